@@ -48,15 +48,15 @@ func TestUUIDStringAndParseAreInverses(t *testing.T) {
 func TestSubsystemNQNAndParseAreInverses(t *testing.T) {
 	if err := quick.Check(func(v VolumeID, e Epoch, id UUID) bool {
 		h := HostFromID(id)
-		nqn := SubsystemNQN(v, e, h)
-		gotV, gotE, gotHost, err := ParseSubsystemNQN(nqn)
+		nqn := SubsystemNQN(v, e, h, "gpu-1.example")
+		gotV, gotE, gotHost, target, err := ParseSubsystemNQN(nqn)
 		_, checked := ParseNQN(string(nqn))
-		return err == nil && gotV == v && gotE == e && gotHost == h.Short() && checked == nil && nqn.Ours()
+		return err == nil && gotV == v && gotE == e && gotHost == h.Short() && target == "gpu-1.example" && checked == nil && nqn.Ours()
 	}, nil); err != nil {
 		t.Error(err)
 	}
 	for _, bad := range []NQN{"", "nqn.2014-08.org.nvmexpress.discovery", nqnPrefix, nqnPrefix + "a.1.b", nqnPrefix + "a.b.c.d"} {
-		if _, _, _, err := ParseSubsystemNQN(bad); err == nil {
+		if _, _, _, _, err := ParseSubsystemNQN(bad); err == nil {
 			t.Errorf("ParseSubsystemNQN(%q) succeeded", bad)
 		}
 	}

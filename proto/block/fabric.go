@@ -45,28 +45,32 @@ func HostFromID(id UUID) Host {
 // Short is the first 8 hex digits of the host ID, for names.
 func (h Host) Short() string { return h.ID.String()[:8] }
 
-// SubsystemNQN names the subsystem through which a target exports its legs of
+// SubsystemNQN names the subsystem through which one target exports its legs of
 // a volume to one host at one epoch. A new epoch is a new name, so whatever an
-// older one still has open leads nowhere.
-func SubsystemNQN(v VolumeID, e Epoch, h Host) NQN {
-	return NQN(nqnPrefix + v.String() + "." + strconv.FormatUint(uint64(e), 10) + "." + h.Short())
+// older one still has open leads nowhere. The target is part of the name, so
+// that a host never merges two targets' controllers into one subsystem.
+func SubsystemNQN(v VolumeID, e Epoch, h Host, target NodeName) NQN {
+	return NQN(fmt.Sprintf("%s%v.%d.%s.%s", nqnPrefix, v, e, h.Short(), target))
 }
 
-// ParseSubsystemNQN reads what SubsystemNQN made.
-func ParseSubsystemNQN(n NQN) (v VolumeID, e Epoch, host string, err error) {
+// ParseSubsystemNQN reads what SubsystemNQN made; host is the host's short form.
+func ParseSubsystemNQN(n NQN) (v VolumeID, e Epoch, host string, target NodeName, err error) {
 	rest, ok := strings.CutPrefix(string(n), nqnPrefix)
-	parts := strings.Split(rest, ".")
-	if !ok || len(parts) != 3 || len(parts[2]) != 8 {
-		return v, 0, "", fmt.Errorf("nqn %q: not of the form %s<volume>.<epoch>.<host>", n, nqnPrefix)
+	parts := strings.SplitN(rest, ".", 4)
+	if !ok || len(parts) != 4 || len(parts[2]) != 8 {
+		return v, 0, "", "", fmt.Errorf("nqn %q: not of the form %s<volume>.<epoch>.<host>.<target>", n, nqnPrefix)
 	}
 	if v, err = ParseVolumeID(parts[0]); err != nil {
-		return v, 0, "", fmt.Errorf("nqn %q: %w", n, err)
+		return v, 0, "", "", fmt.Errorf("nqn %q: %w", n, err)
 	}
 	number, err := strconv.ParseUint(parts[1], 10, 64)
 	if err != nil {
-		return v, 0, "", fmt.Errorf("nqn %q: epoch: %w", n, err)
+		return v, 0, "", "", fmt.Errorf("nqn %q: epoch: %w", n, err)
 	}
-	return v, Epoch(number), parts[2], nil
+	if target, err = ParseNodeName(parts[3]); err != nil {
+		return v, 0, "", "", fmt.Errorf("nqn %q: %w", n, err)
+	}
+	return v, Epoch(number), parts[2], target, nil
 }
 
 // NamespaceUUID is the identity under which a leg is exported: a host never
