@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# make help lists what there is.
+
+KERNEL ?= 6.1# Debian kernel that the virtual machines boot: 6.1 or 6.12
+COUNT  ?= 1# how often each scenario runs
+RUN    ?= .# which scenarios run, a regular expression
+export WEFT_KERNEL = $(KERNEL)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test build lint unit generate check kernel e2e bench fuzz install clean
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+demo: install ## the main job as a story, in virtual machines: create, attach, write, kill, heal
+	@go run ./e2e/demo
+
+test: install ## everything: lint, unit tests, kernel suites and scenarios in virtual machines
+	@e2e/verdict.sh "make test" $(MAKE) --no-print-directory lint unit kernel e2e
+
+build: ## the weft program, static, in bin/
+	CGO_ENABLED=0 go build -trimpath -o bin/weft ./cmd/weft
+
+lint: ## formatting, vet, staticcheck, import arrows, generated code
+	@test -z "$$(gofmt -l cmd target initiator volmgr raid proto e2e)" || { gofmt -l cmd target initiator volmgr raid proto e2e; echo "lint: the files above are not formatted"; exit 1; }
+	go vet ./...
+	go tool staticcheck ./...
+	go test -count=1 ./e2e/lint
+
+unit: ## unit and property tests, without a kernel
+	go test $$(go list ./... | grep -v weft.dev/weft/e2e)
+
+kernel: ## kernel wrappers against a real kernel, in virtual machines
+	go test -count=1 -v -timeout 30m -run TestKernel ./e2e/vm/... ./e2e
+
+e2e: ## the scenarios, in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKilled)
+	go test -count=$(COUNT) -v -timeout 90m -run 'TestScenario.*$(RUN)' ./e2e
+
+bench: install ## ratios to the raw namespace, and the stall at a target's death
+	go run ./e2e/bench
+
+fuzz: ## each fuzz target for FUZZTIME (30s)
+	@e2e/fuzz.sh $${FUZZTIME:-30s}
+
+generate: ## proto/pb from proto/weft
+	proto/generate.sh
+
+check: generate ## fail if generated code is not current
+	git diff --exit-code -- proto/pb
+
+install: ## install what the tests need, from the distribution's packages
+	@e2e/install.sh
+
+clean: ## remove bin/ and the cache of kernels and images
+	rm -rf bin "$${WEFT_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/weft}"

@@ -1,0 +1,33 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Installs what the virtual machines need from the distribution's packages, and
+# says what it installs. Nothing is done when all of it is there.
+set -eu
+
+packages=""
+need() { # program, package
+	command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ] || [ -x "/sbin/$1" ] || packages="$packages $2"
+}
+need qemu-system-x86_64 qemu-system-x86
+need busybox busybox-static
+need fio fio
+need mkfs.ext4 e2fsprogs
+need mkfs.xfs xfsprogs
+need nvme nvme-cli
+need depmod kmod
+need protoc protobuf-compiler
+[ -e /usr/include/google/protobuf/timestamp.proto ] || packages="$packages libprotobuf-dev"
+
+[ -n "$packages" ] || exit 0
+echo "install: from the distribution:$packages"
+command -v apt-get >/dev/null 2>&1 || {
+	echo "install: no apt-get here: install these packages' programs by hand" >&2
+	exit 1
+}
+sudo=""
+[ "$(id -u)" = 0 ] || sudo=sudo
+export DEBIAN_FRONTEND=noninteractive
+$sudo apt-get update -qq
+# shellcheck disable=SC2086
+$sudo apt-get install -y -qq --no-install-recommends $packages >/dev/null
+echo "install: done"

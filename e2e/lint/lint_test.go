@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package lint holds the structure of the tree: who may import whom, what the
+// pure packages may not touch, and that each package says what it is.
+package lint
+
+import (
+	"encoding/json"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "weft.dev/weft"
+
+// arrows lists, for each part of the tree, the parts of Weft that it may
+// import: cmd → components → raid → proto/block. Components never import one
+// another; what one needs of another is in proto.
+var arrows = map[string][]string{
+	"proto/block":       {},
+	"proto/pb":          {},
+	"raid":              {"proto/block"},
+	"raid/dm":           {"raid", "proto/block"},
+	"volmgr/cluster":    {"proto/block"},
+	"volmgr/store":      {"volmgr/cluster", "proto/block"},
+	"volmgr":            {"volmgr/cluster", "volmgr/store", "proto/block", "proto/pb"},
+	"target/drive":      {"proto/block", "proto/pb"},
+	"target/nvmet":      {"proto/block"},
+	"target":            {"target/drive", "target/nvmet", "raid", "raid/dm", "proto/block", "proto/pb"},
+	"initiator/fabrics": {"proto/block"},
+	"initiator":         {"initiator/fabrics", "raid", "raid/dm", "proto/block", "proto/pb"},
+	"cmd":               {"cmd", "volmgr", "target", "initiator", "csi", "raid", "proto"},
+	"e2e":               {"e2e", "proto"},
+}
+
+// bans lists standard and outside packages that only the named parts may import.
+var bans = map[string][]string{
+	"golang.org/x/sys/unix":        {"raid/dm", "target/nvmet", "target/drive", "target", "initiator/fabrics", "initiator", "e2e", "cmd/internal"},
+	"github.com/dgraph-io/badger":  {"volmgr/store"},
+	"github.com/container-storage": {"csi"},
+	"github.com/spf13/cobra":       {"cmd"},
+	"github.com/u-root":            {"e2e"},
+}
+
+// pure packages decide and do nothing: no I/O, no clock, no logger, no randomness.
+var pure = []string{"raid", "volmgr/cluster", "proto/block"}
+
+var impure = []string{"os", "net", "context", "log", "log/slog", "syscall", "math/rand", "math/rand/v2", "crypto/rand", "io/fs", "os/exec"}
+
+type pkg struct {
+	ImportPath string
+	Dir        string
+	Name       string
+	GoFiles    []string
+	Imports    []string
+}
+
+func packages(t *testing.T) []pkg {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-json=ImportPath,Dir,Name,GoFiles,Imports", module+"/...").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	var all []pkg
+	for d := json.NewDecoder(strings.NewReader(string(out))); d.More(); {
+		var p pkg
+		if err := d.Decode(&p); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	if len(all) < 5 {
+		t.Fatalf("go list found %d packages, want the whole tree", len(all))
+	}
+	return all
+}
+
+// within reports whether path is one of parts or, for parts that are trees, below one.
+func within(path string, parts []string) bool {
+	return slices.ContainsFunc(parts, func(p string) bool {
+		return path == p || strings.HasPrefix(path, p+"/")
+	})
+}
+
+// rule finds the arrow of the nearest folder.
+func rule(path string) (allowed []string, ok bool) {
+	for p := path; p != "."; p = filepath.Dir(p) {
+		if allowed, ok = arrows[p]; ok {
+			return allowed, true
+		}
+	}
+	return nil, false
+}
+
+func TestImportsFollowTheArrows(t *testing.T) {
+	for _, p := range packages(t) {
+		path := strings.TrimPrefix(p.ImportPath, module+"/")
+		allowed, ok := rule(path)
+		if !ok {
+			t.Errorf("package %s has no arrow: say in %s what it may import", path, "e2e/lint")
+			continue
+		}
+		tree := strings.HasPrefix(path, "cmd") || strings.HasPrefix(path, "e2e")
+		for _, imported := range p.Imports {
+			part, ours := strings.CutPrefix(imported, module+"/")
+			if !ours {
+				continue
+			}
+			if !slices.Contains(allowed, part) && !(tree && within(part, allowed)) {
+				t.Errorf("package %s imports %s; it may import %v", path, part, allowed)
+			}
+		}
+	}
+}
+
+func TestOutsidePackagesStayInTheirRooms(t *testing.T) {
+	for _, p := range packages(t) {
+		path := strings.TrimPrefix(p.ImportPath, module+"/")
+		for _, imported := range p.Imports {
+			for banned, rooms := range bans {
+				if strings.HasPrefix(imported, banned) && !within(path, rooms) {
+					t.Errorf("package %s imports %s; only %v may", path, imported, rooms)
+				}
+			}
+		}
+	}
+}
+
+func TestPurePackagesDoNoIO(t *testing.T) {
+	for _, p := range packages(t) {
+		path := strings.TrimPrefix(p.ImportPath, module+"/")
+		if !slices.Contains(pure, path) {
+			continue
+		}
+		for _, imported := range p.Imports {
+			if slices.Contains(impure, imported) {
+				t.Errorf("package %s imports %s; decisions take no part in I/O", path, imported)
+			}
+		}
+		for _, file := range p.GoFiles {
+			text, err := os.ReadFile(filepath.Join(p.Dir, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if call := regexp.MustCompile(`\btime\.(Now|Since|Until|Sleep|After|NewTimer|NewTicker|Tick)\(`).Find(text); call != nil {
+				t.Errorf("%s/%s calls %s…); times come with the input", path, file, call)
+			}
+		}
+	}
+}
+
+func TestEveryPackageHasOnePackageComment(t *testing.T) {
+	for _, p := range packages(t) {
+		if p.Name == "main" && strings.Contains(p.ImportPath, "/cmd/") && !strings.HasSuffix(p.ImportPath, "cmd/weft") || strings.HasSuffix(p.ImportPath, "proto/pb") {
+			continue
+		}
+		comments := 0
+		for _, file := range p.GoFiles {
+			f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, file), nil, parser.PackageClauseOnly|parser.ParseComments)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.Doc != nil && len(strings.TrimSpace(f.Doc.Text())) > 0 {
+				comments++
+			}
+		}
+		if len(p.GoFiles) > 0 && comments != 1 {
+			t.Errorf("package %s has %d package comments, want 1", p.ImportPath, comments)
+		}
+	}
+}
+
+func TestEveryFileNamesItsLicence(t *testing.T) {
+	for _, p := range packages(t) {
+		if strings.HasSuffix(p.ImportPath, "proto/pb") {
+			continue
+		}
+		files, _ := filepath.Glob(filepath.Join(p.Dir, "*.go"))
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.HasPrefix(string(text), "// SPDX-License-Identifier: Apache-2.0\n") {
+				t.Errorf("%s does not begin with its SPDX line", file)
+			}
+		}
+	}
+}
