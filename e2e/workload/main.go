@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Workload writes to a block device, says on standard output what was
+// acknowledged when, and later checks that all of it is still there. It runs in
+// the guests of the scenarios; the reader of its output is the test.
+//
+//	workload write  -device /dev/weft/db1 -span 64MiB -depth 8 [-for 20s] [-rate 500]
+//	workload verify -device /dev/weft/db1 -span 64MiB < acknowledged
+//
+// write prints a line per acknowledged write, "A block seq start_ns end_ns" by
+// the machine's clock, or "E block seq start_ns end_ns error"; it ends by itself
+// after -for, or cleanly on SIGTERM. At most one write to a block is under way.
+//
+// verify reads lines "block seq" and fails unless each such block holds that
+// write or a later one, and every other block is whole or blank.
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "workload:", err)
+		os.Exit(1)
+	}
+}
+
+type options struct {
+	device string
+	blocks uint64
+	depth  int
+	seed   uint64
+	rate   int
+	during time.Duration
+	first  uint64
+}
+
+func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error {
+	if len(args) == 0 {
+		return errors.New("say write or verify")
+	}
+	var o options
+	var span string
+	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
+	flags.StringVar(&o.device, "device", "", "block device or file")
+	flags.StringVar(&span, "span", "64MiB", "how much of the device, from its beginning")
+	flags.IntVar(&o.depth, "depth", 8, "writes under way at once")
+	flags.Uint64Var(&o.seed, "seed", 1, "of the order of blocks")
+	flags.IntVar(&o.rate, "rate", 0, "writes per second in all; 0 means as fast as can be")
+	flags.Uint64Var(&o.first, "first", 1, "sequence number to begin with")
+	flags.DurationVar(&o.during, "for", 0, "how long; 0 means until SIGTERM")
+	if err := flags.Parse(args[1:]); err != nil {
+		return err
+	}
+	var mib uint64
+	if _, err := fmt.Sscanf(strings.TrimSuffix(span, "MiB"), "%d", &mib); err != nil || mib == 0 {
+		return fmt.Errorf("span %q: say how many MiB", span)
+	}
+	o.blocks = mib << 20 / blockSize
+	switch args[0] {
+	case "write":
+		return write(ctx, o, out)
+	case "verify":
+		return verify(o, in, out)
+	}
+	return fmt.Errorf("%q: say write or verify", args[0])
+}
+
+// aligned gives n blocks of memory at a page boundary, as O_DIRECT wants it.
+func aligned(n int) []byte {
+	b := make([]byte, (n+1)*blockSize)
+	skip := blockSize - int(uintptr(unsafe.Pointer(&b[0]))%blockSize)
+	return b[skip : skip+n*blockSize]
+}
+
+// writer gives out blocks and sequence numbers, no block twice at a time.
+type writer struct {
+	mu   sync.Mutex
+	rand *rand.Rand
+	next uint64
+	busy map[uint64]bool
+	out  *bufio.Writer
+}
+
+func (w *writer) take(blocks uint64) (block, seq uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for {
+		block = w.rand.Uint64N(blocks)
+		if !w.busy[block] {
+			break
+		}
+	}
+	w.busy[block] = true
+	seq = w.next
+	w.next++
+	return block, seq
+}
+
+func (w *writer) done(block, seq uint64, start, end time.Time, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.busy, block)
+	if err != nil {
+		fmt.Fprintf(w.out, "E %d %d %d %d %v\n", block, seq, start.UnixNano(), end.UnixNano(), err)
+		return
+	}
+	fmt.Fprintf(w.out, "A %d %d %d %d\n", block, seq, start.UnixNano(), end.UnixNano())
+}
+
+// flushEvery keeps what is printed close behind what was acknowledged, so that
+// little of it is lost when the machine is killed.
+func (w *writer) flushEvery(ctx context.Context, period time.Duration) {
+	for tick := time.NewTicker(period); ; {
+		select {
+		case <-ctx.Done():
+			tick.Stop()
+			return
+		case <-tick.C:
+			w.mu.Lock()
+			w.out.Flush()
+			w.mu.Unlock()
+		}
+	}
+}
+
+func write(ctx context.Context, o options, out io.Writer) error {
+	if o.during > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.during)
+		defer cancel()
+	}
+	f, err := os.OpenFile(o.device, os.O_WRONLY|syscall.O_DIRECT, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	w := &writer{rand: rand.New(rand.NewPCG(o.seed, 0)), next: o.first, busy: map[uint64]bool{}, out: bufio.NewWriter(out)}
+	defer w.out.Flush()
+	flushing, stop := context.WithCancel(context.Background())
+	defer stop()
+	go w.flushEvery(flushing, 20*time.Millisecond)
+
+	var group sync.WaitGroup
+	for range min(o.depth, int(o.blocks)) {
+		group.Go(func() {
+			b := aligned(1)
+			for ctx.Err() == nil {
+				block, seq := w.take(o.blocks)
+				fill(b, block, seq)
+				start := time.Now()
+				_, err := f.WriteAt(b, int64(block*blockSize))
+				w.done(block, seq, start, time.Now(), err)
+				if o.rate > 0 {
+					pause(ctx, time.Second*time.Duration(o.depth)/time.Duration(o.rate)-time.Since(start))
+				}
+			}
+		})
+	}
+	group.Wait()
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+func verify(o options, in io.Reader, out io.Writer) error {
+	acknowledged := map[uint64]uint64{}
+	for lines := bufio.NewScanner(in); lines.Scan(); {
+		var block, seq uint64
+		if _, err := fmt.Sscan(lines.Text(), &block, &seq); err != nil {
+			return fmt.Errorf("line %q: %w", lines.Text(), err)
+		}
+		acknowledged[block] = max(acknowledged[block], seq)
+	}
+	f, err := os.OpenFile(o.device, os.O_RDONLY|syscall.O_DIRECT, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	const batch = 64
+	b := aligned(batch)
+	bad := 0
+	for n := uint64(0); n < o.blocks; n += batch {
+		count := min(batch, o.blocks-n)
+		if _, err := f.ReadAt(b[:count*blockSize], int64(n*blockSize)); err != nil {
+			return fmt.Errorf("read blocks %d to %d: %w", n, n+count-1, err)
+		}
+		for i := range count {
+			want, known := acknowledged[n+i]
+			got, err := parse(b[i*blockSize:(i+1)*blockSize], n+i)
+			switch {
+			case err == errBlank && !known:
+			case err != nil:
+				bad++
+				fmt.Fprintf(out, "block %d: %v, acknowledged write %d\n", n+i, err, want)
+			case got < want:
+				bad++
+				fmt.Fprintf(out, "block %d: holds write %d, acknowledged write %d is lost\n", n+i, got, want)
+			}
+		}
+	}
+	if bad > 0 {
+		return fmt.Errorf("%d of %d blocks are wrong; %d were acknowledged", bad, o.blocks, len(acknowledged))
+	}
+	fmt.Fprintf(out, "ok: %d blocks, %d acknowledged\n", o.blocks, len(acknowledged))
+	return nil
+}
