@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fabrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// hints say what an errno of a connect means: the kernel gives one number for
+// many causes and puts the rest into its log. (Measured on 5.15 to 7.2.)
+var hints = map[unix.Errno]string{
+	unix.EIO:          "the target refused: no such subsystem, host not allowed, or authentication; the kernel log has the status",
+	unix.ECONNREFUSED: "nobody listens there: target down, or not yet exporting",
+	unix.ECONNRESET:   "the target closed the connection",
+	unix.EINVAL:       "the kernel refused an option: transport module missing, duplicate controller id, or host id and host NQN used with other partners before",
+	unix.ENODEV:       "no such network interface",
+	unix.ENETUNREACH:  "no route to the target",
+	unix.EHOSTUNREACH: "the target does not answer",
+	unix.ETIMEDOUT:    "the target does not answer",
+	unix.EAGAIN:       "the target accepted the connection and then said nothing",
+	unix.EBUSY:        "the transport module or the controller is going away",
+	unix.ENOKEY:       "no TLS key",
+	unix.EKEYREJECTED: "TLS key rejected",
+	unix.ENOENT:       "no /dev/nvme-fabrics: module nvme-fabrics is not loaded",
+}
+
+func connectError(o Options, err error) error {
+	e := &Error{Op: "connect " + string(o.NQN) + " at", Path: o.Portal.String(), Err: errno(err)}
+	if n, ok := errors.AsType[unix.Errno](err); ok {
+		e.Hint = hints[n]
+	}
+	return e
+}
+
+// Supported lists the options that the kernel takes.
+func (t *Tree) Supported() (Features, error) {
+	b, err := os.ReadFile(t.fabricsNode())
+	if errors.Is(err, unix.EINVAL) { // before 5.19 there is nothing to read without a write
+		return Features{}, nil
+	}
+	if err != nil {
+		return nil, &Error{Op: "read", Path: t.fabricsNode(), Hint: hintOf(err), Err: errno(err)}
+	}
+	return parseFeatures(string(b)), nil
+}
+
+func hintOf(err error) string {
+	if n, ok := errors.AsType[unix.Errno](err); ok {
+		return hints[n]
+	}
+	return ""
+}
+
+func (t *Tree) fabricsNode() string { return filepath.Join(t.dev, "nvme-fabrics") }
+
+// Connect makes a controller and returns when it is live; its namespaces appear
+// a little later. A controller that is already there is returned as it is. The
+// kernel gives up on a silent TCP target after about 13 s; when ctx ends first
+// the call is left behind, and a controller that it still makes is found by
+// [Tree.Controllers].
+func (t *Tree) Connect(ctx context.Context, o Options) (Controller, error) {
+	if err := o.Check(); err != nil {
+		return Controller{}, fmt.Errorf("connect %s: %w", o.NQN, err)
+	}
+	features, err := t.Supported()
+	if err != nil {
+		return Controller{}, err
+	}
+	if unknown := features.missing(o); len(unknown) > 0 {
+		return Controller{}, fmt.Errorf("connect %s: this kernel's nvme-fabrics has no option %s", o.NQN, strings.Join(unknown, ", "))
+	}
+	made := make(chan int, 1)
+	err = t.apart(ctx, "connect", string(o.NQN)+" at "+o.Portal.String(), func() error {
+		instance, err := t.create(o)
+		made <- instance
+		return err
+	})
+	if errors.Is(err, unix.EALREADY) {
+		return t.connected(o)
+	}
+	if err != nil {
+		return Controller{}, err
+	}
+	return t.controller(fmt.Sprintf("nvme%d", <-made))
+}
+
+// create writes the options and reads what became of them on the same descriptor.
+func (t *Tree) create(o Options) (instance int, err error) {
+	fd, err := unix.Open(t.fabricsNode(), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, connectError(o, err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.Write(fd, []byte(o.String())); err != nil {
+		return 0, connectError(o, err)
+	}
+	var buf [256]byte
+	n, err := unix.Read(fd, buf[:])
+	if err != nil {
+		return 0, connectError(o, err)
+	}
+	var cntlid int
+	if _, err := fmt.Sscanf(string(buf[:n]), "instance=%d,cntlid=%d", &instance, &cntlid); err != nil {
+		return 0, connectError(o, fmt.Errorf("kernel answered %q", buf[:n]))
+	}
+	return instance, nil
+}
+
+// connected finds the controller that made the kernel answer EALREADY.
+func (t *Tree) connected(o Options) (Controller, error) {
+	all, err := t.Controllers()
+	if err != nil {
+		return Controller{}, err
+	}
+	for _, c := range all {
+		if c.NQN == o.NQN && c.HostNQN == o.Host.NQN && c.Address.At(o.Portal) {
+			return c, nil
+		}
+	}
+	return Controller{}, connectError(o, unix.EALREADY)
+}
+
+// Disconnect deletes a controller. A target that answers, or a controller that
+// is reconnecting, takes 0.3 s; a live controller of a target that has gone
+// silent 27 to 89 s: destroy its sockets first.
+func (t *Tree) Disconnect(ctx context.Context, c Controller) error {
+	return t.apart(ctx, "disconnect", c.Name, func() error {
+		err := t.write("class/nvme/"+c.Name+"/delete_controller", "1")
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
+			return nil // gone, which is what was wanted
+		}
+		return err
+	})
+}

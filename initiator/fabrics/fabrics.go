@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package fabrics speaks to the kernel's NVMe over Fabrics host: it connects
+// and disconnects controllers, finds the block device of a namespace, and tells
+// when something changes. It decides nothing.
+//
+//	/dev/nvme-fabrics                       Connect, Supported        connect.go
+//	/sys/class/nvme, /sys/class/nvme-subsystem, /sys/block            sysfs.go, find.go
+//	netlink sock_diag                       DestroySockets            sockets.go
+//	netlink kobject_uevent                  Watch                     uevent.go
+//	a 4 KiB O_DIRECT read                   Probe                     probe.go
+//
+// With native multipath each namespace is one head (nvme<S>n<I>, the block
+// device) over paths (nvme<S>c<C>n<I>, hidden), one per controller (nvme<C>).
+// Neither number says anything about nsid or controller, and a name may be
+// another namespace's the next time one looks: [Tree.FindNamespace] resolves at
+// every use.
+//
+// Writes to these files can block for a minute in the kernel, where nothing can
+// interrupt them. Such calls run on goroutines of their own; when the caller's
+// context ends first they are abandoned, and until they return another call for
+// the same object answers [ErrBusy].
+package fabrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrBusy says that an earlier, abandoned call for the same object is still in the kernel.
+var ErrBusy = errors.New("an earlier call is still under way in the kernel")
+
+// Error is a refusal of the kernel. It unwraps to the errno.
+type Error struct {
+	Op   string // what was being done
+	Path string // to what
+	Hint string // what this errno means here; may be empty
+	Err  error
+}
+
+func (e *Error) Error() string {
+	if e.Hint == "" {
+		return fmt.Sprintf("%s %s: %v", e.Op, e.Path, e.Err)
+	}
+	return fmt.Sprintf("%s %s: %s (%v)", e.Op, e.Path, e.Hint, e.Err)
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// Tree is the kernel's NVMe host as seen through its files.
+type Tree struct {
+	sys, dev string
+
+	mu   sync.Mutex
+	busy map[string]bool // objects with a call in the kernel
+}
+
+// New makes a Tree over sysfs at sys ("/sys") and device nodes at dev ("/dev").
+func New(sys, dev string) *Tree {
+	return &Tree{sys: sys, dev: dev, busy: map[string]bool{}}
+}
+
+// Check says whether this kernel can be used: the fabrics module is loaded and
+// native multipath is on. Without multipath there are no heads, I/O is not
+// queued when a connection is lost, and nothing that Weft promises would hold.
+func (t *Tree) Check() error {
+	const parameter = "module/nvme_core/parameters/multipath"
+	v, err := t.read(parameter)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &Error{Op: "read", Path: t.path(parameter), Hint: "module nvme_core is not loaded, or has no multipath support", Err: err}
+	}
+	if err != nil {
+		return err
+	}
+	if v != "Y" {
+		return &Error{Op: "check", Path: t.path(parameter), Hint: "boot with nvme_core.multipath=Y", Err: fmt.Errorf("is %q, must be \"Y\"", v)}
+	}
+	return nil
+}
+
+func (t *Tree) path(name string) string { return filepath.Join(t.sys, name) }
+
+// read returns a sysfs file without its newline.
+func (t *Tree) read(name string) (string, error) {
+	b, err := os.ReadFile(t.path(name))
+	if err != nil {
+		return "", &Error{Op: "read", Path: t.path(name), Err: errno(err)}
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// write writes one value with one write(2), as sysfs wants it.
+func (t *Tree) write(name, value string) error {
+	f, err := os.OpenFile(t.path(name), os.O_WRONLY, 0)
+	if err != nil {
+		return &Error{Op: "open", Path: t.path(name), Err: errno(err)}
+	}
+	defer f.Close()
+	if _, err := unix.Write(int(f.Fd()), []byte(value)); err != nil {
+		return &Error{Op: fmt.Sprintf("write %q to", value), Path: t.path(name), Err: err}
+	}
+	return nil
+}
+
+// errno takes the path off an error of package os, since Error has its own.
+func errno(err error) error {
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
+		return pe.Err
+	}
+	return err
+}
+
+// apart does call on a goroutine of its own and waits for it or for ctx. While
+// call is in the kernel, object is busy for everyone.
+func (t *Tree) apart(ctx context.Context, op, object string, call func() error) error {
+	t.mu.Lock()
+	if t.busy[object] {
+		t.mu.Unlock()
+		return &Error{Op: op, Path: object, Err: ErrBusy}
+	}
+	t.busy[object] = true
+	t.mu.Unlock()
+
+	done := make(chan error, 1)
+	go func() {
+		err := call()
+		t.mu.Lock()
+		delete(t.busy, object)
+		t.mu.Unlock()
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return &Error{Op: op, Path: object, Hint: "the kernel has not answered; left behind", Err: context.Cause(ctx)}
+	}
+}
