@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvmet
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"weft.dev/weft/proto/block"
+)
+
+// Op is what a step does to a file.
+type Op string
+
+// The operations that configfs knows.
+const (
+	Mkdir   Op = "mkdir"
+	Rmdir   Op = "rmdir"
+	Write   Op = "write"
+	Symlink Op = "symlink"
+	Unlink  Op = "unlink"
+)
+
+// Step is one file operation below the root of nvmet.
+type Step struct {
+	Op   Op
+	Path string // relative to the root
+	Arg  string // Write: the value; Symlink: what it points to, relative to the root
+
+	Object string // what the step is part of: its later steps rest on it
+	Needs  string // another object that must be complete before
+}
+
+func (s Step) String() string {
+	switch s.Op {
+	case Write:
+		return fmt.Sprintf("write %q to %s", s.Arg, s.Path)
+	case Symlink:
+		return fmt.Sprintf("symlink %s to %s", s.Path, s.Arg)
+	}
+	return fmt.Sprintf("%s %s", s.Op, s.Path)
+}
+
+// Conflict is a wish that is not fulfilled because of something that is not ours.
+type Conflict struct {
+	Object string
+	Cause  string
+}
+
+// Conflicts tells which parts of want Diff leaves out for as long as what others
+// made stands in the way.
+func Conflicts(got, want Config) []Conflict {
+	var out []Conflict
+	for _, p := range want.Ports {
+		if id, ok := got.foreignListener(p.Portal); ok {
+			out = append(out, Conflict{"portal " + p.Portal.String(), fmt.Sprintf("nvmet port %d, not made by Weft, listens there", id)})
+		}
+	}
+	exporters := got.devices()
+	for _, s := range want.Subsystems {
+		for _, ns := range s.Namespaces {
+			for _, other := range exporters[ns.Device] {
+				if !other.Ours() {
+					out = append(out, Conflict{"export " + string(s.NQN), fmt.Sprintf("device %s is exported by %s, not made by Weft", ns.Device, other)})
+				}
+			}
+		}
+	}
+	return out
+}
+
+// Diff is the way from got to want, as far as it can be seen from got: a step
+// that must wait for another one's effect appears in a later Diff. It touches
+// nothing that is not ours. want must pass Check.
+func Diff(got, want Config) []Step {
+	d := differ{got: got.sorted(), want: want.sorted()}
+	d.removeSubsystems()
+	d.removePorts()
+	for _, s := range d.want.Subsystems {
+		d.subsystem(s)
+	}
+	for _, p := range d.want.Ports {
+		d.port(p)
+	}
+	return d.steps
+}
+
+type differ struct {
+	got, want Config
+	steps     []Step
+	taken     []uint16                // port ids given out in this Diff
+	deferred  map[block.NQN]bool      // wanted subsystems that are not complete after these steps
+	hosts     map[block.NQN]hostState // what these steps do to hosts
+}
+
+type hostState int
+
+const (
+	hostMade hostState = iota + 1
+	hostRemoved
+)
+
+func (d *differ) add(object string, op Op, path, arg string) {
+	d.steps = append(d.steps, Step{Op: op, Path: path, Arg: arg, Object: object})
+}
+
+func (d *differ) removeSubsystems() {
+	d.deferred = map[block.NQN]bool{}
+	d.hosts = map[block.NQN]hostState{}
+	var doomed []Subsystem
+	for _, have := range d.got.Subsystems {
+		want, wanted := d.want.Subsystem(have.NQN)
+		if !have.NQN.Ours() || wanted && !have.mustBeRemade(want) {
+			continue
+		}
+		d.deferred[have.NQN] = true
+		doomed = append(doomed, have)
+	}
+	// All are cut off before the first is drained: a drain can take its time.
+	for _, s := range doomed {
+		d.cutOff(s)
+	}
+	for _, s := range doomed {
+		d.drain(s)
+	}
+}
+
+// mustBeRemade reports whether s differs from want in what can not be changed
+// while a host may know of it. An attribute is only ever written right after the
+// mkdir: nvmet refuses it once the subsystem has been discovered (EINVAL). A host
+// that is allowed and should not be may have controllers, which only the removal ends.
+func (s Subsystem) mustBeRemade(want Subsystem) bool {
+	if s.Serial != want.Serial || s.Model != want.Model || s.AllowAnyHost ||
+		s.CntlidMin != want.CntlidMin || s.CntlidMax != want.CntlidMax {
+		return true
+	}
+	return slices.ContainsFunc(s.AllowedHosts, func(l Link) bool { return !slices.Contains(want.AllowedHosts, l) })
+}
+
+// cutOff ends all ways into a subsystem: first no host may come back, then those
+// who are there are thrown out.
+func (d *differ) cutOff(s Subsystem) {
+	object := subsystemPath(s.NQN)
+	for _, l := range s.AllowedHosts {
+		d.add(object, Unlink, path.Join(object, "allowed_hosts", l.Name), "")
+	}
+	for _, p := range d.got.Ports { // foreign ports too: this is our subsystem
+		for _, l := range p.Subsystems {
+			if l.To == s.NQN {
+				d.add(object, Unlink, path.Join(portPath(p.ID), "subsystems", l.Name), "")
+			}
+		}
+	}
+}
+
+// drain waits for all that came through s and takes it away. The directory goes
+// last: while it stands, it says that the work is not done.
+func (d *differ) drain(s Subsystem) {
+	object := subsystemPath(s.NQN)
+	for _, ns := range s.Namespaces {
+		if ns.Enabled {
+			d.add(object, Write, path.Join(namespacePath(s.NQN, ns), "enable"), "0")
+		}
+	}
+	for _, ns := range s.Namespaces {
+		d.add(object, Rmdir, namespacePath(s.NQN, ns), "")
+	}
+	for _, h := range d.got.Hosts {
+		if d.leftOver(h, s) && d.hosts[h] == 0 {
+			d.hosts[h] = hostRemoved
+			d.add(object, Rmdir, hostPath(h), "")
+		}
+	}
+	d.add(object, Rmdir, object, "")
+}
+
+// leftOver reports whether the host h was there for the doomed subsystem s, and
+// nothing uses it any more. Without its link (we were cut short) h is known by the
+// host's short form in the name of s: hosts that others made are not guessed at.
+func (d *differ) leftOver(h block.NQN, s Subsystem) bool {
+	linked := slices.ContainsFunc(s.AllowedHosts, func(l Link) bool { return l.To == h })
+	_, _, short, _, err := block.ParseSubsystemNQN(s.NQN)
+	named := err == nil && strings.HasPrefix(string(h), "nqn.2014-08.org.nvmexpress:uuid:"+short)
+	if !linked && !named {
+		return false
+	}
+	for _, other := range d.got.Subsystems {
+		if other.allows(h) && !d.deferred[other.NQN] {
+			return false
+		}
+		// The last of several doomed ones takes the host along.
+		if other.allows(h) && other.NQN > s.NQN {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(d.want.Subsystems, func(w Subsystem) bool { return w.allows(h) })
+}
+
+func (s Subsystem) allows(h block.NQN) bool {
+	return slices.ContainsFunc(s.AllowedHosts, func(l Link) bool { return l.To == h })
+}
+
+// removePorts takes away ports and links of ours that are not wanted. A port to
+// which others have linked theirs is left to them.
+func (d *differ) removePorts() {
+	for _, have := range d.got.Ports {
+		if !have.Ours() {
+			continue
+		}
+		want, wanted := d.wantedAt(have)
+		object := portPath(have.ID)
+		foreign := false
+		for _, l := range have.Subsystems {
+			if !l.To.Ours() {
+				foreign = true
+				continue
+			}
+			if d.deferred[l.To] || wanted && want.links(l.To) {
+				continue // removed already, or to stay
+			}
+			d.add(object, Unlink, path.Join(object, "subsystems", l.Name), "")
+		}
+		if !wanted && !foreign {
+			d.add(object, Rmdir, object, "")
+		}
+	}
+}
+
+// wantedAt finds the wanted port that have is; of several, the first one stands for it.
+func (d *differ) wantedAt(have Port) (Port, bool) {
+	for _, want := range d.want.Ports {
+		if p, ok := d.portFor(want); ok && p.ID == have.ID {
+			return want, true
+		}
+	}
+	return Port{}, false
+}
+
+func (d *differ) portFor(want Port) (Port, bool) {
+	for _, p := range d.got.Ports {
+		if p.Ours() && listens(p.Portal) == listens(want.Portal) {
+			return p, true
+		}
+	}
+	return Port{}, false
+}
+
+func (d *differ) subsystem(want Subsystem) {
+	if d.deferred[want.NQN] {
+		return // its old self is being removed
+	}
+	object := subsystemPath(want.NQN)
+	have, ok := d.got.Subsystem(want.NQN)
+	if !ok {
+		// The subsystem comes before its host, so that a host's directory never
+		// stands without something that says whose it is.
+		d.add(object, Mkdir, object, "")
+		d.add(object, Write, path.Join(object, "attr_serial"), want.Serial)
+		d.add(object, Write, path.Join(object, "attr_model"), want.Model)
+		if want.CntlidMin != DefaultCntlidMin || want.CntlidMax != DefaultCntlidMax {
+			d.cntlid(object, want)
+		}
+	}
+	for _, ns := range have.Namespaces {
+		if !slices.ContainsFunc(want.Namespaces, ns.same) {
+			d.removeNamespace(want.NQN, ns)
+		}
+	}
+	for _, ns := range want.Namespaces {
+		d.namespace(have, want.NQN, ns)
+	}
+	for _, l := range want.AllowedHosts {
+		d.allow(have, want.NQN, l)
+	}
+}
+
+// cntlid writes the range in an order that keeps min below max at each step.
+func (d *differ) cntlid(object string, want Subsystem) {
+	d.add(object, Write, path.Join(object, "attr_cntlid_max"), strconv.Itoa(int(want.CntlidMax)))
+	d.add(object, Write, path.Join(object, "attr_cntlid_min"), strconv.Itoa(int(want.CntlidMin)))
+}
+
+// same reports whether a and b have one identity; a may still be disabled.
+func (a Namespace) same(b Namespace) bool {
+	a.Enabled = b.Enabled
+	return a == b
+}
+
+func (d *differ) removeNamespace(n block.NQN, ns Namespace) {
+	object, dir := subsystemPath(n), namespacePath(n, ns)
+	if ns.Enabled {
+		d.add(object, Write, path.Join(dir, "enable"), "0")
+	}
+	d.add(object, Rmdir, dir, "")
+}
+
+func (d *differ) namespace(have Subsystem, n block.NQN, want Namespace) {
+	for _, ns := range have.Namespaces {
+		if ns.same(want) {
+			if !ns.Enabled {
+				d.add(subsystemPath(n), Write, path.Join(namespacePath(n, want), "enable"), "1")
+			}
+			return
+		}
+	}
+	if d.inUse(have, want) {
+		d.deferred[n] = true
+		return
+	}
+	object, dir := subsystemPath(n), namespacePath(n, want)
+	d.add(object, Mkdir, dir, "")
+	d.add(object, Write, path.Join(dir, "device_path"), want.Device)
+	d.add(object, Write, path.Join(dir, "device_uuid"), want.UUID.String())
+	d.add(object, Write, path.Join(dir, "device_nguid"), want.NGUID.String())
+	d.add(object, Write, path.Join(dir, "enable"), "1")
+}
+
+// inUse reports whether the number or the device of want is in use, if only
+// until this Diff's steps are done: nvmet would export one device twice.
+func (d *differ) inUse(have Subsystem, want Namespace) bool {
+	if slices.ContainsFunc(have.Namespaces, func(ns Namespace) bool { return ns.NSID == want.NSID }) {
+		return true
+	}
+	return len(d.got.devices()[want.Device]) > 0
+}
+
+func (d *differ) allow(have Subsystem, n block.NQN, l Link) {
+	if slices.Contains(have.AllowedHosts, l) {
+		return
+	}
+	object := subsystemPath(n)
+	if !slices.Contains(d.got.Hosts, l.To) && d.hosts[l.To] == 0 {
+		d.hosts[l.To] = hostMade
+		d.add(object, Mkdir, hostPath(l.To), "")
+	}
+	d.add(object, Symlink, path.Join(object, "allowed_hosts", l.Name), hostPath(l.To))
+}
+
+func (d *differ) port(want Port) {
+	if _, ok := d.got.foreignListener(want.Portal); ok {
+		return
+	}
+	have, ok := d.portFor(want)
+	if !ok {
+		id, free := d.freePort(want.ID)
+		if !free {
+			return
+		}
+		have = Port{ID: id}
+		d.makePort(id, want.Portal)
+	}
+	// Linking is the last thing: a host that comes while a subsystem is not
+	// complete is refused for good, and from 6.10 on gives up its controller.
+	for _, l := range want.Subsystems {
+		if d.deferred[l.To] && !have.links(l.To) || slices.Contains(have.Subsystems, l) {
+			continue
+		}
+		d.steps = append(d.steps, Step{
+			Op: Symlink, Path: path.Join(portPath(have.ID), "subsystems", l.Name), Arg: subsystemPath(l.To),
+			Object: subsystemPath(l.To), Needs: portPath(have.ID),
+		})
+	}
+}
+
+func (d *differ) makePort(id uint16, p block.Portal) {
+	object := portPath(id)
+	family := "ipv4"
+	if strings.Contains(p.Address, ":") {
+		family = "ipv6"
+	}
+	d.add(object, Mkdir, object, "")
+	d.add(object, Write, path.Join(object, "addr_trtype"), string(p.Transport))
+	d.add(object, Write, path.Join(object, "addr_adrfam"), family)
+	d.add(object, Write, path.Join(object, "addr_traddr"), p.Address)
+	d.add(object, Write, path.Join(object, "addr_trsvcid"), strconv.Itoa(int(p.Port)))
+}
+
+func (d *differ) freePort(wish uint16) (uint16, bool) {
+	free := func(id uint16) bool {
+		used := slices.ContainsFunc(d.got.Ports, func(p Port) bool { return p.ID == id })
+		return !used && !slices.Contains(d.taken, id)
+	}
+	for id := max(wish, FirstPortID); id <= LastPortID; id++ {
+		if free(id) {
+			d.taken = append(d.taken, id)
+			return id, true
+		}
+	}
+	return 0, false
+}
+
+// foreignListener finds a port of somebody else that listens on p: one without
+// subsystems does not.
+func (c Config) foreignListener(p block.Portal) (uint16, bool) {
+	for _, other := range c.Ports {
+		if !other.Ours() && len(other.Subsystems) > 0 && overlap(other.Portal, p) {
+			return other.ID, true
+		}
+	}
+	return 0, false
+}
+
+func overlap(a, b block.Portal) bool {
+	anywhere := func(p block.Portal) bool { return p.Address == "0.0.0.0" || p.Address == "::" }
+	return a.Transport == b.Transport && a.Port == b.Port &&
+		(a.Address == b.Address || anywhere(a) || anywhere(b))
+}
+
+func subsystemPath(n block.NQN) string { return "subsystems/" + string(n) }
+func hostPath(n block.NQN) string      { return "hosts/" + string(n) }
+func portPath(id uint16) string        { return "ports/" + strconv.Itoa(int(id)) }
+
+func namespacePath(n block.NQN, ns Namespace) string {
+	name := ns.Alias
+	if name == "" {
+		name = strconv.FormatUint(uint64(ns.NSID), 10)
+	}
+	return subsystemPath(n) + "/namespaces/" + name
+}
