@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dm
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"weft.dev/weft/proto/block"
+)
+
+// Number is a block device's number.
+type Number struct{ Major, Minor uint32 }
+
+// String prints "253:4", as tables do.
+func (n Number) String() string { return fmt.Sprintf("%d:%d", n.Major, n.Minor) }
+
+// Ref is n as a table's reference to a device.
+func (n Number) Ref() Ref { return Ref(n.String()) }
+
+// ParseNumber is the inverse of Number.String.
+func ParseNumber(s string) (Number, error) {
+	major, minor, ok := strings.Cut(s, ":")
+	a, errA := strconv.ParseUint(major, 10, 32)
+	b, errB := strconv.ParseUint(minor, 10, 32)
+	if n := (Number{uint32(a), uint32(b)}); ok && errA == nil && errB == nil && n.String() == s {
+		return n, nil
+	}
+	return Number{}, fmt.Errorf("device number %q: not of the form major:minor", s)
+}
+
+// Ref names a block device inside a table: by number ("259:3"), or by the name
+// of a mapped device, which is resolved when the table is loaded. A name lets a
+// whole stack be written down before any of it exists.
+type Ref string
+
+// Number reports the number that r is, if it is one.
+func (r Ref) Number() (Number, bool) {
+	n, err := ParseNumber(string(r))
+	return n, err == nil
+}
+
+// Table is what a mapped device does: rows that follow one another without a gap.
+type Table []Row
+
+// Row maps Length bytes from Start on to a target.
+type Row struct {
+	Start, Length block.Size
+	Target        Target
+}
+
+// Target is one of Linear, Striped, Mirror, ErrorTarget, Zero, Other.
+type Target interface {
+	// Type is the kernel's name of the target: "linear".
+	Type() string
+	// String prints the target's parameters as the kernel does: "259:3 2048".
+	String() string
+	// mapRefs is the same target with each device reference replaced.
+	mapRefs(func(Ref) Ref) Target
+	check() error
+}
+
+// Whole is a table of one row.
+func Whole(size block.Size, t Target) Table { return Table{{Length: size, Target: t}} }
+
+// Size is where the last row ends.
+func (t Table) Size() block.Size {
+	if len(t) == 0 {
+		return 0
+	}
+	last := t[len(t)-1]
+	return last.Start + last.Length
+}
+
+// String prints one row per line, in sectors, as `dmsetup table` does.
+func (t Table) String() string {
+	lines := make([]string, len(t))
+	for i, r := range t {
+		lines[i] = strings.TrimRight(fmt.Sprintf("%d %d %s %s", sectors(r.Start), sectors(r.Length), r.Target.Type(), r.Target), " ")
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Equal reports whether both do the same, device names and numbers compared as written.
+func (t Table) Equal(u Table) bool { return t.String() == u.String() }
+
+// Refs lists the devices that t uses, in order, each once.
+func (t Table) Refs() []Ref {
+	var refs []Ref
+	t.mapRefs(func(r Ref) Ref {
+		if !slices.Contains(refs, r) {
+			refs = append(refs, r)
+		}
+		return r
+	})
+	return refs
+}
+
+func (t Table) mapRefs(f func(Ref) Ref) Table {
+	u := slices.Clone(t)
+	for i := range u {
+		u[i].Target = u[i].Target.mapRefs(f)
+	}
+	return u
+}
+
+// Check says what is wrong with t, before the kernel does with less words.
+func (t Table) Check() error {
+	if len(t) == 0 {
+		return fmt.Errorf("table has no rows")
+	}
+	next := block.Size(0)
+	for i, r := range t {
+		switch {
+		case r.Target == nil:
+			return fmt.Errorf("row %d: no target", i)
+		case r.Start != next:
+			return fmt.Errorf("row %d: starts at %v, want %v", i, r.Start, next)
+		case r.Length == 0 || r.Length%block.SectorSize != 0:
+			return fmt.Errorf("row %d: length %d is not a positive multiple of %d", i, r.Length, block.SectorSize)
+		}
+		if err := r.Target.check(); err != nil {
+			return fmt.Errorf("row %d: %s: %w", i, r.Target.Type(), err)
+		}
+		if s, ok := r.Target.(Striped); ok && r.Length%(s.Chunk*block.Size(len(s.Legs))) != 0 {
+			return fmt.Errorf("row %d: striped: length %v is not a multiple of %d chunks of %v", i, r.Length, len(s.Legs), s.Chunk)
+		}
+		next += r.Length
+	}
+	return nil
+}
+
+// ParseTable is the inverse of Table.String.
+func ParseTable(text string) (Table, error) {
+	var t Table
+	for line := range strings.Lines(text) {
+		w := strings.Fields(line)
+		if len(w) < 3 {
+			return nil, fmt.Errorf("table row %q: want start, length, target", line)
+		}
+		start, err := parseSectors(w[0])
+		if err != nil {
+			return nil, fmt.Errorf("table row %q: start: %w", line, err)
+		}
+		length, err := parseSectors(w[1])
+		if err != nil {
+			return nil, fmt.Errorf("table row %q: length: %w", line, err)
+		}
+		target, err := ParseTarget(w[2], strings.Join(w[3:], " "))
+		if err != nil {
+			return nil, fmt.Errorf("table row %q: %w", line, err)
+		}
+		t = append(t, Row{start, length, target})
+	}
+	return t, nil
+}
+
+func sectors(s block.Size) uint64 { return uint64(s / block.SectorSize) }
+
+// parseSectors refuses what does not fit into bytes.
+func parseSectors(s string) (block.Size, error) {
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil || n > uint64(^block.Size(0)/block.SectorSize) || strconv.FormatUint(n, 10) != s {
+		return 0, fmt.Errorf("%q is not a number of sectors", s)
+	}
+	return block.Size(n) * block.SectorSize, nil
+}
