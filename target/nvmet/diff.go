@@ -334,9 +334,12 @@ func (d *differ) allow(have Subsystem, n block.NQN, l Link) {
 	object := subsystemPath(n)
 	if !slices.Contains(d.got.Hosts, l.To) && d.hosts[l.To] == 0 {
 		d.hosts[l.To] = hostMade
-		d.add(object, Mkdir, hostPath(l.To), "")
+		d.add(hostPath(l.To), Mkdir, hostPath(l.To), "")
 	}
-	d.add(object, Symlink, path.Join(object, "allowed_hosts", l.Name), hostPath(l.To))
+	d.steps = append(d.steps, Step{
+		Op: Symlink, Path: path.Join(object, "allowed_hosts", l.Name), Arg: hostPath(l.To),
+		Object: object, Needs: hostPath(l.To),
+	})
 }
 
 func (d *differ) port(want Port) {
