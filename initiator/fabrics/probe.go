@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fabrics
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const probeSize = 4096
+
+// Probe reads 4 KiB from the start of a head, past the page cache, and so tells
+// that its drive answers. It opens the device each time: an open head could not
+// be let go when its target is. It can take for ever.
+func (t *Tree) Probe(h Head) error {
+	path := filepath.Join(t.dev, h.Name)
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &Error{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	if err := is(fd, h.Dev); err != nil {
+		return &Error{Op: "probe", Path: path, Err: err}
+	}
+	if _, err := unix.Pread(fd, aligned(probeSize), 0); err != nil {
+		return &Error{Op: "read", Path: path, Err: err}
+	}
+	return nil
+}
+
+// is checks that a name has not become another device's since it was resolved.
+func is(fd int, dev string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	got := fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
+	if got != strings.TrimSpace(dev) {
+		return fmt.Errorf("is device %s, must be %s: %w", got, dev, ErrNoNamespace)
+	}
+	return nil
+}
+
+// aligned returns n bytes that begin at a multiple of n, as O_DIRECT needs.
+func aligned(n int) []byte {
+	b := make([]byte, 2*n)
+	skip := n - int(uintptr(unsafe.Pointer(&b[0]))%uintptr(n))
+	return b[skip : skip+n]
+}
