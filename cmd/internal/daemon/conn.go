@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+)
+
+// Both ends find out within 3 s that the other machine is gone. The server does
+// it by HTTP/2 pings. gRPC lets a client ping every 10 s at most, so there the
+// kernel does it: TCP keepalive probes each second, and gRPC sets
+// TCP_USER_TIMEOUT to pingTimeout where keepalive is on, which limits both
+// probes and unacknowledged data.
+const (
+	pingEvery       = time.Second
+	pingTimeout     = 2 * time.Second
+	clientPingEvery = 10 * time.Second // the least that gRPC allows
+)
+
+// Dial opens a connection to a volume manager; it is made in the background and
+// made again for ever, with a back-off of 0.2 to 2 s.
+func Dial(address string, files TLSFiles, options ...grpc.DialOption) (*grpc.ClientConn, error) {
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		return nil, fmt.Errorf("manager address %q: must be host:port", address)
+	}
+	creds, err := files.transport(TLSFiles.client)
+	if err != nil {
+		return nil, fmt.Errorf("tls: %w", err)
+	}
+	dialer := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: pingEvery, Interval: pingEvery, Count: 2}}
+	options = append([]grpc.DialOption{
+		grpc.WithTransportCredentials(creds),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "tcp", address)
+		}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: clientPingEvery, Timeout: pingTimeout, PermitWithoutStream: true}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
+			MinConnectTimeout: 3 * time.Second,
+		}),
+	}, options...)
+	conn, err := grpc.NewClient(address, options...)
+	if err != nil {
+		return nil, fmt.Errorf("manager address %q: %w", address, err)
+	}
+	return conn, nil
+}
+
+// NewServer makes a gRPC server with the health service, whose calls m counts.
+func NewServer(files TLSFiles, m *Metrics) (*grpc.Server, error) {
+	creds, err := files.transport(TLSFiles.server)
+	if err != nil {
+		return nil, fmt.Errorf("tls: %w", err)
+	}
+	server := grpc.NewServer(
+		grpc.Creds(creds),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingEvery, Timeout: pingTimeout}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: clientPingEvery / 2, PermitWithoutStream: true}),
+		grpc.UnaryInterceptor(m.unary),
+		grpc.StreamInterceptor(m.stream),
+	)
+	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
+	return server, nil
+}
+
+// stopTime is how long calls that are under way may take to end. Streams of
+// agents never end by themselves.
+const stopTime = time.Second
+
+// Serve is a part that answers on a listener, which it closes in the end.
+func Serve(log *slog.Logger, listener net.Listener, server *grpc.Server) Part {
+	return Part{Name: "server", Run: func(ctx context.Context) error {
+		log.Info("listening", "address", listener.Addr().String())
+		stopped := make(chan struct{})
+		release := context.AfterFunc(ctx, func() {
+			defer close(stopped)
+			force := time.AfterFunc(stopTime, server.Stop)
+			defer force.Stop()
+			server.GracefulStop()
+		})
+		err := server.Serve(listener)
+		if !release() {
+			<-stopped
+		}
+		if errors.Is(err, grpc.ErrServerStopped) {
+			return nil
+		}
+		return err
+	}}
+}

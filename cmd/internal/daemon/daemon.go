@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package daemon is the plumbing that all of Weft's daemons share, and the
+// dialer that the operators' commands use too.
+//
+//	Run        starts the parts of a daemon and stops them in reverse order
+//	Dial       a connection to the volume manager: TLS, keepalive, back-off
+//	NewServer  a gRPC server with the same, health and metrics
+//	Options    flags for logs and metrics
+//	Watchdog   tells systemd that the daemon is alive
+//
+// It knows nothing of volumes. Only Run starts goroutines that outlive a call.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+)
+
+// Part is something that runs until its context ends.
+type Part struct {
+	Name string
+	Run  func(context.Context) error
+}
+
+// running is a part that Run has started.
+type running struct {
+	Part
+	stop context.CancelFunc
+	done chan struct{}
+	err  error // valid once done is closed
+}
+
+// Run starts the parts and waits until ctx ends or one of them returns. Then it
+// stops them one after another, the last first: each may rely on those before
+// it until it has returned. The result is nil if all stopped because they were
+// told to.
+func Run(ctx context.Context, log *slog.Logger, parts ...Part) error {
+	ended := make(chan *running, len(parts))
+	var all []*running
+	for _, p := range parts {
+		// Not ended by ctx, but in its turn.
+		partCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+		r := &running{Part: p, stop: stop, done: make(chan struct{})}
+		all = append(all, r)
+		go func() {
+			r.err = r.Run(partCtx)
+			close(r.done)
+			ended <- r
+		}()
+	}
+	notify(log, "READY=1")
+	var first *running
+	select {
+	case <-ctx.Done():
+		log.Info("stopping")
+	case first = <-ended:
+		log.Error("part ended, stopping", "part", first.Name, "err", first.err)
+	}
+	notify(log, "STOPPING=1")
+	return stopAll(all, first)
+}
+
+func stopAll(all []*running, first *running) error {
+	var errs []error
+	if first != nil && first.err == nil {
+		errs = append(errs, fmt.Errorf("%s: ended by itself", first.Name))
+	}
+	for _, r := range slices.Backward(all) {
+		r.stop()
+		<-r.done
+		if r.err != nil && !errors.Is(r.err, context.Canceled) {
+			errs = append(errs, fmt.Errorf("%s: %w", r.Name, r.err))
+		}
+	}
+	return errors.Join(errs...)
+}

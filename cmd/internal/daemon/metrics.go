@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"path"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+)
+
+// Metrics is a daemon's own registry: what it registers itself, the Go runtime
+// and the process, and the calls of its gRPC server.
+type Metrics struct {
+	*prometheus.Registry
+	calls   *prometheus.CounterVec
+	seconds *prometheus.HistogramVec
+}
+
+// NewMetrics makes a registry.
+func NewMetrics() *Metrics {
+	m := &Metrics{
+		Registry: prometheus.NewRegistry(),
+		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "weft_grpc_calls_total", Help: "Calls answered, by method and gRPC code; a stream counts when it ends.",
+		}, []string{"method", "code"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "weft_grpc_call_seconds", Help: "How long calls took, without streams.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 8),
+		}, []string{"method"}),
+	}
+	m.MustRegister(m.calls, m.seconds, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+func (m *Metrics) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	start := time.Now()
+	reply, err := handle(ctx, req)
+	method := path.Base(info.FullMethod)
+	m.seconds.WithLabelValues(method).Observe(time.Since(start).Seconds())
+	m.calls.WithLabelValues(method, status.Code(err).String()).Inc()
+	return reply, err
+}
+
+func (m *Metrics) stream(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	err := handle(server, stream)
+	m.calls.WithLabelValues(path.Base(info.FullMethod), status.Code(err).String()).Inc()
+	return err
+}
+
+// Serve is a part that serves /metrics and /healthz on a listener.
+func (m *Metrics) Serve(log *slog.Logger, listener net.Listener) Part {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok\n")) })
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	return Part{Name: "metrics", Run: func(ctx context.Context) error {
+		log.Info("serving metrics", "address", listener.Addr().String())
+		defer context.AfterFunc(ctx, func() { server.Close() })()
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	}}
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"time"
+)
+
+// notify tells systemd of a change of state, as sd_notify(3) does: one datagram
+// to the socket that NOTIFY_SOCKET names. Without one it does nothing.
+func notify(log *slog.Logger, state string) {
+	if err := send(os.Getenv("NOTIFY_SOCKET"), state); err != nil {
+		log.Warn("notify systemd", "state", state, "err", err)
+	}
+}
+
+func send(socket, state string) error {
+	if socket == "" {
+		return nil
+	}
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = conn.Write([]byte(state))
+	return err
+}
+
+// Watchdog is a part that tells systemd that the daemon is alive, each time
+// that alive answers without an error. If it does not for the time that the
+// unit's WatchdogSec gives, systemd restarts the daemon. ok is false where
+// systemd did not ask for it.
+func Watchdog(log *slog.Logger, alive func(context.Context) error) (part Part, ok bool) {
+	micros, err := strconv.ParseUint(os.Getenv("WATCHDOG_USEC"), 10, 63)
+	if err != nil || micros == 0 {
+		return Part{}, false
+	}
+	every := time.Duration(micros) * time.Microsecond / 3
+	return Part{Name: "watchdog", Run: func(ctx context.Context) error {
+		tick := time.NewTicker(every)
+		defer tick.Stop()
+		for {
+			if err := check(ctx, every, alive); err == nil {
+				notify(log, "WATCHDOG=1")
+			} else if ctx.Err() == nil {
+				log.Warn("watchdog: no sign of life", "err", err)
+			}
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-tick.C:
+			}
+		}
+	}}, true
+}
+
+func check(ctx context.Context, limit time.Duration, alive func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if err := alive(ctx); err != nil {
+		return fmt.Errorf("ask itself: %w", err)
+	}
+	return nil
+}

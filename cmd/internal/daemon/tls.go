@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// TLSFiles names the PEM files of one end of a connection. All empty means no
+// TLS. Only their names stand in arguments and logs, never what is in them.
+type TLSFiles struct {
+	CA   string // who may have signed the other end
+	Cert string
+	Key  string
+}
+
+func (f TLSFiles) off() bool { return f == TLSFiles{} }
+
+// client is the configuration of the end that dials. A certificate of its own
+// is needed only where the server asks for one, as the manager does.
+func (f TLSFiles) client() (*tls.Config, error) {
+	roots, err := f.roots()
+	if err != nil {
+		return nil, err
+	}
+	config := &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}
+	if f.Cert == "" && f.Key == "" {
+		return config, nil
+	}
+	cert, err := tls.LoadX509KeyPair(f.Cert, f.Key)
+	if err != nil {
+		return nil, fmt.Errorf("load the certificate: %w", err)
+	}
+	config.Certificates = []tls.Certificate{cert}
+	return config, nil
+}
+
+// server is the configuration of the end that listens: the other end must show
+// a certificate that CA has signed.
+func (f TLSFiles) server() (*tls.Config, error) {
+	roots, err := f.roots()
+	if err != nil {
+		return nil, err
+	}
+	cert, err := tls.LoadX509KeyPair(f.Cert, f.Key)
+	if err != nil {
+		return nil, fmt.Errorf("load the certificate: %w", err)
+	}
+	return &tls.Config{
+		Certificates: []tls.Certificate{cert},
+		ClientCAs:    roots,
+		ClientAuth:   tls.RequireAndVerifyClientCert,
+		MinVersion:   tls.VersionTLS13,
+	}, nil
+}
+
+func (f TLSFiles) roots() (*x509.CertPool, error) {
+	if f.CA == "" {
+		return nil, errors.New("--tls-ca: needed with --tls-cert and --tls-key")
+	}
+	pem, err := os.ReadFile(f.CA)
+	if err != nil {
+		return nil, fmt.Errorf("read the authorities: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("read the authorities: no certificate in %s", f.CA)
+	}
+	return pool, nil
+}
+
+// transport gives the credentials for a dialer or a listener. The files are
+// read once here, so that a mistake in them shows at the start.
+func (f TLSFiles) transport(load func(TLSFiles) (*tls.Config, error)) (credentials.TransportCredentials, error) {
+	if f.off() {
+		return insecure.NewCredentials(), nil
+	}
+	if _, err := load(f); err != nil {
+		return nil, err
+	}
+	return reloading{f}, nil
+}
+
+// reloading reads the files for every handshake, so that certificates can be
+// renewed under a running daemon. What is connected already stays so.
+type reloading struct{ files TLSFiles }
+
+func (r reloading) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	config, err := r.files.client()
+	if err != nil {
+		return nil, nil, err
+	}
+	return credentials.NewTLS(config).ClientHandshake(ctx, authority, conn)
+}
+
+func (r reloading) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	config, err := r.files.server()
+	if err != nil {
+		return nil, nil, err
+	}
+	return credentials.NewTLS(config).ServerHandshake(conn)
+}
+
+func (r reloading) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "tls", SecurityVersion: "1.3"}
+}
+
+func (r reloading) Clone() credentials.TransportCredentials { return r }
+
+func (r reloading) OverrideServerName(string) error {
+	return errors.New("override server name: not supported")
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kmod sees to it that the parts of the kernel that a daemon needs are
+// there: it looks for each, and runs modprobe only for those that are missing,
+// so that it works with parts that are built in, that an image has loaded
+// beforehand, and where there is no modprobe at all.
+package kmod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Module is one part of the kernel.
+type Module struct {
+	Name string // as modprobe takes it
+	Sign string // path, under the root, that is there when the part is
+}
+
+// The parts that Weft uses.
+var (
+	NvmetTCP = Module{"nvmet-tcp", "sys/module/nvmet_tcp"}
+	Nvmet    = Module{"nvmet", "sys/kernel/config/nvmet"}
+	NvmeTCP  = Module{"nvme-tcp", "sys/module/nvme_tcp"}
+	Fabrics  = Module{"nvme-fabrics", "dev/nvme-fabrics"}
+	DM       = Module{"dm-mod", "dev/mapper/control"}
+	DMMirror = Module{"dm-mirror", "sys/module/dm_mirror"}
+	Loop     = Module{"loop", "dev/loop-control"}
+	TCPDiag  = Module{"tcp_diag", "sys/module/tcp_diag"}
+)
+
+// Loader loads modules. The zero value looks under / and runs modprobe.
+type Loader struct {
+	Root     string                                    // "" means "/"
+	Modprobe func(ctx context.Context, m string) error // nil means the program
+}
+
+// Need loads what is missing, and names everything that can not be had.
+func (l Loader) Need(ctx context.Context, modules ...Module) error {
+	var errs []error
+	for _, m := range modules {
+		if l.present(m) {
+			continue
+		}
+		if err := l.modprobe(ctx, m.Name); err != nil {
+			errs = append(errs, fmt.Errorf("load kernel module %s: %w", m.Name, err))
+		}
+		// No second look: a part that is built in and has no parameters
+		// has no directory in /sys/module, and modprobe knows it.
+	}
+	return errors.Join(errs...)
+}
+
+func (l Loader) present(m Module) bool {
+	_, err := os.Stat(filepath.Join("/", l.Root, m.Sign))
+	return err == nil
+}
+
+func (l Loader) modprobe(ctx context.Context, name string) error {
+	if l.Modprobe != nil {
+		return l.Modprobe(ctx, name)
+	}
+	out, err := exec.CommandContext(ctx, "modprobe", "--", name).CombinedOutput()
+	if text := strings.TrimSpace(string(out)); err != nil && text != "" {
+		return fmt.Errorf("%w: %s", err, text)
+	}
+	return err
+}

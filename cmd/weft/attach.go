@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/pb"
+)
+
+type attachOptions struct {
+	volume, node string
+	wait         bool
+}
+
+func newAttach(g *globals) *cobra.Command {
+	var o attachOptions
+	cmd := &cobra.Command{
+		Use:   "attach VOLUME",
+		Short: "Give a volume to a node as a block device, and print the device",
+		Long: `Attaches a volume to a node, for it alone, and prints the device there
+(/dev/weft/VOLUME). Progress is told on stderr. The attachment is a record: it is
+made again after a reboot, until "weft detach".`,
+		Example: `  weft attach db1
+  mkfs.ext4 "$(weft attach db1)"
+  weft attach db1 --node gpu1 --timeout 2m`,
+		Args:              names("VOLUME"),
+		ValidArgsFunction: g.completeVolumes,
+		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+			o.volume = args[0]
+			return runAttach(ctx, api, o, out)
+		}),
+	}
+	cmd.Flags().StringVar(&o.node, "node", "", "`node` that gets the device (default: this host's name)")
+	cmd.Flags().BoolVar(&o.wait, "wait", true, "wait until the device is there")
+	_ = cmd.RegisterFlagCompletionFunc("node", g.completeNodes)
+	return cmd
+}
+
+func runAttach(ctx context.Context, api pb.ManagerClient, o attachOptions, out *output) error {
+	node, err := nodeOrThis(o.node)
+	if err != nil {
+		return err
+	}
+	a, err := api.Attach(ctx, &pb.AttachRequest{Volume: o.volume, Node: node, Mode: pb.AttachMode_ATTACH_MODE_EXCLUSIVE})
+	if err != nil {
+		return err
+	}
+	if o.wait {
+		if a, err = waitForAttachment(ctx, api, a, out); err != nil {
+			return err
+		}
+	}
+	return out.print(a, func(w io.Writer) {
+		if a.GetDevice() != "" {
+			fmt.Fprintln(w, a.GetDevice())
+		}
+	})
+}
+
+// waitForAttachment returns once the host has the device.
+func waitForAttachment(ctx context.Context, api pb.ManagerClient, a *pb.Attachment, out *output) (*pb.Attachment, error) {
+	volume, node := a.GetVolumeName(), a.GetNode()
+	err := wait(ctx, out, func(ctx context.Context) (string, error) {
+		if a.GetState() == pb.AttachmentState_ATTACHMENT_STATE_ATTACHED {
+			return "", nil
+		}
+		v, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: a.GetVolumeId()})
+		if err != nil {
+			return "", err
+		}
+		now := v.GetAttachment()
+		if now == nil || now.GetNode() != node || now.GetState() == pb.AttachmentState_ATTACHMENT_STATE_DETACHING {
+			return "", status.Errorf(codes.FailedPrecondition, "volume %q: it was detached from %s meanwhile", volume, node)
+		}
+		a = now
+		return attaching(a), nil
+	})
+	return a, err
+}
+
+// attaching says what an attachment waits for; empty once the device is there.
+func attaching(a *pb.Attachment) string {
+	if a.GetState() == pb.AttachmentState_ATTACHMENT_STATE_ATTACHED {
+		return ""
+	}
+	text := cmp.Or(a.GetWaitingFor(), fmt.Sprintf("node %s to connect volume %s", a.GetNode(), a.GetVolumeName()))
+	if a.GetResyncTotalBytes() > 0 {
+		text += fmt.Sprintf(" (%s copied)", used(a.GetResyncDoneBytes(), a.GetResyncTotalBytes()))
+	}
+	return text
+}
+
+type detachOptions struct {
+	volume, node string
+	force, wait  bool
+}
+
+func newDetach(g *globals) *cobra.Command {
+	var o detachOptions
+	cmd := &cobra.Command{
+		Use:   "detach VOLUME",
+		Short: "Take a volume from a node",
+		Long: `Detaches a volume. The node removes the device first, which it can do only when
+nothing has it open: unmount it before.
+
+With --force nothing is asked of the node: the targets stop taking its writes,
+and what it had not written yet is lost. The next attach makes the copies equal
+before the device is there.`,
+		Example: `  weft detach db1
+  weft detach db1 --node gpu1 --force`,
+		Args:              names("VOLUME"),
+		ValidArgsFunction: g.completeVolumes,
+		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+			o.volume = args[0]
+			return runDetach(ctx, api, o, out)
+		}),
+	}
+	cmd.Flags().StringVar(&o.node, "node", "", "`node` that has the device (default: this host's name)")
+	cmd.Flags().BoolVar(&o.force, "force", false, "do not ask the node: fence it at the targets")
+	cmd.Flags().BoolVar(&o.wait, "wait", true, "wait until the volume is free")
+	_ = cmd.RegisterFlagCompletionFunc("node", g.completeNodes)
+	return cmd
+}
+
+func runDetach(ctx context.Context, api pb.ManagerClient, o detachOptions, out *output) error {
+	node, err := nodeOrThis(o.node)
+	if err != nil {
+		return err
+	}
+	if _, err := api.Detach(ctx, &pb.DetachRequest{Volume: o.volume, Node: node, Force: o.force}); err != nil {
+		return err
+	}
+	if !o.wait {
+		return nil
+	}
+	return wait(ctx, out, func(ctx context.Context) (string, error) {
+		v, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.volume})
+		a := v.GetAttachment()
+		if status.Code(err) == codes.NotFound || err == nil && (a == nil || a.GetNode() != node) {
+			return "", nil
+		}
+		return cmp.Or(a.GetWaitingFor(), fmt.Sprintf("node %s to let go of volume %s", node, o.volume)), err
+	})
+}
+
+// nodeOrThis is the node named, or this machine under the name that its agents use.
+func nodeOrThis(node string) (string, error) {
+	if node != "" {
+		return node, nil
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return "", usageError{err: fmt.Errorf("find this host's name: %w", err), hint: "give --node"}
+	}
+	return strings.ToLower(host), nil
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+func newDrive(g *globals) *cobra.Command {
+	return group("drive", "The devices that Weft has taken in, and those it could",
+		newDriveDevices(g), newDriveList(g), newDriveAdd(g), newDriveEvict(g))
+}
+
+func newDriveDevices(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:               "devices NODE",
+		Short:             "List the block devices that a node has, and why one can not be added",
+		Example:           "  weft drive devices t1",
+		Args:              names("NODE"),
+		ValidArgsFunction: g.completeNodes,
+		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+			return runDriveDevices(ctx, api, args[0], out)
+		}),
+	}
+}
+
+func runDriveDevices(ctx context.Context, api pb.ManagerClient, node string, out *output) error {
+	devices, err := api.ListDevices(ctx, &pb.ListDevicesRequest{Node: node})
+	if err != nil {
+		return err
+	}
+	return out.print(devices, func(w io.Writer) {
+		var rows [][]string
+		for _, d := range devices.GetDevices() {
+			rows = append(rows, []string{
+				d.GetPath(), d.GetModel(), d.GetSerial(), size(d.GetSizeBytes()),
+				strings.Join(d.GetSignatures(), ","), strings.Join(d.GetHolders(), ","), short(d.GetDriveId()), d.GetRefused(),
+			})
+		}
+		table(w, "DEVICE MODEL SERIAL SIZE SIGNATURES HOLDERS DRIVE REFUSED", rows...)
+	})
+}
+
+type driveListOptions struct{ node string }
+
+func newDriveList(g *globals) *cobra.Command {
+	var o driveListOptions
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "List the drives that Weft has taken in",
+		Example: "  weft drive list\n  weft drive list --node t1",
+		Args:    names(),
+		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {
+			return runDriveList(ctx, api, o, out)
+		}),
+	}
+	cmd.Flags().StringVar(&o.node, "node", "", "only the drives of this `node`")
+	return cmd
+}
+
+func runDriveList(ctx context.Context, api pb.ManagerClient, o driveListOptions, out *output) error {
+	drives, err := api.ListDrives(ctx, &pb.ListDrivesRequest{Node: o.node})
+	if err != nil {
+		return err
+	}
+	return out.print(drives, func(w io.Writer) {
+		var rows [][]string
+		for _, d := range drives.GetDrives() {
+			rows = append(rows, []string{
+				short(d.GetId()), d.GetNode(), d.GetDevice(), d.GetModel(), size(d.GetCapacityBytes()),
+				used(d.GetAllocatedBytes(), d.GetCapacityBytes()), word(d.GetState()), pairs(d.GetLabels()), d.GetReason(),
+			})
+		}
+		table(w, "DRIVE NODE DEVICE MODEL CAPACITY USED STATE LABELS REASON", rows...)
+	})
+}
+
+// used is the share of a capacity that is taken.
+func used(allocated, capacity uint64) string {
+	if capacity == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d%%", int(float64(allocated)/float64(capacity)*100+0.5))
+}
+
+type driveAddOptions struct {
+	node, device string
+	labels       []string
+	forceErase   string
+}
+
+func newDriveAdd(g *globals) *cobra.Command {
+	var o driveAddOptions
+	cmd := &cobra.Command{
+		Use:   "add NODE DEVICE",
+		Short: "Take a device in as a drive",
+		Long: `Takes a device in: the node's target agent writes Weft's label on it. A device
+that holds anything (a file system, a partition table, a label of something
+else) or that something has open is refused. To erase what is there, repeat the
+command with --force-erase and exactly the text that the refusal names.
+
+Prints the drive's id.`,
+		Example: `  weft drive add t1 /dev/nvme0n1 --label class=fast
+  weft drive add t1 /dev/sdb --force-erase 'ext4 "data"'`,
+		Args:              names("NODE", "DEVICE"),
+		ValidArgsFunction: g.completeNodes,
+		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+			o.node, o.device = args[0], args[1]
+			return runDriveAdd(ctx, api, o, out)
+		}),
+	}
+	cmd.Flags().StringArrayVar(&o.labels, "label", nil, "`key=value`, for pools to select by; may be repeated")
+	cmd.Flags().StringVar(&o.forceErase, "force-erase", "", "erase `what` is on the device, named as the refusal names it")
+	return cmd
+}
+
+func runDriveAdd(ctx context.Context, api pb.ManagerClient, o driveAddOptions, out *output) error {
+	labels, err := parsePairs(o.labels)
+	if err != nil {
+		return err
+	}
+	d, err := api.AddDrive(ctx, &pb.AddDriveRequest{Node: o.node, Device: o.device, Labels: labels, ForceErase: o.forceErase})
+	if err != nil {
+		return err
+	}
+	return out.print(d, func(w io.Writer) { fmt.Fprintln(w, d.GetId()) })
+}
+
+func newDriveEvict(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:               "evict DRIVE",
+		Short:             "Give a drive back: erase Weft's label on it; refused while it holds legs",
+		Example:           "  weft drive evict 4f1c22aa",
+		Args:              names("DRIVE"),
+		ValidArgsFunction: g.completeDrives,
+		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+			return runDriveEvict(ctx, api, args[0], out)
+		}),
+	}
+}
+
+func runDriveEvict(ctx context.Context, api pb.ManagerClient, drive string, out *output) error {
+	id, err := resolveDrive(ctx, api, drive)
+	if err != nil {
+		return err
+	}
+	if _, err := api.EvictDrive(ctx, &pb.EvictDriveRequest{DriveId: id}); err != nil {
+		return err
+	}
+	out.say("drive %s is being given back", short(id))
+	return nil
+}
+
+// resolveDrive takes a drive's id or the beginning of it.
+func resolveDrive(ctx context.Context, api pb.ManagerClient, drive string) (string, error) {
+	if _, err := block.ParseDriveID(drive); err == nil {
+		return drive, nil
+	}
+	drives, err := api.ListDrives(ctx, &pb.ListDrivesRequest{})
+	if err != nil {
+		return "", err
+	}
+	var ids []string
+	for _, d := range drives.GetDrives() {
+		ids = append(ids, d.GetId())
+	}
+	return matchID("drive", drive, ids)
+}

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+func newVolume(g *globals) *cobra.Command {
+	return group("volume", "The block devices that users ask for",
+		newVolumeCreate(g), newVolumeList(g), newVolumeDescribe(g), newVolumeDelete(g), newVolumePromoteStale(g))
+}
+
+// sizeFlag is a block.Size on the command line.
+type sizeFlag struct{ size *block.Size }
+
+func (f sizeFlag) String() string {
+	if f.size == nil || *f.size == 0 {
+		return ""
+	}
+	return f.size.String()
+}
+
+func (f sizeFlag) Set(s string) (err error) {
+	*f.size, err = block.ParseSize(s)
+	return err
+}
+
+func (sizeFlag) Type() string { return "size" }
+
+type volumeCreateOptions struct {
+	name            string
+	size, chunk     block.Size
+	copies, stripes uint32
+	pool, spread    string
+	labels          []string
+	wait            bool
+}
+
+func newVolumeCreate(g *globals) *cobra.Command {
+	var o volumeCreateOptions
+	cmd := &cobra.Command{
+		Use:   "create VOLUME --size SIZE",
+		Short: "Create a volume",
+		Long: `Creates a volume of STRIPES columns, each of COPIES legs on drives that do not
+share the node (or the --spread label). Creating one that is there with the same
+parameters succeeds.
+
+A size is a number and a unit: B, KiB, MiB, GiB, TiB, PiB; without one, bytes.`,
+		Example: `  weft volume create db1 --size 100GiB
+  weft volume create scratch --size 2TiB --copies 1 --stripes 4
+  weft volume create db2 --size 10GiB --copies 2 --stripes 2 --spread rack --wait`,
+		Args: names("VOLUME"),
+		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+			o.name = args[0]
+			return runVolumeCreate(ctx, api, o, out)
+		}),
+	}
+	f := cmd.Flags()
+	f.Var(sizeFlag{&o.size}, "size", "`size` of the volume, such as 10GiB; without a unit, bytes")
+	f.Uint32Var(&o.copies, "copies", 2, "legs of each column, which mirror one another: 1 to 3")
+	f.Uint32Var(&o.stripes, "stripes", 0, "columns that the volume is striped over; 0 lets the manager choose")
+	f.Var(sizeFlag{&o.chunk}, "chunk-size", "`size` of a stripe's piece, a power of two (default 128KiB)")
+	f.StringVar(&o.pool, "pool", "default", "`pool` of drives to place it on")
+	f.StringVar(&o.spread, "spread", "node", "node `label` whose values the copies of a column must not share")
+	f.StringArrayVar(&o.labels, "label", nil, "`key=value`; may be repeated")
+	f.BoolVar(&o.wait, "wait", false, "wait until the volume is ready to be attached")
+	_ = cmd.RegisterFlagCompletionFunc("pool", g.completePools)
+	return cmd
+}
+
+func runVolumeCreate(ctx context.Context, api pb.ManagerClient, o volumeCreateOptions, out *output) error {
+	labels, err := parsePairs(o.labels)
+	if err != nil {
+		return err
+	}
+	if o.size == 0 {
+		return usageError{err: fmt.Errorf("--size: missing"), hint: "such as --size 10GiB"}
+	}
+	// Only for what is said on stderr; the create below decides.
+	_, absent := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.name})
+	v, err := api.CreateVolume(ctx, &pb.CreateVolumeRequest{
+		Name: o.name, SizeBytes: uint64(o.size), Copies: o.copies, Stripes: o.stripes,
+		ChunkBytes: uint64(o.chunk), Pool: o.pool, Spread: o.spread, Labels: labels,
+	})
+	if err != nil {
+		return err
+	}
+	if absent == nil {
+		out.say("volume %s was there already, with these parameters", o.name)
+	} else {
+		out.say("volume %s is created: %s, %s", o.name, size(v.GetSizeBytes()), layout(v.GetLayout()))
+	}
+	if o.wait {
+		if v, err = waitForVolume(ctx, api, v.GetId(), out); err != nil {
+			return err
+		}
+	}
+	return out.print(v, nil)
+}
+
+// waitForVolume returns once a volume's legs are all made.
+func waitForVolume(ctx context.Context, api pb.ManagerClient, volume string, out *output) (v *pb.Volume, err error) {
+	err = wait(ctx, out, func(ctx context.Context) (waitingFor string, err error) {
+		v, err = api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume})
+		if err != nil {
+			return "", err
+		}
+		switch v.GetState() {
+		case pb.VolumeState_VOLUME_STATE_READY:
+			return "", nil
+		case pb.VolumeState_VOLUME_STATE_DELETING:
+			return "", status.Errorf(codes.FailedPrecondition, "volume %q: it is being deleted", v.GetName())
+		}
+		return creating(v), nil
+	})
+	return v, err
+}
+
+// creating says what a volume that is not ready waits for.
+func creating(v *pb.Volume) string {
+	made, why := 0, ""
+	for _, leg := range v.GetLegs() {
+		if leg.GetState() != pb.LegState_LEG_STATE_CREATING {
+			made++
+		} else if why == "" && leg.GetReason() != "" {
+			why = ": " + leg.GetReason()
+		}
+	}
+	return fmt.Sprintf("volume %s: %d of %d legs made%s", v.GetName(), made, len(v.GetLegs()), why)
+}
+
+func newVolumeList(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Short:   "List the volumes",
+		Example: "  weft volume list\n  weft volume list -o json",
+		Args:    names(),
+		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {
+			return runVolumeList(ctx, api, out)
+		}),
+	}
+}
+
+func runVolumeList(ctx context.Context, api pb.ManagerClient, out *output) error {
+	volumes, err := api.ListVolumes(ctx, &pb.ListVolumesRequest{})
+	if err != nil {
+		return err
+	}
+	return out.print(volumes, func(w io.Writer) {
+		var rows [][]string
+		for _, v := range volumes.GetVolumes() {
+			rows = append(rows, []string{
+				v.GetName(), size(v.GetSizeBytes()), layout(v.GetLayout()), v.GetPool(), word(v.GetState()),
+				word(v.GetHealth()), attached(v.GetAttachment()), out.age(v.GetCreated()),
+			})
+		}
+		table(w, "VOLUME SIZE LAYOUT POOL STATE HEALTH ATTACHED AGE", rows...)
+	})
+}
+
+// layout prints 2×2: stripes × copies.
+func layout(l *pb.Layout) string { return fmt.Sprintf("%d×%d", l.GetStripes(), l.GetCopies()) }
+
+// attached says where a volume is, and how far it has come if not there yet.
+func attached(a *pb.Attachment) string {
+	switch {
+	case a == nil:
+		return ""
+	case a.GetState() == pb.AttachmentState_ATTACHMENT_STATE_ATTACHED:
+		return a.GetNode()
+	}
+	return a.GetNode() + " (" + word(a.GetState()) + ")"
+}
+
+func newVolumeDescribe(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:               "describe VOLUME",
+		Short:             "Show all of a volume: its legs by column, and where it is attached",
+		Example:           "  weft volume describe db1",
+		Args:              names("VOLUME"),
+		ValidArgsFunction: g.completeVolumes,
+		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+			return runVolumeDescribe(ctx, api, args[0], out)
+		}),
+	}
+}
+
+func runVolumeDescribe(ctx context.Context, api pb.ManagerClient, volume string, out *output) error {
+	v, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume})
+	if err != nil {
+		return err
+	}
+	return out.print(v, func(w io.Writer) {
+		describeVolume(w, v, out)
+		fmt.Fprintln(w)
+		describeAttachment(w, v.GetAttachment(), out)
+		fmt.Fprintln(w)
+		describeLegs(w, v.GetLegs(), out)
+	})
+}
+
+func describeVolume(w io.Writer, v *pb.Volume, out *output) {
+	l := block.Layout{Stripes: int(v.GetLayout().GetStripes()), Copies: int(v.GetLayout().GetCopies()), Chunk: block.Size(v.GetLayout().GetChunkBytes())}
+	properties(w,
+		"volume", v.GetName(),
+		"id", v.GetId(),
+		"size", block.Size(v.GetSizeBytes()).String(),
+		"layout", l.String(),
+		"pool", v.GetPool(),
+		"spread", v.GetSpread(),
+		"labels", pairs(v.GetLabels()),
+		"state", word(v.GetState()),
+		"health", word(v.GetHealth()),
+		"epoch", strconv.FormatUint(v.GetEpoch(), 10),
+		"clean", strconv.FormatBool(v.GetClean()),
+		"generation", strconv.FormatUint(v.GetGeneration(), 10),
+		"age", out.age(v.GetCreated()),
+	)
+}
+
+func describeAttachment(w io.Writer, a *pb.Attachment, out *output) {
+	if a == nil {
+		fmt.Fprintln(w, "not attached")
+		return
+	}
+	all := []string{
+		"attached to", a.GetNode(),
+		"mode", word(a.GetMode()),
+		"epoch", strconv.FormatUint(a.GetEpoch(), 10),
+		"state", word(a.GetState()) + " for " + out.age(a.GetSince()),
+		"device", a.GetDevice(),
+	}
+	if a.GetWaitingFor() != "" {
+		all = append(all, "waiting for", a.GetWaitingFor())
+	}
+	if a.GetResyncTotalBytes() > 0 {
+		all = append(all, "copied", copied(a))
+	}
+	properties(w, all...)
+}
+
+// copied is how far a resync has come.
+func copied(a *pb.Attachment) string {
+	return fmt.Sprintf("%s of %s (%s)", size(a.GetResyncDoneBytes()), size(a.GetResyncTotalBytes()), used(a.GetResyncDoneBytes(), a.GetResyncTotalBytes()))
+}
+
+func describeLegs(w io.Writer, legs []*pb.Leg, out *output) {
+	var rows [][]string
+	for _, leg := range legs {
+		rows = append(rows, []string{
+			strconv.Itoa(int(leg.GetColumn())), strconv.Itoa(int(leg.GetCopy())), short(leg.GetId()), word(leg.GetState()),
+			leg.GetNode(), short(leg.GetDriveId()), strconv.FormatUint(leg.GetRevision(), 10), out.age(leg.GetStaleSince()), leg.GetReason(),
+		})
+	}
+	table(w, "COLUMN COPY LEG STATE NODE DRIVE REVISION SINCE REASON", rows...)
+}
+
+// properties prints names and values in two columns.
+func properties(w io.Writer, namesAndValues ...string) {
+	width := 0
+	for i := 0; i < len(namesAndValues); i += 2 {
+		width = max(width, len(namesAndValues[i]))
+	}
+	for i := 0; i < len(namesAndValues); i += 2 {
+		value := namesAndValues[i+1]
+		if value == "" {
+			value = "-"
+		}
+		fmt.Fprintf(w, "%-*s  %s\n", width, namesAndValues[i], value)
+	}
+}
+
+func newVolumeDelete(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:               "delete VOLUME",
+		Short:             "Delete a volume that is not attached, and what it holds",
+		Example:           "  weft volume delete db1",
+		Args:              names("VOLUME"),
+		ValidArgsFunction: g.completeVolumes,
+		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+			return runVolumeDelete(ctx, api, args[0], out)
+		}),
+	}
+}
+
+func runVolumeDelete(ctx context.Context, api pb.ManagerClient, volume string, out *output) error {
+	if _, err := api.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: volume}); err != nil {
+		return err
+	}
+	out.say("volume %s is being deleted", volume)
+	return nil
+}
+
+type volumePromoteStaleOptions struct {
+	volume, leg    string
+	acceptDataLoss bool
+}
+
+func newVolumePromoteStale(g *globals) *cobra.Command {
+	var o volumePromoteStaleOptions
+	cmd := &cobra.Command{
+		Use:   "promote-stale VOLUME LEG --accept-data-loss",
+		Short: "Make a stale leg the only good one of its column, losing what it misses",
+		Long: `Makes a stale leg the only in-sync one of its column. The writes that it misses
+are lost: files may be torn in their middle. For when every good leg of the
+column is gone for ever; while one may come back, wait for it.`,
+		Example:           "  weft volume promote-stale db1 9c01aa37 --accept-data-loss",
+		Args:              names("VOLUME", "LEG"),
+		ValidArgsFunction: g.completeVolumes,
+		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+			o.volume, o.leg = args[0], args[1]
+			return runVolumePromoteStale(ctx, api, o, out)
+		}),
+	}
+	cmd.Flags().BoolVar(&o.acceptDataLoss, "accept-data-loss", false, "say that losing the writes that the leg misses is accepted")
+	return cmd
+}
+
+func runVolumePromoteStale(ctx context.Context, api pb.ManagerClient, o volumePromoteStaleOptions, out *output) error {
+	if !o.acceptDataLoss {
+		return usageError{err: fmt.Errorf("volume %q: promoting a stale leg loses the writes that it misses", o.volume), hint: "if that is accepted, add --accept-data-loss"}
+	}
+	v, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.volume})
+	if err != nil {
+		return err
+	}
+	var ids []string
+	for _, leg := range v.GetLegs() {
+		ids = append(ids, leg.GetId())
+	}
+	leg, err := matchID("leg", strings.ToLower(o.leg), ids)
+	if err != nil {
+		return err
+	}
+	v, err = api.PromoteStaleLeg(ctx, &pb.PromoteStaleLegRequest{Volume: o.volume, LegId: leg, AcceptDataLoss: true})
+	if err != nil {
+		return err
+	}
+	out.say("leg %s is now the one in-sync leg of its column", short(leg))
+	return out.print(v, nil)
+}
+
+// pollEvery is how often a wait asks again. What is waited for (zeroing, a
+// resync) moves without events, so there is nothing to be told by.
+const pollEvery = 500 * time.Millisecond
+
+// wait asks until there is nothing left to wait for, and tells a person each
+// time that the reason changes. What is waited for is recorded, so a manager
+// that goes away and comes back does not end the wait.
+func wait(ctx context.Context, out *output, ask func(context.Context) (waitingFor string, err error)) error {
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	said := ""
+	for {
+		waitingFor, err := ask(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return waitEnded(ctx, said)
+		case status.Code(err) == codes.Unavailable:
+			waitingFor = status.Convert(err).Message()
+		case err != nil:
+			return err
+		case waitingFor == "":
+			return nil
+		}
+		if waitingFor != said {
+			said = waitingFor
+			out.say("waiting for %s", said)
+		}
+		select {
+		case <-ctx.Done():
+			return waitEnded(ctx, said)
+		case <-tick.C:
+		}
+	}
+}
+
+// waitEnded tells a wait that took too long from one that was interrupted.
+func waitEnded(ctx context.Context, waitingFor string) error {
+	if ctx.Err() == context.DeadlineExceeded {
+		return timedOutError{waitingFor: waitingFor, hint: "what was asked for stands; repeat the command to wait on"}
+	}
+	return context.Cause(ctx)
+}
