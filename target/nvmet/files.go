@@ -8,29 +8,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// files is what Tree asks of configfs; tests put a likeness of it in its place.
-// Errors wrap the errno.
-type files interface {
-	mkdir(path string) error
-	rmdir(path string) error
-	write(path, value string) error
-	symlink(to, path string) error
-	unlink(path string) error
-	readDir(path string) ([]string, error)
-	read(path string) (string, error)
-	readlink(path string) (string, error)
+// Files is what Tree asks of configfs, with errors that wrap the errno. Tests give
+// OpenOn a likeness of it: see package nvmettest.
+type Files interface {
+	Mkdir(path string) error
+	Rmdir(path string) error
+	Write(path, value string) error
+	Symlink(to, path string) error
+	Unlink(path string) error
+	ReadDir(path string) ([]string, error)
+	Read(path string) (string, error)
+	Readlink(path string) (string, error)
 }
 
 // kernelFiles is configfs itself.
 type kernelFiles struct{}
 
-func (kernelFiles) mkdir(path string) error       { return unix.Mkdir(path, 0o755) }
-func (kernelFiles) rmdir(path string) error       { return unix.Rmdir(path) }
-func (kernelFiles) symlink(to, path string) error { return unix.Symlink(to, path) }
-func (kernelFiles) unlink(path string) error      { return unix.Unlink(path) }
+func (kernelFiles) Mkdir(path string) error       { return unix.Mkdir(path, 0o755) }
+func (kernelFiles) Rmdir(path string) error       { return unix.Rmdir(path) }
+func (kernelFiles) Symlink(to, path string) error { return unix.Symlink(to, path) }
+func (kernelFiles) Unlink(path string) error      { return unix.Unlink(path) }
 
-// write hands the value over in one write(2), as configfs wants it.
-func (kernelFiles) write(path, value string) error {
+// Write hands the value over in one write(2), as configfs wants it.
+func (kernelFiles) Write(path, value string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -42,7 +42,7 @@ func (kernelFiles) write(path, value string) error {
 	return err
 }
 
-func (kernelFiles) readDir(path string) ([]string, error) {
+func (kernelFiles) ReadDir(path string) ([]string, error) {
 	entries, err := os.ReadDir(path)
 	names := make([]string, 0, len(entries))
 	for _, e := range entries {
@@ -51,9 +51,9 @@ func (kernelFiles) readDir(path string) ([]string, error) {
 	return names, err
 }
 
-func (kernelFiles) read(path string) (string, error) {
+func (kernelFiles) Read(path string) (string, error) {
 	b, err := os.ReadFile(path)
 	return string(b), err
 }
 
-func (kernelFiles) readlink(path string) (string, error) { return os.Readlink(path) }
+func (kernelFiles) Readlink(path string) (string, error) { return os.Readlink(path) }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/target/nvmet/nvmettest"
 )
 
 // place is an nvmet to run the suite on, with what can be exported there.
@@ -35,7 +36,7 @@ const (
 func TestSuiteOnTheFake(t *testing.T) {
 	suite(t, func(t *testing.T) place {
 		devices := []string{"/dev/ram0", "/dev/ram1", "/dev/ram2", "/dev/ram3", "/dev/ram4", "/dev/ram5", "/dev/ram6", "/dev/ram7"}
-		tree, err := open(fakeRoot, newFake(devices...))
+		tree, err := OpenOn(nvmettest.Root, nvmettest.New(devices...))
 		if err != nil {
 			t.Fatal(err)
 		}

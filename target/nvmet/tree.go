@@ -36,7 +36,7 @@ func (e *Error) Unwrap() error { return e.Err }
 // Tree is nvmet's directory in configfs. Its methods may be called concurrently.
 type Tree struct {
 	root    string
-	files   files
+	files   Files
 	reading chan struct{} // holds one token per Read under way
 
 	mu    sync.Mutex
@@ -54,15 +54,16 @@ type call struct {
 // missing, the error is fs.ErrNotExist: configfs is not mounted, or the module
 // nvmet is not loaded.
 func Open(root string) (*Tree, error) {
-	return open(root, kernelFiles{})
+	return OpenOn(root, kernelFiles{})
 }
 
-func open(root string, f files) (*Tree, error) {
+// OpenOn is Open on something other than the kernel.
+func OpenOn(root string, f Files) (*Tree, error) {
 	root, err := filepath.Abs(root)
 	if err != nil {
 		return nil, &Error{"open", root, err}
 	}
-	if _, err := f.readDir(path.Join(root, "subsystems")); err != nil {
+	if _, err := f.ReadDir(path.Join(root, "subsystems")); err != nil {
 		return nil, &Error{"open", root, cause(err)}
 	}
 	return &Tree{root: root, files: f, reading: make(chan struct{}, 1), calls: map[string]*call{}}, nil
@@ -114,15 +115,15 @@ func (t *Tree) perform(s Step) error {
 	where := path.Join(t.root, s.Path)
 	switch s.Op {
 	case Mkdir:
-		return t.files.mkdir(where)
+		return t.files.Mkdir(where)
 	case Rmdir:
-		return t.files.rmdir(where)
+		return t.files.Rmdir(where)
 	case Write:
-		return t.files.write(where, s.Arg)
+		return t.files.Write(where, s.Arg)
 	case Symlink:
-		return t.files.symlink(path.Join(t.root, s.Arg), where)
+		return t.files.Symlink(path.Join(t.root, s.Arg), where)
 	case Unlink:
-		return t.files.unlink(where)
+		return t.files.Unlink(where)
 	}
 	return fmt.Errorf("unknown operation %q", s.Op)
 }
@@ -218,7 +219,7 @@ func (t *Tree) readSettled() (c Config, err error) {
 // reader reads until the first error and keeps that.
 type reader struct {
 	root  string
-	files files
+	files Files
 	err   error
 }
 
@@ -297,7 +298,7 @@ func (r *reader) port(name string, id uint16) Port {
 func (r *reader) links(dir string) []Link {
 	var out []Link
 	for _, name := range r.list(dir) {
-		to, err := r.files.readlink(path.Join(r.root, dir, name))
+		to, err := r.files.Readlink(path.Join(r.root, dir, name))
 		r.keep("readlink", path.Join(dir, name), err)
 		out = append(out, Link{Name: name, To: block.NQN(path.Base(to))})
 	}
@@ -308,7 +309,7 @@ func (r *reader) list(dir string) []string {
 	if r.err != nil {
 		return nil
 	}
-	names, err := r.files.readDir(path.Join(r.root, dir))
+	names, err := r.files.ReadDir(path.Join(r.root, dir))
 	r.keep("readdir", dir, err)
 	return names
 }
@@ -317,7 +318,7 @@ func (r *reader) value(dir, attr string) string {
 	if r.err != nil {
 		return ""
 	}
-	v, err := r.files.read(path.Join(r.root, dir, attr))
+	v, err := r.files.Read(path.Join(r.root, dir, attr))
 	r.keep("read", path.Join(dir, attr), err)
 	return strings.TrimRight(v, " \n") // attr_serial may be padded
 }

@@ -10,10 +10,12 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"weft.dev/weft/target/nvmet/nvmettest"
 )
 
 // hang makes the drains of one subsystem wait until the test's end, or release.
-func hang(t *testing.T, f *fake, s Subsystem) (release func()) {
+func hang(t *testing.T, f *nvmettest.FS, s Subsystem) (release func()) {
 	gate := make(chan struct{})
 	done := false
 	release = func() {
@@ -23,7 +25,7 @@ func hang(t *testing.T, f *fake, s Subsystem) (release func()) {
 		}
 	}
 	t.Cleanup(release)
-	f.drain = func(name string) {
+	f.Drain = func(name string) {
 		if name == string(s.NQN) {
 			<-gate
 		}
@@ -33,8 +35,8 @@ func hang(t *testing.T, f *fake, s Subsystem) (release func()) {
 
 func TestADrainThatHangsIsNeitherWaitedForNorForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFake("/dev/ram0", "/dev/ram1")
-		tree, err := open(fakeRoot, f)
+		f := nvmettest.New("/dev/ram0", "/dev/ram1")
+		tree, err := OpenOn(nvmettest.Root, f)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -85,8 +87,8 @@ func TestADrainThatHangsIsNeitherWaitedForNorForgotten(t *testing.T) {
 
 func TestDoJoinsTheSameCallAndRefusesAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFake("/dev/ram0")
-		tree, err := open(fakeRoot, f)
+		f := nvmettest.New("/dev/ram0")
+		tree, err := OpenOn(nvmettest.Root, f)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -115,24 +117,24 @@ func TestDoJoinsTheSameCallAndRefusesAnother(t *testing.T) {
 
 // slowFiles hangs in one read, as attr_model does while a drain holds its lock.
 type slowFiles struct {
-	*fake
+	*nvmettest.FS
 	gate chan struct{}
 }
 
-func (f slowFiles) read(path string) (string, error) {
+func (f slowFiles) Read(path string) (string, error) {
 	if strings.HasSuffix(path, "attr_model") {
 		<-f.gate
 	}
-	return f.fake.read(path)
+	return f.FS.Read(path)
 }
 
 func TestReadEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := slowFiles{newFake(), make(chan struct{})}
-		if err := f.mkdir(fakeRoot + "/subsystems/nqn.x"); err != nil {
+		f := slowFiles{nvmettest.New(), make(chan struct{})}
+		if err := f.Mkdir(nvmettest.Root + "/subsystems/nqn.x"); err != nil {
 			t.Fatal(err)
 		}
-		tree, err := open(fakeRoot, f)
+		tree, err := OpenOn(nvmettest.Root, f)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -157,8 +159,8 @@ func TestOpenSaysWhenThereIsNoTarget(t *testing.T) {
 }
 
 func TestApplyLeavesOutWhatRestsOnAFailure(t *testing.T) {
-	f := newFake() // no device: enable=1 fails
-	tree, err := open(fakeRoot, f)
+	f := nvmettest.New() // no device: enable=1 fails
+	tree, err := OpenOn(nvmettest.Root, f)
 	if err != nil {
 		t.Fatal(err)
 	}

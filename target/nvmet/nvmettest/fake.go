@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package nvmet
+// Package nvmettest is a likeness of nvmet's configfs for tests: of package
+// nvmet, whose suite runs over it and over a kernel alike, which keeps it
+// honest, and of those who use nvmet.
+package nvmettest
 
 import (
 	"path"
@@ -14,51 +17,52 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// fakeRoot is where the fake tree seems to be.
-const fakeRoot = "/config/nvmet"
+// Root is where the tree seems to be.
+const Root = "/config/nvmet"
 
-// fake behaves as nvmet's configfs does on 5.15 to 7.2, as far as Tree goes: a
-// mkdir makes attribute files, a rmdir refuses, attributes are checked. The suite
-// runs over it and over the real one, which keeps it honest.
-type fake struct {
+// FS behaves as nvmet's configfs does on 5.15 to 7.2, as far as nvmet.Tree goes:
+// a mkdir makes attribute files, a rmdir refuses, attributes are checked. It is
+// the nvmet.Files of nvmet.OpenOn.
+type FS struct {
+	// Exists says whether enable=1 can open a device.
+	Exists func(device string) bool
+	// Drain is called by an enable=0, or a rmdir, of an enabled namespace, and
+	// holds it up for as long as it likes. Both are set before the first use.
+	Drain func(subsystem string)
+
 	mu         sync.Mutex
-	subsystems map[string]*fakeSubsystem
-	ports      map[string]*fakePort
+	subsystems map[string]*subsystem
+	ports      map[string]*port
 	hosts      map[string]bool
-	devices    map[string]bool // that enable=1 can open
-
-	// drain is called, without the lock, by an enable=0 of an enabled namespace.
-	drain func(subsystem string)
 }
 
-type fakeSubsystem struct {
+type subsystem struct {
 	attrs      map[string]string
 	allowed    map[string]string // link name to host
 	namespaces map[string]map[string]string
 }
 
-type fakePort struct {
+type port struct {
 	attrs map[string]string
 	links map[string]string // link name to subsystem
 }
 
-func newFake(devices ...string) *fake {
-	f := &fake{
-		subsystems: map[string]*fakeSubsystem{}, ports: map[string]*fakePort{},
-		hosts: map[string]bool{}, devices: map[string]bool{}, drain: func(string) {},
+// New is an nvmet that exports nothing, and can export the given devices.
+func New(devices ...string) *FS {
+	return &FS{
+		Exists:     func(device string) bool { return slices.Contains(devices, device) },
+		Drain:      func(string) {},
+		subsystems: map[string]*subsystem{}, ports: map[string]*port{}, hosts: map[string]bool{},
 	}
-	for _, d := range devices {
-		f.devices[d] = true
-	}
-	return f
 }
 
 func parts(where string) []string {
-	rest, _ := strings.CutPrefix(where, fakeRoot+"/")
+	rest, _ := strings.CutPrefix(where, Root+"/")
 	return strings.Split(rest, "/")
 }
 
-func (f *fake) mkdir(where string) error {
+// Mkdir makes a directory, and in it what the kernel puts there.
+func (f *FS) Mkdir(where string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	p := parts(where)
@@ -79,14 +83,14 @@ func (f *fake) mkdir(where string) error {
 	return unix.EPERM
 }
 
-func (f *fake) mkSubsystem(name string) error {
+func (f *FS) mkSubsystem(name string) error {
 	if f.subsystems[name] != nil {
 		return unix.EEXIST
 	}
 	if name == "nqn.2014-08.org.nvmexpress.discovery" {
 		return unix.EINVAL
 	}
-	f.subsystems[name] = &fakeSubsystem{
+	f.subsystems[name] = &subsystem{
 		attrs: map[string]string{
 			"attr_serial": "0123456789abcdef0123", "attr_model": "Linux", "attr_allow_any_host": "0",
 			"attr_cntlid_min": "1", "attr_cntlid_max": "65519",
@@ -96,21 +100,21 @@ func (f *fake) mkSubsystem(name string) error {
 	return nil
 }
 
-func (f *fake) mkPort(name string) error {
+func (f *FS) mkPort(name string) error {
 	if _, err := strconv.ParseUint(name, 0, 16); err != nil {
 		return unix.EINVAL
 	}
 	if f.ports[name] != nil {
 		return unix.EEXIST
 	}
-	f.ports[name] = &fakePort{
+	f.ports[name] = &port{
 		attrs: map[string]string{"addr_trtype": "", "addr_adrfam": "", "addr_traddr": "", "addr_trsvcid": ""},
 		links: map[string]string{},
 	}
 	return nil
 }
 
-func (f *fake) mkNamespace(subsystem, name string) error {
+func (f *FS) mkNamespace(subsystem, name string) error {
 	s := f.subsystems[subsystem]
 	if s == nil {
 		return unix.ENOENT
@@ -128,7 +132,8 @@ func (f *fake) mkNamespace(subsystem, name string) error {
 	return nil
 }
 
-func (f *fake) rmdir(where string) error {
+// Rmdir removes a directory, with the attributes in it.
+func (f *FS) Rmdir(where string) error {
 	p := parts(where)
 	if len(p) == 4 && p[2] == "namespaces" {
 		return f.rmNamespace(p[1], p[3])
@@ -148,7 +153,7 @@ func (f *fake) rmdir(where string) error {
 	return unix.EPERM
 }
 
-func (f *fake) rmNamespace(subsystem, name string) error {
+func (f *FS) rmNamespace(subsystem, name string) error {
 	if err := f.disable(subsystem, name); err != nil {
 		return err
 	}
@@ -158,7 +163,7 @@ func (f *fake) rmNamespace(subsystem, name string) error {
 	return nil
 }
 
-func (f *fake) rmSubsystem(name string) error {
+func (f *FS) rmSubsystem(name string) error {
 	s := f.subsystems[name]
 	if s == nil {
 		return unix.ENOENT
@@ -177,7 +182,7 @@ func (f *fake) rmSubsystem(name string) error {
 	return nil
 }
 
-func (f *fake) rmHost(name string) error {
+func (f *FS) rmHost(name string) error {
 	if !f.hosts[name] {
 		return unix.ENOENT
 	}
@@ -192,7 +197,7 @@ func (f *fake) rmHost(name string) error {
 	return nil
 }
 
-func (f *fake) rmPort(name string) error {
+func (f *FS) rmPort(name string) error {
 	p := f.ports[name]
 	if p == nil {
 		return unix.ENOENT
@@ -205,7 +210,7 @@ func (f *fake) rmPort(name string) error {
 }
 
 // disable waits for the drain, and as the kernel says enable=0 before it is over.
-func (f *fake) disable(subsystem, name string) error {
+func (f *FS) disable(subsystem, name string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := f.subsystems[subsystem]
@@ -217,12 +222,13 @@ func (f *fake) disable(subsystem, name string) error {
 	}
 	s.namespaces[name]["enable"] = "0"
 	f.mu.Unlock()
-	f.drain(subsystem)
+	f.Drain(subsystem)
 	f.mu.Lock()
 	return nil
 }
 
-func (f *fake) write(where, value string) error {
+// Write checks and stores an attribute.
+func (f *FS) Write(where, value string) error {
 	p := parts(where)
 	if len(p) == 5 && p[4] == "enable" && value == "0" {
 		return f.disable(p[1], p[3])
@@ -244,7 +250,7 @@ func (f *fake) write(where, value string) error {
 	return nil
 }
 
-func (f *fake) attrs(p []string) (map[string]string, error) {
+func (f *FS) attrs(p []string) (map[string]string, error) {
 	switch {
 	case len(p) == 3 && p[0] == "subsystems" && f.subsystems[p[1]] != nil:
 		return f.subsystems[p[1]].attrs, nil
@@ -256,7 +262,7 @@ func (f *fake) attrs(p []string) (map[string]string, error) {
 	return nil, unix.ENOENT
 }
 
-func (f *fake) check(p []string, attrs map[string]string, name, value string) error {
+func (f *FS) check(p []string, attrs map[string]string, name, value string) error {
 	bad := false
 	switch name {
 	case "attr_serial":
@@ -290,14 +296,14 @@ func (f *fake) check(p []string, attrs map[string]string, name, value string) er
 	return nil
 }
 
-func (f *fake) checkEnable(attrs map[string]string, value string) error {
+func (f *FS) checkEnable(attrs map[string]string, value string) error {
 	if value != "1" {
 		return unix.EINVAL
 	}
 	if attrs["device_path"] == "(null)" {
 		return unix.EINVAL
 	}
-	if !f.devices[attrs["device_path"]] {
+	if !f.Exists(attrs["device_path"]) {
 		return unix.ENOENT
 	}
 	return nil
@@ -308,7 +314,8 @@ func number(s string) int {
 	return n
 }
 
-func (f *fake) symlink(to, where string) error {
+// Symlink links a host or a subsystem.
+func (f *FS) Symlink(to, where string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	target, p := parts(to), parts(where)
@@ -330,7 +337,7 @@ func (f *fake) symlink(to, where string) error {
 	return unix.EPERM
 }
 
-func (f *fake) exists(p []string) bool {
+func (f *FS) exists(p []string) bool {
 	return p[0] == "hosts" && f.hosts[p[1]] || p[0] == "subsystems" && f.subsystems[p[1]] != nil ||
 		p[0] == "ports" && f.ports[p[1]] != nil
 }
@@ -345,7 +352,7 @@ func addLink(links map[string]string, name, to string) error {
 	return nil
 }
 
-func (f *fake) linkPort(port *fakePort, name string, target []string) error {
+func (f *FS) linkPort(port *port, name string, target []string) error {
 	if target[0] != "subsystems" || port.attrs["addr_trtype"] == "" || port.attrs["addr_adrfam"] == "" {
 		return unix.EINVAL
 	}
@@ -360,7 +367,8 @@ func (f *fake) linkPort(port *fakePort, name string, target []string) error {
 	return addLink(port.links, name, target[1])
 }
 
-func (f *fake) unlink(where string) error {
+// Unlink removes a link.
+func (f *FS) Unlink(where string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	links, name := f.links(where)
@@ -372,7 +380,7 @@ func (f *fake) unlink(where string) error {
 }
 
 // links finds the directory of links that where is in, or is.
-func (f *fake) links(where string) (links map[string]string, name string) {
+func (f *FS) links(where string) (links map[string]string, name string) {
 	p := append(parts(where), "")
 	if len(p) < 4 {
 		return nil, ""
@@ -386,7 +394,8 @@ func (f *fake) links(where string) (links map[string]string, name string) {
 	return nil, ""
 }
 
-func (f *fake) readlink(where string) (string, error) {
+// Readlink gives a relative path, as configfs does.
+func (f *FS) Readlink(where string) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	links, name := f.links(where)
@@ -395,22 +404,23 @@ func (f *fake) readlink(where string) (string, error) {
 		return "", unix.ENOENT
 	}
 	kind := "hosts"
-	if strings.HasPrefix(where, fakeRoot+"/ports/") {
+	if strings.HasPrefix(where, Root+"/ports/") {
 		kind = "subsystems"
 	}
 	return "../../../../nvmet/" + kind + "/" + to, nil
 }
 
-func (f *fake) readDir(where string) ([]string, error) {
+// ReadDir lists links, and directories that were made.
+func (f *FS) ReadDir(where string) ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	p := parts(where)
 	switch {
-	case where == fakeRoot+"/subsystems":
+	case where == Root+"/subsystems":
 		return names(f.subsystems), nil
-	case where == fakeRoot+"/ports":
+	case where == Root+"/ports":
 		return names(f.ports), nil
-	case where == fakeRoot+"/hosts":
+	case where == Root+"/hosts":
 		return names(f.hosts), nil
 	case len(p) == 3 && p[2] == "namespaces" && f.subsystems[p[1]] != nil:
 		return names(f.subsystems[p[1]].namespaces), nil
@@ -429,7 +439,8 @@ func names[V any](m map[string]V) []string {
 	return out
 }
 
-func (f *fake) read(where string) (string, error) {
+// Read gives an attribute with its newline.
+func (f *FS) Read(where string) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	attrs, err := f.attrs(parts(where))
