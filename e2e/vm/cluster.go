@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// TB is what a cluster needs of a test. *testing.T has it; programs that are
+// not tests bring their own.
+type TB interface {
+	Helper()
+	Name() string
+	Context() context.Context
+	Logf(format string, args ...any)
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+	Skipf(format string, args ...any)
+	Failed() bool
+	Cleanup(func())
+}
+
+// bootLimit is the time that a machine has from QEMU's start to its init's
+// greeting. Under TCG, with other machines booting beside it on few cores, a
+// boot takes some tens of seconds at worst.
+const bootLimit = 180 * time.Second
+
+// Cluster is a set of machines and the networks between them, which live as
+// long as the test.
+type Cluster struct {
+	t       TB
+	image   Image
+	kvm     bool
+	logs    string // directory
+	drives  string // directory
+	allowed []*regexp.Regexp
+	start   time.Time
+
+	mu       sync.Mutex
+	machines []*Machine
+	networks []*Network
+	closing  bool
+}
+
+// clusterOptions is what Options change.
+type clusterOptions struct {
+	kernel  string
+	mtu     int
+	seed    uint64
+	allowed []*regexp.Regexp
+}
+
+// Option changes a cluster.
+type Option func(*clusterOptions)
+
+// WithKernel chooses the kernel, "6.1" or "6.12", instead of WEFT_KERNEL's.
+func WithKernel(version string) Option { return func(o *clusterOptions) { o.kernel = version } }
+
+// WithMTU sets the largest packet of the cluster's networks (default 9000).
+func WithMTU(mtu int) Option { return func(o *clusterOptions) { o.mtu = mtu } }
+
+// WithSeed seeds the random loss of frames.
+func WithSeed(seed uint64) Option { return func(o *clusterOptions) { o.seed = seed } }
+
+// AllowKernel says that console lines that match are expected and not trouble.
+func AllowKernel(pattern string) Option {
+	return func(o *clusterOptions) { o.allowed = append(o.allowed, regexp.MustCompile(pattern)) }
+}
+
+// Available says why machines can not run here, or nil.
+func Available() error {
+	if _, err := lookProgram(qemuProgram); err != nil {
+		return fmt.Errorf("%w; install qemu-system-x86", err)
+	}
+	return nil
+}
+
+// Require skips a test where machines can not run. Under CI, and where WEFT_VM=1
+// asks for machines, that is a failure: a skip must not hide a regression.
+func Require(t TB) {
+	t.Helper()
+	if os.Getenv("WEFT_VM") == "0" {
+		t.Skipf("WEFT_VM=0")
+	}
+	err := Available()
+	if err == nil {
+		return
+	}
+	if os.Getenv("CI") != "" || os.Getenv("WEFT_VM") == "1" {
+		t.Fatalf("virtual machines are required here: %v", err)
+	}
+	t.Skipf("no virtual machines: %v", err)
+}
+
+// NewCluster prepares a cluster for a test and registers its end. It skips the
+// test where machines can not run (see Require).
+func NewCluster(t TB, options ...Option) *Cluster {
+	t.Helper()
+	Require(t)
+	o := clusterOptions{kernel: KernelVersion(), mtu: 9000, seed: 1}
+	for _, option := range options {
+		option(&o)
+	}
+	c, err := newCluster(t, o)
+	if err != nil {
+		t.Fatalf("prepare virtual machines: %v", err)
+	}
+	t.Cleanup(c.close)
+	return c
+}
+
+// KernelVersion is the version that WEFT_KERNEL asks for, or the default.
+func KernelVersion() string {
+	if v := os.Getenv("WEFT_KERNEL"); v != "" {
+		return v
+	}
+	return DefaultKernel
+}
+
+func newCluster(t TB, o clusterOptions) (*Cluster, error) {
+	image, err := BuildImage(t.Context(), o.kernel)
+	if err != nil {
+		return nil, err
+	}
+	logs, err := logDir(t.Name())
+	if err != nil {
+		return nil, err
+	}
+	drives, err := os.MkdirTemp("", "weft-drives-")
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{
+		t: t, image: image, kvm: kvmWorks(), logs: logs, drives: drives,
+		allowed: o.allowed, start: time.Now(),
+	}
+	c.networks = []*Network{newNetwork("net0", 0, o.mtu, o.seed)}
+	t.Logf("kernel %s, %s; logs in %s", image.Kernel.Release, acceleration(c.kvm), logs)
+	return c, nil
+}
+
+// logDir makes a directory for the logs of a test.
+func logDir(test string) (string, error) {
+	name := strings.NewReplacer("/", "_", " ", "_").Replace(test) + "-"
+	base := os.Getenv("WEFT_VM_LOGS")
+	if base == "" {
+		base = filepath.Join(os.TempDir(), "weft-vm")
+	}
+	if err := os.MkdirAll(base, 0o755); err != nil {
+		return "", err
+	}
+	return os.MkdirTemp(base, name)
+}
+
+// Network is the network that every machine is on.
+func (c *Cluster) Network() *Network { return c.networks[0] }
+
+// AddNetwork makes a further network; machines join it with On.
+func (c *Cluster) AddNetwork(name string) *Network {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := newNetwork(name, len(c.networks), c.networks[0].mtu, uint64(len(c.networks)))
+	c.networks = append(c.networks, n)
+	return n
+}
+
+// Logs is the directory with the logs of all machines.
+func (c *Cluster) Logs() string { return c.logs }
+
+// Machine draws a machine, with its drives, that Boot can boot. The first
+// machine has the address 10.77.0.1, the next 10.77.0.2, and so on.
+func (c *Cluster) Machine(name string, options ...MachineOption) *Machine {
+	c.t.Helper()
+	m, err := newMachine(c, name, options)
+	if err != nil {
+		c.t.Fatalf("machine %s: %v", name, err)
+	}
+	c.mu.Lock()
+	c.machines = append(c.machines, m)
+	c.mu.Unlock()
+	return m
+}
+
+// Start draws a machine and boots it.
+func (c *Cluster) Start(name string, options ...MachineOption) *Machine {
+	c.t.Helper()
+	m := c.Machine(name, options...)
+	c.Boot(c.t.Context(), m)
+	return m
+}
+
+// Boot boots machines side by side and returns when all of them can be used. It
+// ends the test when one can not.
+func (c *Cluster) Boot(ctx context.Context, machines ...*Machine) {
+	c.t.Helper()
+	begin := time.Now()
+	var all errgroup.Group
+	for _, m := range machines {
+		all.Go(func() error { return m.Boot(ctx) })
+	}
+	if err := all.Wait(); err != nil {
+		c.t.Fatalf("%v", err)
+	}
+	c.t.Logf("%d machines booted in %.1f s", len(machines), time.Since(begin).Seconds())
+}
+
+// fail reports what no caller waits for: a machine that died, an oops.
+func (c *Cluster) fail(format string, args ...any) {
+	c.mu.Lock()
+	closing := c.closing
+	c.mu.Unlock()
+	if !closing {
+		c.t.Errorf(format, args...)
+	}
+}
+
+// close kills the machines and removes what the test does not need any more.
+func (c *Cluster) close() {
+	c.mu.Lock()
+	c.closing = true
+	machines := c.machines
+	c.mu.Unlock()
+	for _, m := range machines {
+		m.Kill()
+	}
+	for _, n := range c.networks {
+		n.close()
+	}
+	keep := os.Getenv("WEFT_VM_KEEP") != ""
+	if c.t.Failed() || keep {
+		c.t.Logf("logs of the machines are in %s", c.logs)
+	}
+	var errs error
+	if !keep {
+		errs = errors.Join(errs, os.RemoveAll(c.drives))
+	}
+	if !keep && !c.t.Failed() {
+		errs = errors.Join(errs, os.RemoveAll(c.logs))
+	}
+	if errs != nil {
+		c.t.Errorf("remove what the machines left: %v", errs)
+	}
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vm
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/e2e/guest"
+)
+
+const qemuProgram = "qemu-system-x86_64"
+
+// kvmWorks says whether hardware virtualisation can be used. A /dev/kvm that can
+// be opened is not enough: guests hang where the processor has no vmx or svm.
+func kvmWorks() bool {
+	if os.Getenv("WEFT_KVM") == "0" {
+		return false
+	}
+	info, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return false
+	}
+	flags := " " + strings.ReplaceAll(string(info), "\n", " ") + " "
+	if !strings.Contains(flags, " vmx ") && !strings.Contains(flags, " svm ") {
+		return false
+	}
+	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	if err != nil {
+		return false
+	}
+	f.Close()
+	return true
+}
+
+func acceleration(kvm bool) string {
+	if kvm {
+		return "KVM"
+	}
+	return "TCG (no hardware virtualisation)"
+}
+
+// plugs say how QEMU reaches the test: by inherited descriptors in a test,
+// nowhere in the line that a person runs again.
+type plugs struct {
+	control, qmp string
+	net          func(i int) string
+}
+
+func inheritedPlugs() plugs {
+	return plugs{
+		control: "socket,id=control,fd=3",
+		qmp:     "socket,id=qmp,fd=4",
+		net:     func(i int) string { return fmt.Sprintf("stream,id=net%d,addr.type=fd,addr.str=%d", i, 5+i) },
+	}
+}
+
+func loosePlugs() plugs {
+	return plugs{
+		control: "null,id=control",
+		qmp:     "null,id=qmp",
+		net:     func(i int) string { return fmt.Sprintf("hubport,id=net%d,hubid=%d", i, i) },
+	}
+}
+
+// qemuArgs is the machine as QEMU is told of it: nothing by default, one serial
+// line for the console, PCI for the rest.
+func (m *Machine) qemuArgs(p plugs) []string {
+	accel, cpu := "tcg,thread=multi", "max"
+	if m.cluster.kvm {
+		accel, cpu = "kvm", "host"
+	}
+	image := m.cluster.image
+	args := []string{
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-M", "pc,hpet=off,vmport=off,graphics=off", "-accel", accel, "-cpu", cpu,
+		"-m", fmt.Sprint(m.options.memory), "-smp", fmt.Sprint(m.options.cpus),
+		"-name", m.name,
+		"-kernel", image.Kernel.Image, "-initrd", image.Initrd,
+		"-append", strings.Join(append(kernelArgs(), m.options.kernel...), " "),
+		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
+		"-chardev", p.qmp, "-mon", "chardev=qmp,mode=control",
+		"-chardev", p.control, "-device", "virtio-serial-pci",
+		"-device", "virtserialport,chardev=control,name=" + guest.PortName,
+		"-blockdev", "driver=raw,node-name=tools,read-only=on,file.driver=file,file.locking=off,file.filename=" + image.Tools,
+		"-device", "virtio-blk-pci,drive=tools,serial=" + guest.ToolsSerial,
+	}
+	for i, n := range m.nics {
+		args = append(args, "-netdev", p.net(i),
+			"-device", fmt.Sprintf("virtio-net-pci,netdev=net%d,mac=%s,host_mtu=%d,romfile=", i, n.mac, n.net.mtu))
+	}
+	for _, d := range m.drives {
+		args = append(args, "-blockdev", d.fileNode(), "-blockdev", d.node(), "-device", d.device())
+	}
+	return args
+}
+
+// kernelArgs make the boot short and a broken kernel end at once. Timers and
+// clock checks that TCG makes slow or wrong are left out.
+func kernelArgs() []string {
+	return []string{
+		"console=ttyS0", "loglevel=5", "panic=-1", "oops=panic", "reboot=t",
+		"nokaslr", "mitigations=off", "random.trust_cpu=on", "no_timer_check", "tsc=reliable",
+		"cryptomgr.notests", "audit=0", "apparmor=0", "i8042.noaux", "i8042.nokbd", "net.ifnames=0",
+	}
+}
+
+// socketPair makes two connected stream sockets: ours, and one for QEMU to inherit.
+func socketPair() (ours, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a socket pair: %w", err)
+	}
+	for _, fd := range fds {
+		// Room for a burst of frames; the kernel halves it if the limit is lower.
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 4<<20)
+	}
+	return os.NewFile(uintptr(fds[0]), "test end"), os.NewFile(uintptr(fds[1]), "qemu end"), nil
+}
