@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package raid
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+
+	"weft.dev/weft/proto/block"
+)
+
+// LogDeviceSize is the size of the device that holds a column's dirty log: far
+// more than any log needs, so that a volume can grow. Its file is sparse.
+const LogDeviceSize = block.MiB
+
+// ErrLog says that bytes are not a dirty log. Whoever reads a log and gets it
+// takes all regions for dirty.
+var ErrLog = errors.New("not a dirty log")
+
+// The "disk" log of device-mapper (drivers/md/dm-log.c, struct log_header_disk):
+// a header in little endian, and from sector 2 on one bit per region, lowest bit
+// of the lowest byte first, 1 for clean. Unchanged since 2.6.
+const (
+	logMagic   = 0x4D695272 // "MiRr"
+	logVersion = 2
+	logBits    = 2 * 512
+)
+
+// LogImage is a dirty log: which regions of a mirror's legs may differ. The zero
+// value has no regions. Use CleanLog or DirtyLog.
+type LogImage struct {
+	regions uint64
+	clean   []uint64 // bits beyond regions are 0
+}
+
+// maxRegions is what fits on a log device.
+const maxRegions = uint64(LogDeviceSize-logBits) * 8
+
+// CleanLog is a log of so many regions, none dirty.
+func CleanLog(regions uint64) LogImage {
+	l := DirtyLog(regions)
+	for i := range l.clean {
+		l.clean[i] = ^uint64(0)
+	}
+	if tail := regions % 64; tail != 0 {
+		l.clean[len(l.clean)-1] = 1<<tail - 1
+	}
+	return l
+}
+
+// DirtyLog is a log of so many regions, all dirty.
+func DirtyLog(regions uint64) LogImage {
+	return LogImage{regions, make([]uint64, (regions+63)/64)}
+}
+
+// Regions is how many regions l is for.
+func (l LogImage) Regions() uint64 { return l.regions }
+
+// Dirty reports whether a region is dirty; one that l does not have is.
+func (l LogImage) Dirty(region uint64) bool {
+	return region >= l.regions || l.clean[region/64]&(1<<(region%64)) == 0
+}
+
+// Mark makes a region dirty.
+func (l LogImage) Mark(region uint64) {
+	if region < l.regions {
+		l.clean[region/64] &^= 1 << (region % 64)
+	}
+}
+
+// CountDirty is how many regions are dirty.
+func (l LogImage) CountDirty() uint64 {
+	n := l.regions
+	for _, w := range l.clean {
+		n -= uint64(bits.OnesCount64(w))
+	}
+	return n
+}
+
+// AllClean reports whether no region is dirty.
+func (l LogImage) AllClean() bool { return l.CountDirty() == 0 }
+
+// AllDirty reports whether every region is.
+func (l LogImage) AllDirty() bool { return l.CountDirty() == l.regions }
+
+// Equal reports whether both say the same.
+func (l LogImage) Equal(m LogImage) bool {
+	return l.regions == m.regions && slices.Equal(l.clean, m.clean)
+}
+
+// Merge is the log of what is dirty in either.
+func (l LogImage) Merge(m LogImage) (LogImage, error) {
+	if l.regions != m.regions {
+		return LogImage{}, fmt.Errorf("merge logs of %d and %d regions", l.regions, m.regions)
+	}
+	merged := LogImage{l.regions, slices.Clone(l.clean)}
+	for i, w := range m.clean {
+		merged.clean[i] &= w
+	}
+	return merged, nil
+}
+
+// Bytes is the image as it stands at the start of the log device, padded to 4 KiB.
+func (l LogImage) Bytes() []byte {
+	size := block.Size(logBits + 8*len(l.clean)).RoundUp(4 * block.KiB)
+	b := make([]byte, size)
+	binary.LittleEndian.PutUint32(b[0:], logMagic)
+	binary.LittleEndian.PutUint32(b[4:], logVersion)
+	binary.LittleEndian.PutUint64(b[8:], l.regions)
+	for i, w := range l.clean {
+		binary.LittleEndian.PutUint64(b[logBits+8*i:], w)
+	}
+	return b
+}
+
+// ParseLog reads an image; what follows it is ignored. Errors are [ErrLog].
+func ParseLog(b []byte) (LogImage, error) {
+	if len(b) < logBits {
+		return LogImage{}, fmt.Errorf("%w: %d bytes, want at least %d", ErrLog, len(b), logBits)
+	}
+	magic, version := binary.LittleEndian.Uint32(b[0:]), binary.LittleEndian.Uint32(b[4:])
+	if magic != logMagic || version != logVersion {
+		return LogImage{}, fmt.Errorf("%w: magic %#x version %d", ErrLog, magic, version)
+	}
+	regions := binary.LittleEndian.Uint64(b[8:])
+	if held := uint64(len(b)-logBits) / 8 * 64; regions > min(held, maxRegions) {
+		return LogImage{}, fmt.Errorf("%w: %d regions in %d bytes", ErrLog, regions, len(b))
+	}
+	l := DirtyLog(regions)
+	for i := range l.clean {
+		l.clean[i] = binary.LittleEndian.Uint64(b[logBits+8*i:])
+	}
+	if tail := regions % 64; tail != 0 {
+		l.clean[len(l.clean)-1] &= 1<<tail - 1
+	}
+	return l, nil
+}
