@@ -35,7 +35,7 @@ func runExplainVolume(ctx context.Context, api pb.ManagerClient, volume string, 
 		return err
 	}
 	return out.print(x, func(w io.Writer) {
-		fmt.Fprintf(w, "%s: %s\n", x.GetObject(), x.GetSummary())
+		fmt.Fprintln(w, x.GetSummary())
 		bullets(w, "because", x.GetFacts())
 		bullets(w, "waiting for", x.GetWaits())
 		bullets(w, "you can", x.GetActions())

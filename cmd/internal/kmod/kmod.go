@@ -22,8 +22,10 @@ type Module struct {
 	Sign string // path, under the root, that is there when the part is
 }
 
-// The parts that Weft uses.
+// The parts that Weft uses. A part that is built in and has no parameters shows no
+// directory in /sys/module; modprobe is then run, and does nothing.
 var (
+	ConfigFS = Module{"configfs", "sys/kernel/config"}
 	NvmetTCP = Module{"nvmet-tcp", "sys/module/nvmet_tcp"}
 	Nvmet    = Module{"nvmet", "sys/kernel/config/nvmet"}
 	NvmeTCP  = Module{"nvme-tcp", "sys/module/nvme_tcp"}
