@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dm
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
+)
+
+// Loops makes block devices of files: a mirror's dirty log is one over a file on
+// a tmpfs. The kernel knows which file a loop device is over, so they are found
+// again after an agent was restarted. The zero value is the machine's.
+type Loops struct {
+	Dev string // "/dev" if empty
+	Sys string // "/sys" if empty
+}
+
+// Loop is a loop device and the file under it.
+type Loop struct {
+	Number Number
+	Path   string // /dev/loop0
+	File   string // absolute; see List
+}
+
+// deletedMark is what the kernel appends to the name of a file that is gone.
+const deletedMark = " (deleted)"
+
+// List lists the attached loop devices, sorted by number. The File of one whose
+// file was removed ends in " (deleted)", as the kernel says it.
+func (l Loops) List() ([]Loop, error) {
+	files, err := filepath.Glob(filepath.Join(cmp.Or(l.Sys, "/sys"), "block/loop*/loop/backing_file"))
+	if err != nil {
+		return nil, err
+	}
+	var all []Loop
+	for _, f := range files {
+		loop, err := l.read(f)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
+			continue // detached since the directory was read
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list loop devices: %w", err)
+		}
+		all = append(all, loop)
+	}
+	slices.SortFunc(all, func(a, b Loop) int { return cmp.Compare(a.Number.Minor, b.Number.Minor) })
+	return all, nil
+}
+
+func (l Loops) read(backingFile string) (Loop, error) {
+	file, err := os.ReadFile(backingFile)
+	if err != nil {
+		return Loop{}, err
+	}
+	disk := filepath.Dir(filepath.Dir(backingFile))
+	dev, err := os.ReadFile(filepath.Join(disk, "dev"))
+	if err != nil {
+		return Loop{}, err
+	}
+	n, err := ParseNumber(strings.TrimSpace(string(dev)))
+	return Loop{n, l.node(filepath.Base(disk)), strings.TrimSuffix(string(file), "\n")}, err
+}
+
+func (l Loops) node(name string) string { return filepath.Join(cmp.Or(l.Dev, "/dev"), name) }
+
+// Find finds the loop device over a file. A file that was removed and made anew
+// is another file.
+func (l Loops) Find(file string) (Loop, bool, error) {
+	file, err := filepath.Abs(file)
+	if err != nil {
+		return Loop{}, false, err
+	}
+	all, err := l.List()
+	i := slices.IndexFunc(all, func(d Loop) bool { return d.File == file })
+	if err != nil || i < 0 {
+		return Loop{}, false, err
+	}
+	return all[i], true, nil
+}
+
+// Attach makes a loop device over a file, or finds the one there is. The file
+// must exist and have the size that the device is to have.
+func (l Loops) Attach(file string) (Loop, error) {
+	if loop, ok, err := l.Find(file); ok || err != nil {
+		return loop, err
+	}
+	f, err := os.OpenFile(file, os.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return Loop{}, fmt.Errorf("attach loop device: %w", err)
+	}
+	defer f.Close()
+	// Whoever takes the free device first has it; the others ask again.
+	for range 32 {
+		path, err := l.configure(f)
+		if errors.Is(err, unix.EBUSY) {
+			continue
+		}
+		if err != nil {
+			return Loop{}, fmt.Errorf("attach loop device to %s: %w", file, err)
+		}
+		n, err := MajorMinor(path)
+		if err != nil {
+			return Loop{}, err
+		}
+		abs, err := filepath.Abs(file)
+		return Loop{n, path, abs}, err
+	}
+	return Loop{}, fmt.Errorf("attach loop device to %s: %w", file, unix.EBUSY)
+}
+
+func (l Loops) configure(f *os.File) (path string, err error) {
+	control, err := os.OpenFile(l.node("loop-control"), os.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	defer control.Close()
+	free, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	if err != nil {
+		return "", err
+	}
+	path = l.node("loop" + strconv.Itoa(free))
+	device, err := os.OpenFile(path, os.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	defer device.Close()
+	config := unix.LoopConfig{Fd: uint32(f.Fd()), Size: uint32(block.SectorSize)}
+	// The kernel's own note of the name (LOOP_GET_STATUS64); sysfs has the true path.
+	copy(config.Info.File_name[:len(config.Info.File_name)-1], f.Name())
+	return path, unix.IoctlLoopConfigure(int(device.Fd()), &config)
+}
+
+// Detach takes the loop device off its file; if somebody has it open, a table
+// for one, as soon as that is over. One that is not attached is no error.
+func (l Loops) Detach(loop Loop) error {
+	device, err := os.OpenFile(loop.Path, os.O_RDWR|unix.O_CLOEXEC, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("detach loop device: %w", err)
+	}
+	defer device.Close()
+	err = unix.IoctlSetInt(int(device.Fd()), unix.LOOP_CLR_FD, 0)
+	if err != nil && !errors.Is(err, unix.ENXIO) {
+		return fmt.Errorf("detach loop device %s: %w", loop.Path, err)
+	}
+	return nil
+}
