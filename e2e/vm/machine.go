@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -32,6 +33,8 @@ type Machine struct {
 	options machineOptions
 	nics    []nic
 	drives  []*Drive
+
+	forwards map[int]string // port of the guest to address on this machine
 
 	mu      sync.Mutex
 	boot    *boot // nil when off
@@ -62,6 +65,16 @@ func newMachine(c *Cluster, name string, options []MachineOption) (*Machine, err
 		if i == 0 {
 			m.options.modules = append([]string{"virtio_net"}, m.options.modules...)
 		}
+	}
+	for _, port := range m.options.forward {
+		at, err := freeAddress()
+		if err != nil {
+			return nil, err
+		}
+		if m.forwards == nil {
+			m.forwards = make(map[int]string)
+		}
+		m.forwards[port] = at
 	}
 	drives := m.options.drives
 	if m.options.state != "" {
@@ -144,8 +157,31 @@ func (m *Machine) setup() guest.Setup {
 	for i, n := range m.nics {
 		s.Nets = append(s.Nets, guest.Net{MAC: n.mac, Name: fmt.Sprintf("eth%d", i), CIDR: n.addr + "/24", MTU: n.net.mtu})
 	}
+	if len(m.forwards) > 0 {
+		s.Nets = append(s.Nets, guest.Net{MAC: forwardMAC, Name: "forward0", CIDR: forwardCIDR, MTU: 1500})
+	}
 	return s
 }
+
+// What QEMU's user network calls itself, and the guest in it.
+const (
+	forwardMAC  = "52:54:00:76:00:01"
+	forwardNet  = "10.76.0.0/24"
+	forwardCIDR = "10.76.0.15/24"
+)
+
+// freeAddress finds a loopback address that nobody listens on.
+func freeAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", fmt.Errorf("find a free port: %w", err)
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}
+
+// Forwarded is where this machine reaches a port that Forward named.
+func (m *Machine) Forwarded(port int) string { return m.forwards[port] }
 
 // current returns the boot under way.
 func (m *Machine) current() (*boot, error) {

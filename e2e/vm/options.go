@@ -14,6 +14,7 @@ type machineOptions struct {
 	kernel  []string // further words of the kernel's command line
 	state   string   // size of the state disk, "" for none
 	kmsg    bool
+	forward []int // TCP ports of the guest that this machine can reach
 }
 
 type driveOption struct {
@@ -50,6 +51,13 @@ func StateDisk() MachineOption { return func(o *machineOptions) { o.state = "128
 // On puts the machine on a further network.
 func On(n *Network) MachineOption {
 	return func(o *machineOptions) { o.nets = append(o.nets, n) }
+}
+
+// Forward makes a TCP port of the guest reachable from this machine, on a
+// loopback address that Machine.Forwarded tells. It does not go through the
+// cluster's network, so cutting that does not cut this.
+func Forward(port int) MachineOption {
+	return func(o *machineOptions) { o.forward = append(o.forward, port) }
 }
 
 // NoNetwork takes the machine off the cluster's network.

@@ -92,6 +92,13 @@ func (m *Machine) qemuArgs(p plugs) []string {
 		args = append(args, "-netdev", p.net(i),
 			"-device", fmt.Sprintf("virtio-net-pci,netdev=net%d,mac=%s,host_mtu=%d,romfile=", i, n.mac, n.net.mtu))
 	}
+	if len(m.forwards) > 0 {
+		user := "user,id=forward,restrict=on,net=" + forwardNet
+		for port, at := range m.forwards {
+			user += fmt.Sprintf(",hostfwd=tcp:%s-:%d", at, port)
+		}
+		args = append(args, "-netdev", user, "-device", "virtio-net-pci,netdev=forward,mac="+forwardMAC+",romfile=")
+	}
 	for _, d := range m.drives {
 		args = append(args, "-blockdev", d.fileNode(), "-blockdev", d.node(), "-device", d.device())
 	}
