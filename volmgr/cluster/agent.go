@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import "weft.dev/weft/proto/block"
+
+// TargetReport is the whole observed state of a target agent's node.
+type TargetReport struct {
+	Node       block.NodeName
+	Labels     map[string]string
+	BootID     string
+	Version    string
+	Kernel     string
+	Portals    []block.Portal
+	ClusterID  block.ClusterID // zero if the node's drives belong to none yet
+	Generation uint64          // newest wanted generation that was acted on
+	Devices    []Device
+	Drives     []DriveReport
+	Legs       []LegReport
+	Admissions []Admission
+	Exports    []ExportReport
+	Problems   []Problem
+}
+
+// DriveReport is a drive with a label of ours, and what the label says.
+type DriveReport struct {
+	Drive           block.DriveID
+	Cluster         block.ClusterID
+	Device          string
+	Extents         uint32
+	LabelGeneration uint64
+	Error           string
+	Legs            []LegLabel
+}
+
+// LegLabel is a leg as it stands on a drive.
+type LegLabel struct {
+	Leg           block.LegID
+	Column        int
+	Copy          int
+	Extents       []Extent
+	Zeroed        bool
+	Revision      uint64
+	AdmittedEpoch block.Epoch
+	Volume        VolumeLabel
+}
+
+// VolumeLabel is a volume's definition as it stands on drives.
+type VolumeLabel struct {
+	ID         block.VolumeID
+	Name       block.VolumeName
+	Size       block.Size
+	Layout     block.Layout
+	Pool       string
+	Spread     string
+	Labels     map[string]string
+	Epoch      block.Epoch
+	Generation uint64
+	InSync     []block.LegID
+	Clean      bool
+	Created    int64 // Unix nanoseconds, 0 if not known
+}
+
+// LegReport is a leg as its target sees it.
+type LegReport struct {
+	Leg    block.LegID
+	Ready  bool // carved, zeroed, mapped
+	Zeroed block.Size
+	Error  string
+}
+
+// Admission is the target's word that nothing of a volume can be written
+// through its node at an epoch below Epoch, and that this is on its labels.
+type Admission struct {
+	Volume block.VolumeID
+	Epoch  block.Epoch
+}
+
+// ExportReport is one subsystem that stands on a target.
+type ExportReport struct {
+	NQN   block.NQN
+	Ready bool
+	Legs  []block.LegID
+}
+
+// TargetWanted is the whole wanted state of a target agent's node.
+type TargetWanted struct {
+	Generation uint64
+	ClusterID  block.ClusterID
+	Drives     []WantedDrive
+	Legs       []WantedLeg
+	Admissions []Admission
+	Exports    []WantedExport
+}
+
+// WantedDrive is a drive to take in and use or, with Remove, to give back.
+type WantedDrive struct {
+	Drive      block.DriveID
+	Device     string
+	WWID       string
+	Serial     string
+	ForceErase string
+	Remove     bool
+}
+
+// WantedLeg is a leg to carve and keep or, with Remove, to free.
+type WantedLeg struct {
+	Leg      block.LegID
+	Drive    block.DriveID
+	Column   int
+	Copy     int
+	Extents  []Extent
+	Size     block.Size
+	Revision uint64
+	Volume   VolumeLabel
+	Remove   bool
+}
+
+// WantedExport is one subsystem to export.
+type WantedExport struct {
+	Volume     block.VolumeID
+	Epoch      block.Epoch
+	NQN        block.NQN
+	Serial     string
+	Host       block.Host
+	Namespaces []WantedNamespace
+}
+
+// WantedNamespace is one leg inside a subsystem.
+type WantedNamespace struct {
+	NSID uint32
+	Leg  block.LegID
+	UUID block.UUID
+}
+
+// InitiatorReport is the whole observed state of an initiator agent's node.
+type InitiatorReport struct {
+	Node        block.NodeName
+	Labels      map[string]string
+	BootID      string
+	Version     string
+	Kernel      string
+	Host        block.Host
+	Generation  uint64
+	Attachments []AttachmentReport
+	Problems    []Problem
+}
+
+// Phase is how far a host is with an attachment.
+type Phase string
+
+// The phases.
+const (
+	PhaseConnecting      Phase = "CONNECTING"
+	PhaseEqualizing      Phase = "EQUALIZING"
+	PhaseServing         Phase = "SERVING"
+	PhaseStalled         Phase = "STALLED"
+	PhaseDetaching       Phase = "DETACHING"
+	PhaseDetachedClean   Phase = "DETACHED_CLEAN"
+	PhaseDetachedUnclean Phase = "DETACHED_UNCLEAN"
+)
+
+// AttachmentReport is how a host sees an attachment.
+type AttachmentReport struct {
+	Volume      block.VolumeID
+	Epoch       block.Epoch
+	Phase       Phase
+	Device      string
+	WaitingFor  string
+	Legs        []LegLink
+	ResyncDone  block.Size
+	ResyncTotal block.Size
+}
+
+// LegLink is how a host sees one leg.
+type LegLink struct {
+	Leg      block.LegID
+	Revision uint64
+	State    string // "live", "connecting", "lost", "absent"
+	Device   string
+	Error    string
+}
+
+// InitiatorWanted is the whole wanted state of an initiator agent's node.
+type InitiatorWanted struct {
+	Generation  uint64
+	ClusterID   block.ClusterID
+	Attachments []WantedAttachment
+}
+
+// WantedAttachment is a volume that the host is to have or, with Detach, to let go.
+type WantedAttachment struct {
+	Volume     block.VolumeID
+	VolumeName block.VolumeName
+	Size       block.Size
+	Layout     block.Layout
+	LegSize    block.Size
+	Epoch      block.Epoch
+	Mode       AttachMode
+	BootID     string
+	Equalize   bool
+	Detach     bool
+	Legs       []WantedLink
+}
+
+// WantedLink is one leg, in sync or rebuilding, of an attachment.
+type WantedLink struct {
+	Leg          block.LegID
+	Column       int
+	Copy         int
+	State        LegState
+	Revision     uint64
+	Node         block.NodeName
+	NQN          block.NQN
+	NSID         uint32
+	UUID         block.UUID
+	Portals      []block.Portal
+	WriteThrough bool
+}

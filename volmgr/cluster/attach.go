@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
+// An attachment's states, and what moves it. E is the volume's epoch:
+//
+//	              Attach, E+1
+//	(detached) ─────────────────► GRANTING ◄───────────────────────────┐
+//	     ▲  ▲                        │ every in-sync leg fenced to E,  │ the host's boot id
+//	     │  │                        │ or evicted after the lease      │ changed: E+1, not clean
+//	     │  │ Detach                 ▼                                 │
+//	     │  ├───────────────────  GRANTED ─────────────────────────────┤
+//	     │  │ (GRANTING only)        │ the host serves the device      │
+//	     │  │                        ▼                                 │
+//	     │  │                     ATTACHED ────────────────────────────┘
+//	     │  │                        │ Detach
+//	     │  │ let go: clean or not   ▼
+//	     │  └───────────────────  DETACHING
+//	     └── from anywhere: Detach force, host confirmed dead: E+1, not clean
+//
+// GRANTED is the only door to a volume's data, and the epoch only grows. What
+// keeps a superseded host out is not this record but the targets: the grant is
+// handed out when every leg that stays in sync is on a target that has fenced
+// all epochs below E. A leg that can not be fenced is evicted, and only after
+// [ClientLease] has passed since the first in-sync leg was fenced: by then a
+// superseded host, which can not record that it lost that leg, has stopped
+// reading too.
+
+func (in Attach) apply(t *tx) (view, error) {
+	if in.Mode != "" && in.Mode != AttachExclusive {
+		return nil, &Error{Kind: Unimplemented, Field: "mode", Text: fmt.Sprintf("mode: %s is not served by this version, only %s", in.Mode, AttachExclusive)}
+	}
+	v, err := t.s.find(in.Volume)
+	if err != nil {
+		return nil, err
+	}
+	if v.State != VolumeReady {
+		return nil, refused(ReasonNotReady, v.object(), "%s", strings.ToLower(string(v.State))).
+			hint("`weft explain volume %s` says what it waits for", v.Name)
+	}
+	n := t.s.nodes[in.Node]
+	if n == nil {
+		return nil, notFound(nodeObject(in.Node))
+	}
+	if n.Host.NQN == "" || n.InitiatorBoot == "" {
+		return nil, refused(ReasonNoInitiator, nodeObject(in.Node), "no initiator agent has ever reported from it").
+			hint("start `weft initiator` on %s", in.Node)
+	}
+	if n.ConfirmedDead {
+		return nil, refused(ReasonNodeOffline, nodeObject(in.Node), "confirmed dead").hint("it counts as alive again when its agent reports")
+	}
+	if a := v.Attachment; a != nil {
+		if done, err := t.attachAgain(v, in.Node); done || err != nil {
+			return attachmentResult(v.ID), err
+		}
+	}
+	if err := t.s.attachable(v); err != nil {
+		return nil, err
+	}
+	t.grant(t.volume(v.ID), n)
+	return attachmentResult(v.ID), nil
+}
+
+func attachmentResult(id block.VolumeID) view {
+	return func(s *State) any { return s.attachmentView(s.volumes[id]) }
+}
+
+// attachAgain judges an Attach of a volume that is attached: done if it is
+// attached so already, an error if it can not be, neither if it may be taken over.
+func (t *tx) attachAgain(v *Volume, node block.NodeName) (done bool, err error) {
+	a := v.Attachment
+	switch {
+	case a.Node == node && a.State == Detaching:
+		return false, refused(ReasonDetaching, v.object(), "being detached from %s", a.Node).
+			hint("wait, or `weft detach %s --force`", v.Name).with("node", string(a.Node))
+	case a.Node == node:
+		return true, nil
+	case t.confirmedDead(a.Node):
+		return false, nil
+	}
+	return false, refused(ReasonAttachedElse, v.object(), "attached to %s", a.Node).
+		hint("`weft detach %s`; if %s does not answer, `weft detach %s --force`; if it is off, `weft node confirm-dead %s`", v.Name, a.Node, v.Name, a.Node).
+		with("node", string(a.Node))
+}
+
+func (t *tx) confirmedDead(name block.NodeName) bool {
+	n := t.peekNode(name)
+	return n != nil && n.ConfirmedDead
+}
+
+// attachable refuses a volume with a column that has no in-sync leg on an online target.
+func (s *State) attachable(v *Volume) error {
+	var columns []string
+	for c := range v.Layout.Stripes {
+		served, why := false, []string{}
+		for i := range v.Legs {
+			if l := &v.Legs[i]; l.Column == c {
+				served = served || l.State == LegInSync && s.servable(l)
+				why = append(why, fmt.Sprintf("%v is %s", l, s.legFact(l)))
+			}
+		}
+		if !served {
+			columns = append(columns, fmt.Sprintf("column %d: %s", c, strings.Join(why, ", ")))
+		}
+	}
+	if len(columns) == 0 {
+		return nil
+	}
+	return refused(ReasonNoInSyncLeg, v.object(), "no in-sync leg can be reached: %s", strings.Join(columns, "; ")).
+		hint("bring the targets back; `weft explain volume %s` lists what can be done if they are gone for ever", v.Name)
+}
+
+// legFact is a leg's state with what keeps it from being used.
+func (s *State) legFact(l *Leg) string {
+	fact := strings.ToLower(strings.ReplaceAll(string(l.State), "_", " "))
+	if l.State == LegStale && l.Reason != "" {
+		fact += " (" + l.Reason + ")"
+	}
+	switch d := s.drives[l.Drive]; {
+	case !s.targetOnline(l.Node):
+		fact += ", its target is offline"
+	case d == nil || d.State != DriveReady:
+		fact += ", its drive is not ready"
+	}
+	return fact
+}
+
+// grant begins a new epoch for a host. The host gets nothing before settleGrant
+// has seen the older epochs fenced.
+func (t *tx) grant(v *Volume, n *Node) {
+	t.supersede(v)
+	v.Attachment = &Attachment{
+		Node: n.Name, Host: n.Host, Mode: AttachExclusive, Epoch: v.Epoch,
+		State: Granting, BootID: n.InitiatorBoot, Since: t.now.UTC(),
+	}
+	t.volumeEvent(v, Info, EventGranting, fmt.Sprintf("epoch %d for %s: fencing older epochs", v.Epoch, n.Name),
+		"node", string(n.Name), "epoch", fmt.Sprint(v.Epoch))
+}
+
+// supersede ends whatever epoch there is: the targets are to admit nothing below
+// the new one. A rebuild under way is lost with the host that made it.
+func (t *tx) supersede(v *Volume) {
+	v.Epoch++
+	v.Attachment = nil
+	v.Clean = v.Clean || t.s.guards.forcedIsClean // it has been false since the grant was handed out
+	t.abandonRebuilds(v, fmt.Sprintf("epoch %d began", v.Epoch))
+}
+
+// admitted reports whether a leg's target has confirmed the volume's epoch.
+func (s *State) admitted(v *Volume, l *Leg) bool {
+	t := s.targets[l.Node]
+	return t != nil && t.admitted[v.ID] >= v.Epoch || s.guards.noFence
+}
+
+// settleGrant hands the grant out when every in-sync leg is fenced, or the
+// others may be evicted and every column keeps a fenced one.
+func (t *tx) settleGrant(id block.VolumeID) {
+	v := t.peek(id)
+	if v.Attachment == nil || v.Attachment.State != Granting {
+		return
+	}
+	t.noteFence(v)
+	keep, evict := t.s.grantSplit(v)
+	for _, n := range keep {
+		if n == 0 {
+			return
+		}
+	}
+	for _, l := range evict {
+		if !t.evictable(v, l) {
+			return
+		}
+	}
+	for _, l := range evict {
+		if t.s.guards.keepUnreachable {
+			break
+		}
+		v = t.volume(id)
+		t.evict(v, l.ID, fmt.Sprintf("its target did not confirm the fence for epoch %d", v.Epoch))
+	}
+	v = t.volume(id)
+	a := v.Attachment
+	a.State, a.Equalize, a.Since = Granted, !v.Clean && !t.s.guards.serveBeforeEqual, t.now.UTC()
+	v.Clean, v.Holder = false, a.Node
+	delete(t.s.fences, id)
+	t.volumeEvent(v, Info, EventGranted, fmt.Sprintf("epoch %d to %s", v.Epoch, a.Node),
+		"node", string(a.Node), "epoch", fmt.Sprint(v.Epoch), "equalize", fmt.Sprint(a.Equalize))
+}
+
+// noteFence starts the lease clock when the first in-sync leg is seen fenced.
+func (t *tx) noteFence(v *Volume) {
+	if f, ok := t.s.fences[v.ID]; ok && f.epoch == v.Epoch {
+		return
+	}
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.State == LegInSync && t.s.admitted(v, l) {
+			t.s.fences[v.ID] = fence{v.Epoch, t.now}
+			return
+		}
+	}
+}
+
+// grantSplit counts, for each column, the in-sync legs that could be granted
+// now, and lists those that could not.
+func (s *State) grantSplit(v *Volume) (keep []int, rest []*Leg) {
+	keep = make([]int, v.Layout.Stripes)
+	for i := range v.Legs {
+		switch l := &v.Legs[i]; {
+		case l.State != LegInSync:
+		case s.admitted(v, l) && s.servable(l):
+			keep[l.Column]++
+		default:
+			rest = append(rest, l)
+		}
+	}
+	return keep, rest
+}
+
+// evictable reports whether an in-sync leg that is not fenced may be given up:
+// nobody can read it any more.
+func (t *tx) evictable(v *Volume, l *Leg) bool {
+	switch {
+	case t.confirmedDead(l.Node), t.s.guards.skipLease:
+		return true
+	case v.Holder != "" && t.confirmedDead(v.Holder) && !t.s.targetOnline(l.Node):
+		return true
+	}
+	return t.s.leaseLeft(v, t.now) == 0
+}
+
+// leaseLeft is how long the previous host may still be reading; ClientLease if
+// no leg has been fenced yet.
+func (s *State) leaseLeft(v *Volume, now time.Time) time.Duration {
+	f, ok := s.fences[v.ID]
+	if !ok || f.epoch != v.Epoch {
+		return ClientLease
+	}
+	return max(0, ClientLease-now.Sub(f.first))
+}
+
+// settleAttached notes that the host has the device.
+func (t *tx) settleAttached(id block.VolumeID) {
+	v := t.peek(id)
+	if v.Attachment == nil || v.Attachment.State != Granted {
+		return
+	}
+	if r, ok := t.s.attachmentReport(v); ok && (r.Phase == PhaseServing || r.Phase == PhaseStalled) {
+		v = t.volume(id)
+		v.Attachment.State, v.Attachment.Since = Attached, t.now.UTC()
+		t.volumeEvent(v, Info, EventAttached, fmt.Sprintf("to %s as %s", v.Attachment.Node, r.Device),
+			"node", string(v.Attachment.Node), "epoch", fmt.Sprint(v.Epoch), "device", r.Device)
+	}
+}
+
+func (in Detach) apply(t *tx) (view, error) {
+	found, err := t.s.find(in.Volume)
+	if err != nil {
+		return nil, err
+	}
+	a := found.Attachment
+	if a == nil || in.Node != "" && in.Node != a.Node {
+		return nil, nil
+	}
+	switch {
+	case in.Force || t.confirmedDead(a.Node):
+		t.forceDetach(t.volume(found.ID), "forced")
+	case a.State == Granting:
+		t.detached(t.volume(found.ID), "before it was handed out")
+	case a.State != Detaching:
+		v := t.volume(found.ID)
+		v.Attachment.State, v.Attachment.Since = Detaching, t.now.UTC()
+		t.volumeEvent(v, Info, EventDetaching, fmt.Sprintf("%s is to let go", a.Node), "node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
+	}
+	return nil, nil
+}
+
+// forceDetach takes a volume away without its host. What the host still holds
+// is fenced at the targets, by the admission of a new epoch.
+func (t *tx) forceDetach(v *Volume, why string) {
+	node := v.Attachment.Node
+	t.supersede(v)
+	t.volumeEvent(v, Warning, EventDetached, fmt.Sprintf("from %s, %s: fenced by epoch %d", node, why, v.Epoch),
+		"node", string(node), "epoch", fmt.Sprint(v.Epoch), "clean", fmt.Sprint(v.Clean))
+}
+
+func (t *tx) detached(v *Volume, how string) {
+	node := v.Attachment.Node
+	v.Attachment = nil
+	t.abandonRebuilds(v, "detached")
+	t.volumeEvent(v, Info, EventDetached, fmt.Sprintf("from %s, %s", node, how),
+		"node", string(node), "epoch", fmt.Sprint(v.Epoch), "clean", fmt.Sprint(v.Clean))
+}
+
+// settleDetaching ends an attachment when its host has let go or is dead.
+func (t *tx) settleDetaching(id block.VolumeID) {
+	v := t.peek(id)
+	if v.Attachment == nil || v.Attachment.State != Detaching {
+		return
+	}
+	if t.confirmedDead(v.Attachment.Node) {
+		t.forceDetach(t.volume(id), "confirmed dead")
+		return
+	}
+	r, ok := t.s.attachmentReport(v)
+	if !ok || r.Phase != PhaseDetachedClean && r.Phase != PhaseDetachedUnclean {
+		return
+	}
+	v = t.volume(id)
+	v.Holder = ""
+	v.Clean = r.Phase == PhaseDetachedClean
+	t.detached(v, map[bool]string{true: "clean", false: "not clean: copies will be made equal at the next attach"}[v.Clean])
+}
+
+// hostRebooted gives a node's attachments to its new boot. The old boot is gone
+// and can not come back, but what it had in flight may still be at the targets.
+func (t *tx) hostRebooted(n *Node) {
+	for _, id := range sorted(t.s.onNode[n.Name]) {
+		a := t.peek(id).Attachment
+		if a == nil || a.Node != n.Name || a.BootID == n.InitiatorBoot || t.s.guards.bootIgnored {
+			continue
+		}
+		if a.State == Detaching {
+			v := t.volume(id)
+			v.Holder, v.Clean = "", false
+			t.detached(v, "it rebooted")
+			continue
+		}
+		t.grant(t.volume(id), n)
+	}
+}
+
+// attachmentWaits says what an attachment waits for.
+func (s *State) attachmentWaits(v *Volume) []string {
+	a := v.Attachment
+	switch a.State {
+	case Granting:
+		return s.grantWaits(v)
+	case Granted, Attached:
+		if r, ok := s.attachmentReport(v); ok && r.WaitingFor != "" {
+			return []string{r.WaitingFor}
+		}
+		if p, ok := s.hostProblem(v); ok {
+			return []string{fmt.Sprintf("%s: %s: %s", a.Node, p.Doing, p.Cause)}
+		}
+		if a.State == Granted {
+			return []string{s.hostWait(a.Node, "to build the device")}
+		}
+	case Detaching:
+		if r, ok := s.attachmentReport(v); ok && r.WaitingFor != "" {
+			return []string{fmt.Sprintf("%s to let go: %s", a.Node, r.WaitingFor)}
+		}
+		return []string{s.hostWait(a.Node, "to let go")}
+	}
+	return nil
+}
+
+func (s *State) hostProblem(v *Volume) (Problem, bool) {
+	if i := s.initiators[v.Attachment.Node]; i != nil {
+		for _, p := range i.status.Problems {
+			if p.Object == "attachment "+v.ID.String() {
+				return p, true
+			}
+		}
+	}
+	return Problem{}, false
+}
+
+func (s *State) hostWait(node block.NodeName, what string) string {
+	if !s.initiatorOnline(node) {
+		return fmt.Sprintf("host %s, which is offline, %s", node, what)
+	}
+	return fmt.Sprintf("host %s %s", node, what)
+}
+
+// grantWaits names each in-sync leg that is not fenced, and what ends the wait.
+func (s *State) grantWaits(v *Volume) (waits []string) {
+	keep, rest := s.grantSplit(v)
+	for _, l := range rest {
+		wait := fmt.Sprintf("target %s to fence epochs below %d", l.Node, v.Epoch)
+		switch d := s.drives[l.Drive]; {
+		case !s.targetOnline(l.Node):
+			wait = fmt.Sprintf("target %s, which is offline, to fence epochs below %d", l.Node, v.Epoch)
+		case d == nil || d.State != DriveReady:
+			wait = fmt.Sprintf("the drive of %v, which is not ready", l)
+		default:
+			if p := s.fenceProblem(v, l); p != "" {
+				wait += ": " + p
+			}
+		}
+		if keep[l.Column] == 0 {
+			wait += fmt.Sprintf(" (no other in-sync leg of column %d can be used)", l.Column)
+		} else if left := s.leaseLeft(v, s.now); left > 0 {
+			wait += fmt.Sprintf(" (given up in %v)", left.Round(time.Second))
+		}
+		waits = append(waits, wait)
+	}
+	return waits
+}
+
+// fenceProblem is what a target says hinders it from fencing a volume.
+func (s *State) fenceProblem(v *Volume, l *Leg) string {
+	for _, p := range s.targets[l.Node].status.Problems {
+		if strings.Contains(p.Object, v.ID.String()) || strings.Contains(p.Object, l.ID.String()) {
+			return p.Doing + ": " + p.Cause
+		}
+	}
+	return ""
+}

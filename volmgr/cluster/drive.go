@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+
+	"weft.dev/weft/proto/block"
+)
+
+func (d *Drive) object() string { return fmt.Sprintf("drive %s on %s", d.Device, d.Node) }
+
+func (in AddDrive) apply(t *tx) (view, error) {
+	if t.s.nodes[in.Node] == nil {
+		return nil, notFound(nodeObject(in.Node))
+	}
+	devices, err := t.s.Devices(in.Node)
+	if err != nil {
+		return nil, err
+	}
+	dev, ok := findDevice(devices, in.Device)
+	if !ok {
+		return nil, notFound(fmt.Sprintf("device %s on node %s", in.Device, in.Node)).hint("`weft drive list --devices %s` lists what is there", in.Node)
+	}
+	if d := t.s.taken(in.Node, dev); d != nil {
+		if !maps.Equal(d.Labels, in.Labels) {
+			return nil, conflict(d.object(), "labels", d.Labels, in.Labels)
+		}
+		return driveResult(d.ID), nil
+	}
+	if err := usable(in, dev); err != nil {
+		return nil, err
+	}
+	d := &Drive{
+		ID: block.DriveID{UUID: in.Seed.id(0)}, Node: in.Node, Device: dev.Path, Model: dev.Model, Serial: dev.Serial,
+		WWID: dev.WWID, Size: dev.Size, BlockSize: dev.BlockSize, NUMANode: dev.NUMANode, VolatileCache: dev.VolatileCache,
+		Labels: maps.Clone(in.Labels), ForceErase: in.ForceErase, State: DriveAdding,
+	}
+	if t.peekDrive(d.ID) != nil {
+		return nil, invalid("seed", "drive %v exists: the seed was used before", d.ID)
+	}
+	t.drives[d.ID] = d
+	t.event(Info, EventDriveAdded, d.object(), "its label is being written", "node", string(d.Node), "drive", d.ID.String(), "force_erase", d.ForceErase)
+	return driveResult(d.ID), nil
+}
+
+func driveResult(id block.DriveID) view {
+	return func(s *State) any { return s.driveView(s.drives[id]) }
+}
+
+func findDevice(devices []Device, path string) (Device, bool) {
+	for _, d := range devices {
+		if d.Path == path {
+			return d, true
+		}
+	}
+	return Device{}, false
+}
+
+// taken finds the drive that a device is: by our label on it or, before there is
+// one, by what the device says of itself. A /dev name is the last resort, for
+// files and loop devices, which say nothing.
+func (s *State) taken(node block.NodeName, dev Device) *Drive {
+	if d := s.drives[dev.DriveID]; d != nil {
+		return d
+	}
+	for _, d := range s.drives {
+		if d.Node != node || d.State != DriveAdding {
+			continue
+		}
+		if d.WWID == dev.WWID && d.Serial == dev.Serial && (d.WWID+d.Serial != "" || d.Device == dev.Path) {
+			return d
+		}
+	}
+	return nil
+}
+
+// EraseWord is what AddDrive.ForceErase must be for a device with data on it;
+// empty if it has none.
+func EraseWord(dev Device) string {
+	word := strings.Join(dev.Signatures, ", ")
+	if word == "" && !dev.DriveID.IsZero() {
+		word = "weft drive " + dev.DriveID.String()
+	}
+	return word
+}
+
+// usable refuses a device that is in use, or holds data that the request does not name.
+func usable(in AddDrive, dev Device) error {
+	object := fmt.Sprintf("device %s on %s", dev.Path, in.Node)
+	word := EraseWord(dev)
+	switch {
+	case len(dev.Holders) > 0:
+		return refused(ReasonDeviceUnusable, object, "in use: %s", strings.Join(dev.Holders, ", ")).
+			hint("stop what uses it; there is no force for this").with("holders", strings.Join(dev.Holders, ", "))
+	case dev.ReadOnly:
+		return refused(ReasonDeviceUnusable, object, "read-only")
+	case word != "" && in.ForceErase == "":
+		return refused(ReasonForeignData, object, "holds %s", word).
+			hint("to erase it: `weft drive add %s %s --force-erase %s`", in.Node, dev.Path, quote(word)).with("force_erase", word)
+	case in.ForceErase != word:
+		return refused(ReasonForeignData, object, "holds %s, not %q", orNothing(word), in.ForceErase).with("force_erase", word)
+	case word == "" && dev.Refused != "":
+		return refused(ReasonDeviceUnusable, object, "%s", dev.Refused)
+	case dev.Size < 2*block.ExtentSize:
+		return refused(ReasonDeviceUnusable, object, "%v is too small", dev.Size)
+	}
+	return nil
+}
+
+// quote makes a shell word.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+func orNothing(s string) string {
+	if s == "" {
+		return "nothing"
+	}
+	return s
+}
+
+func (in EvictDrive) apply(t *tx) (view, error) {
+	d := t.s.drives[in.Drive]
+	if d == nil || d.State == DriveRemoving {
+		return nil, nil
+	}
+	lost := d.State == DriveMissing || t.confirmedDead(d.Node)
+	if users := t.s.usersOf(d, !lost); len(users) > 0 {
+		return nil, refused(ReasonDriveInUse, d.object(), "holds legs of %s", some(users, 8)).hint("delete those volumes first")
+	}
+	if lost {
+		t.drives[d.ID] = nil
+		t.event(Info, EventDriveRemoved, d.object(), "forgotten: it is not there to be erased", "node", string(d.Node), "drive", d.ID.String())
+		t.settleNode(d.Node)
+		return nil, nil
+	}
+	fresh := t.drive(d.ID)
+	fresh.State, fresh.Reason, fresh.RemovedAt = DriveRemoving, "", t.gen
+	t.event(Info, EventDriveRemoving, d.object(), "its label is being erased", "node", string(d.Node), "drive", d.ID.String())
+	return nil, nil
+}
+
+// usersOf names the volumes with legs on a drive; those being deleted count only
+// if the drive is there to give their extents back.
+func (s *State) usersOf(d *Drive, deleting bool) (names []string) {
+	for _, id := range sorted(s.onNode[d.Node]) {
+		v := s.volumes[id]
+		for _, l := range v.Legs {
+			if l.Drive == d.ID && (deleting || l.State != LegDeleting) {
+				names = append(names, string(v.Name))
+				break
+			}
+		}
+	}
+	return names
+}
+
+// drivesReported moves a node's drives on by its newest report.
+func (t *tx) drivesReported(name block.NodeName, on *target) {
+	for _, d := range t.s.Drives(name) {
+		r, seen := on.drives[d.ID]
+		state, reason := driveState(&d, r, seen, on, t.s.meta.ClusterID)
+		switch {
+		case d.State == DriveRemoving:
+			if !seen && on.status.Generation >= d.RemovedAt {
+				t.drives[d.ID] = nil
+				t.event(Info, EventDriveRemoved, d.object(), "its label is erased", "node", string(name), "drive", d.ID.String())
+			}
+		case state != d.State:
+			fresh := t.drive(d.ID)
+			fresh.State, fresh.Reason, fresh.ForceErase = state, reason, ""
+			fresh.where(r, seen)
+			severity, kind := driveEvent(state)
+			t.event(severity, kind, fresh.object(), strings.TrimPrefix(because(reason), ": "), "node", string(name), "drive", d.ID.String())
+		case reason != d.Reason || seen && (d.Extents != r.Extents || d.Device != r.Device):
+			fresh := t.drive(d.ID)
+			fresh.Reason = reason
+			fresh.where(r, seen)
+		}
+	}
+}
+
+func (d *Drive) where(r DriveReport, seen bool) {
+	if seen {
+		d.Device, d.Extents = r.Device, r.Extents
+	}
+}
+
+// driveState is what a report makes of a drive that is not being removed.
+func driveState(d *Drive, r DriveReport, seen bool, on *target, id block.ClusterID) (DriveState, string) {
+	switch {
+	case !seen && d.State == DriveAdding:
+		p, _ := on.problem("drive " + d.ID.String())
+		return DriveAdding, strings.TrimPrefix(p.Doing+": "+p.Cause, ": ")
+	case !seen:
+		return DriveMissing, fmt.Sprintf("node %s does not see it", d.Node)
+	case r.Cluster != (block.ClusterID{}) && r.Cluster != id:
+		return DriveFailed, fmt.Sprintf("its label belongs to cluster %v", r.Cluster)
+	case r.Error != "":
+		return DriveFailed, r.Error
+	}
+	return DriveReady, ""
+}
+
+func driveEvent(state DriveState) (Severity, string) {
+	switch state {
+	case DriveMissing:
+		return Trouble, EventDriveMissing
+	case DriveFailed:
+		return Trouble, EventDriveFailed
+	}
+	return Info, EventDriveReady
+}

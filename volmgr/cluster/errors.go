@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import "fmt"
+
+// Kind is the sort of a refusal; each is one gRPC code.
+type Kind int
+
+// The kinds.
+const (
+	InvalidArgument    Kind = iota + 1 // Field is wrong
+	NotFound                           // Object is not there
+	AlreadyExists                      // Object is there and differs in Field
+	FailedPrecondition                 // not now: Reason says why, Hint what to do
+	ResourceExhausted                  // no space; Reason NO_SPACE
+	Unimplemented                      // not served by this version
+)
+
+// Reasons that programs may branch on.
+const (
+	ReasonNoInSyncLeg      = "NO_IN_SYNC_LEG"
+	ReasonEpochSuperseded  = "EPOCH_SUPERSEDED"
+	ReasonNotAttached      = "NOT_ATTACHED"
+	ReasonLastLeg          = "LAST_LEG"
+	ReasonRevisionMoved    = "REVISION_MOVED"
+	ReasonNotFenced        = "NOT_FENCED"
+	ReasonAttached         = "ATTACHED"
+	ReasonAttachedElse     = "ATTACHED_ELSEWHERE"
+	ReasonDetaching        = "DETACHING"
+	ReasonNotReady         = "NOT_READY"
+	ReasonNoInitiator      = "NO_INITIATOR"
+	ReasonNodeOnline       = "NODE_ONLINE"
+	ReasonNodeOffline      = "NODE_OFFLINE"
+	ReasonNodeInUse        = "NODE_IN_USE"
+	ReasonDriveInUse       = "DRIVE_IN_USE"
+	ReasonDeviceUnusable   = "DEVICE_UNUSABLE"
+	ReasonForeignData      = "FOREIGN_DATA"
+	ReasonPoolInUse        = "POOL_IN_USE"
+	ReasonNoSpace          = "NO_SPACE"
+	ReasonDataLoss         = "DATA_LOSS"
+	ReasonLegNotStale      = "LEG_NOT_STALE"
+	ReasonInSyncLegExists  = "IN_SYNC_LEG_EXISTS"
+	ReasonOtherCluster     = "OTHER_CLUSTER"
+	ReasonVolumeIsDeleting = "DELETING"
+)
+
+// Error is a refusal. Text reads as "what was asked, of what: why"; the other
+// fields hold what a program or a hint needs, and are empty where they say nothing.
+type Error struct {
+	Kind     Kind
+	Field    string // of the request, as the proto spells it
+	Reason   string
+	Object   string // "volume db1"
+	Text     string
+	Hint     string
+	Metadata map[string]string
+}
+
+func (e *Error) Error() string { return e.Text }
+
+func invalid(field, format string, args ...any) *Error {
+	return &Error{Kind: InvalidArgument, Field: field, Text: field + ": " + fmt.Sprintf(format, args...)}
+}
+
+func notFound(object string) *Error {
+	return &Error{Kind: NotFound, Object: object, Text: object + ": not found"}
+}
+
+// conflict says that an object exists with another value of one parameter.
+func conflict(object, field string, have, asked any) *Error {
+	return &Error{
+		Kind: AlreadyExists, Object: object, Field: field,
+		Text:     fmt.Sprintf("%s: already exists with %s %v, asked for %v", object, field, have, asked),
+		Metadata: map[string]string{"field": field, "have": fmt.Sprint(have), "asked": fmt.Sprint(asked)},
+	}
+}
+
+func refused(reason, object, format string, args ...any) *Error {
+	return &Error{Kind: FailedPrecondition, Reason: reason, Object: object, Text: object + ": " + fmt.Sprintf(format, args...)}
+}
+
+func (e *Error) hint(format string, args ...any) *Error {
+	e.Hint = fmt.Sprintf(format, args...)
+	return e
+}
+
+func (e *Error) with(key, value string) *Error {
+	if e.Metadata == nil {
+		e.Metadata = map[string]string{}
+	}
+	e.Metadata[key] = value
+	return e
+}

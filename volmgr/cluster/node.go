@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
+// labels is what placement sees: the operator's labels over the agents', and
+// the node's own name, which nobody can change.
+func (n *Node) labels() map[string]string {
+	all := maps.Clone(n.AgentLabels)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, n.OperatorLabels)
+	all["node"] = string(n.Name)
+	return all
+}
+
+func nodeResult(name block.NodeName) view {
+	return func(s *State) any { return s.nodeView(s.nodes[name]) }
+}
+
+func (in SetNodeLabels) apply(t *tx) (view, error) {
+	n := t.s.nodes[in.Node]
+	if n == nil {
+		return nil, notFound(nodeObject(in.Node))
+	}
+	for key := range in.Labels {
+		if key == "" || key == "node" {
+			return nil, invalid("labels", "key %q can not be set", key)
+		}
+	}
+	if !maps.Equal(n.OperatorLabels, in.Labels) {
+		t.node(in.Node).OperatorLabels = maps.Clone(in.Labels)
+	}
+	return nodeResult(in.Node), nil
+}
+
+func (in ConfirmNodeDead) apply(t *tx) (view, error) {
+	n := t.s.nodes[in.Node]
+	if n == nil {
+		return nil, notFound(nodeObject(in.Node))
+	}
+	if t.s.targetOnline(in.Node) || t.s.initiatorOnline(in.Node) {
+		return nil, refused(ReasonNodeOnline, nodeObject(in.Node), "its agent is online").
+			hint("switch the machine off first: what it still writes would be lost")
+	}
+	if n.ConfirmedDead {
+		return nodeResult(in.Node), nil
+	}
+	t.node(in.Node).ConfirmedDead = true
+	t.event(Warning, EventNodeConfirmed, nodeObject(in.Node), "an operator has confirmed that it is off: nothing more is waited for from it", "node", string(in.Node))
+	t.settleNode(in.Node)
+	for id := range t.s.unsettled { // grants that wait for its lease as the previous holder
+		if t.s.volumes[id].Holder == in.Node {
+			t.unsure[id] = true
+		}
+	}
+	return nodeResult(in.Node), nil
+}
+
+func (in RemoveNode) apply(t *tx) (view, error) {
+	if t.s.nodes[in.Node] == nil {
+		return nil, nil
+	}
+	if t.s.targetOnline(in.Node) || t.s.initiatorOnline(in.Node) {
+		return nil, refused(ReasonNodeOnline, nodeObject(in.Node), "its agent is online and would join again").hint("stop weft on %s first", in.Node)
+	}
+	var users []string
+	for _, id := range sorted(t.s.onNode[in.Node]) {
+		if v := t.s.volumes[id]; v.State != VolumeDeleting {
+			users = append(users, string(v.Name))
+		}
+	}
+	if len(users) > 0 {
+		return nil, refused(ReasonNodeInUse, nodeObject(in.Node), "has legs or attachments of %s", some(users, 8)).
+			hint("delete or detach them first")
+	}
+	for _, d := range t.s.Drives(in.Node) {
+		t.drives[d.ID] = nil
+	}
+	t.nodes[in.Node] = nil
+	delete(t.s.targets, in.Node)
+	delete(t.s.initiators, in.Node)
+	t.event(Warning, EventNodeRemoved, nodeObject(in.Node), "forgotten, with its drives", "node", string(in.Node))
+	t.settleNode(in.Node)
+	return nil, nil
+}
+
+// some lists the first n of names and counts the rest.
+func some(names []string, n int) string {
+	if len(names) <= n {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:n], ", "), len(names)-n)
+}
+
+// join notes what both kinds of agents report of their node.
+func (t *tx) join(name block.NodeName, labels map[string]string) {
+	n := t.s.nodes[name]
+	if n == nil {
+		t.event(Info, EventNodeJoined, nodeObject(name), "its first agent reported", "node", string(name))
+	}
+	if n == nil || n.ConfirmedDead {
+		t.node(name).ConfirmedDead = false
+	}
+	if len(labels) > 0 && !maps.Equal(t.peekNode(name).AgentLabels, labels) {
+		t.node(name).AgentLabels = maps.Clone(labels)
+	}
+}
+
+// heard notes that an agent spoke on a stream; false if a newer stream of it has
+// been heard.
+func (a *agent) heard(session uint64) bool {
+	if session < a.session {
+		return false
+	}
+	a.session, a.open = session, true
+	return true
+}
+
+func (in TargetReported) apply(t *tx) (view, error) {
+	r := &in.Report
+	if err := checkAgent(r.Node, r.BootID); err != nil {
+		return nil, err
+	}
+	if r.ClusterID != (block.ClusterID{}) && r.ClusterID != t.s.meta.ClusterID {
+		return nil, refused(ReasonOtherCluster, nodeObject(r.Node), "its drives belong to cluster %v, this is %v", r.ClusterID, t.s.meta.ClusterID)
+	}
+	on := t.s.targets[r.Node]
+	if on == nil {
+		on = &target{}
+		t.s.targets[r.Node] = on
+	}
+	if !on.heard(in.Session) {
+		return nil, nil
+	}
+	t.join(r.Node, r.Labels)
+	t.targetSeen(on, r)
+	n := t.peekNode(r.Node)
+	if !slices.Equal(n.Portals, r.Portals) {
+		t.node(r.Node).Portals = slices.Clone(r.Portals)
+	}
+	if n.TargetBoot != r.BootID {
+		t.node(r.Node).TargetBoot = r.BootID
+		if n.TargetBoot != "" {
+			t.event(Warning, EventNodeRebooted, nodeObject(r.Node), "its target has booted", "node", string(r.Node), "boot_id", r.BootID)
+			t.targetRebooted(r.Node)
+		}
+	}
+	t.drivesReported(r.Node, on)
+	t.settleNode(r.Node)
+	return nil, nil
+}
+
+func checkAgent(name block.NodeName, boot string) error {
+	if _, err := block.ParseNodeName(string(name)); err != nil {
+		return invalid("node", "%v", err)
+	}
+	if boot == "" {
+		return invalid("boot_id", "missing")
+	}
+	return nil
+}
+
+// targetSeen replaces what was known of a target by its newest report.
+func (t *tx) targetSeen(on *target, r *TargetReport) {
+	if !on.status.Online {
+		t.event(Info, EventTargetOnline, nodeObject(r.Node), "its target agent reports", "node", string(r.Node))
+	}
+	on.status = AgentStatus{
+		Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version,
+		Kernel: r.Kernel, Generation: r.Generation, Problems: r.Problems,
+	}
+	on.devices = r.Devices
+	on.drives = map[block.DriveID]DriveReport{}
+	on.legs = map[block.LegID]LegReport{}
+	on.labelled = map[block.LegID]bool{}
+	on.admitted = map[block.VolumeID]block.Epoch{}
+	on.exported = map[block.LegID]bool{}
+	for _, d := range r.Drives {
+		on.drives[d.Drive] = d
+		for _, l := range d.Legs {
+			on.labelled[l.Leg] = true
+		}
+	}
+	for _, l := range r.Legs {
+		on.legs[l.Leg] = l
+	}
+	for _, a := range r.Admissions {
+		on.admitted[a.Volume] = a.Epoch
+	}
+	for _, e := range r.Exports {
+		for _, l := range e.Legs {
+			on.exported[l] = true
+		}
+	}
+}
+
+func (in InitiatorReported) apply(t *tx) (view, error) {
+	r := &in.Report
+	if err := checkAgent(r.Node, r.BootID); err != nil {
+		return nil, err
+	}
+	if _, err := block.ParseNQN(string(r.Host.NQN)); err != nil {
+		return nil, invalid("host", "%v", err)
+	}
+	on := t.s.initiators[r.Node]
+	if on == nil {
+		on = &initiator{}
+		t.s.initiators[r.Node] = on
+	}
+	if !on.heard(in.Session) {
+		return nil, nil
+	}
+	t.join(r.Node, r.Labels)
+	t.initiatorSeen(on, r)
+	n := t.peekNode(r.Node)
+	if n.Host != r.Host {
+		t.node(r.Node).Host = r.Host
+	}
+	if n.InitiatorBoot != r.BootID {
+		fresh := t.node(r.Node)
+		fresh.InitiatorBoot = r.BootID
+		if n.InitiatorBoot != "" {
+			t.event(Warning, EventNodeRebooted, nodeObject(r.Node), "its initiator has booted", "node", string(r.Node), "boot_id", r.BootID)
+			t.hostRebooted(fresh)
+		}
+	}
+	t.settleNode(r.Node)
+	return nil, nil
+}
+
+func (t *tx) initiatorSeen(on *initiator, r *InitiatorReport) {
+	if !on.status.Online {
+		t.event(Info, EventInitiatorOnline, nodeObject(r.Node), "its initiator agent reports", "node", string(r.Node))
+	}
+	on.status = AgentStatus{
+		Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version,
+		Kernel: r.Kernel, Generation: r.Generation, Problems: r.Problems,
+	}
+	on.attachments = map[block.VolumeID]AttachmentReport{}
+	for _, a := range r.Attachments {
+		// A host may still be letting go of an older epoch while it builds the next.
+		if old, ok := on.attachments[a.Volume]; !ok || old.Epoch < a.Epoch {
+			on.attachments[a.Volume] = a
+		}
+	}
+}
+
+func (in TargetLost) apply(t *tx) (view, error) {
+	if on := t.s.targets[in.Node]; on != nil && on.session == in.Session {
+		on.open = false
+		t.targetSilent(in.Node, on, "its stream closed")
+	}
+	return nil, nil
+}
+
+func (in InitiatorLost) apply(t *tx) (view, error) {
+	if on := t.s.initiators[in.Node]; on != nil && on.session == in.Session {
+		on.open = false
+		t.initiatorSilent(in.Node, on, "its stream closed")
+	}
+	return nil, nil
+}
+
+func (t *tx) targetSilent(name block.NodeName, on *target, why string) {
+	if on.status.Online {
+		on.status.Online = false
+		t.event(Warning, EventTargetOffline, nodeObject(name), why, "node", string(name))
+	}
+}
+
+func (t *tx) initiatorSilent(name block.NodeName, on *initiator, why string) {
+	if on.status.Online {
+		on.status.Online = false
+		t.event(Warning, EventInitiatorOffline, nodeObject(name), why, "node", string(name))
+	}
+}
+
+// Tick finds the agents that have fallen silent and lets leases run out.
+func (Tick) apply(t *tx) (view, error) {
+	for _, name := range slices.Sorted(maps.Keys(t.s.targets)) {
+		if on := t.s.targets[name]; t.now.Sub(on.status.Seen) > OnlineWithin {
+			t.targetSilent(name, on, silence(t.now, on.status.Seen))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.s.initiators)) {
+		if on := t.s.initiators[name]; t.now.Sub(on.status.Seen) > OnlineWithin {
+			t.initiatorSilent(name, on, silence(t.now, on.status.Seen))
+		}
+	}
+	for id := range t.s.unsettled {
+		t.unsure[id] = true
+	}
+	return nil, nil
+}
+
+func silence(now, seen time.Time) string {
+	return fmt.Sprintf("no report for %v", now.Sub(seen).Round(time.Second))
+}

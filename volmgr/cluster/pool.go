@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"maps"
+	"slices"
+
+	"weft.dev/weft/proto/block"
+)
+
+func poolResult(name string) view {
+	return func(s *State) any { return s.poolView(s.pools[name]) }
+}
+
+func (in CreatePool) apply(t *tx) (view, error) {
+	if _, err := block.ParseVolumeName(in.Name); err != nil {
+		return nil, invalid("name", "pool name %q must be formed like a volume's", in.Name)
+	}
+	if p := t.s.pools[in.Name]; p != nil {
+		if !maps.Equal(p.Selector, in.Selector) {
+			return nil, conflict("pool "+in.Name, "selector", p.Selector, in.Selector)
+		}
+		return poolResult(in.Name), nil
+	}
+	t.pools[in.Name] = &Pool{Name: in.Name, Selector: maps.Clone(in.Selector)}
+	t.event(Info, EventPoolCreated, "pool "+in.Name, "", "pool", in.Name)
+	return poolResult(in.Name), nil
+}
+
+func (in DeletePool) apply(t *tx) (view, error) {
+	if in.Name == DefaultPool {
+		return nil, invalid("name", "pool %q always exists", DefaultPool)
+	}
+	if t.s.pools[in.Name] == nil {
+		return nil, nil
+	}
+	var users []string
+	for _, v := range t.s.volumes {
+		if v.Pool == in.Name {
+			users = append(users, string(v.Name))
+		}
+	}
+	if slices.Sort(users); len(users) > 0 {
+		return nil, refused(ReasonPoolInUse, "pool "+in.Name, "used by %s", some(users, 8))
+	}
+	t.pools[in.Name] = nil
+	t.event(Info, EventPoolDeleted, "pool "+in.Name, "", "pool", in.Name)
+	return nil, nil
+}
+
+// selects reports whether a drive belongs to a pool: each label of the selector
+// is on the drive or on its node.
+func (s *State) selects(p *Pool, d *Drive) bool {
+	labels := map[string]string{"node": string(d.Node)}
+	if n := s.nodes[d.Node]; n != nil {
+		labels = n.labels()
+	}
+	for key, want := range p.Selector {
+		have, ok := d.Labels[key]
+		if !ok {
+			have = labels[key]
+		}
+		if have != want {
+			return false
+		}
+	}
+	return true
+}

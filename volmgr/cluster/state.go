@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
+// Times that the decisions rest on.
+const (
+	// OnlineWithin: an agent whose stream is open and that reported so recently is online.
+	OnlineWithin = 5 * time.Second
+	// ClientLease: a host stops reading and writing a volume at most 8 s after it
+	// lost a leg that it can not record; this leaves it two seconds more.
+	ClientLease = 10 * time.Second
+)
+
+// Record is one key of the store. Nil Value means delete. The first letter of
+// the key says what it holds: v volume, n node, d drive, p pool, e event, m meta.
+type Record struct {
+	Key   string
+	Value []byte
+}
+
+// Outcome is what a step decided. Nothing of it may be told before Records are durable.
+type Outcome struct {
+	Records []Record
+	Wake    []block.NodeName // nodes whose wanted state may have changed
+	Events  []Event
+	Result  any // as the input's type says
+}
+
+// schema numbers the form of the records.
+const schema = 1
+
+type meta struct {
+	Schema     int             `json:"schema"`
+	ClusterID  block.ClusterID `json:"cluster_id"`
+	Generation uint64          `json:"generation"` // grows with every step that commits something
+	FirstEvent uint64          `json:"first_event"`
+	NextEvent  uint64          `json:"next_event"`
+}
+
+// State is everything that volmgr knows. Objects in the maps are never changed
+// in place: a step clones what it changes and swaps it in when it has succeeded.
+type State struct {
+	guards guards
+	now    time.Time // of the newest step
+	meta   meta
+
+	nodes   map[block.NodeName]*Node
+	drives  map[block.DriveID]*Drive
+	pools   map[string]*Pool
+	volumes map[block.VolumeID]*Volume
+	events  []Event // oldest first
+
+	// Derived from the above.
+	byName    map[block.VolumeName]block.VolumeID
+	onNode    map[block.NodeName]map[block.VolumeID]bool // with a leg or the attachment there
+	onDrive   map[block.DriveID]map[block.LegID][]Extent
+	used      map[block.DriveID]uint32 // extents
+	unsettled map[block.VolumeID]bool  // that time or a report may move on
+
+	// What agents say; empty after Load.
+	targets    map[block.NodeName]*target
+	initiators map[block.NodeName]*initiator
+	fences     map[block.VolumeID]fence
+}
+
+// guards weaken single rules, so that tests can show that they would notice.
+type guards struct {
+	noFence, skipLease, keepUnreachable, staleEpochMayRecord, mayDropLastLeg,
+	serveBeforeEqual, sameDomain, revisionIgnored, rebuildUndrained, forcedIsClean,
+	freeBeforeAbsent, bootIgnored bool
+}
+
+// agent is the stream side of a target or initiator agent.
+type agent struct {
+	session uint64
+	open    bool
+	status  AgentStatus
+}
+
+type target struct {
+	agent
+	devices  []Device
+	drives   map[block.DriveID]DriveReport
+	legs     map[block.LegID]LegReport
+	labelled map[block.LegID]bool
+	admitted map[block.VolumeID]block.Epoch
+	exported map[block.LegID]bool
+}
+
+type initiator struct {
+	agent
+	attachments map[block.VolumeID]AttachmentReport
+}
+
+// fence is when the first in-sync leg of a volume was seen fenced for an epoch.
+type fence struct {
+	epoch block.Epoch
+	first time.Time
+}
+
+func empty() *State {
+	return &State{
+		nodes:      map[block.NodeName]*Node{},
+		drives:     map[block.DriveID]*Drive{},
+		pools:      map[string]*Pool{},
+		volumes:    map[block.VolumeID]*Volume{},
+		byName:     map[block.VolumeName]block.VolumeID{},
+		onNode:     map[block.NodeName]map[block.VolumeID]bool{},
+		onDrive:    map[block.DriveID]map[block.LegID][]Extent{},
+		used:       map[block.DriveID]uint32{},
+		unsettled:  map[block.VolumeID]bool{},
+		targets:    map[block.NodeName]*target{},
+		initiators: map[block.NodeName]*initiator{},
+		fences:     map[block.VolumeID]fence{},
+	}
+}
+
+// New is a cluster with nothing in it but the default pool, and the records
+// that make it durable.
+func New(id block.ClusterID) (*State, []Record) {
+	s := empty()
+	s.meta = meta{Schema: schema, ClusterID: id, Generation: 1, FirstEvent: 1, NextEvent: 1}
+	s.pools[DefaultPool] = &Pool{Name: DefaultPool}
+	return s, s.Records()
+}
+
+// Load rebuilds the state that the records describe. Their order does not matter.
+func Load(records []Record) (*State, error) {
+	s := empty()
+	for _, r := range records {
+		if err := s.load(r); err != nil {
+			return nil, fmt.Errorf("load record %q: %w", r.Key, err)
+		}
+	}
+	if s.meta.Schema != schema {
+		return nil, fmt.Errorf("load records: schema %d, this version reads %d", s.meta.Schema, schema)
+	}
+	slices.SortFunc(s.events, func(a, b Event) int { return cmp.Compare(a.Seq, b.Seq) })
+	if _, ok := s.pools[DefaultPool]; !ok {
+		s.pools[DefaultPool] = &Pool{Name: DefaultPool}
+	}
+	return s, nil
+}
+
+func (s *State) load(r Record) error {
+	kind, _, ok := strings.Cut(r.Key, "/")
+	if !ok {
+		return fmt.Errorf("no kind in the key")
+	}
+	switch kind {
+	case "v":
+		v, err := decode[Volume](r.Value)
+		if err != nil {
+			return err
+		}
+		if err := v.check(); err != nil {
+			return err
+		}
+		s.volumes[v.ID] = v
+		s.index(nil, v)
+		return nil
+	case "n":
+		n, err := decode[Node](r.Value)
+		if err != nil {
+			return err
+		}
+		s.nodes[n.Name] = n
+		return nil
+	case "d":
+		d, err := decode[Drive](r.Value)
+		if err != nil {
+			return err
+		}
+		s.drives[d.ID] = d
+		return nil
+	case "p":
+		p, err := decode[Pool](r.Value)
+		if err != nil {
+			return err
+		}
+		s.pools[p.Name] = p
+		return nil
+	case "e":
+		e, err := decode[Event](r.Value)
+		if err != nil {
+			return err
+		}
+		s.events = append(s.events, *e)
+		return nil
+	case "m":
+		m, err := decode[meta](r.Value)
+		if err != nil {
+			return err
+		}
+		s.meta = *m
+		return nil
+	}
+	return fmt.Errorf("unknown kind %q", kind)
+}
+
+// decode refuses unknown fields: a store written by a newer version must not
+// lose what this one does not know.
+func decode[T any](value []byte) (*T, error) {
+	d := json.NewDecoder(bytes.NewReader(value))
+	d.DisallowUnknownFields()
+	x := new(T)
+	if err := d.Decode(x); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// Records is the whole state as records, in key order.
+func (s *State) Records() []Record {
+	var all []Record
+	for _, v := range s.volumes {
+		all = append(all, encode(volumeKey(v.ID), v))
+	}
+	for _, n := range s.nodes {
+		all = append(all, encode(nodeKey(n.Name), n))
+	}
+	for _, d := range s.drives {
+		all = append(all, encode(driveKey(d.ID), d))
+	}
+	for _, p := range s.pools {
+		all = append(all, encode(poolKey(p.Name), p))
+	}
+	for _, e := range s.events {
+		all = append(all, encode(eventKey(e.Seq), e))
+	}
+	all = append(all, encode(metaKey, s.meta))
+	slices.SortFunc(all, func(a, b Record) int { return cmp.Compare(a.Key, b.Key) })
+	return all
+}
+
+const metaKey = "m/meta"
+
+func volumeKey(id block.VolumeID) string { return "v/" + id.String() }
+func nodeKey(name block.NodeName) string { return "n/" + string(name) }
+func driveKey(id block.DriveID) string   { return "d/" + id.String() }
+func poolKey(name string) string         { return "p/" + name }
+func eventKey(seq uint64) string         { return fmt.Sprintf("e/%020d", seq) }
+func encode(key string, value any) Record {
+	b, err := json.Marshal(value)
+	if err != nil {
+		panic(fmt.Sprintf("cluster: encode %s: %v", key, err)) // plain data of our own
+	}
+	return Record{Key: key, Value: b}
+}
+
+// ClusterID names the cluster.
+func (s *State) ClusterID() block.ClusterID { return s.meta.ClusterID }
+
+// Generation is the number of the newest commit.
+func (s *State) Generation() uint64 { return s.meta.Generation }
+
+// Step takes one input at one time. An error means that it was refused and that
+// nothing has changed; it is then an *Error. Keep the monotonic reading in now:
+// leases must not end because somebody set the clock.
+func (s *State) Step(now time.Time, in Input) (Outcome, error) {
+	t := newTx(s, now)
+	result, err := in.apply(t)
+	if err != nil {
+		return Outcome{}, err
+	}
+	s.now = now
+	t.settle()
+	out := t.commit()
+	if result != nil {
+		out.Result = result(s)
+	}
+	return out, nil
+}
+
+// index takes old (or nil) out of the derived maps and puts new (or nil) in.
+func (s *State) index(old, new *Volume) {
+	if old != nil {
+		delete(s.byName, old.Name)
+		delete(s.unsettled, old.ID)
+		for _, n := range old.nodes() {
+			delete(s.onNode[n], old.ID)
+		}
+		for _, l := range old.Legs {
+			s.used[l.Drive] -= count(s.onDrive[l.Drive][l.ID])
+			delete(s.onDrive[l.Drive], l.ID)
+		}
+	}
+	if new == nil {
+		return
+	}
+	s.byName[new.Name] = new.ID
+	if new.unsettled() {
+		s.unsettled[new.ID] = true
+	}
+	for _, n := range new.nodes() {
+		put(s.onNode, n, new.ID, true)
+	}
+	for _, l := range new.Legs {
+		put(s.onDrive, l.Drive, l.ID, l.Extents)
+		s.used[l.Drive] += count(l.Extents)
+	}
+}
+
+func put[A, B comparable, C any](m map[A]map[B]C, a A, b B, c C) {
+	if m[a] == nil {
+		m[a] = map[B]C{}
+	}
+	m[a][b] = c
+}
+
+func count(extents []Extent) (n uint32) {
+	for _, e := range extents {
+		n += e.Count
+	}
+	return n
+}
+
+// sorted is the keys of m in order, so that a step does the same everywhere.
+func sorted[K interface {
+	comparable
+	fmt.Stringer
+}, V any](m map[K]V) []K {
+	return slices.SortedFunc(maps.Keys(m), func(a, b K) int { return cmp.Compare(a.String(), b.String()) })
+}

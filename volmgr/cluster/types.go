@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
+// Node is a machine that runs a target agent, an initiator agent, or both.
+type Node struct {
+	Name           block.NodeName    `json:"name"`
+	OperatorLabels map[string]string `json:"operator_labels,omitempty"`
+	AgentLabels    map[string]string `json:"agent_labels,omitempty"`
+	Portals        []block.Portal    `json:"portals,omitempty"`
+	Host           block.Host        `json:"host,omitzero"`
+	// ConfirmedDead: an operator has said that the machine is off. Any report clears it.
+	ConfirmedDead bool `json:"confirmed_dead,omitempty"`
+	// The boots that volmgr has acted on. They are durable, so that a reboot
+	// during a restart of volmgr is still seen.
+	TargetBoot    string `json:"target_boot,omitempty"`
+	InitiatorBoot string `json:"initiator_boot,omitempty"`
+
+	// Derived, for readers.
+	Labels    map[string]string `json:"-"` // the operator's over the agents', and "node"
+	Target    AgentStatus       `json:"-"`
+	Initiator AgentStatus       `json:"-"`
+}
+
+// AgentStatus is what is known of one agent since volmgr started.
+type AgentStatus struct {
+	Known      bool
+	Online     bool
+	BootID     string
+	Seen       time.Time
+	Version    string
+	Kernel     string
+	Generation uint64
+	Problems   []Problem
+}
+
+// Problem is something an agent tries to do and can not yet.
+type Problem struct {
+	Object string // "leg <id>", "drive <id>", "export <nqn>", "attachment <volume id>"
+	Doing  string
+	Cause  string
+	Since  time.Time
+}
+
+// DriveState says how far a drive is taken in.
+//
+//	ADDING ──label reported──► READY ◄──seen again, usable──┐
+//	   │                         │ ──not in the report──► MISSING
+//	   │                         │ ──reported with error─► FAILED
+//	   └──── EvictDrive ─────────┴──► REMOVING ──label gone──► (no record)
+type DriveState string
+
+// The states of a drive.
+const (
+	DriveAdding   DriveState = "ADDING"
+	DriveReady    DriveState = "READY"
+	DriveMissing  DriveState = "MISSING"
+	DriveFailed   DriveState = "FAILED"
+	DriveRemoving DriveState = "REMOVING"
+)
+
+// Drive is a device that Weft has taken in.
+type Drive struct {
+	ID            block.DriveID     `json:"id"`
+	Node          block.NodeName    `json:"node"`
+	Device        string            `json:"device"`
+	Model         string            `json:"model,omitempty"`
+	Serial        string            `json:"serial,omitempty"`
+	WWID          string            `json:"wwid,omitempty"`
+	Size          block.Size        `json:"size"`
+	BlockSize     uint32            `json:"block_size,omitempty"`
+	NUMANode      int32             `json:"numa_node"`
+	VolatileCache bool              `json:"volatile_cache,omitempty"`
+	Labels        map[string]string `json:"labels,omitempty"`
+	ForceErase    string            `json:"force_erase,omitempty"`
+	State         DriveState        `json:"state"`
+	Reason        string            `json:"reason,omitempty"`
+	Extents       uint32            `json:"extents,omitempty"` // 0 until its label was reported
+	RemovedAt     uint64            `json:"removed_at,omitempty"`
+
+	Capacity  block.Size `json:"-"`
+	Allocated block.Size `json:"-"`
+}
+
+// Device is one block device that a node's inventory found, ours or not.
+type Device struct {
+	Path          string
+	Model         string
+	Serial        string
+	WWID          string
+	Size          block.Size
+	BlockSize     uint32
+	NUMANode      int32
+	Rotational    bool
+	VolatileCache bool
+	ReadOnly      bool
+	Holders       []string
+	Signatures    []string
+	DriveID       block.DriveID // zero if it carries no label of ours
+	Refused       string
+}
+
+// DefaultPool is the pool of volumes that name none. It always exists and holds
+// every drive.
+const DefaultPool = "default"
+
+// Pool is a set of drives that volumes may be placed on.
+type Pool struct {
+	Name     string            `json:"name"`
+	Selector map[string]string `json:"selector,omitempty"`
+
+	Capacity  block.Size `json:"-"`
+	Allocated block.Size `json:"-"`
+	Drives    int        `json:"-"`
+}
+
+// Extent is a run of extents of a drive.
+type Extent struct {
+	Start uint32 `json:"start"`
+	Count uint32 `json:"count"`
+}
+
+// LegState says what a leg's content is worth.
+//
+//	CREATING ──every leg ready──► IN_SYNC ──RecordStale, eviction, reboot──► STALE
+//	                                 ▲                                      │   ▲
+//	                           RecordInSync                  attached, fenced,  lost, reboot,
+//	                                 │                       drained, ready │   new grant, detach
+//	                                 └────────────── REBUILDING ◄───────────┘   │
+//	                                                     └──────────────────────┘
+//	any ──DeleteVolume──► DELETING ──reported absent──► (no record)
+//
+// Each step into STALE raises the leg's revision, and with it the identity under
+// which it is exported.
+type LegState string
+
+// The states of a leg.
+const (
+	LegCreating   LegState = "CREATING"
+	LegInSync     LegState = "IN_SYNC"
+	LegStale      LegState = "STALE"
+	LegRebuilding LegState = "REBUILDING"
+	LegDeleting   LegState = "DELETING"
+)
+
+// Leg is the extents of one drive that hold one copy of one column.
+type Leg struct {
+	ID         block.LegID    `json:"id"`
+	Column     int            `json:"column"`
+	Copy       int            `json:"copy"`
+	Drive      block.DriveID  `json:"drive"`
+	Node       block.NodeName `json:"node"`
+	Extents    []Extent       `json:"extents"`
+	State      LegState       `json:"state"`
+	Revision   uint64         `json:"revision"`
+	StaleSince time.Time      `json:"stale_since,omitzero"`
+	// StaleAt is the generation in which the leg became stale: it is rebuilt only
+	// after its target has acted on that generation, and so has drained what the
+	// old identity still had in flight.
+	StaleAt uint64 `json:"stale_at,omitempty"`
+	Reason  string `json:"reason,omitempty"`
+}
+
+// VolumeState is how far a volume's legs exist.
+//
+//	CREATING ──every leg carved and zeroed──► READY ──DeleteVolume──► DELETING ──legs absent──► (no record)
+type VolumeState string
+
+// The states of a volume.
+const (
+	VolumeCreating VolumeState = "CREATING"
+	VolumeReady    VolumeState = "READY"
+	VolumeDeleting VolumeState = "DELETING"
+)
+
+// Health sums up the legs of a volume.
+type Health string
+
+// The healths of a volume, from best to worst.
+const (
+	Healthy     Health = "HEALTHY"
+	Rebuilding  Health = "REBUILDING"
+	Degraded    Health = "DEGRADED"
+	Unavailable Health = "UNAVAILABLE"
+)
+
+// Volume is the block device that a user asked for.
+type Volume struct {
+	ID     block.VolumeID    `json:"id"`
+	Name   block.VolumeName  `json:"name"`
+	Size   block.Size        `json:"size"`
+	Layout block.Layout      `json:"layout"`
+	Pool   string            `json:"pool"`
+	Spread string            `json:"spread"`
+	Labels map[string]string `json:"labels,omitempty"`
+	State  VolumeState       `json:"state"`
+	// Epoch is the newest grant, given or being given. Targets admit nothing below it.
+	Epoch block.Epoch `json:"epoch"`
+	// Clean: the in-sync legs of each column are identical and nobody can write.
+	Clean bool `json:"clean"`
+	// Generation grows with each change of the in-sync sets.
+	Generation uint64      `json:"generation"`
+	Legs       []Leg       `json:"legs"` // by column, then copy
+	Attachment *Attachment `json:"attachment,omitempty"`
+	// Holder is the host of the last grant that was handed out and not seen let
+	// go: until the next grant is complete it may still read and write.
+	Holder    block.NodeName `json:"holder,omitempty"`
+	Created   time.Time      `json:"created"`
+	DeletedAt uint64         `json:"deleted_at,omitempty"` // generation of DeleteVolume
+
+	Health Health `json:"-"`
+}
+
+// AttachMode is how a volume may be shared. Only AttachExclusive is served.
+type AttachMode string
+
+// The attach modes.
+const (
+	AttachExclusive      AttachMode = "EXCLUSIVE"
+	AttachSharedReadOnly AttachMode = "SHARED_READ_ONLY"
+	AttachSharedBlock    AttachMode = "SHARED_BLOCK"
+)
+
+// AttachmentState is drawn in attach.go.
+type AttachmentState string
+
+// The states of an attachment.
+const (
+	Granting  AttachmentState = "GRANTING"
+	Granted   AttachmentState = "GRANTED"
+	Attached  AttachmentState = "ATTACHED"
+	Detaching AttachmentState = "DETACHING"
+)
+
+// Attachment is a volume given to a host at one epoch.
+type Attachment struct {
+	Node     block.NodeName  `json:"node"`
+	Host     block.Host      `json:"host"`
+	Mode     AttachMode      `json:"mode"`
+	Epoch    block.Epoch     `json:"epoch"`
+	State    AttachmentState `json:"state"`
+	BootID   string          `json:"boot_id"`
+	Equalize bool            `json:"equalize,omitempty"` // set when the grant is handed out
+	Since    time.Time       `json:"since"`
+
+	VolumeID    block.VolumeID   `json:"-"`
+	VolumeName  block.VolumeName `json:"-"`
+	Device      string           `json:"-"`
+	WaitingFor  string           `json:"-"`
+	ResyncDone  block.Size       `json:"-"`
+	ResyncTotal block.Size       `json:"-"`
+}
+
+// Severity of an event.
+type Severity string
+
+// The severities.
+const (
+	Info    Severity = "INFO"
+	Warning Severity = "WARNING"
+	Trouble Severity = "ERROR" // a person is needed
+)
+
+// Event is one durable fact of the cluster's history.
+type Event struct {
+	Seq        uint64            `json:"seq"`
+	Time       time.Time         `json:"time"`
+	Severity   Severity          `json:"severity"`
+	Kind       string            `json:"kind"`   // see events.go
+	Object     string            `json:"object"` // "volume db1", "node t1"
+	Text       string            `json:"text"`
+	Attributes map[string]string `json:"attributes,omitempty"`
+}
+
+// Status is one screen's worth of the cluster.
+type Status struct {
+	ClusterID          block.ClusterID
+	Generation         uint64
+	Capacity           block.Size
+	Allocated          block.Size
+	Nodes              int
+	NodesOffline       int
+	Drives             int
+	DrivesNotReady     int
+	Volumes            int
+	VolumesDegraded    int
+	VolumesUnavailable int
+	Attachments        int
+	Wrong              []string // one sentence each, worst first
+}
+
+// Explanation says why a volume is as it is.
+type Explanation struct {
+	Object  string
+	Summary string
+	Facts   []string
+	Waits   []string
+	Actions []string
+}

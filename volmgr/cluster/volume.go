@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"weft.dev/weft/proto/block"
+)
+
+func (v *Volume) object() string { return "volume " + string(v.Name) }
+
+func (v *Volume) clone() *Volume {
+	c := *v
+	c.Legs = slices.Clone(v.Legs)
+	if v.Attachment != nil {
+		a := *v.Attachment
+		c.Attachment = &a
+	}
+	return &c
+}
+
+// nodes lists the nodes that have to do with v, each once.
+func (v *Volume) nodes() []block.NodeName {
+	var all []block.NodeName
+	for _, l := range v.Legs {
+		all = append(all, l.Node)
+	}
+	if v.Attachment != nil {
+		all = append(all, v.Attachment.Node)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// unsettled reports whether settleVolume may still have something to do.
+func (v *Volume) unsettled() bool {
+	if v.State != VolumeReady {
+		return true
+	}
+	if v.Attachment == nil {
+		return false
+	}
+	return v.Attachment.State != Attached || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State != LegInSync })
+}
+
+// check says what can not be true of a volume, whoever wrote it down.
+func (v *Volume) check() error {
+	if err := v.Layout.Check(); err != nil {
+		return err
+	}
+	for _, l := range v.Legs {
+		if l.Column < 0 || l.Column >= v.Layout.Stripes || l.Copy < 0 || l.Copy >= v.Layout.Copies {
+			return fmt.Errorf("leg %v: column %d copy %d outside of layout %v", l.ID, l.Column, l.Copy, v.Layout)
+		}
+	}
+	return nil
+}
+
+func (v *Volume) leg(id block.LegID) *Leg {
+	for i := range v.Legs {
+		if v.Legs[i].ID == id {
+			return &v.Legs[i]
+		}
+	}
+	return nil
+}
+
+// inSync counts the in-sync legs of each column.
+func (v *Volume) inSync() []int {
+	n := make([]int, v.Layout.Stripes)
+	for _, l := range v.Legs {
+		if l.State == LegInSync {
+			n[l.Column]++
+		}
+	}
+	return n
+}
+
+func (l *Leg) String() string {
+	return fmt.Sprintf("leg %d.%d on %s", l.Column, l.Copy, l.Node)
+}
+
+const minVolume = block.MiB
+
+// normal is the request with its defaults filled in, or what is wrong with it.
+// Stripes 0 stays: it lets the placement choose.
+func (in CreateVolume) normal() (CreateVolume, error) {
+	in.Copies = cmp.Or(in.Copies, 2)
+	in.Chunk = cmp.Or(in.Chunk, block.DefaultChunk)
+	in.Pool = cmp.Or(in.Pool, DefaultPool)
+	in.Spread = cmp.Or(in.Spread, "node")
+	if _, err := block.ParseVolumeName(string(in.Name)); err != nil {
+		return in, invalid("name", "%v", err)
+	}
+	switch {
+	case in.Size == 0:
+		return in, invalid("size_bytes", "missing: say how large the volume is to be")
+	case in.Size < minVolume:
+		return in, invalid("size_bytes", "%v is below the smallest volume, %v", in.Size, minVolume)
+	case in.Size%(4*block.KiB) != 0:
+		return in, invalid("size_bytes", "%d bytes is no multiple of 4KiB", uint64(in.Size))
+	case in.Copies < 1 || in.Copies > block.MaxCopies:
+		return in, invalid("copies", "%d: must be 1 to %d", in.Copies, block.MaxCopies)
+	case in.Stripes < 0 || in.Stripes > block.MaxStripes:
+		return in, invalid("stripes", "%d: must be 1 to %d, or 0 to let the manager choose", in.Stripes, block.MaxStripes)
+	}
+	if err := (block.Layout{Stripes: 1, Copies: 1, Chunk: in.Chunk}).Check(); err != nil {
+		return in, invalid("chunk_bytes", "%v", err)
+	}
+	return in, nil
+}
+
+// differs compares a repeated create with what is there.
+func (in CreateVolume) differs(v *Volume) error {
+	switch {
+	case v.State == VolumeDeleting:
+		return refused(ReasonVolumeIsDeleting, v.object(), "a volume of this name is being deleted").
+			hint("wait until `weft explain volume %s` no longer finds it, or take another name", v.Name)
+	case in.Size != v.Size:
+		return conflict(v.object(), "size_bytes", uint64(v.Size), uint64(in.Size))
+	case in.Copies != v.Layout.Copies:
+		return conflict(v.object(), "copies", v.Layout.Copies, in.Copies)
+	case in.Stripes != 0 && in.Stripes != v.Layout.Stripes:
+		return conflict(v.object(), "stripes", v.Layout.Stripes, in.Stripes)
+	case in.Chunk != v.Layout.Chunk:
+		return conflict(v.object(), "chunk_bytes", uint64(v.Layout.Chunk), uint64(in.Chunk))
+	case in.Pool != v.Pool:
+		return conflict(v.object(), "pool", v.Pool, in.Pool)
+	case in.Spread != v.Spread:
+		return conflict(v.object(), "spread", v.Spread, in.Spread)
+	case !maps.Equal(in.Labels, v.Labels):
+		return conflict(v.object(), "labels", v.Labels, in.Labels)
+	}
+	return nil
+}
+
+func (in CreateVolume) apply(t *tx) (view, error) {
+	in, err := in.normal()
+	if err != nil {
+		return nil, err
+	}
+	if id, ok := t.s.byName[in.Name]; ok {
+		return volumeResult(id), in.differs(t.s.volumes[id])
+	}
+	pool := t.s.pools[in.Pool]
+	if pool == nil {
+		return nil, notFound("pool " + in.Pool)
+	}
+	layout, legs, err := t.s.place(pool, in)
+	if err != nil {
+		return nil, err
+	}
+	v := &Volume{
+		ID: block.VolumeID{UUID: in.Seed.id(0)}, Name: in.Name, Size: in.Size, Layout: layout,
+		Pool: in.Pool, Spread: in.Spread, Labels: in.Labels, State: VolumeCreating,
+		Clean: true, Generation: 1, Legs: legs, Created: t.now.UTC(),
+	}
+	if t.peek(v.ID) != nil {
+		return nil, invalid("seed", "volume %v exists: the seed was used before", v.ID)
+	}
+	t.volumes[v.ID] = v
+	t.unsure[v.ID] = true
+	t.volumeEvent(v, Info, EventVolumeCreating, fmt.Sprintf("%v, %v, on %s", v.Size, v.Layout, places(v.Legs)))
+	return volumeResult(v.ID), nil
+}
+
+func places(legs []Leg) string {
+	var nodes []string
+	for _, l := range legs {
+		nodes = append(nodes, string(l.Node))
+	}
+	slices.Sort(nodes)
+	return strings.Join(slices.Compact(nodes), ", ")
+}
+
+func volumeResult(id block.VolumeID) view {
+	return func(s *State) any { return s.volumeView(s.volumes[id]) }
+}
+
+// settleCreating makes a volume ready when every leg is carved and zeroed: all
+// of them hold the same zeroes, so all are in sync.
+func (t *tx) settleCreating(id block.VolumeID) {
+	v := t.peek(id)
+	if v.State != VolumeCreating {
+		return
+	}
+	for i := range v.Legs {
+		if !t.s.legReady(&v.Legs[i]) {
+			return
+		}
+	}
+	v = t.volume(id)
+	v.State = VolumeReady
+	v.Generation++
+	for i := range v.Legs {
+		v.Legs[i].State = LegInSync
+	}
+	t.volumeEvent(v, Info, EventVolumeReady, "every leg is carved and zeroed")
+}
+
+func (s *State) legReady(l *Leg) bool {
+	t := s.targets[l.Node]
+	return t != nil && t.legs[l.ID].Ready && t.legs[l.ID].Error == ""
+}
+
+func (in DeleteVolume) apply(t *tx) (view, error) {
+	found, err := t.s.find(in.Volume)
+	if err != nil || found.State == VolumeDeleting {
+		return nil, nil
+	}
+	if a := found.Attachment; a != nil {
+		return nil, refused(ReasonAttached, found.object(), "attached to %s", a.Node).
+			hint("`weft detach %s` first", found.Name).with("node", string(a.Node))
+	}
+	v := t.volume(found.ID)
+	v.State = VolumeDeleting
+	v.DeletedAt = t.gen
+	v.Generation++
+	for i := range v.Legs {
+		v.Legs[i].State = LegDeleting
+	}
+	t.volumeEvent(v, Info, EventVolumeDeleting, "its legs are being given back")
+	return nil, nil
+}
+
+// settleDeleting drops the legs that are gone from their drives, and then the volume.
+func (t *tx) settleDeleting(id block.VolumeID) {
+	v := t.peek(id)
+	if v.State != VolumeDeleting {
+		return
+	}
+	gone := func(l Leg) bool { return t.legGone(v, &l) }
+	if slices.ContainsFunc(v.Legs, gone) {
+		v = t.volume(id)
+		v.Legs = slices.DeleteFunc(v.Legs, gone)
+	}
+	if len(v.Legs) > 0 {
+		return
+	}
+	t.volumeEvent(v, Info, EventVolumeDeleted, "every leg is given back")
+	t.volumes[id] = nil
+}
+
+// legGone reports whether a deleted leg's extents may be given to another: its
+// target has acted on the deletion (not on a wanted state from before it, in
+// which the leg had not been carved yet), sees the drive, and not the leg.
+func (t *tx) legGone(v *Volume, l *Leg) bool {
+	d := t.peekDrive(l.Drive)
+	if d == nil || t.peekNode(l.Node) == nil || t.s.guards.freeBeforeAbsent {
+		return true
+	}
+	on := t.s.targets[l.Node]
+	if on == nil || on.status.Generation < v.DeletedAt {
+		return false
+	}
+	report, seen := on.drives[l.Drive]
+	_, has := on.legs[l.ID]
+	return seen && report.Error == "" && !has && !on.labelled[l.ID]
+}
+
+// legWaitsFor says why a leg is not yet carved, or not yet gone.
+func (s *State) legWaitsFor(l *Leg) string {
+	on, d := s.targets[l.Node], s.drives[l.Drive]
+	switch {
+	case on == nil || !on.status.Online:
+		return fmt.Sprintf("target %s is offline", l.Node)
+	case d != nil && d.State != DriveReady:
+		return fmt.Sprintf("drive %s on %s is %s%s", d.Device, d.Node, d.State, because(d.Reason))
+	}
+	if p, ok := on.problem("leg " + l.ID.String()); ok {
+		return fmt.Sprintf("target %s: %s: %s", l.Node, p.Doing, p.Cause)
+	}
+	r, ok := on.legs[l.ID]
+	switch {
+	case ok && r.Error != "":
+		return fmt.Sprintf("target %s: %s", l.Node, r.Error)
+	case l.State == LegDeleting:
+		return fmt.Sprintf("target %s is giving back its extents", l.Node)
+	case ok && !r.Ready:
+		return fmt.Sprintf("target %s has zeroed %s", l.Node, r.Zeroed.Short())
+	case !ok:
+		return fmt.Sprintf("target %s has not begun", l.Node)
+	}
+	return ""
+}
+
+func (t *target) problem(object string) (Problem, bool) {
+	for _, p := range t.status.Problems {
+		if p.Object == object {
+			return p, true
+		}
+	}
+	return Problem{}, false
+}

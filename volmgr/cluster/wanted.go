@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"maps"
+
+	"weft.dev/weft/proto/block"
+)
+
+// WantedTarget is everything that a node's target agent is to have. It follows
+// from the records alone, so it is the same after Load.
+func (s *State) WantedTarget(node block.NodeName) TargetWanted {
+	w := TargetWanted{Generation: s.meta.Generation, ClusterID: s.meta.ClusterID}
+	for _, d := range s.Drives(node) {
+		w.Drives = append(w.Drives, WantedDrive{
+			Drive: d.ID, Device: d.Device, WWID: d.WWID, Serial: d.Serial,
+			ForceErase: d.ForceErase, Remove: d.State == DriveRemoving,
+		})
+	}
+	for _, id := range sorted(s.onNode[node]) {
+		v := s.volumes[id]
+		label, here := v.label(), false
+		for _, l := range v.Legs {
+			if l.Node == node {
+				here = true
+				w.Legs = append(w.Legs, wantedLeg(v, l, label))
+			}
+		}
+		if here && v.State != VolumeDeleting && v.Epoch > 0 {
+			w.Admissions = append(w.Admissions, Admission{v.ID, v.Epoch})
+		}
+		if x, ok := v.export(node); ok {
+			w.Exports = append(w.Exports, x)
+		}
+	}
+	return w
+}
+
+func wantedLeg(v *Volume, l Leg, label VolumeLabel) WantedLeg {
+	return WantedLeg{
+		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Extents: l.Extents,
+		Size: v.Layout.LegSize(v.Size), Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting,
+	}
+}
+
+// label is the volume as the drives keep it, for the day the store is lost.
+func (v *Volume) label() VolumeLabel {
+	label := VolumeLabel{
+		ID: v.ID, Name: v.Name, Size: v.Size, Layout: v.Layout, Pool: v.Pool, Spread: v.Spread,
+		Labels: maps.Clone(v.Labels), Epoch: v.Epoch, Generation: v.Generation, Clean: v.Clean, Created: v.Created.UnixNano(),
+	}
+	for _, l := range v.Legs {
+		if l.State == LegInSync {
+			label.InSync = append(label.InSync, l.ID)
+		}
+	}
+	return label
+}
+
+// open reports whether the volume's legs may be exported: only under a grant
+// that was handed out.
+func (v *Volume) open() bool {
+	return v.Attachment != nil && v.Attachment.State != Granting
+}
+
+// exported reports whether a leg takes part in the data path. A stale one does
+// not: whoever still holds its old identity must find it gone.
+func (l *Leg) exported() bool { return l.State == LegInSync || l.State == LegRebuilding }
+
+func (v *Volume) export(node block.NodeName) (WantedExport, bool) {
+	if !v.open() {
+		return WantedExport{}, false
+	}
+	x := WantedExport{
+		Volume: v.ID, Epoch: v.Epoch, NQN: block.SubsystemNQN(v.ID, v.Epoch, v.Attachment.Host, node),
+		Serial: block.SerialNumber(v.ID), Host: v.Attachment.Host,
+	}
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.Node == node && l.exported() {
+			x.Namespaces = append(x.Namespaces, WantedNamespace{v.nsid(l), l.ID, v.namespace(l)})
+		}
+	}
+	return x, len(x.Namespaces) > 0
+}
+
+func (v *Volume) nsid(l *Leg) uint32 { return uint32(1 + l.Column*4 + l.Copy) }
+
+func (v *Volume) namespace(l *Leg) block.UUID {
+	return block.NamespaceUUID(l.ID, v.Epoch, l.Revision)
+}
+
+// WantedInitiator is everything that a node's initiator agent is to have.
+func (s *State) WantedInitiator(node block.NodeName) InitiatorWanted {
+	w := InitiatorWanted{Generation: s.meta.Generation, ClusterID: s.meta.ClusterID}
+	for _, id := range sorted(s.onNode[node]) {
+		v := s.volumes[id]
+		if v.open() && v.Attachment.Node == node {
+			w.Attachments = append(w.Attachments, s.wantedAttachment(v))
+		}
+	}
+	return w
+}
+
+func (s *State) wantedAttachment(v *Volume) WantedAttachment {
+	a := v.Attachment
+	w := WantedAttachment{
+		Volume: v.ID, VolumeName: v.Name, Size: v.Size, Layout: v.Layout, LegSize: v.Layout.LegSize(v.Size),
+		Epoch: v.Epoch, Mode: a.Mode, BootID: a.BootID, Equalize: a.Equalize, Detach: a.State == Detaching,
+	}
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		if !l.exported() {
+			continue
+		}
+		link := WantedLink{
+			Leg: l.ID, Column: l.Column, Copy: l.Copy, State: l.State, Revision: l.Revision, Node: l.Node,
+			NQN: block.SubsystemNQN(v.ID, v.Epoch, a.Host, l.Node), NSID: v.nsid(l), UUID: v.namespace(l),
+		}
+		if n := s.nodes[l.Node]; n != nil {
+			link.Portals = n.Portals
+		}
+		if d := s.drives[l.Drive]; d != nil {
+			link.WriteThrough = !d.VolatileCache
+		}
+		w.Legs = append(w.Legs, link)
+	}
+	return w
+}
