@@ -72,9 +72,9 @@ type Request struct {
 type Setup struct {
 	Hostname string
 	Nets     []Net
-	Modules  []string
-	Time     int64 // nanoseconds since 1970
-	Kmsg     bool  // stream kernel messages as events
+	Modules  []string // "name" or "name parameter=value ..."
+	Time     int64    // nanoseconds since 1970
+	Kmsg     bool     // stream kernel messages as events
 }
 
 // Net is one network interface, found by its MAC address.

@@ -173,7 +173,8 @@ func configure(probe *kmodule.Prober, c Setup) error {
 		return fmt.Errorf("set the host name: %w", err)
 	}
 	for _, m := range c.Modules {
-		if err := probe.Probe(m, ""); err != nil {
+		name, params, _ := strings.Cut(m, " ")
+		if err := probe.Probe(name, params); err != nil {
 			return fmt.Errorf("load module %s: %w", m, err)
 		}
 	}

@@ -63,7 +63,7 @@ func Forward(port int) MachineOption {
 // NoNetwork takes the machine off the cluster's network.
 func NoNetwork() MachineOption { return func(o *machineOptions) { o.nets = nil } }
 
-// Modules loads kernel modules at boot. Others are loaded with m.Run(ctx,
+// Modules loads kernel modules at boot, each "name" or "name parameter=value ...". Others are loaded with m.Run(ctx,
 // "modprobe", ...), and by the kernel itself when something needs them.
 func Modules(names ...string) MachineOption {
 	return func(o *machineOptions) { o.modules = append(o.modules, names...) }

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package e2e holds the scenarios: whole systems in virtual machines, with
+// faults, and the tests of the kernel wrappers on a real kernel.
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"weft.dev/weft/e2e/vm"
+)
+
+// TestKernel runs the packages that speak to the kernel on the kernel of
+// WEFT_KERNEL, one machine each. To run one of them, or some tests of it:
+//
+//	WEFT_RUN=TestFence go test -count=1 -v -run 'TestKernel$/target/nvmet' ./e2e
+func TestKernel(t *testing.T) {
+	vm.Require(t)
+	suites := []struct {
+		suite   vm.Suite
+		machine []vm.MachineOption
+	}{
+		{
+			vm.Suite{Package: "./raid/dm"},
+			[]vm.MachineOption{vm.Modules("dm_mod", "dm_mirror", "loop", "brd rd_nr=8 rd_size=65536")},
+		},
+		{
+			vm.Suite{Package: "./target/nvmet"},
+			[]vm.MachineOption{vm.Modules("nvmet", "nvmet_tcp", "loop", "brd rd_nr=8 rd_size=65536"), vm.NVMe("1GiB", "K1")},
+		},
+		{
+			vm.Suite{Package: "./target/drive"},
+			[]vm.MachineOption{vm.Modules("dm_mod", "loop"), vm.NVMe("2GiB", "K1"), vm.NVMe("2GiB", "K2")},
+		},
+		{
+			vm.Suite{Package: "./initiator/fabrics"},
+			[]vm.MachineOption{vm.Modules("nvme_tcp", "nvmet_tcp", "loop", "brd rd_nr=8 rd_size=65536", "tcp_diag")},
+		},
+	}
+	for _, s := range suites {
+		t.Run(strings.TrimPrefix(s.suite.Package, "./"), func(t *testing.T) {
+			if !hasTests(s.suite.Package) {
+				t.Fatalf("%s has no tests", s.suite.Package)
+			}
+			m := vm.NewCluster(t).Start("k", append(s.machine, vm.Memory(1024))...)
+			s.suite.Run = os.Getenv("WEFT_RUN")
+			vm.GoTest(t, m, s.suite)
+		})
+	}
+}
+
+// hasTests saves a boot for a package without tests.
+func hasTests(pkg string) bool {
+	files, err := filepath.Glob(filepath.Join("..", pkg, "*_test.go"))
+	return err == nil && len(files) > 0
+}
