@@ -25,8 +25,8 @@ const module = "weft.dev/weft"
 var arrows = map[string][]string{
 	"proto/block":       {},
 	"proto/pb":          {},
-	"raid":              {"proto/block"},
-	"raid/dm":           {"raid", "proto/block"},
+	"raid":              {"raid/dm", "proto/block"}, // the tables, as plain values
+	"raid/dm":           {"proto/block"},
 	"volmgr/cluster":    {"proto/block"},
 	"volmgr/store":      {"volmgr/cluster", "proto/block"},
 	"volmgr":            {"volmgr/cluster", "volmgr/store", "proto/block", "proto/pb"},
