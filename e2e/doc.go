@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package e2e holds the scenarios: what Weft promises, shown on real kernels in
+// virtual machines, with real nvmet, real NVMe hosts and real device-mapper.
+//
+//	make e2e                                   all scenarios on Debian's 6.1
+//	make e2e KERNEL=6.12 RUN=TargetKilled      some of them on another kernel
+//
+// Where machines can not run, the scenarios are skipped with the reason; in CI
+// that is a failure. package e2e/testbed is the cluster they use, e2e/vm the
+// machines, e2e/workload the program that knows what was acknowledged.
+package e2e

@@ -1,0 +1,561 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/e2e/testbed"
+	"weft.dev/weft/e2e/vm"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+// span is how many MiB at the beginning of a volume the writers use.
+const span = 16
+
+// shell runs a script on a machine that must succeed.
+func shell(t *testing.T, m *vm.Machine, script string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	out, err := m.Shell(ctx, script)
+	if err != nil {
+		t.Fatalf("on %s: %v\n%s", m.Name(), err, out)
+	}
+	return out
+}
+
+// fio is a job that writes files and checks each block that it reads.
+func fio(dir, options string) string {
+	return "fio --name=files --directory=" + dir + " --size=12m --bs=16k --rw=randwrite --ioengine=libaio --direct=1 --iodepth=8" +
+		" --verify=crc32c --verify_fatal=1 --randseed=7 --minimal " + options + " >/dev/null"
+}
+
+// Scenario 1: volumes of every layout hold a file system whose files survive
+// detach and attach.
+func TestScenarioFilesSurviveDetachAndAttach(t *testing.T) {
+	b := testbed.Start(t, testbed.Options{})
+	c1 := b.Clients[0]
+	for _, v := range []struct {
+		name            string
+		stripes, copies int
+	}{{"raid0", 2, 1}, {"raid1", 1, 2}, {"raid10", 2, 2}} {
+		b.Create(v.name, "256MiB", v.stripes, v.copies)
+		device := b.Attach(v.name, c1)
+		shell(t, c1, fmt.Sprintf("mkfs.ext4 -q %s; mkdir -p /mnt/%s; mount %s /mnt/%s; %s; sync; (cd /mnt/%s && sha256sum *) > /tmp/%s.sum; umount /mnt/%s",
+			device, v.name, device, v.name, fio("/mnt/"+v.name, ""), v.name, v.name, v.name))
+	}
+	for _, name := range []string{"raid0", "raid1", "raid10"} {
+		b.Detach(name)
+		if out := shell(t, c1, "ls /dev/weft 2>/dev/null || true; ls /sys/block"); strings.Contains(out, name) {
+			t.Errorf("after the detach %s is still there: %s", name, out)
+		}
+	}
+	if left := strings.TrimSpace(shell(t, c1, "ls /sys/class/nvme")); left != "" {
+		t.Errorf("after the detaches controllers are left: %s", left)
+	}
+	for _, name := range []string{"raid10", "raid0", "raid1"} {
+		device := b.Attach(name, c1)
+		shell(t, c1, fmt.Sprintf("e2fsck -fn %s; mount %s /mnt/%s; cd /mnt/%s; sha256sum -c /tmp/%s.sum; %s; cd /; umount /mnt/%s",
+			device, device, name, name, name, fio("/mnt/"+name, "--verify_only=1"), name))
+		b.WaitHealth(name, pb.Health_HEALTH_HEALTHY, 10*time.Second)
+	}
+}
+
+// Scenarios 2, 3 and 7: a target dies under writes and the other copy goes on;
+// it returns and gets only what it missed; then the other one dies. A stale leg
+// alone is refused.
+func TestScenarioTargetKilledAndBack(t *testing.T) {
+	b := testbed.Start(t, testbed.Options{})
+	c1 := b.Clients[0]
+	volume := b.Create("db1", "512MiB", 2, 2)
+	device := b.Attach("db1", c1)
+	acks := testbed.Acks{}
+	w := b.Write(c1, device, span, 200, 1)
+	w.AwaitProgress(200, time.Minute)
+
+	first := b.Holder("db1", 0, 1)
+	killed := killUnderWrites(t, b, w, first)
+	staleBeforeReleased(t, b, w, first, killed)
+
+	// It returns: what it missed is copied while the writer goes on.
+	b.Up(first)
+	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, 2*time.Minute)
+	copied := bytesCopied(t, b)
+	t.Logf("rebuilt with %v copied of %v", copied, block.Size(volume.SizeBytes))
+	if copied == 0 || copied > block.Size(volume.SizeBytes)/4 {
+		t.Errorf("the rebuild copied %v of a volume of %v, want a small part", copied, block.Size(volume.SizeBytes))
+	}
+	w.AwaitProgress(50, time.Minute)
+
+	// Now the other copy of that column dies.
+	second := b.Holder("db1", 0, 0)
+	killUnderWrites(t, b, w, second)
+	w.Stop()
+	b.Verify(c1, device, span, acks.Add(w))
+
+	// The stale leg alone: bring the other holder back only after the good one is gone.
+	b.Detach("db1")
+	first.Kill()
+	b.Up(second)
+	b.Eventually(time.Minute, "the targets' states are known", func(ctx context.Context) error {
+		if v := b.Volume("db1"); v.Health != pb.Health_HEALTH_UNAVAILABLE {
+			return fmt.Errorf("db1 is %v", v.Health)
+		}
+		return nil
+	})
+	_, err := b.Try("attach", "db1", "--node", "c1")
+	var refused *testbed.CommandError
+	if !errors.As(err, &refused) || refused.Code != 5 || !strings.Contains(refused.Stderr, "no in-sync leg") {
+		t.Errorf("attach with a stale leg alone = %v, want a refusal that names the missing in-sync leg", err)
+	}
+	explained := b.Weft("explain", "volume", "db1")
+	for _, want := range []string{"stale", first.Name(), "promote-stale"} {
+		if !strings.Contains(explained, want) {
+			t.Errorf("weft explain volume db1 does not say %q:\n%s", want, explained)
+		}
+	}
+
+	// With the good leg back everything is there.
+	b.Up(first)
+	b.Eventually(time.Minute, "db1 can be served", func(ctx context.Context) error {
+		_, err := b.Try("attach", "db1", "--node", "c1")
+		return err
+	})
+	b.Verify(c1, device, span, acks)
+}
+
+// killUnderWrites cuts a target's power and waits until writes go on.
+func killUnderWrites(t *testing.T, b *testbed.Bed, w *testbed.Writer, target *vm.Machine) (killed time.Time) {
+	t.Helper()
+	offset, _, err := b.Clients[0].ClockOffset(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed = time.Now().Add(offset) // by the writer's clock
+	target.Kill()
+	w.AwaitProgress(100, time.Minute)
+	w.NoErrors()
+	stall, began := w.Stall()
+	t.Logf("%s was killed: the writer stalled for %v, %v after the kill", target.Name(), stall.Round(time.Millisecond), began.Sub(killed).Round(time.Millisecond))
+	return killed
+}
+
+// staleBeforeReleased shows record before release: of volmgr's event log the
+// record, of the writer's log the first write that was acknowledged after the
+// stall. Both are put on this process's clock, whose error is known.
+func staleBeforeReleased(t *testing.T, b *testbed.Bed, w *testbed.Writer, target *vm.Machine, killed time.Time) {
+	t.Helper()
+	managerAhead, managerError, err := b.Manager.ClockOffset(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	clientAhead, clientError, err := b.Clients[0].ClockOffset(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	event := b.LastEvent("volume db1", "leg.stale")
+	if event == nil {
+		t.Fatalf("no leg was recorded stale\n%s", b.State())
+	}
+	recorded := event.Time.AsTime().Add(-managerAhead)
+	_, began := w.Stall()
+	for _, ack := range w.Log() {
+		if ack.End.After(began) && ack.End.Sub(began) > 500*time.Millisecond {
+			released := ack.End.Add(-clientAhead)
+			t.Logf("recorded stale %v before the first write was released (clocks agree within %v)",
+				released.Sub(recorded).Round(time.Millisecond), (managerError + clientError).Round(time.Millisecond))
+			if released.Add(clientError + managerError).Before(recorded) {
+				t.Errorf("write %d was acknowledged at %v, before its missing leg on %s was recorded stale at %v",
+					ack.Seq, released, target.Name(), recorded)
+			}
+			return
+		}
+	}
+	t.Errorf("no write was acknowledged after %s was killed at %v", target.Name(), killed)
+}
+
+// bytesCopied is what the rebuilds of db1 copied, as volmgr recorded it.
+func bytesCopied(t *testing.T, b *testbed.Bed) (sum block.Size) {
+	t.Helper()
+	for _, e := range b.Events("volume db1") {
+		if e.Kind != "leg.in-sync" {
+			continue
+		}
+		n, err := strconv.ParseUint(e.Attributes["bytes_copied"], 10, 64)
+		if err != nil {
+			t.Fatalf("event %v: bytes_copied: %v", e, err)
+		}
+		sum += block.Size(n)
+	}
+	return sum
+}
+
+// Scenario 4: a client dies under writes; the volume goes to another client
+// after every leg's fence; the first one, brought back, can not write.
+func TestScenarioClientKilledAndReplaced(t *testing.T) {
+	b := testbed.Start(t, testbed.Options{Clients: 2})
+	c1, c2 := b.Clients[0], b.Clients[1]
+	b.Create("db1", "256MiB", 1, 2)
+	device := b.Attach("db1", c1)
+	acks := testbed.Acks{}
+	w := b.Write(c1, device, span, 0, 1)
+	w.AwaitProgress(200, time.Minute)
+	connect := connectString(t, c1)
+	c1.Kill()
+	w.Abandon()
+	acks.Add(w)
+
+	if _, err := b.Try("attach", "db1", "--node", "c2"); err == nil {
+		t.Errorf("attach on c2 succeeded while c1 holds the volume")
+	}
+	b.Weft("detach", "db1", "--force")
+	device = b.Attach("db1", c2)
+	everyLegFenced(t, b)
+	b.Verify(c2, device, span, acks)
+	w2 := b.Write(c2, device, span, 200, w.Next()+1000)
+	w2.AwaitProgress(50, time.Minute)
+
+	// The first client comes back and tries by hand what it had.
+	b.Up(c1)
+	for _, options := range connect {
+		if out, err := c1.Shell(t.Context(), fmt.Sprintf("modprobe nvme-tcp; exec 3<>/dev/nvme-fabrics; printf %%s '%s' >&3", options)); err == nil {
+			t.Errorf("c1 connected again with its old identity %s: %s", options, out)
+		}
+	}
+	if _, err := c1.Shell(t.Context(), "test -e "+device); err == nil {
+		t.Errorf("c1 has %s although c2 holds the volume", device)
+	}
+	w2.AwaitProgress(50, time.Minute)
+	w2.Stop()
+	b.Verify(c2, device, span, acks.Add(w2))
+}
+
+// connectString are the options with which a client's kernel connected, as
+// sysfs tells them.
+func connectString(t *testing.T, client *vm.Machine) []string {
+	out := shell(t, client, `for c in /sys/class/nvme/nvme*; do
+		a=$(cat $c/address | tr , '\n' | grep -E '^(traddr|trsvcid)=' | tr '\n' , )
+		echo "transport=tcp,${a}nqn=$(cat $c/subsysnqn),hostnqn=$(cat $c/hostnqn),hostid=$(cat $c/hostid)"
+	done`)
+	lines := strings.Fields(out)
+	if len(lines) == 0 {
+		t.Fatal("the client has no controllers")
+	}
+	return lines
+}
+
+// everyLegFenced shows from the event log that the grant came after the fences.
+func everyLegFenced(t *testing.T, b *testbed.Bed) {
+	t.Helper()
+	var granting, granted *pb.Event
+	for _, e := range b.Events("volume db1") {
+		switch e.Kind {
+		case "volume.granting":
+			granting, granted = e, nil
+		case "volume.granted":
+			granted = e
+		}
+	}
+	if granting == nil || granted == nil || granted.Seq < granting.Seq {
+		t.Fatalf("the last grant is not in the log: %v, %v", granting, granted)
+	}
+	for _, leg := range b.Volume("db1").Legs {
+		if leg.State != pb.LegState_LEG_STATE_IN_SYNC {
+			t.Errorf("leg on %s is %v, want every leg fenced and in sync", leg.Node, leg.State)
+		}
+	}
+}
+
+// Two writers where one was promised must never be: a client that volmgr can not
+// reach, and that still reaches the targets, is shut out before the next one writes.
+func TestScenarioPartitionedClientIsFenced(t *testing.T) {
+	b := testbed.Start(t, testbed.Options{Clients: 2})
+	c1, c2 := b.Clients[0], b.Clients[1]
+	b.Create("db1", "256MiB", 1, 2)
+	device := b.Attach("db1", c1)
+	w := b.Write(c1, device, span, 200, 1)
+	w.AwaitProgress(50, time.Minute)
+	b.Cluster.Network().Cut(c1, b.Manager)
+	w.AwaitProgress(100, time.Minute)
+
+	b.Weft("detach", "db1", "--force")
+	device = b.Attach("db1", c2)
+	c1Ahead, within, err := c1.ClockOffset(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	attached := time.Now()
+	acks := testbed.Acks{}.Add(w)
+	b.Verify(c2, device, span, acks)
+	w2 := b.Write(c2, device, span, 200, w.Next()+1_000_000)
+	w2.AwaitProgress(100, time.Minute)
+	for _, ack := range w.Log() {
+		if ack.End.Add(-c1Ahead).After(attached.Add(within)) {
+			t.Fatalf("write %d of c1 was acknowledged %v after c2 had the volume", ack.Seq, ack.End.Add(-c1Ahead).Sub(attached))
+		}
+	}
+	w2.Stop()
+	b.Verify(c2, device, span, acks.Add(w2))
+	b.Cluster.Network().Heal(c1, b.Manager)
+	b.Eventually(time.Minute, "c1 has let go", func(ctx context.Context) error {
+		out, err := c1.Shell(ctx, "ls /sys/class/nvme")
+		if err == nil && strings.TrimSpace(out) != "" {
+			err = fmt.Errorf("controllers are left: %s", out)
+		}
+		return err
+	})
+	w.Abandon()
+}
+
+// Scenario 5: I/O goes on without volmgr; a target lost meanwhile holds the
+// writes until volmgr is back.
+func TestScenarioManagerKilled(t *testing.T) {
+	b := testbed.Start(t, testbed.Options{})
+	c1 := b.Clients[0]
+	b.Create("db1", "256MiB", 1, 2)
+	device := b.Attach("db1", c1)
+	w := b.Write(c1, device, span, 200, 1)
+	w.AwaitProgress(50, time.Minute)
+
+	volmgr := b.Daemon(b.Manager)
+	if err := volmgr.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := time.Now()
+	w.AwaitProgress(500, time.Minute)
+	if stall, _ := w.Stall(); stall > 3*time.Second {
+		t.Errorf("I/O stopped for %v while volmgr was down", stall)
+	}
+	t.Logf("500 writes in %v without volmgr", time.Since(before).Round(time.Millisecond))
+	restart(t, volmgr)
+	w.AwaitProgress(100, time.Minute)
+
+	if err := volmgr.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.Holder("db1", 0, 1).Kill()
+	time.Sleep(5 * time.Second) // the writer's leg is lost, and nobody can record it
+	stuck := len(w.Log())
+	time.Sleep(15 * time.Second)
+	if now := len(w.Log()); now != stuck {
+		t.Errorf("%d writes were acknowledged while a lost leg could not be recorded stale", now-stuck)
+	}
+	w.NoErrors()
+	restart(t, volmgr)
+	w.AwaitProgress(100, time.Minute)
+	if b.LastEvent("volume db1", "leg.stale") == nil {
+		t.Errorf("writes went on and no leg was recorded stale\n%s", b.State())
+	}
+	w.Stop()
+	b.Verify(c1, device, span, testbed.Acks{}.Add(w))
+}
+
+func restart(t *testing.T, d *vm.Daemon) {
+	t.Helper()
+	if err := d.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Scenario 6: agents are killed and machines reboot, under I/O.
+func TestScenarioAgentsKilledAndMachinesReboot(t *testing.T) {
+	b := testbed.Start(t, testbed.Options{})
+	c1 := b.Clients[0]
+	b.Create("db1", "512MiB", 2, 2)
+	device := b.Attach("db1", c1)
+	w := b.Write(c1, device, span, 200, 1)
+
+	for _, m := range append(append([]*vm.Machine{}, b.Targets...), c1) {
+		agent := b.Daemon(m)
+		if err := agent.Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.AwaitProgress(100, time.Minute)
+		restart(t, agent)
+		w.AwaitProgress(100, time.Minute)
+	}
+	if stall, _ := w.Stall(); stall > 3*time.Second {
+		t.Errorf("I/O stopped for %v while agents were killed and restarted", stall)
+	}
+	if e := b.LastEvent("volume db1", "leg.stale"); e != nil {
+		t.Errorf("a leg went stale because an agent was restarted: %v", e)
+	}
+
+	target := b.Holder("db1", 1, 0)
+	if err := target.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.StartDaemon(target)
+	w.AwaitProgress(100, time.Minute)
+	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, 2*time.Minute)
+	w.Stop()
+	acks := testbed.Acks{}.Add(w)
+	b.Verify(c1, device, span, acks)
+
+	// The client's power fails; after its boot the device comes back by itself.
+	w = b.Write(c1, device, span, 0, w.Next())
+	w.AwaitProgress(100, time.Minute)
+	c1.Kill()
+	w.Abandon()
+	acks.Add(w)
+	b.Up(c1)
+	b.Eventually(2*time.Minute, "the device is back after the client's reboot", func(ctx context.Context) error {
+		v := b.Volume("db1")
+		if v.Attachment.GetState() != pb.AttachmentState_ATTACHMENT_STATE_ATTACHED {
+			return fmt.Errorf("it is %v", v.Attachment)
+		}
+		_, err := c1.Run(ctx, "test", "-b", device)
+		return err
+	})
+	b.Verify(c1, device, span, acks)
+}
+
+// Scenario 8: bad input gives a clear error and changes nothing.
+func TestScenarioBadInput(t *testing.T) {
+	b := testbed.Start(t, testbed.Options{Drives: 2})
+	t1, c1 := b.Targets[0], b.Clients[0]
+	b.Create("db1", "256MiB", 1, 2)
+
+	refuse := func(code int, says string, args ...string) {
+		t.Helper()
+		before := len(b.Events(""))
+		_, err := b.Try(args...)
+		var failed *testbed.CommandError
+		if !errors.As(err, &failed) || failed.Code != code || !strings.Contains(failed.Stderr, says) {
+			t.Errorf("weft %s = %v, want exit code %d and %q", strings.Join(args, " "), err, code, says)
+		}
+		if after := b.Events(""); len(after) != before {
+			t.Errorf("weft %s was refused and left the event %v", strings.Join(args, " "), after[len(after)-1])
+		}
+	}
+	refuse(3, "nobody", "drive", "add", "nobody", "/dev/nvme0n1")
+	refuse(1, "size", "volume", "create", "db2", "--size", "0")
+	refuse(6, "no space", "volume", "create", "db2", "--size", "1TiB", "--stripes", "1", "--copies", "1")
+	refuse(6, "copies", "volume", "create", "db2", "--size", "256MiB", "--copies", "3", "--stripes", "1", "--spread", "zone")
+	refuse(4, "size", "volume", "create", "db1", "--size", "512MiB", "--copies", "2", "--stripes", "1")
+	refuse(3, "nobody", "attach", "db1", "--node", "nobody")
+	refuse(3, "nothing", "attach", "nothing", "--node", "c1")
+	if again := b.Weft("volume", "create", "db1", "--size", "256MiB", "--stripes", "1", "--copies", "2", "--chunk-size", "64KiB"); strings.Contains(again, "rror") {
+		t.Errorf("the same create again = %s", again)
+	}
+
+	driveWithAFileSystem(t, b, t1)
+	corruptLabel(t, b)
+	garbageInTheStateFile(t, b, c1)
+}
+
+// driveWithAFileSystem hands Weft a drive with data on it.
+func driveWithAFileSystem(t *testing.T, b *testbed.Bed, target *vm.Machine) {
+	t.Helper()
+	var spare *pb.Drive
+	drives, err := b.API.ListDrives(t.Context(), &pb.ListDrivesRequest{Node: target.Name()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range drives.Drives {
+		if d.AllocatedBytes == 0 {
+			spare = d
+		}
+	}
+	b.Weft("drive", "evict", spare.Id)
+	b.Eventually(time.Minute, "the drive is given back", func(ctx context.Context) error {
+		list, err := b.API.ListDrives(ctx, &pb.ListDrivesRequest{Node: target.Name()})
+		if err == nil && len(list.Drives) != 1 {
+			err = fmt.Errorf("%d drives", len(list.Drives))
+		}
+		return err
+	})
+	shell(t, target, "mkfs.ext4 -q -L precious "+spare.Device+"; sync; sha256sum "+spare.Device+" > /tmp/before")
+	b.Eventually(time.Minute, "the file system is refused", func(ctx context.Context) error {
+		_, err := b.Try("drive", "add", target.Name(), spare.Device)
+		var failed *testbed.CommandError
+		if !errors.As(err, &failed) || !strings.Contains(failed.Stderr, "ext4") || !strings.Contains(failed.Stderr, "precious") {
+			return fmt.Errorf("drive add = %v, want a refusal that names ext4 and its label", err)
+		}
+		return nil
+	})
+	shell(t, target, "sha256sum -c /tmp/before")
+}
+
+// corruptLabel destroys copies of a label while the agent is down: one copy is
+// survived; with all of them gone the drive is refused, and not written.
+func corruptLabel(t *testing.T, b *testbed.Bed) {
+	t.Helper()
+	target := b.Holder("db1", 0, 0)
+	var device string
+	for _, leg := range b.Volume("db1").Legs {
+		drives, err := b.API.ListDrives(t.Context(), &pb.ListDrivesRequest{Node: target.Name()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range drives.Drives {
+			if d.Id == leg.DriveId {
+				device = d.Device
+			}
+		}
+	}
+	agent := b.Daemon(target)
+	if err := agent.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	shell(t, target, "dd if=/dev/urandom of="+device+" bs=4096 count=1 seek=1 conv=notrunc oflag=direct 2>/dev/null")
+	restart(t, agent)
+	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, time.Minute)
+
+	if err := agent.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// Everything but the magic of every copy: the first and the last 8 MiB.
+	shell(t, target, fmt.Sprintf(`end=$(($(blockdev --getsize64 %[1]s)/1048576-8))
+		for m in 0 4; do dd if=/dev/urandom of=%[1]s bs=512 seek=$((m*2048+1)) count=64 conv=notrunc 2>/dev/null; dd if=/dev/urandom of=%[1]s bs=512 seek=$(((end+m)*2048+1)) count=64 conv=notrunc 2>/dev/null; done; sync`, device))
+	sum := shell(t, target, "sha256sum < "+device)
+	restart(t, agent)
+	b.Eventually(time.Minute, "the drive is refused", func(ctx context.Context) error {
+		list, err := b.API.ListDrives(ctx, &pb.ListDrivesRequest{Node: target.Name()})
+		if err != nil {
+			return err
+		}
+		for _, d := range list.Drives {
+			if d.State == pb.DriveState_DRIVE_STATE_FAILED && strings.Contains(d.Reason, "label") {
+				return nil
+			}
+		}
+		return fmt.Errorf("the drives of %s are %v", target.Name(), list.Drives)
+	})
+	if now := shell(t, target, "sha256sum < "+device); now != sum {
+		t.Errorf("a drive with a corrupt label was written")
+	}
+}
+
+// garbageInTheStateFile damages what an initiator agent keeps: it must say so
+// and change nothing.
+func garbageInTheStateFile(t *testing.T, b *testbed.Bed, client *vm.Machine) {
+	t.Helper()
+	agent := b.Daemon(client).MayExit()
+	if err := agent.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	file := strings.Fields(shell(t, client, "ls /var/lib/weft/initiator/*"))[0]
+	shell(t, client, "echo garbage > "+file)
+	restart(t, agent)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	code, err := agent.Wait(ctx)
+	if err != nil || code == 0 {
+		t.Errorf("the agent with garbage in %s ended with %d, %v; want an error", file, code, err)
+	}
+	if log := agent.Log(); !strings.Contains(log, file) {
+		t.Errorf("the agent does not name %s:\n%s", file, log)
+	}
+	if got := strings.TrimSpace(shell(t, client, "cat "+file)); got != "garbage" {
+		t.Errorf("the agent changed %s to %q", file, got)
+	}
+}

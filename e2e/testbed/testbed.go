@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package testbed is a Weft cluster in virtual machines, as the scenarios, the
+// demonstration and the benchmark use it:
+//
+//	m1        volmgr, its store on a disk that survives boots
+//	t1 t2 …   target agents, each with NVMe drives, in racks r1, r2, …
+//	c1 c2 …   initiator agents: the clients
+//
+// Commands go to the volume manager with the weft program of the machine that
+// the test runs on, as an operator would type them.
+package testbed
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"weft.dev/weft/e2e/vm"
+	"weft.dev/weft/proto/pb"
+)
+
+// managerPort is where volmgr listens in its machine.
+const managerPort = 4480
+
+// Options say how large a cluster is. The zero value is three targets with one
+// drive of 2 GiB each, and one client.
+type Options struct {
+	Targets   int
+	Clients   int
+	DriveSize string
+	Drives    int // per target
+}
+
+// Bed is a running cluster.
+type Bed struct {
+	T       vm.TB
+	Cluster *vm.Cluster
+	Manager *vm.Machine
+	Targets []*vm.Machine
+	Clients []*vm.Machine
+	API     pb.ManagerClient
+
+	weft    string // the program, for this machine
+	daemons map[*vm.Machine]*vm.Daemon
+}
+
+// Draw prepares the machines of a cluster; nothing is booted yet.
+func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
+	if o.Targets == 0 {
+		o.Targets = 3
+	}
+	if o.Clients == 0 {
+		o.Clients = 1
+	}
+	if o.DriveSize == "" {
+		o.DriveSize = "2GiB"
+	}
+	if o.Drives == 0 {
+		o.Drives = 1
+	}
+	b := &Bed{T: t, Cluster: vm.NewCluster(t, options...), daemons: map[*vm.Machine]*vm.Daemon{}}
+	b.Manager = b.Cluster.Machine("m1", vm.StateDisk(), vm.Forward(managerPort), vm.Memory(320))
+	for i := range o.Targets {
+		machine := []vm.MachineOption{vm.Modules("nvmet-tcp", "dm-mod")}
+		for d := range o.Drives {
+			machine = append(machine, vm.NVMe(o.DriveSize, fmt.Sprintf("T%dD%d", i+1, d+1)))
+		}
+		b.Targets = append(b.Targets, b.Cluster.Machine(fmt.Sprintf("t%d", i+1), machine...))
+	}
+	for i := range o.Clients {
+		b.Clients = append(b.Clients, b.Cluster.Machine(fmt.Sprintf("c%d", i+1), vm.StateDisk(), vm.Memory(448),
+			vm.Modules("nvme-tcp", "dm-mirror", "loop", "tcp_diag")))
+	}
+	b.weft = b.build()
+	return b
+}
+
+// Start draws and boots a cluster, starts its daemons and adds every drive.
+func Start(t vm.TB, o Options, options ...vm.Option) *Bed {
+	b := Draw(t, o, options...)
+	b.Up(b.machines()...)
+	b.AddDrives()
+	return b
+}
+
+func (b *Bed) machines() []*vm.Machine {
+	return append(append([]*vm.Machine{b.Manager}, b.Targets...), b.Clients...)
+}
+
+// build makes the weft program for this machine.
+func (b *Bed) build() string {
+	dir, err := os.MkdirTemp("", "weft-bin-")
+	if err != nil {
+		b.T.Fatalf("%v", err)
+	}
+	b.T.Cleanup(func() { os.RemoveAll(dir) })
+	program := filepath.Join(dir, "weft")
+	cmd := exec.Command("go", "build", "-o", program, "weft.dev/weft/cmd/weft")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		b.T.Fatalf("build weft: %v\n%s", err, out)
+	}
+	return program
+}
+
+// Up boots machines side by side and starts, or starts again, their daemons.
+func (b *Bed) Up(machines ...*vm.Machine) {
+	b.Cluster.Boot(b.T.Context(), machines...)
+	for _, m := range machines {
+		b.StartDaemon(m)
+	}
+	if b.API == nil {
+		b.dial()
+	}
+}
+
+func (b *Bed) dial() {
+	conn, err := grpc.NewClient("passthrough:///"+b.Manager.Forwarded(managerPort), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		b.T.Fatalf("dial volmgr: %v", err)
+	}
+	b.T.Cleanup(func() { conn.Close() })
+	b.API = pb.NewManagerClient(conn)
+	b.Eventually(time.Minute, "volmgr answers", func(ctx context.Context) error {
+		_, err := b.API.GetStatus(ctx, &pb.GetStatusRequest{})
+		return err
+	})
+}
+
+// Daemon is the daemon that runs on a machine.
+func (b *Bed) Daemon(m *vm.Machine) *vm.Daemon { return b.daemons[m] }
+
+// StartDaemon starts the daemon that belongs on a machine, again after a boot.
+func (b *Bed) StartDaemon(m *vm.Machine) *vm.Daemon {
+	manager := fmt.Sprintf("%s:%d", b.Manager.Addr(), managerPort)
+	var argv []string
+	switch m.Name()[0] {
+	case 'm':
+		argv = []string{"volmgr", "--data-dir", "/var/lib/weft/volmgr", "--listen", fmt.Sprintf(":%d", managerPort)}
+	case 't':
+		argv = []string{"target", "--node", m.Name(), "--manager", manager, "--portal", "tcp://" + m.Addr(), "--label", "rack=r" + m.Name()[1:]}
+	default:
+		argv = []string{"initiator", "--node", m.Name(), "--manager", manager, "--state-dir", "/var/lib/weft/initiator", "--run-dir", "/run/weft/initiator"}
+	}
+	d, err := b.daemons[m], error(nil)
+	if d == nil {
+		d, err = m.Start(b.T.Context(), argv[0], append([]string{"weft"}, argv...)...)
+	} else {
+		err = d.Restart(b.T.Context())
+	}
+	if err != nil {
+		b.T.Fatalf("start %s on %s: %v", argv[0], m.Name(), err)
+	}
+	b.daemons[m] = d
+	return d
+}
+
+// AddDrives adds every drive of every target and waits until all are ready.
+func (b *Bed) AddDrives() {
+	for _, t := range b.Targets {
+		b.AddDrivesOf(t)
+	}
+	b.Eventually(time.Minute, "all drives are ready", func(ctx context.Context) error {
+		drives, err := b.API.ListDrives(ctx, &pb.ListDrivesRequest{})
+		if err != nil {
+			return err
+		}
+		for _, d := range drives.Drives {
+			if d.State != pb.DriveState_DRIVE_STATE_READY {
+				return fmt.Errorf("drive %s of %s is %v: %s", d.Device, d.Node, d.State, d.Reason)
+			}
+		}
+		return nil
+	})
+}
+
+// AddDrivesOf adds every NVMe drive of a target.
+func (b *Bed) AddDrivesOf(t *vm.Machine) {
+	out, err := t.Shell(b.T.Context(), "ls -d /dev/nvme?n1")
+	if err != nil {
+		b.T.Fatalf("find the drives of %s: %v", t.Name(), err)
+	}
+	for device := range strings.FieldsSeq(out) {
+		b.Eventually(time.Minute, "drive "+device+" of "+t.Name()+" is added", func(context.Context) error {
+			_, err := b.Try("drive", "add", t.Name(), device)
+			return err
+		})
+	}
+}
+
+// CommandError is a weft command that did not exit with 0.
+type CommandError struct {
+	Args   []string
+	Code   int
+	Stderr string
+}
+
+func (e *CommandError) Error() string {
+	return fmt.Sprintf("weft %s: exit code %d: %s", strings.Join(e.Args, " "), e.Code, strings.TrimSpace(e.Stderr))
+}
+
+// Try runs a weft command and returns its standard output; one that fails gives a *CommandError.
+func (b *Bed) Try(args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(b.T.Context(), 3*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, b.weft, args...)
+	cmd.Env = append(os.Environ(), "WEFT_MANAGER="+b.Manager.Forwarded(managerPort))
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if err == nil {
+		return stdout.String(), nil
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return stdout.String(), &CommandError{args, exit.ExitCode(), stderr.String()}
+	}
+	return "", err
+}
+
+// Weft runs a weft command that must succeed.
+func (b *Bed) Weft(args ...string) string {
+	b.T.Helper()
+	out, err := b.Try(args...)
+	if err != nil {
+		b.T.Fatalf("%v\n%s", err, b.State())
+	}
+	return out
+}
+
+// State is what an operator would look at when something is wrong.
+func (b *Bed) State() string {
+	var out strings.Builder
+	for _, args := range [][]string{{"status"}, {"volume", "list"}, {"attachment", "list"}, {"event", "list"}} {
+		text, err := b.Try(args...)
+		fmt.Fprintf(&out, "$ weft %s\n%s", strings.Join(args, " "), text)
+		if err != nil {
+			fmt.Fprintln(&out, err)
+		}
+	}
+	volumes, _ := b.API.ListVolumes(b.T.Context(), &pb.ListVolumesRequest{})
+	for _, v := range volumes.GetVolumes() {
+		text, _ := b.Try("explain", "volume", v.Name)
+		fmt.Fprintf(&out, "$ weft explain volume %s\n%s", v.Name, text)
+	}
+	return out.String()
+}
+
+// Eventually waits until check gives nil, at most so long.
+func (b *Bed) Eventually(atMost time.Duration, what string, check func(context.Context) error) {
+	b.T.Helper()
+	ctx, cancel := context.WithTimeout(b.T.Context(), atMost)
+	defer cancel()
+	for tick := time.NewTicker(100 * time.Millisecond); ; {
+		err := check(ctx)
+		if err == nil {
+			tick.Stop()
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			state := ""
+			if b.API != nil {
+				state = b.State()
+			}
+			b.T.Fatalf("waited %v until %s: %v\n%s", atMost, what, err, state)
+		}
+	}
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"weft.dev/weft/e2e/vm"
+)
+
+// Ack is one write that the application was told is done, by the client's clock.
+type Ack struct {
+	Block, Seq uint64
+	Start, End time.Time
+}
+
+// Acks are the acknowledged writes of a volume: of each block the last sequence number.
+type Acks map[uint64]uint64
+
+// Writer is a program that writes to a volume on a client and knows what was acknowledged.
+type Writer struct {
+	bed    *Bed
+	client *vm.Machine
+	cancel context.CancelFunc
+	done   chan error
+
+	mu     sync.Mutex
+	rest   []byte // of a line
+	log    []Ack
+	errors []string
+}
+
+// Write starts writing to a device on a client, in its first span MiB, rate
+// writes per second (0: as fast as can be). next continues the sequence numbers of an
+// earlier writer, and is 1 for the first.
+func (b *Bed) Write(client *vm.Machine, device string, span, rate int, next uint64) *Writer {
+	ctx, cancel := context.WithCancel(b.T.Context())
+	w := &Writer{bed: b, client: client, cancel: cancel, done: make(chan error, 1)}
+	go func() {
+		w.done <- client.Do(ctx, vm.Command{
+			Argv: []string{"workload", "write", "-device", device, "-span", fmt.Sprintf("%dMiB", span),
+				"-depth", "8", "-rate", fmt.Sprint(rate), "-first", fmt.Sprint(next)},
+			Stdout: w,
+		})
+	}()
+	w.AwaitProgress(1, 30*time.Second)
+	return w
+}
+
+// Write takes what the program prints.
+func (w *Writer) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.rest = append(w.rest, p...)
+	for {
+		end := bytes.IndexByte(w.rest, '\n')
+		if end < 0 {
+			return len(p), nil
+		}
+		w.line(string(w.rest[:end]))
+		w.rest = w.rest[end+1:]
+	}
+}
+
+func (w *Writer) line(line string) {
+	var a Ack
+	var start, end int64
+	if n, _ := fmt.Sscanf(line, "A %d %d %d %d", &a.Block, &a.Seq, &start, &end); n == 4 {
+		a.Start, a.End = time.Unix(0, start), time.Unix(0, end)
+		w.log = append(w.log, a)
+		return
+	}
+	w.errors = append(w.errors, line)
+}
+
+// Log are the acknowledged writes so far, in the order in which they were acknowledged.
+func (w *Writer) Log() []Ack {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]Ack(nil), w.log...)
+}
+
+// Next is a sequence number that this writer has not used.
+func (w *Writer) Next() uint64 {
+	next := uint64(1)
+	for _, a := range w.Log() {
+		next = max(next, a.Seq+1)
+	}
+	return next + 64 // some may be under way
+}
+
+// AwaitProgress waits until n more writes are acknowledged.
+func (w *Writer) AwaitProgress(n int, atMost time.Duration) {
+	w.bed.T.Helper()
+	before := len(w.Log())
+	w.bed.Eventually(atMost, fmt.Sprintf("%d more writes are acknowledged on %s", n, w.client.Name()), func(context.Context) error {
+		if now := len(w.Log()); now < before+n {
+			return fmt.Errorf("%d were, %d errors: %v", now-before, len(w.errors), w.errors)
+		}
+		return nil
+	})
+}
+
+// Stop ends the writer. The application must not have seen one error.
+func (w *Writer) Stop() {
+	w.bed.T.Helper()
+	ctx, cancel := context.WithTimeout(w.bed.T.Context(), time.Minute)
+	defer cancel()
+	if _, err := w.client.Run(ctx, "busybox", "pkill", "-TERM", "workload"); err != nil {
+		w.bed.T.Fatalf("stop the writer: %v", err)
+	}
+	select {
+	case err := <-w.done:
+		if err != nil {
+			w.bed.T.Fatalf("the writer on %s: %v", w.client.Name(), err)
+		}
+	case <-ctx.Done():
+		w.bed.T.Fatalf("the writer on %s does not end: its writes hang\n%s", w.client.Name(), w.bed.State())
+	}
+	w.NoErrors()
+}
+
+// Abandon forgets a writer whose machine is gone. What it printed until then counts.
+func (w *Writer) Abandon() {
+	w.cancel()
+	<-w.done
+}
+
+// NoErrors fails the test if the application saw an error.
+func (w *Writer) NoErrors() {
+	w.bed.T.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.errors) > 0 {
+		w.bed.T.Fatalf("the application on %s saw %d errors, the first: %s", w.client.Name(), len(w.errors), w.errors[0])
+	}
+}
+
+// Stall is the longest time between two acknowledgements, and when it began.
+func (w *Writer) Stall() (longest time.Duration, began time.Time) {
+	log := w.Log()
+	for i := 1; i < len(log); i++ {
+		if gap := log[i].End.Sub(log[i-1].End); gap > longest {
+			longest, began = gap, log[i-1].End
+		}
+	}
+	return longest, began
+}
+
+// Add merges the acknowledged writes of a writer.
+func (a Acks) Add(w *Writer) Acks {
+	for _, ack := range w.Log() {
+		a[ack.Block] = max(a[ack.Block], ack.Seq)
+	}
+	return a
+}
+
+// Verify fails the test unless every acknowledged write is on the device.
+func (b *Bed) Verify(client *vm.Machine, device string, span int, acks Acks) {
+	b.T.Helper()
+	var in strings.Builder
+	for block, seq := range acks {
+		fmt.Fprintln(&in, block, seq)
+	}
+	var out bytes.Buffer
+	ctx, cancel := context.WithTimeout(b.T.Context(), 3*time.Minute)
+	defer cancel()
+	err := client.Do(ctx, vm.Command{
+		Argv:  []string{"workload", "verify", "-device", device, "-span", fmt.Sprintf("%dMiB", span)},
+		Stdin: []byte(in.String()), Stdout: &out,
+	})
+	if err != nil {
+		b.T.Fatalf("acknowledged writes are lost on %s of %s: %v\n%s\n%s", device, client.Name(), err, out.String(), b.State())
+	}
+	b.T.Logf("%s on %s: %s", device, client.Name(), strings.TrimSpace(out.String()))
+}
