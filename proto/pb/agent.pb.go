@@ -1661,18 +1661,21 @@ func (x *WantedAttachment) GetLegs() []*WantedLink {
 // WantedLink is one leg of an attachment. Only IN_SYNC and REBUILDING legs
 // are listed; a leg that leaves the list must leave the tables.
 type WantedLink struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	LegId         string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
-	Column        uint32                 `protobuf:"varint,2,opt,name=column,proto3" json:"column,omitempty"`
-	Copy          uint32                 `protobuf:"varint,3,opt,name=copy,proto3" json:"copy,omitempty"`
-	State         LegState               `protobuf:"varint,4,opt,name=state,proto3,enum=weft.v1.LegState" json:"state,omitempty"`
-	Revision      uint64                 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
-	Node          string                 `protobuf:"bytes,6,opt,name=node,proto3" json:"node,omitempty"`
-	Nqn           string                 `protobuf:"bytes,7,opt,name=nqn,proto3" json:"nqn,omitempty"`
-	Nsid          uint32                 `protobuf:"varint,8,opt,name=nsid,proto3" json:"nsid,omitempty"`
-	Uuid          string                 `protobuf:"bytes,9,opt,name=uuid,proto3" json:"uuid,omitempty"`
-	Portals       []*Portal              `protobuf:"bytes,10,rep,name=portals,proto3" json:"portals,omitempty"`
-	WriteThrough  bool                   `protobuf:"varint,11,opt,name=write_through,json=writeThrough,proto3" json:"write_through,omitempty"` // the drive has no volatile cache
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	LegId        string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
+	Column       uint32                 `protobuf:"varint,2,opt,name=column,proto3" json:"column,omitempty"`
+	Copy         uint32                 `protobuf:"varint,3,opt,name=copy,proto3" json:"copy,omitempty"`
+	State        LegState               `protobuf:"varint,4,opt,name=state,proto3,enum=weft.v1.LegState" json:"state,omitempty"`
+	Revision     uint64                 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
+	Node         string                 `protobuf:"bytes,6,opt,name=node,proto3" json:"node,omitempty"`
+	Nqn          string                 `protobuf:"bytes,7,opt,name=nqn,proto3" json:"nqn,omitempty"`
+	Nsid         uint32                 `protobuf:"varint,8,opt,name=nsid,proto3" json:"nsid,omitempty"`
+	Uuid         string                 `protobuf:"bytes,9,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	Portals      []*Portal              `protobuf:"bytes,10,rep,name=portals,proto3" json:"portals,omitempty"`
+	WriteThrough bool                   `protobuf:"varint,11,opt,name=write_through,json=writeThrough,proto3" json:"write_through,omitempty"` // the drive has no volatile cache
+	// The leg may lack writes that it had acknowledged (its node has booted since,
+	// and its drive has a volatile cache): copy all of it, not what the host logged.
+	CopyAll       bool `protobuf:"varint,12,opt,name=copy_all,json=copyAll,proto3" json:"copy_all,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1780,6 +1783,13 @@ func (x *WantedLink) GetPortals() []*Portal {
 func (x *WantedLink) GetWriteThrough() bool {
 	if x != nil {
 		return x.WriteThrough
+	}
+	return false
+}
+
+func (x *WantedLink) GetCopyAll() bool {
+	if x != nil {
+		return x.CopyAll
 	}
 	return false
 }
@@ -2264,7 +2274,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\bequalize\x18\t \x01(\bR\bequalize\x12\x16\n" +
 	"\x06detach\x18\n" +
 	" \x01(\bR\x06detach\x12'\n" +
-	"\x04legs\x18\v \x03(\v2\x13.weft.v1.WantedLinkR\x04legs\"\xb2\x02\n" +
+	"\x04legs\x18\v \x03(\v2\x13.weft.v1.WantedLinkR\x04legs\"\xcd\x02\n" +
 	"\n" +
 	"WantedLink\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
@@ -2278,7 +2288,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04uuid\x18\t \x01(\tR\x04uuid\x12)\n" +
 	"\aportals\x18\n" +
 	" \x03(\v2\x0f.weft.v1.PortalR\aportals\x12#\n" +
-	"\rwrite_through\x18\v \x01(\bR\fwriteThrough\"\x8c\x01\n" +
+	"\rwrite_through\x18\v \x01(\bR\fwriteThrough\x12\x19\n" +
+	"\bcopy_all\x18\f \x01(\bR\acopyAll\"\x8c\x01\n" +
 	"\x12RecordStaleRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tvolume_id\x18\x02 \x01(\tR\bvolumeId\x12\x14\n" +
