@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestOverTheKernel runs the suite that the fake passes over the real thing.
+func TestOverTheKernel(t *testing.T) {
+	requireKernel(t)
+	runSuite(t, kernelWorld)
+}
+
+// requireKernel skips where there is no device mapper to test; where
+// WEFT_REQUIRE_DM is set that is a failure instead.
+func requireKernel(t *testing.T) {
+	t.Helper()
+	skip := t.Skipf
+	if os.Getenv("WEFT_REQUIRE_DM") != "" {
+		skip = t.Fatalf
+	}
+	if os.Getuid() != 0 {
+		skip("needs root")
+	}
+	c, err := Open()
+	if err != nil {
+		skip("needs a kernel with device-mapper: %v", err)
+	}
+	defer c.Close()
+	if targets, err := c.Targets(); err != nil {
+		t.Fatal(err)
+	} else if _, ok := targets["mirror"]; !ok {
+		skip("needs the mirror target (module dm-mirror)")
+	}
+	if _, err := os.Stat("/dev/loop-control"); err != nil {
+		skip("needs loop devices: %v", err)
+	}
+}
+
+func kernelWorld(t *testing.T) *world {
+	c, err := Open()
+	must(t, err)
+	t.Cleanup(func() { must(t, c.Close()) })
+	w := &world{client: c, kernel: c.kernel, prefix: fmt.Sprintf("weft-test-%d-", os.Getpid())}
+	for i := range 6 {
+		w.disks = append(w.disks, loopDisk(t, fmt.Sprint("disk", i)).Number.Ref())
+	}
+	w.hold = func(name string) func() {
+		f, err := os.Open(nodeOf(t, c, name))
+		must(t, err)
+		return func() { f.Close() }
+	}
+	// The write hangs until the test swaps the table, and then succeeds.
+	w.failLeg = func(name string) {
+		f, err := os.OpenFile(nodeOf(t, c, name), os.O_RDWR|unix.O_DIRECT, 0)
+		must(t, err)
+		written := make(chan error, 1)
+		go func() {
+			defer f.Close()
+			_, err := f.WriteAt(aligned(4096), 0)
+			written <- err
+		}()
+		t.Cleanup(func() {
+			select {
+			case err := <-written:
+				must(t, err)
+			case <-time.After(20 * time.Second):
+				t.Error("the held write was never released")
+			}
+		})
+	}
+	return w
+}
+
+func loopDisk(t *testing.T, name string) Loop {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), name)
+	must(t, os.WriteFile(file, nil, 0o600))
+	must(t, os.Truncate(file, int64(diskSize)))
+	l, err := Loops{}.Attach(file)
+	must(t, err)
+	t.Cleanup(func() { must(t, Loops{}.Detach(l)) })
+	return l
+}
+
+// nodeOf waits for devtmpfs, which may lag behind.
+func nodeOf(t *testing.T, c *Client, name string) string {
+	t.Helper()
+	info, err := c.Info(name)
+	must(t, err)
+	path := NodePath(info.Number)
+	for range 50 {
+		if n, err := MajorMinor(path); err == nil && n == info.Number {
+			return path
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Fatalf("%s has no node %s", name, path)
+	return ""
+}
+
+// aligned is memory as O_DIRECT wants it.
+func aligned(n int) []byte {
+	const page = 4096
+	b := make([]byte, n+page)
+	skip := page - int(uintptr(unsafe.Pointer(&b[0]))%page)
+	return b[skip : skip+n]
+}
+
+func TestLoopDevicesAreFoundAgain(t *testing.T) {
+	requireKernel(t)
+	loop := loopDisk(t, "disk")
+	if n, err := MajorMinor(loop.Path); err != nil || n != loop.Number {
+		t.Errorf("MajorMinor(%s) = %v, %v; want %v", loop.Path, n, err, loop.Number)
+	}
+	again, err := Loops{}.Attach(loop.File)
+	if err != nil || again != loop {
+		t.Errorf("Attach a second time = %+v, %v; want %+v", again, err, loop)
+	}
+	if all, err := (Loops{}).List(); err != nil || !slices.Contains(all, loop) {
+		t.Errorf("List() = %+v, %v; want %+v in it", all, err, loop)
+	}
+	must(t, Loops{}.Detach(loop))
+	must(t, Loops{}.Detach(loop))
+	if got, found, err := (Loops{}).Find(loop.File); found || err != nil {
+		t.Errorf("Find after Detach = %+v, %v, %v; want nothing", got, found, err)
+	}
+	if _, err := (Loops{}).Attach(filepath.Join(t.TempDir(), "nothing")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("Attach of no file: %v, want that it does not exist", err)
+	}
+}
+
+func TestAFileOfAnotherNameIsAnotherLoop(t *testing.T) {
+	sys, dev := t.TempDir(), "/dev"
+	for name, file := range map[string]string{"loop0": "/run/a", "loop3": "/run/a (deleted)", "loop12": "/run/b c"} {
+		must(t, os.MkdirAll(filepath.Join(sys, "block", name, "loop"), 0o755))
+		must(t, os.WriteFile(filepath.Join(sys, "block", name, "loop/backing_file"), []byte(file+"\n"), 0o644))
+		must(t, os.WriteFile(filepath.Join(sys, "block", name, "dev"), []byte("7:"+strings.TrimPrefix(name, "loop")+"\n"), 0o644))
+	}
+	must(t, os.MkdirAll(filepath.Join(sys, "block/loop5"), 0o755)) // not attached
+	l := Loops{Sys: sys, Dev: dev}
+	all, err := l.List()
+	if err != nil || len(all) != 3 || all[2] != (Loop{Number{7, 12}, "/dev/loop12", "/run/b c"}) {
+		t.Errorf("List() = %+v, %v; want three, the last over /run/b c", all, err)
+	}
+	if got, found, err := l.Find("/run/a"); err != nil || !found || got.Number.Minor != 0 {
+		t.Errorf("Find(/run/a) = %+v, %v, %v; want loop0", got, found, err)
+	}
+}
+
+func TestControlIsFoundInProcMisc(t *testing.T) {
+	misc := filepath.Join(t.TempDir(), "misc")
+	must(t, os.WriteFile(misc, []byte("237 loop-control\n236 device-mapper\n  1 psaux\n"), 0o644))
+	if n, err := miscMinor(misc, "device-mapper"); n != 236 || err != nil {
+		t.Errorf("miscMinor(device-mapper) = %d, %v; want 236", n, err)
+	}
+	if _, err := miscMinor(misc, "nothing"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("miscMinor(nothing): %v, want that it does not exist", err)
+	}
+}
+
+func TestMajorMinorWantsABlockDevice(t *testing.T) {
+	if _, err := MajorMinor("/dev/null"); !errors.Is(err, syscall.ENOTBLK) {
+		t.Errorf("MajorMinor(/dev/null): %v, want ENOTBLK", err)
+	}
+	if _, err := MajorMinor("/nothing"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("MajorMinor(/nothing): %v, want that it does not exist", err)
+	}
+}
