@@ -559,3 +559,48 @@ func garbageInTheStateFile(t *testing.T, b *testbed.Bed, client *vm.Machine) {
 		t.Errorf("the agent changed %s to %q", file, got)
 	}
 }
+
+// volmgr's store is lost; a new one is made from the labels on the drives. A
+// leg that was stale is still known to be.
+func TestScenarioStoreRebuiltFromDrives(t *testing.T) {
+	b := testbed.Start(t, testbed.Options{})
+	c1 := b.Clients[0]
+	b.Create("db1", "256MiB", 1, 2)
+	b.Create("idle", "256MiB", 2, 1)
+	device := b.Attach("db1", c1)
+	w := b.Write(c1, device, span, 200, 1)
+	w.AwaitProgress(50, time.Minute)
+	lost := b.Holder("db1", 0, 1)
+	killUnderWrites(t, b, w, lost)
+	w.Stop()
+	b.Detach("db1")
+	acks := testbed.Acks{}.Add(w)
+	before := b.Volume("db1")
+
+	if err := b.Daemon(b.Manager).Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	shell(t, b.Manager, "rm -r /var/lib/weft/volmgr")
+	b.Up(lost) // the stale leg's target is back before the store is
+	nodes := ""
+	for _, m := range b.Targets {
+		nodes += " --node " + m.Name()
+	}
+	t.Log(shell(t, b.Manager, "weft volmgr rebuild-from-drives --data-dir /var/lib/weft/volmgr --listen :4480 --timeout 1m"+nodes))
+	restart(t, b.Daemon(b.Manager))
+
+	b.Eventually(time.Minute, "db1 is attached from the rebuilt store", func(ctx context.Context) error {
+		_, err := b.Try("attach", "db1", "--node", "c1")
+		return err
+	})
+	after := b.Volume("db1")
+	if after.Id != before.Id || after.SizeBytes != before.SizeBytes || after.Epoch <= before.Epoch {
+		t.Errorf("db1 was %v and is %v", before, after)
+	}
+	b.Verify(c1, device, span, acks)
+	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, 2*time.Minute)
+	b.Detach("db1")
+	if idle := b.Volume("idle"); len(idle.Legs) != 2 {
+		t.Errorf("idle has %d legs, want 2", len(idle.Legs))
+	}
+}
