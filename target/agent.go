@@ -3,15 +3,64 @@
 // Package target is the agent of a machine that has drives. It takes drives in,
 // carves legs of volumes out of them, and exports legs over NVMe-oF through the
 // kernel, as the volume manager wants it.
+//
+//	           wanted state                      orders      jobs: labels, zeroing,
+//	volume  ----------------->  +------------+  --------->   device mapper, names
+//	manager                     |  makePlan  |
+//	        <-----------------  +------------+  --------->   nvmet.Tree: exports
+//	           report, each         ^   |        nvmet.Diff
+//	           second               |   v problems, admissions
+//	                            what is seen: drives' labels, device mapper,
+//	                            names, nvmet
+//
+// The agent keeps no state of its own: what it knows is on the drives' labels and
+// in the kernel. It looks, plans (plan.go, pure), does (do.go), reports, and
+// looks again; start, restart and retry are one code path. Before the manager has
+// spoken it changes nothing, so that exports outlive the agent and the manager.
+//
+// A leg is a device-mapper device over its extents, named <dev>/weft/leg/<id>; it
+// is exported once it is zeroed and its label carries the epoch of the export.
+//
+// Admission is the fence. To admit an epoch, the agent takes away every export of
+// the volume of an older one, which waits for the I/O that came through it, then
+// records the epoch on the labels, and only then reports it. What it reports is
+// read back each time, never remembered. A drain that hangs is reported as a
+// problem, holds up that volume, and nothing else of the agent's.
+//
+// What can hang in the kernel runs in goroutines of its own: the report goes out
+// every second regardless.
 package target
 
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/nvmet"
+)
+
+// Times of the agent.
+const (
+	reportEvery = time.Second
+	lookEvery   = time.Second // when nothing calls for it earlier
+	scanEvery   = 10 * time.Second
+	scanFor     = 8 * time.Second // a device that takes longer is skipped
+	settle      = 300 * time.Millisecond
+	// patience is how long a step in nvmet is waited for before the others go on.
+	patience = 2 * time.Second
 )
 
 // Config is what an agent is told at its start; all else it learns from the
@@ -24,30 +73,237 @@ type Config struct {
 	Version string
 	Log     *slog.Logger // nil discards
 
-	ConfigFS string // default /sys/kernel/config
-	SysFS    string // default /sys
-	ProcFS   string // default /proc
-	DevFS    string // default /dev
+	Root string // holds sys, proc and dev; empty means "/"
 }
 
 // Agent reconciles one node with what the volume manager wants of it.
 type Agent struct {
 	config Config
+	log    *slog.Logger
+	kernel kernel
+
+	wake   chan struct{} // something may have changed
+	rescan chan struct{} // a device may have come or gone
+
+	mu      sync.Mutex
+	wanted  *pb.TargetWanted // nil until the manager has spoken
+	report  *pb.TargetReport // nil until the node has been looked at
+	changed chan struct{}    // closed when report is replaced
+	zeroed  map[block.LegID]block.Size
+}
+
+// kernel is all that the agent touches; tests have their own.
+type kernel struct {
+	hardware hardware
+	mapper   func() (mapper, error)
+	exports  func() (exporter, error)
+	watch    func(ctx context.Context, changed func()) error
+}
+
+// exporter is what the agent asks of nvmet; *nvmet.Tree.
+type exporter interface {
+	Read(context.Context) (nvmet.Config, error)
+	Apply(context.Context, []nvmet.Step, time.Duration) (int, []nvmet.Failure)
+	Busy(block.NQN) bool
 }
 
 // New checks the configuration. It touches nothing.
 func New(c Config) (*Agent, error) {
 	if _, err := block.ParseNodeName(string(c.Node)); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("target agent: %w", err)
 	}
 	if c.Manager == nil {
 		return nil, errors.New("target agent: Manager: missing")
 	}
-	return &Agent{config: c}, nil
+	ports := nvmet.Config{}
+	for _, p := range c.Portals {
+		ports.Ports = append(ports.Ports, nvmet.Port{Portal: p})
+	}
+	if err := ports.Check(); err != nil {
+		return nil, fmt.Errorf("target agent: Portals: %w", err)
+	}
+	if c.Root == "" {
+		c.Root = "/"
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Agent{
+		config: c, log: c.Log, kernel: realKernel(c),
+		wake: make(chan struct{}, 1), rescan: make(chan struct{}, 1),
+		changed: make(chan struct{}), zeroed: map[block.LegID]block.Size{},
+	}, nil
 }
 
 // Run works until ctx ends. What the kernel exports stays as it is.
 func (a *Agent) Run(ctx context.Context) error {
-	<-ctx.Done()
+	base, err := a.base()
+	if err != nil {
+		return fmt.Errorf("target agent: %w", err)
+	}
+	shelf := newShelf(a.kernel.hardware, a.log)
+	defer shelf.closeAll()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return a.reconcile(ctx, base, shelf) })
+	g.Go(func() error { return a.inventory(ctx, shelf) })
+	g.Go(func() error { return a.converse(ctx) })
+	g.Go(func() error { return a.watch(ctx) })
+	return g.Wait()
+}
+
+// base is the part of the report that does not change.
+func (a *Agent) base() (*pb.TargetReport, error) {
+	r := &pb.TargetReport{Node: string(a.config.Node), Labels: maps.Clone(a.config.Labels), Version: a.config.Version}
+	for field, file := range map[*string]string{&r.BootId: "random/boot_id", &r.Kernel: "osrelease"} {
+		text, err := os.ReadFile(filepath.Join(a.config.Root, "proc/sys/kernel", file))
+		if err != nil {
+			return nil, err
+		}
+		*field = strings.TrimSpace(string(text))
+	}
+	for _, p := range a.config.Portals {
+		r.Portals = append(r.Portals, portalMessage(p))
+	}
+	return r, nil
+}
+
+func portalMessage(p block.Portal) *pb.Portal {
+	m := &pb.Portal{Transport: pb.Transport_TRANSPORT_TCP, Address: p.Address, Port: uint32(p.Port), Rail: p.Rail}
+	if p.Transport == block.RDMA {
+		m.Transport = pb.Transport_TRANSPORT_RDMA
+	}
+	return m
+}
+
+// poke makes a channel of room for one say "again".
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// inventory looks at the devices when the kernel says that something came or
+// went, and from time to time in case it did not say.
+func (a *Agent) inventory(ctx context.Context, s *shelf) error {
+	timer := time.NewTicker(scanEvery)
+	defer timer.Stop()
+	for {
+		a.scan(ctx, s)
+		poke(a.wake)
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-timer.C:
+		case <-a.rescan:
+			// Events come in flocks.
+			if !sleep(ctx, settle) {
+				return context.Cause(ctx)
+			}
+			drain(a.rescan)
+		}
+	}
+}
+
+func (a *Agent) scan(ctx context.Context, s *shelf) {
+	ctx, cancel := context.WithTimeout(ctx, scanFor)
+	defer cancel()
+	if err := s.refresh(ctx); err != nil && ctx.Err() == nil {
+		a.log.Warn("inventory incomplete", "err", err)
+	}
+}
+
+func drain(c chan struct{}) {
+	select {
+	case <-c:
+	default:
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// watch asks the kernel for news of devices. Without it the inventory is slower,
+// and no less right.
+func (a *Agent) watch(ctx context.Context) error {
+	err := a.kernel.watch(ctx, func() { poke(a.rescan) })
+	if ctx.Err() == nil {
+		a.log.Warn("no news of devices from the kernel, looking for them instead", "every", scanEvery, "err", err)
+		<-ctx.Done()
+	}
 	return context.Cause(ctx)
+}
+
+// reconcile is the loop that owns all decisions.
+func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, s *shelf) error {
+	r := newReconciler(a, base, s)
+	timer := time.NewTicker(lookEvery)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-timer.C:
+		case <-a.wake:
+		}
+		for range 10 { // a round that changed something is followed by another one
+			if ctx.Err() != nil || !r.round(ctx) {
+				break
+			}
+		}
+	}
+}
+
+func (a *Agent) setProgress(id block.LegID, done block.Size) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.zeroed[id] = done
+}
+
+// publish replaces the report; who waits for news of it is told.
+func (a *Agent) publish(r *pb.TargetReport, news bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.report = r
+	if news {
+		close(a.changed)
+		a.changed = make(chan struct{})
+	}
+}
+
+func (a *Agent) currentWanted() *pb.TargetWanted {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.wanted
+}
+
+// realKernel opens things when they are first needed, and again for as long as
+// they are not there: a module may be loaded later.
+func realKernel(c Config) kernel {
+	return kernel{
+		hardware: newMachine(c.Root),
+		mapper: func() (mapper, error) {
+			m, err := dm.Open()
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil, fmt.Errorf("%w: load the module dm-mod", err)
+			}
+			return m, err
+		},
+		exports: func() (exporter, error) {
+			t, err := nvmet.Open(filepath.Join(c.Root, "sys/kernel/config/nvmet"))
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil, fmt.Errorf("%w: mount configfs and load the modules nvmet and nvmet-tcp", err)
+			}
+			return t, err
+		},
+		watch: watchDevices,
+	}
 }

@@ -45,7 +45,7 @@ func TestSuiteOnTheFake(t *testing.T) {
 }
 
 // TestSuiteOnTheKernel needs root, nvmet and nvmet-tcp loaded, and eight block
-// devices that nobody uses: modprobe brd rd_nr=8. WEFT_KERNEL=1 makes their
+// devices that nobody uses: modprobe brd rd_nr=8. WEFT_KERNEL_TESTS=1 makes their
 // absence an error.
 func TestSuiteOnTheKernel(t *testing.T) {
 	root := "/sys/kernel/config/nvmet"
@@ -55,7 +55,7 @@ func TestSuiteOnTheKernel(t *testing.T) {
 	}
 	for _, needed := range append(devices, root) {
 		if _, err := os.Stat(needed); err != nil {
-			if os.Getenv("WEFT_KERNEL") != "" {
+			if os.Getenv("WEFT_KERNEL_TESTS") != "" {
 				t.Fatal(err)
 			}
 			t.Skipf("no kernel target here: %v", err)

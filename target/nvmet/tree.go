@@ -136,9 +136,9 @@ type Failure struct {
 
 // Apply does steps in their order, waiting at most patience for each, and leaves
 // out those that rest on one that was not done. A step's object with a call still
-// in the kernel from an earlier Apply is not waited for again.
-func (t *Tree) Apply(ctx context.Context, steps []Step, patience time.Duration) []Failure {
-	var failures []Failure
+// in the kernel from an earlier Apply is not waited for again. It returns how many
+// steps were done.
+func (t *Tree) Apply(ctx context.Context, steps []Step, patience time.Duration) (done int, failures []Failure) {
 	broken := map[string]bool{}
 	for _, s := range steps {
 		if broken[s.Object] || broken[s.Needs] {
@@ -148,9 +148,11 @@ func (t *Tree) Apply(ctx context.Context, steps []Step, patience time.Duration) 
 		if err := t.apply(ctx, s, patience); err != nil {
 			broken[s.Object] = true
 			failures = append(failures, Failure{s, err})
+			continue
 		}
+		done++
 	}
-	return failures
+	return done, failures
 }
 
 func (t *Tree) apply(ctx context.Context, s Step, patience time.Duration) error {

@@ -45,7 +45,8 @@ func TestADrainThatHangsIsNeitherWaitedForNorForgotten(t *testing.T) {
 		p.reach(t, p.config(stuck, other))
 		release := hang(t, f, stuck)
 		apply := func(want Config) []Failure {
-			return tree.Apply(t.Context(), Diff(p.read(t), want), time.Second)
+			_, failures := tree.Apply(t.Context(), Diff(p.read(t), want), time.Second)
+			return failures
 		}
 
 		start := time.Now()
@@ -166,7 +167,7 @@ func TestApplyLeavesOutWhatRestsOnAFailure(t *testing.T) {
 	}
 	p := place{tree: tree}
 	want := p.config(sub(1, 1, 1, "/dev/none"), sub(2, 1, 1))
-	failures := tree.Apply(t.Context(), Diff(Config{}, want), time.Second)
+	_, failures := tree.Apply(t.Context(), Diff(Config{}, want), time.Second)
 	if len(failures) != 1 || !errors.Is(failures[0].Err, fs.ErrNotExist) {
 		t.Errorf("Apply = %v, want that the device is missing", failures)
 	}

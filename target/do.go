@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/drive"
+)
+
+// disk is what the agent asks of a drive; *drive.Drive.
+type disk interface {
+	Label() *drive.Label
+	Update(func(*drive.Label) error) error
+	ZeroLeg(ctx context.Context, id block.LegID, progress func(done block.Size)) error
+	Erase() error
+	Close() error
+}
+
+// hardware is what the agent asks of the node's devices.
+type hardware interface {
+	Scan(ctx context.Context) ([]*pb.Device, error)
+	Open(path string) (disk, error)
+	Format(path string, cluster block.ClusterID, id block.DriveID, force string) error
+	Number(path string) (dm.Number, error)
+}
+
+// mapper is what the agent asks of the device mapper; *dm.Client.
+type mapper interface {
+	Devices(prefix string) ([]dm.State, error)
+	Do(dm.Step) error
+}
+
+// tools is what orders are done with. It may be used from many goroutines.
+type tools struct {
+	hardware hardware
+	mapper   func() (mapper, error)
+	shelf    *shelf
+	names    names
+	progress func(block.LegID, block.Size) // of zeroing
+}
+
+// do does one order, to its end.
+func (t tools) do(ctx context.Context, o order) error {
+	switch o := o.(type) {
+	case formatDrive:
+		return t.hardware.Format(o.device, o.cluster, o.id, o.force)
+	case eraseDrive:
+		return t.eraseDrive(o)
+	case putLeg:
+		return t.update(o.drive, func(l *drive.Label) error { return l.PutLeg(newRecord(legRecord(l, o.leg.id), o.leg, o.floor)) })
+	case freeLeg:
+		return t.update(o.drive, func(l *drive.Label) error { l.RemoveLeg(o.leg); return nil })
+	case admit:
+		return t.update(o.drive, func(l *drive.Label) error { l.Admit(o.volume, o.epoch); return nil })
+	case zeroLeg:
+		return t.zeroLeg(ctx, o)
+	case mapLeg:
+		m, err := t.mapper()
+		if err != nil {
+			return err
+		}
+		return m.Do(o.step)
+	case nameLeg:
+		return t.names.set(o.leg, o.node)
+	}
+	return fmt.Errorf("unknown order %T", o)
+}
+
+// update writes a label. A drive that can not take it is of no use until somebody
+// has seen to it.
+func (t tools) update(id block.DriveID, change func(*drive.Label) error) error {
+	d, release, err := t.shelf.take(id)
+	if err != nil {
+		return err
+	}
+	defer release()
+	err = d.Update(change)
+	t.shelf.judge(id, err)
+	return err
+}
+
+func (t tools) eraseDrive(o eraseDrive) error {
+	d, release, err := t.shelf.take(o.id)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := d.Erase(); err != nil {
+		t.shelf.judge(o.id, err)
+		return err
+	}
+	t.shelf.drop(o.id)
+	return nil
+}
+
+func (t tools) zeroLeg(ctx context.Context, o zeroLeg) error {
+	d, release, err := t.shelf.take(o.drive)
+	if err != nil {
+		return err
+	}
+	defer release()
+	err = d.ZeroLeg(ctx, o.leg, func(done block.Size) { t.progress(o.leg, done) })
+	if ctx.Err() == nil {
+		t.shelf.judge(o.drive, err)
+	}
+	return err
+}
+
+// newRecord is what a leg's record becomes. It is made from the record that is
+// there at that moment: what the drive knows better (zeroed, admitted) stays.
+func newRecord(old *pb.LegLabel, w wantedLeg, floor block.Epoch) *pb.LegLabel {
+	r := &pb.LegLabel{
+		LegId: w.GetLegId(), Column: w.GetColumn(), Copy: w.GetCopy(), Extents: w.GetExtents(),
+		Revision: w.GetRevision(), Volume: proto.CloneOf(w.GetVolume()),
+		// The fence of the volume's other legs here is this one's too.
+		AdmittedEpoch: uint64(floor),
+	}
+	if old != nil {
+		r.Zeroed, r.AdmittedEpoch = old.GetZeroed(), old.GetAdmittedEpoch()
+	}
+	return r
+}

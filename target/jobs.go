@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// Times of the job runner.
+const (
+	// hungAfter is when a job that is not over is reported.
+	hungAfter = 3 * time.Second
+	// A failed order is tried again after retryFirst, then twice that, up to retryMost.
+	retryFirst = 500 * time.Millisecond
+	retryMost  = 10 * time.Second
+	// deadAfter is when a drive that does not answer counts as failed.
+	deadAfter = 10 * time.Second
+)
+
+// jobs does orders in the background: those with one key one after another, each
+// key by itself, so that a device that hangs holds up nobody else. A failed order
+// is not done again at once, however often it is given.
+type jobs struct {
+	do   func(context.Context, order) error
+	wake func() // called when a job is over
+	log  *slog.Logger
+
+	mu       sync.Mutex
+	running  map[string]*job     // by key
+	failures map[string]*failure // by the order's text
+}
+
+type job struct {
+	order  order // the one under way
+	since  time.Time
+	cancel context.CancelFunc
+}
+
+type failure struct {
+	order order
+	err   error
+	wait  time.Duration
+	again time.Time
+}
+
+func newJobs(do func(context.Context, order) error, wake func(), log *slog.Logger) *jobs {
+	return &jobs{do: do, wake: wake, log: log, running: map[string]*job{}, failures: map[string]*failure{}}
+}
+
+// start begins what of the orders can be begun, and reports whether that was any.
+// An order that is no longer given is forgotten if it failed, and cancelled if it
+// is under way.
+func (j *jobs) start(ctx context.Context, orders []order) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.forgetLocked(orders)
+	groups := map[string][]order{}
+	for _, o := range orders {
+		failed := j.failures[o.String()]
+		if j.running[o.key()] != nil || failed != nil && time.Now().Before(failed.again) {
+			continue
+		}
+		groups[o.key()] = append(groups[o.key()], o)
+	}
+	for key, group := range groups {
+		ctx, cancel := context.WithCancel(ctx)
+		j.running[key] = &job{order: group[0], since: time.Now(), cancel: cancel}
+		go j.run(ctx, key, group)
+	}
+	return len(groups) > 0
+}
+
+func (j *jobs) forgetLocked(orders []order) {
+	given := map[string]bool{}
+	for _, o := range orders {
+		given[o.String()] = true
+	}
+	for text := range j.failures {
+		if !given[text] {
+			delete(j.failures, text)
+		}
+	}
+	for _, r := range j.running {
+		if _, zeroing := r.order.(zeroLeg); zeroing && !given[r.order.String()] {
+			r.cancel()
+		}
+	}
+}
+
+func (j *jobs) run(ctx context.Context, key string, orders []order) {
+	for _, o := range orders {
+		if ctx.Err() != nil {
+			break
+		}
+		j.begin(key, o)
+		j.end(ctx, o, j.do(ctx, o))
+	}
+	j.mu.Lock()
+	j.running[key].cancel()
+	delete(j.running, key)
+	j.mu.Unlock()
+	j.wake()
+}
+
+func (j *jobs) begin(key string, o order) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.running[key].order, j.running[key].since = o, time.Now()
+}
+
+func (j *jobs) end(ctx context.Context, o order, err error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if err == nil {
+		delete(j.failures, o.String())
+		j.log.Info("order done", "order", o.String(), "object", o.about())
+		return
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	wait := retryFirst
+	if f := j.failures[o.String()]; f != nil {
+		wait = min(2*f.wait, retryMost)
+	} else {
+		j.log.Warn("order not done", "order", o.String(), "object", o.about(), "err", err)
+	}
+	j.failures[o.String()] = &failure{order: o, err: err, wait: wait, again: time.Now().Add(wait)}
+}
+
+// under reports whether a job with a key is under way.
+func (j *jobs) under(key string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.running[key] != nil
+}
+
+// hung says which order a key has been busy with for longer than it should.
+func (j *jobs) hung(key string, after time.Duration) (order, bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	r := j.running[key]
+	if r == nil || time.Since(r.since) < after {
+		return nil, false
+	}
+	return r.order, true
+}
+
+// settled reports whether nothing is under way except zeroing, and what hangs.
+func (j *jobs) settled() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, r := range j.running {
+		if _, zeroing := r.order.(zeroLeg); !zeroing && time.Since(r.since) < hungAfter {
+			return false
+		}
+	}
+	return true
+}
+
+// problems are the orders that failed and those that hang.
+func (j *jobs) problems() []problem {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var out []problem
+	for _, f := range j.failures {
+		out = append(out, problem{f.order.about(), f.order.String(), f.err.Error()})
+	}
+	for _, r := range j.running {
+		if _, zeroing := r.order.(zeroLeg); !zeroing && time.Since(r.since) >= hungAfter {
+			out = append(out, problem{r.order.about(), r.order.String(), "still under way: the device does not answer"})
+		}
+	}
+	return out
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/nvmet"
+)
+
+// reconciler looks, plans, does and reports, in one goroutine.
+type reconciler struct {
+	agent  *Agent
+	base   *pb.TargetReport
+	shelf  *shelf
+	names  names
+	jobs   *jobs
+	legDir string
+
+	mapper  lazy[mapper]
+	exports lazy[exporter]
+
+	failures []nvmet.Failure // of the last Apply
+	reached  uint64          // generation
+	since    map[problem]time.Time
+	last     *pb.TargetReport
+}
+
+func newReconciler(a *Agent, base *pb.TargetReport, s *shelf) *reconciler {
+	legDir := filepath.Join(a.config.Root, "dev/weft/leg")
+	r := &reconciler{
+		agent: a, base: base, shelf: s, names: names{legDir}, legDir: legDir,
+		mapper: lazy[mapper]{open: a.kernel.mapper}, exports: lazy[exporter]{open: a.kernel.exports},
+		since: map[problem]time.Time{},
+	}
+	wake := func() { poke(a.wake) }
+	do := func(ctx context.Context, o order) error {
+		t := tools{hardware: a.kernel.hardware, mapper: r.mapper.get, shelf: s, names: r.names, progress: a.setProgress}
+		err := t.do(ctx, o)
+		switch o.(type) {
+		case formatDrive, eraseDrive:
+			poke(a.rescan)
+		}
+		return err
+	}
+	r.jobs = newJobs(do, wake, a.log)
+	return r
+}
+
+// round goes once around, and reports whether it changed something, so that
+// there is reason to look again at once. Jobs call for a round when they end.
+func (r *reconciler) round(ctx context.Context) bool {
+	devices, drives, scanned := r.shelf.look()
+	if !scanned {
+		return false // a report now would say that the drives are gone
+	}
+	message := r.agent.currentWanted()
+	s, problems := r.look(ctx, devices, drives)
+	want := parseWanted(message)
+	p := makePlan(s, want, r.legDir, r.agent.config.Portals)
+	p.problems = append(p.problems, problems...)
+	if want.cluster.IsZero() {
+		r.publish(s, p)
+		return false
+	}
+	started := r.jobs.start(ctx, p.orders)
+	r.publish(s, p)
+	if r.export(ctx, s, p) {
+		return true
+	}
+	if !started && r.jobs.settled() && r.reached != message.GetGeneration() {
+		r.reached = message.GetGeneration()
+	}
+	r.publish(s, p)
+	return false
+}
+
+// export does what is missing in nvmet, and reports whether that was anything.
+func (r *reconciler) export(ctx context.Context, s seen, p plan) bool {
+	r.failures = nil
+	if s.exports == nil || ctx.Err() != nil {
+		return false
+	}
+	steps := nvmet.Diff(*s.exports, p.exports)
+	e, err := r.exports.get()
+	if len(steps) == 0 || err != nil {
+		return false
+	}
+	done, failures := e.Apply(ctx, steps, patience)
+	r.failures = failures
+	r.agent.log.Info("exports changed", "steps", done, "failed", len(failures))
+	return done > 0
+}
+
+// look sees what the node has, and what of that it can not see.
+func (r *reconciler) look(ctx context.Context, devices []*pb.Device, drives map[block.DriveID]driveSeen) (seen, []problem) {
+	s := seen{devices: devices, drives: drives}
+	var problems []problem
+	note := func(object string, err error) {
+		if err != nil {
+			problems = append(problems, problem{object, "look at", err.Error()})
+		}
+	}
+	for id, d := range s.drives {
+		if o, hung := r.jobs.hung(driveKey(id), deadAfter); hung && d.err == "" {
+			d.err = "does not answer: " + o.String()
+			s.drives[id] = d
+		}
+	}
+	s.zeroing = func(id block.LegID) bool { return r.jobs.under(zeroLeg{leg: id}.key()) }
+	var err error
+	s.mapped, err = r.lookAtLegs()
+	note("device mapper", err)
+	s.names, err = r.names.list()
+	note(r.legDir, err)
+	s.exports, s.busy, err = r.lookAtExports(ctx)
+	note("nvmet", err)
+	return s, problems
+}
+
+func (r *reconciler) lookAtLegs() (map[block.LegID]dm.State, error) {
+	m, err := r.mapper.get()
+	if err != nil {
+		return nil, err
+	}
+	states, err := m.Devices(dmPrefix)
+	if err != nil {
+		return nil, err
+	}
+	out := map[block.LegID]dm.State{}
+	for _, s := range states {
+		if id, err := block.ParseLegID(strings.TrimPrefix(s.Name, dmPrefix)); err == nil {
+			out[id] = s
+		}
+	}
+	return out, nil
+}
+
+func (r *reconciler) lookAtExports(ctx context.Context) (*nvmet.Config, func(block.NQN) bool, error) {
+	e, err := r.exports.get()
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no answer in %v", patience))
+	defer cancel()
+	c, err := e.Read(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return &c, e.Busy, nil
+}
+
+func (r *reconciler) publish(s seen, p plan) {
+	problems := append(p.problems, r.jobs.problems()...)
+	if s.exports != nil {
+		for _, c := range nvmet.Conflicts(*s.exports, p.exports) {
+			problems = append(problems, problem{c.Object, "export", c.Cause})
+		}
+	}
+	for _, f := range r.failures {
+		problems = append(problems, problem{exportObject(f.Step.Object), f.Step.String(), f.Err.Error()})
+	}
+	report := proto.CloneOf(r.base)
+	report.Generation = r.reached
+	fillReport(report, s, p, r.legDir, r.progress())
+	report.Problems = r.dated(problems)
+	news := !proto.Equal(report, r.last)
+	r.last = report
+	r.agent.publish(report, news)
+}
+
+func exportObject(object string) string {
+	if nqn, ok := strings.CutPrefix(object, "subsystems/"); ok {
+		return "export " + nqn
+	}
+	return "nvmet " + object
+}
+
+func (r *reconciler) progress() map[block.LegID]block.Size {
+	r.agent.mu.Lock()
+	defer r.agent.mu.Unlock()
+	return maps.Clone(r.agent.zeroed)
+}
+
+// dated gives each problem the time since which it has been there without a break.
+func (r *reconciler) dated(problems []problem) []*pb.Problem {
+	var out []*pb.Problem
+	since := map[problem]time.Time{}
+	for _, p := range problems {
+		key := problem{object: p.object, doing: p.doing} // the cause's words may change
+		if _, twice := since[key]; twice {
+			continue
+		}
+		first, known := r.since[key]
+		if !known {
+			first = time.Now()
+			r.agent.log.Warn("problem", "object", p.object, "doing", p.doing, "cause", p.cause)
+		}
+		since[key] = first
+		out = append(out, &pb.Problem{Object: p.object, Doing: p.doing, Cause: p.cause, Since: timestamppb.New(first)})
+	}
+	r.since = since
+	return sortedBy(out, func(p *pb.Problem) string { return p.GetObject() + " " + p.GetDoing() })
+}
+
+// lazy opens something when it is first needed, and tries again when it could not.
+type lazy[T any] struct {
+	open func() (T, error)
+
+	mu    sync.Mutex
+	value T
+	ok    bool
+}
+
+func (l *lazy[T]) get() (T, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ok {
+		return l.value, nil
+	}
+	value, err := l.open()
+	if err != nil {
+		return value, err
+	}
+	l.value, l.ok = value, true
+	return value, nil
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"cmp"
+	"path/filepath"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/target/drive"
+	"weft.dev/weft/target/nvmet"
+)
+
+// fillReport writes what is seen, and what the plan made of it, into a report. It
+// shares nothing with them that anybody changes later.
+func fillReport(report *pb.TargetReport, s seen, p plan, legDir string, zeroed map[block.LegID]block.Size) {
+	for _, d := range s.devices {
+		report.Devices = append(report.Devices, proto.CloneOf(d))
+	}
+	for id, d := range s.drives {
+		report.Drives = append(report.Drives, driveReport(id, d))
+	}
+	report.Drives = sortedBy(report.Drives, (*pb.DriveReport).GetDriveId)
+	report.ClusterId = oneCluster(report.Drives)
+	for _, l := range p.legs {
+		l = proto.CloneOf(l)
+		if id, err := block.ParseLegID(l.GetLegId()); err == nil && l.GetZeroedBytes() == 0 {
+			l.ZeroedBytes = uint64(zeroed[id])
+		}
+		report.Legs = append(report.Legs, l)
+	}
+	report.Legs = sortedBy(report.Legs, (*pb.LegReport).GetLegId)
+	for v, e := range p.admissions {
+		report.Admissions = append(report.Admissions, &pb.Admission{VolumeId: v.String(), Epoch: uint64(e)})
+	}
+	report.Admissions = sortedBy(report.Admissions, (*pb.Admission).GetVolumeId)
+	if s.exports == nil {
+		return
+	}
+	for _, have := range s.exports.Subsystems {
+		if have.NQN.Ours() {
+			report.Exports = append(report.Exports, exportReport(have, *s.exports, p.exports, legDir))
+		}
+	}
+}
+
+func sortedBy[T any](list []T, key func(T) string) []T {
+	slices.SortFunc(list, func(a, b T) int { return cmp.Compare(key(a), key(b)) })
+	return list
+}
+
+func driveReport(id block.DriveID, d driveSeen) *pb.DriveReport {
+	r := &pb.DriveReport{
+		DriveId: id.String(), ClusterId: d.label.Cluster.String(), Device: d.device,
+		Extents: uint32(drive.Extents(d.label.Size)), LabelGeneration: d.label.Generation, Error: d.err,
+	}
+	for _, l := range d.label.Legs {
+		r.Legs = append(r.Legs, proto.CloneOf(l))
+	}
+	return r
+}
+
+// oneCluster is the cluster of the drives, if all agree.
+func oneCluster(drives []*pb.DriveReport) string {
+	if len(drives) == 0 {
+		return ""
+	}
+	first := drives[0].GetClusterId()
+	for _, d := range drives {
+		if d.GetClusterId() != first {
+			return ""
+		}
+	}
+	return first
+}
+
+func exportReport(have nvmet.Subsystem, got, want nvmet.Config, legDir string) *pb.ExportReport {
+	r := &pb.ExportReport{Nqn: string(have.NQN)}
+	for _, ns := range have.Namespaces {
+		leg, err := block.ParseLegID(filepath.Base(ns.Device))
+		if err == nil && ns.Enabled && filepath.Dir(ns.Device) == legDir {
+			r.LegIds = append(r.LegIds, leg.String())
+		}
+	}
+	slices.Sort(r.LegIds)
+	r.Ready = exportReady(have, got, want)
+	return r
+}
+
+// exportReady reports whether a host can find in the export all that it should,
+// through at least one portal: another one may be in trouble.
+func exportReady(have nvmet.Subsystem, got, want nvmet.Config) bool {
+	w, wanted := want.Subsystem(have.NQN)
+	if !wanted || !got.Linked(have.NQN) {
+		return false
+	}
+	for _, ns := range w.Namespaces {
+		if !slices.Contains(have.Namespaces, ns) {
+			return false
+		}
+	}
+	for _, h := range w.AllowedHosts {
+		if !slices.Contains(have.AllowedHosts, h) {
+			return false
+		}
+	}
+	return true
+}

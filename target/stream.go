@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"weft.dev/weft/proto/pb"
+)
+
+// The wait between two streams doubles from the first to the second of these.
+const (
+	redialFirst = 200 * time.Millisecond
+	redialMost  = 2 * time.Second
+)
+
+type stream = grpc.BidiStreamingClient[pb.TargetReport, pb.TargetWanted]
+
+// converse keeps a stream to the manager open, for ever. What the manager last
+// said stays valid while there is none.
+func (a *Agent) converse(ctx context.Context) error {
+	wait := redialFirst
+	for {
+		start := time.Now()
+		err := a.talk(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if time.Since(start) > redialMost {
+			wait = redialFirst
+		}
+		a.log.Warn("stream to the manager ended", "again_in", wait, "err", err)
+		if !sleep(ctx, wait) {
+			return context.Cause(ctx)
+		}
+		wait = min(2*wait, redialMost)
+	}
+}
+
+func (a *Agent) talk(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s, err := a.config.Manager.Target(ctx)
+	if err != nil {
+		return fmt.Errorf("open stream: %w", err)
+	}
+	listened := make(chan struct{})
+	go func() {
+		defer close(listened)
+		cancel(a.listen(s))
+	}()
+	err = a.tell(ctx, s)
+	cancel(err)
+	<-listened
+	return err
+}
+
+// tell sends the report each second, and whenever there is news in it.
+func (a *Agent) tell(ctx context.Context, s stream) error {
+	timer := time.NewTicker(reportEvery)
+	defer timer.Stop()
+	for {
+		report, changed := a.currentReport()
+		if report != nil {
+			if err := s.Send(report); err != nil {
+				if errors.Is(err, io.EOF) { // the cause is for the receiver to see
+					<-ctx.Done()
+					return context.Cause(ctx)
+				}
+				return fmt.Errorf("send report: %w", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-timer.C:
+		case <-changed:
+		}
+	}
+}
+
+func (a *Agent) currentReport() (*pb.TargetReport, <-chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.report, a.changed
+}
+
+// listen takes in what is wanted until the stream ends.
+func (a *Agent) listen(s stream) error {
+	for {
+		w, err := s.Recv()
+		if err != nil {
+			return fmt.Errorf("receive what is wanted: %w", err)
+		}
+		a.mu.Lock()
+		news := !proto.Equal(a.wanted, w)
+		a.wanted = w
+		a.mu.Unlock()
+		if news {
+			a.log.Debug("wanted state", "generation", w.GetGeneration())
+			poke(a.wake)
+		}
+	}
+}

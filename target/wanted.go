@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"fmt"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/target/nvmet"
+)
+
+// wanted is a pb.TargetWanted with its identifiers checked. Without a cluster
+// nothing is wanted: not even that what is there goes away.
+type wanted struct {
+	cluster    block.ClusterID
+	drives     []wantedDrive
+	legs       []wantedLeg
+	admissions map[block.VolumeID]block.Epoch
+	exports    []wantedExport
+	problems   []problem // with what could not be read
+}
+
+type wantedDrive struct {
+	id block.DriveID
+	*pb.WantedDrive
+}
+
+type wantedLeg struct {
+	id     block.LegID
+	drive  block.DriveID
+	volume block.VolumeID
+	*pb.WantedLeg
+}
+
+type wantedExport struct {
+	volume     block.VolumeID
+	epoch      block.Epoch
+	host       block.NQN
+	namespaces []wantedNamespace
+	*pb.WantedExport
+}
+
+type wantedNamespace struct {
+	nsid uint32
+	leg  block.LegID
+	uuid block.UUID
+}
+
+// parseWanted leaves out what it can not read, and says so: one bad entry must
+// not hold up the rest.
+func parseWanted(m *pb.TargetWanted) wanted {
+	w := wanted{admissions: map[block.VolumeID]block.Epoch{}}
+	var err error
+	if w.cluster, err = block.ParseClusterID(m.GetClusterId()); err != nil && m.GetClusterId() != "" {
+		w.bad("cluster", err)
+	}
+	for _, d := range m.GetDrives() {
+		id, err := block.ParseDriveID(d.GetDriveId())
+		if err != nil {
+			w.bad("drive "+d.GetDriveId(), err)
+			continue
+		}
+		w.drives = append(w.drives, wantedDrive{id, d})
+	}
+	for _, l := range m.GetLegs() {
+		leg, err := parseLeg(l)
+		if err != nil {
+			w.bad("leg "+l.GetLegId(), err)
+			continue
+		}
+		w.legs = append(w.legs, leg)
+	}
+	for _, a := range m.GetAdmissions() {
+		v, err := block.ParseVolumeID(a.GetVolumeId())
+		if err != nil {
+			w.bad("volume "+a.GetVolumeId(), err)
+			continue
+		}
+		w.admissions[v] = max(w.admissions[v], block.Epoch(a.GetEpoch()))
+	}
+	for _, e := range m.GetExports() {
+		export, err := parseExport(e)
+		if err != nil {
+			w.bad("export "+e.GetNqn(), err)
+			continue
+		}
+		w.exports = append(w.exports, export)
+	}
+	return w
+}
+
+func (w *wanted) bad(object string, err error) {
+	w.problems = append(w.problems, problem{object, "read what is wanted", err.Error()})
+}
+
+func parseLeg(m *pb.WantedLeg) (l wantedLeg, err error) {
+	l.WantedLeg = m
+	if l.id, err = block.ParseLegID(m.GetLegId()); err != nil {
+		return l, err
+	}
+	if l.drive, err = block.ParseDriveID(m.GetDriveId()); err != nil {
+		return l, err
+	}
+	if m.GetRemove() {
+		return l, nil
+	}
+	if l.volume, err = block.ParseVolumeID(m.GetVolume().GetVolumeId()); err != nil {
+		return l, err
+	}
+	var room block.Size
+	for _, e := range m.GetExtents() {
+		room += block.Size(e.GetCount()) * block.ExtentSize
+	}
+	if size := block.Size(m.GetSizeBytes()); size == 0 || size%block.MiB != 0 || size > room {
+		return l, fmt.Errorf("size %v: must be a multiple of 1MiB within the extents' %v", size, room)
+	}
+	return l, nil
+}
+
+func parseExport(m *pb.WantedExport) (e wantedExport, err error) {
+	e.WantedExport = m
+	if e.volume, err = block.ParseVolumeID(m.GetVolumeId()); err != nil {
+		return e, err
+	}
+	e.epoch = block.Epoch(m.GetEpoch())
+	v, epoch, _, _, err := block.ParseSubsystemNQN(block.NQN(m.GetNqn()))
+	if err != nil {
+		return e, err
+	}
+	if v != e.volume || epoch != e.epoch { // the fence goes by the name
+		return e, fmt.Errorf("nqn names volume %v epoch %d, the export %v epoch %d", v, epoch, e.volume, e.epoch)
+	}
+	if e.host, err = block.ParseNQN(m.GetHost().GetNqn()); err != nil {
+		return e, fmt.Errorf("host: %w", err)
+	}
+	for _, ns := range m.GetNamespaces() {
+		leg, err := block.ParseLegID(ns.GetLegId())
+		if err != nil {
+			return e, fmt.Errorf("namespace %d: leg: %w", ns.GetNsid(), err)
+		}
+		id, err := block.ParseUUID(ns.GetUuid())
+		if err != nil {
+			return e, fmt.Errorf("namespace %d: %w", ns.GetNsid(), err)
+		}
+		e.namespaces = append(e.namespaces, wantedNamespace{ns.GetNsid(), leg, id})
+	}
+	return e, nil
+}
+
+// subsystem is the export without its namespaces.
+func (e wantedExport) subsystem() nvmet.Subsystem {
+	s := nvmet.Subsystem{
+		NQN: block.NQN(e.GetNqn()), Serial: e.GetSerial(), Model: nvmet.Model,
+		CntlidMin: nvmet.DefaultCntlidMin, CntlidMax: nvmet.DefaultCntlidMax,
+		AllowedHosts: []nvmet.Link{nvmet.LinkTo(e.host)},
+	}
+	if e.GetCntlidMin() != 0 {
+		s.CntlidMin = uint16(min(e.GetCntlidMin(), nvmet.DefaultCntlidMax))
+	}
+	if e.GetCntlidMax() != 0 {
+		s.CntlidMax = uint16(min(e.GetCntlidMax(), nvmet.DefaultCntlidMax))
+	}
+	return s
+}
