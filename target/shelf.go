@@ -49,26 +49,43 @@ func (s *shelf) refresh(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("scan devices: %w", err)
 	}
+	s.mark(devices) // so that one that has moved is opened where it is now
 	var errs []error
 	for _, d := range devices {
 		if d.GetDriveId() != "" {
-			errs = append(errs, s.open(d))
+			errs = append(errs, s.open(d, devices))
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.devices, s.scanned = devices, true
-	for id, d := range s.drives {
-		d.gone = missing(devices, id, d.device)
-	}
+	s.mark(devices)
+	s.done()
 	return errors.Join(errs...)
 }
 
+// mark notes what a scan found, and which drives it did not.
+func (s *shelf) mark(devices []*pb.Device) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.devices = devices
+	for id, d := range s.drives {
+		d.gone = missing(devices, id, d.device)
+	}
+}
+
+// done says that a first scan is over, with what it could open on the shelf.
+func (s *shelf) done() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.scanned = true
+}
+
 // open puts a labelled device on the shelf, unless it is there.
-func (s *shelf) open(d *pb.Device) error {
+func (s *shelf) open(d *pb.Device, all []*pb.Device) error {
 	id, err := block.ParseDriveID(d.GetDriveId())
 	if err != nil {
 		return fmt.Errorf("open %s: %w", d.GetPath(), err)
+	}
+	if others := carriers(all, id); len(others) > 1 {
+		return fmt.Errorf("open %s: %s", d.GetPath(), several(others))
 	}
 	number, err := s.hardware.Number(d.GetPath())
 	if err != nil {
@@ -85,9 +102,9 @@ func (s *shelf) open(d *pb.Device) error {
 	return nil
 }
 
-// keeps reports whether the drive on the shelf stays: it is that device, or it is
-// another one that is there as well (see missing), or somebody is still at work on
-// it, and two views of one label would overwrite one another.
+// keeps reports whether the drive on the shelf stays: it is that device and has
+// not been away, or somebody is still at work on it, and two views of one label
+// would overwrite one another.
 func (s *shelf) keeps(id block.DriveID, path string, number dm.Number) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,7 +112,7 @@ func (s *shelf) keeps(id block.DriveID, path string, number dm.Number) bool {
 	if old == nil {
 		return false
 	}
-	return old.uses > 0 || old.gone == "" && (old.number == number || old.device != path)
+	return old.uses > 0 || old.gone == "" && old.number == number && old.device == path
 }
 
 // put replaces what is on the shelf. A drive that was written to in vain stays
@@ -120,14 +137,9 @@ func (s *shelf) close(id block.DriveID, d *shelved) {
 // missing says why a drive can not be used after a scan: its device is gone, or
 // its label, or another device has the same one.
 func missing(devices []*pb.Device, id block.DriveID, path string) string {
-	var found []string
-	for _, d := range devices {
-		if d.GetDriveId() == id.String() {
-			found = append(found, d.GetPath())
-		}
-	}
+	found := carriers(devices, id)
 	if len(found) > 1 {
-		return "several devices carry this label: " + strings.Join(found, ", ")
+		return several(found)
 	}
 	if slices.Contains(found, path) {
 		return ""
@@ -137,6 +149,21 @@ func missing(devices []*pb.Device, id block.DriveID, path string) string {
 		return fmt.Sprintf("device %s is gone", path)
 	}
 	return fmt.Sprintf("the label on %s can not be read: %s", path, devices[i].GetRefused())
+}
+
+// carriers are the devices with a drive's label.
+func carriers(devices []*pb.Device, id block.DriveID) []string {
+	var out []string
+	for _, d := range devices {
+		if d.GetDriveId() == id.String() {
+			out = append(out, d.GetPath())
+		}
+	}
+	return out
+}
+
+func several(paths []string) string {
+	return "several devices carry this label: " + strings.Join(paths, ", ")
 }
 
 // take is a drive to work with, until release is called.
