@@ -9,6 +9,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/e2e/guest"
 )
@@ -17,9 +20,13 @@ import (
 type Drive struct {
 	Serial string
 
-	id   string
-	nvme bool
-	path string
+	machine *Machine
+	id      string
+	nvme    bool
+	path    string
+
+	mu     sync.Mutex
+	faults int // filters made
 }
 
 // newDrive makes the drive's file: sparse and blank, or with a file system for
@@ -30,10 +37,11 @@ func newDrive(ctx context.Context, m *Machine, i int, o driveOption) (*Drive, er
 		return nil, err
 	}
 	d := &Drive{
-		Serial: o.serial,
-		id:     fmt.Sprintf("drive%d", i),
-		nvme:   o.nvme,
-		path:   filepath.Join(m.cluster.drives, m.name+"-"+o.serial+".img"),
+		Serial:  o.serial,
+		machine: m,
+		id:      fmt.Sprintf("drive%d", i),
+		nvme:    o.nvme,
+		path:    filepath.Join(m.cluster.drives, m.name+"-"+o.serial+".img"),
 	}
 	if o.serial == guest.StateSerial {
 		return d, makeExt4(ctx, d.path, size)
@@ -63,10 +71,112 @@ func (d *Drive) node() string {
 }
 
 func (d *Drive) device() string {
+	o := d.deviceOptions()
+	return fmt.Sprintf("%s,id=%s,drive=%s,serial=%s", o["driver"], o["id"], o["drive"], o["serial"])
+}
+
+func (d *Drive) deviceOptions() map[string]string {
+	driver := "virtio-blk-pci"
 	if d.nvme {
-		return fmt.Sprintf("nvme,id=%s-device,drive=%s,serial=%s", d.id, d.id, d.Serial)
+		driver = "nvme"
 	}
-	return fmt.Sprintf("virtio-blk-pci,id=%s-device,drive=%s,serial=%s", d.id, d.id, d.Serial)
+	return map[string]string{"driver": driver, "id": d.id + "-device", "drive": d.id, "serial": d.Serial}
+}
+
+// DriveFault is what a drive answers with errors. The zero value is a good drive.
+type DriveFault struct {
+	Reads, Writes, Flushes bool
+}
+
+// Fail makes a running drive answer with I/O errors, or with the zero
+// DriveFault makes it good again. It lasts until the machine's next boot.
+func (d *Drive) Fail(ctx context.Context, f DriveFault) error {
+	b, err := d.machine.current()
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := b.setFault(ctx, d, f); err != nil {
+		return fmt.Errorf("fail drive %s of %s: %w", d.Serial, d.machine.name, err)
+	}
+	return nil
+}
+
+// setFault puts a failing filter, or none, between the drive's node and its file.
+func (b *boot) setFault(ctx context.Context, d *Drive, f DriveFault) error {
+	file := d.id + "-file"
+	if f != (DriveFault{}) {
+		filter := d.faultNode(f)
+		if _, err := b.qmp.do(ctx, "blockdev-add", filter); err != nil {
+			return err
+		}
+		file = filter["node-name"].(string)
+	}
+	_, err := b.qmp.do(ctx, "blockdev-reopen", map[string]any{"options": []any{map[string]any{
+		"driver": "raw", "node-name": d.id, "file": file, "discard": "unmap",
+		"cache": map[string]any{"direct": false, "no-flush": true},
+	}}})
+	return err
+}
+
+// faultNode is a filter over the drive's file. Each has a name of its own: the
+// one in use can not be removed before the next has taken its place.
+func (d *Drive) faultNode(f DriveFault) map[string]any {
+	d.faults++
+	rules := []map[string]any{}
+	for kind, on := range map[string]bool{"read": f.Reads, "write": f.Writes, "flush": f.Flushes} {
+		if on {
+			rules = append(rules, map[string]any{"event": "none", "iotype": kind, "errno": int(unix.EIO), "once": false, "immediately": false})
+		}
+	}
+	return map[string]any{
+		"driver": "blkdebug", "node-name": fmt.Sprintf("%s-fault%d", d.id, d.faults),
+		"image": d.id + "-file", "inject-error": rules,
+	}
+}
+
+// Pull removes a running drive as a hand would: without warning, with I/O under
+// way. Plug puts it back.
+func (d *Drive) Pull(ctx context.Context) error {
+	b, err := d.machine.current()
+	if err != nil {
+		return err
+	}
+	if err := b.unplug(ctx, d.id+"-device"); err != nil {
+		return fmt.Errorf("pull drive %s of %s: %w", d.Serial, d.machine.name, err)
+	}
+	return nil
+}
+
+func (b *boot) unplug(ctx context.Context, device string) error {
+	if _, err := b.qmp.do(ctx, "device_del", map[string]any{"id": device}); err != nil {
+		return err
+	}
+	for {
+		select {
+		case e := <-b.events:
+			if e.name == "DEVICE_DELETED" && strings.Contains(string(e.data), `"`+device+`"`) {
+				return nil
+			}
+		case <-b.gone:
+			return b.goneError()
+		case <-ctx.Done():
+			return fmt.Errorf("the guest did not let go of it: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// Plug puts a pulled drive back.
+func (d *Drive) Plug(ctx context.Context) error {
+	b, err := d.machine.current()
+	if err != nil {
+		return err
+	}
+	if _, err := b.qmp.do(ctx, "device_add", d.deviceOptions()); err != nil {
+		return fmt.Errorf("plug drive %s of %s: %w", d.Serial, d.machine.name, err)
+	}
+	return nil
 }
 
 // parseSize reads "512MiB", "2GiB" or a number of bytes.

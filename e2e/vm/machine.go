@@ -280,10 +280,11 @@ func (m *Machine) Run(ctx context.Context, argv ...string) (string, error) {
 }
 
 // Shell runs a script with the guest's shell, which ends at the first command
-// that fails, and returns its standard output.
+// that fails, and returns its standard output. The error of a script that fails
+// shows the commands up to that one.
 func (m *Machine) Shell(ctx context.Context, script string) (string, error) {
 	var out bytes.Buffer
-	err := m.Do(ctx, Command{Argv: []string{"sh", "-eu"}, Stdin: []byte(script), Stdout: &out})
+	err := m.Do(ctx, Command{Argv: []string{"sh", "-eux"}, Stdin: []byte(script), Stdout: &out})
 	return out.String(), err
 }
 

@@ -3,54 +3,379 @@
 package vm
 
 import (
-	"io"
-	"net"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
-func TestKernelMachineBootsAndRunsCommands(t *testing.T) {
-	c := NewCluster(t)
-	begin := time.Now()
-	m := c.Start("m1", NVMe("1GiB", "A1"), StateDisk())
-	t.Logf("boot took %s", time.Since(begin))
-	out, err := m.Shell(t.Context(), "uname -a; cat /proc/uptime; cat /sys/class/nvme/nvme0/serial; df; free -m; ip addr; lsmod; dmesg | tail -5")
+func must(t *testing.T, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Log(out)
-	if !strings.Contains(out, "A1") {
-		t.Errorf("no serial A1 in %s", out)
+}
+
+// shell runs a script that must succeed and returns what it printed.
+func shell(t *testing.T, m *Machine, script string) string {
+	t.Helper()
+	out, err := m.Shell(t.Context(), script)
+	must(t, err)
+	return strings.TrimSpace(out)
+}
+
+func TestKernelMachine(t *testing.T) {
+	c := NewCluster(t)
+	m := c.Start("m1", NVMe("1GiB", "A1"), NVMe("512MiB", "A2"), VirtioDisk("64MiB", "V1"), StateDisk())
+	t.Run("a command gives its output and exit code", func(t *testing.T) { testCommands(t, m) })
+	t.Run("a command ends with its context", func(t *testing.T) { testCancel(t, m) })
+	t.Run("files cross in both directions", func(t *testing.T) { testFiles(t, m) })
+	t.Run("the programs are there", func(t *testing.T) { testPrograms(t, m) })
+	t.Run("drives carry their serials and sizes", func(t *testing.T) { testSerials(t, m) })
+	t.Run("daemons can be killed and started again", func(t *testing.T) { testDaemons(t, m) })
+	t.Run("clocks can be compared and set", func(t *testing.T) { testClock(t, m) })
+	t.Run("a drive fails and is good again", func(t *testing.T) { testDriveFault(t, m) })
+	t.Run("a drive is pulled and put back", func(t *testing.T) { testPull(t, m) })
+	t.Run("drives and state survive a power cut, the root does not", func(t *testing.T) { testPowerCut(t, m) })
+}
+
+func testCommands(t *testing.T, m *Machine) {
+	out, err := m.Run(t.Context(), "sh", "-c", "echo out; echo bad >&2; exit 3")
+	exit, ok := errors.AsType[*ExitError](err)
+	if !ok || exit.Code != 3 || exit.Stderr != "bad" || out != "out\n" {
+		t.Errorf("Run = %q, %v, want out, exit code 3 and bad", out, err)
+	}
+	if _, err := m.Run(t.Context(), "no-such-program"); err == nil || strings.Contains(err.Error(), "exit code") {
+		t.Errorf("Run(no-such-program) = %v, want that it is not found", err)
+	}
+	if _, err := m.Shell(t.Context(), "false\necho on"); err == nil {
+		t.Error("Shell went on after a command that failed")
+	}
+	if got, want := shell(t, m, "cat /proc/sys/kernel/hostname"), "m1"; got != want {
+		t.Errorf("host name = %q, want %q", got, want)
 	}
 }
 
-func TestKernelForwardedPortAnswers(t *testing.T) {
-	c := NewCluster(t)
-	m := c.Start("m1", Forward(7000))
-	if _, err := m.Start(t.Context(), "echo", "busybox", "nc", "-ll", "-p", "7000", "-e", "echo", "hello"); err != nil {
-		t.Fatal(err)
+func testCancel(t *testing.T, m *Machine) {
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	begin := time.Now()
+	_, err := m.Run(ctx, "sh", "-c", "sleep 1000 & sleep 1000")
+	if !errors.Is(err, context.DeadlineExceeded) || time.Since(begin) > 10*time.Second {
+		t.Errorf("Run = %v after %s, want that its context ended", err, time.Since(begin))
 	}
-	var got string
-	for range 50 {
-		if got = greeting(m.Forwarded(7000)); got != "" {
+	if out, err := m.Run(t.Context(), "pgrep", "sleep"); err == nil {
+		t.Errorf("still running: %s", out)
+	}
+}
+
+func testFiles(t *testing.T, m *Machine) {
+	data := bytes.Repeat([]byte("weft0123"), 1<<20)
+	begin := time.Now()
+	must(t, m.WriteFile(t.Context(), "/tmp/deep/file", data, 0o600))
+	wrote := time.Now()
+	got, err := m.ReadFile(t.Context(), "/tmp/deep/file")
+	must(t, err)
+	if !bytes.Equal(got, data) {
+		t.Errorf("read %d bytes that are not the %d written", len(got), len(data))
+	}
+	t.Logf("8 MiB: written in %s, read in %s", wrote.Sub(begin), time.Since(wrote))
+	must(t, m.WriteFile(t.Context(), "/tmp/empty", nil, 0o644))
+	if got, err := m.ReadFile(t.Context(), "/tmp/empty"); err != nil || len(got) != 0 {
+		t.Errorf("ReadFile(empty) = %q, %v", got, err)
+	}
+	if _, err := m.ReadFile(t.Context(), "/tmp/none"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("ReadFile(none) = %v, want fs.ErrNotExist", err)
+	}
+}
+
+func testPrograms(t *testing.T, m *Machine) {
+	shell(t, m, `
+		fio --version; nvme version; dmsetup version; mkfs.xfs -V
+		modprobe brd rd_nr=1 rd_size=65536
+		mkfs.ext4 -q /dev/ram0; mount -t ext4 /dev/ram0 /mnt; umount /mnt; e2fsck -fp /dev/ram0
+		modprobe dm_mirror; modprobe nvmet-tcp; modprobe nvme-tcp; modprobe xfs; modprobe loop; modprobe dm-flakey
+		test -x "$(command -v weft)"; test -x "$(command -v workload)"
+	`)
+}
+
+func testSerials(t *testing.T, m *Machine) {
+	got := shell(t, m, `for b in /sys/block/nvme*n1; do
+		read serial < $b/device/serial; read size < $b/size; echo $serial $size; done | sort
+		for b in /sys/block/vd*; do cat $b/serial; echo; done | sort`)
+	if want := "A1 2097152\nA2 1048576\nV1\nweft-state\nweft-tools"; got != want {
+		t.Errorf("drives = %q, want %q", got, want)
+	}
+}
+
+func testDaemons(t *testing.T, m *Machine) {
+	d, err := m.Start(t.Context(), "ticker", "sh", "-c", "trap 'echo bye; exit 0' TERM; echo hello; while :; do sleep 0.1; done")
+	must(t, err)
+	waitFor(t, "hello", func() bool { return strings.Contains(d.Log(), "hello") })
+	if !d.Running() {
+		t.Error("Running = false for a daemon that runs")
+	}
+	must(t, d.Kill(t.Context()))
+	if d.Running() {
+		t.Error("Running = true after Kill")
+	}
+	must(t, d.Restart(t.Context()))
+	waitFor(t, "a second hello", func() bool { return strings.Count(d.Log(), "hello") == 2 })
+	must(t, d.Stop(t.Context()))
+	if code, err := d.Wait(t.Context()); code != 0 || err != nil || !strings.Contains(d.Log(), "bye") {
+		t.Errorf("Wait after Stop = %d, %v, want 0; log %q", code, err, d.Log())
+	}
+	short, err := m.Start(t.Context(), "short", "sh", "-c", "exit 7")
+	must(t, err)
+	short.MayExit()
+	if code, err := short.Wait(t.Context()); code != 7 || err != nil {
+		t.Errorf("Wait = %d, %v, want 7", code, err)
+	}
+}
+
+func waitFor(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for range 200 {
+		if done() {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Fatalf("%s did not come", what)
+}
+
+func testClock(t *testing.T, m *Machine) {
+	offset, within, err := m.ClockOffset(t.Context())
+	must(t, err)
+	t.Logf("clock offset %s, within %s", offset, within)
+	if offset.Abs() > time.Second || within > 500*time.Millisecond {
+		t.Errorf("ClockOffset = %s within %s just after boot", offset, within)
+	}
+	must(t, m.SetClock(t.Context(), time.Now().Add(time.Hour)))
+	offset, _, err = m.ClockOffset(t.Context())
+	must(t, err)
+	if off := (offset - time.Hour).Abs(); off > time.Second {
+		t.Errorf("ClockOffset = %s after the clock was set an hour ahead", offset)
+	}
+	must(t, m.SetClock(t.Context(), time.Now()))
+}
+
+// nvme finds the block device of a serial.
+func nvme(t *testing.T, m *Machine, serial string) string {
+	t.Helper()
+	return shell(t, m, `for b in /sys/block/nvme*n1; do
+		read s < $b/device/serial; if [ "$s" = `+serial+` ]; then echo /dev/${b##*/}; fi; done`)
+}
+
+func testDriveFault(t *testing.T, m *Machine) {
+	dev := nvme(t, m, "A1")
+	write := "dd if=/dev/zero of=" + dev + " bs=4k count=8 oflag=direct conv=notrunc 2>&1"
+	read := "dd if=" + dev + " of=/dev/null bs=4k count=8 iflag=direct 2>&1"
+	d := m.Drive("A1")
+	shell(t, m, write+"\n"+read)
+	must(t, d.Fail(t.Context(), DriveFault{Writes: true}))
+	if _, err := m.Shell(t.Context(), write); err == nil {
+		t.Error("a write to a drive that fails writes succeeded")
+	}
+	shell(t, m, read)
+	must(t, d.Fail(t.Context(), DriveFault{Reads: true}))
+	if _, err := m.Shell(t.Context(), read); err == nil {
+		t.Error("a read from a drive that fails reads succeeded")
+	}
+	shell(t, m, write)
+	must(t, d.Fail(t.Context(), DriveFault{}))
+	shell(t, m, write+"\n"+read)
+}
+
+func testPull(t *testing.T, m *Machine) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	must(t, m.Drive("A2").Pull(ctx))
+	if dev := nvme(t, m, "A2"); dev != "" {
+		t.Errorf("the pulled drive is still %s", dev)
+	}
+	must(t, m.Drive("A2").Plug(ctx))
+	waitFor(t, "the drive that was put back", func() bool { return nvme(t, m, "A2") != "" })
+}
+
+func testPowerCut(t *testing.T, m *Machine) {
+	dev := nvme(t, m, "A1")
+	shell(t, m, "echo kept > /var/lib/weft/state; sync; echo gone > /root/file; printf synced | dd of="+dev+" conv=notrunc,fsync 2>&1")
+	m.Kill()
+	if m.Running() {
+		t.Error("Running = true after Kill")
+	}
+	if _, err := m.Run(t.Context(), "true"); err == nil {
+		t.Error("a machine that is off ran a command")
+	}
+	must(t, m.Boot(t.Context()))
+	got := shell(t, m, "cat /var/lib/weft/state; ls /root; head -c6 "+nvme(t, m, "A1"))
+	if want := "kept\nsynced"; got != want {
+		t.Errorf("after the power cut = %q, want %q", got, want)
+	}
+	must(t, m.Reboot(t.Context()))
+	if got := shell(t, m, "cat /var/lib/weft/state"); got != "kept" {
+		t.Errorf("after the reboot the state disk holds %q", got)
+	}
+}
+
+func TestKernelNetwork(t *testing.T) {
+	c := NewCluster(t)
+	a, b, d := c.Machine("a"), c.Machine("b"), c.Machine("d")
+	c.Boot(t.Context(), a, b, d)
+	n := c.Network()
+	reaches := func(from, to *Machine) bool {
+		_, err := from.Run(t.Context(), "ping", "-c1", "-W1", to.Addr())
+		return err == nil
+	}
+	want := func(what string, ab, ba, ad bool) {
+		t.Helper()
+		got := [3]bool{reaches(a, b), reaches(b, a), reaches(a, d)}
+		if diff := cmp.Diff([3]bool{ab, ba, ad}, got); diff != "" {
+			t.Errorf("%s: reach a-b, b-a, a-d (-want +got):\n%s", what, diff)
+		}
+	}
+	want("at first", true, true, true)
+	n.Cut(a, b)
+	want("a and b cut", false, false, true)
+	n.Heal(a, b)
+	n.Isolate(a)
+	want("a isolated", false, false, false)
+	if got := shell(t, a, "echo control"); got != "control" {
+		t.Errorf("the control port of an isolated machine said %q", got)
+	}
+	n.Rejoin(a)
+	want("healed", true, true, true)
+	t.Run("one direction", func(t *testing.T) { testOneDirection(t, n, a, b) })
+	t.Run("delay", func(t *testing.T) { testDelay(t, n, a, b) })
+	t.Run("loss", func(t *testing.T) { testLoss(t, n, a, b) })
+	t.Run("throughput", func(t *testing.T) { testThroughput(t, n, a, b) })
+}
+
+// testOneDirection sends datagrams, which need no answer.
+func testOneDirection(t *testing.T, n *Network, a, b *Machine) {
+	shell(t, a, "ping -c1 -W1 "+b.Addr()) // both know each other's MAC address
+	n.Set(b, a, Fault{Cut: true})
+	defer n.Set(b, a, Fault{})
+	before := shell(t, b, "awk '/eth0/{print $3}' /proc/net/dev")
+	_, _ = a.Run(t.Context(), "ping", "-c3", "-W1", b.Addr())
+	if after := shell(t, b, "awk '/eth0/{print $3}' /proc/net/dev"); after == before {
+		t.Error("a to b carries nothing though only b to a is cut")
+	}
+	if _, err := b.Run(t.Context(), "ping", "-c1", "-W1", a.Addr()); err == nil {
+		t.Error("b reaches a though b to a is cut")
+	}
+}
+
+func roundTrip(t *testing.T, a, b *Machine) time.Duration {
+	t.Helper()
+	out := shell(t, a, "ping -c3 -i0.2 "+b.Addr()+" | sed -n 's|.*= \\([0-9.]*\\)/.*|\\1ms|p'")
+	d, err := time.ParseDuration(out)
+	must(t, err)
+	return d
+}
+
+func testDelay(t *testing.T, n *Network, a, b *Machine) {
+	plain := roundTrip(t, a, b)
+	n.SetBoth(a, b, Fault{Delay: 150 * time.Millisecond})
+	slow := roundTrip(t, a, b)
+	n.Heal(a, b)
+	t.Logf("round trip %s, delayed %s", plain, slow)
+	if slow < 300*time.Millisecond || slow > 600*time.Millisecond {
+		t.Errorf("round trip = %s with 150 ms each way, want about 300 ms more than %s", slow, plain)
+	}
+}
+
+func testLoss(t *testing.T, n *Network, a, b *Machine) {
+	n.Set(a, b, Fault{Loss: 0.5})
+	defer n.Set(a, b, Fault{})
+	out, _ := a.Run(t.Context(), "ping", "-c40", "-i0.05", "-W1", b.Addr())
+	var sent, received int
+	for line := range strings.Lines(out) {
+		if _, err := fmt.Sscanf(line, "%d packets transmitted, %d", &sent, &received); err == nil {
 			break
 		}
-		time.Sleep(100 * time.Millisecond)
 	}
-	if got != "hello\n" {
-		t.Errorf("the forwarded port says %q, want hello", got)
+	if received < 5 || received > 35 {
+		t.Errorf("%d of %d packets came back at a loss of a half:\n%s", received, sent, out)
 	}
 }
 
-// greeting is what a port says to those who connect, "" if nothing.
-func greeting(address string) string {
-	conn, err := net.DialTimeout("tcp", address, time.Second)
-	if err != nil {
-		return ""
+func testThroughput(t *testing.T, n *Network, a, b *Machine) {
+	const mib = 256
+	d, err := b.Start(t.Context(), "sink", "sh", "-c", "nc -l -p 9000 > /dev/null")
+	must(t, err)
+	waitFor(t, "the listener", func() bool {
+		out, err := b.Run(t.Context(), "netstat", "-ltn")
+		return err == nil && strings.Contains(out, ":9000")
+	})
+	begin := time.Now()
+	shell(t, a, fmt.Sprintf("dd if=/dev/zero bs=1M count=%d 2>/dev/null | nc %s 9000", mib, b.Addr()))
+	_, err = d.Wait(t.Context())
+	must(t, err)
+	rate := mib / time.Since(begin).Seconds()
+	t.Logf("network throughput: %.0f MiB/s, %d frames dropped", rate, n.Dropped())
+	if rate < 5 {
+		t.Errorf("throughput = %.1f MiB/s", rate)
 	}
-	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
-	text, _ := io.ReadAll(conn)
-	return string(text)
+}
+
+func TestKernelFiveMachinesBootSideBySide(t *testing.T) {
+	c := NewCluster(t)
+	var all []*Machine
+	for i := range 5 {
+		all = append(all, c.Machine(fmt.Sprintf("m%d", i+1), NVMe("1GiB", fmt.Sprintf("S%d", i)), StateDisk()))
+	}
+	c.Boot(t.Context(), all...)
+	for _, m := range all {
+		if got := shell(t, m, "cat /proc/sys/kernel/hostname"); got != m.Name() {
+			t.Errorf("host name = %q, want %q", got, m.Name())
+		}
+	}
+}
+
+// recorder is a test whose failures are looked at instead of being failures.
+type recorder struct {
+	*testing.T
+	mu       sync.Mutex
+	failures []string
+}
+
+func (r *recorder) Errorf(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failures = append(r.failures, fmt.Sprintf(format, args...))
+}
+
+func (r *recorder) failed() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return strings.Join(r.failures, "\n")
+}
+
+func TestKernelSilentEndsAreFailures(t *testing.T) {
+	deaths := map[string]struct{ script, want string }{
+		"a panic":                {"echo c > /proc/sysrq-trigger", "Kernel panic"},
+		"a reset":                {"echo b > /proc/sysrq-trigger", "without having been told to"},
+		"the end of the server":  {"kill -9 $(pgrep -f 'exe serve|init serve')", "the server has ended"},
+		"a warning that matters": {"echo '<3>WARNING: CPU: 0 PID: 1 at made/up.c' > /dev/kmsg", "made/up.c"},
+		"a daemon's exit":        {"kill -9 $(pgrep -f 'sleep 4242')", "sleeper on m1 ended by itself"},
+	}
+	for name, death := range deaths {
+		t.Run(name, func(t *testing.T) {
+			r := &recorder{T: t}
+			m := NewCluster(r).Start("m1")
+			_, err := m.Start(t.Context(), "sleeper", "sleep", "4242")
+			must(t, err)
+			_, _ = m.Shell(t.Context(), death.script)
+			waitFor(t, "the report of "+name, func() bool { return strings.Contains(r.failed(), death.want) })
+		})
+	}
 }
