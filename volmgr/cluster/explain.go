@@ -2,6 +2,15 @@
 
 package cluster
 
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
 // Explain says why a volume is as it is, what it waits for and what an operator
 // can do; the error is NotFound.
 func (s *State) Explain(nameOrID string) (Explanation, error) {
@@ -9,5 +18,149 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 	if err != nil {
 		return Explanation{}, err
 	}
-	return Explanation{Object: v.object()}, nil
+	e := &Explanation{Object: v.object(), Facts: []string{s.volumeFact(v)}}
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		e.Facts = append(e.Facts, fmt.Sprintf("%v (%v) is %s", l, l.ID, s.legFact(l)))
+	}
+	switch {
+	case v.State != VolumeReady:
+		s.explainUnready(e, v)
+	case v.Attachment != nil:
+		s.explainAttachment(e, v)
+	default:
+		e.Summary = fmt.Sprintf("%s is detached and %s", v.object(), strings.ToLower(string(s.health(v))))
+	}
+	if v.State == VolumeReady {
+		s.explainLegs(e, v)
+	}
+	slices.Sort(e.Actions)
+	e.Actions = slices.Compact(e.Actions)
+	return *e, nil
+}
+
+func (s *State) volumeFact(v *Volume) string {
+	fact := fmt.Sprintf("%v, %v, pool %s, copies apart by %s; epoch %d", v.Size, v.Layout, v.Pool, v.Spread, v.Epoch)
+	if v.State == VolumeReady && v.Attachment == nil && !v.Clean {
+		fact += "; it was not detached cleanly, so its copies are made equal at the next attach"
+	}
+	if v.Holder != "" && (v.Attachment == nil || v.Attachment.Node != v.Holder) {
+		fact += fmt.Sprintf("; host %s had it last and was not seen to let go", v.Holder)
+	}
+	return fact
+}
+
+func (s *State) explainUnready(e *Explanation, v *Volume) {
+	e.Summary = fmt.Sprintf("%s is %s", v.object(), strings.ToLower(string(v.State)))
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		why := s.legWaitsFor(l)
+		if why == "" {
+			continue
+		}
+		e.Waits = append(e.Waits, fmt.Sprintf("%v: %s", l, why))
+		if !s.targetOnline(l.Node) {
+			e.Actions = append(e.Actions, s.bringBack(l.Node))
+			if v.State == VolumeDeleting {
+				e.Actions = append(e.Actions, fmt.Sprintf("if %s is gone for ever: weft node confirm-dead %s && weft node remove %s", l.Node, l.Node, l.Node))
+			} else {
+				e.Actions = append(e.Actions, fmt.Sprintf("or give the volume up: weft volume delete %s", v.Name))
+			}
+		}
+	}
+}
+
+func (s *State) bringBack(node block.NodeName) string {
+	return fmt.Sprintf("bring target %s back: is the machine up, does `weft target` run there and reach the manager?", node)
+}
+
+func (s *State) explainAttachment(e *Explanation, v *Volume) {
+	a := v.Attachment
+	e.Waits = append(e.Waits, s.attachmentWaits(v)...)
+	e.Facts = append(e.Facts, fmt.Sprintf("attachment to %s at epoch %d is %s since %s", a.Node, a.Epoch, a.State, a.Since.UTC().Format(time.RFC3339)))
+	switch a.State {
+	case Granting:
+		e.Summary = fmt.Sprintf("%s is being given to %s: older epochs are being fenced at its targets", v.object(), a.Node)
+		_, rest := s.grantSplit(v)
+		for _, l := range rest {
+			if !s.targetOnline(l.Node) {
+				e.Actions = append(e.Actions, s.bringBack(l.Node), fmt.Sprintf("if machine %s is off: weft node confirm-dead %s", l.Node, l.Node))
+			}
+		}
+	case Granted:
+		e.Summary = fmt.Sprintf("%s is given to %s, which is building the device", v.object(), a.Node)
+	case Attached:
+		e.Summary = fmt.Sprintf("%s is attached to %s and %s", v.object(), a.Node, strings.ToLower(string(s.health(v))))
+		if r, ok := s.attachmentReport(v); ok && r.Phase == PhaseStalled {
+			e.Summary = fmt.Sprintf("%s is attached to %s and its I/O waits", v.object(), a.Node)
+		}
+	case Detaching:
+		e.Summary = fmt.Sprintf("%s is being detached from %s", v.object(), a.Node)
+		e.Actions = append(e.Actions, fmt.Sprintf("to take it away without %s, losing what is in flight: weft detach %s --force", a.Node, v.Name))
+	}
+	if a.State != Detaching && !s.initiatorOnline(a.Node) {
+		e.Facts = append(e.Facts, fmt.Sprintf("host %s is offline: it may still read and write", a.Node))
+		e.Actions = append(e.Actions,
+			fmt.Sprintf("if machine %s is off: weft node confirm-dead %s", a.Node, a.Node),
+			fmt.Sprintf("to move the volume away from it: weft detach %s --force", v.Name))
+	}
+}
+
+// explainLegs speaks of legs that are not as they should be, and of columns
+// that have none to serve them.
+func (s *State) explainLegs(e *Explanation, v *Volume) {
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		switch l.State {
+		case LegStale:
+			e.Waits = append(e.Waits, fmt.Sprintf("rebuild of %v: %s", l, s.rebuildWaitsFor(v, l)))
+			if !s.targetOnline(l.Node) {
+				e.Actions = append(e.Actions, s.bringBack(l.Node))
+			}
+		case LegRebuilding:
+			e.Waits = append(e.Waits, fmt.Sprintf("host %s to copy %v%s", v.Attachment.Node, l, s.progress(v)))
+		}
+	}
+	for c := range v.Layout.Stripes {
+		s.explainColumn(e, v, c)
+	}
+}
+
+func (s *State) progress(v *Volume) string {
+	r, ok := s.attachmentReport(v)
+	if !ok || r.ResyncTotal == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%s of %s)", r.ResyncDone.Short(), r.ResyncTotal.Short())
+}
+
+// explainColumn lists the ways out for a column without a leg that can be served.
+func (s *State) explainColumn(e *Explanation, v *Volume, column int) {
+	var good, stale []*Leg
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		switch {
+		case l.Column != column:
+		case l.State == LegInSync && s.servable(l):
+			return
+		case l.State == LegInSync:
+			good = append(good, l)
+		case s.servable(l):
+			stale = append(stale, l)
+		}
+	}
+	e.Facts = append(e.Facts, fmt.Sprintf("column %d has no in-sync leg that can be reached", column))
+	for _, l := range good {
+		e.Waits = append(e.Waits, fmt.Sprintf("%v, which holds every write of column %d", l, column))
+		e.Actions = append(e.Actions, s.bringBack(l.Node))
+	}
+	for _, l := range stale {
+		// Promoting needs a detached volume; say the whole way.
+		detach := ""
+		if v.Attachment != nil {
+			detach = fmt.Sprintf("weft detach %s --force, then ", v.Name)
+		}
+		e.Actions = append(e.Actions, fmt.Sprintf("if every good copy of column %d is gone for ever, go back to the state of %s and lose what was written since: %sweft volume promote-stale %s %v --accept-data-loss",
+			column, l.StaleSince.UTC().Format(time.RFC3339), detach, v.Name, l.ID))
+	}
 }

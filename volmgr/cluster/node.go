@@ -145,13 +145,12 @@ func (in TargetReported) apply(t *tx) (view, error) {
 	}
 	t.join(r.Node, r.Labels)
 	t.targetSeen(on, r)
-	n := t.peekNode(r.Node)
-	if !slices.Equal(n.Portals, r.Portals) {
+	if !slices.Equal(t.peekNode(r.Node).Portals, r.Portals) {
 		t.node(r.Node).Portals = slices.Clone(r.Portals)
 	}
-	if n.TargetBoot != r.BootID {
+	if boot := t.peekNode(r.Node).TargetBoot; boot != r.BootID {
 		t.node(r.Node).TargetBoot = r.BootID
-		if n.TargetBoot != "" {
+		if boot != "" {
 			t.event(Warning, EventNodeRebooted, nodeObject(r.Node), "its target has booted", "node", string(r.Node), "boot_id", r.BootID)
 			t.targetRebooted(r.Node)
 		}
@@ -223,16 +222,15 @@ func (in InitiatorReported) apply(t *tx) (view, error) {
 	}
 	t.join(r.Node, r.Labels)
 	t.initiatorSeen(on, r)
-	n := t.peekNode(r.Node)
-	if n.Host != r.Host {
+	if t.peekNode(r.Node).Host != r.Host {
 		t.node(r.Node).Host = r.Host
 	}
-	if n.InitiatorBoot != r.BootID {
-		fresh := t.node(r.Node)
-		fresh.InitiatorBoot = r.BootID
-		if n.InitiatorBoot != "" {
+	if boot := t.peekNode(r.Node).InitiatorBoot; boot != r.BootID {
+		n := t.node(r.Node)
+		n.InitiatorBoot = r.BootID
+		if boot != "" {
 			t.event(Warning, EventNodeRebooted, nodeObject(r.Node), "its initiator has booted", "node", string(r.Node), "boot_id", r.BootID)
-			t.hostRebooted(fresh)
+			t.hostRebooted(n)
 		}
 	}
 	t.settleNode(r.Node)

@@ -260,7 +260,7 @@ func (t *tx) legGone(v *Volume, l *Leg) bool {
 	}
 	report, seen := on.drives[l.Drive]
 	_, has := on.legs[l.ID]
-	return seen && report.Error == "" && !has && !on.labelled[l.ID]
+	return seen && report.Error == "" && !has && !on.labelled[l.ID] && !on.exported[l.ID]
 }
 
 // legWaitsFor says why a leg is not yet carved, or not yet gone.

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"weft.dev/weft/proto/block"
+)
+
+// simTarget is a target agent with its drives, in memory. It does at once what
+// it is told; how late it is told, and whether, is the test's affair.
+type simTarget struct {
+	name     block.NodeName
+	labels   map[string]string
+	boot     int
+	gen      uint64
+	devices  []Device
+	drives   map[block.DriveID]*simDrive
+	admitted map[block.VolumeID]block.Epoch // on the labels: outlives a boot
+	exports  map[block.NQN]*simExport       // gone with a boot
+	wrong    string                         // what it was told that can not be right
+}
+
+type simDrive struct {
+	device  string
+	extents uint32
+	error   string
+	gone    bool // the device is not there
+	labels  map[block.LegID]LegLabel
+}
+
+type simExport struct {
+	volume block.VolumeID
+	epoch  block.Epoch
+	host   block.Host
+	legs   map[block.LegID]block.UUID
+}
+
+func newSimTarget(name block.NodeName, labels map[string]string, sizes ...block.Size) *simTarget {
+	t := &simTarget{
+		name: name, labels: labels, boot: 1, drives: map[block.DriveID]*simDrive{},
+		admitted: map[block.VolumeID]block.Epoch{}, exports: map[block.NQN]*simExport{},
+	}
+	for i, size := range sizes {
+		t.devices = append(t.devices, Device{
+			Path: fmt.Sprintf("/dev/nvme%dn1", i), Model: "sim", Serial: fmt.Sprintf("%s-%d", name, i), Size: size, BlockSize: 512,
+		})
+	}
+	return t
+}
+
+func (t *simTarget) comply(w TargetWanted) {
+	t.gen = max(t.gen, w.Generation)
+	for _, d := range w.Drives {
+		t.wantDrive(d)
+	}
+	for _, l := range w.Legs {
+		t.wantLeg(l)
+	}
+	t.fence(w)
+	for _, x := range w.Exports {
+		t.export(x)
+	}
+}
+
+func (t *simTarget) wantDrive(d WantedDrive) {
+	i := slices.IndexFunc(t.devices, func(dev Device) bool { return dev.Path == d.Device })
+	switch {
+	case i < 0:
+	case d.Remove:
+		delete(t.drives, d.Drive)
+		t.devices[i].DriveID = block.DriveID{}
+	case t.drives[d.Drive] == nil:
+		t.devices[i].DriveID = d.Drive
+		t.devices[i].Signatures = nil
+		t.drives[d.Drive] = &simDrive{device: d.Device, extents: uint32(t.devices[i].Size / block.ExtentSize), labels: map[block.LegID]LegLabel{}}
+	}
+}
+
+func (t *simTarget) wantLeg(l WantedLeg) {
+	d := t.drives[l.Drive]
+	if d == nil {
+		return
+	}
+	if l.Remove {
+		delete(d.labels, l.Leg)
+		return
+	}
+	for id, other := range d.labels {
+		if id != l.Leg && overlap(other.Extents, l.Extents) {
+			t.wrong = fmt.Sprintf("%s is to carve leg %v over leg %v", t.name, l.Leg, id)
+		}
+	}
+	d.labels[l.Leg] = LegLabel{
+		Leg: l.Leg, Column: l.Column, Copy: l.Copy, Extents: l.Extents, Zeroed: true,
+		Revision: l.Revision, AdmittedEpoch: t.admitted[l.Volume.ID], Volume: l.Volume,
+	}
+}
+
+func overlap(a, b []Extent) bool {
+	for _, x := range a {
+		for _, y := range b {
+			if x.Start < y.Start+y.Count && y.Start < x.Start+x.Count {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// fence removes what is not wanted or below the admission, then admits.
+func (t *simTarget) fence(w TargetWanted) {
+	wanted := map[block.NQN]WantedExport{}
+	for _, x := range w.Exports {
+		wanted[x.NQN] = x
+	}
+	for _, a := range w.Admissions {
+		t.admitted[a.Volume] = max(t.admitted[a.Volume], a.Epoch)
+		for _, d := range t.drives {
+			for id, l := range d.labels {
+				if l.Volume.ID == a.Volume {
+					l.AdmittedEpoch = t.admitted[a.Volume]
+					d.labels[id] = l
+				}
+			}
+		}
+	}
+	for nqn, x := range t.exports {
+		if _, ok := wanted[nqn]; !ok || x.epoch < t.admitted[x.volume] {
+			delete(t.exports, nqn)
+		}
+	}
+}
+
+func (t *simTarget) export(w WantedExport) {
+	if w.Epoch < t.admitted[w.Volume] {
+		return // a floor: an old wanted state must not open it again
+	}
+	x := &simExport{volume: w.Volume, epoch: w.Epoch, host: w.Host, legs: map[block.LegID]block.UUID{}}
+	for _, n := range w.Namespaces {
+		x.legs[n.Leg] = n.UUID
+	}
+	t.exports[w.NQN] = x
+}
+
+// serves reports whether a leg is exported under an identity.
+func (t *simTarget) serves(leg block.LegID, uuid block.UUID) bool {
+	for _, x := range t.exports {
+		if have, ok := x.legs[leg]; ok && have == uuid {
+			return true
+		}
+	}
+	return false
+}
+
+func (t *simTarget) reboot() {
+	t.boot++
+	t.gen = 0
+	t.exports = map[block.NQN]*simExport{}
+}
+
+func (t *simTarget) bootID() string { return fmt.Sprintf("%s-boot-%d", t.name, t.boot) }
+
+func (t *simTarget) report() TargetReport {
+	r := TargetReport{
+		Node: t.name, Labels: t.labels, BootID: t.bootID(), Generation: t.gen, Devices: slices.Clone(t.devices),
+		Portals: []block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: block.DefaultPort}},
+	}
+	for _, id := range sorted(t.drives) {
+		d := t.drives[id]
+		if d.gone {
+			continue
+		}
+		report := DriveReport{Drive: id, Device: d.device, Extents: d.extents, Error: d.error}
+		for _, leg := range sorted(d.labels) {
+			report.Legs = append(report.Legs, d.labels[leg])
+			r.Legs = append(r.Legs, LegReport{Leg: leg, Ready: true})
+		}
+		r.Drives = append(r.Drives, report)
+	}
+	for _, v := range sorted(t.admitted) {
+		r.Admissions = append(r.Admissions, Admission{v, t.admitted[v]})
+	}
+	for _, nqn := range slices.Sorted(maps.Keys(t.exports)) {
+		r.Exports = append(r.Exports, ExportReport{NQN: nqn, Ready: true, Legs: sorted(t.exports[nqn].legs)})
+	}
+	return r
+}

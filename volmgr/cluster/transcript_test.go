@@ -1,0 +1,570 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"crypto/sha256"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"weft.dev/weft/proto/block"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write the transcripts' outcomes anew")
+
+// A transcript in testdata is paragraphs of a sentence, commands, "----" and
+// the outcome. Rewrite them with -rewrite, and commit the difference only if
+// you understand and want it.
+func TestTranscripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) < 10 {
+		t.Fatalf("Glob(testdata/*.txt) = %d files, %v; want the transcripts", len(files), err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) { runTranscript(t, file) })
+	}
+}
+
+func runTranscript(t *testing.T, file string) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newScript(t)
+	var out strings.Builder
+	for paragraph := range strings.SplitSeq(strings.Trim(string(text), "\n"), "\n\n") {
+		commands, _, _ := strings.Cut(paragraph+"\n", "----\n")
+		out.WriteString(commands + "----\n")
+		for line := range strings.Lines(commands) {
+			if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+				out.WriteString(s.run(line))
+			}
+		}
+		out.WriteString("\n")
+	}
+	got := strings.TrimRight(out.String(), "\n") + "\n"
+	if *rewrite {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(string(text), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", file, diff)
+	}
+}
+
+// script runs commands against a state and the simulated agents around it, and
+// keeps the store that a manager would keep.
+type script struct {
+	t       *testing.T
+	state   *State
+	store   map[string][]byte
+	now     time.Time
+	seeds   int
+	session uint64
+	targets map[string]*simTarget
+	hosts   map[string]*scriptHost
+}
+
+type scriptHost struct {
+	boot  int
+	phase map[string]Phase
+}
+
+var t0 = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+func testCluster() block.ClusterID { return block.ClusterID{UUID: testSeed(0).id(0)} }
+
+func testSeed(n int) Seed { return sha256.Sum256([]byte("test seed " + strconv.Itoa(n))) }
+
+func newScript(t *testing.T) *script {
+	s := &script{t: t, store: map[string][]byte{}, now: t0, session: 1, targets: map[string]*simTarget{}, hosts: map[string]*scriptHost{}}
+	state, records := New(testCluster())
+	s.state = state
+	keep(s.store, records)
+	return s
+}
+
+func keep(store map[string][]byte, records []Record) {
+	for _, r := range records {
+		if r.Value == nil {
+			delete(store, r.Key)
+		} else {
+			store[r.Key] = r.Value
+		}
+	}
+}
+
+func loadStore(t *testing.T, store map[string][]byte) *State {
+	t.Helper()
+	var records []Record
+	for _, key := range slices.Sorted(maps.Keys(store)) {
+		records = append(records, Record{key, store[key]})
+	}
+	s, err := Load(records)
+	if err != nil {
+		t.Fatalf("Load = %v", err)
+	}
+	if diff := cmp.Diff(records, s.Records()); diff != "" {
+		t.Fatalf("Load(records).Records() (-want +got):\n%s", diff)
+	}
+	return s
+}
+
+// step applies an input, keeps its records, checks that they say everything,
+// and prints the outcome.
+func (s *script) step(in Input) string {
+	out, err := s.state.Step(s.now, in)
+	keep(s.store, out.Records)
+	var want []Record
+	for _, key := range slices.Sorted(maps.Keys(s.store)) {
+		want = append(want, Record{key, s.store[key]})
+	}
+	if diff := cmp.Diff(want, s.state.Records()); diff != "" {
+		s.t.Fatalf("after %T: the store differs from the state (-store +state):\n%s", in, diff)
+	}
+	if err != nil {
+		return printError(err)
+	}
+	var b strings.Builder
+	for _, e := range out.Events {
+		fmt.Fprintf(&b, "%s: %s%s\n", e.Kind, e.Object, because(e.Text))
+	}
+	if len(out.Wake) > 0 {
+		fmt.Fprintf(&b, "wake %v\n", out.Wake)
+	}
+	return b.String()
+}
+
+var kindNames = map[Kind]string{
+	InvalidArgument: "invalid argument", NotFound: "not found", AlreadyExists: "already exists",
+	FailedPrecondition: "failed precondition", ResourceExhausted: "resource exhausted", Unimplemented: "unimplemented",
+}
+
+func printError(err error) string {
+	var e *Error
+	if !errors.As(err, &e) {
+		return fmt.Sprintf("untyped error: %v\n", err)
+	}
+	kind := kindNames[e.Kind]
+	if e.Reason != "" {
+		kind += " " + e.Reason
+	}
+	if e.Field != "" {
+		kind += " field " + e.Field
+	}
+	text := fmt.Sprintf("%s\n  %s\n", kind, e.Text)
+	if e.Hint != "" {
+		text += "  hint: " + e.Hint + "\n"
+	}
+	return text
+}
+
+// args are the words after a command; key=value words are options.
+type args struct {
+	words   []string
+	options map[string]string
+}
+
+func parseArgs(fields []string) args {
+	a := args{options: map[string]string{}}
+	for _, f := range fields {
+		if key, value, ok := strings.Cut(f, "="); ok {
+			a.options[key] = value
+		} else {
+			a.words = append(a.words, f)
+		}
+	}
+	return a
+}
+
+func (a args) word(i int) string {
+	if i < len(a.words) {
+		return a.words[i]
+	}
+	return ""
+}
+
+func (a args) node(i int) block.NodeName { return block.NodeName(a.word(i)) }
+func (a args) has(word string) bool      { return slices.Contains(a.words, word) }
+
+func (a args) number(key string, def int) int {
+	if n, err := strconv.Atoi(a.options[key]); err == nil {
+		return n
+	}
+	return def
+}
+
+func (s *script) size(text string) block.Size {
+	if text == "" {
+		return 0
+	}
+	n, err := block.ParseSize(text)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return n
+}
+
+func (s *script) seed() Seed {
+	s.seeds++
+	return testSeed(s.seeds)
+}
+
+func (s *script) run(line string) string {
+	fields := strings.Fields(line)
+	a := parseArgs(fields[1:])
+	do, ok := scriptCommands[fields[0]]
+	if !ok {
+		s.t.Fatalf("unknown command %q", line)
+	}
+	return do(s, a)
+}
+
+var scriptCommands = map[string]func(*script, args) string{
+	"target":       (*script).newTarget,
+	"host":         (*script).newHost,
+	"create":       (*script).create,
+	"comply":       (*script).comply,
+	"report":       func(s *script, a args) string { return s.reportTarget(s.targets[a.word(0)]) },
+	"serve":        func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseServing) },
+	"stall":        func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseStalled) },
+	"let-go":       (*script).letGo,
+	"lost":         (*script).lost,
+	"reboot":       (*script).reboot,
+	"wait":         (*script).wait,
+	"restart":      (*script).restart,
+	"stale":        (*script).stale,
+	"in-sync":      (*script).inSync,
+	"foreign":      (*script).foreign,
+	"unplug":       (*script).unplug,
+	"add-drive":    (*script).addDrive,
+	"evict-drive":  (*script).evictDrive,
+	"attach":       func(s *script, a args) string { return s.step(Attach{a.word(0), a.node(1), AttachMode(a.options["mode"])}) },
+	"detach":       (*script).detach,
+	"delete":       func(s *script, a args) string { return s.step(DeleteVolume{a.word(0)}) },
+	"confirm-dead": func(s *script, a args) string { return s.step(ConfirmNodeDead{a.node(0)}) },
+	"remove-node":  func(s *script, a args) string { return s.step(RemoveNode{a.node(0)}) },
+	"label":        func(s *script, a args) string { return s.step(SetNodeLabels{a.node(0), a.options}) },
+	"pool":         func(s *script, a args) string { return s.step(CreatePool{a.word(0), a.options}) },
+	"delete-pool":  func(s *script, a args) string { return s.step(DeletePool{a.word(0)}) },
+	"promote":      (*script).promote,
+	"volume":       (*script).volume,
+	"explain":      (*script).explain,
+	"wanted":       (*script).wanted,
+	"status":       (*script).status,
+	"events":       (*script).listEvents,
+}
+
+// newTarget brings a target with drives into the cluster: target t1 rack=r1 drives=10GiB,10GiB
+func (s *script) newTarget(a args) string {
+	var sizes []block.Size
+	for text := range strings.SplitSeq(a.options["drives"], ",") {
+		sizes = append(sizes, s.size(text))
+	}
+	delete(a.options, "drives")
+	t := newSimTarget(a.node(0), a.options, sizes...)
+	s.targets[a.word(0)] = t
+	out := s.reportTarget(t)
+	if a.has("bare") {
+		return out
+	}
+	for _, d := range t.devices {
+		out += s.step(AddDrive{Node: t.name, Device: d.Path, Seed: s.seed()})
+	}
+	return out + s.comply(a)
+}
+
+func (s *script) reportTarget(t *simTarget) string {
+	return s.step(TargetReported{s.session, t.report()})
+}
+
+// comply has targets do what is wanted of them and report; all if none is named.
+func (s *script) comply(a args) (out string) {
+	names := a.words
+	if len(names) == 0 {
+		names = slices.Sorted(maps.Keys(s.targets))
+	}
+	for _, name := range names {
+		if t := s.targets[name]; t != nil {
+			t.comply(s.state.WantedTarget(t.name))
+			out += s.reportTarget(t)
+		}
+	}
+	return out
+}
+
+func hostOf(name string) block.Host { return block.HostFromID(Seed(sha256.Sum256([]byte(name))).id(0)) }
+
+func (s *script) newHost(a args) string {
+	s.hosts[a.word(0)] = &scriptHost{boot: 1, phase: map[string]Phase{}}
+	return s.reportHost(a.word(0))
+}
+
+func (s *script) reportHost(name string) string {
+	h := s.hosts[name]
+	r := InitiatorReport{Node: block.NodeName(name), BootID: fmt.Sprintf("%s-boot-%d", name, h.boot), Host: hostOf(name)}
+	for _, volume := range slices.Sorted(maps.Keys(h.phase)) {
+		v, err := s.state.Volume(volume)
+		if err == nil && h.phase[volume] != "" {
+			r.Attachments = append(r.Attachments, AttachmentReport{Volume: v.ID, Epoch: v.Epoch, Phase: h.phase[volume], Device: "/dev/weft/" + volume})
+		}
+	}
+	return s.step(InitiatorReported{s.session, r})
+}
+
+func (s *script) host(name, volume string, phase Phase) string {
+	s.hosts[name].phase[volume] = phase
+	return s.reportHost(name)
+}
+
+func (s *script) letGo(a args) string {
+	phase := PhaseDetachedClean
+	if a.has("unclean") {
+		phase = PhaseDetachedUnclean
+	}
+	out := s.host(a.word(0), a.word(1), phase)
+	delete(s.hosts[a.word(0)].phase, a.word(1))
+	return out
+}
+
+func (s *script) lost(a args) string {
+	if s.targets[a.word(0)] != nil {
+		return s.step(TargetLost{s.session, a.node(0)})
+	}
+	return s.step(InitiatorLost{s.session, a.node(0)})
+}
+
+func (s *script) reboot(a args) string {
+	if t := s.targets[a.word(0)]; t != nil {
+		t.reboot()
+		return s.reportTarget(t)
+	}
+	h := s.hosts[a.word(0)]
+	h.boot++
+	h.phase = map[string]Phase{}
+	return s.reportHost(a.word(0))
+}
+
+// wait lets time pass; agents named with "for" report each second meanwhile.
+func (s *script) wait(a args) (out string) {
+	d, err := time.ParseDuration(a.word(0))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for end := s.now.Add(d); s.now.Before(end); {
+		s.now = s.now.Add(time.Second)
+		for _, name := range a.words[1:] {
+			if t := s.targets[name]; t != nil {
+				out += s.reportTarget(t)
+			} else if s.hosts[name] != nil {
+				out += s.reportHost(name)
+			}
+		}
+		out += s.step(Tick{})
+	}
+	return out
+}
+
+// restart is a manager that crashed and loads its store; the streams are new.
+func (s *script) restart(args) string {
+	s.state = loadStore(s.t, s.store)
+	s.session++
+	return ""
+}
+
+func (s *script) create(a args) string {
+	o := a.options
+	in := CreateVolume{
+		Name: block.VolumeName(a.word(0)), Size: s.size(o["size"]), Copies: a.number("copies", 0),
+		Stripes: a.number("stripes", 0), Chunk: s.size(o["chunk"]), Pool: o["pool"], Spread: o["spread"], Seed: s.seed(),
+	}
+	return s.step(in)
+}
+
+func (s *script) detach(a args) string {
+	return s.step(Detach{Volume: a.word(0), Node: block.NodeName(a.options["node"]), Force: a.has("force")})
+}
+
+// legArg finds leg "column.copy" of a volume.
+func (s *script) legArg(volume, name string) Leg {
+	v, err := s.state.Volume(volume)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, l := range v.Legs {
+		if fmt.Sprintf("%d.%d", l.Column, l.Copy) == name {
+			return l
+		}
+	}
+	s.t.Fatalf("volume %s has no leg %s", volume, name)
+	return Leg{}
+}
+
+// stale c1 db1 0.1 [0.2 ...] [epoch=n]
+func (s *script) stale(a args) string {
+	v, err := s.state.Volume(a.word(1))
+	if err != nil {
+		return printError(err)
+	}
+	in := RecordStale{Node: a.node(0), Volume: v.ID, Epoch: block.Epoch(a.number("epoch", int(v.Epoch))), Reason: "write failed"}
+	for _, name := range a.words[2:] {
+		in.Legs = append(in.Legs, s.legArg(a.word(1), name).ID)
+	}
+	return s.step(in)
+}
+
+// in-sync c1 db1 0.1 [revision=n] [epoch=n]
+func (s *script) inSync(a args) string {
+	v, err := s.state.Volume(a.word(1))
+	if err != nil {
+		return printError(err)
+	}
+	in := RecordInSync{Node: a.node(0), Volume: v.ID, Epoch: block.Epoch(a.number("epoch", int(v.Epoch)))}
+	for _, name := range a.words[2:] {
+		l := s.legArg(a.word(1), name)
+		in.Legs = append(in.Legs, RebuiltLeg{Leg: l.ID, Revision: uint64(a.number("revision", int(l.Revision))), Copied: block.GiB})
+	}
+	return s.step(in)
+}
+
+// foreign t1 /dev/nvme0n1 ext4,gpt puts signatures on a device, holders=... makes it busy.
+func (s *script) foreign(a args) string {
+	t := s.targets[a.word(0)]
+	for i := range t.devices {
+		if d := &t.devices[i]; d.Path == a.word(1) {
+			d.Signatures = strings.Split(a.word(2), ",")
+			d.Holders = slices.DeleteFunc([]string{a.options["holders"]}, func(h string) bool { return h == "" })
+		}
+	}
+	return s.reportTarget(t)
+}
+
+func (s *script) unplug(a args) string {
+	t := s.targets[a.word(0)]
+	for _, d := range t.drives {
+		d.gone = !a.has("back")
+	}
+	return s.reportTarget(t)
+}
+
+func (s *script) addDrive(a args) string {
+	in := AddDrive{Node: a.node(0), Device: a.word(1), ForceErase: strings.ReplaceAll(a.options["force"], "+", ", "), Seed: s.seed()}
+	if class := a.options["class"]; class != "" {
+		in.Labels = map[string]string{"class": class}
+	}
+	return s.step(in)
+}
+
+func (s *script) evictDrive(a args) string {
+	for _, d := range s.state.Drives(a.node(0)) {
+		if d.Device == a.word(1) {
+			return s.step(EvictDrive{d.ID})
+		}
+	}
+	return "no such drive\n"
+}
+
+func (s *script) promote(a args) string {
+	return s.step(PromoteStaleLeg{Volume: a.word(0), Leg: s.legArg(a.word(0), a.word(1)).ID, AcceptDataLoss: a.has("accept")})
+}
+
+func (s *script) volume(a args) string {
+	v, err := s.state.Volume(a.word(0))
+	if err != nil {
+		return printError(err)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s %s %v epoch %d generation %d clean %v\n", v.Name, v.State, v.Health, v.Layout, v.Epoch, v.Generation, v.Clean)
+	for _, l := range v.Legs {
+		fmt.Fprintf(&b, "  %d.%d %s %v %s revision %d%s\n", l.Column, l.Copy, l.Node, l.Extents, l.State, l.Revision, because(l.Reason))
+	}
+	if at := v.Attachment; at != nil {
+		fmt.Fprintf(&b, "  %s to %s epoch %d boot %s equalize %v", at.State, at.Node, at.Epoch, at.BootID, at.Equalize)
+		if at.WaitingFor != "" {
+			fmt.Fprintf(&b, "; waiting for %s", at.WaitingFor)
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+func (s *script) explain(a args) string {
+	e, err := s.state.Explain(a.word(0))
+	if err != nil {
+		return printError(err)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n", e.Summary)
+	for _, part := range []struct {
+		name  string
+		lines []string
+	}{{"fact", e.Facts}, {"wait", e.Waits}, {"action", e.Actions}} {
+		for _, line := range part.lines {
+			fmt.Fprintf(&b, "  %s: %s\n", part.name, line)
+		}
+	}
+	return b.String()
+}
+
+func (s *script) wanted(a args) string {
+	var b strings.Builder
+	if s.hosts[a.word(0)] != nil {
+		for _, w := range s.state.WantedInitiator(a.node(0)).Attachments {
+			fmt.Fprintf(&b, "attachment %s epoch %d boot %s equalize %v detach %v\n", w.VolumeName, w.Epoch, w.BootID, w.Equalize, w.Detach)
+			for _, l := range w.Legs {
+				fmt.Fprintf(&b, "  %d.%d %s revision %d on %s nsid %d %v\n", l.Column, l.Copy, l.State, l.Revision, l.Node, l.NSID, l.Portals)
+			}
+		}
+		return b.String()
+	}
+	w := s.state.WantedTarget(a.node(0))
+	for _, d := range w.Drives {
+		fmt.Fprintf(&b, "drive %s force %q remove %v\n", d.Device, d.ForceErase, d.Remove)
+	}
+	for _, l := range w.Legs {
+		fmt.Fprintf(&b, "leg %d.%d of %s %v %v revision %d remove %v; label epoch %d generation %d in sync %d clean %v\n", l.Column, l.Copy,
+			l.Volume.Name, l.Extents, l.Size, l.Revision, l.Remove, l.Volume.Epoch, l.Volume.Generation, len(l.Volume.InSync), l.Volume.Clean)
+	}
+	for _, x := range w.Admissions {
+		fmt.Fprintf(&b, "admit epoch %d\n", x.Epoch)
+	}
+	for _, x := range w.Exports {
+		fmt.Fprintf(&b, "export epoch %d to %s:", x.Epoch, x.Host.Short())
+		for _, n := range x.Namespaces {
+			fmt.Fprintf(&b, " nsid %d", n.NSID)
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+func (s *script) status(args) string {
+	st := s.state.Status()
+	text := fmt.Sprintf("%v of %v used; nodes %d (%d offline), drives %d (%d not ready), volumes %d (%d degraded, %d unavailable), attachments %d\n",
+		st.Allocated, st.Capacity, st.Nodes, st.NodesOffline, st.Drives, st.DrivesNotReady, st.Volumes, st.VolumesDegraded, st.VolumesUnavailable, st.Attachments)
+	for _, w := range st.Wrong {
+		text += "  wrong: " + w + "\n"
+	}
+	return text
+}
+
+func (s *script) listEvents(a args) string {
+	text := ""
+	for _, e := range s.state.Events(strings.Join(a.words, " "), uint64(a.number("after", 0)), a.number("limit", 0)) {
+		text += fmt.Sprintf("%d %s %s %s%s\n", e.Seq, e.Severity, e.Kind, e.Object, because(e.Text))
+	}
+	return text
+}
