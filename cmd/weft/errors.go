@@ -150,6 +150,7 @@ func (r *report) addFields(d *errdetails.BadRequest) {
 	for _, v := range d.GetFieldViolations() {
 		flag := flagOf(v.GetField())
 		r.Fields[flag] = v.GetDescription()
+		r.Error = strings.Replace(r.Error, v.GetField()+": ", flag+": ", 1)
 		if !strings.Contains(r.Error, v.GetDescription()) {
 			r.Error += fmt.Sprintf("; %s: %s", flag, v.GetDescription())
 		}

@@ -129,6 +129,7 @@ func needsVerb(cmd *cobra.Command, args []string) error {
 		return usageError{err: fmt.Errorf("%q needs a command: %s", cmd.CommandPath(), strings.Join(names, ", ")), hint: helpHint(cmd)}
 	}
 	hint := helpHint(cmd)
+	cmd.SuggestionsMinimumDistance = 2 // letters that may be wrong
 	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
 		hint = fmt.Sprintf("did you mean %q?", cmd.CommandPath()+" "+like[0])
 	}

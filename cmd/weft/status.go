@@ -82,7 +82,7 @@ func counted(total uint32, good string, bad ...tally) string {
 }
 
 // wrong lists what is wrong, worst first as the manager sends it, each with the
-// next command to type.
+// next command to type where the sentence does not name one.
 func wrong(w io.Writer, sentences []string) {
 	if len(sentences) == 0 {
 		fmt.Fprint(w, "\nnothing is wrong\n")
@@ -102,7 +102,7 @@ var subject = regexp.MustCompile(`^(volume|node|drive) "?([a-z0-9._-]+)`)
 // nextCommand is what shows more of the object that a sentence begins with.
 func nextCommand(sentence string) string {
 	found := subject.FindStringSubmatch(sentence)
-	if found == nil {
+	if found == nil || strings.Contains(sentence, "`weft ") {
 		return ""
 	}
 	switch found[1] {

@@ -4,11 +4,44 @@ package main
 
 import (
 	"errors"
+	"time"
 
 	"github.com/spf13/cobra"
+
+	"weft.dev/weft/cmd/internal/daemon"
 )
 
-func newVolmgr(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "volmgr", Short: "Run the volume manager", Example: "  weft volmgr --data-dir /var/lib/weft/volmgr", Args: names(),
-		RunE: func(*cobra.Command, []string) error { return errors.New("volmgr: not wired yet") }}
+// volmgrOptions are the flags of the manager, and of what stands in for it.
+type volmgrOptions struct {
+	daemon.Options
+	dataDir, listen string
+	nodes           []string      // rebuild-from-drives: who must have reported
+	settle          time.Duration // rebuild-from-drives: for how long to wait for them
 }
+
+func newVolmgr(g *globals) *cobra.Command {
+	var o volmgrOptions
+	cmd := &cobra.Command{
+		Use:   "volmgr",
+		Short: "Run the volume manager",
+		Long: `Runs the volume manager: it holds the truth of the cluster, which all agents and
+commands ask. Exactly one may run on a data directory. Attached volumes go on
+serving while it is stopped; only changes wait for it.`,
+		Example: `  weft volmgr --data-dir /var/lib/weft/volmgr
+  weft volmgr --listen 192.0.2.10:4480 --metrics-listen :9480 --log-format json`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return needsVerb(cmd, args)
+			}
+			return errors.New("volmgr: not wired yet")
+		},
+	}
+	o.AddFlags(cmd)
+	cmd.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "`directory` of the store")
+	cmd.Flags().StringVar(&o.listen, "listen", ":4480", "`address` to answer on")
+	cmd.AddCommand(newVolmgrBackup(g))
+	return cmd
+}
+
+const defaultDataDir = "/var/lib/weft/volmgr"
