@@ -110,8 +110,8 @@ func newDetach(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "detach VOLUME",
 		Short: "Take a volume from a node",
-		Long: `Detaches a volume. The node removes the device first, which it can do only when
-nothing has it open: unmount it before.
+		Long: `Detaches a volume from the node that has it. The node removes the device
+first, which it can do only when nothing has it open: unmount it before.
 
 With --force nothing is asked of the node: the targets stop taking its writes,
 and what it had not written yet is lost. The next attach makes the copies equal
@@ -125,7 +125,7 @@ before the device is there.`,
 			return runDetach(ctx, api, o, out)
 		}),
 	}
-	cmd.Flags().StringVar(&o.node, "node", "", "`node` that has the device (default: this host's name)")
+	cmd.Flags().StringVar(&o.node, "node", "", "`node` that has the device (default: wherever it is attached)")
 	cmd.Flags().BoolVar(&o.force, "force", false, "do not ask the node: fence it at the targets")
 	cmd.Flags().BoolVar(&o.wait, "wait", true, "wait until the volume is free")
 	_ = cmd.RegisterFlagCompletionFunc("node", g.completeNodes)
@@ -133,11 +133,7 @@ before the device is there.`,
 }
 
 func runDetach(ctx context.Context, api pb.ManagerClient, o detachOptions, out *output) error {
-	node, err := nodeOrThis(o.node)
-	if err != nil {
-		return err
-	}
-	if _, err := api.Detach(ctx, &pb.DetachRequest{Volume: o.volume, Node: node, Force: o.force}); err != nil {
+	if _, err := api.Detach(ctx, &pb.DetachRequest{Volume: o.volume, Node: o.node, Force: o.force}); err != nil {
 		return err
 	}
 	if !o.wait {
@@ -145,11 +141,14 @@ func runDetach(ctx context.Context, api pb.ManagerClient, o detachOptions, out *
 	}
 	return wait(ctx, out, func(ctx context.Context) (string, error) {
 		v, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.volume})
-		a := v.GetAttachment()
-		if status.Code(err) == codes.NotFound || err == nil && (a == nil || a.GetNode() != node) {
+		if status.Code(err) == codes.NotFound {
 			return "", nil
 		}
-		return cmp.Or(a.GetWaitingFor(), fmt.Sprintf("node %s to let go of volume %s", node, o.volume)), err
+		a := v.GetAttachment()
+		if err != nil || a.GetState() != pb.AttachmentState_ATTACHMENT_STATE_DETACHING {
+			return "", err
+		}
+		return cmp.Or(a.GetWaitingFor(), fmt.Sprintf("node %s to let go of volume %s", a.GetNode(), o.volume)), nil
 	})
 }
 

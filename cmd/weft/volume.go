@@ -87,7 +87,7 @@ func runVolumeCreate(ctx context.Context, api pb.ManagerClient, o volumeCreateOp
 		return err
 	}
 	if o.size == 0 {
-		return usageError{err: fmt.Errorf("--size: missing"), hint: "such as --size 10GiB"}
+		return usageError{err: fmt.Errorf("--size: must be given, and more than 0"), hint: "such as --size 10GiB"}
 	}
 	// Only for what is said on stderr; the create below decides.
 	_, absent := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.name})
