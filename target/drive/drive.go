@@ -14,8 +14,9 @@
 // point leaves the old one or the new one.
 //
 // What is on a device decides what may be done with it. A device that carries
-// anything is written only if the caller names exactly what that is; a label of
-// another cluster, of another size or of a newer format is never written.
+// anything is made a drive only if the caller names exactly what that is. A
+// drive of another cluster, of another size, of a newer format, or one that
+// somebody else has written to, is not opened.
 //
 // The device itself is reached through [Medium]; device_linux.go is the one file
 // with system calls. The package does not decide where legs go (the volume
@@ -23,9 +24,14 @@
 package drive
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -35,77 +41,217 @@ import (
 // of the label happen one after the other, each durable when it returns.
 type Drive struct {
 	medium Medium
+	label  atomic.Pointer[Label] // never changed once it is here; readable while a write hangs
 
-	mu    sync.Mutex
-	label *Label
+	mu       sync.Mutex // held while the label is written
+	complete bool       // both ends hold label
+	unsure   bool       // a write failed: what the device holds is not known
+	tried    uint64     // highest generation that a write was begun with
 }
 
 // Open reads the label of a drive and refuses one that can not be used:
 // [ErrNoLabel], [ErrCorrupt], [ErrNewer], [ErrOtherSize], [ErrUnfinished],
 // [ErrOverwritten], and [ErrOtherCluster] unless cluster is zero, which accepts
-// any. On success the drive owns m.
-func Open(m Medium, cluster block.ClusterID) (*Drive, error) { return nil, errors.ErrUnsupported }
+// any. On success the drive owns m. Nothing is written.
+func Open(m Medium, cluster block.ClusterID) (*Drive, error) {
+	d := &Drive{medium: m}
+	if err := d.load(); err != nil {
+		return nil, fmt.Errorf("open drive: %w", err)
+	}
+	if l := d.label.Load(); !cluster.IsZero() && l.Cluster != cluster {
+		return nil, fmt.Errorf("open drive %v: %w: %v", l.Drive, ErrOtherCluster, l.Cluster)
+	}
+	return d, nil
+}
 
 // OpenPath is Open on the device at path. It is not an exclusive open: the
 // device-mapper devices over the drive's legs hold it.
 func OpenPath(path string, cluster block.ClusterID) (*Drive, error) {
-	return nil, errors.ErrUnsupported
+	m, err := OpenDevice(path, ReadWrite)
+	if err != nil {
+		return nil, err
+	}
+	d, err := Open(m, cluster)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, errors.Join(err, m.Close()))
+	}
+	return d, nil
 }
 
-// Format makes m an empty drive: it erases what is there, which forceErase must
-// name exactly as [Signatures] does, joined by ", " (empty for a blank device),
-// writes a label and reads it back. It may be repeated, and finishes a Format
-// that was cut; on a drive that already is this one it does nothing.
-func Format(m Medium, cluster block.ClusterID, id block.DriveID, forceErase string) error {
-	return errors.ErrUnsupported
-}
-
-// FormatPath is Format on the device at path, opened exclusively: it fails with
-// EBUSY if anything in the kernel holds the device.
-func FormatPath(path string, cluster block.ClusterID, id block.DriveID, forceErase string) error {
-	return errors.ErrUnsupported
+// load takes the label from the device. The flush comes after the read: what is
+// read may be no further than the device's volatile cache, if the process that
+// wrote it was killed before its own flush.
+func (d *Drive) load() error {
+	c, err := examine(d.medium, d.medium.Size())
+	if err != nil {
+		return err
+	}
+	if c.err != nil {
+		return c.err
+	}
+	if len(c.foreign) > 0 {
+		return fmt.Errorf("drive %v: %w: it carries %s", c.label.Drive, ErrOverwritten, strings.Join(c.foreign, ", "))
+	}
+	if err := d.medium.Flush(); err != nil {
+		return fmt.Errorf("flush: %w", err)
+	}
+	d.label.Store(c.label)
+	d.complete = c.copies.complete(c.label.Generation)
+	return nil
 }
 
 // ID identifies the drive.
-func (d *Drive) ID() block.DriveID { return d.Label().Drive }
+func (d *Drive) ID() block.DriveID { return d.label.Load().Drive }
 
-// Label is a copy of what is on the drive.
-func (d *Drive) Label() *Label { return nil }
+// Label is a copy of the label as last read or written. It does not wait for
+// the device.
+func (d *Drive) Label() *Label { return d.label.Load().clone() }
 
 // Update changes the label in one durable write. If change fails, or changes
 // nothing, nothing is written. After an error of the device either the old or
 // the new label is there; the next call looks.
-func (d *Drive) Update(change func(*Label) error) error { return errors.ErrUnsupported }
+func (d *Drive) Update(change func(*Label) error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.updateLocked(change); err != nil {
+		return fmt.Errorf("update label of drive %v: %w", d.ID(), err)
+	}
+	return nil
+}
 
-// PutLeg, RemoveLeg, Admit and SetVolume are Update with the one change of that name.
+func (d *Drive) updateLocked(change func(*Label) error) error {
+	if d.unsure {
+		if err := d.load(); err != nil {
+			return err
+		}
+		d.complete = false // what a failed flush left behind is written anew
+	}
+	last := d.label.Load()
+	next := last.clone()
+	if err := change(next); err != nil {
+		return err
+	}
+	if !next.sameIdentity(last) {
+		return errors.New("its cluster, id or size can not change")
+	}
+	if err := next.settle(); err != nil {
+		return err
+	}
+	if next.equal(last) && d.complete {
+		return nil
+	}
+	return d.writeLocked(last, next)
+}
+
+// writeLocked puts next in the place of last, under a generation that no write
+// before it was begun with: a copy that failed may be on the medium all the same.
+func (d *Drive) writeLocked(last, next *Label) error {
+	c := readCopies(d.medium, d.medium.Size())
+	there, err := c.newest()
+	if err != nil {
+		return err
+	}
+	if there.Generation != last.Generation || !there.equal(last) {
+		return fmt.Errorf("%w: generation %d is there, %d was left", ErrOverwritten, there.Generation, last.Generation)
+	}
+	next.Generation = max(last.Generation, d.tried) + 1
+	d.tried = next.Generation
+	d.unsure = true
+	if err := writeLabel(d.medium, &c, next); err != nil {
+		return err
+	}
+	d.label.Store(next)
+	d.complete, d.unsure = true, false
+	return nil
+}
+
+// PutLeg is Update with [Label.PutLeg].
 func (d *Drive) PutLeg(record *pb.LegLabel) error {
 	return d.Update(func(l *Label) error { return l.PutLeg(record) })
 }
 
-// RemoveLeg frees the extents of a leg; a leg that is not there is already free.
+// RemoveLeg is Update with [Label.RemoveLeg].
 func (d *Drive) RemoveLeg(id block.LegID) error {
 	return d.Update(func(l *Label) error { l.RemoveLeg(id); return nil })
 }
 
-// Admit raises the admitted epoch of all legs of a volume.
+// Admit is Update with [Label.Admit].
 func (d *Drive) Admit(volume block.VolumeID, epoch block.Epoch) error {
 	return d.Update(func(l *Label) error { l.Admit(volume, epoch); return nil })
 }
 
-// SetVolume writes a volume's definition to all its legs.
+// SetVolume is Update with [Label.SetVolume].
 func (d *Drive) SetVolume(volume *pb.VolumeLabel) error {
 	return d.Update(func(l *Label) error { return l.SetVolume(volume) })
 }
 
-// ZeroLeg fills the leg with zeroes and then records it as zeroed; both are
-// durable when it returns. It can take minutes: progress (may be nil) is told
-// the bytes done so far, and ctx is looked at between chunks of 64 MiB.
+// ZeroLeg fills a leg with zeroes and then records it as zeroed; both are
+// durable when it returns. A leg that is recorded as zeroed is left alone: it
+// may hold data. It can take minutes: progress (may be nil) is told the bytes
+// done so far, and ctx is looked at between chunks of 64 MiB.
 func (d *Drive) ZeroLeg(ctx context.Context, id block.LegID, progress func(done block.Size)) error {
-	return errors.ErrUnsupported
+	before := d.Label().Leg(id)
+	switch {
+	case before == nil:
+		return fmt.Errorf("zero leg %v: not on drive %v", id, d.ID())
+	case before.Zeroed:
+		return nil
+	}
+	var done block.Size
+	for _, s := range Segments(before.Extents, 0) {
+		err := d.medium.Zero(ctx, s.Offset, s.Length, func(n block.Size) {
+			if progress != nil {
+				progress(done + n)
+			}
+		})
+		if err != nil {
+			return fmt.Errorf("zero leg %v: %w", id, err)
+		}
+		done += s.Length
+	}
+	return d.Update(func(l *Label) error {
+		leg := l.Leg(id)
+		if leg == nil {
+			return fmt.Errorf("zero leg %v: removed meanwhile", id)
+		}
+		if err := checkSuccessor(before, leg); err != nil {
+			return fmt.Errorf("zero leg %v: changed meanwhile: %w", id, err)
+		}
+		leg.Zeroed = true
+		return nil
+	})
 }
 
-// Erase removes the label. A drive that holds legs is refused.
-func (d *Drive) Erase() error { return errors.ErrUnsupported }
+// Erase removes the label: all copies, the older ones first, so that a cut never
+// brings an old label back. A drive that holds legs is refused. The drive is of
+// no use afterwards but to be closed. Cut inside the very last sector, it leaves
+// a corrupt label.
+func (d *Drive) Erase() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if n := len(d.label.Load().Legs); n > 0 {
+		return fmt.Errorf("erase drive %v: holds %d legs", d.ID(), n)
+	}
+	c := readCopies(d.medium, d.medium.Size())
+	slices.SortStableFunc(c[:], func(a, b slotCopy) int { return compareAge(a.label, b.label) })
+	for _, slot := range c {
+		if err := d.medium.Zero(context.Background(), slot.offset, slotSize, nil); err != nil {
+			return fmt.Errorf("erase drive %v: %w", d.ID(), err)
+		}
+	}
+	return nil
+}
+
+// compareAge orders slots without a good copy first, then by generation.
+func compareAge(a, b *Label) int {
+	generation := func(l *Label) uint64 {
+		if l == nil {
+			return 0
+		}
+		return l.Generation
+	}
+	return cmp.Compare(generation(a), generation(b))
+}
 
 // Close lets go of the device.
 func (d *Drive) Close() error { return d.medium.Close() }
