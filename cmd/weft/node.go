@@ -159,7 +159,7 @@ func runNodeConfirmDead(ctx context.Context, api pb.ManagerClient, node string, 
 func newNodeRemove(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:               "remove NODE",
-		Short:             "Forget a node that has no drives and no attachments",
+		Short:             "Forget a node that is off, and its drives; refused while volumes use it",
 		Example:           "  weft node remove t3",
 		Args:              names("NODE"),
 		ValidArgsFunction: g.completeNodes,
