@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+// The agents here do at once all that is wanted of them, and touch nothing.
+// They speak to a real manager, so that the scripts hold for it too.
+
+// scriptedTarget is a target agent whose machine has two blank devices.
+type scriptedTarget struct {
+	node string
+	api  pb.AgentsClient
+
+	mu     sync.Mutex
+	wanted *pb.TargetWanted
+}
+
+const devicesOfTarget = 2
+
+func (a *scriptedTarget) devices() []*pb.Device {
+	var all []*pb.Device
+	for i := range devicesOfTarget {
+		path := "/dev/nvme" + string(rune('0'+i)) + "n1"
+		all = append(all, &pb.Device{Path: path, Model: "MODEL", Serial: a.node + path[5:10], Wwid: "eui." + a.node + path[5:10], SizeBytes: 4 << 30, BlockSize: 512, NumaNode: -1})
+	}
+	return append(all, &pb.Device{
+		Path: "/dev/sdb", SizeBytes: 4 << 30, BlockSize: 512, NumaNode: -1, Serial: a.node + "sdb", Wwid: "naa." + a.node,
+		Signatures: []string{`ext4 "data"`}, Refused: `it carries ext4 "data"`,
+	})
+}
+
+func (a *scriptedTarget) report() *pb.TargetReport {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w := a.wanted
+	r := &pb.TargetReport{
+		Node: a.node, BootId: bootOf(a.node), Version: "scripted", Devices: a.devices(), Generation: w.GetGeneration(), ClusterId: w.GetClusterId(),
+		Portals: []*pb.Portal{{Transport: pb.Transport_TRANSPORT_TCP, Address: "192.0.2.1", Port: 4420}}, Admissions: w.GetAdmissions(),
+	}
+	admitted := map[string]uint64{}
+	for _, ad := range w.GetAdmissions() {
+		admitted[ad.GetVolumeId()] = ad.GetEpoch()
+	}
+	for _, d := range w.GetDrives() {
+		if d.GetRemove() {
+			continue
+		}
+		report := &pb.DriveReport{DriveId: d.GetDriveId(), ClusterId: w.GetClusterId(), Device: d.GetDevice(), Extents: 15, LabelGeneration: 1}
+		for _, l := range w.GetLegs() {
+			if l.GetDriveId() == d.GetDriveId() && !l.GetRemove() {
+				report.Legs = append(report.Legs, &pb.LegLabel{LegId: l.GetLegId(), Column: l.GetColumn(), Copy: l.GetCopy(), Extents: l.GetExtents(), Zeroed: true, Revision: l.GetRevision(), AdmittedEpoch: admitted[l.GetVolume().GetVolumeId()], Volume: l.GetVolume()})
+				r.Legs = append(r.Legs, &pb.LegReport{LegId: l.GetLegId(), Ready: true})
+			}
+		}
+		r.Drives = append(r.Drives, report)
+	}
+	for _, e := range w.GetExports() {
+		report := &pb.ExportReport{Nqn: e.GetNqn(), Ready: true}
+		for _, n := range e.GetNamespaces() {
+			report.LegIds = append(report.LegIds, n.GetLegId())
+		}
+		r.Exports = append(r.Exports, report)
+	}
+	return r
+}
+
+func (a *scriptedTarget) run(ctx context.Context) error {
+	stream, err := a.api.Target(ctx)
+	if err != nil {
+		return err
+	}
+	news := make(chan struct{}, 1)
+	go func() {
+		for {
+			w, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			a.mu.Lock()
+			a.wanted = w
+			a.mu.Unlock()
+			ring(news)
+		}
+	}()
+	return reportFor(ctx, news, func() error { return stream.Send(a.report()) })
+}
+
+// scriptedInitiator is an initiator agent.
+type scriptedInitiator struct {
+	node string
+	api  pb.AgentsClient
+
+	mu     sync.Mutex
+	wanted *pb.InitiatorWanted
+}
+
+func (a *scriptedInitiator) report() *pb.InitiatorReport {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	host := block.HostFromID(block.UUID{1, 2, 3, a.node[0]})
+	r := &pb.InitiatorReport{
+		Node: a.node, BootId: bootOf(a.node), Version: "scripted", Generation: a.wanted.GetGeneration(),
+		Host: &pb.Host{Nqn: string(host.NQN), Id: host.ID.String()},
+	}
+	for _, w := range a.wanted.GetAttachments() {
+		r.Attachments = append(r.Attachments, attachmentReport(w))
+	}
+	return r
+}
+
+func attachmentReport(w *pb.WantedAttachment) *pb.AttachmentReport {
+	r := &pb.AttachmentReport{VolumeId: w.GetVolumeId(), Epoch: w.GetEpoch(), Phase: pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING}
+	if w.GetDetach() {
+		r.Phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_CLEAN
+		return r
+	}
+	r.Device = "/dev/weft/" + w.GetVolumeName()
+	for _, l := range w.GetLegs() {
+		r.Legs = append(r.Legs, &pb.LegLink{LegId: l.GetLegId(), Revision: l.GetRevision(), State: "live"})
+	}
+	return r
+}
+
+func (a *scriptedInitiator) run(ctx context.Context) error {
+	stream, err := a.api.Initiator(ctx)
+	if err != nil {
+		return err
+	}
+	news := make(chan struct{}, 1)
+	go func() {
+		for {
+			w, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			a.mu.Lock()
+			a.wanted = w
+			a.mu.Unlock()
+			ring(news)
+		}
+	}()
+	return reportFor(ctx, news, func() error { return stream.Send(a.report()) })
+}
+
+// reportFor sends a report at once, with each news, and each second.
+func reportFor(ctx context.Context, news <-chan struct{}, send func() error) error {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		if err := send(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-news:
+		case <-tick.C:
+		}
+	}
+}
+
+func ring(bell chan<- struct{}) {
+	select {
+	case bell <- struct{}{}:
+	default:
+	}
+}
+
+func bootOf(node string) string {
+	return block.UUIDFromRandom([16]byte{0xb0, node[0], node[len(node)-1]}).String()
+}
