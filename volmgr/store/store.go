@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package store keeps the records of the volume manager's state on disk.
+//
+// A commit is one Badger transaction with synchronous writes: when it returns,
+// all of its records are durable; cut short, none of them is there. The store
+// knows nothing of what the records mean; package cluster does.
+//
+//	dir/                Badger's files; Badger's own lock keeps a second process out
+//	dir.restoring/      a restore or first fill under way, renamed to dir when it is whole
+package store
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/dgraph-io/badger/v4"
+
+	"weft.dev/weft/volmgr/cluster"
+)
+
+// Store is an open store. Load, Commit and Backup may be called side by side.
+type Store struct{ db *badger.DB }
+
+// ErrEmpty is what Open returns for a directory that holds no store.
+var ErrEmpty = errors.New("no store there")
+
+// ErrNotEmpty is what Create and Restore return for a directory that holds something.
+var ErrNotEmpty = errors.New("directory is not empty")
+
+// Open opens the store in dir; ErrEmpty if there is none.
+func Open(dir string, log *slog.Logger) (*Store, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) == 0 {
+		return nil, fmt.Errorf("open store %s: %w", dir, ErrEmpty)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open store %s: %w", dir, err)
+	}
+	return open(dir, log)
+}
+
+func open(dir string, log *slog.Logger) (*Store, error) {
+	// Values stay in the LSM tree, whose tables are checksummed and need no
+	// garbage collection of their own: the whole state is small.
+	options := badger.DefaultOptions(dir).
+		WithSyncWrites(true).
+		WithValueThreshold(1 << 20).
+		WithMemTableSize(32 << 20).
+		WithNumMemtables(2).
+		WithBlockCacheSize(8 << 20).
+		WithDetectConflicts(false). // one writer
+		WithLogger(badgerLog{log})
+	db, err := badger.Open(options)
+	if err != nil {
+		return nil, fmt.Errorf("open store %s: %w", dir, err)
+	}
+	return &Store{db}, nil
+}
+
+// Create makes a store of records in dir, which must not exist or be empty. The
+// directory appears with all of the records or not at all.
+func Create(dir string, records []cluster.Record, log *slog.Logger) (err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("create store %s: %w", dir, err)
+	}
+	if len(entries) > 0 {
+		return fmt.Errorf("create store %s: %w", dir, ErrNotEmpty)
+	}
+	temporary := filepath.Clean(dir) + ".restoring"
+	if err := os.RemoveAll(temporary); err != nil { // left by one that was cut short
+		return err
+	}
+	if err := os.MkdirAll(temporary, 0o700); err != nil {
+		return err
+	}
+	defer os.RemoveAll(temporary)
+	if err := fill(temporary, records, log); err != nil {
+		return fmt.Errorf("create store %s: %w", dir, err)
+	}
+	if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := os.Rename(temporary, dir); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(filepath.Clean(dir)))
+}
+
+func fill(dir string, records []cluster.Record, log *slog.Logger) (err error) {
+	s, err := open(dir, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	const batch = 1000 // nobody sees the directory yet, so several transactions will do
+	for len(records) > 0 {
+		n := min(batch, len(records))
+		if err := s.Commit(records[:n]); err != nil {
+			return err
+		}
+		records = records[n:]
+	}
+	return nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// Load returns all records, in key order.
+func (s *Store) Load() (records []cluster.Record, err error) {
+	err = s.db.View(func(txn *badger.Txn) error {
+		return each(txn, func(r cluster.Record) error {
+			records = append(records, r)
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("load records: %w", err)
+	}
+	return records, nil
+}
+
+func each(txn *badger.Txn, do func(cluster.Record) error) error {
+	it := txn.NewIterator(badger.DefaultIteratorOptions)
+	defer it.Close()
+	for it.Rewind(); it.Valid(); it.Next() {
+		value, err := it.Item().ValueCopy(nil)
+		if err != nil {
+			return fmt.Errorf("read %q: %w", it.Item().Key(), err)
+		}
+		if err := do(cluster.Record{Key: string(it.Item().KeyCopy(nil)), Value: value}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Commit makes records durable, all or none. Of several with one key the last counts.
+func (s *Store) Commit(records []cluster.Record) error {
+	err := s.db.Update(func(txn *badger.Txn) error {
+		for _, r := range records {
+			var err error
+			if r.Value == nil {
+				err = txn.Delete([]byte(r.Key))
+			} else {
+				err = txn.Set([]byte(r.Key), r.Value)
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", r.Key, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("commit %d records: %w", len(records), err)
+	}
+	return nil
+}
+
+// Close closes the store.
+func (s *Store) Close() error { return s.db.Close() }
+
+// A backup is the magic, then each record as two lengths (unsigned varints), key
+// and value; two zero lengths end the records, and a CRC32C of all before it, in
+// little endian, ends the file.
+const backupMagic = "WEFT-BACKUP-1\n"
+
+// Limits of what a backup may claim, checked before memory is taken.
+const (
+	maxKey   = 1 << 10
+	maxValue = 64 << 20
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Backup writes a consistent copy of all records; commits go on meanwhile.
+func (s *Store) Backup(w io.Writer) error {
+	sum := crc32.New(castagnoli)
+	out := bufio.NewWriter(io.MultiWriter(w, sum))
+	out.WriteString(backupMagic)
+	err := s.db.View(func(txn *badger.Txn) error {
+		return each(txn, func(r cluster.Record) error {
+			out.Write(binary.AppendUvarint(binary.AppendUvarint(nil, uint64(len(r.Key))), uint64(len(r.Value))))
+			out.WriteString(r.Key)
+			_, err := out.Write(r.Value)
+			return err
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("back up: %w", err)
+	}
+	out.Write([]byte{0, 0})
+	if err := out.Flush(); err != nil {
+		return fmt.Errorf("back up: %w", err)
+	}
+	_, err = w.Write(binary.LittleEndian.AppendUint32(nil, sum.Sum32()))
+	return err
+}
+
+// ReadBackup reads what Backup wrote. One that is cut short or damaged is refused.
+func ReadBackup(r io.Reader) ([]cluster.Record, error) {
+	sum := crc32.New(castagnoli)
+	in := &summed{r: bufio.NewReader(r), sum: sum}
+	magic := make([]byte, len(backupMagic))
+	if _, err := io.ReadFull(in, magic); err != nil || string(magic) != backupMagic {
+		return nil, errors.New("read backup: not a backup of Weft's, or of another version")
+	}
+	var records []cluster.Record
+	for {
+		r, err := readRecord(in)
+		if err != nil {
+			return nil, fmt.Errorf("read backup: record %d: %w", len(records)+1, err)
+		}
+		if r.Key == "" {
+			break
+		}
+		records = append(records, r)
+	}
+	want := sum.Sum32()
+	var tail [4]byte
+	if _, err := io.ReadFull(in, tail[:]); err != nil {
+		return nil, errors.New("read backup: cut short at the checksum")
+	}
+	if got := binary.LittleEndian.Uint32(tail[:]); got != want {
+		return nil, fmt.Errorf("read backup: checksum %08x, want %08x: damaged", got, want)
+	}
+	return records, nil
+}
+
+func readRecord(in *summed) (r cluster.Record, err error) {
+	key, err := binary.ReadUvarint(in)
+	if err != nil {
+		return r, noEOF(err)
+	}
+	value, err := binary.ReadUvarint(in)
+	if err != nil {
+		return r, noEOF(err)
+	}
+	if key > maxKey || value > maxValue || key == 0 && value != 0 {
+		return r, fmt.Errorf("lengths %d and %d: damaged", key, value)
+	}
+	b, err := readAll(in, int64(key+value))
+	if err != nil {
+		return r, err
+	}
+	return cluster.Record{Key: string(b[:key]), Value: b[key:]}, nil
+}
+
+// readAll reads n bytes, taking memory as they come and not as they are promised.
+func readAll(in io.Reader, n int64) ([]byte, error) {
+	b, err := io.ReadAll(io.LimitReader(in, n))
+	if err == nil && int64(len(b)) < n {
+		err = io.ErrUnexpectedEOF
+	}
+	return b, err
+}
+
+func noEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// summed reads and sums what is read.
+type summed struct {
+	r   *bufio.Reader
+	sum io.Writer
+}
+
+func (s *summed) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	s.sum.Write(p[:n])
+	return n, err
+}
+
+func (s *summed) ReadByte() (byte, error) {
+	b, err := s.r.ReadByte()
+	if err == nil {
+		s.sum.Write([]byte{b})
+	}
+	return b, err
+}
+
+// badgerLog hands Badger's log on; what it calls Info is of use to its authors only.
+type badgerLog struct{ log *slog.Logger }
+
+func (l badgerLog) Errorf(f string, a ...any)   { l.log.Error("badger", "text", fmt.Sprintf(f, a...)) }
+func (l badgerLog) Warningf(f string, a ...any) { l.log.Warn("badger", "text", fmt.Sprintf(f, a...)) }
+func (l badgerLog) Infof(f string, a ...any)    { l.log.Debug("badger", "text", fmt.Sprintf(f, a...)) }
+func (l badgerLog) Debugf(string, ...any)       {}
