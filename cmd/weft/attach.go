@@ -33,7 +33,7 @@ made again after a reboot, until "weft detach".`,
 		Example: `  weft attach db1
   mkfs.ext4 "$(weft attach db1)"
   weft attach db1 --node gpu1 --timeout 2m`,
-		Args:              names("VOLUME"),
+		Args:              takes("VOLUME"),
 		ValidArgsFunction: g.completeVolumes,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			o.volume = args[0]
@@ -118,7 +118,7 @@ and what it had not written yet is lost. The next attach makes the copies equal
 before the device is there.`,
 		Example: `  weft detach db1
   weft detach db1 --node gpu1 --force`,
-		Args:              names("VOLUME"),
+		Args:              takes("VOLUME"),
 		ValidArgsFunction: g.completeVolumes,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			o.volume = args[0]

@@ -24,7 +24,7 @@ func newAttachmentList(g *globals) *cobra.Command {
 		Use:     "list",
 		Short:   "List the attachments and what they wait for",
 		Example: "  weft attachment list\n  weft attachment list --node gpu1",
-		Args:    names(),
+		Args:    takes(),
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {
 			return runAttachmentList(ctx, api, o, out)
 		}),

@@ -19,7 +19,7 @@ func newCompletion() *cobra.Command {
 		Use:       "completion bash|zsh|fish",
 		Short:     "Print a script that lets a shell complete weft's commands and names",
 		Example:   "  source <(weft completion bash)\n  weft completion fish > ~/.config/fish/completions/weft.fish",
-		Args:      names("SHELL"),
+		Args:      takes("SHELL"),
 		ValidArgs: []string{"bash", "zsh", "fish"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			root, out := cmd.Root(), cmd.OutOrStdout()

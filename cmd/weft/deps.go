@@ -1,4 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build deps
+
+// This file is never built: it names the modules that go.mod keeps.
 
 package main
 
@@ -9,11 +13,11 @@ import (
 	_ "github.com/prometheus/client_golang/prometheus/promhttp"
 	_ "github.com/rogpeppe/go-internal/testscript"
 	_ "github.com/spf13/cobra"
+	_ "github.com/u-root/mkuimage/uimage"
 	_ "github.com/u-root/u-root/pkg/cpio"
 	_ "github.com/u-root/u-root/pkg/kmodule"
 	_ "github.com/u-root/u-root/pkg/libinit"
 	_ "github.com/u-root/u-root/pkg/mount"
-	_ "github.com/u-root/mkuimage/uimage"
 	_ "github.com/vishvananda/netlink"
 	_ "golang.org/x/sync/errgroup"
 	_ "golang.org/x/sys/unix"

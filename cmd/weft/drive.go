@@ -24,7 +24,7 @@ func newDriveDevices(g *globals) *cobra.Command {
 		Use:               "devices NODE",
 		Short:             "List the block devices that a node has, and why one can not be added",
 		Example:           "  weft drive devices t1",
-		Args:              names("NODE"),
+		Args:              takes("NODE"),
 		ValidArgsFunction: g.completeNodes,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			return runDriveDevices(ctx, api, args[0], out)
@@ -57,7 +57,7 @@ func newDriveList(g *globals) *cobra.Command {
 		Use:     "list",
 		Short:   "List the drives that Weft has taken in",
 		Example: "  weft drive list\n  weft drive list --node t1",
-		Args:    names(),
+		Args:    takes(),
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {
 			return runDriveList(ctx, api, o, out)
 		}),
@@ -110,7 +110,7 @@ command with --force-erase and exactly the text that the refusal names.
 Prints the drive's id.`,
 		Example: `  weft drive add t1 /dev/nvme0n1 --label class=fast
   weft drive add t1 /dev/sdb --force-erase 'ext4 "data"'`,
-		Args:              names("NODE", "DEVICE"),
+		Args:              takes("NODE", "DEVICE"),
 		ValidArgsFunction: g.completeNodes,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			o.node, o.device = args[0], args[1]
@@ -139,7 +139,7 @@ func newDriveEvict(g *globals) *cobra.Command {
 		Use:               "evict DRIVE",
 		Short:             "Give a drive back: erase Weft's label on it; refused while it holds legs",
 		Example:           "  weft drive evict 4f1c22aa",
-		Args:              names("DRIVE"),
+		Args:              takes("DRIVE"),
 		ValidArgsFunction: g.completeDrives,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			return runDriveEvict(ctx, api, args[0], out)

@@ -36,7 +36,7 @@ func newEventList(g *globals) *cobra.Command {
 they come, until interrupted; with -o json then one object in each line.`,
 		Example: `  weft event list --object "volume db1"
   weft event list --follow -o json`,
-		Args: names(),
+		Args: takes(),
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {
 			return runEventList(ctx, api, o, out)
 		}),

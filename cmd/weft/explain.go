@@ -21,7 +21,7 @@ func newExplainVolume(g *globals) *cobra.Command {
 		Use:               "volume VOLUME",
 		Short:             "Explain the state of a volume",
 		Example:           "  weft explain volume db1",
-		Args:              names("VOLUME"),
+		Args:              takes("VOLUME"),
 		ValidArgsFunction: g.completeVolumes,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			return runExplainVolume(ctx, api, args[0], out)

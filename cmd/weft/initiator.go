@@ -30,7 +30,7 @@ meanwhile makes writes wait until an agent is there to record it.
 Needs root and the kernel modules nvme-tcp, dm-mod, dm-mirror, loop and
 tcp_diag, which it loads if they are missing.`,
 		Example: "  weft initiator --manager m1:4480 --label rack=r1",
-		Args:    names(),
+		Args:    takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.manager, o.tls = g.manager, g.tls
 			return runInitiator(cmd.Context(), o, g)

@@ -23,7 +23,7 @@ func newNodeList(g *globals) *cobra.Command {
 		Use:     "list",
 		Short:   "List the nodes and how their agents are",
 		Example: "  weft node list\n  weft node list -o json",
-		Args:    names(),
+		Args:    takes(),
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {
 			return runNodeList(ctx, api, out)
 		}),
@@ -139,7 +139,7 @@ a machine that is merely cut off may still be writing.
 
 The mark goes when the node's agents report again.`,
 		Example:           "  weft node confirm-dead t3",
-		Args:              names("NODE"),
+		Args:              takes("NODE"),
 		ValidArgsFunction: g.completeNodes,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			return runNodeConfirmDead(ctx, api, args[0], out)
@@ -161,7 +161,7 @@ func newNodeRemove(g *globals) *cobra.Command {
 		Use:               "remove NODE",
 		Short:             "Forget a node that is off, and its drives; refused while volumes use it",
 		Example:           "  weft node remove t3",
-		Args:              names("NODE"),
+		Args:              takes("NODE"),
 		ValidArgsFunction: g.completeNodes,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			return runNodeRemove(ctx, api, args[0], out)

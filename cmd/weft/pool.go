@@ -31,7 +31,7 @@ func newPoolCreate(g *globals) *cobra.Command {
 through their node; with none, of all drives. Drives that are added later and
 match belong to it too. The pool "default" is always there and holds all drives.`,
 		Example: "  weft pool create fast --select class=fast",
-		Args:    names("POOL"),
+		Args:    takes("POOL"),
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			o.name = args[0]
 			return runPoolCreate(ctx, api, o, out)
@@ -59,7 +59,7 @@ func newPoolList(g *globals) *cobra.Command {
 		Use:     "list",
 		Short:   "List the pools and how full they are",
 		Example: "  weft pool list",
-		Args:    names(),
+		Args:    takes(),
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {
 			return runPoolList(ctx, api, out)
 		}),
@@ -88,7 +88,7 @@ func newPoolDelete(g *globals) *cobra.Command {
 		Use:               "delete POOL",
 		Short:             "Delete a pool that no volume uses",
 		Example:           "  weft pool delete fast",
-		Args:              names("POOL"),
+		Args:              takes("POOL"),
 		ValidArgsFunction: g.completePools,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			return runPoolDelete(ctx, api, args[0], out)

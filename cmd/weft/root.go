@@ -138,8 +138,8 @@ func needsVerb(cmd *cobra.Command, args []string) error {
 
 func helpHint(cmd *cobra.Command) string { return fmt.Sprintf("run %q", cmd.CommandPath()+" --help") }
 
-// names checks that a command was given exactly these arguments.
-func names(what ...string) cobra.PositionalArgs {
+// takes checks that a command was given exactly these arguments.
+func takes(what ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
 		case len(args) < len(what):

@@ -5,8 +5,10 @@ package main
 import (
 	"errors"
 	"os/exec"
+	"regexp"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -25,7 +27,9 @@ func TestScripts(t *testing.T) {
 			env.Setenv("WEFT_MANAGER", "127.0.0.1:1")
 			return nil
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"exits": exits, "eventually": eventually,
+		},
 	})
 }
 
@@ -45,5 +49,22 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	if got != want {
 		ts.Fatalf("weft exits with %d, want %d", got, want)
+	}
+}
+
+// eventually runs weft until its output on stdout matches: "eventually ready drive list".
+func eventually(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: eventually PATTERN ARGUMENTS-OF-WEFT...")
+	}
+	pattern := regexp.MustCompile("(?m)" + args[0])
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		err := ts.Exec("weft", args[1:]...)
+		if err == nil && pattern.MatchString(ts.ReadFile("stdout")) {
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("stdout did not come to match %q (%v)", args[0], err)
+		}
 	}
 }

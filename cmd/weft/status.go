@@ -19,7 +19,7 @@ func newStatus(g *globals) *cobra.Command {
 		Use:     "status",
 		Short:   "Show the cluster on one screen: space, health, what is wrong",
 		Example: "  weft status",
-		Args:    names(),
+		Args:    takes(),
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {
 			return runStatus(ctx, api, out)
 		}),

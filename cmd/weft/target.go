@@ -31,7 +31,7 @@ Needs root, configfs, and the kernel modules nvmet, nvmet-tcp and dm-mod, which
 it loads if they are missing.`,
 		Example: `  weft target --manager m1:4480 --portal tcp://192.0.2.11 --label rack=r1
   weft target --node t1 --portal tcp://192.0.2.11:4420 --portal tcp://[2001:db8::11]`,
-		Args: names(),
+		Args: takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.manager, o.tls = g.manager, g.tls
 			return runTarget(cmd.Context(), o, g)

@@ -16,7 +16,7 @@ func newVersion(g *globals) *cobra.Command {
 		Use:     "version",
 		Short:   "Print the version of this program",
 		Example: "  weft version",
-		Args:    names(),
+		Args:    takes(),
 		RunE:    func(*cobra.Command, []string) error { return runVersion(g.out()) },
 	}
 }

@@ -22,7 +22,7 @@ func newVolmgrBackup(g *globals) *cobra.Command {
 		Long: `Asks the running volume manager for a copy of its store and writes it to FILE,
 which is there only when it is complete and on disk. An older file is replaced.`,
 		Example: "  weft volmgr backup /var/backups/weft-$(date +%F)",
-		Args:    names("FILE"),
+		Args:    takes("FILE"),
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			return runVolmgrBackup(ctx, api, args[0], out)
 		}),

@@ -62,7 +62,7 @@ A size is a number and a unit: B, KiB, MiB, GiB, TiB, PiB; without one, bytes.`,
 		Example: `  weft volume create db1 --size 100GiB
   weft volume create scratch --size 2TiB --copies 1 --stripes 4
   weft volume create db2 --size 10GiB --copies 2 --stripes 2 --spread rack --wait`,
-		Args: names("VOLUME"),
+		Args: takes("VOLUME"),
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			o.name = args[0]
 			return runVolumeCreate(ctx, api, o, out)
@@ -147,7 +147,7 @@ func newVolumeList(g *globals) *cobra.Command {
 		Use:     "list",
 		Short:   "List the volumes",
 		Example: "  weft volume list\n  weft volume list -o json",
-		Args:    names(),
+		Args:    takes(),
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {
 			return runVolumeList(ctx, api, out)
 		}),
@@ -190,7 +190,7 @@ func newVolumeDescribe(g *globals) *cobra.Command {
 		Use:               "describe VOLUME",
 		Short:             "Show all of a volume: its legs by column, and where it is attached",
 		Example:           "  weft volume describe db1",
-		Args:              names("VOLUME"),
+		Args:              takes("VOLUME"),
 		ValidArgsFunction: g.completeVolumes,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			return runVolumeDescribe(ctx, api, args[0], out)
@@ -288,7 +288,7 @@ func newVolumeDelete(g *globals) *cobra.Command {
 		Use:               "delete VOLUME",
 		Short:             "Delete a volume that is not attached, and what it holds",
 		Example:           "  weft volume delete db1",
-		Args:              names("VOLUME"),
+		Args:              takes("VOLUME"),
 		ValidArgsFunction: g.completeVolumes,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			return runVolumeDelete(ctx, api, args[0], out)
@@ -318,7 +318,7 @@ func newVolumePromoteStale(g *globals) *cobra.Command {
 are lost: files may be torn in their middle. For when every good leg of the
 column is gone for ever; while one may come back, wait for it.`,
 		Example:           "  weft volume promote-stale db1 9c01aa37 --accept-data-loss",
-		Args:              names("VOLUME", "LEG"),
+		Args:              takes("VOLUME", "LEG"),
 		ValidArgsFunction: g.completeVolumes,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			o.volume, o.leg = args[0], args[1]
