@@ -8,10 +8,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
+	"sync"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
 )
 
 // Config is what an agent is made with. Node, Manager, Version and BootID have
@@ -50,6 +56,7 @@ func (c Config) withDefaults() Config {
 	c.Probe = cmp.Or(c.Probe, 500*time.Millisecond)
 	c.KeepAlive = cmp.Or(c.KeepAlive, 2*time.Second)
 	c.IOTimeout = cmp.Or(c.IOTimeout, 5*time.Second)
+	c.IOQueues = cmp.Or(c.IOQueues, min(4, runtime.NumCPU()))
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -73,7 +80,20 @@ func (c Config) check() error {
 
 // Agent keeps the attachments of one machine. It is also a prometheus.Collector.
 type Agent struct {
-	cfg Config
+	cfg     Config
+	log     *slog.Logger
+	machine *machine                            // nil: Run opens this one's
+	uevents func(context.Context, func()) error // nil: none
+	wanted  chan *pb.InitiatorWanted
+	news    chan struct{}
+
+	mu       sync.Mutex
+	identity block.Host
+	keepers  map[block.VolumeID]*keeper
+	latest   uint64               // generation of the last wanted state
+	answered map[string]time.Time // by address of a portal: when a probe through it last succeeded
+	since    map[string]time.Time // of problems, by their text
+	counts   counts
 }
 
 // New checks cfg and makes an agent; it touches nothing. Run does the work.
@@ -81,12 +101,60 @@ func New(cfg Config) (*Agent, error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("initiator config: %w", err)
 	}
-	return &Agent{cfg: cfg.withDefaults()}, nil
+	cfg = cfg.withDefaults()
+	return &Agent{
+		cfg: cfg, log: cfg.Log, uevents: fabrics.Watch,
+		wanted: make(chan *pb.InitiatorWanted), news: make(chan struct{}, 1),
+		keepers: map[block.VolumeID]*keeper{}, answered: map[string]time.Time{}, since: map[string]time.Time{},
+	}, nil
 }
 
-// Run keeps what the manager wants until ctx is done. It leaves all attachments
-// as they are: I/O goes on without the agent, and the next one takes over.
-func (a *Agent) Run(ctx context.Context) error {
-	<-ctx.Done()
-	return nil
+// openMachine opens the kernel's interfaces, and refuses a kernel that can not
+// keep what Weft promises.
+func openMachine(cfg Config) (*machine, func() error, error) {
+	tree := fabrics.New(cfg.SysDir, cfg.DevDir)
+	if err := tree.Check(); err != nil {
+		return nil, nil, err
+	}
+	client, err := dm.Open()
+	if err != nil {
+		return nil, nil, err
+	}
+	return &machine{
+		host: tree, dm: client, loops: dm.Loops{Dev: cfg.DevDir, Sys: cfg.SysDir},
+		runDir: cfg.RunDir, devDir: cfg.DevDir, sysDir: cfg.SysDir,
+	}, client.Close, nil
+}
+
+func (a *Agent) host() block.Host {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.identity
+}
+
+// answers notes that a target answers at an address.
+func (a *Agent) answers(at fabrics.Address) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.answered[at.Traddr+" "+at.Trsvcid] = time.Now()
+}
+
+func (a *Agent) answeredSince(at fabrics.Address, t time.Time) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return !t.IsZero() && a.answered[at.Traddr+" "+at.Trsvcid].After(t)
+}
+
+// problem says what does not go forward, and since when it has been said.
+func (a *Agent) problem(object, doing, cause string) *pb.Problem {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	key := object + doing + cause
+	if len(a.since) > 1000 { // texts of long ago
+		clear(a.since)
+	}
+	if a.since[key].IsZero() {
+		a.since[key] = time.Now()
+	}
+	return &pb.Problem{Object: object, Doing: doing, Cause: cause, Since: timestamppb.New(a.since[key])}
 }

@@ -38,6 +38,12 @@ func (c Controller) Going() bool {
 	return strings.HasPrefix(c.State, "deleting") || c.State == "dead"
 }
 
+// Portal is where c is connected to.
+func (c Controller) Portal() block.Portal {
+	port, _ := strconv.ParseUint(c.Address.Trsvcid, 10, 16)
+	return block.Portal{Transport: c.Transport, Address: c.Address.Traddr, Port: uint16(port)}
+}
+
 // Address is a controller's address file: "traddr=192.0.2.1,trsvcid=4420,src_addr=192.0.2.9".
 type Address struct {
 	Traddr     string

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package initiator
+
+import (
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+// counts are the numbers that only grow, and the last stall.
+type counts struct {
+	losses  uint64
+	resync  block.Size
+	stalled bool
+	stall   stall
+}
+
+// stall is how long writes to a lost leg waited: until it was noticed, until the
+// manager had it recorded, and until they went on without it.
+type stall struct{ detect, record, release time.Duration }
+
+func (a *Agent) lostLeg() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.counts.losses++
+}
+
+func (a *Agent) resynced(n block.Size) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.counts.resync += n
+}
+
+func (a *Agent) stalled(s stall) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.counts.stalled, a.counts.stall = true, s
+}
+
+// metric names one series.
+func metric(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("weft_initiator_"+name, help, labels, nil)
+}
+
+type descriptions struct {
+	attachments, legs, losses, stall, resync *prometheus.Desc
+}
+
+func describe() descriptions {
+	return descriptions{
+		attachments: metric("attachments", "Attached volumes by phase.", "phase"),
+		legs:        metric("legs", "Legs of attached volumes by state.", "state"),
+		losses:      metric("leg_losses_total", "Legs that were lost while in use."),
+		stall:       metric("last_stall_seconds", "How long writes waited at the last loss of a leg, by part.", "part"),
+		resync:      metric("resync_bytes_total", "Bytes copied to legs that came back."),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (a *Agent) Describe(out chan<- *prometheus.Desc) {
+	d := describe()
+	for _, each := range []*prometheus.Desc{d.attachments, d.legs, d.losses, d.stall, d.resync} {
+		out <- each
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (a *Agent) Collect(out chan<- prometheus.Metric) {
+	d := describe()
+	gauge := func(desc *prometheus.Desc, v float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, v, labels...)
+	}
+	phases := map[string]int{}
+	for _, name := range pb.AttachmentPhase_name {
+		if phase := phaseName(name); phase != "unspecified" {
+			phases[phase] = 0
+		}
+	}
+	states := map[string]int{"live": 0, "connecting": 0, "lost": 0, "absent": 0}
+	for _, r := range a.report().GetAttachments() {
+		phases[phaseName(r.GetPhase().String())]++
+		for _, l := range r.GetLegs() {
+			states[l.GetState()]++
+		}
+	}
+	for phase, n := range phases {
+		gauge(d.attachments, float64(n), phase)
+	}
+	for state, n := range states {
+		gauge(d.legs, float64(n), state)
+	}
+	a.mu.Lock()
+	c := a.counts
+	a.mu.Unlock()
+	out <- prometheus.MustNewConstMetric(d.losses, prometheus.CounterValue, float64(c.losses))
+	out <- prometheus.MustNewConstMetric(d.resync, prometheus.CounterValue, float64(c.resync))
+	if c.stalled {
+		gauge(d.stall, c.stall.detect.Seconds(), "detect")
+		gauge(d.stall, c.stall.record.Seconds(), "record")
+		gauge(d.stall, c.stall.release.Seconds(), "release")
+	}
+}
+
+func phaseName(name string) string {
+	return strings.ToLower(strings.TrimPrefix(name, "ATTACHMENT_PHASE_"))
+}

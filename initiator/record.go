@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package initiator
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/pb"
+)
+
+// recordStale tells the manager of lost legs and returns when it is durable.
+// Until then nothing may be acknowledged that they miss.
+func (k *keeper) recordStale(ctx context.Context, s *seen, o order) error {
+	if time.Now().Before(k.retry) {
+		return errLater
+	}
+	began := time.Now()
+	request := &pb.RecordStaleRequest{
+		Node: string(k.agent.cfg.Node), VolumeId: k.volume.String(), Epoch: uint64(k.memory.Epoch), Reason: o.legs[0].why,
+	}
+	for _, l := range o.legs {
+		request.LegIds = append(request.LegIds, l.leg.String())
+		if k.losses[l.leg] == nil {
+			k.losses[l.leg] = &loss{column: l.column, since: l.since, detected: began}
+			k.log.Warn("leg lost", "leg", l.leg.String(), "column", l.column, "why", l.why, "detect", began.Sub(l.since))
+			k.agent.lostLeg()
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	_, err := k.agent.cfg.Manager.RecordStale(ctx, request)
+	if err := k.answer(err); err != nil {
+		return err
+	}
+	for _, l := range o.legs {
+		k.memory.stale[l.leg] = l.revision
+		delete(k.memory.inSync, l.leg)
+		if loss := k.losses[l.leg]; loss != nil && loss.recorded.IsZero() {
+			loss.recorded = time.Now()
+			k.log.Info("leg recorded stale", "leg", l.leg.String(), "record", loss.recorded.Sub(loss.detected))
+		}
+	}
+	return nil
+}
+
+// recordInSync tells the manager that legs have caught up; until its answer they
+// count as stale.
+func (k *keeper) recordInSync(ctx context.Context, o order) error {
+	if time.Now().Before(k.retry) {
+		return errLater
+	}
+	request := &pb.RecordInSyncRequest{Node: string(k.agent.cfg.Node), VolumeId: k.volume.String(), Epoch: uint64(k.memory.Epoch)}
+	for _, l := range o.legs {
+		request.Legs = append(request.Legs, &pb.RebuiltLeg{LegId: l.leg.String(), Revision: l.revision, BytesCopied: uint64(l.copied)})
+	}
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	_, err := k.agent.cfg.Manager.RecordInSync(ctx, request)
+	if err := k.answer(err); err != nil {
+		return err
+	}
+	for _, l := range o.legs {
+		k.memory.inSync[l.leg] = l.revision
+		delete(k.memory.stale, l.leg)
+		k.agent.resynced(l.copied)
+		k.log.Info("leg in sync", "leg", l.leg.String(), "copied", l.copied.String())
+	}
+	return nil
+}
+
+// answer remembers what the manager said, and when to ask again if it said no.
+func (k *keeper) answer(err error) error {
+	if err == nil {
+		k.recorded = ""
+		return nil
+	}
+	k.retry = time.Now().Add(retryInterval)
+	k.recorded = explain(err)
+	return fmt.Errorf("volume manager: %s", k.recorded)
+}
+
+// explain puts the reason that the manager gave before its words.
+func explain(err error) string {
+	s := status.Convert(err)
+	for _, d := range s.Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetReason() != "" {
+			return info.GetReason() + ": " + s.Message()
+		}
+	}
+	return s.Message()
+}
