@@ -4,8 +4,13 @@ package drive
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"sync"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -14,7 +19,7 @@ type Inventory struct {
 	root string // holds sys, proc and dev
 
 	mu   sync.Mutex
-	busy map[string]bool // devices that have not answered yet
+	busy map[string]bool // devices that are being read, or hang in it
 }
 
 // NewInventory looks below root, which is "/" on a real machine.
@@ -23,12 +28,144 @@ func NewInventory(root string) *Inventory {
 }
 
 // Scan lists all devices, sorted by path, with drive_id set on those that carry
-// a usable label and refused saying why each of the others can not be added. It
-// reads about 2 MiB of each device, so not every second. A device that does not
-// answer before ctx ends is listed as refused.
-func (inv *Inventory) Scan(ctx context.Context) ([]*pb.Device, error) { return nil, nil }
+// a good label and that only Weft may be using, and with refused saying why each
+// of the others can not be added. It reads about 2 MiB of each device, so it is
+// not for every second. A device that does not answer before ctx ends, and is
+// still being read by an earlier scan, is listed as refused.
+func (inv *Inventory) Scan(ctx context.Context) ([]*pb.Device, error) {
+	found, err := sysfs(inv.root).devices()
+	if err != nil {
+		return nil, fmt.Errorf("scan devices: %w", err)
+	}
+	carried := inv.readAll(ctx, found)
+	devices := make([]*pb.Device, len(found))
+	for i, f := range found {
+		judge(f, carried[f.Path])
+		devices[i] = f.Device
+	}
+	slices.SortFunc(devices, func(a, b *pb.Device) int { return strings.Compare(a.Path, b.Path) })
+	return devices, nil
+}
+
+// reading is what was found on a device, or why that is not known.
+type reading struct {
+	path string
+	contents
+	err error
+}
+
+var errSilent = errors.New("it does not answer")
+
+// readAll looks at all devices, a few at a time. Nothing can end a read that
+// hangs in the kernel: its goroutine stays until the read does, one per device.
+func (inv *Inventory) readAll(ctx context.Context, found []found) map[string]reading {
+	answers := make(chan reading, len(found))
+	slots := make(chan struct{}, 8)
+	all := map[string]reading{}
+	for _, f := range found {
+		all[f.Path] = reading{err: errSilent}
+		go func() {
+			select {
+			case slots <- struct{}{}:
+				answers <- inv.read(f)
+				<-slots
+			case <-ctx.Done():
+			}
+		}()
+	}
+	for range found {
+		select {
+		case r := <-answers:
+			all[r.path] = r
+		case <-ctx.Done():
+			return all
+		}
+	}
+	return all
+}
+
+func (inv *Inventory) read(f found) (r reading) {
+	r.path = f.Path
+	if !inv.begin(f.Path) {
+		r.err = errSilent
+		return r
+	}
+	defer inv.end(f.Path)
+	m, err := OpenDevice(sysfs(inv.root).path(f.Path), ReadOnly)
+	if err != nil {
+		r.err = err
+		return r
+	}
+	r.contents, err = examine(m, m.Size())
+	r.err = errors.Join(err, m.Close())
+	return r
+}
+
+func (inv *Inventory) begin(path string) bool {
+	inv.mu.Lock()
+	defer inv.mu.Unlock()
+	if inv.busy[path] {
+		return false
+	}
+	inv.busy[path] = true
+	return true
+}
+
+func (inv *Inventory) end(path string) {
+	inv.mu.Lock()
+	defer inv.mu.Unlock()
+	delete(inv.busy, path)
+}
+
+// judge fills in what the contents of a device say, and whether it can be added.
+func judge(f found, r reading) {
+	if r.err == nil {
+		f.Signatures = r.signatures()
+	}
+	if r.err == nil && r.contents.err == nil && !f.heldByOthers {
+		f.DriveId = r.label.Drive.String()
+	}
+	f.Refused = refusal(f, r)
+}
+
+func refusal(f found, r reading) string {
+	size := block.Size(f.SizeBytes)
+	switch {
+	case len(f.Holders) > 0:
+		return "in use: " + strings.Join(f.Holders, ", ")
+	case len(f.partitions) > 0:
+		return "has partitions: " + strings.Join(f.partitions, ", ")
+	case f.diskInUse != "":
+		return "its disk is in use: " + f.diskInUse
+	case f.ReadOnly:
+		return "read-only"
+	case f.zoned:
+		return "zoned"
+	case size < MinSize:
+		return fmt.Sprintf("too small: %s, at least %v are needed", size.Short(), MinSize)
+	case r.err != nil:
+		return r.err.Error()
+	case len(f.Signatures) == 0 || errors.Is(r.contents.err, ErrUnfinished):
+		return "" // an unfinished format may go on: erasing was agreed to
+	}
+	why := carries(strings.Join(f.Signatures, ", "))
+	if r.contents.err != nil && !errors.Is(r.contents.err, ErrNoLabel) {
+		why += ": " + r.contents.err.Error()
+	}
+	return why
+}
 
 // CheckAdd says why a device can not be added, given what the operator has
 // agreed to erase: nil if it is blank, or if forceErase is exactly its
-// signatures joined by ", " and nothing else stands against it.
-func CheckAdd(device *pb.Device, forceErase string) error { return nil }
+// signatures joined by ", " and nothing else stands against it. Format looks
+// again at the moment of writing.
+func CheckAdd(device *pb.Device, forceErase string) error {
+	what := strings.Join(device.GetSignatures(), ", ")
+	switch {
+	case device.GetRefused() == "":
+		return nil
+	case what != "" && what == forceErase && strings.HasPrefix(device.GetRefused(), carries(what)):
+		return nil
+	}
+	return fmt.Errorf("%s: %s", device.GetPath(), device.GetRefused())
+}

@@ -67,7 +67,7 @@ func (m *memory) ReadAt(p []byte, offset int64) (int, error) {
 }
 
 func (m *memory) WriteAt(p []byte, offset int64) (int, error) {
-	if offset%sector != 0 || len(p)%sector != 0 || uint64(offset)+uint64(len(p)) > uint64(m.size) {
+	if offset < 0 || offset%sector != 0 || len(p)%sector != 0 || uint64(offset)+uint64(len(p)) > uint64(m.size) {
 		return 0, fmt.Errorf("write of %d bytes at %d is not in whole blocks", len(p), offset)
 	}
 	for i := 0; i < len(p); i += sector {

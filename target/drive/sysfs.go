@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drive
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+// found is a block device as /sys and /proc describe it, before it is read.
+type found struct {
+	*pb.Device
+	heldByOthers bool     // in use by something that is not Weft's
+	partitions   []string // of a whole disk
+	diskInUse    string   // what uses the disk that a partition is of
+	zoned        bool
+}
+
+// sysfs reads a machine's description below a root directory.
+type sysfs string
+
+func (s sysfs) path(elements ...string) string {
+	return filepath.Join(append([]string{string(s)}, elements...)...)
+}
+
+// text is the content of a small file, without blanks around it; empty if the
+// file can not be read: attributes differ between drivers and kernels.
+func (s sysfs) text(elements ...string) string {
+	b, err := os.ReadFile(s.path(elements...))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// names lists a directory; empty if there is none.
+func (s sysfs) names(elements ...string) []string {
+	entries, err := os.ReadDir(s.path(elements...))
+	if err != nil {
+		return nil
+	}
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = e.Name()
+	}
+	return names
+}
+
+// devices are all that could be given to Weft, or are refused.
+func (s sysfs) devices() ([]found, error) {
+	entries, err := os.ReadDir(s.path("sys/block"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // no block layer: no devices
+		return nil, err
+	}
+	used, err := s.uses()
+	if err != nil {
+		return nil, err
+	}
+	var all []found
+	for _, e := range entries {
+		if !s.skip(e.Name()) {
+			all = append(all, s.disk(e.Name(), used)...)
+		}
+	}
+	return all, nil
+}
+
+// skip reports whether a disk is none of ours to list: without a medium, in RAM,
+// optical, a client of somebody's network, a path or head of NVMe over fabrics
+// (a remote leg, never a drive), or a device-mapper device that Weft made.
+func (s sysfs) skip(name string) bool {
+	for _, driver := range []string{"ram", "zram", "sr", "fd", "nbd", "ublkb", "rbd", "mtdblock"} {
+		if rest, ok := strings.CutPrefix(name, driver); ok && strings.Trim(rest, "0123456789") == "" {
+			return true
+		}
+	}
+	dir := filepath.Join("sys/block", name)
+	return s.size(dir) == 0 || s.text(dir, "hidden") == "1" || s.isFabrics(name) || s.isOurs(name)
+}
+
+func (s sysfs) size(dir string) block.Size {
+	sectors, err := strconv.ParseUint(s.text(dir, "size"), 10, 64) // of 512 bytes, whatever the block size
+	if err != nil {
+		return 0
+	}
+	return block.Size(sectors) * block.SectorSize
+}
+
+// isFabrics looks at the controllers of an NVMe namespace: device is the
+// controller, or with native multipath the subsystem, which links to them. A
+// head whose controllers are all gone is what a lost remote leg leaves behind.
+func (s sysfs) isFabrics(name string) bool {
+	if !strings.HasPrefix(name, "nvme") {
+		return false
+	}
+	transports := s.controllers(name, "transport")
+	remote := func(t string) bool { return slices.Contains([]string{"tcp", "rdma", "fc", "loop"}, t) }
+	return len(transports) == 0 || slices.ContainsFunc(transports, remote)
+}
+
+// controllers are the values of an attribute of the NVMe controllers of a namespace.
+func (s sysfs) controllers(name, attribute string) []string {
+	device := filepath.Join("sys/block", name, "device")
+	var values []string
+	for _, dir := range append([]string{"."}, s.names(device)...) {
+		if v := s.text(device, dir, attribute); v != "" && (dir == "." || isController(dir)) {
+			values = append(values, v)
+		}
+	}
+	return values
+}
+
+// isController accepts nvme0, not nvme0n1.
+func isController(name string) bool {
+	number, ok := strings.CutPrefix(name, "nvme")
+	return ok && number != "" && strings.Trim(number, "0123456789") == ""
+}
+
+// isOurs recognises the device-mapper devices of Weft.
+func (s sysfs) isOurs(name string) bool {
+	return strings.HasPrefix(s.text("sys/block", name, "dm/name"), "weft-") ||
+		strings.HasPrefix(s.text("sys/block", name, "dm/uuid"), "weft-")
+}
+
+// disk is a whole device and its partitions.
+func (s sysfs) disk(name string, used uses) []found {
+	dir := filepath.Join("sys/block", name)
+	whole := s.describe(name, dir, used)
+	whole.Model, whole.Serial, whole.Wwid = s.identity(name, dir)
+	all := []found{whole}
+	for _, part := range s.names(dir) {
+		number := s.text(dir, part, "partition")
+		if number == "" {
+			continue
+		}
+		all[0].partitions = append(all[0].partitions, part)
+		p := s.describe(part, filepath.Join(dir, part), used)
+		p.diskInUse = strings.Join(whole.Holders, ", ")
+		p.Model = whole.Model
+		p.BlockSize, p.NumaNode, p.Rotational, p.VolatileCache = whole.BlockSize, whole.NumaNode, whole.Rotational, whole.VolatileCache
+		p.ReadOnly = p.ReadOnly || whole.ReadOnly
+		p.Serial, p.Wwid = ofPart(whole.Serial, number), ofPart(whole.Wwid, number)
+		all = append(all, p)
+	}
+	return all
+}
+
+// ofPart names a partition as udev does in /dev/disk/by-id.
+func ofPart(id, number string) string {
+	if id == "" {
+		return ""
+	}
+	return id + "-part" + number
+}
+
+func (s sysfs) describe(name, dir string, used uses) found {
+	path := "/dev/" + strings.ReplaceAll(name, "!", "/") // cciss!c0d0
+	f := found{Device: &pb.Device{
+		Path: path, SizeBytes: uint64(s.size(dir)), NumaNode: s.numaNode(name, dir),
+		Rotational: s.text(dir, "queue/rotational") == "1", VolatileCache: s.text(dir, "queue/write_cache") == "write back",
+		ReadOnly: s.text(dir, "ro") == "1",
+	}}
+	if n, err := strconv.ParseUint(s.text(dir, "queue/logical_block_size"), 10, 32); err == nil {
+		f.BlockSize = uint32(n)
+	}
+	zoned := s.text(dir, "queue/zoned")
+	f.zoned = zoned != "" && zoned != "none"
+	for _, holder := range s.names(dir, "holders") {
+		text := holder
+		if mapped := s.text("sys/block", holder, "dm/name"); mapped != "" {
+			text = fmt.Sprintf("%s (%s)", holder, mapped)
+		}
+		f.Holders = append(f.Holders, text)
+		f.heldByOthers = f.heldByOthers || !s.isOurs(holder)
+	}
+	by := slices.Concat(used[s.text(dir, "dev")], used[path])
+	slices.Sort(by)
+	f.Holders = append(f.Holders, slices.Compact(by)...)
+	f.heldByOthers = f.heldByOthers || len(by) > 0
+	return f
+}
+
+// identity is what a device keeps wherever it is plugged in.
+func (s sysfs) identity(name, dir string) (model, serial, wwid string) {
+	first := func(values ...string) string {
+		i := slices.IndexFunc(values, func(v string) bool { return v != "" })
+		if i < 0 {
+			return ""
+		}
+		return values[i]
+	}
+	model = s.text(dir, "device/model")
+	if vendor := s.text(dir, "device/vendor"); model != "" && vendor != "" && !strings.HasPrefix(vendor, "0x") {
+		model = vendor + " " + model
+	}
+	if file := s.text(dir, "loop/backing_file"); file != "" {
+		model = "loop " + file
+	}
+	serial = first(s.text(dir, "device/serial"), s.text(dir, "serial"), s.scsiSerial(dir))
+	wwid = first(s.text(dir, "wwid"), s.text(dir, "device/wwid"), s.text(dir, "dm/uuid"))
+	return model, serial, wwid
+}
+
+// scsiSerial reads the Unit Serial Number page (SPC-4, 7.8.15): 4 bytes of
+// header, the last two of them the length.
+func (s sysfs) scsiSerial(dir string) string {
+	b, err := os.ReadFile(s.path(dir, "device/vpd_pg80"))
+	if err != nil || len(b) < 4 {
+		return ""
+	}
+	n := min(int(b[2])<<8|int(b[3]), len(b)-4)
+	return strings.Trim(string(b[4:4+n]), " \x00")
+}
+
+// numaNode looks at the device and what it is plugged into; -1 if none says.
+func (s sysfs) numaNode(name, dir string) int32 {
+	for _, text := range s.controllers(name, "numa_node") {
+		if n, err := strconv.ParseInt(text, 10, 32); err == nil {
+			return int32(n)
+		}
+	}
+	at, err := filepath.EvalSymlinks(s.path(dir))
+	for top := s.path("sys"); err == nil && len(at) > len(top); at = filepath.Dir(at) {
+		b, err := os.ReadFile(filepath.Join(at, "numa_node"))
+		if err != nil {
+			continue
+		}
+		if n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 32); err == nil {
+			return int32(n)
+		}
+	}
+	return -1
+}
+
+// uses are what /proc knows of the use of devices, by "major:minor" or by path.
+type uses map[string][]string
+
+func (s sysfs) uses() (uses, error) {
+	mounts, err := os.ReadFile(s.path("proc/self/mountinfo"))
+	if err != nil {
+		return nil, err
+	}
+	u := parseMounts(string(mounts))
+	swaps, err := os.ReadFile(s.path("proc/swaps"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without swap
+		return nil, err
+	}
+	for line := range strings.Lines(string(swaps)) {
+		if fields := strings.Fields(line); len(fields) > 0 && strings.HasPrefix(fields[0], "/") {
+			u[unescape(fields[0])] = append(u[unescape(fields[0])], "swap")
+		}
+	}
+	return s.withTargets(u), nil
+}
+
+// withTargets adds the paths that symbolic links such as /dev/mapper/x lead to.
+func (s sysfs) withTargets(u uses) uses {
+	out := maps.Clone(u)
+	for path, by := range u {
+		if !strings.HasPrefix(path, "/") {
+			continue
+		}
+		target, err := filepath.EvalSymlinks(s.path(path))
+		if err != nil {
+			continue
+		}
+		if rest, ok := strings.CutPrefix(target, strings.TrimSuffix(string(s), "/")); ok && rest != path {
+			out[rest] = append(slices.Clone(out[rest]), by...)
+		}
+	}
+	return out
+}
+
+// parseMounts reads /proc/self/mountinfo (proc(5)): the device number is field
+// 3, the mount point field 5, the source the second behind " - ". The source
+// counts too: btrfs and others have numbers of their own.
+func parseMounts(text string) uses {
+	u := uses{}
+	for line := range strings.Lines(text) {
+		before, after, ok := strings.Cut(line, " - ")
+		fields, source := strings.Fields(before), strings.Fields(after)
+		if !ok || len(fields) < 5 || len(source) < 2 {
+			continue
+		}
+		by := "mounted on " + unescape(fields[4])
+		u[fields[2]] = append(u[fields[2]], by)
+		if path := unescape(source[1]); strings.HasPrefix(path, "/dev/") {
+			u[path] = append(u[path], by)
+		}
+	}
+	return u
+}
+
+// unescape undoes the kernel's \040 for characters that would split a field.
+func unescape(s string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`, `\043`, "#").Replace(s)
+}
