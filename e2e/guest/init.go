@@ -148,8 +148,12 @@ func mountDisks(probe *kmodule.Prober) error {
 	if err != nil || len(found) == 0 {
 		return err
 	}
-	if err := probe.Probe("ext4", ""); err != nil {
-		return fmt.Errorf("load module ext4: %w", err)
+	// crc32c first, though ext4 does not depend on it: ext4 asks the kernel for it,
+	// which would start modprobe.
+	for _, m := range []string{"crc32c_generic", "ext4"} {
+		if err := probe.Probe(m, ""); err != nil {
+			return fmt.Errorf("load module %s: %w", m, err)
+		}
 	}
 	for _, serial := range found {
 		m, ok := disks[read(serial)]

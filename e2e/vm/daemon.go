@@ -15,7 +15,7 @@ import (
 
 // Daemon is a named program that keeps running in a guest. Its log is kept by
 // the test, so it survives a power cut. A daemon that ends by itself with an
-// error fails the test, unless it MayExit.
+// error fails the test, unless its Command says MayExit.
 type Daemon struct {
 	machine *Machine
 	name    string
@@ -25,7 +25,6 @@ type Daemon struct {
 	log      []byte
 	exited   chan struct{} // closed when it does not run
 	stopping bool
-	mayExit  bool
 	code     int
 }
 
@@ -50,14 +49,6 @@ func (m *Machine) StartDaemon(ctx context.Context, name string, c Command) (*Dae
 	d.command = c
 	d.mu.Unlock()
 	return d, d.Restart(ctx)
-}
-
-// MayExit says that the daemon may end by itself with an error.
-func (d *Daemon) MayExit() *Daemon {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.mayExit = true
-	return d
 }
 
 // Restart starts the daemon again with the same command, after a graceful stop
@@ -175,7 +166,7 @@ func (d *Daemon) end(code int) (expected bool) {
 	default:
 		close(d.exited)
 	}
-	return d.stopping || d.mayExit
+	return d.stopping || d.command.MayExit
 }
 
 // tail is the end of the log for an error's text.

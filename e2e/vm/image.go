@@ -99,6 +99,7 @@ func BuildImage(ctx context.Context, version string) (Image, error) {
 	if err != nil {
 		return Image{}, fmt.Errorf("build the disk of programs: %w", err)
 	}
+	k.Image = k.uncompressed(dir)
 	return Image{Kernel: k, Initrd: initrd, Tools: tools}, prune(dir)
 }
 

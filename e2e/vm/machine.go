@@ -268,6 +268,8 @@ type Command struct {
 	Stdin  []byte
 	Stdout io.Writer // as it comes; nil discards
 	Stderr io.Writer
+
+	MayExit bool // a daemon that may end by itself with an error
 }
 
 // Run runs a command and returns its standard output. A command that fails

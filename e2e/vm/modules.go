@@ -22,13 +22,13 @@ import (
 // Those that a kernel has built in, or has not, are left out.
 func guestModules() []string {
 	return []string{
-		"virtio_pci", "virtio_blk", "virtio_net", "virtio_console", "virtio_rng",
+		"virtio_pci", "virtio_blk", "virtio_net", "virtio_console",
 		"nvme", "nvme_fabrics", "nvme_tcp", "nvme_rdma", "nvme_loop", "nvmet", "nvmet_tcp", "nvmet_rdma",
-		"dm_mod", "dm_mirror", "dm_log", "dm_region_hash", "dm_log_userspace", "dm_delay", "dm_flakey", "dm_snapshot", "dm_era", "dm_log_writes", "dm_raid",
-		"loop", "brd", "null_blk", "zram", "nbd", "ublk_drv", "fuse", "scsi_debug",
+		"dm_mod", "dm_mirror", "dm_log", "dm_region_hash", "dm_log_userspace", "dm_delay", "dm_flakey", "dm_snapshot", "dm_era", "dm_log_writes",
+		"loop", "brd", "null_blk", "nbd", "ublk_drv", "fuse",
 		"ext4", "xfs", "crc32c_generic", "crc32c_intel", "crc32_generic", "crc32_pclmul", "libcrc32c",
-		"configfs", "tcp_diag", "inet_diag", "sch_netem", "sch_ingress", "sch_prio", "cls_u32", "cls_matchall", "act_gact", "dummy", "veth", "ip_tables", "iptable_filter", "nf_tables",
-		"rdma_rxe", "ib_uverbs", "rdma_ucm", "raid1", "raid0", "raid10", "md_mod", "squashfs", "overlay",
+		"configfs", "tcp_diag", "inet_diag", "sch_netem", "sch_ingress", "sch_prio", "cls_u32", "cls_matchall", "act_gact", "dummy",
+		"rdma_rxe", "ib_uverbs", "rdma_ucm",
 	}
 }
 

@@ -71,8 +71,8 @@ func testCancel(t *testing.T, m *Machine) {
 	if !errors.Is(err, context.DeadlineExceeded) || time.Since(begin) > 10*time.Second {
 		t.Errorf("Run = %v after %s, want that its context ended", err, time.Since(begin))
 	}
-	if out, err := m.Run(t.Context(), "pgrep", "sleep"); err == nil {
-		t.Errorf("still running: %s", out)
+	if got := shell(t, m, "ps | grep -c '[s]leep 1000' || true"); got != "0" {
+		t.Errorf("%s of its processes still run", got)
 	}
 }
 
@@ -132,9 +132,8 @@ func testDaemons(t *testing.T, m *Machine) {
 	if code, err := d.Wait(t.Context()); code != 0 || err != nil || !strings.Contains(d.Log(), "bye") {
 		t.Errorf("Wait after Stop = %d, %v, want 0; log %q", code, err, d.Log())
 	}
-	short, err := m.Start(t.Context(), "short", "sh", "-c", "exit 7")
+	short, err := m.StartDaemon(t.Context(), "short", Command{Argv: []string{"sh", "-c", "exit 7"}, MayExit: true})
 	must(t, err)
-	short.MayExit()
 	if code, err := short.Wait(t.Context()); code != 7 || err != nil {
 		t.Errorf("Wait = %d, %v, want 7", code, err)
 	}
@@ -310,16 +309,18 @@ func testLoss(t *testing.T, n *Network, a, b *Machine) {
 
 func testThroughput(t *testing.T, n *Network, a, b *Machine) {
 	const mib = 256
-	d, err := b.Start(t.Context(), "sink", "sh", "-c", "nc -l -p 9000 > /dev/null")
+	job := fmt.Sprintf("--ioengine=net --protocol=tcp --port=9000 --bs=64k --size=%dm", mib)
+	d, err := b.Start(t.Context(), "sink", "sh", "-c", "exec fio --name=sink --rw=read "+job+" --listen")
 	must(t, err)
 	waitFor(t, "the listener", func() bool {
 		out, err := b.Run(t.Context(), "netstat", "-ltn")
 		return err == nil && strings.Contains(out, ":9000")
 	})
 	begin := time.Now()
-	shell(t, a, fmt.Sprintf("dd if=/dev/zero bs=1M count=%d 2>/dev/null | nc %s 9000", mib, b.Addr()))
-	_, err = d.Wait(t.Context())
-	must(t, err)
+	shell(t, a, "fio --name=source --rw=write "+job+" --hostname="+b.Addr())
+	if code, err := d.Wait(t.Context()); code != 0 || err != nil {
+		t.Fatalf("the receiver ended with %d, %v: %s", code, err, d.Log())
+	}
 	rate := mib / time.Since(begin).Seconds()
 	t.Logf("network throughput: %.0f MiB/s, %d frames dropped", rate, n.Dropped())
 	if rate < 5 {
@@ -364,9 +365,9 @@ func TestKernelSilentEndsAreFailures(t *testing.T) {
 	deaths := map[string]struct{ script, want string }{
 		"a panic":                {"echo c > /proc/sysrq-trigger", "Kernel panic"},
 		"a reset":                {"echo b > /proc/sysrq-trigger", "without having been told to"},
-		"the end of the server":  {"kill -9 $(pgrep -f 'exe serve|init serve')", "the server has ended"},
+		"the end of the server":  {"kill -9 $(ps | awk '/[e]xe serve/{print $1}')", "the server has ended"},
 		"a warning that matters": {"echo '<3>WARNING: CPU: 0 PID: 1 at made/up.c' > /dev/kmsg", "made/up.c"},
-		"a daemon's exit":        {"kill -9 $(pgrep -f 'sleep 4242')", "sleeper on m1 ended by itself"},
+		"a daemon's exit":        {"kill -9 $(ps | awk '/[s]leep 4242/{print $1}')", "sleeper on m1 ended by itself"},
 	}
 	for name, death := range deaths {
 		t.Run(name, func(t *testing.T) {
@@ -374,7 +375,9 @@ func TestKernelSilentEndsAreFailures(t *testing.T) {
 			m := NewCluster(r).Start("m1")
 			_, err := m.Start(t.Context(), "sleeper", "sleep", "4242")
 			must(t, err)
-			_, _ = m.Shell(t.Context(), death.script)
+			if out, err := m.Shell(t.Context(), death.script); err != nil {
+				t.Logf("%s, %v", out, err)
+			}
 			waitFor(t, "the report of "+name, func() bool { return strings.Contains(r.failed(), death.want) })
 		})
 	}
