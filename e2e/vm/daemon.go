@@ -51,6 +51,15 @@ func (m *Machine) StartDaemon(ctx context.Context, name string, c Command) (*Dae
 	return d, d.Restart(ctx)
 }
 
+// MayExit says that the daemon may end by itself with an error from now on. For
+// one that may do so at once there is Command.MayExit.
+func (d *Daemon) MayExit() *Daemon {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.command.MayExit = true
+	return d
+}
+
 // Restart starts the daemon again with the same command, after a graceful stop
 // if it runs.
 func (d *Daemon) Restart(ctx context.Context) error {
