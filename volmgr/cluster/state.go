@@ -79,7 +79,7 @@ type State struct {
 // guards weaken single rules, so that tests can show that they would notice.
 type guards struct {
 	noFence, skipLease, keepUnreachable, staleEpochMayRecord, mayDropLastLeg,
-	serveBeforeEqual, sameDomain, revisionIgnored, rebuildUndrained, forcedIsClean,
+	serveBeforeEqual, sameDomain, revisionIgnored, forcedIsClean,
 	freeBeforeAbsent, bootIgnored bool
 }
 

@@ -196,7 +196,7 @@ func (s *State) rebuildWaitsFor(v *Volume, l *Leg) string {
 		return fmt.Sprintf("target %s to map the leg", l.Node)
 	case !s.admitted(v, l):
 		return fmt.Sprintf("target %s to fence epochs below %d", l.Node, v.Epoch)
-	case (on.status.Generation < l.StaleAt || on.exported[l.ID]) && !s.guards.rebuildUndrained:
+	case on.status.Generation < l.StaleAt || on.exported[l.ID]:
 		return fmt.Sprintf("target %s to take down the stale export", l.Node)
 	}
 	return ""

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -132,7 +133,8 @@ func (s *script) step(in Input) string {
 	for _, key := range slices.Sorted(maps.Keys(s.store)) {
 		want = append(want, Record{key, s.store[key]})
 	}
-	if diff := cmp.Diff(want, s.state.Records()); diff != "" {
+	if got := s.state.Records(); !reflect.DeepEqual(want, got) {
+		diff := cmp.Diff(want, got)
 		s.t.Fatalf("after %T: the store differs from the state (-store +state):\n%s", in, diff)
 	}
 	if err != nil {
@@ -234,25 +236,27 @@ func (s *script) run(line string) string {
 }
 
 var scriptCommands = map[string]func(*script, args) string{
-	"target":       (*script).newTarget,
-	"host":         (*script).newHost,
-	"create":       (*script).create,
-	"comply":       (*script).comply,
-	"report":       func(s *script, a args) string { return s.reportTarget(s.targets[a.word(0)]) },
-	"serve":        func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseServing) },
-	"stall":        func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseStalled) },
-	"let-go":       (*script).letGo,
-	"lost":         (*script).lost,
-	"reboot":       (*script).reboot,
-	"wait":         (*script).wait,
-	"restart":      (*script).restart,
-	"stale":        (*script).stale,
-	"in-sync":      (*script).inSync,
-	"foreign":      (*script).foreign,
-	"unplug":       (*script).unplug,
-	"add-drive":    (*script).addDrive,
-	"evict-drive":  (*script).evictDrive,
-	"attach":       func(s *script, a args) string { return s.step(Attach{a.word(0), a.node(1), AttachMode(a.options["mode"])}) },
+	"target":      (*script).newTarget,
+	"host":        (*script).newHost,
+	"create":      (*script).create,
+	"comply":      (*script).comply,
+	"report":      func(s *script, a args) string { return s.reportTarget(s.targets[a.word(0)]) },
+	"serve":       func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseServing) },
+	"stall":       func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseStalled) },
+	"let-go":      (*script).letGo,
+	"lost":        (*script).lost,
+	"reboot":      (*script).reboot,
+	"wait":        (*script).wait,
+	"restart":     (*script).restart,
+	"stale":       (*script).stale,
+	"in-sync":     (*script).inSync,
+	"foreign":     (*script).foreign,
+	"unplug":      (*script).unplug,
+	"add-drive":   (*script).addDrive,
+	"evict-drive": (*script).evictDrive,
+	"attach": func(s *script, a args) string {
+		return s.step(Attach{a.word(0), a.node(1), AttachMode(a.options["mode"])})
+	},
 	"detach":       (*script).detach,
 	"delete":       func(s *script, a args) string { return s.step(DeleteVolume{a.word(0)}) },
 	"confirm-dead": func(s *script, a args) string { return s.step(ConfirmNodeDead{a.node(0)}) },

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"flag"
+	"fmt"
+	"testing"
+)
+
+var histories = flag.Uint64("histories", 300, "random histories to try")
+
+const historySteps = 2000
+
+// history runs one random history and reports the first violation.
+func history(seed uint64, g guards, weaken func(*world)) (violation string, w *world) {
+	w = newWorld(seed, g)
+	if weaken != nil {
+		weaken(w)
+	}
+	for i := range historySteps {
+		w.act()
+		if bad := w.check(); bad != "" {
+			return fmt.Sprintf("seed %d step %d: %s", seed, i, bad), w
+		}
+	}
+	if bad := w.recovered(); bad != "" {
+		return fmt.Sprintf("seed %d after healing: %s", seed, bad), w
+	}
+	return "", w
+}
+
+func TestRandomHistoriesKeepTheInvariants(t *testing.T) {
+	seeds := *histories
+	if testing.Short() {
+		seeds = min(seeds, 20)
+	}
+	served, acked := 0, 0
+	for seed := range seeds {
+		bad, w := history(seed, guards{}, nil)
+		if bad != "" {
+			t.Fatal(bad)
+		}
+		served += w.serves
+		acked += len(w.acked)
+	}
+	// Histories that get nowhere would prove nothing.
+	if served < int(seeds)*3 || acked < int(seeds)*4 {
+		t.Errorf("%d histories served %d times and acknowledged in %d registers, want more", seeds, served, acked)
+	}
+	t.Logf("%d histories, %d times served, %d registers written", seeds, served, acked)
+}
+
+// Each rule weakened must be noticed by the same histories.
+func TestEachGuardIsNeeded(t *testing.T) {
+	for name, c := range map[string]struct {
+		guards guards
+		weaken func(*world)
+	}{
+		"no fence":                        {guards: guards{noFence: true}},
+		"lease not waited for":            {guards: guards{skipLease: true}},
+		"unfenced leg stays in sync":      {guards: guards{keepUnreachable: true}},
+		"superseded epoch may record":     {guards: guards{staleEpochMayRecord: true}},
+		"last leg may be dropped":         {guards: guards{mayDropLastLeg: true}},
+		"served before copies are equal":  {guards: guards{serveBeforeEqual: true}},
+		"copies in one domain":            {guards: guards{sameDomain: true}},
+		"resync of an older revision":     {guards: guards{revisionIgnored: true}},
+		"forced detach counts as clean":   {guards: guards{forcedIsClean: true}},
+		"space given away before it free": {guards: guards{freeBeforeAbsent: true}},
+		"reboot of a host ignored":        {guards: guards{bootIgnored: true}},
+		"host acknowledges before record": {weaken: func(w *world) { w.ackBeforeRecord = true }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const most = 300
+			for seed := range uint64(most) {
+				if bad, _ := history(seed, c.guards, c.weaken); bad != "" {
+					t.Log(bad)
+					return
+				}
+			}
+			t.Errorf("no violation in %d histories", most)
+		})
+	}
+}

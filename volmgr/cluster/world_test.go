@@ -1,0 +1,952 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
+// world is a small cluster in which anything may happen at any time: agents
+// crash, links break, messages wait, the manager starts again. Hosts keep the
+// protocol; what they write is a growing number per register, so that an old
+// value is seen at a glance. After each step check compares what the legs hold
+// with what was acknowledged.
+type world struct {
+	rng   *rand.Rand
+	state *State
+	store map[string][]byte
+	now   time.Time
+	seeds int
+
+	targets []*wTarget
+	hosts   []*wHost
+	reach   map[[2]block.NodeName]bool // host, target: false is cut
+	calls   []wCall                    // records on their way to the manager
+	writes  []*wCommand                // commands on their way to a leg
+
+	value  map[block.LegID][registers]int // what the legs hold; outlives boots
+	acked  map[wCell]int
+	seen   map[wCell]int
+	nextID int
+
+	mood            mood
+	ackBeforeRecord bool // a weakened host
+	serves          int  // how often a host began to serve, to see that histories get anywhere
+	violation       string
+}
+
+const registers = 2
+
+// mood is the sort of trouble that a history has most of.
+type mood int
+
+const (
+	mixed    mood = iota
+	flapping      // hosts lose and find targets
+	split         // targets lose the manager while hosts go on, and volumes are moved
+	moods
+)
+
+// relinks is how soon, in percent of its turns, an agent finds the manager again.
+var relinks = map[mood]int{mixed: 15, flapping: 50, split: 4}
+
+type wCell struct {
+	volume   block.VolumeID
+	column   int
+	register int
+}
+
+// wAgent is the stream between an agent and the manager: both ways in order, and late.
+type wAgent struct {
+	up      bool
+	linked  bool
+	session uint64
+}
+
+type wTarget struct {
+	wAgent
+	*simTarget
+	inbox  []TargetWanted
+	outbox []TargetReport
+}
+
+type wHost struct {
+	wAgent
+	name    block.NodeName
+	boot    int
+	gen     uint64
+	inbox   []InitiatorWanted
+	outbox  []InitiatorReport
+	volumes map[block.VolumeID]*wVolume
+}
+
+// wVolume is a volume as a host has it.
+type wVolume struct {
+	wanted  WantedAttachment
+	serving bool
+	letGo   Phase
+	links   map[block.LegID]*wLink // in the table
+	gone    map[block.LegID]uint64 // recorded stale up to this revision
+	writes  map[wCell]*wWrite      // one at a time per register
+}
+
+type wLink struct {
+	WantedLink
+	readable bool
+	contact  time.Time
+}
+
+type wWrite struct {
+	id   int
+	need map[block.LegID]bool
+	done map[block.LegID]bool
+}
+
+type wCommand struct {
+	host    *wHost
+	volume  block.VolumeID
+	link    WantedLink
+	epoch   block.Epoch
+	cell    wCell
+	write   *wWrite
+	arrived bool
+}
+
+// wCall is a RecordStale or RecordInSync with what its answer changes.
+type wCall struct {
+	host *wHost
+	boot int
+	in   Input
+}
+
+func newWorld(seed uint64, g guards) *world {
+	w := &world{
+		rng: rand.New(rand.NewPCG(seed, 1)), store: map[string][]byte{}, now: t0,
+		reach: map[[2]block.NodeName]bool{}, value: map[block.LegID][registers]int{},
+		acked: map[wCell]int{}, seen: map[wCell]int{}, seeds: int(seed) * 1000, mood: mood(seed) % moods,
+	}
+	state, records := New(testCluster())
+	w.state = state
+	w.state.guards = g
+	keep(w.store, records)
+	for i := range 3 {
+		name := block.NodeName(fmt.Sprintf("t%d", i+1))
+		t := &wTarget{simTarget: newSimTarget(name, map[string]string{"rack": fmt.Sprintf("r%d", i+1)}, 1536*block.MiB)}
+		t.up = true
+		w.targets = append(w.targets, t)
+	}
+	for i := range 2 {
+		h := &wHost{name: block.NodeName(fmt.Sprintf("c%d", i+1)), boot: 1, volumes: map[block.VolumeID]*wVolume{}}
+		h.up = true
+		w.hosts = append(w.hosts, h)
+	}
+	w.heal()
+	for _, t := range w.targets {
+		w.step(AddDrive{Node: t.name, Device: t.devices[0].Path, Seed: w.seed()})
+	}
+	w.settle(3)
+	w.create("a")
+	w.settle(3)
+	w.step(Attach{Volume: "a", Node: "c1"})
+	w.settle(3)
+	return w
+}
+
+func (w *world) seed() Seed {
+	w.seeds++
+	return testSeed(w.seeds)
+}
+
+func (w *world) create(name block.VolumeName) {
+	w.step(CreateVolume{
+		Name: name, Size: 512 * block.MiB, Stripes: 1 + w.rng.IntN(2), Copies: 2 + w.rng.IntN(2), Spread: "rack", Seed: w.seed(),
+	})
+}
+
+// step gives the manager an input and sends the wanted states out.
+func (w *world) step(in Input) error {
+	out, err := w.state.Step(w.now, in)
+	keep(w.store, out.Records)
+	for _, name := range out.Wake {
+		for _, t := range w.targets {
+			if t.name == name && t.linked {
+				t.inbox = append(t.inbox[:min(len(t.inbox), 1)], w.state.WantedTarget(name))
+			}
+		}
+		for _, h := range w.hosts {
+			if h.name == name && h.linked {
+				h.inbox = append(h.inbox[:min(len(h.inbox), 1)], w.state.WantedInitiator(name))
+			}
+		}
+	}
+	return err
+}
+
+func (w *world) chance(percent int) bool { return w.rng.IntN(100) < percent }
+
+func pick[T any](w *world, from []T) T { return from[w.rng.IntN(len(from))] }
+
+// act does one random thing.
+func (w *world) act() {
+	switch n := w.rng.IntN(100); {
+	case n < 8:
+		w.pass(time.Duration(100+w.rng.IntN(1000)) * time.Millisecond)
+	case n < 36:
+		w.targetActs(pick(w, w.targets))
+	case n < 50:
+		w.hostActs(pick(w, w.hosts))
+	case n < 84:
+		w.dataActs(pick(w, w.hosts))
+	case n < 93:
+		w.callActs()
+	case n < 97:
+		w.operatorActs()
+	default:
+		w.faultActs()
+	}
+}
+
+// pass lets time go by. Contact with a leg is as old as the last moment it was there.
+func (w *world) pass(d time.Duration) {
+	for _, h := range w.hosts {
+		for _, v := range h.volumes {
+			for _, l := range v.links {
+				if w.live(h, l) {
+					l.contact = w.now
+				}
+			}
+		}
+	}
+	w.now = w.now.Add(d)
+	w.step(Tick{})
+}
+
+func (w *world) target(name block.NodeName) *wTarget {
+	return w.targets[slices.IndexFunc(w.targets, func(t *wTarget) bool { return t.name == name })]
+}
+
+// live reports whether a host can use a leg under the identity that it was told.
+func (w *world) live(h *wHost, l *wLink) bool { return w.connects(h, l.WantedLink) }
+
+func (w *world) connects(h *wHost, l WantedLink) bool {
+	t := w.target(l.Node)
+	return t.up && !w.cut(h, t) && t.serves(l.Leg, l.UUID)
+}
+
+func (w *world) cut(h *wHost, t *wTarget) bool { return w.reach[[2]block.NodeName{h.name, t.name}] }
+
+func (w *world) targetActs(t *wTarget) {
+	switch {
+	case !t.up:
+		t.up = w.chance(5)
+	case !t.linked:
+		if w.chance(relinks[w.mood]) {
+			w.linkTarget(t)
+		}
+	case len(t.inbox) > 0 && w.chance(50):
+		w.comply(t)
+	case len(t.outbox) > 0 && w.chance(80):
+		r := t.outbox[0]
+		if !w.chance(15) { // else it comes twice
+			t.outbox = t.outbox[1:]
+		}
+		w.step(TargetReported{t.session, r})
+	case len(t.outbox) < 2:
+		t.outbox = append(t.outbox, t.report())
+	}
+}
+
+// comply acts on the oldest wanted state and drops the commands that it fenced.
+func (w *world) comply(t *wTarget) {
+	t.comply(t.inbox[0])
+	t.inbox = t.inbox[1:]
+	w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool {
+		return c.link.Node == t.name && c.arrived && !t.serves(c.link.Leg, c.link.UUID)
+	})
+	if t.wrong != "" {
+		w.violation = "I6: " + t.wrong
+	}
+}
+
+func (w *world) linkTarget(t *wTarget) {
+	t.session++
+	t.linked, t.inbox, t.outbox = true, nil, nil
+	w.step(TargetReported{t.session, t.report()})
+	t.inbox = []TargetWanted{w.state.WantedTarget(t.name)}
+}
+
+func (w *world) linkHost(h *wHost) {
+	h.session++
+	h.linked, h.inbox, h.outbox = true, nil, nil
+	w.step(InitiatorReported{h.session, w.hostReport(h)})
+	h.inbox = []InitiatorWanted{w.state.WantedInitiator(h.name)}
+}
+
+func (w *world) hostActs(h *wHost) {
+	switch {
+	case !h.up:
+		h.up = w.chance(5)
+	case !h.linked:
+		if w.chance(relinks[w.mood]) {
+			w.linkHost(h)
+		}
+	case len(h.inbox) > 0 && w.chance(50):
+		w.obey(h, h.inbox[0])
+		h.inbox = h.inbox[1:]
+	case len(h.outbox) > 0 && w.chance(80):
+		r := h.outbox[0]
+		if !w.chance(15) {
+			h.outbox = h.outbox[1:]
+		}
+		w.step(InitiatorReported{h.session, r})
+	case len(h.outbox) < 2:
+		h.outbox = append(h.outbox, w.hostReport(h))
+	}
+}
+
+func (h *wHost) bootID() string { return fmt.Sprintf("%s-boot-%d", h.name, h.boot) }
+
+func (w *world) hostReport(h *wHost) InitiatorReport {
+	r := InitiatorReport{Node: h.name, BootID: h.bootID(), Generation: h.gen, Host: hostOf(string(h.name))}
+	for _, id := range sorted(h.volumes) {
+		v := h.volumes[id]
+		a := AttachmentReport{Volume: id, Epoch: v.wanted.Epoch, Phase: PhaseConnecting}
+		switch {
+		case v.letGo != "":
+			a.Phase = v.letGo
+		case v.serving:
+			a.Phase = PhaseServing
+		}
+		r.Attachments = append(r.Attachments, a)
+	}
+	return r
+}
+
+// obey takes a wanted state over: what is not wanted goes, what is new begins,
+// links that left the list or changed leave the tables.
+func (w *world) obey(h *wHost, wanted InitiatorWanted) {
+	h.gen = wanted.Generation
+	listed := map[block.VolumeID]WantedAttachment{}
+	for _, a := range wanted.Attachments {
+		if a.BootID == h.bootID() {
+			listed[a.Volume] = a
+		}
+	}
+	for id, v := range h.volumes {
+		if a, ok := listed[id]; !ok || a.Epoch != v.wanted.Epoch {
+			delete(h.volumes, id)
+		}
+	}
+	w.forget(h)
+	for _, id := range sorted(listed) {
+		a := listed[id]
+		v := h.volumes[id]
+		if v == nil {
+			v = &wVolume{links: map[block.LegID]*wLink{}, gone: map[block.LegID]uint64{}, writes: map[wCell]*wWrite{}}
+			h.volumes[id] = v
+		}
+		v.wanted = a
+		for leg, l := range v.links {
+			i := slices.IndexFunc(a.Legs, func(o WantedLink) bool { return o.Leg == leg && o.Revision == l.Revision })
+			if i < 0 {
+				v.drop(leg, l.Revision)
+			}
+		}
+		if a.Detach {
+			v.release()
+		}
+	}
+}
+
+// forget drops the commands that have not left a host and that it no longer wants done.
+func (w *world) forget(h *wHost) {
+	w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool {
+		if c.host != h || c.arrived {
+			return false
+		}
+		v := h.volumes[c.volume]
+		return v == nil || v.writes[c.cell] != c.write || !c.write.need[c.link.Leg]
+	})
+}
+
+// drop takes a leg out of the table for good: it is recorded stale.
+func (v *wVolume) drop(leg block.LegID, revision uint64) {
+	delete(v.links, leg)
+	v.gone[leg] = max(v.gone[leg], revision)
+	for _, x := range v.writes {
+		delete(x.need, leg)
+	}
+}
+
+func (v *wVolume) release() {
+	switch {
+	case v.letGo != "":
+	case !v.serving:
+		v.letGo = PhaseDetachedUnclean
+	case len(v.writes) == 0:
+		v.letGo, v.serving = PhaseDetachedClean, false
+	}
+	if v.letGo != "" {
+		v.links = map[block.LegID]*wLink{}
+	}
+}
+
+// dataActs lets one of a host's volumes do something.
+func (w *world) dataActs(h *wHost) {
+	if len(w.writes) > 0 && w.chance(40) {
+		w.commandActs(w.rng.IntN(len(w.writes)))
+		return
+	}
+	ids := sorted(h.volumes)
+	if !h.up || len(ids) == 0 {
+		return
+	}
+	v := h.volumes[pick(w, ids)]
+	switch {
+	case v.letGo != "":
+	case !v.serving:
+		w.build(h, v)
+	default:
+		w.serve(h, v)
+	}
+}
+
+// build connects every wanted in-sync leg, or has those it can not reach
+// recorded, makes the copies equal if asked, and serves.
+func (w *world) build(h *wHost, v *wVolume) {
+	links := map[block.LegID]*wLink{}
+	for _, l := range v.wanted.Legs {
+		if l.State != LegInSync || l.Revision <= v.gone[l.Leg] {
+			continue
+		}
+		if !w.connects(h, l) {
+			if w.chance(20) {
+				w.lose(h, v, l.Leg)
+			}
+			return
+		}
+		links[l.Leg] = &wLink{WantedLink: l, readable: true, contact: w.now}
+	}
+	first := map[int]block.LegID{}
+	for _, l := range v.wanted.Legs {
+		if _, ok := links[l.Leg]; !ok || !v.wanted.Equalize {
+			continue
+		}
+		if source, ok := first[l.Column]; ok {
+			w.value[l.Leg] = w.value[source]
+		} else {
+			first[l.Column] = l.Leg
+		}
+	}
+	v.links, v.serving = links, true
+	w.serves++
+}
+
+func (w *world) lose(h *wHost, v *wVolume, legs ...block.LegID) {
+	w.calls = append(w.calls, wCall{h, h.boot, RecordStale{Node: h.name, Volume: v.wanted.Volume, Epoch: v.wanted.Epoch, Legs: legs, Reason: "lost"}})
+}
+
+// suspended: contact with a leg of the table is lost for longer than the lease
+// that the host gives itself.
+func (w *world) suspended(v *wVolume) bool {
+	for _, l := range v.links {
+		if w.now.Sub(l.contact) > 8*time.Second {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *world) serve(h *wHost, v *wVolume) {
+	for _, id := range sorted(v.links) { // a live controller renews the lease
+		if l := v.links[id]; w.live(h, l) {
+			l.contact = w.now
+		}
+	}
+	if lost := w.lost(h, v); len(lost) > 0 && w.chance(30) {
+		w.lose(h, v, pick(w, lost))
+	}
+	if v.wanted.Detach {
+		v.release()
+		w.finish(h, v)
+		return
+	}
+	switch w.rng.IntN(5) {
+	case 0, 1:
+		w.write(h, v)
+	case 2:
+		w.read(h, v)
+	case 3, 4:
+		w.rebuild(h, v)
+	}
+	w.finish(h, v)
+}
+
+func (w *world) lost(h *wHost, v *wVolume) (legs []block.LegID) {
+	for _, id := range sorted(v.links) {
+		if !w.live(h, v.links[id]) {
+			legs = append(legs, id)
+		}
+	}
+	return legs
+}
+
+func (w *world) cell(v *wVolume) wCell {
+	return wCell{v.wanted.Volume, w.rng.IntN(v.wanted.Layout.Stripes), w.rng.IntN(registers)}
+}
+
+func (w *world) write(h *wHost, v *wVolume) {
+	c := w.cell(v)
+	if v.writes[c] != nil || w.suspended(v) {
+		return
+	}
+	w.nextID++
+	x := &wWrite{id: w.nextID, need: map[block.LegID]bool{}, done: map[block.LegID]bool{}}
+	for _, id := range sorted(v.links) {
+		if l := v.links[id]; l.Column == c.column {
+			x.need[id] = true
+			w.writes = append(w.writes, &wCommand{host: h, volume: v.wanted.Volume, link: l.WantedLink, epoch: v.wanted.Epoch, cell: c, write: x})
+		}
+	}
+	v.writes[c] = x
+}
+
+// commandActs moves a command on: it arrives at the target, or it is executed
+// there, however late, as long as its export stands.
+func (w *world) commandActs(i int) {
+	c := w.writes[i]
+	t := w.target(c.link.Node)
+	switch {
+	case !c.arrived && !w.cut(c.host, t) && t.up && t.serves(c.link.Leg, c.link.UUID):
+		c.arrived = true
+	case c.arrived && t.up:
+		w.writes = slices.Delete(w.writes, i, i+1)
+		if t.serves(c.link.Leg, c.link.UUID) {
+			w.put(c.link.Leg, c.cell.register, c.write.id)
+			if !w.cut(c.host, t) && !w.chance(20) { // else the answer is lost
+				c.write.done[c.link.Leg] = true
+			}
+		}
+	}
+}
+
+func (w *world) put(leg block.LegID, register, id int) {
+	x := w.value[leg]
+	x[register] = id
+	w.value[leg] = x
+}
+
+// finish repeats commands whose answers were lost, and acknowledges writes that
+// every leg of the table has executed.
+func (w *world) finish(h *wHost, v *wVolume) {
+	for c, x := range v.writes {
+		for leg := range x.need {
+			inFlight := slices.ContainsFunc(w.writes, func(o *wCommand) bool { return o.write == x && o.link.Leg == leg })
+			if l := v.links[leg]; l != nil && !x.done[leg] && !inFlight && w.live(h, l) {
+				w.put(leg, c.register, x.id)
+				x.done[leg] = true
+			}
+		}
+		done := 0
+		for leg := range x.need {
+			if x.done[leg] {
+				done++
+			}
+		}
+		if len(x.need) > 0 && (done == len(x.need) || w.ackBeforeRecord && done > 0) {
+			w.acked[c] = max(w.acked[c], x.id)
+			delete(v.writes, c)
+		}
+	}
+}
+
+// read remembers what it saw of a register that is not being written.
+func (w *world) read(h *wHost, v *wVolume) {
+	c := w.cell(v)
+	if v.writes[c] != nil || w.suspended(v) {
+		return
+	}
+	ids := sorted(v.links)
+	if len(ids) == 0 { // only a weakened manager takes them all
+		return
+	}
+	id := pick(w, ids)
+	if l := v.links[id]; l.readable && l.Column == c.column && w.live(h, l) {
+		w.seen[c] = max(w.seen[c], w.value[id][c.register])
+	}
+}
+
+// rebuild copies a column to a leg that is to come back, and reports those done.
+func (w *world) rebuild(h *wHost, v *wVolume) {
+	for _, l := range v.wanted.Legs {
+		if l.State != LegRebuilding || l.Revision <= v.gone[l.Leg] {
+			continue
+		}
+		if have := v.links[l.Leg]; have != nil {
+			if !have.readable {
+				w.calls = append(w.calls, wCall{h, h.boot, RecordInSync{Node: h.name, Volume: v.wanted.Volume, Epoch: v.wanted.Epoch, Legs: []RebuiltLeg{{Leg: l.Leg, Revision: l.Revision}}}})
+			}
+			continue
+		}
+		if source := w.source(h, v, l.Column); source != nil && w.connects(h, l) {
+			w.value[l.Leg] = w.value[source.Leg]
+			v.links[l.Leg] = &wLink{WantedLink: l, contact: w.now}
+		}
+	}
+}
+
+// source is a live readable leg of a column in which no write is under way.
+func (w *world) source(h *wHost, v *wVolume, column int) *wLink {
+	for c := range v.writes {
+		if c.column == column {
+			return nil
+		}
+	}
+	for _, id := range sorted(v.links) {
+		if l := v.links[id]; l.Column == column && l.readable && w.live(h, l) {
+			return l
+		}
+	}
+	return nil
+}
+
+// callActs brings a record to the manager, sometimes twice, and its answer back.
+func (w *world) callActs() {
+	if len(w.calls) == 0 {
+		return
+	}
+	i := w.rng.IntN(len(w.calls))
+	c := w.calls[i]
+	if !c.host.linked && w.chance(70) {
+		return
+	}
+	if !w.chance(20) {
+		w.calls = slices.Delete(w.calls, i, i+1)
+	}
+	if err := w.step(c.in); err != nil || !c.host.up || c.host.boot != c.boot || w.chance(20) {
+		return
+	}
+	w.answered(c)
+}
+
+func (w *world) answered(c wCall) {
+	switch in := c.in.(type) {
+	case RecordStale:
+		if a := w.state.volumes[in.Volume]; a == nil || a.Attachment == nil || a.Attachment.Node != in.Node || a.Attachment.Epoch != in.Epoch {
+			w.violation = fmt.Sprintf("I4: %s recorded at epoch %d without having the volume", in.Node, in.Epoch)
+		}
+		v := c.host.volumes[in.Volume]
+		if v == nil || v.wanted.Epoch != in.Epoch {
+			return
+		}
+		for _, leg := range in.Legs {
+			// The answer is about the leg as it was asked about, or later.
+			revision := uint64(0)
+			for _, l := range v.wanted.Legs {
+				if l.Leg == leg {
+					revision = l.Revision
+				}
+			}
+			v.drop(leg, revision)
+		}
+	case RecordInSync:
+		if v := c.host.volumes[in.Volume]; v != nil && v.wanted.Epoch == in.Epoch {
+			for _, r := range in.Legs {
+				if l := v.links[r.Leg]; l != nil && l.Revision == r.Revision {
+					l.readable = true
+				}
+			}
+		}
+	}
+}
+
+func (w *world) operatorActs() {
+	name := pick(w, []string{"a", "a", "a", "b"})
+	host := pick(w, w.hosts)
+	switch w.rng.IntN(14) {
+	case 0, 1, 2, 3, 12, 13:
+		w.step(Attach{Volume: name, Node: host.name})
+	case 4:
+		w.step(Detach{Volume: name})
+	case 5, 6: // a failover by hand
+		w.step(Detach{Volume: name, Force: true})
+		w.step(Attach{Volume: name, Node: host.name})
+	case 7:
+		if !host.up {
+			w.step(ConfirmNodeDead{host.name})
+		}
+	case 8:
+		if t := pick(w, w.targets); !t.up {
+			w.step(ConfirmNodeDead{t.name})
+		}
+	case 9, 10:
+		w.create("b")
+	case 11:
+		w.step(DeleteVolume{"b"})
+	}
+}
+
+func (w *world) faultActs() {
+	t, h := pick(w, w.targets), pick(w, w.hosts)
+	if w.mood != mixed && w.chance(80) {
+		w.moodActs(t, h)
+		return
+	}
+	switch w.rng.IntN(14) {
+	case 0:
+		w.unlinkTarget(t)
+	case 1:
+		w.unlinkHost(h)
+	case 2, 3:
+		w.reach[[2]block.NodeName{h.name, t.name}] = true
+	case 4, 5, 6:
+		delete(w.reach, [2]block.NodeName{h.name, t.name})
+	case 7:
+		w.crashTarget(t)
+	case 8, 9:
+		t.up = true
+	case 10:
+		w.crashHost(h)
+	case 11, 12:
+		h.up = true
+	case 13:
+		w.restart()
+	}
+}
+
+func (w *world) moodActs(t *wTarget, h *wHost) {
+	path := [2]block.NodeName{h.name, t.name}
+	switch {
+	case w.mood == flapping && w.chance(30):
+		w.reach[path] = true
+	case w.mood == flapping:
+		delete(w.reach, path)
+	case w.mood == split && w.chance(50):
+		w.split(t)
+	}
+}
+
+// split cuts a target and the host that has volume a from the manager, though
+// not from one another, and moves the volume.
+func (w *world) split(t *wTarget) {
+	v := w.state.volumes[w.state.byName["a"]]
+	if v.Attachment == nil || v.Attachment.State != Attached {
+		return
+	}
+	for _, h := range w.hosts {
+		switch {
+		case h.name == v.Attachment.Node:
+			w.unlinkHost(h)
+		case h.up && !h.linked:
+			w.linkHost(h)
+		}
+	}
+	w.unlinkTarget(t)
+	w.step(Detach{Volume: "a", Force: true})
+	for _, h := range w.hosts {
+		if h.linked {
+			w.step(Attach{Volume: "a", Node: h.name})
+		}
+	}
+}
+
+func (w *world) unlinkTarget(t *wTarget) {
+	t.linked, t.inbox, t.outbox = false, nil, nil
+	if w.chance(50) { // else only silence tells
+		w.step(TargetLost{t.session, t.name})
+	}
+}
+
+func (w *world) unlinkHost(h *wHost) {
+	h.linked, h.inbox, h.outbox = false, nil, nil
+	if w.chance(50) {
+		w.step(InitiatorLost{h.session, h.name})
+	}
+}
+
+func (w *world) crashTarget(t *wTarget) {
+	if !t.up {
+		return
+	}
+	w.unlinkTarget(t)
+	t.up = false
+	t.reboot()
+	w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool { return c.link.Node == t.name && c.arrived })
+}
+
+// crashHost leaves what has arrived at targets to be executed there.
+func (w *world) crashHost(h *wHost) {
+	if !h.up {
+		return
+	}
+	w.unlinkHost(h)
+	h.up = false
+	h.boot++
+	h.volumes = map[block.VolumeID]*wVolume{}
+	w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool { return c.host == h && !c.arrived })
+}
+
+// restart loads the manager's store into a new one; all streams break.
+func (w *world) restart() {
+	var records []Record
+	for _, key := range slices.Sorted(maps.Keys(w.store)) {
+		records = append(records, Record{key, w.store[key]})
+	}
+	s, err := Load(records)
+	if err != nil {
+		w.violation = fmt.Sprintf("load: %v", err)
+		return
+	}
+	s.guards = w.state.guards
+	w.state = s
+	for _, t := range w.targets {
+		t.linked, t.inbox, t.outbox = false, nil, nil
+	}
+	for _, h := range w.hosts {
+		h.linked, h.inbox, h.outbox = false, nil, nil
+	}
+}
+
+// check compares the world with the invariants of the design.
+func (w *world) check() string {
+	if w.violation != "" {
+		return w.violation
+	}
+	for _, id := range sorted(w.state.volumes) {
+		if v := w.state.volumes[id]; v.State == VolumeReady {
+			if bad := w.checkVolume(v); bad != "" {
+				return bad
+			}
+		}
+	}
+	return w.checkReaders()
+}
+
+func (w *world) checkVolume(v *Volume) string {
+	for c, n := range v.inSync() {
+		if n == 0 {
+			return fmt.Sprintf("I2: column %d of %s has no in-sync leg", c, v.Name)
+		}
+	}
+	granted := v.Attachment != nil && v.Attachment.State != Granting
+	for _, l := range v.Legs {
+		for _, o := range v.Legs {
+			if l.ID != o.ID && l.Column == o.Column && (l.Node == o.Node) {
+				return fmt.Sprintf("I5: %v and %v share a domain", &l, &o)
+			}
+		}
+		if l.State != LegInSync {
+			continue
+		}
+		if granted && w.target(l.Node).admitted[v.ID] < v.Epoch {
+			return fmt.Sprintf("I4: %s granted at epoch %d, %v admits %d", v.Name, v.Epoch, &l, w.target(l.Node).admitted[v.ID])
+		}
+		for r := range registers {
+			if c := (wCell{v.ID, l.Column, r}); w.value[l.ID][r] < w.acked[c] {
+				return fmt.Sprintf("I1: %v is in sync and holds %d in %v, acknowledged %d", &l, w.value[l.ID][r], c, w.acked[c])
+			}
+		}
+	}
+	return ""
+}
+
+// checkReaders finds hosts that could read something older than what was
+// acknowledged or, while they have the volume, than what was read before.
+func (w *world) checkReaders() string {
+	for _, h := range w.hosts {
+		for _, id := range sorted(h.volumes) {
+			v := h.volumes[id]
+			if !v.serving || w.suspended(v) {
+				continue
+			}
+			for _, leg := range sorted(v.links) {
+				l := v.links[leg]
+				for r := range registers {
+					c := wCell{id, l.Column, r}
+					if !l.readable || !w.live(h, l) {
+						continue
+					}
+					if w.value[leg][r] < w.seen[c] && v.writes[c] == nil && w.owns(h, v) {
+						return fmt.Sprintf("I9: %s at epoch %d can read %d of %v from %v, %d was read before", h.name, v.wanted.Epoch, w.value[leg][r], c, leg, w.seen[c])
+					}
+					if w.value[leg][r] < w.acked[c] {
+						return fmt.Sprintf("I3: %s at epoch %d can read %d of %v from %v, acknowledged %d", h.name, v.wanted.Epoch, w.value[leg][r], c, leg, w.acked[c])
+					}
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// owns reports whether a host has the grant that stands.
+func (w *world) owns(h *wHost, v *wVolume) bool {
+	x := w.state.volumes[v.wanted.Volume]
+	return x != nil && x.Attachment != nil && x.Attachment.Node == h.name && x.Epoch == v.wanted.Epoch
+}
+
+// heal makes everything work again.
+func (w *world) heal() {
+	w.reach = map[[2]block.NodeName]bool{}
+	for _, t := range w.targets {
+		t.up = true
+		w.linkTarget(t)
+	}
+	for _, h := range w.hosts {
+		h.up = true
+		w.linkHost(h)
+	}
+}
+
+// settle runs rounds in which everyone does what they should.
+func (w *world) settle(rounds int) {
+	for range rounds {
+		for _, t := range w.targets {
+			for len(t.inbox) > 0 {
+				w.comply(t)
+			}
+			w.step(TargetReported{t.session, t.report()})
+		}
+		for _, h := range w.hosts {
+			for len(h.inbox) > 0 {
+				w.obey(h, h.inbox[0])
+				h.inbox = h.inbox[1:]
+			}
+			for range 6 {
+				w.dataActs(h)
+			}
+			w.step(InitiatorReported{h.session, w.hostReport(h)})
+		}
+		for range 3 {
+			w.callActs()
+		}
+		w.pass(time.Second)
+	}
+}
+
+// recovered heals the world and reports what then stays stuck.
+func (w *world) recovered() string {
+	w.heal()
+	for range 40 {
+		w.settle(10)
+		if bad := w.check(); bad != "" {
+			return bad
+		}
+		v := w.state.volumes[w.state.byName["a"]]
+		if v.Attachment == nil {
+			w.step(Attach{Volume: "a", Node: "c1"})
+			continue
+		}
+		if v.Attachment.State == Attached && !slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State != LegInSync }) {
+			return ""
+		}
+	}
+	e, _ := w.state.Explain("a")
+	return fmt.Sprintf("I7: stuck: %s; waits %q", e.Summary, e.Waits)
+}
