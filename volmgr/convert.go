@@ -1,0 +1,440 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volmgr
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/volmgr/cluster"
+)
+
+// This file turns package cluster's values into what goes over the wire, and
+// back. Enumerations have the same words on both sides behind a prefix.
+
+const (
+	driveStatePrefix      = "DRIVE_STATE_"
+	legStatePrefix        = "LEG_STATE_"
+	volumeStatePrefix     = "VOLUME_STATE_"
+	healthPrefix          = "HEALTH_"
+	attachModePrefix      = "ATTACH_MODE_"
+	attachmentStatePrefix = "ATTACHMENT_STATE_"
+	severityPrefix        = "SEVERITY_"
+	phasePrefix           = "ATTACHMENT_PHASE_"
+)
+
+// toEnum is the enumeration value of a word; an unknown word is UNSPECIFIED.
+func toEnum[E interface{ ~int32 }, W ~string](values map[string]int32, prefix string, word W) E {
+	return E(values[prefix+string(word)])
+}
+
+// fromEnum is the word of an enumeration value; UNSPECIFIED is the empty word.
+func fromEnum[W ~string](e protoreflect.Enum, prefix string) W {
+	value := e.Descriptor().Values().ByNumber(e.Number())
+	if value == nil || e.Number() == 0 {
+		return ""
+	}
+	return W(string(value.Name())[len(prefix):])
+}
+
+func list[A, B any](in []A, convert func(A) B) []B {
+	out := make([]B, 0, len(in))
+	for _, a := range in {
+		out = append(out, convert(a))
+	}
+	return out
+}
+
+// listErr is list for conversions that can fail.
+func listErr[A, B any](in []A, convert func(A) (B, error)) ([]B, error) {
+	var out []B
+	for _, a := range in {
+		b, err := convert(a)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, b)
+	}
+	return out, nil
+}
+
+func pbTime(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+func fromTime(t *timestamppb.Timestamp) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.AsTime()
+}
+
+// id prints an identifier, the zero one as nothing.
+func id(u block.UUID) string {
+	if u.IsZero() {
+		return ""
+	}
+	return u.String()
+}
+
+// ---- to operators ----
+
+func pbStatus(s cluster.Status, version string) *pb.Status {
+	return &pb.Status{
+		ClusterId: s.ClusterID.String(), Version: version,
+		CapacityBytes: uint64(s.Capacity), AllocatedBytes: uint64(s.Allocated),
+		Nodes: uint32(s.Nodes), NodesOffline: uint32(s.NodesOffline),
+		Drives: uint32(s.Drives), DrivesNotReady: uint32(s.DrivesNotReady),
+		Volumes: uint32(s.Volumes), VolumesDegraded: uint32(s.VolumesDegraded), VolumesUnavailable: uint32(s.VolumesUnavailable),
+		Attachments: uint32(s.Attachments), Wrong: s.Wrong,
+	}
+}
+
+func pbNode(n cluster.Node) *pb.Node {
+	return &pb.Node{
+		Name: string(n.Name), Labels: n.Labels, Portals: list(n.Portals, pbPortal), Host: pbHost(n.Host),
+		Target: pbAgentStatus(n.Target), Initiator: pbAgentStatus(n.Initiator), ConfirmedDead: n.ConfirmedDead,
+	}
+}
+
+func pbAgentStatus(s cluster.AgentStatus) *pb.AgentStatus {
+	return &pb.AgentStatus{
+		Known: s.Known, Online: s.Online, BootId: s.BootID, Seen: pbTime(s.Seen), Version: s.Version, Kernel: s.Kernel,
+		Generation: s.Generation, Problems: list(s.Problems, pbProblem),
+	}
+}
+
+func pbProblem(p cluster.Problem) *pb.Problem {
+	return &pb.Problem{Object: p.Object, Doing: p.Doing, Cause: p.Cause, Since: pbTime(p.Since)}
+}
+
+var transports = map[block.Transport]pb.Transport{block.TCP: pb.Transport_TRANSPORT_TCP, block.RDMA: pb.Transport_TRANSPORT_RDMA}
+
+func pbPortal(p block.Portal) *pb.Portal {
+	return &pb.Portal{Transport: transports[p.Transport], Address: p.Address, Port: uint32(p.Port), Rail: p.Rail}
+}
+
+func pbHost(h block.Host) *pb.Host {
+	if h.NQN == "" {
+		return nil
+	}
+	return &pb.Host{Nqn: string(h.NQN), Id: h.ID.String()}
+}
+
+func pbDevice(d cluster.Device) *pb.Device {
+	return &pb.Device{
+		Path: d.Path, Model: d.Model, Serial: d.Serial, Wwid: d.WWID, SizeBytes: uint64(d.Size), BlockSize: d.BlockSize,
+		NumaNode: d.NUMANode, Rotational: d.Rotational, VolatileCache: d.VolatileCache, ReadOnly: d.ReadOnly,
+		Holders: d.Holders, Signatures: d.Signatures, DriveId: id(d.DriveID.UUID), Refused: d.Refused,
+	}
+}
+
+func pbDrive(d cluster.Drive) *pb.Drive {
+	return &pb.Drive{
+		Id: d.ID.String(), Node: string(d.Node), Device: d.Device, Model: d.Model, Serial: d.Serial, Wwid: d.WWID,
+		SizeBytes: uint64(d.Size), BlockSize: d.BlockSize, NumaNode: d.NUMANode, VolatileCache: d.VolatileCache,
+		Labels: d.Labels, State: toEnum[pb.DriveState](pb.DriveState_value, driveStatePrefix, d.State), Reason: d.Reason,
+		CapacityBytes: uint64(d.Capacity), AllocatedBytes: uint64(d.Allocated),
+	}
+}
+
+func pbPool(p cluster.Pool) *pb.Pool {
+	return &pb.Pool{
+		Name: p.Name, Selector: p.Selector, CapacityBytes: uint64(p.Capacity), AllocatedBytes: uint64(p.Allocated), Drives: uint32(p.Drives),
+	}
+}
+
+func pbLayout(l block.Layout) *pb.Layout {
+	return &pb.Layout{Stripes: uint32(l.Stripes), Copies: uint32(l.Copies), ChunkBytes: uint64(l.Chunk)}
+}
+
+func pbExtent(e cluster.Extent) *pb.Extent { return &pb.Extent{Start: e.Start, Count: e.Count} }
+
+func pbVolume(v cluster.Volume) *pb.Volume {
+	out := &pb.Volume{
+		Id: v.ID.String(), Name: string(v.Name), SizeBytes: uint64(v.Size), Layout: pbLayout(v.Layout), Pool: v.Pool, Spread: v.Spread,
+		Labels: v.Labels, State: toEnum[pb.VolumeState](pb.VolumeState_value, volumeStatePrefix, v.State),
+		Health: toEnum[pb.Health](pb.Health_value, healthPrefix, v.Health),
+		Epoch:  uint64(v.Epoch), Clean: v.Clean, Generation: v.Generation, Created: pbTime(v.Created),
+	}
+	for _, l := range v.Legs {
+		out.Legs = append(out.Legs, pbLeg(v.ID, l))
+	}
+	if v.Attachment != nil {
+		out.Attachment = pbAttachment(*v.Attachment)
+	}
+	return out
+}
+
+func pbLeg(volume block.VolumeID, l cluster.Leg) *pb.Leg {
+	return &pb.Leg{
+		Id: l.ID.String(), VolumeId: volume.String(), Column: uint32(l.Column), Copy: uint32(l.Copy),
+		DriveId: l.Drive.String(), Node: string(l.Node), Extents: list(l.Extents, pbExtent),
+		State: toEnum[pb.LegState](pb.LegState_value, legStatePrefix, l.State), Revision: l.Revision,
+		StaleSince: pbTime(l.StaleSince), Reason: l.Reason,
+	}
+}
+
+func pbAttachment(a cluster.Attachment) *pb.Attachment {
+	return &pb.Attachment{
+		VolumeId: a.VolumeID.String(), VolumeName: string(a.VolumeName), Node: string(a.Node),
+		Mode:  toEnum[pb.AttachMode](pb.AttachMode_value, attachModePrefix, a.Mode),
+		Epoch: uint64(a.Epoch), State: toEnum[pb.AttachmentState](pb.AttachmentState_value, attachmentStatePrefix, a.State),
+		BootId: a.BootID, Device: a.Device, WaitingFor: a.WaitingFor,
+		ResyncDoneBytes: uint64(a.ResyncDone), ResyncTotalBytes: uint64(a.ResyncTotal), Since: pbTime(a.Since),
+	}
+}
+
+func pbEvent(e cluster.Event) *pb.Event {
+	return &pb.Event{
+		Seq: e.Seq, Time: pbTime(e.Time), Severity: toEnum[pb.Severity](pb.Severity_value, severityPrefix, e.Severity),
+		Kind: e.Kind, Object: e.Object, Text: e.Text, Attributes: e.Attributes,
+	}
+}
+
+func pbExplanation(e cluster.Explanation) *pb.Explanation {
+	return &pb.Explanation{Object: e.Object, Summary: e.Summary, Facts: e.Facts, Waits: e.Waits, Actions: e.Actions}
+}
+
+// ---- to agents ----
+
+func pbVolumeLabel(v cluster.VolumeLabel) *pb.VolumeLabel {
+	out := &pb.VolumeLabel{
+		VolumeId: v.ID.String(), Name: string(v.Name), SizeBytes: uint64(v.Size), Layout: pbLayout(v.Layout), Pool: v.Pool,
+		Spread: v.Spread, Labels: v.Labels, Epoch: uint64(v.Epoch), Generation: v.Generation, Clean: v.Clean,
+		InSyncLegs: list(v.InSync, block.LegID.String),
+	}
+	if v.Created != 0 {
+		out.Created = timestamppb.New(time.Unix(0, v.Created))
+	}
+	return out
+}
+
+func pbAdmission(a cluster.Admission) *pb.Admission {
+	return &pb.Admission{VolumeId: a.Volume.String(), Epoch: uint64(a.Epoch)}
+}
+
+func targetWanted(w cluster.TargetWanted) *pb.TargetWanted {
+	return &pb.TargetWanted{
+		Generation: w.Generation, ClusterId: w.ClusterID.String(), Drives: list(w.Drives, pbWantedDrive), Legs: list(w.Legs, pbWantedLeg),
+		Admissions: list(w.Admissions, pbAdmission), Exports: list(w.Exports, pbWantedExport),
+	}
+}
+
+func pbWantedDrive(d cluster.WantedDrive) *pb.WantedDrive {
+	return &pb.WantedDrive{DriveId: d.Drive.String(), Device: d.Device, Wwid: d.WWID, Serial: d.Serial, ForceErase: d.ForceErase, Remove: d.Remove}
+}
+
+func pbWantedLeg(l cluster.WantedLeg) *pb.WantedLeg {
+	return &pb.WantedLeg{
+		LegId: l.Leg.String(), DriveId: l.Drive.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), Extents: list(l.Extents, pbExtent),
+		SizeBytes: uint64(l.Size), Revision: l.Revision, Volume: pbVolumeLabel(l.Volume), Remove: l.Remove,
+	}
+}
+
+func pbWantedExport(x cluster.WantedExport) *pb.WantedExport {
+	return &pb.WantedExport{
+		VolumeId: x.Volume.String(), Epoch: uint64(x.Epoch), Nqn: string(x.NQN), Serial: x.Serial, Host: pbHost(x.Host),
+		Namespaces: list(x.Namespaces, pbWantedNamespace),
+	}
+}
+
+func pbWantedNamespace(n cluster.WantedNamespace) *pb.WantedNamespace {
+	return &pb.WantedNamespace{Nsid: n.NSID, LegId: n.Leg.String(), Uuid: n.UUID.String()}
+}
+
+func initiatorWanted(w cluster.InitiatorWanted) *pb.InitiatorWanted {
+	return &pb.InitiatorWanted{Generation: w.Generation, ClusterId: w.ClusterID.String(), Attachments: list(w.Attachments, pbWantedAttachment)}
+}
+
+func pbWantedAttachment(a cluster.WantedAttachment) *pb.WantedAttachment {
+	return &pb.WantedAttachment{
+		VolumeId: a.Volume.String(), VolumeName: string(a.VolumeName), SizeBytes: uint64(a.Size), Layout: pbLayout(a.Layout),
+		LegSizeBytes: uint64(a.LegSize), Epoch: uint64(a.Epoch), Mode: toEnum[pb.AttachMode](pb.AttachMode_value, attachModePrefix, a.Mode),
+		BootId: a.BootID, Equalize: a.Equalize, Detach: a.Detach, Legs: list(a.Legs, pbWantedLink),
+	}
+}
+
+func pbWantedLink(l cluster.WantedLink) *pb.WantedLink {
+	return &pb.WantedLink{
+		LegId: l.Leg.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), State: toEnum[pb.LegState](pb.LegState_value, legStatePrefix, l.State),
+		Revision: l.Revision, Node: string(l.Node), Nqn: string(l.NQN), Nsid: l.NSID, Uuid: l.UUID.String(),
+		Portals: list(l.Portals, pbPortal), WriteThrough: l.WriteThrough,
+	}
+}
+
+// ---- from agents ----
+
+// maybe parses an identifier that may be empty.
+func maybe[T any](name, text string, parse func(string) (T, error)) (T, error) {
+	if text == "" {
+		var zero T
+		return zero, nil
+	}
+	return field(name, text, parse)
+}
+
+func fromPortal(p *pb.Portal) block.Portal {
+	out := block.Portal{Transport: block.TCP, Address: p.Address, Port: uint16(p.Port), Rail: p.Rail}
+	if p.Transport == pb.Transport_TRANSPORT_RDMA {
+		out.Transport = block.RDMA
+	}
+	if out.Port == 0 {
+		out.Port = block.DefaultPort
+	}
+	return out
+}
+
+func fromHost(h *pb.Host) (host block.Host, err error) {
+	if h == nil {
+		return block.Host{}, nil
+	}
+	if host.NQN, err = field("host.nqn", h.Nqn, block.ParseNQN); err != nil {
+		return host, err
+	}
+	host.ID, err = field("host.id", h.Id, block.ParseUUID)
+	return host, err
+}
+
+func fromProblem(p *pb.Problem) cluster.Problem {
+	return cluster.Problem{Object: p.Object, Doing: p.Doing, Cause: p.Cause, Since: fromTime(p.Since)}
+}
+
+func fromExtent(e *pb.Extent) cluster.Extent { return cluster.Extent{Start: e.Start, Count: e.Count} }
+
+func fromDevice(d *pb.Device) (out cluster.Device, err error) {
+	out = cluster.Device{
+		Path: d.Path, Model: d.Model, Serial: d.Serial, WWID: d.Wwid, Size: block.Size(d.SizeBytes), BlockSize: d.BlockSize,
+		NUMANode: d.NumaNode, Rotational: d.Rotational, VolatileCache: d.VolatileCache, ReadOnly: d.ReadOnly,
+		Holders: d.Holders, Signatures: d.Signatures, Refused: d.Refused,
+	}
+	out.DriveID, err = maybe("devices.drive_id", d.DriveId, block.ParseDriveID)
+	return out, err
+}
+
+func targetReport(r *pb.TargetReport) (out cluster.TargetReport, err error) {
+	out = cluster.TargetReport{
+		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Kernel: r.Kernel,
+		Portals: list(r.Portals, fromPortal), Generation: r.Generation, Problems: list(r.Problems, fromProblem),
+	}
+	if out.ClusterID, err = maybe("cluster_id", r.ClusterId, block.ParseClusterID); err != nil {
+		return out, err
+	}
+	if out.Devices, err = listErr(r.Devices, fromDevice); err != nil {
+		return out, err
+	}
+	if out.Drives, err = listErr(r.Drives, fromDriveReport); err != nil {
+		return out, err
+	}
+	if out.Legs, err = listErr(r.Legs, fromLegReport); err != nil {
+		return out, err
+	}
+	if out.Admissions, err = listErr(r.Admissions, fromAdmission); err != nil {
+		return out, err
+	}
+	out.Exports, err = listErr(r.Exports, fromExportReport)
+	return out, err
+}
+
+func fromDriveReport(d *pb.DriveReport) (out cluster.DriveReport, err error) {
+	out = cluster.DriveReport{Device: d.Device, Extents: d.Extents, LabelGeneration: d.LabelGeneration, Error: d.Error}
+	if out.Drive, err = field("drives.drive_id", d.DriveId, block.ParseDriveID); err != nil {
+		return out, err
+	}
+	if out.Cluster, err = maybe("drives.cluster_id", d.ClusterId, block.ParseClusterID); err != nil {
+		return out, err
+	}
+	out.Legs, err = listErr(d.Legs, fromLegLabel)
+	return out, err
+}
+
+func fromLegLabel(l *pb.LegLabel) (out cluster.LegLabel, err error) {
+	out = cluster.LegLabel{
+		Column: int(l.Column), Copy: int(l.Copy), Extents: list(l.Extents, fromExtent), Zeroed: l.Zeroed,
+		Revision: l.Revision, AdmittedEpoch: block.Epoch(l.AdmittedEpoch),
+	}
+	if out.Leg, err = field("drives.legs.leg_id", l.LegId, block.ParseLegID); err != nil {
+		return out, err
+	}
+	if l.Volume != nil {
+		out.Volume, err = fromVolumeLabel(l.Volume)
+	}
+	return out, err
+}
+
+func fromVolumeLabel(v *pb.VolumeLabel) (out cluster.VolumeLabel, err error) {
+	out = cluster.VolumeLabel{
+		Name: block.VolumeName(v.Name), Size: block.Size(v.SizeBytes), Pool: v.Pool, Spread: v.Spread, Labels: v.Labels,
+		Epoch: block.Epoch(v.Epoch), Generation: v.Generation, Clean: v.Clean,
+	}
+	if v.Layout != nil {
+		out.Layout = block.Layout{Stripes: int(v.Layout.Stripes), Copies: int(v.Layout.Copies), Chunk: block.Size(v.Layout.ChunkBytes)}
+	}
+	if v.Created != nil {
+		out.Created = v.Created.AsTime().UnixNano()
+	}
+	if out.ID, err = field("drives.legs.volume.volume_id", v.VolumeId, block.ParseVolumeID); err != nil {
+		return out, err
+	}
+	out.InSync, err = listErr(v.InSyncLegs, func(text string) (block.LegID, error) {
+		return field("drives.legs.volume.in_sync_legs", text, block.ParseLegID)
+	})
+	return out, err
+}
+
+func fromLegReport(l *pb.LegReport) (out cluster.LegReport, err error) {
+	out = cluster.LegReport{Ready: l.Ready, Zeroed: block.Size(l.ZeroedBytes), Error: l.Error}
+	out.Leg, err = field("legs.leg_id", l.LegId, block.ParseLegID)
+	return out, err
+}
+
+func fromAdmission(a *pb.Admission) (out cluster.Admission, err error) {
+	out.Epoch = block.Epoch(a.Epoch)
+	out.Volume, err = field("admissions.volume_id", a.VolumeId, block.ParseVolumeID)
+	return out, err
+}
+
+func fromExportReport(x *pb.ExportReport) (out cluster.ExportReport, err error) {
+	out = cluster.ExportReport{NQN: block.NQN(x.Nqn), Ready: x.Ready}
+	out.Legs, err = listErr(x.LegIds, func(text string) (block.LegID, error) {
+		return field("exports.leg_ids", text, block.ParseLegID)
+	})
+	return out, err
+}
+
+func initiatorReport(r *pb.InitiatorReport) (out cluster.InitiatorReport, err error) {
+	out = cluster.InitiatorReport{
+		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Kernel: r.Kernel,
+		Generation: r.Generation, Problems: list(r.Problems, fromProblem),
+	}
+	if out.Host, err = fromHost(r.Host); err != nil {
+		return out, err
+	}
+	out.Attachments, err = listErr(r.Attachments, fromAttachmentReport)
+	return out, err
+}
+
+func fromAttachmentReport(a *pb.AttachmentReport) (out cluster.AttachmentReport, err error) {
+	out = cluster.AttachmentReport{
+		Epoch: block.Epoch(a.Epoch), Phase: fromEnum[cluster.Phase](a.Phase, phasePrefix), Device: a.Device, WaitingFor: a.WaitingFor,
+		ResyncDone: block.Size(a.ResyncDoneBytes), ResyncTotal: block.Size(a.ResyncTotalBytes),
+	}
+	if out.Volume, err = field("attachments.volume_id", a.VolumeId, block.ParseVolumeID); err != nil {
+		return out, err
+	}
+	out.Legs, err = listErr(a.Legs, fromLegLink)
+	return out, err
+}
+
+func fromLegLink(l *pb.LegLink) (out cluster.LegLink, err error) {
+	out = cluster.LegLink{Revision: l.Revision, State: l.State, Device: l.Device, Error: l.Error}
+	out.Leg, err = field("attachments.legs.leg_id", l.LegId, block.ParseLegID)
+	return out, err
+}

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volmgr
+
+import (
+	"context"
+	"errors"
+	"maps"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/volmgr/cluster"
+)
+
+// domain is the domain of the ErrorInfo details.
+const domain = "weft.dev"
+
+// codeOf is the one table from refusals to gRPC codes.
+var codeOf = map[cluster.Kind]codes.Code{
+	cluster.InvalidArgument:    codes.InvalidArgument,
+	cluster.NotFound:           codes.NotFound,
+	cluster.AlreadyExists:      codes.AlreadyExists,
+	cluster.FailedPrecondition: codes.FailedPrecondition,
+	cluster.ResourceExhausted:  codes.ResourceExhausted,
+	cluster.Unimplemented:      codes.Unimplemented,
+}
+
+// toStatus is an error as gRPC carries it: a field violation where a field is
+// wrong, and an ErrorInfo with reason, object and hint.
+func toStatus(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	var e *cluster.Error
+	switch {
+	case errors.As(err, &e):
+		return refusal(e)
+	case errors.Is(err, ErrStopped):
+		return status.Error(codes.Unavailable, err.Error())
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return status.FromContextError(err).Err()
+	}
+	return status.Error(codes.Internal, err.Error())
+}
+
+func refusal(e *cluster.Error) error {
+	s := status.New(codeOf[e.Kind], e.Error())
+	var details []protoadapt.MessageV1
+	if e.Field != "" {
+		details = append(details, &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{
+			{Field: e.Field, Description: e.Text, Reason: e.Reason},
+		}})
+	}
+	info := &errdetails.ErrorInfo{Domain: domain, Reason: e.Reason, Metadata: maps.Clone(e.Metadata)}
+	for key, value := range map[string]string{"object": e.Object, "hint": e.Hint} {
+		if value != "" {
+			if info.Metadata == nil {
+				info.Metadata = map[string]string{}
+			}
+			info.Metadata[key] = value
+		}
+	}
+	if info.Reason != "" || len(info.Metadata) > 0 {
+		details = append(details, info)
+	}
+	with, err := s.WithDetails(details...)
+	if err != nil {
+		return s.Err()
+	}
+	return with.Err()
+}
+
+// call steps through an input and converts its result.
+func call[T any, P any](ctx context.Context, m *Manager, in cluster.Input, convert func(T) P) (P, error) {
+	var none P
+	result, err := m.step(ctx, in)
+	if err != nil {
+		return none, toStatus(err)
+	}
+	value, ok := result.(T)
+	if !ok {
+		return none, status.Errorf(codes.Internal, "%T gave %T", in, result)
+	}
+	return convert(value), nil
+}
+
+// do steps through an input that has no result.
+func do[P any](ctx context.Context, m *Manager, in cluster.Input) (*P, error) {
+	if _, err := m.step(ctx, in); err != nil {
+		return nil, toStatus(err)
+	}
+	return new(P), nil
+}
+
+// read looks at the state and converts what it finds.
+func read[T any, P any](ctx context.Context, m *Manager, get func(*cluster.State) (T, error), convert func(T) P) (p P, err error) {
+	var value T
+	var refused error
+	if err := m.look(ctx, func() { value, refused = get(m.state) }); err != nil {
+		return p, toStatus(err)
+	}
+	if refused != nil {
+		return p, toStatus(refused)
+	}
+	return convert(value), nil
+}
+
+// field parses a field of a request; an error names it.
+func field[T any](name, text string, parse func(string) (T, error)) (T, error) {
+	value, err := parse(text)
+	if err != nil {
+		return value, toStatus(&cluster.Error{Kind: cluster.InvalidArgument, Field: name, Text: name + ": " + err.Error()})
+	}
+	return value, nil
+}
+
+func always[T any](get func(*cluster.State) T) func(*cluster.State) (T, error) {
+	return func(s *cluster.State) (T, error) { return get(s), nil }
+}
+
+// GetStatus sums the cluster up.
+func (m *Manager) GetStatus(ctx context.Context, _ *pb.GetStatusRequest) (*pb.Status, error) {
+	return read(ctx, m, always((*cluster.State).Status), func(s cluster.Status) *pb.Status { return pbStatus(s, m.cfg.Version) })
+}
+
+// ListNodes lists the nodes.
+func (m *Manager) ListNodes(ctx context.Context, _ *pb.ListNodesRequest) (*pb.ListNodesResponse, error) {
+	return read(ctx, m, always((*cluster.State).Nodes), func(n []cluster.Node) *pb.ListNodesResponse {
+		return &pb.ListNodesResponse{Nodes: list(n, pbNode)}
+	})
+}
+
+// SetNodeLabels replaces an operator's labels of a node.
+func (m *Manager) SetNodeLabels(ctx context.Context, r *pb.SetNodeLabelsRequest) (*pb.Node, error) {
+	return call(ctx, m, cluster.SetNodeLabels{Node: block.NodeName(r.Node), Labels: r.Labels}, pbNode)
+}
+
+// ConfirmNodeDead records that a machine is off.
+func (m *Manager) ConfirmNodeDead(ctx context.Context, r *pb.ConfirmNodeDeadRequest) (*pb.Node, error) {
+	return call(ctx, m, cluster.ConfirmNodeDead{Node: block.NodeName(r.Node)}, pbNode)
+}
+
+// RemoveNode forgets a node.
+func (m *Manager) RemoveNode(ctx context.Context, r *pb.RemoveNodeRequest) (*pb.RemoveNodeResponse, error) {
+	return do[pb.RemoveNodeResponse](ctx, m, cluster.RemoveNode{Node: block.NodeName(r.Node)})
+}
+
+// ListDevices lists a node's inventory.
+func (m *Manager) ListDevices(ctx context.Context, r *pb.ListDevicesRequest) (*pb.ListDevicesResponse, error) {
+	get := func(s *cluster.State) ([]cluster.Device, error) { return s.Devices(block.NodeName(r.Node)) }
+	return read(ctx, m, get, func(d []cluster.Device) *pb.ListDevicesResponse {
+		return &pb.ListDevicesResponse{Devices: list(d, pbDevice)}
+	})
+}
+
+// ListDrives lists drives.
+func (m *Manager) ListDrives(ctx context.Context, r *pb.ListDrivesRequest) (*pb.ListDrivesResponse, error) {
+	get := func(s *cluster.State) []cluster.Drive { return s.Drives(block.NodeName(r.Node)) }
+	return read(ctx, m, always(get), func(d []cluster.Drive) *pb.ListDrivesResponse {
+		return &pb.ListDrivesResponse{Drives: list(d, pbDrive)}
+	})
+}
+
+// AddDrive takes a device in.
+func (m *Manager) AddDrive(ctx context.Context, r *pb.AddDriveRequest) (*pb.Drive, error) {
+	in := cluster.AddDrive{Node: block.NodeName(r.Node), Device: r.Device, Labels: r.Labels, ForceErase: r.ForceErase, Seed: newSeed()}
+	return call(ctx, m, in, pbDrive)
+}
+
+// EvictDrive gives a drive back.
+func (m *Manager) EvictDrive(ctx context.Context, r *pb.EvictDriveRequest) (*pb.EvictDriveResponse, error) {
+	id, err := field("drive_id", r.DriveId, block.ParseDriveID)
+	if err != nil {
+		return nil, err
+	}
+	return do[pb.EvictDriveResponse](ctx, m, cluster.EvictDrive{Drive: id})
+}
+
+// CreatePool names a set of drives.
+func (m *Manager) CreatePool(ctx context.Context, r *pb.CreatePoolRequest) (*pb.Pool, error) {
+	return call(ctx, m, cluster.CreatePool{Name: r.Name, Selector: r.Selector}, pbPool)
+}
+
+// ListPools lists the pools.
+func (m *Manager) ListPools(ctx context.Context, _ *pb.ListPoolsRequest) (*pb.ListPoolsResponse, error) {
+	return read(ctx, m, always((*cluster.State).Pools), func(p []cluster.Pool) *pb.ListPoolsResponse {
+		return &pb.ListPoolsResponse{Pools: list(p, pbPool)}
+	})
+}
+
+// DeletePool forgets a pool.
+func (m *Manager) DeletePool(ctx context.Context, r *pb.DeletePoolRequest) (*pb.DeletePoolResponse, error) {
+	return do[pb.DeletePoolResponse](ctx, m, cluster.DeletePool{Name: r.Name})
+}
+
+// CreateVolume places a volume.
+func (m *Manager) CreateVolume(ctx context.Context, r *pb.CreateVolumeRequest) (*pb.Volume, error) {
+	name, err := field("name", r.Name, block.ParseVolumeName)
+	if err != nil {
+		return nil, err
+	}
+	in := cluster.CreateVolume{
+		Name: name, Size: block.Size(r.SizeBytes), Copies: int(r.Copies), Stripes: int(r.Stripes), Chunk: block.Size(r.ChunkBytes),
+		Pool: r.Pool, Spread: r.Spread, Labels: r.Labels, Seed: newSeed(),
+	}
+	return call(ctx, m, in, pbVolume)
+}
+
+// GetVolume is one volume.
+func (m *Manager) GetVolume(ctx context.Context, r *pb.GetVolumeRequest) (*pb.Volume, error) {
+	return read(ctx, m, func(s *cluster.State) (cluster.Volume, error) { return s.Volume(r.Volume) }, pbVolume)
+}
+
+// ListVolumes lists the volumes.
+func (m *Manager) ListVolumes(ctx context.Context, _ *pb.ListVolumesRequest) (*pb.ListVolumesResponse, error) {
+	return read(ctx, m, always((*cluster.State).Volumes), func(v []cluster.Volume) *pb.ListVolumesResponse {
+		return &pb.ListVolumesResponse{Volumes: list(v, pbVolume)}
+	})
+}
+
+// DeleteVolume frees a volume.
+func (m *Manager) DeleteVolume(ctx context.Context, r *pb.DeleteVolumeRequest) (*pb.DeleteVolumeResponse, error) {
+	return do[pb.DeleteVolumeResponse](ctx, m, cluster.DeleteVolume{Volume: r.Volume})
+}
+
+// ExplainVolume says why a volume is as it is.
+func (m *Manager) ExplainVolume(ctx context.Context, r *pb.ExplainVolumeRequest) (*pb.Explanation, error) {
+	return read(ctx, m, func(s *cluster.State) (cluster.Explanation, error) { return s.Explain(r.Volume) }, pbExplanation)
+}
+
+// PromoteStaleLeg gives up what a stale leg misses.
+func (m *Manager) PromoteStaleLeg(ctx context.Context, r *pb.PromoteStaleLegRequest) (*pb.Volume, error) {
+	leg, err := field("leg_id", r.LegId, block.ParseLegID)
+	if err != nil {
+		return nil, err
+	}
+	return call(ctx, m, cluster.PromoteStaleLeg{Volume: r.Volume, Leg: leg, AcceptDataLoss: r.AcceptDataLoss}, pbVolume)
+}
+
+// Attach gives a volume to a host.
+func (m *Manager) Attach(ctx context.Context, r *pb.AttachRequest) (*pb.Attachment, error) {
+	in := cluster.Attach{Volume: r.Volume, Node: block.NodeName(r.Node), Mode: fromEnum[cluster.AttachMode](r.Mode, attachModePrefix)}
+	return call(ctx, m, in, pbAttachment)
+}
+
+// Detach takes a volume from its host.
+func (m *Manager) Detach(ctx context.Context, r *pb.DetachRequest) (*pb.DetachResponse, error) {
+	return do[pb.DetachResponse](ctx, m, cluster.Detach{Volume: r.Volume, Node: block.NodeName(r.Node), Force: r.Force})
+}
+
+// ListAttachments lists attachments.
+func (m *Manager) ListAttachments(ctx context.Context, r *pb.ListAttachmentsRequest) (*pb.ListAttachmentsResponse, error) {
+	get := func(s *cluster.State) []cluster.Attachment { return s.Attachments(block.NodeName(r.Node)) }
+	return read(ctx, m, always(get), func(a []cluster.Attachment) *pb.ListAttachmentsResponse {
+		return &pb.ListAttachmentsResponse{Attachments: list(a, pbAttachment)}
+	})
+}
+
+// ListEvents lists events.
+func (m *Manager) ListEvents(ctx context.Context, r *pb.ListEventsRequest) (*pb.ListEventsResponse, error) {
+	get := func(s *cluster.State) []cluster.Event { return s.Events(r.Object, r.AfterSeq, int(r.Limit)) }
+	return read(ctx, m, always(get), func(e []cluster.Event) *pb.ListEventsResponse {
+		return &pb.ListEventsResponse{Events: list(e, pbEvent)}
+	})
+}
+
+// RecordStale takes legs out of the in-sync sets; durable when it answers.
+func (m *Manager) RecordStale(ctx context.Context, r *pb.RecordStaleRequest) (*pb.RecordStaleResponse, error) {
+	volume, err := field("volume_id", r.VolumeId, block.ParseVolumeID)
+	if err != nil {
+		return nil, err
+	}
+	in := cluster.RecordStale{Node: block.NodeName(r.Node), Volume: volume, Epoch: block.Epoch(r.Epoch), Reason: r.Reason}
+	for _, text := range r.LegIds {
+		leg, err := field("leg_ids", text, block.ParseLegID)
+		if err != nil {
+			return nil, err
+		}
+		in.Legs = append(in.Legs, leg)
+	}
+	return call(ctx, m, in, func(r cluster.Recorded) *pb.RecordStaleResponse {
+		return &pb.RecordStaleResponse{Recorded: pbTime(r.Time), EventSeq: r.EventSeq}
+	})
+}
+
+// RecordInSync puts rebuilt legs back.
+func (m *Manager) RecordInSync(ctx context.Context, r *pb.RecordInSyncRequest) (*pb.RecordInSyncResponse, error) {
+	volume, err := field("volume_id", r.VolumeId, block.ParseVolumeID)
+	if err != nil {
+		return nil, err
+	}
+	in := cluster.RecordInSync{Node: block.NodeName(r.Node), Volume: volume, Epoch: block.Epoch(r.Epoch)}
+	for _, l := range r.Legs {
+		leg, err := field("legs", l.LegId, block.ParseLegID)
+		if err != nil {
+			return nil, err
+		}
+		in.Legs = append(in.Legs, cluster.RebuiltLeg{Leg: leg, Revision: l.Revision, Copied: block.Size(l.BytesCopied)})
+	}
+	return call(ctx, m, in, func(r cluster.Recorded) *pb.RecordInSyncResponse {
+		return &pb.RecordInSyncResponse{EventSeq: r.EventSeq}
+	})
+}

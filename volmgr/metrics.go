@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volmgr
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"weft.dev/weft/volmgr/cluster"
+)
+
+// metrics are what the loop measures as it goes.
+type metrics struct {
+	step, commit prometheus.Histogram
+}
+
+func newMetrics() metrics {
+	histogram := func(name, help string) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "weft_volmgr_" + name, Help: help, Buckets: prometheus.ExponentialBuckets(1e-5, 4, 10),
+		})
+	}
+	return metrics{
+		step:   histogram("step_seconds", "Time to decide a batch of inputs."),
+		commit: histogram("commit_seconds", "Time to make a batch of records durable."),
+	}
+}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("weft_"+name, help, labels, nil)
+}
+
+var (
+	volumesDesc     = desc("volumes", "Volumes by health.", "health")
+	drivesDesc      = desc("drives", "Drives by state.", "state")
+	nodesDesc       = desc("nodes", "Nodes by agent and whether it is online.", "agent", "online")
+	capacityDesc    = desc("capacity_bytes", "Capacity of all drives.")
+	allocatedDesc   = desc("allocated_bytes", "Capacity that legs take.")
+	attachmentsDesc = desc("attachments", "Attachments by state.", "state")
+	generationDesc  = desc("volmgr_generation", "Number of the newest commit.")
+)
+
+// Describe is part of [prometheus.Collector].
+func (m *Manager) Describe(out chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, out) }
+
+// Collect is part of [prometheus.Collector]. It looks at the state at most for a second.
+func (m *Manager) Collect(out chan<- prometheus.Metric) {
+	out <- m.metrics.step
+	out <- m.metrics.commit
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	var sum cluster.Status
+	count := map[*prometheus.Desc]map[[2]string]int{volumesDesc: {}, drivesDesc: {}, nodesDesc: {}, attachmentsDesc: {}}
+	err := m.look(ctx, func() {
+		sum = m.state.Status()
+		for _, v := range m.state.Volumes() {
+			count[volumesDesc][[2]string{string(v.Health)}]++
+		}
+		for _, d := range m.state.Drives("") {
+			count[drivesDesc][[2]string{string(d.State)}]++
+		}
+		for _, a := range m.state.Attachments("") {
+			count[attachmentsDesc][[2]string{string(a.State)}]++
+		}
+		for _, n := range m.state.Nodes() {
+			for agent, s := range map[string]cluster.AgentStatus{"target": n.Target, "initiator": n.Initiator} {
+				if s.Known {
+					count[nodesDesc][[2]string{agent, map[bool]string{true: "1", false: "0"}[s.Online]}]++
+				}
+			}
+		}
+	})
+	if err != nil {
+		return // not running
+	}
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	gauge(capacityDesc, float64(sum.Capacity))
+	gauge(allocatedDesc, float64(sum.Allocated))
+	gauge(generationDesc, float64(sum.Generation))
+	for d, values := range count {
+		for labels, n := range values {
+			if d == nodesDesc {
+				gauge(d, float64(n), labels[0], labels[1])
+				continue
+			}
+			gauge(d, float64(n), labels[0])
+		}
+	}
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volmgr
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/volmgr/cluster"
+)
+
+// session is the newest stream of an agent. Wanted states are whole, so only
+// the newest one has to be sent: a slow agent never makes the loop wait.
+type session struct {
+	number uint64
+	newest chan func()   // of size 1: sends a wanted state
+	again  func() func() // in the loop: takes the wanted state of that moment; nil before the first report
+	cancel context.CancelCauseFunc
+}
+
+var errSuperseded = status.Error(codes.Aborted, "a newer stream of the same node has taken over")
+
+// put replaces what waits to be sent.
+func (s *session) put(send func()) {
+	for {
+		select {
+		case s.newest <- send:
+			return
+		default:
+		}
+		select {
+		case <-s.newest:
+		default:
+		}
+	}
+}
+
+// kind is one of the two sorts of agents.
+type kind[Report, Wanted any] struct {
+	sessions func(*Manager) map[block.NodeName]*session
+	node     func(*Report) string
+	input    func(number uint64, r *Report) (cluster.Input, error)
+	lost     func(number uint64, node block.NodeName) cluster.Input
+	wanted   func(*Manager, block.NodeName) *Wanted
+}
+
+var targetKind = kind[pb.TargetReport, pb.TargetWanted]{
+	sessions: func(m *Manager) map[block.NodeName]*session { return m.targets },
+	node:     (*pb.TargetReport).GetNode,
+	input: func(number uint64, r *pb.TargetReport) (cluster.Input, error) {
+		report, err := targetReport(r)
+		return cluster.TargetReported{Session: number, Report: report}, err
+	},
+	lost: func(number uint64, node block.NodeName) cluster.Input {
+		return cluster.TargetLost{Session: number, Node: node}
+	},
+	wanted: func(m *Manager, node block.NodeName) *pb.TargetWanted {
+		return targetWanted(m.state.WantedTarget(node))
+	},
+}
+
+var initiatorKind = kind[pb.InitiatorReport, pb.InitiatorWanted]{
+	sessions: func(m *Manager) map[block.NodeName]*session { return m.initiators },
+	node:     (*pb.InitiatorReport).GetNode,
+	input: func(number uint64, r *pb.InitiatorReport) (cluster.Input, error) {
+		report, err := initiatorReport(r)
+		return cluster.InitiatorReported{Session: number, Report: report}, err
+	},
+	lost: func(number uint64, node block.NodeName) cluster.Input {
+		return cluster.InitiatorLost{Session: number, Node: node}
+	},
+	wanted: func(m *Manager, node block.NodeName) *pb.InitiatorWanted {
+		return initiatorWanted(m.state.WantedInitiator(node))
+	},
+}
+
+// Target serves the stream of a target agent.
+func (m *Manager) Target(stream grpc.BidiStreamingServer[pb.TargetReport, pb.TargetWanted]) error {
+	return serve(m, stream, targetKind)
+}
+
+// Initiator serves the stream of an initiator agent.
+func (m *Manager) Initiator(stream grpc.BidiStreamingServer[pb.InitiatorReport, pb.InitiatorWanted]) error {
+	return serve(m, stream, initiatorKind)
+}
+
+// serve takes reports until the stream ends. The first one names the node; from
+// then on this is its session, and an older one is ended.
+func serve[Report, Wanted any](m *Manager, stream grpc.BidiStreamingServer[Report, Wanted], k kind[Report, Wanted]) error {
+	ctx, cancel := context.WithCancelCause(stream.Context())
+	defer cancel(nil)
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	node, err := block.ParseNodeName(k.node(first))
+	if err != nil {
+		return toStatus(&cluster.Error{Kind: cluster.InvalidArgument, Field: "node", Text: err.Error()})
+	}
+	s := &session{newest: make(chan func(), 1), cancel: cancel}
+	if err := m.look(ctx, func() { open(m, k.sessions(m), node, s) }); err != nil {
+		return toStatus(err)
+	}
+	defer func() {
+		cancel(nil) // no report of this session after its end
+		closeSession(m, k, node, s)
+	}()
+
+	failed := make(chan error, 2)
+	go func() { failed <- sendNewest(ctx, s) }()
+	go func() { failed <- takeReports(ctx, m, stream, k, node, s, first) }()
+	select {
+	case err = <-failed:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case <-m.ended:
+		err = ErrStopped
+	}
+	return toStatus(err)
+}
+
+// open runs in the loop.
+func open(m *Manager, sessions map[block.NodeName]*session, node block.NodeName, s *session) {
+	m.sessions++
+	s.number = m.sessions
+	if old := sessions[node]; old != nil {
+		old.cancel(errSuperseded)
+	}
+	sessions[node] = s
+	m.cfg.Log.Info("agent connected", "node", node, "session", s.number)
+}
+
+func closeSession[Report, Wanted any](m *Manager, k kind[Report, Wanted], node block.NodeName, s *session) {
+	ctx := context.Background() // the stream's has ended; the loop takes this or has ended too
+	_ = m.look(ctx, func() {
+		if sessions := k.sessions(m); sessions[node] == s {
+			delete(sessions, node)
+		}
+	})
+	_, _ = m.step(ctx, k.lost(s.number, node))
+	m.cfg.Log.Info("agent gone", "node", node, "session", s.number)
+}
+
+func sendNewest(ctx context.Context, s *session) error {
+	for {
+		select {
+		case send := <-s.newest:
+			send()
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func takeReports[Report, Wanted any](ctx context.Context, m *Manager, stream grpc.BidiStreamingServer[Report, Wanted],
+	k kind[Report, Wanted], node block.NodeName, s *session, r *Report) error {
+	for greeted := false; ; greeted = true {
+		if name := k.node(r); name != string(node) {
+			return &cluster.Error{Kind: cluster.InvalidArgument, Field: "node", Text: "node: " + name + " on the stream of " + string(node)}
+		}
+		in, err := k.input(s.number, r)
+		if err != nil {
+			return err
+		}
+		if _, err := m.step(ctx, in); err != nil {
+			m.cfg.Log.Warn("report refused", "node", node, "err", err)
+			return err
+		}
+		if !greeted {
+			if err := m.look(ctx, func() { s.put(sender(m, stream, k, node, s)) }); err != nil {
+				return err
+			}
+		}
+		if r, err = stream.Recv(); err != nil {
+			return err
+		}
+	}
+}
+
+// sender runs in the loop: it takes the wanted state as it is now, and leaves
+// the sending to the stream.
+func sender[Report, Wanted any](m *Manager, stream grpc.BidiStreamingServer[Report, Wanted], k kind[Report, Wanted],
+	node block.NodeName, s *session) func() {
+	wanted := k.wanted(m, node)
+	s.again = func() func() { return sender(m, stream, k, node, s) }
+	return func() {
+		if err := stream.Send(wanted); err != nil {
+			s.cancel(err)
+		}
+	}
+}
+
+// wake runs in the loop, after a commit that may have changed what a node is to have.
+func (m *Manager) wake(node block.NodeName) {
+	for _, sessions := range []map[block.NodeName]*session{m.targets, m.initiators} {
+		if s := sessions[node]; s != nil && s.again != nil {
+			s.put(s.again())
+		}
+	}
+}
+
+// WatchEvents sends what is there after a number, then what comes.
+func (m *Manager) WatchEvents(r *pb.WatchEventsRequest, stream grpc.ServerStreamingServer[pb.Event]) error {
+	ctx := stream.Context()
+	news := make(chan struct{}, 1)
+	if err := m.look(ctx, func() { m.watchers[news] = true }); err != nil {
+		return toStatus(err)
+	}
+	defer m.look(context.Background(), func() { delete(m.watchers, news) })
+	for after := r.AfterSeq; ; {
+		var events []cluster.Event
+		if err := m.look(ctx, func() { events = m.state.Events(r.Object, after, cluster.MaxEvents) }); err != nil {
+			return toStatus(err)
+		}
+		for _, e := range events {
+			if err := stream.Send(pbEvent(e)); err != nil {
+				return err
+			}
+			after = e.Seq
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return nil
+		case <-m.ended:
+			return toStatus(ErrStopped)
+		}
+	}
+}
+
+// chunk is how much of a backup one message carries.
+const chunk = 64 << 10
+
+// Backup streams a consistent copy of the store.
+func (m *Manager) Backup(_ *pb.BackupRequest, stream grpc.ServerStreamingServer[pb.BackupChunk]) error {
+	return toStatus(m.store.Backup(chunks{stream}))
+}
+
+type chunks struct {
+	stream grpc.ServerStreamingServer[pb.BackupChunk]
+}
+
+func (c chunks) Write(p []byte) (n int, err error) {
+	for n < len(p) && err == nil {
+		part := p[n:min(len(p), n+chunk)]
+		err = c.stream.Send(&pb.BackupChunk{Data: part})
+		n += len(part)
+	}
+	return n, err
+}

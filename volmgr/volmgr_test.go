@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volmgr
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"weft.dev/weft/proto/pb"
+)
+
+// rig is a manager that can be killed and started again over one directory.
+type rig struct {
+	t    *testing.T
+	dir  string
+	conn *grpc.ClientConn
+	stop func()
+	pb.ManagerClient
+	agents pb.AgentsClient
+}
+
+func newRig(t *testing.T) *rig {
+	r := &rig{t: t, dir: filepath.Join(t.TempDir(), "volmgr")}
+	r.start()
+	t.Cleanup(func() { r.stop() })
+	return r
+}
+
+func (r *rig) start() {
+	r.t.Helper()
+	m, err := New(Config{Dir: r.dir})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	listener := bufconn.Listen(1 << 20)
+	server := grpc.NewServer()
+	m.Register(server)
+	ctx, cancel := context.WithCancel(context.Background())
+	var group sync.WaitGroup
+	group.Go(func() {
+		if err := m.Run(ctx); err != nil {
+			r.t.Error(err)
+		}
+	})
+	group.Go(func() { _ = server.Serve(listener) })
+	r.conn, err = grpc.NewClient("passthrough:///bufconn", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.ManagerClient, r.agents = pb.NewManagerClient(r.conn), pb.NewAgentsClient(r.conn)
+	r.stop = sync.OnceFunc(func() {
+		cancel()
+		r.conn.Close()
+		server.Stop()
+		group.Wait()
+		if err := m.Close(); err != nil {
+			r.t.Error(err)
+		}
+	})
+}
+
+func (r *rig) restart() {
+	r.stop()
+	r.start()
+}
+
+// eventually waits until ok.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited 10 s until %s", what)
+		}
+	}
+}
+
+// fakeTarget is a target agent that does at once whatever is wanted of it.
+func (r *rig) fakeTarget(ctx context.Context, name, boot string) {
+	stream, err := r.agents.Target(ctx)
+	if err != nil {
+		return
+	}
+	report := &pb.TargetReport{
+		Node: name, BootId: boot, Labels: map[string]string{"rack": "r-" + name},
+		Portals: []*pb.Portal{{Transport: pb.Transport_TRANSPORT_TCP, Address: "192.0.2.1", Port: 4420}},
+		Devices: []*pb.Device{{Path: "/dev/nvme0n1", Serial: name, Wwid: "wwid-" + name, SizeBytes: 10 << 30, BlockSize: 512}},
+	}
+	for stream.Send(report) == nil {
+		wanted, err := stream.Recv()
+		if err != nil {
+			return
+		}
+		obey(report, wanted)
+	}
+}
+
+func obey(r *pb.TargetReport, w *pb.TargetWanted) {
+	r.Generation, r.ClusterId, r.Admissions = w.Generation, w.ClusterId, w.Admissions
+	r.Drives, r.Legs, r.Exports = nil, nil, nil
+	for _, d := range w.Drives {
+		if d.Remove {
+			continue
+		}
+		report := &pb.DriveReport{DriveId: d.DriveId, ClusterId: w.ClusterId, Device: d.Device, Extents: 39}
+		for _, l := range w.Legs {
+			if l.DriveId == d.DriveId && !l.Remove {
+				report.Legs = append(report.Legs, &pb.LegLabel{LegId: l.LegId, Column: l.Column, Copy: l.Copy, Extents: l.Extents,
+					Zeroed: true, Revision: l.Revision, Volume: l.Volume})
+				r.Legs = append(r.Legs, &pb.LegReport{LegId: l.LegId, Ready: true})
+			}
+		}
+		r.Drives = append(r.Drives, report)
+	}
+	for _, x := range w.Exports {
+		report := &pb.ExportReport{Nqn: x.Nqn, Ready: true}
+		for _, n := range x.Namespaces {
+			report.LegIds = append(report.LegIds, n.LegId)
+		}
+		r.Exports = append(r.Exports, report)
+	}
+}
+
+// fakeInitiator is an initiator agent that serves at once whatever it is granted.
+func (r *rig) fakeInitiator(ctx context.Context, name string) {
+	stream, err := r.agents.Initiator(ctx)
+	if err != nil {
+		return
+	}
+	report := &pb.InitiatorReport{Node: name, BootId: "boot-" + name,
+		Host: &pb.Host{Nqn: "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-4111-8111-111111111111", Id: "11111111-1111-4111-8111-111111111111"}}
+	for stream.Send(report) == nil {
+		wanted, err := stream.Recv()
+		if err != nil {
+			return
+		}
+		report.Generation, report.Attachments = wanted.Generation, nil
+		for _, a := range wanted.Attachments {
+			phase := pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING
+			if a.Detach {
+				phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_CLEAN
+			}
+			report.Attachments = append(report.Attachments, &pb.AttachmentReport{
+				VolumeId: a.VolumeId, Epoch: a.Epoch, Phase: phase, Device: "/dev/weft/" + a.VolumeName})
+		}
+	}
+}
+
+// agents starts targets and a client and adds the targets' drives.
+func (r *rig) withAgents(ctx context.Context, names ...string) {
+	for _, name := range names {
+		go r.fakeTarget(ctx, name, "boot-"+name)
+		eventually(r.t, name+"'s drive is added", func() bool {
+			_, err := r.AddDrive(ctx, &pb.AddDriveRequest{Node: name, Device: "/dev/nvme0n1"})
+			return err == nil
+		})
+	}
+	go r.fakeInitiator(ctx, "c1")
+	eventually(r.t, "all drives are ready and c1 is online", func() bool {
+		drives, err := r.ListDrives(ctx, &pb.ListDrivesRequest{})
+		if err != nil {
+			return false
+		}
+		ready := 0
+		for _, d := range drives.Drives {
+			if d.State == pb.DriveState_DRIVE_STATE_READY {
+				ready++
+			}
+		}
+		nodes, err := r.ListNodes(ctx, &pb.ListNodesRequest{})
+		return err == nil && ready == len(names) && len(nodes.Nodes) == len(names)+1
+	})
+}
+
+func (r *rig) volume(name string) *pb.Volume {
+	r.t.Helper()
+	v, err := r.GetVolume(r.t.Context(), &pb.GetVolumeRequest{Volume: name})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return v
+}
+
+func (r *rig) attached(name string) func() bool {
+	return func() bool {
+		return r.volume(name).Attachment.GetState() == pb.AttachmentState_ATTACHMENT_STATE_ATTACHED
+	}
+}
+
+func TestVolumeLivesThroughCreateAttachStaleRebuildDetach(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r.withAgents(ctx, "t1", "t2")
+	create := &pb.CreateVolumeRequest{Name: "db1", SizeBytes: 1 << 30, Copies: 2, Stripes: 1, Spread: "rack"}
+	first, err := r.CreateVolume(ctx, create)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := r.CreateVolume(ctx, create)
+	if err != nil || again.Id != first.Id {
+		t.Errorf("the same create again = %v, %v; want volume %s", again, err, first.Id)
+	}
+	eventually(t, "db1 is ready", func() bool { return r.volume("db1").State == pb.VolumeState_VOLUME_STATE_READY })
+	if _, err := r.Attach(ctx, &pb.AttachRequest{Volume: "db1", Node: "c1"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "db1 is attached", r.attached("db1"))
+
+	v := r.volume("db1")
+	stale := &pb.RecordStaleRequest{Node: "c1", VolumeId: v.Id, Epoch: v.Epoch, LegIds: []string{v.Legs[1].Id}, Reason: "test"}
+	if _, err := r.agents.RecordStale(ctx, stale); err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.agents.RecordStale(ctx, &pb.RecordStaleRequest{Node: "c1", VolumeId: v.Id, Epoch: v.Epoch, LegIds: []string{v.Legs[0].Id}})
+	if status.Code(err) != codes.FailedPrecondition || reason(err) != "LAST_LEG" {
+		t.Errorf("RecordStale of the last leg = %v, want FAILED_PRECONDITION with LAST_LEG", err)
+	}
+	eventually(t, "the stale leg is being rebuilt", func() bool {
+		return r.volume("db1").Legs[1].State == pb.LegState_LEG_STATE_REBUILDING
+	})
+	leg := r.volume("db1").Legs[1]
+	_, err = r.agents.RecordInSync(ctx, &pb.RecordInSyncRequest{Node: "c1", VolumeId: v.Id, Epoch: v.Epoch,
+		Legs: []*pb.RebuiltLeg{{LegId: leg.Id, Revision: leg.Revision, BytesCopied: 4096}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "db1 is healthy", func() bool { return r.volume("db1").Health == pb.Health_HEALTH_HEALTHY })
+	if _, err := r.Detach(ctx, &pb.DetachRequest{Volume: "db1"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "db1 is detached", func() bool { return r.volume("db1").Attachment == nil })
+	if v := r.volume("db1"); !v.Clean {
+		t.Errorf("after a clean detach db1 = %v, want clean", v)
+	}
+}
+
+// reason is the reason of an error's ErrorInfo.
+func reason(err error) string {
+	for _, d := range status.Convert(err).Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok {
+			return info.Reason
+		}
+	}
+	return ""
+}
+
+func TestErrorsCarryCodesAndNameTheField(t *testing.T) {
+	r := newRig(t)
+	ctx := t.Context()
+	for what, c := range map[string]struct {
+		call func() error
+		code codes.Code
+		says string // a field, or an object
+	}{
+		"size 0": {func() error {
+			_, err := r.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: "a"})
+			return err
+		}, codes.InvalidArgument, "size_bytes"},
+		"bad name": {func() error {
+			_, err := r.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: "no spaces", SizeBytes: 1 << 30})
+			return err
+		}, codes.InvalidArgument, "name"},
+		"bad id": {func() error {
+			_, err := r.EvictDrive(ctx, &pb.EvictDriveRequest{DriveId: "x"})
+			return err
+		}, codes.InvalidArgument, "drive_id"},
+		"unknown volume": {func() error {
+			_, err := r.Attach(ctx, &pb.AttachRequest{Volume: "none", Node: "c1"})
+			return err
+		}, codes.NotFound, "volume none"},
+		"unknown node": {func() error {
+			_, err := r.AddDrive(ctx, &pb.AddDriveRequest{Node: "none", Device: "/dev/sda"})
+			return err
+		}, codes.NotFound, "node none"},
+		"no space": {func() error {
+			_, err := r.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: "a", SizeBytes: 1 << 30})
+			return err
+		}, codes.ResourceExhausted, ""},
+	} {
+		err := c.call()
+		if status.Code(err) != c.code || !carries(err, c.says) {
+			t.Errorf("%s: %v with %v, want %v that names %q", what, err, status.Convert(err).Details(), c.code, c.says)
+		}
+	}
+}
+
+func carries(err error, want string) bool {
+	if want == "" {
+		return true
+	}
+	for _, d := range status.Convert(err).Details() {
+		switch d := d.(type) {
+		case *errdetails.BadRequest:
+			for _, v := range d.FieldViolations {
+				if v.Field == want {
+					return true
+				}
+			}
+		case *errdetails.ErrorInfo:
+			if d.Metadata["object"] == want && d.Domain == domain {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func TestWhatWasAnsweredSurvivesARestart(t *testing.T) {
+	r := newRig(t)
+	const n = 500
+	var group sync.WaitGroup
+	for i := range n {
+		group.Go(func() {
+			if _, err := r.CreatePool(t.Context(), &pb.CreatePoolRequest{Name: fmt.Sprintf("pool%d", i), Selector: map[string]string{"n": fmt.Sprint(i)}}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	before, err := r.ListEvents(t.Context(), &pb.ListEventsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.restart()
+	pools, err := r.ListPools(t.Context(), &pb.ListPoolsRequest{})
+	if err != nil || len(pools.Pools) != n+1 { // and the default pool
+		t.Errorf("after a restart there are %d pools, %v; want %d", len(pools.GetPools()), err, n+1)
+	}
+	after, err := r.ListEvents(t.Context(), &pb.ListEventsRequest{})
+	if err != nil || len(after.Events) < len(before.Events) || !proto.Equal(after.Events[0], before.Events[0]) {
+		t.Errorf("after a restart there are %d events, %v; want at least %d", len(after.GetEvents()), err, len(before.Events))
+	}
+}
+
+func TestNewerStreamOfANodeTakesOver(t *testing.T) {
+	r := newRig(t)
+	old, err := r.agents.Target(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := old.Send(&pb.TargetReport{Node: "t1", BootId: "1"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := old.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	young, err := r.agents.Target(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := young.Send(&pb.TargetReport{Node: "t1", BootId: "1"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := young.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := old.Recv(); status.Code(err) != codes.Aborted {
+		t.Errorf("the older stream ended with %v, want ABORTED", err)
+	}
+	eventually(t, "t1 is known", func() bool {
+		nodes, err := r.ListNodes(t.Context(), &pb.ListNodesRequest{})
+		return err == nil && len(nodes.Nodes) == 1 && nodes.Nodes[0].Target.Online
+	})
+}
+
+func TestWatchGivesOldEventsThenNewOnes(t *testing.T) {
+	r := newRig(t)
+	pool := func(name string) {
+		if _, err := r.CreatePool(t.Context(), &pb.CreatePoolRequest{Name: name, Selector: map[string]string{"a": "b"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pool("one")
+	watch, err := r.WatchEvents(t.Context(), &pb.WatchEventsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var last uint64
+	for _, name := range []string{"one", "two", "three"} {
+		if name != "one" {
+			pool(name)
+		}
+		e, err := watch.Recv()
+		if err != nil || e.Object != "pool "+name || e.Seq <= last {
+			t.Fatalf("event after %d = %v, %v; want one about pool %s", last, e, err, name)
+		}
+		last = e.Seq
+	}
+}
+
+// Every field of what is converted must be set by the conversion: an agent that
+// does not get a field would do something else than was decided.
+func TestConversionsForgetNoField(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r.withAgents(ctx, "t1", "t2")
+	if _, err := r.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: "db1", SizeBytes: 1 << 30, Copies: 2, Stripes: 1, Labels: map[string]string{"a": "b"}}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "db1 is ready", func() bool { return r.volume("db1").State == pb.VolumeState_VOLUME_STATE_READY })
+	if _, err := r.Attach(ctx, &pb.AttachRequest{Volume: "db1", Node: "c1"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "db1 is attached", r.attached("db1"))
+	v := r.volume("db1")
+	unset(t, v.ProtoReflect(), "Volume", map[string]bool{"VolumeLeg.stale_since": true, "Volume.legs.stale_since": true, "Volume.legs.reason": true,
+		"Volume.legs.column": true, "Volume.legs.copy": true, "Volume.legs.revision": true, "Volume.legs.extents.start": true, "Volume.clean": true,
+		"Volume.attachment.waiting_for": true, "Volume.attachment.resync_done_bytes": true, "Volume.attachment.resync_total_bytes": true})
+}
+
+// unset fails for each field of a message that is empty and not excused.
+func unset(t *testing.T, m protoreflect.Message, path string, excused map[string]bool) {
+	t.Helper()
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		at := path + "." + string(f.Name())
+		if !m.Has(f) {
+			if !excused[at] {
+				t.Errorf("%s is not set", at)
+			}
+			continue
+		}
+		if f.Message() == nil || f.IsMap() || f.Message().FullName() == "google.protobuf.Timestamp" {
+			continue
+		}
+		if !f.IsList() {
+			unset(t, m.Get(f).Message(), at, excused)
+			continue
+		}
+		for list, i := m.Get(f).List(), 0; i < list.Len(); i++ {
+			unset(t, list.Get(i).Message(), at, excused)
+		}
+	}
+}
