@@ -3,6 +3,8 @@
 package dm
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -184,15 +186,29 @@ func (c *Client) state(name string) (State, error) {
 
 // Do makes one change. Errors are those of the calls it is made of; after one,
 // read the devices and Diff again.
-func (c *Client) Do(s Step) error {
+func (c *Client) Do(s Step) error { return c.do(s, func() error { return nil }) }
+
+// DoContext is Do with a second thought. A reload may have to wait in its
+// suspend for I/O below that does not end, and nothing ends the call but that
+// I/O. If ctx has ended meanwhile, the old table goes on and ctx's error is
+// returned: what the step was planned on may have changed, and a table that has
+// become wrong must not become live.
+func (c *Client) DoContext(ctx context.Context, s Step) error {
+	return c.do(s, func() error { return context.Cause(ctx) })
+}
+
+func (c *Client) do(s Step, goOn func() error) error {
 	d := s.Device
+	if err := goOn(); err != nil {
+		return opError(string(s.Op), d.Name, err)
+	}
 	switch s.Op {
 	case OpCreate:
 		return c.create(d)
 	case OpReload:
-		return c.reload(d)
+		return c.reload(d, goOn)
 	case OpResize:
-		return c.resize(d)
+		return c.resize(d, goOn)
 	case OpResume:
 		return c.Resume(d.Name, d.udev())
 	case OpClear:
@@ -231,18 +247,23 @@ func (c *Client) create(d Device) (err error) {
 // reload always suspends without a flush and without freezing a file system:
 // writes that a mirror holds are issued again through the new table, and a
 // frozen file system could wait for just these.
-func (c *Client) reload(d Device) error {
+func (c *Client) reload(d Device, goOn func() error) error {
 	if err := c.Load(d.Name, d.Table); err != nil {
 		return err
 	}
 	if err := c.Suspend(d.Name, true, true); err != nil {
-		c.Clear(d.Name)
-		return err
+		return errors.Join(err, c.Clear(d.Name))
+	}
+	if err := goOn(); err != nil {
+		if clearErr := c.Clear(d.Name); clearErr != nil {
+			return clearErr // suspended: a resume would make the new table live
+		}
+		return errors.Join(opError("reload", d.Name, err), c.Resume(d.Name, d.udev()))
 	}
 	return c.Resume(d.Name, d.udev())
 }
 
-func (c *Client) resize(d Device) error {
+func (c *Client) resize(d Device, goOn func() error) error {
 	t, err := c.Table(d.Name)
 	if err != nil {
 		return err
@@ -250,5 +271,5 @@ func (c *Client) resize(d Device) error {
 	if d.Table.Size() < t.Size() {
 		return opError("resize", d.Name, fmt.Errorf("from %v to %v would cut off data", t.Size(), d.Table.Size()))
 	}
-	return c.reload(d)
+	return c.reload(d, goOn)
 }

@@ -54,6 +54,7 @@ func runSuite(t *testing.T, newWorld func(*testing.T) *world) {
 		"a stack is built, changed and removed by differences":   stack,
 		"a plan that is cut anywhere is finished by the next":    cut,
 		"only an explicit resize changes a size, and only grows": resize,
+		"a reload that nobody waits for leaves the old table":    secondThought,
 		"a device takes another name":                            rename,
 		"a message that no target knows is refused":              message,
 	} {
@@ -519,6 +520,33 @@ func resize(t *testing.T, w *world) {
 	if err := w.client.Do(Step{OpResize, small}); err == nil {
 		t.Error("a resize to a smaller size succeeded")
 	}
+}
+
+// endDuring is a kernel that ends a context while it suspends.
+type endDuring struct {
+	kernel
+	end context.CancelCauseFunc
+}
+
+func (k endDuring) ioctl(cmd uint32, buf []byte) error {
+	if h, err := decodeHeader(buf); cmd == cmdSuspend && err == nil && h.flags&flagSuspend != 0 {
+		k.end(errCut)
+	}
+	return k.kernel.ioctl(cmd, buf)
+}
+
+func secondThought(t *testing.T, w *world) {
+	must(t, w.client.Do(Step{OpCreate, w.device("a", w.linear(0))}))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	slow := &Client{endDuring{w.kernel, cancel}}
+	if err := slow.DoContext(ctx, Step{OpReload, w.device("a", w.linear(1))}); !errors.Is(err, errCut) {
+		t.Errorf("DoContext with a context that ended = %v, want its cause", err)
+	}
+	got, err := w.client.Devices(w.prefix)
+	if err != nil || len(Diff(got, []Device{w.device("a", w.linear(0))})) != 0 {
+		t.Errorf("Devices = %+v, %v; want the old table, live and not suspended", got, err)
+	}
+	must(t, w.client.DoContext(t.Context(), Step{OpReload, w.device("a", w.linear(1))}))
 }
 
 func rename(t *testing.T, w *world) {
