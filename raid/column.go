@@ -16,7 +16,8 @@ type LegState string
 const (
 	// Absent: the leg takes no part; what it misses is not tracked. The zero value.
 	Absent LegState = ""
-	// InSync: volmgr's record says that the leg holds every acknowledged write.
+	// InSync: the leg holds every acknowledged write, by volmgr's record or because
+	// its rebuilding mirror was seen synced.
 	InSync LegState = "in-sync"
 	// Tracked: recorded stale; the column's log keeps what it misses.
 	Tracked LegState = "tracked"

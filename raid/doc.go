@@ -39,10 +39,20 @@
 //     where all legs are in sync, and only there.
 //
 // [Plan] turns the devices that are into those of a wanted [Column], in steps
-// none of which lets a write be acknowledged that a leg in sync lacks. The
-// order around it is the caller's: a leg leaves the sources only after volmgr
-// has recorded it stale, and joins them only after volmgr has recorded it in
-// sync.
+// none of which lets a write be acknowledged that a leg in sync lacks, as long as
+// volmgr's record never names a leg in sync that is not among the sources. So the
+// order around it, which is the caller's, is:
+//
+//   - A leg that is lost: record it stale, then plan without it.
+//   - A leg that has caught up, that is, whose rebuilding mirror was seen synced
+//     and healthy: plan with it in sync, and once [Observe] finds it among the
+//     sources, record it in sync. Recorded before, a write that fails meanwhile
+//     could leave the mirror with a dirty region, where it writes to one leg only.
+//     If the plan was cut, look again: what was seen before does not count.
+//
+// A step can block in its suspend, because a leg below hangs or an inner mirror
+// holds writes. Then look at the legs, record, and do what a new plan has before
+// the first step on that device; see dm.Client.DoContext.
 //
 // A discard is not tracked by dm-mirror, and one that a leg failed is not held
 // but failed. Callers switch discards off on a mirrored volume

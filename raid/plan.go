@@ -58,7 +58,7 @@ func (s Step) String() string {
 //	rebuilding    tracked       the same back again: regions not yet copied stay dirty
 //	rebuilding    rebuilding    (another device number) by way of tracked, so that the mirror
 //	                            forgets the old device's errors
-//	rebuilding    flat          volmgr has recorded it in sync
+//	rebuilding    flat          the mirror was seen synced; it is recorded in sync afterwards
 //	equalizing    flat          all regions are in sync
 //	equalizing    equalizing    a leg left: any of the rest may be copied from, the log goes over
 //	any           rebuilding    of another leg: by way of linear, during which no table uses
@@ -118,7 +118,11 @@ func (c Column) checkAgainst(got Observed) error {
 		return fmt.Errorf("from %v to %v would cut off data", got.Size, c.Size)
 	}
 	most := len(got.Sources)
-	if got.Kind == ShapeRebuilding && got.Copy < len(c.Legs) && c.Legs[got.Copy].State == InSync {
+	joins := got.Copy < len(c.Legs) && c.Legs[got.Copy].State == InSync
+	switch {
+	case joins && got.Kind == ShapeTracked:
+		return fmt.Errorf("copy %d is to be in sync, and the log holds what it misses", got.Copy)
+	case joins && got.Kind == ShapeRebuilding:
 		most++
 	}
 	if n := len(c.goal(got).Shape().Sources); n > most {
@@ -260,4 +264,25 @@ func after(devices []dm.State, s dm.Step) []dm.State {
 		d.Inactive = false
 	}
 	return devices
+}
+
+// Refresh swaps the mirrors of a column for the same again. A mirror remembers
+// an error of a leg for as long as its table lives, and after one of the only
+// good leg fails everything; where that leg stays, because it is the last one,
+// this makes the mirror try it again. It is as safe as any step of Plan.
+func Refresh(devices []dm.State, c Column) []Step {
+	var steps []Step
+	for _, s := range devices {
+		if !c.owns(s.Name) || len(s.Table) != 1 {
+			continue
+		}
+		if _, ok := s.Table[0].Target.(dm.Mirror); ok {
+			d := s.Device()
+			d.Udev = dm.UdevInner
+			steps = append(steps, Step{Why: "forget the errors of a leg that stays", DM: &dm.Step{Op: dm.OpReload, Device: d}})
+		}
+	}
+	// The inner mirror first: the column above waits for what it holds.
+	slices.SortStableFunc(steps, func(a, b Step) int { return len(b.DM.Device.Name) - len(a.DM.Device.Name) })
+	return steps
 }

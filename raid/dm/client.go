@@ -273,6 +273,9 @@ func (c *Client) Resume(name string, u Udev) error {
 // holds goes on through the table that is live after the resume. Without it, a
 // mirror fails what it holds. Unless skipLockFS is set, a file system mounted
 // on the device is frozen first.
+//
+// A mirror that was suspended needs its table loaded again before it is resumed,
+// even if it stays the same; see Diff, which does so.
 func (c *Client) Suspend(name string, noflush, skipLockFS bool) error {
 	h := header{name: name, flags: flagSuspend}
 	if noflush {

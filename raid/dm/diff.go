@@ -38,7 +38,7 @@ const (
 	OpCreate Op = "create" // create, load, resume; what fails half way is removed again
 	OpReload Op = "reload" // load, suspend without a flush, resume
 	OpResize Op = "resize" // a reload that changes the size; to a smaller one it is refused
-	OpResume Op = "resume" // the table is right, the device was left suspended
+	OpResume Op = "resume" // the table is right, the device was left suspended; not for mirrors
 	OpClear  Op = "clear"  // the table is right, a loaded one is dropped
 	OpRemove Op = "remove"
 )
@@ -104,7 +104,7 @@ func change(s State, d Device, same bool) []Step {
 		return []Step{{OpReload, d}}
 	case !same && s.Table.Size() != d.Table.Size():
 		return []Step{{OpResize, d}}
-	case !same:
+	case !same || s.Suspended && hasMirror(d.Table):
 		return []Step{{OpReload, d}}
 	}
 	var steps []Step
@@ -115,6 +115,15 @@ func change(s State, d Device, same bool) []Step {
 		steps = append(steps, Step{OpResume, d})
 	}
 	return steps
+}
+
+// hasMirror: a mirror that was suspended is never resumed as it is. With a
+// nosync disk log it then takes all regions for in sync and forgets that a leg
+// failed, but not which regions it had failed in: writes there go to one leg and
+// are acknowledged (dm-raid1.c, disk_resume and do_writes, 6.1). A table loaded
+// anew forgets all of it, and what was held is tried on all legs again.
+func hasMirror(t Table) bool {
+	return slices.ContainsFunc(t, func(r Row) bool { return r.Target.Type() == "mirror" })
 }
 
 // usersFirst sorts devices so that each comes before those that its table names.
@@ -190,9 +199,9 @@ func (c *Client) Do(s Step) error { return c.do(s, func() error { return nil }) 
 
 // DoContext is Do with a second thought. A reload may have to wait in its
 // suspend for I/O below that does not end, and nothing ends the call but that
-// I/O. If ctx has ended meanwhile, the old table goes on and ctx's error is
-// returned: what the step was planned on may have changed, and a table that has
-// become wrong must not become live.
+// I/O. If ctx has ended meanwhile, the old table is loaded again and goes on,
+// and ctx's error is returned: what the step was planned on may have changed,
+// and a table that has become wrong must not become live.
 func (c *Client) DoContext(ctx context.Context, s Step) error {
 	return c.do(s, func() error { return context.Cause(ctx) })
 }
@@ -248,6 +257,10 @@ func (c *Client) create(d Device) (err error) {
 // writes that a mirror holds are issued again through the new table, and a
 // frozen file system could wait for just these.
 func (c *Client) reload(d Device, goOn func() error) error {
+	old, err := c.Table(d.Name)
+	if err != nil {
+		return err
+	}
 	if err := c.Load(d.Name, d.Table); err != nil {
 		return err
 	}
@@ -255,8 +268,8 @@ func (c *Client) reload(d Device, goOn func() error) error {
 		return errors.Join(err, c.Clear(d.Name))
 	}
 	if err := goOn(); err != nil {
-		if clearErr := c.Clear(d.Name); clearErr != nil {
-			return clearErr // suspended: a resume would make the new table live
+		if loadErr := c.Load(d.Name, old); loadErr != nil {
+			return loadErr // left suspended: the table that is loaded must not become live
 		}
 		return errors.Join(opError("reload", d.Name, err), c.Resume(d.Name, d.udev()))
 	}

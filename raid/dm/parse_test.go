@@ -151,14 +151,26 @@ func TestDiffFindsWhatACrashLeft(t *testing.T) {
 		{State{Info{Name: "a", UUID: "u", Live: true, Inactive: true, Suspended: true}, other}, "reload"},
 		{State{Info{Name: "a", UUID: "other", Live: true}, table}, "remove create"},
 	} {
-		var ops []string
-		for _, s := range Diff([]State{test.state}, want) {
-			ops = append(ops, string(s.Op))
-		}
-		if got := strings.Join(ops, " "); got != test.ops {
+		if got := opsOf(Diff([]State{test.state}, want)); got != test.ops {
 			t.Errorf("Diff(%+v) = %q, want %q", test.state, got, test.ops)
 		}
 	}
+}
+
+func TestASuspendedMirrorIsLoadedAnew(t *testing.T) {
+	table := Whole(block.MiB, Mirror{Log: Log{Device: "7:0", Region: block.MiB, Sync: NoSync}, Legs: []Leg{{"8:0", 0}, {"8:1", 0}}, HandleErrors: true})
+	got := []State{{Info{Name: "a", UUID: "u", Live: true, Suspended: true}, table}}
+	if ops := opsOf(Diff(got, []Device{{Name: "a", UUID: "u", Table: table}})); ops != "reload" {
+		t.Errorf("Diff of a suspended mirror = %q, want a reload", ops)
+	}
+}
+
+func opsOf(steps []Step) string {
+	var ops []string
+	for _, s := range steps {
+		ops = append(ops, string(s.Op))
+	}
+	return strings.Join(ops, " ")
 }
 
 func FuzzParseTable(f *testing.F) {
