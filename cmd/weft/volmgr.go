@@ -3,12 +3,16 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"net"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/volmgr"
 )
 
 // volmgrOptions are the flags of the manager, and of what stands in for it.
@@ -34,7 +38,7 @@ serving while it is stopped; only changes wait for it.`,
 			if len(args) > 0 {
 				return needsVerb(cmd, args)
 			}
-			return errors.New("volmgr: not wired yet")
+			return runVolmgr(cmd.Context(), o, g)
 		},
 	}
 	o.AddFlags(cmd)
@@ -42,6 +46,36 @@ serving while it is stopped; only changes wait for it.`,
 	cmd.Flags().StringVar(&o.listen, "listen", ":4480", "`address` to answer on")
 	cmd.AddCommand(newVolmgrBackup(g))
 	return cmd
+}
+
+func runVolmgr(ctx context.Context, o volmgrOptions, g *globals) (err error) {
+	log, err := o.Logger(g.stderr)
+	if err != nil {
+		return usageError{err: err}
+	}
+	m, err := volmgr.New(volmgr.Config{Dir: o.dataDir, Version: version(), Log: log})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	metrics := daemon.NewMetrics()
+	server, err := daemon.NewServer(g.tls, metrics)
+	if err != nil {
+		return err
+	}
+	m.Register(server)
+	parts, err := serveMetrics(o.Options, log, metrics, m)
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", o.listen)
+	if err != nil {
+		return fmt.Errorf("answer on %s: %w", o.listen, err)
+	}
+	// The server is stopped first: what it has taken on, the manager still does.
+	parts = append(parts, daemon.Part{Name: "manager", Run: m.Run}, daemon.Serve(log, listener, server))
+	log.Info("starting", "data", o.dataDir, "version", version())
+	return daemon.Run(ctx, log, parts...)
 }
 
 const defaultDataDir = "/var/lib/weft/volmgr"
