@@ -3,13 +3,18 @@
 package vm
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -380,4 +385,35 @@ func TestKernelSilentEndsAreFailures(t *testing.T) {
 			waitFor(t, "the report of "+name, func() bool { return strings.Contains(r.failed(), death.want) })
 		})
 	}
+}
+
+// TestKernelNoMachineOutlivesTheTest kills a test process that runs a machine.
+// It is itself that process when the variable is set.
+func TestKernelNoMachineOutlivesTheTest(t *testing.T) {
+	const marker = "qemu runs as "
+	if os.Getenv("WEFT_TEST_BE_KILLED") != "" {
+		m := NewCluster(t).Start("m1")
+		fmt.Printf("\n%s%d\n", marker, m.boot.process.Pid)
+		time.Sleep(time.Minute)
+		return
+	}
+	Require(t)
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), "WEFT_TEST_BE_KILLED=1", "WEFT_VM_LOGS="+t.TempDir(), "TMPDIR="+t.TempDir())
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	var pid int
+	for lines := bufio.NewScanner(out); pid == 0 && lines.Scan(); {
+		if text, ok := strings.CutPrefix(lines.Text(), marker); ok {
+			pid, err = strconv.Atoi(text)
+			must(t, err)
+		}
+	}
+	must(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	if pid == 0 {
+		t.Fatal("the process did not start a machine")
+	}
+	waitFor(t, "the end of QEMU", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
 }
