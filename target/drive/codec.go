@@ -301,6 +301,15 @@ func spare(end []slotCopy) *slotCopy {
 	return b
 }
 
+// length is how much of the slot a good copy takes.
+func (s *slotCopy) length() int { return int(block.Size(len(s.bytes)).RoundUp(copyUnit)) }
+
+// over pads b so that nothing of a longer copy is left behind it, where it could
+// be taken for somebody's signature.
+func (s *slotCopy) over(b []byte) []byte {
+	return append(b[:len(b):len(b)], make([]byte, max(0, s.length()-len(b)))...)
+}
+
 // writeLabel writes l over the older copy at each end, the head durably before
 // the tail: whatever a cut leaves, the newest good copy is l or what was before.
 func writeLabel(m Medium, c *copies, l *Label) error {
@@ -310,7 +319,7 @@ func writeLabel(m Medium, c *copies, l *Label) error {
 	}
 	for _, end := range [][]slotCopy{c[:2], c[2:]} {
 		slot := spare(end)
-		if _, err := m.WriteAt(b, int64(slot.offset)); err != nil {
+		if _, err := m.WriteAt(slot.over(b), int64(slot.offset)); err != nil {
 			return fmt.Errorf("write label at %v: %w", slot.offset, err)
 		}
 		if err := m.Flush(); err != nil {

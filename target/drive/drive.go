@@ -47,6 +47,7 @@ type Drive struct {
 	complete bool       // both ends hold label
 	unsure   bool       // a write failed: what the device holds is not known
 	tried    uint64     // highest generation that a write was begun with
+	zeroing  map[block.LegID]bool
 }
 
 // Open reads the label of a drive and refuses one that can not be used:
@@ -54,7 +55,7 @@ type Drive struct {
 // [ErrOverwritten], and [ErrOtherCluster] unless cluster is zero, which accepts
 // any. On success the drive owns m. Nothing is written.
 func Open(m Medium, cluster block.ClusterID) (*Drive, error) {
-	d := &Drive{medium: m}
+	d := &Drive{medium: m, zeroing: map[block.LegID]bool{}}
 	if err := d.load(); err != nil {
 		return nil, fmt.Errorf("open drive: %w", err)
 	}
@@ -137,6 +138,11 @@ func (d *Drive) updateLocked(change func(*Label) error) error {
 	if err := next.settle(); err != nil {
 		return err
 	}
+	for id := range d.zeroing {
+		if leg := next.Leg(id); leg == nil || !sameExtents(leg, last.Leg(id)) {
+			return fmt.Errorf("leg %v: %w", id, ErrZeroing)
+		}
+	}
 	if next.equal(last) && d.complete {
 		return nil
 	}
@@ -185,41 +191,64 @@ func (d *Drive) SetVolume(volume *pb.VolumeLabel) error {
 	return d.Update(func(l *Label) error { return l.SetVolume(volume) })
 }
 
+// ErrZeroing says that a leg is being zeroed: it can not be removed, or zeroed
+// once more, until that has ended. Its extents could be another leg's by then,
+// or hold data.
+var ErrZeroing = errors.New("is being zeroed")
+
 // ZeroLeg fills a leg with zeroes and then records it as zeroed; both are
 // durable when it returns. A leg that is recorded as zeroed is left alone: it
 // may hold data. It can take minutes: progress (may be nil) is told the bytes
 // done so far, and ctx is looked at between chunks of 64 MiB.
 func (d *Drive) ZeroLeg(ctx context.Context, id block.LegID, progress func(done block.Size)) error {
-	before := d.Label().Leg(id)
+	leg, err := d.beginZero(id)
+	if err != nil {
+		return fmt.Errorf("zero leg %v of drive %v: %w", id, d.ID(), err)
+	}
+	defer d.endZero(id)
+	if leg.Zeroed {
+		return nil
+	}
+	if err := d.zero(ctx, leg.Extents, progress); err != nil {
+		return fmt.Errorf("zero leg %v of drive %v: %w", id, d.ID(), err)
+	}
+	return d.Update(func(l *Label) error { l.Leg(id).Zeroed = true; return nil })
+}
+
+func (d *Drive) beginZero(id block.LegID) (*pb.LegLabel, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	leg := d.label.Load().Leg(id)
 	switch {
-	case before == nil:
-		return fmt.Errorf("zero leg %v: not on drive %v", id, d.ID())
-	case before.Zeroed:
-		return nil
+	case leg == nil:
+		return nil, errors.New("not there")
+	case d.zeroing[id]:
+		return nil, ErrZeroing
 	}
-	var done block.Size
-	for _, s := range Segments(before.Extents, 0) {
-		err := d.medium.Zero(ctx, s.Offset, s.Length, func(n block.Size) {
-			if progress != nil {
-				progress(done + n)
-			}
-		})
-		if err != nil {
-			return fmt.Errorf("zero leg %v: %w", id, err)
+	d.zeroing[id] = true
+	return leg, nil
+}
+
+func (d *Drive) endZero(id block.LegID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.zeroing, id)
+}
+
+func (d *Drive) zero(ctx context.Context, extents []*pb.Extent, progress func(done block.Size)) error {
+	var before block.Size
+	tell := func(n block.Size) {
+		if progress != nil {
+			progress(before + n)
 		}
-		done += s.Length
 	}
-	return d.Update(func(l *Label) error {
-		leg := l.Leg(id)
-		if leg == nil {
-			return fmt.Errorf("zero leg %v: removed meanwhile", id)
+	for _, s := range Segments(extents, 0) {
+		if err := d.medium.Zero(ctx, s.Offset, s.Length, tell); err != nil {
+			return err
 		}
-		if err := checkSuccessor(before, leg); err != nil {
-			return fmt.Errorf("zero leg %v: changed meanwhile: %w", id, err)
-		}
-		leg.Zeroed = true
-		return nil
-	})
+		before += s.Length
+	}
+	return nil
 }
 
 // Erase removes the label: all copies, the older ones first, so that a cut never

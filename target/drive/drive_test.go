@@ -221,6 +221,40 @@ func TestZeroingALegErasesItOnceAndNothingElse(t *testing.T) {
 	}
 }
 
+func TestALegThatIsBeingZeroedStays(t *testing.T) {
+	d := mustOpen(t, formatted(t))
+	must(t, d.PutLeg(leg(1, 1, run(0, 1), run(2, 1))))
+	must(t, d.ZeroLeg(t.Context(), legID(1), func(block.Size) {
+		if err := d.RemoveLeg(legID(1)); !errors.Is(err, ErrZeroing) {
+			t.Errorf("RemoveLeg meanwhile = %v, want %v", err, ErrZeroing)
+		}
+		if err := d.ZeroLeg(t.Context(), legID(1), nil); !errors.Is(err, ErrZeroing) {
+			t.Errorf("a second ZeroLeg meanwhile = %v, want %v", err, ErrZeroing)
+		}
+		must(t, d.Admit(volumeID(1), 3)) // other changes go on
+	}))
+	must(t, d.RemoveLeg(legID(1)))
+}
+
+func TestNothingOfALongerLabelIsLeftBehindAShorterOne(t *testing.T) {
+	m := formatted(t)
+	d := mustOpen(t, m)
+	long := leg(1, 1, run(0, 1))
+	for at := range 10 { // somewhere it lies where ISO 9660 has its magic
+		long.Volume.Labels[fmt.Sprint(at)] = strings.Repeat("CD001", 2000)
+	}
+	must(t, d.PutLeg(long))
+	must(t, d.Admit(volumeID(1), 1))
+	must(t, d.RemoveLeg(legID(1)))
+	must(t, d.PutLeg(leg(2, 1, run(0, 1))))
+	for _, slot := range readCopies(m, testSize) {
+		rest := make([]byte, labelMax-copyUnit)
+		if _, err := m.ReadAt(rest, int64(slot.offset+copyUnit)); err != nil || !allZero(rest) {
+			t.Errorf("slot at %v: something is left behind the label, %v", slot.offset, err)
+		}
+	}
+}
+
 // history is a list of changes that makes each kind of label once.
 var history = []func(*Label) error{
 	func(l *Label) error { return l.PutLeg(leg(1, 1, run(0, 1))) },
@@ -259,8 +293,8 @@ func TestACutAnywhereLeavesTheOldLabelOrTheNew(t *testing.T) {
 					t.Fatalf("step %d, cut at sector %d, medium %d: label is neither the old nor the new", step, cutAt, i)
 				}
 				must(t, again.Update(change))
-				if l := mustOpen(t, left.clone()).Label(); !l.equal(after) {
-					t.Fatalf("step %d, cut at sector %d, medium %d: the update can not be repeated", step, cutAt, i)
+				if l, err := ReadLabel(left.clone(), testSize); err != nil || !l.equal(after) {
+					t.Fatalf("step %d, cut at sector %d, medium %d: the update can not be repeated: %v", step, cutAt, i, err)
 				}
 			}
 		}
@@ -387,6 +421,10 @@ func TestALabelThatCanNotBeUsedIsNamedAndNotWritten(t *testing.T) {
 			m.damage(0, "XFSB")
 			return m
 		}, ErrOverwritten, "weft drive " + drive1.String() + ", xfs"},
+		"with an md superblock behind the first copy": {func(m *memory) *memory {
+			m.damage(4096, "\xfc\x4e\x2b\xa9\x01")
+			return m
+		}, ErrOverwritten, "weft drive " + drive1.String() + ", linux_raid_member"},
 		"with a backup gpt": {func(m *memory) *memory {
 			m.damage(int64(m.size)-512, "EFI PART")
 			return m
@@ -535,7 +573,9 @@ func TestAFormatThatWasCutCanBeRepeated(t *testing.T) {
 				if err := Format(left, cluster1, drive1, force); err != nil {
 					t.Fatalf("%s, cut at %d, medium %d: second Format = %v", name, cutAt, i, err)
 				}
-				mustOpen(t, left.clone())
+				if _, err := ReadLabel(left.clone(), testSize); err != nil {
+					t.Fatalf("%s, cut at %d, medium %d: after the second Format: %v", name, cutAt, i, err)
+				}
 			}
 		}
 	}

@@ -75,9 +75,8 @@ func (l *Label) PutLeg(record *pb.LegLabel) error {
 
 // checkSuccessor says why next can not take the place of old.
 func checkSuccessor(old, next *pb.LegLabel) error {
-	sameExtent := func(a, b *pb.Extent) bool { return a.GetStart() == b.GetStart() && a.GetCount() == b.GetCount() }
 	switch {
-	case !slices.EqualFunc(old.Extents, next.Extents, sameExtent):
+	case !sameExtents(old, next):
 		return errors.New("its extents differ from those on the label")
 	case old.Volume.GetVolumeId() != next.Volume.GetVolumeId():
 		return fmt.Errorf("it belongs to volume %s", old.Volume.GetVolumeId())
@@ -85,6 +84,12 @@ func checkSuccessor(old, next *pb.LegLabel) error {
 		return fmt.Errorf("revision %d is older than %d on the label", next.Revision, old.Revision)
 	}
 	return checkNotOlder(old.Volume, next.Volume)
+}
+
+func sameExtents(a, b *pb.LegLabel) bool {
+	return slices.EqualFunc(a.GetExtents(), b.GetExtents(), func(x, y *pb.Extent) bool {
+		return x.GetStart() == y.GetStart() && x.GetCount() == y.GetCount()
+	})
 }
 
 // checkNotOlder guards against a manager that came back with an old store: what

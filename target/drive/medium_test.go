@@ -143,7 +143,7 @@ func (m *memory) afterCut(random *rand.Rand) []*memory {
 		return c
 	}
 	media := []*memory{pick(func(int) bool { return true }), pick(func(int) bool { return false })}
-	for range 4 {
+	for range 2 {
 		media = append(media, pick(func(int) bool { return random.IntN(2) == 0 }))
 	}
 	if len(m.order) == 0 {

@@ -50,19 +50,17 @@ func examine(r io.ReaderAt, size block.Size) (contents, error) {
 	if err != nil {
 		return c, err
 	}
-	// A payload of ours may look like anything. The first slot covers the
-	// head; in the last MiB of the device we write nothing (labelMax).
-	if c.copies[0].ours() {
+	// A payload of ours may look like anything. The first slot begins the head;
+	// in the last MiB of the device we write nothing (labelMax).
+	switch first := &c.copies[0]; {
+	case first.label != nil:
+		clear(e.head[:min(first.length(), len(e.head))])
+	case errors.Is(first.err, ErrCorrupt), errors.Is(first.err, ErrNewer):
 		clear(e.head)
 	}
 	c.foreign = e.signatures()
 	c.data = !allZero(e.head) || !allZero(e.tail)
 	return c, nil
-}
-
-// ours reports whether the slot begins with our magic.
-func (s slotCopy) ours() bool {
-	return s.label != nil || errors.Is(s.err, ErrCorrupt) || errors.Is(s.err, ErrNewer)
 }
 
 func (c contents) signatures() []string {
