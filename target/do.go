@@ -50,7 +50,7 @@ type tools struct {
 func (t tools) do(ctx context.Context, o order) error {
 	switch o := o.(type) {
 	case formatDrive:
-		return t.hardware.Format(o.device, o.cluster, o.id, o.force)
+		return t.formatDrive(ctx, o)
 	case eraseDrive:
 		return t.eraseDrive(o)
 	case putLeg:
@@ -84,6 +84,16 @@ func (t tools) update(id block.DriveID, change func(*drive.Label) error) error {
 	err = d.Update(change)
 	t.shelf.judge(id, err)
 	return err
+}
+
+// formatDrive also puts the drive on the shelf, so that it is seen to be there.
+func (t tools) formatDrive(ctx context.Context, o formatDrive) error {
+	if err := t.hardware.Format(o.device, o.cluster, o.id, o.force); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, scanFor)
+	defer cancel()
+	return t.shelf.refresh(ctx)
 }
 
 func (t tools) eraseDrive(o eraseDrive) error {

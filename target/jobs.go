@@ -13,7 +13,7 @@ import (
 const (
 	// hungAfter is when a job that is not over is reported.
 	hungAfter = 3 * time.Second
-	// A failed order is tried again after retryFirst, then twice that, up to retryMost.
+	// An order is tried again after retryFirst; if it failed, then after twice that, up to retryMost.
 	retryFirst = 500 * time.Millisecond
 	retryMost  = 10 * time.Second
 	// deadAfter is when a drive that does not answer counts as failed.
@@ -21,16 +21,16 @@ const (
 )
 
 // jobs does orders in the background: those with one key one after another, each
-// key by itself, so that a device that hangs holds up nobody else. A failed order
-// is not done again at once, however often it is given.
+// key by itself, so that a device that hangs holds up nobody else. An order is not
+// done again at once, however often it is given.
 type jobs struct {
 	do   func(context.Context, order) error
 	wake func() // called when a job is over
 	log  *slog.Logger
 
-	mu       sync.Mutex
-	running  map[string]*job     // by key
-	failures map[string]*failure // by the order's text
+	mu      sync.Mutex
+	running map[string]*job // by key
+	tries   map[string]*try // by the order's text, for as long as it is given
 }
 
 type job struct {
@@ -39,28 +39,28 @@ type job struct {
 	cancel context.CancelFunc
 }
 
-type failure struct {
+// try is an order that was done, or not.
+type try struct {
 	order order
-	err   error
+	err   error // nil: it was done, and if it is still given that was to no effect
 	wait  time.Duration
-	again time.Time
+	again time.Time // not before this
 }
 
 func newJobs(do func(context.Context, order) error, wake func(), log *slog.Logger) *jobs {
-	return &jobs{do: do, wake: wake, log: log, running: map[string]*job{}, failures: map[string]*failure{}}
+	return &jobs{do: do, wake: wake, log: log, running: map[string]*job{}, tries: map[string]*try{}}
 }
 
 // start begins what of the orders can be begun, and reports whether that was any.
-// An order that is no longer given is forgotten if it failed, and cancelled if it
-// is under way.
+// An order that is no longer given is forgotten; zeroing under way is cancelled.
 func (j *jobs) start(ctx context.Context, orders []order) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.forgetLocked(orders)
 	groups := map[string][]order{}
 	for _, o := range orders {
-		failed := j.failures[o.String()]
-		if j.running[o.key()] != nil || failed != nil && time.Now().Before(failed.again) {
+		tried := j.tries[o.String()]
+		if j.running[o.key()] != nil || tried != nil && time.Now().Before(tried.again) {
 			continue
 		}
 		groups[o.key()] = append(groups[o.key()], o)
@@ -78,9 +78,9 @@ func (j *jobs) forgetLocked(orders []order) {
 	for _, o := range orders {
 		given[o.String()] = true
 	}
-	for text := range j.failures {
+	for text := range j.tries {
 		if !given[text] {
-			delete(j.failures, text)
+			delete(j.tries, text)
 		}
 	}
 	for _, r := range j.running {
@@ -114,21 +114,19 @@ func (j *jobs) begin(key string, o order) {
 func (j *jobs) end(ctx context.Context, o order, err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if err == nil {
-		delete(j.failures, o.String())
+	if err != nil && ctx.Err() != nil {
+		return
+	}
+	wait, last := retryFirst, j.tries[o.String()]
+	switch {
+	case err == nil:
 		j.log.Info("order done", "order", o.String(), "object", o.about())
-		return
-	}
-	if ctx.Err() != nil {
-		return
-	}
-	wait := retryFirst
-	if f := j.failures[o.String()]; f != nil {
-		wait = min(2*f.wait, retryMost)
-	} else {
+	case last == nil || last.err == nil:
 		j.log.Warn("order not done", "order", o.String(), "object", o.about(), "err", err)
+	default:
+		wait = min(2*last.wait, retryMost)
 	}
-	j.failures[o.String()] = &failure{order: o, err: err, wait: wait, again: time.Now().Add(wait)}
+	j.tries[o.String()] = &try{order: o, err: err, wait: wait, again: time.Now().Add(wait)}
 }
 
 // under reports whether a job with a key is under way.
@@ -166,8 +164,10 @@ func (j *jobs) problems() []problem {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	var out []problem
-	for _, f := range j.failures {
-		out = append(out, problem{f.order.about(), f.order.String(), f.err.Error()})
+	for _, t := range j.tries {
+		if t.err != nil {
+			out = append(out, problem{t.order.about(), t.order.String(), t.err.Error()})
+		}
 	}
 	for _, r := range j.running {
 		if _, zeroing := r.order.(zeroLeg); !zeroing && time.Since(r.since) >= hungAfter {

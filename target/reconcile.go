@@ -68,6 +68,9 @@ func (r *reconciler) round(ctx context.Context) bool {
 	}
 	message := r.agent.currentWanted()
 	s, problems := r.look(ctx, devices, drives)
+	if ctx.Err() != nil {
+		return false // what could not be seen is no news
+	}
 	want := parseWanted(message)
 	p := makePlan(s, want, r.legDir, r.agent.config.Portals)
 	p.problems = append(p.problems, problems...)

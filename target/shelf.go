@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/drive"
 )
 
 // shelf holds the node's devices and the drives among them, open. A drive that
@@ -22,6 +23,8 @@ import (
 type shelf struct {
 	hardware hardware
 	log      *slog.Logger
+
+	refreshing sync.Mutex // held during a refresh
 
 	mu      sync.Mutex
 	scanned bool
@@ -43,8 +46,10 @@ func newShelf(h hardware, log *slog.Logger) *shelf {
 }
 
 // refresh looks at all devices, opens drives that have come and marks those that
-// are gone. Only one refresh may run at a time.
+// are gone.
 func (s *shelf) refresh(ctx context.Context) error {
+	s.refreshing.Lock()
+	defer s.refreshing.Unlock()
 	devices, err := s.hardware.Scan(ctx)
 	if err != nil {
 		return fmt.Errorf("scan devices: %w", err)
@@ -207,6 +212,7 @@ func (s *shelf) judge(id block.DriveID, err error) {
 
 func deviceError(err error) bool {
 	for _, e := range []error{
+		drive.ErrOverwritten,
 		syscall.EIO, syscall.ENXIO, syscall.ENODEV, syscall.EROFS, syscall.ENODATA, syscall.ETIMEDOUT,
 		syscall.EREMOTEIO, syscall.EILSEQ, syscall.EPERM,
 	} {

@@ -1,0 +1,489 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/google/go-cmp/cmp"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/target/drive"
+)
+
+// ---- what is wanted ----
+
+func uid(kind, n byte) block.UUID { return block.UUIDFromRandom([16]byte{kind, n}) }
+
+func driveID(n byte) block.DriveID   { return block.DriveID{UUID: uid('d', n)} }
+func legID(n byte) block.LegID       { return block.LegID{UUID: uid('1', n)} }
+func volumeID(n byte) block.VolumeID { return block.VolumeID{UUID: uid('f', n)} }
+
+var (
+	cluster = block.ClusterID{UUID: uid('c', 1)}
+	host    = block.HostFromID(uid('a', 1))
+)
+
+// wish is a small language for pb.TargetWanted: drive n is /dev/d<n>; volume n
+// has leg n, on the drive given.
+type wish struct{ *pb.TargetWanted }
+
+func want() wish { return wish{&pb.TargetWanted{ClusterId: cluster.String()}} }
+
+func (w wish) drive(n byte) wish {
+	w.Drives = append(w.Drives, &pb.WantedDrive{DriveId: driveID(n).String(), Device: fmt.Sprintf("/dev/d%d", n), Wwid: fmt.Sprintf("w%d", n)})
+	return w
+}
+
+func (w wish) leg(n, drive byte, epoch, revision uint64) wish {
+	w.Legs = append(w.Legs, &pb.WantedLeg{
+		LegId: legID(n).String(), DriveId: driveID(drive).String(),
+		Extents: []*pb.Extent{{Start: uint32(n) * 2, Count: 2}}, SizeBytes: uint64(300 * block.MiB), Revision: revision,
+		Volume: &pb.VolumeLabel{VolumeId: volumeID(n).String(), Name: fmt.Sprintf("v%d", n), Epoch: epoch, Generation: revision},
+	})
+	return w
+}
+
+func (w wish) admit(n byte, epoch uint64) wish {
+	w.Admissions = append(w.Admissions, &pb.Admission{VolumeId: volumeID(n).String(), Epoch: epoch})
+	return w
+}
+
+func (w wish) export(n byte, epoch, revision uint64) wish {
+	nqn := block.SubsystemNQN(volumeID(n), block.Epoch(epoch), host, "t1")
+	w.Exports = append(w.Exports, &pb.WantedExport{
+		VolumeId: volumeID(n).String(), Epoch: epoch, Nqn: string(nqn), Serial: block.SerialNumber(volumeID(n)),
+		Host: &pb.Host{Nqn: string(host.NQN), Id: host.ID.String()},
+		Namespaces: []*pb.WantedNamespace{{
+			Nsid: 1, LegId: legID(n).String(), Uuid: block.NamespaceUUID(legID(n), block.Epoch(epoch), revision).String(),
+		}},
+	})
+	return w
+}
+
+// volume is all of a volume that is exported.
+func (w wish) volume(n, drive byte, epoch uint64) wish {
+	return w.leg(n, drive, epoch, 0).admit(n, epoch).export(n, epoch, 0)
+}
+
+// ---- what is reported ----
+
+func exportsReady(n int) func(*pb.TargetReport) bool {
+	return func(r *pb.TargetReport) bool {
+		ready := 0
+		for _, e := range r.GetExports() {
+			if e.GetReady() && len(e.GetLegIds()) > 0 {
+				ready++
+			}
+		}
+		return ready == n && len(r.GetExports()) == n
+	}
+}
+
+func admitted(n byte, epoch uint64) func(*pb.TargetReport) bool {
+	return func(r *pb.TargetReport) bool {
+		for _, a := range r.GetAdmissions() {
+			if a.GetVolumeId() == volumeID(n).String() {
+				return a.GetEpoch() == epoch
+			}
+		}
+		return false
+	}
+}
+
+func problemWith(text string) func(*pb.TargetReport) bool {
+	return func(r *pb.TargetReport) bool {
+		for _, p := range r.GetProblems() {
+			if strings.Contains(p.GetObject()+" "+p.GetDoing()+": "+p.GetCause(), text) {
+				return true
+			}
+		}
+		return false
+	}
+}
+
+func legReport(r *pb.TargetReport, n byte) *pb.LegReport {
+	for _, l := range r.GetLegs() {
+		if l.GetLegId() == legID(n).String() {
+			return l
+		}
+	}
+	return nil
+}
+
+// at runs a test in a world of its own, with time that does not pass by itself.
+func at(t *testing.T, test func(t *testing.T, w *world)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.stop = func() {}
+		defer func() { w.stop() }()
+		w.plug("/dev/d1", 4*block.GiB, "w1")
+		w.plug("/dev/d2", 4*block.GiB, "w2")
+		test(t, w)
+	})
+}
+
+// ---- tests ----
+
+func TestWhatIsWantedIsMadeAndReported(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.run()
+		w.manager.set(want().drive(1).drive(2).volume(1, 1, 1).volume(2, 2, 1).TargetWanted)
+		r := w.until("both exports ready", exportsReady(2))
+		if r.GetNode() != "t1" || r.GetBootId() != "11111111-2222-4333-8444-555555555555" || r.GetKernel() != "6.1.0" ||
+			r.GetClusterId() != cluster.String() || len(r.GetPortals()) != 1 || len(r.GetDevices()) != 2 || r.GetLabels()["rack"] != "r1" {
+			t.Errorf("report says %v", r)
+		}
+		r = w.until("the generation is echoed, no problems", func(r *pb.TargetReport) bool {
+			return r.GetGeneration() == 1 && len(r.GetProblems()) == 0
+		})
+		if l := legReport(r, 1); !l.GetReady() || l.GetZeroedBytes() != uint64(300*block.MiB) {
+			t.Errorf("leg is reported as %v, want ready", l)
+		}
+		if !admitted(1, 1)(r) || !admitted(2, 1)(r) {
+			t.Errorf("admissions are %v, want epoch 1 of both", r.GetAdmissions())
+		}
+		if e := w.exported(); len(e.Subsystems) != 2 || len(e.Ports) != 1 || len(e.Ports[0].Subsystems) != 2 {
+			t.Errorf("nvmet exports %+v", e)
+		}
+		if got := len(r.GetDrives()); got != 2 || r.GetDrives()[0].GetExtents() == 0 || len(r.GetDrives()[0].GetLegs()) != 1 {
+			t.Errorf("drives are reported as %v", r.GetDrives())
+		}
+	})
+}
+
+func TestNothingIsChangedBeforeTheManagerSpeaks(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.run()
+		w.manager.set(want().drive(1).volume(1, 1, 1).TargetWanted)
+		w.until("export ready", exportsReady(1))
+		w.stop()
+		before := w.exported()
+		for _, away := range []bool{true, false} {
+			w.manager.away, w.manager.want = away, nil
+			w.manager.forget()
+			w.run()
+			time.Sleep(30 * time.Second)
+			w.stop()
+			if diff := cmp.Diff(before, w.exported()); diff != "" {
+				t.Errorf("manager away %v: exports changed (-before +after):\n%s", away, diff)
+			}
+			if w.gate.done > 0 {
+				t.Errorf("manager away %v: %d operations were done", away, w.gate.done)
+			}
+		}
+		if r := w.manager.last; !admitted(1, 1)(r) || len(r.GetDrives()) != 1 || len(r.GetExports()) != 1 {
+			t.Errorf("report is %v, want what is there", r)
+		}
+	})
+}
+
+func TestAFenceIsAdmittedWhenNothingOlderIsLeft(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.run()
+		w.manager.set(want().drive(1).volume(1, 1, 1).TargetWanted)
+		w.until("export ready", exportsReady(1))
+		// The old export is still listed: what is being fenced goes all the same.
+		w.manager.set(want().drive(1).leg(1, 1, 1, 0).admit(1, 2).export(1, 1, 0).TargetWanted)
+		r := w.until("epoch 2 admitted", admitted(1, 2)) // Send checks the kernel and the labels
+		if len(r.GetExports()) != 0 {
+			t.Errorf("exports are %v, want none", r.GetExports())
+		}
+		w.manager.set(want().drive(1).volume(1, 1, 2).TargetWanted)
+		w.until("export of epoch 2 ready", exportsReady(1))
+		// An old wish is not followed back.
+		w.manager.set(want().drive(1).volume(1, 1, 1).TargetWanted)
+		w.until("old epoch refused", problemWith("epoch 1 is over"))
+		if r := w.until("still admitted", admitted(1, 2)); len(r.GetExports()) != 0 {
+			t.Errorf("exports are %v, want none", r.GetExports())
+		}
+	})
+}
+
+func TestAHangingDrainHoldsUpItsVolumeOnly(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.run()
+		w.manager.set(want().drive(1).drive(2).volume(1, 1, 1).volume(2, 2, 1).TargetWanted)
+		w.until("both exports ready", exportsReady(2))
+		gate := make(chan struct{})
+		w.targets.Drain = func(subsystem string) {
+			if strings.Contains(subsystem, volumeID(1).String()) {
+				<-gate
+			}
+		}
+		w.manager.set(want().drive(1).drive(2).leg(1, 1, 1, 0).admit(1, 2).volume(2, 2, 2).volume(3, 2, 1).TargetWanted)
+		w.until("the other volumes at their epochs", func(r *pb.TargetReport) bool {
+			return admitted(2, 2)(r) && admitted(3, 1)(r)
+		})
+		w.until("the other exports are ready", func(r *pb.TargetReport) bool {
+			ready := 0
+			for _, e := range r.GetExports() {
+				if e.GetReady() {
+					ready++
+				}
+			}
+			return ready == 2
+		})
+		r := w.until("the drain is reported", problemWith("draining"))
+		start, reports := time.Now(), w.manager.reports
+		time.Sleep(20 * time.Second)
+		if sent := w.manager.reports - reports; sent < 20 {
+			t.Errorf("%d reports in %v, want one a second", sent, time.Since(start))
+		}
+		r = w.until("fence is reported", problemWith("volume "+volumeID(1).String()+" fence epochs below 2"))
+		for _, p := range r.GetProblems() {
+			if age := time.Since(p.GetSince().AsTime()); strings.Contains(p.GetDoing(), "fence") && age < 20*time.Second {
+				t.Errorf("problem %v is %v old, want it dated from its beginning", p, age)
+			}
+		}
+		if admitted(1, 2)(r) {
+			t.Error("epoch 2 is admitted before the drain is over")
+		}
+		close(gate)
+		w.until("epoch 2 admitted", admitted(1, 2))
+	})
+}
+
+// An agent that dies after any of its operations is followed by one that brings
+// things to the same end: creating, fencing and removing.
+func TestACrashAtAnyOperationIsMadeGood(t *testing.T) {
+	one := want().drive(1).drive(2).volume(1, 1, 1).volume(2, 2, 1).TargetWanted
+	two := want().drive(1).drive(2).volume(1, 1, 2).leg(2, 2, 1, 0).TargetWanted
+	two.Legs[1].Remove = true
+	three := want().drive(1).drive(2).leg(1, 1, 2, 0).TargetWanted
+	three.Legs[0].Remove, three.Drives[1].Remove = true, true
+	stages := []struct {
+		want *pb.TargetWanted
+		done func(*pb.TargetReport) bool
+	}{
+		{one, exportsReady(2)},
+		{two, func(r *pb.TargetReport) bool {
+			return exportsReady(1)(r) && admitted(1, 2)(r) && len(r.GetDrives()) == 2 && len(r.GetDrives()[1].GetLegs()) == 0
+		}},
+		{three, func(r *pb.TargetReport) bool {
+			return len(r.GetExports()) == 0 && len(r.GetDrives()) == 1 && len(r.GetDrives()[0].GetLegs()) == 0
+		}},
+	}
+	for cut := 0; ; cut++ {
+		crashes := 0
+		at(t, func(t *testing.T, w *world) {
+			for i, s := range stages {
+				w.manager.set(s.want)
+				w.manager.forget()
+				w.runUntil(cut)
+				w.until(fmt.Sprintf("stage %d, cut at %d", i, cut), s.done)
+				if w.gate.crashed() {
+					crashes++
+					w.stop()
+					w.manager.forget()
+					w.run()
+					w.until(fmt.Sprintf("stage %d again, after a cut at %d", i, cut), s.done)
+				}
+				w.stop()
+			}
+			if len(w.mapped) > 0 || len(w.exported().Subsystems) > 0 {
+				t.Errorf("cut at %d: left over: %v, %+v", cut, w.mapped, w.exported())
+			}
+			if entries, err := os.ReadDir(filepath.Join(w.root, "dev/weft/leg")); err != nil || len(entries) > 0 {
+				t.Errorf("cut at %d: names left over: %v, %v", cut, entries, err)
+			}
+		})
+		if t.Failed() || crashes == 0 {
+			t.Logf("longest plan: %d operations", cut)
+			break
+		}
+		if cut > 200 {
+			t.Fatal("no end of operations")
+		}
+	}
+}
+
+func TestForeignDataIsNotTouched(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		m, err := w.medium("/dev/d1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var super [4096]byte
+		super[0x438], super[0x439] = 0x53, 0xef // ext2/3/4
+		super[0x44c] = 1
+		m.blocks[0] = super
+		signatures, err := drive.Signatures(m, m.size)
+		if err != nil || len(signatures) == 0 {
+			t.Fatalf("Signatures = %v, %v; want a file system", signatures, err)
+		}
+		w.run()
+		wish := want().drive(1).TargetWanted
+		w.manager.set(wish)
+		w.until("refused, naming it", problemWith(signatures[0]))
+		time.Sleep(30 * time.Second)
+		if len(m.blocks) != 1 || m.blocks[0] != super {
+			t.Error("the device has been written to")
+		}
+		wish.Drives[0].ForceErase = strings.Join(signatures, ", ")
+		w.manager.set(wish)
+		w.until("taken in by force", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 1 })
+	})
+}
+
+func TestALegThatIsNotListedStays(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.run()
+		w.manager.set(want().drive(1).volume(1, 1, 1).volume(2, 1, 1).TargetWanted)
+		w.until("both exports ready", exportsReady(2))
+		w.manager.set(want().drive(1).volume(1, 1, 1).TargetWanted)
+		r := w.until("the export is gone", exportsReady(1))
+		time.Sleep(20 * time.Second)
+		r = w.until("reported", func(*pb.TargetReport) bool { return true })
+		if legs := r.GetDrives()[0].GetLegs(); len(legs) != 2 || w.record(legID(2).String()) == nil {
+			t.Errorf("legs on the label are %v, want both", legs)
+		}
+	})
+}
+
+func TestAStaleLegComesBackUnderANewIdentity(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.run()
+		w.manager.set(want().drive(1).volume(1, 1, 1).TargetWanted)
+		w.until("export ready", exportsReady(1))
+		w.manager.set(want().drive(1).leg(1, 1, 1, 1).admit(1, 1).export(1, 1, 1).TargetWanted)
+		w.until("export ready again", func(r *pb.TargetReport) bool { return exportsReady(1)(r) && r.GetGeneration() == 2 })
+		u := block.NamespaceUUID(legID(1), 1, 1)
+		if got := w.exported().Subsystems[0].Namespaces; len(got) != 1 || got[0].UUID != u {
+			t.Errorf("namespaces are %+v, want the uuid of revision 1", got)
+		}
+		if r := w.record(legID(1).String()); r.GetRevision() != 1 || r.GetVolume().GetGeneration() != 1 {
+			t.Errorf("the label has %v, want revision 1", r)
+		}
+	})
+}
+
+func TestZeroingDelaysNoReportAndEndsWhenNotWanted(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		m, err := w.medium("/dev/d1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+		w.manager.set(want().drive(1).TargetWanted)
+		w.until("drive in", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 1 })
+		m.slow = make(chan struct{})
+		wish := want().drive(1).volume(1, 1, 1)
+		w.manager.set(wish.TargetWanted)
+		w.until("carved", func(r *pb.TargetReport) bool { return len(r.GetDrives()[0].GetLegs()) == 1 })
+		for range 3 {
+			m.slow <- struct{}{}
+		}
+		reports := w.manager.reports
+		time.Sleep(20 * time.Second)
+		if sent := w.manager.reports - reports; sent < 20 {
+			t.Errorf("%d reports in 20s, want one a second", sent)
+		}
+		r := w.until("progress", func(r *pb.TargetReport) bool { return legReport(r, 1).GetZeroedBytes() == uint64(192*block.MiB) })
+		if legReport(r, 1).GetReady() || len(r.GetExports()) > 0 || r.GetGeneration() != 2 {
+			t.Errorf("report is %v, want a leg that is not ready, no exports, and the generation", r)
+		}
+		gone := proto.CloneOf(wish.TargetWanted)
+		gone.Legs[0].Remove, gone.Exports, gone.Admissions = true, nil, nil
+		w.manager.set(gone)
+		w.until("freed", func(r *pb.TargetReport) bool { return len(r.GetDrives()[0].GetLegs()) == 0 })
+	})
+}
+
+func TestADriveThatGoesAwayIsReportedAndComesBack(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.run()
+		w.manager.set(want().drive(1).volume(1, 1, 1).TargetWanted)
+		w.until("export ready", exportsReady(1))
+		m := w.pull("/dev/d1")
+		r := w.until("the drive is gone", func(r *pb.TargetReport) bool {
+			return len(r.GetDrives()) == 1 && strings.Contains(r.GetDrives()[0].GetError(), "gone")
+		})
+		if l := legReport(r, 1); l.GetReady() || l.GetError() == "" {
+			t.Errorf("its leg is reported as %v, want an error", l)
+		}
+		if !exportsReady(1)(r) {
+			t.Errorf("exports are %v, want them left to the host", r.GetExports())
+		}
+		w.media["/dev/d7"] = m // under another name
+		r = w.until("back", func(r *pb.TargetReport) bool { return legReport(r, 1).GetReady() })
+		if d := r.GetDrives()[0]; d.GetError() != "" || d.GetDevice() != "/dev/d7" {
+			t.Errorf("drive is reported as %v, want it well at /dev/d7", d)
+		}
+	})
+}
+
+func TestADriveThatFailsAWriteIsReported(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.run()
+		w.manager.set(want().drive(1).drive(2).TargetWanted)
+		w.until("drives in", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 2 })
+		m, err := w.medium("/dev/d1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.mu.Lock()
+		m.fail = unix.EIO
+		m.mu.Unlock()
+		w.manager.set(want().drive(1).drive(2).leg(1, 1, 1, 0).volume(2, 2, 1).TargetWanted)
+		w.until("the drive has an error", func(r *pb.TargetReport) bool {
+			return strings.Contains(r.GetDrives()[0].GetError(), "input/output error")
+		})
+		w.until("the other one works", exportsReady(1))
+	})
+}
+
+func TestADriveThatDoesNotAnswerHoldsUpNoOther(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.run()
+		w.manager.set(want().drive(1).drive(2).TargetWanted)
+		w.until("drives in", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 2 })
+		m, err := w.medium("/dev/d1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		hang := make(chan struct{})
+		m.mu.Lock()
+		m.hang = hang
+		m.mu.Unlock()
+		w.manager.set(want().drive(1).drive(2).leg(1, 1, 1, 0).volume(2, 2, 1).TargetWanted)
+		w.until("the other one works", exportsReady(1))
+		w.until("the generation is reached", func(r *pb.TargetReport) bool { return r.GetGeneration() == 2 })
+		w.until("the drive has an error", func(r *pb.TargetReport) bool {
+			return strings.Contains(r.GetDrives()[0].GetError(), "does not answer")
+		})
+		m.mu.Lock()
+		m.hang = nil
+		m.mu.Unlock()
+		close(hang)
+		w.until("it answers again", func(r *pb.TargetReport) bool {
+			return r.GetDrives()[0].GetError() == "" && legReport(r, 1).GetReady()
+		})
+	})
+}
+
+func TestTheStreamIsMadeAgain(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.manager.away = true
+		w.run()
+		time.Sleep(time.Minute)
+		w.manager.mu.Lock()
+		w.manager.away = false
+		w.manager.mu.Unlock()
+		start := time.Now()
+		w.until("a report", func(*pb.TargetReport) bool { return true })
+		if d := time.Since(start); d > redialMost+time.Second {
+			t.Errorf("the first report came after %v, want at most %v", d, redialMost)
+		}
+	})
+}
