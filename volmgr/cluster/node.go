@@ -24,6 +24,17 @@ func (n *Node) labels() map[string]string {
 	return all
 }
 
+// label is labels()[key].
+func (n *Node) label(key string) string {
+	if key == "node" {
+		return string(n.Name)
+	}
+	if value, ok := n.OperatorLabels[key]; ok {
+		return value
+	}
+	return n.AgentLabels[key]
+}
+
 func nodeResult(name block.NodeName) view {
 	return func(s *State) any { return s.nodeView(s.nodes[name]) }
 }

@@ -128,22 +128,19 @@ func autoStripes(size block.Size, copies, drives int) int {
 // spots lists the drives of a pool that can be used now, in order of their ids,
 // and for each of the others why it can not.
 func (s *State) spots(pool *Pool, spread string) (usable []*spot, refusals []string) {
-	labels := map[block.NodeName]map[string]string{}
-	for _, id := range sorted(s.drives) {
+	for _, id := range s.sortedDrives() {
 		d := s.drives[id]
-		if labels[d.Node] == nil {
-			labels[d.Node] = s.nodes[d.Node].labels()
-		}
-		domain, ok := labels[d.Node][spread]
+		n := s.nodes[d.Node]
+		domain := n.label(spread)
 		var why string
 		switch {
-		case !s.selects(pool, d):
+		case !pool.selects(d, n):
 			why = fmt.Sprintf("not in pool %s", pool.Name)
 		case !s.targetOnline(d.Node):
 			why = "its target is offline"
 		case d.State != DriveReady:
 			why = fmt.Sprintf("%s%s", strings.ToLower(string(d.State)), because(d.Reason))
-		case !ok:
+		case domain == "":
 			why = fmt.Sprintf("its node has no label %q", spread)
 		default:
 			usable = append(usable, &spot{drive: d, domain: domain, used: s.used[d.ID]})

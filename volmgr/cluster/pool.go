@@ -50,16 +50,12 @@ func (in DeletePool) apply(t *tx) (view, error) {
 }
 
 // selects reports whether a drive belongs to a pool: each label of the selector
-// is on the drive or on its node.
-func (s *State) selects(p *Pool, d *Drive) bool {
-	labels := map[string]string{"node": string(d.Node)}
-	if n := s.nodes[d.Node]; n != nil {
-		labels = n.labels()
-	}
+// is on the drive or else on its node.
+func (p *Pool) selects(d *Drive, n *Node) bool {
 	for key, want := range p.Selector {
 		have, ok := d.Labels[key]
 		if !ok {
-			have = labels[key]
+			have = n.label(key)
 		}
 		if have != want {
 			return false

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-var histories = flag.Uint64("histories", 300, "random histories to try")
+var histories = flag.Uint64("histories", 120, "random histories to try")
 
 const historySteps = 2000
 

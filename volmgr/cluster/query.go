@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"maps"
@@ -58,14 +59,16 @@ func (s *State) Devices(name block.NodeName) ([]Device, error) {
 
 // Drives lists the drives of a node, or all if node is empty, by node and device.
 func (s *State) Drives(node block.NodeName) []Drive {
+	ids := maps.Keys(s.drives)
+	if node != "" {
+		ids = maps.Keys(s.drivesOn[node])
+	}
 	var all []Drive
-	for _, d := range s.drives {
-		if node == "" || d.Node == node {
-			all = append(all, s.driveView(d))
-		}
+	for id := range ids {
+		all = append(all, s.driveView(s.drives[id]))
 	}
 	slices.SortFunc(all, func(a, b Drive) int {
-		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Device, b.Device), cmp.Compare(a.ID.String(), b.ID.String()))
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Device, b.Device), bytes.Compare(a.ID.UUID[:], b.ID.UUID[:]))
 	})
 	return all
 }
@@ -89,7 +92,7 @@ func (s *State) Pools() []Pool {
 func (s *State) poolView(p *Pool) Pool {
 	v := *p
 	for _, d := range s.drives {
-		if d.State != DriveRemoving && s.selects(p, d) {
+		if d.State != DriveRemoving && p.selects(d, s.nodes[d.Node]) {
 			d := s.driveView(d)
 			v.Drives++
 			v.Capacity += d.Capacity

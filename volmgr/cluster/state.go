@@ -65,6 +65,8 @@ type State struct {
 
 	// Derived from the above.
 	byName    map[block.VolumeName]block.VolumeID
+	drivesOn  map[block.NodeName]map[block.DriveID]bool
+	driveIDs  []block.DriveID                            // in order; nil when it has to be made again
 	onNode    map[block.NodeName]map[block.VolumeID]bool // with a leg or the attachment there
 	onDrive   map[block.DriveID]map[block.LegID][]Extent
 	used      map[block.DriveID]uint32 // extents
@@ -118,6 +120,7 @@ func empty() *State {
 		pools:      map[string]*Pool{},
 		volumes:    map[block.VolumeID]*Volume{},
 		byName:     map[block.VolumeName]block.VolumeID{},
+		drivesOn:   map[block.NodeName]map[block.DriveID]bool{},
 		onNode:     map[block.NodeName]map[block.VolumeID]bool{},
 		onDrive:    map[block.DriveID]map[block.LegID][]Extent{},
 		used:       map[block.DriveID]uint32{},
@@ -147,6 +150,11 @@ func Load(records []Record) (*State, error) {
 	}
 	if s.meta.Schema != schema {
 		return nil, fmt.Errorf("load records: schema %d, this version reads %d", s.meta.Schema, schema)
+	}
+	for _, d := range s.drives {
+		if s.nodes[d.Node] == nil {
+			return nil, fmt.Errorf("load record %q: no record of its node %s", driveKey(d.ID), d.Node)
+		}
 	}
 	slices.SortFunc(s.events, func(a, b Event) int { return cmp.Compare(a.Seq, b.Seq) })
 	if _, ok := s.pools[DefaultPool]; !ok {
@@ -185,6 +193,7 @@ func (s *State) load(r Record) error {
 			return err
 		}
 		s.drives[d.ID] = d
+		s.indexDrive(nil, d)
 		return nil
 	case "p":
 		p, err := decode[Pool](r.Value)
@@ -314,6 +323,28 @@ func (s *State) index(old, new *Volume) {
 	}
 }
 
+// indexDrive is index for drives.
+func (s *State) indexDrive(old, new *Drive) {
+	if old != nil && new != nil {
+		return // a drive keeps its node
+	}
+	s.driveIDs = nil
+	if old != nil {
+		delete(s.drivesOn[old.Node], old.ID)
+	}
+	if new != nil {
+		put(s.drivesOn, new.Node, new.ID, true)
+	}
+}
+
+// sortedDrives is every drive's id, in order.
+func (s *State) sortedDrives() []block.DriveID {
+	if s.driveIDs == nil {
+		s.driveIDs = sorted(s.drives)
+	}
+	return s.driveIDs
+}
+
 func put[A, B comparable, C any](m map[A]map[B]C, a A, b B, c C) {
 	if m[a] == nil {
 		m[a] = map[B]C{}
@@ -331,7 +362,10 @@ func count(extents []Extent) (n uint32) {
 // sorted is the keys of m in order, so that a step does the same everywhere.
 func sorted[K interface {
 	comparable
-	fmt.Stringer
+	~struct{ block.UUID }
 }, V any](m map[K]V) []K {
-	return slices.SortedFunc(maps.Keys(m), func(a, b K) int { return cmp.Compare(a.String(), b.String()) })
+	return slices.SortedFunc(maps.Keys(m), func(a, b K) int {
+		x, y := struct{ block.UUID }(a).UUID, struct{ block.UUID }(b).UUID
+		return bytes.Compare(x[:], y[:])
+	})
 }

@@ -150,11 +150,12 @@ func (t *tx) commit() Outcome {
 		}
 	}
 	for _, id := range sorted(t.drives) {
-		d := t.drives[id]
-		if d != nil {
-			wake[d.Node] = true
-		} else if old := s.drives[id]; old != nil {
-			wake[old.Node] = true
+		d, old := t.drives[id], s.drives[id]
+		s.indexDrive(old, d)
+		for _, x := range []*Drive{d, old} {
+			if x != nil {
+				wake[x.Node] = true
+			}
 		}
 		records = append(records, change(s.drives, id, d, driveKey(id)))
 	}

@@ -356,7 +356,10 @@ func (w *world) obey(h *wHost, wanted InitiatorWanted) {
 			i := slices.IndexFunc(a.Legs, func(o WantedLink) bool { return o.Leg == leg && o.Revision == l.Revision })
 			if i < 0 {
 				v.drop(leg, l.Revision)
+				continue
 			}
+			// The answer to RecordInSync may be lost; this says the same.
+			l.readable = l.readable || a.Legs[i].State == LegInSync
 		}
 		if a.Detach {
 			v.release()

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"weft.dev/weft/proto/block"
+)
+
+// grid is a cluster of racks × nodes × drives, all ready and online.
+func grid(racks, nodes, drives int, extents func(int) uint32) *State {
+	s, _ := New(testCluster())
+	for r := range racks {
+		for n := range nodes {
+			name := block.NodeName(fmt.Sprintf("r%d-n%d", r, n))
+			s.nodes[name] = &Node{Name: name, AgentLabels: map[string]string{"rack": fmt.Sprint(r)}}
+			s.targets[name] = &target{agent: agent{status: AgentStatus{Online: true}}}
+			for range drives {
+				id := block.DriveID{UUID: testSeed(len(s.drives)).id(7)}
+				d := &Drive{ID: id, Node: name, Device: fmt.Sprintf("/dev/d%d", len(s.drives)), State: DriveReady, Extents: extents(len(s.drives))}
+				s.drives[id] = d
+				s.indexDrive(nil, d)
+			}
+		}
+	}
+	return s
+}
+
+func fixed(n uint32) func(int) uint32 { return func(int) uint32 { return n } }
+
+// mustHold checks what placement promises of all volumes together.
+func mustHold(t *testing.T, s *State) {
+	t.Helper()
+	taken := map[block.DriveID][]Extent{}
+	for _, v := range s.volumes {
+		for i, l := range v.Legs {
+			if n := count(l.Extents); n != uint32(v.Layout.LegExtents(v.Size)) {
+				t.Fatalf("%v of %s has %d extents, want %d", &l, v.Name, n, v.Layout.LegExtents(v.Size))
+			}
+			for _, o := range v.Legs[:i] {
+				if o.Column == l.Column && (o.Node == l.Node || s.nodes[o.Node].labels()[v.Spread] == s.nodes[l.Node].labels()[v.Spread]) {
+					t.Fatalf("%v and %v of %s share a node or a %s", &o, &l, v.Name, v.Spread)
+				}
+			}
+			for _, x := range l.Extents {
+				if x.Count == 0 || x.Start+x.Count > s.drives[l.Drive].Extents {
+					t.Fatalf("%v of %s: extent %v is not on the drive", &l, v.Name, x)
+				}
+				for _, o := range taken[l.Drive] {
+					if x.overlaps(o) {
+						t.Fatalf("%v of %s: extent %v overlaps %v", &l, v.Name, x, o)
+					}
+				}
+				taken[l.Drive] = append(taken[l.Drive], x)
+			}
+		}
+	}
+}
+
+func TestPlacementKeepsCopiesApartAndExtentsDisjoint(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for round := range 20 {
+		s := grid(2+rng.IntN(4), 1+rng.IntN(3), 1+rng.IntN(3), func(i int) uint32 { return uint32(20 + 13*i%90) })
+		for i := range 60 {
+			in := CreateVolume{
+				Name: block.VolumeName(fmt.Sprintf("v%d", i)), Size: block.Size(1+rng.IntN(4000)) * block.MiB,
+				Copies: 1 + rng.IntN(3), Stripes: rng.IntN(5), Spread: []string{"node", "rack"}[rng.IntN(2)], Seed: testSeed(1000*round + i),
+			}
+			if _, err := s.Step(t0, in); err != nil {
+				var e *Error
+				if !errors.As(err, &e) || e.Kind != ResourceExhausted {
+					t.Fatalf("Step(%+v) = %v, want space or ResourceExhausted", in, err)
+				}
+			}
+			if rng.IntN(4) == 0 && len(s.volumes) > 0 { // holes
+				for id, v := range s.volumes {
+					s.index(v, nil)
+					delete(s.volumes, id)
+					break
+				}
+			}
+		}
+		mustHold(t, s)
+	}
+}
+
+func TestPlacementFillsDrivesEvenly(t *testing.T) {
+	s := grid(10, 5, 8, func(i int) uint32 { return []uint32{7680, 15360}[i%2] }) // 400 drives, 2 sizes
+	total, used := uint32(0), uint32(0)
+	for _, d := range s.drives {
+		total += d.Extents
+	}
+	rng := rand.New(rand.NewPCG(3, 4))
+	for i := 0; used < total*7/10; i++ {
+		size := block.Size(10+rng.IntN(500)) * block.GiB
+		if _, err := s.Step(t0, CreateVolume{Name: block.VolumeName(fmt.Sprintf("v%d", i)), Size: size, Spread: "rack", Seed: testSeed(i)}); err != nil {
+			t.Fatal(err)
+		}
+		v := s.volumes[s.byName[block.VolumeName(fmt.Sprintf("v%d", i))]]
+		used += uint32(v.Layout.LegExtents(size) * v.Layout.Legs())
+	}
+	mean, most, least := float64(used)/float64(total), 0.0, 1.0
+	for id, d := range s.drives {
+		fill := float64(s.used[id]) / float64(d.Extents)
+		most, least = max(most, fill), min(least, fill)
+	}
+	t.Logf("mean %.3f, least %.3f, most %.3f", mean, least, most)
+	if most > mean+0.08 || least < mean-0.15 {
+		t.Errorf("fill at mean %.3f: least %.3f, most %.3f; want them close", mean, least, most)
+	}
+}
+
+func TestPlacementIsTheSameForTheSameSeed(t *testing.T) {
+	place := func() []Record {
+		s := grid(4, 3, 4, fixed(400))
+		for i := range 20 {
+			if _, err := s.Step(t0, CreateVolume{Name: block.VolumeName(fmt.Sprintf("v%d", i)), Size: 7 * block.GiB, Seed: testSeed(i)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return s.Records()
+	}
+	if diff := cmp.Diff(place(), place()); diff != "" {
+		t.Errorf("two placements with the same seeds differ:\n%s", diff)
+	}
+}
+
+// The slow twin: with legs of one extent, some placement exists if and only if
+// the domains' room, each counted up to one leg a column, suffices.
+func TestPlacementFindsRoomWheneverThereIsAny(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	found, refusals := 0, 0
+	for range 3000 {
+		s := grid(2+rng.IntN(3), 1, 1+rng.IntN(3), func(int) uint32 { return uint32(rng.IntN(4)) })
+		stripes, copies := 1+rng.IntN(4), 1+rng.IntN(3)
+		room, domains := 0, map[block.NodeName]int{}
+		for _, d := range s.drives {
+			domains[d.Node] += int(d.Extents)
+		}
+		for _, n := range domains {
+			room += min(n, stripes)
+		}
+		want := room >= stripes*copies
+		in := CreateVolume{Name: "v", Size: block.Size(stripes) * 256 * block.MiB, Stripes: stripes, Copies: copies, Seed: testSeed(rng.IntN(1 << 30))}
+		_, err := s.Step(t0, in)
+		if (err == nil) != want {
+			t.Fatalf("%d×%d legs into %v: %v, want room %v", stripes, copies, domains, err, want)
+		}
+		if want {
+			found++
+		} else {
+			refusals++
+		}
+	}
+	if found < 300 || refusals < 300 {
+		t.Errorf("%d placements and %d refusals, want many of both", found, refusals)
+	}
+}
+
+func TestFirstLegsRotateOverNodes(t *testing.T) {
+	s := grid(4, 1, 2, fixed(1000))
+	if _, err := s.Step(t0, CreateVolume{Name: "v", Size: 8 * block.GiB, Stripes: 8, Seed: testSeed(1)}); err != nil {
+		t.Fatal(err)
+	}
+	firsts := map[block.NodeName]int{}
+	for _, l := range s.volumes[s.byName["v"]].Legs {
+		if l.Copy == 0 {
+			firsts[l.Node]++
+		}
+	}
+	for node, n := range firsts {
+		if n > 3 {
+			t.Errorf("node %s has %d of 8 first legs (%v), want them spread", node, n, firsts)
+		}
+	}
+}
+
+func TestManagerChoosesStripes(t *testing.T) {
+	for _, c := range []struct {
+		size           block.Size
+		copies, drives int
+		want           int
+	}{
+		{512 * block.MiB, 2, 100, 1}, {block.GiB, 2, 4, 2}, {block.GiB, 2, 3, 1}, {block.GiB, 1, 1, 1},
+		{300 * block.GiB, 2, 100, 2}, {1000 * block.GiB, 2, 100, 4}, {100 * block.TiB, 2, 100, 8}, {100 * block.TiB, 3, 9, 3},
+	} {
+		if got := autoStripes(c.size, c.copies, c.drives); got != c.want {
+			t.Errorf("autoStripes(%v, %d, %d) = %d, want %d", c.size, c.copies, c.drives, got, c.want)
+		}
+	}
+}
+
+func TestNoSpaceTextIsBounded(t *testing.T) {
+	s := grid(10, 10, 10, fixed(1))
+	_, err := s.Step(t0, CreateVolume{Name: "v", Size: block.TiB, Stripes: 1, Seed: testSeed(1)})
+	var e *Error
+	if !errors.As(err, &e) || e.Kind != ResourceExhausted || len(e.Text) > 2000 || !strings.Contains(e.Text, "and 988 more") {
+		t.Errorf("Step(too large) = %v, want a bounded list", err)
+	}
+}
+
+func BenchmarkCreateVolume(b *testing.B) {
+	s := grid(25, 25, 16, fixed(30720)) // 10 000 drives
+	for i := 0; b.Loop(); i++ {
+		if _, err := s.Step(t0, CreateVolume{Name: block.VolumeName(fmt.Sprintf("v%d", i)), Size: block.GiB, Spread: "rack", Seed: testSeed(i)}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
