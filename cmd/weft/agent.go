@@ -66,7 +66,7 @@ func runAgent(ctx context.Context, o agentOptions, stderr io.Writer, need []kmod
 	if err != nil {
 		return err
 	}
-	parts, err := metricsPart(o.Options, base.log, a)
+	parts, err := serveMetrics(o.Options, base.log, daemon.NewMetrics(), a)
 	if err != nil {
 		return err
 	}
@@ -99,11 +99,7 @@ func (o *agentOptions) prepare(stderr io.Writer) (agentBase, *grpc.ClientConn, e
 	return agentBase{log: log, node: node, labels: maps.Clone(labels), manager: pb.NewAgentsClient(conn)}, conn, nil
 }
 
-// metricsPart serves what can be measured of a component, if metrics were asked for.
-func metricsPart(o daemon.Options, log *slog.Logger, component any) ([]daemon.Part, error) {
-	return serveMetrics(o, log, daemon.NewMetrics(), component)
-}
-
+// serveMetrics serves what can be measured of a component, if metrics were asked for.
 func serveMetrics(o daemon.Options, log *slog.Logger, m *daemon.Metrics, component any) ([]daemon.Part, error) {
 	if o.MetricsListen == "" {
 		return nil, nil

@@ -167,6 +167,17 @@ func reportFor(ctx context.Context, news <-chan struct{}, send func() error) err
 	}
 }
 
+// again runs an agent until ctx ends; the manager may not be there yet.
+func again(ctx context.Context, run func(context.Context) error) {
+	for ctx.Err() == nil {
+		if err := run(ctx); ctx.Err() == nil { println("AGENT", err.Error()) }
+		select {
+		case <-ctx.Done():
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
 func ring(bell chan<- struct{}) {
 	select {
 	case bell <- struct{}{}:

@@ -149,10 +149,11 @@ func (r *report) addFields(d *errdetails.BadRequest) {
 	r.Fields = map[string]string{}
 	for _, v := range d.GetFieldViolations() {
 		flag := flagOf(v.GetField())
-		r.Fields[flag] = v.GetDescription()
+		text := strings.TrimPrefix(v.GetDescription(), v.GetField()+": ")
 		r.Error = strings.Replace(r.Error, v.GetField()+": ", flag+": ", 1)
-		if !strings.Contains(r.Error, v.GetDescription()) {
-			r.Error += fmt.Sprintf("; %s: %s", flag, v.GetDescription())
+		r.Fields[flag] = text
+		if !strings.Contains(r.Error, text) {
+			r.Error += fmt.Sprintf("; %s: %s", flag, text)
 		}
 	}
 }
@@ -178,10 +179,10 @@ func flagOf(field string) string {
 	return "--" + strings.ReplaceAll(field, "_", "-")
 }
 
-// reasonHint is the next step for a reason that the manager gives.
+// reasonHint is the next step where the manager names none: volumes can be explained.
 func reasonHint(d *errdetails.ErrorInfo) string {
-	volume := d.GetMetadata()["volume"]
-	if volume == "" {
+	volume, ok := strings.CutPrefix(d.GetMetadata()["object"], "volume ")
+	if !ok || d.GetReason() == "" {
 		return ""
 	}
 	return fmt.Sprintf("run %q", "weft explain volume "+volume)

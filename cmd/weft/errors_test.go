@@ -42,7 +42,7 @@ func TestErrorsAreToldWithHintsAndExitCodes(t *testing.T) {
 		want: "weft: error: volume db1: not found\n",
 		json: `{"error":"volume db1: not found","exit_code":3}`, code: 3,
 	}, {
-		err:  answer(t, codes.InvalidArgument, "size_bytes: must be at least 1MiB", field("size_bytes", "must be at least 1MiB")),
+		err:  answer(t, codes.InvalidArgument, "size_bytes: must be at least 1MiB", field("size_bytes", "size_bytes: must be at least 1MiB")),
 		want: "weft: error: --size: must be at least 1MiB\n",
 		json: `{"error":"--size: must be at least 1MiB","fields":{"--size":"must be at least 1MiB"},"exit_code":2}`, code: 2,
 	}, {
@@ -54,7 +54,7 @@ func TestErrorsAreToldWithHintsAndExitCodes(t *testing.T) {
 		want: "weft: error: drive /dev/sdb: holds ext4\nweft: hint: add --force-erase ext4\n",
 		json: `{"error":"drive /dev/sdb: holds ext4","hints":["add --force-erase ext4"],"reason":"FOREIGN_DATA","exit_code":5}`, code: 5,
 	}, {
-		err:  answer(t, codes.FailedPrecondition, "volume db1: column 0 has no in-sync leg", info("NO_IN_SYNC_LEG", map[string]string{"volume": "db1"})),
+		err:  answer(t, codes.FailedPrecondition, "volume db1: column 0 has no in-sync leg", info("NO_IN_SYNC_LEG", map[string]string{"object": "volume db1"})),
 		want: "weft: error: volume db1: column 0 has no in-sync leg\nweft: hint: run \"weft explain volume db1\"\n",
 		json: `{"error":"volume db1: column 0 has no in-sync leg","hints":["run \"weft explain volume db1\""],"reason":"NO_IN_SYNC_LEG","exit_code":5}`, code: 5,
 	}, {

@@ -25,10 +25,10 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			// Nobody listens at port 1.
 			env.Setenv("WEFT_MANAGER", "127.0.0.1:1")
-			return nil
+			return errors.Join(freePort(env, "PORT"), freePort(env, "METRICS"))
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": exits, "eventually": eventually,
+			"cluster": startCluster, "eventually": eventually, "exits": exits, "scrape": scrape,
 		},
 	})
 }

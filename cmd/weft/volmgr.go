@@ -4,23 +4,25 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"net"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr"
 )
 
-// volmgrOptions are the flags of the manager, and of what stands in for it.
+// defaultDataDir is where a manager keeps its store.
+const defaultDataDir = "/var/lib/weft/volmgr"
+
 type volmgrOptions struct {
 	daemon.Options
 	dataDir, listen string
-	nodes           []string      // rebuild-from-drives: who must have reported
-	settle          time.Duration // rebuild-from-drives: for how long to wait for them
+	tls             daemon.TLSFiles
 }
 
 func newVolmgr(g *globals) *cobra.Command {
@@ -30,7 +32,10 @@ func newVolmgr(g *globals) *cobra.Command {
 		Short: "Run the volume manager",
 		Long: `Runs the volume manager: it holds the truth of the cluster, which all agents and
 commands ask. Exactly one may run on a data directory. Attached volumes go on
-serving while it is stopped; only changes wait for it.`,
+serving while it is stopped; only changes wait for it.
+
+With --tls-ca, --tls-cert and --tls-key it answers only to those who show a
+certificate of that authority.`,
 		Example: `  weft volmgr --data-dir /var/lib/weft/volmgr
   weft volmgr --listen 192.0.2.10:4480 --metrics-listen :9480 --log-format json`,
 		Args: cobra.ArbitraryArgs,
@@ -38,44 +43,65 @@ serving while it is stopped; only changes wait for it.`,
 			if len(args) > 0 {
 				return needsVerb(cmd, args)
 			}
-			return runVolmgr(cmd.Context(), o, g)
+			o.tls = g.tls
+			return runVolmgr(cmd.Context(), o, g.stderr)
 		},
 	}
 	o.AddFlags(cmd)
-	cmd.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "`directory` of the store")
+	cmd.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "`directory` of the store; made, with a new cluster in it, if it is not there")
 	cmd.Flags().StringVar(&o.listen, "listen", ":4480", "`address` to answer on")
 	cmd.AddCommand(newVolmgrBackup(g))
 	return cmd
 }
 
-func runVolmgr(ctx context.Context, o volmgrOptions, g *globals) (err error) {
-	log, err := o.Logger(g.stderr)
+func runVolmgr(ctx context.Context, o volmgrOptions, stderr io.Writer) (err error) {
+	log, err := o.Logger(stderr)
 	if err != nil {
 		return usageError{err: err}
 	}
-	m, err := volmgr.New(volmgr.Config{Dir: o.dataDir, Version: version(), Log: log})
+	manager, err := volmgr.New(volmgr.Config{Dir: o.dataDir, Version: version(), Log: log})
+	if err != nil {
+		return fmt.Errorf("open the store in %s: %w", o.dataDir, err)
+	}
+	// Last of all: the loop may commit until it has returned.
+	defer func() {
+		if closed := manager.Close(); err == nil {
+			err = closed
+		}
+	}()
+	parts, err := o.managerParts(manager, log)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, m.Close()) }()
-	metrics := daemon.NewMetrics()
-	server, err := daemon.NewServer(g.tls, metrics)
-	if err != nil {
-		return err
-	}
-	m.Register(server)
-	parts, err := serveMetrics(o.Options, log, metrics, m)
-	if err != nil {
-		return err
-	}
-	listener, err := net.Listen("tcp", o.listen)
-	if err != nil {
-		return fmt.Errorf("answer on %s: %w", o.listen, err)
-	}
-	// The server is stopped first: what it has taken on, the manager still does.
-	parts = append(parts, daemon.Part{Name: "manager", Run: m.Run}, daemon.Serve(log, listener, server))
-	log.Info("starting", "data", o.dataDir, "version", version())
 	return daemon.Run(ctx, log, parts...)
 }
 
-const defaultDataDir = "/var/lib/weft/volmgr"
+// managerParts are the loop and all that asks it, which stops before it.
+func (o *volmgrOptions) managerParts(manager *volmgr.Manager, log *slog.Logger) ([]daemon.Part, error) {
+	metrics := daemon.NewMetrics()
+	server, err := daemon.NewServer(o.tls, metrics)
+	if err != nil {
+		return nil, usageError{err: err}
+	}
+	manager.Register(server)
+	listener, err := net.Listen("tcp", o.listen)
+	if err != nil {
+		return nil, fmt.Errorf("answer: %w", err)
+	}
+	parts := []daemon.Part{{Name: "manager", Run: manager.Run}}
+	measured, err := serveMetrics(o.Options, log, metrics, manager)
+	if err != nil {
+		listener.Close()
+		return nil, err
+	}
+	parts = append(parts, measured...)
+	parts = append(parts, daemon.Serve(log, listener, server))
+	alive := func(ctx context.Context) error {
+		_, err := manager.GetStatus(ctx, &pb.GetStatusRequest{})
+		return err
+	}
+	if watchdog, ok := daemon.Watchdog(log, alive); ok {
+		parts = append(parts, watchdog)
+	}
+	return parts, nil
+}

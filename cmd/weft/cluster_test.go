@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"sync"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/proto/pb"
+)
+
+// startCluster runs a real manager over a directory of the script, with a
+// scripted agent for each node named: "cluster t1 t2 c1". Names that begin with
+// t are targets, others initiators. WEFT_MANAGER leads there.
+func startCluster(ts *testscript.TestScript, neg bool, nodes []string) {
+	if neg || len(nodes) == 0 {
+		ts.Fatalf("usage: cluster NODE...")
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	ts.Check(err)
+	address := listener.Addr().String()
+	listener.Close()
+
+	ctx, stop := context.WithCancel(context.Background())
+	var group sync.WaitGroup
+	ts.Defer(func() {
+		stop()
+		group.Wait()
+	})
+	o := volmgrOptions{dataDir: filepath.Join(ts.Getenv("WORK"), "cluster"), listen: address}
+	o.LogFormat, o.LogLevel = "text", "error"
+	group.Go(func() {
+		if err := runVolmgr(ctx, o, io.Discard); err != nil {
+			slog.Error("manager of a script ended", "script", ts.Name(), "err", err)
+		}
+	})
+	conn, err := daemon.Dial(address, daemon.TLSFiles{})
+	ts.Check(err)
+	ts.Defer(func() { conn.Close() })
+	api := pb.NewAgentsClient(conn)
+	for _, node := range nodes {
+		run := (&scriptedInitiator{node: node, api: api}).run
+		if node[0] == 't' {
+			run = (&scriptedTarget{node: node, api: api}).run
+		}
+		group.Go(func() { again(ctx, run) })
+	}
+	ts.Setenv("WEFT_MANAGER", address)
+	for _, node := range nodes {
+		eventually(ts, false, []string{"^" + node + ` .*\bonline`, "node", "list"})
+	}
+}
+
+// freePort is a port of this machine that nobody uses now.
+func freePort(env *testscript.Env, name string) error {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	env.Setenv(name, port)
+	listener.Close()
+	return err
+}
+
+// scrape writes what a URL gives to stdout.
+func scrape(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: scrape URL")
+	}
+	reply, err := http.Get(args[0])
+	ts.Check(err)
+	defer reply.Body.Close()
+	_, err = io.Copy(ts.Stdout(), reply.Body)
+	ts.Check(err)
+}
