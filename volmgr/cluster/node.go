@@ -187,7 +187,7 @@ func (t *tx) targetSeen(on *target, r *TargetReport) {
 		t.event(Info, EventTargetOnline, nodeObject(r.Node), "its target agent reports", "node", string(r.Node))
 	}
 	on.status = AgentStatus{
-		Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version,
+		Known: true, Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version,
 		Kernel: r.Kernel, Generation: r.Generation, Problems: r.Problems,
 	}
 	on.devices = r.Devices
@@ -253,7 +253,7 @@ func (t *tx) initiatorSeen(on *initiator, r *InitiatorReport) {
 		t.event(Info, EventInitiatorOnline, nodeObject(r.Node), "its initiator agent reports", "node", string(r.Node))
 	}
 	on.status = AgentStatus{
-		Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version,
+		Known: true, Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version,
 		Kernel: r.Kernel, Generation: r.Generation, Problems: r.Problems,
 	}
 	on.attachments = map[block.VolumeID]AttachmentReport{}
