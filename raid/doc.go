@@ -37,6 +37,10 @@
 //     the first; more legs in sync form an inner mirror that is the one source.
 //   - With nosync it forgets its log each time it is resumed. So nosync is right
 //     where all legs are in sync, and only there.
+//   - Resumed after a suspend without a new table, a nosync mirror also forgets
+//     that a leg failed, but not in which regions: writes there then go to one leg
+//     and are acknowledged (seen on 6.1). So dm.Diff loads the table of a suspended
+//     mirror anew; nobody should suspend and resume a column by hand.
 //
 // [Plan] turns the devices that are into those of a wanted [Column], in steps
 // none of which lets a write be acknowledged that a leg in sync lacks, as long as
