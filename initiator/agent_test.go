@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package initiator
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"weft.dev/weft/proto/pb"
+)
+
+const (
+	serving   = pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING
+	stalled   = pb.AttachmentPhase_ATTACHMENT_PHASE_STALLED
+	detaching = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHING
+	clean     = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_CLEAN
+	unclean   = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_UNCLEAN
+)
+
+// in runs f with an attached volume in a bubble of its own time. The bubble
+// fails the test if a goroutine of the agent is left.
+func in(t *testing.T, stripes, copies int, f func(w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, stripes, copies)
+		w.attach()
+		w.start()
+		w.until(serving)
+		w.took()
+		f(w)
+	})
+}
+
+func TestAttachConnectsMirrorsAndExposes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1, 2)
+		w.attach()
+		w.start()
+		a := w.until(serving)
+		w.expect("attach",
+			"connect t0", "connect t1",
+			"create c0: mirror t0 t1",
+			"create top: linear")
+		if want := filepath.Join(w.dir, "dev/weft/db1"); a.Device != want {
+			t.Errorf("reported device = %q, want %q", a.Device, want)
+		}
+		if to, err := os.Readlink(filepath.Join(w.dir, "dev/weft/db1")); err != nil || to != linkTo(w.find("weft-"+w.volume.String()).Number) {
+			t.Errorf("link = %q, %v; want it to lead to the device", to, err)
+		}
+		time.Sleep(10 * time.Second)
+		w.expect("nothing more to do")
+	})
+}
+
+func TestUncleanVolumesAreEqualizedBeforeTheyAreExposed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1, 2)
+		w.equal = false
+		w.attach()
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Equalize = true })
+		w.start()
+		a := w.until(pb.AttachmentPhase_ATTACHMENT_PHASE_EQUALIZING)
+		time.Sleep(5 * time.Second)
+		if a = w.attachment(); a.Device != "" || a.ResyncTotalBytes == 0 || a.ResyncDoneBytes == a.ResyncTotalBytes {
+			t.Errorf("while copies are made equal: %v, want no device and a resync under way", a)
+		}
+		w.expect("equalizing", "connect t0", "connect t1", "create c0: mirror t0 t1")
+		w.finishResync()
+		w.until(serving)
+		w.expect("equal", "reload c0: mirror t0 t1", "create top: linear")
+	})
+}
+
+func TestSilentLegIsRecordedThenReleasedThenDropped(t *testing.T) {
+	in(t, 2, 2, func(w *world) {
+		w.stuck = true
+		began := time.Now()
+		w.fallSilent("t1")
+		time.Sleep(1900 * time.Millisecond)
+		w.expect("within the window nothing is done")
+		time.Sleep(2 * time.Second)
+		w.expect("loss",
+			"record-stale c0.1 c1.1",
+			"destroy-sockets t1", "disconnect t1",
+			"create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1",
+			"create c1-lost1: error", "reload c1: mirror keep_log t0 c1-lost1")
+		if a := w.until(serving); time.Since(began) > 6*time.Second {
+			t.Errorf("serving again after %v: %v", time.Since(began), a)
+		}
+		w.answer("t1")
+	})
+}
+
+func TestShortSilenceIsForgotten(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		for range 5 {
+			w.fallSilent("t1")
+			time.Sleep(1800 * time.Millisecond)
+			w.answer("t1")
+			time.Sleep(time.Second)
+		}
+		w.expect("five short silences")
+	})
+}
+
+func TestWriteErrorDropsALegWithoutCuttingItsConnection(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.mu.Lock()
+		w.health[w.refOf("t1")] = 'D'
+		w.eventLocked()
+		w.mu.Unlock()
+		time.Sleep(time.Second)
+		w.expect("error of a drive",
+			"record-stale c0.1",
+			"create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1",
+			"disconnect t1") // nothing needs it any more
+		w.until(serving)
+	})
+}
+
+func TestNothingIsReleasedWhileTheManagerIsAway(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.mu.Lock()
+		w.managers, w.stuck = false, true
+		w.mu.Unlock()
+		w.fallSilent("t1")
+		time.Sleep(7 * time.Second)
+		w.expect("before the lease ends")
+		time.Sleep(2 * time.Second)
+		w.expect("lease over: reads stop", "suspend top")
+		time.Sleep(20 * time.Second)
+		w.expect("still away")
+		w.mu.Lock()
+		w.managers = true
+		w.mu.Unlock()
+		time.Sleep(4 * time.Second)
+		w.expect("manager back",
+			"record-stale c0.1", "destroy-sockets t1", "disconnect t1",
+			"create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1",
+			"resume top")
+		w.until(serving)
+		w.answer("t1")
+	})
+}
+
+func TestStallSaysWhatItWaitsFor(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.fallSilent("t0")
+		w.fallSilent("t1")
+		a := w.until(stalled)
+		if a.WaitingFor == "" {
+			t.Error("a stalled volume waits for nothing")
+		}
+		time.Sleep(3 * time.Second)
+		w.expect("no copy answers: nothing is recorded")
+		w.answer("t0")
+		time.Sleep(4 * time.Second)
+		w.expect("one answers: the other is lost",
+			"record-stale c0.1", "destroy-sockets t1", "disconnect t1",
+			"create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1")
+		w.answer("t1")
+	})
+}
+
+func TestSingleCopyWaitsForItsTarget(t *testing.T) {
+	in(t, 2, 1, func(w *world) {
+		w.fallSilent("t0")
+		w.until(stalled)
+		time.Sleep(20 * time.Second)
+		w.expect("only the lease", "suspend top")
+		w.answer("t0")
+		w.until(serving)
+		w.expect("back", "resume top")
+	})
+}
+
+func TestReturningLegGetsWhatItMissed(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.fallSilent("t1")
+		time.Sleep(4 * time.Second)
+		w.write(0, 3, 4, 100)
+		w.took()
+		w.answer("t1")
+		w.mu.Lock()
+		w.equal = false
+		w.mu.Unlock()
+		w.comesBack(0, 1, 1)
+		time.Sleep(2 * time.Second)
+		w.expect("return", "connect t1",
+			"create c0-back1: linear", "reload c0: mirror t0 c0-back1", "remove c0-lost1")
+		a := w.attachment()
+		if a.ResyncTotalBytes != 3*64<<10 || a.ResyncDoneBytes != 0 || a.Phase != serving {
+			t.Errorf("during the resync: %v, want 196608 bytes to copy while serving", a)
+		}
+		w.finishResync()
+		time.Sleep(2 * time.Second)
+		w.expect("in sync", "record-in-sync c0.1@1 copied 192KiB",
+			"reload c0: mirror t0 t1", "remove c0-back1")
+	})
+}
+
+func TestLegThatTheLogKnowsNothingOfIsCopiedWhole(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.fallSilent("t1")
+		time.Sleep(4 * time.Second)
+		w.answer("t1")
+		w.took()
+		w.comesBack(0, 1, 1)
+		w.change(func(all *pb.InitiatorWanted) {
+			for _, l := range all.Attachments[0].Legs {
+				l.CopyAll = true
+			}
+		})
+		time.Sleep(4 * time.Second)
+		w.expect("return", "connect t1",
+			"reload c0: linear", "remove c0-lost1",
+			"create c0-back1: linear", "reload c0: mirror t0 c0-back1",
+			"record-in-sync c0.1@1 copied 64MiB",
+			"reload c0: mirror t0 t1", "remove c0-back1")
+	})
+}
+
+func TestRebuildThatFailsGoesOnWhereItWas(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.fallSilent("t1")
+		time.Sleep(4 * time.Second)
+		w.write(0, 1, 2)
+		w.answer("t1")
+		w.mu.Lock()
+		w.equal = false
+		w.mu.Unlock()
+		w.comesBack(0, 1, 1)
+		time.Sleep(2 * time.Second)
+		w.took()
+		w.fallSilent("t1")
+		time.Sleep(4 * time.Second)
+		w.expect("lost again", "record-stale c0.1", "destroy-sockets t1", "disconnect t1",
+			"create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1", "remove c0-back1")
+		w.write(0, 9)
+		w.answer("t1")
+		w.comesBack(0, 1, 2)
+		time.Sleep(2 * time.Second)
+		if a := w.attachment(); a.ResyncTotalBytes != 3*64<<10 {
+			t.Errorf("second rebuild copies %d bytes, want the 3 regions of both", a.ResyncTotalBytes)
+		}
+		w.finishResync()
+		time.Sleep(2 * time.Second)
+		w.until(serving)
+	})
+}
+
+func TestThirdCopyIsRebuiltBehindAMirrorOfTheOthers(t *testing.T) {
+	in(t, 1, 3, func(w *world) {
+		w.fallSilent("t2")
+		time.Sleep(4 * time.Second)
+		w.expect("loss", "record-stale c0.2", "destroy-sockets t2", "disconnect t2",
+			"create c0-in: mirror t0 t1", "create c0-lost2: error", "reload c0: mirror keep_log c0-in c0-lost2")
+		w.write(0, 1)
+		w.answer("t2")
+		w.comesBack(0, 2, 1)
+		time.Sleep(4 * time.Second)
+		w.expect("return", "connect t2", "create c0-back2: linear", "reload c0: mirror c0-in c0-back2", "remove c0-lost2",
+			"record-in-sync c0.2@1 copied 64KiB", "reload c0: mirror t0 t1 t2", "remove c0-back2", "remove c0-in")
+	})
+}
+
+func TestDetachWaitsForTheLastUser(t *testing.T) {
+	in(t, 2, 2, func(w *world) {
+		w.mu.Lock()
+		w.open = 1
+		w.mu.Unlock()
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Detach = true })
+		a := w.until(detaching)
+		time.Sleep(3 * time.Second)
+		if a.WaitingFor == "" {
+			t.Errorf("detach of an open device waits for nothing")
+		}
+		w.expect("still open")
+		w.closeDevice()
+		w.until(clean)
+		w.expect("detach", "remove top", "remove c0", "remove c1", "disconnect t0", "disconnect t1")
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments = nil })
+		time.Sleep(5 * time.Second)
+		if a := w.attachment(); a != nil {
+			t.Errorf("forgotten volume is reported: %v", a)
+		}
+		w.empty()
+	})
+}
+
+func TestDetachOfWhatWasNeverThereIsUnclean(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1, 2)
+		w.attach()
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Detach = true })
+		w.start()
+		w.until(unclean)
+		w.expect("nothing was there")
+	})
+}
+
+func TestDetachWithASilentLastLegIsUnclean(t *testing.T) {
+	in(t, 1, 1, func(w *world) {
+		w.fallSilent("t0")
+		time.Sleep(time.Second)
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Detach = true })
+		w.until(unclean)
+		w.empty()
+		w.answer("t0")
+	})
+}
+
+func TestOverEpochIsTornDownAndTheNextOneBuilt(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.mu.Lock()
+		w.open, w.epoch = 1, 2
+		w.mu.Unlock()
+		w.attach()
+		a := w.until(detaching)
+		time.Sleep(2 * time.Second)
+		if a = w.attachment(); a.Epoch != 1 || a.WaitingFor == "" {
+			t.Errorf("report = %v, want epoch 1 to wait for its users", a)
+		}
+		w.expect("over", "disconnect t0", "disconnect t1", "fail c0", "fail top", "remove c0")
+		w.closeDevice()
+		if a := w.until(serving); a.Epoch != 2 {
+			t.Errorf("epoch = %d, want 2", a.Epoch)
+		}
+		w.expect("anew", "remove top", "connect t0", "connect t1", "create c0: mirror t0 t1", "create top: linear")
+	})
+}
+
+func TestGrantToAnotherBootIsNotActedOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1, 2)
+		w.attach()
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].BootId = "boot-0" })
+		w.start()
+		time.Sleep(10 * time.Second)
+		w.expect("not ours")
+	})
+}
+
+func TestVanishedControllersAreConnectedAgain(t *testing.T) {
+	in(t, 1, 1, func(w *world) {
+		w.vanish("t0")
+		time.Sleep(3 * time.Second)
+		w.expect("single copy", "connect t0", "reload c0: linear")
+		w.until(serving)
+	})
+}
+
+func TestRestartedAgentGoesOnWhereItWas(t *testing.T) {
+	steps := map[string]func(w *world){
+		"attached":     func(w *world) {},
+		"leg silent":   func(w *world) { w.fallSilent("t1"); time.Sleep(time.Second) },
+		"leg recorded": func(w *world) { w.fallSilent("t1"); time.Sleep(2200 * time.Millisecond) },
+		"leg dropped":  func(w *world) { w.fallSilent("t1"); time.Sleep(4 * time.Second) },
+		"leg coming back": func(w *world) {
+			w.fallSilent("t1")
+			time.Sleep(4 * time.Second)
+			w.write(0, 5)
+			w.answer("t1")
+			w.comesBack(0, 1, 1)
+		},
+	}
+	for name, step := range steps {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, 1, 2)
+				w.attach()
+				stop := w.start()
+				w.until(serving)
+				step(w)
+				stop()
+				time.Sleep(time.Second)
+				w.start()
+				time.Sleep(4 * time.Second)
+				w.answer("t1")
+				if len(w.wanted.Attachments[0].Legs) == 1 {
+					w.write(0, 7)
+					w.comesBack(0, 1, 2)
+				}
+				time.Sleep(4 * time.Second)
+				w.until(serving)
+				if got, want := w.words(w.find("weft-"+w.volume.String()+"-c0").Table), "mirror t0 t1"; got != want {
+					t.Errorf("column = %q, want %q\n%v", got, want, w.took())
+				}
+				for _, done := range w.took() {
+					if done == "record-in-sync c0.1@2 copied 64MiB" {
+						t.Errorf("the log was there, and everything was copied")
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestGarbageInTheNotesMeansAFullResync(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1, 2)
+		w.attach()
+		stop := w.start()
+		w.until(serving)
+		w.fallSilent("t1")
+		time.Sleep(4 * time.Second)
+		stop()
+		if err := os.WriteFile(filepath.Join(w.dir, "run", w.volume.String()+".json"), []byte("{]"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w.answer("t1")
+		w.took()
+		w.start()
+		w.until(serving)
+		w.comesBack(0, 1, 1)
+		time.Sleep(4 * time.Second)
+		w.expect("return", "connect t1",
+			"reload c0: linear", "remove c0-lost1",
+			"create c0-back1: linear", "reload c0: mirror t0 c0-back1",
+			"record-in-sync c0.1@1 copied 64MiB",
+			"reload c0: mirror t0 t1", "remove c0-back1")
+	})
+}

@@ -1,0 +1,815 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package initiator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"weft.dev/weft/initiator/fabrics"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid"
+	"weft.dev/weft/raid/dm"
+)
+
+// world is a machine with its fabric and its manager, as far as the agent can
+// tell: targets that answer, fall silent or refuse; heads that come and go under
+// new numbers; device-mapper tables; logs in real files.
+type world struct {
+	t      *testing.T
+	dir    string
+	volume block.VolumeID
+	layout block.Layout
+	size   block.Size
+	boot   string
+
+	mu      sync.Mutex
+	history []string // what was done to the kernel and to the manager, in order
+	next    int      // numbers of controllers and heads
+	silent  map[string]chan struct{}
+	down    map[string]bool
+	ctrl    []fabrics.Controller
+	heads   []fakeHead
+	devices []dm.State
+	health  map[dm.Ref]dm.Health
+	open    int
+	equal   bool // a resync that begins is over at once
+	loops   []dm.Loop
+	wait    chan struct{} // closed and replaced at each dm event
+	stuck   bool          // suspends wait for silent legs
+
+	epoch    uint64
+	wanted   *pb.InitiatorWanted
+	reports  []*pb.InitiatorReport
+	streams  []*stream
+	managers bool // the manager answers
+}
+
+type fakeHead struct {
+	fabrics.Namespace
+	nqn  block.NQN
+	node string
+}
+
+func newWorld(t *testing.T, stripes, copies int) *world {
+	w := &world{
+		t: t, dir: t.TempDir(), boot: "boot-1", size: 64 * block.MiB, epoch: 1, managers: true, equal: true,
+		volume: block.VolumeID{UUID: block.UUIDFromRandom([16]byte{9})},
+		layout: block.Layout{Stripes: stripes, Copies: copies, Chunk: block.DefaultChunk},
+		silent: map[string]chan struct{}{}, down: map[string]bool{}, health: map[dm.Ref]dm.Health{},
+		wait: make(chan struct{}), wanted: &pb.InitiatorWanted{Generation: 1},
+	}
+	return w
+}
+
+func (w *world) did(format string, args ...any) {
+	w.history = append(w.history, fmt.Sprintf(format, args...))
+}
+
+// took returns the history since the last call, with the ids of legs and the
+// numbers of devices put in words.
+func (w *world) took() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	h := w.history
+	w.history = nil
+	return h
+}
+
+// ---- the volume ----
+
+func node(copy int) string { return fmt.Sprintf("t%d", copy) }
+
+func legID(column, copy int) block.LegID {
+	return block.LegID{UUID: block.UUIDFromRandom([16]byte{1, byte(column), byte(copy)})}
+}
+
+func legName(id string) string {
+	for c := range 4 {
+		for i := range 3 {
+			if legID(c, i).String() == id {
+				return fmt.Sprintf("c%d.%d", c, i)
+			}
+		}
+	}
+	return id
+}
+
+func (w *world) nqn(node string) block.NQN {
+	h := w.identity()
+	return block.SubsystemNQN(w.volume, block.Epoch(w.epoch), h, block.NodeName(node))
+}
+
+func (w *world) identity() block.Host {
+	h, err := fabrics.HostIdentity(filepath.Join(w.dir, "state"), [16]byte{7})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return h
+}
+
+// attach has the volume wanted at the current epoch, all legs in sync.
+func (w *world) attach() *pb.WantedAttachment {
+	a := &pb.WantedAttachment{
+		VolumeId: w.volume.String(), VolumeName: "db1", SizeBytes: uint64(w.size), Epoch: w.epoch, BootId: w.boot,
+		Layout:       &pb.Layout{Stripes: uint32(w.layout.Stripes), Copies: uint32(w.layout.Copies), ChunkBytes: uint64(w.layout.Chunk)},
+		LegSizeBytes: uint64(w.layout.LegSize(w.size)),
+	}
+	for column := range w.layout.Stripes {
+		for copy := range w.layout.Copies {
+			a.Legs = append(a.Legs, &pb.WantedLink{
+				LegId: legID(column, copy).String(), Column: uint32(column), Copy: uint32(copy),
+				State: pb.LegState_LEG_STATE_IN_SYNC, Node: node(copy), Nqn: string(w.nqn(node(copy))),
+				Nsid: uint32(1 + column*4 + copy), Uuid: block.NamespaceUUID(legID(column, copy), block.Epoch(w.epoch), 0).String(),
+				Portals: []*pb.Portal{{Transport: pb.Transport_TRANSPORT_TCP, Address: fmt.Sprintf("192.0.2.%d", copy+1), Port: 4420}},
+			})
+		}
+	}
+	w.change(func(all *pb.InitiatorWanted) { all.Attachments = []*pb.WantedAttachment{a} })
+	return a
+}
+
+// change changes the wanted state and sends it.
+func (w *world) change(f func(*pb.InitiatorWanted)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.changeLocked(f)
+}
+
+func (w *world) changeLocked(f func(*pb.InitiatorWanted)) {
+	f(w.wanted)
+	w.wanted.Generation++
+	for _, s := range w.streams {
+		s.send(proto.CloneOf(w.wanted))
+	}
+}
+
+// comesBack has the manager list a stale leg as rebuilding.
+func (w *world) comesBack(column, copy int, revision uint64) {
+	w.change(func(all *pb.InitiatorWanted) {
+		a := all.Attachments[0]
+		a.Legs = append(a.Legs, &pb.WantedLink{
+			LegId: legID(column, copy).String(), Column: uint32(column), Copy: uint32(copy), Revision: revision,
+			State: pb.LegState_LEG_STATE_REBUILDING, Node: node(copy), Nqn: string(w.nqn(node(copy))),
+			Nsid: uint32(1 + column*4 + copy), Uuid: block.NamespaceUUID(legID(column, copy), block.Epoch(w.epoch), revision).String(),
+			Portals: []*pb.Portal{{Transport: pb.Transport_TRANSPORT_TCP, Address: fmt.Sprintf("192.0.2.%d", copy+1), Port: 4420}},
+		})
+	})
+}
+
+// ---- the fabric ----
+
+// fallSilent has a target keep its connections and answer nothing.
+func (w *world) fallSilent(node string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.silent[node] = make(chan struct{})
+}
+
+func (w *world) answer(node string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if c := w.silent[node]; c != nil {
+		close(c)
+		delete(w.silent, node)
+	}
+}
+
+func (w *world) Controllers() ([]fabrics.Controller, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.ctrl), nil
+}
+
+func (w *world) nodeAt(address string) string {
+	return node(int(address[len(address)-1]-'0') - 1)
+}
+
+func (w *world) Connect(_ context.Context, o fabrics.Options) (fabrics.Controller, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	target := w.nodeAt(o.Portal.Address)
+	if w.down[target] || w.silent[target] != nil {
+		return fabrics.Controller{}, fmt.Errorf("connect %s: %w", target, unix.ECONNREFUSED)
+	}
+	w.next++
+	c := fabrics.Controller{
+		Name: fmt.Sprintf("nvme%d", w.next), State: fabrics.Live, Transport: block.TCP, NQN: o.NQN, HostNQN: o.Host.NQN,
+		Address: fabrics.Address{Traddr: o.Portal.Address, Trsvcid: "4420"},
+	}
+	w.ctrl = append(w.ctrl, c)
+	w.did("connect %s", target)
+	for _, a := range w.wanted.Attachments {
+		for _, l := range a.Legs {
+			if l.Nqn == string(o.NQN) {
+				w.addHead(l, target, c)
+			}
+		}
+	}
+	return c, nil
+}
+
+func (w *world) addHead(l *pb.WantedLink, target string, c fabrics.Controller) {
+	uuid, _ := block.ParseUUID(l.Uuid)
+	w.next++
+	w.heads = append(w.heads, fakeHead{nqn: block.NQN(l.Nqn), node: target, Namespace: fabrics.Namespace{
+		Head: fabrics.Head{Name: fmt.Sprintf("nvme%dn1", w.next), NSID: l.Nsid, UUID: uuid, Dev: fmt.Sprintf("259:%d", w.next), Size: w.layout.LegSize(w.size)},
+		Live: true, Paths: []fabrics.Path{{Name: "p", Controller: c.Name}},
+	}})
+}
+
+func (w *world) FindNamespace(nqn block.NQN, nsid uint32, uuid block.UUID) (fabrics.Namespace, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, h := range w.heads {
+		if h.nqn == nqn && h.NSID == nsid && h.UUID == uuid {
+			n := h.Namespace
+			n.Live = slices.ContainsFunc(w.ctrl, func(c fabrics.Controller) bool { return c.NQN == nqn && c.State == fabrics.Live })
+			return n, nil
+		}
+	}
+	return fabrics.Namespace{}, fabrics.ErrNoNamespace
+}
+
+func (w *world) Disconnect(_ context.Context, c fabrics.Controller) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.did("disconnect %s", w.nodeAt(c.Address.Traddr))
+	w.dropLocked(c.Name)
+	return nil
+}
+
+// vanish has a target's controllers and heads go, as kernels from 6.10 on do
+// when a reconnect is refused.
+func (w *world) vanish(target string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range slices.Clone(w.ctrl) {
+		if w.nodeAt(c.Address.Traddr) == target {
+			w.dropLocked(c.Name)
+		}
+	}
+}
+
+// dropLocked removes a controller and its heads; mirrors notice the next write.
+func (w *world) dropLocked(name string) {
+	i := slices.IndexFunc(w.ctrl, func(c fabrics.Controller) bool { return c.Name == name })
+	if i < 0 {
+		return
+	}
+	nqn := w.ctrl[i].NQN
+	w.ctrl = slices.Delete(w.ctrl, i, i+1)
+	w.heads = slices.DeleteFunc(w.heads, func(h fakeHead) bool {
+		if h.nqn != nqn {
+			return false
+		}
+		w.health[dm.Ref(h.Dev)] = dm.WriteError
+		return true
+	})
+	w.eventLocked()
+}
+
+func (w *world) DestroySockets(_ context.Context, p block.Portal) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.did("destroy-sockets %s", w.nodeAt(p.Address))
+	return 1, nil
+}
+
+func (w *world) SetWriteThrough(fabrics.Head) error             { return nil }
+func (w *world) SetIOTimeout(fabrics.Path, time.Duration) error { return nil }
+
+func (w *world) Probe(h fabrics.Head) error {
+	w.mu.Lock()
+	i := slices.IndexFunc(w.heads, func(f fakeHead) bool { return f.Name == h.Name })
+	if i < 0 {
+		w.mu.Unlock()
+		return unix.ENODEV
+	}
+	silent := w.silent[w.heads[i].node]
+	w.mu.Unlock()
+	if silent != nil {
+		<-silent
+	}
+	return nil
+}
+
+// ---- device-mapper ----
+
+func (w *world) eventLocked() {
+	close(w.wait)
+	w.wait = make(chan struct{})
+}
+
+func (w *world) Devices(prefix string) ([]dm.State, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var all []dm.State
+	for _, d := range w.devices {
+		if !strings.HasPrefix(d.UUID, prefix) {
+			continue
+		}
+		if d.UUID == raid.TopUUID(w.volume) {
+			d.Open = w.open
+		}
+		all = append(all, d)
+	}
+	return all, nil
+}
+
+func (w *world) find(name string) *dm.State {
+	i := slices.IndexFunc(w.devices, func(d dm.State) bool { return d.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &w.devices[i]
+}
+
+func short(name string) string {
+	if _, rest, ok := strings.Cut(name, "-c"); ok && len(name) > 41 {
+		return "c" + rest
+	}
+	return "top"
+}
+
+func (w *world) Do(s dm.Step) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch s.Op {
+	case dm.OpCreate:
+		w.next++
+		w.devices = append(w.devices, dm.State{
+			Info:  dm.Info{Name: s.Device.Name, UUID: s.Device.UUID, Number: dm.Number{Major: 253, Minor: uint32(w.next)}, Live: true},
+			Table: s.Device.Table,
+		})
+		if short(s.Device.Name) == "top" {
+			queue := filepath.Join(w.dir, "sys/block", fmt.Sprintf("dm-%d", w.next), "queue")
+			node := filepath.Join(w.dir, "dev", fmt.Sprintf("dm-%d", w.next))
+			if err := errors.Join(os.MkdirAll(queue, 0o755), os.MkdirAll(filepath.Dir(node), 0o755), os.WriteFile(node, nil, 0o600)); err != nil {
+				return err
+			}
+		}
+	case dm.OpReload:
+		d := w.find(s.Device.Name)
+		if w.waitsLocked(d.Table) {
+			return fmt.Errorf("suspend %s: would wait for ever", d.Name)
+		}
+		d.Table = s.Device.Table
+	case dm.OpRemove:
+		w.devices = slices.DeleteFunc(w.devices, func(d dm.State) bool { return d.Name == s.Device.Name })
+	}
+	if s.Op == dm.OpRemove {
+		w.did("remove %s", short(s.Device.Name))
+		return nil
+	}
+	w.did("%s %s: %s", s.Op, short(s.Device.Name), w.words(s.Device.Table))
+	return w.startLogLocked(s)
+}
+
+// waitsLocked reports whether a table has I/O that waits on a silent leg whose
+// controller is still there: then a suspend does not end.
+func (w *world) waitsLocked(t dm.Table) bool {
+	if !w.stuck {
+		return false
+	}
+	for _, ref := range t.Refs() {
+		for _, h := range w.heads {
+			if dm.Ref(h.Dev) == ref && w.silent[h.node] != nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// words prints a table with legs by name.
+func (w *world) words(t dm.Table) string {
+	if len(t) == 0 {
+		return "-"
+	}
+	m, ok := t[0].Target.(dm.Mirror)
+	if !ok {
+		return t[0].Target.Type()
+	}
+	s := "mirror"
+	if m.KeepLog {
+		s += " keep_log"
+	}
+	for _, l := range m.Legs {
+		name := string(l.Device)
+		if _, isNumber := l.Device.Number(); !isNumber {
+			name = short(name)
+		}
+		for _, h := range w.heads {
+			if h.Dev == name {
+				name = h.node
+			}
+		}
+		if strings.HasPrefix(name, "259:") {
+			name = "dead"
+		}
+		s += " " + name
+	}
+	return s
+}
+
+// startLogLocked does to a log what a mirror does when it begins.
+func (w *world) startLogLocked(s dm.Step) error {
+	if len(s.Device.Table) == 0 {
+		return nil
+	}
+	m, ok := s.Device.Table[0].Target.(dm.Mirror)
+	if !ok {
+		return nil
+	}
+	regions := raid.Regions(s.Device.Table.Size(), m.Log.Region)
+	if m.Log.Sync == dm.NoSync || m.Log.Sync == dm.UseLog && !m.KeepLog && w.equal {
+		return w.putLog(m.Log.Device, raid.CleanLog(regions))
+	}
+	return nil
+}
+
+func (w *world) fileOf(log dm.Ref) string {
+	for _, l := range w.loops {
+		if l.Number.Ref() == log {
+			return l.File
+		}
+	}
+	return ""
+}
+
+func (w *world) getLog(log dm.Ref) (raid.LogImage, error) {
+	b, err := os.ReadFile(w.fileOf(log))
+	if err != nil {
+		return raid.LogImage{}, err
+	}
+	return raid.ParseLog(b)
+}
+
+func (w *world) putLog(log dm.Ref, image raid.LogImage) error {
+	f, err := os.OpenFile(w.fileOf(log), os.O_WRONLY, 0)
+	if err != nil {
+		return nil // a core log
+	}
+	_, err = f.WriteAt(image.Bytes(), 0)
+	return errors.Join(err, f.Close())
+}
+
+// write marks regions that a lost leg misses, as keep_log does.
+func (w *world) write(column int, regions ...uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	m := w.find(raid.ColumnName(w.volume, column)).Table[0].Target.(dm.Mirror)
+	if !m.KeepLog {
+		w.t.Fatalf("column %d does not log what a leg misses: %v", column, m)
+	}
+	image, err := w.getLog(m.Log.Device)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, r := range regions {
+		image.Mark(r)
+	}
+	if err := w.putLog(m.Log.Device, image); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// finishResync has what mirrors copy be copied.
+func (w *world) finishResync() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.equal = true
+	for _, d := range w.devices {
+		if err := w.startLogLocked(dm.Step{Device: dm.Device{Table: d.Table}}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	w.eventLocked()
+}
+
+func (w *world) MirrorStatus(name string) (dm.MirrorStatus, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	d := w.find(name)
+	m := d.Table[0].Target.(dm.Mirror)
+	s := dm.MirrorStatus{LogDevice: m.Log.Device, LogHealth: dm.Alive}
+	for _, l := range m.Legs {
+		ref, health := l.Device, dm.Alive
+		if below := w.find(string(ref)); below != nil {
+			ref = below.Number.Ref()
+			if t, ok := below.Table[0].Target.(dm.Linear); ok && w.health[t.Device] != 0 {
+				health = w.health[t.Device]
+			}
+		}
+		if h, ok := w.health[ref]; ok {
+			health = h
+		}
+		s.Legs = append(s.Legs, dm.LegStatus{Device: ref, Health: health})
+	}
+	s.Total = raid.Regions(d.Table.Size(), m.Log.Region)
+	s.InSync = s.Total
+	if image, err := w.getLog(m.Log.Device); err == nil {
+		s.InSync = s.Total - image.CountDirty()
+	}
+	return s, nil
+}
+
+func (w *world) Load(name string, t dm.Table) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.did("fail %s", short(name))
+	w.find(name).Table = t
+	return nil
+}
+
+func (w *world) Suspend(name string, noflush, skip bool) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.find(name).Suspended = true
+	if noflush {
+		w.did("suspend %s", short(name))
+	}
+	return nil
+}
+
+func (w *world) Resume(name string, _ dm.Udev) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	d := w.find(name)
+	if d.Suspended && !fails(d.Table) {
+		w.did("resume %s", short(name))
+	}
+	d.Suspended = false
+	return nil
+}
+
+func (w *world) Remove(name string, _ bool) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.find(name) == nil {
+		return &dm.Error{Op: "remove", Name: name, Err: unix.ENXIO}
+	}
+	if short(name) == "top" && w.open > 0 {
+		return unix.EBUSY
+	}
+	w.did("remove %s", short(name))
+	w.devices = slices.DeleteFunc(w.devices, func(d dm.State) bool { return d.Name == name })
+	return nil
+}
+
+func (w *world) Wait(ctx context.Context, name string, nr uint32) (dm.Info, error) {
+	w.mu.Lock()
+	d, wait := w.find(name), w.wait
+	w.mu.Unlock()
+	if d == nil {
+		return dm.Info{}, unix.ENXIO
+	}
+	select {
+	case <-wait:
+		return dm.Info{EventNr: nr + 1}, nil
+	case <-ctx.Done():
+		return dm.Info{}, ctx.Err()
+	}
+}
+
+// loopsOf is the world's loop devices; a type of its own, for the names clash.
+type loopsOf struct{ *world }
+
+func (l loopsOf) Find(file string) (dm.Loop, bool, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i := slices.IndexFunc(l.world.loops, func(d dm.Loop) bool { return d.File == file })
+	if i < 0 {
+		return dm.Loop{}, false, nil
+	}
+	return l.world.loops[i], true, nil
+}
+
+func (l loopsOf) Attach(file string) (dm.Loop, error) {
+	if d, ok, _ := l.Find(file); ok {
+		return d, nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.next++
+	d := dm.Loop{Number: dm.Number{Major: 7, Minor: uint32(l.next)}, File: file}
+	l.world.loops = append(l.world.loops, d)
+	return d, nil
+}
+
+func (l loopsOf) Detach(d dm.Loop) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.world.loops = slices.DeleteFunc(l.world.loops, func(o dm.Loop) bool { return o == d })
+	return nil
+}
+
+// ---- the manager ----
+
+type stream struct {
+	grpc.ClientStream
+	w   *world
+	ctx context.Context
+	in  chan *pb.InitiatorWanted
+}
+
+func (s *stream) send(w *pb.InitiatorWanted) { s.in <- w }
+
+func (s *stream) Send(r *pb.InitiatorReport) error {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	if !s.w.managers {
+		return io.EOF
+	}
+	s.w.reports = append(s.w.reports, proto.CloneOf(r))
+	return nil
+}
+
+func (s *stream) Recv() (*pb.InitiatorWanted, error) {
+	select {
+	case w := <-s.in:
+		return w, nil
+	case <-s.ctx.Done():
+		return nil, s.ctx.Err()
+	}
+}
+
+type manager struct {
+	pb.AgentsClient
+	*world
+}
+
+var errAway = status.Error(codes.Unavailable, "connection refused")
+
+func (m manager) Initiator(ctx context.Context, _ ...grpc.CallOption) (grpc.BidiStreamingClient[pb.InitiatorReport, pb.InitiatorWanted], error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.managers {
+		return nil, errAway
+	}
+	s := &stream{w: m.world, ctx: ctx, in: make(chan *pb.InitiatorWanted, 100)}
+	s.send(proto.CloneOf(m.wanted))
+	m.streams = append(m.streams, s)
+	return s, nil
+}
+
+// refuse is what the manager answers with a reason.
+func refuse(reason string) error {
+	s, _ := status.New(codes.FailedPrecondition, "refused").WithDetails(&errdetails.ErrorInfo{Domain: "weft.dev", Reason: reason})
+	return s.Err()
+}
+
+func (m manager) RecordStale(_ context.Context, r *pb.RecordStaleRequest, _ ...grpc.CallOption) (*pb.RecordStaleResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.managers {
+		return nil, errAway
+	}
+	if r.Epoch != m.epoch {
+		m.did("refuse record of epoch %d", r.Epoch)
+		return nil, refuse("EPOCH_SUPERSEDED")
+	}
+	names := make([]string, len(r.LegIds))
+	for i, id := range r.LegIds {
+		names[i] = legName(id)
+	}
+	m.did("record-stale %s", strings.Join(names, " "))
+	m.changeLocked(func(all *pb.InitiatorWanted) {
+		a := all.Attachments[0]
+		a.Legs = slices.DeleteFunc(a.Legs, func(l *pb.WantedLink) bool { return slices.Contains(r.LegIds, l.LegId) })
+	})
+	return &pb.RecordStaleResponse{}, nil
+}
+
+func (m manager) RecordInSync(_ context.Context, r *pb.RecordInSyncRequest, _ ...grpc.CallOption) (*pb.RecordInSyncResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.managers {
+		return nil, errAway
+	}
+	for _, l := range r.Legs {
+		m.did("record-in-sync %s@%d copied %v", legName(l.LegId), l.Revision, block.Size(l.BytesCopied))
+		m.changeLocked(func(all *pb.InitiatorWanted) {
+			for _, link := range all.Attachments[0].Legs {
+				if link.LegId == l.LegId {
+					link.State = pb.LegState_LEG_STATE_IN_SYNC
+				}
+			}
+		})
+	}
+	return &pb.RecordInSyncResponse{}, nil
+}
+
+// ---- running ----
+
+// start runs an agent; stop ends it and leaves the machine as it is.
+func (w *world) start() (stop func()) {
+	w.t.Helper()
+	a, err := New(Config{Node: "h1", Version: "test", BootID: w.boot, Manager: manager{world: w}, StateDir: filepath.Join(w.dir, "state")})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	a.uevents = nil
+	a.machine = &machine{
+		host: w, dm: w, loops: loopsOf{w}, runDir: filepath.Join(w.dir, "run"), devDir: filepath.Join(w.dir, "dev"), sysDir: filepath.Join(w.dir, "sys"),
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	var once sync.Once
+	end := func() {
+		cancel()
+		if err := <-ended; err != nil {
+			w.t.Errorf("Run = %v, want nil", err)
+		}
+		w.mu.Lock()
+		w.streams = nil
+		w.mu.Unlock()
+	}
+	w.t.Cleanup(func() { once.Do(end) })
+	return func() { once.Do(end) }
+}
+
+// attachment is what the last report says of the volume.
+func (w *world) attachment() *pb.AttachmentReport {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.reports) == 0 {
+		return nil
+	}
+	for _, a := range w.reports[len(w.reports)-1].Attachments {
+		if a.VolumeId == w.volume.String() {
+			return a
+		}
+	}
+	return nil
+}
+
+// until lets time pass until the volume is in a phase.
+func (w *world) until(phase pb.AttachmentPhase) *pb.AttachmentReport {
+	w.t.Helper()
+	for range 600 {
+		if a := w.attachment(); a.GetPhase() == phase {
+			return a
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	w.t.Fatalf("after a minute the volume is %v, want %v\n%s", w.attachment(), phase, strings.Join(w.took(), "\n"))
+	return nil
+}
+
+// expect compares the history since the last look.
+func (w *world) expect(what string, want ...string) {
+	w.t.Helper()
+	if diff := cmp.Diff(want, w.took()); diff != "" {
+		w.t.Errorf("%s: history (-want +got)\n%s", what, diff)
+	}
+}
+
+// refOf is the device of a target's head.
+func (w *world) refOf(target string) dm.Ref {
+	for _, h := range w.heads {
+		if h.node == target {
+			return dm.Ref(h.Dev)
+		}
+	}
+	w.t.Fatalf("no head of %s", target)
+	return ""
+}
+
+func (w *world) closeDevice() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.open = 0
+}
+
+// empty checks that nothing of a volume is left.
+func (w *world) empty() {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	links, _ := filepath.Glob(filepath.Join(w.dir, "dev/weft/*"))
+	logs, _ := filepath.Glob(filepath.Join(w.dir, "run/*.log"))
+	if len(w.devices)+len(w.ctrl)+len(w.heads)+len(w.loops)+len(links)+len(logs) > 0 {
+		w.t.Errorf("left behind: devices %v, controllers %v, loops %v, names %v, logs %v", w.devices, w.ctrl, w.loops, links, logs)
+	}
+}
