@@ -14,8 +14,8 @@ import (
 //
 //	              Attach, E+1
 //	(detached) ─────────────────► GRANTING ◄───────────────────────────┐
-//	     ▲  ▲                        │ every in-sync leg fenced to E,  │ the host's boot id
-//	     │  │                        │ or evicted after the lease      │ changed: E+1, not clean
+//	     ▲  ▲                        │ every in-sync leg fenced to E,  │ the host's boot id or
+//	     │  │                        │ or evicted after the lease      │ identity changed: E+1
 //	     │  │ Detach                 ▼                                 │
 //	     │  ├───────────────────  GRANTED ─────────────────────────────┤
 //	     │  │ (GRANTING only)        │ the host serves the device      │
@@ -319,21 +319,24 @@ func (t *tx) settleDetaching(id block.VolumeID) {
 	t.detached(v, map[bool]string{true: "clean", false: "not clean: copies will be made equal at the next attach"}[v.Clean])
 }
 
-// hostRebooted gives a node's attachments to its new boot. The old boot is gone
-// and can not come back, but what it had in flight may still be at the targets.
-func (t *tx) hostRebooted(n *Node) {
+// hostChanged gives a node's attachments to its new boot or identity, by a new
+// grant. The old boot is gone and can not come back, but what it had in flight
+// may still be at the targets.
+func (t *tx) hostChanged(n *Node) {
 	for _, id := range sorted(t.s.onNode[n.Name]) {
 		a := t.peek(id).Attachment
-		if a == nil || a.Node != n.Name || a.BootID == n.InitiatorBoot || t.s.guards.bootIgnored {
+		if a == nil || a.Node != n.Name || t.s.guards.bootIgnored {
 			continue
 		}
-		if a.State == Detaching {
+		booted := a.BootID != n.InitiatorBoot
+		switch {
+		case a.State == Detaching && booted:
 			v := t.volume(id)
 			v.Holder, v.Clean = "", false
 			t.detached(v, "it rebooted")
-			continue
+		case a.State != Detaching && (booted || a.Host != n.Host):
+			t.grant(t.volume(id), n)
 		}
-		t.grant(t.volume(id), n)
 	}
 }
 

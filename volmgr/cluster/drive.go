@@ -22,9 +22,12 @@ func (in AddDrive) apply(t *tx) (view, error) {
 	}
 	dev, ok := findDevice(devices, in.Device)
 	if !ok {
-		return nil, notFound(fmt.Sprintf("device %s on node %s", in.Device, in.Node)).hint("`weft drive list --devices %s` lists what is there", in.Node)
+		return nil, notFound(fmt.Sprintf("device %s on node %s", in.Device, in.Node)).hint("`weft drive devices %s` lists what is there", in.Node)
 	}
 	if d := t.s.taken(in.Node, dev); d != nil {
+		if d.State == DriveRemoving {
+			return nil, refused(ReasonDriveInUse, d.object(), "being given back").hint("wait until `weft drive list` no longer shows it")
+		}
 		if !maps.Equal(d.Labels, in.Labels) {
 			return nil, conflict(d.object(), "labels", d.Labels, in.Labels)
 		}
@@ -97,13 +100,13 @@ func usable(in AddDrive, dev Device) error {
 			hint("stop what uses it; there is no force for this").with("holders", strings.Join(dev.Holders, ", "))
 	case dev.ReadOnly:
 		return refused(ReasonDeviceUnusable, object, "read-only")
+	case dev.Refused != "" && (word == "" || !strings.Contains(dev.Refused, word)):
+		return refused(ReasonDeviceUnusable, object, "%s", dev.Refused) // nothing that erasing would cure
 	case word != "" && in.ForceErase == "":
 		return refused(ReasonForeignData, object, "holds %s", word).
 			hint("to erase it: `weft drive add %s %s --force-erase %s`", in.Node, dev.Path, quote(word)).with("force_erase", word)
 	case in.ForceErase != word:
 		return refused(ReasonForeignData, object, "holds %s, not %q", orNothing(word), in.ForceErase).with("force_erase", word)
-	case word == "" && dev.Refused != "":
-		return refused(ReasonDeviceUnusable, object, "%s", dev.Refused)
 	case dev.Size < 2*block.ExtentSize:
 		return refused(ReasonDeviceUnusable, object, "%v is too small", dev.Size)
 	}

@@ -183,7 +183,8 @@ func checkAgent(name block.NodeName, boot string) error {
 
 // targetSeen replaces what was known of a target by its newest report.
 func (t *tx) targetSeen(on *target, r *TargetReport) {
-	if !on.status.Online {
+	// A manager that has started again hears everybody anew: that is no news.
+	if !on.status.Online && (!on.status.Seen.IsZero() || t.peekNode(r.Node).TargetBoot == "") {
 		t.event(Info, EventTargetOnline, nodeObject(r.Node), "its target agent reports", "node", string(r.Node))
 	}
 	on.status = AgentStatus{
@@ -233,23 +234,27 @@ func (in InitiatorReported) apply(t *tx) (view, error) {
 	}
 	t.join(r.Node, r.Labels)
 	t.initiatorSeen(on, r)
-	if t.peekNode(r.Node).Host != r.Host {
-		t.node(r.Node).Host = r.Host
-	}
-	if boot := t.peekNode(r.Node).InitiatorBoot; boot != r.BootID {
-		n := t.node(r.Node)
-		n.InitiatorBoot = r.BootID
-		if boot != "" {
-			t.event(Warning, EventNodeRebooted, nodeObject(r.Node), "its initiator has booted", "node", string(r.Node), "boot_id", r.BootID)
-			t.hostRebooted(n)
-		}
-	}
+	t.hostSeen(r)
 	t.settleNode(r.Node)
 	return nil, nil
 }
 
+// hostSeen acts on a host's boot and identity. A grant is made to both.
+func (t *tx) hostSeen(r *InitiatorReport) {
+	old := *t.peekNode(r.Node)
+	if old.Host == r.Host && old.InitiatorBoot == r.BootID {
+		return
+	}
+	n := t.node(r.Node)
+	n.Host, n.InitiatorBoot = r.Host, r.BootID
+	if old.InitiatorBoot != "" && old.InitiatorBoot != r.BootID {
+		t.event(Warning, EventNodeRebooted, nodeObject(r.Node), "its initiator has booted", "node", string(r.Node), "boot_id", r.BootID)
+	}
+	t.hostChanged(n)
+}
+
 func (t *tx) initiatorSeen(on *initiator, r *InitiatorReport) {
-	if !on.status.Online {
+	if !on.status.Online && (!on.status.Seen.IsZero() || t.peekNode(r.Node).InitiatorBoot == "") {
 		t.event(Info, EventInitiatorOnline, nodeObject(r.Node), "its initiator agent reports", "node", string(r.Node))
 	}
 	on.status = AgentStatus{

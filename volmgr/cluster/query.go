@@ -225,6 +225,9 @@ func (s *State) attachmentReport(v *Volume) (AttachmentReport, bool) {
 	return r, ok && r.Epoch == v.Attachment.Epoch
 }
 
+// maxWrong is how many sentences of a Status still fit a screen.
+const maxWrong = 40
+
 // Status sums the cluster up.
 func (s *State) Status() Status {
 	st := Status{ClusterID: s.meta.ClusterID, Generation: s.meta.Generation, Nodes: len(s.nodes), Drives: len(s.drives), Volumes: len(s.volumes)}
@@ -261,6 +264,9 @@ func (s *State) Status() Status {
 		}
 	}
 	st.Wrong = append(st.Wrong, slices.Concat(nodes, degraded, drives)...)
+	if extra := len(st.Wrong) - maxWrong; extra > 0 {
+		st.Wrong = append(st.Wrong[:maxWrong], fmt.Sprintf("and %d more", extra))
+	}
 	return st
 }
 
