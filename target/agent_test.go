@@ -125,7 +125,6 @@ func legReport(r *pb.TargetReport, n byte) *pb.LegReport {
 func at(t *testing.T, test func(t *testing.T, w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		w.stop = func() {}
 		defer func() { w.stop() }()
 		w.plug("/dev/d1", 4*block.GiB, "w1")
 		w.plug("/dev/d2", 4*block.GiB, "w2")

@@ -67,6 +67,7 @@ func (r *reconciler) round(ctx context.Context) bool {
 		return false // a report now would say that the drives are gone
 	}
 	message := r.agent.currentWanted()
+	quiet := r.jobs.settled() // before looking: what ends meanwhile may not be seen
 	s, problems := r.look(ctx, devices, drives)
 	if ctx.Err() != nil {
 		return false // what could not be seen is no news
@@ -83,7 +84,8 @@ func (r *reconciler) round(ctx context.Context) bool {
 	if r.export(ctx, s, p) {
 		return true
 	}
-	if !started && r.jobs.settled() && r.reached != message.GetGeneration() {
+	// Reached means that the report can be taken for the outcome.
+	if quiet && !started && s.exports != nil && s.mapped != nil {
 		r.reached = message.GetGeneration()
 	}
 	r.publish(s, p)

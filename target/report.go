@@ -43,7 +43,7 @@ func fillReport(report *pb.TargetReport, s seen, p plan, legDir string, zeroed m
 	}
 	for _, have := range s.exports.Subsystems {
 		if have.NQN.Ours() {
-			report.Exports = append(report.Exports, exportReport(have, *s.exports, p.exports, legDir))
+			report.Exports = append(report.Exports, exportReport(have, s, p.exports, legDir))
 		}
 	}
 }
@@ -78,16 +78,19 @@ func oneCluster(drives []*pb.DriveReport) string {
 	return first
 }
 
-func exportReport(have nvmet.Subsystem, got, want nvmet.Config, legDir string) *pb.ExportReport {
+// exportReport counts a namespace that is draining as exported: the kernel says
+// that it is disabled from the beginning of the drain on.
+func exportReport(have nvmet.Subsystem, s seen, want nvmet.Config, legDir string) *pb.ExportReport {
 	r := &pb.ExportReport{Nqn: string(have.NQN)}
 	for _, ns := range have.Namespaces {
 		leg, err := block.ParseLegID(filepath.Base(ns.Device))
-		if err == nil && ns.Enabled && filepath.Dir(ns.Device) == legDir {
+		reachable := ns.Enabled || s.busy(have.NQN)
+		if err == nil && reachable && filepath.Dir(ns.Device) == legDir {
 			r.LegIds = append(r.LegIds, leg.String())
 		}
 	}
 	slices.Sort(r.LegIds)
-	r.Ready = exportReady(have, got, want)
+	r.Ready = exportReady(have, *s.exports, want)
 	return r
 }
 

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -42,6 +41,10 @@ type world struct {
 	targets *nvmettest.FS
 	manager manager
 
+	// tree and labels look at the machine as the agent does not.
+	tree   func() (*nvmet.Tree, error)
+	labels func() []*drive.Label
+
 	gate *gate // of the agent that runs
 	stop func()
 }
@@ -50,6 +53,9 @@ func newWorld(t *testing.T) *world {
 	w := &world{t: t, root: t.TempDir(), media: map[string]*medium{}, mapped: map[string]dm.State{}, targets: nvmettest.New()}
 	w.manager = manager{world: w, changed: make(chan struct{})}
 	w.targets.Exists = w.canExport
+	w.tree = func() (*nvmet.Tree, error) { return nvmet.OpenOn(nvmettest.Root, w.targets) }
+	w.labels = w.mediaLabels
+	w.stop = func() {}
 	for file, text := range map[string]string{"boot_id": "11111111-2222-4333-8444-555555555555\n", "../osrelease": "6.1.0\n"} {
 		file = filepath.Join(w.root, "proc/sys/kernel/random", file)
 		if err := errors.Join(os.MkdirAll(filepath.Join(w.root, "proc/sys/kernel/random"), 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
@@ -75,11 +81,8 @@ func (w *world) runUntil(operations int) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	a.kernel = kernel{
-		hardware: gatedHardware{w, gate},
-		mapper:   func() (mapper, error) { return gatedMapper{w, gate}, nil },
-		exports:  func() (exporter, error) { return nvmet.OpenOn(nvmettest.Root, gatedFiles{w.targets, gate}) },
-		watch:    func(ctx context.Context, _ func()) error { <-ctx.Done(); return context.Cause(ctx) },
+	if w.root != "/" {
+		a.kernel = w.kernel(gate)
 	}
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = a.Run(ctx) }() //nolint:errcheck // it ends when it is told to
@@ -88,8 +91,17 @@ func (w *world) runUntil(operations int) {
 		gate.shut()
 		cancel()
 		<-ended
-		synctest.Wait()
 		w.stop = func() {}
+	}
+}
+
+// kernel is the world as one agent can touch it.
+func (w *world) kernel(gate *gate) kernel {
+	return kernel{
+		hardware: gatedHardware{w, gate},
+		mapper:   func() (mapper, error) { return gatedMapper{w, gate}, nil },
+		exports:  func() (exporter, error) { return nvmet.OpenOn(nvmettest.Root, gatedFiles{w.targets, gate}) },
+		watch:    func(ctx context.Context, _ func()) error { <-ctx.Done(); return context.Cause(ctx) },
 	}
 }
 
@@ -415,7 +427,7 @@ func (w *world) exportedNode(name string) bool {
 type exported struct{ nvmet.Config }
 
 func (w *world) exported() exported {
-	tree, err := nvmet.OpenOn(nvmettest.Root, w.targets)
+	tree, err := w.tree()
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -440,14 +452,7 @@ func (e exported) devicesOf() map[string]block.NQN {
 
 // record is a leg as the drives' labels have it.
 func (w *world) record(leg string) *pb.LegLabel {
-	w.mu.Lock()
-	media := slices.Collect(maps.Values(w.media))
-	w.mu.Unlock()
-	for _, m := range media {
-		l, err := drive.ReadLabel(m, m.size)
-		if err != nil {
-			continue
-		}
+	for _, l := range w.labels() {
 		for _, r := range l.Legs {
 			if r.GetLegId() == leg {
 				return r
@@ -455,6 +460,19 @@ func (w *world) record(leg string) *pb.LegLabel {
 		}
 	}
 	return nil
+}
+
+func (w *world) mediaLabels() []*drive.Label {
+	w.mu.Lock()
+	media := slices.Collect(maps.Values(w.media))
+	w.mu.Unlock()
+	var out []*drive.Label
+	for _, m := range media {
+		if l, err := drive.ReadLabel(m, m.size); err == nil {
+			out = append(out, l)
+		}
+	}
+	return out
 }
 
 type gatedFiles struct {

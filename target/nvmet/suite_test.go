@@ -44,10 +44,13 @@ func TestSuiteOnTheFake(t *testing.T) {
 	})
 }
 
-// TestSuiteOnTheKernel needs root, nvmet and nvmet-tcp loaded, and eight block
-// devices that nobody uses: modprobe brd rd_nr=8. WEFT_KERNEL_TESTS=1 makes their
-// absence an error.
+// TestSuiteOnTheKernel empties nvmet, so it runs only in a machine made for it
+// (WEFT_KERNEL is set there): as root, with nvmet and nvmet-tcp loaded, and eight
+// block devices that nobody uses: modprobe brd rd_nr=8.
 func TestSuiteOnTheKernel(t *testing.T) {
+	if os.Getenv("WEFT_KERNEL") == "" {
+		t.Skip("not in a test machine: see e2e/kernel_test.go")
+	}
 	root := "/sys/kernel/config/nvmet"
 	var devices []string
 	for i := range 8 {
@@ -55,9 +58,6 @@ func TestSuiteOnTheKernel(t *testing.T) {
 	}
 	for _, needed := range append(devices, root) {
 		if _, err := os.Stat(needed); err != nil {
-			if os.Getenv("WEFT_KERNEL_TESTS") != "" {
-				t.Fatal(err)
-			}
 			t.Skipf("no kernel target here: %v", err)
 		}
 	}
