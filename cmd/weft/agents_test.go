@@ -61,6 +61,11 @@ func (a *scriptedTarget) report() *pb.TargetReport {
 			}
 		}
 		r.Drives = append(r.Drives, report)
+		for _, device := range r.GetDevices() {
+			if device.GetPath() == d.GetDevice() {
+				device.DriveId = d.GetDriveId()
+			}
+		}
 	}
 	for _, e := range w.GetExports() {
 		report := &pb.ExportReport{Nqn: e.GetNqn(), Ready: true}
@@ -170,7 +175,7 @@ func reportFor(ctx context.Context, news <-chan struct{}, send func() error) err
 // again runs an agent until ctx ends; the manager may not be there yet.
 func again(ctx context.Context, run func(context.Context) error) {
 	for ctx.Err() == nil {
-		if err := run(ctx); ctx.Err() == nil { println("AGENT", err.Error()) }
+		_ = run(ctx) // the next one makes good what this one did not
 		select {
 		case <-ctx.Done():
 		case <-time.After(50 * time.Millisecond):

@@ -27,18 +27,15 @@ func startCluster(ts *testscript.TestScript, neg bool, nodes []string) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	ts.Check(err)
 	address := listener.Addr().String()
-	listener.Close()
-
 	ctx, stop := context.WithCancel(context.Background())
 	var group sync.WaitGroup
 	ts.Defer(func() {
 		stop()
 		group.Wait()
 	})
-	o := volmgrOptions{dataDir: filepath.Join(ts.Getenv("WORK"), "cluster"), listen: address}
-	o.LogFormat, o.LogLevel = "text", "error"
+	o := volmgrOptions{dataDir: filepath.Join(ts.Getenv("WORK"), "cluster")}
 	group.Go(func() {
-		if err := runVolmgr(ctx, o, io.Discard); err != nil {
+		if err := o.serve(ctx, listener, slog.New(slog.DiscardHandler)); err != nil {
 			slog.Error("manager of a script ended", "script", ts.Name(), "err", err)
 		}
 	})

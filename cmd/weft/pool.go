@@ -50,7 +50,7 @@ func runPoolCreate(ctx context.Context, api pb.ManagerClient, o poolCreateOption
 	if err != nil {
 		return err
 	}
-	out.say("pool %s has %d drives", p.GetName(), p.GetDrives())
+	out.say("pool %s is created; drives in it: %d", p.GetName(), p.GetDrives())
 	return out.print(p, nil)
 }
 

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,7 +29,7 @@ func TestScripts(t *testing.T) {
 			return errors.Join(freePort(env, "PORT"), freePort(env, "METRICS"))
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"cluster": startCluster, "eventually": eventually, "exits": exits, "scrape": scrape,
+			"cluster": startCluster, "eventually": eventually, "exits": exits, "keep": keep, "scrape": scrape,
 		},
 	})
 }
@@ -67,4 +68,12 @@ func eventually(ts *testscript.TestScript, neg bool, args []string) {
 			ts.Fatalf("stdout did not come to match %q (%v)", args[0], err)
 		}
 	}
+}
+
+// keep makes a variable of what was last printed: "keep DRIVE".
+func keep(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: keep VARIABLE")
+	}
+	ts.Setenv(args[0], strings.TrimSpace(ts.ReadFile("stdout")))
 }

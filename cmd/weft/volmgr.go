@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -54,44 +55,46 @@ certificate of that authority.`,
 	return cmd
 }
 
-func runVolmgr(ctx context.Context, o volmgrOptions, stderr io.Writer) (err error) {
+func runVolmgr(ctx context.Context, o volmgrOptions, stderr io.Writer) error {
 	log, err := o.Logger(stderr)
 	if err != nil {
 		return usageError{err: err}
 	}
+	listener, err := net.Listen("tcp", o.listen)
+	if err != nil {
+		return fmt.Errorf("answer: %w", err)
+	}
+	defer listener.Close()
+	return o.serve(ctx, listener, log)
+}
+
+// serve runs a manager that answers on a listener until ctx ends.
+func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *slog.Logger) (err error) {
 	manager, err := volmgr.New(volmgr.Config{Dir: o.dataDir, Version: version(), Log: log})
 	if err != nil {
 		return fmt.Errorf("open the store in %s: %w", o.dataDir, err)
 	}
 	// Last of all: the loop may commit until it has returned.
-	defer func() {
-		if closed := manager.Close(); err == nil {
-			err = closed
-		}
-	}()
-	parts, err := o.managerParts(manager, log)
+	defer func() { err = errors.Join(err, manager.Close()) }()
+	parts, err := o.parts(manager, listener, log)
 	if err != nil {
 		return err
 	}
+	log.Info("starting", "data", o.dataDir, "version", version())
 	return daemon.Run(ctx, log, parts...)
 }
 
-// managerParts are the loop and all that asks it, which stops before it.
-func (o *volmgrOptions) managerParts(manager *volmgr.Manager, log *slog.Logger) ([]daemon.Part, error) {
+// parts are the loop and all that asks it, which stops before it.
+func (o *volmgrOptions) parts(manager *volmgr.Manager, listener net.Listener, log *slog.Logger) ([]daemon.Part, error) {
 	metrics := daemon.NewMetrics()
 	server, err := daemon.NewServer(o.tls, metrics)
 	if err != nil {
 		return nil, usageError{err: err}
 	}
 	manager.Register(server)
-	listener, err := net.Listen("tcp", o.listen)
-	if err != nil {
-		return nil, fmt.Errorf("answer: %w", err)
-	}
 	parts := []daemon.Part{{Name: "manager", Run: manager.Run}}
 	measured, err := serveMetrics(o.Options, log, metrics, manager)
 	if err != nil {
-		listener.Close()
 		return nil, err
 	}
 	parts = append(parts, measured...)
