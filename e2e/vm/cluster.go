@@ -41,10 +41,10 @@ type Cluster struct {
 	t       TB
 	image   Image
 	kvm     bool
+	tsc     uint64 // kHz, 0 if the guests know it
 	logs    string // directory
 	drives  string // directory
 	allowed []*regexp.Regexp
-	start   time.Time
 
 	mu       sync.Mutex
 	machines []*Machine
@@ -142,7 +142,10 @@ func newCluster(t TB, o clusterOptions) (*Cluster, error) {
 	}
 	c := &Cluster{
 		t: t, image: image, kvm: kvmWorks(), logs: logs, drives: drives,
-		allowed: o.allowed, start: time.Now(),
+		allowed: o.allowed,
+	}
+	if !c.kvm {
+		c.tsc = tscKHz()
 	}
 	c.networks = []*Network{newNetwork("net0", 0, o.mtu, o.seed)}
 	t.Logf("kernel %s, %s; logs in %s", image.Kernel.Release, acceleration(c.kvm), logs)

@@ -13,7 +13,7 @@ import (
 
 // kernelTrouble is what a kernel prints when something is wrong with it or with
 // what we made it do.
-var kernelTrouble = regexp.MustCompile(`kernel BUG at|BUG: |Oops: |Kernel panic|general protection fault|WARNING: CPU|possible recursive locking|KASAN|refcount_t: |soft lockup|rcu: INFO: .* stall|weft-init: `)
+var kernelTrouble = regexp.MustCompile(`kernel BUG at|BUG: |Oops: |Kernel panic|general protection fault|WARNING: CPU|possible recursive locking|KASAN|refcount_t: |weft-init: `)
 
 // tailLines is how much of a console goes into an error's text.
 const tailLines = 40

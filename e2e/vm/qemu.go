@@ -5,6 +5,7 @@ package vm
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -80,7 +81,7 @@ func (m *Machine) qemuArgs(p plugs) []string {
 		"-m", fmt.Sprint(m.options.memory), "-smp", fmt.Sprint(m.options.cpus),
 		"-name", m.name,
 		"-kernel", image.Kernel.Image, "-initrd", image.Initrd,
-		"-append", strings.Join(append(kernelArgs(), m.options.kernel...), " "),
+		"-append", strings.Join(slices.Concat(kernelArgs(m.cluster.tsc), m.options.kernel), " "),
 		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
 		"-chardev", p.qmp, "-mon", "chardev=qmp,mode=control",
 		"-chardev", p.control, "-device", "virtio-serial-pci",
@@ -105,14 +106,19 @@ func (m *Machine) qemuArgs(p plugs) []string {
 	return args
 }
 
-// kernelArgs make the boot short and a broken kernel end at once. Timers and
-// clock checks that TCG makes slow or wrong are left out.
-func kernelArgs() []string {
-	return []string{
+// kernelArgs make the boot short, a broken kernel end at once, and time right
+// where the guest's processors have to wait for ours. tsc is the speed of the
+// time stamp counter in kHz, 0 if the guest knows it.
+func kernelArgs(tsc uint64) []string {
+	args := []string{
 		"console=ttyS0", "loglevel=5", "panic=-1", "oops=panic", "reboot=t",
 		"nokaslr", "mitigations=off", "random.trust_cpu=on", "no_timer_check", "tsc=reliable",
-		"cryptomgr.notests", "audit=0", "apparmor=0", "i8042.noaux", "i8042.nokbd", "net.ifnames=0",
+		"nowatchdog", "cryptomgr.notests", "audit=0", "apparmor=0", "i8042.noaux", "i8042.nokbd", "net.ifnames=0",
 	}
+	if tsc != 0 {
+		args = append(args, fmt.Sprintf("tsc_early_khz=%d", tsc))
+	}
+	return args
 }
 
 // socketPair makes two connected stream sockets: ours, and one for QEMU to inherit.
