@@ -305,7 +305,7 @@ func TestDetachOfWhatWasNeverThereIsUnclean(t *testing.T) {
 func TestDetachWithASilentLastLegIsUnclean(t *testing.T) {
 	in(t, 1, 1, func(w *world) {
 		w.fallSilent("t0")
-		time.Sleep(time.Second)
+		time.Sleep(1500 * time.Millisecond)
 		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Detach = true })
 		w.until(unclean)
 		w.empty()

@@ -745,7 +745,12 @@ func (w *world) start() (stop func()) {
 		w.streams = nil
 		w.mu.Unlock()
 	}
-	w.t.Cleanup(func() { once.Do(end) })
+	w.t.Cleanup(func() {
+		for n := range w.silent {
+			w.answer(n)
+		}
+		once.Do(end)
+	})
 	return func() { once.Do(end) }
 }
 
