@@ -84,7 +84,7 @@ func (s *State) place(pool *Pool, in CreateVolume) (block.Layout, []Leg, error) 
 	for stripes := most; stripes >= least; stripes-- {
 		layout := block.Layout{Stripes: stripes, Copies: in.Copies, Chunk: in.Chunk}
 		for _, pick := range []func(*placer, []*spot) *spot{(*placer).sample, (*placer).emptiest} {
-			p := newPlacer(s, spots, layout, in)
+			p := newPlacer(spots, layout, in, s.guards)
 			if columns := p.columns(layout, pick); columns != nil {
 				return layout, s.carve(columns, p.need, in.Seed), nil
 			}
@@ -97,19 +97,17 @@ func (s *State) place(pool *Pool, in CreateVolume) (block.Layout, []Leg, error) 
 	return layout, nil, noSpace(pool, in, layout, spots, refusals)
 }
 
-func newPlacer(s *State, spots []*spot, layout block.Layout, in CreateVolume) *placer {
+func newPlacer(spots []*spot, layout block.Layout, in CreateVolume, g guards) *placer {
 	seed := in.Seed.id(0)
 	p := &placer{
 		need: uint32(min(layout.LegExtents(in.Size), 1<<31)), k: choices,
 		rng:    random(binary.BigEndian.Uint64(seed[:8])),
-		onNode: map[block.NodeName]int{}, firsts: map[block.NodeName]int{}, guards: s.guards,
+		onNode: map[block.NodeName]int{}, firsts: map[block.NodeName]int{}, guards: g,
 	}
 	if layout.LegSize(in.Size) >= block.TiB {
 		p.k = choicesLarge
 	}
-	for _, x := range spots { // fresh: an earlier try may have failed half way
-		p.spots = append(p.spots, &spot{drive: x.drive, domain: x.domain, used: s.used[x.drive.ID]})
-	}
+	p.spots = spots
 	return p
 }
 
@@ -128,22 +126,32 @@ func autoStripes(size block.Size, copies, drives int) int {
 // spots lists the drives of a pool that can be used now, in order of their ids,
 // and for each of the others why it can not.
 func (s *State) spots(pool *Pool, spread string) (usable []*spot, refusals []string) {
+	type place struct {
+		node   *Node
+		online bool
+		domain string
+	}
+	places := map[block.NodeName]place{}
 	for _, id := range s.sortedDrives() {
 		d := s.drives[id]
-		n := s.nodes[d.Node]
-		domain := n.label(spread)
+		at, ok := places[d.Node]
+		if !ok {
+			n := s.nodes[d.Node]
+			at = place{n, s.targetOnline(n.Name), n.label(spread)}
+			places[d.Node] = at
+		}
 		var why string
 		switch {
-		case !pool.selects(d, n):
+		case !pool.selects(d, at.node):
 			why = fmt.Sprintf("not in pool %s", pool.Name)
-		case !s.targetOnline(d.Node):
+		case !at.online:
 			why = "its target is offline"
 		case d.State != DriveReady:
 			why = fmt.Sprintf("%s%s", strings.ToLower(string(d.State)), because(d.Reason))
-		case domain == "":
+		case at.domain == "":
 			why = fmt.Sprintf("its node has no label %q", spread)
 		default:
-			usable = append(usable, &spot{drive: d, domain: domain, used: s.used[d.ID]})
+			usable = append(usable, &spot{drive: d, domain: at.domain, used: s.used[d.ID]})
 			continue
 		}
 		refusals = append(refusals, fmt.Sprintf("%s: %s", d.object(), why))
@@ -152,7 +160,8 @@ func (s *State) spots(pool *Pool, spread string) (usable []*spot, refusals []str
 	return usable, refusals
 }
 
-// columns picks the legs of every column, first leg first; nil if there is no room.
+// columns picks the legs of every column, first leg first; if there is no room
+// it answers nil and takes nothing.
 func (p *placer) columns(layout block.Layout, pick func(*placer, []*spot) *spot) [][]*spot {
 	if len(p.spots) == 0 {
 		return nil
@@ -163,6 +172,7 @@ func (p *placer) columns(layout block.Layout, pick func(*placer, []*spot) *spot)
 		for range layout.Copies {
 			x := pick(p, legs)
 			if x == nil {
+				p.giveBack(append(columns, legs))
 				return nil
 			}
 			x.used += p.need
@@ -174,6 +184,13 @@ func (p *placer) columns(layout block.Layout, pick func(*placer, []*spot) *spot)
 		columns = append(columns, legs)
 	}
 	return columns
+}
+
+func (p *placer) giveBack(columns [][]*spot) {
+	for _, x := range slices.Concat(columns...) {
+		x.used -= p.need
+		x.legs--
+	}
 }
 
 // rotate puts the leg first whose node has the fewest first legs, so that the

@@ -57,6 +57,9 @@ func (v *Volume) check() error {
 		if l.Column < 0 || l.Column >= v.Layout.Stripes || l.Copy < 0 || l.Copy >= v.Layout.Copies {
 			return fmt.Errorf("leg %v: column %d copy %d outside of layout %v", l.ID, l.Column, l.Copy, v.Layout)
 		}
+		if l.State == LegRebuilding && v.Attachment == nil {
+			return fmt.Errorf("leg %v: rebuilding in a detached volume", l.ID)
+		}
 	}
 	return nil
 }
