@@ -269,7 +269,10 @@ func after(devices []dm.State, s dm.Step) []dm.State {
 // Refresh swaps the mirrors of a column for the same again. A mirror remembers
 // an error of a leg for as long as its table lives, and after one of the only
 // good leg fails everything; where that leg stays, because it is the last one,
-// this makes the mirror try it again. It is as safe as any step of Plan.
+// this makes the mirror try it again. It also helps a rebuilding or equalizing
+// mirror that stands still with all legs alive: an error just before its last
+// region was in sync is forgotten, and the write that met it still held. It is
+// as safe as any step of Plan.
 func Refresh(devices []dm.State, c Column) []Step {
 	var steps []Step
 	for _, s := range devices {
