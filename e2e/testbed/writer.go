@@ -111,7 +111,7 @@ func (w *Writer) Stop() {
 	w.bed.T.Helper()
 	ctx, cancel := context.WithTimeout(w.bed.T.Context(), time.Minute)
 	defer cancel()
-	if _, err := w.client.Run(ctx, "busybox", "pkill", "-TERM", "workload"); err != nil {
+	if _, err := w.client.Run(ctx, "busybox", "killall", "-TERM", "workload"); err != nil {
 		w.bed.T.Fatalf("stop the writer: %v", err)
 	}
 	select {

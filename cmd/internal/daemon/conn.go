@@ -17,14 +17,14 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// Both ends find out within 3 s that the other machine is gone. The server does
+// Both ends find out within 5 s that the other machine is gone. The server does
 // it by HTTP/2 pings. gRPC lets a client ping every 10 s at most, so there the
 // kernel does it: TCP keepalive probes each second, and gRPC sets
 // TCP_USER_TIMEOUT to pingTimeout where keepalive is on, which limits both
 // probes and unacknowledged data.
 const (
 	pingEvery       = time.Second
-	pingTimeout     = 2 * time.Second
+	pingTimeout     = 4 * time.Second
 	clientPingEvery = 10 * time.Second // the least that gRPC allows
 )
 

@@ -269,7 +269,7 @@ func TestServerStopsInSpiteOfAnEndlessStream(t *testing.T) {
 
 // A peer that says hello and then nothing, not even an answer to pings, is what
 // a machine that lost its power looks like to the server.
-func TestServerDropsASilentPeerWithinThreeSeconds(t *testing.T) {
+func TestServerDropsASilentPeerWithinSixSeconds(t *testing.T) {
 	address := serve(t, TLSFiles{}, NewMetrics())
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
@@ -282,8 +282,8 @@ func TestServerDropsASilentPeerWithinThreeSeconds(t *testing.T) {
 	}
 	conn.SetReadDeadline(start.Add(10 * time.Second))
 	_, err = io.Copy(io.Discard, conn)
-	if took := time.Since(start); err != nil || took > 4*time.Second {
-		t.Errorf("the connection ended with %v after %v, want it closed within 3s", err, took)
+	if took := time.Since(start); err != nil || took > 6*time.Second {
+		t.Errorf("the connection ended with %v after %v, want it closed within 6s", err, took)
 	}
 }
 
