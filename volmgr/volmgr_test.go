@@ -3,10 +3,15 @@
 package volmgr
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,20 +25,21 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/volmgr/store"
 )
 
 // rig is a manager that can be killed and started again over one directory.
 type rig struct {
-	t    *testing.T
+	t    testing.TB
 	dir  string
-	conn *grpc.ClientConn
 	stop func()
 	pb.ManagerClient
 	agents pb.AgentsClient
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t testing.TB) *rig {
 	r := &rig{t: t, dir: filepath.Join(t.TempDir(), "volmgr")}
 	r.start()
 	t.Cleanup(func() { r.stop() })
@@ -46,9 +52,6 @@ func (r *rig) start() {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	listener := bufconn.Listen(1 << 20)
-	server := grpc.NewServer()
-	m.Register(server)
 	ctx, cancel := context.WithCancel(context.Background())
 	var group sync.WaitGroup
 	group.Go(func() {
@@ -56,22 +59,42 @@ func (r *rig) start() {
 			r.t.Error(err)
 		}
 	})
-	group.Go(func() { _ = server.Serve(listener) })
-	r.conn, err = grpc.NewClient("passthrough:///bufconn", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.ManagerClient, r.agents = pb.NewManagerClient(r.conn), pb.NewAgentsClient(r.conn)
+	conn, stopServing := serveOn(r.t, m.Register)
+	r.ManagerClient, r.agents = pb.NewManagerClient(conn), pb.NewAgentsClient(conn)
 	r.stop = sync.OnceFunc(func() {
 		cancel()
-		r.conn.Close()
-		server.Stop()
+		stopServing()
 		group.Wait()
 		if err := m.Close(); err != nil {
 			r.t.Error(err)
 		}
 	})
+}
+
+// serveOn serves what register adds, in memory.
+func serveOn(t testing.TB, register func(grpc.ServiceRegistrar)) (conn *grpc.ClientConn, stop func()) {
+	t.Helper()
+	listener := bufconn.Listen(1 << 20)
+	server := grpc.NewServer()
+	register(server)
+	var group sync.WaitGroup
+	group.Go(func() { _ = server.Serve(listener) })
+	conn, err := grpc.NewClient("passthrough:///bufconn", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn, func() {
+		conn.Close()
+		server.Stop()
+		group.Wait()
+	}
+}
+
+func serveFor(t *testing.T, register func(grpc.ServiceRegistrar)) *grpc.ClientConn {
+	conn, stop := serveOn(t, register)
+	t.Cleanup(stop)
+	return conn
 }
 
 func (r *rig) restart() {
@@ -80,7 +103,7 @@ func (r *rig) restart() {
 }
 
 // eventually waits until ok.
-func eventually(t *testing.T, what string, ok func() bool) {
+func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -449,3 +472,107 @@ func unset(t *testing.T, m protoreflect.Message, path string, excused map[string
 		}
 	}
 }
+
+func TestRestoredStoreStartsAndADamagedBackupLeavesNothing(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r.withAgents(ctx, "t1", "t2")
+	r.attachNew(ctx, "db1")
+	stream, err := r.Backup(ctx, &pb.BackupRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var backup bytes.Buffer
+	for {
+		chunk, err := stream.Recv()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		backup.Write(chunk.Data)
+	}
+	before := r.volume("db1")
+	r.stop()
+	r.dir = filepath.Join(t.TempDir(), "restored")
+	if err := Restore(Config{Dir: r.dir}, bytes.NewReader(backup.Bytes()[:backup.Len()-1])); err == nil {
+		t.Error("a backup that is cut short was restored")
+	}
+	if entries, err := os.ReadDir(filepath.Dir(r.dir)); err != nil || len(entries) > 0 {
+		t.Errorf("after a refused restore there is %v, %v; want nothing", entries, err)
+	}
+	if err := Restore(Config{Dir: r.dir}, &backup); err != nil {
+		t.Fatal(err)
+	}
+	r.start()
+	if v := r.volume("db1"); v.Id != before.Id || v.Attachment != nil || v.Clean || v.Epoch <= before.Epoch {
+		t.Errorf("restored volume = %v, want it detached, not clean, and above epoch %d", v, before.Epoch)
+	}
+}
+
+// attachNew makes a volume and attaches it to c1.
+func (r *rig) attachNew(ctx context.Context, name string) {
+	r.t.Helper()
+	if _, err := r.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: name, SizeBytes: 1 << 30, Copies: 2, Stripes: 1, Labels: map[string]string{"a": "b"}}); err != nil {
+		r.t.Fatal(err)
+	}
+	eventually(r.t, name+" is ready", func() bool { return r.volume(name).State == pb.VolumeState_VOLUME_STATE_READY })
+	if _, err := r.Attach(ctx, &pb.AttachRequest{Volume: name, Node: "c1"}); err != nil {
+		r.t.Fatal(err)
+	}
+	eventually(r.t, name+" is attached", r.attached(name))
+}
+
+func TestStoreIsRebuiltFromWhatTargetsReport(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "rebuilt")
+	b, err := NewRebuild(Config{Dir: dir}, []block.NodeName{"t1", "t2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := b.Run(short); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "t1 t2") {
+		t.Errorf("Run without reports = %v, want DeadlineExceeded that names t1 and t2", err)
+	}
+	agents := pb.NewAgentsClient(serveFor(t, b.Register))
+	type result struct {
+		text string
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		text, err := b.Run(t.Context())
+		done <- result{text, err}
+	}()
+	volume := &pb.VolumeLabel{VolumeId: uuid(1), Name: "db1", SizeBytes: 1 << 30, Layout: &pb.Layout{Stripes: 1, Copies: 2, ChunkBytes: 128 << 10},
+		Pool: "default", Spread: "node", Epoch: 3, Generation: 2, InSyncLegs: []string{uuid(11), uuid(12)}}
+	for i, name := range []string{"t1", "t2"} {
+		stream, err := agents.Target(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		leg := &pb.LegLabel{LegId: uuid(11 + i), Copy: uint32(i), Extents: []*pb.Extent{{Start: 0, Count: 4}}, Zeroed: true, AdmittedEpoch: 3, Volume: volume}
+		err = stream.Send(&pb.TargetReport{Node: name, BootId: "1", ClusterId: uuid(100), Drives: []*pb.DriveReport{{
+			DriveId: uuid(21 + i), ClusterId: uuid(100), Device: "/dev/nvme0n1", Extents: 39, Legs: []*pb.LegLabel{leg}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := <-done
+	if got.err != nil || !strings.Contains(got.text, "volume db1") {
+		t.Fatalf("Run = %q, %v; want a text about volume db1", got.text, got.err)
+	}
+	if _, err := NewRebuild(Config{Dir: dir}, []block.NodeName{"t1"}); !errors.Is(err, store.ErrNotEmpty) {
+		t.Errorf("a rebuild over a store = %v, want ErrNotEmpty", err)
+	}
+	r := &rig{t: t, dir: dir}
+	r.start()
+	defer r.stop()
+	if v := r.volume("db1"); v.Id != uuid(1) || v.Epoch <= 3 || len(v.Legs) != 2 || v.Legs[0].State != pb.LegState_LEG_STATE_IN_SYNC {
+		t.Errorf("rebuilt volume = %v, want its two legs in sync above epoch 3", v)
+	}
+}
+
+func uuid(n int) string { return fmt.Sprintf("%08x-0000-4000-8000-000000000000", n) }

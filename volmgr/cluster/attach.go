@@ -98,6 +98,10 @@ func (t *tx) confirmedDead(name block.NodeName) bool {
 
 // attachable refuses a volume with a column that has no in-sync leg on an online target.
 func (s *State) attachable(v *Volume) error {
+	if v.Restored {
+		return refused(ReasonNotReady, v.object(), "restored from a backup, and not yet compared with the labels of %s", s.unseenText(v)).
+			hint("bring the targets back; `weft node confirm-dead` one that is gone for ever")
+	}
 	var columns []string
 	for c := range v.Layout.Stripes {
 		served, why := false, []string{}

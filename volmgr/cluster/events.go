@@ -44,6 +44,8 @@ const (
 	EventLegInSync        = "leg.in-sync"
 	EventLegPromoted      = "leg.promoted"
 	EventStoreRebuilt     = "store.rebuilt"
+	EventStoreRestored    = "store.restored"
+	EventVolumeChecked    = "volume.checked" // restored, and compared with the labels
 )
 
 // event notes a fact. attributes are key, value, key, value.

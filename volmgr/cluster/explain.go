@@ -28,6 +28,9 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 		s.explainUnready(e, v)
 	case v.Attachment != nil:
 		s.explainAttachment(e, v)
+	case v.Restored:
+		e.Summary = v.object() + " was restored from a backup, and is served after its record was compared with the labels on the drives"
+		e.Waits = append(e.Waits, "the labels of "+s.unseenText(v))
 	default:
 		e.Summary = fmt.Sprintf("%s is detached and %s", v.object(), strings.ToLower(string(s.health(v))))
 	}

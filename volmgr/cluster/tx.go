@@ -124,6 +124,10 @@ func (t *tx) settleNode(name block.NodeName) {
 // settleVolume makes every transition of one volume that its records and the
 // agents' newest reports allow. Doing it again changes nothing.
 func (t *tx) settleVolume(id block.VolumeID) {
+	t.settleRestored(id)
+	if t.peek(id).Restored {
+		return
+	}
 	t.settleCreating(id)
 	t.settleDeleting(id)
 	if t.peek(id) == nil {

@@ -210,9 +210,12 @@ type Volume struct {
 	Attachment *Attachment `json:"attachment,omitempty"`
 	// Holder is the host of the last grant that was handed out and not seen let
 	// go: until the next grant is complete it may still read and write.
-	Holder    block.NodeName `json:"holder,omitempty"`
-	Created   time.Time      `json:"created"`
-	DeletedAt uint64         `json:"deleted_at,omitempty"` // generation of DeleteVolume
+	Holder  block.NodeName `json:"holder,omitempty"`
+	Created time.Time      `json:"created"`
+	// Restored: the record came from a backup and has not been compared with the
+	// labels of the legs yet, which may know of a leg that went stale since.
+	Restored  bool   `json:"restored,omitempty"`
+	DeletedAt uint64 `json:"deleted_at,omitempty"` // generation of DeleteVolume
 
 	Health Health `json:"-"`
 }

@@ -39,7 +39,7 @@ func (v *Volume) nodes() []block.NodeName {
 
 // unsettled reports whether settleVolume may still have something to do.
 func (v *Volume) unsettled() bool {
-	if v.State != VolumeReady {
+	if v.State != VolumeReady || v.Restored {
 		return true
 	}
 	if v.Attachment == nil {
@@ -221,7 +221,7 @@ func (in DeleteVolume) apply(t *tx) (view, error) {
 			hint("`weft detach %s` first", found.Name).with("node", string(a.Node))
 	}
 	v := t.volume(found.ID)
-	v.State = VolumeDeleting
+	v.State, v.Restored = VolumeDeleting, false
 	v.DeletedAt = t.gen
 	v.Generation++
 	for i := range v.Legs {

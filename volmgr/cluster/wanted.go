@@ -20,6 +20,9 @@ func (s *State) WantedTarget(node block.NodeName) TargetWanted {
 	}
 	for _, id := range sorted(s.onNode[node]) {
 		v := s.volumes[id]
+		if v.Restored {
+			continue // its labels may know more than the record
+		}
 		label, here := v.label(), false
 		for _, l := range v.Legs {
 			if l.Node == node {

@@ -32,7 +32,7 @@ type Store struct{ db *badger.DB }
 // ErrEmpty is what Open returns for a directory that holds no store.
 var ErrEmpty = errors.New("no store there")
 
-// ErrNotEmpty is what Create and Restore return for a directory that holds something.
+// ErrNotEmpty is what Create returns for a directory that holds something.
 var ErrNotEmpty = errors.New("directory is not empty")
 
 // Open opens the store in dir; ErrEmpty if there is none.
@@ -65,15 +65,23 @@ func open(dir string, log *slog.Logger) (*Store, error) {
 	return &Store{db}, nil
 }
 
+// CheckEmpty refuses a directory in which no store can be made: ErrNotEmpty.
+func CheckEmpty(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("read directory: %w", err)
+	}
+	if len(entries) > 0 {
+		return fmt.Errorf("%s: %w", dir, ErrNotEmpty)
+	}
+	return nil
+}
+
 // Create makes a store of records in dir, which must not exist or be empty. The
 // directory appears with all of the records or not at all.
 func Create(dir string, records []cluster.Record, log *slog.Logger) (err error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("create store %s: %w", dir, err)
-	}
-	if len(entries) > 0 {
-		return fmt.Errorf("create store %s: %w", dir, ErrNotEmpty)
+	if err := CheckEmpty(dir); err != nil {
+		return fmt.Errorf("create store: %w", err)
 	}
 	temporary := filepath.Clean(dir) + ".restoring"
 	if err := os.RemoveAll(temporary); err != nil { // left by one that was cut short
