@@ -48,13 +48,16 @@ const (
 	EventVolumeChecked    = "volume.checked" // restored, and compared with the labels
 )
 
-// event notes a fact. attributes are key, value, key, value.
+// event notes a fact. attributes are key, value, key, value; empty values are left out.
 func (t *tx) event(severity Severity, kind, object, text string, attributes ...string) uint64 {
 	e := Event{
 		Seq: t.s.meta.NextEvent + uint64(len(t.events)), Time: t.now.UTC(),
 		Severity: severity, Kind: kind, Object: object, Text: text,
 	}
 	for i := 0; i+1 < len(attributes); i += 2 {
+		if attributes[i+1] == "" {
+			continue
+		}
 		if e.Attributes == nil {
 			e.Attributes = map[string]string{}
 		}
