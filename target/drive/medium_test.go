@@ -152,7 +152,7 @@ func (m *memory) afterCut(random *rand.Rand) []*memory {
 	one := random.IntN(len(m.order))
 	media = append(media, pick(func(i int) bool { return i == one }), pick(func(i int) bool { return i != one }))
 	last := m.order[len(m.order)-1]
-	for _, torn := range [][2]int{{0, 256}, {256, 512}, {100, 108}} {
+	for _, torn := range [][2]int{{0, 256}, {256, 512}, {20, 24}} {
 		c := pick(func(i int) bool { return i < len(m.order)-1 })
 		data := append(make([]byte, 0, sector), make([]byte, sector)...)
 		copy(data, c.cache[last.sector])
