@@ -49,7 +49,8 @@ type Column struct {
 	Legs []Leg // by copy
 	// Equalize: the legs in sync may differ in writes that were never
 	// acknowledged; copy the first to the others before the volume is exposed.
-	// Set it until the mirror is synced. It has no effect on a column that was
+	// Set it until the mirror is synced, and expose the volume only once [Observe]
+	// finds the column no longer equalizing. It has no effect on a column that was
 	// built without it or has left it.
 	Equalize bool
 	// Full: a rebuilding leg may have lost more than the log knows (a volatile

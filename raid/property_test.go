@@ -30,18 +30,19 @@ type rules struct {
 // user, all at random.
 type history struct {
 	*kernelSim
-	rules   rules
-	copies  []*simCopy
-	column  Column
-	numbers int
-	acked   [simBlocks]int // the newest acknowledged value
-	writing [simBlocks]bool
-	writes  int
-	rebuilt int
-	partial int  // rebuilds that copied less than everything
-	hidden  bool // after a crash, until the legs are equal
-	crashes int
-	trace   []string
+	rules    rules
+	copies   []*simCopy
+	column   Column
+	numbers  int
+	acked    [simBlocks]int // the newest acknowledged value
+	writing  [simBlocks]bool
+	writes   int
+	rebuilt  int
+	partial  int  // rebuilds that copied less than everything
+	hidden   bool // after a crash, until the legs are equal
+	equalize bool // they are not known to be
+	crashes  int
+	trace    []string
 }
 
 type simCopy struct {
@@ -271,7 +272,7 @@ func (h *history) crash() {
 	h.events, h.devices = nil, map[string]*simDevice{}
 	h.log = CleanLog(0)
 	h.writing = [simBlocks]bool{}
-	h.hidden = true
+	h.hidden, h.equalize = true, true
 	for _, c := range h.copies {
 		h.connect(c)
 		if c.state = Absent; c.inSync {
@@ -280,9 +281,14 @@ func (h *history) crash() {
 	}
 }
 
-// expose shows the device to its user again once its legs are equal.
+// expose shows the device to its user again once the column is no longer
+// equalizing, which it leaves when its legs are equal.
 func (h *history) expose(o Observed) error {
-	if !h.hidden || o.Kind == ShapeNothing || o.Kind == ShapeEqualizing && !h.devices["c"].mirror.synced() && !h.rules.exposeUnequal {
+	if !h.hidden {
+		return nil
+	}
+	h.equalize = o.Kind == ShapeNothing || o.Kind == ShapeEqualizing && !h.devices["c"].mirror.synced() && !h.rules.exposeUnequal
+	if h.equalize || o.Kind == ShapeEqualizing { // equal, and still to leave the log's mirror
 		return nil
 	}
 	h.hidden = false
@@ -330,7 +336,7 @@ func (h *history) join(o Observed) {
 
 func (h *history) wanted() Column {
 	w := h.column
-	w.Equalize = h.hidden
+	w.Equalize = h.equalize
 	w.Legs = make([]Leg, len(h.copies))
 	for i, c := range h.copies {
 		w.Legs[i] = Leg{c.ref, c.state}
@@ -349,7 +355,9 @@ func (h *history) apply() error {
 		steps = Refresh(h.states(), want)
 	}
 	if h.rules.skipInner {
-		steps = slices.DeleteFunc(steps, func(s Step) bool { return s.DM != nil && s.DM.Device.Name == "c-in" && strings.Contains(s.Why, "lets go") })
+		steps = slices.DeleteFunc(steps, func(s Step) bool {
+			return s.DM != nil && s.DM.Device.Name == "c-in" && strings.Contains(s.Why, "lets go")
+		})
 	}
 	for _, s := range steps {
 		h.note("%v", s)
