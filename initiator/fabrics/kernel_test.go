@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fabrics
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
+)
+
+// The tests here need a kernel of their own, with nvmet-tcp and nvme-tcp loaded
+// and /dev/ram0: WEFT_KERNEL says that there is one (see e2e.TestKernel).
+
+const configfs = "/sys/kernel/config"
+
+func onKernel(t *testing.T) *Tree {
+	t.Helper()
+	if os.Getenv("WEFT_KERNEL") == "" {
+		t.Skip("needs a kernel of its own: go test -run TestKernel ./e2e")
+	}
+	if err := unix.Mount("configfs", configfs, "configfs", 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {
+		t.Fatal(err)
+	}
+	return New("/sys", "/dev")
+}
+
+// export has this machine's nvmet export /dev/ram0, as namespace 5, to testHost.
+func export(t *testing.T, nqn block.NQN, port string, uuid block.UUID) {
+	t.Helper()
+	root := filepath.Join(configfs, "nvmet")
+	sub, p, host := filepath.Join(root, "subsystems", string(nqn)), filepath.Join(root, "ports", port), filepath.Join(root, "hosts", string(testHost.NQN))
+	do := func(err error) {
+		t.Helper()
+		if err != nil && !errors.Is(err, os.ErrExist) {
+			t.Fatal(err)
+		}
+	}
+	put := func(path, text string) { t.Helper(); do(os.WriteFile(path, []byte(text), 0)) }
+	do(os.Mkdir(host, 0o755))
+	do(os.Mkdir(sub, 0o755))
+	ns := filepath.Join(sub, "namespaces/5")
+	do(os.Mkdir(ns, 0o755))
+	put(ns+"/device_path", "/dev/ram0")
+	put(ns+"/device_uuid", uuid.String())
+	put(ns+"/enable", "1")
+	do(os.Symlink(host, filepath.Join(sub, "allowed_hosts", string(testHost.NQN))))
+	do(os.Mkdir(p, 0o755))
+	put(p+"/addr_trtype", "tcp")
+	put(p+"/addr_adrfam", "ipv4")
+	put(p+"/addr_traddr", "127.0.0.1")
+	put(p+"/addr_trsvcid", "44"+port)
+	do(os.Symlink(sub, filepath.Join(p, "subsystems", string(nqn))))
+	t.Cleanup(func() {
+		os.Remove(filepath.Join(p, "subsystems", string(nqn)))
+		os.WriteFile(ns+"/enable", []byte("0"), 0)
+		os.Remove(filepath.Join(sub, "allowed_hosts", string(testHost.NQN)))
+		for _, dir := range []string{ns, sub, p, host} {
+			os.Remove(dir)
+		}
+	})
+}
+
+func options(nqn block.NQN, port uint16) Options {
+	return Options{
+		Portal: block.Portal{Transport: block.TCP, Address: "127.0.0.1", Port: port}, NQN: nqn, Host: testHost,
+		IOQueues: 1, KeepAlive: 2 * time.Second, ReconnectDelay: time.Second,
+	}
+}
+
+// eventually waits for what the kernel does in its own time.
+func eventually(t *testing.T, what string, is func() bool) time.Duration {
+	t.Helper()
+	began := time.Now()
+	for range 300 {
+		if is() {
+			return time.Since(began)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Fatalf("%s: not within 15 s", what)
+	return 0
+}
+
+func TestKernelConnectsFindsAndDisconnects(t *testing.T) {
+	k := onKernel(t)
+	if err := k.Check(); err != nil {
+		t.Fatal(err)
+	}
+	features, err := k.Supported()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("options of this kernel: %v", features)
+	woken := make(chan struct{}, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	watched := make(chan error, 1)
+	go func() {
+		watched <- Watch(ctx, func() {
+			select {
+			case woken <- struct{}{}:
+			default:
+			}
+		})
+	}()
+	export(t, testNQN, "30", legUUID)
+
+	c, err := k.Connect(t.Context(), options(testNQN, 4430))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { k.Disconnect(context.WithoutCancel(ctx), c) })
+	if c.State != Live || c.NQN != testNQN || c.HostNQN != testHost.NQN || c.Portal() != options(testNQN, 4430).Portal {
+		t.Errorf("Connect = %+v, want it live, of %s, at 127.0.0.1:4430", c, testNQN)
+	}
+	if again, err := k.Connect(t.Context(), options(testNQN, 4430)); err != nil || again.Name != c.Name {
+		t.Errorf("second Connect = %v, %v; want %s again", again.Name, err, c.Name)
+	}
+	var n Namespace
+	eventually(t, "namespace", func() bool { n, err = k.FindNamespace(testNQN, 5, legUUID); return err == nil })
+	t.Logf("found %+v", n)
+	if err := errors.Join(k.Probe(n.Head), k.SetWriteThrough(n.Head), k.SetIOTimeout(n.Paths[0], 3*time.Second)); err != nil {
+		t.Error(err)
+	}
+	if got, _ := k.read("block/" + n.Name + "/queue/write_cache"); got != "write through" {
+		t.Errorf("write_cache = %q, want \"write through\"", got)
+	}
+	if got, _ := k.read("block/" + n.Paths[0].Name + "/queue/io_timeout"); got != "3000" {
+		t.Errorf("io_timeout = %q, want 3000", got)
+	}
+	wrong := n.Head
+	wrong.Dev = "259:999"
+	if err := k.Probe(wrong); !errors.Is(err, ErrNoNamespace) {
+		t.Errorf("Probe of a name that is another device's = %v, want ErrNoNamespace", err)
+	}
+	select {
+	case <-woken:
+	case <-time.After(5 * time.Second):
+		t.Error("no event of the new namespace came")
+	}
+	if err := k.Disconnect(t.Context(), c); err != nil {
+		t.Error(err)
+	}
+	if err := k.Disconnect(t.Context(), c); err != nil {
+		t.Errorf("second Disconnect = %v, want nil", err)
+	}
+	if _, err := k.FindNamespace(testNQN, 5, legUUID); !errors.Is(err, ErrNoNamespace) {
+		t.Errorf("FindNamespace after Disconnect = %v, want ErrNoNamespace", err)
+	}
+	cancel()
+	if err := <-watched; err != nil {
+		t.Errorf("Watch = %v, want nil when its context ends", err)
+	}
+}
+
+func TestKernelRefusalsAreExplained(t *testing.T) {
+	k := onKernel(t)
+	export(t, testNQN, "31", legUUID)
+	stranger := options(testNQN, 4431)
+	stranger.Host = block.HostFromID(otherUUID)
+	for what, c := range map[string]struct {
+		options Options
+		want    unix.Errno
+	}{
+		"nobody listens":    {options(testNQN, 4499), unix.ECONNREFUSED},
+		"unknown subsystem": {options(testNQN+"x", 4431), unix.EIO},
+		"host not allowed":  {stranger, unix.EIO},
+	} {
+		if _, err := k.Connect(t.Context(), c.options); !errors.Is(err, c.want) {
+			t.Errorf("%s: Connect = %v, want %v", what, err, c.want)
+		}
+	}
+}
+
+func TestKernelReconnectsAfterItsSocketsAreDestroyed(t *testing.T) {
+	k := onKernel(t)
+	export(t, testNQN, "32", legUUID)
+	c, err := k.Connect(t.Context(), options(testNQN, 4432))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { k.Disconnect(context.WithoutCancel(t.Context()), c) })
+	n, err := k.DestroySockets(t.Context(), c.Portal())
+	if err != nil || n < 2 {
+		t.Fatalf("DestroySockets = %d, %v; want at least the 2 of the controller's queues", n, err)
+	}
+	state := func() string {
+		now, err := k.controller(c.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return now.State
+	}
+	eventually(t, "the controller notices", func() bool { return state() != Live })
+	t.Logf("live again after %v", eventually(t, "the controller reconnects", func() bool { return state() == Live }))
+}
