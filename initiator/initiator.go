@@ -98,10 +98,10 @@ type Agent struct {
 
 // New checks cfg and makes an agent; it touches nothing. Run does the work.
 func New(cfg Config) (*Agent, error) {
+	cfg = cfg.withDefaults()
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("initiator config: %w", err)
 	}
-	cfg = cfg.withDefaults()
 	return &Agent{
 		cfg: cfg, log: cfg.Log, uevents: fabrics.Watch,
 		wanted: make(chan *pb.InitiatorWanted), news: make(chan struct{}, 1),
