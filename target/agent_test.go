@@ -234,9 +234,9 @@ func TestAHangingDrainHoldsUpItsVolumeOnly(t *testing.T) {
 			return ready == 2
 		})
 		r := w.until("the drain is reported", problemWith("draining"))
-		start, reports := time.Now(), w.manager.reports
+		start, reports := time.Now(), w.manager.reported()
 		time.Sleep(20 * time.Second)
-		if sent := w.manager.reports - reports; sent < 20 {
+		if sent := w.manager.reported() - reports; sent < 20 {
 			t.Errorf("%d reports in %v, want one a second", sent, time.Since(start))
 		}
 		r = w.until("fence is reported", problemWith("volume "+volumeID(1).String()+" fence epochs below 2"))
@@ -383,9 +383,9 @@ func TestZeroingDelaysNoReportAndEndsWhenNotWanted(t *testing.T) {
 		for range 3 {
 			m.slow <- struct{}{}
 		}
-		reports := w.manager.reports
+		reports := w.manager.reported()
 		time.Sleep(20 * time.Second)
-		if sent := w.manager.reports - reports; sent < 20 {
+		if sent := w.manager.reported() - reports; sent < 20 {
 			t.Errorf("%d reports in 20s, want one a second", sent)
 		}
 		r := w.until("progress", func(r *pb.TargetReport) bool { return legReport(r, 1).GetZeroedBytes() == uint64(192*block.MiB) })

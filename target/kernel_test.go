@@ -4,52 +4,35 @@ package target
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"os"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/nvmet"
 )
 
 const kernelDrive = "/dev/nvme0n1"
 
-// TestAgentOnTheKernel takes a drive through its life on a real kernel. It erases
-// /dev/nvme0n1, so it runs only in a machine made for it (WEFT_KERNEL is set
-// there): as root, with dm-mod, nvmet and nvmet-tcp loaded, and one NVMe drive.
+// TestAgentOnTheKernel takes a drive through its life on a real kernel. Like all
+// tests here it erases /dev/nvme0n1, so it runs only in a machine made for it
+// (WEFT_KERNEL is set there): as root, with dm-mod, nvmet, nvmet-tcp and nvme-tcp
+// loaded, and one NVMe drive.
 func TestAgentOnTheKernel(t *testing.T) {
-	if os.Getenv("WEFT_KERNEL") == "" {
-		t.Skip("not in a test machine: see e2e/kernel_test.go")
-	}
-	for _, needed := range []string{kernelDrive, "/sys/kernel/config/nvmet", "/dev/mapper/control"} {
-		if _, err := os.Stat(needed); err != nil {
-			t.Skipf("no machine for this here: %v", err)
-		}
-	}
-	w := &world{t: t, root: "/", labels: func() []*drive.Label { return deviceLabels(t) }, stop: func() {}}
-	w.tree = func() (*nvmet.Tree, error) { return nvmet.Open("/sys/kernel/config/nvmet") }
-	w.manager = manager{world: w, changed: make(chan struct{})}
+	w := kernelWorld(t)
 	defer func() { w.stop() }()
-
-	onDrive := func(w wish) *pb.TargetWanted {
-		w.Drives = []*pb.WantedDrive{{DriveId: driveID(1).String(), Device: kernelDrive}}
-		return w.TargetWanted
-	}
-	// Two runs of extents, out of order: a leg is what its table says.
-	place := func(w wish) wish {
-		for _, l := range w.Legs {
-			l.Extents = []*pb.Extent{{Start: 2, Count: 1}, {Start: 0, Count: 1}}
-		}
-		return w
-	}
 	portal := net.JoinHostPort("192.0.2.1", "4420")
-	addAddress(t, "192.0.2.1")
-
 	w.run()
 	w.manager.set(onDrive(place(want().volume(1, 1, 1))))
 	r := w.until("export ready", exportsReady(1))
@@ -80,7 +63,7 @@ func TestAgentOnTheKernel(t *testing.T) {
 
 	start := time.Now()
 	w.manager.set(onDrive(place(want().leg(1, 1, 2, 0)).admit(1, 2)))
-	w.until("epoch 2 admitted", admitted(1, 2))
+	w.checkAdmissions(w.until("epoch 2 admitted", admitted(1, 2)))
 	t.Logf("fenced in %v", time.Since(start))
 	listens(t, portal, false)
 	w.manager.set(onDrive(place(want().volume(1, 1, 2))))
@@ -107,6 +90,140 @@ func TestAgentOnTheKernel(t *testing.T) {
 		}
 		return false
 	})
+}
+
+// TestAFenceWaitsForTheIOOfTheOldEpoch holds a host's write below its leg: until
+// that has landed, the next epoch is not admitted.
+func TestAFenceWaitsForTheIOOfTheOldEpoch(t *testing.T) {
+	w := kernelWorld(t)
+	if _, err := os.Stat("/dev/nvme-fabrics"); err != nil {
+		t.Skipf("no NVMe host here: %v", err)
+	}
+	defer func() { w.stop() }()
+	w.run()
+	w.manager.set(onDrive(place(want().volume(1, 1, 1))))
+	w.until("export ready", exportsReady(1))
+	imported := connect(t, block.SubsystemNQN(volumeID(1), 1, host, "t1"))
+
+	// A leg that is not listed is left alone: the agent would resume its device.
+	w.manager.set(onDrive(want().admit(1, 1).export(1, 1, 0)))
+	w.until("generation 2", func(r *pb.TargetReport) bool { return r.GetGeneration() == 2 })
+	mapper, err := dm.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := dmPrefix + legID(1).String()
+	if err := mapper.Suspend(name, true, true); err != nil {
+		t.Fatal(err)
+	}
+	resumed := false
+	resume := func() {
+		if !resumed {
+			resumed = true
+			if err := mapper.Resume(name, dm.UdevInner); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	defer resume()
+	written := make(chan error, 1)
+	go func() { written <- writeBlock(imported) }()
+	time.Sleep(2 * time.Second) // the write has come to the leg by then
+
+	w.manager.set(onDrive(want().admit(1, 2)))
+	w.until("the drain is reported", problemWith("draining"))
+	reports := w.manager.reported()
+	time.Sleep(5 * time.Second)
+	if sent := w.manager.reported() - reports; sent < 4 {
+		t.Errorf("%d reports in 5s while the drain hangs, want one a second", sent)
+	}
+	if r := w.until("a report", func(*pb.TargetReport) bool { return true }); admitted(1, 2)(r) {
+		t.Error("epoch 2 is admitted while a write of epoch 1 is under way")
+	}
+	resume()
+	w.checkAdmissions(w.until("epoch 2 admitted", admitted(1, 2)))
+	t.Logf("the host's write ended with %v", <-written)
+}
+
+// kernelWorld is the machine that the test runs in, with an agent for its drive.
+func kernelWorld(t *testing.T) *world {
+	t.Helper()
+	if os.Getenv("WEFT_KERNEL") == "" {
+		t.Skip("not in a test machine: see e2e/kernel_test.go")
+	}
+	for _, needed := range []string{kernelDrive, "/sys/kernel/config/nvmet", "/dev/mapper/control"} {
+		if _, err := os.Stat(needed); err != nil {
+			t.Skipf("no machine for this here: %v", err)
+		}
+	}
+	addAddress(t, "192.0.2.1")
+	w := &world{t: t, root: "/", labels: func() []*drive.Label { return deviceLabels(t) }, stop: func() {}}
+	w.tree = func() (*nvmet.Tree, error) { return nvmet.Open("/sys/kernel/config/nvmet") }
+	w.manager = manager{world: w, changed: make(chan struct{})}
+	return w
+}
+
+func onDrive(w wish) *pb.TargetWanted {
+	w.Drives = []*pb.WantedDrive{{DriveId: driveID(1).String(), Device: kernelDrive}}
+	return w.TargetWanted
+}
+
+// place puts the legs on two runs of extents, out of order: a leg is what its
+// table says.
+func place(w wish) wish {
+	for _, l := range w.Legs {
+		l.Extents = []*pb.Extent{{Start: 2, Count: 1}, {Start: 0, Count: 1}}
+	}
+	return w
+}
+
+// connect makes this machine a host of the export, and returns its device. A
+// connection that is lost is given up soon, so that the write ends.
+func connect(t *testing.T, nqn block.NQN) string {
+	t.Helper()
+	before := glob(t, "/dev/nvme*n*")
+	f, err := os.OpenFile("/dev/nvme-fabrics", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // the controller stays
+	options := fmt.Sprintf("transport=tcp,traddr=192.0.2.1,trsvcid=4420,nqn=%s,hostnqn=%s,hostid=%s,reconnect_delay=1,ctrl_loss_tmo=2,nr_io_queues=1",
+		nqn, host.NQN, host.ID)
+	if _, err := f.WriteString(options); err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		for _, path := range glob(t, "/dev/nvme*n*") {
+			if !slices.Contains(before, path) {
+				return path
+			}
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Fatal("no device has come")
+	return ""
+}
+
+func glob(t *testing.T, pattern string) []string {
+	t.Helper()
+	paths, err := filepath.Glob(pattern)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+func writeBlock(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		return err
+	}
+	page, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	_, err = f.WriteAt(page, 0)
+	return errors.Join(err, f.Close(), unix.Munmap(page))
 }
 
 func deviceLabels(t *testing.T) []*drive.Label {

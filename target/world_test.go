@@ -529,6 +529,12 @@ func (m *manager) set(want *pb.TargetWanted) {
 	m.changed = make(chan struct{})
 }
 
+func (m *manager) reported() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.reports
+}
+
 func (m *manager) forget() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -552,7 +558,9 @@ type managerStream struct {
 }
 
 func (s *managerStream) Send(r *pb.TargetReport) error {
-	s.manager.world.checkAdmissions(r)
+	if s.manager.world.root != "/" { // reading a real machine takes time, and can hang
+		s.manager.world.checkAdmissions(r)
+	}
 	s.manager.mu.Lock()
 	defer s.manager.mu.Unlock()
 	s.manager.last = proto.CloneOf(r)
