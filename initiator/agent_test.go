@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"weft.dev/weft/proto/pb"
 )
 
@@ -264,6 +266,38 @@ func TestThirdCopyIsRebuiltBehindAMirrorOfTheOthers(t *testing.T) {
 		time.Sleep(4 * time.Second)
 		w.expect("return", "connect t2", "create c0-back2: linear", "reload c0: mirror c0-in c0-back2", "remove c0-lost2",
 			"record-in-sync c0.2@1 copied 64KiB", "reload c0: mirror t0 t1 t2", "remove c0-back2", "remove c0-in")
+	})
+}
+
+func TestRebuiltLegStandsInAsSoonAsItIsRecorded(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.fallSilent("t1")
+		time.Sleep(4 * time.Second)
+		w.write(0, 1)
+		w.answer("t1")
+		w.mu.Lock()
+		w.equal, w.stuck = false, true
+		w.mu.Unlock()
+		w.comesBack(0, 1, 1)
+		time.Sleep(2 * time.Second)
+		w.took()
+		// All is copied, and the other leg dies before the tables say so: the
+		// switch waits for its I/O.
+		w.fallSilent("t0")
+		w.finishResync()
+		time.Sleep(4 * time.Second)
+		h := w.took()
+		want := []string{
+			"record-in-sync c0.1@1 copied 64KiB",
+			"record-stale c0.0", "destroy-sockets t0", "disconnect t0",
+			"reload c0: linear", "remove c0-back1",
+			"create c0-lost0: error", "reload c0: mirror keep_log t1 c0-lost0",
+		}
+		if diff := cmp.Diff(want, h); diff != "" {
+			t.Errorf("history (-want +got)\n%s", diff)
+		}
+		w.until(serving)
+		w.answer("t0")
 	})
 }
 

@@ -669,6 +669,7 @@ func (k *keeper) release(ctx context.Context, s *seen, o order) error {
 			if _, err := k.m.host.DestroySockets(ctx, c.Portal()); err != nil {
 				k.log.Warn("sockets not destroyed; releasing will take longer", "controller", c.Name, "err", err)
 			}
+			k.waitUntilNotLive(ctx, c)
 		}
 		if err := k.m.host.Disconnect(ctx, c); err != nil {
 			return err
@@ -677,6 +678,24 @@ func (k *keeper) release(ctx context.Context, s *seen, o order) error {
 	}
 	delete(k.reached, o.nqn)
 	return nil
+}
+
+// waitUntilNotLive gives the kernel the moment that it takes to notice that a
+// controller's sockets are gone: deleting one that it believes live first tells
+// the target so, and waits for its answer.
+func (k *keeper) waitUntilNotLive(ctx context.Context, c fabrics.Controller) {
+	for range 10 {
+		all, err := k.m.host.Controllers()
+		live := slices.ContainsFunc(all, func(now fabrics.Controller) bool { return now.Name == c.Name && now.State == fabrics.Live })
+		if err != nil || !live {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 // column does the steps of a column, and remembers what its copies are after.

@@ -345,7 +345,9 @@ func (p *planner) member(k, copy int, c columnSeen) (member, bool) {
 	if l != nil && l.leg == m.leg && !p.recordedStale(l) {
 		m.link = l
 	}
-	m.source = slices.Contains(c.Sources, m.device)
+	// A rebuilt leg that is recorded in sync is as good as the others from then
+	// on, also if one of them is lost before the tables say so.
+	m.source = slices.Contains(c.Sources, m.device) || m.link != nil && p.inSync(m.link)
 	p.judge(&m, c)
 	return m, true
 }

@@ -291,6 +291,11 @@ func (w *world) DestroySockets(_ context.Context, p block.Portal) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.did("destroy-sockets %s", w.nodeAt(p.Address))
+	for i := range w.ctrl {
+		if w.ctrl[i].Address.Traddr == p.Address {
+			w.ctrl[i].State = fabrics.Connecting
+		}
+	}
 	return 1, nil
 }
 
