@@ -34,7 +34,7 @@ func exitCode(err error) int {
 	if _, ok := errors.AsType[usageError](err); ok {
 		return exitUsage
 	}
-	if _, ok := errors.AsType[timedOutError](err); ok {
+	if _, ok := errors.AsType[timedOutError](err); ok || errors.Is(err, context.DeadlineExceeded) {
 		return exitTimedOut
 	}
 	if errors.Is(err, errInterrupted) {
@@ -113,9 +113,6 @@ func newReport(err error) report {
 	if wait, ok := errors.AsType[timedOutError](err); ok {
 		r.hint(wait.hint)
 		return r
-	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		r.Error = "timed out"
 	}
 	s, ok := status.FromError(err)
 	if !ok {

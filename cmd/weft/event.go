@@ -95,7 +95,7 @@ func followEvents(ctx context.Context, api pb.ManagerClient, object string, seq 
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if code := status.Code(err); err != nil && !errors.Is(err, io.EOF) && code != codes.Unavailable {
+		if !errors.Is(err, io.EOF) && status.Code(err) != codes.Unavailable {
 			return err
 		}
 		select {

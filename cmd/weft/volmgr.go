@@ -51,7 +51,7 @@ certificate of that authority.`,
 	o.AddFlags(cmd)
 	cmd.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "`directory` of the store; made, with a new cluster in it, if it is not there")
 	cmd.Flags().StringVar(&o.listen, "listen", ":4480", "`address` to answer on")
-	cmd.AddCommand(newVolmgrBackup(g))
+	cmd.AddCommand(newVolmgrBackup(g), newVolmgrRestore(g), newVolmgrRebuild(g))
 	return cmd
 }
 

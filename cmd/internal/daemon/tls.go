@@ -111,7 +111,7 @@ func (r reloading) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInf
 }
 
 func (r reloading) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls", SecurityVersion: "1.3"}
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
 
 func (r reloading) Clone() credentials.TransportCredentials { return r }
