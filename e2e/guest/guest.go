@@ -45,6 +45,7 @@ const (
 	OpWrite  Op = "write"  // Path Data Mode Append
 	OpClock  Op = "clock"  // answers with the wall clock
 	OpSet    Op = "set"    // Time: set the wall clock
+	OpAdjust Op = "adjust" // Time: move the wall clock by so much
 	OpSync   Op = "sync"
 	OpReset  Op = "reset" // sync when Sync is set, then reset the machine; no reply
 )

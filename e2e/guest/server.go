@@ -55,7 +55,7 @@ func (s *Server) Serve(conn io.ReadWriter, release string) error {
 // accept runs what is short and must stay in order at once, the rest apart.
 func (s *Server) accept(r Request) {
 	switch r.Op {
-	case OpWrite, OpClock, OpSet, OpSignal, OpStart:
+	case OpWrite, OpClock, OpSet, OpAdjust, OpSignal, OpStart:
 		s.done(r.ID, s.do(r))
 	default:
 		go func() { s.done(r.ID, s.do(r)) }()
@@ -80,6 +80,8 @@ func (s *Server) do(r Request) error {
 		return nil
 	case OpSet:
 		return setClock(r.Time)
+	case OpAdjust:
+		return setClock(time.Now().UnixNano() + r.Time)
 	case OpSync:
 		unix.Sync()
 		return nil

@@ -170,9 +170,32 @@ func (b *boot) greet(ctx context.Context, setup guest.Setup) error {
 	if err != nil {
 		return fmt.Errorf("set up: %w", err)
 	}
-	// The first set of the clock waited for what boots beside it; this one is close.
-	_, err = b.control.do(ctx, guest.Request{Op: guest.OpSet, Time: time.Now().UnixNano()}, nil, nil)
+	// The clock was set late by the time that the request took.
+	offset, _, err := b.clockOffset(ctx)
+	if err != nil {
+		return fmt.Errorf("compare clocks: %w", err)
+	}
+	_, err = b.control.do(ctx, guest.Request{Op: guest.OpAdjust, Time: int64(-offset)}, nil, nil)
 	return err
+}
+
+// clockOffset compares the guest's clock with ours by the shortest of several
+// round trips.
+func (b *boot) clockOffset(ctx context.Context) (offset, within time.Duration, err error) {
+	within = time.Hour
+	for range 8 {
+		sent := time.Now()
+		r, err := b.control.do(ctx, guest.Request{Op: guest.OpClock}, nil, nil)
+		if err != nil {
+			return 0, 0, err
+		}
+		trip := time.Since(sent)
+		if trip/2 < within {
+			within = trip / 2
+			offset = time.Unix(0, r.Time).Sub(sent.Add(trip / 2).Round(0))
+		}
+	}
+	return offset, within, nil
 }
 
 // expectEnd says that the machine is about to end because it was told to.

@@ -492,7 +492,7 @@ func touch(path string) bool {
 	return os.Chtimes(path, now, now) == nil
 }
 
-// prune removes images that were not used for a day. A machine that still runs
+// prune removes images that no test has asked for in six hours. A machine that still runs
 // on one keeps it open.
 func prune(dir string) error {
 	entries, err := os.ReadDir(dir)
@@ -501,7 +501,7 @@ func prune(dir string) error {
 	}
 	for _, e := range entries {
 		info, err := e.Info()
-		if err != nil || info.IsDir() || e.Name() == ".lock" || time.Since(info.ModTime()) < 24*time.Hour {
+		if err != nil || info.IsDir() || e.Name() == ".lock" || time.Since(info.ModTime()) < 6*time.Hour {
 			continue
 		}
 		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {

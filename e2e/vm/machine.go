@@ -369,20 +369,11 @@ func (m *Machine) Sync(ctx context.Context) error {
 // how wrong that may be: half of the shortest of several round trips. Subtract
 // it from a guest's time to order it among the times of other machines.
 func (m *Machine) ClockOffset(ctx context.Context) (offset, within time.Duration, err error) {
-	within = time.Hour
-	for range 8 {
-		sent := time.Now()
-		r, err := m.request(ctx, guest.Request{Op: guest.OpClock}, nil, nil)
-		if err != nil {
-			return 0, 0, err
-		}
-		trip := time.Since(sent)
-		if trip/2 < within {
-			within = trip / 2
-			offset = time.Unix(0, r.Time).Sub(sent.Add(trip / 2).Round(0))
-		}
+	b, err := m.current()
+	if err != nil {
+		return 0, 0, err
 	}
-	return offset, within, nil
+	return b.clockOffset(ctx)
 }
 
 // SetClock sets the guest's wall clock.

@@ -333,8 +333,10 @@ func testThroughput(t *testing.T, n *Network, a, b *Machine) {
 	must(t, err)
 	rate := mib / time.Since(begin).Seconds()
 	t.Logf("network throughput: %.0f MiB/s, %d frames dropped", rate, n.Dropped())
-	if want := fmt.Sprint(mib << 20); !strings.Contains(d.Log(), want) {
-		t.Errorf("the receiver says %q, want %s bytes", d.Log(), want)
+	got, err := strconv.Atoi(shell(t, b, "cat /sys/class/net/eth0/statistics/rx_bytes"))
+	must(t, err)
+	if got < mib<<20 {
+		t.Errorf("%d bytes arrived, want at least %d", got, mib<<20)
 	}
 }
 
