@@ -20,6 +20,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 
 	"github.com/dgraph-io/badger/v4"
 
@@ -27,7 +29,13 @@ import (
 )
 
 // Store is an open store. Load, Commit and Backup may be called side by side.
-type Store struct{ db *badger.DB }
+type Store struct {
+	db *badger.DB
+	mu sync.RWMutex // held to write while a commit takes several transactions
+}
+
+// ErrInUse is what Open returns for a store that another process has open.
+var ErrInUse = errors.New("another process has it open")
 
 // ErrEmpty is what Open returns for a directory that holds no store.
 var ErrEmpty = errors.New("no store there")
@@ -59,10 +67,17 @@ func open(dir string, log *slog.Logger) (*Store, error) {
 		WithDetectConflicts(false). // one writer
 		WithLogger(badgerLog{log})
 	db, err := badger.Open(options)
+	if err != nil && strings.Contains(err.Error(), "Cannot acquire directory lock") { // Badger wraps in text alone
+		return nil, fmt.Errorf("open store %s: %w", dir, ErrInUse)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
-	return &Store{db}, nil
+	s := &Store{db: db}
+	if err := s.finish(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open store %s: %w", dir, err), db.Close())
+	}
+	return s, nil
 }
 
 // CheckEmpty refuses a directory in which no store can be made: ErrNotEmpty.
@@ -109,15 +124,7 @@ func fill(dir string, records []cluster.Record, log *slog.Logger) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	const batch = 1000 // nobody sees the directory yet, so several transactions will do
-	for len(records) > 0 {
-		n := min(batch, len(records))
-		if err := s.Commit(records[:n]); err != nil {
-			return err
-		}
-		records = records[n:]
-	}
-	return nil
+	return s.Commit(records)
 }
 
 func syncDir(dir string) error {
@@ -131,11 +138,9 @@ func syncDir(dir string) error {
 
 // Load returns all records, in key order.
 func (s *Store) Load() (records []cluster.Record, err error) {
-	err = s.db.View(func(txn *badger.Txn) error {
-		return each(txn, func(r cluster.Record) error {
-			records = append(records, r)
-			return nil
-		})
+	err = s.view(func(r cluster.Record) error {
+		records = append(records, r)
+		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("load records: %w", err)
@@ -143,8 +148,24 @@ func (s *Store) Load() (records []cluster.Record, err error) {
 	return records, nil
 }
 
-func each(txn *badger.Txn, do func(cluster.Record) error) error {
-	it := txn.NewIterator(badger.DefaultIteratorOptions)
+// view gives do every record, in key order, as of one moment.
+func (s *Store) view(do func(cluster.Record) error) error {
+	s.mu.RLock()
+	txn := s.db.NewTransaction(false)
+	s.mu.RUnlock()
+	defer txn.Discard()
+	return each(txn, "", func(r cluster.Record) error {
+		if isStage(r.Key) {
+			return nil
+		}
+		return do(r)
+	})
+}
+
+func each(txn *badger.Txn, prefix string, do func(cluster.Record) error) error {
+	options := badger.DefaultIteratorOptions
+	options.Prefix = []byte(prefix)
+	it := txn.NewIterator(options)
 	defer it.Close()
 	for it.Rewind(); it.Valid(); it.Next() {
 		value, err := it.Item().ValueCopy(nil)
@@ -160,7 +181,19 @@ func each(txn *badger.Txn, do func(cluster.Record) error) error {
 
 // Commit makes records durable, all or none. Of several with one key the last counts.
 func (s *Store) Commit(records []cluster.Record) error {
-	err := s.db.Update(func(txn *badger.Txn) error {
+	err := s.apply(records)
+	if errors.Is(err, badger.ErrTxnTooBig) {
+		err = s.commitStaged(records)
+	}
+	if err != nil {
+		return fmt.Errorf("commit %d records: %w", len(records), err)
+	}
+	return nil
+}
+
+// apply is one transaction.
+func (s *Store) apply(records []cluster.Record) error {
+	return s.db.Update(func(txn *badger.Txn) error {
 		for _, r := range records {
 			var err error
 			if r.Value == nil {
@@ -174,10 +207,6 @@ func (s *Store) Commit(records []cluster.Record) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("commit %d records: %w", len(records), err)
-	}
-	return nil
 }
 
 // Close closes the store.
@@ -201,13 +230,11 @@ func (s *Store) Backup(w io.Writer) error {
 	sum := crc32.New(castagnoli)
 	out := bufio.NewWriter(io.MultiWriter(w, sum))
 	out.WriteString(backupMagic)
-	err := s.db.View(func(txn *badger.Txn) error {
-		return each(txn, func(r cluster.Record) error {
-			out.Write(binary.AppendUvarint(binary.AppendUvarint(nil, uint64(len(r.Key))), uint64(len(r.Value))))
-			out.WriteString(r.Key)
-			_, err := out.Write(r.Value)
-			return err
-		})
+	err := s.view(func(r cluster.Record) error {
+		out.Write(binary.AppendUvarint(binary.AppendUvarint(nil, uint64(len(r.Key))), uint64(len(r.Value))))
+		out.WriteString(r.Key)
+		_, err := out.Write(r.Value)
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("back up: %w", err)

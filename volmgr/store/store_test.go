@@ -11,9 +11,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/dgraph-io/badger/v4"
 	"github.com/google/go-cmp/cmp"
 
 	"weft.dev/weft/volmgr/cluster"
@@ -70,8 +73,8 @@ func TestOpenAndCreateKnowWhatIsThere(t *testing.T) {
 		t.Errorf("Open(nothing) = %v, want ErrEmpty", err)
 	}
 	s, dir := create(t, record("a", "1"))
-	if _, err := Open(dir, quiet); err == nil {
-		t.Error("a second Open of an open store succeeded")
+	if _, err := Open(dir, quiet); !errors.Is(err, ErrInUse) {
+		t.Errorf("a second Open of an open store = %v, want ErrInUse", err)
 	}
 	if err := Create(dir, nil, quiet); !errors.Is(err, ErrNotEmpty) {
 		t.Errorf("Create over a store = %v, want ErrNotEmpty", err)
@@ -189,6 +192,66 @@ func TestKilledProcessLosesNothingAcknowledged(t *testing.T) {
 		}
 		if left < acknowledged {
 			t.Errorf("round %d: commit %d was acknowledged, %d is there", round, acknowledged, left)
+		}
+	}
+}
+
+// large is more than one transaction of Badger's takes.
+func large() (records []cluster.Record) {
+	for i := range 12000 {
+		records = append(records, record(fmt.Sprintf("v/%06d", i), strings.Repeat(fmt.Sprint(i%10), 1000)))
+	}
+	return records
+}
+
+func TestCommitBeyondOneTransactionIsAllThere(t *testing.T) {
+	s, _ := create(t, record("a", "1"), record("b", "2"))
+	want := large()
+	if err := s.apply(want); !errors.Is(err, badger.ErrTxnTooBig) {
+		t.Fatalf("one transaction of %d records = %v, want ErrTxnTooBig, or this test tests nothing", len(want), err)
+	}
+	if err := s.Commit(append([]cluster.Record{{Key: "a"}}, want...)); err != nil {
+		t.Fatal(err)
+	}
+	want = append([]cluster.Record{record("b", "2")}, want...)
+	same := func(a, b cluster.Record) bool { return a.Key == b.Key && bytes.Equal(a.Value, b.Value) }
+	if got := load(t, s); !slices.EqualFunc(got, want, same) {
+		t.Errorf("%d records after a large commit, want %d others", len(got), len(want))
+	}
+	if staged, err := s.staged(); err != nil || len(staged) > 0 {
+		t.Errorf("%d staged records are left, %v; want none", len(staged), err)
+	}
+}
+
+func TestLargeCommitCutShortIsThereOnceMarkedAndNotBefore(t *testing.T) {
+	want := large()
+	for _, whole := range []bool{false, true} {
+		s, dir := create(t, record("a", "1"))
+		if err := s.stage(want); err != nil {
+			t.Fatal(err)
+		}
+		if !whole {
+			if err := s.apply([]cluster.Record{{Key: stageMark}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := load(t, s); len(got) != 1 {
+			t.Errorf("before it is carried out %d records are seen, want 1", len(got))
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		again, err := Open(dir, quiet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer again.Close()
+		n := 1
+		if whole {
+			n += len(want)
+		}
+		if got := load(t, again); len(got) != n {
+			t.Errorf("marked %v: %d records after reopening, want %d", whole, len(got), n)
 		}
 	}
 }
