@@ -338,10 +338,11 @@ func TestScenarioManagerKilled(t *testing.T) {
 	restart(t, volmgr)
 	w.AwaitProgress(100, time.Minute)
 
+	holder := b.Holder("db1", 0, 1)
 	if err := volmgr.Kill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.Holder("db1", 0, 1).Kill()
+	holder.Kill()
 	time.Sleep(5 * time.Second) // the writer's leg is lost, and nobody can record it
 	stuck := len(w.Log())
 	time.Sleep(15 * time.Second)
