@@ -376,12 +376,15 @@ func TestZeroingDelaysNoReportAndEndsWhenNotWanted(t *testing.T) {
 		w.run()
 		w.manager.set(want().drive(1).TargetWanted)
 		w.until("drive in", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 1 })
-		m.slow = make(chan struct{})
+		slow := make(chan struct{})
+		m.mu.Lock()
+		m.slow = slow
+		m.mu.Unlock()
 		wish := want().drive(1).volume(1, 1, 1)
 		w.manager.set(wish.TargetWanted)
 		w.until("carved", func(r *pb.TargetReport) bool { return len(r.GetDrives()[0].GetLegs()) == 1 })
 		for range 3 {
-			m.slow <- struct{}{}
+			slow <- struct{}{}
 		}
 		reports := w.manager.reported()
 		time.Sleep(20 * time.Second)
@@ -414,7 +417,9 @@ func TestADriveThatGoesAwayIsReportedAndComesBack(t *testing.T) {
 		if !exportsReady(1)(r) {
 			t.Errorf("exports are %v, want them left to the host", r.GetExports())
 		}
+		w.mu.Lock()
 		w.media["/dev/d7"] = m // under another name
+		w.mu.Unlock()
 		r = w.until("back", func(r *pb.TargetReport) bool { return legReport(r, 1).GetReady() })
 		if d := r.GetDrives()[0]; d.GetError() != "" || d.GetDevice() != "/dev/d7" {
 			t.Errorf("drive is reported as %v, want it well at /dev/d7", d)

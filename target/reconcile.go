@@ -105,7 +105,9 @@ func (r *reconciler) export(ctx context.Context, s seen, p plan) bool {
 	}
 	done, failures := e.Apply(ctx, steps, patience)
 	r.failures = failures
-	r.agent.log.Info("exports changed", "steps", done, "failed", len(failures))
+	if done > 0 {
+		r.agent.log.Info("exports changed", "steps", done, "failed", len(failures))
+	}
 	return done > 0
 }
 

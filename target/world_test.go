@@ -237,9 +237,12 @@ func (m *medium) Zero(ctx context.Context, offset, length block.Size, progress f
 		if err := errors.Join(ctx.Err(), m.ready()); err != nil {
 			return err
 		}
-		if m.slow != nil {
+		m.mu.Lock()
+		slow := m.slow
+		m.mu.Unlock()
+		if slow != nil {
 			select {
-			case <-m.slow:
+			case <-slow:
 			case <-ctx.Done():
 				return ctx.Err()
 			}
