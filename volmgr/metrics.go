@@ -39,6 +39,7 @@ var (
 	capacityDesc    = desc("capacity_bytes", "Capacity of all drives.")
 	allocatedDesc   = desc("allocated_bytes", "Capacity that legs take.")
 	attachmentsDesc = desc("attachments", "Attachments by state.", "state")
+	streamsDesc     = desc("volmgr_streams", "Open streams of agents.", "agent")
 	generationDesc  = desc("volmgr_generation", "Number of the newest commit.")
 )
 
@@ -52,9 +53,11 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	var sum cluster.Status
-	count := map[*prometheus.Desc]map[[2]string]int{volumesDesc: {}, drivesDesc: {}, nodesDesc: {}, attachmentsDesc: {}}
+	count := map[*prometheus.Desc]map[[2]string]int{volumesDesc: {}, drivesDesc: {}, nodesDesc: {}, attachmentsDesc: {}, streamsDesc: {}}
 	err := m.look(ctx, func() {
 		sum = m.state.Status()
+		count[streamsDesc][[2]string{"target"}] = len(m.targets)
+		count[streamsDesc][[2]string{"initiator"}] = len(m.initiators)
 		for _, v := range m.state.Volumes() {
 			count[volumesDesc][[2]string{string(v.Health)}]++
 		}

@@ -44,6 +44,8 @@ func (s *session) put(send func()) {
 type kind[Report, Wanted any] struct {
 	sessions func(*Manager) map[block.NodeName]*session
 	node     func(*Report) string
+	boot     func(*Report) string
+	status   func(cluster.Node) cluster.AgentStatus
 	input    func(number uint64, r *Report) (cluster.Input, error)
 	lost     func(number uint64, node block.NodeName) cluster.Input
 	wanted   func(*Manager, block.NodeName) *Wanted
@@ -52,6 +54,8 @@ type kind[Report, Wanted any] struct {
 var targetKind = kind[pb.TargetReport, pb.TargetWanted]{
 	sessions: func(m *Manager) map[block.NodeName]*session { return m.targets },
 	node:     (*pb.TargetReport).GetNode,
+	boot:     (*pb.TargetReport).GetBootId,
+	status:   func(n cluster.Node) cluster.AgentStatus { return n.Target },
 	input: func(number uint64, r *pb.TargetReport) (cluster.Input, error) {
 		report, err := targetReport(r)
 		return cluster.TargetReported{Session: number, Report: report}, err
@@ -67,6 +71,8 @@ var targetKind = kind[pb.TargetReport, pb.TargetWanted]{
 var initiatorKind = kind[pb.InitiatorReport, pb.InitiatorWanted]{
 	sessions: func(m *Manager) map[block.NodeName]*session { return m.initiators },
 	node:     (*pb.InitiatorReport).GetNode,
+	boot:     (*pb.InitiatorReport).GetBootId,
+	status:   func(n cluster.Node) cluster.AgentStatus { return n.Initiator },
 	input: func(number uint64, r *pb.InitiatorReport) (cluster.Input, error) {
 		report, err := initiatorReport(r)
 		return cluster.InitiatorReported{Session: number, Report: report}, err
@@ -103,8 +109,12 @@ func serve[Report, Wanted any](m *Manager, stream grpc.BidiStreamingServer[Repor
 		return toStatus(&cluster.Error{Kind: cluster.InvalidArgument, Field: "node", Text: err.Error()})
 	}
 	s := &session{newest: make(chan func(), 1), cancel: cancel}
-	if err := m.look(ctx, func() { open(m, k.sessions(m), node, s) }); err != nil {
+	var refused error
+	if err := m.look(ctx, func() { refused = open(m, k, node, k.boot(first), s) }); err != nil {
 		return toStatus(err)
+	}
+	if refused != nil {
+		return toStatus(refused)
 	}
 	defer func() {
 		cancel(nil) // no report of this session after its end
@@ -124,15 +134,32 @@ func serve[Report, Wanted any](m *Manager, stream grpc.BidiStreamingServer[Repor
 	return toStatus(err)
 }
 
-// open runs in the loop.
-func open(m *Manager, sessions map[block.NodeName]*session, node block.NodeName, s *session) {
+// reasonNameTaken: two machines claim one node name.
+const reasonNameTaken = "NODE_NAME_TAKEN"
+
+// open runs in the loop. A newer stream takes over from an older one of the same
+// boot, whose end may not have been noticed yet. Of another boot, the older one
+// has to be silent: two machines with one name would take over from one another
+// for ever, and each time every attachment would be granted anew.
+func open[Report, Wanted any](m *Manager, k kind[Report, Wanted], node block.NodeName, boot string, s *session) error {
+	sessions := k.sessions(m)
+	old := sessions[node]
+	if n, err := m.state.Node(node); err == nil && old != nil {
+		if was := k.status(n); was.Online && was.BootID != boot {
+			m.cfg.Log.Warn("two machines claim one node name", "node", node, "boot_id", was.BootID, "refused", boot)
+			return &cluster.Error{Kind: cluster.FailedPrecondition, Reason: reasonNameTaken, Object: "node " + string(node),
+				Text: "node " + string(node) + ": another machine of that name is connected, with boot id " + was.BootID,
+				Hint: "give each machine a name of its own; after a reboot, this passes within seconds"}
+		}
+	}
 	m.sessions++
 	s.number = m.sessions
-	if old := sessions[node]; old != nil {
+	if old != nil {
 		old.cancel(errSuperseded)
 	}
 	sessions[node] = s
 	m.cfg.Log.Info("agent connected", "node", node, "session", s.number)
+	return nil
 }
 
 func closeSession[Report, Wanted any](m *Manager, k kind[Report, Wanted], node block.NodeName, s *session) {
