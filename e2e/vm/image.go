@@ -62,6 +62,12 @@ func guestTools() []tool {
 		{name: "bash", optional: true},
 		{name: "pvcreate", optional: true},
 		{name: "mdadm", optional: true},
+		{name: "mkswap", optional: true},
+		{name: "mkfs.ext2", optional: true},
+		{name: "mkfs.ext3", optional: true},
+		{name: "mkfs.btrfs", optional: true},
+		{name: "mkfs.vfat", optional: true},
+		{name: "sgdisk", optional: true},
 	}
 }
 

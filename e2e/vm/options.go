@@ -46,7 +46,10 @@ func VirtioDisk(size, serial string) MachineOption {
 
 // StateDisk keeps /var/lib/weft on a small disk, so that what agents write there
 // survives boots. The rest of the root is fresh at each boot.
-func StateDisk() MachineOption { return func(o *machineOptions) { o.state = "128MiB" } }
+func StateDisk() MachineOption { return StateDiskOf("128MiB") }
+
+// StateDiskOf is StateDisk with a size. Its file is sparse.
+func StateDiskOf(size string) MachineOption { return func(o *machineOptions) { o.state = size } }
 
 // On puts the machine on a further network.
 func On(n *Network) MachineOption {
