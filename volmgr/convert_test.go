@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volmgr
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/volmgr/cluster"
+)
+
+// fillMessage sets every field of a message to something that is not its zero value.
+func fillMessage(m protoreflect.Message) {
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		switch f := fields.Get(i); {
+		case f.IsMap():
+			m.Mutable(f).Map().Set(protoreflect.ValueOfString("key").MapKey(), protoreflect.ValueOfString("value"))
+		case f.IsList() && f.Message() != nil:
+			fillMessage(m.Mutable(f).List().AppendMutable().Message())
+		case f.IsList():
+			m.Mutable(f).List().Append(fieldValue(f))
+		case f.Message() != nil:
+			fillMessage(m.Mutable(f).Message())
+		default:
+			m.Set(f, fieldValue(f))
+		}
+	}
+}
+
+func fieldValue(f protoreflect.FieldDescriptor) protoreflect.Value {
+	switch name := string(f.Name()); {
+	case f.Kind() == protoreflect.BoolKind:
+		return protoreflect.ValueOfBool(true)
+	case f.Kind() == protoreflect.EnumKind:
+		return protoreflect.ValueOfEnum(2)
+	case f.Kind() == protoreflect.Int32Kind:
+		return protoreflect.ValueOfInt32(7)
+	case f.Kind() == protoreflect.Int64Kind:
+		return protoreflect.ValueOfInt64(7)
+	case f.Kind() == protoreflect.Uint32Kind:
+		return protoreflect.ValueOfUint32(7)
+	case f.Kind() == protoreflect.Uint64Kind:
+		return protoreflect.ValueOfUint64(7)
+	case name == "nqn":
+		return protoreflect.ValueOfString("nqn.2014-08.org.nvmexpress:uuid:" + uuid(7))
+	case name == "node":
+		return protoreflect.ValueOfString("n1")
+	case strings.HasSuffix(name, "id") && name != "wwid" && name != "boot_id", name == "leg_ids", name == "in_sync_legs":
+		return protoreflect.ValueOfString(uuid(7))
+	default:
+		return protoreflect.ValueOfString(name)
+	}
+}
+
+// fillValue sets every field of a value of package cluster likewise.
+func fillValue(v reflect.Value) {
+	switch t := v.Type(); {
+	case t == reflect.TypeFor[time.Time]():
+		v.Set(reflect.ValueOf(time.Unix(7, 0).UTC()))
+	case v.Kind() == reflect.Struct:
+		for i := range v.NumField() {
+			fillValue(v.Field(i))
+		}
+	case v.Kind() == reflect.Pointer:
+		v.Set(reflect.New(t.Elem()))
+		fillValue(v.Elem())
+	case v.Kind() == reflect.Slice:
+		v.Set(reflect.MakeSlice(t, 1, 1))
+		fillValue(v.Index(0))
+	case v.Kind() == reflect.Array:
+		for i := range v.Len() {
+			fillValue(v.Index(i))
+		}
+	case v.Kind() == reflect.Map:
+		v.Set(reflect.ValueOf(map[string]string{"key": "value"}))
+	case v.Kind() == reflect.Bool:
+		v.SetBool(true)
+	case v.CanInt():
+		v.SetInt(7)
+	case v.CanUint():
+		v.SetUint(7)
+	default:
+		v.SetString(word(t))
+	}
+}
+
+// word is a valid word of a string type.
+func word(t reflect.Type) string {
+	words := map[reflect.Type]any{
+		reflect.TypeFor[cluster.DriveState](): cluster.DriveReady, reflect.TypeFor[cluster.LegState](): cluster.LegInSync,
+		reflect.TypeFor[cluster.VolumeState](): cluster.VolumeReady, reflect.TypeFor[cluster.Health](): cluster.Healthy,
+		reflect.TypeFor[cluster.AttachMode](): cluster.AttachExclusive, reflect.TypeFor[cluster.AttachmentState](): cluster.Granted,
+		reflect.TypeFor[cluster.Severity](): cluster.Trouble, reflect.TypeFor[block.Transport](): block.RDMA,
+	}
+	if w, ok := words[t]; ok {
+		return reflect.ValueOf(w).String()
+	}
+	return "text"
+}
+
+// zeros lists the fields of a value that are zero.
+func zeros(v reflect.Value, path string) (found []string) {
+	switch {
+	case v.IsZero():
+		return []string{path}
+	case v.Kind() == reflect.Struct && v.Type() != reflect.TypeFor[time.Time]():
+		for i := range v.NumField() {
+			found = append(found, zeros(v.Field(i), path+"."+v.Type().Field(i).Name)...)
+		}
+	case v.Kind() == reflect.Slice:
+		for i := range v.Len() {
+			found = append(found, zeros(v.Index(i), path)...)
+		}
+	}
+	return found
+}
+
+func TestReportsLoseNoFieldOnTheWayIn(t *testing.T) {
+	for _, c := range []struct {
+		message proto.Message
+		convert func(proto.Message) (any, error)
+	}{
+		{&pb.TargetReport{}, func(m proto.Message) (any, error) { return targetReport(m.(*pb.TargetReport)) }},
+		{&pb.InitiatorReport{}, func(m proto.Message) (any, error) { return initiatorReport(m.(*pb.InitiatorReport)) }},
+	} {
+		fillMessage(c.message.ProtoReflect())
+		got, err := c.convert(c.message)
+		if err != nil {
+			t.Errorf("%T: %v", c.message, err)
+			continue
+		}
+		if lost := zeros(reflect.ValueOf(got), reflect.TypeOf(got).Name()); len(lost) > 0 {
+			t.Errorf("a full %T leaves %v empty", c.message, lost)
+		}
+	}
+}
+
+func filled[T any]() (value T) {
+	fillValue(reflect.ValueOf(&value).Elem())
+	return value
+}
+
+func TestAnswersLoseNoFieldOnTheWayOut(t *testing.T) {
+	excused := map[string]bool{
+		// The agents take the default range of controller ids.
+		"TargetWanted.exports.cntlid_min": true, "TargetWanted.exports.cntlid_max": true,
+		// Package cluster does not decide it yet.
+		"InitiatorWanted.attachments.legs.copy_all": true,
+	}
+	for _, m := range []proto.Message{
+		targetWanted(filled[cluster.TargetWanted]()), initiatorWanted(filled[cluster.InitiatorWanted]()),
+		pbStatus(filled[cluster.Status](), "1"), pbNode(filled[cluster.Node]()), pbDevice(filled[cluster.Device]()),
+		pbDrive(filled[cluster.Drive]()), pbPool(filled[cluster.Pool]()), pbVolume(filled[cluster.Volume]()),
+		pbEvent(filled[cluster.Event]()), pbExplanation(filled[cluster.Explanation]()),
+	} {
+		unset(t, m.ProtoReflect(), string(m.ProtoReflect().Descriptor().Name()), excused)
+	}
+}
