@@ -105,11 +105,14 @@ func TestScenarioTargetKilledAndBack(t *testing.T) {
 	b.Detach("db1")
 	first.Kill()
 	b.Up(second)
-	b.Eventually(time.Minute, "the targets' states are known", func(ctx context.Context) error {
-		if v := b.Volume("db1"); v.Health != pb.Health_HEALTH_UNAVAILABLE {
-			return fmt.Errorf("db1 is %v", v.Health)
+	b.Eventually(time.Minute, "the stale leg's target is online and the good one's is not", func(ctx context.Context) error {
+		nodes, err := b.API.ListNodes(ctx, &pb.ListNodesRequest{})
+		for _, n := range nodes.GetNodes() {
+			if n.Name == second.Name() && !n.Target.Online || n.Name == first.Name() && n.Target.Online {
+				err = fmt.Errorf("%s: online is %v", n.Name, n.Target.Online)
+			}
 		}
-		return nil
+		return err
 	})
 	_, err := b.Try("attach", "db1", "--node", "c1")
 	var refused *testbed.CommandError
@@ -391,10 +394,10 @@ func TestScenarioAgentsKilledAndMachinesReboot(t *testing.T) {
 	}
 
 	target := b.Holder("db1", 1, 0)
-	if err := target.Reboot(t.Context()); err != nil {
+	if err := target.Shutdown(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.StartDaemon(target)
+	b.Up(target)
 	w.AwaitProgress(100, time.Minute)
 	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, 2*time.Minute)
 	w.Stop()
@@ -438,7 +441,7 @@ func TestScenarioBadInput(t *testing.T) {
 		}
 	}
 	refuse(3, "nobody", "drive", "add", "nobody", "/dev/nvme0n1")
-	refuse(1, "size", "volume", "create", "db2", "--size", "0")
+	refuse(2, "size", "volume", "create", "db2", "--size", "0")
 	refuse(6, "no space", "volume", "create", "db2", "--size", "1TiB", "--stripes", "1", "--copies", "1")
 	refuse(6, "copies", "volume", "create", "db2", "--size", "256MiB", "--copies", "3", "--stripes", "1", "--spread", "zone")
 	refuse(4, "size", "volume", "create", "db1", "--size", "512MiB", "--copies", "2", "--stripes", "1")
