@@ -152,8 +152,6 @@ func TestAnswersLoseNoFieldOnTheWayOut(t *testing.T) {
 	excused := map[string]bool{
 		// The agents take the default range of controller ids.
 		"TargetWanted.exports.cntlid_min": true, "TargetWanted.exports.cntlid_max": true,
-		// Package cluster does not decide it yet.
-		"InitiatorWanted.attachments.legs.copy_all": true,
 	}
 	for _, m := range []proto.Message{
 		targetWanted(filled[cluster.TargetWanted]()), initiatorWanted(filled[cluster.InitiatorWanted]()),

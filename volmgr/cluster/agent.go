@@ -216,4 +216,5 @@ type WantedLink struct {
 	UUID         block.UUID
 	Portals      []block.Portal
 	WriteThrough bool
+	CopyAll      bool
 }

@@ -106,7 +106,7 @@ func (in RecordInSync) apply(t *tx) (view, error) {
 
 // good makes a leg in sync and forgets why it was not.
 func (l *Leg) good() {
-	l.State, l.Reason, l.StaleSince, l.StaleAt = LegInSync, "", time.Time{}, 0
+	l.State, l.Reason, l.StaleSince, l.StaleAt, l.CopyAll = LegInSync, "", time.Time{}, 0, false
 }
 
 // rebuilt judges one leg of RecordInSync. A repeat of what was recorded is fine.
@@ -228,11 +228,16 @@ func (t *tx) legRebooted(id block.VolumeID, l Leg) {
 		}
 	case LegRebuilding:
 		t.stale(t.volume(id), l.ID, EventLegStale, "its target rebooted during the rebuild")
-	case LegStale:
-		// A host that still tracks what the leg misses must not trust the rest of
-		// it either: a revision that moved by more than one means a full resync.
-		t.volume(id).leg(l.ID).Revision++
 	}
+	// A host that still tracks what the leg misses must not trust the rest of it.
+	if v := t.peek(id); v.leg(l.ID).State == LegStale && t.volatileCache(l.Drive) {
+		t.volume(id).leg(l.ID).CopyAll = true
+	}
+}
+
+func (t *tx) volatileCache(id block.DriveID) bool {
+	d := t.peekDrive(id)
+	return d == nil || d.VolatileCache
 }
 
 func (t *tx) hasOnlineTwin(v *Volume, l Leg) bool {

@@ -165,6 +165,9 @@ type Leg struct {
 	// old identity still had in flight.
 	StaleAt uint64 `json:"stale_at,omitempty"`
 	Reason  string `json:"reason,omitempty"`
+	// CopyAll: the leg may lack writes that it had acknowledged, so its rebuild
+	// must not trust what a host's log says of it.
+	CopyAll bool `json:"copy_all,omitempty"`
 }
 
 // VolumeState is how far a volume's legs exist.

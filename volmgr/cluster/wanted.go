@@ -87,7 +87,14 @@ func (v *Volume) export(node block.NodeName) (WantedExport, bool) {
 	return x, len(x.Namespaces) > 0
 }
 
-func (v *Volume) nsid(l *Leg) uint32 { return uint32(1 + l.Column*4 + l.Copy) }
+// nsid is the leg's place in its subsystem. It turns with the revision, so that a
+// write which an old connection of a stale leg still had in flight finds no
+// namespace instead of the one that is being rebuilt. All stay below 1024, the
+// most that nvmet tells a host of.
+func (v *Volume) nsid(l *Leg) uint32 {
+	const places = block.MaxStripes * 4
+	return uint32(1 + l.Column*4 + l.Copy + places*int(l.Revision%3))
+}
 
 func (v *Volume) namespace(l *Leg) block.UUID {
 	return block.NamespaceUUID(l.ID, v.Epoch, l.Revision)
@@ -118,7 +125,7 @@ func (s *State) wantedAttachment(v *Volume) WantedAttachment {
 		}
 		link := WantedLink{
 			Leg: l.ID, Column: l.Column, Copy: l.Copy, State: l.State, Revision: l.Revision, Node: l.Node,
-			NQN: block.SubsystemNQN(v.ID, v.Epoch, a.Host, l.Node), NSID: v.nsid(l), UUID: v.namespace(l),
+			NQN: block.SubsystemNQN(v.ID, v.Epoch, a.Host, l.Node), NSID: v.nsid(l), UUID: v.namespace(l), CopyAll: l.CopyAll,
 		}
 		if n := s.nodes[l.Node]; n != nil {
 			link.Portals = n.Portals
