@@ -477,7 +477,7 @@ func driveWithAFileSystem(t *testing.T, b *testbed.Bed, target *vm.Machine) {
 		}
 		return err
 	})
-	shell(t, target, "mkfs.ext4 -q -L precious "+spare.Device+"; sync; sha256sum "+spare.Device+" > /tmp/before")
+	shell(t, target, "mkfs.ext4 -q -L precious "+spare.Device+"; sync; dd if="+spare.Device+" bs=1M count=32 2>/dev/null | sha256sum > /tmp/before")
 	b.Eventually(time.Minute, "the file system is refused", func(ctx context.Context) error {
 		_, err := b.Try("drive", "add", target.Name(), spare.Device)
 		var failed *testbed.CommandError
@@ -486,7 +486,7 @@ func driveWithAFileSystem(t *testing.T, b *testbed.Bed, target *vm.Machine) {
 		}
 		return nil
 	})
-	shell(t, target, "sha256sum -c /tmp/before")
+	shell(t, target, "dd if="+spare.Device+" bs=1M count=32 2>/dev/null | sha256sum | cmp - /tmp/before")
 }
 
 // corruptLabel destroys copies of a label while the agent is down: one copy is
@@ -520,21 +520,25 @@ func corruptLabel(t *testing.T, b *testbed.Bed) {
 	// Everything but the magic of every copy: the first and the last 8 MiB.
 	shell(t, target, fmt.Sprintf(`end=$(($(blockdev --getsize64 %[1]s)/1048576-8))
 		for m in 0 4; do dd if=/dev/urandom of=%[1]s bs=512 seek=$((m*2048+1)) count=64 conv=notrunc 2>/dev/null; dd if=/dev/urandom of=%[1]s bs=512 seek=$(((end+m)*2048+1)) count=64 conv=notrunc 2>/dev/null; done; sync`, device))
-	sum := shell(t, target, "sha256sum < "+device)
+	ends := fmt.Sprintf("{ dd if=%[1]s bs=1M count=16; dd if=%[1]s bs=1M skip=$(($(blockdev --getsize64 %[1]s)/1048576-16)); } 2>/dev/null | sha256sum", device)
+	sum := shell(t, target, ends)
 	restart(t, agent)
-	b.Eventually(time.Minute, "the drive is refused", func(ctx context.Context) error {
-		list, err := b.API.ListDrives(ctx, &pb.ListDrivesRequest{Node: target.Name()})
+	b.Eventually(time.Minute, "the drive is not used, and said to have a corrupt label", func(ctx context.Context) error {
+		devices, err := b.API.ListDevices(ctx, &pb.ListDevicesRequest{Node: target.Name()})
 		if err != nil {
 			return err
 		}
-		for _, d := range list.Drives {
-			if d.State == pb.DriveState_DRIVE_STATE_FAILED && strings.Contains(d.Reason, "label") {
+		for _, d := range devices.Devices {
+			if d.Path == device && strings.Contains(d.Refused, "label") && b.Volume("db1").Health == pb.Health_HEALTH_DEGRADED {
 				return nil
 			}
 		}
-		return fmt.Errorf("the drives of %s are %v", target.Name(), list.Drives)
+		return fmt.Errorf("the devices of %s are %v", target.Name(), devices.Devices)
 	})
-	if now := shell(t, target, "sha256sum < "+device); now != sum {
+	if _, err := b.Try("drive", "add", target.Name(), device); err == nil {
+		t.Errorf("a drive with a corrupt label was taken in")
+	}
+	if now := shell(t, target, ends); now != sum {
 		t.Errorf("a drive with a corrupt label was written")
 	}
 }
