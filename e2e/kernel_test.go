@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package e2e holds the scenarios: whole systems in virtual machines, with
-// faults, and the tests of the kernel wrappers on a real kernel.
 package e2e
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"strings"
@@ -43,6 +42,10 @@ func TestKernel(t *testing.T) {
 			vm.Suite{Package: "./initiator/fabrics"},
 			[]vm.MachineOption{vm.Modules("nvme_tcp", "nvmet_tcp", "loop", "brd rd_nr=8 rd_size=65536", "tcp_diag")},
 		},
+		{
+			vm.Suite{Package: "./target", Run: "OnTheKernel|OldEpoch"}, // its other tests need no kernel
+			[]vm.MachineOption{vm.Modules("dm_mod", "nvmet", "nvmet_tcp", "nvme_tcp"), vm.NVMe("1GiB", "K1")},
+		},
 	}
 	for _, s := range suites {
 		t.Run(strings.TrimPrefix(s.suite.Package, "./"), func(t *testing.T) {
@@ -50,7 +53,7 @@ func TestKernel(t *testing.T) {
 				t.Fatalf("%s has no tests", s.suite.Package)
 			}
 			m := vm.NewCluster(t).Start("k", append(s.machine, vm.Memory(1024))...)
-			s.suite.Run = os.Getenv("WEFT_RUN")
+			s.suite.Run = cmp.Or(os.Getenv("WEFT_RUN"), s.suite.Run)
 			vm.GoTest(t, m, s.suite)
 		})
 	}
