@@ -65,11 +65,14 @@ func story(t vm.TB) {
 	tell("ext4 is on it, and files whose checksums are noted")
 	b.Detach("db1")
 	device = b.Attach("db1", c1)
-	run(t, c1, "mount "+device+" /mnt/db1; cd /mnt/db1; sha256sum -c --quiet /tmp/sums || sha256sum -c /tmp/sums >/dev/null; cd /; umount /mnt/db1")
+	check := "cd /mnt/db1; sha256sum -c /tmp/sums >/dev/null; cd /"
+	run(t, c1, "mount "+device+" /mnt/db1; "+check)
 	tell("after detach and attach every file is as it was")
 
-	chapter("A program writes without pause and notes every acknowledged write; then the power of a target is cut")
-	w := b.Write(c1, device, span, 200, 1)
+	chapter("A program writes to a file without pause and notes every acknowledged write; then the power of a target is cut")
+	file := "/mnt/db1/data"
+	run(t, c1, fmt.Sprintf("dd if=/dev/zero of=%s bs=1M count=%d conv=fsync 2>/dev/null", file, span))
+	w := b.Write(c1, file, span, 200, 1)
 	w.AwaitProgress(200, time.Minute)
 	first := b.Holder("db1", 0, 1)
 	die(b, w, first)
@@ -90,8 +93,10 @@ func story(t vm.TB) {
 	second := b.Holder("db1", 0, 0)
 	die(b, w, second)
 	w.Stop()
-	b.Verify(c1, device, span, testbed.Acks{}.Add(w))
+	b.Verify(c1, file, span, testbed.Acks{}.Add(w))
 	tell("%d writes were acknowledged, and the last one of every block is there", len(w.Log()))
+	run(t, c1, check+"; umount /mnt/db1; e2fsck -fn "+device+" >/dev/null")
+	tell("the other files are as they were, and the file system is clean")
 	typed(b, "status")
 }
 
