@@ -4,8 +4,11 @@ package e2e
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -489,58 +492,92 @@ func driveWithAFileSystem(t *testing.T, b *testbed.Bed, target *vm.Machine) {
 	shell(t, target, "dd if="+spare.Device+" bs=1M count=32 2>/dev/null | sha256sum | cmp - /tmp/before")
 }
 
-// corruptLabel destroys copies of a label while the agent is down: one copy is
+// corruptLabel destroys copies of a label while the machine is off: one copy is
 // survived; with all of them gone the drive is refused, and not written.
 func corruptLabel(t *testing.T, b *testbed.Bed) {
 	t.Helper()
 	target := b.Holder("db1", 0, 0)
-	var device string
-	for _, leg := range b.Volume("db1").Legs {
-		drives, err := b.API.ListDrives(t.Context(), &pb.ListDrivesRequest{Node: target.Name()})
+	drive := driveOf(t, b, target)
+	const slot = 4 << 20 // two copies at either end
+	damage := func(offsets ...int64) {
+		if err := target.Shutdown(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.OpenFile(drive.Path(), os.O_RDWR, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, d := range drives.Drives {
-			if d.Id == leg.DriveId {
-				device = d.Device
+		defer f.Close()
+		end, err := f.Seek(0, io.SeekEnd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, offset := range offsets {
+			// The magic stays: what is there is ours, and can not be read.
+			if _, err := f.WriteAt([]byte(strings.Repeat("garbage ", 64)), (offset+end)%end+64); err != nil {
+				t.Fatal(err)
 			}
 		}
+		b.Up(target)
 	}
-	agent := b.Daemon(target)
-	if err := agent.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	shell(t, target, "dd if=/dev/urandom of="+device+" bs=4096 count=1 seek=1 conv=notrunc oflag=direct 2>/dev/null")
-	restart(t, agent)
+	damage(0)
 	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, time.Minute)
-
-	if err := agent.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	// Everything but the magic of every copy: the first and the last 8 MiB.
-	shell(t, target, fmt.Sprintf(`end=$(($(blockdev --getsize64 %[1]s)/1048576-8))
-		for m in 0 4; do dd if=/dev/urandom of=%[1]s bs=512 seek=$((m*2048+1)) count=64 conv=notrunc 2>/dev/null; dd if=/dev/urandom of=%[1]s bs=512 seek=$(((end+m)*2048+1)) count=64 conv=notrunc 2>/dev/null; done; sync`, device))
-	ends := fmt.Sprintf("{ dd if=%[1]s bs=1M count=16; dd if=%[1]s bs=1M skip=$(($(blockdev --getsize64 %[1]s)/1048576-16)); } 2>/dev/null | sha256sum", device)
-	sum := shell(t, target, ends)
-	restart(t, agent)
+	damage(0, slot, -2*slot, -slot)
+	sum := endsOf(t, drive)
 	b.Eventually(time.Minute, "the drive is not used, and said to have a corrupt label", func(ctx context.Context) error {
 		devices, err := b.API.ListDevices(ctx, &pb.ListDevicesRequest{Node: target.Name()})
 		if err != nil {
 			return err
 		}
 		for _, d := range devices.Devices {
-			if d.Path == device && strings.Contains(d.Refused, "label") && b.Volume("db1").Health == pb.Health_HEALTH_DEGRADED {
+			if d.Serial == drive.Serial && strings.Contains(d.Refused, "corrupt") && b.Volume("db1").Health == pb.Health_HEALTH_DEGRADED {
 				return nil
 			}
 		}
-		return fmt.Errorf("the devices of %s are %v", target.Name(), devices.Devices)
+		return fmt.Errorf("db1 is %v, the devices of %s are %v", b.Volume("db1").Health, target.Name(), devices.Devices)
 	})
-	if _, err := b.Try("drive", "add", target.Name(), device); err == nil {
-		t.Errorf("a drive with a corrupt label was taken in")
-	}
-	if now := shell(t, target, ends); now != sum {
+	if now := endsOf(t, drive); now != sum {
 		t.Errorf("a drive with a corrupt label was written")
 	}
+}
+
+// driveOf is the drive of a target that holds a leg of db1.
+func driveOf(t *testing.T, b *testbed.Bed, target *vm.Machine) *vm.Drive {
+	t.Helper()
+	list, err := b.API.ListDrives(t.Context(), &pb.ListDrivesRequest{Node: target.Name()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, leg := range b.Volume("db1").Legs {
+		for _, d := range list.Drives {
+			if d.Id == leg.DriveId {
+				return target.Drive(d.Serial)
+			}
+		}
+	}
+	t.Fatalf("%s holds no leg of db1", target.Name())
+	return nil
+}
+
+// endsOf sums the first and the last 16 MiB of a drive.
+func endsOf(t *testing.T, d *vm.Drive) string {
+	t.Helper()
+	f, err := os.Open(d.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	sum := sha256.New()
+	if _, err := io.CopyN(sum, f, 16<<20); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Seek(-16<<20, io.SeekEnd); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(sum, f); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%x", sum.Sum(nil))
 }
 
 // garbageInTheStateFile damages what an initiator agent keeps: it must say so
