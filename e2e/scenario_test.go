@@ -273,6 +273,9 @@ func everyLegFenced(t *testing.T, b *testbed.Bed) {
 	if granting == nil || granted == nil || granted.Seq < granting.Seq {
 		t.Fatalf("the last grant is not in the log: %v, %v", granting, granted)
 	}
+	if granted.Attributes["equalize"] != "true" {
+		t.Errorf("the grant after a crash was %v, want the copies to be made equal", granted)
+	}
 	for _, leg := range b.Volume("db1").Legs {
 		if leg.State != pb.LegState_LEG_STATE_IN_SYNC {
 			t.Errorf("leg on %s is %v, want every leg fenced and in sync", leg.Node, leg.State)
