@@ -18,6 +18,7 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/target/drive"
 )
 
@@ -233,13 +234,13 @@ func TestAHangingDrainHoldsUpItsVolumeOnly(t *testing.T) {
 			}
 			return ready == 2
 		})
-		r := w.until("the drain is reported", problemWith("draining"))
+		w.until("the drain is reported", problemWith("draining"))
 		start, reports := time.Now(), w.manager.reported()
 		time.Sleep(20 * time.Second)
 		if sent := w.manager.reported() - reports; sent < 20 {
 			t.Errorf("%d reports in %v, want one a second", sent, time.Since(start))
 		}
-		r = w.until("fence is reported", problemWith("volume "+volumeID(1).String()+" fence epochs below 2"))
+		r := w.until("fence is reported", problemWith("volume "+volumeID(1).String()+" fence epochs below 2"))
 		for _, p := range r.GetProblems() {
 			if age := time.Since(p.GetSince().AsTime()); strings.Contains(p.GetDoing(), "fence") && age < 20*time.Second {
 				t.Errorf("problem %v is %v old, want it dated from its beginning", p, age)
@@ -335,15 +336,98 @@ func TestForeignDataIsNotTouched(t *testing.T) {
 	})
 }
 
+func TestADriveOfAnotherClusterIsTakenInByForce(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		m, err := w.medium("/dev/d1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := block.ClusterID{UUID: uid('c', 2)}
+		if err := drive.Format(m, other, driveID(9), ""); err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+		wish := want().drive(1)
+		w.manager.set(wish.TargetWanted)
+		word := "weft drive " + driveID(9).String()
+		w.until("refused, naming it", problemWith(word))
+		if l, err := drive.ReadLabel(m, m.size); err != nil || l.Drive != driveID(9) {
+			t.Fatalf("the device has been written to: label %v, %v", l, err)
+		}
+		wish.Drives[0].ForceErase = word
+		w.manager.set(wish.leg(1, 1, 1, 0).TargetWanted)
+		w.until("taken in by force, nothing left of the old drive", func(r *pb.TargetReport) bool {
+			return len(r.GetDrives()) == 1 && r.GetDrives()[0].GetDriveId() == driveID(1).String() &&
+				r.GetClusterId() == cluster.String() && legReport(r, 1).GetReady()
+		})
+	})
+}
+
+// A blank device in the place of a drive must not pass for what the drive held.
+func TestALegThatTheDriveHasLostIsNotMadeAnew(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.run()
+		wish := want().drive(1).leg(1, 1, 1, 0)
+		w.manager.set(wish.TargetWanted)
+		w.until("leg ready", func(r *pb.TargetReport) bool { return legReport(r, 1).GetReady() })
+		w.stop()
+		w.manager.forget()
+		w.mapped = map[string]dm.State{} // a boot
+		w.plug("/dev/d1", 4*block.GiB, "w1")
+		wish = wish.admit(1, 1).export(1, 1, 0)
+		wish.Legs[0].Volume.Generation = 2 // it was made, and is in use
+		w.manager.set(wish.TargetWanted)
+		w.run()
+		r := w.until("the loss is reported", func(r *pb.TargetReport) bool {
+			return strings.Contains(legReport(r, 1).GetError(), "lost")
+		})
+		time.Sleep(20 * time.Second)
+		if l := legReport(r, 1); l.GetReady() || w.record(legID(1).String()) != nil || len(w.exported().Subsystems) > 0 {
+			t.Errorf("leg is reported as %v, recorded as %v, exported %v; want it lost", l, w.record(legID(1).String()), w.exported().Subsystems)
+		}
+	})
+}
+
+func TestALegIsNotGoneWhileItsDriveIsBeingWritten(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.run()
+		w.manager.set(want().drive(1).TargetWanted)
+		w.until("drive in", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 1 })
+		m, err := w.medium("/dev/d1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		hang := make(chan struct{})
+		m.mu.Lock()
+		m.hang = hang
+		m.mu.Unlock()
+		wish := want().drive(1).leg(1, 1, 1, 0)
+		w.manager.set(wish.TargetWanted)
+		time.Sleep(hungAfter + time.Second) // its carving hangs
+		gone := proto.CloneOf(wish.TargetWanted)
+		gone.Legs[0].Remove = true
+		w.manager.set(gone)
+		r := w.until("the removal is acted on", func(r *pb.TargetReport) bool { return r.GetGeneration() == 3 })
+		if legReport(r, 1) == nil {
+			t.Errorf("the report says that the leg is gone, and its record may still be written: %v", r)
+		}
+		m.mu.Lock()
+		m.hang = nil
+		m.mu.Unlock()
+		close(hang)
+		w.until("gone", func(r *pb.TargetReport) bool { return legReport(r, 1) == nil && w.record(legID(1).String()) == nil })
+	})
+}
+
 func TestALegThatIsNotListedStays(t *testing.T) {
 	at(t, func(t *testing.T, w *world) {
 		w.run()
 		w.manager.set(want().drive(1).volume(1, 1, 1).volume(2, 1, 1).TargetWanted)
 		w.until("both exports ready", exportsReady(2))
 		w.manager.set(want().drive(1).volume(1, 1, 1).TargetWanted)
-		r := w.until("the export is gone", exportsReady(1))
+		w.until("the export is gone", exportsReady(1))
 		time.Sleep(20 * time.Second)
-		r = w.until("reported", func(*pb.TargetReport) bool { return true })
+		r := w.until("reported", func(*pb.TargetReport) bool { return true })
 		if legs := r.GetDrives()[0].GetLegs(); len(legs) != 2 || w.record(legID(2).String()) == nil {
 			t.Errorf("legs on the label are %v, want both", legs)
 		}

@@ -91,6 +91,7 @@ func (t tools) formatDrive(ctx context.Context, o formatDrive) error {
 	if err := t.hardware.Format(o.device, o.cluster, o.id, o.force); err != nil {
 		return err
 	}
+	t.shelf.replaced(o.device, o.id)
 	ctx, cancel := context.WithTimeout(ctx, scanFor)
 	defer cancel()
 	return t.shelf.refresh(ctx)

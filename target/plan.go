@@ -4,6 +4,7 @@ package target
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -37,6 +38,8 @@ type seen struct {
 	busy func(block.NQN) bool
 	// zeroing says that a leg's extents are being written to.
 	zeroing func(block.LegID) bool
+	// writing says that the label of a drive is being written.
+	writing func(block.DriveID) bool
 }
 
 // driveSeen is a drive with a label of ours.
@@ -219,10 +222,6 @@ func (p *planner) formatDrive(w wantedDrive) {
 		p.problem(driveKey(w.id), doing, "%v", err)
 		return
 	}
-	if device.GetDriveId() != "" {
-		p.problem(driveKey(w.id), doing, "%s is drive %s already", device.GetPath(), device.GetDriveId())
-		return
-	}
 	if err := drive.CheckAdd(device, w.GetForceErase()); err != nil {
 		p.problem(driveKey(w.id), doing, "%v", err)
 		return
@@ -316,6 +315,11 @@ func legRecord(l *drive.Label, id block.LegID) *pb.LegLabel {
 // recordChange says what is to be done to a leg's record: carve it, update it, or
 // nothing. A record that is ahead of what is wanted stays: the wish is an old one.
 func recordChange(record *pb.LegLabel, w wantedLeg) (string, error) {
+	if record == nil && w.GetVolume().GetGeneration() > 1 {
+		// A leg is carved once, while its volume is created: another would be
+		// zeroes under the name of what the drive has lost.
+		return "", errors.New("the drive does not hold it any more: what was in it is lost")
+	}
 	if record == nil {
 		return "carve", nil
 	}
@@ -408,6 +412,10 @@ func (p *planner) removeLeg(w wantedLeg, label *drive.Label, cause string) {
 	if p.seen.zeroing(w.id) {
 		p.problem(legKey(w.id), doing, "it is being zeroed; that is being stopped")
 		return
+	}
+	// What is being written may be the leg's record: it is not known to be gone.
+	if p.seen.writing(w.drive) {
+		p.plan.legs = append(p.plan.legs, &pb.LegReport{LegId: w.GetLegId(), Error: "the label of its drive is being written"})
 	}
 	if legRecord(label, w.id) != nil {
 		p.order(freeLeg{w.drive, w.id})

@@ -62,12 +62,12 @@ func newReconciler(a *Agent, base *pb.TargetReport, s *shelf) *reconciler {
 // round goes once around, and reports whether it changed something, so that
 // there is reason to look again at once. Jobs call for a round when they end.
 func (r *reconciler) round(ctx context.Context) bool {
+	quiet := r.jobs.settled() // before looking: what ends meanwhile may not be seen
 	devices, drives, scanned := r.shelf.look()
 	if !scanned {
 		return false // a report now would say that the drives are gone
 	}
 	message := r.agent.currentWanted()
-	quiet := r.jobs.settled() // before looking: what ends meanwhile may not be seen
 	s, problems := r.look(ctx, devices, drives)
 	if ctx.Err() != nil {
 		return false // what could not be seen is no news
@@ -127,6 +127,7 @@ func (r *reconciler) look(ctx context.Context, devices []*pb.Device, drives map[
 		}
 	}
 	s.zeroing = func(id block.LegID) bool { return r.jobs.under(zeroLeg{leg: id}.key()) }
+	s.writing = func(id block.DriveID) bool { return r.jobs.under(driveKey(id)) }
 	var err error
 	s.mapped, err = r.lookAtLegs()
 	note("device mapper", err)

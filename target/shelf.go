@@ -234,6 +234,21 @@ func (s *shelf) drop(id block.DriveID) {
 	}
 }
 
+// replaced drops what a device was before it was made another drive.
+func (s *shelf) replaced(device string, id block.DriveID) {
+	s.mu.Lock()
+	var old []block.DriveID
+	for other, d := range s.drives {
+		if d.device == device && other != id && d.uses == 0 {
+			old = append(old, other)
+		}
+	}
+	s.mu.Unlock()
+	for _, other := range old {
+		s.drop(other)
+	}
+}
+
 func (s *shelf) closeAll() {
 	s.mu.Lock()
 	drives := s.drives

@@ -157,7 +157,6 @@ type medium struct {
 	hang   chan struct{} // writes wait for it to be closed
 	slow   chan struct{} // Zero takes one from it for each chunk
 	wwid   string
-	gone   bool
 }
 
 func (w *world) plug(path string, size block.Size, wwid string) *medium {
@@ -273,11 +272,13 @@ func (h gatedHardware) Scan(context.Context) ([]*pb.Device, error) {
 		d := &pb.Device{Path: path, Wwid: m.wwid, SizeBytes: uint64(m.size), BlockSize: 4096}
 		if l, err := drive.ReadLabel(m, m.size); err == nil {
 			d.DriveId = l.Drive.String()
-			d.Refused = "is a drive already"
 		}
 		var err error
 		if d.Signatures, err = drive.Signatures(m, m.size); err != nil {
 			return nil, err
+		}
+		if what := strings.Join(d.Signatures, ", "); what != "" { // as the inventory says it
+			d.Refused = fmt.Sprintf("it carries %s, which is erased only if forced by exactly that name", what)
 		}
 		out = append(out, d)
 	}
