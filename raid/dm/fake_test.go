@@ -23,7 +23,6 @@ type fakeKernel struct {
 	disks   map[Number]block.Size // block devices that are not mapped
 	minors  uint32
 	events  chan struct{} // closed and replaced at each event
-	closed  bool
 }
 
 type fakeDevice struct {

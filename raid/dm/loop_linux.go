@@ -33,9 +33,6 @@ type Loop struct {
 	File   string // absolute; see List
 }
 
-// deletedMark is what the kernel appends to the name of a file that is gone.
-const deletedMark = " (deleted)"
-
 // List lists the attached loop devices, sorted by number. The File of one whose
 // file was removed ends in " (deleted)", as the kernel says it.
 func (l Loops) List() ([]Loop, error) {
