@@ -29,7 +29,7 @@ func in(t *testing.T, stripes, copies int, f func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, stripes, copies)
 		w.attach()
-		w.start()
+		w.stop = w.start()
 		w.until(serving)
 		w.took()
 		f(w)
@@ -64,9 +64,9 @@ func TestUncleanVolumesAreEqualizedBeforeTheyAreExposed(t *testing.T) {
 		w.attach()
 		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Equalize = true })
 		w.start()
-		a := w.until(pb.AttachmentPhase_ATTACHMENT_PHASE_EQUALIZING)
+		w.until(pb.AttachmentPhase_ATTACHMENT_PHASE_EQUALIZING)
 		time.Sleep(5 * time.Second)
-		if a = w.attachment(); a.Device != "" || a.ResyncTotalBytes == 0 || a.ResyncDoneBytes == a.ResyncTotalBytes {
+		if a := w.attachment(); a.Device != "" || a.ResyncTotalBytes == 0 || a.ResyncDoneBytes == a.ResyncTotalBytes {
 			t.Errorf("while copies are made equal: %v, want no device and a resync under way", a)
 		}
 		w.expect("equalizing", "connect t0", "connect t1", "create c0: mirror t0 t1")
@@ -353,9 +353,9 @@ func TestOverEpochIsTornDownAndTheNextOneBuilt(t *testing.T) {
 		w.open, w.epoch = 1, 2
 		w.mu.Unlock()
 		w.attach()
-		a := w.until(detaching)
+		w.until(detaching)
 		time.Sleep(2 * time.Second)
-		if a = w.attachment(); a.Epoch != 1 || a.WaitingFor == "" {
+		if a := w.attachment(); a.Epoch != 1 || a.WaitingFor == "" {
 			t.Errorf("report = %v, want epoch 1 to wait for its users", a)
 		}
 		w.expect("over", "disconnect t0", "disconnect t1", "fail c0", "fail top", "remove c0")
@@ -456,5 +456,68 @@ func TestGarbageInTheNotesMeansAFullResync(t *testing.T) {
 			"create c0-back1: linear", "reload c0: mirror t0 c0-back1",
 			"record-in-sync c0.1@1 copied 64MiB",
 			"reload c0: mirror t0 t1", "remove c0-back1")
+	})
+}
+
+func TestSuspendedDeviceStaysSoOverARestartUntilTheLegAnswers(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.stop()
+		w.mu.Lock()
+		w.stuck = true
+		w.mu.Unlock()
+		stop := w.start()
+		time.Sleep(time.Second)
+		w.mu.Lock()
+		w.recordless = true
+		w.mu.Unlock()
+		w.fallSilent("t1")
+		time.Sleep(12 * time.Second)
+		w.expect("lease over", "suspend top")
+		stop()
+		w.start()
+		time.Sleep(3 * time.Second)
+		w.expect("the new agent has not heard of the leg either")
+		w.answer("t1")
+		time.Sleep(2 * time.Second)
+		w.expect("the leg answers", "resume top")
+	})
+}
+
+func TestLeaseEndsAlsoForAnAgentThatWasRestartedWithoutTheManager(t *testing.T) {
+	for _, dies := range []string{"silent", "fenced"} {
+		t.Run(dies, func(t *testing.T) {
+			in(t, 2, 2, func(w *world) {
+				w.stop()
+				w.mu.Lock()
+				w.managers, w.stuck = false, true
+				w.mu.Unlock()
+				w.start()
+				time.Sleep(20 * time.Second)
+				w.expect("all legs answer")
+				if dies == "silent" {
+					w.fallSilent("t1")
+				} else {
+					w.vanish("t1")
+				}
+				time.Sleep(7 * time.Second)
+				w.expect("before the lease ends")
+				time.Sleep(2 * time.Second)
+				w.expect("lease over: reads stop", "suspend top")
+				w.answer("t1")
+			})
+		})
+	}
+}
+
+func TestAttachToTargetsThatAreAllDownSaysSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1, 2)
+		w.down["t0"], w.down["t1"] = true, true
+		w.attach()
+		w.start()
+		time.Sleep(5 * time.Second)
+		if a := w.attachment(); a.GetWaitingFor() == "" {
+			t.Errorf("report = %v, want it to say what is waited for", a)
+		}
 	})
 }

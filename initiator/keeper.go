@@ -107,6 +107,19 @@ func (k *keeper) remember() {
 	}
 	k.memory = &mem
 	k.memory.prepare(time.Now())
+	k.links = mem.links()
+}
+
+// links are the legs that the tables had when they were last changed: what to
+// look at until the manager has said what it wants.
+func (m *memory) links() (all []link) {
+	for key, s := range m.Slots {
+		l := link{leg: s.Leg, nqn: s.NQN, nsid: s.NSID, uuid: s.UUID}
+		if _, err := fmt.Sscanf(key, slotFormat, &l.column, &l.copy); err == nil && !l.uuid.IsZero() {
+			all = append(all, l)
+		}
+	}
+	return all
 }
 
 func (m *memory) prepare(now time.Time) {
@@ -180,7 +193,12 @@ func (k *keeper) turn(ctx context.Context) (again bool) {
 	}
 	k.adopt(w, s)
 	if !known || problem != "" {
-		k.publish(w, s, k.asItIs(s, problem), generation)
+		v := k.asItIs(s, problem)
+		held := &wanted{layout: block.Layout{Stripes: len(s.columns), Copies: block.MaxCopies}, links: k.links}
+		orders, waiting := guard(held, k.memory, s, k.limits)
+		_, failed := k.doAll(ctx, held, s, orders)
+		v.waiting, v.notes = append(v.waiting, waiting...), append(v.notes, failed...)
+		k.publish(w, s, v, generation)
 		return false
 	}
 	orders, v := plan(w, k.memory, s, k.limits)
@@ -217,7 +235,10 @@ func (k *keeper) asItIs(s *seen, problem string) verdict {
 	if problem != "" {
 		v.waiting = []string{problem}
 	}
-	if s.top.exists && s.top.exposed && !s.top.suspended {
+	switch {
+	case s.top.exists && s.top.suspended:
+		v.phase = pb.AttachmentPhase_ATTACHMENT_PHASE_STALLED
+	case s.top.exists && s.top.exposed:
 		v.phase = pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING
 	}
 	return v
@@ -390,7 +411,7 @@ func (k *keeper) lookAtLeg(s *seen, l *link) legSeen {
 		k.pulses[l.leg] = p
 	}
 	seen.silent = p.look(s.now, live, k.agent.cfg.Probe)
-	seen.looks = p.looks
+	seen.looks, seen.answers = p.looks, p.answers
 	for _, c := range s.controllers[l.nqn] {
 		seen.peerAnswers = seen.peerAnswers || k.agent.answeredSince(c.Address, seen.silent)
 	}

@@ -118,6 +118,7 @@ type legSeen struct {
 	silent      time.Time // since when it has not answered; zero if it does
 	looks       int       // how often it was looked at since
 	peerAnswers bool      // another leg behind the same portal has answered since
+	answers     bool      // the last probe through the device was answered
 	err         string
 }
 
@@ -178,10 +179,14 @@ type slot struct {
 	Leg    block.LegID `json:"leg"`
 	Device dm.Ref      `json:"device"`
 	NQN    block.NQN   `json:"nqn"`
+	NSID   uint32      `json:"nsid"`
+	UUID   block.UUID  `json:"uuid"`
 	Dirty  block.Size  `json:"dirty,omitempty"` // bytes to copy when its rebuild began
 }
 
-func slotKey(column, copy int) string { return fmt.Sprintf("%d.%d", column, copy) }
+const slotFormat = "%d.%d"
+
+func slotKey(column, copy int) string { return fmt.Sprintf(slotFormat, column, copy) }
 
 func (m *memory) slot(column, copy int) slot { return m.Slots[slotKey(column, copy)] }
 
@@ -240,6 +245,15 @@ func plan(w *wanted, m *memory, s *seen, l limits) ([]order, verdict) {
 
 func (p *planner) built() bool {
 	return p.s.top.exists || slices.ContainsFunc(p.s.columns, func(c columnSeen) bool { return len(c.devices) > 0 })
+}
+
+// guard is plan for as long as it is not known what is wanted: I/O goes on as it
+// is, within the lease.
+func guard(w *wanted, m *memory, s *seen, l limits) ([]order, []string) {
+	p := &planner{w: w, m: m, s: s, l: l}
+	p.findMembers()
+	p.lease()
+	return p.orders, p.v.waiting
 }
 
 // ---- serving ----
@@ -519,19 +533,39 @@ func (s *seen) mute(n block.NQN) bool {
 }
 
 // lease stops the device when a leg has been silent for so long that another
-// host may have been given the volume, and lets it go on when none is.
+// host may have been given the volume. It goes on when every leg that is left
+// has answered: that one is not known to be silent is not enough, for an agent
+// that has just begun knows nothing.
 func (p *planner) lease() {
-	out := false
-	for _, m := range p.members {
-		out = out || m.link != nil && p.silence(m.leg) >= p.l.lease
-	}
+	out := slices.ContainsFunc(p.members, func(m member) bool { return m.link != nil && p.silence(m.leg) >= p.l.lease })
 	switch top := p.s.top; {
 	case !top.exists || top.suspending:
 	case out && !top.suspended:
 		p.do(order{op: opSuspend})
-	case !out && top.suspended:
+	case !top.suspended:
+	case p.allAnswer():
 		p.do(order{op: opResume})
+	default:
+		p.wait("all legs to answer: the device is suspended")
 	}
+}
+
+// allAnswer reports whether every leg in the tables is one that answers.
+func (p *planner) allAnswer() bool {
+	for _, m := range p.members {
+		if m.link != nil && (p.silence(m.leg) > 0 || !p.s.legs[m.leg].answers) {
+			return false
+		}
+	}
+	for k, c := range p.s.columns {
+		known := func(d dm.Ref) bool {
+			return d == "" || slices.ContainsFunc(p.members, func(m member) bool { return m.column == k && m.device == d })
+		}
+		if !known(c.Back) || slices.ContainsFunc(c.Sources, func(d dm.Ref) bool { return !known(d) }) {
+			return false
+		}
+	}
+	return true
 }
 
 // column has one column built or changed, and reports whether all its in-sync
@@ -581,7 +615,11 @@ func (p *planner) wantColumn(k int) (want raid.Column, slots []slot, ok bool) {
 		slots[copy] = p.slotFor(k, copy, state, device)
 	}
 	p.followOne(k, &want, slots)
-	return want, slots, sources > 0 && p.complete(k)
+	complete := p.complete(k)
+	if complete && sources == 0 {
+		p.wait("a leg of column %d that is in sync", k)
+	}
+	return want, slots, complete && sources > 0
 }
 
 // followOne leaves one copy at most tracked or rebuilding, for a log is about
@@ -693,7 +731,7 @@ func (p *planner) slotFor(k, copy int, state raid.LegState, device dm.Ref) slot 
 	if state == raid.Tracked || l == nil {
 		return was
 	}
-	s := slot{Leg: l.leg, Device: device, NQN: l.nqn}
+	s := slot{Leg: l.leg, Device: device, NQN: l.nqn, NSID: l.nsid, UUID: l.uuid}
 	if state == raid.Rebuilding {
 		s.Dirty = was.Dirty
 	}

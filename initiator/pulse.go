@@ -17,6 +17,7 @@ type pulse struct {
 	failing time.Time // start of the first of the probes that failed
 	started time.Time // of the last probe
 	running bool
+	answers bool // the last probe did
 	looks   int
 }
 
@@ -48,7 +49,7 @@ func (p *pulse) probe(now time.Time) { p.running, p.started = true, now }
 
 // answered notes the outcome of the probe that is out.
 func (p *pulse) answered(err error) {
-	p.running = false
+	p.running, p.answers = false, err == nil
 	switch {
 	case err == nil:
 		p.failing = time.Time{}

@@ -56,11 +56,13 @@ type world struct {
 	wait    chan struct{} // closed and replaced at each dm event
 	stuck   bool          // suspends wait for silent legs
 
-	epoch    uint64
-	wanted   *pb.InitiatorWanted
-	reports  []*pb.InitiatorReport
-	streams  []*stream
-	managers bool // the manager answers
+	epoch      uint64
+	wanted     *pb.InitiatorWanted
+	reports    []*pb.InitiatorReport
+	streams    []*stream
+	managers   bool   // the manager answers
+	recordless bool   // but records nothing
+	stop       func() // ends the agent that in started
 }
 
 type fakeHead struct {
@@ -687,6 +689,9 @@ func (m manager) RecordStale(_ context.Context, r *pb.RecordStaleRequest, _ ...g
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.managers {
+		return nil, errAway
+	}
+	if m.recordless {
 		return nil, errAway
 	}
 	if r.Epoch != m.epoch {
