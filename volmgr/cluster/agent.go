@@ -93,7 +93,8 @@ type TargetWanted struct {
 	Exports    []WantedExport
 }
 
-// WantedDrive is a drive to take in and use or, with Remove, to give back.
+// WantedDrive is a drive to take in or, with Remove, to give back. One that has
+// its label is in use and no longer wanted.
 type WantedDrive struct {
 	Drive      block.DriveID
 	Device     string

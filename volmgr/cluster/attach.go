@@ -133,6 +133,8 @@ func (s *State) legFact(l *Leg) string {
 		fact += ", its target is offline"
 	case d == nil || d.State != DriveReady:
 		fact += ", its drive is not ready"
+	case s.legError(l) != "":
+		fact += ", but " + s.legError(l)
 	}
 	return fact
 }
@@ -397,6 +399,8 @@ func (s *State) grantWaits(v *Volume) (waits []string) {
 			wait = fmt.Sprintf("target %s, which is offline, to fence epochs below %d", l.Node, v.Epoch)
 		case d == nil || d.State != DriveReady:
 			wait = fmt.Sprintf("the drive of %v, which is not ready", l)
+		case s.legError(l) != "":
+			wait = fmt.Sprintf("target %s to serve %v: %s", l.Node, l, s.legError(l))
 		default:
 			if p := s.fenceProblem(v, l); p != "" {
 				wait += ": " + p

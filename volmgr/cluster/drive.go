@@ -24,7 +24,7 @@ func (in AddDrive) apply(t *tx) (view, error) {
 	if !ok {
 		return nil, notFound(fmt.Sprintf("device %s on node %s", in.Device, in.Node)).hint("`weft drive devices %s` lists what is there", in.Node)
 	}
-	if d := t.s.taken(in.Node, dev); d != nil {
+	if d := t.s.taken(in.Node, dev, devices); d != nil {
 		if d.State == DriveRemoving {
 			return nil, refused(ReasonDriveInUse, d.object(), "being given back").hint("wait until `weft drive list` no longer shows it")
 		}
@@ -64,8 +64,9 @@ func findDevice(devices []Device, path string) (Device, bool) {
 
 // taken finds the drive that a device is: by our label on it or, before there is
 // one, by what the device says of itself. A /dev name is the last resort, for
-// files and loop devices, which say nothing.
-func (s *State) taken(node block.NodeName, dev Device) *Drive {
+// files and loop devices, which say nothing, and for partitions, which say what
+// their disk says.
+func (s *State) taken(node block.NodeName, dev Device, devices []Device) *Drive {
 	if d := s.drives[dev.DriveID]; d != nil {
 		return d
 	}
@@ -73,7 +74,12 @@ func (s *State) taken(node block.NodeName, dev Device) *Drive {
 		if d.Node != node || d.State != DriveAdding {
 			continue
 		}
-		if d.WWID == dev.WWID && d.Serial == dev.Serial && (d.WWID+d.Serial != "" || d.Device == dev.Path) {
+		if d.WWID != dev.WWID || d.Serial != dev.Serial {
+			continue
+		}
+		there, ok := findDevice(devices, d.Device)
+		another := ok && there.WWID == dev.WWID && there.Serial == dev.Serial
+		if d.Device == dev.Path || d.WWID+d.Serial != "" && !another {
 			return d
 		}
 	}
@@ -125,16 +131,22 @@ func orNothing(s string) string {
 
 func (in EvictDrive) apply(t *tx) (view, error) {
 	d := t.s.drives[in.Drive]
-	if d == nil || d.State == DriveRemoving {
+	if d == nil {
 		return nil, nil
 	}
-	lost := d.State == DriveMissing || t.confirmedDead(d.Node)
+	// A drive that can not be erased is given up. Asked once more, that goes also
+	// for one that went bad while its label was being erased.
+	lost := d.State == DriveMissing || d.State == DriveFailed || t.confirmedDead(d.Node) ||
+		d.State == DriveRemoving && t.s.driveError(d) != ""
+	if d.State == DriveRemoving && !lost {
+		return nil, nil
+	}
 	if users := t.s.usersOf(d, !lost); len(users) > 0 {
 		return nil, refused(ReasonDriveInUse, d.object(), "holds legs of %s", some(users, 8)).hint("delete those volumes first")
 	}
 	if lost {
 		t.drives[d.ID] = nil
-		t.event(Info, EventDriveRemoved, d.object(), "forgotten: it is not there to be erased", "node", string(d.Node), "drive", d.ID.String())
+		t.event(Info, EventDriveRemoved, d.object(), "forgotten: it can not be erased", "node", string(d.Node), "drive", d.ID.String())
 		t.settleNode(d.Node)
 		return nil, nil
 	}
@@ -142,6 +154,14 @@ func (in EvictDrive) apply(t *tx) (view, error) {
 	fresh.State, fresh.Reason, fresh.RemovedAt = DriveRemoving, "", t.gen
 	t.event(Info, EventDriveRemoving, d.object(), "its label is being erased", "node", string(d.Node), "drive", d.ID.String())
 	return nil, nil
+}
+
+// driveError is what a drive's target says is wrong with it.
+func (s *State) driveError(d *Drive) string {
+	if on := s.targets[d.Node]; on != nil {
+		return on.drives[d.ID].Error
+	}
+	return ""
 }
 
 // usersOf names the volumes with legs on a drive; those being deleted count only
@@ -166,6 +186,7 @@ func (t *tx) drivesReported(name block.NodeName, on *target) {
 		state, reason := driveState(&d, r, seen, on, t.s.meta.ClusterID)
 		switch {
 		case d.State == DriveRemoving:
+			t.removingWaits(&d, on)
 			if !seen && on.status.Generation >= d.RemovedAt {
 				t.drives[d.ID] = nil
 				t.event(Info, EventDriveRemoved, d.object(), "its label is erased", "node", string(name), "drive", d.ID.String())
@@ -181,6 +202,17 @@ func (t *tx) drivesReported(name block.NodeName, on *target) {
 			fresh.Reason = reason
 			fresh.where(r, seen)
 		}
+	}
+}
+
+// removingWaits notes why a drive is not erased yet.
+func (t *tx) removingWaits(d *Drive, on *target) {
+	reason := on.drives[d.ID].Error
+	if p, ok := on.problem("drive " + d.ID.String()); ok {
+		reason = p.Doing + ": " + p.Cause
+	}
+	if d.Reason != reason {
+		t.drive(d.ID).Reason = reason
 	}
 }
 

@@ -62,6 +62,9 @@ func (s *State) explainUnready(e *Explanation, v *Volume) {
 			continue
 		}
 		e.Waits = append(e.Waits, fmt.Sprintf("%v: %s", l, why))
+		if d := s.drives[l.Drive]; d != nil && v.State == VolumeDeleting && (d.State == DriveFailed || d.State == DriveMissing) {
+			e.Actions = append(e.Actions, fmt.Sprintf("if the drive is gone for ever: weft drive evict %s", d.ID))
+		}
 		if !s.targetOnline(l.Node) {
 			e.Actions = append(e.Actions, s.bringBack(l.Node))
 			if v.State == VolumeDeleting {
@@ -155,6 +158,10 @@ func (s *State) explainColumn(e *Explanation, v *Volume, column int) {
 	e.Facts = append(e.Facts, fmt.Sprintf("column %d has no in-sync leg that can be reached", column))
 	for _, l := range good {
 		e.Waits = append(e.Waits, fmt.Sprintf("%v, which holds every write of column %d", l, column))
+		if s.targetOnline(l.Node) {
+			e.Actions = append(e.Actions, fmt.Sprintf("see to the drive of %v: `weft drive list` says what it has", l))
+			continue
+		}
 		e.Actions = append(e.Actions, s.bringBack(l.Node))
 	}
 	for _, l := range stale {

@@ -143,7 +143,9 @@ func (in TargetReported) apply(t *tx) (view, error) {
 	if err := checkAgent(r.Node, r.BootID); err != nil {
 		return nil, err
 	}
-	if r.ClusterID != (block.ClusterID{}) && r.ClusterID != t.s.meta.ClusterID {
+	// A node that exports nothing may join with such drives: they are left alone,
+	// and can be taken in by force.
+	if r.ClusterID != (block.ClusterID{}) && r.ClusterID != t.s.meta.ClusterID && len(r.Exports) > 0 {
 		return nil, refused(ReasonOtherCluster, nodeObject(r.Node), "its drives belong to cluster %v, this is %v", r.ClusterID, t.s.meta.ClusterID)
 	}
 	on := t.s.targets[r.Node]

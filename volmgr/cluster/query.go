@@ -177,10 +177,19 @@ func (s *State) health(v *Volume) Health {
 	return Healthy
 }
 
-// servable reports whether a leg's target is online and its drive is ready.
+// servable reports whether a leg's target is online, its drive is ready, and
+// the target has nothing against the leg.
 func (s *State) servable(l *Leg) bool {
 	d := s.drives[l.Drive]
-	return s.targetOnline(l.Node) && d != nil && d.State == DriveReady
+	return s.targetOnline(l.Node) && d != nil && d.State == DriveReady && s.legError(l) == ""
+}
+
+// legError is what a leg's target says is wrong with it.
+func (s *State) legError(l *Leg) string {
+	if t := s.targets[l.Node]; t != nil {
+		return t.legs[l.ID].Error
+	}
+	return ""
 }
 
 func (s *State) targetOnline(name block.NodeName) bool {

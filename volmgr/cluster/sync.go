@@ -193,7 +193,7 @@ func (s *State) rebuildWaitsFor(v *Volume, l *Leg) string {
 	case d == nil || d.State != DriveReady:
 		return fmt.Sprintf("the drive of %v, which is not ready", l)
 	case !s.legReady(l):
-		return fmt.Sprintf("target %s to map the leg", l.Node)
+		return fmt.Sprintf("target %s to map the leg%s", l.Node, because(s.legError(l)))
 	case !s.admitted(v, l):
 		return fmt.Sprintf("target %s to fence epochs below %d", l.Node, v.Epoch)
 	case on.status.Generation < l.StaleAt || on.exported[l.ID]:
@@ -242,7 +242,7 @@ func (t *tx) volatileCache(id block.DriveID) bool {
 
 func (t *tx) hasOnlineTwin(v *Volume, l Leg) bool {
 	return slices.ContainsFunc(v.Legs, func(o Leg) bool {
-		return o.Column == l.Column && o.Node != l.Node && o.State == LegInSync && t.s.targetOnline(o.Node)
+		return o.Column == l.Column && o.Node != l.Node && o.State == LegInSync && t.s.servable(&o)
 	})
 }
 

@@ -13,6 +13,11 @@ import (
 func (s *State) WantedTarget(node block.NodeName) TargetWanted {
 	w := TargetWanted{Generation: s.meta.Generation, ClusterID: s.meta.ClusterID}
 	for _, d := range s.Drives(node) {
+		// A drive that has had its label is not to get another one: if it comes up
+		// blank, what it held is lost, and its legs must not pass for in sync.
+		if d.State != DriveAdding && d.State != DriveRemoving {
+			continue
+		}
 		w.Drives = append(w.Drives, WantedDrive{
 			Drive: d.ID, Device: d.Device, WWID: d.WWID, Serial: d.Serial,
 			ForceErase: d.ForceErase, Remove: d.State == DriveRemoving,
