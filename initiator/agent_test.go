@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
 )
 
 const (
@@ -519,5 +520,80 @@ func TestAttachToTargetsThatAreAllDownSaysSo(t *testing.T) {
 		if a := w.attachment(); a.GetWaitingFor() == "" {
 			t.Errorf("report = %v, want it to say what is waited for", a)
 		}
+	})
+}
+
+// failDrive has the mirror of a column see an error of a copy.
+func (w *world) failDrive(column, copy int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, h := range w.heads {
+		if h.NSID == uint32(1+column*4+copy) {
+			w.health[dm.Ref(h.Dev)] = dm.WriteError
+		}
+	}
+	w.eventLocked()
+}
+
+func TestColumnThatDoesNotSuspendHoldsUpNoOther(t *testing.T) {
+	in(t, 2, 2, func(w *world) {
+		hang := make(chan struct{})
+		w.mu.Lock()
+		w.hang = map[string]chan struct{}{"c0": hang}
+		w.mu.Unlock()
+		w.failDrive(0, 1)
+		time.Sleep(time.Second)
+		w.expect("the switch of the first column waits in the kernel", "record-stale c0.1", "create c0-lost1: error")
+		w.failDrive(1, 1)
+		time.Sleep(time.Second)
+		w.expect("the second goes on", "record-stale c1.1",
+			"create c1-lost1: error", "reload c1: mirror keep_log t0 c1-lost1")
+		time.Sleep(10 * time.Second)
+		w.expect("nothing is tried twice")
+		w.mu.Lock()
+		delete(w.hang, "c0")
+		w.mu.Unlock()
+		close(hang)
+		time.Sleep(time.Second)
+		w.expect("the call returns", "reload c0: mirror keep_log t0 c0-lost1", "disconnect t1")
+		// What a switch that came late leaves behind is remembered, too.
+		w.comesBack(0, 1, 1)
+		time.Sleep(4 * time.Second)
+		w.expect("return", "connect t1", "create c0-back1: linear", "reload c0: mirror t0 c0-back1", "remove c0-lost1",
+			"record-in-sync c0.1@1 copied 0B", "reload c0: mirror t0 t1", "remove c0-back1")
+	})
+}
+
+func TestLeaseEndsInTimeWhileTheManagerDoesNotAnswer(t *testing.T) {
+	for name, late := range map[string]time.Duration{"early": 0, "in between": 700 * time.Millisecond, "late": 1400 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			in(t, 1, 2, func(w *world) {
+				w.mu.Lock()
+				w.deaf, w.stuck = true, true
+				w.mu.Unlock()
+				time.Sleep(late)
+				w.fallSilent("t1")
+				time.Sleep(8*time.Second + 900*time.Millisecond) // a probe's interval and a look
+				w.expect("lease over", "suspend top")
+			})
+		})
+	}
+}
+
+func TestConnectionThatDoesNotGoHoldsUpNoOther(t *testing.T) {
+	in(t, 2, 2, func(w *world) {
+		hang := make(chan struct{})
+		w.mu.Lock()
+		w.firmly = map[string]chan struct{}{"t1": hang}
+		w.mu.Unlock()
+		w.failDrive(0, 1)
+		w.failDrive(1, 1)
+		time.Sleep(4 * time.Second)
+		w.took()
+		w.fallSilent("t0") // of both columns the last leg
+		time.Sleep(8*time.Second + 900*time.Millisecond)
+		w.expect("lease over", "suspend top")
+		w.answer("t0")
+		close(hang)
 	})
 }

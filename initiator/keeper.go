@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"weft.dev/weft/initiator/fabrics"
@@ -30,6 +31,10 @@ const (
 	recordTimeout   = 2 * time.Second
 	retryInterval   = 500 * time.Millisecond
 	connectPatience = 10 * time.Second
+
+	// patience is how long a keeper waits for a call while the volume serves: all
+	// that it does in one turn must end well before the manager's lease does.
+	patience = 250 * time.Millisecond
 )
 
 // keeper keeps one volume: one goroutine that looks, plans and does. Calls that
@@ -53,7 +58,8 @@ type keeper struct {
 	pulses   map[block.LegID]*pulse
 	reached  map[block.NQN]*reach
 	watched  map[string]bool
-	busy     map[string]bool // calls left in the kernel
+	busy     map[string]bool      // calls left behind
+	over     map[int]*atomic.Bool // by column: has a change that is under way stop
 	top      dm.State
 	suspends bool // a suspend of the device is in the kernel
 	said     string
@@ -93,7 +99,7 @@ func newKeeper(a *Agent, v block.VolumeID) *keeper {
 		limits: limits{window: a.cfg.Window, lease: a.cfg.Lease, connect: connectPatience},
 		wake:   make(chan struct{}, 1), events: make(chan func(), 16), done: make(chan struct{}),
 		pulses: map[block.LegID]*pulse{}, reached: map[block.NQN]*reach{}, watched: map[string]bool{},
-		busy: map[string]bool{}, losses: map[block.LegID]*loss{},
+		busy: map[string]bool{}, over: map[int]*atomic.Bool{}, losses: map[block.LegID]*loss{},
 	}
 	k.remember()
 	return k
@@ -535,6 +541,10 @@ func (k *keeper) do(ctx context.Context, w *wanted, s *seen, o order) error {
 		return k.m.note(k.volume, k.memory)
 	case opForget:
 		return k.forget(w)
+	case opFailCol, opRemoveCol:
+		if over := k.over[o.column]; over != nil {
+			over.Store(true)
+		}
 	}
 	return k.call(ctx, o.String(), func() error { return k.touch(w, s, o) })
 }
@@ -592,31 +602,41 @@ func lowestFirst(c columnSeen) []dm.State {
 // call does something that may stay in the kernel, and leaves it behind when it
 // does: until it has returned the same is not tried again.
 func (k *keeper) call(ctx context.Context, what string, f func() error) error {
+	return k.apart(ctx, what, callTimeout, f, func(err error) error { return err })
+}
+
+// apart does f on a goroutine of its own and then, on the keeper's, finish with
+// its outcome. It waits for f as long as its patience lasts; after that f is left
+// behind, and finish comes when f has returned. Meanwhile the keeper keeps the
+// lease and the other columns, and the same is not tried again.
+func (k *keeper) apart(ctx context.Context, what string, patience time.Duration, f func() error, finish func(error) error) error {
 	if k.busy[what] {
 		return fmt.Errorf("%w: %s", fabrics.ErrBusy, what)
 	}
 	k.busy[what] = true
 	result := make(chan error, 1)
 	go func() { result <- f() }()
-	timer := time.NewTimer(callTimeout)
+	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
 	case err := <-result:
 		delete(k.busy, what)
-		return err
+		return finish(err)
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-timer.C:
 	}
-	k.log.Warn("kernel call does not return", "call", what)
+	began := time.Now().Add(-patience)
+	k.log.Warn("call does not return yet", "call", what)
 	go func() {
 		err := <-result
 		k.tell(func() {
 			delete(k.busy, what)
-			k.log.Info("kernel call has returned after all", "call", what, "err", err)
+			err := finish(err)
+			k.log.Info("call has returned after all", "call", what, "after", time.Since(began), "err", err)
 		})
 	}()
-	return fmt.Errorf("the kernel has not answered for %v", callTimeout)
+	return fmt.Errorf("no answer for %v", patience)
 }
 
 func (k *keeper) connect(ctx context.Context, s *seen, o order) error {
@@ -683,9 +703,19 @@ func (k *keeper) suspend(ctx context.Context) error {
 // release deletes a subsystem's controllers, so that all I/O that waits on them
 // fails, after cutting the connections of a silent target.
 func (k *keeper) release(ctx context.Context, s *seen, o order) error {
+	controllers := s.controllers[o.nqn]
+	return k.apart(ctx, "release "+string(o.nqn), patience, func() error { return k.disconnect(ctx, controllers, o) }, func(err error) error {
+		if err == nil {
+			delete(k.reached, o.nqn)
+		}
+		return err
+	})
+}
+
+func (k *keeper) disconnect(ctx context.Context, controllers []fabrics.Controller, o order) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	for _, c := range s.controllers[o.nqn] {
+	for _, c := range controllers {
 		if o.force && c.Transport == block.TCP {
 			if _, err := k.m.host.DestroySockets(ctx, c.Portal()); err != nil {
 				k.log.Warn("sockets not destroyed; releasing will take longer", "controller", c.Name, "err", err)
@@ -697,7 +727,6 @@ func (k *keeper) release(ctx context.Context, s *seen, o order) error {
 		}
 		k.log.Info("disconnected", "nqn", o.nqn, "controller", c.Name, "forced", o.force)
 	}
-	delete(k.reached, o.nqn)
 	return nil
 }
 
@@ -719,35 +748,54 @@ func (k *keeper) waitUntilNotLive(ctx context.Context, c fabrics.Controller) {
 	}
 }
 
-// column does the steps of a column, and remembers what its copies are after.
+// column does the steps of a column, and remembers what its copies are after. A
+// step waits in its suspend for I/O below, which may be on a leg that is lost
+// meanwhile: the keeper goes on, and has that leg released. The table then still
+// becomes live. That does no harm: it keeps every promise, since no leg can have
+// come into it, and what waits in it goes on by the next plan. Going back to the
+// old one could do some: a rebuilding mirror whose leg has been recorded in sync
+// must not be made live again with a dirty region.
 func (k *keeper) column(ctx context.Context, s *seen, o order) error {
-	what := fmt.Sprintf("%s %d", o.op, o.column)
-	err := k.call(ctx, what, func() error {
-		for _, step := range o.steps {
-			if step.Log != nil {
-				if err := k.m.writeLog(k.volume, o.column, step.Log.Image); err != nil {
-					return err
-				}
-				continue
-			}
-			if err := k.m.dm.Do(*step.DM); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return err
+	what := columnCall(o.column)
+	if k.busy[what] {
+		return errLater
 	}
+	over, mem := new(atomic.Bool), k.memory
+	k.over[o.column] = over
+	return k.apart(ctx, what, patience, func() error { return k.changeColumn(o, over) }, func(err error) error {
+		delete(k.over, o.column)
+		if err != nil || k.memory != mem {
+			return err
+		}
+		for copy, slot := range o.slots {
+			mem.Slots[slotKey(o.column, copy)] = slot
+		}
+		mem.Gone, mem.Clean = false, false
+		k.released(o.column)
+		return k.m.note(k.volume, mem)
+	})
+}
+
+func columnCall(column int) string { return fmt.Sprintf("%s %d", opColumn, column) }
+
+// changeColumn stops between two steps when the column is over.
+func (k *keeper) changeColumn(o order, over *atomic.Bool) error {
 	for _, step := range o.steps {
+		if over.Load() {
+			return errLater
+		}
+		var err error
+		if step.Log != nil {
+			err = k.m.writeLog(k.volume, o.column, step.Log.Image)
+		} else {
+			err = k.m.dm.Do(*step.DM)
+		}
+		if err != nil {
+			return err
+		}
 		k.log.Info("column changed", "column", o.column, "step", step.String())
 	}
-	for copy, slot := range o.slots {
-		k.memory.Slots[slotKey(o.column, copy)] = slot
-	}
-	k.memory.Gone, k.memory.Clean = false, false
-	k.released(o.column)
-	return k.m.note(k.volume, k.memory)
+	return nil
 }
 
 // released notes that the writes which waited for lost legs of a column go on.
@@ -816,7 +864,7 @@ func (k *keeper) publish(w *wanted, s *seen, v verdict, generation uint64) {
 	for _, n := range append(v.notes, slices.Sorted(maps.Keys(k.busy))...) {
 		problems = append(problems, k.agent.problem("attachment "+k.volume.String(), "keep the volume", n))
 	}
-	idle := w == nil && s != nil && !s.top.exists && len(s.controllers) == 0 && k.memory.Epoch == 0 &&
+	idle := w == nil && s != nil && !s.top.exists && len(s.controllers) == 0 && k.memory.Epoch == 0 && len(k.busy) == 0 &&
 		!slices.ContainsFunc(s.columns, func(c columnSeen) bool { return len(c.devices) > 0 })
 
 	k.mu.Lock()

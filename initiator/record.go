@@ -31,21 +31,20 @@ func (k *keeper) recordStale(ctx context.Context, s *seen, o order) error {
 			k.agent.lostLeg()
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
-	defer cancel()
-	_, err := k.agent.cfg.Manager.RecordStale(ctx, request)
-	if err := k.answer(err); err != nil {
+	mem := k.memory
+	return k.ask(ctx, func(ctx context.Context) error {
+		_, err := k.agent.cfg.Manager.RecordStale(ctx, request)
 		return err
-	}
-	for _, l := range o.legs {
-		k.memory.stale[l.leg] = l.revision
-		delete(k.memory.inSync, l.leg)
-		if loss := k.losses[l.leg]; loss != nil && loss.recorded.IsZero() {
-			loss.recorded = time.Now()
-			k.log.Info("leg recorded stale", "leg", l.leg.String(), "record", loss.recorded.Sub(loss.detected))
+	}, func() {
+		for _, l := range o.legs {
+			mem.stale[l.leg] = l.revision
+			delete(mem.inSync, l.leg)
+			if loss := k.losses[l.leg]; loss != nil && loss.recorded.IsZero() {
+				loss.recorded = time.Now()
+				k.log.Info("leg recorded stale", "leg", l.leg.String(), "record", loss.recorded.Sub(loss.detected))
+			}
 		}
-	}
-	return nil
+	})
 }
 
 // recordInSync tells the manager that legs have caught up; until its answer they
@@ -58,19 +57,39 @@ func (k *keeper) recordInSync(ctx context.Context, o order) error {
 	for _, l := range o.legs {
 		request.Legs = append(request.Legs, &pb.RebuiltLeg{LegId: l.leg.String(), Revision: l.revision, BytesCopied: uint64(l.copied)})
 	}
-	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
-	defer cancel()
-	_, err := k.agent.cfg.Manager.RecordInSync(ctx, request)
-	if err := k.answer(err); err != nil {
+	mem := k.memory
+	return k.ask(ctx, func(ctx context.Context) error {
+		_, err := k.agent.cfg.Manager.RecordInSync(ctx, request)
 		return err
+	}, func() {
+		for _, l := range o.legs {
+			mem.inSync[l.leg] = l.revision
+			delete(mem.stale, l.leg)
+			k.agent.resynced(l.copied)
+			k.log.Info("leg in sync", "leg", l.leg.String(), "copied", l.copied.String())
+		}
+	})
+}
+
+// ask asks the manager for a record, one at a time: the order of its answers is
+// then that of its records. A manager that does not answer is waited for apart,
+// since the lease ends meanwhile.
+func (k *keeper) ask(ctx context.Context, request func(context.Context) error, done func()) error {
+	const what = "ask the volume manager for a record"
+	if k.busy[what] {
+		return errLater
 	}
-	for _, l := range o.legs {
-		k.memory.inSync[l.leg] = l.revision
-		delete(k.memory.stale, l.leg)
-		k.agent.resynced(l.copied)
-		k.log.Info("leg in sync", "leg", l.leg.String(), "copied", l.copied.String())
-	}
-	return nil
+	return k.apart(ctx, what, patience, func() error {
+		ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+		defer cancel()
+		return request(ctx)
+	}, func(err error) error {
+		if err := k.answer(err); err != nil {
+			return err
+		}
+		done()
+		return nil
+	})
 }
 
 // answer remembers what the manager said, and when to ask again if it said no.

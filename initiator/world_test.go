@@ -60,9 +60,12 @@ type world struct {
 	wanted     *pb.InitiatorWanted
 	reports    []*pb.InitiatorReport
 	streams    []*stream
-	managers   bool   // the manager answers
-	recordless bool   // but records nothing
-	stop       func() // ends the agent that in started
+	managers   bool                     // the manager answers
+	recordless bool                     // but records nothing
+	deaf       bool                     // and does not even answer
+	hang       map[string]chan struct{} // by device: its reload is in the kernel until closed
+	firmly     map[string]chan struct{} // by node: the same of a disconnect
+	stop       func()                   // ends the agent that in started
 }
 
 type fakeHead struct {
@@ -251,9 +254,19 @@ func (w *world) FindNamespace(nqn block.NQN, nsid uint32, uuid block.UUID) (fabr
 	return fabrics.Namespace{}, fabrics.ErrNoNamespace
 }
 
-func (w *world) Disconnect(_ context.Context, c fabrics.Controller) error {
+func (w *world) Disconnect(ctx context.Context, c fabrics.Controller) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if hang := w.firmly[w.nodeAt(c.Address.Traddr)]; hang != nil {
+		w.mu.Unlock()
+		select {
+		case <-hang:
+			w.mu.Lock()
+		case <-ctx.Done():
+			w.mu.Lock()
+			return ctx.Err()
+		}
+	}
 	w.did("disconnect %s", w.nodeAt(c.Address.Traddr))
 	w.dropLocked(c.Name)
 	return nil
@@ -375,6 +388,11 @@ func (w *world) Do(s dm.Step) error {
 			}
 		}
 	case dm.OpReload:
+		if hang := w.hang[short(s.Device.Name)]; hang != nil {
+			w.mu.Unlock()
+			<-hang
+			w.mu.Lock()
+		}
 		d := w.find(s.Device.Name)
 		if w.waitsLocked(d.Table) {
 			return fmt.Errorf("suspend %s: would wait for ever", d.Name)
@@ -685,11 +703,17 @@ func refuse(reason string) error {
 	return s.Err()
 }
 
-func (m manager) RecordStale(_ context.Context, r *pb.RecordStaleRequest, _ ...grpc.CallOption) (*pb.RecordStaleResponse, error) {
+func (m manager) RecordStale(ctx context.Context, r *pb.RecordStaleRequest, _ ...grpc.CallOption) (*pb.RecordStaleResponse, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.managers {
 		return nil, errAway
+	}
+	if m.deaf {
+		m.mu.Unlock()
+		<-ctx.Done()
+		m.mu.Lock()
+		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	if m.recordless {
 		return nil, errAway
