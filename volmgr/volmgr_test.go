@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -138,20 +139,22 @@ const fakeExtents = 1 << 20
 
 func obey(r *pb.TargetReport, w *pb.TargetWanted) {
 	r.Generation, r.ClusterId, r.Admissions = w.Generation, w.ClusterId, w.Admissions
-	r.Drives, r.Legs, r.Exports = nil, nil, nil
+	r.Legs, r.Exports = nil, nil
 	for _, d := range w.Drives {
-		if d.Remove {
-			continue
+		r.Drives = slices.DeleteFunc(r.Drives, func(have *pb.DriveReport) bool { return have.DriveId == d.DriveId })
+		if !d.Remove {
+			r.Drives = append(r.Drives, &pb.DriveReport{DriveId: d.DriveId, ClusterId: w.ClusterId, Device: d.Device, Extents: fakeExtents})
 		}
-		report := &pb.DriveReport{DriveId: d.DriveId, ClusterId: w.ClusterId, Device: d.Device, Extents: fakeExtents}
+	}
+	for _, report := range r.Drives {
+		report.Legs = nil
 		for _, l := range w.Legs {
-			if l.DriveId == d.DriveId && !l.Remove {
+			if l.DriveId == report.DriveId && !l.Remove {
 				report.Legs = append(report.Legs, &pb.LegLabel{LegId: l.LegId, Column: l.Column, Copy: l.Copy, Extents: l.Extents,
 					Zeroed: true, Revision: l.Revision, Volume: l.Volume})
 				r.Legs = append(r.Legs, &pb.LegReport{LegId: l.LegId, Ready: true})
 			}
 		}
-		r.Drives = append(r.Drives, report)
 	}
 	for _, x := range w.Exports {
 		report := &pb.ExportReport{Nqn: x.Nqn, Ready: true}
