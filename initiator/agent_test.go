@@ -597,3 +597,23 @@ func TestConnectionThatDoesNotGoHoldsUpNoOther(t *testing.T) {
 		close(hang)
 	})
 }
+
+func TestLastLegIsTriedAgainAfterAnError(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.fallSilent("t1")
+		time.Sleep(4 * time.Second)
+		w.took()
+		w.failDrive(0, 0)
+		time.Sleep(time.Second)
+		w.expect("once", "reload c0: mirror keep_log t0 c0-lost1")
+		time.Sleep(5 * time.Second)
+		w.expect("not more often than every 5 s", "reload c0: mirror keep_log t0 c0-lost1")
+		w.mu.Lock()
+		clear(w.health)
+		w.mu.Unlock()
+		time.Sleep(20 * time.Second)
+		w.expect("it is well")
+		w.until(serving)
+		w.answer("t1")
+	})
+}

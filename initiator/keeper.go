@@ -134,6 +134,7 @@ func (m *memory) prepare(now time.Time) {
 	}
 	m.since = now
 	m.stale, m.inSync = map[block.LegID]uint64{}, map[block.LegID]uint64{}
+	m.refreshed = map[int]time.Time{}
 }
 
 // want tells the keeper what is wanted: nil if the volume is not.
@@ -762,6 +763,9 @@ func (k *keeper) column(ctx context.Context, s *seen, o order) error {
 	}
 	over, mem := new(atomic.Bool), k.memory
 	k.over[o.column] = over
+	if o.refresh {
+		mem.refreshed[o.column] = s.now
+	}
 	return k.apart(ctx, what, patience, func() error { return k.changeColumn(o, over) }, func(err error) error {
 		delete(k.over, o.column)
 		if err != nil || k.memory != mem {

@@ -56,6 +56,9 @@ const (
 	opForget    op = "forget" // logs and notes in the run directory
 )
 
+// refreshInterval is how often a mirror is told to try its last leg again.
+const refreshInterval = 5 * time.Second
+
 // order is one step.
 type order struct {
 	op     op
@@ -66,6 +69,8 @@ type order struct {
 	steps  []raid.Step
 	slots  []slot // column: what its copies are when it is done
 	clean  bool   // remove-device: every leg has every write
+
+	refresh bool // column: the tables stay, their errors are forgotten
 }
 
 // legAt is a leg at a revision.
@@ -171,6 +176,8 @@ type memory struct {
 	since  time.Time              // of the first look at this epoch
 	stale  map[block.LegID]uint64 // recorded stale, at this revision
 	inSync map[block.LegID]uint64 // recorded in sync, at this revision
+
+	refreshed map[int]time.Time // by column: when its mirrors were last told to forget errors
 }
 
 // slot is one copy of a column as the tables last had it. A slot whose leg has
@@ -593,8 +600,37 @@ func (p *planner) column(k int) (ready bool) {
 		p.do(order{op: opColumn, column: k, steps: steps, slots: slots})
 		return false
 	}
+	if m := p.tried(k); m != nil {
+		p.note("leg %s of column %d on %s: device-mapper reports a %v, and no other copy can stand in", m.leg, k, p.nodeOf(*m), c.health[m.device])
+		if p.s.now.Sub(p.m.refreshed[k]) >= refreshInterval {
+			p.do(order{op: opColumn, column: k, steps: raid.Refresh(c.devices, want), slots: slots, refresh: true})
+			return false
+		}
+	}
 	p.recovered(k)
 	return c.Kind != raid.ShapeEqualizing
+}
+
+// tried is the one leg of a column of an attached volume that stays in spite of
+// its errors: its mirror has to be told to try it again, or it fails all I/O from
+// then on. (With another source there the two might differ in what failed on both.)
+func (p *planner) tried(k int) (last *member) {
+	for i, m := range p.members {
+		if m.column != k || !m.source {
+			continue
+		}
+		if last != nil || m.gone || m.lost != "" {
+			return nil
+		}
+		last = &p.members[i]
+	}
+	if last == nil || !p.s.top.exists {
+		return nil
+	}
+	if h := p.s.columns[k].health[last.device]; h == 0 || h == dm.Alive {
+		return nil
+	}
+	return last
 }
 
 // wantColumn says what each copy of a column should be; not ok if it can not be

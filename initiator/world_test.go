@@ -96,6 +96,13 @@ func (w *world) took() []string {
 	defer w.mu.Unlock()
 	h := w.history
 	w.history = nil
+	for i := 0; i < len(h); i++ { // connects that begin together end in any order
+		from := i
+		for i < len(h) && strings.HasPrefix(h[i], "connect ") {
+			i++
+		}
+		slices.Sort(h[from:i])
+	}
 	return h
 }
 
