@@ -130,12 +130,30 @@ func (t *Tree) connected(o Options) (Controller, error) {
 // Disconnect deletes a controller. A target that answers, or a controller that
 // is reconnecting, takes 0.3 s; a live controller of a target that has gone
 // silent 27 to 89 s: destroy its sockets first.
+//
+// A controller that is gone is as good as disconnected, also if its name is
+// another's by now: the kernel gives numbers out again.
 func (t *Tree) Disconnect(ctx context.Context, c Controller) error {
 	return t.apart(ctx, "disconnect", c.Name, func() error {
-		err := t.write("class/nvme/"+c.Name+"/delete_controller", "1")
+		err := t.remove(c)
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
-			return nil // gone, which is what was wanted
+			return nil
 		}
 		return err
 	})
+}
+
+// remove opens the file before it looks whose it is: when the controller goes in
+// between, the file goes with it, and what is then written finds nobody.
+func (t *Tree) remove(c Controller) error {
+	dir := "class/nvme/" + c.Name + "/"
+	f, err := t.open(dir + "delete_controller")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if now, err := t.controller(c.Name); err != nil || now.NQN != c.NQN || now.HostNQN != c.HostNQN {
+		return err
+	}
+	return t.put(f, "1")
 }

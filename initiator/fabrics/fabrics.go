@@ -99,13 +99,25 @@ func (t *Tree) read(name string) (string, error) {
 
 // write writes one value with one write(2), as sysfs wants it.
 func (t *Tree) write(name, value string) error {
-	f, err := os.OpenFile(t.path(name), os.O_WRONLY, 0)
+	f, err := t.open(name)
 	if err != nil {
-		return &Error{Op: "open", Path: t.path(name), Err: errno(err)}
+		return err
 	}
 	defer f.Close()
+	return t.put(f, value)
+}
+
+func (t *Tree) open(name string) (*os.File, error) {
+	f, err := os.OpenFile(t.path(name), os.O_WRONLY, 0)
+	if err != nil {
+		return nil, &Error{Op: "open", Path: t.path(name), Err: errno(err)}
+	}
+	return f, nil
+}
+
+func (t *Tree) put(f *os.File, value string) error {
 	if _, err := unix.Write(int(f.Fd()), []byte(value)); err != nil {
-		return &Error{Op: fmt.Sprintf("write %q to", value), Path: t.path(name), Err: err}
+		return &Error{Op: fmt.Sprintf("write %q to", value), Path: f.Name(), Err: err}
 	}
 	return nil
 }

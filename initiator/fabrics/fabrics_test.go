@@ -317,3 +317,27 @@ func FuzzAddress(f *testing.F) {
 		}
 	})
 }
+
+func TestDisconnectLeavesAControllerThatHasTakenTheName(t *testing.T) {
+	files := map[string]string{"class/nvme/nvme3/delete_controller": ""}
+	addSubsystem(files, 3, 3, Live, nil)
+	k := tree(t, files)
+	c, err := k.controller("nvme3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := c
+	other.NQN = block.SubsystemNQN(block.VolumeID{UUID: otherUUID}, 1, testHost, "t1")
+	if err := k.Disconnect(t.Context(), other); err != nil {
+		t.Errorf("Disconnect of one that is gone = %v, want nil", err)
+	}
+	if got, _ := k.read("class/nvme/nvme3/delete_controller"); got != "" {
+		t.Errorf("the controller that has its name now was deleted (%q)", got)
+	}
+	if err := k.Disconnect(t.Context(), c); err != nil {
+		t.Errorf("Disconnect = %v, want nil", err)
+	}
+	if got, _ := k.read("class/nvme/nvme3/delete_controller"); got != "1" {
+		t.Errorf("delete_controller = %q, want 1", got)
+	}
+}
