@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,6 +22,7 @@ type scriptedTarget struct {
 
 	mu     sync.Mutex
 	wanted *pb.TargetWanted
+	drives []*pb.WantedDrive // with a label
 }
 
 const devicesOfTarget = 2
@@ -50,9 +52,12 @@ func (a *scriptedTarget) report() *pb.TargetReport {
 		admitted[ad.GetVolumeId()] = ad.GetEpoch()
 	}
 	for _, d := range w.GetDrives() {
-		if d.GetRemove() {
-			continue
+		a.drives = slices.DeleteFunc(a.drives, func(have *pb.WantedDrive) bool { return have.GetDriveId() == d.GetDriveId() })
+		if !d.GetRemove() {
+			a.drives = append(a.drives, d)
 		}
+	}
+	for _, d := range a.drives {
 		report := &pb.DriveReport{DriveId: d.GetDriveId(), ClusterId: w.GetClusterId(), Device: d.GetDevice(), Extents: 15, LabelGeneration: 1}
 		for _, l := range w.GetLegs() {
 			if l.GetDriveId() == d.GetDriveId() && !l.GetRemove() {
