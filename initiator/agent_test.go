@@ -617,3 +617,19 @@ func TestLastLegIsTriedAgainAfterAnError(t *testing.T) {
 		w.answer("t1")
 	})
 }
+
+func TestQueueThatDoesNotFreezeHoldsUpNoOtherLeg(t *testing.T) {
+	in(t, 1, 3, func(w *world) {
+		thaw := make(chan struct{})
+		w.mu.Lock()
+		w.frozen = map[string]chan struct{}{"t1": thaw}
+		w.mu.Unlock()
+		time.Sleep(time.Second)
+		w.fallSilent("t2")
+		time.Sleep(4 * time.Second)
+		w.expect("loss of another leg", "record-stale c0.2", "destroy-sockets t2", "disconnect t2",
+			"create c0-in: mirror t0 t1", "create c0-lost2: error", "reload c0: mirror keep_log c0-in c0-lost2")
+		w.answer("t2")
+		close(thaw)
+	})
+}

@@ -280,7 +280,7 @@ func (k *keeper) look(ctx context.Context) (*seen, error) {
 		return nil, err
 	}
 	for i := range k.links {
-		s.legs[k.links[i].leg] = k.lookAtLeg(s, &k.links[i])
+		s.legs[k.links[i].leg] = k.lookAtLeg(ctx, s, &k.links[i])
 	}
 	k.probe(s)
 	return s, nil
@@ -302,7 +302,7 @@ func (k *keeper) lookAtDevices(ctx context.Context, s *seen) error {
 			exists: k.top.Live, suspended: k.top.Suspended, suspending: k.suspends,
 			failed: fails(k.top.Table), open: k.top.Open, exposed: k.m.exposed(k.top.Number),
 		}
-		if s.top.open > 0 {
+		if s.top.open > 0 && k.leaves() {
 			s.top.users = k.m.users(k.top.Number)
 		}
 	}
@@ -323,6 +323,14 @@ func (k *keeper) lookAtDevices(ctx context.Context, s *seen) error {
 		}
 	}
 	return nil
+}
+
+// leaves reports whether the device is to be removed, so that it matters who
+// has it open: to find out is much to read.
+func (k *keeper) leaves() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.wanted == nil || k.wanted.detach || k.wanted.epoch != k.memory.Epoch
 }
 
 func belongs(name, column string) bool {
@@ -398,7 +406,7 @@ func (k *keeper) lookAtHealth(c *columnSeen) error {
 	return nil
 }
 
-func (k *keeper) lookAtLeg(s *seen, l *link) legSeen {
+func (k *keeper) lookAtLeg(ctx context.Context, s *seen, l *link) legSeen {
 	seen := legSeen{nqn: l.nqn}
 	n, err := k.m.host.FindNamespace(l.nqn, l.nsid, l.uuid)
 	live := err == nil && n.Live
@@ -407,7 +415,7 @@ func (k *keeper) lookAtLeg(s *seen, l *link) legSeen {
 	}
 	seen.device, seen.name = dm.Ref(n.Dev), n.Name
 	if live {
-		if err := k.prepare(n, l); err != nil {
+		if err := k.prepare(ctx, n, l); err != nil {
 			seen.err = err.Error()
 		}
 	}
@@ -426,8 +434,9 @@ func (k *keeper) lookAtLeg(s *seen, l *link) legSeen {
 }
 
 // prepare makes a head fit for a table: its size is right, its flushes are as
-// the drive needs them, and its commands are given up in time.
-func (k *keeper) prepare(n fabrics.Namespace, l *link) error {
+// the drive needs them, and its commands are given up in time. Newer kernels
+// freeze a queue to change it, and that waits for a silent target.
+func (k *keeper) prepare(ctx context.Context, n fabrics.Namespace, l *link) error {
 	k.mu.Lock()
 	w := k.wanted
 	k.mu.Unlock()
@@ -436,17 +445,20 @@ func (k *keeper) prepare(n fabrics.Namespace, l *link) error {
 			return fmt.Errorf("%s has %v, the leg must have %v", n.Name, n.Size, need)
 		}
 	}
-	if l.writeThrough {
-		if err := k.m.host.SetWriteThrough(n.Head); err != nil {
-			return err
+	writeThrough := l.writeThrough
+	return k.apart(ctx, "prepare "+n.Name, patience, func() error {
+		if writeThrough {
+			if err := k.m.host.SetWriteThrough(n.Head); err != nil {
+				return err
+			}
 		}
-	}
-	for _, p := range n.Paths {
-		if err := k.m.host.SetIOTimeout(p, k.agent.cfg.IOTimeout); err != nil {
-			k.log.Debug("io timeout not set", "path", p.Name, "err", err)
+		for _, p := range n.Paths {
+			if err := k.m.host.SetIOTimeout(p, k.agent.cfg.IOTimeout); err != nil {
+				k.log.Debug("io timeout not set", "path", p.Name, "err", err)
+			}
 		}
-	}
-	return nil
+		return nil
+	}, func(err error) error { return err })
 }
 
 // probe starts the probes that are due.

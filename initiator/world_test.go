@@ -65,6 +65,7 @@ type world struct {
 	deaf       bool                     // and does not even answer
 	hang       map[string]chan struct{} // by device: its reload is in the kernel until closed
 	firmly     map[string]chan struct{} // by node: the same of a disconnect
+	frozen     map[string]chan struct{} // by node: the same of setting a queue's limits
 	stop       func()                   // ends the agent that in started
 }
 
@@ -321,8 +322,21 @@ func (w *world) DestroySockets(_ context.Context, p block.Portal) (int, error) {
 	return 1, nil
 }
 
-func (w *world) SetWriteThrough(fabrics.Head) error             { return nil }
-func (w *world) SetIOTimeout(fabrics.Path, time.Duration) error { return nil }
+func (w *world) SetWriteThrough(fabrics.Head) error { return nil }
+
+func (w *world) SetIOTimeout(p fabrics.Path, _ time.Duration) error {
+	w.mu.Lock()
+	i := slices.IndexFunc(w.ctrl, func(c fabrics.Controller) bool { return c.Name == p.Controller })
+	var frozen chan struct{}
+	if i >= 0 {
+		frozen = w.frozen[w.nodeAt(w.ctrl[i].Address.Traddr)]
+	}
+	w.mu.Unlock()
+	if frozen != nil {
+		<-frozen
+	}
+	return nil
+}
 
 func (w *world) Probe(h fabrics.Head) error {
 	w.mu.Lock()
