@@ -161,14 +161,14 @@ func (c *Client) Devices(prefix string) ([]State, error) {
 	var all []State
 	names := map[Ref]Ref{}
 	for _, l := range list {
-		s, err := c.state(l.Name)
+		s, ok, err := c.state(l.Name, prefix)
 		if NotFound(err) { // removed since it was listed
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		if strings.HasPrefix(s.UUID, prefix) {
+		if ok {
 			all = append(all, s)
 			names[s.Number.Ref()] = Ref(s.Name)
 		}
@@ -184,13 +184,14 @@ func (c *Client) Devices(prefix string) ([]State, error) {
 	return all, nil
 }
 
-func (c *Client) state(name string) (State, error) {
+// state reads a device; not ok if its uuid has another prefix.
+func (c *Client) state(name, prefix string) (s State, ok bool, err error) {
 	info, err := c.Info(name)
-	if err != nil {
-		return State{}, err
+	if err != nil || !strings.HasPrefix(info.UUID, prefix) {
+		return State{}, false, err
 	}
 	t, err := c.Table(name)
-	return State{info, t}, err
+	return State{info, t}, true, err
 }
 
 // Do makes one change. Errors are those of the calls it is made of; after one,
