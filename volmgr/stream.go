@@ -15,30 +15,16 @@ import (
 )
 
 // session is the newest stream of an agent. Wanted states are whole, so only
-// the newest one has to be sent: a slow agent never makes the loop wait.
+// the newest one has to be sent, and it is made when the stream can take it: a
+// slow agent never makes the loop wait, nor work for nothing.
 type session struct {
-	number uint64
-	newest chan func()   // of size 1: sends a wanted state
-	again  func() func() // in the loop: takes the wanted state of that moment; nil before the first report
-	cancel context.CancelCauseFunc
+	number  uint64
+	news    chan struct{} // of size 1: the wanted state may have changed
+	greeted bool          // of the loop: the first report is in
+	cancel  context.CancelCauseFunc
 }
 
 var errSuperseded = status.Error(codes.Aborted, "a newer stream of the same node has taken over")
-
-// put replaces what waits to be sent.
-func (s *session) put(send func()) {
-	for {
-		select {
-		case s.newest <- send:
-			return
-		default:
-		}
-		select {
-		case <-s.newest:
-		default:
-		}
-	}
-}
 
 // kind is one of the two sorts of agents.
 type kind[Report, Wanted any] struct {
@@ -108,7 +94,7 @@ func serve[Report, Wanted any](m *Manager, stream grpc.BidiStreamingServer[Repor
 	if err != nil {
 		return toStatus(&cluster.Error{Kind: cluster.InvalidArgument, Field: "node", Text: err.Error()})
 	}
-	s := &session{newest: make(chan func(), 1), cancel: cancel}
+	s := &session{news: make(chan struct{}, 1), cancel: cancel}
 	var refused error
 	if err := m.look(ctx, func() { refused = open(m, k, node, k.boot(first), s) }); err != nil {
 		return toStatus(err)
@@ -122,7 +108,7 @@ func serve[Report, Wanted any](m *Manager, stream grpc.BidiStreamingServer[Repor
 	}()
 
 	failed := make(chan error, 2)
-	go func() { failed <- sendNewest(ctx, s) }()
+	go func() { failed <- sendNewest(ctx, m, stream, k, node, s) }()
 	go func() { failed <- takeReports(ctx, m, stream, k, node, s, first) }()
 	select {
 	case err = <-failed:
@@ -173,13 +159,20 @@ func closeSession[Report, Wanted any](m *Manager, k kind[Report, Wanted], node b
 	m.cfg.Log.Info("agent gone", "node", node, "session", s.number)
 }
 
-func sendNewest(ctx context.Context, s *session) error {
+func sendNewest[Report, Wanted any](ctx context.Context, m *Manager, stream grpc.BidiStreamingServer[Report, Wanted],
+	k kind[Report, Wanted], node block.NodeName, s *session) error {
 	for {
 		select {
-		case send := <-s.newest:
-			send()
+		case <-s.news:
 		case <-ctx.Done():
 			return context.Cause(ctx)
+		}
+		var wanted *Wanted
+		if err := m.look(ctx, func() { wanted = k.wanted(m, node) }); err != nil {
+			return err
+		}
+		if err := stream.Send(wanted); err != nil {
+			return err
 		}
 	}
 }
@@ -199,9 +192,10 @@ func takeReports[Report, Wanted any](ctx context.Context, m *Manager, stream grp
 			return err
 		}
 		if !greeted {
-			if err := m.look(ctx, func() { s.put(sender(m, stream, k, node, s)) }); err != nil {
+			if err := m.look(ctx, func() { s.greeted = true }); err != nil {
 				return err
 			}
+			poke(s.news)
 		}
 		if r, err = stream.Recv(); err != nil {
 			return err
@@ -209,24 +203,11 @@ func takeReports[Report, Wanted any](ctx context.Context, m *Manager, stream grp
 	}
 }
 
-// sender runs in the loop: it takes the wanted state as it is now, and leaves
-// the sending to the stream.
-func sender[Report, Wanted any](m *Manager, stream grpc.BidiStreamingServer[Report, Wanted], k kind[Report, Wanted],
-	node block.NodeName, s *session) func() {
-	wanted := k.wanted(m, node)
-	s.again = func() func() { return sender(m, stream, k, node, s) }
-	return func() {
-		if err := stream.Send(wanted); err != nil {
-			s.cancel(err)
-		}
-	}
-}
-
 // wake runs in the loop, after a commit that may have changed what a node is to have.
 func (m *Manager) wake(node block.NodeName) {
 	for _, sessions := range []map[block.NodeName]*session{m.targets, m.initiators} {
-		if s := sessions[node]; s != nil && s.again != nil {
-			s.put(s.again())
+		if s := sessions[node]; s != nil && s.greeted {
+			poke(s.news)
 		}
 	}
 }
