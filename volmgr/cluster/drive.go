@@ -229,13 +229,22 @@ func driveState(d *Drive, r DriveReport, seen bool, on *target, id block.Cluster
 		p, _ := on.problem("drive " + d.ID.String())
 		return DriveAdding, strings.TrimPrefix(p.Doing+": "+p.Cause, ": ")
 	case !seen:
-		return DriveMissing, fmt.Sprintf("node %s does not see it", d.Node)
+		return DriveMissing, missingBecause(d, on)
 	case r.Cluster != (block.ClusterID{}) && r.Cluster != id:
 		return DriveFailed, fmt.Sprintf("its label belongs to cluster %v", r.Cluster)
 	case r.Error != "":
 		return DriveFailed, r.Error
 	}
 	return DriveReady, ""
+}
+
+// missingBecause tells a device that is not there from one that has lost its label.
+func missingBecause(d *Drive, on *target) string {
+	dev, ok := findDevice(on.devices, d.Device)
+	if ok && dev.DriveID.IsZero() && dev.WWID == d.WWID && dev.Serial == d.Serial {
+		return fmt.Sprintf("node %s sees %s without its label%s", d.Node, d.Device, because(dev.Refused))
+	}
+	return fmt.Sprintf("node %s does not see it", d.Node)
 }
 
 func driveEvent(state DriveState) (Severity, string) {

@@ -32,13 +32,16 @@ func TestADriveThatHadItsLabelIsNotFormattedAgain(t *testing.T) {
 	for _, spoil := range []func(){
 		func() {},
 		func() { t1.spoil("input/output error") },
-		func() { t1.drives = map[block.DriveID]*simDrive{} }, // blank
+		func() { t1.drives, t1.devices[0].DriveID = map[block.DriveID]*simDrive{}, block.DriveID{} }, // blank
 	} {
 		spoil()
 		s.reportTarget(t1)
 		if got := s.state.WantedTarget("t1").Drives; len(got) != 0 {
 			t.Errorf("WantedTarget(t1).Drives = %+v, want none: a blank device must not pass for the drive", got)
 		}
+	}
+	if d := s.state.Drives("t1")[0]; d.State != DriveMissing || !strings.Contains(d.Reason, "without its label") {
+		t.Errorf("drive is %s (%s), want it MISSING, without its label", d.State, d.Reason)
 	}
 	if v, err := s.state.Volume("db1"); err != nil || v.Health != Unavailable {
 		t.Errorf("Volume(db1) = %v, %v; want it unavailable", v.Health, err)
