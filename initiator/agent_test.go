@@ -633,3 +633,21 @@ func TestQueueThatDoesNotFreezeHoldsUpNoOtherLeg(t *testing.T) {
 		close(thaw)
 	})
 }
+
+func TestNotesThatAnAgentDidNotComeToWriteAreMadeUpFor(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.stop()
+		notes := filepath.Join(w.dir, "run", w.volume.String()+".json")
+		if err := os.Remove(notes); err != nil {
+			t.Fatal(err)
+		}
+		w.start()
+		time.Sleep(2 * time.Second)
+		m := &machine{runDir: filepath.Join(w.dir, "run")}
+		mem, _, err := m.notes(w.volume)
+		if got, want := mem.slot(0, 1).Leg, legID(0, 1); got != want || err != nil {
+			t.Errorf("leg noted for copy 1 = %v, %v; want %v", got, err, want)
+		}
+		w.expect("nothing is changed")
+	})
+}

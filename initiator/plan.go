@@ -596,7 +596,7 @@ func (p *planner) column(k int) (ready bool) {
 		p.wait("a person: %v", err)
 		return false
 	}
-	if len(steps) > 0 {
+	if len(steps) > 0 || !p.noted(k, slots) {
 		p.do(order{op: opColumn, column: k, steps: steps, slots: slots})
 		return false
 	}
@@ -609,6 +609,20 @@ func (p *planner) column(k int) (ready bool) {
 	}
 	p.recovered(k)
 	return c.Kind != raid.ShapeEqualizing
+}
+
+// noted reports whether the slots of a column are remembered. They are not if
+// an agent ended between a step and its note; a later loss would then be put
+// down to the leg that had the slot before.
+func (p *planner) noted(k int, slots []slot) bool {
+	for copy, s := range slots {
+		was := p.m.slot(k, copy)
+		was.Dirty, s.Dirty = 0, 0
+		if was != s {
+			return false
+		}
+	}
+	return true
 }
 
 // tried is the one leg of a column of an attached volume that stays in spite of
