@@ -651,3 +651,17 @@ func TestNotesThatAnAgentDidNotComeToWriteAreMadeUpFor(t *testing.T) {
 		w.expect("nothing is changed")
 	})
 }
+
+func TestAgentThatEndsLeavesNoTableHalfSwitched(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		hang := make(chan struct{})
+		w.mu.Lock()
+		w.hang = map[string]chan struct{}{"c0": hang}
+		w.mu.Unlock()
+		w.failDrive(0, 1)
+		time.Sleep(50 * time.Millisecond)
+		time.AfterFunc(100*time.Millisecond, func() { close(hang) })
+		w.stop()
+		w.expect("at the end", "record-stale c0.1", "create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1")
+	})
+}

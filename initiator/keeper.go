@@ -35,6 +35,8 @@ const (
 	// patience is how long a keeper waits for a call while the volume serves: all
 	// that it does in one turn must end well before the manager's lease does.
 	patience = 250 * time.Millisecond
+
+	lastPatience = time.Second // with a call, before the agent ends
 )
 
 // keeper keeps one volume: one goroutine that looks, plans and does. Calls that
@@ -636,7 +638,13 @@ func (k *keeper) apart(ctx context.Context, what string, patience time.Duration,
 		delete(k.busy, what)
 		return finish(err)
 	case <-ctx.Done():
-		return ctx.Err()
+		// The process may end now, and a table must not be left suspended.
+		select {
+		case err := <-result:
+			return finish(err)
+		case <-time.After(lastPatience):
+			return ctx.Err()
+		}
 	case <-timer.C:
 	}
 	began := time.Now().Add(-patience)
