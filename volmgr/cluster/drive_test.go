@@ -138,3 +138,19 @@ func TestANodeWithDrivesOfAnotherClusterMayJoinIfItExportsNothing(t *testing.T) 
 		t.Errorf("a report with exports of another cluster = %q, want it refused", out)
 	}
 }
+
+func TestNothingIsPlacedOverALegThatOnlyTheLabelKnows(t *testing.T) {
+	s, t1 := oneDrive(t)
+	for _, d := range t1.drives {
+		stray := block.LegID{UUID: testSeed(7).id(0)}
+		d.labels[stray] = LegLabel{Leg: stray, Extents: []Extent{{Start: 0, Count: 2}}, Zeroed: true}
+	}
+	s.reportTarget(t1)
+	out := s.run("create db1 size=1GiB copies=1") + s.run("comply")
+	if v, err := s.state.Volume("db1"); t1.wrong != "" || err != nil || v.State != VolumeReady {
+		t.Errorf("create = %s: %s, volume is %v", out, t1.wrong, v.State)
+	}
+	if out := s.run("create db2 size=9GiB copies=1"); !strings.Contains(out, "NO_SPACE") {
+		t.Errorf("create of more than is left = %s, want NO_SPACE", out)
+	}
+}

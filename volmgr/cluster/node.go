@@ -197,12 +197,16 @@ func (t *tx) targetSeen(on *target, r *TargetReport) {
 	on.drives = map[block.DriveID]DriveReport{}
 	on.legs = map[block.LegID]LegReport{}
 	on.labelled = map[block.LegID]bool{}
+	on.strays = map[block.DriveID][]Extent{}
 	on.admitted = map[block.VolumeID]block.Epoch{}
 	on.exported = map[block.LegID]bool{}
 	for _, d := range r.Drives {
 		on.drives[d.Drive] = d
 		for _, l := range d.Legs {
 			on.labelled[l.Leg] = true
+			if t.s.onDrive[d.Drive][l.Leg] == nil {
+				on.strays[d.Drive] = append(on.strays[d.Drive], l.Extents...)
+			}
 		}
 	}
 	for _, l := range r.Legs {

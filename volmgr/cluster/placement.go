@@ -151,7 +151,7 @@ func (s *State) spots(pool *Pool, spread string) (usable []*spot, refusals []str
 		case at.domain == "":
 			why = fmt.Sprintf("its node has no label %q", spread)
 		default:
-			usable = append(usable, &spot{drive: d, domain: at.domain, used: s.used[d.ID]})
+			usable = append(usable, &spot{drive: d, domain: at.domain, used: s.used[d.ID] + count(s.strays(d))})
 			continue
 		}
 		refusals = append(refusals, fmt.Sprintf("%s: %s", d.object(), why))
@@ -276,7 +276,7 @@ func (s *State) carve(columns [][]*spot, need uint32, seed Seed) []Leg {
 		for i, x := range column {
 			d := x.drive
 			if taken[d.ID] == nil {
-				taken[d.ID] = slices.Concat(slices.Collect(maps.Values(s.onDrive[d.ID]))...)
+				taken[d.ID] = slices.Concat(slices.Concat(slices.Collect(maps.Values(s.onDrive[d.ID]))...), s.strays(d))
 			}
 			extents := firstFit(taken[d.ID], d.Extents, need)
 			taken[d.ID] = append(taken[d.ID], extents...)
@@ -287,6 +287,15 @@ func (s *State) carve(columns [][]*spot, need uint32, seed Seed) []Leg {
 		}
 	}
 	return legs
+}
+
+// strays are the extents of legs on a drive's label that no record knows, as
+// after a restore of an older backup: targets keep them, so nothing else fits there.
+func (s *State) strays(d *Drive) []Extent {
+	if on := s.targets[d.Node]; on != nil {
+		return on.strays[d.ID]
+	}
+	return nil
 }
 
 // firstFit takes need extents out of total: the first hole that holds them all,

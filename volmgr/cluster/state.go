@@ -98,6 +98,7 @@ type target struct {
 	drives   map[block.DriveID]DriveReport
 	legs     map[block.LegID]LegReport
 	labelled map[block.LegID]bool
+	strays   map[block.DriveID][]Extent // of legs on labels that no record knows
 	admitted map[block.VolumeID]block.Epoch
 	exported map[block.LegID]bool
 }
