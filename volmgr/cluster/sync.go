@@ -242,7 +242,7 @@ func (t *tx) volatileCache(id block.DriveID) bool {
 
 func (t *tx) hasOnlineTwin(v *Volume, l Leg) bool {
 	return slices.ContainsFunc(v.Legs, func(o Leg) bool {
-		return o.Column == l.Column && o.Node != l.Node && o.State == LegInSync && t.s.servable(&o)
+		return o.Column == l.Column && o.Node != l.Node && o.State == LegInSync && t.s.targetOnline(o.Node)
 	})
 }
 
