@@ -23,8 +23,8 @@ import (
 )
 
 var (
-	rounds  = flag.Int("rounds", 5, "how often each workload runs on each device")
-	seconds = flag.Int("seconds", 4, "how long each run takes")
+	rounds  = flag.Int("rounds", 3, "how often each workload runs on each device")
+	seconds = flag.Int("seconds", 3, "how long each run takes")
 	deaths  = flag.Int("deaths", 3, "how often a target is killed")
 	verbose = flag.Bool("v", false, "also print what the machines do")
 )
@@ -94,18 +94,22 @@ func rawNamespace(t vm.TB, b *testbed.Bed, client *vm.Machine) string {
 
 // compare runs a workload on the raw namespace and every volume in turn.
 func compare(t vm.TB, client *vm.Machine, w workload, raw string, devices map[string]string) {
-	ratios := map[string][]float64{}
+	turn := []string{raw}
+	for _, l := range layouts {
+		turn = append(turn, devices[l.name])
+	}
+	ratios := make([][]float64, len(layouts))
 	var raws []float64
 	for range *rounds {
-		base := iops(t, client, w, raw)
-		raws = append(raws, base)
-		for _, l := range layouts {
-			ratios[l.name] = append(ratios[l.name], iops(t, client, w, devices[l.name])/base)
+		reached := iops(t, client, w, turn)
+		raws = append(raws, reached[0])
+		for i := range layouts {
+			ratios[i] = append(ratios[i], reached[i+1]/reached[0])
 		}
 	}
 	fmt.Printf("%-32s %14.0f", w.name, median(raws))
-	for _, l := range layouts {
-		fmt.Printf("%14.2f", median(ratios[l.name]))
+	for i := range layouts {
+		fmt.Printf("%14.2f", median(ratios[i]))
 	}
 	fmt.Println()
 }
@@ -115,21 +119,29 @@ func median(values []float64) float64 {
 	return values[len(values)/2]
 }
 
-// iops runs fio for a while and gives what it reached.
-func iops(t vm.TB, client *vm.Machine, w workload, device string) float64 {
-	out, err := client.Run(t.Context(), "fio", "--name=bench", "--filename="+device, "--rw="+w.rw, "--bs="+w.bs,
-		fmt.Sprintf("--iodepth=%d", w.depth), "--ioengine=libaio", "--direct=1", "--size=64m", "--time_based",
-		fmt.Sprintf("--runtime=%d", *seconds), "--ramp_time=1", "--output-format=json")
+// iops runs fio on one device after the other, in one process, and gives what
+// it reached on each.
+func iops(t vm.TB, client *vm.Machine, w workload, devices []string) []float64 {
+	args := []string{"fio", "--rw=" + w.rw, "--bs=" + w.bs, fmt.Sprintf("--iodepth=%d", w.depth), "--ioengine=libaio", "--direct=1",
+		"--size=64m", "--time_based", fmt.Sprintf("--runtime=%d", *seconds), "--ramp_time=1", "--stonewall", "--output-format=json"}
+	for i, device := range devices {
+		args = append(args, fmt.Sprintf("--name=job%d", i), "--filename="+device)
+	}
+	out, err := client.Run(t.Context(), args...)
 	if err != nil {
-		t.Fatalf("fio on %s: %v", device, err)
+		t.Fatalf("fio on %v: %v", devices, err)
 	}
 	var report struct {
 		Jobs []struct{ Read, Write struct{ IOPS float64 } }
 	}
-	if err := json.Unmarshal([]byte(out[strings.Index(out, "{"):]), &report); err != nil || len(report.Jobs) != 1 {
-		t.Fatalf("fio on %s printed: %v\n%s", device, err, out)
+	if err := json.Unmarshal([]byte(out[strings.Index(out, "{"):]), &report); err != nil || len(report.Jobs) != len(devices) {
+		t.Fatalf("fio on %v printed: %v\n%s", devices, err, out)
 	}
-	return report.Jobs[0].Read.IOPS + report.Jobs[0].Write.IOPS
+	var reached []float64
+	for _, job := range report.Jobs {
+		reached = append(reached, job.Read.IOPS+job.Write.IOPS)
+	}
+	return reached
 }
 
 // stalls kills a target under writes several times, and breaks the stall down
