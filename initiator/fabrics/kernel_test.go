@@ -187,8 +187,10 @@ func TestKernelReconnectsAfterItsSocketsAreDestroyed(t *testing.T) {
 	}
 	t.Cleanup(func() { k.Disconnect(context.WithoutCancel(t.Context()), c) })
 	n, err := k.DestroySockets(t.Context(), c.Portal())
-	if err != nil || n < 2 {
-		t.Fatalf("DestroySockets = %d, %v; want at least the 2 of the controller's queues", n, err)
+	// Of its two sockets the kernel may close the second by itself, in the error
+	// recovery that the end of the first one starts.
+	if err != nil || n < 1 {
+		t.Fatalf("DestroySockets = %d, %v; want at least 1", n, err)
 	}
 	state := func() string {
 		now, err := k.controller(c.Name)
