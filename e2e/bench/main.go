@@ -173,9 +173,17 @@ func stalls(t vm.TB, b *testbed.Bed, client *vm.Machine) {
 // breakdown picks the line with which the agent tells how long each part took.
 func breakdown(log string) string {
 	for line := range strings.Lines(log) {
-		if _, attributes, ok := strings.Cut(line, "leg loss handled"); ok {
-			return strings.TrimSpace(strings.Trim(attributes, `"`))
+		if !strings.Contains(line, `msg="leg released"`) {
+			continue
 		}
+		var parts []string
+		for word := range strings.FieldsSeq(line) {
+			name, value, _ := strings.Cut(word, "=")
+			if d, err := time.ParseDuration(value); err == nil {
+				parts = append(parts, fmt.Sprintf("%s %.2f s", name, d.Seconds()))
+			}
+		}
+		return strings.Join(parts, ", ")
 	}
-	return ""
+	return "(the agent did not say)"
 }
