@@ -179,7 +179,7 @@ func breakdown(log string) string {
 		var parts []string
 		for word := range strings.FieldsSeq(line) {
 			name, value, _ := strings.Cut(word, "=")
-			if d, err := time.ParseDuration(value); err == nil {
+			if d, err := time.ParseDuration(value); err == nil && name != "column" {
 				parts = append(parts, fmt.Sprintf("%s %.2f s", name, d.Seconds()))
 			}
 		}
