@@ -9,9 +9,9 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/proto/uevent"
 	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/target/drive"
-	"weft.dev/weft/target/uevent"
 )
 
 // machine is the hardware of this node.

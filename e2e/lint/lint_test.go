@@ -32,9 +32,9 @@ var arrows = map[string][]string{
 	"volmgr":            {"volmgr/cluster", "volmgr/store", "proto/block", "proto/pb"},
 	"target/drive":      {"proto/block", "proto/pb"},
 	"target/nvmet":      {"proto/block"},
-	"target/uevent":     {},
-	"target":            {"target/drive", "target/nvmet", "target/uevent", "raid", "raid/dm", "proto/block", "proto/pb"},
-	"initiator/fabrics": {"proto/block"},
+	"proto/uevent":      {},
+	"target":            {"target/drive", "target/nvmet", "proto/uevent", "raid", "raid/dm", "proto/block", "proto/pb"},
+	"initiator/fabrics": {"proto/block", "proto/uevent"},
 	"initiator":         {"initiator/fabrics", "raid", "raid/dm", "proto/block", "proto/pb"},
 	"cmd":               {"cmd", "volmgr", "target", "initiator", "csi", "raid", "proto"},
 	"e2e":               {"e2e", "proto"},
@@ -42,7 +42,7 @@ var arrows = map[string][]string{
 
 // bans lists standard and outside packages that only the named parts may import.
 var bans = map[string][]string{
-	"golang.org/x/sys/unix":        {"raid/dm", "target/nvmet", "target/drive", "target", "initiator/fabrics", "initiator", "e2e", "cmd/internal"},
+	"golang.org/x/sys/unix":        {"raid/dm", "target/nvmet", "target/drive", "target", "proto/uevent", "initiator/fabrics", "initiator", "e2e", "cmd/internal"},
 	"github.com/dgraph-io/badger":  {"volmgr/store"},
 	"github.com/container-storage": {"csi"},
 	"github.com/spf13/cobra":       {"cmd"},
