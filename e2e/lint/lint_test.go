@@ -33,20 +33,33 @@ var arrows = map[string][]string{
 	"target/drive":      {"proto/block", "proto/pb"},
 	"target/nvmet":      {"proto/block"},
 	"proto/uevent":      {},
-	"target":            {"target/drive", "target/nvmet", "proto/uevent", "raid", "raid/dm", "proto/block", "proto/pb"},
+	"target":            {"target/drive", "target/nvmet", "target/userspace", "proto/uevent", "raid", "raid/dm", "proto/block", "proto/pb"},
 	"initiator/fabrics": {"proto/block", "proto/uevent"},
-	"initiator":         {"initiator/fabrics", "raid", "raid/dm", "proto/block", "proto/pb"},
+	"initiator":         {"initiator/fabrics", "initiator/userspace", "initiator/blockdev", "raid", "raid/dm", "proto/block", "proto/pb"},
 	"cmd":               {"cmd", "volmgr", "target", "initiator", "csi", "raid", "proto"},
 	"e2e":               {"e2e", "proto"},
+
+	// The user-space data path: one interface, block.Device, from the drive's
+	// file on the target to the device node on the client.
+	"proto/nvmetcp":            {"proto/block"},
+	"proto/nvmetcp/dhchap":     {},
+	"proto/nvmetcp/controller": {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/block"},
+	"proto/nvmetcp/host":       {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/block"},
+	"raid/engine":              {"raid", "proto/block"},
+	"target/userspace":         {"target/nvmet", "target/drive", "raid/dm", "proto/nvmetcp/controller", "proto/nvmetcp", "proto/block", "proto/pb"},
+	"initiator/blockdev":       {"proto/block"},
+	"initiator/userspace":      {"initiator/blockdev", "raid", "raid/engine", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
+	"e2e/fault":                {"volmgr", "volmgr/cluster", "volmgr/store", "target", "target/userspace", "initiator", "initiator/userspace", "initiator/blockdev", "raid/engine", "proto/nvmetcp", "proto/nvmetcp/host", "proto/nvmetcp/controller", "proto/block", "proto/pb", "e2e/workload"},
 }
 
 // bans lists standard and outside packages that only the named parts may import.
 var bans = map[string][]string{
-	"golang.org/x/sys/unix":        {"raid/dm", "target/nvmet", "target/drive", "target", "proto/uevent", "initiator/fabrics", "initiator", "e2e", "cmd/internal"},
+	"golang.org/x/sys/unix":        {"raid/dm", "target/nvmet", "target/drive", "target", "proto/uevent", "initiator/fabrics", "initiator", "e2e", "cmd/internal", "target/userspace", "initiator/blockdev", "proto/nvmetcp"},
 	"github.com/dgraph-io/badger":  {"volmgr/store"},
 	"github.com/container-storage": {"csi"},
 	"github.com/spf13/cobra":       {"cmd"},
 	"github.com/u-root":            {"e2e"},
+	"github.com/hanwen/go-fuse":    {"initiator/blockdev"},
 }
 
 // pure packages decide and do nothing: no I/O, no clock, no logger, no randomness.
