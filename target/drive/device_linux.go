@@ -23,7 +23,10 @@ const (
 	ReadOnly  Access = unix.O_RDONLY
 	ReadWrite Access = unix.O_RDWR
 	// Exclusive is ReadWrite with O_EXCL: EBUSY if a file system, md,
-	// device-mapper or another exclusive opener holds the device.
+	// device-mapper or another exclusive opener holds the device. Of a regular
+	// file it is an flock: EBUSY if another exclusive opener has it. A process
+	// that was killed lets go only when its last system call is over, so whoever
+	// gets the device knows that none of its writes is still on the way.
 	Exclusive Access = unix.O_RDWR | unix.O_EXCL
 )
 
@@ -62,10 +65,26 @@ func OpenDevice(path string, access Access) (_ *Device, retErr error) {
 			d.file.Close()
 		}
 	}()
+	if access == Exclusive && !d.isBlock {
+		if err := d.lock(); err != nil {
+			return nil, err
+		}
+	}
 	if err := d.measure(); err != nil {
 		return nil, err
 	}
 	return d, nil
+}
+
+func (d *Device) lock() error {
+	err := d.control(func(fd int) error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = fmt.Errorf("another process has locked it: %w", unix.EBUSY)
+	}
+	if err != nil {
+		return fmt.Errorf("open device %s: %w", d.file.Name(), err)
+	}
+	return nil
 }
 
 func (d *Device) measure() error {
@@ -165,18 +184,41 @@ func (d *Device) Zero(ctx context.Context, offset, length block.Size, progress f
 }
 
 // zeroOut uses BLKZEROOUT: the drive's Write Zeroes if it has that, else the
-// kernel writes pages of zeroes. In a file it punches a hole.
+// kernel writes pages of zeroes.
 func (d *Device) zeroOut(offset, length block.Size) error {
+	if !d.isBlock {
+		return d.zeroFile(offset, length)
+	}
 	return d.control(func(fd int) error {
-		if !d.isBlock {
-			return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(offset), int64(length))
-		}
 		span := [2]uint64{uint64(offset), uint64(length)}
 		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.BLKZEROOUT, uintptr(unsafe.Pointer(&span))); errno != 0 {
 			return errno
 		}
 		return nil
 	})
+}
+
+// zeroFile punches a hole, or writes zeroes where the file system has no holes.
+func (d *Device) zeroFile(offset, length block.Size) error {
+	err := d.control(func(fd int) error {
+		return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(offset), int64(length))
+	})
+	if !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS) {
+		return err
+	}
+	return d.writeZeroes(offset, length)
+}
+
+func (d *Device) writeZeroes(offset, length block.Size) error {
+	zeroes := make([]byte, min(length, block.MiB))
+	for end := offset + length; offset < end; {
+		n, err := d.file.WriteAt(zeroes[:min(block.Size(len(zeroes)), end-offset)], int64(offset))
+		if err != nil {
+			return err
+		}
+		offset += block.Size(n)
+	}
+	return nil
 }
 
 // aligned makes a buffer that O_DIRECT accepts with any block size.

@@ -14,29 +14,42 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// Inventory finds the block devices of a node that could be given to Weft.
+// Inventory finds the block devices of a node that could be given to Weft, and
+// those regular files that it was told to take for such.
 type Inventory struct {
-	root string // holds sys, proc and dev
+	root      string // holds sys, proc and dev
+	files     []string
+	filesOnly bool
 
 	mu   sync.Mutex
 	busy map[string]bool // devices that are being read, or hang in it
 }
 
-// NewInventory looks below root, which is "/" on a real machine.
-func NewInventory(root string) *Inventory {
-	return &Inventory{root: root, busy: map[string]bool{}}
+// NewInventory looks below root, which is "/" on a real machine, for block
+// devices and at the files with the given paths.
+func NewInventory(root string, files ...string) *Inventory {
+	return &Inventory{root: root, files: files, busy: map[string]bool{}}
 }
 
-// Scan lists all devices, sorted by path, with drive_id set on those that carry
+// NewFileInventory looks at the given files alone.
+func NewFileInventory(root string, files ...string) *Inventory {
+	return &Inventory{root: root, files: files, filesOnly: true, busy: map[string]bool{}}
+}
+
+// Scan lists all devices, and the files that exist, sorted by path, with drive_id set on those that carry
 // a good label and that only Weft may be using, and with refused saying why each
 // of the others can not be added. It reads about 2 MiB of each device, so it is
 // not for every second. A device that does not answer before ctx ends, and is
 // still being read by an earlier scan, is listed as refused.
 func (inv *Inventory) Scan(ctx context.Context) ([]*pb.Device, error) {
-	found, err := sysfs(inv.root).devices()
-	if err != nil {
-		return nil, fmt.Errorf("scan devices: %w", err)
+	var found []found
+	if !inv.filesOnly {
+		var err error
+		if found, err = sysfs(inv.root).devices(); err != nil {
+			return nil, fmt.Errorf("scan devices: %w", err)
+		}
 	}
+	found = append(found, sysfs(inv.root).regularFiles(inv.files)...)
 	carried := inv.readAll(ctx, found)
 	devices := make([]*pb.Device, len(found))
 	for i, f := range found {
