@@ -41,15 +41,16 @@ var arrows = map[string][]string{
 
 	// The user-space data path: one interface, block.Device, from the drive's
 	// file on the target to the device node on the client.
-	"proto/nvmetcp":            {"proto/block"},
-	"proto/nvmetcp/dhchap":     {},
-	"proto/nvmetcp/controller": {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/block"},
-	"proto/nvmetcp/host":       {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/block"},
-	"raid/engine":              {"raid", "proto/block"},
-	"target/userspace":         {"target/nvmet", "target/drive", "raid/dm", "proto/nvmetcp/controller", "proto/nvmetcp", "proto/block", "proto/pb"},
-	"initiator/blockdev":       {"proto/block"},
-	"initiator/userspace":      {"initiator/blockdev", "raid", "raid/engine", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
-	"e2e/fault":                {"volmgr", "volmgr/cluster", "volmgr/store", "target", "target/userspace", "initiator", "initiator/userspace", "initiator/blockdev", "raid/engine", "proto/nvmetcp", "proto/nvmetcp/host", "proto/nvmetcp/controller", "proto/block", "proto/pb", "e2e/workload"},
+	"proto/nvmetcp":             {"proto/block"},
+	"proto/nvmetcp/dhchap":      {},
+	"proto/nvmetcp/reservation": {},
+	"proto/nvmetcp/controller":  {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/nvmetcp/reservation", "proto/block"},
+	"proto/nvmetcp/host":        {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/block"},
+	"raid/engine":               {"raid", "proto/block"},
+	"target/userspace":          {"target/nvmet", "target/drive", "raid/dm", "proto/nvmetcp/backend", "proto/nvmetcp/controller", "proto/nvmetcp", "proto/block", "proto/pb"},
+	"initiator/blockdev":        {"proto/block"},
+	"initiator/userspace":       {"initiator/blockdev", "raid", "raid/engine", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
+	"e2e/fault":                 {"volmgr", "volmgr/cluster", "volmgr/store", "target", "target/userspace", "initiator", "initiator/userspace", "initiator/blockdev", "raid/engine", "proto/nvmetcp", "proto/nvmetcp/host", "proto/nvmetcp/controller", "proto/nvmetcp/backend", "proto/block", "proto/pb", "e2e/workload"},
 }
 
 // bans lists standard and outside packages that only the named parts may import.
@@ -63,7 +64,7 @@ var bans = map[string][]string{
 }
 
 // pure packages decide and do nothing: no I/O, no clock, no logger, no randomness.
-var pure = []string{"raid", "volmgr/cluster", "proto/block"}
+var pure = []string{"raid", "volmgr/cluster", "proto/block", "proto/nvmetcp/reservation"}
 
 var impure = []string{"os", "net", "context", "log", "log/slog", "syscall", "math/rand", "math/rand/v2", "crypto/rand", "io/fs", "os/exec"}
 

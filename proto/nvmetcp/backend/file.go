@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"fmt"
+	"os"
+	"sync"
+
+	"weft.dev/weft/proto/block"
+)
+
+// Options say how a File is opened. The zero value opens for reading and
+// writing, past the page cache where that can be done.
+type Options struct {
+	ReadOnly  bool
+	Exclusive bool // block devices: EBUSY if a file system or another exclusive opener holds it
+	Buffered  bool // through the page cache even where O_DIRECT would work
+
+	// BlockSize of a regular file, 512 or 4096; 0 means 4096. A block device has its own.
+	BlockSize block.Size
+
+	// Workers is how many IOs are with the kernel at once; 0 means 32.
+	Workers int
+}
+
+// File is a block.Device on a regular file or a block device. IOs are done by a
+// bounded number of goroutines, which are there only while there is work.
+type File struct {
+	path     string
+	fd       int
+	isBlock  bool
+	direct   bool
+	memory   int // alignment of memory that direct IO wants
+	readOnly bool
+	max      int
+
+	mu       sync.Mutex
+	idle     sync.Cond // no worker and no flusher is left
+	geometry block.Geometry
+	queue    fifo
+	workers  int
+	flushes  []*block.IO // wait for the next fdatasync
+	spare    []*block.IO // the slice of the last round, to be used again
+	flushing bool
+	closed   bool
+	lost     error // what the first failed fdatasync said
+
+	run, runFlush func() // work and flush, made once so that starting them takes no memory
+}
+
+// Open opens the regular file or block device at path.
+func Open(path string, o Options) (_ *File, retErr error) {
+	f := &File{path: path, readOnly: o.ReadOnly, max: o.Workers}
+	f.idle.L = &f.mu
+	f.run, f.runFlush = f.work, f.flush
+	if f.max == 0 {
+		f.max = 32
+	}
+	if err := f.open(o); err != nil {
+		return nil, fmt.Errorf("open device: %w", &os.PathError{Op: "open", Path: path, Err: err})
+	}
+	return f, nil
+}
+
+// Geometry implements block.Device.
+func (f *File) Geometry() block.Geometry {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.geometry
+}
+
+// Direct reports whether IO goes past the page cache.
+func (f *File) Direct() bool { return f.direct }
+
+// Refresh reads the size of the file or device again, after it was changed.
+func (f *File) Refresh() error {
+	size, err := f.size()
+	if err != nil {
+		return fmt.Errorf("size of %s: %w", f.path, err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.geometry.Size = size / f.geometry.BlockSize * f.geometry.BlockSize
+	return nil
+}
+
+// Submit implements block.Device.
+func (f *File) Submit(io *block.IO) {
+	f.mu.Lock()
+	if err := f.admitLocked(io); err != nil {
+		f.mu.Unlock()
+		io.Complete(err)
+		return
+	}
+	defer f.mu.Unlock()
+	if io.Op == block.OpFlush {
+		f.flushes = append(f.flushes, io)
+		if !f.flushing {
+			f.flushing = true
+			go f.runFlush()
+		}
+		return
+	}
+	f.queue.push(io)
+	if f.workers < f.max {
+		f.workers++
+		go f.run()
+	}
+}
+
+func (f *File) admitLocked(io *block.IO) error {
+	switch {
+	case f.closed:
+		return fmt.Errorf("%v, to %s: %w", io.Op, f.path, block.ErrGone)
+	case f.readOnly && io.Op != block.OpRead && io.Op != block.OpFlush:
+		return fmt.Errorf("%v, to %s: %w", io.Op, f.path, block.ErrReadOnly)
+	}
+	return f.geometry.CheckIO(io)
+}
+
+// work does IOs until there are none.
+func (f *File) work() {
+	var scratch []byte
+	f.mu.Lock()
+	for {
+		io := f.queue.pop()
+		if io == nil {
+			break
+		}
+		f.mu.Unlock()
+		io.Complete(f.do(io, &scratch))
+		f.mu.Lock()
+	}
+	f.workers--
+	f.restLocked()
+	f.mu.Unlock()
+}
+
+// flush serves all who wait with one fdatasync, and goes on while more come: a
+// flush covers what was acknowledged before it began.
+func (f *File) flush() {
+	f.mu.Lock()
+	for len(f.flushes) > 0 {
+		round := f.flushes
+		f.flushes = f.spare[:0]
+		f.mu.Unlock()
+		err := f.sync()
+		for _, io := range round {
+			io.Complete(err)
+		}
+		clear(round)
+		f.mu.Lock()
+		f.spare = round[:0]
+	}
+	f.flushing = false
+	f.restLocked()
+	f.mu.Unlock()
+}
+
+// sync is fdatasync, with a memory: Linux tells of a lost write once, and then
+// takes the page for clean, so that the next fdatasync would succeed.
+func (f *File) sync() error {
+	f.mu.Lock()
+	lost := f.lost
+	f.mu.Unlock()
+	if lost != nil {
+		return lost
+	}
+	if err := f.fdatasync(); err != nil {
+		err = fmt.Errorf("flush %s: %w: %w", f.path, block.ErrMedium, err)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.lost = err
+		return err
+	}
+	return nil
+}
+
+func (f *File) restLocked() {
+	if f.workers == 0 && !f.flushing {
+		f.idle.Broadcast()
+	}
+}
+
+// Close takes no more IO, waits for what is under way, makes it durable and
+// closes the file.
+func (f *File) Close() error {
+	f.mu.Lock()
+	if f.closed {
+		f.mu.Unlock()
+		return nil
+	}
+	f.closed = true
+	for f.workers > 0 || f.flushing {
+		f.idle.Wait()
+	}
+	f.mu.Unlock()
+	var err error
+	if !f.readOnly {
+		err = f.sync()
+	}
+	if closing := f.close(); err == nil && closing != nil {
+		err = fmt.Errorf("close %s: %w", f.path, closing)
+	}
+	return err
+}
+
+// fifo is a queue in a ring that grows and is used again.
+type fifo struct {
+	ring  []*block.IO
+	first int
+	n     int
+}
+
+func (q *fifo) push(io *block.IO) {
+	if q.n == len(q.ring) {
+		bigger := make([]*block.IO, max(64, 2*q.n))
+		for i := range q.n {
+			bigger[i] = q.ring[(q.first+i)%len(q.ring)]
+		}
+		q.ring, q.first = bigger, 0
+	}
+	q.ring[(q.first+q.n)%len(q.ring)] = io
+	q.n++
+}
+
+func (q *fifo) pop() *block.IO {
+	if q.n == 0 {
+		return nil
+	}
+	io := q.ring[q.first]
+	q.ring[q.first] = nil
+	q.first = (q.first + 1) % len(q.ring)
+	q.n--
+	return io
+}
