@@ -417,7 +417,7 @@ func TestScenarioAgentsKilledAndMachinesReboot(t *testing.T) {
 	w.Abandon()
 	acks.Add(w)
 	b.Up(c1)
-	b.Eventually(2*time.Minute, "the device is back after the client's reboot", func(ctx context.Context) error {
+	b.Eventually(4*time.Minute, "the device is back after the client's reboot", func(ctx context.Context) error {
 		v := b.Volume("db1")
 		if v.Attachment.GetState() != pb.AttachmentState_ATTACHMENT_STATE_ATTACHED {
 			return fmt.Errorf("it is %v", v.Attachment)

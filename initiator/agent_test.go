@@ -266,7 +266,7 @@ func TestThirdCopyIsRebuiltBehindAMirrorOfTheOthers(t *testing.T) {
 		w.comesBack(0, 2, 1)
 		time.Sleep(4 * time.Second)
 		w.expect("return", "connect t2", "create c0-back2: linear", "reload c0: mirror c0-in c0-back2", "remove c0-lost2",
-			"record-in-sync c0.2@1 copied 64KiB", "reload c0: mirror t0 t1 t2", "remove c0-back2", "remove c0-in")
+			"record-in-sync c0.2@1 copied 256KiB", "reload c0: mirror t0 t1 t2", "remove c0-back2", "remove c0-in")
 	})
 }
 
@@ -289,7 +289,7 @@ func TestRebuiltLegStandsInAsSoonAsItIsRecorded(t *testing.T) {
 		time.Sleep(4 * time.Second)
 		h := w.took()
 		want := []string{
-			"record-in-sync c0.1@1 copied 64KiB",
+			"record-in-sync c0.1@1 copied 256KiB",
 			"record-stale c0.0", "destroy-sockets t0", "disconnect t0",
 			"reload c0: linear", "remove c0-back1",
 			"create c0-lost0: error", "reload c0: mirror keep_log t1 c0-lost0",

@@ -33,12 +33,13 @@ func Offset(l block.Layout, p Place) block.Size {
 //
 // From 1 GiB on it is at least 1 MiB, and large enough that a leg has at most
 // 131072 regions: one write of the log is then at most 16 KiB. Smaller legs
-// have regions of about 1/4096 of them, but at least 64 KiB, so that a partial
-// resync is seen to be partial on small volumes, too.
+// have regions of about 1/1024 of them, but at least 256 KiB: small enough for a
+// partial resync to be partial on small volumes too, and not smaller, since
+// dm-mirror copies one region after the other and pays round trips for each.
 func RegionSize(leg block.Size) block.Size {
 	const most = 131072
 	if leg < block.GiB {
-		return max(64*block.KiB, ceilPow2(leg/4096))
+		return max(256*block.KiB, ceilPow2(leg/1024))
 	}
 	return max(block.MiB, ceilPow2((leg+most-1)/most))
 }

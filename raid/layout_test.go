@@ -40,12 +40,12 @@ func TestLocateDealsOutChunksInTurn(t *testing.T) {
 
 func TestRegionSizeFollowsTheRule(t *testing.T) {
 	for leg, want := range map[block.Size]block.Size{
-		0:                         64 * block.KiB,
-		16 * block.MiB:            64 * block.KiB,
-		256 * block.MiB:           64 * block.KiB,
-		300 * block.MiB:           128 * block.KiB,
-		512 * block.MiB:           128 * block.KiB,
-		block.GiB - block.MiB:     256 * block.KiB,
+		0:                         256 * block.KiB,
+		16 * block.MiB:            256 * block.KiB,
+		256 * block.MiB:           256 * block.KiB,
+		300 * block.MiB:           512 * block.KiB,
+		512 * block.MiB:           512 * block.KiB,
+		block.GiB - block.MiB:     block.MiB,
 		block.GiB:                 block.MiB,
 		128 * block.GiB:           block.MiB,
 		128*block.GiB + block.MiB: 2 * block.MiB,
@@ -59,7 +59,7 @@ func TestRegionSizeFollowsTheRule(t *testing.T) {
 	if err := quick.Check(func(n uint64) bool {
 		leg := block.Size(n % uint64(block.PiB))
 		r := RegionSize(leg)
-		return r&(r-1) == 0 && r >= 64*block.KiB && Regions(leg, r) <= 131072 && len(CleanLog(Regions(leg, r)).Bytes()) <= 20<<10
+		return r&(r-1) == 0 && r >= 256*block.KiB && Regions(leg, r) <= 131072 && len(CleanLog(Regions(leg, r)).Bytes()) <= 20<<10
 	}, nil); err != nil {
 		t.Error(err)
 	}
