@@ -31,7 +31,7 @@ var arrows = map[string][]string{
 	"volmgr/store":      {"volmgr/cluster", "proto/block"},
 	"volmgr":            {"volmgr/cluster", "volmgr/store", "proto/block", "proto/pb"},
 	"target/drive":      {"proto/block", "proto/pb"},
-	"target/nvmet":      {"proto/block"},
+	"target/nvmet":      {"target/nvmet/memfs", "proto/block"}, // memfs: in nvmettest
 	"proto/uevent":      {},
 	"target":            {"target/drive", "target/nvmet", "target/userspace", "proto/uevent", "raid", "raid/dm", "proto/block", "proto/pb"},
 	"initiator/fabrics": {"proto/block", "proto/uevent"},
@@ -47,7 +47,7 @@ var arrows = map[string][]string{
 	"proto/nvmetcp/controller":  {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/nvmetcp/reservation", "proto/block"},
 	"proto/nvmetcp/host":        {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/block"},
 	"raid/engine":               {"raid", "proto/block"},
-	"target/userspace":          {"target/nvmet", "target/drive", "raid/dm", "proto/nvmetcp/backend", "proto/nvmetcp/controller", "proto/nvmetcp", "proto/block", "proto/pb"},
+	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "raid/dm", "proto/nvmetcp/backend", "proto/nvmetcp/controller", "proto/nvmetcp", "proto/block", "proto/pb"},
 	"initiator/blockdev":        {"proto/block"},
 	"initiator/userspace":       {"initiator/blockdev", "raid", "raid/engine", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
 	"e2e/fault":                 {"volmgr", "volmgr/cluster", "volmgr/store", "target", "target/userspace", "initiator", "initiator/userspace", "initiator/blockdev", "raid/engine", "proto/nvmetcp", "proto/nvmetcp/host", "proto/nvmetcp/controller", "proto/nvmetcp/backend", "proto/block", "proto/pb", "e2e/workload"},

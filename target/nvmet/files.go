@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files is what Tree asks of configfs, with errors that wrap the errno. Tests give
-// OpenOn a likeness of it: see package nvmettest.
+// Files is what Tree asks of configfs, with errors that wrap the errno. Where the
+// kernel has no nvmet, OpenOn is given a likeness of it: see package memfs.
 type Files interface {
 	Mkdir(path string) error
 	Rmdir(path string) error

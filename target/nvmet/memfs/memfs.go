@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nvmettest is a likeness of nvmet's configfs for tests: of package
-// nvmet, whose suite runs over it and over a kernel alike, which keeps it
-// honest, and of those who use nvmet.
-package nvmettest
+// Package memfs is nvmet's configfs directory in memory: the same names, the same
+// refusals, with a [Server] in the place of the kernel's target.
+//
+//	nvmet.Diff ── steps ──> nvmet.Tree ──> memfs.FS ──> Server
+//	                              (nvmet.Files)         NVMe/TCP in user space,
+//	                                                    or nothing, in tests
+//
+// With it the user-space target is configured by the very steps that configure
+// the kernel's, in their order: that order is the fence. The suite of package
+// nvmet runs over it and over a kernel's configfs alike, which keeps it honest.
+package memfs
 
 import (
 	"path"
@@ -22,13 +29,10 @@ const Root = "/config/nvmet"
 
 // FS behaves as nvmet's configfs does on 5.15 to 7.2, as far as nvmet.Tree goes:
 // a mkdir makes attribute files, a rmdir refuses, attributes are checked. It is
-// the nvmet.Files of nvmet.OpenOn.
+// the nvmet.Files of nvmet.OpenOn. Its methods may be called concurrently; those
+// that wait for the Server hold up no others.
 type FS struct {
-	// Exists says whether enable=1 can open a device.
-	Exists func(device string) bool
-	// Drain is called by an enable=0, or a rmdir, of an enabled namespace, and
-	// holds it up for as long as it likes. Both are set before the first use.
-	Drain func(subsystem string)
+	server Server
 
 	mu         sync.Mutex
 	subsystems map[string]*subsystem
@@ -40,6 +44,8 @@ type subsystem struct {
 	attrs      map[string]string
 	allowed    map[string]string // link name to host
 	namespaces map[string]map[string]string
+	added      bool // the server knows of it
+	leaving    bool // the server is removing it
 }
 
 type port struct {
@@ -47,13 +53,16 @@ type port struct {
 	links map[string]string // link name to subsystem
 }
 
-// New is an nvmet that exports nothing, and can export the given devices.
-func New(devices ...string) *FS {
-	return &FS{
-		Exists:     func(device string) bool { return slices.Contains(devices, device) },
-		Drain:      func(string) {},
-		subsystems: map[string]*subsystem{}, ports: map[string]*port{}, hosts: map[string]bool{},
-	}
+// New is an nvmet that exports nothing yet.
+func New(s Server) *FS {
+	return &FS{server: s, subsystems: map[string]*subsystem{}, ports: map[string]*port{}, hosts: map[string]bool{}}
+}
+
+// serve has the server do something that may take its time.
+func (f *FS) serveLocked(do func() error) error {
+	f.mu.Unlock()
+	defer f.mu.Lock()
+	return do()
 }
 
 func parts(where string) []string {
@@ -116,7 +125,7 @@ func (f *FS) mkPort(name string) error {
 
 func (f *FS) mkNamespace(subsystem, name string) error {
 	s := f.subsystems[subsystem]
-	if s == nil {
+	if s == nil || s.leaving {
 		return unix.ENOENT
 	}
 	if n, err := strconv.ParseUint(name, 0, 32); err != nil || n == 0 || n == 0xffffffff {
@@ -178,6 +187,13 @@ func (f *FS) rmSubsystem(name string) error {
 	if len(s.allowed)+len(s.namespaces) > 0 {
 		return unix.ENOTEMPTY
 	}
+	if s.added {
+		s.leaving = true
+		err := f.serveLocked(func() error { return f.server.RemoveSubsystem(name) })
+		if s.leaving = false; err != nil {
+			return err
+		}
+	}
 	delete(f.subsystems, name)
 	return nil
 }
@@ -221,10 +237,16 @@ func (f *FS) disable(subsystem, name string) error {
 		return nil
 	}
 	s.namespaces[name]["enable"] = "0"
-	f.mu.Unlock()
-	f.Drain(subsystem)
-	f.mu.Lock()
-	return nil
+	err := f.serveLocked(func() error { return f.server.RemoveNamespace(subsystem, nsid(name)) })
+	if err != nil {
+		s.namespaces[name]["enable"] = "1" // it is not known to be drained
+	}
+	return err
+}
+
+func nsid(name string) uint32 {
+	n, _ := strconv.ParseUint(name, 0, 32)
+	return uint32(n)
 }
 
 // Write checks and stores an attribute.
@@ -246,8 +268,64 @@ func (f *FS) Write(where, value string) error {
 	if err := f.check(p, attrs, name, value); err != nil {
 		return err
 	}
+	if name == "enable" {
+		if err := f.enableLocked(p[1], p[3], attrs); err != nil {
+			return err
+		}
+	}
 	attrs[name] = value
+	if s := f.subsystems[p[1]]; name == "attr_allow_any_host" && s.added {
+		return f.allowLocked(p[1], s)
+	}
 	return nil
+}
+
+// enable tells the server of a namespace.
+func (f *FS) enableLocked(subsystem, name string, attrs map[string]string) error {
+	if attrs["enable"] == "1" {
+		return nil
+	}
+	if err := f.addLocked(subsystem); err != nil {
+		return err
+	}
+	uuid, _ := block.ParseUUID(attrs["device_uuid"]) // checked when it was written
+	nguid, _ := block.ParseUUID(attrs["device_nguid"])
+	ns := Namespace{NSID: nsid(name), Device: attrs["device_path"], UUID: uuid, NGUID: nguid}
+	return f.serveLocked(func() error { return f.server.AddNamespace(subsystem, ns) })
+}
+
+// add tells the server of a subsystem, once something of it is to be served:
+// from then on its attributes stay.
+func (f *FS) addLocked(name string) error {
+	s := f.subsystems[name]
+	if s.leaving {
+		return unix.ENOENT
+	}
+	if s.added {
+		return nil
+	}
+	info := Subsystem{
+		NQN: block.NQN(name), Serial: s.attrs["attr_serial"], Model: s.attrs["attr_model"],
+		CntlidMin: uint16(number(s.attrs["attr_cntlid_min"])), CntlidMax: uint16(number(s.attrs["attr_cntlid_max"])),
+	}
+	if err := f.serveLocked(func() error { return f.server.AddSubsystem(info) }); err != nil {
+		return err
+	}
+	s.added = true
+	return f.allowLocked(name, s)
+}
+
+func (f *FS) allowLocked(name string, s *subsystem) error {
+	if !s.added {
+		return nil
+	}
+	var hosts []block.NQN
+	for _, host := range s.allowed {
+		hosts = append(hosts, block.NQN(host))
+	}
+	slices.Sort(hosts)
+	anyHost := s.attrs["attr_allow_any_host"] == "1"
+	return f.serveLocked(func() error { return f.server.SetHosts(name, hosts, anyHost) })
 }
 
 func (f *FS) attrs(p []string) (map[string]string, error) {
@@ -266,13 +344,13 @@ func (f *FS) check(p []string, attrs map[string]string, name, value string) erro
 	bad := false
 	switch name {
 	case "attr_serial":
-		bad = value == "" || len(value) > 20
+		bad = value == "" || len(value) > 20 || f.subsystems[p[1]].added
 	case "attr_model":
-		bad = value == "" || len(value) > 40
+		bad = value == "" || len(value) > 40 || f.subsystems[p[1]].added
 	case "attr_cntlid_min":
-		bad = number(value) == 0 || number(value) >= number(attrs["attr_cntlid_max"])
+		bad = number(value) == 0 || number(value) >= number(attrs["attr_cntlid_max"]) || f.subsystems[p[1]].added
 	case "attr_cntlid_max":
-		bad = number(value) == 0 || number(value) <= number(attrs["attr_cntlid_min"])
+		bad = number(value) == 0 || number(value) <= number(attrs["attr_cntlid_min"]) || f.subsystems[p[1]].added
 	case "attr_allow_any_host":
 		bad = value == "1" && len(f.subsystems[p[1]].allowed) > 0
 	case "enable":
@@ -303,9 +381,6 @@ func (f *FS) checkEnable(attrs map[string]string, value string) error {
 	if attrs["device_path"] == "(null)" {
 		return unix.EINVAL
 	}
-	if !f.Exists(attrs["device_path"]) {
-		return unix.ENOENT
-	}
 	return nil
 }
 
@@ -329,10 +404,13 @@ func (f *FS) Symlink(to, where string) error {
 		if target[0] != "hosts" || s.attrs["attr_allow_any_host"] == "1" {
 			return unix.EINVAL
 		}
-		return addLink(s.allowed, p[3], target[1])
+		if err := addLink(s.allowed, p[3], target[1]); err != nil {
+			return err
+		}
+		return f.allowLocked(p[1], s)
 	}
 	if port := f.ports[p[1]]; p[0] == "ports" && p[2] == "subsystems" && port != nil {
-		return f.linkPort(port, p[3], target)
+		return f.linkPort(p[1], p[3], target)
 	}
 	return unix.EPERM
 }
@@ -352,7 +430,8 @@ func addLink(links map[string]string, name, to string) error {
 	return nil
 }
 
-func (f *FS) linkPort(port *port, name string, target []string) error {
+func (f *FS) linkPort(id, name string, target []string) error {
+	port := f.ports[id]
 	if target[0] != "subsystems" || port.attrs["addr_trtype"] == "" || port.attrs["addr_adrfam"] == "" {
 		return unix.EINVAL
 	}
@@ -364,7 +443,21 @@ func (f *FS) linkPort(port *port, name string, target []string) error {
 			}
 		}
 	}
-	return addLink(port.links, name, target[1])
+	if err := f.addLocked(target[1]); err != nil {
+		return err
+	}
+	if err := addLink(port.links, name, target[1]); err != nil {
+		return err
+	}
+	info := Port{ID: uint16(number(id)), Portal: block.Portal{
+		Transport: block.Transport(port.attrs["addr_trtype"]), Address: port.attrs["addr_traddr"],
+		Port: uint16(number(port.attrs["addr_trsvcid"])),
+	}}
+	err := f.serveLocked(func() error { return f.server.Link(info, target[1]) })
+	if err != nil {
+		delete(port.links, name)
+	}
+	return err
 }
 
 // Unlink removes a link.
@@ -372,11 +465,20 @@ func (f *FS) Unlink(where string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	links, name := f.links(where)
-	if _, ok := links[name]; !ok {
+	to, ok := links[name]
+	if !ok {
 		return unix.ENOENT
 	}
+	p := parts(where)
+	if p[0] == "ports" {
+		err := f.serveLocked(func() error { return f.server.Unlink(uint16(number(p[1])), to) })
+		if err == nil {
+			delete(links, name)
+		}
+		return err
+	}
 	delete(links, name)
-	return nil
+	return f.allowLocked(p[1], f.subsystems[p[1]])
 }
 
 // links finds the directory of links that where is in, or is.

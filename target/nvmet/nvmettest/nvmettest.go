@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nvmettest is an nvmet for tests: its configfs in memory (package
+// memfs), which serves nobody.
+package nvmettest
+
+import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/target/nvmet/memfs"
+)
+
+// Root is where the tree seems to be.
+const Root = memfs.Root
+
+// FS is the nvmet.Files of nvmet.OpenOn.
+type FS struct {
+	*memfs.FS
+	// Exists says whether enable=1 can open a device.
+	Exists func(device string) bool
+	// Drain is called by an enable=0, or a rmdir, of an enabled namespace, and
+	// holds it up for as long as it likes. Both are set before the first use.
+	Drain func(subsystem string)
+}
+
+// New is an nvmet that exports nothing, and can export the given devices.
+func New(devices ...string) *FS {
+	f := &FS{
+		Exists: func(device string) bool { return slices.Contains(devices, device) },
+		Drain:  func(string) {},
+	}
+	f.FS = memfs.New(server{f})
+	return f
+}
+
+type server struct{ fs *FS }
+
+func (s server) AddNamespace(_ string, ns memfs.Namespace) error {
+	if !s.fs.Exists(ns.Device) {
+		return unix.ENOENT
+	}
+	return nil
+}
+
+func (s server) RemoveNamespace(nqn string, _ uint32) error {
+	s.fs.Drain(nqn)
+	return nil
+}
+
+func (server) AddSubsystem(memfs.Subsystem) error       { return nil }
+func (server) SetHosts(string, []block.NQN, bool) error { return nil }
+func (server) RemoveSubsystem(string) error             { return nil }
+func (server) Link(memfs.Port, string) error            { return nil }
+func (server) Unlink(uint16, string) error              { return nil }
