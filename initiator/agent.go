@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"weft.dev/weft/initiator/attachment"
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -112,7 +113,7 @@ func (a *Agent) keep(ctx context.Context) error {
 
 // share tells each keeper its part of the wanted state.
 func (a *Agent) share(all *pb.InitiatorWanted, start func(block.VolumeID) *keeper) {
-	wants, problems := map[block.VolumeID]*wanted{}, map[block.VolumeID]string{}
+	wants, problems := map[block.VolumeID]*attachment.Wanted{}, map[block.VolumeID]string{}
 	for _, p := range all.GetAttachments() {
 		v, err := block.ParseVolumeID(p.GetVolumeId())
 		if err != nil {
@@ -122,7 +123,7 @@ func (a *Agent) share(all *pb.InitiatorWanted, start func(block.VolumeID) *keepe
 		if p.GetBootId() != a.cfg.BootID {
 			continue // granted to a boot that is over; the manager will grant anew
 		}
-		w, err := parseWanted(p)
+		w, err := attachment.Parse(p)
 		wants[v] = w
 		if err != nil {
 			problems[v] = fmt.Sprintf("wanted state can not be acted on: %v", err)

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"weft.dev/weft/initiator/attachment"
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -54,10 +55,10 @@ type keeper struct {
 
 	// Owned by the keeper's goroutine.
 	memory   *memory
-	links    []link // the last ones wanted, to know what to look at
+	links    []attachment.Link // the last ones wanted, to know what to look at
 	columns  int
 	copies   int
-	pulses   map[block.LegID]*pulse
+	pulses   map[block.LegID]*attachment.Pulse
 	reached  map[block.NQN]*reach
 	watched  map[string]bool
 	busy     map[string]bool      // calls left behind
@@ -71,7 +72,7 @@ type keeper struct {
 
 	mu         sync.Mutex
 	known      bool // something has been heard from the manager
-	wanted     *wanted
+	wanted     *attachment.Wanted
 	wantedErr  string
 	generation uint64
 	acted      uint64 // the generation that the last turn began with
@@ -100,7 +101,7 @@ func newKeeper(a *Agent, v block.VolumeID) *keeper {
 		log:    a.cfg.Log.With("volume", v.String()),
 		limits: limits{window: a.cfg.Window, lease: a.cfg.Lease, connect: connectPatience},
 		wake:   make(chan struct{}, 1), events: make(chan func(), 16), done: make(chan struct{}),
-		pulses: map[block.LegID]*pulse{}, reached: map[block.NQN]*reach{}, watched: map[string]bool{},
+		pulses: map[block.LegID]*attachment.Pulse{}, reached: map[block.NQN]*reach{}, watched: map[string]bool{},
 		busy: map[string]bool{}, over: map[int]*atomic.Bool{}, losses: map[block.LegID]*loss{},
 	}
 	k.remember()
@@ -120,10 +121,10 @@ func (k *keeper) remember() {
 
 // links are the legs that the tables had when they were last changed: what to
 // look at until the manager has said what it wants.
-func (m *memory) links() (all []link) {
+func (m *memory) links() (all []attachment.Link) {
 	for key, s := range m.Slots {
-		l := link{leg: s.Leg, nqn: s.NQN, nsid: s.NSID, uuid: s.UUID}
-		if _, err := fmt.Sscanf(key, slotFormat, &l.column, &l.copy); err == nil && !l.uuid.IsZero() {
+		l := attachment.Link{Leg: s.Leg, NQN: s.NQN, NSID: s.NSID, UUID: s.UUID}
+		if _, err := fmt.Sscanf(key, slotFormat, &l.Column, &l.Copy); err == nil && !l.UUID.IsZero() {
 			all = append(all, l)
 		}
 	}
@@ -135,12 +136,12 @@ func (m *memory) prepare(now time.Time) {
 		m.Slots = map[string]slot{}
 	}
 	m.since = now
-	m.stale, m.inSync = map[block.LegID]uint64{}, map[block.LegID]uint64{}
+	m.records = attachment.NewRecords()
 	m.refreshed = map[int]time.Time{}
 }
 
 // want tells the keeper what is wanted: nil if the volume is not.
-func (k *keeper) want(w *wanted, problem string, generation uint64) {
+func (k *keeper) want(w *attachment.Wanted, problem string, generation uint64) {
 	k.mu.Lock()
 	k.known, k.wanted, k.wantedErr, k.generation = true, w, problem, generation
 	k.mu.Unlock()
@@ -193,7 +194,7 @@ func (k *keeper) turn(ctx context.Context) (again bool) {
 	w, known, generation, problem := k.wanted, k.known, k.generation, k.wantedErr
 	k.mu.Unlock()
 	if w != nil {
-		k.links, k.columns, k.copies = w.links, w.layout.Stripes, w.layout.Copies
+		k.links, k.columns, k.copies = w.Links, w.Layout.Stripes, w.Layout.Copies
 	}
 	s, err := k.look(ctx)
 	if err != nil {
@@ -203,7 +204,7 @@ func (k *keeper) turn(ctx context.Context) (again bool) {
 	k.adopt(w, s)
 	if !known || problem != "" {
 		v := k.asItIs(s, problem)
-		held := &wanted{layout: block.Layout{Stripes: len(s.columns), Copies: block.MaxCopies}, links: k.links}
+		held := &attachment.Wanted{Layout: block.Layout{Stripes: len(s.columns), Copies: block.MaxCopies}, Links: k.links}
 		orders, waiting := guard(held, k.memory, s, k.limits)
 		_, failed := k.doAll(ctx, held, s, orders)
 		v.waiting, v.notes = append(v.waiting, waiting...), append(v.notes, failed...)
@@ -222,7 +223,7 @@ func (k *keeper) turn(ctx context.Context) (again bool) {
 
 // adopt decides which epoch the stack is of: what the notes say, else what the
 // legs under it say, else, if there is none, the one that is wanted.
-func (k *keeper) adopt(w *wanted, s *seen) {
+func (k *keeper) adopt(w *attachment.Wanted, s *seen) {
 	stack := s.top.exists || slices.ContainsFunc(s.columns, func(c columnSeen) bool { return len(c.devices) > 0 })
 	if stack && k.memory.Epoch == 0 {
 		for n := range s.controllers {
@@ -231,8 +232,8 @@ func (k *keeper) adopt(w *wanted, s *seen) {
 			}
 		}
 	}
-	if !stack && w != nil && k.memory.Epoch != w.epoch {
-		k.memory = &memory{Epoch: w.epoch}
+	if !stack && w != nil && k.memory.Epoch != w.Epoch {
+		k.memory = &memory{Epoch: w.Epoch}
 		k.memory.prepare(s.now)
 		k.losses = map[block.LegID]*loss{}
 	}
@@ -282,7 +283,7 @@ func (k *keeper) look(ctx context.Context) (*seen, error) {
 		return nil, err
 	}
 	for i := range k.links {
-		s.legs[k.links[i].leg] = k.lookAtLeg(ctx, s, &k.links[i])
+		s.legs[k.links[i].Leg] = k.lookAtLeg(ctx, s, &k.links[i])
 	}
 	k.probe(s)
 	return s, nil
@@ -332,7 +333,7 @@ func (k *keeper) lookAtDevices(ctx context.Context, s *seen) error {
 func (k *keeper) leaves() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.wanted == nil || k.wanted.detach || k.wanted.epoch != k.memory.Epoch
+	return k.wanted == nil || k.wanted.Detach || k.wanted.Epoch != k.memory.Epoch
 }
 
 func belongs(name, column string) bool {
@@ -408,9 +409,9 @@ func (k *keeper) lookAtHealth(c *columnSeen) error {
 	return nil
 }
 
-func (k *keeper) lookAtLeg(ctx context.Context, s *seen, l *link) legSeen {
-	seen := legSeen{nqn: l.nqn}
-	n, err := k.m.host.FindNamespace(l.nqn, l.nsid, l.uuid)
+func (k *keeper) lookAtLeg(ctx context.Context, s *seen, l *attachment.Link) legSeen {
+	seen := legSeen{nqn: l.NQN}
+	n, err := k.m.host.FindNamespace(l.NQN, l.NSID, l.UUID)
 	live := err == nil && n.Live
 	if err != nil && !errors.Is(err, fabrics.ErrNoNamespace) {
 		seen.err = err.Error()
@@ -422,14 +423,14 @@ func (k *keeper) lookAtLeg(ctx context.Context, s *seen, l *link) legSeen {
 		}
 	}
 	seen.live = live && seen.err == ""
-	p := k.pulses[l.leg]
-	if p == nil || p.device != seen.device && seen.device != "" {
-		p = &pulse{device: seen.device}
-		k.pulses[l.leg] = p
+	p := k.pulses[l.Leg]
+	if p == nil || p.Device != string(seen.device) && seen.device != "" {
+		p = &attachment.Pulse{Device: string(seen.device)}
+		k.pulses[l.Leg] = p
 	}
-	seen.silent = p.look(s.now, live, k.agent.cfg.Probe)
-	seen.looks, seen.answers = p.looks, p.answers
-	for _, c := range s.controllers[l.nqn] {
+	seen.silent = p.Look(s.now, live, k.agent.cfg.Probe)
+	seen.looks, seen.answers = p.Looks, p.Answers
+	for _, c := range s.controllers[l.NQN] {
 		seen.peerAnswers = seen.peerAnswers || k.agent.answeredSince(c.Address, seen.silent)
 	}
 	return seen
@@ -438,16 +439,16 @@ func (k *keeper) lookAtLeg(ctx context.Context, s *seen, l *link) legSeen {
 // prepare makes a head fit for a table: its size is right, its flushes are as
 // the drive needs them, and its commands are given up in time. Newer kernels
 // freeze a queue to change it, and that waits for a silent target.
-func (k *keeper) prepare(ctx context.Context, n fabrics.Namespace, l *link) error {
+func (k *keeper) prepare(ctx context.Context, n fabrics.Namespace, l *attachment.Link) error {
 	k.mu.Lock()
 	w := k.wanted
 	k.mu.Unlock()
 	if w != nil {
-		if need := w.layout.LegSize(w.size); n.Size < need {
+		if need := w.Layout.LegSize(w.Size); n.Size < need {
 			return fmt.Errorf("%s has %v, the leg must have %v", n.Name, n.Size, need)
 		}
 	}
-	writeThrough := l.writeThrough
+	writeThrough := l.WriteThrough
 	return k.apart(ctx, "prepare "+n.Name, patience, func() error {
 		if writeThrough {
 			if err := k.m.host.SetWriteThrough(n.Head); err != nil {
@@ -467,16 +468,16 @@ func (k *keeper) prepare(ctx context.Context, n fabrics.Namespace, l *link) erro
 func (k *keeper) probe(s *seen) {
 	for leg, seen := range s.legs {
 		p := k.pulses[leg]
-		if !seen.live || !p.due(s.now, k.agent.cfg.Probe) {
+		if !seen.live || !p.Due(s.now, k.agent.cfg.Probe) {
 			continue
 		}
-		p.probe(s.now)
+		p.Probe(s.now)
 		head := fabrics.Head{Name: seen.name, Dev: string(seen.device)}
 		addresses := s.controllers[seen.nqn]
 		go func() {
 			err := k.m.host.Probe(head)
 			k.tell(func() {
-				p.answered(err)
+				p.Answered(err)
 				for _, c := range addresses {
 					if err == nil {
 						k.agent.answers(c.Address)
@@ -514,7 +515,7 @@ var errLater = errors.New("later")
 
 // doAll does orders in turn. After one that fails those that rely on it are
 // left; columns do not rely on one another.
-func (k *keeper) doAll(ctx context.Context, w *wanted, s *seen, orders []order) (did bool, failed []string) {
+func (k *keeper) doAll(ctx context.Context, w *attachment.Wanted, s *seen, orders []order) (did bool, failed []string) {
 	for _, o := range orders {
 		err := k.do(ctx, w, s, o)
 		switch {
@@ -534,7 +535,7 @@ func (k *keeper) doAll(ctx context.Context, w *wanted, s *seen, orders []order) 
 	return did && len(failed) == 0, failed
 }
 
-func (k *keeper) do(ctx context.Context, w *wanted, s *seen, o order) error {
+func (k *keeper) do(ctx context.Context, w *attachment.Wanted, s *seen, o order) error {
 	switch o.op {
 	case opConnect:
 		return k.connect(ctx, s, o)
@@ -565,19 +566,19 @@ func (k *keeper) do(ctx context.Context, w *wanted, s *seen, o order) error {
 }
 
 // touch does the orders that are calls into the kernel and no more.
-func (k *keeper) touch(w *wanted, s *seen, o order) error {
+func (k *keeper) touch(w *attachment.Wanted, s *seen, o order) error {
 	top := k.top
 	switch o.op {
 	case opLog:
 		return k.m.makeLog(k.volume, o.column)
 	case opTop:
-		return k.m.makeTop(raid.Top(k.volume, w.layout, w.size), w.layout.Copies > 1)
+		return k.m.makeTop(raid.Top(k.volume, w.Layout, w.Size), w.Layout.Copies > 1)
 	case opExpose:
 		d, err := k.m.device(raid.TopUUID(k.volume))
 		if err != nil {
 			return err
 		}
-		return k.m.expose(w.name, d.Number)
+		return k.m.expose(w.Name, d.Number)
 	case opResume:
 		return k.m.dm.Resume(top.Name, dm.UdevNormal)
 	case opFlush:
@@ -666,13 +667,13 @@ func (k *keeper) connect(ctx context.Context, s *seen, o order) error {
 		r = &reach{}
 		k.reached[o.nqn] = r
 	}
-	i := slices.IndexFunc(k.links, func(l link) bool { return l.nqn == o.nqn })
+	i := slices.IndexFunc(k.links, func(l attachment.Link) bool { return l.NQN == o.nqn })
 	if r.connecting || s.now.Before(r.next) || i < 0 {
 		return errLater
 	}
 	l := k.links[i]
 	options := fabrics.Options{
-		Portal: l.portals[(l.column+r.attempts)%len(l.portals)], NQN: o.nqn, Host: k.agent.host(),
+		Portal: l.Portals[(l.Column+r.attempts)%len(l.Portals)], NQN: o.nqn, Host: k.agent.host(),
 		IOQueues: k.agent.cfg.IOQueues, KeepAlive: k.agent.cfg.KeepAlive, ReconnectDelay: time.Second,
 	}
 	r.connecting = true
@@ -839,22 +840,22 @@ func (k *keeper) released(column int) {
 
 // forget removes what the run directory holds of a volume, but for the outcome
 // of a detach, which is asked for until the manager has it.
-func (k *keeper) forget(w *wanted) error {
+func (k *keeper) forget(w *attachment.Wanted) error {
 	for i := range k.columns {
 		if err := k.m.dropLog(k.volume, i); err != nil {
 			return err
 		}
 	}
 	clean := k.memory.Clean
-	detached := w != nil && w.detach && (k.memory.Epoch == w.epoch || k.memory.Epoch == 0)
+	detached := w != nil && w.Detach && (k.memory.Epoch == w.Epoch || k.memory.Epoch == 0)
 	if !detached {
 		k.memory = &memory{}
 		k.memory.prepare(time.Now())
 		return remove(k.m.notesFile(k.volume))
 	}
-	k.memory = &memory{Epoch: w.epoch, Gone: true, Clean: clean}
+	k.memory = &memory{Epoch: w.Epoch, Gone: true, Clean: clean}
 	k.memory.prepare(time.Now())
-	k.log.Info("detached", "epoch", w.epoch, "clean", clean)
+	k.log.Info("detached", "epoch", w.Epoch, "clean", clean)
 	return k.m.note(k.volume, k.memory)
 }
 
@@ -866,7 +867,7 @@ func (k *keeper) phase() pb.AttachmentPhase {
 	return k.report.GetPhase()
 }
 
-func (k *keeper) publish(w *wanted, s *seen, v verdict, generation uint64) {
+func (k *keeper) publish(w *attachment.Wanted, s *seen, v verdict, generation uint64) {
 	r := &pb.AttachmentReport{
 		VolumeId: k.volume.String(), Epoch: uint64(k.memory.Epoch), Phase: v.phase,
 		WaitingFor: strings.Join(v.waiting, "; "), ResyncDoneBytes: uint64(v.done), ResyncTotalBytes: uint64(v.total),
@@ -875,8 +876,8 @@ func (k *keeper) publish(w *wanted, s *seen, v verdict, generation uint64) {
 		r.Device, _ = k.m.nameOf(k.top.Number)
 	}
 	if s != nil && w != nil {
-		for i := range w.links {
-			r.Legs = append(r.Legs, k.linkReport(s, &w.links[i]))
+		for i := range w.Links {
+			r.Legs = append(r.Legs, k.linkReport(s, &w.Links[i]))
 		}
 	}
 	said := fmt.Sprint(v.phase, v.waiting)
@@ -900,15 +901,15 @@ func (k *keeper) publish(w *wanted, s *seen, v verdict, generation uint64) {
 	}
 }
 
-func (k *keeper) linkReport(s *seen, l *link) *pb.LegLink {
-	seen := s.legs[l.leg]
-	r := &pb.LegLink{LegId: l.leg.String(), Revision: l.revision, Device: seen.name, Error: seen.err}
+func (k *keeper) linkReport(s *seen, l *attachment.Link) *pb.LegLink {
+	seen := s.legs[l.Leg]
+	r := &pb.LegLink{LegId: l.Leg.String(), Revision: l.Revision, Device: seen.name, Error: seen.err}
 	switch {
 	case seen.live && seen.silent.IsZero():
 		r.State = "live"
-	case seen.device == "" && len(s.controllers[l.nqn]) == 0:
+	case seen.device == "" && len(s.controllers[l.NQN]) == 0:
 		r.State = "absent"
-		r.Error = s.refused[l.nqn]
+		r.Error = s.refused[l.NQN]
 	case !seen.silent.IsZero() && s.now.Sub(seen.silent) > k.limits.window && seen.device != "":
 		r.State = "lost"
 	default:

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"weft.dev/weft/initiator/attachment"
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -173,9 +174,8 @@ type memory struct {
 	// Gone: the device was let go, and nothing is left of the stack.
 	Gone bool `json:"gone,omitempty"`
 
-	since  time.Time              // of the first look at this epoch
-	stale  map[block.LegID]uint64 // recorded stale, at this revision
-	inSync map[block.LegID]uint64 // recorded in sync, at this revision
+	since   time.Time          // of the first look at this epoch
+	records attachment.Records // what the manager has answered
 
 	refreshed map[int]time.Time // by column: when its mirrors were last told to forget errors
 }
@@ -215,7 +215,7 @@ type verdict struct {
 
 // planner is one run of plan.
 type planner struct {
-	w       *wanted
+	w       *attachment.Wanted
 	m       *memory
 	s       *seen
 	l       limits
@@ -237,12 +237,12 @@ func (p *planner) note(format string, args ...any) {
 // plan names the steps from what is seen to what is wanted; w is nil if the
 // volume is not wanted here. An order that does not succeed ends its list: the
 // ones after it may be right only because of it.
-func plan(w *wanted, m *memory, s *seen, l limits) ([]order, verdict) {
+func plan(w *attachment.Wanted, m *memory, s *seen, l limits) ([]order, verdict) {
 	p := &planner{w: w, m: m, s: s, l: l}
 	switch {
-	case w == nil || p.built() && m.Epoch != w.epoch:
+	case w == nil || p.built() && m.Epoch != w.Epoch:
 		p.tearDown()
-	case w.detach:
+	case w.Detach:
 		p.letGo()
 	default:
 		p.serve()
@@ -256,7 +256,7 @@ func (p *planner) built() bool {
 
 // guard is plan for as long as it is not known what is wanted: I/O goes on as it
 // is, within the lease.
-func guard(w *wanted, m *memory, s *seen, l limits) ([]order, []string) {
+func guard(w *attachment.Wanted, m *memory, s *seen, l limits) ([]order, []string) {
 	p := &planner{w: w, m: m, s: s, l: l}
 	p.findMembers()
 	p.lease()
@@ -292,34 +292,22 @@ func (p *planner) phase() pb.AttachmentPhase {
 	return pb.AttachmentPhase_ATTACHMENT_PHASE_CONNECTING
 }
 
-// recordedStale reports whether l is one that the manager has recorded stale
-// for us, whatever an older wanted state still says.
-func (p *planner) recordedStale(l *link) bool {
-	revision, ok := p.m.stale[l.leg]
-	return ok && l.revision <= revision
-}
+func (p *planner) recordedStale(l *attachment.Link) bool { return p.m.records.Stale(l) }
 
-// inSync reports whether l counts as in sync.
-func (p *planner) inSync(l *link) bool {
-	if l == nil || p.recordedStale(l) {
-		return false
-	}
-	revision, recorded := p.m.inSync[l.leg]
-	return !l.rebuilding || recorded && revision == l.revision
-}
+func (p *planner) inSync(l *attachment.Link) bool { return p.m.records.InSync(l) }
 
 // connect asks for a controller of each subsystem that a leg needs: also of one
 // that was there, since some kernels drop a controller for good when a target
 // that comes back is not complete yet.
 func (p *planner) connect() {
 	asked := map[block.NQN]bool{}
-	for i := range p.w.links {
-		l := &p.w.links[i]
-		if p.recordedStale(l) || asked[l.nqn] || p.s.connecting[l.nqn] || p.usable(l.nqn) {
+	for i := range p.w.Links {
+		l := &p.w.Links[i]
+		if p.recordedStale(l) || asked[l.NQN] || p.s.connecting[l.NQN] || p.usable(l.NQN) {
 			continue
 		}
-		asked[l.nqn] = true
-		p.do(order{op: opConnect, nqn: l.nqn})
+		asked[l.NQN] = true
+		p.do(order{op: opConnect, nqn: l.NQN})
 	}
 }
 
@@ -329,21 +317,15 @@ func (p *planner) usable(n block.NQN) bool {
 
 // member is a copy that is in a column's tables.
 type member struct {
-	column, copy int
-	leg          block.LegID
-	device       dm.Ref
-	nqn          block.NQN
-	link         *link  // nil if the manager has it recorded stale
-	source       bool   // else it is being rebuilt
-	lost         string // why it must go; empty if it need not
-	since        time.Time
-	waiting      bool // I/O may be waiting on its path
-	gone         bool // it leaves the tables now
+	attachment.Member
+	copy   int
+	device dm.Ref
+	since  time.Time // of its silence or error
 }
 
 func (p *planner) findMembers() {
 	for k, c := range p.s.columns {
-		for copy := range p.w.layout.Copies {
+		for copy := range p.w.Layout.Copies {
 			if m, ok := p.member(k, copy, c); ok {
 				p.members = append(p.members, m)
 			}
@@ -355,43 +337,43 @@ func (p *planner) findMembers() {
 // member finds the copy in the tables: under the device that it had last, or,
 // if that was not written down, under the one that it has.
 func (p *planner) member(k, copy int, c columnSeen) (member, bool) {
-	slot, l := p.m.slot(k, copy), p.w.at(k, copy)
-	m := member{column: k, copy: copy, leg: slot.Leg, device: slot.Device, nqn: slot.NQN}
-	if l != nil && (!c.has(m.device) || c.has(p.s.legs[l.leg].device)) {
-		m.leg, m.device, m.nqn = l.leg, p.s.legs[l.leg].device, l.nqn
+	slot, l := p.m.slot(k, copy), p.w.At(k, copy)
+	m := member{Member: attachment.Member{Column: k, Leg: slot.Leg, NQN: slot.NQN}, copy: copy, device: slot.Device}
+	if l != nil && (!c.has(m.device) || c.has(p.s.legs[l.Leg].device)) {
+		m.Leg, m.device, m.NQN = l.Leg, p.s.legs[l.Leg].device, l.NQN
 	}
 	if !c.has(m.device) {
 		return m, false
 	}
-	if l != nil && l.leg == m.leg && !p.recordedStale(l) {
-		m.link = l
+	if l != nil && l.Leg == m.Leg && !p.recordedStale(l) {
+		m.Link = l
 	}
 	// A rebuilt leg that is recorded in sync is as good as the others from then
 	// on, also if one of them is lost before the tables say so.
-	m.source = slices.Contains(c.Sources, m.device) || m.link != nil && p.inSync(m.link)
+	m.Source = slices.Contains(c.Sources, m.device) || m.Link != nil && p.inSync(m.Link)
 	p.judge(&m, c)
 	return m, true
 }
 
 // judge says whether a member is lost, why, and whether its path may hold I/O.
 func (p *planner) judge(m *member, c columnSeen) {
-	l := p.s.legs[m.leg]
-	silence := p.silence(m.leg)
+	l := p.s.legs[m.Leg]
+	silence := p.silence(m.Leg)
 	moved := l.device != "" && l.device != m.device
 	m.since = p.s.now
 	if silence > 0 {
 		m.since = l.silent
 	}
-	m.waiting = silence > 0 && !moved || m.link == nil && !p.s.alive(m.nqn)
+	m.Waiting = silence > 0 && !moved || m.Link == nil && !p.s.alive(m.NQN)
 	switch health := c.health[m.device]; {
-	case m.link == nil:
-		m.lost = "recorded stale"
+	case m.Link == nil:
+		m.Lost = "recorded stale"
 	case silence > p.l.window && l.looks >= 3:
-		m.lost = fmt.Sprintf("no answer for more than %v", p.l.window)
+		m.Lost = fmt.Sprintf("no answer for more than %v", p.l.window)
 	case health != 0 && health != dm.Alive:
-		m.lost = fmt.Sprintf("device-mapper reports a %v", health)
+		m.Lost = fmt.Sprintf("device-mapper reports a %v", health)
 	case moved:
-		m.lost = fmt.Sprintf("its device %s is gone", m.device)
+		m.Lost = fmt.Sprintf("its device %s is gone", m.device)
 	}
 }
 
@@ -410,18 +392,18 @@ func (p *planner) keepOne(k int) {
 	var first *member
 	for i := range p.members {
 		m := &p.members[i]
-		if m.column != k || !m.source {
+		if m.Column != k || !m.Source {
 			continue
 		}
-		if m.lost == "" {
+		if m.Lost == "" {
 			return
 		}
-		if first == nil && m.link != nil && p.silence(m.leg) == 0 && p.s.legs[m.leg].live {
+		if first == nil && m.Link != nil && p.silence(m.Leg) == 0 && p.s.legs[m.Leg].live {
 			first = m
 		}
 	}
 	if first != nil {
-		first.lost = ""
+		first.Lost = ""
 	}
 }
 
@@ -429,20 +411,24 @@ func (p *planner) keepOne(k int) {
 // I/O released. A leg without which its column could not go on stays: its I/O
 // waits until it is back.
 func (p *planner) dropLost() {
-	p.markGone()
+	all := make([]*attachment.Member, len(p.members))
+	for i := range p.members {
+		all[i] = &p.members[i].Member
+	}
+	attachment.Leave(all)
 	var record []legAt
 	var release []block.NQN
 	for _, m := range p.members {
 		switch {
-		case m.lost != "" && !m.gone:
-			p.wait("leg %s of column %d on %s: %s, and no other copy can stand in", m.leg, m.column, p.nodeOf(m), m.lost)
-		case !m.gone:
+		case m.Lost != "" && !m.Gone:
+			p.wait("leg %s of column %d on %s: %s, and no other copy can stand in", m.Leg, m.Column, p.nodeOf(m), m.Lost)
+		case !m.Gone:
 			continue
-		case m.link != nil:
-			record = append(record, legAt{leg: m.leg, revision: m.link.revision, column: m.column, why: m.lost, since: m.since})
+		case m.Link != nil:
+			record = append(record, legAt{leg: m.Leg, revision: m.Link.Revision, column: m.Column, why: m.Lost, since: m.since})
 		}
-		if m.gone && m.waiting && !slices.Contains(release, m.nqn) {
-			release = append(release, m.nqn)
+		if m.Gone && m.Waiting && !slices.Contains(release, m.NQN) {
+			release = append(release, m.NQN)
 		}
 	}
 	if len(record) > 0 {
@@ -456,60 +442,9 @@ func (p *planner) dropLost() {
 	}
 }
 
-// markGone finds the largest set of lost members that can leave: each column
-// keeps a source, and whatever shares a connection that must be cut leaves, too.
-func (p *planner) markGone() {
-	blocked := map[block.LegID]bool{}
-	for range len(p.members) + 1 {
-		p.spread(blocked)
-		if !p.block(blocked) {
-			return
-		}
-	}
-}
-
-// spread sets gone on all lost members that are not blocked, and on those that
-// share a connection with one whose I/O must be released.
-func (p *planner) spread(blocked map[block.LegID]bool) {
-	cut := map[block.NQN]bool{}
-	for i := range p.members {
-		m := &p.members[i]
-		m.gone = m.lost != "" && !blocked[m.leg]
-		cut[m.nqn] = cut[m.nqn] || m.gone && m.waiting
-	}
-	for i := range p.members {
-		m := &p.members[i]
-		if cut[m.nqn] && !m.gone && !blocked[m.leg] {
-			m.gone = true
-			if m.lost == "" {
-				m.lost = "its connection carries a lost leg"
-			}
-		}
-	}
-}
-
-// block adds the members that can not leave after all; false if there are none.
-func (p *planner) block(blocked map[block.LegID]bool) (more bool) {
-	stays := map[int]bool{}
-	needed := map[block.NQN]bool{}
-	for _, m := range p.members {
-		if m.gone {
-			continue
-		}
-		stays[m.column] = stays[m.column] || m.source && m.link != nil && m.lost == ""
-		needed[m.nqn] = true
-	}
-	for _, m := range p.members {
-		if m.gone && !blocked[m.leg] && (!stays[m.column] || m.waiting && needed[m.nqn]) {
-			blocked[m.leg], more = true, true
-		}
-	}
-	return more
-}
-
 func (p *planner) nodeOf(m member) string {
-	if l := p.w.at(m.column, m.copy); l != nil && l.leg == m.leg {
-		return l.node
+	if l := p.w.At(m.Column, m.copy); l != nil && l.Leg == m.Leg {
+		return l.Node
 	}
 	return "another node"
 }
@@ -544,7 +479,7 @@ func (s *seen) mute(n block.NQN) bool {
 // has answered: that one is not known to be silent is not enough, for an agent
 // that has just begun knows nothing.
 func (p *planner) lease() {
-	out := slices.ContainsFunc(p.members, func(m member) bool { return m.link != nil && p.silence(m.leg) >= p.l.lease })
+	out := slices.ContainsFunc(p.members, func(m member) bool { return m.Link != nil && p.silence(m.Leg) >= p.l.lease })
 	switch top := p.s.top; {
 	case !top.exists || top.suspending:
 	case out && !top.suspended:
@@ -560,13 +495,13 @@ func (p *planner) lease() {
 // allAnswer reports whether every leg in the tables is one that answers.
 func (p *planner) allAnswer() bool {
 	for _, m := range p.members {
-		if m.link != nil && (p.silence(m.leg) > 0 || !p.s.legs[m.leg].answers) {
+		if m.Link != nil && (p.silence(m.Leg) > 0 || !p.s.legs[m.Leg].answers) {
 			return false
 		}
 	}
 	for k, c := range p.s.columns {
 		known := func(d dm.Ref) bool {
-			return d == "" || slices.ContainsFunc(p.members, func(m member) bool { return m.column == k && m.device == d })
+			return d == "" || slices.ContainsFunc(p.members, func(m member) bool { return m.Column == k && m.device == d })
 		}
 		if !known(c.Back) || slices.ContainsFunc(c.Sources, func(d dm.Ref) bool { return !known(d) }) {
 			return false
@@ -583,7 +518,7 @@ func (p *planner) column(k int) (ready bool) {
 		p.wait("a person: column %d: %s", k, c.foreign)
 		return false
 	}
-	if p.w.layout.Copies > 1 && c.log == "" {
+	if p.w.Layout.Copies > 1 && c.log == "" {
 		p.do(order{op: opLog, column: k})
 		return false
 	}
@@ -601,7 +536,7 @@ func (p *planner) column(k int) (ready bool) {
 		return false
 	}
 	if m := p.tried(k); m != nil {
-		p.note("leg %s of column %d on %s: device-mapper reports a %v, and no other copy can stand in", m.leg, k, p.nodeOf(*m), c.health[m.device])
+		p.note("leg %s of column %d on %s: device-mapper reports a %v, and no other copy can stand in", m.Leg, k, p.nodeOf(*m), c.health[m.device])
 		if p.s.now.Sub(p.m.refreshed[k]) >= refreshInterval {
 			p.do(order{op: opColumn, column: k, steps: raid.Refresh(c.devices, want), slots: slots, refresh: true})
 			return false
@@ -630,10 +565,10 @@ func (p *planner) noted(k int, slots []slot) bool {
 // then on. (With another source there the two might differ in what failed on both.)
 func (p *planner) tried(k int) (last *member) {
 	for i, m := range p.members {
-		if m.column != k || !m.source {
+		if m.Column != k || !m.Source {
 			continue
 		}
-		if last != nil || m.gone || m.lost != "" {
+		if last != nil || m.Gone || m.Lost != "" {
 			return nil
 		}
 		last = &p.members[i]
@@ -651,10 +586,10 @@ func (p *planner) tried(k int) (last *member) {
 // built yet.
 func (p *planner) wantColumn(k int) (want raid.Column, slots []slot, ok bool) {
 	c := p.s.columns[k]
-	want = raid.NewColumn(p.w.volume, k, p.w.layout, p.w.size, c.log)
-	want.Legs = make([]raid.Leg, p.w.layout.Copies)
-	want.Equalize = p.w.equalize && !p.s.top.exists && !(c.Kind == raid.ShapeEqualizing && c.inSync == c.total)
-	slots = make([]slot, p.w.layout.Copies)
+	want = raid.NewColumn(p.w.Volume, k, p.w.Layout, p.w.Size, c.log)
+	want.Legs = make([]raid.Leg, p.w.Layout.Copies)
+	want.Equalize = p.w.Equalize && !p.s.top.exists && !(c.Kind == raid.ShapeEqualizing && c.inSync == c.total)
+	slots = make([]slot, p.w.Layout.Copies)
 	sources := 0
 	for copy := range want.Legs {
 		state, device := p.wantCopy(k, copy, c)
@@ -699,8 +634,8 @@ func (p *planner) followOne(k int, want *raid.Column, slots []slot) {
 	if best < 0 || want.Legs[best].State != raid.Rebuilding {
 		return
 	}
-	l := p.w.at(k, best)
-	want.Full = l.copyAll || p.m.slot(k, best).Leg != l.leg || !c.tracks(best)
+	l := p.w.At(k, best)
+	want.Full = l.CopyAll || p.m.slot(k, best).Leg != l.Leg || !c.tracks(best)
 	switch {
 	case c.Kind == raid.ShapeRebuilding && c.Back == want.Legs[best].Device: // under way
 	case want.Full:
@@ -712,20 +647,20 @@ func (p *planner) followOne(k int, want *raid.Column, slots []slot) {
 
 // wantCopy says what one copy should be, and on which device.
 func (p *planner) wantCopy(k, copy int, c columnSeen) (raid.LegState, dm.Ref) {
-	l, i := p.w.at(k, copy), p.memberAt(k, copy)
+	l, i := p.w.At(k, copy), p.memberAt(k, copy)
 	if i < 0 {
 		return p.wantOutside(k, copy, c)
 	}
 	m := p.members[i]
 	trusted := p.s.top.exists && !p.untrusted(k)
 	switch {
-	case m.gone && trusted:
+	case m.Gone && trusted:
 		return raid.Tracked, m.device
-	case m.gone:
+	case m.Gone:
 		return raid.Absent, ""
 	case p.inSync(l):
 		return raid.InSync, p.current(m)
-	case m.link != nil && !m.source:
+	case m.Link != nil && !m.Source:
 		return raid.Rebuilding, m.device
 	}
 	return raid.InSync, m.device // lost, and nothing can stand in: it stays
@@ -736,18 +671,18 @@ func (p *planner) wantCopy(k, copy int, c columnSeen) (raid.LegState, dm.Ref) {
 func (p *planner) untrusted(k int) bool {
 	return slices.ContainsFunc(p.members, func(m member) bool {
 		h := p.s.columns[k].health[m.device]
-		return m.column == k && m.source && !m.gone && h != 0 && h != dm.Alive
+		return m.Column == k && m.Source && !m.Gone && h != 0 && h != dm.Alive
 	})
 }
 
 // current is the device that a member is to be used through: a leg that stays
 // as the only one may have come back under another.
 func (p *planner) current(m member) dm.Ref {
-	l := p.s.legs[m.leg]
+	l := p.s.legs[m.Leg]
 	others := slices.ContainsFunc(p.members, func(o member) bool {
-		return o.column == m.column && o.leg != m.leg && o.source && !o.gone
+		return o.Column == m.Column && o.Leg != m.Leg && o.Source && !o.Gone
 	})
-	if !others && m.source && l.live && l.device != "" {
+	if !others && m.Source && l.live && l.device != "" {
 		return l.device
 	}
 	return m.device
@@ -755,13 +690,13 @@ func (p *planner) current(m member) dm.Ref {
 
 // wantOutside is wantCopy for a copy that is not in the tables.
 func (p *planner) wantOutside(k, copy int, c columnSeen) (raid.LegState, dm.Ref) {
-	l := p.w.at(k, copy)
-	sole := len(c.Sources) == 1 && !slices.ContainsFunc(p.members, func(m member) bool { return m.column == k && m.source })
+	l := p.w.At(k, copy)
+	sole := len(c.Sources) == 1 && !slices.ContainsFunc(p.members, func(m member) bool { return m.Column == k && m.Source })
 	switch {
-	case p.inSync(l) && (c.Kind == raid.ShapeNothing || sole) && p.s.legs[l.leg].live:
-		return raid.InSync, p.s.legs[l.leg].device
-	case l != nil && !p.inSync(l) && !p.recordedStale(l) && p.s.legs[l.leg].live && p.s.top.exists:
-		return raid.Rebuilding, p.s.legs[l.leg].device
+	case p.inSync(l) && (c.Kind == raid.ShapeNothing || sole) && p.s.legs[l.Leg].live:
+		return raid.InSync, p.s.legs[l.Leg].device
+	case l != nil && !p.inSync(l) && !p.recordedStale(l) && p.s.legs[l.Leg].live && p.s.top.exists:
+		return raid.Rebuilding, p.s.legs[l.Leg].device
 	case c.tracks(copy) && c.Kind != raid.ShapeNothing:
 		return raid.Tracked, p.m.slot(k, copy).Device
 	}
@@ -769,7 +704,7 @@ func (p *planner) wantOutside(k, copy int, c columnSeen) (raid.LegState, dm.Ref)
 }
 
 func (p *planner) memberAt(k, copy int) int {
-	return slices.IndexFunc(p.members, func(m member) bool { return m.column == k && m.copy == copy })
+	return slices.IndexFunc(p.members, func(m member) bool { return m.Column == k && m.copy == copy })
 }
 
 // slotFor is what is to be remembered of a copy.
@@ -777,11 +712,11 @@ func (p *planner) slotFor(k, copy int, state raid.LegState, device dm.Ref) slot 
 	if state == raid.Absent {
 		return slot{}
 	}
-	was, l := p.m.slot(k, copy), p.w.at(k, copy)
+	was, l := p.m.slot(k, copy), p.w.At(k, copy)
 	if state == raid.Tracked || l == nil {
 		return was
 	}
-	s := slot{Leg: l.leg, Device: device, NQN: l.nqn, NSID: l.nsid, UUID: l.uuid}
+	s := slot{Leg: l.Leg, Device: device, NQN: l.NQN, NSID: l.NSID, UUID: l.UUID}
 	if state == raid.Rebuilding {
 		s.Dirty = was.Dirty
 	}
@@ -795,26 +730,26 @@ func (p *planner) complete(k int) bool {
 	c := p.s.columns[k]
 	var record []legAt
 	live, missing := 0, 0
-	for copy := range p.w.layout.Copies {
-		l := p.w.at(k, copy)
+	for copy := range p.w.Layout.Copies {
+		l := p.w.At(k, copy)
 		if !p.inSync(l) || p.memberAt(k, copy) >= 0 {
 			continue
 		}
-		if seen := p.s.legs[l.leg]; seen.live && (c.Kind == raid.ShapeNothing || len(c.Sources) == 1 && p.w.layout.Copies == 1) {
+		if seen := p.s.legs[l.Leg]; seen.live && (c.Kind == raid.ShapeNothing || len(c.Sources) == 1 && p.w.Layout.Copies == 1) {
 			live++
 			continue
 		}
 		missing++
-		record = append(record, legAt{leg: l.leg, revision: l.revision, column: k, why: "can not be connected", since: p.m.since})
+		record = append(record, legAt{leg: l.Leg, revision: l.Revision, column: k, why: "can not be connected", since: p.m.since})
 		if !p.s.top.exists {
-			p.wait("leg %s of column %d on %s: %s", l.leg, k, l.node, p.trouble(l))
+			p.wait("leg %s of column %d on %s: %s", l.Leg, k, l.Node, p.trouble(l))
 		}
 	}
 	if missing == 0 {
 		return true
 	}
 	if c.Kind != raid.ShapeNothing {
-		if slices.ContainsFunc(p.members, func(m member) bool { return m.column == k && m.source && !m.gone && m.lost == "" }) {
+		if slices.ContainsFunc(p.members, func(m member) bool { return m.Column == k && m.Source && !m.Gone && m.Lost == "" }) {
 			p.do(order{op: opRecord, legs: record})
 		}
 		return true
@@ -826,12 +761,12 @@ func (p *planner) complete(k int) bool {
 }
 
 // trouble says what keeps a leg from being live.
-func (p *planner) trouble(l *link) string {
+func (p *planner) trouble(l *attachment.Link) string {
 	switch {
-	case p.s.legs[l.leg].err != "":
-		return p.s.legs[l.leg].err
-	case p.s.refused[l.nqn] != "":
-		return p.s.refused[l.nqn]
+	case p.s.legs[l.Leg].err != "":
+		return p.s.legs[l.Leg].err
+	case p.s.refused[l.NQN] != "":
+		return p.s.refused[l.NQN]
 	}
 	return "connecting"
 }
@@ -847,13 +782,13 @@ func (p *planner) recovered(k int) {
 		return
 	}
 	m := p.members[i]
-	l := p.s.legs[m.leg]
-	if m.gone || m.lost != "" || m.link == nil || p.inSync(m.link) || l.device != m.device || !l.silent.IsZero() {
+	l := p.s.legs[m.Leg]
+	if m.Gone || m.Lost != "" || m.Link == nil || p.inSync(m.Link) || l.device != m.device || !l.silent.IsZero() {
 		return
 	}
-	p.do(order{op: opRecovered, legs: []legAt{{leg: m.leg, revision: m.link.revision, copied: p.m.slot(k, c.Copy).Dirty}}})
+	p.do(order{op: opRecovered, legs: []legAt{{leg: m.Leg, revision: m.Link.Revision, copied: p.m.slot(k, c.Copy).Dirty}}})
 	if p.s.recordError != "" {
-		p.note("record leg %s in sync: %s", m.leg, p.s.recordError)
+		p.note("record leg %s in sync: %s", m.Leg, p.s.recordError)
 	}
 }
 
@@ -864,7 +799,7 @@ func (p *planner) device(ready bool) {
 	case !p.s.top.exists && ready:
 		p.do(order{op: opTop})
 		p.do(order{op: opExpose})
-	case p.s.top.exists && !p.s.top.exposed && !p.w.detach:
+	case p.s.top.exists && !p.s.top.exposed && !p.w.Detach:
 		p.do(order{op: opExpose})
 	}
 }
@@ -872,8 +807,8 @@ func (p *planner) device(ready bool) {
 // cleanUp lets go of controllers that nothing uses.
 func (p *planner) cleanUp() {
 	for _, n := range p.subsystems() {
-		wanted := slices.ContainsFunc(p.w.links, func(l link) bool { return l.nqn == n && !p.recordedStale(&l) })
-		used := slices.ContainsFunc(p.members, func(m member) bool { return m.nqn == n })
+		wanted := slices.ContainsFunc(p.w.Links, func(l attachment.Link) bool { return l.NQN == n && !p.recordedStale(&l) })
+		used := slices.ContainsFunc(p.members, func(m member) bool { return m.NQN == n })
 		asked := slices.ContainsFunc(p.orders, func(o order) bool { return o.nqn == n })
 		if !wanted && !used && !asked && p.usable(n) {
 			p.release(n)
@@ -939,22 +874,22 @@ func (p *planner) outcome() pb.AttachmentPhase {
 
 // settled reports whether every in-sync leg is in the tables, and well.
 func (p *planner) settled() bool {
-	for i := range p.w.links {
-		l := &p.w.links[i]
-		at := p.memberAt(l.column, l.copy)
-		if !p.inSync(l) || !p.s.top.exists && len(p.s.columns[l.column].devices) == 0 {
+	for i := range p.w.Links {
+		l := &p.w.Links[i]
+		at := p.memberAt(l.Column, l.Copy)
+		if !p.inSync(l) || !p.s.top.exists && len(p.s.columns[l.Column].devices) == 0 {
 			continue
 		}
-		if at < 0 || p.members[at].lost != "" || p.silence(l.leg) > 0 {
+		if at < 0 || p.members[at].Lost != "" || p.silence(l.Leg) > 0 {
 			return false
 		}
 	}
-	return !slices.ContainsFunc(p.members, func(m member) bool { return m.source && m.lost != "" })
+	return !slices.ContainsFunc(p.members, func(m member) bool { return m.Source && m.Lost != "" })
 }
 
 // hopeless reports whether a leg has been silent for the whole lease.
 func (p *planner) hopeless() bool {
-	return slices.ContainsFunc(p.members, func(m member) bool { return p.silence(m.leg) >= p.l.lease })
+	return slices.ContainsFunc(p.members, func(m member) bool { return p.silence(m.Leg) >= p.l.lease })
 }
 
 // removeRest removes what is below the device. If it is not well, whatever may

@@ -37,8 +37,7 @@ func (k *keeper) recordStale(ctx context.Context, s *seen, o order) error {
 		return err
 	}, func() {
 		for _, l := range o.legs {
-			mem.stale[l.leg] = l.revision
-			delete(mem.inSync, l.leg)
+			mem.records.NoteStale(l.leg, l.revision)
 			if loss := k.losses[l.leg]; loss != nil && loss.recorded.IsZero() {
 				loss.recorded = time.Now()
 				k.log.Info("leg recorded stale", "leg", l.leg.String(), "record", loss.recorded.Sub(loss.detected))
@@ -63,8 +62,7 @@ func (k *keeper) recordInSync(ctx context.Context, o order) error {
 		return err
 	}, func() {
 		for _, l := range o.legs {
-			mem.inSync[l.leg] = l.revision
-			delete(mem.stale, l.leg)
+			mem.records.NoteInSync(l.leg, l.revision)
 			k.agent.resynced(l.copied)
 			k.log.Info("leg in sync", "leg", l.leg.String(), "copied", l.copied.String())
 		}

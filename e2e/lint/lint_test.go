@@ -35,7 +35,7 @@ var arrows = map[string][]string{
 	"proto/uevent":      {},
 	"target":            {"target/drive", "target/nvmet", "target/userspace", "proto/uevent", "raid", "raid/dm", "proto/block", "proto/pb"},
 	"initiator/fabrics": {"proto/block", "proto/uevent"},
-	"initiator":         {"initiator/fabrics", "initiator/userspace", "initiator/blockdev", "raid", "raid/dm", "proto/block", "proto/pb"},
+	"initiator":         {"initiator/attachment", "initiator/fabrics", "initiator/userspace", "initiator/blockdev", "raid", "raid/dm", "proto/block", "proto/pb"},
 	"cmd":               {"cmd", "volmgr", "target", "initiator", "csi", "raid", "proto"},
 	"e2e":               {"e2e", "proto"},
 
@@ -49,7 +49,8 @@ var arrows = map[string][]string{
 	"raid/engine":               {"raid", "proto/block"},
 	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "raid/dm", "proto/nvmetcp/backend", "proto/nvmetcp/controller", "proto/nvmetcp", "proto/block", "proto/pb"},
 	"initiator/blockdev":        {"proto/block"},
-	"initiator/userspace":       {"initiator/blockdev", "raid", "raid/engine", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
+	"initiator/attachment":      {"proto/block", "proto/pb"},
+	"initiator/userspace":       {"initiator/attachment", "initiator/blockdev", "raid", "raid/engine", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
 	"e2e/fault":                 {"volmgr", "volmgr/cluster", "volmgr/store", "target", "target/userspace", "initiator", "initiator/userspace", "initiator/blockdev", "raid/engine", "proto/nvmetcp", "proto/nvmetcp/host", "proto/nvmetcp/controller", "proto/nvmetcp/backend", "proto/block", "proto/pb", "e2e/workload"},
 }
 

@@ -1,28 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package initiator
+package attachment
 
-import (
-	"time"
+import "time"
 
-	"weft.dev/weft/raid/dm"
-)
-
-// pulse is how a leg answers on one device. Three things are silence: no live
+// Pulse is how a leg answers on one device. Three things are silence: no live
 // controller, a probe that is out for longer than the interval of probes, and
 // probes that fail.
-type pulse struct {
-	device  dm.Ref
+type Pulse struct {
+	Device  string    // the one that was looked at
 	dark    time.Time // since when no controller is live
 	failing time.Time // start of the first of the probes that failed
 	started time.Time // of the last probe
 	running bool
-	answers bool // the last probe did
-	looks   int
+	Answers bool // the last probe did
+	Looks   int  // how often it was looked at since it fell silent
 }
 
-// look notes what the controllers say, and returns since when the leg is silent.
-func (p *pulse) look(now time.Time, live bool, interval time.Duration) (silent time.Time) {
+// Look notes what the controllers say, and returns since when the leg is silent.
+func (p *Pulse) Look(now time.Time, live bool, interval time.Duration) (silent time.Time) {
 	switch {
 	case live:
 		p.dark = time.Time{}
@@ -33,23 +29,24 @@ func (p *pulse) look(now time.Time, live bool, interval time.Duration) (silent t
 	if p.running && now.Sub(p.started) > interval {
 		silent = earliest(silent, p.started)
 	}
-	p.looks++
+	p.Looks++
 	if silent.IsZero() {
-		p.looks = 0
+		p.Looks = 0
 	}
 	return silent
 }
 
-// due reports whether it is time for a probe.
-func (p *pulse) due(now time.Time, interval time.Duration) bool {
+// Due reports whether it is time for a probe.
+func (p *Pulse) Due(now time.Time, interval time.Duration) bool {
 	return !p.running && now.Sub(p.started) >= interval
 }
 
-func (p *pulse) probe(now time.Time) { p.running, p.started = true, now }
+// Probe notes that a probe goes out.
+func (p *Pulse) Probe(now time.Time) { p.running, p.started = true, now }
 
-// answered notes the outcome of the probe that is out.
-func (p *pulse) answered(err error) {
-	p.running, p.answers = false, err == nil
+// Answered notes the outcome of the probe that is out.
+func (p *Pulse) Answered(err error) {
+	p.running, p.Answers = false, err == nil
 	switch {
 	case err == nil:
 		p.failing = time.Time{}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attachment
+
+import "weft.dev/weft/proto/block"
+
+// Member is a copy of a column that takes part in the volume's I/O.
+type Member struct {
+	Column  int
+	Leg     block.LegID
+	NQN     block.NQN // of the connection that it is reached through
+	Link    *Link     // nil if the manager has it recorded stale
+	Source  bool      // else it is being rebuilt
+	Lost    string    // why it must go; empty if it need not
+	Waiting bool      // I/O may be waiting on its connection
+	Gone    bool      // it leaves now
+}
+
+// Leave sets Gone on the largest set of lost members that can leave: each column
+// keeps a source, and whatever shares a connection that must be cut leaves, too.
+func Leave(members []*Member) {
+	blocked := map[block.LegID]bool{}
+	for range len(members) + 1 {
+		spread(members, blocked)
+		if !hold(members, blocked) {
+			return
+		}
+	}
+}
+
+// spread sets Gone on all lost members that are not blocked, and on those that
+// share a connection with one whose I/O must be released.
+func spread(members []*Member, blocked map[block.LegID]bool) {
+	cut := map[block.NQN]bool{}
+	for _, m := range members {
+		m.Gone = m.Lost != "" && !blocked[m.Leg]
+		cut[m.NQN] = cut[m.NQN] || m.Gone && m.Waiting
+	}
+	for _, m := range members {
+		if cut[m.NQN] && !m.Gone && !blocked[m.Leg] {
+			m.Gone = true
+			if m.Lost == "" {
+				m.Lost = "its connection carries a lost leg"
+			}
+		}
+	}
+}
+
+// hold blocks the members that can not leave after all; false if there are none.
+func hold(members []*Member, blocked map[block.LegID]bool) (more bool) {
+	stays := map[int]bool{}
+	needed := map[block.NQN]bool{}
+	for _, m := range members {
+		if m.Gone {
+			continue
+		}
+		stays[m.Column] = stays[m.Column] || m.Source && m.Link != nil && m.Lost == ""
+		needed[m.NQN] = true
+	}
+	for _, m := range members {
+		if m.Gone && !blocked[m.Leg] && (!stays[m.Column] || m.Waiting && needed[m.NQN]) {
+			blocked[m.Leg], more = true, true
+		}
+	}
+	return more
+}

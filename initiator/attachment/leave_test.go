@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attachment
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"weft.dev/weft/proto/block"
+)
+
+func id(column, copy int) block.LegID {
+	return block.LegID{UUID: block.UUIDFromRandom([16]byte{1, byte(column), byte(copy)})}
+}
+
+// on is a good member on a node; name tells it apart in a test's outcome.
+func on(column, copy int, node string) *Member {
+	l := &Link{Leg: id(column, copy), Column: column, Copy: copy}
+	return &Member{Column: column, Leg: l.Leg, NQN: block.NQN(node), Link: l, Source: true}
+}
+
+func silent(m *Member) *Member { m.Lost, m.Waiting = "silent", true; return m }
+func broken(m *Member) *Member { m.Lost = "error"; return m }
+func copied(m *Member) *Member { m.Source = false; return m }
+
+func TestWhatLeaves(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		members []*Member
+		gone    []bool
+	}{
+		{"nobody, if none is lost", []*Member{on(0, 0, "a"), on(0, 1, "b")}, []bool{false, false}},
+		{"a silent copy, if the other one is good", []*Member{on(0, 0, "a"), silent(on(0, 1, "b"))}, []bool{false, true}},
+		{"not the last copy of a column", []*Member{silent(on(0, 0, "a"))}, []bool{false}},
+		{"neither of two silent copies", []*Member{silent(on(0, 0, "a")), silent(on(0, 1, "b"))}, []bool{false, false}},
+		{"not a copy whose twin is only being rebuilt", []*Member{silent(on(0, 0, "a")), copied(on(0, 1, "b"))}, []bool{false, false}},
+		{"a rebuilding copy, at any time", []*Member{on(0, 0, "a"), silent(copied(on(0, 1, "b")))}, []bool{false, true}},
+		{"with a silent copy all that share its connection",
+			[]*Member{on(0, 0, "a"), silent(on(0, 1, "b")), on(1, 0, "b"), on(1, 1, "a")}, []bool{false, true, true, false}},
+		{"with a broken copy nobody else",
+			[]*Member{on(0, 0, "a"), broken(on(0, 1, "b")), on(1, 0, "b"), on(1, 1, "a")}, []bool{false, true, false, false}},
+		{"not a silent copy whose connection carries the last copy of another column",
+			[]*Member{on(0, 0, "a"), silent(on(0, 1, "b")), on(1, 0, "b")}, []bool{false, false, false}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			Leave(c.members)
+			var gone []bool
+			for _, m := range c.members {
+				gone = append(gone, m.Gone)
+			}
+			if diff := cmp.Diff(c.gone, gone); diff != "" {
+				t.Errorf("who leaves (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestAnswersOutweighAnOlderWantedState(t *testing.T) {
+	l := &Link{Leg: id(0, 1), Revision: 3}
+	r := NewRecords()
+	if !r.InSync(l) || r.Stale(l) {
+		t.Error("a leg that is wanted in sync does not count as in sync")
+	}
+	r.NoteStale(l.Leg, 3)
+	if r.InSync(l) || !r.Stale(l) {
+		t.Error("a leg recorded stale counts as in sync by an older wanted state")
+	}
+	back := &Link{Leg: l.Leg, Revision: 4, Rebuilding: true}
+	if r.InSync(back) || r.Stale(back) {
+		t.Error("a leg of a new revision that is to be rebuilt must be neither in sync nor stale")
+	}
+	r.NoteInSync(l.Leg, 4)
+	if !r.InSync(back) {
+		t.Error("a leg recorded in sync does not count as such by an older wanted state")
+	}
+	if again := (&Link{Leg: l.Leg, Revision: 5, Rebuilding: true}); r.InSync(again) {
+		t.Error("a record of revision 4 counts for revision 5")
+	}
+	if r.InSync(nil) {
+		t.Error("a leg that is not wanted counts as in sync")
+	}
+}

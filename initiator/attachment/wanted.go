@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package attachment is what both data paths of the initiator know of an
+// attachment: what the manager wants of it, what it has answered to records, how
+// a leg is judged silent, and which lost legs may leave together. The files of
+// package initiator and of initiator/userspace that plan are over it. It does no
+// I/O and reads no clock.
+package attachment
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+// Wanted is a WantedAttachment, checked and typed.
+type Wanted struct {
+	Volume   block.VolumeID
+	Name     block.VolumeName
+	Size     block.Size
+	Layout   block.Layout
+	Epoch    block.Epoch
+	BootID   string
+	Equalize bool
+	Detach   bool
+	Links    []Link // by column, then copy
+}
+
+// Link is a leg that the manager wants used.
+type Link struct {
+	Leg          block.LegID
+	Column, Copy int
+	Rebuilding   bool // else in sync
+	Revision     uint64
+	Node         string
+	NQN          block.NQN
+	NSID         uint32
+	UUID         block.UUID
+	Portals      []block.Portal
+	WriteThrough bool
+	CopyAll      bool // what the host's log says of it is not enough
+}
+
+// At is the link of a copy of a column, nil if the manager lists none.
+func (w *Wanted) At(column, copy int) *Link {
+	for i := range w.Links {
+		if w.Links[i].Column == column && w.Links[i].Copy == copy {
+			return &w.Links[i]
+		}
+	}
+	return nil
+}
+
+// Parse refuses what can not be acted on; the text names the field.
+func Parse(p *pb.WantedAttachment) (*Wanted, error) {
+	volume, err := block.ParseVolumeID(p.GetVolumeId())
+	if err != nil {
+		return nil, fmt.Errorf("volume id: %w", err)
+	}
+	name, err := block.ParseVolumeName(p.GetVolumeName())
+	if err != nil {
+		return nil, err
+	}
+	w := &Wanted{
+		Volume: volume, Name: name,
+		Size:     block.Size(p.GetSizeBytes()),
+		Epoch:    block.Epoch(p.GetEpoch()),
+		BootID:   p.GetBootId(),
+		Equalize: p.GetEqualize(),
+		Detach:   p.GetDetach(),
+		Layout: block.Layout{
+			Stripes: int(p.GetLayout().GetStripes()),
+			Copies:  int(p.GetLayout().GetCopies()),
+			Chunk:   block.Size(p.GetLayout().GetChunkBytes()),
+		},
+	}
+	if mode := p.GetMode(); mode != pb.AttachMode_ATTACH_MODE_UNSPECIFIED && mode != pb.AttachMode_ATTACH_MODE_EXCLUSIVE {
+		return nil, fmt.Errorf("mode %v: only exclusive attachments are supported", mode)
+	}
+	if err := w.Layout.Check(); err != nil {
+		return nil, fmt.Errorf("layout: %w", err)
+	}
+	if w.Epoch == 0 || w.Size == 0 || w.Size%block.SectorSize != 0 {
+		return nil, fmt.Errorf("epoch %d, size %d: both must be positive, the size in whole sectors", w.Epoch, w.Size)
+	}
+	if want := w.Layout.LegSize(w.Size); block.Size(p.GetLegSizeBytes()) != want {
+		return nil, fmt.Errorf("leg size %d: must be %d for this size and layout", p.GetLegSizeBytes(), want)
+	}
+	for _, l := range p.GetLegs() {
+		link, err := parseLink(l, w.Layout)
+		if err != nil {
+			return nil, fmt.Errorf("leg %q: %w", l.GetLegId(), err)
+		}
+		if w.At(link.Column, link.Copy) != nil {
+			return nil, fmt.Errorf("leg %q: column %d has another copy %d", l.GetLegId(), link.Column, link.Copy)
+		}
+		w.Links = append(w.Links, link)
+	}
+	slices.SortFunc(w.Links, func(a, b Link) int {
+		return cmp.Or(cmp.Compare(a.Column, b.Column), cmp.Compare(a.Copy, b.Copy))
+	})
+	return w, nil
+}
+
+func parseLink(p *pb.WantedLink, layout block.Layout) (Link, error) {
+	leg, err := block.ParseLegID(p.GetLegId())
+	if err != nil {
+		return Link{}, err
+	}
+	nqn, err := block.ParseNQN(p.GetNqn())
+	if err != nil {
+		return Link{}, err
+	}
+	uuid, err := block.ParseUUID(p.GetUuid())
+	if err != nil {
+		return Link{}, err
+	}
+	l := Link{
+		Leg: leg, NQN: nqn, UUID: uuid,
+		Column: int(p.GetColumn()), Copy: int(p.GetCopy()),
+		Rebuilding: p.GetState() == pb.LegState_LEG_STATE_REBUILDING,
+		Revision:   p.GetRevision(), Node: p.GetNode(), NSID: p.GetNsid(), WriteThrough: p.GetWriteThrough(), CopyAll: p.GetCopyAll(),
+	}
+	if !l.Rebuilding && p.GetState() != pb.LegState_LEG_STATE_IN_SYNC {
+		return Link{}, fmt.Errorf("state %v: must be in sync or rebuilding", p.GetState())
+	}
+	if l.Column >= layout.Stripes || l.Copy >= layout.Copies {
+		return Link{}, fmt.Errorf("column %d copy %d: not in a layout of %v", l.Column, l.Copy, layout)
+	}
+	for _, p := range p.GetPortals() {
+		portal, err := parsePortal(p)
+		if err != nil {
+			return Link{}, err
+		}
+		l.Portals = append(l.Portals, portal)
+	}
+	if len(l.Portals) == 0 {
+		return Link{}, fmt.Errorf("portals: none")
+	}
+	return l, nil
+}
+
+func parsePortal(p *pb.Portal) (block.Portal, error) {
+	transports := map[pb.Transport]block.Transport{pb.Transport_TRANSPORT_TCP: block.TCP, pb.Transport_TRANSPORT_RDMA: block.RDMA}
+	transport, ok := transports[p.GetTransport()]
+	if !ok {
+		return block.Portal{}, fmt.Errorf("portal transport %v: not supported", p.GetTransport())
+	}
+	if p.GetPort() > 65535 {
+		return block.Portal{}, fmt.Errorf("portal port %d: must be 1 to 65535", p.GetPort())
+	}
+	port := cmp.Or(uint16(p.GetPort()), block.DefaultPort)
+	return block.Portal{Transport: transport, Address: p.GetAddress(), Port: port, Rail: p.GetRail()}, nil
+}
