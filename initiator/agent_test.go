@@ -195,12 +195,12 @@ func TestReturningLegGetsWhatItMissed(t *testing.T) {
 		w.expect("return", "connect t1",
 			"create c0-back1: linear", "reload c0: mirror t0 c0-back1", "remove c0-lost1")
 		a := w.attachment()
-		if a.ResyncTotalBytes != 3*64<<10 || a.ResyncDoneBytes != 0 || a.Phase != serving {
-			t.Errorf("during the resync: %v, want 196608 bytes to copy while serving", a)
+		if a.ResyncTotalBytes != 3*256<<10 || a.ResyncDoneBytes != 0 || a.Phase != serving {
+			t.Errorf("during the resync: %v, want 768KiB to copy while serving", a)
 		}
 		w.finishResync()
 		time.Sleep(2 * time.Second)
-		w.expect("in sync", "record-in-sync c0.1@1 copied 192KiB",
+		w.expect("in sync", "record-in-sync c0.1@1 copied 768KiB",
 			"reload c0: mirror t0 t1", "remove c0-back1")
 	})
 }
@@ -246,7 +246,7 @@ func TestRebuildThatFailsGoesOnWhereItWas(t *testing.T) {
 		w.answer("t1")
 		w.comesBack(0, 1, 2)
 		time.Sleep(2 * time.Second)
-		if a := w.attachment(); a.ResyncTotalBytes != 3*64<<10 {
+		if a := w.attachment(); a.ResyncTotalBytes != 3*256<<10 {
 			t.Errorf("second rebuild copies %d bytes, want the 3 regions of both", a.ResyncTotalBytes)
 		}
 		w.finishResync()
