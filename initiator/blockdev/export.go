@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
+)
+
+// errOpened: somebody opened the device while it was being stopped; it serves on.
+var errOpened = errors.New("opened meanwhile")
+
+// Export gives dev out as the block device <DevDir>/weft/<Name>, and serves it
+// until Close. What a dead process has left under the name is taken over (see
+// Options.Resume) or taken away; a process that lives makes it ErrExported. A
+// kind that the machine has not is ErrUnavailable.
+//
+// The device is served as soon as Export returns; dev gets I/O from the kernel
+// already before that, and must answer it for Export to return.
+func Export(ctx context.Context, dev block.Device, o Options) (_ *Exported, err error) {
+	if o, err = o.withDefaults(); err != nil {
+		return nil, fmt.Errorf("export: %w", err)
+	}
+	e := &Exported{o: o, sys: systemOf(o)}
+	if e.lock, err = lockName(o.RunDir, o.Name); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			e.lock.unlock()
+		}
+	}()
+	becomeFlusher(o.Log)
+	e.gate = newGate(dev)
+	if err := e.start(ctx); err != nil {
+		return nil, fmt.Errorf("export %s: %w", o.Name, err)
+	}
+	defer func() {
+		if err != nil {
+			e.gate.shut()
+			err = errors.Join(err, e.front.sever(ctx))
+		}
+	}()
+	if e.number, err = e.sys.waitNode(ctx, e.front.disk()); err != nil {
+		return nil, fmt.Errorf("export %s: %w", o.Name, err)
+	}
+	r := record{Kind: e.kind, Disk: e.front.disk(), Resume: o.Resume, PID: os.Getpid()}
+	if err := errors.Join(writeRecord(o, r), e.sys.expose(o.Name, e.front.disk())); err != nil {
+		return nil, fmt.Errorf("export %s: %w", o.Name, err)
+	}
+	o.Log.Info("block device is there", "kind", string(e.kind), "disk", e.front.disk(), "number", e.number.String())
+	return e, nil
+}
+
+func systemOf(o Options) system { return system{dev: o.DevDir, sys: "/sys", proc: "/proc"} }
+
+// start takes over or takes away what was left, and makes the device.
+func (e *Exported) start(ctx context.Context) error {
+	if err := clean(e.sys, e.o); err != nil {
+		return err
+	}
+	var refused []error
+	for _, k := range kinds {
+		if e.o.Kind != Auto && e.o.Kind != k {
+			continue
+		}
+		if a := e.sys.probe(k); !a.Usable {
+			refused = append(refused, fmt.Errorf("%s is %w: %s", k, ErrUnavailable, a.Reason))
+			continue
+		}
+		front, err := makers[k](ctx, e.sys, e.gate, e.o)
+		if err == nil {
+			e.kind, e.front = k, front
+			return nil
+		}
+		refused = append(refused, fmt.Errorf("%s: %w", k, err))
+		e.o.Log.Warn("could not make the block device", "kind", string(k), "err", err)
+	}
+	return errors.Join(refused...)
+}
+
+var makers = map[Kind]func(context.Context, system, *gate, Options) (frontend, error){
+	FUSE: exportFUSE,
+}
+
+// Remove takes away what a dead process has left of a name. ErrExported if its
+// process lives.
+func Remove(_ context.Context, o Options) error {
+	o, err := o.withDefaults()
+	if err != nil {
+		return fmt.Errorf("remove: %w", err)
+	}
+	lock, err := lockName(o.RunDir, o.Name)
+	if err != nil {
+		return err
+	}
+	defer lock.unlock()
+	if err := clean(systemOf(o), o); err != nil {
+		return fmt.Errorf("remove what is left of %s: %w", o.Name, err)
+	}
+	return nil
+}
+
+func clean(sys system, o Options) error {
+	r := readRecord(o)
+	err := cleanFUSE(sys, o)
+	if r.Disk != "" {
+		err = errors.Join(err, sys.hide(o.Name, r.Disk))
+	}
+	return errors.Join(err, remove(recordFile(o)))
+}
+
+// Resize tells the kernel that the exported Device's geometry has another size.
+func (e *Exported) Resize(context.Context) error {
+	old := e.gate.geometry.Load()
+	now := *old
+	now.Size = e.gate.dev.Geometry().Size
+	// The kernel must not be told of blocks that the gate refuses.
+	e.gate.geometry.Store(&now)
+	if err := e.front.resize(now.Size); err != nil {
+		e.gate.geometry.Store(old)
+		return fmt.Errorf("resize %s to %s: %w", e.Path(), now.Size, err)
+	}
+	return nil
+}
+
+// Close takes the device away. While somebody has it open it is a *BusyError, and
+// the device serves on; with force, whoever has it open gets errors from then on,
+// and an I/O that dev keeps is answered with an error.
+//
+// Everything acknowledged was flushed before dev is let go, except by force.
+// After Close has returned nil, dev gets no I/O and has answered all that it had.
+// If ctx ends before that, Close can be called again.
+func (e *Exported) Close(ctx context.Context, force bool) error {
+	if err := e.close(ctx, force); err != nil {
+		if errors.Is(err, ErrBusy) {
+			return err
+		}
+		return fmt.Errorf("close %s: %w", e.Path(), err)
+	}
+	return nil
+}
+
+func (e *Exported) close(ctx context.Context, force bool) error {
+	e.closing.Lock()
+	defer e.closing.Unlock()
+	if e.closed {
+		return nil
+	}
+	if !e.stopped {
+		stop := e.stop
+		if force {
+			stop = e.front.sever
+		}
+		if err := stop(ctx); err != nil {
+			return err
+		}
+		e.stopped = true
+		e.gate.shut()
+	}
+	if err := e.gate.drained(ctx); err != nil {
+		return err
+	}
+	err := errors.Join(e.sys.hide(e.o.Name, e.front.disk()), remove(recordFile(e.o)))
+	e.lock.unlock()
+	e.closed = true
+	e.o.Log.Info("block device was taken away", "disk", e.front.disk(), "forced", force)
+	return err
+}
+
+// settle is how long Close waits for those who open each new or changed device
+// for a moment, as udev's programs do.
+const settle = 2 * time.Second
+
+// stop takes the device away if nobody has it open.
+func (e *Exported) stop(ctx context.Context) error {
+	select {
+	case <-e.front.gone():
+		return e.front.sever(ctx)
+	default:
+	}
+	patience := time.Now().Add(settle)
+	for {
+		users, err := e.Users()
+		if err != nil {
+			return err
+		}
+		if len(users) == 0 {
+			if err := e.quiesce(ctx); err != nil {
+				return err
+			}
+			if err := e.front.stop(ctx); !errors.Is(err, errOpened) {
+				return err
+			}
+			users = []User{{Kind: "unknown"}}
+		}
+		if lasting(users) || time.Now().After(patience) {
+			return &BusyError{Path: e.Path(), Users: users}
+		}
+		select {
+		case <-ctx.Done():
+			return &BusyError{Path: e.Path(), Users: users}
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// lasting tells users who stay from those who may be gone in a moment.
+func lasting(users []User) bool {
+	for _, u := range users {
+		if u.Kind == "mount" || u.Kind == "holder" || u.Kind == "swap" {
+			return true
+		}
+	}
+	return false
+}
+
+// quiesce has all that was written to the device node go to the device, and
+// flushed. It can take as long as the device keeps an I/O.
+func (e *Exported) quiesce(ctx context.Context) error {
+	done := make(chan error, 1)
+	go func() {
+		fd, err := unix.Open(e.Node(), unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err == nil {
+			err = unix.Fsync(fd)
+			unix.Close(fd)
+		}
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("flush %s: %w", e.Node(), err)
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("flush %s: %w", e.Node(), ctx.Err())
+	}
+}

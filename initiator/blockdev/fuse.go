@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
+)
+
+// What the file system is asked for, as measured to be of use: without async
+// direct I/O a loop device over FUSE has a queue depth of 1.
+const (
+	fuseMaxWrite      = block.MiB
+	fuseMaxBackground = 256
+	fuseType          = "fuse.weft"
+)
+
+// fuseDisk is a loop device over the one file of a FUSE file system.
+type fuseDisk struct {
+	sys    system
+	fs     *fuseFS
+	server *fuse.Server
+	place  string // of the mount
+	loop   string
+	ended  chan struct{} // the loop device has let go of the file, or the connection is gone
+}
+
+func fusePlace(o Options) string  { return filepath.Join(o.RunDir, string(o.Name)+".fuse") }
+func fuseFile(o Options) string   { return filepath.Join(fusePlace(o), string(o.Name)) }
+func fuseSource(o Options) string { return "weft-" + string(o.Name) }
+
+func exportFUSE(_ context.Context, sys system, g *gate, o Options) (_ frontend, err error) {
+	d := &fuseDisk{sys: sys, place: fusePlace(o), ended: make(chan struct{})}
+	d.fs = newFuseFS(g, string(o.Name), d.ended)
+	if err := os.MkdirAll(d.place, 0o700); err != nil {
+		return nil, fmt.Errorf("mount fuse: %w", err)
+	}
+	if err := d.mount(fuseSource(o)); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			d.unmount()
+		}
+	}()
+	// Not an os.File: Go's poller would ask our own server whether it can read.
+	f, err := unix.Open(fuseFile(o), unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", fuseFile(o), err)
+	}
+	defer unix.Close(f)
+	if d.loop, err = sys.attachLoop(f, g.geometry.Load().BlockSize, mark(o)); err != nil {
+		return nil, err
+	}
+	if err := d.tune(o); err != nil {
+		return nil, errors.Join(err, sys.detachLoop(d.loop))
+	}
+	d.fs.kept.Store(true)
+	return d, nil
+}
+
+// mount mounts and serves. go-fuse's own mount would leave the descriptor to
+// programs that this process starts, and with it a connection that does not end
+// when the process does.
+func (d *fuseDisk) mount(source string) error {
+	fd, err := unix.Open(d.sys.control("fuse"), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("mount fuse: open fuse: %w", err)
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,max_read=%d", fd, os.Geteuid(), os.Getegid(), fuseMaxWrite)
+	if err := unix.Mount(source, d.place, fuseType, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
+		unix.Close(fd)
+		return fmt.Errorf("mount fuse on %s: %w", d.place, err)
+	}
+	d.server, err = fuse.NewServer(d.fs, fmt.Sprintf("/dev/fd/%d", fd), &fuse.MountOptions{
+		MaxWrite:           int(fuseMaxWrite),
+		MaxBackground:      fuseMaxBackground,
+		ExtraCapabilities:  fuse.CAP_ASYNC_DIO,
+		DisableXAttrs:      true, // else each write asks for security.capability
+		DisableReadDirPlus: true,
+		DisableSplice:      true,
+		Logger:             log.New(io.Discard, "", 0),
+	})
+	if err != nil {
+		unix.Unmount(d.place, unix.MNT_FORCE|unix.MNT_DETACH)
+		return fmt.Errorf("serve fuse on %s: %w", d.place, err)
+	}
+	go d.server.Serve()
+	return nil
+}
+
+// tune undoes what others have set for a loop device that had this number before:
+// it stays set, even for another file. For the same reason nothing is set here
+// that would harm who has the number next. A write cache said to be write through
+// above all: flushes would be dropped in silence.
+func (d *fuseDisk) tune(o Options) error {
+	if err := d.sys.setDisk(d.loop, "queue/write_cache", "write back"); err != nil {
+		return err
+	}
+	if most := d.sys.diskText(d.loop, "queue/discard_max_bytes"); most == "0" && d.fs.gate.geometry.Load().DiscardUnit > 0 {
+		// Once 0, the kernel takes no other value: the granularity, of which it must
+		// be a multiple, is 0 as well.
+		o.Log.Warn("somebody has switched discards off for this loop device", "disk", d.loop)
+	}
+	if err := d.sys.setDisk(d.loop, "queue/rotational", "0"); err != nil {
+		o.Log.Debug("still said to rotate", "err", err)
+	}
+	return nil
+}
+
+func (d *fuseDisk) disk() string          { return d.loop }
+func (d *fuseDisk) gone() <-chan struct{} { return d.ended }
+
+func (d *fuseDisk) resize(block.Size) error {
+	// The loop driver takes the size that the file had when somebody last asked.
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(d.place, d.fs.name), &st); err != nil {
+		return fmt.Errorf("resize %s: %w", d.loop, err)
+	}
+	err := d.sys.onLoop(d.loop, func(fd int) error { return unix.IoctlSetInt(fd, unix.LOOP_SET_CAPACITY, 0) })
+	if err != nil {
+		return fmt.Errorf("resize %s: %w", d.loop, err)
+	}
+	return nil
+}
+
+func (d *fuseDisk) stop(ctx context.Context) error {
+	if err := d.sys.detachLoop(d.loop); err != nil {
+		return err
+	}
+	patience := time.NewTimer(2 * time.Second)
+	defer patience.Stop()
+	select {
+	case <-d.ended:
+		d.unmount()
+		return nil
+	case <-ctx.Done():
+	case <-patience.C:
+	}
+	if err := d.sys.keepLoop(d.loop); errors.Is(err, unix.ENXIO) {
+		d.unmount() // it has let go just now
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("keep %s: %w", d.loop, err)
+	}
+	return errOpened
+}
+
+func (d *fuseDisk) sever(context.Context) error {
+	d.unmount() // fails what is under way, even what the device keeps
+	return d.sys.detachLoop(d.loop)
+}
+
+// unmount ends the connection and frees the place, whoever has the file open.
+func (d *fuseDisk) unmount() {
+	_ = unix.Unmount(d.place, unix.MNT_FORCE|unix.MNT_DETACH)
+	d.fs.end()
+	_ = os.Remove(d.place)
+}
+
+// cleanFUSE takes away what a dead process has left of a name.
+func cleanFUSE(sys system, o Options) error {
+	var errs []error
+	for _, loop := range sys.loopsOf(mark(o), fuseFile(o)) {
+		o.Log.Info("taking a dead loop device away", "disk", loop)
+		errs = append(errs, sys.hide(o.Name, loop), sys.detachLoop(loop))
+	}
+	for sys.mounted(fusePlace(o), fuseSource(o)) {
+		o.Log.Info("taking a dead mount away", "place", fusePlace(o))
+		if err := unix.Unmount(fusePlace(o), unix.MNT_FORCE|unix.MNT_DETACH); err != nil {
+			return errors.Join(append(errs, fmt.Errorf("unmount %s: %w", fusePlace(o), err))...)
+		}
+	}
+	return errors.Join(append(errs, remove(fusePlace(o)))...)
+}
+
+// mounted tells whether a file system of ours is mounted at a place. It reads
+// the table only: a dead file system answers with errors, and one whose process
+// hangs does not answer.
+func (s system) mounted(place, source string) bool {
+	text, _ := os.ReadFile(filepath.Join(s.proc, "self/mountinfo"))
+	for line := range strings.Lines(string(text)) {
+		before, after, _ := strings.Cut(line, " - ")
+		b, a := strings.Fields(before), strings.Fields(after)
+		if len(b) > 4 && len(a) > 1 && unescape(b[4]) == place && slices.Equal(a[:2], []string{fuseType, source}) {
+			return true
+		}
+	}
+	return false
+}

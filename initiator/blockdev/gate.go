@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
+)
+
+// A request is an IO on its way from the kernel. Its owner fills in the IO but
+// for Done and Owner, and finish, and gives it to gate.submit.
+type request struct {
+	block.IO
+	finish func(*request) // called once with the outcome in Err; must not block
+
+	gate *gate
+}
+
+// gate is what all front ends submit through. It counts what the device has, so
+// that Close can wait for it, and lets nothing more through once it is shut.
+type gate struct {
+	dev      block.Device
+	geometry atomic.Pointer[block.Geometry] // as the kernel was told
+
+	n    atomic.Int64 // under way; shutGate + what is under way once shut
+	idle chan struct{}
+	once sync.Once
+}
+
+const shutGate = math.MinInt64 / 2
+
+var errShut = fmt.Errorf("device was closed: %w", block.ErrGone)
+
+func newGate(dev block.Device) *gate {
+	g := &gate{dev: dev, idle: make(chan struct{})}
+	geometry := dev.Geometry()
+	g.geometry.Store(&geometry)
+	return g
+}
+
+// submit has the device do r. A gate that is shut answers at once.
+func (g *gate) submit(r *request) {
+	r.gate, r.Owner, r.Done = g, r, requestDone
+	if g.n.Add(1) < 0 {
+		r.Complete(errShut)
+		return
+	}
+	geometry := g.geometry.Load()
+	if err := geometry.CheckIO(&r.IO); err != nil {
+		r.Complete(err)
+		return
+	}
+	if r.Op == block.OpFlush && !geometry.VolatileCache {
+		r.Complete(nil)
+		return
+	}
+	if geometry.MaxIO > 0 && r.Len > int64(geometry.MaxIO) {
+		go g.pieces(&r.IO, int64(geometry.MaxIO))
+		return
+	}
+	g.dev.Submit(&r.IO)
+}
+
+func requestDone(io *block.IO) {
+	r := io.Owner.(*request)
+	g := r.gate // the owner may use r again
+	r.finish(r)
+	g.leave()
+}
+
+func (g *gate) leave() {
+	if g.n.Add(-1) == shutGate {
+		g.once.Do(func() { close(g.idle) })
+	}
+}
+
+// shut lets nothing more through; it may be called once.
+func (g *gate) shut() {
+	g.n.Add(1)
+	g.n.Add(shutGate)
+	g.leave()
+}
+
+// drained waits until the device has answered everything, after shut.
+func (g *gate) drained(ctx context.Context) error {
+	select {
+	case <-g.idle:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for %d I/Os that the device has not answered: %w", g.n.Load()-shutGate, ctx.Err())
+	}
+}
+
+// pieceWindow is how many pieces of one large IO are under way together.
+const pieceWindow = 4
+
+// pieces does an IO that is larger than the device takes; discards of a whole
+// file system are.
+func (g *gate) pieces(io *block.IO, limit int64) {
+	var (
+		window = make(chan struct{}, pieceWindow)
+		failed atomic.Pointer[error]
+		done   = func(p *block.IO) {
+			if p.Err != nil {
+				failed.CompareAndSwap(nil, &p.Err)
+			}
+			<-window
+		}
+	)
+	for at := int64(0); at < io.Len && failed.Load() == nil; {
+		p := &block.IO{Op: io.Op, FUA: io.FUA, Unmap: io.Unmap, Off: io.Off + at, Len: min(limit, io.Len-at), Done: done}
+		if io.Data != nil {
+			p.Data = io.Data[at : at+p.Len]
+		}
+		at += p.Len
+		window <- struct{}{}
+		g.dev.Submit(p)
+	}
+	for range pieceWindow {
+		window <- struct{}{}
+	}
+	var err error
+	if e := failed.Load(); e != nil {
+		err = *e
+	}
+	io.Complete(err)
+}
+
+// errno is how the kernel hears of an error.
+func errno(err error) unix.Errno {
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, block.ErrUnsupported):
+		return unix.EOPNOTSUPP
+	case errors.Is(err, block.ErrRange):
+		return unix.EINVAL
+	case errors.Is(err, block.ErrReadOnly):
+		return unix.EROFS
+	}
+	return unix.EIO
+}

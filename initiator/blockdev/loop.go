@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blockdev
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
+)
+
+// mark is what a device in the kernel carries to say that it is ours: of this
+// name, under this run directory. At most 63 characters.
+func mark(o Options) string {
+	m := fmt.Sprintf("weft:%016x:%s", markNumber(o), o.Name)
+	return m[:min(len(m), 63)]
+}
+
+// markNumber is mark for where there is only room for a number.
+func markNumber(o Options) uint64 {
+	sum := sha256.Sum256([]byte(o.RunDir + "\x00" + string(o.Name)))
+	var n uint64
+	for _, b := range sum[:8] {
+		n = n<<8 | uint64(b)
+	}
+	return n
+}
+
+// attachLoop makes a loop device of a file, with direct I/O, and returns the
+// disk's name. The kernel asks the file for its size and discard granularity.
+func (s system) attachLoop(f int, blockSize block.Size, mark string) (disk string, err error) {
+	control, err := os.OpenFile(s.control("loop-control"), os.O_RDWR, 0)
+	if err != nil {
+		return "", fmt.Errorf("attach a loop device: %w", err)
+	}
+	defer control.Close()
+	config := unix.LoopConfig{Fd: uint32(f), Size: uint32(blockSize)}
+	config.Info.Flags = unix.LO_FLAGS_DIRECT_IO
+	copy(config.Info.File_name[:len(config.Info.File_name)-1], mark)
+	// Whoever takes the free device first has it; the others ask again.
+	for range 64 {
+		free, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return "", fmt.Errorf("attach a loop device: find a free one: %w", err)
+		}
+		disk = "loop" + strconv.Itoa(free)
+		err = s.onLoop(disk, func(fd int) error { return unix.IoctlLoopConfigure(fd, &config) })
+		if errors.Is(err, unix.EBUSY) {
+			continue
+		}
+		if err != nil {
+			return "", fmt.Errorf("attach a loop device: %w", err)
+		}
+		return disk, nil
+	}
+	return "", fmt.Errorf("attach a loop device: %w", unix.EBUSY)
+}
+
+// onLoop does something with a loop device that is open for it.
+func (s system) onLoop(disk string, do func(fd int) error) error {
+	// A container's /dev may lack the node of a device that was just made.
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	if _, err := s.waitNode(ctx, disk); err != nil {
+		return err
+	}
+	fd, err := unix.Open(s.node(disk), unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", s.node(disk), err)
+	}
+	defer unix.Close(fd)
+	return do(fd)
+}
+
+// detachLoop takes a loop device off its file; if somebody has it open, as soon
+// as that is over. One that is not attached is no error.
+func (s system) detachLoop(disk string) error {
+	err := s.onLoop(disk, func(fd int) error { return unix.IoctlSetInt(fd, unix.LOOP_CLR_FD, 0) })
+	if err != nil && !errors.Is(err, unix.ENXIO) && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("detach %s: %w", disk, err)
+	}
+	return nil
+}
+
+// keepLoop takes back a detachLoop that waits for somebody to close the device.
+func (s system) keepLoop(disk string) error {
+	return s.onLoop(disk, func(fd int) error {
+		info, err := unix.IoctlLoopGetStatus64(fd)
+		if err != nil {
+			return err
+		}
+		info.Flags &^= unix.LO_FLAGS_AUTOCLEAR
+		return unix.IoctlLoopSetStatus64(fd, info)
+	})
+}
+
+// loopsOf finds the loop devices that carry a mark or are over a file.
+func (s system) loopsOf(mark, file string) []string {
+	files, _ := filepath.Glob(filepath.Join(s.sys, "block/loop*/loop/backing_file"))
+	var all []string
+	for _, f := range files {
+		disk := filepath.Base(filepath.Dir(filepath.Dir(f)))
+		backing, err := os.ReadFile(f)
+		if err != nil {
+			continue // detached since
+		}
+		if strings.TrimSuffix(string(backing), "\n") == file || s.loopMark(disk) == mark {
+			all = append(all, disk)
+		}
+	}
+	return all
+}
+
+// loopMark reads the name that attachLoop gave. Reading it opens the device for
+// a moment, but asks nothing of what is under it.
+func (s system) loopMark(disk string) string {
+	var name string
+	_ = s.onLoop(disk, func(fd int) error {
+		info, err := unix.IoctlLoopGetStatus64(fd)
+		if err == nil {
+			text, _, _ := bytes.Cut(info.File_name[:], []byte{0})
+			name = string(text)
+		}
+		return err
+	})
+	return name
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
+)
+
+// Number is a device's major and minor number.
+type Number struct{ Major, Minor uint32 }
+
+func (n Number) String() string { return fmt.Sprintf("%d:%d", n.Major, n.Minor) }
+
+func parseNumber(s string) (Number, error) {
+	major, minor, ok := strings.Cut(strings.TrimSpace(s), ":")
+	x, err1 := strconv.ParseUint(major, 10, 32)
+	y, err2 := strconv.ParseUint(minor, 10, 32)
+	if !ok || err1 != nil || err2 != nil {
+		return Number{}, fmt.Errorf("device number %q: not MAJOR:MINOR", s)
+	}
+	return Number{uint32(x), uint32(y)}, nil
+}
+
+func numberOf(dev uint64) Number { return Number{unix.Major(dev), unix.Minor(dev)} }
+
+// system is where the kernel shows itself.
+type system struct{ dev, sys, proc string }
+
+func (s system) node(disk string) string { return filepath.Join(s.dev, disk) }
+
+func (s system) link(name block.VolumeName) string {
+	return filepath.Join(s.dev, "weft", string(name))
+}
+
+// diskNumber reads the number of a disk.
+func (s system) diskNumber(disk string) (Number, error) {
+	text, err := os.ReadFile(filepath.Join(s.sys, "block", disk, "dev"))
+	if err != nil {
+		return Number{}, err
+	}
+	return parseNumber(string(text))
+}
+
+// diskText reads an attribute of a disk; "" if there is none.
+func (s system) diskText(disk, attribute string) string {
+	text, _ := os.ReadFile(filepath.Join(s.sys, "block", disk, attribute))
+	return strings.TrimSpace(string(text))
+}
+
+// setDisk writes an attribute of a disk.
+func (s system) setDisk(disk, attribute, value string) error {
+	file := filepath.Join(s.sys, "block", disk, attribute)
+	if err := os.WriteFile(file, []byte(value), 0); err != nil {
+		return fmt.Errorf("set %s of %s to %q: %w", attribute, disk, value, err)
+	}
+	return nil
+}
+
+// control is the path of a driver's control device; a DevDir that was made for
+// the volumes' names alone has none.
+func (s system) control(name string) string {
+	if path := s.node(name); s.dev == devices || exists(path) {
+		return path
+	}
+	return filepath.Join(devices, name)
+}
+
+const devices = "/dev"
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// waitNode waits for a disk's node. devtmpfs has it at once, and udev soon; where
+// there is neither, as in a container with a /dev of its own, it is made.
+func (s system) waitNode(ctx context.Context, disk string) (Number, error) {
+	n, err := s.diskNumber(disk)
+	if err != nil {
+		return n, fmt.Errorf("find %s: %w", disk, err)
+	}
+	path := s.node(disk)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	patience := 100
+	if s.dev != devices {
+		patience = 0
+	}
+	for ; ; patience-- {
+		var st unix.Stat_t
+		err := unix.Stat(path, &st)
+		switch {
+		case err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK && numberOf(st.Rdev) == n:
+			return n, nil
+		case patience == 0 && errors.Is(err, fs.ErrNotExist):
+			if err := unix.Mknod(path, unix.S_IFBLK|0o660, int(unix.Mkdev(n.Major, n.Minor))); err != nil {
+				return n, fmt.Errorf("make the node %s: %w", path, err)
+			}
+		case patience < 0:
+			return n, fmt.Errorf("%s is not block device %s", path, n)
+		}
+		select {
+		case <-ctx.Done():
+			return n, fmt.Errorf("wait for the node %s: %w", path, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// ---- the volume's name ----
+
+const newSuffix = "~new" // not a character of volume names
+
+func linkTo(disk string) string { return "../" + disk }
+
+// expose makes the volume's name lead to a disk, in one step.
+func (s system) expose(name block.VolumeName, disk string) error {
+	path := s.link(name)
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil {
+		err = remove(path + newSuffix)
+	}
+	if err == nil {
+		err = os.Symlink(linkTo(disk), path+newSuffix)
+	}
+	if err == nil {
+		err = os.Rename(path+newSuffix, path)
+	}
+	if err != nil {
+		return fmt.Errorf("expose %s: %w", name, err)
+	}
+	return nil
+}
+
+// hide takes the name away if it leads to the disk; another device's name stays.
+func (s system) hide(name block.VolumeName, disk string) error {
+	if to, err := os.Readlink(s.link(name)); err != nil || to != linkTo(disk) {
+		return nil
+	}
+	return remove(s.link(name))
+}
+
+// remove removes a file that may be gone already.
+func remove(file string) error {
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blockdev
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Ability says whether this machine can give devices out in one way.
+type Ability struct {
+	Kind     Kind
+	Usable   bool
+	Reason   string   // what is missing, or what there is, in plain words
+	Fix      string   // what to do to have it; "" if it is usable, or nothing helps
+	Modules  []string // that would have to be loaded, and can be
+	Survives bool     // I/O waits for a process that died, see Options.Resume
+}
+
+// Probe looks for each kind, best first. It changes nothing and loads nothing.
+func Probe() []Ability {
+	s := systemOf(Options{DevDir: devices})
+	var all []Ability
+	for _, k := range kinds {
+		all = append(all, s.probe(k))
+	}
+	return all
+}
+
+// Choose is the kind that Auto takes: the first usable one.
+func Choose(all []Ability) (Kind, bool) {
+	for _, a := range all {
+		if a.Usable {
+			return a.Kind, true
+		}
+	}
+	return "", false
+}
+
+func (s system) probe(k Kind) Ability {
+	a := Ability{Kind: k}
+	switch k {
+	case UBLK:
+		a.Reason, a.Fix = "not built yet", ""
+	case NBD:
+		a.Reason, a.Fix = "not built yet", ""
+	case FUSE:
+		s.probeFUSE(&a)
+	}
+	return a
+}
+
+func (s system) probeFUSE(a *Ability) {
+	switch {
+	case os.Geteuid() != 0:
+		a.Reason, a.Fix = "mounting FUSE and attaching loop devices need root", "run as root"
+	case s.filesystem("fuse") && s.opens(a, "fuse") && s.opens(a, "loop-control"):
+		a.Usable, a.Reason = true, "FUSE and loop devices are there"
+	case a.Reason != "":
+	default:
+		s.missing(a, "fuse", "the kernel knows no FUSE")
+	}
+}
+
+// filesystem tells whether the kernel knows a file system now.
+func (s system) filesystem(name string) bool {
+	f, err := os.Open(filepath.Join(s.proc, "filesystems"))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if fields := strings.Fields(lines.Text()); len(fields) > 0 && fields[len(fields)-1] == name {
+			return true
+		}
+	}
+	return false
+}
+
+// opens tells whether a control device can be opened, and says why not.
+func (s system) opens(a *Ability, name string) bool {
+	path := s.control(name)
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err == nil {
+		unix.Close(fd)
+		return true
+	}
+	module := strings.TrimSuffix(name, "-control")
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
+		s.missing(a, module, fmt.Sprintf("there is no %s", path))
+	case errors.Is(err, fs.ErrPermission):
+		a.Reason = fmt.Sprintf("%s can not be opened: %v", path, err)
+		a.Fix = "in a container, give it the device " + path
+	default:
+		a.Reason = fmt.Sprintf("%s can not be opened: %v", path, err)
+	}
+	return false
+}
+
+// missing says that a part of the kernel is not there, and whether it could be.
+func (s system) missing(a *Ability, module, what string) {
+	a.Reason = what
+	switch known, installed := s.module(module); {
+	case known:
+		a.Modules = append(a.Modules, module)
+		a.Fix = "modprobe " + module
+	case installed:
+		a.Fix = fmt.Sprintf("none: this kernel was built without module %s", module)
+	default:
+		a.Fix = fmt.Sprintf("a kernel with module %s; no modules are installed for this one", module)
+	}
+}
+
+// module tells whether a module of the running kernel is on disk, and whether any are.
+func (s system) module(name string) (known, any bool) {
+	release, err := os.ReadFile(filepath.Join(s.proc, "sys/kernel/osrelease"))
+	if err != nil {
+		return false, false
+	}
+	text, err := os.ReadFile(filepath.Join("/lib/modules", strings.TrimSpace(string(release)), "modules.dep"))
+	if err != nil {
+		return false, false
+	}
+	for line := range strings.Lines(string(text)) {
+		file, _, _ := strings.Cut(filepath.Base(strings.SplitN(line, ":", 2)[0]), ".ko")
+		if strings.ReplaceAll(file, "-", "_") == name {
+			return true, true
+		}
+	}
+	return false, true
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blockdev
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
+)
+
+// nameLock is held by the process that exports a name. The kernel lets go of it
+// when that process dies, however it does; the file stays.
+type nameLock struct{ f *os.File }
+
+func lockName(runDir string, name block.VolumeName) (*nameLock, error) {
+	path := filepath.Join(runDir, string(name)+".lock")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", name, err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		defer f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			pid, _ := os.ReadFile(path)
+			return nil, fmt.Errorf("%s: %w by process %s", name, ErrExported, strings.TrimSpace(string(pid)))
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	// Only for people, and for the text above.
+	if err := errors.Join(f.Truncate(0), writeAt(f, fmt.Sprintln(os.Getpid()))); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return &nameLock{f}, nil
+}
+
+func writeAt(f *os.File, text string) error {
+	_, err := f.WriteAt([]byte(text), 0)
+	return err
+}
+
+func (l *nameLock) unlock() { l.f.Close() }
+
+// record is what is remembered of an exported device, for whoever comes after
+// this process. It is a hint: what is in the kernel says itself whose it is.
+type record struct {
+	Kind   Kind   `json:"kind"`
+	Disk   string `json:"disk"`
+	Resume string `json:"resume,omitempty"`
+	PID    int    `json:"pid"`
+}
+
+func recordFile(o Options) string { return filepath.Join(o.RunDir, string(o.Name)+".json") }
+
+// readRecord returns the zero record if there is none, or none that can be read.
+func readRecord(o Options) record {
+	var r record
+	b, err := os.ReadFile(recordFile(o))
+	if err == nil {
+		err = json.Unmarshal(b, &r)
+	}
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			o.Log.Warn("record of a block device is not readable", "file", recordFile(o), "err", err)
+		}
+		return record{}
+	}
+	return r
+}
+
+func writeRecord(o Options, r record) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	file := recordFile(o)
+	// On a tmpfs: no fsync. The rename keeps a reader from seeing half of it.
+	if err := os.WriteFile(file+".new", append(b, '\n'), 0o600); err != nil {
+		return fmt.Errorf("record %s: %w", o.Name, err)
+	}
+	if err := os.Rename(file+".new", file); err != nil {
+		return fmt.Errorf("record %s: %w", o.Name, err)
+	}
+	return nil
+}

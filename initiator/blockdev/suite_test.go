@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blockdev
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
+)
+
+// runSuite holds every kind to the same behaviour.
+func runSuite(t *testing.T, k Kind) {
+	for name, test := range map[string]func(*testing.T, *world){
+		"WhatIsWrittenIsRead":                   testReadWrite,
+		"TheGeometryIsTheDevices":               testGeometry,
+		"AFlushReachesTheDevice":                testFlush,
+		"WithoutACacheNoFlushIsSent":            testNoCache,
+		"DiscardsAndZeroesPassThrough":          testDiscard,
+		"WithoutADiscardUnitNothingIsDiscarded": testNoDiscard,
+		"AHeldWriteWaits":                       testHeld,
+		"AnErrorIsAnError":                      testError,
+		"ItGrowsWhileOpen":                      testResize,
+		"CloseRefusesWhileOpen":                 testBusy,
+		"ForceEndsWhatIsHeld":                   testForce,
+		"ANameIsExportedOnce":                   testOnce,
+		"ARequestIsNeverTooLarge":               testMaxIO,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, newWorld(t, k)) })
+	}
+}
+
+// world is a device and where it is exported.
+type world struct {
+	t    *testing.T
+	disk *memDisk
+	o    Options
+}
+
+var plain = block.Geometry{Size: 64 * block.MiB, BlockSize: 4096, DiscardUnit: 4096, VolatileCache: true}
+
+func newWorld(t *testing.T, k Kind) *world {
+	name := fmt.Sprintf("test-%d-%08x", os.Getpid(), rand.Uint32())
+	w := &world{t: t, disk: newMemDisk(plain), o: Options{Name: block.VolumeName(name), Kind: k, RunDir: t.TempDir()}}
+	t.Cleanup(func() {
+		for _, bad := range w.disk.bad {
+			t.Errorf("the device was sent: %s", bad)
+		}
+		left, _ := filepath.Glob(filepath.Join(w.o.RunDir, "*.json"))
+		if exists("/dev/weft/"+name) || len(left) > 0 || exists(filepath.Join(w.o.RunDir, name+".fuse")) {
+			t.Errorf("something is left of %s: %v", name, left)
+		}
+		if loops := systemOf(Options{DevDir: devices}).loopsOf(mark(w.o), fuseFile(w.o)); len(loops) > 0 {
+			t.Errorf("left behind: %v", loops)
+		}
+	})
+	return w
+}
+
+func (w *world) limit() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	w.t.Cleanup(cancel)
+	return ctx
+}
+
+func (w *world) export() *Exported {
+	w.t.Helper()
+	e, err := Export(w.limit(), w.disk, w.o)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() {
+		w.disk.release()
+		if err := e.Close(w.limit(), true); err != nil {
+			w.t.Error(err)
+		}
+	})
+	return e
+}
+
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// open opens the device past the page cache, for the time of the test.
+func (w *world) open(e *Exported) int {
+	w.t.Helper()
+	fd, err := unix.Open(e.Path(), unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	w.must(err)
+	w.t.Cleanup(func() { unix.Close(fd) })
+	return fd
+}
+
+func (w *world) close(e *Exported) {
+	w.t.Helper()
+	w.must(e.Close(w.limit(), false))
+}
+
+// aligned is memory as O_DIRECT wants it.
+func aligned(n int) []byte {
+	const page = 4096
+	b := make([]byte, n+page)
+	skip := page - int(uintptr(unsafe.Pointer(&b[0]))%page)
+	return b[skip : skip+n]
+}
+
+func randomBytes(n int) []byte {
+	b := aligned(n)
+	r := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	return b
+}
+
+// within fails the test if something does not end in good time.
+func (w *world) within(what string, done <-chan error) error {
+	w.t.Helper()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(15 * time.Second):
+		w.t.Fatalf("%s did not end within 15 s", what)
+		return nil
+	}
+}
+
+func do(f func() error) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	return done
+}
+
+func testReadWrite(t *testing.T, w *world) {
+	e := w.export()
+	fd := w.open(e)
+	model := aligned(int(plain.Size))
+	for range 200 {
+		n := (1 + rand.IntN(64)) * 4096
+		at := rand.IntN((len(model)-n)/4096+1) * 4096
+		p := randomBytes(n)
+		copy(model[at:], p)
+		_, err := unix.Pwrite(fd, p, int64(at))
+		w.must(err)
+	}
+	got := aligned(len(model))
+	for at := 0; at < len(got); at += 1 << 20 {
+		_, err := unix.Pread(fd, got[at:at+1<<20], int64(at))
+		w.must(err)
+	}
+	if !bytes.Equal(got, model) {
+		t.Error("what was read is not what was written")
+	}
+	direct := aligned(len(model))
+	w.must(block.ReadAt(w.disk, direct, 0))
+	if !bytes.Equal(direct, model) {
+		t.Error("the device has not what was written")
+	}
+	unix.Close(fd)
+	w.close(e)
+}
+
+func testGeometry(t *testing.T, w *world) {
+	for _, blockSize := range []block.Size{512, 4096} {
+		w.disk = newMemDisk(block.Geometry{Size: 8*block.MiB + 4096, BlockSize: blockSize, DiscardUnit: 64 * block.KiB, VolatileCache: true})
+		e := w.export()
+		disk := filepath.Base(e.Node())
+		for attribute, want := range map[string]string{
+			"size":                      fmt.Sprint((8*block.MiB + 4096).Sectors()),
+			"queue/logical_block_size":  fmt.Sprint(uint64(blockSize)),
+			"queue/write_cache":         "write back",
+			"queue/rotational":          "0",
+			"queue/discard_granularity": fmt.Sprint(64 << 10),
+			"dev":                       e.Number().String(),
+		} {
+			if w.o.Kind == NBD && attribute == "queue/discard_granularity" {
+				want = fmt.Sprint(uint64(blockSize)) // the driver knows no other
+			}
+			if got := e.sys.diskText(disk, attribute); got != want {
+				t.Errorf("%s with blocks of %s has %s %q, want %q", disk, blockSize, attribute, got, want)
+			}
+		}
+		if to, err := os.Readlink(e.Path()); err != nil || to != "../"+disk {
+			t.Errorf("%s leads to %q, %v; want ../%s", e.Path(), to, err, disk)
+		}
+		if e.Path() != "/dev/weft/"+string(w.o.Name) {
+			t.Errorf("Path() = %q", e.Path())
+		}
+		w.close(e)
+	}
+}
+
+func testFlush(t *testing.T, w *world) {
+	e := w.export()
+	fd := w.open(e)
+	_, err := unix.Pwrite(fd, randomBytes(4096), 0)
+	w.must(err)
+	before := w.disk.count(block.OpFlush)
+	w.must(unix.Fsync(fd))
+	if got := w.disk.count(block.OpFlush); got != before+1 {
+		t.Errorf("fsync made %d flushes, want 1", got-before)
+	}
+	w.disk.fail(func(io *block.IO) error {
+		if io.Op == block.OpFlush {
+			return block.ErrMedium
+		}
+		return nil
+	})
+	if err := unix.Fsync(fd); !errors.Is(err, unix.EIO) {
+		t.Errorf("fsync = %v when the device's flush fails, want EIO", err)
+	}
+	w.disk.fail(nil)
+	unix.Close(fd)
+	w.close(e)
+}
+
+func testNoCache(t *testing.T, w *world) {
+	g := plain
+	g.VolatileCache = false
+	w.disk = newMemDisk(g)
+	e := w.export()
+	// A loop device always says that it has one: what is set for it stays for others.
+	if got := e.sys.diskText(filepath.Base(e.Node()), "queue/write_cache"); got != "write through" && w.o.Kind != FUSE {
+		t.Errorf("write cache %q, want write through", got)
+	}
+	fd := w.open(e)
+	_, err := unix.Pwrite(fd, randomBytes(4096), 0)
+	w.must(errors.Join(err, unix.Fsync(fd)))
+	if got := w.disk.count(block.OpFlush); got != 0 {
+		t.Errorf("%d flushes of a device without a cache", got)
+	}
+	unix.Close(fd)
+	w.close(e)
+}
+
+const (
+	blkDiscard = 0x1277 // BLKDISCARD
+	blkZeroOut = 0x127f // BLKZEROOUT
+)
+
+func ioctlRange(fd int, op uintptr, off, n uint64) error {
+	r := [2]uint64{off, n}
+	if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), op, uintptr(unsafe.Pointer(&r))); e != 0 {
+		return e
+	}
+	return nil
+}
+
+func testDiscard(t *testing.T, w *world) {
+	e := w.export()
+	fd := w.open(e)
+	_, err := unix.Pwrite(fd, randomBytes(4<<20), 0)
+	w.must(err)
+	w.must(ioctlRange(fd, blkDiscard, 1<<20, 1<<20))
+	if got := w.disk.count(block.OpDiscard) + w.disk.count(block.OpWriteZeroes); got == 0 {
+		t.Error("the discard did not reach the device")
+	}
+	if got, want := w.disk.used(), 3<<20/memPage; got != want {
+		t.Errorf("%d pages in use after a discard, want %d", got, want)
+	}
+	w.must(ioctlRange(fd, blkZeroOut, 2<<20, 1<<20))
+	got := aligned(4 << 20)
+	_, err = unix.Pread(fd, got, 0)
+	w.must(err)
+	if !bytes.Equal(got[2<<20:3<<20], make([]byte, 1<<20)) {
+		t.Error("what was zeroed does not read as zeroes")
+	}
+	if bytes.Equal(got[3<<20:], make([]byte, 1<<20)) {
+		t.Error("more was zeroed than was asked for")
+	}
+	unix.Close(fd)
+	w.close(e)
+}
+
+func testNoDiscard(t *testing.T, w *world) {
+	g := plain
+	g.DiscardUnit = 0
+	w.disk = newMemDisk(g)
+	e := w.export()
+	fd := w.open(e)
+	_, err := unix.Pwrite(fd, randomBytes(1<<20), 0)
+	w.must(err)
+	if err := ioctlRange(fd, blkDiscard, 0, 1<<20); !errors.Is(err, unix.EOPNOTSUPP) {
+		t.Errorf("BLKDISCARD = %v, want EOPNOTSUPP", err)
+	}
+	w.must(ioctlRange(fd, blkZeroOut, 0, 512<<10)) // by writing, if not otherwise
+	if got := w.disk.count(block.OpDiscard); got != 0 {
+		t.Errorf("%d discards of a device that has none", got)
+	}
+	unix.Close(fd)
+	w.close(e)
+}
+
+func isWrite(io *block.IO) bool { return io.Op == block.OpWrite }
+
+func testHeld(t *testing.T, w *world) {
+	e := w.export()
+	fd := w.open(e)
+	w.disk.hold(func(io *block.IO) bool { return isWrite(io) && io.Off < 1<<20 })
+	written := do(func() error { _, err := unix.Pwrite(fd, randomBytes(8192), 0); return err })
+	<-w.disk.arrived
+	// Others go on meanwhile.
+	other := do(func() error {
+		_, err := unix.Pwrite(fd, randomBytes(8192), 2<<20)
+		if err == nil {
+			_, err = unix.Pread(fd, aligned(8192), 4<<20)
+		}
+		return err
+	})
+	w.must(w.within("a write elsewhere", other))
+	select {
+	case err := <-written:
+		t.Fatalf("a held write ended: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	w.disk.release()
+	w.must(w.within("the released write", written))
+	unix.Close(fd)
+	w.close(e)
+}
+
+func testError(t *testing.T, w *world) {
+	e := w.export()
+	fd := w.open(e)
+	w.disk.fail(func(io *block.IO) error {
+		if io.Op != block.OpFlush && io.Off == 1<<20 {
+			return block.ErrMedium
+		}
+		return nil
+	})
+	if _, err := unix.Pwrite(fd, randomBytes(4096), 1<<20); !errors.Is(err, unix.EIO) {
+		t.Errorf("a write that the device fails = %v, want EIO", err)
+	}
+	if _, err := unix.Pread(fd, aligned(4096), 1<<20); !errors.Is(err, unix.EIO) {
+		t.Errorf("a read that the device fails = %v, want EIO", err)
+	}
+	_, err := unix.Pwrite(fd, randomBytes(4096), 0)
+	w.must(err)
+	unix.Close(fd)
+	w.close(e)
+}
+
+func testResize(t *testing.T, w *world) {
+	e := w.export()
+	fd := w.open(e)
+	p := randomBytes(4096)
+	_, err := unix.Pwrite(fd, p, 0)
+	w.must(err)
+	w.disk.grow(2 * plain.Size)
+	if err := e.Resize(w.limit()); err != nil {
+		if errors.Is(err, errors.ErrUnsupported) {
+			t.Skip(err)
+		}
+		t.Fatal(err)
+	}
+	end, err := unix.Seek(fd, 0, unix.SEEK_END)
+	if w.must(err); end != 2*int64(plain.Size) {
+		t.Errorf("size %d after growing, want %d", end, 2*plain.Size)
+	}
+	_, err = unix.Pwrite(fd, p, 2*int64(plain.Size)-4096)
+	w.must(err)
+	got := aligned(4096)
+	_, err = unix.Pread(fd, got, 0)
+	if w.must(err); !bytes.Equal(got, p) {
+		t.Error("growing changed what was written before")
+	}
+	unix.Close(fd)
+	w.close(e)
+}
+
+func testBusy(t *testing.T, w *world) {
+	e := w.export()
+	sleep := startHolding(t, e.Path())
+	err := e.Close(w.limit(), false)
+	var busy *BusyError
+	if !errors.As(err, &busy) || !errors.Is(err, ErrBusy) || len(busy.Users) != 1 || busy.Users[0].PID != sleep.Process.Pid {
+		t.Fatalf("Close while process %d has it open = %v, want that it is named", sleep.Process.Pid, err)
+	}
+	if !strings.Contains(err.Error(), fmt.Sprintf("process %d", sleep.Process.Pid)) {
+		t.Errorf("the refusal %q does not name the process", err)
+	}
+	fd := w.open(e) // it serves on
+	_, err = unix.Pwrite(fd, randomBytes(4096), 0)
+	w.must(err)
+	unix.Close(fd)
+	w.must(sleep.Process.Kill())
+	_ = sleep.Wait()
+	w.close(e)
+	w.close(e) // once more is no error
+}
+
+func testForce(t *testing.T, w *world) {
+	e := w.export()
+	fd := w.open(e)
+	w.disk.hold(isWrite)
+	written := do(func() error { _, err := unix.Pwrite(fd, randomBytes(4096), 0); return err })
+	<-w.disk.arrived
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := e.Close(ctx, true); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("forced Close while the device keeps a write = %v, want that it waits for the device", err)
+	}
+	if err := w.within("the held write", written); err == nil {
+		t.Error("a write that the device never did was acknowledged")
+	}
+	w.disk.release()
+	w.must(e.Close(w.limit(), true))
+	if _, err := unix.Pwrite(fd, randomBytes(4096), 0); err == nil {
+		t.Error("a write after the end was acknowledged")
+	}
+	unix.Close(fd)
+}
+
+func testOnce(t *testing.T, w *world) {
+	e := w.export()
+	if _, err := Export(w.limit(), w.disk, w.o); !errors.Is(err, ErrExported) {
+		t.Errorf("second Export = %v, want ErrExported", err)
+	}
+	if err := Remove(w.limit(), w.o); !errors.Is(err, ErrExported) {
+		t.Errorf("Remove of what is served = %v, want ErrExported", err)
+	}
+	w.close(e)
+	w.must(Remove(w.limit(), w.o))
+	w.close(w.export())
+}
+
+func testMaxIO(t *testing.T, w *world) {
+	g := plain
+	g.MaxIO = 64 * block.KiB
+	w.disk = newMemDisk(g)
+	e := w.export()
+	fd := w.open(e)
+	p := randomBytes(1 << 20)
+	_, err := unix.Pwrite(fd, p, 0)
+	w.must(err)
+	got := aligned(len(p))
+	_, err = unix.Pread(fd, got, 0)
+	w.must(err)
+	w.must(ioctlRange(fd, blkDiscard, 8<<20, 8<<20))
+	if !bytes.Equal(got, p) {
+		t.Error("what was read is not what was written")
+	}
+	unix.Close(fd)
+	w.close(e)
+	if w.disk.largest > int64(g.MaxIO) {
+		t.Errorf("the device got an IO of %d bytes, it takes %s", w.disk.largest, g.MaxIO)
+	}
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blockdev
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// User is somebody who has a device open.
+type User struct {
+	Kind string // "mount", "holder", "swap", "process", "unknown"
+	Name string // the mount's place, the holder's disk, the command
+	PID  int    // of a process, or of one that sees the mount where we do not
+}
+
+func (u User) String() string {
+	switch u.Kind {
+	case "mount":
+		if u.PID != 0 {
+			return fmt.Sprintf("the file system on %s, as process %d sees it", u.Name, u.PID)
+		}
+		return "the file system on " + u.Name
+	case "holder":
+		return "device " + u.Name
+	case "swap":
+		return "swap"
+	case "process":
+		return fmt.Sprintf("%s (process %d)", u.Name, u.PID)
+	}
+	return "something that can not be seen from here"
+}
+
+// users lists who has a disk open. Mounts and holders come first.
+func (s system) users(disk string, n Number) ([]User, error) {
+	var all []User
+	holders, _ := os.ReadDir(filepath.Join(s.sys, "block", disk, "holders"))
+	for _, h := range holders {
+		all = append(all, User{Kind: "holder", Name: h.Name()})
+	}
+	partitions, err := s.numbers(disk, n)
+	if err != nil {
+		return nil, err
+	}
+	all = append(all, s.mounts(partitions)...)
+	if s.swaps(partitions) {
+		all = append(all, User{Kind: "swap"})
+	}
+	all = append(all, s.openers(partitions)...)
+	if len(all) == 0 && s.claimed(disk) {
+		all = append(all, User{Kind: "unknown"})
+	}
+	return all, nil
+}
+
+// numbers are a disk's own and those of its partitions.
+func (s system) numbers(disk string, n Number) ([]Number, error) {
+	all := []Number{n}
+	devs, err := filepath.Glob(filepath.Join(s.sys, "block", disk, disk+"*", "dev"))
+	for _, file := range devs {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // gone since
+		}
+		if p, err := parseNumber(string(text)); err == nil {
+			all = append(all, p)
+		}
+	}
+	return all, err
+}
+
+// mounts looks into every mount namespace that some process lives in.
+func (s system) mounts(devices []Number) []User {
+	var all []User
+	seen := make(map[string]bool)
+	for i, pid := range append([]string{"self"}, s.processes()...) {
+		ns, err := os.Readlink(filepath.Join(s.proc, pid, "ns/mnt"))
+		if err != nil && i > 0 || seen[ns] {
+			continue
+		}
+		seen[ns] = true
+		f, err := os.Open(filepath.Join(s.proc, pid, "mountinfo"))
+		if err != nil {
+			continue
+		}
+		for _, place := range mountsOf(f, devices) {
+			u := User{Kind: "mount", Name: place}
+			if i > 0 {
+				u.PID, _ = strconv.Atoi(pid)
+			}
+			// Namespaces have most of their mounts in common.
+			if !slices.ContainsFunc(all, func(o User) bool { return o.Name == u.Name }) {
+				all = append(all, u)
+			}
+		}
+		f.Close()
+	}
+	return all
+}
+
+// mountsOf reads mountinfo (proc(5)): the third field is the device, the fifth the place.
+func mountsOf(mountinfo io.Reader, devices []Number) []string {
+	var places []string
+	for lines := bufio.NewScanner(mountinfo); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 5 {
+			continue
+		}
+		if n, err := parseNumber(fields[2]); err == nil && slices.Contains(devices, n) {
+			places = append(places, unescape(fields[4]))
+		}
+	}
+	return places
+}
+
+// unescape undoes the \040 of mountinfo.
+func unescape(s string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
+}
+
+func (s system) swaps(devices []Number) bool {
+	text, _ := os.ReadFile(filepath.Join(s.proc, "swaps"))
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) > 0 && s.isOneOf(fields[0], devices) {
+			return true
+		}
+	}
+	return false
+}
+
+// openers are the processes with a descriptor of a device, without this one,
+// which knows its own.
+func (s system) openers(devices []Number) []User {
+	var all []User
+	self := strconv.Itoa(os.Getpid())
+	for _, pid := range s.processes() {
+		if pid == self {
+			continue
+		}
+		dir := filepath.Join(s.proc, pid, "fd")
+		fds, _ := os.ReadDir(dir)
+		for _, fd := range fds {
+			if !s.isOneOf(filepath.Join(dir, fd.Name()), devices) {
+				continue
+			}
+			comm, _ := os.ReadFile(filepath.Join(s.proc, pid, "comm"))
+			u := User{Kind: "process", Name: strings.TrimSpace(string(comm))}
+			u.PID, _ = strconv.Atoi(pid)
+			all = append(all, u)
+			break
+		}
+	}
+	return all
+}
+
+func (s system) processes() []string {
+	entries, _ := os.ReadDir(s.proc)
+	var all []string
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err == nil {
+			all = append(all, e.Name())
+		}
+	}
+	return all
+}
+
+func (s system) isOneOf(path string, devices []Number) bool {
+	// Links of /proc say at once what is no device, without a call into a file
+	// system that may not answer.
+	if to, err := os.Readlink(path); err == nil && !strings.HasPrefix(to, "/") {
+		return false
+	} else if err == nil && !strings.HasPrefix(to, "/dev/") && !strings.HasPrefix(to, s.dev+"/") {
+		return false
+	}
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return false
+	}
+	return slices.Contains(devices, numberOf(st.Rdev))
+}
+
+// claimed tells whether somebody holds the disk exclusively: a mount, a holder.
+// It tells nothing about those who only read and write.
+func (s system) claimed(disk string) bool {
+	fd, err := unix.Open(s.node(disk), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err == nil {
+		unix.Close(fd)
+	}
+	return errors.Is(err, unix.EBUSY)
+}
