@@ -17,24 +17,29 @@ import (
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
-	"weft.dev/weft/raid"
 )
 
 // reportInterval is how often the whole state is reported when nothing changes:
 // the manager calls an agent offline after 5 s without.
 const reportInterval = time.Second
 
-// Run keeps what the manager wants until ctx is done. It leaves all attachments
-// as they are: I/O goes on without the agent, and the next one takes over.
+// farewell is how long an agent that ends waits for the manager to have heard what
+// it has let go.
+const farewell = 2 * time.Second
+
+// Run keeps what the manager wants until ctx is done. What it leaves then is up
+// to the data path: that of the kernel goes on without the agent, and the next one
+// takes over; that of this process ends, and volumes that nobody has open are let
+// go first, so that their copies need not be made equal again.
 func (a *Agent) Run(ctx context.Context) error {
-	if a.machine == nil {
-		m, closeDM, err := openMachine(a.cfg)
+	if a.path == nil {
+		path, err := a.open()
 		if err != nil {
 			return fmt.Errorf("initiator: %w", err)
 		}
-		defer closeDM()
-		a.machine = m
+		a.path = path
 	}
+	defer a.path.close()
 	var random [16]byte
 	rand.Read(random[:])
 	identity, err := fabrics.HostIdentity(a.cfg.StateDir, random)
@@ -45,12 +50,16 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.identity = identity
 	a.mu.Unlock()
 
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return a.keep(ctx) })
-	g.Go(func() error { return a.talk(ctx) })
-	if a.uevents != nil {
-		g.Go(func() error { return a.uevents(ctx, a.pokeAll) })
-	}
+	// The stream outlives the keepers: it tells what they have let go.
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	g, life := errgroup.WithContext(life)
+	keeping, stop := context.WithCancel(ctx)
+	defer stop()
+	context.AfterFunc(life, stop)
+	g.Go(func() error { defer end(); return a.keep(keeping) })
+	g.Go(func() error { return a.talk(life) })
+	g.Go(func() error { return a.path.watch(life, a.pokeAll) })
 	err = g.Wait()
 	if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)) {
 		return nil
@@ -64,11 +73,11 @@ func (a *Agent) keep(ctx context.Context) error {
 	defer cancel()
 	running := map[block.VolumeID]chan struct{}{} // closed when its keeper has ended
 	stop := map[block.VolumeID]context.CancelFunc{}
-	start := func(v block.VolumeID) *keeper {
+	start := func(v block.VolumeID) {
 		a.mu.Lock()
 		k := a.keepers[v]
 		if k == nil {
-			k = newKeeper(a, v)
+			k = a.path.keeper(v)
 			a.keepers[v] = k
 		}
 		a.mu.Unlock()
@@ -76,9 +85,8 @@ func (a *Agent) keep(ctx context.Context) error {
 			ended := make(chan struct{})
 			own, cancel := context.WithCancel(ctx)
 			running[v], stop[v] = ended, cancel
-			go func() { defer close(ended); k.run(own) }()
+			go func() { defer close(ended); k.Run(own) }()
 		}
-		return k
 	}
 	defer func() {
 		cancel()
@@ -86,7 +94,7 @@ func (a *Agent) keep(ctx context.Context) error {
 			<-ended
 		}
 	}()
-	for _, v := range a.found() {
+	for _, v := range a.path.found() {
 		start(v)
 	}
 	ticker := time.NewTicker(reportInterval)
@@ -94,6 +102,7 @@ func (a *Agent) keep(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
+			a.leave(running)
 			return nil
 		case w := <-a.wanted:
 			a.share(w, start)
@@ -111,9 +120,48 @@ func (a *Agent) keep(ctx context.Context) error {
 	}
 }
 
+// leave waits until the keepers have ended, and for a moment until the manager has
+// taken note of what they have let go.
+func (a *Agent) leave(running map[block.VolumeID]chan struct{}) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for _, one := range running {
+			<-one
+		}
+	}()
+	var patience <-chan time.Time
+	for {
+		select {
+		case <-ended:
+			ended, patience = nil, time.After(farewell)
+		case w := <-a.wanted:
+			a.share(w, func(block.VolumeID) {})
+		case <-patience:
+			return
+		}
+		if ended == nil && !a.unheard() {
+			return
+		}
+	}
+}
+
+// unheard reports whether the manager still lists an attachment that was let go.
+func (a *Agent) unheard() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for v, k := range a.keepers {
+		if s := k.State(); s.Left && a.listed[v] == block.Epoch(s.Report.GetEpoch()) {
+			return true
+		}
+	}
+	return false
+}
+
 // share tells each keeper its part of the wanted state.
-func (a *Agent) share(all *pb.InitiatorWanted, start func(block.VolumeID) *keeper) {
+func (a *Agent) share(all *pb.InitiatorWanted, start func(block.VolumeID)) {
 	wants, problems := map[block.VolumeID]*attachment.Wanted{}, map[block.VolumeID]string{}
+	listed := map[block.VolumeID]block.Epoch{}
 	for _, p := range all.GetAttachments() {
 		v, err := block.ParseVolumeID(p.GetVolumeId())
 		if err != nil {
@@ -123,6 +171,7 @@ func (a *Agent) share(all *pb.InitiatorWanted, start func(block.VolumeID) *keepe
 		if p.GetBootId() != a.cfg.BootID {
 			continue // granted to a boot that is over; the manager will grant anew
 		}
+		listed[v] = block.Epoch(p.GetEpoch())
 		w, err := attachment.Parse(p)
 		wants[v] = w
 		if err != nil {
@@ -131,41 +180,12 @@ func (a *Agent) share(all *pb.InitiatorWanted, start func(block.VolumeID) *keepe
 		start(v)
 	}
 	a.mu.Lock()
-	a.latest = all.GetGeneration()
+	a.latest, a.listed = all.GetGeneration(), listed
 	keepers := maps.Clone(a.keepers)
 	a.mu.Unlock()
 	for v, k := range keepers {
-		k.want(wants[v], problems[v], all.GetGeneration())
+		k.Want(wants[v], problems[v], all.GetGeneration())
 	}
-}
-
-// found lists the volumes that this machine has anything of.
-func (a *Agent) found() []block.VolumeID {
-	all := map[block.VolumeID]bool{}
-	for _, v := range a.machine.noted() {
-		all[v] = true
-	}
-	devices, err := a.machine.dm.Devices(raid.UUIDPrefix)
-	if err != nil {
-		a.log.Warn("look for attached volumes", "err", err)
-	}
-	for _, d := range devices {
-		if id := d.UUID[len(raid.UUIDPrefix):]; len(id) >= 36 {
-			if v, err := block.ParseVolumeID(id[:36]); err == nil {
-				all[v] = true
-			}
-		}
-	}
-	controllers, err := a.machine.host.Controllers()
-	if err != nil {
-		a.log.Warn("look for connected legs", "err", err)
-	}
-	for _, c := range controllers {
-		if v, _, _, _, err := block.ParseSubsystemNQN(c.NQN); err == nil && c.HostNQN == a.host().NQN {
-			all[v] = true
-		}
-	}
-	return slices.Collect(maps.Keys(all))
 }
 
 func (a *Agent) idle() []block.VolumeID {
@@ -173,11 +193,9 @@ func (a *Agent) idle() []block.VolumeID {
 	defer a.mu.Unlock()
 	var all []block.VolumeID
 	for v, k := range a.keepers {
-		k.mu.Lock()
-		if k.idle && k.wanted == nil && k.known {
+		if k.State().Idle {
 			all = append(all, v)
 		}
-		k.mu.Unlock()
 	}
 	return all
 }
@@ -186,7 +204,7 @@ func (a *Agent) pokeAll() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, k := range a.keepers {
-		k.poke()
+		k.Poke()
 	}
 }
 
@@ -275,14 +293,14 @@ func (a *Agent) report() *pb.InitiatorReport {
 		Host: &pb.Host{Nqn: string(a.identity.NQN), Id: a.identity.ID.String()}, Generation: a.latest,
 	}
 	for _, v := range slices.SortedFunc(maps.Keys(a.keepers), func(x, y block.VolumeID) int { return slices.Compare(x.UUID[:], y.UUID[:]) }) {
-		k := a.keepers[v]
-		k.mu.Lock()
-		r.Generation = min(r.Generation, k.acted)
-		if k.report != nil && !k.idle && k.report.GetEpoch() != 0 {
-			r.Attachments = append(r.Attachments, k.report)
+		s := a.keepers[v].State()
+		r.Generation = min(r.Generation, s.Acted)
+		if s.Report != nil {
+			r.Attachments = append(r.Attachments, s.Report)
 		}
-		r.Problems = append(r.Problems, k.problems...)
-		k.mu.Unlock()
+		for _, n := range s.Notes {
+			r.Problems = append(r.Problems, a.problemLocked("attachment "+v.String(), "keep the volume", n))
+		}
 	}
 	return r
 }

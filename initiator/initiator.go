@@ -4,7 +4,6 @@ package initiator
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,10 +13,8 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
-	"weft.dev/weft/raid/dm"
 )
 
 // Config is what an agent is made with. Node, Manager, Version and BootID have
@@ -80,21 +77,23 @@ func (c Config) check() error {
 
 // Agent keeps the attachments of one machine. It is also a prometheus.Collector.
 type Agent struct {
-	cfg     Config
-	log     *slog.Logger
-	machine *machine                            // nil: Run opens this one's
-	uevents func(context.Context, func()) error // nil: none
-	wanted  chan *pb.InitiatorWanted
-	news    chan struct{}
+	cfg    Config
+	log    *slog.Logger
+	path   dataPath // nil: Run opens it
+	wanted chan *pb.InitiatorWanted
+	news   chan struct{}
 
 	mu       sync.Mutex
 	identity block.Host
-	keepers  map[block.VolumeID]*keeper
-	latest   uint64               // generation of the last wanted state
-	answered map[string]time.Time // by address of a portal: when a probe through it last succeeded
-	since    map[string]time.Time // of problems, by their text
+	keepers  map[block.VolumeID]keeper
+	latest   uint64                         // generation of the last wanted state
+	listed   map[block.VolumeID]block.Epoch // by it
+	since    map[string]time.Time           // of problems, by their text
 	counts   counts
 }
+
+// open opens the data path.
+func (a *Agent) open() (dataPath, error) { return openKernelPath(a) }
 
 // New checks cfg and makes an agent; it touches nothing. Run does the work.
 func New(cfg Config) (*Agent, error) {
@@ -103,27 +102,10 @@ func New(cfg Config) (*Agent, error) {
 		return nil, fmt.Errorf("initiator config: %w", err)
 	}
 	return &Agent{
-		cfg: cfg, log: cfg.Log, uevents: fabrics.Watch,
+		cfg: cfg, log: cfg.Log,
 		wanted: make(chan *pb.InitiatorWanted), news: make(chan struct{}, 1),
-		keepers: map[block.VolumeID]*keeper{}, answered: map[string]time.Time{}, since: map[string]time.Time{},
+		keepers: map[block.VolumeID]keeper{}, since: map[string]time.Time{},
 	}, nil
-}
-
-// openMachine opens the kernel's interfaces, and refuses a kernel that can not
-// keep what Weft promises.
-func openMachine(cfg Config) (*machine, func() error, error) {
-	tree := fabrics.New(cfg.SysDir, cfg.DevDir)
-	if err := tree.Check(); err != nil {
-		return nil, nil, err
-	}
-	client, err := dm.Open()
-	if err != nil {
-		return nil, nil, err
-	}
-	return &machine{
-		host: tree, dm: client, loops: dm.Loops{Dev: cfg.DevDir, Sys: cfg.SysDir},
-		runDir: cfg.RunDir, devDir: cfg.DevDir, sysDir: cfg.SysDir,
-	}, client.Close, nil
 }
 
 func (a *Agent) host() block.Host {
@@ -132,23 +114,8 @@ func (a *Agent) host() block.Host {
 	return a.identity
 }
 
-// answers notes that a target answers at an address.
-func (a *Agent) answers(at fabrics.Address) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.answered[at.Traddr+" "+at.Trsvcid] = time.Now()
-}
-
-func (a *Agent) answeredSince(at fabrics.Address, t time.Time) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return !t.IsZero() && a.answered[at.Traddr+" "+at.Trsvcid].After(t)
-}
-
-// problem says what does not go forward, and since when it has been said.
-func (a *Agent) problem(object, doing, cause string) *pb.Problem {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// problemLocked says what does not go forward, and since when it has been said.
+func (a *Agent) problemLocked(object, doing, cause string) *pb.Problem {
 	key := object + doing + cause
 	if len(a.since) > 1000 { // texts of long ago
 		clear(a.since)

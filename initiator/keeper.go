@@ -40,11 +40,12 @@ const (
 	lastPatience = time.Second // with a call, before the agent ends
 )
 
-// keeper keeps one volume: one goroutine that looks, plans and does. Calls that
+// kernelKeeper keeps one volume on the data path of the kernel: one goroutine that looks, plans and does. Calls that
 // can stay in the kernel have goroutines of their own and answer through events.
-type keeper struct {
+type kernelKeeper struct {
 	volume block.VolumeID
 	agent  *Agent
+	path   *kernelPath
 	m      *machine
 	log    *slog.Logger
 	limits limits
@@ -78,7 +79,7 @@ type keeper struct {
 	acted      uint64 // the generation that the last turn began with
 	idle       bool
 	report     *pb.AttachmentReport
-	problems   []*pb.Problem
+	notes      []string
 }
 
 // reach is how connecting to a subsystem goes.
@@ -95,9 +96,9 @@ type loss struct {
 	since, detected, recorded time.Time
 }
 
-func newKeeper(a *Agent, v block.VolumeID) *keeper {
-	k := &keeper{
-		volume: v, agent: a, m: a.machine,
+func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper {
+	k := &kernelKeeper{
+		volume: v, agent: a, path: path, m: path.machine,
 		log:    a.cfg.Log.With("volume", v.String()),
 		limits: limits{window: a.cfg.Window, lease: a.cfg.Lease, connect: connectPatience},
 		wake:   make(chan struct{}, 1), events: make(chan func(), 16), done: make(chan struct{}),
@@ -109,7 +110,7 @@ func newKeeper(a *Agent, v block.VolumeID) *keeper {
 }
 
 // remember reads the notes of an earlier run.
-func (k *keeper) remember() {
+func (k *kernelKeeper) remember() {
 	mem, _, err := k.m.notes(k.volume)
 	if err != nil {
 		k.log.Warn("notes are of no use; resyncs will copy everything", "err", err)
@@ -140,15 +141,16 @@ func (m *memory) prepare(now time.Time) {
 	m.refreshed = map[int]time.Time{}
 }
 
-// want tells the keeper what is wanted: nil if the volume is not.
-func (k *keeper) want(w *attachment.Wanted, problem string, generation uint64) {
+// Want is keeper's.
+func (k *kernelKeeper) Want(w *attachment.Wanted, problem string, generation uint64) {
 	k.mu.Lock()
 	k.known, k.wanted, k.wantedErr, k.generation = true, w, problem, generation
 	k.mu.Unlock()
-	k.poke()
+	k.Poke()
 }
 
-func (k *keeper) poke() {
+// Poke is keeper's.
+func (k *kernelKeeper) Poke() {
 	select {
 	case k.wake <- struct{}{}:
 	default:
@@ -156,15 +158,15 @@ func (k *keeper) poke() {
 }
 
 // tell hands the outcome of a call that was apart to the keeper.
-func (k *keeper) tell(event func()) {
+func (k *kernelKeeper) tell(event func()) {
 	select {
 	case k.events <- event:
 	case <-k.done:
 	}
 }
 
-// run keeps the volume until ctx ends, and leaves it as it is then.
-func (k *keeper) run(ctx context.Context) {
+// Run keeps the volume until ctx ends, and leaves it as it is then.
+func (k *kernelKeeper) Run(ctx context.Context) {
 	defer close(k.done)
 	ticker := time.NewTicker(lookInterval)
 	defer ticker.Stop()
@@ -186,7 +188,7 @@ func (k *keeper) run(ctx context.Context) {
 }
 
 // turn looks, plans and does; it reports whether looking again at once is worth while.
-func (k *keeper) turn(ctx context.Context) (again bool) {
+func (k *kernelKeeper) turn(ctx context.Context) (again bool) {
 	for len(k.events) > 0 {
 		(<-k.events)()
 	}
@@ -223,7 +225,7 @@ func (k *keeper) turn(ctx context.Context) (again bool) {
 
 // adopt decides which epoch the stack is of: what the notes say, else what the
 // legs under it say, else, if there is none, the one that is wanted.
-func (k *keeper) adopt(w *attachment.Wanted, s *seen) {
+func (k *kernelKeeper) adopt(w *attachment.Wanted, s *seen) {
 	stack := s.top.exists || slices.ContainsFunc(s.columns, func(c columnSeen) bool { return len(c.devices) > 0 })
 	if stack && k.memory.Epoch == 0 {
 		for n := range s.controllers {
@@ -240,7 +242,7 @@ func (k *keeper) adopt(w *attachment.Wanted, s *seen) {
 }
 
 // asItIs is the verdict while nothing may be changed.
-func (k *keeper) asItIs(s *seen, problem string) verdict {
+func (k *kernelKeeper) asItIs(s *seen, problem string) verdict {
 	v := verdict{phase: pb.AttachmentPhase_ATTACHMENT_PHASE_CONNECTING}
 	if problem != "" {
 		v.waiting = []string{problem}
@@ -256,7 +258,7 @@ func (k *keeper) asItIs(s *seen, problem string) verdict {
 
 // ---- looking ----
 
-func (k *keeper) look(ctx context.Context) (*seen, error) {
+func (k *kernelKeeper) look(ctx context.Context) (*seen, error) {
 	s := &seen{
 		now: time.Now(), legs: map[block.LegID]legSeen{},
 		controllers: map[block.NQN][]fabrics.Controller{},
@@ -289,7 +291,7 @@ func (k *keeper) look(ctx context.Context) (*seen, error) {
 	return s, nil
 }
 
-func (k *keeper) lookAtDevices(ctx context.Context, s *seen) error {
+func (k *kernelKeeper) lookAtDevices(ctx context.Context, s *seen) error {
 	devices, err := k.m.dm.Devices(raid.TopUUID(k.volume))
 	if err != nil {
 		return err
@@ -330,7 +332,7 @@ func (k *keeper) lookAtDevices(ctx context.Context, s *seen) error {
 
 // leaves reports whether the device is to be removed, so that it matters who
 // has it open: to find out is much to read.
-func (k *keeper) leaves() bool {
+func (k *kernelKeeper) leaves() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.wanted == nil || k.wanted.Detach || k.wanted.Epoch != k.memory.Epoch
@@ -347,7 +349,7 @@ func fails(t dm.Table) bool {
 	return !slices.ContainsFunc(t, func(r dm.Row) bool { _, ok := r.Target.(dm.ErrorTarget); return !ok })
 }
 
-func (k *keeper) lookAtColumn(i int, devices []dm.State) (columnSeen, error) {
+func (k *kernelKeeper) lookAtColumn(i int, devices []dm.State) (columnSeen, error) {
 	c := columnSeen{name: raid.ColumnName(k.volume, i), health: map[dm.Ref]dm.Health{}}
 	var of dm.State
 	for _, d := range devices {
@@ -377,7 +379,7 @@ func (k *keeper) lookAtColumn(i int, devices []dm.State) (columnSeen, error) {
 
 // lookAtHealth reads what the mirrors of a column have seen of the legs. A leg
 // that is rebuilt stands in its mirror behind a device of ours.
-func (k *keeper) lookAtHealth(c *columnSeen) error {
+func (k *kernelKeeper) lookAtHealth(c *columnSeen) error {
 	names := map[dm.Ref]dm.State{}
 	for _, d := range c.devices {
 		names[d.Number.Ref()] = d
@@ -409,7 +411,7 @@ func (k *keeper) lookAtHealth(c *columnSeen) error {
 	return nil
 }
 
-func (k *keeper) lookAtLeg(ctx context.Context, s *seen, l *attachment.Link) legSeen {
+func (k *kernelKeeper) lookAtLeg(ctx context.Context, s *seen, l *attachment.Link) legSeen {
 	seen := legSeen{nqn: l.NQN}
 	n, err := k.m.host.FindNamespace(l.NQN, l.NSID, l.UUID)
 	live := err == nil && n.Live
@@ -431,7 +433,7 @@ func (k *keeper) lookAtLeg(ctx context.Context, s *seen, l *attachment.Link) leg
 	seen.silent = p.Look(s.now, live, k.agent.cfg.Probe)
 	seen.looks, seen.answers = p.Looks, p.Answers
 	for _, c := range s.controllers[l.NQN] {
-		seen.peerAnswers = seen.peerAnswers || k.agent.answeredSince(c.Address, seen.silent)
+		seen.peerAnswers = seen.peerAnswers || k.path.answeredSince(c.Address, seen.silent)
 	}
 	return seen
 }
@@ -439,7 +441,7 @@ func (k *keeper) lookAtLeg(ctx context.Context, s *seen, l *attachment.Link) leg
 // prepare makes a head fit for a table: its size is right, its flushes are as
 // the drive needs them, and its commands are given up in time. Newer kernels
 // freeze a queue to change it, and that waits for a silent target.
-func (k *keeper) prepare(ctx context.Context, n fabrics.Namespace, l *attachment.Link) error {
+func (k *kernelKeeper) prepare(ctx context.Context, n fabrics.Namespace, l *attachment.Link) error {
 	k.mu.Lock()
 	w := k.wanted
 	k.mu.Unlock()
@@ -465,7 +467,7 @@ func (k *keeper) prepare(ctx context.Context, n fabrics.Namespace, l *attachment
 }
 
 // probe starts the probes that are due.
-func (k *keeper) probe(s *seen) {
+func (k *kernelKeeper) probe(s *seen) {
 	for leg, seen := range s.legs {
 		p := k.pulses[leg]
 		if !seen.live || !p.Due(s.now, k.agent.cfg.Probe) {
@@ -480,7 +482,7 @@ func (k *keeper) probe(s *seen) {
 				p.Answered(err)
 				for _, c := range addresses {
 					if err == nil {
-						k.agent.answers(c.Address)
+						k.path.answers(c.Address)
 					}
 				}
 			})
@@ -489,7 +491,7 @@ func (k *keeper) probe(s *seen) {
 }
 
 // watch has the keeper woken by a device's events.
-func (k *keeper) watch(ctx context.Context, d dm.State) {
+func (k *kernelKeeper) watch(ctx context.Context, d dm.State) {
 	if k.watched[d.Name] || !d.Live {
 		return
 	}
@@ -503,7 +505,7 @@ func (k *keeper) watch(ctx context.Context, d dm.State) {
 				return
 			}
 			nr = info.EventNr
-			k.poke()
+			k.Poke()
 		}
 	}()
 }
@@ -515,7 +517,7 @@ var errLater = errors.New("later")
 
 // doAll does orders in turn. After one that fails those that rely on it are
 // left; columns do not rely on one another.
-func (k *keeper) doAll(ctx context.Context, w *attachment.Wanted, s *seen, orders []order) (did bool, failed []string) {
+func (k *kernelKeeper) doAll(ctx context.Context, w *attachment.Wanted, s *seen, orders []order) (did bool, failed []string) {
 	for _, o := range orders {
 		err := k.do(ctx, w, s, o)
 		switch {
@@ -535,7 +537,7 @@ func (k *keeper) doAll(ctx context.Context, w *attachment.Wanted, s *seen, order
 	return did && len(failed) == 0, failed
 }
 
-func (k *keeper) do(ctx context.Context, w *attachment.Wanted, s *seen, o order) error {
+func (k *kernelKeeper) do(ctx context.Context, w *attachment.Wanted, s *seen, o order) error {
 	switch o.op {
 	case opConnect:
 		return k.connect(ctx, s, o)
@@ -566,7 +568,7 @@ func (k *keeper) do(ctx context.Context, w *attachment.Wanted, s *seen, o order)
 }
 
 // touch does the orders that are calls into the kernel and no more.
-func (k *keeper) touch(w *attachment.Wanted, s *seen, o order) error {
+func (k *kernelKeeper) touch(w *attachment.Wanted, s *seen, o order) error {
 	top := k.top
 	switch o.op {
 	case opLog:
@@ -617,7 +619,7 @@ func lowestFirst(c columnSeen) []dm.State {
 
 // call does something that may stay in the kernel, and leaves it behind when it
 // does: until it has returned the same is not tried again.
-func (k *keeper) call(ctx context.Context, what string, f func() error) error {
+func (k *kernelKeeper) call(ctx context.Context, what string, f func() error) error {
 	return k.apart(ctx, what, callTimeout, f, func(err error) error { return err })
 }
 
@@ -625,7 +627,7 @@ func (k *keeper) call(ctx context.Context, what string, f func() error) error {
 // its outcome. It waits for f as long as its patience lasts; after that f is left
 // behind, and finish comes when f has returned. Meanwhile the keeper keeps the
 // lease and the other columns, and the same is not tried again.
-func (k *keeper) apart(ctx context.Context, what string, patience time.Duration, f func() error, finish func(error) error) error {
+func (k *kernelKeeper) apart(ctx context.Context, what string, patience time.Duration, f func() error, finish func(error) error) error {
 	if k.busy[what] {
 		return fmt.Errorf("%w: %s", fabrics.ErrBusy, what)
 	}
@@ -661,7 +663,7 @@ func (k *keeper) apart(ctx context.Context, what string, patience time.Duration,
 	return fmt.Errorf("no answer for %v", patience)
 }
 
-func (k *keeper) connect(ctx context.Context, s *seen, o order) error {
+func (k *kernelKeeper) connect(ctx context.Context, s *seen, o order) error {
 	r := k.reached[o.nqn]
 	if r == nil {
 		r = &reach{}
@@ -686,7 +688,7 @@ func (k *keeper) connect(ctx context.Context, s *seen, o order) error {
 	return nil
 }
 
-func (k *keeper) connected(r *reach, o fabrics.Options, err error) {
+func (k *kernelKeeper) connected(r *reach, o fabrics.Options, err error) {
 	r.connecting = false
 	if err == nil {
 		*r = reach{}
@@ -703,7 +705,7 @@ func (k *keeper) connected(r *reach, o fabrics.Options, err error) {
 
 // suspend stops the device. The call returns when what is under way below has
 // ended, which may be never; new I/O waits from the start.
-func (k *keeper) suspend(ctx context.Context) error {
+func (k *kernelKeeper) suspend(ctx context.Context) error {
 	if k.suspends {
 		return errLater
 	}
@@ -724,7 +726,7 @@ func (k *keeper) suspend(ctx context.Context) error {
 
 // release deletes a subsystem's controllers, so that all I/O that waits on them
 // fails, after cutting the connections of a silent target.
-func (k *keeper) release(ctx context.Context, s *seen, o order) error {
+func (k *kernelKeeper) release(ctx context.Context, s *seen, o order) error {
 	controllers := s.controllers[o.nqn]
 	return k.apart(ctx, "release "+string(o.nqn), patience, func() error { return k.disconnect(ctx, controllers, o) }, func(err error) error {
 		if err == nil {
@@ -734,7 +736,7 @@ func (k *keeper) release(ctx context.Context, s *seen, o order) error {
 	})
 }
 
-func (k *keeper) disconnect(ctx context.Context, controllers []fabrics.Controller, o order) error {
+func (k *kernelKeeper) disconnect(ctx context.Context, controllers []fabrics.Controller, o order) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	for _, c := range controllers {
@@ -755,7 +757,7 @@ func (k *keeper) disconnect(ctx context.Context, controllers []fabrics.Controlle
 // waitUntilNotLive gives the kernel the moment that it takes to notice that a
 // controller's sockets are gone: deleting one that it believes live first tells
 // the target so, and waits for its answer.
-func (k *keeper) waitUntilNotLive(ctx context.Context, c fabrics.Controller) {
+func (k *kernelKeeper) waitUntilNotLive(ctx context.Context, c fabrics.Controller) {
 	for range 10 {
 		all, err := k.m.host.Controllers()
 		live := slices.ContainsFunc(all, func(now fabrics.Controller) bool { return now.Name == c.Name && now.State == fabrics.Live })
@@ -777,7 +779,7 @@ func (k *keeper) waitUntilNotLive(ctx context.Context, c fabrics.Controller) {
 // come into it, and what waits in it goes on by the next plan. Going back to the
 // old one could do some: a rebuilding mirror whose leg has been recorded in sync
 // must not be made live again with a dirty region.
-func (k *keeper) column(ctx context.Context, s *seen, o order) error {
+func (k *kernelKeeper) column(ctx context.Context, s *seen, o order) error {
 	what := columnCall(o.column)
 	if k.busy[what] {
 		return errLater
@@ -804,7 +806,7 @@ func (k *keeper) column(ctx context.Context, s *seen, o order) error {
 func columnCall(column int) string { return fmt.Sprintf("%s %d", opColumn, column) }
 
 // changeColumn stops between two steps when the column is over.
-func (k *keeper) changeColumn(o order, over *atomic.Bool) error {
+func (k *kernelKeeper) changeColumn(o order, over *atomic.Bool) error {
 	for _, step := range o.steps {
 		if over.Load() {
 			return errLater
@@ -824,7 +826,7 @@ func (k *keeper) changeColumn(o order, over *atomic.Bool) error {
 }
 
 // released notes that the writes which waited for lost legs of a column go on.
-func (k *keeper) released(column int) {
+func (k *kernelKeeper) released(column int) {
 	now := time.Now()
 	for leg, l := range k.losses {
 		if l.column != column || l.recorded.IsZero() {
@@ -840,7 +842,7 @@ func (k *keeper) released(column int) {
 
 // forget removes what the run directory holds of a volume, but for the outcome
 // of a detach, which is asked for until the manager has it.
-func (k *keeper) forget(w *attachment.Wanted) error {
+func (k *kernelKeeper) forget(w *attachment.Wanted) error {
 	for i := range k.columns {
 		if err := k.m.dropLog(k.volume, i); err != nil {
 			return err
@@ -861,13 +863,24 @@ func (k *keeper) forget(w *attachment.Wanted) error {
 
 // ---- what others see ----
 
-func (k *keeper) phase() pb.AttachmentPhase {
+// State is keeper's.
+func (k *kernelKeeper) State() attachment.State {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := attachment.State{Notes: k.notes, Acted: k.acted, Idle: k.idle && k.wanted == nil && k.known}
+	if !k.idle && k.report.GetEpoch() != 0 {
+		s.Report = k.report
+	}
+	return s
+}
+
+func (k *kernelKeeper) phase() pb.AttachmentPhase {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.report.GetPhase()
 }
 
-func (k *keeper) publish(w *attachment.Wanted, s *seen, v verdict, generation uint64) {
+func (k *kernelKeeper) publish(w *attachment.Wanted, s *seen, v verdict, generation uint64) {
 	r := &pb.AttachmentReport{
 		VolumeId: k.volume.String(), Epoch: uint64(k.memory.Epoch), Phase: v.phase,
 		WaitingFor: strings.Join(v.waiting, "; "), ResyncDoneBytes: uint64(v.done), ResyncTotalBytes: uint64(v.total),
@@ -885,23 +898,20 @@ func (k *keeper) publish(w *attachment.Wanted, s *seen, v verdict, generation ui
 		k.said = said
 		k.log.Info("attachment", "phase", phaseName(v.phase.String()), "waiting_for", r.WaitingFor)
 	}
-	var problems []*pb.Problem
-	for _, n := range append(v.notes, slices.Sorted(maps.Keys(k.busy))...) {
-		problems = append(problems, k.agent.problem("attachment "+k.volume.String(), "keep the volume", n))
-	}
+	notes := append(v.notes, slices.Sorted(maps.Keys(k.busy))...)
 	idle := w == nil && s != nil && !s.top.exists && len(s.controllers) == 0 && k.memory.Epoch == 0 && len(k.busy) == 0 &&
 		!slices.ContainsFunc(s.columns, func(c columnSeen) bool { return len(c.devices) > 0 })
 
 	k.mu.Lock()
 	changed := k.report.GetPhase() != r.Phase || k.report.GetWaitingFor() != r.WaitingFor || k.report.GetDevice() != r.Device || k.acted != generation
-	k.report, k.problems, k.idle, k.acted = r, problems, idle, generation
+	k.report, k.notes, k.idle, k.acted = r, notes, idle, generation
 	k.mu.Unlock()
 	if changed {
 		k.agent.changed()
 	}
 }
 
-func (k *keeper) linkReport(s *seen, l *attachment.Link) *pb.LegLink {
+func (k *kernelKeeper) linkReport(s *seen, l *attachment.Link) *pb.LegLink {
 	seen := s.legs[l.Leg]
 	r := &pb.LegLink{LegId: l.Leg.String(), Revision: l.Revision, Device: seen.name, Error: seen.err}
 	switch {

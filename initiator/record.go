@@ -15,7 +15,7 @@ import (
 
 // recordStale tells the manager of lost legs and returns when it is durable.
 // Until then nothing may be acknowledged that they miss.
-func (k *keeper) recordStale(ctx context.Context, s *seen, o order) error {
+func (k *kernelKeeper) recordStale(ctx context.Context, s *seen, o order) error {
 	if time.Now().Before(k.retry) {
 		return errLater
 	}
@@ -48,7 +48,7 @@ func (k *keeper) recordStale(ctx context.Context, s *seen, o order) error {
 
 // recordInSync tells the manager that legs have caught up; until its answer they
 // count as stale.
-func (k *keeper) recordInSync(ctx context.Context, o order) error {
+func (k *kernelKeeper) recordInSync(ctx context.Context, o order) error {
 	if time.Now().Before(k.retry) {
 		return errLater
 	}
@@ -72,7 +72,7 @@ func (k *keeper) recordInSync(ctx context.Context, o order) error {
 // ask asks the manager for a record, one at a time: the order of its answers is
 // then that of its records. A manager that does not answer is waited for apart,
 // since the lease ends meanwhile.
-func (k *keeper) ask(ctx context.Context, request func(context.Context) error, done func()) error {
+func (k *kernelKeeper) ask(ctx context.Context, request func(context.Context) error, done func()) error {
 	const what = "ask the volume manager for a record"
 	if k.busy[what] {
 		return errLater
@@ -91,7 +91,7 @@ func (k *keeper) ask(ctx context.Context, request func(context.Context) error, d
 }
 
 // answer remembers what the manager said, and when to ask again if it said no.
-func (k *keeper) answer(err error) error {
+func (k *kernelKeeper) answer(err error) error {
 	if err == nil {
 		k.recorded = ""
 		return nil

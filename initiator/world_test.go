@@ -783,10 +783,9 @@ func (w *world) start() (stop func()) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	a.uevents = nil
-	a.machine = &machine{
+	a.path = newKernelPath(a, &machine{
 		host: w, dm: w, loops: loopsOf{w}, runDir: filepath.Join(w.dir, "run"), devDir: filepath.Join(w.dir, "dev"), sysDir: filepath.Join(w.dir, "sys"),
-	}
+	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- a.Run(ctx) }()

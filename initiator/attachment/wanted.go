@@ -155,3 +155,12 @@ func parsePortal(p *pb.Portal) (block.Portal, error) {
 	port := cmp.Or(uint16(p.GetPort()), block.DefaultPort)
 	return block.Portal{Transport: transport, Address: p.GetAddress(), Port: port, Rail: p.GetRail()}, nil
 }
+
+// State is what a keeper shows of its volume.
+type State struct {
+	Report *pb.AttachmentReport // nil if there is nothing to tell
+	Notes  []string             // what does not go forward, for people
+	Acted  uint64               // the generation of the wanted state that was acted on
+	Idle   bool                 // the volume is not wanted, and nothing is left of it here
+	Left   bool                 // it was let go, clean, though it is wanted: its host ends
+}

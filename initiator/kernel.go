@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package initiator
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"weft.dev/weft/initiator/fabrics"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid"
+	"weft.dev/weft/raid/dm"
+)
+
+// kernelPath is the data path of the kernel: its NVMe host and device-mapper.
+type kernelPath struct {
+	agent   *Agent
+	machine *machine
+	uevents func(context.Context, func()) error // nil: none
+	done    func() error                        // nil: nothing to close
+
+	mu       sync.Mutex
+	answered map[string]time.Time // by address of a portal: when a probe through it last succeeded
+}
+
+func newKernelPath(a *Agent, m *machine) *kernelPath {
+	return &kernelPath{agent: a, machine: m, answered: map[string]time.Time{}}
+}
+
+// openKernelPath opens the kernel's interfaces, and refuses a kernel that can not
+// keep what Weft promises.
+func openKernelPath(a *Agent) (*kernelPath, error) {
+	cfg := a.cfg
+	tree := fabrics.New(cfg.SysDir, cfg.DevDir)
+	if err := tree.Check(); err != nil {
+		return nil, err
+	}
+	client, err := dm.Open()
+	if err != nil {
+		return nil, err
+	}
+	p := newKernelPath(a, &machine{
+		host: tree, dm: client, loops: dm.Loops{Dev: cfg.DevDir, Sys: cfg.SysDir},
+		runDir: cfg.RunDir, devDir: cfg.DevDir, sysDir: cfg.SysDir,
+	})
+	p.uevents, p.done = fabrics.Watch, client.Close
+	return p, nil
+}
+
+func (p *kernelPath) keeper(v block.VolumeID) keeper { return newKernelKeeper(p.agent, p, v) }
+
+func (p *kernelPath) watch(ctx context.Context, poke func()) error {
+	if p.uevents == nil {
+		return nil
+	}
+	return p.uevents(ctx, poke)
+}
+
+func (p *kernelPath) close() error {
+	if p.done == nil {
+		return nil
+	}
+	return p.done()
+}
+
+// answers notes that a target answers at an address.
+func (p *kernelPath) answers(at fabrics.Address) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.answered[at.Traddr+" "+at.Trsvcid] = time.Now()
+}
+
+func (p *kernelPath) answeredSince(at fabrics.Address, t time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !t.IsZero() && p.answered[at.Traddr+" "+at.Trsvcid].After(t)
+}
+
+// found lists the volumes that this machine has anything of.
+func (p *kernelPath) found() []block.VolumeID {
+	all := map[block.VolumeID]bool{}
+	for _, v := range p.machine.noted() {
+		all[v] = true
+	}
+	devices, err := p.machine.dm.Devices(raid.UUIDPrefix)
+	if err != nil {
+		p.agent.log.Warn("look for attached volumes", "err", err)
+	}
+	for _, d := range devices {
+		if id := d.UUID[len(raid.UUIDPrefix):]; len(id) >= 36 {
+			if v, err := block.ParseVolumeID(id[:36]); err == nil {
+				all[v] = true
+			}
+		}
+	}
+	controllers, err := p.machine.host.Controllers()
+	if err != nil {
+		p.agent.log.Warn("look for connected legs", "err", err)
+	}
+	for _, c := range controllers {
+		if v, _, _, _, err := block.ParseSubsystemNQN(c.NQN); err == nil && c.HostNQN == p.agent.host().NQN {
+			all[v] = true
+		}
+	}
+	return slices.Collect(maps.Keys(all))
+}
