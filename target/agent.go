@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package target is the agent of a machine that has drives. It takes drives in,
-// carves legs of volumes out of them, and exports legs over NVMe-oF through the
-// kernel, as the volume manager wants it.
+// carves legs of volumes out of them, and exports legs over NVMe-oF, through the
+// kernel or in user space, as the volume manager wants it.
 //
 //	           wanted state                      orders      jobs: labels, zeroing,
 //	volume  ----------------->  +------------+  --------->   device mapper, names
@@ -26,6 +26,9 @@
 // records the epoch on the labels, and only then reports it. What it reports is
 // read back each time, never remembered. A drain that hangs is reported as a
 // problem, holds up that volume, and nothing else of the agent's.
+//
+// Where there is no nvmet, package userspace stands in for the kernel: see
+// [Datapath]. All of the above is the same, but that exports end with the process.
 //
 // What can hang in the kernel runs in goroutines of its own: the report goes out
 // every second regardless.
@@ -61,6 +64,8 @@ const (
 	settle      = 300 * time.Millisecond
 	// patience is how long a step in nvmet is waited for before the others go on.
 	patience = 2 * time.Second
+	// closeFor is how long the I/O of exports in user space is waited for at the end.
+	closeFor = 5 * time.Second
 )
 
 // Config is what an agent is told at its start; all else it learns from the
@@ -74,7 +79,23 @@ type Config struct {
 	Log     *slog.Logger // nil discards
 
 	Root string // holds sys, proc and dev; empty means "/"
+
+	Datapath  Datapath // empty means Kernel
+	Files     []string // User: regular files that are taken for drives; absolute paths
+	FilesOnly bool     // User: leave the machine's block devices alone
 }
+
+// Datapath says who serves the legs.
+type Datapath string
+
+// The data paths. Drives, labels and exports are the same in both.
+const (
+	Kernel Datapath = "kernel" // nvmet and device-mapper: exports outlive the agent
+	User   Datapath = "user"   // the agent's process: exports end with it
+)
+
+// legDir is where the legs' stable names are, or in user space seem to be.
+func (c Config) legDir() string { return filepath.Join(c.Root, "dev/weft/leg") }
 
 // Agent reconciles one node with what the volume manager wants of it.
 type Agent struct {
@@ -96,8 +117,10 @@ type Agent struct {
 type kernel struct {
 	hardware hardware
 	mapper   func() (mapper, error)
+	names    naming
 	exports  func() (exporter, error)
 	watch    func(ctx context.Context, changed func()) error
+	close    func(context.Context) error // at the end
 }
 
 // exporter is what the agent asks of nvmet; *nvmet.Tree.
@@ -128,14 +151,19 @@ func New(c Config) (*Agent, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
+	k, err := c.kernel()
+	if err != nil {
+		return nil, fmt.Errorf("target agent: %w", err)
+	}
 	return &Agent{
-		config: c, log: c.Log, kernel: realKernel(c),
+		config: c, log: c.Log, kernel: k,
 		wake: make(chan struct{}, 1), rescan: make(chan struct{}, 1),
 		changed: make(chan struct{}), zeroed: map[block.LegID]block.Size{},
 	}, nil
 }
 
-// Run works until ctx ends. What the kernel exports stays as it is.
+// Run works until ctx ends. What the kernel exports stays as it is; what this
+// process exports is taken back before Run returns.
 func (a *Agent) Run(ctx context.Context) error {
 	base, err := a.base()
 	if err != nil {
@@ -143,12 +171,21 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	shelf := newShelf(a.kernel.hardware, a.log)
 	defer shelf.closeAll()
+	defer a.close()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.reconcile(ctx, base, shelf) })
 	g.Go(func() error { return a.inventory(ctx, shelf) })
 	g.Go(func() error { return a.converse(ctx) })
 	g.Go(func() error { return a.watch(ctx) })
 	return g.Wait()
+}
+
+func (a *Agent) close() {
+	ctx, cancel := context.WithTimeout(context.Background(), closeFor)
+	defer cancel()
+	if err := a.kernel.close(ctx); err != nil {
+		a.log.Error("exports not closed, their drives stay locked until this process ends", "err", err)
+	}
 }
 
 // base is the part of the report that does not change.
@@ -285,6 +322,18 @@ func (a *Agent) currentWanted() *pb.TargetWanted {
 	return a.wanted
 }
 
+func (c Config) kernel() (kernel, error) {
+	switch {
+	case c.Datapath == User:
+		return userKernel(c)
+	case c.Datapath != "" && c.Datapath != Kernel:
+		return kernel{}, fmt.Errorf("Datapath %q: must be %q or %q", c.Datapath, Kernel, User)
+	case len(c.Files) > 0 || c.FilesOnly:
+		return kernel{}, fmt.Errorf("Files: only the data path %q takes files for drives", User)
+	}
+	return realKernel(c), nil
+}
+
 // realKernel opens things when they are first needed, and again for as long as
 // they are not there: a module may be loaded later.
 func realKernel(c Config) kernel {
@@ -304,6 +353,8 @@ func realKernel(c Config) kernel {
 			}
 			return t, err
 		},
+		names: names{c.legDir()},
 		watch: watchDevices,
+		close: func(context.Context) error { return nil },
 	}
 }

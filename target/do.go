@@ -42,7 +42,7 @@ type tools struct {
 	hardware hardware
 	mapper   func() (mapper, error)
 	shelf    *shelf
-	names    names
+	names    naming
 	progress func(block.LegID, block.Size) // of zeroing
 }
 
@@ -68,7 +68,7 @@ func (t tools) do(ctx context.Context, o order) error {
 		}
 		return m.Do(o.step)
 	case nameLeg:
-		return t.names.set(o.leg, o.node)
+		return t.names.Set(o.leg, o.node)
 	}
 	return fmt.Errorf("unknown order %T", o)
 }

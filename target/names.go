@@ -12,12 +12,19 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// names are the legs' stable names: symlinks dir/<leg id> to the mapped devices'
+// naming is what the agent asks of the legs' stable names.
+type naming interface {
+	// List says where each name leads.
+	List() (map[block.LegID]string, error)
+	// Set makes a leg's name lead to node, in one step; with no node it goes away.
+	Set(id block.LegID, node string) error
+}
+
+// names are stable names in the kernel's world: symlinks dir/<leg id> to the mapped devices'
 // nodes. The nodes' own numbers change with every boot, and nvmet is told a path.
 type names struct{ dir string }
 
-// list says where each name leads.
-func (n names) list() (map[block.LegID]string, error) {
+func (n names) List() (map[block.LegID]string, error) {
 	entries, err := os.ReadDir(n.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return map[block.LegID]string{}, nil
@@ -40,8 +47,7 @@ func (n names) list() (map[block.LegID]string, error) {
 	return out, nil
 }
 
-// set makes a leg's name lead to node, in one step; with no node it goes away.
-func (n names) set(id block.LegID, node string) error {
+func (n names) Set(id block.LegID, node string) error {
 	name := filepath.Join(n.dir, id.String())
 	if node == "" {
 		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -25,7 +24,7 @@ type reconciler struct {
 	agent  *Agent
 	base   *pb.TargetReport
 	shelf  *shelf
-	names  names
+	names  naming
 	jobs   *jobs
 	legDir string
 
@@ -39,9 +38,9 @@ type reconciler struct {
 }
 
 func newReconciler(a *Agent, base *pb.TargetReport, s *shelf) *reconciler {
-	legDir := filepath.Join(a.config.Root, "dev/weft/leg")
+	legDir := a.config.legDir()
 	r := &reconciler{
-		agent: a, base: base, shelf: s, names: names{legDir}, legDir: legDir,
+		agent: a, base: base, shelf: s, names: a.kernel.names, legDir: legDir,
 		mapper: lazy[mapper]{open: a.kernel.mapper}, exports: lazy[exporter]{open: a.kernel.exports},
 		since: map[problem]time.Time{},
 	}
@@ -131,7 +130,7 @@ func (r *reconciler) look(ctx context.Context, devices []*pb.Device, drives map[
 	var err error
 	s.mapped, err = r.lookAtLegs()
 	note("device mapper", err)
-	s.names, err = r.names.list()
+	s.names, err = r.names.List()
 	note(r.legDir, err)
 	s.exports, s.busy, err = r.lookAtExports(ctx)
 	note("nvmet", err)

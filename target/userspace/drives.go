@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/backend"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/drive"
+)
+
+// fileMajor numbers drives that are regular files; no block device has it.
+const fileMajor = legMajor + 1
+
+// Drives are the block devices and files of a machine that are, or could be,
+// drives. One that is in use is held exclusively: by its label's reader, and by
+// each leg on it. Its methods may be called concurrently.
+type Drives struct {
+	root      string
+	inventory *drive.Inventory
+
+	opening sync.Mutex // held while a drive is opened, which can take time
+
+	mu    sync.Mutex
+	files map[inode]uint32 // minor numbers
+	held  map[dm.Number]*held
+}
+
+type inode struct{ device, number uint64 }
+
+// held is a drive that this process has to itself.
+type held struct {
+	drives *Drives
+	number dm.Number
+	lock   *drive.Device
+	data   *backend.File
+	gone   atomic.Bool // the file has no name any more
+
+	users, legs int // under drives.mu; users counts legs too
+}
+
+func newDrives(c Config) *Drives {
+	root := c.Root
+	if root == "" {
+		root = "/"
+	}
+	inventory := drive.NewInventory(root, c.Files...)
+	if c.FilesOnly {
+		inventory = drive.NewFileInventory(root, c.Files...)
+	}
+	return &Drives{root: root, inventory: inventory, files: map[inode]uint32{}, held: map[dm.Number]*held{}}
+}
+
+// Scan lists devices and files. A drive whose file was taken away takes no more
+// IO: what would be written to a file without a name is lost when it is closed.
+func (d *Drives) Scan(ctx context.Context) ([]*pb.Device, error) {
+	devices, err := d.inventory.Scan(ctx)
+	if err != nil {
+		return nil, err
+	}
+	there := map[dm.Number]bool{}
+	for _, dev := range devices {
+		if n, err := d.Number(dev.GetPath()); err == nil {
+			there[n] = true
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for n, h := range d.held {
+		h.gone.Store(n.Major == fileMajor && !there[n])
+	}
+	return devices, nil
+}
+
+// Number is a block device's own, and one of this process for a file: another
+// file at the same path has another number.
+func (d *Drives) Number(path string) (dm.Number, error) {
+	path = filepath.Join(d.root, path)
+	info, err := os.Stat(path)
+	if err != nil {
+		return dm.Number{}, err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.Mode().IsRegular() {
+		return dm.MajorMinor(path)
+	}
+	i := inode{uint64(st.Dev), st.Ino}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.files[i] == 0 {
+		d.files[i] = uint32(len(d.files)) + 1
+	}
+	return dm.Number{Major: fileMajor, Minor: d.files[i]}, nil
+}
+
+// Disk is an open drive. Its methods may be called concurrently.
+type Disk struct {
+	*drive.Drive
+	held *held
+}
+
+// Open reads a drive's label, whatever its cluster, and holds the drive.
+func (d *Drives) Open(path string) (*Disk, error) {
+	h, err := d.hold(path)
+	if err != nil {
+		return nil, err
+	}
+	opened, err := drive.OpenPath(filepath.Join(d.root, path), block.ClusterID{})
+	if err != nil {
+		return nil, errors.Join(err, h.release(false))
+	}
+	return &Disk{opened, h}, nil
+}
+
+// Close lets go of the drive, but for the legs on it.
+func (d *Disk) Close() error { return errors.Join(d.Drive.Close(), d.held.release(false)) }
+
+// Update is [drive.Drive.Update]; like all writes it keeps the lock for as long as
+// it takes, even if the disk is closed meanwhile.
+func (d *Disk) Update(change func(*drive.Label) error) error {
+	return d.locked(func() error { return d.Drive.Update(change) })
+}
+
+// ZeroLeg is [drive.Drive.ZeroLeg].
+func (d *Disk) ZeroLeg(ctx context.Context, id block.LegID, progress func(done block.Size)) error {
+	return d.locked(func() error { return d.Drive.ZeroLeg(ctx, id, progress) })
+}
+
+// Erase is [drive.Drive.Erase].
+func (d *Disk) Erase() error { return d.locked(d.Drive.Erase) }
+
+func (d *Disk) locked(do func() error) error {
+	h := d.held
+	h.drives.mu.Lock()
+	closed := h.users == 0
+	if !closed {
+		h.users++
+	}
+	h.drives.mu.Unlock()
+	if closed {
+		return fmt.Errorf("drive %v: %w", d.ID(), fs.ErrClosed)
+	}
+	return errors.Join(do(), h.release(false))
+}
+
+// Format makes a device or file an empty drive. EBUSY if anybody uses it.
+func (d *Drives) Format(path string, cluster block.ClusterID, id block.DriveID, force string) error {
+	h, err := d.hold(path)
+	if err != nil {
+		return err
+	}
+	defer h.release(false) //nolint:errcheck // what was written has been flushed
+	d.mu.Lock()
+	legs := h.legs
+	d.mu.Unlock()
+	if legs > 0 {
+		return fmt.Errorf("format %s: %d legs are mapped on it: %w", path, legs, unix.EBUSY)
+	}
+	m, err := drive.OpenDevice(filepath.Join(d.root, path), drive.ReadWrite)
+	if err != nil {
+		return err
+	}
+	if err := drive.Format(m, cluster, id, force); err != nil {
+		return fmt.Errorf("%s: %w", path, errors.Join(err, m.Close()))
+	}
+	return m.Close()
+}
+
+// Device is the drive with a number, for a leg; the drive must be open.
+func (d *Drives) Device(n dm.Number) (Device, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	h := d.held[n]
+	if h == nil {
+		return nil, fmt.Errorf("drive %v: %w", n, fs.ErrNotExist)
+	}
+	h.users++
+	h.legs++
+	return &lent{h}, nil
+}
+
+// hold is the drive at path with one user more.
+func (d *Drives) hold(path string) (*held, error) {
+	d.opening.Lock()
+	defer d.opening.Unlock()
+	n, err := d.Number(path)
+	if err != nil {
+		return nil, err
+	}
+	if h := d.share(n); h != nil {
+		return h, nil
+	}
+	h, err := d.take(path, n)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.held[n] = h
+	return h, nil
+}
+
+func (d *Drives) share(n dm.Number) *held {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	h := d.held[n]
+	if h != nil {
+		h.users++
+	}
+	return h
+}
+
+// take locks a drive and opens it.
+func (d *Drives) take(path string, n dm.Number) (_ *held, retErr error) {
+	where := filepath.Join(d.root, path)
+	lock, err := drive.OpenDevice(where, drive.Exclusive)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if retErr != nil {
+			retErr = errors.Join(retErr, lock.Close())
+		}
+	}()
+	data, err := backend.Open(where, backend.Options{})
+	if err != nil {
+		return nil, err
+	}
+	if again, err := d.Number(path); err != nil || again != n {
+		return nil, errors.Join(fmt.Errorf("open %s: another file took its place", path), err, data.Close())
+	}
+	return &held{drives: d, number: n, lock: lock, data: data, users: 1}, nil
+}
+
+// release gives back what one user has; the last one closes the drive. The lock
+// goes last.
+func (h *held) release(leg bool) error {
+	h.drives.mu.Lock()
+	h.users--
+	if leg {
+		h.legs--
+	}
+	last := h.users == 0
+	if last {
+		delete(h.drives.held, h.number)
+	}
+	h.drives.mu.Unlock()
+	if !last {
+		return nil
+	}
+	return errors.Join(h.data.Close(), h.lock.Close())
+}
+
+// lent is a drive as one leg has it.
+type lent struct{ held *held }
+
+func (l *lent) Geometry() block.Geometry { return l.held.data.Geometry() }
+
+func (l *lent) Submit(io *block.IO) {
+	if l.held.gone.Load() {
+		io.Complete(fmt.Errorf("%v, to a file that was taken away: %w", io.Op, block.ErrGone))
+		return
+	}
+	l.held.data.Submit(io)
+}
+
+func (l *lent) Close() error { return l.held.release(true) }

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/controller"
+	"weft.dev/weft/target/nvmet/memfs"
+)
+
+// Exports is a target in user space behind nvmet's configfs tree: what is made
+// there is served. One host has one controller of a subsystem at a time: a write
+// that was delayed on an old connection can not land after its retry on a new one.
+type Exports struct {
+	*memfs.FS
+	target *controller.Target
+}
+
+// NewExports serves the devices that device knows by their paths. listen opens a
+// portal; nil means TCP.
+func NewExports(log *slog.Logger, listen func(block.Portal) (net.Listener, error), device func(path string) (block.Device, error)) (*Exports, error) {
+	target, err := controller.New(controller.Config{Log: log})
+	if err != nil {
+		return nil, err
+	}
+	if listen == nil {
+		listen = listenTCP
+	}
+	s := &server{
+		target: target, listen: listen, device: device,
+		subsystems: map[string]*controller.Subsystem{}, ports: map[uint16]*openPort{},
+	}
+	return &Exports{FS: memfs.New(s), target: target}, nil
+}
+
+// Close ends all exports, and returns when no command is left in a device.
+func (e *Exports) Close(ctx context.Context) error { return e.target.Close(ctx) }
+
+func listenTCP(p block.Portal) (net.Listener, error) {
+	return net.Listen("tcp", net.JoinHostPort(p.Address, strconv.Itoa(int(p.Port))))
+}
+
+// server is the memfs.Server: it does with the target what the kernel would do.
+type server struct {
+	target *controller.Target
+	listen func(block.Portal) (net.Listener, error)
+	device func(path string) (block.Device, error)
+
+	mu         sync.Mutex
+	subsystems map[string]*controller.Subsystem
+	ports      map[uint16]*openPort
+}
+
+// openPort listens while subsystems are linked to it.
+type openPort struct {
+	port  *controller.Port
+	links map[string]bool
+}
+
+func (s *server) AddSubsystem(c memfs.Subsystem) error {
+	added, err := s.target.AddSubsystem(controller.SubsystemConfig{
+		NQN: c.NQN, Serial: c.Serial, Model: c.Model, CntlidMin: c.CntlidMin, CntlidMax: c.CntlidMax, OnePerHost: true,
+	})
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.subsystems[string(c.NQN)] = added
+	return nil
+}
+
+func (s *server) subsystem(nqn string) (*controller.Subsystem, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if found := s.subsystems[nqn]; found != nil {
+		return found, nil
+	}
+	return nil, unix.ENOENT
+}
+
+func (s *server) SetHosts(nqn string, hosts []block.NQN, anyHost bool) error {
+	subsystem, err := s.subsystem(nqn)
+	if err != nil {
+		return err
+	}
+	var allowed []controller.Host
+	for _, h := range hosts {
+		allowed = append(allowed, controller.Host{NQN: h})
+	}
+	return subsystem.SetHosts(allowed, anyHost)
+}
+
+func (s *server) AddNamespace(nqn string, ns memfs.Namespace) error {
+	subsystem, err := s.subsystem(nqn)
+	if err != nil {
+		return err
+	}
+	device, err := s.device(ns.Device)
+	if err != nil {
+		return fmt.Errorf("%s: %w", ns.Device, err)
+	}
+	return subsystem.AddNamespace(controller.NamespaceConfig{NSID: ns.NSID, UUID: ns.UUID, NGUID: ns.NGUID, Device: device})
+}
+
+// RemoveNamespace, like RemoveSubsystem, waits for as long as the device takes: a
+// drain that was given up would be no fence.
+func (s *server) RemoveNamespace(nqn string, nsid uint32) error {
+	subsystem, err := s.subsystem(nqn)
+	if err != nil {
+		return err
+	}
+	return subsystem.RemoveNamespace(context.Background(), nsid)
+}
+
+func (s *server) RemoveSubsystem(nqn string) error {
+	subsystem, err := s.subsystem(nqn)
+	if err != nil {
+		return err
+	}
+	if err := subsystem.Close(context.Background()); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.subsystems, nqn)
+	return nil
+}
+
+// Link opens the port for its first subsystem. Hosts are let in when it is
+// linked: one that came before would be refused, for good.
+func (s *server) Link(p memfs.Port, nqn string) error {
+	subsystem, err := s.subsystem(nqn)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	open := s.ports[p.ID]
+	if open == nil {
+		var admit func()
+		if open, admit, err = s.openPort(p); err != nil {
+			return err
+		}
+		defer admit()
+	}
+	if err := open.port.Link(subsystem); err != nil {
+		if len(open.links) == 0 {
+			open.port.Close() //nolint:errcheck // nobody has come in
+		}
+		return err
+	}
+	open.links[nqn] = true
+	s.ports[p.ID] = open
+	return nil
+}
+
+func (s *server) openPort(p memfs.Port) (_ *openPort, admit func(), err error) {
+	if p.Portal.Transport != block.TCP {
+		return nil, nil, fmt.Errorf("portal %s: only TCP is served in user space", p.Portal)
+	}
+	l, err := s.listen(p.Portal)
+	if err != nil {
+		return nil, nil, err
+	}
+	g := &gatedListener{Listener: l, open: make(chan struct{}), closed: make(chan struct{})}
+	port, err := s.target.Serve(g, controller.PortConfig{ID: p.ID})
+	if err != nil {
+		l.Close()
+		return nil, nil, err
+	}
+	return &openPort{port, map[string]bool{}}, sync.OnceFunc(func() { close(g.open) }), nil
+}
+
+func (s *server) Unlink(id uint16, nqn string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	open := s.ports[id]
+	if open == nil || !open.links[nqn] {
+		return unix.ENOENT
+	}
+	if subsystem := s.subsystems[nqn]; subsystem != nil {
+		open.port.Unlink(subsystem)
+	}
+	delete(open.links, nqn)
+	if len(open.links) > 0 {
+		return nil
+	}
+	delete(s.ports, id)
+	return open.port.Close()
+}
+
+// gatedListener accepts nobody before it is opened; who comes before waits.
+type gatedListener struct {
+	net.Listener
+	open, closed chan struct{}
+	once         sync.Once
+}
+
+func (g *gatedListener) Accept() (net.Conn, error) {
+	select {
+	case <-g.open:
+		return g.Listener.Accept()
+	case <-g.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (g *gatedListener) Close() error {
+	g.once.Do(func() { close(g.closed) })
+	return g.Listener.Close()
+}

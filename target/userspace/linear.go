@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/dm"
+)
+
+// linear is a leg: a block.Device in segments of a drive. Its table can be
+// exchanged while it is in use.
+type linear struct {
+	size  block.Size
+	table atomic.Pointer[table] // nil: removed
+}
+
+func newLinear(t *table) *linear {
+	l := &linear{size: t.geometry.Size}
+	l.table.Store(t)
+	return l
+}
+
+// swap puts a table, or none, in the place of another.
+func (l *linear) swap(t *table) *table { return l.table.Swap(t) }
+
+// Geometry is the drive's, with the size of the leg.
+func (l *linear) Geometry() block.Geometry {
+	if t := l.table.Load(); t != nil {
+		return t.geometry
+	}
+	return block.Geometry{Size: l.size, BlockSize: 4 * block.KiB}
+}
+
+// Submit passes an IO on to the segments that it touches.
+func (l *linear) Submit(io *block.IO) {
+	t := l.take()
+	if t == nil {
+		io.Complete(fmt.Errorf("%v, to a leg: %w", io.Op, block.ErrGone))
+		return
+	}
+	if err := t.geometry.CheckIO(io); err != nil {
+		t.release()
+		io.Complete(err)
+		return
+	}
+	t.submit(io)
+}
+
+// take holds the table until release, so that its drive is not given back. One
+// that is retired has been swapped before: the next look finds the new one.
+func (l *linear) take() *table {
+	for {
+		t := l.table.Load()
+		if t == nil || t.hold() {
+			return t
+		}
+	}
+}
+
+// table is a leg's segments, and the drive that they are on.
+type table struct {
+	below    Device
+	number   dm.Number
+	segments []segment // by start
+	geometry block.Geometry
+
+	// users counts the IOs under way, and one more until retire.
+	users   atomic.Int64
+	drained chan struct{}
+}
+
+// segment is a part of a leg; all in bytes.
+type segment struct{ start, length, offset int64 }
+
+// settle is to be called once when all segments are there.
+func (t *table) settle(size block.Size) error {
+	t.drained = make(chan struct{})
+	t.users.Store(1)
+	g := t.below.Geometry()
+	for _, s := range t.segments {
+		b := int64(g.BlockSize)
+		if s.start%b != 0 || s.length%b != 0 || s.offset%b != 0 || uint64(s.offset+s.length) > uint64(g.Size) {
+			return fmt.Errorf("segment of %d bytes at %d: %w", s.length, s.offset, block.ErrRange)
+		}
+	}
+	g.Size = size
+	t.geometry = g
+	return nil
+}
+
+func (t *table) hold() bool {
+	for {
+		n := t.users.Load()
+		if n == 0 {
+			return false
+		}
+		if t.users.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (t *table) release() {
+	if t.users.Add(-1) == 0 {
+		close(t.drained)
+	}
+}
+
+// retire waits for the IOs under way and gives the drive back.
+func (t *table) retire() error {
+	if t == nil {
+		return nil
+	}
+	t.release()
+	<-t.drained
+	return t.below.Close()
+}
+
+// request is an IO of a leg, on its way in parts.
+type request struct {
+	io    *block.IO
+	table *table
+	parts []part
+	left  atomic.Int32
+	err   atomic.Pointer[error] // of the first part that failed
+}
+
+type part struct {
+	io      block.IO
+	request *request
+}
+
+// requests are used again: none is made for each IO.
+var requests = sync.Pool{New: func() any { return &request{} }}
+
+func (t *table) submit(io *block.IO) {
+	r := requests.Get().(*request)
+	r.io, r.table = io, t
+	if io.Op == block.OpFlush {
+		r.add(block.IO{Op: block.OpFlush})
+	} else {
+		t.cut(r)
+	}
+	// The last part to be done gives r away: nothing of it is touched after that
+	// part's Submit.
+	parts := r.parts
+	r.left.Store(int32(len(parts)))
+	for i := range parts {
+		parts[i].request = r
+		parts[i].io.Owner = &parts[i]
+		parts[i].io.Done = partDone
+		t.below.Submit(&parts[i].io)
+	}
+}
+
+// cut makes a part for each segment that the IO touches.
+func (t *table) cut(r *request) {
+	io := r.io
+	at, end := io.Off, io.Off+io.Len
+	for _, s := range t.segments {
+		if at >= s.start+s.length || at >= end {
+			continue
+		}
+		n := min(end, s.start+s.length) - at
+		p := block.IO{Op: io.Op, FUA: io.FUA, Unmap: io.Unmap, Off: s.offset + at - s.start, Len: n}
+		if io.Data != nil {
+			p.Data = io.Data[at-io.Off:][:n]
+		}
+		r.add(p)
+		at += n
+	}
+}
+
+func (r *request) add(io block.IO) { r.parts = append(r.parts, part{io: io}) }
+
+func partDone(io *block.IO) {
+	r := io.Owner.(*part).request
+	if io.Err != nil {
+		r.failed(io.Err)
+	}
+	if r.left.Add(-1) == 0 {
+		r.done()
+	}
+}
+
+func (r *request) failed(err error) { r.err.CompareAndSwap(nil, &err) }
+
+// done lets go of the table first: whoever waits for the IO may unmap the leg next.
+func (r *request) done() {
+	io, t := r.io, r.table
+	var err error
+	if p := r.err.Load(); p != nil {
+		err = *p
+	}
+	r.io, r.table = nil, nil
+	r.err.Store(nil)
+	clear(r.parts)
+	r.parts = r.parts[:0]
+	requests.Put(r)
+	t.release()
+	io.Complete(err)
+}
