@@ -327,9 +327,9 @@ func (c Config) kernel() (kernel, error) {
 	case c.Datapath == User:
 		return userKernel(c)
 	case c.Datapath != "" && c.Datapath != Kernel:
-		return kernel{}, fmt.Errorf("Datapath %q: must be %q or %q", c.Datapath, Kernel, User)
+		return kernel{}, fmt.Errorf("datapath %q: must be %q or %q", c.Datapath, Kernel, User)
 	case len(c.Files) > 0 || c.FilesOnly:
-		return kernel{}, fmt.Errorf("Files: only the data path %q takes files for drives", User)
+		return kernel{}, fmt.Errorf("files: only the data path %q takes files for drives", User)
 	}
 	return realKernel(c), nil
 }

@@ -100,8 +100,10 @@ func (w *world) kernel(gate *gate) kernel {
 	return kernel{
 		hardware: gatedHardware{w, gate},
 		mapper:   func() (mapper, error) { return gatedMapper{w, gate}, nil },
+		names:    names{filepath.Join(w.root, "dev/weft/leg")},
 		exports:  func() (exporter, error) { return nvmet.OpenOn(nvmettest.Root, gatedFiles{w.targets, gate}) },
 		watch:    func(ctx context.Context, _ func()) error { <-ctx.Done(); return context.Cause(ctx) },
+		close:    func(context.Context) error { return nil },
 	}
 }
 
