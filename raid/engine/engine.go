@@ -45,9 +45,10 @@ type Config struct {
 type EventKind uint8
 
 const (
-	// LegFailed: a leg in sync or caught up answered an IO with an error. If it was a
-	// write or flush it is held: record the leg stale and Drop it. Told at its first error, and
-	// again if it errs after it had been well for a while.
+	// LegFailed: a leg in sync or caught up answered an IO with an error. If that
+	// was a write or flush, it is Held: record the leg stale and Drop it. A read has
+	// gone to another copy. Told at the first error of either kind, and again when
+	// the leg errs after it was well for a second.
 	LegFailed EventKind = iota + 1
 	// LegCaughtUp: every region of a rebuilding leg is equal, and flushed. Record
 	// it in sync, then Promote it.
@@ -65,6 +66,7 @@ type Event struct {
 	Kind         EventKind
 	Column, Copy int
 	Err          error // of LegFailed and RebuildFailed
+	Held         bool  // of LegFailed: IOs wait for the leg's fate
 }
 
 // Progress is how far a copy has come.
@@ -73,7 +75,9 @@ type Progress struct{ Done, Total block.Size }
 // LegStatus is how one leg is.
 type LegStatus struct {
 	State State
-	Err   error // the last error, nil if it was well since
+	Err   error // the last error, nil once it has been well for a second
+	// Failed is how many IOs are held because the leg failed them.
+	Failed int
 	// Outstanding is how many IOs the leg has not answered, Oldest for how long the
 	// first of them has been waiting. A Dropped leg must come to none before what
 	// it holds up can go on: cut its device.
@@ -92,7 +96,7 @@ type Status struct {
 	InFlight   int           // IOs of the volume that are not answered
 	Suspended  bool
 	Equalizing bool     // the volume's IO waits for Equalize
-	Equalized  Progress // of the last Equalize
+	Equalized  Progress // of an Equalize that is not done
 	// Held is how many parts of IOs wait for a leg's fate, and HeldFor for how long
 	// the first of them has: an error that no other leg makes up for.
 	Held    int

@@ -5,75 +5,223 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid"
 )
 
+// ErrLastLeg is why a leg is not dropped: no other of its column is in sync.
+var ErrLastLeg = errors.New("last leg in sync")
+
+// maxSize of a volume leaves room for sums of offsets.
+const maxSize = block.Size(1 << 60)
+
 // Volume is a volume's block device. All methods may be called concurrently.
-type Volume struct{ cfg Config }
+type Volume struct {
+	cfg     Config
+	plan    plan
+	clock   clock
+	weak    guards
+	columns []column
 
-var errEarly = errors.New("raid/engine is being written")
+	size   atomic.Int64
+	maxIO  atomic.Int64 // the least of the legs', 0 if they take any
+	pieces sync.Pool
+	reqs   sync.Pool
 
-// New makes a volume without legs. IO to a column that has no leg in sync waits.
-func New(cfg Config) (*Volume, error) { return &Volume{cfg: cfg}, nil }
+	active  atomic.Int64 // IOs and copies that are not done
+	closed  atomic.Bool
+	drained chan struct{} // one slot: active may have come to 0
 
-// Geometry is what the volume is like. It says that there is a volatile cache,
-// whatever the legs have, because legs come and go.
-func (v *Volume) Geometry() block.Geometry { return block.Geometry{} }
-
-// Submit is block.Device's. IOs are held while they can not be answered; they
-// fail only with block.ErrRange, block.ErrUnsupported, with block.ErrMedium (see
-// Config.FailMedium), and with block.ErrGone after Close or Abort.
-func (v *Volume) Submit(io *block.IO) { io.Complete(errEarly) }
-
-// Add gives a leg its device. As InSync: the caller's record says that it is in
-// sync; of a leg that is InSync already it replaces the device, and what the old
-// one failed is sent to the new one. As Rebuilding: the leg is recorded stale,
-// and is copied to; full if it may miss more than this volume has tracked since
-// New. Before, nothing that an earlier device of the leg was given may be able to
-// reach the medium any more.
-func (v *Volume) Add(column, copy int, dev block.Device, state State, full bool) error {
-	return errEarly
+	// change serializes what changes the volume; it comes before all other locks.
+	change    sync.Mutex
+	equalizer atomic.Pointer[equalizer]
+	events    events
 }
 
-// Drop goes on without a leg. The caller has durably recorded it as stale. The
-// last leg in sync of a column is not dropped: that is an error. IOs that the
-// leg's device still has go on when it gives them back; see the package comment.
-func (v *Volume) Drop(column, copy int) error { return errEarly }
+// guards weaken single rules, so that tests can show that they would notice.
+type guards struct {
+	oneIsEnough    bool // a write that one leg has is acknowledged
+	noRangeLock    bool // nothing waits for what it overlaps
+	readsPass      bool // reads do not wait for writes
+	copiesPass     bool // copies and writes do not wait for one another
+	readRebuilding bool // legs that rebuild are read
+	discardsDiffer bool // each leg discards as it likes
+	forgetUnderWay bool // writes under way when a leg is dropped are not tracked
+	forgetCached   bool // what a dropped leg had not made durable is not tracked
+	dropCaughtUp   bool // a leg that erred after it had caught up is dropped at once
+	dropLast       bool // the last leg in sync may be dropped
+	halfEqual      bool // a leg dropped before copies were equal counts as equal
+	unflushed      bool // a rebuilt leg is not flushed
+}
 
-// Promote begins to read from a leg that is CaughtUp. The caller has durably
-// recorded it as in sync. An error if it is not CaughtUp any more.
-func (v *Volume) Promote(column, copy int) error { return errEarly }
+// conflict is the rule of that name, as it may be weakened.
+func (v *Volume) conflict(a, b kind) bool {
+	if v.weak == (guards{}) {
+		return conflict(a, b)
+	}
+	read, copy := a == kindRead || b == kindRead, a == kindCopy || b == kindCopy
+	return !v.weak.noRangeLock && !(v.weak.readsPass && read) && !(v.weak.copiesPass && copy) && conflict(a, b)
+}
 
-// Retry sends again to a leg what it failed. Of the last leg in sync the volume
-// does so by itself.
-func (v *Volume) Retry(column, copy int) error { return errEarly }
+// New makes a volume without legs. IO to a column that has no leg in sync waits.
+func New(cfg Config) (*Volume, error) { return newVolume(cfg, newClock()) }
 
-// Equalize makes all copies in sync equal; to be called, before the volume is
-// exposed, when it may have been written by a client that crashed. Until it has
-// succeeded, IO waits. After an error, or when ctx has ended, it can be called
-// again, also after a Drop, and goes on where it was.
-func (v *Volume) Equalize(ctx context.Context) error { return errEarly }
+func newVolume(cfg Config, c clock) (*Volume, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, fmt.Errorf("make volume: %w", err)
+	}
+	v := &Volume{cfg: cfg, clock: c, plan: newPlan(cfg.Layout, cfg.Region), drained: make(chan struct{}, 1)}
+	v.size.Store(int64(cfg.Size))
+	v.pieces.New = newPiece
+	v.reqs.New = func() any { return &request{v: v} }
+	v.columns = make([]column, cfg.Layout.Stripes)
+	regions := v.plan.regions(int64(cfg.Size))
+	for k := range v.columns {
+		c := &v.columns[k]
+		c.v, c.index, c.legs = v, k, make([]leg, cfg.Layout.Copies)
+		for i := range c.legs {
+			if l := &c.legs[i]; len(c.legs) > 1 {
+				l.missed, l.cached, l.flushing = newBitmap(regions), newBitmap(regions), newBitmap(regions)
+			}
+		}
+		for i := range c.shards {
+			c.shards[i].lastEnd = -1
+		}
+	}
+	return v, nil
+}
+
+func (cfg *Config) complete() error {
+	if err := cfg.Layout.Check(); err != nil {
+		return err
+	}
+	if cfg.BlockSize == 0 {
+		cfg.BlockSize = 4096
+	}
+	if cfg.Region == 0 {
+		cfg.Region = raid.RegionSize(cfg.Layout.LegSize(cfg.Size))
+	}
+	switch {
+	case cfg.BlockSize != 512 && cfg.BlockSize != 4096:
+		return fmt.Errorf("block size %v: must be 512 or 4096", cfg.BlockSize)
+	case cfg.Size == 0 || cfg.Size%cfg.BlockSize != 0 || cfg.Size > maxSize:
+		return fmt.Errorf("size %v: must be a positive multiple of the block size, at most %v", cfg.Size, maxSize)
+	case cfg.Region < 4*block.KiB || cfg.Region&(cfg.Region-1) != 0:
+		return fmt.Errorf("region %v: must be a power of two from 4KiB", cfg.Region)
+	}
+	return nil
+}
+
+// Geometry is what the volume is like. It says that there is a volatile cache,
+// whatever the legs have, because legs come and go. It has discards if all legs
+// that are now in use have them.
+func (v *Volume) Geometry() block.Geometry {
+	g := v.geometry()
+	for k := range v.columns {
+		c := &v.columns[k]
+		c.shards[0].mu.Lock()
+		can := c.discards()
+		c.shards[0].mu.Unlock()
+		if !can {
+			return g
+		}
+	}
+	g.DiscardUnit = v.cfg.BlockSize
+	return g
+}
+
+func (v *Volume) geometry() block.Geometry {
+	return block.Geometry{Size: block.Size(v.size.Load()), BlockSize: v.cfg.BlockSize, VolatileCache: true}
+}
 
 // Suspend lets nothing more go to the legs, reads and rebuilds included; IO is
 // held. What is under way is answered as ever. Suspended twice is suspended once.
-func (v *Volume) Suspend() {}
+func (v *Volume) Suspend() {
+	v.each(func(c *column, _ *effects) { c.suspended = true })
+}
 
 // Resume ends Suspend.
-func (v *Volume) Resume() {}
+func (v *Volume) Resume() {
+	v.each(func(c *column, e *effects) {
+		c.suspended = false
+		c.unpark(e)
+		c.tryAgain(e)
+	})
+}
 
-// SetSize makes the volume larger; its legs must have grown before, and what is
-// new must read the same on all legs in sync. It never shrinks.
-func (v *Volume) SetSize(size block.Size) error { return errEarly }
-
-// Status looks at the volume. It is cheap enough to be called ten times a second.
-func (v *Volume) Status() Status { return Status{} }
+// each does something to each column, locked, and then what follows from it.
+func (v *Volume) each(do func(*column, *effects)) {
+	v.change.Lock()
+	defer v.change.Unlock()
+	for k := range v.columns {
+		var e effects
+		c := &v.columns[k]
+		c.lock()
+		do(c, &e)
+		c.unlock()
+		e.run()
+	}
+}
 
 // Close takes no more IO, waits until all that it took is answered, and stops
 // rebuilds. When ctx ends first it is an error, and can be called again.
-func (v *Volume) Close(ctx context.Context) error { return errEarly }
+func (v *Volume) Close(ctx context.Context) error {
+	v.closed.Store(true)
+	if q := v.equalizer.Load(); q != nil {
+		q.stop(block.ErrGone)
+	}
+	v.each(func(c *column, e *effects) {
+		c.stopRebuilds()
+		for _, p := range c.snapshot() {
+			if p.kind == kindCopy && !p.out() && p.phase != phaseWaiting {
+				p.finish(errLeft, e)
+			}
+		}
+	})
+	for v.active.Load() != 0 {
+		select {
+		case <-v.drained:
+		case <-ctx.Done():
+			return fmt.Errorf("close volume with %d IOs under way: %w", v.active.Load(), context.Cause(ctx))
+		}
+	}
+	return nil
+}
 
 // Abort is for a volume that is given up: it sends nothing more to the legs, and
 // answers all IO with block.ErrGone, held IO at once, the rest when the legs give
 // it back. Writes that fail so may or may not be on each of the legs: equalize.
-func (v *Volume) Abort() {}
+func (v *Volume) Abort() {
+	v.closed.Store(true)
+	v.each(func(c *column, e *effects) {
+		c.aborted = true
+		c.stopRebuilds()
+		for _, p := range c.snapshot() {
+			if !p.out() && (p.phase == phaseParked || p.phase == phaseStarted) {
+				p.finish(block.ErrGone, e)
+			}
+		}
+	})
+}
+
+func (c *column) stopRebuilds() {
+	for i := range c.legs {
+		if r := c.legs[i].rebuild; r != nil {
+			r.stopped.Store(true)
+		}
+	}
+}
+
+// release ends what active counts.
+func (v *Volume) release() {
+	if v.active.Add(-1) == 0 && v.closed.Load() {
+		select {
+		case v.drained <- struct{}{}:
+		default:
+		}
+	}
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"math/bits"
+	"sync/atomic"
+)
+
+// bitmap is a set of regions. Bits may be set and cleared concurrently; grow and
+// merge need the bitmap for themselves.
+type bitmap struct {
+	n     uint64
+	words []atomic.Uint64
+	// sum has a bit for each word that may have any, so that a sparse set is
+	// walked in a moment.
+	sum   []atomic.Uint64
+	count atomic.Int64
+}
+
+func newBitmap(n uint64) *bitmap {
+	b := &bitmap{}
+	b.grow(n)
+	return b
+}
+
+// grow makes room for n regions; those that are new are not in the set.
+func (b *bitmap) grow(n uint64) {
+	b.n = n
+	b.words = grown(b.words, (n+63)/64)
+	b.sum = grown(b.sum, (n+4095)/4096)
+}
+
+func grown(old []atomic.Uint64, n uint64) []atomic.Uint64 {
+	words := make([]atomic.Uint64, n)
+	for i := range old {
+		words[i].Store(old[i].Load())
+	}
+	return words
+}
+
+// set puts the regions from first to last into the set.
+func (b *bitmap) set(first, last uint64) {
+	for i := first / 64; i <= last/64; i++ {
+		mask := ^uint64(0)
+		if i == first/64 {
+			mask <<= first % 64
+		}
+		if i == last/64 {
+			mask &= ^uint64(0) >> (63 - last%64)
+		}
+		b.or(i, mask)
+	}
+}
+
+func (b *bitmap) or(word, mask uint64) {
+	if b.words[word].Load()&mask == mask {
+		return
+	}
+	old := b.words[word].Or(mask)
+	b.count.Add(int64(bits.OnesCount64(mask &^ old)))
+	b.sum[word/64].Or(1 << (word % 64))
+}
+
+func (b *bitmap) setAll() {
+	if b.n > 0 {
+		b.set(0, b.n-1)
+	}
+}
+
+// unset takes one region out of the set.
+func (b *bitmap) unset(i uint64) {
+	if old := b.words[i/64].And(^(uint64(1) << (i % 64))); old>>(i%64)&1 == 1 {
+		b.count.Add(-1)
+	}
+}
+
+// moveTo takes all regions out of b and puts them into to. One that is set in b
+// meanwhile may stay.
+func (b *bitmap) moveTo(to *bitmap) {
+	for i := range b.sum {
+		for s := b.sum[i].Swap(0); s != 0; s &= s - 1 {
+			word := uint64(i)*64 + uint64(bits.TrailingZeros64(s))
+			w := b.words[word].Swap(0)
+			if w == 0 {
+				continue
+			}
+			b.count.Add(-int64(bits.OnesCount64(w)))
+			if to != nil {
+				to.or(word, w)
+			}
+		}
+	}
+}
+
+// clear empties the set.
+func (b *bitmap) clear() { b.moveTo(nil) }
+
+// next finds the first region of the set from i on.
+func (b *bitmap) next(i uint64) (uint64, bool) {
+	if i >= b.n {
+		return 0, false
+	}
+	if w := b.words[i/64].Load() >> (i % 64); w != 0 {
+		return i + uint64(bits.TrailingZeros64(w)), true
+	}
+	for word := i/64 + 1; word < uint64(len(b.words)); {
+		s := b.sum[word/64].Load() >> (word % 64)
+		if s == 0 {
+			word = (word/64 + 1) * 64
+			continue
+		}
+		word += uint64(bits.TrailingZeros64(s))
+		if w := b.words[word].Load(); w != 0 {
+			return word*64 + uint64(bits.TrailingZeros64(w)), true
+		}
+		word++
+	}
+	return 0, false
+}
+
+func (b *bitmap) len() uint64 { return uint64(b.count.Load()) }

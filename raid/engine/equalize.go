@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"weft.dev/weft/proto/block"
+)
+
+// equalLanes is how many copies an equalizer has under way.
+const equalLanes = 8
+
+// equalizer makes the copies of a volume equal: it reads the first leg in sync of
+// each column and the others, and writes where these differ. Any leg in sync will
+// do as the first, because nobody has read the volume since it was unequal.
+type equalizer struct {
+	v *Volume
+
+	mu      sync.Mutex
+	lanes   []equalLane
+	column  int     // the next unit to look at
+	off     int64   //
+	again   []*unit // those that failed
+	flushes int     // columns that were told to flush; the last step
+	running bool    // somebody waits for it
+	err     error
+	ended   chan struct{} // closed when it stops running
+	made    block.Size
+	total   block.Size
+}
+
+// unit is what one copy makes equal; a flush of the column if it is empty.
+type unit struct {
+	column   int
+	off, end int64
+}
+
+// equalLane is one copy after another.
+type equalLane struct {
+	trampoline
+	q        *equalizer
+	busy     bool // guarded by q.mu
+	unit     *unit
+	from, to int  // the legs being compared
+	writing  bool // to the second of them
+	a, b     []byte
+}
+
+// Equalize makes all copies in sync equal; to be called, before the volume is
+// exposed, when it may have been written by a client that crashed. Until it has
+// succeeded, IO waits. After an error, or when ctx has ended, it can be called
+// again, also after a Drop, and goes on where it was. Legs that rebuild are added
+// after it, and full, because what they miss is not known.
+func (v *Volume) Equalize(ctx context.Context) error {
+	q, err := v.equalizing()
+	if err != nil {
+		return fmt.Errorf("make copies equal: %w", err)
+	}
+	if q == nil {
+		return nil
+	}
+	ended, err := q.run()
+	if err != nil {
+		return fmt.Errorf("make copies equal: %w", err)
+	}
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		q.stop(context.Cause(ctx))
+		<-ended
+	}
+	if err := q.result(); err != nil {
+		return fmt.Errorf("make copies equal: %w", err)
+	}
+	v.each(func(c *column, e *effects) {
+		c.equalizing = false
+		c.unpark(e)
+	})
+	v.change.Lock()
+	v.equalizer.Store(nil)
+	v.change.Unlock()
+	return nil
+}
+
+// equalizing is the equalizer that is not done yet, or a new one; nil if there is
+// nothing to make equal.
+func (v *Volume) equalizing() (*equalizer, error) {
+	v.change.Lock()
+	defer v.change.Unlock()
+	if v.closed.Load() {
+		return nil, block.ErrGone
+	}
+	if q := v.equalizer.Load(); q != nil || v.cfg.Layout.Copies == 1 {
+		return q, nil
+	}
+	q := &equalizer{v: v, lanes: make([]equalLane, equalLanes)}
+	for i := range q.lanes {
+		q.lanes[i].q = q
+		q.lanes[i].step = q.lanes[i].next
+	}
+	for k := range v.columns {
+		c := &v.columns[k]
+		c.lock()
+		err := c.mayEqualize()
+		c.unlock()
+		if err != nil {
+			return nil, err
+		}
+	}
+	for k := range v.columns {
+		c := &v.columns[k]
+		c.lock()
+		c.equalizing = true
+		for i := range c.legs {
+			if l := &c.legs[i]; l.state != InSync {
+				l.missed.setAll()
+			}
+		}
+		c.unlock()
+	}
+	q.total = block.Size(v.plan.legSize(v.size.Load())) * block.Size(len(v.columns))
+	v.equalizer.Store(q)
+	return q, nil
+}
+
+// mayEqualize says why copies can not be made equal now. The column is locked.
+func (c *column) mayEqualize() error {
+	if n, _ := c.inSync(); n == 0 {
+		return fmt.Errorf("column %d has no leg in sync", c.index)
+	}
+	for i := range c.legs {
+		if l := &c.legs[i]; l.member() && l.state != InSync {
+			return fmt.Errorf("leg %d.%d is %v", c.index, i, l.state)
+		}
+	}
+	for _, p := range c.snapshot() {
+		if p.phase == phaseStarted {
+			return errors.New("the volume is in use")
+		}
+	}
+	return nil
+}
+
+// run sets the lanes to work.
+func (q *equalizer) run() (ended chan struct{}, err error) {
+	q.mu.Lock()
+	if q.running {
+		q.mu.Unlock()
+		return nil, errors.New("it is under way")
+	}
+	q.running, q.err = true, nil
+	q.ended = make(chan struct{})
+	ended = q.ended
+	idle := q.idle()
+	q.mu.Unlock()
+	for _, ln := range idle {
+		ln.kick()
+	}
+	return ended, nil
+}
+
+// idle takes all lanes that have nothing to do. q.mu is locked.
+func (q *equalizer) idle() (idle []*equalLane) {
+	for i := range q.lanes {
+		if ln := &q.lanes[i]; !ln.busy {
+			ln.busy = true
+			idle = append(idle, ln)
+		}
+	}
+	return idle
+}
+
+func (q *equalizer) stop(err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.end(err)
+}
+
+// end lets Equalize return. q.mu is locked.
+func (q *equalizer) end(err error) {
+	if q.running {
+		q.running, q.err = false, err
+		close(q.ended)
+	}
+}
+
+func (q *equalizer) result() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.err
+}
+
+func (q *equalizer) progress() Progress {
+	if q == nil {
+		return Progress{}
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return Progress{q.made, q.total}
+}
+
+// next does the lane's next unit.
+func (ln *equalLane) next() {
+	q := ln.q
+	q.mu.Lock()
+	if !q.running {
+		ln.busy = false
+		q.mu.Unlock()
+		return
+	}
+	u := q.take()
+	if u == nil {
+		ln.busy = false
+		q.mu.Unlock()
+		return
+	}
+	ln.unit = u
+	q.mu.Unlock()
+	if ln.a == nil {
+		ln.a, ln.b = make([]byte, copyUnit), make([]byte, copyUnit)
+	}
+	q.v.copies(&q.v.columns[u.column], kindEqual, u.off, u.end, ln)
+}
+
+// take finds the next unit; nil if there is none now. The lanes begin to flush
+// when no other is busy, and the last one to have done so ends the whole. q.mu is
+// locked.
+func (q *equalizer) take() *unit {
+	if n := len(q.again); n > 0 {
+		u := q.again[n-1]
+		q.again = q.again[:n-1]
+		return u
+	}
+	leg := q.v.plan.legSize(q.v.size.Load())
+	if q.column < len(q.v.columns) {
+		u := &unit{q.column, q.off, min(q.off+copyUnit, leg)}
+		if q.off = u.end; q.off == leg {
+			q.column, q.off = q.column+1, 0
+		}
+		return u
+	}
+	busy := 0
+	for i := range q.lanes {
+		if q.lanes[i].busy {
+			busy++
+		}
+	}
+	switch {
+	case busy > 1:
+		return nil
+	case q.flushes < len(q.v.columns):
+		q.flushes++
+		return &unit{column: q.flushes - 1}
+	}
+	q.end(nil)
+	return nil
+}
+
+// done ends one unit.
+func (ln *equalLane) done(err error) {
+	q := ln.q
+	q.mu.Lock()
+	if err != nil {
+		q.again = append(q.again, ln.unit)
+		q.end(fmt.Errorf("column %d at %d: %w", ln.unit.column, ln.unit.off, err))
+	} else {
+		q.made += block.Size(ln.unit.end - ln.unit.off)
+	}
+	q.mu.Unlock()
+	ln.kick()
+}
+
+func (ln *equalLane) start(p *piece, e *effects) {
+	_, first := p.c.inSync()
+	if p.op == block.OpFlush {
+		ln.startFlush(p, e)
+		return
+	}
+	ln.from, ln.to, ln.writing = first, first, false
+	p.issue(first, block.OpRead, ln.a[:p.length()], e)
+}
+
+func (ln *equalLane) startFlush(p *piece, e *effects) {
+	for copy := range p.c.legs {
+		if l := &p.c.legs[copy]; l.state == InSync && l.caches {
+			l.flush(&p.subs[copy])
+			p.issue(copy, block.OpFlush, nil, e)
+		}
+	}
+	if !p.out() {
+		p.finish(nil, e)
+	}
+}
+
+func (ln *equalLane) answered(p *piece, s *sub, err error, e *effects) {
+	c := p.c
+	state := s.state
+	s.state = partNone
+	if s.inc != c.legs[s.copy].inc {
+		err = errLeft
+	}
+	if p.err == nil {
+		p.err = err
+	}
+	switch {
+	case p.out(): // flushes
+	case c.aborted:
+		p.finish(block.ErrGone, e)
+	case p.err != nil || p.op == block.OpFlush:
+		p.finish(p.err, e)
+	case state == partPaused || c.suspended: // anew, once resumed
+		p.start(e)
+	case s.copy != ln.from && !ln.writing && !bytes.Equal(ln.a[:p.length()], ln.b[:p.length()]):
+		ln.writing = true
+		p.issue(s.copy, block.OpWrite, ln.a[:p.length()], e)
+	default:
+		ln.compare(p, e)
+	}
+}
+
+// compare reads the next leg in sync, to see whether it is equal to the first.
+func (ln *equalLane) compare(p *piece, e *effects) {
+	ln.writing = false
+	for ln.to++; ln.to < len(p.c.legs); ln.to++ {
+		if p.c.legs[ln.to].state == InSync {
+			p.issue(ln.to, block.OpRead, ln.b[:p.length()], e)
+			return
+		}
+	}
+	p.finish(nil, e)
+}
+
+func (ln *equalLane) dropped(*piece, *effects) {}

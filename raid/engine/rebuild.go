@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
+// Rebuilds and equalizing copy copyUnit bytes at a time. A rebuild has up to
+// mostLanes such copies under way, all rebuilds of a volume about allLanes.
+const (
+	copyUnit  = 512 << 10
+	mostLanes = 4
+	allLanes  = 16
+	longPause = 100 * time.Millisecond
+)
+
+// errLeft is what becomes of a copy whose leg is no longer what it was.
+var errLeft = errors.New("leg was dropped")
+
+// rebuild copies to one leg what it misses. Its lanes take regions in turn; one
+// that has been copied whole is no longer missed, because all writes since the
+// leg was added go to it, too, and none to a place that is being copied.
+type rebuild struct {
+	c       *column
+	copy    int
+	inc     uint64 // the leg's
+	stopped atomic.Bool
+
+	mu        sync.Mutex
+	cursor    uint64 // the next region to look at
+	lanes     []lane
+	finishing bool // all is copied
+}
+
+// lane is one copy after another.
+type lane struct {
+	trampoline
+	r      *rebuild
+	number int
+	buf    []byte
+
+	// Guarded by r.mu.
+	busy   bool
+	has    bool   // is at a region
+	region uint64 // which one
+
+	// Owned by whoever does the lane's next step.
+	off, end int64 // what is left of the region
+	length   int64 // of the copy under way
+	began    int64
+	served   uint64
+}
+
+func newRebuild(c *column, copy int, inc uint64) *rebuild {
+	r := &rebuild{c: c, copy: copy, inc: inc}
+	r.lanes = make([]lane, min(mostLanes, max(1, allLanes/len(c.v.columns))))
+	for i := range r.lanes {
+		r.lanes[i].r, r.lanes[i].number = r, i
+		r.lanes[i].step = r.lanes[i].next
+	}
+	return r
+}
+
+// rebuilds are those of the column.
+func (c *column) rebuilds() (all []*rebuild) {
+	c.shards[0].mu.Lock()
+	defer c.shards[0].mu.Unlock()
+	for i := range c.legs {
+		if r := c.legs[i].rebuild; r != nil {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// kick sets all lanes to work that have none.
+func (r *rebuild) kick() {
+	r.mu.Lock()
+	var idle []*lane
+	for i := range r.lanes {
+		if ln := &r.lanes[i]; !ln.busy && !r.finishing {
+			ln.busy = true
+			idle = append(idle, ln)
+		}
+	}
+	r.mu.Unlock()
+	for _, ln := range idle {
+		ln.kick()
+	}
+}
+
+// next does the lane's next copy.
+func (ln *lane) next() {
+	r := ln.r
+	if !ln.take() {
+		return
+	}
+	ln.length = min(ln.end-ln.off, copyUnit)
+	if ln.buf == nil {
+		ln.buf = make([]byte, min(copyUnit, 1<<r.c.v.plan.region))
+	}
+	ln.began = r.c.v.clock.now()
+	r.c.v.copies(r.c, kindCopy, ln.off, ln.off+ln.length, ln)
+}
+
+// copies puts a piece of a job on its way.
+func (v *Volume) copies(c *column, k kind, off, end int64, j job) {
+	v.active.Add(1)
+	p := v.pieces.Get().(*piece)
+	p.c, p.kind, p.off, p.end, p.job, p.op = c, k, off, end, j, block.OpWrite
+	if off == end {
+		p.op = block.OpFlush
+	}
+	p.enter()
+}
+
+// take finds the next region, if the lane is not at one. The last lane that finds
+// none ends the rebuild.
+func (ln *lane) take() bool {
+	r := ln.r
+	r.mu.Lock()
+	if r.stopped.Load() {
+		ln.busy, ln.has = false, false
+		r.mu.Unlock()
+		return false
+	}
+	if ln.has || r.pick(ln) {
+		r.mu.Unlock()
+		return true
+	}
+	ln.busy = false
+	last := true
+	for i := range r.lanes {
+		last = last && !r.lanes[i].busy
+	}
+	r.finishing = last
+	r.mu.Unlock()
+	if last {
+		r.flush()
+	}
+	return false
+}
+
+// pick finds a missed region that no lane is at. r.mu is locked.
+func (r *rebuild) pick(ln *lane) bool {
+	r.c.shards[0].mu.Lock()
+	defer r.c.shards[0].mu.Unlock()
+	missed := r.c.legs[r.copy].missed
+	for range 2 {
+		for {
+			region, ok := missed.next(r.cursor)
+			if !ok {
+				break
+			}
+			r.cursor = region + 1
+			if !r.taken(region) {
+				ln.has, ln.region = true, region
+				ln.off, ln.end = r.bounds(region)
+				return true
+			}
+		}
+		r.cursor = 0
+	}
+	return false
+}
+
+func (r *rebuild) taken(region uint64) bool {
+	for i := range r.lanes {
+		if r.lanes[i].has && r.lanes[i].region == region {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *rebuild) bounds(region uint64) (off, end int64) {
+	v := r.c.v
+	off = int64(region) << v.plan.region
+	return off, min(off+1<<v.plan.region, v.plan.legSize(v.size.Load()))
+}
+
+// done ends one copy of the lane.
+func (ln *lane) done(err error) {
+	r := ln.r
+	if err != nil {
+		r.mu.Lock()
+		ln.busy, ln.has = false, false
+		r.mu.Unlock()
+		return
+	}
+	if ln.off += ln.length; ln.off >= ln.end {
+		ln.copied()
+	}
+	if pause := ln.pause(); pause > 0 {
+		r.c.v.clock.after(pause, ln.kick)
+		return
+	}
+	ln.kick()
+}
+
+// copied ends a region: the leg does not miss it any more.
+func (ln *lane) copied() {
+	r := ln.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.c.shards[0].mu.Lock()
+	defer r.c.shards[0].mu.Unlock()
+	if _, end := r.bounds(ln.region); end > ln.end {
+		ln.end = end // it has grown
+		return
+	}
+	ln.has = false
+	if l := &r.c.legs[r.copy]; l.inc == r.inc {
+		l.missed.unset(ln.region)
+	}
+}
+
+// pause is how long the lane stands back for users: not at all if there were none
+// since its last copy, else about as long as that copy took, the further lanes
+// much longer. So a rebuild always goes on.
+func (ln *lane) pause() time.Duration {
+	c := ln.r.c
+	served := uint64(0)
+	for i := range c.shards {
+		c.shards[i].mu.Lock()
+		served += c.shards[i].served
+		c.shards[i].mu.Unlock()
+	}
+	if served == ln.served {
+		return 0
+	}
+	ln.served = served
+	took := time.Duration(c.v.clock.now() - ln.began)
+	return min(max(took, time.Millisecond)<<(2*ln.number), longPause)
+}
+
+func (ln *lane) start(p *piece, e *effects) {
+	c := p.c
+	if c.legs[ln.r.copy].inc != ln.r.inc {
+		p.finish(errLeft, e)
+		return
+	}
+	p.phase = phaseStarted
+	from := c.choose(p)
+	if from < 0 {
+		p.hold(e)
+		return
+	}
+	p.issue(from, block.OpRead, ln.buf[:p.length()], e)
+}
+
+func (ln *lane) answered(p *piece, s *sub, err error, e *effects) {
+	c := p.c
+	state := s.state
+	s.state = partNone
+	current := c.legs[s.copy].inc == s.inc
+	switch {
+	case c.legs[ln.r.copy].inc != ln.r.inc:
+		p.finish(errLeft, e)
+	case s.copy == ln.r.copy && state == partPaused: // anew, once resumed
+		p.start(e)
+	case s.copy == ln.r.copy:
+		p.finish(err, e)
+	case state == partDone && current && !c.suspended && !c.aborted:
+		p.issue(ln.r.copy, block.OpWrite, ln.buf[:p.length()], e)
+	default:
+		if err != nil && current {
+			p.failedToRead(s.copy, err)
+		}
+		p.start(e)
+	}
+}
+
+func (ln *lane) dropped(p *piece, e *effects) {
+	if p.c.legs[ln.r.copy].inc != ln.r.inc && !p.out() && p.phase != phaseWaiting {
+		p.finish(errLeft, e)
+	}
+}
+
+// flush makes durable what was copied, before the leg counts as caught up.
+func (r *rebuild) flush() {
+	r.c.shards[0].mu.Lock()
+	caches := r.c.legs[r.copy].caches && !r.c.v.weak.unflushed
+	r.c.shards[0].mu.Unlock()
+	if caches {
+		r.c.v.copies(r.c, kindCopy, 0, 0, flushJob{r})
+		return
+	}
+	r.caughtUp()
+}
+
+// flushJob is the end of a rebuild.
+type flushJob struct{ r *rebuild }
+
+func (f flushJob) start(p *piece, e *effects) {
+	l := &p.c.legs[f.r.copy]
+	if l.inc != f.r.inc {
+		p.finish(errLeft, e)
+		return
+	}
+	l.flush(&p.subs[f.r.copy])
+	p.issue(f.r.copy, block.OpFlush, nil, e)
+}
+
+func (f flushJob) answered(p *piece, s *sub, err error, e *effects) {
+	s.state = partNone
+	p.finish(err, e)
+}
+
+func (f flushJob) dropped(p *piece, e *effects) {
+	if !p.out() && p.phase == phaseParked && p.c.legs[f.r.copy].inc != f.r.inc {
+		p.finish(errLeft, e)
+	}
+}
+
+func (f flushJob) done(err error) {
+	if err == nil {
+		f.r.caughtUp()
+	}
+}
+
+// caughtUp ends the rebuild, unless the volume has grown or the leg erred.
+func (r *rebuild) caughtUp() {
+	c := r.c
+	c.lock()
+	l := &c.legs[r.copy]
+	more := l.inc == r.inc && l.missed.len() > 0
+	if l.inc == r.inc && !more && !c.failed(r.copy) && !r.stopped.Load() {
+		l.state, l.rebuild = CaughtUp, nil
+		c.v.tell(Event{Kind: LegCaughtUp, Column: c.index, Copy: r.copy})
+	}
+	c.unlock()
+	c.v.tellAll()
+	if more {
+		r.mu.Lock()
+		r.finishing = false
+		r.mu.Unlock()
+		r.kick()
+	}
+}
+
+// failed reports whether the leg failed something whose failure is still to be
+// seen to. The column is locked.
+func (c *column) failed(copy int) bool {
+	for i := range c.shards {
+		for _, x := range c.shards[i].spans {
+			if s := &x.p.subs[copy]; s.state == partFailed && s.inc == c.legs[copy].inc {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// trampoline does one step after another, also if a step leads to the next one
+// before it has returned.
+type trampoline struct {
+	mu             sync.Mutex
+	step           func()
+	running, again bool
+}
+
+func (t *trampoline) kick() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.again = true
+	if t.running {
+		return
+	}
+	t.running = true
+	for t.again {
+		t.again = false
+		t.mu.Unlock()
+		t.step()
+		t.mu.Lock()
+	}
+	t.running = false
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
+// Status looks at the volume. It is cheap enough to be called ten times a second.
+func (v *Volume) Status() Status {
+	s := Status{Size: block.Size(v.size.Load()), InFlight: int(v.active.Load())}
+	var held int64
+	for k := range v.columns {
+		c := &v.columns[k]
+		c.lock()
+		s.Legs = append(s.Legs, c.status(&s, &held))
+		s.Suspended = s.Suspended || c.suspended
+		s.Equalizing = s.Equalizing || c.equalizing
+		c.unlock()
+	}
+	if held > 0 {
+		s.HeldFor = time.Duration(v.clock.now() - held)
+	}
+	s.Equalized = v.equalizer.Load().progress()
+	return s
+}
+
+// status looks at the column's legs, and adds what it holds to s and to held,
+// the time since when. The column is locked.
+func (c *column) status(s *Status, held *int64) []LegStatus {
+	legs := make([]LegStatus, len(c.legs))
+	now := c.v.clock.now()
+	for i := range c.shards {
+		for _, x := range c.shards[i].spans {
+			if h := x.p.held; h != 0 {
+				s.Held++
+				if *held == 0 || h < *held {
+					*held = h
+				}
+			}
+			for copy := range legs {
+				switch sub := &x.p.subs[copy]; sub.state {
+				case partOut:
+					legs[copy].Oldest = max(legs[copy].Oldest, time.Duration(now-sub.at))
+				case partFailed:
+					legs[copy].Failed++
+				}
+			}
+		}
+	}
+	for copy := range legs {
+		l, leg := &c.legs[copy], &legs[copy]
+		leg.State, leg.Err, leg.Outstanding = l.state, l.err, int(l.out.Load())
+		leg.Regions = c.v.plan.regions(int64(s.Size))
+		if l.missed != nil && l.state < CaughtUp {
+			leg.Dirty = l.missed.len()
+		}
+		if l.state == Rebuilding {
+			region := block.Size(1) << c.v.plan.region
+			leg.Resync.Total = block.Size(l.total) * region
+			leg.Resync.Done = leg.Resync.Total - min(leg.Resync.Total, block.Size(leg.Dirty)*region)
+		}
+	}
+	return legs
+}
