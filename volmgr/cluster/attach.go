@@ -107,7 +107,7 @@ func (s *State) attachable(v *Volume) error {
 		served, why := false, []string{}
 		for i := range v.Legs {
 			if l := &v.Legs[i]; l.Column == c {
-				served = served || l.State == LegInSync && s.servable(l)
+				served = served || l.trusted() && s.servable(l)
 				why = append(why, fmt.Sprintf("%v is %s", l, s.legFact(l)))
 			}
 		}
@@ -127,6 +127,9 @@ func (s *State) legFact(l *Leg) string {
 	fact := strings.ToLower(strings.ReplaceAll(string(l.State), "_", " "))
 	if l.State == LegStale && l.Reason != "" {
 		fact += " (" + l.Reason + ")"
+	}
+	if l.Suspect {
+		fact += ", but suspect (" + rebootLoss + ")"
 	}
 	switch d := s.drives[l.Drive]; {
 	case !s.targetOnline(l.Node):
@@ -221,7 +224,7 @@ func (s *State) grantSplit(v *Volume) (keep []int, rest []*Leg) {
 	for i := range v.Legs {
 		switch l := &v.Legs[i]; {
 		case l.State != LegInSync:
-		case s.admitted(v, l) && s.servable(l):
+		case s.admitted(v, l) && s.servable(l) && !l.Suspect:
 			keep[l.Column]++
 		default:
 			rest = append(rest, l)
@@ -321,7 +324,7 @@ func (t *tx) settleDetaching(id block.VolumeID) {
 	}
 	v = t.volume(id)
 	v.Holder = ""
-	v.Clean = r.Phase == PhaseDetachedClean
+	v.Clean = r.Phase == PhaseDetachedClean && !v.suspects()
 	t.detached(v, map[bool]string{true: "clean", false: "not clean: copies will be made equal at the next attach"}[v.Clean])
 }
 
@@ -393,6 +396,10 @@ func (s *State) hostWait(node block.NodeName, what string) string {
 func (s *State) grantWaits(v *Volume) (waits []string) {
 	keep, rest := s.grantSplit(v)
 	for _, l := range rest {
+		if l.Suspect {
+			waits = append(waits, s.suspectWaitsFor(v, l))
+			continue
+		}
 		wait := fmt.Sprintf("target %s to fence epochs below %d", l.Node, v.Epoch)
 		switch d := s.drives[l.Drive]; {
 		case !s.targetOnline(l.Node):

@@ -40,6 +40,8 @@ const (
 	EventDetached         = "volume.detached"
 	EventLegStale         = "leg.stale"
 	EventLegEvicted       = "leg.evicted" // made stale by volmgr itself
+	EventLegSuspect       = "leg.suspect" // in sync, but not served until a twin has reported
+	EventLegBelieved      = "leg.believed"
 	EventLegRebuilding    = "leg.rebuilding"
 	EventLegInSync        = "leg.in-sync"
 	EventLegPromoted      = "leg.promoted"

@@ -90,7 +90,10 @@ func (s *State) explainAttachment(e *Explanation, v *Volume) {
 		_, rest := s.grantSplit(v)
 		for _, l := range rest {
 			if !s.targetOnline(l.Node) {
-				e.Actions = append(e.Actions, s.bringBack(l.Node), fmt.Sprintf("if machine %s is off: weft node confirm-dead %s", l.Node, l.Node))
+				e.Actions = append(e.Actions, s.bringBack(l.Node))
+				if !slices.ContainsFunc(v.twins(l), func(o *Leg) bool { return o.Suspect }) { // explainSuspect says what that would cost
+					e.Actions = append(e.Actions, fmt.Sprintf("if machine %s is off: weft node confirm-dead %s", l.Node, l.Node))
+				}
 			}
 		}
 	case Granted:
@@ -117,18 +120,33 @@ func (s *State) explainAttachment(e *Explanation, v *Volume) {
 func (s *State) explainLegs(e *Explanation, v *Volume) {
 	for i := range v.Legs {
 		l := &v.Legs[i]
-		switch l.State {
-		case LegStale:
+		switch {
+		case l.Suspect:
+			s.explainSuspect(e, v, l)
+		case l.State == LegStale:
 			e.Waits = append(e.Waits, fmt.Sprintf("rebuild of %v: %s", l, s.rebuildWaitsFor(v, l)))
 			if !s.targetOnline(l.Node) {
 				e.Actions = append(e.Actions, s.bringBack(l.Node))
 			}
-		case LegRebuilding:
+		case l.State == LegRebuilding:
 			e.Waits = append(e.Waits, fmt.Sprintf("host %s to copy %v%s", v.Attachment.Node, l, s.progress(v)))
 		}
 	}
 	for c := range v.Layout.Stripes {
 		s.explainColumn(e, v, c)
+	}
+}
+
+// explainSuspect names who can tell what a suspect leg is worth.
+func (s *State) explainSuspect(e *Explanation, v *Volume, l *Leg) {
+	if v.Attachment == nil || v.Attachment.State != Granting { // else it is among what the grant waits for
+		e.Waits = append(e.Waits, s.suspectWaitsFor(v, l))
+	}
+	for _, o := range v.twins(l) {
+		if !o.Suspect {
+			e.Actions = append(e.Actions, s.bringBack(o.Node),
+				fmt.Sprintf("if machine %s is gone for ever, lose what only its copy holds: weft node confirm-dead %s", o.Node, o.Node))
+		}
 	}
 }
 
@@ -147,10 +165,11 @@ func (s *State) explainColumn(e *Explanation, v *Volume, column int) {
 		l := &v.Legs[i]
 		switch {
 		case l.Column != column:
-		case l.State == LegInSync && s.servable(l):
+		case l.trusted() && s.servable(l):
 			return
-		case l.State == LegInSync:
+		case l.trusted():
 			good = append(good, l)
+		case l.Suspect: // spoken of above
 		case s.servable(l):
 			stale = append(stale, l)
 		}

@@ -56,9 +56,10 @@ func TestEachGuardIsNeeded(t *testing.T) {
 	for name, c := range map[string]struct {
 		guards guards
 		weaken func(*world)
+		in     mood // where to look; mixed means everywhere
 	}{
 		"no fence":                        {guards: guards{noFence: true}},
-		"lease not waited for":            {guards: guards{skipLease: true}},
+		"lease not waited for":            {guards: guards{skipLease: true}, in: split},
 		"unfenced leg stays in sync":      {guards: guards{keepUnreachable: true}},
 		"superseded epoch may record":     {guards: guards{staleEpochMayRecord: true}},
 		"last leg may be dropped":         {guards: guards{mayDropLastLeg: true}},
@@ -67,12 +68,18 @@ func TestEachGuardIsNeeded(t *testing.T) {
 		"resync of an older revision":     {guards: guards{revisionIgnored: true}},
 		"forced detach counts as clean":   {guards: guards{forcedIsClean: true}},
 		"space given away before it free": {guards: guards{freeBeforeAbsent: true}},
+		"reboot of a target forgotten":    {guards: guards{rebootForgotten: true}, in: caches},
+		"suspect leg served":              {guards: guards{suspectServes: true}, in: caches},
+		"copy in sync before its flush":   {weaken: func(w *world) { w.noFlush = true }, in: caches},
 		"reboot of a host ignored":        {guards: guards{bootIgnored: true}},
 		"host acknowledges before record": {weaken: func(w *world) { w.ackBeforeRecord = true }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			const most = 300
 			for seed := range uint64(most) {
+				if c.in != mixed {
+					seed = seed*uint64(moods) + uint64(c.in)
+				}
 				if bad, _ := history(seed, c.guards, c.weaken); bad != "" {
 					t.Log(bad)
 					return

@@ -140,10 +140,12 @@ func (s *State) volumeView(v *Volume) Volume {
 	}
 	for i := range view.Legs {
 		l := &view.Legs[i]
-		switch l.State {
-		case LegCreating, LegDeleting:
+		switch {
+		case l.State == LegCreating || l.State == LegDeleting:
 			l.Reason = s.legWaitsFor(l)
-		case LegStale:
+		case l.Suspect:
+			l.Reason = fmt.Sprintf("suspect: %s; waits for %s", rebootLoss, s.suspectWaitsFor(v, l))
+		case l.State == LegStale:
 			if why := s.rebuildWaitsFor(v, l); why != "" {
 				l.Reason += "; rebuild waits for " + why
 			}
@@ -161,7 +163,7 @@ func (s *State) health(v *Volume) Health {
 	served, whole, rebuilding := make([]bool, v.Layout.Stripes), true, false
 	for i := range v.Legs {
 		l := &v.Legs[i]
-		good := l.State == LegInSync && s.servable(l)
+		good := l.trusted() && s.servable(l)
 		whole = whole && good
 		served[l.Column] = served[l.Column] || good
 		rebuilding = rebuilding || l.State == LegRebuilding

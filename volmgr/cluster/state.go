@@ -82,7 +82,7 @@ type State struct {
 type guards struct {
 	noFence, skipLease, keepUnreachable, staleEpochMayRecord, mayDropLastLeg,
 	serveBeforeEqual, sameDomain, revisionIgnored, forcedIsClean,
-	freeBeforeAbsent, bootIgnored bool
+	freeBeforeAbsent, bootIgnored, rebootForgotten, suspectServes bool
 }
 
 // agent is the stream side of a target or initiator agent.

@@ -17,6 +17,8 @@ import (
 //   - the last in-sync leg of a column is never taken away;
 //   - recording a leg stale is otherwise always safe, whoever asks: what remains
 //     in sync has every acknowledged write, since none was acknowledged without it;
+//   - a leg that may have lost what only a cache held counts for nothing until it
+//     is judged (suspect.go);
 //   - a leg is put back only by the resync of this epoch and of this revision.
 
 // current finds the volume of a record request and checks the asker's standing.
@@ -46,14 +48,14 @@ func (in RecordStale) apply(t *tx) (view, error) {
 	if len(in.Legs) == 0 {
 		return nil, invalid("leg_ids", "empty: name the legs that are lost")
 	}
-	left := v.inSync()
+	left := v.trusted()
 	lost := map[block.LegID]bool{}
 	for _, id := range in.Legs {
 		l := v.leg(id)
 		if l == nil {
 			return nil, invalid("leg_ids", "%v is no leg of volume %s", id, v.Name)
 		}
-		if l.State == LegInSync && !lost[id] {
+		if l.trusted() && !lost[id] {
 			left[l.Column]--
 		}
 		if l.State == LegInSync || l.State == LegRebuilding {
@@ -135,7 +137,8 @@ func (t *tx) stale(v *Volume, id block.LegID, kind, reason string) uint64 {
 	if l.State == LegInSync {
 		v.Generation++
 	}
-	l.State, l.Reason, l.StaleSince, l.StaleAt = LegStale, reason, t.now.UTC(), t.gen
+	l.CopyAll = l.CopyAll || l.Suspect // what it lost is in no host's log
+	l.State, l.Reason, l.StaleSince, l.StaleAt, l.Suspect = LegStale, reason, t.now.UTC(), t.gen, false
 	l.Revision++
 	return t.volumeEvent(v, Warning, kind, fmt.Sprintf("%v%s", l, because(reason)),
 		"leg", id.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "revision", fmt.Sprint(l.Revision))
@@ -203,12 +206,12 @@ func (s *State) rebuildWaitsFor(v *Volume, l *Leg) string {
 }
 
 // targetRebooted gives up the node's copies that may have lost what only their
-// drives' caches held. Where no other in-sync leg is on an online target, the
-// copy stays: it is the best there is.
+// drives' caches held, or has them judged when their twins are there. A volume
+// that was let go of cleanly had its caches flushed.
 func (t *tx) targetRebooted(name block.NodeName) {
 	for _, id := range sorted(t.s.onNode[name]) {
 		v := t.peek(id)
-		if v.State != VolumeReady || v.Attachment == nil && v.Clean {
+		if v.State != VolumeReady || v.Clean {
 			continue
 		}
 		for _, l := range v.Legs {
@@ -223,8 +226,11 @@ func (t *tx) legRebooted(id block.VolumeID, l Leg) {
 	v := t.peek(id)
 	switch l.State {
 	case LegInSync:
-		if t.hasOnlineTwin(v, l) {
-			t.evict(t.volume(id), l.ID, "its target rebooted and may have lost cached writes")
+		switch {
+		case t.hasOnlineTwin(v, &l):
+			t.evict(t.volume(id), l.ID, rebootLoss)
+		case len(v.twins(&l)) > 0 && !l.Suspect && t.volatileCache(l.Drive) && !t.s.guards.rebootForgotten:
+			t.suspectLeg(t.volume(id), l.ID)
 		}
 	case LegRebuilding:
 		t.stale(t.volume(id), l.ID, EventLegStale, "its target rebooted during the rebuild")
@@ -240,10 +246,8 @@ func (t *tx) volatileCache(id block.DriveID) bool {
 	return d == nil || d.VolatileCache
 }
 
-func (t *tx) hasOnlineTwin(v *Volume, l Leg) bool {
-	return slices.ContainsFunc(v.Legs, func(o Leg) bool {
-		return o.Column == l.Column && o.Node != l.Node && o.State == LegInSync && t.s.targetOnline(o.Node)
-	})
+func (t *tx) hasOnlineTwin(v *Volume, l *Leg) bool {
+	return slices.ContainsFunc(v.twins(l), func(o *Leg) bool { return !o.Suspect && t.s.targetOnline(o.Node) })
 }
 
 func (in PromoteStaleLeg) apply(t *tx) (view, error) {
@@ -269,7 +273,7 @@ func (in PromoteStaleLeg) apply(t *tx) (view, error) {
 			hint("if every good copy is gone for ever: `weft volume promote-stale %s %v --accept-data-loss`", found.Name, l.ID)
 	}
 	for i := range found.Legs {
-		if o := &found.Legs[i]; o.Column == l.Column && o.State == LegInSync && t.s.servable(o) {
+		if o := &found.Legs[i]; o.Column == l.Column && o.trusted() && t.s.servable(o) {
 			return nil, refused(ReasonInSyncLegExists, found.object(), "%v is in sync and can be reached", o).
 				hint("attach the volume: the stale leg is then rebuilt without loss")
 		}

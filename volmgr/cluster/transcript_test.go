@@ -272,7 +272,8 @@ var scriptCommands = map[string]func(*script, args) string{
 	"events":       (*script).listEvents,
 }
 
-// newTarget brings a target with drives into the cluster: target t1 rack=r1 drives=10GiB,10GiB
+// newTarget brings a target with drives into the cluster: target t1 rack=r1
+// drives=10GiB,10GiB, with "volatile" for drives that cache writes
 func (s *script) newTarget(a args) string {
 	var sizes []block.Size
 	for text := range strings.SplitSeq(a.options["drives"], ",") {
@@ -280,6 +281,9 @@ func (s *script) newTarget(a args) string {
 	}
 	delete(a.options, "drives")
 	t := newSimTarget(a.node(0), a.options, sizes...)
+	for i := range t.devices {
+		t.devices[i].VolatileCache = a.has("volatile")
+	}
 	s.targets[a.word(0)] = t
 	out := s.reportTarget(t)
 	if a.has("bare") {

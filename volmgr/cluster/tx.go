@@ -133,6 +133,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	if t.peek(id) == nil {
 		return
 	}
+	t.settleSuspects(id)
 	t.settleGrant(id)
 	t.settleAttached(id)
 	t.settleDetaching(id)

@@ -168,6 +168,9 @@ type Leg struct {
 	// CopyAll: the leg may lack writes that it had acknowledged, so its rebuild
 	// must not trust what a host's log says of it.
 	CopyAll bool `json:"copy_all,omitempty"`
+	// Suspect: the leg is in sync by record, but its target rebooted and may have
+	// lost writes that only a cache held; see suspect.go.
+	Suspect bool `json:"suspect,omitempty"`
 }
 
 // VolumeState is how far a volume's legs exist.

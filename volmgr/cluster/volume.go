@@ -39,7 +39,7 @@ func (v *Volume) nodes() []block.NodeName {
 
 // unsettled reports whether settleVolume may still have something to do.
 func (v *Volume) unsettled() bool {
-	if v.State != VolumeReady || v.Restored {
+	if v.State != VolumeReady || v.Restored || v.suspects() {
 		return true
 	}
 	if v.Attachment == nil {

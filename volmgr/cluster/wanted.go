@@ -38,7 +38,7 @@ func (s *State) WantedTarget(node block.NodeName) TargetWanted {
 		if here && v.State != VolumeDeleting && v.Epoch > 0 {
 			w.Admissions = append(w.Admissions, Admission{v.ID, v.Epoch})
 		}
-		if x, ok := v.export(node); ok {
+		if x, ok := s.export(v, node); ok {
 			w.Exports = append(w.Exports, x)
 		}
 	}
@@ -59,7 +59,7 @@ func (v *Volume) label() VolumeLabel {
 		Labels: maps.Clone(v.Labels), Epoch: v.Epoch, Generation: v.Generation, Clean: v.Clean, Created: v.Created.UnixNano(),
 	}
 	for _, l := range v.Legs {
-		if l.State == LegInSync {
+		if l.trusted() {
 			label.InSync = append(label.InSync, l.ID)
 		}
 	}
@@ -76,7 +76,7 @@ func (v *Volume) open() bool {
 // not: whoever still holds its old identity must find it gone.
 func (l *Leg) exported() bool { return l.State == LegInSync || l.State == LegRebuilding }
 
-func (v *Volume) export(node block.NodeName) (WantedExport, bool) {
+func (s *State) export(v *Volume, node block.NodeName) (WantedExport, bool) {
 	if !v.open() {
 		return WantedExport{}, false
 	}
@@ -85,7 +85,8 @@ func (v *Volume) export(node block.NodeName) (WantedExport, bool) {
 		Serial: block.SerialNumber(v.ID), Host: v.Attachment.Host,
 	}
 	for i := range v.Legs {
-		if l := &v.Legs[i]; l.Node == node && l.exported() {
+		// A host is told of a suspect leg, but can not reach it.
+		if l := &v.Legs[i]; l.Node == node && l.exported() && (!l.Suspect || s.guards.suspectServes) {
 			x.Namespaces = append(x.Namespaces, WantedNamespace{v.nsid(l), l.ID, v.namespace(l)})
 		}
 	}

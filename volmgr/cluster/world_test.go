@@ -30,13 +30,17 @@ type world struct {
 	calls   []wCall                    // records on their way to the manager
 	writes  []*wCommand                // commands on their way to a leg
 
-	value  map[block.LegID][registers]int // what the legs hold; outlives boots
-	acked  map[wCell]int
-	seen   map[wCell]int
-	nextID int
+	value   map[block.LegID][registers]int // what the legs hold
+	medium  map[block.LegID][registers]int // what of it outlives a boot, in the mood of caches
+	lossy   map[block.LegID]bool           // the leg lost its cache, and has not been copied to since
+	flushed map[wCell]int
+	acked   map[wCell]int
+	seen    map[wCell]int
+	nextID  int
 
 	mood            mood
 	ackBeforeRecord bool // a weakened host
+	noFlush         bool // a weakened host: a copy counts as whole while it is in a cache
 	serves          int  // how often a host began to serve, to see that histories get anywhere
 	violation       string
 }
@@ -50,11 +54,12 @@ const (
 	mixed    mood = iota
 	flapping      // hosts lose and find targets
 	split         // targets lose the manager while hosts go on, and volumes are moved
+	caches        // drives have volatile caches, and machines lose power together
 	moods
 )
 
 // relinks is how soon, in percent of its turns, an agent finds the manager again.
-var relinks = map[mood]int{mixed: 15, flapping: 50, split: 4}
+var relinks = map[mood]int{mixed: 15, flapping: 50, split: 4, caches: 10}
 
 type wCell struct {
 	volume   block.VolumeID
@@ -129,6 +134,7 @@ func newWorld(seed uint64, g guards) *world {
 	w := &world{
 		rng: rand.New(rand.NewPCG(seed, 1)), store: map[string][]byte{}, now: t0,
 		reach: map[[2]block.NodeName]bool{}, value: map[block.LegID][registers]int{},
+		medium: map[block.LegID][registers]int{}, lossy: map[block.LegID]bool{}, flushed: map[wCell]int{},
 		acked: map[wCell]int{}, seen: map[wCell]int{}, seeds: int(seed) * 1000, mood: mood(seed) % moods,
 	}
 	state, records := New(testCluster())
@@ -139,6 +145,7 @@ func newWorld(seed uint64, g guards) *world {
 		name := block.NodeName(fmt.Sprintf("t%d", i+1))
 		t := &wTarget{simTarget: newSimTarget(name, map[string]string{"rack": fmt.Sprintf("r%d", i+1)}, 1536*block.MiB)}
 		t.up = true
+		t.devices[0].VolatileCache = w.mood == caches
 		w.targets = append(w.targets, t)
 	}
 	for i := range 2 {
@@ -442,13 +449,22 @@ func (w *world) build(h *wHost, v *wVolume) {
 			continue
 		}
 		if source, ok := first[l.Column]; ok {
-			w.value[l.Leg] = w.value[source]
+			w.copy(source, l.Leg)
 		} else {
 			first[l.Column] = l.Leg
 		}
 	}
 	v.links, v.serving = links, true
 	w.serves++
+}
+
+// copy makes one leg equal to another, and flushes it before it can count as such.
+func (w *world) copy(from, to block.LegID) {
+	w.value[to] = w.value[from]
+	delete(w.lossy, to)
+	if !w.noFlush {
+		w.medium[to] = w.value[to]
+	}
 }
 
 func (w *world) lose(h *wHost, v *wVolume, legs ...block.LegID) {
@@ -480,6 +496,9 @@ func (w *world) serve(h *wHost, v *wVolume) {
 		w.finish(h, v)
 		return
 	}
+	if w.mood == caches && w.chance(15) {
+		w.flush(h, v)
+	}
 	switch w.rng.IntN(5) {
 	case 0, 1:
 		w.write(h, v)
@@ -489,6 +508,20 @@ func (w *world) serve(h *wHost, v *wVolume) {
 		w.rebuild(h, v)
 	}
 	w.finish(h, v)
+}
+
+// flush has what a volume's legs hold outlive their caches, if all can do it now.
+func (w *world) flush(h *wHost, v *wVolume) {
+	if len(v.writes) > 0 || len(w.lost(h, v)) > 0 || w.suspended(v) {
+		return
+	}
+	for leg, l := range v.links {
+		w.medium[leg] = w.value[leg]
+		for r := range registers {
+			c := wCell{v.wanted.Volume, l.Column, r}
+			w.flushed[c] = w.acked[c]
+		}
+	}
 }
 
 func (w *world) lost(h *wHost, v *wVolume) (legs []block.LegID) {
@@ -563,10 +596,23 @@ func (w *world) finish(h *wHost, v *wVolume) {
 			}
 		}
 		if len(x.need) > 0 && (done == len(x.need) || w.ackBeforeRecord && done > 0) {
-			w.acked[c] = max(w.acked[c], x.id)
+			if w.held(c) >= x.id { // else every leg has lost it again, with its cache
+				w.acked[c] = max(w.acked[c], x.id)
+			}
 			delete(v.writes, c)
 		}
 	}
+}
+
+// held is the newest value of a register on a leg in sync.
+func (w *world) held(c wCell) (newest int) {
+	v := w.state.volumes[c.volume]
+	for i := 0; v != nil && i < len(v.Legs); i++ {
+		if l := &v.Legs[i]; l.Column == c.column && l.State == LegInSync {
+			newest = max(newest, w.value[l.ID][c.register])
+		}
+	}
+	return newest
 }
 
 // read remembers what it saw of a register that is not being written.
@@ -598,7 +644,7 @@ func (w *world) rebuild(h *wHost, v *wVolume) {
 			continue
 		}
 		if source := w.source(h, v, l.Column); source != nil && w.connects(h, l) {
-			w.value[l.Leg] = w.value[source.Leg]
+			w.copy(source.Leg, l.Leg)
 			v.links[l.Leg] = &wLink{WantedLink: l, contact: w.now}
 		}
 	}
@@ -732,6 +778,8 @@ func (w *world) moodActs(t *wTarget, h *wHost) {
 		delete(w.reach, path)
 	case w.mood == split && w.chance(50):
 		w.split(t)
+	case w.mood == caches:
+		w.powerCut()
 	}
 }
 
@@ -759,6 +807,67 @@ func (w *world) split(t *wTarget) {
 	}
 }
 
+// powerCut is felt by some of the targets and hosts and, mostly, by the manager.
+func (w *world) powerCut() {
+	everywhere := w.chance(40)
+	for _, t := range w.targets {
+		if everywhere || w.chance(50) {
+			w.crashTarget(t)
+			t.up = w.chance(70)
+		}
+	}
+	for _, h := range w.hosts {
+		if w.chance(50) {
+			w.crashHost(h)
+			h.up = w.chance(70)
+		}
+	}
+	if w.chance(80) {
+		w.restart()
+	}
+}
+
+// loseCache takes from a target's legs what only their caches held. What every
+// leg in sync has lost so is lost for good, and nobody's fault, unless it had
+// been flushed.
+func (w *world) loseCache(t *wTarget) {
+	for _, id := range sorted(w.state.volumes) {
+		v := w.state.volumes[id]
+		for _, l := range v.Legs {
+			if l.Node == t.name {
+				w.value[l.ID] = w.medium[l.ID]
+				w.lossy[l.ID] = true
+			}
+		}
+		for c := range v.Layout.Stripes {
+			w.forgive(v, c)
+		}
+	}
+}
+
+func (w *world) forgive(v *Volume, column int) {
+	var legs []block.LegID
+	for _, l := range v.Legs {
+		if l.Column == column && l.State == LegInSync {
+			legs = append(legs, l.ID)
+		}
+	}
+	if len(legs) == 0 || slices.ContainsFunc(legs, func(id block.LegID) bool { return !w.lossy[id] }) {
+		return
+	}
+	for _, id := range legs {
+		delete(w.lossy, id) // any of them may become the one that others are made equal to
+		for r := range registers {
+			c := wCell{v.ID, column, r}
+			w.acked[c] = min(w.acked[c], w.value[id][r])
+			w.seen[c] = min(w.seen[c], w.value[id][r])
+			if w.acked[c] < w.flushed[c] {
+				w.violation = fmt.Sprintf("I1: all of %v lost their caches, and one has %d, %d was flushed", c, w.acked[c], w.flushed[c])
+			}
+		}
+	}
+}
+
 func (w *world) unlinkTarget(t *wTarget) {
 	t.linked, t.inbox, t.outbox = false, nil, nil
 	if w.chance(50) { // else only silence tells
@@ -780,6 +889,9 @@ func (w *world) crashTarget(t *wTarget) {
 	w.unlinkTarget(t)
 	t.up = false
 	t.reboot()
+	if w.mood == caches {
+		w.loseCache(t)
+	}
 	w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool { return c.link.Node == t.name && c.arrived })
 }
 
@@ -849,6 +961,9 @@ func (w *world) checkVolume(v *Volume) string {
 		}
 		if granted && w.target(l.Node).admitted[v.ID] < v.Epoch {
 			return fmt.Sprintf("I4: %s granted at epoch %d, %v admits %d", v.Name, v.Epoch, &l, w.target(l.Node).admitted[v.ID])
+		}
+		if l.Suspect || w.mood == caches && w.state.nodes[l.Node].TargetBoot != w.target(l.Node).bootID() {
+			continue // what it holds is not known, or not yet known to be unknown
 		}
 		for r := range registers {
 			if c := (wCell{v.ID, l.Column, r}); w.value[l.ID][r] < w.acked[c] {
