@@ -92,7 +92,7 @@ func (t *tx) attachAgain(v *Volume, node block.NodeName) (done bool, err error) 
 }
 
 func (t *tx) confirmedDead(name block.NodeName) bool {
-	n := t.peekNode(name)
+	n := t.nodes.peek(name)
 	return n != nil && n.ConfirmedDead
 }
 

@@ -41,10 +41,10 @@ func (in AddDrive) apply(t *tx) (view, error) {
 		WWID: dev.WWID, Size: dev.Size, BlockSize: dev.BlockSize, NUMANode: dev.NUMANode, VolatileCache: dev.VolatileCache,
 		Labels: maps.Clone(in.Labels), ForceErase: in.ForceErase, State: DriveAdding,
 	}
-	if t.peekDrive(d.ID) != nil {
+	if t.drives.peek(d.ID) != nil {
 		return nil, invalid("seed", "drive %v exists: the seed was used before", d.ID)
 	}
-	t.drives[d.ID] = d
+	t.drives.set(d.ID, d)
 	t.event(Info, EventDriveAdded, d.object(), "its label is being written", "node", string(d.Node), "drive", d.ID.String(), "force_erase", d.ForceErase)
 	return driveResult(d.ID), nil
 }
@@ -145,12 +145,12 @@ func (in EvictDrive) apply(t *tx) (view, error) {
 		return nil, refused(ReasonDriveInUse, d.object(), "holds legs of %s", some(users, 8)).hint("delete those volumes first")
 	}
 	if lost {
-		t.drives[d.ID] = nil
+		t.drives.drop(d.ID)
 		t.event(Info, EventDriveRemoved, d.object(), "forgotten: it can not be erased", "node", string(d.Node), "drive", d.ID.String())
 		t.settleNode(d.Node)
 		return nil, nil
 	}
-	fresh := t.drive(d.ID)
+	fresh := t.drives.edit(d.ID)
 	fresh.State, fresh.Reason, fresh.RemovedAt = DriveRemoving, "", t.gen
 	t.event(Info, EventDriveRemoving, d.object(), "its label is being erased", "node", string(d.Node), "drive", d.ID.String())
 	return nil, nil
@@ -188,17 +188,17 @@ func (t *tx) drivesReported(name block.NodeName, on *target) {
 		case d.State == DriveRemoving:
 			t.removingWaits(&d, on)
 			if !seen && on.status.Generation >= d.RemovedAt {
-				t.drives[d.ID] = nil
+				t.drives.drop(d.ID)
 				t.event(Info, EventDriveRemoved, d.object(), "its label is erased", "node", string(name), "drive", d.ID.String())
 			}
 		case state != d.State:
-			fresh := t.drive(d.ID)
+			fresh := t.drives.edit(d.ID)
 			fresh.State, fresh.Reason, fresh.ForceErase = state, reason, ""
 			fresh.where(r, seen)
 			severity, kind := driveEvent(state)
 			t.event(severity, kind, fresh.object(), strings.TrimPrefix(because(reason), ": "), "node", string(name), "drive", d.ID.String())
 		case reason != d.Reason || seen && (d.Extents != r.Extents || d.Device != r.Device):
-			fresh := t.drive(d.ID)
+			fresh := t.drives.edit(d.ID)
 			fresh.Reason = reason
 			fresh.where(r, seen)
 		}
@@ -212,7 +212,7 @@ func (t *tx) removingWaits(d *Drive, on *target) {
 		reason = p.Doing + ": " + p.Cause
 	}
 	if d.Reason != reason {
-		t.drive(d.ID).Reason = reason
+		t.drives.edit(d.ID).Reason = reason
 	}
 }
 

@@ -96,9 +96,9 @@ func (in RemoveNode) apply(t *tx) (view, error) {
 			hint("delete or detach them first")
 	}
 	for _, d := range t.s.Drives(in.Node) {
-		t.drives[d.ID] = nil
+		t.drives.drop(d.ID)
 	}
-	t.nodes[in.Node] = nil
+	t.nodes.drop(in.Node)
 	delete(t.s.targets, in.Node)
 	delete(t.s.initiators, in.Node)
 	t.event(Warning, EventNodeRemoved, nodeObject(in.Node), "forgotten, with its drives", "node", string(in.Node))
@@ -123,7 +123,7 @@ func (t *tx) join(name block.NodeName, labels map[string]string) {
 	if n == nil || n.ConfirmedDead {
 		t.node(name).ConfirmedDead = false
 	}
-	if len(labels) > 0 && !maps.Equal(t.peekNode(name).AgentLabels, labels) {
+	if len(labels) > 0 && !maps.Equal(t.nodes.peek(name).AgentLabels, labels) {
 		t.node(name).AgentLabels = maps.Clone(labels)
 	}
 }
@@ -158,10 +158,10 @@ func (in TargetReported) apply(t *tx) (view, error) {
 	}
 	t.join(r.Node, r.Labels)
 	t.targetSeen(on, r)
-	if !slices.Equal(t.peekNode(r.Node).Portals, r.Portals) {
+	if !slices.Equal(t.nodes.peek(r.Node).Portals, r.Portals) {
 		t.node(r.Node).Portals = slices.Clone(r.Portals)
 	}
-	if boot := t.peekNode(r.Node).TargetBoot; boot != r.BootID {
+	if boot := t.nodes.peek(r.Node).TargetBoot; boot != r.BootID {
 		t.node(r.Node).TargetBoot = r.BootID
 		if boot != "" {
 			t.event(Warning, EventNodeRebooted, nodeObject(r.Node), "its target has booted", "node", string(r.Node), "boot_id", r.BootID)
@@ -186,7 +186,7 @@ func checkAgent(name block.NodeName, boot string) error {
 // targetSeen replaces what was known of a target by its newest report.
 func (t *tx) targetSeen(on *target, r *TargetReport) {
 	// A manager that has started again hears everybody anew: that is no news.
-	if !on.status.Online && (!on.status.Seen.IsZero() || t.peekNode(r.Node).TargetBoot == "") {
+	if !on.status.Online && (!on.status.Seen.IsZero() || t.nodes.peek(r.Node).TargetBoot == "") {
 		t.event(Info, EventTargetOnline, nodeObject(r.Node), "its target agent reports", "node", string(r.Node))
 	}
 	on.status = AgentStatus{
@@ -247,7 +247,7 @@ func (in InitiatorReported) apply(t *tx) (view, error) {
 
 // hostSeen acts on a host's boot and identity. A grant is made to both.
 func (t *tx) hostSeen(r *InitiatorReport) {
-	old := *t.peekNode(r.Node)
+	old := *t.nodes.peek(r.Node)
 	if old.Host == r.Host && old.InitiatorBoot == r.BootID {
 		return
 	}
@@ -260,7 +260,7 @@ func (t *tx) hostSeen(r *InitiatorReport) {
 }
 
 func (t *tx) initiatorSeen(on *initiator, r *InitiatorReport) {
-	if !on.status.Online && (!on.status.Seen.IsZero() || t.peekNode(r.Node).InitiatorBoot == "") {
+	if !on.status.Online && (!on.status.Seen.IsZero() || t.nodes.peek(r.Node).InitiatorBoot == "") {
 		t.event(Info, EventInitiatorOnline, nodeObject(r.Node), "its initiator agent reports", "node", string(r.Node))
 	}
 	on.status = AgentStatus{

@@ -23,7 +23,7 @@ func (in CreatePool) apply(t *tx) (view, error) {
 		}
 		return poolResult(in.Name), nil
 	}
-	t.pools[in.Name] = &Pool{Name: in.Name, Selector: maps.Clone(in.Selector)}
+	t.pools.set(in.Name, &Pool{Name: in.Name, Selector: maps.Clone(in.Selector)})
 	t.event(Info, EventPoolCreated, "pool "+in.Name, "", "pool", in.Name)
 	return poolResult(in.Name), nil
 }
@@ -44,7 +44,7 @@ func (in DeletePool) apply(t *tx) (view, error) {
 	if slices.Sort(users); len(users) > 0 {
 		return nil, refused(ReasonPoolInUse, "pool "+in.Name, "used by %s", some(users, 8))
 	}
-	t.pools[in.Name] = nil
+	t.pools.drop(in.Name)
 	t.event(Info, EventPoolDeleted, "pool "+in.Name, "", "pool", in.Name)
 	return nil, nil
 }

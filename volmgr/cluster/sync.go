@@ -242,7 +242,7 @@ func (t *tx) legRebooted(id block.VolumeID, l Leg) {
 }
 
 func (t *tx) volatileCache(id block.DriveID) bool {
-	d := t.peekDrive(id)
+	d := t.drives.peek(id)
 	return d == nil || d.VolatileCache
 }
 

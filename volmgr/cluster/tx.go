@@ -11,16 +11,16 @@ import (
 )
 
 // tx is one step under way: clones of what it changes, swapped into the state
-// by commit, forgotten if the input is refused. Nil in a map means deleted.
+// by commit, forgotten if the input is refused.
 type tx struct {
 	s   *State
 	now time.Time
 	gen uint64 // that a commit would have
 
-	volumes map[block.VolumeID]*Volume
-	nodes   map[block.NodeName]*Node
-	drives  map[block.DriveID]*Drive
-	pools   map[string]*Pool
+	volumes overlay[block.VolumeID, Volume]
+	nodes   overlay[block.NodeName, Node]
+	drives  overlay[block.DriveID, Drive]
+	pools   overlay[string, Pool]
 	events  []Event
 	unsure  map[block.VolumeID]bool // to settle before the commit
 }
@@ -31,67 +31,78 @@ type view func(*State) any
 func newTx(s *State, now time.Time) *tx {
 	return &tx{
 		s: s, now: now, gen: s.meta.Generation + 1,
-		volumes: map[block.VolumeID]*Volume{},
-		nodes:   map[block.NodeName]*Node{},
-		drives:  map[block.DriveID]*Drive{},
-		pools:   map[string]*Pool{},
+		volumes: over(s.volumes, (*Volume).clone),
+		nodes:   over(s.nodes, shallow[Node]),
+		drives:  over(s.drives, shallow[Drive]),
+		pools:   over(s.pools, shallow[Pool]),
 		unsure:  map[block.VolumeID]bool{},
 	}
 }
 
-// peek reads a volume as this step sees it; nil if there is none.
-func (t *tx) peek(id block.VolumeID) *Volume {
-	if v, ok := t.volumes[id]; ok {
-		return v
-	}
-	return t.s.volumes[id]
+// overlay is one map of the state as a step sees it: what the step has changed,
+// over what was there. What is below is never changed in place.
+type overlay[K comparable, V any] struct {
+	below map[K]*V
+	upper map[K]*V // nil means deleted
+	clone func(*V) *V
 }
 
-// volume is peek for writing.
-func (t *tx) volume(id block.VolumeID) *Volume {
-	if v, ok := t.volumes[id]; ok {
+func over[K comparable, V any](below map[K]*V, clone func(*V) *V) overlay[K, V] {
+	return overlay[K, V]{below, map[K]*V{}, clone}
+}
+
+// shallow clones what holds no memory that is changed in place.
+func shallow[V any](v *V) *V {
+	c := *v
+	return &c
+}
+
+// peek is the value of key, to be read only; nil if there is none.
+func (o overlay[K, V]) peek(key K) *V {
+	if v, ok := o.upper[key]; ok {
 		return v
 	}
-	v := t.s.volumes[id].clone()
-	t.volumes[id] = v
-	t.unsure[id] = true
+	return o.below[key]
+}
+
+// edit is peek for writing.
+func (o overlay[K, V]) edit(key K) *V {
+	v, ok := o.upper[key]
+	if !ok && o.below[key] != nil {
+		v = o.clone(o.below[key])
+		o.upper[key] = v
+	}
 	return v
 }
 
-func (t *tx) peekNode(name block.NodeName) *Node {
-	if n, ok := t.nodes[name]; ok {
-		return n
+func (o overlay[K, V]) set(key K, v *V) { o.upper[key] = v }
+func (o overlay[K, V]) drop(key K)      { o.upper[key] = nil }
+
+// commit swaps the changes of key in, and is the record that says so.
+func (o overlay[K, V]) commit(key K, record string) Record {
+	v := o.upper[key]
+	if v == nil {
+		delete(o.below, key)
+		return Record{Key: record}
 	}
-	return t.s.nodes[name]
+	o.below[key] = v
+	return encode(record, v)
 }
 
-// node is peekNode for writing; a node that is not there yet is made.
+func (t *tx) peek(id block.VolumeID) *Volume { return t.volumes.peek(id) }
+
+// volume is peek for writing; the volume is settled before the commit.
+func (t *tx) volume(id block.VolumeID) *Volume {
+	t.unsure[id] = true
+	return t.volumes.edit(id)
+}
+
+// node is a node for writing; one that is not there yet is made.
 func (t *tx) node(name block.NodeName) *Node {
-	if n := t.nodes[name]; n != nil {
-		return n
+	if t.nodes.peek(name) == nil {
+		t.nodes.set(name, &Node{Name: name})
 	}
-	n := &Node{Name: name}
-	if old := t.s.nodes[name]; old != nil {
-		*n = *old
-	}
-	t.nodes[name] = n
-	return n
-}
-
-func (t *tx) peekDrive(id block.DriveID) *Drive {
-	if d, ok := t.drives[id]; ok {
-		return d
-	}
-	return t.s.drives[id]
-}
-
-func (t *tx) drive(id block.DriveID) *Drive {
-	if d, ok := t.drives[id]; ok {
-		return d
-	}
-	d := *t.s.drives[id]
-	t.drives[id] = &d
-	return &d
+	return t.nodes.edit(name)
 }
 
 // settle moves on every volume that this step touched.
@@ -144,33 +155,32 @@ func (t *tx) settleVolume(id block.VolumeID) {
 func (t *tx) commit() Outcome {
 	s, wake := t.s, map[block.NodeName]bool{}
 	var records []Record
-	for _, id := range sorted(t.volumes) {
-		old, v := s.volumes[id], t.volumes[id]
+	for _, id := range sorted(t.volumes.upper) {
+		old, v := s.volumes[id], t.volumes.upper[id]
 		s.index(old, v)
 		wakeVolume(wake, old)
 		wakeVolume(wake, v)
-		records = append(records, change(s.volumes, id, v, volumeKey(id)))
+		records = append(records, t.volumes.commit(id, volumeKey(id)))
 		if v == nil {
 			delete(s.fences, id)
 		}
 	}
-	for _, id := range sorted(t.drives) {
-		d, old := t.drives[id], s.drives[id]
+	for _, id := range sorted(t.drives.upper) {
+		d, old := t.drives.upper[id], s.drives[id]
 		s.indexDrive(old, d)
 		for _, x := range []*Drive{d, old} {
 			if x != nil {
 				wake[x.Node] = true
 			}
 		}
-		records = append(records, change(s.drives, id, d, driveKey(id)))
+		records = append(records, t.drives.commit(id, driveKey(id)))
 	}
-	for _, name := range slices.Sorted(maps.Keys(t.nodes)) {
-		n := t.nodes[name]
-		t.wakePeers(wake, s.nodes[name], n)
-		records = append(records, change(s.nodes, name, n, nodeKey(name)))
+	for _, name := range slices.Sorted(maps.Keys(t.nodes.upper)) {
+		t.wakePeers(wake, s.nodes[name], t.nodes.upper[name])
+		records = append(records, t.nodes.commit(name, nodeKey(name)))
 	}
-	for _, name := range slices.Sorted(maps.Keys(t.pools)) {
-		records = append(records, change(s.pools, name, t.pools[name], poolKey(name)))
+	for _, name := range slices.Sorted(maps.Keys(t.pools.upper)) {
+		records = append(records, t.pools.commit(name, poolKey(name)))
 	}
 	records = append(records, t.commitEvents()...)
 	if len(records) > 0 {
@@ -178,15 +188,6 @@ func (t *tx) commit() Outcome {
 		records = append(records, encode(metaKey, s.meta))
 	}
 	return Outcome{Records: records, Wake: slices.Sorted(maps.Keys(wake)), Events: t.events}
-}
-
-func change[K comparable, V any](m map[K]*V, key K, value *V, record string) Record {
-	if value == nil {
-		delete(m, key)
-		return Record{Key: record}
-	}
-	m[key] = value
-	return encode(record, value)
 }
 
 func wakeVolume(wake map[block.NodeName]bool, v *Volume) {

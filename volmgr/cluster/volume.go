@@ -166,7 +166,7 @@ func (in CreateVolume) apply(t *tx) (view, error) {
 	if t.peek(v.ID) != nil {
 		return nil, invalid("seed", "volume %v exists: the seed was used before", v.ID)
 	}
-	t.volumes[v.ID] = v
+	t.volumes.set(v.ID, v)
 	t.unsure[v.ID] = true
 	t.volumeEvent(v, Info, EventVolumeCreating, fmt.Sprintf("%v, %v, on %s", v.Size, v.Layout, places(v.Legs)))
 	return volumeResult(v.ID), nil
@@ -246,15 +246,15 @@ func (t *tx) settleDeleting(id block.VolumeID) {
 		return
 	}
 	t.volumeEvent(v, Info, EventVolumeDeleted, "every leg is given back")
-	t.volumes[id] = nil
+	t.volumes.drop(id)
 }
 
 // legGone reports whether a deleted leg's extents may be given to another: its
 // target has acted on the deletion (not on a wanted state from before it, in
 // which the leg had not been carved yet), sees the drive, and not the leg.
 func (t *tx) legGone(v *Volume, l *Leg) bool {
-	d := t.peekDrive(l.Drive)
-	if d == nil || t.peekNode(l.Node) == nil || t.s.guards.freeBeforeAbsent {
+	d := t.drives.peek(l.Drive)
+	if d == nil || t.nodes.peek(l.Node) == nil || t.s.guards.freeBeforeAbsent {
 		return true
 	}
 	on := t.s.targets[l.Node]
