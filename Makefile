@@ -7,7 +7,7 @@ RUN    ?= .# which scenarios run, a regular expression
 export WEFT_KERNEL = $(KERNEL)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build lint unit generate check kernel e2e bench fuzz install clean
+.PHONY: help demo test build lint unit generate check kernel interop e2e bench fuzz install clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -28,10 +28,13 @@ lint: ## formatting, vet, staticcheck, import arrows, generated code
 	go test ./e2e/lint
 
 unit: ## unit and property tests, without a kernel
-	go test -skip '^TestKernel|^TestScenario' ./...
+	go test -skip '^TestKernel|^TestScenario|^TestInterop' ./...
 
 kernel: ## the harness, and the kernel wrappers on a real kernel, in virtual machines
 	go test -count=1 -v -p 1 -timeout 30m -run '^TestKernel' ./e2e/vm ./e2e
+
+interop: ## Linux's NVMe/TCP host and target with ours, in a virtual machine (KERNEL=6.12)
+	go test -count=1 -v -timeout 40m -run '^TestInterop' ./e2e
 
 e2e: ## the scenarios, in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKilled)
 	go test -count=$(COUNT) -v -timeout 85m -run '^TestScenario.*$(RUN)' ./e2e

@@ -27,6 +27,7 @@ func guestModules() []string {
 		"dm_mod", "dm_mirror", "dm_log", "dm_region_hash", "dm_log_userspace", "dm_delay", "dm_flakey", "dm_snapshot", "dm_era", "dm_log_writes",
 		"loop", "brd", "null_blk", "nbd", "ublk_drv", "fuse",
 		"ext4", "xfs", "crc32c_generic", "crc32c_intel", "crc32_generic", "crc32_pclmul", "libcrc32c",
+		"nvme_auth", "dh_generic", "hmac", "sha256_generic", "sha512_generic", // which the kernel asks for by algorithm
 		"configfs", "tcp_diag", "inet_diag", "sch_netem", "sch_ingress", "sch_prio", "cls_u32", "cls_matchall", "act_gact", "dummy",
 		"rdma_rxe", "ib_uverbs", "rdma_ucm",
 	}

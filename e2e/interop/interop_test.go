@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interop
+
+import (
+	"os"
+	"testing"
+)
+
+// onKernel skips what needs a kernel of its own, with nvme-tcp and nvmet-tcp.
+func onKernel(t *testing.T) {
+	t.Helper()
+	if os.Getenv("WEFT_KERNEL") == "" {
+		t.Skip("needs a kernel of its own: make interop")
+	}
+}
+
+func TestLinuxHostOnOurTarget(t *testing.T) {
+	onKernel(t)
+	l := &lab{target: ourTarget{}, host: linuxHost{}}
+	runAll(t, l, cases())
+	runAll(t, l, linuxCases())
+}
+
+// TestLinuxHostOnLinuxTarget shows that the cases ask for nothing that Linux
+// does not do with itself.
+func TestLinuxHostOnLinuxTarget(t *testing.T) {
+	onKernel(t)
+	l := &lab{target: linuxTarget{}, host: linuxHost{}}
+	runAll(t, l, cases())
+	runAll(t, l, linuxCases())
+}

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/dhchap"
+)
+
+// lab is a pair of ends that a case runs on.
+type lab struct {
+	target target
+	host   host
+}
+
+// target serves subsystems on ports of 127.0.0.1.
+type target interface {
+	serve(t *testing.T, s spec) served
+	ours() bool
+	// authenticates tells whether it knows DH-HMAC-CHAP.
+	authenticates() bool
+}
+
+// spec is a subsystem to be served. All of its namespaces are in ANA group 1.
+type spec struct {
+	namespaces map[uint32]int64 // nsid to bytes
+	ports      int              // 0 means 1
+	queues     int              // I/O queues that a host may have; 0: the target's default
+	allow      *access          // nil: any host, without proof
+}
+
+// access is one host that may connect, and how it has to prove itself.
+type access struct {
+	host          block.Host
+	hostKey       dhchap.Key
+	controllerKey dhchap.Key
+	hash          dhchap.Hash // nvmet: what it chooses; 0: its default
+	group         dhchap.Group
+}
+
+// served is a subsystem, with its ports. Its calls end the test on an error.
+type served interface {
+	nqn() block.NQN
+	portal(port int) string // address:port
+	uuid(nsid uint32) block.UUID
+
+	add(nsid uint32, size int64)
+	remove(nsid uint32)
+	resize(nsid uint32, size int64)
+	ana(port int, state anaState)
+	unlink(port int) // the subsystem is not reached through the port any more
+	link(port int)
+	allow(a access)
+
+	// stop takes the whole target away as a crash of it would, start brings it
+	// back with the same content and the given queues (0: as before).
+	stop()
+	start(queues int)
+}
+
+// anaState is a state as nvmet's configfs and the host's sysfs name it.
+type anaState string
+
+const (
+	optimized    anaState = "optimized"
+	nonOptimized anaState = "non-optimized"
+	inaccessible anaState = "inaccessible"
+)
+
+// host connects to subsystems.
+type host interface {
+	connect(t *testing.T, s served, o options) (session, error)
+	discover(t *testing.T, portal string, id block.Host) map[block.NQN]int // how often each NQN is listed
+	ours() bool
+	authenticates() bool
+}
+
+// options are how a host connects.
+type options struct {
+	host          block.Host // zero: testHost
+	portals       []string   // empty: the first port of the subsystem
+	queues        int        // 0: 2
+	keepAlive     time.Duration
+	headerDigest  bool
+	dataDigest    bool
+	hostKey       dhchap.Key
+	controllerKey dhchap.Key
+}
+
+func (o options) withDefaults(s served) options {
+	if o.host.ID.IsZero() {
+		o.host = testHost
+	}
+	if len(o.portals) == 0 {
+		o.portals = []string{s.portal(0)}
+	}
+	if o.queues == 0 {
+		o.queues = 2
+	}
+	if o.keepAlive == 0 {
+		o.keepAlive = 5 * time.Second
+	}
+	return o
+}
+
+// session is a connected host: one controller per portal, in the order of the
+// options, one device per namespace over all of them.
+type session interface {
+	namespaces() map[uint32]int64 // as the host knows them now, with their sizes
+	device(nsid uint32) block.Device
+	path(nsid uint32) string // of the block device; empty if there is none
+	live(i int) bool         // is controller i connected and serving?
+	ana(i int, nsid uint32) anaState
+	queues(i int) int // I/O queues of controller i
+	reset(i int)      // drops the controller's connections and connects again
+	disconnect()
+}
+
+var (
+	testHost  = block.HostFromID(block.UUIDFromRandom([16]byte{1, 2, 3}))
+	otherHost = block.HostFromID(block.UUIDFromRandom([16]byte{4, 5, 6}))
+)
+
+// limit is how long anything may take here: machines are emulated.
+const limit = 60 * time.Second
+
+// eventually waits for what the other end does in its own time.
+func eventually(t *testing.T, what string, is func() bool) time.Duration {
+	t.Helper()
+	began := time.Now()
+	for !is() {
+		if time.Since(began) > limit {
+			t.Fatalf("%s: not within %v", what, limit)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return time.Since(began)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// connect is for cases in which the host must get in.
+func (l *lab) connect(t *testing.T, s served, o options) session {
+	t.Helper()
+	c, err := l.host.connect(t, s, o)
+	if err != nil {
+		t.Fatalf("connecting to %s: %v", s.nqn(), err)
+	}
+	return c
+}
+
+// up serves one namespace of the size, connects to it, and gives its device.
+func (l *lab) up(t *testing.T, size int64, o options) (served, session, block.Device) {
+	t.Helper()
+	s := l.target.serve(t, spec{namespaces: map[uint32]int64{1: size}})
+	c := l.connect(t, s, o)
+	return s, c, c.device(1)
+}
+
+var serial atomic.Int64
+
+// newNQN names a subsystem that no other test has.
+func newNQN() block.NQN {
+	return block.NQN(fmt.Sprintf("nqn.2014-08.org.nvmexpress:uuid:%s", block.UUIDFromRandom(newID(0))))
+}
+
+func newID(nsid uint32) (id [16]byte) {
+	n := serial.Add(1)
+	copy(id[:], fmt.Sprintf("%08x%08x", uint32(n)^uint32(os.Getpid()), nsid))
+	return id
+}
+
+// freePort is a TCP port that nobody listens on.
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// image is a file for a namespace.
+func image(t *testing.T, dir string, nsid uint32, size int64) string {
+	t.Helper()
+	path := filepath.Join(dir, fmt.Sprintf("%d.img", nsid))
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	must(t, err)
+	must(t, errors.Join(f.Truncate(size), f.Close()))
+	return path
+}
+
+func removeImage(t *testing.T, dir string, nsid uint32) {
+	t.Helper()
+	must(t, os.Remove(filepath.Join(dir, fmt.Sprintf("%d.img", nsid))))
+}
+
+func soon(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// text reads a file of sysfs or configfs.
+func text(path string) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}

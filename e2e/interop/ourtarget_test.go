@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interop
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"testing"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/backend"
+	"weft.dev/weft/proto/nvmetcp/controller"
+)
+
+// ourTarget is proto/nvmetcp/controller, in this process.
+type ourTarget struct{}
+
+func (ourTarget) ours() bool          { return true }
+func (ourTarget) authenticates() bool { return true }
+
+// ourSubsystem is a target of its own with one subsystem.
+type ourSubsystem struct {
+	t       *testing.T
+	name    block.NQN
+	dir     string // of the images
+	spec    spec
+	sizes   map[uint32]int64
+	uuids   map[uint32]block.UUID
+	devices map[uint32]*backend.File
+	tcp     []int
+
+	target    *controller.Target
+	subsystem *controller.Subsystem
+	ports     []*controller.Port
+}
+
+func (ourTarget) serve(t *testing.T, s spec) served {
+	t.Helper()
+	o := &ourSubsystem{
+		t: t, name: newNQN(), dir: t.TempDir(), spec: s,
+		sizes: map[uint32]int64{}, uuids: map[uint32]block.UUID{}, devices: map[uint32]*backend.File{},
+	}
+	for range max(s.ports, 1) {
+		o.tcp = append(o.tcp, freePort(t))
+	}
+	for nsid, size := range s.namespaces {
+		o.sizes[nsid], o.uuids[nsid] = size, block.UUIDFromRandom(newID(nsid))
+	}
+	t.Cleanup(o.stop)
+	o.start(s.queues)
+	return o
+}
+
+func (o *ourSubsystem) nqn() block.NQN              { return o.name }
+func (o *ourSubsystem) portal(port int) string      { return fmt.Sprintf("127.0.0.1:%d", o.tcp[port]) }
+func (o *ourSubsystem) uuid(nsid uint32) block.UUID { return o.uuids[nsid] }
+
+// start makes everything before it listens: a host that came to a port which
+// has no subsystem yet would be told that there is none.
+func (o *ourSubsystem) start(queues int) {
+	o.t.Helper()
+	log := slog.New(slog.NewTextHandler(o.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	var err error
+	o.target, err = controller.New(controller.Config{Log: log, MaxIOQueues: queues})
+	must(o.t, err)
+	o.subsystem, err = o.target.AddSubsystem(controller.SubsystemConfig{
+		NQN: o.name, Serial: "WEFT0001", Hosts: o.hosts(), AllowAnyHost: o.spec.allow == nil,
+	})
+	must(o.t, err)
+	for nsid := range o.sizes {
+		o.enable(nsid)
+	}
+	o.ports = nil
+	for i, tcp := range o.tcp {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", tcp))
+		must(o.t, err)
+		door := &closedDoor{Listener: l, open: make(chan struct{})}
+		p, err := o.target.Serve(door, controller.PortConfig{ID: uint16(i + 1)})
+		must(o.t, err)
+		o.ports = append(o.ports, p)
+		must(o.t, p.Link(o.subsystem))
+		close(door.open)
+	}
+}
+
+// closedDoor lets nobody in until it is open.
+type closedDoor struct {
+	net.Listener
+	open chan struct{}
+}
+
+func (d *closedDoor) Accept() (net.Conn, error) {
+	<-d.open
+	return d.Listener.Accept()
+}
+
+func (o *ourSubsystem) hosts() []controller.Host {
+	a := o.spec.allow
+	if a == nil {
+		return nil
+	}
+	return []controller.Host{{
+		NQN:           a.host.NQN,
+		HostKey:       controller.Secret(a.hostKey.Representation()),
+		ControllerKey: controller.Secret(a.controllerKey.Representation()),
+	}}
+}
+
+func (o *ourSubsystem) stop() {
+	o.t.Helper()
+	if o.target == nil {
+		return
+	}
+	if err := o.target.Close(soon(o.t)); err != nil {
+		o.t.Error(err)
+	}
+	for _, d := range o.devices {
+		d.Close()
+	}
+	clear(o.devices)
+	o.target = nil
+}
+
+func (o *ourSubsystem) enable(nsid uint32) {
+	o.t.Helper()
+	d, err := backend.Open(image(o.t, o.dir, nsid, o.sizes[nsid]), backend.Options{})
+	must(o.t, err)
+	o.devices[nsid] = d
+	must(o.t, o.subsystem.AddNamespace(controller.NamespaceConfig{NSID: nsid, UUID: o.uuids[nsid], Device: d}))
+}
+
+func (o *ourSubsystem) add(nsid uint32, size int64) {
+	o.t.Helper()
+	o.sizes[nsid], o.uuids[nsid] = size, block.UUIDFromRandom(newID(nsid))
+	o.enable(nsid)
+}
+
+func (o *ourSubsystem) remove(nsid uint32) {
+	o.t.Helper()
+	must(o.t, o.subsystem.RemoveNamespace(soon(o.t), nsid))
+	must(o.t, o.devices[nsid].Close())
+	delete(o.devices, nsid)
+	delete(o.sizes, nsid)
+	removeImage(o.t, o.dir, nsid)
+}
+
+func (o *ourSubsystem) resize(nsid uint32, size int64) {
+	o.t.Helper()
+	o.sizes[nsid] = size
+	image(o.t, o.dir, nsid, size)
+	must(o.t, o.devices[nsid].Refresh())
+	must(o.t, o.subsystem.ResizeNamespace(nsid))
+}
+
+func (o *ourSubsystem) ana(port int, state anaState) {
+	o.t.Helper()
+	states := map[anaState]controller.ANAState{
+		optimized: controller.ANAOptimized, nonOptimized: controller.ANANonOptimized, inaccessible: controller.ANAInaccessible,
+	}
+	must(o.t, o.ports[port].SetANA(1, states[state]))
+}
+
+func (o *ourSubsystem) link(port int) {
+	o.t.Helper()
+	must(o.t, o.ports[port].Link(o.subsystem))
+}
+
+func (o *ourSubsystem) unlink(port int) { o.ports[port].Unlink(o.subsystem) }
+
+func (o *ourSubsystem) allow(a access) {
+	o.t.Helper()
+	o.spec.allow = &a
+	must(o.t, o.subsystem.SetHosts(o.hosts(), false))
+}
