@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
-	"google.golang.org/grpc/status"
-
+	"weft.dev/weft/initiator/attachment"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -97,17 +95,6 @@ func (k *kernelKeeper) answer(err error) error {
 		return nil
 	}
 	k.retry = time.Now().Add(retryInterval)
-	k.recorded = explain(err)
+	k.recorded = attachment.Refusal(err)
 	return fmt.Errorf("volume manager: %s", k.recorded)
-}
-
-// explain puts the reason that the manager gave before its words.
-func explain(err error) string {
-	s := status.Convert(err)
-	for _, d := range s.Details() {
-		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetReason() != "" {
-			return info.GetReason() + ": " + s.Message()
-		}
-	}
-	return s.Message()
 }

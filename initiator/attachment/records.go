@@ -2,7 +2,12 @@
 
 package attachment
 
-import "weft.dev/weft/proto/block"
+import (
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/block"
+)
 
 // Records is what the manager has answered to this host about legs of one epoch.
 // A wanted state that is older than an answer still tells of a leg as it was
@@ -43,4 +48,16 @@ func (r Records) InSync(l *Link) bool {
 	}
 	revision, recorded := r.inSync[l.Leg]
 	return !l.Rebuilding || recorded && revision == l.Revision
+}
+
+// Refusal is why the manager refused a request: the reason that it gave, then its
+// words.
+func Refusal(err error) string {
+	s := status.Convert(err)
+	for _, d := range s.Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetReason() != "" {
+			return info.GetReason() + ": " + s.Message()
+		}
+	}
+	return s.Message()
 }

@@ -164,3 +164,10 @@ type State struct {
 	Idle   bool                 // the volume is not wanted, and nothing is left of it here
 	Left   bool                 // it was let go, clean, though it is wanted: its host ends
 }
+
+// Leaving is w for a host that ends: to be let go.
+func (w *Wanted) Leaving() *Wanted {
+	leaving := *w
+	leaving.Detach = true
+	return &leaving
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/engine"
+)
+
+// doAll does orders in turn. After one that fails those that rely on it are left;
+// what legs do when they come does not hold up the rest, nor do the device's users.
+func (k *Keeper) doAll(ctx context.Context, w *attachment.Wanted, s *seen, orders []order) (did bool, failed []string) {
+	for _, o := range orders {
+		err := k.do(ctx, w, s, o)
+		switch {
+		case err == nil:
+			did = did || o.op != opConnect && o.op != opEqualize
+			k.log.Debug("order done", "order", o.String())
+			continue
+		case !errors.Is(err, errLater):
+			failed = append(failed, fmt.Sprintf("%v: %v", o, err))
+		}
+		switch o.op {
+		case opConnect, opAdd, opRecovered, opPromote, opDisconnect, opClose:
+		default:
+			return false, failed
+		}
+	}
+	return did && len(failed) == 0, failed
+}
+
+func (k *Keeper) do(ctx context.Context, w *attachment.Wanted, s *seen, o order) error {
+	switch o.op {
+	case opConnect:
+		return k.connect(ctx, s, w, o)
+	case opSuspend:
+		k.log.Warn("volume suspended: a leg is silent and can not be recorded stale")
+		k.stack.volume.Suspend()
+		return nil
+	case opResume:
+		k.log.Info("volume resumed: all legs answer")
+		k.stack.volume.Resume()
+		return nil
+	case opRecord:
+		return k.recordStale(ctx, o)
+	case opDrop:
+		return k.drop(o)
+	case opCut:
+		k.cut(o.nqn)
+		return nil
+	case opBuild:
+		return k.build(w, o)
+	case opEqualize:
+		return k.equalize(ctx)
+	case opAdd:
+		return k.add(w, o.legs[0])
+	case opRecovered:
+		return k.recordInSync(ctx, o)
+	case opPromote:
+		return k.stack.volume.Promote(o.legs[0].column, o.legs[0].copy)
+	case opExport:
+		return k.export(ctx, w)
+	case opClose:
+		return k.closeDevice(ctx, o.force)
+	case opFlush:
+		return k.flush(ctx)
+	case opDismantle:
+		return k.dismantle(ctx, o.clean)
+	case opAbort:
+		return k.abort(ctx)
+	case opDisconnect:
+		return k.disconnect(ctx, o.nqn)
+	case opForget:
+		k.forget(w, o.clean)
+		return nil
+	}
+	panic("no such order: " + o.String())
+}
+
+// drop has the volume go on without legs.
+func (k *Keeper) drop(o order) error {
+	var failed error
+	for _, l := range o.legs {
+		if err := k.stack.volume.Drop(l.column, l.copy); err != nil {
+			failed = errors.Join(failed, err)
+			continue
+		}
+		k.log.Info("leg dropped", "leg", l.leg.String(), "column", l.column, "why", l.why)
+		k.released(l.leg)
+	}
+	return failed
+}
+
+// released notes that the writes which waited for a lost leg go on.
+func (k *Keeper) released(leg block.LegID) {
+	l := k.losses[leg]
+	if l == nil || l.recorded.IsZero() {
+		return
+	}
+	now := time.Now()
+	detect, record, release := l.detected.Sub(l.since), l.recorded.Sub(l.detected), now.Sub(l.recorded)
+	k.log.Info("leg released", "leg", leg.String(), "detect", detect, "record", record, "release", release, "total", now.Sub(l.since))
+	k.cfg.Meter.Stalled(detect, record, release)
+	delete(k.losses, leg)
+}
+
+// add begins the rebuild of a leg.
+func (k *Keeper) add(w *attachment.Wanted, l legAt) error {
+	v := k.stack.volume
+	if err := v.Add(l.column, l.copy, k.devices[l.leg], engine.Rebuilding, l.full); err != nil {
+		return err
+	}
+	slot := slotOf(w, l)
+	slot.tracked = true // whatever is dropped now, the engine knows what it still misses
+	slot.dirty = v.Status().Legs[l.column][l.copy].Resync.Total
+	k.memory.slots[l.place] = slot
+	k.log.Info("leg is back", "leg", l.leg.String(), "column", l.column, "to_copy", slot.dirty.String(), "full", l.full)
+	return nil
+}
+
+// abort takes the stack away, whoever uses it.
+func (k *Keeper) abort(ctx context.Context) error {
+	st, device := k.stack, k.stack.device
+	return k.apart(ctx, "take the volume away", callTimeout, func(ctx context.Context) error {
+		return st.abort(ctx, device)
+	}, func(err error) error {
+		if err == nil && k.stack == st {
+			k.stack = nil
+			k.memory.slots = map[place]slot{}
+		}
+		return err
+	})
+}
+
+// forget ends an epoch. The outcome of a detach is remembered, since the manager
+// asks until it has it.
+func (k *Keeper) forget(w *attachment.Wanted, clean bool) {
+	epoch := k.memory.epoch
+	k.memory = newMemory(0, time.Now())
+	clear(k.losses)
+	clear(k.devices)
+	clear(k.pulses)
+	if w != nil && w.Detach && (epoch == w.Epoch || epoch == 0) {
+		k.memory.epoch, k.memory.gone, k.memory.clean = w.Epoch, true, clean
+		k.log.Info("detached", "epoch", w.Epoch, "clean", clean)
+	}
+}

@@ -1,0 +1,484 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/proto/block"
+)
+
+func TestAttachConnectsBuildsAndExports(t *testing.T) {
+	in(t, 2, 2, func(w *world) {
+		r := w.until(serving)
+		w.expect("attach", "connect t0", "connect t1", "export db1")
+		if r.Device != "/dev/weft/db1" {
+			t.Errorf("reported device = %q, want /dev/weft/db1", r.Device)
+		}
+		time.Sleep(10 * time.Second)
+		w.expect("nothing more to do")
+	})
+}
+
+// crashed leaves the copies of a volume different, and the manager knowing it.
+func crashed(w *world) {
+	w.legs[legID(0, 0)].data[8192] = 7
+	w.wanted.Equalize = true
+}
+
+func TestUncleanVolumesAreEqualizedBeforeTheyAreExported(t *testing.T) {
+	from(t, 1, 2, crashed, func(w *world) {
+		w.until(serving)
+		w.expect("attach", "connect t0", "connect t1", "export db1")
+		if a, b := w.holds(0, 0, 8192), w.holds(0, 1, 8192); a != b {
+			t.Errorf("copies hold %d and %d when the device is there", a, b)
+		}
+	})
+}
+
+func TestWhileCopiesAreMadeEqualThereIsNoDevice(t *testing.T) {
+	from(t, 1, 2, func(w *world) {
+		crashed(w)
+		for _, l := range w.legs { // an error keeps it from ending
+			l.bad = errors.New("internal error")
+		}
+		w.refused = refusal("LAST_LEG")
+	}, func(w *world) {
+		w.until(equalizing)
+		time.Sleep(3 * time.Second)
+		if r := w.report(); w.device != nil || r.Device != "" || r.Phase != equalizing {
+			t.Errorf("before the copies are equal: %v", r)
+		}
+		w.mu.Lock()
+		for _, l := range w.legs {
+			l.bad = nil
+		}
+		w.mu.Unlock()
+		w.refuse(nil)
+		w.until(serving)
+	})
+}
+
+func TestALegThatIsLostWhileCopiesAreMadeEqualIsCopiedInFull(t *testing.T) {
+	from(t, 1, 2, func(w *world) {
+		crashed(w)
+		w.legs[legID(0, 1)].bad = block.ErrMedium
+	}, func(w *world) {
+		w.until(serving)
+		w.expect("without it", "connect t0", "connect t1", "record-stale c0.1", "disconnect t1", "export db1")
+		w.mu.Lock()
+		w.legs[legID(0, 1)].bad = nil
+		w.mu.Unlock()
+		w.comesBack(0, 1, 1)
+		time.Sleep(time.Second)
+		w.expect("back", "connect t1", "record-in-sync c0.1")
+		if a, b := w.holds(0, 0, 8192), w.holds(0, 1, 8192); a != b {
+			t.Errorf("copies hold %d and %d after the rebuild", a, b)
+		}
+	})
+}
+
+func TestAWriteThatALegLacksIsHeldUntilItsLossIsDurable(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.deafen()
+		w.fallSilent("t1")
+		done := w.write(4096, 1)
+		time.Sleep(5 * time.Second)
+		if !pending(done) {
+			t.Fatal("a write that a leg lacks was answered before the leg was recorded stale")
+		}
+		w.expect("nothing is done without the record")
+		if r := w.report(); r.Phase != stalled || r.WaitingFor == "" {
+			t.Errorf("reported %v waiting for %q, want STALLED, and what for", r.Phase, r.WaitingFor)
+		}
+		w.hear()
+		if err := <-done; err != nil {
+			t.Errorf("write = %v after the record", err)
+		}
+		w.expect("then it is dropped", "record-stale c0.1", "cut t1")
+		w.until(serving)
+	})
+}
+
+func TestASilentLegStallsAWriteForTheWindowAndLittleMore(t *testing.T) {
+	served(t, 2, 2, func(w *world) {
+		began := time.Now()
+		w.fallSilent("t1")
+		done := w.write(0, 1)
+		if err := <-done; err != nil {
+			t.Fatalf("write = %v", err)
+		}
+		if took := time.Since(began); took < 2*time.Second || took > 3*time.Second {
+			t.Errorf("the write took %v, want the window of 2 s, and less than 3 s", took)
+		}
+		w.expect("both legs of the target leave", "record-stale c0.1 c1.1", "cut t1")
+	})
+}
+
+func TestShortSilenceIsForgotten(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		for range 5 {
+			w.fallSilent("t1")
+			done := w.write(0, 1)
+			time.Sleep(1800 * time.Millisecond)
+			w.answer("t1")
+			if err := <-done; err != nil {
+				t.Errorf("write = %v", err)
+			}
+			time.Sleep(time.Second)
+		}
+		w.expect("five short silences")
+	})
+}
+
+func TestAWriteErrorDropsALegAndKeepsItsConnectionForTheOthers(t *testing.T) {
+	served(t, 2, 2, func(w *world) {
+		w.mu.Lock()
+		w.legs[legID(0, 1)].err = block.ErrMedium
+		w.mu.Unlock()
+		if err := <-w.write(0, 1); err != nil {
+			t.Errorf("write = %v, want it on the other copy", err)
+		}
+		time.Sleep(time.Second)
+		w.expect("the leg leaves", "record-stale c0.1")
+		w.until(serving)
+	})
+}
+
+func TestTheLastCopyOfAColumnStays(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.fallSilent("t1")
+		time.Sleep(3 * time.Second)
+		w.expect("one is lost", "record-stale c0.1", "cut t1")
+		w.fallSilent("t0")
+		done := w.write(0, 1)
+		time.Sleep(6 * time.Second)
+		w.expect("nothing can be dropped")
+		r := w.report()
+		if !pending(done) || r.Phase != stalled || !strings.Contains(r.WaitingFor, "no other copy can stand in") {
+			t.Errorf("%v, waiting for %q; want STALLED, with the reason, and the write held", r.Phase, r.WaitingFor)
+		}
+		w.answer("t0")
+		if err := <-done; err != nil {
+			t.Errorf("write = %v after the last copy came back", err)
+		}
+		w.until(serving)
+	})
+}
+
+func TestErrorsOfTheLastCopyAreTriedAgain(t *testing.T) {
+	served(t, 1, 1, func(w *world) {
+		w.mu.Lock()
+		w.legs[legID(0, 0)].err = errors.New("internal error")
+		w.mu.Unlock()
+		done := w.write(0, 1)
+		if r := w.until(stalled); !strings.Contains(r.WaitingFor, "internal error") {
+			t.Errorf("waiting for %q, want the leg's error", r.WaitingFor)
+		}
+		w.mu.Lock()
+		w.legs[legID(0, 0)].err = nil
+		w.mu.Unlock()
+		if err := <-done; err != nil {
+			t.Errorf("write = %v", err)
+		}
+		w.until(serving)
+		w.expect("nothing was given up")
+	})
+}
+
+func TestALegThatComesBackIsCopiedToRecordedAndThenReadFrom(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.fallSilent("t1")
+		if err := <-w.write(512<<10, 5); err != nil {
+			t.Fatalf("write = %v", err)
+		}
+		w.expect("loss", "record-stale c0.1", "cut t1")
+		w.mu.Lock()
+		w.legs[legID(0, 1)].data[0] = 9 // not written since, so not to be copied
+		w.mu.Unlock()
+		w.answer("t1")
+		w.deafen()
+		w.comesBack(0, 1, 1)
+		time.Sleep(time.Second)
+		w.expect("back", "connect t1")
+		if got := w.holds(0, 1, 512<<10); got != 5 {
+			t.Errorf("the leg holds %d where it missed a write of 5", got)
+		}
+		if got := w.holds(0, 1, 0); got != 9 {
+			t.Error("a region that the leg did not miss was copied")
+		}
+		w.mu.Lock()
+		w.legs[legID(0, 1)].data[512<<10] = 77 // who reads it now tells
+		w.mu.Unlock()
+		for range 20 {
+			if got, err := w.read(512 << 10); got != 5 || err != nil {
+				t.Fatalf("read = %d, %v, from a leg that is not recorded in sync", got, err)
+			}
+		}
+		w.mu.Lock()
+		w.legs[legID(0, 1)].data[512<<10] = 5
+		w.mu.Unlock()
+		w.hear()
+		time.Sleep(time.Second)
+		w.expect("recorded", "record-in-sync c0.1")
+		w.fallSilent("t0") // and now it can stand in
+		if err := <-w.write(0, 6); err != nil {
+			t.Errorf("write = %v", err)
+		}
+		w.expect("the other copy leaves", "record-stale c0.0", "cut t0")
+	})
+}
+
+func TestALegThatMayLackMoreThanIsKnownIsCopiedInFull(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.fallSilent("t1")
+		time.Sleep(4 * time.Second)
+		w.mu.Lock()
+		w.legs[legID(0, 1)].data[1<<20] = 9
+		w.mu.Unlock()
+		w.answer("t1")
+		w.want(func(x *attachment.Wanted) { x.Links = x.Links[:1] })
+		w.comesBack(0, 1, 1)
+		w.want(func(x *attachment.Wanted) { x.Links[1].CopyAll = true })
+		time.Sleep(time.Second)
+		if got := w.holds(0, 1, 1<<20); got != 0 {
+			t.Errorf("the leg holds %d where it lost a write, want it copied", got)
+		}
+	})
+}
+
+func TestWithoutAManagerReadsStopWhenTheLeaseIsOver(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.deafen()
+		w.fallSilent("t1")
+		time.Sleep(7 * time.Second)
+		if _, err := w.read(0); err != nil {
+			t.Fatalf("read within the lease = %v", err)
+		}
+		time.Sleep(2 * time.Second)
+		read := make(chan error, 1)
+		go func() { _, err := w.read(0); read <- err }()
+		time.Sleep(20 * time.Second)
+		if !pending(read) {
+			t.Fatal("a read was answered after the lease: another host may have written")
+		}
+		w.hear()
+		if err := <-read; err != nil {
+			t.Errorf("read = %v after the record", err)
+		}
+		w.until(serving)
+	})
+}
+
+func TestAfterTheLeaseItGoesOnWhenAllLegsAnswer(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.deafen()
+		w.fallSilent("t1")
+		time.Sleep(10 * time.Second)
+		w.answer("t1")
+		w.until(serving)
+		if err := <-w.write(0, 1); err != nil {
+			t.Errorf("write = %v", err)
+		}
+		w.hear()
+		w.expect("nobody was lost")
+	})
+}
+
+func TestARefusedRecordIsReportedAndTriedAgain(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.refuse(refusal("EPOCH_SUPERSEDED"))
+		w.fallSilent("t1")
+		if r := w.until(stalled); !strings.Contains(r.WaitingFor, "EPOCH_SUPERSEDED") {
+			time.Sleep(time.Second)
+			if r := w.report(); !strings.Contains(r.WaitingFor, "EPOCH_SUPERSEDED") {
+				t.Errorf("waiting for %q, want the manager's reason", r.WaitingFor)
+			}
+		}
+		w.expect("not without the record")
+		w.refuse(nil)
+		w.until(serving)
+		w.expect("granted", "record-stale c0.1", "cut t1")
+	})
+}
+
+func TestALegThatIsNotThereAtFirstIsWaitedForThenRecorded(t *testing.T) {
+	from(t, 1, 2, func(w *world) { w.nodes["t1"].down = true }, func(w *world) {
+		time.Sleep(8 * time.Second)
+		if r := w.report(); r.Phase != connecting || !strings.Contains(r.WaitingFor, "connection refused") {
+			t.Errorf("%v, waiting for %q; want CONNECTING, and the cause", r.Phase, r.WaitingFor)
+		}
+		w.until(serving)
+		w.expect("without it", "connect t0", "record-stale c0.1", "export db1")
+	})
+}
+
+func TestDetachRefusesWhileOpenThenFlushesAndLetsGoClean(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.opened("the file system on /mnt")
+		w.want(func(x *attachment.Wanted) { x.Detach = true })
+		time.Sleep(3 * time.Second)
+		if r := w.report(); r.Phase != detaching || !strings.Contains(r.WaitingFor, "/mnt") {
+			t.Errorf("%v, waiting for %q; want DETACHING, and who has it open", r.Phase, r.WaitingFor)
+		}
+		if err := <-w.write(0, 1); err != nil {
+			t.Errorf("write while it is open = %v", err)
+		}
+		w.opened("")
+		w.until(clean)
+		w.expect("let go", "close", "disconnect t0", "disconnect t1")
+		time.Sleep(time.Minute)
+		if r := w.report(); r.GetPhase() != clean {
+			t.Errorf("a minute later %v, want it said until the manager has it", r)
+		}
+		w.keeper.Want(nil, "", 2)
+		time.Sleep(time.Second)
+		if s := w.keeper.State(); !s.Idle {
+			t.Errorf("state %+v, want idle", s)
+		}
+	})
+}
+
+func TestDetachWithALegThatCanNotBeRecordedIsNotClean(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.deafen()
+		w.fallSilent("t1")
+		done := w.write(0, 1)
+		time.Sleep(time.Second)
+		w.want(func(x *attachment.Wanted) { x.Detach = true })
+		w.until(unclean)
+		if err := <-done; err == nil {
+			t.Error("a write that a leg lacks was acknowledged on the way out")
+		}
+		w.hear()
+	})
+}
+
+func TestDetachOfADegradedVolumeIsClean(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.fallSilent("t1")
+		if err := <-w.write(0, 1); err != nil {
+			t.Fatalf("write = %v", err)
+		}
+		w.want(func(x *attachment.Wanted) { x.Detach = true })
+		w.until(clean)
+	})
+}
+
+func TestAVolumeThatIsNoLongerWantedIsTakenFromItsUsers(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.opened("a process")
+		w.fallSilent("t1")
+		done := w.write(0, 1)
+		w.keeper.Want(nil, "", 2)
+		if err := <-done; err == nil {
+			t.Error("a write of an attachment that is over was acknowledged")
+		}
+		time.Sleep(time.Second)
+		w.expect("taken away", "cut t0", "cut t1", "close by force")
+		if s := w.keeper.State(); !s.Idle {
+			t.Errorf("state %+v, want idle", s)
+		}
+	})
+}
+
+func TestANewEpochReplacesTheOldOne(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.opened("a process")
+		w.want(func(x *attachment.Wanted) {
+			x.Epoch = 2
+			w.wanted = x
+			x.Links = []attachment.Link{w.link(0, 0), w.link(0, 1)}
+		})
+		synctest.Wait()
+		w.until(serving)
+		w.expect("replaced", "cut t0", "cut t1", "close by force", "connect t0", "connect t1", "export db1")
+		if r := w.report(); r.Epoch != 2 {
+			t.Errorf("epoch %d is served, want 2", r.Epoch)
+		}
+	})
+}
+
+func TestAnEndingProcessLetsGoWhatNobodyHasOpen(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		if err := <-w.write(0, 1); err != nil {
+			t.Fatal(err)
+		}
+		w.stop()
+		<-w.ended
+		w.expect("let go", "close", "disconnect t0", "disconnect t1")
+		if s := w.keeper.State(); !s.Left || s.Report.GetPhase() != clean || s.Report.GetEpoch() != 1 {
+			t.Errorf("state %+v, want it left, and reported clean", s)
+		}
+	})
+}
+
+func TestAnEndingProcessTakesAnOpenDeviceFromItsUsers(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.opened("a process")
+		w.stop()
+		<-w.ended
+		if s := w.keeper.State(); s.Left || s.Report.GetPhase() == clean {
+			t.Errorf("state %+v, want it not said to be clean", s)
+		}
+		w.expect("cut", "cut t0", "cut t1", "close by force")
+	})
+}
+
+func TestARebuildThatFailsEndsItsRevision(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.fallSilent("t1")
+		if err := <-w.write(0, 1); err != nil {
+			t.Fatal(err)
+		}
+		w.took()
+		w.answer("t1")
+		w.mu.Lock()
+		w.legs[legID(0, 1)].err = block.ErrMedium
+		w.mu.Unlock()
+		w.comesBack(0, 1, 1)
+		time.Sleep(2 * time.Second)
+		w.expect("given up", "connect t1", "record-stale c0.1", "disconnect t1")
+		w.mu.Lock()
+		w.legs[legID(0, 1)].err = nil
+		w.mu.Unlock()
+		w.comesBack(0, 1, 2)
+		time.Sleep(2 * time.Second)
+		w.expect("and again", "connect t1", "record-in-sync c0.1")
+	})
+}
+
+func TestADeviceThatSomebodyTookAwayIsMadeAgain(t *testing.T) {
+	served(t, 1, 1, func(w *world) {
+		d := w.device
+		w.did("somebody takes it")
+		d.once.Do(func() { close(d.done) })
+		time.Sleep(time.Second)
+		w.expect("made again", "somebody takes it", "export db1")
+	})
+}
+
+// deafen keeps the manager from answering until hear.
+func (w *world) deafen() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.deaf = make(chan struct{})
+}
+
+func (w *world) hear() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	close(w.deaf)
+	w.deaf = nil
+}
+
+func (w *world) refuse(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.refused = err
+}

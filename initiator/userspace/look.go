@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"fmt"
+	"time"
+
+	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/proto/block"
+)
+
+// device is a leg as it was found behind a connection.
+type device struct {
+	block.Device
+	connection connection
+	nsid       uint32
+	uuid       block.UUID
+}
+
+func (k *Keeper) look(w *attachment.Wanted) *seen {
+	s := &seen{
+		now: time.Now(), legs: map[block.LegID]legSeen{}, conns: map[block.NQN]connSeen{}, recordError: k.recorded,
+	}
+	for n, t := range k.tries {
+		if k.conns[n] == nil && t.err != "" && time.Since(t.next) > time.Minute {
+			delete(k.tries, n) // nobody tries any more
+		}
+	}
+	for n, r := range k.conns {
+		c := connSeen{made: r.connection != nil, err: k.tries[n].err}
+		if c.made {
+			live, err := r.connection.Live()
+			if c.live = live; err != nil {
+				c.err = err.Error()
+			}
+		}
+		s.conns[n] = c
+	}
+	k.lookAtVolume(s)
+	if w == nil && k.stack != nil {
+		w = k.stack.wanted
+	}
+	if w == nil {
+		clear(k.pulses)
+		clear(k.devices)
+		return s
+	}
+	for i := range w.Links {
+		s.legs[w.Links[i].Leg] = k.lookAtLeg(s, w, &w.Links[i])
+	}
+	return s
+}
+
+func (k *Keeper) lookAtVolume(s *seen) {
+	st := k.stack
+	if st == nil {
+		return
+	}
+	status := st.volume.Status()
+	s.volume = volumeSeen{
+		built: true, legs: status.Legs, held: status.Held, suspended: status.Suspended,
+		equal: st.equal, equalizing: st.equalizing, equalized: status.Equalized, flushed: st.flushed,
+	}
+	if st.device != nil {
+		s.device = deviceSeen{exists: true, refusal: st.refusal, open: st.open}
+		select {
+		case <-st.device.Done():
+			s.device.ended = true
+		default:
+		}
+	}
+}
+
+func (k *Keeper) lookAtLeg(s *seen, w *attachment.Wanted, l *attachment.Link) legSeen {
+	var seen legSeen
+	d, err := k.find(l)
+	switch {
+	case err != nil:
+		seen.err = err.Error()
+	case d.Device == nil: // there is no connection
+		seen.err = k.tries[l.NQN].err
+	default:
+		if need := w.Layout.LegSize(w.Size); d.Geometry().Size < need {
+			seen.err = fmt.Sprintf("its namespace has %v, the leg must have %v", d.Geometry().Size, need)
+		}
+	}
+	there := d.Device != nil && s.conns[l.NQN].live
+	seen.live = there && seen.err == ""
+	if !there && seen.err == "" {
+		seen.err = s.conns[l.NQN].err
+	}
+	p := k.pulses[l.Leg]
+	if p == nil || p.Device != l.UUID.String() {
+		p = &attachment.Pulse{Device: l.UUID.String()}
+		k.pulses[l.Leg] = p
+	}
+	seen.silent = p.Look(s.now, there, k.cfg.Probe)
+	seen.looks, seen.answers = p.Looks, p.Answers
+	if there && p.Due(s.now, k.cfg.Probe) {
+		k.probe(p, d, s.now)
+	}
+	return seen
+}
+
+// find finds the device of a leg; it has none if there is no connection.
+func (k *Keeper) find(l *attachment.Link) (device, error) {
+	r := k.conns[l.NQN]
+	if r == nil || r.connection == nil {
+		delete(k.devices, l.Leg)
+		return device{}, nil
+	}
+	if d := k.devices[l.Leg]; d.connection == r.connection && d.nsid == l.NSID && d.uuid == l.UUID {
+		return d, nil
+	}
+	delete(k.devices, l.Leg)
+	dev, err := r.connection.Namespace(l.NSID, l.UUID)
+	if err != nil {
+		return device{}, err
+	}
+	if l.WriteThrough {
+		dev = writeThrough{dev}
+	}
+	d := device{Device: dev, connection: r.connection, nsid: l.NSID, uuid: l.UUID}
+	k.devices[l.Leg] = d
+	return d, nil
+}
+
+// probe reads from a leg, through all that its data goes through.
+func (k *Keeper) probe(p *attachment.Pulse, d device, now time.Time) {
+	p.Probe(now)
+	go func() {
+		err := block.ReadAt(d.Device, make([]byte, d.Geometry().BlockSize), 0)
+		k.tell(func() { p.Answered(err) })
+	}()
+}
+
+// writeThrough is a leg on a drive that loses nothing with its power, though its
+// target says that it may: what it has acknowledged needs no flush.
+type writeThrough struct{ block.Device }
+
+func (d writeThrough) Geometry() block.Geometry {
+	g := d.Device.Geometry()
+	g.VolatileCache = false
+	return g
+}
+
+func (d writeThrough) Submit(io *block.IO) {
+	if io.Op == block.OpFlush {
+		io.Complete(nil)
+		return
+	}
+	d.Device.Submit(io)
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"time"
+
+	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/blockdev"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+// Config is what a Path is made with. Node, Manager and Host have no default.
+type Config struct {
+	Node    block.NodeName
+	Manager pb.AgentsClient
+	Host    func() block.Host // this machine's identity
+
+	Window    time.Duration // how long a leg may be silent before it is lost; 2 s
+	Lease     time.Duration // how long a lost leg may stay unrecorded before all I/O stops; 8 s
+	Probe     time.Duration // interval of probe reads; 500 ms
+	KeepAlive time.Duration // keep-alive timeout of connections; 2 s
+	IOQueues  int           // per connection; 1
+
+	Export Export // makes the devices of volumes; Devices(blockdev.Options{})
+
+	Changed func() // called when a keeper's State has changed; may be nil
+	Meter   Meter  // may be nil
+	Log     *slog.Logger
+}
+
+// Export gives a volume out as the block device of a name. It returns when the
+// device can be used, or with an error, also when ctx ends.
+type Export func(ctx context.Context, volume block.Device, name block.VolumeName) (Exported, error)
+
+// Devices makes devices of the kernel's as o says, but for the name.
+func Devices(o blockdev.Options) Export {
+	return func(ctx context.Context, volume block.Device, name block.VolumeName) (Exported, error) {
+		own := o
+		own.Name = name
+		e, err := blockdev.Export(ctx, volume, own)
+		if err != nil {
+			return nil, err
+		}
+		return e, nil
+	}
+}
+
+// Exported is a block device.
+type Exported interface {
+	// Path is what users open.
+	Path() string
+
+	// Close takes the device away; if somebody has it open it is a blockdev.ErrBusy
+	// that says who, and the device serves on. With force, whoever has it open
+	// gets errors. After nil the volume gets no more I/O. It can be called again.
+	Close(ctx context.Context, force bool) error
+
+	// Done is closed when the device is served no more, whoever ended it.
+	Done() <-chan struct{}
+}
+
+// Meter counts what people watch. Its methods may be called from any goroutine.
+type Meter interface {
+	LegLost()
+	Resynced(n block.Size)
+	// Stalled tells how long writes to a lost leg waited: until it was noticed,
+	// until the manager had it recorded, and until they went on without it.
+	Stalled(detect, record, release time.Duration)
+}
+
+type noMeter struct{}
+
+func (noMeter) LegLost()                      {}
+func (noMeter) Resynced(block.Size)           {}
+func (noMeter) Stalled(_, _, _ time.Duration) {}
+
+// Path makes keepers.
+type Path struct {
+	cfg  Config
+	dial dial
+}
+
+// New makes a Path; it touches nothing.
+func New(cfg Config) *Path {
+	cfg.Window = cmp.Or(cfg.Window, 2*time.Second)
+	cfg.Lease = cmp.Or(cfg.Lease, 8*time.Second)
+	cfg.Probe = cmp.Or(cfg.Probe, 500*time.Millisecond)
+	cfg.KeepAlive = cmp.Or(cfg.KeepAlive, 2*time.Second)
+	cfg.IOQueues = cmp.Or(cfg.IOQueues, 1)
+	if cfg.Export == nil {
+		cfg.Export = Devices(blockdev.Options{Log: cfg.Log})
+	}
+	if cfg.Changed == nil {
+		cfg.Changed = func() {}
+	}
+	if cfg.Meter == nil {
+		cfg.Meter = noMeter{}
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Path{cfg: cfg, dial: dialHost}
+}
+
+// Keeper makes the keeper of a volume; Run does the work.
+func (p *Path) Keeper(v block.VolumeID) *Keeper { return newKeeper(p, v) }
+
+var _ interface {
+	Run(context.Context)
+	Want(*attachment.Wanted, string, uint64)
+	Poke()
+	State() attachment.State
+} = (*Keeper)(nil)

@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/engine"
+)
+
+// This file and those named plan_*.go decide. Given what is wanted of a volume,
+// what is remembered and what one look has found, plan names the next steps, in an
+// order in which each may be the last one that is done.
+//
+// The phases of an attachment are drawn in initiator/plan.go. Here they are:
+//
+//	CONNECTING   there is no volume yet: a leg in sync is not connected
+//	EQUALIZING   the volume is there, and its copies are being made equal
+//	SERVING      the device is there
+//	STALLED      the device is there, and something holds its I/O
+//	DETACHING    the device, the volume and the connections go, in this order
+
+// op is what an order does.
+type op string
+
+const (
+	opConnect    op = "connect"        // to a subsystem
+	opSuspend    op = "suspend"        // all I/O of the volume waits
+	opResume     op = "resume"         //
+	opRecord     op = "record-stale"   // tell the manager, and wait until it is durable
+	opDrop       op = "drop"           // the volume goes on without legs
+	opCut        op = "cut"            // end a connection at once: what waits on it fails
+	opBuild      op = "build"          // the volume, of its legs in sync
+	opEqualize   op = "equalize"       // begin to make its copies equal
+	opAdd        op = "rebuild"        // begin to copy to a leg
+	opRecovered  op = "record-in-sync" // tell the manager that a leg has caught up
+	opPromote    op = "promote"        // read from a leg
+	opExport     op = "export"         // make the device
+	opClose      op = "close"          // take the device away, unless somebody has it open
+	opFlush      op = "flush"          // what drives may hold in their caches
+	opDismantle  op = "dismantle"      // the volume, which nobody uses
+	opAbort      op = "abort"          // take device and volume away, with errors to who uses it
+	opDisconnect op = "disconnect"     // a connection that nothing uses
+	opForget     op = "forget"         // the epoch
+)
+
+// order is one step.
+type order struct {
+	op    op
+	nqn   block.NQN // connect, cut, disconnect
+	legs  []legAt
+	clean bool // dismantle, forget: every leg in sync has every write
+	force bool // close: with errors for what waits, since nothing will end that
+}
+
+// place is where a leg belongs.
+type place struct{ column, copy int }
+
+// legAt is a leg in its place, at a revision.
+type legAt struct {
+	place
+	leg      block.LegID
+	revision uint64
+	full     bool       // rebuild: copy everything
+	copied   block.Size // record-in-sync
+	why      string     // record-stale
+	since    time.Time  // record-stale: of its silence or error
+}
+
+// String prints an order for logs and tests.
+func (o order) String() string {
+	s := string(o.op)
+	if o.nqn != "" {
+		s += " " + string(o.nqn)
+	}
+	for _, l := range o.legs {
+		s += fmt.Sprintf(" %s@%d", l.leg, l.revision)
+		if l.full {
+			s += " in full"
+		}
+	}
+	if o.clean {
+		s += " clean"
+	}
+	if o.force {
+		s += " by force"
+	}
+	return s
+}
+
+// seen is what one look found.
+type seen struct {
+	now         time.Time
+	legs        map[block.LegID]legSeen // of those that are wanted, and of those in use
+	conns       map[block.NQN]connSeen
+	volume      volumeSeen
+	device      deviceSeen
+	recordError string // what the manager last answered to a record
+}
+
+// legSeen is a leg as its host sees it.
+type legSeen struct {
+	live    bool      // it is connected, and fit to be used
+	silent  time.Time // since when it has not answered; zero if it does
+	looks   int       // how often it was looked at since
+	answers bool      // the last probe was answered
+	err     string    // what is wrong with it
+}
+
+// connSeen is a connection, or the making of one.
+type connSeen struct {
+	made bool   // else it is being made
+	live bool   // as far as it knows
+	err  string // what hinders it
+}
+
+// volumeSeen is the engine's volume.
+type volumeSeen struct {
+	built      bool
+	legs       [][]engine.LegStatus
+	held       int
+	suspended  bool
+	equal      bool // its copies are
+	equalizing bool
+	equalized  engine.Progress
+	flushed    bool // since the device was closed
+}
+
+// deviceSeen is the device node.
+type deviceSeen struct {
+	exists  bool
+	ended   bool   // somebody else took it away
+	refusal string // why it could not be closed when that was last tried
+	open    bool   // namely because somebody has it open
+}
+
+// memory is what the keeper knows of an epoch beyond what it sees.
+type memory struct {
+	epoch   block.Epoch
+	since   time.Time // of the first look at this epoch
+	records attachment.Records
+	slots   map[place]slot // which leg the engine has in each place
+	used    bool           // a volume was built
+	clean   bool           // gone: every leg in sync had every write
+	gone    bool           // the volume was let go, and nothing is left of it
+}
+
+func newMemory(epoch block.Epoch, now time.Time) *memory {
+	return &memory{epoch: epoch, since: now, records: attachment.NewRecords(), slots: map[place]slot{}}
+}
+
+// slot is the leg that the engine has, or had last, in a place.
+type slot struct {
+	leg      block.LegID
+	revision uint64
+	node     string
+	nqn      block.NQN
+	tracked  bool       // the engine knows all that it may miss
+	dirty    block.Size // what there was to copy when its rebuild began
+}
+
+// limits are the times that decisions depend on.
+type limits struct {
+	window  time.Duration // of silence, after which a leg is lost
+	lease   time.Duration // of silence, after which reads stop
+	stuck   time.Duration // one I/O may take, though the leg answers probes
+	connect time.Duration // to wait for a leg in sync while another one is there
+}
+
+// verdict is what the manager is told.
+type verdict struct {
+	phase   pb.AttachmentPhase
+	waiting []string // what I/O, or the device, waits for
+	notes   []string // what else does not go forward
+	done    block.Size
+	total   block.Size
+}
+
+// planner is one run of plan.
+type planner struct {
+	w       *attachment.Wanted
+	m       *memory
+	s       *seen
+	l       limits
+	members []member
+	orders  []order
+	v       verdict
+}
+
+func (p *planner) do(o order) { p.orders = append(p.orders, o) }
+
+func (p *planner) wait(format string, args ...any) {
+	p.v.waiting = append(p.v.waiting, fmt.Sprintf(format, args...))
+}
+
+func (p *planner) note(format string, args ...any) {
+	p.v.notes = append(p.v.notes, fmt.Sprintf(format, args...))
+}
+
+// plan names the steps from what is seen to what is wanted; w is nil if the
+// volume is not wanted here. An order that does not succeed ends its list: the
+// ones after it may be right only because of it.
+func plan(w *attachment.Wanted, m *memory, s *seen, l limits) ([]order, verdict) {
+	p := &planner{w: w, m: m, s: s, l: l}
+	switch {
+	case w == nil || p.built() && m.epoch != w.Epoch:
+		p.tearDown()
+	case w.Detach:
+		p.letGo()
+	default:
+		p.serve()
+		p.v.phase = p.phase()
+	}
+	return p.orders, p.v
+}
+
+// guard is plan for as long as what is wanted can not be read: I/O goes on as it
+// is, within the lease.
+func guard(w *attachment.Wanted, m *memory, s *seen, l limits) ([]order, []string) {
+	p := &planner{w: w, m: m, s: s, l: l}
+	p.findMembers()
+	p.lease()
+	return p.orders, p.v.waiting
+}
+
+func (p *planner) built() bool { return p.s.volume.built || p.s.device.exists }
+
+func (p *planner) status(at place) engine.LegStatus { return p.s.volume.legs[at.column][at.copy] }
+
+// places are all that a volume has, by column and copy.
+func (p *planner) places() (all []place) {
+	for column := range p.w.Layout.Stripes {
+		for copy := range p.w.Layout.Copies {
+			all = append(all, place{column, copy})
+		}
+	}
+	return all
+}
+
+func (p *planner) link(at place) *attachment.Link { return p.w.At(at.column, at.copy) }
+
+// ---- serving ----
+
+func (p *planner) serve() {
+	p.connect()
+	p.findMembers()
+	p.lease()
+	p.dropLost()
+	if p.s.volume.built {
+		p.change()
+		p.device()
+	} else {
+		p.build()
+	}
+	p.cleanUp()
+	p.progress()
+}
+
+func (p *planner) phase() pb.AttachmentPhase {
+	switch {
+	case p.s.device.exists && len(p.v.waiting) > 0:
+		return pb.AttachmentPhase_ATTACHMENT_PHASE_STALLED
+	case p.s.device.exists:
+		return pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING
+	case p.s.volume.built && !p.s.volume.equal:
+		return pb.AttachmentPhase_ATTACHMENT_PHASE_EQUALIZING
+	}
+	return pb.AttachmentPhase_ATTACHMENT_PHASE_CONNECTING
+}
+
+// connect asks for a connection to each subsystem that a leg needs.
+func (p *planner) connect() {
+	asked := map[block.NQN]bool{}
+	for i := range p.w.Links {
+		l := &p.w.Links[i]
+		if _, there := p.s.conns[l.NQN]; there || asked[l.NQN] || p.m.records.Stale(l) {
+			continue
+		}
+		asked[l.NQN] = true
+		p.do(order{op: opConnect, nqn: l.NQN})
+	}
+}
+
+// lease stops the volume when a leg has been silent for so long that another
+// host may have been given it. It goes on when every leg that is left has
+// answered.
+func (p *planner) lease() {
+	out := slices.ContainsFunc(p.members, func(m member) bool { return m.Link != nil && p.silence(m.Leg) >= p.l.lease })
+	switch {
+	case !p.s.volume.built:
+	case out && !p.s.volume.suspended:
+		p.do(order{op: opSuspend})
+	case !p.s.volume.suspended:
+	case p.allAnswer():
+		p.do(order{op: opResume})
+	default:
+		p.wait("all legs to answer: the volume is suspended")
+	}
+}
+
+// allAnswer reports whether every leg in use is one that answers.
+func (p *planner) allAnswer() bool {
+	return !slices.ContainsFunc(p.members, func(m member) bool {
+		return m.Link == nil || p.silence(m.Leg) > 0 || !p.s.legs[m.Leg].answers
+	})
+}
+
+// build makes the volume as soon as every leg in sync can be used, or those that
+// can not are recorded stale.
+func (p *planner) build() {
+	var legs []legAt
+	complete := true
+	for column := range p.w.Layout.Stripes {
+		found, ok := p.gather(column)
+		legs = append(legs, found...)
+		complete = complete && ok
+	}
+	if complete {
+		p.do(order{op: opBuild, legs: legs})
+	}
+}
+
+// gather lists the legs of a column that are in sync and can be used; complete if
+// no other is in sync.
+func (p *planner) gather(column int) (live []legAt, complete bool) {
+	var missing []legAt
+	for copy := range p.w.Layout.Copies {
+		at := place{column, copy}
+		l := p.link(at)
+		switch {
+		case !p.m.records.InSync(l):
+		case p.s.legs[l.Leg].live:
+			live = append(live, legAt{place: at, leg: l.Leg, revision: l.Revision})
+		default:
+			missing = append(missing, legAt{place: at, leg: l.Leg, revision: l.Revision, why: "can not be connected", since: p.m.since})
+			p.wait("leg %s of column %d on %s: %s", l.Leg, column, l.Node, p.trouble(l))
+		}
+	}
+	switch {
+	case len(live) == 0 && len(missing) == 0:
+		p.wait("a leg of column %d that is in sync", column)
+	case len(live) > 0 && len(missing) > 0 && p.s.now.Sub(p.m.since) >= p.l.connect:
+		p.record(missing)
+	}
+	return live, len(live) > 0 && len(missing) == 0
+}
+
+// trouble says what keeps a leg from being used.
+func (p *planner) trouble(l *attachment.Link) string {
+	switch {
+	case p.s.legs[l.Leg].err != "":
+		return p.s.legs[l.Leg].err
+	case p.s.conns[l.NQN].err != "":
+		return p.s.conns[l.NQN].err
+	}
+	return "connecting"
+}
+
+// change takes legs that come back into the volume, and reads from those that
+// have caught up.
+func (p *planner) change() {
+	for _, at := range p.places() {
+		switch i := p.memberAt(at); {
+		case i >= 0:
+			p.recovered(p.members[i])
+		case p.m.records.InSync(p.link(at)):
+			p.missed(at)
+		default:
+			p.rejoin(at)
+		}
+	}
+}
+
+// missed has a leg recorded stale that is in sync by record, and not in use: it
+// has missed writes.
+func (p *planner) missed(at place) {
+	l := p.link(at)
+	good := func(m member) bool { return m.Column == at.column && m.Source && !m.Gone && m.Lost == "" }
+	if slices.ContainsFunc(p.members, good) {
+		p.record([]legAt{{place: at, leg: l.Leg, revision: l.Revision, why: "was not in use", since: p.s.now}})
+	}
+}
+
+// rejoin begins the rebuild of a leg that is back.
+func (p *planner) rejoin(at place) {
+	l := p.link(at)
+	if l == nil || p.m.records.Stale(l) || !p.s.legs[l.Leg].live || !p.s.volume.equal || p.w.Detach {
+		return
+	}
+	was := p.m.slots[at]
+	full := l.CopyAll || was.leg != l.Leg || !was.tracked
+	p.do(order{op: opAdd, legs: []legAt{{place: at, leg: l.Leg, revision: l.Revision, full: full}}})
+}
+
+// recovered has a leg that holds everything recorded in sync, and then read from.
+func (p *planner) recovered(m member) {
+	if m.state != engine.CaughtUp || m.Gone || m.Lost != "" || m.Link == nil || p.silence(m.Leg) > 0 {
+		return
+	}
+	l := legAt{place: m.place, leg: m.Leg, revision: m.Link.Revision, copied: p.m.slots[m.place].dirty}
+	if p.m.records.InSync(m.Link) {
+		p.do(order{op: opPromote, legs: []legAt{l}})
+		return
+	}
+	p.do(order{op: opRecovered, legs: []legAt{l}})
+	if p.s.recordError != "" {
+		p.note("record leg %s in sync: %s", m.Leg, p.s.recordError)
+	}
+}
+
+// device makes the device when all copies are equal.
+func (p *planner) device() {
+	switch v := p.s.volume; {
+	case p.s.device.exists && p.s.device.ended:
+		p.do(order{op: opClose})
+	case p.s.device.exists || p.w.Detach:
+	case v.equal:
+		p.do(order{op: opExport})
+	case !v.equalizing:
+		p.do(order{op: opEqualize})
+	}
+}
+
+// cleanUp lets go of connections that nothing uses.
+func (p *planner) cleanUp() {
+	for _, n := range slices.Sorted(maps.Keys(p.s.conns)) {
+		wanted := slices.ContainsFunc(p.w.Links, func(l attachment.Link) bool { return l.NQN == n && !p.m.records.Stale(&l) })
+		used := slices.ContainsFunc(p.members, func(m member) bool { return m.NQN == n })
+		asked := slices.ContainsFunc(p.orders, func(o order) bool { return o.nqn == n })
+		if !wanted && !used && !asked && p.s.conns[n].made {
+			p.do(order{op: opDisconnect, nqn: n})
+		}
+	}
+}
+
+func (p *planner) progress() {
+	v := p.s.volume
+	if v.equalizing {
+		p.v.done, p.v.total = p.v.done+v.equalized.Done, p.v.total+v.equalized.Total
+	}
+	for _, m := range p.members {
+		if m.state == engine.Rebuilding {
+			resync := p.status(m.place).Resync
+			p.v.done, p.v.total = p.v.done+resync.Done, p.v.total+resync.Total
+		}
+	}
+}

@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/blockdev"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+const (
+	connecting = pb.AttachmentPhase_ATTACHMENT_PHASE_CONNECTING
+	equalizing = pb.AttachmentPhase_ATTACHMENT_PHASE_EQUALIZING
+	serving    = pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING
+	stalled    = pb.AttachmentPhase_ATTACHMENT_PHASE_STALLED
+	detaching  = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHING
+	clean      = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_CLEAN
+	unclean    = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_UNCLEAN
+)
+
+// world is the targets, the manager and the users of one volume, as far as a
+// keeper can tell. Copy i of each column is on node ti. The volume is the engine's.
+type world struct {
+	t      *testing.T
+	volume block.VolumeID
+	keeper *Keeper
+	stop   context.CancelFunc
+	ended  chan struct{}
+
+	mu      sync.Mutex
+	history []string
+	nodes   map[string]*fakeNode
+	legs    map[block.LegID]*fakeLeg
+	wanted  *attachment.Wanted
+	device  *fakeDevice
+	refused error         // what the manager answers to records
+	deaf    chan struct{} // the manager does not answer until it is closed
+}
+
+// fakeNode is a target.
+type fakeNode struct {
+	silent bool
+	down   bool // and refuses connections
+	conns  []*fakeConn
+}
+
+// fakeLeg is a leg on its drive.
+type fakeLeg struct {
+	name string
+	data []byte
+	err  error // what it answers to writes
+	bad  error // what it answers to reads of data; probes are at offset 0
+}
+
+func legID(column, copy int) block.LegID {
+	return block.LegID{UUID: block.UUIDFromRandom([16]byte{1, byte(column), byte(copy)})}
+}
+
+func node(copy int) string { return fmt.Sprintf("t%d", copy) }
+
+const volumeSize = 4 * block.MiB
+
+// in runs f with a volume that is wanted, in a bubble of its own time.
+func in(t *testing.T, stripes, copies int, f func(w *world)) {
+	t.Helper()
+	from(t, stripes, copies, func(*world) {}, f)
+}
+
+// from is in with a world that first has changed before a keeper is there.
+func from(t *testing.T, stripes, copies int, first, f func(w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{
+			t: t, volume: block.VolumeID{UUID: block.UUIDFromRandom([16]byte{9})},
+			nodes: map[string]*fakeNode{}, legs: map[block.LegID]*fakeLeg{},
+		}
+		layout := block.Layout{Stripes: stripes, Copies: copies, Chunk: block.DefaultChunk}
+		w.wanted = &attachment.Wanted{Volume: w.volume, Name: "db1", Size: volumeSize, Layout: layout, Epoch: 1, BootID: "b"}
+		for column := range stripes {
+			for copy := range copies {
+				w.nodes[node(copy)] = &fakeNode{}
+				w.legs[legID(column, copy)] = &fakeLeg{name: fmt.Sprintf("c%d.%d", column, copy), data: make([]byte, layout.LegSize(volumeSize))}
+				w.wanted.Links = append(w.wanted.Links, w.link(column, copy))
+			}
+		}
+		path := New(Config{
+			Node: "h1", Manager: manager{world: w}, Host: func() block.Host { return block.Host{} }, Export: w.export,
+		})
+		path.dial = w.dial
+		w.keeper = path.Keeper(w.volume)
+		first(w)
+		w.tell()
+		ctx, stop := context.WithCancel(t.Context())
+		w.stop, w.ended = stop, make(chan struct{})
+		go func() { defer close(w.ended); w.keeper.Run(ctx) }()
+		defer func() { stop(); <-w.ended }()
+		f(w)
+	})
+}
+
+// served is in with a volume that is served.
+func served(t *testing.T, stripes, copies int, f func(w *world)) {
+	t.Helper()
+	in(t, stripes, copies, func(w *world) {
+		w.until(serving)
+		w.took()
+		f(w)
+	})
+}
+
+func (w *world) link(column, copy int) attachment.Link {
+	nqn := block.SubsystemNQN(w.volume, w.wanted.Epoch, block.Host{}, block.NodeName(node(copy)))
+	return attachment.Link{
+		Leg: legID(column, copy), Column: column, Copy: copy, Node: node(copy), NQN: nqn,
+		NSID: uint32(1 + 4*column + copy), UUID: block.NamespaceUUID(legID(column, copy), w.wanted.Epoch, 0),
+		Portals: []block.Portal{{Transport: block.TCP, Address: node(copy), Port: 4420}},
+	}
+}
+
+// want changes what is wanted.
+func (w *world) want(f func(w *attachment.Wanted)) {
+	w.mu.Lock()
+	changed := *w.wanted
+	changed.Links = slices.Clone(changed.Links)
+	f(&changed)
+	w.wanted = &changed
+	w.mu.Unlock()
+	w.tell()
+}
+
+func (w *world) tell() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.keeper.Want(w.wanted, "", 1)
+}
+
+// comesBack has a leg that was recorded stale wanted again, to be rebuilt.
+func (w *world) comesBack(column, copy int, revision uint64) {
+	w.want(func(x *attachment.Wanted) {
+		l := w.link(column, copy)
+		l.Rebuilding, l.Revision = true, revision
+		l.UUID = block.NamespaceUUID(l.Leg, x.Epoch, revision)
+		x.Links = slices.DeleteFunc(x.Links, func(o attachment.Link) bool { return o.Leg == l.Leg })
+		x.Links = append(x.Links, l)
+	})
+}
+
+func (w *world) did(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.history = append(w.history, fmt.Sprintf(format, args...))
+}
+
+func (w *world) took() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	h := w.history
+	w.history = nil
+	for i := 0; i < len(h); i++ { // connects that begin together end in any order
+		from := i
+		for i < len(h) && strings.HasPrefix(h[i], "connect ") {
+			i++
+		}
+		slices.Sort(h[from:i])
+	}
+	return h
+}
+
+// expect compares what has been done since the last look.
+func (w *world) expect(when string, want ...string) {
+	w.t.Helper()
+	synctest.Wait()
+	if diff := cmp.Diff(want, w.took()); diff != "" {
+		w.t.Errorf("%s (-want +got):\n%s", when, diff)
+	}
+}
+
+func (w *world) report() *pb.AttachmentReport { return w.keeper.State().Report }
+
+func (w *world) until(phase pb.AttachmentPhase) *pb.AttachmentReport {
+	w.t.Helper()
+	for range 600 {
+		synctest.Wait()
+		if r := w.report(); r.GetPhase() == phase {
+			return r
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	w.t.Fatalf("after a minute the volume is %v, want %v\n%s", w.report(), phase, strings.Join(w.took(), "\n"))
+	return nil
+}
+
+// ---- targets ----
+
+type fakeConn struct {
+	w    *world
+	node string
+	cut  bool
+	kept []func(error) // what it does not answer
+}
+
+func (w *world) dial(ctx context.Context, o dialOptions) (connection, error) {
+	name, _, _ := strings.Cut(o.portals[0], ":")
+	w.mu.Lock()
+	n := w.nodes[name]
+	switch {
+	case n.down:
+		w.mu.Unlock()
+		return nil, errors.New("connection refused")
+	case n.silent:
+		w.mu.Unlock()
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	c := &fakeConn{w: w, node: name}
+	n.conns = append(n.conns, c)
+	w.mu.Unlock()
+	w.did("connect %s", name)
+	return c, nil
+}
+
+func (c *fakeConn) Live() (bool, error) {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	return !c.cut, nil // a silent target is believed in
+}
+
+func (c *fakeConn) Namespace(_ uint32, id block.UUID) (block.Device, error) {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	for _, l := range c.w.wanted.Links {
+		if l.UUID == id {
+			return &fakeDev{c: c, leg: c.w.legs[l.Leg]}, nil
+		}
+	}
+	return nil, fmt.Errorf("no namespace %v", id)
+}
+
+func (c *fakeConn) Cut() {
+	c.w.mu.Lock()
+	was := c.cut
+	c.cut = true
+	kept := c.kept
+	c.kept = nil
+	c.w.mu.Unlock()
+	if !was {
+		c.w.did("cut %s", c.node)
+	}
+	for _, answer := range kept {
+		answer(block.ErrGone)
+	}
+}
+
+func (c *fakeConn) Close(context.Context) error {
+	c.w.mu.Lock()
+	c.cut = true
+	c.w.mu.Unlock()
+	c.w.did("disconnect %s", c.node)
+	return nil
+}
+
+type fakeDev struct {
+	c   *fakeConn
+	leg *fakeLeg
+}
+
+func (d *fakeDev) Geometry() block.Geometry {
+	return block.Geometry{Size: block.Size(len(d.leg.data)), BlockSize: 512, VolatileCache: true}
+}
+
+func (d *fakeDev) Submit(io *block.IO) {
+	w := d.c.w
+	w.mu.Lock()
+	answer := func(err error) { io.Complete(err) }
+	switch {
+	case d.c.cut:
+		w.mu.Unlock()
+		answer(block.ErrGone)
+		return
+	case w.nodes[d.c.node].silent:
+		d.c.kept = append(d.c.kept, func(err error) {
+			if err == nil {
+				d.Submit(io)
+			} else {
+				answer(err)
+			}
+		})
+		w.mu.Unlock()
+		return
+	}
+	var err error
+	switch io.Op {
+	case block.OpRead:
+		if err = d.leg.bad; err == nil || io.Off == 0 {
+			err = nil
+			copy(io.Data, d.leg.data[io.Off:])
+		}
+	case block.OpWrite:
+		if err = d.leg.err; err == nil {
+			copy(d.leg.data[io.Off:], io.Data)
+		}
+	}
+	w.mu.Unlock()
+	answer(err)
+}
+
+func (w *world) fallSilent(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.nodes[name].silent = true
+}
+
+// answer has a target answer again, also what it was asked meanwhile.
+func (w *world) answer(name string) {
+	w.mu.Lock()
+	n := w.nodes[name]
+	n.silent = false
+	var kept []func(error)
+	for _, c := range n.conns {
+		kept = append(kept, c.kept...)
+		c.kept = nil
+	}
+	w.mu.Unlock()
+	for _, answer := range kept {
+		answer(nil)
+	}
+}
+
+// ---- the device ----
+
+type fakeDevice struct {
+	w      *world
+	volume block.Device
+	users  string
+	done   chan struct{}
+	once   sync.Once
+}
+
+func (w *world) export(_ context.Context, v block.Device, name block.VolumeName) (Exported, error) {
+	d := &fakeDevice{w: w, volume: v, done: make(chan struct{})}
+	w.mu.Lock()
+	w.device = d
+	w.mu.Unlock()
+	w.did("export %s", name)
+	return d, nil
+}
+
+func (d *fakeDevice) Path() string          { return "/dev/weft/db1" }
+func (d *fakeDevice) Done() <-chan struct{} { return d.done }
+
+func (d *fakeDevice) Close(_ context.Context, force bool) error {
+	d.w.mu.Lock()
+	users := d.users
+	d.w.mu.Unlock()
+	if users != "" && !force {
+		return fmt.Errorf("%w: %s has it open", blockdev.ErrBusy, users)
+	}
+	d.once.Do(func() {
+		close(d.done)
+		d.w.mu.Lock()
+		d.w.device = nil
+		d.w.mu.Unlock()
+		d.w.did("close%s", map[bool]string{true: " by force"}[force])
+	})
+	return nil
+}
+
+func (w *world) opened(by string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.device.users = by
+}
+
+// write begins a write of one block through the device.
+func (w *world) write(at int64, value byte) <-chan error {
+	w.t.Helper()
+	w.mu.Lock()
+	d := w.device
+	w.mu.Unlock()
+	if d == nil {
+		w.t.Fatal("write: there is no device")
+	}
+	done := make(chan error, 1)
+	go func() { done <- block.WriteAt(d.volume, bytes.Repeat([]byte{value}, 512), at) }()
+	return done
+}
+
+func (w *world) read(at int64) (byte, error) {
+	w.mu.Lock()
+	d := w.device
+	w.mu.Unlock()
+	p := make([]byte, 512)
+	err := block.ReadAt(d.volume, p, at)
+	return p[0], err
+}
+
+// holds reports what a leg has at an offset.
+func (w *world) holds(column, copy int, at int64) byte {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.legs[legID(column, copy)].data[at]
+}
+
+func pending(done <-chan error) bool {
+	synctest.Wait()
+	return len(done) == 0
+}
+
+// ---- the manager ----
+
+type manager struct {
+	pb.AgentsClient
+	world *world
+}
+
+func (m manager) ask(ctx context.Context, what string) error {
+	w := m.world
+	w.mu.Lock()
+	deaf, refused := w.deaf, w.refused
+	w.mu.Unlock()
+	if deaf != nil {
+		select {
+		case <-deaf:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if refused != nil {
+		return refused
+	}
+	w.did("%s", what)
+	return nil
+}
+
+func (m manager) RecordStale(ctx context.Context, r *pb.RecordStaleRequest, _ ...grpc.CallOption) (*pb.RecordStaleResponse, error) {
+	return &pb.RecordStaleResponse{}, m.ask(ctx, "record-stale "+m.names(r.GetLegIds()))
+}
+
+func (m manager) RecordInSync(ctx context.Context, r *pb.RecordInSyncRequest, _ ...grpc.CallOption) (*pb.RecordInSyncResponse, error) {
+	var legs []string
+	for _, l := range r.GetLegs() {
+		legs = append(legs, l.GetLegId())
+	}
+	return &pb.RecordInSyncResponse{}, m.ask(ctx, fmt.Sprintf("record-in-sync %s", m.names(legs)))
+}
+
+func (m manager) names(ids []string) string {
+	var all []string
+	for _, id := range ids {
+		leg, _ := block.ParseLegID(id)
+		all = append(all, m.world.legs[leg].name)
+	}
+	return strings.Join(all, " ")
+}
+
+func refusal(reason string) error {
+	s, _ := status.New(codes.FailedPrecondition, "refused").WithDetails(&errdetails.ErrorInfo{Domain: "weft.dev", Reason: reason})
+	return s.Err()
+}
