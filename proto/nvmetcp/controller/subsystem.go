@@ -4,20 +4,26 @@ package controller
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
 // Host is who may connect to a subsystem.
 type Host struct {
 	NQN block.NQN
-	// HostKey is the DH-HMAC-CHAP secret (DHHC-1:…) with which the host must
-	// prove itself; empty: it need not.
-	HostKey Secret
+	// HostKey is the DH-HMAC-CHAP secret that the host must prove to know; zero:
+	// it need not prove anything.
+	HostKey dhchap.Key
 	// ControllerKey is the secret with which the controller proves itself, if
 	// the host asks for it.
-	ControllerKey Secret
+	ControllerKey dhchap.Key
 }
 
 // SubsystemConfig is what a subsystem is made of.
@@ -61,36 +67,312 @@ type ControllerInfo struct {
 	Queues  int       // I/O queues that are connected
 }
 
+// Errors of a Subsystem's methods, wrapped.
+var (
+	ErrExists  = errors.New("exists already")
+	ErrUnknown = errors.New("no such namespace")
+)
+
 // Subsystem is what a host connects to: namespaces, and who may use them.
 // All methods may be called from any goroutine.
-type Subsystem struct{}
+type Subsystem struct {
+	t         *Target
+	cfg       SubsystemConfig // Hosts and AllowAnyHost are in admission
+	discovery bool
+	counters  counters
+
+	table atomic.Pointer[map[uint32]*namespace] // replaced as a whole
+
+	// Guarded by t.mu.
+	closed       bool
+	hosts        map[block.NQN]Host
+	allowAny     bool
+	associations map[uint16]*association // until their commands have left the Devices
+	nextID       uint16
+	leaving      map[uint32]*namespace // removed, and perhaps not drained
+}
+
+func newSubsystem(t *Target, c SubsystemConfig) (*Subsystem, error) {
+	if c.Model == "" {
+		c.Model = "Weft"
+	}
+	if c.Firmware == "" {
+		c.Firmware = "1"
+	}
+	if c.CntlidMin == 0 && c.CntlidMax == 0 {
+		c.CntlidMin, c.CntlidMax = 1, maxCntlid
+	}
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	s := &Subsystem{t: t, cfg: c, associations: map[uint16]*association{}, nextID: c.CntlidMin, leaving: map[uint32]*namespace{}}
+	s.table.Store(&map[uint32]*namespace{})
+	hosts, err := hostMap(c.Hosts, c.AllowAnyHost)
+	s.hosts, s.allowAny = hosts, c.AllowAnyHost
+	return s, err
+}
+
+const maxCntlid = 65519 // higher ones have meanings of their own (Base, 3.1.1)
+
+func (c SubsystemConfig) check() error {
+	if _, err := block.ParseNQN(string(c.NQN)); err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		name, text string
+		max        int
+	}{{"serial", c.Serial, 20}, {"model", c.Model, 40}, {"firmware", c.Firmware, 8}} {
+		if len(f.text) > f.max || slices.ContainsFunc([]byte(f.text), func(b byte) bool { return b < 0x20 || b > 0x7e }) {
+			return fmt.Errorf("%s %q: must be at most %d printable ASCII characters", f.name, f.text, f.max)
+		}
+	}
+	if c.CntlidMin == 0 || c.CntlidMin > c.CntlidMax || c.CntlidMax > maxCntlid {
+		return fmt.Errorf("controller ids %d to %d: must be within 1 to %d", c.CntlidMin, c.CntlidMax, maxCntlid)
+	}
+	return nil
+}
+
+func hostMap(hosts []Host, allowAny bool) (map[block.NQN]Host, error) {
+	if allowAny && len(hosts) > 0 {
+		return nil, errors.New("either hosts are named or any may connect")
+	}
+	m := map[block.NQN]Host{}
+	for _, h := range hosts {
+		if _, err := block.ParseNQN(string(h.NQN)); err != nil {
+			return nil, fmt.Errorf("host: %w", err)
+		}
+		if h.HostKey.IsZero() && !h.ControllerKey.IsZero() {
+			return nil, fmt.Errorf("host %s: a controller key without a host key", h.NQN)
+		}
+		m[h.NQN] = h
+	}
+	return m, nil
+}
 
 // NQN is the subsystem's name.
-func (s *Subsystem) NQN() block.NQN { panic("soon") }
+func (s *Subsystem) NQN() block.NQN { return s.cfg.NQN }
+
+// admitsLocked reports whether a host may connect.
+func (s *Subsystem) admitsLocked(n block.NQN) bool {
+	_, ok := s.hosts[n]
+	return ok || s.allowAny || s.discovery
+}
 
 // SetHosts replaces the hosts that may connect. Controllers of hosts that may no
-// longer are killed (but not waited for: see Close and RemoveNamespace).
-func (s *Subsystem) SetHosts(hosts []Host, allowAny bool) error { panic("soon") }
+// longer are killed (but not waited for: see Close and RemoveNamespace). Keys
+// count from the next connection on.
+func (s *Subsystem) SetHosts(hosts []Host, allowAny bool) error {
+	m, err := hostMap(hosts, allowAny)
+	if err != nil {
+		return fmt.Errorf("set hosts of %s: %w", s.cfg.NQN, err)
+	}
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	s.hosts, s.allowAny = m, allowAny
+	for _, a := range s.associations {
+		if !s.admitsLocked(a.host.NQN) {
+			a.kill(errors.New("the host may no longer connect"))
+		}
+	}
+	s.t.discoveryChangedLocked()
+	return nil
+}
 
-// AddNamespace adds a namespace; hosts are told. ErrExists if the NSID is taken.
-func (s *Subsystem) AddNamespace(c NamespaceConfig) error { panic("soon") }
+// namespace finds one by its id; nil if there is none.
+func (s *Subsystem) namespace(nsid uint32) *namespace { return (*s.table.Load())[nsid] }
+
+// namespaces lists them in order of their ids.
+func (s *Subsystem) namespaces() []*namespace {
+	return slices.SortedFunc(maps.Values(*s.table.Load()), func(a, b *namespace) int {
+		if a.cfg.NSID < b.cfg.NSID {
+			return -1
+		}
+		return 1
+	})
+}
+
+// changeLocked replaces the table by a changed copy.
+func (s *Subsystem) changeLocked(change func(map[uint32]*namespace)) {
+	m := maps.Clone(*s.table.Load())
+	change(m)
+	s.table.Store(&m)
+}
+
+// AddNamespace adds a namespace; hosts are told. ErrExists if the NSID is taken,
+// also by one that was removed and still has commands in its Device.
+func (s *Subsystem) AddNamespace(c NamespaceConfig) error {
+	n, err := newNamespace(c)
+	if err != nil {
+		return fmt.Errorf("add to %s: %w", s.cfg.NQN, err)
+	}
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	switch {
+	case s.closed:
+		return fmt.Errorf("add namespace %d to %s: %w", c.NSID, s.cfg.NQN, ErrClosed)
+	case s.namespace(c.NSID) != nil || s.leaving[c.NSID] != nil:
+		return fmt.Errorf("add namespace %d to %s: %w", c.NSID, s.cfg.NQN, ErrExists)
+	case len(*s.table.Load()) >= maxNamespaces:
+		return fmt.Errorf("add namespace %d to %s: it has %d already", c.NSID, s.cfg.NQN, maxNamespaces)
+	}
+	s.changeLocked(func(m map[uint32]*namespace) { m[c.NSID] = n })
+	s.namespaceChangedLocked(c.NSID)
+	return nil
+}
+
+// maxNamespaces is what Identify says of NN and MNAN.
+const maxNamespaces = 1024
 
 // RemoveNamespace removes a namespace and returns when no command that came
 // through it is in its Device. It does not wait for hosts, only for the Device.
 // If ctx ends before, the namespace is removed, and not yet drained: call again.
-func (s *Subsystem) RemoveNamespace(ctx context.Context, nsid uint32) error { panic("soon") }
+// ErrUnknown if there is none.
+func (s *Subsystem) RemoveNamespace(ctx context.Context, nsid uint32) error {
+	n := s.withdraw(nsid)
+	if n == nil {
+		return fmt.Errorf("remove namespace %d of %s: %w", nsid, s.cfg.NQN, ErrUnknown)
+	}
+	if err := n.gate.drain(ctx); err != nil {
+		return fmt.Errorf("remove namespace %d of %s: commands are still in its device: %w", nsid, s.cfg.NQN, err)
+	}
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	if s.leaving[nsid] == n {
+		delete(s.leaving, nsid)
+	}
+	return nil
+}
 
-// ResizeNamespace reads the Device's geometry again and tells the hosts.
-func (s *Subsystem) ResizeNamespace(nsid uint32) error { panic("soon") }
+// withdraw takes a namespace out of the table, or finds one that is out.
+func (s *Subsystem) withdraw(nsid uint32) *namespace {
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	n := s.namespace(nsid)
+	if n == nil {
+		return s.leaving[nsid]
+	}
+	s.leaving[nsid] = n
+	s.changeLocked(func(m map[uint32]*namespace) { delete(m, nsid) })
+	n.gone.Store(true)
+	s.namespaceChangedLocked(nsid)
+	return n
+}
+
+// ResizeNamespace reads the Device's geometry again and tells the hosts. A block
+// size that changes is refused.
+func (s *Subsystem) ResizeNamespace(nsid uint32) error {
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	n := s.namespace(nsid)
+	if n == nil {
+		return fmt.Errorf("resize namespace %d of %s: %w", nsid, s.cfg.NQN, ErrUnknown)
+	}
+	if now, was := n.cfg.Device.Geometry().BlockSize, n.shape.Load().BlockSize; now != was {
+		return fmt.Errorf("resize namespace %d of %s: blocks were %v and are %v", nsid, s.cfg.NQN, was, now)
+	}
+	if err := n.measure(); err != nil {
+		return fmt.Errorf("resize of %s: %w", s.cfg.NQN, err)
+	}
+	s.namespaceChangedLocked(nsid)
+	return nil
+}
 
 // SetANAGroup moves a namespace to another group; hosts are told.
-func (s *Subsystem) SetANAGroup(nsid, group uint32) error { panic("soon") }
+func (s *Subsystem) SetANAGroup(nsid, group uint32) error {
+	if group == 0 || group > maxANAGroups {
+		return fmt.Errorf("ANA group %d: must be 1 to %d", group, maxANAGroups)
+	}
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	n := s.namespace(nsid)
+	if n == nil {
+		return fmt.Errorf("set ANA group of namespace %d of %s: %w", nsid, s.cfg.NQN, ErrUnknown)
+	}
+	if n.group.Swap(group) != group {
+		for _, a := range s.associations {
+			a.notify(eventANA)
+		}
+		s.t.anaChanges.Add(1)
+	}
+	return nil
+}
 
-// Controllers lists the associations there are.
-func (s *Subsystem) Controllers() []ControllerInfo { panic("soon") }
+// Controllers lists the associations there are, also those that are killed and
+// have commands in a Device still.
+func (s *Subsystem) Controllers() []ControllerInfo {
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	var all []ControllerInfo
+	for _, a := range s.associations {
+		all = append(all, a.info())
+	}
+	slices.SortFunc(all, func(a, b ControllerInfo) int { return int(a.ID) - int(b.ID) })
+	return all
+}
 
 // Close removes the subsystem, kills its connections, and returns when every
 // command that came through it has left its Devices: nothing of any host can
 // reach the medium any more. If ctx ends before, that is not so yet (the error
 // wraps ctx's): nobody can connect any more, and Close may be called again.
-func (s *Subsystem) Close(ctx context.Context) error { panic("soon") }
+func (s *Subsystem) Close(ctx context.Context) error {
+	s.shut()
+	if err := s.drain(ctx); err != nil {
+		return fmt.Errorf("close subsystem %s: commands are still in its devices: %w", s.cfg.NQN, err)
+	}
+	return nil
+}
+
+// shut lets nobody in any more, and kills who is in.
+func (s *Subsystem) shut() {
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	s.closed = true
+	if s.t.subsystems[s.cfg.NQN] == s {
+		delete(s.t.subsystems, s.cfg.NQN)
+	}
+	for p := range s.t.ports {
+		delete(p.linked, s)
+	}
+	for _, a := range s.associations {
+		a.kill(errors.New("the subsystem is closed"))
+	}
+	for _, n := range s.namespaces() {
+		n.gone.Store(true)
+	}
+	s.t.discoveryChangedLocked()
+}
+
+// drain returns when all commands that are in a Device now have left it.
+func (s *Subsystem) drain(ctx context.Context) error {
+	s.t.mu.Lock()
+	all := s.namespaces()
+	all = slices.AppendSeq(all, maps.Values(s.leaving))
+	s.t.mu.Unlock()
+	for _, n := range all {
+		if err := n.gate.drain(ctx); err != nil {
+			return fmt.Errorf("namespace %d: %w", n.cfg.NSID, err)
+		}
+	}
+	return nil
+}
+
+// namespaceChangedLocked tells the hosts.
+func (s *Subsystem) namespaceChangedLocked(nsid uint32) {
+	for _, a := range s.associations {
+		a.namespaceChanged(nsid)
+	}
+}
+
+// newIDLocked finds a controller id that is not in use, the longest unused first.
+func (s *Subsystem) newIDLocked() (uint16, bool) {
+	for range int(s.cfg.CntlidMax-s.cfg.CntlidMin) + 1 {
+		id := s.nextID
+		if s.nextID++; s.nextID > s.cfg.CntlidMax {
+			s.nextID = s.cfg.CntlidMin
+		}
+		if s.associations[id] == nil {
+			return id, true
+		}
+	}
+	return 0, false
+}

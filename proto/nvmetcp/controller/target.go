@@ -7,11 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp"
 )
 
 // Config holds the limits of a Target. Zero values mean the default that is named.
@@ -77,8 +81,8 @@ func (c Config) check() error {
 	switch {
 	case c.MDTS < 4*block.KiB || c.MDTS > 64*block.MiB || c.MDTS&(c.MDTS-1) != 0:
 		return fmt.Errorf("MDTS %v: must be a power of two from 4KiB to 64MiB", c.MDTS)
-	case c.InCapsule%16 != 0 || c.InCapsule < 4*block.KiB || c.InCapsule > block.MiB:
-		return fmt.Errorf("InCapsule %v: must be a multiple of 16 from 4KiB to 1MiB", c.InCapsule)
+	case c.InCapsule%16 != 0 || c.InCapsule < 4*block.KiB || c.InCapsule > 64*block.KiB:
+		return fmt.Errorf("InCapsule %v: must be a multiple of 16 from 4KiB to 64KiB", c.InCapsule)
 	case c.MaxIOQueues < 1 || c.MaxIOQueues > 1024:
 		return fmt.Errorf("MaxIOQueues %d: must be 1 to 1024", c.MaxIOQueues)
 	case c.QueueDepth < 2 || c.QueueDepth > 4096:
@@ -93,15 +97,23 @@ var ErrClosed = errors.New("closed")
 // Target is a set of subsystems and the ports through which hosts reach them.
 // All methods may be called from any goroutine.
 type Target struct {
-	cfg Config
-	log *slog.Logger
+	cfg         Config
+	log         *slog.Logger
+	memory      memory
+	memoryLimit int
+	door        *door
+	anaChanges  atomic.Uint64 // CHGCNT of the ANA log
 
+	// mu guards how subsystems, ports and associations hang together. It is not
+	// taken by I/O. Below it come association.mu and conn.mu.
 	mu         sync.Mutex
 	closed     bool
 	subsystems map[block.NQN]*Subsystem
 	ports      map[*Port]struct{}
 	discovery  *Subsystem // reached through every port
-	door       door
+	generation uint64     // of what discovery says
+	perHost    map[block.NQN]int
+	burials    sync.WaitGroup // associations whose commands are leaving the Devices
 }
 
 // New makes a Target that serves nothing yet. The error names the field of c
@@ -111,20 +123,88 @@ func New(c Config) (*Target, error) {
 	if err != nil {
 		return nil, fmt.Errorf("controller config: %w", err)
 	}
-	t := &Target{cfg: c, log: c.Log, subsystems: map[block.NQN]*Subsystem{}, ports: map[*Port]struct{}{}}
+	t := &Target{
+		cfg: c, log: c.Log, memoryLimit: int(c.MemoryPerConnection), generation: 1,
+		subsystems: map[block.NQN]*Subsystem{}, ports: map[*Port]struct{}{}, perHost: map[block.NQN]int{},
+	}
+	t.door = newDoor(&t.cfg)
+	t.discovery, err = newSubsystem(t, SubsystemConfig{NQN: nvmetcp.DiscoveryNQN, Serial: "discovery"})
+	if err != nil {
+		return nil, err
+	}
+	t.discovery.discovery = true
 	return t, nil
 }
 
-// AddSubsystem adds a subsystem that no port is linked to yet.
-func (t *Target) AddSubsystem(c SubsystemConfig) (*Subsystem, error) { panic("soon") }
+// AddSubsystem adds a subsystem that no port is linked to yet. ErrExists if its
+// name is taken.
+func (t *Target) AddSubsystem(c SubsystemConfig) (*Subsystem, error) {
+	s, err := newSubsystem(t, c)
+	if err != nil {
+		return nil, fmt.Errorf("add subsystem %s: %w", c.NQN, err)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.closed:
+		return nil, fmt.Errorf("add subsystem %s: %w", c.NQN, ErrClosed)
+	case t.subsystems[c.NQN] != nil || c.NQN == nvmetcp.DiscoveryNQN:
+		return nil, fmt.Errorf("add subsystem %s: %w", c.NQN, ErrExists)
+	}
+	t.subsystems[c.NQN] = s
+	return s, nil
+}
 
 // Subsystem finds a subsystem by its name; nil if there is none.
-func (t *Target) Subsystem(nqn block.NQN) *Subsystem { panic("soon") }
+func (t *Target) Subsystem(nqn block.NQN) *Subsystem {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.subsystems[nqn]
+}
 
 // Serve accepts connections from l until the Port or the Target is closed; l is
 // then closed too. Every port answers for the discovery subsystem; others have to
-// be linked.
-func (t *Target) Serve(l net.Listener, c PortConfig) (*Port, error) { panic("soon") }
+// be linked. ErrExists if the port's id is taken.
+func (t *Target) Serve(l net.Listener, c PortConfig) (*Port, error) {
+	p := &Port{t: t, cfg: c, l: l, linked: map[*Subsystem]struct{}{}}
+	p.ana.Store(&map[uint32]nvmetcp.ANAState{})
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return nil, fmt.Errorf("serve port %d: %w", c.ID, ErrClosed)
+	}
+	for other := range t.ports {
+		if other.cfg.ID == c.ID {
+			return nil, fmt.Errorf("serve port %d: %w", c.ID, ErrExists)
+		}
+	}
+	t.ports[p] = struct{}{}
+	p.accepting.Add(1)
+	go p.accept()
+	return p, nil
+}
 
-// Close closes the ports and the subsystems, as Subsystem.Close does.
-func (t *Target) Close(ctx context.Context) error { panic("soon") }
+// Close closes the ports and the subsystems, as Subsystem.Close does, and waits
+// until the target's goroutines have ended.
+func (t *Target) Close(ctx context.Context) error {
+	t.mu.Lock()
+	t.closed = true
+	ports, subsystems := slices.Collect(maps.Keys(t.ports)), slices.Collect(maps.Values(t.subsystems))
+	t.mu.Unlock()
+	var errs []error
+	for _, s := range subsystems {
+		s.shut()
+	}
+	for _, p := range ports {
+		errs = append(errs, p.Close())
+	}
+	for _, s := range subsystems {
+		errs = append(errs, s.Close(ctx))
+	}
+	t.door.close()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	t.burials.Wait()
+	return nil
+}

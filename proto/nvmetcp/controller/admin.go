@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"weft.dev/weft/proto/nvmetcp"
+)
+
+// admin does a command of the admin queue.
+func (c *conn) admin(r *request, p *nvmetcp.PDU, q *queue) error {
+	a := q.ctrl
+	op := r.cmd.Opcode()
+	if op == nvmetcp.AdminKeepAlive {
+		r.finish(nvmetcp.Success)
+		return nil
+	}
+	if status := a.operational(); status != nvmetcp.Success {
+		r.finish(status)
+		return nil
+	}
+	switch op {
+	case nvmetcp.AdminIdentify:
+		c.answer(r, nvmetcp.IdentifySize, (*request).identify)
+	case nvmetcp.AdminGetLogPage:
+		c.logPage(r)
+	case nvmetcp.AdminGetFeatures:
+		c.getFeature(r, a)
+	case nvmetcp.AdminSetFeatures:
+		return c.setFeature(r, p, a)
+	case nvmetcp.AdminAsyncEvent:
+		a.takeEventRequest(r)
+	case nvmetcp.AdminAbort:
+		r.abort(a)
+	default:
+		r.finish(nvmetcp.InvalidOpcode | dnr)
+	}
+	return nil
+}
+
+// abort ends an Asynchronous Event Request if that is what it names. Nothing
+// else is ended early: what is in a Device can not be called back, and what
+// waits for the host is the host's to finish (Base, 5.1: best effort).
+func (r *request) abort(a *association) {
+	if uint16(r.cmd.CDW(10)) == 0 && a.abortEvent(uint16(r.cmd.CDW(10)>>16)) {
+		r.finish(nvmetcp.Success)
+		return
+	}
+	r.result = 1 // not aborted
+	r.finish(nvmetcp.Success)
+}
+
+// respond copies a data structure into the reply and ends the command.
+func (r *request) respond(b []byte) {
+	clear(r.data[copy(r.data, b):])
+	r.reply = r.data
+	r.finish(nvmetcp.Success)
+}
+
+func (r *request) association() *association { return r.c.bound.Load().ctrl }

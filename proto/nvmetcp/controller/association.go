@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp"
+)
+
+// association is a controller: what a host gets by connecting an admin queue.
+//
+//	            CC.EN                 CC.SHN
+//	disabled ──────────▶ enabled ──────────────▶ shut down
+//	    any of them ── kill ──▶ dead ── commands left the Devices ──▶ gone
+type association struct {
+	sub     *Subsystem
+	port    *Port
+	id      uint16
+	host    block.Host
+	address string
+	since   time.Time
+	enabled atomic.Bool // CC.EN and CSTS.RDY
+	alive   atomic.Bool // something came since the keep-alive timer last looked
+	dead    atomic.Bool
+	gone    chan struct{} // closed when its commands have left the Devices
+	killed  chan struct{} // closed when it is dead
+
+	mu       sync.Mutex
+	why      error
+	queues   map[uint16]*conn
+	cc       uint32
+	csts     nvmetcp.ControllerStatus
+	kato     time.Duration
+	timer    *time.Timer
+	quiet    time.Duration // since something came
+	events   events
+	features features
+}
+
+// errReplaced is why OnePerHost kills.
+var errReplaced = errors.New("the host has connected again")
+
+// admit makes an association for a host that connects to s through p, or says
+// with which status it is refused.
+func (p *Port) newAssociation(s *Subsystem, host block.Host, c *conn) (*association, []*association, error) {
+	t := p.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s.closed || p.closed {
+		return nil, nil, ErrClosed
+	}
+	if t.perHost[host.NQN] >= t.cfg.MaxControllersPerHost {
+		return nil, nil, fmt.Errorf("the host has %d controllers", t.perHost[host.NQN])
+	}
+	id, ok := s.newIDLocked()
+	if !ok {
+		return nil, nil, errors.New("no controller id is free")
+	}
+	a := &association{
+		sub: s, port: p, id: id, host: host, address: c.address, since: time.Now(), features: newFeatures(),
+		gone: make(chan struct{}), killed: make(chan struct{}), queues: map[uint16]*conn{0: c},
+	}
+	var older []*association
+	if s.cfg.OnePerHost {
+		for _, o := range s.associations {
+			if o.host.NQN == host.NQN {
+				o.kill(errReplaced)
+				older = append(older, o)
+			}
+		}
+	}
+	s.associations[id] = a
+	t.perHost[host.NQN]++
+	return a, older, nil
+}
+
+// kill closes the association's connections; commands that are in Devices stay
+// there, and bury waits for them. It may be called again.
+func (a *association) kill(why error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.dead.Swap(true) {
+		return
+	}
+	a.why = why
+	close(a.killed)
+	if a.timer != nil {
+		a.timer.Stop()
+	}
+	for _, c := range a.queues {
+		c.close()
+	}
+	a.sub.t.log.Info("controller ends", "subsystem", a.sub.cfg.NQN, "cntlid", a.id, "host", a.host.NQN, "address", a.address, "reason", why)
+	a.sub.t.burials.Add(1)
+	go a.bury()
+}
+
+// bury gives the controller id back when no command of a is in a Device.
+func (a *association) bury() {
+	defer a.sub.t.burials.Done()
+	a.sub.drain(context.Background()) // ends: its context does not
+	t := a.sub.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(a.sub.associations, a.id)
+	if t.perHost[a.host.NQN]--; t.perHost[a.host.NQN] == 0 {
+		delete(t.perHost, a.host.NQN)
+	}
+	close(a.gone)
+}
+
+// lose is called when a connection of a has ended.
+func (a *association) lose(c *conn, why error) {
+	q := c.bound.Load()
+	a.mu.Lock()
+	if a.queues[q.id] == c {
+		delete(a.queues, q.id)
+	}
+	a.mu.Unlock()
+	if q.id == 0 {
+		a.kill(why)
+	}
+}
+
+// join adds an I/O queue.
+func (a *association) join(c *conn, id uint16) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case a.dead.Load():
+		return ErrClosed
+	case a.queues[id] != nil:
+		return ErrExists
+	}
+	a.queues[id] = c
+	return nil
+}
+
+// operational says whether I/O commands are accepted.
+func (a *association) operational() nvmetcp.Status {
+	if !a.enabled.Load() {
+		return nvmetcp.CommandSequenceError | dnr
+	}
+	return nvmetcp.Success
+}
+
+// setKATO starts the keep-alive timer anew; 0 stops it. Any command keeps alive
+// (traffic based keep alive, Base, 3.9), so the timer looks at what came four
+// times in that period: a silent host is given up after 1.25 to 1.5 of it.
+func (a *association) setKATO(d time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.timer != nil {
+		a.timer.Stop()
+		a.timer = nil
+	}
+	a.kato, a.quiet = d, 0
+	if d > 0 && !a.dead.Load() {
+		a.timer = time.AfterFunc(d/4, a.look)
+	}
+}
+
+func (a *association) look() {
+	a.mu.Lock()
+	if a.timer == nil || a.dead.Load() {
+		a.mu.Unlock()
+		return
+	}
+	a.quiet += a.kato / 4
+	if a.alive.Swap(false) {
+		a.quiet = 0
+	}
+	expired := a.quiet >= a.kato+a.kato/4 // Linux's host may be silent for all of it
+	if !expired {
+		a.timer.Reset(a.kato / 4)
+	}
+	a.mu.Unlock()
+	if expired {
+		a.kill(fmt.Errorf("nothing came for %v: the keep-alive timer expired", a.kato))
+	}
+}
+
+// info tells of a.
+func (a *association) info() ControllerInfo {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n := len(a.queues)
+	if a.queues[0] != nil {
+		n--
+	}
+	return ControllerInfo{ID: a.id, Host: a.host, Port: a.port.cfg.ID, Address: a.address, Since: a.since, Queues: n}
+}
+
+// queueIDs lists the connected queues.
+func (a *association) queueIDs() []uint16 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var ids []uint16
+	for id := range a.queues {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"errors"
+	"fmt"
+
+	"weft.dev/weft/proto/nvmetcp"
+	"weft.dev/weft/proto/nvmetcp/dhchap"
+)
+
+// maxAuthMessage is more than any message of DH-HMAC-CHAP has.
+const maxAuthMessage = 8 << 10
+
+// maxAuthAttempts is how often a host may begin to prove itself before it has.
+// Each beginning costs a DH key.
+const maxAuthAttempts = 3
+
+// proof is where the authentication of a queue stands. It belongs to the reader.
+type proof struct {
+	keys     Host // with a HostKey, or there is nothing to prove
+	machine  *dhchap.Controller
+	attempts int
+	reply    []byte // waits for Authentication Receive
+	err      error  // the transaction has failed; told by reply, then the connection ends
+}
+
+// keysOf finds the secrets for a host.
+func (s *Subsystem) keysOf(a *association) Host {
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	return s.hosts[a.host.NQN]
+}
+
+// errNotProven ends a connection whose host has not proved itself.
+var errNotProven = errors.New("the host has not proved itself")
+
+// authenticate does Authentication Send and Receive (Base, 6.1, 6.2 and 8.13).
+func (c *conn) authenticate(r *request, p *nvmetcp.PDU, q *queue) error {
+	cmd := nvmetcp.ParseAuthCommand(&r.cmd)
+	switch {
+	case q.proof.keys.HostKey.IsZero():
+		r.finish(nvmetcp.InvalidOpcode | dnr)
+	case cmd.Protocol != nvmetcp.AuthProtocol || cmd.SPSP0 != 1 || cmd.SPSP1 != 1 || cmd.Length == 0 || cmd.Length > maxAuthMessage:
+		r.finish(nvmetcp.InvalidField | dnr)
+	case !cmd.Receive:
+		return c.fetch(r, p, int(cmd.Length), int(cmd.Length), (*request).authSend)
+	default:
+		return c.authReceive(r, q, int(cmd.Length))
+	}
+	return nil
+}
+
+// authSend takes a message of the host's. It succeeds whatever the message is;
+// what is wrong with it is said in the reply.
+func (r *request) authSend() {
+	q := r.c.bound.Load()
+	p := &q.proof
+	if kind, _, err := dhchap.KindOf(r.data); err == nil && kind == dhchap.KindNegotiate || p.machine == nil {
+		if err := q.beginProof(); err != nil {
+			p.err = err
+			r.finish(nvmetcp.CommandSequenceError | dnr)
+			return
+		}
+	}
+	reply, done, err := p.machine.Step(r.data)
+	p.reply, p.err = reply, err
+	if done {
+		r.c.introduced()
+		q.proven = true
+	}
+	r.finish(nvmetcp.Success)
+}
+
+func (q *queue) beginProof() error {
+	p := &q.proof
+	if p.attempts++; p.attempts > maxAuthAttempts && !q.proven {
+		return errNotProven
+	}
+	m, err := dhchap.NewController(dhchap.Config{
+		HostNQN: string(q.ctrl.host.NQN), SubsystemNQN: string(q.ctrl.sub.cfg.NQN),
+		HostKey: p.keys.HostKey, ControllerKey: p.keys.ControllerKey,
+	})
+	p.machine = m
+	return err
+}
+
+// authReceive hands the reply out.
+func (c *conn) authReceive(r *request, q *queue, n int) error {
+	p := &q.proof
+	if p.reply == nil || len(p.reply) > n {
+		r.finish(nvmetcp.CommandSequenceError | dnr)
+		return p.end(c)
+	}
+	reply := p.reply
+	p.reply = nil
+	c.answer(r, n, func(r *request) { r.respond(reply) })
+	return p.end(c)
+}
+
+// end is the end of the connection if the transaction has failed.
+func (p *proof) end(c *conn) error {
+	if p.err == nil {
+		return nil
+	}
+	c.rest()
+	return fmt.Errorf("%w: %w", errNotProven, p.err)
+}

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"weft.dev/weft/proto/nvmetcp"
+)
+
+// conn is one connection: one queue of a controller, once it is connected.
+//
+// One goroutine reads what the socket holds and does all the commands in it;
+// completions are gathered, and written with one call before it reads again.
+// When a Device completes from elsewhere while that goroutine waits for the
+// host, whoever completes writes, without blocking. Only if the socket takes no
+// more is there a second goroutine, until it does.
+//
+//	      ┌─────────────▶ free ◀───────────────┐
+//	  capsule                                 sent
+//	      ▼                                    │
+//	wantsMemory ──▶ wantsData ──▶ working ──▶ out
+//	      └────── (reads) ──────────▲
+type conn struct {
+	t       *Target
+	port    *Port
+	sock    *socket
+	log     *slog.Logger
+	address string
+
+	// Of the reader's goroutine.
+	r       *nvmetcp.Reader
+	greeted bool
+	digests nvmetcp.ICReq // what the host asked for
+
+	// Of who holds the token (sending).
+	w      *nvmetcp.Writer
+	batch  []outgoing
+	pieces [][]byte
+
+	mu       sync.Mutex
+	out      []outgoing
+	sending  bool // somebody has the token
+	reading  bool // the reader is busy, and will send when it is not
+	requests []*request
+	free     []*request
+	limit    int // of len(requests)
+	held     int // bytes of memory of requests, without what is in capsules
+	waiting  []*request
+	closing  bool
+
+	bound   atomic.Pointer[queue] // nil until Connect; set once, by the reader
+	writers sync.WaitGroup        // the goroutine that writes to a socket that was full
+
+	dead    atomic.Bool  // closed: nothing goes to a Device any more
+	partial atomic.Int64 // when the PDU that is not whole yet was first waited for, Unix ns; 0: none
+	stuck   atomic.Int64 // when the peer last took something of what waits for it; 0: nothing waits
+	done    chan struct{}
+}
+
+// queue is what Connect makes of a connection.
+type queue struct {
+	ctrl   *association
+	id     uint16
+	size   uint32
+	noFlow bool
+	sqHead uint32 // of who holds the conn's token
+	proven bool   // authenticated, or nothing to prove; the reader's
+	proof  proof
+}
+
+// outgoing is something to be sent: of the request r, or raw bytes.
+type outgoing struct {
+	r    *request
+	kind kind
+	raw  []byte
+}
+
+type kind uint8
+
+const (
+	sendReply kind = iota // data or completion; r is free after
+	sendR2T
+	sendRaw
+)
+
+const (
+	handshakeBuffer = 8 << 10
+	adminBuffer     = 16 << 10
+	ioBuffer        = 256 << 10
+	handshakeSlots  = 4
+	maxBatch        = 128
+	maxH2CData      = 1 << 20
+	adminCapsule    = 8 << 10 // in-capsule data of the admin queue (Base, 6.3)
+)
+
+func newConn(t *Target, p *Port, c net.Conn) *conn {
+	n := &conn{t: t, port: p, sock: newSocket(c), address: remoteHost(c), limit: handshakeSlots, done: make(chan struct{})}
+	n.log = t.log.With("host_address", c.RemoteAddr().String())
+	n.sock.advanced = func() { n.stuck.Store(time.Now().UnixNano()) }
+	n.r = nvmetcp.NewReader(n, nvmetcp.ReaderConfig{Role: nvmetcp.RoleController, MaxCapsuleData: adminCapsule, BufferSize: handshakeBuffer})
+	n.w = nvmetcp.NewWriter(nil, nvmetcp.WriterConfig{})
+	return n
+}
+
+// serve reads until the connection ends, and cleans up after it.
+func (c *conn) serve() {
+	defer close(c.done)
+	defer c.writers.Wait()
+	c.sock.SetReadDeadline(time.Now().Add(c.t.cfg.HandshakeTimeout))
+	err := c.loop()
+	c.flushLast(err)
+	c.close()
+	if q := c.bound.Load(); q != nil {
+		q.ctrl.lose(c, err)
+	} else {
+		c.log.Debug("connection ended before it was connected", "err", err)
+	}
+}
+
+// loop reads and does PDUs until something ends it.
+func (c *conn) loop() error {
+	for {
+		pdu, err := c.r.Next()
+		if err != nil {
+			return err
+		}
+		if err := c.receive(pdu); err != nil {
+			return err
+		}
+		if c.partial.Load() != 0 && !c.r.Partial() {
+			c.partial.Store(0)
+		}
+	}
+}
+
+// Read gives the Reader more bytes; before it waits, everything is answered.
+func (c *conn) Read(p []byte) (int, error) {
+	if c.partial.Load() == 0 && c.r.Partial() {
+		c.partial.Store(time.Now().UnixNano())
+	}
+	c.rest()
+	n, err := c.sock.Read(p)
+	c.mu.Lock()
+	c.reading = true
+	c.mu.Unlock()
+	if q := c.bound.Load(); q != nil {
+		q.ctrl.alive.Store(true)
+	}
+	return n, err
+}
+
+// rest ends a batch: what is done is sent, and completions from now on are sent
+// by those who bring them.
+func (c *conn) rest() {
+	c.mu.Lock()
+	c.reading = false
+	if c.sending || len(c.out) == 0 {
+		c.mu.Unlock()
+		return
+	}
+	c.sending = true
+	c.mu.Unlock()
+	c.send(false)
+}
+
+// close ends the connection. The socket is gone at once; what is in a Device
+// stays there, and its completion is dropped.
+func (c *conn) close() {
+	c.dead.Store(true)
+	c.sock.Close()
+	c.mu.Lock()
+	c.closing = true
+	for i := range c.out {
+		c.out[i] = outgoing{}
+	}
+	c.out, c.waiting = nil, nil
+	c.mu.Unlock()
+}
+
+// receive does one PDU.
+func (c *conn) receive(p *nvmetcp.PDU) error {
+	if !c.greeted {
+		return c.greet(p)
+	}
+	switch p.Type {
+	case nvmetcp.TypeCapsuleCmd:
+		return c.command(p)
+	case nvmetcp.TypeH2CData:
+		return c.data(p)
+	case nvmetcp.TypeH2CTermReq:
+		return c.terminated(p)
+	}
+	return nvmetcp.Fatal(nvmetcp.FESSequence, 0, p.Head, fmt.Sprintf("%v on a connection that is set up", p.Type))
+}
+
+// greet answers ICReq (TCP, 3.1), which must come first.
+func (c *conn) greet(p *nvmetcp.PDU) error {
+	if p.Type != nvmetcp.TypeICReq {
+		return nvmetcp.Fatal(nvmetcp.FESSequence, 0, p.Head, fmt.Sprintf("%v before ICReq", p.Type))
+	}
+	req, err := nvmetcp.ParseICReq(p.Head)
+	if err != nil {
+		return err
+	}
+	c.greeted, c.digests = true, req
+	c.push(outgoing{kind: sendRaw, raw: nvmetcp.ICResp{HeaderDigest: req.HeaderDigest, DataDigest: req.DataDigest, MaxH2CData: maxH2CData}.Append(nil)})
+	c.r.Configure(c.readerConfig(adminCapsule))
+	c.w.Configure(nvmetcp.WriterConfig{HeaderDigest: req.HeaderDigest, DataDigest: req.DataDigest, Align: req.HPDA})
+	return nil
+}
+
+func (c *conn) readerConfig(capsule uint32) nvmetcp.ReaderConfig {
+	return nvmetcp.ReaderConfig{
+		Role: nvmetcp.RoleController, HeaderDigest: c.digests.HeaderDigest, DataDigest: c.digests.DataDigest,
+		MaxCapsuleData: capsule, MaxData: maxH2CData,
+	}
+}
+
+func (c *conn) terminated(p *nvmetcp.PDU) error {
+	data, err := c.r.Data()
+	if err != nil {
+		return err
+	}
+	t, err := nvmetcp.ParseTermReq(append(append([]byte(nil), p.Head...), data...))
+	if err != nil {
+		return err
+	}
+	return &nvmetcp.TerminatedError{TermReq: t}
+}
+
+// flushLast tells the peer what it did wrong. The peer closes when it has read
+// that; it has a second to, so that a reset does not overtake the reason.
+func (c *conn) flushLast(err error) {
+	var fatal *nvmetcp.FatalError
+	if !errors.As(err, &fatal) || c.dead.Load() {
+		return
+	}
+	c.log.Warn("peer broke the protocol", "err", err)
+	c.dead.Store(true)
+	c.mu.Lock()
+	c.out = c.out[:0]
+	c.mu.Unlock()
+	c.sock.SetDeadline(time.Now().Add(time.Second))
+	c.push(outgoing{kind: sendRaw, raw: fatal.TermReq(true).Append(nil)})
+	c.rest()
+	c.writers.Wait()
+	if half, ok := c.sock.Conn.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
+		io.Copy(io.Discard, io.LimitReader(c.sock.Conn, 1<<20))
+	}
+}
+
+func remoteHost(c net.Conn) string {
+	host, _, err := net.SplitHostPort(c.RemoteAddr().String())
+	if err != nil {
+		return c.RemoteAddr().String()
+	}
+	return host
+}

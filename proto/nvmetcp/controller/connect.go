@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"errors"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp"
+)
+
+// fabrics does a Fabrics command. q is nil before Connect.
+func (c *conn) fabrics(r *request, p *nvmetcp.PDU, q *queue) error {
+	kind := r.cmd.FabricsType()
+	switch {
+	case kind == nvmetcp.FabricsConnect && q != nil, kind != nvmetcp.FabricsConnect && q == nil:
+		r.finish(nvmetcp.CommandSequenceError | dnr)
+	case kind == nvmetcp.FabricsConnect:
+		return c.fetch(r, p, nvmetcp.ConnectDataSize, nvmetcp.ConnectDataSize, (*request).connect)
+	case kind == nvmetcp.FabricsAuthSend || kind == nvmetcp.FabricsAuthRecv:
+		return c.authenticate(r, p, q)
+	case !q.proven:
+		r.finish(nvmetcp.AuthenticationRequired | dnr)
+	case kind == nvmetcp.FabricsDisconnect:
+		return c.disconnect(r, q)
+	case kind == nvmetcp.FabricsPropertyGet && q.id == 0:
+		r.propertyGet(q.ctrl)
+	case kind == nvmetcp.FabricsPropertySet && q.id == 0:
+		r.propertySet(q.ctrl)
+	default:
+		r.finish(nvmetcp.InvalidOpcode | dnr)
+	}
+	return nil
+}
+
+// errDisconnected ends a connection that the host has ended with Disconnect.
+var errDisconnected = errors.New("the host has disconnected")
+
+// disconnect ends an I/O queue (Base, 6.4). The connection is closed when the
+// answer has been sent; the host may do so before.
+func (c *conn) disconnect(r *request, q *queue) error {
+	if q.id == 0 {
+		r.finish(nvmetcp.ConnectInvalidQueueType | dnr)
+		return nil
+	}
+	r.finish(nvmetcp.Success)
+	c.rest()
+	return errDisconnected
+}
+
+// connectError is how a Connect is refused.
+type connectError struct {
+	status nvmetcp.Status
+	result uint64
+	why    string
+}
+
+func (e *connectError) Error() string { return e.why }
+
+// invalid names the field at fault (IATTR and IPO of the answer).
+func invalid(offset uint16, inData bool, why string) *connectError {
+	return &connectError{nvmetcp.ConnectInvalidParameters | dnr, nvmetcp.ConnectInvalid(offset, inData), why}
+}
+
+// connect does a Connect whose data is there (Base, 6.3).
+func (r *request) connect() {
+	c := r.c
+	cmd := nvmetcp.ParseConnect(&r.cmd)
+	data, err := nvmetcp.ParseConnectData(r.data)
+	refused := (*connectError)(nil)
+	if err != nil {
+		refused = invalid(nvmetcp.ConnectFieldSubsystem, true, err.Error())
+	} else {
+		refused = c.join(r, cmd, data)
+	}
+	if refused != nil {
+		c.log.Warn("connect refused", "subsystem", data.Subsystem, "host", data.Host, "queue", cmd.QueueID, "reason", refused.why)
+		r.result = refused.result
+		r.finish(refused.status)
+	}
+}
+
+func (c *conn) join(r *request, cmd nvmetcp.Connect, data nvmetcp.ConnectData) *connectError {
+	switch {
+	case cmd.RecordFormat != 0:
+		return &connectError{nvmetcp.ConnectIncompatibleFormat | dnr, 0, "the record format is not 0"}
+	case cmd.QueueSize < 2 || int(cmd.QueueSize) > c.t.cfg.QueueDepth:
+		return invalid(nvmetcp.ConnectFieldQueueSize, false, "the queue's size can not be")
+	case int(cmd.QueueID) > c.t.cfg.MaxIOQueues:
+		return invalid(nvmetcp.ConnectFieldQueueID, false, "there is no such queue")
+	}
+	if _, err := block.ParseNQN(string(data.Host)); err != nil {
+		return invalid(nvmetcp.ConnectFieldHost, true, err.Error())
+	}
+	s, refused := c.port.find(data)
+	if refused != nil {
+		return refused
+	}
+	if cmd.QueueID == 0 {
+		return c.joinAdmin(r, s, cmd, data)
+	}
+	return c.joinIO(r, s, cmd, data)
+}
+
+// find looks a subsystem up that the host may connect to through the port.
+func (p *Port) find(data nvmetcp.ConnectData) (*Subsystem, *connectError) {
+	p.t.mu.Lock()
+	defer p.t.mu.Unlock()
+	s := p.t.subsystems[data.Subsystem]
+	if data.Subsystem == nvmetcp.DiscoveryNQN {
+		s = p.t.discovery
+	} else if _, ok := p.linked[s]; !ok {
+		return nil, invalid(nvmetcp.ConnectFieldSubsystem, true, "there is no such subsystem")
+	}
+	if !s.admitsLocked(data.Host) {
+		return nil, &connectError{nvmetcp.ConnectInvalidHost | dnr, nvmetcp.ConnectInvalid(nvmetcp.ConnectFieldHost, true), "the host may not connect"}
+	}
+	if data.HostID.IsZero() && !s.discovery {
+		return nil, invalid(nvmetcp.ConnectFieldHostID, true, "the host has no identifier")
+	}
+	return s, nil
+}
+
+// joinAdmin makes an association.
+func (c *conn) joinAdmin(r *request, s *Subsystem, cmd nvmetcp.Connect, data nvmetcp.ConnectData) *connectError {
+	if data.ControllerID != nvmetcp.DynamicController {
+		return invalid(nvmetcp.ConnectFieldControllerID, true, "controllers are dynamic here")
+	}
+	a, older, err := c.port.newAssociation(s, block.Host{NQN: data.Host, ID: data.HostID}, c)
+	if err != nil {
+		return &connectError{nvmetcp.ConnectControllerBusy, 0, err.Error()}
+	}
+	if err := a.await(older, c.t.cfg.StallTimeout); err != nil {
+		a.kill(err)
+		return &connectError{nvmetcp.ConnectControllerBusy, 0, err.Error()}
+	}
+	c.bind(r, a, cmd)
+	a.setKATO(cmd.KATO)
+	c.log.Info("controller begins", "subsystem", s.cfg.NQN, "cntlid", a.id, "host", data.Host)
+	return nil
+}
+
+// await waits until the older associations' commands have left the Devices.
+func (a *association) await(older []*association, patience time.Duration) error {
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	for _, o := range older {
+		select {
+		case <-o.gone:
+		case <-a.killed:
+			return errReplaced
+		case <-late.C:
+			return errors.New("commands of the host's older controller are still in a device")
+		}
+	}
+	return nil
+}
+
+// joinIO adds an I/O queue to an association.
+func (c *conn) joinIO(r *request, s *Subsystem, cmd nvmetcp.Connect, data nvmetcp.ConnectData) *connectError {
+	c.t.mu.Lock()
+	a := s.associations[data.ControllerID]
+	c.t.mu.Unlock()
+	host := block.Host{NQN: data.Host, ID: data.HostID}
+	switch {
+	case a == nil || a.dead.Load() || a.host != host || a.port != c.port:
+		return invalid(nvmetcp.ConnectFieldControllerID, true, "the host has no such controller here")
+	case s.discovery:
+		return invalid(nvmetcp.ConnectFieldQueueID, false, "discovery has no I/O queues")
+	case !a.enabled.Load():
+		return &connectError{nvmetcp.CommandSequenceError | dnr, 0, "the controller is not enabled"}
+	}
+	if err := a.join(c, cmd.QueueID); err != nil {
+		return invalid(nvmetcp.ConnectFieldQueueID, false, "the queue is connected already, or the controller is gone")
+	}
+	c.bind(r, a, cmd)
+	return nil
+}
+
+// bind makes c a queue of a, and answers.
+func (c *conn) bind(r *request, a *association, cmd nvmetcp.Connect) {
+	q := &queue{ctrl: a, id: cmd.QueueID, size: cmd.QueueSize, noFlow: cmd.Attributes&nvmetcp.ConnectNoFlowControl != 0}
+	q.proof.keys = a.sub.keysOf(a)
+	q.proven = q.proof.keys.HostKey.IsZero()
+	buffer := adminBuffer
+	if q.id != 0 {
+		buffer = ioBuffer
+		c.r.Configure(c.readerConfig(uint32(c.t.cfg.InCapsule)))
+	}
+	c.r.Grow(buffer)
+	c.mu.Lock()
+	c.limit = 2*int(cmd.QueueSize) + 1 // a request that was answered is counted until the answer is known to be sent
+	c.mu.Unlock()
+	c.bound.Store(q)
+	if q.proven {
+		c.introduced()
+	}
+	r.result = nvmetcp.ConnectResult{ControllerID: a.id, AuthRequired: !q.proven}.Encode()
+	r.finish(nvmetcp.Success)
+}
+
+// introduced ends the handshake: from here on, keep alive and the stall timeout watch.
+func (c *conn) introduced() {
+	c.sock.SetReadDeadline(time.Time{})
+	c.t.door.known(c)
+}
