@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp"
 	"weft.dev/weft/proto/nvmetcp/backend"
 	"weft.dev/weft/proto/nvmetcp/controller"
 )
@@ -102,8 +103,8 @@ func (o *ourSubsystem) hosts() []controller.Host {
 	}
 	return []controller.Host{{
 		NQN:           a.host.NQN,
-		HostKey:       controller.Secret(a.hostKey.Representation()),
-		ControllerKey: controller.Secret(a.controllerKey.Representation()),
+		HostKey:       a.hostKey,
+		ControllerKey: a.controllerKey,
 	}}
 }
 
@@ -155,8 +156,8 @@ func (o *ourSubsystem) resize(nsid uint32, size int64) {
 
 func (o *ourSubsystem) ana(port int, state anaState) {
 	o.t.Helper()
-	states := map[anaState]controller.ANAState{
-		optimized: controller.ANAOptimized, nonOptimized: controller.ANANonOptimized, inaccessible: controller.ANAInaccessible,
+	states := map[anaState]nvmetcp.ANAState{
+		optimized: nvmetcp.ANAStateOptimized, nonOptimized: nvmetcp.ANAStateNonOptimized, inaccessible: nvmetcp.ANAStateInaccessible,
 	}
 	must(o.t, o.ports[port].SetANA(1, states[state]))
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -197,16 +196,4 @@ func (a *association) info() ControllerInfo {
 		n--
 	}
 	return ControllerInfo{ID: a.id, Host: a.host, Port: a.port.cfg.ID, Address: a.address, Since: a.since, Queues: n}
-}
-
-// queueIDs lists the connected queues.
-func (a *association) queueIDs() []uint16 {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	var ids []uint16
-	for id := range a.queues {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return ids
 }

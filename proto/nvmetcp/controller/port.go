@@ -21,6 +21,11 @@ type PortConfig struct {
 	// Where discovery says that the port is; empty: what the listener says, and
 	// for a listener on all addresses, the one that the asking host came to.
 	Address, Service string
+
+	// Link are linked before the first host is let in: a host that comes to a
+	// port which lacks its subsystem yet is told that there is none, and may take
+	// that for the last word (Linux since 6.10 does).
+	Link []*Subsystem
 }
 
 // maxANAGroups is ANAGRPMAX and NANAGRPID of Identify.

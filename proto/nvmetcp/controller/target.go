@@ -164,7 +164,7 @@ func (t *Target) Subsystem(nqn block.NQN) *Subsystem {
 
 // Serve accepts connections from l until the Port or the Target is closed; l is
 // then closed too. Every port answers for the discovery subsystem; others have to
-// be linked. ErrExists if the port's id is taken.
+// be linked. ErrExists if the port's id is taken; l is then left open.
 func (t *Target) Serve(l net.Listener, c PortConfig) (*Port, error) {
 	p := &Port{t: t, cfg: c, l: l, linked: map[*Subsystem]struct{}{}}
 	p.ana.Store(&map[uint32]nvmetcp.ANAState{})
@@ -178,7 +178,14 @@ func (t *Target) Serve(l net.Listener, c PortConfig) (*Port, error) {
 			return nil, fmt.Errorf("serve port %d: %w", c.ID, ErrExists)
 		}
 	}
+	for _, s := range c.Link {
+		if s.closed || s.t != t {
+			return nil, fmt.Errorf("serve port %d: link %s: %w", c.ID, s.cfg.NQN, ErrClosed)
+		}
+		p.linked[s] = struct{}{}
+	}
 	t.ports[p] = struct{}{}
+	t.discoveryChangedLocked()
 	p.accepting.Add(1)
 	go p.accept()
 	return p, nil
