@@ -81,13 +81,18 @@ func runAll(t *testing.T, l *lab, all []testCase) {
 }
 
 func discoveryListsAll(t *testing.T, l *lab) {
-	const n = 16
-	for range n {
-		s := l.target.serve(t, spec{namespaces: map[uint32]int64{1: mib}, ports: 2})
-		for port := range 2 {
-			if found := l.host.discover(t, s.portal(port), testHost); found[s.nqn()] != 1 {
-				t.Errorf("port %d lists %s %d times: %v", port, s.nqn(), found[s.nqn()], found)
+	const n = 64 // more than one log page holds
+	s := l.target.serve(t, spec{namespaces: map[uint32]int64{1: mib}, ports: 2, more: n})
+	for port := range 2 {
+		found := l.host.discover(t, s.portal(port), testHost)
+		for _, nqn := range append(s.others(), s.nqn()) {
+			if found[nqn] != 1 {
+				t.Errorf("port %d lists %s %d times", port, nqn, found[nqn])
 			}
+		}
+		delete(found, "nqn.2014-08.org.nvmexpress.discovery") // which 6.1 and newer lists too
+		if len(found) != n+1 {
+			t.Errorf("port %d lists %d subsystems, want %d: %v", port, len(found), n+1, found)
 		}
 	}
 }
@@ -220,7 +225,8 @@ func beyondTheEnd(t *testing.T, l *lab) {
 	s, c, d := l.up(t, mib, options{})
 	if path := c.path(1); path != "" {
 		// The block layer knows the end: only a command of one's own gets there.
-		out, err := tryRun("nvme", "read", path, "--start-block=2048", "--block-count=7", "--data-size=4096")
+		lba := lbaSize(path)
+		out, err := tryRun("nvme", "read", path, fmt.Sprintf("--start-block=%d", mib/lba), fmt.Sprintf("--block-count=%d", 4096/lba-1), "--data-size=4096")
 		if err == nil {
 			t.Errorf("reading beyond the end succeeds: %s", out)
 		}
@@ -381,21 +387,25 @@ func writeToGone(t *testing.T, l *lab) {
 func remapped(t *testing.T, l *lab) {
 	s, c, first := l.up(t, mib, options{})
 	must(t, block.WriteAt(first, pattern(unit, 1), 0))
-	for i := range 5 {
+	for i := range 10 { // faster than any host looks
 		s.remove(1)
 		s.add(1, int64(i+2)*mib)
-		eventually(t, "the other namespace is seen", func() bool { return c.namespaces()[1] == int64(i+2)*mib })
-		got := backend.Aligned(unit)
-		eventually(t, "the other namespace is read", func() bool {
-			return block.ReadAt(c.device(1), got, 0) == nil
-		})
-		if !bytes.Equal(got, make([]byte, unit)) {
-			t.Fatal("a new namespace has an old one's data")
-		}
-		must(t, block.WriteAt(c.device(1), pattern(unit, uint64(i+1)), 0))
+	}
+	s.remove(1)
+	eventually(t, "the host has caught up", func() bool { return len(c.namespaces()) == 0 })
+	s.add(1, 13*mib)
+	eventually(t, "the other namespace is seen", func() bool { return c.namespaces()[1] == 13*mib })
+	got := backend.Aligned(unit)
+	must(t, block.ReadAt(c.device(1), got, 0))
+	if !bytes.Equal(got, make([]byte, unit)) {
+		t.Fatal("a new namespace has an old one's data")
 	}
 	if err := block.WriteAt(first, pattern(unit, 9), 0); err == nil {
 		t.Error("the device of a namespace that is gone writes to its successor")
+	}
+	must(t, block.ReadAt(c.device(1), got, 0))
+	if !bytes.Equal(got, make([]byte, unit)) {
+		t.Error("the device of a namespace that is gone has written to its successor")
 	}
 }
 

@@ -38,6 +38,7 @@ type spec struct {
 	ports      int              // 0 means 1
 	queues     int              // I/O queues that a host may have; 0: the target's default
 	allow      *access          // nil: any host, without proof
+	more       int              // so many further subsystems, with nothing in them, on the same ports
 }
 
 // access is one host that may connect, and how it has to prove itself.
@@ -54,6 +55,7 @@ type served interface {
 	nqn() block.NQN
 	portal(port int) string // address:port
 	uuid(nsid uint32) block.UUID
+	others() []block.NQN
 
 	add(nsid uint32, size int64)
 	remove(nsid uint32)

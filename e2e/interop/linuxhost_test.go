@@ -99,7 +99,7 @@ func (linuxHost) discover(t *testing.T, portal string, id block.Host) map[block.
 			NQN block.NQN `json:"subnqn"`
 		} `json:"records"`
 	}
-	if strings.TrimSpace(out) != "" {
+	if strings.HasPrefix(strings.TrimSpace(out), "{") { // else it says that there is nothing
 		if err := json.Unmarshal([]byte(out), &log); err != nil {
 			t.Fatalf("%v in what nvme discover says:\n%s", err, out)
 		}
@@ -130,6 +130,12 @@ func tryRun(name string, args ...string) (string, error) {
 		return string(out) + stderr.String(), err
 	}
 	return string(out), nil
+}
+
+// lbaSize is the size of a logical block of a device.
+func lbaSize(path string) int {
+	n, _ := strconv.Atoi(text("/sys/block/" + filepath.Base(path) + "/queue/logical_block_size"))
+	return n
 }
 
 // heads finds the subsystem's block devices: name to nsid.

@@ -44,6 +44,7 @@ type nvmetSubsystem struct {
 	uuids map[uint32]block.UUID
 	ids   []string // of ports
 	tcp   []int
+	more  []block.NQN
 	up    bool
 }
 
@@ -57,6 +58,9 @@ func (linuxTarget) serve(t *testing.T, s spec) served {
 	for nsid, size := range s.namespaces {
 		n.sizes[nsid], n.uuids[nsid] = size, block.UUIDFromRandom(newID(nsid))
 	}
+	for range s.more {
+		n.more = append(n.more, newNQN())
+	}
 	t.Cleanup(n.stop)
 	n.start(s.queues)
 	return n
@@ -65,6 +69,8 @@ func (linuxTarget) serve(t *testing.T, s spec) served {
 func (n *nvmetSubsystem) nqn() block.NQN              { return n.name }
 func (n *nvmetSubsystem) portal(port int) string      { return fmt.Sprintf("127.0.0.1:%d", n.tcp[port]) }
 func (n *nvmetSubsystem) uuid(nsid uint32) block.UUID { return n.uuids[nsid] }
+
+func (n *nvmetSubsystem) others() []block.NQN { return n.more }
 
 func (n *nvmetSubsystem) path(parts ...string) string {
 	return filepath.Join(append([]string{nvmetRoot, "subsystems", string(n.name)}, parts...)...)
@@ -118,6 +124,14 @@ func (n *nvmetSubsystem) start(queues int) {
 		n.put(n.port(i, "addr_trsvcid"), strconv.Itoa(n.tcp[i]))
 		n.link(i)
 	}
+	for _, nqn := range n.more {
+		dir := filepath.Join(nvmetRoot, "subsystems", string(nqn))
+		n.mkdir(dir)
+		n.put(dir+"/attr_allow_any_host", "1")
+		for i := range n.ids {
+			must(n.t, os.Symlink(dir, n.port(i, "subsystems", string(nqn))))
+		}
+	}
 	n.up = true
 }
 
@@ -129,6 +143,12 @@ func (n *nvmetSubsystem) stop() {
 	n.up = false
 	for i := range n.ids {
 		n.unlink(i)
+		for _, nqn := range n.more {
+			n.gone(n.port(i, "subsystems", string(nqn)))
+		}
+	}
+	for _, nqn := range n.more {
+		n.gone(filepath.Join(nvmetRoot, "subsystems", string(nqn)))
 	}
 	for nsid := range n.sizes {
 		n.disable(nsid)

@@ -30,6 +30,7 @@ type ourSubsystem struct {
 	uuids   map[uint32]block.UUID
 	devices map[uint32]*backend.File
 	tcp     []int
+	more    []block.NQN
 
 	target    *controller.Target
 	subsystem *controller.Subsystem
@@ -48,6 +49,9 @@ func (ourTarget) serve(t *testing.T, s spec) served {
 	for nsid, size := range s.namespaces {
 		o.sizes[nsid], o.uuids[nsid] = size, block.UUIDFromRandom(newID(nsid))
 	}
+	for range s.more {
+		o.more = append(o.more, newNQN())
+	}
 	t.Cleanup(o.stop)
 	o.start(s.queues)
 	return o
@@ -55,6 +59,7 @@ func (ourTarget) serve(t *testing.T, s spec) served {
 
 func (o *ourSubsystem) nqn() block.NQN              { return o.name }
 func (o *ourSubsystem) portal(port int) string      { return fmt.Sprintf("127.0.0.1:%d", o.tcp[port]) }
+func (o *ourSubsystem) others() []block.NQN         { return o.more }
 func (o *ourSubsystem) uuid(nsid uint32) block.UUID { return o.uuids[nsid] }
 
 // start makes everything before it listens: a host that came to a port which
@@ -72,6 +77,12 @@ func (o *ourSubsystem) start(queues int) {
 	for nsid := range o.sizes {
 		o.enable(nsid)
 	}
+	var more []*controller.Subsystem
+	for _, nqn := range o.more {
+		s, err := o.target.AddSubsystem(controller.SubsystemConfig{NQN: nqn, Serial: "WEFT0002", AllowAnyHost: true})
+		must(o.t, err)
+		more = append(more, s)
+	}
 	o.ports = nil
 	for i, tcp := range o.tcp {
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", tcp))
@@ -81,6 +92,9 @@ func (o *ourSubsystem) start(queues int) {
 		must(o.t, err)
 		o.ports = append(o.ports, p)
 		must(o.t, p.Link(o.subsystem))
+		for _, s := range more {
+			must(o.t, p.Link(s))
+		}
 		close(door.open)
 	}
 }
