@@ -62,8 +62,6 @@ func (o *ourSubsystem) portal(port int) string      { return fmt.Sprintf("127.0.
 func (o *ourSubsystem) others() []block.NQN         { return o.more }
 func (o *ourSubsystem) uuid(nsid uint32) block.UUID { return o.uuids[nsid] }
 
-// start makes everything before it listens: a host that came to a port which
-// has no subsystem yet would be told that there is none.
 func (o *ourSubsystem) start(queues int) {
 	o.t.Helper()
 	log := slog.New(slog.NewTextHandler(o.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -77,37 +75,20 @@ func (o *ourSubsystem) start(queues int) {
 	for nsid := range o.sizes {
 		o.enable(nsid)
 	}
-	var more []*controller.Subsystem
+	linked := []*controller.Subsystem{o.subsystem}
 	for _, nqn := range o.more {
 		s, err := o.target.AddSubsystem(controller.SubsystemConfig{NQN: nqn, Serial: "WEFT0002", AllowAnyHost: true})
 		must(o.t, err)
-		more = append(more, s)
+		linked = append(linked, s)
 	}
 	o.ports = nil
 	for i, tcp := range o.tcp {
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", tcp))
 		must(o.t, err)
-		door := &closedDoor{Listener: l, open: make(chan struct{})}
-		p, err := o.target.Serve(door, controller.PortConfig{ID: uint16(i + 1)})
+		p, err := o.target.Serve(l, controller.PortConfig{ID: uint16(i + 1), Link: linked})
 		must(o.t, err)
 		o.ports = append(o.ports, p)
-		must(o.t, p.Link(o.subsystem))
-		for _, s := range more {
-			must(o.t, p.Link(s))
-		}
-		close(door.open)
 	}
-}
-
-// closedDoor lets nobody in until it is open.
-type closedDoor struct {
-	net.Listener
-	open chan struct{}
-}
-
-func (d *closedDoor) Accept() (net.Conn, error) {
-	<-d.open
-	return d.Listener.Accept()
 }
 
 func (o *ourSubsystem) hosts() []controller.Host {
