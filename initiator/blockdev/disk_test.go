@@ -4,7 +4,11 @@ package blockdev
 
 import (
 	"fmt"
+	"os"
 	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
 )
@@ -143,4 +147,42 @@ func (d *memDisk) used() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.pages)
+}
+
+// fileDisk is a Device in a file, so that what was acknowledged outlives the
+// process that serves it.
+type fileDisk struct {
+	f        *os.File
+	geometry block.Geometry
+	delay    time.Duration // of writes
+}
+
+func openFileDisk(path string, g block.Geometry) (*fileDisk, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return &fileDisk{f: f, geometry: g}, f.Truncate(int64(g.Size))
+}
+
+func (d *fileDisk) Geometry() block.Geometry { return d.geometry }
+
+func (d *fileDisk) Submit(io *block.IO) {
+	go func() { io.Complete(d.do(io)) }()
+}
+
+func (d *fileDisk) do(io *block.IO) (err error) {
+	if err := d.geometry.CheckIO(io); err != nil {
+		return err
+	}
+	switch io.Op {
+	case block.OpRead:
+		_, err = d.f.ReadAt(io.Data, io.Off)
+	case block.OpWrite:
+		time.Sleep(d.delay)
+		_, err = d.f.WriteAt(io.Data, io.Off)
+	case block.OpDiscard, block.OpWriteZeroes:
+		err = unix.Fallocate(int(d.f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, io.Off, io.Len)
+	}
+	return err
 }

@@ -227,12 +227,14 @@ func lasting(users []User) bool {
 func (e *Exported) quiesce(ctx context.Context) error {
 	done := make(chan error, 1)
 	go func() {
-		fd, err := unix.Open(e.Node(), unix.O_RDWR|unix.O_CLOEXEC, 0)
-		if err == nil {
-			err = unix.Fsync(fd)
-			unix.Close(fd)
-		}
-		done <- err
+		done <- apart(func() error {
+			fd, err := unix.Open(e.Node(), unix.O_RDWR|unix.O_CLOEXEC, 0)
+			if err == nil {
+				err = unix.Fsync(fd)
+				unix.Close(fd)
+			}
+			return err
+		})
 	}()
 	select {
 	case err := <-done:

@@ -56,17 +56,21 @@ func exportFUSE(_ context.Context, sys system, g *gate, o Options) (_ frontend, 
 			d.unmount()
 		}
 	}()
-	// Not an os.File: Go's poller would ask our own server whether it can read.
-	f, err := unix.Open(fuseFile(o), unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	err = apart(func() error {
+		// Not an os.File: Go's poller would ask our own server whether it can read.
+		f, err := unix.Open(fuseFile(o), unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("open %s: %w", fuseFile(o), err)
+		}
+		defer unix.Close(f)
+		d.loop, err = sys.attachLoop(f, g.geometry.Load().BlockSize, mark(o))
+		return err
+	})
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", fuseFile(o), err)
-	}
-	defer unix.Close(f)
-	if d.loop, err = sys.attachLoop(f, g.geometry.Load().BlockSize, mark(o)); err != nil {
 		return nil, err
 	}
 	if err := d.tune(o); err != nil {
-		return nil, errors.Join(err, sys.detachLoop(d.loop))
+		return nil, errors.Join(err, apart(func() error { return sys.detachLoop(d.loop) }))
 	}
 	d.fs.kept.Store(true)
 	return d, nil
@@ -76,12 +80,17 @@ func exportFUSE(_ context.Context, sys system, g *gate, o Options) (_ frontend, 
 // programs that this process starts, and with it a connection that does not end
 // when the process does.
 func (d *fuseDisk) mount(source string) error {
-	fd, err := unix.Open(d.sys.control("fuse"), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	fds, err := serving.open(func() ([]int, error) {
+		fd, err := unix.Open(d.sys.control("fuse"), unix.O_RDWR|unix.O_CLOEXEC, 0)
+		return []int{fd}, err
+	})
 	if err != nil {
 		return fmt.Errorf("mount fuse: open fuse: %w", err)
 	}
+	fd := fds[0]
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,max_read=%d", fd, os.Geteuid(), os.Getegid(), fuseMaxWrite)
 	if err := unix.Mount(source, d.place, fuseType, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
+		serving.forget(fd)
 		unix.Close(fd)
 		return fmt.Errorf("mount fuse on %s: %w", d.place, err)
 	}
@@ -94,10 +103,12 @@ func (d *fuseDisk) mount(source string) error {
 		DisableSplice:      true,
 		Logger:             log.New(io.Discard, "", 0),
 	})
-	if err != nil {
+	if err != nil { // go-fuse has closed it
+		serving.forget(fd)
 		unix.Unmount(d.place, unix.MNT_FORCE|unix.MNT_DETACH)
 		return fmt.Errorf("serve fuse on %s: %w", d.place, err)
 	}
+	d.fs.onEnd = func() { serving.forget(fd) }
 	go d.server.Serve()
 	return nil
 }
@@ -125,12 +136,14 @@ func (d *fuseDisk) disk() string          { return d.loop }
 func (d *fuseDisk) gone() <-chan struct{} { return d.ended }
 
 func (d *fuseDisk) resize(block.Size) error {
-	// The loop driver takes the size that the file had when somebody last asked.
-	var st unix.Stat_t
-	if err := unix.Stat(filepath.Join(d.place, d.fs.name), &st); err != nil {
-		return fmt.Errorf("resize %s: %w", d.loop, err)
-	}
-	err := d.sys.onLoop(d.loop, func(fd int) error { return unix.IoctlSetInt(fd, unix.LOOP_SET_CAPACITY, 0) })
+	err := apart(func() error {
+		// The loop driver takes the size that the file had when somebody last asked.
+		var st unix.Stat_t
+		if err := unix.Stat(filepath.Join(d.place, d.fs.name), &st); err != nil {
+			return err
+		}
+		return d.sys.onLoop(d.loop, func(fd int) error { return unix.IoctlSetInt(fd, unix.LOOP_SET_CAPACITY, 0) })
+	})
 	if err != nil {
 		return fmt.Errorf("resize %s: %w", d.loop, err)
 	}
@@ -138,7 +151,7 @@ func (d *fuseDisk) resize(block.Size) error {
 }
 
 func (d *fuseDisk) stop(ctx context.Context) error {
-	if err := d.sys.detachLoop(d.loop); err != nil {
+	if err := apart(func() error { return d.sys.detachLoop(d.loop) }); err != nil {
 		return err
 	}
 	patience := time.NewTimer(2 * time.Second)
@@ -150,7 +163,7 @@ func (d *fuseDisk) stop(ctx context.Context) error {
 	case <-ctx.Done():
 	case <-patience.C:
 	}
-	if err := d.sys.keepLoop(d.loop); errors.Is(err, unix.ENXIO) {
+	if err := apart(func() error { return d.sys.keepLoop(d.loop) }); errors.Is(err, unix.ENXIO) {
 		d.unmount() // it has let go just now
 		return nil
 	} else if err != nil {
@@ -161,7 +174,7 @@ func (d *fuseDisk) stop(ctx context.Context) error {
 
 func (d *fuseDisk) sever(context.Context) error {
 	d.unmount() // fails what is under way, even what the device keeps
-	return d.sys.detachLoop(d.loop)
+	return apart(func() error { return d.sys.detachLoop(d.loop) })
 }
 
 // unmount ends the connection and frees the place, whoever has the file open.

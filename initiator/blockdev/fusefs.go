@@ -31,6 +31,7 @@ type fuseFS struct {
 	kept   atomic.Bool // the first open is the loop device's
 	ended  chan struct{}
 	ending sync.Once
+	onEnd  func()
 }
 
 type fuseWait struct {
@@ -120,7 +121,8 @@ func (fs *fuseFS) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fu
 		return fuse.EINVAL
 	}
 	out.Fh = fs.opens.Add(1)
-	out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES
+	// No flush: a process that is killed would wait for one, see apart.
+	out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES | fuse.FOPEN_NOFLUSH
 	return fuse.OK
 }
 
@@ -174,7 +176,10 @@ func (fs *fuseFS) discardUnit() block.Size {
 }
 
 // OnUnmount is called when the connection has ended, whoever ended it.
-func (fs *fuseFS) OnUnmount() { fs.end() }
+func (fs *fuseFS) OnUnmount() {
+	fs.end()
+	fs.onEnd()
+}
 
 func (fs *fuseFS) OpenDir(<-chan struct{}, *fuse.OpenIn, *fuse.OpenOut) fuse.Status { return fuse.OK }
 

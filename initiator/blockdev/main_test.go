@@ -4,9 +4,13 @@ package blockdev
 
 import (
 	"bufio"
+	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"testing"
+
+	"weft.dev/weft/proto/block"
 )
 
 // The test program is also the processes that the tests need: what it does is in
@@ -17,6 +21,8 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(roleVariable) {
 	case "hold":
 		holdOpen(os.Args[1])
+	case "serve":
+		serve(os.Args[1:])
 	}
 	os.Exit(m.Run())
 }
@@ -33,18 +39,39 @@ func holdOpen(path string) {
 	os.Exit(0)
 }
 
+// serve exports the file args[4] until it is killed.
+func serve(args []string) {
+	o := Options{Kind: Kind(args[0]), Name: block.VolumeName(args[1]), RunDir: args[2], Resume: args[3]}
+	disk, err := openFileDisk(args[4], crashGeometry)
+	if err == nil {
+		_, err = Export(context.Background(), disk, o)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Stdout.WriteString("serving\n")
+	select {}
+}
+
 // startHolding starts a process that has a device open.
 func startHolding(t *testing.T, path string) *exec.Cmd {
 	t.Helper()
 	return startRole(t, "hold", "open", path)
 }
 
-// startRole starts this program in another role and waits until it says so.
-func startRole(t *testing.T, role, says string, args ...string) *exec.Cmd {
-	t.Helper()
+// roleCommand is this program in another role.
+func roleCommand(role string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), roleVariable+"="+role)
 	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// startRole starts this program in another role and waits until it says so.
+func startRole(t *testing.T, role, says string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := roleCommand(role, args...)
 	if _, err := cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}

@@ -36,6 +36,12 @@ func runSuite(t *testing.T, k Kind) {
 		"ForceEndsWhatIsHeld":                   testForce,
 		"ANameIsExportedOnce":                   testOnce,
 		"ARequestIsNeverTooLarge":               testMaxIO,
+		"FileSystemsLiveOnIt":                   testFileSystems,
+		"AMountIsNamed":                         testMountIsNamed,
+		"WhatADeadProcessLeftIsTakenAway":       testDeath,
+		"AMountOverADeadProcessHarmsNobody":     testDeathUnderMount,
+		"ItCanBeKilledAtAnyMoment":              testKilledAnywhere,
+		"ADeviceTakenAwayByOthersIsNoticed":     testTakenAway,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newWorld(t, k)) })
 	}

@@ -191,9 +191,12 @@ func (s system) isOneOf(path string, devices []Number) bool {
 // claimed tells whether somebody holds the disk exclusively: a mount, a holder.
 // It tells nothing about those who only read and write.
 func (s system) claimed(disk string) bool {
-	fd, err := unix.Open(s.node(disk), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err == nil {
-		unix.Close(fd)
-	}
+	err := apart(func() error {
+		fd, err := unix.Open(s.node(disk), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+		if err == nil {
+			unix.Close(fd)
+		}
+		return err
+	})
 	return errors.Is(err, unix.EBUSY)
 }

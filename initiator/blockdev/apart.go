@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blockdev
+
+import (
+	"maps"
+	"os"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// serving are the descriptors by which the kernel tells that this process
+// serves: FUSE connections, sockets, rings. When the process is killed the
+// kernel closes them, once the last thread of the process that shares them has
+// ended, and then ends what waits for an answer.
+//
+// A thread that itself waits for such an answer would never end, the descriptor
+// would never be closed, and nobody but the administrator of fusectl could get it
+// out. So everything that this process does to its own devices, it does apart.
+var serving descriptors
+
+type descriptors struct {
+	mu  sync.Mutex
+	fds map[int]struct{}
+}
+
+// open makes descriptors that serve. None of them may be closed before forget.
+func (d *descriptors) open(f func() ([]int, error)) ([]int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	fds, err := f()
+	if err != nil {
+		return nil, err
+	}
+	if d.fds == nil {
+		d.fds = make(map[int]struct{})
+	}
+	for _, fd := range fds {
+		d.fds[fd] = struct{}{}
+	}
+	return fds, nil
+}
+
+func (d *descriptors) forget(fds ...int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, fd := range fds {
+		delete(d.fds, fd)
+	}
+}
+
+// leave gives the calling thread a table of descriptors of its own, without
+// those that serve. The thread must not be used for anything else.
+func (d *descriptors) leave() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := unix.Unshare(unix.CLONE_FILES); err != nil {
+		return os.NewSyscallError("unshare", err)
+	}
+	for fd := range maps.Keys(d.fds) {
+		unix.Close(fd)
+	}
+	return nil
+}
+
+// apart runs f, which waits for a device that this process serves, in a thread
+// that does not keep the device alive.
+func apart(f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- onThread(f) }()
+	return <-done
+}
+
+func onThread(f func() error) error {
+	runtime.LockOSThread()
+	if unix.Gettid() == unix.Getpid() {
+		// Go never ends the first thread, and with it its table would stay. While
+		// it is locked here another goroutine gets another thread.
+		defer runtime.UnlockOSThread()
+		return apart(f)
+	}
+	// Not unlocked: the thread ends with the goroutine, and its table with it.
+	if err := serving.leave(); err != nil {
+		return err
+	}
+	return f()
+}

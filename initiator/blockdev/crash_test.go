@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blockdev
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
+)
+
+var crashGeometry = block.Geometry{Size: 400 * block.MiB, BlockSize: 4096, DiscardUnit: 4096, VolatileCache: true}
+
+// run runs a program of the distribution, and skips the test where there is none.
+func run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		t.Skipf("needs %s", name)
+	}
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// mount mounts a device for the time of the test.
+func mount(t *testing.T, dev, kind string) string {
+	t.Helper()
+	dir := t.TempDir()
+	real, err := filepath.EvalSymlinks(dev)
+	if err == nil {
+		err = unix.Mount(real, dir, kind, 0, "")
+	}
+	if err != nil {
+		t.Fatalf("mount %s: %v", dev, err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, 0) })
+	return dir
+}
+
+func testFileSystems(t *testing.T, w *world) {
+	for _, kind := range []string{"ext4", "xfs"} {
+		t.Run(kind, func(t *testing.T) {
+			w.disk = newMemDisk(crashGeometry)
+			e := w.export()
+			run(t, "mkfs."+kind, "-q", e.Path())
+			dir := mount(t, e.Path(), kind)
+			p := randomBytes(32 << 20)
+			w.must(os.WriteFile(dir+"/file", p, 0o600))
+			used := w.disk.used()
+			run(t, "sync", "-f", dir)
+			w.must(os.Remove(dir + "/file"))
+			run(t, "sync", "-f", dir)
+			full := w.disk.used()
+			run(t, "fstrim", dir)
+			if trimmed := w.disk.used(); trimmed > full-len(p)/memPage*9/10 {
+				t.Errorf("fstrim of a removed file of %d pages: %d in use before, %d after (%d at first)", len(p)/memPage, full, trimmed, used)
+			}
+			w.must(os.WriteFile(dir+"/kept", p, 0o600))
+			w.must(unix.Unmount(dir, 0))
+			dir = mount(t, e.Path(), kind)
+			if got, err := os.ReadFile(dir + "/kept"); err != nil || !bytes.Equal(got, p) {
+				t.Errorf("a file reads otherwise after a mount: %v", err)
+			}
+			w.must(unix.Unmount(dir, 0))
+			if kind == "ext4" {
+				run(t, "e2fsck", "-fn", e.Path())
+			} else {
+				run(t, "xfs_repair", "-n", e.Path())
+			}
+			w.close(e)
+		})
+	}
+}
+
+func testMountIsNamed(t *testing.T, w *world) {
+	w.disk = newMemDisk(crashGeometry)
+	e := w.export()
+	run(t, "mkfs.ext4", "-q", e.Path())
+	dir := mount(t, e.Path(), "ext4")
+	if err := e.Close(w.limit(), false); !errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), "the file system on "+dir) {
+		t.Errorf("Close of a mounted device = %v, want that it names %s", err, dir)
+	}
+	if !exists(e.Path()) {
+		t.Error("a refused Close took the name away")
+	}
+	w.must(unix.Unmount(dir, 0))
+	w.close(e)
+}
+
+// serveElsewhere serves a file under the world's name in a process of its own.
+func (w *world) serveElsewhere(file, resume string) *exec.Cmd {
+	w.t.Helper()
+	return startRole(w.t, "serve", "serving", w.serveArgs(file, resume)...)
+}
+
+func (w *world) serveArgs(file, resume string) []string {
+	return []string{string(w.o.Kind), string(w.o.Name), w.o.RunDir, resume, file}
+}
+
+func (w *world) exportFile(file string) *Exported {
+	w.t.Helper()
+	disk, err := openFileDisk(file, crashGeometry)
+	w.must(err)
+	e, err := Export(w.limit(), disk, w.o)
+	w.must(err)
+	return e
+}
+
+func kill(cmd *exec.Cmd) {
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+}
+
+func testDeath(t *testing.T, w *world) {
+	file := filepath.Join(t.TempDir(), "disk")
+	server := w.serveElsewhere(file, "")
+	link := "/dev/weft/" + string(w.o.Name)
+	fd, err := unix.Open(link, unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	w.must(err)
+	p := randomBytes(8192)
+	_, err = unix.Pwrite(fd, p, 1<<20)
+	w.must(err)
+	kill(server)
+	// Nobody waits for the dead: without a token to resume by, I/O fails.
+	w.must(w.within("a write to a dead device", do(func() error {
+		if _, err := unix.Pwrite(fd, p, 0); err == nil {
+			return errors.New("a write to a dead device was acknowledged")
+		}
+		return nil
+	})))
+	unix.Close(fd)
+	e := w.exportFile(file)
+	fd = w.open(e)
+	got := aligned(len(p))
+	_, err = unix.Pread(fd, got, 1<<20)
+	if w.must(err); !bytes.Equal(got, p) {
+		t.Error("what was acknowledged before the death is not there after")
+	}
+	unix.Close(fd)
+	w.close(e)
+
+	kill(w.serveElsewhere(file, ""))
+	w.must(Remove(w.limit(), w.o))
+	if exists(link) {
+		t.Error("Remove left the name of a dead device")
+	}
+}
+
+func testDeathUnderMount(t *testing.T, w *world) {
+	file := filepath.Join(t.TempDir(), "disk")
+	server := w.serveElsewhere(file, "")
+	link := "/dev/weft/" + string(w.o.Name)
+	run(t, "mkfs.ext4", "-q", link)
+	dir := mount(t, link, "ext4")
+	w.must(os.WriteFile(dir+"/before", []byte("synced"), 0o600))
+	run(t, "sync", "-f", dir)
+	kill(server)
+
+	e := w.exportFile(file) // although the dead one is mounted still
+	if users, err := e.Users(); err != nil || len(users) > 0 {
+		t.Errorf("users of the new device: %v, %v; the mount is of the old one", users, err)
+	}
+	_ = os.WriteFile(dir+"/after", []byte("lost"), 0o600)
+	w.must(unix.Unmount(dir, unix.MNT_DETACH))
+	again := mount(t, e.Path(), "ext4")
+	if got, err := os.ReadFile(again + "/before"); err != nil || string(got) != "synced" {
+		t.Errorf("the new device has %q, %v; want what was synced to the old one", got, err)
+	}
+	if exists(again + "/after") {
+		t.Error("a write to the dead device reached the new one")
+	}
+	w.must(unix.Unmount(again, 0))
+	w.close(e)
+}
+
+func testKilledAnywhere(t *testing.T, w *world) {
+	file := filepath.Join(t.TempDir(), "disk")
+	for i := range 8 {
+		cmd := roleCommand("serve", w.serveArgs(file, "")...)
+		w.must(cmd.Start())
+		time.Sleep(time.Duration(rand.IntN(120)) * time.Millisecond)
+		kill(cmd)
+		e := w.exportFile(file)
+		fd := w.open(e)
+		_, err := unix.Pwrite(fd, randomBytes(4096), int64(i)<<20)
+		unix.Close(fd)
+		w.must(err)
+		w.close(e)
+	}
+}
+
+func testTakenAway(t *testing.T, w *world) {
+	e := w.export()
+	select {
+	case <-e.Done():
+		t.Fatal("Done before the end")
+	default:
+	}
+	switch w.o.Kind {
+	case FUSE:
+		w.must(e.sys.detachLoop(filepath.Base(e.Node())))
+	default:
+		t.Skip(fmt.Sprintf("nobody takes a %s device away by hand", w.o.Kind))
+	}
+	w.must(w.within("the end of the device", do(func() error { <-e.Done(); return nil })))
+	w.close(e)
+}
