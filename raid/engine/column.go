@@ -258,27 +258,20 @@ func (p *piece) settle(e *effects) {
 	for copy := range c.legs {
 		s, l := &p.subs[copy], &c.legs[copy]
 		current := l.inc == s.inc && l.member()
-		switch s.state {
-		case partOut:
+		switch {
+		case s.state == partOut:
 			return
-		case partDone:
-			if current && l.state == InSync {
-				has++
-			}
-		case partFailed, partPaused:
-			if current && s.state == partFailed {
-				failed++
-			} else if current {
-				paused++
-			}
-		case partNone:
-			// What a leg in sync was not given as a write it can not have; it may have
-			// made a flush up when it caught up.
-			if l.state == InSync && p.kind == kindFlush {
-				has++
-			} else if l.state == InSync {
-				failed++
-			}
+		case current && s.state == partFailed:
+			failed++
+		case current && s.state == partPaused:
+			paused++
+		case l.state != InSync:
+		case s.state == partDone || p.kind == kindFlush:
+			// Perhaps it was dropped and rebuilt meanwhile. Then its rebuild has flushed,
+			// and had to wait for this piece in all regions that the leg missed.
+			has++
+		default:
+			failed++ // can not be: it was not given what it must have
 		}
 	}
 	switch {

@@ -57,16 +57,9 @@ type equalLane struct {
 // again, also after a Drop, and goes on where it was. Legs that rebuild are added
 // after it, and full, because what they miss is not known.
 func (v *Volume) Equalize(ctx context.Context) error {
-	q, err := v.equalizing()
-	if err != nil {
-		return fmt.Errorf("make copies equal: %w", err)
-	}
-	if q == nil {
-		return nil
-	}
-	ended, err := q.run()
-	if err != nil {
-		return fmt.Errorf("make copies equal: %w", err)
+	q, ended, err := v.beginEqualize()
+	if err != nil || q == nil {
+		return err
 	}
 	select {
 	case <-ended:
@@ -74,6 +67,26 @@ func (v *Volume) Equalize(ctx context.Context) error {
 		q.stop(context.Cause(ctx))
 		<-ended
 	}
+	return v.endEqualize(q)
+}
+
+// beginEqualize sets an equalizer to work, which closes ended when it has ended;
+// there is none if there is nothing to make equal.
+func (v *Volume) beginEqualize() (q *equalizer, ended chan struct{}, err error) {
+	if q, err = v.equalizing(); err != nil {
+		return nil, nil, fmt.Errorf("make copies equal: %w", err)
+	}
+	if q == nil {
+		return nil, nil, nil
+	}
+	if ended, err = q.run(); err != nil {
+		return nil, nil, fmt.Errorf("make copies equal: %w", err)
+	}
+	return q, ended, nil
+}
+
+// endEqualize lets IO go again if the equalizer has succeeded.
+func (v *Volume) endEqualize(q *equalizer) error {
 	if err := q.result(); err != nil {
 		return fmt.Errorf("make copies equal: %w", err)
 	}
@@ -81,9 +94,7 @@ func (v *Volume) Equalize(ctx context.Context) error {
 		c.equalizing = false
 		c.unpark(e)
 	})
-	v.change.Lock()
 	v.equalizer.Store(nil)
-	v.change.Unlock()
 	return nil
 }
 
@@ -222,7 +233,7 @@ func (ln *equalLane) next() {
 	ln.unit = u
 	q.mu.Unlock()
 	if ln.a == nil {
-		ln.a, ln.b = make([]byte, copyUnit), make([]byte, copyUnit)
+		ln.a, ln.b = make([]byte, q.v.copyUnit), make([]byte, q.v.copyUnit)
 	}
 	q.v.copies(&q.v.columns[u.column], kindEqual, u.off, u.end, ln)
 }
@@ -238,7 +249,7 @@ func (q *equalizer) take() *unit {
 	}
 	leg := q.v.plan.legSize(q.v.size.Load())
 	if q.column < len(q.v.columns) {
-		u := &unit{q.column, q.off, min(q.off+copyUnit, leg)}
+		u := &unit{q.column, q.off, min(q.off+q.v.copyUnit, leg)}
 		if q.off = u.end; q.off == leg {
 			q.column, q.off = q.column+1, 0
 		}

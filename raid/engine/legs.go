@@ -23,6 +23,10 @@ func (v *Volume) leg(column, copy int) (*column, *leg, error) {
 // and is copied to; full if it may miss more than this volume has tracked since
 // New. Before, nothing that an earlier device of the leg was given may be able to
 // reach the medium any more.
+//
+// Until the first flush, all that a leg in sync with a volatile cache has counts
+// as not durable: dropped before, it misses everything. So an owner flushes when
+// it has added its legs; Equalize does.
 func (v *Volume) Add(column, copy int, dev block.Device, state State, full bool) error {
 	v.change.Lock()
 	defer v.change.Unlock()
@@ -104,6 +108,9 @@ func (c *column) add(copy int, dev block.Device, g block.Geometry, state State, 
 	l.inc++
 	l.state = state
 	if state == InSync {
+		if l.cached != nil && l.caches && !c.v.weak.forgetCached {
+			l.cached.setAll() // who knows what was written before, and is not durable
+		}
 		c.unpark(e)
 		return
 	}
@@ -144,7 +151,7 @@ func (v *Volume) Drop(column, copy int) error {
 	c.lock()
 	switch n, _ := c.inSync(); {
 	case !l.member():
-	case l.state == InSync && n == 1 && !v.weak.dropLast:
+	case l.state == InSync && n == 1:
 		err = fmt.Errorf("drop leg %d.%d: %w", column, copy, ErrLastLeg)
 	default:
 		c.drop(copy, &e)

@@ -101,9 +101,9 @@ func (ln *lane) next() {
 	if !ln.take() {
 		return
 	}
-	ln.length = min(ln.end-ln.off, copyUnit)
+	ln.length = min(ln.end-ln.off, r.c.v.copyUnit)
 	if ln.buf == nil {
-		ln.buf = make([]byte, min(copyUnit, 1<<r.c.v.plan.region))
+		ln.buf = make([]byte, min(r.c.v.copyUnit, 1<<r.c.v.plan.region))
 	}
 	ln.began = r.c.v.clock.now()
 	r.c.v.copies(r.c, kindCopy, ln.off, ln.off+ln.length, ln)

@@ -21,11 +21,12 @@ const maxSize = block.Size(1 << 60)
 
 // Volume is a volume's block device. All methods may be called concurrently.
 type Volume struct {
-	cfg     Config
-	plan    plan
-	clock   clock
-	weak    guards
-	columns []column
+	cfg      Config
+	plan     plan
+	clock    clock
+	copyUnit int64 // bytes that a rebuild copies at once
+	weak     guards
+	columns  []column
 
 	size   atomic.Int64
 	maxIO  atomic.Int64 // the least of the legs', 0 if they take any
@@ -53,7 +54,6 @@ type guards struct {
 	forgetUnderWay bool // writes under way when a leg is dropped are not tracked
 	forgetCached   bool // what a dropped leg had not made durable is not tracked
 	dropCaughtUp   bool // a leg that erred after it had caught up is dropped at once
-	dropLast       bool // the last leg in sync may be dropped
 	halfEqual      bool // a leg dropped before copies were equal counts as equal
 	unflushed      bool // a rebuilt leg is not flushed
 }
@@ -74,7 +74,7 @@ func newVolume(cfg Config, c clock) (*Volume, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("make volume: %w", err)
 	}
-	v := &Volume{cfg: cfg, clock: c, plan: newPlan(cfg.Layout, cfg.Region), drained: make(chan struct{}, 1)}
+	v := &Volume{cfg: cfg, clock: c, copyUnit: copyUnit, plan: newPlan(cfg.Layout, cfg.Region), drained: make(chan struct{}, 1)}
 	v.size.Store(int64(cfg.Size))
 	v.pieces.New = newPiece
 	v.reqs.New = func() any { return &request{v: v} }

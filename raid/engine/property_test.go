@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"flag"
+	"fmt"
+	"testing"
+)
+
+var (
+	histories = flag.Uint64("histories", 600, "random histories to try")
+	firstSeed = flag.Uint64("seed", 0, "the first one")
+)
+
+const historySteps = 1500
+
+// history runs one random history and reports the first violation.
+func history(seed uint64, weak guards, wrong errant) (violation string, w *world) {
+	w = newWorld(seed, weak, wrong)
+	for i := range historySteps {
+		w.act()
+		if w.bad != nil {
+			return fmt.Sprintf("seed %d step %d: %v", seed, i, w.bad), w
+		}
+	}
+	w.finish()
+	if w.bad != nil {
+		return fmt.Sprintf("seed %d after healing: %v", seed, w.bad), w
+	}
+	return "", w
+}
+
+func TestRandomHistoriesLoseNothingAndNeverGoBack(t *testing.T) {
+	seeds := *histories
+	if testing.Short() {
+		seeds = min(seeds, 100)
+	}
+	var sum world
+	for seed := *firstSeed; seed < *firstSeed+seeds; seed++ {
+		bad, w := history(seed, guards{}, errant{})
+		if bad != "" {
+			t.Fatalf("%s\nreproduce: go test -run RandomHistories -seed %d -histories 1", bad, seed)
+		}
+		sum.acks += w.acks
+		sum.reads += w.reads
+		sum.crashes += w.crashes
+		sum.drops += w.drops
+		sum.rebuilds += w.rebuilds
+	}
+	t.Logf("%d histories: %d writes acknowledged, %d reads, %d crashes, %d legs dropped, %d rebuilt", seeds, sum.acks, sum.reads, sum.crashes, sum.drops, sum.rebuilds)
+	// Histories that get nowhere would prove nothing.
+	if n := int(seeds); sum.acks < 20*n || sum.reads < 20*n || sum.rebuilds < n || sum.crashes < n {
+		t.Error("too little happened")
+	}
+}
+
+// Each rule weakened must be noticed by the same histories. The search begins at
+// from, near a history that is known to notice, to save time; a change of the
+// simulator may make it longer.
+func TestEachRuleIsNeeded(t *testing.T) {
+	for name, c := range map[string]struct {
+		from  uint64
+		weak  guards
+		wrong errant
+	}{
+		"one leg is enough to acknowledge":            {weak: guards{oneIsEnough: true}},
+		"nothing waits for what it overlaps":          {weak: guards{noRangeLock: true}},
+		"reads pass writes":                           {from: 160, weak: guards{readsPass: true}},
+		"copies and writes pass one another":          {weak: guards{copiesPass: true}},
+		"rebuilding legs are read":                    {weak: guards{readRebuilding: true}},
+		"copies discard as they like":                 {from: 730, weak: guards{discardsDiffer: true}},
+		"writes under way at a drop are forgotten":    {from: 330, weak: guards{forgetUnderWay: true}},
+		"what was not durable is forgotten":           {from: 130, weak: guards{forgetCached: true}},
+		"a leg that has caught up drops out":          {from: 210, weak: guards{dropCaughtUp: true}},
+		"a leg dropped while unequal counts as equal": {from: 940, weak: guards{halfEqual: true}},
+		"a rebuilt leg is not flushed":                {from: 590, weak: guards{unflushed: true}},
+		"the owner drops before it records":           {wrong: errant{dropBeforeRecord: true}},
+		"the owner serves unequal copies":             {from: 140, wrong: errant{serveUnequal: true}},
+		"the owner adds a leg without a fence":        {from: 1175, wrong: errant{unfenced: true}},
+		"the owner trusts a map that is gone":         {wrong: errant{partialOfUnknown: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const most = 3000
+			for seed := c.from; seed < c.from+most; seed++ {
+				if bad, _ := history(seed, c.weak, c.wrong); bad != "" {
+					t.Log(bad)
+					return
+				}
+			}
+			t.Errorf("no violation in %d histories", most)
+		})
+	}
+}

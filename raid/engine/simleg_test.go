@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+
+	"weft.dev/weft/proto/block"
+)
+
+// sector is the unit of the simulated legs: it is written whole or not at all, and
+// its content is a number, the first 8 bytes.
+const sector = 512
+
+// simLeg is the medium of a leg, which outlives engines and connections.
+type simLeg struct {
+	r     *rand.Rand
+	g     block.Geometry
+	tags  []uint64
+	cache map[int]uint64 // sectors that are not durable, and what they would be after a power loss
+	order []int          // of cache's keys
+	alive bool
+	// rebooted: it has lost its power since it was last known to be in sync.
+	rebooted bool
+	dev      *simDevice // the connection that reaches it
+	limbo    []*simOp   // given to connections that were cut; may still be done until the fence
+
+	inSync   bool // by the manager's record
+	leaving  bool // recorded stale, and soon to be dropped
+	needFull bool // no engine knows what it misses
+}
+
+func newSimLeg(r *rand.Rand, size block.Size) *simLeg {
+	l := &simLeg{r: r, tags: make([]uint64, size/sector), cache: map[int]uint64{}, alive: true, inSync: true}
+	l.g = block.Geometry{Size: size, BlockSize: sector, VolatileCache: r.IntN(3) > 0, MaxIO: []block.Size{0, 0, 256 << 10, 32 << 10}[r.IntN(4)]}
+	if r.IntN(4) > 0 {
+		l.g.DiscardUnit = 4096
+	}
+	return l
+}
+
+// connect makes a new connection to the leg.
+func (l *simLeg) connect() *simDevice {
+	l.dev = &simDevice{leg: l}
+	return l.dev
+}
+
+// simDevice is a connection to a leg: what an engine has.
+type simDevice struct {
+	leg    *simLeg
+	ops    []*simOp
+	silent bool // answers nothing
+	sick   bool // fails much
+	cut    bool
+}
+
+// simOp is an IO on its way.
+type simOp struct {
+	io     block.IO // a copy: the engine may reuse its own after the answer
+	orig   *block.IO
+	at     int  // sectors that are done
+	failed bool // an error is on its way back
+}
+
+func (d *simDevice) Geometry() block.Geometry { return d.leg.g }
+
+func (d *simDevice) Submit(io *block.IO) {
+	if err := d.leg.g.CheckIO(io); err != nil {
+		panic(err)
+	}
+	op := &simOp{io: *io, orig: io}
+	if d.cut {
+		io.Complete(block.ErrGone)
+		return
+	}
+	d.ops = append(d.ops, op)
+}
+
+func (o *simOp) sectors() int { return int(o.io.Len / sector) }
+
+// write changes one sector of the medium.
+func (l *simLeg) write(s int, tag uint64, durable bool) {
+	if durable || !l.g.VolatileCache {
+		delete(l.cache, s)
+	} else if _, ok := l.cache[s]; !ok && l.tags[s] != tag {
+		l.cache[s] = l.tags[s]
+		l.order = append(l.order, s)
+	}
+	l.tags[s] = tag
+}
+
+// apply does some of an IO.
+func (l *simLeg) apply(o *simOp, n int) {
+	first := int(o.io.Off / sector)
+	for ; n > 0 && o.at < o.sectors(); n-- {
+		s, at := first+o.at, o.at*sector
+		switch o.io.Op {
+		case block.OpRead:
+			binary.LittleEndian.PutUint64(o.io.Data[at:], l.tags[s])
+		case block.OpWrite:
+			l.write(s, binary.LittleEndian.Uint64(o.io.Data[at:]), o.io.FUA)
+		case block.OpWriteZeroes:
+			l.write(s, 0, o.io.FUA)
+		case block.OpDiscard: // each leg does with it what it likes
+			if l.r.IntN(2) == 0 {
+				l.write(s, 0, false)
+			}
+		}
+		o.at++
+	}
+	if o.io.Op == block.OpFlush {
+		clear(l.cache)
+		l.order = l.order[:0]
+	}
+}
+
+// losePower loses some of what is not durable, and all connections' sight of it.
+func (l *simLeg) losePower() {
+	for _, s := range l.order {
+		if old, ok := l.cache[s]; ok && l.r.IntN(4) > 0 {
+			l.tags[s] = old
+		}
+	}
+	clear(l.cache)
+	l.order = l.order[:0]
+	l.alive, l.rebooted = false, true
+	l.limbo = nil
+	if l.dev != nil {
+		l.dev.silent = true
+	}
+}
+
+var errSim = errors.New("some error")
+
+// step moves one IO on: it does some or all of it, and perhaps answers.
+func (d *simDevice) step(faults bool) {
+	if len(d.ops) == 0 || d.silent {
+		return
+	}
+	i := d.leg.r.IntN(len(d.ops))
+	o := d.ops[i]
+	if faults && (d.leg.r.IntN(100) == 0 || d.sick && d.leg.r.IntN(4) == 0) {
+		if d.leg.r.IntN(2) == 0 {
+			d.leg.apply(o, d.leg.r.IntN(o.sectors()+1))
+		}
+		d.answer(i, []error{errSim, block.ErrMedium, block.ErrGone}[d.leg.r.IntN(3)])
+		return
+	}
+	if o.io.Op == block.OpWriteZeroes && d.leg.g.DiscardUnit == 0 {
+		d.answer(i, block.ErrUnsupported)
+		return
+	}
+	left := o.sectors() - o.at
+	switch {
+	case left > 1 && d.leg.r.IntN(3) == 0:
+		d.leg.apply(o, 1+d.leg.r.IntN(left-1))
+	case left > 0 || o.io.Op == block.OpFlush:
+		d.leg.apply(o, left)
+		if d.leg.r.IntN(2) == 0 {
+			d.answer(i, nil)
+		}
+	default:
+		d.answer(i, nil)
+	}
+}
+
+func (d *simDevice) answer(i int, err error) {
+	o := d.ops[i]
+	d.ops = append(d.ops[:i], d.ops[i+1:]...)
+	o.orig.Complete(err)
+}
+
+// cutNow gives back all that the connection has. What was on its way may still
+// reach the medium.
+func (d *simDevice) cutNow() {
+	d.cut, d.silent = true, true
+	ops := d.ops
+	d.ops = nil
+	for _, o := range ops {
+		if o.io.Op != block.OpRead && o.at < o.sectors() && d.leg.alive {
+			o.io.Data = append([]byte(nil), o.io.Data...)
+			d.leg.limbo = append(d.leg.limbo, o)
+		}
+		o.orig.Complete(block.ErrGone)
+	}
+}
+
+// land does something that was on its way when its connection was cut.
+func (l *simLeg) land() {
+	if len(l.limbo) == 0 || !l.alive {
+		return
+	}
+	i := l.r.IntN(len(l.limbo))
+	o := l.limbo[i]
+	if l.apply(o, 1+l.r.IntN(o.sectors())); o.at == o.sectors() {
+		l.limbo = append(l.limbo[:i], l.limbo[i+1:]...)
+	}
+}
+
+// fence makes sure that nothing given to earlier connections is still to come.
+func (l *simLeg) fence() {
+	for len(l.limbo) > 0 && l.r.IntN(3) > 0 {
+		l.land()
+	}
+	l.limbo = nil
+	if l.dev != nil {
+		l.dev.silent = true
+	}
+}

@@ -1,0 +1,490 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid"
+)
+
+// world is legs, an engine over them, its owner, and users who know what was
+// acknowledged. All of it happens in one goroutine, in an order that the seed
+// decides.
+type world struct {
+	r      *rand.Rand
+	cfg    Config
+	weak   guards
+	errant errant
+	faults bool
+
+	legs [][]*simLeg // by column and copy
+	time int64
+	bad  error // the first violation
+
+	v       *Volume // nil: nobody has the volume
+	serving bool
+	unclean bool // the last client crashed
+	resting bool // users are, and then the client goes
+	equal   *equalizer
+	ended   chan struct{}
+	todo    []func() // what the owner is about to do
+	timers  []simTimer
+
+	sectors  []register // of the volume
+	ios      []*simIO   // not answered
+	next     uint64
+	acks     int
+	reads    int
+	crashes  int
+	rebuilds int
+	drops    int
+}
+
+// errant weakens the owner.
+type errant struct {
+	dropBeforeRecord bool
+	serveUnequal     bool
+	unfenced         bool
+	partialOfUnknown bool
+}
+
+type simIO struct {
+	block.IO
+	w     *world
+	began int64
+	tag   uint64
+}
+
+type simTimer struct {
+	at int64
+	do func()
+}
+
+const simVolume = 1280 * block.KiB
+
+func (w *world) now() int64 { return w.time*int64(time.Millisecond) + 1 }
+func (w *world) after(d time.Duration, do func()) {
+	w.timers = append(w.timers, simTimer{w.now() + int64(d), do})
+}
+
+func newWorld(seed uint64, weak guards, wrong errant) *world {
+	w := &world{r: rand.New(rand.NewPCG(seed, 77)), weak: weak, errant: wrong, faults: true}
+	l := block.Layout{Stripes: 1 + w.r.IntN(3), Copies: 2, Chunk: 64 * block.KiB}
+	switch w.r.IntN(6) {
+	case 0:
+		l.Copies = 1
+	case 1, 2:
+		l.Copies = 3
+	}
+	w.cfg = Config{Layout: l, Size: simVolume, BlockSize: 512, Region: 64 * block.KiB << w.r.IntN(2), FailMedium: false, OnEvent: w.event}
+	w.sectors = make([]register, simVolume/sector)
+	fresh := make([]candidate, len(w.sectors))
+	for i := range w.sectors {
+		fresh[i] = candidate{past: never, lost: never}
+		w.sectors[i] = fresh[i : i+1 : i+1]
+	}
+	for range l.Stripes {
+		var copies []*simLeg
+		for range l.Copies {
+			copies = append(copies, newSimLeg(w.r, l.LegSize(simVolume)))
+		}
+		w.legs = append(w.legs, copies)
+	}
+	return w
+}
+
+func (w *world) fail(format string, args ...any) {
+	if w.bad == nil {
+		w.bad = fmt.Errorf(format, args...)
+	}
+}
+
+// act lets one thing happen.
+func (w *world) act() {
+	w.time++
+	if w.resting && w.close() {
+		return
+	}
+	if len(w.ios) < 12 && !w.resting && w.v != nil && w.r.IntN(4) == 0 {
+		w.submit()
+		return
+	}
+	switch n := w.r.IntN(200); {
+	case n < 120:
+		w.stepLeg()
+	case n < 150:
+		w.own()
+	case n < 165:
+		w.tick()
+	case n < 175:
+		w.randomLeg().land()
+	case !w.faults:
+	case n < 180:
+		w.hang()
+	case n < 183:
+		w.powerLoss()
+	case n < 188:
+		w.heal()
+	case n < 190:
+		w.suspend()
+	case n < 191:
+		switch w.r.IntN(4) {
+		case 0:
+			w.crash()
+		case 1:
+			w.blackout()
+		}
+	case n < 193:
+		w.resting = true
+	case n < 195:
+		w.replace()
+	case n < 196:
+		w.spuriousDrop()
+	}
+}
+
+func (w *world) randomLeg() *simLeg {
+	c := w.legs[w.r.IntN(len(w.legs))]
+	return c[w.r.IntN(len(c))]
+}
+
+func (w *world) stepLeg() {
+	for range 4 { // most have nothing to do
+		if d := w.randomLeg().dev; d != nil && len(d.ops) > 0 {
+			d.step(w.faults)
+			return
+		}
+	}
+}
+
+// tick lets the next timer go off.
+func (w *world) tick() {
+	if len(w.timers) == 0 {
+		return
+	}
+	i := 0
+	for j := range w.timers {
+		if w.timers[j].at < w.timers[i].at {
+			i = j
+		}
+	}
+	do := w.timers[i].do
+	w.time = max(w.time, w.timers[i].at/int64(time.Millisecond)+1)
+	w.timers = slices.Delete(w.timers, i, i+1)
+	do()
+}
+
+// submit lets a user do something, often where others do, too, and across bounds.
+func (w *world) submit() {
+	spots := []int64{0, 64 << 10, 128 << 10, 192 << 10, 1 << 20, int64(simVolume)}
+	n := int64(1 + w.r.IntN(4))
+	if w.r.IntN(12) == 0 {
+		n = int64(1 + w.r.IntN(400))
+	}
+	at := spots[w.r.IntN(len(spots))]/sector + int64(w.r.IntN(6)) - 3
+	at = max(0, min(at, int64(simVolume)/sector-n))
+	w.next++
+	io := &simIO{w: w, tag: w.next}
+	io.Off, io.Len, io.Done, io.began = at*sector, n*sector, simDone, w.time
+	switch k := w.r.IntN(20); {
+	case k < 8:
+		io.Op = block.OpRead
+		io.Data = make([]byte, io.Len)
+	case k < 16:
+		io.Op, io.FUA = block.OpWrite, w.r.IntN(6) == 0
+		io.Data = make([]byte, io.Len)
+		for i := range n {
+			binary.LittleEndian.PutUint64(io.Data[i*sector:], io.tag)
+		}
+	case k < 17:
+		io.Op, io.Unmap, io.tag = block.OpWriteZeroes, w.r.IntN(2) == 0, 0
+	case k < 18 && w.cfg.Layout.Copies > 1:
+		// On a single leg, what a discarded block reads as is the leg's business.
+		io.Op, io.tag = block.OpDiscard, 0
+	default:
+		io.Op, io.Off, io.Len = block.OpFlush, 0, 0
+	}
+	if io.writes() {
+		for i := range io.each() {
+			w.sectors[i].write(io.tag, io.began)
+		}
+	}
+	io.Owner = io
+	w.ios = append(w.ios, io)
+	w.v.Submit(&io.IO)
+}
+
+func (io *simIO) writes() bool { return io.Op != block.OpRead && io.Op != block.OpFlush }
+
+// each goes over the sectors of an IO.
+func (io *simIO) each() func(func(int) bool) {
+	return func(yield func(int) bool) {
+		for i := io.Off / sector; i < (io.Off+io.Len)/sector; i++ {
+			if !yield(int(i)) {
+				return
+			}
+		}
+	}
+}
+
+func simDone(b *block.IO) {
+	io := b.Owner.(*simIO)
+	w := io.w
+	i := slices.Index(w.ios, io)
+	if i < 0 {
+		return // of a client that crashed
+	}
+	w.ios = slices.Delete(w.ios, i, i+1)
+	switch {
+	case io.Err != nil:
+		w.fail("%v at %d failed: %v", io.Op, io.Off, io.Err)
+	case io.Op == block.OpRead:
+		w.reads++
+		for s := range io.each() {
+			tag := binary.LittleEndian.Uint64(io.Data[int64(s)*sector-io.Off:])
+			if err := w.sectors[s].read(tag, io.began, w.time); err != nil {
+				w.fail("sector %d: %w", s, err)
+				return
+			}
+		}
+	case io.Op == block.OpFlush:
+		for s := range w.sectors {
+			if len(w.sectors[s]) > 1 {
+				w.sectors[s].flushed(io.began, w.time)
+			}
+		}
+	case io.Op == block.OpDiscard:
+		w.discarded(io)
+	case io.writes():
+		w.acked(io)
+	}
+}
+
+// discarded: a discard has written zeroes by now, or never will.
+func (w *world) discarded(io *simIO) {
+	w.acks++
+	for s := range io.each() {
+		for i := range w.sectors[s] {
+			if c := &w.sectors[s][i]; c.tag == 0 && c.began == io.began {
+				c.settled = min(c.settled, w.time)
+			}
+		}
+	}
+}
+
+// acked checks that each leg that is recorded in sync has what is acknowledged.
+func (w *world) acked(io *simIO) {
+	w.acks++
+	for s := range io.each() {
+		place := raid.Locate(w.cfg.Layout, block.Size(s*sector))
+		for copy, l := range w.legs[place.Column] {
+			if l.inSync && !l.rebooted && !w.sectors[s].has(l.tags[place.Offset/sector], io.tag, io.began) {
+				w.fail("%v of %d acknowledged, sector %d on leg %d.%d has %d", io.Op, io.tag, s, place.Column, copy, l.tags[place.Offset/sector])
+				return
+			}
+		}
+		w.sectors[s].acked(io.tag, io.began, w.time)
+		if io.FUA {
+			w.sectors[s].durable(io.began, w.time)
+		}
+	}
+}
+
+// hang silences a leg, for ever or for a while, or makes it fail much.
+func (w *world) hang() {
+	if l := w.randomLeg(); l.dev != nil && w.r.IntN(2) == 0 {
+		l.dev.silent = true
+	} else if l.dev != nil {
+		l.dev.sick = true
+	}
+}
+
+// heal lets a silent leg answer again, and a dead one be there again.
+func (w *world) heal() {
+	l := w.randomLeg()
+	if !l.alive {
+		l.alive = true // but what it answered before it died is gone with its connections
+		return
+	}
+	if l.dev != nil && !l.dev.cut && !l.rebooted {
+		l.dev.silent, l.dev.sick = false, false
+	}
+}
+
+// powerLoss takes a leg's power, if there is another one with all that it has.
+func (w *world) powerLoss() {
+	k := w.r.IntN(len(w.legs))
+	copies := w.legs[k]
+	i := w.r.IntN(len(copies))
+	for j, l := range copies {
+		if j != i && l.inSync && !l.rebooted {
+			copies[i].losePower()
+			return
+		}
+	}
+}
+
+// blackout takes the power of all.
+func (w *world) blackout() {
+	w.crash()
+	w.unclean = true
+	for _, copies := range w.legs {
+		for _, l := range copies {
+			l.disown()
+			l.losePower()
+			l.alive, l.rebooted = true, false // all lost alike
+		}
+	}
+	for i := range w.sectors {
+		w.sectors[i].powerLost(w.time)
+	}
+}
+
+func (w *world) suspend() {
+	if w.v == nil {
+		return
+	}
+	w.v.Suspend()
+	w.todo = append(w.todo, func() { w.v.Resume() })
+}
+
+// crash ends the client at whatever it was doing.
+func (w *world) crash() {
+	if w.v == nil {
+		return
+	}
+	w.crashes++
+	w.unclean = true
+	for i := range w.sectors {
+		w.sectors[i].crashed(w.time)
+	}
+	w.ios = nil
+	w.leave()
+}
+
+// close ends the client when it is idle.
+func (w *world) close() (closed bool) {
+	if w.v == nil || len(w.ios) > 0 || !w.serving || len(w.todo) > 0 {
+		return false
+	}
+	if w.v.active.Load() == 0 { // else there are rebuilds
+		w.unclean = false
+	}
+	w.resting = false
+	w.leave()
+	return true
+}
+
+// leave forgets the engine. Nobody will know what its stale legs miss.
+func (w *world) leave() {
+	w.v, w.serving, w.equal, w.todo, w.timers = nil, false, nil, nil, nil
+	for k := range w.legs {
+		for _, l := range w.legs[k] {
+			l.disown()
+		}
+	}
+}
+
+// disown leaves what is on its way to itself.
+func (l *simLeg) disown() {
+	if l.dev == nil {
+		return
+	}
+	for _, o := range l.dev.ops {
+		if o.io.Op != block.OpRead && o.at < o.sectors() && l.alive {
+			o.io.Data = append([]byte(nil), o.io.Data...)
+			l.limbo = append(l.limbo, o)
+		}
+	}
+	l.dev.ops, l.dev.cut, l.dev.silent = nil, true, true
+	l.dev = nil
+}
+
+// finish lets all heal, and checks that nothing is stuck and nothing lost.
+func (w *world) finish() {
+	w.faults, w.resting = false, false
+	for range 20000 {
+		if w.bad != nil || w.healthy() {
+			break
+		}
+		w.time++
+		w.randomLeg().alive = true
+		for _, copies := range w.legs {
+			for _, l := range copies {
+				if l.dev != nil && !l.dev.cut && !l.rebooted && l.alive {
+					l.dev.silent = false
+				}
+			}
+		}
+		switch w.r.IntN(8) {
+		case 0:
+			w.tick()
+		case 1, 2:
+			w.own()
+		default:
+			w.stepLeg()
+		}
+	}
+	if w.bad == nil && !w.healthy() {
+		w.fail("stuck with %d IOs: %v", len(w.ios), w.describe())
+	}
+	if w.bad == nil {
+		w.compare()
+	}
+}
+
+func (w *world) healthy() bool {
+	if w.v == nil || !w.serving || len(w.ios) > 0 || len(w.todo) > 0 {
+		return false
+	}
+	for k := range w.legs {
+		for i, l := range w.legs[k] {
+			if !l.inSync || w.v.columns[k].legs[i].state != InSync || len(l.dev.ops) > 0 {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func (w *world) describe() string {
+	if w.v == nil {
+		return "no engine"
+	}
+	s := w.v.Status()
+	text := fmt.Sprintf("held %d suspended %v equalizing %v", s.Held, s.Suspended, s.Equalizing)
+	for k, legs := range s.Legs {
+		for i, l := range legs {
+			sim := w.legs[k][i]
+			text += fmt.Sprintf("; %d.%d %v out %d dirty %d recorded %v alive %v rebooted %v", k, i, l.State, l.Outstanding, l.Dirty, sim.inSync, sim.alive, sim.rebooted)
+		}
+	}
+	return text
+}
+
+// compare checks that the legs of each column are the same, and hold what was
+// acknowledged.
+func (w *world) compare() {
+	for k, copies := range w.legs {
+		for i, l := range copies {
+			if !slices.Equal(copies[0].tags, l.tags) {
+				w.fail("leg %d.%d differs from leg %d.0", k, i, k)
+				return
+			}
+		}
+	}
+	for s := range w.sectors {
+		place := raid.Locate(w.cfg.Layout, block.Size(s*sector))
+		tag := w.legs[place.Column][0].tags[place.Offset/sector]
+		if err := w.sectors[s].read(tag, w.time+1, w.time+2); err != nil {
+			w.fail("in the end, sector %d: %w", s, err)
+			return
+		}
+	}
+}
