@@ -43,16 +43,21 @@
 //     mirror anew; nobody should suspend and resume a column by hand.
 //
 // [Plan] turns the devices that are into those of a wanted [Column], in steps
-// none of which lets a write be acknowledged that a leg in sync lacks, as long as
-// volmgr's record never names a leg in sync that is not among the sources. So the
-// order around it, which is the caller's, is:
+// none of which lets a write be acknowledged that a leg in sync lacks. In both
+// directions volmgr's record comes first; the order around a plan, which is the
+// caller's, is:
 //
 //   - A leg that is lost: record it stale, then plan without it.
 //   - A leg that has caught up, that is, whose rebuilding mirror was seen synced
-//     and healthy: plan with it in sync, and once [Observe] finds it among the
-//     sources, record it in sync. Recorded before, a write that fails meanwhile
-//     could leave the mirror with a dirty region, where it writes to one leg only.
-//     If the plan was cut, look again: what was seen before does not count.
+//     and healthy: record it in sync, then plan with it as a source. Joined
+//     before, it would be read while the record calls it stale.
+//
+// Between that record and the switch a write may fail on the leg. Its region is
+// then dirty, where the mirror writes to the first leg only; but it holds every
+// write to such a region for as long as it remembers the error. So from the
+// record on nothing may make it forget: no [Refresh], no way back to the old
+// table if the switch takes long. Either the leg joins, and the held writes are
+// issued again to it too, or it is recorded stale again and leaves.
 //
 // A step can block in its suspend, because a leg below hangs or an inner mirror
 // holds writes. Then look at the legs, record, and do what a new plan has before

@@ -58,7 +58,7 @@ func (s Step) String() string {
 //	rebuilding    tracked       the same back again: regions not yet copied stay dirty
 //	rebuilding    rebuilding    (another device number) by way of tracked, so that the mirror
 //	                            forgets the old device's errors
-//	rebuilding    flat          the mirror was seen synced; it is recorded in sync afterwards
+//	rebuilding    flat          the mirror was seen synced, and the leg was recorded in sync
 //	equalizing    flat          all regions are in sync
 //	equalizing    equalizing    a leg left: any of the rest may be copied from, the log goes over
 //	any           rebuilding    of another leg: by way of linear, during which no table uses
@@ -92,12 +92,15 @@ func Plan(devices []dm.State, want Column) ([]Step, error) {
 		want.Region = before.Region
 	}
 	var steps []Step
-	for _, h := range before.route(got) {
-		if h.image != nil {
+	for _, h := range before.route(got, mine) {
+		switch {
+		case h.image != nil:
 			steps = append(steps, Step{Why: h.why, Log: &LogWrite{want.Log, *h.image}})
-			continue
+		case h.inner != nil:
+			mine = appendInner(&steps, mine, *h.inner, h.why)
+		default:
+			mine = appendSteps(&steps, mine, before.devices(h.to), h.why)
 		}
-		mine = appendSteps(&steps, mine, before.devices(h.to), h.why)
 	}
 	final := want.goal(got).Shape()
 	appendSteps(&steps, mine, want.devices(final), "grow")
@@ -139,17 +142,19 @@ func (c Column) goal(got Observed) Column {
 	return c
 }
 
-// hop is one switch of the column's shape, or the writing of its log.
+// hop is one switch of the column's shape or of its inner device alone, or the
+// writing of its log.
 type hop struct {
 	why   string
 	to    Shape
+	inner *dm.Device
 	image *LogImage
 }
 
-func (c Column) route(got Observed) []hop {
+func (c Column) route(got Observed, devices []dm.State) []hop {
 	r := router{c: c.goal(got), got: got, at: got.Shape}
 	want := r.c.Shape()
-	r.releaseInner()
+	r.releaseInner(devices)
 	switch want.Kind {
 	case ShapeEqualizing:
 		if got.Kind == ShapeNothing || got.Log != c.Log {
@@ -184,23 +189,31 @@ func (r *router) to(s Shape, why string) {
 	r.at = s
 }
 
-// releaseInner lets the inner device go of sources that are to leave.
-func (r *router) releaseInner() {
-	if !r.at.Inner {
+// releaseInner lets the inner device go of sources that are to leave, and go on
+// if a cut plan has left it suspended: the column above waits for what it holds.
+// The column itself is not touched. It may be suspended too, on its way to a
+// table with a leg that is recorded in sync, and then must not get its old one
+// back (see the package comment).
+func (r *router) releaseInner(devices []dm.State) {
+	i := slices.IndexFunc(devices, func(s dm.State) bool { return s.Name == r.c.innerName() })
+	if !r.at.Inner || i < 0 {
 		return
 	}
 	var stay []dm.Ref
 	for i, l := range r.c.Legs {
-		if l.State == InSync && !r.at.tracks(i) {
+		// A leg that has caught up joins above, unless a plan that was cut has put
+		// it in here: then it may be all that is left.
+		if l.State == InSync && (!r.at.tracks(i) || slices.Contains(r.at.Sources, l.Device)) {
 			stay = append(stay, l.Device)
 		}
 	}
-	if slices.Equal(stay, r.at.Sources) {
+	if slices.Equal(stay, r.at.Sources) && !devices[i].Suspended {
 		return
 	}
-	next := r.at
-	next.Sources = stay
-	r.to(next, "the inner mirror lets go of what it holds for a leg that leaves")
+	r.at.Sources = stay
+	r.hops = append(r.hops, hop{why: "the inner mirror lets go of what it holds for a leg that leaves", to: r.at, inner: &dm.Device{
+		Name: devices[i].Name, UUID: devices[i].UUID, Table: dm.Whole(r.c.Size, r.c.innerTarget(stay)), Udev: dm.UdevInner,
+	}})
 }
 
 // freeLog makes the column linear, if it exists, and writes its log all dirty.
@@ -238,6 +251,16 @@ func (r *router) rebuild(want Shape) {
 // devices as they will then be.
 func appendSteps(steps *[]Step, devices []dm.State, want []dm.Device, why string) []dm.State {
 	for _, s := range dm.Diff(devices, want) {
+		*steps = append(*steps, Step{Why: why, DM: &s})
+		devices = after(devices, s)
+	}
+	return devices
+}
+
+// appendInner is appendSteps for one device; the others stay as they are.
+func appendInner(steps *[]Step, devices []dm.State, inner dm.Device, why string) []dm.State {
+	i := slices.IndexFunc(devices, func(s dm.State) bool { return s.Name == inner.Name })
+	for _, s := range dm.Diff(devices[i:i+1], []dm.Device{inner}) {
 		*steps = append(*steps, Step{Why: why, DM: &s})
 		devices = after(devices, s)
 	}

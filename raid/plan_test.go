@@ -261,3 +261,39 @@ func TestRefreshLoadsTheInnerMirrorFirst(t *testing.T) {
 		t.Errorf("Refresh = %v, want c-in, then c", steps)
 	}
 }
+
+// A cut plan has left the column suspended, on its way to a table with c, which
+// is recorded in sync; then b is lost. The column must not get its old table
+// back, in which a dirty region is written on one leg only.
+func TestASourceLeavesWithoutTheOldTableOfTheColumn(t *testing.T) {
+	states := built(column("A B c+"))
+	for i := range states {
+		states[i].Suspended = states[i].Name == "c"
+	}
+	steps, err := Plan(states, column("A b! C"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first := steps[0].DM; first.Op != dm.OpReload || first.Device.Name != "c-in" {
+		t.Errorf("the plan begins with %v, want c-in to let go of b", steps[0])
+	}
+	for _, s := range steps {
+		if s.DM != nil && s.DM.Device.Name == "c" && strings.Contains(s.String(), "c-back2") {
+			t.Errorf("%v makes the table live again that is being left", s)
+		}
+	}
+}
+
+func TestAnInnerMirrorThatWasLeftSuspendedGoesOnBeforeTheColumnChanges(t *testing.T) {
+	states := built(column("A B c+"))
+	for i := range states {
+		states[i].Suspended = states[i].Name == "c-in"
+	}
+	steps, err := Plan(states, column("A B C"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first := steps[0].DM; first == nil || first.Device.Name != "c-in" {
+		t.Errorf("the plan begins with %v, want c-in to go on", steps[0])
+	}
+}

@@ -59,6 +59,8 @@ type kernelSim struct {
 	ports   map[dm.Ref]*port
 	log     LogImage // the one log device
 	devices map[string]*simDevice
+
+	readFrom *disk // by the newest read
 }
 
 type simDevice struct {
@@ -130,6 +132,7 @@ func (k *kernelSim) read(ref dm.Ref, block int) (int, bool) {
 	d := k.devices[string(ref)]
 	if d == nil {
 		p := k.ports[ref]
+		k.readFrom = p.disk
 		return p.disk.data[block], !p.hung && !p.dead
 	}
 	switch t := d.live.(type) {
