@@ -4,8 +4,6 @@ package target
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -122,10 +120,19 @@ func legReport(r *pb.TargetReport, n byte) *pb.LegReport {
 	return nil
 }
 
-// at runs a test in a world of its own, with time that does not pass by itself.
+// at runs a test in a world of its own for each data path, with time that does
+// not pass by itself.
 func at(t *testing.T, test func(t *testing.T, w *world)) {
+	for _, d := range []Datapath{Kernel, User} {
+		t.Run(string(d), func(t *testing.T) { in(t, d, test) })
+	}
+}
+
+func in(t *testing.T, d Datapath, test func(t *testing.T, w *world)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
+		w.user = d == User
 		defer func() { w.stop() }()
 		w.plug("/dev/d1", 4*block.GiB, "w1")
 		w.plug("/dev/d2", 4*block.GiB, "w2")
@@ -163,7 +170,7 @@ func TestWhatIsWantedIsMadeAndReported(t *testing.T) {
 }
 
 func TestNothingIsChangedBeforeTheManagerSpeaks(t *testing.T) {
-	at(t, func(t *testing.T, w *world) {
+	in(t, Kernel, func(t *testing.T, w *world) {
 		w.run()
 		w.manager.set(want().drive(1).volume(1, 1, 1).TargetWanted)
 		w.until("export ready", exportsReady(1))
@@ -211,7 +218,7 @@ func TestAFenceIsAdmittedWhenNothingOlderIsLeft(t *testing.T) {
 }
 
 func TestAHangingDrainHoldsUpItsVolumeOnly(t *testing.T) {
-	at(t, func(t *testing.T, w *world) {
+	in(t, Kernel, func(t *testing.T, w *world) {
 		w.run()
 		w.manager.set(want().drive(1).drive(2).volume(1, 1, 1).volume(2, 2, 1).TargetWanted)
 		w.until("both exports ready", exportsReady(2))
@@ -262,10 +269,7 @@ func TestACrashAtAnyOperationIsMadeGood(t *testing.T) {
 	two.Legs[1].Remove = true
 	three := want().drive(1).drive(2).leg(1, 1, 2, 0).TargetWanted
 	three.Legs[0].Remove, three.Drives[1].Remove = true, true
-	stages := []struct {
-		want *pb.TargetWanted
-		done func(*pb.TargetReport) bool
-	}{
+	stages := []stage{
 		{one, exportsReady(2)},
 		{two, func(r *pb.TargetReport) bool {
 			return exportsReady(1)(r) && admitted(1, 2)(r) && len(r.GetDrives()) == 2 && len(r.GetDrives()[1].GetLegs()) == 0
@@ -274,9 +278,21 @@ func TestACrashAtAnyOperationIsMadeGood(t *testing.T) {
 			return len(r.GetExports()) == 0 && len(r.GetDrives()) == 1 && len(r.GetDrives()[0].GetLegs()) == 0
 		}},
 	}
+	for _, d := range []Datapath{Kernel, User} {
+		t.Run(string(d), func(t *testing.T) { crashAnywhere(t, d, stages) })
+	}
+}
+
+// stage is what is wanted next, and how it is seen to be there.
+type stage struct {
+	want *pb.TargetWanted
+	done func(*pb.TargetReport) bool
+}
+
+func crashAnywhere(t *testing.T, d Datapath, stages []stage) {
 	for cut := 0; ; cut++ {
 		crashes := 0
-		at(t, func(t *testing.T, w *world) {
+		in(t, d, func(t *testing.T, w *world) {
 			for i, s := range stages {
 				w.manager.set(s.want)
 				w.manager.forget()
@@ -291,11 +307,8 @@ func TestACrashAtAnyOperationIsMadeGood(t *testing.T) {
 				}
 				w.stop()
 			}
-			if len(w.mapped) > 0 || len(w.exported().Subsystems) > 0 {
-				t.Errorf("cut at %d: left over: %v, %+v", cut, w.mapped, w.exported())
-			}
-			if entries, err := os.ReadDir(filepath.Join(w.root, "dev/weft/leg")); err != nil || len(entries) > 0 {
-				t.Errorf("cut at %d: names left over: %v, %v", cut, entries, err)
+			if m, n, e := w.mappedLegs(), w.names(), w.exported(); len(m)+len(n)+len(e.Subsystems) > 0 {
+				t.Errorf("cut at %d: left over: %v, %v, %+v", cut, m, n, e)
 			}
 		})
 		if t.Failed() || crashes == 0 {

@@ -27,6 +27,7 @@ import (
 	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/nvmet"
 	"weft.dev/weft/target/nvmet/nvmettest"
+	"weft.dev/weft/target/userspace"
 )
 
 // world is a machine with its kernel, and a manager: all that outlives an agent.
@@ -40,6 +41,12 @@ type world struct {
 	minor   uint32
 	targets *nvmettest.FS
 	manager manager
+
+	// Of the agent that runs with a target in user space.
+	user      bool
+	legs      *userspace.Legs
+	exports   *userspace.Exports
+	listeners map[block.Portal]*pipeListener
 
 	// tree and labels look at the machine as the agent does not.
 	tree   func() (*nvmet.Tree, error)
@@ -56,6 +63,7 @@ func newWorld(t *testing.T) *world {
 	w.tree = func() (*nvmet.Tree, error) { return nvmet.OpenOn(nvmettest.Root, w.targets) }
 	w.labels = w.mediaLabels
 	w.stop = func() {}
+	w.listeners = map[block.Portal]*pipeListener{}
 	for file, text := range map[string]string{"boot_id": "11111111-2222-4333-8444-555555555555\n", "../osrelease": "6.1.0\n"} {
 		file = filepath.Join(w.root, "proc/sys/kernel/random", file)
 		if err := errors.Join(os.MkdirAll(filepath.Join(w.root, "proc/sys/kernel/random"), 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
@@ -97,6 +105,9 @@ func (w *world) runUntil(operations int) {
 
 // kernel is the world as one agent can touch it.
 func (w *world) kernel(gate *gate) kernel {
+	if w.user {
+		return w.userKernel(gate)
+	}
 	return kernel{
 		hardware: gatedHardware{w, gate},
 		mapper:   func() (mapper, error) { return gatedMapper{w, gate}, nil },
@@ -346,6 +357,9 @@ type gatedMapper struct {
 }
 
 func (m gatedMapper) Devices(prefix string) ([]dm.State, error) {
+	if m.world.user {
+		return m.world.legs.Devices(prefix)
+	}
 	m.world.mu.Lock()
 	defer m.world.mu.Unlock()
 	var out []dm.State
@@ -362,6 +376,12 @@ func (m gatedMapper) Do(s dm.Step) error {
 		return err
 	}
 	inUse := m.world.exportedNode(s.Device.Name)
+	if m.world.user {
+		if s.Op == dm.OpRemove && inUse {
+			m.world.t.Errorf("%s is to be removed while it is exported", s.Device.Name)
+		}
+		return m.world.legs.Do(s)
+	}
 	m.world.mu.Lock()
 	defer m.world.mu.Unlock()
 	switch state, exists := m.world.mapped[s.Device.Name]; s.Op {
@@ -391,18 +411,42 @@ func (m gatedMapper) Do(s dm.Step) error {
 
 // state is the mapped device that a path leads to.
 func (w *world) state(path string) (dm.State, bool) {
-	node, err := os.Readlink(path)
+	id, err := block.ParseLegID(filepath.Base(path))
 	if err != nil {
 		return dm.State{}, false
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, s := range w.mapped {
-		if dm.NodePath(s.Number) == node {
+	node, ok := w.names()[id]
+	for _, s := range w.mappedLegs() {
+		if ok && dm.NodePath(s.Number) == node {
 			return s, true
 		}
 	}
 	return dm.State{}, false
+}
+
+func (w *world) mappedLegs() []dm.State {
+	if w.user {
+		states, err := w.legs.Devices("")
+		if err != nil {
+			w.t.Error(err)
+		}
+		return states
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Collect(maps.Values(w.mapped))
+}
+
+func (w *world) names() map[block.LegID]string {
+	var n naming = names{filepath.Join(w.root, "dev/weft/leg")}
+	if w.user {
+		n = w.legs
+	}
+	list, err := n.List()
+	if err != nil {
+		w.t.Error(err)
+	}
+	return list
 }
 
 // canExport is asked at each enable=1: it is where wrong exports are seen.
@@ -482,24 +526,24 @@ func (w *world) mediaLabels() []*drive.Label {
 }
 
 type gatedFiles struct {
-	*nvmettest.FS
+	nvmet.Files
 	gate *gate
 }
 
 func (f gatedFiles) Mkdir(path string) error {
-	return errorOr(f.gate, func() error { return f.FS.Mkdir(path) })
+	return errorOr(f.gate, func() error { return f.Files.Mkdir(path) })
 }
 func (f gatedFiles) Rmdir(path string) error {
-	return errorOr(f.gate, func() error { return f.FS.Rmdir(path) })
+	return errorOr(f.gate, func() error { return f.Files.Rmdir(path) })
 }
 func (f gatedFiles) Write(path, value string) error {
-	return errorOr(f.gate, func() error { return f.FS.Write(path, value) })
+	return errorOr(f.gate, func() error { return f.Files.Write(path, value) })
 }
 func (f gatedFiles) Symlink(to, path string) error {
-	return errorOr(f.gate, func() error { return f.FS.Symlink(to, path) })
+	return errorOr(f.gate, func() error { return f.Files.Symlink(to, path) })
 }
 func (f gatedFiles) Unlink(path string) error {
-	return errorOr(f.gate, func() error { return f.FS.Unlink(path) })
+	return errorOr(f.gate, func() error { return f.Files.Unlink(path) })
 }
 
 func errorOr(g *gate, f func() error) error {

@@ -4,6 +4,7 @@ package userspace
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -136,8 +137,8 @@ func (s *server) RemoveSubsystem(nqn string) error {
 	return nil
 }
 
-// Link opens the port for its first subsystem. Hosts are let in when it is
-// linked: one that came before would be refused, for good.
+// Link opens the port for its first subsystem, with that linked before the first
+// host is let in.
 func (s *server) Link(p memfs.Port, nqn string) error {
 	subsystem, err := s.subsystem(nqn)
 	if err != nil {
@@ -147,38 +148,29 @@ func (s *server) Link(p memfs.Port, nqn string) error {
 	defer s.mu.Unlock()
 	open := s.ports[p.ID]
 	if open == nil {
-		var admit func()
-		if open, admit, err = s.openPort(p); err != nil {
-			return err
-		}
-		defer admit()
+		return s.openPort(p, nqn, subsystem)
 	}
 	if err := open.port.Link(subsystem); err != nil {
-		if len(open.links) == 0 {
-			open.port.Close() //nolint:errcheck // nobody has come in
-		}
 		return err
 	}
 	open.links[nqn] = true
-	s.ports[p.ID] = open
 	return nil
 }
 
-func (s *server) openPort(p memfs.Port) (_ *openPort, admit func(), err error) {
+func (s *server) openPort(p memfs.Port, nqn string, subsystem *controller.Subsystem) error {
 	if p.Portal.Transport != block.TCP {
-		return nil, nil, fmt.Errorf("portal %s: only TCP is served in user space", p.Portal)
+		return fmt.Errorf("portal %s: only TCP is served in user space", p.Portal)
 	}
 	l, err := s.listen(p.Portal)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	g := &gatedListener{Listener: l, open: make(chan struct{}), closed: make(chan struct{})}
-	port, err := s.target.Serve(g, controller.PortConfig{ID: p.ID})
+	port, err := s.target.Serve(l, controller.PortConfig{ID: p.ID, Link: []*controller.Subsystem{subsystem}})
 	if err != nil {
-		l.Close()
-		return nil, nil, err
+		return errors.Join(err, l.Close())
 	}
-	return &openPort{port, map[string]bool{}}, sync.OnceFunc(func() { close(g.open) }), nil
+	s.ports[p.ID] = &openPort{port, map[string]bool{nqn: true}}
+	return nil
 }
 
 func (s *server) Unlink(id uint16, nqn string) error {
@@ -197,25 +189,4 @@ func (s *server) Unlink(id uint16, nqn string) error {
 	}
 	delete(s.ports, id)
 	return open.port.Close()
-}
-
-// gatedListener accepts nobody before it is opened; who comes before waits.
-type gatedListener struct {
-	net.Listener
-	open, closed chan struct{}
-	once         sync.Once
-}
-
-func (g *gatedListener) Accept() (net.Conn, error) {
-	select {
-	case <-g.open:
-		return g.Listener.Accept()
-	case <-g.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (g *gatedListener) Close() error {
-	g.once.Do(func() { close(g.closed) })
-	return g.Listener.Close()
 }

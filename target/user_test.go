@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/nvmet"
+	"weft.dev/weft/target/nvmet/memfs"
+	"weft.dev/weft/target/userspace"
+)
+
+// userKernel is a target in user space over the world's drives: a new one for
+// each agent, as it is one process with it.
+func (w *world) userKernel(gate *gate) kernel {
+	legs := userspace.NewLegs(w.device)
+	device := func(path string) (block.Device, error) {
+		if !w.canExport(path) {
+			return nil, unix.ENOENT
+		}
+		return legs.Device(path)
+	}
+	exports, err := userspace.NewExports(slog.New(slog.DiscardHandler), w.listen, device)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.legs, w.exports = legs, exports
+	w.tree = exports.OpenTree
+	return kernel{
+		hardware: gatedHardware{w, gate},
+		mapper:   func() (mapper, error) { return gatedMapper{w, gate}, nil },
+		names:    legs,
+		exports:  func() (exporter, error) { return nvmet.OpenOn(memfs.Root, gatedFiles{exports, gate}) },
+		watch:    func(ctx context.Context, _ func()) error { <-ctx.Done(); return context.Cause(ctx) },
+		close: func(ctx context.Context) error {
+			if err := exports.Close(ctx); err != nil {
+				return err
+			}
+			return legs.Close()
+		},
+	}
+}
+
+// device is the drive with a number, as gatedHardware.Number gives it.
+func (w *world) device(n dm.Number) (userspace.Device, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for path, m := range w.media {
+		if uint32(path[len(path)-1]) == n.Minor {
+			return mediumDevice{m}, nil
+		}
+	}
+	return nil, unix.ENODEV
+}
+
+// mediumDevice is a medium that takes IOs.
+type mediumDevice struct{ *medium }
+
+func (d mediumDevice) Geometry() block.Geometry {
+	return block.Geometry{Size: d.size, BlockSize: 4 * block.KiB, VolatileCache: true}
+}
+
+func (d mediumDevice) Submit(io *block.IO) {
+	go func() {
+		var err error
+		switch io.Op {
+		case block.OpRead:
+			_, err = d.ReadAt(io.Data, io.Off)
+		case block.OpWrite:
+			_, err = d.WriteAt(io.Data, io.Off)
+		case block.OpFlush:
+			err = d.Flush()
+		case block.OpWriteZeroes:
+			err = d.Zero(context.Background(), block.Size(io.Off), block.Size(io.Len), nil)
+		}
+		io.Complete(err)
+	}()
+}
+
+// pipeListener is a portal without a network: in it, time can stand still.
+type pipeListener struct {
+	portal block.Portal
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (w *world) listen(p block.Portal) (net.Listener, error) {
+	l := &pipeListener{portal: p, conns: make(chan net.Conn), closed: make(chan struct{})}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.listeners[p] = l
+	return l, nil
+}
+
+func (l *pipeListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipeListener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return nil
+}
+
+func (l *pipeListener) Addr() net.Addr {
+	return &net.TCPAddr{IP: net.ParseIP(l.portal.Address), Port: int(l.portal.Port)}
+}
