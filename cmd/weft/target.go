@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -15,7 +16,9 @@ import (
 
 type targetOptions struct {
 	agentOptions
-	portals []string
+	portals  []string
+	datapath string
+	files    []string
 }
 
 func newTarget(g *globals) *cobra.Command {
@@ -24,13 +27,18 @@ func newTarget(g *globals) *cobra.Command {
 		Use:   "target",
 		Short: "Run the target agent, on machines that have drives",
 		Long: `Runs the target agent of this machine: it takes drives in, carves legs of volumes
-out of them and exports them over NVMe-oF with the kernel's nvmet. What it
-exports goes on serving when the agent stops.
+out of them and exports them over NVMe-oF.
 
-Needs root, configfs, and the kernel modules nvmet, nvmet-tcp and dm-mod, which
-it loads if they are missing.`,
+With the data path "kernel" nvmet serves them, and goes on when the agent stops.
+It needs root, configfs, and the kernel modules nvmet, nvmet-tcp and dm-mod,
+which are loaded if they are missing. With "user" this process serves them
+itself, over NVMe/TCP; what it serves stops with it, and starts again with it. It
+needs only to be allowed to open the drives, which may be files. "auto" takes
+the kernel where it can, and says in the log which it is and why. Both serve the
+same drives: stop one before the other is started.`,
 		Example: `  weft target --manager m1:4480 --portal tcp://192.0.2.11 --label rack=r1
-  weft target --node t1 --portal tcp://192.0.2.11:4420 --portal tcp://[2001:db8::11]`,
+  weft target --node t1 --portal tcp://192.0.2.11:4420 --portal tcp://[2001:db8::11]
+  weft target --portal tcp://192.0.2.11 --datapath user --drive-file /srv/weft/drive1`,
 		Args: takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.manager, o.tls = g.manager, g.tls
@@ -39,6 +47,8 @@ it loads if they are missing.`,
 	}
 	o.addFlags(cmd)
 	cmd.Flags().StringArrayVar(&o.portals, "portal", nil, "`address` that clients reach this node at, tcp://ADDRESS[:4420][#RAIL]; may be repeated")
+	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "who serves the legs: the `kernel`, this process (user), or auto")
+	cmd.Flags().StringArrayVar(&o.files, "drive-file", nil, "`file` that can be added as a drive; the data path is then user; may be repeated")
 	return cmd
 }
 
@@ -47,12 +57,35 @@ func runTarget(ctx context.Context, o targetOptions, g *globals) error {
 	if err != nil {
 		return err
 	}
-	need := []kmod.Module{kmod.ConfigFS, kmod.Nvmet, kmod.NvmetTCP, kmod.DM}
-	return runAgent(ctx, o.agentOptions, g.stderr, need, func(b agentBase) (agent, error) {
+	files, user, err := o.driveFiles()
+	if err != nil {
+		return err
+	}
+	return runAgent(ctx, o.agentOptions, g.stderr, nil, func(b agentBase) (agent, error) {
+		datapath, err := chooseDatapath(ctx, o.datapath, user, b.log, kmod.Loader{},
+			kmod.ConfigFS, kmod.Nvmet, kmod.NvmetTCP, kmod.DM)
+		if err != nil {
+			return nil, err
+		}
 		return target.New(target.Config{
 			Node: b.node, Labels: b.labels, Portals: portals, Manager: b.manager, Version: version(), Log: b.log,
+			Datapath: target.Datapath(datapath), Files: files,
 		})
 	})
+}
+
+// driveFiles are the absolute paths of --drive-file, and what they mean for the
+// data path.
+func (o *targetOptions) driveFiles() (files []string, user string, err error) {
+	for _, f := range o.files {
+		path, err := filepath.Abs(f)
+		if err != nil {
+			return nil, "", usageError{err: fmt.Errorf("--drive-file: %w", err)}
+		}
+		files = append(files, path)
+		user = "a file is a drive in user space only (--drive-file)"
+	}
+	return files, user, nil
 }
 
 func parsePortals(texts []string) ([]block.Portal, error) {

@@ -46,7 +46,7 @@ type Loader struct {
 func (l Loader) Need(ctx context.Context, modules ...Module) error {
 	var errs []error
 	for _, m := range modules {
-		if l.present(m) {
+		if l.Present(m) {
 			continue
 		}
 		if err := l.modprobe(ctx, m.Name); err != nil {
@@ -58,9 +58,24 @@ func (l Loader) Need(ctx context.Context, modules ...Module) error {
 	return errors.Join(errs...)
 }
 
-func (l Loader) present(m Module) bool {
+// Present reports whether the sign of a part is there.
+func (l Loader) Present(m Module) bool {
 	_, err := os.Stat(filepath.Join("/", l.Root, m.Sign))
 	return err == nil
+}
+
+// Usable is Need, and then looks for what a loaded part makes elsewhere than in
+// /sys/module: a container may load a module and see nothing of it.
+func (l Loader) Usable(ctx context.Context, modules ...Module) error {
+	if err := l.Need(ctx, modules...); err != nil {
+		return err
+	}
+	for _, m := range modules {
+		if !strings.HasPrefix(m.Sign, "sys/module/") && !l.Present(m) {
+			return fmt.Errorf("/%s is not there", m.Sign)
+		}
+	}
+	return nil
 }
 
 func (l Loader) modprobe(ctx context.Context, name string) error {
