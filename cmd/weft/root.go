@@ -36,7 +36,8 @@ func newRoot(g *globals) *cobra.Command {
 		Long: `Weft makes block devices of the drives of many machines, over NVMe-oF.
 
 Operators' commands talk to the volume manager; the daemons are
-"weft volmgr", "weft target" and "weft initiator".`,
+"weft volmgr", "weft target" and "weft initiator". "weft dev" is all of them in
+one process, to try Weft on this machine.`,
 		Example: `  weft drive add t1 /dev/nvme0n1
   weft volume create db1 --size 100GiB --copies 2
   weft attach db1
@@ -54,15 +55,18 @@ Operators' commands talk to the volume manager; the daemons are
 	root.AddCommand(
 		newStatus(g), newExplain(g), newAttach(g), newDetach(g),
 		newNode(g), newDrive(g), newPool(g), newVolume(g), newAttachment(g), newEvent(g),
-		newVolmgr(g), newTarget(g), newInitiator(g),
+		newVolmgr(g), newTarget(g), newInitiator(g), newDev(g),
 		newVersion(g), newCompletion(), newExitCodes(),
 	)
 	return root
 }
 
+// defaultManager is where commands look for the manager, and where weft dev answers.
+const defaultManager = "127.0.0.1:4480"
+
 func (g *globals) addFlags(root *cobra.Command) {
 	f := root.PersistentFlags()
-	f.StringVar(&g.manager, "manager", cmp.Or(os.Getenv("WEFT_MANAGER"), "127.0.0.1:4480"), "`address` of the volume manager [WEFT_MANAGER]")
+	f.StringVar(&g.manager, "manager", cmp.Or(os.Getenv("WEFT_MANAGER"), defaultManager), "`address` of the volume manager [WEFT_MANAGER]")
 	f.StringVar(&g.tls.CA, "tls-ca", os.Getenv("WEFT_TLS_CA"), "`file` of the authorities that the other end must be signed by; turns TLS on [WEFT_TLS_CA]")
 	f.StringVar(&g.tls.Cert, "tls-cert", os.Getenv("WEFT_TLS_CERT"), "`file` of this end's certificate [WEFT_TLS_CERT]")
 	f.StringVar(&g.tls.Key, "tls-key", os.Getenv("WEFT_TLS_KEY"), "`file` of this end's private key [WEFT_TLS_KEY]")

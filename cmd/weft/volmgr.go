@@ -69,7 +69,12 @@ func runVolmgr(ctx context.Context, o volmgrOptions, stderr io.Writer) error {
 }
 
 // serve runs a manager that answers on a listener until ctx ends.
-func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *slog.Logger) (err error) {
+func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *slog.Logger) error {
+	return o.serveWith(ctx, listener, log, func() ([]daemon.Part, error) { return nil, nil })
+}
+
+// serveWith also runs parts that rely on the manager, which stop before it.
+func (o *volmgrOptions) serveWith(ctx context.Context, listener net.Listener, log *slog.Logger, more func() ([]daemon.Part, error)) (err error) {
 	manager, err := volmgr.New(volmgr.Config{Dir: o.dataDir, Version: version(), Log: log})
 	if err != nil {
 		return fmt.Errorf("open the store in %s: %w", o.dataDir, err)
@@ -80,6 +85,11 @@ func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *s
 	if err != nil {
 		return err
 	}
+	others, err := more()
+	if err != nil {
+		return err
+	}
+	parts = append(parts, others...)
 	log.Info("starting", "data", o.dataDir, "version", version())
 	return daemon.Run(ctx, log, parts...)
 }

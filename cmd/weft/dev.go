@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+type devOptions struct {
+	dir       string
+	manager   string // where to answer; empty: where the last run did
+	targets   int
+	driveSize string
+	logLevel  string
+}
+
+func newDev(g *globals) *cobra.Command {
+	var o devOptions
+	cmd := &cobra.Command{
+		Use:   "dev",
+		Short: "Run a whole cluster in one process, to try Weft on this machine",
+		Long: `Runs a volume manager, some targets with a drive each, and an initiator, all in
+this process and in user space: no kernel module of NVMe is needed, and nothing
+has to be set up. The drives are sparse files in a directory; what is written to
+them, and all volumes, are there again at the next run. It ends with Ctrl-C.
+
+Other weft commands find it by themselves if no other manager answers at the
+default address; else it prints the WEFT_MANAGER that leads to it. To see what a
+failure does, stop a target while its volume is written.
+
+To give volumes out as block devices it needs root, and ublk, nbd, or FUSE and
+loop devices in the kernel. Without them it says so, and runs without.`,
+		Example: `  weft dev
+  weft dev --dir /tmp/weft --targets 5 --drive-size 20GiB
+  weft dev stop-target t2`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return needsVerb(cmd, args)
+			}
+			if cmd.Flags().Changed("manager") {
+				o.manager = g.manager
+			}
+			return runDev(cmd.Context(), o, g)
+		},
+	}
+	cmd.PersistentFlags().StringVar(&o.dir, "dir", "", "`directory` of drives and state (default: weft/dev in the user's state directory)")
+	cmd.Flags().IntVar(&o.targets, "targets", 0, "`number` of targets (default: 3, or as many as there are)")
+	cmd.Flags().StringVar(&o.driveSize, "drive-size", "4GiB", "`size` of the drives that are made")
+	cmd.Flags().StringVar(&o.logLevel, "log-level", "info", "least `level` that is written to the log in the directory")
+	cmd.AddCommand(
+		newDevTargetVerb(&o, "stop", "Take a target of weft dev down, to see a failure",
+			"Takes a target of the weft dev that runs down, as a crash would: its connections\nend, and nobody answers any more. Its drive keeps what is on it."),
+		newDevTargetVerb(&o, "start", "Start a target of weft dev that was stopped",
+			"Starts a target of the weft dev that runs again. Legs on it that miss writes\nget what they miss."),
+		newDevStop(&o),
+	)
+	return cmd
+}
+
+// dev is a cluster in one process.
+type dev struct {
+	dir     *devDir
+	node    block.NodeName // of the initiator
+	log     *slog.Logger
+	out     *output
+	conn    *grpc.ClientConn
+	targets *devTargets
+	started time.Time
+}
+
+func runDev(ctx context.Context, o devOptions, g *globals) (retErr error) {
+	started := time.Now()
+	path, err := devPath(o.dir)
+	if err != nil {
+		return err
+	}
+	size, err := block.ParseSize(o.driveSize)
+	if err != nil {
+		return usageError{err: fmt.Errorf("--drive-size: %w", err)}
+	}
+	dir, err := openDevDir(path)
+	if err != nil {
+		return err
+	}
+	defer func() { retErr = errors.Join(retErr, dir.close()) }()
+	if err := dir.grow(cmp.Or(o.targets, max(3, len(dir.state.Targets))), size); err != nil {
+		return err
+	}
+	file, err := dir.openLog()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	log, err := (&daemon.Options{LogFormat: "text", LogLevel: o.logLevel}).Logger(file)
+	if err != nil {
+		return usageError{err: err}
+	}
+	name, err := nodeOrThis("")
+	if err != nil {
+		return err
+	}
+	dir.state.Manager = cmp.Or(o.manager, dir.state.Manager)
+	d := &dev{dir: dir, node: block.NodeName(name), log: log, out: g.out(), started: started}
+	return d.run(ctx)
+}
+
+// run brings the cluster up, and down again in the reverse order when ctx ends or
+// somebody asks for it.
+func (d *dev) run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	listener, err := d.listen()
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	if d.conn, err = daemon.Dial(d.dir.state.Manager, daemon.TLSFiles{}); err != nil {
+		return err
+	}
+	defer d.conn.Close()
+	d.targets = newDevTargets(d.dir, pb.NewAgentsClient(d.conn), d.log)
+	manager := volmgrOptions{dataDir: d.dir.in("volmgr")}
+	return manager.serveWith(ctx, listener, d.log, func() ([]daemon.Part, error) {
+		control, err := serveControl(d.dir, d.targets, stop)
+		if err != nil {
+			return nil, err
+		}
+		parts := []daemon.Part{{Name: "targets", Run: d.targets.Run}}
+		parts = append(parts, d.initiator()...)
+		return append(parts, control, daemon.Part{Name: "session", Run: d.session}), nil
+	})
+}
+
+// listen opens the manager's address, and finds free ones for the portals. What
+// was taken before is taken again if it is free.
+func (d *dev) listen() (net.Listener, error) {
+	listener, err := listenFirst([]string{cmp.Or(d.dir.state.Manager, defaultManager), "127.0.0.1:0"})
+	if err != nil {
+		return nil, err
+	}
+	d.dir.state.Manager = listener.Addr().String()
+	for i := range d.dir.state.Targets {
+		t := &d.dir.state.Targets[i]
+		l, err := listenFirst([]string{cmp.Or(t.Portal, "127.0.0.1:0"), "127.0.0.1:0"})
+		if err != nil {
+			return nil, errors.Join(err, listener.Close())
+		}
+		defer l.Close() // when all have different ones
+		t.Portal = l.Addr().String()
+	}
+	return listener, d.dir.save()
+}
+
+func listenFirst(addresses []string) (l net.Listener, err error) {
+	for _, a := range addresses {
+		if l, err = net.Listen("tcp", a); err == nil {
+			return l, nil
+		}
+	}
+	return nil, err
+}
+
+// session is what an operator would do: give new drives to the cluster, attach
+// again what was attached, and at the end detach it in order.
+func (d *dev) session(ctx context.Context) error {
+	api := pb.NewManagerClient(d.conn)
+	quiet := &output{stdout: io.Discard, stderr: io.Discard, now: time.Now}
+	if err := d.dir.addDrives(ctx, api, quiet); err != nil && ctx.Err() == nil {
+		return err
+	}
+	d.greet(ctx, api)
+	d.attachAgain(ctx, api)
+	<-ctx.Done()
+	return cmp.Or(d.detachAll(context.WithoutCancel(ctx), api), context.Cause(ctx))
+}
+
+func (d *dev) attachAgain(ctx context.Context, api pb.ManagerClient) {
+	for _, volume := range d.dir.state.Attached {
+		o := attachOptions{volume: volume, node: string(d.node), wait: true}
+		var device strings.Builder
+		out := &output{stdout: &device, stderr: io.Discard, now: time.Now}
+		if err := runAttach(ctx, api, o, out); ctx.Err() != nil {
+			return
+		} else if err != nil {
+			d.out.say("volume %s was attached, and is not again: %v", volume, err)
+			continue
+		}
+		d.tell("volume %s is attached again: %s", volume, strings.TrimSpace(device.String()))
+	}
+}
+
+// detachAll leaves volumes clean, so that the next run finds their copies equal,
+// and notes them. A volume that somebody uses is waited for: its data would be
+// cut off.
+func (d *dev) detachAll(ctx context.Context, api pb.ManagerClient) error {
+	d.tell("ending")
+	list, err := api.ListAttachments(ctx, &pb.ListAttachmentsRequest{})
+	if err != nil {
+		return err
+	}
+	d.dir.state.Attached = nil
+	for _, a := range list.GetAttachments() {
+		if a.GetNode() == string(d.node) {
+			d.dir.state.Attached = append(d.dir.state.Attached, a.GetVolumeName())
+		}
+	}
+	slices.Sort(d.dir.state.Attached)
+	if err := d.dir.save(); err != nil {
+		return err
+	}
+	for _, volume := range d.dir.state.Attached {
+		err := runDetach(ctx, api, detachOptions{volume: volume, node: string(d.node), wait: true}, d.out)
+		if err != nil && status.Code(err) != codes.NotFound {
+			d.out.say("volume %s is not detached: its copies are made equal when it is attached again: %v", volume, err)
+		}
+	}
+	return nil
+}
+
+func (d *dev) tell(format string, args ...any) {
+	fmt.Fprintf(d.out.stdout, "weft dev: "+format+"\n", args...)
+}
+
+// greet says what there is, and what to do with it.
+func (d *dev) greet(ctx context.Context, api pb.ManagerClient) {
+	if ctx.Err() != nil {
+		return
+	}
+	state := "new"
+	if !d.dir.fresh {
+		state = "as it was left"
+		if list, err := api.ListVolumes(ctx, &pb.ListVolumesRequest{}); err == nil && len(list.GetVolumes()) > 0 {
+			var names []string
+			for _, v := range list.GetVolumes() {
+				names = append(names, v.GetName())
+			}
+			state += ", with " + strings.Join(names, ", ")
+		}
+	}
+	d.tell("a cluster in %s, %s, ready after %v", d.dir.path, state, time.Since(d.started).Round(10*time.Millisecond))
+	d.tell("manager    %s", d.dir.state.Manager)
+	for _, t := range d.dir.state.Targets {
+		d.tell("target %-3s tcp://%s, drive %s", t.Name, t.Portal, d.dir.in(t.Drive))
+	}
+	d.tell("initiator  %s: %s", d.node, d.devices())
+	d.tell("log        %s", d.dir.in("log"))
+	if d.dir.state.Manager != defaultManager {
+		d.tell("for other weft commands: export WEFT_MANAGER=%s", d.dir.state.Manager)
+	}
+	d.tell("try: weft volume create db1 --size 1GiB --stripes 2 --copies 2 --wait, weft attach db1; Ctrl-C ends")
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/target"
+)
+
+// devTargets runs targets in this process; each can be stopped and started by itself.
+type devTargets struct {
+	dir     *devDir
+	manager pb.AgentsClient
+	log     *slog.Logger
+
+	mu      sync.Mutex
+	ctx     context.Context //nolint:containedctx // of Run, for targets that are started later; nil before and after
+	running map[block.NodeName]*devAgent
+}
+
+type devAgent struct {
+	stop context.CancelFunc
+	done chan struct{}
+}
+
+func newDevTargets(d *devDir, manager pb.AgentsClient, log *slog.Logger) *devTargets {
+	return &devTargets{dir: d, manager: manager, log: log, running: map[block.NodeName]*devAgent{}}
+}
+
+// Run runs all targets until ctx ends, and returns when none has a drive open.
+func (t *devTargets) Run(ctx context.Context) error {
+	t.mu.Lock()
+	t.ctx = context.WithoutCancel(ctx)
+	t.mu.Unlock()
+	var errs []error
+	for _, d := range t.dir.state.Targets {
+		errs = append(errs, t.start(d.Name))
+	}
+	if err := errors.Join(errs...); err != nil {
+		t.stopAll()
+		return err
+	}
+	<-ctx.Done()
+	t.stopAll()
+	return context.Cause(ctx)
+}
+
+func (t *devTargets) stopAll() {
+	t.mu.Lock()
+	t.ctx = nil
+	var names []block.NodeName
+	for name := range t.running {
+		names = append(names, name)
+	}
+	t.mu.Unlock()
+	for _, name := range names {
+		_ = t.stop(name) // or it was stopped meanwhile
+	}
+}
+
+func (t *devTargets) find(name block.NodeName) (devTarget, error) {
+	var names []block.NodeName
+	for _, d := range t.dir.state.Targets {
+		if d.Name == name {
+			return d, nil
+		}
+		names = append(names, d.Name)
+	}
+	return devTarget{}, status.Errorf(codes.NotFound, "target %s: not found; there are %v", name, names)
+}
+
+func (t *devTargets) start(name block.NodeName) error {
+	d, err := t.find(name)
+	if err != nil {
+		return err
+	}
+	portal, err := block.ParsePortal("tcp://" + d.Portal)
+	if err != nil {
+		return err
+	}
+	log := t.log.With("target", name)
+	agent, err := target.New(target.Config{
+		Node: name, Portals: []block.Portal{portal}, Manager: t.manager, Version: version(), Log: log,
+		Datapath: target.User, Files: []string{t.dir.in(d.Drive)}, FilesOnly: true,
+	})
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.running[name] != nil {
+		return status.Errorf(codes.FailedPrecondition, "target %s runs already", name)
+	}
+	if t.ctx == nil {
+		return errors.New("dev is ending")
+	}
+	ctx, stop := context.WithCancel(t.ctx)
+	a := &devAgent{stop, make(chan struct{})}
+	t.running[name] = a
+	go func() {
+		defer close(a.done)
+		if err := agent.Run(ctx); ctx.Err() == nil {
+			log.Error("target ended by itself", "err", err)
+		}
+		stop()
+	}()
+	return nil
+}
+
+// stop takes a target's exports down, as a crash of its process would: what was
+// acknowledged is in its drive, and whoever waits for it waits.
+func (t *devTargets) stop(name block.NodeName) error {
+	if _, err := t.find(name); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	a := t.running[name]
+	t.mu.Unlock()
+	if a == nil {
+		return status.Errorf(codes.FailedPrecondition, "target %s is stopped already", name)
+	}
+	a.stop()
+	<-a.done
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.running[name] == a {
+		delete(t.running, name)
+	}
+	return nil
+}
+
+// addDrives gives the drives of new targets to the cluster, and returns when they
+// can be used.
+func (d *devDir) addDrives(ctx context.Context, api pb.ManagerClient, out *output) error {
+	err := wait(ctx, out, func(ctx context.Context) (waitingFor string, err error) {
+		for i := range d.state.Targets {
+			t := &d.state.Targets[i]
+			if t.Added {
+				continue
+			}
+			drive, err := api.AddDrive(ctx, &pb.AddDriveRequest{Node: string(t.Name), Device: d.in(t.Drive)})
+			switch {
+			case status.Code(err) == codes.NotFound: // the target, or to it its drive, is not there yet
+				waitingFor = "target " + string(t.Name)
+			case err != nil:
+				return "", fmt.Errorf("add the drive of %s: %w", t.Name, err)
+			case drive.GetState() != pb.DriveState_DRIVE_STATE_READY:
+				waitingFor = "the drive of " + string(t.Name)
+			default:
+				t.Added = true
+			}
+		}
+		return waitingFor, nil
+	})
+	return errors.Join(err, d.save())
+}
