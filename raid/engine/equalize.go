@@ -235,7 +235,7 @@ func (ln *equalLane) next() {
 	if ln.a == nil {
 		ln.a, ln.b = make([]byte, q.v.copyUnit), make([]byte, q.v.copyUnit)
 	}
-	q.v.copies(&q.v.columns[u.column], kindEqual, u.off, u.end, ln)
+	q.v.copies(&q.v.columns[u.column], kindEqual, u.off, u.end, job{equal: ln})
 }
 
 // take finds the next unit; nil if there is none now. The lanes begin to flush
@@ -345,5 +345,3 @@ func (ln *equalLane) compare(p *piece, e *effects) {
 	}
 	p.finish(nil, e)
 }
-
-func (ln *equalLane) dropped(*piece, *effects) {}

@@ -43,12 +43,61 @@ const (
 	phaseStarted
 )
 
-// job is what a copy is for. Its methods are called with the shard locked.
-type job interface {
-	start(p *piece, e *effects)
-	answered(p *piece, s *sub, err error, e *effects)
-	dropped(p *piece, e *effects) // some leg of the column was
-	done(err error)               // nothing is locked
+// job is what a copy is for: one of these is set. It is no interface, because what
+// calls one would have to take its effects from the heap, for every IO.
+type job struct {
+	lane  *lane      // of a rebuild
+	equal *equalLane // of an equalizer
+	last  *rebuild   // whose last flush it is
+}
+
+// start begins with a job's piece, or begins again. The shard is locked.
+func (j job) start(p *piece, e *effects) {
+	switch {
+	case j.lane != nil:
+		j.lane.start(p, e)
+	case j.equal != nil:
+		j.equal.start(p, e)
+	default:
+		j.last.startFlush(p, e)
+	}
+}
+
+// answered goes on with a job's piece. The shard is locked.
+func (j job) answered(p *piece, s *sub, err error, e *effects) {
+	switch {
+	case j.lane != nil:
+		j.lane.answered(p, s, err, e)
+	case j.equal != nil:
+		j.equal.answered(p, s, err, e)
+	default:
+		s.state = partNone
+		p.finish(err, e)
+	}
+}
+
+// dropped ends a job's piece that nothing else will end, if the leg that it is for
+// was dropped. The column is locked.
+func (j job) dropped(p *piece, e *effects) {
+	r := j.last
+	if j.lane != nil {
+		r = j.lane.r
+	}
+	if r != nil && p.c.legs[r.copy].inc != r.inc && !p.out() && p.phase != phaseWaiting {
+		p.finish(errLeft, e)
+	}
+}
+
+// done tells a job the outcome of a piece. Nothing is locked.
+func (j job) done(err error) {
+	switch {
+	case j.lane != nil:
+		j.lane.done(err)
+	case j.equal != nil:
+		j.equal.done(err)
+	case err == nil:
+		j.last.caughtUp()
+	}
 }
 
 // part is what one leg has of a piece.
@@ -122,7 +171,7 @@ func (p *piece) recycle() {
 		s := &p.subs[i]
 		s.state, s.dev, s.data, s.io.Data, s.io.Err, s.zeros = partNone, nil, nil, nil, nil, false
 	}
-	p.io, p.req, p.job, p.data, p.err, p.next = nil, nil, nil, nil, nil, nil
+	p.io, p.req, p.job, p.data, p.err, p.next = nil, nil, job{}, nil, nil, nil
 	p.blockers, p.waited, p.held, p.tried, p.other, p.phase = 0, false, 0, 0, false, phaseWaiting
 	p.fua, p.unmap = false, false
 }

@@ -106,7 +106,7 @@ func (ln *lane) next() {
 		ln.buf = make([]byte, min(r.c.v.copyUnit, 1<<r.c.v.plan.region))
 	}
 	ln.began = r.c.v.clock.now()
-	r.c.v.copies(r.c, kindCopy, ln.off, ln.off+ln.length, ln)
+	r.c.v.copies(r.c, kindCopy, ln.off, ln.off+ln.length, job{lane: ln})
 }
 
 // copies puts a piece of a job on its way.
@@ -277,52 +277,26 @@ func (ln *lane) answered(p *piece, s *sub, err error, e *effects) {
 	}
 }
 
-func (ln *lane) dropped(p *piece, e *effects) {
-	if p.c.legs[ln.r.copy].inc != ln.r.inc && !p.out() && p.phase != phaseWaiting {
-		p.finish(errLeft, e)
-	}
-}
-
 // flush makes durable what was copied, before the leg counts as caught up.
 func (r *rebuild) flush() {
 	r.c.shards[0].mu.Lock()
 	caches := r.c.legs[r.copy].caches && !r.c.v.weak.unflushed
 	r.c.shards[0].mu.Unlock()
 	if caches {
-		r.c.v.copies(r.c, kindCopy, 0, 0, flushJob{r})
+		r.c.v.copies(r.c, kindCopy, 0, 0, job{last: r})
 		return
 	}
 	r.caughtUp()
 }
 
-// flushJob is the end of a rebuild.
-type flushJob struct{ r *rebuild }
-
-func (f flushJob) start(p *piece, e *effects) {
-	l := &p.c.legs[f.r.copy]
-	if l.inc != f.r.inc {
+func (r *rebuild) startFlush(p *piece, e *effects) {
+	l := &p.c.legs[r.copy]
+	if l.inc != r.inc {
 		p.finish(errLeft, e)
 		return
 	}
-	l.flush(&p.subs[f.r.copy])
-	p.issue(f.r.copy, block.OpFlush, nil, e)
-}
-
-func (f flushJob) answered(p *piece, s *sub, err error, e *effects) {
-	s.state = partNone
-	p.finish(err, e)
-}
-
-func (f flushJob) dropped(p *piece, e *effects) {
-	if !p.out() && p.phase == phaseParked && p.c.legs[f.r.copy].inc != f.r.inc {
-		p.finish(errLeft, e)
-	}
-}
-
-func (f flushJob) done(err error) {
-	if err == nil {
-		f.r.caughtUp()
-	}
+	l.flush(&p.subs[r.copy])
+	p.issue(r.copy, block.OpFlush, nil, e)
 }
 
 // caughtUp ends the rebuild, unless the volume has grown or the leg erred.

@@ -58,10 +58,9 @@ type simDevice struct {
 
 // simOp is an IO on its way.
 type simOp struct {
-	io     block.IO // a copy: the engine may reuse its own after the answer
-	orig   *block.IO
-	at     int  // sectors that are done
-	failed bool // an error is on its way back
+	io   block.IO // a copy: the engine may reuse its own after the answer
+	orig *block.IO
+	at   int // sectors that are done
 }
 
 func (d *simDevice) Geometry() block.Geometry { return d.leg.g }
