@@ -26,6 +26,9 @@ import (
 //	     │  └───────────────────  DETACHING
 //	     └── from anywhere: Detach force, host confirmed dead: E+1, not clean
 //
+// A host whose data path ends with its process lets go by itself before it ends:
+// GRANTED or ATTACHED ──► GRANTING at E+1, clean, and handed out to its next boot.
+//
 // GRANTED is the only door to a volume's data, and the epoch only grows. What
 // keeps a superseded host out is not this record but the targets: the grant is
 // handed out when every leg that stays in sync is on a target that has fenced
@@ -177,6 +180,9 @@ func (t *tx) settleGrant(id block.VolumeID) {
 		return
 	}
 	t.noteFence(v)
+	if v.Attachment.Left {
+		return
+	}
 	keep, evict := t.s.grantSplit(v)
 	for _, n := range keep {
 		if n == 0 {
@@ -269,6 +275,29 @@ func (t *tx) settleAttached(id block.VolumeID) {
 	}
 }
 
+// settleLeft takes note of a host that has let go though nobody asked it to, since
+// it ends. The volume stays its own, under a new epoch that only its next boot is
+// given: what it has reported of the old one stays true because nobody writes any
+// more, and the targets are made to see to that already now.
+func (t *tx) settleLeft(id block.VolumeID) {
+	v := t.peek(id)
+	a := v.Attachment
+	if a == nil || a.State != Granted && a.State != Attached {
+		return
+	}
+	if r, ok := t.s.attachmentReport(v); !ok || r.Phase != PhaseDetachedClean {
+		return
+	}
+	v = t.volume(id)
+	left := *v.Attachment
+	v.Holder, v.Clean = "", true
+	t.supersede(v)
+	left.State, left.Epoch, left.Equalize, left.Left, left.Since = Granting, v.Epoch, false, true, t.now.UTC()
+	v.Attachment = &left
+	t.volumeEvent(v, Info, EventLeft, fmt.Sprintf("%s has let go, clean, and ends: epoch %d is for its next boot", left.Node, v.Epoch),
+		"node", string(left.Node), "epoch", fmt.Sprint(v.Epoch))
+}
+
 func (in Detach) apply(t *tx) (view, error) {
 	found, err := t.s.find(in.Volume)
 	if err != nil {
@@ -281,6 +310,8 @@ func (in Detach) apply(t *tx) (view, error) {
 	switch {
 	case in.Force || t.confirmedDead(a.Node):
 		t.forceDetach(t.volume(found.ID), "forced")
+	case a.Left:
+		t.detached(t.volume(found.ID), "which had let go")
 	case a.State == Granting:
 		t.detached(t.volume(found.ID), "before it was handed out")
 	case a.State != Detaching:
@@ -354,6 +385,9 @@ func (s *State) attachmentWaits(v *Volume) []string {
 	a := v.Attachment
 	switch a.State {
 	case Granting:
+		if a.Left {
+			return []string{fmt.Sprintf("host %s, which has let go and ends, to begin again", a.Node)}
+		}
 		return s.grantWaits(v)
 	case Granted, Attached:
 		if r, ok := s.attachmentReport(v); ok && r.WaitingFor != "" {

@@ -38,6 +38,7 @@ const (
 	EventAttached         = "volume.attached"
 	EventDetaching        = "volume.detaching"
 	EventDetached         = "volume.detached"
+	EventLeft             = "volume.left"
 	EventLegStale         = "leg.stale"
 	EventLegEvicted       = "leg.evicted" // made stale by volmgr itself
 	EventLegSuspect       = "leg.suspect" // in sync, but not served until a twin has reported

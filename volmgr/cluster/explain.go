@@ -87,6 +87,11 @@ func (s *State) explainAttachment(e *Explanation, v *Volume) {
 	switch a.State {
 	case Granting:
 		e.Summary = fmt.Sprintf("%s is being given to %s: older epochs are being fenced at its targets", v.object(), a.Node)
+		if a.Left {
+			e.Summary = fmt.Sprintf("%s is kept for %s, which has let go and ends", v.object(), a.Node)
+			e.Actions = append(e.Actions, fmt.Sprintf("start `weft initiator` on %s again, or give the volume up: weft detach %s", a.Node, v.Name))
+			return
+		}
 		_, rest := s.grantSplit(v)
 		for _, l := range rest {
 			if !s.targetOnline(l.Node) {

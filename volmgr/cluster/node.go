@@ -242,6 +242,11 @@ func (in InitiatorReported) apply(t *tx) (view, error) {
 	t.initiatorSeen(on, r)
 	t.hostSeen(r)
 	t.settleNode(r.Node)
+	for _, a := range r.Attachments {
+		if a.Phase == PhaseDetachedClean && t.peek(a.Volume) != nil {
+			t.unsure[a.Volume] = true // it may be let go though nobody asked for that
+		}
+	}
 	return nil, nil
 }
 

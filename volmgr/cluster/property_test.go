@@ -35,20 +35,21 @@ func TestRandomHistoriesKeepTheInvariants(t *testing.T) {
 	if testing.Short() {
 		seeds = min(seeds, 20)
 	}
-	served, acked := 0, 0
+	served, acked, left := 0, 0, 0
 	for seed := range seeds {
 		bad, w := history(seed, guards{}, nil)
 		if bad != "" {
 			t.Fatal(bad)
 		}
 		served += w.serves
+		left += w.leaves
 		acked += len(w.acked)
 	}
 	// Histories that get nowhere would prove nothing.
-	if served < int(seeds)*3 || acked < int(seeds)*4 {
-		t.Errorf("%d histories served %d times and acknowledged in %d registers, want more", seeds, served, acked)
+	if served < int(seeds)*3 || acked < int(seeds)*4 || left < int(seeds)/4 {
+		t.Errorf("%d histories served %d times, acknowledged in %d registers and left %d times, want more", seeds, served, acked, left)
 	}
-	t.Logf("%d histories, %d times served, %d registers written", seeds, served, acked)
+	t.Logf("%d histories, %d times served, %d registers written, %d times left by an ending host", seeds, served, acked, left)
 }
 
 // Each rule weakened must be noticed by the same histories.
@@ -72,6 +73,7 @@ func TestEachGuardIsNeeded(t *testing.T) {
 		"suspect leg served":              {guards: guards{suspectServes: true}, in: caches},
 		"copy in sync before its flush":   {weaken: func(w *world) { w.noFlush = true }, in: caches},
 		"reboot of a host ignored":        {guards: guards{bootIgnored: true}},
+		"host leaves with writes out":     {weaken: func(w *world) { w.leavesDirty = true }},
 		"host acknowledges before record": {weaken: func(w *world) { w.ackBeforeRecord = true }},
 	} {
 		t.Run(name, func(t *testing.T) {

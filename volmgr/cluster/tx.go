@@ -148,6 +148,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	t.settleGrant(id)
 	t.settleAttached(id)
 	t.settleDetaching(id)
+	t.settleLeft(id)
 	t.settleRebuilds(id)
 }
 

@@ -256,7 +256,9 @@ type Attachment struct {
 	State    AttachmentState `json:"state"`
 	BootID   string          `json:"boot_id"`
 	Equalize bool            `json:"equalize,omitempty"` // set when the grant is handed out
-	Since    time.Time       `json:"since"`
+	// Left: the host let go by itself and ends. The grant waits for its next boot.
+	Left  bool      `json:"left,omitempty"`
+	Since time.Time `json:"since"`
 
 	VolumeID    block.VolumeID   `json:"-"`
 	VolumeName  block.VolumeName `json:"-"`

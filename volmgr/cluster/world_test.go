@@ -41,6 +41,9 @@ type world struct {
 	mood            mood
 	ackBeforeRecord bool // a weakened host
 	noFlush         bool // a weakened host: a copy counts as whole while it is in a cache
+	leavesDirty     bool // a weakened host: it says that it let go clean, with writes out
+	healed          bool // nothing more goes wrong, and nobody ends
+	leaves          int  // how often an ending host let go
 	serves          int  // how often a host began to serve, to see that histories get anywhere
 	violation       string
 }
@@ -85,6 +88,7 @@ type wHost struct {
 	wAgent
 	name    block.NodeName
 	boot    int
+	ending  bool // it has been told to, and has let go what it could
 	gen     uint64
 	inbox   []InitiatorWanted
 	outbox  []InitiatorReport
@@ -297,6 +301,9 @@ func (w *world) linkHost(h *wHost) {
 
 func (w *world) hostActs(h *wHost) {
 	switch {
+	case h.ending && w.chance(10):
+		w.crashHost(h)
+		h.up = w.chance(50)
 	case !h.up:
 		h.up = w.chance(5)
 	case !h.linked:
@@ -494,6 +501,10 @@ func (w *world) serve(h *wHost, v *wVolume) {
 	if v.wanted.Detach {
 		v.release()
 		w.finish(h, v)
+		return
+	}
+	if !w.healed && (w.chance(2) || w.leavesDirty && w.chance(20)) {
+		w.leave(h)
 		return
 	}
 	if w.mood == caches && w.chance(15) {
@@ -901,10 +912,28 @@ func (w *world) crashHost(h *wHost) {
 		return
 	}
 	w.unlinkHost(h)
-	h.up = false
+	h.up, h.ending = false, false
 	h.boot++
 	h.volumes = map[block.VolumeID]*wVolume{}
 	w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool { return c.host == h && !c.arrived })
+}
+
+// leave has a host that ends let go what it can: it reports so until it is gone.
+func (w *world) leave(h *wHost) {
+	if !h.up {
+		return
+	}
+	h.ending = true
+	for _, id := range sorted(h.volumes) {
+		v := h.volumes[id]
+		settled := len(v.writes) == 0 && len(w.lost(h, v)) == 0 && !w.suspended(v)
+		if !v.serving || v.letGo != "" || !settled && !w.leavesDirty {
+			continue
+		}
+		w.flush(h, v)
+		v.letGo, v.serving, v.links = PhaseDetachedClean, false, map[block.LegID]*wLink{}
+		w.leaves++
+	}
 }
 
 // restart loads the manager's store into a new one; all streams break.
@@ -1017,6 +1046,9 @@ func (w *world) heal() {
 		w.linkTarget(t)
 	}
 	for _, h := range w.hosts {
+		if h.ending {
+			w.crashHost(h)
+		}
 		h.up = true
 		w.linkHost(h)
 	}
@@ -1050,6 +1082,7 @@ func (w *world) settle(rounds int) {
 
 // recovered heals the world and reports what then stays stuck.
 func (w *world) recovered() string {
+	w.healed = true
 	w.heal()
 	for range 40 {
 		w.settle(10)
