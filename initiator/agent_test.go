@@ -73,7 +73,7 @@ func TestUncleanVolumesAreEqualizedBeforeTheyAreExposed(t *testing.T) {
 		w.expect("equalizing", "connect t0", "connect t1", "create c0: mirror t0 t1")
 		w.finishResync()
 		w.until(serving)
-		w.expect("equal", "reload c0: mirror t0 t1", "create top: linear")
+		w.expect("equal", "reload c0: mirror t0 t1", "flush t0", "flush t1", "create top: linear")
 	})
 }
 
@@ -200,7 +200,7 @@ func TestReturningLegGetsWhatItMissed(t *testing.T) {
 		}
 		w.finishResync()
 		time.Sleep(2 * time.Second)
-		w.expect("in sync", "record-in-sync c0.1@1 copied 768KiB",
+		w.expect("in sync", "flush t1", "record-in-sync c0.1@1 copied 768KiB",
 			"reload c0: mirror t0 t1", "remove c0-back1")
 	})
 }
@@ -221,7 +221,7 @@ func TestLegThatTheLogKnowsNothingOfIsCopiedWhole(t *testing.T) {
 		w.expect("return", "connect t1",
 			"reload c0: linear", "remove c0-lost1",
 			"create c0-back1: linear", "reload c0: mirror t0 c0-back1",
-			"record-in-sync c0.1@1 copied 64MiB",
+			"flush t1", "record-in-sync c0.1@1 copied 64MiB",
 			"reload c0: mirror t0 t1", "remove c0-back1")
 	})
 }
@@ -266,7 +266,7 @@ func TestThirdCopyIsRebuiltBehindAMirrorOfTheOthers(t *testing.T) {
 		w.comesBack(0, 2, 1)
 		time.Sleep(4 * time.Second)
 		w.expect("return", "connect t2", "create c0-back2: linear", "reload c0: mirror c0-in c0-back2", "remove c0-lost2",
-			"record-in-sync c0.2@1 copied 256KiB", "reload c0: mirror t0 t1 t2", "remove c0-back2", "remove c0-in")
+			"flush t2", "record-in-sync c0.2@1 copied 256KiB", "reload c0: mirror t0 t1 t2", "remove c0-back2", "remove c0-in")
 	})
 }
 
@@ -289,7 +289,7 @@ func TestRebuiltLegStandsInAsSoonAsItIsRecorded(t *testing.T) {
 		time.Sleep(4 * time.Second)
 		h := w.took()
 		want := []string{
-			"record-in-sync c0.1@1 copied 256KiB",
+			"flush t1", "record-in-sync c0.1@1 copied 256KiB",
 			"record-stale c0.0", "destroy-sockets t0", "disconnect t0",
 			"reload c0: linear", "remove c0-back1",
 			"create c0-lost0: error", "reload c0: mirror keep_log t1 c0-lost0",
@@ -299,6 +299,27 @@ func TestRebuiltLegStandsInAsSoonAsItIsRecorded(t *testing.T) {
 		}
 		w.until(serving)
 		w.answer("t0")
+	})
+}
+
+func TestRebuiltLegThatHangsInItsFlushIsNotRecordedInSyncButStale(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.fallSilent("t1")
+		time.Sleep(4 * time.Second)
+		w.write(0, 1)
+		w.answer("t1")
+		w.mu.Lock()
+		w.equal, w.stuck = false, true
+		w.mu.Unlock()
+		w.comesBack(0, 1, 1)
+		time.Sleep(2 * time.Second)
+		w.took()
+		w.fallSilent("t1")
+		w.finishResync()
+		time.Sleep(10 * time.Second)
+		w.expect("the leg hangs", "record-stale c0.1", "destroy-sockets t1", "disconnect t1",
+			"create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1", "remove c0-back1")
+		w.answer("t1")
 	})
 }
 
@@ -455,7 +476,7 @@ func TestGarbageInTheNotesMeansAFullResync(t *testing.T) {
 		w.expect("return", "connect t1",
 			"reload c0: linear", "remove c0-lost1",
 			"create c0-back1: linear", "reload c0: mirror t0 c0-back1",
-			"record-in-sync c0.1@1 copied 64MiB",
+			"flush t1", "record-in-sync c0.1@1 copied 64MiB",
 			"reload c0: mirror t0 t1", "remove c0-back1")
 	})
 }
@@ -560,7 +581,7 @@ func TestColumnThatDoesNotSuspendHoldsUpNoOther(t *testing.T) {
 		w.comesBack(0, 1, 1)
 		time.Sleep(4 * time.Second)
 		w.expect("return", "connect t1", "create c0-back1: linear", "reload c0: mirror t0 c0-back1", "remove c0-lost1",
-			"record-in-sync c0.1@1 copied 0B", "reload c0: mirror t0 t1", "remove c0-back1")
+			"flush t1", "record-in-sync c0.1@1 copied 0B", "reload c0: mirror t0 t1", "remove c0-back1")
 	})
 }
 

@@ -474,7 +474,7 @@ func (k *kernelKeeper) probe(s *seen) {
 			continue
 		}
 		p.Probe(s.now)
-		head := fabrics.Head{Name: seen.name, Dev: string(seen.device)}
+		head := seen.head()
 		addresses := s.controllers[seen.nqn]
 		go func() {
 			err := k.m.host.Probe(head)
@@ -544,7 +544,7 @@ func (k *kernelKeeper) do(ctx context.Context, w *attachment.Wanted, s *seen, o 
 	case opRecord:
 		return k.recordStale(ctx, s, o)
 	case opRecovered:
-		return k.recordInSync(ctx, o)
+		return k.recordInSync(ctx, s, o)
 	case opSuspend:
 		return k.suspend(ctx)
 	case opRelease:
@@ -574,6 +574,9 @@ func (k *kernelKeeper) touch(w *attachment.Wanted, s *seen, o order) error {
 	case opLog:
 		return k.m.makeLog(k.volume, o.column)
 	case opTop:
+		if err := k.flushEqualized(w, s); err != nil {
+			return err
+		}
 		return k.m.makeTop(raid.Top(k.volume, w.Layout, w.Size), w.Layout.Copies > 1)
 	case opExpose:
 		d, err := k.m.device(raid.TopUUID(k.volume))

@@ -33,6 +33,7 @@ type host interface {
 	SetWriteThrough(h fabrics.Head) error
 	SetIOTimeout(p fabrics.Path, d time.Duration) error
 	Probe(h fabrics.Head) error
+	Flush(h fabrics.Head) error
 }
 
 // mapper is what the agent uses of dm.Client.

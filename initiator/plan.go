@@ -128,6 +128,8 @@ type legSeen struct {
 	err         string
 }
 
+func (l legSeen) head() fabrics.Head { return fabrics.Head{Name: l.name, Dev: string(l.device)} }
+
 // columnSeen is one column.
 type columnSeen struct {
 	raid.Observed

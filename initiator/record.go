@@ -3,11 +3,15 @@
 package initiator
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -45,10 +49,20 @@ func (k *kernelKeeper) recordStale(ctx context.Context, s *seen, o order) error 
 }
 
 // recordInSync tells the manager that legs have caught up; until its answer they
-// count as stale.
-func (k *kernelKeeper) recordInSync(ctx context.Context, o order) error {
-	if time.Now().Before(k.retry) {
+// count as stale. What was copied to them is flushed first: a leg in sync has
+// everything that the volume's user has flushed, also after it lost its power.
+func (k *kernelKeeper) recordInSync(ctx context.Context, s *seen, o order) error {
+	if time.Now().Before(k.retry) || k.busy[asking] {
 		return errLater
+	}
+	for _, l := range o.legs {
+		h := s.legs[l.leg].head()
+		// Apart from the asking: the flush of a leg that hangs ends only when it is
+		// recorded stale.
+		flush := func() error { return k.m.host.Flush(h) }
+		if err := k.apart(ctx, "flush "+h.Name, patience, flush, func(err error) error { return err }); err != nil {
+			return err
+		}
 	}
 	request := &pb.RecordInSyncRequest{Node: string(k.agent.cfg.Node), VolumeId: k.volume.String(), Epoch: uint64(k.memory.Epoch)}
 	for _, l := range o.legs {
@@ -67,15 +81,33 @@ func (k *kernelKeeper) recordInSync(ctx context.Context, o order) error {
 	})
 }
 
+// flushEqualized has the copies that were made equal flushed before the device is
+// there for anybody: what they hold by the record must outlive their power.
+func (k *kernelKeeper) flushEqualized(w *attachment.Wanted, s *seen) error {
+	if !w.Equalize || w.Layout.Copies == 1 {
+		return nil
+	}
+	for _, id := range slices.SortedFunc(maps.Keys(s.legs), func(a, b block.LegID) int { return bytes.Compare(a.UUID[:], b.UUID[:]) }) {
+		l := s.legs[id]
+		if l.live && slices.ContainsFunc(s.columns, func(c columnSeen) bool { return c.has(l.device) }) {
+			if err := k.m.host.Flush(l.head()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+const asking = "ask the volume manager for a record"
+
 // ask asks the manager for a record, one at a time: the order of its answers is
 // then that of its records. A manager that does not answer is waited for apart,
 // since the lease ends meanwhile.
 func (k *kernelKeeper) ask(ctx context.Context, request func(context.Context) error, done func()) error {
-	const what = "ask the volume manager for a record"
-	if k.busy[what] {
+	if k.busy[asking] {
 		return errLater
 	}
-	return k.apart(ctx, what, patience, func() error {
+	return k.apart(ctx, asking, patience, func() error {
 		ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 		defer cancel()
 		return request(ctx)

@@ -353,6 +353,19 @@ func (w *world) Probe(h fabrics.Head) error {
 	return nil
 }
 
+// Flush is noted under the leg's node; like a probe it can take long.
+func (w *world) Flush(h fabrics.Head) error {
+	if err := w.Probe(h); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if i := slices.IndexFunc(w.heads, func(f fakeHead) bool { return f.Name == h.Name }); i >= 0 {
+		w.did("flush %s", w.heads[i].node)
+	}
+	return nil
+}
+
 // ---- device-mapper ----
 
 func (w *world) eventLocked() {

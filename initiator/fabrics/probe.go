@@ -17,17 +17,29 @@ const probeSize = 4096
 // that its drive answers. It opens the device each time: an open head could not
 // be let go when its target is. It can take for ever.
 func (t *Tree) Probe(h Head) error {
+	return t.opened(h, "read", unix.O_RDONLY|unix.O_DIRECT, func(fd int) error {
+		_, err := unix.Pread(fd, aligned(probeSize), 0)
+		return err
+	})
+}
+
+// Flush has a head's drive write out its cache. It can take for ever.
+func (t *Tree) Flush(h Head) error {
+	return t.opened(h, "flush", unix.O_RDWR, unix.Fsync)
+}
+
+func (t *Tree) opened(h Head, op string, flags int, do func(fd int) error) error {
 	path := filepath.Join(t.dev, h.Name)
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &Error{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
 	if err := is(fd, h.Dev); err != nil {
-		return &Error{Op: "probe", Path: path, Err: err}
+		return &Error{Op: op, Path: path, Err: err}
 	}
-	if _, err := unix.Pread(fd, aligned(probeSize), 0); err != nil {
-		return &Error{Op: "read", Path: path, Err: err}
+	if err := do(fd); err != nil {
+		return &Error{Op: op, Path: path, Err: err}
 	}
 	return nil
 }
