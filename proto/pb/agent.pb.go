@@ -755,8 +755,8 @@ type TargetWanted struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	ClusterId     string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Drives        []*WantedDrive         `protobuf:"bytes,3,rep,name=drives,proto3" json:"drives,omitempty"`
-	Legs          []*WantedLeg           `protobuf:"bytes,4,rep,name=legs,proto3" json:"legs,omitempty"` // a leg on a label that is not listed is left alone and reported
+	Drives        []*WantedDrive         `protobuf:"bytes,3,rep,name=drives,proto3" json:"drives,omitempty"` // to take in or to give back; a drive that is READY, or was, is not listed
+	Legs          []*WantedLeg           `protobuf:"bytes,4,rep,name=legs,proto3" json:"legs,omitempty"`     // a leg on a label that is not listed is left alone and reported
 	Admissions    []*Admission           `protobuf:"bytes,5,rep,name=admissions,proto3" json:"admissions,omitempty"`
 	Exports       []*WantedExport        `protobuf:"bytes,6,rep,name=exports,proto3" json:"exports,omitempty"` // exports of ours that are not listed are fenced: unlinked, drained, removed
 	unknownFields protoimpl.UnknownFields
@@ -835,6 +835,9 @@ func (x *TargetWanted) GetExports() []*WantedExport {
 	return nil
 }
 
+// WantedDrive is a drive to put a label of ours on, or with remove to take it off.
+// One that has had its label is not listed: if it comes up blank, what it held is
+// lost, and a new label must not hide that.
 type WantedDrive struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	DriveId string                 `protobuf:"bytes,1,opt,name=drive_id,json=driveId,proto3" json:"drive_id,omitempty"`
