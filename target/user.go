@@ -4,12 +4,21 @@ package target
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/target/userspace"
 )
 
 // userKernel is this process in the kernel's place.
 func userKernel(c Config) (kernel, error) {
+	if err := kernelServes(c.Root); err != nil {
+		return kernel{}, err
+	}
 	m, err := userspace.New(userspace.Config{Root: c.Root, Files: c.Files, FilesOnly: c.FilesOnly, Log: c.Log})
 	if err != nil {
 		return kernel{}, err
@@ -45,4 +54,19 @@ func watchUser(c Config) func(context.Context, func()) error {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
+}
+
+// kernelServes is an error while the kernel exports legs, as an agent before this
+// one has left it: what is reported here as fenced could still be written there.
+func kernelServes(root string) error {
+	entries, err := os.ReadDir(filepath.Join(root, "sys/kernel/config/nvmet/subsystems"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("look for what the kernel exports: %w", err)
+	}
+	for _, e := range entries {
+		if block.NQN(e.Name()).Ours() {
+			return fmt.Errorf("the kernel exports %s: detach what is attached with data path %q, or restart the machine, before this process serves in its place", e.Name(), Kernel)
+		}
+	}
+	return nil
 }

@@ -6,7 +6,10 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"os"
+	"path/filepath"
 	"sync"
+	"testing"
 
 	"golang.org/x/sys/unix"
 
@@ -16,6 +19,39 @@ import (
 	"weft.dev/weft/target/nvmet/memfs"
 	"weft.dev/weft/target/userspace"
 )
+
+// A fence that is reported must hold for what the kernel was left to export, too.
+func TestNothingIsServedBesideTheKernel(t *testing.T) {
+	root := t.TempDir()
+	agent := func() error {
+		_, err := New(Config{Node: "t1", Manager: &manager{}, Root: root, Datapath: User})
+		return err
+	}
+	dir := filepath.Join(root, "sys/kernel/config/nvmet/subsystems")
+	for name, ok := range map[string]bool{"": true, "nqn.2024-01.org.example:theirs": true, string(block.SubsystemNQN(volumeID(1), 1, host, "t1")): false} {
+		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := agent(); (err == nil) != ok {
+			t.Errorf("with %q exported by the kernel: New = %v, want success %v", name, err, ok)
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestTheDataPathIsChecked(t *testing.T) {
+	for name, c := range map[string]Config{
+		"unknown":             {Datapath: "spdk"},
+		"files in the kernel": {Files: []string{"/srv/drive"}},
+	} {
+		c.Node, c.Manager = "t1", &manager{}
+		if _, err := New(c); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
 
 // userKernel is a target in user space over the world's drives: a new one for
 // each agent, as it is one process with it.
