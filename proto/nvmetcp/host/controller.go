@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp"
+)
+
+// Controller is a connection to a controller of a subsystem, which is made again
+// whenever it is lost. All methods may be called by many goroutines.
+type Controller struct {
+	cfg          Config
+	ctx          context.Context // ends with Cut
+	cut          context.CancelFunc
+	over         chan struct{} // run has returned
+	session      atomic.Pointer[session]
+	outstanding  atomic.Int64 // IOs that were submitted and not completed
+	closing      atomic.Bool
+	drained      chan struct{}
+	transactions atomic.Uint32 // of authentication
+
+	mu     sync.Mutex
+	held   list // IOs that wait for a session, or for their namespace
+	state  State
+	spaces []*Namespace
+	found  []NamespaceInfo
+	isCut  bool
+
+	tellMu sync.Mutex // orders OnState and OnNamespaces
+}
+
+// Connect connects to a controller. It tries until it succeeds or ctx ends, and
+// then returns why the last attempt failed. Later losses are made good without
+// the caller: see the package's text.
+func Connect(ctx context.Context, cfg Config) (*Controller, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	c := &Controller{cfg: cfg, over: make(chan struct{}), drained: make(chan struct{}, 1)}
+	c.ctx, c.cut = context.WithCancel(context.Background())
+	c.state = State{Since: time.Now()}
+	s, err := c.reach(ctx)
+	if err != nil {
+		c.cut()
+		return nil, err
+	}
+	go c.run(s)
+	return c, nil
+}
+
+// reach makes a session, trying portal after portal until ctx ends.
+func (c *Controller) reach(ctx context.Context) (*session, error) {
+	pause := c.cfg.ReconnectMin
+	for i := 0; ; i++ {
+		c.mu.Lock()
+		number := c.state.Session + 1
+		c.mu.Unlock()
+		s, err := c.open(ctx, c.cfg.Portals[i%len(c.cfg.Portals)], number)
+		if err == nil && !c.cfg.discovery {
+			err = c.admit(ctx, s)
+		}
+		if err == nil {
+			return s, nil
+		}
+		c.cfg.Log.Debug("connect attempt failed", "subsystem", c.cfg.Subsystem, "err", err)
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		c.mu.Lock()
+		c.state.Err = err
+		c.mu.Unlock()
+		if (i+1)%len(c.cfg.Portals) != 0 {
+			continue
+		}
+		if !sleep(ctx, pause) {
+			return nil, err
+		}
+		pause = min(2*pause, c.cfg.ReconnectMax)
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// admit looks at a new session's namespaces and lets IO use it.
+func (c *Controller) admit(ctx context.Context, s *session) error {
+	scan, cancel := context.WithTimeout(ctx, c.cfg.ConnectTimeout)
+	defer cancel()
+	found, err := s.scan(scan)
+	if err != nil {
+		s.fail(err)
+		s.stop()
+		return fmt.Errorf("look at the namespaces of %s: %w", c.cfg.Subsystem, s.err)
+	}
+	c.mu.Lock()
+	c.matchLocked(found, true)
+	held := list{}
+	if !c.isCut {
+		c.state = State{Phase: Live, Since: time.Now(), Portal: s.portal, Session: s.number}
+		c.session.Store(s)
+		held = c.held.take()
+	}
+	c.mu.Unlock()
+	c.cfg.Log.Info("connected", "subsystem", c.cfg.Subsystem, "portal", s.portal, "controller", s.id, "session", s.number, "queues", len(s.io))
+	c.tellState()
+	c.tellNamespaces()
+	for r := held.pop(); r != nil; r = held.pop() {
+		c.route(r)
+	}
+	return nil
+}
+
+// run keeps the controller connected until it is cut.
+func (c *Controller) run(s *session) {
+	defer close(c.over)
+	for {
+		c.serve(s)
+		c.lose(s)
+		if c.ctx.Err() != nil {
+			break
+		}
+		var err error
+		if s, err = c.reach(c.ctx); err != nil {
+			break
+		}
+	}
+	c.mu.Lock()
+	held := c.held.take()
+	c.mu.Unlock()
+	for r := held.pop(); r != nil; r = held.pop() {
+		r.tell(block.ErrGone)
+	}
+	c.tellState()
+}
+
+// lose ends a session, and keeps what was under way.
+func (c *Controller) lose(s *session) {
+	c.mu.Lock()
+	c.session.Store(nil)
+	if !c.isCut {
+		c.state = State{Since: time.Now(), Portal: s.portal, Session: s.number, Err: s.err}
+		c.cfg.Log.Warn("connection lost", "subsystem", c.cfg.Subsystem, "portal", s.portal, "session", s.number, "err", s.err)
+	}
+	c.mu.Unlock()
+	c.tellState()
+	unfinished := s.stop()
+	c.mu.Lock()
+	unfinished.append(c.held.take())
+	var lost list
+	for r := unfinished.pop(); r != nil; r = unfinished.pop() {
+		if r.failed {
+			lost.push(r)
+		} else {
+			c.held.push(r)
+		}
+	}
+	c.mu.Unlock()
+	for r := lost.pop(); r != nil; r = lost.pop() {
+		r.tell(errLost)
+	}
+}
+
+// route sends an IO, or holds it until it can be sent.
+func (c *Controller) route(r *request) {
+	for {
+		s := c.session.Load()
+		refused := false
+		if s != nil && r.space.present() {
+			if s.submit(r) {
+				return
+			}
+			refused = true
+		}
+		if c.hold(r, s, refused) {
+			return
+		}
+	}
+}
+
+// hold keeps r, or tells it what became of its device. It reports false if
+// things have changed since s refused it, or since its namespace was not there.
+func (c *Controller) hold(r *request, s *session, refused bool) bool {
+	c.mu.Lock()
+	var err error
+	switch {
+	case c.isCut || r.space.gone():
+		err = block.ErrGone
+	case c.session.Load() != s || s != nil && !refused && r.space.present():
+		c.mu.Unlock()
+		return false
+	case r.failed:
+		err = errLost
+	default:
+		c.held.push(r)
+	}
+	c.mu.Unlock()
+	if err != nil {
+		r.tell(err)
+	}
+	return true
+}
+
+// left counts an IO that has been completed.
+func (c *Controller) left() {
+	if c.outstanding.Add(-1) == 0 && c.closing.Load() {
+		select {
+		case c.drained <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// State is how the controller is now.
+func (c *Controller) State() State {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.state
+}
+
+func (c *Controller) tellState() {
+	if c.cfg.OnState != nil {
+		c.tellMu.Lock()
+		defer c.tellMu.Unlock()
+		c.cfg.OnState(c.State())
+	}
+}
+
+func (c *Controller) tellNamespaces() {
+	if c.cfg.OnNamespaces != nil {
+		c.tellMu.Lock()
+		defer c.tellMu.Unlock()
+		c.cfg.OnNamespaces()
+	}
+}
+
+// Cut ends the connection at once and for good. IOs that were submitted complete
+// with [block.ErrGone]; what of them has reached the target is the target's. Cut
+// does not wait: when Done is closed nothing is sent any more and every IO has
+// been completed.
+func (c *Controller) Cut() {
+	c.mu.Lock()
+	if !c.isCut {
+		c.isCut = true
+		c.state = State{Phase: Closed, Since: time.Now(), Portal: c.state.Portal, Session: c.state.Session, Err: c.state.Err}
+	}
+	c.session.Store(nil)
+	c.mu.Unlock()
+	c.cut()
+}
+
+// Rescan looks at the controller's namespaces again, as after an event that it
+// sends. It does not wait; OnNamespaces tells.
+func (c *Controller) Rescan() {
+	if s := c.session.Load(); s != nil {
+		select {
+		case s.scans <- struct{}{}:
+		default: // one is due already
+		}
+	}
+}
+
+// Done is closed once the controller is cut or closed and nothing is under way.
+func (c *Controller) Done() <-chan struct{} { return c.over }
+
+// Close takes no new IOs, waits for those that there are, shuts the controller
+// down and disconnects. If ctx ends before that it cuts, and returns why.
+func (c *Controller) Close(ctx context.Context) error {
+	c.closing.Store(true)
+	err := c.drain(ctx)
+	if err == nil {
+		if s := c.session.Load(); s != nil {
+			s.shutdown(ctx)
+		}
+	}
+	c.Cut()
+	<-c.over
+	return err
+}
+
+func (c *Controller) drain(ctx context.Context) error {
+	for c.outstanding.Load() > 0 {
+		select {
+		case <-c.drained:
+		case <-ctx.Done():
+			return fmt.Errorf("close %s: %d IOs are under way: %w", c.cfg.Subsystem, c.outstanding.Load(), context.Cause(ctx))
+		case <-c.over:
+			return nil
+		}
+	}
+	return nil
+}
+
+// shutdown tells the controller that the host goes. What fails of it is of no
+// consequence: the connection is closed after.
+func (s *session) shutdown(ctx context.Context) {
+	for _, q := range s.io {
+		if s.about.OFCS&nvmetcp.OFCSDisconnect != 0 {
+			if _, err := q.do(ctx, nvmetcp.DisconnectCommand(), nil); err != nil {
+				return
+			}
+		}
+	}
+	config := nvmetcp.Configuration{Enable: true, Shutdown: 1, SubmissionEntrySize: 6, CompletionEntrySize: 4}
+	if err := s.setProperty(ctx, nvmetcp.PropertyCC, uint64(config.Encode())); err == nil {
+		s.await(ctx, "to shut down", func(c nvmetcp.ControllerStatus) bool { return c.Shutdown == 2 }) //nolint:errcheck // as above
+	}
+}
+
+var errKeepAlive = errors.New("keep alive not answered")
+
+// errSlow is why a connection is lost on which a command takes too long.
+var errSlow = errors.New("a command was not answered in time")

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp"
+)
+
+// Submit starts an IO: see [block.Device]. Reads, writes and zeroes of any length
+// are split into as many commands as they take; if one of them fails the IO does.
+func (n *Namespace) Submit(io *block.IO) { n.submit(io, false) }
+
+// submit is Submit; failed asks for an error instead of a wait when there is no
+// connection or it is lost.
+func (n *Namespace) submit(io *block.IO, failed bool) {
+	c, a := n.controller, n.about.Load()
+	c.outstanding.Add(1)
+	err := a.Geometry.CheckIO(io)
+	if c.closing.Load() {
+		err = block.ErrGone
+	}
+	limit := a.limit(io)
+	if err == nil && limit == 0 && c.ctx.Err() != nil {
+		err = block.ErrGone
+	}
+	if err != nil || limit == 0 {
+		io.Complete(err) // what has no command needs none: a discard, a flush without a cache
+		c.left()
+		return
+	}
+	if io.Op == block.OpFlush || io.Len <= limit {
+		r := n.request(io, io.Off, io.Len, failed)
+		r.io = io
+		c.route(r)
+		return
+	}
+	s := splits.Get().(*split)
+	s.io = io
+	s.left.Store(int32((io.Len + limit - 1) / limit))
+	for off, left := io.Off, io.Len; left > 0; {
+		length := min(left, limit)
+		r := n.request(io, off, length, failed)
+		r.split = s
+		off, left = off+length, left-length
+		c.route(r) // io and s may be gone after the last
+	}
+}
+
+// limit is how many bytes one command of the IO can cover; 0: there is no command.
+func (a *aspect) limit(io *block.IO) int64 {
+	switch io.Op {
+	case block.OpFlush:
+		if a.Geometry.VolatileCache {
+			return 1
+		}
+		return 0
+	case block.OpDiscard:
+		if a.canDiscard {
+			return maxDiscard << a.shift
+		}
+		return 0
+	case block.OpWriteZeroes:
+		if a.maxZeroes > 0 {
+			return a.maxZeroes
+		}
+		return min(a.maxIO, int64(len(zeroes))) // written as data
+	}
+	return a.maxIO
+}
+
+// zeroes are written where there is no Write Zeroes.
+var zeroes [64 << 10]byte
+
+// request makes the request for a part of an IO.
+func (n *Namespace) request(io *block.IO, off, length int64, failed bool) *request {
+	r := requests.Get().(*request)
+	r.space, r.op, r.offset, r.length, r.fua, r.unmap, r.failed = n, io.Op, off, length, io.FUA, io.Unmap, failed
+	if io.Op == block.OpRead || io.Op == block.OpWrite {
+		at := off - io.Off
+		r.data = io.Data[at : at+length : at+length]
+	}
+	return r
+}
+
+// prepare makes the command of an IO for a queue. Other commands are as they are.
+func (r *request) prepare(q *queue) {
+	if r.done != nil {
+		return
+	}
+	a := r.space.about.Load()
+	r.cmd = nvmetcp.Command{}
+	r.cmd.SetNSID(a.NSID)
+	r.cmd.SetOpcode(r.opcode(a))
+	r.out = r.cmd.DataDirection() == nvmetcp.ToController
+	switch r.op {
+	case block.OpFlush:
+	case block.OpDiscard:
+		r.cmd.SetRangeCount(1)
+		r.cmd.SetCDW(11, nvmetcp.DatasetDeallocate)
+		r.data = nvmetcp.Range{Blocks: uint32(r.length >> a.shift), Start: uint64(r.offset) >> a.shift}.Append(r.ranges[:0])
+	case block.OpWriteZeroes:
+		r.data = nil
+		if r.out {
+			r.data = zeroesOf(r.length)
+		} else if r.unmap && a.canUnmap {
+			r.cmd.SetDeallocate()
+		}
+		r.cover(a)
+	default:
+		r.cover(a)
+	}
+	r.inCapsule = r.out && len(r.data) <= q.capsule
+	if r.inCapsule {
+		r.cmd.SetSGL(nvmetcp.InCapsule(uint32(len(r.data))))
+	} else {
+		r.cmd.SetSGL(nvmetcp.Transport(uint32(len(r.data))))
+	}
+}
+
+func (r *request) opcode(a *aspect) nvmetcp.Opcode {
+	switch r.op {
+	case block.OpRead:
+		return nvmetcp.IORead
+	case block.OpFlush:
+		return nvmetcp.IOFlush
+	case block.OpDiscard:
+		return nvmetcp.IODatasetManagement
+	case block.OpWriteZeroes:
+		if a.maxZeroes > 0 {
+			return nvmetcp.IOWriteZeroes
+		}
+	}
+	return nvmetcp.IOWrite
+}
+
+// zeroesOf is n zero bytes. More than limit allows are asked for only by an IO
+// that was held while the controller lost its Write Zeroes.
+func zeroesOf(n int64) []byte {
+	if n > int64(len(zeroes)) {
+		return make([]byte, n)
+	}
+	return zeroes[:n:n]
+}
+
+// cover sets which blocks the command is about.
+func (r *request) cover(a *aspect) {
+	r.cmd.SetSLBA(uint64(r.offset) >> a.shift)
+	r.cmd.SetBlocks(uint32(r.length >> a.shift))
+	if r.fua {
+		r.cmd.SetFUA()
+	}
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp"
+)
+
+// request is one command from when it was asked for until its outcome is told. It
+// outlives connections: what was under way on a lost one is sent again.
+//
+//	held ──▶ waiting ──▶ under way ──▶ done
+//	  ▲         │            │
+//	  └─────────┴────────────┘  the connection is lost
+//
+// Whoever holds a request in one of these lists owns it, and nobody else touches
+// it, but for two things: under way it is the reader's, while the writer may have
+// its data in hand. state counts the writer's holds and knows whether the command
+// is completed; the last of the two finishes it.
+type request struct {
+	next *request // in a list
+
+	cmd       nvmetcp.Command
+	data      []byte // what goes out or where what comes in goes
+	out       bool   // data goes to the controller
+	inCapsule bool   // with the command
+	cid       uint16
+	tick      uint32 // of the queue's clock, when it was sent
+	tries     int
+
+	received uint32                  // bytes that came in
+	grant    nvmetcp.DataHeader      // the R2T that is to be answered
+	granted  uint32                  // bytes that R2Ts asked for so far
+	granting bool                    // grant waits for the writer
+	damaged  bool                    // a data digest did not match
+	state    atomic.Uint32           // see hold, release, complete
+	result   nvmetcp.Completion      // the outcome, once completed
+	ranges   [nvmetcp.RangeSize]byte // data of Dataset Management
+
+	// Of an IO.
+	space  *Namespace
+	io     *block.IO // nil if it is a part of split
+	split  *split
+	op     block.Op
+	offset int64
+	length int64
+	fua    bool
+	unmap  bool
+	failed bool // fail instead of hold when the connection is lost
+
+	// Of any other command: told once, must not block. The request is not used again.
+	done func(*request, error)
+}
+
+// completed is the bit of request.state beside the count of holds.
+const completed = 1 << 31
+
+// hold keeps the request from being finished.
+func (r *request) hold() { r.state.Add(1) }
+
+// release ends a hold and reports whether the caller must finish the request.
+func (r *request) release() bool { return r.state.Add(^uint32(0)) == completed }
+
+// complete notes that the command is done and reports whether the caller must finish it.
+func (r *request) complete() bool { return r.state.Add(completed) == completed }
+
+// rewind makes a request that was under way as if it had never been sent.
+func (r *request) rewind() {
+	r.state.Store(0)
+	r.received, r.granted, r.granting, r.damaged = 0, 0, false, false
+}
+
+// list is a queue of requests.
+type list struct {
+	head, tail *request
+	n          int
+}
+
+func (l *list) push(r *request) {
+	r.next = nil
+	if l.head == nil {
+		l.head = r
+	} else {
+		l.tail.next = r
+	}
+	l.tail = r
+	l.n++
+}
+
+func (l *list) pop() *request {
+	r := l.head
+	if r == nil {
+		return nil
+	}
+	if l.head = r.next; l.head == nil {
+		l.tail = nil
+	}
+	r.next = nil
+	l.n--
+	return r
+}
+
+// take moves everything out of l.
+func (l *list) take() list {
+	all := *l
+	*l = list{}
+	return all
+}
+
+// append moves everything of m behind l.
+func (l *list) append(m list) {
+	for r := m.pop(); r != nil; r = m.pop() {
+		l.push(r)
+	}
+}
+
+// split is an IO that takes several commands.
+type split struct {
+	io   *block.IO
+	left atomic.Int32
+	mu   sync.Mutex
+	err  error // the first one
+}
+
+var (
+	requests = sync.Pool{New: func() any { return new(request) }}
+	splits   = sync.Pool{New: func() any { return new(split) }}
+)
+
+// tell gives the outcome of a request to its owner, and the request back.
+func (r *request) tell(err error) {
+	if r.done != nil {
+		r.done(r, err)
+		return
+	}
+	if err != nil {
+		err = fmt.Errorf("%v of %d bytes at %d, %v: %w", r.op, r.length, r.offset, r.space, err)
+	}
+	io, s := r.io, r.split
+	owner := r.space.controller
+	r.forget()
+	requests.Put(r)
+	if s != nil {
+		io = s.part(err)
+		if io == nil {
+			return
+		}
+		err = s.err
+		s.io, s.err = nil, nil
+		splits.Put(s)
+	}
+	io.Complete(err)
+	owner.left()
+}
+
+// forget drops what the request refers to.
+func (r *request) forget() {
+	r.data, r.space, r.io, r.split, r.done = nil, nil, nil, nil, nil
+	r.tries, r.failed = 0, false
+	r.rewind()
+}
+
+// part counts one part of a split IO, and returns the IO after the last.
+func (s *split) part(err error) *block.IO {
+	if err != nil {
+		s.mu.Lock()
+		if s.err == nil {
+			s.err = err
+		}
+		s.mu.Unlock()
+	}
+	if s.left.Add(-1) > 0 {
+		return nil
+	}
+	return s.io
+}

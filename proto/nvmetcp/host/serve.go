@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"weft.dev/weft/proto/nvmetcp"
+)
+
+// serve watches over a session until it ends or the controller is cut.
+func (c *Controller) serve(s *session) {
+	ctx, cancel := context.WithCancel(c.ctx)
+	var tasks sync.WaitGroup
+	tasks.Go(func() { s.attend(ctx) })
+	if c.cfg.KATO > 0 {
+		tasks.Go(func() { s.keepAlive(ctx) })
+	}
+	if c.cfg.CommandTimeout > 0 {
+		tasks.Go(func() { s.watch(ctx) })
+	}
+	select {
+	case <-s.dead:
+	case <-c.ctx.Done():
+		s.fail(context.Canceled)
+	}
+	cancel()
+	tasks.Wait()
+}
+
+// keepAlive sends Keep Alive at half of its timeout. One that is not answered
+// until the next but one is due loses the session.
+func (s *session) keepAlive(ctx context.Context) {
+	ticker := time.NewTicker(s.c.cfg.KATO / 2)
+	defer ticker.Stop()
+	var sent, answered atomic.Uint32
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if sent.Load()-answered.Load() >= 2 {
+			s.fail(fmt.Errorf("%w within %v", errKeepAlive, s.c.cfg.KATO))
+			return
+		}
+		var cmd nvmetcp.Command
+		cmd.SetOpcode(nvmetcp.AdminKeepAlive)
+		cmd.SetSGL(nvmetcp.Transport(0))
+		sent.Add(1)
+		s.admin.submit(&request{cmd: cmd, done: func(_ *request, err error) {
+			if err == nil {
+				answered.Store(sent.Load())
+			}
+		}})
+	}
+}
+
+// watch ends the session when a command takes too long. Queues have a clock of
+// eighths of that time, so that no command reads the real one.
+func (s *session) watch(ctx context.Context) {
+	ticker := time.NewTicker(max(s.c.cfg.CommandTimeout/8, time.Millisecond))
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		for _, q := range s.io {
+			if q.late(8) {
+				s.fail(fmt.Errorf("queue %d: %w, %v", q.id, errSlow, s.c.cfg.CommandTimeout))
+			}
+		}
+	}
+}
+
+// late moves the clock on and reports whether a command has been under way for
+// more than so many ticks.
+func (q *queue) late(ticks uint32) bool {
+	now := q.clock.Add(1)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i := range q.slots {
+		if r := q.slots[i].r; r != nil && now-r.tick > ticks {
+			return true
+		}
+	}
+	return false
+}
+
+// askForEvent keeps one Asynchronous Event Request at the controller.
+func (s *session) askForEvent() {
+	var cmd nvmetcp.Command
+	cmd.SetOpcode(nvmetcp.AdminAsyncEvent)
+	cmd.SetSGL(nvmetcp.Transport(0))
+	s.admin.submit(&request{cmd: cmd, done: func(r *request, err error) {
+		if err != nil {
+			return // the connection is lost, or the controller has no events
+		}
+		select {
+		case s.events <- nvmetcp.ParseEvent(r.result.DW0()):
+		default: // so many are waiting that everything is looked at anyway
+		}
+	}})
+}
+
+// attend looks at what events tell of.
+func (s *session) attend(ctx context.Context) {
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			return
+		case e := <-s.events:
+			err = s.event(ctx, e)
+			s.askForEvent()
+		case <-s.scans:
+			err = s.rescan(ctx)
+		}
+		if err != nil && ctx.Err() == nil {
+			s.c.cfg.Log.Warn("look at what changed", "subsystem", s.c.cfg.Subsystem, "err", err)
+		}
+	}
+}
+
+// event handles one event. Reading its log page lets the next one come.
+func (s *session) event(ctx context.Context, e nvmetcp.Event) error {
+	s.c.cfg.Log.Debug("event", "subsystem", s.c.cfg.Subsystem, "type", e.Type, "info", e.Info, "log", e.Log)
+	switch {
+	case e.Type == nvmetcp.EventTypeNotice && e.Info == nvmetcp.NoticeNamespaces:
+		if _, err := s.log(ctx, nvmetcp.GetLog{ID: nvmetcp.LogChangedNamespaces, NSID: nvmetcp.AllNamespaces, Length: nvmetcp.ChangedNamespacesSize}); err != nil {
+			return err
+		}
+		return s.rescan(ctx)
+	case e.Type == nvmetcp.EventTypeNotice && e.Info == nvmetcp.NoticeANA:
+		return s.rescan(ctx) // it reads the ANA log
+	case e.Log != 0:
+		_, err := s.log(ctx, nvmetcp.GetLog{ID: e.Log, NSID: nvmetcp.AllNamespaces, Length: nvmetcp.SmartSize})
+		return err
+	}
+	return nil
+}
+
+// rescan looks at the namespaces of a session that is in use.
+func (s *session) rescan(ctx context.Context) error {
+	found, err := s.scan(ctx)
+	if err != nil {
+		return err
+	}
+	c := s.c
+	c.mu.Lock()
+	if c.session.Load() != s {
+		c.mu.Unlock()
+		return nil
+	}
+	c.matchLocked(found, false)
+	held := c.held.take()
+	c.mu.Unlock()
+	c.tellNamespaces()
+	for r := held.pop(); r != nil; r = held.pop() {
+		c.route(r)
+	}
+	return nil
+}
