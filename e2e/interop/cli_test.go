@@ -194,7 +194,7 @@ func nvmeCommands(t *testing.T, l *lab) {
 	if out, err := tryRun("nvme", append([]string{"compare", ns, "--data-size=4096", "--data=" + data}, blocks...)...); err == nil {
 		t.Errorf("comparing what differs succeeds: %s", out)
 	}
-	run(t, "nvme", "dsm", ns, "--ad=1", fmt.Sprintf("--blocks=%d", 4096/lba), fmt.Sprintf("--slbs=%d", 8192/lba))
+	run(t, "nvme", "dsm", ns, "--ad", fmt.Sprintf("--blocks=%d", 4096/lba), fmt.Sprintf("--slbs=%d", 8192/lba))
 }
 
 func rescanUnderLoad(t *testing.T, l *lab) {
@@ -237,7 +237,7 @@ func fileSystem(t *testing.T, l *lab) {
 func discoveryKeptAlive(t *testing.T, l *lab) {
 	s := l.target.serve(t, spec{namespaces: map[uint32]int64{1: mib}})
 	o := options{keepAlive: time.Second}.withDefaults(s)
-	instance, err := fabricsConnect(optionLine("nqn.2014-08.org.nvmexpress.discovery", s.portal(0), o))
+	instance, err := fabricsConnect(optionLine(discoveryNQN, s.portal(0), o))
 	must(t, err)
 	dir := fmt.Sprintf("/sys/class/nvme/nvme%d", instance)
 	t.Cleanup(func() { _ = os.WriteFile(dir+"/delete_controller", []byte("1"), 0) })

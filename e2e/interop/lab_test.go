@@ -83,10 +83,18 @@ const (
 // host connects to subsystems.
 type host interface {
 	connect(t *testing.T, s served, o options) (session, error)
-	discover(t *testing.T, portal string, id block.Host) map[block.NQN]int // how often each NQN is listed
+	discover(t *testing.T, portal string, id block.Host) map[entry]int // how often each is listed
 	ours() bool
 	authenticates() bool
 }
+
+// entry is what discovery lists.
+type entry struct {
+	nqn    block.NQN
+	portal string
+}
+
+const discoveryNQN = "nqn.2014-08.org.nvmexpress.discovery"
 
 // options are how a host connects.
 type options struct {

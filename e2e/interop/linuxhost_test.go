@@ -90,13 +90,15 @@ func fabricsConnect(line string) (instance int, err error) {
 	return instance, err
 }
 
-func (linuxHost) discover(t *testing.T, portal string, id block.Host) map[block.NQN]int {
+func (linuxHost) discover(t *testing.T, portal string, id block.Host) map[entry]int {
 	t.Helper()
 	address, service, _ := net.SplitHostPort(portal)
 	out := run(t, "nvme", "discover", "-t", "tcp", "-a", address, "-s", service, "-q", string(id.NQN), "-I", id.ID.String(), "-o", "json")
 	var log struct {
 		Records []struct {
-			NQN block.NQN `json:"subnqn"`
+			NQN     block.NQN `json:"subnqn"`
+			Address string    `json:"traddr"`
+			Service string    `json:"trsvcid"`
 		} `json:"records"`
 	}
 	if strings.HasPrefix(strings.TrimSpace(out), "{") { // else it says that there is nothing
@@ -104,9 +106,9 @@ func (linuxHost) discover(t *testing.T, portal string, id block.Host) map[block.
 			t.Fatalf("%v in what nvme discover says:\n%s", err, out)
 		}
 	}
-	found := map[block.NQN]int{}
+	found := map[entry]int{}
 	for _, r := range log.Records {
-		found[r.NQN]++
+		found[entry{r.NQN, net.JoinHostPort(r.Address, r.Service)}]++
 	}
 	return found
 }

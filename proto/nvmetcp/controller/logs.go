@@ -121,6 +121,11 @@ func effects() []byte {
 	return e.Append(nil)
 }
 
+// anaLogSize is what Identify lets a host expect at most, MNAN namespaces in
+// ANAGRPMAX groups. Hosts that read in pieces (libnvme does) read so far: the
+// log is filled up, since to read beyond its end is an error.
+const anaLogSize = 16 + 32*maxANAGroups + 4*maxNamespaces
+
 // anaLog is made after the event was unmasked: a change that it lacks is told.
 func (a *association) anaLog(g nvmetcp.GetLog) []byte {
 	a.mu.Lock()
@@ -136,7 +141,9 @@ func (a *association) anaLog(g nvmetcp.GetLog) []byte {
 		}
 		log.Groups = append(log.Groups, group)
 	}
-	return log.Append(nil)
+	page := make([]byte, 0, anaLogSize)
+	page = log.Append(page)
+	return page[:max(len(page), anaLogSize)]
 }
 
 func (a *association) reservationNotice() []byte {
