@@ -102,6 +102,15 @@ func (a *association) kill(why error) {
 	go a.bury()
 }
 
+// abandon kills an association before its host has heard of it, and leaves the
+// connection open for the answer.
+func (a *association) abandon(why error) {
+	a.mu.Lock()
+	delete(a.queues, 0)
+	a.mu.Unlock()
+	a.kill(why)
+}
+
 // bury gives the controller id back when no command of a is in a Device.
 func (a *association) bury() {
 	defer a.sub.t.burials.Done()

@@ -55,9 +55,9 @@ type conn struct {
 	held     int // bytes of memory of requests, without what is in capsules
 	waiting  []*request
 	closing  bool
+	writer   chan struct{} // of the goroutine that writes to a full socket: closed at its end; nil: there is none
 
 	bound   atomic.Pointer[queue] // nil until Connect; set once, by the reader
-	writers sync.WaitGroup        // the goroutine that writes to a socket that was full
 
 	dead    atomic.Bool  // closed: nothing goes to a Device any more
 	partial atomic.Int64 // when the PDU that is not whole yet was first waited for, Unix ns; 0: none
@@ -113,7 +113,7 @@ func newConn(t *Target, p *Port, c net.Conn) *conn {
 // serve reads until the connection ends, and cleans up after it.
 func (c *conn) serve() {
 	defer close(c.done)
-	defer c.writers.Wait()
+	defer c.awaitWriter()
 	c.sock.SetReadDeadline(time.Now().Add(c.t.cfg.HandshakeTimeout))
 	err := c.loop()
 	c.flushLast(err)
@@ -251,7 +251,7 @@ func (c *conn) flushLast(err error) {
 	c.sock.SetDeadline(time.Now().Add(time.Second))
 	c.push(outgoing{kind: sendRaw, raw: fatal.TermReq(true).Append(nil)})
 	c.rest()
-	c.writers.Wait()
+	c.awaitWriter()
 	if half, ok := c.sock.Conn.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
 		io.Copy(io.Discard, io.LimitReader(c.sock.Conn, 1<<20))
 	}

@@ -132,7 +132,7 @@ func (c *conn) joinAdmin(r *request, s *Subsystem, cmd nvmetcp.Connect, data nvm
 		return &connectError{nvmetcp.ConnectControllerBusy, 0, err.Error()}
 	}
 	if err := a.await(older, c.t.cfg.StallTimeout); err != nil {
-		a.kill(err)
+		a.abandon(err)
 		return &connectError{nvmetcp.ConnectControllerBusy, 0, err.Error()}
 	}
 	c.bind(r, a, cmd)

@@ -31,19 +31,19 @@ var (
 
 // world is a target with one subsystem, one namespace and one port.
 type world struct {
-	t      *testing.T
+	t      testing.TB
 	target *Target
 	sub    *Subsystem
 	port   *Port
 	device block.Device
 }
 
-func newWorld(t *testing.T, change ...func(*Config, *SubsystemConfig)) *world {
+func newWorld(t testing.TB, change ...func(*Config, *SubsystemConfig)) *world {
 	t.Helper()
 	return newWorldOn(t, backend.NewMemory(devSize, 4096), change...)
 }
 
-func newWorldOn(t *testing.T, device block.Device, change ...func(*Config, *SubsystemConfig)) *world {
+func newWorldOn(t testing.TB, device block.Device, change ...func(*Config, *SubsystemConfig)) *world {
 	t.Helper()
 	cfg, sub := Config{}, SubsystemConfig{NQN: testNQN, Serial: "0123456789abcdef", Hosts: []Host{{NQN: hostA.NQN}, {NQN: hostB.NQN}}}
 	for _, c := range change {
@@ -92,7 +92,7 @@ func (w *world) close() {
 
 // peer is a host that does one thing at a time, and can misbehave.
 type peer struct {
-	t    *testing.T
+	t    testing.TB
 	conn net.Conn
 	r    *nvmetcp.Reader
 	w    *nvmetcp.Writer
@@ -112,8 +112,8 @@ func (w *world) dial() *peer {
 	return newPeer(w.t, conn)
 }
 
-func newPeer(t *testing.T, conn net.Conn) *peer {
-	conn.SetDeadline(time.Now().Add(patience))
+func newPeer(t testing.TB, conn net.Conn) *peer {
+	conn.SetDeadline(time.Now().Add(6 * patience))
 	t.Cleanup(func() { conn.Close() })
 	p := &peer{t: t, conn: conn, ic: nvmetcp.ICReq{MaxR2T: 1}}
 	p.r = nvmetcp.NewReader(conn, nvmetcp.ReaderConfig{Role: nvmetcp.RoleHost})
@@ -359,7 +359,7 @@ func pattern(n int, seed byte) []byte {
 }
 
 // soon waits for a condition that other goroutines bring about.
-func soon(t *testing.T, what string, ok func() bool) {
+func soon(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {

@@ -49,20 +49,34 @@ func (c *conn) send(block bool) {
 			return
 		}
 		if !done {
-			c.stuck.Store(time.Now().UnixNano())
-			c.writers.Add(1)
-			go c.sendRest()
+			c.hire()
 			return
 		}
 		c.sent()
 	}
 }
 
-// sendRest is send for a socket that is full.
-func (c *conn) sendRest() {
-	defer c.writers.Done()
-	c.send(true)
-	c.stuck.Store(0)
+// hire starts the goroutine that goes on when the socket is full.
+func (c *conn) hire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stuck.Store(time.Now().UnixNano())
+	done := make(chan struct{})
+	c.writer = done
+	go func() {
+		defer close(done)
+		c.send(true)
+	}()
+}
+
+// awaitWriter waits until what was to be sent has been, or can not be.
+func (c *conn) awaitWriter() {
+	c.mu.Lock()
+	done := c.writer
+	c.mu.Unlock()
+	if done != nil {
+		<-done
+	}
 }
 
 // gather makes PDUs of what waits. It gives the token back if there is nothing.
@@ -71,6 +85,7 @@ func (c *conn) gather() bool {
 	n := min(len(c.out), maxBatch)
 	if n == 0 {
 		c.sending = false
+		c.stuck.Store(0)
 		c.mu.Unlock()
 		return false
 	}

@@ -313,11 +313,17 @@ func (s *Subsystem) Controllers() []ControllerInfo {
 // Close removes the subsystem, kills its connections, and returns when every
 // command that came through it has left its Devices: nothing of any host can
 // reach the medium any more. If ctx ends before, that is not so yet (the error
-// wraps ctx's): nobody can connect any more, and Close may be called again.
+// wraps ctx's): nobody can connect any more, and Close may be called again. Until
+// it has succeeded, the name is taken.
 func (s *Subsystem) Close(ctx context.Context) error {
 	s.shut()
 	if err := s.drain(ctx); err != nil {
 		return fmt.Errorf("close subsystem %s: commands are still in its devices: %w", s.cfg.NQN, err)
+	}
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	if s.t.subsystems[s.cfg.NQN] == s {
+		delete(s.t.subsystems, s.cfg.NQN)
 	}
 	return nil
 }
@@ -327,9 +333,6 @@ func (s *Subsystem) shut() {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
 	s.closed = true
-	if s.t.subsystems[s.cfg.NQN] == s {
-		delete(s.t.subsystems, s.cfg.NQN)
-	}
 	for p := range s.t.ports {
 		delete(p.linked, s)
 	}

@@ -137,7 +137,7 @@ func New(c Config) (*Target, error) {
 }
 
 // AddSubsystem adds a subsystem that no port is linked to yet. ErrExists if its
-// name is taken.
+// name is taken, also by one that is closed and not drained.
 func (t *Target) AddSubsystem(c SubsystemConfig) (*Subsystem, error) {
 	s, err := newSubsystem(t, c)
 	if err != nil {
@@ -159,7 +159,10 @@ func (t *Target) AddSubsystem(c SubsystemConfig) (*Subsystem, error) {
 func (t *Target) Subsystem(nqn block.NQN) *Subsystem {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.subsystems[nqn]
+	if s := t.subsystems[nqn]; s != nil && !s.closed {
+		return s
+	}
+	return nil
 }
 
 // Serve accepts connections from l until the Port or the Target is closed; l is
@@ -212,6 +215,15 @@ func (t *Target) Close(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	t.burials.Wait()
-	return nil
+	buried := make(chan struct{})
+	go func() {
+		t.burials.Wait()
+		close(buried)
+	}()
+	select {
+	case <-buried:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("close target: %w", ctx.Err())
+	}
 }

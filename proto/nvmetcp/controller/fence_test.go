@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp"
+	"weft.dev/weft/proto/nvmetcp/backend"
+)
+
+// moment is long enough for what must not happen to happen, were it wrong.
+const moment = 50 * time.Millisecond
+
+// slowWorld has a device that keeps writes, and a host with one of them in it.
+func slowWorld(t *testing.T, change ...func(*Config, *SubsystemConfig)) (*world, *slowDevice, *host) {
+	t.Helper()
+	slow := newSlow(backend.NewMemory(devSize, 4096))
+	w := newWorldOn(t, slow, change...)
+	t.Cleanup(slow.release) // before the world is closed
+	h := w.attach(hostA)
+	slow.hold(writes)
+	h.io.begin(ioCommand(nvmetcp.IOWrite, 0, 1, nvmetcp.InCapsule(4096)), pattern(4096, 1))
+	slow.waitHeld(1)
+	return w, slow, h
+}
+
+// begin sends a command and does not wait for it.
+func (p *peer) begin(cmd nvmetcp.Command, out []byte) (cid uint16) {
+	p.t.Helper()
+	p.send(&cmd, out)
+	if err := p.w.Flush(); err != nil {
+		p.t.Fatal(err)
+	}
+	return cmd.CID()
+}
+
+// during checks that f does not return while the write is held, and does, and
+// well, once it has landed.
+func during(t *testing.T, slow *slowDevice, what string, f func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	select {
+	case err := <-done:
+		t.Fatalf("%s returned (%v) while a write was in the device", what, err)
+	case <-time.After(moment):
+	}
+	slow.release()
+	if err := <-done; err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+	if n := slow.writesLanded(); n != 1 {
+		t.Errorf("%d writes landed before %s returned, want 1", n, what)
+	}
+}
+
+func TestACloseOfASubsystemWaitsForTheDevice(t *testing.T) {
+	w, slow, h := slowWorld(t)
+	during(t, slow, "Close", w.sub.Close)
+	h.io.ended()
+	h.admin.ended()
+}
+
+func TestARemovedNamespaceIsOutOfTheDevice(t *testing.T) {
+	w, slow, h := slowWorld(t)
+	during(t, slow, "RemoveNamespace", func(ctx context.Context) error { return w.sub.RemoveNamespace(ctx, 1) })
+	h.io.must(h.io.serve(h.io.cid, nil, nil)) // the write was done, and its host hears it
+	h.io.want(h.io.write(0, pattern(4096, 2)), nvmetcp.InvalidNamespace)
+	if n := slow.writesLanded(); n != 1 {
+		t.Errorf("%d writes landed, want 1: one came after the namespace was removed", n)
+	}
+}
+
+func TestACloseThatGivesUpSaysSoAndCanBeRepeated(t *testing.T) {
+	w, slow, _ := slowWorld(t)
+	for _, f := range []func(context.Context) error{
+		w.sub.Close, w.sub.Close,
+		func(ctx context.Context) error { return w.target.Close(ctx) },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), moment)
+		if err := f(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("while a write is in the device: %v, want deadline exceeded", err)
+		}
+		cancel()
+	}
+	during(t, slow, "Close", w.sub.Close)
+}
+
+func TestARemoveThatGivesUpCanBeRepeated(t *testing.T) {
+	w, slow, _ := slowWorld(t)
+	ctx, cancel := context.WithTimeout(t.Context(), moment)
+	defer cancel()
+	if err := w.sub.RemoveNamespace(ctx, 1); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("RemoveNamespace while a write is in the device = %v, want deadline exceeded", err)
+	}
+	add := func() error {
+		return w.sub.AddNamespace(NamespaceConfig{NSID: 1, UUID: block.UUID{9}, Device: backend.NewMemory(devSize, 4096)})
+	}
+	if err := add(); !errors.Is(err, ErrExists) {
+		t.Errorf("AddNamespace before the old one is drained = %v, want ErrExists", err)
+	}
+	during(t, slow, "RemoveNamespace", func(ctx context.Context) error { return w.sub.RemoveNamespace(ctx, 1) })
+	if err := add(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRemovingANamespaceDoesNotWaitForASilentHost: a host that is cut off in the
+// middle of sending a write holds nvmet's barrier for as long as it is silent.
+func TestRemovingANamespaceDoesNotWaitForASilentHost(t *testing.T) {
+	w := newWorld(t)
+	h := w.attach(hostA)
+	h.io.begin(ioCommand(nvmetcp.IOWrite, 0, 16, nvmetcp.Transport(65536)), nil)
+	if pdu := h.io.next(); pdu.Type != nvmetcp.TypeR2T {
+		t.Fatalf("received %v, want R2T", pdu.Type)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := w.sub.RemoveNamespace(ctx, 1); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDataThatComesAfterTheFenceDoesNotLand: the write was admitted, its data is
+// still with the host when the namespace goes.
+func TestDataThatComesAfterTheFenceDoesNotLand(t *testing.T) {
+	slow := newSlow(backend.NewMemory(devSize, 4096))
+	w := newWorldOn(t, slow)
+	h := w.attach(hostA)
+	data := pattern(65536, 1)
+	cid := h.io.begin(ioCommand(nvmetcp.IOWrite, 0, 16, nvmetcp.Transport(65536)), nil)
+	pdu := h.io.next()
+	d := pdu.Data()
+	if err := w.sub.RemoveNamespace(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	h.io.w.Data(nvmetcp.TypeH2CData, nvmetcp.FlagLastPDU, nvmetcp.DataHeader{CID: cid, TTAG: d.TTAG}, data)
+	h.io.want(h.io.serve(cid, nil, nil), nvmetcp.InvalidNamespace)
+	if n := slow.writesLanded(); n != 0 {
+		t.Error("a write landed after the namespace was removed")
+	}
+}
+
+func TestAHostsNewControllerWaitsForItsOldOnesWrites(t *testing.T) {
+	w, slow, old := slowWorld(t, func(_ *Config, s *SubsystemConfig) { s.OnePerHost = true })
+	connected := make(chan *peer, 1)
+	p := w.dial()
+	p.greet()
+	go func() {
+		if s := p.connect(hostA, testNQN, 0, nvmetcp.DynamicController); s != nvmetcp.Success {
+			t.Errorf("connect: %v", s)
+		}
+		connected <- p
+	}()
+	old.io.ended()
+	select {
+	case <-connected:
+		t.Fatal("the host has a new controller while a write of the old one is in the device")
+	case <-time.After(moment):
+	}
+	slow.release()
+	<-connected
+	if n := slow.writesLanded(); n != 1 {
+		t.Errorf("%d writes landed, want 1", n)
+	}
+}
+
+func TestAnotherHostDoesNotKillAController(t *testing.T) {
+	w := newWorld(t, func(_ *Config, s *SubsystemConfig) { s.OnePerHost = true })
+	a := w.attach(hostA)
+	b := w.attach(hostB)
+	a.io.must(a.io.flush())
+	b.io.must(b.io.flush())
+}
+
+func TestWithoutOnePerHostAHostHasManyControllers(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.attach(hostA), w.attach(hostA)
+	a.io.must(a.io.flush())
+	b.io.must(b.io.flush())
+	if a.id == b.id {
+		t.Errorf("two controllers have id %d", a.id)
+	}
+}
+
+// TestTheNewestConnectWins: those that wait for the oldest's drain give up for
+// the newest, so that a host that retries does not lock itself out.
+func TestTheNewestConnectWins(t *testing.T) {
+	w, slow, _ := slowWorld(t, func(_ *Config, s *SubsystemConfig) { s.OnePerHost = true })
+	first, second := w.dial(), w.dial()
+	first.greet()
+	d := nvmetcp.ConnectData{HostID: hostA.ID, ControllerID: nvmetcp.DynamicController, Subsystem: testNQN, Host: hostA.NQN}
+	first.begin(nvmetcp.Connect{QueueSize: 32}.Command(), d.Append(nil))
+	soon(t, "the first connect waits", func() bool { return len(w.sub.Controllers()) == 2 })
+	second.greet()
+	status := make(chan nvmetcp.Status, 1)
+	go func() { status <- second.connect(hostA, testNQN, 0, nvmetcp.DynamicController) }()
+	pdu, err := first.r.Next()
+	if err == nil && (pdu.Type != nvmetcp.TypeCapsuleResp || pdu.Completion().Status() == nvmetcp.Success) {
+		t.Errorf("the connect that was overtaken got %v", pdu.Type)
+	}
+	slow.release()
+	second.must(<-status)
+}
+
+func TestAConnectWhoseOldControllerHangsIsToldToTryAgain(t *testing.T) {
+	w, slow, _ := slowWorld(t, func(c *Config, s *SubsystemConfig) { s.OnePerHost, c.StallTimeout = true, moment })
+	p := w.dial()
+	p.greet()
+	s := p.connect(hostA, testNQN, 0, nvmetcp.DynamicController)
+	p.want(s, nvmetcp.ConnectControllerBusy)
+	if s.DNR() {
+		t.Error("the host is told not to retry")
+	}
+	slow.release()
+}
+
+// TestAControllersIDIsNotGivenAgainBeforeItsCommandsAreOut, or a host could
+// mistake the old one for its own.
+func TestAControllersIDIsNotGivenAgainBeforeItsCommandsAreOut(t *testing.T) {
+	w, slow, h := slowWorld(t, func(_ *Config, s *SubsystemConfig) { s.CntlidMin, s.CntlidMax = 7, 7 })
+	h.admin.conn.Close()
+	h.io.ended()
+	p := w.dial()
+	p.greet()
+	p.want(p.connect(hostA, testNQN, 0, nvmetcp.DynamicController), nvmetcp.ConnectControllerBusy)
+	slow.release()
+	soon(t, "the id is free", func() bool { return len(w.sub.Controllers()) == 0 })
+	p.must(p.connect(hostA, testNQN, 0, nvmetcp.DynamicController))
+}
+
+func TestUnlinkingKillsTheControllersOfThePort(t *testing.T) {
+	w := newWorld(t)
+	h := w.attach(hostA)
+	w.port.Unlink(w.sub)
+	h.io.ended()
+	h.admin.ended()
+	p := w.dial()
+	p.greet()
+	p.want(p.connect(hostA, testNQN, 0, nvmetcp.DynamicController), nvmetcp.ConnectInvalidParameters)
+}
+
+func TestAHostThatIsNoLongerAllowedIsCutOff(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.attach(hostA), w.attach(hostB)
+	if err := w.sub.SetHosts([]Host{{NQN: hostB.NQN}}, false); err != nil {
+		t.Fatal(err)
+	}
+	a.io.ended()
+	b.io.must(b.io.flush())
+	p := w.dial()
+	p.greet()
+	p.want(p.connect(hostA, testNQN, 0, nvmetcp.DynamicController), nvmetcp.ConnectInvalidHost)
+}
