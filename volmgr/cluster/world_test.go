@@ -376,7 +376,7 @@ func (w *world) obey(h *wHost, wanted InitiatorWanted) {
 			l.readable = l.readable || a.Legs[i].State == LegInSync
 		}
 		if a.Detach {
-			v.release()
+			w.release(h, v)
 		}
 	}
 }
@@ -401,12 +401,14 @@ func (v *wVolume) drop(leg block.LegID, revision uint64) {
 	}
 }
 
-func (v *wVolume) release() {
+// release lets a volume go, clean if every leg has every write, and keeps it.
+func (w *world) release(h *wHost, v *wVolume) {
 	switch {
 	case v.letGo != "":
 	case !v.serving:
 		v.letGo = PhaseDetachedUnclean
-	case len(v.writes) == 0:
+	case w.settled(h, v):
+		w.flush(v)
 		v.letGo, v.serving = PhaseDetachedClean, false
 	}
 	if v.letGo != "" {
@@ -499,7 +501,7 @@ func (w *world) serve(h *wHost, v *wVolume) {
 		w.lose(h, v, pick(w, lost))
 	}
 	if v.wanted.Detach {
-		v.release()
+		w.release(h, v)
 		w.finish(h, v)
 		return
 	}
@@ -507,8 +509,8 @@ func (w *world) serve(h *wHost, v *wVolume) {
 		w.leave(h)
 		return
 	}
-	if w.mood == caches && w.chance(15) {
-		w.flush(h, v)
+	if w.mood == caches && w.chance(15) && w.settled(h, v) {
+		w.flush(v)
 	}
 	switch w.rng.IntN(5) {
 	case 0, 1:
@@ -521,11 +523,13 @@ func (w *world) serve(h *wHost, v *wVolume) {
 	w.finish(h, v)
 }
 
-// flush has what a volume's legs hold outlive their caches, if all can do it now.
-func (w *world) flush(h *wHost, v *wVolume) {
-	if len(v.writes) > 0 || len(w.lost(h, v)) > 0 || w.suspended(v) {
-		return
-	}
+// settled reports whether nothing is under way to a volume's legs, and all answer.
+func (w *world) settled(h *wHost, v *wVolume) bool {
+	return len(v.writes) == 0 && len(w.lost(h, v)) == 0 && !w.suspended(v)
+}
+
+// flush has what a volume's legs hold outlive their caches.
+func (w *world) flush(v *wVolume) {
 	for leg, l := range v.links {
 		w.medium[leg] = w.value[leg]
 		for r := range registers {
@@ -926,11 +930,10 @@ func (w *world) leave(h *wHost) {
 	h.ending = true
 	for _, id := range sorted(h.volumes) {
 		v := h.volumes[id]
-		settled := len(v.writes) == 0 && len(w.lost(h, v)) == 0 && !w.suspended(v)
-		if !v.serving || v.letGo != "" || !settled && !w.leavesDirty {
+		if !v.serving || v.letGo != "" || !w.settled(h, v) && !w.leavesDirty {
 			continue
 		}
-		w.flush(h, v)
+		w.flush(v)
 		v.letGo, v.serving, v.links = PhaseDetachedClean, false, map[block.LegID]*wLink{}
 		w.leaves++
 	}
