@@ -12,16 +12,19 @@ import (
 	"weft.dev/weft/e2e/vm"
 )
 
+// kernelSuite is tests and the machine that they want.
+type kernelSuite struct {
+	suite   vm.Suite
+	machine []vm.MachineOption
+}
+
 // TestKernel runs the packages that speak to the kernel on the kernel of
 // WEFT_KERNEL, one machine each. To run one of them, or some tests of it:
 //
 //	WEFT_RUN=TestFence go test -count=1 -v -run 'TestKernel$/target/nvmet' ./e2e
 func TestKernel(t *testing.T) {
 	vm.Require(t)
-	suites := []struct {
-		suite   vm.Suite
-		machine []vm.MachineOption
-	}{
+	suites := []kernelSuite{
 		{
 			vm.Suite{Package: "./raid/dm"},
 			[]vm.MachineOption{vm.Modules("dm_mod", "dm_mirror", "loop", "brd rd_nr=8 rd_size=65536")},
@@ -46,6 +49,7 @@ func TestKernel(t *testing.T) {
 			vm.Suite{Package: "./target", Run: "OnTheKernel|OldEpoch"}, // its other tests need no kernel
 			[]vm.MachineOption{vm.Modules("dm_mod", "nvmet", "nvmet_tcp", "nvme_tcp"), vm.NVMe("1GiB", "K1")},
 		},
+		blockdevSuite(),
 	}
 	for _, s := range suites {
 		t.Run(strings.TrimPrefix(s.suite.Package, "./"), func(t *testing.T) {
@@ -57,6 +61,20 @@ func TestKernel(t *testing.T) {
 			vm.GoTest(t, m, s.suite)
 		})
 	}
+}
+
+// blockdevSuite gives block devices out by each way that the kernel has; Debian's
+// 6.1 was built without ublk.
+func blockdevSuite() kernelSuite {
+	s := kernelSuite{
+		vm.Suite{Package: "./initiator/blockdev", Env: []string{"TMPDIR=/var/lib/weft"}},
+		[]vm.MachineOption{vm.StateDiskOf("8GiB"), vm.Modules("nbd", "loop", "fuse", "ublk_drv")},
+	}
+	if vm.KernelVersion() == "6.1" {
+		s.machine[1] = vm.Modules("nbd", "loop", "fuse")
+		s.suite.MaySkip = map[string]string{"TestKernelBlockdevUBLK": "this kernel was built without ublk"}
+	}
+	return s
 }
 
 // hasTests saves a boot for a package without tests.

@@ -141,6 +141,8 @@ type Exported struct {
 	lock   *nameLock
 	number Number
 
+	resumed bool // from a process that died
+
 	closing sync.Mutex
 	stopped bool // the kernel's device is gone or dead
 	closed  bool
@@ -161,6 +163,10 @@ func (e *Exported) Number() Number { return e.number }
 // Done is closed when the device is served no more: after Close, or because
 // somebody else took it away (umount, losetup -d, nbd-client -d).
 func (e *Exported) Done() <-chan struct{} { return e.front.gone() }
+
+// Resumed tells whether the device is one that a dead process had exported, taken
+// over with its users and what they wait for.
+func (e *Exported) Resumed() bool { return e.resumed }
 
 // Users lists who has the device open, as far as this process may see. It is
 // empty when nobody does; who can not be named is "a process".

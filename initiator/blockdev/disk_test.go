@@ -143,6 +143,12 @@ func (d *memDisk) count(op block.Op) int {
 	return d.counts[op]
 }
 
+func (d *memDisk) fuaWrites() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.fua
+}
+
 func (d *memDisk) used() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -55,7 +56,7 @@ func Export(ctx context.Context, dev block.Device, o Options) (_ *Exported, err 
 	if err := errors.Join(writeRecord(o, r), e.sys.expose(o.Name, e.front.disk())); err != nil {
 		return nil, fmt.Errorf("export %s: %w", o.Name, err)
 	}
-	o.Log.Info("block device is there", "kind", string(e.kind), "disk", e.front.disk(), "number", e.number.String())
+	o.Log.Info("block device is there", "kind", string(e.kind), "disk", e.front.disk(), "number", e.number.String(), "resumed", e.resumed)
 	return e, nil
 }
 
@@ -63,7 +64,10 @@ func systemOf(o Options) system { return system{dev: o.DevDir, sys: "/sys", proc
 
 // start takes over or takes away what was left, and makes the device.
 func (e *Exported) start(ctx context.Context) error {
-	if err := clean(e.sys, e.o); err != nil {
+	if e.resume(ctx) {
+		return nil
+	}
+	if err := clean(ctx, e.sys, e.o); err != nil {
 		return err
 	}
 	var refused []error
@@ -87,12 +91,37 @@ func (e *Exported) start(ctx context.Context) error {
 }
 
 var makers = map[Kind]func(context.Context, system, *gate, Options) (frontend, error){
+	UBLK: exportUBLK,
+	NBD:  exportNBD,
 	FUSE: exportFUSE,
+}
+
+// resume takes over the device that a dead process has left, if it was meant to be.
+func (e *Exported) resume(ctx context.Context) bool {
+	r := readRecord(e.o)
+	if e.o.Resume == "" || r.Resume != e.o.Resume || e.o.Kind != Auto && e.o.Kind != r.Kind {
+		return false
+	}
+	var err error
+	switch {
+	case r.Kind == UBLK:
+		e.front, err = resumeUBLK(ctx, e.sys, e.gate, e.o, r.Disk)
+	case r.Kind == NBD && slices.Contains(e.sys.nbdsOf(mark(e.o)), r.Disk):
+		e.front, err = resumeNBD(e.sys, e.gate, e.o, r.Disk)
+	default:
+		return false
+	}
+	if err != nil {
+		e.o.Log.Warn("could not resume the block device", "disk", r.Disk, "err", err)
+		return false
+	}
+	e.kind, e.resumed = r.Kind, true
+	return true
 }
 
 // Remove takes away what a dead process has left of a name. ErrExported if its
 // process lives.
-func Remove(_ context.Context, o Options) error {
+func Remove(ctx context.Context, o Options) error {
 	o, err := o.withDefaults()
 	if err != nil {
 		return fmt.Errorf("remove: %w", err)
@@ -102,15 +131,15 @@ func Remove(_ context.Context, o Options) error {
 		return err
 	}
 	defer lock.unlock()
-	if err := clean(systemOf(o), o); err != nil {
+	if err := clean(ctx, systemOf(o), o); err != nil {
 		return fmt.Errorf("remove what is left of %s: %w", o.Name, err)
 	}
 	return nil
 }
 
-func clean(sys system, o Options) error {
+func clean(ctx context.Context, sys system, o Options) error {
 	r := readRecord(o)
-	err := cleanFUSE(sys, o)
+	err := errors.Join(cleanFUSE(sys, o), cleanNBD(ctx, sys, o), cleanUBLK(ctx, sys, o))
 	if r.Disk != "" {
 		err = errors.Join(err, sys.hide(o.Name, r.Disk))
 	}

@@ -20,6 +20,7 @@ import (
 type request struct {
 	block.IO
 	finish func(*request) // called once with the outcome in Err; must not block
+	front  any            // whose it is
 
 	gate *gate
 }

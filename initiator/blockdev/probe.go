@@ -48,9 +48,9 @@ func (s system) probe(k Kind) Ability {
 	a := Ability{Kind: k}
 	switch k {
 	case UBLK:
-		a.Reason, a.Fix = "not built yet", ""
+		s.probeUBLK(&a)
 	case NBD:
-		a.Reason, a.Fix = "not built yet", ""
+		s.probeNBD(&a)
 	case FUSE:
 		s.probeFUSE(&a)
 	}
@@ -59,14 +59,22 @@ func (s system) probe(k Kind) Ability {
 
 func (s system) probeFUSE(a *Ability) {
 	switch {
-	case os.Geteuid() != 0:
-		a.Reason, a.Fix = "mounting FUSE and attaching loop devices need root", "run as root"
+	case !s.root(a, "FUSE mounts and loop devices"):
 	case s.filesystem("fuse") && s.opens(a, "fuse") && s.opens(a, "loop-control"):
 		a.Usable, a.Reason = true, "FUSE and loop devices are there"
 	case a.Reason != "":
 	default:
 		s.missing(a, "fuse", "the kernel knows no FUSE")
 	}
+}
+
+// root tells whether this process may make what the kind needs.
+func (s system) root(a *Ability, what string) bool {
+	if os.Geteuid() == 0 {
+		return true
+	}
+	a.Reason, a.Fix = what+" are for root only", "run as root"
+	return false
 }
 
 // filesystem tells whether the kernel knows a file system now.

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blockdev
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
+)
+
+// What a request of the driver is (struct ublksrv_io_desc).
+type ublkDesc struct {
+	op      uint32 // and flags
+	sectors uint32
+	start   uint64
+	addr    uint64
+}
+
+const (
+	ublkOpRead        = 0
+	ublkOpWrite       = 1
+	ublkOpFlush       = 2
+	ublkOpDiscard     = 3
+	ublkOpWriteZeroes = 5
+
+	ublkFlagFUA     = 1 << 13
+	ublkFlagNoUnmap = 1 << 15
+
+	ublkMaxDepth = 4096
+	eventData    = ^uint64(0)
+)
+
+// ublkQueue serves one queue of a device. The driver wants all of its commands to
+// come from the thread that sent the first, so that a queue has a thread of its
+// own. Whoever completes a request leaves it in done; the thread sends it on, and
+// is woken by the eventfd when it sleeps.
+type ublkQueue struct {
+	id    uint16
+	depth int
+	char  int // the device's /dev/ublkc
+	gate  *gate
+	code  func(number uint32) uint32
+
+	ring     *uring
+	event    int
+	woken    kernelMemory // what was read of event
+	descs    []byte
+	bufs     []byte
+	size     int // of one buffer
+	requests []ublkRequest
+	severed  *atomic.Bool // shared by the device's queues
+	scratch  uint64       // where data of requests goes once it is dead
+	dead     bool         // the thread has seen severed: all is answered with an error
+
+	mu      sync.Mutex
+	done    []*ublkRequest
+	sleeps  bool
+	left    bool // after run
+	running int  // tags that the driver has or we have
+}
+
+type ublkRequest struct {
+	request
+	queue    *ublkQueue
+	tag      uint16
+	given    bool // the device has it
+	answered bool // while severed, before the device did
+}
+
+func newUBLKQueue(id uint16, depth, size, char int, g *gate, severed *atomic.Bool, encoded bool) (q *ublkQueue, err error) {
+	q = &ublkQueue{id: id, depth: depth, size: size, char: char, gate: g, severed: severed, event: -1}
+	q.code = func(n uint32) uint32 { return ublkCode(n, 16, encoded) }
+	defer func() {
+		if err != nil {
+			q.leave()
+			q.free()
+		}
+	}()
+	page := os.Getpagesize()
+	whole := func(n int) int { return (n + page - 1) / page * page }
+	desc := int(unsafe.Sizeof(ublkDesc{}))
+	at := int64(id) * int64(whole(ublkMaxDepth*desc))
+	if q.descs, err = unix.Mmap(char, at, whole(depth*desc), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
+		return q, fmt.Errorf("map queue %d: %w", id, err)
+	}
+	// One more for what severed requests carry.
+	if q.bufs, err = unix.Mmap(-1, 0, (depth+1)*size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE); err != nil {
+		return q, fmt.Errorf("map the buffers of queue %d: %w", id, err)
+	}
+	q.scratch = uint64(uintptr(unsafe.Pointer(&q.bufs[depth*size])))
+	zero := uint64(0)
+	q.woken = ublkMemory(&zero)
+	_, err = serving.open(func() ([]int, error) {
+		if q.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+			return nil, err
+		}
+		if q.ring, err = newURing(uint32(2*(depth+1)), false); err != nil {
+			return nil, err
+		}
+		return []int{q.ring.fd}, nil
+	})
+	if err != nil {
+		return q, err
+	}
+	q.requests = make([]ublkRequest, depth)
+	for i := range q.requests {
+		r := &q.requests[i]
+		r.queue, r.tag, r.finish, r.front = q, uint16(i), finishUBLK, r
+	}
+	return q, nil
+}
+
+// run serves the queue until the driver has nothing more for it. fetched is
+// called when all tags are with the driver.
+func (q *ublkQueue) run(fetched func(error)) {
+	// Not unlocked: the thread that the driver knows ends with the queue.
+	runtime.LockOSThread()
+	main := unix.Gettid() == unix.Getpid()
+	if main {
+		defer runtime.UnlockOSThread()
+	}
+	for i := range q.requests {
+		q.command(ublkFetch, &q.requests[i], 0)
+	}
+	q.running = q.depth
+	q.listen()
+	err := q.ring.enter(false)
+	q.ring.ended(q.ended) // what the driver refuses it refuses at once
+	if err == nil && q.running < q.depth {
+		err = fmt.Errorf("queue %d: the driver refused %d of %d tags", q.id, q.depth-q.running, q.depth)
+	}
+	fetched(err)
+	for err == nil && q.running > 0 {
+		q.flushDone()
+		wait := q.sleep()
+		err = q.ring.enter(wait)
+		q.awake()
+		q.ring.ended(q.ended)
+	}
+}
+
+// command prepares one for the driver; the tag's buffer goes with it, from which
+// the driver also takes what was read.
+func (q *ublkQueue) command(number uint32, r *ublkRequest, result int32) {
+	addr := uint64(uintptr(unsafe.Pointer(&q.bufs[int(r.tag)*q.size])))
+	if q.dead {
+		addr, result = q.scratch, -int32(unix.EIO) // the device may have r's own still
+	}
+	s := q.ring.next()
+	s.opcode, s.fd, s.off, s.userData = uringOpCmd, int32(q.char), uint64(q.code(number)), uint64(r.tag)
+	binary.NativeEndian.PutUint16(s.cmd[0:], q.id)
+	binary.NativeEndian.PutUint16(s.cmd[2:], r.tag)
+	binary.NativeEndian.PutUint32(s.cmd[4:], uint32(result))
+	binary.NativeEndian.PutUint64(s.cmd[8:], addr)
+}
+
+// listen has the ring say when the eventfd is written.
+func (q *ublkQueue) listen() {
+	s := q.ring.next()
+	s.opcode, s.fd, s.addr, s.len, s.userData = uringOpRead, int32(q.event), q.woken.addr(), 8, eventData
+}
+
+func (q *ublkQueue) ended(data uint64, res int32) {
+	if data == eventData {
+		if q.severed.Load() && !q.dead {
+			q.dead = true
+			q.abandon()
+		}
+		q.listen()
+		return
+	}
+	if res < 0 { // ENODEV: no more; or the driver and we do not understand one another
+		q.running--
+		return
+	}
+	q.take(&q.requests[data])
+}
+
+// take submits what the driver has put under a tag.
+func (q *ublkQueue) take(r *ublkRequest) {
+	d := *(*ublkDesc)(unsafe.Pointer(&q.descs[int(r.tag)*int(unsafe.Sizeof(ublkDesc{}))]))
+	n := int64(d.sectors) * int64(block.SectorSize)
+	io := block.IO{Off: int64(d.start) * int64(block.SectorSize), Len: n, FUA: d.op&ublkFlagFUA != 0}
+	switch d.op & 0xff {
+	case ublkOpRead:
+		io.Op = block.OpRead
+	case ublkOpWrite:
+		io.Op = block.OpWrite
+	case ublkOpFlush:
+		io = block.IO{Op: block.OpFlush}
+	case ublkOpDiscard:
+		io.Op = block.OpDiscard
+	case ublkOpWriteZeroes:
+		io.Op, io.Unmap = block.OpWriteZeroes, d.op&ublkFlagNoUnmap == 0
+	}
+	if io.Op == block.OpRead || io.Op == block.OpWrite {
+		io.Data = q.bufs[int(r.tag)*q.size:][:n]
+	}
+	if q.dead {
+		q.command(ublkCommit, r, 0)
+		return
+	}
+	r.IO = io
+	q.mu.Lock()
+	r.given = true
+	q.mu.Unlock()
+	q.gate.submit(&r.request)
+}
+
+func finishUBLK(f *request) {
+	r := f.front.(*ublkRequest)
+	q := r.queue
+	q.mu.Lock()
+	r.given = false
+	if r.answered || q.left {
+		q.mu.Unlock()
+		return
+	}
+	q.done = append(q.done, r)
+	if q.sleeps {
+		q.sleeps = false
+		q.wakeLocked()
+	}
+	q.mu.Unlock()
+}
+
+// wake has the thread look at severed.
+func (q *ublkQueue) wake() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.left {
+		q.wakeLocked()
+	}
+}
+
+func (q *ublkQueue) wakeLocked() {
+	one := [8]byte{}
+	binary.NativeEndian.PutUint64(one[:], 1)
+	_, _ = unix.Write(q.event, one[:])
+}
+
+// sleep tells whether the thread may wait for the kernel; whoever completes
+// something from then on wakes it.
+func (q *ublkQueue) sleep() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.sleeps = len(q.done) == 0
+	return q.sleeps
+}
+
+func (q *ublkQueue) awake() {
+	q.mu.Lock()
+	q.sleeps = false
+	q.mu.Unlock()
+}
+
+// flushDone gives the driver what was answered.
+func (q *ublkQueue) flushDone() {
+	q.mu.Lock()
+	done := q.done
+	q.done = nil
+	q.mu.Unlock()
+	for _, r := range done {
+		q.command(ublkCommit, r, ublkResult(&r.IO))
+	}
+	q.mu.Lock()
+	if q.done == nil {
+		q.done = done[:0]
+	}
+	q.mu.Unlock()
+}
+
+// ublkResult is how many bytes were read or written, or a negated errno.
+func ublkResult(io *block.IO) int32 {
+	switch {
+	case io.Err != nil:
+		return -int32(errno(io.Err))
+	case io.Op == block.OpRead || io.Op == block.OpWrite:
+		return int32(io.Len)
+	}
+	return 0
+}
+
+// abandon answers what the device keeps, with an error. The device still has the
+// buffers, so that the driver gets another for what it sends next.
+func (q *ublkQueue) abandon() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i := range q.requests {
+		if r := &q.requests[i]; r.given && !r.answered {
+			r.answered = true
+			q.command(ublkCommit, r, 0)
+		}
+	}
+}
+
+// leave lets go of all that the queue has but its buffers, after run.
+func (q *ublkQueue) leave() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.left {
+		return
+	}
+	q.left = true
+	if q.ring != nil {
+		serving.forget(q.ring.fd)
+		q.ring.close()
+	}
+	if q.event >= 0 {
+		unix.Close(q.event)
+	}
+	for _, m := range [][]byte{q.descs, q.woken} {
+		if m != nil {
+			_ = unix.Munmap(m)
+		}
+	}
+}
+
+// free lets go of the buffers, which the device must be done with.
+func (q *ublkQueue) free() {
+	if q.bufs != nil {
+		_ = unix.Munmap(q.bufs)
+		q.bufs = nil
+	}
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blockdev
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// This file is as much of io_uring(7) as the ublk driver needs: one thread
+// submits commands and reads of an eventfd, and waits for their ends.
+
+const (
+	uringOpRead = 22
+	uringOpCmd  = 46
+
+	uringSQE128      = 1 << 10
+	uringCoopTaskrun = 1 << 8
+
+	uringEnterGetEvents = 1 << 0
+
+	uringOffSQ   = 0
+	uringOffCQ   = 0x8000000
+	uringOffSQEs = 0x10000000
+)
+
+// uringParams is struct io_uring_params.
+type uringParams struct {
+	sqEntries, cqEntries, flags, sqThreadCPU, sqThreadIdle, features, wqFD uint32
+	_                                                                      [3]uint32
+	sq                                                                     struct {
+		head, tail, mask, entries, flags, dropped, array, _ uint32
+		_                                                   uint64
+	}
+	cq struct {
+		head, tail, mask, entries, overflow, cqes, flags, _ uint32
+		_                                                   uint64
+	}
+}
+
+// uringSQE is the first 64 bytes of struct io_uring_sqe; of those with 128 the
+// command goes on behind them.
+type uringSQE struct {
+	opcode, flags uint8
+	_             uint16
+	fd            int32
+	off           uint64 // of commands: the operation, in the lower half
+	addr          uint64
+	len           uint32
+	_             uint32
+	userData      uint64
+	_             uint64
+	cmd           [16]byte
+}
+
+// uringCQE is struct io_uring_cqe.
+type uringCQE struct {
+	userData uint64
+	res      int32
+	flags    uint32
+}
+
+// uring is one ring. Its methods are for one goroutine.
+type uring struct {
+	fd                int
+	entrySize         uintptr
+	sqMem, cqMem, sqe []byte
+	sqHead, sqTail    *atomic.Uint32
+	cqHead, cqTail    *atomic.Uint32
+	sqMask, cqMask    uint32
+	tail              uint32 // prepared; sqTail is what the kernel may see
+	array             []uint32
+	cqes              []uringCQE
+}
+
+func newURing(entries uint32, large bool) (r *uring, err error) {
+	p := uringParams{flags: uringCoopTaskrun}
+	if large {
+		p.flags |= uringSQE128
+	}
+	fd, err := uringSetup(entries, &p)
+	if errors.Is(err, unix.EINVAL) {
+		p = uringParams{flags: p.flags &^ uringCoopTaskrun} // before Linux 5.19
+		fd, err = uringSetup(entries, &p)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("set up io_uring: %w", err)
+	}
+	r = &uring{fd: fd, entrySize: 64}
+	if large {
+		r.entrySize = 128
+	}
+	if err := r.mmap(&p); err != nil {
+		r.close()
+		return nil, fmt.Errorf("map io_uring: %w", err)
+	}
+	return r, nil
+}
+
+func uringSetup(entries uint32, p *uringParams) (int, error) {
+	fd, _, e := unix.Syscall(unix.SYS_IO_URING_SETUP, uintptr(entries), uintptr(unsafe.Pointer(p)), 0)
+	if e != 0 {
+		return -1, os.NewSyscallError("io_uring_setup", e)
+	}
+	return int(fd), nil // it is close-on-exec
+}
+
+func (r *uring) mmap(p *uringParams) (err error) {
+	const rw = unix.PROT_READ | unix.PROT_WRITE
+	if r.sqMem, err = unix.Mmap(r.fd, uringOffSQ, int(p.sq.array+p.sqEntries*4), rw, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
+		return err
+	}
+	if r.cqMem, err = unix.Mmap(r.fd, uringOffCQ, int(p.cq.cqes+p.cqEntries*uint32(unsafe.Sizeof(uringCQE{}))), rw, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
+		return err
+	}
+	if r.sqe, err = unix.Mmap(r.fd, uringOffSQEs, int(p.sqEntries)*int(r.entrySize), rw, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
+		return err
+	}
+	counter := func(mem []byte, off uint32) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&mem[off])) }
+	r.sqHead, r.sqTail = counter(r.sqMem, p.sq.head), counter(r.sqMem, p.sq.tail)
+	r.cqHead, r.cqTail = counter(r.cqMem, p.cq.head), counter(r.cqMem, p.cq.tail)
+	r.sqMask, r.cqMask = counter(r.sqMem, p.sq.mask).Load(), counter(r.cqMem, p.cq.mask).Load()
+	r.array = unsafe.Slice((*uint32)(unsafe.Pointer(&r.sqMem[p.sq.array])), p.sqEntries)
+	r.cqes = unsafe.Slice((*uringCQE)(unsafe.Pointer(&r.cqMem[p.cq.cqes])), p.cqEntries)
+	r.tail = r.sqTail.Load()
+	return nil
+}
+
+func (r *uring) close() {
+	for _, mem := range [][]byte{r.sqMem, r.cqMem, r.sqe} {
+		if mem != nil {
+			_ = unix.Munmap(mem)
+		}
+	}
+	unix.Close(r.fd)
+}
+
+// next is an empty entry. There must be room: a ring has as many entries as its
+// owner ever has under way.
+func (r *uring) next() *uringSQE {
+	if r.tail-r.sqHead.Load() > r.sqMask {
+		panic(fmt.Sprintf("io_uring of %d entries is full", r.sqMask+1))
+	}
+	i := r.tail & r.sqMask
+	r.tail++
+	r.array[i] = i
+	mem := r.sqe[uintptr(i)*r.entrySize:][:r.entrySize]
+	clear(mem)
+	return (*uringSQE)(unsafe.Pointer(&mem[0]))
+}
+
+// enter hands over what was prepared, and waits until something has ended if it
+// is to.
+func (r *uring) enter(wait bool) error {
+	r.sqTail.Store(r.tail)
+	for {
+		submit := r.tail - r.sqHead.Load()
+		var least, flags uintptr
+		if wait && r.cqHead.Load() == r.cqTail.Load() {
+			least = 1
+		}
+		if wait {
+			flags = uringEnterGetEvents
+		}
+		if submit == 0 && least == 0 {
+			return nil
+		}
+		_, _, e := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(submit), least, flags, 0, 0)
+		switch {
+		case e == unix.EINTR, e == unix.EAGAIN:
+		case e != 0:
+			return os.NewSyscallError("io_uring_enter", e)
+		case r.tail == r.sqHead.Load():
+			return nil
+		}
+	}
+}
+
+// ended calls f for each that has ended.
+func (r *uring) ended(f func(userData uint64, res int32)) {
+	head := r.cqHead.Load()
+	for tail := r.cqTail.Load(); head != tail; head++ {
+		c := r.cqes[head&r.cqMask]
+		r.cqHead.Store(head + 1)
+		f(c.userData, c.res)
+	}
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blockdev
+
+import (
+	"errors"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+func ring(t *testing.T, large bool) *uring {
+	t.Helper()
+	r, err := newURing(8, large)
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
+		t.Skipf("no io_uring here: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.close)
+	return r
+}
+
+func TestARingWaitsForAnEvent(t *testing.T) {
+	for _, large := range []bool{false, true} {
+		r := ring(t, large)
+		event, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(event)
+		zero := uint64(0)
+		woken := ublkMemory(&zero)
+		defer woken.free()
+		for round := range uint64(20) { // more than the ring has entries
+			s := r.next()
+			s.opcode, s.fd, s.addr, s.len, s.userData = uringOpRead, int32(event), woken.addr(), 8, 100+round
+			if err := r.enter(false); err != nil {
+				t.Fatal(err)
+			}
+			time.AfterFunc(time.Millisecond, func() { unix.Write(event, []byte{7, 0, 0, 0, 0, 0, 0, 0}) })
+			ends := 0
+			for ends == 0 {
+				if err := r.enter(true); err != nil {
+					t.Fatal(err)
+				}
+				r.ended(func(data uint64, res int32) {
+					ends++
+					if data != 100+round || res != 8 || *(*uint64)(woken.pointer()) != 7 {
+						t.Errorf("round %d ended as %d with %d, read %d", round, data, res, *(*uint64)(woken.pointer()))
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestARefusedCommandEnds(t *testing.T) {
+	r := ring(t, true)
+	s := r.next()
+	s.opcode, s.fd, s.off = uringOpCmd, -1, 1
+	ends := false
+	for !ends {
+		if err := r.enter(true); err != nil {
+			t.Fatal(err)
+		}
+		r.ended(func(_ uint64, res int32) { ends = res < 0 })
+	}
+}
+
+// The kernel checks some of these sizes, and silently takes others for wrong.
+func TestTheDriversStructsHaveItsSizes(t *testing.T) {
+	for what, c := range map[string][2]uintptr{
+		"io_uring_params":       {unsafe.Sizeof(uringParams{}), 120},
+		"io_uring_sqe":          {unsafe.Sizeof(uringSQE{}), 64},
+		"io_uring_cqe":          {unsafe.Sizeof(uringCQE{}), 16},
+		"ublksrv_ctrl_dev_info": {unsafe.Sizeof(ublkInfo{}), 64},
+		"ublk_params":           {unsafe.Sizeof(ublkParams{}), 64},
+		"ublksrv_io_desc":       {unsafe.Sizeof(ublkDesc{}), 24},
+		"ublksrv_ctrl_cmd":      {unsafe.Offsetof(ublkCommand{}.number), ublkCommandSize},
+		"discard":               {unsafe.Offsetof(ublkParams{}.discardUnit), 44},
+		"dev_sectors":           {unsafe.Offsetof(ublkParams{}.sectors), 24},
+	} {
+		if c[0] != c[1] {
+			t.Errorf("%s: %d bytes, want %d", what, c[0], c[1])
+		}
+	}
+	if got := ublkCode(ublkAddDev, ublkCommandSize, true); got != 0xc0207504 {
+		t.Errorf("ADD_DEV = %#x, want 0xc0207504", got)
+	}
+	if got := ublkCode(ublkGetDevInfo, ublkCommandSize, true); got != 0x80207502 {
+		t.Errorf("GET_DEV_INFO = %#x, want 0x80207502", got)
+	}
+	if got := ublkCode(ublkFetch, 16, true); got != 0xc0107520 {
+		t.Errorf("FETCH_REQ = %#x, want 0xc0107520", got)
+	}
+}
