@@ -4,6 +4,7 @@ package interop
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp"
 	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
@@ -282,7 +284,7 @@ func nvmeConnects(t *testing.T, l *lab) {
 }
 
 func reservations(t *testing.T, l *lab) {
-	_, _, ns, _ := upLinux(t, l, mib)
+	s, _, ns, _ := upLinux(t, l, mib)
 	run(t, "nvme", "resv-register", ns, "--nrkey=0x1234", "--rrega=0")
 	run(t, "nvme", "resv-acquire", ns, "--crkey=0x1234", "--rtype=1", "--racqa=0")
 	report := run(t, "nvme", "resv-report", ns, "--eds", "-o", "json")
@@ -293,7 +295,17 @@ func reservations(t *testing.T, l *lab) {
 	if _, err := tryRun("nvme", "resv-acquire", ns, "--crkey=0x9999", "--rtype=1", "--racqa=0"); err == nil {
 		t.Error("a reservation is acquired with another key than was registered")
 	}
+	// Another host, which can not be Linux's of the same machine, may read under
+	// write exclusive, and not write.
+	other, err := ourHost{}.connect(t, s, options{host: otherHost})
+	must(t, err)
+	d := other.device(1)
+	must(t, block.ReadAt(d, make([]byte, unit), 0))
+	if err := block.WriteAt(d, pattern(unit, 1), 0); !errors.Is(err, nvmetcp.ReservationConflict) {
+		t.Errorf("another host's write ends with %v", err)
+	}
 	run(t, "nvme", "resv-release", ns, "--crkey=0x1234", "--rtype=1", "--rrela=0")
+	must(t, block.WriteAt(d, pattern(unit, 1), 0))
 }
 
 func proveAgain(t *testing.T, l *lab) {

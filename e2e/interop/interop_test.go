@@ -30,3 +30,12 @@ func TestLinuxHostOnLinuxTarget(t *testing.T) {
 	runAll(t, l, cases())
 	runAll(t, l, linuxCases())
 }
+
+func TestOurHostOnLinuxTarget(t *testing.T) {
+	onKernel(t)
+	runAll(t, &lab{target: linuxTarget{}, host: ourHost{}}, cases())
+}
+
+func TestOurHostOnOurTarget(t *testing.T) {
+	runAll(t, &lab{target: ourTarget{}, host: ourHost{}}, cases())
+}

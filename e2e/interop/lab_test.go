@@ -102,6 +102,7 @@ type options struct {
 	portals       []string   // empty: the first port of the subsystem
 	queues        int        // 0: 2
 	keepAlive     time.Duration
+	patience      time.Duration // our host: for how long it tries to connect; 0: limit
 	headerDigest  bool
 	dataDigest    bool
 	hostKey       dhchap.Key
@@ -117,6 +118,9 @@ func (o options) withDefaults(s served) options {
 	}
 	if o.queues == 0 {
 		o.queues = 2
+	}
+	if o.patience == 0 {
+		o.patience = limit
 	}
 	if o.keepAlive == 0 {
 		o.keepAlive = 5 * time.Second
@@ -173,6 +177,17 @@ func (l *lab) connect(t *testing.T, s served, o options) session {
 		t.Fatalf("connecting to %s: %v", s.nqn(), err)
 	}
 	return c
+}
+
+// refused is for cases in which the host must not get in.
+func (l *lab) refused(t *testing.T, s served, o options, who string) {
+	t.Helper()
+	o.patience = 2 * time.Second
+	if _, err := l.host.connect(t, s, o); err == nil {
+		t.Errorf("%s is connected", who)
+	} else {
+		t.Logf("%s is refused: %v", who, err)
+	}
 }
 
 // up serves one namespace of the size, connects to it, and gives its device.

@@ -143,7 +143,9 @@ func (r *request) submit() {
 	r.side = r.ns.gate.enter()
 	if status := r.admit(); status != nvmetcp.Success {
 		r.ns.gate.leave(r.side)
-		r.finish(status)
+		if status != abandoned {
+			r.finish(status)
+		}
 		return
 	}
 	if limit := r.ns.shape.Load().maxIO; limit != 0 && r.io.Len > limit && len(r.parts) == 0 {
@@ -156,6 +158,10 @@ func (r *request) submit() {
 	r.ns.cfg.Device.Submit(&r.io)
 }
 
+// abandoned: the connection is being closed. The host gets no answer: it would
+// be an error to it, while a command without an answer is sent again.
+const abandoned = nvmetcp.AbortedSQDeletion
+
 // admit says whether a command may go to the Device. It is asked inside of the
 // gate, where what forbids it is either seen or waits for the command.
 func (r *request) admit() nvmetcp.Status {
@@ -163,7 +169,7 @@ func (r *request) admit() nvmetcp.Status {
 	write := r.io.Op != block.OpRead
 	switch {
 	case r.c.dead.Load() || q.ctrl.dead.Load():
-		return nvmetcp.AbortedSQDeletion // nobody will read it
+		return abandoned
 	case ns.gone.Load():
 		return nvmetcp.InvalidNamespace | dnr
 	case write && ns.cfg.ReadOnly && r.io.Op != block.OpFlush:
