@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -105,6 +106,12 @@ func (d mediumDevice) Geometry() block.Geometry {
 
 func (d mediumDevice) Submit(io *block.IO) {
 	go func() {
+		d.mu.Lock()
+		stuck := d.stuck
+		d.mu.Unlock()
+		if stuck != nil {
+			<-stuck
+		}
 		var err error
 		switch io.Op {
 		case block.OpRead:
@@ -134,6 +141,26 @@ func (w *world) listen(p block.Portal) (net.Listener, error) {
 	defer w.mu.Unlock()
 	w.listeners[p] = l
 	return l, nil
+}
+
+// dial connects to a portal that is listened at.
+func (w *world) dial(ctx context.Context, _, address string) (net.Conn, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for p, l := range w.listeners {
+		if net.JoinHostPort(p.Address, strconv.Itoa(int(p.Port))) != address {
+			continue
+		}
+		here, there := net.Pipe()
+		select {
+		case l.conns <- there:
+			return here, nil
+		case <-l.closed:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	return nil, unix.ECONNREFUSED
 }
 
 func (l *pipeListener) Accept() (net.Conn, error) {

@@ -168,6 +168,7 @@ type medium struct {
 	blocks map[int64][4096]byte
 	fail   error         // of all writes
 	hang   chan struct{} // writes wait for it to be closed
+	stuck  chan struct{} // what hosts do waits for it to be closed
 	slow   chan struct{} // Zero takes one from it for each chunk
 	wwid   string
 }
@@ -195,6 +196,12 @@ func (w *world) medium(path string) (*medium, error) {
 		return m, nil
 	}
 	return nil, unix.ENOENT
+}
+
+func (m *medium) set(change func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	change()
 }
 
 func (m *medium) Size() block.Size      { return m.size }
