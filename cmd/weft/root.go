@@ -56,7 +56,7 @@ one process, to try Weft on this machine.`,
 		newStatus(g), newExplain(g), newAttach(g), newDetach(g),
 		newNode(g), newDrive(g), newPool(g), newVolume(g), newAttachment(g), newEvent(g),
 		newVolmgr(g), newTarget(g), newInitiator(g), newDev(g),
-		newVersion(g), newCompletion(), newExitCodes(),
+		newDoctor(g), newVersion(g), newCompletion(), newExitCodes(),
 	)
 	return root
 }

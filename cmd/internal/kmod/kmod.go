@@ -34,6 +34,9 @@ var (
 	DMMirror = Module{"dm-mirror", "sys/module/dm_mirror"}
 	Loop     = Module{"loop", "dev/loop-control"}
 	TCPDiag  = Module{"tcp_diag", "sys/module/tcp_diag"}
+	UBLK     = Module{"ublk_drv", "dev/ublk-control"}
+	NBD      = Module{"nbd", "sys/module/nbd"}
+	FUSE     = Module{"fuse", "dev/fuse"}
 )
 
 // Loader loads modules. The zero value looks under / and runs modprobe.

@@ -38,3 +38,30 @@ func TestEveryModuleThatCanNotBeHadIsNamed(t *testing.T) {
 		t.Errorf("Need = %v, want it to name both modules and the cause", err)
 	}
 }
+
+func TestLookTellsWhatCouldBeLoaded(t *testing.T) {
+	root := t.TempDir()
+	put := func(path, text string) {
+		t.Helper()
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := Loader{Root: root}
+	if got := l.Look(NBD); got != NoModules {
+		t.Errorf("Look(nbd) = %v in an empty tree, want NoModules", got)
+	}
+	put("proc/sys/kernel/osrelease", "6.1.0-test\n")
+	put("lib/modules/6.1.0-test/modules.dep", "kernel/drivers/block/nbd.ko.xz:\nkernel/drivers/nvme/host/nvme-tcp.ko: kernel/x.ko\n")
+	put("lib/modules/6.1.0-test/modules.builtin", "kernel/drivers/md/dm-mod.ko\n")
+	put("dev/fuse", "")
+	for m, want := range map[Module]State{NBD: Loadable, NvmeTCP: Loadable, DM: Present, FUSE: Present, UBLK: NotBuilt} {
+		if got := l.Look(m); got != want {
+			t.Errorf("Look(%s) = %v, want %v", m.Name, got, want)
+		}
+	}
+}

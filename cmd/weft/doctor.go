@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"weft.dev/weft/cmd/internal/kmod"
+	"weft.dev/weft/initiator/blockdev"
+)
+
+func newDoctor(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "doctor",
+		Short: "Tell what this machine can do for Weft, and what is missing",
+		Long: `Looks at this machine, without changing anything and without the manager: which
+data paths a target and an initiator can use here, which one "auto" takes and
+why, what to do to get the others, and whether anything on the machine could
+meddle with what is inside legs and volumes. Run it as whom the agents run as.`,
+		Example: "  weft doctor\n  weft doctor -o json",
+		Args:    takes(),
+		RunE: func(*cobra.Command, []string) error {
+			return runDoctor(doctor{euid: os.Geteuid(), devices: blockdev.Probe()}, g.out())
+		},
+	}
+}
+
+// doctor looks at a machine.
+type doctor struct {
+	root    string // "" means "/"
+	euid    int
+	devices []blockdev.Ability
+}
+
+// diagnosis is all that doctor has to say. Its keys are stable.
+type diagnosis struct {
+	Kernel       string    `json:"kernel"`
+	Root         bool      `json:"root"`
+	Paths        []finding `json:"data_paths"`
+	BlockDevices []finding `json:"block_devices"` // of the data path user
+	Auto         []choice  `json:"auto"`
+	Checks       []finding `json:"checks"`
+}
+
+// finding is one thing that works here, or does not.
+type finding struct {
+	For string `json:"for,omitempty"` // target or initiator
+	Way string `json:"name"`
+	OK  bool   `json:"ok"`
+	Why string `json:"reason"`
+	Fix string `json:"fix"` // what to do to have it; "" if it is there, or nothing helps
+}
+
+// choice is what an agent with --datapath auto takes.
+type choice struct {
+	For         string `json:"for"`
+	Datapath    string `json:"datapath"`               // "" if none works
+	BlockDevice string `json:"block_device,omitempty"` // of an initiator in user space
+	Because     string `json:"because"`
+}
+
+func runDoctor(d doctor, out *output) error {
+	found := d.look()
+	if out.format == formatTable {
+		found.print(out.stdout)
+		return nil
+	}
+	b, err := json.MarshalIndent(found, "", "  ")
+	if err == nil && out.format == formatYAML {
+		b, err = yaml.JSONToYAML(b)
+	}
+	if err != nil {
+		return fmt.Errorf("print as %s: %w", out.format.String(), err)
+	}
+	_, err = fmt.Fprintln(out.stdout, strings.TrimSuffix(string(b), "\n"))
+	return err
+}
+
+func (d doctor) look() diagnosis {
+	found := diagnosis{Kernel: d.text("proc/sys/kernel/osrelease"), Root: d.euid == 0, Checks: d.checks()}
+	for _, a := range d.devices {
+		f := finding{Way: string(a.Kind), OK: a.Usable, Why: a.Reason, Fix: a.Fix}
+		if a.Usable && a.Survives {
+			f.Why += "; I/O can wait for an agent that restarts"
+		}
+		found.BlockDevices = append(found.BlockDevices, f)
+	}
+	target := d.kernel("target", kmod.ConfigFS, kmod.Nvmet, kmod.NvmetTCP, kmod.DM)
+	initiator := d.kernel("initiator", kmod.NvmeTCP, kmod.Fabrics, kmod.DM, kmod.DMMirror, kmod.Loop, kmod.TCPDiag)
+	if initiator.OK && d.text("sys/module/nvme_core/parameters/multipath") == "N" {
+		initiator.OK, initiator.Why, initiator.Fix = false, "native NVMe multipath is off", "take nvme_core.multipath=N off the kernel's command line and boot"
+	}
+	user := d.userInitiator()
+	found.Paths = []finding{
+		target, {For: "target", Way: datapathUser, OK: true, Why: "serves drives that it may open, and files, by itself"},
+		initiator, user,
+	}
+	found.Auto = []choice{d.auto(target, found.Paths[1]), d.auto(initiator, user)}
+	if found.Auto[1].Datapath == datapathUser {
+		device, _ := blockdev.Choose(d.devices)
+		found.Auto[1].BlockDevice = string(device)
+	}
+	return found
+}
+
+// kernel tells whether an agent can use the kernel's NVMe-oF.
+func (d doctor) kernel(what string, need ...kmod.Module) finding {
+	f := finding{For: what, Way: datapathKernel}
+	var load, never []string
+	state := kmod.Present
+	for _, m := range need {
+		switch s := (kmod.Loader{Root: d.root}).Look(m); s {
+		case kmod.Present:
+		case kmod.Loadable:
+			load = append(load, m.Name)
+		default:
+			never = append(never, m.Name)
+			state = max(state, s)
+		}
+	}
+	switch {
+	case state == kmod.NoModules:
+		f.Why = "the kernel lacks " + strings.Join(never, ", ") + ", and no modules are installed for it"
+		f.Fix = "install the modules of kernel " + d.text("proc/sys/kernel/osrelease") + ", or boot a distribution's kernel"
+	case state == kmod.NotBuilt:
+		f.Why = "the kernel was built without " + strings.Join(never, ", ")
+		f.Fix = "boot a kernel that has them, such as the distribution's generic one"
+	case d.euid != 0:
+		f.Why, f.Fix = "not root", "run the agent as root"
+	case len(load) > 0:
+		f.OK, f.Why = true, "the kernel has what it takes; the agent loads "+strings.Join(load, ", ")
+	default:
+		f.OK, f.Why = true, "the kernel has what it takes"
+	}
+	return f
+}
+
+func (d doctor) userInitiator() finding {
+	f := finding{For: "initiator", Way: datapathUser}
+	if device, ok := blockdev.Choose(d.devices); ok {
+		f.OK, f.Why = true, "gives volumes out by "+string(device)
+		return f
+	}
+	f.Why = "no way to make a block device (see below)"
+	for _, a := range d.devices {
+		if a.Fix != "" {
+			f.Fix = a.Fix
+		}
+	}
+	return f
+}
+
+// auto decides as chooseDatapath does.
+func (d doctor) auto(kernel, user finding) choice {
+	switch {
+	case kernel.OK:
+		return choice{For: kernel.For, Datapath: datapathKernel, Because: kernel.Why}
+	case user.OK:
+		return choice{For: kernel.For, Datapath: datapathUser, Because: "not in the kernel: " + kernel.Why}
+	}
+	return choice{For: kernel.For, Because: kernel.Why + "; in user space: " + user.Why}
+}
+
+// print is what people read.
+func (found diagnosis) print(w io.Writer) {
+	who := "as root"
+	if !found.Root {
+		who = "not as root"
+	}
+	fmt.Fprintf(w, "kernel %s, looked at %s\n\n", found.Kernel, who)
+	var rows [][]string
+	for _, f := range found.Paths {
+		rows = append(rows, []string{f.For, f.Way, f.word("yes", "no"), f.Why})
+	}
+	for _, f := range found.BlockDevices {
+		rows = append(rows, []string{"block device", f.Way, f.word("yes", "no"), f.Why})
+	}
+	table(w, "FOR WAY WORKS WHY", rows...)
+	fmt.Fprintln(w)
+	for _, c := range found.Auto {
+		takes := c.Datapath
+		switch {
+		case takes == "":
+			takes = "nothing"
+		case c.BlockDevice != "":
+			takes += " with " + c.BlockDevice
+		}
+		fmt.Fprintf(w, "auto: %s takes %s: %s\n", c.For, takes, c.Because)
+	}
+	printFixes(w, "\nto have the others:\n", found.Paths, found.BlockDevices)
+	fmt.Fprintln(w)
+	rows = nil
+	for _, f := range found.Checks {
+		rows = append(rows, []string{f.Way, f.word("fine", "look"), f.Why})
+	}
+	table(w, "CHECK STATE WHY", rows...)
+	printFixes(w, "\nto put right:\n", found.Checks)
+}
+
+func (f finding) word(yes, no string) string {
+	if f.OK {
+		return yes
+	}
+	return no
+}
+
+func printFixes(w io.Writer, heading string, lists ...[]finding) {
+	for _, list := range lists {
+		for _, f := range list {
+			if f.OK || f.Fix == "" {
+				continue
+			}
+			fmt.Fprint(w, heading)
+			heading = ""
+			fmt.Fprintf(w, "  %s: %s\n", strings.TrimSpace(f.For+" "+f.Way), f.Fix)
+		}
+	}
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// text reads a small file of the machine; "" if it is not there.
+func (d doctor) text(path string) string {
+	b, _ := os.ReadFile(filepath.Join("/", d.root, path))
+	return strings.TrimSpace(string(b))
+}
+
+// has tells whether one of the paths, which may be patterns, is there.
+func (d doctor) has(paths ...string) bool {
+	return slices.ContainsFunc(paths, func(p string) bool {
+		found, err := filepath.Glob(filepath.Join("/", d.root, p))
+		return err == nil && len(found) > 0
+	})
+}
+
+// says tells whether one of the files, which may be patterns, has a text in a
+// line that is no comment.
+func (d doctor) says(text string, files ...string) bool {
+	for _, pattern := range files {
+		found, _ := filepath.Glob(filepath.Join("/", d.root, pattern))
+		for _, file := range found {
+			b, _ := os.ReadFile(file)
+			for line := range strings.Lines(string(b)) {
+				if line = strings.TrimSpace(line); !strings.HasPrefix(line, "#") && strings.Contains(line, text) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// checks looks for what could meddle with legs and volumes, or with the agents.
+func (d doctor) checks() []finding {
+	return []finding{d.checkUdev(), d.checkLVM(), d.checkMD(), d.checkAutoconnect(), d.checkRun(), d.checkFlusher()}
+}
+
+func (d doctor) udev() bool { return d.has("usr/bin/udevadm", "bin/udevadm", "sbin/udevadm") }
+
+func (d doctor) checkUdev() finding {
+	f := finding{Way: "udev", OK: true}
+	switch {
+	case !d.udev():
+		f.Why = "there is no udev, which could look into legs"
+	case d.has("etc/udev/rules.d/*weft.rules", "usr/lib/udev/rules.d/*weft.rules", "lib/udev/rules.d/*weft.rules"):
+		f.Why = "its rules leave what is inside legs alone"
+	default:
+		f.OK, f.Why = false, "its rules look into legs, and LVM, md or a desktop could activate what is there"
+		f.Fix = "install deploy/udev/11-weft.rules in /etc/udev/rules.d, then: udevadm control --reload"
+	}
+	return f
+}
+
+func (d doctor) checkLVM() finding {
+	f := finding{Way: "lvm", OK: true}
+	switch {
+	case !d.has("usr/sbin/lvm", "sbin/lvm"):
+		f.Why = "LVM is not installed"
+	case d.says("weft-", "etc/lvm/lvmlocal.conf", "etc/lvm/lvm.conf"):
+		f.Why = "LVM leaves legs alone"
+	default:
+		f.OK, f.Why = false, "LVM scans legs, and could activate what users put into volumes"
+		f.Fix = "take deploy/lvm/lvmlocal.conf over into /etc/lvm/lvmlocal.conf"
+	}
+	return f
+}
+
+func (d doctor) checkMD() finding {
+	f := finding{Way: "mdadm", OK: true}
+	switch {
+	case !d.has("usr/sbin/mdadm", "sbin/mdadm"):
+		f.Why = "mdadm is not installed"
+	case d.says("AUTO -all", "etc/mdadm/mdadm.conf", "etc/mdadm/mdadm.conf.d/*", "etc/mdadm.conf", "etc/mdadm.conf.d/*"):
+		f.Why = "mdadm assembles only what its configuration names"
+	default:
+		f.OK, f.Why = false, "mdadm assembles arrays that it finds, also inside legs"
+		f.Fix = "install deploy/mdadm/weft.conf in /etc/mdadm/mdadm.conf.d"
+	}
+	return f
+}
+
+// checkAutoconnect: nvme-cli's rule connects whatever a discovery controller
+// names, with timeouts that are not Weft's.
+func (d doctor) checkAutoconnect() finding {
+	f := finding{Way: "nvmf-autoconnect", OK: true, Why: "nobody connects to targets behind the agent's back"}
+	const rule = "70-nvmf-autoconnect.rules"
+	if d.udev() && d.has("usr/lib/udev/rules.d/"+rule, "lib/udev/rules.d/"+rule) && !d.has("etc/udev/rules.d/"+rule) {
+		f.OK, f.Why = false, "nvme-cli's udev rule connects to what discovery controllers name, with its own timeouts"
+		f.Fix = "ln -s /dev/null /etc/udev/rules.d/" + rule
+	}
+	return f
+}
+
+func (d doctor) checkRun() finding {
+	f := finding{Way: "/run", OK: true, Why: "on a tmpfs: what must not outlive a boot does not"}
+	kind := "part of the root file system"
+	for line := range strings.Lines(d.text("proc/mounts")) {
+		if fields := strings.Fields(line); len(fields) > 2 && fields[1] == "/run" {
+			kind = fields[2]
+		}
+	}
+	if kind != "tmpfs" && kind != "ramfs" {
+		f.OK, f.Why = false, "is "+kind+": what the initiator keeps there would outlive a boot"
+		f.Fix = "mount a tmpfs on /run, or give weft initiator a --run-dir on one"
+	}
+	return f
+}
+
+const capSysResource = 24 // linux/capability.h
+
+// checkFlusher looks for CAP_SYS_RESOURCE, see initiator/blockdev on memory.
+func (d doctor) checkFlusher() finding {
+	f := finding{Way: "io-flusher", OK: true, Why: "an initiator in user space may mark itself as one, and is safe when memory is short"}
+	for line := range strings.Lines(d.text("proc/self/status")) {
+		value, ok := strings.CutPrefix(line, "CapEff:")
+		caps, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
+		if ok && err == nil && caps&(1<<capSysResource) == 0 {
+			f.OK, f.Why = false, "without CAP_SYS_RESOURCE an initiator in user space can stand still when memory is short"
+			f.Fix = "give the agent CAP_SYS_RESOURCE, or memory that is not reclaimed (a cgroup's memory.min)"
+		}
+	}
+	return f
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/initiator/blockdev"
+)
+
+// plainBox is a machine with a distribution's kernel, from which something may
+// be taken away.
+func plainBox(t *testing.T) doctor {
+	t.Helper()
+	d := doctor{root: t.TempDir(), devices: []blockdev.Ability{
+		{Kind: blockdev.UBLK, Reason: "the kernel has no ublk driver loaded", Fix: "modprobe ublk_drv"},
+		{Kind: blockdev.NBD, Usable: true, Reason: "the nbd driver is loaded", Survives: true},
+		{Kind: blockdev.FUSE, Usable: true, Reason: "FUSE and loop devices are there"},
+	}}
+	d.put(t, "proc/sys/kernel/osrelease", "6.1.0-test\n")
+	d.put(t, "lib/modules/6.1.0-test/modules.builtin", "kernel/fs/configfs/configfs.ko\n")
+	d.put(t, "lib/modules/6.1.0-test/modules.dep", "k/nvmet.ko:\nk/nvmet-tcp.ko:\nk/dm-mod.ko:\nk/nvme-tcp.ko:\nk/nvme-fabrics.ko:\nk/dm-mirror.ko:\nk/loop.ko:\nk/tcp_diag.ko:\n")
+	d.put(t, "proc/mounts", "tmpfs /run tmpfs rw 0 0\n")
+	d.put(t, "proc/self/status", "CapEff:\t000001ffffffffff\n")
+	return d
+}
+
+func (d doctor) put(t *testing.T, path, text string) {
+	t.Helper()
+	path = filepath.Join(d.root, path)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDoctorSaysWhatAMachineCanDo(t *testing.T) {
+	for name, change := range map[string]func(*doctor){
+		"kernel": func(*doctor) {},
+		"bare": func(d *doctor) {
+			os.RemoveAll(filepath.Join(d.root, "lib"))
+			d.devices[1] = blockdev.Ability{Kind: blockdev.NBD, Reason: "the kernel has no nbd driver loaded"}
+			for _, tool := range []string{"usr/bin/udevadm", "usr/sbin/lvm", "sbin/mdadm", "usr/lib/udev/rules.d/70-nvmf-autoconnect.rules"} {
+				d.put(t, tool, "")
+			}
+			d.put(t, "etc/lvm/lvm.conf", "# global_filter = [ \"r|weft-|\" ]\n")
+			d.put(t, "proc/mounts", "/dev/sda1 / ext4 rw 0 0\n")
+			d.put(t, "proc/self/status", "CapEff:\t00000000a80425fb\n")
+		},
+		"nobody": func(d *doctor) {
+			d.euid = 1000
+			d.devices = []blockdev.Ability{{Kind: blockdev.FUSE, Reason: "FUSE mounts and loop devices are for root only", Fix: "run as root"}}
+		},
+	} {
+		d := plainBox(t)
+		change(&d)
+		for _, f := range []format{formatTable, formatJSON} {
+			var stdout, stderr bytes.Buffer
+			if err := runDoctor(d, &output{format: f, stdout: &stdout, stderr: &stderr, now: time.Now}); err != nil {
+				t.Errorf("doctor of %s: %v", name, err)
+			}
+			golden(t, "doctor-"+name+"."+f.String(), stdout.Bytes())
+			if stderr.Len() > 0 {
+				t.Errorf("doctor of %s wrote %q to stderr, want nothing", name, stderr.String())
+			}
+		}
+	}
+}
+
+func TestDoctorFindsWhatWasPutRight(t *testing.T) {
+	d := plainBox(t)
+	for path, text := range map[string]string{
+		"usr/bin/udevadm": "", "usr/sbin/lvm": "", "sbin/mdadm": "",
+		"etc/udev/rules.d/11-weft.rules": "", "etc/mdadm/mdadm.conf.d/weft.conf": "AUTO -all\n",
+		"etc/lvm/lvmlocal.conf": "global_filter = [ \"r|^/dev/mapper/weft-|\" ]\n",
+	} {
+		d.put(t, path, text)
+	}
+	for _, f := range d.checks() {
+		if !f.OK || f.Fix != "" || strings.Contains(f.Why, "not installed") {
+			t.Errorf("%s: %+v, want it fine", f.Way, f)
+		}
+	}
+}
+
+func TestDoctorSeesMultipathThatIsOff(t *testing.T) {
+	d := plainBox(t)
+	d.put(t, "sys/module/nvme_core/parameters/multipath", "N\n")
+	if got := d.look().Auto[1]; got.Datapath != datapathUser || got.BlockDevice != "nbd" {
+		t.Errorf("without native multipath auto takes %+v, want user with nbd", got)
+	}
+}
