@@ -19,4 +19,7 @@
 // look at what is (sysfs, device-mapper, the run directory), compare with what
 // is wanted, do the next steps. plan.go decides and touches nothing; files that
 // touch the kernel decide nothing. A restarted agent finds its place by looking.
+//
+// All that is the data path of the kernel ([Kernel]). Where the kernel can not do
+// it, the same rules are kept in this process ([User]): see package userspace.
 package initiator

@@ -13,12 +13,23 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"weft.dev/weft/initiator/blockdev"
+	"weft.dev/weft/initiator/userspace"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
-// Config is what an agent is made with. Node, Manager, Version and BootID have
-// no default; all else does.
+// Datapath says what volumes are made of.
+type Datapath string
+
+// The data paths. Volumes and their legs are the same in both.
+const (
+	Kernel Datapath = "kernel" // NVMe host and device-mapper: volumes outlive the agent
+	User   Datapath = "user"   // this process: volumes end with it; package userspace
+)
+
+// Config is what an agent is made with. Node, Manager, Version and, but for the
+// data path User, BootID have no default; all else does.
 type Config struct {
 	Node    block.NodeName
 	Labels  map[string]string // failure domains of this machine
@@ -40,6 +51,10 @@ type Config struct {
 	IOTimeout time.Duration // io_timeout of paths; 5 s
 	IOQueues  int           // per connection; min(4, CPUs)
 
+	Datapath    Datapath         // empty means Kernel
+	BlockDevice blockdev.Kind    // User: what devices are made by; empty means the best there is
+	Export      userspace.Export // User: makes devices in place of package blockdev; nil means that one does
+
 	Log *slog.Logger // nil discards
 }
 
@@ -54,6 +69,10 @@ func (c Config) withDefaults() Config {
 	c.KeepAlive = cmp.Or(c.KeepAlive, 2*time.Second)
 	c.IOTimeout = cmp.Or(c.IOTimeout, 5*time.Second)
 	c.IOQueues = cmp.Or(c.IOQueues, min(4, runtime.NumCPU()))
+	c.Datapath = cmp.Or(c.Datapath, Kernel)
+	if c.Datapath == User {
+		c.BootID = bootOfProcess()
+	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -69,6 +88,8 @@ func (c Config) check() error {
 		return errors.New("manager: missing")
 	case c.BootID == "":
 		return errors.New("boot id: missing")
+	case c.Datapath != Kernel && c.Datapath != User:
+		return fmt.Errorf("data path %q: must be %s or %s", c.Datapath, Kernel, User)
 	case c.Lease < c.Window:
 		return fmt.Errorf("lease %v: shorter than the window of %v", c.Lease, c.Window)
 	}
@@ -93,7 +114,12 @@ type Agent struct {
 }
 
 // open opens the data path.
-func (a *Agent) open() (dataPath, error) { return openKernelPath(a) }
+func (a *Agent) open() (dataPath, error) {
+	if a.cfg.Datapath == User {
+		return openUserPath(a)
+	}
+	return openKernelPath(a)
+}
 
 // New checks cfg and makes an agent; it touches nothing. Run does the work.
 func New(cfg Config) (*Agent, error) {

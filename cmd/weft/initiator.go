@@ -10,11 +10,13 @@ import (
 
 	"weft.dev/weft/cmd/internal/kmod"
 	"weft.dev/weft/initiator"
+	"weft.dev/weft/initiator/blockdev"
 )
 
 type initiatorOptions struct {
 	agentOptions
 	stateDir, runDir string
+	datapath, device string
 }
 
 func newInitiator(g *globals) *cobra.Command {
@@ -23,12 +25,17 @@ func newInitiator(g *globals) *cobra.Command {
 		Use:   "initiator",
 		Short: "Run the initiator agent, on machines that use volumes",
 		Long: `Runs the initiator agent of this machine: it makes the block devices of the
-volumes attached here, /dev/weft/VOLUME, of their legs on the targets. The
-devices go on serving when the agent stops, except that a leg that is lost
-meanwhile makes writes wait until an agent is there to record it.
+volumes attached here, /dev/weft/VOLUME, of their legs on the targets.
 
-Needs root and the kernel modules nvme-tcp, dm-mod, dm-mirror, loop and
-tcp_diag, which it loads if they are missing.`,
+With the data path "kernel" the kernel's NVMe host and device-mapper do the work.
+The devices go on serving when the agent stops, except that a leg that is lost
+meanwhile makes writes wait until an agent is there to record it. It needs root
+and the kernel modules nvme-tcp, dm-mod, dm-mirror, loop and tcp_diag, which are
+loaded if they are missing. With "user" this process does the work, and gives the
+devices out through ublk, nbd, or FUSE and a loop device, whichever the kernel
+has; they end with it, and are there again when it is. Stop it only when nobody
+uses them. "auto" takes the kernel where it can, and says in the log which it is
+and why.`,
 		Example: "  weft initiator --manager m1:4480 --label rack=r1",
 		Args:    takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -39,6 +46,8 @@ tcp_diag, which it loads if they are missing.`,
 	o.addFlags(cmd)
 	cmd.Flags().StringVar(&o.stateDir, "state-dir", "/var/lib/weft/initiator", "`directory` that keeps this host's NVMe identity")
 	cmd.Flags().StringVar(&o.runDir, "run-dir", "/run/weft/initiator", "`directory` on a tmpfs, for what must not outlive a boot")
+	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "what volumes are made of: the `kernel`, this process (user), or auto")
+	cmd.Flags().StringVar(&o.device, "block-device", string(blockdev.Auto), "what user space gives devices out through: `ublk`, nbd, fuse, or auto for the best there is")
 	return cmd
 }
 
@@ -51,11 +60,24 @@ func runInitiator(ctx context.Context, o initiatorOptions, g *globals) error {
 	if err != nil {
 		return fmt.Errorf("read the kernel's release: %w", err)
 	}
-	need := []kmod.Module{kmod.NvmeTCP, kmod.Fabrics, kmod.DM, kmod.DMMirror, kmod.Loop, kmod.TCPDiag}
-	return runAgent(ctx, o.agentOptions, g.stderr, need, func(b agentBase) (agent, error) {
+	kind, err := blockdev.ParseKind(o.device)
+	if err != nil {
+		return usageError{err: fmt.Errorf("--block-device: %w", err)}
+	}
+	user := ""
+	if kind != blockdev.Auto {
+		user = "--block-device " + o.device + " is of user space"
+	}
+	return runAgent(ctx, o.agentOptions, g.stderr, nil, func(b agentBase) (agent, error) {
+		datapath, err := chooseDatapath(ctx, o.datapath, user, b.log, kmod.Loader{},
+			kmod.NvmeTCP, kmod.Fabrics, kmod.DM, kmod.DMMirror, kmod.Loop, kmod.TCPDiag)
+		if err != nil {
+			return nil, err
+		}
 		return initiator.New(initiator.Config{
 			Node: b.node, Labels: b.labels, Version: version(), Kernel: release, BootID: bootID,
 			Manager: b.manager, StateDir: o.stateDir, RunDir: o.runDir, Log: b.log,
+			Datapath: initiator.Datapath(datapath), BlockDevice: kind,
 		})
 	})
 }

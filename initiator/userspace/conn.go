@@ -5,6 +5,7 @@ package userspace
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 	"strconv"
@@ -24,7 +25,8 @@ type dialOptions struct {
 	host      block.Host
 	ioQueues  int
 	keepAlive time.Duration
-	changed   func() // called when Live may say something else; must not block
+	changed   func() // called when Live or Namespace may say something else; must not block
+	log       *slog.Logger
 }
 
 // connection is what a keeper uses of a connection. One that breaks is made again
@@ -72,7 +74,7 @@ func (k *Keeper) connect(ctx context.Context, s *seen, w *attachment.Wanted, o o
 	}
 	options := dialOptions{
 		portals: portals, subsystem: o.nqn, host: k.cfg.Host(),
-		ioQueues: k.cfg.IOQueues, keepAlive: k.cfg.KeepAlive, changed: k.Poke,
+		ioQueues: k.cfg.IOQueues, keepAlive: k.cfg.KeepAlive, changed: k.Poke, log: k.log,
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	r := &reach{cancel: cancel}

@@ -5,8 +5,48 @@ package userspace
 import (
 	"context"
 	"errors"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/host"
 )
 
-func dialHost(context.Context, dialOptions) (connection, error) {
-	return nil, errors.New("proto/nvmetcp/host is being written")
+// reconnectMax is the longest pause between attempts to make a lost connection
+// again: a target that is back is to be noticed soon.
+const reconnectMax = 500 * time.Millisecond
+
+// dialHost connects by NVMe/TCP.
+func dialHost(ctx context.Context, o dialOptions) (connection, error) {
+	c, err := host.Connect(ctx, host.Config{
+		Portals: o.portals, Subsystem: o.subsystem, Host: o.host,
+		IOQueues: o.ioQueues, KATO: o.keepAlive, ReconnectMax: reconnectMax, Log: o.log,
+		OnState: func(host.State) { o.changed() }, OnNamespaces: o.changed,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &hostConnection{c}, nil
+}
+
+type hostConnection struct{ *host.Controller }
+
+func (c *hostConnection) Live() (bool, error) {
+	s := c.State()
+	if s.Phase == host.Live {
+		return true, nil
+	}
+	return false, s.Err
+}
+
+// Namespace also has the controller look again if it does not know the namespace:
+// the event that tells of a new one may have been lost with a connection.
+func (c *hostConnection) Namespace(nsid uint32, id block.UUID) (block.Device, error) {
+	n, err := c.Controller.Namespace(nsid, id)
+	if err != nil {
+		if errors.Is(err, block.ErrGone) {
+			c.Rescan()
+		}
+		return nil, err
+	}
+	return n, nil
 }

@@ -20,7 +20,7 @@ import (
 
 const (
 	callTimeout     = 5 * time.Second
-	connectTimeout  = 15 * time.Second
+	connectTimeout  = 4 * time.Second
 	exportTimeout   = 30 * time.Second
 	lookInterval    = 200 * time.Millisecond
 	recordTimeout   = 2 * time.Second

@@ -194,7 +194,7 @@ func TestErrorsOfTheLastCopyAreTriedAgain(t *testing.T) {
 func TestALegThatComesBackIsCopiedToRecordedAndThenReadFrom(t *testing.T) {
 	served(t, 1, 2, func(w *world) {
 		w.fallSilent("t1")
-		if err := <-w.write(512<<10, 5); err != nil {
+		if err := <-w.write(2<<20, 5); err != nil {
 			t.Fatalf("write = %v", err)
 		}
 		w.expect("loss", "record-stale c0.1", "cut t1")
@@ -206,22 +206,22 @@ func TestALegThatComesBackIsCopiedToRecordedAndThenReadFrom(t *testing.T) {
 		w.comesBack(0, 1, 1)
 		time.Sleep(time.Second)
 		w.expect("back", "connect t1")
-		if got := w.holds(0, 1, 512<<10); got != 5 {
+		if got := w.holds(0, 1, 2<<20); got != 5 {
 			t.Errorf("the leg holds %d where it missed a write of 5", got)
 		}
 		if got := w.holds(0, 1, 0); got != 9 {
 			t.Error("a region that the leg did not miss was copied")
 		}
 		w.mu.Lock()
-		w.legs[legID(0, 1)].data[512<<10] = 77 // who reads it now tells
+		w.legs[legID(0, 1)].data[2<<20] = 77 // who reads it now tells
 		w.mu.Unlock()
 		for range 20 {
-			if got, err := w.read(512 << 10); got != 5 || err != nil {
+			if got, err := w.read(2 << 20); got != 5 || err != nil {
 				t.Fatalf("read = %d, %v, from a leg that is not recorded in sync", got, err)
 			}
 		}
 		w.mu.Lock()
-		w.legs[legID(0, 1)].data[512<<10] = 5
+		w.legs[legID(0, 1)].data[2<<20] = 5
 		w.mu.Unlock()
 		w.hear()
 		time.Sleep(time.Second)
@@ -239,14 +239,14 @@ func TestALegThatMayLackMoreThanIsKnownIsCopiedInFull(t *testing.T) {
 		w.fallSilent("t1")
 		time.Sleep(4 * time.Second)
 		w.mu.Lock()
-		w.legs[legID(0, 1)].data[1<<20] = 9
+		w.legs[legID(0, 1)].data[3<<20] = 9
 		w.mu.Unlock()
 		w.answer("t1")
 		w.want(func(x *attachment.Wanted) { x.Links = x.Links[:1] })
 		w.comesBack(0, 1, 1)
 		w.want(func(x *attachment.Wanted) { x.Links[1].CopyAll = true })
 		time.Sleep(time.Second)
-		if got := w.holds(0, 1, 1<<20); got != 0 {
+		if got := w.holds(0, 1, 3<<20); got != 0 {
 			t.Errorf("the leg holds %d where it lost a write, want it copied", got)
 		}
 	})

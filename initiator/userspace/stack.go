@@ -48,6 +48,11 @@ func (k *Keeper) build(w *attachment.Wanted, o order) error {
 	k.stack = &stack{wanted: w, volume: v, equal: !w.Equalize || w.Layout.Copies == 1, cancel: func() {}}
 	k.memory.slots, k.memory.used = slots, true
 	k.trackIfEqual()
+	if k.stack.equal {
+		// Until a first flush the engine must take a leg with a cache to lack anything
+		// that was ever written to it. There is nothing: it was let go flushed.
+		go block.Flush(v) //nolint:errcheck // the next flush will do
+	}
 	k.log.Info("volume built", "epoch", w.Epoch, "legs", len(o.legs), "equalize", !k.stack.equal)
 	return nil
 }

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package initiator
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/initiator/blockdev"
+	"weft.dev/weft/initiator/userspace"
+	"weft.dev/weft/proto/block"
+)
+
+// userPath is the data path of this process. It has what it was told in this run
+// and no more.
+type userPath struct {
+	*userspace.Path
+	lock *os.File
+}
+
+// openUserPath takes the machine's identity for this process: two that connect as
+// one host would cut each other's connections.
+func openUserPath(a *Agent) (*userPath, error) {
+	c := a.cfg
+	if err := os.MkdirAll(c.StateDir, 0o755); err != nil {
+		return nil, err
+	}
+	lock, err := os.OpenFile(filepath.Join(c.StateDir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, fmt.Errorf("lock %s, which another initiator agent may have: %w", lock.Name(), err)
+	}
+	export := c.Export
+	if export == nil {
+		export = userspace.Devices(blockdev.Options{Kind: c.BlockDevice, DevDir: c.DevDir, RunDir: c.RunDir, Log: c.Log})
+	}
+	path := userspace.New(userspace.Config{
+		Node: c.Node, Manager: c.Manager, Host: a.host, Export: export,
+		Window: c.Window, Lease: c.Lease, Probe: c.Probe, KeepAlive: c.KeepAlive, IOQueues: c.IOQueues,
+		Changed: a.changed, Meter: meter{a}, Log: c.Log,
+	})
+	return &userPath{Path: path, lock: lock}, nil
+}
+
+// found is empty: what an earlier process had of volumes ended with it.
+func (p *userPath) found() []block.VolumeID { return nil }
+
+func (p *userPath) keeper(v block.VolumeID) keeper { return p.Path.Keeper(v) }
+
+// watch has nothing to watch: connections tell their keepers of themselves.
+func (p *userPath) watch(context.Context, func()) error { return nil }
+
+func (p *userPath) close() error { return p.lock.Close() }
+
+// bootOfProcess is the boot id of a data path that ends with its process. The
+// manager then takes each run for a boot of the machine: what the one before had
+// under way is fenced, and its copies are made equal.
+func bootOfProcess() string {
+	var random [16]byte
+	rand.Read(random[:])
+	return block.UUIDFromRandom(random).String()
+}
+
+// meter counts what keepers in this process tell.
+type meter struct{ a *Agent }
+
+func (m meter) LegLost()              { m.a.lostLeg() }
+func (m meter) Resynced(n block.Size) { m.a.resynced(n) }
+func (m meter) Stalled(detect, record, release time.Duration) {
+	m.a.stalled(stall{detect: detect, record: record, release: release})
+}
