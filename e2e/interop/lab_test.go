@@ -46,8 +46,8 @@ type access struct {
 	host          block.Host
 	hostKey       dhchap.Key
 	controllerKey dhchap.Key
-	hash          dhchap.Hash // nvmet: what it chooses; 0: its default
-	group         dhchap.Group
+	hash          dhchap.Hash  // that the target chooses; 0: its default
+	group         dhchap.Group // likewise
 }
 
 // served is a subsystem, with its ports. Its calls end the test on an error.

@@ -12,6 +12,7 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 	"weft.dev/weft/proto/nvmetcp/backend"
 	"weft.dev/weft/proto/nvmetcp/controller"
+	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
 // ourTarget is proto/nvmetcp/controller, in this process.
@@ -96,11 +97,11 @@ func (o *ourSubsystem) hosts() []controller.Host {
 	if a == nil {
 		return nil
 	}
-	return []controller.Host{{
-		NQN:           a.host.NQN,
-		HostKey:       a.hostKey,
-		ControllerKey: a.controllerKey,
-	}}
+	h := controller.Host{NQN: a.host.NQN, HostKey: a.hostKey, ControllerKey: a.controllerKey, Groups: []dhchap.Group{a.group}}
+	if a.hash != 0 {
+		h.Hashes = []dhchap.Hash{a.hash}
+	}
+	return []controller.Host{h}
 }
 
 func (o *ourSubsystem) stop() {

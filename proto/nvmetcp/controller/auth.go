@@ -78,9 +78,11 @@ func (q *queue) beginProof() error {
 	if p.attempts++; p.attempts > maxAuthAttempts && !q.proven {
 		return errNotProven
 	}
+	p.keys = q.ctrl.sub.keysOf(q.ctrl) // they may have changed since the host connected
 	m, err := dhchap.NewController(dhchap.Config{
 		HostNQN: string(q.ctrl.host.NQN), SubsystemNQN: string(q.ctrl.sub.cfg.NQN),
 		HostKey: p.keys.HostKey, ControllerKey: p.keys.ControllerKey,
+		Hashes: p.keys.Hashes, Groups: p.keys.Groups,
 	})
 	p.machine = m
 	return err

@@ -24,6 +24,10 @@ type Host struct {
 	// ControllerKey is the secret with which the controller proves itself, if
 	// the host asks for it.
 	ControllerKey dhchap.Key
+	// Hashes and Groups are what the proofs may be made with, the preferred
+	// first: with others the host is refused. Empty: all (see dhchap.Config).
+	Hashes []dhchap.Hash
+	Groups []dhchap.Group
 }
 
 // SubsystemConfig is what a subsystem is made of.
@@ -160,7 +164,7 @@ func (s *Subsystem) admitsLocked(n block.NQN) bool {
 
 // SetHosts replaces the hosts that may connect. Controllers of hosts that may no
 // longer are killed (but not waited for: see Close and RemoveNamespace). Keys
-// count from the next connection on.
+// count from the next time on that a host proves itself.
 func (s *Subsystem) SetHosts(hosts []Host, allowAny bool) error {
 	m, err := hostMap(hosts, allowAny)
 	if err != nil {

@@ -48,6 +48,10 @@ type Config struct {
 	// HostKey is what the host proves to know if the controller asks for it;
 	// ControllerKey what the controller must prove: without the proof nothing is sent.
 	HostKey, ControllerKey dhchap.Key
+	// AuthHashes and AuthGroups are what the proofs may be made with: a controller
+	// that chooses others is refused. Empty: all (see dhchap.Config).
+	AuthHashes []dhchap.Hash
+	AuthGroups []dhchap.Group
 
 	Log *slog.Logger // nil: nowhere
 	// OnState is told every change of State, and OnNamespaces that Namespaces may

@@ -234,7 +234,8 @@ func (s *session) authenticate(ctx context.Context, q *queue) error {
 	}
 	h, err := dhchap.NewHost(dhchap.Config{
 		HostNQN: string(cfg.Host.NQN), SubsystemNQN: string(cfg.Subsystem),
-		HostKey: cfg.HostKey, ControllerKey: cfg.ControllerKey, Transaction: uint16(s.c.transactions.Add(1)),
+		HostKey: cfg.HostKey, ControllerKey: cfg.ControllerKey, Hashes: cfg.AuthHashes, Groups: cfg.AuthGroups,
+		Transaction: uint16(s.c.transactions.Add(1)),
 	})
 	if err != nil {
 		return err
