@@ -150,7 +150,7 @@ func (c *column) mayEqualize() error {
 		}
 	}
 	for _, p := range c.snapshot() {
-		if p.phase == phaseStarted {
+		if p.phase == phaseStarted && p.kind != kindFlush {
 			return errors.New("the volume is in use")
 		}
 	}

@@ -24,9 +24,8 @@ func (v *Volume) leg(column, copy int) (*column, *leg, error) {
 // New. Before, nothing that an earlier device of the leg was given may be able to
 // reach the medium any more.
 //
-// Until the first flush, all that a leg in sync with a volatile cache has counts
-// as not durable: dropped before, it misses everything. So an owner flushes when
-// it has added its legs; Equalize does.
+// What a leg in sync with a volatile cache was sent before is not known to be
+// durable: it is flushed at once, and dropped before that is done it misses all.
 func (v *Volume) Add(column, copy int, dev block.Device, state State, full bool) error {
 	v.change.Lock()
 	defer v.change.Unlock()
@@ -44,13 +43,17 @@ func (v *Volume) Add(column, copy int, dev block.Device, state State, full bool)
 	if err == nil {
 		c.add(copy, dev, g, state, full, &e)
 	}
-	r := l.rebuild
+	r, unknown := l.rebuild, l.state == InSync && l.cached != nil && l.cached.len() > 0
 	c.unlock()
 	if err != nil {
 		return fmt.Errorf("add leg %d.%d as %v: %w", column, copy, state, err)
 	}
 	v.limitIO()
 	e.run()
+	if unknown {
+		v.active.Add(1)
+		v.piece(column, kindFlush, 0, 0, &block.IO{Op: block.OpFlush, Done: func(*block.IO) {}}).enter()
+	}
 	if r != nil {
 		r.kick()
 	}

@@ -34,7 +34,7 @@ func (w *world) attach() {
 		w.fail("%w", err)
 		return
 	}
-	v.weak, v.copyUnit = w.weak, 32<<10<<w.r.IntN(3)
+	v.weak, v.copyUnit = w.weak, 64<<10<<w.r.IntN(3)
 	for k, copies := range w.legs {
 		for _, l := range copies {
 			// What restarted may have lost what was not durable.
@@ -109,8 +109,11 @@ func (w *world) ownLeg(k, i int) {
 		case leg.state == CaughtUp && !l.inSync && !l.leaving:
 			l.inSync, l.needFull, l.rebooted = true, false, false
 			w.rebuilds++
-			l.dev.sick = w.faults && w.r.IntN(4) == 0 // now, of all times
-		case leg.state == CaughtUp && !l.leaving && w.r.IntN(3) == 0:
+			l.dev.sick = w.faults && w.r.IntN(2) == 0 // now, of all times
+			if w.faults && w.r.IntN(8) == 0 {
+				w.todo = append(w.todo, w.blackout)
+			}
+		case leg.state == CaughtUp && !l.leaving && (!w.faults || w.r.IntN(10) == 0):
 			if err := w.v.Promote(k, i); err != nil {
 				w.fail("%w", err)
 			}

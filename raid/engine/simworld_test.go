@@ -82,7 +82,7 @@ func newWorld(seed uint64, weak guards, wrong errant) *world {
 	case 1, 2:
 		l.Copies = 3
 	}
-	w.cfg = Config{Layout: l, Size: simVolume, BlockSize: 512, Region: 64 * block.KiB << w.r.IntN(2), FailMedium: false, OnEvent: w.event}
+	w.cfg = Config{Layout: l, Size: simVolume, BlockSize: 512, Region: 64 * block.KiB << w.r.IntN(4), FailMedium: false, OnEvent: w.event}
 	w.sectors = make([]register, simVolume/sector)
 	fresh := make([]candidate, len(w.sectors))
 	for i := range w.sectors {
@@ -116,32 +116,34 @@ func (w *world) act() {
 		return
 	}
 	switch n := w.r.IntN(200); {
-	case n < 120:
+	case n < 110:
 		w.stepLeg()
-	case n < 150:
+	case n < 135:
 		w.own()
 	case n < 165:
 		w.tick()
 	case n < 175:
 		w.randomLeg().land()
 	case !w.faults:
-	case n < 180:
+	case n < 177:
 		w.hang()
-	case n < 183:
+	case n < 179:
 		w.powerLoss()
+	case n < 182:
+		w.stepLeg()
 	case n < 188:
 		w.heal()
 	case n < 190:
 		w.suspend()
 	case n < 191:
-		switch w.r.IntN(4) {
-		case 0:
+		switch w.r.IntN(8) {
+		case 0, 1:
 			w.crash()
-		case 1:
+		case 2:
 			w.blackout()
 		}
 	case n < 193:
-		w.resting = true
+		w.resting = w.resting || w.r.IntN(5) == 0
 	case n < 195:
 		w.replace()
 	case n < 196:
