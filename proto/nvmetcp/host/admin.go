@@ -13,6 +13,9 @@ import (
 // errLost is what a command that is not an IO gets when its connection is lost.
 var errLost = errors.New("connection lost")
 
+// errUnsent is what an IO gets that must not wait and was not sent.
+var errUnsent = errors.New("not connected")
+
 // maxFabricsCapsule is how much data a capsule takes on the admin queue, and with
 // a Fabrics command on any queue (TCP, 3.2.2.1: at least 8 KiB there).
 const maxFabricsCapsule = 8 << 10

@@ -34,7 +34,8 @@ type Controller struct {
 	found  []NamespaceInfo
 	isCut  bool
 
-	tellMu sync.Mutex // orders OnState and OnNamespaces
+	tellMu   sync.Mutex // orders OnState and OnNamespaces
+	watchers []func()   // are told of both
 }
 
 // Connect connects to a controller. It tries until it succeeds or ctx ends, and
@@ -60,6 +61,7 @@ func Connect(ctx context.Context, cfg Config) (*Controller, error) {
 // reach makes a session, trying portal after portal until ctx ends.
 func (c *Controller) reach(ctx context.Context) (*session, error) {
 	pause := c.cfg.ReconnectMin
+	var last error
 	for i := 0; ; i++ {
 		c.mu.Lock()
 		number := c.state.Session + 1
@@ -73,8 +75,13 @@ func (c *Controller) reach(ctx context.Context) (*session, error) {
 		}
 		c.cfg.Log.Debug("connect attempt failed", "subsystem", c.cfg.Subsystem, "err", err)
 		if ctx.Err() != nil {
-			return nil, err
+			// What ended with ctx says less than what failed before.
+			if last == nil {
+				last = err
+			}
+			return nil, errors.Join(last, context.Cause(ctx))
 		}
+		last = err
 		c.mu.Lock()
 		c.state.Err = err
 		c.mu.Unlock()
@@ -82,7 +89,7 @@ func (c *Controller) reach(ctx context.Context) (*session, error) {
 			continue
 		}
 		if !sleep(ctx, pause) {
-			return nil, err
+			return nil, errors.Join(last, context.Cause(ctx))
 		}
 		pause = min(2*pause, c.cfg.ReconnectMax)
 	}
@@ -173,7 +180,11 @@ func (c *Controller) lose(s *session) {
 	}
 	c.mu.Unlock()
 	for r := lost.pop(); r != nil; r = lost.pop() {
-		r.tell(errLost)
+		if r.sent {
+			r.tell(errLost)
+		} else {
+			r.tell(errUnsent)
+		}
 	}
 }
 
@@ -206,7 +217,7 @@ func (c *Controller) hold(r *request, s *session, refused bool) bool {
 		c.mu.Unlock()
 		return false
 	case r.failed:
-		err = errLost
+		err = errUnsent
 	default:
 		c.held.push(r)
 	}
@@ -235,19 +246,32 @@ func (c *Controller) State() State {
 }
 
 func (c *Controller) tellState() {
+	c.tellMu.Lock()
+	defer c.tellMu.Unlock()
 	if c.cfg.OnState != nil {
-		c.tellMu.Lock()
-		defer c.tellMu.Unlock()
 		c.cfg.OnState(c.State())
+	}
+	for _, f := range c.watchers {
+		f()
 	}
 }
 
 func (c *Controller) tellNamespaces() {
+	c.tellMu.Lock()
+	defer c.tellMu.Unlock()
 	if c.cfg.OnNamespaces != nil {
-		c.tellMu.Lock()
-		defer c.tellMu.Unlock()
 		c.cfg.OnNamespaces()
 	}
+	for _, f := range c.watchers {
+		f()
+	}
+}
+
+// watch has f called after every change of state and of namespaces.
+func (c *Controller) watch(f func()) {
+	c.tellMu.Lock()
+	defer c.tellMu.Unlock()
+	c.watchers = append(c.watchers, f)
 }
 
 // Cut ends the connection at once and for good. IOs that were submitted complete

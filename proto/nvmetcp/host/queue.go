@@ -172,8 +172,35 @@ func (q *queue) terminate(err error) {
 // goodbye is how long a peer that broke the protocol may take to read why.
 const goodbye = 200 * time.Millisecond
 
-// finish tells the outcome that is in result.
-func (r *request) finish() { r.tell(r.outcome()) }
+// maxTries bounds how often an IO is sent again after an error that the connection
+// is to blame for.
+const maxTries = 3
+
+// finish tells the outcome that is in result, or sends the IO again.
+func (r *request) finish() {
+	err := r.outcome()
+	if err != nil && r.done == nil && r.tries < maxTries && transient(err) {
+		r.tries++
+		r.rewind()
+		r.space.controller.route(r)
+		return
+	}
+	r.tell(err)
+}
+
+// transient reports whether an IO failed on its way, not for what it is: data
+// came damaged here or there, or the controller asks to be sent it again.
+func transient(err error) bool {
+	status, ok := err.(nvmetcp.Status) //nolint:errorlint // outcome does not wrap it
+	if !ok {
+		return errors.Is(err, nvmetcp.ErrDataDigest)
+	}
+	switch status.Code() {
+	case nvmetcp.TransientTransportError, nvmetcp.DataTransferError, nvmetcp.CommandInterrupted:
+		return !status.DNR()
+	}
+	return false
+}
 
 func (r *request) outcome() error {
 	status := r.result.Status()
@@ -183,7 +210,7 @@ func (r *request) outcome() error {
 	case r.damaged:
 		return nvmetcp.ErrDataDigest
 	case !r.out && int(r.received) != len(r.data):
-		return fmt.Errorf("%d of %d bytes came: %w", r.received, len(r.data), nvmetcp.DataTransferError)
+		return fmt.Errorf("%d of %d bytes came: %w", r.received, len(r.data), nvmetcp.DataTransferError|nvmetcp.DNR)
 	}
 	return nil
 }
@@ -261,6 +288,7 @@ func (q *queue) assign(r *request) {
 	s.r = r
 	r.cid = s.use | i
 	r.tick = q.clock.Load()
+	r.sent = true
 	r.prepare(q)
 	r.cmd.SetCID(r.cid)
 	r.hold()

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -52,6 +53,7 @@ type request struct {
 	fua    bool
 	unmap  bool
 	failed bool // fail instead of hold when the connection is lost
+	sent   bool // it may have reached the controller
 
 	// Of any other command: told once, must not block. The request is not used again.
 	done func(*request, error)
@@ -161,7 +163,7 @@ func (r *request) tell(err error) {
 // forget drops what the request refers to.
 func (r *request) forget() {
 	r.data, r.space, r.io, r.split, r.done = nil, nil, nil, nil, nil
-	r.tries, r.failed = 0, false
+	r.tries, r.failed, r.sent = 0, false, false
 	r.rewind()
 }
 
@@ -169,8 +171,8 @@ func (r *request) forget() {
 func (s *split) part(err error) *block.IO {
 	if err != nil {
 		s.mu.Lock()
-		if s.err == nil {
-			s.err = err
+		if s.err == nil || errors.Is(err, errLost) {
+			s.err = err // of all errors this one leaves open whether data was written
 		}
 		s.mu.Unlock()
 	}
