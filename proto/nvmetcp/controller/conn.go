@@ -57,7 +57,7 @@ type conn struct {
 	closing  bool
 	writer   chan struct{} // of the goroutine that writes to a full socket: closed at its end; nil: there is none
 
-	bound   atomic.Pointer[queue] // nil until Connect; set once, by the reader
+	bound atomic.Pointer[queue] // nil until Connect; set once, by the reader
 
 	dead    atomic.Bool  // closed: nothing goes to a Device any more
 	partial atomic.Int64 // when the PDU that is not whole yet was first waited for, Unix ns; 0: none
