@@ -49,7 +49,17 @@ func (a *association) identify(i nvmetcp.Identify) ([]byte, nvmetcp.Status) {
 	case nvmetcp.CNSNamespace, nvmetcp.CNSAllocatedNamespace:
 		return a.identifyNamespace(i, ns)
 	}
-	if i.NSID == 0 || i.NSID == nvmetcp.AllNamespaces || ns == nil {
+	return a.describeNamespace(i, ns)
+}
+
+// describeNamespace answers what is asked of a namespace that there is.
+func (a *association) describeNamespace(i nvmetcp.Identify, ns *namespace) ([]byte, nvmetcp.Status) {
+	switch i.CNS {
+	case nvmetcp.CNSDescriptors, nvmetcp.CNSNamespaceOfSet, nvmetcp.CNSIndependentNamespace, nvmetcp.CNSNamespaceControllers:
+	default:
+		return nil, nvmetcp.InvalidField | dnr
+	}
+	if ns == nil {
 		return nil, nvmetcp.InvalidNamespace | dnr
 	}
 	switch i.CNS {
@@ -60,10 +70,8 @@ func (a *association) identify(i nvmetcp.Identify) ([]byte, nvmetcp.Status) {
 		return nil, nvmetcp.Success // nothing that applies: no metadata, no protection
 	case nvmetcp.CNSIndependentNamespace:
 		return ns.independent().Append(nil), nvmetcp.Success
-	case nvmetcp.CNSNamespaceControllers:
-		return nvmetcp.AppendControllerList(nil, a.sub.controllerIDs(i.ControllerID)), nvmetcp.Success
 	}
-	return nil, nvmetcp.InvalidField | dnr
+	return nvmetcp.AppendControllerList(nil, a.sub.controllerIDs(i.ControllerID)), nvmetcp.Success
 }
 
 // identifyNamespace answers for one namespace: zeroes for an NSID that could be

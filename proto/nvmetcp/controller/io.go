@@ -249,11 +249,15 @@ func (r *request) count(status nvmetcp.Status) {
 
 // statusOf is how the host hears of an IO's outcome.
 func statusOf(io *block.IO) nvmetcp.Status {
-	err := io.Err
-	var status nvmetcp.Status
-	switch {
-	case err == nil:
+	if io.Err == nil {
 		return nvmetcp.Success
+	}
+	return statusOfError(io.Err, io.Op)
+}
+
+func statusOfError(err error, op block.Op) nvmetcp.Status {
+	var status nvmetcp.Status // errors.As moves it to the heap
+	switch {
 	case errors.As(err, &status):
 		return status // a Device that is a namespace itself
 	case errors.Is(err, block.ErrRange):
@@ -262,7 +266,7 @@ func statusOf(io *block.IO) nvmetcp.Status {
 		return nvmetcp.NamespaceWriteProtected | dnr
 	case errors.Is(err, block.ErrUnsupported):
 		return nvmetcp.InvalidOpcode | dnr
-	case errors.Is(err, block.ErrMedium) && io.Op == block.OpRead:
+	case errors.Is(err, block.ErrMedium) && op == block.OpRead:
 		return nvmetcp.UnrecoveredReadError | dnr
 	case errors.Is(err, block.ErrMedium):
 		return nvmetcp.WriteFault | dnr

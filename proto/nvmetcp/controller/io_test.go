@@ -5,9 +5,12 @@ package controller
 import (
 	"bytes"
 	"fmt"
+	"sync/atomic"
 	"testing"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp"
+	"weft.dev/weft/proto/nvmetcp/backend"
 )
 
 func TestWhatWasWrittenIsRead(t *testing.T) {
@@ -45,4 +48,229 @@ func TestARangeOutsideOfTheNamespaceIsRefused(t *testing.T) {
 	h.io.want(h.io.read(last, make([]byte, 8192)), nvmetcp.LBAOutOfRange)
 	h.io.want(h.io.read(1<<63, make([]byte, 4096)), nvmetcp.LBAOutOfRange)
 	h.io.want(h.io.write(1<<52, make([]byte, 4096)), nvmetcp.LBAOutOfRange)
+}
+
+func TestCompareTellsWhatDiffers(t *testing.T) {
+	w := newWorld(t)
+	h := w.attach(hostA)
+	for _, n := range []int{4096, 65536} {
+		data := pattern(n, 3)
+		h.io.must(h.io.write(2, data))
+		compare := func() nvmetcp.Status {
+			sgl := nvmetcp.Transport(uint32(n))
+			if n <= 16<<10 {
+				sgl = nvmetcp.InCapsule(uint32(n))
+			}
+			return h.io.do(ioCommand(nvmetcp.IOCompare, 2, uint32(n/4096), sgl), data, nil)
+		}
+		h.io.must(compare())
+		data[n-1] ^= 1
+		h.io.want(compare(), nvmetcp.CompareFailure)
+	}
+}
+
+func TestZeroedAndDeallocatedBlocks(t *testing.T) {
+	w := newWorld(t)
+	h := w.attach(hostA)
+	data := pattern(1<<20, 5)
+	h.io.must(h.io.write(0, data))
+	zero := ioCommand(nvmetcp.IOWriteZeroes, 1, 2, nvmetcp.Transport(0))
+	h.io.must(h.io.do(zero, nil, nil))
+	clear(data[4096 : 3*4096])
+
+	ranges := nvmetcp.Range{Start: 10, Blocks: 1}.Append(nil)
+	ranges = nvmetcp.Range{Start: 20, Blocks: 2}.Append(ranges)
+	dsm := ioCommand(nvmetcp.IODatasetManagement, 0, 0, nvmetcp.InCapsule(4096))
+	dsm.SetCDW(10, 1)
+	dsm.SetCDW(11, nvmetcp.DatasetDeallocate)
+	h.io.must(h.io.do(dsm, append(ranges, make([]byte, 4096-len(ranges))...), nil)) // as Linux sends it
+	clear(data[10*4096 : 11*4096])
+	clear(data[20*4096 : 22*4096])
+
+	got := make([]byte, len(data))
+	h.io.must(h.io.read(0, got))
+	if !bytes.Equal(got, data) {
+		t.Error("other blocks than those meant were zeroed")
+	}
+
+	dsm.SetSGL(nvmetcp.InCapsule(16))
+	h.io.want(h.io.do(dsm, ranges[:16], nil), nvmetcp.InvalidSGLLength)
+	dsm.SetCDW(10, 0)
+	h.io.want(h.io.do(dsm, nvmetcp.Range{Start: 1 << 40, Blocks: 1}.Append(nil), nil), nvmetcp.LBAOutOfRange)
+	zero.SetSLBA(1 << 40)
+	h.io.want(h.io.do(zero, nil, nil), nvmetcp.LBAOutOfRange)
+}
+
+func TestAReadOnlyNamespaceIsOnlyRead(t *testing.T) {
+	w := newWorld(t)
+	if err := w.sub.AddNamespace(NamespaceConfig{NSID: 2, Device: w.device, ReadOnly: true}); err != nil {
+		t.Fatal(err)
+	}
+	h := w.attach(hostA)
+	on2 := func(c nvmetcp.Command) nvmetcp.Command { c.SetNSID(2); return c }
+	h.io.want(h.io.do(on2(ioCommand(nvmetcp.IOWrite, 0, 1, nvmetcp.InCapsule(4096))), pattern(4096, 1), nil), nvmetcp.NamespaceWriteProtected)
+	h.io.want(h.io.do(on2(ioCommand(nvmetcp.IOWriteZeroes, 0, 1, nvmetcp.Transport(0))), nil, nil), nvmetcp.NamespaceWriteProtected)
+	h.io.must(h.io.do(on2(ioCommand(nvmetcp.IORead, 0, 1, nvmetcp.Transport(4096))), nil, make([]byte, 4096)))
+	h.io.must(h.io.do(on2(ioCommand(nvmetcp.IOFlush, 0, 0, nvmetcp.Transport(0))), nil, nil))
+}
+
+// TestACommandWhoseDataDoesNotFitIsRefused, and the connection goes on.
+func TestACommandWhoseDataDoesNotFitIsRefused(t *testing.T) {
+	w := newWorld(t)
+	h := w.attach(hostA)
+	data := make([]byte, 8192)
+	h.io.want(h.io.do(ioCommand(nvmetcp.IOWrite, 0, 1, nvmetcp.InCapsule(8192)), data, nil), nvmetcp.InvalidSGLLength)
+	h.io.want(h.io.do(ioCommand(nvmetcp.IORead, 0, 1, nvmetcp.Transport(8192)), nil, data), nvmetcp.InvalidSGLLength)
+	h.io.want(h.io.do(ioCommand(nvmetcp.IORead, 0, 512, nvmetcp.Transport(2<<20)), nil, data), nvmetcp.InvalidField) // beyond MDTS
+	offset := nvmetcp.InCapsule(4096)
+	offset.Address = 8192
+	h.io.want(h.io.do(ioCommand(nvmetcp.IOWrite, 0, 1, offset), data, nil), nvmetcp.InvalidSGLOffset)
+	wrong := nvmetcp.SGL{Length: 4096, Kind: 0x40}
+	h.io.want(h.io.do(ioCommand(nvmetcp.IOWrite, 0, 1, wrong), nil, nil), nvmetcp.InvalidSGLType)
+	h.io.want(h.io.do(ioCommand(0x77, 0, 1, nvmetcp.Transport(0)), nil, nil), nvmetcp.InvalidOpcode)
+	fused := ioCommand(nvmetcp.IOFlush, 0, 0, nvmetcp.Transport(0))
+	fused[1] |= 1
+	h.io.want(h.io.do(fused, nil, nil), nvmetcp.InvalidField)
+	elsewhere := ioCommand(nvmetcp.IOFlush, 0, 0, nvmetcp.Transport(0))
+	elsewhere.SetNSID(9)
+	h.io.want(h.io.do(elsewhere, nil, nil), nvmetcp.InvalidNamespace)
+	h.io.must(h.io.flush())
+}
+
+// TestDataInTheCapsuleMayHaveAnOffset, which ICDOFF 0 leaves to the SGL.
+func TestDataInTheCapsuleMayHaveAnOffset(t *testing.T) {
+	w := newWorld(t)
+	h := w.attach(hostA)
+	data := pattern(8192, 1)
+	sgl := nvmetcp.InCapsule(4096)
+	sgl.Address = 4096
+	h.io.must(h.io.do(ioCommand(nvmetcp.IOWrite, 0, 1, sgl), data, nil))
+	got := make([]byte, 4096)
+	h.io.must(h.io.read(0, got))
+	if !bytes.Equal(got, data[4096:]) {
+		t.Error("the data was taken from elsewhere")
+	}
+}
+
+// TestADevicesErrorsHaveTheirStatus, and are final: the host's own retries would
+// only delay what the volume's copies are for.
+func TestADevicesErrorsHaveTheirStatus(t *testing.T) {
+	for _, c := range []struct {
+		err         error
+		read, write nvmetcp.Status
+	}{
+		{block.ErrMedium, nvmetcp.UnrecoveredReadError, nvmetcp.WriteFault},
+		{block.ErrRange, nvmetcp.LBAOutOfRange, nvmetcp.LBAOutOfRange},
+		{block.ErrReadOnly, nvmetcp.NamespaceWriteProtected, nvmetcp.NamespaceWriteProtected},
+		{block.ErrUnsupported, nvmetcp.InvalidOpcode, nvmetcp.InvalidOpcode},
+		{block.ErrGone, nvmetcp.InternalError, nvmetcp.InternalError},
+	} {
+		w := newWorldOn(t, failing{backend.NewMemory(devSize, 4096), c.err})
+		h := w.attach(hostA)
+		for _, got := range [][2]nvmetcp.Status{{h.io.read(0, make([]byte, 4096)), c.read}, {h.io.write(0, make([]byte, 4096)), c.write}} {
+			if got[0] != got[1]|nvmetcp.DNR {
+				t.Errorf("%v: status %v, want %v", c.err, got[0], got[1])
+			}
+		}
+	}
+}
+
+type failing struct {
+	block.Device
+	err error
+}
+
+func (f failing) Submit(io *block.IO) { io.Complete(fmt.Errorf("the drive: %w", f.err)) }
+
+// TestADeviceWithALimitGetsParts: MaxIO is smaller than what a command may carry.
+func TestADeviceWithALimitGetsParts(t *testing.T) {
+	limited := &limitedDevice{Device: backend.NewMemory(devSize, 4096)}
+	w := newWorldOn(t, limited)
+	h := w.attach(hostA)
+	data := pattern(1<<20, 9)
+	h.io.must(h.io.write(3, data))
+	got := make([]byte, len(data))
+	h.io.must(h.io.read(3, got))
+	if !bytes.Equal(got, data) || limited.largest.Load() != 20480 {
+		t.Errorf("parts of up to %d bytes, want 20480; equal: %v", limited.largest.Load(), bytes.Equal(got, data))
+	}
+}
+
+type limitedDevice struct {
+	block.Device
+	largest atomic.Int64
+}
+
+func (l *limitedDevice) Geometry() block.Geometry {
+	g := l.Device.Geometry()
+	g.MaxIO = 20480 + 100
+	return g
+}
+
+func (l *limitedDevice) Submit(io *block.IO) {
+	if io.Len > l.largest.Load() {
+		l.largest.Store(io.Len)
+	}
+	go l.Device.Submit(io)
+}
+
+// TestCompletionsComeInAnyOrder: the first command is slow, the later ones are not kept by it.
+func TestCompletionsComeInAnyOrder(t *testing.T) {
+	slow := newSlow(backend.NewMemory(devSize, 4096))
+	w := newWorldOn(t, slow)
+	t.Cleanup(slow.release)
+	h := w.attach(hostA)
+	slow.hold(writes)
+	first := h.io.begin(ioCommand(nvmetcp.IOWrite, 0, 1, nvmetcp.InCapsule(4096)), pattern(4096, 1))
+	slow.waitHeld(1)
+	for range 5 {
+		h.io.must(h.io.read(1, make([]byte, 4096)))
+	}
+	slow.release()
+	h.io.must(h.io.serve(first, nil, nil))
+}
+
+// TestFUAReachesTheDevice: durable is what the host asks for, not what we think.
+func TestFUAReachesTheDevice(t *testing.T) {
+	slow := newSlow(backend.NewMemory(devSize, 4096))
+	w := newWorldOn(t, slow)
+	t.Cleanup(slow.release)
+	h := w.attach(hostA)
+	slow.hold(func(io *block.IO) bool { return io.FUA })
+	h.io.must(h.io.write(0, pattern(4096, 1)))
+	cmd := ioCommand(nvmetcp.IOWrite, 0, 1, nvmetcp.InCapsule(4096))
+	cmd.SetFUA()
+	h.io.begin(cmd, pattern(4096, 1))
+	zero := ioCommand(nvmetcp.IOWriteZeroes, 0, 1, nvmetcp.Transport(0))
+	zero.SetFUA()
+	h.io.begin(zero, nil)
+	slow.waitHeld(2)
+}
+
+// TestIOTakesNoMemory: on the way of a read or write nothing is allocated.
+func TestIOTakesNoMemory(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector makes sync.Pool forget")
+	}
+	w := newWorld(t)
+	h := w.attach(hostA)
+	data := make([]byte, 4096)
+	rcmd := ioCommand(nvmetcp.IORead, 0, 1, nvmetcp.Transport(4096))
+	wcmd := ioCommand(nvmetcp.IOWrite, 0, 1, nvmetcp.InCapsule(4096))
+	do := func() {
+		for range 10 {
+			h.io.w.Command(&rcmd, nil)
+			h.io.w.Command(&wcmd, data)
+		}
+		h.io.w.Flush()
+		for range 20 {
+			if _, err := h.io.r.Next(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	do()
+	if n := testing.AllocsPerRun(100, do); n > 4 {
+		t.Errorf("20 commands allocate %v times", n)
+	}
 }
