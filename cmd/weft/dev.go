@@ -10,14 +10,14 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"slices"
+	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/proto/block"
@@ -84,6 +84,7 @@ type dev struct {
 	out     *output
 	conn    *grpc.ClientConn
 	targets *devTargets
+	devices string // how volumes are reached
 	started time.Time
 }
 
@@ -126,8 +127,11 @@ func runDev(ctx context.Context, o devOptions, g *globals) (retErr error) {
 // run brings the cluster up, and down again in the reverse order when ctx ends or
 // somebody asks for it.
 func (d *dev) run(ctx context.Context) error {
-	ctx, stop := context.WithCancel(ctx)
+	// A terminal that is closed is a reason to end in order, and none to fall over:
+	// disks may be mounted.
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGHUP)
 	defer stop()
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	listener, err := d.listen()
 	if err != nil {
 		return err
@@ -144,9 +148,11 @@ func (d *dev) run(ctx context.Context) error {
 		if err != nil {
 			return nil, err
 		}
-		parts := []daemon.Part{{Name: "targets", Run: d.targets.Run}}
-		parts = append(parts, d.initiator()...)
-		return append(parts, control, daemon.Part{Name: "session", Run: d.session}), nil
+		initiator, err := d.initiator()
+		if err != nil {
+			return nil, err
+		}
+		return []daemon.Part{{Name: "targets", Run: d.targets.Run}, initiator, control, {Name: "session", Run: d.session}}, nil
 	})
 }
 
@@ -179,8 +185,9 @@ func listenFirst(addresses []string) (l net.Listener, err error) {
 	return nil, err
 }
 
-// session is what an operator would do: give new drives to the cluster, attach
-// again what was attached, and at the end detach it in order.
+// session is what an operator would do: give new drives to the cluster, and at the
+// end see to it that nothing is mounted. The initiator then lets the volumes go,
+// and makes them again in the next run.
 func (d *dev) session(ctx context.Context) error {
 	api := pb.NewManagerClient(d.conn)
 	quiet := &output{stdout: io.Discard, stderr: io.Discard, now: time.Now}
@@ -188,52 +195,9 @@ func (d *dev) session(ctx context.Context) error {
 		return err
 	}
 	d.greet(ctx, api)
-	d.attachAgain(ctx, api)
 	<-ctx.Done()
-	return cmp.Or(d.detachAll(context.WithoutCancel(ctx), api), context.Cause(ctx))
-}
-
-func (d *dev) attachAgain(ctx context.Context, api pb.ManagerClient) {
-	for _, volume := range d.dir.state.Attached {
-		o := attachOptions{volume: volume, node: string(d.node), wait: true}
-		var device strings.Builder
-		out := &output{stdout: &device, stderr: io.Discard, now: time.Now}
-		if err := runAttach(ctx, api, o, out); ctx.Err() != nil {
-			return
-		} else if err != nil {
-			d.out.say("volume %s was attached, and is not again: %v", volume, err)
-			continue
-		}
-		d.tell("volume %s is attached again: %s", volume, strings.TrimSpace(device.String()))
-	}
-}
-
-// detachAll leaves volumes clean, so that the next run finds their copies equal,
-// and notes them. A volume that somebody uses is waited for: its data would be
-// cut off.
-func (d *dev) detachAll(ctx context.Context, api pb.ManagerClient) error {
 	d.tell("ending")
-	list, err := api.ListAttachments(ctx, &pb.ListAttachmentsRequest{})
-	if err != nil {
-		return err
-	}
-	d.dir.state.Attached = nil
-	for _, a := range list.GetAttachments() {
-		if a.GetNode() == string(d.node) {
-			d.dir.state.Attached = append(d.dir.state.Attached, a.GetVolumeName())
-		}
-	}
-	slices.Sort(d.dir.state.Attached)
-	if err := d.dir.save(); err != nil {
-		return err
-	}
-	for _, volume := range d.dir.state.Attached {
-		err := runDetach(ctx, api, detachOptions{volume: volume, node: string(d.node), wait: true}, d.out)
-		if err != nil && status.Code(err) != codes.NotFound {
-			d.out.say("volume %s is not detached: its copies are made equal when it is attached again: %v", volume, err)
-		}
-	}
-	return nil
+	return cmp.Or(d.awaitUnmounts(context.WithoutCancel(ctx), api), context.Cause(ctx))
 }
 
 func (d *dev) tell(format string, args ...any) {
@@ -261,7 +225,7 @@ func (d *dev) greet(ctx context.Context, api pb.ManagerClient) {
 	for _, t := range d.dir.state.Targets {
 		d.tell("target %-3s tcp://%s, drive %s", t.Name, t.Portal, d.dir.in(t.Drive))
 	}
-	d.tell("initiator  %s: %s", d.node, d.devices())
+	d.tell("initiator  %s: %s", d.node, d.devices)
 	d.tell("log        %s", d.dir.in("log"))
 	if d.dir.state.Manager != defaultManager {
 		d.tell("for other weft commands: export WEFT_MANAGER=%s", d.dir.state.Manager)

@@ -28,7 +28,7 @@ const devVersion = 1
 //	control        the socket that "weft dev stop-target" talks to
 //	log, log.old   of this run and the last one
 //	volmgr/        the manager's store
-//	initiator/     the host's NVMe identity; run/ what must not outlive a run
+//	initiator/     the host's NVMe identity
 //	t1/drive1      a drive: a sparse file
 type devDir struct {
 	path  string
@@ -39,10 +39,9 @@ type devDir struct {
 
 // devState is what one run leaves to the next. The manager's store holds all the rest.
 type devState struct {
-	Version  int         `json:"version"`
-	Manager  string      `json:"manager"` // address
-	Targets  []devTarget `json:"targets"`
-	Attached []string    `json:"attached,omitempty"` // volumes to be attached again
+	Version int         `json:"version"`
+	Manager string      `json:"manager"` // address
+	Targets []devTarget `json:"targets"`
 }
 
 // devTarget is a target of dev, with one drive.

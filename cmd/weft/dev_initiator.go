@@ -3,19 +3,113 @@
 package main
 
 import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
 	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/initiator"
 	"weft.dev/weft/initiator/blockdev"
+	"weft.dev/weft/proto/pb"
 )
 
-// initiator is the part that makes block devices of volumes, where this machine
-// can have any.
-func (d *dev) initiator() []daemon.Part { return nil }
-
-// devices says how volumes are reached.
-func (d *dev) devices() string {
-	all := blockdev.Probe()
-	if kind, ok := blockdev.Choose(all); ok {
-		return "block devices through " + string(kind)
+// initiator is the part that makes block devices of volumes, or serves them where
+// this machine can have none.
+func (d *dev) initiator() (daemon.Part, error) {
+	release, err := kernelText("/proc/sys/kernel/osrelease")
+	if err != nil {
+		return daemon.Part{}, fmt.Errorf("read the kernel's release: %w", err)
 	}
-	return "no block devices here (" + all[len(all)-1].Reason + "); volumes are reached as NVMe/TCP namespaces, or through the library"
+	config := initiator.Config{
+		Node: d.node, Version: version(), Kernel: release, Manager: pb.NewAgentsClient(d.conn),
+		StateDir: d.dir.in("initiator"), RunDir: d.dir.runDir(), Log: d.log.With("initiator", d.node),
+		Datapath: initiator.User,
+	}
+	abilities := blockdev.Probe()
+	kind, can := blockdev.Choose(abilities)
+	d.devices = "block devices through " + string(kind)
+	end := func(context.Context) error { return nil }
+	if !can {
+		server, err := newVolumeServer(d.log)
+		if err != nil {
+			return daemon.Part{}, err
+		}
+		config.Export, end = server.export, server.close
+		d.devices = fmt.Sprintf("no block devices (%s); attach gives NVMe/TCP namespaces instead", abilities[len(abilities)-1].Reason)
+	}
+	agent, err := initiator.New(config)
+	if err != nil {
+		return daemon.Part{}, err
+	}
+	return daemon.Part{Name: "initiator", Run: func(ctx context.Context) error {
+		err := agent.Run(ctx)
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+		defer cancel()
+		return errors.Join(err, end(closing))
+	}}, nil
+}
+
+// runDir is for what must not outlive a boot; another one for each directory.
+func (d *devDir) runDir() string {
+	if os.Geteuid() != 0 {
+		return d.in("run") // there are no block devices, and so nothing in it
+	}
+	sum := sha256.Sum256([]byte(d.path))
+	return filepath.Join("/run/weft/dev", hex.EncodeToString(sum[:6]))
+}
+
+// awaitUnmounts returns when no volume of this node is mounted: to end before
+// would take the disk away below a file system.
+func (d *dev) awaitUnmounts(ctx context.Context, api pb.ManagerClient) error {
+	said := ""
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for {
+		list, err := api.ListAttachments(ctx, &pb.ListAttachmentsRequest{})
+		if err != nil {
+			return err
+		}
+		table, err := os.ReadFile("/proc/self/mountinfo")
+		if err != nil {
+			return err
+		}
+		var mounts []string
+		for _, a := range list.GetAttachments() {
+			if a.GetNode() == string(d.node) && a.GetDevice() != "" {
+				mounts = append(mounts, mountsOf(a.GetDevice(), string(table))...)
+			}
+		}
+		if len(mounts) == 0 {
+			return nil
+		}
+		if now := strings.Join(mounts, ", "); now != said {
+			said = now
+			d.out.say("waiting for %s to be unmounted (again Ctrl-C: take the disks away all the same)", now)
+		}
+		<-tick.C
+	}
+}
+
+// mountsOf are the mount points of a device in a /proc/self/mountinfo.
+func mountsOf(device, table string) []string {
+	names := []string{device}
+	if real, err := filepath.EvalSymlinks(device); err == nil {
+		names = append(names, real)
+	}
+	var points []string
+	for line := range strings.Lines(table) {
+		before, after, ok := strings.Cut(line, " - ")
+		fields, source := strings.Fields(before), strings.Fields(after)
+		if ok && len(fields) > 4 && len(source) > 1 && slices.Contains(names, source[1]) {
+			points = append(points, fields[4])
+		}
+	}
+	return points
 }
