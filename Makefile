@@ -7,13 +7,17 @@ RUN    ?= .# which scenarios run, a regular expression
 export WEFT_KERNEL = $(KERNEL)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build lint unit generate check kernel interop e2e bench fuzz install clean
+.PHONY: help demo demo-vm test build lint unit generate check kernel interop e2e bench fuzz install clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-demo: install ## the main job as a story, in virtual machines: create, attach, write, kill, heal
+demo: build ## the main job as a story, on this machine in user space: create, attach, write, kill, heal
+	@CGO_ENABLED=0 go build -trimpath -o bin/workload ./e2e/workload
 	@go run ./e2e/demo
+
+demo-vm: install ## the same through the kernels of virtual machines
+	@go run ./e2e/demo/vm
 
 test: install ## everything: lint, unit tests, kernel suites and scenarios in virtual machines
 	@e2e/verdict.sh "make test" $(MAKE) --no-print-directory lint unit kernel e2e

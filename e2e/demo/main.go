@@ -1,120 +1,208 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Demo tells the main job as a story, in virtual machines with real kernels: a
-// mirrored, striped volume over three targets is created, attached and written;
-// a target's power is cut; I/O stalls, and goes on without an error; the target
-// returns and gets what it missed; then the other copy's target dies.
+// Demo tells the main job as a story on this machine, without any kernel module
+// of NVMe: a cluster starts in one process (weft dev), a mirrored, striped volume
+// over three targets is created, attached, formatted and mounted; files are
+// copied in and checked; a target goes down under a program that writes; I/O
+// stalls, and goes on without an error; the target returns and gets what it
+// missed; then the one with the other copy goes down. A second run finds what
+// the first one has left.
+//
+// Where this machine can have no block device of it, the same is shown through
+// the library that the initiator is made of.
 package main
 
 import (
+	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
-
-	"weft.dev/weft/e2e/testbed"
-	"weft.dev/weft/e2e/vm"
-	"weft.dev/weft/proto/pb"
 )
 
 func main() {
-	verbose := flag.Bool("v", false, "also print what the machines do")
+	weft := flag.String("weft", "bin/weft", "the weft program")
+	dir := flag.String("dir", "", "directory of the cluster (default: weft/demo in the user's state directory)")
 	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // whoever reads may go; the cluster must be ended
 	start := time.Now()
-	code := testbed.Main("demo", *verbose, story)
-	if code == 0 {
-		fmt.Printf("\nmake demo: PASS in %v: no error reached the application, every acknowledged write is there\n", time.Since(start).Round(time.Second))
-	} else {
-		fmt.Printf("\nmake demo: FAIL after %v: see above\n", time.Since(start).Round(time.Second))
+	err := run(ctx, *weft, *dir)
+	took := time.Since(start).Round(time.Second)
+	if err != nil {
+		fmt.Printf("\n  %v\n\nmake demo: FAIL after %v\n", err, took)
+		os.Exit(1)
 	}
-	os.Exit(code)
+	fmt.Printf("\nmake demo: PASS in %v: no error reached the application, every acknowledged write is there\n", took)
+}
+
+func run(ctx context.Context, weft, dir string) (err error) {
+	if dir == "" {
+		if dir, err = defaultDir(); err != nil {
+			return err
+		}
+	}
+	if weft, err = filepath.Abs(weft); err != nil {
+		return err
+	}
+	d := &demo{ctx: ctx, weft: weft, dir: dir}
+	defer func() {
+		if f, ok := recover().(failure); ok {
+			err = f.error
+		}
+		err = errors.Join(err, d.cleanUp())
+	}()
+	d.story()
+	return nil
+}
+
+func defaultDir() (string, error) {
+	if state := os.Getenv("XDG_STATE_HOME"); state != "" {
+		return filepath.Join(state, "weft/demo"), nil
+	}
+	home, err := os.UserHomeDir()
+	return filepath.Join(home, ".local/state/weft/demo"), err
 }
 
 func chapter(format string, args ...any) { fmt.Printf("\n— "+format+"\n", args...) }
 
 func tell(format string, args ...any) { fmt.Printf("  "+format+"\n", args...) }
 
-// typed shows a command and what it printed, as an operator would see it.
-func typed(b *testbed.Bed, args ...string) string {
-	fmt.Printf("  $ weft %s\n", strings.Join(args, " "))
-	out := b.Weft(args...)
-	for line := range strings.Lines(strings.TrimRight(out, "\n")) {
-		fmt.Print("    ", line)
-	}
-	if out != "" {
-		fmt.Println()
-	}
-	return strings.TrimSpace(out)
+// demo is a run of the story.
+type demo struct {
+	ctx       context.Context //nolint:containedctx // of the whole program
+	weft, dir string
+
+	cluster *cluster
+	place   place // where files are put
+	undo    []func() error
 }
 
-const span = 16 // MiB that the writer uses
+// failure ends the story.
+type failure struct{ error }
 
-func story(t vm.TB) {
-	chapter("Five machines boot Debian's kernel %s: m1 (volmgr), t1 t2 t3 (targets with an NVMe drive each), c1 (client)", vm.KernelVersion())
+func (d *demo) must(err error) {
+	if err == nil {
+		err = d.ctx.Err()
+	}
+	if err != nil {
+		panic(failure{err})
+	}
+}
+
+// cleanUp undoes what was not undone, the last first.
+func (d *demo) cleanUp() error {
+	var errs []error
+	for len(d.undo) > 0 {
+		last := d.undo[len(d.undo)-1]
+		d.undo = d.undo[:len(d.undo)-1]
+		errs = append(errs, last())
+	}
+	return errors.Join(errs...)
+}
+
+// done undoes the last thing that is to be undone, as a part of the story.
+func (d *demo) done() {
+	last := d.undo[len(d.undo)-1]
+	d.undo = d.undo[:len(d.undo)-1]
+	d.must(last())
+}
+
+const volume = "db1"
+
+func (d *demo) story() {
+	chapter("A cluster in one process: a volume manager, three targets with a sparse file for a drive each, an initiator")
+	d.start()
 	begin := time.Now()
-	b := testbed.Start(t, testbed.Options{})
-	c1 := b.Clients[0]
-	tell("they are up, and their drives are added, after %v", time.Since(begin).Round(time.Second))
-	typed(b, "drive", "list")
+	if d.exists() {
+		d.secondRun()
+	} else {
+		d.firstRun()
+	}
+	tell("(%v)", time.Since(begin).Round(10*time.Millisecond))
 
-	chapter("A volume: two columns of two copies, never two copies on one node")
-	typed(b, "volume", "create", "db1", "--size", "512MiB", "--stripes", "2", "--copies", "2", "--wait")
-	device := typed(b, "attach", "db1", "--node", "c1")
-	run(t, c1, "mkfs.ext4 -q -E lazy_itable_init=0 "+device+" 128M; mkdir -p /mnt/db1; mount "+device+" /mnt/db1; cp -r /bin /mnt/db1/; sync; (cd /mnt/db1 && find . -type f | xargs sha256sum) > /tmp/sums; umount /mnt/db1")
-	tell("ext4 is on it, and files whose checksums are noted")
-	b.Detach("db1")
-	device = b.Attach("db1", c1)
-	check := "cd /mnt/db1; sha256sum -c /tmp/sums >/dev/null; cd /"
-	run(t, c1, "mount "+device+" /mnt/db1; "+check)
+	chapter("A program writes without pause and notes every acknowledged write; then a target goes down")
+	w := d.place.write(d)
+	w.await(d, 200)
+	first := d.holder(0, 1)
+	d.loseTarget(w, first)
+	d.typed("explain", "volume", volume)
+
+	chapter("%s returns and gets what it missed", first)
+	d.heal(first)
+
+	chapter("Now the target with the other copy goes down")
+	second := d.holder(0, 0)
+	d.loseTarget(w, second)
+	n := w.stop(d)
+	tell("%d writes were acknowledged, and the last one of every block is there", n)
+	d.place.check(d)
+	tell("the files are as they were")
+	d.heal(second)
+
+	chapter("The end: let go in order. The next run finds it all")
+	d.place.leave(d)
+	d.typed("status")
+	d.done() // the cluster
+}
+
+// firstRun makes the volume and puts files on it.
+func (d *demo) firstRun() {
+	chapter("A volume: two columns of two copies, never two copies on one target")
+	d.typed("volume", "create", volume, "--size", "512MiB", "--stripes", "2", "--copies", "2", "--wait")
+	d.attach()
+	d.place.fill(d)
+	d.place.leave(d)
+	d.attach()
+	d.place.enter(d)
+	d.place.check(d)
 	tell("after detach and attach every file is as it was")
-
-	chapter("A program writes to a file without pause and notes every acknowledged write; then the power of a target is cut")
-	file := "/mnt/db1/data"
-	run(t, c1, fmt.Sprintf("dd if=/dev/zero of=%s bs=1M count=%d conv=fsync 2>/dev/null", file, span))
-	w := b.Write(c1, file, span, 200, 1)
-	w.AwaitProgress(200, time.Minute)
-	first := b.Holder("db1", 0, 1)
-	die(b, w, first)
-	typed(b, "explain", "volume", "db1")
-
-	chapter("%s returns and gets what it missed", first.Name())
-	begin = time.Now()
-	b.Up(first)
-	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, 3*time.Minute)
-	tell("healthy again %v after its power came back", time.Since(begin).Round(time.Second))
-	for _, e := range b.Events("volume db1") {
-		if e.Kind == "leg.in-sync" {
-			tell("%s", e.Text)
-		}
-	}
-
-	chapter("Now the machine with the other copy dies")
-	second := b.Holder("db1", 0, 0)
-	die(b, w, second)
-	w.Stop()
-	b.Verify(c1, file, span, testbed.Acks{}.Add(w))
-	tell("%d writes were acknowledged, and the last one of every block is there", len(w.Log()))
-	run(t, c1, check+"; umount /mnt/db1; e2fsck -fn "+device+" >/dev/null")
-	tell("the other files are as they were, and the file system is clean")
-	typed(b, "status")
 }
 
-// die cuts a target's power and tells what the application noticed.
-func die(b *testbed.Bed, w *testbed.Writer, target *vm.Machine) {
-	target.Kill()
-	tell("%s is dead", target.Name())
-	w.AwaitProgress(100, time.Minute)
-	w.NoErrors()
-	stall, _ := w.Stall()
-	tell("the application: a stall of %d ms, no error", stall.Milliseconds())
-	if e := b.LastEvent("volume db1", "leg.stale"); e != nil {
-		tell("volmgr, before the first write went on: %s", e.Text)
+// secondRun finds what an earlier one has left.
+func (d *demo) secondRun() {
+	chapter("The volume of an earlier run is there")
+	d.typed("volume", "list")
+	d.attach()
+	d.place.enter(d)
+	d.place.check(d)
+	tell("the files of the earlier run are as they were")
+}
+
+// attach makes the volume reachable, and says how.
+func (d *demo) attach() {
+	device := d.typed("attach", volume)
+	if strings.HasPrefix(device, "/dev/") {
+		d.place = &mounted{device: device, dir: filepath.Join(d.dir, "mnt"), sums: filepath.Join(d.dir, "demo.sums")}
+		return
+	}
+	d.must(fmt.Errorf("attach gave %q: neither a block device nor a namespace", device))
+}
+
+// loseTarget takes a target down and tells what the application noticed.
+func (d *demo) loseTarget(w *writer, target string) {
+	d.typed("dev", "stop-target", target, "--dir", d.dir)
+	w.await(d, 100)
+	d.must(w.noErrors())
+	tell("the application: a stall of %d ms, no error", w.stall().Milliseconds())
+	if text := d.event("leg.stale"); text != "" {
+		tell("volmgr, before the first write went on: %s", text)
 	}
 }
 
-func run(t vm.TB, m *vm.Machine, script string) {
-	if out, err := m.Shell(t.Context(), script); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+// heal brings a target back.
+func (d *demo) heal(target string) {
+	begin := time.Now()
+	d.typed("dev", "start-target", target, "--dir", d.dir)
+	d.awaitHealthy()
+	tell("healthy again %v later", time.Since(begin).Round(10*time.Millisecond))
+	if text := d.event("leg.in-sync"); text != "" {
+		tell("%s", text)
 	}
 }

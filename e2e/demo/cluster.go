@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// patience is how long anything may take.
+const patience = 30 * time.Second
+
+// cluster is a weft dev that runs.
+type cluster struct {
+	process *exec.Cmd
+	manager string
+	ended   chan error
+}
+
+// start runs the cluster until the next done.
+func (d *demo) start() {
+	fmt.Printf("  $ weft dev --dir %s\n", d.dir)
+	c := &cluster{process: exec.Command(d.weft, "dev", "--dir", d.dir), ended: make(chan error, 1)}
+	c.process.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "WEFT_") })
+	c.process.Stderr = os.Stderr
+	// Ctrl-C is for the story, which ends the cluster in its turn.
+	c.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	out, err := c.process.StdoutPipe()
+	d.must(err)
+	d.must(c.process.Start())
+	ready := make(chan string, 1)
+	go func() {
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			line := strings.TrimPrefix(lines.Text(), "weft dev: ")
+			if strings.HasPrefix(line, "try: ") {
+				ready <- c.manager
+				continue
+			}
+			fmt.Println("   ", line)
+			if fields := strings.Fields(line); len(fields) == 2 && fields[0] == "manager" {
+				c.manager = fields[1]
+			}
+		}
+		c.ended <- c.process.Wait()
+	}()
+	d.undo = append(d.undo, c.stop)
+	select {
+	case c.manager = <-ready:
+	case err := <-c.ended:
+		c.ended <- err
+		d.must(fmt.Errorf("weft dev ended: %w", err))
+	case <-time.After(patience):
+		d.must(errors.New("weft dev is not ready"))
+	case <-d.ctx.Done():
+		d.must(d.ctx.Err())
+	}
+	d.cluster = c
+}
+
+func (c *cluster) stop() error {
+	if err := c.process.Process.Signal(os.Interrupt); err != nil {
+		return err
+	}
+	select {
+	case err := <-c.ended:
+		return err
+	case <-time.After(patience):
+		return errors.Join(errors.New("weft dev does not end"), c.process.Process.Kill())
+	}
+}
+
+// call runs a weft command and returns what it prints.
+func (d *demo) call(args ...string) (string, error) {
+	cmd := exec.CommandContext(d.ctx, d.weft, append(args, "--timeout", patience.String())...)
+	cmd.Env = append(os.Environ(), "WEFT_MANAGER="+d.cluster.manager)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("weft %s: %w\n%s", strings.Join(args, " "), err, stderr.String())
+	}
+	return stdout.String(), nil
+}
+
+// typed shows a command and what it printed, as an operator would see it.
+func (d *demo) typed(args ...string) string {
+	fmt.Printf("  $ weft %s\n", strings.Join(args, " "))
+	out, err := d.call(args...)
+	d.must(err)
+	for line := range strings.Lines(out) {
+		fmt.Print("    ", line)
+	}
+	return strings.TrimSpace(out)
+}
+
+// state is the volume as the manager tells of it.
+type state struct {
+	Health string `json:"health"`
+	Legs   []struct {
+		Column int    `json:"column"`
+		Copy   int    `json:"copy"`
+		Node   string `json:"node"`
+	} `json:"legs"`
+}
+
+func (d *demo) describe() state {
+	out, err := d.call("volume", "describe", volume, "-o", "json")
+	d.must(err)
+	var s state
+	d.must(json.Unmarshal([]byte(out), &s))
+	return s
+}
+
+func (d *demo) exists() bool {
+	out, err := d.call("volume", "list")
+	d.must(err)
+	return strings.Contains(out, "\n"+volume+" ")
+}
+
+// holder is the target that has a leg.
+func (d *demo) holder(column, copy int) string {
+	for _, l := range d.describe().Legs {
+		if l.Column == column && l.Copy == copy {
+			return l.Node
+		}
+	}
+	d.must(fmt.Errorf("no leg %d.%d", column, copy))
+	return ""
+}
+
+func (d *demo) awaitHealthy() {
+	d.eventually("the volume is healthy", func() bool { return d.describe().Health == "healthy" })
+}
+
+// eventually waits until something is so.
+func (d *demo) eventually(what string, is func() bool) {
+	for end := time.Now().Add(patience); !is(); {
+		if time.Now().After(end) {
+			d.must(fmt.Errorf("not in %v: %s", patience, what))
+		}
+		select {
+		case <-d.ctx.Done():
+			d.must(d.ctx.Err())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// event is the text of the volume's last event of a kind.
+func (d *demo) event(kind string) string {
+	out, err := d.call("event", "list", "--object", "volume "+volume, "-o", "json")
+	d.must(err)
+	var list struct {
+		Events []struct{ Kind, Text string } `json:"events"`
+	}
+	d.must(json.Unmarshal([]byte(out), &list))
+	for _, e := range slices.Backward(list.Events) {
+		if e.Kind == kind {
+			return e.Text
+		}
+	}
+	return ""
+}
