@@ -54,6 +54,7 @@ type Config struct {
 	Datapath    Datapath         // empty means Kernel
 	BlockDevice blockdev.Kind    // User: what devices are made by; empty means the best there is
 	Export      userspace.Export // User: makes devices in place of package blockdev; nil means that one does
+	Dial        userspace.Dial   // User: the way to targets; nil means the machine's network
 
 	Log *slog.Logger // nil discards
 }

@@ -43,7 +43,7 @@ func openUserPath(a *Agent) (*userPath, error) {
 		export = userspace.Devices(blockdev.Options{Kind: c.BlockDevice, DevDir: c.DevDir, RunDir: c.RunDir, Log: c.Log})
 	}
 	path := userspace.New(userspace.Config{
-		Node: c.Node, Manager: c.Manager, Host: a.host, Export: export,
+		Node: c.Node, Manager: c.Manager, Host: a.host, Export: export, Dial: c.Dial,
 		Window: c.Window, Lease: c.Lease, Probe: c.Probe, KeepAlive: c.KeepAlive, IOQueues: c.IOQueues,
 		Changed: a.changed, Meter: meter{a}, Log: c.Log,
 	})

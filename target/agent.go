@@ -41,6 +41,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -83,6 +84,10 @@ type Config struct {
 	Datapath  Datapath // empty means Kernel
 	Files     []string // User: regular files that are taken for drives; absolute paths
 	FilesOnly bool     // User: leave the machine's block devices alone
+
+	// Tests have a network and drives of their own; User, nil means the machine's.
+	Listen func(block.Portal) (net.Listener, error)
+	Medium func(path string, data block.Device) block.Device
 }
 
 // Datapath says who serves the legs.

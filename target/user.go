@@ -19,7 +19,7 @@ func userKernel(c Config) (kernel, error) {
 	if err := kernelServes(c.Root); err != nil {
 		return kernel{}, err
 	}
-	m, err := userspace.New(userspace.Config{Root: c.Root, Files: c.Files, FilesOnly: c.FilesOnly, Log: c.Log})
+	m, err := userspace.New(userspace.Config{Root: c.Root, Files: c.Files, FilesOnly: c.FilesOnly, Listen: c.Listen, Medium: c.Medium, Log: c.Log})
 	if err != nil {
 		return kernel{}, err
 	}

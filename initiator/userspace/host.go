@@ -15,11 +15,15 @@ import (
 // again: a target that is back is to be noticed soon.
 const reconnectMax = 500 * time.Millisecond
 
-// dialHost connects by NVMe/TCP.
-func dialHost(ctx context.Context, o dialOptions) (connection, error) {
+// dialHost connects by NVMe/TCP, on the way that is given; nil means the network.
+func dialHost(way Dial) dial {
+	return func(ctx context.Context, o dialOptions) (connection, error) { return connect(ctx, way, o) }
+}
+
+func connect(ctx context.Context, way Dial, o dialOptions) (connection, error) {
 	c, err := host.Connect(ctx, host.Config{
 		Portals: o.portals, Subsystem: o.subsystem, Host: o.host,
-		IOQueues: o.ioQueues, KATO: o.keepAlive, ReconnectMax: reconnectMax, Log: o.log,
+		IOQueues: o.ioQueues, KATO: o.keepAlive, ReconnectMax: reconnectMax, Dial: way, Log: o.log,
 		OnState: func(host.State) { o.changed() }, OnNamespaces: o.changed,
 	})
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"net"
 	"time"
 
 	"weft.dev/weft/initiator/attachment"
@@ -27,6 +28,7 @@ type Config struct {
 	IOQueues  int           // per connection; 1
 
 	Export Export // makes the devices of volumes; Devices(blockdev.Options{})
+	Dial   Dial   // the way to targets; net.Dialer
 
 	Changed func() // called when a keeper's State has changed; may be nil
 	Meter   Meter  // may be nil
@@ -36,6 +38,9 @@ type Config struct {
 // Export gives a volume out as the block device of a name. It returns when the
 // device can be used, or with an error, also when ctx ends.
 type Export func(ctx context.Context, volume block.Device, name block.VolumeName) (Exported, error)
+
+// Dial connects to a target's address.
+type Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 // Devices makes devices of the kernel's as o says, but for the name.
 func Devices(o blockdev.Options) Export {
@@ -104,7 +109,7 @@ func New(cfg Config) *Path {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Path{cfg: cfg, dial: dialHost}
+	return &Path{cfg: cfg, dial: dialHost(cfg.Dial)}
 }
 
 // Keeper makes the keeper of a volume; Run does the work.

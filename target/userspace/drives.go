@@ -31,6 +31,7 @@ const fileMajor = legMajor + 1
 type Drives struct {
 	root      string
 	inventory *drive.Inventory
+	medium    func(path string, data block.Device) block.Device
 
 	opening sync.Mutex // held while a drive is opened, which can take time
 
@@ -46,8 +47,9 @@ type held struct {
 	drives *Drives
 	number dm.Number
 	lock   *drive.Device
-	data   *backend.File
-	gone   atomic.Bool // the file has no name any more
+	file   *backend.File
+	data   block.Device // file, or what stands before it
+	gone   atomic.Bool  // the file has no name any more
 
 	users, legs int // under drives.mu; users counts legs too
 }
@@ -61,7 +63,7 @@ func newDrives(c Config) *Drives {
 	if c.FilesOnly {
 		inventory = drive.NewFileInventory(root, c.Files...)
 	}
-	return &Drives{root: root, inventory: inventory, files: map[inode]uint32{}, held: map[dm.Number]*held{}}
+	return &Drives{root: root, inventory: inventory, medium: c.Medium, files: map[inode]uint32{}, held: map[dm.Number]*held{}}
 }
 
 // Scan lists devices and files. A drive whose file was taken away takes no more
@@ -235,14 +237,18 @@ func (d *Drives) take(path string, n dm.Number) (_ *held, retErr error) {
 			retErr = errors.Join(retErr, lock.Close())
 		}
 	}()
-	data, err := backend.Open(where, backend.Options{})
+	file, err := backend.Open(where, backend.Options{})
 	if err != nil {
 		return nil, err
 	}
 	if again, err := d.Number(path); err != nil || again != n {
-		return nil, errors.Join(fmt.Errorf("open %s: another file took its place", path), err, data.Close())
+		return nil, errors.Join(fmt.Errorf("open %s: another file took its place", path), err, file.Close())
 	}
-	return &held{drives: d, number: n, lock: lock, data: data, users: 1}, nil
+	h := &held{drives: d, number: n, lock: lock, file: file, data: file, users: 1}
+	if d.medium != nil {
+		h.data = d.medium(path, file)
+	}
+	return h, nil
 }
 
 // release gives back what one user has; the last one closes the drive. The lock
@@ -261,7 +267,7 @@ func (h *held) release(leg bool) error {
 	if !last {
 		return nil
 	}
-	return errors.Join(h.data.Close(), h.lock.Close())
+	return errors.Join(h.file.Close(), h.lock.Close())
 }
 
 // lent is a drive as one leg has it.

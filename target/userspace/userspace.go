@@ -43,6 +43,9 @@ type Config struct {
 	FilesOnly bool     // leave the machine's block devices alone
 	// Listen opens a portal; nil means TCP.
 	Listen func(block.Portal) (net.Listener, error)
+	// Medium stands between legs and the data of a drive, so that tests can let it
+	// fail; nil means that nothing does.
+	Medium func(path string, data block.Device) block.Device
 	Log    *slog.Logger // nil discards
 }
 
