@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc"
 
 	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
@@ -29,6 +30,7 @@ type devOptions struct {
 	manager   string // where to answer; empty: where the last run did
 	targets   int
 	driveSize string
+	device    string // how volumes are given out
 	logLevel  string
 }
 
@@ -47,7 +49,8 @@ default address; else it prints the WEFT_MANAGER that leads to it. To see what a
 failure does, stop a target while its volume is written.
 
 To give volumes out as block devices it needs root, and ublk, nbd, or FUSE and
-loop devices in the kernel. Without them it says so, and runs without.`,
+loop devices in the kernel. Without them it says so, and attach gives NVMe/TCP
+namespaces instead, at the loopback address.`,
 		Example: `  weft dev
   weft dev --dir /tmp/weft --targets 5 --drive-size 20GiB
   weft dev stop-target t2`,
@@ -65,6 +68,7 @@ loop devices in the kernel. Without them it says so, and runs without.`,
 	cmd.PersistentFlags().StringVar(&o.dir, "dir", "", "`directory` of drives and state (default: weft/dev in the user's state directory)")
 	cmd.Flags().IntVar(&o.targets, "targets", 0, "`number` of targets (default: 3, or as many as there are)")
 	cmd.Flags().StringVar(&o.driveSize, "drive-size", "4GiB", "`size` of the drives that are made")
+	cmd.Flags().StringVar(&o.device, "block-device", string(blockdev.Auto), "what volumes are given out through: `ublk`, nbd, fuse, auto for the best there is, or none")
 	cmd.Flags().StringVar(&o.logLevel, "log-level", "info", "least `level` that is written to the log in the directory")
 	cmd.AddCommand(
 		newDevTargetVerb(&o, "stop", "Take a target of weft dev down, to see a failure",
@@ -121,12 +125,12 @@ func runDev(ctx context.Context, o devOptions, g *globals) (retErr error) {
 	}
 	dir.state.Manager = cmp.Or(o.manager, dir.state.Manager)
 	d := &dev{dir: dir, node: block.NodeName(name), log: log, out: g.out(), started: started}
-	return d.run(ctx)
+	return d.run(ctx, o.device)
 }
 
 // run brings the cluster up, and down again in the reverse order when ctx ends or
 // somebody asks for it.
-func (d *dev) run(ctx context.Context) error {
+func (d *dev) run(ctx context.Context, device string) error {
 	// A terminal that is closed is a reason to end in order, and none to fall over:
 	// disks may be mounted.
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGHUP)
@@ -148,7 +152,7 @@ func (d *dev) run(ctx context.Context) error {
 		if err != nil {
 			return nil, err
 		}
-		initiator, err := d.initiator()
+		initiator, err := d.initiator(device)
 		if err != nil {
 			return nil, err
 		}

@@ -20,9 +20,30 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
+// noBlockDevice is the wish for none.
+const noBlockDevice = "none"
+
+// chooseDevice settles what volumes are given out through. None is left with the
+// reason where this machine can have nothing.
+func chooseDevice(wish string, abilities []blockdev.Ability) (kind blockdev.Kind, none string, err error) {
+	if wish == noBlockDevice {
+		return "", "--block-device none", nil
+	}
+	if kind, err = blockdev.ParseKind(wish); err != nil {
+		return "", "", usageError{err: fmt.Errorf("--block-device: %w", err)}
+	}
+	if kind != blockdev.Auto {
+		return kind, "", nil
+	}
+	if best, ok := blockdev.Choose(abilities); ok {
+		return best, "", nil
+	}
+	return "", abilities[len(abilities)-1].Reason, nil // the last is the one that almost every kernel has
+}
+
 // initiator is the part that makes block devices of volumes, or serves them where
 // this machine can have none.
-func (d *dev) initiator() (daemon.Part, error) {
+func (d *dev) initiator(device string) (daemon.Part, error) {
 	release, err := kernelText("/proc/sys/kernel/osrelease")
 	if err != nil {
 		return daemon.Part{}, fmt.Errorf("read the kernel's release: %w", err)
@@ -32,17 +53,20 @@ func (d *dev) initiator() (daemon.Part, error) {
 		StateDir: d.dir.in("initiator"), RunDir: d.dir.runDir(), Log: d.log.With("initiator", d.node),
 		Datapath: initiator.User,
 	}
-	abilities := blockdev.Probe()
-	kind, can := blockdev.Choose(abilities)
+	kind, none, err := chooseDevice(device, blockdev.Probe())
+	if err != nil {
+		return daemon.Part{}, err
+	}
+	config.BlockDevice = kind
 	d.devices = "block devices through " + string(kind)
 	end := func(context.Context) error { return nil }
-	if !can {
+	if none != "" {
 		server, err := newVolumeServer(d.log)
 		if err != nil {
 			return daemon.Part{}, err
 		}
 		config.Export, end = server.export, server.close
-		d.devices = fmt.Sprintf("no block devices (%s); attach gives NVMe/TCP namespaces instead", abilities[len(abilities)-1].Reason)
+		d.devices = fmt.Sprintf("no block devices (%s); attach gives NVMe/TCP namespaces instead", none)
 	}
 	agent, err := initiator.New(config)
 	if err != nil {
