@@ -21,6 +21,7 @@ type column struct {
 	shards [shardCount]shard
 	legs   []leg // by copy
 
+	size       int64 // of each leg
 	suspended  bool
 	equalizing bool
 	aborted    bool
@@ -35,6 +36,7 @@ type leg struct {
 	// an earlier time says nothing about the leg now.
 	inc      uint64
 	dev      block.Device
+	gen      uint64 // counts its devices
 	maxIO    int64
 	discards bool
 	caches   bool // has a volatile cache

@@ -93,7 +93,7 @@ type LegStatus struct {
 type Status struct {
 	Size       block.Size
 	Legs       [][]LegStatus // by column and copy
-	InFlight   int           // IOs of the volume that are not answered
+	InFlight   int           // IOs of the volume, and copies, that are not done
 	Suspended  bool
 	Equalizing bool     // the volume's IO waits for Equalize
 	Equalized  Progress // of an Equalize that is not done

@@ -353,6 +353,43 @@ func TestALegDroppedBeforeItsFirstFlushMissesAll(t *testing.T) {
 	}
 }
 
+func TestALegInSyncCanHaveAnotherDevice(t *testing.T) {
+	v, legs, _ := mirrorOf(t, 2)
+	failed := start(v, write(0, fill(4096, 1)))
+	answerAll([]*slow{legs[1]})
+	legs[0].answer(block.ErrGone)
+	late := start(v, write(1<<20, fill(4096, 1)))
+	answerAll([]*slow{legs[1]})
+	if !open(failed) {
+		t.Fatal("not held")
+	}
+	if err := v.Add(0, 0, legs[0].memory, InSync, false); err != nil {
+		t.Fatal(err)
+	}
+	legs[0].answer(block.ErrGone) // what the old one had all the same
+	if err := errors.Join(wait(t, failed), wait(t, late)); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(legs[0].data, legs[1].data) {
+		t.Error("copies differ")
+	}
+}
+
+func TestALateReadErrorOfAReplacedDeviceSaysNothingOfTheNewOne(t *testing.T) {
+	v, legs, events := mirrorOf(t, 1)
+	done := start(v, read(0, make([]byte, 4096)))
+	if err := v.Add(0, 0, legs[0].memory, InSync, false); err != nil {
+		t.Fatal(err)
+	}
+	legs[0].answer(block.ErrGone)
+	if err := wait(t, done); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Status().Legs[0][0].Err; err != nil || len(events) > 0 {
+		t.Errorf("the new device has the old one's error: %v", err)
+	}
+}
+
 func TestOnlyWhatIsSafeCanBeAdded(t *testing.T) {
 	cfg := Config{Layout: layout(2, 2, block.DefaultChunk), Size: 16 * block.MiB, BlockSize: 512}
 	legs := memories(cfg)

@@ -19,10 +19,10 @@ func (v *Volume) leg(column, copy int) (*column, *leg, error) {
 
 // Add gives a leg its device. As InSync: the caller's record says that it is in
 // sync; of a leg that is InSync already it replaces the device, and what the old
-// one failed is sent to the new one. As Rebuilding: the leg is recorded stale,
-// and is copied to; full if it may miss more than this volume has tracked since
-// New. Before, nothing that an earlier device of the leg was given may be able to
-// reach the medium any more.
+// one failed or will fail is sent to the new one. As Rebuilding: the leg is
+// recorded stale, and is copied to; full if it may miss more than this volume has
+// tracked since New. Before, nothing that an earlier device of the leg was given
+// may be able to reach the medium any more.
 //
 // What a leg in sync with a volatile cache was sent before is not known to be
 // durable: it is flushed at once, and dropped before that is done it misses all.
@@ -102,6 +102,7 @@ func (c *column) add(copy int, dev block.Device, g block.Geometry, state State, 
 	l := &c.legs[copy]
 	again := l.state == InSync
 	l.dev, l.maxIO, l.discards, l.caches = dev, int64(g.MaxIO/c.v.cfg.BlockSize*c.v.cfg.BlockSize), g.DiscardUnit > 0, g.VolatileCache
+	l.gen++
 	l.err, l.told = nil, 0
 	if again {
 		l.again = true
@@ -285,6 +286,7 @@ func (v *Volume) haveGrown(size block.Size) error {
 func (c *column) grow(from, to int64) {
 	p := c.v.plan
 	regions := p.regions(to)
+	c.size = p.legSize(to)
 	for i := range c.legs {
 		l := &c.legs[i]
 		if l.missed == nil {

@@ -150,10 +150,11 @@ type sub struct {
 	zeros bool   // zeroes are written as data
 	inc   uint64 // of the leg, see leg.inc
 	dev   block.Device
-	most  int64 // of one IO
-	done  int64 // bytes
-	at    int64 // given to the device
-	next  *sub  // in effects
+	gen   uint64 // which of the leg's devices it is
+	most  int64  // of one IO
+	done  int64  // bytes
+	at    int64  // given to the device
+	next  *sub   // in effects
 }
 
 func newPiece() any {
@@ -298,7 +299,7 @@ func (p *piece) issue(copy int, op block.Op, data []byte, e *effects) {
 	if s.state != partPaused {
 		s.done, s.zeros = 0, false
 	}
-	s.inc, s.dev, s.most = l.inc, l.dev, l.maxIO
+	s.inc, s.dev, s.gen, s.most = l.inc, l.dev, l.gen, l.maxIO
 	s.op, s.data = op, data
 	s.at = p.at
 	l.out.Add(1)
@@ -366,9 +367,18 @@ func (s *sub) answered(e *effects) {
 		s.done += s.io.Len
 	}
 	switch more := s.op != block.OpFlush && s.done < p.length(); {
+	case err != nil && current && s.gen != l.gen && s.op != block.OpRead:
+		s.state = partPaused // for the device that has come since
+		if !c.suspended && !c.aborted {
+			l.out.Add(-1)
+			p.again(s.copy, e)
+			return
+		}
 	case err != nil:
 		s.state = partFailed
-		e.failures = append(e.failures, failure{c, s.copy, s.inc, err, p.kind == kindWrite || p.kind == kindFlush})
+		if s.gen == l.gen { // else it is a read, and says nothing about the leg's device
+			e.failures = append(e.failures, failure{c, s.copy, s.inc, err, p.kind == kindWrite || p.kind == kindFlush})
+		}
 	case more && current && !c.suspended && !c.aborted:
 		s.send(e)
 		return

@@ -179,10 +179,11 @@ func (r *rebuild) taken(region uint64) bool {
 	return false
 }
 
+// bounds are those of a region. A shard is locked.
 func (r *rebuild) bounds(region uint64) (off, end int64) {
-	v := r.c.v
-	off = int64(region) << v.plan.region
-	return off, min(off+1<<v.plan.region, v.plan.legSize(v.size.Load()))
+	shift := r.c.v.plan.region
+	off = int64(region) << shift
+	return off, min(off+1<<shift, r.c.size)
 }
 
 // done ends one copy of the lane.

@@ -186,6 +186,13 @@ func (d *simDevice) cutNow() {
 	}
 }
 
+// forgetOps makes sure that nothing that the connection has will be done.
+func (d *simDevice) forgetOps() {
+	for _, o := range d.ops {
+		o.at = o.sectors()
+	}
+}
+
 // land does something that was on its way when its connection was cut.
 func (l *simLeg) land() {
 	if len(l.limbo) == 0 || !l.alive {

@@ -185,9 +185,7 @@ func (w *world) readd(k, i int) {
 	} else {
 		l.fence()
 		if old != nil && !old.cut { // it gives back what it has some time
-			for _, o := range old.ops {
-				o.at = o.sectors()
-			}
+			old.forgetOps()
 			w.todo = append(w.todo, old.cutNow)
 		}
 	}
@@ -208,13 +206,19 @@ func (w *world) replace() {
 	if l.dev == nil || l.rebooted || !l.alive || w.v.columns[k].legs[i].state != InSync {
 		return
 	}
-	dev := l.dev
-	dev.cutNow()
+	dev, late := l.dev, w.r.IntN(2) == 0 // whether the old one gives back what it has later
+	if !late {
+		dev.cutNow()
+	}
 	w.todo = append(w.todo, func() {
 		if l.dev != dev || !l.inSync || w.v.columns[k].legs[i].state != InSync || l.rebooted {
 			return
 		}
 		l.fence()
+		if late {
+			dev.forgetOps()
+			w.todo = append(w.todo, dev.cutNow)
+		}
 		if err := w.v.Add(k, i, l.connect(), InSync, false); err != nil {
 			w.fail("%w", err)
 		}

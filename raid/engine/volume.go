@@ -83,6 +83,7 @@ func newVolume(cfg Config, c clock) (*Volume, error) {
 	for k := range v.columns {
 		c := &v.columns[k]
 		c.v, c.index, c.legs = v, k, make([]leg, cfg.Layout.Copies)
+		c.size = v.plan.legSize(int64(cfg.Size))
 		for i := range c.legs {
 			if l := &c.legs[i]; len(c.legs) > 1 {
 				l.missed, l.cached, l.flushing = newBitmap(regions), newBitmap(regions), newBitmap(regions)
