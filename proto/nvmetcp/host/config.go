@@ -24,7 +24,7 @@ type Config struct {
 	Subsystem block.NQN
 	Host      block.Host
 
-	IOQueues   int // connections for IO; the controller may allow fewer; the lesser of GOMAXPROCS and 4
+	IOQueues   int // connections for IO; the controller may allow fewer; half of GOMAXPROCS, 1 to 4
 	QueueDepth int // commands under way on each of them; 128
 	BufferSize int // bytes that one read of an IO queue takes at most; 128 KiB
 
@@ -85,7 +85,7 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	}
 	c.Portals = portals
-	setDefault(&c.IOQueues, min(runtime.GOMAXPROCS(0), 4))
+	setDefault(&c.IOQueues, min(max(runtime.GOMAXPROCS(0)/2, 1), 4))
 	setDefault(&c.QueueDepth, 128)
 	setDefault(&c.BufferSize, 128<<10)
 	setDefault(&c.KATO, 5*time.Second)

@@ -19,8 +19,8 @@ type peer struct {
 	t    testing.TB
 	addr string
 
-	// hook is asked first; true means that it has done with the command. It is set
-	// before the first connection.
+	// hook is asked first; true means that it has done with the command. After the
+	// first connection it is set by hang.
 	hook func(l *link, cmd *nvmetcp.Command, data []byte) bool
 	// admin is the same on the admin queue.
 	admin func(l *link, cmd *nvmetcp.Command, data []byte) bool
@@ -67,6 +67,13 @@ func newPeer(t testing.TB, size int) *peer {
 
 func (p *peer) config() Config {
 	return Config{Portals: []string{p.addr}, Subsystem: testNQN, Host: me, IOQueues: 1, ReconnectMin: time.Millisecond, ReconnectMax: 10 * time.Millisecond}
+}
+
+// hang sets the hook.
+func (p *peer) hang(hook func(l *link, cmd *nvmetcp.Command, data []byte) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.hook = hook
 }
 
 func (p *peer) accept(l net.Listener) {
@@ -189,7 +196,10 @@ func (l *link) command(cmd *nvmetcp.Command, data []byte) {
 			l.administer(cmd)
 		}
 	default:
-		if l.p.hook == nil || !l.p.hook(l, cmd, data) {
+		l.p.mu.Lock()
+		hook := l.p.hook
+		l.p.mu.Unlock()
+		if hook == nil || !hook(l, cmd, data) {
 			l.io(cmd, data)
 		}
 	}

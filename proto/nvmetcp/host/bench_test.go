@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"fmt"
+	"testing"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/backend"
+)
+
+// BenchmarkIO keeps depth IOs under way against our controller over memory, in
+// this process: both ends and the kernel's TCP share its processors.
+func BenchmarkIO(b *testing.B) {
+	for _, c := range []struct {
+		op    block.Op
+		size  int
+		depth int
+	}{
+		{block.OpRead, 4096, 1}, {block.OpRead, 4096, 32}, {block.OpRead, 4096, 128},
+		{block.OpWrite, 4096, 1}, {block.OpWrite, 4096, 32}, {block.OpWrite, 4096, 128},
+		{block.OpRead, 128 << 10, 8}, {block.OpWrite, 128 << 10, 8},
+	} {
+		for _, queues := range []int{1, 2} {
+			b.Run(fmt.Sprintf("%v/%dk/depth%d/queues%d", c.op, c.size>>10, c.depth, queues), func(b *testing.B) {
+				w := newWorld(b, backend.NewMemory(64*block.MiB, blocks))
+				cfg := w.config()
+				cfg.IOQueues = queues
+				stream(b, space(b, connect(b, cfg), uuidA), c.op, c.size, c.depth)
+			})
+		}
+	}
+}
+
+// stream keeps depth IOs under way until b.N are done. Each is submitted by the
+// completion of the one before, as the engine and ublk do it.
+func stream(b *testing.B, d block.Device, op block.Op, size, depth int) {
+	slots := int64(d.Geometry().Size) / int64(size)
+	ended := make(chan error, depth)
+	b.SetBytes(int64(size))
+	b.ReportAllocs()
+	b.ResetTimer()
+	share := b.N/depth + 1
+	for i := range depth {
+		n, at := share, uint64(i)
+		io := &block.IO{Op: op, Len: int64(size), Data: backend.Aligned(size)}
+		next := func() {
+			at = at*6364136223846793005 + 1442695040888963407
+			io.Off = int64(at>>11) % slots * int64(size)
+			d.Submit(io)
+		}
+		io.Done = func(io *block.IO) {
+			if n--; n == 0 || io.Err != nil {
+				ended <- io.Err
+				return
+			}
+			next()
+		}
+		next()
+	}
+	for range depth {
+		if err := <-ended; err != nil {
+			b.Error(err)
+		}
+	}
+	b.StopTimer()
+	b.ReportMetric(float64(share*depth)/b.Elapsed().Seconds(), "IOPS")
+}
