@@ -27,7 +27,7 @@ const kernelDrive = "/dev/nvme0n1"
 
 // TestAgentOnTheKernel takes a drive through its life on a real kernel. Like all
 // tests here it erases /dev/nvme0n1, so it runs only in a machine made for it
-// (WEFT_KERNEL is set there): as root, with dm-mod, nvmet, nvmet-tcp and nvme-tcp
+// (WEFT_GUEST is set there): as root, with dm-mod, nvmet, nvmet-tcp and nvme-tcp
 // loaded, and one NVMe drive.
 func TestAgentOnTheKernel(t *testing.T) {
 	w := kernelWorld(t)
@@ -148,7 +148,7 @@ func TestAFenceWaitsForTheIOOfTheOldEpoch(t *testing.T) {
 // kernelWorld is the machine that the test runs in, with an agent for its drive.
 func kernelWorld(t *testing.T) *world {
 	t.Helper()
-	if os.Getenv("WEFT_KERNEL") == "" {
+	if os.Getenv("WEFT_GUEST") == "" {
 		t.Skip("not in a test machine: see e2e/kernel_test.go")
 	}
 	for _, needed := range []string{kernelDrive, "/sys/kernel/config/nvmet", "/dev/mapper/control"} {

@@ -40,6 +40,9 @@ func hashesAndGroups(t *testing.T, l *lab) {
 		})
 	}
 	for g := dhchap.FFDHE2048; g <= dhchap.FFDHE8192; g++ {
+		if g == dhchap.FFDHE6144 && !(l.host.ours() && l.target.ours()) {
+			continue // takes Linux half a minute a queue in an emulated machine, and 8192 not a second
+		}
 		t.Run(fmt.Sprint(g), func(t *testing.T) {
 			proves(t, l, access{hostKey: newKey(t, dhchap.SHA256), group: g})
 		})

@@ -10,7 +10,7 @@ import (
 // onKernel skips what needs a kernel of its own, with nvme-tcp and nvmet-tcp.
 func onKernel(t *testing.T) {
 	t.Helper()
-	if os.Getenv("WEFT_KERNEL") == "" {
+	if os.Getenv("WEFT_GUEST") == "" {
 		t.Skip("needs a kernel of its own: make interop")
 	}
 }

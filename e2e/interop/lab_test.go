@@ -4,6 +4,7 @@ package interop
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -206,8 +207,9 @@ func newNQN() block.NQN {
 }
 
 func newID(nsid uint32) (id [16]byte) {
-	n := serial.Add(1)
-	copy(id[:], fmt.Sprintf("%08x%08x", uint32(n)^uint32(os.Getpid()), nsid))
+	binary.BigEndian.PutUint32(id[0:], uint32(os.Getpid()))
+	binary.BigEndian.PutUint32(id[9:], nsid) // bytes 6 and 8 are not all of a UUID's own
+	binary.BigEndian.PutUint16(id[4:], uint16(serial.Add(1)))
 	return id
 }
 

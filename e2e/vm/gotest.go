@@ -34,8 +34,8 @@ type Suite struct {
 }
 
 // GoTest builds the tests of a package, runs them in the machine and reports
-// each of them as a subtest of t. The guest's environment has WEFT_KERNEL set,
-// by which a test knows that the kernel it wants is there.
+// each of them as a subtest of t. The guest's environment has WEFT_GUEST set, by
+// which a test knows that it is in a machine made for it, on the kernel it wants.
 func GoTest(t *testing.T, m *Machine, s Suite) {
 	t.Helper()
 	s.Limit = orDefault(s.Limit, 5*time.Minute)
@@ -102,7 +102,7 @@ func (m *Machine) runTestProgram(ctx context.Context, s Suite, work string) ([]b
 	var out bytes.Buffer
 	err := m.Do(ctx, Command{
 		Argv:   append(argv, s.Args...),
-		Env:    append([]string{"WEFT_KERNEL=" + KernelVersion()}, s.Env...),
+		Env:    append([]string{"WEFT_GUEST=" + KernelVersion()}, s.Env...),
 		Dir:    work,
 		Stdout: &out, Stderr: &out, // one goroutine receives both
 	})

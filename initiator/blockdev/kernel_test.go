@@ -25,7 +25,7 @@ func TestKernelBlockdevUBLK(t *testing.T) {
 // requireKernel skips outside of a virtual machine, and where require does.
 func requireKernel(t *testing.T, k Kind) {
 	t.Helper()
-	if os.Getenv("WEFT_KERNEL") == "" {
+	if os.Getenv("WEFT_GUEST") == "" {
 		t.Skip("needs a kernel of its own: go test -run TestKernel ./e2e")
 	}
 	require(t, k)

@@ -16,13 +16,13 @@ import (
 )
 
 // The tests here need a kernel of their own, with nvmet-tcp and nvme-tcp loaded
-// and /dev/ram0: WEFT_KERNEL says that there is one (see e2e.TestKernel).
+// and /dev/ram0: WEFT_GUEST says that there is one (see e2e.TestKernel).
 
 const configfs = "/sys/kernel/config"
 
 func onKernel(t *testing.T) *Tree {
 	t.Helper()
-	if os.Getenv("WEFT_KERNEL") == "" {
+	if os.Getenv("WEFT_GUEST") == "" {
 		t.Skip("needs a kernel of its own: go test -run TestKernel ./e2e")
 	}
 	if err := unix.Mount("configfs", configfs, "configfs", 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {

@@ -45,10 +45,10 @@ func TestSuiteOnTheFake(t *testing.T) {
 }
 
 // TestSuiteOnTheKernel empties nvmet, so it runs only in a machine made for it
-// (WEFT_KERNEL is set there): as root, with nvmet and nvmet-tcp loaded, and eight
+// (WEFT_GUEST is set there): as root, with nvmet and nvmet-tcp loaded, and eight
 // block devices that nobody uses: modprobe brd rd_nr=8.
 func TestSuiteOnTheKernel(t *testing.T) {
-	if os.Getenv("WEFT_KERNEL") == "" {
+	if os.Getenv("WEFT_GUEST") == "" {
 		t.Skip("not in a test machine: see e2e/kernel_test.go")
 	}
 	root := "/sys/kernel/config/nvmet"
