@@ -22,13 +22,6 @@ type testCase struct {
 	needs func(l *lab) string // why it can not run on l; "" or nil: it can
 }
 
-func multipath(l *lab) string {
-	if l.host.ours() {
-		return "our host has no multipath yet"
-	}
-	return ""
-}
-
 func bothAuthenticate(l *lab) string {
 	if !l.host.authenticates() || !l.target.authenticates() {
 		return "this kernel has no DH-HMAC-CHAP"
@@ -58,10 +51,10 @@ func cases() []testCase {
 		{"048 another number of queues after a reconnect", otherQueues, nil},
 		{"051,052 namespaces come and go side by side", comeAndGo, nil},
 		{"055 a write to a namespace that is gone is an error", writeToGone, nil},
-		{"057 paths fail over by ANA state under load", anaUnderLoad, multipath},
+		{"057 paths fail over by ANA state under load", anaUnderLoad, nil},
 		{"058 an nsid that means another namespace is another device", remapped, nil},
 		{"061 a target that goes away and comes back under load", targetRestart, nil},
-		{"a path that breaks is replaced by the other", pathBreaks, multipath},
+		{"a path that breaks is replaced by the other", pathBreaks, nil},
 		{"a silent network is noticed by both, and survived", silence, nil},
 		{"a host that is not allowed is refused", notAllowed, nil},
 		{"041,042 a host proves its key, in each kind of key", keysOfEachKind, bothAuthenticate},

@@ -110,15 +110,25 @@ func (c *ourSession) namespaces() map[uint32]int64 {
 	return sizes
 }
 
+// device is the namespace, over all controllers if there are several.
 func (c *ourSession) device(nsid uint32) block.Device {
 	c.t.Helper()
-	var d *nvmehost.Namespace
-	eventually(c.t, fmt.Sprintf("namespace %d appears", nsid), func() bool {
-		n, err := c.controllers[0].Namespace(nsid, block.UUID{})
-		d = n
-		return err == nil
-	})
-	return d
+	var spaces []*nvmehost.Namespace
+	for _, h := range c.controllers {
+		eventually(c.t, fmt.Sprintf("namespace %d appears", nsid), func() bool {
+			n, err := h.Namespace(nsid, block.UUID{})
+			if err == nil {
+				spaces = append(spaces, n)
+			}
+			return err == nil
+		})
+	}
+	if len(spaces) == 1 {
+		return spaces[0]
+	}
+	paths, err := nvmehost.Multipath(nvmehost.MultipathConfig{}, spaces...)
+	must(c.t, err)
+	return paths
 }
 
 func (*ourSession) path(uint32) string { return "" }
