@@ -4,6 +4,7 @@
 KERNEL ?= 6.1# Debian kernel that the virtual machines boot: 6.1 or 6.12
 COUNT  ?= 1# how often each scenario runs
 RUN    ?= .# which scenarios run, a regular expression
+PART   ?= all# what bench measures: user, vm or all
 export WEFT_KERNEL = $(KERNEL)
 
 .DEFAULT_GOAL := help
@@ -43,8 +44,10 @@ interop: ## Linux's NVMe/TCP host and target with ours, in a virtual machine (KE
 e2e: ## the scenarios, in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKilled)
 	go test -count=$(COUNT) -v -timeout 85m -run '^TestScenario.*$(RUN)' ./e2e
 
-bench: install ## ratios to the raw namespace, and the stall at a target's death
-	go run ./e2e/bench
+bench: ## what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=vm: the kernel path)
+	@e2e/install.sh $(if $(filter user,$(PART)),,vm) $(if $(filter vm,$(PART)),,bench)
+	go build -o bin/bench ./e2e/bench
+	bin/bench -part "$(PART)"
 
 fuzz: ## each fuzz target for FUZZTIME (30s)
 	@e2e/fuzz.sh $${FUZZTIME:-30s}

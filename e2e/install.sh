@@ -1,22 +1,40 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Installs what the virtual machines need from the distribution's packages, and
-# says what it installs. Nothing is done when all of it is there.
+# Installs what the virtual machines need ("vm", the default) or what the
+# benchmark compares with ("bench") from the distribution's packages, and says
+# what it installs. Nothing is done when all of it is there.
 set -eu
 
 packages=""
 need() { # program, package
 	command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ] || [ -x "/sbin/$1" ] || packages="$packages $2"
 }
-need qemu-system-x86_64 qemu-system-x86
-need busybox busybox-static
-need fio fio
-need mkfs.ext4 e2fsprogs
-need mkfs.xfs xfsprogs
-need nvme nvme-cli
-need depmod kmod
-need protoc protobuf-compiler
-[ -e /usr/include/google/protobuf/timestamp.proto ] || packages="$packages libprotobuf-dev"
+machines() { # what the scenarios in virtual machines, and the build, need
+	need qemu-system-x86_64 qemu-system-x86
+	need busybox busybox-static
+	need fio fio
+	need mkfs.ext4 e2fsprogs
+	need mkfs.xfs xfsprogs
+	need nvme nvme-cli
+	need depmod kmod
+	need protoc protobuf-compiler
+	[ -e /usr/include/google/protobuf/timestamp.proto ] || packages="$packages libprotobuf-dev"
+}
+peers() { # what the benchmark of the user-space path compares with
+	need tgtd tgt
+	need iscsi-perf libiscsi-bin
+	need nbdkit nbdkit
+	need qemu-nbd qemu-utils
+	need qemu-storage-daemon qemu-system-common
+}
+[ $# -gt 0 ] || set -- vm
+for part in "$@"; do
+	case $part in
+	vm) machines ;;
+	bench) peers ;;
+	*) echo "install: no part $part: vm or bench" >&2; exit 2 ;;
+	esac
+done
 
 [ -n "$packages" ] || exit 0
 echo "install: from the distribution:$packages"

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/backend"
+)
+
+// Role as the first argument makes this program one of the processes that are
+// measured, instead of the one that measures.
+const Role = "datapath-process"
+
+// Process is the main function of such a process.
+func Process(args []string) error {
+	switch role := args[0]; role {
+	case "client":
+		defer profileFor(role)()
+		return answer(work)
+	default:
+		return serve(role, args[1:])
+	}
+}
+
+// serve listens, says where, and tells what it has used when it is asked.
+func serve(kind string, args []string) error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	defer profileFor(kind)()
+	switch kind {
+	case "frames":
+		go serveFrames(l, form(args[0]))
+	case "memory":
+		d, err := filled()
+		if err != nil {
+			return err
+		}
+		if err := serveDevice(l, d); err != nil {
+			return err
+		}
+	case "file":
+		f, err := backend.Open(args[0], backend.Options{})
+		if err != nil {
+			return err
+		}
+		if err := serveDevice(l, f); err != nil {
+			return err
+		}
+	default:
+		return fmt.Errorf("no role %q", kind)
+	}
+	fmt.Fprintln(os.Stdout, l.Addr())
+	return answer(func(struct{}) usage { return ownUsage() })
+}
+
+// work does one job in the client process.
+func work(j job) (r result) {
+	before := ownUsage()
+	r, err := j.do()
+	after := ownUsage()
+	if err != nil {
+		r.Err = err.Error()
+	}
+	if ios := r.IOPS * j.Seconds; ios > 0 {
+		r.Mallocs = float64(after.Mallocs-before.Mallocs) / ios
+		r.CPU = float64((after.CPU - before.CPU).Microseconds()) / ios
+	}
+	return r
+}
+
+func (j job) do() (result, error) {
+	switch j.Kind {
+	case "frames", "nbd":
+		var w wire = frames{}
+		if j.Kind == "nbd" {
+			w = nbd{j.Export}
+		}
+		c, err := dial(j.Form, j.Address)
+		if err != nil {
+			return result{}, err
+		}
+		defer c.Close()
+		return drive(c, w, j)
+	case "host", "volume", "device":
+		return j.doDevice()
+	}
+	return result{}, fmt.Errorf("no kind of job %q", j.Kind)
+}
+
+// doDevice is a job on Weft's host, on a volume over several of them, or on the
+// kernel's block device in front of that.
+func (j job) doDevice() (_ result, retErr error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	var legs []block.Device
+	for range max(1, j.Stripes*j.Copies) {
+		c, d, err := reach(ctx, j.Address)
+		if err != nil {
+			return result{}, err
+		}
+		defer c.Cut()
+		legs = append(legs, d)
+	}
+	if j.Kind == "host" {
+		return loadDevice(legs[0], j)
+	}
+	closing := func(what string, f func(context.Context) error) {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := f(ctx); err != nil && retErr == nil {
+			retErr = fmt.Errorf("close %s: %w", what, err)
+		}
+	}
+	v, err := volume(j.Stripes, j.Copies, legs)
+	if err != nil {
+		return result{}, err
+	}
+	defer closing("volume", v.Close)
+	if j.Kind == "volume" {
+		return loadDevice(v, j)
+	}
+	node, unexport, err := export(ctx, v)
+	if err != nil {
+		return result{}, err
+	}
+	defer closing("block device", unexport)
+	f, err := backend.Open(node, backend.Options{Workers: j.Depth})
+	if err != nil {
+		return result{}, err
+	}
+	defer f.Close()
+	return loadDevice(f, j)
+}

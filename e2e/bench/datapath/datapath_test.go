@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
+func TestHistogramIsRightToAnEighth(t *testing.T) {
+	var h histogram
+	var all []time.Duration
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 20_000 {
+		d := time.Duration(r.ExpFloat64() * float64(200*time.Microsecond))
+		h.add(d)
+		all = append(all, d)
+	}
+	slices.Sort(all)
+	for _, q := range []float64{0.01, 0.5, 0.9, 0.99, 0.999} {
+		want := all[int(q*float64(len(all)))]
+		if got := h.quantile(q); got < want*7/8 || got > want*9/8 {
+			t.Errorf("quantile(%v) = %v, want %v to an eighth", q, got, want)
+		}
+	}
+	for n := range uint64(100_000) {
+		if b := bucket(n); floor(b) > n || floor(b+1) <= n {
+			t.Fatalf("%d is in bucket %d, which is [%d, %d)", n, b, floor(b), floor(b+1))
+		}
+	}
+}
+
+func listen(t *testing.T) net.Listener {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+func jobs() (all []job) {
+	for _, write := range []bool{false, true} {
+		for _, j := range []job{{Size: 4096, Depth: 1}, {Size: 4096, Depth: 32, Random: true}, {Size: 128 << 10, Depth: 8}} {
+			j.Write, j.Span, j.Seconds = write, 8<<20, 0.05
+			all = append(all, j)
+		}
+	}
+	return all
+}
+
+// TestMain lets this program be one of the processes, as the benchmark itself does.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == Role {
+		if err := Process(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func TestBareFramesAreAnsweredOneForOne(t *testing.T) {
+	client, err := start(-1, "client")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.stop()
+	for _, f := range []form{poller, blocking} {
+		s, err := bareFrames(f, -1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.stop()
+		for _, j := range jobs() {
+			j.Kind, j.Form, j.Address = "frames", f, s.job.Address
+			var r result
+			if err := client.ask(0, j, &r); err != nil || r.Err != "" || r.IOPS == 0 || r.P50 == 0 || r.P99 < r.P50 {
+				t.Errorf("%+v: %+v, %v", j, r, err)
+			}
+		}
+		if u, err := s.used(); err != nil || u.CPU == 0 {
+			t.Errorf("%s server has used %+v, %v", f, u, err)
+		}
+	}
+}
+
+func TestWeftTakesTheSameJobs(t *testing.T) {
+	d, err := filled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := listen(t)
+	if err := serveDevice(l, d); err != nil {
+		t.Fatal(err)
+	}
+	kinds := []job{{Kind: "host"}, {Kind: "volume", Stripes: 1, Copies: 2}, {Kind: "volume", Stripes: 2, Copies: 2}}
+	if bestAbility().Usable {
+		kinds = append(kinds, job{Kind: "device", Stripes: 1, Copies: 2})
+	}
+	for _, kind := range kinds {
+		for _, j := range jobs() {
+			j.Kind, j.Stripes, j.Copies, j.Address = kind.Kind, kind.Stripes, kind.Copies, l.Addr().String()
+			if r := work(j); r.Err != "" || r.IOPS == 0 {
+				t.Errorf("%+v: %+v", j, r)
+			}
+		}
+	}
+	p := make([]byte, 4096)
+	if err := block.ReadAt(d, p, 0); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNBDRepliesAreTakenApart(t *testing.T) {
+	good := []byte{0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}
+	sizes := []int{0, 4096}
+	if slot, n, err := (nbd{}).reply(good, sizes); slot != 1 || n != 16+4096 || err != nil {
+		t.Errorf("reply = %d, %d, %v; want slot 1 with 4096 bytes of data", slot, n, err)
+	}
+	if _, n, err := (nbd{}).reply(good[:15], sizes); n != 0 || err != nil {
+		t.Errorf("reply of 15 bytes = %d, %v; want to wait for more", n, err)
+	}
+	for name, at := range map[string]int{"magic": 0, "error": 7, "slot": 15} {
+		bad := slices.Clone(good)
+		bad[at] ^= 0x40
+		if _, _, err := (nbd{}).reply(bad, sizes); err == nil {
+			t.Errorf("a reply with a bad %s is taken", name)
+		}
+	}
+}

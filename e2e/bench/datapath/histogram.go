@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"math/bits"
+	"time"
+)
+
+// A histogram counts durations in buckets that are at most an eighth wide. It
+// takes no memory after it was made.
+type histogram [8 * 48]uint32
+
+func (h *histogram) add(d time.Duration) { h[bucket(uint64(max(d, 0)))]++ }
+
+// bucket is the number of the bucket of n: three bits after the highest one.
+func bucket(n uint64) int {
+	if n < 8 {
+		return int(n)
+	}
+	e := bits.Len64(n) - 4
+	return min(8*e+int(n>>e), len(histogram{})-1)
+}
+
+// floor is the least n in a bucket.
+func floor(bucket int) uint64 {
+	if bucket < 16 {
+		return uint64(bucket)
+	}
+	e := bucket/8 - 1
+	return uint64(bucket-8*e) << e
+}
+
+func (h *histogram) merge(o *histogram) {
+	for i, n := range o {
+		h[i] += n
+	}
+}
+
+func (h *histogram) count() (n uint64) {
+	for _, c := range h {
+		n += uint64(c)
+	}
+	return n
+}
+
+// quantile is a duration that the share q of all does not exceed, to an eighth.
+func (h *histogram) quantile(q float64) time.Duration {
+	left := uint64(q * float64(h.count()))
+	for i, c := range h {
+		if uint64(c) > left {
+			return time.Duration(floor(i)+floor(i+1)) / 2
+		}
+		left -= uint64(c)
+	}
+	return 0
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strings"
+)
+
+// Options say how much is measured.
+type Options struct {
+	Rounds   int     // how often each workload runs on each server
+	Seconds  float64 // how long each run takes
+	Dir      string  // where the files for the file-backed part lie; empty: a temporary directory
+	Only     string  // workloads whose names contain it
+	Profiles string  // folder for processor profiles of our processes; empty: none
+	Out      io.Writer
+}
+
+type workload struct {
+	name   string
+	write  bool
+	random bool
+	size   int
+	depth  int
+}
+
+var inMemory = []workload{
+	{"4k random read, depth 1", false, true, 4096, 1},
+	{"4k random read, depth 32", false, true, 4096, 32},
+	{"4k random read, depth 128", false, true, 4096, 128},
+	{"4k random write, depth 1", true, true, 4096, 1},
+	{"4k random write, depth 32", true, true, 4096, 32},
+	{"4k random write, depth 128", true, true, 4096, 128},
+	{"128k sequential read, depth 8", false, false, 128 << 10, 8},
+	{"128k sequential write, depth 8", true, false, 128 << 10, 8},
+}
+
+var onFiles = []workload{
+	{"4k random read, depth 32", false, true, 4096, 32},
+	{"4k random write, depth 32", true, true, 4096, 32},
+	{"128k sequential read, depth 8", false, false, 128 << 10, 8},
+	{"128k sequential write, depth 8", true, false, 128 << 10, 8},
+}
+
+// sample is one run, and what the server used for it.
+type sample struct {
+	result
+	server  float64 // microseconds of processor per IO
+	mallocs float64 // of the server per IO; less than 0: not known
+}
+
+// bench is what is measured together.
+type bench struct {
+	Options
+	client    *process
+	clientCPU int
+	servers   []*server
+}
+
+// Measure runs both halves, over memory and over files, and prints their tables.
+func Measure(ctx context.Context, o Options) error {
+	if o.Profiles != "" {
+		os.Setenv(profilesIn, o.Profiles) // the processes inherit it
+	}
+	serverCPU, clientCPU := 0, 1
+	if runtime.NumCPU() < 2 {
+		serverCPU, clientCPU = -1, -1
+		fmt.Fprintln(o.Out, "one processor only: servers and client share it")
+	}
+	client, err := start(clientCPU, "client")
+	if err != nil {
+		return err
+	}
+	defer client.stop()
+	for _, half := range []struct {
+		title     string
+		open      func(ctx context.Context, o Options, cpu int) ([]*server, []string, func(), error)
+		workloads []workload
+	}{{"in memory", memoryServers, inMemory}, {"on files, past the page cache where the server can do that", fileServers, onFiles}} {
+		servers, missing, clean, err := half.open(ctx, o, serverCPU)
+		if err != nil {
+			return err
+		}
+		b := &bench{o, client, clientCPU, servers}
+		fmt.Fprintf(o.Out, "\n## %s\n\n", half.title)
+		for _, m := range missing {
+			fmt.Fprintf(o.Out, "left out: %s\n", m)
+		}
+		err = b.run(ctx, half.workloads)
+		for _, s := range servers {
+			s.stop()
+		}
+		clean()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// run measures all workloads and prints a table of each, then the ratios.
+func (b *bench) run(ctx context.Context, workloads []workload) error {
+	var summary [][]string
+	for _, w := range workloads {
+		if !strings.Contains(w.name, b.Only) {
+			continue
+		}
+		samples := make([][]sample, len(b.servers))
+		for range b.Rounds {
+			for i, s := range b.servers {
+				if s.broken {
+					continue
+				}
+				got, err := b.one(ctx, s, w)
+				if errors.Is(err, errNotMade) {
+					continue
+				}
+				if err != nil && ctx.Err() == nil && s.own == nil { // the peer's trouble
+					fmt.Fprintf(b.Out, "left out from here: %s: %v\n", s.name, err)
+					s.broken = true
+					continue
+				}
+				if err != nil {
+					return fmt.Errorf("%s on %s: %w", w.name, s.name, err)
+				}
+				samples[i] = append(samples[i], got)
+			}
+		}
+		row := b.print(w, samples)
+		summary = append(summary, row)
+	}
+	b.printRatios(summary)
+	return nil
+}
+
+// one runs a workload on a server once.
+func (b *bench) one(ctx context.Context, s *server, w workload) (sample, error) {
+	j := s.job
+	j.Write, j.Random, j.Size, j.Depth, j.Span, j.Seconds = w.write, w.random, w.size, w.depth, int64(deviceSize), b.Seconds
+	before, err := s.used()
+	if err != nil {
+		return sample{}, err
+	}
+	var got sample
+	if s.iscsi != "" {
+		got.result, err = iscsiPerf(ctx, s.iscsi, j, b.clientCPU)
+	} else {
+		err = b.client.ask(j.duration(), j, &got.result)
+		if err == nil && got.Err != "" {
+			err = errors.New(got.Err)
+		}
+	}
+	if err != nil {
+		return sample{}, err
+	}
+	after, err := s.used()
+	if err != nil {
+		return sample{}, err
+	}
+	ios := got.IOPS * j.Seconds
+	got.server, got.mallocs = float64((after.CPU-before.CPU).Microseconds())/ios, -1
+	if s.own != nil {
+		got.mallocs = float64(after.Mallocs-before.Mallocs) / ios
+	}
+	return got, nil
+}

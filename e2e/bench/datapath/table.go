@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// print prints what a workload gave, and returns its line of ratios.
+func (b *bench) print(w workload, samples [][]sample) (row []string) {
+	fmt.Fprintf(b.Out, "%s\n", w.name)
+	t := tabwriter.NewWriter(b.Out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "\tIOPS\tratio\tp50\tp99\tserver µs/IO\tclient µs/IO\tserver allocs/IO\tclient allocs/IO\t")
+	row = []string{w.name}
+	for i, s := range b.servers {
+		if len(samples[i]) == 0 {
+			row = append(row, "–")
+			continue
+		}
+		of := func(f func(sample) float64) float64 { return median(samples[i], f) }
+		var ratios []float64
+		for r, got := range samples[i] {
+			ratios = append(ratios, got.IOPS/samples[0][r].IOPS)
+		}
+		ratio := fmt.Sprintf("%.2f", median(ratios, func(f float64) float64 { return f }))
+		row = append(row, ratio)
+		us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
+		fmt.Fprintf(t, "%s\t%.0f\t%s\t%s\t%s\t%.1f\t%s\t%s\t%s\t\n", s.name, of(func(x sample) float64 { return x.IOPS }), ratio,
+			known(of(func(x sample) float64 { return us(x.P50) }), "%.0f µs"), known(of(func(x sample) float64 { return us(x.P99) }), "%.0f µs"),
+			of(func(x sample) float64 { return x.server }), known(of(func(x sample) float64 { return x.CPU }), "%.1f"),
+			allocs(of(func(x sample) float64 { return x.mallocs })), clientAllocs(s, of(func(x sample) float64 { return x.Mallocs })))
+	}
+	t.Flush()
+	fmt.Fprintln(b.Out)
+	return row
+}
+
+func known(v float64, format string) string {
+	if v <= 0 {
+		return "–"
+	}
+	return fmt.Sprintf(format, v)
+}
+
+func allocs(v float64) string {
+	if v < 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.3f", v)
+}
+
+func clientAllocs(s *server, v float64) string {
+	if s.iscsi != "" {
+		return "–"
+	}
+	return allocs(v)
+}
+
+// printRatios prints the table for the README.
+func (b *bench) printRatios(rows [][]string) {
+	head := []string{"IOPS ÷ those of " + b.servers[0].name}
+	for _, s := range b.servers {
+		head = append(head, s.name)
+	}
+	fmt.Fprintf(b.Out, "| %s |\n|%s\n", strings.Join(head, " | "), strings.Repeat("---|", len(head)))
+	for _, r := range rows {
+		fmt.Fprintf(b.Out, "| %s |\n", strings.Join(r, " | "))
+	}
+}
+
+func median[T any](all []T, of func(T) float64) float64 {
+	var values []float64
+	for _, v := range all {
+		values = append(values, of(v))
+	}
+	slices.Sort(values)
+	return values[len(values)/2]
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime/pprof"
+	"time"
+
+	"weft.dev/weft/initiator/blockdev"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/backend"
+	"weft.dev/weft/proto/nvmetcp/controller"
+	"weft.dev/weft/proto/nvmetcp/host"
+	"weft.dev/weft/raid/engine"
+)
+
+// deviceSize is how large the measured devices are; memory is taken for what is
+// written only.
+const deviceSize = 256 * block.MiB
+
+var (
+	subsystem = block.NQN("nqn.2026-11.dev.weft:bench")
+	namespace = block.UUID{0: 0xbe, 6: 0x40, 8: 0x80}
+	initiator = block.HostFromID(block.UUID{0: 0xc1, 6: 0x40, 8: 0x80})
+)
+
+// serveDevice is Weft's controller in front of one device.
+func serveDevice(l net.Listener, d block.Device) error {
+	t, err := controller.New(controller.Config{})
+	if err != nil {
+		return err
+	}
+	s, err := t.AddSubsystem(controller.SubsystemConfig{NQN: subsystem, Serial: "bench", AllowAnyHost: true})
+	if err != nil {
+		return err
+	}
+	if err := s.AddNamespace(controller.NamespaceConfig{NSID: 1, UUID: namespace, Device: d}); err != nil {
+		return err
+	}
+	_, err = t.Serve(l, controller.PortConfig{ID: 1, Link: []*controller.Subsystem{s}})
+	return err
+}
+
+// filled is memory that was written, as a device in use has been.
+func filled() (block.Device, error) {
+	m := backend.NewMemory(deviceSize, 0)
+	p := make([]byte, block.MiB)
+	for i := range p {
+		p[i] = byte(i * 7)
+	}
+	for off := int64(0); off < int64(deviceSize); off += int64(len(p)) {
+		if err := block.WriteAt(m, p, off); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// reach connects to a controller.
+func reach(ctx context.Context, address string) (*host.Controller, block.Device, error) {
+	c, err := host.Connect(ctx, host.Config{Portals: []string{address}, Subsystem: subsystem, Host: initiator, IOQueues: 1, QueueDepth: 129, KATO: -1})
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err := c.Namespace(1, namespace)
+	if err != nil {
+		c.Cut()
+		return nil, nil, err
+	}
+	return c, d, nil
+}
+
+// volume is one over legs that are all the same controller's device: what the
+// engine and more copies cost. Nobody looks at the data.
+func volume(stripes, copies int, legs []block.Device) (*engine.Volume, error) {
+	v, err := engine.New(engine.Config{Layout: block.Layout{Stripes: stripes, Copies: copies, Chunk: block.DefaultChunk}, Size: deviceSize})
+	if err != nil {
+		return nil, err
+	}
+	for i, d := range legs {
+		if err := v.Add(i/copies, i%copies, d, engine.InSync, false); err != nil {
+			return nil, fmt.Errorf("add leg: %w", err)
+		}
+	}
+	return v, nil
+}
+
+// bestAbility is the way in which export gives devices out here, or why it can not.
+func bestAbility() (best blockdev.Ability) {
+	for _, a := range blockdev.Probe() {
+		if best = a; a.Usable {
+			break
+		}
+	}
+	return best
+}
+
+// export gives a device to the kernel as `weft attach` does, and says where it is.
+func export(ctx context.Context, d block.Device) (node string, closed func(context.Context) error, err error) {
+	dir, err := os.MkdirTemp("", "weft-bench-dev-*")
+	if err != nil {
+		return "", nil, err
+	}
+	e, err := blockdev.Export(ctx, d, blockdev.Options{Name: "bench", DevDir: dir, RunDir: dir + "/run"})
+	if err != nil {
+		return "", nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return e.Node(), func(ctx context.Context) error {
+		return errors.Join(e.Close(ctx, false), os.RemoveAll(dir))
+	}, nil
+}
+
+// loadDevice keeps depth IOs under way on a device until the time is up.
+func loadDevice(d block.Device, j job) (result, error) {
+	type slot struct {
+		block.IO
+		sent time.Time
+		h    histogram
+	}
+	var r result
+	end := time.Now().Add(j.duration())
+	slots, done := make([]slot, j.Depth), make(chan error, j.Depth)
+	op := block.OpRead
+	if j.Write {
+		op = block.OpWrite
+	}
+	for i := range slots {
+		s, random := &slots[i], newOffsets(j)
+		random.at += uint64(i) * 0x9e3779b97f4a7c15
+		if !j.Random {
+			random.at = uint64(i) * uint64(random.blocks/int64(j.Depth))
+		}
+		s.IO = block.IO{Op: op, Len: int64(j.Size), Data: make([]byte, j.Size), Off: random.next()}
+		s.Done = func(*block.IO) {
+			now := time.Now()
+			s.h.add(now.Sub(s.sent))
+			if s.Err != nil || now.After(end) {
+				done <- s.Err
+				return
+			}
+			s.Off, s.sent = random.next(), now
+			d.Submit(&s.IO)
+		}
+	}
+	for i := range slots {
+		slots[i].sent = time.Now()
+		d.Submit(&slots[i].IO)
+	}
+	var err error
+	for range slots {
+		if e := <-done; e != nil {
+			err = e
+		}
+	}
+	var h histogram
+	for i := range slots {
+		h.merge(&slots[i].h)
+	}
+	r.fill(&h, j.duration())
+	return r, err
+}
+
+// profile writes a processor profile of this process to dir.
+func profile(dir, role string) (stop func()) {
+	f, err := os.Create(fmt.Sprintf("%s/%s-%d.pprof", dir, role, os.Getpid()))
+	if err != nil {
+		panic(err)
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		panic(err)
+	}
+	return func() { pprof.StopCPUProfile(); f.Close() }
+}

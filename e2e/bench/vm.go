@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"weft.dev/weft/e2e/testbed"
+	"weft.dev/weft/e2e/vm"
+	"weft.dev/weft/proto/pb"
+)
+
+// workload is one fio job.
+type workload struct {
+	name, rw, bs string
+	depth        int
+}
+
+var workloads = []workload{
+	{"4k random read, depth 1", "randread", "4k", 1},
+	{"4k random read, depth 32", "randread", "4k", 32},
+	{"4k random write, depth 1", "randwrite", "4k", 1},
+	{"4k random write, depth 32", "randwrite", "4k", 32},
+	{"128k sequential read, depth 8", "read", "128k", 8},
+	{"128k sequential write, depth 8", "write", "128k", 8},
+}
+
+// layouts are the volumes that are measured. The raw namespace is the one under
+// the first: a volume of one leg.
+var layouts = []struct {
+	name            string
+	stripes, copies int
+}{{"1 leg", 1, 1}, {"RAID0 ×2", 2, 1}, {"RAID1", 1, 2}, {"RAID10 2×2", 2, 2}}
+
+// measure is the part in virtual machines.
+func measure(t vm.TB) {
+	b := testbed.Start(t, testbed.Options{DriveSize: "3GiB"})
+	c1 := b.Clients[0]
+	fmt.Printf("kernel %s, three targets with one drive each, one client, TCP; %d rounds of %d s\n\n", vm.KernelVersion(), *rounds, *seconds)
+	devices := map[string]string{}
+	for i, l := range layouts {
+		name := fmt.Sprintf("bench%d", i)
+		b.Create(name, "256MiB", l.stripes, l.copies)
+		devices[l.name] = b.Attach(name, c1)
+	}
+	raw := rawNamespace(t, b, c1)
+	fmt.Printf("%-32s %14s", "IOPS as a ratio to the raw", "raw IOPS")
+	for _, l := range layouts {
+		fmt.Printf("%14s", l.name)
+	}
+	fmt.Println()
+	for _, w := range workloads {
+		compare(t, c1, w, raw, devices)
+	}
+	for i := range layouts {
+		b.Detach(fmt.Sprintf("bench%d", i))
+	}
+	stalls(t, b, c1)
+}
+
+// rawNamespace is the NVMe device under the volume of one leg.
+func rawNamespace(t vm.TB, b *testbed.Bed, client *vm.Machine) string {
+	leg := b.Volume("bench0").Legs[0]
+	out, err := client.Shell(t.Context(), "for c in /sys/class/nvme-subsystem/*; do grep -q "+leg.VolumeId+" $c/subsysnqn && ls -d $c/nvme*n* | grep -v c[0-9]*n || true; done")
+	if err != nil || strings.TrimSpace(out) == "" {
+		t.Fatalf("find the raw namespace: %v %s", err, out)
+	}
+	parts := strings.Split(strings.Fields(out)[0], "/")
+	return "/dev/" + parts[len(parts)-1]
+}
+
+// compare runs a workload on the raw namespace and every volume in turn.
+func compare(t vm.TB, client *vm.Machine, w workload, raw string, devices map[string]string) {
+	turn := []string{raw}
+	for _, l := range layouts {
+		turn = append(turn, devices[l.name])
+	}
+	ratios := make([][]float64, len(layouts))
+	var raws []float64
+	for range *rounds {
+		reached := iops(t, client, w, turn)
+		raws = append(raws, reached[0])
+		for i := range layouts {
+			ratios[i] = append(ratios[i], reached[i+1]/reached[0])
+		}
+	}
+	fmt.Printf("%-32s %14.0f", w.name, median(raws))
+	for i := range layouts {
+		fmt.Printf("%14.2f", median(ratios[i]))
+	}
+	fmt.Println()
+}
+
+func median(values []float64) float64 {
+	slices.Sort(values)
+	return values[len(values)/2]
+}
+
+// iops runs fio on one device after the other, in one process, and gives what
+// it reached on each.
+func iops(t vm.TB, client *vm.Machine, w workload, devices []string) []float64 {
+	args := []string{"fio", "--rw=" + w.rw, "--bs=" + w.bs, fmt.Sprintf("--iodepth=%d", w.depth), "--ioengine=libaio", "--direct=1",
+		"--size=64m", "--time_based", fmt.Sprintf("--runtime=%d", *seconds), "--ramp_time=1", "--stonewall", "--output-format=json"}
+	for i, device := range devices {
+		args = append(args, fmt.Sprintf("--name=job%d", i), "--filename="+device)
+	}
+	out, err := client.Run(t.Context(), args...)
+	if err != nil {
+		t.Fatalf("fio on %v: %v", devices, err)
+	}
+	var report struct {
+		Jobs []struct{ Read, Write struct{ IOPS float64 } }
+	}
+	if err := json.Unmarshal([]byte(out[strings.Index(out, "{"):]), &report); err != nil || len(report.Jobs) != len(devices) {
+		t.Fatalf("fio on %v printed: %v\n%s", devices, err, out)
+	}
+	var reached []float64
+	for _, job := range report.Jobs {
+		reached = append(reached, job.Read.IOPS+job.Write.IOPS)
+	}
+	return reached
+}
+
+// stalls kills a target under writes several times, and breaks the stall down
+// as the initiator agent logs it.
+func stalls(t vm.TB, b *testbed.Bed, client *vm.Machine) {
+	b.Create("stall", "256MiB", 1, 2)
+	device := b.Attach("stall", client)
+	var all []float64
+	next := uint64(1)
+	fmt.Printf("\nstall of a writer when a target's power is cut\n")
+	for i := range *deaths {
+		w := b.Write(client, device, 16, 200, next)
+		w.AwaitProgress(100, time.Minute)
+		victim := b.Holder("stall", 0, uint32(i%2))
+		seen := len(b.Daemon(client).Log())
+		victim.Kill()
+		w.AwaitProgress(100, time.Minute)
+		stall, _ := w.Stall()
+		all = append(all, stall.Seconds())
+		fmt.Printf("  death %d: %5.2f s  %s\n", i+1, stall.Seconds(), breakdown(b.Daemon(client).Log()[seen:]))
+		next = w.Next()
+		w.Stop()
+		b.Up(victim)
+		b.WaitHealth("stall", pb.Health_HEALTH_HEALTHY, 3*time.Minute)
+	}
+	fmt.Printf("  median:  %5.2f s\n", median(all))
+}
+
+// breakdown picks the line with which the agent tells how long each part took.
+func breakdown(log string) string {
+	for line := range strings.Lines(log) {
+		if !strings.Contains(line, `msg="leg released"`) {
+			continue
+		}
+		var parts []string
+		for word := range strings.FieldsSeq(line) {
+			name, value, _ := strings.Cut(word, "=")
+			if d, err := time.ParseDuration(value); err == nil && name != "column" {
+				parts = append(parts, fmt.Sprintf("%s %.2f s", name, d.Seconds()))
+			}
+		}
+		return strings.Join(parts, ", ")
+	}
+	return "(the agent did not say)"
+}
