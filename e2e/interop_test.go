@@ -24,5 +24,5 @@ func TestInterop(t *testing.T) {
 		// run into mm/usercopy.c.
 		vm.KernelArgs("hardened_usercopy=off"),
 	)
-	vm.GoTest(t, m, vm.Suite{Package: "./e2e/interop", Run: cmp.Or(os.Getenv("WEFT_RUN"), ""), Limit: 25 * time.Minute})
+	vm.GoTest(t, m, vm.Suite{Package: "./e2e/interop", Run: cmp.Or(os.Getenv("WEFT_RUN"), ""), Limit: 35 * time.Minute})
 }

@@ -40,13 +40,14 @@ func cases() []testCase {
 		{"010 data is what was written, with a data digest", func(t *testing.T, l *lab) { dataIsRight(t, l, false, true) }, nil},
 		{"010 data is what was written, with both digests", func(t *testing.T, l *lab) { dataIsRight(t, l, true, true) }, nil},
 		{"014 a flush is answered", flushIsAnswered, nil},
-		{"016 many namespaces are all there", manyNamespaces, nil},
+		{"016,017 many namespaces are all there", manyNamespaces, nil},
 		{"018 beyond the end is an error", beyondTheEnd, nil},
 		{"019 discarded blocks can be written again", discards, nil},
 		{"065 zeroed blocks read as zeroes", zeroes, nil},
 		{"027 namespaces come, grow and go by themselves", namespacesComeGrowGo, nil},
 		{"031 a controller may go right after it came", goneAtOnce, nil},
-		{"040,053 resets under load lose nothing", resetUnderLoad, nil},
+		{"038 a subsystem with nothing in it, on no port, may go", emptyGoes, nil},
+		{"040 resets under load lose nothing", resetUnderLoad, nil},
 		{"040 a host may leave under load", leaveUnderLoad, nil},
 		{"048 another number of queues after a reconnect", otherQueues, nil},
 		{"051,052 namespaces come and go side by side", comeAndGo, nil},
@@ -297,6 +298,14 @@ func goneAtOnce(t *testing.T, l *lab) {
 		l.connect(t, s, options{}).disconnect()
 	}
 	must(t, block.WriteAt(l.connect(t, s, options{}).device(1), pattern(unit, 1), 0))
+}
+
+func emptyGoes(t *testing.T, l *lab) {
+	s := l.target.serve(t, spec{ports: 1})
+	s.unlink(0)
+	s.stop()
+	s.start(0)
+	l.connect(t, s, options{})
 }
 
 func resetUnderLoad(t *testing.T, l *lab) {

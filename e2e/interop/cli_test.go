@@ -22,6 +22,7 @@ import (
 func linuxCases() []testCase {
 	return []testCase{
 		{"003 a discovery controller is kept alive", discoveryKeptAlive, nil},
+		{"030 discovery's generation counter grows with each change", generationGrows, nil},
 		{"012 a file system is made and filled", fileSystem, nil},
 		{"021,028 nvme list and list-subsys show it", nvmeLists, nil},
 		{"nvme id-ctrl and id-ns say what it is", nvmeIdentifies, nil},
@@ -29,7 +30,7 @@ func linuxCases() []testCase {
 		{"nvme ana-log shows the states of a port", nvmeANALog, nil},
 		{"026 nvme ns-descs shows the UUID", nvmeDescriptors, nil},
 		{"029 nvme read, write, compare, flush, dsm, write-zeroes", nvmeCommands, nil},
-		{"027 nvme ns-rescan under load", rescanUnderLoad, nil},
+		{"027,053 nvme ns-rescan under load", rescanUnderLoad, nil},
 		{"047 read, write and poll queues", queueTypes, nil},
 		{"nvme connect, connect-all and disconnect", nvmeConnects, nil},
 		{"054 reservations", reservations, ourTargetOnly},
@@ -42,6 +43,28 @@ func ourTargetOnly(l *lab) string {
 		return "nvmet has no reservations before 6.13"
 	}
 	return ""
+}
+
+func generationGrows(t *testing.T, l *lab) {
+	s := l.target.serve(t, spec{namespaces: map[uint32]int64{1: mib}, allow: &access{host: testHost}, ports: 2})
+	last := -1
+	grows := func(after string, id block.Host) {
+		t.Helper()
+		address, service, _ := net.SplitHostPort(s.portal(0))
+		log := fields(t, "discover", "-t", "tcp", "-a", address, "-s", service, "-q", string(id.NQN), "-I", id.ID.String())
+		n, ok := log["genctr"].(float64)
+		if !ok || int(n) <= last {
+			t.Errorf("the generation is %v after %s, and was %d before", log["genctr"], after, last)
+		}
+		last = int(n)
+	}
+	grows("the start", testHost)
+	s.unlink(1)
+	grows("a port lost the subsystem", testHost)
+	s.link(1)
+	grows("a port got the subsystem", testHost)
+	s.allow(access{host: otherHost})
+	grows("another host is allowed", otherHost)
 }
 
 // upLinux is up, with the names of the block and the character device.

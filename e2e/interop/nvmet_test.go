@@ -219,6 +219,10 @@ func (n *nvmetSubsystem) unlink(port int) {
 
 func (n *nvmetSubsystem) allow(a access) {
 	n.t.Helper()
+	if old := n.spec.allow; old != nil && old.host != a.host {
+		n.gone(n.path("allowed_hosts", string(old.host.NQN)))
+		n.gone(filepath.Join(nvmetRoot, "hosts", string(old.host.NQN)))
+	}
 	n.spec.allow = &a
 	dir := filepath.Join(nvmetRoot, "hosts", string(a.host.NQN))
 	n.mkdir(dir)
