@@ -4,7 +4,10 @@ package host
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"net"
+	"strings"
 	"testing"
 
 	"weft.dev/weft/proto/nvmetcp"
@@ -90,6 +93,40 @@ func TestAControllerThatBreaksTheProtocolIsCutOff(t *testing.T) {
 				t.Errorf("it is session %d", s.Session)
 			}
 		})
+	}
+}
+
+func TestAControllerWithoutEndOfNamespacesIsGivenUp(t *testing.T) {
+	p := newPeer(t, 1<<20)
+	p.admin = func(l *link, cmd *nvmetcp.Command, _ []byte) bool {
+		switch i := nvmetcp.ParseIdentify(cmd); {
+		case cmd.Opcode() != nvmetcp.AdminIdentify:
+			return false
+		case i.CNS == nvmetcp.CNSActiveNamespaces:
+			var ids []uint32
+			for id := range uint32(nvmetcp.MaxNamespaceList) {
+				ids = append(ids, i.NSID+id+1)
+			}
+			l.send(cmd.CID(), nvmetcp.AppendNamespaceList(nil, ids))
+			return true
+		case i.CNS == nvmetcp.CNSNamespace:
+			l.answer(cmd.CID(), nvmetcp.InvalidNamespace|nvmetcp.DNR, 0)
+			return true
+		}
+		return false
+	}
+	cfg := p.config()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	dials := 0
+	cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if dials++; dials == 3 {
+			cancel()
+		}
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}
+	if _, err := Connect(ctx, cfg); err == nil || !strings.Contains(err.Error(), "there are more than") {
+		t.Fatal(err)
 	}
 }
 

@@ -37,7 +37,7 @@ func (n *Namespace) submit(io *block.IO, failed bool) {
 	}
 	s := splits.Get().(*split)
 	s.io = io
-	s.left.Store(int32((io.Len + limit - 1) / limit))
+	s.left.Store((io.Len + limit - 1) / limit)
 	for off, left := io.Off, io.Len; left > 0; {
 		length := min(left, limit)
 		r := n.request(io, off, length, failed)

@@ -39,14 +39,20 @@ const (
 	maxDiscard = 1<<32 - 1
 )
 
+// maxNamespaces bounds what is kept of a controller that finds no end.
+const maxNamespaces = 8 << 10
+
 // scan asks the controller for its namespaces and how they are reached.
 func (s *session) scan(ctx context.Context) ([]NamespaceInfo, error) {
 	var all []NamespaceInfo
-	after := uint32(0)
+	after, seen := uint32(0), 0
 	for {
 		ids, err := identified(ctx, s, nvmetcp.Identify{CNS: nvmetcp.CNSActiveNamespaces, NSID: after}, nvmetcp.ParseNamespaceList)
 		if err != nil {
 			return nil, err
+		}
+		if seen += len(ids); seen > maxNamespaces {
+			return nil, fmt.Errorf("list namespaces: there are more than %d", maxNamespaces)
 		}
 		for _, id := range ids {
 			if id <= after {

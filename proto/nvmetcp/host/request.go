@@ -124,7 +124,7 @@ func (l *list) append(m list) {
 // split is an IO that takes several commands.
 type split struct {
 	io   *block.IO
-	left atomic.Int32
+	left atomic.Int64
 	mu   sync.Mutex
 	err  error // the first one
 }
