@@ -19,8 +19,9 @@ import (
 func devices(t *testing.T, size, blockSize block.Size) map[string]block.Device {
 	t.Helper()
 	all := map[string]block.Device{"memory": NewMemory(size, blockSize)}
-	for name, buffered := range map[string]bool{"direct": false, "buffered": true} {
-		all[name] = openFile(t, size, Options{Buffered: buffered, BlockSize: blockSize, Workers: 4})
+	for name, o := range map[string]Options{"direct": {}, "direct, workers": {workersOnly: true}, "buffered": {Buffered: true}} {
+		o.BlockSize, o.Workers = blockSize, 4
+		all[name] = openFile(t, size, o)
 	}
 	return all
 }

@@ -20,12 +20,16 @@ type Options struct {
 	// BlockSize of a regular file, 512 or 4096; 0 means 4096. A block device has its own.
 	BlockSize block.Size
 
-	// Workers is how many IOs are with the kernel at once; 0 means 32.
+	// Workers is how many IOs that have to wait in the kernel do so at once; 0 means 32.
 	Workers int
+
+	workersOnly bool // in tests: all IOs are done by them
 }
 
-// File is a block.Device on a regular file or a block device. IOs are done by a
-// bounded number of goroutines, which are there only while there is work.
+// File is a block.Device on a regular file or a block device. Past the page cache,
+// reads and writes are the kernel's from Submit on (see aio). Everything else, and
+// what the kernel would have to wait for before it can begin, is done by a bounded
+// number of goroutines, which are there only while there is work.
 type File struct {
 	path     string
 	fd       int
@@ -34,12 +38,14 @@ type File struct {
 	memory   int // alignment of memory that direct IO wants
 	readOnly bool
 	max      int
+	aio      *aio // nil: there is none
 
 	mu       sync.Mutex
-	idle     sync.Cond // no worker and no flusher is left
+	idle     sync.Cond // no worker, no flusher and nothing with aio is left
 	geometry block.Geometry
 	queue    fifo
 	workers  int
+	apart    int         // IOs that aio has
 	flushes  []*block.IO // wait for the next fdatasync
 	spare    []*block.IO // the slice of the last round, to be used again
 	flushing bool
@@ -93,20 +99,53 @@ func (f *File) Submit(io *block.IO) {
 		io.Complete(err)
 		return
 	}
-	defer f.mu.Unlock()
 	if io.Op == block.OpFlush {
 		f.flushes = append(f.flushes, io)
 		if !f.flushing {
 			f.flushing = true
 			go f.runFlush()
 		}
+		f.mu.Unlock()
 		return
 	}
+	f.apart++
+	f.mu.Unlock()
+	if f.aio.submit(io) {
+		return
+	}
+	f.mu.Lock()
+	f.apart--
+	f.queueLocked(io)
+	f.mu.Unlock()
+}
+
+// queueLocked leaves an IO to the workers.
+func (f *File) queueLocked(io *block.IO) {
 	f.queue.push(io)
 	if f.workers < f.max {
 		f.workers++
 		go f.run()
 	}
+}
+
+// ended answers an IO that aio had, or leaves it to a worker, if it was not done
+// as a whole: to repeat it is harmless, as it has not been answered.
+func (f *File) ended(io *block.IO, well bool) {
+	if well {
+		io.Complete(nil)
+		return
+	}
+	f.mu.Lock()
+	f.queueLocked(io)
+	f.mu.Unlock()
+}
+
+// returned counts what aio has no more.
+func (f *File) returned(n int) {
+	f.mu.Lock()
+	f.apart -= n
+	f.restLocked()
+	f.mu.Unlock()
 }
 
 func (f *File) admitLocked(io *block.IO) error {
@@ -178,7 +217,7 @@ func (f *File) sync() error {
 }
 
 func (f *File) restLocked() {
-	if f.workers == 0 && !f.flushing {
+	if f.workers == 0 && f.apart == 0 && !f.flushing {
 		f.idle.Broadcast()
 	}
 }
@@ -192,10 +231,11 @@ func (f *File) Close() error {
 		return nil
 	}
 	f.closed = true
-	for f.workers > 0 || f.flushing {
+	for f.workers > 0 || f.apart > 0 || f.flushing {
 		f.idle.Wait()
 	}
 	f.mu.Unlock()
+	f.aio.close()
 	var err error
 	if !f.readOnly {
 		err = f.sync()

@@ -51,6 +51,13 @@ func (f *File) open(o Options) (retErr error) {
 	if !o.Buffered {
 		f.direct = f.goDirect()
 	}
+	if !f.direct || o.workersOnly {
+		return nil
+	}
+	if f.aio = newAIO(fd, f.memory); f.aio != nil {
+		f.aio.answer, f.aio.rest = f.ended, f.returned
+		go f.aio.reap()
+	}
 	return nil
 }
 
