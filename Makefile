@@ -8,20 +8,25 @@ PART   ?= all# what bench measures: user, vm or all
 export WEFT_KERNEL = $(KERNEL)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vm test build lint unit generate check kernel interop e2e bench fuzz install clean
+.PHONY: help demo demo-test demo-vm test build lint unit generate check kernel interop e2e bench fuzz install clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 demo: build ## the main job as a story, on this machine in user space: create, attach, write, kill, heal
-	@CGO_ENABLED=0 go build -trimpath -o bin/workload ./e2e/workload
-	@go run ./e2e/demo
+	@CGO_ENABLED=0 go build -trimpath -o bin/ ./e2e/demo ./e2e/workload
+	@bin/demo
+
+demo-test: build ## the story in a new directory, again there, and without block devices
+	@CGO_ENABLED=0 go build -trimpath -o bin/ ./e2e/demo ./e2e/workload
+	@d=$$(mktemp -d) && trap 'rm -rf "$$d"' EXIT && \
+		bin/demo -dir "$$d/a" && bin/demo -dir "$$d/a" && bin/demo -dir "$$d/b" -block-device none
 
 demo-vm: install ## the same through the kernels of virtual machines
 	@go run ./e2e/demo/vm
 
-test: install ## everything: lint, unit tests, kernel suites and scenarios in virtual machines
-	@e2e/verdict.sh "make test" $(MAKE) --no-print-directory lint unit kernel e2e
+test: install ## everything: lint, unit tests, the demo, kernel suites and scenarios in virtual machines
+	@e2e/verdict.sh "make test" $(MAKE) --no-print-directory lint unit demo-test kernel e2e
 
 build: ## the weft program, static, in bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/weft ./cmd/weft

@@ -8,8 +8,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -21,6 +23,7 @@ const patience = 30 * time.Second
 
 // cluster is a weft dev that runs.
 type cluster struct {
+	dir     string
 	process *exec.Cmd
 	manager string
 	ended   chan error
@@ -28,30 +31,22 @@ type cluster struct {
 
 // start runs the cluster until the next done.
 func (d *demo) start() {
-	fmt.Printf("  $ weft dev --dir %s\n", d.dir)
-	c := &cluster{process: exec.Command(d.weft, "dev", "--dir", d.dir), ended: make(chan error, 1)}
+	c := &cluster{dir: filepath.Join(d.dir, "cluster"), ended: make(chan error, 1)}
+	args := []string{"dev", "--dir", c.dir}
+	if d.device != "auto" {
+		args = append(args, "--block-device", d.device)
+	}
+	fmt.Printf("  $ weft %s\n", strings.Join(args, " "))
+	c.process = exec.Command(d.weft, args...)
 	c.process.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "WEFT_") })
 	c.process.Stderr = os.Stderr
 	// Ctrl-C is for the story, which ends the cluster in its turn.
-	c.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	out, err := c.process.StdoutPipe()
 	d.must(err)
 	d.must(c.process.Start())
 	ready := make(chan string, 1)
-	go func() {
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			line := strings.TrimPrefix(lines.Text(), "weft dev: ")
-			if strings.HasPrefix(line, "try: ") {
-				ready <- c.manager
-				continue
-			}
-			fmt.Println("   ", line)
-			if fields := strings.Fields(line); len(fields) == 2 && fields[0] == "manager" {
-				c.manager = fields[1]
-			}
-		}
-		c.ended <- c.process.Wait()
-	}()
+	go c.listen(out, ready)
 	d.undo = append(d.undo, c.stop)
 	select {
 	case c.manager = <-ready:
@@ -64,6 +59,23 @@ func (d *demo) start() {
 		d.must(d.ctx.Err())
 	}
 	d.cluster = c
+}
+
+// listen shows what the cluster says, and gives the manager's address when it is ready.
+func (c *cluster) listen(out io.Reader, ready chan<- string) {
+	manager := ""
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		line := strings.TrimPrefix(lines.Text(), "weft dev: ")
+		if strings.HasPrefix(line, "try: ") {
+			ready <- manager
+			continue
+		}
+		fmt.Println("   ", line)
+		if fields := strings.Fields(line); len(fields) == 2 && fields[0] == "manager" {
+			manager = fields[1]
+		}
+	}
+	c.ended <- c.process.Wait()
 }
 
 func (c *cluster) stop() error {
@@ -154,18 +166,24 @@ func (d *demo) eventually(what string, is func() bool) {
 	}
 }
 
-// event is the text of the volume's last event of a kind.
-func (d *demo) event(kind string) string {
+// news are the texts of the volume's events of a kind since it was last asked.
+func (d *demo) news(kind string) (texts []string) {
 	out, err := d.call("event", "list", "--object", "volume "+volume, "-o", "json")
 	d.must(err)
 	var list struct {
-		Events []struct{ Kind, Text string } `json:"events"`
+		Events []struct {
+			Seq        uint64
+			Kind, Text string
+		} `json:"events"`
 	}
 	d.must(json.Unmarshal([]byte(out), &list))
-	for _, e := range slices.Backward(list.Events) {
-		if e.Kind == kind {
-			return e.Text
+	for _, e := range list.Events {
+		if e.Kind == kind && e.Seq > d.seen {
+			texts = append(texts, e.Text)
 		}
 	}
-	return ""
+	if n := len(list.Events); n > 0 {
+		d.seen = list.Events[n-1].Seq
+	}
+	return texts
 }

@@ -4,8 +4,6 @@ package main
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -15,119 +13,121 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
-// place is where the story keeps its files on the attached volume.
+// place is where the story keeps its files on the attached volume. What fails
+// ends the story.
 type place interface {
-	fill(d *demo)          // make it, and put files there
-	enter(d *demo)         // open what was filled
-	check(d *demo)         // every file is as it was put there
-	write(d *demo) *writer // a program that writes there
-	leave(d *demo)         // close it, and detach the volume
+	format(d *demo)                    // make it ready for files
+	enter(d *demo)                     // open it
+	put(d *demo, files []string) int64 // copy files there; how many bytes
+	sums(d *demo) sums                 // of the files that are there, read from the volume
+	write(d *demo) *writer             // a program that writes there
+	leave(d *demo)                     // close it
+	note() string                      // the file's name for the sums of what was put there
 }
+
+// span is how many MiB the writer uses.
+const span = 16
 
 // mounted is a file system on the volume's block device.
-type mounted struct {
-	device, dir string
-	sums        string // file: what was put there
-}
+type mounted struct{ device, dir string }
 
-func (m *mounted) fill(d *demo) {
-	d.run("mkfs.ext4", "-q", "-F", m.device)
-	m.enter(d)
-	files, size, err := m.copyFiles(d.weft)
-	d.must(err)
-	tell("ext4 is on %s, with %d files of %d MiB", m.device, files, size>>20)
+func (m *mounted) note() string { return "files.sums" }
+
+func (m *mounted) format(d *demo) {
+	tell("ext4 on %s", m.device)
+	d.exec("mkfs.ext4", "-q", "-F", m.device)
 }
 
 func (m *mounted) enter(d *demo) {
 	d.must(os.MkdirAll(m.dir, 0o755))
-	d.run("mount", m.device, m.dir)
-	d.undo = append(d.undo, func() error { return exec.Command("umount", m.dir).Run() })
+	d.exec("mount", m.device, m.dir)
+	d.undo = append(d.undo, m.unmount)
+}
+
+func (m *mounted) unmount() error {
+	if out, err := exec.Command("umount", m.dir).CombinedOutput(); err != nil {
+		return fmt.Errorf("umount %s: %w: %s", m.dir, err, bytes.TrimSpace(out))
+	}
+	return nil
 }
 
 func (m *mounted) leave(d *demo) {
-	d.done() // umount
-	d.run("e2fsck", "-fn", m.device)
-	d.typed("detach", volume)
+	d.done() // unmount
+	d.exec("e2fsck", "-fn", m.device)
 }
 
-// copyFiles puts this source tree and the program itself on the volume, and keeps
-// their checksums outside of it.
-func (m *mounted) copyFiles(program string) (files, size int64, err error) {
-	list, err := exec.Command("git", "ls-files", "-z").Output()
-	if err != nil {
-		return 0, 0, fmt.Errorf("git ls-files: %w", err)
+func (m *mounted) put(d *demo, files []string) (size int64) {
+	for _, name := range files {
+		n, err := copyFile(name, filepath.Join(m.dir, "files", onVolume(name)))
+		d.must(err)
+		size += n
 	}
-	var sums strings.Builder
-	names := append(strings.Split(strings.Trim(string(list), "\x00"), "\x00"), program)
-	for _, name := range names {
-		to := filepath.Join("files", strings.TrimPrefix(name, "/"))
-		sum, n, err := copyFile(name, filepath.Join(m.dir, to))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // taken away, and not yet committed
-		}
-		if err != nil {
-			return files, size, err
-		}
-		fmt.Fprintf(&sums, "%s  %s\n", sum, to)
-		files, size = files+1, size+n
-	}
-	return files, size, os.WriteFile(m.sums, []byte(sums.String()), 0o600)
+	return size
 }
 
-func copyFile(from, to string) (sum string, n int64, err error) {
+func copyFile(from, to string) (int64, error) {
 	in, err := os.Open(from)
 	if err != nil {
-		return "", 0, err
+		return 0, err
 	}
 	defer in.Close()
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-		return "", 0, err
+		return 0, err
 	}
 	out, err := os.Create(to)
 	if err != nil {
-		return "", 0, err
+		return 0, err
 	}
-	hash := sha256.New()
-	n, err = io.Copy(io.MultiWriter(out, hash), in)
-	return hex.EncodeToString(hash.Sum(nil)), n, errors.Join(err, out.Sync(), out.Close())
+	n, err := io.Copy(out, in)
+	return n, errors.Join(err, out.Close()) // leave makes it durable
 }
 
-func (m *mounted) check(d *demo) {
-	list, err := os.ReadFile(m.sums)
-	d.must(err)
-	for line := range strings.Lines(string(list)) {
-		want, name, _ := strings.Cut(strings.TrimSpace(line), "  ")
-		text, err := os.ReadFile(filepath.Join(m.dir, name))
-		d.must(err)
-		if sum := sha256.Sum256(text); hex.EncodeToString(sum[:]) != want {
-			d.must(fmt.Errorf("%s is not what was put there", name))
+func (m *mounted) sums(d *demo) sums {
+	s, root := sums{}, filepath.Join(m.dir, "files")
+	d.must(filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
 		}
-	}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		// What is in memory says nothing about the volume.
+		if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+			return err
+		}
+		_, err = s.add(strings.TrimPrefix(path, root+"/"), f)
+		return err
+	}))
+	return s
 }
-
-const span = 16 // MiB that the writer uses
 
 // write has the writer fill a file that is there, so that its writes are data.
 func (m *mounted) write(d *demo) *writer {
 	file := filepath.Join(m.dir, "data")
 	f, err := os.Create(file)
 	d.must(err)
-	_, err = f.Write(bytes.Repeat([]byte{0}, span<<20))
+	_, err = f.Write(make([]byte, span<<20))
 	d.must(errors.Join(err, f.Sync(), f.Close()))
 	return d.startWriter(file)
 }
 
-// run runs a program of the system.
-func (d *demo) run(name string, args ...string) {
+// exec runs a program of the system.
+func (d *demo) exec(name string, args ...string) {
 	path, err := exec.LookPath(name)
 	for _, dir := range []string{"/usr/sbin", "/sbin"} {
 		if err != nil {
 			path, err = exec.LookPath(filepath.Join(dir, name))
 		}
 	}
-	d.must(err)
+	if err != nil {
+		d.must(fmt.Errorf("%w: `make install` brings what is missing", err))
+	}
 	cmd := exec.CommandContext(d.ctx, path, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	out, err := cmd.CombinedOutput()

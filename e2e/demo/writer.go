@@ -33,7 +33,7 @@ type writer struct {
 func (d *demo) startWriter(file string) *writer {
 	w := &writer{program: filepath.Join(filepath.Dir(d.weft), "workload"), file: file, ended: make(chan error, 1), last: map[uint64]uint64{}}
 	w.process = exec.Command(w.program, "write", "-device", file, "-span", fmt.Sprintf("%dMiB", span), "-depth", "8", "-rate", "200")
-	w.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	w.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	out, err := w.process.StdoutPipe()
 	d.must(err)
 	d.must(w.process.Start())

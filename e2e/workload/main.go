@@ -2,7 +2,8 @@
 
 // Workload writes to a block device, says on standard output what was
 // acknowledged when, and later checks that all of it is still there. It runs in
-// the guests of the scenarios; the reader of its output is the test.
+// the guests of the scenarios, and in the demo; they read its output. A device
+// can also be a namespace that weft dev serves.
 //
 //	workload write  -device /dev/weft/db1 -span 64MiB -depth 8 [-for 20s] [-rate 500]
 //	workload verify -device /dev/weft/db1 -span 64MiB < acknowledged
@@ -30,6 +31,8 @@ import (
 	"syscall"
 	"time"
 	"unsafe"
+
+	"weft.dev/weft/e2e/namespace"
 )
 
 func main() {
@@ -58,7 +61,7 @@ func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error 
 	var o options
 	var span string
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
-	flags.StringVar(&o.device, "device", "", "block device or file")
+	flags.StringVar(&o.device, "device", "", "block device or file, or nvme-tcp://ADDRESS:PORT/SUBSYSTEM")
 	flags.StringVar(&span, "span", "64MiB", "how much of the device, from its beginning")
 	flags.IntVar(&o.depth, "depth", 8, "writes under way at once")
 	flags.Uint64Var(&o.seed, "seed", 1, "of the order of blocks")
@@ -80,6 +83,20 @@ func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error 
 		return verify(o, in, out)
 	}
 	return fmt.Errorf("%q: say write or verify", args[0])
+}
+
+// disk is what is written to and checked.
+type disk interface {
+	io.ReaderAt
+	io.WriterAt
+	io.Closer
+}
+
+func open(name string, mode int) (disk, error) {
+	if namespace.Is(name) {
+		return namespace.Open(name)
+	}
+	return os.OpenFile(name, mode|syscall.O_DIRECT, 0)
 }
 
 // aligned gives n blocks of memory at a page boundary, as O_DIRECT wants it.
@@ -146,7 +163,7 @@ func write(ctx context.Context, o options, out io.Writer) error {
 		ctx, cancel = context.WithTimeout(ctx, o.during)
 		defer cancel()
 	}
-	f, err := os.OpenFile(o.device, os.O_WRONLY|syscall.O_DIRECT, 0)
+	f, err := open(o.device, os.O_WRONLY)
 	if err != nil {
 		return err
 	}
@@ -196,7 +213,7 @@ func verify(o options, in io.Reader, out io.Writer) error {
 		}
 		acknowledged[block] = max(acknowledged[block], seq)
 	}
-	f, err := os.OpenFile(o.device, os.O_RDONLY|syscall.O_DIRECT, 0)
+	f, err := open(o.device, os.O_RDONLY)
 	if err != nil {
 		return err
 	}
