@@ -85,7 +85,8 @@ type Config struct {
 	Files     []string // User: regular files that are taken for drives; absolute paths
 	FilesOnly bool     // User: leave the machine's block devices alone
 
-	// Tests have a network and drives of their own; User, nil means the machine's.
+	// Listen opens a portal, and Medium may put something before a drive that is
+	// opened. User; nil means the machine's own.
 	Listen func(block.Portal) (net.Listener, error)
 	Medium func(path string, data block.Device) block.Device
 }

@@ -27,7 +27,7 @@ import (
 
 type devOptions struct {
 	dir       string
-	manager   string // where to answer; empty: where the last run did
+	manager   string // where to answer; empty: where the last run did, or at a free port
 	targets   int
 	driveSize string
 	device    string // how volumes are given out
@@ -82,6 +82,7 @@ namespaces instead, at the loopback address.`,
 
 // dev is a cluster in one process.
 type dev struct {
+	options devOptions
 	dir     *devDir
 	node    block.NodeName // of the initiator
 	log     *slog.Logger
@@ -123,14 +124,16 @@ func runDev(ctx context.Context, o devOptions, g *globals) (retErr error) {
 	if err != nil {
 		return err
 	}
-	dir.state.Manager = cmp.Or(o.manager, dir.state.Manager)
-	d := &dev{dir: dir, node: block.NodeName(name), log: log, out: g.out(), started: started}
-	return d.run(ctx, o.device)
+	if free, err := freeSpace(path); err == nil && free < roomKept {
+		return fmt.Errorf("%s: %v is free there: `weft dev` needs %v at least", path, free, roomKept)
+	}
+	d := &dev{options: o, dir: dir, node: block.NodeName(name), log: log, out: g.out(), started: started}
+	return d.run(ctx)
 }
 
 // run brings the cluster up, and down again in the reverse order when ctx ends or
 // somebody asks for it.
-func (d *dev) run(ctx context.Context, device string) error {
+func (d *dev) run(ctx context.Context) error {
 	// A terminal that is closed is a reason to end in order, and none to fall over:
 	// disks may be mounted.
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGHUP)
@@ -152,7 +155,7 @@ func (d *dev) run(ctx context.Context, device string) error {
 		if err != nil {
 			return nil, err
 		}
-		initiator, err := d.initiator(device)
+		initiator, err := d.initiator()
 		if err != nil {
 			return nil, err
 		}
@@ -161,16 +164,21 @@ func (d *dev) run(ctx context.Context, device string) error {
 }
 
 // listen opens the manager's address, and finds free ones for the portals. What
-// was taken before is taken again if it is free.
+// was taken before is taken again if it is free; an address that was asked for is
+// taken or none.
 func (d *dev) listen() (net.Listener, error) {
-	listener, err := listenFirst([]string{cmp.Or(d.dir.state.Manager, defaultManager), "127.0.0.1:0"})
+	addresses := []string{cmp.Or(d.dir.state.Manager, defaultManager), anyPort}
+	if d.options.manager != "" {
+		addresses = []string{d.options.manager}
+	}
+	listener, err := listenFirst(addresses)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--manager: %w", err)
 	}
 	d.dir.state.Manager = listener.Addr().String()
 	for i := range d.dir.state.Targets {
 		t := &d.dir.state.Targets[i]
-		l, err := listenFirst([]string{cmp.Or(t.Portal, "127.0.0.1:0"), "127.0.0.1:0"})
+		l, err := listenFirst([]string{cmp.Or(t.Portal, anyPort), anyPort})
 		if err != nil {
 			return nil, errors.Join(err, listener.Close())
 		}
@@ -180,6 +188,10 @@ func (d *dev) listen() (net.Listener, error) {
 	return listener, d.dir.save()
 }
 
+// anyPort is a free one that only this machine reaches.
+const anyPort = "127.0.0.1:0"
+
+// listenFirst opens the first address that can be had.
 func listenFirst(addresses []string) (l net.Listener, err error) {
 	for _, a := range addresses {
 		if l, err = net.Listen("tcp", a); err == nil {
@@ -189,15 +201,21 @@ func listenFirst(addresses []string) (l net.Listener, err error) {
 	return nil, err
 }
 
+// startPatience is how long a start may take without a word.
+const startPatience = 5 * time.Second
+
 // session is what an operator would do: give new drives to the cluster, and at the
 // end see to it that nothing is mounted. The initiator then lets the volumes go,
 // and makes them again in the next run.
 func (d *dev) session(ctx context.Context) error {
 	api := pb.NewManagerClient(d.conn)
 	quiet := &output{stdout: io.Discard, stderr: io.Discard, now: time.Now}
+	slow := time.AfterFunc(startPatience, func() { d.tell("still starting; %s tells more", d.dir.in("log")) })
+	defer slow.Stop()
 	if err := d.dir.addDrives(ctx, api, quiet); err != nil && ctx.Err() == nil {
 		return err
 	}
+	slow.Stop()
 	d.greet(ctx, api)
 	<-ctx.Done()
 	d.tell("ending")

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -32,6 +33,11 @@ func chooseDevice(wish string, abilities []blockdev.Ability) (kind blockdev.Kind
 	if kind, err = blockdev.ParseKind(wish); err != nil {
 		return "", "", usageError{err: fmt.Errorf("--block-device: %w", err)}
 	}
+	for _, a := range abilities {
+		if a.Kind == kind && !a.Usable {
+			return "", "", fmt.Errorf("--block-device %s: %s; to have it: %s", kind, a.Reason, cmp.Or(a.Fix, "nothing helps"))
+		}
+	}
 	if kind != blockdev.Auto {
 		return kind, "", nil
 	}
@@ -43,7 +49,7 @@ func chooseDevice(wish string, abilities []blockdev.Ability) (kind blockdev.Kind
 
 // initiator is the part that makes block devices of volumes, or serves them where
 // this machine can have none.
-func (d *dev) initiator(device string) (daemon.Part, error) {
+func (d *dev) initiator() (daemon.Part, error) {
 	release, err := kernelText("/proc/sys/kernel/osrelease")
 	if err != nil {
 		return daemon.Part{}, fmt.Errorf("read the kernel's release: %w", err)
@@ -53,7 +59,7 @@ func (d *dev) initiator(device string) (daemon.Part, error) {
 		StateDir: d.dir.in("initiator"), RunDir: d.dir.runDir(), Log: d.log.With("initiator", d.node),
 		Datapath: initiator.User,
 	}
-	kind, none, err := chooseDevice(device, blockdev.Probe())
+	kind, none, err := chooseDevice(d.options.device, blockdev.Probe())
 	if err != nil {
 		return daemon.Part{}, err
 	}

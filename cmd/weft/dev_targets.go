@@ -22,6 +22,7 @@ type devTargets struct {
 	dir     *devDir
 	manager pb.AgentsClient
 	log     *slog.Logger
+	room    *room
 
 	mu      sync.Mutex
 	ctx     context.Context //nolint:containedctx // of Run, for targets that are started later; nil before and after
@@ -34,7 +35,7 @@ type devAgent struct {
 }
 
 func newDevTargets(d *devDir, manager pb.AgentsClient, log *slog.Logger) *devTargets {
-	return &devTargets{dir: d, manager: manager, log: log, running: map[block.NodeName]*devAgent{}}
+	return &devTargets{dir: d, manager: manager, log: log, room: &room{dir: d.path}, running: map[block.NodeName]*devAgent{}}
 }
 
 // Run runs all targets until ctx ends, and returns when none has a drive open.
@@ -92,6 +93,7 @@ func (t *devTargets) start(name block.NodeName) error {
 	agent, err := target.New(target.Config{
 		Node: name, Portals: []block.Portal{portal}, Manager: t.manager, Version: version(), Log: log,
 		Datapath: target.User, Files: []string{t.dir.in(d.Drive)}, FilesOnly: true,
+		Medium: func(_ string, drive block.Device) block.Device { return &roomyDrive{drive, t.room} },
 	})
 	if err != nil {
 		return err
@@ -150,7 +152,8 @@ func (d *devDir) addDrives(ctx context.Context, api pb.ManagerClient, out *outpu
 			}
 			drive, err := api.AddDrive(ctx, &pb.AddDriveRequest{Node: string(t.Name), Device: d.in(t.Drive)})
 			switch {
-			case status.Code(err) == codes.NotFound: // the target, or to it its drive, is not there yet
+			// The target, or to it its drive, is not there yet.
+			case status.Code(err) == codes.NotFound, err != nil && newReport(err).Reason == "NODE_OFFLINE":
 				waitingFor = "target " + string(t.Name)
 			case err != nil:
 				return "", fmt.Errorf("add the drive of %s: %w", t.Name, err)
