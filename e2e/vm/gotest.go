@@ -99,12 +99,18 @@ func (m *Machine) runTestProgram(ctx context.Context, s Suite, work string) ([]b
 	if s.Run != "" {
 		argv = append(argv, "-test.run="+s.Run)
 	}
+	log, err := m.logFile(path.Base(work)) // to be looked at while it runs
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
 	var out bytes.Buffer
-	err := m.Do(ctx, Command{
+	both := io.MultiWriter(&out, log) // one goroutine writes
+	err = m.Do(ctx, Command{
 		Argv:   append(argv, s.Args...),
 		Env:    append([]string{"WEFT_GUEST=" + KernelVersion()}, s.Env...),
 		Dir:    work,
-		Stdout: &out, Stderr: &out, // one goroutine receives both
+		Stdout: both, Stderr: both,
 	})
 	return out.Bytes(), err
 }

@@ -91,6 +91,7 @@ const (
 	InvalidProtectionInformation Status = 0x181
 	WriteToReadOnlyRange         Status = 0x182
 	CommandSizeLimitExceeded     Status = 0x183
+	CommandNotSupported          Status = 0x18c // Linux's, of an optional command that its medium can not do
 
 	// Of Fabrics commands; the first four share codes with I/O commands.
 	ConnectIncompatibleFormat Status = 0x180
@@ -190,7 +191,7 @@ func (s Status) blockError() error {
 		return block.ErrRange
 	case NamespaceWriteProtected:
 		return block.ErrReadOnly
-	case InvalidOpcode:
+	case InvalidOpcode, CommandNotSupported:
 		return block.ErrUnsupported
 	case WriteFault, UnrecoveredReadError, GuardCheckError, ApplicationTagError, ReferenceTagError:
 		return block.ErrMedium

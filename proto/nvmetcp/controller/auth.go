@@ -69,6 +69,7 @@ func (r *request) authSend() {
 	if done {
 		r.c.introduced()
 		q.proven = true
+		r.c.log.Debug("host has proved itself", "subsystem", q.ctrl.sub.cfg.NQN, "cntlid", q.ctrl.id, "queue", q.id)
 	}
 	r.finish(nvmetcp.Success)
 }

@@ -3,6 +3,8 @@
 package host
 
 import (
+	"errors"
+
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp"
 )
@@ -20,7 +22,7 @@ func (n *Namespace) submit(io *block.IO, failed bool) {
 	if c.closing.Load() {
 		err = block.ErrGone
 	}
-	limit := a.limit(io)
+	limit := n.limit(a, io)
 	if err == nil && limit == 0 && c.ctx.Err() != nil {
 		err = block.ErrGone
 	}
@@ -48,7 +50,7 @@ func (n *Namespace) submit(io *block.IO, failed bool) {
 }
 
 // limit is how many bytes one command of the IO can cover; 0: there is no command.
-func (a *aspect) limit(io *block.IO) int64 {
+func (n *Namespace) limit(a *aspect, io *block.IO) int64 {
 	switch io.Op {
 	case block.OpFlush:
 		if a.Geometry.VolatileCache {
@@ -61,13 +63,20 @@ func (a *aspect) limit(io *block.IO) int64 {
 		}
 		return 0
 	case block.OpWriteZeroes:
-		if a.maxZeroes > 0 {
+		if n.hasZeroes(a) {
 			return a.maxZeroes
 		}
-		return min(a.maxIO, int64(len(zeroes))) // written as data
+		return a.zeroesAsData()
 	}
 	return a.maxIO
 }
+
+// hasZeroes reports whether there is a Write Zeroes. A controller may say so and
+// have none for this namespace: Linux's, over a file system that can not.
+func (n *Namespace) hasZeroes(a *aspect) bool { return a.maxZeroes > 0 && !n.plain.Load() }
+
+// zeroesAsData is how many zeroes one Write can write.
+func (a *aspect) zeroesAsData() int64 { return min(a.maxIO, int64(len(zeroes))) }
 
 // zeroes are written where there is no Write Zeroes.
 var zeroes [64 << 10]byte
@@ -102,7 +111,7 @@ func (r *request) prepare(q *queue) {
 	case block.OpWriteZeroes:
 		r.data = nil
 		if r.out {
-			r.data = zeroesOf(r.length)
+			r.data = zeroes[:min(a.zeroesAsData(), r.length-r.zeroed)]
 		} else if r.unmap && a.canUnmap {
 			r.cmd.SetDeallocate()
 		}
@@ -127,26 +136,37 @@ func (r *request) opcode(a *aspect) nvmetcp.Opcode {
 	case block.OpDiscard:
 		return nvmetcp.IODatasetManagement
 	case block.OpWriteZeroes:
-		if a.maxZeroes > 0 {
+		if r.space.hasZeroes(a) && r.zeroed == 0 {
 			return nvmetcp.IOWriteZeroes
 		}
 	}
 	return nvmetcp.IOWrite
 }
 
-// zeroesOf is n zero bytes. More than limit allows are asked for only by an IO
-// that was held while the controller lost its Write Zeroes.
-func zeroesOf(n int64) []byte {
-	if n > int64(len(zeroes)) {
-		return make([]byte, n)
+// zeroesMore reports whether zeroes, with this outcome of a command, take another
+// one: written as data they take several, and so does finding out that they must.
+func (r *request) zeroesMore(err error) bool {
+	switch {
+	case r.done != nil || r.op != block.OpWriteZeroes:
+		return false
+	case err == nil && r.out:
+		r.zeroed += int64(len(r.data))
+		return r.zeroed < r.length
+	case err != nil && !r.out && errors.Is(err, block.ErrUnsupported):
+		r.space.plain.Store(true)
+		return true
 	}
-	return zeroes[:n:n]
+	return false
 }
 
 // cover sets which blocks the command is about.
 func (r *request) cover(a *aspect) {
-	r.cmd.SetSLBA(uint64(r.offset) >> a.shift)
-	r.cmd.SetBlocks(uint32(r.length >> a.shift))
+	offset, length := r.offset, r.length
+	if r.out && r.op == block.OpWriteZeroes {
+		offset, length = r.offset+r.zeroed, int64(len(r.data))
+	}
+	r.cmd.SetSLBA(uint64(offset) >> a.shift)
+	r.cmd.SetBlocks(uint32(length >> a.shift))
 	if r.fua {
 		r.cmd.SetFUA()
 	}

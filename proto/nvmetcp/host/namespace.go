@@ -193,6 +193,7 @@ func (c *Controller) Namespace(nsid uint32, uuid block.UUID) (*Namespace, error)
 type Namespace struct {
 	controller *Controller
 	about      atomic.Pointer[aspect]
+	plain      atomic.Bool // it has refused Write Zeroes: zeroes are written as data
 }
 
 // aspect is how a Namespace is at a time.

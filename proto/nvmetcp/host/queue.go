@@ -179,6 +179,11 @@ const maxTries = 3
 // finish tells the outcome that is in result, or sends the IO again.
 func (r *request) finish() {
 	err := r.outcome()
+	if r.zeroesMore(err) {
+		r.rewind()
+		r.space.controller.route(r)
+		return
+	}
 	if err != nil && r.done == nil && r.tries < maxTries && transient(err) {
 		r.tries++
 		r.rewind()

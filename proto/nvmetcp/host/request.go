@@ -50,6 +50,7 @@ type request struct {
 	op     block.Op
 	offset int64
 	length int64
+	zeroed int64 // of zeroes that are written as data: how many have been
 	fua    bool
 	unmap  bool
 	failed bool // fail instead of hold when the connection is lost
@@ -163,7 +164,7 @@ func (r *request) tell(err error) {
 // forget drops what the request refers to.
 func (r *request) forget() {
 	r.data, r.space, r.io, r.split, r.done = nil, nil, nil, nil, nil
-	r.tries, r.failed, r.sent = 0, false, false
+	r.zeroed, r.tries, r.failed, r.sent = 0, 0, false, false
 	r.rewind()
 }
 
