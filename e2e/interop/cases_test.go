@@ -348,9 +348,7 @@ func otherQueues(t *testing.T, l *lab) {
 		s.start(queues)
 		eventually(t, "the controller is live again", func() bool { return c.live(0) })
 		w.moves(t)
-		if got := c.queues(0); got != queues {
-			t.Errorf("%d queues, want %d", got, queues)
-		}
+		eventually(t, fmt.Sprintf("%d queues are connected", queues), func() bool { return c.queues(0) == queues })
 	}
 	w.end(t)
 }

@@ -59,7 +59,7 @@
 //	042  key types                           a host proves its key, in each kind of key (A)
 //	043  hashes and groups                   a host proves its key by each hash and group (A)
 //	044  both directions                     both prove their keys (A)
-//	045  authenticating again                a live controller proves itself again (L A)
+//	045  authenticating again                a live host proves itself again (L A, our target)
 //	046  passthrough as another user         left out: Linux's permissions, nothing on the wire
 //	047  queue types                         read, write and poll queues (L)
 //	048  queue count changes on reconnect    another number of queues after a reconnect
@@ -68,7 +68,7 @@
 //	051  namespaces enabled side by side     namespaces come and go side by side
 //	052  file namespaces come and go         namespaces come and go side by side
 //	053  rescan under load                   nvme ns-rescan under load (L)
-//	054  reservations                        reservations (L, our target: nvmet has them since 6.13)
+//	054  reservations                        reservations (L, our target; nvmet: since 6.13)
 //	055  write to a disabled namespace       a write to a namespace that is gone is an error
 //	056  zero copy offload                   left out: needs a network card that can
 //	057  ANA failover under load             paths fail over by ANA state under load

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync/atomic"
 	"testing"
 
 	"weft.dev/weft/proto/block"
@@ -33,6 +34,7 @@ type ourSubsystem struct {
 	tcp     []int
 	more    []block.NQN
 
+	proofs    atomic.Int64 // how often a host has proved itself to a queue
 	target    *controller.Target
 	subsystem *controller.Subsystem
 	ports     []*controller.Port
@@ -65,7 +67,7 @@ func (o *ourSubsystem) uuid(nsid uint32) block.UUID { return o.uuids[nsid] }
 
 func (o *ourSubsystem) start(queues int) {
 	o.t.Helper()
-	log := slog.New(slog.NewTextHandler(o.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	log := slog.New(slog.NewTextHandler(o.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: o.count}))
 	var err error
 	o.target, err = controller.New(controller.Config{Log: log, MaxIOQueues: queues})
 	must(o.t, err)
@@ -90,6 +92,14 @@ func (o *ourSubsystem) start(queues int) {
 		must(o.t, err)
 		o.ports = append(o.ports, p)
 	}
+}
+
+// count counts what the target's log says.
+func (o *ourSubsystem) count(_ []string, a slog.Attr) slog.Attr {
+	if a.Key == slog.MessageKey && a.Value.String() == "host has proved itself" {
+		o.proofs.Add(1)
+	}
+	return a
 }
 
 func (o *ourSubsystem) hosts() []controller.Host {
