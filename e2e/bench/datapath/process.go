@@ -19,8 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pinned starts a command on one processor, or on all if cpu is less than 0.
-// What it starts in turn stays there, too. It ends with this process.
+// pinned starts a command on one processor, and first in line there; if cpu is
+// less than 0 on all, as anything else. What it starts in turn stays there, too. It
+// ends with this process.
 func pinned(cmd *exec.Cmd, cpu int) (wait func() error, err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started, ended := make(chan error), make(chan error, 1)
@@ -35,8 +36,8 @@ func pinned(cmd *exec.Cmd, cpu int) (wait func() error, err error) {
 				started <- fmt.Errorf("pin to processor %d: %w", cpu, err)
 				return
 			}
+			goFirst()
 		}
-		goFirst()
 		err := cmd.Start()
 		started <- err
 		if err == nil {
