@@ -4,12 +4,13 @@ package datapath
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"time"
 
-	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp/backend"
 )
 
@@ -23,9 +24,21 @@ func Process(args []string) error {
 	case "client":
 		defer profileFor(role)()
 		return answer(work)
+	case "device":
+		defer profileFor(role)()
+		return serveBlock(args[1], number(args[2]), number(args[3]))
 	default:
 		return serve(role, args[1:])
 	}
+}
+
+// number reads an argument that start was given as a number.
+func number(arg string) int {
+	n, err := strconv.Atoi(arg)
+	if err != nil {
+		panic(err)
+	}
+	return n
 }
 
 // serve listens, says where, and tells what it has used when it is asked.
@@ -95,47 +108,51 @@ func (j job) do() (result, error) {
 	return result{}, fmt.Errorf("no kind of job %q", j.Kind)
 }
 
-// doDevice is a job on Weft's host, on a volume over several of them, or on the
-// kernel's block device in front of that.
+// doDevice is a job on Weft's host, on a volume over several of them, or on a
+// block device of the kernel.
 func (j job) doDevice() (_ result, retErr error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	var legs []block.Device
-	for range max(1, j.Stripes*j.Copies) {
-		c, d, err := reach(ctx, j.Address)
+	switch j.Kind {
+	case "device":
+		f, err := backend.Open(j.Address, backend.Options{Workers: j.Depth})
 		if err != nil {
 			return result{}, err
 		}
-		defer c.Cut()
-		legs = append(legs, d)
-	}
-	if j.Kind == "host" {
-		return loadDevice(legs[0], j)
-	}
-	closing := func(what string, f func(context.Context) error) {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		if err := f(ctx); err != nil && retErr == nil {
-			retErr = fmt.Errorf("close %s: %w", what, err)
+		defer f.Close()
+		return loadDevice(f, j)
+	case "volume":
+		v, closed, err := reachVolume(ctx, j.Address, j.Stripes, j.Copies)
+		if err != nil {
+			return result{}, err
 		}
-	}
-	v, err := volume(j.Stripes, j.Copies, legs)
-	if err != nil {
-		return result{}, err
-	}
-	defer closing("volume", v.Close)
-	if j.Kind == "volume" {
+		defer func() { retErr = errors.Join(retErr, closed()) }()
 		return loadDevice(v, j)
 	}
+	c, d, err := reach(ctx, j.Address)
+	if err != nil {
+		return result{}, err
+	}
+	defer c.Cut()
+	return loadDevice(d, j)
+}
+
+// serveBlock gives a volume out as a block device of the kernel, and says where
+// it is. That is never the process which makes the load: killed while it waits for
+// itself, it could not end.
+func serveBlock(address string, stripes, copies int) (retErr error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	v, closed, err := reachVolume(ctx, address, stripes, copies)
+	if err != nil {
+		return err
+	}
+	defer func() { retErr = errors.Join(retErr, closed()) }()
 	node, unexport, err := export(ctx, v)
 	if err != nil {
-		return result{}, err
+		return err
 	}
-	defer closing("block device", unexport)
-	f, err := backend.Open(node, backend.Options{Workers: j.Depth})
-	if err != nil {
-		return result{}, err
-	}
-	defer f.Close()
-	return loadDevice(f, j)
+	defer func() { retErr = errors.Join(retErr, unexport()) }()
+	fmt.Fprintln(os.Stdout, node)
+	return answer(func(struct{}) usage { return ownUsage() })
 }

@@ -10,8 +10,6 @@ import (
 	"slices"
 	"testing"
 	"time"
-
-	"weft.dev/weft/proto/block"
 )
 
 func TestHistogramIsRightToAnEighth(t *testing.T) {
@@ -103,9 +101,6 @@ func TestWeftTakesTheSameJobs(t *testing.T) {
 		t.Fatal(err)
 	}
 	kinds := []job{{Kind: "host"}, {Kind: "volume", Stripes: 1, Copies: 2}, {Kind: "volume", Stripes: 2, Copies: 2}}
-	if bestAbility().Usable {
-		kinds = append(kinds, job{Kind: "device", Stripes: 1, Copies: 2})
-	}
 	for _, kind := range kinds {
 		for _, j := range jobs() {
 			j.Kind, j.Stripes, j.Copies, j.Address = kind.Kind, kind.Stripes, kind.Copies, l.Addr().String()
@@ -114,9 +109,33 @@ func TestWeftTakesTheSameJobs(t *testing.T) {
 			}
 		}
 	}
-	p := make([]byte, 4096)
-	if err := block.ReadAt(d, p, 0); err != nil {
-		t.Error(err)
+}
+
+func TestABlockDeviceTakesTheSameJobs(t *testing.T) {
+	if a := bestAbility(); !a.Usable {
+		t.Skip(a.Reason)
+	}
+	d, err := filled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := listen(t)
+	if err := serveDevice(l, d); err != nil {
+		t.Fatal(err)
+	}
+	s, err := ours("device", job{Kind: "device"}, -1, "device", l.Addr().String(), "1", "2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.stop()
+	for _, j := range jobs() {
+		j.Kind, j.Address = s.job.Kind, s.job.Address
+		if r := work(j); r.Err != "" || r.IOPS == 0 {
+			t.Errorf("%+v: %+v", j, r)
+		}
+	}
+	if u, err := s.used(); err != nil || u.CPU == 0 {
+		t.Errorf("the process of the device has used %+v, %v", u, err)
 	}
 }
 

@@ -16,7 +16,8 @@
 //     them, once as Go's network poller does it; both read as much as there is and
 //     answer it with one write;
 //   - Weft: proto/nvmetcp/host against proto/nvmetcp/controller, the hosts under
-//     raid/engine (all legs on that one controller), and the block device before it;
+//     raid/engine (all legs on that one controller), and the block device before
+//     it, where "server" is the process that gives the device out;
 //   - what a user would take instead from the distribution: nbdkit, qemu-nbd,
 //     qemu-storage-daemon, tgt. NBD servers are driven by the same loop as the bare
 //     frames, tgt by libiscsi's iscsi-perf.

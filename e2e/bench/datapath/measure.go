@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 )
 
@@ -99,7 +100,7 @@ func Measure(ctx context.Context, o Options) error {
 			fmt.Fprintf(o.Out, "left out: %s\n", m)
 		}
 		err = b.run(ctx, half.workloads)
-		for _, s := range servers {
+		for _, s := range slices.Backward(servers) { // a block device before what is below it
 			s.stop()
 		}
 		clean()

@@ -36,7 +36,11 @@ func memoryServers(ctx context.Context, _ Options, cpu int) (all []*server, miss
 	}
 	all = append(all, s, s.over("RAID1", "volume", 1, 2), s.over("RAID10", "volume", 2, 2))
 	if a := bestAbility(); a.Usable {
-		all = append(all, s.over("RAID1 as block device ("+string(a.Kind)+")", "device", 1, 2))
+		d, err := ours("RAID1 as block device ("+string(a.Kind)+")", job{Kind: "device"}, -1, "device", s.job.Address, "1", "2")
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		all = append(all, d)
 	} else {
 		missing = append(missing, "block device: "+a.Reason)
 	}

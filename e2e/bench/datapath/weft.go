@@ -100,8 +100,46 @@ func bestAbility() (best blockdev.Ability) {
 	return best
 }
 
+// reachVolume is a volume over as many connections to a controller as it has legs.
+func reachVolume(ctx context.Context, address string, stripes, copies int) (_ block.Device, closed func() error, err error) {
+	var hosts []*host.Controller
+	var legs []block.Device
+	cut := func() {
+		for _, c := range hosts {
+			c.Cut()
+		}
+	}
+	defer func() {
+		if err != nil {
+			cut()
+		}
+	}()
+	for range stripes * copies {
+		c, d, err := reach(ctx, address)
+		if err != nil {
+			return nil, nil, err
+		}
+		hosts, legs = append(hosts, c), append(legs, d)
+	}
+	v, err := volume(stripes, copies, legs)
+	if err != nil {
+		return nil, nil, err
+	}
+	return v, func() error {
+		defer cut()
+		return inTime(v.Close)
+	}, nil
+}
+
+// inTime gives what closes something ten seconds.
+func inTime(f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return f(ctx)
+}
+
 // export gives a device to the kernel as `weft attach` does, and says where it is.
-func export(ctx context.Context, d block.Device) (node string, closed func(context.Context) error, err error) {
+func export(ctx context.Context, d block.Device) (node string, closed func() error, err error) {
 	dir, err := os.MkdirTemp("", "weft-bench-dev-*")
 	if err != nil {
 		return "", nil, err
@@ -110,8 +148,12 @@ func export(ctx context.Context, d block.Device) (node string, closed func(conte
 	if err != nil {
 		return "", nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	return e.Node(), func(ctx context.Context) error {
-		return errors.Join(e.Close(ctx, false), os.RemoveAll(dir))
+	return e.Node(), func() error {
+		err := inTime(func(ctx context.Context) error { return e.Close(ctx, false) })
+		if err == nil {
+			err = os.RemoveAll(dir)
+		}
+		return err
 	}, nil
 }
 
