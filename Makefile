@@ -5,6 +5,7 @@ KERNEL ?= 6.1# Debian kernel that the virtual machines boot: 6.1 or 6.12
 COUNT  ?= 1# how often each scenario runs
 RUN    ?= .# which scenarios run, a regular expression
 PART   ?= all# what bench measures: user, vm or all
+PAIRS  ?= .# which pairs of host and target make interop runs, a regular expression
 export WEFT_KERNEL = $(KERNEL)
 
 .DEFAULT_GOAL := help
@@ -25,8 +26,9 @@ demo-test: build ## the story in a new directory, again there, and without block
 demo-vm: install ## the same through the kernels of virtual machines
 	@go run ./e2e/demo/vm
 
+ACROSS = TestLinuxHostOnOurTarget|TestOurHostOnLinuxTarget# ours with ours is a unit test, Linux with Linux a test of the suite
 test: install ## everything: lint, unit tests, the demo, kernel suites and scenarios in virtual machines
-	@e2e/verdict.sh "make test" $(MAKE) --no-print-directory lint unit demo-test kernel e2e
+	@e2e/verdict.sh "make test" $(MAKE) --no-print-directory PAIRS='$(ACROSS)' lint unit demo-test kernel interop e2e
 
 build: ## the weft program, static, in bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/weft ./cmd/weft
@@ -43,8 +45,8 @@ unit: ## unit and property tests, without a kernel
 kernel: ## the harness, and the kernel wrappers on a real kernel, in virtual machines
 	go test -count=1 -v -p 1 -timeout 30m -run '^TestKernel' ./e2e/vm ./e2e
 
-interop: ## Linux's NVMe/TCP host and target with ours, in a virtual machine (KERNEL=6.12)
-	go test -count=1 -v -timeout 40m -run '^TestInterop' ./e2e
+interop: ## Linux's NVMe/TCP host and target with ours, in a virtual machine (KERNEL=6.12 PAIRS=TestOurHost)
+	WEFT_RUN="$${WEFT_RUN:-$(PAIRS)}" go test -count=1 -v -timeout 40m -run '^TestInterop' ./e2e
 
 e2e: ## the scenarios, in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKilled)
 	go test -count=$(COUNT) -v -timeout 85m -run '^TestScenario.*$(RUN)' ./e2e

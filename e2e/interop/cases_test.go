@@ -5,6 +5,7 @@ package interop
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -23,10 +24,10 @@ type testCase struct {
 }
 
 func bothAuthenticate(l *lab) string {
-	if !l.host.authenticates() || !l.target.authenticates() {
-		return "this kernel has no DH-HMAC-CHAP"
+	if os.Getenv("WEFT_GUEST") != "6.1" || l.host.ours() && l.target.ours() {
+		return ""
 	}
-	return ""
+	return "Debian's 6.1 is built without DH-HMAC-CHAP"
 }
 
 func cases() []testCase {
@@ -67,13 +68,15 @@ func cases() []testCase {
 
 func runAll(t *testing.T, l *lab, all []testCase) {
 	for _, c := range all {
-		if c.needs != nil {
-			if why := c.needs(l); why != "" {
-				t.Logf("%s: left out: %s", c.name, why)
-				continue
-			}
-		}
 		t.Run(c.name, func(t *testing.T) {
+			if c.needs != nil {
+				if why := c.needs(l); why != "" {
+					t.Skip(why)
+				}
+			}
+			if l.host.ours() && l.target.ours() {
+				t.Parallel()
+			}
 			began := time.Now()
 			c.run(t, l)
 			t.Logf("%.1f s", time.Since(began).Seconds())

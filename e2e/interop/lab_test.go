@@ -29,8 +29,6 @@ type lab struct {
 type target interface {
 	serve(t *testing.T, s spec) served
 	ours() bool
-	// authenticates tells whether it knows DH-HMAC-CHAP.
-	authenticates() bool
 }
 
 // spec is a subsystem to be served. All of its namespaces are in ANA group 1.
@@ -86,7 +84,6 @@ type host interface {
 	connect(t *testing.T, s served, o options) (session, error)
 	discover(t *testing.T, portal string, id block.Host) map[entry]int // how often each is listed
 	ours() bool
-	authenticates() bool
 }
 
 // entry is what discovery lists.
@@ -103,7 +100,7 @@ type options struct {
 	portals       []string   // empty: the first port of the subsystem
 	queues        int        // 0: 2
 	keepAlive     time.Duration
-	patience      time.Duration // our host: for how long it tries to connect; 0: limit
+	once          bool // our host: it does not try to connect again
 	headerDigest  bool
 	dataDigest    bool
 	hostKey       dhchap.Key
@@ -119,9 +116,6 @@ func (o options) withDefaults(s served) options {
 	}
 	if o.queues == 0 {
 		o.queues = 2
-	}
-	if o.patience == 0 {
-		o.patience = limit
 	}
 	if o.keepAlive == 0 {
 		o.keepAlive = 5 * time.Second
@@ -183,7 +177,7 @@ func (l *lab) connect(t *testing.T, s served, o options) session {
 // refused is for cases in which the host must not get in.
 func (l *lab) refused(t *testing.T, s served, o options, who string) {
 	t.Helper()
-	o.patience = 2 * time.Second
+	o.once = true
 	if _, err := l.host.connect(t, s, o); err == nil {
 		t.Errorf("%s is connected", who)
 	} else {

@@ -24,11 +24,6 @@ type linuxHost struct{}
 
 func (linuxHost) ours() bool { return false }
 
-func (linuxHost) authenticates() bool {
-	_, err := os.Stat("/sys/module/nvme_auth")
-	return err == nil
-}
-
 // linuxSession is one controller per portal, with the devices over them.
 type linuxSession struct {
 	t    *testing.T

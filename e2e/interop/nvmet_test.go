@@ -22,16 +22,6 @@ type linuxTarget struct{}
 
 func (linuxTarget) ours() bool { return false }
 
-func (linuxTarget) authenticates() bool {
-	dir := filepath.Join(nvmetRoot, "hosts", "nqn.probe")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return false
-	}
-	defer os.Remove(dir)
-	_, err := os.Stat(dir + "/dhchap_key")
-	return err == nil
-}
-
 var nextPort atomic.Int64
 
 // nvmetSubsystem is a subsystem with ports of its own.

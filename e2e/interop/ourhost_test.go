@@ -20,8 +20,7 @@ import (
 // ourHost is proto/nvmetcp/host, in this process.
 type ourHost struct{}
 
-func (ourHost) ours() bool          { return true }
-func (ourHost) authenticates() bool { return true }
+func (ourHost) ours() bool { return true }
 
 // ourSession is one controller per portal.
 type ourSession struct {
@@ -65,7 +64,14 @@ func (w *wires) dial(ctx context.Context, network, address string) (net.Conn, er
 func (ourHost) connect(t *testing.T, s served, o options) (session, error) {
 	t.Helper()
 	o = o.withDefaults(s)
-	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if o.once && a.Key == slog.MessageKey && a.Value.String() == "connect attempt failed" {
+			cancel()
+		}
+		return a
+	}}))
 	c := &ourSession{t: t, name: s.nqn()}
 	t.Cleanup(func() {
 		for _, c := range c.controllers {
@@ -73,8 +79,6 @@ func (ourHost) connect(t *testing.T, s served, o options) (session, error) {
 			<-c.Done()
 		}
 	})
-	ctx, cancel := context.WithTimeout(context.Background(), o.patience)
-	defer cancel()
 	for _, portal := range o.portals {
 		w := &wires{open: map[net.Conn]struct{}{}}
 		h, err := nvmehost.Connect(ctx, nvmehost.Config{

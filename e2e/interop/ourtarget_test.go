@@ -19,8 +19,7 @@ import (
 // ourTarget is proto/nvmetcp/controller, in this process.
 type ourTarget struct{}
 
-func (ourTarget) ours() bool          { return true }
-func (ourTarget) authenticates() bool { return true }
+func (ourTarget) ours() bool { return true }
 
 // ourSubsystem is a target of its own with one subsystem.
 type ourSubsystem struct {
