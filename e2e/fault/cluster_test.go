@@ -1,0 +1,501 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	mathrand "math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+
+	"weft.dev/weft/initiator"
+	"weft.dev/weft/initiator/userspace"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/target"
+	"weft.dev/weft/volmgr"
+)
+
+// cluster is a manager, targets, clients, and what is between them.
+type cluster struct {
+	t       *testing.T
+	dir     string
+	log     *slog.Logger
+	network *network
+	manager *process // nil while it is down
+	targets []*targetHost
+	clients []*clientHost
+	user    *user
+
+	operator     pb.ManagerClient
+	hangUp       func() error
+	lie          grpc.UnaryClientInterceptor // of initiators; nil: none
+	keepBootID   bool                        // a target hides its loss of power
+	began        time.Time
+	historyMutex sync.Mutex
+	history      []string
+}
+
+// process is one run of a daemon.
+type process struct {
+	at   *machine
+	stop context.CancelFunc
+	done chan struct{}
+}
+
+// run starts a daemon.
+func run(at *machine, do func(context.Context)) *process {
+	ctx, stop := context.WithCancel(context.Background())
+	p := &process{at, stop, make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		do(ctx)
+	}()
+	return p
+}
+
+// end waits until nothing of a process that the network has forgotten is left.
+func (p *process) end() {
+	p.stop()
+	<-p.done
+}
+
+const driveSize = 3 * 256 * block.MiB
+
+// newCluster has a manager, and drives that are given to it. Only in a bubble.
+func newCluster(t *testing.T, targets, clients int) *cluster {
+	t.Helper()
+	c := &cluster{t: t, dir: scratch(t), log: logger(t), network: newNetwork(), began: time.Now()}
+	c.user = newUser(c)
+	for i := range targets {
+		c.targets = append(c.targets, c.newTarget(fmt.Sprintf("t%d", i+1)))
+	}
+	for i := range clients {
+		name := fmt.Sprintf("c%d", i+1)
+		c.clients = append(c.clients, &clientHost{host: host{cluster: c, name: name}, dir: filepath.Join(c.dir, name)})
+	}
+	conn := c.dialManager(c.network.boot("operator"))
+	c.operator, c.hangUp = pb.NewManagerClient(conn), conn.Close
+	c.startManager()
+	for _, h := range c.targets {
+		h.start()
+	}
+	for _, h := range c.clients {
+		h.start()
+	}
+	for _, h := range c.targets {
+		c.eventually("drive of "+h.name, func(ctx context.Context) error {
+			_, err := c.operator.AddDrive(ctx, &pb.AddDriveRequest{Node: h.name, Device: "/drive"})
+			return err
+		})
+	}
+	return c
+}
+
+// scratch is a directory in memory if there is one: nothing here has to outlive
+// the machine.
+func scratch(t *testing.T) string {
+	dir, err := os.MkdirTemp("/dev/shm", "weft-fault-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func logger(t *testing.T) *slog.Logger {
+	if *logFile == "" {
+		return slog.New(slog.DiscardHandler)
+	}
+	file, err := os.OpenFile(*logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { file.Close() })
+	return slog.New(slog.NewTextHandler(file, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// did notes a fault or a step, for whoever reads why a run failed.
+func (c *cluster) did(format string, args ...any) {
+	c.historyMutex.Lock()
+	defer c.historyMutex.Unlock()
+	line := fmt.Sprintf("%9.3fs  ", time.Since(c.began).Seconds()) + fmt.Sprintf(format, args...)
+	c.history = append(c.history, line)
+	c.log.Info("FAULT", "line", line)
+}
+
+// close ends all.
+func (c *cluster) close() {
+	c.user.stop()
+	for _, h := range c.clients {
+		h.kill()
+	}
+	for _, h := range c.targets {
+		h.kill()
+	}
+	c.killManager()
+	for _, h := range c.clients {
+		h.buried()
+	}
+	for _, h := range c.targets {
+		h.buried()
+	}
+	if err := c.hangUp(); err != nil {
+		c.t.Error(err)
+	}
+	for _, h := range c.targets {
+		h.platter.file.Close()
+	}
+}
+
+// host is what targets and clients have in common.
+type host struct {
+	cluster *cluster
+	name    string
+	process *process // nil while it is down
+	old     *process // the one before, which the network has forgotten already
+}
+
+// kill ends the process. Nothing of it gets out any more.
+func (h *host) kill() {
+	if h.process == nil {
+		return
+	}
+	h.process.at.kill()
+	h.process.stop()
+	h.old, h.process = h.process, nil
+}
+
+// buried waits until nothing of the process before is left: its locks, above all,
+// which the death of a process of its own would have freed.
+func (h *host) buried() {
+	if h.old != nil {
+		h.old.end()
+		h.old = nil
+	}
+}
+
+// ---- the manager ----
+
+const managerAddress = "m1:4480"
+
+func (c *cluster) startManager() {
+	c.t.Helper()
+	at := c.network.boot("m1")
+	manager, err := volmgr.New(volmgr.Config{Dir: filepath.Join(c.dir, "m1"), Version: "fault", Log: c.log.With("node", "m1")})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	listener, err := at.listen(managerAddress)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	server := grpc.NewServer(
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Second, Timeout: userTimeout}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	)
+	manager.Register(server)
+	c.manager = run(at, func(ctx context.Context) {
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(listener) }()
+		err := manager.Run(ctx)
+		server.Stop()
+		<-served
+		if err = errors.Join(err, manager.Close()); err != nil {
+			c.t.Errorf("manager: %v", err)
+		}
+	})
+}
+
+func (c *cluster) killManager() {
+	if c.manager == nil {
+		return
+	}
+	c.manager.at.kill()
+	c.manager.end() // its store is locked until then
+	c.manager = nil
+}
+
+// dialManager connects as package daemon of the programs does.
+func (c *cluster) dialManager(at *machine, options ...grpc.DialOption) *grpc.ClientConn {
+	c.t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+managerAddress, append(options,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			conn, err := at.dial(ctx, "m1", address)
+			if err != nil {
+				return nil, err
+			}
+			conn.keepalive = true
+			return conn, nil
+		}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: userTimeout, PermitWithoutStream: true}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
+			MinConnectTimeout: 3 * time.Second,
+		}),
+	)...)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return conn
+}
+
+// ---- targets ----
+
+// targetHost is a machine with a drive.
+type targetHost struct {
+	host
+	root    string
+	platter *platter
+}
+
+func (c *cluster) newTarget(name string) *targetHost {
+	c.t.Helper()
+	h := &targetHost{host: host{cluster: c, name: name}, root: filepath.Join(c.dir, name)}
+	path := filepath.Join(h.root, "drive")
+	err := errors.Join(
+		os.MkdirAll(filepath.Join(h.root, "proc/sys/kernel/random"), 0o700),
+		os.WriteFile(filepath.Join(h.root, "proc/sys/kernel/osrelease"), []byte("6.1\n"), 0o600),
+		os.WriteFile(path, nil, 0o600), os.Truncate(path, int64(driveSize)),
+		h.newBoot(),
+	)
+	if err == nil {
+		h.platter, err = newPlatter(path)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return h
+}
+
+// newBoot is another boot of the machine.
+func (h *targetHost) newBoot() error {
+	var random [16]byte
+	rand.Read(random[:])
+	return os.WriteFile(filepath.Join(h.root, "proc/sys/kernel/random/boot_id"), []byte(block.UUIDFromRandom(random).String()+"\n"), 0o600)
+}
+
+func (h *targetHost) start() {
+	c := h.cluster
+	c.t.Helper()
+	h.buried()
+	at := c.network.boot(h.name)
+	conn := c.dialManager(at)
+	agent, err := target.New(target.Config{
+		Node: block.NodeName(h.name), Portals: []block.Portal{{Transport: block.TCP, Address: h.name, Port: block.DefaultPort}},
+		Manager: pb.NewAgentsClient(conn), Version: "fault", Log: c.log.With("node", h.name), Root: h.root,
+		Datapath: target.User, Files: []string{"/drive"}, FilesOnly: true,
+		Listen: func(p block.Portal) (net.Listener, error) {
+			return at.listen(net.JoinHostPort(p.Address, fmt.Sprint(p.Port)))
+		},
+		Medium: func(_ string, data block.Device) block.Device { return h.platter.lend(data) },
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	h.process = run(at, func(ctx context.Context) {
+		err := agent.Run(ctx)
+		if ctx.Err() == nil {
+			c.t.Errorf("target %s ended by itself: %v", h.name, err)
+		}
+		conn.Close()
+	})
+}
+
+// powerOff takes the machine's power away, and with it what its drive's cache held.
+func (h *targetHost) powerOff(random *mathrand.Rand) {
+	c := h.cluster
+	c.t.Helper()
+	h.platter.powerOff()
+	h.process.at.powerOff()
+	h.old, h.process = h.process, nil
+	h.buried()
+	err := h.platter.forget(random)
+	if !c.keepBootID {
+		err = errors.Join(err, h.newBoot())
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// ---- clients ----
+
+// clientHost is a machine that may use the volume.
+type clientHost struct {
+	host
+	dir string
+}
+
+func (h *clientHost) start() {
+	c := h.cluster
+	c.t.Helper()
+	h.buried()
+	at := c.network.boot(h.name)
+	var options []grpc.DialOption
+	if c.lie != nil {
+		options = append(options, grpc.WithUnaryInterceptor(c.lie))
+	}
+	conn := c.dialManager(at, options...)
+	agent, err := initiator.New(initiator.Config{
+		Node: block.NodeName(h.name), Version: "fault", Kernel: "6.1", Manager: pb.NewAgentsClient(conn),
+		StateDir: h.dir, Datapath: initiator.User, IOQueues: 2, Log: c.log.With("node", h.name),
+		Export: func(_ context.Context, volume block.Device, name block.VolumeName) (userspace.Exported, error) {
+			return c.user.found(at, volume, name), nil
+		},
+		Dial: func(ctx context.Context, _, address string) (net.Conn, error) {
+			host, _, err := net.SplitHostPort(address)
+			if err != nil {
+				return nil, err
+			}
+			conn, err := at.dial(ctx, host, address)
+			if err != nil {
+				return nil, err
+			}
+			return conn, nil
+		},
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	h.process = run(at, func(ctx context.Context) {
+		err := agent.Run(ctx)
+		if ctx.Err() == nil {
+			c.t.Errorf("initiator %s ended by itself: %v", h.name, err)
+		}
+		conn.Close()
+	})
+}
+
+// kill ends the agent's process, and with it its volumes and who used them.
+func (h *clientHost) kill() {
+	if h.process == nil {
+		return
+	}
+	h.cluster.user.died(h.process.at)
+	h.host.kill()
+}
+
+// leave ends the agent's process as it is told to end in order.
+func (h *clientHost) leave() {
+	h.process.end()
+	h.process.at.kill()
+	h.process = nil
+}
+
+// ---- what an operator does and sees ----
+
+const patience = 2 * time.Minute
+
+// eventually has something succeed in time, or ends the test with what the
+// manager says of the volume.
+func (c *cluster) eventually(what string, try func(ctx context.Context) error) {
+	c.t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		err := try(ctx)
+		cancel()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			c.t.Fatalf("%s: not within %v: %v\n%s", what, patience, err, c.explain())
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+}
+
+const volumeName = "db1"
+
+func (c *cluster) createVolume(layout block.Layout) {
+	c.t.Helper()
+	c.eventually("create the volume", func(ctx context.Context) error {
+		v, err := c.operator.CreateVolume(ctx, &pb.CreateVolumeRequest{
+			Name: volumeName, SizeBytes: uint64(volumeSize), Copies: uint32(layout.Copies), Stripes: uint32(layout.Stripes),
+		})
+		if err == nil && v.GetState() != pb.VolumeState_VOLUME_STATE_READY {
+			err = fmt.Errorf("it is %v", v.GetState())
+		}
+		return err
+	})
+}
+
+func (c *cluster) attach(to *clientHost) {
+	c.t.Helper()
+	c.user.moveTo(to.name)
+	c.eventually("attach to "+to.name, func(ctx context.Context) error {
+		_, err := c.operator.Attach(ctx, &pb.AttachRequest{Volume: volumeName, Node: to.name})
+		return err
+	})
+}
+
+func (c *cluster) detach(from *clientHost, force bool) {
+	c.t.Helper()
+	c.eventually("detach", func(ctx context.Context) error {
+		if _, err := c.operator.Detach(ctx, &pb.DetachRequest{Volume: volumeName, Node: from.name, Force: force}); err != nil {
+			return err
+		}
+		v, err := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
+		if err == nil && v.GetAttachment() != nil {
+			err = fmt.Errorf("it is %v on %s", v.GetAttachment().GetState(), v.GetAttachment().GetNode())
+		}
+		return err
+	})
+}
+
+// healthy returns when nothing is wrong any more, and the user has the volume
+// where it should be.
+func (c *cluster) healthy() {
+	c.t.Helper()
+	c.eventually("all well", func(ctx context.Context) error {
+		v, err := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
+		switch {
+		case err != nil:
+			return err
+		case v.GetHealth() != pb.Health_HEALTH_HEALTHY:
+			return fmt.Errorf("the volume is %v", v.GetHealth())
+		case v.GetAttachment().GetState() != pb.AttachmentState_ATTACHMENT_STATE_ATTACHED || v.GetAttachment().GetNode() != c.user.node():
+			return fmt.Errorf("the volume is %v on %q", v.GetAttachment().GetState(), v.GetAttachment().GetNode())
+		case !c.user.hasDevice():
+			return errors.New("the user has no device")
+		}
+		s, err := c.operator.GetStatus(ctx, &pb.GetStatusRequest{})
+		if err == nil && len(s.GetWrong()) > 0 {
+			err = errors.New(s.GetWrong()[0])
+		}
+		return err
+	})
+}
+
+// explain is what an operator would be told.
+func (c *cluster) explain() string {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	text := ""
+	e, err := c.operator.ExplainVolume(ctx, &pb.ExplainVolumeRequest{Volume: volumeName})
+	if err != nil {
+		text = fmt.Sprintf("explain: %v\n", err)
+	}
+	text += e.GetSummary() + "\n"
+	for title, lines := range map[string][]string{"because": e.GetFacts(), "waiting for": e.GetWaits(), "you can": e.GetActions()} {
+		for _, line := range lines {
+			text += fmt.Sprintf("  %s: %s\n", title, line)
+		}
+	}
+	return text
+}

@@ -1,0 +1,495 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// network is a network in memory: TCP as its users see it, between hosts that
+// have names, with faults. It keeps time by package time, so that in a bubble of
+// testing/synctest it runs as fast as the processor lets it.
+//
+// What a cut link holds back is delivered when it heals, as TCP's retransmissions
+// do it, however late: a write that everybody has given up can still arrive.
+type network struct {
+	mu        sync.Mutex
+	listeners map[string]*listener // by address
+	links     map[pair]link
+	off       map[string]bool // hosts without power
+	conns     map[*conn]bool
+}
+
+// pair names two hosts in one direction.
+type pair struct{ from, to string }
+
+func (p pair) back() pair { return pair{p.to, p.from} }
+
+// link is one direction between two hosts.
+type link struct {
+	cut   bool
+	since time.Time // when it was cut
+	delay time.Duration
+}
+
+// window is how much a direction of a connection takes before its writer waits.
+const window = 256 << 10
+
+// connectTimeout is how long a connect to a host that does not answer takes.
+const connectTimeout = 10 * time.Second
+
+// userTimeout is how long a connection to the manager may be without answer to
+// its keepalive probes, as TCP_USER_TIMEOUT is set there.
+const userTimeout = 4 * time.Second
+
+func newNetwork() *network {
+	return &network{listeners: map[string]*listener{}, links: map[pair]link{}, off: map[string]bool{}, conns: map[*conn]bool{}}
+}
+
+// cut stops, or lets on again, what goes from one host to another.
+func (n *network) cut(from, to string, cut bool) {
+	n.change(func() {
+		l := n.links[pair{from, to}]
+		if l.cut != cut {
+			l.cut, l.since = cut, time.Now()
+		}
+		n.links[pair{from, to}] = l
+	})
+}
+
+// delay holds all that goes from one host to another up for d.
+func (n *network) delay(from, to string, d time.Duration) {
+	n.change(func() {
+		l := n.links[pair{from, to}]
+		l.delay = d
+		n.links[pair{from, to}] = l
+	})
+}
+
+// heal ends all cuts and delays.
+func (n *network) heal() {
+	n.change(func() { clear(n.links) })
+}
+
+// change changes links, and has all who wait look again.
+func (n *network) change(f func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f()
+	for c := range n.conns {
+		c.in.wake()
+		c.out.wake()
+	}
+}
+
+// state is what holds for a link now.
+func (n *network) state(p pair) link {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.links[p]
+}
+
+// machine is one run of a process on a host, as the network sees it.
+type machine struct {
+	network *network
+	host    string
+	dead    bool // under network.mu
+}
+
+// boot is a new run on a host. Whatever an earlier one that lost its power had
+// open is reset: the host does not know it any more.
+func (n *network) boot(host string) *machine {
+	n.change(func() {
+		delete(n.off, host)
+		for c := range n.conns {
+			if c.at.host == host && c.at.dead {
+				n.drop(c, func() { c.out.breakOff() })
+			}
+		}
+	})
+	return &machine{network: n, host: host}
+}
+
+// kill ends a run as the death of its process does: what it has sent still goes
+// out, then the other ends learn of it.
+func (m *machine) kill() {
+	n := m.network
+	n.change(func() {
+		m.dieLocked()
+		for c := range n.conns {
+			if c.at == m {
+				n.drop(c, func() { c.out.finish() })
+			}
+		}
+	})
+}
+
+// powerOff ends a run as the loss of power does: what it has sent is lost, and
+// nobody learns of it until the host is there again.
+func (m *machine) powerOff() {
+	n := m.network
+	n.change(func() {
+		m.dieLocked()
+		n.off[m.host] = true
+		for c := range n.conns {
+			if c.at == m {
+				c.in.end(syscall.ECONNRESET)
+				c.out.freeze()
+			}
+		}
+	})
+}
+
+func (m *machine) dieLocked() {
+	m.dead = true
+	for _, l := range m.network.listeners {
+		if l.at == m {
+			l.closeLocked()
+		}
+	}
+}
+
+// drop forgets a connection's end; its reader gets an error.
+func (n *network) drop(c *conn, out func()) {
+	delete(n.conns, c)
+	c.in.end(syscall.ECONNRESET)
+	out()
+}
+
+// listen takes connections to an address.
+func (m *machine) listen(address string) (net.Listener, error) {
+	n := m.network
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case m.dead:
+		return nil, syscall.ENETDOWN
+	case n.listeners[address] != nil:
+		return nil, fmt.Errorf("listen on %s: %w", address, syscall.EADDRINUSE)
+	}
+	l := &listener{at: m, address: address, queue: make(chan *conn, 128), done: make(chan struct{})}
+	n.listeners[address] = l
+	return l, nil
+}
+
+// dial connects to an address on a host.
+func (m *machine) dial(ctx context.Context, host, address string) (*conn, error) {
+	n := m.network
+	fail := func(err error) (*conn, error) {
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Addr: addr(address), Err: err}
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, connectTimeout, syscall.ETIMEDOUT)
+	defer cancel()
+	for {
+		n.mu.Lock()
+		way := pair{m.host, host}
+		switch {
+		case m.dead:
+			n.mu.Unlock()
+			return fail(syscall.ENETDOWN)
+		case n.links[way].cut || n.links[way.back()].cut || n.off[host]:
+		case n.listeners[address] == nil:
+			n.mu.Unlock()
+			return fail(syscall.ECONNREFUSED)
+		default:
+			defer n.mu.Unlock()
+			return m.connectLocked(n.listeners[address]), nil
+		}
+		n.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return fail(context.Cause(ctx))
+		case <-time.After(200 * time.Millisecond): // the SYN again
+		}
+	}
+}
+
+func (m *machine) connectLocked(l *listener) *conn {
+	n := m.network
+	way := pair{m.host, l.at.host}
+	there, back := newStream(n, way), newStream(n, way.back())
+	near := &conn{at: m, remote: l.address, in: back, out: there}
+	far := &conn{at: l.at, remote: m.host, in: there, out: back}
+	n.conns[near], n.conns[far] = true, true
+	select {
+	case l.queue <- far:
+	default: // nobody accepts
+		n.drop(far, func() { far.out.breakOff() })
+	}
+	return near
+}
+
+type addr string
+
+func (addr) Network() string  { return "tcp" }
+func (a addr) String() string { return string(a) }
+
+type listener struct {
+	at      *machine
+	address string
+	queue   chan *conn
+	once    sync.Once
+	done    chan struct{}
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.queue:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *listener) Close() error {
+	l.at.network.mu.Lock()
+	defer l.at.network.mu.Unlock()
+	l.closeLocked()
+	return nil
+}
+
+func (l *listener) closeLocked() {
+	l.once.Do(func() {
+		n := l.at.network
+		if n.listeners[l.address] == l {
+			delete(n.listeners, l.address)
+		}
+		close(l.done)
+		for len(l.queue) > 0 {
+			c := <-l.queue
+			n.drop(c, func() { c.out.breakOff() })
+		}
+	})
+}
+
+func (l *listener) Addr() net.Addr { return addr(l.address) }
+
+// conn is one end of a connection.
+type conn struct {
+	at        *machine
+	remote    string
+	in, out   *stream
+	keepalive bool // to be reset after userTimeout without a way to the other end and back
+}
+
+func (c *conn) Read(p []byte) (int, error)  { return c.in.read(p, c.keepalive) }
+func (c *conn) Write(p []byte) (int, error) { return c.out.write(p) }
+
+// Close ends both directions: what was written before is still delivered.
+func (c *conn) Close() error {
+	n := c.at.network
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.conns[c] && !c.at.dead {
+		n.drop(c, func() { c.out.finish() })
+	}
+	c.in.end(net.ErrClosed)
+	return nil
+}
+
+func (c *conn) LocalAddr() net.Addr  { return addr(c.at.host) }
+func (c *conn) RemoteAddr() net.Addr { return addr(c.remote) }
+
+func (c *conn) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}
+
+func (c *conn) SetReadDeadline(t time.Time) error {
+	c.in.deadline(&c.in.readBy, t)
+	return nil
+}
+
+func (c *conn) SetWriteDeadline(t time.Time) error {
+	c.out.deadline(&c.out.writeBy, t)
+	return nil
+}
+
+// stream is one direction of a connection.
+type stream struct {
+	network *network
+	pair    pair
+
+	mu       sync.Mutex
+	changed  chan struct{} // closed and replaced at each change
+	segments []segment
+	size     int
+	finished bool      // the writer has closed: its reader gets the rest, then EOF
+	broken   bool      // the writer's host does not know the connection: its reader learns so
+	frozen   time.Time // since then the writer's host is without power
+	err      error     // the reader's end is over
+	readBy   time.Time
+	writeBy  time.Time
+}
+
+type segment struct {
+	data []byte
+	at   time.Time // when it arrives
+}
+
+func newStream(n *network, p pair) *stream {
+	return &stream{network: n, pair: p, changed: make(chan struct{})}
+}
+
+// set changes a stream, and wakes who waits for it.
+func (s *stream) set(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+	s.wakeLocked()
+}
+
+func (s *stream) wake() { s.set(func() {}) }
+
+func (s *stream) wakeLocked() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+func (s *stream) deadline(which *time.Time, t time.Time) { s.set(func() { *which = t }) }
+func (s *stream) finish()                                { s.set(func() { s.finished = true }) }
+
+// breakOff loses what was written and has not been read.
+func (s *stream) breakOff() { s.set(func() { s.broken, s.segments = true, nil }) }
+
+func (s *stream) freeze() { s.set(func() { s.frozen, s.segments = time.Now(), nil }) }
+
+func (s *stream) end(err error) {
+	s.set(func() {
+		if s.err == nil {
+			s.err = err
+		}
+	})
+}
+
+// silence is since when there is no way to the other end and back; zero if there is.
+func (s *stream) silence(there, back link) time.Time {
+	var all []time.Time
+	if there.cut {
+		all = append(all, there.since)
+	}
+	if back.cut {
+		all = append(all, back.since)
+	}
+	if !s.frozen.IsZero() {
+		all = append(all, s.frozen)
+	}
+	if len(all) == 0 {
+		return time.Time{}
+	}
+	return slices.MinFunc(all, time.Time.Compare)
+}
+
+func (s *stream) read(p []byte, keepalive bool) (int, error) {
+	for {
+		there, back := s.network.state(s.pair), s.network.state(s.pair.back())
+		s.mu.Lock()
+		now := time.Now()
+		by := s.readBy
+		if since := s.silence(there, back); keepalive && !since.IsZero() {
+			if now.Sub(since) >= userTimeout {
+				s.mu.Unlock()
+				return 0, syscall.ETIMEDOUT
+			}
+			by = earlier(by, since.Add(userTimeout))
+		}
+		switch {
+		case s.err != nil:
+			defer s.mu.Unlock()
+			return 0, s.err
+		case !s.readBy.IsZero() && !now.Before(s.readBy):
+			s.mu.Unlock()
+			return 0, os.ErrDeadlineExceeded
+		case there.cut:
+		case len(s.segments) > 0 && !s.segments[0].at.After(now):
+			defer s.mu.Unlock()
+			return s.take(p, now), nil
+		case s.broken:
+			s.mu.Unlock()
+			return 0, syscall.ECONNRESET
+		case len(s.segments) > 0:
+			by = earlier(by, s.segments[0].at)
+		case s.finished:
+			s.mu.Unlock()
+			return 0, io.EOF
+		}
+		s.wait(by)
+	}
+}
+
+// earlier is the earlier of two times; zero is never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// take copies what has arrived; s is locked.
+func (s *stream) take(p []byte, now time.Time) (n int) {
+	for n < len(p) && len(s.segments) > 0 && !s.segments[0].at.After(now) {
+		k := copy(p[n:], s.segments[0].data)
+		n += k
+		s.size -= k
+		if s.segments[0].data = s.segments[0].data[k:]; len(s.segments[0].data) == 0 {
+			s.segments = s.segments[1:]
+		}
+	}
+	s.wakeLocked()
+	return n
+}
+
+// wait unlocks s, and waits for a change, or until a time that is not zero.
+func (s *stream) wait(by time.Time) {
+	changed := s.changed
+	s.mu.Unlock()
+	if by.IsZero() {
+		<-changed
+		return
+	}
+	timer := time.NewTimer(time.Until(by))
+	defer timer.Stop()
+	select {
+	case <-changed:
+	case <-timer.C:
+	}
+}
+
+func (s *stream) write(p []byte) (n int, err error) {
+	for {
+		there, back := s.network.state(s.pair), s.network.state(s.pair.back())
+		s.mu.Lock()
+		switch {
+		case s.finished || s.broken || !s.frozen.IsZero():
+			s.mu.Unlock()
+			return n, net.ErrClosed
+		case s.err != nil && !there.cut && !back.cut: // the reader's end is over, and says so
+			s.mu.Unlock()
+			return n, syscall.EPIPE
+		case !s.writeBy.IsZero() && !time.Now().Before(s.writeBy):
+			s.mu.Unlock()
+			return n, os.ErrDeadlineExceeded
+		case s.size < window:
+			k := min(len(p)-n, window-s.size)
+			s.segments = append(s.segments, segment{data: slices.Clone(p[n : n+k]), at: time.Now().Add(there.delay)})
+			s.size += k
+			n += k
+			s.wakeLocked()
+			if n == len(p) {
+				s.mu.Unlock()
+				return n, nil
+			}
+			s.mu.Unlock()
+			continue
+		}
+		s.wait(s.writeBy)
+	}
+}
