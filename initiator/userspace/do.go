@@ -77,6 +77,9 @@ func (k *Keeper) do(ctx context.Context, w *attachment.Wanted, s *seen, o order)
 	case opDisconnect:
 		return k.disconnect(ctx, o.nqn)
 	case opForget:
+		if len(k.conns) > 0 {
+			return errLater // they end by themselves
+		}
 		k.forget(w, o.clean)
 		return nil
 	}

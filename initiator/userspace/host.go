@@ -29,10 +29,13 @@ func connect(ctx context.Context, way Dial, o dialOptions) (connection, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &hostConnection{c}, nil
+	return &hostConnection{Controller: c}, nil
 }
 
-type hostConnection struct{ *host.Controller }
+type hostConnection struct {
+	*host.Controller
+	rescan time.Time // none before
+}
 
 func (c *hostConnection) Live() (bool, error) {
 	s := c.State()
@@ -43,11 +46,13 @@ func (c *hostConnection) Live() (bool, error) {
 }
 
 // Namespace also has the controller look again if it does not know the namespace:
-// the event that tells of a new one may have been lost with a connection.
+// the event that tells of a new one may have been lost with a connection. Not at
+// once each time: what it finds has the keeper ask here again.
 func (c *hostConnection) Namespace(nsid uint32, id block.UUID) (block.Device, error) {
 	n, err := c.Controller.Namespace(nsid, id)
 	if err != nil {
-		if errors.Is(err, block.ErrGone) {
+		if now := time.Now(); errors.Is(err, block.ErrGone) && !now.Before(c.rescan) {
+			c.rescan = now.Add(retryInterval)
 			c.Rescan()
 		}
 		return nil, err

@@ -161,11 +161,8 @@ func (k *Keeper) left() bool {
 func (k *Keeper) giveUp(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	for n, r := range k.conns {
-		if r.connection != nil {
-			r.connection.Cut()
-		}
-		delete(k.conns, n)
+	for _, n := range slices.Sorted(maps.Keys(k.conns)) {
+		k.cut(n)
 	}
 	if k.stack == nil {
 		return

@@ -234,6 +234,36 @@ func TestALegThatComesBackIsCopiedToRecordedAndThenReadFrom(t *testing.T) {
 	})
 }
 
+// TestALegWhoseRecoveryIsRecordedStandsInAtOnce has the manager's answer to a
+// record in sync lost, and the other copy gone by the time it is known.
+func TestALegWhoseRecoveryIsRecordedStandsInAtOnce(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.fallSilent("t1")
+		if err := <-w.write(0, 1); err != nil {
+			t.Fatal(err)
+		}
+		w.answer("t1")
+		w.deafen()
+		w.comesBack(0, 1, 1)
+		time.Sleep(time.Second)
+		w.want(func(x *attachment.Wanted) {
+			x.Links = x.Links[1:]
+			x.Links[0].Rebuilding = false
+		})
+		w.fallSilent("t0")
+		time.Sleep(time.Second)
+		done := w.write(0, 2)
+		time.Sleep(time.Second)
+		if pending(done) {
+			t.Fatalf("a write waits for a leg that the manager has recorded stale: %s", w.report().GetWaitingFor())
+		}
+		if got := w.holds(0, 1, 0); got != 2 {
+			t.Errorf("the leg that is left holds %d", got)
+		}
+		w.hear()
+	})
+}
+
 func TestALegThatMayLackMoreThanIsKnownIsCopiedInFull(t *testing.T) {
 	served(t, 1, 2, func(w *world) {
 		w.fallSilent("t1")

@@ -251,6 +251,7 @@ func (p *planner) serve() {
 	p.connect()
 	p.findMembers()
 	p.lease()
+	p.promote()
 	p.dropLost()
 	if p.s.volume.built {
 		p.change()
@@ -362,7 +363,7 @@ func (p *planner) trouble(l *attachment.Link) string {
 	return "connecting"
 }
 
-// change takes legs that come back into the volume, and reads from those that
+// change takes legs that come back into the volume, and has those recorded that
 // have caught up.
 func (p *planner) change() {
 	for _, at := range p.places() {
@@ -398,16 +399,22 @@ func (p *planner) rejoin(at place) {
 	p.do(order{op: opAdd, legs: []legAt{{place: at, leg: l.Leg, revision: l.Revision, full: full}}})
 }
 
-// recovered has a leg that holds everything recorded in sync, and then read from.
+// promote reads from legs that are recorded in sync: before others leave, as one
+// of these may be the last of its column then.
+func (p *planner) promote() {
+	for _, m := range p.members {
+		if m.state == engine.CaughtUp && m.Source && m.Lost == "" {
+			p.do(order{op: opPromote, legs: []legAt{{place: m.place, leg: m.Leg, revision: m.Link.Revision}}})
+		}
+	}
+}
+
+// recovered has a leg that holds everything recorded in sync.
 func (p *planner) recovered(m member) {
-	if m.state != engine.CaughtUp || m.Gone || m.Lost != "" || m.Link == nil || p.silence(m.Leg) > 0 {
+	if m.state != engine.CaughtUp || m.Source || m.Gone || m.Lost != "" || m.Link == nil || p.silence(m.Leg) > 0 {
 		return
 	}
 	l := legAt{place: m.place, leg: m.Leg, revision: m.Link.Revision, copied: p.m.slots[m.place].dirty}
-	if p.m.records.InSync(m.Link) {
-		p.do(order{op: opPromote, legs: []legAt{l}})
-		return
-	}
 	p.do(order{op: opRecovered, legs: []legAt{l}})
 	if p.s.recordError != "" {
 		p.note("record leg %s in sync: %s", m.Leg, p.s.recordError)
