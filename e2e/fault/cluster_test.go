@@ -13,7 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"testing"
 	"time"
 
 	"google.golang.org/grpc"
@@ -31,7 +30,7 @@ import (
 
 // cluster is a manager, targets, clients, and what is between them.
 type cluster struct {
-	t       *testing.T
+	t       tester
 	dir     string
 	log     *slog.Logger
 	network *network
@@ -47,6 +46,18 @@ type cluster struct {
 	began        time.Time
 	historyMutex sync.Mutex
 	history      []string
+}
+
+// tester is a testing.TB, or one that only notes failures.
+type tester interface {
+	Helper()
+	Logf(format string, args ...any)
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+	FailNow()
+	Failed() bool
+	TempDir() string
+	Cleanup(func())
 }
 
 // process is one run of a daemon.
@@ -75,8 +86,9 @@ func (p *process) end() {
 
 const driveSize = 3 * 256 * block.MiB
 
-// newCluster has a manager, and drives that are given to it. Only in a bubble.
-func newCluster(t *testing.T, targets, clients int) *cluster {
+// newCluster has a manager, and drives that are given to it; lie makes some of it
+// lie. Only in a bubble.
+func newCluster(t tester, targets, clients int, lie func(*cluster)) *cluster {
 	t.Helper()
 	c := &cluster{t: t, dir: scratch(t), log: logger(t), network: newNetwork(), began: time.Now()}
 	c.user = newUser(c)
@@ -87,6 +99,7 @@ func newCluster(t *testing.T, targets, clients int) *cluster {
 		name := fmt.Sprintf("c%d", i+1)
 		c.clients = append(c.clients, &clientHost{host: host{cluster: c, name: name}, dir: filepath.Join(c.dir, name)})
 	}
+	lie(c)
 	conn := c.dialManager(c.network.boot("operator"))
 	c.operator, c.hangUp = pb.NewManagerClient(conn), conn.Close
 	c.startManager()
@@ -107,7 +120,7 @@ func newCluster(t *testing.T, targets, clients int) *cluster {
 
 // scratch is a directory in memory if there is one: nothing here has to outlive
 // the machine.
-func scratch(t *testing.T) string {
+func scratch(t tester) string {
 	dir, err := os.MkdirTemp("/dev/shm", "weft-fault-")
 	if err != nil {
 		return t.TempDir()
@@ -116,13 +129,13 @@ func scratch(t *testing.T) string {
 	return dir
 }
 
-func logger(t *testing.T) *slog.Logger {
+func logger(t tester) *slog.Logger {
 	if *logFile == "" {
 		return slog.New(slog.DiscardHandler)
 	}
 	file, err := os.OpenFile(*logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("%v", err)
 	}
 	t.Cleanup(func() { file.Close() })
 	return slog.New(slog.NewTextHandler(file, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -154,7 +167,7 @@ func (c *cluster) close() {
 		h.buried()
 	}
 	if err := c.hangUp(); err != nil {
-		c.t.Error(err)
+		c.t.Errorf("%v", err)
 	}
 	for _, h := range c.targets {
 		h.platter.file.Close()
@@ -197,11 +210,11 @@ func (c *cluster) startManager() {
 	at := c.network.boot("m1")
 	manager, err := volmgr.New(volmgr.Config{Dir: filepath.Join(c.dir, "m1"), Version: "fault", Log: c.log.With("node", "m1")})
 	if err != nil {
-		c.t.Fatal(err)
+		c.t.Fatalf("%v", err)
 	}
 	listener, err := at.listen(managerAddress)
 	if err != nil {
-		c.t.Fatal(err)
+		c.t.Fatalf("%v", err)
 	}
 	server := grpc.NewServer(
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Second, Timeout: userTimeout}),
@@ -249,7 +262,7 @@ func (c *cluster) dialManager(at *machine, options ...grpc.DialOption) *grpc.Cli
 		}),
 	)...)
 	if err != nil {
-		c.t.Fatal(err)
+		c.t.Fatalf("%v", err)
 	}
 	return conn
 }
@@ -277,7 +290,7 @@ func (c *cluster) newTarget(name string) *targetHost {
 		h.platter, err = newPlatter(path)
 	}
 	if err != nil {
-		c.t.Fatal(err)
+		c.t.Fatalf("%v", err)
 	}
 	return h
 }
@@ -305,7 +318,7 @@ func (h *targetHost) start() {
 		Medium: func(_ string, data block.Device) block.Device { return h.platter.lend(data) },
 	})
 	if err != nil {
-		c.t.Fatal(err)
+		c.t.Fatalf("%v", err)
 	}
 	h.process = run(at, func(ctx context.Context) {
 		err := agent.Run(ctx)
@@ -329,7 +342,7 @@ func (h *targetHost) powerOff(random *mathrand.Rand) {
 		err = errors.Join(err, h.newBoot())
 	}
 	if err != nil {
-		c.t.Fatal(err)
+		c.t.Fatalf("%v", err)
 	}
 }
 
@@ -370,7 +383,7 @@ func (h *clientHost) start() {
 		},
 	})
 	if err != nil {
-		c.t.Fatal(err)
+		c.t.Fatalf("%v", err)
 	}
 	h.process = run(at, func(ctx context.Context) {
 		err := agent.Run(ctx)

@@ -47,24 +47,27 @@ var layouts = []block.Layout{
 	{Stripes: 2, Copies: 3},
 }
 
-// live is the life of one cluster.
 func live(t *testing.T, seed uint64, faults int) {
-	synctest.Test(t, func(t *testing.T) {
-		random := rand.New(rand.NewPCG(seed, 0))
-		layout := layouts[seed%uint64(len(layouts))]
-		c := newCluster(t, 4, 2)
-		defer c.close()
-		defer c.tell(seed)
-		c.createVolume(layout)
-		c.attach(c.clients[0])
-		c.healthy()
-		c.user.work(seed, 6)
-		r := &chaos{cluster: c, random: random}
-		for r.faults < faults {
-			r.round(min(12, faults-r.faults))
-		}
-		c.equalCopies(random)
-	})
+	synctest.Test(t, func(t *testing.T) { life(t, seed, faults, func(*cluster) {}) })
+}
+
+// life is that of one cluster. Only in a bubble.
+func life(t tester, seed uint64, faults int, lie func(*cluster)) {
+	random := rand.New(rand.NewPCG(seed, 0))
+	layout := layouts[seed%uint64(len(layouts))]
+	c := newCluster(t, 4, 2, lie)
+	defer c.close()
+	defer c.tell(seed)
+	c.createVolume(layout)
+	c.attach(c.clients[0])
+	c.healthy()
+	c.user.work(seed, 6)
+	f := &chaos{cluster: c, random: random}
+	for f.faults < faults {
+		f.round(min(12, faults-f.faults))
+	}
+	c.equalCopies(random)
+	f.check()
 }
 
 // tell says what happened, if it went wrong.

@@ -153,13 +153,13 @@ func (m *medium) submit(io *block.IO) {
 // rememberLocked keeps what a write is about to replace.
 func (p *platter) rememberLocked(io *block.IO) error {
 	p.writes++
-	for off := io.Off; off < io.Off+io.Len; off += sector {
-		old := make([]byte, sector)
-		if _, err := p.file.ReadAt(old, off); err != nil {
-			return err
-		}
-		olds := slices.DeleteFunc(p.before[off], func(r replaced) bool { return r.write <= p.flushed })
-		p.before[off] = append(olds, replaced{p.writes, old})
+	all := make([]byte, io.Len)
+	if _, err := p.file.ReadAt(all, io.Off); err != nil {
+		return err
+	}
+	for at := int64(0); at < io.Len; at += sector {
+		olds := slices.DeleteFunc(p.before[io.Off+at], func(r replaced) bool { return r.write <= p.flushed })
+		p.before[io.Off+at] = append(olds, replaced{p.writes, all[at : at+sector]})
 	}
 	return nil
 }

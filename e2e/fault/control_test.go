@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"google.golang.org/grpc"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+// suspicion is a test that may fail, and only notes it.
+type suspicion struct {
+	*testing.T
+	mu   sync.Mutex
+	said []string
+}
+
+func (s *suspicion) Errorf(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.said = append(s.said, fmt.Sprintf(format, args...))
+}
+
+func (s *suspicion) Fatalf(format string, args ...any) {
+	s.Errorf(format, args...)
+	runtime.Goexit()
+}
+
+func (s *suspicion) FailNow() { runtime.Goexit() }
+
+// Failed is false, so that no history is told of what should fail.
+func (s *suspicion) Failed() bool                    { return false }
+func (s *suspicion) Logf(format string, args ...any) {}
+
+// suspect lives a life, and returns what was wrong with it.
+func suspect(t *testing.T, seed uint64, faults int, lie func(*cluster)) (said []string) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &suspicion{T: t}
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			life(s, seed, faults, lie)
+		}()
+		<-ended
+		said = s.said
+	})
+	return said
+}
+
+// TestWhatLiesIsFoundOut has a part of a cluster do what it must not: a suite that
+// did not notice would notice nothing.
+func TestWhatLiesIsFoundOut(t *testing.T) {
+	lies := map[string]func(*cluster){
+		"a drive answers some writes without doing them": func(c *cluster) {
+			var n atomic.Int64
+			c.targets[0].platter.lie = func(*block.IO) bool { return n.Add(1)%50 == 0 }
+		},
+		"a target hides that it has lost its power": func(c *cluster) {
+			c.keepBootID = true
+		},
+		"the loss of a leg is not recorded": func(c *cluster) {
+			c.lie = func(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, next grpc.UnaryInvoker, o ...grpc.CallOption) error {
+				if method == pb.Agents_RecordStale_FullMethodName {
+					return nil
+				}
+				return next(ctx, method, request, reply, conn, o...)
+			}
+		},
+	}
+	for what, lie := range lies {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			for seed := uint64(1); seed <= 12; seed++ {
+				if said := suspect(t, seed, 36, lie); len(said) > 0 {
+					t.Logf("with seed %d: %s", seed, said[0])
+					return
+				}
+			}
+			t.Error("nobody noticed")
+		})
+	}
+}
