@@ -9,7 +9,7 @@ PAIRS  ?= .# which pairs of host and target make interop runs, a regular express
 export WEFT_KERNEL = $(KERNEL)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-test demo-vm test build lint unit generate check kernel interop e2e bench fuzz install clean
+.PHONY: help faults demo demo-test demo-vm test build lint unit generate check kernel interop e2e bench fuzz install clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -55,6 +55,9 @@ bench: ## what Weft costs, as ratios (PART=user: the user-space path and its pee
 	@e2e/install.sh $(if $(filter user,$(PART)),,vm) $(if $(filter vm,$(PART)),,bench)
 	go build -o bin/bench ./e2e/bench
 	bin/bench -part "$(PART)"
+
+faults: ## thousands of faults on the user-space path, with seeds of now (FAULTS=3000)
+	go test -count=1 -timeout 60m -run TestNothingIsLost ./e2e/fault -faults $${FAULTS:-3000} -first $$(date +%s)
 
 fuzz: ## each fuzz target for FUZZTIME (30s)
 	@e2e/fuzz.sh $${FUZZTIME:-30s}
