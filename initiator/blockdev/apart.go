@@ -23,8 +23,11 @@ var serving descriptors
 
 type descriptors struct {
 	mu  sync.Mutex
-	fds map[int]struct{}
+	fds map[int]*served
 }
+
+// served is one descriptor, as told from a later one with the same number.
+type served struct{ fd int }
 
 // open makes descriptors that serve. None of them may be closed before forget.
 func (d *descriptors) open(f func() ([]int, error)) ([]int, error) {
@@ -35,10 +38,10 @@ func (d *descriptors) open(f func() ([]int, error)) ([]int, error) {
 		return nil, err
 	}
 	if d.fds == nil {
-		d.fds = make(map[int]struct{})
+		d.fds = make(map[int]*served)
 	}
 	for _, fd := range fds {
-		d.fds[fd] = struct{}{}
+		d.fds[fd] = &served{fd}
 	}
 	return fds, nil
 }
@@ -48,6 +51,21 @@ func (d *descriptors) forget(fds ...int) {
 	defer d.mu.Unlock()
 	for _, fd := range fds {
 		delete(d.fds, fd)
+	}
+}
+
+// forgetter is forget for a descriptor that somebody else closes, after which its
+// number may be another's at once.
+func (d *descriptors) forgetter(fd int) func() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := d.fds[fd]
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.fds[fd] == s {
+			delete(d.fds, fd)
+		}
 	}
 }
 

@@ -132,10 +132,9 @@ func testDeath(t *testing.T, w *world) {
 	file := filepath.Join(t.TempDir(), "disk")
 	server := w.serveElsewhere(file, "")
 	link := "/dev/weft/" + string(w.o.Name)
-	fd, err := unix.Open(link, unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0)
-	w.must(err)
+	fd := w.use(link)
 	p := randomBytes(8192)
-	_, err = unix.Pwrite(fd, p, 1<<20)
+	_, err := unix.Pwrite(fd, p, 1<<20)
 	w.must(err)
 	kill(server)
 	// Nobody waits for the dead: without a token to resume by, I/O fails.
@@ -145,15 +144,15 @@ func testDeath(t *testing.T, w *world) {
 		}
 		return nil
 	})))
-	unix.Close(fd)
+	w.leave(fd)
 	e := w.exportFile(file)
-	fd = w.open(e)
+	fd = w.use(e.Path())
 	got := aligned(len(p))
 	_, err = unix.Pread(fd, got, 1<<20)
 	if w.must(err); !bytes.Equal(got, p) {
 		t.Error("what was acknowledged before the death is not there after")
 	}
-	unix.Close(fd)
+	w.leave(fd)
 	w.close(e)
 
 	kill(w.serveElsewhere(file, ""))
@@ -190,6 +189,25 @@ func testDeathUnderMount(t *testing.T, w *world) {
 	w.close(e)
 }
 
+// A thread that waits for the device that its own process serves must not keep
+// the next process from taking the device away.
+func testKilledWaiting(t *testing.T, w *world) {
+	cmd := startRole(t, "wait for itself", "waiting", w.serveArgs("", "")[:3]...)
+	w.must(cmd.Process.Kill())
+	var e *Exported
+	w.must(w.within("an Export after the death", do(func() (err error) {
+		for range 100 { // the dead process lets go of the name in its own time
+			if e, err = Export(w.limit(), w.disk, w.o); !errors.Is(err, ErrExported) {
+				return err
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		return err
+	})))
+	w.must(w.within("the dead process", do(func() error { _ = cmd.Wait(); return nil })))
+	w.close(e)
+}
+
 func testKilledAnywhere(t *testing.T, w *world) {
 	file := filepath.Join(t.TempDir(), "disk")
 	for i := range 8 {
@@ -198,9 +216,9 @@ func testKilledAnywhere(t *testing.T, w *world) {
 		time.Sleep(time.Duration(rand.IntN(120)) * time.Millisecond)
 		kill(cmd)
 		e := w.exportFile(file)
-		fd := w.open(e)
+		fd := w.use(e.Path())
 		_, err := unix.Pwrite(fd, randomBytes(4096), int64(i)<<20)
-		unix.Close(fd)
+		w.leave(fd)
 		w.must(err)
 		w.close(e)
 	}

@@ -88,6 +88,7 @@ func (d *fuseDisk) mount(source string) error {
 		return fmt.Errorf("mount fuse: open fuse: %w", err)
 	}
 	fd := fds[0]
+	d.fs.onEnd = serving.forgetter(fd) // go-fuse closes it before it says so
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,max_read=%d", fd, os.Geteuid(), os.Getegid(), fuseMaxWrite)
 	if err := unix.Mount(source, d.place, fuseType, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
 		serving.forget(fd)
@@ -108,7 +109,6 @@ func (d *fuseDisk) mount(source string) error {
 		unix.Unmount(d.place, unix.MNT_FORCE|unix.MNT_DETACH)
 		return fmt.Errorf("serve fuse on %s: %w", d.place, err)
 	}
-	d.fs.onEnd = func() { serving.forget(fd) }
 	go d.server.Serve()
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+	"time"
 
 	"weft.dev/weft/proto/block"
 )
@@ -23,6 +24,8 @@ func TestMain(m *testing.M) {
 		holdOpen(os.Args[1])
 	case "serve":
 		serve(os.Args[1:])
+	case "wait for itself":
+		waitForItself(os.Args[1:])
 	}
 	os.Exit(m.Run())
 }
@@ -51,6 +54,21 @@ func serve(args []string) {
 		os.Exit(1)
 	}
 	os.Stdout.WriteString("serving\n")
+	select {}
+}
+
+// waitForItself has a thread wait for a flush that the process itself keeps.
+func waitForItself(args []string) {
+	disk := newMemDisk(plain)
+	e, err := Export(context.Background(), disk, Options{Kind: Kind(args[0]), Name: block.VolumeName(args[1]), RunDir: args[2]})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	disk.hold(func(io *block.IO) bool { return io.Op == block.OpFlush }) // not before: newer kernels flush in Export
+	go e.Close(context.Background(), false)
+	<-disk.arrived
+	os.Stdout.WriteString("waiting\n")
 	select {}
 }
 
@@ -83,6 +101,8 @@ func startRole(t *testing.T, role, says string, args ...string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	hung := time.AfterFunc(time.Minute, func() { cmd.Process.Kill() })
+	defer hung.Stop()
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil || line != says+"\n" {
 		t.Fatalf("process %q said %q, %v; want %q", role, line, err, says)

@@ -22,12 +22,20 @@ type nameLock struct{ f *os.File }
 
 func lockName(runDir string, name block.VolumeName) (*nameLock, error) {
 	path := filepath.Join(runDir, string(name)+".lock")
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	// It must not be kept by a thread that waits for the dead device, see apart.
+	var f *os.File
+	_, err := serving.open(func() (_ []int, err error) {
+		if f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+			return nil, err
+		}
+		return []int{int(f.Fd())}, nil
+	})
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", name, err)
 	}
+	l := &nameLock{f}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		defer f.Close()
+		defer l.unlock()
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			pid, _ := os.ReadFile(path)
 			return nil, fmt.Errorf("%s: %w by process %s", name, ErrExported, strings.TrimSpace(string(pid)))
@@ -36,10 +44,10 @@ func lockName(runDir string, name block.VolumeName) (*nameLock, error) {
 	}
 	// Only for people, and for the text above.
 	if err := errors.Join(f.Truncate(0), writeAt(f, fmt.Sprintln(os.Getpid()))); err != nil {
-		f.Close()
+		l.unlock()
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
-	return &nameLock{f}, nil
+	return l, nil
 }
 
 func writeAt(f *os.File, text string) error {
@@ -47,7 +55,10 @@ func writeAt(f *os.File, text string) error {
 	return err
 }
 
-func (l *nameLock) unlock() { l.f.Close() }
+func (l *nameLock) unlock() {
+	serving.forget(int(l.f.Fd()))
+	l.f.Close()
+}
 
 // record is what is remembered of an exported device, for whoever comes after
 // this process. It is a hint: what is in the kernel says itself whose it is.

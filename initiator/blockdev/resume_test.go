@@ -38,11 +38,9 @@ func (w *world) resume(file string) *Exported {
 func testResume(t *testing.T, w *world) {
 	file := filepath.Join(t.TempDir(), "disk")
 	server := w.serveElsewhere(file, "token")
-	fd, err := unix.Open("/dev/weft/"+string(w.o.Name), unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0)
-	w.must(err)
-	defer unix.Close(fd)
+	fd := w.use("/dev/weft/" + string(w.o.Name))
 	p := randomBytes(8192)
-	_, err = unix.Pwrite(fd, p, 1<<20)
+	_, err := unix.Pwrite(fd, p, 1<<20)
 	w.must(err)
 
 	// What is under way when the process dies is sent again.
@@ -70,7 +68,7 @@ func testResume(t *testing.T, w *world) {
 			t.Errorf("at %d: not what was written", at)
 		}
 	}
-	unix.Close(fd)
+	w.leave(fd)
 	w.close(e)
 }
 
@@ -118,8 +116,7 @@ func testOtherToken(t *testing.T, w *world) {
 func testRemoveWaiting(t *testing.T, w *world) {
 	file := filepath.Join(t.TempDir(), "disk")
 	server := w.serveElsewhere(file, "token")
-	fd, err := unix.Open("/dev/weft/"+string(w.o.Name), unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0)
-	w.must(err)
+	fd := w.use("/dev/weft/" + string(w.o.Name))
 	kill(server)
 	written := do(func() error { _, err := unix.Pwrite(fd, randomBytes(4096), 0); return err })
 	time.Sleep(50 * time.Millisecond)
@@ -127,5 +124,5 @@ func testRemoveWaiting(t *testing.T, w *world) {
 	if err := w.within("a write to a removed device", written); err == nil {
 		t.Error("a write to a removed device was acknowledged")
 	}
-	unix.Close(fd)
+	w.leave(fd)
 }

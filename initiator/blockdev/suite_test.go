@@ -41,6 +41,7 @@ func runSuite(t *testing.T, k Kind) {
 		"WhatADeadProcessLeftIsTakenAway":       testDeath,
 		"AMountOverADeadProcessHarmsNobody":     testDeathUnderMount,
 		"ItCanBeKilledAtAnyMoment":              testKilledAnywhere,
+		"AProcessThatWaitsForItselfCanBeKilled": testKilledWaiting,
 		"ADeviceTakenAwayByOthersIsNoticed":     testTakenAway,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newWorld(t, k)) })
@@ -52,13 +53,14 @@ type world struct {
 	t    *testing.T
 	disk *memDisk
 	o    Options
+	open map[int]bool // descriptors of devices
 }
 
 var plain = block.Geometry{Size: 64 * block.MiB, BlockSize: 4096, DiscardUnit: 4096, VolatileCache: true}
 
 func newWorld(t *testing.T, k Kind) *world {
 	name := fmt.Sprintf("test-%d-%08x", os.Getpid(), rand.Uint32())
-	w := &world{t: t, disk: newMemDisk(plain), o: Options{Name: block.VolumeName(name), Kind: k, RunDir: t.TempDir()}}
+	w := &world{t: t, disk: newMemDisk(plain), o: Options{Name: block.VolumeName(name), Kind: k, RunDir: t.TempDir()}, open: make(map[int]bool)}
 	t.Cleanup(func() {
 		for _, bad := range w.disk.bad {
 			t.Errorf("the device was sent: %s", bad)
@@ -102,13 +104,22 @@ func (w *world) must(err error) {
 	}
 }
 
-// open opens the device past the page cache, for the time of the test.
-func (w *world) open(e *Exported) int {
+// use opens the device past the page cache, until leave or the end of the test.
+func (w *world) use(path string) int {
 	w.t.Helper()
-	fd, err := unix.Open(e.Path(), unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 	w.must(err)
-	w.t.Cleanup(func() { unix.Close(fd) })
+	w.open[fd] = true
+	w.t.Cleanup(func() { w.leave(fd) })
 	return fd
+}
+
+// leave closes what use opened; once, since the number may be another's by then.
+func (w *world) leave(fd int) {
+	if w.open[fd] {
+		delete(w.open, fd)
+		unix.Close(fd)
+	}
 }
 
 func (w *world) close(e *Exported) {
@@ -153,7 +164,7 @@ func do(f func() error) <-chan error {
 
 func testReadWrite(t *testing.T, w *world) {
 	e := w.export()
-	fd := w.open(e)
+	fd := w.use(e.Path())
 	model := aligned(int(plain.Size))
 	for range 200 {
 		n := (1 + rand.IntN(64)) * 4096
@@ -176,7 +187,7 @@ func testReadWrite(t *testing.T, w *world) {
 	if !bytes.Equal(direct, model) {
 		t.Error("the device has not what was written")
 	}
-	unix.Close(fd)
+	w.leave(fd)
 	w.close(e)
 }
 
@@ -212,7 +223,7 @@ func testGeometry(t *testing.T, w *world) {
 
 func testFlush(t *testing.T, w *world) {
 	e := w.export()
-	fd := w.open(e)
+	fd := w.use(e.Path())
 	_, err := unix.Pwrite(fd, randomBytes(4096), 0)
 	w.must(err)
 	before := w.disk.count(block.OpFlush)
@@ -230,7 +241,7 @@ func testFlush(t *testing.T, w *world) {
 		t.Errorf("fsync = %v when the device's flush fails, want EIO", err)
 	}
 	w.disk.fail(nil)
-	unix.Close(fd)
+	w.leave(fd)
 	w.close(e)
 }
 
@@ -243,13 +254,13 @@ func testNoCache(t *testing.T, w *world) {
 	if got := e.sys.diskText(filepath.Base(e.Node()), "queue/write_cache"); got != "write through" && w.o.Kind != FUSE {
 		t.Errorf("write cache %q, want write through", got)
 	}
-	fd := w.open(e)
+	fd := w.use(e.Path())
 	_, err := unix.Pwrite(fd, randomBytes(4096), 0)
 	w.must(errors.Join(err, unix.Fsync(fd)))
 	if got := w.disk.count(block.OpFlush); got != 0 {
 		t.Errorf("%d flushes of a device without a cache", got)
 	}
-	unix.Close(fd)
+	w.leave(fd)
 	w.close(e)
 }
 
@@ -268,7 +279,7 @@ func ioctlRange(fd int, op uintptr, off, n uint64) error {
 
 func testDiscard(t *testing.T, w *world) {
 	e := w.export()
-	fd := w.open(e)
+	fd := w.use(e.Path())
 	_, err := unix.Pwrite(fd, randomBytes(4<<20), 0)
 	w.must(err)
 	w.must(ioctlRange(fd, blkDiscard, 1<<20, 1<<20))
@@ -288,7 +299,7 @@ func testDiscard(t *testing.T, w *world) {
 	if bytes.Equal(got[3<<20:], make([]byte, 1<<20)) {
 		t.Error("more was zeroed than was asked for")
 	}
-	unix.Close(fd)
+	w.leave(fd)
 	w.close(e)
 }
 
@@ -297,7 +308,7 @@ func testNoDiscard(t *testing.T, w *world) {
 	g.DiscardUnit = 0
 	w.disk = newMemDisk(g)
 	e := w.export()
-	fd := w.open(e)
+	fd := w.use(e.Path())
 	_, err := unix.Pwrite(fd, randomBytes(1<<20), 0)
 	w.must(err)
 	if err := ioctlRange(fd, blkDiscard, 0, 1<<20); !errors.Is(err, unix.EOPNOTSUPP) {
@@ -307,7 +318,7 @@ func testNoDiscard(t *testing.T, w *world) {
 	if got := w.disk.count(block.OpDiscard); got != 0 {
 		t.Errorf("%d discards of a device that has none", got)
 	}
-	unix.Close(fd)
+	w.leave(fd)
 	w.close(e)
 }
 
@@ -315,7 +326,7 @@ func isWrite(io *block.IO) bool { return io.Op == block.OpWrite }
 
 func testHeld(t *testing.T, w *world) {
 	e := w.export()
-	fd := w.open(e)
+	fd := w.use(e.Path())
 	w.disk.hold(func(io *block.IO) bool { return isWrite(io) && io.Off < 1<<20 })
 	written := do(func() error { _, err := unix.Pwrite(fd, randomBytes(8192), 0); return err })
 	<-w.disk.arrived
@@ -335,13 +346,13 @@ func testHeld(t *testing.T, w *world) {
 	}
 	w.disk.release()
 	w.must(w.within("the released write", written))
-	unix.Close(fd)
+	w.leave(fd)
 	w.close(e)
 }
 
 func testError(t *testing.T, w *world) {
 	e := w.export()
-	fd := w.open(e)
+	fd := w.use(e.Path())
 	w.disk.fail(func(io *block.IO) error {
 		if io.Op != block.OpFlush && io.Off == 1<<20 {
 			return block.ErrMedium
@@ -356,13 +367,13 @@ func testError(t *testing.T, w *world) {
 	}
 	_, err := unix.Pwrite(fd, randomBytes(4096), 0)
 	w.must(err)
-	unix.Close(fd)
+	w.leave(fd)
 	w.close(e)
 }
 
 func testResize(t *testing.T, w *world) {
 	e := w.export()
-	fd := w.open(e)
+	fd := w.use(e.Path())
 	p := randomBytes(4096)
 	_, err := unix.Pwrite(fd, p, 0)
 	w.must(err)
@@ -384,7 +395,7 @@ func testResize(t *testing.T, w *world) {
 	if w.must(err); !bytes.Equal(got, p) {
 		t.Error("growing changed what was written before")
 	}
-	unix.Close(fd)
+	w.leave(fd)
 	w.close(e)
 }
 
@@ -399,10 +410,10 @@ func testBusy(t *testing.T, w *world) {
 	if !strings.Contains(err.Error(), fmt.Sprintf("process %d", sleep.Process.Pid)) {
 		t.Errorf("the refusal %q does not name the process", err)
 	}
-	fd := w.open(e) // it serves on
+	fd := w.use(e.Path()) // it serves on
 	_, err = unix.Pwrite(fd, randomBytes(4096), 0)
 	w.must(err)
-	unix.Close(fd)
+	w.leave(fd)
 	w.must(sleep.Process.Kill())
 	_ = sleep.Wait()
 	w.close(e)
@@ -411,7 +422,7 @@ func testBusy(t *testing.T, w *world) {
 
 func testForce(t *testing.T, w *world) {
 	e := w.export()
-	fd := w.open(e)
+	fd := w.use(e.Path())
 	w.disk.hold(isWrite)
 	written := do(func() error { _, err := unix.Pwrite(fd, randomBytes(4096), 0); return err })
 	<-w.disk.arrived
@@ -428,7 +439,7 @@ func testForce(t *testing.T, w *world) {
 	if _, err := unix.Pwrite(fd, randomBytes(4096), 0); err == nil {
 		t.Error("a write after the end was acknowledged")
 	}
-	unix.Close(fd)
+	w.leave(fd)
 }
 
 func testOnce(t *testing.T, w *world) {
@@ -449,7 +460,7 @@ func testMaxIO(t *testing.T, w *world) {
 	g.MaxIO = 64 * block.KiB
 	w.disk = newMemDisk(g)
 	e := w.export()
-	fd := w.open(e)
+	fd := w.use(e.Path())
 	p := randomBytes(1 << 20)
 	_, err := unix.Pwrite(fd, p, 0)
 	w.must(err)
@@ -460,7 +471,7 @@ func testMaxIO(t *testing.T, w *world) {
 	if !bytes.Equal(got, p) {
 		t.Error("what was read is not what was written")
 	}
-	unix.Close(fd)
+	w.leave(fd)
 	w.close(e)
 	if w.disk.largest > int64(g.MaxIO) {
 		t.Errorf("the device got an IO of %d bytes, it takes %s", w.disk.largest, g.MaxIO)
