@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -40,7 +41,9 @@ func openUserPath(a *Agent) (*userPath, error) {
 	}
 	export := c.Export
 	if export == nil {
-		export = userspace.Devices(blockdev.Options{Kind: c.BlockDevice, DevDir: c.DevDir, RunDir: c.RunDir, Log: c.Log})
+		o := blockdev.Options{Kind: c.BlockDevice, DevDir: c.DevDir, RunDir: c.RunDir, Log: c.Log}
+		removeLeft(o, a.log)
+		export = userspace.Devices(o)
 	}
 	path := userspace.New(userspace.Config{
 		Node: c.Node, Manager: c.Manager, Host: a.host, Export: export, Dial: c.Dial,
@@ -48,6 +51,16 @@ func openUserPath(a *Agent) (*userPath, error) {
 		Changed: a.changed, Meter: meter{a}, Log: c.Log,
 	})
 	return &userPath{Path: path, lock: lock}, nil
+}
+
+// removeLeft takes away the devices of a process that was killed: they serve
+// nobody, and the volume may not be wanted here any more.
+func removeLeft(o blockdev.Options, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := blockdev.RemoveAll(ctx, o); err != nil {
+		log.Warn("could not take away what an earlier process has left", "err", err)
+	}
 }
 
 // found is empty: what an earlier process had of volumes ended with it.

@@ -87,19 +87,7 @@ func (a *scriptedTarget) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	news := make(chan struct{}, 1)
-	go func() {
-		for {
-			w, err := stream.Recv()
-			if err != nil {
-				return
-			}
-			a.mu.Lock()
-			a.wanted = w
-			a.mu.Unlock()
-			ring(news)
-		}
-	}()
+	news := receive(stream.Recv, &a.mu, &a.wanted)
 	return reportFor(ctx, news, func() error { return stream.Send(a.report()) })
 }
 
@@ -144,20 +132,26 @@ func (a *scriptedInitiator) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	news := receive(stream.Recv, &a.mu, &a.wanted)
+	return reportFor(ctx, news, func() error { return stream.Send(a.report()) })
+}
+
+// receive keeps what comes in last, and rings for each.
+func receive[W any](recv func() (W, error), mu *sync.Mutex, wanted *W) <-chan struct{} {
 	news := make(chan struct{}, 1)
 	go func() {
 		for {
-			w, err := stream.Recv()
+			w, err := recv()
 			if err != nil {
 				return
 			}
-			a.mu.Lock()
-			a.wanted = w
-			a.mu.Unlock()
+			mu.Lock()
+			*wanted = w
+			mu.Unlock()
 			ring(news)
 		}
 	}()
-	return reportFor(ctx, news, func() error { return stream.Send(a.report()) })
+	return news
 }
 
 // reportFor sends a report at once, with each news, and each second.

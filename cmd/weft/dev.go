@@ -148,7 +148,10 @@ func (d *dev) run(ctx context.Context) error {
 		return err
 	}
 	defer d.conn.Close()
-	d.targets = newDevTargets(d.dir, pb.NewAgentsClient(d.conn), d.log)
+	d.targets = newDevTargets(d.dir, pb.NewAgentsClient(d.conn), d.log, &room{dir: d.dir.path, tell: d.tell})
+	for _, point := range d.dir.deadMounts() { // before the initiator takes the devices away
+		d.tell("the file system at %s ended with a run that was killed: unmount it, and mount its volume again", point)
+	}
 	manager := volmgrOptions{dataDir: d.dir.in("volmgr")}
 	return manager.serveWith(ctx, listener, d.log, func() ([]daemon.Part, error) {
 		control, err := serveControl(d.dir, d.targets, stop)

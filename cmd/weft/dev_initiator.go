@@ -127,6 +127,23 @@ func (d *dev) awaitUnmounts(ctx context.Context, api pb.ManagerClient) error {
 	}
 }
 
+// deadMounts are file systems on devices of a run that was killed. Their volumes
+// get other devices.
+func (d *devDir) deadMounts() (points []string) {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil
+	}
+	loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, file := range loops {
+		backing, err := os.ReadFile(file)
+		if err == nil && strings.HasPrefix(string(backing), d.runDir()+"/") {
+			points = append(points, mountsOf("/dev/"+strings.Split(file, "/")[3], string(table))...)
+		}
+	}
+	return points
+}
+
 // mountsOf are the mount points of a device in a /proc/self/mountinfo.
 func mountsOf(device, table string) []string {
 	names := []string{device}

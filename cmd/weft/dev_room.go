@@ -20,7 +20,8 @@ const roomKept block.Size = 128 << 20
 // concurrently.
 type room struct {
 	dir    string
-	asked  atomic.Int64 // when, in ns
+	tell   func(format string, args ...any) // the user, when it becomes scarce, and when it is there again; may be nil
+	asked  atomic.Int64                     // when, in ns
 	scarce atomic.Bool
 }
 
@@ -35,8 +36,15 @@ func (r *room) isScarce() bool {
 		return r.scarce.Load()
 	}
 	free, err := freeSpace(r.dir)
-	r.scarce.Store(err == nil && free < roomKept)
-	return r.scarce.Load()
+	scarce := err == nil && free < roomKept
+	if r.scarce.Swap(scarce) != scarce && r.tell != nil {
+		if scarce {
+			r.tell("less than %v is free in %s: writes wait until there is more", roomKept, r.dir)
+		} else {
+			r.tell("there is room in %s again: writes go on", r.dir)
+		}
+	}
+	return scarce
 }
 
 func freeSpace(dir string) (block.Size, error) {
@@ -55,7 +63,7 @@ type roomyDrive struct {
 
 func (d *roomyDrive) Submit(io *block.IO) {
 	if (io.Op == block.OpWrite || io.Op == block.OpWriteZeroes && !io.Unmap) && d.room.isScarce() {
-		io.Complete(fmt.Errorf("less than %v is free in %s: %w", roomKept, d.room.dir, syscall.ENOSPC))
+		io.Complete(fmt.Errorf("%w: less than %v is free in %s: %w", block.ErrMedium, roomKept, d.room.dir, syscall.ENOSPC))
 		return
 	}
 	d.Device.Submit(io)

@@ -34,8 +34,8 @@ type devAgent struct {
 	done chan struct{}
 }
 
-func newDevTargets(d *devDir, manager pb.AgentsClient, log *slog.Logger) *devTargets {
-	return &devTargets{dir: d, manager: manager, log: log, room: &room{dir: d.path}, running: map[block.NodeName]*devAgent{}}
+func newDevTargets(d *devDir, manager pb.AgentsClient, log *slog.Logger, room *room) *devTargets {
+	return &devTargets{dir: d, manager: manager, log: log, room: room, running: map[block.NodeName]*devAgent{}}
 }
 
 // Run runs all targets until ctx ends, and returns when none has a drive open.

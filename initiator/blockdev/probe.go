@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -70,11 +72,27 @@ func (s system) probeFUSE(a *Ability) {
 
 // root tells whether this process may make what the kind needs.
 func (s system) root(a *Ability, what string) bool {
-	if os.Geteuid() == 0 {
+	switch {
+	case os.Geteuid() != 0:
+		a.Reason, a.Fix = what+" are for root only", "run as root"
+	case !s.administers():
+		a.Reason, a.Fix = what+" need CAP_SYS_ADMIN, which this process has not", "in a container, give it CAP_SYS_ADMIN"
+	default:
 		return true
 	}
-	a.Reason, a.Fix = what+" are for root only", "run as root"
 	return false
+}
+
+// administers tells whether this process has CAP_SYS_ADMIN.
+func (s system) administers() bool {
+	text, err := os.ReadFile(filepath.Join(s.proc, "self/status"))
+	if err != nil {
+		return true // then the attempt will tell
+	}
+	_, rest, _ := strings.Cut(string(text), "\nCapEff:")
+	line, _, _ := strings.Cut(rest, "\n")
+	capabilities, err := strconv.ParseUint(strings.TrimSpace(line), 16, 64)
+	return err != nil || capabilities&(1<<unix.CAP_SYS_ADMIN) != 0
 }
 
 // filesystem tells whether the kernel knows a file system now.
@@ -102,6 +120,9 @@ func (s system) opens(a *Ability, name string) bool {
 	}
 	module := strings.TrimSuffix(name, "-control")
 	switch {
+	case errors.Is(err, fs.ErrNotExist) && s.misc(name):
+		a.Reason = fmt.Sprintf("the kernel has it, but there is no %s", path)
+		a.Fix = "in a container, give it the device " + path
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
 		s.missing(a, module, fmt.Sprintf("there is no %s", path))
 	case errors.Is(err, fs.ErrPermission):
@@ -111,6 +132,12 @@ func (s system) opens(a *Ability, name string) bool {
 		a.Reason = fmt.Sprintf("%s can not be opened: %v", path, err)
 	}
 	return false
+}
+
+// misc tells whether the kernel has a control device, whatever /dev has.
+func (s system) misc(name string) bool {
+	text, err := os.ReadFile(filepath.Join(s.proc, "misc"))
+	return err == nil && slices.Contains(strings.Fields(string(text)), name)
 }
 
 // missing says that a part of the kernel is not there, and whether it could be.
