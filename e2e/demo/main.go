@@ -55,11 +55,14 @@ func main() {
 	}
 	took := time.Since(start).Round(time.Second)
 	switch {
+	case ctx.Err() != nil:
+		if err != nil {
+			fmt.Printf("\n  while cleaning up: %v\n", err)
+		}
+		fmt.Printf("\nmake demo: INTERRUPTED after %v; the next run goes on with what is there\n", took)
+		os.Exit(130)
 	case err == nil:
 		fmt.Printf("\nmake demo: PASS in %v: no error reached the application, every acknowledged write is there\n", took)
-	case ctx.Err() != nil:
-		fmt.Printf("\nmake demo: INTERRUPTED after %v (%v)\n", took, err)
-		os.Exit(130)
 	default:
 		fmt.Printf("\n  %v\n\nmake demo: FAIL after %v\n", err, took)
 		if d != nil {
@@ -115,6 +118,9 @@ func (d *demo) run() (err error) {
 		default:
 			panic(thrown)
 		}
+		if d.ctx.Err() != nil {
+			err = nil // of whatever was cut
+		}
 		err = errors.Join(err, d.cleanUp())
 	}()
 	d.prepare()
@@ -167,6 +173,8 @@ func (d *demo) prepare() {
 	for range strings.Count(string(table), " "+mnt+" ") {
 		d.must(exec.Command("umount", mnt).Run())
 	}
+	// Its cluster ends then; this waits for it. Nearly always there is none.
+	_ = exec.CommandContext(d.ctx, d.weft, "dev", "stop", "--dir", filepath.Join(d.dir, "cluster")).Run()
 }
 
 func chapter(format string, args ...any) { fmt.Printf("\n— "+format+"\n", args...) }
