@@ -17,7 +17,8 @@ func chapter(format string, args ...any) { fmt.Printf("\n— "+format+"\n", args
 
 func tell(format string, args ...any) { fmt.Printf("  "+format+"\n", args...) }
 
-const volume = "db1"
+// volume is a name that no volume of the user is likely to have: it becomes /dev/weft/demo.
+const volume = "demo"
 
 func (d *demo) story() {
 	chapter("A cluster in one process: a volume manager, three targets with a sparse file for a drive each, an initiator")
