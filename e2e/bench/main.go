@@ -13,6 +13,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -26,8 +27,8 @@ import (
 
 var (
 	part     = flag.String("part", "all", "user, vm or all")
-	rounds   = flag.Int("rounds", 3, "how often each workload runs on each device")
-	seconds  = flag.Int("seconds", 3, "how long each run takes")
+	rounds   = flag.Int("rounds", 0, "how often each workload runs on each device; 0: five times in the part user, three times in the part vm")
+	seconds  = flag.Float64("seconds", 0, "how long each run takes; 0: half a second of the part user, three of the part vm")
 	deaths   = flag.Int("deaths", 3, "vm: how often a target is killed")
 	dir      = flag.String("dir", "", "user: where the files of the file-backed half lie")
 	only     = flag.String("only", "", "user: workloads whose names contain it")
@@ -55,13 +56,14 @@ func parts() (code int) {
 	if *part != "vm" {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 		defer stop()
-		err := datapath.Measure(ctx, datapath.Options{Rounds: *rounds, Seconds: float64(*seconds), Dir: *dir, Only: *only, Profiles: *profiles, Out: os.Stdout})
+		err := datapath.Measure(ctx, datapath.Options{Rounds: cmp.Or(*rounds, 5), Seconds: cmp.Or(*seconds, 0.5), Dir: *dir, Only: *only, Profiles: *profiles, Out: os.Stdout})
 		if err != nil {
 			fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 			return 1
 		}
 	}
 	if *part != "user" {
+		*rounds, *seconds = cmp.Or(*rounds, 3), cmp.Or(*seconds, 3)
 		code = testbed.Main("bench", *verbose, measure)
 	}
 	return code

@@ -40,7 +40,7 @@ var layouts = []struct {
 func measure(t vm.TB) {
 	b := testbed.Start(t, testbed.Options{DriveSize: "3GiB"})
 	c1 := b.Clients[0]
-	fmt.Printf("kernel %s, three targets with one drive each, one client, TCP; %d rounds of %d s\n\n", vm.KernelVersion(), *rounds, *seconds)
+	fmt.Printf("kernel %s, three targets with one drive each, one client, TCP; %d rounds of %v s\n\n", vm.KernelVersion(), *rounds, *seconds)
 	devices := map[string]string{}
 	for i, l := range layouts {
 		name := fmt.Sprintf("bench%d", i)
@@ -104,7 +104,7 @@ func median(values []float64) float64 {
 // it reached on each.
 func iops(t vm.TB, client *vm.Machine, w workload, devices []string) []float64 {
 	args := []string{"fio", "--rw=" + w.rw, "--bs=" + w.bs, fmt.Sprintf("--iodepth=%d", w.depth), "--ioengine=libaio", "--direct=1",
-		"--size=64m", "--time_based", fmt.Sprintf("--runtime=%d", *seconds), "--ramp_time=1", "--stonewall", "--output-format=json"}
+		"--size=64m", "--time_based", fmt.Sprintf("--runtime=%v", *seconds), "--ramp_time=1", "--stonewall", "--output-format=json"}
 	for i, device := range devices {
 		args = append(args, fmt.Sprintf("--name=job%d", i), "--filename="+device)
 	}

@@ -7,10 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Options say how much is measured.
@@ -70,6 +74,11 @@ func Measure(ctx context.Context, o Options) error {
 	if o.Profiles != "" {
 		os.Setenv(profilesIn, o.Profiles) // the processes inherit it
 	}
+	alone, err := alone(o.Out)
+	if err != nil {
+		return err
+	}
+	defer alone.Close()
 	serverCPU, clientCPU := 0, 1
 	if runtime.NumCPU() < 2 {
 		serverCPU, clientCPU = -1, -1
@@ -109,6 +118,25 @@ func Measure(ctx context.Context, o Options) error {
 		}
 	}
 	return nil
+}
+
+// alone waits until no other benchmark of this kind runs on the machine: both
+// would go first. It lasts until the file is closed.
+func alone(out io.Writer) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(os.TempDir(), "weft-bench.lock"), os.O_RDWR|os.O_CREATE, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == unix.EWOULDBLOCK {
+		fmt.Fprintln(out, "waiting for another benchmark to end")
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	return f, nil
 }
 
 // run measures all workloads and prints a table of each, then the ratios.
@@ -165,6 +193,7 @@ func (b *bench) one(ctx context.Context, s *server, w workload) (sample, error) 
 	}
 	var got sample
 	if s.iscsi != "" {
+		j.Seconds = math.Max(1, math.Round(j.Seconds)) // it counts whole ones
 		got.result, err = iscsiPerf(ctx, s.iscsi, j, b.clientCPU)
 	} else {
 		err = b.clientOf(j).ask(j.duration(), j, &got.result)

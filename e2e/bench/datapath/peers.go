@@ -201,8 +201,7 @@ func iscsiPerf(ctx context.Context, url string, j job, cpu int) (r result, err e
 	if j.Write {
 		return r, errNotMade
 	}
-	seconds := max(1, int(j.Seconds+0.5))
-	args := []string{"-m", strconv.Itoa(j.Depth), "-b", strconv.Itoa(j.Size / 512), "-t", strconv.Itoa(seconds)}
+	args := []string{"-m", strconv.Itoa(j.Depth), "-b", strconv.Itoa(j.Size / 512), "-t", strconv.Itoa(int(j.Seconds))}
 	if j.Random {
 		args = append(args, "-r")
 	}
