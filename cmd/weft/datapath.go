@@ -4,10 +4,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"weft.dev/weft/cmd/internal/kmod"
+	"weft.dev/weft/initiator/blockdev"
 )
 
 // The data paths that --datapath names. Labels, exports and the manager's records
@@ -44,4 +47,34 @@ func chooseDatapath(ctx context.Context, wish, user string, log *slog.Logger, l 
 	}
 	log.Info("data path chosen", "datapath", choice, "because", because)
 	return choice, nil
+}
+
+// needDevice sees to it that this process can give block devices out by a kind:
+// where nothing works yet it loads what can be loaded. Its error says what is
+// missing for each kind, and what to do.
+func needDevice(ctx context.Context, kind blockdev.Kind, l kmod.Loader, probe func() []blockdev.Ability) error {
+	var failed error
+	for range 3 { // a kind can need two modules, and shows the second when it has the first
+		abilities := slices.DeleteFunc(probe(), func(a blockdev.Ability) bool { return kind != blockdev.Auto && a.Kind != kind })
+		if _, ok := blockdev.Choose(abilities); ok {
+			return nil
+		}
+		var errs []error
+		var modules []kmod.Module
+		for _, a := range abilities {
+			text := fmt.Sprintf("%s: %s", a.Kind, a.Reason)
+			if a.Fix != "" {
+				text += " (" + a.Fix + ")"
+			}
+			errs = append(errs, errors.New(text))
+			for _, m := range a.Modules {
+				modules = append(modules, kmod.Module{Name: m, Sign: "sys/module/" + m})
+			}
+		}
+		failed = fmt.Errorf("no way to make block devices here, see weft doctor: %w", errors.Join(errs...))
+		if len(modules) == 0 || !slices.ContainsFunc(modules, func(m kmod.Module) bool { return l.Need(ctx, m) == nil }) {
+			break
+		}
+	}
+	return failed
 }

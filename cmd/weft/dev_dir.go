@@ -77,7 +77,7 @@ func devPath(dir string) (string, error) {
 // openDevDir makes the directory, or takes over what the last run has left.
 func openDevDir(path string) (_ *devDir, retErr error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("make the cluster's directory, say another with --dir: %w", err)
 	}
 	d := &devDir{path: path}
 	var err error

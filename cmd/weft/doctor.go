@@ -148,6 +148,12 @@ func (d doctor) userInitiator() finding {
 		f.OK, f.Why = true, "gives volumes out by "+string(device)
 		return f
 	}
+	for _, a := range d.devices {
+		if d.euid == 0 && len(a.Modules) > 0 {
+			f.OK, f.Why = true, fmt.Sprintf("gives volumes out by %s; the agent loads %s", a.Kind, strings.Join(a.Modules, ", "))
+			return f
+		}
+	}
 	f.Why = "no way to make a block device (see below)"
 	for _, a := range d.devices {
 		if a.Fix != "" {
@@ -172,7 +178,7 @@ func (d doctor) auto(kernel, user finding) choice {
 func (found diagnosis) print(w io.Writer) {
 	who := "as root"
 	if !found.Root {
-		who = "not as root"
+		who = "by a user who is not root"
 	}
 	fmt.Fprintf(w, "kernel %s, looked at %s\n\n", found.Kernel, who)
 	var rows [][]string

@@ -97,3 +97,15 @@ func TestDoctorSeesMultipathThatIsOff(t *testing.T) {
 		t.Errorf("without native multipath auto takes %+v, want user with nbd", got)
 	}
 }
+
+func TestDoctorSeesThatTheAgentCanLoadWhatIsMissing(t *testing.T) {
+	d := plainBox(t)
+	d.devices = []blockdev.Ability{{Kind: blockdev.FUSE, Reason: "the kernel knows no FUSE", Fix: "modprobe fuse", Modules: []string{"fuse"}}}
+	if got := d.userInitiator(); !got.OK || !strings.Contains(got.Why, "the agent loads fuse") {
+		t.Errorf("an initiator in user space that can load fuse: %+v", got)
+	}
+	d.euid = 1000
+	if got := d.userInitiator(); got.OK || got.Fix == "" {
+		t.Errorf("one that is not root: %+v, want that it can not, and what to do", got)
+	}
+}

@@ -33,9 +33,9 @@ meanwhile makes writes wait until an agent is there to record it. It needs root
 and the kernel modules nvme-tcp, dm-mod, dm-mirror, loop and tcp_diag, which are
 loaded if they are missing. With "user" this process does the work, and gives the
 devices out through ublk, nbd, or FUSE and a loop device, whichever the kernel
-has; they end with it, and are there again when it is. Stop it only when nobody
-uses them. "auto" takes the kernel where it can, and says in the log which it is
-and why.`,
+has, for which it needs root; they end with it, and are there again when it is.
+Stop it only when nobody uses them. "auto" takes the kernel where it can, and
+says in the log which it is and why.`,
 		Example: "  weft initiator --manager m1:4480 --label rack=r1",
 		Args:    takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -73,6 +73,11 @@ func runInitiator(ctx context.Context, o initiatorOptions, g *globals) error {
 			kmod.NvmeTCP, kmod.Fabrics, kmod.DM, kmod.DMMirror, kmod.Loop, kmod.TCPDiag)
 		if err != nil {
 			return nil, err
+		}
+		if datapath == datapathUser {
+			if err := needDevice(ctx, kind, kmod.Loader{}, blockdev.Probe); err != nil {
+				return nil, err
+			}
 		}
 		return initiator.New(initiator.Config{
 			Node: b.node, Labels: b.labels, Version: version(), Kernel: release, BootID: bootID,
