@@ -42,7 +42,6 @@ type cluster struct {
 	operator     pb.ManagerClient
 	hangUp       func() error
 	lie          grpc.UnaryClientInterceptor // of initiators; nil: none
-	keepBootID   bool                        // a target hides its loss of power
 	began        time.Time
 	historyMutex sync.Mutex
 	history      []string
@@ -337,11 +336,7 @@ func (h *targetHost) powerOff(random *mathrand.Rand) {
 	h.process.at.powerOff()
 	h.old, h.process = h.process, nil
 	h.buried()
-	err := h.platter.forget(random)
-	if !c.keepBootID {
-		err = errors.Join(err, h.newBoot())
-	}
-	if err != nil {
+	if err := errors.Join(h.platter.forget(random), h.newBoot()); err != nil {
 		c.t.Fatalf("%v", err)
 	}
 }

@@ -3,8 +3,13 @@
 package fault
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -14,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/backend"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -64,9 +70,6 @@ func TestWhatLiesIsFoundOut(t *testing.T) {
 			var n atomic.Int64
 			c.targets[0].platter.lie = func(*block.IO) bool { return n.Add(1)%50 == 0 }
 		},
-		"a target hides that it has lost its power": func(c *cluster) {
-			c.keepBootID = true
-		},
 		"the loss of a leg is not recorded": func(c *cluster) {
 			c.lie = func(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, next grpc.UnaryInvoker, o ...grpc.CallOption) error {
 				if method == pb.Agents_RecordStale_FullMethodName {
@@ -87,5 +90,56 @@ func TestWhatLiesIsFoundOut(t *testing.T) {
 			}
 			t.Error("nobody noticed")
 		})
+	}
+}
+
+// TestPowerTakesWhatWasNotFlushed holds the medium to what a drive does.
+func TestPowerTakesWhatWasNotFlushed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "drive")
+	if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	p, err := newPlatter(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.file.Close()
+	file, err := backend.Open(path, backend.Options{Buffered: true, BlockSize: block.SectorSize})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	d := p.lend(file)
+	const half = 256 * sector
+	for _, step := range []error{
+		block.WriteAt(d, bytes.Repeat([]byte{1}, int(2*half)), 0),
+		block.Flush(d),
+		block.WriteAt(d, bytes.Repeat([]byte{2}, int(half)), half),
+		block.WriteAt(d, bytes.Repeat([]byte{3}, int(half)), half),
+	} {
+		if step != nil {
+			t.Fatal(step)
+		}
+	}
+	p.powerOff()
+	if err := block.WriteAt(d, make([]byte, sector), 0); err == nil {
+		t.Error("a drive without power takes a write")
+	}
+	if err := p.forget(rand.New(rand.NewPCG(1, 1))); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 2*half)
+	if err := block.ReadAt(file, got, 0); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got[:half], bytes.Repeat([]byte{1}, int(half))) {
+		t.Error("what was flushed is not there")
+	}
+	counts := map[byte]int{}
+	for at := half; at < 2*half; at += sector {
+		counts[got[at]]++
+	}
+	if len(counts) != 3 || counts[1]+counts[2]+counts[3] != 256 {
+		t.Errorf("of sectors that were not flushed, by what they hold: %v; want some of each write", counts)
 	}
 }
