@@ -45,6 +45,8 @@ type conn struct {
 	batch  []outgoing
 	pieces [][]byte
 
+	sendSoon func() // send(false), made once
+
 	mu       sync.Mutex
 	out      []outgoing
 	sending  bool // somebody has the token
@@ -55,7 +57,7 @@ type conn struct {
 	held     int // bytes of memory of requests, without what is in capsules
 	waiting  []*request
 	closing  bool
-	writer   chan struct{} // of the goroutine that writes to a full socket: closed at its end; nil: there is none
+	quiet    sync.Cond // nobody has the token any more
 
 	bound atomic.Pointer[queue] // nil until Connect; set once, by the reader
 
@@ -107,13 +109,15 @@ func newConn(t *Target, p *Port, c net.Conn) *conn {
 	n.sock.advanced = func() { n.stuck.Store(time.Now().UnixNano()) }
 	n.r = nvmetcp.NewReader(n, nvmetcp.ReaderConfig{Role: nvmetcp.RoleController, MaxCapsuleData: adminCapsule, BufferSize: handshakeBuffer})
 	n.w = nvmetcp.NewWriter(nil, nvmetcp.WriterConfig{})
+	n.quiet.L = &n.mu
+	n.sendSoon = func() { n.send(false) }
 	return n
 }
 
 // serve reads until the connection ends, and cleans up after it.
 func (c *conn) serve() {
 	defer close(c.done)
-	defer c.awaitWriter()
+	defer c.awaitSender()
 	c.sock.SetReadDeadline(time.Now().Add(c.t.cfg.HandshakeTimeout))
 	err := c.loop()
 	c.flushLast(err)
@@ -251,7 +255,7 @@ func (c *conn) flushLast(err error) {
 	c.sock.SetDeadline(time.Now().Add(time.Second))
 	c.push(outgoing{kind: sendRaw, raw: fatal.TermReq(true).Append(nil)})
 	c.rest()
-	c.awaitWriter()
+	c.awaitSender()
 	if half, ok := c.sock.Conn.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
 		io.Copy(io.Discard, io.LimitReader(c.sock.Conn, 1<<20))
 	}

@@ -18,7 +18,9 @@ func (c *conn) push(o outgoing) {
 }
 
 // deliver adds something to be sent, from any goroutine, and sends it unless
-// somebody is at it, or the reader is busy and will.
+// somebody is at it, or the reader is busy and will. While other commands are under
+// way, a goroutine sends it: whoever brings this completion may be about to bring
+// theirs, and all of them go with one call.
 func (c *conn) deliver(o outgoing) {
 	c.mu.Lock()
 	if c.closing {
@@ -31,8 +33,13 @@ func (c *conn) deliver(o outgoing) {
 		return
 	}
 	c.sending = true
+	alone := len(c.requests)-len(c.free) <= len(c.out)
 	c.mu.Unlock()
-	c.send(false)
+	if alone {
+		c.send(false)
+		return
+	}
+	go c.sendSoon()
 }
 
 // send writes what waits until there is nothing or the socket is full: then a
@@ -58,24 +65,16 @@ func (c *conn) send(block bool) {
 
 // hire starts the goroutine that goes on when the socket is full.
 func (c *conn) hire() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.stuck.Store(time.Now().UnixNano())
-	done := make(chan struct{})
-	c.writer = done
-	go func() {
-		defer close(done)
-		c.send(true)
-	}()
+	go c.send(true)
 }
 
-// awaitWriter waits until what was to be sent has been, or can not be.
-func (c *conn) awaitWriter() {
+// awaitSender waits until what was to be sent has been, or can not be.
+func (c *conn) awaitSender() {
 	c.mu.Lock()
-	done := c.writer
-	c.mu.Unlock()
-	if done != nil {
-		<-done
+	defer c.mu.Unlock()
+	for c.sending {
+		c.quiet.Wait()
 	}
 }
 
@@ -85,6 +84,7 @@ func (c *conn) gather() bool {
 	n := min(len(c.out), maxBatch)
 	if n == 0 {
 		c.sending = false
+		c.quiet.Broadcast()
 		c.stuck.Store(0)
 		c.mu.Unlock()
 		return false
@@ -175,4 +175,5 @@ func (c *conn) breakOff() {
 	c.closing = true
 	c.out, c.pieces = nil, nil
 	c.sending = false
+	c.quiet.Broadcast()
 }
