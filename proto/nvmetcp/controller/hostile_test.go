@@ -5,7 +5,6 @@ package controller
 import (
 	"encoding/binary"
 	"net"
-	"runtime"
 	"testing"
 	"time"
 
@@ -308,21 +307,6 @@ func TestAHostHasItsShareOfControllers(t *testing.T) {
 	p.greet()
 	p.want(p.connect(hostA, testNQN, 0, nvmetcp.DynamicController), nvmetcp.ConnectControllerBusy)
 	w.admin(hostB)
-}
-
-// TestAStreamThatEndsAnywhereLeavesNothingBehind cuts a connection after each
-// byte of a script.
-func TestAStreamThatEndsAnywhereLeavesNothingBehind(t *testing.T) {
-	w := newWorld(t)
-	before := runtime.NumGoroutine()
-	script := script(w.sub)
-	for n := 0; n < len(script); n += 7 {
-		p := w.dial()
-		p.raw(script[:n])
-		p.conn.Close()
-	}
-	soon(t, "the connections are gone", func() bool { return w.connections() == 0 && len(w.sub.Controllers()) == 0 })
-	soon(t, "the goroutines are gone", func() bool { return runtime.NumGoroutine() <= before+1 })
 }
 
 // script is what a host sends that connects an admin queue and asks for things.
