@@ -90,8 +90,7 @@ const (
 	ConflictingAttributes        Status = 0x180 // of I/O commands
 	InvalidProtectionInformation Status = 0x181
 	WriteToReadOnlyRange         Status = 0x182
-	CommandSizeLimitExceeded     Status = 0x183
-	CommandNotSupported          Status = 0x18c // Linux's, of an optional command that its medium can not do
+	CommandSizeLimitExceeded     Status = 0x183 // from Linux: an optional command that the medium can not do
 
 	// Of Fabrics commands; the first four share codes with I/O commands.
 	ConnectIncompatibleFormat Status = 0x180
@@ -191,7 +190,7 @@ func (s Status) blockError() error {
 		return block.ErrRange
 	case NamespaceWriteProtected:
 		return block.ErrReadOnly
-	case InvalidOpcode, CommandNotSupported:
+	case InvalidOpcode, CommandSizeLimitExceeded:
 		return block.ErrUnsupported
 	case WriteFault, UnrecoveredReadError, GuardCheckError, ApplicationTagError, ReferenceTagError:
 		return block.ErrMedium

@@ -44,7 +44,7 @@ func boasting(t *testing.T, status nvmetcp.Status) (p *peer, refused func() int)
 }
 
 func TestZeroesAreWrittenWhereWriteZeroesIsRefused(t *testing.T) {
-	for _, status := range []nvmetcp.Status{nvmetcp.InvalidOpcode, nvmetcp.CommandNotSupported | nvmetcp.DNR} {
+	for _, status := range []nvmetcp.Status{nvmetcp.InvalidOpcode, nvmetcp.CommandSizeLimitExceeded | nvmetcp.DNR} {
 		p, refused := boasting(t, status)
 		n := space(t, connect(t, p.config()), uuidA)
 		for range 2 {
