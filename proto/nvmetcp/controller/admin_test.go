@@ -237,7 +237,10 @@ func TestFeaturesAreSetAndRead(t *testing.T) {
 	if v := get(nvmetcp.FeatureVolatileWriteCache); v != 1 {
 		t.Errorf("volatile write cache is %d", v)
 	}
-	p.want(set(nvmetcp.FeatureVolatileWriteCache, 0), nvmetcp.FeatureNotChangeable)
+	p.must(set(nvmetcp.FeatureVolatileWriteCache, 0))
+	if v := get(nvmetcp.FeatureVolatileWriteCache); v != 0 {
+		t.Errorf("the write cache is %d after it was switched off", v)
+	}
 	p.want(set(0xc7, 0), nvmetcp.InvalidField)
 
 	behavior := pattern(512, 1)

@@ -27,10 +27,13 @@ type association struct {
 	address string
 	since   time.Time
 	enabled atomic.Bool // CC.EN and CSTS.RDY
-	alive   atomic.Bool // something came since the keep-alive timer last looked
-	dead    atomic.Bool
-	gone    chan struct{} // closed when its commands have left the Devices
-	killed  chan struct{} // closed when it is dead
+	// writeThrough: the host has switched the volatile write cache off, so what it
+	// writes from then on is durable before it is answered.
+	writeThrough atomic.Bool
+	alive        atomic.Bool // something came since the keep-alive timer last looked
+	dead         atomic.Bool
+	gone         chan struct{} // closed when its commands have left the Devices
+	killed       chan struct{} // closed when it is dead
 
 	mu       sync.Mutex
 	why      error

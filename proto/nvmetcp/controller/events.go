@@ -149,6 +149,7 @@ func (a *association) resetLocked() {
 	}
 	a.events = events{}
 	a.features = newFeatures()
+	a.writeThrough.Store(false)
 }
 
 // discoveryChangedLocked tells those who look at discovery.

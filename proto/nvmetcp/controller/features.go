@@ -86,7 +86,7 @@ func (a *association) featureLocked(f nvmetcp.FeatureAccess) (value uint32, data
 	}
 	switch f.ID {
 	case nvmetcp.FeatureVolatileWriteCache:
-		return 1, nil, 0, true
+		return boolean(!a.writeThrough.Load()), nil, featureChangeable, true
 	case nvmetcp.FeatureQueues:
 		return a.sub.t.queues().Encode(), nil, featureChangeable, true
 	case nvmetcp.FeatureAsyncEvents:
@@ -169,7 +169,9 @@ func (a *association) setFeatureLocked(r *request, f nvmetcp.FeatureAccess) nvme
 		a.features.events = f.Value
 	case nvmetcp.FeatureReservationMask:
 		return a.maskReservationsLocked(f)
-	case nvmetcp.FeatureVolatileWriteCache, nvmetcp.FeatureHostID, nvmetcp.FeatureReservationPersists, nvmetcp.FeatureWriteProtect:
+	case nvmetcp.FeatureVolatileWriteCache:
+		a.writeThrough.Store(f.Value&1 == 0)
+	case nvmetcp.FeatureHostID, nvmetcp.FeatureReservationPersists, nvmetcp.FeatureWriteProtect:
 		return nvmetcp.FeatureNotChangeable | dnr
 	default:
 		return nvmetcp.InvalidField | dnr

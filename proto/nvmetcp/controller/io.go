@@ -80,9 +80,12 @@ func (c *conn) write(r *request, p *nvmetcp.PDU, times int, then func(*request))
 }
 
 func (r *request) submitWrite() {
-	r.io.Op, r.io.FUA, r.io.Data = block.OpWrite, r.cmd.FUA(), r.data
+	r.io.Op, r.io.FUA, r.io.Data = block.OpWrite, r.durable(), r.data
 	r.submit()
 }
+
+// durable reports whether what the command writes must be on the medium first.
+func (r *request) durable() bool { return r.cmd.FUA() || r.association().writeThrough.Load() }
 
 // submitCompare reads into the second half of the memory; completed compares.
 func (r *request) submitCompare() {
@@ -92,7 +95,7 @@ func (r *request) submitCompare() {
 
 func (r *request) writeZeroes() {
 	if r.locate(false) {
-		r.io.Op, r.io.FUA, r.io.Unmap = block.OpWriteZeroes, r.cmd.FUA(), r.cmd.Deallocate()
+		r.io.Op, r.io.FUA, r.io.Unmap = block.OpWriteZeroes, r.durable(), r.cmd.Deallocate()
 		r.submit()
 	}
 }

@@ -5,6 +5,7 @@ package controller
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -272,5 +273,29 @@ func TestIOTakesNoMemory(t *testing.T) {
 	do()
 	if n := testing.AllocsPerRun(100, do); n > 4 {
 		t.Errorf("20 commands allocate %v times", n)
+	}
+}
+
+// TestWithoutAWriteCacheWritesAreDurable: a host that switches the cache off has
+// each write on the medium before it is answered.
+func TestWithoutAWriteCacheWritesAreDurable(t *testing.T) {
+	slow := newSlow(backend.NewMemory(devSize, 4096))
+	w := newWorldOn(t, slow)
+	h := w.attach(hostA)
+	var durable []bool
+	slow.hold(func(io *block.IO) bool { durable = append(durable, io.FUA); return false })
+	cache := func(on uint32) {
+		t.Helper()
+		h.admin.must(h.admin.do(nvmetcp.FeatureAccess{ID: nvmetcp.FeatureVolatileWriteCache, Value: on}.SetCommand(), nil, nil))
+	}
+	for _, on := range []uint32{1, 0, 1} {
+		cache(on)
+		h.io.must(h.io.write(0, pattern(4096, 1)))
+		h.io.must(h.io.do(ioCommand(nvmetcp.IOWriteZeroes, 0, 1, nvmetcp.Transport(0)), nil, nil))
+	}
+	slow.mu.Lock()
+	defer slow.mu.Unlock()
+	if want := []bool{false, false, true, true, false, false}; !slices.Equal(durable, want) {
+		t.Errorf("durable writes %v, want %v", durable, want)
 	}
 }
