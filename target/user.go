@@ -7,16 +7,21 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/target/userspace"
 )
 
 // userKernel is this process in the kernel's place.
 func userKernel(c Config) (kernel, error) {
 	if err := kernelServes(c.Root); err != nil {
+		return kernel{}, err
+	}
+	if err := kernelLegs(c); err != nil {
 		return kernel{}, err
 	}
 	m, err := userspace.New(userspace.Config{Root: c.Root, Files: c.Files, FilesOnly: c.FilesOnly, Listen: c.Listen, Medium: c.Medium, Log: c.Log})
@@ -67,6 +72,40 @@ func kernelServes(root string) error {
 		if block.NQN(e.Name()).Ours() {
 			return fmt.Errorf("the kernel exports %s: detach what is attached with data path %q, or restart the machine, before this process serves in its place", e.Name(), Kernel)
 		}
+	}
+	return nil
+}
+
+// kernelLegs lets go of the legs that an agent before this one has left mapped in
+// the kernel: each keeps its drive from being opened here.
+func kernelLegs(c Config) error {
+	if c.FilesOnly {
+		return nil // on no device
+	}
+	if _, err := os.Stat(filepath.Join(c.Root, "dev/mapper/control")); err != nil {
+		return nil // no device mapper, and so no legs
+	}
+	m, err := dm.Open()
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		return nil // who may not look finds its drives busy, if they are
+	}
+	if err != nil {
+		return fmt.Errorf("look for legs that the kernel has mapped: %w", err)
+	}
+	defer m.Close()
+	return unmapLegs(c.Log, m)
+}
+
+func unmapLegs(log *slog.Logger, m mapper) error {
+	left, err := m.Devices(dmPrefix)
+	if err != nil {
+		return fmt.Errorf("look for legs that the kernel has mapped: %w", err)
+	}
+	for _, d := range left {
+		if err := m.Do(dm.Step{Op: dm.OpRemove, Device: d.Device()}); err != nil {
+			return fmt.Errorf("unmap %s, which data path %q has left: %w", d.Name, Kernel, err)
+		}
+		log.Info("leg unmapped from the kernel", "device", d.Name)
 	}
 	return nil
 }

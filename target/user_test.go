@@ -4,11 +4,14 @@ package target
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -39,6 +42,34 @@ func TestNothingIsServedBesideTheKernel(t *testing.T) {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// leftMapper has devices that an earlier agent has left.
+type leftMapper struct {
+	left []dm.State
+	busy string // the name of one that is open
+}
+
+func (m *leftMapper) Devices(string) ([]dm.State, error) { return slices.Clone(m.left), nil }
+
+func (m *leftMapper) Do(s dm.Step) error {
+	if s.Op != dm.OpRemove || s.Device.Name == m.busy {
+		return unix.EBUSY
+	}
+	m.left = slices.DeleteFunc(m.left, func(d dm.State) bool { return d.Name == s.Device.Name })
+	return nil
+}
+
+// A leg that is mapped keeps its drive from being opened by this process.
+func TestLegsThatTheKernelHasMappedAreLetGoOf(t *testing.T) {
+	m := &leftMapper{left: []dm.State{{Info: dm.Info{Name: "one"}}, {Info: dm.Info{Name: "two"}}}}
+	if err := unmapLegs(slog.New(slog.DiscardHandler), m); err != nil || len(m.left) > 0 {
+		t.Errorf("unmapLegs = %v and left %v", err, m.left)
+	}
+	m = &leftMapper{left: []dm.State{{Info: dm.Info{Name: "one"}}, {Info: dm.Info{Name: "two"}}}, busy: "two"}
+	if err := unmapLegs(slog.New(slog.DiscardHandler), m); !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "two") {
+		t.Errorf("unmapLegs of a leg that is open = %v, want EBUSY and its name", err)
 	}
 }
 

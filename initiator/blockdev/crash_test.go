@@ -234,8 +234,14 @@ func testTakenAway(t *testing.T, w *world) {
 	switch w.o.Kind {
 	case FUSE:
 		w.must(e.sys.detachLoop(filepath.Base(e.Node())))
-	default:
-		t.Skipf("nobody takes a %s device away by hand", w.o.Kind)
+	case NBD: // nbd-client -d
+		index, err := nbdIndex(filepath.Base(e.Node()))
+		w.must(err)
+		w.must(nbdDisconnect(index))
+	case UBLK: // ublk del
+		id, err := ublkID(filepath.Base(e.Node()))
+		w.must(err)
+		w.must(withUBLK(e.sys, func(c *ublkControl) error { return c.simple("stop", ublkStopDev, id, 0) }))
 	}
 	w.must(w.within("the end of the device", do(func() error { <-e.Done(); return nil })))
 	w.close(e)

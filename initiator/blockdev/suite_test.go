@@ -5,6 +5,7 @@ package blockdev
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -137,10 +138,9 @@ func aligned(n int) []byte {
 
 func randomBytes(n int) []byte {
 	b := aligned(n)
-	r := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
-	for i := range b {
-		b[i] = byte(r.Uint32())
-	}
+	var seed [32]byte
+	binary.NativeEndian.PutUint64(seed[:], rand.Uint64())
+	rand.NewChaCha8(seed).Read(b)
 	return b
 }
 
