@@ -50,8 +50,9 @@ type Bed struct {
 	Clients []*vm.Machine
 	API     pb.ManagerClient
 
-	weft    string // the program, for this machine
-	daemons map[*vm.Machine]*vm.Daemon
+	weft      string // the program, for this machine
+	daemons   map[*vm.Machine]*vm.Daemon
+	datapaths map[*vm.Machine]string // as Datapath has set it
 }
 
 // Draw prepares the machines of a cluster; nothing is booted yet.
@@ -68,7 +69,7 @@ func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 	if o.Drives == 0 {
 		o.Drives = 1
 	}
-	b := &Bed{T: t, Cluster: vm.NewCluster(t, options...), daemons: map[*vm.Machine]*vm.Daemon{}}
+	b := &Bed{T: t, Cluster: vm.NewCluster(t, options...), daemons: map[*vm.Machine]*vm.Daemon{}, datapaths: map[*vm.Machine]string{}}
 	b.Manager = b.Cluster.Machine("m1", vm.StateDisk(), vm.Forward(managerPort), vm.Memory(320))
 	for i := range o.Targets {
 		machine := []vm.MachineOption{vm.Modules("nvmet-tcp", "dm-mod")}
@@ -79,10 +80,20 @@ func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 	}
 	for i := range o.Clients {
 		b.Clients = append(b.Clients, b.Cluster.Machine(fmt.Sprintf("c%d", i+1), vm.StateDisk(), vm.Memory(448),
-			vm.Modules("nvme-tcp", "dm-mirror", "loop", "tcp_diag")))
+			vm.Modules(clientModules()...)))
 	}
 	b.weft = b.build()
 	return b
+}
+
+// clientModules are what the clients' kernels have of both data paths. Debian's
+// 6.1 was built without ublk.
+func clientModules() []string {
+	modules := []string{"nvme-tcp", "dm-mirror", "loop", "tcp_diag", "fuse"}
+	if vm.KernelVersion() != "6.1" {
+		modules = append(modules, "ublk_drv")
+	}
+	return modules
 }
 
 // Start draws and boots a cluster, starts its daemons and adds every drive.
@@ -154,29 +165,63 @@ func (b *Bed) dial() {
 // Daemon is the daemon that runs on a machine.
 func (b *Bed) Daemon(m *vm.Machine) *vm.Daemon { return b.daemons[m] }
 
+// Datapath has the agent of a machine work by the data path "kernel" or "user"
+// from now on. One that runs is stopped first, as an operator would, and the
+// manager knows the new one when Datapath returns.
+func (b *Bed) Datapath(m *vm.Machine, path string) {
+	b.T.Helper()
+	b.datapaths[m] = path
+	if d := b.daemons[m]; d != nil {
+		if err := d.Stop(b.T.Context()); err != nil {
+			b.T.Fatalf("stop the agent of %s: %v", m.Name(), err)
+		}
+	}
+	b.waitOnline(m, false)
+	b.StartDaemon(m)
+	b.waitOnline(m, true)
+}
+
+func (b *Bed) waitOnline(m *vm.Machine, want bool) {
+	b.T.Helper()
+	b.Eventually(time.Minute, fmt.Sprintf("the agent of %s is online: %v", m.Name(), want), func(ctx context.Context) error {
+		nodes, err := b.API.ListNodes(ctx, &pb.ListNodesRequest{})
+		if err != nil {
+			return err
+		}
+		for _, n := range nodes.Nodes {
+			if n.Name == m.Name() && (n.Target.GetOnline() || n.Initiator.GetOnline()) == want {
+				return nil
+			}
+		}
+		return fmt.Errorf("it is not")
+	})
+}
+
 // StartDaemon starts the daemon that belongs on a machine, again after a boot.
 func (b *Bed) StartDaemon(m *vm.Machine) *vm.Daemon {
-	manager := fmt.Sprintf("%s:%d", b.Manager.Addr(), managerPort)
-	var argv []string
-	switch m.Name()[0] {
-	case 'm':
-		argv = []string{"volmgr", "--data-dir", "/var/lib/weft/volmgr", "--listen", fmt.Sprintf(":%d", managerPort)}
-	case 't':
-		argv = []string{"target", "--node", m.Name(), "--manager", manager, "--portal", "tcp://" + m.Addr(), "--label", "rack=r" + m.Name()[1:]}
-	default:
-		argv = []string{"initiator", "--node", m.Name(), "--manager", manager, "--state-dir", "/var/lib/weft/initiator", "--run-dir", "/run/weft/initiator"}
-	}
-	d, err := b.daemons[m], error(nil)
-	if d == nil {
-		d, err = m.Start(b.T.Context(), argv[0], append([]string{"weft"}, argv...)...)
-	} else {
-		err = d.Restart(b.T.Context())
-	}
+	argv := b.daemonArgs(m)
+	d, err := m.Start(b.T.Context(), argv[0], append([]string{"weft"}, argv...)...)
 	if err != nil {
 		b.T.Fatalf("start %s on %s: %v", argv[0], m.Name(), err)
 	}
 	b.daemons[m] = d
 	return d
+}
+
+func (b *Bed) daemonArgs(m *vm.Machine) (argv []string) {
+	manager := fmt.Sprintf("%s:%d", b.Manager.Addr(), managerPort)
+	switch m.Name()[0] {
+	case 'm':
+		return []string{"volmgr", "--data-dir", "/var/lib/weft/volmgr", "--listen", fmt.Sprintf(":%d", managerPort)}
+	case 't':
+		argv = []string{"target", "--node", m.Name(), "--manager", manager, "--portal", "tcp://" + m.Addr(), "--label", "rack=r" + m.Name()[1:]}
+	default:
+		argv = []string{"initiator", "--node", m.Name(), "--manager", manager, "--state-dir", "/var/lib/weft/initiator", "--run-dir", "/run/weft/initiator"}
+	}
+	if path := b.datapaths[m]; path != "" {
+		argv = append(argv, "--datapath", path)
+	}
+	return argv
 }
 
 // AddDrives adds every drive of every target and waits until all are ready.
