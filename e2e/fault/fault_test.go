@@ -191,6 +191,7 @@ func (c *cluster) equalCopies(random *rand.Rand) {
 		h := c.targets[i]
 		c.did("%s is down, to see what the others have", h.name)
 		h.kill()
+		time.Sleep(6 * time.Second) // until everybody knows
 		c.verify()
 		h.start()
 		c.healthy()

@@ -43,6 +43,7 @@ type user struct {
 	ended   bool
 	busy    int // workers that are at it
 	broken  int // drives that give errors
+	errors  int // how often one began to
 	wrong   int
 	counts  map[string]int
 }
@@ -184,6 +185,7 @@ func (u *user) medium(errors bool) {
 	defer u.mu.Unlock()
 	if errors {
 		u.broken++
+		u.errors++
 	} else {
 		u.broken--
 	}
@@ -323,7 +325,11 @@ func (u *user) take(first, n int64) bool {
 func (u *user) submit(d *device, io *block.IO, first, n int64, number uint64) {
 	u.mu.Lock()
 	late := d.superseded
-	health := u.broken > 0
+	// An error is in its place if a drive gave any meanwhile.
+	errors := u.errors
+	if u.broken > 0 {
+		errors--
+	}
 	if io.Op == block.OpWrite || io.Op == block.OpWriteZeroes {
 		for i := range n {
 			s := &u.units[first+i]
@@ -339,7 +345,7 @@ func (u *user) submit(d *device, io *block.IO, first, n int64, number uint64) {
 		u.mu.Lock()
 		if !over {
 			over = true
-			u.outcome(d, io, first, n, number, late, health)
+			u.outcome(d, io, first, n, number, late, errors)
 		}
 		u.mu.Unlock()
 		close(outcome)
@@ -365,11 +371,12 @@ func (s *state) see(d *device) {
 }
 
 // outcome takes note of what an operation gave; late means that it was begun when
-// there was a newer device already.
-func (u *user) outcome(d *device, io *block.IO, first, n int64, number uint64, late, broken bool) {
+// there was a newer device already, and errors is how often a drive had begun to
+// give errors by then.
+func (u *user) outcome(d *device, io *block.IO, first, n int64, number uint64, late bool, errors int) {
 	if io.Err != nil {
 		u.counts[io.Op.String()+" failed"]++
-		if !(d.superseded || d.over() || broken || u.broken > 0) {
+		if !d.superseded && !d.over() && u.errors == errors {
 			u.fault("%v of %d units at %d by a healthy device of %s: %v", io.Op, n, first, d.at.host, io.Err)
 		}
 		return
