@@ -281,8 +281,16 @@ type conn struct {
 	keepalive bool // to be reset after userTimeout without a way to the other end and back
 }
 
-func (c *conn) Read(p []byte) (int, error)  { return c.in.read(p, c.keepalive) }
-func (c *conn) Write(p []byte) (int, error) { return c.out.write(p) }
+func (c *conn) Read(p []byte) (int, error) { return c.in.read(p, c.keepalive) }
+
+// Write also ends the way back if the other end has reset the connection.
+func (c *conn) Write(p []byte) (int, error) {
+	n, err := c.out.write(p)
+	if err == syscall.EPIPE {
+		c.in.end(syscall.ECONNRESET)
+	}
+	return n, err
+}
 
 // Close ends both directions: what was written before is still delivered.
 func (c *conn) Close() error {
