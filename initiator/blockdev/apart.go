@@ -3,9 +3,12 @@
 package blockdev
 
 import (
-	"maps"
 	"os"
+	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -69,38 +72,52 @@ func (d *descriptors) forgetter(fd int) func() {
 	}
 }
 
-// leave gives the calling thread a table of descriptors of its own, without
-// those that serve. The thread must not be used for anything else.
-func (d *descriptors) leave() error {
+// leave gives the calling thread a table of descriptors of its own, without those
+// that serve, nor any other that it needs not: what this process closes while the
+// thread waits would stay open. The thread must not be used for anything else.
+func (d *descriptors) leave(keep []int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := unix.Unshare(unix.CLONE_FILES); err != nil {
 		return os.NewSyscallError("unshare", err)
 	}
-	for fd := range maps.Keys(d.fds) {
+	for fd := range d.fds {
 		unix.Close(fd)
+	}
+	const all = "/proc/thread-self/fd"
+	open, _ := os.ReadDir(all) // without a /proc the others stay
+	for _, e := range open {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil || fd <= 2 || slices.Contains(keep, fd) {
+			continue
+		}
+		// Go's runtime has an epoll and an eventfd, and ends the process without them.
+		if kind, _ := os.Readlink(filepath.Join(all, e.Name())); !strings.HasPrefix(kind, "anon_inode:[event") {
+			unix.Close(fd)
+		}
 	}
 	return nil
 }
 
 // apart runs f, which waits for a device that this process serves, in a thread
-// that does not keep the device alive.
-func apart(f func() error) error {
+// that does not keep the device alive. Of the process's descriptors f has those of
+// keep, and its own.
+func apart(f func() error, keep ...int) error {
 	done := make(chan error, 1)
-	go func() { done <- onThread(f) }()
+	go func() { done <- onThread(f, keep) }()
 	return <-done
 }
 
-func onThread(f func() error) error {
+func onThread(f func() error, keep []int) error {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
 		// Go never ends the first thread, and with it its table would stay. While
 		// it is locked here another goroutine gets another thread.
 		defer runtime.UnlockOSThread()
-		return apart(f)
+		return apart(f, keep...)
 	}
 	// Not unlocked: the thread ends with the goroutine, and its table with it.
-	if err := serving.leave(); err != nil {
+	if err := serving.leave(keep); err != nil {
 		return err
 	}
 	return f()

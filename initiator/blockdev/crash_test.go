@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -55,7 +56,7 @@ func testFileSystems(t *testing.T, w *world) {
 			e := w.export()
 			run(t, "mkfs."+kind, "-q", e.Path())
 			dir := mount(t, e.Path(), kind)
-			p := randomBytes(32 << 20)
+			p := randomBytes(8 << 20)
 			w.must(os.WriteFile(dir+"/file", p, 0o600))
 			used := w.disk.used()
 			w.must(syncFS(dir))
@@ -123,9 +124,23 @@ func (w *world) exportFile(file string) *Exported {
 	return e
 }
 
-func kill(cmd *exec.Cmd) {
+// kill kills a process, which must not keep what it served from ending.
+func (w *world) kill(cmd *exec.Cmd) {
+	w.t.Helper()
 	_ = cmd.Process.Kill()
-	_ = cmd.Wait()
+	ended := do(func() error { _ = cmd.Wait(); return nil })
+	select {
+	case <-ended:
+	case <-time.After(15 * time.Second):
+		stacks := ""
+		tasks, _ := filepath.Glob(filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "task/*"))
+		for _, task := range tasks {
+			stat, _ := os.ReadFile(filepath.Join(task, "stat"))
+			stack, _ := os.ReadFile(filepath.Join(task, "stack"))
+			stacks += string(stat) + string(stack)
+		}
+		w.t.Fatalf("a killed process lives on:\n%s", stacks)
+	}
 }
 
 func testDeath(t *testing.T, w *world) {
@@ -136,7 +151,7 @@ func testDeath(t *testing.T, w *world) {
 	p := randomBytes(8192)
 	_, err := unix.Pwrite(fd, p, 1<<20)
 	w.must(err)
-	kill(server)
+	w.kill(server)
 	// Nobody waits for the dead: without a token to resume by, I/O fails.
 	w.must(w.within("a write to a dead device", do(func() error {
 		if _, err := unix.Pwrite(fd, p, 0); err == nil {
@@ -155,7 +170,7 @@ func testDeath(t *testing.T, w *world) {
 	w.leave(fd)
 	w.close(e)
 
-	kill(w.serveElsewhere(file, ""))
+	w.kill(w.serveElsewhere(file, ""))
 	w.must(Remove(w.limit(), w.o))
 	if exists(link) {
 		t.Error("Remove left the name of a dead device")
@@ -170,7 +185,7 @@ func testDeathUnderMount(t *testing.T, w *world) {
 	dir := mount(t, link, "ext4")
 	w.must(os.WriteFile(dir+"/before", []byte("synced"), 0o600))
 	w.must(syncFS(dir))
-	kill(server)
+	w.kill(server)
 
 	e := w.exportFile(file) // although the dead one is mounted still
 	if users, err := e.Users(); err != nil || len(users) > 0 {
@@ -214,7 +229,7 @@ func testKilledAnywhere(t *testing.T, w *world) {
 		cmd := roleCommand("serve", w.serveArgs(file, "")...)
 		w.must(cmd.Start())
 		time.Sleep(time.Duration(rand.IntN(120)) * time.Millisecond)
-		kill(cmd)
+		w.kill(cmd)
 		e := w.exportFile(file)
 		fd := w.use(e.Path())
 		_, err := unix.Pwrite(fd, randomBytes(4096), int64(i)<<20)

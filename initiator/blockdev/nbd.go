@@ -52,7 +52,7 @@ func exportNBD(_ context.Context, sys system, g *gate, o Options) (_ frontend, e
 	}
 	defer closeAll(theirs)
 	c := nbdConfig{geometry: *g.geometry.Load(), sockets: theirs, mark: mark(o), resumable: d.look}
-	err = apart(func() error { d.index, err = nbdConnect(c); return err })
+	err = apart(func() error { d.index, err = nbdConnect(c); return err }, theirs...)
 	if err != nil {
 		d.hangUp()
 		return nil, fmt.Errorf("connect an nbd device: %w", err)
@@ -84,7 +84,7 @@ func (d *nbdDisk) reconnect(g *gate, o Options) error {
 	}
 	defer closeAll(theirs)
 	c := nbdConfig{geometry: *g.geometry.Load(), sockets: theirs, mark: mark(o)}
-	if err := apart(func() error { return nbdReconfigure(d.index, c) }); err != nil {
+	if err := apart(func() error { return nbdReconfigure(d.index, c) }, theirs...); err != nil {
 		d.hangUp()
 		return fmt.Errorf("reconnect %s: %w", d.disk(), err)
 	}

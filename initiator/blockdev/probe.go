@@ -148,7 +148,7 @@ func (s system) missing(a *Ability, module, what string) {
 		a.Modules = append(a.Modules, module)
 		a.Fix = "modprobe " + module
 	case installed:
-		a.Fix = fmt.Sprintf("none: this kernel was built without module %s", module)
+		a.Fix = fmt.Sprintf("another kernel: this one was built without module %s", module)
 	default:
 		a.Fix = fmt.Sprintf("a kernel with module %s; no modules are installed for this one", module)
 	}

@@ -48,7 +48,7 @@ func testResume(t *testing.T, w *world) {
 	q := randomBytes(8192)
 	written := do(func() error { _, err := unix.Pwrite(fd, q, 2<<20); return err })
 	time.Sleep(50 * time.Millisecond) // so that it is under way, most likely
-	kill(server)
+	w.kill(server)
 	select {
 	case err := <-written:
 		t.Fatalf("a write to a dead device ended: %v", err)
@@ -78,10 +78,10 @@ func testResumeMount(t *testing.T, w *world) {
 	link := "/dev/weft/" + string(w.o.Name)
 	run(t, "mkfs.ext4", "-q", link)
 	dir := mount(t, link, "ext4")
-	p := randomBytes(16 << 20)
+	p := randomBytes(8 << 20)
 	synced := do(func() error { return writeSynced(dir+"/file", p) })
 	time.Sleep(100 * time.Millisecond)
-	kill(server)
+	w.kill(server)
 	e := w.resume(file)
 	select {
 	case err := <-synced:
@@ -104,7 +104,7 @@ func testResumeMount(t *testing.T, w *world) {
 
 func testOtherToken(t *testing.T, w *world) {
 	file := filepath.Join(t.TempDir(), "disk")
-	kill(w.serveElsewhere(file, "token"))
+	w.kill(w.serveElsewhere(file, "token"))
 	w.o.Resume = "another"
 	e := w.exportFile(file)
 	if e.Resumed() {
@@ -117,7 +117,7 @@ func testRemoveWaiting(t *testing.T, w *world) {
 	file := filepath.Join(t.TempDir(), "disk")
 	server := w.serveElsewhere(file, "token")
 	fd := w.use("/dev/weft/" + string(w.o.Name))
-	kill(server)
+	w.kill(server)
 	written := do(func() error { _, err := unix.Pwrite(fd, randomBytes(4096), 0); return err })
 	time.Sleep(50 * time.Millisecond)
 	w.must(Remove(w.limit(), w.o))

@@ -5,6 +5,7 @@ package blockdev
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"os"
 	"sync/atomic"
 	"unsafe"
@@ -19,8 +20,9 @@ const (
 	uringOpRead = 22
 	uringOpCmd  = 46
 
-	uringSQE128      = 1 << 10
 	uringCoopTaskrun = 1 << 8
+	uringSQE128      = 1 << 10
+	uringNoMmap      = 1 << 14 // from Linux 6.5 on
 
 	uringEnterGetEvents = 1 << 0
 
@@ -35,11 +37,11 @@ type uringParams struct {
 	_                                                                      [3]uint32
 	sq                                                                     struct {
 		head, tail, mask, entries, flags, dropped, array, _ uint32
-		_                                                   uint64
+		userAddr                                            uint64
 	}
 	cq struct {
 		head, tail, mask, entries, overflow, cqes, flags, _ uint32
-		_                                                   uint64
+		userAddr                                            uint64
 	}
 }
 
@@ -79,27 +81,55 @@ type uring struct {
 }
 
 func newURing(entries uint32, large bool) (r *uring, err error) {
-	p := uringParams{flags: uringCoopTaskrun}
+	r = &uring{entrySize: 64}
+	flags := uint32(uringCoopTaskrun)
 	if large {
-		p.flags |= uringSQE128
+		r.entrySize = 128
+		flags |= uringSQE128
 	}
-	fd, err := uringSetup(entries, &p)
+	if r.ownMemory(entries, flags) == nil {
+		return r, nil
+	}
+	p := uringParams{flags: flags}
+	r.fd, err = uringSetup(entries, &p)
 	if errors.Is(err, unix.EINVAL) {
-		p = uringParams{flags: p.flags &^ uringCoopTaskrun} // before Linux 5.19
-		fd, err = uringSetup(entries, &p)
+		p = uringParams{flags: flags &^ uringCoopTaskrun} // before Linux 5.19
+		r.fd, err = uringSetup(entries, &p)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("set up io_uring: %w", err)
-	}
-	r = &uring{fd: fd, entrySize: 64}
-	if large {
-		r.entrySize = 128
 	}
 	if err := r.mmap(&p); err != nil {
 		r.close()
 		return nil, fmt.Errorf("map io_uring: %w", err)
 	}
 	return r, nil
+}
+
+// ownMemory makes the ring in memory of this process. A ring that is mapped lives
+// as long as the process has its memory, and so as long as any thread: one that
+// waits for the device of the ring, see apart, would keep a killed process, and
+// the device, for ever. Since Linux 6.7 it is the ring's end that ends the device.
+func (r *uring) ownMemory(entries, flags uint32) (err error) {
+	const rw, anonymous = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANON | unix.MAP_POPULATE
+	n := 1 << bits.Len32(entries-1) // as the kernel rounds
+	rings := os.Getpagesize() + n*4 + 2*n*int(unsafe.Sizeof(uringCQE{}))
+	if r.sqMem, err = unix.Mmap(-1, 0, rings, rw, anonymous); err != nil {
+		return err
+	}
+	if r.sqe, err = unix.Mmap(-1, 0, n*int(r.entrySize), rw, anonymous); err != nil {
+		r.unmap()
+		return err
+	}
+	p := uringParams{flags: flags | uringNoMmap}
+	p.cq.userAddr = uint64(uintptr(unsafe.Pointer(&r.sqMem[0])))
+	p.sq.userAddr = uint64(uintptr(unsafe.Pointer(&r.sqe[0])))
+	if r.fd, err = uringSetup(entries, &p); err != nil {
+		r.unmap()
+		return err
+	}
+	r.point(&p, r.sqMem, r.sqMem)
+	return nil
 }
 
 func uringSetup(entries uint32, p *uringParams) (int, error) {
@@ -121,23 +151,33 @@ func (r *uring) mmap(p *uringParams) (err error) {
 	if r.sqe, err = unix.Mmap(r.fd, uringOffSQEs, int(p.sqEntries)*int(r.entrySize), rw, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
 		return err
 	}
-	counter := func(mem []byte, off uint32) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&mem[off])) }
-	r.sqHead, r.sqTail = counter(r.sqMem, p.sq.head), counter(r.sqMem, p.sq.tail)
-	r.cqHead, r.cqTail = counter(r.cqMem, p.cq.head), counter(r.cqMem, p.cq.tail)
-	r.sqMask, r.cqMask = counter(r.sqMem, p.sq.mask).Load(), counter(r.cqMem, p.cq.mask).Load()
-	r.array = unsafe.Slice((*uint32)(unsafe.Pointer(&r.sqMem[p.sq.array])), p.sqEntries)
-	r.cqes = unsafe.Slice((*uringCQE)(unsafe.Pointer(&r.cqMem[p.cq.cqes])), p.cqEntries)
-	r.tail = r.sqTail.Load()
+	r.point(p, r.sqMem, r.cqMem)
 	return nil
 }
 
+// point finds the parts of the rings in their memory.
+func (r *uring) point(p *uringParams, sq, cq []byte) {
+	counter := func(mem []byte, off uint32) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&mem[off])) }
+	r.sqHead, r.sqTail = counter(sq, p.sq.head), counter(sq, p.sq.tail)
+	r.cqHead, r.cqTail = counter(cq, p.cq.head), counter(cq, p.cq.tail)
+	r.sqMask, r.cqMask = counter(sq, p.sq.mask).Load(), counter(cq, p.cq.mask).Load()
+	r.array = unsafe.Slice((*uint32)(unsafe.Pointer(&sq[p.sq.array])), p.sqEntries)
+	r.cqes = unsafe.Slice((*uringCQE)(unsafe.Pointer(&cq[p.cq.cqes])), p.cqEntries)
+	r.tail = r.sqTail.Load()
+}
+
 func (r *uring) close() {
-	for _, mem := range [][]byte{r.sqMem, r.cqMem, r.sqe} {
-		if mem != nil {
-			_ = unix.Munmap(mem)
+	unix.Close(r.fd)
+	r.unmap()
+}
+
+func (r *uring) unmap() {
+	for _, mem := range []*[]byte{&r.sqMem, &r.cqMem, &r.sqe} {
+		if *mem != nil {
+			_ = unix.Munmap(*mem)
+			*mem = nil
 		}
 	}
-	unix.Close(r.fd)
 }
 
 // next is an empty entry. There must be room: a ring has as many entries as its

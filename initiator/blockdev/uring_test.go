@@ -4,6 +4,8 @@ package blockdev
 
 import (
 	"errors"
+	"os"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -96,5 +98,23 @@ func TestTheDriversStructsHaveItsSizes(t *testing.T) {
 	}
 	if got := ublkCode(ublkFetch, 16, true); got != 0xc0107520 {
 		t.Errorf("FETCH_REQ = %#x, want 0xc0107520", got)
+	}
+}
+
+// A mapping would keep the ring as long as any thread of a killed process.
+func TestARingIsNotMapped(t *testing.T) {
+	var own uring
+	own.entrySize = 64
+	if err := own.ownMemory(256, 0); err != nil {
+		t.Skipf("this kernel takes no memory of ours for a ring: %v", err)
+	}
+	own.close()
+	ring(t, false)
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(maps), "io_uring") {
+		t.Error("the ring is mapped")
 	}
 }
