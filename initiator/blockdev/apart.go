@@ -3,6 +3,7 @@
 package blockdev
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -106,6 +107,19 @@ func apart(f func() error, keep ...int) error {
 	done := make(chan error, 1)
 	go func() { done <- onThread(f, keep) }()
 	return <-done
+}
+
+// apartWithin is apart, but waits no longer than ctx lasts: f, which can not be
+// ended, goes on then, and its outcome is lost.
+func apartWithin(ctx context.Context, f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- onThread(f, nil) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func onThread(f func() error, keep []int) error {

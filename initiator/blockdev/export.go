@@ -23,8 +23,9 @@ var errOpened = errors.New("opened meanwhile")
 // Options.Resume) or taken away; a process that lives makes it ErrExported. A
 // kind that the machine has not is ErrUnavailable.
 //
-// The device is served as soon as Export returns; dev gets I/O from the kernel
-// already before that, and must answer it for Export to return.
+// The device is served as soon as Export returns; dev may get I/O from the kernel
+// already before that, which looks for partitions, and must answer it for Export
+// to return. Of fuse the kernel reads nothing then, unless loop.max_part is set.
 func Export(ctx context.Context, dev block.Device, o Options) (_ *Exported, err error) {
 	if o, err = o.withDefaults(); err != nil {
 		return nil, fmt.Errorf("export: %w", err)
@@ -116,6 +117,7 @@ func (e *Exported) resume(ctx context.Context) bool {
 		return false
 	}
 	e.kind, e.resumed = r.Kind, true
+	e.gate.inherit()
 	return true
 }
 
@@ -217,7 +219,7 @@ func (e *Exported) stop(ctx context.Context) error {
 	}
 	patience := time.Now().Add(settle)
 	for {
-		users, err := e.Users()
+		users, err := e.usersWithin(ctx)
 		if err != nil {
 			return err
 		}
@@ -252,26 +254,43 @@ func lasting(users []User) bool {
 }
 
 // quiesce has all that was written to the device node go to the device, and
-// flushed. It can take as long as the device keeps an I/O.
+// flushed. It can take as long as the device keeps an I/O; a device through which
+// nothing was written is asked nothing.
 func (e *Exported) quiesce(ctx context.Context) error {
-	done := make(chan error, 1)
+	err := apartWithin(ctx, func() error {
+		fd, err := unix.Open(e.Node(), unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err == nil {
+			const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+			err = unix.SyncFileRange(fd, 0, 0, all)
+			unix.Close(fd)
+		}
+		return err
+	})
+	if err == nil {
+		err = e.gate.flush(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("flush %s: %w", e.Node(), err)
+	}
+	return nil
+}
+
+// usersWithin is Users, but waits no longer than ctx lasts for others who are
+// opening or closing the device.
+func (e *Exported) usersWithin(ctx context.Context) (users []User, err error) {
+	type answer struct {
+		users []User
+		err   error
+	}
+	done := make(chan answer, 1)
 	go func() {
-		done <- apart(func() error {
-			fd, err := unix.Open(e.Node(), unix.O_RDWR|unix.O_CLOEXEC, 0)
-			if err == nil {
-				err = unix.Fsync(fd)
-				unix.Close(fd)
-			}
-			return err
-		})
+		users, err := e.Users()
+		done <- answer{users, err}
 	}()
 	select {
-	case err := <-done:
-		if err != nil {
-			return fmt.Errorf("flush %s: %w", e.Node(), err)
-		}
-		return nil
+	case a := <-done:
+		return a.users, a.err
 	case <-ctx.Done():
-		return fmt.Errorf("flush %s: %w", e.Node(), ctx.Err())
+		return nil, fmt.Errorf("look who has %s open: %w", e.Node(), ctx.Err())
 	}
 }

@@ -42,7 +42,7 @@ func fusePlace(o Options) string  { return filepath.Join(o.RunDir, string(o.Name
 func fuseFile(o Options) string   { return filepath.Join(fusePlace(o), string(o.Name)) }
 func fuseSource(o Options) string { return "weft-" + string(o.Name) }
 
-func exportFUSE(_ context.Context, sys system, g *gate, o Options) (_ frontend, err error) {
+func exportFUSE(ctx context.Context, sys system, g *gate, o Options) (_ frontend, err error) {
 	d := &fuseDisk{sys: sys, place: fusePlace(o), ended: make(chan struct{})}
 	d.fs = newFuseFS(g, string(o.Name), d.ended)
 	if err := os.MkdirAll(d.place, 0o700); err != nil {
@@ -56,25 +56,61 @@ func exportFUSE(_ context.Context, sys system, g *gate, o Options) (_ frontend, 
 			d.unmount()
 		}
 	}()
-	err = apart(func() error {
+	err = d.setUp(ctx, func() error {
 		// Not an os.File: Go's poller would ask our own server whether it can read.
 		f, err := unix.Open(fuseFile(o), unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return fmt.Errorf("open %s: %w", fuseFile(o), err)
 		}
 		defer unix.Close(f)
-		d.loop, err = sys.attachLoop(f, g.geometry.Load().BlockSize, mark(o))
-		return err
+		if d.loop, err = sys.attachLoop(f, g.geometry.Load().BlockSize, mark(o)); err != nil {
+			return err
+		}
+		if err := d.tune(o); err != nil {
+			return errors.Join(err, sys.detachLoop(d.loop))
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	if err := d.tune(o); err != nil {
-		return nil, errors.Join(err, apart(func() error { return sys.detachLoop(d.loop) }))
-	}
 	d.fs.kept.Store(true)
 	return d, nil
 }
+
+// setUpLimit is how long the device may take to answer what the kernel and others
+// read of a new loop device: with loop.max_part set the kernel looks for
+// partitions, and nobody can open the device before it has ended.
+const setUpLimit = 10 * time.Second
+
+// setUp does f, which makes the loop device, in a thread apart. If that takes too
+// long the connection is ended, and with it what f waits for.
+func (d *fuseDisk) setUp(ctx context.Context, f func() error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, setUpLimit, errUnanswered)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- apart(f) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	d.unmount()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if <-done == nil {
+			_ = apart(func() error { return d.sys.detachLoop(d.loop) })
+		}
+	}()
+	select {
+	case <-ended:
+	case <-time.After(setUpLimit / 2): // it waits for something else than the device
+	}
+	return fmt.Errorf("make a loop device: %w", context.Cause(ctx))
+}
+
+var errUnanswered = fmt.Errorf("the device did not answer for %s", setUpLimit)
 
 // mount mounts and serves. go-fuse's own mount would leave the descriptor to
 // programs that this process starts, and with it a connection that does not end
@@ -116,18 +152,23 @@ func (d *fuseDisk) mount(source string) error {
 // tune undoes what others have set for a loop device that had this number before:
 // it stays set, even for another file. For the same reason nothing is set here
 // that would harm who has the number next. A write cache said to be write through
-// above all: flushes would be dropped in silence.
+// above all: flushes would be dropped in silence. What is right is not written: that
+// waits for what others read meanwhile.
 func (d *fuseDisk) tune(o Options) error {
-	if err := d.sys.setDisk(d.loop, "queue/write_cache", "write back"); err != nil {
-		return err
+	if d.sys.diskText(d.loop, "queue/write_cache") != "write back" {
+		if err := d.sys.setDisk(d.loop, "queue/write_cache", "write back"); err != nil {
+			return err
+		}
 	}
 	if most := d.sys.diskText(d.loop, "queue/discard_max_bytes"); most == "0" && d.fs.gate.geometry.Load().DiscardUnit > 0 {
 		// Once 0, the kernel takes no other value: the granularity, of which it must
 		// be a multiple, is 0 as well.
 		o.Log.Warn("somebody has switched discards off for this loop device", "disk", d.loop)
 	}
-	if err := d.sys.setDisk(d.loop, "queue/rotational", "0"); err != nil {
-		o.Log.Debug("still said to rotate", "err", err)
+	if d.sys.diskText(d.loop, "queue/rotational") != "0" {
+		if err := d.sys.setDisk(d.loop, "queue/rotational", "0"); err != nil {
+			o.Log.Debug("still said to rotate", "err", err)
+		}
 	}
 	return nil
 }
@@ -151,7 +192,7 @@ func (d *fuseDisk) resize(block.Size) error {
 }
 
 func (d *fuseDisk) stop(ctx context.Context) error {
-	if err := apart(func() error { return d.sys.detachLoop(d.loop) }); err != nil {
+	if err := apartWithin(ctx, func() error { return d.sys.detachLoop(d.loop) }); err != nil {
 		return err
 	}
 	patience := time.NewTimer(2 * time.Second)
@@ -172,9 +213,9 @@ func (d *fuseDisk) stop(ctx context.Context) error {
 	return errOpened
 }
 
-func (d *fuseDisk) sever(context.Context) error {
+func (d *fuseDisk) sever(ctx context.Context) error {
 	d.unmount() // fails what is under way, even what the device keeps
-	return apart(func() error { return d.sys.detachLoop(d.loop) })
+	return apartWithin(ctx, func() error { return d.sys.detachLoop(d.loop) })
 }
 
 // unmount ends the connection and frees the place, whoever has the file open.

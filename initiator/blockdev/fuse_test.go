@@ -3,14 +3,104 @@
 package blockdev
 
 import (
+	"context"
+	"errors"
 	"os"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
 )
 
 // TestFUSE runs the suite over FUSE and a loop device, which most kernels have.
 func TestFUSE(t *testing.T) {
 	require(t, FUSE)
 	runSuite(t, FUSE)
+	for name, test := range map[string]func(*testing.T, *world){
+		"ADeviceThatAnswersNothingIsSetUpAndTornDown": testUnanswering,
+		"AReadThatIsNotAnsweredEndsTheSetUp":          testSetUpLimit,
+		"OnlyWhatWasNotFlushedIsFlushed":              testFlushes,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, newWorld(t, FUSE)) })
+	}
+}
+
+func anything(*block.IO) bool { return true }
+
+// The kernel flushes while it makes a loop device. Whoever opened that loop number
+// meanwhile would wait for the flush, whatever volume it is of.
+func testUnanswering(t *testing.T, w *world) {
+	w.disk.hold(anything)
+	e := w.export()
+	holder := startHolding(t, e.Node())
+	w.must(holder.Process.Kill())
+	_ = holder.Wait()
+	w.must(w.within("Close", do(func() error { return e.Close(w.limit(), false) })))
+	if len(w.disk.arrived) > 0 {
+		t.Errorf("%d I/Os were sent to a device that nobody used", len(w.disk.arrived))
+	}
+
+	e = w.export()
+	w.must(w.within("forced Close", do(func() error { return e.Close(w.limit(), true) })))
+}
+
+// What reads while the loop device is made is the kernel, if it looks for partitions.
+func testSetUpLimit(t *testing.T, w *world) {
+	e := w.export()
+	w.disk.hold(anything)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	var read error
+	err := w.within("the set-up", do(func() error {
+		return e.front.(*fuseDisk).setUp(ctx, func() error {
+			fd, err := unix.Open(e.Node(), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+			if err == nil {
+				_, read = unix.Pread(fd, make([]byte, 512), 0)
+				unix.Close(fd)
+			}
+			return errors.Join(err, read)
+		})
+	}))
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(read, unix.EIO) {
+		t.Errorf("set-up that reads what is not answered = %v, its read %v; want the end of the deadline and EIO", err, read)
+	}
+	w.disk.release()
+	w.close(e)
+}
+
+func testFlushes(t *testing.T, w *world) {
+	e := w.export()
+	fd := w.use(e.Path())
+	for _, step := range []struct {
+		what string
+		do   func() error
+		want int
+	}{
+		{"the first fsync, by which the device keeps what an earlier process wrote", nil, 1},
+		{"fsync with nothing written since", nil, 0},
+		{"fsync after a write", func() error { _, err := unix.Pwrite(fd, randomBytes(4096), 0); return err }, 1},
+		{"fsync after a discard", func() error { return ioctlRange(fd, blkDiscard, 0, 1<<20) }, 1},
+		{"fsync after a read", func() error { _, err := unix.Pread(fd, aligned(4096), 0); return err }, 0},
+	} {
+		if step.do != nil {
+			w.must(step.do())
+		}
+		before := w.disk.count(block.OpFlush)
+		w.must(unix.Fsync(fd))
+		if got := w.disk.count(block.OpFlush) - before; got != step.want {
+			t.Errorf("%s made %d flushes, want %d", step.what, got, step.want)
+		}
+	}
+	_, err := unix.Pwrite(fd, randomBytes(4096), 0)
+	w.must(err)
+	w.leave(fd)
+	before := w.disk.count(block.OpFlush)
+	w.close(e)
+	if got := w.disk.count(block.OpFlush) - before; got != 1 {
+		t.Errorf("Close after a write made %d flushes, want 1", got)
+	}
 }
 
 // require skips where the machine has not the kind. Where CI says so and the

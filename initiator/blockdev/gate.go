@@ -21,6 +21,7 @@ type request struct {
 	block.IO
 	finish func(*request) // called once with the outcome in Err; must not block
 	front  any            // whose it is
+	covers uint64         // a flush: how many changes had ended when it began
 
 	gate *gate
 }
@@ -34,6 +35,11 @@ type gate struct {
 	n    atomic.Int64 // under way; shutGate + what is under way once shut
 	idle chan struct{}
 	once sync.Once
+
+	// What a flush is needed for, as counts of IOs that change what is on the device.
+	begun, ended atomic.Uint64
+	flushed      atomic.Uint64 // of those that ended, how many a flush that succeeded began after
+	everFlushed  atomic.Bool
 }
 
 const shutGate = math.MinInt64 / 2
@@ -50,6 +56,12 @@ func newGate(dev block.Device) *gate {
 // submit has the device do r. A gate that is shut answers at once.
 func (g *gate) submit(r *request) {
 	r.gate, r.Owner, r.Done = g, r, requestDone
+	switch {
+	case r.Op == block.OpFlush:
+		r.covers = g.ended.Load()
+	case r.Op != block.OpRead:
+		g.begun.Add(1) // also of one that fails: it may have changed something
+	}
 	if g.n.Add(1) < 0 {
 		r.Complete(errShut)
 		return
@@ -73,8 +85,55 @@ func (g *gate) submit(r *request) {
 func requestDone(io *block.IO) {
 	r := io.Owner.(*request)
 	g := r.gate // the owner may use r again
+	switch {
+	case r.Op == block.OpFlush && r.Err == nil:
+		g.flushedTo(r.covers)
+	case r.Op != block.OpFlush && r.Op != block.OpRead:
+		g.ended.Add(1) // before anyone can hear that it has
+	}
 	r.finish(r)
 	g.leave()
+}
+
+func (g *gate) flushedTo(n uint64) {
+	for {
+		old := g.flushed.Load()
+		if n <= old || g.flushed.CompareAndSwap(old, n) {
+			break
+		}
+	}
+	g.everFlushed.Store(true)
+}
+
+// clean tells that nothing was changed through this gate, and nothing is being
+// changed, that a flush which succeeded does not cover. What went to the device
+// before there was this gate is another matter, see everFlushed.
+func (g *gate) clean() bool {
+	ended := g.ended.Load() // first: what ends later began earlier
+	return ended == g.flushed.Load() && ended == g.begun.Load()
+}
+
+// inherit is for a gate of a device that a dead process served: what that one has
+// acknowledged was perhaps not flushed.
+func (g *gate) inherit() {
+	g.begun.Add(1)
+	g.ended.Add(1)
+}
+
+// flush has the device flush what is not clean.
+func (g *gate) flush(ctx context.Context) error {
+	if g.clean() {
+		return nil
+	}
+	done := make(chan error, 1)
+	r := &request{IO: block.IO{Op: block.OpFlush}, finish: func(r *request) { done <- r.Err }}
+	g.submit(r)
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (g *gate) leave() {

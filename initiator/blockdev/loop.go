@@ -115,7 +115,10 @@ func (s system) loopsOf(mark, file string) []string {
 		if err != nil {
 			continue // detached since
 		}
-		if strings.TrimSuffix(string(backing), "\n") == file || s.loopMark(disk) == mark {
+		// What the kernel says of a file that is not mounted any more is its name
+		// alone. No other device is opened: it may be one that does not answer.
+		path := strings.TrimSuffix(string(backing), "\n")
+		if path == file || filepath.Base(path) == filepath.Base(file) && s.loopMark(disk) == mark {
 			all = append(all, disk)
 		}
 	}

@@ -5,11 +5,14 @@ package blockdev
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
 )
@@ -57,7 +60,7 @@ func serve(args []string) {
 	select {}
 }
 
-// waitForItself has a thread wait for a flush that the process itself keeps.
+// waitForItself has a thread wait for a write that the process itself keeps.
 func waitForItself(args []string) {
 	disk := newMemDisk(plain)
 	e, err := Export(context.Background(), disk, Options{Kind: Kind(args[0]), Name: block.VolumeName(args[1]), RunDir: args[2]})
@@ -65,8 +68,14 @@ func waitForItself(args []string) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	disk.hold(func(io *block.IO) bool { return io.Op == block.OpFlush }) // not before: newer kernels flush in Export
-	go e.Close(context.Background(), false)
+	disk.hold(isWrite)
+	go apart(func() error {
+		fd, err := unix.Open(e.Node(), unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err == nil {
+			_, err = unix.Pwrite(fd, make([]byte, 4096), 0)
+		}
+		return errors.Join(err, unix.Fsync(fd))
+	})
 	<-disk.arrived
 	os.Stdout.WriteString("waiting\n")
 	select {}

@@ -237,6 +237,8 @@ func testFlush(t *testing.T, w *world) {
 		}
 		return nil
 	})
+	_, err = unix.Pwrite(fd, randomBytes(4096), 0)
+	w.must(err)
 	if err := unix.Fsync(fd); !errors.Is(err, unix.EIO) {
 		t.Errorf("fsync = %v when the device's flush fails, want EIO", err)
 	}
