@@ -301,6 +301,40 @@ func TestHostsAreToldOfNamespaces(t *testing.T) {
 }
 
 // TestAnEventComesOnceUntilItsLogIsRead, also when nobody had asked for one yet.
+// TestAnEventIsSentWithoutLocks: a command that waits for memory goes on when
+// something was sent, and a log page takes the target's locks.
+func TestAnEventIsSentWithoutLocks(t *testing.T) {
+	w := newWorld(t)
+	p := w.admin(hostA)
+	p.must(p.do(nvmetcp.FeatureAccess{ID: nvmetcp.FeatureAsyncEvents, Value: nvmetcp.EventNamespaces}.SetCommand(), nil, nil))
+	cid := p.askForEvent()
+	c, done := w.connOf(p), make(chan struct{})
+	soon(t, "the event request is there", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.requests)-len(c.free) == 1 && !c.reading && !c.sending
+	})
+	c.mu.Lock()
+	c.waiting = append(c.waiting, &request{c: c, size: pageSize, ready: func(*request) {
+		w.target.mu.Lock()
+		defer w.target.mu.Unlock()
+		close(done)
+	}})
+	c.mu.Unlock()
+	told := make(chan error, 1)
+	go func() { told <- w.sub.RemoveNamespace(t.Context(), 1) }()
+	select {
+	case err := <-told:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Fatal("the target waits for itself")
+	}
+	p.event(cid)
+	<-done
+}
+
 func TestAnEventComesOnceUntilItsLogIsRead(t *testing.T) {
 	w := newWorld(t)
 	p := w.admin(hostA)

@@ -20,7 +20,9 @@ func (c *conn) push(o outgoing) {
 // deliver adds something to be sent, from any goroutine, and sends it unless
 // somebody is at it, or the reader is busy and will. While other commands are under
 // way, a goroutine sends it: whoever brings this completion may be about to bring
-// theirs, and all of them go with one call.
+// theirs, and all of them go with one call. On an admin queue it always does: who
+// tells of an event holds locks, and what waits for memory, and goes on once
+// something was sent, takes them.
 func (c *conn) deliver(o outgoing) {
 	c.mu.Lock()
 	if c.closing {
@@ -33,7 +35,8 @@ func (c *conn) deliver(o outgoing) {
 		return
 	}
 	c.sending = true
-	alone := len(c.requests)-len(c.free) <= len(c.out)
+	q := c.bound.Load()
+	alone := q != nil && q.id != 0 && len(c.requests)-len(c.free) <= len(c.out)
 	c.mu.Unlock()
 	if alone {
 		c.send(false)
