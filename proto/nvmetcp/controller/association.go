@@ -50,38 +50,62 @@ type association struct {
 // errReplaced is why OnePerHost kills.
 var errReplaced = errors.New("the host has connected again")
 
-// admit makes an association for a host that connects to s through p, or says
-// with which status it is refused.
-func (p *Port) newAssociation(s *Subsystem, host block.Host, c *conn) (*association, []*association, error) {
+// newAssociation makes an association for a host that connects to s through p. It
+// kills and returns what that replaces, unless the host, as in keys, has to prove
+// itself first: anybody can say who he is.
+func (p *Port) newAssociation(s *Subsystem, host block.Host, c *conn) (a *association, older []*association, keys Host, err error) {
 	t := p.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s.closed || p.closed {
-		return nil, nil, ErrClosed
+	if !p.leadsLocked(s) || !s.admitsLocked(host.NQN) { // that may have changed since find
+		return nil, nil, keys, ErrClosed
 	}
 	if t.perHost[host.NQN] >= t.cfg.MaxControllersPerHost {
-		return nil, nil, fmt.Errorf("the host has %d controllers", t.perHost[host.NQN])
+		return nil, nil, keys, fmt.Errorf("the host has %d controllers", t.perHost[host.NQN])
 	}
 	id, ok := s.newIDLocked()
 	if !ok {
-		return nil, nil, errors.New("no controller id is free")
+		return nil, nil, keys, errors.New("no controller id is free")
 	}
-	a := &association{
+	a = &association{
 		sub: s, port: p, id: id, host: host, address: c.address, since: time.Now(), features: newFeatures(),
 		gone: make(chan struct{}), killed: make(chan struct{}), queues: map[uint16]*conn{0: c},
 	}
-	var older []*association
-	if s.cfg.OnePerHost {
-		for _, o := range s.associations {
-			if o.host.NQN == host.NQN {
-				o.kill(errReplaced)
-				older = append(older, o)
-			}
-		}
+	if keys = s.hosts[host.NQN]; keys.HostKey.IsZero() {
+		older = s.replaceLocked(a)
 	}
 	s.associations[id] = a
 	t.perHost[host.NQN]++
-	return a, older, nil
+	return a, older, keys, nil
+}
+
+// leadsLocked reports whether hosts reach s through p.
+func (p *Port) leadsLocked(s *Subsystem) bool {
+	_, linked := p.linked[s]
+	return !p.closed && !s.closed && (linked || s.discovery)
+}
+
+// replaceLocked kills the other controllers of a's host, if it may have but one.
+func (s *Subsystem) replaceLocked(a *association) (older []*association) {
+	if !s.cfg.OnePerHost {
+		return nil
+	}
+	for _, o := range s.associations {
+		if o != a && o.host.NQN == a.host.NQN {
+			o.kill(errReplaced)
+			older = append(older, o)
+		}
+	}
+	return older
+}
+
+// replace has a, whose host has proved itself, take the place of its other controllers.
+func (a *association) replace() error {
+	t := a.sub.t
+	t.mu.Lock()
+	older := a.sub.replaceLocked(a)
+	t.mu.Unlock()
+	return a.await(older, t.cfg.StallTimeout)
 }
 
 // kill closes the association's connections; commands that are in Devices stay

@@ -66,6 +66,13 @@ func (r *request) authSend() {
 	}
 	reply, done, err := p.machine.Step(r.data)
 	p.reply, p.err = reply, err
+	if done && q.id == 0 && !q.proven {
+		if err := q.ctrl.replace(); err != nil {
+			p.reply, p.err = nil, err
+			r.finish(nvmetcp.InternalError)
+			return
+		}
+	}
 	if done {
 		r.c.introduced()
 		q.proven = true

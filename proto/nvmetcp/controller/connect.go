@@ -127,7 +127,7 @@ func (c *conn) joinAdmin(r *request, s *Subsystem, cmd nvmetcp.Connect, data nvm
 	if data.ControllerID != nvmetcp.DynamicController {
 		return invalid(nvmetcp.ConnectFieldControllerID, true, "controllers are dynamic here")
 	}
-	a, older, err := c.port.newAssociation(s, block.Host{NQN: data.Host, ID: data.HostID}, c)
+	a, older, keys, err := c.port.newAssociation(s, block.Host{NQN: data.Host, ID: data.HostID}, c)
 	if err != nil {
 		return &connectError{nvmetcp.ConnectControllerBusy, 0, err.Error()}
 	}
@@ -135,7 +135,7 @@ func (c *conn) joinAdmin(r *request, s *Subsystem, cmd nvmetcp.Connect, data nvm
 		a.abandon(err)
 		return &connectError{nvmetcp.ConnectControllerBusy, 0, err.Error()}
 	}
-	c.bind(r, a, cmd)
+	c.bind(r, a, cmd, keys)
 	a.setKATO(cmd.KATO)
 	c.log.Info("controller begins", "subsystem", s.cfg.NQN, "cntlid", a.id, "host", data.Host)
 	return nil
@@ -174,14 +174,14 @@ func (c *conn) joinIO(r *request, s *Subsystem, cmd nvmetcp.Connect, data nvmetc
 	if err := a.join(c, cmd.QueueID); err != nil {
 		return invalid(nvmetcp.ConnectFieldQueueID, false, "the queue is connected already, or the controller is gone")
 	}
-	c.bind(r, a, cmd)
+	c.bind(r, a, cmd, s.keysOf(a))
 	return nil
 }
 
 // bind makes c a queue of a, and answers.
-func (c *conn) bind(r *request, a *association, cmd nvmetcp.Connect) {
+func (c *conn) bind(r *request, a *association, cmd nvmetcp.Connect, keys Host) {
 	q := &queue{ctrl: a, id: cmd.QueueID, size: cmd.QueueSize, noFlow: cmd.Attributes&nvmetcp.ConnectNoFlowControl != 0}
-	q.proof.keys = a.sub.keysOf(a)
+	q.proof.keys = keys
 	q.proven = q.proof.keys.HostKey.IsZero()
 	buffer := adminBuffer
 	if q.id != 0 {

@@ -259,3 +259,20 @@ func TestAHostThatIsNoLongerAllowedIsCutOff(t *testing.T) {
 	p.greet()
 	p.want(p.connect(hostA, testNQN, 0, nvmetcp.DynamicController), nvmetcp.ConnectInvalidHost)
 }
+
+// TestAHostThatComesAsItIsShutOutStaysOut: its Connect was looked at while it
+// could still come in.
+func TestAHostThatComesAsItIsShutOutStaysOut(t *testing.T) {
+	w := newWorld(t)
+	c := &conn{address: "192.0.2.1"}
+	if err := w.sub.SetHosts([]Host{{NQN: hostB.NQN}}, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, _, err := w.port.newAssociation(w.sub, hostA, c); err == nil {
+		t.Error("a host has a controller of a subsystem that it may not connect to")
+	}
+	w.port.Unlink(w.sub)
+	if _, _, _, err := w.port.newAssociation(w.sub, hostB, c); err == nil {
+		t.Error("a host has a controller through a port that no longer leads to the subsystem")
+	}
+}

@@ -115,3 +115,28 @@ func TestAHostIsHeldToTheHashesAndGroupsThatItMayUse(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestOnlyAProofReplacesAController: anybody can connect under a host's name, and
+// would otherwise cut it off.
+func TestOnlyAProofReplacesAController(t *testing.T) {
+	host := newKey(t)
+	w := newWorld(t, func(_ *Config, s *SubsystemConfig) {
+		s.OnePerHost, s.Hosts = true, []Host{{NQN: hostA.NQN, HostKey: host}}
+	})
+	prove := func(p *peer) *peer {
+		t.Helper()
+		if err := p.prove(proofOf(host, dhchap.Key{})); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	old := prove(w.unproven())
+	old.must(old.do(nvmetcp.PropertyGetCommand(nvmetcp.PropertyVS), nil, nil))
+	w.unproven()
+	next := w.unproven()
+	old.must(old.do(nvmetcp.PropertyGetCommand(nvmetcp.PropertyVS), nil, nil))
+	prove(next)
+	old.ended()
+	soon(t, "the others are gone", func() bool { return len(w.sub.Controllers()) == 1 })
+	next.must(next.do(nvmetcp.PropertyGetCommand(nvmetcp.PropertyVS), nil, nil))
+}
