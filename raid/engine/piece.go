@@ -357,10 +357,9 @@ func (s *sub) answered(e *effects) {
 		case s.op == block.OpDiscard:
 			err = nil // it is a hint
 			s.io.Len = p.length() - s.done
-		case s.op == block.OpWriteZeroes && !s.zeros && current && !c.suspended:
+		case s.op == block.OpWriteZeroes && !s.zeros && current:
 			s.zeros = true
-			s.send(e)
-			return
+			err, s.io.Len = nil, 0
 		}
 	}
 	if err == nil && s.op != block.OpFlush {
@@ -386,7 +385,7 @@ func (s *sub) answered(e *effects) {
 		s.state = partPaused
 	default:
 		s.state = partDone
-		if s.op != block.OpRead && s.op != block.OpFlush && !p.fua && current && l.cached != nil {
+		if s.op != block.OpRead && s.op != block.OpFlush && !p.fua && current && l.cached != nil && l.caches {
 			first, last := c.v.plan.regionsOf(p.off, p.end)
 			l.cached.set(first, last)
 		}

@@ -151,6 +151,7 @@ func (v *Volume) Resume() {
 		c.suspended = false
 		c.unpark(e)
 		c.tryAgain(e)
+		e.rearm = c // no timer was set meanwhile
 	})
 }
 
