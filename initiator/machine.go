@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/raid"
@@ -200,6 +201,10 @@ const newSuffix = "~new" // not a character of volume names
 
 func (m *machine) expose(name block.VolumeName, n dm.Number) error {
 	path := m.namePath(name)
+	// A process that serves a volume in user space, of another cluster's maybe.
+	if err := blockdev.Held(m.devDir, name); err != nil {
+		return fmt.Errorf("expose %s: %w", name, err)
+	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fmt.Errorf("expose %s: %w", name, err)
 	}

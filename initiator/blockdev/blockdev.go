@@ -139,6 +139,7 @@ type Exported struct {
 	gate   *gate
 	front  frontend
 	lock   *nameLock
+	claim  *claim
 	number Number
 
 	resumed bool // from a process that died

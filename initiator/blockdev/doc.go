@@ -28,10 +28,13 @@
 // # Names
 //
 // Export holds a lock file of the name while it lives, so that one name is given
-// out once, and records beside it what it made. All that this package makes
-// in the kernel says whose it is (the mount's place and source, the loop device's
-// file name, the nbd device's backend, the ublk device's server flags together
-// with the record), and only what says so is ever taken away.
+// out once, and records beside it what it made. A second lock, beside the name's
+// link, is for processes with other run directories, as of two clusters on one
+// machine: the name is refused while its process lives, and taken over after.
+//
+// All that this package makes in the kernel says whose it is (the mount's place and
+// source, the loop device's file name, the nbd device's backend, the ublk device's
+// server flags together with the record), and only what says so is ever taken away.
 //
 // # When the process dies
 //

@@ -20,7 +20,8 @@ var errOpened = errors.New("opened meanwhile")
 
 // Export gives dev out as the block device <DevDir>/weft/<Name>, and serves it
 // until Close. What a dead process has left under the name is taken over (see
-// Options.Resume) or taken away; a process that lives makes it ErrExported. A
+// Options.Resume) or taken away; a process that lives makes it ErrExported, also
+// if it has another RunDir: a name under DevDir is one process's. A
 // kind that the machine has not is ErrUnavailable.
 //
 // The device is served as soon as Export returns; dev may get I/O from the kernel
@@ -37,6 +38,14 @@ func Export(ctx context.Context, dev block.Device, o Options) (_ *Exported, err 
 	defer func() {
 		if err != nil {
 			e.lock.unlock()
+		}
+	}()
+	if e.claim, err = e.sys.claimName(o); err != nil {
+		return nil, fmt.Errorf("export %s: %w", o.Name, err)
+	}
+	defer func() {
+		if err != nil {
+			e.claim.release()
 		}
 	}()
 	becomeFlusher(o.Log)
@@ -68,7 +77,7 @@ func (e *Exported) start(ctx context.Context) error {
 	if e.resume(ctx) {
 		return nil
 	}
-	if err := clean(ctx, e.sys, e.o); err != nil {
+	if err := clean(ctx, e.sys, e.o, true); err != nil {
 		return err
 	}
 	var refused []error
@@ -133,16 +142,25 @@ func Remove(ctx context.Context, o Options) error {
 		return err
 	}
 	defer lock.unlock()
-	if err := clean(ctx, systemOf(o), o); err != nil {
+	sys := systemOf(o)
+	c, err := sys.claimName(o)
+	if err == nil {
+		defer c.release()
+	} else if !errors.Is(err, ErrExported) {
+		return fmt.Errorf("remove what is left of %s: %w", o.Name, err)
+	}
+	if err := clean(ctx, sys, o, err == nil); err != nil {
 		return fmt.Errorf("remove what is left of %s: %w", o.Name, err)
 	}
 	return nil
 }
 
-func clean(ctx context.Context, sys system, o Options) error {
+// clean takes away what a dead process has left. The record's disk may be
+// another's by now, so that the name is hidden only where it is this process's.
+func clean(ctx context.Context, sys system, o Options, claimed bool) error {
 	r := readRecord(o)
 	err := errors.Join(cleanFUSE(sys, o), cleanNBD(ctx, sys, o), cleanUBLK(ctx, sys, o))
-	if r.Disk != "" {
+	if r.Disk != "" && claimed {
 		err = errors.Join(err, sys.hide(o.Name, r.Disk))
 	}
 	return errors.Join(err, remove(recordFile(o)))
@@ -200,6 +218,7 @@ func (e *Exported) close(ctx context.Context, force bool) error {
 		return err
 	}
 	err := errors.Join(e.sys.hide(e.o.Name, e.front.disk()), remove(recordFile(e.o)))
+	e.claim.release()
 	e.lock.unlock()
 	e.closed = true
 	e.o.Log.Info("block device was taken away", "disk", e.front.disk(), "forced", force)

@@ -36,6 +36,7 @@ func runSuite(t *testing.T, k Kind) {
 		"CloseRefusesWhileOpen":                 testBusy,
 		"ForceEndsWhatIsHeld":                   testForce,
 		"ANameIsExportedOnce":                   testOnce,
+		"AnotherClustersNameIsRefused":          testOtherCluster,
 		"ARequestIsNeverTooLarge":               testMaxIO,
 		"FileSystemsLiveOnIt":                   testFileSystems,
 		"AMountIsNamed":                         testMountIsNamed,
@@ -67,7 +68,7 @@ func newWorld(t *testing.T, k Kind) *world {
 			t.Errorf("the device was sent: %s", bad)
 		}
 		left, _ := filepath.Glob(filepath.Join(w.o.RunDir, "*.json"))
-		if exists("/dev/weft/"+name) || len(left) > 0 || exists(filepath.Join(w.o.RunDir, name+".fuse")) {
+		if exists("/dev/weft/"+name) || exists("/dev/weft/."+name+".lock") || len(left) > 0 || exists(filepath.Join(w.o.RunDir, name+".fuse")) {
 			t.Errorf("something is left of %s: %v", name, left)
 		}
 		if loops := systemOf(Options{DevDir: devices}).loopsOf(mark(w.o), fuseFile(w.o)); len(loops) > 0 {
@@ -455,6 +456,31 @@ func testOnce(t *testing.T, w *world) {
 	w.close(e)
 	w.must(Remove(w.limit(), w.o))
 	w.close(w.export())
+}
+
+func testOtherCluster(t *testing.T, w *world) {
+	file := filepath.Join(t.TempDir(), "disk")
+	server := w.serveElsewhere(file, "")
+	ours := w.o
+	ours.RunDir = t.TempDir()
+	if _, err := Export(w.limit(), w.disk, ours); !errors.Is(err, ErrExported) || !strings.Contains(err.Error(), w.o.RunDir) {
+		t.Errorf("Export of a name that another cluster has = %v, want ErrExported that says where", err)
+	}
+	link := "/dev/weft/" + string(w.o.Name)
+	before, err := os.Readlink(link)
+	w.must(err)
+	w.must(Remove(w.limit(), ours))
+	if now, _ := os.Readlink(link); now != before {
+		t.Errorf("the other's name leads to %q, before it was %q", now, before)
+	}
+	w.kill(server)
+	e, err := Export(w.limit(), w.disk, ours)
+	w.must(err)
+	w.must(Remove(w.limit(), w.o)) // of what the dead one left; the name is not its any more
+	if now, err := os.Readlink(link); err != nil || filepath.Base(now) != filepath.Base(e.Node()) {
+		t.Errorf("the name leads to %q, %v; want %s", now, err, e.Node())
+	}
+	w.close(e)
 }
 
 func testMaxIO(t *testing.T, w *world) {
