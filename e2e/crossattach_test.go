@@ -25,7 +25,7 @@ func TestScenarioCrossAttach(t *testing.T) {
 	kernel, user := b.Clients[0], b.Clients[1]
 	b.Datapath(kernel, "kernel")
 	b.Datapath(user, "user")
-	b.Create("db1", "256MiB", 2, 2)
+	b.Create("db1", "64MiB", 2, 2)
 
 	for _, m := range []*vm.Machine{kernel, b.Targets[0]} {
 		doctor := shell(t, m, "weft doctor")
