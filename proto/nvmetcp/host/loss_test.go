@@ -213,6 +213,54 @@ func TestIOWaitsForTheSameNamespaceOnly(t *testing.T) {
 	}
 }
 
+// busy is a device that keeps its IOs until it is let go on.
+type busy struct {
+	block.Device
+	goOn chan struct{}
+}
+
+func (b busy) Submit(io *block.IO) {
+	go func() {
+		<-b.goOn
+		b.Device.Submit(io)
+	}()
+}
+
+// TestIOThatWaitsForItsTurnGoesToTheSameNamespaceOnly: while it waits in a queue
+// that is full, another namespace takes its own one's place.
+func TestIOThatWaitsForItsTurnGoesToTheSameNamespaceOnly(t *testing.T) {
+	w := newWorld(t, backend.NewMemory(block.MiB, blocks))
+	slow := busy{backend.NewMemory(block.MiB, blocks), make(chan struct{})}
+	w.add(2, uuidB, slow)
+	cfg := w.config()
+	cfg.IOQueues, cfg.QueueDepth = 1, 2
+	var told <-chan struct{}
+	cfg.OnNamespaces, told = teller()
+	c := connect(t, cfg)
+	n, other := space(t, c, uuidA), space(t, c, uuidB)
+	before := []<-chan error{startWrite(other, noise(4096, 1), 0), startWrite(other, noise(4096, 1), 4096)}
+	waits := startWrite(n, noise(4096, 2), 0)
+	if err := w.sub.RemoveNamespace(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	another := backend.NewMemory(block.MiB, blocks)
+	w.add(1, block.UUID{7}, another)
+	await(t, told, "the other namespace", func() bool { _, err := c.Namespace(1, block.UUID{7}); return err == nil })
+	close(slow.goOn)
+	for _, o := range before {
+		if err := outcome(t, o); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := outcome(t, waits); !errors.Is(err, block.ErrGone) {
+		t.Errorf("a write to a namespace whose place another one has: %v", err)
+	}
+	got := make([]byte, 4096)
+	if err := block.ReadAt(another, got, 0); err != nil || !bytes.Equal(got, make([]byte, 4096)) {
+		t.Errorf("it went to the other one (%v)", err)
+	}
+}
+
 func TestASilentControllerIsNoticed(t *testing.T) {
 	for name, change := range map[string]func(*peer, *Config){
 		"keep alive not answered": func(p *peer, c *Config) {

@@ -259,8 +259,13 @@ func (q *queue) gather() bool {
 		r.granting = false
 	}
 	size := 0
+	var astray list
 	for q.waiting.head != nil && len(q.free) > 0 && size < maxFlush {
 		r := q.waiting.pop()
+		if r.done == nil && !r.space.present() {
+			astray.push(r) // it has gone since, and another one may have its NSID
+			continue
+		}
 		q.assign(r)
 		size += nvmetcp.CapsuleCmdSize
 		if r.inCapsule {
@@ -268,6 +273,9 @@ func (q *queue) gather() bool {
 		}
 	}
 	q.mu.Unlock()
+	for r := astray.pop(); r != nil; r = astray.pop() {
+		r.space.controller.route(r)
+	}
 	for _, r := range q.batch {
 		if r.inCapsule {
 			q.writer.Command(&r.cmd, r.data)
