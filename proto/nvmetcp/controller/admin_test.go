@@ -97,6 +97,7 @@ func TestOnlyWhatIsInTheQueuesSizeAndNamesConnects(t *testing.T) {
 		{"another record format", 0, 0xffff, func(c *nvmetcp.Connect, _ *nvmetcp.ConnectData) { c.RecordFormat = 1 }, nvmetcp.ConnectIncompatibleFormat, 0, false},
 		{"a queue of one entry", 0, 0xffff, func(c *nvmetcp.Connect, _ *nvmetcp.ConnectData) { c.QueueSize = 1 }, nvmetcp.ConnectInvalidParameters, nvmetcp.ConnectFieldQueueSize, inCommand},
 		{"a queue too large", 1, admin.id, func(c *nvmetcp.Connect, _ *nvmetcp.ConnectData) { c.QueueSize = 65536 }, nvmetcp.ConnectInvalidParameters, nvmetcp.ConnectFieldQueueSize, inCommand},
+		{"an admin queue too large", 0, 0xffff, func(c *nvmetcp.Connect, _ *nvmetcp.ConnectData) { c.QueueSize = 129 }, nvmetcp.ConnectInvalidParameters, nvmetcp.ConnectFieldQueueSize, inCommand},
 		{"a queue too many", 65, admin.id, nil, nvmetcp.ConnectInvalidParameters, nvmetcp.ConnectFieldQueueID, inCommand},
 		{"a static controller", 0, 5, nil, nvmetcp.ConnectInvalidParameters, nvmetcp.ConnectFieldControllerID, inData},
 		{"a controller that is not", 1, 60000, nil, nvmetcp.ConnectInvalidParameters, nvmetcp.ConnectFieldControllerID, inData},

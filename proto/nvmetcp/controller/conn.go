@@ -56,8 +56,10 @@ type conn struct {
 	limit    int // of len(requests)
 	held     int // bytes of memory of requests, without what is in capsules
 	waiting  []*request
-	closing  bool
-	quiet    sync.Cond // nobody has the token any more
+	// memoryLimit is the most that held may be.
+	memoryLimit int
+	closing     bool
+	quiet       sync.Cond // nobody has the token any more
 
 	bound atomic.Pointer[queue] // nil until Connect; set once, by the reader
 
@@ -104,7 +106,7 @@ const (
 )
 
 func newConn(t *Target, p *Port, c net.Conn) *conn {
-	n := &conn{t: t, port: p, sock: newSocket(c), address: remoteHost(c), limit: handshakeSlots, done: make(chan struct{})}
+	n := &conn{t: t, port: p, sock: newSocket(c), address: remoteHost(c), limit: handshakeSlots, memoryLimit: t.adminMemory(), done: make(chan struct{})}
 	n.log = t.log.With("host_address", c.RemoteAddr().String())
 	n.sock.advanced = func() { n.stuck.Store(time.Now().UnixNano()) }
 	n.r = nvmetcp.NewReader(n, nvmetcp.ReaderConfig{Role: nvmetcp.RoleController, MaxCapsuleData: adminCapsule, BufferSize: handshakeBuffer})

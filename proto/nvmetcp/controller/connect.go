@@ -63,6 +63,10 @@ func invalid(offset uint16, inData bool, why string) *connectError {
 	return &connectError{nvmetcp.ConnectInvalidParameters | dnr, nvmetcp.ConnectInvalid(offset, inData), why}
 }
 
+// maxAdminQueue is four times what Linux asks for. Data in capsules is not counted,
+// so the size bounds it, and anybody can have an admin queue for discovery.
+const maxAdminQueue = 128
+
 // connect does a Connect whose data is there (Base, 6.3).
 func (r *request) connect() {
 	c := r.c
@@ -85,7 +89,7 @@ func (c *conn) join(r *request, cmd nvmetcp.Connect, data nvmetcp.ConnectData) *
 	switch {
 	case cmd.RecordFormat != 0:
 		return &connectError{nvmetcp.ConnectIncompatibleFormat | dnr, 0, "the record format is not 0"}
-	case cmd.QueueSize < 2 || int(cmd.QueueSize) > c.t.cfg.QueueDepth:
+	case cmd.QueueSize < 2 || int(cmd.QueueSize) > c.t.cfg.QueueDepth || cmd.QueueID == 0 && cmd.QueueSize > maxAdminQueue:
 		return invalid(nvmetcp.ConnectFieldQueueSize, false, "the queue's size can not be")
 	case int(cmd.QueueID) > c.t.cfg.MaxIOQueues:
 		return invalid(nvmetcp.ConnectFieldQueueID, false, "there is no such queue")
@@ -183,13 +187,14 @@ func (c *conn) bind(r *request, a *association, cmd nvmetcp.Connect, keys Host) 
 	q := &queue{ctrl: a, id: cmd.QueueID, size: cmd.QueueSize, noFlow: cmd.Attributes&nvmetcp.ConnectNoFlowControl != 0}
 	q.proof.keys = keys
 	q.proven = q.proof.keys.HostKey.IsZero()
-	buffer := adminBuffer
+	buffer, most := adminBuffer, c.t.adminMemory()
 	if q.id != 0 {
-		buffer = ioBuffer
+		buffer, most = ioBuffer, c.t.memoryLimit
 		c.r.Configure(c.readerConfig(uint32(c.t.cfg.InCapsule)))
 	}
 	c.r.Grow(buffer)
 	c.mu.Lock()
+	c.memoryLimit = most
 	c.limit = 2*int(cmd.QueueSize) + 1 // a request that was answered is counted until the answer is known to be sent
 	c.mu.Unlock()
 	c.bound.Store(q)
@@ -200,8 +205,12 @@ func (c *conn) bind(r *request, a *association, cmd nvmetcp.Connect, keys Host) 
 	r.finish(nvmetcp.Success)
 }
 
-// introduced ends the handshake: from here on, keep alive and the stall timeout watch.
+// introduced ends the handshake: from here on, keep alive and the stall timeout
+// watch. Whoever only asks for discovery remains a stranger to the door, since
+// anybody may.
 func (c *conn) introduced() {
 	c.sock.SetReadDeadline(time.Time{})
-	c.t.door.known(c)
+	if !c.bound.Load().ctrl.sub.discovery {
+		c.t.door.known(c)
+	}
 }

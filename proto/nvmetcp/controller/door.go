@@ -17,7 +17,7 @@ type door struct {
 	mu        sync.Mutex
 	inside    map[*conn]struct{}
 	address   map[string]int
-	strangers map[string][]*conn // have not connected yet, oldest first
+	strangers map[string][]*conn // have not connected yet, or to discovery only; oldest first
 	n         int                // of strangers
 	watching  bool
 	closed    bool

@@ -4,6 +4,7 @@ package controller
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -288,6 +289,43 @@ func TestAFloodOfConnectionsPushesItselfOut(t *testing.T) {
 	}
 	for _, p := range flood {
 		p.conn.Close()
+	}
+}
+
+// TestAFloodOfDiscoveryPushesItselfOut: anybody may ask for discovery, under any
+// name, and stay; those who may connect get in all the same.
+func TestAFloodOfDiscoveryPushesItselfOut(t *testing.T) {
+	w := newWorld(t, func(c *Config, _ *SubsystemConfig) { c.MaxHandshakes, c.MaxConnections = 8, 24 })
+	for i := range 40 {
+		p := w.dial()
+		p.greet()
+		anybody := block.Host{NQN: block.NQN(fmt.Sprintf("nqn.2014-08.org.nvmexpress:uuid:%d", i)), ID: block.UUID{byte(i)}}
+		p.must(p.connect(anybody, nvmetcp.DiscoveryNQN, 0, nvmetcp.DynamicController))
+	}
+	h := w.attach(hostA)
+	h.io.must(h.io.flush())
+}
+
+func TestAnAdminQueueHoldsLittleMemory(t *testing.T) {
+	w := newWorld(t)
+	p := w.dial()
+	p.greet()
+	p.must(p.connect(hostA, nvmetcp.DiscoveryNQN, 0, nvmetcp.DynamicController))
+	p.enable()
+	const pages = 30
+	for range pages {
+		cmd := nvmetcp.GetLog{ID: nvmetcp.LogDiscovery, Length: 1 << 20}.Command()
+		cmd.SetSGL(nvmetcp.Transport(1 << 20))
+		p.send(&cmd, nil)
+	}
+	for range pages {
+		pdu := p.next()
+		if pdu.Type != nvmetcp.TypeC2HData || pdu.DataLen != 1<<20 {
+			t.Fatalf("got %v of %d bytes", pdu.Type, pdu.DataLen)
+		}
+		if held := w.held(); held > 1<<20 {
+			t.Fatalf("%d bytes are held for discovery", held)
+		}
 	}
 }
 

@@ -67,7 +67,7 @@ func (c *conn) freeLocked(r *request) {
 func (c *conn) withMemory(r *request, n int, ready func(*request)) {
 	r.ready, r.size, r.held = ready, n, bufferSize(n)
 	c.mu.Lock()
-	if len(c.waiting) > 0 || c.held+r.held > c.t.memoryLimit {
+	if len(c.waiting) > 0 || c.held+r.held > c.memoryLimit {
 		c.waiting = append(c.waiting, r)
 		c.mu.Unlock()
 		return
@@ -79,7 +79,7 @@ func (c *conn) withMemory(r *request, n int, ready func(*request)) {
 
 // admitLocked takes those off the queue for whom there is memory now.
 func (c *conn) admitLocked() (ready []*request) {
-	for len(c.waiting) > 0 && c.held+c.waiting[0].held <= c.t.memoryLimit {
+	for len(c.waiting) > 0 && c.held+c.waiting[0].held <= c.memoryLimit {
 		ready = append(ready, c.waiting[0])
 		c.held += c.waiting[0].held
 		c.waiting = c.waiting[1:]

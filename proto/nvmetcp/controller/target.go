@@ -31,11 +31,12 @@ type Config struct {
 
 	MaxConnections           int // of the target; 4096
 	MaxConnectionsPerAddress int // of one remote address; 1024
-	MaxHandshakes            int // that have not introduced themselves yet; 256
+	MaxHandshakes            int // that have not introduced themselves yet, or are for discovery; 256
 	MaxControllersPerHost    int // over all subsystems; 512
 
 	// MemoryPerConnection bounds the data of commands that one connection has
-	// under way; further commands wait. 16 MiB, and at least twice MDTS.
+	// under way; further commands wait. 16 MiB, and at least twice MDTS. Admin
+	// queues have MDTS.
 	MemoryPerConnection block.Size
 	MDTS                block.Size // largest transfer of one command, a power of two of at least 4 KiB; 1 MiB
 	InCapsule           block.Size // data inside of a command capsule on I/O queues; 16 KiB
@@ -90,6 +91,10 @@ func (c Config) check() error {
 	}
 	return nil
 }
+
+// adminMemory bounds what an admin queue, and one that is not connected yet, has
+// under way: enough for any command of theirs.
+func (t *Target) adminMemory() int { return max(int(t.cfg.MDTS), maxAuthMessage) }
 
 // ErrClosed is what calls on a closed Target, Subsystem or Port answer.
 var ErrClosed = errors.New("closed")
