@@ -123,12 +123,13 @@ func (c *conn) serve() {
 	c.sock.SetReadDeadline(time.Now().Add(c.t.cfg.HandshakeTimeout))
 	err := c.loop()
 	c.flushLast(err)
-	c.close()
+	c.dead.Store(true)
 	if q := c.bound.Load(); q != nil {
-		q.ctrl.lose(c, err)
+		q.ctrl.lose(c, err) // before the host sees the end: it may connect the queue anew
 	} else {
 		c.log.Debug("connection ended before it was connected", "err", err)
 	}
+	c.close()
 }
 
 // loop reads and does PDUs until something ends it.
