@@ -287,9 +287,13 @@ func (ln *equalLane) done(err error) {
 }
 
 func (ln *equalLane) start(p *piece, e *effects) {
-	_, first := p.c.inSync()
-	if p.op == block.OpFlush {
+	n, first := p.c.inSync()
+	switch {
+	case p.op == block.OpFlush:
 		ln.startFlush(p, e)
+		return
+	case n == 1: // a copy is equal to itself, also where it can not be read
+		p.finish(nil, e)
 		return
 	}
 	ln.from, ln.to, ln.writing = first, first, false
