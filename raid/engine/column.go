@@ -160,10 +160,17 @@ func (p *piece) readAnswered(s *sub, err error, e *effects) {
 	p.start(e)
 }
 
+// failedToRead notes that a leg in sync did. What its medium has lost it misses,
+// so that its next rebuild writes it again: else the leg would come back as it
+// was, and fail again.
 func (p *piece) failedToRead(copy int, err error) {
 	p.tried |= 1 << copy
 	p.err = err
-	p.other = p.other || !errors.Is(err, block.ErrMedium)
+	if errors.Is(err, block.ErrMedium) {
+		p.c.misses(copy, p)
+	} else {
+		p.other = true
+	}
 }
 
 // startWrite gives a write to all legs that take writes, and notes for the others
