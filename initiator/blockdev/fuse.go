@@ -6,22 +6,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
 )
 
-// What the file system is asked for, as measured to be of use: without async
-// direct I/O a loop device over FUSE has a queue depth of 1.
 const (
 	fuseMaxWrite      = block.MiB
 	fuseMaxBackground = 256
@@ -30,12 +26,12 @@ const (
 
 // fuseDisk is a loop device over the one file of a FUSE file system.
 type fuseDisk struct {
-	sys    system
-	fs     *fuseFS
-	server *fuse.Server
-	place  string // of the mount
-	loop   string
-	ended  chan struct{} // the loop device has let go of the file, or the connection is gone
+	sys   system
+	fs    *fuseFS
+	conn  *fuseConn
+	place string // of the mount
+	loop  string
+	ended chan struct{} // the loop device has let go of the file, or the connection is gone
 }
 
 func fusePlace(o Options) string  { return filepath.Join(o.RunDir, string(o.Name)+".fuse") }
@@ -48,7 +44,7 @@ func exportFUSE(ctx context.Context, sys system, g *gate, o Options) (_ frontend
 	if err := os.MkdirAll(d.place, 0o700); err != nil {
 		return nil, fmt.Errorf("mount fuse: %w", err)
 	}
-	if err := d.mount(fuseSource(o)); err != nil {
+	if err := d.mount(fuseSource(o), o.Log); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -112,40 +108,29 @@ func (d *fuseDisk) setUp(ctx context.Context, f func() error) error {
 
 var errUnanswered = fmt.Errorf("the device did not answer for %s", setUpLimit)
 
-// mount mounts and serves. go-fuse's own mount would leave the descriptor to
-// programs that this process starts, and with it a connection that does not end
-// when the process does.
-func (d *fuseDisk) mount(source string) error {
+// mount mounts and serves.
+func (d *fuseDisk) mount(source string, log *slog.Logger) error {
 	fds, err := serving.open(func() ([]int, error) {
-		fd, err := unix.Open(d.sys.control("fuse"), unix.O_RDWR|unix.O_CLOEXEC, 0)
+		fd, err := unix.Open(d.sys.control("fuse"), unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 		return []int{fd}, err
 	})
 	if err != nil {
 		return fmt.Errorf("mount fuse: open fuse: %w", err)
 	}
 	fd := fds[0]
-	d.fs.onEnd = serving.forgetter(fd) // go-fuse closes it before it says so
+	d.fs.onEnd = func() { serving.forget(fd) }
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,max_read=%d", fd, os.Geteuid(), os.Getegid(), fuseMaxWrite)
 	if err := unix.Mount(source, d.place, fuseType, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
 		serving.forget(fd)
 		unix.Close(fd)
 		return fmt.Errorf("mount fuse on %s: %w", d.place, err)
 	}
-	d.server, err = fuse.NewServer(d.fs, fmt.Sprintf("/dev/fd/%d", fd), &fuse.MountOptions{
-		MaxWrite:           int(fuseMaxWrite),
-		MaxBackground:      fuseMaxBackground,
-		ExtraCapabilities:  fuse.CAP_ASYNC_DIO,
-		DisableXAttrs:      true, // else each write asks for security.capability
-		DisableReadDirPlus: true,
-		DisableSplice:      true,
-		Logger:             log.New(io.Discard, "", 0),
-	})
-	if err != nil { // go-fuse has closed it
+	if d.conn, err = newFuseConn(fd, d.fs, log); err != nil {
 		serving.forget(fd)
-		unix.Unmount(d.place, unix.MNT_FORCE|unix.MNT_DETACH)
+		d.unmount()
 		return fmt.Errorf("serve fuse on %s: %w", d.place, err)
 	}
-	go d.server.Serve()
+	go d.conn.serve()
 	return nil
 }
 
@@ -222,6 +207,9 @@ func (d *fuseDisk) sever(ctx context.Context) error {
 func (d *fuseDisk) unmount() {
 	_ = unix.Unmount(d.place, unix.MNT_FORCE|unix.MNT_DETACH)
 	d.fs.end()
+	if d.conn != nil {
+		d.conn.shut()
+	}
 	_ = os.Remove(d.place)
 }
 

@@ -3,8 +3,11 @@
 package blockdev
 
 import (
+	"bytes"
+	"encoding/binary"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -13,145 +16,136 @@ import (
 )
 
 const (
-	rootNode = fuse.FUSE_ROOT_ID
+	rootNode = 1
 	fileNode = 2
 )
 
-// fuseFS is a file system with one file, whose bytes are the device's. go-fuse
-// calls each method in a goroutine of its own, and has its buffers back when the
-// method returns, so that each waits for its I/O; signals to who asked are no
-// reason to stop waiting.
+// What is asked, by number (enum fuse_opcode).
+const (
+	fuseLookup      = 1
+	fuseForget      = 2
+	fuseGetAttr     = 3
+	fuseOpen        = 14
+	fuseRead        = 15
+	fuseWrite       = 16
+	fuseStatFs      = 17
+	fuseRelease     = 18
+	fuseFsync       = 20
+	fuseFlush       = 25
+	fuseInit        = 26
+	fuseOpenDir     = 27
+	fuseReadDir     = 28
+	fuseReleaseDir  = 29
+	fuseDestroy     = 38
+	fuseBatchForget = 42
+	fuseFallocate   = 43
+)
+
+// fuseFS is a file system with one file, whose bytes are the device's.
 type fuseFS struct {
-	fuse.RawFileSystem
 	gate *gate
 	name string
 
-	waits  sync.Pool // of *fuseWait
 	opens  atomic.Uint64
 	kept   atomic.Bool // the first open is the loop device's
 	ended  chan struct{}
 	ending sync.Once
-	onEnd  func()
-}
-
-type fuseWait struct {
-	request
-	done chan struct{}
+	onEnd  func() // before the connection's descriptor is closed
 }
 
 // newFuseFS makes a file system that closes ended when nobody can use it more.
 func newFuseFS(g *gate, name string, ended chan struct{}) *fuseFS {
-	return &fuseFS{
-		RawFileSystem: fuse.NewDefaultRawFileSystem(),
-		gate:          g, name: name, ended: ended,
-		waits: sync.Pool{New: func() any {
-			w := &fuseWait{done: make(chan struct{}, 1)}
-			w.finish = func(*request) { w.done <- struct{}{} }
-			return w
-		}},
-	}
+	return &fuseFS{gate: g, name: name, ended: ended}
 }
 
 func (fs *fuseFS) end() { fs.ending.Do(func() { close(fs.ended) }) }
 
-// do submits an IO and waits for it.
-func (fs *fuseFS) do(op block.Op, off, length int64, data []byte) fuse.Status {
-	w := fs.waits.Get().(*fuseWait)
-	w.IO = block.IO{Op: op, Off: off, Len: length, Data: data, Unmap: op == block.OpWriteZeroes}
-	return fs.wait(w)
-}
-
-func (fs *fuseFS) wait(w *fuseWait) fuse.Status {
-	fs.gate.submit(&w.request)
-	<-w.done
-	err := w.Err
-	w.IO = block.IO{}
-	fs.waits.Put(w)
-	return fuse.Status(errno(err))
-}
-
-func (fs *fuseFS) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
-	if in.NodeId != fileNode {
-		return nil, fuse.EINVAL
-	}
-	size := int64(fs.gate.geometry.Load().Size)
-	off := int64(in.Offset)
-	if off >= size {
-		return fuse.ReadResultData(nil), fuse.OK
-	}
-	buf = buf[:min(int64(in.Size), int64(len(buf)), size-off)]
-	if status := fs.do(block.OpRead, off, int64(len(buf)), buf); status != fuse.OK {
-		return nil, status
-	}
-	return fuse.ReadResultData(buf), fuse.OK
-}
-
-func (fs *fuseFS) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
-	if in.NodeId != fileNode {
-		return 0, fuse.EINVAL
-	}
-	return uint32(len(data)), fs.do(block.OpWrite, int64(in.Offset), int64(len(data)), data)
-}
-
-// Fsync: the loop driver sends one when it is set up, and whoever opens the loop
-// device meanwhile waits with it, not to be killed. The device, which may keep a
-// flush as long as it likes, is asked only if there is something to flush. For
-// users that is also what a dead process was told by the device and had not flushed.
-func (fs *fuseFS) Fsync(<-chan struct{}, *fuse.FsyncIn) fuse.Status {
-	if fs.gate.clean() && (fs.gate.everFlushed.Load() || !fs.kept.Load()) {
-		return fuse.OK
-	}
-	return fs.do(block.OpFlush, 0, 0, nil)
-}
-
-// Fallocate: the loop driver punches a hole both for a discard and for zeroing
-// that may deallocate, so that each must read as zeroes after.
-func (fs *fuseFS) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
-	w := fs.waits.Get().(*fuseWait)
-	w.IO = block.IO{Op: block.OpWriteZeroes, Off: int64(in.Offset), Len: int64(in.Length)}
-	switch in.Mode &^ unix.FALLOC_FL_KEEP_SIZE {
-	case unix.FALLOC_FL_PUNCH_HOLE:
-		w.Unmap = true
-	case unix.FALLOC_FL_ZERO_RANGE:
+// others answers what needs nothing of the device.
+func (c *fuseConn) others(header *fuse.InHeader, frame []byte) {
+	fs, unique := c.fs, header.Unique
+	switch header.Opcode {
+	case fuseForget, fuseBatchForget: // never answered
+	case fuseInit:
+		c.init(body[initIn](frame), unique)
+	case fuseLookup:
+		name, _, _ := bytes.Cut(frame[inHeaderSize:], []byte{0})
+		if header.NodeId != rootNode || string(name) != fs.name {
+			c.reply(unique, unix.ENOENT)
+			return
+		}
+		out := fuse.EntryOut{NodeId: fileNode}
+		fs.attr(fileNode, &out.Attr)
+		replyWith(c, unique, &out)
+	case fuseGetAttr: // valid for no time, so that a new size is seen
+		var out fuse.AttrOut
+		fs.attr(header.NodeId, &out.Attr)
+		replyWith(c, unique, &out)
+	case fuseStatFs:
+		c.statFs(unique)
+	case fuseOpen:
+		if header.NodeId != fileNode {
+			c.reply(unique, unix.EINVAL)
+			return
+		}
+		// No flush: a process that is killed would wait for one, see apart.
+		replyWith(c, unique, &fuse.OpenOut{Fh: fs.opens.Add(1), OpenFlags: fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES | fuse.FOPEN_NOFLUSH})
+	case fuseRelease:
+		if in := body[fuse.ReleaseIn](frame); in != nil && in.Fh == 1 && fs.kept.Load() {
+			fs.end()
+		}
+		c.reply(unique, 0)
+	case fuseOpenDir:
+		replyWith(c, unique, &fuse.OpenOut{})
+	case fuseReadDir:
+		c.readDir(body[fuse.ReadIn](frame), unique)
+	case fuseFlush, fuseReleaseDir, fuseDestroy: // what was written is in the device already
+		c.reply(unique, 0)
 	default:
-		fs.waits.Put(w)
-		return fuse.Status(unix.EOPNOTSUPP)
-	}
-	return fs.wait(w)
-}
-
-// Flush is a close; what was written is in the device already.
-func (fs *fuseFS) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return fuse.OK }
-
-func (fs *fuseFS) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	if in.NodeId != fileNode {
-		return fuse.EINVAL
-	}
-	out.Fh = fs.opens.Add(1)
-	// No flush: a process that is killed would wait for one, see apart.
-	out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES | fuse.FOPEN_NOFLUSH
-	return fuse.OK
-}
-
-func (fs *fuseFS) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
-	if in.Fh == 1 && fs.kept.Load() {
-		fs.end()
+		// Of most the kernel then never asks again: extended attributes, of which each
+		// write would ask one, and interrupts, since an I/O is waited for in any case.
+		c.reply(unique, unix.ENOSYS)
 	}
 }
 
-func (fs *fuseFS) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	if header.NodeId != rootNode || name != fs.name {
-		return fuse.ENOENT
-	}
-	out.NodeId = fileNode
-	fs.attr(fileNode, &out.Attr)
-	return fuse.OK
+// replyWith answers with a structure of the protocol.
+func replyWith[T any](c *fuseConn, unique uint64, out *T) {
+	c.replyBytes(unique, unsafe.Slice((*byte)(unsafe.Pointer(out)), unsafe.Sizeof(*out)))
 }
 
-// GetAttr is asked again each time, so that a new size is seen.
-func (fs *fuseFS) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
-	fs.attr(in.NodeId, &out.Attr)
-	return fuse.OK
+func (c *fuseConn) replyBytes(unique uint64, data []byte) {
+	b := make([]byte, outHeaderSize, outHeaderSize+len(data))
+	*(*fuse.OutHeader)(unsafe.Pointer(&b[0])) = fuse.OutHeader{Length: uint32(outHeaderSize + len(data)), Unique: unique}
+	c.write(append(b, data...))
+}
+
+// What the file system is asked for. Without async direct I/O a loop device over
+// FUSE has a queue depth of 1.
+const (
+	fuseMinor        = 36
+	fuseCapabilities = fuse.CAP_ASYNC_READ | fuse.CAP_BIG_WRITES | fuse.CAP_ASYNC_DIO | fuse.CAP_MAX_PAGES
+)
+
+// initIn is the part of fuse_init_in that all kernels send.
+type initIn struct {
+	fuse.InHeader
+	Major, Minor, MaxReadAhead, Flags uint32
+}
+
+func (c *fuseConn) init(in *initIn, unique uint64) {
+	if in == nil || in.Major != 7 || in.Minor < 23 { // the answer's size, Linux 3.15
+		c.reply(unique, unix.EPROTO)
+		return
+	}
+	replyWith(c, unique, &fuse.InitOut{
+		Major: 7, Minor: min(in.Minor, fuseMinor),
+		MaxReadAhead:        in.MaxReadAhead,
+		Flags:               in.Flags & fuseCapabilities,
+		MaxBackground:       fuseMaxBackground,
+		CongestionThreshold: fuseMaxBackground,
+		MaxWrite:            uint32(fuseMaxWrite),
+		MaxPages:            uint16(fuseMaxWrite / fusePage),
+		TimeGran:            1,
+	})
 }
 
 func (fs *fuseFS) attr(node uint64, a *fuse.Attr) {
@@ -163,36 +157,28 @@ func (fs *fuseFS) attr(node uint64, a *fuse.Attr) {
 	}
 }
 
-// StatFs: the loop driver takes the block size for the granularity of discards,
+// statFs: the loop driver takes the block size for the granularity of discards,
 // and does no discards where it is not answered.
-func (fs *fuseFS) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
-	geometry := fs.gate.geometry.Load()
+func (c *fuseConn) statFs(unique uint64) {
+	geometry := c.fs.gate.geometry.Load()
 	if geometry.DiscardUnit == 0 {
-		return fuse.ENOSYS
+		c.reply(unique, unix.ENOSYS)
+		return
 	}
-	out.Bsize = uint32(fs.discardUnit())
-	out.Frsize = out.Bsize
-	out.Blocks = uint64(geometry.Size) / uint64(out.Bsize)
-	out.NameLen = 255
-	return fuse.OK
+	unit := uint32(min(max(geometry.DiscardUnit, geometry.BlockSize), block.GiB))
+	replyWith(c, unique, &fuse.StatfsOut{Bsize: unit, Frsize: unit, Blocks: uint64(geometry.Size) / uint64(unit), NameLen: 255})
 }
 
-func (fs *fuseFS) discardUnit() block.Size {
-	geometry := fs.gate.geometry.Load()
-	return min(max(geometry.DiscardUnit, geometry.BlockSize), block.GiB)
-}
-
-// OnUnmount is called when the connection has ended, whoever ended it.
-func (fs *fuseFS) OnUnmount() {
-	fs.end()
-	fs.onEnd()
-}
-
-func (fs *fuseFS) OpenDir(<-chan struct{}, *fuse.OpenIn, *fuse.OpenOut) fuse.Status { return fuse.OK }
-
-func (fs *fuseFS) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	if in.Offset == 0 {
-		out.AddDirEntry(fuse.DirEntry{Mode: unix.S_IFREG, Name: fs.name, Ino: fileNode, Off: 1})
+// readDir lists the one file (struct fuse_dirent).
+func (c *fuseConn) readDir(in *fuse.ReadIn, unique uint64) {
+	var b []byte
+	if in != nil && in.Offset == 0 {
+		b = binary.NativeEndian.AppendUint64(b, fileNode)
+		b = binary.NativeEndian.AppendUint64(b, 1) // where to go on
+		b = binary.NativeEndian.AppendUint32(b, uint32(len(c.fs.name)))
+		b = binary.NativeEndian.AppendUint32(b, unix.DT_REG)
+		b = append(b, c.fs.name...)
+		b = append(b, make([]byte, -len(b)&7)...)
 	}
-	return fuse.OK
+	c.replyBytes(unique, b)
 }
