@@ -191,6 +191,28 @@ func TestErrorsOfTheLastCopyAreTriedAgain(t *testing.T) {
 	})
 }
 
+func TestALegWithABadBlockWhereItIsProbedServesOn(t *testing.T) {
+	served(t, 1, 1, func(w *world) {
+		w.mu.Lock()
+		w.legs[legID(0, 0)].head = block.ErrMedium
+		w.legs[legID(0, 0)].data[4096] = 7
+		w.mu.Unlock()
+		time.Sleep(20 * time.Second) // longer than the lease
+		read := make(chan byte, 1)
+		go func() {
+			got, err := w.read(4096)
+			if err != nil {
+				t.Error(err)
+			}
+			read <- got
+		}()
+		synctest.Wait()
+		if r := w.report(); r.Phase != serving || len(read) == 0 || <-read != 7 {
+			t.Errorf("reported %v, read answered: %v", r, len(read) > 0)
+		}
+	})
+}
+
 func TestALegThatComesBackIsCopiedToRecordedAndThenReadFrom(t *testing.T) {
 	served(t, 1, 2, func(w *world) {
 		w.fallSilent("t1")

@@ -3,6 +3,7 @@
 package userspace
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -126,11 +127,16 @@ func (k *Keeper) find(l *attachment.Link) (device, error) {
 	return d, nil
 }
 
-// probe reads from a leg, through all that its data goes through.
+// probe reads from a leg, through all that its data goes through. A medium that
+// can not be read there is an answer: nobody else has been given the leg, and what
+// its other blocks are worth the volume's own I/O will tell.
 func (k *Keeper) probe(p *attachment.Pulse, d device, now time.Time) {
 	p.Probe(now)
 	go func() {
 		err := block.ReadAt(d.Device, make([]byte, d.Geometry().BlockSize), 0)
+		if errors.Is(err, block.ErrMedium) {
+			err = nil
+		}
 		k.tell(func() { p.Answered(err) })
 	}()
 }

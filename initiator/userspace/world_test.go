@@ -68,6 +68,7 @@ type fakeLeg struct {
 	data []byte
 	err  error // what it answers to writes
 	bad  error // what it answers to reads of data; probes are at offset 0
+	head error // what it answers to reads there
 }
 
 func legID(column, copy int) block.LegID {
@@ -309,8 +310,11 @@ func (d *fakeDev) Submit(io *block.IO) {
 	var err error
 	switch io.Op {
 	case block.OpRead:
-		if err = d.leg.bad; err == nil || io.Off == 0 {
-			err = nil
+		err = d.leg.bad
+		if io.Off == 0 {
+			err = d.leg.head
+		}
+		if err == nil {
 			copy(io.Data, d.leg.data[io.Off:])
 		}
 	case block.OpWrite:
