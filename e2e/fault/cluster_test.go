@@ -330,14 +330,27 @@ func (h *targetHost) start() {
 
 // powerOff takes the machine's power away, and with it what its drive's cache held.
 func (h *targetHost) powerOff(random *mathrand.Rand) {
-	c := h.cluster
-	c.t.Helper()
+	h.cluster.t.Helper()
+	h.off(func() error { return h.platter.forget(random) })
+}
+
+// loseAll is powerOff of a machine of which all others have lost power, too: its
+// drive writes blocks whole, since there is nothing that a torn one is repaired from.
+func (h *targetHost) loseAll(random *mathrand.Rand) {
+	h.cluster.t.Helper()
+	h.off(func() error { return h.platter.forgetBlocks(random) })
+}
+
+func (h *targetHost) off(forget func() error) {
+	h.cluster.t.Helper()
 	h.platter.powerOff()
-	h.process.at.powerOff()
-	h.old, h.process = h.process, nil
+	if h.process != nil {
+		h.process.at.powerOff()
+		h.old, h.process = h.process, nil
+	}
 	h.buried()
-	if err := errors.Join(h.platter.forget(random), h.newBoot()); err != nil {
-		c.t.Fatalf("%v", err)
+	if err := errors.Join(forget(), h.newBoot()); err != nil {
+		h.cluster.t.Fatalf("%v", err)
 	}
 }
 

@@ -68,7 +68,12 @@ func TestWhatLiesIsFoundOut(t *testing.T) {
 	lies := map[string]func(*cluster){
 		"a drive answers some writes without doing them": func(c *cluster) {
 			var n atomic.Int64
-			c.targets[0].platter.lie = func(*block.IO) bool { return n.Add(1)%50 == 0 }
+			c.targets[0].platter.lie = func(io *block.IO) bool { return io.Op != block.OpFlush && n.Add(1)%50 == 0 }
+		},
+		"drives do not flush": func(c *cluster) {
+			for _, h := range c.targets {
+				h.platter.lie = func(io *block.IO) bool { return io.Op == block.OpFlush }
+			}
 		},
 		"the loss of a leg is not recorded": func(c *cluster) {
 			c.lie = func(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, next grpc.UnaryInvoker, o ...grpc.CallOption) error {

@@ -106,13 +106,17 @@ type repair struct {
 func (r *chaos) round(n int) {
 	c := r.cluster
 	r.whole = true
+	pause := float64(2 * time.Second)
+	if r.random.IntN(3) == 0 { // while what the last one began is still under way
+		pause /= 10
+	}
 	for range n {
 		if err := r.fault(); err != "" {
 			c.did("%s", err)
 		}
 		r.faults++
 		r.whole = false
-		r.wait(time.Duration(r.random.ExpFloat64() * float64(2*time.Second)))
+		r.wait(time.Duration(r.random.ExpFloat64() * pause))
 		r.check()
 	}
 	r.heal()
@@ -216,6 +220,7 @@ func (r *chaos) fault() string {
 		{2, r.breakMedium},
 		{2, r.move},
 		{2, r.forceMove},
+		{1, r.blackout},
 	}
 	for range 20 {
 		sum := 0
@@ -266,6 +271,25 @@ func (r *chaos) losePower() string {
 	h.powerOff(r.random)
 	r.later(12*time.Second, h.name+" has power again", h.start)
 	return h.name + " loses its power"
+}
+
+// blackout takes the power of all targets and clients, at whatever they are.
+func (r *chaos) blackout() string {
+	c := r.cluster
+	for _, h := range c.clients {
+		if h.process != nil {
+			h.kill()
+			r.later(6*time.Second, h.name+" is started", h.start)
+		}
+	}
+	for _, h := range c.targets {
+		if on := h.process != nil; on {
+			r.later(6*time.Second, h.name+" has power again", h.start)
+		}
+		h.loseAll(r.random)
+	}
+	c.user.powerLost()
+	return "the power of all targets and clients is lost"
 }
 
 func (r *chaos) killManager() string {

@@ -24,7 +24,7 @@ type platter struct {
 	lent    *medium // the last one
 	delay   time.Duration
 	err     error
-	lie     func(*block.IO) bool // of a write: answer it without doing it
+	lie     func(*block.IO) bool // of a write or flush: answer it without doing it
 	writes  uint64
 	flushed uint64               // by its number, the last write that is durable for certain
 	before  map[int64][]replaced // by sector
@@ -72,6 +72,32 @@ func (p *platter) powerOff() {
 	if p.lent != nil {
 		p.lent.off = true
 	}
+}
+
+// forgetBlocks is forget for blocks of 4 KiB, each of which holds one thing.
+func (p *platter) forgetBlocks(random *rand.Rand) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	since := map[int64]uint64{} // by block, the first write that is lost; 0: none
+	for _, off := range slices.Sorted(maps.Keys(p.before)) {
+		olds := slices.DeleteFunc(p.before[off], func(r replaced) bool { return r.write <= p.flushed })
+		if _, known := since[off/unit]; !known {
+			since[off/unit] = 0
+			if i := random.IntN(len(olds) + 1); i < len(olds) {
+				since[off/unit] = olds[i].write
+			}
+		}
+		lost := since[off/unit]
+		i := slices.IndexFunc(olds, func(r replaced) bool { return r.write >= lost })
+		if lost == 0 || i < 0 {
+			continue
+		}
+		if _, err := p.file.WriteAt(olds[i].data, off); err != nil {
+			return err
+		}
+	}
+	clear(p.before)
+	return nil
 }
 
 // forget has the sectors that were not flushed hold any of what they have held
@@ -131,16 +157,22 @@ func (m *medium) submit(io *block.IO) {
 	lied := false
 	switch {
 	case err != nil || io.Op == block.OpRead:
+	case p.lie != nil && p.lie(io):
+		lied = true
 	case io.Op == block.OpFlush:
 		upTo := p.writes
 		own.Done = func(own *block.IO) {
 			p.flush(upTo, own.Err)
 			io.Complete(own.Err)
 		}
-	case p.lie != nil && p.lie(io):
-		lied = true
 	default:
 		err = p.rememberLocked(io)
+		if number := p.writes; io.FUA {
+			own.Done = func(own *block.IO) {
+				p.durable(own, number)
+				io.Complete(own.Err)
+			}
+		}
 	}
 	p.mu.Unlock()
 	if err != nil || lied {
@@ -169,6 +201,18 @@ func (p *platter) flush(upTo uint64, err error) {
 	defer p.mu.Unlock()
 	if err == nil {
 		p.flushed = max(p.flushed, upTo)
+	}
+}
+
+// durable notes that a write of that number is.
+func (p *platter) durable(io *block.IO, number uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if io.Err != nil {
+		return
+	}
+	for at := io.Off; at < io.Off+io.Len; at += sector {
+		p.before[at] = slices.DeleteFunc(p.before[at], func(r replaced) bool { return r.write <= number })
 	}
 }
 

@@ -20,7 +20,8 @@ const (
 	volumeSize = 8 * block.MiB
 	unit       = 4096 // what the user writes at once, and remembers
 	units      = int64(volumeSize) / unit
-	longest    = 8 // units of one operation
+	longest    = 8   // units of most operations
+	large      = 160 // units of some: more than one chunk of each column
 )
 
 // user reads and writes the volume, wherever it is attached, and knows what each
@@ -34,7 +35,9 @@ type user struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced
-	units   [units]state
+	units   [units]register
+	clock   int64           // counts events
+	out     map[*write]bool // operations under way
 	numbers uint64
 	at      string // the node that should have the volume
 	device  *device
@@ -48,12 +51,15 @@ type user struct {
 	counts  map[string]int
 }
 
-// state is what is known of a unit.
-type state struct {
-	may    []uint64 // the writes of which it may hold the data; 0: zeroes
-	busy   bool
-	device *device // that wrote to it, or read it, last
-	read   bool    // by that one, before it wrote anything
+// write is an operation of the user, also one that writes nothing.
+type write struct {
+	device   *device
+	first, n int64  // units
+	number   uint64 // of what it writes
+	began    int64
+	late     bool // there was a newer device already
+	errors   int  // how often a drive had begun to give errors by then
+	over     bool // nobody waits for it any more
 }
 
 // device is a volume on a client, as one export of it.
@@ -71,9 +77,9 @@ type device struct {
 }
 
 func newUser(c *cluster) *user {
-	u := &user{cluster: c, changed: make(chan struct{}), open: true, working: true, counts: map[string]int{}}
+	u := &user{cluster: c, changed: make(chan struct{}), open: true, working: true, out: map[*write]bool{}, counts: map[string]int{}}
 	for i := range u.units {
-		u.units[i].may = []uint64{0}
+		u.units[i] = register{{past: never, lost: never, instead: never}} // zeroes
 	}
 	return u
 }
@@ -94,6 +100,10 @@ func (u *user) found(at *machine, volume block.Device, name block.VolumeName) *d
 		u.device.superseded = true
 	}
 	u.device = d
+	u.clock++
+	for i := range u.units {
+		u.units[i].crashed(u.clock) // the older ones are fenced
+	}
 	u.counts["device made"]++
 	u.wakeLocked()
 	return d
@@ -273,33 +283,40 @@ func (u *user) work(seed uint64, workers int) {
 	}
 }
 
-// operate does one operation.
+// operate does one operation. Others may be under way at the same place.
 func (u *user) operate(d *device, random *rand.Rand) {
 	if random.IntN(20) == 0 {
-		u.submit(d, &block.IO{Op: block.OpFlush}, 0, 0, 0)
+		u.submit(d, &block.IO{Op: block.OpFlush}, &write{device: d})
 		return
 	}
-	n := 1 + random.Int64N(longest)
-	first := random.Int64N(units - n + 1)
-	if !u.take(first, n) {
-		return
+	w := &write{device: d, n: 1 + random.Int64N(longest)}
+	if random.IntN(16) == 0 {
+		w.n = 1 + random.Int64N(large)
 	}
-	io := &block.IO{Off: first * unit, Len: n * unit}
-	var number uint64
-	switch random.IntN(10) {
-	case 0:
-		io.Op = block.OpWriteZeroes
-	case 1, 2, 3, 4:
-		io.Op, io.Data = block.OpRead, make([]byte, n*unit)
+	w.first = random.Int64N(units - w.n + 1)
+	if random.IntN(3) == 0 { // about the bound of a chunk, where others are, too
+		w.first = max(0, min(bounds[random.IntN(len(bounds))]+random.Int64N(6)-3, units-w.n))
+	}
+	io := &block.IO{Off: w.first * unit, Len: w.n * unit}
+	switch random.IntN(20) {
+	case 0, 1:
+		io.Op, io.FUA = block.OpWriteZeroes, random.IntN(4) == 0
+	case 2:
+		io.Op = block.OpDiscard
+	case 3, 4, 5, 6, 7, 8, 9:
+		io.Op, io.Data = block.OpRead, make([]byte, io.Len)
 	default:
-		io.Op, io.Data, io.FUA = block.OpWrite, make([]byte, n*unit), random.IntN(8) == 0
-		number = u.number()
-		for i := range n {
-			fill(io.Data[i*unit:][:unit], number, first+i)
+		io.Op, io.Data, io.FUA = block.OpWrite, make([]byte, io.Len), random.IntN(8) == 0
+		w.number = u.number()
+		for i := range w.n {
+			fill(io.Data[i*unit:][:unit], w.number, w.first+i)
 		}
 	}
-	u.submit(d, io, first, n, number)
+	u.submit(d, io, w)
 }
+
+// bounds are units that chunks begin with, and the end.
+var bounds = []int64{0, 32, 64, units / 2, units}
 
 func (u *user) number() uint64 {
 	u.mu.Lock()
@@ -308,44 +325,14 @@ func (u *user) number() uint64 {
 	return u.numbers
 }
 
-// take reserves units, unless one of them is under way.
-func (u *user) take(first, n int64) bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if slices.ContainsFunc(u.units[first:first+n], func(s state) bool { return s.busy }) {
-		return false
-	}
-	for i := range n {
-		u.units[first+i].busy = true
-	}
-	return true
-}
-
 // submit does an operation and waits for its outcome, or for the user's death.
-func (u *user) submit(d *device, io *block.IO, first, n int64, number uint64) {
-	u.mu.Lock()
-	late := d.superseded
-	// An error is in its place if a drive gave any meanwhile.
-	errors := u.errors
-	if u.broken > 0 {
-		errors--
-	}
-	if io.Op == block.OpWrite || io.Op == block.OpWriteZeroes {
-		for i := range n {
-			s := &u.units[first+i]
-			s.see(d)
-			s.read = false
-			s.may = append(s.may, number)
-		}
-	}
-	u.mu.Unlock()
+func (u *user) submit(d *device, io *block.IO, w *write) {
+	u.begin(io, w)
 	outcome := make(chan struct{})
-	over := false // under u.mu: nobody waits any more
 	io.Done = func(io *block.IO) {
 		u.mu.Lock()
-		if !over {
-			over = true
-			u.outcome(d, io, first, n, number, late, errors)
+		if !w.over {
+			u.outcome(io, w)
 		}
 		u.mu.Unlock()
 		close(outcome)
@@ -357,63 +344,90 @@ func (u *user) submit(d *device, io *block.IO, first, n int64, number uint64) {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	over = true
-	for i := range n {
-		u.units[first+i].busy = false
+	w.over = true
+	delete(u.out, w)
+}
+
+func (u *user) begin(io *block.IO, w *write) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.clock++
+	w.began, w.late, w.errors = u.clock, w.device.superseded, u.errors
+	if u.broken > 0 {
+		w.errors-- // an error is in its place if a drive gave any meanwhile
+	}
+	u.out[w] = true
+	if io.Op == block.OpRead || io.Op == block.OpFlush {
+		return
+	}
+	oldest := w.began
+	for o := range u.out {
+		oldest = min(oldest, o.began)
+	}
+	for i := range w.n {
+		g := &u.units[w.first+i]
+		g.prune(oldest)
+		g.write(w, w.number, w.began)
 	}
 }
 
-// see begins what is known through a device.
-func (s *state) see(d *device) {
-	if s.device != d {
-		s.device, s.read = d, false
-	}
-}
-
-// outcome takes note of what an operation gave; late means that it was begun when
-// there was a newer device already, and errors is how often a drive had begun to
-// give errors by then.
-func (u *user) outcome(d *device, io *block.IO, first, n int64, number uint64, late bool, errors int) {
+// outcome takes note of what an operation gave.
+func (u *user) outcome(io *block.IO, w *write) {
+	d := w.device
+	what := fmt.Sprintf("%v of %d units at %d on %s", io.Op, w.n, w.first, d.at.host)
 	if io.Err != nil {
 		u.counts[io.Op.String()+" failed"]++
-		if !d.superseded && !d.over() && u.errors == errors {
-			u.fault("%v of %d units at %d by a healthy device of %s: %v", io.Op, n, first, d.at.host, io.Err)
+		if !d.superseded && !d.over() && u.errors == w.errors {
+			u.fault("%s, by a healthy device: %v", what, io.Err)
 		}
 		return
 	}
+	u.clock++
 	u.counts[io.Op.String()]++
-	if late {
-		u.fault("%v of %d units at %d was answered on %s after the volume had gone elsewhere", io.Op, n, first, d.at.host)
+	if w.late {
+		u.fault("%s was answered after the volume had gone elsewhere", what)
 	}
-	for i := range n {
-		s := &u.units[first+i]
-		switch {
-		case io.Op == block.OpRead:
-			got, err := parse(io.Data[i*unit:][:unit], first+i)
-			if err != nil {
-				u.fault("unit %d, read on %s: %v; it may hold %v", first+i, d.at.host, err, s.may)
-			} else if !d.superseded {
-				s.saw(u, d, first+i, got)
-			}
-		case !d.superseded || s.device == d:
-			s.may = []uint64{number}
-		case s.read && s.device != d && !slices.Contains(s.may, number):
-			// It was acknowledged on the old device, after the new one had read
-			// something else, and had not written.
-			u.fault("unit %d: write %d was acknowledged on %s, but is not there; it holds %v", first+i, number, d.at.host, s.may)
+	if io.Op == block.OpFlush && !d.superseded {
+		for i := range u.units {
+			u.units[i].flushed(w.began, u.clock)
+		}
+	}
+	for i := range w.n {
+		if err := u.learn(io, w, i); err != nil {
+			u.fault("%s, unit %d: %v", what, w.first+i, err)
 		}
 	}
 }
 
-// saw pins what a unit holds: what was read once is there until it is overwritten.
-func (s *state) saw(u *user, d *device, at int64, got uint64) {
-	if !slices.Contains(s.may, got) {
-		u.fault("unit %d, read on %s, holds write %d; it may hold %v", at, d.at.host, got, s.may)
+// learn takes note of what an operation tells of one of its units.
+func (u *user) learn(io *block.IO, w *write, i int64) error {
+	g := u.units[w.first+i]
+	switch io.Op {
+	case block.OpRead:
+		got, err := parse(io.Data[i*unit:][:unit], w.first+i)
+		if err != nil {
+			return fmt.Errorf("%w; it may hold %v", err, g.at(w.began))
+		}
+		return g.read(got, w.began, u.clock)
+	case block.OpDiscard:
+		g.discarded(w, u.clock)
+		return nil
 	}
-	if s.device != d {
-		s.device, s.read = d, true
+	if io.FUA && !w.device.superseded {
+		g.durable(w.began, u.clock)
 	}
-	s.may = []uint64{got}
+	return g.ack(w, u.clock)
+}
+
+// powerLost says that all drives have lost what they had not made durable, and
+// the clients their lives.
+func (u *user) powerLost() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.clock++
+	for i := range u.units {
+		u.units[i].powerLost(u.clock)
+	}
 }
 
 // fault notes what may never happen. The test goes on to its next step, and fails.
@@ -431,13 +445,10 @@ func (u *user) verify() error {
 		if d == nil {
 			return errors.New("there is no device")
 		}
-		if !u.take(first, 32) {
-			return errors.New("the workers do not pause")
-		}
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			u.submit(d, &block.IO{Op: block.OpRead, Off: first * unit, Len: 32 * unit, Data: make([]byte, 32*unit)}, first, 32, 0)
+			u.submit(d, &block.IO{Op: block.OpRead, Off: first * unit, Len: 32 * unit, Data: make([]byte, 32*unit)}, &write{device: d, first: first, n: 32})
 		}()
 		select {
 		case <-ended:
