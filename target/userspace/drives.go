@@ -68,6 +68,7 @@ func newDrives(c Config) *Drives {
 
 // Scan lists devices and files. A drive whose file was taken away takes no more
 // IO: what would be written to a file without a name is lost when it is closed.
+// Nor does one whose file was cut off.
 func (d *Drives) Scan(ctx context.Context) ([]*pb.Device, error) {
 	devices, err := d.inventory.Scan(ctx)
 	if err != nil {
@@ -83,6 +84,7 @@ func (d *Drives) Scan(ctx context.Context) ([]*pb.Device, error) {
 	defer d.mu.Unlock()
 	for n, h := range d.held {
 		h.gone.Store(n.Major == fileMajor && !there[n])
+		h.file.Check() //nolint:errcheck // its IO fails with what was found
 	}
 	return devices, nil
 }

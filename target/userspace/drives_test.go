@@ -115,6 +115,25 @@ func TestAFileThatIsTakenAwayTakesNoIO(t *testing.T) {
 	}
 }
 
+func TestAFileThatIsCutOffTakesNoIO(t *testing.T) {
+	d, path := newFiles(t)
+	must(t, d.Format(path, cluster, driveA, ""))
+	disk, err := d.Open(path)
+	must(t, err)
+	defer disk.Close()
+	n, err := d.Number(path)
+	must(t, err)
+	leg, err := d.Device(n)
+	must(t, err)
+	defer leg.Close()
+	must(t, os.Truncate(path, int64(100*block.MiB)))
+	_, err = d.Scan(t.Context())
+	must(t, err)
+	if err := block.WriteAt(leg, make([]byte, 4096), int64(200*block.MiB)); !errors.Is(err, block.ErrMedium) {
+		t.Errorf("a write behind the end of a file that was cut off = %v, want %v", err, block.ErrMedium)
+	}
+}
+
 func TestAFileWithForeignDataIsRefused(t *testing.T) {
 	d, path := newFiles(t)
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)

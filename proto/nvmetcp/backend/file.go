@@ -40,6 +40,9 @@ type File struct {
 	max      int
 	aio      *aio // nil: there is none
 
+	// dsync is a write that is durable after; tests replace it.
+	dsync func(p []byte, off int64) (int, error)
+
 	mu       sync.Mutex
 	idle     sync.Cond // no worker, no flusher and nothing with aio is left
 	geometry block.Geometry
@@ -51,6 +54,7 @@ type File struct {
 	flushing bool
 	closed   bool
 	lost     error // what the first failed fdatasync said
+	short    error // somebody has cut the file off: see Check
 
 	run, runFlush func() // work and flush, made once so that starting them takes no memory
 }
@@ -89,6 +93,37 @@ func (f *File) Refresh() error {
 	defer f.mu.Unlock()
 	f.geometry.Size = size / f.geometry.BlockSize * f.geometry.BlockSize
 	return nil
+}
+
+// Check looks whether a file is still as long as it was. If not, it takes no more
+// IO from then on: a write behind its end would make it long again, with zeroes
+// where others had data.
+func (f *File) Check() error {
+	if f.isBlock {
+		return nil
+	}
+	size, err := f.size()
+	if err != nil {
+		return fmt.Errorf("size of %s: %w", f.path, err)
+	}
+	if size < f.Geometry().Size {
+		return f.cutOff(int64(size))
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.short
+}
+
+// cutOff notes that a file ends where it had data.
+func (f *File) cutOff(end int64) error {
+	err := fmt.Errorf("%s ends at %d, before its end: %w", f.path, end, block.ErrMedium)
+	if f.isBlock {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.short = err
+	return err
 }
 
 // Submit implements block.Device.
@@ -154,6 +189,8 @@ func (f *File) admitLocked(io *block.IO) error {
 		return fmt.Errorf("%v, to %s: %w", io.Op, f.path, block.ErrGone)
 	case f.readOnly && io.Op != block.OpRead && io.Op != block.OpFlush:
 		return fmt.Errorf("%v, to %s: %w", io.Op, f.path, block.ErrReadOnly)
+	case f.short != nil:
+		return f.short
 	}
 	return f.geometry.CheckIO(io)
 }
@@ -207,13 +244,18 @@ func (f *File) sync() error {
 		return lost
 	}
 	if err := f.fdatasync(); err != nil {
-		err = fmt.Errorf("flush %s: %w: %w", f.path, block.ErrMedium, err)
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.lost = err
-		return err
+		return f.lose(err)
 	}
 	return nil
+}
+
+// lose remembers that acknowledged writes may be lost.
+func (f *File) lose(err error) error {
+	err = fmt.Errorf("flush %s: %w: %w", f.path, block.ErrMedium, err)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lost = err
+	return err
 }
 
 func (f *File) restLocked() {

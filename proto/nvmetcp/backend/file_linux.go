@@ -39,7 +39,7 @@ func (f *File) open(o Options) (retErr error) {
 	if err != nil {
 		return err
 	}
-	f.fd = fd
+	f.fd, f.dsync = fd, func(p []byte, off int64) (int, error) { return unix.Pwritev2(fd, [][]byte{p}, off, unix.RWF_DSYNC) }
 	defer func() {
 		if retErr != nil {
 			unix.Close(fd)
@@ -187,7 +187,7 @@ func (f *File) read(io *block.IO, scratch *[]byte) error {
 		case err != nil:
 			return err
 		case n == 0:
-			return errors.New("it ends before its end")
+			return f.cutOff(io.Off + int64(at))
 		}
 		at += max(n, 0)
 	}
@@ -202,18 +202,24 @@ func (f *File) write(io *block.IO, scratch *[]byte) error {
 	if &p[0] != &io.Data[0] {
 		copy(p, io.Data)
 	}
-	return f.writeAll(p, io.Off, io.FUA)
+	if !io.FUA {
+		return f.writeAll(p, io.Off, f.pwrite)
+	}
+	err := f.writeAll(p, io.Off, f.dsync)
+	if err == nil || f.writeAll(p, io.Off, f.pwrite) != nil {
+		return err
+	}
+	if unsupported(err) { // as in some sandboxes
+		return f.sync()
+	}
+	return f.lose(err) // not the write has failed but to make it durable, and perhaps others with it
 }
 
-func (f *File) writeAll(p []byte, off int64, fua bool) error {
+func (f *File) pwrite(p []byte, off int64) (int, error) { return unix.Pwrite(f.fd, p, off) }
+
+func (f *File) writeAll(p []byte, off int64, write func([]byte, int64) (int, error)) error {
 	for len(p) > 0 {
-		var n int
-		var err error
-		if fua {
-			n, err = unix.Pwritev2(f.fd, [][]byte{p}, off, unix.RWF_DSYNC)
-		} else {
-			n, err = unix.Pwrite(f.fd, p, off)
-		}
+		n, err := write(p, off)
 		if err != nil && err != unix.EINTR {
 			return err
 		}
@@ -242,7 +248,7 @@ func (f *File) discard(off, n int64) error {
 func (f *File) writeZeroes(io *block.IO) error {
 	err := f.zeroRange(io)
 	if unsupported(err) {
-		return f.zeroByHand(io)
+		err = f.zeroByHand(io)
 	}
 	if err == nil && io.FUA {
 		err = f.sync()
@@ -279,7 +285,7 @@ func (f *File) zeroByHand(io *block.IO) error {
 	zeroes := Aligned(int(min(io.Len, 1<<20)))
 	for off, end := io.Off, io.Off+io.Len; off < end; {
 		n := min(int64(len(zeroes)), end-off)
-		if err := f.writeAll(zeroes[:n], off, io.FUA); err != nil {
+		if err := f.writeAll(zeroes[:n], off, f.pwrite); err != nil {
 			return err
 		}
 		off += n
