@@ -72,6 +72,10 @@ func (o *ourSubsystem) start(queues int) {
 	must(o.t, err)
 	o.subsystem, err = o.target.AddSubsystem(controller.SubsystemConfig{
 		NQN: o.name, Serial: "WEFT0001", Hosts: o.hosts(), AllowAnyHost: o.spec.allow == nil,
+		// As our agent has it: else a write that an old connection has left in the
+		// device may land after its retry on the new one. A host of two paths has two
+		// controllers.
+		OnePerHost: o.spec.ports < 2,
 	})
 	must(o.t, err)
 	for nsid := range o.sizes {
