@@ -130,8 +130,11 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 			s.explainSuspect(e, v, l)
 		case l.State == LegStale:
 			e.Waits = append(e.Waits, fmt.Sprintf("rebuild of %v: %s", l, s.rebuildWaitsFor(v, l)))
-			if !s.targetOnline(l.Node) {
+			switch {
+			case !s.targetOnline(l.Node):
 				e.Actions = append(e.Actions, s.bringBack(l.Node))
+			case l.Failures > 0:
+				e.Actions = append(e.Actions, seeToDrive(l))
 			}
 		case l.State == LegRebuilding:
 			e.Waits = append(e.Waits, fmt.Sprintf("host %s to copy %v%s", v.Attachment.Node, l, s.progress(v)))
@@ -140,6 +143,10 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 	for c := range v.Layout.Stripes {
 		s.explainColumn(e, v, c)
 	}
+}
+
+func seeToDrive(l *Leg) string {
+	return fmt.Sprintf("see to the drive of %v: `weft drive list` says what it has", l)
 }
 
 // explainSuspect names who can tell what a suspect leg is worth.
@@ -183,7 +190,7 @@ func (s *State) explainColumn(e *Explanation, v *Volume, column int) {
 	for _, l := range good {
 		e.Waits = append(e.Waits, fmt.Sprintf("%v, which holds every write of column %d", l, column))
 		if s.targetOnline(l.Node) {
-			e.Actions = append(e.Actions, fmt.Sprintf("see to the drive of %v: `weft drive list` says what it has", l))
+			e.Actions = append(e.Actions, seeToDrive(l))
 			continue
 		}
 		e.Actions = append(e.Actions, s.bringBack(l.Node))

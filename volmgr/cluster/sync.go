@@ -69,6 +69,7 @@ func (in RecordStale) apply(t *tx) (view, error) {
 	var seq uint64
 	for _, id := range in.Legs {
 		if lost[id] {
+			t.volume(v.ID).leg(id).failed(t.now)
 			seq = t.stale(t.volume(v.ID), id, EventLegStale, in.Reason)
 			delete(lost, id)
 		}
@@ -99,11 +100,21 @@ func (in RecordInSync) apply(t *tx) (view, error) {
 		v = t.volume(v.ID)
 		l := v.leg(r.Leg)
 		l.good()
+		l.Rebuilt = t.now.UTC()
 		v.Generation++
 		seq = t.volumeEvent(v, Info, EventLegInSync, fmt.Sprintf("%v: %s copied", l, r.Copied.Short()),
 			"leg", l.ID.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "bytes_copied", fmt.Sprint(uint64(r.Copied)))
 	}
 	return recorded(t, seq), nil
+}
+
+// failed counts a loss during a rebuild, or soon after one.
+func (l *Leg) failed(now time.Time) {
+	if l.State == LegRebuilding || now.Sub(l.Rebuilt) < rebuildPauseMost {
+		l.Failures++
+	} else {
+		l.Failures = 0
+	}
 }
 
 // good makes a leg in sync and forgets why it was not.
@@ -201,6 +212,9 @@ func (s *State) rebuildWaitsFor(v *Volume, l *Leg) string {
 		return fmt.Sprintf("target %s to fence epochs below %d", l.Node, v.Epoch)
 	case on.status.Generation < l.StaleAt || on.exported[l.ID]:
 		return fmt.Sprintf("target %s to take down the stale export", l.Node)
+	case s.now.Before(l.rebuildAfter()):
+		return fmt.Sprintf("%s: it failed, or the leg was lost soon after, %d times in a row",
+			l.rebuildAfter().Format(time.RFC3339), l.Failures)
 	}
 	return ""
 }

@@ -171,6 +171,27 @@ type Leg struct {
 	// Suspect: the leg is in sync by record, but its target rebooted and may have
 	// lost writes that only a cache held; see suspect.go.
 	Suspect bool `json:"suspect,omitempty"`
+	// Rebuilt is when the last rebuild ended well, and Failures counts those that
+	// ended badly since the leg was last good for a while: the next one waits.
+	Rebuilt  time.Time `json:"rebuilt,omitzero"`
+	Failures int       `json:"failures,omitempty"`
+}
+
+// A failed rebuild is tried again at once; those after it are this far apart at
+// first, twice as far each time, and not farther than this. A leg that was good for
+// the latter begins anew.
+const (
+	rebuildPause     = time.Second
+	rebuildPauseMost = time.Minute
+)
+
+// rebuildAfter is the time before which a stale leg is not rebuilt again. Its host
+// and target say at once that it can be, even if a write to it fails each time.
+func (l *Leg) rebuildAfter() time.Time {
+	if l.Failures < 2 {
+		return l.StaleSince
+	}
+	return l.StaleSince.Add(min(rebuildPause<<min(l.Failures-2, 10), rebuildPauseMost))
 }
 
 // VolumeState is how far a volume's legs exist.
