@@ -191,6 +191,9 @@ func (c *cluster) equalCopies(random *rand.Rand) {
 	if !c.user.pause(patience) {
 		c.t.Fatalf("the user waits for answers since %v\n%s", patience, c.explain())
 	}
+	// What was on its way when the faults ended may cost one more leg, late.
+	time.Sleep(5 * time.Second)
+	c.healthy()
 	for _, i := range random.Perm(len(c.targets)) {
 		h := c.targets[i]
 		c.did("%s is down, to see what the others have", h.name)
