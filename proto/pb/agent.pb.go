@@ -574,6 +574,7 @@ type LegReport struct {
 	Ready         bool                   `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"` // carved, zeroed, mapped
 	ZeroedBytes   uint64                 `protobuf:"varint,3,opt,name=zeroed_bytes,json=zeroedBytes,proto3" json:"zeroed_bytes,omitempty"`
 	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	SizeBytes     uint64                 `protobuf:"varint,5,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"` // that can be read and written, also by the hosts it is exported to
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -634,6 +635,13 @@ func (x *LegReport) GetError() string {
 		return x.Error
 	}
 	return ""
+}
+
+func (x *LegReport) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
 }
 
 // Admission: nothing of this volume is exported on this node, or can be written
@@ -1310,6 +1318,8 @@ type AttachmentReport struct {
 	Legs             []*LegLink             `protobuf:"bytes,6,rep,name=legs,proto3" json:"legs,omitempty"`
 	ResyncDoneBytes  uint64                 `protobuf:"varint,7,opt,name=resync_done_bytes,json=resyncDoneBytes,proto3" json:"resync_done_bytes,omitempty"`
 	ResyncTotalBytes uint64                 `protobuf:"varint,8,opt,name=resync_total_bytes,json=resyncTotalBytes,proto3" json:"resync_total_bytes,omitempty"`
+	SizeBytes        uint64                 `protobuf:"varint,9,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`          // of the device
+	DeviceNumber     string                 `protobuf:"bytes,10,opt,name=device_number,json=deviceNumber,proto3" json:"device_number,omitempty"` // of the device: "253:4"
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -1398,6 +1408,20 @@ func (x *AttachmentReport) GetResyncTotalBytes() uint64 {
 		return x.ResyncTotalBytes
 	}
 	return 0
+}
+
+func (x *AttachmentReport) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *AttachmentReport) GetDeviceNumber() string {
+	if x != nil {
+		return x.DeviceNumber
+	}
+	return ""
 }
 
 // LegLink is how a host sees one leg.
@@ -2164,12 +2188,14 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\acreated\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"q\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x01\n" +
 	"\tLegReport\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12!\n" +
 	"\fzeroed_bytes\x18\x03 \x01(\x04R\vzeroedBytes\x12\x14\n" +
-	"\x05error\x18\x04 \x01(\tR\x05error\">\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x05 \x01(\x04R\tsizeBytes\">\n" +
 	"\tAdmission\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"O\n" +
@@ -2239,7 +2265,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\bproblems\x18\t \x03(\v2\x10.weft.v1.ProblemR\bproblems\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xae\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf2\x02\n" +
 	"\x10AttachmentReport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12.\n" +
@@ -2249,7 +2275,11 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"waitingFor\x12$\n" +
 	"\x04legs\x18\x06 \x03(\v2\x10.weft.v1.LegLinkR\x04legs\x12*\n" +
 	"\x11resync_done_bytes\x18\a \x01(\x04R\x0fresyncDoneBytes\x12,\n" +
-	"\x12resync_total_bytes\x18\b \x01(\x04R\x10resyncTotalBytes\"\x80\x01\n" +
+	"\x12resync_total_bytes\x18\b \x01(\x04R\x10resyncTotalBytes\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\t \x01(\x04R\tsizeBytes\x12#\n" +
+	"\rdevice_number\x18\n" +
+	" \x01(\tR\fdeviceNumber\"\x80\x01\n" +
 	"\aLegLink\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x14\n" +

@@ -1009,6 +1009,8 @@ type CreateVolumeRequest struct {
 	Pool          string                 `protobuf:"bytes,6,opt,name=pool,proto3" json:"pool,omitempty"`                                // empty means "default", which holds all drives
 	Spread        string                 `protobuf:"bytes,7,opt,name=spread,proto3" json:"spread,omitempty"`                            // empty means "node"
 	Labels        map[string]string      `protobuf:"bytes,8,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Topology      []*Segment             `protobuf:"bytes,9,rep,name=topology,proto3" json:"topology,omitempty"`    // the node of each leg matches one of these; empty: any node
+	Preferred     []*Segment             `protobuf:"bytes,10,rep,name=preferred,proto3" json:"preferred,omitempty"` // most preferred first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1099,6 +1101,323 @@ func (x *CreateVolumeRequest) GetLabels() map[string]string {
 	return nil
 }
 
+func (x *CreateVolumeRequest) GetTopology() []*Segment {
+	if x != nil {
+		return x.Topology
+	}
+	return nil
+}
+
+func (x *CreateVolumeRequest) GetPreferred() []*Segment {
+	if x != nil {
+		return x.Preferred
+	}
+	return nil
+}
+
+// Segment is a part of the cluster: the nodes that have all of these labels.
+type Segment struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Labels        map[string]string      `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // "node" is the node's name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Segment) Reset() {
+	*x = Segment{}
+	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Segment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Segment) ProtoMessage() {}
+
+func (x *Segment) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Segment.ProtoReflect.Descriptor instead.
+func (*Segment) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Segment) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+type ExpandVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`                         // name or id
+	SizeBytes     uint64                 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"` // the new size; rounded up as CreateVolume does
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpandVolumeRequest) Reset() {
+	*x = ExpandVolumeRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpandVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpandVolumeRequest) ProtoMessage() {}
+
+func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
+func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ExpandVolumeRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *ExpandVolumeRequest) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+type UpdateVolumeRequest struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Volume       string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // name or id
+	SetLabels    map[string]string      `protobuf:"bytes,2,rep,name=set_labels,json=setLabels,proto3" json:"set_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	RemoveLabels []string               `protobuf:"bytes,3,rep,name=remove_labels,json=removeLabels,proto3" json:"remove_labels,omitempty"`
+	// That a file system was made on the volume, and which: "ext4". It stays set as
+	// long as the volume lives: who finds it set never makes another one.
+	Formatted     string `protobuf:"bytes,4,opt,name=formatted,proto3" json:"formatted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateVolumeRequest) Reset() {
+	*x = UpdateVolumeRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateVolumeRequest) ProtoMessage() {}
+
+func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
+func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *UpdateVolumeRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *UpdateVolumeRequest) GetSetLabels() map[string]string {
+	if x != nil {
+		return x.SetLabels
+	}
+	return nil
+}
+
+func (x *UpdateVolumeRequest) GetRemoveLabels() []string {
+	if x != nil {
+		return x.RemoveLabels
+	}
+	return nil
+}
+
+func (x *UpdateVolumeRequest) GetFormatted() string {
+	if x != nil {
+		return x.Formatted
+	}
+	return ""
+}
+
+type GetCapacityRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Copies        uint32                 `protobuf:"varint,1,opt,name=copies,proto3" json:"copies,omitempty"` // as in CreateVolumeRequest
+	Stripes       uint32                 `protobuf:"varint,2,opt,name=stripes,proto3" json:"stripes,omitempty"`
+	Pool          string                 `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"`
+	Spread        string                 `protobuf:"bytes,4,opt,name=spread,proto3" json:"spread,omitempty"`
+	Topology      []*Segment             `protobuf:"bytes,5,rep,name=topology,proto3" json:"topology,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetCapacityRequest) Reset() {
+	*x = GetCapacityRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetCapacityRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetCapacityRequest) ProtoMessage() {}
+
+func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetCapacityRequest.ProtoReflect.Descriptor instead.
+func (*GetCapacityRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *GetCapacityRequest) GetCopies() uint32 {
+	if x != nil {
+		return x.Copies
+	}
+	return 0
+}
+
+func (x *GetCapacityRequest) GetStripes() uint32 {
+	if x != nil {
+		return x.Stripes
+	}
+	return 0
+}
+
+func (x *GetCapacityRequest) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *GetCapacityRequest) GetSpread() string {
+	if x != nil {
+		return x.Spread
+	}
+	return ""
+}
+
+func (x *GetCapacityRequest) GetTopology() []*Segment {
+	if x != nil {
+		return x.Topology
+	}
+	return nil
+}
+
+type Capacity struct {
+	state              protoimpl.MessageState `protogen:"open.v1"`
+	AvailableBytes     uint64                 `protobuf:"varint,1,opt,name=available_bytes,json=availableBytes,proto3" json:"available_bytes,omitempty"`               // of volumes of this kind, together
+	MaximumVolumeBytes uint64                 `protobuf:"varint,2,opt,name=maximum_volume_bytes,json=maximumVolumeBytes,proto3" json:"maximum_volume_bytes,omitempty"` // the largest one that could be made now
+	MinimumVolumeBytes uint64                 `protobuf:"varint,3,opt,name=minimum_volume_bytes,json=minimumVolumeBytes,proto3" json:"minimum_volume_bytes,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *Capacity) Reset() {
+	*x = Capacity{}
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Capacity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Capacity) ProtoMessage() {}
+
+func (x *Capacity) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
+func (*Capacity) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *Capacity) GetAvailableBytes() uint64 {
+	if x != nil {
+		return x.AvailableBytes
+	}
+	return 0
+}
+
+func (x *Capacity) GetMaximumVolumeBytes() uint64 {
+	if x != nil {
+		return x.MaximumVolumeBytes
+	}
+	return 0
+}
+
+func (x *Capacity) GetMinimumVolumeBytes() uint64 {
+	if x != nil {
+		return x.MinimumVolumeBytes
+	}
+	return 0
+}
+
 type GetVolumeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // name or id
@@ -1108,7 +1427,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1120,7 +1439,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1133,7 +1452,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GetVolumeRequest) GetVolume() string {
@@ -1151,7 +1470,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1163,7 +1482,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1176,7 +1495,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 type ListVolumesResponse struct {
@@ -1188,7 +1507,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1200,7 +1519,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1213,7 +1532,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -1232,7 +1551,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1244,7 +1563,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1257,7 +1576,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DeleteVolumeRequest) GetVolume() string {
@@ -1275,7 +1594,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1287,7 +1606,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1300,7 +1619,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
 }
 
 type ExplainVolumeRequest struct {
@@ -1312,7 +1631,7 @@ type ExplainVolumeRequest struct {
 
 func (x *ExplainVolumeRequest) Reset() {
 	*x = ExplainVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1324,7 +1643,7 @@ func (x *ExplainVolumeRequest) String() string {
 func (*ExplainVolumeRequest) ProtoMessage() {}
 
 func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1337,7 +1656,7 @@ func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExplainVolumeRequest) GetVolume() string {
@@ -1360,7 +1679,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1372,7 +1691,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1385,7 +1704,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Explanation) GetObject() string {
@@ -1434,7 +1753,7 @@ type PromoteStaleLegRequest struct {
 
 func (x *PromoteStaleLegRequest) Reset() {
 	*x = PromoteStaleLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1446,7 +1765,7 @@ func (x *PromoteStaleLegRequest) String() string {
 func (*PromoteStaleLegRequest) ProtoMessage() {}
 
 func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1459,7 +1778,7 @@ func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteStaleLegRequest.ProtoReflect.Descriptor instead.
 func (*PromoteStaleLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PromoteStaleLegRequest) GetVolume() string {
@@ -1494,7 +1813,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1506,7 +1825,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1519,7 +1838,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *AttachRequest) GetVolume() string {
@@ -1555,7 +1874,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1567,7 +1886,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1580,7 +1899,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DetachRequest) GetVolume() string {
@@ -1612,7 +1931,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1624,7 +1943,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1637,7 +1956,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
 }
 
 type ListAttachmentsRequest struct {
@@ -1649,7 +1968,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1661,7 +1980,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1674,7 +1993,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListAttachmentsRequest) GetNode() string {
@@ -1693,7 +2012,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +2024,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +2037,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
@@ -1739,7 +2058,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +2070,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +2083,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListEventsRequest) GetObject() string {
@@ -1797,7 +2116,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +2128,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +2141,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -1842,7 +2161,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1854,7 +2173,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1867,7 +2186,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WatchEventsRequest) GetObject() string {
@@ -1892,7 +2211,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1904,7 +2223,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1917,7 +2236,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
 }
 
 type BackupChunk struct {
@@ -1929,7 +2248,7 @@ type BackupChunk struct {
 
 func (x *BackupChunk) Reset() {
 	*x = BackupChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1941,7 +2260,7 @@ func (x *BackupChunk) String() string {
 func (*BackupChunk) ProtoMessage() {}
 
 func (x *BackupChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1954,7 +2273,7 @@ func (x *BackupChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupChunk.ProtoReflect.Descriptor instead.
 func (*BackupChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *BackupChunk) GetData() []byte {
@@ -2031,7 +2350,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x05pools\x18\x01 \x03(\v2\r.weft.v1.PoolR\x05pools\"'\n" +
 	"\x11DeletePoolRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x14\n" +
-	"\x12DeletePoolResponse\"\xc4\x02\n" +
+	"\x12DeletePoolResponse\"\xa2\x03\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -2042,10 +2361,41 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"chunkBytes\x12\x12\n" +
 	"\x04pool\x18\x06 \x01(\tR\x04pool\x12\x16\n" +
 	"\x06spread\x18\a \x01(\tR\x06spread\x12@\n" +
-	"\x06labels\x18\b \x03(\v2(.weft.v1.CreateVolumeRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\b \x03(\v2(.weft.v1.CreateVolumeRequest.LabelsEntryR\x06labels\x12,\n" +
+	"\btopology\x18\t \x03(\v2\x10.weft.v1.SegmentR\btopology\x12.\n" +
+	"\tpreferred\x18\n" +
+	" \x03(\v2\x10.weft.v1.SegmentR\tpreferred\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"*\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"z\n" +
+	"\aSegment\x124\n" +
+	"\x06labels\x18\x01 \x03(\v2\x1c.weft.v1.Segment.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"L\n" +
+	"\x13ExpandVolumeRequest\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"\xfa\x01\n" +
+	"\x13UpdateVolumeRequest\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12J\n" +
+	"\n" +
+	"set_labels\x18\x02 \x03(\v2+.weft.v1.UpdateVolumeRequest.SetLabelsEntryR\tsetLabels\x12#\n" +
+	"\rremove_labels\x18\x03 \x03(\tR\fremoveLabels\x12\x1c\n" +
+	"\tformatted\x18\x04 \x01(\tR\tformatted\x1a<\n" +
+	"\x0eSetLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa0\x01\n" +
+	"\x12GetCapacityRequest\x12\x16\n" +
+	"\x06copies\x18\x01 \x01(\rR\x06copies\x12\x18\n" +
+	"\astripes\x18\x02 \x01(\rR\astripes\x12\x12\n" +
+	"\x04pool\x18\x03 \x01(\tR\x04pool\x12\x16\n" +
+	"\x06spread\x18\x04 \x01(\tR\x06spread\x12,\n" +
+	"\btopology\x18\x05 \x03(\v2\x10.weft.v1.SegmentR\btopology\"\x97\x01\n" +
+	"\bCapacity\x12'\n" +
+	"\x0favailable_bytes\x18\x01 \x01(\x04R\x0eavailableBytes\x120\n" +
+	"\x14maximum_volume_bytes\x18\x02 \x01(\x04R\x12maximumVolumeBytes\x120\n" +
+	"\x14minimum_volume_bytes\x18\x03 \x01(\x04R\x12minimumVolumeBytes\"*\n" +
 	"\x10GetVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\"\x14\n" +
 	"\x12ListVolumesRequest\"@\n" +
@@ -2090,7 +2440,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\tafter_seq\x18\x02 \x01(\x04R\bafterSeq\"\x0f\n" +
 	"\rBackupRequest\"!\n" +
 	"\vBackupChunk\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xc2\f\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\xff\r\n" +
 	"\aManager\x127\n" +
 	"\tGetStatus\x12\x19.weft.v1.GetStatusRequest\x1a\x0f.weft.v1.Status\x12B\n" +
 	"\tListNodes\x12\x19.weft.v1.ListNodesRequest\x1a\x1a.weft.v1.ListNodesResponse\x12=\n" +
@@ -2112,7 +2462,10 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\fCreateVolume\x12\x1c.weft.v1.CreateVolumeRequest\x1a\x0f.weft.v1.Volume\x127\n" +
 	"\tGetVolume\x12\x19.weft.v1.GetVolumeRequest\x1a\x0f.weft.v1.Volume\x12H\n" +
 	"\vListVolumes\x12\x1b.weft.v1.ListVolumesRequest\x1a\x1c.weft.v1.ListVolumesResponse\x12K\n" +
-	"\fDeleteVolume\x12\x1c.weft.v1.DeleteVolumeRequest\x1a\x1d.weft.v1.DeleteVolumeResponse\x12D\n" +
+	"\fDeleteVolume\x12\x1c.weft.v1.DeleteVolumeRequest\x1a\x1d.weft.v1.DeleteVolumeResponse\x12=\n" +
+	"\fExpandVolume\x12\x1c.weft.v1.ExpandVolumeRequest\x1a\x0f.weft.v1.Volume\x12=\n" +
+	"\fUpdateVolume\x12\x1c.weft.v1.UpdateVolumeRequest\x1a\x0f.weft.v1.Volume\x12=\n" +
+	"\vGetCapacity\x12\x1b.weft.v1.GetCapacityRequest\x1a\x11.weft.v1.Capacity\x12D\n" +
 	"\rExplainVolume\x12\x1d.weft.v1.ExplainVolumeRequest\x1a\x14.weft.v1.Explanation\x12C\n" +
 	"\x0fPromoteStaleLeg\x12\x1f.weft.v1.PromoteStaleLegRequest\x1a\x0f.weft.v1.Volume\x125\n" +
 	"\x06Attach\x12\x16.weft.v1.AttachRequest\x1a\x13.weft.v1.Attachment\x129\n" +
@@ -2135,7 +2488,7 @@ func file_weft_v1_manager_proto_rawDescGZIP() []byte {
 	return file_weft_v1_manager_proto_rawDescData
 }
 
-var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_weft_v1_manager_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: weft.v1.GetStatusRequest
 	(*Status)(nil),                  // 1: weft.v1.Status
@@ -2158,103 +2511,121 @@ var file_weft_v1_manager_proto_goTypes = []any{
 	(*DeletePoolRequest)(nil),       // 18: weft.v1.DeletePoolRequest
 	(*DeletePoolResponse)(nil),      // 19: weft.v1.DeletePoolResponse
 	(*CreateVolumeRequest)(nil),     // 20: weft.v1.CreateVolumeRequest
-	(*GetVolumeRequest)(nil),        // 21: weft.v1.GetVolumeRequest
-	(*ListVolumesRequest)(nil),      // 22: weft.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 23: weft.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),     // 24: weft.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),    // 25: weft.v1.DeleteVolumeResponse
-	(*ExplainVolumeRequest)(nil),    // 26: weft.v1.ExplainVolumeRequest
-	(*Explanation)(nil),             // 27: weft.v1.Explanation
-	(*PromoteStaleLegRequest)(nil),  // 28: weft.v1.PromoteStaleLegRequest
-	(*AttachRequest)(nil),           // 29: weft.v1.AttachRequest
-	(*DetachRequest)(nil),           // 30: weft.v1.DetachRequest
-	(*DetachResponse)(nil),          // 31: weft.v1.DetachResponse
-	(*ListAttachmentsRequest)(nil),  // 32: weft.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil), // 33: weft.v1.ListAttachmentsResponse
-	(*ListEventsRequest)(nil),       // 34: weft.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),      // 35: weft.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),      // 36: weft.v1.WatchEventsRequest
-	(*BackupRequest)(nil),           // 37: weft.v1.BackupRequest
-	(*BackupChunk)(nil),             // 38: weft.v1.BackupChunk
-	nil,                             // 39: weft.v1.SetNodeLabelsRequest.LabelsEntry
-	nil,                             // 40: weft.v1.AddDriveRequest.LabelsEntry
-	nil,                             // 41: weft.v1.CreatePoolRequest.SelectorEntry
-	nil,                             // 42: weft.v1.CreateVolumeRequest.LabelsEntry
-	(*Node)(nil),                    // 43: weft.v1.Node
-	(*Device)(nil),                  // 44: weft.v1.Device
-	(*Drive)(nil),                   // 45: weft.v1.Drive
-	(*Pool)(nil),                    // 46: weft.v1.Pool
-	(*Volume)(nil),                  // 47: weft.v1.Volume
-	(AttachMode)(0),                 // 48: weft.v1.AttachMode
-	(*Attachment)(nil),              // 49: weft.v1.Attachment
-	(*Event)(nil),                   // 50: weft.v1.Event
+	(*Segment)(nil),                 // 21: weft.v1.Segment
+	(*ExpandVolumeRequest)(nil),     // 22: weft.v1.ExpandVolumeRequest
+	(*UpdateVolumeRequest)(nil),     // 23: weft.v1.UpdateVolumeRequest
+	(*GetCapacityRequest)(nil),      // 24: weft.v1.GetCapacityRequest
+	(*Capacity)(nil),                // 25: weft.v1.Capacity
+	(*GetVolumeRequest)(nil),        // 26: weft.v1.GetVolumeRequest
+	(*ListVolumesRequest)(nil),      // 27: weft.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 28: weft.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),     // 29: weft.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),    // 30: weft.v1.DeleteVolumeResponse
+	(*ExplainVolumeRequest)(nil),    // 31: weft.v1.ExplainVolumeRequest
+	(*Explanation)(nil),             // 32: weft.v1.Explanation
+	(*PromoteStaleLegRequest)(nil),  // 33: weft.v1.PromoteStaleLegRequest
+	(*AttachRequest)(nil),           // 34: weft.v1.AttachRequest
+	(*DetachRequest)(nil),           // 35: weft.v1.DetachRequest
+	(*DetachResponse)(nil),          // 36: weft.v1.DetachResponse
+	(*ListAttachmentsRequest)(nil),  // 37: weft.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil), // 38: weft.v1.ListAttachmentsResponse
+	(*ListEventsRequest)(nil),       // 39: weft.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),      // 40: weft.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),      // 41: weft.v1.WatchEventsRequest
+	(*BackupRequest)(nil),           // 42: weft.v1.BackupRequest
+	(*BackupChunk)(nil),             // 43: weft.v1.BackupChunk
+	nil,                             // 44: weft.v1.SetNodeLabelsRequest.LabelsEntry
+	nil,                             // 45: weft.v1.AddDriveRequest.LabelsEntry
+	nil,                             // 46: weft.v1.CreatePoolRequest.SelectorEntry
+	nil,                             // 47: weft.v1.CreateVolumeRequest.LabelsEntry
+	nil,                             // 48: weft.v1.Segment.LabelsEntry
+	nil,                             // 49: weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	(*Node)(nil),                    // 50: weft.v1.Node
+	(*Device)(nil),                  // 51: weft.v1.Device
+	(*Drive)(nil),                   // 52: weft.v1.Drive
+	(*Pool)(nil),                    // 53: weft.v1.Pool
+	(*Volume)(nil),                  // 54: weft.v1.Volume
+	(AttachMode)(0),                 // 55: weft.v1.AttachMode
+	(*Attachment)(nil),              // 56: weft.v1.Attachment
+	(*Event)(nil),                   // 57: weft.v1.Event
 }
 var file_weft_v1_manager_proto_depIdxs = []int32{
-	43, // 0: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
-	39, // 1: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
-	44, // 2: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
-	45, // 3: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
-	40, // 4: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
-	41, // 5: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
-	46, // 6: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
-	42, // 7: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
-	47, // 8: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
-	48, // 9: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
-	49, // 10: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
-	50, // 11: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
-	0,  // 12: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
-	2,  // 13: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
-	4,  // 14: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
-	5,  // 15: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
-	6,  // 16: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
-	8,  // 17: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
-	10, // 18: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
-	12, // 19: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
-	13, // 20: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
-	15, // 21: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
-	16, // 22: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
-	18, // 23: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
-	20, // 24: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
-	21, // 25: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
-	22, // 26: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
-	24, // 27: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
-	26, // 28: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
-	28, // 29: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
-	29, // 30: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
-	30, // 31: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
-	32, // 32: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
-	34, // 33: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
-	36, // 34: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
-	37, // 35: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
-	1,  // 36: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
-	3,  // 37: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
-	43, // 38: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
-	43, // 39: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
-	7,  // 40: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
-	9,  // 41: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
-	11, // 42: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
-	45, // 43: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
-	14, // 44: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
-	46, // 45: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
-	17, // 46: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
-	19, // 47: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
-	47, // 48: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
-	47, // 49: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
-	23, // 50: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
-	25, // 51: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
-	27, // 52: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
-	47, // 53: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
-	49, // 54: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
-	31, // 55: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
-	33, // 56: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
-	35, // 57: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
-	50, // 58: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
-	38, // 59: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
-	36, // [36:60] is the sub-list for method output_type
-	12, // [12:36] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	50, // 0: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
+	44, // 1: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
+	51, // 2: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
+	52, // 3: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
+	45, // 4: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
+	46, // 5: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
+	53, // 6: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
+	47, // 7: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
+	21, // 8: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
+	21, // 9: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
+	48, // 10: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
+	49, // 11: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	21, // 12: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
+	54, // 13: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
+	55, // 14: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
+	56, // 15: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
+	57, // 16: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
+	0,  // 17: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
+	2,  // 18: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
+	4,  // 19: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
+	5,  // 20: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
+	6,  // 21: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
+	8,  // 22: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
+	10, // 23: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
+	12, // 24: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
+	13, // 25: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
+	15, // 26: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
+	16, // 27: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
+	18, // 28: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
+	20, // 29: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
+	26, // 30: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
+	27, // 31: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
+	29, // 32: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
+	22, // 33: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
+	23, // 34: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
+	24, // 35: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
+	31, // 36: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
+	33, // 37: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
+	34, // 38: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
+	35, // 39: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
+	37, // 40: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
+	39, // 41: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
+	41, // 42: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
+	42, // 43: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
+	1,  // 44: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
+	3,  // 45: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
+	50, // 46: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
+	50, // 47: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
+	7,  // 48: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
+	9,  // 49: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
+	11, // 50: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
+	52, // 51: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
+	14, // 52: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
+	53, // 53: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
+	17, // 54: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
+	19, // 55: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
+	54, // 56: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
+	54, // 57: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
+	28, // 58: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
+	30, // 59: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
+	54, // 60: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
+	54, // 61: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
+	25, // 62: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
+	32, // 63: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
+	54, // 64: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
+	56, // 65: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
+	36, // 66: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
+	38, // 67: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
+	40, // 68: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
+	57, // 69: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
+	43, // 70: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
+	44, // [44:71] is the sub-list for method output_type
+	17, // [17:44] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_manager_proto_init() }
@@ -2269,7 +2640,7 @@ func file_weft_v1_manager_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_manager_proto_rawDesc), len(file_weft_v1_manager_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   43,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -43,6 +43,9 @@ const (
 	Manager_GetVolume_FullMethodName       = "/weft.v1.Manager/GetVolume"
 	Manager_ListVolumes_FullMethodName     = "/weft.v1.Manager/ListVolumes"
 	Manager_DeleteVolume_FullMethodName    = "/weft.v1.Manager/DeleteVolume"
+	Manager_ExpandVolume_FullMethodName    = "/weft.v1.Manager/ExpandVolume"
+	Manager_UpdateVolume_FullMethodName    = "/weft.v1.Manager/UpdateVolume"
+	Manager_GetCapacity_FullMethodName     = "/weft.v1.Manager/GetCapacity"
 	Manager_ExplainVolume_FullMethodName   = "/weft.v1.Manager/ExplainVolume"
 	Manager_PromoteStaleLeg_FullMethodName = "/weft.v1.Manager/PromoteStaleLeg"
 	Manager_Attach_FullMethodName          = "/weft.v1.Manager/Attach"
@@ -77,6 +80,14 @@ type ManagerClient interface {
 	GetVolume(ctx context.Context, in *GetVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
 	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error)
+	// ExpandVolume makes a volume larger, in use or not. It answers when that is
+	// decided: the legs have grown when the volume's size_bytes says so, and a host's
+	// device when its attachment's size_bytes does. A smaller size is refused.
+	ExpandVolume(ctx context.Context, in *ExpandVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// UpdateVolume changes what may change of a volume that is in use.
+	UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// GetCapacity tells how much could be made of volumes of a kind.
+	GetCapacity(ctx context.Context, in *GetCapacityRequest, opts ...grpc.CallOption) (*Capacity, error)
 	// ExplainVolume says why a volume is as it is, what it waits for, what to do.
 	ExplainVolume(ctx context.Context, in *ExplainVolumeRequest, opts ...grpc.CallOption) (*Explanation, error)
 	// PromoteStaleLeg makes a stale leg the only in-sync one of its column, losing
@@ -262,6 +273,36 @@ func (c *managerClient) DeleteVolume(ctx context.Context, in *DeleteVolumeReques
 	return out, nil
 }
 
+func (c *managerClient) ExpandVolume(ctx context.Context, in *ExpandVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, Manager_ExpandVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, Manager_UpdateVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) GetCapacity(ctx context.Context, in *GetCapacityRequest, opts ...grpc.CallOption) (*Capacity, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Capacity)
+	err := c.cc.Invoke(ctx, Manager_GetCapacity_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *managerClient) ExplainVolume(ctx context.Context, in *ExplainVolumeRequest, opts ...grpc.CallOption) (*Explanation, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Explanation)
@@ -384,6 +425,14 @@ type ManagerServer interface {
 	GetVolume(context.Context, *GetVolumeRequest) (*Volume, error)
 	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
 	DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error)
+	// ExpandVolume makes a volume larger, in use or not. It answers when that is
+	// decided: the legs have grown when the volume's size_bytes says so, and a host's
+	// device when its attachment's size_bytes does. A smaller size is refused.
+	ExpandVolume(context.Context, *ExpandVolumeRequest) (*Volume, error)
+	// UpdateVolume changes what may change of a volume that is in use.
+	UpdateVolume(context.Context, *UpdateVolumeRequest) (*Volume, error)
+	// GetCapacity tells how much could be made of volumes of a kind.
+	GetCapacity(context.Context, *GetCapacityRequest) (*Capacity, error)
 	// ExplainVolume says why a volume is as it is, what it waits for, what to do.
 	ExplainVolume(context.Context, *ExplainVolumeRequest) (*Explanation, error)
 	// PromoteStaleLeg makes a stale leg the only in-sync one of its column, losing
@@ -456,6 +505,15 @@ func (UnimplementedManagerServer) ListVolumes(context.Context, *ListVolumesReque
 }
 func (UnimplementedManagerServer) DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteVolume not implemented")
+}
+func (UnimplementedManagerServer) ExpandVolume(context.Context, *ExpandVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExpandVolume not implemented")
+}
+func (UnimplementedManagerServer) UpdateVolume(context.Context, *UpdateVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateVolume not implemented")
+}
+func (UnimplementedManagerServer) GetCapacity(context.Context, *GetCapacityRequest) (*Capacity, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetCapacity not implemented")
 }
 func (UnimplementedManagerServer) ExplainVolume(context.Context, *ExplainVolumeRequest) (*Explanation, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExplainVolume not implemented")
@@ -790,6 +848,60 @@ func _Manager_DeleteVolume_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_ExpandVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExpandVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).ExpandVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_ExpandVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).ExpandVolume(ctx, req.(*ExpandVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_UpdateVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).UpdateVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_UpdateVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).UpdateVolume(ctx, req.(*UpdateVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_GetCapacity_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetCapacityRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).GetCapacity(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_GetCapacity_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).GetCapacity(ctx, req.(*GetCapacityRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Manager_ExplainVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ExplainVolumeRequest)
 	if err := dec(in); err != nil {
@@ -990,6 +1102,18 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteVolume",
 			Handler:    _Manager_DeleteVolume_Handler,
+		},
+		{
+			MethodName: "ExpandVolume",
+			Handler:    _Manager_ExpandVolume_Handler,
+		},
+		{
+			MethodName: "UpdateVolume",
+			Handler:    _Manager_UpdateVolume_Handler,
+		},
+		{
+			MethodName: "GetCapacity",
+			Handler:    _Manager_GetCapacity_Handler,
 		},
 		{
 			MethodName: "ExplainVolume",

@@ -1469,22 +1469,28 @@ func (x *Leg) GetReason() string {
 }
 
 type Volume struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	SizeBytes     uint64                 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
-	Layout        *Layout                `protobuf:"bytes,4,opt,name=layout,proto3" json:"layout,omitempty"`
-	Pool          string                 `protobuf:"bytes,5,opt,name=pool,proto3" json:"pool,omitempty"`
-	Spread        string                 `protobuf:"bytes,6,opt,name=spread,proto3" json:"spread,omitempty"` // node label whose values the legs of a column must not share
-	Labels        map[string]string      `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	State         VolumeState            `protobuf:"varint,8,opt,name=state,proto3,enum=weft.v1.VolumeState" json:"state,omitempty"`
-	Health        Health                 `protobuf:"varint,9,opt,name=health,proto3,enum=weft.v1.Health" json:"health,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,10,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Clean         bool                   `protobuf:"varint,11,opt,name=clean,proto3" json:"clean,omitempty"`           // detached with all in-sync legs of a column identical
-	Generation    uint64                 `protobuf:"varint,12,opt,name=generation,proto3" json:"generation,omitempty"` // grows with each change of the in-sync sets
-	Legs          []*Leg                 `protobuf:"bytes,13,rep,name=legs,proto3" json:"legs,omitempty"`              // by column, then copy
-	Attachment    *Attachment            `protobuf:"bytes,14,opt,name=attachment,proto3" json:"attachment,omitempty"`  // unset when detached
-	Created       *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=created,proto3" json:"created,omitempty"`
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Id               string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name             string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	SizeBytes        uint64                 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Layout           *Layout                `protobuf:"bytes,4,opt,name=layout,proto3" json:"layout,omitempty"`
+	Pool             string                 `protobuf:"bytes,5,opt,name=pool,proto3" json:"pool,omitempty"`
+	Spread           string                 `protobuf:"bytes,6,opt,name=spread,proto3" json:"spread,omitempty"` // node label whose values the legs of a column must not share
+	Labels           map[string]string      `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	State            VolumeState            `protobuf:"varint,8,opt,name=state,proto3,enum=weft.v1.VolumeState" json:"state,omitempty"`
+	Health           Health                 `protobuf:"varint,9,opt,name=health,proto3,enum=weft.v1.Health" json:"health,omitempty"`
+	Epoch            uint64                 `protobuf:"varint,10,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Clean            bool                   `protobuf:"varint,11,opt,name=clean,proto3" json:"clean,omitempty"`           // detached with all in-sync legs of a column identical
+	Generation       uint64                 `protobuf:"varint,12,opt,name=generation,proto3" json:"generation,omitempty"` // grows with each change of the in-sync sets
+	Legs             []*Leg                 `protobuf:"bytes,13,rep,name=legs,proto3" json:"legs,omitempty"`              // by column, then copy
+	Attachment       *Attachment            `protobuf:"bytes,14,opt,name=attachment,proto3" json:"attachment,omitempty"`  // unset when detached
+	Created          *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=created,proto3" json:"created,omitempty"`
+	ExpandingToBytes uint64                 `protobuf:"varint,16,opt,name=expanding_to_bytes,json=expandingToBytes,proto3" json:"expanding_to_bytes,omitempty"` // the size that its legs are growing to; 0 if they are not
+	Formatted        string                 `protobuf:"bytes,17,opt,name=formatted,proto3" json:"formatted,omitempty"`                                          // the file system that was made on it, see UpdateVolume
+	Attachments      []*Attachment          `protobuf:"bytes,18,rep,name=attachments,proto3" json:"attachments,omitempty"`                                      // all of them, if it is shared; attachment is the first
+	// Targets that have not confirmed yet that no earlier host can write, by name,
+	// each with why. Once it is empty on a detached volume, nobody can.
+	FenceWaitsFor []string `protobuf:"bytes,19,rep,name=fence_waits_for,json=fenceWaitsFor,proto3" json:"fence_waits_for,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1624,6 +1630,34 @@ func (x *Volume) GetCreated() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Volume) GetExpandingToBytes() uint64 {
+	if x != nil {
+		return x.ExpandingToBytes
+	}
+	return 0
+}
+
+func (x *Volume) GetFormatted() string {
+	if x != nil {
+		return x.Formatted
+	}
+	return ""
+}
+
+func (x *Volume) GetAttachments() []*Attachment {
+	if x != nil {
+		return x.Attachments
+	}
+	return nil
+}
+
+func (x *Volume) GetFenceWaitsFor() []string {
+	if x != nil {
+		return x.FenceWaitsFor
+	}
+	return nil
+}
+
 // Attachment is a volume given to a host at one epoch.
 type Attachment struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
@@ -1639,6 +1673,8 @@ type Attachment struct {
 	ResyncDoneBytes  uint64                 `protobuf:"varint,10,opt,name=resync_done_bytes,json=resyncDoneBytes,proto3" json:"resync_done_bytes,omitempty"`
 	ResyncTotalBytes uint64                 `protobuf:"varint,11,opt,name=resync_total_bytes,json=resyncTotalBytes,proto3" json:"resync_total_bytes,omitempty"` // 0 when no copying is under way
 	Since            *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=since,proto3" json:"since,omitempty"`
+	SizeBytes        uint64                 `protobuf:"varint,13,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`         // of the host's device, once it is there
+	DeviceNumber     string                 `protobuf:"bytes,14,opt,name=device_number,json=deviceNumber,proto3" json:"device_number,omitempty"` // of the host's device: "253:4"; it tells the device, a path may not
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -1755,6 +1791,20 @@ func (x *Attachment) GetSince() *timestamppb.Timestamp {
 		return x.Since
 	}
 	return nil
+}
+
+func (x *Attachment) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *Attachment) GetDeviceNumber() string {
+	if x != nil {
+		return x.DeviceNumber
+	}
+	return ""
 }
 
 // Event is one durable fact of the cluster's history.
@@ -1964,7 +2014,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\vstale_since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"staleSince\x12\x16\n" +
-	"\x06reason\x18\v \x01(\tR\x06reason\"\xbe\x04\n" +
+	"\x06reason\x18\v \x01(\tR\x06reason\"\xe9\x05\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -1986,10 +2036,14 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"attachment\x18\x0e \x01(\v2\x13.weft.v1.AttachmentR\n" +
 	"attachment\x124\n" +
-	"\acreated\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x1a9\n" +
+	"\acreated\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12,\n" +
+	"\x12expanding_to_bytes\x18\x10 \x01(\x04R\x10expandingToBytes\x12\x1c\n" +
+	"\tformatted\x18\x11 \x01(\tR\tformatted\x125\n" +
+	"\vattachments\x18\x12 \x03(\v2\x13.weft.v1.AttachmentR\vattachments\x12&\n" +
+	"\x0ffence_waits_for\x18\x13 \x03(\tR\rfenceWaitsFor\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xab\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xef\x03\n" +
 	"\n" +
 	"Attachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
@@ -2006,7 +2060,10 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x11resync_done_bytes\x18\n" +
 	" \x01(\x04R\x0fresyncDoneBytes\x12,\n" +
 	"\x12resync_total_bytes\x18\v \x01(\x04R\x10resyncTotalBytes\x120\n" +
-	"\x05since\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xb7\x02\n" +
+	"\x05since\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\r \x01(\x04R\tsizeBytes\x12#\n" +
+	"\rdevice_number\x18\x0e \x01(\tR\fdeviceNumber\"\xb7\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12-\n" +
@@ -2135,17 +2192,18 @@ var file_weft_v1_types_proto_depIdxs = []int32{
 	18, // 19: weft.v1.Volume.legs:type_name -> weft.v1.Leg
 	20, // 20: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
 	27, // 21: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	5,  // 22: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
-	6,  // 23: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
-	27, // 24: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
-	27, // 25: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
-	7,  // 26: weft.v1.Event.severity:type_name -> weft.v1.Severity
-	26, // 27: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
-	28, // [28:28] is the sub-list for method output_type
-	28, // [28:28] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	20, // 22: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
+	5,  // 23: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
+	6,  // 24: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
+	27, // 25: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
+	27, // 26: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
+	7,  // 27: weft.v1.Event.severity:type_name -> weft.v1.Severity
+	26, // 28: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
+	29, // [29:29] is the sub-list for method output_type
+	29, // [29:29] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_types_proto_init() }
