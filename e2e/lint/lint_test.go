@@ -36,6 +36,7 @@ var arrows = map[string][]string{
 	"target":            {"target/drive", "target/nvmet", "target/userspace", "proto/uevent", "raid", "raid/dm", "proto/block", "proto/pb"},
 	"initiator/fabrics": {"proto/block", "proto/uevent"},
 	"initiator":         {"initiator/attachment", "initiator/fabrics", "initiator/userspace", "initiator/blockdev", "raid", "raid/dm", "proto/block", "proto/pb"},
+	"csi":               {"proto/block", "proto/pb"},
 	"cmd":               {"cmd", "volmgr", "target", "initiator", "csi", "raid", "proto"},
 	"e2e":               {"e2e", "proto"},
 
@@ -57,9 +58,9 @@ var arrows = map[string][]string{
 
 // bans lists standard and outside packages that only the named parts may import.
 var bans = map[string][]string{
-	"golang.org/x/sys/unix":        {"raid/dm", "target/nvmet", "target/drive", "target", "proto/uevent", "initiator/fabrics", "initiator", "e2e", "cmd/internal", "target/userspace", "initiator/blockdev", "proto/nvmetcp"},
+	"golang.org/x/sys/unix":        {"raid/dm", "target/nvmet", "target/drive", "target", "proto/uevent", "initiator/fabrics", "initiator", "e2e", "cmd/internal", "target/userspace", "initiator/blockdev", "proto/nvmetcp", "csi"},
 	"github.com/dgraph-io/badger":  {"volmgr/store"},
-	"github.com/container-storage": {"csi"},
+	"github.com/container-storage": {"csi", "e2e/csi"},
 	"github.com/spf13/cobra":       {"cmd"},
 	"github.com/u-root":            {"e2e"},
 	"github.com/hanwen/go-fuse":    {"initiator/blockdev"},

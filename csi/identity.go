@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"weft.dev/weft/proto/pb"
+)
+
+// identityServer is the identity service.
+type identityServer struct {
+	csi.UnimplementedIdentityServer
+	cfg Config
+}
+
+func newIdentity(cfg Config) *identityServer { return &identityServer{cfg: cfg} }
+
+// GetPluginInfo names the driver.
+func (s *identityServer) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: DriverName, VendorVersion: s.cfg.Version}, nil
+}
+
+// GetPluginCapabilities is the same in each mode: it says what the driver does,
+// in however many processes it runs.
+func (s *identityServer) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	service := func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
+		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
+	}
+	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
+		service(csi.PluginCapability_Service_CONTROLLER_SERVICE),
+		service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
+		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
+			Type: csi.PluginCapability_VolumeExpansion_ONLINE,
+		}}},
+	}}, nil
+}
+
+// Probe tells whether the volume manager can be reached. Where it can not, a node
+// still serves what needs no manager, and restarting the driver would not help:
+// it is not ready then, and not broken.
+func (s *identityServer) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	_, err := s.cfg.Manager.GetStatus(ctx, &pb.GetStatusRequest{})
+	if err != nil {
+		logOf(ctx).Debug("manager does not answer", "err", err)
+	}
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(err == nil)}, nil
+}

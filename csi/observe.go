@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"context"
+	"log/slog"
+	"path"
+	"runtime/debug"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/kubernetes-csi/csi-lib-utils/protosanitizer"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// metrics have the names that csi-lib-utils gives them, for which there are
+// dashboards.
+type metrics struct {
+	seconds *prometheus.HistogramVec
+}
+
+func newMetrics() *metrics {
+	return &metrics{seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:        "csi_plugin_operations_seconds",
+		Help:        "How long CSI calls took, by method and gRPC code.",
+		ConstLabels: prometheus.Labels{"driver_name": DriverName},
+		Buckets:     []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 15, 30, 60, 120, 300, 600},
+	}, []string{"method_name", "grpc_status_code"})}
+}
+
+type logKey struct{}
+
+// logOf is the log of the call that ctx belongs to: each line carries its
+// method, request id and volume.
+func logOf(ctx context.Context) *slog.Logger {
+	if log, ok := ctx.Value(logKey{}).(*slog.Logger); ok {
+		return log
+	}
+	return slog.New(slog.DiscardHandler)
+}
+
+var requests atomic.Uint64 // numbers the calls of this process, for the log alone
+
+// quiet are calls that a CO makes all the time, and that change nothing.
+var quiet = map[string]bool{
+	"Probe": true, "GetPluginInfo": true, "GetPluginCapabilities": true,
+	"ControllerGetCapabilities": true, "NodeGetCapabilities": true, "NodeGetInfo": true,
+	"GetCapacity": true, "ListVolumes": true, "ControllerGetVolume": true,
+	"ControllerGetVolumeHealth": true, "ControllerListVolumeHealth": true,
+	"NodeGetVolumeStats": true, "NodeGetVolumeHealth": true, "NodeGetStorageHealth": true,
+}
+
+// observe logs and times a call, and turns a panic into an answer: one volume's
+// call must not end those of all others.
+func (d *Driver) observe(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (reply any, err error) {
+	rpc := path.Base(info.FullMethod)
+	log := d.cfg.Log.With("rpc", rpc, "request", strconv.FormatUint(requests.Add(1), 10))
+	if subject := subjectOf(req); subject.Key != "" {
+		log = log.With(subject)
+	}
+	log.Debug("call", "message", protosanitizer.StripSecrets(req))
+	start := time.Now()
+	slow := time.AfterFunc(d.cfg.SlowAfter, func() { log.Warn("call is slow, and still under way", "after", d.cfg.SlowAfter) })
+	defer func() {
+		slow.Stop()
+		if p := recover(); p != nil {
+			log.Error("panic", "value", p, "stack", string(debug.Stack()))
+			// Not a final code: what the call had begun may still go on.
+			reply, err = nil, status.Errorf(codes.Unavailable, "%s: panic: %v", rpc, p)
+		}
+		took, code := time.Since(start), status.Code(err)
+		d.metrics.seconds.WithLabelValues(info.FullMethod, code.String()).Observe(took.Seconds())
+		log.Log(ctx, levelOf(rpc, code), "answered", "code", code, "took", took, "err", err)
+	}()
+	return handle(context.WithValue(ctx, logKey{}, log), req)
+}
+
+// subjectOf is what a request is about.
+func subjectOf(req any) slog.Attr {
+	if r, ok := req.(interface{ GetVolumeId() string }); ok {
+		return slog.String("volume", r.GetVolumeId())
+	}
+	if r, ok := req.(interface{ GetName() string }); ok {
+		return slog.String("name", r.GetName())
+	}
+	return slog.Attr{}
+}
+
+func levelOf(rpc string, code codes.Code) slog.Level {
+	switch code {
+	case codes.OK:
+		if quiet[rpc] {
+			return slog.LevelDebug
+		}
+		return slog.LevelInfo
+	case codes.Unimplemented:
+		return slog.LevelDebug
+	case codes.Aborted, codes.Canceled, codes.DeadlineExceeded:
+		return slog.LevelInfo // it will be asked again
+	}
+	return slog.LevelWarn
+}
