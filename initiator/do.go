@@ -162,7 +162,7 @@ func (k *kernelKeeper) apart(ctx context.Context, what string, patience time.Dur
 	k.log.Warn("call does not return yet", "call", what)
 	go func() {
 		err := <-result
-		k.tell(func() {
+		k.Tell(func() {
 			delete(k.busy, what)
 			err := finish(err)
 			k.log.Info("call has returned after all", "call", what, "after", time.Since(began), "err", err)
@@ -191,7 +191,7 @@ func (k *kernelKeeper) connect(ctx context.Context, s *seen, o order) error {
 		ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 		defer cancel()
 		_, err := k.m.host.Connect(ctx, options)
-		k.tell(func() { k.connected(r, options, err) })
+		k.Tell(func() { k.connected(r, options, err) })
 	}()
 	return nil
 }
@@ -222,7 +222,7 @@ func (k *kernelKeeper) suspend(ctx context.Context) error {
 	k.log.Warn("device suspended: a leg is silent and can not be recorded stale")
 	go func() {
 		err := k.m.dm.Suspend(name, true, true)
-		k.tell(func() {
+		k.Tell(func() {
 			k.suspends = false
 			if err != nil && ctx.Err() == nil {
 				k.log.Warn("suspend device", "err", err)
@@ -236,7 +236,7 @@ func (k *kernelKeeper) suspend(ctx context.Context) error {
 // fails, after cutting the connections of a silent target.
 func (k *kernelKeeper) release(ctx context.Context, s *seen, o order) error {
 	controllers := s.controllers[o.nqn]
-	return k.apart(ctx, "release "+string(o.nqn), patience, func() error { return k.disconnect(ctx, controllers, o) }, func(err error) error {
+	return k.apart(ctx, "release "+string(o.nqn), attachment.Patience, func() error { return k.disconnect(ctx, controllers, o) }, func(err error) error {
 		if err == nil {
 			delete(k.reached, o.nqn)
 		}
@@ -297,7 +297,7 @@ func (k *kernelKeeper) column(ctx context.Context, s *seen, o order) error {
 	if o.refresh {
 		mem.refreshed[o.column] = s.now
 	}
-	return k.apart(ctx, what, patience, func() error { return k.changeColumn(o, over) }, func(err error) error {
+	return k.apart(ctx, what, attachment.Patience, func() error { return k.changeColumn(o, over) }, func(err error) error {
 		delete(k.over, o.column)
 		if err != nil || k.memory != mem {
 			return err

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,38 +18,24 @@ import (
 	"weft.dev/weft/raid/dm"
 )
 
-// How long calls into the kernel may take before they are left behind, and how
-// often a keeper looks when nothing wakes it: the kernel tells of much, and
-// nothing of a controller's state.
+// How long calls into the kernel may take before they are left behind.
 const (
-	callTimeout     = 5 * time.Second
-	connectTimeout  = 15 * time.Second
-	lookInterval    = 200 * time.Millisecond
-	recordTimeout   = 2 * time.Second
-	retryInterval   = 500 * time.Millisecond
-	connectPatience = 10 * time.Second
-
-	// patience is how long a keeper waits for a call while the volume serves: all
-	// that it does in one turn must end well before the manager's lease does.
-	patience = 250 * time.Millisecond
-
-	lastPatience = time.Second // with a call, before the agent ends
+	callTimeout    = 5 * time.Second
+	connectTimeout = 15 * time.Second
+	lastPatience   = time.Second // before the agent ends
 )
 
 // kernelKeeper keeps one volume on the data path of the kernel: one goroutine that
 // looks (look.go), plans (plan.go) and does (do.go). Calls that can stay in the
 // kernel have goroutines of their own and answer through events.
 type kernelKeeper struct {
+	*attachment.Inbox
 	volume block.VolumeID
 	agent  *Agent
 	path   *kernelPath
 	m      *machine
 	log    *slog.Logger
 	limits limits
-
-	wake   chan struct{}
-	events chan func() // run by the keeper's goroutine
-	done   chan struct{}
 
 	// Owned by the keeper's goroutine.
 	memory   *memory
@@ -69,15 +54,11 @@ type kernelKeeper struct {
 	recorded string    // what the manager last answered to a record
 	losses   map[block.LegID]*loss
 
-	mu         sync.Mutex
-	known      bool // something has been heard from the manager
-	wanted     *attachment.Wanted
-	wantedErr  string
-	generation uint64
-	acted      uint64 // the generation that the last turn began with
-	idle       bool
-	report     *pb.AttachmentReport
-	notes      []string
+	mu     sync.Mutex
+	acted  uint64 // the generation that the last turn began with
+	idle   bool
+	report *pb.AttachmentReport
+	notes  []string
 }
 
 // reach is how connecting to a subsystem goes.
@@ -98,8 +79,8 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 	k := &kernelKeeper{
 		volume: v, agent: a, path: path, m: path.machine,
 		log:    a.cfg.Log.With("volume", v.String()),
-		limits: limits{window: a.cfg.Window, lease: a.cfg.Lease, connect: connectPatience},
-		wake:   make(chan struct{}, 1), events: make(chan func(), 16), done: make(chan struct{}),
+		limits: limits{window: a.cfg.Window, lease: a.cfg.Lease, connect: attachment.ConnectPatience},
+		Inbox:  attachment.NewInbox(),
 		pulses: map[block.LegID]*attachment.Pulse{}, reached: map[block.NQN]*reach{}, watched: map[string]bool{},
 		busy: map[string]bool{}, over: map[int]*atomic.Bool{}, losses: map[block.LegID]*loss{},
 	}
@@ -139,34 +120,10 @@ func (m *memory) prepare(now time.Time) {
 	m.refreshed = map[int]time.Time{}
 }
 
-// Want is keeper's.
-func (k *kernelKeeper) Want(w *attachment.Wanted, problem string, generation uint64) {
-	k.mu.Lock()
-	k.known, k.wanted, k.wantedErr, k.generation = true, w, problem, generation
-	k.mu.Unlock()
-	k.Poke()
-}
-
-// Poke is keeper's.
-func (k *kernelKeeper) Poke() {
-	select {
-	case k.wake <- struct{}{}:
-	default:
-	}
-}
-
-// tell hands the outcome of a call that was apart to the keeper.
-func (k *kernelKeeper) tell(event func()) {
-	select {
-	case k.events <- event:
-	case <-k.done:
-	}
-}
-
 // Run keeps the volume until ctx ends, and leaves it as it is then.
 func (k *kernelKeeper) Run(ctx context.Context) {
-	defer close(k.done)
-	ticker := time.NewTicker(lookInterval)
+	defer k.End()
+	ticker := time.NewTicker(attachment.LookInterval)
 	defer ticker.Stop()
 	quick := 0
 	for ctx.Err() == nil {
@@ -177,9 +134,9 @@ func (k *kernelKeeper) Run(ctx context.Context) {
 		quick = 0
 		select {
 		case <-ctx.Done():
-		case <-k.wake:
+		case <-k.Woken():
 		case <-ticker.C:
-		case event := <-k.events:
+		case event := <-k.Events():
 			event()
 		}
 	}
@@ -187,36 +144,30 @@ func (k *kernelKeeper) Run(ctx context.Context) {
 
 // turn looks, plans and does; it reports whether looking again at once is worth while.
 func (k *kernelKeeper) turn(ctx context.Context) (again bool) {
-	for len(k.events) > 0 {
-		(<-k.events)()
-	}
-	k.mu.Lock()
-	w, known, generation, problem := k.wanted, k.known, k.generation, k.wantedErr
-	k.mu.Unlock()
+	k.Drain()
+	told := k.Told()
+	w, generation := told.Wanted, told.Generation
 	if w != nil {
 		k.links, k.columns, k.copies = w.Links, w.Layout.Stripes, w.Layout.Copies
 	}
 	s, err := k.look(ctx)
 	if err != nil {
-		k.publish(w, nil, verdict{phase: k.phase(), waiting: []string{err.Error()}}, generation)
+		k.publish(w, nil, attachment.Verdict{Phase: k.phase(), Waiting: []string{err.Error()}}, generation)
 		return false
 	}
 	k.adopt(w, s)
-	if !known || problem != "" {
-		v := k.asItIs(s, problem)
+	if !told.Known || told.Problem != "" {
+		v := k.asItIs(s, told.Problem)
 		held := &attachment.Wanted{Layout: block.Layout{Stripes: len(s.columns), Copies: block.MaxCopies}, Links: k.links}
 		orders, waiting := guard(held, k.memory, s, k.limits)
 		_, failed := k.doAll(ctx, held, s, orders)
-		v.waiting, v.notes = append(v.waiting, waiting...), append(v.notes, failed...)
+		v.Waiting, v.Notes = append(v.Waiting, waiting...), append(v.Notes, failed...)
 		k.publish(w, s, v, generation)
 		return false
 	}
 	orders, v := plan(w, k.memory, s, k.limits)
 	did, failed := k.doAll(ctx, w, s, orders)
-	v.notes = append(v.notes, failed...)
-	if v.phase != pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING && len(v.waiting) == 0 {
-		v.waiting = append(v.waiting, failed...)
-	}
+	v.Failed(failed)
 	k.publish(w, s, v, generation)
 	return did
 }
@@ -240,16 +191,16 @@ func (k *kernelKeeper) adopt(w *attachment.Wanted, s *seen) {
 }
 
 // asItIs is the verdict while nothing may be changed.
-func (k *kernelKeeper) asItIs(s *seen, problem string) verdict {
-	v := verdict{phase: pb.AttachmentPhase_ATTACHMENT_PHASE_CONNECTING}
+func (k *kernelKeeper) asItIs(s *seen, problem string) attachment.Verdict {
+	v := attachment.Verdict{Phase: pb.AttachmentPhase_ATTACHMENT_PHASE_CONNECTING}
 	if problem != "" {
-		v.waiting = []string{problem}
+		v.Waiting = []string{problem}
 	}
 	switch {
 	case s.top.exists && s.top.suspended:
-		v.phase = pb.AttachmentPhase_ATTACHMENT_PHASE_STALLED
+		v.Phase = pb.AttachmentPhase_ATTACHMENT_PHASE_STALLED
 	case s.top.exists && s.top.exposed:
-		v.phase = pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING
+		v.Phase = pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING
 	}
 	return v
 }
@@ -258,7 +209,7 @@ func (k *kernelKeeper) asItIs(s *seen, problem string) verdict {
 func (k *kernelKeeper) State() attachment.State {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s := attachment.State{Notes: k.notes, Acted: k.acted, Idle: k.idle && k.wanted == nil && k.known}
+	s := attachment.State{Notes: k.notes, Acted: k.acted, Idle: k.idle && k.Unwanted()}
 	if !k.idle && k.report.GetEpoch() != 0 {
 		s.Report = k.report
 	}
@@ -271,11 +222,8 @@ func (k *kernelKeeper) phase() pb.AttachmentPhase {
 	return k.report.GetPhase()
 }
 
-func (k *kernelKeeper) publish(w *attachment.Wanted, s *seen, v verdict, generation uint64) {
-	r := &pb.AttachmentReport{
-		VolumeId: k.volume.String(), Epoch: uint64(k.memory.Epoch), Phase: v.phase,
-		WaitingFor: strings.Join(v.waiting, "; "), ResyncDoneBytes: uint64(v.done), ResyncTotalBytes: uint64(v.total),
-	}
+func (k *kernelKeeper) publish(w *attachment.Wanted, s *seen, v attachment.Verdict, generation uint64) {
+	r := v.Report(k.volume, k.memory.Epoch)
 	if s != nil && s.top.exposed {
 		r.Device, _ = k.m.nameOf(k.top.Number)
 	}
@@ -284,12 +232,12 @@ func (k *kernelKeeper) publish(w *attachment.Wanted, s *seen, v verdict, generat
 			r.Legs = append(r.Legs, k.linkReport(s, &w.Links[i]))
 		}
 	}
-	said := fmt.Sprint(v.phase, v.waiting)
+	said := fmt.Sprint(v.Phase, v.Waiting)
 	if said != k.said {
 		k.said = said
-		k.log.Info("attachment", "phase", phaseName(v.phase.String()), "waiting_for", r.WaitingFor)
+		k.log.Info("attachment", "phase", attachment.PhaseName(v.Phase), "waiting_for", r.WaitingFor)
 	}
-	notes := append(v.notes, slices.Sorted(maps.Keys(k.busy))...)
+	notes := append(v.Notes, slices.Sorted(maps.Keys(k.busy))...)
 	idle := w == nil && s != nil && !s.top.exists && len(s.controllers) == 0 && k.memory.Epoch == 0 && len(k.busy) == 0 &&
 		!slices.ContainsFunc(s.columns, func(c columnSeen) bool { return len(c.devices) > 0 })
 

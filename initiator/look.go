@@ -92,9 +92,8 @@ func (k *kernelKeeper) lookAtDevices(ctx context.Context, s *seen) error {
 // leaves reports whether the device is to be removed, so that it matters who
 // has it open: to find out is much to read.
 func (k *kernelKeeper) leaves() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.wanted == nil || k.wanted.Detach || k.wanted.Epoch != k.memory.Epoch
+	w := k.Told().Wanted
+	return w == nil || w.Detach || w.Epoch != k.memory.Epoch
 }
 
 func belongs(name, column string) bool {
@@ -201,16 +200,13 @@ func (k *kernelKeeper) lookAtLeg(ctx context.Context, s *seen, l *attachment.Lin
 // the drive needs them, and its commands are given up in time. Newer kernels
 // freeze a queue to change it, and that waits for a silent target.
 func (k *kernelKeeper) prepare(ctx context.Context, n fabrics.Namespace, l *attachment.Link) error {
-	k.mu.Lock()
-	w := k.wanted
-	k.mu.Unlock()
-	if w != nil {
+	if w := k.Told().Wanted; w != nil {
 		if need := w.Layout.LegSize(w.Size); n.Size < need {
 			return fmt.Errorf("%s has %v, the leg must have %v", n.Name, n.Size, need)
 		}
 	}
 	writeThrough := l.WriteThrough
-	return k.apart(ctx, "prepare "+n.Name, patience, func() error {
+	return k.apart(ctx, "prepare "+n.Name, attachment.Patience, func() error {
 		if writeThrough {
 			if err := k.m.host.SetWriteThrough(n.Head); err != nil {
 				return err
@@ -237,7 +233,7 @@ func (k *kernelKeeper) probe(s *seen) {
 		addresses := s.controllers[seen.nqn]
 		go func() {
 			err := k.m.host.Probe(head)
-			k.tell(func() {
+			k.Tell(func() {
 				p.Answered(err)
 				for _, c := range addresses {
 					if err == nil {
@@ -257,7 +253,7 @@ func (k *kernelKeeper) watch(ctx context.Context, d dm.State) {
 	k.watched[d.Name] = true
 	nr := d.EventNr
 	go func() {
-		defer k.tell(func() { delete(k.watched, d.Name) })
+		defer k.Tell(func() { delete(k.watched, d.Name) })
 		for ctx.Err() == nil {
 			info, err := k.m.dm.Wait(ctx, d.Name, nr)
 			if err != nil {

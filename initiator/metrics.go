@@ -3,11 +3,11 @@
 package initiator
 
 import (
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"weft.dev/weft/initiator/attachment"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
@@ -76,14 +76,14 @@ func (a *Agent) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, v, labels...)
 	}
 	phases := map[string]int{}
-	for _, name := range pb.AttachmentPhase_name {
-		if phase := phaseName(name); phase != "unspecified" {
+	for number := range pb.AttachmentPhase_name {
+		if phase := attachment.PhaseName(pb.AttachmentPhase(number)); phase != "unspecified" {
 			phases[phase] = 0
 		}
 	}
 	states := map[string]int{"live": 0, "connecting": 0, "lost": 0, "absent": 0}
 	for _, r := range a.report().GetAttachments() {
-		phases[phaseName(r.GetPhase().String())]++
+		phases[attachment.PhaseName(r.GetPhase())]++
 		for _, l := range r.GetLegs() {
 			states[l.GetState()]++
 		}
@@ -104,8 +104,4 @@ func (a *Agent) Collect(out chan<- prometheus.Metric) {
 		gauge(d.stall, c.stall.record.Seconds(), "record")
 		gauge(d.stall, c.stall.release.Seconds(), "release")
 	}
-}
-
-func phaseName(name string) string {
-	return strings.ToLower(strings.TrimPrefix(name, "ATTACHMENT_PHASE_"))
 }

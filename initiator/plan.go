@@ -206,15 +206,6 @@ type limits struct {
 	connect time.Duration // to wait for an in-sync leg while another one is there
 }
 
-// verdict is what the manager is told.
-type verdict struct {
-	phase   pb.AttachmentPhase
-	waiting []string // what I/O, or the device, waits for
-	notes   []string // what else does not go forward
-	done    block.Size
-	total   block.Size
-}
-
 // planner is one run of plan.
 type planner struct {
 	w       *attachment.Wanted
@@ -223,23 +214,15 @@ type planner struct {
 	l       limits
 	members []member
 	orders  []order
-	v       verdict
+	v       attachment.Verdict
 }
 
 func (p *planner) do(o order) { p.orders = append(p.orders, o) }
 
-func (p *planner) wait(format string, args ...any) {
-	p.v.waiting = append(p.v.waiting, fmt.Sprintf(format, args...))
-}
-
-func (p *planner) note(format string, args ...any) {
-	p.v.notes = append(p.v.notes, fmt.Sprintf(format, args...))
-}
-
 // plan names the steps from what is seen to what is wanted; w is nil if the
 // volume is not wanted here. An order that does not succeed ends its list: the
 // ones after it may be right only because of it.
-func plan(w *attachment.Wanted, m *memory, s *seen, l limits) ([]order, verdict) {
+func plan(w *attachment.Wanted, m *memory, s *seen, l limits) ([]order, attachment.Verdict) {
 	p := &planner{w: w, m: m, s: s, l: l}
 	switch {
 	case w == nil || p.built() && m.Epoch != w.Epoch:
@@ -262,7 +245,7 @@ func guard(w *attachment.Wanted, m *memory, s *seen, l limits) ([]order, []strin
 	p := &planner{w: w, m: m, s: s, l: l}
 	p.findMembers()
 	p.lease()
-	return p.orders, p.v.waiting
+	return p.orders, p.v.Waiting
 }
 
 // ---- serving ----
@@ -279,12 +262,12 @@ func (p *planner) serve() {
 	p.device(ready)
 	p.cleanUp()
 	p.progress()
-	p.v.phase = p.phase()
+	p.v.Phase = p.phase()
 }
 
 func (p *planner) phase() pb.AttachmentPhase {
 	switch {
-	case p.s.top.exists && len(p.v.waiting) > 0:
+	case p.s.top.exists && len(p.v.Waiting) > 0:
 		return pb.AttachmentPhase_ATTACHMENT_PHASE_STALLED
 	case p.s.top.exists && p.s.top.exposed:
 		return pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING
@@ -331,7 +314,7 @@ func (p *planner) lease() {
 	case p.allAnswer():
 		p.do(order{op: opResume})
 	default:
-		p.wait("all legs to answer: the device is suspended")
+		p.v.Wait("all legs to answer: the device is suspended")
 	}
 }
 
@@ -370,7 +353,7 @@ func (p *planner) recovered(k int) {
 	}
 	p.do(order{op: opRecovered, legs: []legAt{{leg: m.Leg, revision: m.Link.Revision, copied: p.m.slot(k, c.Copy).Dirty}}})
 	if p.s.recordError != "" {
-		p.note("record leg %s in sync: %s", m.Leg, p.s.recordError)
+		p.v.Note("record leg %s in sync: %s", m.Leg, p.s.recordError)
 	}
 }
 
@@ -411,7 +394,7 @@ func (p *planner) progress() {
 		if c.Kind == raid.ShapeRebuilding {
 			total = max(p.m.slot(k, c.Copy).Dirty, left)
 		}
-		p.v.total += total
-		p.v.done += total - left
+		p.v.Total += total
+		p.v.Done += total - left
 	}
 }

@@ -16,7 +16,7 @@ import (
 func (p *planner) column(k int) (ready bool) {
 	c := p.s.columns[k]
 	if c.foreign != "" {
-		p.wait("a person: column %d: %s", k, c.foreign)
+		p.v.Wait("a person: column %d: %s", k, c.foreign)
 		return false
 	}
 	if p.w.Layout.Copies > 1 && c.log == "" {
@@ -29,7 +29,7 @@ func (p *planner) column(k int) (ready bool) {
 	}
 	steps, err := raid.Plan(c.devices, want)
 	if err != nil {
-		p.wait("a person: %v", err)
+		p.v.Wait("a person: %v", err)
 		return false
 	}
 	if len(steps) > 0 || !p.noted(k, slots) {
@@ -37,7 +37,7 @@ func (p *planner) column(k int) (ready bool) {
 		return false
 	}
 	if m := p.tried(k); m != nil {
-		p.note("leg %s of column %d on %s: device-mapper reports a %v, and no other copy can stand in", m.Leg, k, p.nodeOf(*m), c.health[m.device])
+		p.v.Note("leg %s of column %d on %s: device-mapper reports a %v, and no other copy can stand in", m.Leg, k, p.nodeOf(*m), c.health[m.device])
 		if p.s.now.Sub(p.m.refreshed[k]) >= refreshInterval {
 			p.do(order{op: opColumn, column: k, steps: raid.Refresh(c.devices, want), slots: slots, refresh: true})
 			return false
@@ -103,7 +103,7 @@ func (p *planner) wantColumn(k int) (want raid.Column, slots []slot, ok bool) {
 	p.followOne(k, &want, slots)
 	complete := p.complete(k)
 	if complete && sources == 0 {
-		p.wait("a leg of column %d that is in sync", k)
+		p.v.Wait("a leg of column %d that is in sync", k)
 	}
 	return want, slots, complete && sources > 0
 }
@@ -243,7 +243,7 @@ func (p *planner) complete(k int) bool {
 		missing++
 		record = append(record, legAt{leg: l.Leg, revision: l.Revision, column: k, why: "can not be connected", since: p.m.since})
 		if !p.s.top.exists {
-			p.wait("leg %s of column %d on %s: %s", l.Leg, k, l.Node, p.trouble(l))
+			p.v.Wait("leg %s of column %d on %s: %s", l.Leg, k, l.Node, p.trouble(l))
 		}
 	}
 	if missing == 0 {

@@ -13,18 +13,18 @@ import (
 // was written has reached every leg.
 func (p *planner) letGo() {
 	if p.m.Gone && !p.built() && len(p.s.controllers) == 0 {
-		p.v.phase = p.outcome()
+		p.v.Phase = p.outcome()
 		return
 	}
-	p.v.phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHING
+	p.v.Phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHING
 	p.findMembers()
 	switch {
 	case p.s.top.exists && (p.s.top.open > 0 || !p.settled() && !p.hopeless()):
 		p.members = nil
 		p.serve()
-		p.v.phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHING
+		p.v.Phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHING
 		if p.s.top.open > 0 {
-			p.wait("%s has it open", cmp.Or(p.s.top.users, "somebody"))
+			p.v.Wait("%s has it open", cmp.Or(p.s.top.users, "somebody"))
 		}
 	case p.s.top.exists:
 		clean := p.settled()
@@ -85,7 +85,7 @@ func (p *planner) removeRest(well bool) {
 		p.releaseAll()
 	}
 	if len(p.s.connecting) > 0 {
-		p.wait("a connect that is under way")
+		p.v.Wait("a connect that is under way")
 		return
 	}
 	p.do(order{op: opForget})
@@ -106,7 +106,7 @@ func (p *planner) hide() {
 // tearDown takes away the stack of an attachment that is over: the targets let
 // no write of it through any more. Whoever still has the device open gets errors.
 func (p *planner) tearDown() {
-	p.v.phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHING
+	p.v.Phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHING
 	p.hide()
 	top := p.s.top
 	switch {
@@ -122,7 +122,7 @@ func (p *planner) tearDown() {
 		p.do(order{op: opFailTop})
 	}
 	if top.exists && top.open > 0 {
-		p.wait("%s has the device of epoch %d open, which is over", cmp.Or(top.users, "somebody"), p.m.Epoch)
+		p.v.Wait("%s has the device of epoch %d open, which is over", cmp.Or(top.users, "somebody"), p.m.Epoch)
 	}
 	if top.exists && top.open > 0 && !top.failed {
 		return

@@ -119,7 +119,7 @@ func (p *planner) dropLost() {
 	for _, m := range p.members {
 		switch {
 		case m.Lost != "" && !m.Gone:
-			p.wait("leg %s of column %d on %s: %s, and no other copy can stand in", m.Leg, m.Column, p.nodeOf(m), m.Lost)
+			p.v.Wait("leg %s of column %d on %s: %s, and no other copy can stand in", m.Leg, m.Column, p.nodeOf(m), m.Lost)
 		case !m.Gone:
 			continue
 		case m.Link != nil:
@@ -132,7 +132,7 @@ func (p *planner) dropLost() {
 	if len(record) > 0 {
 		p.do(order{op: opRecord, legs: record})
 		if p.s.recordError != "" {
-			p.wait("volume manager, to record that leg %s is stale: %s", record[0].leg, p.s.recordError)
+			p.v.Wait("volume manager, to record that leg %s is stale: %s", record[0].leg, p.s.recordError)
 		}
 	}
 	for _, n := range release {

@@ -60,7 +60,7 @@ func (k *kernelKeeper) recordInSync(ctx context.Context, s *seen, o order) error
 		// Apart from the asking: the flush of a leg that hangs ends only when it is
 		// recorded stale.
 		flush := func() error { return k.m.host.Flush(h) }
-		if err := k.apart(ctx, "flush "+h.Name, patience, flush, func(err error) error { return err }); err != nil {
+		if err := k.apart(ctx, "flush "+h.Name, attachment.Patience, flush, func(err error) error { return err }); err != nil {
 			return err
 		}
 	}
@@ -107,8 +107,8 @@ func (k *kernelKeeper) ask(ctx context.Context, request func(context.Context) er
 	if k.busy[asking] {
 		return errLater
 	}
-	return k.apart(ctx, asking, patience, func() error {
-		ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	return k.apart(ctx, asking, attachment.Patience, func() error {
+		ctx, cancel := context.WithTimeout(ctx, attachment.RecordTimeout)
 		defer cancel()
 		return request(ctx)
 	}, func(err error) error {
@@ -126,7 +126,7 @@ func (k *kernelKeeper) answer(err error) error {
 		k.recorded = ""
 		return nil
 	}
-	k.retry = time.Now().Add(retryInterval)
+	k.retry = time.Now().Add(attachment.RetryInterval)
 	k.recorded = attachment.Refusal(err)
 	return fmt.Errorf("volume manager: %s", k.recorded)
 }

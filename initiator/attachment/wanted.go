@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package attachment is what both data paths of the initiator know of an
-// attachment: what the manager wants of it, what it has answered to records, how
-// a leg is judged silent, and which lost legs may leave together. The files of
-// package initiator and of initiator/userspace that plan are over it. It does no
-// I/O and reads no clock.
+// attachment: what the manager wants of it and how its keeper is told, what the
+// manager has answered to records, how a leg is judged silent, which lost legs may
+// leave together, and what is reported. The files of package initiator and of
+// initiator/userspace that plan are over it. But for a keeper's Inbox, it is all
+// values; it does no I/O and reads no clock.
 package attachment
 
 import (

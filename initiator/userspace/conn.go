@@ -68,7 +68,7 @@ func (k *Keeper) connect(ctx context.Context, s *seen, w *attachment.Wanted, o o
 	}
 	portals, err := portalsOf(w.Links[i], t.attempts)
 	if err != nil {
-		t.err, t.next = err.Error(), s.now.Add(retryInterval)
+		t.err, t.next = err.Error(), s.now.Add(attachment.RetryInterval)
 		k.tries[o.nqn] = t
 		return errLater
 	}
@@ -82,12 +82,8 @@ func (k *Keeper) connect(ctx context.Context, s *seen, w *attachment.Wanted, o o
 	go func() {
 		c, err := k.path.dial(ctx, options)
 		cancel()
-		select {
-		case k.events <- func() { k.connected(o.nqn, r, c, err) }:
-		case <-k.done:
-			if err == nil {
-				c.Cut()
-			}
+		if !k.Tell(func() { k.connected(o.nqn, r, c, err) }) && err == nil {
+			c.Cut()
 		}
 	}()
 	return nil

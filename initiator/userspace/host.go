@@ -7,6 +7,7 @@ import (
 	"errors"
 	"time"
 
+	"weft.dev/weft/initiator/attachment"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp/host"
 )
@@ -52,7 +53,7 @@ func (c *hostConnection) Namespace(nsid uint32, id block.UUID) (block.Device, er
 	n, err := c.Controller.Namespace(nsid, id)
 	if err != nil {
 		if now := time.Now(); errors.Is(err, block.ErrGone) && !now.Before(c.rescan) {
-			c.rescan = now.Add(retryInterval)
+			c.rescan = now.Add(attachment.RetryInterval)
 			c.Rescan()
 		}
 		return nil, err

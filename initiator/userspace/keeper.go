@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -19,18 +18,10 @@ import (
 )
 
 const (
-	callTimeout     = 5 * time.Second
-	connectTimeout  = 4 * time.Second
-	exportTimeout   = 30 * time.Second
-	lookInterval    = 200 * time.Millisecond
-	recordTimeout   = 2 * time.Second
-	retryInterval   = 500 * time.Millisecond
-	connectPatience = 10 * time.Second
-	stuckIO         = 10 * time.Second
-
-	// patience is how long a keeper waits for a call while the volume serves: all
-	// that it does in one turn must end well before the manager's lease does.
-	patience = 250 * time.Millisecond
+	callTimeout    = 5 * time.Second
+	connectTimeout = 4 * time.Second
+	exportTimeout  = 30 * time.Second
+	stuckIO        = 10 * time.Second
 
 	// leavePatience is how long a process that is told to end tries to let a volume
 	// go clean.
@@ -40,15 +31,12 @@ const (
 // Keeper keeps one volume: one goroutine that looks, plans and does. Calls that
 // can wait for somebody have goroutines of their own and answer through events.
 type Keeper struct {
+	*attachment.Inbox
 	volume block.VolumeID
 	path   *Path
 	cfg    Config
 	log    *slog.Logger
 	limits limits
-
-	wake   chan struct{}
-	events chan func() // run by the keeper's goroutine
-	done   chan struct{}
 
 	// Owned by the keeper's goroutine.
 	memory   *memory
@@ -64,40 +52,19 @@ type Keeper struct {
 	recorded string    // what the manager last answered to a record
 	losses   map[block.LegID]*loss
 
-	mu         sync.Mutex
-	known      bool // something has been heard from the manager
-	wanted     *attachment.Wanted
-	wantedErr  string
-	generation uint64
-	state      attachment.State
-	idle       bool
+	mu    sync.Mutex
+	state attachment.State
+	idle  bool
 }
 
 func newKeeper(p *Path, v block.VolumeID) *Keeper {
 	return &Keeper{
 		volume: v, path: p, cfg: p.cfg, log: p.cfg.Log.With("volume", v.String()),
-		limits: limits{window: p.cfg.Window, lease: p.cfg.Lease, stuck: stuckIO, connect: connectPatience},
-		wake:   make(chan struct{}, 1), events: make(chan func(), 16), done: make(chan struct{}),
+		limits: limits{window: p.cfg.Window, lease: p.cfg.Lease, stuck: stuckIO, connect: attachment.ConnectPatience},
+		Inbox:  attachment.NewInbox(),
 		memory: newMemory(0, time.Time{}),
 		conns:  map[block.NQN]*reach{}, devices: map[block.LegID]device{}, pulses: map[block.LegID]*attachment.Pulse{},
 		tries: map[block.NQN]try{}, busy: map[string]bool{}, losses: map[block.LegID]*loss{},
-	}
-}
-
-// Want tells the keeper what is wanted: nil if the volume is not. With a problem,
-// what is wanted can not be acted on, and what is stays.
-func (k *Keeper) Want(w *attachment.Wanted, problem string, generation uint64) {
-	k.mu.Lock()
-	k.known, k.wanted, k.wantedErr, k.generation = true, w, problem, generation
-	k.mu.Unlock()
-	k.Poke()
-}
-
-// Poke has the keeper look soon.
-func (k *Keeper) Poke() {
-	select {
-	case k.wake <- struct{}{}:
-	default:
 	}
 }
 
@@ -106,16 +73,8 @@ func (k *Keeper) State() attachment.State {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	s := k.state
-	s.Idle = k.idle && k.wanted == nil && k.known
+	s.Idle = k.idle && k.Unwanted()
 	return s
-}
-
-// tell hands the outcome of a call that was apart to the keeper.
-func (k *Keeper) tell(event func()) {
-	select {
-	case k.events <- event:
-	case <-k.done:
-	}
 }
 
 // Run keeps the volume until ctx ends. Then it lets the volume go: clean if
@@ -124,8 +83,8 @@ func (k *Keeper) Run(ctx context.Context) {
 	// What the keeper began is ended by it, not by the end of ctx.
 	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	defer close(k.done)
-	ticker := time.NewTicker(lookInterval)
+	defer k.End()
+	ticker := time.NewTicker(attachment.LookInterval)
 	defer ticker.Stop()
 	ends, deadline := ctx.Done(), (<-chan time.Time)(nil)
 	for quick := 0; ; {
@@ -143,9 +102,9 @@ func (k *Keeper) Run(ctx context.Context) {
 		case <-deadline:
 			k.giveUp(inner)
 			return
-		case <-k.wake:
+		case <-k.Woken():
 		case <-ticker.C:
-		case event := <-k.events:
+		case event := <-k.Events():
 			event()
 		}
 	}
@@ -175,12 +134,9 @@ func (k *Keeper) giveUp(ctx context.Context) {
 
 // turn looks, plans and does; it reports whether looking again at once is worth while.
 func (k *Keeper) turn(ctx context.Context) (again bool) {
-	for len(k.events) > 0 {
-		(<-k.events)()
-	}
-	k.mu.Lock()
-	w, known, generation, problem := k.wanted, k.known, k.generation, k.wantedErr
-	k.mu.Unlock()
+	k.Drain()
+	told := k.Told()
+	w, generation := told.Wanted, told.Generation
 	if k.leaving && w != nil {
 		w = w.Leaving()
 	}
@@ -189,47 +145,41 @@ func (k *Keeper) turn(ctx context.Context) (again bool) {
 		clear(k.losses)
 	}
 	s := k.look(w)
-	if !known || problem != "" {
-		k.hold(ctx, s, problem, generation)
+	if !told.Known || told.Problem != "" {
+		k.hold(ctx, s, told.Problem, generation)
 		return false
 	}
 	orders, v := plan(w, k.memory, s, k.limits)
 	did, failed := k.doAll(ctx, w, s, orders)
-	v.notes = append(v.notes, failed...)
-	if v.phase != pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING && len(v.waiting) == 0 {
-		v.waiting = append(v.waiting, failed...)
-	}
+	v.Failed(failed)
 	k.publish(w, s, v, generation)
 	return did
 }
 
 // hold keeps the lease while nothing may be changed.
 func (k *Keeper) hold(ctx context.Context, s *seen, problem string, generation uint64) {
-	v := verdict{phase: pb.AttachmentPhase_ATTACHMENT_PHASE_CONNECTING}
+	v := attachment.Verdict{Phase: pb.AttachmentPhase_ATTACHMENT_PHASE_CONNECTING}
 	if k.stack != nil {
 		orders, waiting := guard(k.stack.wanted, k.memory, s, k.limits)
 		_, failed := k.doAll(ctx, k.stack.wanted, s, orders)
-		v.waiting, v.notes = waiting, failed
+		v.Waiting, v.Notes = waiting, failed
 		if s.device.exists {
-			v.phase = pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING
+			v.Phase = pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING
 		}
 		if s.volume.suspended {
-			v.phase = pb.AttachmentPhase_ATTACHMENT_PHASE_STALLED
+			v.Phase = pb.AttachmentPhase_ATTACHMENT_PHASE_STALLED
 		}
 	}
 	if problem != "" {
-		v.waiting = append(v.waiting, problem)
+		v.Waiting = append(v.Waiting, problem)
 	}
 	k.publish(nil, s, v, generation)
 }
 
 // ---- what others see ----
 
-func (k *Keeper) publish(w *attachment.Wanted, s *seen, v verdict, generation uint64) {
-	r := &pb.AttachmentReport{
-		VolumeId: k.volume.String(), Epoch: uint64(k.memory.epoch), Phase: v.phase,
-		WaitingFor: strings.Join(v.waiting, "; "), ResyncDoneBytes: uint64(v.done), ResyncTotalBytes: uint64(v.total),
-	}
+func (k *Keeper) publish(w *attachment.Wanted, s *seen, v attachment.Verdict, generation uint64) {
+	r := v.Report(k.volume, k.memory.epoch)
 	if k.stack != nil && k.stack.device != nil {
 		r.Device = k.stack.device.Path()
 	}
@@ -238,13 +188,13 @@ func (k *Keeper) publish(w *attachment.Wanted, s *seen, v verdict, generation ui
 			r.Legs = append(r.Legs, k.linkReport(s, &w.Links[i]))
 		}
 	}
-	if said := fmt.Sprint(v.phase, v.waiting); said != k.said {
+	if said := fmt.Sprint(v.Phase, v.Waiting); said != k.said {
 		k.said = said
-		k.log.Info("attachment", "phase", strings.ToLower(strings.TrimPrefix(v.phase.String(), "ATTACHMENT_PHASE_")), "waiting_for", r.WaitingFor)
+		k.log.Info("attachment", "phase", attachment.PhaseName(v.Phase), "waiting_for", r.WaitingFor)
 	}
 	now := attachment.State{
-		Acted: generation, Notes: append(v.notes, slices.Sorted(maps.Keys(k.busy))...),
-		Left: k.leaving && v.phase == pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_CLEAN,
+		Acted: generation, Notes: append(v.Notes, slices.Sorted(maps.Keys(k.busy))...),
+		Left: k.leaving && v.Phase == pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_CLEAN,
 	}
 	idle := w == nil && k.stack == nil && len(k.conns) == 0 && k.memory.epoch == 0 && len(k.busy) == 0
 	if !idle && r.Epoch != 0 {
@@ -296,7 +246,7 @@ func (k *Keeper) apart(ctx context.Context, what string, limit time.Duration, f 
 		defer cancel()
 		result <- f(ctx)
 	}()
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(attachment.Patience)
 	defer timer.Stop()
 	select {
 	case err := <-result:
@@ -306,7 +256,7 @@ func (k *Keeper) apart(ctx context.Context, what string, limit time.Duration, f 
 	}
 	go func() {
 		err := <-result
-		k.tell(func() {
+		k.Tell(func() {
 			delete(k.busy, what)
 			if err := finish(err); err != nil && !errors.Is(err, errLater) {
 				k.log.Warn("call has returned after all", "call", what, "err", err)

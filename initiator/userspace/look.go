@@ -137,7 +137,7 @@ func (k *Keeper) probe(p *attachment.Pulse, d device, now time.Time) {
 		if errors.Is(err, block.ErrMedium) {
 			err = nil
 		}
-		k.tell(func() { p.Answered(err) })
+		k.Tell(func() { p.Answered(err) })
 	}()
 }
 

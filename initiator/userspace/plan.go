@@ -173,15 +173,6 @@ type limits struct {
 	connect time.Duration // to wait for a leg in sync while another one is there
 }
 
-// verdict is what the manager is told.
-type verdict struct {
-	phase   pb.AttachmentPhase
-	waiting []string // what I/O, or the device, waits for
-	notes   []string // what else does not go forward
-	done    block.Size
-	total   block.Size
-}
-
 // planner is one run of plan.
 type planner struct {
 	w       *attachment.Wanted
@@ -190,23 +181,15 @@ type planner struct {
 	l       limits
 	members []member
 	orders  []order
-	v       verdict
+	v       attachment.Verdict
 }
 
 func (p *planner) do(o order) { p.orders = append(p.orders, o) }
 
-func (p *planner) wait(format string, args ...any) {
-	p.v.waiting = append(p.v.waiting, fmt.Sprintf(format, args...))
-}
-
-func (p *planner) note(format string, args ...any) {
-	p.v.notes = append(p.v.notes, fmt.Sprintf(format, args...))
-}
-
 // plan names the steps from what is seen to what is wanted; w is nil if the
 // volume is not wanted here. An order that does not succeed ends its list: the
 // ones after it may be right only because of it.
-func plan(w *attachment.Wanted, m *memory, s *seen, l limits) ([]order, verdict) {
+func plan(w *attachment.Wanted, m *memory, s *seen, l limits) ([]order, attachment.Verdict) {
 	p := &planner{w: w, m: m, s: s, l: l}
 	switch {
 	case w == nil || p.built() && m.epoch != w.Epoch:
@@ -215,7 +198,7 @@ func plan(w *attachment.Wanted, m *memory, s *seen, l limits) ([]order, verdict)
 		p.letGo()
 	default:
 		p.serve()
-		p.v.phase = p.phase()
+		p.v.Phase = p.phase()
 	}
 	return p.orders, p.v
 }
@@ -226,7 +209,7 @@ func guard(w *attachment.Wanted, m *memory, s *seen, l limits) ([]order, []strin
 	p := &planner{w: w, m: m, s: s, l: l}
 	p.findMembers()
 	p.lease()
-	return p.orders, p.v.waiting
+	return p.orders, p.v.Waiting
 }
 
 func (p *planner) built() bool { return p.s.volume.built || p.s.device.exists }
@@ -265,7 +248,7 @@ func (p *planner) serve() {
 
 func (p *planner) phase() pb.AttachmentPhase {
 	switch {
-	case p.s.device.exists && len(p.v.waiting) > 0:
+	case p.s.device.exists && len(p.v.Waiting) > 0:
 		return pb.AttachmentPhase_ATTACHMENT_PHASE_STALLED
 	case p.s.device.exists:
 		return pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING
@@ -301,7 +284,7 @@ func (p *planner) lease() {
 	case p.allAnswer():
 		p.do(order{op: opResume})
 	default:
-		p.wait("all legs to answer: the volume is suspended")
+		p.v.Wait("all legs to answer: the volume is suspended")
 	}
 }
 
@@ -340,12 +323,12 @@ func (p *planner) gather(column int) (live []legAt, complete bool) {
 			live = append(live, legAt{place: at, leg: l.Leg, revision: l.Revision})
 		default:
 			missing = append(missing, legAt{place: at, leg: l.Leg, revision: l.Revision, why: "can not be connected", since: p.m.since})
-			p.wait("leg %s of column %d on %s: %s", l.Leg, column, l.Node, p.trouble(l))
+			p.v.Wait("leg %s of column %d on %s: %s", l.Leg, column, l.Node, p.trouble(l))
 		}
 	}
 	switch {
 	case len(live) == 0 && len(missing) == 0:
-		p.wait("a leg of column %d that is in sync", column)
+		p.v.Wait("a leg of column %d that is in sync", column)
 	case len(live) > 0 && len(missing) > 0 && p.s.now.Sub(p.m.since) >= p.l.connect:
 		p.record(missing)
 	}
@@ -417,7 +400,7 @@ func (p *planner) recovered(m member) {
 	l := legAt{place: m.place, leg: m.Leg, revision: m.Link.Revision, copied: p.m.slots[m.place].dirty}
 	p.do(order{op: opRecovered, legs: []legAt{l}})
 	if p.s.recordError != "" {
-		p.note("record leg %s in sync: %s", m.Leg, p.s.recordError)
+		p.v.Note("record leg %s in sync: %s", m.Leg, p.s.recordError)
 	}
 }
 
@@ -449,12 +432,12 @@ func (p *planner) cleanUp() {
 func (p *planner) progress() {
 	v := p.s.volume
 	if v.equalizing {
-		p.v.done, p.v.total = p.v.done+v.equalized.Done, p.v.total+v.equalized.Total
+		p.v.Done, p.v.Total = p.v.Done+v.equalized.Done, p.v.Total+v.equalized.Total
 	}
 	for _, m := range p.members {
 		if m.state == engine.Rebuilding {
 			resync := p.status(m.place).Resync
-			p.v.done, p.v.total = p.v.done+resync.Done, p.v.total+resync.Total
+			p.v.Done, p.v.Total = p.v.Done+resync.Done, p.v.Total+resync.Total
 		}
 	}
 }

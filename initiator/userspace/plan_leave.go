@@ -15,13 +15,13 @@ import (
 // has reached every leg.
 func (p *planner) letGo() {
 	if p.m.gone && !p.built() && len(p.s.conns) == 0 {
-		p.v.phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_UNCLEAN
+		p.v.Phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_UNCLEAN
 		if p.m.clean {
-			p.v.phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_CLEAN
+			p.v.Phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_CLEAN
 		}
 		return
 	}
-	p.v.phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHING
+	p.v.Phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHING
 	if !p.s.volume.built {
 		// A volume that was never built is as it was before the grant.
 		p.disconnect(order{op: opForget, clean: p.m.clean || !p.m.used && !p.w.Equalize})
@@ -41,7 +41,7 @@ func (p *planner) letGo() {
 	switch {
 	case p.s.device.exists:
 		if p.s.device.refusal != "" {
-			p.wait("%s", p.s.device.refusal)
+			p.v.Wait("%s", p.s.device.refusal)
 		}
 		if settled && !hopeless {
 			p.do(order{op: opClose})
@@ -85,7 +85,7 @@ func (p *planner) disconnect(last order) {
 		}
 	}
 	if making {
-		p.wait("a connect that is under way")
+		p.v.Wait("a connect that is under way")
 		return
 	}
 	p.do(last)
@@ -96,7 +96,7 @@ func (p *planner) connections() []block.NQN { return slices.Sorted(maps.Keys(p.s
 // tearDown takes away the volume of an attachment that is over: the targets let no
 // write of it through any more. Whoever still has the device open gets errors.
 func (p *planner) tearDown() {
-	p.v.phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHING
+	p.v.Phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHING
 	making := false
 	for _, n := range p.connections() {
 		if making = making || !p.s.conns[n].made; p.s.conns[n].made {

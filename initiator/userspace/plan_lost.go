@@ -125,9 +125,9 @@ func (p *planner) keepOne(column int) {
 		return
 	}
 	if p.s.volume.held > 0 {
-		p.wait("leg %s of column %d on %s: %s, and no other copy can stand in", first.Leg, column, p.nodeOf(*first), first.Lost)
+		p.v.Wait("leg %s of column %d on %s: %s, and no other copy can stand in", first.Leg, column, p.nodeOf(*first), first.Lost)
 	} else {
-		p.note("leg %s of column %d on %s: %s, and no other copy can stand in", first.Leg, column, p.nodeOf(*first), first.Lost)
+		p.v.Note("leg %s of column %d on %s: %s, and no other copy can stand in", first.Leg, column, p.nodeOf(*first), first.Lost)
 	}
 	first.Lost = ""
 }
@@ -146,7 +146,7 @@ func (p *planner) dropLost() {
 	for _, m := range p.members {
 		if !m.Gone {
 			if m.Lost != "" {
-				p.wait("leg %s of column %d on %s: %s, and no other copy can stand in", m.Leg, m.Column, p.nodeOf(m), m.Lost)
+				p.v.Wait("leg %s of column %d on %s: %s, and no other copy can stand in", m.Leg, m.Column, p.nodeOf(m), m.Lost)
 			}
 			continue
 		}
@@ -178,7 +178,7 @@ func (p *planner) dropLost() {
 func (p *planner) record(legs []legAt) {
 	p.do(order{op: opRecord, legs: legs})
 	if p.s.recordError != "" {
-		p.wait("volume manager, to record that leg %s is stale: %s", legs[0].leg, p.s.recordError)
+		p.v.Wait("volume manager, to record that leg %s is stale: %s", legs[0].leg, p.s.recordError)
 	}
 }
 

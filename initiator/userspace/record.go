@@ -72,9 +72,9 @@ func (k *Keeper) recordInSync(ctx context.Context, o order) error {
 
 // ask makes a request for a record, one at a time, and does done if it was granted.
 func (k *Keeper) ask(ctx context.Context, request func(context.Context) error, done func()) error {
-	return k.apart(ctx, "ask the volume manager for a record", recordTimeout, request, func(err error) error {
+	return k.apart(ctx, "ask the volume manager for a record", attachment.RecordTimeout, request, func(err error) error {
 		if err != nil {
-			k.retry = time.Now().Add(retryInterval)
+			k.retry = time.Now().Add(attachment.RetryInterval)
 			k.recorded = attachment.Refusal(err)
 			return fmt.Errorf("volume manager: %s", k.recorded)
 		}

@@ -90,11 +90,11 @@ func (k *Keeper) equalize(ctx context.Context) error {
 	st.equalizing = true
 	go func() {
 		err := st.volume.Equalize(ctx)
-		k.tell(func() {
+		k.Tell(func() {
 			st.equalizing = false
 			st.cancel()
 			if err != nil {
-				st.again = time.Now().Add(retryInterval)
+				st.again = time.Now().Add(attachment.RetryInterval)
 				k.log.Warn("copies not equal yet", "err", err)
 				return
 			}
@@ -139,7 +139,7 @@ func (k *Keeper) export(ctx context.Context, w *attachment.Wanted) error {
 			select {
 			case <-device.Done():
 				k.Poke()
-			case <-k.done:
+			case <-k.Ended():
 			}
 		}()
 		return nil
