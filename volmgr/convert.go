@@ -163,12 +163,14 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 		Labels: v.Labels, State: toEnum[pb.VolumeState](pb.VolumeState_value, volumeStatePrefix, v.State),
 		Health: toEnum[pb.Health](pb.Health_value, healthPrefix, v.Health),
 		Epoch:  uint64(v.Epoch), Clean: v.Clean, Generation: v.Generation, Created: pbTime(v.Created),
+		ExpandingToBytes: uint64(v.ExpandingTo), Formatted: v.Formatted, FenceWaitsFor: v.FenceWaitsFor,
 	}
 	for _, l := range v.Legs {
 		out.Legs = append(out.Legs, pbLeg(v.ID, l))
 	}
 	if v.Attachment != nil {
 		out.Attachment = pbAttachment(*v.Attachment)
+		out.Attachments = []*pb.Attachment{out.Attachment}
 	}
 	return out
 }
@@ -189,6 +191,7 @@ func pbAttachment(a cluster.Attachment) *pb.Attachment {
 		Epoch: uint64(a.Epoch), State: toEnum[pb.AttachmentState](pb.AttachmentState_value, attachmentStatePrefix, a.State),
 		BootId: a.BootID, Device: a.Device, WaitingFor: a.WaitingFor,
 		ResyncDoneBytes: uint64(a.ResyncDone), ResyncTotalBytes: uint64(a.ResyncTotal), Since: pbTime(a.Since),
+		SizeBytes: uint64(a.Size), DeviceNumber: a.Number,
 	}
 }
 
@@ -390,7 +393,7 @@ func fromVolumeLabel(v *pb.VolumeLabel) (out cluster.VolumeLabel, err error) {
 }
 
 func fromLegReport(l *pb.LegReport) (out cluster.LegReport, err error) {
-	out = cluster.LegReport{Ready: l.Ready, Zeroed: block.Size(l.ZeroedBytes), Error: l.Error}
+	out = cluster.LegReport{Ready: l.Ready, Zeroed: block.Size(l.ZeroedBytes), Size: block.Size(l.SizeBytes), Error: l.Error}
 	out.Leg, err = field("legs.leg_id", l.LegId, block.ParseLegID)
 	return out, err
 }
@@ -425,6 +428,7 @@ func fromAttachmentReport(a *pb.AttachmentReport) (out cluster.AttachmentReport,
 	out = cluster.AttachmentReport{
 		Epoch: block.Epoch(a.Epoch), Phase: fromEnum[cluster.Phase](a.Phase, phasePrefix), Device: a.Device, WaitingFor: a.WaitingFor,
 		ResyncDone: block.Size(a.ResyncDoneBytes), ResyncTotal: block.Size(a.ResyncTotalBytes),
+		Size: block.Size(a.SizeBytes), Number: a.DeviceNumber,
 	}
 	if out.Volume, err = field("attachments.volume_id", a.VolumeId, block.ParseVolumeID); err != nil {
 		return out, err

@@ -214,6 +214,12 @@ func (m *Manager) CreateVolume(ctx context.Context, r *pb.CreateVolumeRequest) (
 	return call(ctx, m, in, pbVolume)
 }
 
+// UpdateVolume changes what may change of a volume that is in use.
+func (m *Manager) UpdateVolume(ctx context.Context, r *pb.UpdateVolumeRequest) (*pb.Volume, error) {
+	in := cluster.UpdateVolume{Volume: r.Volume, SetLabels: r.SetLabels, RemoveLabels: r.RemoveLabels, Formatted: r.Formatted}
+	return call(ctx, m, in, pbVolume)
+}
+
 // GetVolume is one volume.
 func (m *Manager) GetVolume(ctx context.Context, r *pb.GetVolumeRequest) (*pb.Volume, error) {
 	return read(ctx, m, func(s *cluster.State) (cluster.Volume, error) { return s.Volume(r.Volume) }, pbVolume)

@@ -185,7 +185,8 @@ func (r *rig) fakeInitiator(ctx context.Context, name string) {
 				phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_CLEAN
 			}
 			report.Attachments = append(report.Attachments, &pb.AttachmentReport{
-				VolumeId: a.VolumeId, Epoch: a.Epoch, Phase: phase, Device: "/dev/weft/" + a.VolumeName})
+				VolumeId: a.VolumeId, Epoch: a.Epoch, Phase: phase, Device: "/dev/weft/" + a.VolumeName,
+				SizeBytes: a.SizeBytes, DeviceNumber: "253:4"})
 		}
 	}
 }
@@ -532,6 +533,8 @@ func TestConversionsForgetNoField(t *testing.T) {
 	v := r.volume("db1")
 	unset(t, v.ProtoReflect(), "Volume", map[string]bool{"VolumeLeg.stale_since": true, "Volume.legs.stale_since": true, "Volume.legs.reason": true,
 		"Volume.legs.column": true, "Volume.legs.copy": true, "Volume.legs.revision": true, "Volume.legs.extents.start": true, "Volume.clean": true,
+		"Volume.expanding_to_bytes": true, "Volume.formatted": true, "Volume.fence_waits_for": true, "Volume.attachments.waiting_for": true,
+		"Volume.attachments.resync_done_bytes": true, "Volume.attachments.resync_total_bytes": true,
 		"Volume.attachment.waiting_for": true, "Volume.attachment.resync_done_bytes": true, "Volume.attachment.resync_total_bytes": true})
 }
 

@@ -66,6 +66,7 @@ type LegReport struct {
 	Leg    block.LegID
 	Ready  bool // carved, zeroed, mapped
 	Zeroed block.Size
+	Size   block.Size // that can be used, also by the hosts it is exported to
 	Error  string
 }
 
@@ -171,6 +172,8 @@ type AttachmentReport struct {
 	Legs        []LegLink
 	ResyncDone  block.Size
 	ResyncTotal block.Size
+	Size        block.Size // of the device
+	Number      string     // of the device: "253:4"
 }
 
 // LegLink is how a host sees one leg.

@@ -31,6 +31,8 @@ const (
 	EventPoolDeleted      = "pool.deleted"
 	EventVolumeCreating   = "volume.creating"
 	EventVolumeReady      = "volume.ready"
+	EventVolumeUpdated    = "volume.updated"
+	EventVolumeFormatted  = "volume.formatted"
 	EventVolumeDeleting   = "volume.deleting"
 	EventVolumeDeleted    = "volume.deleted"
 	EventGranting         = "volume.granting"

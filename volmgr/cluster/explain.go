@@ -33,6 +33,9 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 		e.Waits = append(e.Waits, "the labels of "+s.unseenText(v))
 	default:
 		e.Summary = fmt.Sprintf("%s is detached and %s", v.object(), strings.ToLower(string(s.health(v))))
+		for _, wait := range s.fenceWaits(v) {
+			e.Waits = append(e.Waits, "the fence against an earlier host: "+wait)
+		}
 	}
 	if v.State == VolumeReady {
 		s.explainLegs(e, v)

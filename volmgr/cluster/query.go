@@ -134,6 +134,7 @@ func (s *State) volumeView(v *Volume) Volume {
 	view := *v
 	view.Legs = slices.Clone(v.Legs)
 	view.Health = s.health(v)
+	view.FenceWaitsFor = s.fenceWaits(v)
 	if v.Attachment != nil {
 		a := s.attachmentView(v)
 		view.Attachment = &a
@@ -220,7 +221,7 @@ func (s *State) attachmentView(v *Volume) Attachment {
 	a := *v.Attachment
 	a.VolumeID, a.VolumeName = v.ID, v.Name
 	if r, ok := s.attachmentReport(v); ok {
-		a.Device, a.ResyncDone, a.ResyncTotal = r.Device, r.ResyncDone, r.ResyncTotal
+		a.Device, a.Number, a.Size, a.ResyncDone, a.ResyncTotal = r.Device, r.Number, r.Size, r.ResyncDone, r.ResyncTotal
 	}
 	a.WaitingFor = strings.Join(s.attachmentWaits(v), "; ")
 	return a

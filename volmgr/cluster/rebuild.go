@@ -145,9 +145,10 @@ func (r *rebuild) volume(legs []foundLeg) {
 	best := slices.MaxFunc(legs, func(a, b foundLeg) int {
 		return cmp.Or(cmp.Compare(a.Volume.Generation, b.Volume.Generation), cmp.Compare(a.Volume.Epoch, b.Volume.Epoch))
 	}).Volume
+	labels, formatted := fromDrives(best.Labels)
 	v := &Volume{
 		ID: best.ID, Name: best.Name, Size: best.Size, Layout: best.Layout, Pool: best.Pool, Spread: best.Spread,
-		Labels: best.Labels, State: VolumeReady, Epoch: r.lastEpoch[best.ID] + 1, Generation: best.Generation + 1,
+		Labels: labels, Formatted: formatted, State: VolumeReady, Epoch: r.lastEpoch[best.ID] + 1, Generation: best.Generation + 1,
 		Created: time.Unix(0, best.Created).UTC(),
 	}
 	for _, l := range legs {

@@ -258,6 +258,7 @@ var scriptCommands = map[string]func(*script, args) string{
 		return s.step(Attach{a.word(0), a.node(1), AttachMode(a.options["mode"])})
 	},
 	"detach":       (*script).detach,
+	"update":       (*script).update,
 	"delete":       func(s *script, a args) string { return s.step(DeleteVolume{a.word(0)}) },
 	"confirm-dead": func(s *script, a args) string { return s.step(ConfirmNodeDead{a.node(0)}) },
 	"remove-node":  func(s *script, a args) string { return s.step(RemoveNode{a.node(0)}) },
@@ -506,7 +507,27 @@ func (s *script) volume(a args) string {
 		}
 		b.WriteString("\n")
 	}
+	for _, why := range v.FenceWaitsFor {
+		fmt.Fprintf(&b, "  to be sure that no earlier host writes: %s\n", why)
+	}
+	if v.Formatted != "" || len(v.Labels) > 0 {
+		fmt.Fprintf(&b, "  formatted %q labels %v\n", v.Formatted, v.Labels)
+	}
 	return b.String()
+}
+
+// update changes a volume: update db1 set.tier=gold remove.owner= formatted=ext4
+func (s *script) update(a args) string {
+	in := UpdateVolume{Volume: a.word(0), Formatted: strings.ReplaceAll(a.options["formatted"], "_", " "), SetLabels: map[string]string{}}
+	for key, value := range a.options {
+		if name, ok := strings.CutPrefix(key, "set."); ok {
+			in.SetLabels[name] = value
+		}
+		if name, ok := strings.CutPrefix(key, "remove."); ok {
+			in.RemoveLabels = append(in.RemoveLabels, name)
+		}
+	}
+	return s.step(in)
 }
 
 func (s *script) explain(a args) string {

@@ -145,6 +145,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 		return
 	}
 	t.settleSuspects(id)
+	t.settleFence(id)
 	t.settleGrant(id)
 	t.settleAttached(id)
 	t.settleDetaching(id)

@@ -243,8 +243,14 @@ type Volume struct {
 	// labels of the legs yet, which may know of a leg that went stale since.
 	Restored  bool   `json:"restored,omitempty"`
 	DeletedAt uint64 `json:"deleted_at,omitempty"` // generation of DeleteVolume
+	// Formatted is the file system that was made on it, or is being made, see
+	// Formatting; empty if none ever was.
+	Formatted string `json:"formatted,omitempty"`
+	// ExpandingTo is the size that the legs are growing to; 0 if they are not.
+	ExpandingTo block.Size `json:"expanding_to,omitempty"`
 
-	Health Health `json:"-"`
+	Health        Health   `json:"-"`
+	FenceWaitsFor []string `json:"-"` // see fenceWaits
 }
 
 // AttachMode is how a volume may be shared. Only AttachExclusive is served.
@@ -284,6 +290,8 @@ type Attachment struct {
 	VolumeID    block.VolumeID   `json:"-"`
 	VolumeName  block.VolumeName `json:"-"`
 	Device      string           `json:"-"`
+	Number      string           `json:"-"` // of the device: "253:4"
+	Size        block.Size       `json:"-"` // of the device
 	WaitingFor  string           `json:"-"`
 	ResyncDone  block.Size       `json:"-"`
 	ResyncTotal block.Size       `json:"-"`

@@ -43,7 +43,7 @@ func (v *Volume) unsettled() bool {
 		return true
 	}
 	if v.Attachment == nil {
-		return false
+		return v.Holder != "" // which the targets are to keep out
 	}
 	return v.Attachment.State != Attached || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State != LegInSync })
 }
@@ -111,6 +111,9 @@ func (in CreateVolume) normal() (CreateVolume, error) {
 		return in, invalid("copies", "%d: must be 1 to %d", in.Copies, block.MaxCopies)
 	case in.Stripes < 0 || in.Stripes > block.MaxStripes:
 		return in, invalid("stripes", "%d: must be 1 to %d, or 0 to let the manager choose", in.Stripes, block.MaxStripes)
+	}
+	if err := checkLabels("labels", in.Labels); err != nil {
+		return in, err
 	}
 	if err := (block.Layout{Stripes: 1, Copies: 1, Chunk: in.Chunk}).Check(); err != nil {
 		return in, invalid("chunk_bytes", "%v", err)

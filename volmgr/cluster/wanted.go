@@ -3,8 +3,6 @@
 package cluster
 
 import (
-	"maps"
-
 	"weft.dev/weft/proto/block"
 )
 
@@ -56,7 +54,7 @@ func wantedLeg(v *Volume, l Leg, label VolumeLabel) WantedLeg {
 func (v *Volume) label() VolumeLabel {
 	label := VolumeLabel{
 		ID: v.ID, Name: v.Name, Size: v.Size, Layout: v.Layout, Pool: v.Pool, Spread: v.Spread,
-		Labels: maps.Clone(v.Labels), Epoch: v.Epoch, Generation: v.Generation, Clean: v.Clean, Created: v.Created.UnixNano(),
+		Labels: v.onDrives(), Epoch: v.Epoch, Generation: v.Generation, Clean: v.Clean, Created: v.Created.UnixNano(),
 	}
 	for _, l := range v.Legs {
 		if l.trusted() {
