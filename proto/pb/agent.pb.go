@@ -345,6 +345,9 @@ type LegLabel struct {
 	Revision      uint64                 `protobuf:"varint,6,opt,name=revision,proto3" json:"revision,omitempty"`
 	AdmittedEpoch uint64                 `protobuf:"varint,7,opt,name=admitted_epoch,json=admittedEpoch,proto3" json:"admitted_epoch,omitempty"`
 	Volume        *VolumeLabel           `protobuf:"bytes,8,opt,name=volume,proto3" json:"volume,omitempty"`
+	// How many of the extents, from the first one on, are zeroed or hold data. 0:
+	// all, if zeroed is set. What a leg grew by counts only when it is zeroed.
+	ZeroedExtents uint32 `protobuf:"varint,9,opt,name=zeroed_extents,json=zeroedExtents,proto3" json:"zeroed_extents,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -435,23 +438,31 @@ func (x *LegLabel) GetVolume() *VolumeLabel {
 	return nil
 }
 
+func (x *LegLabel) GetZeroedExtents() uint32 {
+	if x != nil {
+		return x.ZeroedExtents
+	}
+	return 0
+}
+
 // VolumeLabel is the definition of a volume, copied to every drive that holds a leg of it.
 type VolumeLabel struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	VolumeId      string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	SizeBytes     uint64                 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
-	Layout        *Layout                `protobuf:"bytes,4,opt,name=layout,proto3" json:"layout,omitempty"`
-	Pool          string                 `protobuf:"bytes,5,opt,name=pool,proto3" json:"pool,omitempty"`
-	Spread        string                 `protobuf:"bytes,6,opt,name=spread,proto3" json:"spread,omitempty"`
-	Labels        map[string]string      `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Epoch         uint64                 `protobuf:"varint,8,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Generation    uint64                 `protobuf:"varint,9,opt,name=generation,proto3" json:"generation,omitempty"` // of the in-sync sets: the highest one found is the truth
-	InSyncLegs    []string               `protobuf:"bytes,10,rep,name=in_sync_legs,json=inSyncLegs,proto3" json:"in_sync_legs,omitempty"`
-	Clean         bool                   `protobuf:"varint,11,opt,name=clean,proto3" json:"clean,omitempty"`
-	Created       *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=created,proto3" json:"created,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId         string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	Name             string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	SizeBytes        uint64                 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Layout           *Layout                `protobuf:"bytes,4,opt,name=layout,proto3" json:"layout,omitempty"`
+	Pool             string                 `protobuf:"bytes,5,opt,name=pool,proto3" json:"pool,omitempty"`
+	Spread           string                 `protobuf:"bytes,6,opt,name=spread,proto3" json:"spread,omitempty"`
+	Labels           map[string]string      `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Epoch            uint64                 `protobuf:"varint,8,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Generation       uint64                 `protobuf:"varint,9,opt,name=generation,proto3" json:"generation,omitempty"` // of the in-sync sets: the highest one found is the truth
+	InSyncLegs       []string               `protobuf:"bytes,10,rep,name=in_sync_legs,json=inSyncLegs,proto3" json:"in_sync_legs,omitempty"`
+	Clean            bool                   `protobuf:"varint,11,opt,name=clean,proto3" json:"clean,omitempty"`
+	Created          *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=created,proto3" json:"created,omitempty"`
+	ExpandingToBytes uint64                 `protobuf:"varint,13,opt,name=expanding_to_bytes,json=expandingToBytes,proto3" json:"expanding_to_bytes,omitempty"` // the size that its legs are growing to; 0 if they are not
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *VolumeLabel) Reset() {
@@ -566,6 +577,13 @@ func (x *VolumeLabel) GetCreated() *timestamppb.Timestamp {
 		return x.Created
 	}
 	return nil
+}
+
+func (x *VolumeLabel) GetExpandingToBytes() uint64 {
+	if x != nil {
+		return x.ExpandingToBytes
+	}
+	return 0
 }
 
 type LegReport struct {
@@ -2158,7 +2176,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\aextents\x18\x04 \x01(\rR\aextents\x12)\n" +
 	"\x10label_generation\x18\x05 \x01(\x04R\x0flabelGeneration\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12%\n" +
-	"\x04legs\x18\a \x03(\v2\x11.weft.v1.LegLabelR\x04legs\"\x81\x02\n" +
+	"\x04legs\x18\a \x03(\v2\x11.weft.v1.LegLabelR\x04legs\"\xa8\x02\n" +
 	"\bLegLabel\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
 	"\x06column\x18\x02 \x01(\rR\x06column\x12\x12\n" +
@@ -2167,7 +2185,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x06zeroed\x18\x05 \x01(\bR\x06zeroed\x12\x1a\n" +
 	"\brevision\x18\x06 \x01(\x04R\brevision\x12%\n" +
 	"\x0eadmitted_epoch\x18\a \x01(\x04R\radmittedEpoch\x12,\n" +
-	"\x06volume\x18\b \x01(\v2\x14.weft.v1.VolumeLabelR\x06volume\"\xcb\x03\n" +
+	"\x06volume\x18\b \x01(\v2\x14.weft.v1.VolumeLabelR\x06volume\x12%\n" +
+	"\x0ezeroed_extents\x18\t \x01(\rR\rzeroedExtents\"\xf9\x03\n" +
 	"\vVolumeLabel\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -2185,7 +2204,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	" \x03(\tR\n" +
 	"inSyncLegs\x12\x14\n" +
 	"\x05clean\x18\v \x01(\bR\x05clean\x124\n" +
-	"\acreated\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x1a9\n" +
+	"\acreated\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12,\n" +
+	"\x12expanding_to_bytes\x18\r \x01(\x04R\x10expandingToBytes\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x01\n" +
