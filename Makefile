@@ -9,7 +9,7 @@ PAIRS  ?= .# which pairs of host and target make interop runs, a regular express
 export WEFT_KERNEL = $(KERNEL)
 
 .DEFAULT_GOAL := help
-.PHONY: help faults demo demo-test demo-vm test build lint unit generate check kernel interop e2e bench fuzz install clean
+.PHONY: help faults demo demo-test demo-vm test build lint unit generate check kernel interop e2e kube-bins bench fuzz install clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -50,6 +50,9 @@ interop: ## Linux's NVMe/TCP host and target with ours, in a virtual machine (KE
 
 e2e: ## the scenarios, in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKilled)
 	go test -count=$(COUNT) -v -timeout 85m -run '^TestScenario.*$(RUN)' ./e2e
+
+kube-bins: ## Kubernetes and its CSI sidecars, built from their Go modules into the cache (25 minutes the first time; goes on where it was cut)
+	@go run ./e2e/kube/build
 
 bench: ## what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=vm: the kernel path)
 	@e2e/install.sh $(if $(filter user,$(PART)),,vm) $(if $(filter vm,$(PART)),,bench)

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package parts makes and finds the programs and container images of which
+// e2e/kube builds a Kubernetes cluster: Kubernetes, etcd and the CSI sidecars
+// from their Go modules, the container runtime from the distribution's packages
+// (unpacked, not installed), images from the programs. No registry of images is
+// asked, and nothing of it is in this module's go.mod: each program is built in a
+// module that is generated in the cache.
+//
+//	<cache>/kube/<key of the versions>/
+//	    src/<module>/   go.mod, go.sum, tools.go
+//	    bin/            programs
+//	    debian/         the unpacked packages
+//	    images/         docker archives, for ctr images import
+//
+// Each appears whole or not at all, so that a build that was cut goes on.
+package parts
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+)
+
+// Versions of what is built. Kubernetes' staging modules are v0.37.1.
+const (
+	Kubernetes  = "v1.37.1"
+	Attacher    = "v4.13.0"
+	Resizer     = "v2.3.0"
+	Provisioner = "v6.3.0"
+)
+
+// Names that pods call the images by.
+const (
+	Pause   = "registry.k8s.io/pause:3.10.2"
+	Busybox = "registry.k8s.io/e2e-test-images/busybox:1.37.0-2"
+	Nginx   = "registry.k8s.io/e2e-test-images/nginx:1.27.0-2" // is Busybox; the suite's pods run nothing of nginx
+	Agnhost = "registry.k8s.io/e2e-test-images/agnhost:2.66.1"
+)
+
+// format is part of the key; it changes when what is built of the same versions does.
+const format = "1"
+
+// Parts is a complete set.
+type Parts struct{ dir string }
+
+// Find returns the parts if all are there. The error says which is not, and how
+// to make it.
+func Find() (Parts, error) {
+	dir, err := directory()
+	if err != nil {
+		return Parts{}, err
+	}
+	p := Parts{dir}
+	for _, file := range p.all() {
+		if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
+			return Parts{}, fmt.Errorf("%s is not built: make kube-bins does it", filepath.Base(file))
+		} else if err != nil {
+			return Parts{}, err
+		}
+	}
+	return p, nil
+}
+
+// Program is the path of a program: etcd, kubelet, csi-attacher, containerd, ….
+func (p Parts) Program(name string) string {
+	for _, deb := range debianPrograms {
+		if filepath.Base(deb) == name {
+			return filepath.Join(p.dir, "debian", deb)
+		}
+	}
+	return filepath.Join(p.dir, "bin", name)
+}
+
+// CNI is the directory of the network plugins.
+func (p Parts) CNI() string { return filepath.Join(p.dir, "debian/usr/lib/cni") }
+
+// Images are the archives to import on each node.
+func (p Parts) Images() []string {
+	var all []string
+	for _, i := range images {
+		all = append(all, filepath.Join(p.dir, "images", i.file+".tar"))
+	}
+	return all
+}
+
+// Programs are the directories of the programs, for PATH.
+func (p Parts) Programs() []string {
+	return []string{filepath.Join(p.dir, "bin"), filepath.Join(p.dir, "debian/usr/bin"), filepath.Join(p.dir, "debian/usr/sbin")}
+}
+
+func (p Parts) all() []string {
+	files := p.Images()
+	for _, m := range modules() {
+		for _, b := range m.programs {
+			files = append(files, p.Program(b.name))
+		}
+	}
+	for _, deb := range debianPrograms {
+		files = append(files, filepath.Join(p.dir, "debian", deb))
+	}
+	return files
+}
+
+// directory is that of the present versions in the cache.
+func directory() (string, error) {
+	root := os.Getenv("WEFT_CACHE")
+	if root == "" {
+		user, err := os.UserCacheDir()
+		if err != nil {
+			return "", fmt.Errorf("find the cache: %w; set WEFT_CACHE", err)
+		}
+		root = filepath.Join(user, "weft")
+	}
+	return filepath.Abs(filepath.Join(root, "kube", key()))
+}
+
+func key() string {
+	h := sha256.New()
+	fmt.Fprintln(h, format, runtime.Version(), runtime.GOARCH, strings.Join(debianPackages, " "))
+	for _, m := range modules() {
+		fmt.Fprintln(h, m.path, m.version, m.programs)
+	}
+	for _, i := range images {
+		fmt.Fprintln(h, i.file, i.names, i.entrypoint)
+	}
+	return fmt.Sprintf("%s-%x", Kubernetes, h.Sum(nil)[:4])
+}
