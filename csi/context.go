@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"fmt"
+	"strconv"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+// contextFSType is the one key of a volume's context: the parameter fsType of its
+// StorageClass. The file system that a capability names comes first.
+const contextFSType = "fsType"
+
+// The keys of a publish context: what ControllerPublishVolume tells the node.
+const (
+	publishVolume = "volume" // the volume's name
+	publishEpoch  = "epoch"
+	publishMode   = "mode" // EXCLUSIVE, SHARED_READ_ONLY, SHARED_BLOCK
+)
+
+// publication is a publish context as values.
+type publication struct {
+	volume block.VolumeName
+	// The epoch of the grant. It only grows, and does so too when the host boots
+	// again: an attachment of a later epoch is of the same publication.
+	epoch block.Epoch
+	mode  pb.AttachMode
+}
+
+func (p publication) context() map[string]string {
+	return map[string]string{
+		publishVolume: string(p.volume),
+		publishEpoch:  strconv.FormatUint(uint64(p.epoch), 10),
+		publishMode:   modeText(p.mode),
+	}
+}
+
+// parsePublication is the inverse of context; an error names the key.
+func parsePublication(context map[string]string) (publication, error) {
+	name, err := block.ParseVolumeName(context[publishVolume])
+	if err != nil {
+		return publication{}, fmt.Errorf("publish_context[%s]: %w", publishVolume, err)
+	}
+	epoch, err := strconv.ParseUint(context[publishEpoch], 10, 64)
+	if err != nil || epoch == 0 {
+		return publication{}, fmt.Errorf("publish_context[%s]: %q is no epoch", publishEpoch, context[publishEpoch])
+	}
+	mode, ok := pb.AttachMode_value[attachModePrefix+context[publishMode]]
+	if !ok || mode == 0 {
+		return publication{}, fmt.Errorf("publish_context[%s]: %q is no mode", publishMode, context[publishMode])
+	}
+	return publication{volume: name, epoch: block.Epoch(epoch), mode: pb.AttachMode(mode)}, nil
+}
+
+const attachModePrefix = "ATTACH_MODE_"
+
+func modeText(m pb.AttachMode) string { return m.String()[len(attachModePrefix):] }

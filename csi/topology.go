@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/pb"
+)
+
+// A node's segments are its failure-domain labels under this prefix, and always
+// the cluster, so that a node without labels has one too.
+//
+// Any node of a cluster reaches any volume of it, one network hop away. What a CO
+// calls a volume's topology is therefore two things here:
+//
+//   - A term with the cluster in it is a node's own, which Kubernetes collects from
+//     all nodes that run the driver. It asks that the volume be reached from there,
+//     which it is wherever it lies.
+//   - A term without is an administrator's, from a StorageClass: the volume's legs
+//     are to lie there, and the volume is used there.
+//
+// Preferred terms of either kind say where legs had best lie.
+const (
+	topologyPrefix  = "topology.weft.dev/"
+	topologyCluster = topologyPrefix + "cluster"
+)
+
+// nodeSegments are the segments of a node with these labels.
+func nodeSegments(clusterID string, labels map[string]string) map[string]string {
+	segments := map[string]string{topologyCluster: clusterID}
+	for label, value := range labels {
+		// The node's own name is no failure domain that volumes are asked for in:
+		// each node would make a segment, and Kubernetes an object for each.
+		if label != nodeLabel && topologyPrefix+label != topologyCluster {
+			segments[topologyPrefix+label] = value
+		}
+	}
+	return segments
+}
+
+// nodeLabel is the label that each node has of itself.
+const nodeLabel = "node"
+
+// placement is where a volume's legs must lie, and had best lie.
+type placement struct {
+	required, preferred []*pb.Segment
+}
+
+// parseTopology takes a CO's requirements apart.
+func parseTopology(clusterID string, r *csi.TopologyRequirement) (placement, error) {
+	var p placement
+	reachable := len(r.GetRequisite()) == 0
+	for _, term := range r.GetRequisite() {
+		segment, own, here, err := parseSegments(clusterID, term)
+		if err != nil {
+			return p, err
+		}
+		reachable = reachable || here
+		if here && !own && len(segment.Labels) > 0 {
+			p.required = append(p.required, segment)
+		}
+	}
+	if !reachable {
+		return p, status.Errorf(codes.ResourceExhausted, "accessibility_requirements: no term is of this cluster, %s", clusterID)
+	}
+	for _, term := range r.GetPreferred() {
+		segment, _, here, err := parseSegments(clusterID, term)
+		if err != nil {
+			return p, err
+		}
+		if here && len(segment.Labels) > 0 {
+			p.preferred = append(p.preferred, segment)
+		}
+	}
+	return p, nil
+}
+
+// parseSegments turns a term into labels: own if it names the cluster, here unless
+// that is another one.
+func parseSegments(clusterID string, t *csi.Topology) (segment *pb.Segment, own, here bool, err error) {
+	segment, here = &pb.Segment{Labels: map[string]string{}}, true
+	for key, value := range t.GetSegments() {
+		label, ours := strings.CutPrefix(key, topologyPrefix)
+		switch {
+		case !ours || label == "":
+			return nil, false, false, status.Errorf(codes.InvalidArgument, "topology: key %q is not known, only those below %s", key, topologyPrefix)
+		case key == topologyCluster:
+			own, here = true, value == clusterID
+		default:
+			segment.Labels[label] = value
+		}
+	}
+	return segment, own, here, nil
+}
+
+// accessible is where a volume with these requirements may be used.
+func (p placement) accessible(clusterID string) []*csi.Topology {
+	if len(p.required) == 0 {
+		return []*csi.Topology{{Segments: map[string]string{topologyCluster: clusterID}}}
+	}
+	var all []*csi.Topology
+	for _, s := range p.required {
+		segments := map[string]string{topologyCluster: clusterID}
+		for label, value := range s.Labels {
+			segments[topologyPrefix+label] = value
+		}
+		all = append(all, &csi.Topology{Segments: segments})
+	}
+	return all
+}
+
+// text is the required part in one line, the same for the same terms.
+func (p placement) text() string {
+	var terms []string
+	for _, s := range p.required {
+		var labels []string
+		for _, key := range slices.Sorted(maps.Keys(s.Labels)) {
+			labels = append(labels, key+"="+s.Labels[key])
+		}
+		terms = append(terms, strings.Join(labels, "+"))
+	}
+	slices.Sort(terms)
+	return strings.Join(slices.Compact(terms), "|")
+}
