@@ -475,19 +475,22 @@ func TestAVolumeGrowsUnderIO(t *testing.T) {
 	if err := v.Drop(1, 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.SetSize(17 * block.MiB); err == nil {
+	if err := v.Grow(17 * block.MiB); err == nil {
 		t.Error("grown beyond its legs")
 	}
-	if err := v.SetSize(16 * block.MiB); err != nil {
+	if err := v.Grow(16 * block.MiB); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.SetSize(block.MiB); err == nil {
+	if err := v.Grow(block.MiB); err == nil {
 		t.Error("shrunk")
 	}
-	if s := v.Status().Legs[1][0]; s.Dirty == 0 || s.Dirty == s.Regions {
-		t.Errorf("a dropped leg misses %d regions of %d, want those that are new", s.Dirty, s.Regions)
+	if s := v.Status().Legs[1][0]; s.Dirty != 0 || s.Regions != 32 {
+		t.Errorf("a dropped leg misses %d regions of %d before anything was written", s.Dirty, s.Regions)
 	}
 	testDevice(t, v, 16<<20)
+	if s := v.Status().Legs[1][0]; s.Dirty < 17 {
+		t.Errorf("a dropped leg misses %d regions, and none that is new", s.Dirty)
+	}
 }
 
 func TestCloseWaitsAndAbortDoesNot(t *testing.T) {

@@ -31,7 +31,7 @@ type equalizer struct {
 	err     error
 	ended   chan struct{} // closed when it stops running
 	made    block.Size
-	total   block.Size
+	leg     int64 // how much of each; what a volume grows by is equal
 }
 
 // unit is what one copy makes equal; a flush of the column if it is empty.
@@ -109,7 +109,7 @@ func (v *Volume) equalizing() (*equalizer, error) {
 	if q := v.equalizer.Load(); q != nil || v.cfg.Layout.Copies == 1 {
 		return q, nil
 	}
-	q := &equalizer{v: v, lanes: make([]equalLane, equalLanes)}
+	q := &equalizer{v: v, lanes: make([]equalLane, equalLanes), leg: v.plan.legSize(v.size.Load())}
 	for i := range q.lanes {
 		q.lanes[i].q = q
 		q.lanes[i].step = q.lanes[i].next
@@ -134,7 +134,6 @@ func (v *Volume) equalizing() (*equalizer, error) {
 		}
 		c.unlock()
 	}
-	q.total = block.Size(v.plan.legSize(v.size.Load())) * block.Size(len(v.columns))
 	v.equalizer.Store(q)
 	return q, nil
 }
@@ -212,7 +211,7 @@ func (q *equalizer) progress() Progress {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return Progress{q.made, q.total}
+	return Progress{q.made, block.Size(q.leg) * block.Size(len(q.v.columns))}
 }
 
 // next does the lane's next unit.
@@ -247,10 +246,9 @@ func (q *equalizer) take() *unit {
 		q.again = q.again[:n-1]
 		return u
 	}
-	leg := q.v.plan.legSize(q.v.size.Load())
 	if q.column < len(q.v.columns) {
-		u := &unit{q.column, q.off, min(q.off+q.v.copyUnit, leg)}
-		if q.off = u.end; q.off == leg {
+		u := &unit{q.column, q.off, min(q.off+q.v.copyUnit, q.leg)}
+		if q.off = u.end; q.off == q.leg {
 			q.column, q.off = q.column+1, 0
 		}
 		return u

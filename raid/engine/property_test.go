@@ -47,10 +47,11 @@ func TestRandomHistoriesLoseNothingAndNeverGoBack(t *testing.T) {
 		sum.crashes += w.crashes
 		sum.drops += w.drops
 		sum.rebuilds += w.rebuilds
+		sum.grown += w.grown
 	}
-	t.Logf("%d histories: %d writes acknowledged, %d reads, %d crashes, %d legs dropped, %d rebuilt", seeds, sum.acks, sum.reads, sum.crashes, sum.drops, sum.rebuilds)
+	t.Logf("%d histories: %d writes acknowledged, %d reads, %d crashes, %d legs dropped, %d rebuilt, %d times grown", seeds, sum.acks, sum.reads, sum.crashes, sum.drops, sum.rebuilds, sum.grown)
 	// Histories that get nowhere would prove nothing.
-	if n := int(seeds); sum.acks < 20*n || sum.reads < 20*n || sum.rebuilds < n || sum.crashes < n {
+	if n := int(seeds); sum.acks < 20*n || sum.reads < 20*n || sum.rebuilds < n || sum.crashes < n || 2*sum.grown < n {
 		t.Error("too little happened")
 	}
 }
@@ -73,15 +74,16 @@ func TestEachRuleIsNeeded(t *testing.T) {
 		"copies and writes pass one another":          {weak: guards{copiesPass: true}},
 		"rebuilding legs are read":                    {weak: guards{readRebuilding: true}},
 		"copies discard as they like":                 {weak: guards{discardsDiffer: true}},
-		"writes under way at a drop are forgotten":    {weak: guards{forgetUnderWay: true}},
-		"what was not durable is forgotten":           {from: 270, weak: guards{forgetCached: true}},
-		"a leg that has caught up drops out":          {weak: guards{dropCaughtUp: true}},
-		"a leg dropped while unequal counts as equal": {from: 330, weak: guards{halfEqual: true}},
-		"a rebuilt leg is not flushed":                {from: 750, weak: guards{unflushed: true}},
+		"writes under way at a drop are forgotten":    {from: 110, weak: guards{forgetUnderWay: true}},
+		"what was not durable is forgotten":           {from: 325, weak: guards{forgetCached: true}},
+		"a leg that has caught up drops out":          {from: 260, weak: guards{dropCaughtUp: true}},
+		"a leg dropped while unequal counts as equal": {from: 1450, weak: guards{halfEqual: true}},
+		"a rebuilt leg is not flushed":                {from: 1080, weak: guards{unflushed: true}},
 		"the owner drops before it records":           {wrong: errant{dropBeforeRecord: true}},
 		"the owner serves unequal copies":             {wrong: errant{serveUnequal: true}},
 		"the owner adds a leg without a fence":        {wrong: errant{unfenced: true}},
 		"the owner trusts a map that is gone":         {wrong: errant{partialOfUnknown: true}},
+		"the owner grows onto rubbish":                {wrong: errant{growsOntoRubbish: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			const most = 3000

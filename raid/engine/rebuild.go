@@ -67,18 +67,6 @@ func newRebuild(c *column, copy int, inc uint64) *rebuild {
 	return r
 }
 
-// rebuilds are those of the column.
-func (c *column) rebuilds() (all []*rebuild) {
-	c.shards[0].mu.Lock()
-	defer c.shards[0].mu.Unlock()
-	for i := range c.legs {
-		if r := c.legs[i].rebuild; r != nil {
-			all = append(all, r)
-		}
-	}
-	return all
-}
-
 // kick sets all lanes to work that have none.
 func (r *rebuild) kick() {
 	r.mu.Lock()
@@ -300,7 +288,7 @@ func (r *rebuild) startFlush(p *piece, e *effects) {
 	p.issue(r.copy, block.OpFlush, nil, e)
 }
 
-// caughtUp ends the rebuild, unless the volume has grown or the leg erred.
+// caughtUp ends the rebuild, unless there is more to copy, or the leg erred.
 func (r *rebuild) caughtUp() {
 	c := r.c
 	c.lock()

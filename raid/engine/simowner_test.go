@@ -21,6 +21,8 @@ func (w *world) own() {
 		do()
 	case w.equal != nil && w.r.IntN(2) == 0:
 		w.equalize()
+	case w.mayGrow() && w.r.IntN(2) == 0:
+		w.growVolume()
 	default:
 		k := w.r.IntN(len(w.legs))
 		w.ownLeg(k, w.r.IntN(len(w.legs[k])))
@@ -29,6 +31,7 @@ func (w *world) own() {
 
 // attach starts an engine on what the manager has recorded.
 func (w *world) attach() {
+	w.cfg.Size = w.size
 	v, err := newVolume(w.cfg, w)
 	if err != nil {
 		w.fail("%w", err)
@@ -106,14 +109,14 @@ func (w *world) ownLeg(k, i int) {
 		switch {
 		case trouble:
 			w.evict(k, i)
-		case leg.state == CaughtUp && !l.inSync && !l.leaving:
+		case leg.state == CaughtUp && !l.inSync && !l.leaving && w.largeEnough(l):
 			l.inSync, l.needFull, l.rebooted = true, false, false
 			w.rebuilds++
 			l.dev.sick = w.faults && w.r.IntN(2) == 0 // now, of all times
 			if w.faults && w.r.IntN(8) == 0 {
 				w.todo = append(w.todo, w.blackout)
 			}
-		case leg.state == CaughtUp && !l.leaving && (!w.faults || w.r.IntN(10) == 0):
+		case leg.state == CaughtUp && l.inSync && !l.leaving && (!w.faults || w.r.IntN(10) == 0):
 			if err := w.v.Promote(k, i); err != nil {
 				w.fail("%w", err)
 			}
@@ -125,7 +128,7 @@ func (w *world) ownLeg(k, i int) {
 	default:
 		if l.inSync {
 			w.evict(k, i)
-		} else if l.alive && w.equal == nil {
+		} else if l.alive && w.equal == nil && w.largeEnough(l) {
 			w.readd(k, i)
 		}
 	}

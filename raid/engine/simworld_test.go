@@ -33,7 +33,9 @@ type world struct {
 	resting bool // users are, and then the client goes
 	equal   *equalizer
 	ended   chan struct{}
-	todo    []func() // what the owner is about to do
+	size    block.Size // by the manager's record
+	wanted  block.Size // what the legs are made large enough for
+	todo    []func()   // what the owner is about to do
 	timers  []simTimer
 
 	sectors  []register // of the volume
@@ -44,6 +46,7 @@ type world struct {
 	crashes  int
 	rebuilds int
 	drops    int
+	grown    int
 }
 
 // errant weakens the owner.
@@ -52,6 +55,7 @@ type errant struct {
 	serveUnequal     bool
 	unfenced         bool
 	partialOfUnknown bool
+	growsOntoRubbish bool
 }
 
 type simIO struct {
@@ -66,7 +70,11 @@ type simTimer struct {
 	do func()
 }
 
-const simVolume = 1280 * block.KiB
+// simVolume is the size that a volume begins with, simMost what it may grow to.
+const (
+	simVolume = 1280 * block.KiB
+	simMost   = 4 * block.MiB
+)
 
 func (w *world) now() int64 { return w.time*int64(time.Millisecond) + 1 }
 func (w *world) after(d time.Duration, do func()) {
@@ -83,7 +91,8 @@ func newWorld(seed uint64, weak guards, wrong errant) *world {
 		l.Copies = 3
 	}
 	w.cfg = Config{Layout: l, Size: simVolume, BlockSize: 512, Region: 64 * block.KiB << w.r.IntN(4), FailMedium: false, OnEvent: w.event}
-	w.sectors = make([]register, simVolume/sector)
+	w.size, w.wanted = simVolume, simVolume
+	w.sectors = make([]register, simMost/sector)
 	fresh := make([]candidate, len(w.sectors))
 	for i := range w.sectors {
 		fresh[i] = candidate{past: never, lost: never}
@@ -148,6 +157,8 @@ func (w *world) act() {
 		w.replace()
 	case n < 196:
 		w.spuriousDrop()
+	case n < 198:
+		w.grow()
 	}
 }
 
@@ -184,13 +195,14 @@ func (w *world) tick() {
 
 // submit lets a user do something, often where others do, too, and across bounds.
 func (w *world) submit() {
-	spots := []int64{0, 64 << 10, 128 << 10, 192 << 10, 1 << 20, int64(simVolume)}
+	size := int64(w.v.Geometry().Size)
+	spots := []int64{0, 64 << 10, 128 << 10, 192 << 10, 1 << 20, int64(simVolume), size}
 	n := int64(1 + w.r.IntN(4))
 	if w.r.IntN(12) == 0 {
 		n = int64(1 + w.r.IntN(400))
 	}
 	at := spots[w.r.IntN(len(spots))]/sector + int64(w.r.IntN(6)) - 3
-	at = max(0, min(at, int64(simVolume)/sector-n))
+	at = max(0, min(at, size/sector-n))
 	w.next++
 	io := &simIO{w: w, tag: w.next}
 	io.Off, io.Len, io.Done, io.began = at*sector, n*sector, simDone, w.time
@@ -256,7 +268,7 @@ func simDone(b *block.IO) {
 			}
 		}
 	case io.Op == block.OpFlush:
-		for s := range w.sectors {
+		for s := range w.sectors[:w.size/sector] {
 			if len(w.sectors[s]) > 1 {
 				w.sectors[s].flushed(io.began, w.time)
 			}
@@ -343,7 +355,7 @@ func (w *world) blackout() {
 			l.alive, l.rebooted = true, false // all lost alike
 		}
 	}
-	for i := range w.sectors {
+	for i := range w.sectors[:w.size/sector] {
 		w.sectors[i].powerLost(w.time)
 	}
 }
@@ -363,7 +375,7 @@ func (w *world) crash() {
 	}
 	w.crashes++
 	w.unclean = true
-	for i := range w.sectors {
+	for i := range w.sectors[:w.size/sector] {
 		w.sectors[i].crashed(w.time)
 	}
 	w.ios = nil
@@ -428,6 +440,7 @@ func (w *world) finish() {
 		case 0:
 			w.tick()
 		case 1, 2:
+			w.growLeg(w.randomLeg())
 			w.own()
 		default:
 			w.stepLeg()
@@ -442,7 +455,7 @@ func (w *world) finish() {
 }
 
 func (w *world) healthy() bool {
-	if w.v == nil || !w.serving || len(w.ios) > 0 || len(w.todo) > 0 {
+	if w.v == nil || !w.serving || len(w.ios) > 0 || len(w.todo) > 0 || w.v.Geometry().Size < w.wanted {
 		return false
 	}
 	for k := range w.legs {
@@ -460,7 +473,7 @@ func (w *world) describe() string {
 		return "no engine"
 	}
 	s := w.v.Status()
-	text := fmt.Sprintf("held %d suspended %v equalizing %v", s.Held, s.Suspended, s.Equalizing)
+	text := fmt.Sprintf("%v of %v, held %d suspended %v equalizing %v", s.Size, w.wanted, s.Held, s.Suspended, s.Equalizing)
 	for k, legs := range s.Legs {
 		for i, l := range legs {
 			sim := w.legs[k][i]
@@ -481,7 +494,7 @@ func (w *world) compare() {
 			}
 		}
 	}
-	for s := range w.sectors {
+	for s := range w.sectors[:w.size/sector] {
 		place := raid.Locate(w.cfg.Layout, block.Size(s*sector))
 		tag := w.legs[place.Column][0].tags[place.Offset/sector]
 		if err := w.sectors[s].read(tag, w.time+1, w.time+2); err != nil {

@@ -53,10 +53,14 @@ func (r *remote) Submit(io *block.IO) {
 	r.queue <- io
 }
 
+// stressed is the size that the volume under stress grows to.
+const stressed = 8 * block.MiB
+
 // Users write and read blocks of their own and check what they find, while legs
-// come and go, err, and the volume is suspended. The race detector looks on.
+// come and go, err, and the volume is suspended and grows. The race detector looks
+// on.
 func TestManyUsersWhileLegsComeAndGo(t *testing.T) {
-	cfg := Config{Layout: layout(2, 3, 64*block.KiB), Size: 8 * block.MiB, Region: 64 * block.KiB}
+	cfg := Config{Layout: layout(2, 3, 64*block.KiB), Size: stressed / 8, Region: 64 * block.KiB}
 	events := make(chan Event, 1000)
 	cfg.OnEvent = func(e Event) { events <- e }
 	mediums := make([]*memory, 6)
@@ -103,11 +107,10 @@ func TestManyUsersWhileLegsComeAndGo(t *testing.T) {
 // use writes and reads every n-th block of 4 KiB.
 func use(ctx context.Context, v *Volume, user, n int) error {
 	r := rand.New(rand.NewPCG(uint64(user), 5))
-	blocks := int(v.Geometry().Size) / 4096 / n
-	want := make([]uint64, blocks)
+	want := make([]uint64, int(stressed)/4096/n)
 	buf := make([]byte, 4096)
 	for i := uint64(1); ctx.Err() == nil; i++ {
-		b := r.IntN(blocks)
+		b := r.IntN(int(v.Geometry().Size) / 4096 / n)
 		off := int64(b*n+user) * 4096
 		switch r.IntN(8) {
 		case 0:
@@ -132,13 +135,14 @@ func use(ctx context.Context, v *Volume, user, n int) error {
 	return nil
 }
 
-// own drops legs, makes them err, and brings them back, until some were rebuilt.
+// own drops legs, makes them err, and brings them back, until some were rebuilt and
+// the volume has grown.
 func own(t *testing.T, v *Volume, mediums []*memory, events chan Event) {
 	r := rand.New(rand.NewPCG(1, 6))
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	deadline := time.After(20 * time.Second)
-	for rebuilt := 0; rebuilt < 8; {
+	for rebuilt := 0; rebuilt < 8 || v.Geometry().Size < stressed; {
 		k, i := r.IntN(2), r.IntN(3)
 		switch n := r.IntN(100); {
 		case n < 3:
@@ -148,6 +152,10 @@ func own(t *testing.T, v *Volume, mediums []*memory, events chan Event) {
 		case n < 8:
 			v.Suspend()
 			v.Resume()
+		case n < 12:
+			if err := v.Grow(min(stressed, v.Geometry().Size+block.Size(1+r.IntN(64))*4096*8)); err != nil {
+				t.Error(err)
+			}
 		case n < 50 && v.Status().Legs[k][i].State == Dropped:
 			mediums[k*3+i].failing(nil)
 			if err := v.Add(k, i, newRemote(t, mediums[k*3+i]), Rebuilding, r.IntN(4) == 0); err != nil {
