@@ -211,8 +211,10 @@ func (c *Controller) hold(r *request, s *session, refused bool) bool {
 	c.mu.Lock()
 	var err error
 	switch {
-	case c.isCut || r.space.gone():
+	case c.isCut:
 		err = block.ErrGone
+	case r.space.gone() != nil:
+		err = r.space.gone()
 	case c.session.Load() != s || s != nil && !refused && r.space.present():
 		c.mu.Unlock()
 		return false

@@ -84,14 +84,21 @@ func Multipath(cfg MultipathConfig, spaces ...*Namespace) (*Paths, error) {
 	return p, nil
 }
 
-// Geometry is that of the active path.
+// Geometry is that of the active path, but that it is no larger than any path that
+// serves knows: one learns after the other that the namespace has grown.
 func (p *Paths) Geometry() block.Geometry {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.active != nil {
-		return p.active.space.Geometry()
+	if p.active == nil {
+		return p.all[0].space.Geometry()
 	}
-	return p.all[0].space.Geometry()
+	g := p.active.space.Geometry()
+	for _, way := range p.all {
+		if way.rank() < 3 {
+			g.Size = min(g.Size, way.space.Geometry().Size)
+		}
+	}
+	return g
 }
 
 // Active is the path that IO goes over, nil if there is none.
@@ -198,7 +205,7 @@ func (w *path) rank() int {
 
 func (p *Paths) closedLocked() bool {
 	for _, way := range p.all {
-		if way.space.controller.ctx.Err() == nil && !way.space.gone() {
+		if way.space.controller.ctx.Err() == nil && way.space.gone() == nil {
 			return false
 		}
 	}

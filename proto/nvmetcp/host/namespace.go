@@ -199,8 +199,9 @@ type Namespace struct {
 // aspect is how a Namespace is at a time.
 type aspect struct {
 	NamespaceInfo
-	present bool // the session has it
-	gone    bool // it will not come back, or another one is in its place
+	present bool  // the session has it
+	gone    error // why IO fails: it will not come back, or another one is in its place
+	shrunk  bool  // for good: its user would read and write beyond its end
 }
 
 // is reports whether f is the same namespace, perhaps resized.
@@ -213,35 +214,66 @@ func (n *Namespace) is(f *NamespaceInfo) bool {
 }
 
 func (n *Namespace) present() bool { return n.about.Load().present }
-func (n *Namespace) gone() bool    { return n.about.Load().gone }
+func (n *Namespace) gone() error   { return n.about.Load().gone }
 
-// matchLocked compares the Namespaces that are in use with what was found. Of
-// those that were not found, a reconnect leaves open whether they come: a target
-// that starts may add its namespaces one by one. While connected, they were
-// removed. c.mu is held.
+// matchLocked compares the Namespaces that are in use with what was found. c.mu is
+// held.
 func (c *Controller) matchLocked(found []NamespaceInfo, reconnect bool) {
 	c.found = found
 	for _, n := range c.spaces {
-		old := n.about.Load()
-		now := aspect{NamespaceInfo: old.NamespaceInfo, gone: !reconnect || old.gone}
-		for i := range found {
-			f := &found[i]
-			if n.is(f) {
-				now = aspect{NamespaceInfo: *f, present: f.Err == nil && f.shift == old.shift, gone: f.Err != nil || f.shift != old.shift}
-				break
-			}
-			if f.NSID == old.NSID {
-				now.gone = true // another one has its place
-			}
-		}
-		n.about.Store(&now)
+		n.match(found, reconnect)
 	}
+}
+
+// match finds the namespace among those that there are. If it is not there, a
+// reconnect leaves open whether it comes: a target that starts may add its
+// namespaces one by one. While connected, it was removed.
+func (n *Namespace) match(found []NamespaceInfo, reconnect bool) {
+	old := n.about.Load()
+	if old.shrunk {
+		return
+	}
+	now := aspect{NamespaceInfo: old.NamespaceInfo, gone: old.gone}
+	if !reconnect && now.gone == nil {
+		now.gone = fmt.Errorf("%v was removed: %w", n, block.ErrGone)
+	}
+	for i := range found {
+		f := &found[i]
+		if n.is(f) {
+			now = n.become(old, f)
+			break
+		}
+		if f.NSID == old.NSID {
+			now.gone = fmt.Errorf("%v has another one in its place: %w", n, block.ErrGone)
+		}
+	}
+	n.about.Store(&now)
+}
+
+// become is how the namespace is now that it was seen as f.
+func (n *Namespace) become(old *aspect, f *NamespaceInfo) aspect {
+	now := aspect{NamespaceInfo: *f, present: true}
+	switch {
+	case f.Err != nil:
+		now.present, now.gone = false, fmt.Errorf("%v: %w: %w", n, f.Err, block.ErrGone)
+	case f.shift != old.shift:
+		now.present, now.gone = false, fmt.Errorf("%v has blocks of %v, and had %v: %w", n, f.Geometry.BlockSize, old.Geometry.BlockSize, block.ErrGone)
+	case f.Geometry.Size < old.Geometry.Size:
+		now = aspect{NamespaceInfo: old.NamespaceInfo, shrunk: true}
+		now.Err = fmt.Errorf("%v has shrunk from %v to %v", n, old.Geometry.Size, f.Geometry.Size)
+		now.gone = fmt.Errorf("%w: %w", now.Err, block.ErrGone)
+	}
+	return now
 }
 
 // Info is what the controller last said of the namespace.
 func (n *Namespace) Info() NamespaceInfo { return n.about.Load().NamespaceInfo }
 
-// Geometry is that of the namespace as it was last seen; it changes with a resize.
+// Geometry is that of the namespace as it was last seen; its size can grow. When a
+// namespace has become smaller, what its user has of it may be lost: the Namespace
+// keeps the size that it had, Info().Err says so, and IO fails with
+// [block.ErrGone], whatever size the namespace has later. Controller.Namespace
+// then makes another one, of the smaller size.
 func (n *Namespace) Geometry() block.Geometry { return n.about.Load().Geometry }
 
 // UUID and NGUID identify the namespace; zero if it has none.
