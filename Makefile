@@ -34,7 +34,7 @@ build: ## the weft program, static, in bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/weft ./cmd/weft
 
 lint: ## formatting, vet, staticcheck, import arrows, generated code
-	@test -z "$$(gofmt -l cmd target initiator volmgr raid proto e2e)" || { gofmt -l cmd target initiator volmgr raid proto e2e; echo "lint: the files above are not formatted"; exit 1; }
+	@test -z "$$(gofmt -l cmd csi target initiator volmgr raid proto e2e)" || { gofmt -l cmd csi target initiator volmgr raid proto e2e; echo "lint: the files above are not formatted"; exit 1; }
 	go vet ./...
 	go tool staticcheck ./...
 	go test ./e2e/lint

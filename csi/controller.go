@@ -2,16 +2,143 @@
 
 package csi
 
-import "github.com/container-storage-interface/spec/lib/go/csi"
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
 
-// controllerServer is the controller service. It is a translation of CSI's calls
-// into those of the Manager service, and waits where CSI promises an end.
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+// controllerServer is the controller service. It translates CSI's calls into
+// those of the Manager service, and waits where CSI promises an end: the manager
+// answers when something is decided and durable, and goes on by itself.
 type controllerServer struct {
 	csi.UnimplementedControllerServer
 	cfg Config
 	ops *operations
+	now func() time.Time
+
+	mu        sync.Mutex
+	clusterID string // once it is known: it never changes
+	leaving   map[leave]time.Time
+}
+
+// leave is a volume that a node is asked to let go of. A later attachment of the
+// same volume there has another epoch, and its own grace time.
+type leave struct {
+	volume, node string
+	epoch        uint64
 }
 
 func newController(cfg Config) *controllerServer {
-	return &controllerServer{cfg: cfg, ops: newOperations()}
+	return &controllerServer{cfg: cfg, ops: newOperations(), now: time.Now, leaving: map[leave]time.Time{}}
+}
+
+// controllerServes is what is advertised.
+var controllerServes = []csi.ControllerServiceCapability_RPC_Type{
+	csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+	csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+	csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
+	csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
+	csi.ControllerServiceCapability_RPC_GET_VOLUME,
+	csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
+	csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
+	csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH,
+}
+
+// ControllerGetCapabilities tells what is served.
+func (s *controllerServer) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	reply := &csi.ControllerGetCapabilitiesResponse{}
+	for _, t := range controllerServes {
+		reply.Capabilities = append(reply.Capabilities, &csi.ControllerServiceCapability{
+			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
+		})
+	}
+	return reply, nil
+}
+
+// cluster is the id of the manager's cluster.
+func (s *controllerServer) cluster(ctx context.Context) (string, error) {
+	s.mu.Lock()
+	known := s.clusterID
+	s.mu.Unlock()
+	if known != "" {
+		return known, nil
+	}
+	st, err := s.cfg.Manager.GetStatus(ctx, &pb.GetStatusRequest{})
+	if err != nil {
+		return "", fromManager("ask for the cluster's id", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.clusterID = st.ClusterId
+	return st.ClusterId, nil
+}
+
+// volume finds a volume by its id. An id that is none, and a volume that is being
+// deleted, are not found.
+func (s *controllerServer) volume(ctx context.Context, id string) (*pb.Volume, error) {
+	if id == "" {
+		return nil, status.Error(codes.InvalidArgument, "volume_id: missing")
+	}
+	missing := status.Errorf(codes.NotFound, "volume %s: not found", id)
+	if _, err := block.ParseVolumeID(id); err != nil {
+		return nil, missing
+	}
+	v, err := s.cfg.Manager.GetVolume(ctx, &pb.GetVolumeRequest{Volume: id})
+	if err != nil {
+		return nil, fromManager("volume "+id, err)
+	}
+	// The manager takes names too, and goes by the name where both fit.
+	if v.Id != id || v.State == pb.VolumeState_VOLUME_STATE_DELETING {
+		return nil, missing
+	}
+	return v, nil
+}
+
+// The manager has no call that waits. Most waits end after one or two trips
+// between the manager and its agents, so the first looks come fast.
+const (
+	firstLook = 10 * time.Millisecond
+	lastLook  = 500 * time.Millisecond
+)
+
+// await asks until nothing is waited for, an error comes, or ctx ends; then the
+// answer says what it was.
+func await(ctx context.Context, doing string, ask func() (waitingFor string, err error)) error {
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	waitingFor, said := "an answer of the volume manager", ""
+	for next := firstLook; ; next = min(next*3/2, lastLook) {
+		select {
+		case <-ctx.Done():
+			return waitEnded(ctx, doing, waitingFor)
+		case <-pause.C:
+		}
+		now, err := ask()
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return waitEnded(ctx, doing, waitingFor)
+		case err != nil || now == "":
+			return err
+		}
+		if waitingFor = now; waitingFor != said {
+			said = waitingFor
+			logOf(ctx).Debug("waiting", "for", waitingFor)
+		}
+		pause.Reset(next)
+	}
+}
+
+// volumeDoing begins an error's text.
+func volumeDoing(doing string, v *pb.Volume) string {
+	return fmt.Sprintf("%s volume %s (%s)", doing, v.Id, v.Name)
 }

@@ -56,6 +56,9 @@ type Config struct {
 	KubeletDir string
 	// MaxVolumes is how many volumes a node may have; 0 leaves it to the CO.
 	MaxVolumes int
+	// DetachGrace is how long a node that is online may take to let go of a volume
+	// before it is fenced; 0 means 15 s.
+	DetachGrace time.Duration
 	// SlowAfter is how long a call may take before the log says that it is still
 	// under way; 0 means 30 s.
 	SlowAfter time.Duration
@@ -84,6 +87,9 @@ func New(cfg Config) (*Driver, error) {
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.DetachGrace == 0 {
+		cfg.DetachGrace = defaultGrace
 	}
 	if cfg.SlowAfter == 0 {
 		cfg.SlowAfter = 30 * time.Second

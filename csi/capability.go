@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/pb"
+)
+
+type accessMode = csi.VolumeCapability_AccessMode_Mode
+
+// attachModes says how a volume is given to nodes for each access mode that is
+// served. How many pods of one node may write it is the node service's to see to.
+var attachModes = map[accessMode]pb.AttachMode{
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:        pb.AttachMode_ATTACH_MODE_EXCLUSIVE,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:   pb.AttachMode_ATTACH_MODE_EXCLUSIVE,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER: pb.AttachMode_ATTACH_MODE_EXCLUSIVE,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:  pb.AttachMode_ATTACH_MODE_EXCLUSIVE,
+	csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:    pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY,
+	csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:   pb.AttachMode_ATTACH_MODE_SHARED_BLOCK,
+}
+
+// attachMode is how a volume of so many copies is to be given to a node; an error
+// is InvalidArgument and says what can not be served.
+func attachMode(c *csi.VolumeCapability, copies uint32) (pb.AttachMode, error) {
+	if c == nil {
+		return 0, status.Error(codes.InvalidArgument, "volume_capability: missing")
+	}
+	invalid := func(format string, args ...any) (pb.AttachMode, error) {
+		return 0, status.Errorf(codes.InvalidArgument, "volume_capability: "+format, args...)
+	}
+	if c.GetBlock() == nil && c.GetMount() == nil {
+		return invalid("access_type: missing: must be block or mount")
+	}
+	access := c.GetAccessMode().GetMode()
+	mode, ok := attachModes[access]
+	switch fs := c.GetMount().GetFsType(); {
+	case !ok:
+		return invalid("access_mode: %v is not served", access)
+	case fs != "" && !slices.Contains(fileSystems, fs):
+		return invalid("fs_type: %q is not served, only %s", fs, strings.Join(fileSystems, " and "))
+	case mode == pb.AttachMode_ATTACH_MODE_SHARED_BLOCK && c.GetBlock() == nil:
+		return invalid("access_mode: %v is served for raw block volumes only: a file system has one writer", access)
+	case mode == pb.AttachMode_ATTACH_MODE_SHARED_BLOCK && copies != 1:
+		return invalid("access_mode: %v is served for volumes with one copy only, and this has %d", access, copies)
+	}
+	return mode, nil
+}
+
+// checkCapabilities is attachMode for a volume that is to have all of these, and
+// the file system of its StorageClass.
+func checkCapabilities(all []*csi.VolumeCapability, copies uint32, fsType string) error {
+	if len(all) == 0 {
+		return status.Error(codes.InvalidArgument, "volume_capabilities: missing")
+	}
+	for _, c := range all {
+		if _, err := attachMode(c, copies); err != nil {
+			return err
+		}
+		if fs := c.GetMount().GetFsType(); fs != "" && fsType != "" && fs != fsType {
+			return status.Errorf(codes.InvalidArgument, "parameters: %s: %q, and the volume_capability asks for %q (which the provisioner's --default-fstype sets): give %s only one of them",
+				paramFSType, fsType, fs, provisionerPrefix+"fstype")
+		}
+	}
+	return nil
+}

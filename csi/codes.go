@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// refusals is the one table from the manager's reasons for a FailedPrecondition
+// to codes. Those that end by themselves are not final: a CO tries again soon,
+// and does not take the volume for one that nothing is under way with.
+var refusals = map[string]codes.Code{
+	"NOT_READY":          codes.Unavailable, // being created, or restored and not yet compared
+	"NO_IN_SYNC_LEG":     codes.Unavailable, // its targets are down
+	"DETACHING":          codes.Aborted,
+	"DELETING":           codes.Aborted,
+	"ATTACHED_ELSEWHERE": codes.FailedPrecondition,
+	"ATTACHED":           codes.FailedPrecondition,
+	"NO_INITIATOR":       codes.FailedPrecondition,
+	"NODE_OFFLINE":       codes.FailedPrecondition,
+}
+
+// parameterOf says which parameter a field of the manager's request came from.
+var parameterOf = map[string]string{
+	"copies": paramCopies, "stripes": paramStripes, "chunk_bytes": paramChunk, "pool": paramPool, "spread": paramSpread,
+}
+
+// fromManager turns the manager's answer to a call into the driver's.
+//
+// An Internal of the manager, or a code that is not known, says nothing of what
+// goes on there, so it must not end what the CO believes to be under way.
+func fromManager(doing string, err error) error {
+	if err == nil {
+		return nil
+	}
+	s := status.Convert(err)
+	code, text := s.Code(), s.Message()
+	switch code {
+	case codes.InvalidArgument:
+		if parameter, ok := parameterOf[fieldOf(s)]; ok {
+			text = fmt.Sprintf("parameters: %s: %s", parameter, text)
+		}
+	case codes.FailedPrecondition:
+		if mapped, ok := refusals[reasonOf(s)]; ok {
+			code = mapped
+		}
+	case codes.Unavailable:
+		text = "volume manager: " + text
+	case codes.OK, codes.NotFound, codes.AlreadyExists, codes.ResourceExhausted, codes.OutOfRange, codes.Unimplemented,
+		codes.Aborted, codes.Canceled, codes.DeadlineExceeded:
+	default:
+		code, text = codes.Unavailable, fmt.Sprintf("volume manager: %v: %s", s.Code(), text)
+	}
+	return status.Errorf(code, "%s: %s", doing, text)
+}
+
+func reasonOf(s *status.Status) string {
+	for _, detail := range s.Details() {
+		if info, ok := detail.(*errdetails.ErrorInfo); ok {
+			return info.Reason
+		}
+	}
+	return ""
+}
+
+func fieldOf(s *status.Status) string {
+	for _, detail := range s.Details() {
+		if bad, ok := detail.(*errdetails.BadRequest); ok && len(bad.FieldViolations) > 0 {
+			return bad.FieldViolations[0].Field
+		}
+	}
+	return ""
+}
+
+// waitEnded is the answer where a caller's time is up, or the driver stops, while
+// something is waited for. Neither code is final.
+func waitEnded(ctx context.Context, doing, waitingFor string) error {
+	code := codes.Canceled
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		code = codes.DeadlineExceeded
+	}
+	return status.Errorf(code, "%s: still waiting for %s", doing, waitingFor)
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+// attachments are all of a volume's: those of a shared one, or the one.
+func attachments(v *pb.Volume) []*pb.Attachment {
+	if len(v.Attachments) > 0 || v.Attachment == nil {
+		return v.Attachments
+	}
+	return []*pb.Attachment{v.Attachment}
+}
+
+// attachmentTo is a volume's attachment to a node; nil if there is none.
+func attachmentTo(v *pb.Volume, node string) *pb.Attachment {
+	for _, a := range attachments(v) {
+		if a.Node == node {
+			return a
+		}
+	}
+	return nil
+}
+
+// wantedMode is how a volume is to be given to a node.
+func wantedMode(r *csi.ControllerPublishVolumeRequest, copies uint32) (pb.AttachMode, error) {
+	mode, err := attachMode(r.GetVolumeCapability(), copies)
+	if err == nil && r.GetReadonly() && mode != pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY {
+		return 0, status.Error(codes.InvalidArgument, "readonly: served for the access mode MULTI_NODE_READER_ONLY only")
+	}
+	return mode, err
+}
+
+// ControllerPublishVolume answers when the volume is granted to the node: the
+// targets have confirmed that no earlier host can write it. The device is there
+// some time after; NodeStageVolume waits for it.
+func (s *controllerServer) ControllerPublishVolume(ctx context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+	id, node := r.GetVolumeId(), r.GetNodeId()
+	switch {
+	case id == "":
+		return nil, missingID(id)
+	case node == "":
+		return nil, status.Error(codes.InvalidArgument, "node_id: missing")
+	case r.GetVolumeCapability() == nil:
+		return nil, status.Error(codes.InvalidArgument, "volume_capability: missing")
+	}
+	end, err := s.ops.start(id, "ControllerPublishVolume")
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	v, err := s.volume(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	mode, err := wantedMode(r, v.GetLayout().GetCopies())
+	if err != nil {
+		return nil, err
+	}
+	a, err := s.attach(ctx, v, node, mode)
+	if err == nil {
+		a, err = s.granted(ctx, v, a)
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.forget(id, node)
+	p := publication{volume: block.VolumeName(a.VolumeName), epoch: block.Epoch(a.Epoch), mode: mode}
+	return &csi.ControllerPublishVolumeResponse{PublishContext: p.context()}, nil
+}
+
+// attach records the attachment, if it is not there.
+func (s *controllerServer) attach(ctx context.Context, v *pb.Volume, node string, mode pb.AttachMode) (*pb.Attachment, error) {
+	doing := volumeDoing("attach", v) + " to " + node
+	switch a := attachmentTo(v, node); {
+	case a == nil:
+		if err := s.roomOn(ctx, node, doing); err != nil {
+			return nil, err
+		}
+	case a.State == pb.AttachmentState_ATTACHMENT_STATE_DETACHING:
+		return nil, status.Errorf(codes.Aborted, "%s: it is being detached from there, and waits for %s", doing, detachingWaits(a))
+	case attachedMode(a) != mode:
+		return nil, status.Errorf(codes.AlreadyExists, "%s: it is attached there as %s, asked for is %s", doing, modeText(attachedMode(a)), modeText(mode))
+	default:
+		return a, nil
+	}
+	a, err := s.cfg.Manager.Attach(ctx, &pb.AttachRequest{Volume: v.Id, Node: node, Mode: mode})
+	switch status.Code(err) {
+	case codes.InvalidArgument:
+		// What is no node's name names no node.
+		return nil, status.Errorf(codes.NotFound, "%s: %s", doing, status.Convert(err).Message())
+	case codes.Unimplemented:
+		return nil, status.Errorf(codes.FailedPrecondition, "%s: %s", doing, status.Convert(err).Message())
+	}
+	return a, fromManager(doing, err)
+}
+
+// attachedMode is an attachment's mode, where unset means exclusive.
+func attachedMode(a *pb.Attachment) pb.AttachMode {
+	return cmp.Or(a.Mode, pb.AttachMode_ATTACH_MODE_EXCLUSIVE)
+}
+
+// roomOn refuses what a node can not take, if there is a limit.
+func (s *controllerServer) roomOn(ctx context.Context, node, doing string) error {
+	if s.cfg.MaxVolumes <= 0 {
+		return nil
+	}
+	there, err := s.cfg.Manager.ListAttachments(ctx, &pb.ListAttachmentsRequest{Node: node})
+	if err != nil {
+		return fromManager(doing, err)
+	}
+	if n := len(there.GetAttachments()); n >= s.cfg.MaxVolumes {
+		return status.Errorf(codes.ResourceExhausted, "%s: it has %d volumes, and may have %d", doing, n, s.cfg.MaxVolumes)
+	}
+	return nil
+}
+
+// granted waits until the host may write.
+func (s *controllerServer) granted(ctx context.Context, v *pb.Volume, a *pb.Attachment) (*pb.Attachment, error) {
+	doing := volumeDoing("attach", v) + " to " + a.Node
+	node := a.Node
+	err := await(ctx, doing, func() (string, error) {
+		if isGranted(a) {
+			return "", nil
+		}
+		now, err := s.volume(ctx, v.Id)
+		if err != nil {
+			return "", err
+		}
+		if a = attachmentTo(now, node); a == nil || a.State == pb.AttachmentState_ATTACHMENT_STATE_DETACHING {
+			return "", status.Errorf(codes.Aborted, "%s: it was detached meanwhile", doing)
+		}
+		if isGranted(a) {
+			return "", nil
+		}
+		return cmp.Or(a.WaitingFor, "the fence"), nil
+	})
+	return a, err
+}
+
+func isGranted(a *pb.Attachment) bool {
+	return a.State == pb.AttachmentState_ATTACHMENT_STATE_GRANTED || a.State == pb.AttachmentState_ATTACHMENT_STATE_ATTACHED
+}
+
+func detachingWaits(a *pb.Attachment) string {
+	return cmp.Or(a.WaitingFor, "node "+a.Node+" to let go")
+}
+
+// ControllerUnpublishVolume answers when the node can not write the volume any
+// more, whether it is alive or not: the attachment is gone, and every target has
+// confirmed that it admits nothing of it.
+//
+// The node is asked to let go. One that is offline, or has not done it after the
+// grace time, is not asked again but fenced. Nothing tells the driver whether the
+// node was drained or lost, so it never leaves the fence out.
+func (s *controllerServer) ControllerUnpublishVolume(ctx context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+	id, node := r.GetVolumeId(), r.GetNodeId() // no node: from all
+	if err := missingID(id); err != nil {
+		return nil, err
+	}
+	end, err := s.ops.start(id, "ControllerUnpublishVolume")
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	doing := "detach volume " + id
+	err = await(ctx, doing, func() (string, error) {
+		v, err := s.volume(ctx, id)
+		if err != nil {
+			return "", err
+		}
+		waits, err := s.detach(ctx, v, node)
+		return strings.Join(append(waits, v.FenceWaitsFor...), "; "), err
+	})
+	if err != nil && status.Code(err) != codes.NotFound { // a volume that is gone is nobody's
+		return nil, err
+	}
+	s.forget(id, node)
+	return &csi.ControllerUnpublishVolumeResponse{}, nil
+}
+
+// detach asks for what is still to be asked for, and says what is waited for.
+func (s *controllerServer) detach(ctx context.Context, v *pb.Volume, node string) (waits []string, err error) {
+	for _, a := range attachments(v) {
+		if node != "" && a.Node != node {
+			continue
+		}
+		waits = append(waits, detachingWaits(a))
+		asked := a.State == pb.AttachmentState_ATTACHMENT_STATE_DETACHING
+		force, err := s.mayForce(ctx, v, a)
+		if err != nil {
+			return nil, err
+		}
+		if asked && !force {
+			continue
+		}
+		if force {
+			logOf(ctx).Warn("node does not let go, its volume is fenced", "node", a.Node, "epoch", a.Epoch, "waited_for", a.WaitingFor)
+		}
+		if _, err := s.cfg.Manager.Detach(ctx, &pb.DetachRequest{Volume: v.Id, Node: a.Node, Force: force}); err != nil {
+			return nil, fromManager(volumeDoing("detach", v)+" from "+a.Node, err)
+		}
+	}
+	return waits, nil
+}
+
+// mayForce reports whether a node is to be asked no longer. The grace time counts
+// from when this process first asked, by its own clock.
+func (s *controllerServer) mayForce(ctx context.Context, v *pb.Volume, a *pb.Attachment) (bool, error) {
+	s.mu.Lock()
+	key := leave{v.Id, a.Node, a.Epoch}
+	since, asked := s.leaving[key]
+	if !asked {
+		since = s.now()
+		s.leaving[key] = since
+	}
+	s.mu.Unlock()
+	if s.now().Sub(since) >= s.cfg.DetachGrace {
+		return true, nil
+	}
+	nodes, err := s.cfg.Manager.ListNodes(ctx, &pb.ListNodesRequest{})
+	if err != nil {
+		return false, fromManager(fmt.Sprintf("ask for node %s", a.Node), err)
+	}
+	i := slices.IndexFunc(nodes.GetNodes(), func(n *pb.Node) bool { return n.Name == a.Node })
+	return i < 0 || !nodes.Nodes[i].GetInitiator().GetOnline(), nil
+}
+
+// forget ends the grace times of what is detached.
+func (s *controllerServer) forget(volume, node string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key := range s.leaving {
+		if key.volume == volume && (node == "" || key.node == node) {
+			delete(s.leaving, key)
+		}
+	}
+}
+
+// defaultGrace is how long a node that is online may take to let go.
+const defaultGrace = 15 * time.Second

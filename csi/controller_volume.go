@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+// creation is a CreateVolumeRequest that has been understood.
+type creation struct {
+	name    string // the CO's
+	sizes   sizeRange
+	size    block.Size // what a new volume gets
+	params  parameters
+	place   placement
+	mutable *pb.UpdateVolumeRequest
+}
+
+// parseCreate checks all that can be checked without the manager.
+func parseCreate(r *csi.CreateVolumeRequest, clusterID string) (c creation, err error) {
+	c.name = r.GetName()
+	switch {
+	case c.name == "":
+		return c, status.Error(codes.InvalidArgument, "name: missing")
+	case r.GetVolumeContentSource() != nil:
+		return c, status.Error(codes.InvalidArgument, "volume_content_source: volumes are made empty; there are no snapshots and clones")
+	}
+	if c.params, err = parseParameters(r.GetParameters()); err != nil {
+		return c, err
+	}
+	if err := checkCapabilities(r.GetVolumeCapabilities(), c.params.copies, c.params.fsType); err != nil {
+		return c, err
+	}
+	if c.mutable, err = parseMutable(r.GetMutableParameters()); err != nil {
+		return c, err
+	}
+	if c.sizes, err = parseRange(r.GetCapacityRange()); err != nil {
+		return c, err
+	}
+	if c.size, err = c.sizes.choose(); err != nil {
+		return c, err
+	}
+	c.place, err = parseTopology(clusterID, r.GetAccessibilityRequirements())
+	return c, err
+}
+
+func (c creation) doing() string { return "create volume " + c.name }
+
+// request is what the manager is asked for.
+func (c creation) request() *pb.CreateVolumeRequest {
+	labels := map[string]string{labelName: c.name, labelParameters: c.params.text(c.place)}
+	maps.Copy(labels, c.params.about)
+	maps.Copy(labels, c.mutable.SetLabels)
+	return &pb.CreateVolumeRequest{
+		Name: string(volumeName(c.name)), SizeBytes: uint64(c.size),
+		Copies: c.params.copies, Stripes: c.params.stripes, ChunkBytes: uint64(c.params.chunk),
+		Pool: c.params.pool, Spread: c.params.spread, Labels: labels,
+		Topology: c.place.required, Preferred: c.place.preferred,
+	}
+}
+
+// differs compares the request with the volume that has its name.
+func (c creation) differs(v *pb.Volume) error {
+	conflict := func(format string, args ...any) error {
+		return status.Errorf(codes.AlreadyExists, "%s: volume %s is there, %s", c.doing(), v.Id, fmt.Sprintf(format, args...))
+	}
+	have, want := v.Labels[labelParameters], c.params.text(c.place)
+	switch {
+	case v.Labels[labelName] != c.name:
+		return conflict("and was not made by this driver for this name")
+	case have != want:
+		return conflict("made with %s, asked for with %s", have, want)
+	case !c.sizes.holds(block.Size(v.SizeBytes)):
+		return conflict("with %d bytes, asked for with %d to %d", v.SizeBytes, uint64(c.sizes.required), uint64(c.sizes.limit))
+	}
+	return nil
+}
+
+// CreateVolume answers when the volume is ready: every leg is carved and zeroed.
+func (s *controllerServer) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	clusterID, err := s.cluster(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c, err := parseCreate(r, clusterID)
+	if err != nil {
+		return nil, err
+	}
+	end, err := s.ops.start(c.name, "CreateVolume")
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	v, err := s.findOrCreate(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	if v, err = s.created(ctx, v); err != nil {
+		return nil, err
+	}
+	return &csi.CreateVolumeResponse{Volume: &csi.Volume{
+		VolumeId: v.Id, CapacityBytes: int64(v.SizeBytes), VolumeContext: c.params.volumeContext(),
+		AccessibleTopology: c.place.accessible(clusterID),
+	}}, nil
+}
+
+// findOrCreate returns the volume of a request, in whatever state. It looks first:
+// a volume that has grown or got other labels since is still the one asked for.
+func (s *controllerServer) findOrCreate(ctx context.Context, c creation) (*pb.Volume, error) {
+	v, err := s.cfg.Manager.GetVolume(ctx, &pb.GetVolumeRequest{Volume: string(volumeName(c.name))})
+	if status.Code(err) == codes.NotFound {
+		v, err = s.cfg.Manager.CreateVolume(ctx, c.request())
+		if err != nil {
+			return nil, s.creationRefused(ctx, c, err)
+		}
+	}
+	if err != nil {
+		return nil, fromManager(c.doing(), err)
+	}
+	if v.State == pb.VolumeState_VOLUME_STATE_DELETING {
+		return nil, status.Errorf(codes.Aborted, "%s: volume %s, which had the name, is being deleted", c.doing(), v.Id)
+	}
+	return v, c.differs(v)
+}
+
+// creationRefused tells apart what the manager does not.
+func (s *controllerServer) creationRefused(ctx context.Context, c creation, err error) error {
+	switch st := status.Convert(err); {
+	case st.Code() == codes.NotFound && strings.HasPrefix(st.Message(), "pool "):
+		return status.Errorf(codes.InvalidArgument, "parameters: %s: %s", paramPool, st.Message())
+	case st.Code() == codes.AlreadyExists:
+		// Another process was faster; a repeated request finds what it has made.
+		return status.Errorf(codes.Aborted, "%s: %s", c.doing(), st.Message())
+	case st.Code() == codes.ResourceExhausted:
+		if whole, ok := s.wholePool(ctx, c.params); ok && c.size > whole {
+			return status.Errorf(codes.OutOfRange, "%s: %d bytes in %d copies do not fit on pool %s even when it is empty: %d bytes at most",
+				c.doing(), uint64(c.size), c.params.copies, c.params.pool, uint64(whole))
+		}
+	}
+	return fromManager(c.doing(), err)
+}
+
+// wholePool is what of a pool, were it empty, volumes of so many copies could hold.
+func (s *controllerServer) wholePool(ctx context.Context, p parameters) (block.Size, bool) {
+	all, err := s.cfg.Manager.ListPools(ctx, &pb.ListPoolsRequest{})
+	if err != nil {
+		return 0, false
+	}
+	for _, pool := range all.GetPools() {
+		if pool.Name == p.pool {
+			return block.Size(pool.CapacityBytes / uint64(p.copies)), true
+		}
+	}
+	return 0, false
+}
+
+// created waits until a volume is ready.
+func (s *controllerServer) created(ctx context.Context, v *pb.Volume) (*pb.Volume, error) {
+	id, doing := v.Id, volumeDoing("create", v)
+	err := await(ctx, doing, func() (string, error) {
+		if v.State == pb.VolumeState_VOLUME_STATE_READY {
+			return "", nil
+		}
+		now, err := s.volume(ctx, id)
+		if status.Code(err) == codes.NotFound {
+			return "", status.Errorf(codes.Aborted, "%s: it was deleted meanwhile", doing)
+		}
+		if err != nil {
+			return "", err
+		}
+		v = now
+		return creatingWaits(v), nil
+	})
+	return v, err
+}
+
+// creatingWaits says what a volume waits for; empty once it is ready.
+func creatingWaits(v *pb.Volume) string {
+	if v.State == pb.VolumeState_VOLUME_STATE_READY {
+		return ""
+	}
+	for _, l := range v.Legs {
+		if l.Reason != "" {
+			return l.Reason
+		}
+	}
+	return "its legs to be zeroed"
+}
+
+// DeleteVolume answers when the deletion is recorded. The manager gives the
+// extents back by itself, which for those on a target that is down can take until
+// that is up again.
+func (s *controllerServer) DeleteVolume(ctx context.Context, r *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	id := r.GetVolumeId()
+	end, err := s.ops.start(id, "DeleteVolume")
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	switch _, err := s.volume(ctx, id); {
+	case status.Code(err) == codes.NotFound:
+		return &csi.DeleteVolumeResponse{}, nil
+	case err != nil:
+		return nil, err
+	}
+	if _, err := s.cfg.Manager.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: id}); err != nil && status.Code(err) != codes.NotFound {
+		return nil, fromManager("delete volume "+id, err)
+	}
+	return &csi.DeleteVolumeResponse{}, nil
+}
+
+// ValidateVolumeCapabilities confirms what the volume can do, whatever it was made for.
+func (s *controllerServer) ValidateVolumeCapabilities(ctx context.Context, r *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+	if len(r.GetVolumeCapabilities()) == 0 {
+		return nil, cmp.Or(missingID(r.GetVolumeId()), status.Error(codes.InvalidArgument, "volume_capabilities: missing"))
+	}
+	v, err := s.volume(ctx, r.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	why := ""
+	if err := checkCapabilities(r.GetVolumeCapabilities(), v.GetLayout().GetCopies(), r.GetVolumeContext()[contextFSType]); err != nil {
+		why = status.Convert(err).Message()
+	} else if _, err := parseParameters(r.GetParameters()); err != nil {
+		why = status.Convert(err).Message()
+	} else if _, err := parseMutable(r.GetMutableParameters()); err != nil {
+		why = status.Convert(err).Message()
+	}
+	if why != "" {
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: why}, nil
+	}
+	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
+		VolumeContext: r.GetVolumeContext(), VolumeCapabilities: r.GetVolumeCapabilities(),
+		Parameters: r.GetParameters(), MutableParameters: r.GetMutableParameters(),
+	}}, nil
+}
+
+func missingID(id string) error {
+	if id == "" {
+		return status.Error(codes.InvalidArgument, "volume_id: missing")
+	}
+	return nil
+}
