@@ -9,7 +9,7 @@ PAIRS  ?= .# which pairs of host and target make interop runs, a regular express
 export WEFT_KERNEL = $(KERNEL)
 
 .DEFAULT_GOAL := help
-.PHONY: help faults demo demo-test demo-vm test build lint unit generate check kernel interop e2e kube-bins bench fuzz install clean
+.PHONY: help faults demo demo-test demo-vm test build lint unit generate check kernel interop e2e kube-bins kube-test bench fuzz install clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -40,7 +40,7 @@ lint: ## formatting, vet, staticcheck, import arrows, generated code
 	go test ./e2e/lint
 
 unit: ## unit and property tests, without a kernel
-	go test -skip '^TestKernel|^TestScenario|^TestInterop' ./...
+	go test -skip '^TestKernel|^TestScenario|^TestInterop|^TestKube' ./...
 
 kernel: ## the harness, and the kernel wrappers on a real kernel, in virtual machines
 	go test -count=1 -v -p 1 -timeout 30m -run '^TestKernel' ./e2e/vm ./e2e
@@ -53,6 +53,9 @@ e2e: ## the scenarios, in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKi
 
 kube-bins: ## Kubernetes and its CSI sidecars, built from their Go modules into the cache (25 minutes the first time; goes on where it was cut)
 	@go run ./e2e/kube/build
+
+kube-test: kube-bins ## a Kubernetes cluster of two nodes on this machine, with Weft's volumes in pods (RUN=TestKubePods)
+	WEFT_KUBE=$${WEFT_KUBE:-1} go test -count=1 -v -timeout 30m -run '^TestKube.*$(RUN)' -skip '^TestKubeLostNode|^TestKubeSuite' ./e2e/kube
 
 bench: ## what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=vm: the kernel path)
 	@e2e/install.sh $(if $(filter user,$(PART)),,vm) $(if $(filter vm,$(PART)),,bench)

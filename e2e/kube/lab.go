@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/e2e/kube/parts"
+)
+
+// Options say what a lab consists of. The zero value is two nodes.
+type Options struct {
+	Nodes int    // 0: 2
+	Gates string // feature gates of all of Kubernetes: "CSIVolumeHealth=true"
+	Suite bool   // with the images that Kubernetes' own suite wants
+	Weft  WeftOptions
+}
+
+// kubeletGates are the gates as the kubelet's configuration has them.
+func (o Options) kubeletGates() string { return strings.ReplaceAll(o.Gates, "=", ": ") }
+
+// Lab is a cluster that runs.
+type Lab struct {
+	Kubeconfig string // of an administrator
+	Nodes      []*Node
+	Weft       *Weft
+
+	t        testing.TB
+	options  Options
+	place    place
+	parts    parts.Parts
+	dir      string
+	logs     string
+	secrets  secrets
+	env      []string // of the programs of the lab
+	programs map[string]*Process
+}
+
+// Start starts a cluster, which ends with the test. Where there can be none, the
+// test is skipped and says why; with WEFT_KUBE=required it fails.
+func Start(t testing.TB, o Options) *Lab {
+	t.Helper()
+	l := &Lab{t: t, options: o, place: thisPlace(), programs: make(map[string]*Process)}
+	if os.Getenv(wantVar) == "" {
+		t.Skip("runs a whole Kubernetes cluster, for minutes: make kube-test, kube-lost-node or kube-e2e starts it")
+	}
+	if why := l.place.Missing; why != "" {
+		if os.Getenv(wantVar) == "required" {
+			t.Fatal("no Kubernetes cluster here: ", why)
+		}
+		t.Skip("no Kubernetes cluster here: ", why)
+	}
+	if l.options.Nodes == 0 {
+		l.options.Nodes = 2
+	}
+	start := time.Now()
+	if err := l.prepare(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.end() })
+	if err := l.run(); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the cluster is up after %v", time.Since(start).Round(time.Millisecond))
+	return l
+}
+
+func (l *Lab) prepare() (err error) {
+	if l.parts, err = parts.Find(); err != nil {
+		return err
+	}
+	if l.dir, err = os.MkdirTemp(l.place.Dir, ""); err != nil {
+		return err
+	}
+	l.logs = filepath.Join(l.place.Dir, "log", strings.ReplaceAll(l.t.Name(), "/", "-"))
+	if err := os.MkdirAll(l.logs, 0o755); err != nil {
+		return err
+	}
+	l.Kubeconfig = filepath.Join(l.dir, "kubeconfig")
+	l.env = []string{"KUBECONFIG=" + l.Kubeconfig}
+	return nil
+}
+
+// run starts everything. Nodes need the API server only in the end, so images are
+// brought in while it starts.
+func (l *Lab) run() error {
+	for n := 1; n <= l.options.Nodes; n++ {
+		node, err := startNode(l, n, l.options.Nodes)
+		if node != nil {
+			l.Nodes = append(l.Nodes, node)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := l.startControlPlane(); err != nil {
+		return err
+	}
+	failed := make(chan error, len(l.Nodes))
+	for _, n := range l.Nodes {
+		go func() { failed <- n.startKubernetes() }()
+	}
+	var errs []error
+	for range l.Nodes {
+		errs = append(errs, <-failed)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := l.startWeft(); err != nil {
+		return err
+	}
+	wait := []string{"wait", "--timeout=60s"}
+	for _, n := range l.Nodes {
+		wait = append(wait, "node/"+n.Name)
+	}
+	for _, what := range []string{"--for=create", "--for=condition=Ready"} {
+		if _, err := l.TryKubectl(append(wait, what)...); err != nil {
+			return err
+		}
+	}
+	// Pods are refused before the controllers have made it.
+	_, err := l.TryKubectl("wait", "serviceaccount/default", "--for=create", "--timeout=60s")
+	return err
+}
+
+// end ends everything at once: nothing of it is needed any more, and what has to be
+// ended in order is tested where it is the subject.
+func (l *Lab) end() {
+	for _, n := range l.Nodes {
+		if err := n.Kill(); err != nil {
+			l.t.Error(err)
+		}
+	}
+	for _, p := range l.programs {
+		if err := p.Kill(); err != nil {
+			l.t.Error(err)
+		}
+	}
+	if l.t.Failed() {
+		l.t.Log("the logs of its programs are in ", l.logs)
+	}
+}
+
+// TryKubectl runs kubectl and returns what it has printed.
+func (l *Lab) TryKubectl(args ...string) (string, error) { return l.kubectl("", args...) }
+
+func (l *Lab) kubectl(in string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(l.t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, l.parts.Program("kubectl"), args...)
+	cmd.Env = append(os.Environ(), l.env...)
+	cmd.Stdin = strings.NewReader(in)
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}
+
+// Kubectl runs a kubectl that must succeed, and returns what it has printed.
+func (l *Lab) Kubectl(args ...string) string {
+	l.t.Helper()
+	out, err := l.TryKubectl(args...)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return out
+}
+
+// Apply makes or changes objects.
+func (l *Lab) Apply(manifest string) {
+	l.t.Helper()
+	if _, err := l.kubectl(manifest, "apply", "--filename=-"); err != nil {
+		l.t.Fatalf("%v\n%s", err, manifest)
+	}
+}

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// nodeVar tells a node's first process what it is.
+const nodeVar = "WEFT_KUBE_NODE"
+
+// runDirName is, below a node's directory, the run directory of its initiator
+// agent: a path of its own for each node, since the devices carry its hash, and
+// one that can be read from outside when the node is dead.
+const runDirName = "w"
+
+// identity is what a node's first process is told.
+type identity struct {
+	Name  string
+	N     int // from 1
+	Nodes int
+	Dir   string
+}
+
+// nodeInit is a node's first process: it makes the node's view of the machine,
+// and ends, with all that runs on the node, when its standard input does.
+func nodeInit() int {
+	var id identity
+	if err := json.Unmarshal([]byte(os.Getenv(nodeVar)), &id); err != nil {
+		fmt.Println("read", nodeVar, err)
+		return 1
+	}
+	in := bufio.NewReader(os.Stdin)
+	if _, err := in.ReadString('\n'); err != nil { // the network is plugged in
+		return 1
+	}
+	if err := enterNode(id); err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	fmt.Println(ready)
+	go func() {
+		_, _ = io.Copy(io.Discard, in)
+		os.Exit(0)
+	}()
+	orphans := make(chan os.Signal, 1)
+	signal.Notify(orphans, syscall.SIGCHLD)
+	for range orphans {
+		for {
+			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 || err != nil {
+				break
+			}
+		}
+	}
+	return 0
+}
+
+const ready = "ready"
+
+func enterNode(id identity) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=755"); err != nil {
+		return fmt.Errorf("mount /run: %w", err)
+	}
+	if err := unix.Mount(filepath.Join(id.Dir, "var"), "/var", "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount /var: %w", err)
+	}
+	if err := os.MkdirAll("/dev/weft", 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", "/dev/weft", "tmpfs", 0, "mode=755"); err != nil {
+		return fmt.Errorf("mount /dev/weft: %w", err)
+	}
+	// What the kubelet and the driver mount has to reach pods, and the other way.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("share mounts: %w", err)
+	}
+	if err := unix.Sethostname([]byte(id.Name)); err != nil {
+		return fmt.Errorf("set the host's name: %w", err)
+	}
+	return nodeNetwork(id.N, id.Nodes)
+}
+
+// Node is one node of the cluster.
+type Node struct {
+	Name string
+	Zone string // its failure domain, to Weft and to Kubernetes
+
+	lab       *Lab
+	id        identity
+	init      *exec.Cmd
+	keepAlive io.Closer // its first process' standard input
+	programs  map[string]*Process
+}
+
+// startNode makes a node's namespaces; nothing runs in it yet.
+func startNode(l *Lab, n, nodes int) (*Node, error) {
+	name := fmt.Sprintf("n%d", n)
+	node := &Node{
+		Name: name, Zone: fmt.Sprintf("z%d", n), lab: l, programs: make(map[string]*Process),
+		id: identity{Name: name, N: n, Nodes: nodes, Dir: filepath.Join(l.dir, name)},
+	}
+	for _, d := range []string{"var/lib/kubelet", "var/lib/weft", "var/log/pods", "var/tmp", "cni", runDirName} {
+		if err := os.MkdirAll(filepath.Join(node.id.Dir, d), 0o755); err != nil {
+			return nil, err
+		}
+	}
+	if err := os.Symlink("/run", filepath.Join(node.id.Dir, "var/run")); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, err
+	}
+	return node, node.boot()
+}
+
+// boot starts the node's first process and waits until it has set the node up.
+func (n *Node) boot() error {
+	id, err := json.Marshal(n.id)
+	if err != nil {
+		return err
+	}
+	n.init = self("node", n.lab.place)
+	n.init.Env = append(n.init.Env, nodeVar+"="+string(id))
+	n.init.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC,
+	}
+	in, err := n.init.StdinPipe()
+	if err != nil {
+		return err
+	}
+	n.keepAlive = in
+	out, err := n.init.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := n.init.Start(); err != nil {
+		return fmt.Errorf("start node %s: %w", n.Name, err)
+	}
+	if err := plug(n.Name, n.init.Process.Pid); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(in, "\n"); err != nil {
+		return fmt.Errorf("start node %s: %w", n.Name, err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if line = strings.TrimSpace(line); line != ready {
+		return fmt.Errorf("start node %s: %s: %w", n.Name, line, err)
+	}
+	return n.makeGroups()
+}
+
+// group is the control group of all pods of the node.
+func (n *Node) group() string { return n.lab.place.ID + "-" + n.Name }
+
+func (n *Node) makeGroups() error {
+	hierarchies, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
+	if err != nil {
+		return err
+	}
+	for _, h := range hierarchies {
+		dir := filepath.Dir(h)
+		if filepath.Base(dir) == "unified" {
+			continue
+		}
+		group := filepath.Join(dir, n.group())
+		if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+		// A group of cpuset takes nobody before it is told what it has.
+		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+			if text, err := os.ReadFile(filepath.Join(dir, file)); err == nil {
+				if err := os.WriteFile(filepath.Join(group, file), text, 0); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// command is a program in the node's namespaces.
+func (n *Node) command(ctx context.Context, argv ...string) *exec.Cmd {
+	enter := []string{"--target", fmt.Sprint(n.init.Process.Pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--"}
+	cmd := exec.CommandContext(ctx, "nsenter", append(enter, argv...)...)
+	cmd.Dir = "/"
+	path := append(n.lab.parts.Programs(), n.lab.parts.CNI(), "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+	cmd.Env = []string{"PATH=" + strings.Join(path, ":"), "HOME=/root"}
+	return cmd
+}
+
+// Run runs a program on the node and returns what it has printed.
+func (n *Node) Run(argv ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(n.lab.t.Context(), time.Minute)
+	defer cancel()
+	out, err := n.command(ctx, argv...).CombinedOutput()
+	if err != nil {
+		return string(out), fmt.Errorf("%s on %s: %w: %s", strings.Join(argv, " "), n.Name, err, strings.TrimSpace(string(out)))
+	}
+	return string(out), nil
+}
+
+// start starts a program that belongs to the node, under a name. It may have run
+// before.
+func (n *Node) start(name string, argv ...string) error {
+	p, err := startProcess(n.lab.logs, n.Name+"-"+name, n.command(context.Background(), argv...))
+	if err == nil {
+		n.programs[name] = p
+	}
+	return err
+}
+
+// Program is what runs on the node under a name: containerd, kubelet, initiator, csi.
+func (n *Node) Program(name string) *Process { return n.programs[name] }
+
+// CutControl takes the node off the control plane and volmgr, as a dead switch
+// does: connections stay, and nothing comes through. The way to the targets is
+// another.
+func (n *Node) CutControl() error {
+	_, err := n.Run("ip", "route", "add", "blackhole", controlAddress+"/32")
+	return err
+}
+
+// MendControl undoes CutControl.
+func (n *Node) MendControl() error {
+	_, err := n.Run("ip", "route", "del", "blackhole", controlAddress+"/32")
+	return err
+}
+
+// Kill ends everything on the node at once, as a power cut does.
+func (n *Node) Kill() error {
+	if n.init == nil || n.init.Process == nil {
+		return nil
+	}
+	err := n.init.Process.Kill()
+	n.keepAlive.Close()
+	_ = n.init.Wait()
+	for _, p := range n.programs {
+		err = errors.Join(err, p.await(10*time.Second))
+	}
+	n.init, n.programs = nil, make(map[string]*Process)
+	return err
+}

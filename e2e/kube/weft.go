@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"weft.dev/weft/proto/pb"
+)
+
+const manager = controlAddress + ":4480"
+
+// WeftOptions say what the cluster of Weft is made of.
+type WeftOptions struct {
+	Targets   int    // 0: 3, each in a zone of its own
+	DriveSize int64  // bytes of each target's only drive, a sparse file; 0: 16 GiB
+	Target    string // program of the targets; "": weft
+}
+
+// Weft is the lab's cluster of Weft: volmgr and targets are outside of the nodes,
+// initiator agents on them.
+type Weft struct {
+	API pb.ManagerClient
+
+	lab *Lab
+}
+
+func (l *Lab) startWeft() error {
+	o := &l.options.Weft
+	if o.Targets == 0 {
+		o.Targets = 3
+	}
+	if o.DriveSize == 0 {
+		o.DriveSize = 16 << 30
+	}
+	if o.Target == "" {
+		o.Target = l.place.Weft
+	}
+	l.Weft = &Weft{lab: l}
+	l.env = append(l.env, "WEFT_MANAGER="+manager)
+	if err := l.start("volmgr", l.place.Weft, "volmgr", "--data-dir", filepath.Join(l.dir, "volmgr"), "--listen", manager); err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient("passthrough:///"+manager, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	l.t.Cleanup(func() { conn.Close() })
+	l.Weft.API = pb.NewManagerClient(conn)
+	for i := 1; i <= o.Targets; i++ {
+		if err := l.Weft.StartTarget(i); err != nil {
+			return err
+		}
+	}
+	for _, n := range l.Nodes {
+		if err := n.StartInitiator(); err != nil {
+			return err
+		}
+	}
+	for i := 1; i <= o.Targets; i++ {
+		if err := l.Weft.addDrive(i); err != nil {
+			return err
+		}
+	}
+	return l.Weft.awaitDrives()
+}
+
+func (w *Weft) drive(i int) string { return filepath.Join(w.lab.dir, fmt.Sprintf("t%d.drive", i)) }
+
+// StartTarget starts target ti, in zone zi, for the first time or again.
+func (w *Weft) StartTarget(i int) error {
+	drive, err := os.OpenFile(w.drive(i), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer drive.Close()
+	if err := drive.Truncate(w.lab.options.Weft.DriveSize); err != nil {
+		return err
+	}
+	name := fmt.Sprintf("t%d", i)
+	return w.lab.start(name, w.lab.options.Weft.Target, "target", "--node", name, "--manager", manager, "--datapath", "user",
+		"--portal", fmt.Sprintf("tcp://%s:%d", storageAddress, 4420+i), "--drive-file", w.drive(i), "--label", fmt.Sprintf("zone=z%d", i))
+}
+
+// Target is the process of target ti.
+func (w *Weft) Target(i int) *Process { return w.lab.programs[fmt.Sprintf("t%d", i)] }
+
+// Manager is the process of volmgr.
+func (w *Weft) Manager() *Process { return w.lab.programs["volmgr"] }
+
+// addDrive adds a target's drive, as soon as the manager knows the target.
+func (w *Weft) addDrive(i int) error {
+	ctx, cancel := context.WithTimeout(w.lab.t.Context(), 30*time.Second)
+	defer cancel()
+	return poll(ctx, 100*time.Millisecond, func() error {
+		_, err := w.Try("drive", "add", fmt.Sprintf("t%d", i), w.drive(i))
+		return err
+	})
+}
+
+func (w *Weft) awaitDrives() error {
+	ctx, cancel := context.WithTimeout(w.lab.t.Context(), 30*time.Second)
+	defer cancel()
+	return poll(ctx, 100*time.Millisecond, func() error {
+		drives, err := w.API.ListDrives(ctx, &pb.ListDrivesRequest{})
+		if err != nil {
+			return err
+		}
+		for _, d := range drives.Drives {
+			if d.State != pb.DriveState_DRIVE_STATE_READY {
+				return fmt.Errorf("drive %s of %s is %v: %s", d.Device, d.Node, d.State, d.Reason)
+			}
+		}
+		return nil
+	})
+}
+
+// Try runs a weft command and returns what it has printed.
+func (w *Weft) Try(args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(w.lab.t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, w.lab.place.Weft, args...)
+	cmd.Env = append(os.Environ(), w.lab.env...)
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("weft %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}
+
+// State is what an operator would look at when something is wrong.
+func (w *Weft) State() string {
+	var out strings.Builder
+	for _, args := range [][]string{{"status"}, {"volume", "list"}, {"attachment", "list"}, {"event", "list"}} {
+		text, err := w.Try(args...)
+		fmt.Fprintf(&out, "$ weft %s\n%s", strings.Join(args, " "), text)
+		if err != nil {
+			fmt.Fprintln(&out, err)
+		}
+	}
+	return out.String()
+}
+
+// StartInitiator starts the node's initiator agent, for the first time or again.
+func (n *Node) StartInitiator() error {
+	return n.start("initiator", n.lab.place.Weft, "initiator", "--node", n.Name, "--manager", manager, "--datapath", "user", "--block-device", "fuse",
+		"--run-dir", n.file(runDirName), "--state-dir", "/var/lib/weft/initiator", "--label", "zone="+n.Zone)
+}
