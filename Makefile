@@ -34,7 +34,7 @@ build: ## the weft program, static, in bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/weft ./cmd/weft
 
 lint: ## formatting, vet, staticcheck, import arrows, generated code
-	@test -z "$$(gofmt -l cmd csi target initiator volmgr raid proto e2e)" || { gofmt -l cmd csi target initiator volmgr raid proto e2e; echo "lint: the files above are not formatted"; exit 1; }
+	@test -z "$$(gofmt -l cmd csi deploy target initiator volmgr raid proto e2e)" || { gofmt -l cmd csi deploy target initiator volmgr raid proto e2e; echo "lint: the files above are not formatted"; exit 1; }
 	go vet ./...
 	go tool staticcheck ./...
 	go test ./e2e/lint
@@ -70,6 +70,10 @@ fuzz: ## each fuzz target for FUZZTIME (30s)
 
 generate: ## proto/pb from proto/weft
 	proto/generate.sh
+
+.PHONY: manifests
+manifests: ## deploy/kubernetes from the Helm chart (builds Helm, once)
+	go run ./deploy/manifests
 
 check: generate ## fail if generated code is not current
 	git diff --exit-code -- proto/pb

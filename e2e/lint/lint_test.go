@@ -37,6 +37,7 @@ var arrows = map[string][]string{
 	"initiator/fabrics": {"proto/block", "proto/uevent"},
 	"initiator":         {"initiator/attachment", "initiator/fabrics", "initiator/userspace", "initiator/blockdev", "raid", "raid/dm", "proto/block", "proto/pb"},
 	"csi":               {"proto/block", "proto/pb"},
+	"deploy":            {}, // what makes manifests and the image: of the tree, not in it
 	"cmd":               {"cmd", "volmgr", "target", "initiator", "csi", "raid", "proto"},
 	"e2e":               {"e2e", "proto"},
 

@@ -1,0 +1,136 @@
+{{- /* SPDX-License-Identifier: Apache-2.0 */ -}}
+
+{{- define "weft.labels" -}}
+app.kubernetes.io/name: weft
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/part-of: weft
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- /* metadata of an object: (list $ NAME COMPONENT) */ -}}
+{{- define "weft.meta" -}}
+{{- $root := index . 0 -}}
+name: {{ index . 1 }}
+labels:
+  {{- include "weft.labels" $root | nindent 2 }}
+  {{- with index . 2 }}
+  app.kubernetes.io/component: {{ . }}
+  {{- end }}
+{{- with $root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* what selects the pods of a component: (list $ COMPONENT) */ -}}
+{{- define "weft.selector" -}}
+app.kubernetes.io/name: weft
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{- /* metadata of a component's pods: (list $ COMPONENT ANNOTATIONS) */ -}}
+{{- define "weft.podMeta" -}}
+{{- $root := index . 0 -}}
+labels:
+  {{- include "weft.labels" $root | nindent 2 }}
+  app.kubernetes.io/component: {{ index . 1 }}
+{{- with index . 2 }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "weft.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "weft.manager" -}}
+{{- .Values.managerAddress | default (printf "weft-volmgr.%s.svc:%v" .Release.Namespace .Values.volmgr.port) -}}
+{{- end }}
+
+{{- /* flags that every daemon has: (list $ METRICS-PORT) */ -}}
+{{- define "weft.daemonArgs" -}}
+{{- $v := (index . 0).Values -}}
+- --log-level={{ $v.logLevel }}
+- --log-format={{ $v.logFormat }}
+- --metrics-listen=:{{ index . 1 }}
+{{- if $v.tls.enabled }}
+- --tls-ca=/etc/weft/tls/ca.crt
+- --tls-cert=/etc/weft/tls/tls.crt
+- --tls-key=/etc/weft/tls/tls.key
+{{- end }}
+{{- end }}
+
+{{- /* the volume of a TLS secret: (list $ SECRET) */ -}}
+{{- define "weft.tlsVolume" -}}
+{{- if (index . 0).Values.tls.enabled -}}
+- name: tls
+  secret:
+    secretName: {{ index . 1 }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+
+{{- define "weft.tlsMount" -}}
+{{- if .Values.tls.enabled -}}
+- name: tls
+  mountPath: /etc/weft/tls
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- /* who is alive: (list $ PORT-NAME) */ -}}
+{{- define "weft.liveness" -}}
+livenessProbe:
+  httpGet:
+    path: /healthz
+    port: {{ . }}
+  initialDelaySeconds: 10
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+{{- end }}
+
+{{- /* of a container that needs no rights at all */ -}}
+{{- define "weft.unprivileged" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+{{- end }}
+
+{{- /* where a pod may go: its values */ -}}
+{{- define "weft.placement" -}}
+priorityClassName: {{ .priorityClassName }}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* flags of labels: a map */ -}}
+{{- define "weft.labelArgs" -}}
+{{- range $k, $v := . }}
+- {{ printf "--label=%s=%s" $k $v | quote }}
+{{- end }}
+{{- end }}

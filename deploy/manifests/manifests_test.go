@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func root(t *testing.T) string {
+	t.Helper()
+	dir, err := moduleRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestManifestsAreThoseOfTheChart(t *testing.T) {
+	dir := root(t)
+	want, err := record(os.DirFS(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(filepath.Join(dir, outputDir, recordFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("chart or manifests have changed since the manifests were made: run \"make manifests\"\n%s", diff)
+	}
+}
+
+// installedHelm is a helm of an earlier "make manifests".
+func installedHelm(t *testing.T) helm {
+	t.Helper()
+	h := helm(helmPath())
+	if _, err := os.Stat(string(h)); err != nil {
+		t.Skipf("helm has not been built here: make manifests does it")
+	}
+	return h
+}
+
+func TestChartRendersToTheManifests(t *testing.T) {
+	dir, h := root(t), installedHelm(t)
+	rendered, err := h.template(t.Context(), filepath.Join(dir, chartDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := split(rendered)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	files, err := filepath.Glob(filepath.Join(dir, outputDir, "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got[filepath.Base(file)] = string(text)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("what the chart gives (-) is not what is kept (+): run \"make manifests\"\n%s", diff)
+	}
+}
+
+func TestSplitGivesEachTemplateAFile(t *testing.T) {
+	files, err := split("---\n# Source: weft/templates/b.yaml\nkind: B\nmetadata:\n  labels:\n    app.kubernetes.io/managed-by: Helm\n    a: b  \n   \n---\n# Source: weft/templates/a.yaml\nkind: A\n---\n# Source: weft/templates/b.yaml\nkind: C\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := header + "kind: B\nmetadata:\n  labels:\n    a: b\n---\nkind: C\n"; files["b.yaml"] != want {
+		t.Errorf("b.yaml = %q, want %q", files["b.yaml"], want)
+	}
+	names := slices.Sorted(maps.Keys(files))
+	if want := []string{"a.yaml", "b.yaml", "kustomization.yaml", namespaceFile}; !slices.Equal(names, want) {
+		t.Errorf("files = %v, want %v", names, want)
+	}
+	if list := files["kustomization.yaml"]; !strings.HasSuffix(list, "resources:\n  - namespace.yaml\n  - a.yaml\n  - b.yaml\n") {
+		t.Errorf("kustomization.yaml = %q, want it to name all, the namespace first", list)
+	}
+}
+
+func TestSplitRefusesWhatHasNoSource(t *testing.T) {
+	if _, err := split("---\nkind: A\n"); err == nil {
+		t.Error("split = nil for an object of no template, want an error")
+	}
+}
+
+func TestRecordTellsEveryChange(t *testing.T) {
+	tree := fstest.MapFS{
+		chartDir + "/values.yaml": {Data: []byte("a: 1\n")},
+		outputDir + "/node.yaml":  {Data: []byte("kind: A\n")},
+		outputDir + "/SHA256SUMS": {Data: []byte("not itself")},
+	}
+	sum := func() string {
+		t.Helper()
+		s, err := record(tree)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	before := sum()
+	if lines := strings.Count(before, "\n"); lines != 2 {
+		t.Errorf("record has %d lines, want 2:\n%s", lines, before)
+	}
+	for file := range tree {
+		old := tree[file].Data
+		tree[file].Data = append(slices.Clone(old), ' ')
+		if changed := sum() != before; changed != !strings.HasSuffix(file, recordFile) {
+			t.Errorf("record changed = %v with %s", changed, file)
+		}
+		tree[file].Data = old
+	}
+}

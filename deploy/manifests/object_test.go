@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// object is what the tests look at in an object of Kubernetes. That the objects
+// are in the API's form the API server says, in e2e/kube.
+type object struct {
+	Kind     string
+	Metadata struct{ Name, Namespace string }
+	Rules    []rule
+	RoleRef  struct{ Kind, Name string }
+	Subjects []struct{ Kind, Name, Namespace string }
+	Spec     struct {
+		Template struct {
+			Metadata struct{ Labels map[string]string }
+			Spec     podSpec
+		}
+		Selector any
+	}
+}
+
+type rule struct {
+	APIGroups, Resources, ResourceNames, Verbs []string
+}
+
+type podSpec struct {
+	ServiceAccountName            string
+	PriorityClassName             string
+	HostNetwork, HostPID, HostIPC bool
+	AutomountServiceAccountToken  *bool
+	SecurityContext               securityContext
+	InitContainers, Containers    []container
+	Volumes                       []volume
+	DNSPolicy                     string
+	TerminationGracePeriodSeconds int
+	NodeSelector                  map[string]string
+}
+
+type container struct {
+	Name, Image              string
+	Command, Args            []string
+	SecurityContext          securityContext
+	VolumeMounts             []volumeMount
+	LivenessProbe            *struct{}
+	TerminationMessagePolicy string
+}
+
+type securityContext struct {
+	Privileged, AllowPrivilegeEscalation, ReadOnlyRootFilesystem, RunAsNonRoot *bool
+	Capabilities                                                               struct{ Add, Drop []string }
+	SeccompProfile                                                             struct{ Type string }
+}
+
+type volume struct {
+	Name     string
+	HostPath *struct{ Path string }
+}
+
+type volumeMount struct {
+	Name, MountPath, MountPropagation string
+	ReadOnly                          bool
+}
+
+// kept are the objects of deploy/kubernetes.
+func kept(t *testing.T) []object {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(root(t), outputDir, "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []object
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, parse(t, string(text))...)
+	}
+	if len(all) < 20 {
+		t.Fatalf("%s has %d objects, want all", outputDir, len(all))
+	}
+	return all
+}
+
+func parse(t *testing.T, text string) []object {
+	t.Helper()
+	var all []object
+	for part := range strings.SplitSeq(text, "\n---\n") {
+		var o object
+		if err := yaml.Unmarshal([]byte(part), &o); err != nil {
+			t.Fatalf("parse: %v in\n%s", err, part)
+		}
+		if o.Kind != "" {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+// pods are the pods' specs by the name of what makes them.
+func pods(objects []object) map[string]podSpec {
+	all := map[string]podSpec{}
+	for _, o := range objects {
+		if len(o.Spec.Template.Spec.Containers) > 0 {
+			all[o.Metadata.Name] = o.Spec.Template.Spec
+		}
+	}
+	return all
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestNoRuleGrantsEverything(t *testing.T) {
+	rules := 0
+	for _, o := range kept(t) {
+		for _, r := range o.Rules {
+			rules++
+			for _, words := range [][]string{r.APIGroups, r.Resources, r.Verbs} {
+				if slices.Contains(words, "*") || len(words) == 0 {
+					t.Errorf("%s %s: rule %v has a wildcard or an empty list", o.Kind, o.Metadata.Name, r)
+				}
+			}
+			for _, verb := range []string{"escalate", "bind", "impersonate", "deletecollection"} {
+				if slices.Contains(r.Verbs, verb) {
+					t.Errorf("%s %s may %s %v", o.Kind, o.Metadata.Name, verb, r.Resources)
+				}
+			}
+			for _, resource := range []string{"secrets", "pods/exec", "nodes/proxy", "serviceaccounts/token"} {
+				if slices.Contains(r.Resources, resource) {
+					t.Errorf("%s %s has rights on %s, which nothing of Weft needs", o.Kind, o.Metadata.Name, resource)
+				}
+			}
+		}
+	}
+	if rules < 10 {
+		t.Errorf("found %d rules, want those of all sidecars", rules)
+	}
+}
+
+func TestOnlyTheControllerHasRights(t *testing.T) {
+	type grant struct{ role, account string }
+	var got []grant
+	for _, o := range kept(t) {
+		for _, s := range o.Subjects {
+			got = append(got, grant{o.RoleRef.Kind + " " + o.RoleRef.Name, s.Kind + " " + s.Namespace + "/" + s.Name})
+		}
+	}
+	const account = "ServiceAccount " + namespace + "/weft-controller"
+	want := []grant{
+		{"ClusterRole weft-csi-provisioner", account},
+		{"ClusterRole weft-csi-attacher", account},
+		{"ClusterRole weft-csi-resizer", account},
+		{"Role weft-csi-controller", account},
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(grant{})); diff != "" {
+		t.Errorf("bindings (-want +got):\n%s", diff)
+	}
+}
+
+func TestOfTheNodeOnlyThesePathsAreUsed(t *testing.T) {
+	got := map[string][]string{}
+	for name, pod := range pods(kept(t)) {
+		got[name] = nil
+		for _, v := range pod.Volumes {
+			if v.HostPath != nil {
+				got[name] = append(got[name], v.HostPath.Path)
+			}
+		}
+		slices.Sort(got[name])
+	}
+	want := map[string][]string{
+		"weft-controller": nil,
+		"weft-volmgr":     nil,
+		"weft-target":     {"/dev", "/lib/modules", "/sys"},
+		"weft-node":       {"/dev", "/lib/modules", "/run/weft", "/sys", "/var/lib/kubelet", "/var/lib/weft/initiator"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("host paths (-want +got):\n%s", diff)
+	}
+}
+
+func TestOnlyWhatTouchesTheKernelIsPrivileged(t *testing.T) {
+	privileged := map[string]bool{"weft-target/target": true, "weft-node/initiator": true, "weft-node/csi": true}
+	seen := 0
+	for name, pod := range pods(kept(t)) {
+		for _, c := range append(pod.InitContainers, pod.Containers...) {
+			s, who := c.SecurityContext, name+"/"+c.Name
+			if !is(s.ReadOnlyRootFilesystem) {
+				t.Errorf("%s can write its root", who)
+			}
+			if privileged[who] {
+				seen++
+				continue
+			}
+			if is(s.Privileged) || !isNot(s.AllowPrivilegeEscalation) || len(s.Capabilities.Add) > 0 || !slices.Equal(s.Capabilities.Drop, []string{"ALL"}) {
+				t.Errorf("%s has rights that it does not need: %+v", who, s)
+			}
+			if p := pod.SecurityContext; p.SeccompProfile.Type != "RuntimeDefault" || !is(p.RunAsNonRoot) {
+				t.Errorf("%s runs as root or without a seccomp profile: %+v", who, p)
+			}
+			if pod.HostNetwork || pod.HostPID || pod.HostIPC {
+				t.Errorf("%s is in the node's namespaces", who)
+			}
+		}
+	}
+	if seen != len(privileged) {
+		t.Errorf("found %d of the containers %v", seen, privileged)
+	}
+}
+
+func is(b *bool) bool    { return b != nil && *b }
+func isNot(b *bool) bool { return b != nil && !*b }
+
+func TestPodsWithoutRightsHaveNoToken(t *testing.T) {
+	for name, pod := range pods(kept(t)) {
+		if mounted := !isNot(pod.AutomountServiceAccountToken); mounted != (name == "weft-controller") {
+			t.Errorf("%s has its token mounted: %v", name, mounted)
+		}
+	}
+}
+
+func TestEveryContainerCanBeFoundDead(t *testing.T) {
+	for name, pod := range pods(kept(t)) {
+		for _, c := range pod.Containers {
+			if c.LivenessProbe == nil {
+				t.Errorf("%s/%s has no liveness probe", name, c.Name)
+			}
+			if c.TerminationMessagePolicy != "FallbackToLogsOnError" {
+				t.Errorf("%s/%s does not say why it ended", name, c.Name)
+			}
+		}
+		if pod.PriorityClassName == "" {
+			t.Errorf("%s may be evicted by anyone", name)
+		}
+	}
+}
+
+func TestMountsOfTheNodePluginReachTheNode(t *testing.T) {
+	var got []string
+	for name, pod := range pods(kept(t)) {
+		for _, c := range pod.Containers {
+			for _, m := range c.VolumeMounts {
+				if m.MountPropagation == "Bidirectional" {
+					got = append(got, name+"/"+c.Name+" "+m.MountPath)
+				}
+			}
+		}
+	}
+	if want := []string{"weft-node/csi /var/lib/kubelet"}; !slices.Equal(got, want) {
+		t.Errorf("mounts that the node sees are made by %v, want %v", got, want)
+	}
+}
