@@ -212,7 +212,7 @@ func pbVolumeLabel(v cluster.VolumeLabel) *pb.VolumeLabel {
 	out := &pb.VolumeLabel{
 		VolumeId: v.ID.String(), Name: string(v.Name), SizeBytes: uint64(v.Size), Layout: pbLayout(v.Layout), Pool: v.Pool,
 		Spread: v.Spread, Labels: v.Labels, Epoch: uint64(v.Epoch), Generation: v.Generation, Clean: v.Clean,
-		InSyncLegs: list(v.InSync, block.LegID.String),
+		InSyncLegs: list(v.InSync, block.LegID.String), ExpandingToBytes: uint64(v.ExpandingTo),
 	}
 	if v.Created != 0 {
 		out.Created = timestamppb.New(time.Unix(0, v.Created))
@@ -360,7 +360,7 @@ func fromDriveReport(d *pb.DriveReport) (out cluster.DriveReport, err error) {
 
 func fromLegLabel(l *pb.LegLabel) (out cluster.LegLabel, err error) {
 	out = cluster.LegLabel{
-		Column: int(l.Column), Copy: int(l.Copy), Extents: list(l.Extents, fromExtent), Zeroed: l.Zeroed,
+		Column: int(l.Column), Copy: int(l.Copy), Extents: list(l.Extents, fromExtent), Zeroed: l.Zeroed, ZeroedExtents: l.ZeroedExtents,
 		Revision: l.Revision, AdmittedEpoch: block.Epoch(l.AdmittedEpoch),
 	}
 	if out.Leg, err = field("drives.legs.leg_id", l.LegId, block.ParseLegID); err != nil {
@@ -376,6 +376,7 @@ func fromVolumeLabel(v *pb.VolumeLabel) (out cluster.VolumeLabel, err error) {
 	out = cluster.VolumeLabel{
 		Name: block.VolumeName(v.Name), Size: block.Size(v.SizeBytes), Pool: v.Pool, Spread: v.Spread, Labels: v.Labels,
 		Epoch: block.Epoch(v.Epoch), Generation: v.Generation, Clean: v.Clean,
+		ExpandingTo: block.Size(v.ExpandingToBytes),
 	}
 	if v.Layout != nil {
 		out.Layout = block.Layout{Stripes: int(v.Layout.Stripes), Copies: int(v.Layout.Copies), Chunk: block.Size(v.Layout.ChunkBytes)}

@@ -35,11 +35,14 @@ type DriveReport struct {
 
 // LegLabel is a leg as it stands on a drive.
 type LegLabel struct {
-	Leg           block.LegID
-	Column        int
-	Copy          int
-	Extents       []Extent
-	Zeroed        bool
+	Leg     block.LegID
+	Column  int
+	Copy    int
+	Extents []Extent
+	Zeroed  bool
+	// ZeroedExtents is how many of the extents, from the first on, are zeroed or
+	// hold data; 0 means all if Zeroed.
+	ZeroedExtents uint32
 	Revision      uint64
 	AdmittedEpoch block.Epoch
 	Volume        VolumeLabel
@@ -59,6 +62,8 @@ type VolumeLabel struct {
 	InSync     []block.LegID
 	Clean      bool
 	Created    int64 // Unix nanoseconds, 0 if not known
+	// ExpandingTo is the size that the legs are growing to; 0 if they are not.
+	ExpandingTo block.Size
 }
 
 // LegReport is a leg as its target sees it.

@@ -28,5 +28,6 @@
 //	attach.go  grants, fences, leases, detaching      sync.go   legs going stale and coming back
 //	volume.go  creating and deleting                  drive.go  taking drives in and giving them back
 //	placement.go where legs go                        wanted.go what the agents are told
+//	expand.go volumes that grow in use
 //	explain.go why a volume is as it is               rebuild.go the store made anew from drive labels
 package cluster

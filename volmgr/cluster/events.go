@@ -33,6 +33,8 @@ const (
 	EventVolumeReady      = "volume.ready"
 	EventVolumeUpdated    = "volume.updated"
 	EventVolumeFormatted  = "volume.formatted"
+	EventVolumeExpanding  = "volume.expanding"
+	EventVolumeExpanded   = "volume.expanded"
 	EventVolumeDeleting   = "volume.deleting"
 	EventVolumeDeleted    = "volume.deleted"
 	EventGranting         = "volume.granting"

@@ -38,6 +38,7 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 		}
 	}
 	if v.State == VolumeReady {
+		s.explainExpansion(e, v)
 		s.explainLegs(e, v)
 	}
 	slices.Sort(e.Actions)
@@ -120,6 +121,19 @@ func (s *State) explainAttachment(e *Explanation, v *Volume) {
 		e.Actions = append(e.Actions,
 			fmt.Sprintf("if machine %s is off: weft node confirm-dead %s", a.Node, a.Node),
 			fmt.Sprintf("to move the volume away from it: weft detach %s --force", v.Name))
+	}
+}
+
+func (s *State) explainExpansion(e *Explanation, v *Volume) {
+	if v.ExpandingTo == 0 {
+		return
+	}
+	e.Facts = append(e.Facts, fmt.Sprintf("it is being expanded to %v, and has %v until every leg in use has grown", v.ExpandingTo, v.Size))
+	e.Waits = append(e.Waits, s.expansionWaits(v)...)
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.exported() && !s.targetOnline(l.Node) {
+			e.Actions = append(e.Actions, s.bringBack(l.Node))
+		}
 	}
 }
 

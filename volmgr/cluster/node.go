@@ -204,8 +204,8 @@ func (t *tx) targetSeen(on *target, r *TargetReport) {
 		on.drives[d.Drive] = d
 		for _, l := range d.Legs {
 			on.labelled[l.Leg] = true
-			if t.s.onDrive[d.Drive][l.Leg] == nil {
-				on.strays[d.Drive] = append(on.strays[d.Drive], l.Extents...)
+			if more := beyond(l.Extents, t.s.onDrive[d.Drive][l.Leg]); len(more) > 0 {
+				on.strays[d.Drive] = append(on.strays[d.Drive], more...)
 			}
 		}
 	}

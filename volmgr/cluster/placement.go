@@ -276,7 +276,7 @@ func (s *State) carve(columns [][]*spot, need uint32, seed Seed) []Leg {
 		for i, x := range column {
 			d := x.drive
 			if taken[d.ID] == nil {
-				taken[d.ID] = slices.Concat(slices.Concat(slices.Collect(maps.Values(s.onDrive[d.ID]))...), s.strays(d))
+				taken[d.ID] = s.carved(d)
 			}
 			extents := firstFit(taken[d.ID], d.Extents, need)
 			taken[d.ID] = append(taken[d.ID], extents...)
@@ -287,6 +287,11 @@ func (s *State) carve(columns [][]*spot, need uint32, seed Seed) []Leg {
 		}
 	}
 	return legs
+}
+
+// carved are the extents of a drive that are some leg's, in no order.
+func (s *State) carved(d *Drive) []Extent {
+	return slices.Concat(slices.Concat(slices.Collect(maps.Values(s.onDrive[d.ID]))...), s.strays(d))
 }
 
 // strays are the extents of legs on a drive's label that no record knows, as

@@ -35,7 +35,7 @@ func TestRandomHistoriesKeepTheInvariants(t *testing.T) {
 	if testing.Short() {
 		seeds = min(seeds, 20)
 	}
-	served, acked, left := 0, 0, 0
+	served, acked, left, expanded := 0, 0, 0, 0
 	for seed := range seeds {
 		bad, w := history(seed, guards{}, nil)
 		if bad != "" {
@@ -43,13 +43,14 @@ func TestRandomHistoriesKeepTheInvariants(t *testing.T) {
 		}
 		served += w.serves
 		left += w.leaves
+		expanded += w.expanded
 		acked += len(w.acked)
 	}
 	// Histories that get nowhere would prove nothing.
-	if served < int(seeds)*3 || acked < int(seeds)*4 || left < int(seeds)/4 {
-		t.Errorf("%d histories served %d times, acknowledged in %d registers and left %d times, want more", seeds, served, acked, left)
+	if served < int(seeds)*3 || acked < int(seeds)*4 || left < int(seeds)/4 || expanded < int(seeds)*2 {
+		t.Errorf("%d histories served %d times, acknowledged in %d registers, left %d and expanded %d times, want more", seeds, served, acked, left, expanded)
 	}
-	t.Logf("%d histories, %d times served, %d registers written, %d times left by an ending host", seeds, served, acked, left)
+	t.Logf("%d histories, %d times served, %d registers written, %d times left by an ending host, %d sizes told", seeds, served, acked, left, expanded)
 }
 
 // Each rule weakened must be noticed by the same histories.
@@ -71,9 +72,13 @@ func TestEachGuardIsNeeded(t *testing.T) {
 		"space given away before it free": {guards: guards{freeBeforeAbsent: true}},
 		"reboot of a target forgotten":    {guards: guards{rebootForgotten: true}, in: caches},
 		"suspect leg served":              {guards: guards{suspectServes: true}, in: caches},
+		"host told before all legs grew":  {guards: guards{toldBeforeGrown: true}},
+		"leg rebuilt that did not grow":   {guards: guards{shortLegRebuilt: true}, in: split},
+		"host told before labels know":    {guards: guards{labelsBehind: true}, in: split},
+		"leg used before it is zeroed":    {weaken: func(w *world) { w.unzeroed() }},
 		"copy in sync before its flush":   {weaken: func(w *world) { w.noFlush = true }, in: caches},
 		"reboot of a host ignored":        {guards: guards{bootIgnored: true}},
-		"host leaves with writes out":     {weaken: func(w *world) { w.leavesDirty = true }},
+		"host leaves with writes out":     {weaken: func(w *world) { w.leavesDirty = true }, in: split},
 		"host acknowledges before record": {weaken: func(w *world) { w.ackBeforeRecord = true }},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -24,7 +24,7 @@ import (
 // operator promotes one. Every volume comes up detached and not clean, at an
 // epoch above any that a target admits. Pools are not on labels.
 func Rebuild(now time.Time, reports []TargetReport) (*State, string, error) {
-	r := &rebuild{s: empty(), now: now, legs: map[block.LegID]foundLeg{}, lastEpoch: map[block.VolumeID]block.Epoch{}}
+	r := &rebuild{s: empty(), now: now, legs: map[block.LegID]foundLeg{}, lastEpoch: map[block.VolumeID]block.Epoch{}, labelled: map[block.DriveID][]Extent{}}
 	id, err := clusterOf(reports)
 	if err != nil {
 		return nil, "", err
@@ -37,6 +37,7 @@ func Rebuild(now time.Time, reports []TargetReport) (*State, string, error) {
 	r.s.meta = meta{Schema: schema, ClusterID: id, Generation: generation + 1, FirstEvent: 1, NextEvent: 1}
 	r.s.pools[DefaultPool] = &Pool{Name: DefaultPool}
 	r.volumes()
+	r.stretch()
 	t := newTx(r.s, now)
 	t.event(Trouble, EventStoreRebuilt, "cluster", fmt.Sprintf("from the labels of %d drives on %d nodes: %d volumes", len(r.s.drives), len(r.s.nodes), len(r.s.volumes)))
 	t.commit()
@@ -49,6 +50,7 @@ type rebuild struct {
 	now       time.Time
 	legs      map[block.LegID]foundLeg
 	lastEpoch map[block.VolumeID]block.Epoch // highest seen anywhere
+	labelled  map[block.DriveID][]Extent     // of all legs that were found, used or not
 	lines     []string
 }
 
@@ -101,6 +103,7 @@ func (r *rebuild) node(report TargetReport) {
 		r.s.drives[d.Drive] = drive
 		r.s.indexDrive(nil, drive)
 		for _, l := range d.Legs {
+			r.labelled[d.Drive] = append(r.labelled[d.Drive], l.Extents...)
 			r.leg(foundLeg{l, drive})
 		}
 	}
@@ -145,9 +148,13 @@ func (r *rebuild) volume(legs []foundLeg) {
 	best := slices.MaxFunc(legs, func(a, b foundLeg) int {
 		return cmp.Or(cmp.Compare(a.Volume.Generation, b.Volume.Generation), cmp.Compare(a.Volume.Epoch, b.Volume.Epoch))
 	}).Volume
+	var found []LegLabel
+	for _, l := range legs {
+		found = append(found, l.LegLabel)
+	}
 	labels, formatted := fromDrives(best.Labels)
 	v := &Volume{
-		ID: best.ID, Name: best.Name, Size: best.Size, Layout: best.Layout, Pool: best.Pool, Spread: best.Spread,
+		ID: best.ID, Name: best.Name, Size: grownOnDrives(best, found), Layout: best.Layout, Pool: best.Pool, Spread: best.Spread,
 		Labels: labels, Formatted: formatted, State: VolumeReady, Epoch: r.lastEpoch[best.ID] + 1, Generation: best.Generation + 1,
 		Created: time.Unix(0, best.Created).UTC(),
 	}
@@ -173,6 +180,9 @@ func (r *rebuild) volume(legs []foundLeg) {
 	if v.Pool != DefaultPool {
 		r.say("volume %s is of pool %s, which is not on labels: create it again", v.Name, v.Pool)
 	}
+	if best.ExpandingTo > v.Size {
+		r.say("volume %s was being expanded to %v, which had not come to an end: it has %v; ask for it again", v.Name, best.ExpandingTo, v.Size)
+	}
 	r.judge(v, best, legs)
 	r.s.volumes[v.ID] = v
 	r.s.index(nil, v)
@@ -196,6 +206,32 @@ func (r *rebuild) fits(v *Volume) bool {
 		}
 	}
 	return true
+}
+
+// stretch finds extents for the legs that missed an expansion, in the place of
+// those that only the lost store knew of.
+func (r *rebuild) stretch() {
+	for _, id := range sorted(r.s.volumes) {
+		old := r.s.volumes[id]
+		v := old.clone()
+		need := uint32(v.Layout.LegExtents(v.Size))
+		for i := range v.Legs {
+			l := &v.Legs[i]
+			have := count(l.Extents)
+			if have >= need {
+				continue
+			}
+			taken, d := slices.Concat(r.s.carved(r.s.drives[l.Drive]), r.labelled[l.Drive]), r.s.drives[l.Drive]
+			if room := holes(taken, d.Extents); count(room) < need-have {
+				r.say("volume %s: %v is smaller than its volume and has no room to grow: it can not be rebuilt", v.Name, l)
+				continue
+			}
+			l.Extents = extend(l.Extents, taken, d.Extents, need-have)
+			r.s.volumes[id] = v
+			r.s.index(old, v)
+			old, v = v, v.clone()
+		}
+	}
 }
 
 func (e Extent) overlaps(o Extent) bool {

@@ -77,6 +77,7 @@ func (t *tx) settleRestored(id block.VolumeID) {
 	}
 	newer := best.Generation > v.Generation || v.State == VolumeCreating
 	v.State = VolumeReady
+	t.adopt(v, best, newer)
 	for i := range v.Legs {
 		l := &v.Legs[i]
 		switch listed := slices.Contains(best.InSync, l.ID); {
@@ -91,6 +92,34 @@ func (t *tx) settleRestored(id block.VolumeID) {
 	}
 	v.Generation = max(v.Generation, best.Generation) + 1
 	t.volumeEvent(v, Info, EventVolumeChecked, "its record was compared with the labels on the drives")
+}
+
+// adopt takes over what the labels know of expansions after the backup. A leg that
+// missed one is given extents when the volume is expanded again, if not now.
+func (t *tx) adopt(v *Volume, best VolumeLabel, newer bool) {
+	var labels []LegLabel
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		d, _ := t.s.driveReport(l)
+		for _, label := range d.Legs {
+			if label.Leg != l.ID {
+				continue
+			}
+			labels = append(labels, label)
+			if begins(label.Extents, l.Extents) {
+				l.Extents = slices.Clone(label.Extents)
+			}
+		}
+	}
+	if !newer {
+		return
+	}
+	v.Size, v.ExpandingTo = max(v.Size, grownOnDrives(best, labels)), 0
+	if extents, err := t.s.growth(v, v.Size); err == nil {
+		for i := range v.Legs {
+			v.Legs[i].Extents = extents[i]
+		}
+	}
 }
 
 // unseen lists the legs of a volume whose drives have not been read since the

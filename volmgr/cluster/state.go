@@ -82,7 +82,8 @@ type State struct {
 type guards struct {
 	noFence, skipLease, keepUnreachable, staleEpochMayRecord, mayDropLastLeg,
 	serveBeforeEqual, sameDomain, revisionIgnored, forcedIsClean,
-	freeBeforeAbsent, bootIgnored, rebootForgotten, suspectServes bool
+	freeBeforeAbsent, bootIgnored, rebootForgotten, suspectServes,
+	toldBeforeGrown, shortLegRebuilt, labelsBehind bool
 }
 
 // agent is the stream side of a target or initiator agent.

@@ -208,6 +208,8 @@ func (s *State) rebuildWaitsFor(v *Volume, l *Leg) string {
 		return fmt.Sprintf("the drive of %v, which is not ready", l)
 	case !s.legReady(l):
 		return fmt.Sprintf("target %s to map the leg%s", l.Node, because(s.legError(l)))
+	case !s.tall(v, l):
+		return fmt.Sprintf("target %s to grow %v to %v, as it missed an expansion", l.Node, l, v.Layout.LegSize(v.Size))
 	case !s.admitted(v, l):
 		return fmt.Sprintf("target %s to fence epochs below %d", l.Node, v.Epoch)
 	case on.status.Generation < l.StaleAt || on.exported[l.ID]:

@@ -22,6 +22,9 @@ type simTarget struct {
 	admitted map[block.VolumeID]block.Epoch // on the labels: outlives a boot
 	exports  map[block.NQN]*simExport       // gone with a boot
 	wrong    string                         // what it was told that can not be right
+	slow     bool                           // what legs grow by is zeroed only when zero is called
+	unzeroed bool                           // a weakened target: it uses what it has not zeroed
+	mute     bool                           // of a version that does not say how large its legs are
 }
 
 type simDrive struct {
@@ -30,6 +33,7 @@ type simDrive struct {
 	error   string
 	gone    bool // the device is not there
 	labels  map[block.LegID]LegLabel
+	wanted  map[block.LegID]block.Size
 }
 
 type simExport struct {
@@ -76,7 +80,7 @@ func (t *simTarget) wantDrive(d WantedDrive) {
 	case t.drives[d.Drive] == nil:
 		t.devices[i].DriveID = d.Drive
 		t.devices[i].Signatures = nil
-		t.drives[d.Drive] = &simDrive{device: d.Device, extents: uint32(t.devices[i].Size / block.ExtentSize), labels: map[block.LegID]LegLabel{}}
+		t.drives[d.Drive] = &simDrive{device: d.Device, extents: uint32(t.devices[i].Size / block.ExtentSize), labels: map[block.LegID]LegLabel{}, wanted: map[block.LegID]block.Size{}}
 	}
 }
 
@@ -94,10 +98,52 @@ func (t *simTarget) wantLeg(l WantedLeg) {
 			t.wrong = fmt.Sprintf("%s is to carve leg %v over leg %v", t.name, l.Leg, id)
 		}
 	}
-	d.labels[l.Leg] = LegLabel{
+	label := LegLabel{
 		Leg: l.Leg, Column: l.Column, Copy: l.Copy, Extents: l.Extents, Zeroed: true,
 		Revision: l.Revision, AdmittedEpoch: t.admitted[l.Volume.ID], Volume: l.Volume,
 	}
+	if old, ok := d.labels[l.Leg]; ok && !begins(l.Extents, old.Extents) {
+		t.wrong = fmt.Sprintf("%s is to have leg %v on %v, which was on %v", t.name, l.Leg, l.Extents, old.Extents)
+	} else if ok && (old.ZeroedExtents != 0 || count(l.Extents) > count(old.Extents)) {
+		label.ZeroedExtents = old.zeroed()
+	}
+	d.labels[l.Leg] = label
+	d.wanted[l.Leg] = l.Size
+	if !t.slow {
+		t.zero()
+	}
+}
+
+// zero fills what legs have grown by with zeroes.
+func (t *simTarget) zero() {
+	for _, d := range t.drives {
+		for id, l := range d.labels {
+			l.ZeroedExtents = 0
+			d.labels[id] = l
+		}
+	}
+}
+
+// zeroed is how much of a leg has no data of others.
+func (t *simTarget) zeroed(leg block.LegID) block.Size {
+	for _, d := range t.drives {
+		if l, ok := d.labels[leg]; ok {
+			return block.Size(l.zeroed()) * block.ExtentSize
+		}
+	}
+	return 0
+}
+
+// size is how much of a leg can be used.
+func (t *simTarget) size(leg block.LegID) block.Size {
+	for _, d := range t.drives {
+		if _, ok := d.labels[leg]; ok && t.unzeroed {
+			return d.wanted[leg]
+		} else if ok {
+			return min(d.wanted[leg], t.zeroed(leg))
+		}
+	}
+	return 0
 }
 
 func overlap(a, b []Extent) bool {
@@ -177,7 +223,11 @@ func (t *simTarget) report() TargetReport {
 		report := DriveReport{Drive: id, Device: d.device, Extents: d.extents, Error: d.error}
 		for _, leg := range sorted(d.labels) {
 			report.Legs = append(report.Legs, d.labels[leg])
-			r.Legs = append(r.Legs, LegReport{Leg: leg, Ready: true})
+			report := LegReport{Leg: leg, Ready: true, Size: t.size(leg)}
+			if t.mute {
+				report.Size = 0
+			}
+			r.Legs = append(r.Legs, report)
 		}
 		r.Drives = append(r.Drives, report)
 	}

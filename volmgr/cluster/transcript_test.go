@@ -257,8 +257,17 @@ var scriptCommands = map[string]func(*script, args) string{
 	"attach": func(s *script, a args) string {
 		return s.step(Attach{a.word(0), a.node(1), AttachMode(a.options["mode"])})
 	},
-	"detach":       (*script).detach,
-	"update":       (*script).update,
+	"detach": (*script).detach,
+	"update": (*script).update,
+	"expand": func(s *script, a args) string {
+		return s.step(ExpandVolume{a.word(0), s.size(a.options["size"])})
+	},
+	"slow": func(s *script, a args) string { s.targets[a.word(0)].slow = true; return "" },
+	"mute": func(s *script, a args) string { s.targets[a.word(0)].mute = true; return "" },
+	"zero": func(s *script, a args) string {
+		s.targets[a.word(0)].zero()
+		return s.reportTarget(s.targets[a.word(0)])
+	},
 	"delete":       func(s *script, a args) string { return s.step(DeleteVolume{a.word(0)}) },
 	"confirm-dead": func(s *script, a args) string { return s.step(ConfirmNodeDead{a.node(0)}) },
 	"remove-node":  func(s *script, a args) string { return s.step(RemoveNode{a.node(0)}) },
@@ -510,6 +519,9 @@ func (s *script) volume(a args) string {
 	for _, why := range v.FenceWaitsFor {
 		fmt.Fprintf(&b, "  to be sure that no earlier host writes: %s\n", why)
 	}
+	if v.ExpandingTo != 0 {
+		fmt.Fprintf(&b, "  %v, expanding to %v\n", v.Size, v.ExpandingTo)
+	}
 	if v.Formatted != "" || len(v.Labels) > 0 {
 		fmt.Fprintf(&b, "  formatted %q labels %v\n", v.Formatted, v.Labels)
 	}
@@ -553,6 +565,9 @@ func (s *script) wanted(a args) string {
 	if s.hosts[a.word(0)] != nil {
 		for _, w := range s.state.WantedInitiator(a.node(0)).Attachments {
 			fmt.Fprintf(&b, "attachment %s epoch %d boot %s equalize %v detach %v\n", w.VolumeName, w.Epoch, w.BootID, w.Equalize, w.Detach)
+			if a.has("size") {
+				fmt.Fprintf(&b, "  %v, legs %v\n", w.Size, w.LegSize)
+			}
 			for _, l := range w.Legs {
 				fmt.Fprintf(&b, "  %d.%d %s revision %d on %s nsid %d %v\n", l.Column, l.Copy, l.State, l.Revision, l.Node, l.NSID, l.Portals)
 			}

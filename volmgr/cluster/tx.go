@@ -150,6 +150,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	t.settleAttached(id)
 	t.settleDetaching(id)
 	t.settleLeft(id)
+	t.settleExpanding(id)
 	t.settleRebuilds(id)
 }
 

@@ -39,7 +39,7 @@ func (v *Volume) nodes() []block.NodeName {
 
 // unsettled reports whether settleVolume may still have something to do.
 func (v *Volume) unsettled() bool {
-	if v.State != VolumeReady || v.Restored || v.suspects() {
+	if v.State != VolumeReady || v.Restored || v.ExpandingTo != 0 || v.suspects() {
 		return true
 	}
 	if v.Attachment == nil {
@@ -88,7 +88,27 @@ func (l *Leg) String() string {
 	return fmt.Sprintf("leg %d.%d on %s", l.Column, l.Copy, l.Node)
 }
 
-const minVolume = block.MiB
+// The smallest and the largest volume. The largest is what the arithmetic, and a
+// device of the kernel, bear with ease.
+const (
+	minVolume = block.MiB
+	maxVolume = 1024 * block.PiB
+)
+
+// checkSize says what is wrong with the size that somebody asks for.
+func checkSize(size block.Size) error {
+	switch {
+	case size == 0:
+		return invalid("size_bytes", "missing: say how large the volume is to be")
+	case size < minVolume:
+		return invalid("size_bytes", "%v is below the smallest volume, %v", size, minVolume)
+	case size > maxVolume:
+		return invalid("size_bytes", "%v is above the largest volume, %v", size, maxVolume)
+	case size%(4*block.KiB) != 0:
+		return invalid("size_bytes", "%d bytes is no multiple of 4KiB", uint64(size))
+	}
+	return nil
+}
 
 // normal is the request with its defaults filled in, or what is wrong with it.
 // Stripes 0 stays: it lets the placement choose.
@@ -100,13 +120,10 @@ func (in CreateVolume) normal() (CreateVolume, error) {
 	if _, err := block.ParseVolumeName(string(in.Name)); err != nil {
 		return in, invalid("name", "%v", err)
 	}
+	if err := checkSize(in.Size); err != nil {
+		return in, err
+	}
 	switch {
-	case in.Size == 0:
-		return in, invalid("size_bytes", "missing: say how large the volume is to be")
-	case in.Size < minVolume:
-		return in, invalid("size_bytes", "%v is below the smallest volume, %v", in.Size, minVolume)
-	case in.Size%(4*block.KiB) != 0:
-		return in, invalid("size_bytes", "%d bytes is no multiple of 4KiB", uint64(in.Size))
 	case in.Copies < 1 || in.Copies > block.MaxCopies:
 		return in, invalid("copies", "%d: must be 1 to %d", in.Copies, block.MaxCopies)
 	case in.Stripes < 0 || in.Stripes > block.MaxStripes:
@@ -224,7 +241,7 @@ func (in DeleteVolume) apply(t *tx) (view, error) {
 			hint("`weft detach %s` first", found.Name).with("node", string(a.Node))
 	}
 	v := t.volume(found.ID)
-	v.State, v.Restored = VolumeDeleting, false
+	v.State, v.Restored, v.ExpandingTo = VolumeDeleting, false, 0
 	v.DeletedAt = t.gen
 	v.Generation++
 	for i := range v.Legs {

@@ -44,9 +44,10 @@ func (s *State) WantedTarget(node block.NodeName) TargetWanted {
 }
 
 func wantedLeg(v *Volume, l Leg, label VolumeLabel) WantedLeg {
+	room := block.Size(count(l.Extents)) * block.ExtentSize
 	return WantedLeg{
 		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Extents: l.Extents,
-		Size: v.Layout.LegSize(v.Size), Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting,
+		Size: min(v.Layout.LegSize(v.planned()), room), Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting,
 	}
 }
 
@@ -55,6 +56,7 @@ func (v *Volume) label() VolumeLabel {
 	label := VolumeLabel{
 		ID: v.ID, Name: v.Name, Size: v.Size, Layout: v.Layout, Pool: v.Pool, Spread: v.Spread,
 		Labels: v.onDrives(), Epoch: v.Epoch, Generation: v.Generation, Clean: v.Clean, Created: v.Created.UnixNano(),
+		ExpandingTo: v.ExpandingTo,
 	}
 	for _, l := range v.Legs {
 		if l.trusted() {

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -36,6 +37,7 @@ type world struct {
 	flushed map[wCell]int
 	acked   map[wCell]int
 	seen    map[wCell]int
+	told    map[block.VolumeID]block.Size // the largest size that a host has heard of
 	nextID  int
 
 	mood            mood
@@ -45,10 +47,16 @@ type world struct {
 	healed          bool // nothing more goes wrong, and nobody ends
 	leaves          int  // how often an ending host let go
 	serves          int  // how often a host began to serve, to see that histories get anywhere
+	expanded        int  // how often a host was told of a larger size
 	violation       string
 }
 
-const registers = 2
+// The last register lies in what a volume has from grown bytes on.
+const (
+	registers = 3
+	tail      = registers - 1
+	grown     = block.GiB
+)
 
 // mood is the sort of trouble that a history has most of.
 type mood int
@@ -139,7 +147,7 @@ func newWorld(seed uint64, g guards) *world {
 		rng: rand.New(rand.NewPCG(seed, 1)), store: map[string][]byte{}, now: t0,
 		reach: map[[2]block.NodeName]bool{}, value: map[block.LegID][registers]int{},
 		medium: map[block.LegID][registers]int{}, lossy: map[block.LegID]bool{}, flushed: map[wCell]int{},
-		acked: map[wCell]int{}, seen: map[wCell]int{}, seeds: int(seed) * 1000, mood: mood(seed) % moods,
+		acked: map[wCell]int{}, seen: map[wCell]int{}, told: map[block.VolumeID]block.Size{}, seeds: int(seed) * 1000, mood: mood(seed) % moods,
 	}
 	state, records := New(testCluster())
 	w.state = state
@@ -148,7 +156,7 @@ func newWorld(seed uint64, g guards) *world {
 	for i := range 3 {
 		name := block.NodeName(fmt.Sprintf("t%d", i+1))
 		t := &wTarget{simTarget: newSimTarget(name, map[string]string{"rack": fmt.Sprintf("r%d", i+1)}, 1536*block.MiB)}
-		t.up = true
+		t.up, t.slow = true, true
 		t.devices[0].VolatileCache = w.mood == caches
 		w.targets = append(w.targets, t)
 	}
@@ -262,6 +270,8 @@ func (w *world) targetActs(t *wTarget) {
 		}
 	case len(t.inbox) > 0 && w.chance(50):
 		w.comply(t)
+	case w.chance(5):
+		t.zero()
 	case len(t.outbox) > 0 && w.chance(80):
 		r := t.outbox[0]
 		if !w.chance(15) { // else it comes twice
@@ -364,6 +374,11 @@ func (w *world) obey(h *wHost, wanted InitiatorWanted) {
 		if v == nil {
 			v = &wVolume{links: map[block.LegID]*wLink{}, gone: map[block.LegID]uint64{}, writes: map[wCell]*wWrite{}}
 			h.volumes[id] = v
+		}
+		if w.told[id] < a.Size {
+			w.expanded++
+			w.told[id] = a.Size
+			w.violation = cmp.Or(w.violation, w.checkLabels()) // nobody may have heard of it but this host
 		}
 		v.wanted = a
 		for leg, l := range v.links {
@@ -505,7 +520,7 @@ func (w *world) serve(h *wHost, v *wVolume) {
 		w.finish(h, v)
 		return
 	}
-	if !w.healed && (w.chance(2) || w.leavesDirty && w.chance(20)) {
+	if !w.healed && (w.chance(2) || w.leavesDirty && len(v.writes) > 0 && w.chance(20)) {
 		w.leave(h)
 		return
 	}
@@ -549,7 +564,11 @@ func (w *world) lost(h *wHost, v *wVolume) (legs []block.LegID) {
 }
 
 func (w *world) cell(v *wVolume) wCell {
-	return wCell{v.wanted.Volume, w.rng.IntN(v.wanted.Layout.Stripes), w.rng.IntN(registers)}
+	n := registers
+	if v.wanted.Size < grown {
+		n = tail
+	}
+	return wCell{v.wanted.Volume, w.rng.IntN(v.wanted.Layout.Stripes), w.rng.IntN(n)}
 }
 
 func (w *world) write(h *wHost, v *wVolume) {
@@ -733,7 +752,9 @@ func (w *world) answered(c wCall) {
 func (w *world) operatorActs() {
 	name := pick(w, []string{"a", "a", "a", "b"})
 	host := pick(w, w.hosts)
-	switch w.rng.IntN(14) {
+	switch w.rng.IntN(17) {
+	case 14, 15, 16:
+		w.step(ExpandVolume{name, pick(w, []block.Size{768 * block.MiB, grown, grown, grown + 256*block.MiB})})
 	case 0, 1, 2, 3, 12, 13:
 		w.step(Attach{Volume: name, Node: host.name})
 	case 4:
@@ -972,7 +993,47 @@ func (w *world) check() string {
 			}
 		}
 	}
-	return w.checkReaders()
+	if bad := w.checkReaders(); bad != "" {
+		return bad
+	}
+	if w.chance(1) {
+		return w.checkLabels()
+	}
+	return ""
+}
+
+// checkLabels makes the store anew from the drives as they are now. It has to know
+// every size that a host may have written up to, with legs that have room for it.
+func (w *world) checkLabels() string {
+	var reports []TargetReport
+	for _, t := range w.targets {
+		r := t.report()
+		r.ClusterID = testCluster()
+		reports = append(reports, r)
+	}
+	s, text, err := Rebuild(w.now, reports)
+	if err != nil {
+		return fmt.Sprintf("I8: %v", err)
+	}
+	for _, id := range sorted(s.volumes) {
+		v, have := s.volumes[id], w.state.volumes[id]
+		if have == nil || have.State != VolumeReady || v.State != VolumeReady {
+			continue
+		}
+		if v.Size < w.told[id] || v.Size > have.planned() {
+			return fmt.Sprintf("I8: rebuilt %s has %v, it was %v, to be %v, and a host knows %v: %s", v.Name, v.Size, have.Size, have.planned(), w.told[id], text)
+		}
+		for _, l := range v.Legs {
+			if t := w.target(l.Node); l.State == LegInSync && t.zeroed(l.ID) < v.Layout.LegSize(v.Size) {
+				return fmt.Sprintf("I8: rebuilt %s has %v, and %v has %v", v.Name, v.Size, &l, t.zeroed(l.ID))
+			}
+		}
+		if !slices.ContainsFunc(v.Legs, func(l Leg) bool { return int(count(l.Extents)) < v.Layout.LegExtents(v.Size) }) {
+			continue
+		}
+		return fmt.Sprintf("I8: rebuilt %s has a leg without room for %v: %s", v.Name, v.Size, text)
+	}
+	return ""
 }
 
 func (w *world) checkVolume(v *Volume) string {
@@ -993,6 +1054,9 @@ func (w *world) checkVolume(v *Volume) string {
 		}
 		if granted && w.target(l.Node).admitted[v.ID] < v.Epoch {
 			return fmt.Sprintf("I4: %s granted at epoch %d, %v admits %d", v.Name, v.Epoch, &l, w.target(l.Node).admitted[v.ID])
+		}
+		if size := w.target(l.Node).size(l.ID); size < v.Layout.LegSize(v.Size) {
+			return fmt.Sprintf("I10: %v is in sync with %v of a volume of %v", &l, size, v.Size)
 		}
 		if l.Suspect || w.mood == caches && w.state.nodes[l.Node].TargetBoot != w.target(l.Node).bootID() {
 			continue // what it holds is not known, or not yet known to be unknown
@@ -1017,6 +1081,9 @@ func (w *world) checkReaders() string {
 			}
 			for _, leg := range sorted(v.links) {
 				l := v.links[leg]
+				if t := w.target(l.Node); w.live(h, l) && t.zeroed(leg) < v.wanted.LegSize {
+					return fmt.Sprintf("I6: %s has %v of %v, which has zeroes up to %v", h.name, v.wanted.LegSize, leg, t.zeroed(leg))
+				}
 				for r := range registers {
 					c := wCell{id, l.Column, r}
 					if !l.readable || !w.live(h, l) {
@@ -1064,6 +1131,7 @@ func (w *world) settle(rounds int) {
 			for len(t.inbox) > 0 {
 				w.comply(t)
 			}
+			t.zero()
 			w.step(TargetReported{t.session, t.report()})
 		}
 		for _, h := range w.hosts {
@@ -1097,10 +1165,17 @@ func (w *world) recovered() string {
 			w.step(Attach{Volume: "a", Node: "c1"})
 			continue
 		}
-		if v.Attachment.State == Attached && !slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State != LegInSync }) {
+		if v.Attachment.State == Attached && v.ExpandingTo == 0 && !slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State != LegInSync }) {
 			return ""
 		}
 	}
 	e, _ := w.state.Explain("a")
 	return fmt.Sprintf("I7: stuck: %s; waits %q", e.Summary, e.Waits)
+}
+
+// unzeroed weakens the targets: they use what they have not zeroed.
+func (w *world) unzeroed() {
+	for _, t := range w.targets {
+		t.unzeroed = true
+	}
 }

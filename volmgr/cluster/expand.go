@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"weft.dev/weft/proto/block"
+)
+
+// A volume grows in use. Its legs grow where they are, all of them or none, and in
+// this order, each step of which is durable before the next one:
+//
+//	ExpandVolume       the record: more extents for every leg, Volume.ExpandingTo
+//	targets            the label: those extents; then zeroes in them; then the label
+//	                   says that; then the leg and its export are as large
+//	targets' reports   LegReport.Size, and a label that knows of the expansion
+//	settleExpanding    the record: Volume.Size
+//	hosts              a larger device
+//
+// So what a volume grew by reads as zeroes on each copy when the first host sees
+// it. A stale leg is waited for by nobody: it has to be as large as the volume
+// before it is rebuilt.
+//
+// Whatever set of labels a crash leaves, a store that is made anew from them knows
+// every size that a host was told: see grownOnDrives.
+
+// ExpandVolume makes a volume larger, in use or not. It is done when the volume's
+// Size says so. Result: Volume.
+type ExpandVolume struct {
+	Volume string
+	Size   block.Size
+}
+
+func (in ExpandVolume) apply(t *tx) (view, error) {
+	if err := checkSize(in.Size); err != nil {
+		return nil, err
+	}
+	v, err := t.s.find(in.Volume)
+	if err != nil {
+		return nil, err
+	}
+	if v.State != VolumeReady || v.Restored {
+		return nil, refused(ReasonNotReady, v.object(), "%s", v.unready()).
+			hint("`weft explain volume %s` says what it waits for", v.Name)
+	}
+	switch planned := max(v.Size, v.ExpandingTo); {
+	case in.Size == v.Size || in.Size == planned:
+		return volumeResult(v.ID), nil
+	case in.Size < planned && v.ExpandingTo != 0:
+		return nil, invalid("size_bytes", "%v is below %v, to which volume %s is being expanded; it can not be made smaller", in.Size, planned, v.Name)
+	case in.Size < planned:
+		return nil, invalid("size_bytes", "%v is below %v, the size of volume %s; it can not be made smaller", in.Size, planned, v.Name)
+	}
+	extents, err := t.s.growth(v, in.Size)
+	if err != nil {
+		return nil, err
+	}
+	v = t.volume(v.ID)
+	for i := range v.Legs {
+		v.Legs[i].Extents = extents[i]
+	}
+	v.ExpandingTo = in.Size
+	v.Generation++ // so that the labels tell which of them know of it
+	t.volumeEvent(v, Info, EventVolumeExpanding, fmt.Sprintf("from %v to %v", v.Size, in.Size),
+		"size_bytes", fmt.Sprint(uint64(in.Size)))
+	return volumeResult(v.ID), nil
+}
+
+// unready says why a volume that is not READY, or restored, is not.
+func (v *Volume) unready() string {
+	if v.Restored {
+		return "restored from a backup, and not yet compared with the labels on the drives"
+	}
+	return strings.ToLower(string(v.State))
+}
+
+// planned is the size that a volume's legs are to have room for.
+func (v *Volume) planned() block.Size { return max(v.Size, v.ExpandingTo) }
+
+// growth finds the extents of every leg for a larger size, or says what is missing.
+func (s *State) growth(v *Volume, size block.Size) ([][]Extent, error) {
+	need := uint32(v.Layout.LegExtents(size))
+	wanted := map[block.DriveID]uint32{} // by all legs there
+	for _, l := range v.Legs {
+		wanted[l.Drive] += need - min(need, count(l.Extents))
+	}
+	if s.short(wanted) {
+		return nil, s.noRoom(v, size, wanted)
+	}
+	taken := map[block.DriveID][]Extent{}
+	var grown [][]Extent
+	for _, l := range v.Legs {
+		d := s.drives[l.Drive]
+		more := need - min(need, count(l.Extents))
+		if more == 0 {
+			grown = append(grown, l.Extents)
+			continue
+		}
+		if taken[d.ID] == nil {
+			taken[d.ID] = s.carved(d)
+		}
+		extents := extend(l.Extents, taken[d.ID], d.Extents, more)
+		taken[d.ID] = append(taken[d.ID], extents...)
+		grown = append(grown, extents)
+	}
+	return grown, nil
+}
+
+func (s *State) short(wanted map[block.DriveID]uint32) bool {
+	for id, n := range wanted {
+		if n > s.free(id) {
+			return true
+		}
+	}
+	return false
+}
+
+// free is how many extents of a drive nobody has.
+func (s *State) free(id block.DriveID) uint32 {
+	d := s.drives[id]
+	if d == nil {
+		return 0
+	}
+	used := s.used[id] + count(s.strays(d))
+	return d.Extents - min(used, d.Extents)
+}
+
+// extend is a leg's extents with some more behind them: right behind, if those are
+// free, so that the leg stays in one piece.
+func extend(have, taken []Extent, total, more uint32) []Extent {
+	grown := slices.Clone(have)
+	last := &grown[len(grown)-1]
+	end := last.Start + last.Count
+	for _, h := range holes(slices.Clone(taken), total) {
+		if h.Start == end && h.Count >= more {
+			last.Count += more
+			return grown
+		}
+	}
+	for _, e := range firstFit(slices.Clone(taken), total, more) {
+		if last := &grown[len(grown)-1]; last.Start+last.Count == e.Start {
+			last.Count += e.Count
+			continue
+		}
+		grown = append(grown, e)
+	}
+	return grown
+}
+
+// noRoom says, leg by leg, what its drive has.
+func (s *State) noRoom(v *Volume, size block.Size, wanted map[block.DriveID]uint32) error {
+	need := uint32(v.Layout.LegExtents(size))
+	var legs []string
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		d := s.drives[l.Drive]
+		if d == nil {
+			legs = append(legs, fmt.Sprintf("%v: its drive %v is not known", l, l.Drive))
+			continue
+		}
+		bytes := func(extents uint32) string { return (block.Size(extents) * block.ExtentSize).Short() }
+		free := s.free(d.ID)
+		text := fmt.Sprintf("%v: drive %s has %s free", l, d.Device, bytes(free))
+		if n := need - min(need, count(l.Extents)); wanted[d.ID] > n {
+			text += fmt.Sprintf(" for %s of this volume's legs there", bytes(wanted[d.ID]))
+		}
+		if wanted[d.ID] > free {
+			text += fmt.Sprintf(", %s short", bytes(wanted[d.ID]-free))
+		}
+		legs = append(legs, text)
+	}
+	e := &Error{
+		Kind: ResourceExhausted, Reason: ReasonNoSpace, Field: "size_bytes", Object: v.object(),
+		Text: fmt.Sprintf("%s: no space because each of its %d legs would grow from %v to %v on its own drive%s",
+			v.object(), len(v.Legs), v.Layout.LegSize(v.Size), v.Layout.LegSize(size), listed(legs)),
+	}
+	return e.hint("delete volumes that have legs on these drives: a leg does not move to another one")
+}
+
+// settleExpanding makes a volume as large as its legs have become. From then on
+// hosts are told.
+func (t *tx) settleExpanding(id block.VolumeID) {
+	v := t.peek(id)
+	if v.State != VolumeReady || v.ExpandingTo == 0 {
+		return
+	}
+	if len(t.s.expansionWaits(v)) > 0 && !t.s.guards.toldBeforeGrown {
+		return
+	}
+	v = t.volume(id)
+	old := v.Size
+	v.Size, v.ExpandingTo = v.ExpandingTo, 0
+	v.Generation++
+	t.volumeEvent(v, Info, EventVolumeExpanded, fmt.Sprintf("from %v to %v", old, v.Size), "size_bytes", fmt.Sprint(uint64(v.Size)))
+}
+
+// expansionWaits names each leg of the data path that has not grown, and why.
+func (s *State) expansionWaits(v *Volume) (waits []string) {
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		if why := s.growthWaitsFor(v, l); l.exported() && why != "" {
+			waits = append(waits, fmt.Sprintf("%v to grow to %v: %s", l, v.Layout.LegSize(v.ExpandingTo), why))
+		}
+	}
+	return waits
+}
+
+// growthWaitsFor says why a leg does not count as grown; empty if it does.
+func (s *State) growthWaitsFor(v *Volume, l *Leg) string {
+	on, d := s.targets[l.Node], s.drives[l.Drive]
+	r, known := LegReport{}, false
+	if on != nil {
+		r, known = on.legs[l.ID]
+	}
+	size := v.Layout.LegSize(v.planned())
+	switch {
+	case known && r.Error == "" && r.Ready && r.Size >= size && (s.labelKnows(v, l) || s.guards.labelsBehind):
+		return ""
+	case on == nil || !on.status.Online:
+		return fmt.Sprintf("target %s is offline", l.Node)
+	case d != nil && d.State != DriveReady:
+		return fmt.Sprintf("drive %s on %s is %s%s", d.Device, d.Node, d.State, because(d.Reason))
+	}
+	if p, ok := on.problem("leg " + l.ID.String()); ok {
+		return fmt.Sprintf("target %s: %s: %s", l.Node, p.Doing, p.Cause)
+	}
+	switch {
+	case r.Error != "":
+		return fmt.Sprintf("target %s: %s", l.Node, r.Error)
+	case known && r.Size == 0 && r.Ready:
+		return fmt.Sprintf("target %s is of a version that does not grow legs", l.Node)
+	case known && r.Zeroed > 0 && r.Size < size:
+		return fmt.Sprintf("target %s has zeroed %s", l.Node, r.Zeroed.Short())
+	}
+	return fmt.Sprintf("target %s has not grown it yet", l.Node)
+}
+
+// labelKnows reports whether a leg's label names the volume's newest in-sync sets
+// and expansion.
+func (s *State) labelKnows(v *Volume, l *Leg) bool {
+	d, _ := s.driveReport(l)
+	return slices.ContainsFunc(d.Legs, func(label LegLabel) bool {
+		return label.Leg == l.ID && label.Volume.Generation >= v.Generation
+	})
+}
+
+// tall reports whether a leg is known to hold all of its volume. A target that
+// does not say how large its legs are has none that grow.
+func (s *State) tall(v *Volume, l *Leg) bool {
+	on := s.targets[l.Node]
+	if on == nil {
+		return false
+	}
+	r := on.legs[l.ID]
+	return r.Size == 0 && r.Ready || r.Size >= v.Layout.LegSize(v.Size) || s.guards.shortLegRebuilt
+}
+
+// grownOnDrives is the size of a volume as labels tell it: best is the newest of
+// them, legs are all that were found. Hosts may have been told of the size that
+// best says the volume was growing to, and then all legs that best lists were that
+// large, with a label that says so. Where they are, it is therefore that size: it
+// loses nothing, since what the legs grew by is zeroes or what hosts wrote there.
+func grownOnDrives(best VolumeLabel, legs []LegLabel) block.Size {
+	if best.ExpandingTo <= best.Size {
+		return best.Size
+	}
+	need := uint32(best.Layout.LegExtents(best.ExpandingTo))
+	for i := range legs {
+		if l := &legs[i]; slices.Contains(best.InSync, l.Leg) && l.zeroed() < need {
+			return best.Size
+		}
+	}
+	return best.ExpandingTo
+}
+
+// zeroed is how many extents of a leg on a label are zeroed, or hold data.
+func (l *LegLabel) zeroed() uint32 {
+	switch {
+	case !l.Zeroed:
+		return 0
+	case l.ZeroedExtents != 0:
+		return l.ZeroedExtents
+	}
+	return count(l.Extents)
+}
+
+// beyond is what a leg's label has behind the extents of its record.
+func beyond(label, record []Extent) (more []Extent) {
+	skip := count(record)
+	for _, e := range label {
+		n := min(skip, e.Count)
+		skip -= n
+		if n < e.Count {
+			more = append(more, Extent{e.Start + n, e.Count - n})
+		}
+	}
+	return more
+}
+
+// begins reports whether the extents of whole begin with those of part.
+func begins(whole, part []Extent) bool {
+	return slices.Equal(extentList(part), extentList(whole)[:min(count(part), count(whole))])
+}
+
+func extentList(extents []Extent) (all []uint32) {
+	for _, e := range extents {
+		for i := range e.Count {
+			all = append(all, e.Start+i)
+		}
+	}
+	return all
+}
