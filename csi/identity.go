@@ -4,6 +4,7 @@ package csi
 
 import (
 	"context"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -39,10 +40,15 @@ func (s *identityServer) GetPluginCapabilities(context.Context, *csi.GetPluginCa
 	}}, nil
 }
 
+// probeTime is how long the manager has to answer a Probe.
+const probeTime = 2 * time.Second
+
 // Probe tells whether the volume manager can be reached. Where it can not, a node
 // still serves what needs no manager, and restarting the driver would not help:
 // it is not ready then, and not broken.
 func (s *identityServer) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
 	_, err := s.cfg.Manager.GetStatus(ctx, &pb.GetStatusRequest{})
 	if err != nil {
 		logOf(ctx).Debug("manager does not answer", "err", err)

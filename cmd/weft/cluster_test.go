@@ -4,12 +4,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"path/filepath"
 	"sync"
+	"syscall"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
@@ -74,6 +77,10 @@ func scrape(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("usage: scrape URL")
 	}
 	reply, err := http.Get(args[0])
+	for deadline := time.Now().Add(10 * time.Second); errors.Is(err, syscall.ECONNREFUSED) && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond) // a daemon that was just started may not listen yet
+		reply, err = http.Get(args[0])
+	}
 	ts.Check(err)
 	defer reply.Body.Close()
 	_, err = io.Copy(ts.Stdout(), reply.Body)

@@ -2,7 +2,7 @@
 
 // Command weft is all of Weft in one program: the operators' commands (noun,
 // then verb: "weft volume create db1 --size 10GiB") and the daemons ("weft
-// volmgr", "weft target", "weft initiator").
+// volmgr", "weft target", "weft initiator", "weft csi").
 //
 // The operators' commands hold no state and decide nothing: each makes a few
 // calls to the volume manager and prints the answer. What a script wants goes

@@ -36,8 +36,8 @@ func newRoot(g *globals) *cobra.Command {
 		Long: `Weft makes block devices of the drives of many machines, over NVMe-oF.
 
 Operators' commands talk to the volume manager; the daemons are
-"weft volmgr", "weft target" and "weft initiator". "weft dev" is all of them in
-one process, to try Weft on this machine.`,
+"weft volmgr", "weft target" and "weft initiator"; "weft csi" gives volumes to
+Kubernetes. "weft dev" is all of Weft in one process, to try it on this machine.`,
 		Example: `  weft drive add t1 /dev/nvme0n1
   weft volume create db1 --size 100GiB --copies 2
   weft attach db1
@@ -55,7 +55,7 @@ one process, to try Weft on this machine.`,
 	root.AddCommand(
 		newStatus(g), newExplain(g), newAttach(g), newDetach(g),
 		newNode(g), newDrive(g), newPool(g), newVolume(g), newAttachment(g), newEvent(g),
-		newVolmgr(g), newTarget(g), newInitiator(g), newDev(g),
+		newVolmgr(g), newTarget(g), newInitiator(g), newCSI(g), newDev(g),
 		newDoctor(g), newVersion(g), newCompletion(), newExitCodes(),
 	)
 	return root

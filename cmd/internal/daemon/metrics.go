@@ -22,6 +22,8 @@ import (
 // and the process, and the calls of its gRPC server.
 type Metrics struct {
 	*prometheus.Registry
+	Alive func(context.Context) error // nil: a daemon that serves /healthz is alive
+
 	calls   *prometheus.CounterVec
 	seconds *prometheus.HistogramVec
 }
@@ -62,7 +64,15 @@ func (m *Metrics) stream(server any, stream grpc.ServerStream, info *grpc.Stream
 func (m *Metrics) Serve(log *slog.Logger, listener net.Listener) Part {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok\n")) })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
+		if m.Alive != nil {
+			if err := m.Alive(r.Context()); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+		}
+		w.Write([]byte("ok\n"))
+	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	return Part{Name: "metrics", Run: func(ctx context.Context) error {
 		log.Info("serving metrics", "address", listener.Addr().String())

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/csi"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+type csiOptions struct {
+	daemon.Options
+	manager       string
+	tls           daemon.TLSFiles
+	endpoint      string
+	mode, node    string
+	kubeletDir    string
+	registration  string
+	kubeletSocket string
+	maxVolumes    int
+	detachGrace   time.Duration
+	slowAfter     time.Duration
+}
+
+func newCSI(g *globals) *cobra.Command {
+	var o csiOptions
+	cmd := &cobra.Command{
+		Use:   "csi",
+		Short: "Run the CSI driver, which gives volumes to Kubernetes' pods",
+		Long: `Runs the CSI driver ` + csi.DriverName + `. One process with --mode controller
+serves a cluster, beside Kubernetes' sidecars, and needs no privileges. One with
+--mode node runs on each node that uses volumes, beside "weft initiator"; it needs
+root, to mount, and registers itself with the kubelet. It keeps nothing: it can be
+stopped at any time, and mounted volumes serve on.`,
+		Example: "  weft csi --mode controller --endpoint unix:///csi/csi.sock --manager m1:4480\n" +
+			"  weft csi --mode node --node gpu1 --kubelet-socket /var/lib/kubelet/plugins/" + csi.DriverName + "/csi.sock",
+		Args: takes(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.manager, o.tls = g.manager, g.tls
+			return runCSI(cmd.Context(), o, g)
+		},
+	}
+	o.AddFlags(cmd)
+	f := cmd.Flags()
+	f.StringVar(&o.endpoint, "endpoint", cmp.Or(os.Getenv("CSI_ENDPOINT"), "unix:///csi/csi.sock"), "unix `socket` to answer on [CSI_ENDPOINT]")
+	f.StringVar(&o.mode, "mode", string(csi.ModeAll), "what is served: the `controller`, the node, or all")
+	f.StringVar(&o.node, "node", "", "`name` of this node, as \"weft initiator\" has it (default: this host's name)")
+	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's root `directory`")
+	f.StringVar(&o.registration, "registration", "", "`socket` to register with the kubelet on, or off (default: below plugins_registry in the kubelet's directory)")
+	f.StringVar(&o.kubeletSocket, "kubelet-socket", "", "`path` of the endpoint as the kubelet sees it (default: as this process does)")
+	f.IntVar(&o.maxVolumes, "max-volumes", 0, "how `many` volumes a node may have; 0: no limit")
+	f.DurationVar(&o.detachGrace, "detach-grace", 15*time.Second, "how long a node that is online may take to let go of a volume before it is fenced")
+	f.DurationVar(&o.slowAfter, "slow-after", 30*time.Second, "log a call that is still under way after this long")
+	return cmd
+}
+
+func runCSI(ctx context.Context, o csiOptions, g *globals) (err error) {
+	log, err := o.Logger(g.stderr)
+	if err != nil {
+		return usageError{err: err}
+	}
+	cfg, socket, err := o.config()
+	if err != nil {
+		return err
+	}
+	conn, err := daemon.Dial(o.manager, o.tls)
+	if err != nil {
+		return usageError{err: err}
+	}
+	defer conn.Close()
+	cfg.Manager, cfg.Log = pb.NewManagerClient(conn), log
+	driver, err := csi.New(cfg)
+	if err != nil {
+		return err
+	}
+	listener, err := listenUnix(socket)
+	if err != nil {
+		return fmt.Errorf("--endpoint: %w", err)
+	}
+	defer listener.Close()
+	metrics := daemon.NewMetrics()
+	metrics.Alive = func(ctx context.Context) error { return csi.Alive(ctx, socket) }
+	parts, err := serveMetrics(o.Options, log, metrics, driver)
+	if err != nil {
+		return err
+	}
+	parts = append(parts, daemon.Part{Name: "csi", Run: func(ctx context.Context) error { return driver.Serve(ctx, listener) }})
+	if path := o.registrationSocket(); path != "" {
+		registry, err := listenUnix(path)
+		if err != nil {
+			return fmt.Errorf("--registration: %w", err)
+		}
+		defer registry.Close()
+		parts = append(parts, daemon.Part{Name: "registration", Run: func(ctx context.Context) error {
+			return driver.ServeRegistration(ctx, registry, cmp.Or(o.kubeletSocket, socket))
+		}})
+	}
+	log.Info("starting", "mode", cfg.Mode, "node", cfg.Node, "manager", o.manager, "version", version())
+	return daemon.Run(ctx, log, parts...)
+}
+
+// config is what the flags say of the driver, and where it answers.
+func (o *csiOptions) config() (cfg csi.Config, socket string, err error) {
+	fail := func(flag string, err error) (csi.Config, string, error) {
+		return csi.Config{}, "", usageError{err: fmt.Errorf("--%s: %w", flag, err)}
+	}
+	mode, err := csi.ParseMode(o.mode)
+	if err != nil {
+		return fail("mode", err)
+	}
+	if socket, err = socketPath(o.endpoint); err != nil {
+		return fail("endpoint", err)
+	}
+	if o.maxVolumes < 0 {
+		return fail("max-volumes", fmt.Errorf("%d: must not be negative", o.maxVolumes))
+	}
+	cfg = csi.Config{
+		Mode: mode, Version: version(), KubeletDir: o.kubeletDir,
+		MaxVolumes: o.maxVolumes, DetachGrace: o.detachGrace, SlowAfter: o.slowAfter,
+	}
+	if mode != csi.ModeController {
+		name, err := nodeOrThis(o.node)
+		if err != nil {
+			return csi.Config{}, "", err
+		}
+		if cfg.Node, err = block.ParseNodeName(name); err != nil {
+			return fail("node", err)
+		}
+	}
+	return cfg, socket, nil
+}
+
+// registrationSocket is where the kubelet looks for plugins; empty if that is off
+// or there is no node to register.
+func (o *csiOptions) registrationSocket() string {
+	switch {
+	case o.mode == string(csi.ModeController) || o.registration == "off":
+		return ""
+	case o.registration != "":
+		return o.registration
+	}
+	return filepath.Join(o.kubeletDir, "plugins_registry", csi.DriverName+"-reg.sock")
+}
+
+// socketPath is the path in an endpoint such as unix:///csi/csi.sock.
+func socketPath(endpoint string) (string, error) {
+	path := strings.TrimPrefix(strings.TrimPrefix(endpoint, "unix:"), "//")
+	if !filepath.IsAbs(path) {
+		return "", fmt.Errorf("%q: must be unix:// and an absolute path", endpoint)
+	}
+	return path, nil
+}
+
+// listenUnix answers on a socket of this path, in place of one that a process
+// which was killed has left. One that somebody answers on is not taken.
+func listenUnix(path string) (net.Listener, error) {
+	listener, err := net.Listen("unix", path)
+	if err == nil {
+		return listener, nil
+	}
+	info, statErr := os.Lstat(path)
+	if statErr != nil || info.Mode()&fs.ModeSocket == 0 {
+		return nil, err
+	}
+	if conn, dialErr := net.Dial("unix", path); dialErr == nil {
+		conn.Close()
+		return nil, fmt.Errorf("listen on %s: another process answers there", path)
+	}
+	if removeErr := os.Remove(path); removeErr != nil {
+		return nil, errors.Join(err, removeErr)
+	}
+	return net.Listen("unix", path)
+}
