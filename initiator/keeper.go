@@ -242,7 +242,7 @@ func (k *kernelKeeper) publish(w *attachment.Wanted, s *seen, v attachment.Verdi
 		!slices.ContainsFunc(s.columns, func(c columnSeen) bool { return len(c.devices) > 0 })
 
 	k.mu.Lock()
-	changed := k.report.GetPhase() != r.Phase || k.report.GetWaitingFor() != r.WaitingFor || k.report.GetDevice() != r.Device || k.acted != generation
+	changed := k.acted != generation || attachment.News(k.report, r)
 	k.report, k.notes, k.idle, k.acted = r, notes, idle, generation
 	k.mu.Unlock()
 	if changed {

@@ -75,6 +75,12 @@ func (s *volumeServer) export(_ context.Context, volume block.Device, name block
 // Path is a URL: the address, and the subsystem's name.
 func (v *servedVolume) Path() string { return v.path }
 
+// Number is empty: it is no device of the kernel's.
+func (v *servedVolume) Number() string { return "" }
+
+// Resize tells those who are connected of the volume's size.
+func (v *servedVolume) Resize(context.Context) error { return v.subsystem.ResizeNamespace(1) }
+
 // Close ends the service, unless somebody is connected.
 func (v *servedVolume) Close(ctx context.Context, force bool) error {
 	if n := len(v.subsystem.Controllers()); n > 0 && !force {

@@ -110,7 +110,11 @@ func (u *user) found(at *machine, volume block.Device, name block.VolumeName) *d
 }
 
 func (d *device) Path() string          { return "/dev/weft/" + string(d.name) }
+func (d *device) Number() string        { return "7:4" }
 func (d *device) Done() <-chan struct{} { return d.done }
+
+// Resize has nothing to do: the user asks the volume for its size.
+func (d *device) Resize(context.Context) error { return nil }
 
 func (d *device) Close(_ context.Context, force bool) error {
 	d.user.mu.Lock()

@@ -45,6 +45,18 @@ func (v *Verdict) Report(volume block.VolumeID, epoch block.Epoch) *pb.Attachmen
 	}
 }
 
+// News reports whether b has something that the manager is to hear of at once,
+// after a.
+func News(a, b *pb.AttachmentReport) bool {
+	return a.GetPhase() != b.GetPhase() || a.GetWaitingFor() != b.GetWaitingFor() ||
+		a.GetDevice() != b.GetDevice() || a.GetDeviceNumber() != b.GetDeviceNumber() || a.GetSizeBytes() != b.GetSizeBytes()
+}
+
+// TooSmall says that a leg's namespace is smaller than it has to be.
+func TooSmall(size, need block.Size) string {
+	return fmt.Sprintf("its namespace has %v, the leg must have %v", size, need)
+}
+
 // PhaseName is a phase as logs and metrics name it: "serving".
 func PhaseName(p pb.AttachmentPhase) string {
 	return strings.ToLower(strings.TrimPrefix(p.String(), "ATTACHMENT_PHASE_"))

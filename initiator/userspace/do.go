@@ -27,7 +27,7 @@ func (k *Keeper) doAll(ctx context.Context, w *attachment.Wanted, s *seen, order
 			failed = append(failed, fmt.Sprintf("%v: %v", o, err))
 		}
 		switch o.op {
-		case opConnect, opAdd, opRecovered, opPromote, opDisconnect, opClose:
+		case opConnect, opAdd, opRecovered, opPromote, opDisconnect, opClose, opGrow, opResize:
 		default:
 			return false, failed
 		}
@@ -66,6 +66,10 @@ func (k *Keeper) do(ctx context.Context, w *attachment.Wanted, s *seen, o order)
 		return k.stack.volume.Promote(o.legs[0].column, o.legs[0].copy)
 	case opExport:
 		return k.export(ctx, w)
+	case opGrow:
+		return k.grow(w)
+	case opResize:
+		return k.resize(ctx)
 	case opClose:
 		return k.closeDevice(ctx, o.force)
 	case opFlush:

@@ -181,7 +181,8 @@ func (k *Keeper) hold(ctx context.Context, s *seen, problem string, generation u
 func (k *Keeper) publish(w *attachment.Wanted, s *seen, v attachment.Verdict, generation uint64) {
 	r := v.Report(k.volume, k.memory.epoch)
 	if k.stack != nil && k.stack.device != nil {
-		r.Device = k.stack.device.Path()
+		d := k.stack.device
+		r.Device, r.DeviceNumber, r.SizeBytes = d.Path(), d.Number(), uint64(k.stack.size)
 	}
 	if w != nil {
 		for i := range w.Links {
@@ -204,7 +205,7 @@ func (k *Keeper) publish(w *attachment.Wanted, s *seen, v attachment.Verdict, ge
 	was := k.state
 	k.state, k.idle = now, idle
 	k.mu.Unlock()
-	if was.Report.GetPhase() != r.Phase || was.Report.GetWaitingFor() != r.WaitingFor || was.Report.GetDevice() != r.Device || was.Acted != generation {
+	if was.Acted != generation || attachment.News(was.Report, r) {
 		k.cfg.Changed()
 	}
 }

@@ -4,7 +4,6 @@ package userspace
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"weft.dev/weft/initiator/attachment"
@@ -60,11 +59,11 @@ func (k *Keeper) lookAtVolume(s *seen) {
 	}
 	status := st.volume.Status()
 	s.volume = volumeSeen{
-		built: true, legs: status.Legs, held: status.Held, suspended: status.Suspended,
+		built: true, size: status.Size, legs: status.Legs, held: status.Held, suspended: status.Suspended,
 		equal: st.equal, equalizing: st.equalizing, equalized: status.Equalized, flushed: st.flushed,
 	}
 	if st.device != nil {
-		s.device = deviceSeen{exists: true, refusal: st.refusal, open: st.open}
+		s.device = deviceSeen{exists: true, size: st.size, refusal: st.refusal, open: st.open}
 		select {
 		case <-st.device.Done():
 			s.device.ended = true
@@ -82,8 +81,14 @@ func (k *Keeper) lookAtLeg(s *seen, w *attachment.Wanted, l *attachment.Link) le
 	case d.Device == nil: // there is no connection
 		seen.err = k.tries[l.NQN].err
 	default:
-		if need := w.Layout.LegSize(w.Size); d.Geometry().Size < need {
-			seen.err = fmt.Sprintf("its namespace has %v, the leg must have %v", d.Geometry().Size, need)
+		// What the volume needs that there is: one that is wanted larger serves on.
+		size := w.Size
+		if s.volume.built {
+			size = min(size, s.volume.size)
+		}
+		seen.size = d.Geometry().Size
+		if need := w.Layout.LegSize(size); seen.size < need {
+			seen.err = attachment.TooSmall(seen.size, need)
 		}
 	}
 	there := d.Device != nil && s.conns[l.NQN].live

@@ -51,14 +51,26 @@ func Devices(o blockdev.Options) Export {
 		if err != nil {
 			return nil, err
 		}
-		return e, nil
+		return blockDevice{e}, nil
 	}
 }
+
+type blockDevice struct{ *blockdev.Exported }
+
+func (d blockDevice) Number() string { return d.Exported.Number().String() }
 
 // Exported is a block device.
 type Exported interface {
 	// Path is what users open.
 	Path() string
+
+	// Number is the kernel's number of the device, "7:4"; empty if it is none of the
+	// kernel's.
+	Number() string
+
+	// Resize makes the device as large as the volume is now; whoever has it open
+	// goes on.
+	Resize(ctx context.Context) error
 
 	// Close takes the device away; if somebody has it open it is a blockdev.ErrBusy
 	// that says who, and the device serves on. With force, whoever has it open

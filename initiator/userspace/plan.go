@@ -42,6 +42,8 @@ const (
 	opRecovered  op = "record-in-sync" // tell the manager that a leg has caught up
 	opPromote    op = "promote"        // read from a leg
 	opExport     op = "export"         // make the device
+	opGrow       op = "grow"           // the volume, to what is wanted
+	opResize     op = "resize"         // the device, to the volume's size
 	opClose      op = "close"          // take the device away, unless somebody has it open
 	opFlush      op = "flush"          // what drives may hold in their caches
 	opDismantle  op = "dismantle"      // the volume, which nobody uses
@@ -106,7 +108,8 @@ type seen struct {
 
 // legSeen is a leg as its host sees it.
 type legSeen struct {
-	live    bool      // it is connected, and fit to be used
+	live    bool // it is connected, and fit to be used
+	size    block.Size
 	silent  time.Time // since when it has not answered; zero if it does
 	looks   int       // how often it was looked at since
 	answers bool      // the last probe was answered
@@ -123,6 +126,7 @@ type connSeen struct {
 // volumeSeen is the engine's volume.
 type volumeSeen struct {
 	built      bool
+	size       block.Size
 	legs       [][]engine.LegStatus
 	held       int
 	suspended  bool
@@ -135,6 +139,7 @@ type volumeSeen struct {
 // deviceSeen is the device node.
 type deviceSeen struct {
 	exists  bool
+	size    block.Size
 	ended   bool   // somebody else took it away
 	refusal string // why it could not be closed when that was last tried
 	open    bool   // namely because somebody has it open
@@ -239,6 +244,7 @@ func (p *planner) serve() {
 	if p.s.volume.built {
 		p.change()
 		p.device()
+		p.grow()
 	} else {
 		p.build()
 	}
@@ -374,7 +380,14 @@ func (p *planner) missed(at place) {
 // rejoin begins the rebuild of a leg that is back.
 func (p *planner) rejoin(at place) {
 	l := p.link(at)
-	if l == nil || p.m.records.Stale(l) || !p.s.legs[l.Leg].live || !p.s.volume.equal || p.w.Detach {
+	if l == nil || p.m.records.Stale(l) || !p.s.volume.equal || p.w.Detach {
+		return
+	}
+	switch short := p.short(l); {
+	case p.s.legs[l.Leg].size > 0 && short != "":
+		p.v.Note("rebuild leg %s of column %d on %s: %s", l.Leg, l.Column, l.Node, short)
+		return
+	case !p.s.legs[l.Leg].live:
 		return
 	}
 	was := p.m.slots[at]
@@ -395,6 +408,11 @@ func (p *planner) promote() {
 // recovered has a leg that holds everything recorded in sync.
 func (p *planner) recovered(m member) {
 	if m.state != engine.CaughtUp || m.Source || m.Gone || m.Lost != "" || m.Link == nil || p.silence(m.Leg) > 0 {
+		return
+	}
+	// In sync is what the next host can build a volume of, of the size that is wanted.
+	if short := p.short(m.Link); short != "" {
+		p.v.Note("record leg %s in sync: %s", m.Leg, short)
 		return
 	}
 	l := legAt{place: m.place, leg: m.Leg, revision: m.Link.Revision, copied: p.m.slots[m.place].dirty}

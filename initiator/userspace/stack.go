@@ -17,8 +17,9 @@ import (
 type stack struct {
 	wanted     *attachment.Wanted // what it was built for
 	volume     *engine.Volume
-	device     Exported // nil: none
-	equal      bool     // the copies are
+	device     Exported   // nil: none
+	size       block.Size // of the device
+	equal      bool       // the copies are
 	equalizing bool
 	again      time.Time          // no Equalize before
 	cancel     context.CancelFunc // of Equalize and of Export
@@ -116,6 +117,7 @@ func (k *Keeper) export(ctx context.Context, w *attachment.Wanted) error {
 		return errLater
 	}
 	ctx, st.cancel = context.WithCancel(ctx)
+	size := st.volume.Geometry().Size // at least; it may grow meanwhile
 	var device Exported
 	return k.apart(ctx, what, exportTimeout, func(ctx context.Context) (err error) {
 		device, err = k.cfg.Export(ctx, st.volume, w.Name)
@@ -133,7 +135,7 @@ func (k *Keeper) export(ctx context.Context, w *attachment.Wanted) error {
 			}()
 			return nil
 		}
-		st.device, st.flushed, st.refusal, st.open = device, false, "", false
+		st.device, st.size, st.flushed, st.refusal, st.open = device, size, false, "", false
 		k.log.Info("device is there", "device", device.Path())
 		go func() {
 			select {
@@ -143,6 +145,28 @@ func (k *Keeper) export(ctx context.Context, w *attachment.Wanted) error {
 			}
 		}()
 		return nil
+	})
+}
+
+// grow makes the volume larger.
+func (k *Keeper) grow(w *attachment.Wanted) error {
+	was := k.stack.volume.Geometry().Size
+	if err := k.stack.volume.Grow(w.Size); err != nil {
+		return err
+	}
+	k.log.Info("volume has grown", "from", was.String(), "to", w.Size.String())
+	return nil
+}
+
+// resize makes the device as large as the volume.
+func (k *Keeper) resize(ctx context.Context) error {
+	st, size := k.stack, k.stack.volume.Geometry().Size
+	return k.apart(ctx, "resize the device", callTimeout, st.device.Resize, func(err error) error {
+		if err == nil && st.device != nil {
+			st.size = size
+			k.log.Info("device has grown", "size", size.String())
+		}
+		return err
 	})
 }
 

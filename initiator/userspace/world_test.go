@@ -284,6 +284,8 @@ type fakeDev struct {
 }
 
 func (d *fakeDev) Geometry() block.Geometry {
+	d.c.w.mu.Lock()
+	defer d.c.w.mu.Unlock()
 	return block.Geometry{Size: block.Size(len(d.leg.data)), BlockSize: 512, VolatileCache: true}
 }
 
@@ -354,6 +356,7 @@ type fakeDevice struct {
 	w      *world
 	volume block.Device
 	users  string
+	refuse error // what Resize answers
 	done   chan struct{}
 	once   sync.Once
 }
@@ -368,7 +371,18 @@ func (w *world) export(_ context.Context, v block.Device, name block.VolumeName)
 }
 
 func (d *fakeDevice) Path() string          { return "/dev/weft/db1" }
+func (d *fakeDevice) Number() string        { return "7:4" }
 func (d *fakeDevice) Done() <-chan struct{} { return d.done }
+
+func (d *fakeDevice) Resize(context.Context) error {
+	d.w.mu.Lock()
+	refuse := d.refuse
+	d.w.mu.Unlock()
+	if refuse == nil {
+		d.w.did("resize to %v", d.volume.Geometry().Size)
+	}
+	return refuse
+}
 
 func (d *fakeDevice) Close(_ context.Context, force bool) error {
 	d.w.mu.Lock()
