@@ -43,9 +43,9 @@ func newCSI(g *globals) *cobra.Command {
 		Short: "Run the CSI driver, which gives volumes to Kubernetes' pods",
 		Long: `Runs the CSI driver ` + csi.DriverName + `. One process with --mode controller
 serves a cluster, beside Kubernetes' sidecars, and needs no privileges. One with
---mode node runs on each node that uses volumes, beside "weft initiator"; it needs
-root, to mount, and registers itself with the kubelet. It keeps nothing: it can be
-stopped at any time, and mounted volumes serve on.`,
+--mode node runs on each node that uses volumes, beside "weft initiator". It
+needs root, to mount, and registers itself with the kubelet. Neither keeps
+anything: they can be stopped at any time, and mounted volumes serve on.`,
 		Example: "  weft csi --mode controller --endpoint unix:///csi/csi.sock --manager m1:4480\n" +
 			"  weft csi --mode node --node gpu1 --kubelet-socket /var/lib/kubelet/plugins/" + csi.DriverName + "/csi.sock",
 		Args: takes(),
