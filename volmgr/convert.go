@@ -172,6 +172,10 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 		out.Attachment = pbAttachment(*v.Attachment)
 		out.Attachments = []*pb.Attachment{out.Attachment}
 	}
+	if len(v.Shared) > 0 {
+		out.Attachments = list(v.Shared, pbAttachment)
+		out.Attachment = out.Attachments[0]
+	}
 	return out
 }
 
@@ -245,7 +249,7 @@ func pbWantedLeg(l cluster.WantedLeg) *pb.WantedLeg {
 func pbWantedExport(x cluster.WantedExport) *pb.WantedExport {
 	return &pb.WantedExport{
 		VolumeId: x.Volume.String(), Epoch: uint64(x.Epoch), Nqn: string(x.NQN), Serial: x.Serial, Host: pbHost(x.Host),
-		Namespaces: list(x.Namespaces, pbWantedNamespace),
+		ReadOnly: x.ReadOnly, Namespaces: list(x.Namespaces, pbWantedNamespace),
 	}
 }
 

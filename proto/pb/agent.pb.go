@@ -1068,6 +1068,7 @@ type WantedExport struct {
 	CntlidMin     uint32                 `protobuf:"varint,6,opt,name=cntlid_min,json=cntlidMin,proto3" json:"cntlid_min,omitempty"`
 	CntlidMax     uint32                 `protobuf:"varint,7,opt,name=cntlid_max,json=cntlidMax,proto3" json:"cntlid_max,omitempty"`
 	Namespaces    []*WantedNamespace     `protobuf:"bytes,8,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	ReadOnly      bool                   `protobuf:"varint,9,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"` // the host may only read
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1156,6 +1157,13 @@ func (x *WantedExport) GetNamespaces() []*WantedNamespace {
 		return x.Namespaces
 	}
 	return nil
+}
+
+func (x *WantedExport) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
 }
 
 type WantedNamespace struct {
@@ -2253,7 +2261,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"size_bytes\x18\x06 \x01(\x04R\tsizeBytes\x12\x1a\n" +
 	"\brevision\x18\a \x01(\x04R\brevision\x12,\n" +
 	"\x06volume\x18\b \x01(\v2\x14.weft.v1.VolumeLabelR\x06volume\x12\x16\n" +
-	"\x06remove\x18\t \x01(\bR\x06remove\"\x86\x02\n" +
+	"\x06remove\x18\t \x01(\bR\x06remove\"\xa3\x02\n" +
 	"\fWantedExport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -2266,7 +2274,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"cntlid_max\x18\a \x01(\rR\tcntlidMax\x128\n" +
 	"\n" +
 	"namespaces\x18\b \x03(\v2\x18.weft.v1.WantedNamespaceR\n" +
-	"namespaces\"P\n" +
+	"namespaces\x12\x1b\n" +
+	"\tread_only\x18\t \x01(\bR\breadOnly\"P\n" +
 	"\x0fWantedNamespace\x12\x12\n" +
 	"\x04nsid\x18\x01 \x01(\rR\x04nsid\x12\x15\n" +
 	"\x06leg_id\x18\x02 \x01(\tR\x05legId\x12\x12\n" +

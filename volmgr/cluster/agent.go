@@ -130,6 +130,7 @@ type WantedExport struct {
 	NQN        block.NQN
 	Serial     string
 	Host       block.Host
+	ReadOnly   bool
 	Namespaces []WantedNamespace
 }
 

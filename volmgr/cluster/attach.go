@@ -3,7 +3,9 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,8 +40,9 @@ import (
 // reading too.
 
 func (in Attach) apply(t *tx) (view, error) {
-	if in.Mode != "" && in.Mode != AttachExclusive {
-		return nil, &Error{Kind: Unimplemented, Field: "mode", Text: fmt.Sprintf("mode: %s is not served by this version, only %s", in.Mode, AttachExclusive)}
+	mode := cmp.Or(in.Mode, AttachExclusive)
+	if mode != AttachExclusive && !mode.shared() {
+		return nil, invalid("mode", "%q is not known", in.Mode)
 	}
 	v, err := t.s.find(in.Volume)
 	if err != nil {
@@ -60,36 +63,52 @@ func (in Attach) apply(t *tx) (view, error) {
 	if n.ConfirmedDead {
 		return nil, refused(ReasonNodeOffline, nodeObject(in.Node), "confirmed dead").hint("it counts as alive again when its agent reports")
 	}
-	if a := v.Attachment; a != nil {
-		if done, err := t.attachAgain(v, in.Node); done || err != nil {
-			return attachmentResult(v.ID), err
+	if v.users() != "" {
+		if done, err := t.attachAgain(v, in.Node, mode); done || err != nil {
+			return attachmentResult(v.ID, in.Node), err
 		}
+	}
+	if err := t.s.mayShare(v, mode); err != nil {
+		return nil, err
 	}
 	if err := t.s.attachable(v); err != nil {
 		return nil, err
 	}
-	t.grant(t.volume(v.ID), n)
-	return attachmentResult(v.ID), nil
+	if mode.shared() {
+		t.share(t.volume(v.ID), n, mode)
+	} else {
+		t.grant(t.volume(v.ID), n)
+	}
+	return attachmentResult(v.ID, in.Node), nil
 }
 
-func attachmentResult(id block.VolumeID) view {
-	return func(s *State) any { return s.attachmentView(s.volumes[id]) }
+func attachmentResult(id block.VolumeID, node block.NodeName) view {
+	return func(s *State) any { v := s.volumes[id]; return s.attachmentView(v, v.attachmentOf(node)) }
 }
 
 // attachAgain judges an Attach of a volume that is attached: done if it is
 // attached so already, an error if it can not be, neither if it may be taken over.
-func (t *tx) attachAgain(v *Volume, node block.NodeName) (done bool, err error) {
-	a := v.Attachment
-	switch {
-	case a.Node == node && a.State == Detaching:
-		return false, refused(ReasonDetaching, v.object(), "being detached from %s", a.Node).
-			hint("wait, or `weft detach %s --force`", v.Name).with("node", string(a.Node))
-	case a.Node == node:
+func (t *tx) attachAgain(v *Volume, node block.NodeName, mode AttachMode) (done bool, err error) {
+	if a := v.attachmentOf(node); a != nil {
+		switch {
+		case a.State == Detaching:
+			return false, refused(ReasonDetaching, v.object(), "being detached from %s", a.Node).
+				hint("wait, or `weft detach %s --node %s --force`", v.Name, node).with("node", string(a.Node))
+		case a.Mode != mode:
+			return false, conflict(v.object(), "mode", a.Mode, mode)
+		}
 		return true, nil
-	case t.confirmedDead(a.Node):
+	}
+	all := v.attachments()
+	alive := slices.DeleteFunc(slices.Clone(all), func(a *Attachment) bool { return t.confirmedDead(a.Node) })
+	if len(alive) == 0 || mode.shared() && all[0].Mode == mode {
 		return false, nil
 	}
-	return false, refused(ReasonAttachedElse, v.object(), "attached to %s", a.Node).
+	a, how := alive[0], ""
+	if a.Mode.shared() {
+		how = ", " + a.Mode.words()
+	}
+	return false, refused(ReasonAttachedElse, v.object(), "attached to %s%s", v.users(), how).
 		hint("`weft detach %s`; if %s does not answer, `weft detach %s --force`; if it is off, `weft node confirm-dead %s`", v.Name, a.Node, v.Name, a.Node).
 		with("node", string(a.Node))
 }
@@ -162,6 +181,7 @@ func (t *tx) grant(v *Volume, n *Node) {
 func (t *tx) supersede(v *Volume) {
 	v.Epoch++
 	v.Attachment = nil
+	v.linger()
 	v.Clean = v.Clean || t.s.guards.forcedIsClean // it has been false since the grant was handed out
 	t.abandonRebuilds(v, fmt.Sprintf("epoch %d began", v.Epoch))
 }
@@ -204,7 +224,7 @@ func (t *tx) settleGrant(id block.VolumeID) {
 	v = t.volume(id)
 	a := v.Attachment
 	a.State, a.Equalize, a.Since = Granted, !v.Clean && !t.s.guards.serveBeforeEqual, t.now.UTC()
-	v.Clean, v.Holder = false, a.Node
+	v.Clean, v.Holder, v.Lingering = false, a.Node, nil
 	delete(t.s.fences, id)
 	t.volumeEvent(v, Info, EventGranted, fmt.Sprintf("epoch %d to %s", v.Epoch, a.Node),
 		"node", string(a.Node), "epoch", fmt.Sprint(v.Epoch), "equalize", fmt.Sprint(a.Equalize))
@@ -245,6 +265,8 @@ func (t *tx) evictable(v *Volume, l *Leg) bool {
 	switch {
 	case t.confirmedDead(l.Node), t.s.guards.skipLease:
 		return true
+	case t.s.readersLeft(v): // they have no lease
+		return false
 	case v.Holder != "" && t.confirmedDead(v.Holder) && !t.s.targetOnline(l.Node):
 		return true
 	}
@@ -267,7 +289,7 @@ func (t *tx) settleAttached(id block.VolumeID) {
 	if v.Attachment == nil || v.Attachment.State != Granted {
 		return
 	}
-	if r, ok := t.s.attachmentReport(v); ok && (r.Phase == PhaseServing || r.Phase == PhaseStalled) {
+	if r, ok := t.s.attachmentReport(v, v.Attachment); ok && (r.Phase == PhaseServing || r.Phase == PhaseStalled) {
 		v = t.volume(id)
 		v.Attachment.State, v.Attachment.Since = Attached, t.now.UTC()
 		t.volumeEvent(v, Info, EventAttached, fmt.Sprintf("to %s as %s", v.Attachment.Node, r.Device),
@@ -285,7 +307,7 @@ func (t *tx) settleLeft(id block.VolumeID) {
 	if a == nil || a.State != Granted && a.State != Attached {
 		return
 	}
-	if r, ok := t.s.attachmentReport(v); !ok || r.Phase != PhaseDetachedClean {
+	if r, ok := t.s.attachmentReport(v, v.Attachment); !ok || r.Phase != PhaseDetachedClean {
 		return
 	}
 	v = t.volume(id)
@@ -302,6 +324,10 @@ func (in Detach) apply(t *tx) (view, error) {
 	found, err := t.s.find(in.Volume)
 	if err != nil {
 		return nil, err
+	}
+	if len(found.Shared) > 0 {
+		t.detachShared(t.volume(found.ID), in)
+		return nil, nil
 	}
 	a := found.Attachment
 	if a == nil || in.Node != "" && in.Node != a.Node {
@@ -325,10 +351,10 @@ func (in Detach) apply(t *tx) (view, error) {
 // forceDetach takes a volume away without its host. What the host still holds
 // is fenced at the targets, by the admission of a new epoch.
 func (t *tx) forceDetach(v *Volume, why string) {
-	node := v.Attachment.Node
+	who := v.users()
 	t.supersede(v)
-	t.volumeEvent(v, Warning, EventDetached, fmt.Sprintf("from %s, %s: fenced by epoch %d", node, why, v.Epoch),
-		"node", string(node), "epoch", fmt.Sprint(v.Epoch), "clean", fmt.Sprint(v.Clean))
+	t.volumeEvent(v, Warning, EventDetached, fmt.Sprintf("from %s, %s: fenced by epoch %d", who, why, v.Epoch),
+		"node", who, "epoch", fmt.Sprint(v.Epoch), "clean", fmt.Sprint(v.Clean))
 }
 
 func (t *tx) detached(v *Volume, how string) {
@@ -349,7 +375,7 @@ func (t *tx) settleDetaching(id block.VolumeID) {
 		t.forceDetach(t.volume(id), "confirmed dead")
 		return
 	}
-	r, ok := t.s.attachmentReport(v)
+	r, ok := t.s.attachmentReport(v, v.Attachment)
 	if !ok || r.Phase != PhaseDetachedClean && r.Phase != PhaseDetachedUnclean {
 		return
 	}
@@ -364,6 +390,7 @@ func (t *tx) settleDetaching(id block.VolumeID) {
 // may still be at the targets.
 func (t *tx) hostChanged(n *Node) {
 	for _, id := range sorted(t.s.onNode[n.Name]) {
+		t.sharerChanged(id, n)
 		a := t.peek(id).Attachment
 		if a == nil || a.Node != n.Name || t.s.guards.bootIgnored {
 			continue
@@ -381,8 +408,10 @@ func (t *tx) hostChanged(n *Node) {
 }
 
 // attachmentWaits says what an attachment waits for.
-func (s *State) attachmentWaits(v *Volume) []string {
-	a := v.Attachment
+func (s *State) attachmentWaits(v *Volume, a *Attachment) []string {
+	if a.FenceAt != 0 {
+		return s.sharerWaits(v, a)
+	}
 	switch a.State {
 	case Granting:
 		if a.Left {
@@ -390,17 +419,17 @@ func (s *State) attachmentWaits(v *Volume) []string {
 		}
 		return s.grantWaits(v)
 	case Granted, Attached:
-		if r, ok := s.attachmentReport(v); ok && r.WaitingFor != "" {
+		if r, ok := s.attachmentReport(v, a); ok && r.WaitingFor != "" {
 			return []string{r.WaitingFor}
 		}
-		if p, ok := s.hostProblem(v); ok {
+		if p, ok := s.hostProblem(v, a); ok {
 			return []string{fmt.Sprintf("%s: %s: %s", a.Node, p.Doing, p.Cause)}
 		}
 		if a.State == Granted {
 			return []string{s.hostWait(a.Node, "to build the device")}
 		}
 	case Detaching:
-		if r, ok := s.attachmentReport(v); ok && r.WaitingFor != "" {
+		if r, ok := s.attachmentReport(v, a); ok && r.WaitingFor != "" {
 			return []string{fmt.Sprintf("%s to let go: %s", a.Node, r.WaitingFor)}
 		}
 		return []string{s.hostWait(a.Node, "to let go")}
@@ -408,8 +437,8 @@ func (s *State) attachmentWaits(v *Volume) []string {
 	return nil
 }
 
-func (s *State) hostProblem(v *Volume) (Problem, bool) {
-	if i := s.initiators[v.Attachment.Node]; i != nil {
+func (s *State) hostProblem(v *Volume, a *Attachment) (Problem, bool) {
+	if i := s.initiators[a.Node]; i != nil {
 		for _, p := range i.status.Problems {
 			if p.Object == "attachment "+v.ID.String() {
 				return p, true
@@ -447,8 +476,13 @@ func (s *State) grantWaits(v *Volume) (waits []string) {
 				wait += ": " + p
 			}
 		}
+		if keep[l.Column] > 0 && len(v.Shared) > 0 {
+			continue // it joins when it can
+		}
 		if keep[l.Column] == 0 {
 			wait += fmt.Sprintf(" (no other in-sync leg of column %d can be used)", l.Column)
+		} else if s.readersLeft(v) {
+			wait += fmt.Sprintf(" (host %s may still read from it)", v.lingererNames())
 		} else if left := s.leaseLeft(v, s.now); left > 0 {
 			wait += fmt.Sprintf(" (given up in %v)", left.Round(time.Second))
 		}

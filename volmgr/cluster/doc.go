@@ -26,6 +26,7 @@
 // and keeps at least one such leg in every column. Where the rules are:
 //
 //	attach.go  grants, fences, leases, detaching      sync.go   legs going stale and coming back
+//	shared.go  volumes that several hosts have        fence.go  who still has to be kept out
 //	volume.go  creating and deleting                  drive.go  taking drives in and giving them back
 //	placement.go where legs go                        wanted.go what the agents are told
 //	expand.go volumes that grow in use

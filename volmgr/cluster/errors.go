@@ -28,6 +28,8 @@ const (
 	ReasonAttached         = "ATTACHED"
 	ReasonAttachedElse     = "ATTACHED_ELSEWHERE"
 	ReasonDetaching        = "DETACHING"
+	ReasonCopiesDiffer     = "COPIES_DIFFER"
+	ReasonReadOnly         = "READ_ONLY"
 	ReasonNotReady         = "NOT_READY"
 	ReasonNoInitiator      = "NO_INITIATOR"
 	ReasonNodeOnline       = "NODE_ONLINE"

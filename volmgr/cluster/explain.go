@@ -28,6 +28,8 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 		s.explainUnready(e, v)
 	case v.Attachment != nil:
 		s.explainAttachment(e, v)
+	case len(v.Shared) > 0:
+		s.explainShared(e, v)
 	case v.Restored:
 		e.Summary = v.object() + " was restored from a backup, and is served after its record was compared with the labels on the drives"
 		e.Waits = append(e.Waits, "the labels of "+s.unseenText(v))
@@ -48,11 +50,14 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 
 func (s *State) volumeFact(v *Volume) string {
 	fact := fmt.Sprintf("%v, %v, pool %s, copies apart by %s; epoch %d", v.Size, v.Layout, v.Pool, v.Spread, v.Epoch)
-	if v.State == VolumeReady && v.Attachment == nil && !v.Clean {
+	if v.State == VolumeReady && v.users() == "" && !v.Clean {
 		fact += "; it was not detached cleanly, so its copies are made equal at the next attach"
 	}
 	if v.Holder != "" && (v.Attachment == nil || v.Attachment.Node != v.Holder) {
 		fact += fmt.Sprintf("; host %s had it last and was not seen to let go", v.Holder)
+	}
+	if len(v.Lingering) > 0 {
+		fact += fmt.Sprintf("; host %s shared it and was not seen to let go", v.lingererNames())
 	}
 	return fact
 }
@@ -86,7 +91,7 @@ func (s *State) bringBack(node block.NodeName) string {
 
 func (s *State) explainAttachment(e *Explanation, v *Volume) {
 	a := v.Attachment
-	e.Waits = append(e.Waits, s.attachmentWaits(v)...)
+	e.Waits = append(e.Waits, s.attachmentWaits(v, a)...)
 	e.Facts = append(e.Facts, fmt.Sprintf("attachment to %s at epoch %d is %s since %s", a.Node, a.Epoch, a.State, a.Since.UTC().Format(time.RFC3339)))
 	switch a.State {
 	case Granting:
@@ -96,20 +101,12 @@ func (s *State) explainAttachment(e *Explanation, v *Volume) {
 			e.Actions = append(e.Actions, fmt.Sprintf("start `weft initiator` on %s again, or give the volume up: weft detach %s", a.Node, v.Name))
 			return
 		}
-		_, rest := s.grantSplit(v)
-		for _, l := range rest {
-			if !s.targetOnline(l.Node) {
-				e.Actions = append(e.Actions, s.bringBack(l.Node))
-				if !slices.ContainsFunc(v.twins(l), func(o *Leg) bool { return o.Suspect }) { // explainSuspect says what that would cost
-					e.Actions = append(e.Actions, fmt.Sprintf("if machine %s is off: weft node confirm-dead %s", l.Node, l.Node))
-				}
-			}
-		}
+		s.explainGrant(e, v)
 	case Granted:
 		e.Summary = fmt.Sprintf("%s is given to %s, which is building the device", v.object(), a.Node)
 	case Attached:
 		e.Summary = fmt.Sprintf("%s is attached to %s and %s", v.object(), a.Node, strings.ToLower(string(s.health(v))))
-		if r, ok := s.attachmentReport(v); ok && r.Phase == PhaseStalled {
+		if r, ok := s.attachmentReport(v, a); ok && r.Phase == PhaseStalled {
 			e.Summary = fmt.Sprintf("%s is attached to %s and its I/O waits", v.object(), a.Node)
 		}
 	case Detaching:
@@ -133,6 +130,20 @@ func (s *State) explainExpansion(e *Explanation, v *Volume) {
 	for i := range v.Legs {
 		if l := &v.Legs[i]; l.exported() && !s.targetOnline(l.Node) {
 			e.Actions = append(e.Actions, s.bringBack(l.Node))
+		}
+	}
+}
+
+// explainGrant says what an operator can do about targets that do not answer.
+func (s *State) explainGrant(e *Explanation, v *Volume) {
+	_, rest := s.grantSplit(v)
+	for _, l := range rest {
+		if s.targetOnline(l.Node) {
+			continue
+		}
+		e.Actions = append(e.Actions, s.bringBack(l.Node))
+		if !slices.ContainsFunc(v.twins(l), func(o *Leg) bool { return o.Suspect }) { // explainSuspect says what that would cost
+			e.Actions = append(e.Actions, fmt.Sprintf("if machine %s is off: weft node confirm-dead %s", l.Node, l.Node))
 		}
 	}
 }
@@ -180,7 +191,7 @@ func (s *State) explainSuspect(e *Explanation, v *Volume, l *Leg) {
 }
 
 func (s *State) progress(v *Volume) string {
-	r, ok := s.attachmentReport(v)
+	r, ok := s.attachmentReport(v, v.Attachment)
 	if !ok || r.ResyncTotal == 0 {
 		return ""
 	}
@@ -215,7 +226,7 @@ func (s *State) explainColumn(e *Explanation, v *Volume, column int) {
 	for _, l := range stale {
 		// Promoting needs a detached volume; say the whole way.
 		detach := ""
-		if v.Attachment != nil {
+		if v.users() != "" {
 			detach = fmt.Sprintf("weft detach %s --force, then ", v.Name)
 		}
 		e.Actions = append(e.Actions, fmt.Sprintf("if every good copy of column %d is gone for ever, go back to the state of %s and lose what was written since: %sweft volume promote-stale %s %v --accept-data-loss",

@@ -11,7 +11,7 @@ import (
 
 // settleFence starts the lease clock of a host that was not seen to let go.
 func (t *tx) settleFence(id block.VolumeID) {
-	if v := t.peek(id); v.Attachment == nil && v.Holder != "" {
+	if v := t.peek(id); v.users() == "" && v.haunted() {
 		t.noteFence(v)
 	}
 }
@@ -43,9 +43,9 @@ func (s *State) fenceWaits(v *Volume) []string {
 		switch {
 		case online && on.exported[l.ID]:
 			waits = append(waits, fmt.Sprintf("target %s to take down its export", l.Node))
-		case v.Holder == "" || l.State != LegInSync || s.admitted(v, l):
+		case !v.haunted() || l.State != LegInSync || s.admitted(v, l):
 		case s.nodes[l.Node] != nil && s.nodes[l.Node].ConfirmedDead:
-		case fenced[l.Column] && s.leaseLeft(v, s.now) == 0:
+		case fenced[l.Column] && len(v.Lingering) == 0 && s.leaseLeft(v, s.now) == 0:
 		case !online:
 			waits = append(waits, fmt.Sprintf("target %s, which is offline, to fence epochs below %d", l.Node, v.Epoch))
 		default:

@@ -200,6 +200,7 @@ func (t *tx) targetSeen(on *target, r *TargetReport) {
 	on.strays = map[block.DriveID][]Extent{}
 	on.admitted = map[block.VolumeID]block.Epoch{}
 	on.exported = map[block.LegID]bool{}
+	on.exports = map[block.NQN]bool{}
 	for _, d := range r.Drives {
 		on.drives[d.Drive] = d
 		for _, l := range d.Legs {
@@ -216,6 +217,7 @@ func (t *tx) targetSeen(on *target, r *TargetReport) {
 		on.admitted[a.Volume] = a.Epoch
 	}
 	for _, e := range r.Exports {
+		on.exports[e.NQN] = true
 		for _, l := range e.Legs {
 			on.exported[l] = true
 		}

@@ -35,7 +35,7 @@ func TestRandomHistoriesKeepTheInvariants(t *testing.T) {
 	if testing.Short() {
 		seeds = min(seeds, 20)
 	}
-	served, acked, left, expanded := 0, 0, 0, 0
+	served, acked, left, expanded, looked, shared := 0, 0, 0, 0, 0, 0
 	for seed := range seeds {
 		bad, w := history(seed, guards{}, nil)
 		if bad != "" {
@@ -44,13 +44,18 @@ func TestRandomHistoriesKeepTheInvariants(t *testing.T) {
 		served += w.serves
 		left += w.leaves
 		expanded += w.expanded
+		looked += w.looks
+		shared += w.shares
 		acked += len(w.acked)
 	}
+	did := fmt.Sprintf("%d histories served %d times, acknowledged in %d registers, left %d and expanded %d times, read %d and wrote %d times while shared",
+		seeds, served, acked, left, expanded, looked, shared)
 	// Histories that get nowhere would prove nothing.
-	if served < int(seeds)*3 || acked < int(seeds)*4 || left < int(seeds)/4 || expanded < int(seeds)*2 {
-		t.Errorf("%d histories served %d times, acknowledged in %d registers, left %d and expanded %d times, want more", seeds, served, acked, left, expanded)
+	n := int(seeds)
+	if served < n*3 || acked < n*4 || left < n/4 || expanded < n*2 || looked < n*4 || shared < n*4 {
+		t.Errorf("%s, want more", did)
 	}
-	t.Logf("%d histories, %d times served, %d registers written, %d times left by an ending host, %d sizes told", seeds, served, acked, left, expanded)
+	t.Log(did)
 }
 
 // Each rule weakened must be noticed by the same histories.
@@ -76,6 +81,9 @@ func TestEachGuardIsNeeded(t *testing.T) {
 		"leg rebuilt that did not grow":   {guards: guards{shortLegRebuilt: true}, in: split},
 		"host told before labels know":    {guards: guards{labelsBehind: true}, in: split},
 		"leg used before it is zeroed":    {weaken: func(w *world) { w.unzeroed() }},
+		"readers of a shared epoch":       {guards: guards{readersForgotten: true}, in: sharing},
+		"copies that differ are shared":   {guards: guards{sharesUnequal: true}, in: sharing},
+		"host taken out and not fenced":   {guards: guards{sharerNotFenced: true}, in: sharing},
 		"copy in sync before its flush":   {weaken: func(w *world) { w.noFlush = true }, in: caches},
 		"reboot of a host ignored":        {guards: guards{bootIgnored: true}},
 		"host leaves with writes out":     {weaken: func(w *world) { w.leavesDirty = true }, in: split},

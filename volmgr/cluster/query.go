@@ -136,8 +136,12 @@ func (s *State) volumeView(v *Volume) Volume {
 	view.Health = s.health(v)
 	view.FenceWaitsFor = s.fenceWaits(v)
 	if v.Attachment != nil {
-		a := s.attachmentView(v)
+		a := s.attachmentView(v, v.Attachment)
 		view.Attachment = &a
+	}
+	view.Shared, view.Lingering = slices.Clone(v.Shared), slices.Clone(v.Lingering)
+	for i := range view.Shared {
+		view.Shared[i] = s.attachmentView(v, &v.Shared[i])
 	}
 	for i := range view.Legs {
 		l := &view.Legs[i]
@@ -210,31 +214,33 @@ func (s *State) Attachments(node block.NodeName) []Attachment {
 	var all []Attachment
 	for _, name := range slices.Sorted(maps.Keys(s.byName)) {
 		v := s.volumes[s.byName[name]]
-		if v.Attachment != nil && (node == "" || v.Attachment.Node == node) {
-			all = append(all, s.attachmentView(v))
+		for _, a := range v.attachments() {
+			if node == "" || a.Node == node {
+				all = append(all, s.attachmentView(v, a))
+			}
 		}
 	}
 	return all
 }
 
-func (s *State) attachmentView(v *Volume) Attachment {
-	a := *v.Attachment
+func (s *State) attachmentView(v *Volume, of *Attachment) Attachment {
+	a := *of
 	a.VolumeID, a.VolumeName = v.ID, v.Name
-	if r, ok := s.attachmentReport(v); ok {
+	if r, ok := s.attachmentReport(v, of); ok {
 		a.Device, a.Number, a.Size, a.ResyncDone, a.ResyncTotal = r.Device, r.Number, r.Size, r.ResyncDone, r.ResyncTotal
 	}
-	a.WaitingFor = strings.Join(s.attachmentWaits(v), "; ")
+	a.WaitingFor = strings.Join(s.attachmentWaits(v, of), "; ")
 	return a
 }
 
 // attachmentReport is what the host last said about the grant that stands.
-func (s *State) attachmentReport(v *Volume) (AttachmentReport, bool) {
-	i := s.initiators[v.Attachment.Node]
-	if i == nil || i.status.BootID != v.Attachment.BootID {
+func (s *State) attachmentReport(v *Volume, a *Attachment) (AttachmentReport, bool) {
+	i := s.initiators[a.Node]
+	if i == nil || i.status.BootID != a.BootID || i.status.Generation < a.JoinedAt {
 		return AttachmentReport{}, false
 	}
 	r, ok := i.attachments[v.ID]
-	return r, ok && r.Epoch == v.Attachment.Epoch
+	return r, ok && r.Epoch == a.Epoch
 }
 
 // maxWrong is how many sentences of a Status still fit a screen.
@@ -260,9 +266,7 @@ func (s *State) Status() Status {
 		}
 	}
 	for _, v := range s.Volumes() {
-		if v.Attachment != nil {
-			st.Attachments++
-		}
+		st.Attachments += len(v.attachments())
 		switch v.Health {
 		case Unavailable:
 			st.VolumesUnavailable++
@@ -271,8 +275,10 @@ func (s *State) Status() Status {
 			st.VolumesDegraded++
 			degraded = append(degraded, fmt.Sprintf("volume %s is %s: see `weft explain volume %s`", v.Name, strings.ToLower(string(v.Health)), v.Name))
 		}
-		if v.Attachment != nil && v.Attachment.WaitingFor != "" {
-			degraded = append(degraded, fmt.Sprintf("volume %s waits for %s", v.Name, v.Attachment.WaitingFor))
+		for _, a := range v.attachments() {
+			if a.WaitingFor != "" {
+				degraded = append(degraded, fmt.Sprintf("volume %s waits for %s", v.Name, a.WaitingFor))
+			}
 		}
 	}
 	st.Wrong = append(st.Wrong, slices.Concat(nodes, degraded, drives)...)

@@ -43,6 +43,7 @@ func (t *tx) restored(v *Volume) {
 	if v.Attachment != nil {
 		v.Holder, v.Attachment = v.Attachment.Node, nil
 	}
+	v.linger()
 	v.Restored = v.State != VolumeDeleting
 	for i := range v.Legs {
 		l := &v.Legs[i]

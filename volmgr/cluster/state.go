@@ -83,7 +83,8 @@ type guards struct {
 	noFence, skipLease, keepUnreachable, staleEpochMayRecord, mayDropLastLeg,
 	serveBeforeEqual, sameDomain, revisionIgnored, forcedIsClean,
 	freeBeforeAbsent, bootIgnored, rebootForgotten, suspectServes,
-	toldBeforeGrown, shortLegRebuilt, labelsBehind bool
+	toldBeforeGrown, shortLegRebuilt, labelsBehind,
+	readersForgotten, sharesUnequal, sharerNotFenced bool
 }
 
 // agent is the stream side of a target or initiator agent.
@@ -102,6 +103,7 @@ type target struct {
 	strays   map[block.DriveID][]Extent // of legs on labels that no record knows
 	admitted map[block.VolumeID]block.Epoch
 	exported map[block.LegID]bool
+	exports  map[block.NQN]bool
 }
 
 type initiator struct {

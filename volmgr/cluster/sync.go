@@ -34,8 +34,12 @@ func (t *tx) current(id block.VolumeID, node block.NodeName, epoch block.Epoch) 
 	if t.s.guards.staleEpochMayRecord {
 		return v, nil
 	}
-	if a := v.Attachment; a == nil || a.Node != node || a.Epoch != epoch || a.State == Granting {
+	a := v.attachmentOf(node)
+	switch {
+	case a == nil || a.Epoch != epoch || !a.exported():
 		return nil, refused(ReasonNotAttached, v.object(), "not attached to %s at epoch %d", node, epoch)
+	case a.Mode == AttachSharedReadOnly:
+		return nil, refused(ReasonReadOnly, v.object(), "%s has it read-only: no copy misses anything", node)
 	}
 	return v, nil
 }
@@ -194,10 +198,13 @@ func (t *tx) settleRebuilds(id block.VolumeID) {
 
 // rebuildWaitsFor says why a stale leg is not being rebuilt; empty if it may be.
 func (s *State) rebuildWaitsFor(v *Volume, l *Leg) string {
+	if len(v.Shared) > 0 {
+		return fmt.Sprintf("the volume, shared by %s, to be attached to one host alone", v.users())
+	}
 	if v.Attachment == nil || v.Attachment.State != Attached {
 		return "the volume to be attached"
 	}
-	if r, ok := s.attachmentReport(v); !ok || r.Phase != PhaseServing {
+	if r, ok := s.attachmentReport(v, v.Attachment); !ok || r.Phase != PhaseServing {
 		return fmt.Sprintf("host %s to serve the volume", v.Attachment.Node)
 	}
 	on, d := s.targets[l.Node], s.drives[l.Drive]
@@ -279,8 +286,8 @@ func (in PromoteStaleLeg) apply(t *tx) (view, error) {
 		return nil, refused(ReasonNotReady, found.object(), "%s", found.State)
 	case l.State == LegInSync && found.inSync()[l.Column] == 1:
 		return volumeResult(found.ID), nil // repeated
-	case found.Attachment != nil:
-		return nil, refused(ReasonAttached, found.object(), "attached to %s", found.Attachment.Node).
+	case found.users() != "":
+		return nil, refused(ReasonAttached, found.object(), "attached to %s", found.users()).
 			hint("`weft detach %s --force` first", found.Name)
 	case l.State != LegStale:
 		return nil, refused(ReasonLegNotStale, found.object(), "%v is %s", l, l.State)

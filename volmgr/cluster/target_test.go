@@ -192,14 +192,10 @@ func (t *simTarget) export(w WantedExport) {
 	t.exports[w.NQN] = x
 }
 
-// serves reports whether a leg is exported under an identity.
-func (t *simTarget) serves(leg block.LegID, uuid block.UUID) bool {
-	for _, x := range t.exports {
-		if have, ok := x.legs[leg]; ok && have == uuid {
-			return true
-		}
-	}
-	return false
+// serves reports whether a leg is exported in a subsystem under an identity.
+func (t *simTarget) serves(l WantedLink) bool {
+	x := t.exports[l.NQN]
+	return x != nil && x.legs[l.Leg] == l.UUID
 }
 
 func (t *simTarget) reboot() {

@@ -333,7 +333,7 @@ func (s *script) newHost(a args) string {
 
 func (s *script) reportHost(name string) string {
 	h := s.hosts[name]
-	r := InitiatorReport{Node: block.NodeName(name), BootID: fmt.Sprintf("%s-boot-%d", name, h.boot), Host: hostOf(name)}
+	r := InitiatorReport{Node: block.NodeName(name), BootID: fmt.Sprintf("%s-boot-%d", name, h.boot), Host: hostOf(name), Generation: s.state.Generation()}
 	for _, volume := range slices.Sorted(maps.Keys(h.phase)) {
 		v, err := s.state.Volume(volume)
 		if err == nil && h.phase[volume] != "" {
@@ -516,6 +516,16 @@ func (s *script) volume(a args) string {
 		}
 		b.WriteString("\n")
 	}
+	for _, at := range v.Shared {
+		fmt.Fprintf(&b, "  %s to %s %s epoch %d boot %s", at.State, at.Node, at.Mode, at.Epoch, at.BootID)
+		if at.WaitingFor != "" {
+			fmt.Fprintf(&b, "; waiting for %s", at.WaitingFor)
+		}
+		b.WriteString("\n")
+	}
+	for _, l := range v.Lingering {
+		fmt.Fprintf(&b, "  %s may still read\n", l.BootID)
+	}
 	for _, why := range v.FenceWaitsFor {
 		fmt.Fprintf(&b, "  to be sure that no earlier host writes: %s\n", why)
 	}
@@ -564,7 +574,7 @@ func (s *script) wanted(a args) string {
 	var b strings.Builder
 	if s.hosts[a.word(0)] != nil {
 		for _, w := range s.state.WantedInitiator(a.node(0)).Attachments {
-			fmt.Fprintf(&b, "attachment %s epoch %d boot %s equalize %v detach %v\n", w.VolumeName, w.Epoch, w.BootID, w.Equalize, w.Detach)
+			fmt.Fprintf(&b, "attachment %s epoch %d boot %s equalize %v detach %v%s\n", w.VolumeName, w.Epoch, w.BootID, w.Equalize, w.Detach, sharedMode(w.Mode))
 			if a.has("size") {
 				fmt.Fprintf(&b, "  %v, legs %v\n", w.Size, w.LegSize)
 			}
@@ -590,9 +600,19 @@ func (s *script) wanted(a args) string {
 		for _, n := range x.Namespaces {
 			fmt.Fprintf(&b, " nsid %d", n.NSID)
 		}
+		if x.ReadOnly {
+			b.WriteString(" read-only")
+		}
 		b.WriteString("\n")
 	}
 	return b.String()
+}
+
+func sharedMode(m AttachMode) string {
+	if m.shared() {
+		return " " + m.words()
+	}
+	return ""
 }
 
 func (s *script) status(args) string {

@@ -145,6 +145,8 @@ func (t *tx) settleVolume(id block.VolumeID) {
 		return
 	}
 	t.settleSuspects(id)
+	t.settleLingering(id)
+	t.settleShared(id)
 	t.settleFence(id)
 	t.settleGrant(id)
 	t.settleAttached(id)
@@ -208,7 +210,7 @@ func (t *tx) wakePeers(wake map[block.NodeName]bool, old, new *Node) {
 		return
 	}
 	for id := range t.s.onNode[new.Name] {
-		if a := t.s.volumes[id].Attachment; a != nil {
+		for _, a := range t.s.volumes[id].attachments() {
 			wake[a.Node] = true
 		}
 	}

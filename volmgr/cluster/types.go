@@ -233,12 +233,18 @@ type Volume struct {
 	Clean bool `json:"clean"`
 	// Generation grows with each change of the in-sync sets.
 	Generation uint64      `json:"generation"`
-	Legs       []Leg       `json:"legs"` // by column, then copy
-	Attachment *Attachment `json:"attachment,omitempty"`
+	Legs       []Leg       `json:"legs"`                 // by column, then copy
+	Attachment *Attachment `json:"attachment,omitempty"` // exclusive
+	// Shared are the attachments of a shared volume, all of one mode and at one
+	// epoch; see shared.go. There are none if Attachment is set.
+	Shared []Attachment `json:"shared,omitempty"`
 	// Holder is the host of the last grant that was handed out and not seen let
 	// go: until the next grant is complete it may still read and write.
-	Holder  block.NodeName `json:"holder,omitempty"`
-	Created time.Time      `json:"created"`
+	Holder block.NodeName `json:"holder,omitempty"`
+	// Lingering are the hosts of a shared epoch that is over which were not seen to
+	// let go: until a grant to write is complete they may still read.
+	Lingering []Lingerer `json:"lingering,omitempty"`
+	Created   time.Time  `json:"created"`
 	// Restored: the record came from a backup and has not been compared with the
 	// labels of the legs yet, which may know of a leg that went stale since.
 	Restored  bool   `json:"restored,omitempty"`
@@ -253,14 +259,14 @@ type Volume struct {
 	FenceWaitsFor []string `json:"-"` // see fenceWaits
 }
 
-// AttachMode is how a volume may be shared. Only AttachExclusive is served.
+// AttachMode is how a volume may be shared.
 type AttachMode string
 
 // The attach modes.
 const (
 	AttachExclusive      AttachMode = "EXCLUSIVE"
-	AttachSharedReadOnly AttachMode = "SHARED_READ_ONLY"
-	AttachSharedBlock    AttachMode = "SHARED_BLOCK"
+	AttachSharedReadOnly AttachMode = "SHARED_READ_ONLY" // any number of hosts, and none writes
+	AttachSharedBlock    AttachMode = "SHARED_BLOCK"     // any number of hosts that write; volumes of one copy
 )
 
 // AttachmentState is drawn in attach.go.
@@ -284,8 +290,14 @@ type Attachment struct {
 	BootID   string          `json:"boot_id"`
 	Equalize bool            `json:"equalize,omitempty"` // set when the grant is handed out
 	// Left: the host let go by itself and ends. The grant waits for its next boot.
-	Left  bool      `json:"left,omitempty"`
-	Since time.Time `json:"since"`
+	Left bool `json:"left,omitempty"`
+	// FenceAt is the generation from which on no target may export a shared volume
+	// to this host; 0: they may. The others' exports stay.
+	FenceAt uint64 `json:"fence_at,omitempty"`
+	// JoinedAt is the generation in which a host came to share the volume. A host may
+	// come back to an epoch that it had left: what it says counts from then on.
+	JoinedAt uint64    `json:"joined_at,omitempty"`
+	Since    time.Time `json:"since"`
 
 	VolumeID    block.VolumeID   `json:"-"`
 	VolumeName  block.VolumeName `json:"-"`
@@ -295,6 +307,12 @@ type Attachment struct {
 	WaitingFor  string           `json:"-"`
 	ResyncDone  block.Size       `json:"-"`
 	ResyncTotal block.Size       `json:"-"`
+}
+
+// Lingerer is a boot of a host.
+type Lingerer struct {
+	Node   block.NodeName `json:"node"`
+	BootID string         `json:"boot_id"`
 }
 
 // Severity of an event.

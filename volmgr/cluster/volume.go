@@ -16,7 +16,7 @@ func (v *Volume) object() string { return "volume " + string(v.Name) }
 
 func (v *Volume) clone() *Volume {
 	c := *v
-	c.Legs = slices.Clone(v.Legs)
+	c.Legs, c.Shared, c.Lingering = slices.Clone(v.Legs), slices.Clone(v.Shared), slices.Clone(v.Lingering)
 	if v.Attachment != nil {
 		a := *v.Attachment
 		c.Attachment = &a
@@ -30,8 +30,8 @@ func (v *Volume) nodes() []block.NodeName {
 	for _, l := range v.Legs {
 		all = append(all, l.Node)
 	}
-	if v.Attachment != nil {
-		all = append(all, v.Attachment.Node)
+	for _, a := range v.attachments() {
+		all = append(all, a.Node)
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
@@ -42,8 +42,11 @@ func (v *Volume) unsettled() bool {
 	if v.State != VolumeReady || v.Restored || v.ExpandingTo != 0 || v.suspects() {
 		return true
 	}
+	if len(v.Shared) > 0 {
+		return len(v.Lingering) > 0 || slices.ContainsFunc(v.Shared, func(a Attachment) bool { return a.State != Attached })
+	}
 	if v.Attachment == nil {
-		return v.Holder != "" // which the targets are to keep out
+		return v.Holder != "" || len(v.Lingering) > 0 // which the targets are to keep out
 	}
 	return v.Attachment.State != Attached || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State != LegInSync })
 }
@@ -58,10 +61,10 @@ func (v *Volume) check() error {
 			return fmt.Errorf("leg %v: column %d copy %d outside of layout %v", l.ID, l.Column, l.Copy, v.Layout)
 		}
 		if l.State == LegRebuilding && v.Attachment == nil {
-			return fmt.Errorf("leg %v: rebuilding in a detached volume", l.ID)
+			return fmt.Errorf("leg %v: rebuilding in a volume that nobody has for itself", l.ID)
 		}
 	}
-	return nil
+	return v.checkShared()
 }
 
 func (v *Volume) leg(id block.LegID) *Leg {
@@ -236,9 +239,9 @@ func (in DeleteVolume) apply(t *tx) (view, error) {
 	if err != nil || found.State == VolumeDeleting {
 		return nil, nil
 	}
-	if a := found.Attachment; a != nil {
-		return nil, refused(ReasonAttached, found.object(), "attached to %s", a.Node).
-			hint("`weft detach %s` first", found.Name).with("node", string(a.Node))
+	if who := found.users(); who != "" {
+		return nil, refused(ReasonAttached, found.object(), "attached to %s", who).
+			hint("`weft detach %s` first", found.Name).with("node", who)
 	}
 	v := t.volume(found.ID)
 	v.State, v.Restored, v.ExpandingTo = VolumeDeleting, false, 0

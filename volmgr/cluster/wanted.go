@@ -3,6 +3,8 @@
 package cluster
 
 import (
+	"slices"
+
 	"weft.dev/weft/proto/block"
 )
 
@@ -36,8 +38,10 @@ func (s *State) WantedTarget(node block.NodeName) TargetWanted {
 		if here && v.State != VolumeDeleting && v.Epoch > 0 {
 			w.Admissions = append(w.Admissions, Admission{v.ID, v.Epoch})
 		}
-		if x, ok := s.export(v, node); ok {
-			w.Exports = append(w.Exports, x)
+		for _, a := range v.attachments() {
+			if x, ok := s.export(v, a, node); ok {
+				w.Exports = append(w.Exports, x)
+			}
 		}
 	}
 	return w
@@ -68,21 +72,19 @@ func (v *Volume) label() VolumeLabel {
 
 // open reports whether the volume's legs may be exported: only under a grant
 // that was handed out.
-func (v *Volume) open() bool {
-	return v.Attachment != nil && v.Attachment.State != Granting
-}
+func (v *Volume) open() bool { return slices.ContainsFunc(v.attachments(), (*Attachment).handedOut) }
 
 // exported reports whether a leg takes part in the data path. A stale one does
 // not: whoever still holds its old identity must find it gone.
 func (l *Leg) exported() bool { return l.State == LegInSync || l.State == LegRebuilding }
 
-func (s *State) export(v *Volume, node block.NodeName) (WantedExport, bool) {
-	if !v.open() {
+func (s *State) export(v *Volume, a *Attachment, node block.NodeName) (WantedExport, bool) {
+	if !a.exported() {
 		return WantedExport{}, false
 	}
 	x := WantedExport{
-		Volume: v.ID, Epoch: v.Epoch, NQN: block.SubsystemNQN(v.ID, v.Epoch, v.Attachment.Host, node),
-		Serial: block.SerialNumber(v.ID), Host: v.Attachment.Host,
+		Volume: v.ID, Epoch: v.Epoch, NQN: block.SubsystemNQN(v.ID, v.Epoch, a.Host, node),
+		Serial: block.SerialNumber(v.ID), Host: a.Host, ReadOnly: a.Mode == AttachSharedReadOnly,
 	}
 	for i := range v.Legs {
 		// A host is told of a suspect leg, but can not reach it.
@@ -111,15 +113,14 @@ func (s *State) WantedInitiator(node block.NodeName) InitiatorWanted {
 	w := InitiatorWanted{Generation: s.meta.Generation, ClusterID: s.meta.ClusterID}
 	for _, id := range sorted(s.onNode[node]) {
 		v := s.volumes[id]
-		if v.open() && v.Attachment.Node == node {
-			w.Attachments = append(w.Attachments, s.wantedAttachment(v))
+		if a := v.attachmentOf(node); a != nil && a.exported() {
+			w.Attachments = append(w.Attachments, s.wantedAttachment(v, a))
 		}
 	}
 	return w
 }
 
-func (s *State) wantedAttachment(v *Volume) WantedAttachment {
-	a := v.Attachment
+func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 	w := WantedAttachment{
 		Volume: v.ID, VolumeName: v.Name, Size: v.Size, Layout: v.Layout, LegSize: v.Layout.LegSize(v.Size),
 		Epoch: v.Epoch, Mode: a.Mode, BootID: a.BootID, Equalize: a.Equalize, Detach: a.State == Detaching,

@@ -46,6 +46,8 @@ type world struct {
 	leavesDirty     bool // a weakened host: it says that it let go clean, with writes out
 	healed          bool // nothing more goes wrong, and nobody ends
 	leaves          int  // how often an ending host let go
+	looks           int  // how often a host that shares a volume read
+	shares          int  // how often a host that shares a volume wrote
 	serves          int  // how often a host began to serve, to see that histories get anywhere
 	expanded        int  // how often a host was told of a larger size
 	violation       string
@@ -66,11 +68,12 @@ const (
 	flapping      // hosts lose and find targets
 	split         // targets lose the manager while hosts go on, and volumes are moved
 	caches        // drives have volatile caches, and machines lose power together
+	sharing       // volumes are mostly shared, and targets lose the manager meanwhile
 	moods
 )
 
 // relinks is how soon, in percent of its turns, an agent finds the manager again.
-var relinks = map[mood]int{mixed: 15, flapping: 50, split: 4, caches: 10}
+var relinks = map[mood]int{mixed: 15, flapping: 50, split: 4, caches: 10, sharing: 4}
 
 type wCell struct {
 	volume   block.VolumeID
@@ -132,6 +135,7 @@ type wCommand struct {
 	epoch   block.Epoch
 	cell    wCell
 	write   *wWrite
+	boot    string
 	arrived bool
 }
 
@@ -171,6 +175,7 @@ func newWorld(seed uint64, g guards) *world {
 	}
 	w.settle(3)
 	w.create("a")
+	w.create("s")
 	w.settle(3)
 	w.step(Attach{Volume: "a", Node: "c1"})
 	w.settle(3)
@@ -183,8 +188,12 @@ func (w *world) seed() Seed {
 }
 
 func (w *world) create(name block.VolumeName) {
+	copies := 2 + w.rng.IntN(2)
+	if name == "s" {
+		copies = 1
+	}
 	w.step(CreateVolume{
-		Name: name, Size: 512 * block.MiB, Stripes: 1 + w.rng.IntN(2), Copies: 2 + w.rng.IntN(2), Spread: "rack", Seed: w.seed(),
+		Name: name, Size: 512 * block.MiB, Stripes: 1 + w.rng.IntN(2), Copies: copies, Spread: "rack", Seed: w.seed(),
 	})
 }
 
@@ -213,6 +222,10 @@ func pick[T any](w *world, from []T) T { return from[w.rng.IntN(len(from))] }
 
 // act does one random thing.
 func (w *world) act() {
+	if w.mood == sharing && w.chance(5) {
+		w.operatorActs()
+		return
+	}
 	switch n := w.rng.IntN(100); {
 	case n < 8:
 		w.pass(time.Duration(100+w.rng.IntN(1000)) * time.Millisecond)
@@ -255,7 +268,7 @@ func (w *world) live(h *wHost, l *wLink) bool { return w.connects(h, l.WantedLin
 
 func (w *world) connects(h *wHost, l WantedLink) bool {
 	t := w.target(l.Node)
-	return t.up && !w.cut(h, t) && t.serves(l.Leg, l.UUID)
+	return t.up && !w.cut(h, t) && t.serves(l)
 }
 
 func (w *world) cut(h *wHost, t *wTarget) bool { return w.reach[[2]block.NodeName{h.name, t.name}] }
@@ -288,7 +301,7 @@ func (w *world) comply(t *wTarget) {
 	t.comply(t.inbox[0])
 	t.inbox = t.inbox[1:]
 	w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool {
-		return c.link.Node == t.name && c.arrived && !t.serves(c.link.Leg, c.link.UUID)
+		return c.link.Node == t.name && c.arrived && !t.serves(c.link)
 	})
 	if t.wrong != "" {
 		w.violation = "I6: " + t.wrong
@@ -363,7 +376,7 @@ func (w *world) obey(h *wHost, wanted InitiatorWanted) {
 		}
 	}
 	for id, v := range h.volumes {
-		if a, ok := listed[id]; !ok || a.Epoch != v.wanted.Epoch {
+		if a, ok := listed[id]; !ok || a.Epoch != v.wanted.Epoch || v.letGo != "" && !a.Detach {
 			delete(h.volumes, id)
 		}
 	}
@@ -422,6 +435,8 @@ func (w *world) release(h *wHost, v *wVolume) {
 	case v.letGo != "":
 	case !v.serving:
 		v.letGo = PhaseDetachedUnclean
+	case v.readOnly():
+		v.letGo, v.serving = PhaseDetachedClean, false
 	case w.settled(h, v):
 		w.flush(v)
 		v.letGo, v.serving = PhaseDetachedClean, false
@@ -460,12 +475,20 @@ func (w *world) build(h *wHost, v *wVolume) {
 			continue
 		}
 		if !w.connects(h, l) {
+			if v.readOnly() {
+				continue // it joins later
+			}
 			if w.chance(20) {
 				w.lose(h, v, l.Leg)
 			}
 			return
 		}
 		links[l.Leg] = &wLink{WantedLink: l, readable: true, contact: w.now}
+	}
+	for c := range v.wanted.Layout.Stripes {
+		if !slices.ContainsFunc(slices.Collect(maps.Values(links)), func(l *wLink) bool { return l.Column == c }) {
+			return
+		}
 	}
 	first := map[int]block.LegID{}
 	for _, l := range v.wanted.Legs {
@@ -498,6 +521,9 @@ func (w *world) lose(h *wHost, v *wVolume, legs ...block.LegID) {
 // suspended: contact with a leg of the table is lost for longer than the lease
 // that the host gives itself.
 func (w *world) suspended(v *wVolume) bool {
+	if v.readOnly() {
+		return false // it has no lease
+	}
 	for _, l := range v.links {
 		if w.now.Sub(l.contact) > 8*time.Second {
 			return true
@@ -511,6 +537,10 @@ func (w *world) serve(h *wHost, v *wVolume) {
 		if l := v.links[id]; w.live(h, l) {
 			l.contact = w.now
 		}
+	}
+	if v.readOnly() {
+		w.look(h, v)
+		return
 	}
 	if lost := w.lost(h, v); len(lost) > 0 && w.chance(30) {
 		w.lose(h, v, pick(w, lost))
@@ -536,6 +566,30 @@ func (w *world) serve(h *wHost, v *wVolume) {
 		w.rebuild(h, v)
 	}
 	w.finish(h, v)
+}
+
+func (v *wVolume) readOnly() bool { return v.wanted.Mode == AttachSharedReadOnly }
+
+// look is serve for a host that reads: it leaves legs and comes back to them, and
+// asks nobody.
+func (w *world) look(h *wHost, v *wVolume) {
+	for _, l := range v.wanted.Legs {
+		switch {
+		case v.links[l.Leg] == nil && w.connects(h, l):
+			v.links[l.Leg] = &wLink{WantedLink: l, readable: true, contact: w.now}
+		case v.links[l.Leg] != nil && !w.live(h, v.links[l.Leg]) && len(v.links) > v.wanted.Layout.Stripes && w.chance(50):
+			delete(v.links, l.Leg)
+		}
+	}
+	switch {
+	case v.wanted.Detach:
+		w.release(h, v)
+	case !w.healed && w.chance(2):
+		w.leave(h)
+	default:
+		w.looks++
+		w.read(h, v)
+	}
 }
 
 // settled reports whether nothing is under way to a volume's legs, and all answer.
@@ -573,6 +627,10 @@ func (w *world) cell(v *wVolume) wCell {
 
 func (w *world) write(h *wHost, v *wVolume) {
 	c := w.cell(v)
+	if v.wanted.Mode == AttachSharedBlock { // each writer has a register of its own
+		c.register = slices.Index(w.hosts, h)
+		w.shares++
+	}
 	if v.writes[c] != nil || w.suspended(v) {
 		return
 	}
@@ -581,7 +639,7 @@ func (w *world) write(h *wHost, v *wVolume) {
 	for _, id := range sorted(v.links) {
 		if l := v.links[id]; l.Column == c.column {
 			x.need[id] = true
-			w.writes = append(w.writes, &wCommand{host: h, volume: v.wanted.Volume, link: l.WantedLink, epoch: v.wanted.Epoch, cell: c, write: x})
+			w.writes = append(w.writes, &wCommand{host: h, volume: v.wanted.Volume, link: l.WantedLink, epoch: v.wanted.Epoch, cell: c, write: x, boot: h.bootID()})
 		}
 	}
 	v.writes[c] = x
@@ -593,16 +651,29 @@ func (w *world) commandActs(i int) {
 	c := w.writes[i]
 	t := w.target(c.link.Node)
 	switch {
-	case !c.arrived && !w.cut(c.host, t) && t.up && t.serves(c.link.Leg, c.link.UUID):
+	case !c.arrived && !w.cut(c.host, t) && t.up && t.serves(c.link):
 		c.arrived = true
 	case c.arrived && t.up:
 		w.writes = slices.Delete(w.writes, i, i+1)
-		if t.serves(c.link.Leg, c.link.UUID) {
+		if t.serves(c.link) {
+			w.checkWriter(c)
 			w.put(c.link.Leg, c.cell.register, c.write.id)
 			if !w.cut(c.host, t) && !w.chance(20) { // else the answer is lost
 				c.write.done[c.link.Leg] = true
 			}
 		}
+	}
+}
+
+// checkWriter finds writes of a host that the others of a shared volume were told
+// to be gone, or of an older boot of one that was let in again.
+func (w *world) checkWriter(c *wCommand) {
+	v := w.state.volumes[c.volume]
+	if v == nil || len(v.Shared) == 0 || v.Epoch != c.epoch {
+		return
+	}
+	if a := v.attachmentOf(c.host.name); a == nil || a.exported() && a.BootID != c.boot {
+		w.violation = fmt.Sprintf("I4: a write of %s at epoch %d lands after it was taken out", c.boot, c.epoch)
 	}
 }
 
@@ -721,7 +792,7 @@ func (w *world) callActs() {
 func (w *world) answered(c wCall) {
 	switch in := c.in.(type) {
 	case RecordStale:
-		if a := w.state.volumes[in.Volume]; a == nil || a.Attachment == nil || a.Attachment.Node != in.Node || a.Attachment.Epoch != in.Epoch {
+		if x := w.state.volumes[in.Volume]; x == nil || x.attachmentOf(in.Node) == nil || x.attachmentOf(in.Node).Epoch != in.Epoch {
 			w.violation = fmt.Sprintf("I4: %s recorded at epoch %d without having the volume", in.Node, in.Epoch)
 		}
 		v := c.host.volumes[in.Volume]
@@ -750,18 +821,27 @@ func (w *world) answered(c wCall) {
 }
 
 func (w *world) operatorActs() {
-	name := pick(w, []string{"a", "a", "a", "b"})
+	name := pick(w, []string{"a", "a", "a", "b", "s"})
+	if w.mood == sharing {
+		name = pick(w, []string{"a", "s"})
+		if v := w.state.volumes[w.state.byName["a"]]; v.Attachment != nil && w.chance(50) {
+			w.step(Detach{Volume: "a"}) // a writer lets go, so that others may read
+			return
+		}
+	}
 	host := pick(w, w.hosts)
-	switch w.rng.IntN(17) {
+	switch w.rng.IntN(19) {
 	case 14, 15, 16:
 		w.step(ExpandVolume{name, pick(w, []block.Size{768 * block.MiB, grown, grown, grown + 256*block.MiB})})
 	case 0, 1, 2, 3, 12, 13:
-		w.step(Attach{Volume: name, Node: host.name})
+		w.step(Attach{Volume: name, Node: host.name, Mode: w.mode(name)})
 	case 4:
 		w.step(Detach{Volume: name})
 	case 5, 6: // a failover by hand
 		w.step(Detach{Volume: name, Force: true})
-		w.step(Attach{Volume: name, Node: host.name})
+		w.step(Attach{Volume: name, Node: host.name, Mode: w.mode(name)})
+	case 17, 18:
+		w.step(Detach{Volume: name, Node: host.name, Force: w.chance(50)})
 	case 7:
 		if !host.up {
 			w.step(ConfirmNodeDead{host.name})
@@ -775,6 +855,21 @@ func (w *world) operatorActs() {
 	case 11:
 		w.step(DeleteVolume{"b"})
 	}
+}
+
+// mode is how a volume is to be attached.
+func (w *world) mode(volume string) AttachMode {
+	often := 10
+	if w.mood == sharing {
+		often = 80
+	}
+	switch {
+	case !w.chance(often):
+		return AttachExclusive
+	case volume == "s" && w.chance(80):
+		return AttachSharedBlock
+	}
+	return AttachSharedReadOnly
 }
 
 func (w *world) faultActs() {
@@ -812,8 +907,10 @@ func (w *world) moodActs(t *wTarget, h *wHost) {
 		w.reach[path] = true
 	case w.mood == flapping:
 		delete(w.reach, path)
-	case w.mood == split && w.chance(50):
+	case (w.mood == split || w.mood == sharing) && w.chance(50):
 		w.split(t)
+	case w.mood == sharing:
+		w.expel(h)
 	case w.mood == caches:
 		w.powerCut()
 	}
@@ -823,12 +920,15 @@ func (w *world) moodActs(t *wTarget, h *wHost) {
 // not from one another, and moves the volume.
 func (w *world) split(t *wTarget) {
 	v := w.state.volumes[w.state.byName["a"]]
-	if v.Attachment == nil || v.Attachment.State != Attached {
+	if w.mood == sharing && v.users() == "" {
+		w.step(Attach{Volume: "a", Node: pick(w, w.hosts).name, Mode: AttachSharedReadOnly})
+	}
+	if !slices.ContainsFunc(v.attachments(), func(a *Attachment) bool { return a.State == Attached }) {
 		return
 	}
 	for _, h := range w.hosts {
 		switch {
-		case h.name == v.Attachment.Node:
+		case v.attachmentOf(h.name) != nil:
 			w.unlinkHost(h)
 		case h.up && !h.linked:
 			w.linkHost(h)
@@ -840,6 +940,41 @@ func (w *world) split(t *wTarget) {
 		if h.linked {
 			w.step(Attach{Volume: "a", Node: h.name})
 		}
+	}
+	if w.mood == sharing {
+		w.lasts()
+	}
+}
+
+// expel has a host share volume s with others, leave them, or be taken out while it
+// does not hear of that and goes on.
+func (w *world) expel(h *wHost) {
+	v := w.state.volumes[w.state.byName["s"]]
+	switch a := v.attachmentOf(h.name); {
+	case a == nil && w.chance(50):
+		w.step(Attach{Volume: "s", Node: h.name, Mode: AttachSharedBlock})
+	case a == nil:
+	case w.chance(50):
+		w.unlinkHost(h)
+		w.step(Detach{Volume: "s", Node: h.name, Force: true})
+	default:
+		w.step(Detach{Volume: "s", Node: h.name})
+		w.step(Attach{Volume: "s", Node: h.name, Mode: AttachSharedBlock})
+	}
+}
+
+// lasts has a split last for longer than a lease, while those that are linked act.
+func (w *world) lasts() {
+	for range 4 {
+		for _, t := range w.targets {
+			for t.up && t.linked && len(t.inbox) > 0 {
+				w.comply(t)
+			}
+			if t.up && t.linked {
+				w.step(TargetReported{t.session, t.report()})
+			}
+		}
+		w.pass(4 * time.Second)
 	}
 }
 
@@ -951,10 +1086,12 @@ func (w *world) leave(h *wHost) {
 	h.ending = true
 	for _, id := range sorted(h.volumes) {
 		v := h.volumes[id]
-		if !v.serving || v.letGo != "" || !w.settled(h, v) && !w.leavesDirty {
+		if !v.serving || v.letGo != "" || !v.readOnly() && !w.settled(h, v) && !w.leavesDirty {
 			continue
 		}
-		w.flush(v)
+		if !v.readOnly() {
+			w.flush(v)
+		}
 		v.letGo, v.serving, v.links = PhaseDetachedClean, false, map[block.LegID]*wLink{}
 		w.leaves++
 	}
@@ -1042,7 +1179,7 @@ func (w *world) checkVolume(v *Volume) string {
 			return fmt.Sprintf("I2: column %d of %s has no in-sync leg", c, v.Name)
 		}
 	}
-	granted := v.Attachment != nil && v.Attachment.State != Granting
+	granted := v.open() && v.attachments()[0].Mode != AttachSharedReadOnly
 	for _, l := range v.Legs {
 		for _, o := range v.Legs {
 			if l.ID != o.ID && l.Column == o.Column && (l.Node == o.Node) {
@@ -1105,7 +1242,7 @@ func (w *world) checkReaders() string {
 // owns reports whether a host has the grant that stands.
 func (w *world) owns(h *wHost, v *wVolume) bool {
 	x := w.state.volumes[v.wanted.Volume]
-	return x != nil && x.Attachment != nil && x.Attachment.Node == h.name && x.Epoch == v.wanted.Epoch
+	return x != nil && x.attachmentOf(h.name) != nil && x.Epoch == v.wanted.Epoch
 }
 
 // heal makes everything work again.
@@ -1151,18 +1288,44 @@ func (w *world) settle(rounds int) {
 	}
 }
 
+// sharersWait tells of a host that does not get a volume that it shares.
+func (w *world) sharersWait() string {
+	for _, name := range []string{"a", "s"} {
+		v, err := w.state.Volume(name)
+		for i := 0; err == nil && i < len(v.Shared); i++ {
+			if a := &v.Shared[i]; a.State != Attached {
+				return fmt.Sprintf("volume %s is %s to %s; waits for %s", name, a.State, a.Node, a.WaitingFor)
+			}
+		}
+	}
+	return ""
+}
+
 // recovered heals the world and reports what then stays stuck.
 func (w *world) recovered() string {
 	w.healed = true
 	w.heal()
-	for range 40 {
+	for round := range 40 {
 		w.settle(10)
 		if bad := w.check(); bad != "" {
 			return bad
 		}
+		if waits := w.sharersWait(); waits != "" && round == 4 {
+			return "I7: stuck: " + waits
+		} else if waits != "" && round < 4 {
+			continue
+		}
+		w.step(Detach{Volume: "s"})
 		v := w.state.volumes[w.state.byName["a"]]
+		if len(v.Shared) > 0 {
+			w.step(Detach{Volume: "a"})
+			continue
+		}
 		if v.Attachment == nil {
 			w.step(Attach{Volume: "a", Node: "c1"})
+			continue
+		}
+		if s := w.state.volumes[w.state.byName["s"]]; s != nil && s.users() != "" {
 			continue
 		}
 		if v.Attachment.State == Attached && v.ExpandingTo == 0 && !slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State != LegInSync }) {

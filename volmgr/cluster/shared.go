@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
+// A shared volume is attached to several hosts, all in one mode and at one epoch.
+// The first attach begins the epoch; further hosts join it, each with exports of
+// its own:
+//
+//	          Attach: the first begins an epoch        every column can be served
+//	(without) ──────────────────────────────► GRANTING ──────────────┐
+//	    ▲  │  Attach: a further one, once that was handed out        ▼
+//	    │  └────────────────────────────────────────────────────► GRANTED ◄──┐
+//	    │                                                            │       │
+//	    │ let go, or its exports gone       Detach            serves ▼       │
+//	    └────────────────────── DETACHING ◄──────────────────── ATTACHED     │
+//	                                                                 │       │
+//	      the host's boot changed: GRANTING until its exports are gone ──────┘
+//
+// Read-only, nobody writes: the copies stay equal, so nothing is recorded, a host
+// leaves a copy and comes back to it by itself, and a copy whose target has not
+// admitted the epoch joins when it has. It begins only with copies that are equal.
+// Hosts that read have no lease; therefore a grant to write that follows gives up no
+// copy that one of them may still read (see evictable).
+//
+// Shared block is for volumes of one copy. With more, a write that missed a copy
+// could be acknowledged only after all hosts had given that copy up.
+//
+// A host that is to lose the volume by force while others keep it is fenced alone:
+// every target takes its exports down and says so (FenceAt). When the last one goes
+// by force the epoch ends, as it does for an exclusive volume.
+
+func (m AttachMode) shared() bool { return m == AttachSharedReadOnly || m == AttachSharedBlock }
+
+// words is the mode as people say it, and as the command line spells it.
+func (m AttachMode) words() string { return strings.ToLower(strings.ReplaceAll(string(m), "_", "-")) }
+
+// attachments are all attachments of a volume.
+func (v *Volume) attachments() []*Attachment {
+	if v.Attachment != nil {
+		return []*Attachment{v.Attachment}
+	}
+	all := make([]*Attachment, len(v.Shared))
+	for i := range v.Shared {
+		all[i] = &v.Shared[i]
+	}
+	return all
+}
+
+// attachmentOf is the attachment to a node, nil if there is none.
+func (v *Volume) attachmentOf(node block.NodeName) *Attachment {
+	for _, a := range v.attachments() {
+		if a.Node == node {
+			return a
+		}
+	}
+	return nil
+}
+
+// users names the hosts that a volume is attached to; empty if it is detached.
+func (v *Volume) users() string {
+	var names []string
+	for _, a := range v.attachments() {
+		names = append(names, string(a.Node))
+	}
+	return some(names, 8)
+}
+
+// handedOut reports whether the host was told of the grant of this epoch. (Alone, it
+// leaves for a new one, see settleLeft.)
+func (a *Attachment) handedOut() bool {
+	return a.State != Granting || a.Mode.shared() && (a.FenceAt != 0 || a.Left)
+}
+
+// exported reports whether the host has the volume's legs exported to it.
+func (a *Attachment) exported() bool { return a.State != Granting && a.FenceAt == 0 }
+
+func (v *Volume) checkShared() error {
+	if len(v.Shared) > 0 && v.Attachment != nil {
+		return fmt.Errorf("attached to %s alone, and shared", v.Attachment.Node)
+	}
+	for i := range v.Shared {
+		a := &v.Shared[i]
+		switch {
+		case !a.Mode.shared() || a.Mode != v.Shared[0].Mode || a.Epoch != v.Epoch:
+			return fmt.Errorf("%s shares it %s at epoch %d, %s %s at %d", a.Node, a.Mode, a.Epoch, v.Shared[0].Node, v.Shared[0].Mode, v.Epoch)
+		case a.Mode == AttachSharedBlock && v.Layout.Copies > 1:
+			return fmt.Errorf("%s shares it %s, and it has %d copies", a.Node, a.Mode, v.Layout.Copies)
+		}
+	}
+	return nil
+}
+
+// equal reports whether the legs in sync of each column hold the same, and nobody
+// of an earlier epoch can change that where it is not fenced.
+func (v *Volume) equal() bool {
+	return !v.suspects() && (v.Clean || !slices.ContainsFunc(v.inSync(), func(n int) bool { return n > 1 }))
+}
+
+// mayShare refuses a shared mode that a volume can not have.
+func (s *State) mayShare(v *Volume, mode AttachMode) error {
+	switch {
+	case mode == AttachSharedBlock && v.Layout.Copies > 1:
+		return &Error{
+			Kind: Unimplemented, Field: "mode", Object: v.object(),
+			Text: fmt.Sprintf("mode: %s: %s needs a volume with copies 1, this one has copies %d: all writers would have to agree on each copy that is lost",
+				v.object(), mode.words(), v.Layout.Copies),
+			Metadata: map[string]string{"copies": fmt.Sprint(v.Layout.Copies)},
+		}
+	case mode == AttachSharedReadOnly && !v.equal() && !s.guards.sharesUnequal:
+		return refused(ReasonCopiesDiffer, v.object(), "its copies may differ, since the last host did not let go of it cleanly").
+			hint("attach it to one host, which makes them equal, and detach it: `weft attach %s --node NODE`, `weft detach %s`", v.Name, v.Name)
+	}
+	return nil
+}
+
+// share adds a host to the epoch that stands, or begins one.
+func (t *tx) share(v *Volume, n *Node, mode AttachMode) {
+	a := Attachment{Node: n.Name, Host: n.Host, Mode: mode, State: Granting, BootID: n.InitiatorBoot, JoinedAt: t.gen, Since: t.now.UTC()}
+	if len(v.Shared) == 0 || v.Shared[0].Mode != mode {
+		t.supersede(v)
+	}
+	a.Epoch = v.Epoch
+	v.Shared = append(v.Shared, a)
+	t.volumeEvent(v, Info, EventGranting, fmt.Sprintf("epoch %d for %s, %s; hosts that share it: %d", v.Epoch, n.Name, mode.words(), len(v.Shared)),
+		"node", string(n.Name), "epoch", fmt.Sprint(v.Epoch), "mode", string(mode))
+}
+
+// settleShared moves the attachments of a shared volume on.
+func (t *tx) settleShared(id block.VolumeID) {
+	if len(t.peek(id).Shared) == 0 {
+		return
+	}
+	t.noteFence(t.peek(id))
+	for _, a := range slices.Clone(t.peek(id).Shared) {
+		switch {
+		case a.FenceAt != 0:
+			t.settleSharerFence(id, &a)
+		case a.State == Granting:
+			t.settleShareGrant(id, &a)
+		default:
+			t.settleSharer(id, &a)
+		}
+	}
+}
+
+// settleShareGrant lets a host in when each column has a leg that is fenced, and no
+// leg that is not can be used or written to: of a volume with one copy all are
+// fenced then, and of one that is clean nobody writes to the others.
+func (t *tx) settleShareGrant(id block.VolumeID, a *Attachment) {
+	v := t.peek(id)
+	if a.Left {
+		return
+	}
+	if keep, _ := t.s.grantSplit(v); slices.Contains(keep, 0) {
+		return
+	}
+	v = t.volume(id)
+	v.Holder = ""
+	v.Clean = v.Clean && a.Mode == AttachSharedReadOnly
+	t.sharerGranted(v, a.Node)
+}
+
+func (t *tx) sharerGranted(v *Volume, node block.NodeName) {
+	a := v.attachmentOf(node)
+	a.State, a.Since, a.FenceAt, a.Left = Granted, t.now.UTC(), 0, false
+	t.volumeEvent(v, Info, EventGranted, fmt.Sprintf("epoch %d to %s, %s", v.Epoch, node, a.Mode.words()),
+		"node", string(node), "epoch", fmt.Sprint(v.Epoch), "mode", string(a.Mode))
+}
+
+// settleSharer takes note of what a host that may have the volume says of it.
+func (t *tx) settleSharer(id block.VolumeID, a *Attachment) {
+	v := t.peek(id)
+	r, ok := t.s.attachmentReport(v, a)
+	clean := ok && r.Phase == PhaseDetachedClean
+	switch {
+	case a.State == Detaching && t.confirmedDead(a.Node):
+		t.forceSharer(id, a.Node, "confirmed dead")
+	case a.State == Detaching && (clean || ok && r.Phase == PhaseDetachedUnclean && a.Mode == AttachSharedReadOnly):
+		t.unshare(id, a.Node, true, "which has let go")
+	case a.State == Detaching && ok && r.Phase == PhaseDetachedUnclean:
+		t.forceSharer(id, a.Node, "which has let go, not clean")
+	case a.State != Detaching && clean:
+		fresh := t.volume(id).attachmentOf(a.Node)
+		fresh.State, fresh.Left, fresh.Since = Granting, true, t.now.UTC()
+		t.volumeEvent(v, Info, EventLeft, fmt.Sprintf("%s has let go and ends: it is let in again at its next boot", a.Node),
+			"node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
+	case a.State == Granted && ok && (r.Phase == PhaseServing || r.Phase == PhaseStalled):
+		fresh := t.volume(id).attachmentOf(a.Node)
+		fresh.State, fresh.Since = Attached, t.now.UTC()
+		t.volumeEvent(v, Info, EventAttached, fmt.Sprintf("to %s as %s, %s", a.Node, r.Device, a.Mode.words()),
+			"node", string(a.Node), "epoch", fmt.Sprint(v.Epoch), "device", r.Device)
+	}
+}
+
+// detachShared takes a shared volume from the node that is named, or from all.
+func (t *tx) detachShared(v *Volume, in Detach) {
+	if in.Force && in.Node == "" {
+		t.forceDetach(v, "forced")
+		return
+	}
+	for _, a := range slices.Clone(v.Shared) {
+		if in.Node != "" && in.Node != a.Node {
+			continue
+		}
+		fresh := v.attachmentOf(a.Node)
+		switch {
+		case in.Force || t.confirmedDead(a.Node):
+			t.forceSharer(v.ID, a.Node, "forced")
+			if v = t.peek(v.ID); len(v.Shared) == 0 {
+				return
+			}
+		case a.Left:
+			t.unshare(v.ID, a.Node, true, "which had let go")
+		case !a.handedOut():
+			t.unshare(v.ID, a.Node, v.Clean, "before it was handed out")
+		case a.State != Detaching:
+			fresh.State, fresh.Since = Detaching, t.now.UTC()
+			t.volumeEvent(v, Info, EventDetaching, fmt.Sprintf("%s is to let go", a.Node), "node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
+		}
+	}
+}
+
+// forceSharer takes a shared volume from a host without its consent: by the end of
+// the epoch if nobody else has it, else by the end of that host's exports.
+func (t *tx) forceSharer(id block.VolumeID, node block.NodeName, why string) {
+	v := t.volume(id)
+	a := v.attachmentOf(node)
+	switch {
+	case !a.handedOut():
+		t.unshare(id, node, v.Clean, why)
+	case len(v.Shared) == 1:
+		t.forceDetach(v, why)
+	case a.Mode == AttachSharedReadOnly && t.confirmedDead(node):
+		t.unshare(id, node, true, why)
+	case a.State != Detaching || a.FenceAt == 0:
+		a.State, a.FenceAt, a.Since = Detaching, t.gen, t.now.UTC()
+		t.volumeEvent(v, Warning, EventDetaching, fmt.Sprintf("%s, %s: its exports are being taken down", node, why),
+			"node", string(node), "epoch", fmt.Sprint(v.Epoch))
+	}
+}
+
+// settleSharerFence goes on when no target has an export for the host any more.
+func (t *tx) settleSharerFence(id block.VolumeID, a *Attachment) {
+	v := t.peek(id)
+	if len(t.s.sharerWaits(v, a)) > 0 && !t.s.guards.sharerNotFenced {
+		return
+	}
+	if a.State == Detaching {
+		t.unshare(id, a.Node, false, "its exports are gone")
+		return
+	}
+	n := t.nodes.peek(a.Node)
+	v = t.volume(id)
+	fresh := v.attachmentOf(a.Node)
+	fresh.Host, fresh.BootID = n.Host, n.InitiatorBoot
+	t.sharerGranted(v, a.Node)
+}
+
+// sharerWaits says which targets have not confirmed that a host's exports are gone.
+func (s *State) sharerWaits(v *Volume, a *Attachment) (waits []string) {
+	for i := range v.Legs {
+		node := v.Legs[i].Node
+		on, n := s.targets[node], s.nodes[node]
+		switch {
+		case n != nil && n.ConfirmedDead:
+		case on != nil && on.status.Generation >= a.FenceAt && !on.exports[block.SubsystemNQN(v.ID, a.Epoch, a.Host, node)]:
+		case !s.targetOnline(node):
+			waits = append(waits, fmt.Sprintf("target %s, which is offline, to take down its export to %s", node, a.Node))
+		default:
+			waits = append(waits, fmt.Sprintf("target %s to take down its export to %s", node, a.Node))
+		}
+	}
+	slices.Sort(waits)
+	return slices.Compact(waits)
+}
+
+// unshare ends one attachment of a shared volume. clean: its host has let go, with
+// all that it wrote.
+func (t *tx) unshare(id block.VolumeID, node block.NodeName, clean bool, how string) {
+	v := t.volume(id)
+	block := v.attachmentOf(node).Mode == AttachSharedBlock
+	v.Shared = slices.DeleteFunc(v.Shared, func(a Attachment) bool { return a.Node == node })
+	if block && len(v.Shared) == 0 {
+		v.Clean = clean
+	}
+	t.volumeEvent(v, Info, EventDetached, fmt.Sprintf("from %s, %s; hosts that still share it: %d", node, how, len(v.Shared)),
+		"node", string(node), "epoch", fmt.Sprint(v.Epoch))
+}
+
+// sharerChanged lets a host's new boot, or identity, in where the old one was. What
+// the old boot had in flight may still be at the targets: before a writer is let in
+// again, they drain it.
+func (t *tx) sharerChanged(id block.VolumeID, n *Node) {
+	v := t.peek(id)
+	old := v.attachmentOf(n.Name)
+	if old == nil || !old.Mode.shared() || t.s.guards.bootIgnored {
+		return
+	}
+	booted := old.BootID != n.InitiatorBoot
+	if !booted && (old.Host == n.Host || old.State == Detaching) {
+		return
+	}
+	v = t.volume(id)
+	a := v.attachmentOf(n.Name)
+	readOnly := a.Mode == AttachSharedReadOnly
+	switch {
+	case a.FenceAt != 0: // what it waits for is about the old one
+	case a.State == Detaching && readOnly:
+		t.unshare(id, n.Name, true, "it rebooted")
+	case a.State == Detaching:
+		t.forceSharer(id, n.Name, "it rebooted")
+	case !a.handedOut():
+		a.Host, a.BootID = n.Host, n.InitiatorBoot
+	case a.Left || readOnly:
+		a.Host, a.BootID = n.Host, n.InitiatorBoot
+		t.sharerGranted(v, n.Name)
+	default:
+		a.State, a.FenceAt, a.Since = Granting, t.gen, t.now.UTC()
+		t.volumeEvent(v, Info, EventGranting, fmt.Sprintf("epoch %d for the new boot of %s: the old one's exports are being taken down", v.Epoch, n.Name),
+			"node", string(n.Name), "epoch", fmt.Sprint(v.Epoch))
+	}
+}
+
+// ---- hosts that may not know that their epoch is over ----
+
+// linger ends a shared epoch; its hosts are remembered until nobody can read by it.
+func (v *Volume) linger() {
+	for i := range v.Shared {
+		if a := &v.Shared[i]; a.handedOut() && !a.Left {
+			v.Lingering = append(v.Lingering, Lingerer{a.Node, a.BootID})
+		}
+	}
+	v.Shared = nil
+}
+
+// settleLingering forgets them when no leg is left that they could read.
+func (t *tx) settleLingering(id block.VolumeID) {
+	v := t.peek(id)
+	if len(v.Lingering) > 0 && !slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegInSync && !t.s.admitted(v, &l) }) {
+		t.volume(id).Lingering = nil
+	}
+}
+
+// haunted reports whether a host that had the volume was not seen to let go.
+func (v *Volume) haunted() bool { return v.Holder != "" || len(v.Lingering) > 0 }
+
+func (v *Volume) lingererNames() string {
+	var names []string
+	for _, l := range v.Lingering {
+		names = append(names, string(l.Node))
+	}
+	slices.Sort(names)
+	return some(slices.Compact(names), 8)
+}
+
+// readersLeft reports whether a host of a shared epoch that is over may still read
+// a leg that is not fenced.
+func (s *State) readersLeft(v *Volume) bool {
+	return !s.guards.readersForgotten && slices.ContainsFunc(v.Lingering, func(l Lingerer) bool {
+		n := s.nodes[l.Node]
+		return n != nil && !n.ConfirmedDead && n.InitiatorBoot == l.BootID
+	})
+}
+
+// ---- for people ----
+
+func (s *State) explainShared(e *Explanation, v *Volume) {
+	mode := v.Shared[0].Mode.words()
+	e.Summary = fmt.Sprintf("%s is attached to %s, %s, and %s", v.object(), v.users(), mode, strings.ToLower(string(s.health(v))))
+	if !v.open() {
+		e.Summary = fmt.Sprintf("%s is being given to %s, %s: older epochs are being fenced at its targets", v.object(), v.users(), mode)
+		e.Waits = append(e.Waits, s.grantWaits(v)...)
+		s.explainGrant(e, v)
+	}
+	for i := range v.Shared {
+		a := &v.Shared[i]
+		e.Facts = append(e.Facts, fmt.Sprintf("attachment to %s at epoch %d is %s since %s", a.Node, a.Epoch, a.State, a.Since.UTC().Format(time.RFC3339)))
+		if v.open() {
+			for _, wait := range s.attachmentWaits(v, a) {
+				e.Waits = append(e.Waits, fmt.Sprintf("%s: %s", a.Node, wait))
+			}
+		}
+		switch {
+		case a.Left:
+			e.Actions = append(e.Actions, fmt.Sprintf("start `weft initiator` on %s again, or take the volume from it: weft detach %s --node %s", a.Node, v.Name, a.Node))
+		case !s.initiatorOnline(a.Node) || a.State == Detaching:
+			e.Actions = append(e.Actions, fmt.Sprintf("to take the volume from %s, the others keep it: weft detach %s --node %s --force", a.Node, v.Name, a.Node))
+		}
+		if !s.initiatorOnline(a.Node) {
+			e.Facts = append(e.Facts, fmt.Sprintf("host %s is offline: it may still use the volume", a.Node))
+		}
+	}
+}
