@@ -127,6 +127,7 @@ type kernel struct {
 	exports  func() (exporter, error)
 	watch    func(ctx context.Context, changed func()) error
 	close    func(context.Context) error // at the end
+	readOnly bool                        // exports can be for reading alone
 }
 
 // exporter is what the agent asks of nvmet; *nvmet.Tree.

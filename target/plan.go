@@ -9,6 +9,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -17,6 +18,7 @@ import (
 	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/nvmet"
+	"weft.dev/weft/target/userspace"
 )
 
 // dmPrefix begins the name and the uuid of each mapped leg.
@@ -389,7 +391,7 @@ func (p *planner) removeLeg(w wantedLeg, label *drive.Label, cause string) {
 		p.problem(legKey(w.id), doing, "what is exported and mapped is not known")
 		return
 	}
-	if by := exporters(*p.seen.exports, p.legPath(w.id)); len(by) > 0 {
+	if by := exporters(*p.seen.exports, p.legPath(w.id, false), p.legPath(w.id, true)); len(by) > 0 {
 		p.problem(legKey(w.id), doing, "exported by %s", by[0])
 		return
 	}
@@ -422,17 +424,31 @@ func (p *planner) removeLeg(w wantedLeg, label *drive.Label, cause string) {
 	}
 }
 
-func exporters(c nvmet.Config, device string) []block.NQN {
+func exporters(c nvmet.Config, devices ...string) []block.NQN {
 	var out []block.NQN
 	for _, s := range c.Subsystems {
-		if slices.ContainsFunc(s.Namespaces, func(ns nvmet.Namespace) bool { return ns.Device == device }) {
+		if slices.ContainsFunc(s.Namespaces, func(ns nvmet.Namespace) bool { return slices.Contains(devices, ns.Device) }) {
 			out = append(out, s.NQN)
 		}
 	}
 	return out
 }
 
-func (p *planner) legPath(id block.LegID) string { return path.Join(p.legDir, id.String()) }
+// legPath is what a leg is exported as. One that is only to be read has a name of
+// its own, where the exporter can see to that.
+func (p *planner) legPath(id block.LegID, readOnly bool) string {
+	file := path.Join(p.legDir, id.String())
+	if readOnly {
+		file += userspace.ReadOnly
+	}
+	return file
+}
+
+// legOf is the leg that a path in dir is of.
+func legOf(dir, device string) (block.LegID, bool) {
+	id, err := block.ParseLegID(strings.TrimSuffix(path.Base(device), userspace.ReadOnly))
+	return id, err == nil && path.Dir(device) == dir
+}
 
 // ---- exports ----
 
@@ -474,11 +490,11 @@ func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 		old, exists = p.seen.exports.Subsystem(s.NQN)
 	}
 	for _, w := range e.namespaces {
-		if other, ok := taken[w.leg]; ok {
+		if other, ok := taken[w.leg]; ok && !nvmet.Shares(other, s.NQN) {
 			p.problem(object, doing, "leg %v is exported by %s", w.leg, other)
 			continue
 		}
-		ns := nvmet.Namespace{NSID: w.nsid, Device: p.legPath(w.leg), UUID: w.uuid, NGUID: w.uuid, Enabled: true}
+		ns := nvmet.Namespace{NSID: w.nsid, Device: p.legPath(w.leg, e.readOnly), UUID: w.uuid, NGUID: w.uuid, Enabled: true}
 		// What is exported stays, even if its drive has trouble: the host decides
 		// what an I/O error means, and taking the namespace away would be one more.
 		if cause := p.notYet(e, w); cause != "" && !slices.Contains(old.Namespaces, ns) {

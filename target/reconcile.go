@@ -72,6 +72,9 @@ func (r *reconciler) round(ctx context.Context) bool {
 		return false // what could not be seen is no news
 	}
 	want := parseWanted(message)
+	if !r.agent.kernel.readOnly {
+		want.unprotected()
+	}
 	p := makePlan(s, want, r.legDir, r.agent.config.Portals)
 	p.problems = append(p.problems, problems...)
 	if want.cluster.IsZero() {

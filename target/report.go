@@ -4,7 +4,6 @@ package target
 
 import (
 	"cmp"
-	"path/filepath"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -83,9 +82,8 @@ func oneCluster(drives []*pb.DriveReport) string {
 func exportReport(have nvmet.Subsystem, s seen, want nvmet.Config, legDir string) *pb.ExportReport {
 	r := &pb.ExportReport{Nqn: string(have.NQN)}
 	for _, ns := range have.Namespaces {
-		leg, err := block.ParseLegID(filepath.Base(ns.Device))
 		reachable := ns.Enabled || s.busy(have.NQN)
-		if err == nil && reachable && filepath.Dir(ns.Device) == legDir {
+		if leg, ours := legOf(legDir, ns.Device); ours && reachable {
 			r.LegIds = append(r.LegIds, leg.String())
 		}
 	}

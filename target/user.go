@@ -35,6 +35,7 @@ func userKernel(c Config) (kernel, error) {
 		exports:  func() (exporter, error) { return m.Exports.OpenTree() },
 		watch:    watchUser(c),
 		close:    m.Close,
+		readOnly: true,
 	}, nil
 }
 

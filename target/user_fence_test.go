@@ -17,6 +17,10 @@ import (
 
 // connect is a host's connection to the export of a volume's epoch.
 func (w *world) connect(n byte, epoch block.Epoch) (*nvme.Controller, error) {
+	return w.connectAs(host, n, epoch)
+}
+
+func (w *world) connectAs(host block.Host, n byte, epoch block.Epoch) (*nvme.Controller, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	defer cancel()
 	return nvme.Connect(ctx, nvme.Config{

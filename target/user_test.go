@@ -105,6 +105,7 @@ func (w *world) userKernel(gate *gate) kernel {
 		hardware: gatedHardware{w, gate},
 		mapper:   func() (mapper, error) { return gatedMapper{w, gate}, nil },
 		names:    legs,
+		readOnly: true,
 		exports:  func() (exporter, error) { return nvmet.OpenOn(memfs.Root, gatedFiles{exports, gate}) },
 		watch:    func(ctx context.Context, _ func()) error { <-ctx.Done(); return context.Cause(ctx) },
 		close: func(ctx context.Context) error {

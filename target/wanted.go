@@ -37,6 +37,7 @@ type wantedExport struct {
 	volume     block.VolumeID
 	epoch      block.Epoch
 	host       block.NQN
+	readOnly   bool
 	namespaces []wantedNamespace
 	*pb.WantedExport
 }
@@ -123,7 +124,7 @@ func parseExport(m *pb.WantedExport) (e wantedExport, err error) {
 	if e.volume, err = block.ParseVolumeID(m.GetVolumeId()); err != nil {
 		return e, err
 	}
-	e.epoch = block.Epoch(m.GetEpoch())
+	e.epoch, e.readOnly = block.Epoch(m.GetEpoch()), m.GetReadOnly()
 	v, epoch, _, _, err := block.ParseSubsystemNQN(block.NQN(m.GetNqn()))
 	if err != nil {
 		return e, err
@@ -146,6 +147,14 @@ func parseExport(m *pb.WantedExport) (e wantedExport, err error) {
 		e.namespaces = append(e.namespaces, wantedNamespace{ns.GetNsid(), leg, id})
 	}
 	return e, nil
+}
+
+// unprotected has legs exported for writing to hosts that are only to read: nvmet has
+// no read-only namespaces, and takes no device that can not be written to.
+func (w *wanted) unprotected() {
+	for i := range w.exports {
+		w.exports[i].readOnly = false
+	}
 }
 
 // subsystem is the export without its namespaces.

@@ -418,8 +418,8 @@ func (m gatedMapper) Do(s dm.Step) error {
 
 // state is the mapped device that a path leads to.
 func (w *world) state(path string) (dm.State, bool) {
-	id, err := block.ParseLegID(filepath.Base(path))
-	if err != nil {
+	id, ok := legOf(filepath.Dir(path), path)
+	if !ok {
 		return dm.State{}, false
 	}
 	node, ok := w.names()[id]
@@ -463,7 +463,7 @@ func (w *world) canExport(path string) bool {
 		return false
 	}
 	leg := strings.TrimPrefix(s.Name, dmPrefix)
-	if leg != filepath.Base(path) {
+	if leg != strings.TrimSuffix(filepath.Base(path), userspace.ReadOnly) {
 		w.t.Errorf("the name of leg %s leads to %s", filepath.Base(path), s.Name)
 	}
 	if r := w.record(leg); r == nil || !r.GetZeroed() {

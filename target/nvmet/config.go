@@ -115,6 +115,18 @@ func (c Config) Subsystem(n block.NQN) (Subsystem, bool) {
 	return c.Subsystems[i], true
 }
 
+// Shares reports whether two subsystems may export one device: they are of one
+// epoch of one volume, for different hosts. The manager lets several hosts have a
+// volume only when that is right.
+func Shares(a, b block.NQN) bool {
+	volume, epoch, host, _, err := block.ParseSubsystemNQN(a)
+	if err != nil {
+		return false
+	}
+	v, e, h, _, err := block.ParseSubsystemNQN(b)
+	return err == nil && v == volume && e == epoch && h != host
+}
+
 // Linked reports whether any port offers the subsystem n.
 func (c Config) Linked(n block.NQN) bool {
 	return slices.ContainsFunc(c.Ports, func(p Port) bool { return p.links(n) })
@@ -137,7 +149,7 @@ func (c Config) Check() error {
 			return fmt.Errorf("subsystem %s: %w", s.NQN, err)
 		}
 		for _, ns := range s.Namespaces {
-			if other, ok := devices[ns.Device]; ok {
+			if other, ok := devices[ns.Device]; ok && !Shares(other, s.NQN) {
 				return fmt.Errorf("subsystem %s: namespace %d: device %s is also wanted in %s", s.NQN, ns.NSID, ns.Device, other)
 			}
 			devices[ns.Device] = s.NQN

@@ -306,7 +306,7 @@ func (d *differ) namespace(have Subsystem, n block.NQN, want Namespace) {
 			return
 		}
 	}
-	if d.inUse(have, want) {
+	if d.inUse(have, n, want) {
 		d.deferred[n] = true
 		return
 	}
@@ -319,12 +319,13 @@ func (d *differ) namespace(have Subsystem, n block.NQN, want Namespace) {
 }
 
 // inUse reports whether the number or the device of want is in use, if only
-// until this Diff's steps are done: nvmet would export one device twice.
-func (d *differ) inUse(have Subsystem, want Namespace) bool {
+// until this Diff's steps are done: nvmet would export one device twice, also where
+// none of the hosts shares it.
+func (d *differ) inUse(have Subsystem, of block.NQN, want Namespace) bool {
 	if slices.ContainsFunc(have.Namespaces, func(ns Namespace) bool { return ns.NSID == want.NSID }) {
 		return true
 	}
-	return len(d.got.devices()[want.Device]) > 0
+	return slices.ContainsFunc(d.got.devices()[want.Device], func(n block.NQN) bool { return !Shares(n, of) })
 }
 
 func (d *differ) allow(have Subsystem, n block.NQN, l Link) {

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -17,6 +18,9 @@ import (
 	"weft.dev/weft/proto/nvmetcp/controller"
 	"weft.dev/weft/target/nvmet/memfs"
 )
+
+// ReadOnly ends the path of a device whose namespace is not to be written to.
+const ReadOnly = ".ro"
 
 // Exports is a target in user space behind nvmet's configfs tree: what is made
 // there is served. One host has one controller of a subsystem at a time: a write
@@ -110,7 +114,9 @@ func (s *server) AddNamespace(nqn string, ns memfs.Namespace) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", ns.Device, err)
 	}
-	return subsystem.AddNamespace(controller.NamespaceConfig{NSID: ns.NSID, UUID: ns.UUID, NGUID: ns.NGUID, Device: device})
+	return subsystem.AddNamespace(controller.NamespaceConfig{
+		NSID: ns.NSID, UUID: ns.UUID, NGUID: ns.NGUID, Device: device, ReadOnly: strings.HasSuffix(ns.Device, ReadOnly),
+	})
 }
 
 // RemoveNamespace, like RemoveSubsystem, waits for as long as the device takes: a

@@ -184,7 +184,7 @@ func (l *Legs) Set(id block.LegID, node string) error {
 
 // Device is the leg that a name, as a path, leads to.
 func (l *Legs) Device(name string) (block.Device, error) {
-	id, err := block.ParseLegID(path.Base(name))
+	id, err := block.ParseLegID(strings.TrimSuffix(path.Base(name), ReadOnly))
 	if err != nil {
 		return nil, err
 	}

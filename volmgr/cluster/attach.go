@@ -74,6 +74,10 @@ func (in Attach) apply(t *tx) (view, error) {
 	if err := t.s.attachable(v); err != nil {
 		return nil, err
 	}
+	if a := v.sameName(n); a != nil && a.Mode == mode {
+		return nil, refused(ReasonAttachedElse, v.object(), "attached to %s, whose host ID begins like that of %s", a.Node, n.Name).
+			hint("give %s another host ID", n.Name).with("node", string(a.Node))
+	}
 	if mode.shared() {
 		t.share(t.volume(v.ID), n, mode)
 	} else {

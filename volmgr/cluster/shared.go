@@ -122,6 +122,17 @@ func (s *State) mayShare(v *Volume, mode AttachMode) error {
 	return nil
 }
 
+// sameName finds a host that shares a volume and whose exports would be called as
+// those of another one.
+func (v *Volume) sameName(n *Node) *Attachment {
+	for i := range v.Shared {
+		if a := &v.Shared[i]; a.Node != n.Name && a.Host.Short() == n.Host.Short() {
+			return a
+		}
+	}
+	return nil
+}
+
 // share adds a host to the epoch that stands, or begins one.
 func (t *tx) share(v *Volume, n *Node, mode AttachMode) {
 	a := Attachment{Node: n.Name, Host: n.Host, Mode: mode, State: Granting, BootID: n.InitiatorBoot, JoinedAt: t.gen, Since: t.now.UTC()}
