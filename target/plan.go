@@ -38,6 +38,8 @@ type seen struct {
 	// busy says that a call on a subsystem is still in the kernel; it is there
 	// when exports is.
 	busy func(block.NQN) bool
+	// told is how large nvmet is known to know that a namespace is.
+	told func(space) block.Size
 	// zeroing says that a leg's extents are being written to.
 	zeroing func(block.LegID) bool
 	// writing says that the label of a drive is being written.
@@ -56,6 +58,7 @@ type driveSeen struct {
 type plan struct {
 	orders     []order
 	exports    nvmet.Config // as nvmet is to be
+	resizes    []resize
 	problems   []problem
 	legs       []*pb.LegReport
 	admissions map[block.VolumeID]block.Epoch // that hold now
@@ -292,15 +295,20 @@ func (p *planner) leg(w wantedLeg) {
 	if record == nil {
 		return
 	}
-	if !record.GetZeroed() {
+	if drive.Whole(record) {
+		report.ZeroedBytes = w.GetSizeBytes()
+	} else {
 		p.order(zeroLeg{w.drive, w.id})
+	}
+	if !record.GetZeroed() {
 		return
 	}
-	report.ZeroedBytes = w.GetSizeBytes()
 	mapped := p.mapLeg(w, have, record)
+	large := mapped > 0 && mapped >= confirmed(w)
 	// A change of the record that does not touch the revision leaves the leg as good as it was.
-	report.Ready = mapped && record.GetRevision() == w.GetRevision()
-	p.ready[w.id] = mapped
+	report.Ready = large && record.GetRevision() == w.GetRevision()
+	report.SizeBytes = uint64(p.told(w, mapped))
+	p.ready[w.id] = large
 }
 
 func legRecord(l *drive.Label, id block.LegID) *pb.LegLabel {
@@ -329,48 +337,20 @@ func recordChange(record *pb.LegLabel, w wantedLeg) (string, error) {
 	switch {
 	case have.GetVolumeId() != want.GetVolumeId():
 		return "", fmt.Errorf("the drive says that it is of volume %s, not %s", have.GetVolumeId(), want.GetVolumeId())
-	case !sameExtents(record.GetExtents(), w.GetExtents()):
-		return "", fmt.Errorf("the drive has it on extents %v, not %v", record.GetExtents(), w.GetExtents())
 	case record.GetRevision() > w.GetRevision():
 		return "", fmt.Errorf("the drive has revision %d, newer than %d", record.GetRevision(), w.GetRevision())
 	case have.GetGeneration() > want.GetGeneration():
 		return "", fmt.Errorf("the drive has generation %d of the volume, newer than %d", have.GetGeneration(), want.GetGeneration())
 	case have.GetEpoch() > want.GetEpoch():
 		return "", fmt.Errorf("the drive has epoch %d of the volume, newer than %d", have.GetEpoch(), want.GetEpoch())
+	case !drive.Extends(w.GetExtents(), record.GetExtents()):
+		return "", fmt.Errorf("the drive has it on extents %v, not %v", record.GetExtents(), w.GetExtents())
+	case !drive.Extends(record.GetExtents(), w.GetExtents()):
+		return fmt.Sprintf("record generation %d with extents %v of", want.GetGeneration(), w.GetExtents()), nil
 	case record.GetRevision() < w.GetRevision() || !proto.Equal(have, want):
 		return fmt.Sprintf("record generation %d, revision %d of", want.GetGeneration(), w.GetRevision()), nil
 	}
 	return "", nil
-}
-
-func sameExtents(a, b []*pb.Extent) bool {
-	return slices.EqualFunc(a, b, func(a, b *pb.Extent) bool { return proto.Equal(a, b) })
-}
-
-// mapLeg orders what is missing of the leg's device and its name, and reports
-// whether nothing is.
-func (p *planner) mapLeg(w wantedLeg, d driveSeen, record *pb.LegLabel) bool {
-	if p.seen.mapped == nil || p.seen.names == nil {
-		return false
-	}
-	table := legTable(d.number, drive.Segments(record.GetExtents(), block.Size(w.GetSizeBytes())))
-	want := dm.Device{Name: dmPrefix + w.id.String(), UUID: dmPrefix + w.id.String(), Table: table, Udev: dm.UdevInner}
-	var got []dm.State
-	state, exists := p.seen.mapped[w.id]
-	if exists {
-		got = append(got, state)
-	}
-	if steps := dm.Diff(got, []dm.Device{want}); len(steps) > 0 {
-		for _, s := range steps {
-			p.order(mapLeg{w.id, s})
-		}
-		return false
-	}
-	if node := dm.NodePath(state.Number); p.seen.names[w.id] != node {
-		p.order(nameLeg{w.id, node})
-		return false
-	}
-	return true
 }
 
 func legTable(n dm.Number, segments []drive.Segment) dm.Table {

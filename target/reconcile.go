@@ -32,7 +32,8 @@ type reconciler struct {
 	exports lazy[exporter]
 
 	failures []nvmet.Failure // of the last Apply
-	reached  uint64          // generation
+	sizes    sizes
+	reached  uint64 // generation
 	since    map[problem]time.Time
 	last     *pb.TargetReport
 }
@@ -42,7 +43,7 @@ func newReconciler(a *Agent, base *pb.TargetReport, s *shelf) *reconciler {
 	r := &reconciler{
 		agent: a, base: base, shelf: s, names: a.kernel.names, legDir: legDir,
 		mapper: lazy[mapper]{open: a.kernel.mapper}, exports: lazy[exporter]{open: a.kernel.exports},
-		since: map[problem]time.Time{},
+		since: map[problem]time.Time{}, sizes: sizes{},
 	}
 	wake := func() { poke(a.wake) }
 	do := func(ctx context.Context, o order) error {
@@ -102,15 +103,16 @@ func (r *reconciler) export(ctx context.Context, s seen, p plan) bool {
 	}
 	steps := nvmet.Diff(*s.exports, p.exports)
 	e, err := r.exports.get()
-	if len(steps) == 0 || err != nil {
+	if len(steps)+len(p.resizes) == 0 || err != nil {
 		return false
 	}
 	done, failures := e.Apply(ctx, steps, patience)
 	r.failures = failures
 	if done > 0 {
 		r.agent.log.Info("exports changed", "steps", done, "failed", len(failures))
+		return true // what is to be looked at again may be gone
 	}
-	return done > 0
+	return r.revalidate(ctx, e, p.resizes)
 }
 
 // look sees what the node has, and what of that it can not see.
@@ -137,6 +139,10 @@ func (r *reconciler) look(ctx context.Context, devices []*pb.Device, drives map[
 	note(r.legDir, err)
 	s.exports, s.busy, err = r.lookAtExports(ctx)
 	note("nvmet", err)
+	if s.exports != nil {
+		r.sizes.forget(*s.exports)
+	}
+	s.told = func(x space) block.Size { return r.sizes[x] }
 	return s, problems
 }
 

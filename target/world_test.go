@@ -401,7 +401,10 @@ func (m gatedMapper) Do(s dm.Step) error {
 			Info:  dm.Info{Name: s.Device.Name, UUID: s.Device.UUID, Number: dm.Number{Major: 253, Minor: m.world.minor}, Live: true},
 			Table: s.Device.Table,
 		}
-	case dm.OpReload:
+	case dm.OpReload, dm.OpResize:
+		if s.Device.Table.Size() < state.Table.Size() {
+			m.world.t.Errorf("%s is to become smaller: %v", s.Device.Name, s.Device.Table)
+		}
 		state.Table = s.Device.Table
 		m.world.mapped[s.Device.Name] = state
 	case dm.OpRemove:

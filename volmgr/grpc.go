@@ -214,6 +214,11 @@ func (m *Manager) CreateVolume(ctx context.Context, r *pb.CreateVolumeRequest) (
 	return call(ctx, m, in, pbVolume)
 }
 
+// ExpandVolume makes a volume larger, in use or not.
+func (m *Manager) ExpandVolume(ctx context.Context, r *pb.ExpandVolumeRequest) (*pb.Volume, error) {
+	return call(ctx, m, cluster.ExpandVolume{Volume: r.Volume, Size: block.Size(r.SizeBytes)}, pbVolume)
+}
+
 // UpdateVolume changes what may change of a volume that is in use.
 func (m *Manager) UpdateVolume(ctx context.Context, r *pb.UpdateVolumeRequest) (*pb.Volume, error) {
 	in := cluster.UpdateVolume{Volume: r.Volume, SetLabels: r.SetLabels, RemoveLabels: r.RemoveLabels, Formatted: r.Formatted}

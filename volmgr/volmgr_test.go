@@ -152,7 +152,7 @@ func obey(r *pb.TargetReport, w *pb.TargetWanted) {
 			if l.DriveId == report.DriveId && !l.Remove {
 				report.Legs = append(report.Legs, &pb.LegLabel{LegId: l.LegId, Column: l.Column, Copy: l.Copy, Extents: l.Extents,
 					Zeroed: true, Revision: l.Revision, Volume: l.Volume})
-				r.Legs = append(r.Legs, &pb.LegReport{LegId: l.LegId, Ready: true})
+				r.Legs = append(r.Legs, &pb.LegReport{LegId: l.LegId, Ready: true, SizeBytes: l.SizeBytes})
 			}
 		}
 	}
@@ -600,6 +600,25 @@ func TestRestoredStoreStartsAndADamagedBackupLeavesNothing(t *testing.T) {
 	r.start()
 	if v := r.volume("db1"); v.Id != before.Id || v.Attachment != nil || v.Clean || v.Epoch <= before.Epoch {
 		t.Errorf("restored volume = %v, want it detached, not clean, and above epoch %d", v, before.Epoch)
+	}
+}
+
+func TestAnExpansionReachesTheHost(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r.withAgents(ctx, "t1", "t2")
+	r.attachNew(ctx, "db1")
+	v, err := r.ExpandVolume(ctx, &pb.ExpandVolumeRequest{Volume: "db1", SizeBytes: 3 << 30})
+	if err != nil || v.SizeBytes != 1<<30 || v.ExpandingToBytes != 3<<30 {
+		t.Fatalf("ExpandVolume = %v, %v; want 1GiB that is expanding to 3GiB", v, err)
+	}
+	eventually(t, "the host has 3GiB", func() bool { return r.volume("db1").GetAttachment().GetSizeBytes() == 3<<30 })
+	if v := r.volume("db1"); v.SizeBytes != 3<<30 || v.ExpandingToBytes != 0 {
+		t.Errorf("after the expansion the volume has %d bytes, expanding to %d", v.SizeBytes, v.ExpandingToBytes)
+	}
+	if _, err := r.ExpandVolume(ctx, &pb.ExpandVolumeRequest{Volume: "db1", SizeBytes: 2 << 30}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("ExpandVolume to a smaller size = %v, want %v", err, codes.InvalidArgument)
 	}
 }
 

@@ -139,7 +139,7 @@ func (d *Drive) updateLocked(change func(*Label) error) error {
 		return err
 	}
 	for id := range d.zeroing {
-		if leg := next.Leg(id); leg == nil || !sameExtents(leg, last.Leg(id)) {
+		if leg := next.Leg(id); leg == nil || !Extends(leg.Extents, last.Leg(id).Extents) {
 			return fmt.Errorf("leg %v: %w", id, ErrZeroing)
 		}
 	}
@@ -196,23 +196,24 @@ func (d *Drive) SetVolume(volume *pb.VolumeLabel) error {
 // or hold data.
 var ErrZeroing = errors.New("is being zeroed")
 
-// ZeroLeg fills a leg with zeroes and then records it as zeroed; both are
-// durable when it returns. A leg that is recorded as zeroed is left alone: it
-// may hold data. It can take minutes: progress (may be nil) is told the bytes
-// done so far, and ctx is looked at between chunks of 64 MiB.
+// ZeroLeg fills what of a leg is not recorded as zeroed with zeroes, and then
+// records it; both are durable when it returns. What is recorded as zeroed is left
+// alone: it may hold data. It can take minutes: progress (may be nil) is told how
+// much of the leg is done, and ctx is looked at between chunks of 64 MiB.
 func (d *Drive) ZeroLeg(ctx context.Context, id block.LegID, progress func(done block.Size)) error {
 	leg, err := d.beginZero(id)
 	if err != nil {
 		return fmt.Errorf("zero leg %v of drive %v: %w", id, d.ID(), err)
 	}
 	defer d.endZero(id)
-	if leg.Zeroed {
+	if Whole(leg) {
 		return nil
 	}
-	if err := d.zero(ctx, leg.Extents, progress); err != nil {
+	if err := d.zero(ctx, leg, progress); err != nil {
 		return fmt.Errorf("zero leg %v of drive %v: %w", id, d.ID(), err)
 	}
-	return d.Update(func(l *Label) error { l.Leg(id).Zeroed = true; return nil })
+	done := countExtents(leg.Extents) // the leg may have grown farther meanwhile
+	return d.Update(func(l *Label) error { setZeroed(l.Leg(id), done); return nil })
 }
 
 func (d *Drive) beginZero(id block.LegID) (*pb.LegLabel, error) {
@@ -235,20 +236,32 @@ func (d *Drive) endZero(id block.LegID) {
 	delete(d.zeroing, id)
 }
 
-func (d *Drive) zero(ctx context.Context, extents []*pb.Extent, progress func(done block.Size)) error {
-	var before block.Size
+func (d *Drive) zero(ctx context.Context, leg *pb.LegLabel, progress func(done block.Size)) error {
+	before := Zeroed(leg)
 	tell := func(n block.Size) {
 		if progress != nil {
 			progress(before + n)
 		}
 	}
-	for _, s := range Segments(extents, 0) {
+	for _, s := range behind(Segments(leg.Extents, 0), before) {
 		if err := d.medium.Zero(ctx, s.Offset, s.Length, tell); err != nil {
 			return err
 		}
 		before += s.Length
 	}
 	return nil
+}
+
+// behind is what follows the first skip bytes of segments.
+func behind(segments []Segment, skip block.Size) (rest []Segment) {
+	for _, s := range segments {
+		n := min(skip, s.Length)
+		skip -= n
+		if n < s.Length {
+			rest = append(rest, Segment{s.Offset + n, s.Length - n})
+		}
+	}
+	return rest
 }
 
 // Erase removes the label: all copies, the older ones first, so that a cut never

@@ -133,7 +133,7 @@ func TestWhatALabelMayNotBecomeIsRefused(t *testing.T) {
 		"no extents":        {leg(2, 1), "no extents"},
 		"no leg id":         {&pb.LegLabel{Volume: volume(1, 1, 1), Extents: []*pb.Extent{run(3, 1)}}, "parse uuid"},
 		"no volume":         {&pb.LegLabel{LegId: legID(2).String(), Extents: []*pb.Extent{run(3, 1)}}, "its volume"},
-		"other extents":     {older(func(l *pb.LegLabel) { l.Extents = []*pb.Extent{run(0, 1)} }), "its extents differ"},
+		"other extents":     {older(func(l *pb.LegLabel) { l.Extents = []*pb.Extent{run(0, 1)} }), "its extents do not begin"},
 		"other volume":      {older(func(l *pb.LegLabel) { l.Volume.VolumeId = volumeID(2).String() }), "it belongs to volume"},
 		"older revision":    {older(func(l *pb.LegLabel) { l.Revision = 4 }), "revision 4 is older than 5"},
 		"older epoch":       {older(func(l *pb.LegLabel) { l.Volume.Epoch = 4 }), "epoch 4, generation 5 is older"},

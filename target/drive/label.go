@@ -50,9 +50,10 @@ func (l *Label) Leg(id block.LegID) *pb.LegLabel {
 }
 
 // PutLeg adds a leg, or replaces its record. Extents must be free and inside
-// the drive; those of a leg that is there do not change. What was reached stays
-// reached: zeroed is not unset, the admitted epoch is at least that of the
-// volume's legs on this drive, and a lower revision or an older volume is refused.
+// the drive; a leg that is there may get more of them behind those that it has,
+// which are to be zeroed. What was reached stays reached: what is zeroed stays so,
+// the admitted epoch is at least that of the volume's legs on this drive, and a
+// lower revision or an older volume is refused.
 func (l *Label) PutLeg(record *pb.LegLabel) error {
 	record = proto.CloneOf(record)
 	at := slices.IndexFunc(l.Legs, func(leg *pb.LegLabel) bool { return leg.LegId == record.LegId })
@@ -68,7 +69,9 @@ func (l *Label) PutLeg(record *pb.LegLabel) error {
 	if err := checkSuccessor(l.Legs[at], record); err != nil {
 		return fmt.Errorf("put leg %s: %w", record.LegId, err)
 	}
-	record.Zeroed = record.Zeroed || l.Legs[at].Zeroed
+	if old := l.Legs[at]; old.Zeroed {
+		setZeroed(record, zeroedExtents(old))
+	}
 	l.Legs[at] = record
 	return l.settle()
 }
@@ -76,8 +79,8 @@ func (l *Label) PutLeg(record *pb.LegLabel) error {
 // checkSuccessor says why next can not take the place of old.
 func checkSuccessor(old, next *pb.LegLabel) error {
 	switch {
-	case !sameExtents(old, next):
-		return errors.New("its extents differ from those on the label")
+	case !Extends(next.GetExtents(), old.GetExtents()):
+		return errors.New("its extents do not begin with those on the label")
 	case old.Volume.GetVolumeId() != next.Volume.GetVolumeId():
 		return fmt.Errorf("it belongs to volume %s", old.Volume.GetVolumeId())
 	case next.Revision < old.Revision:
@@ -86,10 +89,43 @@ func checkSuccessor(old, next *pb.LegLabel) error {
 	return checkNotOlder(old.Volume, next.Volume)
 }
 
-func sameExtents(a, b *pb.LegLabel) bool {
-	return slices.EqualFunc(a.GetExtents(), b.GetExtents(), func(x, y *pb.Extent) bool {
-		return x.GetStart() == y.GetStart() && x.GetCount() == y.GetCount()
-	})
+// Extends reports whether next begins with the extents of old, in their order,
+// however they are cut into runs.
+func Extends(next, old []*pb.Extent) bool {
+	have, want := Segments(next, block.Size(countExtents(old))*block.ExtentSize), Segments(old, 0)
+	return countExtents(next) >= countExtents(old) && slices.Equal(have, want)
+}
+
+func countExtents(extents []*pb.Extent) (n uint64) {
+	for _, e := range extents {
+		n += uint64(e.GetCount())
+	}
+	return n
+}
+
+// Zeroed is how much of a leg, from its beginning, has been zeroed or holds its
+// data. What is behind that may be what another leg left there.
+func Zeroed(leg *pb.LegLabel) block.Size { return block.Size(zeroedExtents(leg)) * block.ExtentSize }
+
+// Whole reports whether all of a leg is zeroed or holds its data.
+func Whole(leg *pb.LegLabel) bool { return zeroedExtents(leg) == countExtents(leg.GetExtents()) }
+
+func zeroedExtents(leg *pb.LegLabel) uint64 {
+	switch {
+	case !leg.GetZeroed():
+		return 0
+	case leg.GetZeroedExtents() != 0:
+		return uint64(leg.GetZeroedExtents())
+	}
+	return countExtents(leg.GetExtents())
+}
+
+// setZeroed notes that the first n extents of a leg are zeroed.
+func setZeroed(leg *pb.LegLabel, n uint64) {
+	leg.Zeroed, leg.ZeroedExtents = true, uint32(n)
+	if n == countExtents(leg.Extents) {
+		leg.ZeroedExtents = 0
+	}
 }
 
 // checkNotOlder guards against a manager that came back with an old store: what
@@ -191,6 +227,9 @@ func checkRecord(leg *pb.LegLabel) error {
 	}
 	if len(leg.GetExtents()) == 0 {
 		return errors.New("no extents")
+	}
+	if n := zeroedExtents(leg); n > countExtents(leg.Extents) {
+		return fmt.Errorf("%d extents zeroed, it has %d", n, countExtents(leg.Extents))
 	}
 	return nil
 }

@@ -413,6 +413,13 @@ func overlap(a, b block.Portal) bool {
 		(a.Address == b.Address || anywhere(a) || anywhere(b))
 }
 
+// Revalidate has nvmet look how large an enabled namespace's device is now, and
+// tell the hosts if that has changed (since 5.8; before, a host that looks sees it).
+// No Diff has this step: what nvmet takes the size for can not be read.
+func Revalidate(n block.NQN, ns Namespace) Step {
+	return Step{Op: Write, Path: path.Join(namespacePath(n, ns), "revalidate_size"), Arg: "1", Object: subsystemPath(n)}
+}
+
 func subsystemPath(n block.NQN) string { return "subsystems/" + string(n) }
 func hostPath(n block.NQN) string      { return "hosts/" + string(n) }
 func portPath(id uint16) string        { return "ports/" + strconv.Itoa(int(id)) }

@@ -86,6 +86,7 @@ func suite(t *testing.T, at func(t *testing.T) place) {
 		"LinksOnForeignPortsAreFencedToo":  foreignPortLink,
 		"AnotherHostMakesTheSubsystemAnew": extraHost,
 		"KernelRefusals":                   refusals,
+		"ASizeCanBeReadAgain":              sizeReadAgain,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, at(t)) })
 	}
@@ -231,6 +232,13 @@ func extraHost(t *testing.T, p place) {
 	p.expect(t, want)
 }
 
+func sizeReadAgain(t *testing.T, p place) {
+	want := p.config(sub(1, 1, 1, p.devices[0]))
+	p.reach(t, want)
+	p.do(t, Revalidate(want.Subsystems[0].NQN, want.Subsystems[0].Namespaces[0]))
+	p.expect(t, want)
+}
+
 // refusals pins the errno of each operation that configfs refuses, here and on
 // the kernel.
 func refusals(t *testing.T, p place) {
@@ -265,6 +273,7 @@ func refusals(t *testing.T, p place) {
 		{Step{Op: Symlink, Path: s + "/allowed_hosts/none", Arg: "hosts/none"}, unix.ENOENT},
 		{Step{Op: Symlink, Path: port + "/subsystems/again", Arg: s}, unix.EEXIST},
 		{Step{Op: Unlink, Path: port + "/subsystems/none"}, unix.ENOENT},
+		{Step{Op: Write, Path: s + "/namespaces/1/revalidate_size", Arg: "0"}, unix.EINVAL},
 	} {
 		err := p.tree.Do(t.Context(), c.step)
 		if !errors.Is(err, c.want) {
@@ -281,6 +290,7 @@ func refusals(t *testing.T, p place) {
 		want error
 	}{
 		{Step{Op: Write, Path: n + "/enable", Arg: "1"}, unix.EINVAL},
+		{Revalidate(want.Subsystems[0].NQN, Namespace{NSID: 9}), unix.EINVAL}, // not enabled
 		{Step{Op: Write, Path: n + "/device_uuid", Arg: "zz"}, unix.EINVAL},
 	} {
 		if err := p.tree.Do(t.Context(), c.step); !errors.Is(err, c.want) {

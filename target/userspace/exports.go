@@ -42,7 +42,7 @@ func NewExports(log *slog.Logger, listen func(block.Portal) (net.Listener, error
 	}
 	s := &server{
 		target: target, listen: listen, device: device,
-		subsystems: map[string]*controller.Subsystem{}, ports: map[uint16]*openPort{},
+		subsystems: map[string]*controller.Subsystem{}, ports: map[uint16]*openPort{}, spaces: map[spaceKey]*space{},
 	}
 	return &Exports{FS: memfs.New(s), target: target}, nil
 }
@@ -63,6 +63,18 @@ type server struct {
 	mu         sync.Mutex
 	subsystems map[string]*controller.Subsystem
 	ports      map[uint16]*openPort
+	spaces     map[spaceKey]*space
+}
+
+type spaceKey struct {
+	nqn  string
+	nsid uint32
+}
+
+// space is a namespace as its hosts know it.
+type space struct {
+	device block.Device
+	size   block.Size
 }
 
 // openPort listens while subsystems are linked to it.
@@ -114,9 +126,40 @@ func (s *server) AddNamespace(nqn string, ns memfs.Namespace) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", ns.Device, err)
 	}
-	return subsystem.AddNamespace(controller.NamespaceConfig{
+	size := device.Geometry().Size // before the namespace's own look: at worst hosts are told once too often
+	err = subsystem.AddNamespace(controller.NamespaceConfig{
 		NSID: ns.NSID, UUID: ns.UUID, NGUID: ns.NGUID, Device: device, ReadOnly: strings.HasSuffix(ns.Device, ReadOnly),
 	})
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.spaces[spaceKey{nqn, ns.NSID}] = &space{device, size}
+	return nil
+}
+
+// ResizeNamespace tells the hosts of a namespace whose device has another size.
+func (s *server) ResizeNamespace(nqn string, nsid uint32) error {
+	subsystem, err := s.subsystem(nqn)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := s.spaces[spaceKey{nqn, nsid}]
+	if known == nil {
+		return unix.ENOENT
+	}
+	size := known.device.Geometry().Size
+	if size == known.size {
+		return nil
+	}
+	if err := subsystem.ResizeNamespace(nsid); err != nil {
+		return err
+	}
+	known.size = size
+	return nil
 }
 
 // RemoveNamespace, like RemoveSubsystem, waits for as long as the device takes: a
@@ -126,7 +169,13 @@ func (s *server) RemoveNamespace(nqn string, nsid uint32) error {
 	if err != nil {
 		return err
 	}
-	return subsystem.RemoveNamespace(context.Background(), nsid)
+	if err := subsystem.RemoveNamespace(context.Background(), nsid); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.spaces, spaceKey{nqn, nsid})
+	return nil
 }
 
 func (s *server) RemoveSubsystem(nqn string) error {

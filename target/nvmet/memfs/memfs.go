@@ -257,6 +257,9 @@ func (f *FS) Write(where, value string) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if len(p) == 5 && p[4] == "revalidate_size" {
+		return f.revalidateLocked(p, value)
+	}
 	attrs, err := f.attrs(p)
 	if err != nil {
 		return err
@@ -278,6 +281,18 @@ func (f *FS) Write(where, value string) error {
 		return f.allowLocked(p[1], s)
 	}
 	return nil
+}
+
+// revalidateLocked has the server look at a device again.
+func (f *FS) revalidateLocked(p []string, value string) error {
+	attrs, err := f.attrs(p)
+	if err != nil {
+		return err
+	}
+	if value != "1" || attrs["enable"] != "1" {
+		return unix.EINVAL
+	}
+	return f.serveLocked(func() error { return f.server.ResizeNamespace(p[1], nsid(p[3])) })
 }
 
 // enable tells the server of a namespace.

@@ -12,6 +12,8 @@ type Server interface {
 	// SetHosts says who may connect from now on; it disconnects nobody.
 	SetHosts(nqn string, hosts []block.NQN, anyHost bool) error
 	AddNamespace(nqn string, ns Namespace) error
+	// ResizeNamespace has the size of the namespace's device read again.
+	ResizeNamespace(nqn string, nsid uint32) error
 	// RemoveNamespace returns when no command is left in the namespace's device.
 	RemoveNamespace(nqn string, nsid uint32) error
 	// RemoveSubsystem returns when nothing that came through the subsystem can

@@ -22,8 +22,10 @@ type FS struct {
 	// Exists says whether enable=1 can open a device.
 	Exists func(device string) bool
 	// Drain is called by an enable=0, or a rmdir, of an enabled namespace, and
-	// holds it up for as long as it likes. Both are set before the first use.
+	// holds it up for as long as it likes. All are set before the first use.
 	Drain func(subsystem string)
+	// Resize is called when the size of a namespace's device is read again.
+	Resize func(subsystem string, nsid uint32)
 }
 
 // New is an nvmet that exports nothing, and can export the given devices.
@@ -31,6 +33,7 @@ func New(devices ...string) *FS {
 	f := &FS{
 		Exists: func(device string) bool { return slices.Contains(devices, device) },
 		Drain:  func(string) {},
+		Resize: func(string, uint32) {},
 	}
 	f.FS = memfs.New(server{f})
 	return f
@@ -47,6 +50,11 @@ func (s server) AddNamespace(_ string, ns memfs.Namespace) error {
 
 func (s server) RemoveNamespace(nqn string, _ uint32) error {
 	s.fs.Drain(nqn)
+	return nil
+}
+
+func (s server) ResizeNamespace(nqn string, nsid uint32) error {
+	s.fs.Resize(nqn, nsid)
 	return nil
 }
 
