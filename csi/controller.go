@@ -27,7 +27,7 @@ type controllerServer struct {
 
 	mu        sync.Mutex
 	clusterID string // once it is known: it never changes
-	leaving   map[leave]time.Time
+	leaving   map[leave]*patience
 }
 
 // leave is a volume that a node is asked to let go of. A later attachment of the
@@ -37,8 +37,14 @@ type leave struct {
 	epoch        uint64
 }
 
+// patience is how long a node is waited for.
+type patience struct {
+	since time.Time
+	told  bool // the log, that it has ended
+}
+
 func newController(cfg Config) *controllerServer {
-	return &controllerServer{cfg: cfg, ops: newOperations(), now: time.Now, leaving: map[leave]time.Time{}}
+	return &controllerServer{cfg: cfg, ops: newOperations(), now: time.Now, leaving: map[leave]*patience{}}
 }
 
 // controllerServes is what is advertised.

@@ -208,9 +208,6 @@ func (s *controllerServer) detach(ctx context.Context, v *pb.Volume, node string
 		if asked && !force {
 			continue
 		}
-		if force {
-			logOf(ctx).Warn("node does not let go, its volume is fenced", "node", a.Node, "epoch", a.Epoch, "waited_for", a.WaitingFor)
-		}
 		if _, err := s.cfg.Manager.Detach(ctx, &pb.DetachRequest{Volume: v.Id, Node: a.Node, Force: force}); err != nil {
 			return nil, fromManager(volumeDoing("detach", v)+" from "+a.Node, err)
 		}
@@ -221,15 +218,9 @@ func (s *controllerServer) detach(ctx context.Context, v *pb.Volume, node string
 // mayForce reports whether a node is to be asked no longer. The grace time counts
 // from when this process first asked, by its own clock.
 func (s *controllerServer) mayForce(ctx context.Context, v *pb.Volume, a *pb.Attachment) (bool, error) {
-	s.mu.Lock()
 	key := leave{v.Id, a.Node, a.Epoch}
-	since, asked := s.leaving[key]
-	if !asked {
-		since = s.now()
-		s.leaving[key] = since
-	}
-	s.mu.Unlock()
-	if s.now().Sub(since) >= s.cfg.DetachGrace {
+	if waited := s.now().Sub(s.asked(key)); waited >= s.cfg.DetachGrace {
+		s.tellFenced(ctx, key, "it does not let go: "+a.WaitingFor)
 		return true, nil
 	}
 	nodes, err := s.cfg.Manager.ListNodes(ctx, &pb.ListNodesRequest{})
@@ -237,7 +228,33 @@ func (s *controllerServer) mayForce(ctx context.Context, v *pb.Volume, a *pb.Att
 		return false, fromManager(fmt.Sprintf("ask for node %s", a.Node), err)
 	}
 	i := slices.IndexFunc(nodes.GetNodes(), func(n *pb.Node) bool { return n.Name == a.Node })
-	return i < 0 || !nodes.Nodes[i].GetInitiator().GetOnline(), nil
+	if i >= 0 && nodes.Nodes[i].GetInitiator().GetOnline() {
+		return false, nil
+	}
+	s.tellFenced(ctx, key, "it is offline")
+	return true, nil
+}
+
+// asked is when this process first asked a node to let go; now if it did not.
+func (s *controllerServer) asked(of leave) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leaving[of] == nil {
+		s.leaving[of] = &patience{since: s.now()}
+	}
+	return s.leaving[of].since
+}
+
+// tellFenced says once that a node is not asked any longer.
+func (s *controllerServer) tellFenced(ctx context.Context, of leave, why string) {
+	s.mu.Lock()
+	p := s.leaving[of]
+	told := p.told
+	p.told = true
+	s.mu.Unlock()
+	if !told {
+		logOf(ctx).Warn("fencing the volume", "node", of.node, "epoch", of.epoch, "why", why)
+	}
 }
 
 // forget ends the grace times of what is detached.
