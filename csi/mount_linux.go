@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// linux is the kernel of this machine. It keeps nothing.
+//
+// These are system calls and not mount(8), umount(8) and k8s.io/mount-utils: a bind
+// mount must appear in one step with all that it is to be (mount_setattr(2)), since
+// a crash between bind and remount would leave a writable one; an unmount must not
+// look at what it takes away; and a device must be passed on as the open descriptor
+// that was checked, for which mount-utils has no word. What is left of it, the
+// reading of mountinfo, is short.
+type linux struct {
+	proc, sys string
+}
+
+func newLinux() *linux { return &linux{proc: "/proc", sys: "/sys"} }
+
+func (l *linux) Resolve(path string) (string, error) {
+	path = filepath.Clean(path)
+	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return path, nil // then nothing is mounted there, by any name
+	}
+	if err != nil {
+		return "", fmt.Errorf("resolve %s: %w", path, err)
+	}
+	return filepath.Join(dir, filepath.Base(path)), nil
+}
+
+func (l *linux) Mounts() (mounts, error) {
+	// Since Linux 5.8 a reader of mountinfo misses none because others go meanwhile.
+	text, err := os.ReadFile(filepath.Join(l.proc, "self/mountinfo"))
+	if err != nil {
+		return nil, fmt.Errorf("read the mounts: %w", err)
+	}
+	return parseMounts(string(text)), nil
+}
+
+func (l *linux) Node(path string) (number, bool) {
+	var st unix.Stat_t
+	if unix.Lstat(path, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return number{}, false
+	}
+	return numberOf(st.Rdev), true
+}
+
+func numberOf(dev uint64) number { return number{unix.Major(dev), unix.Minor(dev)} }
+
+func (l *linux) Size(device number) (uint64, error) {
+	text, err := os.ReadFile(filepath.Join(l.sys, "dev/block", device.String(), "size"))
+	if err != nil {
+		return 0, fmt.Errorf("read the size of device %s: %w", device, err)
+	}
+	sectors, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("size of device %s: %w", device, err)
+	}
+	return sectors * 512, nil // whatever the device's block size is
+}
+
+// ---- mounting ----
+
+// flags are the options that are bits of mount(2). All others are text for the
+// file system.
+var flags = map[string]uintptr{
+	"rw": 0, "suid": 0, "dev": 0, "exec": 0, "async": 0, "defaults": 0, "nolazytime": 0,
+	"ro": unix.MS_RDONLY, "nosuid": unix.MS_NOSUID, "nodev": unix.MS_NODEV, "noexec": unix.MS_NOEXEC,
+	"sync": unix.MS_SYNCHRONOUS, "dirsync": unix.MS_DIRSYNC, "lazytime": unix.MS_LAZYTIME,
+	"noatime": unix.MS_NOATIME, "nodiratime": unix.MS_NODIRATIME,
+	"relatime": unix.MS_RELATIME, "strictatime": unix.MS_STRICTATIME,
+}
+
+func (l *linux) Mount(d disk, source, target, fsType string, options []string) error {
+	var bits uintptr
+	var data []string
+	for _, o := range options {
+		bit, ok := flags[o]
+		if !ok {
+			data = append(data, o)
+		}
+		bits |= bit
+	}
+	// The disk is held, so no other device can have its number: if the name leads to
+	// this number, then to this disk.
+	file, err := os.Stat(source)
+	if err != nil {
+		return fmt.Errorf("mount %s: %w", source, err)
+	}
+	if st, ok := file.Sys().(*syscall.Stat_t); !ok || numberOf(st.Rdev) != d.Number() {
+		return fmt.Errorf("mount %s: it is not device %s any more: %w", source, d.Number(), unix.ESTALE)
+	}
+	if err := unix.Mount(source, target, fsType, bits, strings.Join(data, ",")); err != nil {
+		return fmt.Errorf("mount %s of %s on %s, options %q: %w", fsType, source, target, strings.Join(options, ","), err)
+	}
+	return nil
+}
+
+func (l *linux) Bind(device number, source, target string, readOnly bool) error {
+	doing := fmt.Sprintf("bind %s to %s", source, target)
+	return l.attach(doing, source, target, readOnly, func(tree int) error {
+		var st unix.Stat_t
+		if err := unix.Fstat(tree, &st); err != nil {
+			return err
+		}
+		if numberOf(st.Dev) != device {
+			return fmt.Errorf("it is of device %s, not %s: %w", numberOf(st.Dev), device, unix.ESTALE)
+		}
+		return nil
+	})
+}
+
+func (l *linux) BindDisk(d disk, target string, readOnly bool) error {
+	held := d.(*linuxDisk)
+	doing := fmt.Sprintf("bind device %s to %s", held.number, target)
+	return l.attach(doing, held.path(), target, readOnly, func(tree int) error {
+		var st unix.Stat_t
+		if err := unix.Fstat(tree, &st); err != nil {
+			return err
+		}
+		if numberOf(st.Rdev) != held.number {
+			return fmt.Errorf("it is device %s, not %s: %w", numberOf(st.Rdev), held.number, unix.ESTALE)
+		}
+		return nil
+	})
+}
+
+// attach clones a mount, checks and sets it where nobody sees it, and moves it into
+// place (open_tree, mount_setattr, move_mount: Linux 5.12).
+func (l *linux) attach(doing, source, target string, readOnly bool, check func(tree int) error) error {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("%s: clone the mount: %w", doing, err)
+	}
+	defer unix.Close(tree)
+	if err := check(tree); err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	if readOnly {
+		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
+		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+			return fmt.Errorf("%s: make it read-only: %w", doing, err)
+		}
+	}
+	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	return nil
+}
+
+func (l *linux) Unmount(target string, lazy bool) error {
+	how := unix.UMOUNT_NOFOLLOW
+	if lazy {
+		how |= unix.MNT_DETACH
+	}
+	if err := unix.Unmount(target, how); err != nil {
+		return fmt.Errorf("unmount %s: %w", target, err)
+	}
+	return nil
+}
+
+func (l *linux) Usage(path string) (usage, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return usage{}, fmt.Errorf("statfs %s: %w", path, err)
+	}
+	unit := uint64(st.Frsize)
+	return usage{
+		bytes: st.Blocks * unit, bytesFree: st.Bfree * unit, bytesAvailable: st.Bavail * unit,
+		inodes: st.Files, inodesFree: st.Ffree,
+	}, nil
+}
+
+// ---- files ----
+
+func (l *linux) MakeDir(path string) error { return os.MkdirAll(path, 0o750) }
+
+func (l *linux) MakeFile(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o640)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+func (l *linux) Remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// ---- devices ----
+
+type linuxDisk struct {
+	file   *os.File
+	number number
+}
+
+func (l *linux) Open(path string) (disk, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	d := &linuxDisk{file: os.NewFile(uintptr(fd), path)}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		d.Close()
+		return nil, fmt.Errorf("look at %s: %w", path, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		d.Close()
+		return nil, fmt.Errorf("open %s: %w", path, unix.ENOTBLK)
+	}
+	d.number = numberOf(st.Rdev)
+	return d, nil
+}
+
+func (d *linuxDisk) Close() error   { return d.file.Close() }
+func (d *linuxDisk) Number() number { return d.number }
+
+// path leads to the open device itself, whatever its name means by now.
+func (d *linuxDisk) path() string { return fmt.Sprintf("/proc/self/fd/%d", d.file.Fd()) }
+
+func (d *linuxDisk) Size() (uint64, error) {
+	var size uint64
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, d.file.Fd(), unix.BLKGETSIZE64, uintptr(unsafe.Pointer(&size)))
+	if errno != 0 {
+		return 0, fmt.Errorf("ask device %s for its size: %w", d.number, errno)
+	}
+	return size, nil
+}
+
+func (d *linuxDisk) ReadDirect(p []byte, off int64) error { return d.read(p, off, unix.O_DIRECT) }
+func (d *linuxDisk) ReadCached(p []byte, off int64) error { return d.read(p, off, 0) }
+
+func (d *linuxDisk) read(p []byte, off int64, how int) error {
+	fail := func(err error) error {
+		return fmt.Errorf("read %d bytes at %d of device %s: %w", len(p), off, d.number, err)
+	}
+	fd, err := unix.Open(d.path(), unix.O_RDONLY|unix.O_CLOEXEC|how, 0)
+	if err != nil {
+		return fail(err)
+	}
+	defer unix.Close(fd)
+	aligned, err := unix.Mmap(-1, 0, len(p), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return fail(err)
+	}
+	defer unix.Munmap(aligned)
+	for done := 0; done < len(p); {
+		n, err := unix.Pread(fd, aligned[done:], off+int64(done))
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return fail(err)
+		case n == 0:
+			return fail(fmt.Errorf("the device ends after %d bytes", done))
+		default:
+			done += n
+		}
+	}
+	copy(p, aligned)
+	return nil
+}
+
+func (d *linuxDisk) Busy() (bool, error) {
+	fd, err := unix.Open(d.path(), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	switch {
+	case err == nil:
+		unix.Close(fd)
+		return false, nil
+	case errors.Is(err, unix.EBUSY):
+		return true, nil
+	}
+	return false, fmt.Errorf("open device %s exclusively: %w", d.number, err)
+}
+
+// childDisk is where a program finds the disk: the first descriptor that it is
+// given beside the three.
+const childDisk = "/proc/self/fd/3"
+
+func (l *linux) Run(d disk, program string, args ...string) (result, error) {
+	args = slices.Clone(args)
+	for i, a := range args {
+		if a == "{}" {
+			args[i] = childDisk
+		}
+	}
+	file, err := findProgram(program)
+	if err != nil {
+		return result{}, fmt.Errorf("run %s: %w", program, err)
+	}
+	cmd := exec.Command(file, args...)
+	cmd.Env = []string{"LC_ALL=C", "PATH=" + searchPath()}
+	cmd.ExtraFiles = []*os.File{d.(*linuxDisk).file}
+	// A program that outlived this process would format or repair a device beside
+	// the one that the next process starts.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return result{output: string(out)}, nil
+	case errors.As(err, &exit) && exit.Exited():
+		return result{code: exit.ExitCode(), output: string(out)}, nil
+	}
+	return result{output: string(out)}, fmt.Errorf("run %s: %w", program, err)
+}
+
+// searchPath is PATH with the places where a distribution has its file systems'
+// programs, which a service's PATH may lack.
+func searchPath() string {
+	return strings.Trim(os.Getenv("PATH")+":/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin", ":")
+}
+
+func findProgram(name string) (string, error) {
+	for _, dir := range filepath.SplitList(searchPath()) {
+		if file, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return file, nil
+		}
+	}
+	return "", fmt.Errorf("%w in %s", exec.ErrNotFound, searchPath())
+}

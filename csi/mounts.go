@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// number is a block device's major and minor number. It tells the device as long
+// as something holds it open; a path does not.
+type number struct{ major, minor uint32 }
+
+func (n number) String() string { return fmt.Sprintf("%d:%d", n.major, n.minor) }
+
+// parseNumber reads "253:4".
+func parseNumber(s string) (number, error) {
+	major, minor, ok := strings.Cut(strings.TrimSpace(s), ":")
+	x, err1 := strconv.ParseUint(major, 10, 32)
+	y, err2 := strconv.ParseUint(minor, 10, 32)
+	if !ok || err1 != nil || err2 != nil {
+		return number{}, fmt.Errorf("device number %q: not MAJOR:MINOR", s)
+	}
+	return number{uint32(x), uint32(y)}, nil
+}
+
+// mount is one line of mountinfo (proc(5)).
+type mount struct {
+	id, parent int
+	device     number // of the file system
+	root       string // what of the file system is mounted: "/", or a file or directory in it
+	point      string // where
+	options    []string
+	fsType     string
+	source     string
+	super      []string // options of the file system, the same wherever it is mounted
+}
+
+func (m mount) readOnly() bool { return slices.Contains(m.options, "ro") }
+
+// mounts are those of one mount namespace.
+type mounts []mount
+
+// parseMounts reads mountinfo. Lines that it does not understand are left out:
+// one odd mount must not stop the node.
+func parseMounts(mountinfo string) mounts {
+	var all mounts
+	for line := range strings.Lines(mountinfo) {
+		if m, ok := parseMount(line); ok {
+			all = append(all, m)
+		}
+	}
+	return all
+}
+
+// parseMount reads
+//
+//	36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue
+func parseMount(line string) (m mount, ok bool) {
+	of, fs, found := strings.Cut(strings.TrimSpace(line), " - ")
+	fields, fsFields := strings.Fields(of), strings.Fields(fs)
+	if !found || len(fields) < 6 || len(fsFields) < 2 {
+		return m, false
+	}
+	id, err1 := strconv.Atoi(fields[0])
+	parent, err2 := strconv.Atoi(fields[1])
+	device, err3 := parseNumber(fields[2])
+	if err1 != nil || err2 != nil || err3 != nil {
+		return m, false
+	}
+	m = mount{
+		id: id, parent: parent, device: device, root: unescape(fields[3]), point: unescape(fields[4]),
+		options: strings.Split(fields[5], ","), fsType: fsFields[0], source: unescape(fsFields[1]),
+	}
+	if len(fsFields) > 2 {
+		m.super = splitOptions(unescape(strings.Join(fsFields[2:], " ")))
+	}
+	return m, true
+}
+
+// unescape undoes the \040 of mountinfo.
+func unescape(s string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\043`, "#", `\134`, `\`).Replace(s)
+}
+
+// splitOptions splits at commas outside quotes: an SELinux context has commas.
+func splitOptions(s string) []string {
+	quoted := false
+	return strings.FieldsFunc(s, func(r rune) bool {
+		if r == '"' {
+			quoted = !quoted
+		}
+		return r == ',' && !quoted
+	})
+}
+
+// at is the mount that is seen at a path: of several, the topmost.
+func (all mounts) at(point string) (mount, bool) {
+	var here mounts
+	for _, m := range all {
+		if m.point == point {
+			here = append(here, m)
+		}
+	}
+	for _, m := range here {
+		covered := slices.ContainsFunc(here, func(o mount) bool { return o.parent == m.id && o.id != m.id })
+		if !covered {
+			return m, true
+		}
+	}
+	return mount{}, false
+}
+
+// place is the directory or file that something is mounted on, told by the file
+// system it is in. One mount can show at several paths: where the kubelet's
+// directory is itself bound elsewhere and the two propagate, each mount below one
+// has a copy below the other. Copies have the same place, other mounts have not.
+type place struct {
+	device number
+	path   string
+}
+
+func (all mounts) place(m mount) place {
+	i := slices.IndexFunc(all, func(o mount) bool { return o.id == m.parent })
+	if i < 0 {
+		return place{path: m.point}
+	}
+	under := all[i]
+	below := strings.TrimPrefix(strings.TrimPrefix(m.point, under.point), "/")
+	return place{under.device, path.Join(under.root, below)}
+}
+
+// fileSystemOn are the mounts of a device's whole file system that are not at the
+// places that are left out; copies of one mount count once.
+func (all mounts) fileSystemOn(device number, without ...place) mounts {
+	return all.distinct(without, func(m mount) bool { return m.device == device && m.root == "/" })
+}
+
+// distinct are the mounts that a condition is true of, by place.
+func (all mounts) distinct(without []place, is func(mount) bool) mounts {
+	seen := slices.Clone(without)
+	var found mounts
+	for _, m := range all {
+		if p := all.place(m); is(m) && !slices.Contains(seen, p) {
+			seen = append(seen, p)
+			found = append(found, m)
+		}
+	}
+	return found
+}
+
+// points are where mounts are, for people.
+func (all mounts) points() string {
+	var names []string
+	for _, m := range all {
+		names = append(names, m.point)
+	}
+	return strings.Join(names, ", ")
+}
+
+// mayBeNode tells whether a mount may be that of a device node: of one file, on a
+// file system that answers stat without asking another machine.
+func (m mount) mayBeNode() bool {
+	remote := strings.HasPrefix(m.fsType, "nfs") || strings.HasPrefix(m.fsType, "fuse") ||
+		slices.Contains([]string{"cifs", "smb3", "ceph", "9p", "afs"}, m.fsType)
+	return m.root != "/" && !remote
+}
