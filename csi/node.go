@@ -2,15 +2,310 @@
 
 package csi
 
-import "github.com/container-storage-interface/spec/lib/go/csi"
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"sync/atomic"
+	"time"
 
-// nodeServer is the node service.
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/pb"
+)
+
+// nodeServer is the node service. It keeps nothing of a volume between two calls:
+// what is mounted the kernel says, what is attached the manager.
 type nodeServer struct {
 	csi.UnimplementedNodeServer
-	cfg Config
-	ops *operations
+	cfg    Config
+	ops    *operations
+	kernel kernel
+	making chan struct{} // as many as may make a file system at once
+	asked  *questions    // of file systems, that may not have been answered yet
 }
 
-func newNode(cfg Config) *nodeServer {
-	return &nodeServer{cfg: cfg, ops: newOperations()}
+// mostMaking is how many file systems are made at once: each writes as fast as its
+// volume takes it.
+const mostMaking = 4
+
+func newNode(cfg Config) *nodeServer { return newNodeOn(cfg, newLinux()) }
+
+func newNodeOn(cfg Config, k kernel) *nodeServer {
+	return &nodeServer{
+		cfg: cfg, ops: newOperations(), kernel: k, making: make(chan struct{}, mostMaking),
+		asked: newQuestions(),
+	}
+}
+
+// ---- operations ----
+
+// task is an operation that is under way. What it does in the kernel can not be
+// stopped: it goes on after its caller's time is up, and holds the volume's lock
+// until it has ended.
+type task struct {
+	step atomic.Pointer[step]
+}
+
+type step struct {
+	doing string
+	since time.Time
+}
+
+// next says what is done now, unless the caller's time is up: then nothing new is
+// begun.
+func (t *task) next(ctx context.Context, format string, args ...any) error {
+	doing := fmt.Sprintf(format, args...)
+	if ctx.Err() != nil {
+		return waitEnded(ctx, doing, "its turn")
+	}
+	logOf(ctx).Debug("step", "doing", doing)
+	t.step.Store(&step{doing: doing, since: time.Now()})
+	return nil
+}
+
+// endTime is how long a task that has been told to end may take before it counts
+// as one that hangs.
+const endTime = 250 * time.Millisecond
+
+// run does the work of a call apart from it, one per volume. If the call's time is
+// up before, the answer says what goes on; it is of a code that is not final.
+func (s *nodeServer) run(ctx context.Context, volume, rpc string, work func(context.Context, *task) error) error {
+	end, err := s.ops.start(volume, rpc)
+	if err != nil {
+		return err
+	}
+	t := &task{}
+	done := make(chan error, 1)
+	go func() {
+		defer end()
+		defer func() {
+			if p := recover(); p != nil {
+				logOf(ctx).Error("panic", "value", p, "stack", string(debug.Stack()))
+				done <- status.Errorf(codes.Unavailable, "%s: panic: %v", rpc, p)
+			}
+		}()
+		done <- work(ctx, t)
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	patience := time.NewTimer(endTime)
+	defer patience.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-patience.C:
+	}
+	now := cmp.Or(t.step.Load(), &step{doing: rpc, since: time.Now()})
+	return waitEnded(ctx, rpc, fmt.Sprintf("the kernel, which goes on: %s, since %v", now.doing, time.Since(now.since).Round(time.Second)))
+}
+
+// ---- what requests have in common ----
+
+// checkPath refuses what is no path of the CO's.
+func (s *nodeServer) checkPath(field, path string) error {
+	root := s.cfg.KubeletDir
+	switch {
+	case path == "":
+		return status.Errorf(codes.InvalidArgument, "%s: missing", field)
+	case !filepath.IsAbs(path) || filepath.Clean(path) == "/":
+		return status.Errorf(codes.InvalidArgument, "%s: %q is no absolute path", field, path)
+	case root != "" && !strings.HasPrefix(filepath.Clean(path)+"/", filepath.Clean(root)+"/"):
+		return status.Errorf(codes.InvalidArgument, "%s: %q is not below %s", field, path, root)
+	}
+	return nil
+}
+
+// wanted is how a capability asks for a volume on this node.
+type wanted struct {
+	mode     pb.AttachMode
+	block    bool
+	fsType   string // empty: none is asked for
+	flags    []string
+	readOnly bool
+	alone    bool // one target at most
+}
+
+// parseWanted checks a capability. The context is the volume's.
+func parseWanted(c *csi.VolumeCapability, context map[string]string) (wanted, error) {
+	// Whether the volume's layout serves it the controller has seen to.
+	mode, err := attachMode(c, 1)
+	if err != nil {
+		return wanted{}, err
+	}
+	access := c.GetAccessMode().GetMode()
+	return wanted{
+		mode: mode, block: c.GetBlock() != nil,
+		fsType: cmp.Or(c.GetMount().GetFsType(), context[contextFSType]), flags: c.GetMount().GetMountFlags(),
+		readOnly: mode == pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY || access == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+		alone:    access == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
+	}, nil
+}
+
+func (w wanted) shared() bool { return w.mode == pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY }
+
+// ---- the volume, as the manager has it ----
+
+func (s *nodeServer) volume(ctx context.Context, id string) (*pb.Volume, error) {
+	v, err := s.cfg.Manager.GetVolume(ctx, &pb.GetVolumeRequest{Volume: id})
+	if code := status.Code(err); code == codes.InvalidArgument || err == nil && v.Id != id {
+		return nil, status.Errorf(codes.NotFound, "volume %q: there is none of this id", id)
+	}
+	return v, fromManager("look up volume "+id, err)
+}
+
+// attachment is a volume on this node: a device at an epoch.
+type attachment struct {
+	volume *pb.Volume
+	*pb.Attachment
+	number number
+}
+
+// attached waits until a volume is attached to this node, at the epoch that was
+// published or a later one: the manager begins a new one when the host has booted.
+func (s *nodeServer) attached(ctx context.Context, id string, p publication) (a attachment, err error) {
+	doing := "wait for the device of volume " + id
+	err = await(ctx, doing, func() (string, error) {
+		v, err := s.volume(ctx, id)
+		if err != nil {
+			return "", err
+		}
+		now := attachmentTo(v, string(s.cfg.Node))
+		switch {
+		case now == nil:
+			return "", status.Errorf(codes.FailedPrecondition, "%s: it is not attached to node %s", doing, s.cfg.Node)
+		case now.Epoch < uint64(p.epoch):
+			return fmt.Sprintf("epoch %d, the manager has %d", p.epoch, now.Epoch), nil
+		case attachedMode(now) != p.mode:
+			return "", status.Errorf(codes.FailedPrecondition, "%s: it is attached as %s, asked for is %s", doing, modeText(attachedMode(now)), modeText(p.mode))
+		case now.State == pb.AttachmentState_ATTACHMENT_STATE_DETACHING:
+			return "", status.Errorf(codes.Aborted, "%s: it is being detached", doing)
+		case now.State != pb.AttachmentState_ATTACHMENT_STATE_ATTACHED:
+			return cmp.Or(now.WaitingFor, "the initiator agent of node "+now.Node), nil
+		case now.DeviceNumber == "":
+			return "the initiator agent of node " + now.Node + " to say which device it is", nil
+		}
+		a = attachment{volume: v, Attachment: now}
+		if a.number, err = parseNumber(now.DeviceNumber); err != nil {
+			return "", status.Errorf(codes.Unavailable, "%s: %v", doing, err)
+		}
+		return "", nil
+	})
+	return a, err
+}
+
+// open opens the device of an attachment. By its name alone nothing is believed:
+// the number must be the one that the agent reported for this epoch, and must be so
+// still after the device is held, since from then on no other can have it.
+func (s *nodeServer) open(ctx context.Context, a attachment) (_ disk, err error) {
+	unavailable := func(format string, args ...any) error {
+		return status.Errorf(codes.Unavailable, "volume %s: %s", a.volume.Name, fmt.Sprintf(format, args...))
+	}
+	d, err := s.kernel.Open(a.Device)
+	if err != nil {
+		return nil, unavailable("%v", err)
+	}
+	defer func() {
+		if err != nil {
+			d.Close()
+		}
+	}()
+	if d.Number() != a.number {
+		return nil, unavailable("%s is device %s, and the volume's is %s", a.Device, d.Number(), a.number)
+	}
+	v, err := s.volume(ctx, a.volume.Id)
+	if err != nil {
+		return nil, err
+	}
+	now := attachmentTo(v, a.Node)
+	if now == nil || now.Epoch != a.Epoch || now.DeviceNumber != a.DeviceNumber || now.State != a.State {
+		return nil, unavailable("it was detached, or attached anew, meanwhile")
+	}
+	size, err := d.Size()
+	if err != nil {
+		return nil, unavailable("%v", err)
+	}
+	if size < a.SizeBytes || size == 0 {
+		return nil, unavailable("its device has %d bytes, and is to have %d", size, a.SizeBytes)
+	}
+	return d, nil
+}
+
+// superseded tells whether what is on a device of a volume can not reach the volume
+// any more: the attachment that it belonged to is gone, and the targets have fenced
+// its epoch. The error is the manager's, and then nothing is known.
+func (s *nodeServer) superseded(ctx context.Context, id string, device number) (bool, error) {
+	v, err := s.volume(ctx, id)
+	if status.Code(err) == codes.NotFound {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	a := attachmentTo(v, string(s.cfg.Node))
+	if a == nil {
+		return len(v.FenceWaitsFor) == 0, nil
+	}
+	// An agent that has not reported yet may still have the very device.
+	return a.DeviceNumber != "" && a.DeviceNumber != device.String(), nil
+}
+
+// ---- what the node is ----
+
+// NodeGetCapabilities lists what is served.
+func (s *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	reply := &csi.NodeGetCapabilitiesResponse{}
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
+		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
+	} {
+		reply.Capabilities = append(reply.Capabilities, &csi.NodeServiceCapability{
+			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
+		})
+	}
+	return reply, nil
+}
+
+// NodeGetInfo tells the node's name, how many volumes it may have, and its segments.
+func (s *nodeServer) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	cluster, err := s.cfg.Manager.GetStatus(ctx, &pb.GetStatusRequest{})
+	if err != nil {
+		return nil, fromManager("look up the cluster", err)
+	}
+	node, err := s.self(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeGetInfoResponse{
+		NodeId:             string(s.cfg.Node),
+		MaxVolumesPerNode:  int64(s.cfg.MaxVolumes),
+		AccessibleTopology: &csi.Topology{Segments: nodeSegments(cluster.ClusterId, node.Labels)},
+	}, nil
+}
+
+// self is this node as the manager knows it. One without an initiator agent gets no
+// volumes; a CO that asks again finds it when the agent has come up.
+func (s *nodeServer) self(ctx context.Context) (*pb.Node, error) {
+	all, err := s.cfg.Manager.ListNodes(ctx, &pb.ListNodesRequest{})
+	if err != nil {
+		return nil, fromManager("look up this node", err)
+	}
+	for _, n := range all.Nodes {
+		if n.Name == string(s.cfg.Node) && n.GetInitiator().GetKnown() {
+			return n, nil
+		}
+	}
+	return nil, status.Errorf(codes.Unavailable, "node %s: its initiator agent has not reported to the volume manager yet", s.cfg.Node)
 }

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// NodeExpandVolume waits until the device has the size that was asked for, and grows
+// the file system on it, in use as it is. A raw device is its user's to notice.
+func (s *nodeServer) NodeExpandVolume(ctx context.Context, r *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	id, path := r.GetVolumeId(), r.GetVolumePath()
+	if err := missingID(id); err != nil {
+		return nil, err
+	}
+	if err := s.checkPath("volume_path", path); err != nil {
+		return nil, err
+	}
+	bytes, err := parseRange(r.GetCapacityRange())
+	if err != nil {
+		return nil, err
+	}
+	var size uint64
+	err = s.run(ctx, id, "NodeExpandVolume", func(ctx context.Context, t *task) (err error) {
+		size, err = s.expand(ctx, t, id, path, uint64(bytes.required))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: clamp(size)}, nil
+}
+
+func (s *nodeServer) expand(ctx context.Context, t *task, id, path string, required uint64) (size uint64, err error) {
+	v, err := s.volume(ctx, id)
+	if err != nil {
+		return 0, err
+	}
+	m, err := s.mountAt(path)
+	if err != nil {
+		return 0, err
+	}
+	device := s.deviceOf(m)
+	now := attachmentTo(v, string(s.cfg.Node))
+	if now == nil || now.DeviceNumber != device.String() {
+		return 0, status.Errorf(codes.FailedPrecondition, "volume %s: device %s is mounted on %s, which is not the volume's", v.Name, device, m.point)
+	}
+	a := attachment{volume: v, Attachment: now, number: device}
+	if size, err = s.awaitSize(ctx, a, cmp.Or(required, v.SizeBytes)); err != nil {
+		return 0, err
+	}
+	if device != m.device {
+		return size, nil
+	}
+	// A target may be read-only, and its file system not: that is grown where it can
+	// be written. One that is read-only everywhere stays as it is.
+	all, err := s.kernel.Mounts()
+	if err != nil {
+		return 0, unavailable(a, err)
+	}
+	writable := slices.DeleteFunc(all.fileSystemOn(device), mount.readOnly)
+	if len(writable) == 0 {
+		return size, nil
+	}
+	d, err := s.open(ctx, a)
+	if err != nil {
+		return 0, err
+	}
+	defer d.Close()
+	if err := s.grow(ctx, t, d, m.fsType, writable[0].point); err != nil {
+		if _, ok := status.FromError(err); ok {
+			return 0, err
+		}
+		return 0, status.Errorf(codes.Internal, "volume %s: %v", v.Name, err)
+	}
+	return size, nil
+}
+
+// awaitSize waits until a device has at least a size, and tells the one it has.
+func (s *nodeServer) awaitSize(ctx context.Context, a attachment, least uint64) (size uint64, err error) {
+	doing := fmt.Sprintf("grow volume %s on this node", a.volume.Name)
+	err = await(ctx, doing, func() (string, error) {
+		if size, err = s.kernel.Size(a.number); err != nil {
+			return "", unavailable(a, err)
+		}
+		if size >= least {
+			return "", nil
+		}
+		return fmt.Sprintf("its device, which has %d bytes, to have %d", size, least), nil
+	})
+	return size, err
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"context"
+	"errors"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// publishing is a request to publish a volume.
+type publishing struct {
+	staging
+	target string
+}
+
+// NodePublishVolume binds the staged file system, or the device's node, to the
+// target path.
+func (s *nodeServer) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	req, err := s.parsePublishing(r)
+	if err != nil {
+		return nil, err
+	}
+	err = s.run(ctx, req.volume, "NodePublishVolume", func(ctx context.Context, t *task) error {
+		return s.publish(ctx, t, req)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+func (s *nodeServer) parsePublishing(r *csi.NodePublishVolumeRequest) (req publishing, err error) {
+	if err = missingID(r.GetVolumeId()); err != nil {
+		return req, err
+	}
+	if err = s.checkPath("target_path", r.GetTargetPath()); err != nil {
+		return req, err
+	}
+	if r.GetVolumeCapability() == nil {
+		return req, status.Error(codes.InvalidArgument, "volume_capability: missing")
+	}
+	if r.GetStagingTargetPath() == "" {
+		return req, status.Error(codes.FailedPrecondition, "staging_target_path: missing: the volume is to be staged first")
+	}
+	req.target = r.GetTargetPath()
+	req.staging, err = s.parseStaging(&csi.NodeStageVolumeRequest{
+		VolumeId: r.GetVolumeId(), StagingTargetPath: r.GetStagingTargetPath(), PublishContext: r.GetPublishContext(),
+		VolumeCapability: r.GetVolumeCapability(), VolumeContext: r.GetVolumeContext(),
+	})
+	req.readOnly = req.readOnly || r.GetReadonly()
+	return req, err
+}
+
+func (s *nodeServer) publish(ctx context.Context, t *task, req publishing) error {
+	a, err := s.attached(ctx, req.volume, req.publication)
+	if err != nil {
+		return err
+	}
+	if req.path, err = s.kernel.Resolve(req.path); err != nil {
+		return unavailable(a, err)
+	}
+	if req.target, err = s.kernel.Resolve(req.target); err != nil {
+		return unavailable(a, err)
+	}
+	all, err := s.kernel.Mounts()
+	if err != nil {
+		return unavailable(a, err)
+	}
+	if err := s.checkStaged(a, req, all); err != nil {
+		return err
+	}
+	m, published, err := s.current(ctx, t, a, req.target)
+	if err != nil {
+		return err
+	}
+	if published {
+		return publishedAlready(a, req, m)
+	}
+	if err := s.checkAlone(a, req, all); err != nil {
+		return err
+	}
+	if req.block {
+		return s.bindDevice(ctx, t, a, req)
+	}
+	if err := t.next(ctx, "bind %s to %s", req.path, req.target); err != nil {
+		return err
+	}
+	if err := s.kernel.MakeDir(req.target); err != nil {
+		return unavailable(a, err)
+	}
+	return notOurs(a, s.kernel.Bind(a.number, req.path, req.target, req.readOnly))
+}
+
+// notOurs tells a device that has changed since it was looked at.
+func notOurs(a attachment, err error) error {
+	if errors.Is(err, unix.ESTALE) {
+		return status.Errorf(codes.FailedPrecondition, "volume %s: %v", a.volume.Name, err)
+	}
+	return unavailable(a, err)
+}
+
+// checkStaged sees that the staging path has the file system of the volume's very
+// device: what is there may be of an attachment that has ended.
+func (s *nodeServer) checkStaged(a attachment, req publishing, all mounts) error {
+	if req.block {
+		return nil
+	}
+	refuse := func(format string, args ...any) error {
+		args = append([]any{a.volume.Name, req.path}, args...)
+		return status.Errorf(codes.FailedPrecondition, "volume %s: staging path %s: "+format, args...)
+	}
+	m, mounted := all.at(req.path)
+	switch {
+	case !mounted:
+		return refuse("nothing is mounted there: it is not staged")
+	case m.device != a.number:
+		return refuse("device %s is mounted there, and the volume's is %s: it is to be unstaged and staged again", m.device, a.number)
+	case req.fsType != "" && m.fsType != req.fsType:
+		return refuse("%s is mounted there, asked for is %s", m.fsType, req.fsType)
+	case m.readOnly() && !req.readOnly:
+		return refuse("it is mounted read-only there")
+	}
+	return nil
+}
+
+// publishedAlready answers for a target that has the volume.
+func publishedAlready(a attachment, req publishing, m mount) error {
+	isNode := m.device != a.number
+	switch {
+	case isNode != req.block || !req.block && m.root != "/":
+		return status.Errorf(codes.AlreadyExists, "volume %s: %s has it already, in another way than asked for", a.volume.Name, req.target)
+	case m.readOnly() != req.readOnly:
+		return status.Errorf(codes.AlreadyExists, "volume %s: %s has it already, and read-only is %v there, not %v", a.volume.Name, req.target, m.readOnly(), req.readOnly)
+	}
+	return nil
+}
+
+// checkAlone sees that a volume for one writer is at one target, by what is mounted:
+// so it holds over a restart too. The kubelet binds a raw device once more for
+// itself, after the target and for the same pod; a second pod's target comes before
+// its own, and finds both.
+func (s *nodeServer) checkAlone(a attachment, req publishing, all mounts) error {
+	if !req.alone {
+		return nil
+	}
+	var others mounts
+	if req.block {
+		others = s.nodesOf(all, a.number)
+	} else {
+		var staged []place
+		if m, ok := all.at(req.path); ok {
+			staged = append(staged, all.place(m))
+		}
+		others = all.fileSystemOn(a.number, staged...)
+	}
+	if len(others) > 0 {
+		return status.Errorf(codes.FailedPrecondition, "volume %s: it is for a single writer, and %s has it", a.volume.Name, others.points())
+	}
+	return nil
+}
+
+// bindDevice binds the node of the device, held meanwhile, to the target file.
+func (s *nodeServer) bindDevice(ctx context.Context, t *task, a attachment, req publishing) error {
+	if err := t.next(ctx, "bind %s to %s", a.Device, req.target); err != nil {
+		return err
+	}
+	d, err := s.open(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if err := s.kernel.MakeFile(req.target); err != nil {
+		return unavailable(a, err)
+	}
+	return notOurs(a, s.kernel.BindDisk(d, req.target, req.readOnly))
+}
+
+// NodeUnpublishVolume takes the target away.
+func (s *nodeServer) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	id, target := r.GetVolumeId(), r.GetTargetPath()
+	if err := missingID(id); err != nil {
+		return nil, err
+	}
+	if err := s.checkPath("target_path", target); err != nil {
+		return nil, err
+	}
+	err := s.run(ctx, id, "NodeUnpublishVolume", func(ctx context.Context, t *task) error {
+		return s.unpublish(ctx, t, id, target)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+func (s *nodeServer) unpublish(ctx context.Context, t *task, id, target string) error {
+	target, err := s.kernel.Resolve(target)
+	if err != nil {
+		return status.Error(codes.Unavailable, err.Error())
+	}
+	if _, err := s.unmountAll(ctx, t, id, target, func(mounts, mount) error { return nil }); err != nil {
+		return err
+	}
+	if err := s.kernel.Remove(target); err != nil {
+		return status.Errorf(codes.Internal, "volume %s: unmounted, and its target is still there: %v", id, err)
+	}
+	return nil
+}

@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"weft.dev/weft/proto/pb"
+)
+
+func TestPublishChecksThatTheStagedDeviceIsTheVolumes(t *testing.T) {
+	w := newNodeWorld(t)
+	refused(t, "publish of what is not staged", w.publishErr(), codes.FailedPrecondition, "not staged")
+	succeeds(t, "stage", w.stageErr())
+	w.attachAnew()
+	refused(t, "publish from an old attachment's staging", w.publishErr(), codes.FailedPrecondition, "staged again")
+	w.publish.StagingTargetPath = ""
+	refused(t, "publish without a staging path", w.publishErr(), codes.FailedPrecondition, "staging_target_path")
+}
+
+func TestATargetWithOtherArgumentsAlreadyExists(t *testing.T) {
+	w := newNodeWorld(t)
+	succeeds(t, "stage", w.stageErr())
+	succeeds(t, "publish", w.publishErr())
+	w.publish.Readonly = true
+	refused(t, "the same target, read-only", w.publishErr(), codes.AlreadyExists)
+	w.publish.TargetPath = "/pods/p2"
+	succeeds(t, "another target, read-only", w.publishErr())
+	if m, _ := w.mountedAt("/pods/p2"); !m.readOnly() {
+		t.Error("the target is writable")
+	}
+	w.publish.VolumeCapability = blockCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
+	refused(t, "the same target as a raw device", w.publishErr(), codes.AlreadyExists)
+}
+
+func TestASingleWriterHasOneTargetAlsoAfterARestart(t *testing.T) {
+	for name, capability := range map[string]*csi.VolumeCapability{
+		"file system": mountCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, "ext4"),
+		"raw device":  blockCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER),
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newNodeWorld(t)
+			w.stage.VolumeCapability = capability
+			w.publish = publishRequest(w.stage, "/pods/p1")
+			succeeds(t, "stage", w.stageErr())
+			succeeds(t, "publish", w.publishErr())
+			w.restart()
+			succeeds(t, "publish again", w.publishErr())
+			w.publish.TargetPath = "/pods/p2"
+			refused(t, "publish at a second target", w.publishErr(), codes.FailedPrecondition, "/pods/p1")
+			w.publish.TargetPath = "/pods/p1"
+			succeeds(t, "unpublish", w.unpublishErr())
+			w.publish.TargetPath = "/pods/p2"
+			succeeds(t, "publish at the second target", w.publishErr())
+		})
+	}
+}
+
+func TestManyWritersHaveManyTargets(t *testing.T) {
+	w := newNodeWorld(t)
+	succeeds(t, "stage", w.stageErr())
+	for _, target := range []string{"/pods/p1", "/pods/p2", "/pods/p3"} {
+		w.publish.TargetPath = target
+		succeeds(t, "publish at "+target, w.publishErr())
+	}
+	refused(t, "unstage", w.unstageErr(), codes.FailedPrecondition, "/pods/p1", "/pods/p2", "/pods/p3")
+	if _, ok := w.mountedAt("/staging/db1"); !ok {
+		t.Error("the staging path was unmounted: the next call would not see what is in use")
+	}
+}
+
+func TestPathsOutsideTheKubeletsDirectoryAreRefused(t *testing.T) {
+	w := newNodeWorld(t)
+	w.node.cfg.KubeletDir = "/var/lib/kubelet"
+	refused(t, "stage", w.stageErr(), codes.InvalidArgument, "/var/lib/kubelet")
+	refused(t, "unpublish", w.unpublishErr(), codes.InvalidArgument, "target_path")
+	w.stage.StagingTargetPath = "/var/lib/kubelet/../../etc"
+	refused(t, "unstage", w.unstageErr(), codes.InvalidArgument, "staging_target_path")
+}
+
+func TestAHeldMountIsReportedAndStays(t *testing.T) {
+	w := newNodeWorld(t)
+	succeeds(t, "stage", w.stageErr())
+	succeeds(t, "publish", w.publishErr())
+	w.kernel.held["/pods/p1"] = `process 7 ("postgres") has open /pods/p1/wal`
+	refused(t, "unpublish", w.unpublishErr(), codes.FailedPrecondition, "postgres", "/pods/p1")
+	if _, ok := w.mountedAt("/pods/p1"); !ok {
+		t.Error("a target of a live attachment was detached under its user")
+	}
+	w.records.down = context.DeadlineExceeded
+	refused(t, "unpublish without the manager", w.unpublishErr(), codes.FailedPrecondition, "not known")
+	w.records.down = nil
+	w.records.set(volumeID, func(v *pb.Volume) { v.Attachment, v.FenceWaitsFor = nil, []string{"t1: offline"} })
+	refused(t, "unpublish before the fence", w.unpublishErr(), codes.FailedPrecondition, "postgres")
+	delete(w.kernel.held, "/pods/p1")
+	succeeds(t, "unpublish", w.unpublishErr())
+}
+
+func TestANodeThatComesBackGetsRidOfWhatItHad(t *testing.T) {
+	for name, gone := range map[string]func(w *nodeWorld){
+		"attached elsewhere": func(w *nodeWorld) { w.records.volumes[volumeID].Attachment.Node = "n2" },
+		"detached":           func(w *nodeWorld) { w.records.volumes[volumeID].Attachment = nil },
+		"deleted":            func(w *nodeWorld) { delete(w.records.volumes, volumeID) },
+		"attached anew":      func(w *nodeWorld) { w.attachAnew() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newNodeWorld(t)
+			succeeds(t, "stage", w.stageErr())
+			succeeds(t, "publish", w.publishErr())
+			gone(w)
+			w.disk.ioError = true
+			w.kernel.held["/pods/p1"] = "process 7"
+			w.kernel.held["/staging/db1"] = "process 7"
+			w.restart()
+			succeeds(t, "unpublish", w.unpublishErr())
+			succeeds(t, "unstage", w.unstageErr())
+			w.kernel.nothingMounted(t)
+		})
+	}
+}
+
+func TestTheNextAttachmentIsStagedOverWhatTheLastOneLeft(t *testing.T) {
+	w := newNodeWorld(t)
+	succeeds(t, "stage", w.stageErr())
+	succeeds(t, "publish", w.publishErr())
+	w.disk.data = "old"
+	w.kernel.held["/staging/db1"] = "process 7"
+	d := w.attachAnew()
+	succeeds(t, "stage", w.stageErr())
+	if m, _ := w.mountedAt("/staging/db1"); m.device != d.number {
+		t.Errorf("staged is device %s, want %s", m.device, d.number)
+	}
+	delete(w.kernel.held, "/staging/db1")
+	succeeds(t, "publish where the old pod's target was", w.publishErr())
+	if m, _ := w.mountedAt("/pods/p1"); m.device != d.number {
+		t.Errorf("published is device %s, want %s", m.device, d.number)
+	}
+	if w.formats() != 1 {
+		t.Errorf("%d file systems made, want the first alone", w.formats())
+	}
+}
+
+func TestWhatOthersMountedIsNotTakenAway(t *testing.T) {
+	w := newNodeWorld(t)
+	other := w.kernel.addDisk("/dev/weft/other", 512*mib)
+	other.start = encodeExt4(otherID, 512*mib, true)
+	w.records.volumes[otherID] = &pb.Volume{Id: otherID, Name: "other", Attachment: &pb.Attachment{
+		Node: thisNode, DeviceNumber: other.number.String(), State: pb.AttachmentState_ATTACHMENT_STATE_ATTACHED,
+	}}
+	succeeds(t, "make the directory", w.kernel.MakeDir("/staging/db1"))
+	d, _ := w.kernel.Open("/dev/weft/other")
+	succeeds(t, "mount", w.kernel.Mount(d, "/dev/weft/other", "/staging/db1", "ext4", nil))
+	refused(t, "stage over another volume", w.stageErr(), codes.FailedPrecondition, "/dev/weft/other")
+	if m, ok := w.mountedAt("/staging/db1"); !ok || m.device != other.number {
+		t.Error("another volume's mount was taken away")
+	}
+}
+
+func TestUnstageIsNotOverBeforeTheDeviceIsFree(t *testing.T) {
+	w := newNodeWorld(t)
+	succeeds(t, "stage", w.stageErr())
+	w.kernel.elsewhere[w.disk.number] = []string{`process 8 ("node-exporter") has it mounted on /host/staging`}
+	refused(t, "unstage", w.unstageErr(), codes.FailedPrecondition, "node-exporter")
+	w.restart()
+	refused(t, "unstage, with nothing mounted here", w.unstageErr(), codes.FailedPrecondition, "node-exporter")
+	w.records.down = context.DeadlineExceeded
+	refused(t, "unstage, with nothing mounted and no manager", w.unstageErr(), codes.Unavailable)
+	w.records.down = nil
+	delete(w.kernel.elsewhere, w.disk.number)
+	succeeds(t, "unstage", w.unstageErr())
+}
+
+func TestUnstageNeedsNoManagerWhereItUnmounts(t *testing.T) {
+	w := newNodeWorld(t)
+	succeeds(t, "stage", w.stageErr())
+	succeeds(t, "publish", w.publishErr())
+	w.records.down = context.DeadlineExceeded
+	succeeds(t, "unpublish", w.unpublishErr())
+	succeeds(t, "unstage", w.unstageErr())
+}
+
+func TestAnUnmountThatHangsIsNotAnsweredOK(t *testing.T) {
+	w := newNodeWorld(t)
+	succeeds(t, "stage", w.stageErr())
+	gate := make(chan struct{})
+	w.kernel.hang["umount"] = gate
+	_, err := w.node.NodeUnstageVolume(callContext(t, 50*time.Millisecond), &csi.NodeUnstageVolumeRequest{VolumeId: volumeID, StagingTargetPath: "/staging/db1"})
+	refused(t, "unstage", err, codes.DeadlineExceeded, "unmount /staging/db1")
+	refused(t, "unstage again", w.unstageErr(), codes.Aborted)
+	refused(t, "stage", w.stageErr(), codes.Aborted)
+	close(gate)
+	until(t, "the unmount ends", func() bool {
+		w.node.ops.mu.Lock()
+		defer w.node.ops.mu.Unlock()
+		return len(w.node.ops.under) == 0
+	})
+	succeeds(t, "unstage", w.unstageErr())
+}
+
+func TestStatsTellBytesAndInodesOrTheSizeOfARawDevice(t *testing.T) {
+	w := newNodeWorld(t)
+	ask := &csi.NodeGetVolumeStatsRequest{VolumeId: volumeID, VolumePath: "/pods/p1"}
+	_, err := w.node.NodeGetVolumeStats(t.Context(), ask)
+	refused(t, "stats of what is not published", err, codes.NotFound, "/pods/p1")
+	succeeds(t, "stage", w.stageErr())
+	succeeds(t, "publish", w.publishErr())
+	w.records.down = context.DeadlineExceeded // it needs no manager
+	got, err := w.node.NodeGetVolumeStats(t.Context(), ask)
+	succeeds(t, "stats", err)
+	if u := got.Usage; len(u) != 2 || u[0].Total != 512*mib || u[1].Total != 16 || u[1].Used != 4 || u[1].Unit != csi.VolumeUsage_INODES {
+		t.Errorf("stats = %v", u)
+	}
+	w.records.down = nil
+	succeeds(t, "unpublish", w.unpublishErr())
+	succeeds(t, "unstage", w.unstageErr())
+	w.stage.VolumeCapability = blockCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
+	w.publish.VolumeCapability = w.stage.VolumeCapability
+	succeeds(t, "publish raw", w.publishErr())
+	got, err = w.node.NodeGetVolumeStats(t.Context(), ask)
+	succeeds(t, "stats", err)
+	if u := got.Usage; len(u) != 1 || u[0].Total != 512*mib || u[0].Unit != csi.VolumeUsage_BYTES {
+		t.Errorf("stats of a raw device = %v", u)
+	}
+}
+
+func TestAFileSystemThatHangsIsAskedOnce(t *testing.T) {
+	w := newNodeWorld(t)
+	succeeds(t, "stage", w.stageErr())
+	succeeds(t, "publish", w.publishErr())
+	w.records.set(volumeID, func(v *pb.Volume) { v.Attachment.WaitingFor = "leg 0.0 on t1" })
+	asked := make(chan struct{}, 10)
+	gate := make(chan struct{})
+	w.kernel.hang["Usage"] = gate
+	w.node.asked.patience = 20 * time.Millisecond
+	real := w.node.kernel
+	w.node.kernel = usageCounter{real, asked}
+	for range 5 {
+		_, err := w.node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: volumeID, VolumePath: "/pods/p1"})
+		refused(t, "stats", err, codes.Unavailable, "/pods/p1", "leg 0.0 on t1")
+	}
+	h, err := w.node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: volumeID, VolumePublishPath: "/pods/p1"})
+	succeeds(t, "health", err)
+	if got := reasons(h.VolumeHealth); !slices.Equal(got, []string{"IOWaits", "FileSystemHangs"}) {
+		t.Errorf("health = %v", got)
+	}
+	if len(asked) != 1 {
+		t.Errorf("the file system was asked %d times, want once", len(asked))
+	}
+	close(gate)
+	until(t, "it answers", func() bool {
+		_, err := w.node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: volumeID, VolumePath: "/pods/p1"})
+		return err == nil
+	})
+}
+
+type usageCounter struct {
+	kernel
+	asked chan struct{}
+}
+
+func (u usageCounter) Usage(path string) (usage, error) {
+	u.asked <- struct{}{}
+	return u.kernel.Usage(path)
+}
+
+func reasons(h *csi.VolumeHealth) []string {
+	var all []string
+	for _, s := range h.HealthStatuses {
+		all = append(all, s.Reason)
+	}
+	return all
+}
+
+func TestHealthTellsWhatTheNodeSees(t *testing.T) {
+	w := newNodeWorld(t)
+	succeeds(t, "stage", w.stageErr())
+	health := func() []string {
+		t.Helper()
+		h, err := w.node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: volumeID, StagingTargetPath: "/staging/db1"})
+		succeeds(t, "health", err)
+		return reasons(h.VolumeHealth)
+	}
+	if got := health(); len(got) > 0 {
+		t.Errorf("health of a healthy volume = %v", got)
+	}
+	w.records.set(volumeID, func(v *pb.Volume) { v.Health = pb.Health_HEALTH_DEGRADED })
+	w.disk.ioError = true
+	if got := health(); !slices.Equal(got, []string{"CopiesMissing", "FileSystemFails"}) {
+		t.Errorf("health = %v", got)
+	}
+	w.records.set(volumeID, func(v *pb.Volume) { v.Health = pb.Health_HEALTH_HEALTHY })
+	w.attachAnew()
+	if got := health(); !slices.Equal(got, []string{"AttachmentEnded"}) {
+		t.Errorf("health of an old mount = %v", got)
+	}
+}
+
+func TestStorageHealthTellsWhatTheNodeReaches(t *testing.T) {
+	w := newNodeWorld(t)
+	health := func() []string {
+		t.Helper()
+		h, err := w.node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
+		succeeds(t, "health", err)
+		var all []string
+		for _, b := range h.BackendHealth {
+			all = append(all, b.Status.String()+" "+b.Reason)
+		}
+		return all
+	}
+	if got := health(); len(got) > 0 {
+		t.Errorf("health = %v, want nothing", got)
+	}
+	w.records.set(volumeID, func(v *pb.Volume) { v.Attachment.WaitingFor = "leg 0.0" })
+	if got := health(); !slices.Equal(got, []string{"STORAGE_UNREACHABLE AllVolumesWait"}) {
+		t.Errorf("health with a volume that waits = %v", got)
+	}
+	w.records.down = context.DeadlineExceeded
+	if got := health(); !slices.Equal(got, []string{"STORAGE_DEGRADED ManagerUnreachable"}) {
+		t.Errorf("health without the manager = %v", got)
+	}
+}
+
+func TestExpandWaitsForTheDeviceAndGrowsTheFileSystem(t *testing.T) {
+	w := newNodeWorld(t)
+	w.stage, w.publish = stageRequest("xfs"), publishRequest(stageRequest("xfs"), "/pods/p1")
+	succeeds(t, "stage", w.stageErr())
+	succeeds(t, "publish", w.publishErr())
+	ask := &csi.NodeExpandVolumeRequest{
+		VolumeId: volumeID, VolumePath: "/pods/p1", StagingTargetPath: "/staging/db1",
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 1024 * mib},
+	}
+	_, err := w.node.NodeExpandVolume(callContext(t, 50*time.Millisecond), ask)
+	refused(t, "expand before the device has grown", err, codes.DeadlineExceeded, "536870912")
+	w.kernel.mu.Lock()
+	w.disk.size = 1024 * mib
+	w.kernel.mu.Unlock()
+	got, err := w.node.NodeExpandVolume(callContext(t, 10*time.Second), ask)
+	succeeds(t, "expand", err)
+	if s, _ := parseSuperblock(w.disk.start[:]); got.CapacityBytes != 1024*mib || s.bytes != 1024*mib {
+		t.Errorf("expand = %d, and the file system has %d", got.CapacityBytes, s.bytes)
+	}
+	w.attachAnew()
+	_, err = w.node.NodeExpandVolume(callContext(t, 10*time.Second), ask)
+	refused(t, "expand of an old mount", err, codes.FailedPrecondition)
+	ask.VolumePath = "/pods/p2"
+	_, err = w.node.NodeExpandVolume(callContext(t, 10*time.Second), ask)
+	refused(t, "expand of nothing", err, codes.NotFound)
+}
+
+func TestTheNodeTellsItsSegments(t *testing.T) {
+	w := newNodeWorld(t)
+	w.node.cfg.MaxVolumes = 64
+	got, err := w.node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	succeeds(t, "info", err)
+	s := got.AccessibleTopology.Segments
+	if got.NodeId != thisNode || got.MaxVolumesPerNode != 64 || len(s) != 2 || s["topology.weft.dev/zone"] != "z1" || s["topology.weft.dev/cluster"] != "c1" {
+		t.Errorf("info = %v", got)
+	}
+	w.node.cfg.Node = "n9"
+	_, err = w.node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	refused(t, "info of a node without an agent", err, codes.Unavailable, "n9")
+}

@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/pb"
+)
+
+// staging is a request to stage a volume.
+type staging struct {
+	wanted
+	volume      string
+	path        string
+	publication publication
+}
+
+// NodeStageVolume mounts a volume's file system at the staging path, made first if
+// the volume is new (see format.go). Of a raw block volume it only sees that the
+// device is there and can be read.
+func (s *nodeServer) NodeStageVolume(ctx context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	req, err := s.parseStaging(r)
+	if err != nil {
+		return nil, err
+	}
+	err = s.run(ctx, req.volume, "NodeStageVolume", func(ctx context.Context, t *task) error {
+		return s.stage(ctx, t, req)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+func (s *nodeServer) parseStaging(r *csi.NodeStageVolumeRequest) (req staging, err error) {
+	if err = missingID(r.GetVolumeId()); err != nil {
+		return req, err
+	}
+	if err = s.checkPath("staging_target_path", r.GetStagingTargetPath()); err != nil {
+		return req, err
+	}
+	req = staging{volume: r.GetVolumeId(), path: r.GetStagingTargetPath()}
+	if req.wanted, err = parseWanted(r.GetVolumeCapability(), r.GetVolumeContext()); err != nil {
+		return req, err
+	}
+	if req.publication, err = parsePublication(r.GetPublishContext()); err != nil {
+		return req, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if req.publication.mode != req.mode {
+		return req, status.Errorf(codes.InvalidArgument, "volume_capability: needs the volume attached as %s, and it was published as %s", modeText(req.mode), modeText(req.publication.mode))
+	}
+	return req, nil
+}
+
+func (s *nodeServer) stage(ctx context.Context, t *task, req staging) error {
+	a, err := s.attached(ctx, req.volume, req.publication)
+	if err != nil {
+		return err
+	}
+	path, err := s.kernel.Resolve(req.path)
+	if err != nil {
+		return status.Error(codes.Unavailable, err.Error())
+	}
+	if err := t.next(ctx, "open %s", a.Device); err != nil {
+		return err
+	}
+	d, err := s.open(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	m, mounted, err := s.current(ctx, t, a, path)
+	if err != nil {
+		return err
+	}
+	switch {
+	case req.block && mounted:
+		return status.Errorf(codes.AlreadyExists, "volume %s: it is staged as a file system, and asked for as a raw device", a.volume.Name)
+	case req.block:
+		_, err := look(s.kernel, d)
+		return unavailable(a, err)
+	case mounted:
+		return s.stagedAlready(ctx, t, a, d, req, m)
+	}
+	return s.mount(ctx, t, a, d, req, path)
+}
+
+// unavailable is the answer to an error of the device or the kernel after which all
+// of it can be tried again.
+func unavailable(a attachment, err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	return status.Errorf(codes.Unavailable, "volume %s: %v", a.volume.Name, err)
+}
+
+// current finds the mount of an attachment's device at a path. What is there of a
+// device that an earlier attachment had is taken away.
+func (s *nodeServer) current(ctx context.Context, t *task, a attachment, path string) (m mount, mounted bool, err error) {
+	for {
+		all, err := s.kernel.Mounts()
+		if err != nil {
+			return m, false, unavailable(a, err)
+		}
+		m, mounted = all.at(path)
+		if !mounted {
+			return m, false, nil
+		}
+		if s.deviceOf(m) == a.number {
+			return m, true, nil
+		}
+		if err := s.clear(ctx, t, a, m); err != nil {
+			return m, false, err
+		}
+	}
+}
+
+// deviceOf is the device that a mount gives: its file system's, or the one whose
+// node it is.
+func (s *nodeServer) deviceOf(m mount) number {
+	if m.mayBeNode() {
+		if node, ok := s.kernel.Node(m.point); ok {
+			return node
+		}
+	}
+	return m.device
+}
+
+// clear unmounts what an earlier attachment of the volume left. Its device reaches
+// nothing any more: so who still uses it gets errors already, and it may be detached
+// under them.
+func (s *nodeServer) clear(ctx context.Context, t *task, a attachment, m mount) error {
+	inUse := status.Errorf(codes.FailedPrecondition, "volume %s: %s is on %s, which is not the volume's device %s", a.volume.Name, m.source, m.point, a.number)
+	device := s.deviceOf(m)
+	if device == m.device && filepath.Dir(m.source) != filepath.Dir(a.Device) {
+		return inUse
+	}
+	others, err := s.cfg.Manager.ListAttachments(ctx, &pb.ListAttachmentsRequest{Node: string(s.cfg.Node)})
+	if err != nil {
+		return fromManager("look up the attachments of this node", err)
+	}
+	for _, o := range others.Attachments {
+		if o.DeviceNumber == device.String() {
+			return inUse
+		}
+	}
+	if err := t.next(ctx, "unmount %s of an earlier attachment", m.point); err != nil {
+		return err
+	}
+	err = s.kernel.Unmount(m.point, false)
+	if errors.Is(err, unix.EBUSY) {
+		err = s.kernel.Unmount(m.point, true)
+	}
+	return unavailable(a, err)
+}
+
+// stagedAlready answers for a staging path that has the volume's file system: with
+// an error if it is another one than the request's.
+func (s *nodeServer) stagedAlready(ctx context.Context, t *task, a attachment, d disk, req staging, m mount) error {
+	differs := func(what, is, asked string) error {
+		return status.Errorf(codes.AlreadyExists, "volume %s: it is staged with %s %s, asked for is %s", a.volume.Name, what, is, asked)
+	}
+	options, err := mountOptions(m.fsType, req.flags, req.readOnly, req.shared())
+	switch {
+	case err != nil:
+		return err
+	case req.fsType != "" && req.fsType != m.fsType:
+		return differs("file system", m.fsType, req.fsType)
+	case !sameOptions(m, options):
+		return differs("options", strings.Join(identityOf(m), ","), strings.Join(identity(options), ","))
+	case req.readOnly:
+		return nil
+	}
+	return unavailable(a, s.grow(ctx, t, d, m.fsType, m.point))
+}
+
+// mount prepares the device and mounts it.
+func (s *nodeServer) mount(ctx context.Context, t *task, a attachment, d disk, req staging, path string) error {
+	fsType, err := s.prepare(ctx, t, a, d, req)
+	if err != nil {
+		return err
+	}
+	options, err := mountOptions(fsType, req.flags, req.readOnly, req.shared())
+	if err != nil {
+		return err
+	}
+	if err := t.next(ctx, "mount %s of %s on %s", fsType, a.Device, path); err != nil {
+		return err
+	}
+	if err := s.kernel.MakeDir(path); err != nil {
+		return unavailable(a, err)
+	}
+	if err := s.kernel.Mount(d, a.Device, path, fsType, options); err != nil {
+		return mountFailed(a, err)
+	}
+	all, err := s.kernel.Mounts()
+	if err != nil {
+		return unavailable(a, err)
+	}
+	if m, ok := all.at(path); !ok || m.device != a.number {
+		return unavailable(a, errors.Join(fmt.Errorf("%s has device %s after the mount, not %s", path, m.device, a.number), s.kernel.Unmount(path, false)))
+	}
+	if req.readOnly {
+		return nil
+	}
+	// A final code would say that nothing is mounted.
+	return unavailable(a, s.grow(ctx, t, d, fsType, path))
+}
+
+// mountFailed tells an option that the kernel does not take, and damage, from what
+// may pass.
+func mountFailed(a attachment, err error) error {
+	switch {
+	case errors.Is(err, unix.EINVAL):
+		return status.Errorf(codes.InvalidArgument, "volume %s: %v (the kernel's log says more)", a.volume.Name, err)
+	case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EBADMSG), errors.Is(err, unix.ENODEV):
+		return status.Errorf(codes.FailedPrecondition, "volume %s: %v (the kernel's log says more)", a.volume.Name, err)
+	}
+	return unavailable(a, err)
+}
+
+// prepare brings the device to where it can be mounted, and tells its file system.
+func (s *nodeServer) prepare(ctx context.Context, t *task, a attachment, d disk, req staging) (fsType string, err error) {
+	if used, fsType, err := s.usedAlready(a, d, req); used || err != nil {
+		return fsType, err
+	}
+	if err := t.next(ctx, "look at what is on %s", a.Device); err != nil {
+		return "", err
+	}
+	e, err := look(s.kernel, d)
+	if err != nil {
+		return "", unavailable(a, err)
+	}
+	p, err := decide(a.volume, req.fsType, e)
+	if err != nil {
+		return "", err
+	}
+	if p.format && req.readOnly {
+		return "", status.Errorf(codes.FailedPrecondition, "volume %s: it has no file system yet, and none is made for an access mode that is read-only", a.volume.Name)
+	}
+	// A wrong option must not come to light after mkfs.
+	if _, err := mountOptions(p.fsType, req.flags, req.readOnly, req.shared()); err != nil {
+		return "", err
+	}
+	if p.format {
+		return p.fsType, s.format(ctx, t, a, d, p)
+	}
+	if err := s.record(ctx, a, p.fsType); err != nil {
+		return "", err
+	}
+	// xfs has no such check: mounting it replays its log.
+	if p.fsType == "ext4" && !req.readOnly {
+		if err := t.next(ctx, "check ext4 on %s", a.Device); err != nil {
+			return "", err
+		}
+		r, err := s.kernel.Run(d, "e2fsck", "-p", "{}")
+		if err != nil {
+			return "", unavailable(a, err)
+		}
+		return p.fsType, checked(r)
+	}
+	return p.fsType, nil
+}
+
+// usedAlready looks for who has the device for himself. A file system that is still
+// mounted in another mount namespace is live: it is neither checked nor made, and
+// mounting it gives the same one.
+func (s *nodeServer) usedAlready(a attachment, d disk, req staging) (used bool, fsType string, err error) {
+	busy, err := d.Busy()
+	if err != nil || !busy {
+		return false, "", unavailable(a, err)
+	}
+	all, err := s.kernel.Mounts()
+	if err != nil {
+		return false, "", unavailable(a, err)
+	}
+	if here := all.fileSystemOn(a.number); len(here) > 0 {
+		return false, "", status.Errorf(codes.FailedPrecondition, "volume %s: its file system is mounted already, on %s", a.volume.Name, here.points())
+	}
+	elsewhere, err := s.kernel.MountsElsewhere(a.number)
+	if err != nil {
+		return false, "", unavailable(a, err)
+	}
+	start := make([]byte, 4096)
+	if err := d.ReadCached(start, 0); err != nil {
+		return false, "", unavailable(a, err)
+	}
+	super, ok := parseSuperblock(start)
+	if !ok || len(elsewhere) == 0 {
+		return false, "", status.Errorf(codes.Unavailable, "volume %s: somebody has its device for himself: a program that formats it, or another device over it", a.volume.Name)
+	}
+	if req.fsType != "" && req.fsType != super.fsType {
+		return false, "", status.Errorf(codes.FailedPrecondition, "volume %s: %s was asked for, and the device holds %s", a.volume.Name, req.fsType, super.fsType)
+	}
+	return true, super.fsType, nil
+}
+
+// recordTime is how long the manager may take to record what was made. It does not
+// end with the call: an mkfs that took as long as the call must not be made again.
+const recordTime = 30 * time.Second
+
+// record has the manager keep which file system there is.
+func (s *nodeServer) record(ctx context.Context, a attachment, what string) error {
+	if a.volume.Formatted == what {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTime)
+	defer cancel()
+	v, err := s.cfg.Manager.UpdateVolume(ctx, &pb.UpdateVolumeRequest{Volume: a.volume.Id, Formatted: what})
+	switch {
+	case status.Code(err) == codes.AlreadyExists: // something else is recorded meanwhile
+		return status.Errorf(codes.FailedPrecondition, "volume %s: %s", a.volume.Name, status.Convert(err).Message())
+	case err != nil:
+		return fromManager("record the file system of volume "+a.volume.Name, err)
+	}
+	a.volume.Formatted = v.Formatted
+	return nil
+}
+
+// format makes a file system, between its two records.
+func (s *nodeServer) format(ctx context.Context, t *task, a attachment, d disk, p plan) error {
+	if err := t.next(ctx, "wait to make %s on %s", p.fsType, a.Device); err != nil {
+		return err
+	}
+	select {
+	case s.making <- struct{}{}:
+		defer func() { <-s.making }()
+	case <-ctx.Done():
+		return waitEnded(ctx, "make "+p.fsType, "others that are being made")
+	}
+	if err := s.record(ctx, a, formatting+p.fsType); err != nil {
+		return err
+	}
+	if err := t.next(ctx, "make %s on %s", p.fsType, a.Device); err != nil {
+		return err
+	}
+	program, args := mkfs(p.fsType, a.volume, p.fresh, s.e2fsVersion(d))
+	r, err := s.kernel.Run(d, program, args...)
+	if err != nil || r.code != 0 {
+		return status.Errorf(codes.Internal, "volume %s: %s ended with code %d: %s", a.volume.Name, program, r.code, errorText(r, err))
+	}
+	start := make([]byte, 4096)
+	if err := d.ReadDirect(start, 0); err != nil {
+		return unavailable(a, err)
+	}
+	if made, ok := parseSuperblock(start); !ok || made.fsType != p.fsType || made.uuid != a.volume.Id {
+		return status.Errorf(codes.Unavailable, "volume %s: %s succeeded, and the device does not hold what it made", a.volume.Name, program)
+	}
+	logOf(ctx).Info("file system made", "type", p.fsType, "device", a.Device)
+	return s.record(ctx, a, p.fsType)
+}
+
+func errorText(r result, err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	return strings.TrimSpace(r.output)
+}
+
+// e2fsVersion asks mke2fs; an unknown one counts as old.
+func (s *nodeServer) e2fsVersion(d disk) version {
+	r, err := s.kernel.Run(d, "mkfs.ext4", "-V")
+	if err != nil {
+		return version{}
+	}
+	return parseE2fsVersion(r.output)
+}
+
+// grow makes a mounted file system as large as its device, if it is smaller. It
+// stays in use meanwhile.
+func (s *nodeServer) grow(ctx context.Context, t *task, d disk, fsType, point string) error {
+	size, err := d.Size()
+	if err != nil {
+		return err
+	}
+	// What the device says of a mounted xfs is old: its superblock goes to the log
+	// first. xfs_growfs asks the kernel, and does nothing if there is nothing to do.
+	if fsType == "ext4" {
+		start := make([]byte, 4096)
+		if err := d.ReadCached(start, 0); err != nil {
+			return err
+		}
+		if super, ok := parseSuperblock(start); ok && !super.needsGrowing(size) {
+			return nil
+		}
+	}
+	if err := t.next(ctx, "grow %s on %s to %d bytes", fsType, point, size); err != nil {
+		return err
+	}
+	program, args := "xfs_growfs", []string{"-d", point}
+	if fsType == "ext4" {
+		program, args = "resize2fs", []string{"{}"}
+	}
+	r, err := s.kernel.Run(d, program, args...)
+	if err != nil || r.code != 0 {
+		return fmt.Errorf("grow the file system: %s ended with code %d: %s", program, r.code, errorText(r, err))
+	}
+	return nil
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"weft.dev/weft/proto/pb"
+)
+
+func TestAVolumeGoesThroughItsLifeOnANode(t *testing.T) {
+	for _, fsType := range []string{"ext4", "xfs", ""} {
+		w := newNodeWorld(t)
+		w.stage = stageRequest(fsType)
+		w.publish = publishRequest(w.stage, "/pods/p1")
+		for range 2 { // each call may be repeated
+			succeeds(t, "stage", w.stageErr())
+		}
+		for range 2 {
+			succeeds(t, "publish", w.publishErr())
+		}
+		want := cmp.Or(fsType, "ext4")
+		if m, ok := w.mountedAt("/pods/p1"); !ok || m.fsType != want || m.device != w.disk.number {
+			t.Errorf("target has %+v, want %s of %s", m, want, w.disk.number)
+		}
+		if n := w.formats(); n != 1 {
+			t.Errorf("%d file systems made, want 1", n)
+		}
+		if got := w.records.updates; !slices.Equal(got, []string{"formatting " + want, want}) {
+			t.Errorf("recorded %q", got)
+		}
+		for range 2 {
+			succeeds(t, "unpublish", w.unpublishErr())
+		}
+		for range 2 {
+			succeeds(t, "unstage", w.unstageErr())
+		}
+		w.kernel.nothingMounted(t)
+	}
+}
+
+func TestARawDeviceIsBoundAndHasNoFileSystemMade(t *testing.T) {
+	w := newNodeWorld(t)
+	w.stage.VolumeCapability = blockCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
+	w.publish = publishRequest(w.stage, "/pods/p1")
+	succeeds(t, "stage", w.stageErr())
+	if m, ok := w.mountedAt("/staging/db1"); ok {
+		t.Errorf("staging a raw device mounted %+v", m)
+	}
+	for range 2 {
+		succeeds(t, "publish", w.publishErr())
+	}
+	if n, ok := w.kernel.Node("/pods/p1"); !ok || n != w.disk.number {
+		t.Errorf("target is device %v, %v, want %v", n, ok, w.disk.number)
+	}
+	refused(t, "unstage before unpublish", w.unstageErr(), codes.FailedPrecondition, "/pods/p1")
+	succeeds(t, "unpublish", w.unpublishErr())
+	succeeds(t, "unstage", w.unstageErr())
+	if w.formats() > 0 {
+		t.Error("a file system was made on a raw device")
+	}
+	w.kernel.nothingMounted(t)
+}
+
+func TestStageTakesTheDeviceByItsNumberNotItsName(t *testing.T) {
+	w := newNodeWorld(t)
+	other := w.kernel.addDisk("/dev/other", 512*mib)
+	w.kernel.mu.Lock()
+	w.kernel.nodes[device1] = other.number // the name leads to another volume's device
+	w.kernel.mu.Unlock()
+	refused(t, "stage", w.stageErr(), codes.Unavailable, other.number.String(), w.disk.number.String())
+
+	w.kernel.mu.Lock()
+	w.kernel.nodes[device1] = w.disk.number
+	w.kernel.mu.Unlock()
+	gets := 0
+	w.records.fail = func(call string) error {
+		if call == "GetVolume" {
+			if gets++; gets == 2 { // after the open: the volume was attached anew meanwhile
+				w.records.volumes[volumeID].Attachment.Epoch++
+			}
+		}
+		return nil
+	}
+	refused(t, "stage", w.stageErr(), codes.Unavailable, "meanwhile")
+	w.records.fail = nil
+	succeeds(t, "stage at the later epoch", w.stageErr())
+}
+
+func TestStageWaitsForTheDevice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newNodeWorld(t)
+		w.records.set(volumeID, func(v *pb.Volume) {
+			v.Attachment.State, v.Attachment.WaitingFor = pb.AttachmentState_ATTACHMENT_STATE_GRANTED, "target t1"
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		_, err := w.node.NodeStageVolume(ctx, w.stage)
+		refused(t, "stage", err, codes.DeadlineExceeded, "target t1")
+
+		done := make(chan error, 1)
+		go func() { done <- w.stageErr() }()
+		time.Sleep(5 * time.Second) // of the bubble
+		w.records.set(volumeID, func(v *pb.Volume) { v.Attachment.State = pb.AttachmentState_ATTACHMENT_STATE_ATTACHED })
+		succeeds(t, "stage", <-done)
+	})
+}
+
+func TestStageRefusesWhatIsNotItsToMount(t *testing.T) {
+	cases := []struct {
+		name  string
+		set   func(w *nodeWorld)
+		code  codes.Code
+		names []string
+	}{
+		{"another file system", func(w *nodeWorld) { w.disk.start = encodeXFS(otherID, 512*mib, false) }, codes.FailedPrecondition, []string{"ext4", "xfs"}},
+		{"another one was recorded", func(w *nodeWorld) { w.records.volumes[volumeID].Formatted = "xfs" }, codes.FailedPrecondition, []string{"ext4", "xfs"}},
+		{"a volume group", func(w *nodeWorld) { w.disk.foreign = "LVM2_member" }, codes.FailedPrecondition, []string{"LVM2_member"}},
+		{"data at the start", func(w *nodeWorld) { w.disk.start[2000] = 1 }, codes.FailedPrecondition, []string{"data"}},
+		{"data at the end", func(w *nodeWorld) { w.disk.end[2000] = 1 }, codes.FailedPrecondition, []string{"data"}},
+		{"a file system that is gone", func(w *nodeWorld) { w.records.volumes[volumeID].Formatted = "ext4" }, codes.FailedPrecondition, []string{"ext4", "empty"}},
+		{"a device that can not be read", func(w *nodeWorld) { w.disk.ioError = true }, codes.Unavailable, nil},
+		{"no attachment", func(w *nodeWorld) { w.records.volumes[volumeID].Attachment = nil }, codes.FailedPrecondition, []string{thisNode}},
+		{"an attachment elsewhere", func(w *nodeWorld) { w.records.volumes[volumeID].Attachment.Node = "n2" }, codes.FailedPrecondition, []string{thisNode}},
+		{"an attachment that ends", func(w *nodeWorld) {
+			w.records.volumes[volumeID].Attachment.State = pb.AttachmentState_ATTACHMENT_STATE_DETACHING
+		}, codes.Aborted, nil},
+		{"a device that is too small yet", func(w *nodeWorld) { w.records.volumes[volumeID].Attachment.SizeBytes = 1024 * mib }, codes.Unavailable, nil},
+		{"no such volume", func(w *nodeWorld) { w.stage.VolumeId = otherID }, codes.NotFound, nil},
+		{"damage", func(w *nodeWorld) {
+			w.disk.start, w.disk.fsck = encodeExt4(volumeID, 512*mib, true), result{code: 4, output: "UNEXPECTED INCONSISTENCY"}
+		}, codes.FailedPrecondition, []string{"UNEXPECTED INCONSISTENCY"}},
+		{"an option that is not served", func(w *nodeWorld) { w.stage = stageRequest("ext4", "journal_path=/dev/sda") }, codes.InvalidArgument, []string{"journal_path"}},
+		{"a file system that is not served", func(w *nodeWorld) { w.stage = stageRequest("btrfs") }, codes.InvalidArgument, []string{"btrfs"}},
+		{"several writers of a file system", func(w *nodeWorld) {
+			w.stage.VolumeCapability = mountCapability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, "ext4")
+		}, codes.InvalidArgument, nil},
+		{"no manager", func(w *nodeWorld) { w.records.down = context.DeadlineExceeded }, codes.Unavailable, nil},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			w := newNodeWorld(t)
+			c.set(w)
+			refused(t, "stage", w.stageErr(), c.code, c.names...)
+			if w.formats() > 0 {
+				t.Error("it was formatted")
+			}
+			w.kernel.nothingMounted(t)
+		})
+	}
+}
+
+func TestStagedWithOtherArgumentsAlreadyExists(t *testing.T) {
+	w := newNodeWorld(t)
+	w.stage = stageRequest("ext4", "noatime", `context="system_u:object_r:container_file_t:s0:c1,c2"`)
+	succeeds(t, "stage", w.stageErr())
+	succeeds(t, "the same again", w.stageErr())
+	for what, other := range map[string]*csi.NodeStageVolumeRequest{
+		"another file system":    stageRequest("xfs", "noatime"),
+		"other options":          stageRequest("ext4", `context="system_u:object_r:container_file_t:s0:c1,c2"`),
+		"another SELinux label":  stageRequest("ext4", "noatime", `context="system_u:object_r:container_file_t:s0:c3,c4"`),
+		"without that label":     stageRequest("ext4", "noatime"),
+		"with one option more":   stageRequest("ext4", "noatime", "nodev", `context="system_u:object_r:container_file_t:s0:c1,c2"`),
+		"read-only, by its mode": {VolumeId: volumeID, StagingTargetPath: "/staging/db1", PublishContext: w.stage.PublishContext, VolumeCapability: mountCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY, "ext4", "noatime")},
+	} {
+		w.stage = other
+		refused(t, what, w.stageErr(), codes.AlreadyExists)
+	}
+}
+
+func TestASharedVolumeIsMountedWithoutAWrite(t *testing.T) {
+	for fsType, option := range map[string]string{"ext4": "noload", "xfs": "norecovery"} {
+		w := newNodeWorld(t)
+		w.disk.start = encode(fsType, otherID, 512*mib, true)
+		w.disk.fsck = result{code: 4} // must not be asked for
+		w.records.set(volumeID, func(v *pb.Volume) { v.Attachment.Mode = pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY })
+		w.stage.PublishContext = publication{volume: "db1", epoch: 1, mode: pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY}.context()
+		w.stage.VolumeCapability = mountCapability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, "", "rw")
+		refused(t, "stage with rw", w.stageErr(), codes.InvalidArgument, "rw")
+		w.stage.VolumeCapability = mountCapability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, "")
+		succeeds(t, "stage", w.stageErr())
+		m, _ := w.mountedAt("/staging/db1")
+		if !m.readOnly() || !slices.Contains(m.super, option) {
+			t.Errorf("%s is mounted with %v and %v, want ro and %s", fsType, m.options, m.super, option)
+		}
+		w.publish = publishRequest(w.stage, "/pods/p1")
+		succeeds(t, "publish", w.publishErr())
+		if m, _ := w.mountedAt("/pods/p1"); !m.readOnly() {
+			t.Error("the target is writable")
+		}
+	}
+}
+
+func TestNothingIsMadeOnASharedVolume(t *testing.T) {
+	w := newNodeWorld(t)
+	w.records.set(volumeID, func(v *pb.Volume) { v.Attachment.Mode = pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY })
+	w.stage.PublishContext = publication{volume: "db1", epoch: 1, mode: pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY}.context()
+	w.stage.VolumeCapability = mountCapability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, "ext4")
+	refused(t, "stage", w.stageErr(), codes.FailedPrecondition, "no file system")
+}
+
+func TestStageGrowsTheFileSystem(t *testing.T) {
+	w := newNodeWorld(t)
+	w.disk.start = encodeXFS(volumeID, 256*mib, false)
+	w.records.volumes[volumeID].Formatted = "xfs"
+	w.stage = stageRequest("xfs")
+	succeeds(t, "stage", w.stageErr())
+	if s, _ := parseSuperblock(w.disk.start[:]); s.bytes != w.disk.size {
+		t.Errorf("the file system has %d bytes, its device %d", s.bytes, w.disk.size)
+	}
+}
+
+func TestAFileSystemThatIsLiveElsewhereIsNotTouched(t *testing.T) {
+	w := newNodeWorld(t)
+	w.disk.start = encodeExt4(volumeID, 512*mib, true)
+	w.disk.fsck = result{code: 8} // as of a mounted one
+	w.kernel.elsewhere[w.disk.number] = []string{`process 7 ("pause") has it mounted on /data`}
+	succeeds(t, "stage", w.stageErr())
+	if w.formats() > 0 || slices.Contains(w.kernel.ran, "e2fsck") {
+		t.Errorf("ran %v", w.kernel.ran)
+	}
+}
+
+func TestMkfsThatHangsKeepsTheVolumeAndItsOutcomeIsFound(t *testing.T) {
+	w := newNodeWorld(t)
+	gate := make(chan struct{})
+	w.kernel.hang["mkfs.ext4"] = gate
+	w.kernel.hang["blkid"] = nil
+	_, err := w.node.NodeStageVolume(callContext(t, 50*time.Millisecond), w.stage)
+	refused(t, "stage", err, codes.DeadlineExceeded, "ext4", "goes on")
+	refused(t, "stage again", w.stageErr(), codes.Aborted, "NodeStageVolume")
+	refused(t, "unstage", w.unstageErr(), codes.Aborted, "NodeStageVolume")
+	close(gate)
+	until(t, "the first call's work ends", func() bool {
+		w.node.ops.mu.Lock()
+		defer w.node.ops.mu.Unlock()
+		return len(w.node.ops.under) == 0
+	})
+	if got := w.records.volumes[volumeID].Formatted; got != "ext4" {
+		t.Errorf("recorded %q, though its call had ended: an mkfs that takes longer than a call would be made for ever", got)
+	}
+	succeeds(t, "stage", w.stageErr())
+	if n := w.formats(); n != 1 {
+		t.Errorf("%d file systems made, want 1", n)
+	}
+}
+
+// until waits for something that is about to happen.
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	late := time.After(10 * time.Second)
+	for !is() {
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatalf("%s: not after 10 s", what)
+		}
+	}
+}
+
+func TestTheOptionsOfMkfs(t *testing.T) {
+	v := &pb.Volume{Id: volumeID, SizeBytes: 1 << 40, Layout: &pb.Layout{Stripes: 4, Copies: 2, ChunkBytes: 128 << 10}}
+	single := &pb.Volume{Id: volumeID, SizeBytes: 1 << 40, Layout: &pb.Layout{Stripes: 1, Copies: 2, ChunkBytes: 128 << 10}}
+	small := &pb.Volume{Id: volumeID, SizeBytes: 1 << 29, Layout: v.Layout}
+	cases := []struct {
+		fsType  string
+		volume  *pb.Volume
+		fresh   bool
+		version string
+		want    string
+	}{
+		{"ext4", v, true, "mke2fs 1.47.0 (5-Feb-2023)", "mkfs.ext4 -q -F -b 4096 -m 0 -U ID -E nodiscard,stride=32,stripe_width=128,assume_storage_prezeroed=1 -O ^orphan_file {}"},
+		{"ext4", single, false, "mke2fs 1.47.2 (1-Jan-2025)", "mkfs.ext4 -q -F -b 4096 -m 0 -U ID -E nodiscard,lazy_itable_init=1,lazy_journal_init=0 -O ^orphan_file {}"},
+		{"ext4", single, true, "mke2fs 1.46.5 (30-Dec-2021)", "mkfs.ext4 -q -F -b 4096 -m 0 -U ID -E nodiscard,lazy_itable_init=1,lazy_journal_init=0 {}"},
+		{"xfs", v, true, "", "mkfs.xfs -q -f -K -m uuid=ID -d su=131072,sw=4 {}"},
+		{"xfs", small, true, "", "mkfs.xfs -q -f -K -m uuid=ID -d noalign {}"},
+		{"xfs", single, true, "", "mkfs.xfs -q -f -K -m uuid=ID {}"},
+	}
+	for _, c := range cases {
+		program, args := mkfs(c.fsType, c.volume, c.fresh, parseE2fsVersion(c.version))
+		want := strings.ReplaceAll(c.want, "ID", volumeID)
+		if got := strings.Join(append([]string{program}, args...), " "); got != want {
+			t.Errorf("mkfs(%s, %v, %v, %q) =\n%s, want\n%s", c.fsType, c.volume.Layout, c.fresh, c.version, got, want)
+		}
+	}
+}

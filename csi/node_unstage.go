@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// NodeUnstageVolume unmounts the staging path, and answers when nothing on the node
+// uses the volume's file system any more.
+func (s *nodeServer) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	id, path := r.GetVolumeId(), r.GetStagingTargetPath()
+	if err := missingID(id); err != nil {
+		return nil, err
+	}
+	if err := s.checkPath("staging_target_path", path); err != nil {
+		return nil, err
+	}
+	err := s.run(ctx, id, "NodeUnstageVolume", func(ctx context.Context, t *task) error {
+		return s.unstage(ctx, t, id, path)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}
+
+func (s *nodeServer) unstage(ctx context.Context, t *task, id, path string) error {
+	path, err := s.kernel.Resolve(path)
+	if err != nil {
+		return status.Error(codes.Unavailable, err.Error())
+	}
+	was, err := s.unmountAll(ctx, t, id, path, s.publishedFrom)
+	if err != nil {
+		return err
+	}
+	// If nothing was mounted, an earlier call may have unmounted it and found it in
+	// use; or it was a raw device: then the manager knows which device it is.
+	device, live, err := s.liveDevice(ctx, id, was)
+	if err != nil || !live {
+		return err
+	}
+	return s.stillUsed(id, device)
+}
+
+// publishedFrom refuses to unmount a staging path whose file system is at targets:
+// the mount there tells the next call what is in use.
+func (s *nodeServer) publishedFrom(all mounts, m mount) error {
+	if m.root != "/" {
+		return nil
+	}
+	if others := all.fileSystemOn(m.device, all.place(m)); len(others) > 0 {
+		return fmt.Errorf("it is published on %s", others.points())
+	}
+	return nil
+}
+
+// liveDevice is the device of the volume on this node: what was unmounted, else what
+// the manager says; live is false if nothing on it can reach the volume.
+func (s *nodeServer) liveDevice(ctx context.Context, id string, was *number) (device number, live bool, err error) {
+	if was != nil {
+		dead, err := s.superseded(ctx, id, *was)
+		// Without the manager a device counts as live: what can be seen of it decides.
+		return *was, err != nil || !dead, nil
+	}
+	v, err := s.volume(ctx, id)
+	if status.Code(err) == codes.NotFound {
+		return device, false, nil
+	}
+	if err != nil {
+		return device, false, err
+	}
+	a := attachmentTo(v, string(s.cfg.Node))
+	if a == nil || a.DeviceNumber == "" {
+		return device, false, nil
+	}
+	if device, err = parseNumber(a.DeviceNumber); err != nil {
+		return device, false, status.Error(codes.Unavailable, err.Error())
+	}
+	return device, true, nil
+}
+
+// stillUsed refuses as long as a device's file system is mounted anywhere, or its
+// node at a target. A loop device over it is the kubelet's own, of a raw volume.
+func (s *nodeServer) stillUsed(id string, device number) error {
+	all, err := s.kernel.Mounts()
+	if err != nil {
+		return status.Error(codes.Unavailable, err.Error())
+	}
+	here := append(all.fileSystemOn(device), s.nodesOf(all, device)...)
+	users, err := s.kernel.MountsElsewhere(device)
+	if err != nil {
+		return status.Error(codes.Unavailable, err.Error())
+	}
+	if len(here) > 0 {
+		users = append(users, "the mount on "+here.points())
+	}
+	if len(users) > 0 {
+		return status.Errorf(codes.FailedPrecondition, "volume %s: its device %s is still in use: %s", id, device, strings.Join(users, ", "))
+	}
+	return nil
+}
+
+// nodesOf are the mounts of a device's node.
+func (s *nodeServer) nodesOf(all mounts, device number, without ...place) mounts {
+	return all.distinct(without, func(m mount) bool {
+		if !m.mayBeNode() {
+			return false
+		}
+		node, ok := s.kernel.Node(m.point)
+		return ok && node == device
+	})
+}
+
+// unmountAll unmounts all that is at a path, without a look at it: a dead file
+// system answers a look with an error, and that is not "nothing is mounted". It
+// tells the device that was there, if there was one. The check may refuse.
+func (s *nodeServer) unmountAll(ctx context.Context, t *task, id, path string, check func(mounts, mount) error) (was *number, err error) {
+	for {
+		all, err := s.kernel.Mounts()
+		if err != nil {
+			return was, status.Error(codes.Unavailable, err.Error())
+		}
+		m, mounted := all.at(path)
+		if !mounted {
+			return was, nil
+		}
+		if err := t.next(ctx, "unmount %s", path); err != nil {
+			return was, err
+		}
+		device := s.deviceOf(m)
+		err = check(all, m)
+		if err == nil {
+			err = s.kernel.Unmount(path, false)
+		}
+		switch {
+		case err == nil, errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EINVAL):
+		default:
+			if err := s.unmountHeld(ctx, id, m, device, err); err != nil {
+				return was, err
+			}
+		}
+		was = &device
+	}
+}
+
+// unmountHeld is for a mount that does not go. If its device reaches nothing any
+// more, it is detached under those who use it, so that a node that comes back gets
+// rid of what it had: what they still write was refused long ago. Else its users
+// are named; it is never detached under data that may be on its way.
+func (s *nodeServer) unmountHeld(ctx context.Context, id string, m mount, device number, cause error) error {
+	dead, err := s.superseded(ctx, id, device)
+	if err == nil && dead {
+		logOf(ctx).Warn("detaching a mount of an earlier attachment under its users", "point", m.point, "device", device.String(), "cause", cause)
+		if err := s.kernel.Unmount(m.point, true); err != nil {
+			return status.Error(codes.Unavailable, err.Error())
+		}
+		return nil
+	}
+	text := fmt.Sprintf("volume %s: unmount %s: %v", id, m.point, cause)
+	if errors.Is(cause, unix.EBUSY) {
+		holders := s.kernel.Holders(m)
+		if len(holders) == 0 {
+			holders = []string{"something that can not be seen from here"}
+		}
+		text += "; held by " + strings.Join(holders, ", ")
+	}
+	if err != nil {
+		text += fmt.Sprintf("; whether it is attached still is not known: %v", err)
+	}
+	return status.Error(codes.FailedPrecondition, text)
+}
