@@ -15,6 +15,8 @@ machines() { # what the scenarios in virtual machines, and the build, need
 	need fio fio
 	need mkfs.ext4 e2fsprogs
 	need mkfs.xfs xfsprogs
+	need blkid util-linux
+	need losetup mount
 	need nvme nvme-cli
 	need depmod kmod
 	need protoc protobuf-compiler
