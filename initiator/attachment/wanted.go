@@ -10,6 +10,7 @@ package attachment
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -25,6 +26,7 @@ type Wanted struct {
 	Layout   block.Layout
 	Epoch    block.Epoch
 	BootID   string
+	ReadOnly bool // several hosts have it, and none writes
 	Equalize bool
 	Detach   bool
 	Links    []Link // by column, then copy
@@ -78,11 +80,11 @@ func Parse(p *pb.WantedAttachment) (*Wanted, error) {
 			Chunk:   block.Size(p.GetLayout().GetChunkBytes()),
 		},
 	}
-	if mode := p.GetMode(); mode != pb.AttachMode_ATTACH_MODE_UNSPECIFIED && mode != pb.AttachMode_ATTACH_MODE_EXCLUSIVE {
-		return nil, fmt.Errorf("mode %v: only exclusive attachments are supported", mode)
-	}
 	if err := w.Layout.Check(); err != nil {
 		return nil, fmt.Errorf("layout: %w", err)
+	}
+	if err := w.setMode(p.GetMode()); err != nil {
+		return nil, fmt.Errorf("mode %v: %w", p.GetMode(), err)
 	}
 	if w.Epoch == 0 || w.Size == 0 || w.Size%block.SectorSize != 0 {
 		return nil, fmt.Errorf("epoch %d, size %d: both must be positive, the size in whole sectors", w.Epoch, w.Size)
@@ -98,12 +100,35 @@ func Parse(p *pb.WantedAttachment) (*Wanted, error) {
 		if w.At(link.Column, link.Copy) != nil {
 			return nil, fmt.Errorf("leg %q: column %d has another copy %d", l.GetLegId(), link.Column, link.Copy)
 		}
+		if w.ReadOnly && link.Rebuilding {
+			return nil, fmt.Errorf("leg %q: to be rebuilt, though nobody writes", l.GetLegId())
+		}
 		w.Links = append(w.Links, link)
 	}
 	slices.SortFunc(w.Links, func(a, b Link) int {
 		return cmp.Or(cmp.Compare(a.Column, b.Column), cmp.Compare(a.Copy, b.Copy))
 	})
 	return w, nil
+}
+
+// setMode refuses what would let copies differ: with several hosts that write, each
+// would have to leave a lost copy before a write goes on that misses it.
+func (w *Wanted) setMode(m pb.AttachMode) error {
+	switch m {
+	case pb.AttachMode_ATTACH_MODE_UNSPECIFIED, pb.AttachMode_ATTACH_MODE_EXCLUSIVE:
+	case pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY:
+		w.ReadOnly = true
+		if w.Equalize {
+			return errors.New("the copies can not be made equal where nobody writes")
+		}
+	case pb.AttachMode_ATTACH_MODE_SHARED_BLOCK:
+		if w.Layout.Copies > 1 {
+			return fmt.Errorf("needs a volume of one copy, this one has %d", w.Layout.Copies)
+		}
+	default:
+		return errors.New("not known")
+	}
+	return nil
 }
 
 func parseLink(p *pb.WantedLink, layout block.Layout) (Link, error) {

@@ -59,7 +59,7 @@ func exportFUSE(ctx context.Context, sys system, g *gate, o Options) (_ frontend
 			return fmt.Errorf("open %s: %w", fuseFile(o), err)
 		}
 		defer unix.Close(f)
-		if d.loop, err = sys.attachLoop(f, g.geometry.Load().BlockSize, mark(o)); err != nil {
+		if d.loop, err = sys.attachLoop(f, *g.geometry.Load(), mark(o)); err != nil {
 			return err
 		}
 		if err := d.tune(o); err != nil {

@@ -39,14 +39,17 @@ func markNumber(o Options) uint64 {
 
 // attachLoop makes a loop device of a file, with direct I/O, and returns the
 // disk's name. The kernel asks the file for its size and discard granularity.
-func (s system) attachLoop(f int, blockSize block.Size, mark string) (disk string, err error) {
+func (s system) attachLoop(f int, g block.Geometry, mark string) (disk string, err error) {
 	control, err := os.OpenFile(s.control("loop-control"), os.O_RDWR, 0)
 	if err != nil {
 		return "", fmt.Errorf("attach a loop device: %w", err)
 	}
 	defer control.Close()
-	config := unix.LoopConfig{Fd: uint32(f), Size: uint32(blockSize)}
+	config := unix.LoopConfig{Fd: uint32(f), Size: uint32(g.BlockSize)}
 	config.Info.Flags = unix.LO_FLAGS_DIRECT_IO
+	if g.ReadOnly {
+		config.Info.Flags |= unix.LO_FLAGS_READ_ONLY
+	}
 	copy(config.Info.File_name[:len(config.Info.File_name)-1], mark)
 	// Whoever takes the free device first has it; the others ask again.
 	for range 64 {
@@ -76,6 +79,9 @@ func (s system) onLoop(disk string, do func(fd int) error) error {
 		return err
 	}
 	fd, err := unix.Open(s.node(disk), unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EROFS) { // it is read-only
+		fd, err = unix.Open(s.node(disk), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	}
 	if err != nil {
 		return fmt.Errorf("open %s: %w", s.node(disk), err)
 	}

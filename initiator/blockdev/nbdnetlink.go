@@ -33,6 +33,7 @@ const (
 	nbdSockFD   = 1
 
 	nbdHasFlags        = 1 << 0
+	nbdReadOnly        = 1 << 1
 	nbdSendFlush       = 1 << 2
 	nbdSendFUA         = 1 << 3
 	nbdSendTrim        = 1 << 5
@@ -51,6 +52,9 @@ type nbdConfig struct {
 // flags: FUA only together with a cache, as the driver wants it.
 func (c nbdConfig) flags() uint64 {
 	f := uint64(nbdHasFlags | nbdCanMultiConn)
+	if c.geometry.ReadOnly {
+		f |= nbdReadOnly
+	}
 	if c.geometry.VolatileCache {
 		f |= nbdSendFlush | nbdSendFUA
 	}

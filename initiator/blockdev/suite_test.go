@@ -28,6 +28,7 @@ func runSuite(t *testing.T, k Kind) {
 		"TheGeometryIsTheDevices":               testGeometry,
 		"AFlushReachesTheDevice":                testFlush,
 		"WithoutACacheNoFlushIsSent":            testNoCache,
+		"AReadOnlyDeviceIsNotWrittenTo":         testReadOnly,
 		"DiscardsAndZeroesPassThrough":          testDiscard,
 		"WithoutADiscardUnitNothingIsDiscarded": testNoDiscard,
 		"AHeldWriteWaits":                       testHeld,

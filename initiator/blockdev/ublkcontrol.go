@@ -78,8 +78,9 @@ const (
 	ublkParamBasic   = 1 << 0
 	ublkParamDiscard = 1 << 1
 
-	ublkAttrCache = 1 << 2
-	ublkAttrFUA   = 1 << 3
+	ublkAttrReadOnly = 1 << 0
+	ublkAttrCache    = 1 << 2
+	ublkAttrFUA      = 1 << 3
 )
 
 func ublkParamsOf(g block.Geometry, maxIO uint32) ublkParams {
@@ -91,6 +92,9 @@ func ublkParamsOf(g block.Geometry, maxIO uint32) ublkParams {
 	}
 	if g.VolatileCache {
 		p.attrs = ublkAttrCache | ublkAttrFUA
+	}
+	if g.ReadOnly {
+		p.attrs |= ublkAttrReadOnly
 	}
 	if g.DiscardUnit > 0 {
 		most := uint32(block.GiB.Sectors())

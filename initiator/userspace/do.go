@@ -120,7 +120,11 @@ func (k *Keeper) released(leg block.LegID) {
 // add begins the rebuild of a leg.
 func (k *Keeper) add(w *attachment.Wanted, l legAt) error {
 	v := k.stack.volume
-	if err := v.Add(l.column, l.copy, k.devices[l.leg], engine.Rebuilding, l.full); err != nil {
+	state := engine.Rebuilding
+	if w.ReadOnly {
+		state = engine.InSync
+	}
+	if err := v.Add(l.column, l.copy, k.devices[l.leg], state, l.full); err != nil {
 		return err
 	}
 	slot := slotOf(w, l)

@@ -38,7 +38,7 @@ const (
 	opCut        op = "cut"            // end a connection at once: what waits on it fails
 	opBuild      op = "build"          // the volume, of its legs in sync
 	opEqualize   op = "equalize"       // begin to make its copies equal
-	opAdd        op = "rebuild"        // begin to copy to a leg
+	opAdd        op = "rebuild"        // begin to copy to a leg, or to read from one that nobody writes to
 	opRecovered  op = "record-in-sync" // tell the manager that a leg has caught up
 	opPromote    op = "promote"        // read from a leg
 	opExport     op = "export"         // make the device
@@ -279,11 +279,12 @@ func (p *planner) connect() {
 
 // lease stops the volume when a leg has been silent for so long that another
 // host may have been given it. It goes on when every leg that is left has
-// answered.
+// answered. Who only reads needs no lease: nobody is let write to any leg before
+// none of them can be read any more.
 func (p *planner) lease() {
 	out := slices.ContainsFunc(p.members, func(m member) bool { return m.Link != nil && p.silence(m.Leg) >= p.l.lease })
 	switch {
-	case !p.s.volume.built:
+	case !p.s.volume.built || p.w.ReadOnly:
 	case out && !p.s.volume.suspended:
 		p.do(order{op: opSuspend})
 	case !p.s.volume.suspended:
@@ -335,7 +336,10 @@ func (p *planner) gather(column int) (live []legAt, complete bool) {
 	switch {
 	case len(live) == 0 && len(missing) == 0:
 		p.v.Wait("a leg of column %d that is in sync", column)
-	case len(live) > 0 && len(missing) > 0 && p.s.now.Sub(p.m.since) >= p.l.connect:
+	case len(live) == 0 || len(missing) == 0 || p.s.now.Sub(p.m.since) < p.l.connect:
+	case p.w.ReadOnly:
+		return live, true // the others join later
+	default:
 		p.record(missing)
 	}
 	return live, len(live) > 0 && len(missing) == 0
@@ -359,7 +363,7 @@ func (p *planner) change() {
 		switch i := p.memberAt(at); {
 		case i >= 0:
 			p.recovered(p.members[i])
-		case p.m.records.InSync(p.link(at)):
+		case p.m.records.InSync(p.link(at)) && !p.w.ReadOnly:
 			p.missed(at)
 		default:
 			p.rejoin(at)
@@ -389,6 +393,9 @@ func (p *planner) rejoin(at place) {
 		return
 	case !p.s.legs[l.Leg].live:
 		return
+	}
+	if p.w.ReadOnly && (!p.s.legs[l.Leg].answers || p.silence(l.Leg) > 0) {
+		return // it was left because it did not answer
 	}
 	was := p.m.slots[at]
 	full := l.CopyAll || was.leg != l.Leg || !was.tracked

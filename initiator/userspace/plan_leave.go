@@ -48,7 +48,7 @@ func (p *planner) letGo() {
 		}
 	case !p.s.volume.equal:
 		p.do(order{op: opDismantle})
-	case settled && !p.s.volume.flushed:
+	case settled && !p.s.volume.flushed && !p.w.ReadOnly:
 		p.do(order{op: opFlush})
 	case settled:
 		p.do(order{op: opDismantle, clean: true})
@@ -63,6 +63,9 @@ func (p *planner) settled() bool {
 			continue
 		}
 		at := p.memberAt(place{l.Column, l.Copy})
+		if at < 0 && p.w.ReadOnly {
+			continue
+		}
 		if at < 0 || p.members[at].Lost != "" || p.members[at].Link == nil || p.silence(l.Leg) > 0 {
 			return false
 		}

@@ -59,7 +59,7 @@ func (p *planner) member(at place) (member, bool) {
 	switch status.State {
 	case engine.InSync, engine.CaughtUp, engine.Rebuilding:
 	case engine.Dropped:
-		if m.Link == nil && status.Outstanding == 0 {
+		if (m.Link == nil || p.w.ReadOnly) && status.Outstanding == 0 {
 			return member{}, false
 		}
 	default:
@@ -88,7 +88,7 @@ func (p *planner) judge(m *member, status engine.LegStatus) {
 		m.Lost = fmt.Sprintf("its rebuild failed: %v", status.Err)
 	case silence > p.l.window && l.looks >= 3:
 		m.Lost = fmt.Sprintf("no answer for more than %v", p.l.window)
-	case status.Err != nil && status.State != engine.Rebuilding:
+	case status.Err != nil && status.State != engine.Rebuilding && !p.w.ReadOnly: // a read has gone to another copy
 		m.Lost = status.Err.Error()
 	case status.Outstanding > 0 && status.Oldest > p.l.stuck:
 		m.Lost, m.Waiting = fmt.Sprintf("an I/O is not answered for %v", status.Oldest.Round(time.Second)), true
@@ -151,7 +151,7 @@ func (p *planner) dropLost() {
 			continue
 		}
 		l := legAt{place: m.place, leg: m.Leg, revision: p.m.slots[m.place].revision, why: m.Lost, since: m.since}
-		if m.Link != nil {
+		if m.Link != nil && !p.w.ReadOnly {
 			record = append(record, l)
 		}
 		if m.state != engine.Dropped {

@@ -30,7 +30,7 @@ type stack struct {
 
 // build makes the volume of its legs in sync.
 func (k *Keeper) build(w *attachment.Wanted, o order) error {
-	config := engine.Config{Layout: w.Layout, Size: w.Size, BlockSize: block.SectorSize, FailMedium: true, OnEvent: k.event}
+	config := engine.Config{Layout: w.Layout, Size: w.Size, BlockSize: block.SectorSize, FailMedium: true, ReadOnly: w.ReadOnly, OnEvent: k.event}
 	for _, l := range o.legs {
 		config.BlockSize = max(config.BlockSize, k.devices[l.leg].Geometry().BlockSize)
 	}
@@ -49,7 +49,7 @@ func (k *Keeper) build(w *attachment.Wanted, o order) error {
 	k.stack = &stack{wanted: w, volume: v, equal: !w.Equalize || w.Layout.Copies == 1, cancel: func() {}}
 	k.memory.slots, k.memory.used = slots, true
 	k.trackIfEqual()
-	if k.stack.equal {
+	if k.stack.equal && !w.ReadOnly {
 		// Until a first flush the engine must take a leg with a cache to lack anything
 		// that was ever written to it. There is nothing: it was let go flushed.
 		go block.Flush(v) //nolint:errcheck // the next flush will do

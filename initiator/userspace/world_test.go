@@ -64,11 +64,12 @@ type fakeNode struct {
 
 // fakeLeg is a leg on its drive.
 type fakeLeg struct {
-	name string
-	data []byte
-	err  error // what it answers to writes
-	bad  error // what it answers to reads of data; probes are at offset 0
-	head error // what it answers to reads there
+	name    string
+	data    []byte
+	err     error // what it answers to writes
+	bad     error // what it answers to reads of data; probes are at offset 0
+	head    error // what it answers to reads there
+	changes int   // what was sent to it that is no read
 }
 
 func legID(column, copy int) block.LegID {
@@ -310,6 +311,9 @@ func (d *fakeDev) Submit(io *block.IO) {
 		return
 	}
 	var err error
+	if io.Op != block.OpRead {
+		d.leg.changes++
+	}
 	switch io.Op {
 	case block.OpRead:
 		err = d.leg.bad

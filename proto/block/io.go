@@ -64,6 +64,7 @@ type Geometry struct {
 	DiscardUnit   Size // 0: discards do nothing
 	MaxIO         Size // of one IO; 0: any
 	VolatileCache bool // acknowledged writes need OpFlush to be durable
+	ReadOnly      bool // what would change it fails with ErrReadOnly
 }
 
 // Device is anything that takes IOs: a file, a namespace on the other side of a
@@ -92,6 +93,8 @@ func (g Geometry) CheckIO(io *IO) error {
 		return nil
 	case io.Op < OpRead || io.Op > OpWriteZeroes:
 		return ErrUnsupported
+	case g.ReadOnly && io.Op != OpRead:
+		return ErrReadOnly
 	case io.Off < 0 || io.Len <= 0 || io.Off%b != 0 || io.Len%b != 0 || uint64(io.Off) > uint64(g.Size) || uint64(io.Len) > uint64(g.Size)-uint64(io.Off):
 		return ErrRange
 	case (io.Op == OpRead || io.Op == OpWrite) && int64(len(io.Data)) != io.Len:

@@ -212,7 +212,7 @@ func (c *column) discards() bool {
 
 // misses notes that a leg may not have what a piece writes.
 func (c *column) misses(copy int, p *piece) {
-	if l := &c.legs[copy]; l.missed != nil {
+	if l := &c.legs[copy]; l.missed != nil && !c.v.cfg.ReadOnly {
 		l.missed.set(c.v.plan.regionsOf(p.off, p.end))
 	}
 }

@@ -35,6 +35,10 @@ type Config struct {
 	// FailMedium: a read that all copies in sync failed with block.ErrMedium fails
 	// with it. Otherwise it is held and tried again, as with all other errors.
 	FailMedium bool
+	// ReadOnly: nobody writes, to any leg, here or elsewhere, as long as the volume
+	// lives. IOs that would fail with block.ErrReadOnly, and a leg that was dropped
+	// misses nothing: it is added in sync again.
+	ReadOnly bool
 	// OnEvent is told what happens to legs, in the order in which it happens to
 	// each. It is called from any goroutine, must not block, and may call Status
 	// but nothing that changes the volume. May be nil.

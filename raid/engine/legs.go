@@ -87,7 +87,9 @@ func (c *column) mayAdd(l *leg, state State) error {
 		return errors.New("there is no other copy")
 	case state == InSync && l.state == InSync:
 		return nil
-	case state == InSync && l.state != Absent:
+	case state == Rebuilding && c.v.cfg.ReadOnly:
+		return errors.New("nothing is written to it")
+	case state == InSync && l.state != Absent && !c.v.cfg.ReadOnly:
 		return fmt.Errorf("it is %v, so it must be rebuilt", l.state)
 	case state == InSync && c.equalizing:
 		return errors.New("copies are being made equal without it")
@@ -101,7 +103,7 @@ func (c *column) mayAdd(l *leg, state State) error {
 func (c *column) add(copy int, dev block.Device, g block.Geometry, state State, full bool, e *effects) {
 	l := &c.legs[copy]
 	again := l.state == InSync
-	l.dev, l.maxIO, l.discards, l.caches = dev, int64(g.MaxIO/c.v.cfg.BlockSize*c.v.cfg.BlockSize), g.DiscardUnit > 0, g.VolatileCache
+	l.dev, l.maxIO, l.discards, l.caches = dev, int64(g.MaxIO/c.v.cfg.BlockSize*c.v.cfg.BlockSize), g.DiscardUnit > 0, g.VolatileCache && !c.v.cfg.ReadOnly
 	l.gen++
 	l.err, l.told = nil, 0
 	if again {

@@ -26,8 +26,9 @@ type request struct {
 }
 
 // Submit is block.Device's. IOs are held while they can not be answered; they
-// fail only with block.ErrRange, block.ErrUnsupported, with block.ErrMedium (see
-// Config.FailMedium), and with block.ErrGone after Close or Abort.
+// fail only with block.ErrRange, block.ErrUnsupported, block.ErrReadOnly, with
+// block.ErrMedium (see Config.FailMedium), and with block.ErrGone after Close or
+// Abort.
 func (v *Volume) Submit(io *block.IO) {
 	if err := v.geometry().CheckIO(io); err != nil {
 		io.Complete(err)

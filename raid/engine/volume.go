@@ -122,6 +122,9 @@ func (cfg *Config) complete() error {
 // that are now in use have them.
 func (v *Volume) Geometry() block.Geometry {
 	g := v.geometry()
+	if v.cfg.ReadOnly {
+		return g
+	}
 	for k := range v.columns {
 		c := &v.columns[k]
 		c.shards[0].mu.Lock()
@@ -136,7 +139,9 @@ func (v *Volume) Geometry() block.Geometry {
 }
 
 func (v *Volume) geometry() block.Geometry {
-	return block.Geometry{Size: block.Size(v.size.Load()), BlockSize: v.cfg.BlockSize, VolatileCache: true}
+	return block.Geometry{
+		Size: block.Size(v.size.Load()), BlockSize: v.cfg.BlockSize, VolatileCache: !v.cfg.ReadOnly, ReadOnly: v.cfg.ReadOnly,
+	}
 }
 
 // Suspend lets nothing more go to the legs, reads and rebuilds included; IO is

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/proto/block"
+)
+
+// readOnly is served for a host that shares the volume and may only read it. At the
+// end, nothing may have been recorded of a leg, or written to it.
+func readOnly(t *testing.T, f func(w *world)) {
+	t.Helper()
+	from(t, 1, 2, func(w *world) { w.wanted.ReadOnly = true }, func(w *world) {
+		w.until(serving)
+		w.expect("attach", "connect t0", "connect t1", "export db1")
+		f(w)
+		for id, l := range w.legs {
+			if l.changes > 0 {
+				t.Errorf("leg %v was sent %d operations that are no reads", id, l.changes)
+			}
+		}
+	})
+}
+
+func TestWhoOnlyReadsCanNotWrite(t *testing.T) {
+	readOnly(t, func(w *world) {
+		if g := w.device.volume.Geometry(); !g.ReadOnly || g.VolatileCache || g.DiscardUnit > 0 {
+			t.Errorf("the device is %+v, want it read-only, without a cache and discards", g)
+		}
+		if err := <-w.write(4096, 1); !errors.Is(err, block.ErrReadOnly) {
+			t.Errorf("a write = %v, want %v", err, block.ErrReadOnly)
+		}
+		w.legs[legID(0, 0)].data[4096], w.legs[legID(0, 1)].data[4096] = 7, 7
+		if got, err := w.read(4096); got != 7 || err != nil {
+			t.Errorf("a read = %d, %v", got, err)
+		}
+		w.want(func(x *attachment.Wanted) { x.Detach = true })
+		w.until(clean)
+		w.expect("detach, without a flush", "close", "disconnect t0", "disconnect t1")
+	})
+}
+
+func TestWhoOnlyReadsLeavesALegAndComesBackByItself(t *testing.T) {
+	readOnly(t, func(w *world) {
+		for _, name := range []string{"t0", "t1", "t0"} {
+			w.fallSilent(name)
+			read := make(chan error, 4)
+			for i := range 4 {
+				go func() { _, err := w.read(int64(i) << 20); read <- err }()
+			}
+			for range 4 {
+				if err := <-read; err != nil {
+					t.Errorf("a read while %s is silent: %v", name, err)
+				}
+			}
+			time.Sleep(20 * time.Second)
+			w.took()
+			w.answer(name)
+			time.Sleep(10 * time.Second)
+			w.expect(name+" is back", "connect "+name)
+		}
+	})
+}
+
+func TestWhoOnlyReadsKeepsReadingWithoutTheManager(t *testing.T) {
+	readOnly(t, func(w *world) {
+		w.refuse(errors.New("connection refused"))
+		w.fallSilent("t0")
+		time.Sleep(time.Minute)
+		if _, err := w.read(0); err != nil {
+			t.Errorf("a read = %v", err)
+		}
+		if r := w.report(); r.Phase != serving {
+			t.Errorf("phase %v, waits for %q; want it serving", r.Phase, r.WaitingFor)
+		}
+	})
+}
+
+func TestABadBlockIsReadFromTheOtherCopy(t *testing.T) {
+	readOnly(t, func(w *world) {
+		w.legs[legID(0, 0)].bad = block.ErrMedium
+		w.legs[legID(0, 1)].data[8192] = 5
+		for range 5 {
+			if got, err := w.read(8192); got != 5 || err != nil {
+				t.Errorf("a read = %d, %v", got, err)
+			}
+			time.Sleep(3 * time.Second)
+		}
+		w.expect("no leg left")
+	})
+}
+
+func TestWhoOnlyReadsBeginsWithoutALegThatIsNotThere(t *testing.T) {
+	from(t, 1, 2, func(w *world) {
+		w.wanted.ReadOnly = true
+		w.nodes["t1"].silent = true
+	}, func(w *world) {
+		w.until(serving)
+		w.took()
+		w.answer("t1")
+		time.Sleep(10 * time.Second)
+		w.fallSilent("t0") // so the other one must be in use by now
+		if _, err := w.read(0); err != nil {
+			t.Errorf("a read = %v", err)
+		}
+	})
+}
+
+// A host can come back to an epoch that it left: the others have it still.
+func TestAHostComesBackToAnEpoch(t *testing.T) {
+	readOnly(t, func(w *world) {
+		w.want(func(x *attachment.Wanted) { x.Detach = true })
+		w.until(clean)
+		w.took()
+		w.want(func(x *attachment.Wanted) { x.Detach = false })
+		w.until(serving)
+		w.expect("again", "connect t0", "connect t1", "export db1")
+		synctest.Wait()
+	})
+}
