@@ -71,7 +71,10 @@ fuzz: ## each fuzz target for FUZZTIME (30s)
 generate: ## proto/pb from proto/weft
 	proto/generate.sh
 
-.PHONY: manifests
+.PHONY: image manifests
+image: ## the container image, in bin/image (OCI layout) and bin/weft-image.tar (ctr images import)
+	go run ./deploy/image -out bin
+
 manifests: ## deploy/kubernetes from the Helm chart (builds Helm, once)
 	go run ./deploy/manifests
 

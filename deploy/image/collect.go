@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+)
+
+// debian is a package.
+type debian struct {
+	name    string
+	depends []string // names of the packages that it needs, in its order
+	control []byte   // its own description
+	files   tree
+}
+
+// packages gives packages by name.
+type packages interface {
+	get(ctx context.Context, name string) (*debian, error)
+}
+
+// collect takes files out of packages, with all that they lead to: what links
+// point at, the libraries and the loader that programs name. It also takes, of
+// each package that gave anything, its description and its licence.
+func collect(ctx context.Context, from packages, wanted map[string]string) (tree, error) {
+	c := &collector{from: from, got: tree{}, opened: map[string]*debian{}, used: map[string]*debian{}}
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		p, err := c.open(ctx, wanted[name])
+		if err != nil {
+			return nil, err
+		}
+		if err := c.take(ctx, p, name); err != nil {
+			return nil, err
+		}
+	}
+	for _, p := range c.used {
+		if err := c.credit(ctx, p); err != nil {
+			return nil, err
+		}
+	}
+	return c.got, nil
+}
+
+type collector struct {
+	from   packages
+	got    tree
+	opened map[string]*debian // by name
+	used   map[string]*debian // those that gave a file
+}
+
+func (c *collector) open(ctx context.Context, name string) (*debian, error) {
+	if p, ok := c.opened[name]; ok {
+		return p, nil
+	}
+	p, err := c.from.get(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("package %s: %w", name, err)
+	}
+	c.opened[name] = p
+	return p, nil
+}
+
+// take takes a file of a package, and what it needs.
+func (c *collector) take(ctx context.Context, p *debian, name string) error {
+	f, ok := p.files[name]
+	if !ok {
+		return fmt.Errorf("package %s has no %s", p.name, name)
+	}
+	if _, done := c.got[name]; done {
+		return nil
+	}
+	c.used[p.name] = p
+	if f.link != "" {
+		to := target(name, f.link)
+		c.got[name] = file{link: relative(name, to)}
+		return c.take(ctx, p, to)
+	}
+	c.got[name] = f
+	loader, libraries, err := needs(f.content)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	for _, soname := range libraries {
+		if err := c.takeLibrary(ctx, p, soname); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	if loader != "" {
+		// It comes with the C library, under a path that programs have in them.
+		libc, err := c.open(ctx, "libc6")
+		if err != nil {
+			return err
+		}
+		return c.take(ctx, libc, place(loader))
+	}
+	return nil
+}
+
+// needs are the loader and the libraries that a program or library names; none
+// for what is neither.
+func needs(content []byte) (loader string, libraries []string, err error) {
+	if !bytes.HasPrefix(content, []byte(elf.ELFMAG)) {
+		return "", nil, nil
+	}
+	f, err := elf.NewFile(bytes.NewReader(content))
+	if err != nil {
+		return "", nil, err
+	}
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			text := make([]byte, p.Filesz)
+			if _, err := p.ReadAt(text, 0); err != nil {
+				return "", nil, err
+			}
+			loader = strings.TrimRight(string(text), "\x00")
+		}
+	}
+	libraries, err = f.ImportedLibraries()
+	return loader, libraries, err
+}
+
+// takeLibrary finds a library in the packages that p needs or, since a package may
+// leave to those who need it what its libraries need, in those that any other one
+// needs. A package is mostly called as its library is, so those are looked at
+// first: the others may be large.
+func (c *collector) takeLibrary(ctx context.Context, p *debian, soname string) error {
+	for have := range c.got {
+		if path.Base(have) == soname {
+			return nil
+		}
+	}
+	candidates := slices.Clone(p.depends)
+	for _, name := range slices.Sorted(maps.Keys(c.used)) {
+		candidates = append(candidates, c.used[name].depends...)
+	}
+	rank := func(name string) int {
+		switch {
+		case c.opened[name] != nil:
+			return 0
+		case plain(name) == plain(strings.Replace(soname, ".so.", "", 1)):
+			return 1
+		case strings.HasPrefix(name, "lib"):
+			return 2
+		}
+		return 3
+	}
+	slices.SortStableFunc(candidates, func(a, b string) int { return rank(a) - rank(b) })
+	for _, name := range append([]string{p.name}, candidates...) {
+		other, err := c.open(ctx, name)
+		if err != nil {
+			if errors.Is(err, errNoPackage) {
+				continue // one that another provides
+			}
+			return err
+		}
+		for _, at := range slices.Sorted(maps.Keys(other.files)) {
+			if path.Base(at) == soname && strings.HasPrefix(at, "usr/lib") {
+				return c.take(ctx, other, at)
+			}
+		}
+	}
+	return fmt.Errorf("needs %s, which no package has that %s or another depends on", soname, p.name)
+}
+
+// plain is a name without what packages and libraries spell differently.
+func plain(name string) string {
+	return strings.TrimSuffix(strings.NewReplacer("-", "", "_", "").Replace(name), "t64")
+}
+
+// relative is a link's text from one path of the tree to another.
+func relative(from, to string) string {
+	dir := path.Dir(from) + "/"
+	common := 0
+	for i := 0; i < len(dir) && i < len(to) && dir[i] == to[i]; i++ {
+		if dir[i] == '/' {
+			common = i + 1
+		}
+	}
+	return strings.Repeat("../", strings.Count(dir[common:], "/")) + to[common:]
+}
+
+// credit takes a package's description, where scanners look for it in images that
+// have no package manager, and its licence. Of packages made of one source, one may
+// have it for all: the directory of the others is a link.
+func (c *collector) credit(ctx context.Context, p *debian) error {
+	c.got["var/lib/dpkg/status.d/"+p.name] = file{mode: 0o644, content: p.control}
+	holder := p
+	if f, ok := p.files["usr/share/doc/"+p.name]; ok && f.link != "" {
+		var err error
+		if holder, err = c.open(ctx, path.Base(f.link)); err != nil {
+			return err
+		}
+	}
+	f, ok := holder.files["usr/share/doc/"+holder.name+"/copyright"]
+	if !ok || f.link != "" {
+		return fmt.Errorf("package %s has no licence", p.name)
+	}
+	c.got["usr/share/doc/"+p.name+"/copyright"] = file{mode: 0o644, content: f.content}
+	return nil
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command image makes Weft's container image without a container engine: the
+// weft program, static, and what the node plugin and the agents run beside it
+// (mkfs, resize, blkid, modprobe), with the libraries that these need and no
+// more, of the packages of the Debian or Ubuntu that it runs on.
+//
+// It writes an OCI image layout, a directory that skopeo, crane and oras can
+// push, and the same as one archive, which ctr, docker and podman can import.
+// From the same sources, packages and Go release it makes the same bytes.
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// programs are what the image has of the distribution, where it has them, and the
+// package that brings each.
+var programs = map[string]string{
+	"usr/sbin/mkfs.ext4":  "e2fsprogs",
+	"usr/sbin/e2fsck":     "e2fsprogs",
+	"usr/sbin/resize2fs":  "e2fsprogs",
+	"etc/mke2fs.conf":     "e2fsprogs",
+	"usr/sbin/mkfs.xfs":   "xfsprogs",
+	"usr/sbin/xfs_growfs": "xfsprogs",
+	"usr/sbin/xfs_repair": "xfsprogs",
+	"usr/sbin/blkid":      "util-linux",
+	"usr/sbin/modprobe":   "kmod",
+	"etc/os-release":      "base-files", // by which scanners know whose packages these are
+}
+
+type options struct {
+	out, name, version, program string
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.out, "out", "bin", "directory for the layout image/ and the archive weft-image.tar")
+	flag.StringVar(&o.name, "name", "weft.dev/weft", "name of the image, without its tag")
+	flag.StringVar(&o.version, "version", "0.1.0", "version of the image, which is its tag")
+	flag.StringVar(&o.program, "program", "", "weft program to take, static; built if not given")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	digest, err := build(ctx, o)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "image:", err)
+		os.Exit(1)
+	}
+	fmt.Printf("%s:%s@%s\n", o.name, o.version, digest)
+}
+
+// build makes the image and gives its digest.
+func build(ctx context.Context, o options) (digest string, err error) {
+	work, err := os.MkdirTemp("", "weft-image-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(work)
+	if o.program == "" {
+		o.program = filepath.Join(work, "weft")
+		if err := buildWeft(ctx, o.program); err != nil {
+			return "", err
+		}
+	}
+	base, err := distribution(ctx)
+	if err != nil {
+		return "", err
+	}
+	ours, err := weftFiles(ctx, o.program)
+	if err != nil {
+		return "", err
+	}
+	i, err := newImage(o, describe(ctx), base, ours)
+	if err != nil {
+		return "", err
+	}
+	layout := filepath.Join(o.out, "image")
+	archive := filepath.Join(o.out, "weft-image.tar")
+	if err := errors.Join(i.writeLayout(layout), i.writeArchive(archive)); err != nil {
+		return "", err
+	}
+	return i.manifest.Digest, nil
+}
+
+func buildWeft(ctx context.Context, to string) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", to, "weft.dev/weft/cmd/weft")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build weft: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// distribution is the layer of the distribution's files.
+func distribution(ctx context.Context) (tree, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = os.TempDir()
+	}
+	shelf := &apt{dir: filepath.Join(cmp.Or(os.Getenv("WEFT_CACHE"), filepath.Join(cache, "weft")), "image", "packages"), index: map[string]indexed{}}
+	shelf.learn(ctx, slices.Compact(slices.Sorted(maps.Values(programs))))
+	base, err := collect(ctx, shelf, programs)
+	if err != nil {
+		return nil, err
+	}
+	base["etc/passwd"] = file{mode: 0o644, content: []byte("root:x:0:0:root:/root:/sbin/nologin\nweft:x:65532:65532:weft:/var/lib/weft:/sbin/nologin\n")}
+	base["etc/group"] = file{mode: 0o644, content: []byte("root:x:0:\nweft:x:65532:\n")}
+	base["etc/mtab"] = file{link: "../proc/self/mounts"} // xfs_growfs and resize2fs ask what is mounted
+	base["tmp/"] = file{mode: 0o1777}
+	for _, dir := range []string{"dev/", "etc/weft/", "proc/", "run/", "sys/", "var/lib/weft/"} {
+		base[dir] = file{mode: 0o755}
+	}
+	return base, nil
+}
+
+// source is where an image comes from.
+type source struct {
+	revision string // commit; "" if it is not known
+	created  time.Time
+}
+
+// describe asks git, if it is there. SOURCE_DATE_EPOCH goes before the commit's
+// time (reproducible-builds.org).
+func describe(ctx context.Context) source {
+	s := source{created: time.Unix(0, 0).UTC()}
+	out, err := exec.CommandContext(ctx, "git", "log", "-1", "--format=%H %ct").Output()
+	if revision, seconds, ok := strings.Cut(strings.TrimSpace(string(out)), " "); err == nil && ok {
+		s.revision = revision
+		s.created = unixTime(seconds, s.created)
+	}
+	s.created = unixTime(os.Getenv("SOURCE_DATE_EPOCH"), s.created)
+	return s
+}
+
+func unixTime(seconds string, otherwise time.Time) time.Time {
+	n, err := strconv.ParseInt(seconds, 10, 64)
+	if err != nil {
+		return otherwise
+	}
+	return time.Unix(n, 0).UTC()
+}
+
+// architecture is the one whose packages and programs are taken: this machine's.
+const architecture = runtime.GOARCH
