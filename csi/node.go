@@ -83,14 +83,9 @@ func (s *nodeServer) run(ctx context.Context, volume, rpc string, work func(cont
 	t := &task{}
 	done := make(chan error, 1)
 	go func() {
-		defer end()
-		defer func() {
-			if p := recover(); p != nil {
-				logOf(ctx).Error("panic", "value", p, "stack", string(debug.Stack()))
-				done <- status.Errorf(codes.Unavailable, "%s: panic: %v", rpc, p)
-			}
-		}()
-		done <- work(ctx, t)
+		err := guarded(ctx, rpc, func() error { return work(ctx, t) })
+		end() // before the answer: the CO's next call may follow at once
+		done <- err
 	}()
 	select {
 	case err := <-done:
@@ -106,6 +101,17 @@ func (s *nodeServer) run(ctx context.Context, volume, rpc string, work func(cont
 	}
 	now := cmp.Or(t.step.Load(), &step{doing: rpc, since: time.Now()})
 	return waitEnded(ctx, rpc, fmt.Sprintf("the kernel, which goes on: %s, since %v", now.doing, time.Since(now.since).Round(time.Second)))
+}
+
+// guarded turns a panic into an answer: one volume's must not end all others'.
+func guarded(ctx context.Context, rpc string, work func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			logOf(ctx).Error("panic", "value", p, "stack", string(debug.Stack()))
+			err = status.Errorf(codes.Unavailable, "%s: panic: %v", rpc, p)
+		}
+	}()
+	return work()
 }
 
 // ---- what requests have in common ----

@@ -47,7 +47,7 @@ func TestASingleWriterHasOneTargetAlsoAfterARestart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newNodeWorld(t)
 			w.stage.VolumeCapability = capability
-			w.publish = publishRequest(w.stage, "/pods/p1")
+			w.publish = publishOf(w.stage, "/pods/p1")
 			succeeds(t, "stage", w.stageErr())
 			succeeds(t, "publish", w.publishErr())
 			w.restart()
@@ -328,7 +328,7 @@ func TestStorageHealthTellsWhatTheNodeReaches(t *testing.T) {
 
 func TestExpandWaitsForTheDeviceAndGrowsTheFileSystem(t *testing.T) {
 	w := newNodeWorld(t)
-	w.stage, w.publish = stageRequest("xfs"), publishRequest(stageRequest("xfs"), "/pods/p1")
+	w.stage, w.publish = stageOf("xfs"), publishOf(stageOf("xfs"), "/pods/p1")
 	succeeds(t, "stage", w.stageErr())
 	succeeds(t, "publish", w.publishErr())
 	ask := &csi.NodeExpandVolumeRequest{

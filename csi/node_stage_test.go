@@ -20,8 +20,8 @@ import (
 func TestAVolumeGoesThroughItsLifeOnANode(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", ""} {
 		w := newNodeWorld(t)
-		w.stage = stageRequest(fsType)
-		w.publish = publishRequest(w.stage, "/pods/p1")
+		w.stage = stageOf(fsType)
+		w.publish = publishOf(w.stage, "/pods/p1")
 		for range 2 { // each call may be repeated
 			succeeds(t, "stage", w.stageErr())
 		}
@@ -51,7 +51,7 @@ func TestAVolumeGoesThroughItsLifeOnANode(t *testing.T) {
 func TestARawDeviceIsBoundAndHasNoFileSystemMade(t *testing.T) {
 	w := newNodeWorld(t)
 	w.stage.VolumeCapability = blockCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
-	w.publish = publishRequest(w.stage, "/pods/p1")
+	w.publish = publishOf(w.stage, "/pods/p1")
 	succeeds(t, "stage", w.stageErr())
 	if m, ok := w.mountedAt("/staging/db1"); ok {
 		t.Errorf("staging a raw device mounted %+v", m)
@@ -139,8 +139,8 @@ func TestStageRefusesWhatIsNotItsToMount(t *testing.T) {
 		{"damage", func(w *nodeWorld) {
 			w.disk.start, w.disk.fsck = encodeExt4(volumeID, 512*mib, true), result{code: 4, output: "UNEXPECTED INCONSISTENCY"}
 		}, codes.FailedPrecondition, []string{"UNEXPECTED INCONSISTENCY"}},
-		{"an option that is not served", func(w *nodeWorld) { w.stage = stageRequest("ext4", "journal_path=/dev/sda") }, codes.InvalidArgument, []string{"journal_path"}},
-		{"a file system that is not served", func(w *nodeWorld) { w.stage = stageRequest("btrfs") }, codes.InvalidArgument, []string{"btrfs"}},
+		{"an option that is not served", func(w *nodeWorld) { w.stage = stageOf("ext4", "journal_path=/dev/sda") }, codes.InvalidArgument, []string{"journal_path"}},
+		{"a file system that is not served", func(w *nodeWorld) { w.stage = stageOf("btrfs") }, codes.InvalidArgument, []string{"btrfs"}},
 		{"several writers of a file system", func(w *nodeWorld) {
 			w.stage.VolumeCapability = mountCapability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, "ext4")
 		}, codes.InvalidArgument, nil},
@@ -161,15 +161,15 @@ func TestStageRefusesWhatIsNotItsToMount(t *testing.T) {
 
 func TestStagedWithOtherArgumentsAlreadyExists(t *testing.T) {
 	w := newNodeWorld(t)
-	w.stage = stageRequest("ext4", "noatime", `context="system_u:object_r:container_file_t:s0:c1,c2"`)
+	w.stage = stageOf("ext4", "noatime", `context="system_u:object_r:container_file_t:s0:c1,c2"`)
 	succeeds(t, "stage", w.stageErr())
 	succeeds(t, "the same again", w.stageErr())
 	for what, other := range map[string]*csi.NodeStageVolumeRequest{
-		"another file system":    stageRequest("xfs", "noatime"),
-		"other options":          stageRequest("ext4", `context="system_u:object_r:container_file_t:s0:c1,c2"`),
-		"another SELinux label":  stageRequest("ext4", "noatime", `context="system_u:object_r:container_file_t:s0:c3,c4"`),
-		"without that label":     stageRequest("ext4", "noatime"),
-		"with one option more":   stageRequest("ext4", "noatime", "nodev", `context="system_u:object_r:container_file_t:s0:c1,c2"`),
+		"another file system":    stageOf("xfs", "noatime"),
+		"other options":          stageOf("ext4", `context="system_u:object_r:container_file_t:s0:c1,c2"`),
+		"another SELinux label":  stageOf("ext4", "noatime", `context="system_u:object_r:container_file_t:s0:c3,c4"`),
+		"without that label":     stageOf("ext4", "noatime"),
+		"with one option more":   stageOf("ext4", "noatime", "nodev", `context="system_u:object_r:container_file_t:s0:c1,c2"`),
 		"read-only, by its mode": {VolumeId: volumeID, StagingTargetPath: "/staging/db1", PublishContext: w.stage.PublishContext, VolumeCapability: mountCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY, "ext4", "noatime")},
 	} {
 		w.stage = other
@@ -192,7 +192,7 @@ func TestASharedVolumeIsMountedWithoutAWrite(t *testing.T) {
 		if !m.readOnly() || !slices.Contains(m.super, option) {
 			t.Errorf("%s is mounted with %v and %v, want ro and %s", fsType, m.options, m.super, option)
 		}
-		w.publish = publishRequest(w.stage, "/pods/p1")
+		w.publish = publishOf(w.stage, "/pods/p1")
 		succeeds(t, "publish", w.publishErr())
 		if m, _ := w.mountedAt("/pods/p1"); !m.readOnly() {
 			t.Error("the target is writable")
@@ -212,7 +212,7 @@ func TestStageGrowsTheFileSystem(t *testing.T) {
 	w := newNodeWorld(t)
 	w.disk.start = encodeXFS(volumeID, 256*mib, false)
 	w.records.volumes[volumeID].Formatted = "xfs"
-	w.stage = stageRequest("xfs")
+	w.stage = stageOf("xfs")
 	succeeds(t, "stage", w.stageErr())
 	if s, _ := parseSuperblock(w.disk.start[:]); s.bytes != w.disk.size {
 		t.Errorf("the file system has %d bytes, its device %d", s.bytes, w.disk.size)

@@ -139,8 +139,8 @@ func newNodeWorld(t *testing.T) *nodeWorld {
 	w.disk = w.kernel.addDisk(device1, 512*mib)
 	w.records = newRecords(device1, w.disk.number, 512*mib)
 	w.restart()
-	w.stage = stageRequest("ext4")
-	w.publish = publishRequest(w.stage, "/pods/p1")
+	w.stage = stageOf("ext4")
+	w.publish = publishOf(w.stage, "/pods/p1")
 	return w
 }
 
@@ -149,7 +149,7 @@ func (w *nodeWorld) restart() {
 	w.node = newNodeOn(Config{Manager: w.records, Node: thisNode}, w.kernel)
 }
 
-func stageRequest(fsType string, flags ...string) *csi.NodeStageVolumeRequest {
+func stageOf(fsType string, flags ...string) *csi.NodeStageVolumeRequest {
 	return &csi.NodeStageVolumeRequest{
 		VolumeId: volumeID, StagingTargetPath: "/staging/db1",
 		PublishContext:   publication{volume: "db1", epoch: 1, mode: pb.AttachMode_ATTACH_MODE_EXCLUSIVE}.context(),
@@ -171,7 +171,7 @@ func blockCapability(mode accessMode) *csi.VolumeCapability {
 	}
 }
 
-func publishRequest(s *csi.NodeStageVolumeRequest, target string) *csi.NodePublishVolumeRequest {
+func publishOf(s *csi.NodeStageVolumeRequest, target string) *csi.NodePublishVolumeRequest {
 	return &csi.NodePublishVolumeRequest{
 		VolumeId: s.VolumeId, StagingTargetPath: s.StagingTargetPath, PublishContext: s.PublishContext,
 		VolumeCapability: s.VolumeCapability, TargetPath: target,
