@@ -210,8 +210,23 @@ func (m *Manager) CreateVolume(ctx context.Context, r *pb.CreateVolumeRequest) (
 	in := cluster.CreateVolume{
 		Name: name, Size: block.Size(r.SizeBytes), Copies: int(r.Copies), Stripes: int(r.Stripes), Chunk: block.Size(r.ChunkBytes),
 		Pool: r.Pool, Spread: r.Spread, Labels: r.Labels, Seed: newSeed(),
+		Topology: list(r.Topology, fromSegment), Preferred: list(r.Preferred, fromSegment),
 	}
 	return call(ctx, m, in, pbVolume)
+}
+
+func fromSegment(g *pb.Segment) cluster.Segment { return g.GetLabels() }
+
+// GetCapacity tells how much could be made of volumes of a kind.
+func (m *Manager) GetCapacity(ctx context.Context, r *pb.GetCapacityRequest) (*pb.Capacity, error) {
+	in := cluster.CreateVolume{
+		Copies: int(r.Copies), Stripes: int(r.Stripes), Pool: r.Pool, Spread: r.Spread, Topology: list(r.Topology, fromSegment),
+	}
+	return read(ctx, m, func(s *cluster.State) (cluster.Capacity, error) { return s.Capacity(in) }, func(c cluster.Capacity) *pb.Capacity {
+		return &pb.Capacity{
+			AvailableBytes: uint64(c.Available), MaximumVolumeBytes: uint64(c.Maximum), MinimumVolumeBytes: uint64(c.Minimum),
+		}
+	})
 }
 
 // ExpandVolume makes a volume larger, in use or not.

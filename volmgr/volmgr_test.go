@@ -622,6 +622,30 @@ func TestAnExpansionReachesTheHost(t *testing.T) {
 	}
 }
 
+func TestCapacityIsWhatCanBeMade(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r.withAgents(ctx, "t1", "t2")
+	within := []*pb.Segment{{Labels: map[string]string{"rack": "r-t1"}}}
+	c, err := r.GetCapacity(ctx, &pb.GetCapacityRequest{Copies: 1, Stripes: 1, Topology: within})
+	if err != nil || c.AvailableBytes != fakeExtents<<28 || c.MaximumVolumeBytes != fakeExtents<<28 || c.MinimumVolumeBytes != 1<<20 {
+		t.Errorf("GetCapacity in a rack of one drive = %v, %v; want all of it", c, err)
+	}
+	c, err = r.GetCapacity(ctx, &pb.GetCapacityRequest{Topology: within})
+	if err != nil || c.AvailableBytes != 0 || c.MaximumVolumeBytes != 0 {
+		t.Errorf("GetCapacity of two copies in a rack of one node = %v, %v; want none", c, err)
+	}
+	v, err := r.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: "db1", SizeBytes: 1 << 30, Copies: 1, Topology: within})
+	if err != nil || v.Legs[0].Node != "t1" {
+		t.Errorf("CreateVolume in the rack of t1 = %v, %v", v, err)
+	}
+	v, err = r.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: "db2", SizeBytes: 1 << 30, Copies: 1, Preferred: []*pb.Segment{{Labels: map[string]string{"node": "t2"}}}})
+	if err != nil || v.Legs[0].Node != "t2" {
+		t.Errorf("CreateVolume that prefers t2 = %v, %v", v, err)
+	}
+}
+
 // attachNew makes a volume and attaches it to c1.
 func (r *rig) attachNew(ctx context.Context, name string) {
 	r.t.Helper()

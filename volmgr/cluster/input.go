@@ -61,8 +61,16 @@ type CreateVolume struct {
 	Pool    string     // empty means DefaultPool
 	Spread  string     // empty means "node"
 	Labels  map[string]string
-	Seed    Seed
+	// The node of each leg has the labels of one of Topology's segments; empty: any
+	// node. Of those, the ones of an earlier segment of Preferred are better.
+	Topology  []Segment
+	Preferred []Segment
+	Seed      Seed
 }
+
+// Segment is a part of the cluster: the nodes that have all of these labels, of
+// which "node" is a node's name.
+type Segment map[string]string
 
 // DeleteVolume frees a detached volume's legs. Deleting what is not there
 // succeeds. Result: nil.

@@ -30,6 +30,9 @@ const (
 	// in units of fill: a drive a quarter fuller is still preferred to a shared one.
 	sharedDrive = 0.25
 	sharedNode  = 0.05
+	// And what it costs to be in no preferred segment, next to being in the first:
+	// a drive half fuller is still taken.
+	notPreferred = 0.5
 )
 
 // id draws the n-th identifier from a seed.
@@ -55,6 +58,7 @@ type spot struct {
 	domain string // value of the spread label
 	used   uint32 // extents, this request's included
 	legs   int    // of this request
+	behind float64
 }
 
 func (s *spot) free() uint32 { return s.drive.Extents - min(s.used, s.drive.Extents) }
@@ -72,7 +76,7 @@ type placer struct {
 
 // place finds room for a volume, or says why there is none.
 func (s *State) place(pool *Pool, in CreateVolume) (block.Layout, []Leg, error) {
-	spots, refusals := s.spots(pool, in.Spread)
+	spots, refusals := s.spots(pool, in)
 	if err := enoughDomains(pool, in, spots, refusals); err != nil && !s.guards.sameDomain {
 		return block.Layout{}, nil, err
 	}
@@ -111,12 +115,14 @@ func newPlacer(spots []*spot, layout block.Layout, in CreateVolume, g guards) *p
 	return p
 }
 
+const mostAutoStripes = 8
+
 // autoStripes is how many columns a volume gets when nobody says: one for each
 // 256 GiB up to 8, since a column is served by one kernel thread and read from
 // one leg; at least two from 1 GiB on, below which whole extents would be
 // wasted; and no more than there are drives for.
 func autoStripes(size block.Size, copies, drives int) int {
-	n := int(min((size+256*block.GiB-1)/(256*block.GiB), 8))
+	n := int(min((size+256*block.GiB-1)/(256*block.GiB), mostAutoStripes))
 	if size >= block.GiB {
 		n = max(n, 2)
 	}
@@ -125,11 +131,13 @@ func autoStripes(size block.Size, copies, drives int) int {
 
 // spots lists the drives of a pool that can be used now, in order of their ids,
 // and for each of the others why it can not.
-func (s *State) spots(pool *Pool, spread string) (usable []*spot, refusals []string) {
+func (s *State) spots(pool *Pool, in CreateVolume) (usable []*spot, refusals []string) {
 	type place struct {
-		node   *Node
-		online bool
-		domain string
+		node    *Node
+		online  bool
+		domain  string
+		allowed bool
+		behind  float64
 	}
 	places := map[block.NodeName]place{}
 	for _, id := range s.sortedDrives() {
@@ -137,21 +145,23 @@ func (s *State) spots(pool *Pool, spread string) (usable []*spot, refusals []str
 		at, ok := places[d.Node]
 		if !ok {
 			n := s.nodes[d.Node]
-			at = place{n, s.targetOnline(n.Name), n.label(spread)}
+			at = place{n, s.targetOnline(n.Name), n.label(in.Spread), in.allows(n), in.behind(n)}
 			places[d.Node] = at
 		}
 		var why string
 		switch {
 		case !pool.selects(d, at.node):
 			why = fmt.Sprintf("not in pool %s", pool.Name)
+		case !at.allowed:
+			why = fmt.Sprintf("its node is not in %s", segments(in.Topology))
 		case !at.online:
 			why = "its target is offline"
 		case d.State != DriveReady:
 			why = fmt.Sprintf("%s%s", strings.ToLower(string(d.State)), because(d.Reason))
 		case at.domain == "":
-			why = fmt.Sprintf("its node has no label %q", spread)
+			why = fmt.Sprintf("its node has no label %q", in.Spread)
 		default:
-			usable = append(usable, &spot{drive: d, domain: at.domain, used: s.used[d.ID] + count(s.strays(d))})
+			usable = append(usable, &spot{drive: d, domain: at.domain, used: s.used[d.ID] + count(s.strays(d)), behind: at.behind})
 			continue
 		}
 		refusals = append(refusals, fmt.Sprintf("%s: %s", d.object(), why))
@@ -193,11 +203,12 @@ func (p *placer) giveBack(columns [][]*spot) {
 	}
 }
 
-// rotate puts the leg first whose node has the fewest first legs, so that the
-// reads of a volume, which go to first legs, use all of its nodes.
+// rotate puts the leg first that is preferred most, or whose node has the fewest
+// first legs, so that the reads of a volume, which go to first legs, use all of its
+// nodes.
 func (p *placer) rotate(legs []*spot) {
 	first := slices.MinFunc(legs, func(a, b *spot) int {
-		return cmp.Compare(p.firsts[a.drive.Node], p.firsts[b.drive.Node])
+		return cmp.Or(cmp.Compare(a.behind, b.behind), cmp.Compare(p.firsts[a.drive.Node], p.firsts[b.drive.Node]))
 	})
 	i := slices.Index(legs, first)
 	legs[0], legs[i] = legs[i], legs[0]
@@ -216,7 +227,7 @@ func (p *placer) fits(x *spot, column []*spot) bool {
 
 func (p *placer) score(x *spot) float64 {
 	fill := float64(x.used+p.need) / float64(x.drive.Extents)
-	return fill + sharedDrive*float64(x.legs) + sharedNode*float64(p.onNode[x.drive.Node])
+	return fill + sharedDrive*float64(x.legs) + sharedNode*float64(p.onNode[x.drive.Node]) + notPreferred*x.behind
 }
 
 // sample takes the best of k random drives that fit, or of all if there are few
@@ -351,6 +362,10 @@ func enoughDomains(pool *Pool, in CreateVolume, spots []*spot, refusals []string
 	if len(domains) >= in.Copies {
 		return nil
 	}
+	within := "pool " + pool.Name
+	if len(in.Topology) > 0 {
+		within += " within " + segments(in.Topology)
+	}
 	var found []string
 	for _, name := range slices.Sorted(maps.Keys(domains)) {
 		if in.Spread == "node" {
@@ -361,8 +376,8 @@ func enoughDomains(pool *Pool, in CreateVolume, spots []*spot, refusals []string
 	}
 	e := &Error{
 		Kind: ResourceExhausted, Reason: ReasonNoSpace, Field: "copies", Object: "pool " + pool.Name,
-		Text: fmt.Sprintf("volume %s: %d copies need %d different values of label %q, pool %s has %d%s%s",
-			in.Name, in.Copies, in.Copies, in.Spread, pool.Name, len(domains), because(some(found, 8)), listed(refusals)),
+		Text: fmt.Sprintf("volume %s: %d copies need %d different values of label %q, %s has %d%s%s",
+			in.Name, in.Copies, in.Copies, in.Spread, within, len(domains), because(some(found, 8)), listed(refusals)),
 	}
 	if len(spots) == 0 {
 		return e.hint("`weft drive list` shows the drives, `weft drive add` takes more in")

@@ -171,7 +171,7 @@ func (in CreateVolume) apply(t *tx) (view, error) {
 		return nil, err
 	}
 	if id, ok := t.s.byName[in.Name]; ok {
-		return volumeResult(id), in.differs(t.s.volumes[id])
+		return volumeResult(id), cmp.Or(in.differs(t.s.volumes[id]), t.misplaced(in, t.s.volumes[id]))
 	}
 	pool := t.s.pools[in.Pool]
 	if pool == nil {
