@@ -35,7 +35,7 @@ func (k *kernelKeeper) doAll(ctx context.Context, w *attachment.Wanted, s *seen,
 		case !errors.Is(err, errLater):
 			failed = append(failed, fmt.Sprintf("%v: %v", o, err))
 		}
-		if o.op != opColumn && o.op != opLog && o.op != opRecovered && o.op != opConnect {
+		if o.op != opColumn && o.op != opLog && o.op != opRecovered && o.op != opConnect && o.op != opGrow {
 			return false, failed
 		}
 	}
@@ -56,6 +56,8 @@ func (k *kernelKeeper) do(ctx context.Context, w *attachment.Wanted, s *seen, o 
 		return k.release(ctx, s, o)
 	case opColumn:
 		return k.column(ctx, s, o)
+	case opGrow:
+		return k.growTop(ctx, w, s)
 	case opRemoveTop:
 		if err := k.call(ctx, string(o.op), func() error { return k.m.dm.Remove(k.top.Name, false) }); err != nil {
 			return err
@@ -320,9 +322,12 @@ func (k *kernelKeeper) changeColumn(o order, over *atomic.Bool) error {
 			return errLater
 		}
 		var err error
-		if step.Log != nil {
+		switch {
+		case step.Log != nil:
 			err = k.m.writeLog(k.volume, o.column, step.Log.Image)
-		} else {
+		case step.LogTo > 0:
+			err = k.m.dm.DoWith(*step.DM, func() error { return k.m.growLog(k.volume, o.column, step.LogTo) })
+		default:
 			err = k.m.dm.Do(*step.DM)
 		}
 		if err != nil {
@@ -346,6 +351,29 @@ func (k *kernelKeeper) released(column int) {
 		k.agent.stalled(stall)
 		delete(k.losses, leg)
 	}
+}
+
+// growTop makes the volume's device as long as it is wanted. Like the change of a
+// column it may wait for I/O below.
+func (k *kernelKeeper) growTop(ctx context.Context, w *attachment.Wanted, s *seen) error {
+	if k.busy[string(opGrow)] {
+		return errLater
+	}
+	var mirrors []dm.State
+	for _, c := range s.columns {
+		for _, d := range c.devices {
+			if d.Name == c.name && w.Layout.Copies > 1 {
+				mirrors = append(mirrors, d)
+			}
+		}
+	}
+	top, want := k.top, raid.Top(k.volume, w.Layout, w.Size)
+	return k.apart(ctx, string(opGrow), attachment.Patience, func() error { return k.m.growTop(top, want, mirrors) }, func(err error) error {
+		if err == nil {
+			k.log.Info("device has grown", "from", top.Table.Size().String(), "to", w.Size.String())
+		}
+		return err
+	})
 }
 
 // forget removes what the run directory holds of a volume, but for the outcome

@@ -226,6 +226,7 @@ func (k *kernelKeeper) publish(w *attachment.Wanted, s *seen, v attachment.Verdi
 	r := v.Report(k.volume, k.memory.Epoch)
 	if s != nil && s.top.exposed {
 		r.Device, _ = k.m.nameOf(k.top.Number)
+		r.DeviceNumber, r.SizeBytes = k.top.Number.String(), uint64(s.top.size)
 	}
 	if s != nil && w != nil {
 		for i := range w.Links {

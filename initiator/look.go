@@ -5,7 +5,6 @@ package initiator
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -64,7 +63,7 @@ func (k *kernelKeeper) lookAtDevices(ctx context.Context, s *seen) error {
 	if k.top.Name != "" {
 		s.top = topSeen{
 			exists: k.top.Live, suspended: k.top.Suspended, suspending: k.suspends,
-			failed: fails(k.top.Table), open: k.top.Open, exposed: k.m.exposed(k.top.Number),
+			failed: fails(k.top.Table), size: k.top.Table.Size(), open: k.top.Open, exposed: k.m.exposed(k.top.Number),
 		}
 		if s.top.open > 0 && k.leaves() {
 			s.top.users = k.m.users(k.top.Number)
@@ -176,9 +175,9 @@ func (k *kernelKeeper) lookAtLeg(ctx context.Context, s *seen, l *attachment.Lin
 	if err != nil && !errors.Is(err, fabrics.ErrNoNamespace) {
 		seen.err = err.Error()
 	}
-	seen.device, seen.name = dm.Ref(n.Dev), n.Name
+	seen.device, seen.name, seen.size = dm.Ref(n.Dev), n.Name, n.Size
 	if live {
-		if err := k.prepare(ctx, n, l); err != nil {
+		if err := k.prepare(ctx, n, l, k.need(s, l.Column)); err != nil {
 			seen.err = err.Error()
 		}
 	}
@@ -196,14 +195,26 @@ func (k *kernelKeeper) lookAtLeg(ctx context.Context, s *seen, l *attachment.Lin
 	return seen
 }
 
+// need is how large a leg has to be: for a column that is built, what that has. One
+// that is wanted larger serves on.
+func (k *kernelKeeper) need(s *seen, column int) block.Size {
+	w := k.Told().Wanted
+	if w == nil {
+		return 0
+	}
+	need := w.Layout.LegSize(w.Size)
+	if column < len(s.columns) && s.columns[column].Size > 0 {
+		need = min(need, s.columns[column].Size)
+	}
+	return need
+}
+
 // prepare makes a head fit for a table: its size is right, its flushes are as
 // the drive needs them, and its commands are given up in time. Newer kernels
 // freeze a queue to change it, and that waits for a silent target.
-func (k *kernelKeeper) prepare(ctx context.Context, n fabrics.Namespace, l *attachment.Link) error {
-	if w := k.Told().Wanted; w != nil {
-		if need := w.Layout.LegSize(w.Size); n.Size < need {
-			return fmt.Errorf("%s has %v, the leg must have %v", n.Name, n.Size, need)
-		}
+func (k *kernelKeeper) prepare(ctx context.Context, n fabrics.Namespace, l *attachment.Link, need block.Size) error {
+	if n.Size < need {
+		return errors.New(attachment.TooSmall(n.Size, need))
 	}
 	writeThrough := l.WriteThrough
 	return k.apart(ctx, "prepare "+n.Name, attachment.Patience, func() error {

@@ -42,6 +42,7 @@ type mapper interface {
 	Devices(prefix string) ([]dm.State, error)
 	MirrorStatus(name string) (dm.MirrorStatus, error)
 	Do(s dm.Step) error
+	DoWith(s dm.Step, between func() error) error
 	Load(name string, t dm.Table) error
 	Suspend(name string, noflush, skipLockFS bool) error
 	Resume(name string, u dm.Udev) error
@@ -103,6 +104,23 @@ func (m *machine) writeLog(v block.VolumeID, column int, image raid.LogImage) er
 		return fmt.Errorf("write log: %w", err)
 	}
 	return nil
+}
+
+// growLog makes what a column's log says longer, for a table that is not live yet.
+// Bytes that are no log are left to that table, which takes all regions for dirty.
+func (m *machine) growLog(v block.VolumeID, column int, regions uint64) error {
+	b, err := os.ReadFile(m.logFile(v, column))
+	if err != nil {
+		return fmt.Errorf("grow log: %w", err)
+	}
+	image, err := raid.ParseLog(b)
+	if errors.Is(err, raid.ErrLog) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("grow log: %w", err)
+	}
+	return m.writeLog(v, column, image.Grow(regions))
 }
 
 func (m *machine) dropLog(v block.VolumeID, column int) error {
@@ -244,11 +262,35 @@ func (m *machine) makeTop(d dm.Device, mirrored bool) error {
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(m.sysDir, "block", fmt.Sprintf("dm-%d", top.Number.Minor), "queue/discard_max_bytes")
+	return m.discardsOff(top)
+}
+
+func (m *machine) discardsOff(d dm.State) error {
+	file := filepath.Join(m.sysDir, "block", fmt.Sprintf("dm-%d", d.Number.Minor), "queue/discard_max_bytes")
 	if err := os.WriteFile(file, []byte("0"), 0); err != nil {
-		return fmt.Errorf("switch discards off: %w", err)
+		return fmt.Errorf("switch discards of %s off: %w", d.Name, err)
 	}
 	return nil
+}
+
+// growTop makes a volume's device longer; what uses it goes on. With its new table
+// the kernel takes the limits of the columns for the device's own. So discards are
+// switched off on these first: there is no moment in which the device has some.
+func (m *machine) growTop(top dm.State, want dm.Device, mirrors []dm.State) error {
+	for _, c := range mirrors {
+		if err := m.discardsOff(c); err != nil {
+			return err
+		}
+	}
+	for _, step := range dm.Diff([]dm.State{top}, []dm.Device{want}) {
+		if err := m.dm.Do(step); err != nil {
+			return err
+		}
+	}
+	if len(mirrors) == 0 {
+		return nil
+	}
+	return m.discardsOff(top)
 }
 
 func (m *machine) device(uuid string) (dm.State, error) {

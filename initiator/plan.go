@@ -47,6 +47,7 @@ const (
 	opRecovered op = "record-in-sync" // tell the manager that a leg has caught up
 	opResume    op = "resume-device"
 	opTop       op = "make-device"
+	opGrow      op = "grow-device"
 	opExpose    op = "expose"
 	opFlush     op = "flush-device" // what drives may hold in their caches
 	opHide      op = "hide"
@@ -118,8 +119,9 @@ type seen struct {
 // legSeen is a leg as its host sees it.
 type legSeen struct {
 	nqn         block.NQN
-	device      dm.Ref    // of its head; empty if there is none
-	name        string    // nvme0n1
+	device      dm.Ref // of its head; empty if there is none
+	name        string // nvme0n1
+	size        block.Size
 	live        bool      // a controller is live, and the head is prepared for use
 	silent      time.Time // since when it has not answered; zero if it does
 	looks       int       // how often it was looked at since
@@ -161,6 +163,7 @@ type topSeen struct {
 	suspended  bool
 	suspending bool // the kernel waits for I/O below
 	failed     bool // fails all I/O
+	size       block.Size
 	open       int
 	exposed    bool
 	users      string // who has it open, for people
@@ -260,6 +263,7 @@ func (p *planner) serve() {
 		ready = p.column(k) && ready
 	}
 	p.device(ready)
+	p.growTop()
 	p.cleanUp()
 	p.progress()
 	p.v.Phase = p.phase()
@@ -351,6 +355,11 @@ func (p *planner) recovered(k int) {
 	if m.Gone || m.Lost != "" || m.Link == nil || p.inSync(m.Link) || l.device != m.device || !l.silent.IsZero() {
 		return
 	}
+	// In sync is what the next host can build a volume of, of the size that is wanted.
+	if short := p.short(m.Link); short != "" {
+		p.v.Note("record leg %s in sync: %s", m.Leg, short)
+		return
+	}
 	p.do(order{op: opRecovered, legs: []legAt{{leg: m.Leg, revision: m.Link.Revision, copied: p.m.slot(k, c.Copy).Dirty}}})
 	if p.s.recordError != "" {
 		p.v.Note("record leg %s in sync: %s", m.Leg, p.s.recordError)
@@ -361,6 +370,8 @@ func (p *planner) recovered(k int) {
 // gives it its name.
 func (p *planner) device(ready bool) {
 	switch {
+	case !p.s.top.exists && ready && !p.longEnough():
+		p.v.Wait("all legs to have room for %v", p.w.Size)
 	case !p.s.top.exists && ready:
 		p.do(order{op: opTop})
 		p.do(order{op: opExpose})

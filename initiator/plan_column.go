@@ -88,6 +88,7 @@ func (p *planner) tried(k int) (last *member) {
 func (p *planner) wantColumn(k int) (want raid.Column, slots []slot, ok bool) {
 	c := p.s.columns[k]
 	want = raid.NewColumn(p.w.Volume, k, p.w.Layout, p.w.Size, c.log)
+	want.Size = p.columnSize(k)
 	want.Legs = make([]raid.Leg, p.w.Layout.Copies)
 	want.Equalize = p.w.Equalize && !p.s.top.exists && !(c.Kind == raid.ShapeEqualizing && c.inSync == c.total)
 	slots = make([]slot, p.w.Layout.Copies)
@@ -196,7 +197,7 @@ func (p *planner) wantOutside(k, copy int, c columnSeen) (raid.LegState, dm.Ref)
 	switch {
 	case p.inSync(l) && (c.Kind == raid.ShapeNothing || sole) && p.s.legs[l.Leg].live:
 		return raid.InSync, p.s.legs[l.Leg].device
-	case l != nil && !p.inSync(l) && !p.recordedStale(l) && p.s.legs[l.Leg].live && p.s.top.exists:
+	case l != nil && !p.inSync(l) && !p.recordedStale(l) && p.s.top.exists && p.fitToJoin(l):
 		return raid.Rebuilding, p.s.legs[l.Leg].device
 	case c.tracks(copy) && c.Kind != raid.ShapeNothing:
 		return raid.Tracked, p.m.slot(k, copy).Device

@@ -66,6 +66,8 @@ type world struct {
 	hang       map[string]chan struct{} // by device: its reload is in the kernel until closed
 	firmly     map[string]chan struct{} // by node: the same of a disconnect
 	frozen     map[string]chan struct{} // by node: the same of setting a queue's limits
+	grown      map[string]bool          // nodes whose namespaces are for twice the size
+	dying      func() bool              // whether one more device can be resized
 	stop       func()                   // ends the agent that in started
 }
 
@@ -243,8 +245,12 @@ func (w *world) Connect(_ context.Context, o fabrics.Options) (fabrics.Controlle
 func (w *world) addHead(l *pb.WantedLink, target string, c fabrics.Controller) {
 	uuid, _ := block.ParseUUID(l.Uuid)
 	w.next++
+	size := w.size
+	if w.grown[target] {
+		size *= 2
+	}
 	w.heads = append(w.heads, fakeHead{nqn: block.NQN(l.Nqn), node: target, Namespace: fabrics.Namespace{
-		Head: fabrics.Head{Name: fmt.Sprintf("nvme%dn1", w.next), NSID: l.Nsid, UUID: uuid, Dev: fmt.Sprintf("259:%d", w.next), Size: w.layout.LegSize(w.size)},
+		Head: fabrics.Head{Name: fmt.Sprintf("nvme%dn1", w.next), NSID: l.Nsid, UUID: uuid, Dev: fmt.Sprintf("259:%d", w.next), Size: w.layout.LegSize(size)},
 		Live: true, Paths: []fabrics.Path{{Name: "p", Controller: c.Name}},
 	}})
 }
@@ -404,24 +410,31 @@ func short(name string) string {
 	return "top"
 }
 
-func (w *world) Do(s dm.Step) error {
+func (w *world) Do(s dm.Step) error { return w.DoWith(s, func() error { return nil }) }
+
+func (w *world) DoWith(s dm.Step, between func() error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if s.Op != dm.OpRemove && w.tooShort(s.Device.Table) {
+		return &dm.Error{Op: "load", Name: s.Device.Name, Err: unix.EINVAL}
+	}
+	if s.Op == dm.OpResize && w.dying != nil && !w.dying() {
+		return &dm.Error{Op: "load", Name: s.Device.Name, Err: unix.EIO}
+	}
 	switch s.Op {
 	case dm.OpCreate:
 		w.next++
-		w.devices = append(w.devices, dm.State{
+		made := dm.State{
 			Info:  dm.Info{Name: s.Device.Name, UUID: s.Device.UUID, Number: dm.Number{Major: 253, Minor: uint32(w.next)}, Live: true},
 			Table: s.Device.Table,
-		})
-		if short(s.Device.Name) == "top" {
-			queue := filepath.Join(w.dir, "sys/block", fmt.Sprintf("dm-%d", w.next), "queue")
-			node := filepath.Join(w.dir, "dev", fmt.Sprintf("dm-%d", w.next))
-			if err := errors.Join(os.MkdirAll(queue, 0o755), os.MkdirAll(filepath.Dir(node), 0o755), os.WriteFile(node, nil, 0o600)); err != nil {
-				return err
-			}
 		}
-	case dm.OpReload:
+		w.devices = append(w.devices, made)
+		queue := filepath.Join(w.dir, "sys/block", fmt.Sprintf("dm-%d", w.next), "queue")
+		node := filepath.Join(w.dir, "dev", fmt.Sprintf("dm-%d", w.next))
+		if err := errors.Join(os.MkdirAll(queue, 0o755), os.MkdirAll(filepath.Dir(node), 0o755), os.WriteFile(node, nil, 0o600), w.takeLimits(made)); err != nil {
+			return err
+		}
+	case dm.OpReload, dm.OpResize:
 		if hang := w.hang[short(s.Device.Name)]; hang != nil {
 			w.mu.Unlock()
 			<-hang
@@ -431,7 +444,13 @@ func (w *world) Do(s dm.Step) error {
 		if w.waitsLocked(d.Table) {
 			return fmt.Errorf("suspend %s: would wait for ever", d.Name)
 		}
+		if err := between(); err != nil {
+			return err
+		}
 		d.Table = s.Device.Table
+		if err := w.takeLimits(*d); err != nil {
+			return err
+		}
 	case dm.OpRemove:
 		w.devices = slices.DeleteFunc(w.devices, func(d dm.State) bool { return d.Name == s.Device.Name })
 	}
@@ -500,6 +519,16 @@ func (w *world) startLogLocked(s dm.Step) error {
 		return nil
 	}
 	regions := raid.Regions(s.Device.Table.Size(), m.Log.Region)
+	if image, err := w.getLog(m.Log.Device); err == nil && image.Regions() < regions && m.Log.Sync == dm.UseLog {
+		// The kernel takes regions that the log does not have for dirty.
+		longer := image.Grow(regions)
+		for r := image.Regions(); r < regions; r++ {
+			longer.Mark(r)
+		}
+		if err := w.putLog(m.Log.Device, longer); err != nil {
+			return err
+		}
+	}
 	if m.Log.Sync == dm.NoSync || m.Log.Sync == dm.UseLog && !m.KeepLog && w.equal {
 		return w.putLog(m.Log.Device, raid.CleanLog(regions))
 	}

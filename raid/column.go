@@ -84,10 +84,21 @@ func (c Column) Check() error {
 		return fmt.Errorf("column %s: %d legs tracked or rebuilding, at most one is possible", c.Name, count[Tracked]+count[Rebuilding])
 	case len(c.Legs) > 1 && c.Log == "":
 		return fmt.Errorf("column %s: no log device", c.Name)
-	case c.regions() > maxRegions:
-		return fmt.Errorf("column %s: %d regions, at most %d fit in the log", c.Name, c.regions(), maxRegions)
+	}
+	return c.checkLog()
+}
+
+func (c Column) checkLog() error {
+	if c.regions() > maxRegions {
+		return fmt.Errorf("column %s: %d regions of %v; at most %d fit in the log", c.Name, c.regions(), c.region(), maxRegions)
 	}
 	return nil
+}
+
+// MayGrow says why a column can not have a size while it is attached; its regions
+// stay as they are, and its log has room for so many.
+func (o Observed) MayGrow(size block.Size) error {
+	return Column{Size: size, Region: o.Region}.checkLog()
 }
 
 // regions is how many bits the column's log has.

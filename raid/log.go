@@ -71,6 +71,20 @@ func (l LogImage) Mark(region uint64) {
 	}
 }
 
+// Grow is l with more regions. Those that are new are clean.
+func (l LogImage) Grow(regions uint64) LogImage {
+	if regions <= l.regions {
+		return l
+	}
+	grown := CleanLog(regions)
+	for i := range l.regions {
+		if l.Dirty(i) {
+			grown.Mark(i)
+		}
+	}
+	return grown
+}
+
 // CountDirty is how many regions are dirty.
 func (l LogImage) CountDirty() uint64 {
 	n := l.regions

@@ -45,6 +45,27 @@ func TestLogBytesAreTheKernels(t *testing.T) {
 	}
 }
 
+func TestALogGrowsAndForgetsNothing(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	for range 200 {
+		n := rng.Uint64N(500)
+		l := CleanLog(n)
+		for range rng.IntN(20) {
+			l.Mark(rng.Uint64N(n + 1))
+		}
+		to := rng.Uint64N(1000)
+		grown := l.Grow(to)
+		if want := max(n, to); grown.Regions() != want || grown.CountDirty() != l.CountDirty() {
+			t.Fatalf("%d regions, %d dirty, grow to %d: %d, %d dirty", n, l.CountDirty(), to, grown.Regions(), grown.CountDirty())
+		}
+		for r := range n {
+			if grown.Dirty(r) != l.Dirty(r) {
+				t.Fatalf("region %d is dirty %v, and was %v", r, grown.Dirty(r), l.Dirty(r))
+			}
+		}
+	}
+}
+
 func TestLogsCountAndMerge(t *testing.T) {
 	for _, n := range []uint64{0, 1, 63, 64, 65, 1000} {
 		clean, dirty := CleanLog(n), DirtyLog(n)

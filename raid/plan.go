@@ -15,6 +15,10 @@ type Step struct {
 	Why string
 	Log *LogWrite
 	DM  *dm.Step
+	// LogTo, if it is not 0, is how many regions the column's log is to have from
+	// this change on, by LogImage.Grow: while the device is suspended (dm.Client.DoWith),
+	// since the table that is live writes its log as it knows it.
+	LogTo uint64
 }
 
 // LogWrite is an image to write to the start of the log device (or its backing
@@ -91,6 +95,9 @@ func Plan(devices []dm.State, want Column) ([]Step, error) {
 		before.Region = RegionSize(before.Size)
 		want.Region = before.Region
 	}
+	if err := want.checkLog(); err != nil {
+		return nil, err
+	}
 	var steps []Step
 	for _, h := range before.route(got, mine) {
 		switch {
@@ -102,9 +109,27 @@ func Plan(devices []dm.State, want Column) ([]Step, error) {
 			mine = appendSteps(&steps, mine, before.devices(h.to), h.why)
 		}
 	}
-	final := want.goal(got).Shape()
-	appendSteps(&steps, mine, want.devices(final), "grow")
-	return steps, nil
+	return want.grow(steps, mine, want.goal(got).Shape()), nil
+}
+
+// grow appends what makes the devices of a shape longer, the lowest first: each one
+// that is, is longer than what its user has of it yet.
+func (c Column) grow(steps []Step, devices []dm.State, s Shape) []Step {
+	first := len(steps)
+	appendSteps(&steps, devices, c.devices(s), "grow")
+	for i := range steps[first:] {
+		step := &steps[first+i]
+		if d := step.DM.Device; step.DM.Op == dm.OpResize && keepsLog(d.Table) {
+			step.LogTo = c.regions()
+		}
+	}
+	return steps
+}
+
+// keepsLog reports whether a table believes what its log says.
+func keepsLog(t dm.Table) bool {
+	m, ok := t[0].Target.(dm.Mirror)
+	return ok && m.Log.Device != "" && m.Log.Sync == dm.UseLog
 }
 
 // owns reports whether a device's name is one of c's.

@@ -254,6 +254,44 @@ func TestRegionsStayTheSameWhileAColumnGrows(t *testing.T) {
 	}
 }
 
+// TestALogGrowsWithATableThatBelievesIt: without that the kernel takes what is new for
+// dirty, and copies it. A log that is not believed is written anew by the kernel.
+func TestALogGrowsWithATableThatBelievesIt(t *testing.T) {
+	for from, believed := range map[string]bool{"A": false, "A B": false, "A b!": true, "A b+": true, "A B c!": true} {
+		want := column(from)
+		want.Size *= 4
+		steps, err := Plan(built(column(from)), want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, s := range steps {
+			last := i == len(steps)-1
+			if regions := Regions(want.Size, RegionSize(column(from).Size)); last && believed && s.LogTo != regions || !(last && believed) && s.LogTo != 0 {
+				t.Errorf("%s: %v has the log grow to %d; want %d, if it is the column's and believed", from, s, s.LogTo, regions)
+			}
+		}
+	}
+}
+
+func TestAColumnDoesNotOutgrowItsLog(t *testing.T) {
+	c := column("A b!")
+	got, err := Observe(c.Name, built(c))
+	if err != nil {
+		t.Fatal(err)
+	}
+	most := block.Size(maxRegions) * got.Region
+	for size, ok := range map[block.Size]bool{most: true, most + got.Region: false} {
+		want := c
+		want.Size = size
+		if _, err := Plan(built(c), want); ok != (err == nil) {
+			t.Errorf("Plan of %v = %v, want it to be possible: %v", size, err, ok)
+		}
+		if err := got.MayGrow(size); ok != (err == nil) {
+			t.Errorf("MayGrow(%v) = %v, want %v", size, err, ok)
+		}
+	}
+}
+
 func TestRefreshLoadsTheInnerMirrorFirst(t *testing.T) {
 	c := column("A B c+")
 	steps := Refresh(built(c), c)

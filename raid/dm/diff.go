@@ -198,20 +198,32 @@ func (c *Client) state(name, prefix string) (s State, ok bool, err error) {
 // read the devices and Diff again.
 func (c *Client) Do(s Step) error { return c.do(s, func() error { return nil }) }
 
+// DoWith is Do of a reload or a resize that does something more while the device is
+// suspended, between the old table and the new one. If that fails the old table
+// goes on, and its error is returned. When the whole is repeated, so is it.
+func (c *Client) DoWith(s Step, between func() error) error {
+	if s.Op != OpReload && s.Op != OpResize {
+		return opError("do", s.Device.Name, fmt.Errorf("step %q does not suspend", s.Op))
+	}
+	return c.do(s, between)
+}
+
 // DoContext is Do with a second thought. A reload may have to wait in its
 // suspend for I/O below that does not end, and nothing ends the call but that
 // I/O. If ctx has ended meanwhile, the old table is loaded again and goes on,
 // and ctx's error is returned: what the step was planned on may have changed,
 // and a table that has become wrong must not become live.
 func (c *Client) DoContext(ctx context.Context, s Step) error {
+	if err := context.Cause(ctx); err != nil {
+		return opError(string(s.Op), s.Device.Name, err)
+	}
 	return c.do(s, func() error { return context.Cause(ctx) })
 }
 
+// do makes a change; goOn is asked before a device that is suspended for it gets
+// its new table.
 func (c *Client) do(s Step, goOn func() error) error {
 	d := s.Device
-	if err := goOn(); err != nil {
-		return opError(string(s.Op), d.Name, err)
-	}
 	switch s.Op {
 	case OpCreate:
 		return c.create(d)

@@ -155,7 +155,13 @@ func (b *bench) reach(c raid.Column) {
 				b.writeLog(s.Log.Image)
 				continue
 			}
-			if err := b.client.Do(*s.DM); err != nil {
+			do := func() error { return b.client.Do(*s.DM) }
+			if s.LogTo > 0 {
+				do = func() error {
+					return b.client.DoWith(*s.DM, func() error { b.writeLog(b.readLog().Grow(s.LogTo)); return nil })
+				}
+			}
+			if err := do(); err != nil {
 				return err
 			}
 		}
@@ -484,16 +490,128 @@ func TestAColumnGrowsInPlace(t *testing.T) {
 	b.held(held)
 	b.reach(b.column(0, raid.InSync, raid.Tracked))
 	b.released(held)
-	b.size = legSize
-	b.reach(b.column(0, raid.InSync, raid.Tracked))
-	b.must(b.client.Do(dm.Step{Op: dm.OpResize, Device: raid.Top(b.volume, b.layout, b.size)}))
+	if image := b.readLog(); image.Regions() != 32 || image.CountDirty() != 1 || !image.Dirty(4) {
+		b.Errorf("before, %d of %d regions are dirty; want 4 of 32", image.CountDirty(), image.Regions())
+	}
+	b.grow(b.column(0, raid.InSync, raid.Tracked))
+	// As the kernel wrote it from the table that is live now.
+	if image := b.readLog(); image.Regions() != 64 || image.CountDirty() != 1 || !image.Dirty(4) {
+		b.Errorf("after, %d of %d regions are dirty; want 4 of 64", image.CountDirty(), image.Regions())
+	}
 	b.write(12*block.MiB, 'c')
+	if image := b.readLog(); image.CountDirty() != 2 || !image.Dirty(4) || !image.Dirty(48) {
+		b.Errorf("with a write to the new part, %d regions are dirty; want 4 and 48", image.CountDirty())
+	}
 	b.heal(1)
+	before := b.sectorsWritten(1)
 	b.reach(b.column(0, raid.InSync, raid.Rebuilding))
 	b.synced(raid.ColumnName(b.volume, 0))
+	if copied := b.sectorsWritten(1) - before; copied != 2*512 {
+		b.Errorf("%d sectors were copied to the leg that is back, want those of two regions", copied)
+	}
 	b.reach(b.column(0, raid.InSync, raid.InSync))
 	b.wantOn(0, "aa")
 	b.wantOn(block.MiB, "bb")
 	b.wantOn(12*block.MiB, "cc")
 	b.wantIdentical()
+}
+
+// grow makes columns as long as the legs, and then the volume's device.
+func (b *bench) grow(columns ...raid.Column) {
+	b.Helper()
+	b.size = legSize * block.Size(b.layout.Stripes)
+	for _, c := range columns {
+		c.Size = legSize
+		b.reach(c)
+	}
+	top, err := b.client.Devices(raid.TopUUID(b.volume))
+	b.must(err)
+	top = slices.DeleteFunc(top, func(s dm.State) bool { return s.Name != raid.TopName(b.volume) })
+	for _, s := range dm.Diff(top, []dm.Device{raid.Top(b.volume, b.layout, b.size)}) {
+		b.must(b.client.Do(s))
+	}
+}
+
+func (b *bench) queue(name, file string) string {
+	info, err := b.client.Info(name)
+	b.must(err)
+	return fmt.Sprintf("/sys/block/dm-%d/%s", info.Number.Minor, file)
+}
+
+// TestADeviceGrowsUnderIO: writers go on, find their blocks where they were, and see
+// the new size through the descriptor that they have.
+func TestADeviceGrowsUnderIO(t *testing.T) {
+	b := newBench(t, block.Layout{Stripes: 2, Copies: 1, Chunk: 64 * block.KiB}, legSize+100*block.KiB)
+	columns := []raid.Column{b.column(0, raid.InSync), b.column(1, raid.InSync)}
+	for i := range columns {
+		b.reach(columns[i])
+	}
+	b.expose()
+	info, err := b.client.Info(raid.TopName(b.volume))
+	b.must(err)
+	f, err := os.OpenFile(dm.NodePath(info.Number), os.O_RDWR|unix.O_DIRECT, 0)
+	b.must(err)
+	defer f.Close()
+	const blocks = 64 // each in a chunk of its own, the last ones beyond the whole rounds
+	apart := int64(b.size) / blocks &^ 4095
+	at := func(i int) int64 { return int64(i) * apart }
+	end, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		p, q := aligned(4096), aligned(4096)
+		for round := byte(1); ; round++ {
+			for i := range blocks {
+				p[0], p[4095] = round, byte(i)
+				if _, err := f.WriteAt(p, at(i)); err != nil {
+					ended <- err
+					return
+				}
+			}
+			for i := range blocks {
+				p[0], p[4095] = round, byte(i)
+				if _, err := f.ReadAt(q, at(i)); err != nil || q[0] != round || q[4095] != byte(i) {
+					ended <- fmt.Errorf("block %d holds %d %d after round %d: %v", i, q[0], q[4095], round, err)
+					return
+				}
+			}
+			select {
+			case <-end:
+				ended <- nil
+				return
+			default:
+			}
+		}
+	}()
+	b.grow(columns...)
+	size, err := f.Seek(0, 2)
+	if err != nil || block.Size(size) != 2*legSize {
+		t.Errorf("who has the device open sees %d bytes, %v; want %d", size, err, 2*legSize)
+	}
+	b.write(2*legSize-4096, 'z')
+	close(end)
+	b.must(<-ended)
+	if got := b.on(1, legSize-4096); got != 'z' {
+		t.Errorf("the last block of the last leg holds %d", got)
+	}
+}
+
+// TestDiscardsStayOffWhileADeviceGrows: with a new table a device has the limits of
+// what is below it, and not those that were written to it.
+func TestDiscardsStayOffWhileADeviceGrows(t *testing.T) {
+	b := newBench(t, mirrored, legSize/2)
+	b.reach(b.column(0, raid.InSync, raid.InSync))
+	b.expose()
+	discards := func(name string) string {
+		return strings.TrimSpace(string(must2(os.ReadFile(b.queue(name, "queue/discard_max_bytes")))))
+	}
+	top, column := raid.TopName(b.volume), raid.ColumnName(b.volume, 0)
+	if discards(top) == "0" {
+		t.Skip("the legs have no discards")
+	}
+	b.size = legSize
+	b.reach(b.column(0, raid.InSync, raid.InSync))
+	b.must(os.WriteFile(b.queue(column, "queue/discard_max_bytes"), []byte("0"), 0))
+	b.grow(b.column(0, raid.InSync, raid.InSync))
+	if got := discards(top); got != "0" {
+		t.Errorf("after it has grown the device takes discards of %s bytes", got)
+	}
 }

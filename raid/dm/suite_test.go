@@ -54,6 +54,7 @@ func runSuite(t *testing.T, newWorld func(*testing.T) *world) {
 		"a stack is built, changed and removed by differences":   stack,
 		"a plan that is cut anywhere is finished by the next":    cut,
 		"only an explicit resize changes a size, and only grows": resize,
+		"something is done between the old table and the new":    between,
 		"a reload that nobody waits for leaves the old table":    secondThought,
 		"a device takes another name":                            rename,
 		"a message that no target knows is refused":              message,
@@ -519,6 +520,36 @@ func resize(t *testing.T, w *world) {
 	}
 	if err := w.client.Do(Step{OpResize, small}); err == nil {
 		t.Error("a resize to a smaller size succeeded")
+	}
+}
+
+func between(t *testing.T, w *world) {
+	small := w.device("a", Whole(block.MiB, Linear{Device: w.disks[0]}))
+	large := w.device("a", Whole(2*block.MiB, Linear{Device: w.disks[0]}))
+	must(t, w.client.Do(Step{OpCreate, small}))
+	times := 0
+	look := func() error {
+		times++
+		info, err := w.client.Info(w.name("a"))
+		table, _ := w.client.Table(w.name("a"))
+		if err != nil || !info.Suspended || !info.Inactive || table.Size() != block.MiB {
+			t.Errorf("between: %+v of %v, %v; want it suspended, with the old table live and the new one loaded", info, table.Size(), err)
+		}
+		return nil
+	}
+	if err := w.client.DoWith(Step{OpResize, large}, func() error { look(); return errCut }); !errors.Is(err, errCut) {
+		t.Errorf("DoWith of what fails = %v, want its error", err)
+	}
+	got, err := w.client.Devices(w.prefix)
+	if err != nil || len(Diff(got, []Device{small})) != 0 {
+		t.Errorf("then Devices = %+v, %v; want the old table, live and not suspended", got, err)
+	}
+	must(t, w.client.DoWith(Step{OpResize, large}, look))
+	if got, err := w.client.Table(w.name("a")); err != nil || got.Size() != 2*block.MiB || times != 2 {
+		t.Errorf("size = %v, %v, after %d times; want 2MiB after two", got.Size(), err, times)
+	}
+	if err := w.client.DoWith(Step{OpRemove, large}, look); err == nil || times != 2 {
+		t.Errorf("DoWith of a remove = %v, after %d times; want it refused", err, times)
 	}
 }
 
