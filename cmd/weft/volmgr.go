@@ -102,6 +102,11 @@ func (o *volmgrOptions) parts(manager *volmgr.Manager, listener net.Listener, lo
 		return nil, usageError{err: err}
 	}
 	manager.Register(server)
+	alive := func(ctx context.Context) error {
+		_, err := manager.GetStatus(ctx, &pb.GetStatusRequest{})
+		return err
+	}
+	metrics.Alive = alive
 	parts := []daemon.Part{{Name: "manager", Run: manager.Run}}
 	measured, err := serveMetrics(o.Options, log, metrics, manager)
 	if err != nil {
@@ -109,10 +114,6 @@ func (o *volmgrOptions) parts(manager *volmgr.Manager, listener net.Listener, lo
 	}
 	parts = append(parts, measured...)
 	parts = append(parts, daemon.Serve(log, listener, server))
-	alive := func(ctx context.Context) error {
-		_, err := manager.GetStatus(ctx, &pb.GetStatusRequest{})
-		return err
-	}
 	if watchdog, ok := daemon.Watchdog(log, alive); ok {
 		parts = append(parts, watchdog)
 	}

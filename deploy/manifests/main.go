@@ -16,7 +16,9 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path"
 	"path/filepath"
+	"strings"
 )
 
 // What the manifests are rendered with.
@@ -28,6 +30,10 @@ const (
 
 	chartDir  = "deploy/helm/weft"
 	outputDir = "deploy/kubernetes"
+
+	// What the chart makes of these values tests read.
+	testValues = "deploy/manifests/testdata/values.yaml"
+	testOutput = "deploy/manifests/testdata/everything.yaml"
 )
 
 func main() {
@@ -48,15 +54,30 @@ func run(ctx context.Context) error {
 	if err := h.install(ctx); err != nil {
 		return err
 	}
-	rendered, err := h.template(ctx, filepath.Join(root, chartDir))
-	if err != nil {
-		return err
-	}
-	files, err := split(rendered)
+	files, err := manifests(ctx, h, root)
 	if err != nil {
 		return err
 	}
 	return write(root, files)
+}
+
+// manifests are all files to write, by path from the module's root.
+func manifests(ctx context.Context, h helm, root string) (map[string]string, error) {
+	rendered, err := h.template(ctx, filepath.Join(root, chartDir))
+	if err != nil {
+		return nil, err
+	}
+	parts, err := split(rendered)
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]string{}
+	for name, text := range parts {
+		files[path.Join(outputDir, name)] = text
+	}
+	everything, err := h.template(ctx, filepath.Join(root, chartDir), "--values", filepath.Join(root, testValues))
+	files[testOutput] = header + tidy(strings.TrimPrefix(everything, "---\n"))
+	return files, err
 }
 
 // moduleRoot is the directory of go.mod at or above this one.
@@ -102,14 +123,11 @@ func (h helm) install(ctx context.Context) error {
 	return nil
 }
 
-// template renders a chart with its default values and these others
-// (KEY=VALUE), as the API server would get it.
-func (h helm) template(ctx context.Context, chart string, set ...string) (string, error) {
+// template renders a chart as the API server would get it: with its default
+// values, if no flags say otherwise.
+func (h helm) template(ctx context.Context, chart string, flags ...string) (string, error) {
 	args := []string{"template", release, chart, "--namespace", namespace, "--kube-version", kubeVersion}
-	for _, s := range set {
-		args = append(args, "--set", s)
-	}
-	render := exec.CommandContext(ctx, string(h), args...)
+	render := exec.CommandContext(ctx, string(h), append(args, flags...)...)
 	// Helm reads plugins and repositories of its user; here there are none.
 	empty := filepath.Join(filepath.Dir(string(h)), "none")
 	render.Env = append(os.Environ(), "HELM_CONFIG_HOME="+empty, "HELM_DATA_HOME="+empty, "HELM_CACHE_HOME="+empty)

@@ -50,11 +50,7 @@ func installedHelm(t *testing.T) helm {
 
 func TestChartRendersToTheManifests(t *testing.T) {
 	dir, h := root(t), installedHelm(t)
-	rendered, err := h.template(t.Context(), filepath.Join(dir, chartDir))
-	if err != nil {
-		t.Fatal(err)
-	}
-	want, err := split(rendered)
+	want, err := manifests(t.Context(), h, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,15 +59,40 @@ func TestChartRendersToTheManifests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range files {
+	for _, file := range append(files, filepath.Join(dir, testOutput)) {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got[filepath.Base(file)] = string(text)
+		got[strings.TrimPrefix(file, dir+"/")] = string(text)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("what the chart gives (-) is not what is kept (+): run \"make manifests\"\n%s", diff)
+	}
+}
+
+func TestTheChartRefusesWhatCanNotWork(t *testing.T) {
+	dir, h := root(t), installedHelm(t)
+	for set, want := range map[string]string{
+		"volmgr.storage.type=hostPath":                                    "needs volmgr.nodeSelector",
+		"volmgr.storage.storageClassName=weft-mirrored":                   "can not wait for itself",
+		"networkPolicy.enabled=true":                                      "lock them out",
+		"logLevel=loud":                                                   "logLevel",
+		"target.datapath=nvmet":                                           "datapath",
+		"node.blockDevice=iscsi":                                          "blockDevice",
+		"controler.replicas=3":                                            "controler",
+		"node.csi.maxVolumes=-1":                                          "maxVolumes",
+		"storageClasses[0].name=a,storageClasses[0].kind=b":               "kind",
+		"kubeletDir=var/lib/kubelet":                                      "kubeletDir",
+		"image.digest=latest":                                             "digest",
+		"managerAddress=m1":                                               "managerAddress",
+		"volumeAttributesClasses[0].name=a":                               "parameters",
+		"storageClasses[0].name=a,storageClasses[0].parameters.stripes=4": "stripes",
+	} {
+		_, err := h.template(t.Context(), filepath.Join(dir, chartDir), "--set", set)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("helm template --set %s = %v, want an error with %q", set, err, want)
+		}
 	}
 }
 
@@ -103,6 +124,7 @@ func TestRecordTellsEveryChange(t *testing.T) {
 		chartDir + "/values.yaml": {Data: []byte("a: 1\n")},
 		outputDir + "/node.yaml":  {Data: []byte("kind: A\n")},
 		outputDir + "/SHA256SUMS": {Data: []byte("not itself")},
+		testValues:                {Data: []byte("a: 2\n")},
 	}
 	sum := func() string {
 		t.Helper()
@@ -113,8 +135,8 @@ func TestRecordTellsEveryChange(t *testing.T) {
 		return s
 	}
 	before := sum()
-	if lines := strings.Count(before, "\n"); lines != 2 {
-		t.Errorf("record has %d lines, want 2:\n%s", lines, before)
+	if lines := strings.Count(before, "\n"); lines != 3 {
+		t.Errorf("record has %d lines, want 3:\n%s", lines, before)
 	}
 	for file := range tree {
 		old := tree[file].Data

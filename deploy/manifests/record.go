@@ -16,25 +16,26 @@ import (
 // recordFile is in the form of sha256sum, with paths from the module's root.
 const recordFile = "SHA256SUMS"
 
-// write puts the files to outputDir in place of those that are there.
+// write puts the files where they belong, and takes away those of earlier
+// templates.
 func write(root string, files map[string]string) error {
-	dir := filepath.Join(root, outputDir)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	old, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	old, err := filepath.Glob(filepath.Join(root, outputDir, "*.yaml"))
 	if err != nil {
 		return err
 	}
 	for _, file := range old {
-		if _, stays := files[filepath.Base(file)]; !stays {
+		if _, stays := files[path.Join(outputDir, filepath.Base(file))]; !stays {
 			if err := os.Remove(file); err != nil {
 				return err
 			}
 		}
 	}
 	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+		file := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 			return err
 		}
 	}
@@ -42,14 +43,14 @@ func write(root string, files map[string]string) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, recordFile), []byte(sums), 0o644)
+	return os.WriteFile(filepath.Join(root, outputDir, recordFile), []byte(sums), 0o644)
 }
 
-// record is the content of recordFile as it should be: a line for each file of
-// the chart and of the output.
+// record is the content of recordFile as it should be: a line for each file that
+// went in or came out.
 func record(root fs.FS) (string, error) {
 	var lines []string
-	for _, dir := range []string{chartDir, outputDir} {
+	for _, dir := range []string{chartDir, outputDir, path.Dir(testValues)} {
 		err := fs.WalkDir(root, dir, func(file string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || path.Base(file) == recordFile {
 				return err

@@ -35,6 +35,9 @@ var (
 	helmOnly = regexp.MustCompile(`(?m)^ *app\.kubernetes\.io/managed-by: Helm\n|^[ \t]+\n|[ \t]+$`)
 )
 
+// tidy takes away what is of Helm and not of the objects.
+func tidy(rendered string) string { return helmOnly.ReplaceAllString(rendered, "") }
+
 // split gives one file for each template that rendered anything, with its objects
 // in Helm's order, the namespace that they are in, and a kustomization of all.
 func split(rendered string) (map[string]string, error) {
@@ -44,7 +47,7 @@ func split(rendered string) (map[string]string, error) {
 		if m == nil {
 			return nil, fmt.Errorf("split what helm gave: an object does not begin with its source: %.80q", object)
 		}
-		text := strings.TrimSpace(helmOnly.ReplaceAllString(object[len(m[0]):], ""))
+		text := strings.TrimSpace(tidy(object[len(m[0]):]))
 		if text == "" {
 			continue
 		}
