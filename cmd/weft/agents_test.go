@@ -62,7 +62,7 @@ func (a *scriptedTarget) report() *pb.TargetReport {
 		for _, l := range w.GetLegs() {
 			if l.GetDriveId() == d.GetDriveId() && !l.GetRemove() {
 				report.Legs = append(report.Legs, &pb.LegLabel{LegId: l.GetLegId(), Column: l.GetColumn(), Copy: l.GetCopy(), Extents: l.GetExtents(), Zeroed: true, Revision: l.GetRevision(), AdmittedEpoch: admitted[l.GetVolume().GetVolumeId()], Volume: l.GetVolume()})
-				r.Legs = append(r.Legs, &pb.LegReport{LegId: l.GetLegId(), Ready: true})
+				r.Legs = append(r.Legs, &pb.LegReport{LegId: l.GetLegId(), Ready: true, SizeBytes: l.GetSizeBytes()})
 			}
 		}
 		r.Drives = append(r.Drives, report)
@@ -120,7 +120,7 @@ func attachmentReport(w *pb.WantedAttachment) *pb.AttachmentReport {
 		r.Phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_CLEAN
 		return r
 	}
-	r.Device = "/dev/weft/" + w.GetVolumeName()
+	r.Device, r.SizeBytes, r.DeviceNumber = "/dev/weft/"+w.GetVolumeName(), w.GetSizeBytes(), "253:4"
 	for _, l := range w.GetLegs() {
 		r.Legs = append(r.Legs, &pb.LegLink{LegId: l.GetLegId(), Revision: l.GetRevision(), State: "live"})
 	}

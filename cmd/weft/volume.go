@@ -20,7 +20,7 @@ import (
 
 func newVolume(g *globals) *cobra.Command {
 	return group("volume", "The block devices that users ask for",
-		newVolumeCreate(g), newVolumeList(g), newVolumeDescribe(g), newVolumeDelete(g), newVolumePromoteStale(g))
+		newVolumeCreate(g), newVolumeList(g), newVolumeDescribe(g), newVolumeExpand(g), newVolumeSet(g), newVolumeDelete(g), newVolumePromoteStale(g))
 }
 
 // sizeFlag is a block.Size on the command line.
@@ -217,11 +217,12 @@ func describeVolume(w io.Writer, v *pb.Volume, out *output) {
 	properties(w,
 		"volume", v.GetName(),
 		"id", v.GetId(),
-		"size", block.Size(v.GetSizeBytes()).String(),
+		"size", volumeSize(v),
 		"layout", l.String(),
 		"pool", v.GetPool(),
 		"spread", v.GetSpread(),
 		"labels", pairs(v.GetLabels()),
+		"formatted", v.GetFormatted(),
 		"state", word(v.GetState()),
 		"health", word(v.GetHealth()),
 		"epoch", strconv.FormatUint(v.GetEpoch(), 10),
@@ -229,6 +230,15 @@ func describeVolume(w io.Writer, v *pb.Volume, out *output) {
 		"generation", strconv.FormatUint(v.GetGeneration(), 10),
 		"age", out.age(v.GetCreated()),
 	)
+}
+
+// volumeSize is exact, with what it is becoming.
+func volumeSize(v *pb.Volume) string {
+	text := block.Size(v.GetSizeBytes()).String()
+	if to := v.GetExpandingToBytes(); to != 0 {
+		text += ", expanding to " + block.Size(to).String()
+	}
+	return text
 }
 
 func describeAttachment(w io.Writer, a *pb.Attachment, out *output) {
