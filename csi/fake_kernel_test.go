@@ -31,6 +31,7 @@ type fakeKernel struct {
 	elsewhere map[number][]string
 	hang      map[string]chan struct{} // what waits until the channel is closed: "Usage", "mkfs.ext4"
 	ran       []string                 // programs, in order
+	bound     bool                     // ext4 can not be grown in use
 }
 
 type fakeDisk struct {
@@ -221,6 +222,8 @@ func (k *fakeKernel) Unmount(target string, lazy bool) error {
 	k.table = slices.DeleteFunc(k.table, func(o mount) bool { return o.id == m.id })
 	return nil
 }
+
+func (k *fakeKernel) Grows(fsType string) bool { return fsType != "ext4" || !k.bound }
 
 func (k *fakeKernel) Usage(p string) (usage, error) {
 	k.waitFor("Usage")

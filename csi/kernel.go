@@ -40,6 +40,9 @@ type kernel interface {
 	// one takes the name away now, and the rest when nobody uses it any more.
 	// unix.EINVAL and fs.ErrNotExist: nothing is mounted there.
 	Unmount(target string, lazy bool) error
+	// Grows tells whether this process may grow a file system that is mounted: ext4
+	// asks for CAP_SYS_RESOURCE.
+	Grows(fsType string) bool
 	// Usage tells how full the file system at a path is.
 	Usage(path string) (usage, error)
 

@@ -175,6 +175,16 @@ func (l *linux) Unmount(target string, lazy bool) error {
 	return nil
 }
 
+func (l *linux) Grows(fsType string) bool {
+	if fsType != "ext4" {
+		return true
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	err := unix.Capget(&header, &data[0])
+	return err != nil || data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
+}
+
 func (l *linux) Usage(path string) (usage, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {

@@ -5,6 +5,7 @@ package csi
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -77,6 +78,9 @@ func (s *nodeServer) expand(ctx context.Context, t *task, id, path string, requi
 	if err := s.grow(ctx, t, d, m.fsType, writable[0].point); err != nil {
 		if _, ok := status.FromError(err); ok {
 			return 0, err
+		}
+		if errors.Is(err, errGrowsUnmounted) {
+			return 0, status.Errorf(codes.FailedPrecondition, "volume %s: %v", v.Name, err)
 		}
 		return 0, status.Errorf(codes.Internal, "volume %s: %v", v.Name, err)
 	}

@@ -185,7 +185,7 @@ func (s *nodeServer) stagedAlready(ctx context.Context, t *task, a attachment, d
 	case req.readOnly:
 		return nil
 	}
-	return unavailable(a, s.grow(ctx, t, d, m.fsType, m.point))
+	return s.stagedLarger(ctx, t, a, d, m.fsType, m.point)
 }
 
 // mount prepares the device and mounts it.
@@ -217,8 +217,18 @@ func (s *nodeServer) mount(ctx context.Context, t *task, a attachment, d disk, r
 	if req.readOnly {
 		return nil
 	}
-	// A final code would say that nothing is mounted.
-	return unavailable(a, s.grow(ctx, t, d, fsType, path))
+	return s.stagedLarger(ctx, t, a, d, fsType, path)
+}
+
+// stagedLarger grows what is staged. An error must not be final, as that would say
+// that nothing is mounted; and what can only be grown unmounted serves as it is.
+func (s *nodeServer) stagedLarger(ctx context.Context, t *task, a attachment, d disk, fsType, point string) error {
+	err := s.grow(ctx, t, d, fsType, point)
+	if errors.Is(err, errGrowsUnmounted) {
+		logOf(ctx).Warn("staged smaller than its device", "cause", err)
+		return nil
+	}
+	return unavailable(a, err)
 }
 
 // mountFailed tells an option that the kernel does not take, and damage, from what
@@ -264,16 +274,34 @@ func (s *nodeServer) prepare(ctx context.Context, t *task, a attachment, d disk,
 	}
 	// xfs has no such check: mounting it replays its log.
 	if p.fsType == "ext4" && !req.readOnly {
-		if err := t.next(ctx, "check ext4 on %s", a.Device); err != nil {
-			return "", err
-		}
-		r, err := s.kernel.Run(d, "e2fsck", "-p", "{}")
-		if err != nil {
-			return "", unavailable(a, err)
-		}
-		return p.fsType, checked(r)
+		return p.fsType, s.checkExt4(ctx, t, a, d, e)
 	}
 	return p.fsType, nil
+}
+
+// checkExt4 repairs what can be repaired without a person. Where ext4 can not be
+// grown once it is mounted, it is grown here, which needs a full check first.
+func (s *nodeServer) checkExt4(ctx context.Context, t *task, a attachment, d disk, e evidence) error {
+	if err := t.next(ctx, "check ext4 on %s", a.Device); err != nil {
+		return err
+	}
+	r, err := s.kernel.Run(d, "e2fsck", "-p", "{}")
+	if err != nil {
+		return unavailable(a, err)
+	}
+	if err := checked(r); err != nil || !e.super.needsGrowing(e.size) || s.kernel.Grows("ext4") {
+		return err
+	}
+	if err := t.next(ctx, "check ext4 on %s in full, to grow it", a.Device); err != nil {
+		return err
+	}
+	if r, err = s.kernel.Run(d, "e2fsck", "-f", "-p", "{}"); err != nil {
+		return unavailable(a, err)
+	}
+	if err := checked(r); err != nil {
+		return err
+	}
+	return unavailable(a, s.runGrow(ctx, t, d, "ext4", a.Device, e.size))
 }
 
 // usedAlready looks for who has the device for himself. A file system that is still
@@ -398,10 +426,21 @@ func (s *nodeServer) grow(ctx context.Context, t *task, d disk, fsType, point st
 			return nil
 		}
 	}
-	if err := t.next(ctx, "grow %s on %s to %d bytes", fsType, point, size); err != nil {
+	if !s.kernel.Grows(fsType) {
+		return errGrowsUnmounted
+	}
+	return s.runGrow(ctx, t, d, fsType, point, size)
+}
+
+// errGrowsUnmounted is of a file system that this process can not grow in use.
+var errGrowsUnmounted = errors.New("grow the file system: while it is mounted that needs the capability SYS_RESOURCE, which this process has not; it is grown when it is staged next")
+
+// runGrow grows a file system to a size, at its mount point or on its device.
+func (s *nodeServer) runGrow(ctx context.Context, t *task, d disk, fsType, where string, size uint64) error {
+	if err := t.next(ctx, "grow %s on %s to %d bytes", fsType, where, size); err != nil {
 		return err
 	}
-	program, args := "xfs_growfs", []string{"-d", point}
+	program, args := "xfs_growfs", []string{"-d", where}
 	if fsType == "ext4" {
 		program, args = "resize2fs", []string{"{}"}
 	}

@@ -219,6 +219,23 @@ func TestStageGrowsTheFileSystem(t *testing.T) {
 	}
 }
 
+func TestExt4GrowsBeforeTheMountWhereItCanNotAfter(t *testing.T) {
+	w := newNodeWorld(t)
+	w.kernel.bound = true
+	w.disk.start = encodeExt4(volumeID, 256*mib, true)
+	w.records.volumes[volumeID].Formatted = "ext4"
+	succeeds(t, "stage", w.stageErr())
+	if s, _ := parseSuperblock(w.disk.start[:]); s.bytes != w.disk.size {
+		t.Errorf("the file system has %d bytes, its device %d", s.bytes, w.disk.size)
+	}
+	w.kernel.mu.Lock()
+	w.disk.size = 1024 * mib
+	w.kernel.mu.Unlock()
+	_, err := w.node.NodeExpandVolume(callContext(t, 10*time.Second), &csi.NodeExpandVolumeRequest{VolumeId: volumeID, VolumePath: "/staging/db1"})
+	refused(t, "expand in use", err, codes.FailedPrecondition, "SYS_RESOURCE", "staged next")
+	succeeds(t, "stage again", w.stageErr())
+}
+
 func TestAFileSystemThatIsLiveElsewhereIsNotTouched(t *testing.T) {
 	w := newNodeWorld(t)
 	w.disk.start = encodeExt4(volumeID, 512*mib, true)
