@@ -334,6 +334,7 @@ func TestAVolumeThatGrowsWhileItsCopiesAreMadeEqualGetsItsDeviceThen(t *testing.
 		w.start()
 		w.until(pb.AttachmentPhase_ATTACHMENT_PHASE_EQUALIZING)
 		w.wantLarger()
+		time.Sleep(time.Second)
 		w.finishResync()
 		time.Sleep(2 * time.Second)
 		w.expect("equal, and too small", "connect t0", "connect t1", "create c0: mirror t0 t1", "reload c0: mirror t0 t1")
