@@ -84,7 +84,7 @@ func (k *kernelKeeper) touch(w *attachment.Wanted, s *seen, o order) error {
 		if err := k.flushEqualized(w, s); err != nil {
 			return err
 		}
-		return k.m.makeTop(raid.Top(k.volume, w.Layout, w.Size), w.Layout.Copies > 1)
+		return k.m.makeTop(topOf(w), w.Layout.Copies > 1)
 	case opExpose:
 		d, err := k.m.device(raid.TopUUID(k.volume))
 		if err != nil {
@@ -367,13 +367,20 @@ func (k *kernelKeeper) growTop(ctx context.Context, w *attachment.Wanted, s *see
 			}
 		}
 	}
-	top, want := k.top, raid.Top(k.volume, w.Layout, w.Size)
+	top, want := k.top, topOf(w)
 	return k.apart(ctx, string(opGrow), attachment.Patience, func() error { return k.m.growTop(top, want, mirrors) }, func(err error) error {
 		if err == nil {
 			k.log.Info("device has grown", "from", top.Table.Size().String(), "to", w.Size.String())
 		}
 		return err
 	})
+}
+
+// topOf is the device of a volume.
+func topOf(w *attachment.Wanted) dm.Device {
+	top := raid.Top(w.Volume, w.Layout, w.Size)
+	top.ReadOnly = w.ReadOnly
+	return top
 }
 
 // forget removes what the run directory holds of a volume, but for the outcome

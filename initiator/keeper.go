@@ -158,7 +158,7 @@ func (k *kernelKeeper) turn(ctx context.Context) (again bool) {
 	k.adopt(w, s)
 	if !told.Known || told.Problem != "" {
 		v := k.asItIs(s, told.Problem)
-		held := &attachment.Wanted{Layout: block.Layout{Stripes: len(s.columns), Copies: block.MaxCopies}, Links: k.links}
+		held := &attachment.Wanted{Layout: block.Layout{Stripes: len(s.columns), Copies: block.MaxCopies}, Links: k.links, ReadOnly: s.top.readOnly}
 		orders, waiting := guard(held, k.memory, s, k.limits)
 		_, failed := k.doAll(ctx, held, s, orders)
 		v.Waiting, v.Notes = append(v.Waiting, waiting...), append(v.Notes, failed...)
@@ -183,7 +183,7 @@ func (k *kernelKeeper) adopt(w *attachment.Wanted, s *seen) {
 			}
 		}
 	}
-	if !stack && w != nil && k.memory.Epoch != w.Epoch {
+	if !stack && w != nil && (k.memory.Epoch != w.Epoch || k.memory.Gone && !w.Detach) {
 		k.memory = &memory{Epoch: w.Epoch}
 		k.memory.prepare(s.now)
 		k.losses = map[block.LegID]*loss{}

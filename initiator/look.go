@@ -63,7 +63,7 @@ func (k *kernelKeeper) lookAtDevices(ctx context.Context, s *seen) error {
 	if k.top.Name != "" {
 		s.top = topSeen{
 			exists: k.top.Live, suspended: k.top.Suspended, suspending: k.suspends,
-			failed: fails(k.top.Table), size: k.top.Table.Size(), open: k.top.Open, exposed: k.m.exposed(k.top.Number),
+			failed: fails(k.top.Table), readOnly: k.top.ReadOnly, size: k.top.Table.Size(), open: k.top.Open, exposed: k.m.exposed(k.top.Number),
 		}
 		if s.top.open > 0 && k.leaves() {
 			s.top.users = k.m.users(k.top.Number)

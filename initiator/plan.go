@@ -164,6 +164,7 @@ type topSeen struct {
 	suspending bool // the kernel waits for I/O below
 	failed     bool // fails all I/O
 	size       block.Size
+	readOnly   bool
 	open       int
 	exposed    bool
 	users      string // who has it open, for people
@@ -312,6 +313,9 @@ func (p *planner) lease() {
 	out := slices.ContainsFunc(p.members, func(m member) bool { return m.Link != nil && p.silence(m.Leg) >= p.l.lease })
 	switch top := p.s.top; {
 	case !top.exists || top.suspending:
+	case p.w.ReadOnly && top.suspended:
+		p.do(order{op: opResume})
+	case p.w.ReadOnly: // nobody is let write to any leg before none of them can be read any more
 	case out && !top.suspended:
 		p.do(order{op: opSuspend})
 	case !top.suspended:

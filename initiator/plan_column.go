@@ -36,6 +36,9 @@ func (p *planner) column(k int) (ready bool) {
 		p.do(order{op: opColumn, column: k, steps: steps, slots: slots})
 		return false
 	}
+	if p.w.ReadOnly {
+		return p.forgive(k, want, slots)
+	}
 	if m := p.tried(k); m != nil {
 		p.v.Note("leg %s of column %d on %s: device-mapper reports a %v, and no other copy can stand in", m.Leg, k, p.nodeOf(*m), c.health[m.device])
 		if p.s.now.Sub(p.m.refreshed[k]) >= refreshInterval {
@@ -45,6 +48,21 @@ func (p *planner) column(k int) (ready bool) {
 	}
 	p.recovered(k)
 	return c.Kind != raid.ShapeEqualizing
+}
+
+// forgive has the mirror of a column that nobody writes to try its legs again from
+// time to time: it goes on with the others after an error, and fails when all have
+// had one.
+func (p *planner) forgive(k int, want raid.Column, slots []slot) (ready bool) {
+	c := p.s.columns[k]
+	ill := slices.ContainsFunc(p.members, func(m member) bool {
+		return m.Column == k && c.health[m.device] != 0 && c.health[m.device] != dm.Alive
+	})
+	if ill && p.s.top.exists && p.s.now.Sub(p.m.refreshed[k]) >= refreshInterval {
+		p.do(order{op: opColumn, column: k, steps: raid.Refresh(c.devices, want), slots: slots, refresh: true})
+		return false
+	}
+	return true
 }
 
 // noted reports whether the slots of a column are remembered. They are not if
@@ -90,6 +108,7 @@ func (p *planner) wantColumn(k int) (want raid.Column, slots []slot, ok bool) {
 	want = raid.NewColumn(p.w.Volume, k, p.w.Layout, p.w.Size, c.log)
 	want.Size = p.columnSize(k)
 	want.Legs = make([]raid.Leg, p.w.Layout.Copies)
+	want.ReadOnly = p.w.ReadOnly
 	want.Equalize = p.w.Equalize && !p.s.top.exists && !(c.Kind == raid.ShapeEqualizing && c.inSync == c.total)
 	slots = make([]slot, p.w.Layout.Copies)
 	sources := 0
@@ -156,6 +175,8 @@ func (p *planner) wantCopy(k, copy int, c columnSeen) (raid.LegState, dm.Ref) {
 	m := p.members[i]
 	trusted := p.s.top.exists && !p.untrusted(k)
 	switch {
+	case m.Gone && p.w.ReadOnly:
+		return raid.Absent, ""
 	case m.Gone && trusted:
 		return raid.Tracked, m.device
 	case m.Gone:
@@ -195,6 +216,12 @@ func (p *planner) wantOutside(k, copy int, c columnSeen) (raid.LegState, dm.Ref)
 	l := p.w.At(k, copy)
 	sole := len(c.Sources) == 1 && !slices.ContainsFunc(p.members, func(m member) bool { return m.Column == k && m.Source })
 	switch {
+	case p.w.ReadOnly && c.Kind != raid.ShapeNothing:
+		// It was left because it did not answer.
+		if p.inSync(l) && p.s.legs[l.Leg].answers && p.silence(l.Leg) == 0 && p.fitToJoin(l) {
+			return raid.InSync, p.s.legs[l.Leg].device
+		}
+		return raid.Absent, ""
 	case p.inSync(l) && (c.Kind == raid.ShapeNothing || sole) && p.s.legs[l.Leg].live:
 		return raid.InSync, p.s.legs[l.Leg].device
 	case l != nil && !p.inSync(l) && !p.recordedStale(l) && p.s.top.exists && p.fitToJoin(l):
@@ -249,6 +276,9 @@ func (p *planner) complete(k int) bool {
 	}
 	if missing == 0 {
 		return true
+	}
+	if p.w.ReadOnly { // the others join later
+		return c.Kind != raid.ShapeNothing || live > 0 && p.s.now.Sub(p.m.since) >= p.l.connect
 	}
 	if c.Kind != raid.ShapeNothing {
 		if slices.ContainsFunc(p.members, func(m member) bool { return m.Column == k && m.Source && !m.Gone && m.Lost == "" }) {

@@ -28,7 +28,7 @@ func (p *planner) letGo() {
 		}
 	case p.s.top.exists:
 		clean := p.settled()
-		if clean {
+		if clean && !p.w.ReadOnly {
 			p.do(order{op: opFlush})
 		}
 		p.hide()
@@ -51,6 +51,9 @@ func (p *planner) settled() bool {
 		l := &p.w.Links[i]
 		at := p.memberAt(l.Column, l.Copy)
 		if !p.inSync(l) || !p.s.top.exists && len(p.s.columns[l.Column].devices) == 0 {
+			continue
+		}
+		if at < 0 && p.w.ReadOnly {
 			continue
 		}
 		if at < 0 || p.members[at].Lost != "" || p.silence(l.Leg) > 0 {

@@ -68,7 +68,7 @@ func (p *planner) judge(m *member, c columnSeen) {
 		m.Lost = "recorded stale"
 	case silence > p.l.window && l.looks >= 3:
 		m.Lost = fmt.Sprintf("no answer for more than %v", p.l.window)
-	case health != 0 && health != dm.Alive:
+	case health != 0 && health != dm.Alive && !p.w.ReadOnly: // a read has gone to another copy
 		m.Lost = fmt.Sprintf("device-mapper reports a %v", health)
 	case moved:
 		m.Lost = fmt.Sprintf("its device %s is gone", m.device)
@@ -122,7 +122,7 @@ func (p *planner) dropLost() {
 			p.v.Wait("leg %s of column %d on %s: %s, and no other copy can stand in", m.Leg, m.Column, p.nodeOf(m), m.Lost)
 		case !m.Gone:
 			continue
-		case m.Link != nil:
+		case m.Link != nil && !p.w.ReadOnly:
 			record = append(record, legAt{leg: m.Leg, revision: m.Link.Revision, column: m.Column, why: m.Lost, since: m.since})
 		}
 		if m.Gone && m.Waiting && !slices.Contains(release, m.NQN) {

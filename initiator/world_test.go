@@ -425,7 +425,7 @@ func (w *world) DoWith(s dm.Step, between func() error) error {
 	case dm.OpCreate:
 		w.next++
 		made := dm.State{
-			Info:  dm.Info{Name: s.Device.Name, UUID: s.Device.UUID, Number: dm.Number{Major: 253, Minor: uint32(w.next)}, Live: true},
+			Info:  dm.Info{Name: s.Device.Name, UUID: s.Device.UUID, Number: dm.Number{Major: 253, Minor: uint32(w.next)}, Live: true, ReadOnly: s.Device.ReadOnly},
 			Table: s.Device.Table,
 		}
 		w.devices = append(w.devices, made)

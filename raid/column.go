@@ -53,6 +53,9 @@ type Column struct {
 	// finds the column no longer equalizing. It has no effect on a column that was
 	// built without it or has left it.
 	Equalize bool
+	// ReadOnly: nobody writes to the legs, here or elsewhere, as long as the column
+	// lives. A leg may then leave and come back in sync.
+	ReadOnly bool
 	// Full: a rebuilding leg may have lost more than the log knows (a volatile
 	// cache). It is copied whole. No effect on a rebuild under way.
 	Full bool
@@ -74,6 +77,8 @@ func (c Column) Check() error {
 		count[l.State]++
 	}
 	switch {
+	case c.ReadOnly && (c.Equalize || count[Tracked]+count[Rebuilding] > 0):
+		return fmt.Errorf("column %s: read-only, and legs to be written to", c.Name)
 	case c.Size == 0 || c.Size%block.SectorSize != 0:
 		return fmt.Errorf("column %s: size %d is not a positive multiple of %d", c.Name, c.Size, block.SectorSize)
 	case len(c.Legs) == 0 || len(c.Legs) > block.MaxCopies:
@@ -123,7 +128,7 @@ func (c Column) devices(s Shape) []dm.Device {
 	var stack []dm.Device
 	add := func(name string, t dm.Target) dm.Ref {
 		uuid := c.UUID + strings.TrimPrefix(name, c.Name)
-		stack = append(stack, dm.Device{Name: name, UUID: uuid, Table: dm.Whole(c.Size, t), Udev: dm.UdevInner})
+		stack = append(stack, dm.Device{Name: name, UUID: uuid, Table: dm.Whole(c.Size, t), Udev: dm.UdevInner, ReadOnly: c.ReadOnly})
 		return dm.Ref(name)
 	}
 	if s.Kind == ShapeNothing {

@@ -335,3 +335,27 @@ func TestAnInnerMirrorThatWasLeftSuspendedGoesOnBeforeTheColumnChanges(t *testin
 		t.Errorf("the plan begins with %v, want c-in to go on", steps[0])
 	}
 }
+
+// A leg comes back in sync without having been rebuilt only where nobody writes.
+func TestALegComesBackInSyncOnlyToAColumnThatNobodyWritesTo(t *testing.T) {
+	for _, readOnly := range []bool{false, true} {
+		was, want := column("A b"), column("A B")
+		was.ReadOnly, want.ReadOnly = readOnly, readOnly
+		steps, err := Plan(built(was), want)
+		if (err == nil) != readOnly {
+			t.Errorf("read-only %v: Plan = %v, %v", readOnly, steps, err)
+		}
+		for _, s := range steps {
+			if s.Log != nil || !s.DM.Device.ReadOnly {
+				t.Errorf("Plan does %v, want nothing but read-only tables", s)
+			}
+		}
+	}
+	for _, text := range []string{"A b!", "A b+", "A B ="} {
+		c := column(text)
+		c.ReadOnly = true
+		if err := c.Check(); err == nil {
+			t.Errorf("Check of a read-only column %q says nothing", text)
+		}
+	}
+}

@@ -198,7 +198,9 @@ func (c *Client) Create(name, uuid string) (Info, error) {
 // Load gives a device an inactive table, in place of one that it may have. The
 // table's devices are opened now; EINVAL is the kernel's answer to most errors
 // and its log has the words.
-func (c *Client) Load(name string, t Table) error {
+func (c *Client) Load(name string, t Table) error { return c.load(name, t, false) }
+
+func (c *Client) load(name string, t Table, readOnly bool) error {
 	if err := t.Check(); err != nil {
 		return opError("load", name, err)
 	}
@@ -206,7 +208,11 @@ func (c *Client) Load(name string, t Table) error {
 	if err != nil {
 		return opError("load", name, err)
 	}
-	_, _, err = c.call("load", cmdTableLoad, header{name: name, targetCount: uint32(len(t))}, encodeTable(t))
+	h := header{name: name, targetCount: uint32(len(t))}
+	if readOnly {
+		h.flags = flagReadOnly
+	}
+	_, _, err = c.call("load", cmdTableLoad, h, encodeTable(t))
 	return err
 }
 

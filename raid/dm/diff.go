@@ -16,6 +16,9 @@ type Device struct {
 	Name, UUID string
 	Table      Table
 	Udev       Udev // zero means UdevInner
+	// ReadOnly: what is below is opened for reading alone, and nobody can open the
+	// device for writing. Diff does not look at it.
+	ReadOnly bool
 }
 
 // State is a mapped device as it is.
@@ -27,7 +30,9 @@ type State struct {
 }
 
 // Device is s as it could have been wanted.
-func (s State) Device() Device { return Device{Name: s.Name, UUID: s.UUID, Table: s.Table} }
+func (s State) Device() Device {
+	return Device{Name: s.Name, UUID: s.UUID, Table: s.Table, ReadOnly: s.ReadOnly}
+}
 
 // Op is what a Step does.
 type Op string
@@ -260,7 +265,7 @@ func (c *Client) create(d Device) (err error) {
 			c.Remove(d.Name, false)
 		}
 	}()
-	if err := c.Load(d.Name, d.Table); err != nil {
+	if err := c.load(d.Name, d.Table, d.ReadOnly); err != nil {
 		return err
 	}
 	return c.Resume(d.Name, d.udev())
@@ -274,14 +279,14 @@ func (c *Client) reload(d Device, goOn func() error) error {
 	if err != nil {
 		return err
 	}
-	if err := c.Load(d.Name, d.Table); err != nil {
+	if err := c.load(d.Name, d.Table, d.ReadOnly); err != nil {
 		return err
 	}
 	if err := c.Suspend(d.Name, true, true); err != nil {
 		return errors.Join(err, c.Clear(d.Name))
 	}
 	if err := goOn(); err != nil {
-		if loadErr := c.Load(d.Name, old); loadErr != nil {
+		if loadErr := c.load(d.Name, old, d.ReadOnly); loadErr != nil {
 			return loadErr // left suspended: the table that is loaded must not become live
 		}
 		return errors.Join(opError("reload", d.Name, err), c.Resume(d.Name, d.udev()))
