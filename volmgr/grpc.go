@@ -273,9 +273,6 @@ func (m *Manager) PromoteStaleLeg(ctx context.Context, r *pb.PromoteStaleLegRequ
 
 // Attach gives a volume to a host.
 func (m *Manager) Attach(ctx context.Context, r *pb.AttachRequest) (*pb.Attachment, error) {
-	if r.Mode > pb.AttachMode_ATTACH_MODE_EXCLUSIVE { // until all agents serve it
-		return nil, status.Errorf(codes.Unimplemented, "mode: %v is not served by this version", r.Mode)
-	}
 	in := cluster.Attach{Volume: r.Volume, Node: block.NodeName(r.Node), Mode: fromEnum[cluster.AttachMode](r.Mode, attachModePrefix)}
 	return call(ctx, m, in, pbAttachment)
 }

@@ -7,7 +7,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -18,9 +20,19 @@ import (
 )
 
 type attachOptions struct {
-	volume, node string
-	wait         bool
+	volume, node, mode string
+	wait               bool
 }
+
+// modes are the ways to attach a volume.
+var modes = map[string]pb.AttachMode{
+	"exclusive":        pb.AttachMode_ATTACH_MODE_EXCLUSIVE,
+	"shared-read-only": pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY,
+	"shared-block":     pb.AttachMode_ATTACH_MODE_SHARED_BLOCK,
+}
+
+// mode is m as --mode spells it.
+func mode(m pb.AttachMode) string { return strings.ReplaceAll(word(m), "_", "-") }
 
 func newAttach(g *globals) *cobra.Command {
 	var o attachOptions
@@ -29,10 +41,17 @@ func newAttach(g *globals) *cobra.Command {
 		Short: "Give a volume to a node as a block device, and print the device",
 		Long: `Attaches a volume to a node, for it alone, and prints the device there
 (/dev/weft/VOLUME). Progress is told on stderr. The attachment is a record: it is
-made again after a reboot, until "weft detach".`,
+made again after a reboot, until "weft detach".
+
+With --mode shared-read-only any number of nodes have it at once, and none can
+write: mount it with "ro,noload" (ext4) or "ro,norecovery,nouuid" (xfs). With
+--mode shared-block several nodes may write to the raw device, as a live
+migration needs it; a file system that does not know of the others is destroyed
+by that. It is for volumes of one copy.`,
 		Example: `  weft attach db1
   mkfs.ext4 "$(weft attach db1)"
-  weft attach db1 --node gpu1 --timeout 2m`,
+  weft attach db1 --node gpu1 --timeout 2m
+  weft attach dataset --node gpu1 --mode shared-read-only`,
 		Args:              takes("VOLUME"),
 		ValidArgsFunction: g.completeVolumes,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
@@ -41,7 +60,9 @@ made again after a reboot, until "weft detach".`,
 		}),
 	}
 	cmd.Flags().StringVar(&o.node, "node", "", "`node` that gets the device (default: this host's name)")
+	cmd.Flags().StringVar(&o.mode, "mode", "exclusive", "exclusive, shared-read-only or shared-block")
 	cmd.Flags().BoolVar(&o.wait, "wait", true, "wait until the device is there")
+	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(slices.Sorted(maps.Keys(modes)), cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("node", g.completeNodes)
 	return cmd
 }
@@ -51,7 +72,11 @@ func runAttach(ctx context.Context, api pb.ManagerClient, o attachOptions, out *
 	if err != nil {
 		return err
 	}
-	a, err := api.Attach(ctx, &pb.AttachRequest{Volume: o.volume, Node: node, Mode: pb.AttachMode_ATTACH_MODE_EXCLUSIVE})
+	how, ok := modes[cmp.Or(o.mode, "exclusive")]
+	if !ok {
+		return usageError{err: fmt.Errorf("--mode %q is not known", o.mode), hint: "take one of: " + strings.Join(slices.Sorted(maps.Keys(modes)), ", ")}
+	}
+	a, err := api.Attach(ctx, &pb.AttachRequest{Volume: o.volume, Node: node, Mode: how})
 	if err != nil {
 		return err
 	}
@@ -78,14 +103,32 @@ func waitForAttachment(ctx context.Context, api pb.ManagerClient, a *pb.Attachme
 		if err != nil {
 			return "", err
 		}
-		now := v.GetAttachment()
-		if now == nil || now.GetNode() != node || now.GetState() == pb.AttachmentState_ATTACHMENT_STATE_DETACHING {
+		now := attachmentOf(v, node)
+		if now == nil || now.GetState() == pb.AttachmentState_ATTACHMENT_STATE_DETACHING {
 			return "", status.Errorf(codes.FailedPrecondition, "volume %q: it was detached from %s meanwhile", volume, node)
 		}
 		a = now
 		return attaching(a), nil
 	})
 	return a, err
+}
+
+// attachmentsOf are all attachments of a volume.
+func attachmentsOf(v *pb.Volume) []*pb.Attachment {
+	if all := v.GetAttachments(); len(all) > 0 || v.GetAttachment() == nil {
+		return all
+	}
+	return []*pb.Attachment{v.GetAttachment()}
+}
+
+// attachmentOf is that of a node, nil if it has none.
+func attachmentOf(v *pb.Volume, node string) *pb.Attachment {
+	for _, a := range attachmentsOf(v) {
+		if a.GetNode() == node {
+			return a
+		}
+	}
+	return nil
 }
 
 // attaching says what an attachment waits for; empty once the device is there.
@@ -111,7 +154,8 @@ func newDetach(g *globals) *cobra.Command {
 		Use:   "detach VOLUME",
 		Short: "Take a volume from a node",
 		Long: `Detaches a volume from the node that has it. The node removes the device
-first, which it can do only when nothing has it open: unmount it before.
+first, which it can do only when nothing has it open: unmount it before. One that
+is shared is taken from all its nodes, or from the one that --node names.
 
 With --force nothing is asked of the node: the targets stop taking its writes,
 and what it had not written yet is lost. The next attach makes the copies equal
@@ -144,11 +188,12 @@ func runDetach(ctx context.Context, api pb.ManagerClient, o detachOptions, out *
 		if status.Code(err) == codes.NotFound {
 			return "", nil
 		}
-		a := v.GetAttachment()
-		if err != nil || a.GetState() != pb.AttachmentState_ATTACHMENT_STATE_DETACHING {
-			return "", err
+		for _, a := range attachmentsOf(v) {
+			if (o.node == "" || o.node == a.GetNode()) && a.GetState() == pb.AttachmentState_ATTACHMENT_STATE_DETACHING {
+				return cmp.Or(a.GetWaitingFor(), fmt.Sprintf("node %s to let go of volume %s", a.GetNode(), o.volume)), err
+			}
 		}
-		return cmp.Or(a.GetWaitingFor(), fmt.Sprintf("node %s to let go of volume %s", a.GetNode(), o.volume)), nil
+		return "", err
 	})
 }
 

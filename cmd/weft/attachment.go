@@ -43,11 +43,11 @@ func runAttachmentList(ctx context.Context, api pb.ManagerClient, o attachmentLi
 		var rows [][]string
 		for _, a := range all.GetAttachments() {
 			rows = append(rows, []string{
-				a.GetVolumeName(), a.GetNode(), word(a.GetState()), strconv.FormatUint(a.GetEpoch(), 10),
+				a.GetVolumeName(), a.GetNode(), mode(a.GetMode()), word(a.GetState()), strconv.FormatUint(a.GetEpoch(), 10),
 				a.GetDevice(), out.age(a.GetSince()), resync(a), a.GetWaitingFor(),
 			})
 		}
-		table(w, "VOLUME NODE STATE EPOCH DEVICE SINCE COPIED WAITING", rows...)
+		table(w, "VOLUME NODE MODE STATE EPOCH DEVICE SINCE COPIED WAITING", rows...)
 	})
 }
 

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"weft.dev/weft/proto/pb"
@@ -137,6 +139,14 @@ func TestTablesAndJSONStayAsTheyAre(t *testing.T) {
 		"volumes": runVolumeList,
 		"volume": func(ctx context.Context, api pb.ManagerClient, out *output) error {
 			return runVolumeDescribe(ctx, api, "db1", out)
+		},
+		"shared": func(ctx context.Context, api pb.ManagerClient, out *output) error {
+			s := api.(*stub)
+			first, second := s.volume.GetAttachment(), proto.CloneOf(s.volume.GetAttachment())
+			first.Mode, second.Mode = pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY, pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY
+			second.Node, second.State, second.Device = "gpu2", pb.AttachmentState_ATTACHMENT_STATE_GRANTED, ""
+			s.volume.Attachments = []*pb.Attachment{first, second}
+			return errors.Join(runVolumeList(ctx, api, out), runVolumeDescribe(ctx, api, "db1", out))
 		},
 		"attachments": func(ctx context.Context, api pb.ManagerClient, out *output) error {
 			return runAttachmentList(ctx, api, attachmentListOptions{}, out)

@@ -164,7 +164,7 @@ func runVolumeList(ctx context.Context, api pb.ManagerClient, out *output) error
 		for _, v := range volumes.GetVolumes() {
 			rows = append(rows, []string{
 				v.GetName(), size(v.GetSizeBytes()), layout(v.GetLayout()), v.GetPool(), word(v.GetState()),
-				word(v.GetHealth()), attached(v.GetAttachment()), out.age(v.GetCreated()),
+				word(v.GetHealth()), attached(v), out.age(v.GetCreated()),
 			})
 		}
 		table(w, "VOLUME SIZE LAYOUT POOL STATE HEALTH ATTACHED AGE", rows...)
@@ -174,15 +174,22 @@ func runVolumeList(ctx context.Context, api pb.ManagerClient, out *output) error
 // layout prints 2×2: stripes × copies.
 func layout(l *pb.Layout) string { return fmt.Sprintf("%d×%d", l.GetStripes(), l.GetCopies()) }
 
-// attached says where a volume is, and how far it has come if not there yet.
-func attached(a *pb.Attachment) string {
-	switch {
-	case a == nil:
-		return ""
-	case a.GetState() == pb.AttachmentState_ATTACHMENT_STATE_ATTACHED:
-		return a.GetNode()
+// attached says where a volume is, and how far it has come if not there yet. Of one
+// that many nodes share it counts them.
+func attached(v *pb.Volume) string {
+	const most = 3
+	var nodes []string
+	for _, a := range attachmentsOf(v) {
+		node := a.GetNode()
+		if a.GetState() != pb.AttachmentState_ATTACHMENT_STATE_ATTACHED {
+			node += " (" + word(a.GetState()) + ")"
+		}
+		nodes = append(nodes, node)
 	}
-	return a.GetNode() + " (" + word(a.GetState()) + ")"
+	if n := len(nodes); n > most {
+		return fmt.Sprintf("%d nodes", n)
+	}
+	return strings.Join(nodes, ", ")
 }
 
 func newVolumeDescribe(g *globals) *cobra.Command {
@@ -206,7 +213,7 @@ func runVolumeDescribe(ctx context.Context, api pb.ManagerClient, volume string,
 	return out.print(v, func(w io.Writer) {
 		describeVolume(w, v, out)
 		fmt.Fprintln(w)
-		describeAttachment(w, v.GetAttachment(), out)
+		describeAttachments(w, attachmentsOf(v), out)
 		fmt.Fprintln(w)
 		describeLegs(w, v.GetLegs(), out)
 	})
@@ -241,14 +248,22 @@ func volumeSize(v *pb.Volume) string {
 	return text
 }
 
-func describeAttachment(w io.Writer, a *pb.Attachment, out *output) {
-	if a == nil {
+func describeAttachments(w io.Writer, all []*pb.Attachment, out *output) {
+	if len(all) == 0 {
 		fmt.Fprintln(w, "not attached")
-		return
 	}
+	for i, a := range all {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		describeAttachment(w, a, out)
+	}
+}
+
+func describeAttachment(w io.Writer, a *pb.Attachment, out *output) {
 	all := []string{
 		"attached to", a.GetNode(),
-		"mode", word(a.GetMode()),
+		"mode", mode(a.GetMode()),
 		"epoch", strconv.FormatUint(a.GetEpoch(), 10),
 		"state", word(a.GetState()) + " for " + out.age(a.GetSince()),
 		"device", a.GetDevice(),
