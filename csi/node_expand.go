@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -20,6 +21,12 @@ func (s *nodeServer) NodeExpandVolume(ctx context.Context, r *csi.NodeExpandVolu
 	id, path := r.GetVolumeId(), r.GetVolumePath()
 	if err := missingID(id); err != nil {
 		return nil, err
+	}
+	switch {
+	case path == "":
+		return nil, status.Error(codes.InvalidArgument, "volume_path: missing")
+	case !filepath.IsAbs(path): // csi-sanity holds that there is no volume then
+		return nil, status.Errorf(codes.NotFound, "volume %s: not at %q, which is no absolute path", id, path)
 	}
 	if err := s.checkPath("volume_path", path); err != nil {
 		return nil, err

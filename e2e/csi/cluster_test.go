@@ -210,7 +210,7 @@ func (c *cluster) startDriver(cfg csi.Config) (socket string) {
 		c.t.Fatal(err)
 	}
 	// The path of a socket is short, and that of a test's directory is not always.
-	dir, err := os.MkdirTemp("", "weft-csi-")
+	dir, err := os.MkdirTemp("", "weft-e2e-csi-")
 	if err != nil {
 		c.t.Fatal(err)
 	}

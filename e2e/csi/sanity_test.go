@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/gomega"
+
+	"weft.dev/weft/csi"
+	"weft.dev/weft/proto/block"
+)
+
+// skips are what of csi-sanity does not apply, by its own reason, and why.
+var skips = map[string]string{
+	"Snapshot not supported":                               "there are no snapshots",
+	"CreateSnapshot not supported":                         "there are no snapshots",
+	"DeleteSnapshot not supported":                         "there are no snapshots",
+	"ListSnapshots not supported":                          "there are no snapshots",
+	"GetSnapshot not supported":                            "there are no snapshots",
+	"Volume Cloning not supported":                         "there are no clones",
+	"GroupControllerService not supported":                 "there are no snapshots, so none of groups",
+	"ControllerPublishVolume.readonly field not supported": "a node mounts read-only; targets refuse writes for MULTI_NODE_READER_ONLY only",
+}
+
+// The whole of csi-sanity, once for file systems and once for raw block volumes.
+func TestSanity(t *testing.T) {
+	needDevices(t)
+	c := newCluster(t, []string{"t1", "t2"}, []string{"n1"})
+	socket := c.startDriver(csi.Config{Mode: csi.ModeAll, Node: "n1", Version: "test", MaxVolumes: 4})
+	for _, access := range []string{"mount", "block"} {
+		cfg := sanity.NewTestConfig()
+		cfg.Address = socket
+		cfg.TestVolumeAccessType = access
+		cfg.TestVolumeSize, cfg.TestVolumeExpandSize = int64(320*block.MiB), int64(512*block.MiB)
+		cfg.TestVolumeParameters = map[string]string{"copies": "2", "stripes": "1", "fsType": "xfs"} // which grows while mounted, whatever the process may
+		cfg.TestVolumeMutableParameters = map[string]string{"labels.tier": "gold"}
+		cfg.TestNodeVolumeAttachLimit = true
+		cfg.TargetPath, cfg.StagingPath = filepath.Join(c.dir, access, "target"), filepath.Join(c.dir, access, "staging")
+		if err := os.MkdirAll(filepath.Join(c.dir, access), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		ginkgo.Describe(access, func() { sanity.GinkgoTest(&cfg) })
+	}
+	ginkgo.ReportAfterSuite("skips", func(r ginkgo.Report) { checkSpecs(t, r) })
+	gomega.RegisterFailHandler(ginkgo.Fail)
+	suite, reporter := ginkgo.GinkgoConfiguration()
+	suite.Timeout = 3 * time.Minute // a call of csi-sanity has no deadline
+	reporter.NoColor, reporter.Succinct = true, true
+	if !ginkgo.RunSpecs(t, "csi-sanity", suite, reporter) {
+		t.Error("csi-sanity: see above; the first failure counts, later ones may come of what it left")
+	}
+}
+
+// checkSpecs holds that only what is named is skipped, and that there was something to run.
+func checkSpecs(t *testing.T, r ginkgo.Report) {
+	passed := 0
+	met := map[string]bool{}
+	for _, spec := range r.SpecReports {
+		switch why := spec.Failure.Message; {
+		case spec.State.String() == "passed":
+			passed++
+		case spec.State.String() == "skipped" && skips[why] == "":
+			t.Errorf("skipped %q: %q is not among the reasons", spec.FullText(), why)
+		case spec.State.String() == "skipped":
+			met[why] = true
+		}
+	}
+	for why := range skips {
+		if !met[why] {
+			t.Errorf("no spec was skipped because of %q: take it off the list", why)
+		}
+	}
+	t.Logf("csi-sanity: %d specs passed", passed)
+	if passed < 140 {
+		t.Errorf("only %d specs ran", passed)
+	}
+}
