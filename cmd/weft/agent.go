@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,13 +29,29 @@ type agentOptions struct {
 	node    string
 	labels  []string
 	manager string
-	tls     daemon.TLSFiles
+
+	labelsFile string
+	tls        daemon.TLSFiles
 }
 
 func (o *agentOptions) addFlags(cmd *cobra.Command) {
 	o.AddFlags(cmd)
 	cmd.Flags().StringVar(&o.node, "node", "", "`name` of this node (default: this host's name)")
 	cmd.Flags().StringArrayVar(&o.labels, "label", nil, "`key=value`, a failure domain of this node such as rack=r1; may be repeated")
+	cmd.Flags().StringVar(&o.labelsFile, "labels-file", "", "`file` with more of them, one a line")
+}
+
+// allLabels are those of the flags and of the file.
+func (o *agentOptions) allLabels() (map[string]string, error) {
+	pairs := slices.Clone(o.labels)
+	if o.labelsFile != "" {
+		text, err := os.ReadFile(o.labelsFile)
+		if err != nil {
+			return nil, fmt.Errorf("--labels-file: %w", err)
+		}
+		pairs = append(pairs, strings.Fields(string(text))...)
+	}
+	return parsePairs(pairs)
 }
 
 // agentBase is what an agent of either kind is made with.
@@ -88,7 +105,7 @@ func (o *agentOptions) prepare(stderr io.Writer) (agentBase, *grpc.ClientConn, e
 	if err != nil {
 		return agentBase{}, nil, usageError{err: err, hint: "give --node"}
 	}
-	labels, err := parsePairs(o.labels)
+	labels, err := o.allLabels()
 	if err != nil {
 		return agentBase{}, nil, err
 	}

@@ -23,7 +23,7 @@ type workload struct {
 	Metadata struct{ Name string }
 	Spec     struct {
 		Template struct {
-			Spec struct{ Containers []podContainer }
+			Spec struct{ InitContainers, Containers []podContainer }
 		}
 	}
 	Provisioner, DriverName string
@@ -39,10 +39,11 @@ type podContainer struct {
 		Name          string
 		ContainerPort int
 	}
-	LivenessProbe, ReadinessProbe, StartupProbe *probe
+	LivenessProbe, ReadinessProbe, StartupProbe *action
+	Lifecycle                                   struct{ PreStop *action }
 }
 
-type probe struct {
+type action struct {
 	HTTPGet *struct{ Path, Port string }
 	Exec    *struct{ Command []string }
 }
@@ -77,14 +78,14 @@ func containers(t *testing.T, do func(t *testing.T, name string, c podContainer)
 	t.Helper()
 	seen := 0
 	for _, w := range deployed(t) {
-		for _, c := range w.Spec.Template.Spec.Containers {
+		for _, c := range slices.Concat(w.Spec.Template.Spec.InitContainers, w.Spec.Template.Spec.Containers) {
 			if strings.Contains(c.Image, "/weft") {
 				seen++
 				do(t, w.Kind+" "+w.Metadata.Name+"/"+c.Name, c)
 			}
 		}
 	}
-	if want := 2 * 5; seen != want { // volmgr, target, initiator, csi twice
+	if want := 2 * 7; seen != want { // volmgr, target, initiator, csi twice, labels twice
 		t.Errorf("found %d containers of Weft, want %d", seen, want)
 	}
 }
@@ -112,16 +113,23 @@ func TestManifestsRunCommandsThatThereAre(t *testing.T) {
 			t.Errorf("%s: weft %s: %v", name, strings.Join(c.Args, " "), err)
 		}
 		commands = append(commands, c.Args[0])
-		for _, p := range []*probe{c.LivenessProbe, c.ReadinessProbe, c.StartupProbe} {
-			if p != nil && p.Exec != nil {
-				if err := accept(p.Exec.Command[1:]); err != nil || p.Exec.Command[0] != "weft" {
-					t.Errorf("%s: probe %v: %v", name, p.Exec.Command, err)
-				}
+		for _, p := range []*action{c.LivenessProbe, c.ReadinessProbe, c.StartupProbe, c.Lifecycle.PreStop} {
+			if p == nil || p.Exec == nil {
+				continue
 			}
+			line := strings.Join(p.Exec.Command, " ")
+			if err := accept(p.Exec.Command[1:]); err != nil || p.Exec.Command[0] != "weft" {
+				t.Errorf("%s: runs %s: %v", name, line, err)
+			}
+			if strings.Contains(line, "$(") {
+				t.Errorf("%s: runs %s, where Kubernetes puts in no variables", name, line)
+			}
+			commands = append(commands, p.Exec.Command[1])
+
 		}
 	})
 	slices.Sort(commands)
-	if got, want := slices.Compact(commands), []string{"csi", "initiator", "target", "volmgr"}; !slices.Equal(got, want) {
+	if got, want := slices.Compact(commands), []string{"csi", "initiator", "kubernetes", "status", "target", "volmgr"}; !slices.Equal(got, want) {
 		t.Errorf("the manifests run %v, want %v", got, want)
 	}
 }
@@ -149,6 +157,9 @@ func TestEachVariableInFlagsIsSet(t *testing.T) {
 
 func TestProbesAskWhereTheProgramAnswers(t *testing.T) {
 	containers(t, func(t *testing.T, name string, c podContainer) {
+		if c.LivenessProbe == nil {
+			return // an init container, which ends by itself
+		}
 		listen := ""
 		for _, arg := range c.Args {
 			if port, ok := strings.CutPrefix(arg, "--metrics-listen=:"); ok {
@@ -156,7 +167,7 @@ func TestProbesAskWhereTheProgramAnswers(t *testing.T) {
 			}
 		}
 		for _, p := range c.Ports {
-			if c.LivenessProbe.HTTPGet != nil && p.Name == c.LivenessProbe.HTTPGet.Port {
+			if p.Name == c.LivenessProbe.HTTPGet.Port {
 				if port := strconv.Itoa(p.ContainerPort); port != listen || c.LivenessProbe.HTTPGet.Path != "/healthz" {
 					t.Errorf("%s: the probe asks port %s for %s, and the program answers on %q for /healthz", name, port, c.LivenessProbe.HTTPGet.Path, listen)
 				}

@@ -56,7 +56,7 @@ Kubernetes. "weft dev" is all of Weft in one process, to try it on this machine.
 		newStatus(g), newExplain(g), newAttach(g), newDetach(g),
 		newNode(g), newDrive(g), newPool(g), newVolume(g), newAttachment(g), newEvent(g),
 		newVolmgr(g), newTarget(g), newInitiator(g), newCSI(g), newDev(g),
-		newDoctor(g), newVersion(g), newCompletion(), newExitCodes(),
+		newDoctor(g), newKubernetes(g), newVersion(g), newCompletion(), newExitCodes(),
 	)
 	return root
 }

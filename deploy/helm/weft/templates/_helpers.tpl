@@ -134,3 +134,88 @@ affinity:
 - {{ printf "--label=%s=%s" $k $v | quote }}
 {{- end }}
 {{- end }}
+
+{{- /* the init container that turns the node's labels into failure domains */ -}}
+{{- define "weft.labelsInit" -}}
+{{- if .Values.topologyLabels -}}
+initContainers:
+  # The one that speaks to Kubernetes. An agent that is only restarted does not
+  # need it: it must come up when the API server does not.
+  - name: labels
+    image: {{ include "weft.image" . }}
+    imagePullPolicy: {{ .Values.image.pullPolicy }}
+    args:
+      - kubernetes
+      - labels
+      - --node=$(NODE_NAME)
+      {{- range $label, $key := .Values.topologyLabels }}
+      - {{ printf "--take=%s=%s" $label $key | quote }}
+      {{- end }}
+      - --write=/etc/weft/labels/labels
+    env:
+      - name: NODE_NAME
+        valueFrom:
+          fieldRef:
+            fieldPath: spec.nodeName
+    securityContext:
+      runAsNonRoot: true
+      runAsUser: 65532
+      runAsGroup: 65532
+      allowPrivilegeEscalation: false
+      readOnlyRootFilesystem: true
+      capabilities:
+        drop: [ALL]
+      seccompProfile:
+        type: RuntimeDefault
+    terminationMessagePolicy: FallbackToLogsOnError
+    resources:
+      requests: {cpu: 10m, memory: 32Mi}
+    volumeMounts:
+      - name: labels
+        mountPath: /etc/weft/labels
+      - name: token
+        mountPath: /var/run/secrets/kubernetes.io/serviceaccount
+        readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "weft.labelsMount" -}}
+{{- if .Values.topologyLabels -}}
+- name: labels
+  mountPath: /etc/weft/labels
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "weft.labelsVolume" -}}
+{{- if .Values.topologyLabels -}}
+- name: labels
+  emptyDir: {}
+{{- end }}
+{{- end }}
+
+{{- /* the account's token, for the containers that need it only */ -}}
+{{- define "weft.tokenVolume" -}}
+- name: token
+  projected:
+    sources:
+      - serviceAccountToken:
+          path: token
+          expirationSeconds: 3600
+      - configMap:
+          name: kube-root-ca.crt
+          items:
+            - key: ca.crt
+              path: ca.crt
+{{- end }}
+
+{{- /* While the node is leaving, agent and driver stay until they have let go of its
+volumes: the values of the node. */ -}}
+{{- define "weft.waitDetached" -}}
+{{- if .waitDetached -}}
+lifecycle:
+  preStop:
+    exec:
+      command: [weft, kubernetes, wait-detached, --timeout={{ sub .terminationGracePeriodSeconds 10 }}s]
+{{- end }}
+{{- end }}

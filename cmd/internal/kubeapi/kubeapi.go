@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kubeapi reads this machine's Node object from Kubernetes' API, as a pod
+// that runs on it. It is all that Weft's own programs ask Kubernetes for; a client
+// library would be larger than they are.
+package kubeapi
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// account is where a pod has its token and the authority of the API server.
+const account = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+// answerTime limits one question.
+const answerTime = 10 * time.Second
+
+// answerSize limits what is read of an answer; a Node object has some kilobytes for
+// each image and volume on it.
+const answerSize = 16 << 20
+
+// Client asks an API server. It may be used by several goroutines.
+type Client struct {
+	server string // https://HOST:PORT
+	dir    string // of token and ca.crt
+	http   http.Client
+}
+
+// InCluster makes a client of what each pod is given. It asks nothing yet.
+func InCluster() (*Client, error) {
+	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
+	if host == "" || port == "" {
+		return nil, errors.New("this is no pod of Kubernetes: KUBERNETES_SERVICE_HOST is not set")
+	}
+	return newClient("https://"+net.JoinHostPort(host, port), account)
+}
+
+func newClient(server, dir string) (*Client, error) {
+	pem, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
+	if err != nil {
+		return nil, fmt.Errorf("read the API server's authority: %w", err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("read the API server's authority: no certificate in %s", filepath.Join(dir, "ca.crt"))
+	}
+	return &Client{server: server, dir: dir, http: http.Client{
+		Timeout: answerTime,
+		// Not through a proxy that is meant for the outside: the token is in it.
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}},
+	}}, nil
+}
+
+// Node is what Weft looks at in a Node object.
+type Node struct {
+	Labels   map[string]string
+	Leaving  bool     // it is being drained, shut down or taken away
+	Attached []string // unique names of the volumes attached to it
+}
+
+// AttachedOf are those of a driver's volumes that are attached.
+func (n *Node) AttachedOf(driver string) []string {
+	var all []string
+	for _, name := range n.Attached {
+		if id, ok := strings.CutPrefix(name, "kubernetes.io/csi/"+driver+"^"); ok {
+			all = append(all, id)
+		}
+	}
+	return all
+}
+
+// taints that come before a node goes away: a drain's, and those of what scales
+// clusters. The kubelet's own shutdown makes the node not ready, with a message.
+var leavingTaints = map[string]bool{
+	"node.kubernetes.io/unschedulable":  true,
+	"node.kubernetes.io/out-of-service": true,
+	"ToBeDeletedByClusterAutoscaler":    true,
+	"karpenter.sh/disrupted":            true,
+}
+
+const shuttingDown = "node is shutting down"
+
+// nodeObject is a Node of API v1.
+type nodeObject struct {
+	Metadata struct {
+		Labels map[string]string `json:"labels"`
+	} `json:"metadata"`
+	Spec struct {
+		Unschedulable bool `json:"unschedulable"`
+		Taints        []struct {
+			Key string `json:"key"`
+		} `json:"taints"`
+	} `json:"spec"`
+	Status struct {
+		VolumesAttached []struct {
+			Name string `json:"name"`
+		} `json:"volumesAttached"`
+		Conditions []struct {
+			Type    string `json:"type"`
+			Status  string `json:"status"`
+			Message string `json:"message"`
+		} `json:"conditions"`
+	} `json:"status"`
+}
+
+// Node asks for a node.
+func (c *Client) Node(ctx context.Context, name string) (*Node, error) {
+	var o nodeObject
+	if err := c.get(ctx, "/api/v1/nodes/"+url.PathEscape(name), &o); err != nil {
+		return nil, fmt.Errorf("ask Kubernetes for node %s: %w", name, err)
+	}
+	n := &Node{Labels: o.Metadata.Labels, Leaving: o.Spec.Unschedulable}
+	for _, t := range o.Spec.Taints {
+		n.Leaving = n.Leaving || leavingTaints[t.Key]
+	}
+	for _, c := range o.Status.Conditions {
+		if c.Type == "Ready" && c.Status == "False" && strings.Contains(c.Message, shuttingDown) {
+			n.Leaving = true
+		}
+	}
+	for _, v := range o.Status.VolumesAttached {
+		n.Attached = append(n.Attached, v.Name)
+	}
+	return n, nil
+}
+
+func (c *Client) get(ctx context.Context, path string, to any) error {
+	// Read anew each time: a token lasts an hour.
+	token, err := os.ReadFile(filepath.Join(c.dir, "token"))
+	if err != nil {
+		return fmt.Errorf("read the token: %w", err)
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.server+path, nil)
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
+	request.Header.Set("Accept", "application/json")
+	answer, err := c.http.Do(request)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(answer.Body, answerSize))
+	if err != nil {
+		return err
+	}
+	if answer.StatusCode != http.StatusOK {
+		var why struct{ Message string }
+		_ = json.Unmarshal(body, &why) // if it is no Status object, the code has to do
+		return fmt.Errorf("%s %s", answer.Status, why.Message)
+	}
+	return json.Unmarshal(body, to)
+}

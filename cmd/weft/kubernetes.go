@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"weft.dev/weft/cmd/internal/kubeapi"
+	"weft.dev/weft/csi"
+)
+
+// nodeReader gives a Node of Kubernetes.
+type nodeReader interface {
+	Node(ctx context.Context, name string) (*kubeapi.Node, error)
+}
+
+func newKubernetes(g *globals) *cobra.Command {
+	return group("kubernetes", "What Weft's pods do with Kubernetes itself; for manifests",
+		newKubernetesLabels(g), newKubernetesWait(g))
+}
+
+func newKubernetesLabels(g *globals) *cobra.Command {
+	var node, file string
+	var take []string
+	cmd := &cobra.Command{
+		Use:   "labels",
+		Short: "Print a node's labels as failure domains, for --labels-file of the agents",
+		Long: `Reads the labels of a node from Kubernetes' API, in a pod on it, and prints those
+that are asked for under the names that Weft has for them, one KEY=VALUE a line.
+A label that the node does not have is left out.`,
+		Example: "  weft kubernetes labels --node gpu1 --take topology.kubernetes.io/zone=zone --write /labels/labels",
+		Args:    takes(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			api, err := kubeapi.InCluster()
+			if err != nil {
+				return err
+			}
+			return runKubernetesLabels(cmd.Context(), api, node, take, file, g.stdout)
+		},
+	}
+	cmd.Flags().StringVar(&node, "node", os.Getenv("NODE_NAME"), "`name` of the node (default: this host's name) [NODE_NAME]")
+	cmd.Flags().StringArrayVar(&take, "take", nil, "`label=key`, the label of the node that is failure domain KEY; may be repeated")
+	cmd.Flags().StringVar(&file, "write", "", "write to this `file` instead")
+	return cmd
+}
+
+func runKubernetesLabels(ctx context.Context, api nodeReader, node string, take []string, file string, stdout io.Writer) error {
+	domains, err := parsePairs(take)
+	if err != nil {
+		return err
+	}
+	if node, err = nodeOrThis(node); err != nil {
+		return err
+	}
+	n, err := api.Node(ctx, node)
+	if err != nil {
+		return err
+	}
+	text := ""
+	for _, label := range slices.Sorted(maps.Keys(domains)) {
+		if value := n.Labels[label]; value != "" {
+			text += domains[label] + "=" + value + "\n"
+		}
+	}
+	if file == "" {
+		_, err := io.WriteString(stdout, text)
+		return err
+	}
+	// Renamed, so that nobody reads half of it.
+	if err := os.WriteFile(file+".new", []byte(text), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(file+".new", filepath.Clean(file))
+}
+
+func newKubernetesWait(g *globals) *cobra.Command {
+	var node string
+	cmd := &cobra.Command{
+		Use:   "wait-detached",
+		Short: "Wait until a node that is leaving has none of Weft's volumes",
+		Long: `Ends at once if the node stays. If it is being drained, shut down or taken away,
+waits until no volume of Weft is attached to it, so that the driver, whose pod
+ends with this command, is there to unmount them. Without it Kubernetes takes
+volumes away from a node that has gone only after six minutes.`,
+		Example: "  weft kubernetes wait-detached --node gpu1 --timeout 50s",
+		Args:    takes(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			api, err := kubeapi.InCluster()
+			if err != nil {
+				return err
+			}
+			ctx := cmd.Context()
+			if g.timeout > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, g.timeout)
+				defer cancel()
+			}
+			return runKubernetesWait(ctx, api, node, detachedEvery, g.stderr)
+		},
+	}
+	cmd.Flags().StringVar(&node, "node", os.Getenv("NODE_NAME"), "`name` of the node (default: this host's name) [NODE_NAME]")
+	return cmd
+}
+
+// detachedEvery is how often Kubernetes is asked; it updates the list each second.
+const detachedEvery = 2 * time.Second
+
+func runKubernetesWait(ctx context.Context, api nodeReader, node string, every time.Duration, stderr io.Writer) error {
+	node, err := nodeOrThis(node)
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for said := ""; ; {
+		n, err := api.Node(ctx, node)
+		var left []string
+		if err == nil {
+			if left = n.AttachedOf(csi.DriverName); !n.Leaving || len(left) == 0 {
+				return nil
+			}
+		}
+		if now := waitingFor(left, err); now != said {
+			fmt.Fprintln(stderr, now)
+			said = now
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("wait until node %s has no volumes: %w; %s", node, context.Cause(ctx), said)
+		}
+	}
+}
+
+func waitingFor(left []string, err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	return "still attached: " + strings.Join(left, ", ")
+}
