@@ -137,7 +137,7 @@ func (s *controllerServer) ControllerGetVolume(ctx context.Context, r *csi.Contr
 
 // GetCapacity tells how much of volumes of a class could be made in a segment.
 func (s *controllerServer) GetCapacity(ctx context.Context, r *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
-	p, err := parseParameters(r.GetParameters())
+	p, err := parseParameters(classParameters(r.GetParameters()))
 	if err != nil {
 		return nil, err
 	}

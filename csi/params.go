@@ -59,6 +59,17 @@ func parseParameters(given map[string]string) (parameters, error) {
 	return p, nil
 }
 
+// classParameters are a StorageClass' parameters as the provisioner gives them to
+// CreateVolume. To GetCapacity it gives them all, also those that are for itself
+// and other sidecars: the class' file system, names of secrets.
+func classParameters(all map[string]string) map[string]string {
+	ours := maps.Clone(all)
+	maps.DeleteFunc(ours, func(key, _ string) bool {
+		return strings.HasPrefix(key, provisionerPrefix) && !slices.Contains(metadataKeys, key)
+	})
+	return ours
+}
+
 func (p *parameters) set(key, value string) (err error) {
 	switch key {
 	case paramCopies:

@@ -286,3 +286,16 @@ func TestTokensAreReadBackAndNoOthers(t *testing.T) {
 		}
 	}
 }
+
+// The provisioner gives GetCapacity a class' own keys too, and CreateVolume not.
+func TestCapacityIsAskedWithTheWholeClass(t *testing.T) {
+	p, err := parseParameters(classParameters(map[string]string{
+		"copies": "1", "csi.storage.k8s.io/fstype": "xfs", "csi.storage.k8s.io/provisioner-secret-name": "s", "csi.storage.k8s.io/pvc/name": "data",
+	}))
+	if err != nil || p.copies != 1 {
+		t.Errorf("parseParameters of a class' = %+v, %v; want one copy", p, err)
+	}
+	if _, err := parseParameters(classParameters(map[string]string{"copys": "1"})); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("an unknown key = %v, want InvalidArgument", err)
+	}
+}
