@@ -9,7 +9,7 @@ PAIRS  ?= .# which pairs of host and target make interop runs, a regular express
 export WEFT_KERNEL = $(KERNEL)
 
 .DEFAULT_GOAL := help
-.PHONY: help faults demo demo-test demo-vm test build lint unit generate check kernel interop e2e kube-bins kube-test bench fuzz install clean
+.PHONY: help faults demo demo-test demo-vm test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick bench fuzz install clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -54,8 +54,20 @@ e2e: ## the scenarios, in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKi
 kube-bins: ## Kubernetes and its CSI sidecars, built from their Go modules into the cache (25 minutes the first time; goes on where it was cut)
 	@go run ./e2e/kube/build
 
-kube-test: kube-bins ## a Kubernetes cluster of two nodes on this machine, with Weft's volumes in pods (RUN=TestKubePods)
-	WEFT_KUBE=$${WEFT_KUBE:-1} go test -count=1 -v -timeout 30m -run '^TestKube.*$(RUN)' -skip '^TestKubeLostNode|^TestKubeSuite' ./e2e/kube
+KUBE = WEFT_KUBE=$${WEFT_KUBE:-1} go test -count=1 -v -timeout 90m ./e2e/kube
+kube-test: kube-bins ## a Kubernetes cluster of two nodes on this machine: volumes in pods, everything restarted in the middle (RUN=Volumes/grows)
+	$(KUBE) -run '^TestKube.*$(RUN)' -skip '^TestKubeLostNode|^TestKubeSuite'
+
+kube-lost-node: kube-bins ## there, a node is lost with a pod that goes on writing; once without the fence, which must show
+	$(KUBE) -run '^TestKubeLostNode'
+
+FOCUS ?= .
+kube-e2e: kube-bins ## Kubernetes' own external-storage suite (FOCUS='volume-expand', FSTYPE=xfs)
+	WEFT_KUBE_FOCUS='$(FOCUS)' WEFT_KUBE_FSTYPE='$(FSTYPE)' $(KUBE) -run '^TestKubeSuite'
+
+QUICK = should store data|should write files of various sizes|should support volume SELinux mount options|should concurrently access the single volume from pods on the same node|ReadWriteOncePod|fsgroupchangepolicy
+kube-e2e-quick: ## a part of it that takes two minutes
+	@$(MAKE) --no-print-directory kube-e2e FOCUS='$(QUICK)'
 
 bench: ## what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=vm: the kernel path)
 	@e2e/install.sh $(if $(filter user,$(PART)),,vm) $(if $(filter vm,$(PART)),,bench)

@@ -60,7 +60,7 @@ func (l *Lab) startControlPlane() error {
 	config := "--kubeconfig=" + l.Kubeconfig
 	err = l.start("kube-controller-manager", "kube-controller-manager", config, "--leader-elect=false", "--bind-address=127.0.0.1",
 		"--service-account-private-key-file="+s.file("sa.key"), "--use-service-account-credentials=true", "--root-ca-file="+s.file("ca.crt"),
-		"--feature-gates="+l.options.Gates, "--v=2")
+		"--node-monitor-period=2s", "--node-monitor-grace-period=16s", "--feature-gates="+l.options.Gates, "--v=2")
 	if err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func (l *Lab) awaitReady(patience time.Duration) error {
 		request.Header.Set("Authorization", "Bearer "+l.secrets.tokens[admin])
 		response, err := client.Do(request)
 		if err != nil {
-			return fmt.Errorf("%w\n%s", err, l.programs["kube-apiserver"].tail())
+			return fmt.Errorf("%w\n%s", err, l.program("kube-apiserver").tail())
 		}
 		defer response.Body.Close()
 		text, err := io.ReadAll(response.Body)
@@ -120,9 +120,18 @@ func (l *Lab) start(name, program string, args ...string) error {
 	cmd.Env = append(os.Environ(), l.env...)
 	p, err := startProcess(l.logs, name, cmd)
 	if err == nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
 		l.programs[name] = p
 	}
 	return err
+}
+
+// program is what was started last under a name.
+func (l *Lab) program(name string) *Process {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.programs[name]
 }
 
 // poll calls check until it gives nil or ctx ends; the error is check's last.

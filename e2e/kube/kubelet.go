@@ -110,6 +110,7 @@ evictionHard: {memory.available: 100Mi, nodefs.available: "1%%", imagefs.availab
 imageGCHighThresholdPercent: 99
 imageGCLowThresholdPercent: 98
 nodeStatusUpdateFrequency: 5s
+nodeLeaseDurationSeconds: 12
 volumeStatsAggPeriod: 10s
 syncFrequency: 5s
 clusterDNS: [10.0.0.10]

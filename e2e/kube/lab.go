@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,12 +21,22 @@ import (
 type Options struct {
 	Nodes int    // 0: 2
 	Gates string // feature gates of all of Kubernetes: "CSIVolumeHealth=true"
-	Suite bool   // with the images that Kubernetes' own suite wants
+	Suite bool   // for Kubernetes' own suite: with its images
+	Plain bool   // without the driver and its sidecars
 	Weft  WeftOptions
 }
 
 // kubeletGates are the gates as the kubelet's configuration has them.
 func (o Options) kubeletGates() string { return strings.ReplaceAll(o.Gates, "=", ": ") }
+
+// capacityPoll is how often the provisioner asks for the free space of a new
+// StorageClass, of which the suite makes one per test.
+func (o Options) capacityPoll() time.Duration {
+	if o.Suite {
+		return time.Second
+	}
+	return 5 * time.Second
+}
 
 // Lab is a cluster that runs.
 type Lab struct {
@@ -33,14 +44,17 @@ type Lab struct {
 	Nodes      []*Node
 	Weft       *Weft
 
-	t        testing.TB
-	options  Options
-	place    place
-	parts    parts.Parts
-	dir      string
-	logs     string
-	secrets  secrets
-	env      []string // of the programs of the lab
+	t       testing.TB
+	options Options
+	place   place
+	parts   parts.Parts
+	dir     string
+	logs    string
+	secrets secrets
+	env     []string // of the programs of the lab
+	calls   calls
+
+	mu       sync.Mutex
 	programs map[string]*Process
 }
 
@@ -118,18 +132,18 @@ func (l *Lab) run() error {
 	if err := l.startWeft(); err != nil {
 		return err
 	}
-	wait := []string{"wait", "--timeout=60s"}
 	for _, n := range l.Nodes {
-		wait = append(wait, "node/"+n.Name)
-	}
-	for _, what := range []string{"--for=create", "--for=condition=Ready"} {
-		if _, err := l.TryKubectl(append(wait, what)...); err != nil {
-			return err
+		for _, what := range []string{"create", "condition=Ready"} {
+			if _, err := l.TryKubectl("wait", "node/"+n.Name, "--for="+what, "--timeout=60s"); err != nil {
+				return err
+			}
 		}
 	}
 	// Pods are refused before the controllers have made it.
-	_, err := l.TryKubectl("wait", "serviceaccount/default", "--for=create", "--timeout=60s")
-	return err
+	if _, err := l.TryKubectl("wait", "serviceaccount/default", "--for=create", "--timeout=60s"); err != nil || l.options.Plain {
+		return err
+	}
+	return l.startDriver()
 }
 
 // end ends everything at once: nothing of it is needed any more, and what has to be
@@ -183,4 +197,20 @@ func (l *Lab) Apply(manifest string) {
 	if _, err := l.kubectl(manifest, "apply", "--filename=-"); err != nil {
 		l.t.Fatalf("%v\n%s", err, manifest)
 	}
+}
+
+// Trouble is what an operator would look at when something is wrong.
+func (l *Lab) Trouble() string {
+	var out strings.Builder
+	for _, args := range [][]string{
+		{"get", "pod,pvc,pv,volumeattachment", "--output=wide"},
+		{"get", "event", "--sort-by=.lastTimestamp", "--output=custom-columns=TIME:.lastTimestamp,OBJECT:.involvedObject.name,REASON:.reason,MESSAGE:.message"},
+	} {
+		text, err := l.TryKubectl(args...)
+		fmt.Fprintf(&out, "$ kubectl %s\n%s", strings.Join(args, " "), text)
+		if err != nil {
+			fmt.Fprintln(&out, err)
+		}
+	}
+	return out.String() + l.Weft.State()
 }

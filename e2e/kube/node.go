@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -52,7 +53,7 @@ func nodeInit() int {
 		fmt.Println(err)
 		return 1
 	}
-	fmt.Println(ready)
+	fmt.Println(nodeReady)
 	go func() {
 		_, _ = io.Copy(io.Discard, in)
 		os.Exit(0)
@@ -69,7 +70,7 @@ func nodeInit() int {
 	return 0
 }
 
-const ready = "ready"
+const nodeReady = "ready"
 
 func enterNode(id identity) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
@@ -109,7 +110,9 @@ type Node struct {
 	id        identity
 	init      *exec.Cmd
 	keepAlive io.Closer // its first process' standard input
-	programs  map[string]*Process
+
+	mu       sync.Mutex
+	programs map[string]*Process
 }
 
 // startNode makes a node's namespaces; nothing runs in it yet.
@@ -160,7 +163,7 @@ func (n *Node) boot() error {
 		return fmt.Errorf("start node %s: %w", n.Name, err)
 	}
 	line, err := bufio.NewReader(out).ReadString('\n')
-	if line = strings.TrimSpace(line); line != ready {
+	if line = strings.TrimSpace(line); line != nodeReady {
 		return fmt.Errorf("start node %s: %s: %w", n.Name, line, err)
 	}
 	return n.makeGroups()
@@ -221,13 +224,19 @@ func (n *Node) Run(argv ...string) (string, error) {
 func (n *Node) start(name string, argv ...string) error {
 	p, err := startProcess(n.lab.logs, n.Name+"-"+name, n.command(context.Background(), argv...))
 	if err == nil {
+		n.mu.Lock()
+		defer n.mu.Unlock()
 		n.programs[name] = p
 	}
 	return err
 }
 
 // Program is what runs on the node under a name: containerd, kubelet, initiator, csi.
-func (n *Node) Program(name string) *Process { return n.programs[name] }
+func (n *Node) Program(name string) *Process {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.programs[name]
+}
 
 // CutControl takes the node off the control plane and volmgr, as a dead switch
 // does: connections stay, and nothing comes through. The way to the targets is
@@ -256,4 +265,27 @@ func (n *Node) Kill() error {
 	}
 	n.init, n.programs = nil, make(map[string]*Process)
 	return err
+}
+
+// leftovers are mounts and devices of volumes that the node still has, "" if none.
+func (n *Node) leftovers() string {
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", n.init.Process.Pid))
+	if err != nil {
+		return err.Error()
+	}
+	var left []string
+	for line := range strings.Lines(string(mounts)) {
+		fields := strings.Fields(line)
+		if len(fields) > 4 && (strings.Contains(fields[4], "/kubernetes.io~csi/") || strings.Contains(fields[4], "/kubernetes.io/csi/")) {
+			left = append(left, "mount "+fields[4])
+		}
+	}
+	disks, err := disksOf(n.file(runDirName))
+	if err != nil {
+		return err.Error()
+	}
+	for _, d := range disks {
+		left = append(left, "device "+d)
+	}
+	return strings.Join(left, ", ")
 }

@@ -9,7 +9,7 @@ import (
 )
 
 func TestKubePodsRunOnBothNodes(t *testing.T) {
-	l := Start(t, Options{})
+	l := Start(t, Options{Plain: true})
 	for _, n := range l.Nodes {
 		l.Apply(fmt.Sprintf(plainPod, n.Name, n.Name))
 	}

@@ -47,7 +47,7 @@ func (l *Lab) startWeft() error {
 	}
 	l.Weft = &Weft{lab: l}
 	l.env = append(l.env, "WEFT_MANAGER="+manager)
-	if err := l.start("volmgr", l.place.Weft, "volmgr", "--data-dir", filepath.Join(l.dir, "volmgr"), "--listen", manager); err != nil {
+	if err := l.Weft.StartManager(); err != nil {
 		return err
 	}
 	conn, err := grpc.NewClient("passthrough:///"+manager, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -92,10 +92,15 @@ func (w *Weft) StartTarget(i int) error {
 }
 
 // Target is the process of target ti.
-func (w *Weft) Target(i int) *Process { return w.lab.programs[fmt.Sprintf("t%d", i)] }
+func (w *Weft) Target(i int) *Process { return w.lab.program(fmt.Sprintf("t%d", i)) }
+
+// StartManager starts volmgr, for the first time or again.
+func (w *Weft) StartManager() error {
+	return w.lab.start("volmgr", w.lab.place.Weft, "volmgr", "--data-dir", w.lab.file("volmgr"), "--listen", manager)
+}
 
 // Manager is the process of volmgr.
-func (w *Weft) Manager() *Process { return w.lab.programs["volmgr"] }
+func (w *Weft) Manager() *Process { return w.lab.program("volmgr") }
 
 // addDrive adds a target's drive, as soon as the manager knows the target.
 func (w *Weft) addDrive(i int) error {

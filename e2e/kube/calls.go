@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// Call is one RPC on its way from Kubernetes to the driver.
+type Call struct {
+	Where  string // "controller", or a node's name
+	Method string // NodeStageVolume
+	// Forward asks the driver, and gives its answer's error.
+	Forward func() error
+}
+
+// calls stands between Kubernetes and each of the driver's sockets, so that a test
+// can end what serves a call at a moment that it chooses. It knows nothing of the
+// messages.
+type calls struct {
+	mu   sync.Mutex
+	hook func(Call) error // nil: all are forwarded
+}
+
+// OnCall has hook see each call from now on, in place of the one before; nil ends
+// it. What the hook returns is the call's error. It is called concurrently.
+func (l *Lab) OnCall(hook func(Call) error) {
+	l.calls.mu.Lock()
+	defer l.calls.mu.Unlock()
+	l.calls.hook = hook
+}
+
+func (c *calls) handle(call Call) error {
+	c.mu.Lock()
+	hook := c.hook
+	c.mu.Unlock()
+	if hook == nil {
+		return call.Forward()
+	}
+	return hook(call)
+}
+
+// listen answers on the socket front by asking the driver's.
+func (c *calls) listen(l *Lab, where, driver, front string) error {
+	conn, err := grpc.NewClient("unix://"+driver, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(frames{}), grpc.WaitForReady(true)))
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(front); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	listener, err := net.Listen("unix", front)
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer(grpc.ForceServerCodecV2(frames{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+		return c.forward(stream, conn, where)
+	}))
+	go func() { _ = server.Serve(listener) }()
+	l.t.Cleanup(func() {
+		server.Stop()
+		conn.Close()
+	})
+	return nil
+}
+
+func (c *calls) forward(stream grpc.ServerStream, conn *grpc.ClientConn, where string) error {
+	method, _ := grpc.MethodFromServerStream(stream)
+	var request, answer frame
+	if err := stream.RecvMsg(&request); err != nil {
+		return err
+	}
+	// The buffer is the transport's, and gone when the call is forwarded twice.
+	request.data = mem.BufferSlice{mem.SliceBuffer(request.data.Materialize())}
+	ctx := stream.Context()
+	if sent, ok := metadata.FromIncomingContext(ctx); ok {
+		ctx = metadata.NewOutgoingContext(ctx, sent)
+	}
+	err := c.handle(Call{Where: where, Method: path.Base(method), Forward: func() error {
+		return conn.Invoke(ctx, method, &request, &answer)
+	}})
+	if err != nil {
+		return err
+	}
+	if answer.data == nil {
+		return status.Error(codes.Internal, "the test has answered without an answer")
+	}
+	return stream.SendMsg(&answer)
+}
+
+// frame is a message as it is on the wire.
+type frame struct{ data mem.BufferSlice }
+
+// frames is the codec of frame.
+type frames struct{}
+
+var _ encoding.CodecV2 = frames{}
+
+func (frames) Name() string { return "proto" }
+
+func (frames) Marshal(v any) (mem.BufferSlice, error) {
+	data := v.(*frame).data
+	data.Ref()
+	return data, nil
+}
+
+func (frames) Unmarshal(data mem.BufferSlice, v any) error {
+	data.Ref()
+	v.(*frame).data = data
+	return nil
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	driverName = "csi.weft.dev"
+	namespace  = "weft-system"
+	account    = "weft-controller"
+	manifests  = "../../deploy/kubernetes"
+)
+
+// startDriver brings the product's own manifests in, as far as they are not about
+// where programs run: here these are processes, which the manifests' arguments
+// and the rights of their ServiceAccount are given to.
+func (l *Lab) startDriver() error {
+	for _, file := range []string{"namespace.yaml", "rbac-controller.yaml", "csidriver.yaml", "storageclasses.yaml"} {
+		if _, err := l.TryKubectl("apply", "--filename="+filepath.Join(manifests, file)); err != nil {
+			return err
+		}
+	}
+	token, err := l.TryKubectl("create", "token", account, "--namespace="+namespace, "--duration=24h")
+	if err != nil {
+		return err
+	}
+	if err := l.writeKubeconfig(l.accountConfig(), strings.TrimSpace(token)); err != nil {
+		return err
+	}
+	if err := l.StartController(); err != nil {
+		return err
+	}
+	if err := l.calls.listen(l, "controller", l.controllerSocket(), l.file("csi.sock")); err != nil {
+		return err
+	}
+	for _, n := range l.Nodes {
+		if err := n.StartDriver(); err != nil {
+			return err
+		}
+		if err := l.calls.listen(l, n.Name, n.file("var/"+driverSocket), n.file("var/"+kubeletSocket)); err != nil {
+			return err
+		}
+	}
+	if err := l.startSidecars(); err != nil {
+		return err
+	}
+	return l.awaitDriver()
+}
+
+func (l *Lab) file(name string) string  { return filepath.Join(l.dir, name) }
+func (l *Lab) accountConfig() string    { return l.file("account.kubeconfig") }
+func (l *Lab) controllerSocket() string { return l.file("controller.sock") }
+
+// StartController starts the driver's controller service, for the first time or
+// again.
+func (l *Lab) StartController() error {
+	return l.start("controller", l.place.Weft, "csi", "--mode", "controller", "--manager", manager, "--endpoint", "unix://"+l.controllerSocket(), "--log-level", "debug")
+}
+
+// Controller is the process of the driver's controller service.
+func (l *Lab) Controller() *Process { return l.program("controller") }
+
+// Where the driver's node service answers, below /var, and where the kubelet
+// calls it.
+const (
+	driverSocket  = "lib/weft/csi.sock"
+	kubeletSocket = "lib/kubelet/plugins/" + driverName + "/csi.sock"
+)
+
+// StartDriver starts the driver's node service, for the first time or again.
+func (n *Node) StartDriver() error {
+	for _, d := range []string{filepath.Dir(kubeletSocket), "lib/kubelet/plugins_registry"} {
+		if err := os.MkdirAll(n.file("var/"+d), 0o755); err != nil {
+			return err
+		}
+	}
+	return n.start("csi", n.lab.place.Weft, "csi", "--mode", "node", "--node", n.Name, "--manager", manager,
+		"--endpoint", "unix:///var/"+driverSocket, "--kubelet-socket", "/var/"+kubeletSocket, "--log-level", "debug")
+}
+
+// startSidecars starts the sidecars with the arguments of the Deployment.
+func (l *Lab) startSidecars() error {
+	sidecars, err := readSidecars(filepath.Join(manifests, "controller.yaml"))
+	if err != nil {
+		return err
+	}
+	env := l.env
+	l.env = append(env, "NAMESPACE="+namespace, "POD_NAME=lab")
+	defer func() { l.env = env }()
+	for name, args := range sidecars {
+		if err := l.start(name, name, l.sidecarArgs(name, args)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sidecarArgs puts the lab's places where the Deployment has the pod's.
+func (l *Lab) sidecarArgs(name string, args []string) []string {
+	var all []string
+	for _, a := range args {
+		key, _, _ := strings.Cut(a, "=")
+		switch key {
+		case "--csi-address":
+			a = key + "=" + l.file("csi.sock")
+		case "--capacity-ownerref-level":
+			a = key + "=-1" // there is no pod that the objects could belong to
+		}
+		all = append(all, strings.ReplaceAll(a, "$(NAMESPACE)", namespace))
+	}
+	all = append(all, "--kubeconfig="+l.accountConfig())
+	if name == "csi-provisioner" {
+		all = append(all, "--capacity-poll-interval="+l.options.capacityPoll().String())
+	}
+	return all
+}
+
+// readSidecars reads each sidecar's arguments from the manifest of the
+// controller's Deployment.
+func readSidecars(file string) (map[string][]string, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	sidecars := make(map[string][]string)
+	for document := range strings.SplitSeq(string(text), "\n---\n") {
+		var object struct {
+			Kind string
+			Spec struct {
+				Template struct {
+					Spec struct {
+						Containers []struct {
+							Name string
+							Args []string
+						}
+					}
+				}
+			}
+		}
+		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		for _, c := range object.Spec.Template.Spec.Containers {
+			if object.Kind == "Deployment" && strings.HasPrefix(c.Name, "csi-") {
+				sidecars[c.Name] = c.Args
+			}
+		}
+	}
+	if len(sidecars) == 0 {
+		return nil, fmt.Errorf("%s: no Deployment has a container csi-*", file)
+	}
+	return sidecars, nil
+}
+
+// awaitDriver waits until the kubelets have registered the driver.
+func (l *Lab) awaitDriver() error {
+	ctx, cancel := context.WithTimeout(l.t.Context(), time.Minute)
+	defer cancel()
+	return poll(ctx, 200*time.Millisecond, func() error {
+		out, err := l.TryKubectl("get", "csinode", "--output=jsonpath={.items[*].spec.drivers[*].name}")
+		if err == nil && strings.Count(out, driverName) < len(l.Nodes) {
+			err = errors.New("the driver is not registered on all nodes: it is as " + out)
+		}
+		return err
+	})
+}

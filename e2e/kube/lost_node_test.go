@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/e2e/kube/parts"
+	"weft.dev/weft/proto/pb"
+)
+
+// A node is lost to the control plane while its pod goes on writing. An operator
+// says that it is out of service, and Kubernetes starts the pod on the other node.
+func TestKubeLostNode(t *testing.T) {
+	l := Start(t, Options{})
+	s := loseNode(l)
+
+	s.overlap(t, 10*time.Second)
+	zombie := readWriter(t, s.lost)
+	if n := zombie.ackedAfter(s.grant); n > 0 {
+		t.Errorf("%d writes of the lost node were acknowledged after the pod was ready on the other one", n)
+	}
+	if zombie.failed == 0 {
+		t.Error("the lost node's pod saw no error, though it goes on writing")
+	}
+	found := s.files(t, zombie.id)
+	for _, n := range slices.Sorted(maps.Keys(zombie.acked)) {
+		if found[n] != strconv.Itoa(n) {
+			t.Fatalf("write %d was acknowledged on the lost node, and is %q on the other one; %d were acknowledged", n, found[n], len(zombie.acked))
+		}
+	}
+	t.Logf("all %d acknowledged writes are there; the lost pod's next %d writes failed", len(zombie.acked), zombie.failed)
+
+	// The node is back, and tidies up what it still has of the volume.
+	if err := errors.Join(s.lost.MendControl(), s.lost.StartKubelet()); err != nil {
+		t.Fatal(err)
+	}
+	l.Kubectl("wait", "node/"+s.lost.Name, "--for=condition=Ready", "--timeout=60s")
+	eventually(l, 90*time.Second, "the lost node has nothing left of the volume", func(context.Context) error {
+		if left := s.lost.leftovers(); left != "" {
+			return errors.New(left)
+		}
+		return nil
+	})
+	l.Kubectl("taint", "node", s.lost.Name, outOfService+"-")
+	if out, err := s.fsck(t); err != nil {
+		t.Errorf("the file system is damaged: %v\n%s", err, out)
+	}
+	nothingLeft(l)
+}
+
+// The same with targets that do not fence: that the test above can fail.
+func TestKubeLostNodeUnfenced(t *testing.T) {
+	if os.Getenv(wantVar) == "" || thisPlace().Missing != "" {
+		Start(t, Options{}) // says why it skips
+	}
+	target := filepath.Join(t.TempDir(), "weft-unfenced")
+	build := exec.Command("go", "build", "-tags", "weft_unfenced", "-o", target, "weft.dev/weft/cmd/weft")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build weft without its fence: %v\n%s", err, out)
+	}
+	l := Start(t, Options{Weft: WeftOptions{Target: target}})
+	s := loseNode(l)
+	eventually(l, time.Minute, "both nodes have written some 300 times", func(context.Context) error {
+		lost, safe := readWriter(t, s.lost), readWriter(t, s.safe)
+		if n, m := lost.ackedAfter(s.grant), len(safe.acked)+safe.failed; n < 300 || m < 300 {
+			return fmt.Errorf("the lost one has %d times (%d failed), the other %d", n, lost.failed, m)
+		}
+		return nil
+	})
+	if err := s.lost.Kill(); err != nil { // or the check would meet writes of now
+		t.Fatal(err)
+	}
+	out, err := s.fsck(t)
+	if err == nil {
+		t.Errorf("two nodes have written to one file system, and it is whole\n%s", out)
+	}
+	t.Logf("e2fsck: %v, %d lines of damage, the first: %.300s", err, strings.Count(out, "\n"), out)
+}
+
+const outOfService = "node.kubernetes.io/out-of-service"
+
+// lostNode is a pod's volume that has moved away from a node that is lost.
+type lostNode struct {
+	l          *Lab
+	lost, safe *Node
+	volume     *pb.Volume
+	grant      time.Time // when the pod was ready on the safe node
+}
+
+func loseNode(l *Lab) *lostNode {
+	t := l.t
+	t.Helper()
+	l.Apply(fmt.Sprintf(statefulSet, parts.Busybox))
+	l.Kubectl("wait", "pod/db-0", "--for=create", "--timeout=30s")
+	ready(l, "db-0")
+	s := &lostNode{l: l, lost: l.Nodes[0], safe: l.Nodes[1], volume: volumeOf(l, "data-db-0")}
+	if l.Kubectl("get", "pod", "db-0", "--output=jsonpath={.spec.nodeName}") != s.lost.Name {
+		s.lost, s.safe = s.safe, s.lost
+	}
+	eventually(l, 30*time.Second, "the pod writes", func(context.Context) error {
+		if w := readWriter(t, s.lost); len(w.acked) < 20 {
+			return fmt.Errorf("%d writes are acknowledged", len(w.acked))
+		}
+		return nil
+	})
+	if err := errors.Join(s.lost.Program("kubelet").Kill(), s.lost.CutControl()); err != nil {
+		t.Fatal(err)
+	}
+	lost := time.Now()
+	l.Kubectl("wait", "node/"+s.lost.Name, "--for=condition=Ready=Unknown", "--timeout=90s")
+	t.Logf("Kubernetes sees the loss of node %s after %v", s.lost.Name, time.Since(lost).Round(time.Second))
+	if readWriter(t, s.lost).ackedAfter(lost.Add(5*time.Second)) == 0 {
+		t.Fatal("the lost node's pod does not go on writing: this would test nothing")
+	}
+	tainted := time.Now()
+	l.Kubectl("taint", "node", s.lost.Name, outOfService+"=nodeshutdown:NoExecute")
+	eventually(l, 3*time.Minute, "the pod is ready on the other node", func(context.Context) error {
+		out, err := l.TryKubectl("get", "pod", "db-0", "--output=jsonpath={.spec.nodeName} {.status.conditions[?(@.type=='Ready')].status}")
+		if err == nil && out != s.safe.Name+" True" {
+			err = errors.New(out)
+		}
+		return err
+	})
+	s.grant = time.Now()
+	t.Logf("the pod is ready on node %s %v after the taint", s.safe.Name, s.grant.Sub(tainted).Round(100*time.Millisecond))
+	return s
+}
+
+// overlap lets both pods try to write for some time: until the safe node's has
+// acknowledged something at the end of it.
+func (s *lostNode) overlap(t *testing.T, span time.Duration) {
+	t.Helper()
+	end := time.Now().Add(span)
+	eventually(s.l, span+30*time.Second, "the pod on the other node writes", func(context.Context) error {
+		if readWriter(t, s.safe).ackedAfter(end) == 0 {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+}
+
+// files are the first lines of what a writer has written, by number.
+func (s *lostNode) files(t *testing.T, writer string) map[int]string {
+	t.Helper()
+	found := make(map[int]string)
+	for line := range strings.Lines(sh(s.l, "db-0", "grep -r -m1 . /data/"+writer+" || true")) {
+		file, text, _ := strings.Cut(strings.TrimSpace(line), ":")
+		n, err := strconv.Atoi(filepath.Base(file))
+		if err != nil {
+			t.Fatalf("file %s: %v", file, err)
+		}
+		found[n] = text
+	}
+	return found
+}
+
+// fsck ends the pod and has the volume's file system checked on the safe node.
+// The error says that it is damaged.
+func (s *lostNode) fsck(t *testing.T) (string, error) {
+	t.Helper()
+	s.l.Kubectl("delete", "statefulset", "db", "--cascade=orphan")
+	remove(s.l, "pod/db-0", "--force")
+	eventually(s.l, 2*time.Minute, "the volume is detached", func(ctx context.Context) error {
+		v, err := s.l.Weft.API.GetVolume(ctx, &pb.GetVolumeRequest{Volume: s.volume.Id})
+		if err == nil && v.Attachment != nil {
+			err = fmt.Errorf("it is attached to %s", v.Attachment.Node)
+		}
+		return err
+	})
+	out, err := s.l.Weft.Try("attach", s.volume.Name, "--node", s.safe.Name, "--timeout", "50s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	device := strings.TrimSpace(out)
+	report, damage := s.safe.Run("e2fsck", "-f", "-n", device)
+	if _, err := s.l.Weft.Try("detach", s.volume.Name); err != nil {
+		t.Fatal(err)
+	}
+	remove(s.l, "pvc/data-db-0")
+	return report, damage
+}
+
+// writer is what a pod has logged: the numbers of the writes that were
+// acknowledged, and when.
+type writer struct {
+	id     string
+	acked  map[int]time.Time
+	failed int
+}
+
+func (w writer) ackedAfter(t time.Time) (n int) {
+	for _, when := range w.acked {
+		if when.After(t) {
+			n++
+		}
+	}
+	return n
+}
+
+// readWriter reads the log of the pod on a node, which the node keeps.
+func readWriter(t testing.TB, n *Node) writer {
+	t.Helper()
+	w := writer{acked: make(map[int]time.Time)}
+	logs, err := filepath.Glob(n.file("var/log/pods/default_db-0_*/c/*.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range logs {
+		f, err := os.Open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for lines := bufio.NewScanner(f); lines.Scan(); {
+			w.line(lines.Text())
+		}
+		f.Close()
+	}
+	return w
+}
+
+// line takes a line such as "2026-11-21T19:00:00.0Z stdout F ack 12".
+func (w *writer) line(text string) {
+	fields := strings.Fields(text)
+	if len(fields) != 5 {
+		return
+	}
+	when, err := time.Parse(time.RFC3339Nano, fields[0])
+	if err != nil {
+		return
+	}
+	switch n, _ := strconv.Atoi(fields[4]); fields[3] {
+	case "writer":
+		w.id = fields[4]
+	case "ack":
+		w.acked[n] = when
+	case "fail":
+		w.failed++
+	}
+}
+
+const statefulSet = `apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: db}
+spec:
+  serviceName: db
+  replicas: 1
+  selector: {matchLabels: {app: db}}
+  template:
+    metadata: {labels: {app: db}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: c
+        image: %s
+        command:
+        - sh
+        - -c
+        - |
+          id=$(cat /proc/sys/kernel/random/uuid); echo writer $id; mkdir /data/$id; n=0
+          while true; do
+            n=$((n+1))
+            if yes $n | head -c 20000 | dd of=/data/$id/$n bs=20000 iflag=fullblock conv=fsync 2>/dev/null; then echo ack $n; else echo fail $n; fi
+            mkdir -p /data/d$((n %% 50))/$n; rm -rf /data/d$(((n+25) %% 50))
+            usleep 10000
+          done
+        volumeMounts: [{name: data, mountPath: /data}]
+  volumeClaimTemplates:
+  - metadata: {name: data}
+    spec: {storageClassName: weft-mirrored, accessModes: [ReadWriteOnce], resources: {requests: {storage: 512Mi}}}
+`

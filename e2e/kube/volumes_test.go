@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/proto/pb"
+)
+
+// TestKubeVolumes takes volumes through what Kubernetes does with them. The parts
+// share a cluster, and each ends with nothing left of its own.
+func TestKubeVolumes(t *testing.T) {
+	l := Start(t, Options{})
+	for _, part := range []struct {
+		name string
+		run  func(*testing.T, *Lab)
+	}{
+		{"the API server takes the manifests", manifestsApply},
+		{"a file system outlives its pod and follows it to another node", fileSystem},
+		{"a raw block device", rawBlock},
+		{"an xfs volume grows under a pod that writes", expand},
+		{"a VolumeAttributesClass changes labels", attributes},
+		{"a volume for which there is no room is not scheduled", capacity},
+		{"allowed topologies are where pods and legs are", topology},
+		{"one file system read by pods on two nodes", readOnlyMany},
+	} {
+		t.Run(part.name, func(t *testing.T) {
+			// The lab's own messages belong to the part that runs.
+			outer := l.t
+			l.t = t
+			defer func() { l.t = outer }()
+			part.run(t, l)
+			nothingLeft(l)
+		})
+	}
+}
+
+// manifestsApply: the parts that are applied in earnest are so at the lab's start.
+func manifestsApply(t *testing.T, l *Lab) {
+	out := l.Kubectl("apply", "--dry-run=server", "--validate=strict", "--kustomize="+manifests)
+	for _, object := range []string{"daemonset.apps/weft-node", "deployment.apps/weft-controller", "statefulset.apps/weft-volmgr", "daemonset.apps/weft-target"} {
+		if !strings.Contains(out, object+" created") {
+			t.Errorf("the API server has not taken %s:\n%s", object, out)
+		}
+	}
+}
+
+func fileSystem(t *testing.T, l *Lab) {
+	start := time.Now()
+	l.Apply(claim{name: "fs", class: "weft-mirrored"}.String() + pod{name: "first", claim: "fs", node: "n1"}.String())
+	ready(l, "first")
+	t.Logf("from nothing to a pod with its volume: %v", time.Since(start).Round(time.Millisecond))
+	sh(l, "first", "echo here it is > /data/file; sync")
+	is(t, "the attachment", l.Kubectl("get", "volumeattachment", "--output=jsonpath={range .items[*]}{.spec.nodeName} {.status.attached}{end}"), "n1 true")
+	v := volumeOf(l, "fs")
+	if v.Formatted != "ext4" || v.Attachment.GetNode() != "n1" {
+		t.Errorf("volmgr has the volume as %q, attached to %s; want ext4 on n1", v.Formatted, v.Attachment.GetNode())
+	}
+	start = time.Now()
+	remove(l, "pod/first")
+	l.Apply(pod{name: "second", claim: "fs", node: "n2"}.String())
+	ready(l, "second")
+	t.Logf("from the pod's deletion to one on another node: %v", time.Since(start).Round(time.Millisecond))
+	is(t, "the file on the other node", sh(l, "second", "cat /data/file"), "here it is")
+	remove(l, "pod/second", "pvc/fs")
+}
+
+func rawBlock(t *testing.T, l *Lab) {
+	l.Apply(claim{name: "raw", class: "weft-mirrored", block: true, mode: "ReadWriteOncePod"}.String() + pod{name: "raw", claim: "raw", node: "n2", block: true}.String())
+	ready(l, "raw")
+	is(t, "the device's size", sh(l, "raw", "blockdev --getsize64 /dev/volume"), fmt.Sprint(256<<20))
+	sum := sh(l, "raw", "head -c 1000000 /dev/urandom > /tmp/f; dd if=/tmp/f of=/dev/volume bs=1M conv=fsync 2>/dev/null; md5sum < /tmp/f")
+	remove(l, "pod/raw")
+	l.Apply(pod{name: "again", claim: "raw", node: "n1", block: true}.String())
+	ready(l, "again")
+	is(t, "what the device holds on the other node", sh(l, "again", "head -c 1000000 /dev/volume | md5sum"), sum)
+	if v := volumeOf(l, "raw"); v.Formatted != "" {
+		t.Errorf("a raw volume is recorded as formatted with %q", v.Formatted)
+	}
+	remove(l, "pod/again", "pvc/raw")
+}
+
+// expand: ext4 can not grow online here, for want of CAP_SYS_RESOURCE.
+func expand(t *testing.T, l *Lab) {
+	l.Apply(class("xfs", "csi.storage.k8s.io/fstype: xfs", "") + claim{name: "grow", class: "xfs", size: "512Mi"}.String() +
+		pod{name: "grow", claim: "grow", command: "while true; do date >> /data/log || echo failed; sync; usleep 20000; done"}.String())
+	ready(l, "grow")
+	size := func() int64 {
+		kib, err := strconv.ParseInt(sh(l, "grow", "df -k /data | tail -1 | awk '{print $2}'"), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return kib << 10
+	}
+	before := size()
+	start := time.Now()
+	l.Kubectl("patch", "pvc", "grow", "--patch={\"spec\":{\"resources\":{\"requests\":{\"storage\":\"2Gi\"}}}}")
+	eventually(l, 2*time.Minute, "the file system has grown", func(context.Context) error {
+		if now := size(); now < 2<<30-(200<<20) {
+			return fmt.Errorf("it has %d bytes, and had %d", now, before)
+		}
+		return nil
+	})
+	t.Logf("from the request to the file system's new size: %v", time.Since(start).Round(time.Millisecond))
+	is(t, "what the writer says", l.Kubectl("logs", "grow"), "")
+	eventually(l, time.Minute, "the claim says so", func(context.Context) error {
+		got := l.Kubectl("get", "pvc", "grow", "--output=jsonpath={.status.capacity.storage}")
+		if got != "2Gi" {
+			return errors.New(got)
+		}
+		return nil
+	})
+	remove(l, "pod/grow", "pvc/grow", "storageclass/xfs")
+}
+
+func attributes(t *testing.T, l *Lab) {
+	for _, tier := range []string{"silver", "gold"} {
+		l.Apply(fmt.Sprintf(attributesClass, tier, tier))
+	}
+	l.Apply(claim{name: "tier", class: "weft-mirrored", attributes: "silver"}.String() + pod{name: "tier", claim: "tier"}.String())
+	ready(l, "tier")
+	is(t, "the label at first", volumeOf(l, "tier").Labels["tier"], "silver")
+	l.Kubectl("patch", "pvc", "tier", "--patch={\"spec\":{\"volumeAttributesClassName\":\"gold\"}}")
+	l.Kubectl("wait", "pvc/tier", "--for=jsonpath={.status.currentVolumeAttributesClassName}=gold", "--timeout=60s")
+	is(t, "the label after the change", volumeOf(l, "tier").Labels["tier"], "gold")
+	remove(l, "pod/tier", "pvc/tier", "volumeattributesclass/silver", "volumeattributesclass/gold")
+}
+
+const attributesClass = `---
+apiVersion: storage.k8s.io/v1
+kind: VolumeAttributesClass
+metadata: {name: %s}
+driverName: csi.weft.dev
+parameters: {labels.tier: %s}
+`
+
+func capacity(t *testing.T, l *Lab) {
+	eventually(l, time.Minute, "the free space is published", func(context.Context) error {
+		out := l.Kubectl("get", "csistoragecapacity", "--all-namespaces", "--output=jsonpath={range .items[*]}{.storageClassName}={.capacity} {end}")
+		if !strings.Contains(out, "weft-mirrored=") {
+			return fmt.Errorf("it is for %q", out)
+		}
+		return nil
+	})
+	l.Apply(claim{name: "huge", class: "weft-mirrored", size: "10Ti"}.String() + pod{name: "huge", claim: "huge"}.String())
+	eventually(l, time.Minute, "the scheduler refuses the pod", func(context.Context) error {
+		out := l.Kubectl("get", "pod", "huge", "--output=jsonpath={.status.conditions[?(@.type=='PodScheduled')].message}")
+		if !strings.Contains(out, "did not have enough free storage") {
+			return fmt.Errorf("it says %q", out)
+		}
+		return nil
+	})
+	remove(l, "pod/huge", "pvc/huge")
+}
+
+func topology(t *testing.T, l *Lab) {
+	l.Apply(class("zone2", "copies: '1'", "allowedTopologies: [{matchLabelExpressions: [{key: topology.weft.dev/zone, values: [z2]}]}]"))
+	l.Apply(claim{name: "near", class: "zone2"}.String() + pod{name: "near", claim: "near"}.String())
+	ready(l, "near")
+	is(t, "the pod's node", l.Kubectl("get", "pod", "near", "--output=jsonpath={.spec.nodeName}"), "n2")
+	for _, leg := range volumeOf(l, "near").Legs {
+		if leg.Node != "t2" {
+			t.Errorf("a leg is on %s, want t2, which is in zone z2", leg.Node)
+		}
+	}
+	remove(l, "pod/near", "pvc/near", "storageclass/zone2")
+}
+
+func class(name, parameters, more string) string {
+	return fmt.Sprintf(`---
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: %s}
+provisioner: csi.weft.dev
+parameters: {%s}
+volumeBindingMode: WaitForFirstConsumer
+allowVolumeExpansion: true
+%s
+`, name, parameters, more)
+}
+
+// readOnlyMany writes a volume once, and gives it to readers as another
+// PersistentVolume of the same volume: one that is both is not in CSI.
+func readOnlyMany(t *testing.T, l *Lab) {
+	l.Apply(claim{name: "writer", class: "weft-dataset"}.String() + pod{name: "writer", claim: "writer"}.String())
+	ready(l, "writer")
+	sh(l, "writer", "echo for all > /data/file; sync")
+	v := volumeOf(l, "writer")
+	volume := l.Kubectl("get", "pvc", "writer", "--output=jsonpath={.spec.volumeName}")
+	remove(l, "pod/writer", "pvc/writer", "pv/"+volume) // its class retains the volume
+	l.Apply(fmt.Sprintf(staticVolume, v.Id) + claim{name: "readers", mode: "ReadOnlyMany", volume: "dataset"}.String())
+	for _, n := range l.Nodes {
+		l.Apply(pod{name: "reader-" + n.Name, claim: "readers", node: n.Name, readOnly: true}.String())
+	}
+	ready(l, "reader-n1", "reader-n2")
+	for _, n := range l.Nodes {
+		is(t, "the file on "+n.Name, sh(l, "reader-"+n.Name, "cat /data/file"), "for all")
+		if _, err := l.TryKubectl("exec", "reader-"+n.Name, "--", "touch", "/data/new"); err == nil {
+			t.Errorf("a reader on %s can write", n.Name)
+		}
+	}
+	remove(l, "pod/reader-n1", "pod/reader-n2", "pvc/readers", "pv/dataset")
+	eventually(l, time.Minute, "the volume is detached", func(ctx context.Context) error {
+		_, err := l.Weft.API.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: v.Id})
+		return err
+	})
+}
+
+const staticVolume = `---
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: dataset}
+spec:
+  storageClassName: ""
+  capacity: {storage: 256Mi}
+  accessModes: [ReadOnlyMany]
+  persistentVolumeReclaimPolicy: Retain
+  csi: {driver: csi.weft.dev, volumeHandle: %s, readOnly: true, fsType: ext4}
+`

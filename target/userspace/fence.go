@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !weft_unfenced
+
+package userspace
+
+// unfenced is true in a program that was built to show what happens without the
+// fence (e2e/kube): exports that the agent takes away go on serving.
+const unfenced = false
