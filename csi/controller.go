@@ -25,6 +25,8 @@ type controllerServer struct {
 	ops *operations
 	now func() time.Time
 
+	places sync.Mutex // held from counting a node's volumes to adding one
+
 	mu        sync.Mutex
 	clusterID string // once it is known: it never changes
 	leaving   map[leave]*patience
@@ -39,8 +41,10 @@ type leave struct {
 
 // patience is how long a node is waited for.
 type patience struct {
-	since time.Time
-	told  bool // the log, that it has ended
+	since   time.Time
+	looked  time.Time // when it was last asked whether it is online
+	offline bool      // the answer
+	told    bool      // the log, that it has ended
 }
 
 func newController(cfg Config) *controllerServer {

@@ -5,7 +5,6 @@ package csi
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -88,8 +87,13 @@ func (s *controllerServer) attach(ctx context.Context, v *pb.Volume, node string
 	doing := volumeDoing("attach", v) + " to " + node
 	switch a := attachmentTo(v, node); {
 	case a == nil:
-		if err := s.roomOn(ctx, node, doing); err != nil {
-			return nil, err
+		if s.cfg.MaxVolumes > 0 {
+			// Two volumes must not both take a node's last place.
+			s.places.Lock()
+			defer s.places.Unlock()
+			if err := s.roomOn(ctx, node, doing); err != nil {
+				return nil, err
+			}
 		}
 	case a.State == pb.AttachmentState_ATTACHMENT_STATE_DETACHING:
 		return nil, status.Errorf(codes.Aborted, "%s: it is being detached from there, and waits for %s", doing, detachingWaits(a))
@@ -114,11 +118,8 @@ func attachedMode(a *pb.Attachment) pb.AttachMode {
 	return cmp.Or(a.Mode, pb.AttachMode_ATTACH_MODE_EXCLUSIVE)
 }
 
-// roomOn refuses what a node can not take, if there is a limit.
+// roomOn refuses what a node can not take.
 func (s *controllerServer) roomOn(ctx context.Context, node, doing string) error {
-	if s.cfg.MaxVolumes <= 0 {
-		return nil
-	}
 	there, err := s.cfg.Manager.ListAttachments(ctx, &pb.ListAttachmentsRequest{Node: node})
 	if err != nil {
 		return fromManager(doing, err)
@@ -215,34 +216,51 @@ func (s *controllerServer) detach(ctx context.Context, v *pb.Volume, node string
 	return waits, nil
 }
 
+// onlineEvery is how often it is asked whether a node that does not let go is online.
+const onlineEvery = 2 * time.Second
+
 // mayForce reports whether a node is to be asked no longer. The grace time counts
 // from when this process first asked, by its own clock.
 func (s *controllerServer) mayForce(ctx context.Context, v *pb.Volume, a *pb.Attachment) (bool, error) {
-	key := leave{v.Id, a.Node, a.Epoch}
-	if waited := s.now().Sub(s.asked(key)); waited >= s.cfg.DetachGrace {
+	key, now := leave{v.Id, a.Node, a.Epoch}, s.now()
+	s.mu.Lock()
+	p := s.leaving[key]
+	if p == nil {
+		p = &patience{since: now}
+		s.leaving[key] = p
+	}
+	waited, look := now.Sub(p.since), now.Sub(p.looked) >= onlineEvery
+	if look {
+		p.looked = now
+	}
+	offline := p.offline
+	s.mu.Unlock()
+	if waited >= s.cfg.DetachGrace {
 		s.tellFenced(ctx, key, "it does not let go: "+a.WaitingFor)
 		return true, nil
 	}
-	nodes, err := s.cfg.Manager.ListNodes(ctx, &pb.ListNodesRequest{})
-	if err != nil {
-		return false, fromManager(fmt.Sprintf("ask for node %s", a.Node), err)
+	if look {
+		var err error
+		if offline, err = s.isOffline(ctx, a.Node); err != nil {
+			return false, err
+		}
+		s.mu.Lock()
+		p.offline = offline
+		s.mu.Unlock()
 	}
-	i := slices.IndexFunc(nodes.GetNodes(), func(n *pb.Node) bool { return n.Name == a.Node })
-	if i >= 0 && nodes.Nodes[i].GetInitiator().GetOnline() {
-		return false, nil
+	if offline {
+		s.tellFenced(ctx, key, "it is offline")
 	}
-	s.tellFenced(ctx, key, "it is offline")
-	return true, nil
+	return offline, nil
 }
 
-// asked is when this process first asked a node to let go; now if it did not.
-func (s *controllerServer) asked(of leave) time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.leaving[of] == nil {
-		s.leaving[of] = &patience{since: s.now()}
+func (s *controllerServer) isOffline(ctx context.Context, node string) (bool, error) {
+	nodes, err := s.cfg.Manager.ListNodes(ctx, &pb.ListNodesRequest{})
+	if err != nil {
+		return false, fromManager("ask for node "+node, err)
 	}
-	return s.leaving[of].since
+	i := slices.IndexFunc(nodes.GetNodes(), func(n *pb.Node) bool { return n.Name == node })
+	return i < 0 || !nodes.Nodes[i].GetInitiator().GetOnline(), nil
 }
 
 // tellFenced says once that a node is not asked any longer.

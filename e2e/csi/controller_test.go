@@ -5,6 +5,8 @@ package csi
 import (
 	"context"
 	"errors"
+	"io"
+	"os"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -208,6 +210,129 @@ func (c *cluster) life(first, second spec.ControllerClient) {
 		}
 		if err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// A volume that only readers have is at several nodes at once, and one that is for
+// many writers if it has one copy; each node is fenced alone.
+func TestSharedVolumes(t *testing.T) {
+	needDevices(t)
+	c := newCluster(t, []string{"t1", "t2"}, []string{"n1", "n2"})
+	client := c.controller(csi.Config{})
+	for _, test := range []struct {
+		mode   spec.VolumeCapability_AccessMode_Mode
+		copies string
+	}{
+		{spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, "2"},
+		{spec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, "1"},
+	} {
+		shared := &spec.VolumeCapability{AccessMode: &spec.VolumeCapability_AccessMode{Mode: test.mode}, AccessType: raw.AccessType}
+		r := create(unique("pvc"))
+		r.VolumeCapabilities, r.Parameters["copies"] = []*spec.VolumeCapability{shared}, test.copies
+		v, err := client.CreateVolume(within(t, 20*time.Second), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := v.Volume.VolumeId
+		for _, node := range []string{"n1", "n2"} {
+			_, err := client.ControllerPublishVolume(within(t, 20*time.Second), &spec.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: shared})
+			if err != nil {
+				t.Fatalf("%v: publish to %s = %v", test.mode, node, err)
+			}
+		}
+		one, err := client.ControllerGetVolume(t.Context(), &spec.ControllerGetVolumeRequest{VolumeId: id})
+		if err != nil || !slices.Equal(one.Status.PublishedNodeIds, []string{"n1", "n2"}) {
+			t.Errorf("%v: ControllerGetVolume = %v, %v; want it at n1 and n2", test.mode, one, err)
+		}
+		_, err = client.ControllerPublishVolume(within(t, 20*time.Second), &spec.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n1", VolumeCapability: raw})
+		if status.Code(err) != codes.AlreadyExists {
+			t.Errorf("%v: publish again for one writer = %v, want AlreadyExists", test.mode, err)
+		}
+		for _, node := range []string{"n1", "n2"} {
+			if _, err := client.ControllerUnpublishVolume(within(t, 30*time.Second), &spec.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node}); err != nil {
+				t.Errorf("%v: unpublish from %s = %v", test.mode, node, err)
+			}
+			if a := c.volume(id).Attachments; slices.ContainsFunc(a, func(a *pb.Attachment) bool { return a.Node == node }) {
+				t.Errorf("%v: after unpublish from %s it is at %v", test.mode, node, a)
+			}
+		}
+		if _, err := client.DeleteVolume(within(t, 20*time.Second), &spec.DeleteVolumeRequest{VolumeId: id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.nothingLeft()
+}
+
+// A raw block volume that is in use has grown, device and all, when
+// ControllerExpandVolume answers: nothing more is asked of the node.
+func TestARawVolumeGrowsInUse(t *testing.T) {
+	needDevices(t)
+	c := newCluster(t, []string{"t1", "t2"}, []string{"n1"})
+	client := c.controller(csi.Config{})
+	v, err := client.CreateVolume(within(t, 20*time.Second), create(unique("pvc")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := v.Volume.VolumeId
+	if _, err := client.ControllerPublishVolume(within(t, 20*time.Second), &spec.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n1", VolumeCapability: raw}); err != nil {
+		t.Fatal(err)
+	}
+	c.attached(id, "n1")
+	want := int64(320 * block.MiB) // one more extent for each leg
+	grown, err := client.ControllerExpandVolume(within(t, 20*time.Second), &spec.ControllerExpandVolumeRequest{
+		VolumeId: id, VolumeCapability: raw, CapacityRange: &spec.CapacityRange{RequiredBytes: want},
+	})
+	if err != nil || grown.CapacityBytes != want || grown.NodeExpansionRequired {
+		t.Fatalf("ControllerExpandVolume = %v, %v; want %d bytes and nothing for the node to do", grown, err, want)
+	}
+	device, err := os.Open(c.volume(id).Attachment.Device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer device.Close()
+	if size, err := device.Seek(0, io.SeekEnd); err != nil || size != want {
+		t.Errorf("the device has %d bytes, %v; want %d", size, err, want)
+	}
+	tooMuch := &spec.ControllerExpandVolumeRequest{VolumeId: id, VolumeCapability: raw, CapacityRange: &spec.CapacityRange{RequiredBytes: int64(block.TiB)}}
+	if _, err := client.ControllerExpandVolume(within(t, 20*time.Second), tooMuch); status.Code(err) != codes.OutOfRange {
+		t.Errorf("ControllerExpandVolume to more than there is = %v, want OutOfRange", err)
+	}
+}
+
+// An administrator's topology says where a volume lies and is used, and a full part
+// of the cluster is not a full cluster.
+func TestAVolumeLiesWhereItIsAsked(t *testing.T) {
+	needDevices(t)
+	c := newCluster(t, []string{"t1", "t2", "t3"}, nil)
+	client := c.controller(csi.Config{})
+	rack := func(name string) *spec.Topology {
+		return &spec.Topology{Segments: map[string]string{"topology.weft.dev/rack": name}}
+	}
+	r := create(unique("pvc"))
+	r.Parameters["copies"] = "1"
+	r.AccessibilityRequirements = &spec.TopologyRequirement{Requisite: []*spec.Topology{rack("rt2")}}
+	v, err := client.CreateVolume(within(t, 20*time.Second), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range c.volume(v.Volume.VolumeId).Legs {
+		if l.Node != "t2" {
+			t.Errorf("a leg is on %s, want t2", l.Node)
+		}
+	}
+	if where := v.Volume.AccessibleTopology; len(where) != 1 || where[0].Segments["topology.weft.dev/rack"] != "rt2" {
+		t.Errorf("accessible topology = %v, want rack rt2", where)
+	}
+	r = create(unique("pvc")) // two copies in a rack with one target
+	r.AccessibilityRequirements = &spec.TopologyRequirement{Requisite: []*spec.Topology{rack("rt2")}}
+	if _, err := client.CreateVolume(within(t, 20*time.Second), r); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("CreateVolume where there is no room = %v, want ResourceExhausted", err)
+	}
+	for segment, want := range map[string]block.Size{"rt2": driveSize, "none": 0} {
+		got, err := client.GetCapacity(t.Context(), &spec.GetCapacityRequest{Parameters: map[string]string{"copies": "1", "stripes": "1"}, AccessibleTopology: rack(segment)})
+		if err != nil || block.Size(got.AvailableCapacity) > want || want > 0 && got.AvailableCapacity == 0 {
+			t.Errorf("GetCapacity of rack %s = %v, %v; want some of %v", segment, got, err, want)
 		}
 	}
 }
