@@ -45,7 +45,7 @@ func (s *State) fenceWaits(v *Volume) []string {
 			waits = append(waits, fmt.Sprintf("target %s to take down its export", l.Node))
 		case !v.haunted() || l.State != LegInSync || s.admitted(v, l):
 		case s.nodes[l.Node] != nil && s.nodes[l.Node].ConfirmedDead:
-		case fenced[l.Column] && len(v.Lingering) == 0 && s.leaseLeft(v, s.now) == 0:
+		case fenced[l.Column] && !s.readersLeft(v) && s.leaseLeft(v, s.now) == 0:
 		case !online:
 			waits = append(waits, fmt.Sprintf("target %s, which is offline, to fence epochs below %d", l.Node, v.Epoch))
 		default:

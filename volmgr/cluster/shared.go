@@ -35,8 +35,9 @@ import (
 // could be acknowledged only after all hosts had given that copy up.
 //
 // A host that is to lose the volume by force while others keep it is fenced alone:
-// every target takes its exports down and says so (FenceAt). When the last one goes
-// by force the epoch ends, as it does for an exclusive volume.
+// every target takes its exports down and says so (FenceAt). For one that only reads
+// no target is waited for that is offline: it is remembered instead. When the last
+// one goes by force the epoch ends, as it does for an exclusive volume.
 
 func (m AttachMode) shared() bool { return m == AttachSharedReadOnly || m == AttachSharedBlock }
 
@@ -266,6 +267,10 @@ func (t *tx) settleSharerFence(id block.VolumeID, a *Attachment) {
 		return
 	}
 	if a.State == Detaching {
+		if len(t.s.exportsLeft(v, a)) > 0 { // at targets that are offline
+			v = t.volume(id)
+			v.Lingering = append(v.Lingering, Lingerer{a.Node, a.BootID, a.Epoch, a.Mode})
+		}
 		t.unshare(id, a.Node, false, "its exports are gone")
 		return
 	}
@@ -276,22 +281,33 @@ func (t *tx) settleSharerFence(id block.VolumeID, a *Attachment) {
 	t.sharerGranted(v, a.Node)
 }
 
-// sharerWaits says which targets have not confirmed that a host's exports are gone.
-func (s *State) sharerWaits(v *Volume, a *Attachment) (waits []string) {
+// exportsLeft are the targets that have not confirmed that a host's exports are gone.
+func (s *State) exportsLeft(v *Volume, a *Attachment) (nodes []block.NodeName) {
 	for i := range v.Legs {
 		node := v.Legs[i].Node
 		on, n := s.targets[node], s.nodes[node]
 		switch {
 		case n != nil && n.ConfirmedDead:
 		case on != nil && on.status.Generation >= a.FenceAt && !on.exports[block.SubsystemNQN(v.ID, a.Epoch, a.Host, node)]:
-		case !s.targetOnline(node):
-			waits = append(waits, fmt.Sprintf("target %s, which is offline, to take down its export to %s", node, a.Node))
 		default:
-			waits = append(waits, fmt.Sprintf("target %s to take down its export to %s", node, a.Node))
+			nodes = append(nodes, node)
 		}
 	}
-	slices.Sort(waits)
-	return slices.Compact(waits)
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
+}
+
+// sharerWaits says which targets are still to take a host's exports down.
+func (s *State) sharerWaits(v *Volume, a *Attachment) (waits []string) {
+	for _, node := range s.exportsLeft(v, a) {
+		switch {
+		case s.targetOnline(node):
+			waits = append(waits, fmt.Sprintf("target %s to take down its export to %s", node, a.Node))
+		case a.Mode != AttachSharedReadOnly:
+			waits = append(waits, fmt.Sprintf("target %s, which is offline, to take down its export to %s", node, a.Node))
+		}
+	}
+	return waits
 }
 
 // unshare ends one attachment of a shared volume. clean: its host has let go, with
@@ -347,22 +363,30 @@ func (t *tx) sharerChanged(id block.VolumeID, n *Node) {
 func (v *Volume) linger() {
 	for i := range v.Shared {
 		if a := &v.Shared[i]; a.handedOut() && !a.Left {
-			v.Lingering = append(v.Lingering, Lingerer{a.Node, a.BootID})
+			v.Lingering = append(v.Lingering, Lingerer{a.Node, a.BootID, a.Epoch, a.Mode})
 		}
 	}
 	v.Shared = nil
 }
 
-// settleLingering forgets them when no leg is left that they could read.
+// settleLingering forgets them when no leg is left that they could read: all are
+// fenced to an epoch after theirs.
 func (t *tx) settleLingering(id block.VolumeID) {
 	v := t.peek(id)
-	if len(v.Lingering) > 0 && !slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegInSync && !t.s.admitted(v, &l) }) {
-		t.volume(id).Lingering = nil
+	if slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegInSync && !t.s.admitted(v, &l) }) {
+		return
+	}
+	over := func(l Lingerer) bool { return l.Epoch < v.Epoch }
+	if slices.ContainsFunc(v.Lingering, over) {
+		v = t.volume(id)
+		v.Lingering = slices.DeleteFunc(v.Lingering, over)
 	}
 }
 
-// haunted reports whether a host that had the volume was not seen to let go.
-func (v *Volume) haunted() bool { return v.Holder != "" || len(v.Lingering) > 0 }
+// haunted reports whether a host that could write was not seen to let go.
+func (v *Volume) haunted() bool {
+	return v.Holder != "" || slices.ContainsFunc(v.Lingering, func(l Lingerer) bool { return l.Mode != AttachSharedReadOnly })
+}
 
 func (v *Volume) lingererNames() string {
 	var names []string

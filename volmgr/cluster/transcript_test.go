@@ -524,7 +524,7 @@ func (s *script) volume(a args) string {
 		b.WriteString("\n")
 	}
 	for _, l := range v.Lingering {
-		fmt.Fprintf(&b, "  %s may still read\n", l.BootID)
+		fmt.Fprintf(&b, "  %s may still have it, %s\n", l.BootID, l.Mode.words())
 	}
 	for _, why := range v.FenceWaitsFor {
 		fmt.Fprintf(&b, "  to be sure that no earlier host writes: %s\n", why)

@@ -241,8 +241,8 @@ type Volume struct {
 	// Holder is the host of the last grant that was handed out and not seen let
 	// go: until the next grant is complete it may still read and write.
 	Holder block.NodeName `json:"holder,omitempty"`
-	// Lingering are the hosts of a shared epoch that is over which were not seen to
-	// let go: until a grant to write is complete they may still read.
+	// Lingering are the hosts that shared the volume and were not seen to let go: until
+	// a grant to write is complete they may still read.
 	Lingering []Lingerer `json:"lingering,omitempty"`
 	Created   time.Time  `json:"created"`
 	// Restored: the record came from a backup and has not been compared with the
@@ -309,10 +309,12 @@ type Attachment struct {
 	ResyncTotal block.Size       `json:"-"`
 }
 
-// Lingerer is a boot of a host.
+// Lingerer is a boot of a host that had a volume at an epoch.
 type Lingerer struct {
 	Node   block.NodeName `json:"node"`
 	BootID string         `json:"boot_id"`
+	Epoch  block.Epoch    `json:"epoch"`
+	Mode   AttachMode     `json:"mode"`
 }
 
 // Severity of an event.
