@@ -91,6 +91,27 @@ func TestTopMapsEveryByteWhereLocateSays(t *testing.T) {
 	}
 }
 
+// A volume may grow in use because of this: its tables, and the legs behind them,
+// only get longer.
+func TestGrowthLeavesEveryByteWhereItIs(t *testing.T) {
+	v := block.VolumeID{UUID: block.UUID{1}}
+	if err := quick.Check(func(stripes, shift uint8, size, more, offset uint32) bool {
+		l := block.Layout{Stripes: int(stripes)%8 + 1, Copies: 1, Chunk: 4 * block.KiB << (shift % 8)}
+		const unit = 4 * block.KiB
+		small := block.MiB + block.Size(size)%(64*block.MiB)/unit*unit
+		large := small + unit + block.Size(more)%(64*block.MiB)/unit*unit
+		at := block.Size(offset) % small
+		column, where := follow(Top(v, l, small).Table, at)
+		grownColumn, grownWhere := follow(Top(v, l, large).Table, at)
+		if grownColumn != column || grownWhere != where || l.LegSize(large) < l.LegSize(small) || where >= l.LegSize(small) {
+			t.Errorf("%v: byte %d is in %s at %d of %v, and at %v in %s at %d", l, at, column, where, small, large, grownColumn, grownWhere)
+		}
+		return !t.Failed()
+	}, &quick.Config{MaxCount: 2000}); err != nil {
+		t.Error(err)
+	}
+}
+
 // follow is what the kernel does with an offset.
 func follow(table dm.Table, at block.Size) (string, block.Size) {
 	for _, r := range table {

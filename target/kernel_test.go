@@ -3,6 +3,7 @@
 package target
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -52,24 +53,26 @@ func TestAgentOnTheKernel(t *testing.T) {
 		t.Error(err)
 	}
 
+	growsOnTheKernel(t, w)
+
 	// A new agent finds all as it is.
 	w.stop()
 	w.manager.forget()
 	w.run()
-	r = w.until("generation reached again", func(r *pb.TargetReport) bool { return r.GetGeneration() == 1 && exportsReady(1)(r) })
+	r = w.until("generation reached again", func(r *pb.TargetReport) bool { return r.GetGeneration() == 2 && exportsReady(1)(r) })
 	if len(r.GetProblems()) > 0 {
 		t.Errorf("problems after a restart: %v", r.GetProblems())
 	}
 
 	start := time.Now()
-	w.manager.set(onDrive(place(want().leg(1, 1, 2, 0)).admit(1, 2)))
+	w.manager.set(onDrive(place(want().leg(1, 1, 2, 0)).more().admit(1, 2)))
 	w.checkAdmissions(w.until("epoch 2 admitted", admitted(1, 2)))
 	t.Logf("fenced in %v", time.Since(start))
 	listens(t, portal, false)
-	w.manager.set(onDrive(place(want().volume(1, 1, 2))))
+	w.manager.set(onDrive(place(want().volume(1, 1, 2)).more()))
 	w.until("export of epoch 2 ready", exportsReady(1))
 
-	gone := onDrive(place(want().leg(1, 1, 2, 0)))
+	gone := onDrive(place(want().leg(1, 1, 2, 0)).more())
 	gone.Legs[0].Remove = true
 	w.manager.set(gone)
 	w.until("leg freed", func(r *pb.TargetReport) bool {
@@ -90,6 +93,83 @@ func TestAgentOnTheKernel(t *testing.T) {
 		}
 		return false
 	})
+}
+
+// more has the leg grow into the drive's last extent.
+func (w wish) more() wish {
+	for _, l := range w.Legs {
+		l.Extents = append(l.Extents, &pb.Extent{Start: 1, Count: 1})
+		l.SizeBytes = uint64(700 * block.MiB)
+		l.Volume.Generation++
+	}
+	return w
+}
+
+// growsOnTheKernel has the leg grow while a host has it, which hears of it.
+func growsOnTheKernel(t *testing.T, w *world) {
+	t.Helper()
+	imported := ""
+	if _, err := os.Stat("/dev/nvme-fabrics"); err == nil {
+		imported = connect(t, block.SubsystemNQN(volumeID(1), 1, host, "t1"))
+		if err := writeBlock(imported); err != nil {
+			t.Fatal(err)
+		}
+	}
+	leftBehind(t)
+	w.manager.set(onDrive(place(want().volume(1, 1, 1)).more()))
+	r := w.until("grown", legHas(700*block.MiB))
+	if !exportsReady(1)(r) || len(r.GetProblems()) > 0 {
+		t.Errorf("while the leg grew its export became %v, problems %v", r.GetExports(), r.GetProblems())
+	}
+	for _, path := range []string{"/dev/weft/leg/" + legID(1).String(), imported} {
+		if path != "" {
+			readsZeroesOnTheKernel(t, path)
+		}
+	}
+}
+
+// leftBehind puts something into the extent that the leg is to grow into.
+func leftBehind(t *testing.T) {
+	t.Helper()
+	m, err := drive.OpenDevice(kernelDrive, drive.ReadWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := drive.Segments([]*pb.Extent{{Start: 1, Count: 1}}, 0)[0].Offset
+	if _, err := m.WriteAt(bytes.Repeat([]byte("left"), 1024), int64(at)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(m.Flush(), m.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// readsZeroesOnTheKernel waits for a device to be as large as the leg, and looks at
+// what it grew by.
+func readsZeroesOnTheKernel(t *testing.T, path string) {
+	t.Helper()
+	for range 100 {
+		m, err := drive.OpenDevice(path, drive.ReadOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		size := m.Size()
+		got := make([]byte, 4096)
+		if size == 700*block.MiB {
+			_, err = m.ReadAt(got, int64(512*block.MiB))
+		}
+		if err := errors.Join(err, m.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if size == 700*block.MiB {
+			if !bytes.Equal(got, make([]byte, 4096)) {
+				t.Errorf("%s reads %q… of what the leg grew by, want zeroes", path, got[:8])
+			}
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Errorf("%s has not the size of the leg in 10s", path)
 }
 
 // TestAFenceWaitsForTheIOOfTheOldEpoch holds a host's write below its leg: until
