@@ -3,6 +3,7 @@
 package initiator
 
 import (
+	"hash/crc32"
 	"slices"
 
 	"weft.dev/weft/initiator/attachment"
@@ -48,6 +49,19 @@ func (p *planner) column(k int) (ready bool) {
 	}
 	p.recovered(k)
 	return c.Kind != raid.ShapeEqualizing
+}
+
+// first is the copy of a column that this host reads from if it can. Those that
+// share a volume only to read it have different ones.
+func (p *planner) first(k int) int {
+	if !p.w.ReadOnly || len(p.w.Links) == 0 {
+		return 0
+	}
+	_, _, host, _, err := block.ParseSubsystemNQN(p.w.Links[0].NQN)
+	if err != nil {
+		return 0
+	}
+	return int((crc32.ChecksumIEEE([]byte(host)) + uint32(k)) % uint32(p.w.Layout.Copies))
 }
 
 // forgive has the mirror of a column that nobody writes to try its legs again from
@@ -108,7 +122,7 @@ func (p *planner) wantColumn(k int) (want raid.Column, slots []slot, ok bool) {
 	want = raid.NewColumn(p.w.Volume, k, p.w.Layout, p.w.Size, c.log)
 	want.Size = p.columnSize(k)
 	want.Legs = make([]raid.Leg, p.w.Layout.Copies)
-	want.ReadOnly = p.w.ReadOnly
+	want.ReadOnly, want.First = p.w.ReadOnly, p.first(k)
 	want.Equalize = p.w.Equalize && !p.s.top.exists && !(c.Kind == raid.ShapeEqualizing && c.inSync == c.total)
 	slots = make([]slot, p.w.Layout.Copies)
 	sources := 0

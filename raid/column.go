@@ -56,6 +56,9 @@ type Column struct {
 	// ReadOnly: nobody writes to the legs, here or elsewhere, as long as the column
 	// lives. A leg may then leave and come back in sync.
 	ReadOnly bool
+	// First is the copy that a ReadOnly column reads from, if it can: hosts that share
+	// a volume so share its copies out.
+	First int
 	// Full: a rebuilding leg may have lost more than the log knows (a volatile
 	// cache). It is copied whole. No effect on a rebuild under way.
 	Full bool
@@ -79,6 +82,8 @@ func (c Column) Check() error {
 	switch {
 	case c.ReadOnly && (c.Equalize || count[Tracked]+count[Rebuilding] > 0):
 		return fmt.Errorf("column %s: read-only, and legs to be written to", c.Name)
+	case c.First < 0 || c.First > 0 && (!c.ReadOnly || c.First >= len(c.Legs)):
+		return fmt.Errorf("column %s: reads from copy %d of %d", c.Name, c.First, len(c.Legs))
 	case c.Size == 0 || c.Size%block.SectorSize != 0:
 		return fmt.Errorf("column %s: size %d is not a positive multiple of %d", c.Name, c.Size, block.SectorSize)
 	case len(c.Legs) == 0 || len(c.Legs) > block.MaxCopies:

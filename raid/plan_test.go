@@ -351,6 +351,14 @@ func TestALegComesBackInSyncOnlyToAColumnThatNobodyWritesTo(t *testing.T) {
 			}
 		}
 	}
+	c := column("A B C")
+	c.ReadOnly, c.First = true, 1
+	if got, err := Observe(c.Name, built(c)); err != nil || !slices.Equal(got.Sources, []dm.Ref{"8:1", "8:2", "8:0"}) {
+		t.Errorf("a column that reads from copy 1 first has sources %v, %v", got.Sources, err)
+	}
+	if steps, err := Plan(built(c), c); err != nil || len(steps) > 0 {
+		t.Errorf("Plan of what is = %v, %v", steps, err)
+	}
 	for _, text := range []string{"A b!", "A b+", "A B ="} {
 		c := column(text)
 		c.ReadOnly = true

@@ -37,8 +37,9 @@ type Shape struct {
 // Shape is what c wants to be.
 func (c Column) Shape() Shape {
 	var s Shape
-	for i, l := range c.Legs {
-		switch l.State {
+	for n := range c.Legs {
+		i := (c.First + n) % len(c.Legs)
+		switch l := c.Legs[i]; l.State {
 		case InSync:
 			s.Sources = append(s.Sources, l.Device)
 		case Tracked:
