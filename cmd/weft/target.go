@@ -46,7 +46,7 @@ same drives: stop one before the other is started.`,
 		},
 	}
 	o.addFlags(cmd)
-	cmd.Flags().StringArrayVar(&o.portals, "portal", nil, "`address` that clients reach this node at, tcp://ADDRESS[:4420][#RAIL]; may be repeated")
+	cmd.Flags().StringArrayVar(&o.portals, "portal", nil, "`address` that clients reach this node at, tcp://ADDRESS[:4420][#RAIL], or the network it is in, tcp://198.51.100.0/24; may be repeated")
 	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "who serves the legs: the `kernel`, this process (user), or auto")
 	cmd.Flags().StringArrayVar(&o.files, "drive-file", nil, "`file` that can be added as a drive; the data path is then user; may be repeated")
 	return cmd
@@ -92,13 +92,17 @@ func parsePortals(texts []string) ([]block.Portal, error) {
 	if len(texts) == 0 {
 		return nil, usageError{err: fmt.Errorf("--portal: missing"), hint: "such as --portal tcp://192.0.2.11"}
 	}
+	here, err := addressesHere()
+	if err != nil {
+		return nil, err
+	}
 	var portals []block.Portal
 	for _, text := range texts {
-		p, err := block.ParsePortal(text)
+		some, err := portalsOf(text, here)
 		if err != nil {
 			return nil, usageError{err: fmt.Errorf("--portal: %w", err)}
 		}
-		portals = append(portals, p)
+		portals = append(portals, some...)
 	}
 	return portals, nil
 }
