@@ -40,6 +40,8 @@ type fakeDisk struct {
 	start, end [4096]byte
 	data       string // what a user wrote into the file system
 	ioError    bool
+	endError   bool // the end alone can not be read
+	idle       bool // mkfs succeeds and writes nothing
 	fsck       result
 	foreign    string // what blkid says of it
 }
@@ -283,6 +285,9 @@ func (h fakeHandle) ReadDirect(p []byte, off int64) error {
 	if h.d.ioError {
 		return unix.EIO
 	}
+	if h.d.endError && off > 0 {
+		return unix.EIO
+	}
 	clear(p)
 	if off == 0 {
 		copy(p, h.d.start[:])
@@ -316,7 +321,9 @@ func (k *fakeKernel) Run(d disk, program string, args ...string) (result, error)
 		if slices.Contains(args, "-V") {
 			return result{output: "mke2fs 1.47.0 (5-Feb-2023)\n"}, nil
 		}
-		disk.mkfs(program, args)
+		if !disk.idle {
+			disk.mkfs(program, args)
+		}
 	case "resize2fs", "xfs_growfs":
 		super, _ := parseSuperblock(disk.start[:])
 		disk.start = encode(super.fsType, super.uuid, disk.size, true)

@@ -186,6 +186,11 @@ func (l *linux) Grows(fsType string) bool {
 }
 
 func (l *linux) Usage(path string) (usage, error) {
+	// An xfs that has shut itself down answers statfs as ever, and stat with EIO.
+	var root unix.Stat_t
+	if err := unix.Stat(path, &root); err != nil {
+		return usage{}, fmt.Errorf("stat %s: %w", path, err)
+	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
 		return usage{}, fmt.Errorf("statfs %s: %w", path, err)

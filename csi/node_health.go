@@ -56,8 +56,12 @@ func (s *nodeServer) mountHealth(a *pb.Attachment, id string, m mount, add func(
 	if device != m.device {
 		return // a raw device has no more to say
 	}
-	if slices.Contains(m.super, "ro") && !m.readOnly() {
+	if slices.Contains(m.super, "ro") && !m.readOnly() || slices.Contains(m.super, "emergency_ro") {
 		add("FileSystemReadOnly", "the file system on %s has become read-only after an error", m.point)
+	}
+	if slices.Contains(m.super, "shutdown") { // as ext4 shows it on Linux 6.18, and not on 6.1
+		add("FileSystemFails", "the file system on %s has shut itself down after an error", m.point)
+		return
 	}
 	switch _, err := s.asked.ask(id, m.point, s.kernel.Usage); {
 	case errors.Is(err, errNoAnswer):

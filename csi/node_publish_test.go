@@ -102,6 +102,22 @@ func TestAHeldMountIsReportedAndStays(t *testing.T) {
 	succeeds(t, "unpublish", w.unpublishErr())
 }
 
+func TestAHeldRawDeviceIsReportedAndStays(t *testing.T) {
+	w := newNodeWorld(t)
+	w.stage.VolumeCapability = blockCapability(anyWriter)
+	w.publish = publishOf(w.stage, "/pods/p1")
+	succeeds(t, "stage", w.stageErr())
+	succeeds(t, "publish", w.publishErr())
+	w.kernel.held["/pods/p1"] = "process 7"
+	refused(t, "unpublish", w.unpublishErr(), codes.FailedPrecondition, "process 7")
+	if n, ok := w.kernel.Node("/pods/p1"); !ok || n != w.disk.number {
+		t.Error("a raw device of a live attachment was taken away under its user")
+	}
+	w.records.set(volumeID, func(v *pb.Volume) { v.Attachment = nil })
+	succeeds(t, "unpublish after the fence", w.unpublishErr())
+	w.kernel.nothingMounted(t)
+}
+
 func TestANodeThatComesBackGetsRidOfWhatItHad(t *testing.T) {
 	for name, gone := range map[string]func(w *nodeWorld){
 		"attached elsewhere": func(w *nodeWorld) { w.records.volumes[volumeID].Attachment.Node = "n2" },

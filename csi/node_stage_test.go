@@ -129,6 +129,7 @@ func TestStageRefusesWhatIsNotItsToMount(t *testing.T) {
 		{"data at the end", func(w *nodeWorld) { w.disk.end[2000] = 1 }, codes.FailedPrecondition, []string{"data"}},
 		{"a file system that is gone", func(w *nodeWorld) { w.records.volumes[volumeID].Formatted = "ext4" }, codes.FailedPrecondition, []string{"ext4", "empty"}},
 		{"a device that can not be read", func(w *nodeWorld) { w.disk.ioError = true }, codes.Unavailable, nil},
+		{"a device of which the end can not be read", func(w *nodeWorld) { w.disk.endError = true }, codes.Unavailable, nil},
 		{"no attachment", func(w *nodeWorld) { w.records.volumes[volumeID].Attachment = nil }, codes.FailedPrecondition, []string{thisNode}},
 		{"an attachment elsewhere", func(w *nodeWorld) { w.records.volumes[volumeID].Attachment.Node = "n2" }, codes.FailedPrecondition, []string{thisNode}},
 		{"an attachment that ends", func(w *nodeWorld) {
@@ -157,6 +158,17 @@ func TestStageRefusesWhatIsNotItsToMount(t *testing.T) {
 			w.kernel.nothingMounted(t)
 		})
 	}
+}
+
+func TestAnMkfsThatDidNothingIsNotBelieved(t *testing.T) {
+	w := newNodeWorld(t)
+	w.disk.idle = true
+	refused(t, "stage", w.stageErr(), codes.Unavailable, "mkfs.ext4")
+	if got := w.records.volumes[volumeID].Formatted; got != "formatting ext4" {
+		t.Errorf("recorded %q", got)
+	}
+	w.disk.idle = false
+	succeeds(t, "stage", w.stageErr())
 }
 
 func TestStagedWithOtherArgumentsAlreadyExists(t *testing.T) {

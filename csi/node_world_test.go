@@ -3,6 +3,7 @@
 package csi
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"sync"
@@ -67,8 +68,8 @@ func (r *records) GetVolume(_ context.Context, in *pb.GetVolumeRequest, _ ...grp
 	return proto.CloneOf(v), nil
 }
 
-func (r *records) UpdateVolume(_ context.Context, in *pb.UpdateVolumeRequest, _ ...grpc.CallOption) (*pb.Volume, error) {
-	if err := r.begin("UpdateVolume"); err != nil {
+func (r *records) UpdateVolume(ctx context.Context, in *pb.UpdateVolumeRequest, _ ...grpc.CallOption) (*pb.Volume, error) {
+	if err := cmp.Or(ctx.Err(), r.begin("UpdateVolume")); err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
