@@ -42,6 +42,7 @@ type cluster struct {
 	operator     pb.ManagerClient
 	hangUp       func() error
 	lie          grpc.UnaryClientInterceptor // of initiators; nil: none
+	sharers      *sharers                    // who has the devices; nil: the user
 	began        time.Time
 	historyMutex sync.Mutex
 	history      []string
@@ -376,6 +377,9 @@ func (h *clientHost) start() {
 		Node: block.NodeName(h.name), Version: "fault", Kernel: "6.1", Manager: pb.NewAgentsClient(conn),
 		StateDir: h.dir, Datapath: initiator.User, IOQueues: 2, Log: c.log.With("node", h.name),
 		Export: func(_ context.Context, volume block.Device, name block.VolumeName) (userspace.Exported, error) {
+			if c.sharers != nil {
+				return c.sharers.found(at, volume), nil
+			}
 			return c.user.found(at, volume, name), nil
 		},
 		Dial: func(ctx context.Context, _, address string) (net.Conn, error) {
