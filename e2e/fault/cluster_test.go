@@ -38,6 +38,7 @@ type cluster struct {
 	targets []*targetHost
 	clients []*clientHost
 	user    *user
+	size    block.Size // that the volume should have
 
 	operator     pb.ManagerClient
 	hangUp       func() error
@@ -90,7 +91,7 @@ const driveSize = 3 * 256 * block.MiB
 // lie. Only in a bubble.
 func newCluster(t tester, targets, clients int, lie func(*cluster)) *cluster {
 	t.Helper()
-	c := &cluster{t: t, dir: scratch(t), log: logger(t), network: newNetwork(), began: time.Now()}
+	c := &cluster{t: t, dir: scratch(t), log: logger(t), network: newNetwork(), size: volumeSize, began: time.Now()}
 	c.user = newUser(c)
 	for i := range targets {
 		c.targets = append(c.targets, c.newTarget(fmt.Sprintf("t%d", i+1)))
@@ -496,8 +497,12 @@ func (c *cluster) healthy() {
 			return fmt.Errorf("the volume is %v", v.GetHealth())
 		case v.GetAttachment().GetState() != pb.AttachmentState_ATTACHMENT_STATE_ATTACHED || v.GetAttachment().GetNode() != c.user.node():
 			return fmt.Errorf("the volume is %v on %q", v.GetAttachment().GetState(), v.GetAttachment().GetNode())
-		case !c.user.hasDevice():
+		case c.user.deviceSize() == 0:
 			return errors.New("the user has no device")
+		case v.GetSizeBytes() < uint64(c.size):
+			return errors.Join(fmt.Errorf("the volume has %d bytes", v.GetSizeBytes()), c.expand(ctx))
+		case v.GetSizeBytes() != uint64(c.user.deviceSize()) || v.GetSizeBytes() != v.GetAttachment().GetSizeBytes():
+			return fmt.Errorf("the volume has %d bytes, its device %v, and %d were reported", v.GetSizeBytes(), c.user.deviceSize(), v.GetAttachment().GetSizeBytes())
 		}
 		s, err := c.operator.GetStatus(ctx, &pb.GetStatusRequest{})
 		if err == nil && len(s.GetWrong()) > 0 {
@@ -505,6 +510,12 @@ func (c *cluster) healthy() {
 		}
 		return err
 	})
+}
+
+// expand asks for the size that the volume should have.
+func (c *cluster) expand(ctx context.Context) error {
+	_, err := c.operator.ExpandVolume(ctx, &pb.ExpandVolumeRequest{Volume: volumeName, SizeBytes: uint64(c.size)})
+	return err
 }
 
 // explain is what an operator would be told.

@@ -3,6 +3,7 @@
 package fault
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -93,6 +94,7 @@ type chaos struct {
 	faults  int
 	undo    []repair // of faults that are not over
 	whole   bool     // nothing has happened since all was well
+	torn    bool     // a drive may hold torn blocks, since one target has lost its power
 }
 
 // repair ends a fault at its time.
@@ -105,7 +107,7 @@ type repair struct {
 // round gives n faults, some at a time, heals all, and looks whether all is there.
 func (r *chaos) round(n int) {
 	c := r.cluster
-	r.whole = true
+	r.whole, r.torn = true, false
 	pause := float64(2 * time.Second)
 	if r.random.IntN(3) == 0 { // while what the last one began is still under way
 		pause /= 10
@@ -224,6 +226,7 @@ func (r *chaos) fault() string {
 		{2, r.move},
 		{2, r.forceMove},
 		{1, r.blackout},
+		{4, r.expand},
 	}
 	for range 20 {
 		sum := 0
@@ -272,13 +275,19 @@ func (r *chaos) losePower() string {
 		return ""
 	}
 	h.powerOff(r.random)
+	r.torn = true
 	r.later(12*time.Second, h.name+" has power again", h.start)
 	return h.name + " loses its power"
 }
 
-// blackout takes the power of all targets and clients, at whatever they are.
+// blackout takes the power of all targets and clients, at whatever they are. Not while
+// the others may be needed to repair what one has lost: the user takes blocks for
+// whole after a blackout, since drives that lose power together leave them whole here.
 func (r *chaos) blackout() string {
 	c := r.cluster
+	if r.torn {
+		return ""
+	}
 	for _, h := range c.clients {
 		if h.process != nil {
 			h.kill()
@@ -406,6 +415,22 @@ func (r *chaos) breakMedium() string {
 		u.medium(false)
 	})
 	return h.name + "'s drive gives errors"
+}
+
+// expand has the volume wanted larger, in the middle of all else. If nobody takes the
+// request now, it is made again when all is well.
+func (r *chaos) expand() string {
+	c := r.cluster
+	if c.size == mostSize {
+		return ""
+	}
+	c.size = min(mostSize, c.size+block.Size(1+r.random.IntN(512))*unit)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := c.expand(ctx); err != nil {
+		c.did("expand: %v", err)
+	}
+	return fmt.Sprintf("the volume is to have %d bytes", c.size)
 }
 
 func (r *chaos) other() *clientHost {

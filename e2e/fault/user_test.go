@@ -17,9 +17,10 @@ import (
 )
 
 const (
-	volumeSize = 8 * block.MiB
-	unit       = 4096 // what the user writes at once, and remembers
-	units      = int64(volumeSize) / unit
+	volumeSize = 8 * block.MiB  // that the volume begins with
+	mostSize   = 12 * block.MiB // that it grows to
+	unit       = 4096           // what the user writes at once, and remembers
+	units      = int64(mostSize) / unit
 	longest    = 8   // units of most operations
 	large      = 160 // units of some: more than one chunk of each column
 )
@@ -41,8 +42,9 @@ type user struct {
 	numbers uint64
 	at      string // the node that should have the volume
 	device  *device
-	open    bool // or the user has closed the device
-	working bool // or the workers pause
+	open    bool       // or the user has closed the device
+	size    block.Size // the largest that a device has had
+	working bool       // or the workers pause
 	ended   bool
 	busy    int // workers that are at it
 	broken  int // drives that give errors
@@ -250,10 +252,14 @@ func (u *user) usable() *device {
 	return nil
 }
 
-func (u *user) hasDevice() bool {
+// deviceSize is the size of the device that the user has; 0 if there is none.
+func (u *user) deviceSize() block.Size {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.currentLocked() != nil
+	if d := u.currentLocked(); d != nil {
+		return d.volume.Geometry().Size
+	}
+	return 0
 }
 
 // currentLocked is the device where the volume should be; nil if there is none.
@@ -297,9 +303,11 @@ func (u *user) operate(d *device, random *rand.Rand) {
 	if random.IntN(16) == 0 {
 		w.n = 1 + random.Int64N(large)
 	}
-	w.first = random.Int64N(units - w.n + 1)
+	end := u.reach(d)
+	w.first = random.Int64N(end - w.n + 1)
 	if random.IntN(3) == 0 { // about the bound of a chunk, where others are, too
-		w.first = max(0, min(bounds[random.IntN(len(bounds))]+random.Int64N(6)-3, units-w.n))
+		bound := append(bounds, end)[random.IntN(len(bounds)+1)]
+		w.first = max(0, min(bound+random.Int64N(6)-3, end-w.n))
 	}
 	io := &block.IO{Off: w.first * unit, Len: w.n * unit}
 	switch random.IntN(20) {
@@ -319,8 +327,26 @@ func (u *user) operate(d *device, random *rand.Rand) {
 	u.submit(d, io, w)
 }
 
-// bounds are units that chunks begin with, and the end.
-var bounds = []int64{0, 32, 64, units / 2, units}
+// bounds are units that chunks begin with, and the first end.
+var bounds = []int64{0, 32, 64, units / 2, int64(volumeSize) / unit}
+
+// reach is how many units a device has now. A volume never gets smaller, wherever it
+// goes.
+func (u *user) reach(d *device) int64 {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	size := d.volume.Geometry().Size
+	if !d.superseded && !d.over() {
+		if size < u.size {
+			u.fault("the volume has %v on %s, and had %v", size, d.at.host, u.size)
+		}
+		if u.size > 0 && size > u.size {
+			u.counts["grown"]++
+		}
+		u.size = max(u.size, size)
+	}
+	return int64(size) / unit
+}
 
 func (u *user) number() uint64 {
 	u.mu.Lock()
@@ -392,7 +418,7 @@ func (u *user) outcome(io *block.IO, w *write) {
 		u.fault("%s was answered after the volume had gone elsewhere", what)
 	}
 	if io.Op == block.OpFlush && !d.superseded {
-		for i := range u.units {
+		for i := range int64(u.size) / unit {
 			u.units[i].flushed(w.began, u.clock)
 		}
 	}
@@ -442,22 +468,25 @@ func (u *user) fault(format string, args ...any) {
 
 // verify reads everything; the workers pause.
 func (u *user) verify() error {
-	for first := int64(0); first < units; first += 32 {
+	for first, n := int64(0), int64(32); n > 0; first += n {
 		u.mu.Lock()
 		d := u.currentLocked()
 		u.mu.Unlock()
 		if d == nil {
 			return errors.New("there is no device")
 		}
+		if n = min(n, u.reach(d)-first); n <= 0 {
+			break
+		}
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			u.submit(d, &block.IO{Op: block.OpRead, Off: first * unit, Len: 32 * unit, Data: make([]byte, 32*unit)}, &write{device: d, first: first, n: 32})
+			u.submit(d, &block.IO{Op: block.OpRead, Off: first * unit, Len: n * unit, Data: make([]byte, n*unit)}, &write{device: d, first: first, n: n})
 		}()
 		select {
 		case <-ended:
 		case <-time.After(patience):
-			return fmt.Errorf("units %d to %d: no answer within %v", first, first+31, patience)
+			return fmt.Errorf("units %d to %d: no answer within %v", first, first+n-1, patience)
 		}
 	}
 	return nil
