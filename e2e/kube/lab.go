@@ -204,7 +204,7 @@ func (l *Lab) Trouble() string {
 	var out strings.Builder
 	for _, args := range [][]string{
 		{"get", "pod,pvc,pv,volumeattachment", "--output=wide"},
-		{"get", "event", "--sort-by=.lastTimestamp", "--output=custom-columns=TIME:.lastTimestamp,OBJECT:.involvedObject.name,REASON:.reason,MESSAGE:.message"},
+		{"get", "event", "--field-selector=involvedObject.kind!=Node,type!=Normal", "--sort-by=.lastTimestamp", "--output=custom-columns=TIME:.lastTimestamp,OBJECT:.involvedObject.name,REASON:.reason,MESSAGE:.message"},
 	} {
 		text, err := l.TryKubectl(args...)
 		fmt.Fprintf(&out, "$ kubectl %s\n%s", strings.Join(args, " "), text)

@@ -36,15 +36,12 @@ func TestKubeRestarts(t *testing.T) {
 		// In user space a mounted volume ends with its agent, so only where none is.
 		{"the node's initiator agent dies", []string{"ControllerPublishVolume", "NodeStageVolume", "NodeUnstageVolume", "ControllerUnpublishVolume"}, l.initiatorKilled},
 	} {
-		t.Run(death.name, func(t *testing.T) {
-			outer := l.t
-			l.t = t
-			defer func() { l.t = outer }()
+		l.part(t, death.name, func(t *testing.T) {
 			start := time.Now()
 			struck := l.strikeOnce(death.methods, death.strike)
+			defer l.OnCall(nil)
 			live(t, l)
 			nothingLeft(l)
-			l.OnCall(nil)
 			if missed := struck(); len(missed) > 0 {
 				t.Errorf("nothing died in %v: they were not called", missed)
 			}

@@ -31,14 +31,22 @@ func TestKubeVolumes(t *testing.T) {
 		{"allowed topologies are where pods and legs are", topology},
 		{"one file system read by pods on two nodes", readOnlyMany},
 	} {
-		t.Run(part.name, func(t *testing.T) {
-			// The lab's own messages belong to the part that runs.
-			outer := l.t
-			l.t = t
-			defer func() { l.t = outer }()
-			part.run(t, l)
-			nothingLeft(l)
-		})
+		l.part(t, part.name, func(t *testing.T) { part.run(t, l) })
+	}
+}
+
+// part runs a part of a test on the lab that it shares with others. What a part
+// leaves when it fails is taken away from the next one.
+func (l *Lab) part(t *testing.T, name string, run func(*testing.T)) {
+	t.Run(name, func(t *testing.T) {
+		outer := l.t
+		l.t = t // the lab's own messages belong to the part that runs
+		t.Cleanup(func() { l.t = outer })
+		run(t)
+		nothingLeft(l)
+	})
+	if t.Failed() {
+		_, _ = l.TryKubectl("delete", "statefulset,pod,pvc,pv", "--all", "--force", "--timeout=60s")
 	}
 }
 
@@ -93,7 +101,7 @@ func expand(t *testing.T, l *Lab) {
 		pod{name: "grow", claim: "grow", command: "while true; do date >> /data/log || echo failed; sync; usleep 20000; done"}.String())
 	ready(l, "grow")
 	size := func() int64 {
-		kib, err := strconv.ParseInt(sh(l, "grow", "df -k /data | tail -1 | awk '{print $2}'"), 10, 64)
+		kib, err := strconv.ParseInt(sh(l, "grow", "df -P -k /data | tail -1 | awk '{print $2}'"), 10, 64)
 		if err != nil {
 			t.Fatal(err)
 		}
