@@ -227,7 +227,7 @@ func (c *cluster) startDriver(cfg csi.Config) (socket string) {
 // eventually asks until there is no error.
 func (c *cluster) eventually(what string, ask func(context.Context) error) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

@@ -60,13 +60,13 @@ func TestALostNodeIsFencedBeforeTheNextOneGetsTheVolume(t *testing.T) {
 	needDevices(t)
 	c := newCluster(t, []string{"t1", "t2"}, []string{"n1", "n2"})
 	client := c.controller(csi.Config{})
-	v, err := client.CreateVolume(within(t, 20*time.Second), create(unique("pvc")))
+	v, err := client.CreateVolume(within(t, time.Minute), create(unique("pvc")))
 	if err != nil {
 		t.Fatal(err)
 	}
 	id := v.Volume.VolumeId
 	publish := func(node string) error {
-		_, err := client.ControllerPublishVolume(within(t, 20*time.Second), &spec.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: raw})
+		_, err := client.ControllerPublishVolume(within(t, time.Minute), &spec.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: raw})
 		return err
 	}
 	if err := publish("n1"); err != nil {
@@ -85,7 +85,7 @@ func TestALostNodeIsFencedBeforeTheNextOneGetsTheVolume(t *testing.T) {
 		}
 		return err
 	})
-	if _, err := client.ControllerUnpublishVolume(within(t, 30*time.Second), &spec.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: "n1"}); err != nil {
+	if _, err := client.ControllerUnpublishVolume(within(t, time.Minute), &spec.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: "n1"}); err != nil {
 		t.Fatalf("unpublish from a lost node = %v", err)
 	}
 	if v := c.volume(id); v.Attachment != nil || len(v.FenceWaitsFor) > 0 || v.Epoch <= before {
@@ -95,10 +95,10 @@ func TestALostNodeIsFencedBeforeTheNextOneGetsTheVolume(t *testing.T) {
 		t.Fatalf("publish to the next node = %v", err)
 	}
 	c.attached(id, "n2")
-	if _, err := client.ControllerUnpublishVolume(within(t, 30*time.Second), &spec.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: "n2"}); err != nil {
+	if _, err := client.ControllerUnpublishVolume(within(t, time.Minute), &spec.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: "n2"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.DeleteVolume(within(t, 20*time.Second), &spec.DeleteVolumeRequest{VolumeId: id}); err != nil {
+	if _, err := client.DeleteVolume(within(t, time.Minute), &spec.DeleteVolumeRequest{VolumeId: id}); err != nil {
 		t.Fatal(err)
 	}
 	c.nothingLeft()
@@ -204,9 +204,9 @@ func (c *cluster) life(first, second spec.ControllerClient) {
 			return err
 		},
 	} {
-		err := call(within(t, 20*time.Second), first)
+		err := call(within(t, time.Minute), first)
 		if status.Code(err) == codes.Unavailable {
-			err = call(within(t, 20*time.Second), second)
+			err = call(within(t, time.Minute), second)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -230,13 +230,13 @@ func TestSharedVolumes(t *testing.T) {
 		shared := &spec.VolumeCapability{AccessMode: &spec.VolumeCapability_AccessMode{Mode: test.mode}, AccessType: raw.AccessType}
 		r := create(unique("pvc"))
 		r.VolumeCapabilities, r.Parameters["copies"] = []*spec.VolumeCapability{shared}, test.copies
-		v, err := client.CreateVolume(within(t, 20*time.Second), r)
+		v, err := client.CreateVolume(within(t, time.Minute), r)
 		if err != nil {
 			t.Fatal(err)
 		}
 		id := v.Volume.VolumeId
 		for _, node := range []string{"n1", "n2"} {
-			_, err := client.ControllerPublishVolume(within(t, 20*time.Second), &spec.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: shared})
+			_, err := client.ControllerPublishVolume(within(t, time.Minute), &spec.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: shared})
 			if err != nil {
 				t.Fatalf("%v: publish to %s = %v", test.mode, node, err)
 			}
@@ -245,19 +245,19 @@ func TestSharedVolumes(t *testing.T) {
 		if err != nil || !slices.Equal(one.Status.PublishedNodeIds, []string{"n1", "n2"}) {
 			t.Errorf("%v: ControllerGetVolume = %v, %v; want it at n1 and n2", test.mode, one, err)
 		}
-		_, err = client.ControllerPublishVolume(within(t, 20*time.Second), &spec.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n1", VolumeCapability: raw})
+		_, err = client.ControllerPublishVolume(within(t, time.Minute), &spec.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n1", VolumeCapability: raw})
 		if status.Code(err) != codes.AlreadyExists {
 			t.Errorf("%v: publish again for one writer = %v, want AlreadyExists", test.mode, err)
 		}
 		for _, node := range []string{"n1", "n2"} {
-			if _, err := client.ControllerUnpublishVolume(within(t, 30*time.Second), &spec.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node}); err != nil {
+			if _, err := client.ControllerUnpublishVolume(within(t, time.Minute), &spec.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node}); err != nil {
 				t.Errorf("%v: unpublish from %s = %v", test.mode, node, err)
 			}
 			if a := c.volume(id).Attachments; slices.ContainsFunc(a, func(a *pb.Attachment) bool { return a.Node == node }) {
 				t.Errorf("%v: after unpublish from %s it is at %v", test.mode, node, a)
 			}
 		}
-		if _, err := client.DeleteVolume(within(t, 20*time.Second), &spec.DeleteVolumeRequest{VolumeId: id}); err != nil {
+		if _, err := client.DeleteVolume(within(t, time.Minute), &spec.DeleteVolumeRequest{VolumeId: id}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -270,17 +270,17 @@ func TestARawVolumeGrowsInUse(t *testing.T) {
 	needDevices(t)
 	c := newCluster(t, []string{"t1", "t2"}, []string{"n1"})
 	client := c.controller(csi.Config{})
-	v, err := client.CreateVolume(within(t, 20*time.Second), create(unique("pvc")))
+	v, err := client.CreateVolume(within(t, time.Minute), create(unique("pvc")))
 	if err != nil {
 		t.Fatal(err)
 	}
 	id := v.Volume.VolumeId
-	if _, err := client.ControllerPublishVolume(within(t, 20*time.Second), &spec.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n1", VolumeCapability: raw}); err != nil {
+	if _, err := client.ControllerPublishVolume(within(t, time.Minute), &spec.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n1", VolumeCapability: raw}); err != nil {
 		t.Fatal(err)
 	}
 	c.attached(id, "n1")
 	want := int64(320 * block.MiB) // one more extent for each leg
-	grown, err := client.ControllerExpandVolume(within(t, 20*time.Second), &spec.ControllerExpandVolumeRequest{
+	grown, err := client.ControllerExpandVolume(within(t, time.Minute), &spec.ControllerExpandVolumeRequest{
 		VolumeId: id, VolumeCapability: raw, CapacityRange: &spec.CapacityRange{RequiredBytes: want},
 	})
 	if err != nil || grown.CapacityBytes != want || grown.NodeExpansionRequired {
@@ -295,7 +295,7 @@ func TestARawVolumeGrowsInUse(t *testing.T) {
 		t.Errorf("the device has %d bytes, %v; want %d", size, err, want)
 	}
 	tooMuch := &spec.ControllerExpandVolumeRequest{VolumeId: id, VolumeCapability: raw, CapacityRange: &spec.CapacityRange{RequiredBytes: int64(block.TiB)}}
-	if _, err := client.ControllerExpandVolume(within(t, 20*time.Second), tooMuch); status.Code(err) != codes.OutOfRange {
+	if _, err := client.ControllerExpandVolume(within(t, time.Minute), tooMuch); status.Code(err) != codes.OutOfRange {
 		t.Errorf("ControllerExpandVolume to more than there is = %v, want OutOfRange", err)
 	}
 }
@@ -312,7 +312,7 @@ func TestAVolumeLiesWhereItIsAsked(t *testing.T) {
 	r := create(unique("pvc"))
 	r.Parameters["copies"] = "1"
 	r.AccessibilityRequirements = &spec.TopologyRequirement{Requisite: []*spec.Topology{rack("rt2")}}
-	v, err := client.CreateVolume(within(t, 20*time.Second), r)
+	v, err := client.CreateVolume(within(t, time.Minute), r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -326,7 +326,7 @@ func TestAVolumeLiesWhereItIsAsked(t *testing.T) {
 	}
 	r = create(unique("pvc")) // two copies in a rack with one target
 	r.AccessibilityRequirements = &spec.TopologyRequirement{Requisite: []*spec.Topology{rack("rt2")}}
-	if _, err := client.CreateVolume(within(t, 20*time.Second), r); status.Code(err) != codes.ResourceExhausted {
+	if _, err := client.CreateVolume(within(t, time.Minute), r); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("CreateVolume where there is no room = %v, want ResourceExhausted", err)
 	}
 	for segment, want := range map[string]block.Size{"rt2": driveSize, "none": 0} {

@@ -94,7 +94,7 @@ func (s *stress) life(ctx context.Context, drivers []spec.ControllerClient, rand
 // insist makes a call until it succeeds, of one driver or the other, with less
 // patience at first than it takes.
 func (s *stress) insist(ctx context.Context, name string, do func(context.Context, spec.ControllerClient) error, drivers []spec.ControllerClient, random *rand.Rand) error {
-	deadline := time.Now().Add(40 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for patience := time.Duration(1+random.IntN(20)) * time.Millisecond; ; patience *= 2 {
 		once, cancel := context.WithTimeout(ctx, patience)
 		start := time.Now()
