@@ -33,7 +33,8 @@
 //     that the node can no longer write, alive or not.
 //   - A volume's operations do not overlap: the second one is Aborted, and told
 //     which is under way and since when.
-//   - A device is known by its number, never by its path, and becomes a file system
-//     only if it can be read, is empty, and the manager never heard of one on it.
+//   - A device is known by its number, never by its path. It becomes a file system by
+//     the table in format.go alone: not where it can not be read, nor over anything
+//     but what a making of our own has left half done.
 //   - What is not served is not advertised.
 package csi
