@@ -40,6 +40,7 @@ type fakeDisk struct {
 	start, end [4096]byte
 	data       string // what a user wrote into the file system
 	ioError    bool
+	claimed    bool // by something that shows nowhere
 	endError   bool // the end alone can not be read
 	idle       bool // mkfs succeeds and writes nothing
 	fsck       result
@@ -301,7 +302,7 @@ func (h fakeHandle) ReadDirect(p []byte, off int64) error {
 func (h fakeHandle) Busy() (bool, error) {
 	h.k.mu.Lock()
 	defer h.k.mu.Unlock()
-	return len(h.k.elsewhere[h.d.number]) > 0 || len(h.k.table.fileSystemOn(h.d.number)) > 0, nil
+	return h.d.claimed || len(h.k.elsewhere[h.d.number]) > 0 || len(h.k.table.fileSystemOn(h.d.number)) > 0, nil
 }
 
 func (k *fakeKernel) Run(d disk, program string, args ...string) (result, error) {

@@ -126,6 +126,8 @@ func (l *linux) Bind(device number, source, target string, readOnly bool) error 
 	})
 }
 
+// BindDisk's mount keeps nobody from writing the device, read-only or not: that is
+// the container runtime's to do, and for a shared volume the targets'.
 func (l *linux) BindDisk(d disk, target string, readOnly bool) error {
 	held := d.(*linuxDisk)
 	doing := fmt.Sprintf("bind device %s to %s", held.number, target)

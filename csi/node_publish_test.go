@@ -192,6 +192,18 @@ func TestUnstageIsNotOverBeforeTheDeviceIsFree(t *testing.T) {
 	succeeds(t, "unstage", w.unstageErr())
 }
 
+func TestUnstageIsNotOverWhileAnUnmountOfAnotherProcessHangs(t *testing.T) {
+	w := newNodeWorld(t)
+	succeeds(t, "stage", w.stageErr())
+	w.disk.claimed = true
+	refused(t, "unstage", w.unstageErr(), codes.FailedPrecondition, "can not be seen")
+	w.restart()
+	refused(t, "unstage", w.unstageErr(), codes.FailedPrecondition, "can not be seen")
+	refused(t, "stage", w.stageErr(), codes.Unavailable, "for himself")
+	w.disk.claimed = false
+	succeeds(t, "unstage", w.unstageErr())
+}
+
 func TestUnstageNeedsNoManagerWhereItUnmounts(t *testing.T) {
 	w := newNodeWorld(t)
 	succeeds(t, "stage", w.stageErr())

@@ -49,7 +49,10 @@ func (s *nodeServer) unstage(ctx context.Context, t *task, id, path string) erro
 	if err != nil || !live {
 		return err
 	}
-	return s.stillUsed(id, device)
+	if err := s.stillUsed(id, device); err != nil {
+		return err
+	}
+	return s.stillClaimed(ctx, id, device)
 }
 
 // publishedFrom refuses to unmount a staging path whose file system is at targets:
@@ -106,6 +109,32 @@ func (s *nodeServer) stillUsed(id string, device number) error {
 	}
 	if len(users) > 0 {
 		return status.Errorf(codes.FailedPrecondition, "volume %s: its device %s is still in use: %s", id, device, strings.Join(users, ", "))
+	}
+	return nil
+}
+
+// stillClaimed refuses as long as somebody has a device for himself. A file system
+// that is nowhere mounted may be live: an unmount that hangs has taken the mount away
+// first. Only an attachment that is there can tell which device to ask.
+func (s *nodeServer) stillClaimed(ctx context.Context, id string, device number) error {
+	v, err := s.volume(ctx, id)
+	if err != nil {
+		return nil
+	}
+	a := attachmentTo(v, string(s.cfg.Node))
+	if a.GetDeviceNumber() != device.String() {
+		return nil
+	}
+	d, err := s.kernel.Open(a.Device)
+	if err != nil {
+		return nil // then nobody opens it
+	}
+	defer d.Close()
+	if d.Number() != device {
+		return nil
+	}
+	if busy, err := d.Busy(); err == nil && busy {
+		return status.Errorf(codes.FailedPrecondition, "volume %s: its device %s is still in use, by something that can not be seen from here: a file system that is being unmounted, or another device over it", id, a.Device)
 	}
 	return nil
 }
