@@ -44,6 +44,7 @@ const (
 	ReasonLegNotStale      = "LEG_NOT_STALE"
 	ReasonInSyncLegExists  = "IN_SYNC_LEG_EXISTS"
 	ReasonOtherCluster     = "OTHER_CLUSTER"
+	ReasonOldTarget        = "OLD_TARGET"
 	ReasonVolumeIsDeleting = "DELETING"
 )
 

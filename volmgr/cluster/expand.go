@@ -58,6 +58,12 @@ func (in ExpandVolume) apply(t *tx) (view, error) {
 	if err != nil {
 		return nil, err
 	}
+	for i := range v.Legs {
+		if l := &v.Legs[i]; t.s.oldTarget(l) {
+			return nil, refused(ReasonOldTarget, v.object(), "%v: its target is of a version that does not grow legs", l).
+				hint("upgrade `weft target` on %s", l.Node).with("node", string(l.Node))
+		}
+	}
 	v = t.volume(v.ID)
 	for i := range v.Legs {
 		v.Legs[i].Extents = extents[i]
@@ -230,7 +236,7 @@ func (s *State) growthWaitsFor(v *Volume, l *Leg) string {
 	switch {
 	case r.Error != "":
 		return fmt.Sprintf("target %s: %s", l.Node, r.Error)
-	case known && r.Size == 0 && r.Ready:
+	case s.oldTarget(l):
 		return fmt.Sprintf("target %s is of a version that does not grow legs", l.Node)
 	case known && r.Zeroed > 0 && r.Size < size:
 		return fmt.Sprintf("target %s has zeroed %s", l.Node, r.Zeroed.Short())
@@ -247,15 +253,21 @@ func (s *State) labelKnows(v *Volume, l *Leg) bool {
 	})
 }
 
-// tall reports whether a leg is known to hold all of its volume. A target that
-// does not say how large its legs are has none that grow.
+// oldTarget reports whether a leg's target does not say how large its legs are: it
+// would take a leg with more extents than it has carved for a mistake.
+func (s *State) oldTarget(l *Leg) bool {
+	on := s.targets[l.Node]
+	return on != nil && on.legs[l.ID].Ready && on.legs[l.ID].Size == 0
+}
+
+// tall reports whether a leg is known to hold all of its volume.
 func (s *State) tall(v *Volume, l *Leg) bool {
 	on := s.targets[l.Node]
 	if on == nil {
 		return false
 	}
 	r := on.legs[l.ID]
-	return r.Size == 0 && r.Ready || r.Size >= v.Layout.LegSize(v.Size) || s.guards.shortLegRebuilt
+	return s.oldTarget(l) || r.Size >= v.Layout.LegSize(v.Size) || s.guards.shortLegRebuilt
 }
 
 // grownOnDrives is the size of a volume as labels tell it: best is the newest of

@@ -263,7 +263,10 @@ var scriptCommands = map[string]func(*script, args) string{
 		return s.step(ExpandVolume{a.word(0), s.size(a.options["size"])})
 	},
 	"slow": func(s *script, a args) string { s.targets[a.word(0)].slow = true; return "" },
-	"mute": func(s *script, a args) string { s.targets[a.word(0)].mute = true; return "" },
+	"mute": func(s *script, a args) string {
+		s.targets[a.word(0)].mute = !a.has("no-more")
+		return s.reportTarget(s.targets[a.word(0)])
+	},
 	"zero": func(s *script, a args) string {
 		s.targets[a.word(0)].zero()
 		return s.reportTarget(s.targets[a.word(0)])
