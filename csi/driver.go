@@ -94,13 +94,15 @@ func New(cfg Config) (*Driver, error) {
 	if cfg.SlowAfter == 0 {
 		cfg.SlowAfter = 30 * time.Second
 	}
-	return &Driver{
+	d := &Driver{
 		cfg:        cfg,
 		identity:   newIdentity(cfg),
 		controller: newController(cfg),
 		node:       newNode(cfg),
 		metrics:    newMetrics(),
-	}, nil
+	}
+	d.node.took = func(step string, t time.Duration) { d.metrics.steps.WithLabelValues(step).Observe(t.Seconds()) }
+	return d, nil
 }
 
 // stopTime is how long calls that are under way may take to end. They are told
@@ -150,7 +152,13 @@ func serveUntil(ctx context.Context, server *grpc.Server, listener net.Listener)
 }
 
 // Describe and Collect make the driver's metrics a prometheus.Collector.
-func (d *Driver) Describe(ch chan<- *prometheus.Desc) { d.metrics.seconds.Describe(ch) }
+func (d *Driver) Describe(ch chan<- *prometheus.Desc) {
+	d.metrics.seconds.Describe(ch)
+	d.metrics.steps.Describe(ch)
+}
 
 // Collect is the other half of Describe.
-func (d *Driver) Collect(ch chan<- prometheus.Metric) { d.metrics.seconds.Collect(ch) }
+func (d *Driver) Collect(ch chan<- prometheus.Metric) {
+	d.metrics.seconds.Collect(ch)
+	d.metrics.steps.Collect(ch)
+}

@@ -28,6 +28,8 @@ type nodeServer struct {
 	kernel kernel
 	making chan struct{} // as many as may make a file system at once
 	asked  *questions    // of file systems, that may not have been answered yet
+	// took is told how long each step took.
+	took func(step string, took time.Duration)
 }
 
 // mostMaking is how many file systems are made at once: each writes as fast as its
@@ -39,7 +41,7 @@ func newNode(cfg Config) *nodeServer { return newNodeOn(cfg, newLinux()) }
 func newNodeOn(cfg Config, k kernel) *nodeServer {
 	return &nodeServer{
 		cfg: cfg, ops: newOperations(), kernel: k, making: make(chan struct{}, mostMaking),
-		asked: newQuestions(),
+		asked: newQuestions(), took: func(string, time.Duration) {},
 	}
 }
 
@@ -50,23 +52,33 @@ func newNodeOn(cfg Config, k kernel) *nodeServer {
 // until it has ended.
 type task struct {
 	step atomic.Pointer[step]
+	took func(step string, took time.Duration)
 }
 
 type step struct {
+	kind  string // the first word of what is done: "mount"
 	doing string
 	since time.Time
 }
 
 // next says what is done now, unless the caller's time is up: then nothing new is
-// begun.
+// begun. What is done begins with a word for its kind.
 func (t *task) next(ctx context.Context, format string, args ...any) error {
 	doing := fmt.Sprintf(format, args...)
 	if ctx.Err() != nil {
 		return waitEnded(ctx, doing, "its turn")
 	}
 	logOf(ctx).Debug("step", "doing", doing)
-	t.step.Store(&step{doing: doing, since: time.Now()})
+	kind, _, _ := strings.Cut(format, " ")
+	t.end(&step{kind: kind, doing: doing, since: time.Now()})
 	return nil
+}
+
+// end ends a step, and begins another one unless that is nil.
+func (t *task) end(next *step) {
+	if was := t.step.Swap(next); was != nil && t.took != nil {
+		t.took(was.kind, time.Since(was.since))
+	}
 }
 
 // endTime is how long a task that has been told to end may take before it counts
@@ -80,10 +92,11 @@ func (s *nodeServer) run(ctx context.Context, volume, rpc string, work func(cont
 	if err != nil {
 		return err
 	}
-	t := &task{}
+	t := &task{took: s.took}
 	done := make(chan error, 1)
 	go func() {
 		err := guarded(ctx, rpc, func() error { return work(ctx, t) })
+		t.end(nil)
 		end() // before the answer: the CO's next call may follow at once
 		done <- err
 	}()
@@ -177,8 +190,11 @@ type attachment struct {
 
 // attached waits until a volume is attached to this node, at the epoch that was
 // published or a later one: the manager begins a new one when the host has booted.
-func (s *nodeServer) attached(ctx context.Context, id string, p publication) (a attachment, err error) {
+func (s *nodeServer) attached(ctx context.Context, t *task, id string, p publication) (a attachment, err error) {
 	doing := "wait for the device of volume " + id
+	if err := t.next(ctx, "wait for the device of volume %s", id); err != nil {
+		return a, err
+	}
 	err = await(ctx, doing, func() (string, error) {
 		v, err := s.volume(ctx, id)
 		if err != nil {

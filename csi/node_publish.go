@@ -57,7 +57,7 @@ func (s *nodeServer) parsePublishing(r *csi.NodePublishVolumeRequest) (req publi
 }
 
 func (s *nodeServer) publish(ctx context.Context, t *task, req publishing) error {
-	a, err := s.attached(ctx, req.volume, req.publication)
+	a, err := s.attached(ctx, t, req.volume, req.publication)
 	if err != nil {
 		return err
 	}

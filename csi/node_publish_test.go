@@ -6,6 +6,7 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -214,21 +215,23 @@ func TestUnstageNeedsNoManagerWhereItUnmounts(t *testing.T) {
 }
 
 func TestAnUnmountThatHangsIsNotAnsweredOK(t *testing.T) {
-	w := newNodeWorld(t)
-	succeeds(t, "stage", w.stageErr())
-	gate := make(chan struct{})
-	w.kernel.hang["umount"] = gate
-	_, err := w.node.NodeUnstageVolume(callContext(t, 50*time.Millisecond), &csi.NodeUnstageVolumeRequest{VolumeId: volumeID, StagingTargetPath: "/staging/db1"})
-	refused(t, "unstage", err, codes.DeadlineExceeded, "unmount /staging/db1")
-	refused(t, "unstage again", w.unstageErr(), codes.Aborted)
-	refused(t, "stage", w.stageErr(), codes.Aborted)
-	close(gate)
-	until(t, "the unmount ends", func() bool {
-		w.node.ops.mu.Lock()
-		defer w.node.ops.mu.Unlock()
-		return len(w.node.ops.under) == 0
+	synctest.Test(t, func(t *testing.T) {
+		w := newNodeWorld(t)
+		succeeds(t, "stage", w.stageErr())
+		gate := make(chan struct{})
+		w.kernel.hang["umount"] = gate
+		_, err := w.node.NodeUnstageVolume(callContext(t, 50*time.Millisecond), &csi.NodeUnstageVolumeRequest{VolumeId: volumeID, StagingTargetPath: "/staging/db1"})
+		refused(t, "unstage", err, codes.DeadlineExceeded, "unmount /staging/db1")
+		refused(t, "unstage again", w.unstageErr(), codes.Aborted)
+		refused(t, "stage", w.stageErr(), codes.Aborted)
+		close(gate)
+		until(t, "the unmount ends", func() bool {
+			w.node.ops.mu.Lock()
+			defer w.node.ops.mu.Unlock()
+			return len(w.node.ops.under) == 0
+		})
+		succeeds(t, "unstage", w.unstageErr())
 	})
-	succeeds(t, "unstage", w.unstageErr())
 }
 
 func TestStatsTellBytesAndInodesOrTheSizeOfARawDevice(t *testing.T) {
@@ -258,32 +261,34 @@ func TestStatsTellBytesAndInodesOrTheSizeOfARawDevice(t *testing.T) {
 }
 
 func TestAFileSystemThatHangsIsAskedOnce(t *testing.T) {
-	w := newNodeWorld(t)
-	succeeds(t, "stage", w.stageErr())
-	succeeds(t, "publish", w.publishErr())
-	w.records.set(volumeID, func(v *pb.Volume) { v.Attachment.WaitingFor = "leg 0.0 on t1" })
-	asked := make(chan struct{}, 10)
-	gate := make(chan struct{})
-	w.kernel.hang["Usage"] = gate
-	w.node.asked.patience = 20 * time.Millisecond
-	real := w.node.kernel
-	w.node.kernel = usageCounter{real, asked}
-	for range 5 {
-		_, err := w.node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: volumeID, VolumePath: "/pods/p1"})
-		refused(t, "stats", err, codes.Unavailable, "/pods/p1", "leg 0.0 on t1")
-	}
-	h, err := w.node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: volumeID, VolumePublishPath: "/pods/p1"})
-	succeeds(t, "health", err)
-	if got := reasons(h.VolumeHealth); !slices.Equal(got, []string{"IOWaits", "FileSystemHangs"}) {
-		t.Errorf("health = %v", got)
-	}
-	if len(asked) != 1 {
-		t.Errorf("the file system was asked %d times, want once", len(asked))
-	}
-	close(gate)
-	until(t, "it answers", func() bool {
-		_, err := w.node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: volumeID, VolumePath: "/pods/p1"})
-		return err == nil
+	synctest.Test(t, func(t *testing.T) {
+		w := newNodeWorld(t)
+		succeeds(t, "stage", w.stageErr())
+		succeeds(t, "publish", w.publishErr())
+		w.records.set(volumeID, func(v *pb.Volume) { v.Attachment.WaitingFor = "leg 0.0 on t1" })
+		asked := make(chan struct{}, 10)
+		gate := make(chan struct{})
+		w.kernel.hang["Usage"] = gate
+		w.node.asked.patience = 20 * time.Millisecond
+		real := w.node.kernel
+		w.node.kernel = usageCounter{real, asked}
+		for range 5 {
+			_, err := w.node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: volumeID, VolumePath: "/pods/p1"})
+			refused(t, "stats", err, codes.Unavailable, "/pods/p1", "leg 0.0 on t1")
+		}
+		h, err := w.node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: volumeID, VolumePublishPath: "/pods/p1"})
+		succeeds(t, "health", err)
+		if got := reasons(h.VolumeHealth); !slices.Equal(got, []string{"IOWaits", "FileSystemHangs"}) {
+			t.Errorf("health = %v", got)
+		}
+		if len(asked) != 1 {
+			t.Errorf("the file system was asked %d times, want once", len(asked))
+		}
+		close(gate)
+		until(t, "it answers", func() bool {
+			_, err := w.node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: volumeID, VolumePath: "/pods/p1"})
+			return err == nil
+		})
 	})
 }
 
@@ -355,30 +360,32 @@ func TestStorageHealthTellsWhatTheNodeReaches(t *testing.T) {
 }
 
 func TestExpandWaitsForTheDeviceAndGrowsTheFileSystem(t *testing.T) {
-	w := newNodeWorld(t)
-	w.stage, w.publish = stageOf("xfs"), publishOf(stageOf("xfs"), "/pods/p1")
-	succeeds(t, "stage", w.stageErr())
-	succeeds(t, "publish", w.publishErr())
-	ask := &csi.NodeExpandVolumeRequest{
-		VolumeId: volumeID, VolumePath: "/pods/p1", StagingTargetPath: "/staging/db1",
-		CapacityRange: &csi.CapacityRange{RequiredBytes: 1024 * mib},
-	}
-	_, err := w.node.NodeExpandVolume(callContext(t, 50*time.Millisecond), ask)
-	refused(t, "expand before the device has grown", err, codes.DeadlineExceeded, "536870912")
-	w.kernel.mu.Lock()
-	w.disk.size = 1024 * mib
-	w.kernel.mu.Unlock()
-	got, err := w.node.NodeExpandVolume(callContext(t, 10*time.Second), ask)
-	succeeds(t, "expand", err)
-	if s, _ := parseSuperblock(w.disk.start[:]); got.CapacityBytes != 1024*mib || s.bytes != 1024*mib {
-		t.Errorf("expand = %d, and the file system has %d", got.CapacityBytes, s.bytes)
-	}
-	w.attachAnew()
-	_, err = w.node.NodeExpandVolume(callContext(t, 10*time.Second), ask)
-	refused(t, "expand of an old mount", err, codes.FailedPrecondition)
-	ask.VolumePath = "/pods/p2"
-	_, err = w.node.NodeExpandVolume(callContext(t, 10*time.Second), ask)
-	refused(t, "expand of nothing", err, codes.NotFound)
+	synctest.Test(t, func(t *testing.T) {
+		w := newNodeWorld(t)
+		w.stage, w.publish = stageOf("xfs"), publishOf(stageOf("xfs"), "/pods/p1")
+		succeeds(t, "stage", w.stageErr())
+		succeeds(t, "publish", w.publishErr())
+		ask := &csi.NodeExpandVolumeRequest{
+			VolumeId: volumeID, VolumePath: "/pods/p1", StagingTargetPath: "/staging/db1",
+			CapacityRange: &csi.CapacityRange{RequiredBytes: 1024 * mib},
+		}
+		_, err := w.node.NodeExpandVolume(callContext(t, 50*time.Millisecond), ask)
+		refused(t, "expand before the device has grown", err, codes.DeadlineExceeded, "536870912")
+		w.kernel.mu.Lock()
+		w.disk.size = 1024 * mib
+		w.kernel.mu.Unlock()
+		got, err := w.node.NodeExpandVolume(callContext(t, 10*time.Second), ask)
+		succeeds(t, "expand", err)
+		if s, _ := parseSuperblock(w.disk.start[:]); got.CapacityBytes != 1024*mib || s.bytes != 1024*mib {
+			t.Errorf("expand = %d, and the file system has %d", got.CapacityBytes, s.bytes)
+		}
+		w.attachAnew()
+		_, err = w.node.NodeExpandVolume(callContext(t, 10*time.Second), ask)
+		refused(t, "expand of an old mount", err, codes.FailedPrecondition)
+		ask.VolumePath = "/pods/p2"
+		_, err = w.node.NodeExpandVolume(callContext(t, 10*time.Second), ask)
+		refused(t, "expand of nothing", err, codes.NotFound)
+	})
 }
 
 func TestTheNodeTellsItsSegments(t *testing.T) {

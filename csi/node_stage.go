@@ -64,7 +64,7 @@ func (s *nodeServer) parseStaging(r *csi.NodeStageVolumeRequest) (req staging, e
 }
 
 func (s *nodeServer) stage(ctx context.Context, t *task, req staging) error {
-	a, err := s.attached(ctx, req.volume, req.publication)
+	a, err := s.attached(ctx, t, req.volume, req.publication)
 	if err != nil {
 		return err
 	}
@@ -361,7 +361,7 @@ func (s *nodeServer) record(ctx context.Context, a attachment, what string) erro
 
 // format makes a file system, between its two records.
 func (s *nodeServer) format(ctx context.Context, t *task, a attachment, d disk, p plan) error {
-	if err := t.next(ctx, "wait to make %s on %s", p.fsType, a.Device); err != nil {
+	if err := t.next(ctx, "queue to make %s on %s", p.fsType, a.Device); err != nil {
 		return err
 	}
 	select {

@@ -48,6 +48,19 @@ func TestAVolumeGoesThroughItsLifeOnANode(t *testing.T) {
 	}
 }
 
+func TestTheStepsAreTimed(t *testing.T) {
+	w := newNodeWorld(t)
+	var steps []string
+	w.node.took = func(step string, _ time.Duration) { steps = append(steps, step) }
+	succeeds(t, "stage", w.stageErr())
+	succeeds(t, "publish", w.publishErr())
+	succeeds(t, "unpublish", w.unpublishErr())
+	succeeds(t, "unstage", w.unstageErr())
+	if got := strings.Join(steps, " "); got != "wait open look queue make mount wait bind unmount unmount" {
+		t.Errorf("steps were %s", got)
+	}
+}
+
 func TestARawDeviceIsBoundAndHasNoFileSystemMade(t *testing.T) {
 	w := newNodeWorld(t)
 	w.stage.VolumeCapability = blockCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
@@ -260,27 +273,29 @@ func TestAFileSystemThatIsLiveElsewhereIsNotTouched(t *testing.T) {
 }
 
 func TestMkfsThatHangsKeepsTheVolumeAndItsOutcomeIsFound(t *testing.T) {
-	w := newNodeWorld(t)
-	gate := make(chan struct{})
-	w.kernel.hang["mkfs.ext4"] = gate
-	w.kernel.hang["blkid"] = nil
-	_, err := w.node.NodeStageVolume(callContext(t, 50*time.Millisecond), w.stage)
-	refused(t, "stage", err, codes.DeadlineExceeded, "ext4", "goes on")
-	refused(t, "stage again", w.stageErr(), codes.Aborted, "NodeStageVolume")
-	refused(t, "unstage", w.unstageErr(), codes.Aborted, "NodeStageVolume")
-	close(gate)
-	until(t, "the first call's work ends", func() bool {
-		w.node.ops.mu.Lock()
-		defer w.node.ops.mu.Unlock()
-		return len(w.node.ops.under) == 0
+	synctest.Test(t, func(t *testing.T) {
+		w := newNodeWorld(t)
+		gate := make(chan struct{})
+		w.kernel.hang["mkfs.ext4"] = gate
+		w.kernel.hang["blkid"] = nil
+		_, err := w.node.NodeStageVolume(callContext(t, 50*time.Millisecond), w.stage)
+		refused(t, "stage", err, codes.DeadlineExceeded, "ext4", "goes on")
+		refused(t, "stage again", w.stageErr(), codes.Aborted, "NodeStageVolume")
+		refused(t, "unstage", w.unstageErr(), codes.Aborted, "NodeStageVolume")
+		close(gate)
+		until(t, "the first call's work ends", func() bool {
+			w.node.ops.mu.Lock()
+			defer w.node.ops.mu.Unlock()
+			return len(w.node.ops.under) == 0
+		})
+		if got := w.records.volumes[volumeID].Formatted; got != "ext4" {
+			t.Errorf("recorded %q, though its call had ended: an mkfs that takes longer than a call would be made for ever", got)
+		}
+		succeeds(t, "stage", w.stageErr())
+		if n := w.formats(); n != 1 {
+			t.Errorf("%d file systems made, want 1", n)
+		}
 	})
-	if got := w.records.volumes[volumeID].Formatted; got != "ext4" {
-		t.Errorf("recorded %q, though its call had ended: an mkfs that takes longer than a call would be made for ever", got)
-	}
-	succeeds(t, "stage", w.stageErr())
-	if n := w.formats(); n != 1 {
-		t.Errorf("%d file systems made, want 1", n)
-	}
 }
 
 // until waits for something that is about to happen.

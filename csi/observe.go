@@ -22,6 +22,7 @@ import (
 // dashboards.
 type metrics struct {
 	seconds *prometheus.HistogramVec
+	steps   *prometheus.HistogramVec
 }
 
 func newMetrics() *metrics {
@@ -30,7 +31,11 @@ func newMetrics() *metrics {
 		Help:        "How long CSI calls took, by method and gRPC code.",
 		ConstLabels: prometheus.Labels{"driver_name": DriverName},
 		Buckets:     []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 15, 30, 60, 120, 300, 600},
-	}, []string{"method_name", "grpc_status_code"})}
+	}, []string{"method_name", "grpc_status_code"}), steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "weft_csi_node_step_seconds",
+		Help:    "How long the steps of staging, publishing and their opposites took on this node: wait (for the device), open, look, check, queue (for making a file system), make, mount, grow, bind, unmount.",
+		Buckets: []float64{.001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800},
+	}, []string{"step"})}
 }
 
 type logKey struct{}
