@@ -61,6 +61,10 @@ kube-test: kube-bins ## a Kubernetes cluster of two nodes on this machine: volum
 kube-lost-node: kube-bins ## there, a node is lost with a pod that goes on writing; once without the fence, which must show
 	$(KUBE) -run '^TestKubeLostNode'
 
+.PHONY: kube-chart
+kube-chart: kube-bins ## there, the chart's own manifests run Weft: pods of the image, no process of ours
+	$(KUBE) -run '^TestChart'
+
 FOCUS ?= .
 kube-e2e: kube-bins ## Kubernetes' own external-storage suite (FOCUS='volume-expand', FSTYPE=xfs)
 	WEFT_KUBE_FOCUS='$(FOCUS)' WEFT_KUBE_FSTYPE='$(FSTYPE)' $(KUBE) -run '^TestKubeSuite'

@@ -73,7 +73,7 @@ func TestOfTheNodeOnlyThesePathsAreUsed(t *testing.T) {
 		"weft-controller": nil,
 		"weft-volmgr":     nil,
 		"weft-target":     {"/dev", "/lib/modules", "/sys"},
-		"weft-node":       {"/dev", "/lib/modules", "/run/weft", "/sys", "/var/lib/kubelet", "/var/lib/weft/initiator"},
+		"weft-node":       {"/dev", "/lib/modules", "/run/weft", "/sys", "/var/lib/kubelet", "/var/lib/kubelet/plugins/csi.weft.dev", "/var/lib/weft/initiator"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("host paths (-want +got):\n%s", diff)

@@ -23,6 +23,7 @@ type Options struct {
 	Gates string // feature gates of all of Kubernetes: "CSIVolumeHealth=true"
 	Suite bool   // for Kubernetes' own suite: with its images
 	Plain bool   // without the driver and its sidecars
+	Empty bool   // without anything of Weft
 	Weft  WeftOptions
 }
 
@@ -129,8 +130,10 @@ func (l *Lab) run() error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := l.startWeft(); err != nil {
-		return err
+	if !l.options.Empty {
+		if err := l.startWeft(); err != nil {
+			return err
+		}
 	}
 	for _, n := range l.Nodes {
 		for _, what := range []string{"create", "condition=Ready"} {
@@ -140,7 +143,7 @@ func (l *Lab) run() error {
 		}
 	}
 	// Pods are refused before the controllers have made it.
-	if _, err := l.TryKubectl("wait", "serviceaccount/default", "--for=create", "--timeout=60s"); err != nil || l.options.Plain {
+	if _, err := l.TryKubectl("wait", "serviceaccount/default", "--for=create", "--timeout=60s"); err != nil || l.options.Plain || l.options.Empty {
 		return err
 	}
 	return l.startDriver()
@@ -211,6 +214,9 @@ func (l *Lab) Trouble() string {
 		if err != nil {
 			fmt.Fprintln(&out, err)
 		}
+	}
+	if l.Weft == nil {
+		return out.String()
 	}
 	return out.String() + l.Weft.State()
 }

@@ -166,3 +166,15 @@ func staticBusybox(ctx context.Context) (string, error) {
 	}
 	return file, nil
 }
+
+// WriteProgram writes the archive of an image that is one static program.
+func WriteProgram(w io.Writer, name, program string) error {
+	content, err := os.ReadFile(program)
+	if err != nil {
+		return err
+	}
+	at := "bin/" + filepath.Base(program)
+	return writeImage(w, []string{name}, []string{"/" + at}, []entry{
+		{name: "bin/", mode: 0o755}, {name: "tmp/", mode: 0o1777}, {name: at, mode: 0o755, content: content},
+	})
+}

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"sigs.k8s.io/yaml"
+
+	"weft.dev/weft/e2e/kube/parts"
+)
+
+// Services' addresses, which kube-proxy would give their meaning to: of the API
+// server, and of the manager, whose name DNS would know.
+const (
+	apiService     = "10.0.0.1"
+	managerService = "10.0.0.20"
+)
+
+// TestChartRunsWeft runs what the chart installs, as pods of the image: nothing of
+// Weft is a process of the lab's. The manifests are changed in three places: the
+// manager is called by address, there is no /lib/modules of the machine's, and a
+// file is a drive.
+func TestChartRunsWeft(t *testing.T) {
+	l := Start(t, Options{Empty: true})
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(l.podsTrouble())
+		}
+	})
+	l.must(l.serve(apiService+":443", func() (string, error) { return controlAddress + ":6443", nil }))
+	l.must(l.serve(managerService+":4480", func() (string, error) {
+		ip, err := l.TryKubectl("--namespace="+namespace, "get", "pod", "weft-volmgr-0", "--output=jsonpath={.status.podIP}")
+		return ip + ":4480", err
+	}))
+	for _, n := range l.Nodes {
+		_, network, err := net.ParseCIDR(podNetwork(n.id.N))
+		l.must(err)
+		l.must(netlink.RouteAdd(&netlink.Route{Dst: network, Gw: net.ParseIP(nodeAddress(n.id.N))}))
+		l.must(os.MkdirAll(n.file("var/store"), 0o755))
+		l.must(os.Chmod(n.file("var/store"), 0o777))
+		_, err = n.Run("truncate", "--size=4G", "/dev/weft/drive")
+		l.must(err)
+	}
+	l.importChart()
+	start := time.Now()
+	l.Kubectl("label", "node", "--all", "weft.dev/storage=true")
+	l.Apply(storeVolume)
+	for _, file := range []string{"namespace", "csidriver", "rbac-controller", "rbac-node", "storageclasses", "volmgr", "target", "node", "controller"} {
+		l.Apply(chartFile(t, file))
+	}
+	for _, what := range []string{"statefulset/weft-volmgr", "daemonset/weft-target", "daemonset/weft-node", "deployment/weft-controller"} {
+		l.rolledOut(what)
+	}
+	t.Logf("Weft runs after %v", time.Since(start).Round(time.Millisecond))
+	for _, n := range l.Nodes {
+		eventually(l, time.Minute, "a drive is added", func(context.Context) error {
+			_, err := weft(l, "drive", "add", n.Name, "/dev/weft/drive")
+			return err
+		})
+		is(t, "the node's failure domain", zoneOf(l, n.Name), n.Zone)
+	}
+	l.must(l.awaitDriver())
+
+	l.Apply(claim{name: "data", class: "weft-mirrored"}.String() + pod{name: "user", claim: "data"}.String())
+	ready(l, "user")
+	sh(l, "user", "echo here it is > /data/file; sync")
+	t.Logf("a pod has its volume after %v", time.Since(start).Round(time.Millisecond))
+	is(t, "the file", sh(l, "user", "cat /data/file"), "here it is")
+	remove(l, "pod/user", "pvc/data")
+	eventually(l, time.Minute, "the volume is deleted", func(context.Context) error {
+		out, err := l.TryKubectl("get", "pv", "--output=name")
+		if err == nil && strings.TrimSpace(out) != "persistentvolume/store" {
+			err = fmt.Errorf("there is %s", out)
+		}
+		return err
+	})
+}
+
+// weft is a command in the manager's pod, as the guide shows it.
+func weft(l *Lab, args ...string) (string, error) {
+	return l.TryKubectl(append([]string{"--namespace=" + namespace, "exec", "weft-volmgr-0", "--", "weft"}, args...)...)
+}
+
+func zoneOf(l *Lab, node string) string {
+	l.t.Helper()
+	var list struct {
+		Nodes []struct {
+			Name   string
+			Labels map[string]string
+		}
+	}
+	text, err := weft(l, "node", "list", "--output=json")
+	l.must(err)
+	l.must(yaml.Unmarshal([]byte(text), &list))
+	for _, n := range list.Nodes {
+		if n.Name == node {
+			return n.Labels["zone"]
+		}
+	}
+	return "no node " + node
+}
+
+func chartFile(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(manifests, name+".yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest := strings.NewReplacer(
+		"weft-volmgr."+namespace+".svc:4480", managerService+":4480",
+		"path: /lib/modules", "path: /var/lib/modules",
+	).Replace(string(text))
+	if name == "target" {
+		manifest = strings.Replace(manifest, "- --datapath=auto\n", "- --datapath=auto\n            - --drive-file=/dev/weft/drive\n", 1)
+	}
+	return manifest
+}
+
+// storeVolume is for the manager's claim.
+const storeVolume = `apiVersion: v1
+kind: PersistentVolume
+metadata: {name: store}
+spec:
+  capacity: {storage: 10Gi}
+  accessModes: [ReadWriteOnce]
+  persistentVolumeReclaimPolicy: Retain
+  claimRef: {namespace: weft-system, name: store-weft-volmgr-0}
+  hostPath: {path: /var/store}
+  nodeAffinity:
+    required:
+      nodeSelectorTerms:
+      - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [n1]}]
+`
+
+// importChart builds the image, and those of the sidecars of their programs, and
+// brings them to the nodes.
+func (l *Lab) importChart() {
+	l.t.Helper()
+	build := exec.Command("go", "run", "../../deploy/image", "-program", l.place.Weft, "-out", l.dir)
+	if out, err := build.CombinedOutput(); err != nil {
+		l.t.Fatalf("build the image: %v\n%s", err, out)
+	}
+	archives := []string{l.file("weft-image.tar")}
+	text, err := os.ReadFile(filepath.Join(manifests, "controller.yaml"))
+	l.must(err)
+	for _, m := range regexp.MustCompile(`image: (\S+/(csi-[a-z]+):\S+)`).FindAllStringSubmatch(string(text), -1) {
+		archive := l.file(m[2] + ".tar")
+		f, err := os.Create(archive)
+		l.must(err)
+		l.must(parts.WriteProgram(f, m[1], l.parts.Program(m[2])))
+		l.must(f.Close())
+		archives = append(archives, archive)
+	}
+	for _, n := range l.Nodes {
+		for _, archive := range archives {
+			_, err := n.Run(l.parts.Program("ctr"), "--address", n.file("c.sock"), "--namespace", "k8s.io", "images", "import", archive)
+			l.must(err)
+		}
+	}
+}
+
+// serve answers on a service's address with what is behind it.
+func (l *Lab) serve(address string, behind func() (string, error)) error {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	if err := addAddresses(bridgeName, host+"/32"); err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return err
+	}
+	l.t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return // closed
+			}
+			go relay(conn, behind)
+		}
+	}()
+	return nil
+}
+
+func relay(conn net.Conn, behind func() (string, error)) {
+	defer conn.Close()
+	address, err := behind()
+	if err != nil {
+		return // the other end sees that nobody is there, and asks again
+	}
+	other, err := net.DialTimeout("tcp", address, 5*time.Second)
+	if err != nil {
+		return
+	}
+	defer other.Close()
+	go func() {
+		_, _ = io.Copy(other, conn)
+		_ = other.(*net.TCPConn).CloseWrite()
+	}()
+	_, _ = io.Copy(conn, other)
+}
+
+func (l *Lab) rolledOut(what string) {
+	l.t.Helper()
+	if _, err := l.TryKubectl("--namespace="+namespace, "rollout", "status", what, "--timeout=180s"); err != nil {
+		// A DaemonSet that is updated by hand has no rollout to ask for.
+		if !strings.Contains(err.Error(), "OnDelete") && !strings.Contains(err.Error(), "RollingUpdate") {
+			l.t.Fatal(err)
+		}
+		eventually(l, 3*time.Minute, what+" is ready", func(context.Context) error {
+			out, err := l.TryKubectl("--namespace="+namespace, "get", what, "--output=jsonpath={.status.numberReady}/{.status.desiredNumberScheduled}")
+			if err == nil && out != fmt.Sprintf("%d/%d", len(l.Nodes), len(l.Nodes)) {
+				err = fmt.Errorf("ready are %s", out)
+			}
+			return err
+		})
+	}
+}
+
+// podsTrouble is what an operator would look at first.
+func (l *Lab) podsTrouble() string {
+	var all strings.Builder
+	for _, args := range [][]string{
+		{"get", "pods,pvc,pv,csinode", "--all-namespaces", "--output=wide"},
+		{"get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"},
+		{"logs", "--namespace=" + namespace, "--selector=app.kubernetes.io/name=weft", "--all-containers", "--prefix", "--tail=25", "--max-log-requests=50"},
+	} {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		cmd := exec.CommandContext(ctx, l.parts.Program("kubectl"), args...)
+		cmd.Env = append(os.Environ(), l.env...)
+		out, err := cmd.CombinedOutput()
+		cancel()
+		fmt.Fprintf(&all, "$ kubectl %s\n%s%v\n", strings.Join(args, " "), out, err)
+	}
+	return all.String()
+}
