@@ -4,7 +4,7 @@
 KERNEL ?= 6.1# Debian kernel that the virtual machines boot: 6.1 or 6.12
 COUNT  ?= 1# how often each scenario runs
 RUN    ?= .# which scenarios run, a regular expression
-PART   ?= all# what bench measures: user, vm or all
+PART   ?= all# what bench measures: user, vm, csi or all
 PAIRS  ?= .# which pairs of host and target make interop runs, a regular expression
 export WEFT_KERNEL = $(KERNEL)
 
@@ -73,10 +73,11 @@ QUICK = should store data|should write files of various sizes|should support vol
 kube-e2e-quick: ## a part of it that takes two minutes
 	@$(MAKE) --no-print-directory kube-e2e FOCUS='$(QUICK)'
 
-bench: ## what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=vm: the kernel path)
-	@e2e/install.sh $(if $(filter user,$(PART)),,vm) $(if $(filter vm,$(PART)),,bench)
+bench: ## what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=vm: the kernel path; PART=csi: what a pod waits for)
+	@e2e/install.sh $(if $(filter user csi,$(PART)),,vm) $(if $(filter vm csi,$(PART)),,bench)
 	go build -o bin/bench ./e2e/bench
-	bin/bench -part "$(PART)"
+	$(if $(filter csi,$(PART)),,bin/bench -part "$(PART)")
+	$(if $(filter csi all,$(PART)),go test -run '^$$' -bench . -benchtime 30x ./e2e/csi)
 
 faults: ## thousands of faults on the user-space path, with seeds of now (FAULTS=3000)
 	go test -count=1 -timeout 60m -run TestNothingIsLost ./e2e/fault -faults $${FAULTS:-3000} -first $$(date +%s)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -333,6 +334,10 @@ func (l *linux) Run(d disk, program string, args ...string) (result, error) {
 	// A program that outlived this process would format or repair a device beside
 	// the one that the next process starts.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	// The signal comes at the end of the thread that began the program, which some
+	// other goroutine may end: this one keeps it as long as the program runs.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	switch {

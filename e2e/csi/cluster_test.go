@@ -30,7 +30,7 @@ import (
 
 // needDevices skips where this machine can not give volumes out as block devices.
 // Where CI says so and the kernel has what it takes, that is a failure.
-func needDevices(t *testing.T) {
+func needDevices(t testing.TB) {
 	t.Helper()
 	var why error
 	switch _, ok := blockdev.Choose(blockdev.Probe()); {
@@ -54,7 +54,7 @@ func needDevices(t *testing.T) {
 
 // cluster is a manager, targets with a drive each, and nodes that use volumes.
 type cluster struct {
-	t       *testing.T
+	t       testing.TB
 	dir     string
 	log     *slog.Logger
 	address string // of the manager
@@ -65,7 +65,7 @@ type cluster struct {
 const driveSize = 16 * block.GiB // sparse
 
 // newCluster answers when all drives can be used.
-func newCluster(t *testing.T, targets, nodes []string) *cluster {
+func newCluster(t testing.TB, targets, nodes []string) *cluster {
 	t.Helper()
 	c := &cluster{t: t, dir: t.TempDir(), log: slog.New(slog.DiscardHandler), nodes: map[string]func(){}}
 	if path := os.Getenv("WEFT_TEST_LOG"); path != "" {

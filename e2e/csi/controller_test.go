@@ -48,7 +48,7 @@ func create(name string) *spec.CreateVolumeRequest {
 }
 
 // within limits a call as a CO does.
-func within(t *testing.T, d time.Duration) context.Context {
+func within(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)
 	return ctx

@@ -20,7 +20,7 @@ import (
 
 // podVolume is a volume as a CO handles it on one node.
 type podVolume struct {
-	t          *testing.T
+	t          testing.TB
 	controller spec.ControllerClient
 	client     spec.NodeClient
 	node, id   string

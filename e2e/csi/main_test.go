@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+)
+
+// apart says that the process has its own mount namespace.
+const apart = "WEFT_CSI_TEST_APART"
+
+// What is mounted here nobody else on the machine sees: a process that took a copy
+// of the machine's mounts, as a container does, would keep a volume from being
+// unstaged. So the program starts itself once more.
+func TestMain(m *testing.M) {
+	if os.Geteuid() != 0 || os.Getenv(apart) != "" {
+		os.Exit(m.Run())
+	}
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), apart+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	err := cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		os.Exit(max(exit.ExitCode(), 1))
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "run the tests in a mount namespace of their own:", err)
+		os.Exit(1)
+	}
+}
