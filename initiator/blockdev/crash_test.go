@@ -177,6 +177,20 @@ func testDeath(t *testing.T, w *world) {
 	}
 }
 
+// testDeathOfContainer: the agent's mounts go with it, and a loop device stays.
+func testDeathOfContainer(t *testing.T, w *world) {
+	file := filepath.Join(t.TempDir(), "disk")
+	w.kill(startRole(t, inContainer, "serving", w.serveArgs(file, "")...))
+	disk := readRecord(w.o).Disk
+	if disk == "" {
+		t.Fatal("the dead process has left no record")
+	}
+	w.must(Remove(w.limit(), w.o))
+	if left := systemOf(Options{DevDir: devices}).diskText(disk, "loop/backing_file"); strings.Contains(left, string(w.o.Name)) {
+		t.Errorf("Remove left %s, which is over %s", disk, left)
+	}
+}
+
 func testDeathUnderMount(t *testing.T, w *world) {
 	file := filepath.Join(t.TempDir(), "disk")
 	server := w.serveElsewhere(file, "")

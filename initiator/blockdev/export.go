@@ -159,7 +159,7 @@ func Remove(ctx context.Context, o Options) error {
 // another's by now, so that the name is hidden only where it is this process's.
 func clean(ctx context.Context, sys system, o Options, claimed bool) error {
 	r := readRecord(o)
-	err := errors.Join(cleanFUSE(sys, o), cleanNBD(ctx, sys, o), cleanUBLK(ctx, sys, o))
+	err := errors.Join(cleanFUSE(sys, o, r.Disk), cleanNBD(ctx, sys, o), cleanUBLK(ctx, sys, o))
 	if r.Disk != "" && claimed {
 		err = errors.Join(err, sys.hide(o.Name, r.Disk))
 	}

@@ -214,9 +214,9 @@ func (d *fuseDisk) unmount() {
 }
 
 // cleanFUSE takes away what a dead process has left of a name.
-func cleanFUSE(sys system, o Options) error {
+func cleanFUSE(sys system, o Options, recorded string) error {
 	var errs []error
-	for _, loop := range sys.loopsOf(mark(o), fuseFile(o)) {
+	for _, loop := range sys.loopsOf(mark(o), fuseFile(o), recorded) {
 		o.Log.Info("taking a dead loop device away", "disk", loop)
 		errs = append(errs, sys.hide(o.Name, loop), sys.detachLoop(loop))
 	}

@@ -111,8 +111,11 @@ func (s system) keepLoop(disk string) error {
 	})
 }
 
-// loopsOf finds the loop devices that carry a mark or are over a file.
-func (s system) loopsOf(mark, file string) []string {
+// loopsOf finds the loop devices that carry a mark or are over a file. Of a device
+// whose file system is dead the kernel does not tell the mark: such a one, over a
+// file of that name, is taken for ours if it is the one that was recorded. It can
+// serve nobody any more, whosever it was.
+func (s system) loopsOf(mark, file, recorded string) []string {
 	files, _ := filepath.Glob(filepath.Join(s.sys, "block/loop*/loop/backing_file"))
 	var all []string
 	for _, f := range files {
@@ -124,7 +127,11 @@ func (s system) loopsOf(mark, file string) []string {
 		// What the kernel says of a file that is not mounted any more is its name
 		// alone. No other device is opened: it may be one that does not answer.
 		path := strings.TrimSuffix(string(backing), "\n")
-		if path == file || filepath.Base(path) == filepath.Base(file) && s.loopMark(disk) == mark {
+		if path != file && filepath.Base(path) != filepath.Base(file) {
+			continue
+		}
+		found, err := s.loopMark(disk)
+		if path == file || found == mark || errors.Is(err, unix.ENOTCONN) && disk == recorded {
 			all = append(all, disk)
 		}
 	}
@@ -133,15 +140,14 @@ func (s system) loopsOf(mark, file string) []string {
 
 // loopMark reads the name that attachLoop gave. Reading it opens the device for
 // a moment, but asks nothing of what is under it.
-func (s system) loopMark(disk string) string {
-	var name string
-	_ = s.onLoop(disk, func(fd int) error {
+func (s system) loopMark(disk string) (mark string, err error) {
+	err = s.onLoop(disk, func(fd int) error {
 		info, err := unix.IoctlLoopGetStatus64(fd)
 		if err == nil {
 			text, _, _ := bytes.Cut(info.File_name[:], []byte{0})
-			name = string(text)
+			mark = string(text)
 		}
 		return err
 	})
-	return name
+	return mark, err
 }

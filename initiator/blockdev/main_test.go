@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"syscall"
 	"testing"
 	"time"
 
@@ -26,7 +27,7 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(roleVariable) {
 	case "hold":
 		holdOpen(os.Args[1])
-	case "serve":
+	case "serve", inContainer:
 		serve(os.Args[1:])
 	case "wait for itself":
 		waitForItself(os.Args[1:])
@@ -100,8 +101,14 @@ func roleCommand(role string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), roleVariable+"="+role)
 	cmd.Stderr = os.Stderr
+	if role == inContainer {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
+	}
 	return cmd
 }
+
+// inContainer is the role "serve" in a mount namespace that ends with the process.
+const inContainer = "serve in a container"
 
 // startRole starts this program in another role and waits until it says so.
 func startRole(t *testing.T, role, says string, args ...string) *exec.Cmd {

@@ -42,6 +42,7 @@ func runSuite(t *testing.T, k Kind) {
 		"FileSystemsLiveOnIt":                   testFileSystems,
 		"AMountIsNamed":                         testMountIsNamed,
 		"WhatADeadProcessLeftIsTakenAway":       testDeath,
+		"WhatADeadContainerLeftIsTakenAway":     testDeathOfContainer,
 		"AMountOverADeadProcessHarmsNobody":     testDeathUnderMount,
 		"ItCanBeKilledAtAnyMoment":              testKilledAnywhere,
 		"AProcessThatWaitsForItselfCanBeKilled": testKilledWaiting,
@@ -72,7 +73,7 @@ func newWorld(t *testing.T, k Kind) *world {
 		if exists("/dev/weft/"+name) || exists("/dev/weft/."+name+".lock") || len(left) > 0 || exists(filepath.Join(w.o.RunDir, name+".fuse")) {
 			t.Errorf("something is left of %s: %v", name, left)
 		}
-		if loops := systemOf(Options{DevDir: devices}).loopsOf(mark(w.o), fuseFile(w.o)); len(loops) > 0 {
+		if loops := systemOf(Options{DevDir: devices}).loopsOf(mark(w.o), fuseFile(w.o), ""); len(loops) > 0 {
 			t.Errorf("left behind: %v", loops)
 		}
 	})
