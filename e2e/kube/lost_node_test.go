@@ -32,16 +32,14 @@ func TestKubeLostNode(t *testing.T) {
 	if n := zombie.ackedAfter(s.grant); n > 0 {
 		t.Errorf("%d writes of the lost node were acknowledged after the pod was ready on the other one", n)
 	}
-	if zombie.failed == 0 {
-		t.Error("the lost node's pod saw no error, though it goes on writing")
-	}
+	// Its next write fails, or waits for a volmgr that it can not reach.
 	found := s.files(t, zombie.id)
 	for _, n := range slices.Sorted(maps.Keys(zombie.acked)) {
 		if found[n] != strconv.Itoa(n) {
 			t.Fatalf("write %d was acknowledged on the lost node, and is %q on the other one; %d were acknowledged", n, found[n], len(zombie.acked))
 		}
 	}
-	t.Logf("all %d acknowledged writes are there; the lost pod's next %d writes failed", len(zombie.acked), zombie.failed)
+	t.Logf("all %d acknowledged writes of the lost pod are there; %d failed after them", len(zombie.acked), zombie.failed)
 
 	// The node is back, and tidies up what it still has of the volume.
 	if err := errors.Join(s.lost.MendControl(), s.lost.StartKubelet()); err != nil {

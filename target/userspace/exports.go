@@ -106,6 +106,9 @@ func (s *server) subsystem(nqn string) (*controller.Subsystem, error) {
 }
 
 func (s *server) SetHosts(nqn string, hosts []block.NQN, anyHost bool) error {
+	if unfenced && len(hosts) == 0 {
+		return nil
+	}
 	subsystem, err := s.subsystem(nqn)
 	if err != nil {
 		return err
