@@ -36,5 +36,14 @@
 //   - A device is known by its number, never by its path. It becomes a file system by
 //     the table in format.go alone: not where it can not be read, nor over anything
 //     but what a making of our own has left half done.
+//   - A node takes a volume's device by the number that the agent reported for the
+//     epoch, and holds it open while it looks; names decide nothing (node.go).
+//   - A file system is made only on what was read as empty, or was begun and never
+//     mounted, and what is there already is never replaced (format.go).
+//   - NodeUnstageVolume answers OK only when nothing on the node has the volume's file
+//     system any more, and names what has it. A mount is detached under its users
+//     only when its attachment is gone and fenced (node_unstage.go).
+//   - What hangs in the kernel keeps its volume, and nothing else: the call ends at
+//     its deadline and says what goes on.
 //   - What is not served is not advertised.
 package csi
