@@ -33,9 +33,6 @@
 //     that the node can no longer write, alive or not.
 //   - A volume's operations do not overlap: the second one is Aborted, and told
 //     which is under way and since when.
-//   - A device is known by its number, never by its path. It becomes a file system by
-//     the table in format.go alone: not where it can not be read, nor over anything
-//     but what a making of our own has left half done.
 //   - A node takes a volume's device by the number that the agent reported for the
 //     epoch, and holds it open while it looks; names decide nothing (node.go).
 //   - A file system is made only on what was read as empty, or was begun and never
