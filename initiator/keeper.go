@@ -183,7 +183,7 @@ func (k *kernelKeeper) adopt(w *attachment.Wanted, s *seen) {
 			}
 		}
 	}
-	if !stack && w != nil && (k.memory.Epoch != w.Epoch || k.memory.Gone && !w.Detach) {
+	if !stack && w != nil && (k.memory.Epoch != w.Epoch || k.memory.Gone && w.Shared && !w.Detach) {
 		k.memory = &memory{Epoch: w.Epoch}
 		k.memory.prepare(s.now)
 		k.losses = map[block.LegID]*loss{}

@@ -26,7 +26,8 @@ type Wanted struct {
 	Layout   block.Layout
 	Epoch    block.Epoch
 	BootID   string
-	ReadOnly bool // several hosts have it, and none writes
+	Shared   bool // several hosts have it; this one may let go and come back in one epoch
+	ReadOnly bool // it is shared, and none writes
 	Equalize bool
 	Detach   bool
 	Links    []Link // by column, then copy
@@ -117,11 +118,12 @@ func (w *Wanted) setMode(m pb.AttachMode) error {
 	switch m {
 	case pb.AttachMode_ATTACH_MODE_UNSPECIFIED, pb.AttachMode_ATTACH_MODE_EXCLUSIVE:
 	case pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY:
-		w.ReadOnly = true
+		w.Shared, w.ReadOnly = true, true
 		if w.Equalize {
 			return errors.New("the copies can not be made equal where nobody writes")
 		}
 	case pb.AttachMode_ATTACH_MODE_SHARED_BLOCK:
+		w.Shared = true
 		if w.Layout.Copies > 1 {
 			return fmt.Errorf("needs a volume of one copy, this one has %d", w.Layout.Copies)
 		}

@@ -140,7 +140,7 @@ func (k *Keeper) turn(ctx context.Context) (again bool) {
 	if k.leaving && w != nil {
 		w = w.Leaving()
 	}
-	if w != nil && k.stack == nil && (k.memory.epoch != w.Epoch || k.memory.gone && !w.Detach) {
+	if w != nil && k.stack == nil && (k.memory.epoch != w.Epoch || k.memory.gone && w.Shared && !w.Detach) {
 		k.memory = newMemory(w.Epoch, time.Now())
 		clear(k.losses)
 	}

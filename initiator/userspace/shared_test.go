@@ -16,7 +16,7 @@ import (
 // end, nothing may have been recorded of a leg, or written to it.
 func readOnly(t *testing.T, f func(w *world)) {
 	t.Helper()
-	from(t, 1, 2, func(w *world) { w.wanted.ReadOnly = true }, func(w *world) {
+	from(t, 1, 2, func(w *world) { w.wanted.Shared, w.wanted.ReadOnly = true, true }, func(w *world) {
 		w.until(serving)
 		w.expect("attach", "connect t0", "connect t1", "export db1")
 		f(w)
@@ -98,7 +98,7 @@ func TestABadBlockIsReadFromTheOtherCopy(t *testing.T) {
 
 func TestWhoOnlyReadsBeginsWithoutALegThatIsNotThere(t *testing.T) {
 	from(t, 1, 2, func(w *world) {
-		w.wanted.ReadOnly = true
+		w.wanted.Shared, w.wanted.ReadOnly = true, true
 		w.nodes["t1"].silent = true
 	}, func(w *world) {
 		w.until(serving)

@@ -376,7 +376,7 @@ func (w *world) obey(h *wHost, wanted InitiatorWanted) {
 		}
 	}
 	for id, v := range h.volumes {
-		if a, ok := listed[id]; !ok || a.Epoch != v.wanted.Epoch || v.letGo != "" && !a.Detach {
+		if a, ok := listed[id]; !ok || a.Epoch != v.wanted.Epoch || v.letGo != "" && a.Mode.shared() && !a.Detach {
 			delete(h.volumes, id)
 		}
 	}
