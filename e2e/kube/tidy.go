@@ -27,12 +27,9 @@ func tidy(p place) error {
 // removeGroups removes the control groups of the lab's nodes. They are empty as
 // soon as the kernel is done with the processes.
 func removeGroups(p place) error {
-	var err error
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if err = removeEmptyGroups(p); err == nil || time.Now().After(deadline) {
-			return err
-		}
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return poll(ctx, 20*time.Millisecond, func() error { return removeEmptyGroups(p) })
 }
 
 func removeEmptyGroups(p place) error {
@@ -75,9 +72,13 @@ func detachLoops(p place) error {
 		}
 		errs = append(errs, blockdev.RemoveAll(ctx, blockdev.Options{Kind: blockdev.Auto, RunDir: dir}))
 		for _, disk := range disks {
-			if left := backing(disk); left != "" {
-				errs = append(errs, fmt.Errorf("%s is still attached to %s", disk, left))
-			}
+			// One that was in use is detached when the kernel has ended its mount.
+			errs = append(errs, poll(ctx, 20*time.Millisecond, func() error {
+				if left := backing(disk); left != "" {
+					return fmt.Errorf("%s is still attached to %s", disk, left)
+				}
+				return nil
+			}))
 		}
 	}
 	return errors.Join(errs...)
