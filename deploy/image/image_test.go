@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -94,6 +95,41 @@ func TestWhatIsNotThereIsNamed(t *testing.T) {
 	}
 	if _, err := collect(t.Context(), from, map[string]string{"usr/sbin/mkfs": "gone"}); !errors.Is(err, errNoPackage) {
 		t.Errorf("collect = %v, want errNoPackage", err)
+	}
+}
+
+func TestTheImageHasWhatTheProgramRuns(t *testing.T) {
+	has := map[string]bool{}
+	for file := range programs {
+		has[filepath.Base(file)] = true
+	}
+	named := regexp.MustCompile(`"(mkfs\.\w+|mke2fs|e2fsck|fsck\.\w+|resize2fs|tune2fs|dumpe2fs|xfs_\w+|blkid|modprobe)"`)
+	found := map[string]bool{}
+	for _, pattern := range []string{"../../csi/*.go", "../../cmd/internal/kmod/*.go"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range named.FindAllStringSubmatch(string(text), -1) {
+				found[m[1]] = true
+				if !has[m[1]] {
+					t.Errorf("%s runs %s, which the image does not have", file, m[1])
+				}
+			}
+		}
+	}
+	for _, program := range []string{"blkid", "e2fsck", "mkfs.ext4", "mkfs.xfs", "modprobe", "resize2fs", "xfs_growfs"} {
+		if !found[program] {
+			t.Errorf("%s is no longer run: does the image need it?", program)
+		}
 	}
 }
 

@@ -78,7 +78,9 @@ func TestChartRunsWeft(t *testing.T) {
 	sh(l, "user", "echo here it is > /data/file; sync")
 	t.Logf("a pod has its volume after %v", time.Since(start).Round(time.Millisecond))
 	is(t, "the file", sh(l, "user", "cat /data/file"), "here it is")
-	remove(l, "pod/user", "pvc/data")
+	sample(t, l)
+	l.nobodyWasForbidden()
+	remove(l, "pod/user", "pod/train", "pvc/data", "pvc/checkpoints")
 	eventually(l, time.Minute, "the volume is deleted", func(context.Context) error {
 		out, err := l.TryKubectl("get", "pv", "--output=name")
 		if err == nil && strings.TrimSpace(out) != "persistentvolume/store" {
@@ -86,6 +88,37 @@ func TestChartRunsWeft(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// sample runs the GPU pod of the examples. There is no GPU and none of its image;
+// all else is as it is, but for the sizes.
+func sample(t *testing.T, l *Lab) {
+	t.Helper()
+	l.Kubectl("patch", "node", "n2", "--subresource=status", "--type=merge", `--patch={"status":{"capacity":{"nvidia.com/gpu":"1"}}}`)
+	text, err := os.ReadFile(filepath.Join(manifests, "examples/gpu-pod.yaml"))
+	l.must(err)
+	manifest := regexp.MustCompile(`image: \S+`).ReplaceAllString(string(text), "image: "+parts.Busybox)
+	l.Apply(regexp.MustCompile(`storage: \d+Gi`).ReplaceAllString(manifest, "storage: 1Gi"))
+	ready(l, "train")
+	is(t, "the pod's node", l.Kubectl("get", "pod", "train", "--output=jsonpath={.spec.nodeName}"), "n2")
+	for _, dir := range []string{"/scratch", "/checkpoints"} {
+		is(t, "the file system on "+dir, sh(l, "train", "grep ' "+dir+" ' /proc/mounts | cut -d' ' -f3"), "xfs")
+		sh(l, "train", "echo written > "+dir+"/by-user-1000") // by fsGroup
+	}
+}
+
+// nobodyWasForbidden looks for what a sidecar's rights lack.
+func (l *Lab) nobodyWasForbidden() {
+	l.t.Helper()
+	out := l.Kubectl("logs", "--namespace="+namespace, "--selector=app.kubernetes.io/component=controller", "--all-containers", "--prefix", "--tail=-1", "--max-log-requests=50")
+	for line := range strings.Lines(out) {
+		if strings.Contains(line, "forbidden") {
+			l.t.Error("the chart's rights do not suffice: ", line)
+		}
+	}
+	if !strings.Contains(out, "Successfully acquired lease") {
+		l.t.Errorf("no sidecar leads:\n%s", out)
+	}
 }
 
 // weft is a command in the manager's pod, as the guide shows it.
