@@ -62,7 +62,7 @@ kube-lost-node: kube-bins ## there, a node is lost with a pod that goes on writi
 	$(KUBE) -run '^TestKubeLostNode'
 
 .PHONY: kube-chart
-kube-chart: kube-bins ## there, the chart's own manifests run Weft: pods of the image, no process of ours
+kube-chart: kube-bins image ## there, the chart's own manifests run Weft: pods of the image, no process of ours
 	$(KUBE) -run '^TestChart'
 
 FOCUS ?= .
