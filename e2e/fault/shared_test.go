@@ -35,6 +35,9 @@ type sharedDevice struct {
 	once   sync.Once
 }
 
+// sharedUnits are those of a volume that does not grow.
+const sharedUnits = int64(volumeSize) / unit
+
 func (s *sharers) found(at *machine, volume block.Device) *sharedDevice {
 	d := &sharedDevice{volume: volume, done: make(chan struct{})}
 	s.mu.Lock()
@@ -66,7 +69,7 @@ func edition(number uint64) []byte {
 // write writes an edition.
 func (s *sharers) write(client string, number uint64) error {
 	d := s.device(client)
-	for at := range units {
+	for at := range sharedUnits {
 		if err := block.WriteAt(d.volume, edition(number), at*unit); err != nil {
 			return err
 		}
@@ -82,7 +85,7 @@ func (s *sharers) read(ctx context.Context, client string, random *rand.Rand) {
 	for ctx.Err() == nil {
 		d := s.device(client)
 		if d != nil {
-			s.readOne(client, d, random.Int64N(units))
+			s.readOne(client, d, random.Int64N(sharedUnits))
 		}
 		select {
 		case <-ctx.Done():
