@@ -43,6 +43,7 @@ type fakeDisk struct {
 	claimed    bool // by something that shows nowhere
 	endError   bool // the end alone can not be read
 	idle       bool // mkfs succeeds and writes nothing
+	mkfsKilled bool // mkfs does not come to its end
 	fsck       result
 	foreign    string // what blkid says of it
 }
@@ -321,6 +322,9 @@ func (k *fakeKernel) Run(d disk, program string, args ...string) (result, error)
 	case "mkfs.ext4", "mkfs.xfs":
 		if slices.Contains(args, "-V") {
 			return result{output: "mke2fs 1.47.0 (5-Feb-2023)\n"}, nil
+		}
+		if disk.mkfsKilled {
+			return result{output: "half done"}, fmt.Errorf("run %s: signal: killed", program)
 		}
 		if !disk.idle {
 			disk.mkfs(program, args)

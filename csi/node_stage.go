@@ -378,8 +378,11 @@ func (s *nodeServer) format(ctx context.Context, t *task, a attachment, d disk, 
 	}
 	program, args := mkfs(p.fsType, a.volume, p.fresh, s.e2fsVersion(d))
 	r, err := s.kernel.Run(d, program, args...)
-	if err != nil || r.code != 0 {
-		return status.Errorf(codes.Internal, "volume %s: %s ended with code %d: %s", a.volume.Name, program, r.code, errorText(r, err))
+	switch {
+	case err != nil: // it was not there, or was killed
+		return unavailable(a, fmt.Errorf("%w: %s", err, strings.TrimSpace(r.output)))
+	case r.code != 0:
+		return status.Errorf(codes.Internal, "volume %s: %s ended with code %d: %s", a.volume.Name, program, r.code, strings.TrimSpace(r.output))
 	}
 	start := make([]byte, 4096)
 	if err := d.ReadDirect(start, 0); err != nil {

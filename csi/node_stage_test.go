@@ -173,6 +173,15 @@ func TestStageRefusesWhatIsNotItsToMount(t *testing.T) {
 	}
 }
 
+// It may have been killed for memory, or with its driver's cgroup: the next call goes on.
+func TestAnMkfsThatWasKilledIsTriedAgain(t *testing.T) {
+	w := newNodeWorld(t)
+	w.disk.mkfsKilled = true
+	refused(t, "stage", w.stageErr(), codes.Unavailable, "signal: killed", "half done")
+	w.disk.mkfsKilled = false
+	succeeds(t, "stage", w.stageErr())
+}
+
 func TestAnMkfsThatDidNothingIsNotBelieved(t *testing.T) {
 	w := newNodeWorld(t)
 	w.disk.idle = true
