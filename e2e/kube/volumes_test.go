@@ -17,7 +17,7 @@ import (
 // TestKubeVolumes takes volumes through what Kubernetes does with them. The parts
 // share a cluster, and each ends with nothing left of its own.
 func TestKubeVolumes(t *testing.T) {
-	l := Start(t, Options{})
+	l := Start(t, Options{Gates: "CSIVolumeHealth=true"})
 	for _, part := range []struct {
 		name string
 		run  func(*testing.T, *Lab)
@@ -30,6 +30,8 @@ func TestKubeVolumes(t *testing.T) {
 		{"a volume for which there is no room is not scheduled", capacity},
 		{"allowed topologies are where pods and legs are", topology},
 		{"one file system read by pods on two nodes", readOnlyMany},
+		{"one raw device written by pods on two nodes", sharedBlock},
+		{"a pod is told that its volume has lost a copy", health},
 	} {
 		l.part(t, part.name, func(t *testing.T) { part.run(t, l) })
 	}
@@ -232,3 +234,51 @@ spec:
   persistentVolumeReclaimPolicy: Retain
   csi: {driver: csi.weft.dev, volumeHandle: %s, readOnly: true, fsType: ext4}
 `
+
+// sharedBlock is what the live migration of a virtual machine needs.
+func sharedBlock(t *testing.T, l *Lab) {
+	l.Apply(class("shared", "copies: '1'", "") + claim{name: "shared", class: "shared", block: true, mode: "ReadWriteMany"}.String())
+	for _, n := range l.Nodes {
+		l.Apply(pod{name: "writer-" + n.Name, claim: "shared", node: n.Name, block: true}.String())
+	}
+	ready(l, "writer-n1", "writer-n2")
+	for i, n := range l.Nodes {
+		// Each writes a block of its own, past the cache, and reads the other's.
+		sh(l, "writer-"+n.Name, fmt.Sprintf("yes %s | head -c 4096 > /tmp/b; dd if=/tmp/b of=/dev/volume bs=4096 seek=%d oflag=direct conv=fsync 2>/dev/null", n.Name, i))
+	}
+	for i, n := range l.Nodes {
+		other := l.Nodes[1-i]
+		got := sh(l, "writer-"+n.Name, fmt.Sprintf("dd if=/dev/volume bs=4096 skip=%d count=1 iflag=direct 2>/dev/null | head -n 1", 1-i))
+		is(t, "what "+n.Name+" reads of "+other.Name+"'s", got, other.Name)
+	}
+	remove(l, "pod/writer-n1", "pod/writer-n2", "pvc/shared", "storageclass/shared")
+}
+
+// health is alpha in Kubernetes 1.37, behind the gate CSIVolumeHealth.
+func health(t *testing.T, l *Lab) {
+	l.Apply(claim{name: "ill", class: "weft-mirrored"}.String() + pod{name: "ill", claim: "ill", command: "while true; do date > /data/file; sync; usleep 100000; done"}.String())
+	ready(l, "ill")
+	node := volumeOf(l, "ill").Legs[0].Node
+	i, err := strconv.Atoi(strings.TrimPrefix(node, "t"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Weft.Target(i).Kill(); err != nil {
+		t.Fatal(err)
+	}
+	told := func(want bool) {
+		eventually(l, 2*time.Minute, fmt.Sprintf("the pod's status says that the volume is degraded: %v", want), func(context.Context) error {
+			out := l.Kubectl("get", "pod", "ill", "--output=jsonpath={.status.volumeHealth}")
+			if strings.Contains(out, "Degraded") != want {
+				return fmt.Errorf("it says %q", out)
+			}
+			return nil
+		})
+	}
+	told(true)
+	if err := l.Weft.StartTarget(i); err != nil {
+		t.Fatal(err)
+	}
+	told(false)
+	remove(l, "pod/ill", "pvc/ill")
+}
