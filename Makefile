@@ -49,7 +49,7 @@ interop: ## Linux's NVMe/TCP host and target with ours, in a virtual machine (KE
 	WEFT_RUN="$${WEFT_RUN:-$(PAIRS)}" go test -count=1 -v -timeout 40m -run '^TestInterop' ./e2e
 
 e2e: ## the scenarios, in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKilled)
-	go test -count=$(COUNT) -v -timeout 85m -run '^TestScenario.*$(RUN)' ./e2e
+	go test -count=$(COUNT) -v -timeout 85m -p 1 -run '^TestScenario.*$(RUN)' ./e2e ./e2e/csi
 
 kube-bins: ## Kubernetes and its CSI sidecars, built from their Go modules into the cache (25 minutes the first time; goes on where it was cut)
 	@go run ./e2e/kube/build

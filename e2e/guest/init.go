@@ -23,7 +23,6 @@ func Init() {
 		fmt.Println("weft-init:", err)
 	}
 	_ = os.Setenv("PATH", "/tools/bin:/bin:/sbin")
-	_ = os.Setenv("LD_LIBRARY_PATH", "/tools/lib")
 	_ = os.Setenv("HOME", "/root")
 	_ = os.Setenv("TMPDIR", "/tmp")
 	server := exec.Command("/proc/self/exe", "serve")

@@ -39,6 +39,9 @@ type Options struct {
 	Clients   int
 	DriveSize string
 	Drives    int // per target
+	// ClientPorts are TCP ports of the clients that this machine reaches, see
+	// vm.Machine.Forwarded.
+	ClientPorts []int
 }
 
 // Bed is a running cluster.
@@ -79,8 +82,11 @@ func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 		b.Targets = append(b.Targets, b.Cluster.Machine(fmt.Sprintf("t%d", i+1), machine...))
 	}
 	for i := range o.Clients {
-		b.Clients = append(b.Clients, b.Cluster.Machine(fmt.Sprintf("c%d", i+1), vm.StateDisk(), vm.Memory(448),
-			vm.Modules(clientModules()...)))
+		machine := []vm.MachineOption{vm.StateDisk(), vm.Memory(448), vm.Modules(clientModules()...)}
+		for _, port := range o.ClientPorts {
+			machine = append(machine, vm.Forward(port))
+		}
+		b.Clients = append(b.Clients, b.Cluster.Machine(fmt.Sprintf("c%d", i+1), machine...))
 	}
 	b.weft = b.build()
 	return b
@@ -208,8 +214,11 @@ func (b *Bed) StartDaemon(m *vm.Machine) *vm.Daemon {
 	return d
 }
 
+// ManagerAddr is where the machines reach volmgr.
+func (b *Bed) ManagerAddr() string { return fmt.Sprintf("%s:%d", b.Manager.Addr(), managerPort) }
+
 func (b *Bed) daemonArgs(m *vm.Machine) (argv []string) {
-	manager := fmt.Sprintf("%s:%d", b.Manager.Addr(), managerPort)
+	manager := b.ManagerAddr()
 	switch m.Name()[0] {
 	case 'm':
 		return []string{"volmgr", "--data-dir", "/var/lib/weft/volmgr", "--listen", fmt.Sprintf(":%d", managerPort)}

@@ -161,7 +161,7 @@ func buildInitrd(k Kernel, dir, init string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	key, err := hashOf([]string{"1", k.Release, strings.Join(guestModules(), " ")}, k.Image, init, busybox)
+	key, err := hashOf([]string{"2", k.Release, strings.Join(guestModules(), " ")}, k.Image, init, busybox)
 	if err != nil {
 		return "", err
 	}
@@ -191,6 +191,7 @@ func initrdRecords(k Kernel, init, busybox string) ([]cpio.Record, error) {
 		cpio.Directory("tools", 0o755),
 		cpio.Directory("var/lib/weft", 0o755),
 		cpio.Symlink("lib64/ld-linux-x86-64.so.2", "/tools/lib/ld-linux-x86-64.so.2"),
+		cpio.Symlink("usr/lib", "/tools/lib"), // where the loader looks also if a program's environment is bare
 		cpio.Symlink("sbin/modprobe", "/bin/busybox"),
 		cpio.Symlink("etc/mke2fs.conf", "/tools/etc/mke2fs.conf"),
 		cpio.StaticFile("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n", 0o644),
@@ -255,7 +256,7 @@ func staticBusybox() (string, error) {
 }
 
 // buildTools writes the disk of programs: bin with the programs, lib with all
-// their libraries, where LD_LIBRARY_PATH finds them.
+// their libraries, where /usr/lib leads to.
 func buildTools(ctx context.Context, dir string, own map[string]string) (string, error) {
 	files, err := collectTools(ctx)
 	if err != nil {

@@ -7,6 +7,7 @@
 //
 //	workload write  -device /dev/weft/db1 -span 64MiB -depth 8 [-for 20s] [-rate 500]
 //	workload verify -device /dev/weft/db1 -span 64MiB < acknowledged
+//	workload relay :9100 /run/csi.sock
 //
 // write prints a line per acknowledged write, "A block seq start_ns end_ns" by
 // the machine's clock, or "E block seq start_ns end_ns error"; it ends by itself
@@ -57,6 +58,9 @@ type options struct {
 func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error {
 	if len(args) == 0 {
 		return errors.New("say write or verify")
+	}
+	if args[0] == "relay" {
+		return relay(ctx, args[1:])
 	}
 	var o options
 	var span string

@@ -423,11 +423,15 @@ func (s *State) attachmentWaits(v *Volume, a *Attachment) []string {
 		}
 		return s.grantWaits(v)
 	case Granted, Attached:
-		if r, ok := s.attachmentReport(v, a); ok && r.WaitingFor != "" {
+		r, reported := s.attachmentReport(v, a)
+		if reported && r.WaitingFor != "" {
 			return []string{r.WaitingFor}
 		}
 		if p, ok := s.hostProblem(v, a); ok {
 			return []string{fmt.Sprintf("%s: %s: %s", a.Node, p.Doing, p.Cause)}
+		}
+		if a.State == Granted && reported && r.Phase == PhaseEqualizing {
+			return []string{s.hostWait(a.Node, "to make the copies equal"+progress(r))}
 		}
 		if a.State == Granted {
 			return []string{s.hostWait(a.Node, "to build the device")}

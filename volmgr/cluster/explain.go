@@ -191,8 +191,12 @@ func (s *State) explainSuspect(e *Explanation, v *Volume, l *Leg) {
 }
 
 func (s *State) progress(v *Volume) string {
-	r, ok := s.attachmentReport(v, v.Attachment)
-	if !ok || r.ResyncTotal == 0 {
+	r, _ := s.attachmentReport(v, v.Attachment)
+	return progress(r)
+}
+
+func progress(r AttachmentReport) string {
+	if r.ResyncTotal == 0 {
 		return ""
 	}
 	return fmt.Sprintf(" (%s of %s)", r.ResyncDone.Short(), r.ResyncTotal.Short())

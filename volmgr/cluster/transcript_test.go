@@ -242,6 +242,7 @@ var scriptCommands = map[string]func(*script, args) string{
 	"comply":      (*script).comply,
 	"report":      func(s *script, a args) string { return s.reportTarget(s.targets[a.word(0)]) },
 	"serve":       func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseServing) },
+	"equalize":    func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseEqualizing) },
 	"stall":       func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseStalled) },
 	"let-go":      (*script).letGo,
 	"lost":        (*script).lost,
