@@ -131,11 +131,16 @@ func (s system) loopsOf(mark, file, recorded string) []string {
 			continue
 		}
 		found, err := s.loopMark(disk)
-		if path == file || found == mark || errors.Is(err, unix.ENOTCONN) && disk == recorded {
+		if path == file || found == mark || dead(err) && disk == recorded {
 			all = append(all, disk)
 		}
 	}
 	return all
+}
+
+// dead tells the answer of a FUSE file system whose server is gone, or going.
+func dead(err error) bool {
+	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED)
 }
 
 // loopMark reads the name that attachLoop gave. Reading it opens the device for
