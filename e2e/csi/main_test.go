@@ -4,6 +4,7 @@ package csi
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,6 +20,12 @@ const apart = "WEFT_CSI_TEST_APART"
 // unstaged. So the program starts itself once more.
 func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 || os.Getenv(apart) != "" {
+		// The agents have threads without the file in which go test notes what files
+		// are looked at, see the tests of initiator/blockdev.
+		flag.Parse()
+		if err := flag.Set("test.testlogfile", ""); err != nil {
+			panic(err)
+		}
 		os.Exit(m.Run())
 	}
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
