@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/cmd/internal/kubeapi"
 	"weft.dev/weft/csi"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -34,6 +35,7 @@ type csiOptions struct {
 	maxVolumes    int
 	detachGrace   time.Duration
 	slowAfter     time.Duration
+	claimEvents   bool
 }
 
 func newCSI(g *globals) *cobra.Command {
@@ -65,6 +67,7 @@ anything: they can be stopped at any time, and mounted volumes serve on.`,
 	f.IntVar(&o.maxVolumes, "max-volumes", 0, "how `many` volumes a node may have; 0: no limit")
 	f.DurationVar(&o.detachGrace, "detach-grace", 15*time.Second, "how long a node that is online may take to let go of a volume before it is fenced")
 	f.DurationVar(&o.slowAfter, "slow-after", 30*time.Second, "log a call that is still under way after this long")
+	f.BoolVar(&o.claimEvents, "claim-events", false, "tell of what happens to volumes by events of their PersistentVolumeClaims; in a pod, by the controller")
 	return cmd
 }
 
@@ -108,6 +111,13 @@ func runCSI(ctx context.Context, o csiOptions, g *globals) (err error) {
 		parts = append(parts, daemon.Part{Name: "registration", Run: func(ctx context.Context) error {
 			return driver.ServeRegistration(ctx, registry, cmp.Or(o.kubeletSocket, socket))
 		}})
+	}
+	if o.claimEvents {
+		api, err := kubeapi.InCluster()
+		if err != nil {
+			return usageError{err: fmt.Errorf("--claim-events: %w", err)}
+		}
+		parts = append(parts, daemon.Part{Name: "claim events", Run: func(ctx context.Context) error { return driver.ServeClaimEvents(ctx, api) }})
 	}
 	log.Info("starting", "mode", cfg.Mode, "node", cfg.Node, "manager", o.manager, "version", version())
 	return daemon.Run(ctx, log, parts...)

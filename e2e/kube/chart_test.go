@@ -79,6 +79,7 @@ func TestChartRunsWeft(t *testing.T) {
 	t.Logf("a pod has its volume after %v", time.Since(start).Round(time.Millisecond))
 	is(t, "the file", sh(l, "user", "cat /data/file"), "here it is")
 	sample(t, l)
+	claimIsTold(l)
 	l.nobodyWasForbidden()
 	remove(l, "pod/user", "pod/train", "pvc/data", "pvc/checkpoints")
 	eventually(l, time.Minute, "the volume is deleted", func(context.Context) error {
@@ -105,6 +106,20 @@ func sample(t *testing.T, l *Lab) {
 		is(t, "the file system on "+dir, sh(l, "train", "grep ' "+dir+" ' /proc/mounts | cut -d' ' -f3"), "xfs")
 		sh(l, "train", "echo written > "+dir+"/by-user-1000") // by fsGroup
 	}
+}
+
+// claimIsTold: who describes a claim sees that a copy of its volume was lost with a
+// target, and that it was made good.
+func claimIsTold(l *Lab) {
+	l.t.Helper()
+	l.Kubectl("delete", "pod", "--namespace="+namespace, "--selector=app.kubernetes.io/component=target", "--field-selector=spec.nodeName=n1", "--wait=false")
+	eventually(l, 3*time.Minute, "the claim tells of the lost copy, and of its return", func(context.Context) error {
+		out, err := l.TryKubectl("describe", "pvc", "data")
+		if err == nil && (!strings.Contains(out, "CopyLost") || !strings.Contains(out, "CopyRebuilt")) {
+			err = fmt.Errorf("it says\n%s", out)
+		}
+		return err
+	})
 }
 
 // nobodyWasForbidden looks for what a sidecar's rights lack.

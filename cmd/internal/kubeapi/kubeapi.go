@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubeapi reads this machine's Node object from Kubernetes' API, as a pod
-// that runs on it. It is all that Weft's own programs ask Kubernetes for; a client
-// library would be larger than they are.
+// Package kubeapi reads a Node object from Kubernetes' API and posts events of
+// PersistentVolumeClaims, as a pod. It is all that Weft's own programs want of
+// Kubernetes; a client library would be larger than they are.
 package kubeapi
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -138,30 +139,49 @@ func (c *Client) Node(ctx context.Context, name string) (*Node, error) {
 }
 
 func (c *Client) get(ctx context.Context, path string, to any) error {
+	return c.call(ctx, http.MethodGet, path, nil, to)
+}
+
+// refusal is an answer that is no success.
+type refusal struct {
+	code int
+	text string
+}
+
+func (r *refusal) Error() string { return r.text }
+
+// call sends a request and takes the answer, if to is not nil.
+func (c *Client) call(ctx context.Context, method, path string, body []byte, to any) error {
 	// Read anew each time: a token lasts an hour.
 	token, err := os.ReadFile(filepath.Join(c.dir, "token"))
 	if err != nil {
 		return fmt.Errorf("read the token: %w", err)
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.server+path, nil)
+	request, err := http.NewRequestWithContext(ctx, method, c.server+path, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
 	request.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
 	request.Header.Set("Accept", "application/json")
+	if body != nil {
+		request.Header.Set("Content-Type", "application/json")
+	}
 	answer, err := c.http.Do(request)
 	if err != nil {
 		return err
 	}
 	defer answer.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(answer.Body, answerSize))
+	said, err := io.ReadAll(io.LimitReader(answer.Body, answerSize))
 	if err != nil {
 		return err
 	}
-	if answer.StatusCode != http.StatusOK {
+	if answer.StatusCode/100 != 2 {
 		var why struct{ Message string }
-		_ = json.Unmarshal(body, &why) // if it is no Status object, the code has to do
-		return fmt.Errorf("%s %s", answer.Status, why.Message)
+		_ = json.Unmarshal(said, &why) // if it is no Status object, the code has to do
+		return &refusal{answer.StatusCode, strings.TrimSpace(answer.Status + " " + why.Message)}
 	}
-	return json.Unmarshal(body, to)
+	if to == nil {
+		return nil
+	}
+	return json.Unmarshal(said, to)
 }

@@ -17,16 +17,26 @@ import (
 // serve is an API server that has one answer for node n1, and a client of it.
 func serve(t *testing.T, code int, answer string) *Client {
 	t.Helper()
-	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return serveBy(t, func(w http.ResponseWriter, r *http.Request) {
 		switch {
-		case r.Header.Get("Authorization") != "Bearer secret":
-			w.WriteHeader(http.StatusUnauthorized)
 		case r.Method != http.MethodGet || r.URL.Path != "/api/v1/nodes/n1":
 			w.WriteHeader(http.StatusNotFound)
 		default:
 			w.WriteHeader(code)
 			w.Write([]byte(answer))
 		}
+	})
+}
+
+// serveBy is an API server that answers those who have the token.
+func serveBy(t *testing.T, answer http.HandlerFunc) *Client {
+	t.Helper()
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer secret" {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		answer(w, r)
 	}))
 	t.Cleanup(server.Close)
 	dir := t.TempDir()

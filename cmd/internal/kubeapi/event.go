@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubeapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"weft.dev/weft/csi"
+)
+
+// eventObject is an Event of API v1.
+type eventObject struct {
+	APIVersion     string    `json:"apiVersion"`
+	Kind           string    `json:"kind"`
+	Metadata       metadata  `json:"metadata"`
+	InvolvedObject reference `json:"involvedObject"`
+	Type           string    `json:"type"`
+	Reason         string    `json:"reason"`
+	Message        string    `json:"message"`
+	Source         source    `json:"source"`
+	First          time.Time `json:"firstTimestamp"`
+	Last           time.Time `json:"lastTimestamp"`
+	Count          int       `json:"count"`
+}
+
+type metadata struct {
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+}
+
+type reference struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Namespace  string `json:"namespace"`
+	Name       string `json:"name"`
+	UID        string `json:"uid,omitempty"` // kubectl describe looks for it
+}
+
+type source struct {
+	Component string `json:"component"`
+}
+
+// messageSize is what the API server takes of a message, in bytes.
+const messageSize = 1024
+
+// PostClaimEvent makes an event of a PersistentVolumeClaim. One of this name that is
+// there already was made by another driver, or by this one.
+func (c *Client) PostClaimEvent(ctx context.Context, e csi.ClaimEvent) error {
+	severity := "Normal"
+	if e.Warning {
+		severity = "Warning"
+	}
+	at := e.Time.UTC().Truncate(time.Second) // what the API server keeps
+	body, err := json.Marshal(eventObject{
+		APIVersion: "v1", Kind: "Event", Metadata: metadata{e.Name, e.Namespace},
+		InvolvedObject: reference{"v1", "PersistentVolumeClaim", e.Namespace, e.Claim, e.UID},
+		Type:           severity, Reason: e.Reason, Message: strings.ToValidUTF8(e.Message[:min(len(e.Message), messageSize)], ""),
+		Source: source{csi.DriverName}, First: at, Last: at, Count: 1,
+	})
+	if err == nil {
+		err = c.call(ctx, http.MethodPost, "/api/v1/namespaces/"+url.PathEscape(e.Namespace)+"/events", body, nil)
+	}
+	if r, ok := errors.AsType[*refusal](err); ok && r.code == http.StatusConflict {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("post event %s of claim %s/%s: %w", e.Reason, e.Namespace, e.Claim, err)
+	}
+	return nil
+}
