@@ -120,7 +120,11 @@ func (l *Lab) sidecarArgs(name string, args []string) []string {
 	}
 	all = append(all, "--kubeconfig="+l.accountConfig())
 	if name == "csi-provisioner" {
-		all = append(all, "--capacity-poll-interval="+l.options.capacityPoll().String())
+		all = append(all, "--capacity-poll-interval=5s")
+	}
+	if name == "csi-provisioner" && l.options.Suite {
+		// Each of its cases has a class, and each class an object per zone.
+		all = append(all, "--kube-api-qps=200", "--kube-api-burst=200", "--capacity-threads=4")
 	}
 	return all
 }

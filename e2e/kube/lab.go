@@ -30,15 +30,6 @@ type Options struct {
 // kubeletGates are the gates as the kubelet's configuration has them.
 func (o Options) kubeletGates() string { return strings.ReplaceAll(o.Gates, "=", ": ") }
 
-// capacityPoll is how often the provisioner asks for the free space of a new
-// StorageClass, of which the suite makes one per test.
-func (o Options) capacityPoll() time.Duration {
-	if o.Suite {
-		return time.Second
-	}
-	return 5 * time.Second
-}
-
 // Lab is a cluster that runs.
 type Lab struct {
 	Kubeconfig string // of an administrator

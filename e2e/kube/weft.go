@@ -21,7 +21,7 @@ const manager = controlAddress + ":4480"
 
 // WeftOptions say what the cluster of Weft is made of.
 type WeftOptions struct {
-	Targets   int    // 0: 3, each in a zone of its own
+	Targets   int    // 0: 4, by turns in the zones of the nodes
 	DriveSize int64  // bytes of each target's only drive, a sparse file; 0: 16 GiB
 	Target    string // program of the targets; "": weft
 }
@@ -37,7 +37,7 @@ type Weft struct {
 func (l *Lab) startWeft() error {
 	o := &l.options.Weft
 	if o.Targets == 0 {
-		o.Targets = 3
+		o.Targets = 4
 	}
 	if o.DriveSize == 0 {
 		o.DriveSize = 16 << 30
@@ -76,7 +76,8 @@ func (l *Lab) startWeft() error {
 
 func (w *Weft) drive(i int) string { return filepath.Join(w.lab.dir, fmt.Sprintf("t%d.drive", i)) }
 
-// StartTarget starts target ti, in zone zi, for the first time or again.
+// StartTarget starts target ti, for the first time or again. Each zone has as many
+// as there are copies, so that a volume can be asked for in one.
 func (w *Weft) StartTarget(i int) error {
 	drive, err := os.OpenFile(w.drive(i), os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -88,7 +89,7 @@ func (w *Weft) StartTarget(i int) error {
 	}
 	name := fmt.Sprintf("t%d", i)
 	return w.lab.start(name, w.lab.options.Weft.Target, "target", "--node", name, "--manager", manager, "--datapath", "user",
-		"--portal", fmt.Sprintf("tcp://%s:%d", storageAddress, 4420+i), "--drive-file", w.drive(i), "--label", fmt.Sprintf("zone=z%d", i))
+		"--portal", fmt.Sprintf("tcp://%s:%d", storageAddress, 4420+i), "--drive-file", w.drive(i), "--label", "zone="+w.lab.Nodes[(i-1)%len(w.lab.Nodes)].Zone)
 }
 
 // Target is the process of target ti.
