@@ -123,8 +123,9 @@ func (l *Lab) sidecarArgs(name string, args []string) []string {
 		all = append(all, "--capacity-poll-interval=5s")
 	}
 	if name == "csi-provisioner" && l.options.Suite {
-		// Each of its cases has a class, and each class an object per zone.
-		all = append(all, "--kube-api-qps=200", "--kube-api-burst=200", "--capacity-threads=4")
+		// Each of its cases has a class, and each class an object per zone, of
+		// which the sidecar by itself writes one a second.
+		all = append(all, "--kube-api-capacity-qps=100", "--kube-api-capacity-burst=100", "--capacity-threads=4")
 	}
 	return all
 }
