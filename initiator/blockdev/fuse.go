@@ -140,7 +140,8 @@ func (d *fuseDisk) mount(source string, log *slog.Logger) error {
 // above all: flushes would be dropped in silence. What is right is not written: that
 // waits for what others read meanwhile.
 func (d *fuseDisk) tune(o Options) error {
-	if d.sys.diskText(d.loop, "queue/write_cache") != "write back" {
+	// Older kernels take no write cache for a device that is not written to.
+	if !d.fs.gate.geometry.Load().ReadOnly && d.sys.diskText(d.loop, "queue/write_cache") != "write back" {
 		if err := d.sys.setDisk(d.loop, "queue/write_cache", "write back"); err != nil {
 			return err
 		}
