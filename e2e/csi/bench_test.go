@@ -31,17 +31,7 @@ func (t times) at(q float64) float64 {
 // system that is mounted, with the driver, the cluster and its user-space data path
 // all in one process. The volume is mirrored, and has its file system already.
 func BenchmarkAttach(b *testing.B) {
-	needDevices(b)
-	c := newCluster(b, []string{"t1", "t2"}, []string{"n1"})
-	conn, err := grpc.NewClient("unix://"+c.startDriver(csi.Config{Node: "n1"}), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer conn.Close()
-	p := pod{spec.NewControllerClient(conn), spec.NewNodeClient(conn), filepath.Join(c.dir, "pod")}
-	if err := os.MkdirAll(p.dir, 0o700); err != nil {
-		b.Fatal(err)
-	}
+	p := newPod(b)
 	id, err := p.create(b.Context(), unique("bench"))
 	if err != nil {
 		b.Fatal(err)
@@ -75,17 +65,7 @@ func BenchmarkAttach(b *testing.B) {
 // BenchmarkVolumes is how many volumes a second are made, given to a node with a new
 // file system, taken away and deleted, eight at a time.
 func BenchmarkVolumes(b *testing.B) {
-	needDevices(b)
-	c := newCluster(b, []string{"t1", "t2"}, []string{"n1"})
-	conn, err := grpc.NewClient("unix://"+c.startDriver(csi.Config{Node: "n1"}), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer conn.Close()
-	p := pod{spec.NewControllerClient(conn), spec.NewNodeClient(conn), filepath.Join(c.dir, "pod")}
-	if err := os.MkdirAll(p.dir, 0o700); err != nil {
-		b.Fatal(err)
-	}
+	p := newPod(b)
 	lives := 0
 	start := time.Now()
 	for b.Loop() {
@@ -108,6 +88,24 @@ type pod struct {
 	controller spec.ControllerClient
 	node       spec.NodeClient
 	dir        string
+}
+
+// newPod begins with a cluster of two targets and a node, whose driver serves both
+// halves.
+func newPod(b *testing.B) pod {
+	b.Helper()
+	needDevices(b)
+	c := newCluster(b, []string{"t1", "t2"}, []string{"n1"})
+	conn, err := grpc.NewClient("unix://"+c.startDriver(csi.Config{Node: "n1"}), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { conn.Close() })
+	p := pod{spec.NewControllerClient(conn), spec.NewNodeClient(conn), filepath.Join(c.dir, "pod")}
+	if err := os.MkdirAll(p.dir, 0o700); err != nil {
+		b.Fatal(err)
+	}
+	return p
 }
 
 var mounted = &spec.VolumeCapability{AccessMode: raw.AccessMode, AccessType: &spec.VolumeCapability_Mount{Mount: &spec.VolumeCapability_MountVolume{FsType: "ext4"}}}
