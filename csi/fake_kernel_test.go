@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
 )
 
 // fakeKernel is a machine in memory: devices of which the ends are kept, programs
@@ -22,20 +24,20 @@ import (
 // one does.
 type fakeKernel struct {
 	mu        sync.Mutex
-	nodes     map[string]number // device nodes, by path
-	disks     map[number]*fakeDisk
+	nodes     map[string]block.DeviceNumber // device nodes, by path
+	disks     map[block.DeviceNumber]*fakeDisk
 	files     map[string]string // "dir" or "file"
 	table     mounts
 	lastMount int
 	held      map[string]string // mount points that do not go, and who holds them
-	elsewhere map[number][]string
+	elsewhere map[block.DeviceNumber][]string
 	hang      map[string]chan struct{} // what waits until the channel is closed: "Usage", "mkfs.ext4"
 	ran       []string                 // programs, in order
 	bound     bool                     // ext4 can not be grown in use
 }
 
 type fakeDisk struct {
-	number     number
+	number     block.DeviceNumber
 	size       uint64
 	start, end [4096]byte
 	data       string // what a user wrote into the file system
@@ -50,9 +52,9 @@ type fakeDisk struct {
 
 func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
-		nodes: map[string]number{}, disks: map[number]*fakeDisk{}, files: map[string]string{"/": "dir"},
-		table:     mounts{{id: 1, parent: 0, device: number{254, 0}, root: "/", point: "/", fsType: "ext4", source: "/dev/vda", options: []string{"rw"}}},
-		lastMount: 1, held: map[string]string{}, elsewhere: map[number][]string{}, hang: map[string]chan struct{}{},
+		nodes: map[string]block.DeviceNumber{}, disks: map[block.DeviceNumber]*fakeDisk{}, files: map[string]string{"/": "dir"},
+		table:     mounts{{id: 1, parent: 0, device: block.DeviceNumber{Major: 254, Minor: 0}, root: "/", point: "/", fsType: "ext4", source: "/dev/vda", options: []string{"rw"}}},
+		lastMount: 1, held: map[string]string{}, elsewhere: map[block.DeviceNumber][]string{}, hang: map[string]chan struct{}{},
 	}
 }
 
@@ -60,7 +62,7 @@ func newFakeKernel() *fakeKernel {
 func (k *fakeKernel) addDisk(node string, size uint64) *fakeDisk {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	d := &fakeDisk{number: number{7, uint32(len(k.disks))}, size: size}
+	d := &fakeDisk{number: block.DeviceNumber{Major: 7, Minor: uint32(len(k.disks))}, size: size}
 	k.disks[d.number] = d
 	k.nodes[node] = d.number
 	return d
@@ -83,7 +85,7 @@ func (k *fakeKernel) Mounts() (mounts, error) {
 	return slices.Clone(k.table), nil
 }
 
-func (k *fakeKernel) MountsElsewhere(device number) ([]string, error) {
+func (k *fakeKernel) MountsElsewhere(device block.DeviceNumber) ([]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.elsewhere[device], nil
@@ -98,7 +100,7 @@ func (k *fakeKernel) Holders(m mount) []string {
 	return nil
 }
 
-func (k *fakeKernel) Node(p string) (number, bool) {
+func (k *fakeKernel) Node(p string) (block.DeviceNumber, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if m, ok := k.table.at(p); ok {
@@ -109,7 +111,7 @@ func (k *fakeKernel) Node(p string) (number, bool) {
 	return n, ok
 }
 
-func (k *fakeKernel) Size(device number) (uint64, error) {
+func (k *fakeKernel) Size(device block.DeviceNumber) (uint64, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	d, ok := k.disks[device]
@@ -177,7 +179,7 @@ func (k *fakeKernel) Mount(d disk, source, target, fsType string, options []stri
 	return nil
 }
 
-func (k *fakeKernel) Bind(device number, source, target string, readOnly bool) error {
+func (k *fakeKernel) Bind(device block.DeviceNumber, source, target string, readOnly bool) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	m := k.under(source)
@@ -192,7 +194,7 @@ func (k *fakeKernel) BindDisk(d disk, target string, readOnly bool) error {
 	defer k.mu.Unlock()
 	for node, n := range k.nodes {
 		if n == d.Number() {
-			return k.bind(mount{device: number{0, 6}, root: node, fsType: "devtmpfs", source: "devtmpfs", options: []string{"rw"}}, "file", target, readOnly)
+			return k.bind(mount{device: block.DeviceNumber{Major: 0, Minor: 6}, root: node, fsType: "devtmpfs", source: "devtmpfs", options: []string{"rw"}}, "file", target, readOnly)
 		}
 	}
 	return unix.ENOENT
@@ -274,8 +276,8 @@ type fakeHandle struct {
 	d *fakeDisk
 }
 
-func (h fakeHandle) Close() error   { return nil }
-func (h fakeHandle) Number() number { return h.d.number }
+func (h fakeHandle) Close() error               { return nil }
+func (h fakeHandle) Number() block.DeviceNumber { return h.d.number }
 
 func (h fakeHandle) Size() (uint64, error) { return h.k.Size(h.d.number) }
 

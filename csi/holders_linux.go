@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"weft.dev/weft/proto/block"
 )
 
 // Who uses a mount, by what /proc and /sys show. Nothing here looks into a file
@@ -19,7 +21,7 @@ import (
 // mostNamed is how many holders are named: a person needs a few, not a thousand.
 const mostNamed = 8
 
-func (l *linux) MountsElsewhere(device number) ([]string, error) {
+func (l *linux) MountsElsewhere(device block.DeviceNumber) ([]string, error) {
 	own, err := os.Readlink(filepath.Join(l.proc, "self/ns/mnt"))
 	if err != nil {
 		return nil, fmt.Errorf("find this process's mount namespace: %w", err)

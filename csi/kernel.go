@@ -2,7 +2,11 @@
 
 package csi
 
-import "io"
+import (
+	"io"
+
+	"weft.dev/weft/proto/block"
+)
 
 // kernel is what the node service asks of its machine. There is one
 // implementation for Linux, see mount_linux.go; the tests have another, and one
@@ -17,14 +21,14 @@ type kernel interface {
 	Mounts() (mounts, error)
 	// MountsElsewhere tells where a device's file system is mounted in other mount
 	// namespaces, by a sentence each. It sees no more than /proc shows.
-	MountsElsewhere(device number) ([]string, error)
+	MountsElsewhere(device block.DeviceNumber) ([]string, error)
 	// Holders tells what keeps a mount busy, by a sentence each.
 	Holders(m mount) []string
 	// Node is the number of the block device whose node a path is; false if it is
 	// none.
-	Node(path string) (number, bool)
+	Node(path string) (block.DeviceNumber, bool)
 	// Size is that of a block device in bytes. It makes no I/O.
-	Size(device number) (uint64, error)
+	Size(device block.DeviceNumber) (uint64, error)
 
 	// Open opens a block device for reading.
 	Open(path string) (disk, error)
@@ -33,7 +37,7 @@ type kernel interface {
 	Mount(d disk, source, target, fsType string, options []string) error
 	// Bind mounts at target what is mounted at source, if it is of this device. The
 	// mount appears in one step, read-only if it is to be. Target is a directory.
-	Bind(device number, source, target string, readOnly bool) error
+	Bind(device block.DeviceNumber, source, target string, readOnly bool) error
 	// BindDisk mounts the disk's node on the file target.
 	BindDisk(d disk, target string, readOnly bool) error
 	// Unmount takes away the topmost mount at a path without looking at it. A lazy
@@ -63,7 +67,7 @@ type kernel interface {
 // become that of another device.
 type disk interface {
 	io.Closer
-	Number() number
+	Number() block.DeviceNumber
 	Size() (uint64, error)
 	// ReadDirect reads around the page cache, and so what the device says now. Offset
 	// and length are multiples of 4096.

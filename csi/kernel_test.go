@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -316,7 +317,7 @@ func bindsAreExact(t *testing.T, m machine) {
 	for _, readOnly := range []bool{true, false} {
 		target := filepath.Join(m.dir, "target")
 		succeeds(t, "make the directory", m.MakeDir(target))
-		if err := m.Bind(number{4095, 1}, at.point, target, readOnly); !errors.Is(err, unix.ESTALE) {
+		if err := m.Bind(block.DeviceNumber{Major: 4095, Minor: 1}, at.point, target, readOnly); !errors.Is(err, unix.ESTALE) {
 			t.Errorf("bind of another device = %v, want ESTALE", err)
 		}
 		if at, ok := m.at(t, target); ok {

@@ -45,7 +45,7 @@ func letGo() {
 		return
 	}
 	for _, m := range all {
-		if m.device.major == loopMajor || strings.HasPrefix(m.source, "/dev/weft/") {
+		if m.device.Major == loopMajor || strings.HasPrefix(m.source, "/dev/weft/") {
 			_ = newLinux().Unmount(m.point, true)
 		}
 	}

@@ -17,6 +17,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
 )
 
 // linux is the kernel of this machine. It keeps nothing.
@@ -54,17 +56,19 @@ func (l *linux) Mounts() (mounts, error) {
 	return parseMounts(string(text)), nil
 }
 
-func (l *linux) Node(path string) (number, bool) {
+func (l *linux) Node(path string) (block.DeviceNumber, bool) {
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return number{}, false
+		return block.DeviceNumber{}, false
 	}
 	return numberOf(st.Rdev), true
 }
 
-func numberOf(dev uint64) number { return number{unix.Major(dev), unix.Minor(dev)} }
+func numberOf(dev uint64) block.DeviceNumber {
+	return block.DeviceNumber{Major: unix.Major(dev), Minor: unix.Minor(dev)}
+}
 
-func (l *linux) Size(device number) (uint64, error) {
+func (l *linux) Size(device block.DeviceNumber) (uint64, error) {
 	text, err := os.ReadFile(filepath.Join(l.sys, "dev/block", device.String(), "size"))
 	if err != nil {
 		return 0, fmt.Errorf("read the size of device %s: %w", device, err)
@@ -113,7 +117,7 @@ func (l *linux) Mount(d disk, source, target, fsType string, options []string) e
 	return nil
 }
 
-func (l *linux) Bind(device number, source, target string, readOnly bool) error {
+func (l *linux) Bind(device block.DeviceNumber, source, target string, readOnly bool) error {
 	doing := fmt.Sprintf("bind %s to %s", source, target)
 	return l.attach(doing, source, target, readOnly, func(tree int) error {
 		var st unix.Stat_t
@@ -231,7 +235,7 @@ func (l *linux) Remove(path string) error {
 
 type linuxDisk struct {
 	file   *os.File
-	number number
+	number block.DeviceNumber
 }
 
 func (l *linux) Open(path string) (disk, error) {
@@ -253,8 +257,8 @@ func (l *linux) Open(path string) (disk, error) {
 	return d, nil
 }
 
-func (d *linuxDisk) Close() error   { return d.file.Close() }
-func (d *linuxDisk) Number() number { return d.number }
+func (d *linuxDisk) Close() error               { return d.file.Close() }
+func (d *linuxDisk) Number() block.DeviceNumber { return d.number }
 
 // path leads to the open device itself, whatever its name means by now.
 func (d *linuxDisk) path() string { return fmt.Sprintf("/proc/self/fd/%d", d.file.Fd()) }

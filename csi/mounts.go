@@ -3,36 +3,20 @@
 package csi
 
 import (
-	"fmt"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
+
+	"weft.dev/weft/proto/block"
 )
-
-// number is a block device's major and minor number. It tells the device as long
-// as something holds it open; a path does not.
-type number struct{ major, minor uint32 }
-
-func (n number) String() string { return fmt.Sprintf("%d:%d", n.major, n.minor) }
-
-// parseNumber reads "253:4".
-func parseNumber(s string) (number, error) {
-	major, minor, ok := strings.Cut(strings.TrimSpace(s), ":")
-	x, err1 := strconv.ParseUint(major, 10, 32)
-	y, err2 := strconv.ParseUint(minor, 10, 32)
-	if !ok || err1 != nil || err2 != nil {
-		return number{}, fmt.Errorf("device number %q: not MAJOR:MINOR", s)
-	}
-	return number{uint32(x), uint32(y)}, nil
-}
 
 // mount is one line of mountinfo (proc(5)).
 type mount struct {
 	id, parent int
-	device     number // of the file system
-	root       string // what of the file system is mounted: "/", or a file or directory in it
-	point      string // where
+	device     block.DeviceNumber // of the file system
+	root       string             // what of the file system is mounted: "/", or a file or directory in it
+	point      string             // where
 	options    []string
 	fsType     string
 	source     string
@@ -67,7 +51,7 @@ func parseMount(line string) (m mount, ok bool) {
 	}
 	id, err1 := strconv.Atoi(fields[0])
 	parent, err2 := strconv.Atoi(fields[1])
-	device, err3 := parseNumber(fields[2])
+	device, err3 := block.ParseDeviceNumber(fields[2])
 	if err1 != nil || err2 != nil || err3 != nil {
 		return m, false
 	}
@@ -119,7 +103,7 @@ func (all mounts) at(point string) (mount, bool) {
 // directory is itself bound elsewhere and the two propagate, each mount below one
 // has a copy below the other. Copies have the same place, other mounts have not.
 type place struct {
-	device number
+	device block.DeviceNumber
 	path   string
 }
 
@@ -135,7 +119,7 @@ func (all mounts) place(m mount) place {
 
 // fileSystemOn are the mounts of a device's whole file system that are not at the
 // places that are left out; copies of one mount count once.
-func (all mounts) fileSystemOn(device number, without ...place) mounts {
+func (all mounts) fileSystemOn(device block.DeviceNumber, without ...place) mounts {
 	return all.distinct(without, func(m mount) bool { return m.device == device && m.root == "/" })
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"weft.dev/weft/proto/block"
 )
 
 // A node whose kubelet's directory is bound elsewhere, and both propagate: what is
@@ -37,7 +39,7 @@ func TestMountinfoIsRead(t *testing.T) {
 			m = o
 		}
 	}
-	if m.point != `/var/lib/kubelet/with space\` || m.device != (number{253, 6}) || m.fsType != "xfs" || m.source != "/dev/weft/b" ||
+	if m.point != `/var/lib/kubelet/with space\` || m.device != (block.DeviceNumber{Major: 253, Minor: 6}) || m.fsType != "xfs" || m.source != "/dev/weft/b" ||
 		!slices.Equal(m.super, []string{"rw", `context="system_u:object_r:container_file_t:s0:c1,c2"`, "nouuid"}) {
 		t.Errorf("mount 46 = %+v", m)
 	}
@@ -64,7 +66,7 @@ func TestCopiesOfAMountCountOnce(t *testing.T) {
 	if len(targets) != 1 || targets[0].point != "/var/lib/kubelet/pods/p1/mount" {
 		t.Errorf("beside the staging path the volume is on %q, want its one target", targets.points())
 	}
-	if got := all.fileSystemOn(number{253, 4}); len(got) != 2 {
+	if got := all.fileSystemOn(block.DeviceNumber{Major: 253, Minor: 4}); len(got) != 2 {
 		t.Errorf("the file system is on %q, want two places", got.points())
 	}
 }

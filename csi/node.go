@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -185,7 +186,7 @@ func (s *nodeServer) volume(ctx context.Context, id string) (*pb.Volume, error) 
 type attachment struct {
 	volume *pb.Volume
 	*pb.Attachment
-	number number
+	number block.DeviceNumber
 }
 
 // attached waits until a volume is attached to this node, at the epoch that was
@@ -216,7 +217,7 @@ func (s *nodeServer) attached(ctx context.Context, t *task, id string, p publica
 			return "the initiator agent of node " + now.Node + " to say which device it is", nil
 		}
 		a = attachment{volume: v, Attachment: now}
-		if a.number, err = parseNumber(now.DeviceNumber); err != nil {
+		if a.number, err = block.ParseDeviceNumber(now.DeviceNumber); err != nil {
 			return "", status.Errorf(codes.Unavailable, "%s: %v", doing, err)
 		}
 		return "", nil
@@ -264,7 +265,7 @@ func (s *nodeServer) open(ctx context.Context, a attachment) (_ disk, err error)
 // superseded tells whether what is on a device of a volume can not reach the volume
 // any more: the attachment that it belonged to is gone, and the targets have fenced
 // its epoch. The error is the manager's, and then nothing is known.
-func (s *nodeServer) superseded(ctx context.Context, id string, device number) (bool, error) {
+func (s *nodeServer) superseded(ctx context.Context, id string, device block.DeviceNumber) (bool, error) {
 	v, err := s.volume(ctx, id)
 	if status.Code(err) == codes.NotFound {
 		return true, nil

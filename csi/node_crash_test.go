@@ -16,6 +16,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -69,14 +70,14 @@ func (m *mortal) do(name string, whole func() error, amid func()) error {
 type mortalKernel struct {
 	kernel
 	*mortal
-	spoil func(device number) // what a cut off mkfs leaves
+	spoil func(device block.DeviceNumber) // what a cut off mkfs leaves
 }
 
 func (k mortalKernel) Mount(d disk, source, target, fsType string, options []string) error {
 	return k.do("mount", func() error { return k.kernel.Mount(d, source, target, fsType, options) }, nil)
 }
 
-func (k mortalKernel) Bind(device number, source, target string, readOnly bool) error {
+func (k mortalKernel) Bind(device block.DeviceNumber, source, target string, readOnly bool) error {
 	return k.do("bind", func() error { return k.kernel.Bind(device, source, target, readOnly) }, nil)
 }
 
@@ -161,7 +162,7 @@ type crashBench struct {
 	records *records
 	stage   *csi.NodeStageVolumeRequest
 	target  string
-	spoil   func(device number)
+	spoil   func(device block.DeviceNumber)
 	write   func(t *testing.T, target, data string)
 	read    func(t *testing.T, target string) string
 	clean   func(t *testing.T) // checks that nothing is left
@@ -258,7 +259,7 @@ func fakeBench(t *testing.T, capability *csi.VolumeCapability) crashBench {
 	w.stage.VolumeCapability = capability
 	return crashBench{
 		kernel: w.kernel, records: w.records, stage: w.stage, target: "/pods/p1",
-		spoil: func(n number) { w.kernel.disks[n].start[3000] = 1 },
+		spoil: func(n block.DeviceNumber) { w.kernel.disks[n].start[3000] = 1 },
 		write: func(_ *testing.T, _, data string) { w.disk.data = data },
 		read:  func(*testing.T, string) string { return w.disk.data },
 		clean: func(t *testing.T) { t.Helper(); w.kernel.nothingMounted(t) },
@@ -296,7 +297,7 @@ func realBench(t *testing.T, m machine, node string, d disk, fsType string) cras
 	records.volumes[volumeID].Layout = &pb.Layout{Stripes: 1, Copies: 2, ChunkBytes: 128 << 10}
 	return crashBench{
 		kernel: m.kernel, records: records, stage: stage, target: filepath.Join(dir, "target"),
-		spoil: func(number) {
+		spoil: func(block.DeviceNumber) {
 			f, err := os.OpenFile(node, os.O_WRONLY, 0)
 			if err == nil {
 				_, err = f.WriteAt([]byte("half an mkfs"), 9000)

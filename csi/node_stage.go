@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -131,7 +132,7 @@ func (s *nodeServer) current(ctx context.Context, t *task, a attachment, path st
 
 // deviceOf is the device that a mount gives: its file system's, or the one whose
 // node it is.
-func (s *nodeServer) deviceOf(m mount) number {
+func (s *nodeServer) deviceOf(m mount) block.DeviceNumber {
 	if m.mayBeNode() {
 		if node, ok := s.kernel.Node(m.point); ok {
 			return node

@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/block"
 )
 
 // NodeUnstageVolume unmounts the staging path, and answers when nothing on the node
@@ -69,7 +71,7 @@ func (s *nodeServer) publishedFrom(all mounts, m mount) error {
 
 // liveDevice is the device of the volume on this node: what was unmounted, else what
 // the manager says; live is false if nothing on it can reach the volume.
-func (s *nodeServer) liveDevice(ctx context.Context, id string, was *number) (device number, live bool, err error) {
+func (s *nodeServer) liveDevice(ctx context.Context, id string, was *block.DeviceNumber) (device block.DeviceNumber, live bool, err error) {
 	if was != nil {
 		dead, err := s.superseded(ctx, id, *was)
 		// Without the manager a device counts as live: what can be seen of it decides.
@@ -86,7 +88,7 @@ func (s *nodeServer) liveDevice(ctx context.Context, id string, was *number) (de
 	if a == nil || a.DeviceNumber == "" {
 		return device, false, nil
 	}
-	if device, err = parseNumber(a.DeviceNumber); err != nil {
+	if device, err = block.ParseDeviceNumber(a.DeviceNumber); err != nil {
 		return device, false, status.Error(codes.Unavailable, err.Error())
 	}
 	return device, true, nil
@@ -94,7 +96,7 @@ func (s *nodeServer) liveDevice(ctx context.Context, id string, was *number) (de
 
 // stillUsed refuses as long as a device's file system is mounted anywhere, or its
 // node at a target. A loop device over it is the kubelet's own, of a raw volume.
-func (s *nodeServer) stillUsed(id string, device number) error {
+func (s *nodeServer) stillUsed(id string, device block.DeviceNumber) error {
 	all, err := s.kernel.Mounts()
 	if err != nil {
 		return status.Error(codes.Unavailable, err.Error())
@@ -116,7 +118,7 @@ func (s *nodeServer) stillUsed(id string, device number) error {
 // stillClaimed refuses as long as somebody has a device for himself. A file system
 // that is nowhere mounted may be live: an unmount that hangs has taken the mount away
 // first. Only an attachment that is there can tell which device to ask.
-func (s *nodeServer) stillClaimed(ctx context.Context, id string, device number) error {
+func (s *nodeServer) stillClaimed(ctx context.Context, id string, device block.DeviceNumber) error {
 	v, err := s.volume(ctx, id)
 	if err != nil {
 		return nil
@@ -140,7 +142,7 @@ func (s *nodeServer) stillClaimed(ctx context.Context, id string, device number)
 }
 
 // nodesOf are the mounts of a device's node.
-func (s *nodeServer) nodesOf(all mounts, device number, without ...place) mounts {
+func (s *nodeServer) nodesOf(all mounts, device block.DeviceNumber, without ...place) mounts {
 	return all.distinct(without, func(m mount) bool {
 		if !m.mayBeNode() {
 			return false
@@ -153,7 +155,7 @@ func (s *nodeServer) nodesOf(all mounts, device number, without ...place) mounts
 // unmountAll unmounts all that is at a path, without a look at it: a dead file
 // system answers a look with an error, and that is not "nothing is mounted". It
 // tells the device that was there, if there was one. The check may refuse.
-func (s *nodeServer) unmountAll(ctx context.Context, t *task, id, path string, check func(mounts, mount) error) (was *number, err error) {
+func (s *nodeServer) unmountAll(ctx context.Context, t *task, id, path string, check func(mounts, mount) error) (was *block.DeviceNumber, err error) {
 	for {
 		all, err := s.kernel.Mounts()
 		if err != nil {
@@ -186,7 +188,7 @@ func (s *nodeServer) unmountAll(ctx context.Context, t *task, id, path string, c
 // more, it is detached under those who use it, so that a node that comes back gets
 // rid of what it had: what they still write was refused long ago. Else its users
 // are named; it is never detached under data that may be on its way.
-func (s *nodeServer) unmountHeld(ctx context.Context, id string, m mount, device number, cause error) error {
+func (s *nodeServer) unmountHeld(ctx context.Context, id string, m mount, device block.DeviceNumber, cause error) error {
 	dead, err := s.superseded(ctx, id, device)
 	if err == nil && dead {
 		logOf(ctx).Warn("detaching a mount of an earlier attachment under its users", "point", m.point, "device", device.String(), "cause", cause)

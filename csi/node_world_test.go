@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -124,7 +125,7 @@ type nodeWorld struct {
 const device1 = "/dev/weft/db1"
 
 // newRecords has one volume, attached here.
-func newRecords(device string, n number, size uint64) *records {
+func newRecords(device string, n block.DeviceNumber, size uint64) *records {
 	a := &pb.Attachment{
 		VolumeId: volumeID, VolumeName: "db1", Node: thisNode, Epoch: 1, Device: device, DeviceNumber: n.String(),
 		State: pb.AttachmentState_ATTACHMENT_STATE_ATTACHED, SizeBytes: size,

@@ -197,7 +197,7 @@ func TestWhatALostLegMissesIsKeptWhileAVolumeGrows(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		w.expect("the rest grows", "resize c0-lost1: error", "resize c0: mirror keep_log t0 c0-lost1", "resize top: linear")
 		w.mu.Lock()
-		image, err := w.getLog(w.loops[0].Number.Ref())
+		image, err := w.getLog(dm.RefTo(w.loops[0].Number))
 		w.mu.Unlock()
 		if err != nil || image.Regions() != 512 || image.CountDirty() != 2 || !image.Dirty(3) || !image.Dirty(5) {
 			t.Errorf("the log has %d regions, %d dirty, %v; want 512 with 3 and 5, as before", image.Regions(), image.CountDirty(), err)

@@ -122,7 +122,7 @@ func (k *kernelKeeper) lookAtColumn(i int, devices []dm.State) (columnSeen, erro
 		return c, err
 	}
 	if ok {
-		c.log = loop.Number.Ref()
+		c.log = dm.RefTo(loop.Number)
 	}
 	if c.failed = fails(of.Table); c.failed {
 		return c, nil
@@ -139,7 +139,7 @@ func (k *kernelKeeper) lookAtColumn(i int, devices []dm.State) (columnSeen, erro
 func (k *kernelKeeper) lookAtHealth(c *columnSeen) error {
 	names := map[dm.Ref]dm.State{}
 	for _, d := range c.devices {
-		names[d.Number.Ref()] = d
+		names[dm.RefTo(d.Number)] = d
 	}
 	for _, d := range c.devices {
 		if len(d.Table) != 1 || d.Table[0].Target.Type() != "mirror" {

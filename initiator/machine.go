@@ -197,15 +197,15 @@ func (m *machine) namePath(name block.VolumeName) string {
 	return filepath.Join(m.devDir, "weft", string(name))
 }
 
-func linkTo(n dm.Number) string { return fmt.Sprintf("../dm-%d", n.Minor) }
+func linkTo(n block.DeviceNumber) string { return fmt.Sprintf("../dm-%d", n.Minor) }
 
-func (m *machine) exposed(n dm.Number) bool {
+func (m *machine) exposed(n block.DeviceNumber) bool {
 	_, found := m.nameOf(n)
 	return found
 }
 
 // nameOf finds the name under which a device is exposed.
-func (m *machine) nameOf(n dm.Number) (path string, found bool) {
+func (m *machine) nameOf(n block.DeviceNumber) (path string, found bool) {
 	links, _ := filepath.Glob(filepath.Join(m.devDir, "weft", "*"))
 	for _, l := range links {
 		if to, err := os.Readlink(l); err == nil && to == linkTo(n) && !strings.HasSuffix(l, newSuffix) {
@@ -217,7 +217,7 @@ func (m *machine) nameOf(n dm.Number) (path string, found bool) {
 
 const newSuffix = "~new" // not a character of volume names
 
-func (m *machine) expose(name block.VolumeName, n dm.Number) error {
+func (m *machine) expose(name block.VolumeName, n block.DeviceNumber) error {
 	path := m.namePath(name)
 	// A process that serves a volume in user space, of another cluster's maybe.
 	if err := blockdev.Held(m.devDir, name); err != nil {
@@ -239,7 +239,7 @@ func (m *machine) expose(name block.VolumeName, n dm.Number) error {
 }
 
 // hide takes a device's name away; another device's name stays.
-func (m *machine) hide(n dm.Number) error {
+func (m *machine) hide(n block.DeviceNumber) error {
 	path, found := m.nameOf(n)
 	if !found {
 		return nil
@@ -307,7 +307,7 @@ func (m *machine) device(uuid string) (dm.State, error) {
 }
 
 // flush has the drives' caches written out.
-func (m *machine) flush(n dm.Number) error {
+func (m *machine) flush(n block.DeviceNumber) error {
 	f, err := os.OpenFile(filepath.Join(m.devDir, fmt.Sprintf("dm-%d", n.Minor)), os.O_RDWR, 0)
 	if err != nil {
 		return fmt.Errorf("flush: %w", err)
@@ -343,7 +343,7 @@ func (m *machine) fail(devices ...dm.State) error {
 }
 
 // users says who has a device open, for people.
-func (m *machine) users(n dm.Number) string {
+func (m *machine) users(n block.DeviceNumber) string {
 	var all []string
 	holders, _ := os.ReadDir(filepath.Join(m.sysDir, "block", fmt.Sprintf("dm-%d", n.Minor), "holders"))
 	for _, h := range holders {

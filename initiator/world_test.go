@@ -425,7 +425,7 @@ func (w *world) DoWith(s dm.Step, between func() error) error {
 	case dm.OpCreate:
 		w.next++
 		made := dm.State{
-			Info:  dm.Info{Name: s.Device.Name, UUID: s.Device.UUID, Number: dm.Number{Major: 253, Minor: uint32(w.next)}, Live: true, ReadOnly: s.Device.ReadOnly},
+			Info:  dm.Info{Name: s.Device.Name, UUID: s.Device.UUID, Number: block.DeviceNumber{Major: 253, Minor: uint32(w.next)}, Live: true, ReadOnly: s.Device.ReadOnly},
 			Table: s.Device.Table,
 		}
 		w.devices = append(w.devices, made)
@@ -537,7 +537,7 @@ func (w *world) startLogLocked(s dm.Step) error {
 
 func (w *world) fileOf(log dm.Ref) string {
 	for _, l := range w.loops {
-		if l.Number.Ref() == log {
+		if dm.RefTo(l.Number) == log {
 			return l.File
 		}
 	}
@@ -603,7 +603,7 @@ func (w *world) MirrorStatus(name string) (dm.MirrorStatus, error) {
 	for _, l := range m.Legs {
 		ref, health := l.Device, dm.Alive
 		if below := w.find(string(ref)); below != nil {
-			ref = below.Number.Ref()
+			ref = dm.RefTo(below.Number)
 			if t, ok := below.Table[0].Target.(dm.Linear); ok && w.health[t.Device] != 0 {
 				health = w.health[t.Device]
 			}
@@ -699,7 +699,7 @@ func (l loopsOf) Attach(file string) (dm.Loop, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.next++
-	d := dm.Loop{Number: dm.Number{Major: 7, Minor: uint32(l.next)}, File: file}
+	d := dm.Loop{Number: block.DeviceNumber{Major: 7, Minor: uint32(l.next)}, File: file}
 	l.world.loops = append(l.world.loops, d)
 	return d, nil
 }

@@ -39,7 +39,7 @@ func column(text string) Column {
 		case strings.HasSuffix(rest, "+"):
 			l.State = Rebuilding
 		}
-		l.Device = dm.Number{Major: 8, Minor: uint32(letter-'a') + 10*uint32(strings.Count(rest, "1"))}.Ref()
+		l.Device = dm.RefTo(block.DeviceNumber{Major: 8, Minor: uint32(letter-'a') + 10*uint32(strings.Count(rest, "1"))})
 		c.Legs = append(c.Legs, l)
 	}
 	return c
@@ -49,7 +49,7 @@ func column(text string) Column {
 func built(c Column) []dm.State {
 	var states []dm.State
 	for i, d := range c.Devices() {
-		info := dm.Info{Name: d.Name, UUID: d.UUID, Number: dm.Number{Major: 253, Minor: uint32(i)}, Live: true}
+		info := dm.Info{Name: d.Name, UUID: d.UUID, Number: block.DeviceNumber{Major: 253, Minor: uint32(i)}, Live: true}
 		states = append(states, dm.State{Info: info, Table: d.Table})
 	}
 	return states

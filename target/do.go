@@ -28,7 +28,7 @@ type hardware interface {
 	Scan(ctx context.Context) ([]*pb.Device, error)
 	Open(path string) (disk, error)
 	Format(path string, cluster block.ClusterID, id block.DriveID, force string) error
-	Number(path string) (dm.Number, error)
+	Number(path string) (block.DeviceNumber, error)
 }
 
 // mapper is what the agent asks of the device mapper; *dm.Client.

@@ -35,7 +35,7 @@ func (m machine) Format(path string, cluster block.ClusterID, id block.DriveID, 
 	return drive.FormatPath(filepath.Join(m.root, path), cluster, id, force)
 }
 
-func (m machine) Number(path string) (dm.Number, error) {
+func (m machine) Number(path string) (block.DeviceNumber, error) {
 	return dm.MajorMinor(filepath.Join(m.root, path))
 }
 

@@ -49,7 +49,7 @@ type seen struct {
 // driveSeen is a drive with a label of ours.
 type driveSeen struct {
 	device string
-	number dm.Number
+	number block.DeviceNumber
 	label  *drive.Label
 	err    string // why it can not be used
 }
@@ -353,11 +353,11 @@ func recordChange(record *pb.LegLabel, w wantedLeg) (string, error) {
 	return "", nil
 }
 
-func legTable(n dm.Number, segments []drive.Segment) dm.Table {
+func legTable(n block.DeviceNumber, segments []drive.Segment) dm.Table {
 	var table dm.Table
 	var at block.Size
 	for _, s := range segments {
-		table = append(table, dm.Row{Start: at, Length: s.Length, Target: dm.Linear{Device: n.Ref(), Offset: s.Offset}})
+		table = append(table, dm.Row{Start: at, Length: s.Length, Target: dm.Linear{Device: dm.RefTo(n), Offset: s.Offset}})
 		at += s.Length
 	}
 	return table

@@ -14,7 +14,6 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
-	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/target/drive"
 )
 
@@ -35,7 +34,7 @@ type shelf struct {
 type shelved struct {
 	disk   disk
 	device string
-	number dm.Number
+	number block.DeviceNumber
 	gone   string // why the device can not be read
 	broken string // what went wrong with it
 	uses   int    // who is at work on it
@@ -110,7 +109,7 @@ func (s *shelf) open(d *pb.Device, all []*pb.Device) error {
 // keeps reports whether the drive on the shelf stays: it is that device and has
 // not been away, or somebody is still at work on it, and two views of one label
 // would overwrite one another.
-func (s *shelf) keeps(id block.DriveID, path string, number dm.Number) bool {
+func (s *shelf) keeps(id block.DriveID, path string, number block.DeviceNumber) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old := s.drives[id]

@@ -118,7 +118,7 @@ func (w *world) userKernel(gate *gate) kernel {
 }
 
 // device is the drive with a number, as gatedHardware.Number gives it.
-func (w *world) device(n dm.Number) (userspace.Device, error) {
+func (w *world) device(n block.DeviceNumber) (userspace.Device, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for path, m := range w.media {

@@ -325,9 +325,9 @@ func (h gatedHardware) Format(path string, c block.ClusterID, id block.DriveID, 
 	return drive.Format(m, c, id, force)
 }
 
-func (h gatedHardware) Number(path string) (dm.Number, error) {
+func (h gatedHardware) Number(path string) (block.DeviceNumber, error) {
 	_, err := h.world.medium(path)
-	return dm.Number{Major: 259, Minor: uint32(path[len(path)-1])}, err
+	return block.DeviceNumber{Major: 259, Minor: uint32(path[len(path)-1])}, err
 }
 
 type gatedDisk struct {
@@ -398,7 +398,7 @@ func (m gatedMapper) Do(s dm.Step) error {
 		}
 		m.world.minor++
 		m.world.mapped[s.Device.Name] = dm.State{
-			Info:  dm.Info{Name: s.Device.Name, UUID: s.Device.UUID, Number: dm.Number{Major: 253, Minor: m.world.minor}, Live: true},
+			Info:  dm.Info{Name: s.Device.Name, UUID: s.Device.UUID, Number: block.DeviceNumber{Major: 253, Minor: m.world.minor}, Live: true},
 			Table: s.Device.Table,
 		}
 	case dm.OpReload, dm.OpResize:

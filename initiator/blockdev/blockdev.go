@@ -140,7 +140,7 @@ type Exported struct {
 	front  frontend
 	lock   *nameLock
 	claim  *claim
-	number Number
+	number block.DeviceNumber
 
 	resumed bool // from a process that died
 
@@ -159,7 +159,7 @@ func (e *Exported) Node() string { return e.sys.node(e.front.disk()) }
 func (e *Exported) Kind() Kind { return e.kind }
 
 // Number is the kernel's number of the device.
-func (e *Exported) Number() Number { return e.number }
+func (e *Exported) Number() block.DeviceNumber { return e.number }
 
 // Done is closed when the device is served no more: after Close, or because
 // somebody else took it away (umount, losetup -d, nbd-client -d).

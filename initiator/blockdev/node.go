@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -18,22 +17,9 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Number is a device's major and minor number.
-type Number struct{ Major, Minor uint32 }
-
-func (n Number) String() string { return fmt.Sprintf("%d:%d", n.Major, n.Minor) }
-
-func parseNumber(s string) (Number, error) {
-	major, minor, ok := strings.Cut(strings.TrimSpace(s), ":")
-	x, err1 := strconv.ParseUint(major, 10, 32)
-	y, err2 := strconv.ParseUint(minor, 10, 32)
-	if !ok || err1 != nil || err2 != nil {
-		return Number{}, fmt.Errorf("device number %q: not MAJOR:MINOR", s)
-	}
-	return Number{uint32(x), uint32(y)}, nil
+func numberOf(dev uint64) block.DeviceNumber {
+	return block.DeviceNumber{Major: unix.Major(dev), Minor: unix.Minor(dev)}
 }
-
-func numberOf(dev uint64) Number { return Number{unix.Major(dev), unix.Minor(dev)} }
 
 // system is where the kernel shows itself.
 type system struct{ dev, sys, proc string }
@@ -45,12 +31,12 @@ func (s system) link(name block.VolumeName) string {
 }
 
 // diskNumber reads the number of a disk.
-func (s system) diskNumber(disk string) (Number, error) {
+func (s system) diskNumber(disk string) (block.DeviceNumber, error) {
 	text, err := os.ReadFile(filepath.Join(s.sys, "block", disk, "dev"))
 	if err != nil {
-		return Number{}, err
+		return block.DeviceNumber{}, err
 	}
-	return parseNumber(string(text))
+	return block.ParseDeviceNumber(strings.TrimSpace(string(text)))
 }
 
 // diskText reads an attribute of a disk; "" if there is none.
@@ -86,7 +72,7 @@ func exists(path string) bool {
 
 // waitNode waits for a disk's node. devtmpfs has it at once, and udev soon; where
 // there is neither, as in a container with a /dev of its own, it is made.
-func (s system) waitNode(ctx context.Context, disk string) (Number, error) {
+func (s system) waitNode(ctx context.Context, disk string) (block.DeviceNumber, error) {
 	n, err := s.diskNumber(disk)
 	if err != nil {
 		return n, fmt.Errorf("find %s: %w", disk, err)

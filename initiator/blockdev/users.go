@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
 )
 
 // User is somebody who has a device open.
@@ -41,7 +43,7 @@ func (u User) String() string {
 }
 
 // users lists who has a disk open. Mounts and holders come first.
-func (s system) users(disk string, n Number) ([]User, error) {
+func (s system) users(disk string, n block.DeviceNumber) ([]User, error) {
 	var all []User
 	holders, _ := os.ReadDir(filepath.Join(s.sys, "block", disk, "holders"))
 	for _, h := range holders {
@@ -63,15 +65,15 @@ func (s system) users(disk string, n Number) ([]User, error) {
 }
 
 // numbers are a disk's own and those of its partitions.
-func (s system) numbers(disk string, n Number) ([]Number, error) {
-	all := []Number{n}
+func (s system) numbers(disk string, n block.DeviceNumber) ([]block.DeviceNumber, error) {
+	all := []block.DeviceNumber{n}
 	devs, err := filepath.Glob(filepath.Join(s.sys, "block", disk, disk+"*", "dev"))
 	for _, file := range devs {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			continue // gone since
 		}
-		if p, err := parseNumber(string(text)); err == nil {
+		if p, err := block.ParseDeviceNumber(strings.TrimSpace(string(text))); err == nil {
 			all = append(all, p)
 		}
 	}
@@ -79,7 +81,7 @@ func (s system) numbers(disk string, n Number) ([]Number, error) {
 }
 
 // mounts looks into every mount namespace that some process lives in.
-func (s system) mounts(devices []Number) []User {
+func (s system) mounts(devices []block.DeviceNumber) []User {
 	var all []User
 	seen := make(map[string]bool)
 	for i, pid := range append([]string{"self"}, s.processes()...) {
@@ -108,14 +110,14 @@ func (s system) mounts(devices []Number) []User {
 }
 
 // mountsOf reads mountinfo (proc(5)): the third field is the device, the fifth the place.
-func mountsOf(mountinfo io.Reader, devices []Number) []string {
+func mountsOf(mountinfo io.Reader, devices []block.DeviceNumber) []string {
 	var places []string
 	for lines := bufio.NewScanner(mountinfo); lines.Scan(); {
 		fields := strings.Fields(lines.Text())
 		if len(fields) < 5 {
 			continue
 		}
-		if n, err := parseNumber(fields[2]); err == nil && slices.Contains(devices, n) {
+		if n, err := block.ParseDeviceNumber(fields[2]); err == nil && slices.Contains(devices, n) {
 			places = append(places, unescape(fields[4]))
 		}
 	}
@@ -127,7 +129,7 @@ func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
-func (s system) swaps(devices []Number) bool {
+func (s system) swaps(devices []block.DeviceNumber) bool {
 	text, _ := os.ReadFile(filepath.Join(s.proc, "swaps"))
 	for line := range strings.Lines(string(text)) {
 		if fields := strings.Fields(line); len(fields) > 0 && s.isOneOf(fields[0], devices) {
@@ -139,7 +141,7 @@ func (s system) swaps(devices []Number) bool {
 
 // openers are the processes with a descriptor of a device, without this one,
 // which knows its own.
-func (s system) openers(devices []Number) []User {
+func (s system) openers(devices []block.DeviceNumber) []User {
 	var all []User
 	self := strconv.Itoa(os.Getpid())
 	for _, pid := range s.processes() {
@@ -173,7 +175,7 @@ func (s system) processes() []string {
 	return all
 }
 
-func (s system) isOneOf(path string, devices []Number) bool {
+func (s system) isOneOf(path string, devices []block.DeviceNumber) bool {
 	// Links of /proc say at once what is no device, without a call into a file
 	// system that may not answer.
 	if to, err := os.Readlink(path); err == nil && !strings.HasPrefix(to, "/") {

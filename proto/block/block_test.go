@@ -45,6 +45,23 @@ func TestUUIDStringAndParseAreInverses(t *testing.T) {
 	}
 }
 
+func TestDeviceNumberStringAndParseAreInverses(t *testing.T) {
+	if got, err := ParseDeviceNumber("253:4"); err != nil || got != (DeviceNumber{253, 4}) {
+		t.Errorf("ParseDeviceNumber(253:4) = %v, %v", got, err)
+	}
+	if err := quick.Check(func(n DeviceNumber) bool {
+		got, err := ParseDeviceNumber(n.String())
+		return err == nil && got == n
+	}, nil); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []string{"", "8", "8:", ":8", "8:16:1", "08:1", "+8:1", "8:-1", "8:1\n", "99999999999:0", "weft-c0"} {
+		if got, err := ParseDeviceNumber(bad); err == nil {
+			t.Errorf("ParseDeviceNumber(%q) = %v, want an error", bad, got)
+		}
+	}
+}
+
 func TestSubsystemNQNAndParseAreInverses(t *testing.T) {
 	if err := quick.Check(func(v VolumeID, e Epoch, id UUID) bool {
 		h := HostFromID(id)

@@ -134,7 +134,7 @@ func (c *Client) Targets() (map[string]Version, error) {
 // Info is the state of a mapped device.
 type Info struct {
 	Name, UUID string
-	Number     Number
+	Number     block.DeviceNumber
 	Open       int    // who has it open, mapped devices above it included
 	EventNr    uint32 // grows with each event; see Wait
 	Suspended  bool
@@ -163,7 +163,7 @@ func (c *Client) Info(name string) (Info, error) {
 // Listed is one device of List.
 type Listed struct {
 	Name   string
-	Number Number
+	Number block.DeviceNumber
 }
 
 // List names all mapped devices of the machine, sorted.
@@ -227,7 +227,7 @@ func (c *Client) resolve(t Table) (Table, error) {
 		if err != nil {
 			return nil, err
 		}
-		numbers[r] = info.Number.Ref()
+		numbers[r] = RefTo(info.Number)
 	}
 	return t.mapRefs(func(r Ref) Ref {
 		if n, ok := numbers[r]; ok {
@@ -375,7 +375,7 @@ func (c *Client) rows(op, name string, flags uint32) ([]rawRow, error) {
 }
 
 // Deps lists the devices that the live table has open.
-func (c *Client) Deps(name string) ([]Number, error) {
+func (c *Client) Deps(name string) ([]block.DeviceNumber, error) {
 	_, data, err := c.call("deps", cmdTableDeps, header{name: name}, nil)
 	if err != nil || len(data) < 8 {
 		return nil, err
@@ -384,7 +384,7 @@ func (c *Client) Deps(name string) ([]Number, error) {
 	if count > uint64(len(data)-8)/8 {
 		return nil, opError("deps", name, fmt.Errorf("%d devices in %d bytes", count, len(data)))
 	}
-	var deps []Number
+	var deps []block.DeviceNumber
 	for i := range count {
 		deps = append(deps, decodeNumber(order.Uint64(data[8+8*i:])))
 	}
@@ -419,4 +419,4 @@ func (c *Client) Wait(ctx context.Context, name string, eventNr uint32) (Info, e
 
 // NodePath is where the kernel's devtmpfs has the node of a mapped device. The
 // name under /dev/mapper is udev's to make, and need not exist.
-func NodePath(n Number) string { return path.Join("/dev", fmt.Sprintf("dm-%d", n.Minor)) }
+func NodePath(n block.DeviceNumber) string { return path.Join("/dev", fmt.Sprintf("dm-%d", n.Minor)) }

@@ -71,7 +71,7 @@ func Diff(got []State, want []Device) []Step {
 	names := map[Ref]Ref{}
 	for _, s := range got {
 		byName[s.Name] = s
-		names[s.Number.Ref()] = Ref(s.Name)
+		names[RefTo(s.Number)] = Ref(s.Name)
 	}
 	named := func(t Table) string {
 		return t.mapRefs(func(r Ref) Ref {
@@ -143,7 +143,7 @@ func usersFirst(devices []State) []State {
 		seen[s.Name] = true
 		for _, r := range s.Table.Refs() {
 			for _, below := range devices {
-				if r == Ref(below.Name) || r == below.Number.Ref() {
+				if r == Ref(below.Name) || r == RefTo(below.Number) {
 					visit(below)
 				}
 			}
@@ -175,7 +175,7 @@ func (c *Client) Devices(prefix string) ([]State, error) {
 		}
 		if ok {
 			all = append(all, s)
-			names[s.Number.Ref()] = Ref(s.Name)
+			names[RefTo(s.Number)] = Ref(s.Name)
 		}
 	}
 	for i := range all {

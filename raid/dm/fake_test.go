@@ -20,7 +20,7 @@ import (
 type fakeKernel struct {
 	mu      sync.Mutex
 	devices map[string]*fakeDevice
-	disks   map[Number]block.Size // block devices that are not mapped
+	disks   map[block.DeviceNumber]block.Size // block devices that are not mapped
 	minors  uint32
 	events  chan struct{} // closed and replaced at each event
 }
@@ -35,7 +35,7 @@ type fakeDevice struct {
 
 const fakeMajor = 253
 
-func newFakeKernel(disks map[Number]block.Size) *fakeKernel {
+func newFakeKernel(disks map[block.DeviceNumber]block.Size) *fakeKernel {
 	return &fakeKernel{devices: map[string]*fakeDevice{}, disks: disks, events: make(chan struct{})}
 }
 
@@ -124,7 +124,7 @@ func (k *fakeKernel) openCount(d *fakeDevice) int {
 	n := d.opened
 	for _, user := range k.devices {
 		for _, table := range [][]rawRow{user.live, user.inactive} {
-			if slices.Contains(refsOf(table), d.Number.Ref()) {
+			if slices.Contains(refsOf(table), RefTo(d.Number)) {
 				n++
 			}
 		}
@@ -150,7 +150,7 @@ func (k *fakeKernel) create(h *header) error {
 			return syscall.EBUSY
 		}
 	}
-	d := &fakeDevice{Info: Info{Name: h.name, UUID: h.uuid, Number: Number{fakeMajor, k.minors}}}
+	d := &fakeDevice{Info: Info{Name: h.name, UUID: h.uuid, Number: block.DeviceNumber{Major: fakeMajor, Minor: k.minors}}}
 	k.minors++
 	k.devices[h.name] = d
 	k.answer(h, d)
@@ -184,7 +184,7 @@ func (k *fakeKernel) load(d *fakeDevice, h *header, payload []byte) error {
 	return nil
 }
 
-func (k *fakeKernel) exists(n Number) bool {
+func (k *fakeKernel) exists(n block.DeviceNumber) bool {
 	_, disk := k.disks[n]
 	return disk || slices.ContainsFunc(k.sorted(), func(d *fakeDevice) bool { return d.Number == n })
 }
@@ -381,14 +381,14 @@ func (k *fakeKernel) watch(ctx context.Context, changed func() (bool, error)) er
 
 // fakeWorld is a fake kernel with disks.
 func fakeWorld(t *testing.T) *world {
-	disks := map[Number]block.Size{}
+	disks := map[block.DeviceNumber]block.Size{}
 	for i := range uint32(6) {
-		disks[Number{7, i}] = diskSize
+		disks[block.DeviceNumber{Major: 7, Minor: i}] = diskSize
 	}
 	k := newFakeKernel(disks)
 	w := &world{kernel: k, client: &Client{k}, prefix: "weft-test-"}
 	for i := range uint32(6) {
-		w.disks = append(w.disks, Number{7, i}.Ref())
+		w.disks = append(w.disks, RefTo(block.DeviceNumber{Major: 7, Minor: i}))
 	}
 	w.hold = func(name string) func() {
 		k.open(name, 1)

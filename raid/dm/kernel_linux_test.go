@@ -15,6 +15,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
 )
 
 // TestOverTheKernel runs the suite that the fake passes over the real thing.
@@ -55,7 +57,7 @@ func kernelWorld(t *testing.T) *world {
 	t.Cleanup(func() { must(t, c.Close()) })
 	w := &world{client: c, kernel: c.kernel, prefix: fmt.Sprintf("weft-test-%d-", os.Getpid())}
 	for i := range 6 {
-		w.disks = append(w.disks, loopDisk(t, fmt.Sprint("disk", i)).Number.Ref())
+		w.disks = append(w.disks, RefTo(loopDisk(t, fmt.Sprint("disk", i)).Number))
 	}
 	w.hold = func(name string) func() {
 		f, err := os.Open(nodeOf(t, c, name))
@@ -152,7 +154,7 @@ func TestAFileOfAnotherNameIsAnotherLoop(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Join(sys, "block/loop5"), 0o755)) // not attached
 	l := Loops{Sys: sys, Dev: dev}
 	all, err := l.List()
-	if err != nil || len(all) != 3 || all[2] != (Loop{Number{7, 12}, "/dev/loop12", "/run/b c"}) {
+	if err != nil || len(all) != 3 || all[2] != (Loop{block.DeviceNumber{Major: 7, Minor: 12}, "/dev/loop12", "/run/b c"}) {
 		t.Errorf("List() = %+v, %v; want three, the last over /run/b c", all, err)
 	}
 	if got, found, err := l.Find("/run/a"); err != nil || !found || got.Number.Minor != 0 {

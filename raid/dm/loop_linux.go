@@ -28,7 +28,7 @@ type Loops struct {
 
 // Loop is a loop device and the file under it.
 type Loop struct {
-	Number Number
+	Number block.DeviceNumber
 	Path   string // /dev/loop0
 	File   string // absolute; see List
 }
@@ -65,7 +65,7 @@ func (l Loops) read(backingFile string) (Loop, error) {
 	if err != nil {
 		return Loop{}, err
 	}
-	n, err := ParseNumber(strings.TrimSpace(string(dev)))
+	n, err := block.ParseDeviceNumber(strings.TrimSpace(string(dev)))
 	return Loop{n, l.node(filepath.Base(disk)), strings.TrimSuffix(string(file), "\n")}, err
 }
 

@@ -16,6 +16,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
 )
 
 // controlPath and miscPath are where libdevmapper looks, too.
@@ -156,13 +158,13 @@ func arm(fd uintptr) error {
 }
 
 // MajorMinor is the number of the block device at a path.
-func MajorMinor(path string) (Number, error) {
+func MajorMinor(path string) (block.DeviceNumber, error) {
 	var s unix.Stat_t
 	if err := unix.Stat(path, &s); err != nil {
-		return Number{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+		return block.DeviceNumber{}, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
 	if s.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return Number{}, &fs.PathError{Op: "stat", Path: path, Err: unix.ENOTBLK}
+		return block.DeviceNumber{}, &fs.PathError{Op: "stat", Path: path, Err: unix.ENOTBLK}
 	}
-	return Number{unix.Major(s.Rdev), unix.Minor(s.Rdev)}, nil
+	return block.DeviceNumber{Major: unix.Major(s.Rdev), Minor: unix.Minor(s.Rdev)}, nil
 }

@@ -52,7 +52,7 @@ func newBench(t *testing.T, l block.Layout, size block.Size) *bench {
 		disk, file := b.loop(fmt.Sprint("disk", i), legSize)
 		b.files = append(b.files, file)
 		name := fmt.Sprintf("weft-bench-%d-%d", os.Getpid(), i)
-		b.legs = append(b.legs, dm.Device{Name: name, UUID: name, Table: dm.Whole(legSize, dm.Linear{Device: disk.Number.Ref()})})
+		b.legs = append(b.legs, dm.Device{Name: name, UUID: name, Table: dm.Whole(legSize, dm.Linear{Device: dm.RefTo(disk.Number)})})
 	}
 	b.log, b.logFile = b.loop("log", raid.LogDeviceSize)
 	t.Cleanup(b.tearDown)
@@ -129,12 +129,12 @@ func (b *bench) eventually(what string, f func() error) {
 func (b *bench) number(i int) dm.Ref {
 	info, err := b.client.Info(b.legs[i].Name)
 	b.must(err)
-	return info.Number.Ref()
+	return dm.RefTo(info.Number)
 }
 
 // column is column k with legs in these states.
 func (b *bench) column(k int, states ...raid.LegState) raid.Column {
-	c := raid.NewColumn(b.volume, k, b.layout, b.size, b.log.Number.Ref())
+	c := raid.NewColumn(b.volume, k, b.layout, b.size, dm.RefTo(b.log.Number))
 	for i, s := range states {
 		c.Legs = append(c.Legs, raid.Leg{Device: b.number(k*b.layout.Copies + i), State: s})
 	}

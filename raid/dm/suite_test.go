@@ -130,7 +130,7 @@ func lifecycle(t *testing.T, w *world) {
 		t.Errorf("List() = %v, %v; want %s in it", list, err, name)
 	}
 	deps, err := w.client.Deps(name)
-	if err != nil || len(deps) != 1 || deps[0].Ref() != w.disks[0] {
+	if err != nil || len(deps) != 1 || RefTo(deps[0]) != w.disks[0] {
 		t.Errorf("Deps(%s) = %v, %v; want %s", name, deps, err, w.disks[0])
 	}
 	must(t, w.remove(name))
@@ -306,7 +306,7 @@ func names(t *testing.T, w *world) {
 	must(t, w.client.Do(Step{OpCreate, w.device("b", Whole(block.MiB, Linear{Ref(w.name("a")), block.MiB}))}))
 	info, err := w.client.Info(w.name("a"))
 	must(t, err)
-	want := Whole(block.MiB, Linear{info.Number.Ref(), block.MiB})
+	want := Whole(block.MiB, Linear{RefTo(info.Number), block.MiB})
 	if got, err := w.client.Table(w.name("b")); err != nil || !got.Equal(want) {
 		t.Errorf("Table = %v, %v; want %v", got, err, want)
 	}
@@ -330,7 +330,7 @@ func mirror(t *testing.T, w *world) {
 	got, err := w.client.MirrorStatus(w.name("m"))
 	must(t, err)
 	want := MirrorStatus{
-		Legs:   []LegStatus{{w.disks[0], Alive}, {bad.Number.Ref(), Alive}},
+		Legs:   []LegStatus{{w.disks[0], Alive}, {RefTo(bad.Number), Alive}},
 		InSync: 8, Total: 8, LogDevice: w.disks[2], LogHealth: Alive,
 	}
 	if d := cmp.Diff(want, got); d != "" || !got.Healthy() || !got.Synced() {

@@ -11,34 +11,17 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Number is a block device's number.
-type Number struct{ Major, Minor uint32 }
-
-// String prints "253:4", as tables do.
-func (n Number) String() string { return fmt.Sprintf("%d:%d", n.Major, n.Minor) }
-
-// Ref is n as a table's reference to a device.
-func (n Number) Ref() Ref { return Ref(n.String()) }
-
-// ParseNumber is the inverse of Number.String.
-func ParseNumber(s string) (Number, error) {
-	major, minor, ok := strings.Cut(s, ":")
-	a, errA := strconv.ParseUint(major, 10, 32)
-	b, errB := strconv.ParseUint(minor, 10, 32)
-	if n := (Number{uint32(a), uint32(b)}); ok && errA == nil && errB == nil && n.String() == s {
-		return n, nil
-	}
-	return Number{}, fmt.Errorf("device number %q: not of the form major:minor", s)
-}
-
 // Ref names a block device inside a table: by number ("259:3"), or by the name
 // of a mapped device, which is resolved when the table is loaded. A name lets a
 // whole stack be written down before any of it exists.
 type Ref string
 
+// RefTo is the reference to the device of a number.
+func RefTo(n block.DeviceNumber) Ref { return Ref(n.String()) }
+
 // Number reports the number that r is, if it is one.
-func (r Ref) Number() (Number, bool) {
-	n, err := ParseNumber(string(r))
+func (r Ref) Number() (block.DeviceNumber, bool) {
+	n, err := block.ParseDeviceNumber(string(r))
 	return n, err == nil
 }
 

@@ -134,12 +134,12 @@ func cString(b []byte) string {
 }
 
 // encodeNumber and decodeNumber are the kernel's huge_encode_dev and its inverse.
-func encodeNumber(n Number) uint64 {
+func encodeNumber(n block.DeviceNumber) uint64 {
 	return uint64(n.Minor&0xff) | uint64(n.Major)<<8 | uint64(n.Minor&^0xff)<<12
 }
 
-func decodeNumber(dev uint64) Number {
-	return Number{Major: uint32(dev>>8) & 0xfff, Minor: uint32(dev&0xff) | uint32(dev>>12)&^0xff}
+func decodeNumber(dev uint64) block.DeviceNumber {
+	return block.DeviceNumber{Major: uint32(dev>>8) & 0xfff, Minor: uint32(dev&0xff) | uint32(dev>>12)&^0xff}
 }
 
 // rawRow is a row as the kernel's struct dm_target_spec has it.

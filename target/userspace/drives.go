@@ -37,7 +37,7 @@ type Drives struct {
 
 	mu    sync.Mutex
 	files map[inode]uint32 // minor numbers
-	held  map[dm.Number]*held
+	held  map[block.DeviceNumber]*held
 }
 
 type inode struct{ device, number uint64 }
@@ -45,7 +45,7 @@ type inode struct{ device, number uint64 }
 // held is a drive that this process has to itself.
 type held struct {
 	drives *Drives
-	number dm.Number
+	number block.DeviceNumber
 	lock   *drive.Device
 	file   *backend.File
 	data   block.Device // file, or what stands before it
@@ -63,7 +63,7 @@ func newDrives(c Config) *Drives {
 	if c.FilesOnly {
 		inventory = drive.NewFileInventory(root, c.Files...)
 	}
-	return &Drives{root: root, inventory: inventory, medium: c.Medium, files: map[inode]uint32{}, held: map[dm.Number]*held{}}
+	return &Drives{root: root, inventory: inventory, medium: c.Medium, files: map[inode]uint32{}, held: map[block.DeviceNumber]*held{}}
 }
 
 // Scan lists devices and files. A drive whose file was taken away takes no more
@@ -74,7 +74,7 @@ func (d *Drives) Scan(ctx context.Context) ([]*pb.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	there := map[dm.Number]bool{}
+	there := map[block.DeviceNumber]bool{}
 	for _, dev := range devices {
 		if n, err := d.Number(dev.GetPath()); err == nil {
 			there[n] = true
@@ -91,11 +91,11 @@ func (d *Drives) Scan(ctx context.Context) ([]*pb.Device, error) {
 
 // Number is a block device's own, and one of this process for a file: another
 // file at the same path has another number.
-func (d *Drives) Number(path string) (dm.Number, error) {
+func (d *Drives) Number(path string) (block.DeviceNumber, error) {
 	path = filepath.Join(d.root, path)
 	info, err := os.Stat(path)
 	if err != nil {
-		return dm.Number{}, err
+		return block.DeviceNumber{}, err
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || !info.Mode().IsRegular() {
@@ -107,7 +107,7 @@ func (d *Drives) Number(path string) (dm.Number, error) {
 	if d.files[i] == 0 {
 		d.files[i] = uint32(len(d.files)) + 1
 	}
-	return dm.Number{Major: fileMajor, Minor: d.files[i]}, nil
+	return block.DeviceNumber{Major: fileMajor, Minor: d.files[i]}, nil
 }
 
 // Disk is an open drive. Its methods may be called concurrently.
@@ -184,7 +184,7 @@ func (d *Drives) Format(path string, cluster block.ClusterID, id block.DriveID, 
 }
 
 // Device is the drive with a number, for a leg; the drive must be open.
-func (d *Drives) Device(n dm.Number) (Device, error) {
+func (d *Drives) Device(n block.DeviceNumber) (Device, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	h := d.held[n]
@@ -217,7 +217,7 @@ func (d *Drives) hold(path string) (*held, error) {
 	return h, nil
 }
 
-func (d *Drives) share(n dm.Number) *held {
+func (d *Drives) share(n block.DeviceNumber) *held {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	h := d.held[n]
@@ -228,7 +228,7 @@ func (d *Drives) share(n dm.Number) *held {
 }
 
 // take locks a drive and opens it.
-func (d *Drives) take(path string, n dm.Number) (_ *held, retErr error) {
+func (d *Drives) take(path string, n block.DeviceNumber) (_ *held, retErr error) {
 	where := filepath.Join(d.root, path)
 	lock, err := drive.OpenDevice(where, drive.Exclusive)
 	if err != nil {

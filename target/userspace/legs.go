@@ -29,7 +29,7 @@ const legMajor = 1 << 20
 // Legs is a device-mapper that knows linear tables alone, and the legs' stable
 // names. Its methods may be called concurrently.
 type Legs struct {
-	open func(dm.Number) (Device, error)
+	open func(block.DeviceNumber) (Device, error)
 
 	mu     sync.Mutex
 	mapped map[string]*mapped // by name
@@ -43,7 +43,7 @@ type mapped struct {
 }
 
 // NewLegs is a device-mapper over the drives that open knows by their numbers.
-func NewLegs(open func(dm.Number) (Device, error)) *Legs {
+func NewLegs(open func(block.DeviceNumber) (Device, error)) *Legs {
 	return &Legs{open: open, mapped: map[string]*mapped{}, names: map[block.LegID]string{}}
 }
 
@@ -94,7 +94,7 @@ func (l *Legs) create(d dm.Device) error {
 		return errors.Join(unix.EBUSY, t.retire())
 	}
 	l.minor++
-	info := dm.Info{Name: d.Name, UUID: d.UUID, Number: dm.Number{Major: legMajor, Minor: l.minor}, Live: true}
+	info := dm.Info{Name: d.Name, UUID: d.UUID, Number: block.DeviceNumber{Major: legMajor, Minor: l.minor}, Live: true}
 	l.mapped[d.Name] = &mapped{state: dm.State{Info: info, Table: d.Table}, linear: newLinear(t)}
 	return nil
 }

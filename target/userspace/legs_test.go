@@ -68,13 +68,13 @@ func (s *spare) Close() error {
 }
 
 var (
-	one = dm.Number{Major: fileMajor, Minor: 1}
-	two = dm.Number{Major: fileMajor, Minor: 2}
+	one = block.DeviceNumber{Major: fileMajor, Minor: 1}
+	two = block.DeviceNumber{Major: fileMajor, Minor: 2}
 	leg = block.LegID{UUID: block.UUIDFromRandom([16]byte{1})}
 )
 
-func legsOn(drives map[dm.Number]*spare) *Legs {
-	return NewLegs(func(n dm.Number) (Device, error) {
+func legsOn(drives map[block.DeviceNumber]*spare) *Legs {
+	return NewLegs(func(n block.DeviceNumber) (Device, error) {
 		if d := drives[n]; d != nil {
 			return d, nil
 		}
@@ -83,12 +83,12 @@ func legsOn(drives map[dm.Number]*spare) *Legs {
 }
 
 // table is a leg of segments of a drive: pairs of offset and length, in blocks.
-func tableOn(n dm.Number, segments ...int64) dm.Table {
+func tableOn(n block.DeviceNumber, segments ...int64) dm.Table {
 	var t dm.Table
 	var at block.Size
 	for i := 0; i < len(segments); i += 2 {
 		length := block.Size(segments[i+1] * unit)
-		t = append(t, dm.Row{Start: at, Length: length, Target: dm.Linear{Device: n.Ref(), Offset: block.Size(segments[i] * unit)}})
+		t = append(t, dm.Row{Start: at, Length: length, Target: dm.Linear{Device: dm.RefTo(n), Offset: block.Size(segments[i] * unit)}})
 		at += length
 	}
 	return t
@@ -120,7 +120,7 @@ func must(t *testing.T, err error) {
 // A leg is compared with the plain array that it should look like.
 func TestALegIsItsSegmentsInTheirOrder(t *testing.T) {
 	d := newSpare(64 * 4 * block.KiB)
-	l := legsOn(map[dm.Number]*spare{one: d})
+	l := legsOn(map[block.DeviceNumber]*spare{one: d})
 	leg := mapLeg(t, l, tableOn(one, 32, 5, 3, 1, 40, 2, 0, 3))
 	if g := leg.Geometry(); g.Size != 11*4*block.KiB || g.BlockSize != 4*block.KiB {
 		t.Fatalf("geometry is %+v", g)
@@ -167,7 +167,7 @@ func TestALegIsItsSegmentsInTheirOrder(t *testing.T) {
 
 func TestAnUnmappedLegHasLeftItsDrive(t *testing.T) {
 	d := newSpare(16 * 4 * block.KiB)
-	l := legsOn(map[dm.Number]*spare{one: d})
+	l := legsOn(map[block.DeviceNumber]*spare{one: d})
 	leg := mapLeg(t, l, tableOn(one, 0, 2, 8, 2))
 	d.hold = true
 	written := make(chan error, 1)
@@ -209,7 +209,7 @@ func TestAnUnmappedLegHasLeftItsDrive(t *testing.T) {
 
 func TestALegMovesWithItsDrive(t *testing.T) {
 	a, b := newSpare(16*4*block.KiB), newSpare(16*4*block.KiB)
-	l := legsOn(map[dm.Number]*spare{one: a, two: b})
+	l := legsOn(map[block.DeviceNumber]*spare{one: a, two: b})
 	leg := mapLeg(t, l, tableOn(one, 0, 4))
 	must(t, block.WriteAt(leg, bytes.Repeat([]byte{1}, int(unit)), 0))
 	must(t, l.Do(step(dm.OpReload, tableOn(two, 4, 4))))
@@ -227,12 +227,12 @@ func TestALegMovesWithItsDrive(t *testing.T) {
 
 func TestWhatIsNoLegIsRefused(t *testing.T) {
 	d := newSpare(16 * 4 * block.KiB)
-	l := legsOn(map[dm.Number]*spare{one: d})
+	l := legsOn(map[block.DeviceNumber]*spare{one: d})
 	for name, s := range map[string]dm.Step{
-		"another drive's rows": step(dm.OpCreate, append(tableOn(one, 0, 1), dm.Row{Start: 4 * block.KiB, Length: 4 * block.KiB, Target: dm.Linear{Device: two.Ref()}})),
+		"another drive's rows": step(dm.OpCreate, append(tableOn(one, 0, 1), dm.Row{Start: 4 * block.KiB, Length: 4 * block.KiB, Target: dm.Linear{Device: dm.RefTo(two)}})),
 		"beyond the drive":     step(dm.OpCreate, tableOn(one, 12, 5)),
 		"no drive":             step(dm.OpCreate, tableOn(two, 0, 1)),
-		"half a block":         step(dm.OpCreate, dm.Table{{Length: 512, Target: dm.Linear{Device: one.Ref()}}}),
+		"half a block":         step(dm.OpCreate, dm.Table{{Length: 512, Target: dm.Linear{Device: dm.RefTo(one)}}}),
 		"no linear map":        step(dm.OpCreate, dm.Whole(4*block.KiB, dm.Zero{})),
 		"nothing to reload":    step(dm.OpReload, tableOn(one, 0, 1)),
 		"nothing to remove":    step(dm.OpRemove, nil),
@@ -257,7 +257,7 @@ func TestWhatIsNoLegIsRefused(t *testing.T) {
 
 func BenchmarkALegsIO(b *testing.B) {
 	d := newSpare(16 * 4 * block.KiB)
-	l := legsOn(map[dm.Number]*spare{one: d})
+	l := legsOn(map[block.DeviceNumber]*spare{one: d})
 	if err := l.Do(step(dm.OpCreate, tableOn(one, 0, 4, 8, 4))); err != nil {
 		b.Fatal(err)
 	}

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/raid/dm"
 )
 
 // linear is a leg: a block.Device in segments of a drive. Its table can be
@@ -64,7 +63,7 @@ func (l *linear) take() *table {
 // table is a leg's segments, and the drive that they are on.
 type table struct {
 	below    Device
-	number   dm.Number
+	number   block.DeviceNumber
 	segments []segment // by start
 	geometry block.Geometry
 
