@@ -51,7 +51,8 @@ interop: ## Linux's NVMe/TCP host and target with ours, in a virtual machine (KE
 e2e: ## the scenarios, in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKilled)
 	go test -count=$(COUNT) -v -timeout 85m -p 1 -run '^TestScenario.*$(RUN)' ./e2e ./e2e/csi
 
-kube-bins: ## Kubernetes and its CSI sidecars, built from their Go modules into the cache (25 minutes the first time; goes on where it was cut)
+kube-bins: ## Kubernetes and its CSI sidecars, built from their Go modules into the cache (15 minutes the first time; goes on where it was cut)
+	@e2e/install.sh kube
 	@go run ./e2e/kube/build
 
 KUBE = WEFT_KUBE=$${WEFT_KUBE:-1} go test -count=1 -v -timeout 90m ./e2e/kube
@@ -95,8 +96,8 @@ image: ## the container image, in bin/image (OCI layout) and bin/weft-image.tar 
 manifests: ## deploy/kubernetes from the Helm chart (builds Helm, once)
 	go run ./deploy/manifests
 
-check: generate ## fail if generated code is not current
-	git diff --exit-code -- proto/pb
+check: generate manifests ## fail if generated code or manifests are not current
+	git diff --exit-code -- proto/pb deploy
 
 install: ## install what the tests need, from the distribution's packages
 	@e2e/install.sh

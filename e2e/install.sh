@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Installs what the virtual machines need ("vm", the default) or what the
-# benchmark compares with ("bench") from the distribution's packages, and says
-# what it installs. Nothing is done when all of it is there.
+# Installs what the virtual machines need ("vm", the default), what the benchmark
+# compares with ("bench") or what the Kubernetes cluster stands on ("kube") from the
+# distribution's packages, and says what it installs. Nothing is done when all of it
+# is there.
 set -eu
 
 packages=""
@@ -29,17 +30,30 @@ peers() { # what the benchmark of the user-space path compares with
 	need qemu-nbd qemu-utils
 	need qemu-storage-daemon qemu-system-common
 }
+cluster() { # what the programs that e2e/kube/parts builds and unpacks need
+	need busybox busybox-static
+	need mkfs.ext4 e2fsprogs
+	need mkfs.xfs xfsprogs
+	need nsenter util-linux
+	need losetup mount
+	need ip iproute2
+	ls /usr/lib/*/libseccomp.so.2 >/dev/null 2>&1 || packages="$packages libseccomp2" # runc
+	# Its packages are downloaded without being installed: apt has to know of them.
+	apt-cache show containerd >/dev/null 2>&1 || update=yes
+}
+update=""
 [ $# -gt 0 ] || set -- vm
 for part in "$@"; do
 	case $part in
 	vm) machines ;;
 	bench) peers ;;
-	*) echo "install: no part $part: vm or bench" >&2; exit 2 ;;
+	kube) cluster ;;
+	*) echo "install: no part $part: vm, bench or kube" >&2; exit 2 ;;
 	esac
 done
 
-[ -n "$packages" ] || exit 0
-echo "install: from the distribution:$packages"
+[ -n "$packages$update" ] || exit 0
+echo "install: from the distribution:${packages:- its list of packages}"
 command -v apt-get >/dev/null 2>&1 || {
 	echo "install: no apt-get here: install these packages' programs by hand" >&2
 	exit 1
@@ -48,6 +62,7 @@ sudo=""
 [ "$(id -u)" = 0 ] || sudo=sudo
 export DEBIAN_FRONTEND=noninteractive
 $sudo apt-get update -qq
+[ -n "$packages" ] || exit 0
 # shellcheck disable=SC2086
 $sudo apt-get install -y -qq --no-install-recommends $packages >/dev/null
 echo "install: done"

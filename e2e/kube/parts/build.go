@@ -54,7 +54,7 @@ func Build(ctx context.Context, o Options) error {
 		return err
 	}
 	defer unlock()
-	o.Say("building Kubernetes %s in %s; some 25 minutes on two cores the first time, can be stopped and goes on", Kubernetes, dir)
+	o.Say("building Kubernetes %s in %s; some 15 minutes on two quiet cores the first time, can be stopped and goes on", Kubernetes, dir)
 	if err := b.build(ctx); err != nil {
 		return err
 	}
