@@ -9,7 +9,7 @@ PAIRS  ?= .# which pairs of host and target make interop runs, a regular express
 export WEFT_KERNEL = $(KERNEL)
 
 .DEFAULT_GOAL := help
-.PHONY: help faults demo demo-test demo-vm test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick bench fuzz install clean
+.PHONY: help faults demo demo-test demo-vm test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image manifests bench fuzz install clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -56,15 +56,11 @@ kube-bins: ## Kubernetes and its CSI sidecars, built from their Go modules into 
 	@go run ./e2e/kube/build
 
 KUBE = WEFT_KUBE=$${WEFT_KUBE:-1} go test -count=1 -v -timeout 90m ./e2e/kube
-kube-test: kube-bins ## a Kubernetes cluster of two nodes on this machine: volumes in pods, everything restarted in the middle (RUN=Volumes/grows)
-	$(KUBE) -run '^TestKube.*$(RUN)' -skip '^TestKubeLostNode|^TestKubeSuite'
+kube-test: kube-bins image ## a Kubernetes cluster of two nodes on this machine: volumes in pods, everything restarted in the middle, the chart (RUN=Volumes/grows)
+	$(KUBE) -run '^Test.*$(RUN)' -skip '^TestKubeLostNode|^TestKubeSuite'
 
 kube-lost-node: kube-bins ## there, a node is lost with a pod that goes on writing; once without the fence, which must show
 	$(KUBE) -run '^TestKubeLostNode'
-
-.PHONY: kube-chart
-kube-chart: kube-bins image ## there, the chart's own manifests run Weft: pods of the image, no process of ours
-	$(KUBE) -run '^TestChart'
 
 FOCUS ?= .
 kube-e2e: kube-bins ## Kubernetes' own external-storage suite (FOCUS='volume-expand', FSTYPE=xfs)
@@ -89,7 +85,6 @@ fuzz: ## each fuzz target for FUZZTIME (30s)
 generate: ## proto/pb from proto/weft
 	proto/generate.sh
 
-.PHONY: image manifests
 image: ## the container image, in bin/image (OCI layout) and bin/weft-image.tar (ctr images import)
 	go run ./deploy/image -out bin
 
