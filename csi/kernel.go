@@ -42,6 +42,7 @@ type kernel interface {
 	BindDisk(d disk, target string, readOnly bool) error
 	// Unmount takes away the topmost mount at a path without looking at it. A lazy
 	// one takes the name away now, and the rest when nobody uses it any more.
+	// unix.EBUSY: somebody uses it, and for longer than a moment.
 	// unix.EINVAL and fs.ErrNotExist: nothing is mounted there.
 	Unmount(target string, lazy bool) error
 	// Grows tells whether this process may grow a file system that is mounted: ext4

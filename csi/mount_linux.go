@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -171,12 +172,26 @@ func (l *linux) attach(doing, source, target string, readOnly bool, check func(t
 	return nil
 }
 
+// passing is how long an unmount waits for what holds a mount for a moment only.
+const passing = time.Second
+
+// Unmount tries again for a while if the mount is in use. It may be a program that
+// this very process starts for another volume: from its fork to its exec a child has
+// all descriptors of its parent, and so attach's of a mount that was just made. It
+// was seen to last 50 ms where processors are short. To keep syscall.ForkLock in
+// attach would not do: a source that hangs would let no program start at all.
 func (l *linux) Unmount(target string, lazy bool) error {
 	how := unix.UMOUNT_NOFOLLOW
 	if lazy {
 		how |= unix.MNT_DETACH
 	}
-	if err := unix.Unmount(target, how); err != nil {
+	err := unix.Unmount(target, how)
+	end := time.Now().Add(passing)
+	for wait := time.Millisecond; errors.Is(err, unix.EBUSY) && time.Now().Before(end); wait = min(2*wait, 50*time.Millisecond) {
+		time.Sleep(wait) // the kernel tells nobody that a mount is free
+		err = unix.Unmount(target, how)
+	}
+	if err != nil {
 		return fmt.Errorf("unmount %s: %w", target, err)
 	}
 	return nil

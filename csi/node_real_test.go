@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
@@ -115,6 +116,49 @@ func TestAUserOfTheTargetIsNamedAndNotHarmed(t *testing.T) {
 	}
 	f.Close()
 	n.succeeds(callUnpublish, callUnstage)
+}
+
+// A program that is being started has, until its exec, a copy of each descriptor of
+// the process that starts it: that of a mount too, which is then busy for so long.
+func TestAMountThatIsHeldForAMomentGoes(t *testing.T) {
+	n := newRealNode(t, mountCapability(anyWriter, "ext4"))
+	for call, point := range map[int]string{callUnpublish: n.publish.TargetPath, callUnstage: n.stage.StagingTargetPath} {
+		n.succeeds(callStage, callPublish)
+		if call == callUnstage {
+			n.succeeds(callUnpublish)
+		}
+		release := holdElsewhere(t, point)
+		if err := unix.Unmount(point, 0); !errors.Is(err, unix.EBUSY) {
+			t.Fatalf("umount of %s, which a process holds = %v, want EBUSY", point, err)
+		}
+		time.AfterFunc(100*time.Millisecond, release)
+		n.succeeds(call, callUnpublish, callUnstage)
+	}
+}
+
+// holdElsewhere has a child of this process keep a copy of a descriptor of a path
+// until it is released, or the test ends.
+func holdElsewhere(t *testing.T, path string) (release func()) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	child := exec.Command("cat")
+	child.ExtraFiles = []*os.File{f}
+	stdin, err := child.StdinPipe()
+	if err == nil {
+		err = child.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stdin.Close()
+		_ = child.Wait()
+	})
+	return func() { stdin.Close() }
 }
 
 // A container with a private copy of the node's mounts keeps the file system alive
