@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -105,13 +104,11 @@ func New(cfg Config) (*Driver, error) {
 	return d, nil
 }
 
-// stopTime is how long calls that are under way may take to end. They are told
-// by their context; what waits in the kernel can not be.
-const stopTime = 2 * time.Second
-
-// Serve answers on a listener, which it closes, until ctx ends.
-func (d *Driver) Serve(ctx context.Context, listener net.Listener) error {
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(d.observe, endWith(ctx)))
+// Server makes a gRPC server of the mode's services. Calls that are under way when
+// stopping ends are told by their context, so that they answer; who serves stops
+// the server then. What waits in the kernel can not be told, and may outlast it.
+func (d *Driver) Server(stopping context.Context) *grpc.Server {
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(d.observe, endWith(stopping)))
 	csi.RegisterIdentityServer(server, d.identity)
 	if d.cfg.Mode.controller() {
 		csi.RegisterControllerServer(server, d.controller)
@@ -119,8 +116,7 @@ func (d *Driver) Serve(ctx context.Context, listener net.Listener) error {
 	if d.cfg.Mode.node() {
 		csi.RegisterNodeServer(server, d.node)
 	}
-	d.cfg.Log.Info("listening", "address", listener.Addr().String(), "mode", d.cfg.Mode)
-	return serveUntil(ctx, server, listener)
+	return server
 }
 
 // endWith cancels the calls when the driver is told to stop.
@@ -131,24 +127,6 @@ func endWith(stopping context.Context) grpc.UnaryServerInterceptor {
 		defer context.AfterFunc(stopping, cancel)()
 		return handle(ctx, req)
 	}
-}
-
-func serveUntil(ctx context.Context, server *grpc.Server, listener net.Listener) error {
-	stopped := make(chan struct{})
-	release := context.AfterFunc(ctx, func() {
-		defer close(stopped)
-		force := time.AfterFunc(stopTime, server.Stop)
-		defer force.Stop()
-		server.GracefulStop()
-	})
-	err := server.Serve(listener)
-	if !release() {
-		<-stopped
-	}
-	if errors.Is(err, grpc.ErrServerStopped) {
-		return nil
-	}
-	return err
 }
 
 // Describe and Collect make the driver's metrics a prometheus.Collector.

@@ -4,7 +4,7 @@ package csi
 
 import (
 	"context"
-	"net"
+	"fmt"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -15,41 +15,22 @@ import (
 // sidecar of its own, node-driver-registrar, does no more than this.
 type registration struct {
 	registerapi.UnimplementedRegistrationServer
-	driver   *Driver
 	endpoint string // path of the node service's socket, as the kubelet sees it
 
 	once    sync.Once
-	refused chan string
+	refused chan error
 }
 
-// ServeRegistration answers the kubelet's plugin watcher on a listener, which it
-// closes, until ctx ends. The endpoint is the path of the socket on which
-// [Driver.Serve] answers, as the kubelet sees it. A kubelet that refuses the
-// driver ends it with an error.
-func (d *Driver) ServeRegistration(ctx context.Context, listener net.Listener, endpoint string) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	r := &registration{driver: d, endpoint: endpoint, refused: make(chan string, 1)}
-	server := grpc.NewServer(grpc.UnaryInterceptor(d.observe))
+// Registration makes the server that the kubelet's plugin watcher asks for the
+// driver. The endpoint is the path of the socket on which [Driver.Server] answers,
+// as the kubelet sees it. A kubelet that refuses the driver is told of by one
+// error; to serve on is then of no use.
+func (d *Driver) Registration(endpoint string) (server *grpc.Server, refused <-chan error) {
+	r := &registration{endpoint: endpoint, refused: make(chan error, 1)}
+	server = grpc.NewServer(grpc.UnaryInterceptor(d.observe))
 	registerapi.RegisterRegistrationServer(server, r)
-	ended := make(chan error, 1)
-	go func() { ended <- serveUntil(ctx, server, listener) }()
-	select {
-	case err := <-ended:
-		return err
-	case why := <-r.refused:
-		cancel()
-		<-ended
-		return &RefusedError{Cause: why}
-	}
+	return server, r.refused
 }
-
-// RefusedError says that the kubelet has refused to register the driver.
-type RefusedError struct {
-	Cause string // in the kubelet's words
-}
-
-func (e *RefusedError) Error() string { return "register with the kubelet: " + e.Cause }
 
 // GetInfo says who the driver is and where it answers.
 func (r *registration) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
@@ -64,6 +45,6 @@ func (r *registration) NotifyRegistrationStatus(ctx context.Context, s *register
 		logOf(ctx).Info("registered with the kubelet", "endpoint", r.endpoint)
 		return &registerapi.RegistrationStatusResponse{}, nil
 	}
-	r.once.Do(func() { r.refused <- s.Error })
+	r.once.Do(func() { r.refused <- fmt.Errorf("register with the kubelet: %s", s.Error) })
 	return &registerapi.RegistrationStatusResponse{}, nil
 }

@@ -101,15 +101,23 @@ func runCSI(ctx context.Context, o csiOptions, g *globals) (err error) {
 	if err != nil {
 		return err
 	}
-	parts = append(parts, daemon.Part{Name: "csi", Run: func(ctx context.Context) error { return driver.Serve(ctx, listener) }})
+	parts = append(parts, daemon.Part{Name: "csi", Run: func(ctx context.Context) error {
+		return daemon.Serve(log, listener, driver.Server(ctx)).Run(ctx)
+	}})
 	if path := o.registrationSocket(); path != "" {
 		registry, err := listenUnix(path)
 		if err != nil {
 			return fmt.Errorf("--registration: %w", err)
 		}
 		defer registry.Close()
-		parts = append(parts, daemon.Part{Name: "registration", Run: func(ctx context.Context) error {
-			return driver.ServeRegistration(ctx, registry, cmp.Or(o.kubeletSocket, socket))
+		server, refused := driver.Registration(cmp.Or(o.kubeletSocket, socket))
+		parts = append(parts, daemon.Serve(log, registry, server), daemon.Part{Name: "registration", Run: func(ctx context.Context) error {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case err := <-refused:
+				return err
+			}
 		}})
 	}
 	if o.claimEvents {

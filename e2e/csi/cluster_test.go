@@ -220,7 +220,11 @@ func (c *cluster) startDriver(cfg csi.Config) (socket string) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	c.run("driver", func(ctx context.Context) error { return driver.Serve(ctx, listener) })
+	c.run("driver", func(ctx context.Context) error {
+		server := driver.Server(ctx)
+		defer context.AfterFunc(ctx, server.GracefulStop)()
+		return server.Serve(listener)
+	})
 	return socket
 }
 

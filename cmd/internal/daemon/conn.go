@@ -75,7 +75,8 @@ func NewServer(files TLSFiles, m *Metrics) (*grpc.Server, error) {
 }
 
 // stopTime is how long calls that are under way may take to end. Streams of
-// agents never end by themselves.
+// agents never end by themselves, so a volume manager that has agents takes all
+// of it. The CSI driver's calls are told to end, and do so sooner.
 const stopTime = time.Second
 
 // Serve is a part that answers on a listener, which it closes in the end.
