@@ -47,7 +47,7 @@ func (k *kernelKeeper) do(ctx context.Context, w *attachment.Wanted, s *seen, o 
 	case opConnect:
 		return k.connect(ctx, s, o)
 	case opRecord:
-		return k.recordStale(ctx, s, o)
+		return k.recordStale(ctx, o)
 	case opRecovered:
 		return k.recordInSync(ctx, s, o)
 	case opSuspend:
@@ -308,7 +308,7 @@ func (k *kernelKeeper) column(ctx context.Context, s *seen, o order) error {
 			mem.Slots[slotKey(o.column, copy)] = slot
 		}
 		mem.Gone, mem.Clean = false, false
-		k.released(o.column)
+		k.recorder.ReleasedColumn(o.column)
 		return k.m.note(k.volume, mem)
 	})
 }
@@ -336,21 +336,6 @@ func (k *kernelKeeper) changeColumn(o order, over *atomic.Bool) error {
 		k.log.Info("column changed", "column", o.column, "step", step.String())
 	}
 	return nil
-}
-
-// released notes that the writes which waited for lost legs of a column go on.
-func (k *kernelKeeper) released(column int) {
-	now := time.Now()
-	for leg, l := range k.losses {
-		if l.column != column || l.recorded.IsZero() {
-			continue
-		}
-		stall := stall{detect: l.detected.Sub(l.since), record: l.recorded.Sub(l.detected), release: now.Sub(l.recorded)}
-		k.log.Info("leg released", "leg", leg.String(), "column", column, "release", stall.release,
-			"detect", stall.detect, "record", stall.record, "total", now.Sub(l.since))
-		k.agent.stalled(stall)
-		delete(k.losses, leg)
-	}
 }
 
 // growTop makes the volume's device as long as it is wanted. Like the change of a

@@ -50,9 +50,7 @@ type kernelKeeper struct {
 	top      dm.State
 	suspends bool // a suspend of the device is in the kernel
 	said     string
-	retry    time.Time // no record before
-	recorded string    // what the manager last answered to a record
-	losses   map[block.LegID]*loss
+	recorder *attachment.Recorder
 
 	mu     sync.Mutex
 	acted  uint64 // the generation that the last turn began with
@@ -69,12 +67,6 @@ type reach struct {
 	err        string
 }
 
-// loss is a leg's way out, for the breakdown of the stall.
-type loss struct {
-	column                    int
-	since, detected, recorded time.Time
-}
-
 func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper {
 	k := &kernelKeeper{
 		volume: v, agent: a, path: path, m: path.machine,
@@ -82,8 +74,9 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 		limits: limits{window: a.cfg.Window, lease: a.cfg.Lease, connect: attachment.ConnectPatience},
 		Inbox:  attachment.NewInbox(),
 		pulses: map[block.LegID]*attachment.Pulse{}, reached: map[block.NQN]*reach{}, watched: map[string]bool{},
-		busy: map[string]bool{}, over: map[int]*atomic.Bool{}, losses: map[block.LegID]*loss{},
+		busy: map[string]bool{}, over: map[int]*atomic.Bool{},
 	}
+	k.recorder = attachment.NewRecorder(a.cfg.Node, v, a.cfg.Manager, meter{a}, k.log)
 	k.remember()
 	return k
 }
@@ -186,7 +179,7 @@ func (k *kernelKeeper) adopt(w *attachment.Wanted, s *seen) {
 	if !stack && w != nil && (k.memory.Epoch != w.Epoch || k.memory.Gone && w.Shared && !w.Detach) {
 		k.memory = &memory{Epoch: w.Epoch}
 		k.memory.prepare(s.now)
-		k.losses = map[block.LegID]*loss{}
+		k.recorder.Forget()
 	}
 }
 

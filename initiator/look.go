@@ -21,7 +21,7 @@ func (k *kernelKeeper) look(ctx context.Context) (*seen, error) {
 		now: time.Now(), legs: map[block.LegID]legSeen{},
 		controllers: map[block.NQN][]fabrics.Controller{},
 		connecting:  map[block.NQN]bool{}, refused: map[block.NQN]string{},
-		recordError: k.recorded,
+		recordError: k.recorder.Refusal(),
 	}
 	all, err := k.m.host.Controllers()
 	if err != nil {

@@ -64,25 +64,15 @@ const refreshInterval = 5 * time.Second
 // order is one step.
 type order struct {
 	op     op
-	nqn    block.NQN // connect, release
-	force  bool      // release: the target is silent, so destroy the sockets first
-	legs   []legAt   // record-stale, record-in-sync
-	column int       // make-log, column, fail-column, remove-column
+	nqn    block.NQN           // connect, release
+	force  bool                // release: the target is silent, so destroy the sockets first
+	legs   []attachment.Change // record-stale, record-in-sync
+	column int                 // make-log, column, fail-column, remove-column
 	steps  []raid.Step
 	slots  []slot // column: what its copies are when it is done
 	clean  bool   // remove-device: every leg has every write
 
 	refresh bool // column: the tables stay, their errors are forgotten
-}
-
-// legAt is a leg at a revision.
-type legAt struct {
-	leg      block.LegID
-	revision uint64
-	column   int
-	copied   block.Size
-	why      string
-	since    time.Time // of its silence or error
 }
 
 // String prints an order for logs and tests.
@@ -93,7 +83,7 @@ func (o order) String() string {
 		s += " " + string(o.nqn)
 	case opRecord, opRecovered:
 		for _, l := range o.legs {
-			s += fmt.Sprintf(" %s@%d", l.leg, l.revision)
+			s += fmt.Sprintf(" %s@%d", l.Leg, l.Revision)
 		}
 	case opLog, opColumn, opFailCol, opRemoveCol:
 		s += fmt.Sprintf(" %d", o.column)
@@ -364,7 +354,7 @@ func (p *planner) recovered(k int) {
 		p.v.Note("record leg %s in sync: %s", m.Leg, short)
 		return
 	}
-	p.do(order{op: opRecovered, legs: []legAt{{leg: m.Leg, revision: m.Link.Revision, copied: p.m.slot(k, c.Copy).Dirty}}})
+	p.do(order{op: opRecovered, legs: []attachment.Change{{Leg: m.Leg, Revision: m.Link.Revision, Copied: p.m.slot(k, c.Copy).Dirty}}})
 	if p.s.recordError != "" {
 		p.v.Note("record leg %s in sync: %s", m.Leg, p.s.recordError)
 	}

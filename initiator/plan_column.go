@@ -271,7 +271,7 @@ func (p *planner) slotFor(k, copy int, state raid.LegState, device dm.Ref) slot 
 // at once if the column is built, since it has missed writes.
 func (p *planner) complete(k int) bool {
 	c := p.s.columns[k]
-	var record []legAt
+	var record []attachment.Change
 	live, missing := 0, 0
 	for copy := range p.w.Layout.Copies {
 		l := p.w.At(k, copy)
@@ -283,7 +283,7 @@ func (p *planner) complete(k int) bool {
 			continue
 		}
 		missing++
-		record = append(record, legAt{leg: l.Leg, revision: l.Revision, column: k, why: "can not be connected", since: p.m.since})
+		record = append(record, attachment.Change{Leg: l.Leg, Revision: l.Revision, Column: k, Why: "can not be connected", Since: p.m.since})
 		if !p.s.top.exists {
 			p.v.Wait("leg %s of column %d on %s: %s", l.Leg, k, l.Node, p.trouble(l))
 		}

@@ -114,7 +114,7 @@ func (p *planner) dropLost() {
 		all[i] = &p.members[i].Member
 	}
 	attachment.Leave(all)
-	var record []legAt
+	var record []attachment.Change
 	var release []block.NQN
 	for _, m := range p.members {
 		switch {
@@ -123,7 +123,7 @@ func (p *planner) dropLost() {
 		case !m.Gone:
 			continue
 		case m.Link != nil && !p.w.ReadOnly:
-			record = append(record, legAt{leg: m.Leg, revision: m.Link.Revision, column: m.Column, why: m.Lost, since: m.since})
+			record = append(record, attachment.Change{Leg: m.Leg, Revision: m.Link.Revision, Column: m.Column, Why: m.Lost, Since: m.since})
 		}
 		if m.Gone && m.Waiting && !slices.Contains(release, m.NQN) {
 			release = append(release, m.NQN)
@@ -132,7 +132,7 @@ func (p *planner) dropLost() {
 	if len(record) > 0 {
 		p.do(order{op: opRecord, legs: record})
 		if p.s.recordError != "" {
-			p.v.Wait("volume manager, to record that leg %s is stale: %s", record[0].leg, p.s.recordError)
+			p.v.Wait("volume manager, to record that leg %s is stale: %s", record[0].Leg, p.s.recordError)
 		}
 	}
 	for _, n := range release {

@@ -4,8 +4,8 @@
 // attachment: what the manager wants of it and how its keeper is told, what the
 // manager has answered to records, how a leg is judged silent, which lost legs may
 // leave together, and what is reported. The files of package initiator and of
-// initiator/userspace that plan are over it. But for a keeper's Inbox, it is all
-// values; it does no I/O and reads no clock.
+// initiator/userspace that plan are over it. But for a keeper's Inbox and Recorder
+// it is all values; it does no I/O and reads no clock.
 package attachment
 
 import (

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"weft.dev/weft/initiator/attachment"
-	"weft.dev/weft/proto/block"
 	"weft.dev/weft/raid/engine"
 )
 
@@ -99,22 +98,9 @@ func (k *Keeper) drop(o order) error {
 			continue
 		}
 		k.log.Info("leg dropped", "leg", l.leg.String(), "column", l.column, "why", l.why)
-		k.released(l.leg)
+		k.recorder.Released(l.leg)
 	}
 	return failed
-}
-
-// released notes that the writes which waited for a lost leg go on.
-func (k *Keeper) released(leg block.LegID) {
-	l := k.losses[leg]
-	if l == nil || l.recorded.IsZero() {
-		return
-	}
-	now := time.Now()
-	detect, record, release := l.detected.Sub(l.since), l.recorded.Sub(l.detected), now.Sub(l.recorded)
-	k.log.Info("leg released", "leg", leg.String(), "detect", detect, "record", record, "release", release, "total", now.Sub(l.since))
-	k.cfg.Meter.Stalled(detect, record, release)
-	delete(k.losses, leg)
 }
 
 // add begins the rebuild of a leg.
@@ -154,7 +140,7 @@ func (k *Keeper) abort(ctx context.Context) error {
 func (k *Keeper) forget(w *attachment.Wanted, clean bool) {
 	epoch := k.memory.epoch
 	k.memory = newMemory(0, time.Now())
-	clear(k.losses)
+	k.recorder.Forget()
 	clear(k.devices)
 	clear(k.pulses)
 	if w != nil && w.Detach && (epoch == w.Epoch || epoch == 0) {

@@ -48,9 +48,7 @@ type Keeper struct {
 	busy     map[string]bool // calls left behind
 	leaving  bool            // the process ends
 	said     string
-	retry    time.Time // no record before
-	recorded string    // what the manager last answered to a record
-	losses   map[block.LegID]*loss
+	recorder *attachment.Recorder
 
 	mu    sync.Mutex
 	state attachment.State
@@ -58,14 +56,16 @@ type Keeper struct {
 }
 
 func newKeeper(p *Path, v block.VolumeID) *Keeper {
-	return &Keeper{
+	k := &Keeper{
 		volume: v, path: p, cfg: p.cfg, log: p.cfg.Log.With("volume", v.String()),
 		limits: limits{window: p.cfg.Window, lease: p.cfg.Lease, stuck: stuckIO, connect: attachment.ConnectPatience},
 		Inbox:  attachment.NewInbox(),
 		memory: newMemory(0, time.Time{}),
 		conns:  map[block.NQN]*reach{}, devices: map[block.LegID]device{}, pulses: map[block.LegID]*attachment.Pulse{},
-		tries: map[block.NQN]try{}, busy: map[string]bool{}, losses: map[block.LegID]*loss{},
+		tries: map[block.NQN]try{}, busy: map[string]bool{},
 	}
+	k.recorder = attachment.NewRecorder(k.cfg.Node, v, k.cfg.Manager, k.cfg.Meter, k.log)
+	return k
 }
 
 // State is how the volume was when the keeper last looked.
@@ -142,7 +142,7 @@ func (k *Keeper) turn(ctx context.Context) (again bool) {
 	}
 	if w != nil && k.stack == nil && (k.memory.epoch != w.Epoch || k.memory.gone && w.Shared && !w.Detach) {
 		k.memory = newMemory(w.Epoch, time.Now())
-		clear(k.losses)
+		k.recorder.Forget()
 	}
 	s := k.look(w)
 	if !told.Known || told.Problem != "" {

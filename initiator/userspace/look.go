@@ -20,7 +20,7 @@ type device struct {
 
 func (k *Keeper) look(w *attachment.Wanted) *seen {
 	s := &seen{
-		now: time.Now(), legs: map[block.LegID]legSeen{}, conns: map[block.NQN]connSeen{}, recordError: k.recorded,
+		now: time.Now(), legs: map[block.LegID]legSeen{}, conns: map[block.NQN]connSeen{}, recordError: k.recorder.Refusal(),
 	}
 	for n, t := range k.tries {
 		if k.conns[n] == nil && t.err != "" && time.Since(t.next) > time.Minute {

@@ -30,8 +30,8 @@ type Config struct {
 	Export Export // makes the devices of volumes; Devices(blockdev.Options{})
 	Dial   Dial   // the way to targets; net.Dialer
 
-	Changed func() // called when a keeper's State has changed; may be nil
-	Meter   Meter  // may be nil
+	Changed func()           // called when a keeper's State has changed; may be nil
+	Meter   attachment.Meter // may be nil
 	Log     *slog.Logger
 }
 
@@ -79,15 +79,6 @@ type Exported interface {
 
 	// Done is closed when the device is served no more, whoever ended it.
 	Done() <-chan struct{}
-}
-
-// Meter counts what people watch. Its methods may be called from any goroutine.
-type Meter interface {
-	LegLost()
-	Resynced(n block.Size)
-	// Stalled tells how long writes to a lost leg waited: until it was noticed,
-	// until the manager had it recorded, and until they went on without it.
-	Stalled(detect, record, release time.Duration)
 }
 
 type noMeter struct{}

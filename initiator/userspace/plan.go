@@ -75,6 +75,14 @@ type legAt struct {
 	since    time.Time  // record-stale: of its silence or error
 }
 
+// changes are what the records of the order's legs are to say.
+func (o order) changes() (all []attachment.Change) {
+	for _, l := range o.legs {
+		all = append(all, attachment.Change{Leg: l.leg, Revision: l.revision, Column: l.column, Copied: l.copied, Why: l.why, Since: l.since})
+	}
+	return all
+}
+
 // String prints an order for logs and tests.
 func (o order) String() string {
 	s := string(o.op)
