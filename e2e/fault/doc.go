@@ -15,8 +15,8 @@
 //
 //	go test ./e2e/fault -faults 5000 -seed 7
 //
-// The user's operations overlap; what each unit may hold is a register with the
-// times of its writes. When all lose their power, what a flush or FUA had made
+// The user's operations overlap; what each unit may hold is told by
+// raid/engine/history. When all lose their power, what a flush or FUA had made
 // durable must be there.
 //
 // The seed makes the faults, their times and what is written; how goroutines

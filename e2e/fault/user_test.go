@@ -14,6 +14,7 @@ import (
 
 	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/engine/history"
 )
 
 const (
@@ -36,7 +37,7 @@ type user struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced
-	units   [units]register
+	units   []history.Unit
 	clock   int64           // counts events
 	out     map[*write]bool // operations under way
 	numbers uint64
@@ -79,11 +80,10 @@ type device struct {
 }
 
 func newUser(c *cluster) *user {
-	u := &user{cluster: c, changed: make(chan struct{}), open: true, working: true, out: map[*write]bool{}, counts: map[string]int{}}
-	for i := range u.units {
-		u.units[i] = register{{past: never, lost: never, instead: never}} // zeroes
+	return &user{
+		cluster: c, changed: make(chan struct{}), units: history.Zeroes(int(units)), open: true, working: true,
+		out: map[*write]bool{}, counts: map[string]int{},
 	}
-	return u
 }
 
 func (u *user) wakeLocked() {
@@ -104,7 +104,7 @@ func (u *user) found(at *machine, volume block.Device, name block.VolumeName) *d
 	u.device = d
 	u.clock++
 	for i := range u.units {
-		u.units[i].crashed(u.clock) // the older ones are fenced
+		u.units[i].Crashed(u.clock) // the older ones are fenced
 	}
 	u.counts["device made"]++
 	u.wakeLocked()
@@ -396,8 +396,8 @@ func (u *user) begin(io *block.IO, w *write) {
 	}
 	for i := range w.n {
 		g := &u.units[w.first+i]
-		g.prune(oldest)
-		g.write(w, w.number, w.began)
+		g.Prune(oldest)
+		g.Write(w.number, w.began)
 	}
 }
 
@@ -419,7 +419,7 @@ func (u *user) outcome(io *block.IO, w *write) {
 	}
 	if io.Op == block.OpFlush && !d.superseded {
 		for i := range int64(u.size) / unit {
-			u.units[i].flushed(w.began, u.clock)
+			u.units[i].Flushed(w.began, u.clock)
 		}
 	}
 	for i := range w.n {
@@ -436,17 +436,17 @@ func (u *user) learn(io *block.IO, w *write, i int64) error {
 	case block.OpRead:
 		got, err := parse(io.Data[i*unit:][:unit], w.first+i)
 		if err != nil {
-			return fmt.Errorf("%w; it may hold %v", err, g.at(w.began))
+			return fmt.Errorf("%w; it may hold %v", err, g.At(w.began))
 		}
-		return g.read(got, w.began, u.clock)
+		return g.Read(got, w.began, u.clock)
 	case block.OpDiscard:
-		g.discarded(w, u.clock)
+		g.Discarded(w.began, u.clock)
 		return nil
 	}
 	if io.FUA && !w.device.superseded {
-		g.durable(w.began, u.clock)
+		g.Durable(w.began, u.clock)
 	}
-	return g.ack(w, u.clock)
+	return g.Acked(w.began, u.clock)
 }
 
 // powerLost says that all drives have lost what they had not made durable, and
@@ -456,7 +456,7 @@ func (u *user) powerLost() {
 	defer u.mu.Unlock()
 	u.clock++
 	for i := range u.units {
-		u.units[i].powerLost(u.clock)
+		u.units[i].PowerLost(u.clock)
 	}
 }
 

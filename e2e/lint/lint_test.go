@@ -49,6 +49,7 @@ var arrows = map[string][]string{
 	"proto/nvmetcp/controller":  {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/nvmetcp/reservation", "proto/block"},
 	"proto/nvmetcp/host":        {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/block"},
 	"raid/engine":               {"raid", "proto/block"},
+	"raid/engine/history":       {},
 	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "raid/dm", "proto/nvmetcp/backend", "proto/nvmetcp/controller", "proto/nvmetcp", "proto/block", "proto/pb"},
 	"initiator/blockdev":        {"proto/block"},
 	"initiator/attachment":      {"proto/block", "proto/pb"},

@@ -15,8 +15,8 @@ var (
 
 const historySteps = 1500
 
-// history runs one random history and reports the first violation.
-func history(seed uint64, weak guards, wrong errant) (violation string, w *world) {
+// play runs one random history and reports the first violation.
+func play(seed uint64, weak guards, wrong errant) (violation string, w *world) {
 	w = newWorld(seed, weak, wrong)
 	for i := range historySteps {
 		w.act()
@@ -38,7 +38,7 @@ func TestRandomHistoriesLoseNothingAndNeverGoBack(t *testing.T) {
 	}
 	var sum world
 	for seed := *firstSeed; seed < *firstSeed+seeds; seed++ {
-		bad, w := history(seed, guards{}, errant{})
+		bad, w := play(seed, guards{}, errant{})
 		if bad != "" {
 			t.Fatalf("%s\nreproduce: go test -run RandomHistories -seed %d -histories 1", bad, seed)
 		}
@@ -88,7 +88,7 @@ func TestEachRuleIsNeeded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			const most = 3000
 			for seed := c.from; seed < c.from+most; seed++ {
-				if bad, _ := history(seed, c.weak, c.wrong); bad != "" {
+				if bad, _ := play(seed, c.weak, c.wrong); bad != "" {
 					t.Log(bad)
 					return
 				}

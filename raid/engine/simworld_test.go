@@ -11,6 +11,7 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/raid"
+	"weft.dev/weft/raid/engine/history"
 )
 
 // world is legs, an engine over them, its owner, and users who know what was
@@ -38,8 +39,8 @@ type world struct {
 	todo    []func()   // what the owner is about to do
 	timers  []simTimer
 
-	sectors  []register // of the volume
-	ios      []*simIO   // not answered
+	sectors  []history.Unit // of the volume
+	ios      []*simIO       // not answered
 	next     uint64
 	acks     int
 	reads    int
@@ -92,12 +93,7 @@ func newWorld(seed uint64, weak guards, wrong errant) *world {
 	}
 	w.cfg = Config{Layout: l, Size: simVolume, BlockSize: 512, Region: 64 * block.KiB << w.r.IntN(4), FailMedium: false, OnEvent: w.event}
 	w.size, w.wanted = simVolume, simVolume
-	w.sectors = make([]register, simMost/sector)
-	fresh := make([]candidate, len(w.sectors))
-	for i := range w.sectors {
-		fresh[i] = candidate{past: never, lost: never}
-		w.sectors[i] = fresh[i : i+1 : i+1]
-	}
+	w.sectors = history.Zeroes(int(simMost / sector))
 	for range l.Stripes {
 		var copies []*simLeg
 		for range l.Copies {
@@ -226,7 +222,7 @@ func (w *world) submit() {
 	}
 	if io.writes() {
 		for i := range io.each() {
-			w.sectors[i].write(io.tag, io.began)
+			w.sectors[i].Write(io.tag, io.began)
 		}
 	}
 	io.Owner = io
@@ -262,7 +258,7 @@ func simDone(b *block.IO) {
 		w.reads++
 		for s := range io.each() {
 			tag := binary.LittleEndian.Uint64(io.Data[int64(s)*sector-io.Off:])
-			if err := w.sectors[s].read(tag, io.began, w.time); err != nil {
+			if err := w.sectors[s].Read(tag, io.began, w.time); err != nil {
 				w.fail("sector %d: %w", s, err)
 				return
 			}
@@ -270,7 +266,7 @@ func simDone(b *block.IO) {
 	case io.Op == block.OpFlush:
 		for s := range w.sectors[:w.size/sector] {
 			if len(w.sectors[s]) > 1 {
-				w.sectors[s].flushed(io.began, w.time)
+				w.sectors[s].Flushed(io.began, w.time)
 			}
 		}
 	case io.Op == block.OpDiscard:
@@ -280,15 +276,10 @@ func simDone(b *block.IO) {
 	}
 }
 
-// discarded: a discard has written zeroes by now, or never will.
 func (w *world) discarded(io *simIO) {
 	w.acks++
 	for s := range io.each() {
-		for i := range w.sectors[s] {
-			if c := &w.sectors[s][i]; c.tag == 0 && c.began == io.began {
-				c.settled = min(c.settled, w.time)
-			}
-		}
+		w.sectors[s].Discarded(io.began, w.time)
 	}
 }
 
@@ -298,14 +289,17 @@ func (w *world) acked(io *simIO) {
 	for s := range io.each() {
 		place := raid.Locate(w.cfg.Layout, block.Size(s*sector))
 		for copy, l := range w.legs[place.Column] {
-			if l.inSync && !l.rebooted && !w.sectors[s].has(l.tags[place.Offset/sector], io.tag, io.began) {
+			if l.inSync && !l.rebooted && !w.sectors[s].Has(l.tags[place.Offset/sector], io.tag, io.began) {
 				w.fail("%v of %d acknowledged, sector %d on leg %d.%d has %d", io.Op, io.tag, s, place.Column, copy, l.tags[place.Offset/sector])
 				return
 			}
 		}
-		w.sectors[s].acked(io.tag, io.began, w.time)
+		if err := w.sectors[s].Acked(io.began, w.time); err != nil {
+			w.fail("sector %d: %w", s, err)
+			return
+		}
 		if io.FUA {
-			w.sectors[s].durable(io.began, w.time)
+			w.sectors[s].Durable(io.began, w.time)
 		}
 	}
 }
@@ -356,7 +350,7 @@ func (w *world) blackout() {
 		}
 	}
 	for i := range w.sectors[:w.size/sector] {
-		w.sectors[i].powerLost(w.time)
+		w.sectors[i].PowerLost(w.time)
 	}
 }
 
@@ -376,7 +370,7 @@ func (w *world) crash() {
 	w.crashes++
 	w.unclean = true
 	for i := range w.sectors[:w.size/sector] {
-		w.sectors[i].crashed(w.time)
+		w.sectors[i].Crashed(w.time)
 	}
 	w.ios = nil
 	w.leave()
@@ -497,7 +491,7 @@ func (w *world) compare() {
 	for s := range w.sectors[:w.size/sector] {
 		place := raid.Locate(w.cfg.Layout, block.Size(s*sector))
 		tag := w.legs[place.Column][0].tags[place.Offset/sector]
-		if err := w.sectors[s].read(tag, w.time+1, w.time+2); err != nil {
+		if err := w.sectors[s].Read(tag, w.time+1, w.time+2); err != nil {
 			w.fail("in the end, sector %d: %w", s, err)
 			return
 		}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package history
+
+import "testing"
+
+// play does steps, one at each moment from 1 on, and returns the first that is
+// wrong; the unit holds zeroes before.
+func play(steps ...func(u *Unit, now int64) error) (wrong int) {
+	u := &Zeroes(1)[0]
+	for i, step := range steps {
+		if step(u, int64(i)+1) != nil {
+			return i + 1
+		}
+	}
+	return 0
+}
+
+type step = func(*Unit, int64) error
+
+func fine(f func(u *Unit, now int64)) step {
+	return func(u *Unit, now int64) error { f(u, now); return nil }
+}
+
+func write(number uint64) step   { return fine(func(u *Unit, now int64) { u.Write(number, now) }) }
+func acked(began int64) step     { return func(u *Unit, now int64) error { return u.Acked(began, now) } }
+func discarded(began int64) step { return fine(func(u *Unit, now int64) { u.Discarded(began, now) }) }
+func flushed(began int64) step   { return fine(func(u *Unit, now int64) { u.Flushed(began, now) }) }
+func durable(began int64) step   { return fine(func(u *Unit, now int64) { u.Durable(began, now) }) }
+func read(number uint64) step {
+	return func(u *Unit, now int64) error { return u.Read(number, now, now) }
+}
+func late(number uint64, at int64) step {
+	return func(u *Unit, now int64) error { return u.Read(number, at, now) }
+}
+
+var (
+	wait   = fine(func(*Unit, int64) {})
+	crash  = fine(func(u *Unit, now int64) { u.Crashed(now) })
+	outage = fine(func(u *Unit, now int64) { u.PowerLost(now) })
+)
+
+func TestWhatAUserMaySee(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		steps []step
+		wrong int // the step that is; 0: none
+	}{
+		{"zeroes before any write", []step{read(0)}, 0},
+		{"what nobody wrote", []step{read(7)}, 1},
+		{"a write that is acknowledged stays", []step{write(1), acked(1), read(1), read(0)}, 4},
+		{"a write under way is there or not", []step{write(1), read(0), read(0), read(1)}, 0},
+		{"what was seen is there for good", []step{write(1), read(1), read(0)}, 3},
+		{"a read that began before sees the old", []step{write(1), wait, acked(1), late(0, 2)}, 0},
+		{"writes that overlap come in any order", []step{write(1), write(2), acked(1), acked(2), read(1)}, 0},
+		{"their order is settled once it was seen", []step{write(1), write(2), acked(1), acked(2), read(1), read(2)}, 6},
+		{"a crash: it happened", []step{write(1), crash, read(1), read(1)}, 0},
+		{"a crash: what did not happen does not come", []step{write(1), crash, read(0), read(1)}, 4},
+		{"a crash: what did not happen is not acknowledged", []step{write(1), crash, read(0), acked(1)}, 4},
+		{"a crash: what was overwritten may be acknowledged", []step{write(1), write(2), acked(2), crash, read(2), acked(1)}, 0},
+		{"a discard may leave what there was", []step{write(1), acked(1), write(0), discarded(3), read(1)}, 0},
+		{"a discard may leave zeroes", []step{write(1), acked(1), write(0), discarded(3), read(0)}, 0},
+		{"an outage takes what was not flushed", []step{write(1), acked(1), outage, read(0)}, 0},
+		{"an outage leaves what was flushed", []step{write(1), acked(1), wait, flushed(3), outage, read(0)}, 6},
+		{"a flush is of what was acknowledged before it", []step{write(1), acked(1), wait, flushed(1), outage, read(0)}, 0},
+		{"an outage leaves what was written through", []step{write(1), durable(1), acked(1), outage, read(0)}, 5},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if wrong := play(c.steps...); wrong != c.wrong {
+				t.Errorf("step %d is wrong, want %d", wrong, c.wrong)
+			}
+		})
+	}
+}
