@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/e2e/operator"
 	"weft.dev/weft/e2e/testbed"
 	"weft.dev/weft/e2e/vm"
 	"weft.dev/weft/proto/block"
@@ -118,7 +119,7 @@ func TestScenarioTargetKilledAndBack(t *testing.T) {
 		return err
 	})
 	_, err := b.Try("attach", "db1", "--node", "c1")
-	var refused *testbed.CommandError
+	var refused *operator.CommandError
 	if !errors.As(err, &refused) || refused.Code != 5 || !strings.Contains(refused.Stderr, "no in-sync leg") {
 		t.Errorf("attach with a stale leg alone = %v, want a refusal that names the missing in-sync leg", err)
 	}
@@ -438,7 +439,7 @@ func TestScenarioBadInput(t *testing.T) {
 		t.Helper()
 		before := len(b.Events(""))
 		_, err := b.Try(args...)
-		var failed *testbed.CommandError
+		var failed *operator.CommandError
 		if !errors.As(err, &failed) || failed.Code != code || !strings.Contains(failed.Stderr, says) {
 			t.Errorf("weft %s = %v, want exit code %d and %q", strings.Join(args, " "), err, code, says)
 		}
@@ -486,7 +487,7 @@ func driveWithAFileSystem(t *testing.T, b *testbed.Bed, target *vm.Machine) {
 	shell(t, target, "mkfs.ext4 -q -L precious "+spare.Device+"; sync; dd if="+spare.Device+" bs=1M count=32 2>/dev/null | sha256sum > /tmp/before")
 	b.Eventually(time.Minute, "the file system is refused", func(ctx context.Context) error {
 		_, err := b.Try("drive", "add", target.Name(), spare.Device)
-		var failed *testbed.CommandError
+		var failed *operator.CommandError
 		if !errors.As(err, &failed) || !strings.Contains(failed.Stderr, "ext4") || !strings.Contains(failed.Stderr, "precious") {
 			return fmt.Errorf("drive add = %v, want a refusal that names ext4 and its label", err)
 		}

@@ -4,7 +4,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"weft.dev/weft/e2e/operator"
 )
 
 // patience is how long anything may take.
@@ -92,14 +93,7 @@ func (c *cluster) stop() error {
 
 // call runs a weft command and returns what it prints.
 func (d *demo) call(args ...string) (string, error) {
-	cmd := exec.CommandContext(d.ctx, d.weft, append(args, "--timeout", patience.String())...)
-	cmd.Env = append(os.Environ(), "WEFT_MANAGER="+d.cluster.manager)
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("weft %s: %w\n%s", strings.Join(args, " "), err, stderr.String())
-	}
-	return stdout.String(), nil
+	return operator.Operator{Program: d.weft, Manager: d.cluster.manager}.Try(d.ctx, append(args, "--timeout", patience.String())...)
 }
 
 // typed shows a command and what it printed, as an operator would see it.

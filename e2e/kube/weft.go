@@ -6,14 +6,13 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"weft.dev/weft/e2e/operator"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -116,46 +115,20 @@ func (w *Weft) addDrive(i int) error {
 func (w *Weft) awaitDrives() error {
 	ctx, cancel := context.WithTimeout(w.lab.t.Context(), 30*time.Second)
 	defer cancel()
-	return poll(ctx, 100*time.Millisecond, func() error {
-		drives, err := w.API.ListDrives(ctx, &pb.ListDrivesRequest{})
-		if err != nil {
-			return err
-		}
-		for _, d := range drives.Drives {
-			if d.State != pb.DriveState_DRIVE_STATE_READY {
-				return fmt.Errorf("drive %s of %s is %v: %s", d.Device, d.Node, d.State, d.Reason)
-			}
-		}
-		return nil
-	})
+	return poll(ctx, 100*time.Millisecond, func() error { return operator.DrivesReady(ctx, w.API) })
+}
+
+func (w *Weft) operator() operator.Operator {
+	return operator.Operator{Program: w.lab.place.Weft, Manager: manager}
 }
 
 // Try runs a weft command and returns what it has printed.
 func (w *Weft) Try(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(w.lab.t.Context(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, w.lab.place.Weft, args...)
-	cmd.Env = append(os.Environ(), w.lab.env...)
-	var stdout, stderr strings.Builder
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		return stdout.String(), fmt.Errorf("weft %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
-	}
-	return stdout.String(), nil
+	return w.operator().Try(w.lab.t.Context(), args...)
 }
 
 // State is what an operator would look at when something is wrong.
-func (w *Weft) State() string {
-	var out strings.Builder
-	for _, args := range [][]string{{"status"}, {"volume", "list"}, {"attachment", "list"}, {"event", "list"}} {
-		text, err := w.Try(args...)
-		fmt.Fprintf(&out, "$ weft %s\n%s", strings.Join(args, " "), text)
-		if err != nil {
-			fmt.Fprintln(&out, err)
-		}
-	}
-	return out.String()
-}
+func (w *Weft) State() string { return w.operator().State(w.lab.t.Context()) }
 
 // StartInitiator starts the node's initiator agent, for the first time or again.
 func (n *Node) StartInitiator() error {

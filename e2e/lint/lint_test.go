@@ -54,7 +54,7 @@ var arrows = map[string][]string{
 	"initiator/blockdev":        {"proto/block"},
 	"initiator/attachment":      {"proto/block", "proto/pb"},
 	"initiator/userspace":       {"initiator/attachment", "initiator/blockdev", "raid", "raid/engine", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
-	"e2e/kube":                  {"e2e/kube/parts", "initiator/blockdev", "proto/pb"},
+	"e2e/kube":                  {"e2e/kube/parts", "e2e/operator", "initiator/blockdev", "proto/pb"},
 	"e2e/kube/parts":            {},
 	"e2e/bench/datapath":        {"raid/engine", "initiator/blockdev", "proto/nvmetcp", "proto/block"},
 	"e2e/fault":                 {"volmgr", "volmgr/cluster", "volmgr/store", "target", "target/userspace", "initiator", "initiator/userspace", "initiator/blockdev", "raid/engine", "proto/nvmetcp", "proto/nvmetcp/host", "proto/nvmetcp/controller", "proto/nvmetcp/backend", "proto/block", "proto/pb", "e2e/workload"},

@@ -12,9 +12,7 @@
 package testbed
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -25,6 +23,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"weft.dev/weft/e2e/operator"
 	"weft.dev/weft/e2e/vm"
 	"weft.dev/weft/proto/pb"
 )
@@ -238,18 +237,7 @@ func (b *Bed) AddDrives() {
 	for _, t := range b.Targets {
 		b.AddDrivesOf(t)
 	}
-	b.Eventually(time.Minute, "all drives are ready", func(ctx context.Context) error {
-		drives, err := b.API.ListDrives(ctx, &pb.ListDrivesRequest{})
-		if err != nil {
-			return err
-		}
-		for _, d := range drives.Drives {
-			if d.State != pb.DriveState_DRIVE_STATE_READY {
-				return fmt.Errorf("drive %s of %s is %v: %s", d.Device, d.Node, d.State, d.Reason)
-			}
-		}
-		return nil
-	})
+	b.Eventually(time.Minute, "all drives are ready", func(ctx context.Context) error { return operator.DrivesReady(ctx, b.API) })
 }
 
 // AddDrivesOf adds every NVMe drive of a target.
@@ -266,34 +254,14 @@ func (b *Bed) AddDrivesOf(t *vm.Machine) {
 	}
 }
 
-// CommandError is a weft command that did not exit with 0.
-type CommandError struct {
-	Args   []string
-	Code   int
-	Stderr string
+func (b *Bed) operator() operator.Operator {
+	return operator.Operator{Program: b.weft, Manager: b.Manager.Forwarded(managerPort)}
 }
 
-func (e *CommandError) Error() string {
-	return fmt.Sprintf("weft %s: exit code %d: %s", strings.Join(e.Args, " "), e.Code, strings.TrimSpace(e.Stderr))
-}
-
-// Try runs a weft command and returns its standard output; one that fails gives a *CommandError.
+// Try runs a weft command and returns its standard output; one that fails gives an
+// *operator.CommandError.
 func (b *Bed) Try(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(b.T.Context(), 3*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, b.weft, args...)
-	cmd.Env = append(os.Environ(), "WEFT_MANAGER="+b.Manager.Forwarded(managerPort))
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err := cmd.Run()
-	if err == nil {
-		return stdout.String(), nil
-	}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		return stdout.String(), &CommandError{args, exit.ExitCode(), stderr.String()}
-	}
-	return "", err
+	return b.operator().Try(b.T.Context(), args...)
 }
 
 // Weft runs a weft command that must succeed.
@@ -309,13 +277,7 @@ func (b *Bed) Weft(args ...string) string {
 // State is what an operator would look at when something is wrong.
 func (b *Bed) State() string {
 	var out strings.Builder
-	for _, args := range [][]string{{"status"}, {"volume", "list"}, {"attachment", "list"}, {"event", "list"}} {
-		text, err := b.Try(args...)
-		fmt.Fprintf(&out, "$ weft %s\n%s", strings.Join(args, " "), text)
-		if err != nil {
-			fmt.Fprintln(&out, err)
-		}
-	}
+	out.WriteString(b.operator().State(b.T.Context()))
 	volumes, _ := b.API.ListVolumes(b.T.Context(), &pb.ListVolumesRequest{})
 	for _, v := range volumes.GetVolumes() {
 		text, _ := b.Try("explain", "volume", v.Name)

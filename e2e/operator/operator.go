@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package operator does for a test what the operator of a cluster would: it gives
+// weft commands, looks at the cluster's state, and tells whether drives are ready.
+package operator
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"weft.dev/weft/proto/pb"
+)
+
+// Operator is one of a cluster. Its methods may be called from any goroutine.
+type Operator struct {
+	Program string // weft, for this machine
+	Manager string // address of the volume manager
+}
+
+// CommandError is a weft command that did not exit with 0.
+type CommandError struct {
+	Args   []string
+	Code   int
+	Stderr string
+}
+
+func (e *CommandError) Error() string {
+	return fmt.Sprintf("weft %s: exit code %d: %s", strings.Join(e.Args, " "), e.Code, strings.TrimSpace(e.Stderr))
+}
+
+// patience is how long a command may take.
+const patience = 3 * time.Minute
+
+// Try runs a weft command and returns its standard output; one that fails gives a
+// *CommandError.
+func (o Operator) Try(ctx context.Context, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, o.Program, args...)
+	cmd.Env = append(os.Environ(), "WEFT_MANAGER="+o.Manager)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		err = &CommandError{args, exit.ExitCode(), stderr.String()}
+	}
+	return stdout.String(), err
+}
+
+// State is what an operator would look at when something is wrong.
+func (o Operator) State(ctx context.Context) string {
+	var out strings.Builder
+	for _, args := range [][]string{{"status"}, {"volume", "list"}, {"attachment", "list"}, {"event", "list"}} {
+		text, err := o.Try(ctx, args...)
+		fmt.Fprintf(&out, "$ weft %s\n%s", strings.Join(args, " "), text)
+		if err != nil {
+			fmt.Fprintln(&out, err)
+		}
+	}
+	return out.String()
+}
+
+// DrivesReady is nil if all drives that the manager knows of can be used.
+func DrivesReady(ctx context.Context, manager pb.ManagerClient) error {
+	drives, err := manager.ListDrives(ctx, &pb.ListDrivesRequest{})
+	if err != nil {
+		return err
+	}
+	for _, d := range drives.Drives {
+		if d.State != pb.DriveState_DRIVE_STATE_READY {
+			return fmt.Errorf("drive %s of %s is %v: %s", d.Device, d.Node, d.State, d.Reason)
+		}
+	}
+	return nil
+}
