@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -136,5 +137,27 @@ func TestOnlyBlockDevicesAndFilesAreOpened(t *testing.T) {
 		if d, err := OpenDevice(path, ReadOnly); err == nil {
 			t.Errorf("OpenDevice(%q) = %v, want an error", path, d)
 		}
+	}
+}
+
+// Nothing is opened here but a device of the test: any other may be one that never
+// answers, and then the test would never end.
+func TestTheDevicesOfThisMachineAreDescribed(t *testing.T) {
+	if _, err := os.Stat("/sys/block"); err != nil {
+		t.Skipf("no sysfs here: %v", err)
+	}
+	devices, err := sysfs("/").devices()
+	must(t, err)
+	for _, d := range devices {
+		t.Logf("%s %v %s %q", d.Path, block.Size(d.SizeBytes), d.Model, d.Holders)
+		if d.SizeBytes == 0 || !strings.HasPrefix(d.Path, "/dev/") {
+			t.Errorf("device %v has no size or no path", d)
+		}
+	}
+	path := loopDevice(t)
+	devices, err = sysfs("/").devices()
+	must(t, err)
+	if !slices.ContainsFunc(devices, func(f found) bool { return f.Path == path }) {
+		t.Errorf("%s, a loop device over a file of this machine, is not among them", path)
 	}
 }

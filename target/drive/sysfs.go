@@ -62,13 +62,17 @@ func (s sysfs) devices() ([]found, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // no block layer: no devices
 		return nil, err
 	}
-	used, err := s.uses()
+	mounts, err := s.mounts()
+	if err != nil {
+		return nil, err
+	}
+	used, err := s.uses(mounts)
 	if err != nil {
 		return nil, err
 	}
 	var all []found
 	for _, e := range entries {
-		if !s.skip(e.Name()) {
+		if !s.skip(e.Name(), mounts) {
 			all = append(all, s.disk(e.Name(), used)...)
 		}
 	}
@@ -77,15 +81,22 @@ func (s sysfs) devices() ([]found, error) {
 
 // skip reports whether a disk is none of ours to list: without a medium, in RAM,
 // optical, a client of somebody's network, a path or head of NVMe over fabrics
-// (a remote leg, never a drive), or a device-mapper device that Weft made.
-func (s sysfs) skip(name string) bool {
+// (a remote leg, never a drive), a device-mapper device that Weft made, a loop
+// device over what is not of this machine, or one that lies on such a disk. These
+// must not even be opened: a volume of Weft that waits for this target would make
+// the target wait for the volume, in a sleep that no signal ends.
+func (s sysfs) skip(name string, mounts []mountPoint) bool {
 	for _, driver := range []string{"ram", "zram", "sr", "fd", "nbd", "ublkb", "rbd", "mtdblock"} {
 		if rest, ok := strings.CutPrefix(name, driver); ok && strings.Trim(rest, "0123456789") == "" {
 			return true
 		}
 	}
 	dir := filepath.Join("sys/block", name)
-	return s.size(dir) == 0 || s.text(dir, "hidden") == "1" || s.isFabrics(name) || s.isOurs(name)
+	if s.size(dir) == 0 || s.text(dir, "hidden") == "1" || s.isFabrics(name) || s.isOurs(name) {
+		return true
+	}
+	return slices.ContainsFunc(s.below(name, mounts), func(disk string) bool { return s.skip(disk, mounts) }) ||
+		s.isLoopElsewhere(name, mounts) // looks at a file
 }
 
 func (s sysfs) size(dir string) block.Size {
@@ -245,12 +256,15 @@ func (s sysfs) numaNode(name, dir string) int32 {
 // uses are what /proc knows of the use of devices, by "major:minor" or by path.
 type uses map[string][]string
 
-func (s sysfs) uses() (uses, error) {
-	mounts, err := os.ReadFile(s.path("proc/self/mountinfo"))
-	if err != nil {
-		return nil, err
+func (s sysfs) uses(mounts []mountPoint) (uses, error) {
+	u := uses{}
+	for _, m := range mounts {
+		by := "mounted on " + m.point
+		u[m.device] = append(u[m.device], by)
+		if strings.HasPrefix(m.source, "/dev/") {
+			u[m.source] = append(u[m.source], by)
+		}
 	}
-	u := parseMounts(string(mounts))
 	swaps, err := os.ReadFile(s.path("proc/swaps"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without swap
 		return nil, err
@@ -281,24 +295,29 @@ func (s sysfs) withTargets(u uses) uses {
 	return out
 }
 
-// parseMounts reads /proc/self/mountinfo (proc(5)): the device number is field
-// 3, the mount point field 5, the source the second behind " - ". The source
-// counts too: btrfs and others have numbers of their own.
-func parseMounts(text string) uses {
-	u := uses{}
-	for line := range strings.Lines(text) {
+// mountPoint is a line of /proc/self/mountinfo (proc(5)): field 3, field 5, and two
+// behind " - ". The source counts for a device too: btrfs and others have numbers
+// of their own.
+type mountPoint struct {
+	device, point  string
+	fsType, source string
+}
+
+func (s sysfs) mounts() ([]mountPoint, error) {
+	text, err := os.ReadFile(s.path("proc/self/mountinfo"))
+	if err != nil {
+		return nil, err
+	}
+	var all []mountPoint
+	for line := range strings.Lines(string(text)) {
 		before, after, ok := strings.Cut(line, " - ")
-		fields, source := strings.Fields(before), strings.Fields(after)
-		if !ok || len(fields) < 5 || len(source) < 2 {
+		fields, fs := strings.Fields(before), strings.Fields(after)
+		if !ok || len(fields) < 5 || len(fs) < 2 {
 			continue
 		}
-		by := "mounted on " + unescape(fields[4])
-		u[fields[2]] = append(u[fields[2]], by)
-		if path := unescape(source[1]); strings.HasPrefix(path, "/dev/") {
-			u[path] = append(u[path], by)
-		}
+		all = append(all, mountPoint{fields[2], unescape(fields[4]), fs[0], unescape(fs[1])})
 	}
-	return u
+	return all, nil
 }
 
 // unescape undoes the kernel's \040 for characters that would split a field.
