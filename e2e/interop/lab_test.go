@@ -70,6 +70,38 @@ type served interface {
 	start(queues int)
 }
 
+// identity is what there is of a subsystem whoever serves it.
+type identity struct {
+	t     *testing.T
+	name  block.NQN
+	dir   string // of the images
+	spec  spec
+	sizes map[uint32]int64
+	uuids map[uint32]block.UUID
+	tcp   []int
+	more  []block.NQN
+}
+
+func newIdentity(t *testing.T, s spec) identity {
+	t.Helper()
+	i := identity{t: t, name: newNQN(), dir: t.TempDir(), spec: s, sizes: map[uint32]int64{}, uuids: map[uint32]block.UUID{}}
+	for range max(s.ports, 1) {
+		i.tcp = append(i.tcp, freePort(t))
+	}
+	for nsid, size := range s.namespaces {
+		i.sizes[nsid], i.uuids[nsid] = size, block.UUIDFromRandom(newID(nsid))
+	}
+	for range s.more {
+		i.more = append(i.more, newNQN())
+	}
+	return i
+}
+
+func (i *identity) nqn() block.NQN              { return i.name }
+func (i *identity) portal(port int) string      { return fmt.Sprintf("127.0.0.1:%d", i.tcp[port]) }
+func (i *identity) uuid(nsid uint32) block.UUID { return i.uuids[nsid] }
+func (i *identity) others() []block.NQN         { return i.more }
+
 // anaState is a state as nvmet's configfs and the host's sysfs name it.
 type anaState string
 

@@ -26,41 +26,21 @@ var nextPort atomic.Int64
 
 // nvmetSubsystem is a subsystem with ports of its own.
 type nvmetSubsystem struct {
-	t     *testing.T
-	name  block.NQN
-	dir   string // of the images
-	spec  spec
-	sizes map[uint32]int64
-	uuids map[uint32]block.UUID
-	ids   []string // of ports
-	tcp   []int
-	more  []block.NQN
-	up    bool
+	identity
+	ids []string // of ports
+	up  bool
 }
 
 func (linuxTarget) serve(t *testing.T, s spec) served {
 	t.Helper()
-	n := &nvmetSubsystem{t: t, name: newNQN(), dir: t.TempDir(), spec: s, sizes: map[uint32]int64{}, uuids: map[uint32]block.UUID{}}
-	for range max(s.ports, 1) {
+	n := &nvmetSubsystem{identity: newIdentity(t, s)}
+	for range n.tcp {
 		n.ids = append(n.ids, strconv.Itoa(int(nextPort.Add(1))))
-		n.tcp = append(n.tcp, freePort(t))
-	}
-	for nsid, size := range s.namespaces {
-		n.sizes[nsid], n.uuids[nsid] = size, block.UUIDFromRandom(newID(nsid))
-	}
-	for range s.more {
-		n.more = append(n.more, newNQN())
 	}
 	t.Cleanup(n.stop)
 	n.start(s.queues)
 	return n
 }
-
-func (n *nvmetSubsystem) nqn() block.NQN              { return n.name }
-func (n *nvmetSubsystem) portal(port int) string      { return fmt.Sprintf("127.0.0.1:%d", n.tcp[port]) }
-func (n *nvmetSubsystem) uuid(nsid uint32) block.UUID { return n.uuids[nsid] }
-
-func (n *nvmetSubsystem) others() []block.NQN { return n.more }
 
 func (n *nvmetSubsystem) path(parts ...string) string {
 	return filepath.Join(append([]string{nvmetRoot, "subsystems", string(n.name)}, parts...)...)

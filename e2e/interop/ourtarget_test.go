@@ -23,15 +23,8 @@ func (ourTarget) ours() bool { return true }
 
 // ourSubsystem is a target of its own with one subsystem.
 type ourSubsystem struct {
-	t       *testing.T
-	name    block.NQN
-	dir     string // of the images
-	spec    spec
-	sizes   map[uint32]int64
-	uuids   map[uint32]block.UUID
+	identity
 	devices map[uint32]*backend.File
-	tcp     []int
-	more    []block.NQN
 
 	proofs    atomic.Int64 // how often a host has proved itself to a queue
 	target    *controller.Target
@@ -41,28 +34,11 @@ type ourSubsystem struct {
 
 func (ourTarget) serve(t *testing.T, s spec) served {
 	t.Helper()
-	o := &ourSubsystem{
-		t: t, name: newNQN(), dir: t.TempDir(), spec: s,
-		sizes: map[uint32]int64{}, uuids: map[uint32]block.UUID{}, devices: map[uint32]*backend.File{},
-	}
-	for range max(s.ports, 1) {
-		o.tcp = append(o.tcp, freePort(t))
-	}
-	for nsid, size := range s.namespaces {
-		o.sizes[nsid], o.uuids[nsid] = size, block.UUIDFromRandom(newID(nsid))
-	}
-	for range s.more {
-		o.more = append(o.more, newNQN())
-	}
+	o := &ourSubsystem{identity: newIdentity(t, s), devices: map[uint32]*backend.File{}}
 	t.Cleanup(o.stop)
 	o.start(s.queues)
 	return o
 }
-
-func (o *ourSubsystem) nqn() block.NQN              { return o.name }
-func (o *ourSubsystem) portal(port int) string      { return fmt.Sprintf("127.0.0.1:%d", o.tcp[port]) }
-func (o *ourSubsystem) others() []block.NQN         { return o.more }
-func (o *ourSubsystem) uuid(nsid uint32) block.UUID { return o.uuids[nsid] }
 
 func (o *ourSubsystem) start(queues int) {
 	o.t.Helper()
