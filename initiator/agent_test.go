@@ -228,16 +228,7 @@ func TestLegThatTheLogKnowsNothingOfIsCopiedWhole(t *testing.T) {
 
 func TestRebuildThatFailsGoesOnWhereItWas(t *testing.T) {
 	in(t, 1, 2, func(w *world) {
-		w.fallSilent("t1")
-		time.Sleep(4 * time.Second)
-		w.write(0, 1, 2)
-		w.answer("t1")
-		w.mu.Lock()
-		w.equal = false
-		w.mu.Unlock()
-		w.comesBack(0, 1, 1)
-		time.Sleep(2 * time.Second)
-		w.took()
+		w.beginRebuild(1, 2)
 		w.fallSilent("t1")
 		time.Sleep(4 * time.Second)
 		w.expect("lost again", "record-stale c0.1", "destroy-sockets t1", "disconnect t1",
@@ -272,16 +263,10 @@ func TestThirdCopyIsRebuiltBehindAMirrorOfTheOthers(t *testing.T) {
 
 func TestRebuiltLegStandsInAsSoonAsItIsRecorded(t *testing.T) {
 	in(t, 1, 2, func(w *world) {
-		w.fallSilent("t1")
-		time.Sleep(4 * time.Second)
-		w.write(0, 1)
-		w.answer("t1")
+		w.beginRebuild(1)
 		w.mu.Lock()
-		w.equal, w.stuck = false, true
+		w.stuck = true
 		w.mu.Unlock()
-		w.comesBack(0, 1, 1)
-		time.Sleep(2 * time.Second)
-		w.took()
 		// All is copied, and the other leg dies before the tables say so: the
 		// switch waits for its I/O.
 		w.fallSilent("t0")
@@ -304,16 +289,10 @@ func TestRebuiltLegStandsInAsSoonAsItIsRecorded(t *testing.T) {
 
 func TestRebuiltLegThatHangsInItsFlushIsNotRecordedInSyncButStale(t *testing.T) {
 	in(t, 1, 2, func(w *world) {
-		w.fallSilent("t1")
-		time.Sleep(4 * time.Second)
-		w.write(0, 1)
-		w.answer("t1")
+		w.beginRebuild(1)
 		w.mu.Lock()
-		w.equal, w.stuck = false, true
+		w.stuck = true
 		w.mu.Unlock()
-		w.comesBack(0, 1, 1)
-		time.Sleep(2 * time.Second)
-		w.took()
 		w.fallSilent("t1")
 		w.finishResync()
 		time.Sleep(10 * time.Second)

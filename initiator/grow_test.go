@@ -229,14 +229,7 @@ func linkSays(a *pb.AttachmentReport, text string) bool {
 // TestALegThatIsRebuiltMustHaveGrownBeforeItIsInSync: the next host would need it.
 func TestALegThatIsRebuiltMustHaveGrownBeforeItIsInSync(t *testing.T) {
 	in(t, 1, 2, func(w *world) {
-		w.fallSilent("t1")
-		time.Sleep(4 * time.Second)
-		w.answer("t1")
-		w.equal = false
-		w.write(0, 3)
-		w.comesBack(0, 1, 1)
-		time.Sleep(2 * time.Second)
-		w.took()
+		w.beginRebuild(3)
 		w.wantLarger()
 		w.growLegs("t0")
 		time.Sleep(2 * time.Second)
@@ -258,14 +251,7 @@ func TestALegThatIsRebuiltMustHaveGrownBeforeItIsInSync(t *testing.T) {
 // TestARebuildGoesOnWhileAVolumeGrows, and what is new need not be copied.
 func TestARebuildGoesOnWhileAVolumeGrows(t *testing.T) {
 	in(t, 1, 2, func(w *world) {
-		w.fallSilent("t1")
-		time.Sleep(4 * time.Second)
-		w.answer("t1")
-		w.equal = false
-		w.write(0, 3, 4)
-		w.comesBack(0, 1, 1)
-		time.Sleep(2 * time.Second)
-		w.took()
+		w.beginRebuild(3, 4)
 		w.growLegs("t0", "t1")
 		w.wantLarger()
 		time.Sleep(2 * time.Second)

@@ -190,6 +190,21 @@ func (w *world) comesBack(column, copy int, revision uint64) {
 	})
 }
 
+// beginRebuild has t1 fall silent, miss writes to regions of column 0 and come
+// back. Its rebuild does not end by itself.
+func (w *world) beginRebuild(regions ...uint64) {
+	w.fallSilent("t1")
+	time.Sleep(4 * time.Second)
+	w.write(0, regions...)
+	w.answer("t1")
+	w.mu.Lock()
+	w.equal = false
+	w.mu.Unlock()
+	w.comesBack(0, 1, 1)
+	time.Sleep(2 * time.Second)
+	w.took()
+}
+
 // ---- the fabric ----
 
 // fallSilent has a target keep its connections and answer nothing.
