@@ -84,36 +84,31 @@ func (p *planner) silence(leg block.LegID) time.Duration {
 	return max(p.s.now.Sub(since), 1)
 }
 
+// answering reports whether a leg's path answers now.
+func (p *planner) answering(leg block.LegID) bool { return p.silence(leg) == 0 && p.s.legs[leg].live }
+
 // keepOne lets a leg with errors stay if every source of its column has some: the
 // first one whose path answers. (No log is right about the others then.)
 func (p *planner) keepOne(k int) {
-	var first *member
+	if i := attachment.Spared(p.copies(), k, p.answering); i >= 0 {
+		p.members[i].Lost = ""
+	}
+}
+
+// copies are the members, for what both data paths decide of them.
+func (p *planner) copies() []*attachment.Member {
+	all := make([]*attachment.Member, len(p.members))
 	for i := range p.members {
-		m := &p.members[i]
-		if m.Column != k || !m.Source {
-			continue
-		}
-		if m.Lost == "" {
-			return
-		}
-		if first == nil && m.Link != nil && p.silence(m.Leg) == 0 && p.s.legs[m.Leg].live {
-			first = m
-		}
+		all[i] = &p.members[i].Member
 	}
-	if first != nil {
-		first.Lost = ""
-	}
+	return all
 }
 
 // dropLost marks the members that leave now, has them recorded, and has their
 // I/O released. A leg without which its column could not go on stays: its I/O
 // waits until it is back.
 func (p *planner) dropLost() {
-	all := make([]*attachment.Member, len(p.members))
-	for i := range p.members {
-		all[i] = &p.members[i].Member
-	}
-	attachment.Leave(all)
+	attachment.Leave(p.copies())
 	var record []attachment.Change
 	var release []block.NQN
 	for _, m := range p.members {

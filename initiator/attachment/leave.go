@@ -16,6 +16,23 @@ type Member struct {
 	Gone    bool      // it leaves now
 }
 
+// Spared is the index of the member of a column that stays although it is lost,
+// since each source of the column is: the first one that answers. It is -1 if a
+// source is not lost, or none of them answers.
+func Spared(members []*Member, column int, answers func(block.LegID) bool) int {
+	first := -1
+	for i, m := range members {
+		switch {
+		case m.Column != column || !m.Source:
+		case m.Lost == "":
+			return -1
+		case first < 0 && m.Link != nil && answers(m.Leg):
+			first = i
+		}
+	}
+	return first
+}
+
 // Leave sets Gone on the largest set of lost members that can leave: each column
 // keeps a source, and whatever shares a connection that must be cut leaves, too.
 func Leave(members []*Member) {

@@ -81,3 +81,26 @@ func TestAnswersOutweighAnOlderWantedState(t *testing.T) {
 		t.Error("a leg that is not wanted counts as in sync")
 	}
 }
+
+func TestOneLegIsSparedWhereAllSourcesAreLost(t *testing.T) {
+	unlinked := func(m *Member) *Member { m.Link = nil; return m }
+	all := func(block.LegID) bool { return true }
+	none := func(block.LegID) bool { return false }
+	for _, c := range []struct {
+		name    string
+		members []*Member
+		answers func(block.LegID) bool
+		want    int
+	}{
+		{"one source is well", []*Member{broken(on(0, 0, "a")), on(0, 1, "b")}, all, -1},
+		{"all are lost", []*Member{broken(on(0, 0, "a")), broken(on(0, 1, "b"))}, all, 0},
+		{"none answers", []*Member{silent(on(0, 0, "a")), silent(on(0, 1, "b"))}, none, -1},
+		{"the first is recorded stale", []*Member{unlinked(broken(on(0, 0, "a"))), broken(on(0, 1, "b"))}, all, 1},
+		{"a copy that is rebuilt is no source", []*Member{broken(on(0, 0, "a")), copied(on(0, 1, "b"))}, all, 0},
+		{"another column's does not help", []*Member{on(1, 0, "a"), broken(on(0, 0, "a"))}, all, 1},
+	} {
+		if got := Spared(c.members, 0, c.answers); got != c.want {
+			t.Errorf("%s: member %d is spared, want %d", c.name, got, c.want)
+		}
+	}
+}

@@ -105,42 +105,38 @@ func (p *planner) silence(leg block.LegID) time.Duration {
 	return max(p.s.now.Sub(since), 1)
 }
 
+// answering reports whether a leg's path answers now.
+func (p *planner) answering(leg block.LegID) bool { return p.silence(leg) == 0 && p.s.legs[leg].live }
+
 // keepOne lets a leg with errors stay if every source of its column is lost: the
 // first one whose path answers. The engine sends to it again what it failed.
 func (p *planner) keepOne(column int) {
-	var first *member
-	for i := range p.members {
-		m := &p.members[i]
-		if m.Column != column || !m.Source {
-			continue
-		}
-		if m.Lost == "" {
-			return
-		}
-		if first == nil && m.Link != nil && p.silence(m.Leg) == 0 && p.s.legs[m.Leg].live {
-			first = m
-		}
-	}
-	if first == nil {
+	i := attachment.Spared(p.copies(), column, p.answering)
+	if i < 0 {
 		return
 	}
+	m, say := &p.members[i], p.v.Note
 	if p.s.volume.held > 0 {
-		p.v.Wait("leg %s of column %d on %s: %s, and no other copy can stand in", first.Leg, column, p.nodeOf(*first), first.Lost)
-	} else {
-		p.v.Note("leg %s of column %d on %s: %s, and no other copy can stand in", first.Leg, column, p.nodeOf(*first), first.Lost)
+		say = p.v.Wait
 	}
-	first.Lost = ""
+	say("leg %s of column %d on %s: %s, and no other copy can stand in", m.Leg, column, p.nodeOf(*m), m.Lost)
+	m.Lost = ""
+}
+
+// copies are the members, for what both data paths decide of them.
+func (p *planner) copies() []*attachment.Member {
+	all := make([]*attachment.Member, len(p.members))
+	for i := range p.members {
+		all[i] = &p.members[i].Member
+	}
+	return all
 }
 
 // dropLost marks the members that leave now, has them recorded, and has their I/O
 // go on without them. A leg without which its column could not go on stays: its
 // I/O waits until it is back.
 func (p *planner) dropLost() {
-	all := make([]*attachment.Member, len(p.members))
-	for i := range p.members {
-		all[i] = &p.members[i].Member
-	}
-	attachment.Leave(all)
+	attachment.Leave(p.copies())
 	var record, drop []legAt
 	var cut []block.NQN
 	for _, m := range p.members {
