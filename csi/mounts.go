@@ -145,10 +145,9 @@ func (all mounts) points() string {
 	return strings.Join(names, ", ")
 }
 
-// mayBeNode tells whether a mount may be that of a device node: of one file, on a
-// file system that answers stat without asking another machine.
+// mayBeNode tells whether a mount may be that of a device node: of one file in the
+// file system that a node's /dev is, or a container's. No other is looked at: its
+// server may be a machine that is gone.
 func (m mount) mayBeNode() bool {
-	remote := strings.HasPrefix(m.fsType, "nfs") || strings.HasPrefix(m.fsType, "fuse") ||
-		slices.Contains([]string{"cifs", "smb3", "ceph", "9p", "afs"}, m.fsType)
-	return m.root != "/" && !remote
+	return m.root != "/" && (m.fsType == "devtmpfs" || m.fsType == "tmpfs")
 }

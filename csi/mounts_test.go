@@ -78,8 +78,19 @@ func TestOnlyWhatMayBeADeviceNodeIsLookedAt(t *testing.T) {
 			may = append(may, m.point)
 		}
 	}
-	if got := strings.Join(may, " "); got != "/var/lib/kubelet /var/lib/kubelet/pods/p1/subpath /var/lib/kubelet/pods/p2/device" {
+	if got := strings.Join(may, " "); got != "/var/lib/kubelet/pods/p2/device" {
 		t.Errorf("looked at: %s", got)
+	}
+	if !(mount{fsType: "tmpfs", root: "/loop1"}).mayBeNode() {
+		t.Error("what is bound out of a container's /dev is not looked at")
+	}
+	for _, fsType := range []string{
+		"9p", "beegfs", "ceph", "cifs", "ext4", "fuse.sshfs", "fuseblk", "gfs2", "glusterfs", "gpfs", "lustre",
+		"nfs", "nfs4", "ocfs2", "orangefs", "overlay", "smb3", "virtiofs", "wekafs", "xfs",
+	} {
+		if (mount{fsType: fsType, root: "/dir"}).mayBeNode() {
+			t.Errorf("a directory of %s is looked at, whose server may be gone", fsType)
+		}
 	}
 }
 
