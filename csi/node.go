@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -29,6 +30,7 @@ type nodeServer struct {
 	kernel kernel
 	making chan struct{} // as many as may make a file system at once
 	asked  *questions    // of file systems, that may not have been answered yet
+	told   sync.Map      // labels left out of the topology that the log has named
 	// took is told how long each step took.
 	took func(step string, took time.Duration)
 }
@@ -311,10 +313,17 @@ func (s *nodeServer) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest)
 	if err != nil {
 		return nil, err
 	}
+	segments, leftOut := nodeSegments(cluster.ClusterId, node.Labels)
+	for label, why := range leftOut {
+		value := node.Labels[label]
+		if _, told := s.told.LoadOrStore(label+"="+value, true); !told { // the call is made again and again
+			logOf(ctx).Warn("label left out of the topology", "node", s.cfg.Node, "label", label, "value", value, "why", why)
+		}
+	}
 	return &csi.NodeGetInfoResponse{
 		NodeId:             string(s.cfg.Node),
 		MaxVolumesPerNode:  int64(s.cfg.MaxVolumes),
-		AccessibleTopology: &csi.Topology{Segments: nodeSegments(cluster.ClusterId, node.Labels)},
+		AccessibleTopology: &csi.Topology{Segments: segments},
 	}, nil
 }
 

@@ -4,7 +4,10 @@ package csi
 
 import (
 	"context"
+	"log/slog"
+	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -391,13 +394,20 @@ func TestExpandWaitsForTheDeviceAndGrowsTheFileSystem(t *testing.T) {
 func TestTheNodeTellsItsSegments(t *testing.T) {
 	w := newNodeWorld(t)
 	w.node.cfg.MaxVolumes = 64
-	got, err := w.node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-	succeeds(t, "info", err)
-	s := got.AccessibleTopology.Segments
-	if got.NodeId != thisNode || got.MaxVolumesPerNode != 64 || len(s) != 2 || s["topology.weft.dev/zone"] != "z1" || s["topology.weft.dev/cluster"] != "c1" {
-		t.Errorf("info = %v", got)
+	log := &logBuffer{}
+	ctx := context.WithValue(t.Context(), logKey{}, slog.New(slog.NewTextHandler(log, nil)))
+	want := map[string]string{"topology.weft.dev/cluster": "c1", "topology.weft.dev/zone": "z1"}
+	for range 2 {
+		got, err := w.node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+		succeeds(t, "info", err)
+		if got.NodeId != thisNode || got.MaxVolumesPerNode != 64 || !maps.Equal(want, got.AccessibleTopology.Segments) {
+			t.Errorf("info = %v, want segments %v", got, want)
+		}
+	}
+	if text := log.String(); strings.Count(text, "left out") != 1 || !strings.Contains(text, "node="+thisNode+" label=owner") {
+		t.Errorf("the log says %q, want the node and its one label that is no segment, once", text)
 	}
 	w.node.cfg.Node = "n9"
-	_, err = w.node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	_, err := w.node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 	refused(t, "info of a node without an agent", err, codes.Unavailable, "n9")
 }

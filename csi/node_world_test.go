@@ -102,7 +102,7 @@ func (r *records) ListAttachments(_ context.Context, in *pb.ListAttachmentsReque
 func (r *records) ListNodes(context.Context, *pb.ListNodesRequest, ...grpc.CallOption) (*pb.ListNodesResponse, error) {
 	return &pb.ListNodesResponse{Nodes: []*pb.Node{
 		{Name: "n0", Initiator: &pb.AgentStatus{Known: true}},
-		{Name: thisNode, Labels: map[string]string{"zone": "z1"}, Initiator: &pb.AgentStatus{Known: true, Online: true}},
+		{Name: thisNode, Labels: map[string]string{"zone": "z1", "owner": "team of Ops"}, Initiator: &pb.AgentStatus{Known: true, Online: true}},
 	}}, r.begin("ListNodes")
 }
 

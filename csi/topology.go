@@ -4,6 +4,7 @@ package csi
 
 import (
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -32,18 +33,39 @@ const (
 	topologyCluster = topologyPrefix + "cluster"
 )
 
-// nodeSegments are the segments of a node with these labels.
-func nodeSegments(clusterID string, labels map[string]string) map[string]string {
-	segments := map[string]string{topologyCluster: clusterID}
-	for label, value := range labels {
+// nodeSegments are the segments of a node with these labels, and those of its
+// labels that can be none, with the reason: Kubernetes, which makes a label of each,
+// would refuse the driver's registration for one of them.
+func nodeSegments(clusterID string, labels map[string]string) (segments, leftOut map[string]string) {
+	segments, leftOut = map[string]string{topologyCluster: clusterID}, map[string]string{}
+	taken := map[string]bool{topologyCluster: true} // keys are case-insensitive (CSI, Topology)
+	for _, label := range slices.Sorted(maps.Keys(labels)) {
 		// The node's own name is no failure domain that volumes are asked for in:
 		// each node would make a segment, and Kubernetes an object for each.
-		if label != nodeLabel && topologyPrefix+label != topologyCluster {
-			segments[topologyPrefix+label] = value
+		if label == nodeLabel {
+			continue
 		}
+		key, value := topologyPrefix+label, labels[label]
+		switch {
+		case !segmentWord.MatchString(label):
+			leftOut[label] = "its name is not 1 to 63 letters, digits, '-', '_' and '.'"
+			continue
+		case !segmentWord.MatchString(value):
+			leftOut[label] = "its value is not 1 to 63 letters, digits, '-', '_' and '.'"
+			continue
+		case taken[strings.ToLower(key)]:
+			leftOut[label] = "another one is the same but for its case"
+			continue
+		}
+		taken[strings.ToLower(key)] = true
+		segments[key] = value
 	}
-	return segments
+	return segments, leftOut
 }
+
+// segmentWord is a key behind its prefix, and a value: those of Kubernetes' labels,
+// but not empty (CSI, Topology).
+var segmentWord = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
 
 // nodeLabel is the label that each node has of itself.
 const nodeLabel = "node"

@@ -43,13 +43,39 @@ func TestPublishContextIsReadBack(t *testing.T) {
 }
 
 func TestNodeSegmentsAreNeverEmpty(t *testing.T) {
-	got := nodeSegments("c1", map[string]string{"node": "n1", "rack": "r1"})
+	got, _ := nodeSegments("c1", map[string]string{"node": "n1", "rack": "r1"})
 	want := map[string]string{"topology.weft.dev/cluster": "c1", "topology.weft.dev/rack": "r1"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("nodeSegments (-want +got):\n%s", diff)
 	}
-	if got := nodeSegments("c1", nil); len(got) != 1 {
+	if got, _ := nodeSegments("c1", nil); len(got) != 1 {
 		t.Errorf("nodeSegments of a node without labels = %v, want the cluster", got)
+	}
+}
+
+// A label that an operator gives to a node must not keep the kubelet from
+// registering the driver.
+func TestALabelThatKubernetesWouldRefuseIsNoSegment(t *testing.T) {
+	long := strings.Repeat("x", 63)
+	good := map[string]string{"rack": "r1", "a": "b", "A.b_c-9": "Z.b_c-9", long: long}
+	labels := maps.Clone(good)
+	maps.Copy(labels, map[string]string{
+		"example.com/rack": "r1", "": "x", "-a": "x", "a-": "x", "ü": "x", "two words": "x", long + "x": "x", "a\n": "x",
+		"owner": "team of Ops", "note": long + "x", "empty": "", "begins": "-x", "ends": "x.", "slash": "a/b", "line": "a\n",
+		"RACK": "r2", "Cluster": "c2", "cluster": "c3",
+	})
+	delete(good, "rack") // of two that differ in their case, the first is taken
+	good["RACK"] = "r2"
+	want := map[string]string{topologyCluster: "c1"}
+	for label, value := range good {
+		want[topologyPrefix+label] = value
+	}
+	got, leftOut := nodeSegments("c1", labels)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("nodeSegments (-want +got):\n%s", diff)
+	}
+	if len(leftOut) != len(labels)-len(good) {
+		t.Errorf("left out are %v, %d of %d labels; want %d", leftOut, len(leftOut), len(labels), len(labels)-len(good))
 	}
 }
 
