@@ -84,25 +84,18 @@ func (r *Recorder) Stale(epoch block.Epoch, records Records, legs []Change) Requ
 			r.meter.LegLost()
 		}
 	}
-	return Request{
-		Send: func(ctx context.Context) error {
-			_, err := r.manager.RecordStale(ctx, request)
-			return err
-		},
-		Done: func(err error) error {
-			if err := r.answer(err); err != nil {
-				return err
+	return r.request(func(ctx context.Context) error {
+		_, err := r.manager.RecordStale(ctx, request)
+		return err
+	}, func() {
+		for _, l := range legs {
+			records.NoteStale(l.Leg, l.Revision)
+			if loss := r.losses[l.Leg]; loss != nil && loss.recorded.IsZero() {
+				loss.recorded = time.Now()
+				r.log.Info("leg recorded stale", "leg", l.Leg.String(), "record", loss.recorded.Sub(loss.detected))
 			}
-			for _, l := range legs {
-				records.NoteStale(l.Leg, l.Revision)
-				if loss := r.losses[l.Leg]; loss != nil && loss.recorded.IsZero() {
-					loss.recorded = time.Now()
-					r.log.Info("leg recorded stale", "leg", l.Leg.String(), "record", loss.recorded.Sub(loss.detected))
-				}
-			}
-			return nil
-		},
-	}
+		}
+	})
 }
 
 // InSync has legs recorded that have caught up. Until its answer they count as
@@ -112,34 +105,30 @@ func (r *Recorder) InSync(epoch block.Epoch, records Records, legs []Change) Req
 	for _, l := range legs {
 		request.Legs = append(request.Legs, &pb.RebuiltLeg{LegId: l.Leg.String(), Revision: l.Revision, BytesCopied: uint64(l.Copied)})
 	}
-	return Request{
-		Send: func(ctx context.Context) error {
-			_, err := r.manager.RecordInSync(ctx, request)
-			return err
-		},
-		Done: func(err error) error {
-			if err := r.answer(err); err != nil {
-				return err
-			}
-			for _, l := range legs {
-				records.NoteInSync(l.Leg, l.Revision)
-				r.meter.Resynced(l.Copied)
-				r.log.Info("leg in sync", "leg", l.Leg.String(), "copied", l.Copied.String())
-			}
-			return nil
-		},
-	}
+	return r.request(func(ctx context.Context) error {
+		_, err := r.manager.RecordInSync(ctx, request)
+		return err
+	}, func() {
+		for _, l := range legs {
+			records.NoteInSync(l.Leg, l.Revision)
+			r.meter.Resynced(l.Copied)
+			r.log.Info("leg in sync", "leg", l.Leg.String(), "copied", l.Copied.String())
+		}
+	})
 }
 
-// answer remembers what the manager said, and when to ask again if it said no.
-func (r *Recorder) answer(err error) error {
-	if err == nil {
+// request is one whose answer is remembered, and when to ask again if it was no.
+func (r *Recorder) request(send func(context.Context) error, recorded func()) Request {
+	return Request{Send: send, Done: func(err error) error {
+		if err != nil {
+			r.retry = time.Now().Add(RetryInterval)
+			r.refusal = Refusal(err)
+			return fmt.Errorf("volume manager: %s", r.refusal)
+		}
 		r.refusal = ""
+		recorded()
 		return nil
-	}
-	r.retry = time.Now().Add(RetryInterval)
-	r.refusal = Refusal(err)
-	return fmt.Errorf("volume manager: %s", r.refusal)
+	}}
 }
 
 // Released notes that the writes which waited for a leg go on, if it was recorded
