@@ -345,31 +345,47 @@ func TestAHostHasItsShareOfControllers(t *testing.T) {
 	w.admin(hostB)
 }
 
-// script is what a host sends that connects an admin queue and asks for things.
-func script(s *Subsystem) []byte {
-	var out buffered
-	w := nvmetcp.NewWriter(&out, nvmetcp.WriterConfig{})
-	w.Raw(nvmetcp.ICReq{MaxR2T: 1}.Append(nil))
-	cid := uint16(0)
-	send := func(c nvmetcp.Command, data []byte) {
-		cid++
-		c.SetCID(cid)
-		w.Command(&c, data)
-	}
+// script is what a host sends, written down before there is anybody to answer.
+type script struct {
+	w   *nvmetcp.Writer
+	out buffered
+	cid uint16 // of the last command
+}
+
+func newScript() *script {
+	s := new(script)
+	s.w = nvmetcp.NewWriter(&s.out, nvmetcp.WriterConfig{})
+	s.w.Raw(nvmetcp.ICReq{MaxR2T: 1}.Append(nil))
+	return s
+}
+
+func (s *script) send(c nvmetcp.Command, data []byte) {
+	s.cid++
+	c.SetCID(s.cid)
+	s.w.Command(&c, data)
+}
+
+func (s *script) bytes() []byte {
+	s.w.Flush()
+	return s.out
+}
+
+// adminScript is what a host sends that connects an admin queue and asks for things.
+func adminScript(s *Subsystem) []byte {
+	w := newScript()
 	d := nvmetcp.ConnectData{HostID: hostA.ID, ControllerID: nvmetcp.DynamicController, Subsystem: s.NQN(), Host: hostA.NQN}
-	send(nvmetcp.Connect{QueueSize: 32}.Command(), d.Append(nil))
+	w.send(nvmetcp.Connect{QueueSize: 32}.Command(), d.Append(nil))
 	cc := nvmetcp.Configuration{Enable: true, SubmissionEntrySize: 6, CompletionEntrySize: 4}
-	send(nvmetcp.PropertySetCommand(nvmetcp.PropertyCC, uint64(cc.Encode())), nil)
-	send(nvmetcp.Identify{CNS: nvmetcp.CNSController}.Command(), nil)
-	send(nvmetcp.Identify{CNS: nvmetcp.CNSNamespace, NSID: 1}.Command(), nil)
-	send(nvmetcp.GetLog{ID: nvmetcp.LogANA, Length: 64}.Command(), nil)
-	send(nvmetcp.FeatureAccess{ID: nvmetcp.FeatureAsyncEvents, Value: nvmetcp.EventNamespaces}.SetCommand(), nil)
+	w.send(nvmetcp.PropertySetCommand(nvmetcp.PropertyCC, uint64(cc.Encode())), nil)
+	w.send(nvmetcp.Identify{CNS: nvmetcp.CNSController}.Command(), nil)
+	w.send(nvmetcp.Identify{CNS: nvmetcp.CNSNamespace, NSID: 1}.Command(), nil)
+	w.send(nvmetcp.GetLog{ID: nvmetcp.LogANA, Length: 64}.Command(), nil)
+	w.send(nvmetcp.FeatureAccess{ID: nvmetcp.FeatureAsyncEvents, Value: nvmetcp.EventNamespaces}.SetCommand(), nil)
 	var aer nvmetcp.Command
 	aer.SetOpcode(nvmetcp.AdminAsyncEvent)
 	aer.SetSGL(nvmetcp.Transport(0))
-	send(aer, nil)
-	w.Flush()
-	return out
+	w.send(aer, nil)
+	return w.bytes()
 }
 
 type buffered []byte

@@ -220,7 +220,7 @@ func TestStreamsThatEndAnywhereHarmNobodyElse(t *testing.T) {
 			c.Close()
 		}
 	}
-	cut(script(w.sub), 1)
+	cut(adminScript(w.sub), 1)
 	h := w.admin(hostA)
 	cut(queueScript(h.id), 17)
 	n.unharmed(500, 2*block.MiB)
@@ -232,23 +232,14 @@ func TestStreamsThatEndAnywhereHarmNobodyElse(t *testing.T) {
 // queueScript is what a host sends on an IO queue: writes in the capsule and by
 // R2T, which it does not wait for, and a read.
 func queueScript(id uint16) []byte {
-	var out buffered
-	w := nvmetcp.NewWriter(&out, nvmetcp.WriterConfig{})
-	w.Raw(nvmetcp.ICReq{MaxR2T: 1}.Append(nil))
-	cid := uint16(0)
-	send := func(c nvmetcp.Command, data []byte) {
-		cid++
-		c.SetCID(cid)
-		w.Command(&c, data)
-	}
+	w := newScript()
 	d := nvmetcp.ConnectData{HostID: hostA.ID, ControllerID: id, Subsystem: testNQN, Host: hostA.NQN}
-	send(nvmetcp.Connect{QueueID: 1, QueueSize: 32}.Command(), d.Append(nil))
-	send(ioCommand(nvmetcp.IOWrite, 64, 1, nvmetcp.InCapsule(4096)), pattern(4096, 1))
-	send(ioCommand(nvmetcp.IORead, 64, 1, nvmetcp.Transport(4096)), nil)
-	send(ioCommand(nvmetcp.IOWrite, 64, 2, nvmetcp.Transport(8192)), nil)
-	w.Data(nvmetcp.TypeH2CData, nvmetcp.FlagLastPDU, nvmetcp.DataHeader{CID: cid}, pattern(8192, 1))
-	w.Flush()
-	return out
+	w.send(nvmetcp.Connect{QueueID: 1, QueueSize: 32}.Command(), d.Append(nil))
+	w.send(ioCommand(nvmetcp.IOWrite, 64, 1, nvmetcp.InCapsule(4096)), pattern(4096, 1))
+	w.send(ioCommand(nvmetcp.IORead, 64, 1, nvmetcp.Transport(4096)), nil)
+	w.send(ioCommand(nvmetcp.IOWrite, 64, 2, nvmetcp.Transport(8192)), nil)
+	w.w.Data(nvmetcp.TypeH2CData, nvmetcp.FlagLastPDU, nvmetcp.DataHeader{CID: w.cid}, pattern(8192, 1))
+	return w.bytes()
 }
 
 func TestAHostThatTakesNothingHarmsNobodyElse(t *testing.T) {
