@@ -82,6 +82,7 @@ func TestTheChartRefusesWhatCanNotWork(t *testing.T) {
 	for set, want := range map[string]string{
 		"volmgr.storage.type=hostPath":                                    "needs volmgr.nodeSelector",
 		"volmgr.storage.storageClassName=weft-mirrored":                   "can not wait for itself",
+		"volmgr.enabled=false":                                            "managerAddress is empty",
 		"networkPolicy.enabled=true":                                      "lock them out",
 		"logLevel=loud":                                                   "logLevel",
 		"target.datapath=nvmet":                                           "datapath",

@@ -56,6 +56,9 @@ annotations:
 {{- end }}
 
 {{- define "weft.manager" -}}
+{{- if not (or .Values.volmgr.enabled .Values.managerAddress) }}
+{{- fail "volmgr.enabled is false and managerAddress is empty: agents and driver would look for a manager that nobody runs" }}
+{{- end }}
 {{- .Values.managerAddress | default (printf "weft-volmgr.%s.svc:%v" .Release.Namespace .Values.volmgr.port) -}}
 {{- end }}
 
