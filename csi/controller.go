@@ -41,10 +41,10 @@ type leave struct {
 
 // patience is how long a node is waited for.
 type patience struct {
-	since   time.Time
-	looked  time.Time // when it was last asked whether it is online
-	offline bool      // the answer
-	told    bool      // the log, that it has ended
+	since  time.Time
+	looked time.Time // when it was last asked whether it is lost
+	lost   string    // the answer: why; empty if it is not
+	told   bool      // the log, that it has ended
 }
 
 func newController(cfg Config) *controllerServer {

@@ -5,6 +5,7 @@ package csi
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -165,9 +166,9 @@ func detachingWaits(a *pb.Attachment) string {
 // more, whether it is alive or not: the attachment is gone, and every target has
 // confirmed that it admits nothing of it.
 //
-// The node is asked to let go. One that is offline, or has not done it after the
-// grace time, is not asked again but fenced. Nothing tells the driver whether the
-// node was drained or lost, so it never leaves the fence out.
+// The node is asked to let go. One that has not done it after the grace time is not
+// asked again but fenced; so is one that is lost, at once. Nothing tells the driver
+// whether the node was drained or lost, so it never leaves the fence out.
 func (s *controllerServer) ControllerUnpublishVolume(ctx context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	id, node := r.GetVolumeId(), r.GetNodeId() // no node: from all
 	if err := missingID(id); err != nil {
@@ -216,8 +217,8 @@ func (s *controllerServer) detach(ctx context.Context, v *pb.Volume, node string
 	return waits, nil
 }
 
-// onlineEvery is how often it is asked whether a node that does not let go is online.
-const onlineEvery = 2 * time.Second
+// lookEvery is how often it is asked whether a node that does not let go is lost.
+const lookEvery = 2 * time.Second
 
 // mayForce reports whether a node is to be asked no longer. The grace time counts
 // from when this process first asked, by its own clock.
@@ -229,38 +230,50 @@ func (s *controllerServer) mayForce(ctx context.Context, v *pb.Volume, a *pb.Att
 		p = &patience{since: now}
 		s.leaving[key] = p
 	}
-	waited, look := now.Sub(p.since), now.Sub(p.looked) >= onlineEvery
+	waited, look := now.Sub(p.since), now.Sub(p.looked) >= lookEvery
 	if look {
 		p.looked = now
 	}
-	offline := p.offline
+	why := p.lost
 	s.mu.Unlock()
-	if waited >= s.cfg.DetachGrace {
-		s.tellFenced(ctx, key, "it does not let go: "+a.WaitingFor)
-		return true, nil
-	}
-	if look {
-		var err error
-		if offline, err = s.isOffline(ctx, a.Node); err != nil {
-			return false, err
+	switch {
+	case waited >= s.cfg.DetachGrace:
+		why = "it does not let go: " + a.WaitingFor
+	case look:
+		nodes, err := s.cfg.Manager.ListNodes(ctx, &pb.ListNodesRequest{})
+		if err != nil {
+			return false, fromManager("ask for node "+a.Node, err)
 		}
+		why = lost(nodes.GetNodes(), a.Node, s.cfg.DetachGrace)
 		s.mu.Lock()
-		p.offline = offline
+		p.lost = why
 		s.mu.Unlock()
 	}
-	if offline {
-		s.tellFenced(ctx, key, "it is offline")
+	if why != "" {
+		s.tellFenced(ctx, key, why)
 	}
-	return offline, nil
+	return why != "", nil
 }
 
-func (s *controllerServer) isOffline(ctx context.Context, node string) (bool, error) {
-	nodes, err := s.cfg.Manager.ListNodes(ctx, &pb.ListNodesRequest{})
-	if err != nil {
-		return false, fromManager("ask for node "+node, err)
+// lost says why there is no use in asking a node, if there is none: an operator has
+// confirmed that it is dead, or it has been silent for the grace time already. Less
+// than that is no sign. An agent that is restarted is offline meanwhile, and its
+// volumes go on; a manager that has just come up has heard nobody. Either node lets
+// go when it is heard, and what it has written is whole: a fence would leave the
+// copies to be compared.
+func lost(nodes []*pb.Node, name string, grace time.Duration) string {
+	i := slices.IndexFunc(nodes, func(n *pb.Node) bool { return n.Name == name })
+	if i < 0 {
+		return ""
 	}
-	i := slices.IndexFunc(nodes.GetNodes(), func(n *pb.Node) bool { return n.Name == node })
-	return i < 0 || !nodes.Nodes[i].GetInitiator().GetOnline(), nil
+	silent := nodes[i].GetInitiator().GetSilent().AsDuration()
+	switch {
+	case nodes[i].ConfirmedDead:
+		return "it is confirmed dead"
+	case silent >= grace:
+		return fmt.Sprintf("it is offline since %v", silent.Round(time.Second))
+	}
+	return ""
 }
 
 // tellFenced says once that a node is not asked any longer.
@@ -286,5 +299,7 @@ func (s *controllerServer) forget(volume, node string) {
 	}
 }
 
-// defaultGrace is how long a node that is online may take to let go.
+// defaultGrace is how long a node may take to let go, and to be silent before it
+// counts as lost. Kubernetes detaches from a node that it has not heard for longer
+// than that, so one that is lost is fenced at once all the same.
 const defaultGrace = 15 * time.Second

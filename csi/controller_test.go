@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"weft.dev/weft/proto/pb"
 )
@@ -456,16 +457,64 @@ func TestUnpublishAnswersOnlyWhenFenced(t *testing.T) {
 			}
 		})
 	})
-	t.Run("a node that is offline", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			m := newFakeManager()
-			walked(t, m, 2)
-			m.nodes[0].Initiator = &pb.AgentStatus{Known: true}
-			if err := unpublish(t.Context(), testController(m)); err != nil || m.forced != 1 {
-				t.Errorf("= %v and %d forced, want none and 1", err, m.forced)
-			}
+	silent := func(d time.Duration) *pb.AgentStatus {
+		return &pb.AgentStatus{Known: true, Silent: durationpb.New(d)}
+	}
+	for _, c := range []struct {
+		what string
+		node *pb.Node
+	}{
+		{"a node that was silent for the grace time", &pb.Node{Initiator: silent(time.Minute)}},
+		{"a node that is confirmed dead", &pb.Node{Initiator: silent(time.Second), ConfirmedDead: true}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newFakeManager()
+				walked(t, m, 2)
+				c.node.Name, m.nodes[0] = "n1", c.node
+				start := time.Now()
+				if err := unpublish(t.Context(), testController(m)); err != nil || m.forced != 1 || time.Since(start) > time.Second {
+					t.Errorf("= %v and %d forced after %v, want none and 1 at once", err, m.forced, time.Since(start))
+				}
+			})
 		})
-	})
+	}
+	for _, c := range []struct {
+		what  string
+		agent *pb.AgentStatus
+	}{
+		{"a node that this manager has not heard yet", &pb.AgentStatus{}},
+		{"a node that the manager knows no agent of", nil},
+		{"a node whose agent has just gone", silent(6 * time.Second)},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newFakeManager()
+				walked(t, m, 2)
+				online := m.nodes[0].Initiator
+				m.nodes[0] = &pb.Node{Name: "n1", Initiator: c.agent}
+				s := testController(m)
+				if err := unpublish(t.Context(), s); status.Code(err) != codes.DeadlineExceeded || m.forced != 0 {
+					t.Errorf("= %v and %d forced, want DeadlineExceeded and none", err, m.forced)
+				}
+				m.nodes[0] = &pb.Node{Name: "n1", Initiator: online}
+				if err := unpublish(t.Context(), s); err != nil || m.forced != 0 {
+					t.Errorf("when it is heard = %v and %d forced, want none and none", err, m.forced)
+				}
+			})
+		})
+		t.Run(c.what+", nor later", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newFakeManager()
+				walked(t, m, 2)
+				m.nodes[0] = &pb.Node{Name: "n1", Initiator: c.agent}
+				s := testController(m, func(c *Config) { c.DetachGrace = 8 * time.Second })
+				if err := unpublish(t.Context(), s); err != nil || m.forced != 1 {
+					t.Errorf("= %v and %d forced, want none and 1 after the grace time", err, m.forced)
+				}
+			})
+		})
+	}
 	t.Run("a fence that was cut off from", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := newFakeManager()

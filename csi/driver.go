@@ -55,8 +55,9 @@ type Config struct {
 	KubeletDir string
 	// MaxVolumes is how many volumes a node may have; 0 leaves it to the CO.
 	MaxVolumes int
-	// DetachGrace is how long a node that is online may take to let go of a volume
-	// before it is fenced; 0 means 15 s.
+	// DetachGrace is how long a node may take to let go of a volume before it is
+	// fenced; one that the manager has not heard for as long before is not waited for.
+	// 0 means 15 s.
 	DetachGrace time.Duration
 	// SlowAfter is how long a call may take before the log says that it is still
 	// under way; 0 means 30 s.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"weft.dev/weft/proto/block"
@@ -107,8 +108,16 @@ func pbNode(n cluster.Node) *pb.Node {
 func pbAgentStatus(s cluster.AgentStatus) *pb.AgentStatus {
 	return &pb.AgentStatus{
 		Known: s.Known, Online: s.Online, BootId: s.BootID, Seen: pbTime(s.Seen), Version: s.Version, Kernel: s.Kernel,
-		Generation: s.Generation, Problems: list(s.Problems, pbProblem),
+		Generation: s.Generation, Problems: list(s.Problems, pbProblem), Silent: pbDuration(s.Silent),
 	}
+}
+
+// pbDuration carries none as unset.
+func pbDuration(d time.Duration) *durationpb.Duration {
+	if d == 0 {
+		return nil
+	}
+	return durationpb.New(d)
 }
 
 func pbProblem(p cluster.Problem) *pb.Problem {

@@ -65,7 +65,7 @@ anything: they can be stopped at any time, and mounted volumes serve on.`,
 	f.StringVar(&o.registration, "registration", "", "`socket` to register with the kubelet on, or off (default: below plugins_registry in the kubelet's directory)")
 	f.StringVar(&o.kubeletSocket, "kubelet-socket", "", "`path` of the endpoint as the kubelet sees it (default: as this process does)")
 	f.IntVar(&o.maxVolumes, "max-volumes", 0, "how `many` volumes a node may have; 0: no limit")
-	f.DurationVar(&o.detachGrace, "detach-grace", 15*time.Second, "how long a node that is online may take to let go of a volume before it is fenced")
+	f.DurationVar(&o.detachGrace, "detach-grace", 15*time.Second, "how long a node may take to let go of a volume before it is fenced; one that was silent for as long is fenced at once")
 	f.DurationVar(&o.slowAfter, "slow-after", 30*time.Second, "log a call that is still under way after this long")
 	f.BoolVar(&o.claimEvents, "claim-events", false, "tell of what happens to volumes by events of their PersistentVolumeClaims; in a pod, by the controller")
 	return cmd

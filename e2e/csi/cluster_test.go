@@ -3,6 +3,7 @@
 package csi
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -60,6 +61,7 @@ type cluster struct {
 	address string // of the manager
 	manager pb.ManagerClient
 	nodes   map[string]func() // ends a node's initiator
+	end     func()            // ends the manager
 }
 
 const driveSize = 16 * block.GiB // sparse
@@ -112,13 +114,14 @@ func (c *cluster) run(what string, do func(context.Context) error) (end func()) 
 	return end
 }
 
+// startManager starts the manager, or after its end a new one on the same address.
 func (c *cluster) startManager() {
 	c.t.Helper()
 	manager, err := volmgr.New(volmgr.Config{Dir: filepath.Join(c.dir, "manager"), Version: "test", Log: c.log.With("at", "manager")})
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := net.Listen("tcp", cmp.Or(c.address, "127.0.0.1:0"))
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -126,7 +129,7 @@ func (c *cluster) startManager() {
 	server := grpc.NewServer()
 	manager.Register(server)
 	c.t.Cleanup(func() { server.Stop() })
-	c.run("manager", func(ctx context.Context) error {
+	c.end = c.run("manager", func(ctx context.Context) error {
 		go server.Serve(listener)
 		err := manager.Run(ctx)
 		server.Stop()

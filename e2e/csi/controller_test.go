@@ -104,6 +104,33 @@ func TestALostNodeIsFencedBeforeTheNextOneGetsTheVolume(t *testing.T) {
 	c.nothingLeft()
 }
 
+// A manager that has just come up has heard nobody yet, and that is no reason to
+// fence a node: it is there, and lets go when it is heard.
+func TestAManagersRestartFencesNobody(t *testing.T) {
+	needDevices(t)
+	c := newCluster(t, []string{"t1", "t2"}, []string{"n1"})
+	client := c.controller(csi.Config{})
+	v, err := client.CreateVolume(within(t, time.Minute), create(unique("pvc")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := v.Volume.VolumeId
+	if _, err := client.ControllerPublishVolume(within(t, time.Minute), &spec.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n1", VolumeCapability: raw}); err != nil {
+		t.Fatal(err)
+	}
+	c.attached(id, "n1")
+	before := c.volume(id).Epoch
+	c.end()
+	c.startManager()
+	c.eventually("detach", func(ctx context.Context) error {
+		_, err := client.ControllerUnpublishVolume(ctx, &spec.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: "n1"})
+		return err
+	})
+	if now := c.volume(id).Epoch; now != before {
+		t.Errorf("epoch %d became %d: the node was fenced", before, now)
+	}
+}
+
 func (c *cluster) volume(id string) *pb.Volume {
 	c.t.Helper()
 	v, err := c.manager.GetVolume(c.t.Context(), &pb.GetVolumeRequest{Volume: id})

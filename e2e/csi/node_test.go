@@ -119,7 +119,7 @@ func TestANodeThatComesBackHarmsNobody(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t, []string{"t1", "t2"}, []string{"n1", "n2"})
-			controller := c.controller(csi.Config{})
+			controller := c.controller(csi.Config{DetachGrace: time.Second})
 			writer := fileSystem(spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER, fsType)
 			id := c.newVolume(controller, writer)
 

@@ -14,6 +14,7 @@ package pb
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -676,15 +677,18 @@ func (x *Node) GetConfirmedDead() bool {
 
 // AgentStatus is what the volume manager knows of one agent.
 type AgentStatus struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Known         bool                   `protobuf:"varint,1,opt,name=known,proto3" json:"known,omitempty"` // has ever reported
-	Online        bool                   `protobuf:"varint,2,opt,name=online,proto3" json:"online,omitempty"`
-	BootId        string                 `protobuf:"bytes,3,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"` // /proc/sys/kernel/random/boot_id of the last report
-	Seen          *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=seen,proto3" json:"seen,omitempty"`
-	Version       string                 `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
-	Kernel        string                 `protobuf:"bytes,6,opt,name=kernel,proto3" json:"kernel,omitempty"`
-	Generation    uint64                 `protobuf:"varint,7,opt,name=generation,proto3" json:"generation,omitempty"` // wanted-state generation the agent has reached
-	Problems      []*Problem             `protobuf:"bytes,8,rep,name=problems,proto3" json:"problems,omitempty"`      // what the agent could not do, and why
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Known      bool                   `protobuf:"varint,1,opt,name=known,proto3" json:"known,omitempty"` // has ever reported
+	Online     bool                   `protobuf:"varint,2,opt,name=online,proto3" json:"online,omitempty"`
+	BootId     string                 `protobuf:"bytes,3,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"` // /proc/sys/kernel/random/boot_id of the last report
+	Seen       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=seen,proto3" json:"seen,omitempty"`
+	Version    string                 `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
+	Kernel     string                 `protobuf:"bytes,6,opt,name=kernel,proto3" json:"kernel,omitempty"`
+	Generation uint64                 `protobuf:"varint,7,opt,name=generation,proto3" json:"generation,omitempty"` // wanted-state generation the agent has reached
+	Problems   []*Problem             `protobuf:"bytes,8,rep,name=problems,proto3" json:"problems,omitempty"`      // what the agent could not do, and why
+	// How long ago the last report came, while the agent is offline. Unset for one that
+	// this volume manager has not heard since it started: it may be as well as ever.
+	Silent        *durationpb.Duration `protobuf:"bytes,9,opt,name=silent,proto3" json:"silent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -771,6 +775,13 @@ func (x *AgentStatus) GetGeneration() uint64 {
 func (x *AgentStatus) GetProblems() []*Problem {
 	if x != nil {
 		return x.Problems
+	}
+	return nil
+}
+
+func (x *AgentStatus) GetSilent() *durationpb.Duration {
+	if x != nil {
+		return x.Silent
 	}
 	return nil
 }
@@ -1904,7 +1915,7 @@ var File_weft_v1_types_proto protoreflect.FileDescriptor
 
 const file_weft_v1_types_proto_rawDesc = "" +
 	"\n" +
-	"\x13weft/v1/types.proto\x12\aweft.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"|\n" +
+	"\x13weft/v1/types.proto\x12\aweft.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"|\n" +
 	"\x06Portal\x120\n" +
 	"\ttransport\x18\x01 \x01(\x0e2\x12.weft.v1.TransportR\ttransport\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
@@ -1923,7 +1934,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x0econfirmed_dead\x18\a \x01(\bR\rconfirmedDead\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x84\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb7\x02\n" +
 	"\vAgentStatus\x12\x14\n" +
 	"\x05known\x18\x01 \x01(\bR\x05known\x12\x16\n" +
 	"\x06online\x18\x02 \x01(\bR\x06online\x12\x17\n" +
@@ -1934,7 +1945,8 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\a \x01(\x04R\n" +
 	"generation\x12,\n" +
-	"\bproblems\x18\b \x03(\v2\x10.weft.v1.ProblemR\bproblems\"\x7f\n" +
+	"\bproblems\x18\b \x03(\v2\x10.weft.v1.ProblemR\bproblems\x121\n" +
+	"\x06silent\x18\t \x01(\v2\x19.google.protobuf.DurationR\x06silent\"\x7f\n" +
 	"\aProblem\x12\x16\n" +
 	"\x06object\x18\x01 \x01(\tR\x06object\x12\x14\n" +
 	"\x05doing\x18\x02 \x01(\tR\x05doing\x12\x14\n" +
@@ -2168,6 +2180,7 @@ var file_weft_v1_types_proto_goTypes = []any{
 	nil,                           // 25: weft.v1.Volume.LabelsEntry
 	nil,                           // 26: weft.v1.Event.AttributesEntry
 	(*timestamppb.Timestamp)(nil), // 27: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
 }
 var file_weft_v1_types_proto_depIdxs = []int32{
 	0,  // 0: weft.v1.Portal.transport:type_name -> weft.v1.Transport
@@ -2178,32 +2191,33 @@ var file_weft_v1_types_proto_depIdxs = []int32{
 	11, // 5: weft.v1.Node.initiator:type_name -> weft.v1.AgentStatus
 	27, // 6: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
 	12, // 7: weft.v1.AgentStatus.problems:type_name -> weft.v1.Problem
-	27, // 8: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	23, // 9: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
-	1,  // 10: weft.v1.Drive.state:type_name -> weft.v1.DriveState
-	24, // 11: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
-	17, // 12: weft.v1.Leg.extents:type_name -> weft.v1.Extent
-	2,  // 13: weft.v1.Leg.state:type_name -> weft.v1.LegState
-	27, // 14: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
-	16, // 15: weft.v1.Volume.layout:type_name -> weft.v1.Layout
-	25, // 16: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
-	3,  // 17: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
-	4,  // 18: weft.v1.Volume.health:type_name -> weft.v1.Health
-	18, // 19: weft.v1.Volume.legs:type_name -> weft.v1.Leg
-	20, // 20: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
-	27, // 21: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	20, // 22: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
-	5,  // 23: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
-	6,  // 24: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
-	27, // 25: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
-	27, // 26: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
-	7,  // 27: weft.v1.Event.severity:type_name -> weft.v1.Severity
-	26, // 28: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
-	29, // [29:29] is the sub-list for method output_type
-	29, // [29:29] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	28, // 8: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
+	27, // 9: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	23, // 10: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
+	1,  // 11: weft.v1.Drive.state:type_name -> weft.v1.DriveState
+	24, // 12: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
+	17, // 13: weft.v1.Leg.extents:type_name -> weft.v1.Extent
+	2,  // 14: weft.v1.Leg.state:type_name -> weft.v1.LegState
+	27, // 15: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
+	16, // 16: weft.v1.Volume.layout:type_name -> weft.v1.Layout
+	25, // 17: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
+	3,  // 18: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
+	4,  // 19: weft.v1.Volume.health:type_name -> weft.v1.Health
+	18, // 20: weft.v1.Volume.legs:type_name -> weft.v1.Leg
+	20, // 21: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
+	27, // 22: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	20, // 23: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
+	5,  // 24: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
+	6,  // 25: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
+	27, // 26: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
+	27, // 27: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
+	7,  // 28: weft.v1.Event.severity:type_name -> weft.v1.Severity
+	26, // 29: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
+	30, // [30:30] is the sub-list for method output_type
+	30, // [30:30] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_types_proto_init() }

@@ -36,12 +36,19 @@ func (s *State) nodeView(n *Node) Node {
 	v := *n
 	v.Labels = n.labels()
 	if t := s.targets[n.Name]; t != nil {
-		v.Target = t.status
+		v.Target = s.agentView(t.status)
 	}
 	if i := s.initiators[n.Name]; i != nil {
-		v.Initiator = i.status
+		v.Initiator = s.agentView(i.status)
 	}
 	return v
+}
+
+func (s *State) agentView(a AgentStatus) AgentStatus {
+	if a.Known && !a.Online {
+		a.Silent = s.now.Sub(a.Seen)
+	}
+	return a
 }
 
 // Devices lists what a node's inventory found at its last report.

@@ -48,6 +48,21 @@ func TestAnOlderStreamCanNotSpeakAfterANewerOne(t *testing.T) {
 	}
 }
 
+func TestAnAgentIsSilentSinceItsLastReport(t *testing.T) {
+	s, _ := labelled(t)
+	t1 := s.targets["t1"]
+	s.state.Step(s.now, TargetReported{s.session, t1.report()})
+	later := s.now.Add(OnlineWithin)
+	s.state.Step(later, Tick{})
+	if n, _ := s.state.Node("t1"); !n.Target.Online || n.Target.Silent != 0 {
+		t.Errorf("within the time = %+v, want it online and not silent", n.Target)
+	}
+	s.state.Step(later, TargetLost{s.session, "t1"})
+	if n, _ := s.state.Node("t1"); n.Target.Online || n.Target.Silent != OnlineWithin {
+		t.Errorf("with its stream closed = %+v, want it silent for %v", n.Target, OnlineWithin)
+	}
+}
+
 func TestOldEventsGoFirst(t *testing.T) {
 	s, records := New(testCluster())
 	store := map[string][]byte{}

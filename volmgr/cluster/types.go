@@ -34,6 +34,7 @@ type AgentStatus struct {
 	Online     bool
 	BootID     string
 	Seen       time.Time
+	Silent     time.Duration // since Seen, while it is offline; derived, for readers
 	Version    string
 	Kernel     string
 	Generation uint64
