@@ -7,6 +7,10 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -132,5 +136,18 @@ func aClaimIsTold(t *testing.T) {
 	}
 	if diff := cmp.Diff([]uint64{1, 8, 10, 12, 18}, m.after); diff != "" {
 		t.Errorf("events were asked for after (-want +got):\n%s", diff)
+	}
+}
+
+func TestWhatAnOperatorSeesIsDocumented(t *testing.T) {
+	text, err := os.ReadFile("../deploy/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := []string{"csi_plugin_operations_seconds", "weft_csi_node_step_seconds"}
+	for _, row := range slices.AppendSeq(rows, maps.Values(claimReasons)) {
+		if !strings.Contains(string(text), "\n| `"+row+"`") {
+			t.Errorf("no table of deploy/README.md has a row for %s", row)
+		}
 	}
 }
