@@ -47,8 +47,11 @@ func fromManager(doing string, err error) error {
 			text = fmt.Sprintf("parameters: %s: %s", parameter, text)
 		}
 	case codes.FailedPrecondition:
-		if mapped, ok := refusals[reasonOf(s)]; ok {
+		if mapped, ok := refusals[infoOf(s).GetReason()]; ok {
 			code = mapped
+		}
+		if hint := infoOf(s).GetMetadata()["hint"]; code == codes.FailedPrecondition && hint != "" {
+			text += "; " + hint // a person has to act
 		}
 	case codes.Unavailable:
 		text = "volume manager: " + text
@@ -60,13 +63,14 @@ func fromManager(doing string, err error) error {
 	return status.Errorf(code, "%s: %s", doing, text)
 }
 
-func reasonOf(s *status.Status) string {
+// infoOf is nil if the manager says no more than a code and a text.
+func infoOf(s *status.Status) *errdetails.ErrorInfo {
 	for _, detail := range s.Details() {
 		if info, ok := detail.(*errdetails.ErrorInfo); ok {
-			return info.Reason
+			return info
 		}
 	}
-	return ""
+	return nil
 }
 
 func fieldOf(s *status.Status) string {

@@ -44,6 +44,8 @@ type fakeDisk struct {
 	ioError    bool
 	claimed    bool // by something that shows nowhere
 	endError   bool // the end alone can not be read
+	readOnly   bool
+	dirty      bool // there is something in the journal
 	idle       bool // mkfs succeeds and writes nothing
 	mkfsKilled bool // mkfs does not come to its end
 	fsck       result
@@ -172,9 +174,14 @@ func (k *fakeKernel) Mount(d disk, source, target, fsType string, options []stri
 		return unix.ENOENT
 	case !ok || super.fsType != fsType:
 		return unix.EINVAL
+	case disk.readOnly && !m.readOnly():
+		return unix.EACCES
+	case disk.readOnly && disk.dirty:
+		return unix.EROFS
 	case fsType == "ext4" && !m.readOnly():
 		disk.start = encodeExt4(super.uuid, super.bytes, true)
 	}
+	disk.dirty = false
 	k.add(m)
 	return nil
 }
@@ -280,6 +287,12 @@ func (h fakeHandle) Close() error               { return nil }
 func (h fakeHandle) Number() block.DeviceNumber { return h.d.number }
 
 func (h fakeHandle) Size() (uint64, error) { return h.k.Size(h.d.number) }
+
+func (h fakeHandle) ReadOnly() (bool, error) {
+	h.k.mu.Lock()
+	defer h.k.mu.Unlock()
+	return h.d.readOnly, nil
+}
 
 func (h fakeHandle) ReadCached(p []byte, off int64) error { return h.ReadDirect(p, off) }
 

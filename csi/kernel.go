@@ -33,7 +33,8 @@ type kernel interface {
 	// Open opens a block device for reading.
 	Open(path string) (disk, error)
 	// Mount mounts a file system. The source is a name for people: what is mounted
-	// is the disk, or the call fails.
+	// is the disk, or the call fails. unix.EROFS: the disk is read-only, and what is
+	// in the file system's journal can not be brought to its place.
 	Mount(d disk, source, target, fsType string, options []string) error
 	// Bind mounts at target what is mounted at source, if it is of this device. The
 	// mount appears in one step, read-only if it is to be. Target is a directory.
@@ -70,6 +71,8 @@ type disk interface {
 	io.Closer
 	Number() block.DeviceNumber
 	Size() (uint64, error)
+	// ReadOnly tells whether the device takes no writes, the kernel's own included.
+	ReadOnly() (bool, error)
 	// ReadDirect reads around the page cache, and so what the device says now. Offset
 	// and length are multiples of 4096.
 	ReadDirect(p []byte, off int64) error

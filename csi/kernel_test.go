@@ -24,6 +24,8 @@ type machine struct {
 	dir  string // for mount points
 	disk func(t *testing.T, size int64) (node string, set func(off int64, p []byte))
 	grow func(t *testing.T, node string, size int64)
+	lock func(t *testing.T, node string, readOnly bool) // makes a device read-only, or not
+	lose func(t *testing.T, point string)               // has the journal keep a file, "data", and its writer be gone
 	hold func(t *testing.T, point string) (who string, release func())
 }
 
@@ -78,6 +80,11 @@ func fakeMachine(t *testing.T) machine {
 			}
 		},
 		grow: func(_ *testing.T, node string, size int64) { k.disks[k.nodes[node]].size = uint64(size) },
+		lock: func(_ *testing.T, node string, readOnly bool) { k.disks[k.nodes[node]].readOnly = readOnly },
+		lose: func(_ *testing.T, point string) {
+			m, _ := k.table.at(point)
+			k.disks[m.device].dirty = true
+		},
 		hold: func(_ *testing.T, point string) (string, func()) {
 			k.held[point] = "process 7 (postgres)"
 			return "postgres", func() { delete(k.held, point) }
@@ -116,6 +123,22 @@ func realMachine(t *testing.T) machine {
 				t.Fatal(err)
 			}
 			run(t, "losetup", "-c", node)
+		},
+		lock: func(t *testing.T, node string, readOnly bool) {
+			t.Helper()
+			run(t, "blockdev", map[bool]string{true: "--setro", false: "--setrw"}[readOnly], node)
+			t.Cleanup(func() { run(t, "blockdev", "--setrw", node) }) // it would outlast its file
+		},
+		lose: func(t *testing.T, point string) {
+			t.Helper()
+			f, err := os.Create(filepath.Join(point, "data"))
+			if err == nil {
+				_, err = f.WriteString("acknowledged")
+			}
+			if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+				t.Fatal(err)
+			}
+			shutDown(t, point)
 		},
 		hold: func(t *testing.T, point string) (string, func()) {
 			t.Helper()
@@ -222,6 +245,7 @@ func kernelSuite(t *testing.T, newMachine func(*testing.T) machine) {
 		"a held mount does not go, and its holder is named":  heldIsNamed,
 		"a mounted device is busy":                           mountedIsBusy,
 		"file systems grow":                                  fileSystemsGrow,
+		"a journal is not passed over":                       journalsCount,
 		"a program's code is told, and a missing program is": codesAreTold,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newMachine(t)) })
@@ -280,8 +304,8 @@ func optionsShow(t *testing.T, m machine) {
 	if at, ok := m.at(t, at.point); ok {
 		t.Errorf("after unmount there is %+v", at)
 	}
-	_, at = m.mounted(t, "xfs", "ro", "norecovery", "nouuid")
-	if !at.readOnly() || !sameOptions(at, []string{"ro", "norecovery", "nouuid"}) {
+	_, at = m.mounted(t, "xfs", "ro", "nouuid")
+	if !at.readOnly() || !sameOptions(at, []string{"ro", "nouuid"}) {
 		t.Errorf("identity of the read-only mount is %v", identityOf(at))
 	}
 	u, err := m.Usage(at.point)
@@ -420,6 +444,40 @@ func fileSystemsGrow(t *testing.T, m machine) {
 		u, err := m.Usage(at.point)
 		if err != nil || u.bytes < 320*mib {
 			t.Errorf("%s has %d bytes after growing to 400 MiB, %v", fsType, u.bytes, err)
+		}
+		succeeds(t, "unmount", m.Unmount(at.point, false))
+	}
+}
+
+// What was synced is there for a reader whose device takes no writes, or the mount
+// is refused.
+func journalsCount(t *testing.T, m machine) {
+	for _, fsType := range fileSystems {
+		d, at := m.mounted(t, fsType)
+		if readOnly, err := d.ReadOnly(); readOnly || err != nil {
+			t.Errorf("ReadOnly of a new device = %v, %v", readOnly, err)
+		}
+		m.lose(t, at.point)
+		succeeds(t, "unmount", m.Unmount(at.point, false))
+		m.lock(t, at.source, true)
+		if readOnly, err := d.ReadOnly(); !readOnly || err != nil {
+			t.Errorf("ReadOnly of a device that is = %v, %v", readOnly, err)
+		}
+		if err := m.Mount(d, at.source, at.point, fsType, []string{"ro"}); !errors.Is(err, unix.EROFS) {
+			t.Errorf("mount of %s with a journal on a read-only device = %v, want EROFS", fsType, err)
+		}
+		if at, ok := m.at(t, at.point); ok {
+			t.Fatalf("and there is %+v", at)
+		}
+		m.lock(t, at.source, false)
+		succeeds(t, "mount, which replays the journal", m.Mount(d, at.source, at.point, fsType, nil))
+		succeeds(t, "unmount", m.Unmount(at.point, false))
+		m.lock(t, at.source, true)
+		succeeds(t, "mount on a read-only device", m.Mount(d, at.source, at.point, fsType, []string{"ro"}))
+		if _, fake := m.kernel.(*fakeKernel); !fake {
+			if got, err := os.ReadFile(filepath.Join(at.point, "data")); err != nil || string(got) != "acknowledged" {
+				t.Errorf("a reader of %s finds %q, %v", fsType, got, err)
+			}
 		}
 		succeeds(t, "unmount", m.Unmount(at.point, false))
 	}

@@ -76,6 +76,7 @@ func detachLoops(dir string) {
 		text, err := os.ReadFile(file)
 		if err == nil && strings.HasPrefix(string(text), dir+"/") {
 			name := filepath.Base(filepath.Dir(filepath.Dir(file)))
+			_ = exec.Command("blockdev", "--setrw", "/dev/"+name).Run() // a later file's device would not be
 			_ = exec.Command("losetup", "-d", "/dev/"+name).Run()
 		}
 	}

@@ -287,6 +287,14 @@ func (d *linuxDisk) Size() (uint64, error) {
 	return size, nil
 }
 
+func (d *linuxDisk) ReadOnly() (bool, error) {
+	n, err := unix.IoctlGetInt(int(d.file.Fd()), unix.BLKROGET)
+	if err != nil {
+		return false, fmt.Errorf("ask device %s whether it is read-only: %w", d.number, err)
+	}
+	return n != 0, nil
+}
+
 func (d *linuxDisk) ReadDirect(p []byte, off int64) error { return d.read(p, off, unix.O_DIRECT) }
 func (d *linuxDisk) ReadCached(p []byte, off int64) error { return d.read(p, off, 0) }
 

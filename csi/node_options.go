@@ -14,17 +14,18 @@ import (
 // Mount options come from StorageClasses and PersistentVolumes, and are given to
 // the kernel on the node: only those that are known to stay within their volume
 // are. Not served are the ones that name other devices (journal_path, logdev,
-// rtdev), that stop the machine (errors=panic), and that a cluster's kernels do not
-// have in common.
+// rtdev), that stop the machine (errors=panic), that leave out what is only in the
+// journal yet (noload, norecovery), and that a cluster's kernels do not have in
+// common.
 var (
 	generic = words("defaults rw ro suid nosuid dev nodev exec noexec sync async dirsync " +
 		"lazytime nolazytime noatime relatime strictatime nodiratime")
 	ofFileSystem = map[string][]string{
 		"ext4": words("discard nodiscard barrier nobarrier delalloc nodelalloc auto_da_alloc noauto_da_alloc " +
-			"init_itable noinit_itable user_xattr acl quota noquota usrquota grpquota prjquota noload norecovery " +
+			"init_itable noinit_itable user_xattr acl quota noquota usrquota grpquota prjquota " +
 			"data=ordered data=writeback data=journal errors=continue errors=remount-ro barrier=0 barrier=1 " +
 			"commit=N inode_readahead_blks=N stripe=N max_batch_time=N min_batch_time=N journal_ioprio=N max_dir_size_kb=N"),
-		"xfs": words("discard nodiscard inode64 inode32 largeio nolargeio swalloc wsync filestreams nouuid norecovery noalign " +
+		"xfs": words("discard nodiscard inode64 inode32 largeio nolargeio swalloc wsync filestreams nouuid noalign " +
 			"noquota quota uquota gquota pquota usrquota grpquota prjquota uqnoenforce gqnoenforce pqnoenforce " +
 			"logbufs=N logbsize=N allocsize=N sunit=N swidth=N"),
 	}
@@ -46,10 +47,8 @@ func known(fsType, option string) bool {
 // mountOptions are those that a volume is staged with. The flags are a
 // capability's; the error is of code InvalidArgument and names the one at fault.
 //
-// A shared volume is mounted without replaying its journal: each node's replay
-// would be a write, or an error of a device that takes none. nouuid is for clones
-// of one volume on one node, which have one UUID.
-func mountOptions(fsType string, flags []string, readOnly, shared bool) ([]string, error) {
+// nouuid is for clones of one volume on one node, which have one UUID.
+func mountOptions(fsType string, flags []string, readOnly bool) ([]string, error) {
 	var options []string
 	for _, flag := range flags {
 		for _, o := range splitOptions(flag) {
@@ -62,18 +61,11 @@ func mountOptions(fsType string, flags []string, readOnly, shared bool) ([]strin
 			options = append(options, o)
 		}
 	}
-	recovery := slices.Contains(options, "norecovery") || slices.Contains(options, "noload")
-	switch {
-	case recovery && !shared:
-		return nil, status.Error(codes.InvalidArgument, "volume_capability.mount.mount_flags: a volume of one node is not mounted without its journal")
-	case readOnly && !slices.Contains(options, "ro"):
+	if readOnly {
 		options = append(options, "ro")
 	}
 	if fsType == "xfs" {
 		options = append(options, "nouuid")
-	}
-	if shared {
-		options = append(options, map[string]string{"ext4": "noload", "xfs": "norecovery"}[fsType])
 	}
 	slices.Sort(options)
 	return slices.Compact(options), nil

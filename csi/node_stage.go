@@ -175,7 +175,7 @@ func (s *nodeServer) stagedAlready(ctx context.Context, t *task, a attachment, d
 	differs := func(what, is, asked string) error {
 		return status.Errorf(codes.AlreadyExists, "volume %s: it is staged with %s %s, asked for is %s", a.volume.Name, what, is, asked)
 	}
-	options, err := mountOptions(m.fsType, req.flags, req.readOnly, req.shared())
+	options, err := mountOptions(m.fsType, req.flags, req.readOnly)
 	switch {
 	case err != nil:
 		return err
@@ -191,11 +191,14 @@ func (s *nodeServer) stagedAlready(ctx context.Context, t *task, a attachment, d
 
 // mount prepares the device and mounts it.
 func (s *nodeServer) mount(ctx context.Context, t *task, a attachment, d disk, req staging, path string) error {
+	if err := checkShared(a, d, req); err != nil {
+		return err
+	}
 	fsType, err := s.prepare(ctx, t, a, d, req)
 	if err != nil {
 		return err
 	}
-	options, err := mountOptions(fsType, req.flags, req.readOnly, req.shared())
+	options, err := mountOptions(fsType, req.flags, req.readOnly)
 	if err != nil {
 		return err
 	}
@@ -221,6 +224,24 @@ func (s *nodeServer) mount(ctx context.Context, t *task, a attachment, d disk, r
 	return s.stagedLarger(ctx, t, a, d, fsType, path)
 }
 
+// checkShared sees that none of many readers can write. A file system is mounted with
+// its journal even by those who only read: what its writer had synced may be in the
+// journal only, and without it they would be shown an older state, without a word.
+// The kernel would bring the journal's content to its place, under all other
+// readers, unless the device itself takes no writes: then it mounts a file system
+// whose journal is empty, and refuses another with EROFS (ext4_load_journal,
+// xlog_recover).
+func checkShared(a attachment, d disk, req staging) error {
+	if !req.shared() {
+		return nil
+	}
+	readOnly, err := d.ReadOnly()
+	if err == nil && !readOnly {
+		return status.Errorf(codes.FailedPrecondition, "volume %s: it is shared read-only, and its device %s takes writes", a.volume.Name, a.Device)
+	}
+	return unavailable(a, err)
+}
+
 // stagedLarger grows what is staged. An error must not be final, as that would say
 // that nothing is mounted; and what can only be grown unmounted serves as it is.
 func (s *nodeServer) stagedLarger(ctx context.Context, t *task, a attachment, d disk, fsType, point string) error {
@@ -232,10 +253,13 @@ func (s *nodeServer) stagedLarger(ctx context.Context, t *task, a attachment, d 
 	return unavailable(a, err)
 }
 
-// mountFailed tells an option that the kernel does not take, and damage, from what
-// may pass.
+// mountFailed tells an option that the kernel does not take, damage, and a journal
+// that no reader may replay, from what may pass.
 func mountFailed(a attachment, err error) error {
 	switch {
+	case errors.Is(err, unix.EROFS):
+		return status.Errorf(codes.FailedPrecondition, "volume %s: %v: its last writer did not unmount it, and what it wrote last is in the journal, which readers can not replay; "+
+			"mount it once for writing on one node (a pod with a claim that is ReadWriteOnce does), unmount and detach it, then share it", a.volume.Name, err)
 	case errors.Is(err, unix.EINVAL):
 		return status.Errorf(codes.InvalidArgument, "volume %s: %v (the kernel's log says more)", a.volume.Name, err)
 	case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EBADMSG), errors.Is(err, unix.ENODEV):
@@ -264,7 +288,7 @@ func (s *nodeServer) prepare(ctx context.Context, t *task, a attachment, d disk,
 		return "", status.Errorf(codes.FailedPrecondition, "volume %s: it has no file system yet, and none is made for an access mode that is read-only", a.volume.Name)
 	}
 	// A wrong option must not come to light after mkfs.
-	if _, err := mountOptions(p.fsType, req.flags, req.readOnly, req.shared()); err != nil {
+	if _, err := mountOptions(p.fsType, req.flags, req.readOnly); err != nil {
 		return "", err
 	}
 	if p.format {

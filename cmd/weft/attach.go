@@ -44,10 +44,10 @@ func newAttach(g *globals) *cobra.Command {
 made again after a reboot, until "weft detach".
 
 With --mode shared-read-only any number of nodes have it at once, and none can
-write: mount it with "ro,noload" (ext4) or "ro,norecovery,nouuid" (xfs). With
---mode shared-block several nodes may write to the raw device, as a live
-migration needs it; a file system that does not know of the others is destroyed
-by that. It is for volumes of one copy.`,
+write: mount it with "ro" (xfs: "ro,nouuid"). Its last writer must have unmounted
+it, or the kernel refuses. With --mode shared-block several nodes may write to
+the raw device, as a live migration needs it; a file system that does not know of
+the others is destroyed by that. It is for volumes of one copy.`,
 		Example: `  weft attach db1
   mkfs.ext4 "$(weft attach db1)"
   weft attach db1 --node gpu1 --timeout 2m

@@ -73,9 +73,7 @@ func (p *podVolume) detach() {
 func (p *podVolume) mount() {
 	p.t.Helper()
 	ctx := within(p.t, 30*time.Second)
-	if _, err := p.client.NodeStageVolume(ctx, &spec.NodeStageVolumeRequest{
-		VolumeId: p.id, PublishContext: p.context, StagingTargetPath: p.staging, VolumeCapability: p.capability,
-	}); err != nil {
+	if err := p.stage(); err != nil {
 		p.t.Fatalf("stage on %s = %v", p.node, err)
 	}
 	if _, err := p.client.NodePublishVolume(ctx, &spec.NodePublishVolumeRequest{
@@ -83,6 +81,14 @@ func (p *podVolume) mount() {
 	}); err != nil {
 		p.t.Fatalf("publish on %s = %v", p.node, err)
 	}
+}
+
+func (p *podVolume) stage() error {
+	p.t.Helper()
+	_, err := p.client.NodeStageVolume(within(p.t, 30*time.Second), &spec.NodeStageVolumeRequest{
+		VolumeId: p.id, PublishContext: p.context, StagingTargetPath: p.staging, VolumeCapability: p.capability,
+	})
+	return err
 }
 
 func (p *podVolume) unmount() {
@@ -171,10 +177,15 @@ func TestANodeThatComesBackHarmsNobody(t *testing.T) {
 
 func (c *cluster) newVolume(controller spec.ControllerClient, capability *spec.VolumeCapability) (id string) {
 	c.t.Helper()
+	return c.newVolumeOf(controller, capability, 2)
+}
+
+func (c *cluster) newVolumeOf(controller spec.ControllerClient, capability *spec.VolumeCapability, copies int) (id string) {
+	c.t.Helper()
 	v, err := controller.CreateVolume(within(c.t, 20*time.Second), &spec.CreateVolumeRequest{
 		Name: unique("pvc"), VolumeCapabilities: []*spec.VolumeCapability{capability},
 		CapacityRange: &spec.CapacityRange{RequiredBytes: int64(320 * block.MiB)},
-		Parameters:    map[string]string{"stripes": "1", "copies": "2"},
+		Parameters:    map[string]string{"stripes": "1", "copies": fmt.Sprint(copies)},
 	})
 	if err != nil {
 		c.t.Fatal(err)

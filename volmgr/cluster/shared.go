@@ -118,7 +118,7 @@ func (s *State) mayShare(v *Volume, mode AttachMode) error {
 		}
 	case mode == AttachSharedReadOnly && !v.equal() && !s.guards.sharesUnequal:
 		return refused(ReasonCopiesDiffer, v.object(), "its copies may differ, since the last host did not let go of it cleanly").
-			hint("attach it to one host, which makes them equal, and detach it: `weft attach %s --node NODE`, `weft detach %s`", v.Name, v.Name)
+			hint("attach it to one host, which makes them equal: `weft attach %s --node NODE`; mount its file system there for writing, which replays the journal, and unmount it; then `weft detach %s`", v.Name, v.Name)
 	}
 	return nil
 }
