@@ -28,7 +28,7 @@ type nodeServer struct {
 	cfg    Config
 	ops    *operations
 	kernel kernel
-	making chan struct{} // as many as may make a file system at once
+	making chan struct{} // a place for each caller for whom a file system is made
 	asked  *questions    // of file systems, that may not have been answered yet
 	told   sync.Map      // labels left out of the topology that the log has named
 	// took is told how long each step took.
@@ -36,7 +36,9 @@ type nodeServer struct {
 }
 
 // mostMaking is how many file systems are made at once: each writes as fast as its
-// volume takes it.
+// volume takes it. One that takes longer than its caller waits is not counted any
+// more: it may hang as long as its volume's targets are gone, and must not keep all
+// other volumes of the node from theirs.
 const mostMaking = 4
 
 func newNode(cfg Config) *nodeServer { return newNodeOn(cfg, newLinux()) }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -391,7 +392,9 @@ func (s *nodeServer) format(ctx context.Context, t *task, a attachment, d disk, 
 	}
 	select {
 	case s.making <- struct{}{}:
-		defer func() { <-s.making }()
+		leave := sync.OnceFunc(func() { <-s.making })
+		defer leave()
+		defer context.AfterFunc(ctx, leave)()
 	case <-ctx.Done():
 		return waitEnded(ctx, "make "+p.fsType, "others that are being made")
 	}

@@ -5,6 +5,7 @@ package csi
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -328,6 +329,34 @@ func TestMkfsThatHangsKeepsTheVolumeAndItsOutcomeIsFound(t *testing.T) {
 		succeeds(t, "stage", w.stageErr())
 		if n := w.formats(); n != 1 {
 			t.Errorf("%d file systems made, want 1", n)
+		}
+	})
+}
+
+func TestAnMkfsThatHangsStopsOtherVolumesAsLongAsItsCallerWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newNodeWorld(t)
+		gate := make(chan struct{})
+		w.kernel.hang["mkfs.xfs"] = gate
+		hung := make(chan error)
+		for i := range mostMaking {
+			req := w.addVolume(fmt.Sprintf("7d0f3a52-2b1c-4f7e-8a55-%012d", i), fmt.Sprintf("hangs%d", i), "xfs")
+			go func() {
+				_, err := w.node.NodeStageVolume(callContext(t, 10*time.Second), req)
+				hung <- err
+			}()
+		}
+		synctest.Wait()
+		_, err := w.node.NodeStageVolume(callContext(t, time.Second), w.stage)
+		refused(t, "stage of one more", err, codes.DeadlineExceeded, "others that are being made")
+		for range mostMaking {
+			refused(t, "stage", <-hung, codes.DeadlineExceeded, "make xfs on /dev/weft/hangs", "goes on")
+		}
+		succeeds(t, "stage of one more when the callers have gone", w.stageErr())
+		close(gate)
+		synctest.Wait()
+		if n := w.formats(); n != mostMaking+1 || len(w.node.making) != 0 {
+			t.Errorf("%d file systems made and %d places taken, want %d and none", n, len(w.node.making), mostMaking+1)
 		}
 	})
 }

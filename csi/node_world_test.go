@@ -146,6 +146,20 @@ func newNodeWorld(t *testing.T) *nodeWorld {
 	return w
 }
 
+// addVolume attaches one more volume, and returns the request to stage it.
+func (w *nodeWorld) addVolume(id, name, fsType string) *csi.NodeStageVolumeRequest {
+	device := "/dev/weft/" + name
+	d := w.kernel.addDisk(device, w.disk.size)
+	v := newRecords(device, d.number, d.size).volumes[volumeID]
+	v.Id, v.Name, v.Attachment.VolumeId, v.Attachment.VolumeName = id, name, id, name
+	w.records.mu.Lock()
+	w.records.volumes[id] = v
+	w.records.mu.Unlock()
+	req := stageOf(fsType)
+	req.VolumeId, req.StagingTargetPath = id, "/staging/"+name
+	return req
+}
+
 // restart is a new process on the same machine.
 func (w *nodeWorld) restart() {
 	w.node = newNodeOn(Config{Manager: w.records, Node: thisNode}, w.kernel)
