@@ -8,5 +8,6 @@
 //
 // Where machines can not run, the scenarios are skipped with the reason; in CI
 // that is a failure. package e2e/testbed is the cluster they use, e2e/vm the
-// machines, e2e/workload the program that knows what was acknowledged.
+// machines, e2e/operator who gives them weft commands, e2e/workload the program
+// that knows what was acknowledged.
 package e2e
