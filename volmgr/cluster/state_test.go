@@ -64,6 +64,7 @@ func TestAnAgentIsSilentSinceItsLastReport(t *testing.T) {
 }
 
 func TestOldEventsGoFirst(t *testing.T) {
+	t.Parallel()
 	s, records := New(testCluster())
 	store := map[string][]byte{}
 	keep(store, records)
