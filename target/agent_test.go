@@ -279,7 +279,10 @@ func TestACrashAtAnyOperationIsMadeGood(t *testing.T) {
 		}},
 	}
 	for _, d := range []Datapath{Kernel, User} {
-		t.Run(string(d), func(t *testing.T) { crashAnywhere(t, d, stages) })
+		t.Run(string(d), func(t *testing.T) {
+			t.Parallel()
+			crashAnywhere(t, d, stages)
+		})
 	}
 }
 

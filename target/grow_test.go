@@ -160,7 +160,10 @@ func TestACrashWhileALegGrowsIsMadeGood(t *testing.T) {
 		}},
 	}
 	for _, d := range []Datapath{Kernel, User} {
-		t.Run(string(d), func(t *testing.T) { crashAnywhere(t, d, stages) })
+		t.Run(string(d), func(t *testing.T) {
+			t.Parallel()
+			crashAnywhere(t, d, stages)
+		})
 	}
 }
 

@@ -222,20 +222,21 @@ func (m *medium) ready() error {
 func (m *medium) ReadAt(p []byte, offset int64) (int, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for i := range p {
-		at := offset + int64(i)
-		if at >= int64(m.size) {
-			return i, io.EOF
+	n := int(max(0, min(int64(len(p)), int64(m.size)-offset)))
+	for done := 0; done < n; {
+		at := offset + int64(done)
+		part := p[done:min(n, done+4096-int(at%4096))]
+		if b, ok := m.blocks[at/4096]; ok {
+			copy(part, b[at%4096:])
+		} else {
+			clear(part)
 		}
-		if i == 0 || at%4096 == 0 {
-			b := m.blocks[at/4096]
-			n := copy(p[i:], b[at%4096:])
-			if n == len(p)-i {
-				break
-			}
-		}
+		done += len(part)
 	}
-	return len(p), nil
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
 }
 
 func (m *medium) WriteAt(p []byte, offset int64) (int, error) {

@@ -271,6 +271,7 @@ var history = []func(*Label) error{
 }
 
 func TestACutAnywhereLeavesTheOldLabelOrTheNew(t *testing.T) {
+	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
 	m := formatted(t)
 	states := 0
@@ -304,6 +305,7 @@ func TestACutAnywhereLeavesTheOldLabelOrTheNew(t *testing.T) {
 }
 
 func TestASecondCutInTheRepairLeavesAGoodLabelToo(t *testing.T) {
+	t.Parallel()
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 40 {
 		m := formatted(t)
@@ -542,6 +544,7 @@ func TestFormatIsRepeatable(t *testing.T) {
 }
 
 func TestAFormatThatWasCutCanBeRepeated(t *testing.T) {
+	t.Parallel()
 	random := rand.New(rand.NewPCG(5, 6))
 	foreign := func() *memory {
 		m := newMemory(testSize)

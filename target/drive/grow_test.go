@@ -95,6 +95,7 @@ func TestALegMayGrowFartherWhileItIsZeroed(t *testing.T) {
 
 // At whatever moment the power goes: data stays, and what the label calls zeroed is.
 func TestGrowthThatIsCutAnywhereCanBeRepeated(t *testing.T) {
+	t.Parallel()
 	random := rand.New(rand.NewPCG(9, 10))
 	grow := func(m *memory) error {
 		d, err := Open(m, cluster1)

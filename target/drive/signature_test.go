@@ -21,6 +21,7 @@ type put struct {
 }
 
 func TestEachSignatureIsRecognised(t *testing.T) {
+	t.Parallel()
 	const mib = 1 << 20
 	const md1 = "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"
 	const uberblock = "\x0c\xb1\xba\x00\x00\x00\x00\x00"
