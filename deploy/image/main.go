@@ -26,6 +26,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // programs are what the image has of the distribution, where it has them, and the
@@ -71,18 +73,23 @@ func build(ctx context.Context, o options) (digest string, err error) {
 		return "", err
 	}
 	defer os.RemoveAll(work)
-	if o.program == "" {
-		o.program = filepath.Join(work, "weft")
-		if err := buildWeft(ctx, o.program); err != nil {
-			return "", err
+	var base, ours tree
+	both, running := errgroup.WithContext(ctx)
+	both.Go(func() (err error) {
+		base, err = distribution(running)
+		return err
+	})
+	both.Go(func() (err error) {
+		if o.program == "" {
+			o.program = filepath.Join(work, "weft")
+			if err := buildWeft(running, o.program); err != nil {
+				return err
+			}
 		}
-	}
-	base, err := distribution(ctx)
-	if err != nil {
-		return "", err
-	}
-	ours, err := weftFiles(ctx, o.program)
-	if err != nil {
+		ours, err = weftFiles(running, o.program)
+		return err
+	})
+	if err := both.Wait(); err != nil {
 		return "", err
 	}
 	i, err := newImage(o, describe(ctx), base, ours)

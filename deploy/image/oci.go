@@ -14,6 +14,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // Media types of the OCI image format, 1.1.
@@ -105,19 +107,24 @@ func newImage(o options, from source, base, ours tree) (*image, error) {
 		},
 		RootFS: rootFS{Type: "layers"},
 	}
-	for _, part := range []struct {
-		files tree
-		what  string
-	}{{base, "packages of the distribution"}, {ours, "weft"}} {
-		l, err := pack(part.files)
-		if err != nil {
-			return nil, err
-		}
-		i.layers = append(i.layers, i.put(typeLayer, l.compressed))
-		c.RootFS.DiffIDs = append(c.RootFS.DiffIDs, l.diff)
-		c.History = append(c.History, history{Created: created, CreatedBy: part.what})
+	parts := []tree{base, ours}
+	packed := make([]layer, len(parts))
+	var all errgroup.Group
+	for n, part := range parts {
+		all.Go(func() (err error) {
+			packed[n], err = pack(part)
+			return err
+		})
 	}
-	var err error
+	err := all.Wait()
+	if err != nil {
+		return nil, err
+	}
+	for n, what := range []string{"packages of the distribution", "weft"} {
+		i.layers = append(i.layers, i.put(typeLayer, packed[n].compressed))
+		c.RootFS.DiffIDs = append(c.RootFS.DiffIDs, packed[n].diff)
+		c.History = append(c.History, history{Created: created, CreatedBy: what})
+	}
 	if i.config, err = i.putJSON(typeConfig, c); err != nil {
 		return nil, err
 	}
