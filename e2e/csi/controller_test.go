@@ -58,6 +58,7 @@ func within(t testing.TB, d time.Duration) context.Context {
 // that is deleted leaves nothing.
 func TestALostNodeIsFencedBeforeTheNextOneGetsTheVolume(t *testing.T) {
 	needDevices(t)
+	t.Parallel()
 	c := newCluster(t, []string{"t1", "t2"}, []string{"n1", "n2"})
 	client := c.controller(csi.Config{})
 	v, err := client.CreateVolume(within(t, time.Minute), create(unique("pvc")))
@@ -188,6 +189,7 @@ func (k *cutter) intercept(ctx context.Context, method string, req, reply any, c
 // calls to the manager: it ends all the same, and leaves nothing.
 func TestAVolumesLifeIsCutAnywhere(t *testing.T) {
 	needDevices(t)
+	t.Parallel()
 	c := newCluster(t, []string{"t1", "t2"}, []string{"n1"})
 	for at := int64(1); at <= 40; at++ {
 		whole := false
@@ -245,6 +247,7 @@ func (c *cluster) life(first, second spec.ControllerClient) {
 // many writers if it has one copy; each node is fenced alone.
 func TestSharedVolumes(t *testing.T) {
 	needDevices(t)
+	t.Parallel()
 	c := newCluster(t, []string{"t1", "t2"}, []string{"n1", "n2"})
 	client := c.controller(csi.Config{})
 	for _, test := range []struct {
@@ -295,6 +298,7 @@ func TestSharedVolumes(t *testing.T) {
 // ControllerExpandVolume answers: nothing more is asked of the node.
 func TestARawVolumeGrowsInUse(t *testing.T) {
 	needDevices(t)
+	t.Parallel()
 	c := newCluster(t, []string{"t1", "t2"}, []string{"n1"})
 	client := c.controller(csi.Config{})
 	v, err := client.CreateVolume(within(t, time.Minute), create(unique("pvc")))
@@ -331,6 +335,7 @@ func TestARawVolumeGrowsInUse(t *testing.T) {
 // of the cluster is not a full cluster.
 func TestAVolumeLiesWhereItIsAsked(t *testing.T) {
 	needDevices(t)
+	t.Parallel()
 	c := newCluster(t, []string{"t1", "t2", "t3"}, nil)
 	client := c.controller(csi.Config{})
 	rack := func(name string) *spec.Topology {

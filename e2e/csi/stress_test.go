@@ -23,6 +23,7 @@ import (
 // no code on the way is final, and nothing is left.
 func TestManyLivesUnderImpatientCallers(t *testing.T) {
 	needDevices(t)
+	t.Parallel()
 	c := newCluster(t, []string{"t1", "t2"}, []string{"n1", "n2"})
 	drivers := []spec.ControllerClient{c.controller(csi.Config{}), c.controller(csi.Config{})}
 	var s stress
