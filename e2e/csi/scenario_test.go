@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"path"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -58,9 +60,10 @@ func podOn(t *testing.T, b *testbed.Bed, m *vm.Machine, controller spec.Controll
 	}
 }
 
-// A pod's mirrored volume, on the kernel's data path: a target dies under the pod's
-// writes, which stall and see no error; then the pod's machine dies, and a pod on
-// another one finds every write that was acknowledged.
+// A pod's mirrored volume, on the kernel's data path: it grows under the pod's
+// writes, mounted; a target dies under them, and they stall and see no error; then
+// the pod's machine dies, and a pod on another one finds every write that was
+// acknowledged.
 func TestScenarioPodsVolumeOutlivesTargetAndClient(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{Clients: 2, ClientPorts: []int{driverPort}})
 	c1, c2 := b.Clients[0], b.Clients[1]
@@ -90,6 +93,12 @@ func TestScenarioPodsVolumeOutlivesTargetAndClient(t *testing.T) {
 	w := b.Write(c1, records, span, 200, 1)
 	w.AwaitProgress(200, time.Minute)
 
+	const grown = 768 * block.MiB
+	first.grow(b, grown)
+	w.AwaitProgress(200, time.Minute)
+	w.NoErrors()
+	holds(t, c1, first.target, grown)
+
 	dead := b.Holder(name, 0, 1)
 	dead.Kill()
 	w.AwaitProgress(200, time.Minute)
@@ -111,6 +120,7 @@ func TestScenarioPodsVolumeOutlivesTargetAndClient(t *testing.T) {
 	second.mount()
 	t.Logf("mounted on %s %v after %s was killed", c2.Name(), time.Since(began).Round(time.Second), c1.Name())
 	b.Verify(c2, path.Join(second.target, "records"), span, acks)
+	holds(t, c2, second.target, grown)
 	second.unmount()
 	if out, err := c2.Shell(t.Context(), "e2fsck -fn /dev/weft/"+name); err != nil {
 		t.Errorf("the file system is not whole: %v\n%s", err, out)
@@ -133,6 +143,48 @@ func (p *podVolume) stageAtLast(b *testbed.Bed) {
 		})
 		return err
 	})
+}
+
+// grow expands a volume as a CO does, and the file system on its node.
+func (p *podVolume) grow(b *testbed.Bed, size block.Size) {
+	p.t.Helper()
+	bytes := &spec.CapacityRange{RequiredBytes: int64(size)}
+	again := func(what string, do func(context.Context) error) {
+		b.Eventually(3*time.Minute, what, func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+			defer cancel()
+			return do(ctx)
+		})
+	}
+	again("the volume grows", func(ctx context.Context) error {
+		r, err := p.controller.ControllerExpandVolume(ctx, &spec.ControllerExpandVolumeRequest{VolumeId: p.id, CapacityRange: bytes, VolumeCapability: p.capability})
+		if err == nil && !r.NodeExpansionRequired {
+			p.t.Fatalf("expand of a file system = %v, want the node to be asked too", r)
+		}
+		return err
+	})
+	again("the file system grows", func(ctx context.Context) error {
+		r, err := p.client.NodeExpandVolume(ctx, &spec.NodeExpandVolumeRequest{
+			VolumeId: p.id, VolumePath: p.target, StagingTargetPath: p.staging, CapacityRange: bytes, VolumeCapability: p.capability,
+		})
+		if err == nil && r.CapacityBytes != int64(size) {
+			p.t.Fatalf("expand on %s = %v, want %v", p.node, r, size)
+		}
+		return err
+	})
+}
+
+// holds checks that a mounted file system is as large as its volume, less what it
+// needs itself.
+func holds(t *testing.T, m *vm.Machine, dir string, size block.Size) {
+	t.Helper()
+	out, err := m.Shell(t.Context(), fmt.Sprintf("df -m %s | tail -1 | tr -s ' ' | cut -d' ' -f2", dir))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if has, err := strconv.Atoi(strings.TrimSpace(out)); err != nil || block.Size(has)*block.MiB < size*8/10 {
+		t.Errorf("%s on %s has %s MiB of %v (%v)", dir, m.Name(), out, size, err)
+	}
 }
 
 func volumeName(t *testing.T, b *testbed.Bed, id string) string {
