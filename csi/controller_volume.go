@@ -128,6 +128,7 @@ func (s *controllerServer) findOrCreate(ctx context.Context, c creation) (*pb.Vo
 	if err != nil {
 		return nil, fromManager(c.doing(), err)
 	}
+	logVolume(ctx, v.Id)
 	if v.State == pb.VolumeState_VOLUME_STATE_DELETING {
 		return nil, status.Errorf(codes.Aborted, "%s: volume %s, which had the name, is being deleted", c.doing(), v.Id)
 	}

@@ -72,6 +72,7 @@ type Driver struct {
 	controller *controllerServer
 	node       *nodeServer
 	metrics    *metrics
+	requests   *requestIDs
 }
 
 // New makes a driver. It starts nothing and calls nobody.
@@ -100,6 +101,7 @@ func New(cfg Config) (*Driver, error) {
 		controller: newController(cfg),
 		node:       newNode(cfg),
 		metrics:    newMetrics(),
+		requests:   newRequestIDs(),
 	}
 	d.node.took = func(step string, t time.Duration) { d.metrics.steps.WithLabelValues(step).Observe(t.Seconds()) }
 	return d, nil

@@ -18,8 +18,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"weft.dev/weft/proto/pb"
 )
 
 // logBuffer is a log that several goroutines write.
@@ -151,6 +154,57 @@ func TestCallsAreLoggedWithoutSecretsAndMeasured(t *testing.T) {
 	families, err := registry.Gather()
 	if err != nil || len(families) != 1 || families[0].GetName() != "csi_plugin_operations_seconds" || len(families[0].Metric) != 2 {
 		t.Errorf("metrics = %v, %v; want one series for each method and code", families, err)
+	}
+}
+
+// lineOf is the line of a log that has a message.
+func lineOf(log *logBuffer, message string) string {
+	for line := range strings.Lines(log.String()) {
+		if strings.Contains(line, "msg="+message+" ") {
+			return line
+		}
+	}
+	return ""
+}
+
+func TestTheVolumeThatIsMadeIsInTheLog(t *testing.T) {
+	m, log := newFakeManager(), &logBuffer{}
+	m.stuck = true
+	client := csi.NewControllerClient(serve(t, newDriver(t, m, ModeController, log).Server).conn)
+	_, err := client.CreateVolume(callContext(t, 100*time.Millisecond), createRequest("pvc-1"))
+	refused(t, "create what does not come to its end", err, codes.DeadlineExceeded)
+	until(t, "the driver ends the call", func() bool { return lineOf(log, "answered") != "" })
+	for _, message := range []string{"waiting", "answered"} {
+		if line := lineOf(log, message); !strings.Contains(line, " name=pvc-1 volume="+firstID+" ") {
+			t.Errorf("the line %q lacks the name or the volume's id: %q", message, line)
+		}
+	}
+}
+
+func TestTheManagerIsToldTheRequest(t *testing.T) {
+	log := &logBuffer{}
+	d := newDriver(t, newFakeManager(), ModeController, log)
+	told := map[string]bool{}
+	for range 2 {
+		_, err := d.observe(t.Context(), &csi.DeleteVolumeRequest{VolumeId: firstID}, &grpc.UnaryServerInfo{FullMethod: "/csi.v1.Controller/DeleteVolume"},
+			func(ctx context.Context, _ any) (any, error) {
+				sent, _ := metadata.FromOutgoingContext(ctx)
+				for _, request := range sent[pb.RequestKey] {
+					told[request] = true
+				}
+				return nil, nil
+			})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for request := range told {
+		if !strings.Contains(log.String(), "request="+request+" volume="+firstID) {
+			t.Errorf("told is %q, which is not in the log:\n%s", request, log)
+		}
+	}
+	if len(told) != 2 {
+		t.Errorf("two calls are told as %v", told)
 	}
 }
 

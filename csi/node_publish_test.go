@@ -395,7 +395,7 @@ func TestTheNodeTellsItsSegments(t *testing.T) {
 	w := newNodeWorld(t)
 	w.node.cfg.MaxVolumes = 64
 	log := &logBuffer{}
-	ctx := context.WithValue(t.Context(), logKey{}, slog.New(slog.NewTextHandler(log, nil)))
+	ctx := withLog(t.Context(), slog.New(slog.NewTextHandler(log, nil)))
 	want := map[string]string{"topology.weft.dev/cluster": "c1", "topology.weft.dev/zone": "z1"}
 	for range 2 {
 		got, err := w.node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})

@@ -4,10 +4,12 @@ package csi
 
 import (
 	"context"
+	"crypto/rand"
+	"fmt"
 	"log/slog"
 	"path"
 	"runtime/debug"
-	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -15,7 +17,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/pb"
 )
 
 // metrics have the names that csi-lib-utils gives them, for which there are
@@ -40,16 +45,31 @@ func newMetrics() *metrics {
 
 type logKey struct{}
 
+// callLog is the log of a call; what is learned meanwhile is added to it.
+type callLog struct{ atomic.Pointer[slog.Logger] }
+
+// withLog gives a call its log.
+func withLog(ctx context.Context, log *slog.Logger) context.Context {
+	call := &callLog{}
+	call.Store(log)
+	return context.WithValue(ctx, logKey{}, call)
+}
+
 // logOf is the log of the call that ctx belongs to: each line carries its
 // method, request id and volume.
 func logOf(ctx context.Context) *slog.Logger {
-	if log, ok := ctx.Value(logKey{}).(*slog.Logger); ok {
-		return log
+	if call, ok := ctx.Value(logKey{}).(*callLog); ok {
+		return call.Load()
 	}
 	return slog.New(slog.DiscardHandler)
 }
 
-var requests atomic.Uint64 // numbers the calls of this process, for the log alone
+// logVolume adds the volume to the log of a call that did not name it.
+func logVolume(ctx context.Context, id string) {
+	if call, ok := ctx.Value(logKey{}).(*callLog); ok {
+		call.Store(call.Load().With("volume", id))
+	}
+}
 
 // quiet are calls that a CO makes all the time, and that change nothing.
 var quiet = map[string]bool{
@@ -61,18 +81,24 @@ var quiet = map[string]bool{
 }
 
 // observe logs and times a call, and turns a panic into an answer: one volume's
-// call must not end those of all others.
+// call must not end those of all others. The manager is told the request's id with
+// each call that is made for it, and logs it too.
 func (d *Driver) observe(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (reply any, err error) {
 	rpc := path.Base(info.FullMethod)
-	log := d.cfg.Log.With("rpc", rpc, "request", strconv.FormatUint(requests.Add(1), 10))
+	request := d.requests.next()
+	log := d.cfg.Log.With("rpc", rpc, "request", request)
 	if subject := subjectOf(req); subject.Key != "" {
 		log = log.With(subject)
 	}
+	ctx = metadata.AppendToOutgoingContext(withLog(ctx, log), pb.RequestKey, request)
 	log.Debug("call", "message", protosanitizer.StripSecrets(req))
 	start := time.Now()
-	slow := time.AfterFunc(d.cfg.SlowAfter, func() { log.Warn("call is slow, and still under way", "after", d.cfg.SlowAfter) })
+	slow := time.AfterFunc(d.cfg.SlowAfter, func() {
+		logOf(ctx).Warn("call is slow, and still under way", "after", d.cfg.SlowAfter)
+	})
 	defer func() {
 		slow.Stop()
+		log := logOf(ctx)
 		if p := recover(); p != nil {
 			log.Error("panic", "value", p, "stack", string(debug.Stack()))
 			// Not a final code: what the call had begun may still go on.
@@ -82,8 +108,18 @@ func (d *Driver) observe(ctx context.Context, req any, info *grpc.UnaryServerInf
 		d.metrics.seconds.WithLabelValues(info.FullMethod, code.String()).Observe(took.Seconds())
 		log.Log(ctx, levelOf(rpc, code), "answered", "code", code, "took", took, "err", err)
 	}()
-	return handle(context.WithValue(ctx, logKey{}, log), req)
+	return handle(ctx, req)
 }
+
+// requestIDs name the calls of this process, as no other process does.
+type requestIDs struct {
+	process string
+	last    atomic.Uint64
+}
+
+func newRequestIDs() *requestIDs { return &requestIDs{process: strings.ToLower(rand.Text()[:6])} }
+
+func (r *requestIDs) next() string { return fmt.Sprintf("%s-%d", r.process, r.last.Add(1)) }
 
 // subjectOf is what a request is about.
 func subjectOf(req any) slog.Attr {

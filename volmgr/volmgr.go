@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -70,9 +71,10 @@ type Manager struct {
 // ask is something for the loop: an input to step through, or a look at the
 // state after all steps of its batch are durable.
 type ask struct {
-	input cluster.Input
-	look  func()
-	reply chan answer // buffered
+	input   cluster.Input
+	request string // the caller's own name for what it asks this for; for the log
+	look    func()
+	reply   chan answer // buffered
 }
 
 type answer struct {
@@ -202,7 +204,7 @@ func (m *Manager) work(batch []ask) error {
 		for _, n := range out.Wake {
 			wake[n] = true
 		}
-		m.logEvents(out.Events)
+		m.logEvents(out.Events, a.request)
 		events = events || len(out.Events) > 0
 	}
 	m.metrics.step.Observe(m.cfg.Now().Sub(begin).Seconds())
@@ -230,13 +232,18 @@ func (m *Manager) work(batch []ask) error {
 	return nil
 }
 
-func (m *Manager) logEvents(events []cluster.Event) {
+// logEvents logs what came of an input. The request, if there is one, is its caller's.
+func (m *Manager) logEvents(events []cluster.Event, request string) {
+	log := m.cfg.Log
+	if request != "" {
+		log = log.With("request", request)
+	}
 	for _, e := range events {
 		level := slog.LevelInfo
 		if e.Severity != cluster.Info {
 			level = slog.LevelWarn
 		}
-		m.cfg.Log.Log(context.Background(), level, e.Kind, "object", e.Object, "text", e.Text, "seq", e.Seq)
+		log.Log(context.Background(), level, e.Kind, "object", e.Object, "text", e.Text, "seq", e.Seq)
 	}
 }
 
@@ -250,7 +257,15 @@ func poke(c chan struct{}) {
 
 // step has the loop take an input and returns its result once that is durable.
 func (m *Manager) step(ctx context.Context, in cluster.Input) (any, error) {
-	return m.ask(ctx, ask{input: in})
+	return m.ask(ctx, ask{input: in, request: requestOf(ctx)})
+}
+
+// requestOf is what a caller says that a call is for; empty if it does not.
+func requestOf(ctx context.Context) string {
+	if said := metadata.ValueFromIncomingContext(ctx, pb.RequestKey); len(said) > 0 {
+		return said[0]
+	}
+	return ""
 }
 
 // look runs f in the loop, where it may read the state, which is all durable then.

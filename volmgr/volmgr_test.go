@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
@@ -36,6 +38,7 @@ import (
 type rig struct {
 	t    testing.TB
 	dir  string
+	log  *slog.Logger // nil: none
 	stop func()
 	pb.ManagerClient
 	agents pb.AgentsClient
@@ -50,7 +53,7 @@ func newRig(t testing.TB) *rig {
 
 func (r *rig) start() {
 	r.t.Helper()
-	m, err := New(Config{Dir: r.dir})
+	m, err := New(Config{Dir: r.dir, Log: r.log})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -710,3 +713,26 @@ func TestStoreIsRebuiltFromWhatTargetsReport(t *testing.T) {
 }
 
 func uuid(n int) string { return fmt.Sprintf("%08x-0000-4000-8000-000000000000", n) }
+
+func TestTheLogNamesTheCallersRequest(t *testing.T) {
+	var log bytes.Buffer
+	r := &rig{t: t, dir: filepath.Join(t.TempDir(), "volmgr"), log: slog.New(slog.NewTextHandler(&log, nil))}
+	r.start()
+	defer r.stop()
+	ctx := metadata.AppendToOutgoingContext(t.Context(), pb.RequestKey, "abc-7")
+	if _, err := r.CreatePool(ctx, &pb.CreatePoolRequest{Name: "asked"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.CreatePool(t.Context(), &pb.CreatePoolRequest{Name: "nobody"}); err != nil {
+		t.Fatal(err)
+	}
+	r.stop()
+	for line := range strings.Lines(log.String()) {
+		if strings.Contains(line, "asked") != strings.Contains(line, "request=abc-7") {
+			t.Errorf("log: %s", line)
+		}
+	}
+	if !strings.Contains(log.String(), "asked") {
+		t.Errorf("the pool is not in the log: %s", &log)
+	}
+}
