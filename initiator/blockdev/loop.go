@@ -58,7 +58,7 @@ func (s system) attachLoop(f int, g block.Geometry, mark string) (disk string, e
 			return "", fmt.Errorf("attach a loop device: find a free one: %w", err)
 		}
 		disk = "loop" + strconv.Itoa(free)
-		err = s.onLoop(disk, func(fd int) error { return unix.IoctlLoopConfigure(fd, &config) })
+		err = s.configureLoop(disk, &config)
 		if errors.Is(err, unix.EBUSY) {
 			continue
 		}
@@ -68,6 +68,20 @@ func (s system) attachLoop(f int, g block.Geometry, mark string) (disk string, e
 		return disk, nil
 	}
 	return "", fmt.Errorf("attach a loop device: %w", unix.EBUSY)
+}
+
+// configureLoop makes a free loop device one of a file.
+func (s system) configureLoop(disk string, config *unix.LoopConfig) error {
+	return s.onLoop(disk, func(fd int) error {
+		if err := unix.IoctlLoopConfigure(fd, config); err != nil || config.Info.Flags&unix.LO_FLAGS_READ_ONLY != 0 {
+			return err
+		}
+		// What blockdev --setro says of a device outlasts the file that it had then.
+		if err := unix.IoctlSetPointerInt(fd, unix.BLKROSET, 0); err != nil {
+			return errors.Join(err, unix.IoctlSetInt(fd, unix.LOOP_CLR_FD, 0))
+		}
+		return nil
+	})
 }
 
 // onLoop does something with a loop device that is open for it.
