@@ -263,6 +263,28 @@ func TestStatsTellBytesAndInodesOrTheSizeOfARawDevice(t *testing.T) {
 	}
 }
 
+func TestStatsAreOfTheVolumeAlone(t *testing.T) {
+	w := newNodeWorld(t)
+	succeeds(t, "stage", w.stageErr())
+	succeeds(t, "publish", w.publishErr())
+	other := w.addVolume(otherID, "other", "ext4")
+	ask := func(id, path string) error {
+		_, err := w.node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
+		return err
+	}
+	unknown := "7d0f3a52-2b1c-4f7e-8a55-3f1f5f0c2b99"
+	refused(t, "stats of another volume", ask(other.VolumeId, "/pods/p1"), codes.NotFound, "/pods/p1", "other")
+	refused(t, "stats of no volume", ask(unknown, "/pods/p1"), codes.NotFound, unknown)
+	refused(t, "stats of the machine's own file system", ask(volumeID, "/"), codes.NotFound, "db1")
+	for _, path := range []string{"/pods/p1", "/staging/db1"} {
+		succeeds(t, "stats of the volume on "+path, ask(volumeID, path))
+	}
+	w.records.set(volumeID, func(v *pb.Volume) { v.Attachment.DeviceNumber = "" })
+	succeeds(t, "stats while the agent has not reported", ask(volumeID, "/pods/p1"))
+	w.records.set(volumeID, func(v *pb.Volume) { v.Attachment = nil })
+	refused(t, "stats of what was detached", ask(volumeID, "/pods/p1"), codes.NotFound, "db1")
+}
+
 func TestAFileSystemThatHangsIsAskedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newNodeWorld(t)
@@ -284,6 +306,10 @@ func TestAFileSystemThatHangsIsAskedOnce(t *testing.T) {
 		if got := reasons(h.VolumeHealth); !slices.Equal(got, []string{"IOWaits", "FileSystemHangs"}) {
 			t.Errorf("health = %v", got)
 		}
+		w.records.down = context.DeadlineExceeded
+		_, err = w.node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: volumeID, VolumePath: "/pods/p1"})
+		refused(t, "stats without a manager", err, codes.Unavailable, "/pods/p1")
+		w.records.down = nil
 		if len(asked) != 1 {
 			t.Errorf("the file system was asked %d times, want once", len(asked))
 		}

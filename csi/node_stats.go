@@ -12,6 +12,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
 )
 
 // answerTime is how long a file system may take to say how full it is. A CO asks
@@ -74,7 +77,8 @@ func (q *questions) begin(volume, path string, usageOf func(path string) (usage,
 }
 
 // NodeGetVolumeStats tells how full a volume's file system is, or how large its raw
-// device. It needs no manager.
+// device. It needs no manager; one that answers tells whether the device at the path
+// is the volume's.
 func (s *nodeServer) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, path := r.GetVolumeId(), r.GetVolumePath()
 	if err := missingID(id); err != nil {
@@ -87,7 +91,12 @@ func (s *nodeServer) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolum
 	if err != nil {
 		return nil, err
 	}
-	if device := s.deviceOf(m); device != m.device {
+	device := s.deviceOf(m)
+	v, err := s.volumeOn(ctx, id, m, device)
+	if err != nil {
+		return nil, err
+	}
+	if device != m.device {
 		size, err := s.kernel.Size(device)
 		if err != nil {
 			return nil, status.Errorf(codes.Unavailable, "volume %s: %v", id, err)
@@ -98,7 +107,7 @@ func (s *nodeServer) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolum
 	}
 	u, err := s.asked.ask(id, m.point, s.kernel.Usage)
 	if errors.Is(err, errNoAnswer) {
-		err = fmt.Errorf("%w%s", err, s.why(ctx, id))
+		err = fmt.Errorf("%w%s", err, s.why(v))
 	}
 	if err != nil {
 		return nil, status.Errorf(codes.Unavailable, "volume %s: %v", id, err)
@@ -126,19 +135,38 @@ func (s *nodeServer) mountAt(path string) (mount, error) {
 	return m, nil
 }
 
-// whyTime is how long the manager may take to say what a volume waits for.
-const whyTime = time.Second
+// recordsTime is how long the manager may take to say what it knows of a volume, to
+// a call that can do without.
+const recordsTime = time.Second
 
-// why says what I/O of a volume waits for, as far as the manager knows.
-func (s *nodeServer) why(ctx context.Context, id string) string {
-	ctx, cancel := context.WithTimeout(ctx, whyTime)
+// volumeOn is the volume whose device is mounted, nil if the manager does not say in
+// time. The error is NotFound for a volume that is not there, or not on this device;
+// the manager may not know yet on which one it is.
+func (s *nodeServer) volumeOn(ctx context.Context, id string, m mount, device block.DeviceNumber) (*pb.Volume, error) {
+	ctx, cancel := context.WithTimeout(ctx, recordsTime)
 	defer cancel()
 	v, err := s.volume(ctx, id)
-	if err != nil {
+	switch {
+	case status.Code(err) == codes.NotFound:
+		return nil, err
+	case err != nil:
+		logOf(ctx).Debug("manager does not answer", "err", err)
+		return nil, nil
+	}
+	a := attachmentTo(v, string(s.cfg.Node))
+	if number := a.GetDeviceNumber(); a == nil || number != "" && number != device.String() {
+		return nil, status.Errorf(codes.NotFound, "volume %s: device %s is mounted on %s, which is not the volume's", v.Name, device, m.point)
+	}
+	return v, nil
+}
+
+// why says what I/O of a volume waits for, as far as the manager knows.
+func (s *nodeServer) why(v *pb.Volume) string {
+	if v == nil {
 		return ""
 	}
-	if a := attachmentTo(v, string(s.cfg.Node)); a != nil && a.WaitingFor != "" {
-		return ": its I/O waits for " + a.WaitingFor
+	if waits := attachmentTo(v, string(s.cfg.Node)).GetWaitingFor(); waits != "" {
+		return ": its I/O waits for " + waits
 	}
 	return ""
 }
