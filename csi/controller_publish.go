@@ -103,7 +103,8 @@ func (s *controllerServer) attach(ctx context.Context, v *pb.Volume, node string
 	default:
 		return a, nil
 	}
-	a, err := s.cfg.Manager.Attach(ctx, &pb.AttachRequest{Volume: v.Id, Node: node, Mode: mode})
+	// The node service records what it makes of a volume before it writes to it.
+	a, err := s.cfg.Manager.Attach(ctx, &pb.AttachRequest{Volume: v.Id, Node: node, Mode: mode, KeepsRecord: true})
 	switch status.Code(err) {
 	case codes.InvalidArgument:
 		// What is no node's name names no node.

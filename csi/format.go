@@ -36,12 +36,21 @@ import (
 //	formatting F       what nobody knows: an mkfs that was cut off   mkfs
 //	formatting F       any other F                                   recorded, mounted
 //	F                  F                                             mounted
+//	raw                the file system asked for                     recorded, mounted
 //	any                anything else                                 refused, naming it
+//
+// "raw" is recorded before a raw device is given to anybody who may write to it: by
+// NodeStageVolume, and by the manager where somebody attaches a volume by hand. Its
+// data may be anywhere, so ends that are zeroes say nothing; who knows that it is
+// empty takes the record back (weft volume set NAME --formatted none).
 //
 // Our making is told by its UUID, which is the volume's id. What stands behind
 // "formatting" holds nothing of a user's, since it was never mounted: so a crash at
 // any point neither formats data nor leaves a volume that can not be used.
-const formatting = "formatting " // volmgr/cluster.Formatting
+const (
+	formatting = "formatting " // volmgr/cluster.Formatting
+	rawDevice  = "raw"         // volmgr/cluster.Raw
+)
 
 // endSize is how much of each end of a device is looked at. All signatures that
 // blkid knows are there: the farthest are ZFS's, in the first 512 KiB and the last.
@@ -168,6 +177,10 @@ type plan struct {
 // one that is there, or ext4. The error is of code FailedPrecondition.
 func decide(volume *pb.Volume, asked string, e evidence) (plan, error) {
 	recorded, begun := volume.GetFormatted(), false
+	anything := recorded == rawDevice
+	if anything {
+		recorded = ""
+	}
 	if rest, ok := strings.CutPrefix(recorded, formatting); ok {
 		recorded, begun = rest, true
 	}
@@ -195,6 +208,9 @@ func decide(volume *pb.Volume, asked string, e evidence) (plan, error) {
 		return refuse("%s was made on it, and the device reads as empty: it is not formatted again", recorded)
 	case recorded != "" && !begun:
 		return refuse("%s was made on it, and the device holds something that is no file system", recorded)
+	case anything:
+		return refuse("it was given out as a raw device, on which no file system is found, and may hold data anywhere: it is not formatted; "+
+			"if it holds nothing of use, detach it and say so: weft volume set %s --formatted none", volume.GetName())
 	case blank:
 		// At its first epoch nobody has had it before.
 		p.format, p.fresh = true, recorded == "" && volume.GetEpoch() <= 1

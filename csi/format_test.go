@@ -44,6 +44,9 @@ func TestWhatIsDoneWithADevice(t *testing.T) {
 		"ext4": {
 			"new own ext4": "mount", "used own ext4": "mount", "new other ext4": "mount", "used other ext4": "mount",
 		},
+		"raw": {
+			"new own ext4": "mount", "used own ext4": "mount", "new other ext4": "mount", "used other ext4": "mount",
+		},
 		"formatting xfs": {},
 		"xfs":            {},
 		"btrfs":          {},
@@ -82,6 +85,7 @@ func TestWhatIsThereIsTakenWhereNothingIsAskedFor(t *testing.T) {
 		{"formatting xfs", "nothing", "xfs", true},
 		{"formatting xfs", "xfs cut off", "xfs", true},
 		{"xfs", "own xfs", "xfs", false},
+		{"raw", "other xfs", "xfs", false},
 	} {
 		p, err := decide(&pb.Volume{Id: volumeID, Formatted: c.recorded}, "", contents[c.content])
 		if err != nil || p.fsType != c.want || p.format != c.format {

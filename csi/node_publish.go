@@ -85,6 +85,9 @@ func (s *nodeServer) publish(ctx context.Context, t *task, req publishing) error
 		return err
 	}
 	if req.block {
+		if err := s.recordRaw(ctx, a, req.wanted); err != nil {
+			return err
+		}
 		return s.bindDevice(ctx, t, a, req)
 	}
 	if err := t.next(ctx, "bind %s to %s", req.path, req.target); err != nil {

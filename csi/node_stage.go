@@ -90,8 +90,10 @@ func (s *nodeServer) stage(ctx context.Context, t *task, req staging) error {
 	case req.block && mounted:
 		return status.Errorf(codes.AlreadyExists, "volume %s: it is staged as a file system, and asked for as a raw device", a.volume.Name)
 	case req.block:
-		_, err := look(s.kernel, d)
-		return unavailable(a, err)
+		if _, err := look(s.kernel, d); err != nil {
+			return unavailable(a, err)
+		}
+		return s.recordRaw(ctx, a, req.wanted)
 	case mounted:
 		return s.stagedAlready(ctx, t, a, d, req, m)
 	}
@@ -367,10 +369,20 @@ func (s *nodeServer) usedAlready(a attachment, d disk, req staging) (used bool, 
 // end with the call: an mkfs that took as long as the call must not be made again.
 const recordTime = 30 * time.Second
 
+// recordRaw has the manager keep, before anybody gets the raw device to write to,
+// that it may hold anything from now on. A file system that is recorded stays so.
+func (s *nodeServer) recordRaw(ctx context.Context, a attachment, w wanted) error {
+	is := a.volume.Formatted
+	if w.shared() || is != "" && !strings.HasPrefix(is, formatting) {
+		return nil
+	}
+	return s.record(ctx, a, rawDevice)
+}
+
 // record has the manager keep which file system there is.
 func (s *nodeServer) record(ctx context.Context, a attachment, what string) error {
-	if a.volume.Formatted == what {
-		return nil
+	if a.volume.Formatted == what && !strings.HasPrefix(what, formatting) {
+		return nil // what is being made may have become "raw" meanwhile
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTime)
 	defer cancel()

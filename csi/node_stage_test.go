@@ -14,6 +14,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"weft.dev/weft/proto/pb"
 )
@@ -266,6 +268,50 @@ func TestNothingIsMadeOnASharedVolume(t *testing.T) {
 	w := newNodeWorld(t)
 	w.readers("ext4")
 	refused(t, "stage", w.stageErr(), codes.FailedPrecondition, "no file system")
+}
+
+// A raw volume's data may be where nobody looks. So what it was used for is recorded
+// before its device is there to be written.
+func TestNothingIsMadeOnWhatWasARawDevice(t *testing.T) {
+	for _, recorded := range []string{"", "formatting ext4"} {
+		w := newNodeWorld(t)
+		w.records.volumes[volumeID].Formatted = recorded
+		asFileSystem := w.stage
+		w.stage = proto.CloneOf(w.stage)
+		w.stage.VolumeCapability = blockCapability(anyWriter)
+		w.records.down = status.Error(codes.Unavailable, "no manager")
+		refused(t, "stage raw, without a record", w.stageErr(), codes.Unavailable)
+		w.records.down = nil
+		succeeds(t, "stage raw", w.stageErr())
+		if got := w.records.volumes[volumeID].Formatted; got != "raw" {
+			t.Fatalf("recorded is %q", got)
+		}
+		w.stage = asFileSystem
+		refused(t, "stage", w.stageErr(), codes.FailedPrecondition, "raw device", "weft volume set db1 --formatted none")
+		w.disk.start = encodeExt4(otherID, 512*mib, true)
+		succeeds(t, "stage what somebody has made on it", w.stageErr())
+		if got := w.records.volumes[volumeID].Formatted; got != "ext4" || w.formats() > 0 {
+			t.Errorf("recorded is %q, and %d file systems were made", got, w.formats())
+		}
+	}
+}
+
+// While the node makes up its mind somebody may attach the volume by hand.
+func TestWhatBecameRawMeanwhileIsNotFormatted(t *testing.T) {
+	for _, recorded := range []string{"", "formatting ext4"} {
+		w := newNodeWorld(t)
+		w.records.volumes[volumeID].Formatted = recorded
+		w.records.fail = func(call string) error {
+			if call == "UpdateVolume" {
+				w.records.volumes[volumeID].Formatted = "raw"
+			}
+			return nil
+		}
+		refused(t, "stage", w.stageErr(), codes.FailedPrecondition, "raw")
+		if w.formats() > 0 {
+			t.Error("it was formatted")
+		}
+	}
 }
 
 func TestStageGrowsTheFileSystem(t *testing.T) {

@@ -76,7 +76,11 @@ func (r *records) UpdateVolume(ctx context.Context, in *pb.UpdateVolumeRequest, 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volumes[in.Volume]
-	if is := v.Formatted; is != "" && is != in.Formatted && is != formatting+in.Formatted {
+	making, raw := strings.HasPrefix(in.Formatted, formatting), in.Formatted == rawDevice
+	switch is := v.Formatted; {
+	case is == "", is == in.Formatted, is == formatting+in.Formatted:
+	case is == rawDevice && !making, strings.HasPrefix(is, formatting) && raw:
+	default:
 		return nil, status.Errorf(codes.AlreadyExists, "formatted is %q, asked for is %q", is, in.Formatted)
 	}
 	v.Formatted = in.Formatted

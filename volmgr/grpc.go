@@ -273,7 +273,9 @@ func (m *Manager) PromoteStaleLeg(ctx context.Context, r *pb.PromoteStaleLegRequ
 
 // Attach gives a volume to a host.
 func (m *Manager) Attach(ctx context.Context, r *pb.AttachRequest) (*pb.Attachment, error) {
-	in := cluster.Attach{Volume: r.Volume, Node: block.NodeName(r.Node), Mode: fromEnum[cluster.AttachMode](r.Mode, attachModePrefix)}
+	in := cluster.Attach{
+		Volume: r.Volume, Node: block.NodeName(r.Node), Mode: fromEnum[cluster.AttachMode](r.Mode, attachModePrefix), KeepsRecord: r.KeepsRecord,
+	}
 	return call(ctx, m, in, pbAttachment)
 }
 

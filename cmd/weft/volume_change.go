@@ -95,26 +95,38 @@ func smallDevice(v *pb.Volume) string {
 
 func newVolumeSet(g *globals) *cobra.Command {
 	var changes []string
+	var formatted string
 	cmd := &cobra.Command{
-		Use:               "set VOLUME --label KEY=VALUE",
-		Short:             "Change what may change of a volume that is in use",
-		Long:              "Sets labels of a volume, and takes away those that are given as KEY-. Others stay.",
-		Example:           "  weft volume set db1 --label tier=gold --label owner-",
+		Use:   "set VOLUME [--label KEY=VALUE] [--formatted none]",
+		Short: "Change what may change of a volume",
+		Long: `Sets labels of a volume, and takes away those that are given as KEY-. Others
+stay.
+
+What a volume was used for is recorded before it is written: the file system that
+was made on it for a pod, or "raw" if it was attached by hand or as a raw device.
+For a pod no file system is made on such a one. With --formatted none you say
+that nothing on it is of use, so that one may be made. It must not be attached.`,
+		Example: `  weft volume set db1 --label tier=gold --label owner-
+  weft volume set db1 --formatted none`,
 		Args:              takes("VOLUME"),
 		ValidArgsFunction: g.completeVolumes,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
-			return runVolumeSet(ctx, api, args[0], changes, out)
+			return runVolumeSet(ctx, api, args[0], changes, formatted, out)
 		}),
 	}
 	cmd.Flags().StringArrayVar(&changes, "label", nil, "`key=value` to set, or key- to take away; may be repeated")
+	cmd.Flags().StringVar(&formatted, "formatted", "", "none: forget what was made on the volume, since it holds nothing of use")
 	return cmd
 }
 
-func runVolumeSet(ctx context.Context, api pb.ManagerClient, volume string, changes []string, out *output) error {
-	if len(changes) == 0 {
-		return usageError{err: fmt.Errorf("--label: must be given"), hint: "such as --label tier=gold, or --label tier- to take it away"}
+func runVolumeSet(ctx context.Context, api pb.ManagerClient, volume string, changes []string, formatted string, out *output) error {
+	switch {
+	case len(changes) == 0 && formatted == "":
+		return usageError{err: fmt.Errorf("--label: must be given, or --formatted"), hint: "such as --label tier=gold, or --label tier- to take it away"}
+	case formatted != "" && formatted != "none":
+		return usageError{err: fmt.Errorf("--formatted %q is not known", formatted), hint: "none is: the volume holds nothing of use"}
 	}
-	r := &pb.UpdateVolumeRequest{Volume: volume}
+	r := &pb.UpdateVolumeRequest{Volume: volume, Formatted: formatted}
 	var set []string
 	for _, change := range changes {
 		key, remove := strings.CutSuffix(change, "-")
@@ -137,6 +149,11 @@ func runVolumeSet(ctx context.Context, api pb.ManagerClient, volume string, chan
 	if err != nil {
 		return err
 	}
-	out.say("volume %s has labels %s", v.GetName(), pairs(v.GetLabels()))
+	if len(changes) > 0 {
+		out.say("volume %s has labels %s", v.GetName(), pairs(v.GetLabels()))
+	}
+	if formatted != "" {
+		out.say("a file system may be made on volume %s", v.GetName())
+	}
 	return out.print(v, nil)
 }

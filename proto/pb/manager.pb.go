@@ -1217,8 +1217,9 @@ type UpdateVolumeRequest struct {
 	Volume       string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // name or id
 	SetLabels    map[string]string      `protobuf:"bytes,2,rep,name=set_labels,json=setLabels,proto3" json:"set_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	RemoveLabels []string               `protobuf:"bytes,3,rep,name=remove_labels,json=removeLabels,proto3" json:"remove_labels,omitempty"`
-	// That a file system was made on the volume, and which: "ext4". It stays set as
-	// long as the volume lives: who finds it set never makes another one.
+	// What the volume is used for, see Volume.formatted: it is recorded before the
+	// volume is written, and who finds it set never makes another file system. "none"
+	// takes it back, of a volume that is not attached: it holds nothing of use.
 	Formatted     string `protobuf:"bytes,4,opt,name=formatted,proto3" json:"formatted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1803,10 +1804,14 @@ func (x *PromoteStaleLegRequest) GetAcceptDataLoss() bool {
 }
 
 type AttachRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
-	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	Mode          AttachMode             `protobuf:"varint,3,opt,name=mode,proto3,enum=weft.v1.AttachMode" json:"mode,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Volume string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	Node   string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Mode   AttachMode             `protobuf:"varint,3,opt,name=mode,proto3,enum=weft.v1.AttachMode" json:"mode,omitempty"`
+	// That the caller sees to Volume.formatted itself, before anything is written. For
+	// all others an attachment that can write records "raw" if no file system is
+	// recorded: nobody is to take the volume for an empty one after that.
+	KeepsRecord   bool `protobuf:"varint,4,opt,name=keeps_record,json=keepsRecord,proto3" json:"keeps_record,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1860,6 +1865,13 @@ func (x *AttachRequest) GetMode() AttachMode {
 		return x.Mode
 	}
 	return AttachMode_ATTACH_MODE_UNSPECIFIED
+}
+
+func (x *AttachRequest) GetKeepsRecord() bool {
+	if x != nil {
+		return x.KeepsRecord
+	}
+	return false
 }
 
 type DetachRequest struct {
@@ -2415,11 +2427,12 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x16PromoteStaleLegRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x15\n" +
 	"\x06leg_id\x18\x02 \x01(\tR\x05legId\x12(\n" +
-	"\x10accept_data_loss\x18\x03 \x01(\bR\x0eacceptDataLoss\"d\n" +
+	"\x10accept_data_loss\x18\x03 \x01(\bR\x0eacceptDataLoss\"\x87\x01\n" +
 	"\rAttachRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12'\n" +
-	"\x04mode\x18\x03 \x01(\x0e2\x13.weft.v1.AttachModeR\x04mode\"Q\n" +
+	"\x04mode\x18\x03 \x01(\x0e2\x13.weft.v1.AttachModeR\x04mode\x12!\n" +
+	"\fkeeps_record\x18\x04 \x01(\bR\vkeepsRecord\"Q\n" +
 	"\rDetachRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +

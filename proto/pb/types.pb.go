@@ -1497,8 +1497,10 @@ type Volume struct {
 	Attachment       *Attachment            `protobuf:"bytes,14,opt,name=attachment,proto3" json:"attachment,omitempty"`  // unset when detached
 	Created          *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=created,proto3" json:"created,omitempty"`
 	ExpandingToBytes uint64                 `protobuf:"varint,16,opt,name=expanding_to_bytes,json=expandingToBytes,proto3" json:"expanding_to_bytes,omitempty"` // the size that its legs are growing to; 0 if they are not
-	Formatted        string                 `protobuf:"bytes,17,opt,name=formatted,proto3" json:"formatted,omitempty"`                                          // the file system that was made on it, see UpdateVolume
-	Attachments      []*Attachment          `protobuf:"bytes,18,rep,name=attachments,proto3" json:"attachments,omitempty"`                                      // all of them, if it is shared; attachment is the first
+	// The file system that was made on it, such as "ext4", or is being made
+	// ("formatting ext4"); "raw": it may hold anything; empty: it was never written.
+	Formatted   string        `protobuf:"bytes,17,opt,name=formatted,proto3" json:"formatted,omitempty"`
+	Attachments []*Attachment `protobuf:"bytes,18,rep,name=attachments,proto3" json:"attachments,omitempty"` // all of them, if it is shared; attachment is the first
 	// Targets that have not confirmed yet that no earlier host can write, by name,
 	// each with why. Once it is empty on a detached volume, nobody can.
 	FenceWaitsFor []string `protobuf:"bytes,19,rep,name=fence_waits_for,json=fenceWaitsFor,proto3" json:"fence_waits_for,omitempty"`

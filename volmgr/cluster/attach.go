@@ -64,7 +64,11 @@ func (in Attach) apply(t *tx) (view, error) {
 		return nil, refused(ReasonNodeOffline, nodeObject(in.Node), "confirmed dead").hint("it counts as alive again when its agent reports")
 	}
 	if v.users() != "" {
-		if done, err := t.attachAgain(v, in.Node, mode); done || err != nil {
+		done, err := t.attachAgain(v, in.Node, mode)
+		if done && !in.KeepsRecord && mode != AttachSharedReadOnly {
+			t.handOut(v)
+		}
+		if done || err != nil {
 			return attachmentResult(v.ID, in.Node), err
 		}
 	}
@@ -78,12 +82,23 @@ func (in Attach) apply(t *tx) (view, error) {
 		return nil, refused(ReasonAttachedElse, v.object(), "attached to %s, whose host ID begins like that of %s", a.Node, n.Name).
 			hint("give %s another host ID", n.Name).with("node", string(a.Node))
 	}
+	if !in.KeepsRecord && mode != AttachSharedReadOnly {
+		t.handOut(v)
+	}
 	if mode.shared() {
 		t.share(t.volume(v.ID), n, mode)
 	} else {
 		t.grant(t.volume(v.ID), n)
 	}
 	return attachmentResult(v.ID, in.Node), nil
+}
+
+// handOut takes note, before a device is handed out, that it may be written by
+// somebody who records nothing.
+func (t *tx) handOut(v *Volume) {
+	if after := orRaw(v.Formatted); after != v.Formatted {
+		t.volume(v.ID).Formatted = after
+	}
 }
 
 func attachmentResult(id block.VolumeID, node block.NodeName) view {

@@ -90,6 +90,9 @@ type Attach struct {
 	Volume string
 	Node   block.NodeName
 	Mode   AttachMode // empty means AttachExclusive
+	// KeepsRecord: the caller sees to Volume.Formatted itself. Otherwise it becomes
+	// Raw, if the attachment can write and no file system is recorded.
+	KeepsRecord bool
 }
 
 // Detach takes a volume from its host. Result: nil.

@@ -153,6 +153,9 @@ func (r *rebuild) volume(legs []foundLeg) {
 		found = append(found, l.LegLabel)
 	}
 	labels, formatted := fromDrives(best.Labels)
+	if r.lastEpoch[best.ID] > 0 { // it was granted, and the label may be older than that
+		formatted = orRaw(formatted)
+	}
 	v := &Volume{
 		ID: best.ID, Name: best.Name, Size: grownOnDrives(best, found), Layout: best.Layout, Pool: best.Pool, Spread: best.Spread,
 		Labels: labels, Formatted: formatted, State: VolumeReady, Epoch: r.lastEpoch[best.ID] + 1, Generation: best.Generation + 1,

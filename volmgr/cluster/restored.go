@@ -21,7 +21,8 @@ const (
 // Restored makes the records of a backup fit to start from. What happened after
 // the backup is not in it: who was granted what, and which copies went stale.
 // So every volume comes up detached and not clean, at an epoch far above any
-// that a target can have admitted, and with its legs under new identities.
+// that a target can have admitted, with its legs under new identities, and none of
+// them is taken for one that was never written.
 func Restored(now time.Time, records []Record) ([]Record, error) {
 	s, err := Load(records)
 	if err != nil {
@@ -40,6 +41,7 @@ func Restored(now time.Time, records []Record) ([]Record, error) {
 func (t *tx) restored(v *Volume) {
 	v.Epoch += epochJump
 	v.Clean = false
+	v.Formatted = orRaw(v.Formatted)
 	if v.Attachment != nil {
 		v.Holder, v.Attachment = v.Attachment.Node, nil
 	}

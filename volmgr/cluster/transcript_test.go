@@ -256,7 +256,7 @@ var scriptCommands = map[string]func(*script, args) string{
 	"add-drive":   (*script).addDrive,
 	"evict-drive": (*script).evictDrive,
 	"attach": func(s *script, a args) string {
-		return s.step(Attach{a.word(0), a.node(1), AttachMode(a.options["mode"])})
+		return s.step(Attach{a.word(0), a.node(1), AttachMode(a.options["mode"]), a.options["by"] != "hand"})
 	},
 	"detach": (*script).detach,
 	"update": (*script).update,

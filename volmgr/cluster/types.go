@@ -251,7 +251,7 @@ type Volume struct {
 	Restored  bool   `json:"restored,omitempty"`
 	DeletedAt uint64 `json:"deleted_at,omitempty"` // generation of DeleteVolume
 	// Formatted is the file system that was made on it, or is being made, see
-	// Formatting; empty if none ever was.
+	// Formatting; Raw if it may hold anything, empty if it was never written.
 	Formatted string `json:"formatted,omitempty"`
 	// ExpandingTo is the size that the legs are growing to; 0 if they are not.
 	ExpandingTo block.Size `json:"expanding_to,omitempty"`

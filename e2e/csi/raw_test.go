@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csi
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/csi"
+	"weft.dev/weft/proto/pb"
+)
+
+// What was written to a volume as a raw device, by a pod or by hand, is not taken for
+// an empty volume when a file system is asked for later, wherever the data is; until
+// somebody says that it is of no use.
+func TestDataOfARawDeviceIsNotFormatted(t *testing.T) {
+	needDevices(t)
+	for name, write := range map[string]func(*podVolume, *cluster){"a pod's": writeAsAPod, "written by hand": writeByHand} {
+		for _, recorded := range []string{"", "formatting ext4"} {
+			t.Run(name+", recorded "+recorded, func(t *testing.T) {
+				t.Parallel()
+				c := newCluster(t, []string{"t1", "t2"}, []string{"n1"})
+				controller := c.controller(csi.Config{})
+				id := c.newVolume(controller, raw)
+				c.record(id, recorded)
+				write(c.onNode("n1", controller, id, raw), c)
+				if is := c.volume(id).Formatted; is != "raw" {
+					t.Errorf("recorded is %q", is)
+				}
+
+				pod := c.onNode("n1", controller, id, fileSystem(spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER, "ext4"))
+				pod.attach()
+				refused(t, "stage as a file system", pod.stage(), "raw device", "--formatted none")
+				if _, err := c.manager.UpdateVolume(t.Context(), &pb.UpdateVolumeRequest{Volume: id, Formatted: "none"}); err == nil {
+					t.Error("the record was taken back of a volume that is attached")
+				}
+				pod.detach()
+				c.record(id, "none")
+				pod.attach()
+				pod.mount()
+				pod.unmount()
+				pod.detach()
+				c.nothingMounted()
+			})
+		}
+	}
+}
+
+func (c *cluster) record(id, formatted string) {
+	c.t.Helper()
+	if _, err := c.manager.UpdateVolume(c.t.Context(), &pb.UpdateVolumeRequest{Volume: id, Formatted: formatted}); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func writeAsAPod(p *podVolume, _ *cluster) {
+	p.t.Helper()
+	p.attach()
+	p.mount()
+	writeInTheMiddle(p.t, p.target)
+	p.unmount()
+	p.detach()
+}
+
+func writeByHand(p *podVolume, c *cluster) {
+	p.t.Helper()
+	if _, err := c.manager.Attach(p.t.Context(), &pb.AttachRequest{Volume: p.id, Node: p.node}); err != nil {
+		p.t.Fatal(err)
+	}
+	c.attached(p.id, p.node)
+	writeInTheMiddle(p.t, c.volume(p.id).Attachment.Device)
+	p.detach()
+}
+
+// writeInTheMiddle writes where no signature of a file system would be.
+func writeInTheMiddle(t testing.TB, device string) {
+	t.Helper()
+	f, err := os.OpenFile(device, os.O_RDWR|unix.O_SYNC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt([]byte("data of a data base"), 10<<20)
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A volume that was granted to a node which never came to make its file system gets
+// it on the next.
+func TestANodeThatIsLostBeforeItFormatsLeavesAnEmptyVolume(t *testing.T) {
+	needDevices(t)
+	c := newCluster(t, []string{"t1", "t2"}, []string{"n1", "n2"})
+	controller := c.controller(csi.Config{})
+	writer := fileSystem(spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER, "ext4")
+	id := c.newVolume(controller, writer)
+	lost := c.onNode("n1", controller, id, writer)
+	lost.attach()
+	c.attached(id, "n1")
+	c.nodes["n1"]()
+	lost.detach()
+	if is := c.volume(id).Formatted; is != "" {
+		t.Errorf("recorded is %q", is)
+	}
+	next := c.onNode("n2", controller, id, writer)
+	next.attach()
+	next.mount()
+	next.unmount()
+	next.detach()
+	c.nothingMounted()
+}
