@@ -265,6 +265,7 @@ func TestCreateVolumeCodes(t *testing.T) {
 		{"an unknown parameter", set(func(r *csi.CreateVolumeRequest) { r.Parameters["iops"] = "1" }), codes.InvalidArgument, "iops"},
 		{"an unknown mutable parameter", set(func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"iops": "1"} }), codes.InvalidArgument, "iops"},
 		{"a pool that is not", set(func(r *csi.CreateVolumeRequest) { r.Parameters["pool"] = "gold" }), codes.InvalidArgument, "pool"},
+		{"a label that no node has", set(func(r *csi.CreateVolumeRequest) { r.Parameters["spread"] = "room" }), codes.ResourceExhausted, "parameters: spread=room, copies=2"},
 		{"two file systems", set(func(r *csi.CreateVolumeRequest) { r.Parameters["fsType"] = "xfs" }), codes.InvalidArgument, "fsType"},
 		{"a range without a size", set(func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1<<30 + 1, LimitBytes: 1<<30 + 2}

@@ -143,6 +143,10 @@ func (s *controllerServer) creationRefused(ctx context.Context, c creation, err 
 	case st.Code() == codes.AlreadyExists:
 		// Another process was faster; a repeated request finds what it has made.
 		return status.Errorf(codes.Aborted, "%s: %s", c.doing(), st.Message())
+	case st.Code() == codes.ResourceExhausted && fieldOf(st) == "copies":
+		// Too few nodes have the label of the class, or have different values of it.
+		// They may get it, so this is no fault of the request.
+		return status.Errorf(codes.ResourceExhausted, "parameters: %s=%s, %s=%d: %s: %s", paramSpread, c.params.spread, paramCopies, c.params.copies, c.doing(), st.Message())
 	case st.Code() == codes.ResourceExhausted:
 		if whole, ok := s.wholePool(ctx, c.params); ok && c.size > whole {
 			return status.Errorf(codes.OutOfRange, "%s: %d bytes in %d copies do not fit on pool %s even when it is empty: %d bytes at most",

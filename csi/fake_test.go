@@ -170,6 +170,9 @@ func (m *fakeManager) CreateVolume(_ context.Context, r *pb.CreateVolumeRequest,
 		if r.SizeBytes*uint64(r.Copies) > 60<<30 {
 			return nil, withDetail(codes.ResourceExhausted, "volume "+r.Name+": no space", "NO_SPACE", "")
 		}
+		if r.Spread != "node" {
+			return nil, withDetail(codes.ResourceExhausted, "volume "+r.Name+": copies need different values of a label", "NO_SPACE", "copies")
+		}
 		if r.Pool != "default" {
 			return nil, status.Errorf(codes.NotFound, "pool %s: not found", r.Pool)
 		}

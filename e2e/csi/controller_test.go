@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -360,6 +361,11 @@ func TestAVolumeLiesWhereItIsAsked(t *testing.T) {
 	r.AccessibilityRequirements = &spec.TopologyRequirement{Requisite: []*spec.Topology{rack("rt2")}}
 	if _, err := client.CreateVolume(within(t, time.Minute), r); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("CreateVolume where there is no room = %v, want ResourceExhausted", err)
+	}
+	r = create(unique("pvc"))
+	r.Parameters["spread"] = "room"
+	if _, err := client.CreateVolume(within(t, time.Minute), r); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "parameters: spread=room") {
+		t.Errorf("CreateVolume by a label that no node has = %v, want ResourceExhausted that names it", err)
 	}
 	for segment, want := range map[string]block.Size{"rt2": driveSize, "none": 0} {
 		got, err := client.GetCapacity(t.Context(), &spec.GetCapacityRequest{Parameters: map[string]string{"copies": "1", "stripes": "1"}, AccessibleTopology: rack(segment)})
