@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"testing"
+	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
@@ -94,7 +95,7 @@ func writeInTheMiddle(t testing.TB, device string) {
 func TestANodeThatIsLostBeforeItFormatsLeavesAnEmptyVolume(t *testing.T) {
 	needDevices(t)
 	c := newCluster(t, []string{"t1", "t2"}, []string{"n1", "n2"})
-	controller := c.controller(csi.Config{})
+	controller := c.controller(csi.Config{DetachGrace: time.Second})
 	writer := fileSystem(spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER, "ext4")
 	id := c.newVolume(controller, writer)
 	lost := c.onNode("n1", controller, id, writer)

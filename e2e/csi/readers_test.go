@@ -36,7 +36,7 @@ func TestReadersSeeWhatWasSyncedBeforeACrash(t *testing.T) {
 
 func readersAfterACrash(t *testing.T, fsType string, copies int) {
 	c := newCluster(t, []string{"t1", "t2"}, []string{"n1", "n2"})
-	controller := c.controller(csi.Config{})
+	controller := c.controller(csi.Config{DetachGrace: time.Second})
 	writer := fileSystem(spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER, fsType)
 	readers := fileSystem(spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, "")
 	id := c.newVolumeOf(controller, writer, copies)

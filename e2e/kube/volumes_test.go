@@ -91,8 +91,8 @@ func rawBlock(t *testing.T, l *Lab) {
 	l.Apply(pod{name: "again", claim: "raw", node: "n1", block: true}.String())
 	ready(l, "again")
 	is(t, "what the device holds on the other node", sh(l, "again", "head -c 1000000 /dev/volume | md5sum"), sum)
-	if v := volumeOf(l, "raw"); v.Formatted != "" {
-		t.Errorf("a raw volume is recorded as formatted with %q", v.Formatted)
+	if v := volumeOf(l, "raw"); v.Formatted != "raw" {
+		t.Errorf("a raw volume is recorded as %q", v.Formatted)
 	}
 	remove(l, "pod/again", "pvc/raw")
 }
