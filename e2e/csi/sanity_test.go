@@ -31,7 +31,6 @@ var skips = map[string]string{
 // The whole of csi-sanity, once for file systems and once for raw block volumes.
 func TestSanity(t *testing.T) {
 	needDevices(t)
-	t.Parallel()
 	c := newCluster(t, []string{"t1", "t2"}, []string{"n1"})
 	socket := c.startDriver(csi.Config{Mode: csi.ModeAll, Node: "n1", Version: "test", MaxVolumes: 4})
 	for _, access := range []string{"mount", "block"} {
