@@ -170,8 +170,10 @@ func (k *fakeKernel) Mount(d disk, source, target, fsType string, options []stri
 	switch {
 	case k.nodes[source] != disk.number:
 		return unix.ESTALE
-	case k.files[target] != "dir":
+	case k.files[target] == "":
 		return unix.ENOENT
+	case k.files[target] != "dir":
+		return unix.ENOTDIR
 	case !ok || super.fsType != fsType:
 		return unix.EINVAL
 	case disk.readOnly && !m.readOnly():
@@ -259,8 +261,14 @@ func (k *fakeKernel) MakeFile(p string) error { return k.make(p, "file") }
 func (k *fakeKernel) make(p, kind string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if is, ok := k.files[p]; ok && is != kind {
-		return unix.EEXIST
+	switch is, ok := k.files[p]; {
+	case !ok, is == kind:
+	case is == "link":
+		return unix.ELOOP
+	case kind == "dir":
+		return unix.ENOTDIR
+	default:
+		return unix.EISDIR
 	}
 	k.files[p] = kind
 	return nil

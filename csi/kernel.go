@@ -58,7 +58,8 @@ type kernel interface {
 	Run(d disk, program string, args ...string) (result, error)
 
 	// MakeDir makes a directory and those above it, MakeFile an empty file; what is
-	// there already is left. Remove removes an empty directory or a file; it may be
+	// there already is left. unix.ELOOP: it is a symbolic link, where a mount would be
+	// somewhere else; unix.ENOTDIR and EISDIR: it is of the other kind. Remove removes an empty directory or a file; it may be
 	// gone already.
 	MakeDir(path string) error
 	MakeFile(path string) error

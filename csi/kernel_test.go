@@ -25,6 +25,7 @@ type machine struct {
 	disk func(t *testing.T, size int64) (node string, set func(off int64, p []byte))
 	grow func(t *testing.T, node string, size int64)
 	lock func(t *testing.T, node string, readOnly bool) // makes a device read-only, or not
+	link func(t *testing.T, to, path string)            // makes a symbolic link
 	lose func(t *testing.T, point string)               // has the journal keep a file, "data", and its writer be gone
 	hold func(t *testing.T, point string) (who string, release func())
 }
@@ -81,6 +82,7 @@ func fakeMachine(t *testing.T) machine {
 		},
 		grow: func(_ *testing.T, node string, size int64) { k.disks[k.nodes[node]].size = uint64(size) },
 		lock: func(_ *testing.T, node string, readOnly bool) { k.disks[k.nodes[node]].readOnly = readOnly },
+		link: func(_ *testing.T, _, path string) { k.files[path] = "link" },
 		lose: func(_ *testing.T, point string) {
 			m, _ := k.table.at(point)
 			k.disks[m.device].dirty = true
@@ -128,6 +130,12 @@ func realMachine(t *testing.T) machine {
 			t.Helper()
 			run(t, "blockdev", map[bool]string{true: "--setro", false: "--setrw"}[readOnly], node)
 			t.Cleanup(func() { run(t, "blockdev", "--setrw", node) }) // it would outlast its file
+		},
+		link: func(t *testing.T, to, path string) {
+			t.Helper()
+			if err := os.Symlink(to, path); err != nil {
+				t.Fatal(err)
+			}
 		},
 		lose: func(t *testing.T, point string) {
 			t.Helper()
@@ -245,6 +253,7 @@ func kernelSuite(t *testing.T, newMachine func(*testing.T) machine) {
 		"a held mount does not go, and its holder is named":  heldIsNamed,
 		"a mounted device is busy":                           mountedIsBusy,
 		"file systems grow":                                  fileSystemsGrow,
+		"nothing is mounted on what is no plain place":       oddPlaces,
 		"a journal is not passed over":                       journalsCount,
 		"a program's code is told, and a missing program is": codesAreTold,
 	} {
@@ -444,40 +453,6 @@ func fileSystemsGrow(t *testing.T, m machine) {
 		u, err := m.Usage(at.point)
 		if err != nil || u.bytes < 320*mib {
 			t.Errorf("%s has %d bytes after growing to 400 MiB, %v", fsType, u.bytes, err)
-		}
-		succeeds(t, "unmount", m.Unmount(at.point, false))
-	}
-}
-
-// What was synced is there for a reader whose device takes no writes, or the mount
-// is refused.
-func journalsCount(t *testing.T, m machine) {
-	for _, fsType := range fileSystems {
-		d, at := m.mounted(t, fsType)
-		if readOnly, err := d.ReadOnly(); readOnly || err != nil {
-			t.Errorf("ReadOnly of a new device = %v, %v", readOnly, err)
-		}
-		m.lose(t, at.point)
-		succeeds(t, "unmount", m.Unmount(at.point, false))
-		m.lock(t, at.source, true)
-		if readOnly, err := d.ReadOnly(); !readOnly || err != nil {
-			t.Errorf("ReadOnly of a device that is = %v, %v", readOnly, err)
-		}
-		if err := m.Mount(d, at.source, at.point, fsType, []string{"ro"}); !errors.Is(err, unix.EROFS) {
-			t.Errorf("mount of %s with a journal on a read-only device = %v, want EROFS", fsType, err)
-		}
-		if at, ok := m.at(t, at.point); ok {
-			t.Fatalf("and there is %+v", at)
-		}
-		m.lock(t, at.source, false)
-		succeeds(t, "mount, which replays the journal", m.Mount(d, at.source, at.point, fsType, nil))
-		succeeds(t, "unmount", m.Unmount(at.point, false))
-		m.lock(t, at.source, true)
-		succeeds(t, "mount on a read-only device", m.Mount(d, at.source, at.point, fsType, []string{"ro"}))
-		if _, fake := m.kernel.(*fakeKernel); !fake {
-			if got, err := os.ReadFile(filepath.Join(at.point, "data")); err != nil || string(got) != "acknowledged" {
-				t.Errorf("a reader of %s finds %q, %v", fsType, got, err)
-			}
 		}
 		succeeds(t, "unmount", m.Unmount(at.point, false))
 	}

@@ -112,7 +112,12 @@ func (l *linux) Mount(d disk, source, target, fsType string, options []string) e
 	if st, ok := file.Sys().(*syscall.Stat_t); !ok || numberOf(st.Rdev) != d.Number() {
 		return fmt.Errorf("mount %s: it is not device %s any more: %w", source, d.Number(), unix.ESTALE)
 	}
-	if err := unix.Mount(source, target, fsType, bits, strings.Join(data, ",")); err != nil {
+	at, err := unix.Open(target, unix.O_PATH|unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("mount %s on %s: %w", source, target, err)
+	}
+	defer unix.Close(at)
+	if err := unix.Mount(source, fmt.Sprintf("/proc/self/fd/%d", at), fsType, bits, strings.Join(data, ",")); err != nil {
 		return fmt.Errorf("mount %s of %s on %s, options %q: %w", fsType, source, target, strings.Join(options, ","), err)
 	}
 	return nil
@@ -226,9 +231,26 @@ func (l *linux) Usage(path string) (usage, error) {
 
 // ---- files ----
 
-func (l *linux) MakeDir(path string) error { return os.MkdirAll(path, 0o750) }
+func (l *linux) MakeDir(path string) error {
+	if err := notLinked(path); err != nil {
+		return err
+	}
+	return os.MkdirAll(path, 0o750)
+}
+
+// notLinked refuses a symbolic link: mount(2) follows it, an unmount does not, and
+// what is mounted shows elsewhere.
+func notLinked(path string) error {
+	if at, err := os.Lstat(path); err == nil && at.Mode()&fs.ModeSymlink != 0 {
+		return fmt.Errorf("%s is a symbolic link, on which nothing is mounted: %w", path, unix.ELOOP)
+	}
+	return nil
+}
 
 func (l *linux) MakeFile(path string) error {
+	if err := notLinked(path); err != nil {
+		return err
+	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return err
 	}

@@ -94,7 +94,7 @@ func (s *nodeServer) publish(ctx context.Context, t *task, req publishing) error
 		return err
 	}
 	if err := s.kernel.MakeDir(req.target); err != nil {
-		return unavailable(a, err)
+		return noPlace(a, err)
 	}
 	return notOurs(a, s.kernel.Bind(a.number, req.path, req.target, req.readOnly))
 }
@@ -178,7 +178,7 @@ func (s *nodeServer) bindDevice(ctx context.Context, t *task, a attachment, req 
 	}
 	defer d.Close()
 	if err := s.kernel.MakeFile(req.target); err != nil {
-		return unavailable(a, err)
+		return noPlace(a, err)
 	}
 	return notOurs(a, s.kernel.BindDisk(d, req.target, req.readOnly))
 }

@@ -184,6 +184,35 @@ func TestAMountThatAContainerKeptIsWaitedFor(t *testing.T) {
 	n.succeeds(callUnstage)
 }
 
+// A mount goes where a link leads, an unmount stays with the link: so on a link
+// nothing is mounted, of what would never be found again.
+func TestNothingIsMountedBehindALink(t *testing.T) {
+	for name, capability := range map[string]*csi.VolumeCapability{"ext4": mountCapability(anyWriter, "ext4"), "raw": blockCapability(anyWriter)} {
+		t.Run(name, func(t *testing.T) {
+			n := newRealNode(t, capability)
+			behind := filepath.Join(n.machine.dir, "behind")
+			succeeds(t, "make the directory", n.machine.MakeDir(behind))
+			staging, target := n.stage.StagingTargetPath, n.publish.TargetPath
+			if name != "raw" { // of which nothing is at the staging path
+				n.machine.link(t, behind, staging)
+				n.fails(callStage, codes.FailedPrecondition, staging+" is a symbolic link")
+				n.succeeds(callUnstage)
+				succeeds(t, "remove the link", n.machine.Remove(staging))
+			}
+			n.succeeds(callStage)
+			succeeds(t, "make the pod's directory", n.machine.MakeDir(filepath.Dir(target)))
+			n.machine.link(t, behind, target)
+			n.fails(callPublish, codes.FailedPrecondition, target+" is a symbolic link")
+			n.succeeds(callUnpublish, callUnstage)
+			all, err := n.machine.Mounts()
+			succeeds(t, "read the mounts", err)
+			if left := all.fileSystemOn(n.disk.Number()); len(left) > 0 {
+				t.Errorf("still mounted on %s", left.points())
+			}
+		})
+	}
+}
+
 // The kubelet has a loop device over each raw volume, and takes it away when it
 // likes.
 func TestTheKubeletsLoopDeviceIsNobodysUse(t *testing.T) {

@@ -209,7 +209,7 @@ func (s *nodeServer) mount(ctx context.Context, t *task, a attachment, d disk, r
 		return err
 	}
 	if err := s.kernel.MakeDir(path); err != nil {
-		return unavailable(a, err)
+		return noPlace(a, err)
 	}
 	if err := s.kernel.Mount(d, a.Device, path, fsType, options); err != nil {
 		return mountFailed(a, err)
@@ -225,6 +225,16 @@ func (s *nodeServer) mount(ctx context.Context, t *task, a attachment, d disk, r
 		return nil
 	}
 	return s.stagedLarger(ctx, t, a, d, fsType, path)
+}
+
+// noPlace tells a path on which the volume can not be mounted, whoever has made it.
+func noPlace(a attachment, err error) error {
+	for _, odd := range []error{unix.ELOOP, unix.ENOTDIR, unix.EISDIR} {
+		if errors.Is(err, odd) {
+			return status.Errorf(codes.FailedPrecondition, "volume %s: %v", a.volume.Name, err)
+		}
+	}
+	return unavailable(a, err)
 }
 
 // checkShared sees that none of many readers can write. A file system is mounted with
