@@ -104,7 +104,15 @@ func (l *linux) Mount(d disk, source, target, fsType string, options []string) e
 		bits |= bit
 	}
 	// The disk is held, so no other device can have its number: if the name leads to
-	// this number, then to this disk.
+	// this number, then to this disk. The kernel looks the name up once more, which is
+	// why the caller looks at what came of it. In between only this node's agent can
+	// lead it elsewhere: to the next attachment of a volume of this name, which this
+	// node has by right, so that not even a journal is replayed that it may not replay.
+	// By descriptor (/proc/self/fd/N, which fsconfig(2) takes as mount(2) does) there
+	// would be no such moment, but the kernel keeps the text that it is given as the
+	// mount's source for its whole life: df and mountinfo would tell a person nothing,
+	// and [nodeServer.clear] not whose mount it is. A device's own name, /dev/loop3,
+	// may be missing in a container's /dev.
 	file, err := os.Stat(source)
 	if err != nil {
 		return fmt.Errorf("mount %s: %w", source, err)
