@@ -53,6 +53,7 @@ func TestKubeLostNode(t *testing.T) {
 		return nil
 	})
 	l.Kubectl("taint", "node", s.lost.Name, outOfService+"-")
+	s.takeAway(t)
 	if out, err := s.fsck(t); err != nil {
 		t.Errorf("the file system is damaged: %v\n%s", err, out)
 	}
@@ -79,6 +80,12 @@ func TestKubeLostNodeUnfenced(t *testing.T) {
 		}
 		return nil
 	})
+	s.takeAway(t)
+	// What the lost node holds of the file system's tables reaches the drives now, at
+	// the latest: by itself the kernel may wait for longer than this test.
+	if out, err := s.lost.Run("sh", "-c", "sync -f /var/lib/kubelet/plugins/kubernetes.io/csi/"+driverName+"/*/globalmount"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 	if err := s.lost.Kill(); err != nil { // or the check would meet writes of now
 		t.Fatal(err)
 	}
@@ -166,9 +173,8 @@ func (s *lostNode) files(t *testing.T, writer string) map[int]string {
 	return found
 }
 
-// fsck ends the pod and has the volume's file system checked on the safe node.
-// The error says that it is damaged.
-func (s *lostNode) fsck(t *testing.T) (string, error) {
+// takeAway ends the pod, and waits until the volume is detached.
+func (s *lostNode) takeAway(t *testing.T) {
 	t.Helper()
 	s.l.Kubectl("delete", "statefulset", "db", "--cascade=orphan")
 	remove(s.l, "pod/db-0", "--force")
@@ -179,6 +185,12 @@ func (s *lostNode) fsck(t *testing.T) (string, error) {
 		}
 		return err
 	})
+}
+
+// fsck has the detached volume's file system checked on the safe node. The error
+// says that it is damaged.
+func (s *lostNode) fsck(t *testing.T) (string, error) {
+	t.Helper()
 	out, err := s.l.Weft.Try("attach", s.volume.Name, "--node", s.safe.Name, "--timeout", "50s")
 	if err != nil {
 		t.Fatal(err)
