@@ -110,6 +110,7 @@ func TestALostNodeIsFencedBeforeTheNextOneGetsTheVolume(t *testing.T) {
 // fence a node: it is there, and lets go when it is heard.
 func TestAManagersRestartFencesNobody(t *testing.T) {
 	needDevices(t)
+	t.Parallel()
 	c := newCluster(t, []string{"t1", "t2"}, []string{"n1"})
 	client := c.controller(csi.Config{})
 	v, err := client.CreateVolume(within(t, time.Minute), create(unique("pvc")))
