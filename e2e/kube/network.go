@@ -37,7 +37,8 @@ func labNetwork() error {
 	return forward()
 }
 
-// plug connects a node's first process to the bridge.
+// plug connects a node's first process to the bridge. What has connected an earlier
+// node of that name goes first: the kernel may still be taking its namespace down.
 func plug(name string, pid int) error {
 	bridge, err := netlink.LinkByName(bridgeName)
 	if err != nil {
@@ -46,6 +47,9 @@ func plug(name string, pid int) error {
 	veth := &netlink.Veth{
 		LinkAttrs: netlink.LinkAttrs{Name: "veth-" + name, MasterIndex: bridge.Attrs().Index},
 		PeerName:  "eth0", PeerNamespace: netlink.NsPid(pid),
+	}
+	if old, err := netlink.LinkByName(veth.Name); err == nil {
+		_ = netlink.LinkDel(old) // it may go by itself in this moment; if it stays, the next call says so
 	}
 	if err := netlink.LinkAdd(veth); err != nil {
 		return fmt.Errorf("connect node %s: %w", name, err)
