@@ -106,22 +106,29 @@ func TestALostNodeIsFencedBeforeTheNextOneGetsTheVolume(t *testing.T) {
 	c.nothingLeft()
 }
 
+// rawOnN1 makes a raw volume that n1 has, and returns who made it.
+func (c *cluster) rawOnN1() (client spec.ControllerClient, id string) {
+	c.t.Helper()
+	client = c.controller(csi.Config{})
+	v, err := client.CreateVolume(within(c.t, time.Minute), create(unique("pvc")))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	id = v.Volume.VolumeId
+	if _, err := client.ControllerPublishVolume(within(c.t, time.Minute), &spec.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n1", VolumeCapability: raw}); err != nil {
+		c.t.Fatal(err)
+	}
+	c.attached(id, "n1")
+	return client, id
+}
+
 // A manager that has just come up has heard nobody yet, and that is no reason to
 // fence a node: it is there, and lets go when it is heard.
 func TestAManagersRestartFencesNobody(t *testing.T) {
 	needDevices(t)
 	t.Parallel()
 	c := newCluster(t, []string{"t1", "t2"}, []string{"n1"})
-	client := c.controller(csi.Config{})
-	v, err := client.CreateVolume(within(t, time.Minute), create(unique("pvc")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := v.Volume.VolumeId
-	if _, err := client.ControllerPublishVolume(within(t, time.Minute), &spec.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n1", VolumeCapability: raw}); err != nil {
-		t.Fatal(err)
-	}
-	c.attached(id, "n1")
+	client, id := c.rawOnN1()
 	before := c.volume(id).Epoch
 	c.end()
 	c.startManager()
@@ -302,16 +309,7 @@ func TestARawVolumeGrowsInUse(t *testing.T) {
 	needDevices(t)
 	t.Parallel()
 	c := newCluster(t, []string{"t1", "t2"}, []string{"n1"})
-	client := c.controller(csi.Config{})
-	v, err := client.CreateVolume(within(t, time.Minute), create(unique("pvc")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := v.Volume.VolumeId
-	if _, err := client.ControllerPublishVolume(within(t, time.Minute), &spec.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n1", VolumeCapability: raw}); err != nil {
-		t.Fatal(err)
-	}
-	c.attached(id, "n1")
+	client, id := c.rawOnN1()
 	want := int64(320 * block.MiB) // one more extent for each leg
 	grown, err := client.ControllerExpandVolume(within(t, time.Minute), &spec.ControllerExpandVolumeRequest{
 		VolumeId: id, VolumeCapability: raw, CapacityRange: &spec.CapacityRange{RequiredBytes: want},
