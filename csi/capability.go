@@ -27,7 +27,7 @@ var attachModes = map[accessMode]pb.AttachMode{
 }
 
 // attachMode is how a volume of so many copies is to be given to a node; an error
-// is InvalidArgument and says what can not be served.
+// is InvalidArgument and says what cannot be served.
 func attachMode(c *csi.VolumeCapability, copies uint32) (pb.AttachMode, error) {
 	if c == nil {
 		return 0, status.Error(codes.InvalidArgument, "volume_capability: missing")
@@ -42,13 +42,13 @@ func attachMode(c *csi.VolumeCapability, copies uint32) (pb.AttachMode, error) {
 	mode, ok := attachModes[access]
 	switch fs := c.GetMount().GetFsType(); {
 	case !ok:
-		return invalid("access_mode: %v is not served", access)
+		return invalid("access_mode: %v is not supported", access)
 	case fs != "" && !slices.Contains(fileSystems, fs):
-		return invalid("fs_type: %q is not served, only %s", fs, strings.Join(fileSystems, " and "))
+		return invalid("fs_type: %q is not supported, only %s", fs, strings.Join(fileSystems, " and "))
 	case mode == pb.AttachMode_ATTACH_MODE_SHARED_BLOCK && c.GetBlock() == nil:
-		return invalid("access_mode: %v is served for raw block volumes only: a file system has one writer", access)
+		return invalid("access_mode: %v is supported only for raw block volumes: a file system has one writer", access)
 	case mode == pb.AttachMode_ATTACH_MODE_SHARED_BLOCK && copies != 1:
-		return invalid("access_mode: %v is served for volumes with one copy only, and this has %d", access, copies)
+		return invalid("access_mode: %v is supported only for volumes with one copy; this one has %d", access, copies)
 	}
 	return mode, nil
 }
@@ -64,7 +64,7 @@ func checkCapabilities(all []*csi.VolumeCapability, copies uint32, fsType string
 			return err
 		}
 		if fs := c.GetMount().GetFsType(); fs != "" && fsType != "" && fs != fsType {
-			return status.Errorf(codes.InvalidArgument, "parameters: %s: %q, and the volume_capability asks for %q (which the provisioner's --default-fstype sets): give %s only one of them",
+			return status.Errorf(codes.InvalidArgument, "parameters: %s: %q, but the volume_capability asks for %q (set by the provisioner's --default-fstype): set %s in only one of them",
 				paramFSType, fsType, fs, provisionerPrefix+"fstype")
 		}
 	}

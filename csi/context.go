@@ -46,11 +46,11 @@ func parsePublication(context map[string]string) (publication, error) {
 	}
 	epoch, err := strconv.ParseUint(context[publishEpoch], 10, 64)
 	if err != nil || epoch == 0 {
-		return publication{}, fmt.Errorf("publish_context[%s]: %q is no epoch", publishEpoch, context[publishEpoch])
+		return publication{}, fmt.Errorf("publish_context[%s]: %q is not an epoch", publishEpoch, context[publishEpoch])
 	}
 	mode, ok := pb.AttachMode_value[attachModePrefix+context[publishMode]]
 	if !ok || mode == 0 {
-		return publication{}, fmt.Errorf("publish_context[%s]: %q is no mode", publishMode, context[publishMode])
+		return publication{}, fmt.Errorf("publish_context[%s]: %q is not a mode", publishMode, context[publishMode])
 	}
 	return publication{volume: name, epoch: block.Epoch(epoch), mode: pb.AttachMode(mode)}, nil
 }

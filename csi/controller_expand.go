@@ -62,7 +62,7 @@ func (s *controllerServer) expand(ctx context.Context, v *pb.Volume, sizes sizeR
 	case sizes.holds(becomes):
 		return v, nil
 	case sizes.required <= becomes: // so the limit is below
-		return nil, status.Errorf(codes.OutOfRange, "%s: it has %d bytes, more than limit_bytes %d: volumes do not shrink", doing, uint64(becomes), uint64(sizes.limit))
+		return nil, status.Errorf(codes.OutOfRange, "%s: it has %d bytes, more than limit_bytes %d: volumes cannot shrink", doing, uint64(becomes), uint64(sizes.limit))
 	}
 	size, err := sizes.choose()
 	if err != nil {

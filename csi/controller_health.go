@@ -25,9 +25,9 @@ func volumeHealth(v *pb.Volume) *csi.VolumeHealth {
 	case pb.Health_HEALTH_DEGRADED:
 		add(csi.VolumeHealthErrorType_DEGRADED, "CopiesMissing", "some copies are not in use: "+badLegs(v))
 	case pb.Health_HEALTH_REBUILDING:
-		add(csi.VolumeHealthErrorType_DEGRADED, "Rebuilding", "copies are being made whole: "+badLegs(v))
+		add(csi.VolumeHealthErrorType_DEGRADED, "Rebuilding", "copies are being rebuilt: "+badLegs(v))
 	case pb.Health_HEALTH_UNAVAILABLE:
-		add(csi.VolumeHealthErrorType_INACCESSIBLE, "NoGoodCopy", "a part of the volume has no good copy that can be reached: "+badLegs(v))
+		add(csi.VolumeHealthErrorType_INACCESSIBLE, "NoGoodCopy", "part of the volume has no good copy that can be reached: "+badLegs(v))
 	}
 	return h
 }

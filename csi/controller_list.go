@@ -47,7 +47,7 @@ func parseToken(token string) (cursor, error) {
 	volume, idErr := block.ParseVolumeID(id)
 	c := cursor{time.Unix(0, n), volume}
 	if err != nil || idErr != nil || c.token() != token {
-		return c, status.Errorf(codes.Aborted, "starting_token: %q was not given out by this driver: begin again", token)
+		return c, status.Errorf(codes.Aborted, "starting_token: %q was not issued by this driver: start again", token)
 	}
 	return c, nil
 }

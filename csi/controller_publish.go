@@ -40,7 +40,7 @@ func attachmentTo(v *pb.Volume, node string) *pb.Attachment {
 func wantedMode(r *csi.ControllerPublishVolumeRequest, copies uint32) (pb.AttachMode, error) {
 	mode, err := attachMode(r.GetVolumeCapability(), copies)
 	if err == nil && r.GetReadonly() && mode != pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY {
-		return 0, status.Error(codes.InvalidArgument, "readonly: served for the access mode MULTI_NODE_READER_ONLY only")
+		return 0, status.Error(codes.InvalidArgument, "readonly: supported only for the access mode MULTI_NODE_READER_ONLY")
 	}
 	return mode, err
 }
@@ -97,9 +97,9 @@ func (s *controllerServer) attach(ctx context.Context, v *pb.Volume, node string
 			}
 		}
 	case a.State == pb.AttachmentState_ATTACHMENT_STATE_DETACHING:
-		return nil, status.Errorf(codes.Aborted, "%s: it is being detached from there, and waits for %s", doing, detachingWaits(a))
+		return nil, status.Errorf(codes.Aborted, "%s: it is being detached from there and waits for %s", doing, detachingWaits(a))
 	case attachedMode(a) != mode:
-		return nil, status.Errorf(codes.AlreadyExists, "%s: it is attached there as %s, asked for is %s", doing, modeText(attachedMode(a)), modeText(mode))
+		return nil, status.Errorf(codes.AlreadyExists, "%s: it is attached there as %s, not as %s as requested", doing, modeText(attachedMode(a)), modeText(mode))
 	default:
 		return a, nil
 	}
@@ -120,14 +120,14 @@ func attachedMode(a *pb.Attachment) pb.AttachMode {
 	return cmp.Or(a.Mode, pb.AttachMode_ATTACH_MODE_EXCLUSIVE)
 }
 
-// roomOn refuses what a node can not take.
+// roomOn refuses what a node cannot take.
 func (s *controllerServer) roomOn(ctx context.Context, node, doing string) error {
 	there, err := s.cfg.Manager.ListAttachments(ctx, &pb.ListAttachmentsRequest{Node: node})
 	if err != nil {
 		return fromManager(doing, err)
 	}
 	if n := len(there.GetAttachments()); n >= s.cfg.MaxVolumes {
-		return status.Errorf(codes.ResourceExhausted, "%s: it has %d volumes, and may have %d", doing, n, s.cfg.MaxVolumes)
+		return status.Errorf(codes.ResourceExhausted, "%s: it has %d volumes of at most %d", doing, n, s.cfg.MaxVolumes)
 	}
 	return nil
 }
@@ -160,10 +160,10 @@ func isGranted(a *pb.Attachment) bool {
 }
 
 func detachingWaits(a *pb.Attachment) string {
-	return cmp.Or(a.WaitingFor, "node "+a.Node+" to let go")
+	return cmp.Or(a.WaitingFor, "node "+a.Node+" to release it")
 }
 
-// ControllerUnpublishVolume answers when the node can not write the volume any
+// ControllerUnpublishVolume answers when the node cannot write the volume any
 // more, whether it is alive or not: the attachment is gone, and every target has
 // confirmed that it admits nothing of it.
 //
@@ -239,7 +239,7 @@ func (s *controllerServer) mayForce(ctx context.Context, v *pb.Volume, a *pb.Att
 	s.mu.Unlock()
 	switch {
 	case waited >= s.cfg.DetachGrace:
-		why = "it does not let go: " + a.WaitingFor
+		why = "it does not release it: " + a.WaitingFor
 	case look:
 		nodes, err := s.cfg.Manager.ListNodes(ctx, &pb.ListNodesRequest{})
 		if err != nil {

@@ -34,7 +34,7 @@ func parseCreate(r *csi.CreateVolumeRequest, clusterID string) (c creation, err 
 	case c.name == "":
 		return c, status.Error(codes.InvalidArgument, "name: missing")
 	case r.GetVolumeContentSource() != nil:
-		return c, status.Error(codes.InvalidArgument, "volume_content_source: volumes are made empty; there are no snapshots and clones")
+		return c, status.Error(codes.InvalidArgument, "volume_content_source: snapshots and clones are not supported")
 	}
 	if c.params, err = parseParameters(r.GetParameters()); err != nil {
 		return c, err
@@ -73,21 +73,21 @@ func (c creation) request() *pb.CreateVolumeRequest {
 // differs compares the request with the volume that has its name.
 func (c creation) differs(v *pb.Volume) error {
 	conflict := func(format string, args ...any) error {
-		return status.Errorf(codes.AlreadyExists, "%s: volume %s is there, %s", c.doing(), v.Id, fmt.Sprintf(format, args...))
+		return status.Errorf(codes.AlreadyExists, "%s: volume %s exists, %s", c.doing(), v.Id, fmt.Sprintf(format, args...))
 	}
 	have, want := v.Labels[labelParameters], c.params.text(c.place)
 	switch {
 	case v.Labels[labelName] != c.name:
-		return conflict("and was not made by this driver for this name")
+		return conflict("but was not created by this driver for this name")
 	case have != want:
-		return conflict("made with %s, asked for with %s", have, want)
+		return conflict("created with %s, requested with %s", have, want)
 	case !c.sizes.holds(block.Size(v.SizeBytes)):
-		return conflict("with %d bytes, asked for with %d to %d", v.SizeBytes, uint64(c.sizes.required), uint64(c.sizes.limit))
+		return conflict("with %d bytes, requested with %d to %d", v.SizeBytes, uint64(c.sizes.required), uint64(c.sizes.limit))
 	}
 	return nil
 }
 
-// CreateVolume answers when the volume is ready: every leg is carved and zeroed.
+// CreateVolume answers when the volume is ready: every leg is allocated and zeroed.
 func (s *controllerServer) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	clusterID, err := s.cluster(ctx)
 	if err != nil {

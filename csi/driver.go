@@ -109,7 +109,7 @@ func New(cfg Config) (*Driver, error) {
 
 // Server makes a gRPC server of the mode's services. Calls that are under way when
 // stopping ends are told by their context, so that they answer; who serves stops
-// the server then. What waits in the kernel can not be told, and may outlast it.
+// the server then. What waits in the kernel cannot be told, and may outlast it.
 func (d *Driver) Server(stopping context.Context) *grpc.Server {
 	server := grpc.NewServer(grpc.ChainUnaryInterceptor(d.observe, endWith(stopping)))
 	csi.RegisterIdentityServer(server, d.identity)

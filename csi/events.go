@@ -50,7 +50,7 @@ const eventsSince = 10 * time.Minute
 const eventsPause, eventsPauseMost = time.Second, 30 * time.Second
 
 // ServeClaimEvents tells of what happens to volumes until ctx ends. Several drivers
-// may do so at once: each event has its name. What can not be posted is logged and
+// may do so at once: each event has its name. What cannot be posted is logged and
 // left out; a manager that does not answer is waited for.
 func (d *Driver) ServeClaimEvents(ctx context.Context, to ClaimEvents) error {
 	t := &teller{manager: d.cfg.Manager, to: to, warn: func(what string, err error) { d.cfg.Log.Warn(what, "err", err) }}
@@ -63,7 +63,7 @@ func (d *Driver) ServeClaimEvents(ctx context.Context, to ClaimEvents) error {
 		if progress {
 			pause = eventsPause
 		}
-		t.warn("no events from the volume manager, asking again", err)
+		t.warn("no events from the volume manager; asking again", err)
 		select {
 		case <-time.After(pause):
 			pause = min(2*pause, eventsPauseMost)
@@ -102,6 +102,9 @@ func (t *teller) watch(ctx context.Context) (progress bool, err error) {
 	}
 	for {
 		e, err := stream.Recv()
+		if first, gone := pb.EventsGone(err); gone {
+			t.last = first - 1
+		}
 		if err != nil {
 			return progress, err
 		}
@@ -124,7 +127,7 @@ func (t *teller) tell(ctx context.Context, e *pb.Event) {
 		return
 	}
 	if err := t.to.PostClaimEvent(ctx, claim); err != nil {
-		t.warn(fmt.Sprintf("can not tell claim %s/%s that %s", claim.Namespace, claim.Claim, claim.Message), err)
+		t.warn(fmt.Sprintf("cannot post an event to claim %s/%s: %s", claim.Namespace, claim.Claim, claim.Message), err)
 	}
 }
 

@@ -10,13 +10,17 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"weft.dev/weft/proto/pb"
@@ -27,6 +31,7 @@ type storyteller struct {
 	pb.ManagerClient
 	events []*pb.Event
 	after  []uint64 // of each WatchEvents
+	first  uint64   // those before it are gone
 	ended  func()   // when all was sent, and there is no more
 }
 
@@ -50,7 +55,15 @@ func (m *storyteller) GetVolume(_ context.Context, r *pb.GetVolumeRequest, _ ...
 // WatchEvents sends two at a time, and then breaks.
 func (m *storyteller) WatchEvents(ctx context.Context, r *pb.WatchEventsRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[pb.Event], error) {
 	m.after = append(m.after, r.AfterSeq)
-	s := &storyStream{}
+	s := &storyStream{ends: io.ErrUnexpectedEOF}
+	if r.AfterSeq+1 < m.first {
+		gone, err := status.New(codes.FailedPrecondition, "events are gone").WithDetails(
+			&errdetails.ErrorInfo{Reason: "EVENTS_GONE", Metadata: map[string]string{"first_seq": strconv.FormatUint(m.first, 10)}})
+		if s.ends = err; err == nil {
+			s.ends = gone.Err()
+		}
+		return s, nil
+	}
 	for _, e := range m.events {
 		if e.Seq > r.AfterSeq && len(s.events) < 2 {
 			s.events = append(s.events, e)
@@ -65,11 +78,12 @@ func (m *storyteller) WatchEvents(ctx context.Context, r *pb.WatchEventsRequest,
 type storyStream struct {
 	grpc.ClientStream
 	events []*pb.Event
+	ends   error
 }
 
 func (s *storyStream) Recv() (*pb.Event, error) {
 	if len(s.events) == 0 {
-		return nil, io.ErrUnexpectedEOF
+		return nil, s.ends
 	}
 	e := s.events[0]
 	s.events = s.events[1:]
@@ -77,7 +91,7 @@ func (s *storyStream) Recv() (*pb.Event, error) {
 }
 
 type board struct {
-	refuses string // the claim's reason that can not be posted
+	refuses string // the claim's reason that cannot be posted
 	posted  []ClaimEvent
 }
 
@@ -102,7 +116,7 @@ func aClaimIsTold(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	m := &storyteller{ended: stop, events: []*pb.Event{
+	m := &storyteller{ended: stop, first: 5, events: []*pb.Event{
 		event(1, time.Hour, pb.Severity_SEVERITY_WARNING, "leg.stale", "volume db1", "an old one"),
 		event(7, time.Minute, pb.Severity_SEVERITY_WARNING, "leg.stale", "volume db1", "leg 0.1 on t2: no answer for more than 2s"),
 		event(8, time.Minute, pb.Severity_SEVERITY_WARNING, "leg.stale", "volume by-hand", "leg 0.1 on t2: no answer for more than 2s"),
@@ -134,20 +148,20 @@ func aClaimIsTold(t *testing.T) {
 	}, b.posted); diff != "" {
 		t.Errorf("posted (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]uint64{1, 8, 10, 12, 18}, m.after); diff != "" {
+	if diff := cmp.Diff([]uint64{1, 4, 8, 10, 12, 18}, m.after); diff != "" {
 		t.Errorf("events were asked for after (-want +got):\n%s", diff)
 	}
 }
 
 func TestWhatAnOperatorSeesIsDocumented(t *testing.T) {
-	text, err := os.ReadFile("../deploy/README.md")
+	text, err := os.ReadFile("../docs/kubernetes.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	rows := []string{"csi_plugin_operations_seconds", "weft_csi_node_step_seconds"}
 	for _, row := range slices.AppendSeq(rows, maps.Values(claimReasons)) {
 		if !strings.Contains(string(text), "\n| `"+row+"`") {
-			t.Errorf("no table of deploy/README.md has a row for %s", row)
+			t.Errorf("no table of docs/kubernetes.md has a row for %s", row)
 		}
 	}
 }

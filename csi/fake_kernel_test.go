@@ -33,7 +33,7 @@ type fakeKernel struct {
 	elsewhere map[block.DeviceNumber][]string
 	hang      map[string]chan struct{} // what waits until the channel is closed: "Usage", "mkfs.ext4"
 	ran       []string                 // programs, in order
-	bound     bool                     // ext4 can not be grown in use
+	bound     bool                     // ext4 cannot be grown in use
 }
 
 type fakeDisk struct {
@@ -43,7 +43,7 @@ type fakeDisk struct {
 	data       string // what a user wrote into the file system
 	ioError    bool
 	claimed    bool // by something that shows nowhere
-	endError   bool // the end alone can not be read
+	endError   bool // the end alone cannot be read
 	readOnly   bool
 	dirty      bool // there is something in the journal
 	idle       bool // mkfs succeeds and writes nothing

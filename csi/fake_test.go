@@ -113,7 +113,7 @@ func (m *fakeManager) step(v *pb.Volume) {
 	case a.State == pb.AttachmentState_ATTACHMENT_STATE_ATTACHED:
 		a.SizeBytes = v.SizeBytes
 	case m.online(a.Node):
-		v.Attachment, v.FenceWaitsFor = nil, []string{"target t1 to take down its export"}
+		v.Attachment, v.FenceWaitsFor = nil, []string{"target t1 to remove its export"}
 	}
 }
 
@@ -262,7 +262,7 @@ func (m *fakeManager) Detach(_ context.Context, r *pb.DetachRequest, _ ...grpc.C
 		if v.Attachment == nil || r.Node != "" && r.Node != v.Attachment.Node {
 			return &pb.DetachResponse{}, nil
 		}
-		v.Attachment.State, v.Attachment.WaitingFor = pb.AttachmentState_ATTACHMENT_STATE_DETACHING, "host n1 to let go"
+		v.Attachment.State, v.Attachment.WaitingFor = pb.AttachmentState_ATTACHMENT_STATE_DETACHING, "host n1 to release it"
 		if r.Force {
 			m.forced++
 			v.Epoch++

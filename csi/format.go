@@ -46,7 +46,7 @@ import (
 //
 // Our making is told by its UUID, which is the volume's id. What stands behind
 // "formatting" holds nothing of a user's, since it was never mounted: so a crash at
-// any point neither formats data nor leaves a volume that can not be used.
+// any point neither formats data nor leaves a volume that cannot be used.
 const (
 	formatting = "formatting " // volmgr/cluster.Formatting
 	rawDevice  = "raw"         // volmgr/cluster.Raw
@@ -61,7 +61,7 @@ type superblock struct {
 	fsType  string
 	uuid    string
 	bytes   uint64 // how large the file system is
-	mounted bool   // it has been mounted, or it can not be told
+	mounted bool   // it has been mounted, or it cannot be told
 }
 
 // parseSuperblock reads the first 4 KiB or more of a device; ok is false if there
@@ -161,7 +161,7 @@ func parseBlkid(r result) (names []string, err error) {
 	case 2:
 		return nil, nil // nothing, or an error: not believed alone
 	case 8:
-		return []string{"several signatures that contradict one another"}, nil
+		return []string{"several contradicting signatures"}, nil
 	}
 	return nil, fmt.Errorf("blkid ended with code %d: %s", r.code, strings.TrimSpace(r.output))
 }
@@ -192,32 +192,32 @@ func decide(volume *pb.Volume, asked string, e evidence) (plan, error) {
 		return plan{}, status.Errorf(codes.FailedPrecondition, "volume %q: %s", volume.GetName(), fmt.Sprintf(format, args...))
 	}
 	if recorded != "" && recorded != p.fsType {
-		return refuse("%s was asked for, and the volume has %s", p.fsType, recorded)
+		return refuse("%s was requested, but the volume has %s", p.fsType, recorded)
 	}
 	if foreign := e.foreign(); foreign != "" {
-		return refuse("%s was asked for, and the device holds %s: it is neither mounted nor formatted", p.fsType, foreign)
+		return refuse("%s was requested, but the device holds %s: it is neither mounted nor formatted", p.fsType, foreign)
 	}
 	blank := e.zero && len(e.names) == 0
 	switch fs := e.fsType(); {
 	case fs != "" && fs != p.fsType:
-		return refuse("%s was asked for, and the device holds %s", p.fsType, fs)
+		return refuse("%s was requested, but the device holds %s", p.fsType, fs)
 	case fs != "" && begun && e.super.uuid == volume.GetId() && !e.super.mounted:
 		p.format = true
 	case fs != "":
 	case recorded != "" && !begun && blank:
-		return refuse("%s was made on it, and the device reads as empty: it is not formatted again", recorded)
+		return refuse("%s was made on it, but the device reads as empty: it is not formatted again", recorded)
 	case recorded != "" && !begun:
-		return refuse("%s was made on it, and the device holds something that is no file system", recorded)
+		return refuse("%s was made on it, but the device holds something that is not a file system", recorded)
 	case anything:
-		return refuse("it was given out as a raw device, on which no file system is found, and may hold data anywhere: it is not formatted; "+
-			"if it holds nothing of use, detach it and say so: weft volume set %s --formatted none", volume.GetName())
+		return refuse("it was used as a raw device without a recognizable file system and may hold data anywhere: it is not formatted; "+
+			"if nothing on it is needed, detach it and run: weft volume set %s --formatted none", volume.GetName())
 	case blank:
 		// At its first epoch nobody has had it before.
 		p.format, p.fresh = true, recorded == "" && volume.GetEpoch() <= 1
 	case begun:
 		p.format = true
 	default:
-		return refuse("the device holds data that is no file system: it is not formatted")
+		return refuse("the device holds data that is not a file system: it is not formatted")
 	}
 	return p, nil
 }
@@ -314,9 +314,9 @@ func checked(r result) error {
 	case r.code&^3 == 0: // clean, or repaired; that a reboot is wanted is for a root file system
 		return nil
 	case r.code&4 != 0:
-		return status.Errorf(codes.FailedPrecondition, "the file system has errors that need a person (e2fsck): %s", text)
+		return status.Errorf(codes.FailedPrecondition, "the file system has errors that need manual repair (e2fsck): %s", text)
 	case r.code&8 != 0, r.code&32 != 0:
-		return status.Errorf(codes.Unavailable, "e2fsck could not work, code %d: %s", r.code, text)
+		return status.Errorf(codes.Unavailable, "e2fsck failed, code %d: %s", r.code, text)
 	}
 	return status.Errorf(codes.Internal, "e2fsck ended with code %d: %s", r.code, text)
 }

@@ -26,7 +26,7 @@ var contents = map[string]evidence{
 	"a signature in zero": {zero: true, names: []string{"zfs_member"}},
 	"a volume group":      {names: []string{"LVM2_member"}},
 	"ext4 and partitions": {super: &superblock{fsType: "ext4", uuid: volumeID, mounted: true}, names: []string{"ext4", "gpt"}},
-	"contradictions":      {names: []string{"several signatures that contradict one another"}},
+	"contradictions":      {names: []string{"several contradicting signatures"}},
 }
 
 // TestWhatIsDoneWithADevice is the table of format.go, written out: for each record,
@@ -132,7 +132,7 @@ func TestTheCodesOfBlkid(t *testing.T) {
 		{result{0, "DEVNAME=/proc/self/fd/3\nUUID=x\nTYPE=ext4\nUSAGE=filesystem\n"}, "[ext4] <nil>"},
 		{result{0, "PTUUID=x\nPTTYPE=gpt\n"}, "[gpt] <nil>"},
 		{result{2, ""}, "[] <nil>"},
-		{result{8, ""}, "[several signatures that contradict one another] <nil>"},
+		{result{8, ""}, "[several contradicting signatures] <nil>"},
 		{result{4, "usage"}, "[] blkid ended with code 4: usage"},
 	} {
 		names, err := parseBlkid(c.result)

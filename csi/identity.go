@@ -43,7 +43,7 @@ func (s *identityServer) GetPluginCapabilities(context.Context, *csi.GetPluginCa
 // probeTime is how long the manager has to answer a Probe.
 const probeTime = 2 * time.Second
 
-// Probe tells whether the volume manager can be reached. Where it can not, a node
+// Probe tells whether the volume manager can be reached. Where it cannot, a node
 // still serves what needs no manager, and restarting the driver would not help:
 // it is not ready then, and not broken.
 func (s *identityServer) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {

@@ -34,7 +34,7 @@ type kernel interface {
 	Open(path string) (disk, error)
 	// Mount mounts a file system. The source is a name for people: what is mounted
 	// is the disk, or the call fails. unix.EROFS: the disk is read-only, and what is
-	// in the file system's journal can not be brought to its place.
+	// in the file system's journal cannot be brought to its place.
 	Mount(d disk, source, target, fsType string, options []string) error
 	// Bind mounts at target what is mounted at source, if it is of this device. The
 	// mount appears in one step, read-only if it is to be. Target is a directory.
@@ -66,7 +66,7 @@ type kernel interface {
 	Remove(path string) error
 }
 
-// disk is a block device that is held open: as long as it is, its number can not
+// disk is a block device that is held open: as long as it is, its number cannot
 // become that of another device.
 type disk interface {
 	io.Closer

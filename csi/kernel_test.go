@@ -37,7 +37,7 @@ func TestTheRealKernel(t *testing.T) {
 	kernelSuite(t, realMachine)
 }
 
-// needsRoot skips a test where it can not run. Where it should, that is a failure.
+// needsRoot skips a test where it cannot run. Where it should, that is a failure.
 func needsRoot(t *testing.T) {
 	t.Helper()
 	missing := ""

@@ -31,13 +31,13 @@ func newOperations() *operations {
 
 // start begins an operation on a volume, and returns what ends it. The error, of
 // code Aborted, says which other one is under way. The end may be told from
-// another goroutine, for work that its caller can not wait for; telling it twice
+// another goroutine, for work that its caller cannot wait for; telling it twice
 // is harmless.
 func (o *operations) start(volume, rpc string) (end func(), err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if other, ok := o.under[volume]; ok {
-		return nil, status.Errorf(codes.Aborted, "an operation on volume %s is under way: %s, since %s", volume, other.rpc, other.since.UTC().Format(time.RFC3339))
+		return nil, status.Errorf(codes.Aborted, "an operation on volume %s is running: %s, since %s", volume, other.rpc, other.since.UTC().Format(time.RFC3339))
 	}
 	o.under[volume] = operation{rpc: rpc, since: o.now()}
 	return sync.OnceFunc(func() {

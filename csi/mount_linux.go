@@ -118,7 +118,7 @@ func (l *linux) Mount(d disk, source, target, fsType string, options []string) e
 		return fmt.Errorf("mount %s: %w", source, err)
 	}
 	if st, ok := file.Sys().(*syscall.Stat_t); !ok || numberOf(st.Rdev) != d.Number() {
-		return fmt.Errorf("mount %s: it is not device %s any more: %w", source, d.Number(), unix.ESTALE)
+		return fmt.Errorf("mount %s: it is no longer device %s: %w", source, d.Number(), unix.ESTALE)
 	}
 	at, err := unix.Open(target, unix.O_PATH|unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -52,7 +52,7 @@ func newNodeOn(cfg Config, k kernel) *nodeServer {
 
 // ---- operations ----
 
-// task is an operation that is under way. What it does in the kernel can not be
+// task is an operation that is under way. What it does in the kernel cannot be
 // stopped: it goes on after its caller's time is up, and holds the volume's lock
 // until it has ended.
 type task struct {
@@ -118,7 +118,7 @@ func (s *nodeServer) run(ctx context.Context, volume, rpc string, work func(cont
 	case <-patience.C:
 	}
 	now := cmp.Or(t.step.Load(), &step{doing: rpc, since: time.Now()})
-	return waitEnded(ctx, rpc, fmt.Sprintf("the kernel, which goes on: %s, since %v", now.doing, time.Since(now.since).Round(time.Second)))
+	return waitEnded(ctx, rpc, fmt.Sprintf("the kernel, which continues: %s, since %v", now.doing, time.Since(now.since).Round(time.Second)))
 }
 
 // guarded turns a panic into an answer: one volume's must not end all others'.
@@ -141,7 +141,7 @@ func (s *nodeServer) checkPath(field, path string) error {
 	case path == "":
 		return status.Errorf(codes.InvalidArgument, "%s: missing", field)
 	case !filepath.IsAbs(path) || filepath.Clean(path) == "/":
-		return status.Errorf(codes.InvalidArgument, "%s: %q is no absolute path", field, path)
+		return status.Errorf(codes.InvalidArgument, "%s: %q is not an absolute path", field, path)
 	case root != "" && !strings.HasPrefix(filepath.Clean(path)+"/", filepath.Clean(root)+"/"):
 		return status.Errorf(codes.InvalidArgument, "%s: %q is not below %s", field, path, root)
 	}
@@ -181,7 +181,7 @@ func (w wanted) shared() bool { return w.mode == pb.AttachMode_ATTACH_MODE_SHARE
 func (s *nodeServer) volume(ctx context.Context, id string) (*pb.Volume, error) {
 	v, err := s.cfg.Manager.GetVolume(ctx, &pb.GetVolumeRequest{Volume: id})
 	if code := status.Code(err); code == codes.InvalidArgument || err == nil && v.Id != id {
-		return nil, status.Errorf(codes.NotFound, "volume %q: there is none of this id", id)
+		return nil, status.Errorf(codes.NotFound, "volume %q: no volume has this id", id)
 	}
 	return v, fromManager("look up volume "+id, err)
 }
@@ -210,15 +210,15 @@ func (s *nodeServer) attached(ctx context.Context, t *task, id string, p publica
 		case now == nil:
 			return "", status.Errorf(codes.FailedPrecondition, "%s: it is not attached to node %s", doing, s.cfg.Node)
 		case now.Epoch < uint64(p.epoch):
-			return fmt.Sprintf("epoch %d, the manager has %d", p.epoch, now.Epoch), nil
+			return fmt.Sprintf("epoch %d; the manager has %d", p.epoch, now.Epoch), nil
 		case attachedMode(now) != p.mode:
-			return "", status.Errorf(codes.FailedPrecondition, "%s: it is attached as %s, asked for is %s", doing, modeText(attachedMode(now)), modeText(p.mode))
+			return "", status.Errorf(codes.FailedPrecondition, "%s: it is attached as %s, not as %s as requested", doing, modeText(attachedMode(now)), modeText(p.mode))
 		case now.State == pb.AttachmentState_ATTACHMENT_STATE_DETACHING:
 			return "", status.Errorf(codes.Aborted, "%s: it is being detached", doing)
 		case now.State != pb.AttachmentState_ATTACHMENT_STATE_ATTACHED:
 			return cmp.Or(now.WaitingFor, "the initiator agent of node "+now.Node), nil
 		case now.DeviceNumber == "":
-			return "the initiator agent of node " + now.Node + " to say which device it is", nil
+			return "the initiator agent of node " + now.Node + " to report its device", nil
 		}
 		a = attachment{volume: v, Attachment: now}
 		if a.number, err = block.ParseDeviceNumber(now.DeviceNumber); err != nil {
@@ -246,7 +246,7 @@ func (s *nodeServer) open(ctx context.Context, a attachment) (_ disk, err error)
 		}
 	}()
 	if d.Number() != a.number {
-		return nil, unavailable("%s is device %s, and the volume's is %s", a.Device, d.Number(), a.number)
+		return nil, unavailable("%s is device %s, but the volume's is %s", a.Device, d.Number(), a.number)
 	}
 	v, err := s.volume(ctx, a.volume.Id)
 	if err != nil {
@@ -254,19 +254,19 @@ func (s *nodeServer) open(ctx context.Context, a attachment) (_ disk, err error)
 	}
 	now := attachmentTo(v, a.Node)
 	if now == nil || now.Epoch != a.Epoch || now.DeviceNumber != a.DeviceNumber || now.State != a.State {
-		return nil, unavailable("it was detached, or attached anew, meanwhile")
+		return nil, unavailable("it was detached or attached again meanwhile")
 	}
 	size, err := d.Size()
 	if err != nil {
 		return nil, unavailable("%v", err)
 	}
 	if size < a.SizeBytes || size == 0 {
-		return nil, unavailable("its device has %d bytes, and is to have %d", size, a.SizeBytes)
+		return nil, unavailable("its device has %d of %d bytes", size, a.SizeBytes)
 	}
 	return d, nil
 }
 
-// superseded tells whether what is on a device of a volume can not reach the volume
+// superseded tells whether what is on a device of a volume cannot reach the volume
 // any more: the attachment that it belonged to is gone, and the targets have fenced
 // its epoch. The error is the manager's, and then nothing is known.
 func (s *nodeServer) superseded(ctx context.Context, id string, device block.DeviceNumber) (bool, error) {

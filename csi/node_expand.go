@@ -26,7 +26,7 @@ func (s *nodeServer) NodeExpandVolume(ctx context.Context, r *csi.NodeExpandVolu
 	case path == "":
 		return nil, status.Error(codes.InvalidArgument, "volume_path: missing")
 	case !filepath.IsAbs(path): // csi-sanity holds that there is no volume then
-		return nil, status.Errorf(codes.NotFound, "volume %s: not at %q, which is no absolute path", id, path)
+		return nil, status.Errorf(codes.NotFound, "volume %s: not at %q, which is not an absolute path", id, path)
 	}
 	if err := s.checkPath("volume_path", path); err != nil {
 		return nil, err
@@ -58,7 +58,7 @@ func (s *nodeServer) expand(ctx context.Context, t *task, id, path string, requi
 	device := s.deviceOf(m)
 	now := attachmentTo(v, string(s.cfg.Node))
 	if now == nil || now.DeviceNumber != device.String() {
-		return 0, status.Errorf(codes.FailedPrecondition, "volume %s: device %s is mounted on %s, which is not the volume's", v.Name, device, m.point)
+		return 0, status.Errorf(codes.FailedPrecondition, "volume %s: device %s, which is not the volume's, is mounted on %s", v.Name, device, m.point)
 	}
 	a := attachment{volume: v, Attachment: now, number: device}
 	if size, err = s.awaitSize(ctx, a, cmp.Or(required, v.SizeBytes)); err != nil {
@@ -104,7 +104,7 @@ func (s *nodeServer) awaitSize(ctx context.Context, a attachment, least uint64) 
 		if size >= least {
 			return "", nil
 		}
-		return fmt.Sprintf("its device, which has %d bytes, to have %d", size, least), nil
+		return fmt.Sprintf("its device, which has %d bytes, to grow to %d", size, least), nil
 	})
 	return size, err
 }

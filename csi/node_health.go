@@ -50,7 +50,7 @@ func (s *nodeServer) NodeGetVolumeHealth(ctx context.Context, r *csi.NodeGetVolu
 func (s *nodeServer) mountHealth(a *pb.Attachment, id string, m mount, add func(reason, format string, args ...any)) {
 	device := s.deviceOf(m)
 	if number := a.GetDeviceNumber(); a == nil || number != "" && number != device.String() {
-		add("AttachmentEnded", "%s is on device %s, of an attachment that has ended: what is written there is lost", m.point, device)
+		add("AttachmentEnded", "%s is on device %s of an attachment that has ended: writes there are lost", m.point, device)
 		return
 	}
 	if device != m.device {

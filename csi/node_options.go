@@ -53,7 +53,7 @@ func mountOptions(fsType string, flags []string, readOnly bool) ([]string, error
 	for _, flag := range flags {
 		for _, o := range splitOptions(flag) {
 			if !known(fsType, o) {
-				return nil, status.Errorf(codes.InvalidArgument, "volume_capability.mount.mount_flags: %q is not served for %s", o, fsType)
+				return nil, status.Errorf(codes.InvalidArgument, "volume_capability.mount.mount_flags: %q is not supported for %s", o, fsType)
 			}
 			if readOnly && o == "rw" {
 				return nil, status.Errorf(codes.InvalidArgument, "volume_capability.mount.mount_flags: %q, with an access mode that is read-only", o)

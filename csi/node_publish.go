@@ -45,7 +45,7 @@ func (s *nodeServer) parsePublishing(r *csi.NodePublishVolumeRequest) (req publi
 		return req, status.Error(codes.InvalidArgument, "volume_capability: missing")
 	}
 	if r.GetStagingTargetPath() == "" {
-		return req, status.Error(codes.FailedPrecondition, "staging_target_path: missing: the volume is to be staged first")
+		return req, status.Error(codes.FailedPrecondition, "staging_target_path: missing: stage the volume first")
 	}
 	req.target = r.GetTargetPath()
 	req.staging, err = s.parseStaging(&csi.NodeStageVolumeRequest{
@@ -122,9 +122,9 @@ func (s *nodeServer) checkStaged(a attachment, req publishing, all mounts) error
 	case !mounted:
 		return refuse("nothing is mounted there: it is not staged")
 	case m.device != a.number:
-		return refuse("device %s is mounted there, and the volume's is %s: it is to be unstaged and staged again", m.device, a.number)
+		return refuse("device %s is mounted there, but the volume's is %s: unstage and stage it again", m.device, a.number)
 	case req.fsType != "" && m.fsType != req.fsType:
-		return refuse("%s is mounted there, asked for is %s", m.fsType, req.fsType)
+		return refuse("%s is mounted there, not %s as requested", m.fsType, req.fsType)
 	case m.readOnly() && !req.readOnly:
 		return refuse("it is mounted read-only there")
 	}
@@ -136,9 +136,9 @@ func publishedAlready(a attachment, req publishing, m mount) error {
 	isNode := m.device != a.number
 	switch {
 	case isNode != req.block || !req.block && m.root != "/":
-		return status.Errorf(codes.AlreadyExists, "volume %s: %s has it already, in another way than asked for", a.volume.Name, req.target)
+		return status.Errorf(codes.AlreadyExists, "volume %s: %s already has it, in another way than requested", a.volume.Name, req.target)
 	case m.readOnly() != req.readOnly:
-		return status.Errorf(codes.AlreadyExists, "volume %s: %s has it already, and read-only is %v there, not %v", a.volume.Name, req.target, m.readOnly(), req.readOnly)
+		return status.Errorf(codes.AlreadyExists, "volume %s: %s already has it, with read-only %v instead of %v", a.volume.Name, req.target, m.readOnly(), req.readOnly)
 	}
 	return nil
 }

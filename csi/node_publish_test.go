@@ -23,7 +23,7 @@ func TestPublishChecksThatTheStagedDeviceIsTheVolumes(t *testing.T) {
 	refused(t, "publish of what is not staged", w.publishErr(), codes.FailedPrecondition, "not staged")
 	succeeds(t, "stage", w.stageErr())
 	w.attachAnew()
-	refused(t, "publish from an old attachment's staging", w.publishErr(), codes.FailedPrecondition, "staged again")
+	refused(t, "publish from an old attachment's staging", w.publishErr(), codes.FailedPrecondition, "stage it again")
 	w.publish.StagingTargetPath = ""
 	refused(t, "publish without a staging path", w.publishErr(), codes.FailedPrecondition, "staging_target_path")
 }
@@ -98,7 +98,7 @@ func TestAHeldMountIsReportedAndStays(t *testing.T) {
 		t.Error("a target of a live attachment was detached under its user")
 	}
 	w.records.down = context.DeadlineExceeded
-	refused(t, "unpublish without the manager", w.unpublishErr(), codes.FailedPrecondition, "not known")
+	refused(t, "unpublish without the manager", w.unpublishErr(), codes.FailedPrecondition, "is unknown")
 	w.records.down = nil
 	w.records.set(volumeID, func(v *pb.Volume) { v.Attachment, v.FenceWaitsFor = nil, []string{"t1: offline"} })
 	refused(t, "unpublish before the fence", w.unpublishErr(), codes.FailedPrecondition, "postgres")
@@ -200,10 +200,10 @@ func TestUnstageIsNotOverWhileAnUnmountOfAnotherProcessHangs(t *testing.T) {
 	w := newNodeWorld(t)
 	succeeds(t, "stage", w.stageErr())
 	w.disk.claimed = true
-	refused(t, "unstage", w.unstageErr(), codes.FailedPrecondition, "can not be seen")
+	refused(t, "unstage", w.unstageErr(), codes.FailedPrecondition, "cannot be seen")
 	w.restart()
-	refused(t, "unstage", w.unstageErr(), codes.FailedPrecondition, "can not be seen")
-	refused(t, "stage", w.stageErr(), codes.Unavailable, "for himself")
+	refused(t, "unstage", w.unstageErr(), codes.FailedPrecondition, "cannot be seen")
+	refused(t, "stage", w.stageErr(), codes.Unavailable, "open exclusively")
 	w.disk.claimed = false
 	succeeds(t, "unstage", w.unstageErr())
 }

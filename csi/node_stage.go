@@ -60,7 +60,7 @@ func (s *nodeServer) parseStaging(r *csi.NodeStageVolumeRequest) (req staging, e
 		return req, status.Error(codes.InvalidArgument, err.Error())
 	}
 	if req.publication.mode != req.mode {
-		return req, status.Errorf(codes.InvalidArgument, "volume_capability: needs the volume attached as %s, and it was published as %s", modeText(req.mode), modeText(req.publication.mode))
+		return req, status.Errorf(codes.InvalidArgument, "volume_capability: needs the volume attached as %s, but it was published as %s", modeText(req.mode), modeText(req.publication.mode))
 	}
 	return req, nil
 }
@@ -88,7 +88,7 @@ func (s *nodeServer) stage(ctx context.Context, t *task, req staging) error {
 	}
 	switch {
 	case req.block && mounted:
-		return status.Errorf(codes.AlreadyExists, "volume %s: it is staged as a file system, and asked for as a raw device", a.volume.Name)
+		return status.Errorf(codes.AlreadyExists, "volume %s: it is staged as a file system, but requested as a raw device", a.volume.Name)
 	case req.block:
 		if _, err := look(s.kernel, d); err != nil {
 			return unavailable(a, err)
@@ -176,7 +176,7 @@ func (s *nodeServer) clear(ctx context.Context, t *task, a attachment, m mount) 
 // an error if it is another one than the request's.
 func (s *nodeServer) stagedAlready(ctx context.Context, t *task, a attachment, d disk, req staging, m mount) error {
 	differs := func(what, is, asked string) error {
-		return status.Errorf(codes.AlreadyExists, "volume %s: it is staged with %s %s, asked for is %s", a.volume.Name, what, is, asked)
+		return status.Errorf(codes.AlreadyExists, "volume %s: it is staged with %s %s, not %s as requested", a.volume.Name, what, is, asked)
 	}
 	options, err := mountOptions(m.fsType, req.flags, req.readOnly)
 	switch {
@@ -227,7 +227,7 @@ func (s *nodeServer) mount(ctx context.Context, t *task, a attachment, d disk, r
 	return s.stagedLarger(ctx, t, a, d, fsType, path)
 }
 
-// noPlace tells a path on which the volume can not be mounted, whoever has made it.
+// noPlace tells a path on which the volume cannot be mounted, whoever has made it.
 func noPlace(a attachment, err error) error {
 	for _, odd := range []error{unix.ELOOP, unix.ENOTDIR, unix.EISDIR} {
 		if errors.Is(err, odd) {
@@ -250,7 +250,7 @@ func checkShared(a attachment, d disk, req staging) error {
 	}
 	readOnly, err := d.ReadOnly()
 	if err == nil && !readOnly {
-		return status.Errorf(codes.FailedPrecondition, "volume %s: it is shared read-only, and its device %s takes writes", a.volume.Name, a.Device)
+		return status.Errorf(codes.FailedPrecondition, "volume %s: it is shared read-only, but its device %s accepts writes", a.volume.Name, a.Device)
 	}
 	return unavailable(a, err)
 }
@@ -271,8 +271,8 @@ func (s *nodeServer) stagedLarger(ctx context.Context, t *task, a attachment, d 
 func mountFailed(a attachment, err error) error {
 	switch {
 	case errors.Is(err, unix.EROFS):
-		return status.Errorf(codes.FailedPrecondition, "volume %s: %v: its last writer did not unmount it, and what it wrote last is in the journal, which readers can not replay; "+
-			"mount it once for writing on one node (a pod with a claim that is ReadWriteOnce does), unmount and detach it, then share it", a.volume.Name, err)
+		return status.Errorf(codes.FailedPrecondition, "volume %s: %v: its last writer did not unmount it, so its latest writes are in the journal, which readers cannot replay; "+
+			"mount it once for writing on one node (a pod with a ReadWriteOnce claim does that), unmount and detach it, then share it", a.volume.Name, err)
 	case errors.Is(err, unix.EINVAL):
 		return status.Errorf(codes.InvalidArgument, "volume %s: %v (the kernel's log says more)", a.volume.Name, err)
 	case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EBADMSG), errors.Is(err, unix.ENODEV):
@@ -298,7 +298,7 @@ func (s *nodeServer) prepare(ctx context.Context, t *task, a attachment, d disk,
 		return "", err
 	}
 	if p.format && req.readOnly {
-		return "", status.Errorf(codes.FailedPrecondition, "volume %s: it has no file system yet, and none is made for an access mode that is read-only", a.volume.Name)
+		return "", status.Errorf(codes.FailedPrecondition, "volume %s: it has no file system yet, and none is made for a read-only access mode", a.volume.Name)
 	}
 	// A wrong option must not come to light after mkfs.
 	if _, err := mountOptions(p.fsType, req.flags, req.readOnly); err != nil {
@@ -317,7 +317,7 @@ func (s *nodeServer) prepare(ctx context.Context, t *task, a attachment, d disk,
 	return p.fsType, nil
 }
 
-// checkExt4 repairs what can be repaired without a person. Where ext4 can not be
+// checkExt4 repairs what can be repaired without a person. Where ext4 cannot be
 // grown once it is mounted, it is grown here, which needs a full check first.
 func (s *nodeServer) checkExt4(ctx context.Context, t *task, a attachment, d disk, e evidence) error {
 	if err := t.next(ctx, "check ext4 on %s", a.Device); err != nil {
@@ -367,10 +367,10 @@ func (s *nodeServer) usedAlready(a attachment, d disk, req staging) (used bool, 
 	}
 	super, ok := parseSuperblock(start)
 	if !ok || len(elsewhere) == 0 {
-		return false, "", status.Errorf(codes.Unavailable, "volume %s: somebody has its device for himself: a program that formats it, or another device over it", a.volume.Name)
+		return false, "", status.Errorf(codes.Unavailable, "volume %s: its device is open exclusively: a program formats it, or another device is stacked on it", a.volume.Name)
 	}
 	if req.fsType != "" && req.fsType != super.fsType {
-		return false, "", status.Errorf(codes.FailedPrecondition, "volume %s: %s was asked for, and the device holds %s", a.volume.Name, req.fsType, super.fsType)
+		return false, "", status.Errorf(codes.FailedPrecondition, "volume %s: %s was requested, but the device holds %s", a.volume.Name, req.fsType, super.fsType)
 	}
 	return true, super.fsType, nil
 }
@@ -418,7 +418,7 @@ func (s *nodeServer) format(ctx context.Context, t *task, a attachment, d disk, 
 		defer leave()
 		defer context.AfterFunc(ctx, leave)()
 	case <-ctx.Done():
-		return waitEnded(ctx, "make "+p.fsType, "others that are being made")
+		return waitEnded(ctx, "make "+p.fsType, "other file systems that are being made")
 	}
 	if err := s.record(ctx, a, formatting+p.fsType); err != nil {
 		return err
@@ -439,7 +439,7 @@ func (s *nodeServer) format(ctx context.Context, t *task, a attachment, d disk, 
 		return unavailable(a, err)
 	}
 	if made, ok := parseSuperblock(start); !ok || made.fsType != p.fsType || made.uuid != a.volume.Id {
-		return status.Errorf(codes.Unavailable, "volume %s: %s succeeded, and the device does not hold what it made", a.volume.Name, program)
+		return status.Errorf(codes.Unavailable, "volume %s: %s succeeded, but the device does not hold the new file system", a.volume.Name, program)
 	}
 	logOf(ctx).Info("file system made", "type", p.fsType, "device", a.Device)
 	return s.record(ctx, a, p.fsType)
@@ -485,8 +485,8 @@ func (s *nodeServer) grow(ctx context.Context, t *task, d disk, fsType, point st
 	return s.runGrow(ctx, t, d, fsType, point, size)
 }
 
-// errGrowsUnmounted is of a file system that this process can not grow in use.
-var errGrowsUnmounted = errors.New("grow the file system: while it is mounted that needs the capability SYS_RESOURCE, which this process has not; it is grown when it is staged next")
+// errGrowsUnmounted is of a file system that this process cannot grow in use.
+var errGrowsUnmounted = errors.New("grow the file system: while it is mounted, that needs the capability SYS_RESOURCE, which this process lacks; it is grown when it is staged next")
 
 // runGrow grows a file system to a size, at its mount point or on its device.
 func (s *nodeServer) runGrow(ctx context.Context, t *task, d disk, fsType, where string, size uint64) error {

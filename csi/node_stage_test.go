@@ -144,8 +144,8 @@ func TestStageRefusesWhatIsNotItsToMount(t *testing.T) {
 		{"data at the start", func(w *nodeWorld) { w.disk.start[2000] = 1 }, codes.FailedPrecondition, []string{"data"}},
 		{"data at the end", func(w *nodeWorld) { w.disk.end[2000] = 1 }, codes.FailedPrecondition, []string{"data"}},
 		{"a file system that is gone", func(w *nodeWorld) { w.records.volumes[volumeID].Formatted = "ext4" }, codes.FailedPrecondition, []string{"ext4", "empty"}},
-		{"a device that can not be read", func(w *nodeWorld) { w.disk.ioError = true }, codes.Unavailable, nil},
-		{"a device of which the end can not be read", func(w *nodeWorld) { w.disk.endError = true }, codes.Unavailable, nil},
+		{"a device that cannot be read", func(w *nodeWorld) { w.disk.ioError = true }, codes.Unavailable, nil},
+		{"a device of which the end cannot be read", func(w *nodeWorld) { w.disk.endError = true }, codes.Unavailable, nil},
 		{"no attachment", func(w *nodeWorld) { w.records.volumes[volumeID].Attachment = nil }, codes.FailedPrecondition, []string{thisNode}},
 		{"an attachment elsewhere", func(w *nodeWorld) { w.records.volumes[volumeID].Attachment.Node = "n2" }, codes.FailedPrecondition, []string{thisNode}},
 		{"an attachment that ends", func(w *nodeWorld) {
@@ -254,7 +254,7 @@ func TestReadersAreRefusedAJournal(t *testing.T) {
 		w.readers("")
 		refused(t, "stage", w.stageErr(), codes.FailedPrecondition, "journal", "ReadWriteOnce", "detach")
 		w.disk.readOnly = false
-		refused(t, "stage, and the device takes writes", w.stageErr(), codes.FailedPrecondition, "takes writes")
+		refused(t, "stage, and the device takes writes", w.stageErr(), codes.FailedPrecondition, "accepts writes")
 		if !w.disk.dirty {
 			t.Errorf("%s: a reader replayed the journal", fsType)
 		}
@@ -360,7 +360,7 @@ func TestMkfsThatHangsKeepsTheVolumeAndItsOutcomeIsFound(t *testing.T) {
 		w.kernel.hang["mkfs.ext4"] = gate
 		w.kernel.hang["blkid"] = nil
 		_, err := w.node.NodeStageVolume(callContext(t, 50*time.Millisecond), w.stage)
-		refused(t, "stage", err, codes.DeadlineExceeded, "ext4", "goes on")
+		refused(t, "stage", err, codes.DeadlineExceeded, "ext4", "continues")
 		refused(t, "stage again", w.stageErr(), codes.Aborted, "NodeStageVolume")
 		refused(t, "unstage", w.unstageErr(), codes.Aborted, "NodeStageVolume")
 		close(gate)
@@ -394,9 +394,9 @@ func TestAnMkfsThatHangsStopsOtherVolumesAsLongAsItsCallerWaits(t *testing.T) {
 		}
 		synctest.Wait()
 		_, err := w.node.NodeStageVolume(callContext(t, time.Second), w.stage)
-		refused(t, "stage of one more", err, codes.DeadlineExceeded, "others that are being made")
+		refused(t, "stage of one more", err, codes.DeadlineExceeded, "other file systems that are being made")
 		for range mostMaking {
-			refused(t, "stage", <-hung, codes.DeadlineExceeded, "make xfs on /dev/weft/hangs", "goes on")
+			refused(t, "stage", <-hung, codes.DeadlineExceeded, "make xfs on /dev/weft/hangs", "continues")
 		}
 		succeeds(t, "stage of one more when the callers have gone", w.stageErr())
 		close(gate)

@@ -55,7 +55,7 @@ func (q *questions) ask(volume, path string, usageOf func(path string) (usage, e
 		return asked.answer, asked.err
 	case <-late.C:
 	}
-	return usage{}, fmt.Errorf("the file system on %s does not answer since %v: %w", asked.path, time.Since(asked.since).Round(time.Second), errNoAnswer)
+	return usage{}, fmt.Errorf("the file system on %s has not answered since %v: %w", asked.path, time.Since(asked.since).Round(time.Second), errNoAnswer)
 }
 
 func (q *questions) begin(volume, path string, usageOf func(path string) (usage, error)) *question {
@@ -155,7 +155,7 @@ func (s *nodeServer) volumeOn(ctx context.Context, id string, m mount, device bl
 	}
 	a := attachmentTo(v, string(s.cfg.Node))
 	if number := a.GetDeviceNumber(); a == nil || number != "" && number != device.String() {
-		return nil, status.Errorf(codes.NotFound, "volume %s: device %s is mounted on %s, which is not the volume's", v.Name, device, m.point)
+		return nil, status.Errorf(codes.NotFound, "volume %s: device %s, which is not the volume's, is mounted on %s", v.Name, device, m.point)
 	}
 	return v, nil
 }

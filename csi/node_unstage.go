@@ -136,7 +136,7 @@ func (s *nodeServer) stillClaimed(ctx context.Context, id string, device block.D
 		return nil
 	}
 	if busy, err := d.Busy(); err == nil && busy {
-		return status.Errorf(codes.FailedPrecondition, "volume %s: its device %s is still in use, by something that can not be seen from here: a file system that is being unmounted, or another device over it", id, a.Device)
+		return status.Errorf(codes.FailedPrecondition, "volume %s: its device %s is still in use by something that cannot be seen from here: a file system that is being unmounted, or another device on top of it", id, a.Device)
 	}
 	return nil
 }
@@ -201,12 +201,12 @@ func (s *nodeServer) unmountHeld(ctx context.Context, id string, m mount, device
 	if errors.Is(cause, unix.EBUSY) {
 		holders := s.kernel.Holders(m)
 		if len(holders) == 0 {
-			holders = []string{"something that can not be seen from here"}
+			holders = []string{"something that cannot be seen from here"}
 		}
 		text += "; held by " + strings.Join(holders, ", ")
 	}
 	if err != nil {
-		text += fmt.Sprintf("; whether it is attached still is not known: %v", err)
+		text += fmt.Sprintf("; whether it is still attached is unknown: %v", err)
 	}
 	return status.Error(codes.FailedPrecondition, text)
 }

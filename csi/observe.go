@@ -33,7 +33,7 @@ type metrics struct {
 func newMetrics() *metrics {
 	return &metrics{seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:        "csi_plugin_operations_seconds",
-		Help:        "How long CSI calls took, by method and gRPC code.",
+		Help:        "Duration of CSI calls, by method and gRPC code.",
 		ConstLabels: prometheus.Labels{"driver_name": DriverName},
 		Buckets:     []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 15, 30, 60, 120, 300, 600},
 	}, []string{"method_name", "grpc_status_code"}), steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -94,7 +94,7 @@ func (d *Driver) observe(ctx context.Context, req any, info *grpc.UnaryServerInf
 	log.Debug("call", "message", protosanitizer.StripSecrets(req))
 	start := time.Now()
 	slow := time.AfterFunc(d.cfg.SlowAfter, func() {
-		logOf(ctx).Warn("call is slow, and still under way", "after", d.cfg.SlowAfter)
+		logOf(ctx).Warn("call is slow and still running", "after", d.cfg.SlowAfter)
 	})
 	defer func() {
 		slow.Stop()

@@ -90,7 +90,7 @@ func (p *parameters) set(key, value string) (err error) {
 		p.fsType, err = value, oneOf(value, fileSystems...)
 	default:
 		if !slices.Contains(metadataKeys, key) {
-			return fmt.Errorf("not known; there are %s, %s, %s, %s, %s, %s and %s",
+			return fmt.Errorf("not known; known are %s, %s, %s, %s, %s, %s and %s",
 				paramCopies, paramStripes, paramChunk, paramPool, paramSpread, paramTransport, paramFSType)
 		}
 		p.about[key] = value
@@ -151,9 +151,9 @@ func parseMutable(given map[string]string) (*pb.UpdateVolumeRequest, error) {
 		switch {
 		case slices.Contains(metadataKeys, key):
 		case !ok || label == "":
-			return nil, status.Errorf(codes.InvalidArgument, "mutable_parameters: %s: can not be changed; there is %sKEY, a label of the volume", key, mutableLabel)
+			return nil, status.Errorf(codes.InvalidArgument, "mutable_parameters: %s: cannot be changed; %sKEY can, a label of the volume", key, mutableLabel)
 		case strings.HasPrefix(label, ownLabels), strings.HasPrefix(label, provisionerPrefix), strings.HasPrefix(label, "weft.dev/"):
-			return nil, status.Errorf(codes.InvalidArgument, "mutable_parameters: %s: the label is Weft's own", key)
+			return nil, status.Errorf(codes.InvalidArgument, "mutable_parameters: %s: the label is reserved for Weft", key)
 		case given[key] == "":
 			update.RemoveLabels = append(update.RemoveLabels, label)
 		default:

@@ -55,7 +55,7 @@ func (r sizeRange) choose() (block.Size, error) {
 			return size, nil
 		}
 	}
-	return 0, status.Errorf(codes.OutOfRange, "capacity_range: no size from %d to %d bytes: sizes are multiples of %v, and %v at least",
+	return 0, status.Errorf(codes.OutOfRange, "capacity_range: no size from %d to %d bytes is possible: sizes are multiples of %v, and at least %v",
 		uint64(r.required), uint64(r.limit), sizeUnit, minSize)
 }
 

@@ -54,7 +54,7 @@ func nodeSegments(clusterID string, labels map[string]string) (segments, leftOut
 			leftOut[label] = "its value is not 1 to 63 letters, digits, '-', '_' and '.'"
 			continue
 		case taken[strings.ToLower(key)]:
-			leftOut[label] = "another one is the same but for its case"
+			leftOut[label] = "another one differs only in case"
 			continue
 		}
 		taken[strings.ToLower(key)] = true
@@ -90,7 +90,7 @@ func parseTopology(clusterID string, r *csi.TopologyRequirement) (placement, err
 		}
 	}
 	if !reachable {
-		return p, status.Errorf(codes.ResourceExhausted, "accessibility_requirements: no term is of this cluster, %s", clusterID)
+		return p, status.Errorf(codes.ResourceExhausted, "accessibility_requirements: no term is for this cluster, %s", clusterID)
 	}
 	for _, term := range r.GetPreferred() {
 		segment, _, here, err := parseSegments(clusterID, term)

@@ -31,7 +31,7 @@ func TestScenarioCrossAttach(t *testing.T) {
 		doctor := shell(t, m, "weft doctor")
 		t.Logf("weft doctor on %s:\n%s", m.Name(), doctor)
 		agent := map[byte]string{'c': "initiator", 't': "target"}[m.Name()[0]]
-		if !strings.Contains(doctor, "auto: "+agent+" takes kernel") {
+		if !strings.Contains(doctor, "auto: "+agent+" uses kernel") {
 			t.Errorf("weft doctor on %s does not say that its %s can use the kernel", m.Name(), agent)
 		}
 	}

@@ -36,10 +36,12 @@ func TestKernel(t *testing.T) {
 		{
 			vm.Suite{
 				Package: "./target/drive",
-				Env:     []string{"TMPDIR=/var/lib/weft"}, // images too large for a tmpfs
+				// Images too large for a tmpfs; and media in memory, of which Go would keep
+				// more garbage than the guest has room for.
+				Env:     []string{"TMPDIR=/var/lib/weft", "GOMEMLIMIT=600MiB"},
 				MaySkip: map[string]string{"TestWhatToolsMakeIsRecognised/.*": "the guests have the tools of this machine"},
 			},
-			[]vm.MachineOption{vm.StateDiskOf("8GiB"), vm.Modules("dm_mod", "loop"), vm.NVMe("2GiB", "K1"), vm.NVMe("2GiB", "K2")},
+			[]vm.MachineOption{vm.Memory(2560), vm.StateDiskOf("8GiB"), vm.Modules("dm_mod", "loop"), vm.NVMe("2GiB", "K1"), vm.NVMe("2GiB", "K2")},
 		},
 		{
 			vm.Suite{Package: "./initiator/fabrics"},
@@ -56,7 +58,7 @@ func TestKernel(t *testing.T) {
 			if !hasTests(s.suite.Package) {
 				t.Fatalf("%s has no tests", s.suite.Package)
 			}
-			m := vm.NewCluster(t).Start("k", append(s.machine, vm.Memory(1024))...)
+			m := vm.NewCluster(t).Start("k", append([]vm.MachineOption{vm.Memory(1024)}, s.machine...)...)
 			s.suite.Run = cmp.Or(os.Getenv("WEFT_RUN"), s.suite.Run)
 			vm.GoTest(t, m, s.suite)
 		})

@@ -206,7 +206,7 @@ func bytesCopied(t *testing.T, b *testbed.Bed) (sum block.Size) {
 }
 
 // Scenario 4: a client dies under writes; the volume goes to another client
-// after every leg's fence; the first one, brought back, can not write.
+// after every leg's fence; the first one, brought back, cannot write.
 func TestScenarioClientKilledAndReplaced(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{Clients: 2})
 	c1, c2 := b.Clients[0], b.Clients[1]
@@ -284,7 +284,7 @@ func everyLegFenced(t *testing.T, b *testbed.Bed) {
 	}
 }
 
-// Two writers where one was promised must never be: a client that volmgr can not
+// Two writers where one was promised must never be: a client that volmgr cannot
 // reach, and that still reaches the targets, is shut out before the next one writes.
 func TestScenarioPartitionedClientIsFenced(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{Clients: 2})
@@ -517,7 +517,7 @@ func corruptLabel(t *testing.T, b *testbed.Bed) {
 			t.Fatal(err)
 		}
 		for _, offset := range offsets {
-			// The magic stays: what is there is ours, and can not be read.
+			// The magic stays: the label is known as Weft's, and cannot be read.
 			if _, err := f.WriteAt([]byte(strings.Repeat("garbage ", 64)), (offset+end)%end+64); err != nil {
 				t.Fatal(err)
 			}
@@ -592,7 +592,7 @@ func garbageInTheStateFile(t *testing.T, b *testbed.Bed, client *vm.Machine) {
 	if err := agent.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	file := strings.Fields(shell(t, client, "ls /var/lib/weft/initiator/*"))[0]
+	const file = "/var/lib/weft/initiator/hostid"
 	shell(t, client, "echo garbage > "+file)
 	restart(t, agent)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/initiator/attachment"
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -32,6 +33,12 @@ const farewell = 2 * time.Second
 // takes over; that of this process ends, and volumes that nobody has open are let
 // go first, so that their copies need not be made equal again.
 func (a *Agent) Run(ctx context.Context) error {
+	held, err := a.cfg.lock(ctx)
+	if err != nil {
+		return fmt.Errorf("initiator: %w", err)
+	}
+	defer held.Release()
+	a.evidence.Open()
 	if a.path == nil {
 		path, err := a.open()
 		if err != nil {
@@ -46,8 +53,12 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("initiator: %w", err)
 	}
+	cluster, err := readCluster(a.cfg.StateDir)
+	if err != nil {
+		return fmt.Errorf("initiator: %w", err)
+	}
 	a.mu.Lock()
-	a.identity = identity
+	a.identity, a.cluster.own = identity, cluster
 	a.mu.Unlock()
 
 	// The stream outlives the keepers: it tells what they have let go.
@@ -158,14 +169,17 @@ func (a *Agent) unheard() bool {
 	return false
 }
 
-// share tells each keeper its part of the wanted state.
+// share tells each keeper its part of the wanted state, if it is this cluster's.
 func (a *Agent) share(all *pb.InitiatorWanted, start func(block.VolumeID)) {
+	if !a.obeys(all) {
+		return
+	}
 	wants, problems := map[block.VolumeID]*attachment.Wanted{}, map[block.VolumeID]string{}
 	listed := map[block.VolumeID]block.Epoch{}
 	for _, p := range all.GetAttachments() {
 		v, err := block.ParseVolumeID(p.GetVolumeId())
 		if err != nil {
-			a.log.Error("wanted attachment can not be read", "err", err)
+			a.log.Error("wanted attachment is malformed", "err", err)
 			continue
 		}
 		if p.GetBootId() != a.cfg.BootID {
@@ -175,7 +189,7 @@ func (a *Agent) share(all *pb.InitiatorWanted, start func(block.VolumeID)) {
 		w, err := attachment.Parse(p)
 		wants[v] = w
 		if err != nil {
-			problems[v] = fmt.Sprintf("wanted state can not be acted on: %v", err)
+			problems[v] = fmt.Sprintf("wanted state cannot be applied: %v", err)
 		}
 		start(v)
 	}
@@ -223,7 +237,9 @@ func (a *Agent) talk(ctx context.Context) error {
 		if time.Since(began) > longest {
 			pause = shortest
 		}
-		a.log.Warn("no stream to the volume manager", "err", err, "again_in", pause)
+		if !a.refusedBy(err) {
+			a.log.Warn("no stream to the volume manager", "err", err, "again_in", pause)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -233,15 +249,16 @@ func (a *Agent) talk(ctx context.Context) error {
 	}
 }
 
-// session is one stream: reports go out on change and once a second, wanted
-// states come in.
+// session is one stream: reports go out on change, and once a second a sign of life;
+// wanted states come in.
 func (a *Agent) session(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := a.cfg.Manager.Initiator(ctx)
+	open, err := a.cfg.Manager.Initiator(ctx)
 	if err != nil {
 		return err
 	}
+	stream := parts.Reporting(open)
 	received := make(chan error, 1)
 	go func() {
 		for {
@@ -291,6 +308,14 @@ func (a *Agent) report() *pb.InitiatorReport {
 	r := &pb.InitiatorReport{
 		Node: string(a.cfg.Node), Labels: a.cfg.Labels, BootId: a.cfg.BootID, Version: a.cfg.Version, Kernel: a.cfg.Kernel,
 		Host: &pb.Host{Nqn: string(a.identity.NQN), Id: a.identity.ID.String()}, Generation: a.latest,
+		Scale:    parts.Understood(),
+		Evidence: a.evidence.Report(),
+	}
+	if !a.cluster.own.IsZero() {
+		r.ClusterId = a.cluster.own.String()
+	}
+	if a.cluster.why != "" {
+		r.Problems = append(r.Problems, a.problemLocked("cluster "+a.cluster.other, "follow its volume manager", a.cluster.why))
 	}
 	for _, v := range slices.SortedFunc(maps.Keys(a.keepers), func(x, y block.VolumeID) int { return slices.Compare(x.UUID[:], y.UUID[:]) }) {
 		s := a.keepers[v].State()

@@ -3,14 +3,19 @@
 package initiator
 
 import (
+	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"weft.dev/weft/initiator/evidence"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
 )
@@ -27,8 +32,15 @@ const (
 // fails the test if a goroutine of the agent is left.
 func in(t *testing.T, stripes, copies int, f func(w *world)) {
 	t.Helper()
+	from(t, stripes, copies, func(*world) {}, f)
+}
+
+// from is in with a world that first has changed before an agent is there.
+func from(t *testing.T, stripes, copies int, first, f func(w *world)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, stripes, copies)
+		first(w)
 		w.attach()
 		w.stop = w.start()
 		w.until(serving)
@@ -326,6 +338,21 @@ func TestDetachWaitsForTheLastUser(t *testing.T) {
 	})
 }
 
+func TestADetachThatIsCancelledLeavesTheDeviceAsItIs(t *testing.T) {
+	in(t, 2, 2, func(w *world) {
+		w.mu.Lock()
+		w.open = 1
+		w.mu.Unlock()
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Detach = true })
+		w.until(detaching)
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Detach = false })
+		w.until(serving)
+		w.closeDevice()
+		time.Sleep(10 * time.Second)
+		w.expect("nothing is done")
+	})
+}
+
 func TestDetachOfWhatWasNeverThereIsUnclean(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1, 2)
@@ -449,7 +476,8 @@ func TestGarbageInTheNotesMeansAFullResync(t *testing.T) {
 		w.answer("t1")
 		w.took()
 		w.start()
-		w.until(serving)
+		time.Sleep(time.Second)
+		w.expect("a new agent", "suspend top", "resume top")
 		w.comesBack(0, 1, 1)
 		time.Sleep(4 * time.Second)
 		w.expect("return", "connect t1",
@@ -468,6 +496,7 @@ func TestSuspendedDeviceStaysSoOverARestartUntilTheLegAnswers(t *testing.T) {
 		w.mu.Unlock()
 		stop := w.start()
 		time.Sleep(time.Second)
+		w.took()
 		w.mu.Lock()
 		w.recordless = true
 		w.mu.Unlock()
@@ -494,7 +523,7 @@ func TestLeaseEndsAlsoForAnAgentThatWasRestartedWithoutTheManager(t *testing.T) 
 				w.mu.Unlock()
 				w.start()
 				time.Sleep(20 * time.Second)
-				w.expect("all legs answer")
+				w.expect("all legs answer", "suspend top", "resume top")
 				if dies == "silent" {
 					w.fallSilent("t1")
 				} else {
@@ -520,6 +549,24 @@ func TestAttachToTargetsThatAreAllDownSaysSo(t *testing.T) {
 		if a := w.attachment(); a.GetWaitingFor() == "" {
 			t.Errorf("report = %v, want it to say what is waited for", a)
 		}
+	})
+}
+
+// TestTheCopyThatIsRebuiltReplacesALastOneThatTakesNoWrites: once the kernel has
+// copied everything, which a write that it holds may keep it from (docs/limitations.md).
+func TestTheCopyThatIsRebuiltReplacesALastOneThatTakesNoWrites(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.beginRebuild(1, 2)
+		w.failDrive(0, 0)
+		time.Sleep(7 * time.Second)
+		w.expect("its mirror is told to try it again", "reload c0: mirror t0 c0-back1", "reload c0: mirror t0 c0-back1")
+		if !w.problem("leg "+legID(0, 0).String(), "on t0", "device-mapper reports", "no other copy can stand in") {
+			t.Error("nobody is told of the leg that keeps the rebuild from its end")
+		}
+		w.finishResync()
+		time.Sleep(4 * time.Second)
+		w.expect("all is copied", "flush t1", "record-in-sync c0.1@1 copied 512KiB", "record-stale c0.0",
+			"reload c0: linear", "remove c0-back1", "create c0-lost0: error", "reload c0: mirror keep_log t1 c0-lost0", "disconnect t0")
 	})
 }
 
@@ -648,7 +695,7 @@ func TestNotesThatAnAgentDidNotComeToWriteAreMadeUpFor(t *testing.T) {
 		if got, want := mem.slot(0, 1).Leg, legID(0, 1); got != want || err != nil {
 			t.Errorf("leg noted for copy 1 = %v, %v; want %v", got, err, want)
 		}
-		w.expect("nothing is changed")
+		w.expect("nothing is changed", "suspend top", "resume top")
 	})
 }
 
@@ -663,5 +710,51 @@ func TestAgentThatEndsLeavesNoTableHalfSwitched(t *testing.T) {
 		time.AfterFunc(100*time.Millisecond, func() { close(hang) })
 		w.stop()
 		w.expect("at the end", "record-stale c0.1", "create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1")
+	})
+}
+
+// noted is which legs the host's disk names as in sync.
+func (w *world) noted() (names []string) {
+	book := evidence.New(filepath.Join(w.dir, "state", "evidence"), slog.New(slog.DiscardHandler))
+	book.Open()
+	for leg := range book.Of(w.volume).Legs {
+		names = append(names, legName(leg.String()))
+	}
+	slices.Sort(names)
+	return names
+}
+
+func TestAHostNotesWhichLegsAreInSync(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		if got := w.noted(); !slices.Equal(got, []string{"c0.0", "c0.1"}) {
+			t.Errorf("noted when the device is there: %v, want both legs", got)
+		}
+		file := filepath.Join(w.dir, "state", "evidence", w.volume.String()+".json")
+		text, err := os.ReadFile(file)
+		if err := errors.Join(err, os.Remove(file), os.MkdirAll(filepath.Join(file, "stuck"), 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		w.fallSilent("t1")
+		time.Sleep(7 * time.Second)
+		w.expect("nothing goes on before the note", "record-stale c0.1")
+		if a := w.attachment(); !strings.Contains(a.WaitingFor, "this host's disk") {
+			t.Errorf("waiting for %q, want the disk", a.WaitingFor)
+		}
+		if err := errors.Join(os.RemoveAll(file), os.WriteFile(file, text, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(evidence.Again + 2*time.Second)
+		w.expect("the disk is well again", "create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1", "disconnect t1")
+		if got := w.noted(); !slices.Equal(got, []string{"c0.0"}) {
+			t.Errorf("noted after the loss: %v, want c0.0 alone", got)
+		}
+		w.answer("t1")
+		w.comesBack(0, 1, 1)
+		time.Sleep(2 * time.Second)
+		w.finishResync()
+		time.Sleep(2 * time.Second)
+		if got := w.noted(); !slices.Equal(got, []string{"c0.0", "c0.1"}) {
+			t.Errorf("noted after the rebuild: %v, want both legs", got)
+		}
 	})
 }

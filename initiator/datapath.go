@@ -12,11 +12,11 @@ import (
 // keeper keeps one volume on one data path.
 type keeper interface {
 	// Run keeps the volume until ctx ends. What it leaves then is up to the data
-	// path: the kernel's serves on, that of this process can not.
+	// path: the kernel's serves on, that of this process cannot.
 	Run(ctx context.Context)
 
 	// Want tells what is wanted, nil if the volume is not; problem says that what
-	// is wanted can not be acted on. It may be called at any time, as may Poke and
+	// is wanted cannot be acted on. It may be called at any time, as may Poke and
 	// State.
 	Want(w *attachment.Wanted, problem string, generation uint64)
 
@@ -31,6 +31,9 @@ type keeper interface {
 type dataPath interface {
 	// found lists the volumes that this machine has anything of.
 	found() []block.VolumeID
+
+	// held lists the volumes of which devices are here that no keeper has made.
+	held() ([]block.VolumeID, error)
 
 	// keeper makes the keeper of a volume.
 	keeper(v block.VolumeID) keeper

@@ -35,6 +35,9 @@ func (k *kernelKeeper) doAll(ctx context.Context, w *attachment.Wanted, s *seen,
 		case !errors.Is(err, errLater):
 			failed = append(failed, fmt.Sprintf("%v: %v", o, err))
 		}
+		if o.op == opNote && s.noted.Within(o.note) {
+			continue
+		}
 		if o.op != opColumn && o.op != opLog && o.op != opRecovered && o.op != opConnect && o.op != opGrow {
 			return false, failed
 		}
@@ -48,6 +51,8 @@ func (k *kernelKeeper) do(ctx context.Context, w *attachment.Wanted, s *seen, o 
 		return k.connect(ctx, s, o)
 	case opRecord:
 		return k.recordStale(ctx, o)
+	case opNote:
+		return k.note(ctx, o.note)
 	case opRecovered:
 		return k.recordInSync(ctx, s, o)
 	case opSuspend:
@@ -66,6 +71,10 @@ func (k *kernelKeeper) do(ctx context.Context, w *attachment.Wanted, s *seen, o 
 		return k.m.note(k.volume, k.memory)
 	case opForget:
 		return k.forget(w)
+	case opGiveUp:
+		k.log.Error("epoch given up", "epoch", k.memory.Epoch, "why", o.end.Why, "writes_lost", o.end.WritesLost)
+		k.memory.Over = o.end
+		return k.m.note(k.volume, k.memory)
 	case opFailCol, opRemoveCol:
 		if over := k.over[o.column]; over != nil {
 			over.Store(true)
@@ -161,7 +170,7 @@ func (k *kernelKeeper) apart(ctx context.Context, what string, patience time.Dur
 	case <-timer.C:
 	}
 	began := time.Now().Add(-patience)
-	k.log.Warn("call does not return yet", "call", what)
+	k.log.Warn("call has not returned yet", "call", what)
 	go func() {
 		err := <-result
 		k.Tell(func() {
@@ -221,7 +230,7 @@ func (k *kernelKeeper) suspend(ctx context.Context) error {
 	}
 	k.suspends = true
 	name := k.top.Name
-	k.log.Warn("device suspended: a leg is silent and can not be recorded stale")
+	k.log.Warn("device suspended: a leg has not answered for the whole lease")
 	go func() {
 		err := k.m.dm.Suspend(name, true, true)
 		k.Tell(func() {
@@ -252,7 +261,7 @@ func (k *kernelKeeper) disconnect(ctx context.Context, controllers []fabrics.Con
 	for _, c := range controllers {
 		if o.force && c.Transport == block.TCP {
 			if _, err := k.m.host.DestroySockets(ctx, c.Portal()); err != nil {
-				k.log.Warn("sockets not destroyed; releasing will take longer", "controller", c.Name, "err", err)
+				k.log.Warn("sockets not destroyed; release will take longer", "controller", c.Name, "err", err)
 			}
 			k.waitUntilNotLive(ctx, c)
 		}
@@ -369,22 +378,44 @@ func topOf(w *attachment.Wanted) dm.Device {
 }
 
 // forget removes what the run directory holds of a volume, but for the outcome
-// of a detach, which is asked for until the manager has it.
+// of a detach, which is asked for until the manager has it, and for an epoch that was
+// given up.
 func (k *kernelKeeper) forget(w *attachment.Wanted) error {
 	for i := range k.columns {
 		if err := k.m.dropLog(k.volume, i); err != nil {
 			return err
 		}
 	}
+	if ended := k.memory.Over; ended != nil {
+		return k.bury(w, ended)
+	}
 	clean := k.memory.Clean
-	detached := w != nil && w.Detach && (k.memory.Epoch == w.Epoch || k.memory.Epoch == 0)
+	if w == nil {
+		k.agent.evidence.Leave(k.volume, k.memory.Gone && clean)
+	}
+	detached := w != nil && w.Detach && (k.memory.of(w) || k.memory.Epoch == 0)
 	if !detached {
 		k.memory = &memory{}
 		k.memory.prepare(time.Now())
 		return remove(k.m.notesFile(k.volume))
 	}
-	k.memory = &memory{Epoch: w.Epoch, Gone: true, Clean: clean}
+	k.memory = &memory{Epoch: w.Epoch, Grant: w.Grant, Gone: true, Clean: clean}
 	k.memory.prepare(time.Now())
 	k.log.Info("detached", "epoch", w.Epoch, "clean", clean)
 	return k.m.note(k.volume, k.memory)
+}
+
+// bury forgets all of an epoch that was given up but that, which outlives the keeper
+// and the agent. Another epoch's notes take its place.
+func (k *kernelKeeper) bury(w *attachment.Wanted, why *over) error {
+	grave := &memory{Epoch: k.memory.Epoch, Gone: true, Over: why}
+	if err := k.m.note(k.volume, grave); err != nil {
+		return err
+	}
+	if w == nil || w.Epoch != grave.Epoch {
+		grave = &memory{}
+	}
+	grave.prepare(time.Now())
+	k.memory = grave
+	return nil
 }

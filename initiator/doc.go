@@ -13,13 +13,13 @@
 // acknowledged only after the manager has durably recorded that leg as stale.
 // The kernel holds such writes by itself (connections queue for ever, mirrors
 // hold what fails), so that an agent that is slow, stopped or dead can stall
-// I/O and can not lose it.
+// I/O and cannot lose it.
 //
 // Each attachment is one goroutine that does the same thing again and again:
 // look at what is (sysfs, device-mapper, the run directory), compare with what
 // is wanted, do the next steps. plan.go decides and touches nothing; files that
 // touch the kernel decide nothing. A restarted agent finds its place by looking.
 //
-// All that is the data path of the kernel ([Kernel]). Where the kernel can not do
+// All that is the data path of the kernel ([Kernel]). Where the kernel cannot do
 // it, the same rules are kept in this process ([User]): see package userspace.
 package initiator

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"weft.dev/weft/initiator/blockdev"
+	"weft.dev/weft/initiator/evidence"
 	"weft.dev/weft/initiator/userspace"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -39,7 +41,7 @@ type Config struct {
 
 	Manager pb.AgentsClient
 
-	StateDir string // keeps the host id; /var/lib/weft/initiator
+	StateDir string // keeps the host id and the cluster's, and which legs are in sync; /var/lib/weft/initiator
 	RunDir   string // logs of degraded columns; on a tmpfs; /run/weft/initiator
 	DevDir   string // device nodes are here, and weft/<volume>; /dev
 	SysDir   string // /sys
@@ -50,6 +52,9 @@ type Config struct {
 	KeepAlive time.Duration // keep_alive_tmo of connections; 2 s
 	IOTimeout time.Duration // io_timeout of paths; 5 s
 	IOQueues  int           // per connection; min(4, CPUs)
+
+	// Clock is what leases go by; nil means time.Now, and what the machine was suspended.
+	Clock func() time.Time
 
 	Datapath    Datapath         // empty means Kernel
 	BlockDevice blockdev.Kind    // User: what devices are made by; empty means the best there is
@@ -70,6 +75,9 @@ func (c Config) withDefaults() Config {
 	c.KeepAlive = cmp.Or(c.KeepAlive, 2*time.Second)
 	c.IOTimeout = cmp.Or(c.IOTimeout, 5*time.Second)
 	c.IOQueues = cmp.Or(c.IOQueues, min(4, runtime.NumCPU()))
+	if c.Clock == nil {
+		c.Clock = leaseClock
+	}
 	c.Datapath = cmp.Or(c.Datapath, Kernel)
 	if c.Datapath == User {
 		c.BootID = bootOfProcess()
@@ -99,14 +107,17 @@ func (c Config) check() error {
 
 // Agent keeps the attachments of one machine. It is also a prometheus.Collector.
 type Agent struct {
-	cfg    Config
-	log    *slog.Logger
-	path   dataPath // nil: Run opens it
-	wanted chan *pb.InitiatorWanted
-	news   chan struct{}
+	cfg  Config
+	log  *slog.Logger
+	path dataPath // nil: Run opens it
+	// evidence is nil until Run opens it.
+	evidence *evidence.Book
+	wanted   chan *pb.InitiatorWanted
+	news     chan struct{}
 
 	mu       sync.Mutex
 	identity block.Host
+	cluster  allegiance
 	keepers  map[block.VolumeID]keeper
 	latest   uint64                         // generation of the last wanted state
 	listed   map[block.VolumeID]block.Epoch // by it
@@ -131,7 +142,8 @@ func New(cfg Config) (*Agent, error) {
 	return &Agent{
 		cfg: cfg, log: cfg.Log,
 		wanted: make(chan *pb.InitiatorWanted), news: make(chan struct{}, 1),
-		keepers: map[block.VolumeID]keeper{}, since: map[string]time.Time{},
+		evidence: evidence.New(filepath.Join(cfg.StateDir, "evidence"), cfg.Log),
+		keepers:  map[block.VolumeID]keeper{}, since: map[string]time.Time{},
 	}, nil
 }
 

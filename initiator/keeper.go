@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/evidence"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
@@ -52,6 +53,10 @@ type kernelKeeper struct {
 	said     string
 	recorder *attachment.Recorder
 
+	noted     evidence.Note // which legs are in sync, as the disk has it
+	noteError string        // why it names too many
+	noteAgain time.Time     // no note before
+
 	mu     sync.Mutex
 	acted  uint64 // the generation that the last turn began with
 	idle   bool
@@ -76,6 +81,7 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 		pulses: map[block.LegID]*attachment.Pulse{}, reached: map[block.NQN]*reach{}, watched: map[string]bool{},
 		busy: map[string]bool{}, over: map[int]*atomic.Bool{},
 	}
+	k.noted = a.evidence.Of(v)
 	k.recorder = attachment.NewRecorder(a.cfg.Node, v, a.cfg.Manager, meter{a}, k.log)
 	k.remember()
 	return k
@@ -85,11 +91,14 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 func (k *kernelKeeper) remember() {
 	mem, _, err := k.m.notes(k.volume)
 	if err != nil {
-		k.log.Warn("notes are of no use; resyncs will copy everything", "err", err)
+		k.log.Warn("notes are unusable; resyncs will copy everything", "err", err)
 	}
 	k.memory = &mem
 	k.memory.prepare(time.Now())
 	k.links = mem.links()
+	for _, l := range k.links { // whose logs may be all that is left of them
+		k.columns = max(k.columns, l.Column+1)
+	}
 }
 
 // links are the legs that the tables had when they were last changed: what to
@@ -165,19 +174,22 @@ func (k *kernelKeeper) turn(ctx context.Context) (again bool) {
 	return did
 }
 
-// adopt decides which epoch the stack is of: what the notes say, else what the
+// adopt decides which grant the stack is of: what the notes say, else what the
 // legs under it say, else, if there is none, the one that is wanted.
 func (k *kernelKeeper) adopt(w *attachment.Wanted, s *seen) {
 	stack := s.top.exists || slices.ContainsFunc(s.columns, func(c columnSeen) bool { return len(c.devices) > 0 })
 	if stack && k.memory.Epoch == 0 {
 		for n := range s.controllers {
-			if _, e, _, _, err := block.ParseSubsystemNQN(n); err == nil {
-				k.memory.Epoch = max(k.memory.Epoch, e)
+			if _, e, _, _, err := block.ParseSubsystemNQN(n); err == nil && e >= k.memory.Epoch {
+				k.memory.Epoch, k.memory.Grant = e, n.Grant()
 			}
 		}
 	}
-	if !stack && w != nil && (k.memory.Epoch != w.Epoch || k.memory.Gone && w.Shared && !w.Detach) {
-		k.memory = &memory{Epoch: w.Epoch}
+	if !stack && w != nil && !k.memory.of(w) {
+		k.memory = &memory{Epoch: w.Epoch, Grant: w.Grant}
+		if noted, ok, err := k.m.notes(k.volume); err == nil && ok && noted.of(w) {
+			k.memory.Over, k.memory.Gone = noted.Over, noted.Over != nil
+		}
 		k.memory.prepare(s.now)
 		k.recorder.Forget()
 	}
@@ -216,7 +228,7 @@ func (k *kernelKeeper) phase() pb.AttachmentPhase {
 }
 
 func (k *kernelKeeper) publish(w *attachment.Wanted, s *seen, v attachment.Verdict, generation uint64) {
-	r := v.Report(k.volume, k.memory.Epoch)
+	r := v.Report(k.volume, k.memory.Epoch, k.memory.Grant)
 	if s != nil && s.top.exposed {
 		r.Device, _ = k.m.nameOf(k.top.Number)
 		r.DeviceNumber, r.SizeBytes = k.top.Number.String(), uint64(s.top.size)

@@ -4,14 +4,16 @@ package initiator
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/raid"
 	"weft.dev/weft/raid/dm"
 )
 
@@ -30,7 +32,7 @@ func newKernelPath(a *Agent, m *machine) *kernelPath {
 	return &kernelPath{agent: a, machine: m, answered: map[string]time.Time{}}
 }
 
-// openKernelPath opens the kernel's interfaces, and refuses a kernel that can not
+// openKernelPath opens the kernel's interfaces, and refuses a kernel that cannot
 // keep what Weft promises.
 func openKernelPath(a *Agent) (*kernelPath, error) {
 	cfg := a.cfg
@@ -42,13 +44,19 @@ func openKernelPath(a *Agent) (*kernelPath, error) {
 	if err != nil {
 		return nil, err
 	}
+	lock, err := lockState(cfg.StateDir, unix.LOCK_SH)
+	if err != nil {
+		return nil, errors.Join(err, client.Close())
+	}
 	p := newKernelPath(a, &machine{
 		host: tree, dm: client, loops: dm.Loops{Dev: cfg.DevDir, Sys: cfg.SysDir},
 		runDir: cfg.RunDir, devDir: cfg.DevDir, sysDir: cfg.SysDir,
 	})
-	p.uevents, p.done = fabrics.Watch, client.Close
+	p.uevents, p.done = fabrics.Watch, func() error { return errors.Join(client.Close(), lock.Close()) }
 	return p, nil
 }
+
+func (p *kernelPath) held() ([]block.VolumeID, error) { return mapped(p.machine.dm.Devices) }
 
 func (p *kernelPath) keeper(v block.VolumeID) keeper { return newKernelKeeper(p.agent, p, v) }
 
@@ -85,16 +93,12 @@ func (p *kernelPath) found() []block.VolumeID {
 	for _, v := range p.machine.noted() {
 		all[v] = true
 	}
-	devices, err := p.machine.dm.Devices(raid.UUIDPrefix)
+	held, err := p.held()
 	if err != nil {
 		p.agent.log.Warn("look for attached volumes", "err", err)
 	}
-	for _, d := range devices {
-		if id := d.UUID[len(raid.UUIDPrefix):]; len(id) >= 36 {
-			if v, err := block.ParseVolumeID(id[:36]); err == nil {
-				all[v] = true
-			}
-		}
+	for _, v := range held {
+		all[v] = true
 	}
 	controllers, err := p.machine.host.Controllers()
 	if err != nil {

@@ -18,10 +18,10 @@ import (
 
 func (k *kernelKeeper) look(ctx context.Context) (*seen, error) {
 	s := &seen{
-		now: time.Now(), legs: map[block.LegID]legSeen{},
+		now: time.Now(), clock: k.agent.cfg.Clock(), legs: map[block.LegID]legSeen{},
 		controllers: map[block.NQN][]fabrics.Controller{},
 		connecting:  map[block.NQN]bool{}, refused: map[block.NQN]string{},
-		recordError: k.recorder.Refusal(),
+		recordError: k.recorder.Refusal(), noted: k.noted, noteError: k.noteError,
 	}
 	all, err := k.m.host.Controllers()
 	if err != nil {
@@ -92,7 +92,7 @@ func (k *kernelKeeper) lookAtDevices(ctx context.Context, s *seen) error {
 // has it open: to find out is much to read.
 func (k *kernelKeeper) leaves() bool {
 	w := k.Told().Wanted
-	return w == nil || w.Detach || w.Epoch != k.memory.Epoch
+	return w == nil || w.Detach || !k.memory.of(w)
 }
 
 func belongs(name, column string) bool {
@@ -181,14 +181,15 @@ func (k *kernelKeeper) lookAtLeg(ctx context.Context, s *seen, l *attachment.Lin
 			seen.err = err.Error()
 		}
 	}
-	seen.live = live && seen.err == ""
+	seen.fit = live && seen.err == ""
 	p := k.pulses[l.Leg]
-	if p == nil || p.Device != string(seen.device) && seen.device != "" {
-		p = &attachment.Pulse{Device: string(seen.device)}
+	if p == nil || seen.device != "" {
+		p = p.Of(string(seen.device))
 		k.pulses[l.Leg] = p
 	}
 	seen.silent = p.Look(s.now, live, k.agent.cfg.Probe)
-	seen.looks, seen.answers = p.Looks, p.Answers
+	seen.live = seen.fit && p.Met
+	seen.looks, seen.answers, seen.heard = p.Looks, p.Answers, p.Heard
 	for _, c := range s.controllers[l.NQN] {
 		seen.peerAnswers = seen.peerAnswers || k.path.answeredSince(c.Address, seen.silent)
 	}
@@ -218,10 +219,11 @@ func (k *kernelKeeper) prepare(ctx context.Context, n fabrics.Namespace, l *atta
 	}
 	writeThrough := l.WriteThrough
 	return k.apart(ctx, "prepare "+n.Name, attachment.Patience, func() error {
-		if writeThrough {
-			if err := k.m.host.SetWriteThrough(n.Head); err != nil {
-				return err
-			}
+		switch err := k.m.host.SetWriteThrough(n.Head, writeThrough); {
+		case err != nil && writeThrough:
+			return err
+		case err != nil: // its target says that there is no cache
+			k.log.Debug("flushes not asked for", "head", n.Name, "err", err)
 		}
 		for _, p := range n.Paths {
 			if err := k.m.host.SetIOTimeout(p, k.agent.cfg.IOTimeout); err != nil {
@@ -236,10 +238,10 @@ func (k *kernelKeeper) prepare(ctx context.Context, n fabrics.Namespace, l *atta
 func (k *kernelKeeper) probe(s *seen) {
 	for leg, seen := range s.legs {
 		p := k.pulses[leg]
-		if !seen.live || !p.Due(s.now, k.agent.cfg.Probe) {
+		if !seen.fit || !p.Due(s.now, k.agent.cfg.Probe) {
 			continue
 		}
-		p.Probe(s.now)
+		p.Probe(s.now, s.clock)
 		head := seen.head()
 		addresses := s.controllers[seen.nqn]
 		go func() {

@@ -31,7 +31,7 @@ type host interface {
 	Connect(ctx context.Context, o fabrics.Options) (fabrics.Controller, error)
 	Disconnect(ctx context.Context, c fabrics.Controller) error
 	DestroySockets(ctx context.Context, p block.Portal) (int, error)
-	SetWriteThrough(h fabrics.Head) error
+	SetWriteThrough(h fabrics.Head, through bool) error
 	SetIOTimeout(p fabrics.Path, d time.Duration) error
 	Probe(h fabrics.Head) error
 	Flush(h fabrics.Head) error

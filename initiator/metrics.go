@@ -48,7 +48,7 @@ func metric(name, help string, labels ...string) *prometheus.Desc {
 }
 
 type descriptions struct {
-	attachments, legs, losses, stall, resync *prometheus.Desc
+	attachments, legs, losses, stall, resync, refused *prometheus.Desc
 }
 
 func describe() descriptions {
@@ -56,15 +56,16 @@ func describe() descriptions {
 		attachments: metric("attachments", "Attached volumes by phase.", "phase"),
 		legs:        metric("legs", "Legs of attached volumes by state.", "state"),
 		losses:      metric("leg_losses_total", "Legs that were lost while in use."),
-		stall:       metric("last_stall_seconds", "How long writes waited at the last loss of a leg, by part.", "part"),
-		resync:      metric("resync_bytes_total", "Bytes copied to legs that came back."),
+		stall:       metric("last_stall_seconds", "How long writes waited when a leg was last lost, by part.", "part"),
+		resync:      metric("resync_bytes_total", "Bytes copied to legs that returned."),
+		refused:     metric("manager_refused", "1 while the volume manager that answers belongs to another cluster and is ignored."),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (a *Agent) Describe(out chan<- *prometheus.Desc) {
 	d := describe()
-	for _, each := range []*prometheus.Desc{d.attachments, d.legs, d.losses, d.stall, d.resync} {
+	for _, each := range []*prometheus.Desc{d.attachments, d.legs, d.losses, d.stall, d.resync, d.refused} {
 		out <- each
 	}
 }
@@ -95,8 +96,9 @@ func (a *Agent) Collect(out chan<- prometheus.Metric) {
 		gauge(d.legs, float64(n), state)
 	}
 	a.mu.Lock()
-	c := a.counts
+	c, refused := a.counts, a.cluster.why != ""
 	a.mu.Unlock()
+	gauge(d.refused, map[bool]float64{true: 1}[refused])
 	out <- prometheus.MustNewConstMetric(d.losses, prometheus.CounterValue, float64(c.losses))
 	out <- prometheus.MustNewConstMetric(d.resync, prometheus.CounterValue, float64(c.resync))
 	if c.stalled {

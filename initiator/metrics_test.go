@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-func TestMetricsTellOfLossesAndStalls(t *testing.T) {
+func TestMetricsTellOfLossesStallsAndStrangers(t *testing.T) {
 	w := newWorld(t, 1, 2)
 	a, err := New(Config{Node: "h1", BootID: "b", Manager: manager{world: w}})
 	if err != nil {
@@ -20,6 +20,7 @@ func TestMetricsTellOfLossesAndStalls(t *testing.T) {
 	a.lostLeg()
 	a.stalled(stall{detect: 2 * time.Second, record: 10 * time.Millisecond, release: 200 * time.Millisecond})
 	a.resynced(3 * block.MiB)
+	a.refuse(elsewhere.String(), "it is of another cluster")
 	r := prometheus.NewPedanticRegistry()
 	if err := r.Register(a); err != nil {
 		t.Fatal(err)
@@ -46,6 +47,7 @@ func TestMetricsTellOfLossesAndStalls(t *testing.T) {
 		"weft_initiator_last_stall_seconds release": 0.2,
 		"weft_initiator_attachments serving":        0,
 		"weft_initiator_legs lost":                  0,
+		"weft_initiator_manager_refused":            1,
 	} {
 		if v, ok := got[key]; !ok || v != want {
 			t.Errorf("%s = %v, %v; want %v", key, v, ok, want)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/evidence"
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -41,6 +42,7 @@ const (
 	opConnect   op = "connect"        // a controller of a subsystem
 	opSuspend   op = "suspend-device" // all I/O waits
 	opRecord    op = "record-stale"   // tell the manager, and wait until it is durable
+	opNote      op = "note"           // durably, which legs hold every write
 	opRelease   op = "release"        // delete a subsystem's controllers: what waits on them fails
 	opLog       op = "make-log"       // the RAM disk of a column's log
 	opColumn    op = "column"         // bring a column's tables where they are wanted
@@ -55,7 +57,8 @@ const (
 	opFailTop   op = "fail-device" // all I/O on it fails from now on
 	opFailCol   op = "fail-column"
 	opRemoveCol op = "remove-column"
-	opForget    op = "forget" // logs and notes in the run directory
+	opForget    op = "forget"  // logs and notes in the run directory
+	opGiveUp    op = "give-up" // this epoch, for good
 )
 
 // refreshInterval is how often a mirror is told to try its last leg again.
@@ -71,8 +74,10 @@ type order struct {
 	steps  []raid.Step
 	slots  []slot // column: what its copies are when it is done
 	clean  bool   // remove-device: every leg has every write
+	end    *over  // give-up
 
 	refresh bool // column: the tables stay, their errors are forgotten
+	note    evidence.Note
 }
 
 // String prints an order for logs and tests.
@@ -97,6 +102,7 @@ func (o order) String() string {
 // seen is what one look found.
 type seen struct {
 	now         time.Time
+	clock       time.Time // now, on the clock of leases
 	legs        map[block.LegID]legSeen
 	columns     []columnSeen
 	top         topSeen
@@ -104,6 +110,8 @@ type seen struct {
 	connecting  map[block.NQN]bool                 // a connect is in the kernel
 	refused     map[block.NQN]string               // what the last connect answered
 	recordError string                             // what the manager last answered to a record
+	noted       evidence.Note
+	noteError   string // why a note that names too many legs still stands
 }
 
 // legSeen is a leg as its host sees it.
@@ -112,7 +120,9 @@ type legSeen struct {
 	device      dm.Ref // of its head; empty if there is none
 	name        string // nvme0n1
 	size        block.Size
-	live        bool      // a controller is live, and the head is prepared for use
+	fit         bool      // a controller is live, and the head is prepared for use
+	live        bool      // and it has answered
+	heard       time.Time // start of the last probe that was answered, on the clock of leases
 	silent      time.Time // since when it has not answered; zero if it does
 	looks       int       // how often it was looked at since
 	peerAnswers bool      // another leg behind the same portal has answered since
@@ -128,7 +138,7 @@ type columnSeen struct {
 	name          string
 	devices       []dm.State // finished or not
 	failed        bool       // fails all I/O
-	foreign       string     // why its tables can not be understood
+	foreign       string     // why its tables cannot be understood
 	log           dm.Ref     // its log device, if there is one
 	health        map[dm.Ref]dm.Health
 	inSync, total uint64 // regions
@@ -164,11 +174,14 @@ type topSeen struct {
 // part is kept in the run directory; without it a resync is a full one.
 type memory struct {
 	Epoch block.Epoch     `json:"epoch"`
+	Grant uint64          `json:"grant,omitempty"`
 	Slots map[string]slot `json:"slots"` // by slotKey
 	// Clean: when the device was let go, every leg had every write.
 	Clean bool `json:"clean,omitempty"`
 	// Gone: the device was let go, and nothing is left of the stack.
 	Gone bool `json:"gone,omitempty"`
+	// Over: why it is not taken up again at this epoch; nil if it may be.
+	Over *over `json:"over,omitempty"`
 
 	since   time.Time          // of the first look at this epoch
 	records attachment.Records // what the manager has answered
@@ -191,6 +204,9 @@ const slotFormat = "%d.%d"
 
 func slotKey(column, copy int) string { return fmt.Sprintf(slotFormat, column, copy) }
 
+// of reports whether it is of the grant by which a volume is wanted.
+func (m *memory) of(w *attachment.Wanted) bool { return m.Epoch == w.Epoch && m.Grant == w.Grant }
+
 func (m *memory) slot(column, copy int) slot { return m.Slots[slotKey(column, copy)] }
 
 // limits are the times that decisions depend on.
@@ -208,6 +224,7 @@ type planner struct {
 	l       limits
 	members []member
 	orders  []order
+	ends    *over // why the epoch is given up now
 	v       attachment.Verdict
 }
 
@@ -218,8 +235,11 @@ func (p *planner) do(o order) { p.orders = append(p.orders, o) }
 // ones after it may be right only because of it.
 func plan(w *attachment.Wanted, m *memory, s *seen, l limits) ([]order, attachment.Verdict) {
 	p := &planner{w: w, m: m, s: s, l: l}
+	if p.built() && m.Over == nil {
+		p.end()
+	}
 	switch {
-	case w == nil || p.built() && m.Epoch != w.Epoch:
+	case w == nil || p.built() && !m.of(w) || p.over() != nil:
 		p.tearDown()
 	case w.Detach:
 		p.letGo()
@@ -249,15 +269,58 @@ func (p *planner) serve() {
 	p.findMembers()
 	p.lease()
 	p.dropLost()
+	p.note()
 	ready := true
 	for k := range p.s.columns {
 		ready = p.column(k) && ready
 	}
 	p.device(ready)
 	p.growTop()
+	p.noteMore()
 	p.cleanUp()
 	p.progress()
 	p.v.Phase = p.phase()
+}
+
+// sources are the legs that hold every write, as far as the manager has recorded it.
+func (p *planner) sources() evidence.Note {
+	n := evidence.Note{Epoch: p.w.Epoch, Legs: map[block.LegID]uint64{}}
+	for i := range p.w.Links {
+		if l := &p.w.Links[i]; p.s.columns[l.Column].Kind == raid.ShapeNothing && p.inSync(l) {
+			n.Legs[l.Leg] = l.Revision
+		}
+	}
+	for _, m := range p.members {
+		if m.Source && !m.Gone && m.Link != nil {
+			n.Legs[m.Leg] = m.Link.Revision
+		}
+	}
+	return n
+}
+
+// notes reports whether a volume's legs are noted at all: with one copy, or where
+// nobody writes, there is nothing to confuse.
+func (p *planner) notes() bool { return p.w.Layout.Copies > 1 && !p.w.ReadOnly }
+
+// note has it written down that legs are not in sync any more, before anything goes
+// on without them: after a crash no note may name too many.
+func (p *planner) note() {
+	n := p.sources()
+	if !p.notes() || p.s.noted.Within(n) || slices.ContainsFunc(p.orders, func(o order) bool { return o.op == opNote }) {
+		return
+	}
+	p.do(order{op: opNote, note: n})
+	if p.s.noteError != "" {
+		p.v.Wait("this host's disk: %s", p.s.noteError)
+	}
+}
+
+// noteMore has it written down that legs are in sync. Nothing waits for that.
+func (p *planner) noteMore() {
+	n := p.sources()
+	if p.notes() && p.s.noted.Within(n) && !p.s.noted.Equal(n) {
+		p.do(order{op: opNote, note: n})
+	}
 }
 
 func (p *planner) phase() pb.AttachmentPhase {
@@ -295,34 +358,42 @@ func (p *planner) usable(n block.NQN) bool {
 	return slices.ContainsFunc(p.s.controllers[n], func(c fabrics.Controller) bool { return !c.Going() })
 }
 
-// lease stops the device when a leg has been silent for so long that another
-// host may have been given the volume. It goes on when every leg that is left
-// has answered: that one is not known to be silent is not enough, for an agent
-// that has just begun knows nothing.
+// lease stops the device when the last answer of a leg is so old that another host
+// may have been given the volume. What an agent has not heard itself is as old as
+// can be: an earlier one may have died long ago, or this one have been frozen. The
+// device goes on when every leg that is left has answered.
 func (p *planner) lease() {
-	out := slices.ContainsFunc(p.members, func(m member) bool { return m.Link != nil && p.silence(m.Leg) >= p.l.lease })
 	switch top := p.s.top; {
-	case !top.exists || top.suspending:
+	case !top.exists || top.suspending || top.failed:
 	case p.w.ReadOnly && top.suspended:
 		p.do(order{op: opResume})
 	case p.w.ReadOnly: // nobody is let write to any leg before none of them can be read any more
-	case out && !top.suspended:
+	case !top.suspended && p.leaseOver():
 		p.do(order{op: opSuspend})
 	case !top.suspended:
 	case p.allAnswer():
 		p.do(order{op: opResume})
 	default:
-		p.v.Wait("all legs to answer: the device is suspended")
+		p.v.Wait("all legs to answer; the device is suspended")
 	}
+}
+
+// leaseOver reports whether a leg in the tables has not been heard for the lease.
+func (p *planner) leaseOver() bool {
+	return !p.allKnown() || slices.ContainsFunc(p.members, func(m member) bool {
+		return m.Link != nil && p.s.clock.Sub(p.s.legs[m.Leg].heard) >= p.l.lease
+	})
 }
 
 // allAnswer reports whether every leg in the tables is one that answers.
 func (p *planner) allAnswer() bool {
-	for _, m := range p.members {
-		if m.Link != nil && (p.silence(m.Leg) > 0 || !p.s.legs[m.Leg].answers) {
-			return false
-		}
-	}
+	return !p.leaseOver() && !slices.ContainsFunc(p.members, func(m member) bool {
+		return m.Link != nil && (p.silence(m.Leg) > 0 || !p.s.legs[m.Leg].answers)
+	})
+}
+
+// allKnown reports whether it is known of each leg in the tables which one it is.
+func (p *planner) allKnown() bool {
 	for k, c := range p.s.columns {
 		known := func(d dm.Ref) bool {
 			return d == "" || slices.ContainsFunc(p.members, func(m member) bool { return m.Column == k && m.device == d })

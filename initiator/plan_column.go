@@ -17,7 +17,7 @@ import (
 func (p *planner) column(k int) (ready bool) {
 	c := p.s.columns[k]
 	if c.foreign != "" {
-		p.v.Wait("a person: column %d: %s", k, c.foreign)
+		p.v.Wait("an operator: column %d: %s", k, c.foreign)
 		return false
 	}
 	if p.w.Layout.Copies > 1 && c.log == "" {
@@ -30,7 +30,7 @@ func (p *planner) column(k int) (ready bool) {
 	}
 	steps, err := raid.Plan(c.devices, want)
 	if err != nil {
-		p.v.Wait("a person: %v", err)
+		p.v.Wait("an operator: %v", err)
 		return false
 	}
 	if len(steps) > 0 || !p.noted(k, slots) {
@@ -115,7 +115,7 @@ func (p *planner) tried(k int) (last *member) {
 	return last
 }
 
-// wantColumn says what each copy of a column should be; not ok if it can not be
+// wantColumn says what each copy of a column should be; not ok if it cannot be
 // built yet.
 func (p *planner) wantColumn(k int) (want raid.Column, slots []slot, ok bool) {
 	c := p.s.columns[k]
@@ -283,7 +283,7 @@ func (p *planner) complete(k int) bool {
 			continue
 		}
 		missing++
-		record = append(record, attachment.Change{Leg: l.Leg, Revision: l.Revision, Column: k, Why: "can not be connected", Since: p.m.since})
+		record = append(record, attachment.Change{Leg: l.Leg, Revision: l.Revision, Column: k, Why: "cannot be connected", Since: p.m.since})
 		if !p.s.top.exists {
 			p.v.Wait("leg %s of column %d on %s: %s", l.Leg, k, l.Node, p.trouble(l))
 		}

@@ -25,7 +25,7 @@ func (p *planner) columnSize(k int) block.Size {
 	case c.Kind == raid.ShapeNothing || c.Size == want:
 		return want
 	case c.Size > want:
-		p.v.Note("column %d has %v and is wanted with %v: it never shrinks", k, c.Size, want)
+		p.v.Note("column %d has %v and is wanted with %v: columns cannot shrink", k, c.Size, want)
 	case p.w.Detach:
 	default:
 		why := p.cannotGrow(k, want)
@@ -37,11 +37,11 @@ func (p *planner) columnSize(k int) block.Size {
 	return c.Size
 }
 
-// cannotGrow says why column k can not have a size now; empty if it can.
+// cannotGrow says why column k cannot have a size now; empty if it can.
 func (p *planner) cannotGrow(k int, size block.Size) string {
 	c := p.s.columns[k]
 	if err := c.MayGrow(size); err != nil {
-		return err.Error() + "; it can when it is attached anew"
+		return err.Error() + "; it can at the next attach"
 	}
 	for _, m := range p.members {
 		if m.Column != k || m.Gone {
@@ -79,7 +79,7 @@ func (p *planner) joins(m member, c columnSeen) bool {
 func (p *planner) growTop() {
 	top := p.s.top
 	silent := slices.ContainsFunc(p.members, func(m member) bool { return p.silence(m.Leg) > 0 })
-	if top.exists && top.size < p.w.Size && !top.suspended && !top.suspending && !silent && !p.w.Detach && p.longEnough() {
+	if top.exists && top.size < p.w.Size && !top.suspended && !top.suspending && !silent && !p.leaseOver() && !p.w.Detach && p.longEnough() {
 		p.do(order{op: opGrow})
 	}
 }

@@ -45,8 +45,12 @@ func (p *planner) outcome() pb.AttachmentPhase {
 	return pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_UNCLEAN
 }
 
-// settled reports whether every in-sync leg is in the tables, and well.
+// settled reports whether every in-sync leg is in the tables, and well, and the
+// device not stopped: a flush would wait in it.
 func (p *planner) settled() bool {
+	if p.s.top.suspended || p.s.top.suspending {
+		return false
+	}
 	for i := range p.w.Links {
 		l := &p.w.Links[i]
 		at := p.memberAt(l.Column, l.Copy)
@@ -88,7 +92,7 @@ func (p *planner) removeRest(well bool) {
 		p.releaseAll()
 	}
 	if len(p.s.connecting) > 0 {
-		p.v.Wait("a connect that is under way")
+		p.v.Wait("a connection attempt in progress")
 		return
 	}
 	p.do(order{op: opForget})
@@ -110,36 +114,48 @@ func (p *planner) hide() {
 // no write of it through any more. Whoever still has the device open gets errors.
 func (p *planner) tearDown() {
 	p.v.Phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHING
-	p.hide()
-	top := p.s.top
-	switch {
-	case top.exists && top.open == 0:
-		p.do(order{op: opRemoveTop})
-	case top.exists && !top.failed:
-		p.releaseAll()
-		for k, c := range p.s.columns {
-			if len(c.devices) > 0 && !c.failed {
-				p.do(order{op: opFailCol, column: k})
-			}
-		}
-		p.do(order{op: opFailTop})
-	}
-	if top.exists && top.open > 0 {
-		p.v.Wait("%s has the device of epoch %d open, which is over", cmp.Or(top.users, "somebody"), p.m.Epoch)
-	}
-	if top.exists && top.open > 0 && !top.failed {
-		return
-	}
-	if p.built() && (!top.exists || top.failed || top.open == 0) {
-		p.removeColumns()
-	}
-	if top.exists && top.open > 0 {
-		return
-	}
-	p.releaseAll()
-	if len(p.s.connecting) == 0 && (p.built() || p.m.Epoch != 0) {
+	p.takeDown()
+	switch why := p.over(); {
+	case why != nil:
+		p.gaveUp(why)
+	case p.s.top.exists && p.s.top.open > 0: // it is gone when its users are
+	case len(p.s.connecting) == 0 && (p.built() || p.m.Epoch != 0):
 		p.do(order{op: opForget})
 	}
+}
+
+// takeDown fails what may still wait and removes what nobody uses.
+func (p *planner) takeDown() {
+	p.hide()
+	top := p.s.top
+	inUse := top.exists && top.open > 0
+	if inUse {
+		p.v.Wait("%s has the device of epoch %d open, and that epoch is over", cmp.Or(top.users, "somebody"), p.m.Epoch)
+	}
+	switch {
+	case inUse && !top.failed:
+		p.failAll()
+		return
+	case top.exists && !inUse:
+		p.do(order{op: opRemoveTop})
+	}
+	if p.built() {
+		p.removeColumns()
+	}
+	if !inUse {
+		p.releaseAll()
+	}
+}
+
+// failAll fails what waits in the columns and above them.
+func (p *planner) failAll() {
+	p.releaseAll()
+	for k, c := range p.s.columns {
+		if len(c.devices) > 0 && !c.failed {
+			p.do(order{op: opFailCol, column: k})
+		}
+	}
+	p.do(order{op: opFailTop})
 }
 
 // removeColumns fails what may still wait and removes the columns.

@@ -114,7 +114,7 @@ func (p *planner) dropLost() {
 	for _, m := range p.members {
 		switch {
 		case m.Lost != "" && !m.Gone:
-			p.v.Wait("leg %s of column %d on %s: %s, and no other copy can stand in", m.Leg, m.Column, p.nodeOf(m), m.Lost)
+			p.v.Wait("leg %s of column %d on %s: %s, and %s", m.Leg, m.Column, p.nodeOf(m), m.Lost, m.Stays)
 		case !m.Gone:
 			continue
 		case m.Link != nil && !p.w.ReadOnly:
@@ -130,6 +130,7 @@ func (p *planner) dropLost() {
 			p.v.Wait("volume manager, to record that leg %s is stale: %s", record[0].Leg, p.s.recordError)
 		}
 	}
+	p.note()
 	for _, n := range release {
 		p.release(n)
 	}

@@ -7,8 +7,10 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"time"
 
 	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/evidence"
 	"weft.dev/weft/proto/block"
 )
 
@@ -55,6 +57,26 @@ func (k *kernelKeeper) flushEqualized(w *attachment.Wanted, s *seen) error {
 		}
 	}
 	return nil
+}
+
+// note writes down which legs are in sync, and returns when that is durable. A disk
+// that hangs is waited for apart: the lease ends meanwhile.
+func (k *kernelKeeper) note(ctx context.Context, n evidence.Note) error {
+	if time.Now().Before(k.noteAgain) {
+		return errLater
+	}
+	book := k.agent.evidence
+	write := func() error { return book.Write(k.volume, n) }
+	return k.apart(ctx, "note which legs are in sync", attachment.Patience, write, func(err error) error {
+		k.noteError = ""
+		if err != nil {
+			k.noteError = err.Error()
+		}
+		if k.noted = book.Of(k.volume); !k.noted.Equal(n) {
+			k.noteAgain = time.Now().Add(evidence.Again)
+		}
+		return err
+	})
 }
 
 const asking = "ask the volume manager for a record"

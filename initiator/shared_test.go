@@ -143,3 +143,30 @@ func TestOnlyVolumesOfOneCopyAreSharedForWriting(t *testing.T) {
 		w.stop()
 	})
 }
+
+// A host that was taken out and let in again without hearing of it in between has a
+// device of a grant that is over: it ends, though the epoch stands.
+func TestADeviceEndsWithItsGrantThoughTheEpochStands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1, 1)
+		a := w.attach()
+		w.change(func(*pb.InitiatorWanted) { a.Mode, a.Grant = pb.AttachMode_ATTACH_MODE_SHARED_BLOCK, 5 })
+		w.stop = w.start()
+		w.until(serving)
+		w.took()
+		w.change(func(*pb.InitiatorWanted) { a.Grant = 9 })
+		time.Sleep(5 * time.Second)
+		w.until(serving)
+		w.expect("another grant", "remove top", "disconnect t0", "fail c0", "remove c0", "disconnect t0", "connect t0", "create c0: linear", "create top: linear")
+		if r := w.attachment(); r.GetGrant() != 9 {
+			t.Errorf("the report is about grant %d, want 9", r.GetGrant())
+		}
+		w.stop()
+		w.took()
+		w.stop = w.start() // the notes say by which grant it was built
+		w.until(serving)
+		time.Sleep(5 * time.Second)
+		w.expect("the agent begins again", "suspend top", "resume top")
+		w.stop()
+	})
+}

@@ -5,10 +5,8 @@ package initiator
 import (
 	"context"
 	"crypto/rand"
-	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,15 +27,9 @@ type userPath struct {
 // one host would cut each other's connections.
 func openUserPath(a *Agent) (*userPath, error) {
 	c := a.cfg
-	if err := os.MkdirAll(c.StateDir, 0o755); err != nil {
-		return nil, err
-	}
-	lock, err := os.OpenFile(filepath.Join(c.StateDir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	lock, err := lockState(c.StateDir, unix.LOCK_EX)
 	if err != nil {
 		return nil, err
-	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, fmt.Errorf("lock %s, which another initiator agent may have: %w", lock.Name(), err)
 	}
 	export := c.Export
 	if export == nil {
@@ -47,8 +39,8 @@ func openUserPath(a *Agent) (*userPath, error) {
 	}
 	path := userspace.New(userspace.Config{
 		Node: c.Node, Manager: c.Manager, Host: a.host, Export: export, Dial: c.Dial,
-		Window: c.Window, Lease: c.Lease, Probe: c.Probe, KeepAlive: c.KeepAlive, IOQueues: c.IOQueues,
-		Changed: a.changed, Meter: meter{a}, Log: c.Log,
+		Window: c.Window, Lease: c.Lease, Probe: c.Probe, KeepAlive: c.KeepAlive, IOQueues: c.IOQueues, Clock: c.Clock,
+		Evidence: a.evidence, Changed: a.changed, Meter: meter{a}, Log: c.Log,
 	})
 	return &userPath{Path: path, lock: lock}, nil
 }
@@ -59,7 +51,7 @@ func removeLeft(o blockdev.Options, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	if err := blockdev.RemoveAll(ctx, o); err != nil {
-		log.Warn("could not take away what an earlier process has left", "err", err)
+		log.Warn("could not remove leftovers of an earlier process", "err", err)
 	}
 }
 
@@ -67,6 +59,9 @@ func removeLeft(o blockdev.Options, log *slog.Logger) {
 func (p *userPath) found() []block.VolumeID { return nil }
 
 func (p *userPath) keeper(v block.VolumeID) keeper { return p.Path.Keeper(v) }
+
+// held is empty for the same reason.
+func (p *userPath) held() ([]block.VolumeID, error) { return nil, nil }
 
 // watch has nothing to watch: connections tell their keepers of themselves.
 func (p *userPath) watch(context.Context, func()) error { return nil }

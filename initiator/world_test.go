@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -63,11 +64,15 @@ type world struct {
 	managers   bool                     // the manager answers
 	recordless bool                     // but records nothing
 	deaf       bool                     // and does not even answer
+	strict     bool                     // and refuses who reports another cluster than its own
 	hang       map[string]chan struct{} // by device: its reload is in the kernel until closed
 	firmly     map[string]chan struct{} // by node: the same of a disconnect
 	frozen     map[string]chan struct{} // by node: the same of setting a queue's limits
 	grown      map[string]bool          // nodes whose namespaces are for twice the size
 	dying      func() bool              // whether one more device can be resized
+	slept      time.Duration            // for how long the machine was suspended
+	still      chan struct{}            // nothing of the agent moves until it is closed
+	log        *slog.Logger             // of the agent; nil: none
 	stop       func()                   // ends the agent that in started
 }
 
@@ -77,13 +82,16 @@ type fakeHead struct {
 	node string
 }
 
+// home is the cluster of the manager.
+var home = block.ClusterID{UUID: block.UUIDFromRandom([16]byte{7})}
+
 func newWorld(t *testing.T, stripes, copies int) *world {
 	w := &world{
 		t: t, dir: t.TempDir(), boot: "boot-1", size: 64 * block.MiB, epoch: 1, managers: true, equal: true,
 		volume: block.VolumeID{UUID: block.UUIDFromRandom([16]byte{9})},
 		layout: block.Layout{Stripes: stripes, Copies: copies, Chunk: block.DefaultChunk},
 		silent: map[string]chan struct{}{}, down: map[string]bool{}, health: map[dm.Ref]dm.Health{},
-		wait: make(chan struct{}), wanted: &pb.InitiatorWanted{Generation: 1},
+		wait: make(chan struct{}), wanted: &pb.InitiatorWanted{Generation: 1, ClusterId: home.String()},
 	}
 	return w
 }
@@ -190,6 +198,30 @@ func (w *world) comesBack(column, copy int, revision uint64) {
 	})
 }
 
+// reborn has the targets of all copies lose their power, and the manager keep one copy
+// of each column in sync, under a new identity.
+func (w *world) reborn(copy int, revision uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.changeLocked(func(all *pb.InitiatorWanted) {
+		a := all.Attachments[0]
+		a.Legs = slices.DeleteFunc(a.Legs, func(l *pb.WantedLink) bool { return int(l.Copy) != copy })
+		for _, l := range a.Legs {
+			leg, _ := block.ParseLegID(l.LegId)
+			l.Revision, l.Reborn = revision, revision
+			l.Uuid = block.NamespaceUUID(leg, block.Epoch(w.epoch), revision).String()
+		}
+		w.heads = nil
+		for _, c := range w.ctrl { // connected again, by themselves
+			for _, l := range a.Legs {
+				if l.Nqn == string(c.NQN) {
+					w.addHead(l, w.nodeAt(c.Address.Traddr), c)
+				}
+			}
+		}
+	})
+}
+
 // beginRebuild has t1 fall silent, miss writes to regions of column 0 and come
 // back. Its rebuild does not end by itself.
 func (w *world) beginRebuild(regions ...uint64) {
@@ -223,7 +255,26 @@ func (w *world) answer(node string) {
 	}
 }
 
+// freeze has the agent stand still for a while, the kernel not.
+func (w *world) freeze(d time.Duration) {
+	still := make(chan struct{})
+	w.mu.Lock()
+	w.still = still
+	w.mu.Unlock()
+	time.Sleep(d)
+	w.mu.Lock()
+	w.still = nil
+	w.mu.Unlock()
+	close(still)
+}
+
 func (w *world) Controllers() ([]fabrics.Controller, error) {
+	w.mu.Lock()
+	still := w.still
+	w.mu.Unlock()
+	if still != nil {
+		<-still
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.ctrl), nil
@@ -343,7 +394,7 @@ func (w *world) DestroySockets(_ context.Context, p block.Portal) (int, error) {
 	return 1, nil
 }
 
-func (w *world) SetWriteThrough(fabrics.Head) error { return nil }
+func (w *world) SetWriteThrough(fabrics.Head, bool) error { return nil }
 
 func (w *world) SetIOTimeout(p fabrics.Path, _ time.Duration) error {
 	w.mu.Lock()
@@ -743,6 +794,9 @@ func (s *stream) Send(r *pb.InitiatorReport) error {
 	if !s.w.managers {
 		return io.EOF
 	}
+	if own := s.w.wanted.GetClusterId(); s.w.strict && r.GetClusterId() != "" && r.GetClusterId() != own {
+		return otherCluster(own)
+	}
 	s.w.reports = append(s.w.reports, proto.CloneOf(r))
 	return nil
 }
@@ -773,6 +827,12 @@ func (m manager) Initiator(ctx context.Context, _ ...grpc.CallOption) (grpc.Bidi
 	s.send(proto.CloneOf(m.wanted))
 	m.streams = append(m.streams, s)
 	return s, nil
+}
+
+func otherCluster(own string) error {
+	s, _ := status.New(codes.FailedPrecondition, "node h1: it belongs to another cluster").WithDetails(
+		&errdetails.ErrorInfo{Reason: "OTHER_CLUSTER", Metadata: map[string]string{"cluster": own}})
+	return s.Err()
 }
 
 // refuse is what the manager answers with a reason.
@@ -833,16 +893,23 @@ func (m manager) RecordInSync(_ context.Context, r *pb.RecordInSyncRequest, _ ..
 
 // ---- running ----
 
-// start runs an agent; stop ends it and leaves the machine as it is.
-func (w *world) start() (stop func()) {
+// agent is one of the machine, not running.
+func (w *world) agent(log *slog.Logger) *Agent {
 	w.t.Helper()
-	a, err := New(Config{Node: "h1", Version: "test", BootID: w.boot, Manager: manager{world: w}, StateDir: filepath.Join(w.dir, "state")})
+	a, err := New(Config{Node: "h1", Version: "test", BootID: w.boot, Manager: manager{world: w}, StateDir: filepath.Join(w.dir, "state"), DevDir: filepath.Join(w.dir, "dev"), Clock: w.clock, Log: log})
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	a.path = newKernelPath(a, &machine{
 		host: w, dm: w, loops: loopsOf{w}, runDir: filepath.Join(w.dir, "run"), devDir: filepath.Join(w.dir, "dev"), sysDir: filepath.Join(w.dir, "sys"),
 	})
+	return a
+}
+
+// start runs an agent; stop ends it and leaves the machine as it is.
+func (w *world) start() (stop func()) {
+	w.t.Helper()
+	a := w.agent(w.log)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- a.Run(ctx) }()
@@ -863,6 +930,13 @@ func (w *world) start() (stop func()) {
 		once.Do(end)
 	})
 	return func() { once.Do(end) }
+}
+
+// clock is that of leases.
+func (w *world) clock() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return time.Now().Add(w.slept)
 }
 
 // attachment is what the last report says of the volume.
@@ -924,6 +998,7 @@ func (w *world) empty() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	links, _ := filepath.Glob(filepath.Join(w.dir, "dev/weft/*"))
+	links = slices.DeleteFunc(links, func(l string) bool { return strings.HasSuffix(l, ".lock") })
 	logs, _ := filepath.Glob(filepath.Join(w.dir, "run/*.log"))
 	if len(w.devices)+len(w.ctrl)+len(w.heads)+len(w.loops)+len(links)+len(logs) > 0 {
 		w.t.Errorf("left behind: devices %v, controllers %v, loops %v, names %v, logs %v", w.devices, w.ctrl, w.loops, links, logs)

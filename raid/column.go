@@ -105,7 +105,7 @@ func (c Column) checkLog() error {
 	return nil
 }
 
-// MayGrow says why a column can not have a size while it is attached; its regions
+// MayGrow says why a column cannot have a size while it is attached; its regions
 // stay as they are, and its log has room for so many.
 func (o Observed) MayGrow(size block.Size) error {
 	return Column{Size: size, Region: o.Region}.checkLog()

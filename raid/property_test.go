@@ -251,7 +251,7 @@ func (h *history) someoneHasTheLog() bool {
 	return slices.ContainsFunc(h.copies, func(c *simCopy) bool { return c.state == Tracked || c.state == Rebuilding })
 }
 
-// lastLeg can not be given up: it is waited for, connected again, and what a
+// lastLeg cannot be given up: it is waited for, connected again, and what a
 // mirror remembers of its errors is wiped by a swap to the same table.
 func (h *history) lastLeg(c *simCopy) {
 	p := h.ports[c.ref]

@@ -51,9 +51,12 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/nvmet"
+	"weft.dev/weft/target/userspace"
 )
 
 // Times of the agent.
@@ -85,10 +88,13 @@ type Config struct {
 	Files     []string // User: regular files that are taken for drives; absolute paths
 	FilesOnly bool     // User: leave the machine's block devices alone
 
-	// Listen opens a portal, and Medium may put something before a drive that is
-	// opened. User; nil means the machine's own.
+	// Listen opens a portal, Medium may put something before a drive that is opened,
+	// and Calls and Label between its data or its label and the kernel. User; nil
+	// means the machine's own.
 	Listen func(block.Portal) (net.Listener, error)
 	Medium func(path string, data block.Device) block.Device
+	Calls  func(path string, kernel userspace.Calls) userspace.Calls
+	Label  func(path string, m drive.Medium) drive.Medium
 }
 
 // Datapath says who serves the legs.
@@ -108,12 +114,15 @@ type Agent struct {
 	config Config
 	log    *slog.Logger
 	kernel kernel
+	// leaving: the agent works in the data path of one before it, until that is empty.
+	leaving bool
 
 	wake   chan struct{} // something may have changed
 	rescan chan struct{} // a device may have come or gone
 
 	mu      sync.Mutex
 	wanted  *pb.TargetWanted // nil until the manager has spoken
+	other   string           // the cluster of a manager whose word is not taken; empty if it is
 	report  *pb.TargetReport // nil until the node has been looked at
 	changed chan struct{}    // closed when report is replaced
 	zeroed  map[block.LegID]block.Size
@@ -127,7 +136,10 @@ type kernel struct {
 	exports  func() (exporter, error)
 	watch    func(ctx context.Context, changed func()) error
 	close    func(context.Context) error // at the end
-	readOnly bool                        // exports can be for reading alone
+	// before is the data path of an agent before this one, if it serves still. Nil: this
+	// one's own.
+	before   func() (k kernel, serves bool, err error)
+	readOnly bool // exports can be for reading alone
 }
 
 // exporter is what the agent asks of nvmet; *nvmet.Tree.
@@ -172,10 +184,51 @@ func New(c Config) (*Agent, error) {
 // Run works until ctx ends. What the kernel exports stays as it is; what this
 // process exports is taken back before Run returns.
 func (a *Agent) Run(ctx context.Context) error {
+	held, err := a.config.lock(ctx)
+	if err != nil {
+		return fmt.Errorf("target agent: %w", err)
+	}
+	defer held.Release()
 	base, err := a.base()
 	if err != nil {
 		return fmt.Errorf("target agent: %w", err)
 	}
+	if err := a.succeed(ctx, base); err != nil {
+		return fmt.Errorf("target agent: %w", err)
+	}
+	return a.serve(ctx, base)
+}
+
+// errLeft ends an agent's work in the kernel's data path, where nothing is left.
+var errLeft = errors.New("nothing is exported there any more")
+
+// succeed serves in the data path of an agent before this one for as long as that
+// exports anything: what the manager wants of it, it goes on to want, and what it does
+// not want goes, as ever. Both data paths at once would be no fence.
+func (a *Agent) succeed(ctx context.Context, base *pb.TargetReport) error {
+	if a.kernel.before == nil {
+		return nil
+	}
+	own := a.kernel
+	defer func() { a.kernel, a.leaving = own, false }()
+	for {
+		old, serves, err := own.before()
+		if err != nil || !serves {
+			return err
+		}
+		a.log.Warn("the kernel still has exports of an earlier agent: it serves them until they are no longer wanted", "then", a.config.Datapath)
+		a.kernel, a.leaving = old, true
+		if err := a.serve(ctx, base); !errors.Is(err, errLeft) {
+			return err
+		}
+		a.mu.Lock()
+		a.report, a.zeroed = nil, map[block.LegID]block.Size{}
+		a.mu.Unlock()
+	}
+}
+
+// serve works in one data path.
+func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 	shelf := newShelf(a.kernel.hardware, a.log)
 	defer shelf.closeAll()
 	defer a.close()
@@ -191,13 +244,13 @@ func (a *Agent) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), closeFor)
 	defer cancel()
 	if err := a.kernel.close(ctx); err != nil {
-		a.log.Error("exports not closed, their drives stay locked until this process ends", "err", err)
+		a.log.Error("exports not closed; their drives stay locked until this process ends", "err", err)
 	}
 }
 
 // base is the part of the report that does not change.
 func (a *Agent) base() (*pb.TargetReport, error) {
-	r := &pb.TargetReport{Node: string(a.config.Node), Labels: maps.Clone(a.config.Labels), Version: a.config.Version}
+	r := &pb.TargetReport{Node: string(a.config.Node), Labels: maps.Clone(a.config.Labels), Version: a.config.Version, Scale: parts.Understood()}
 	for field, file := range map[*string]string{&r.BootId: "random/boot_id", &r.Kernel: "osrelease"} {
 		text, err := os.ReadFile(filepath.Join(a.config.Root, "proc/sys/kernel", file))
 		if err != nil {
@@ -280,7 +333,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 func (a *Agent) watch(ctx context.Context) error {
 	err := a.kernel.watch(ctx, func() { poke(a.rescan) })
 	if ctx.Err() == nil {
-		a.log.Warn("no news of devices from the kernel, looking for them instead", "every", scanEvery, "err", err)
+		a.log.Warn("no device events from the kernel; scanning instead", "every", scanEvery, "err", err)
 		<-ctx.Done()
 	}
 	return context.Cause(ctx)
@@ -303,6 +356,9 @@ func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, s *shelf) 
 				break
 			}
 		}
+		if r.left {
+			return errLeft
+		}
 	}
 }
 
@@ -312,15 +368,14 @@ func (a *Agent) setProgress(id block.LegID, done block.Size) {
 	a.zeroed[id] = done
 }
 
-// publish replaces the report; who waits for news of it is told.
-func (a *Agent) publish(r *pb.TargetReport, news bool) {
+// publish replaces the report by one that says something else; who waits for news of
+// it is told. Nothing changes a report after this.
+func (a *Agent) publish(r *pb.TargetReport) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.report = r
-	if news {
-		close(a.changed)
-		a.changed = make(chan struct{})
-	}
+	close(a.changed)
+	a.changed = make(chan struct{})
 }
 
 func (a *Agent) currentWanted() *pb.TargetWanted {

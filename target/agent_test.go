@@ -365,7 +365,7 @@ func TestADriveOfAnotherClusterIsTakenInByForce(t *testing.T) {
 		w.run()
 		wish := want().drive(1)
 		w.manager.set(wish.TargetWanted)
-		word := "weft drive " + driveID(9).String()
+		word := drive.Name(other, driveID(9))
 		w.until("refused, naming it", problemWith(word))
 		if l, err := drive.ReadLabel(m, m.size); err != nil || l.Drive != driveID(9) {
 			t.Fatalf("the device has been written to: label %v, %v", l, err)
@@ -564,7 +564,7 @@ func TestADriveThatDoesNotAnswerHoldsUpNoOther(t *testing.T) {
 		w.until("the other one works", exportsReady(1))
 		w.until("the generation is reached", func(r *pb.TargetReport) bool { return r.GetGeneration() == 2 })
 		w.until("the drive has an error", func(r *pb.TargetReport) bool {
-			return strings.Contains(r.GetDrives()[0].GetError(), "does not answer")
+			return strings.HasPrefix(r.GetDrives()[0].GetError(), "it does not answer, since 2000-01-01T00:0")
 		})
 		m.mu.Lock()
 		m.hang = nil
@@ -573,6 +573,91 @@ func TestADriveThatDoesNotAnswerHoldsUpNoOther(t *testing.T) {
 		w.until("it answers again", func(r *pb.TargetReport) bool {
 			return r.GetDrives()[0].GetError() == "" && legReport(r, 1).GetReady()
 		})
+	})
+}
+
+// TestADriveThatHangsIsCalledThat: a scan in the middle of a hang finds no label. The
+// reason is not that its own legs have it in use.
+func TestADriveThatHangsIsCalledThat(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.run()
+		w.manager.set(want().drive(1).drive(2).volume(1, 1, 1).TargetWanted)
+		w.until("an export", exportsReady(1))
+		hang := make(chan struct{})
+		m, err := w.medium("/dev/d1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.set(func() { m.hang, m.mute = hang, true })
+		w.until("the drive has an error", func(r *pb.TargetReport) bool {
+			return r.GetDrives()[0].GetError() == "device /dev/d1 cannot be read: it does not answer, since a while"
+		})
+		w.manager.set(want().drive(1).drive(2).volume(1, 1, 1).volume(2, 2, 1).TargetWanted)
+		w.until("the other one works", admitted(2, 1))
+		m.set(func() { m.hang, m.mute = nil, false })
+		close(hang)
+		w.until("it is taken back", func(r *pb.TargetReport) bool {
+			return r.GetDrives()[0].GetError() == "" && legReport(r, 1).GetReady()
+		})
+	})
+}
+
+// TestADriveThatHangsWhenItIsOpenedHoldsUpNoOther: it has answered the scan, and then
+// does not answer him who opens it.
+func TestADriveThatHangsWhenItIsOpenedHoldsUpNoOther(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.run()
+		w.manager.set(want().drive(1).drive(2).TargetWanted)
+		w.until("drives in", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 2 })
+		w.stop()
+		hang := make(chan struct{})
+		w.opening = func(path string) {
+			if path == "/dev/d1" {
+				<-hang
+			}
+		}
+		w.run()
+		w.manager.set(want().volume(2, 2, 1).TargetWanted)
+		w.until("the other one works", exportsReady(1))
+		w.plug("/dev/d3", 4*block.GiB, "w3")
+		w.manager.set(want().drive(3).volume(2, 2, 1).volume(3, 3, 1).TargetWanted)
+		w.until("so does one that comes later", exportsReady(2))
+		close(hang)
+		w.until("it comes when it answers", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 3 })
+	})
+}
+
+// TestALossOfAcknowledgedWritesIsReportedAndRecorded: the manager is to treat a drive
+// that is another incarnation as one whose cache has lost its power.
+func TestALossOfAcknowledgedWritesIsReportedAndRecorded(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		incarnation := func(want string) func(*pb.TargetReport) bool {
+			return func(r *pb.TargetReport) bool {
+				return len(r.GetDrives()) == 1 && r.GetDrives()[0].GetIncarnation() == want
+			}
+		}
+		set := func(change func()) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			change()
+		}
+		w.run()
+		w.manager.set(want().drive(1).TargetWanted)
+		w.until("a drive that has lost nothing", incarnation("0"))
+		set(func() { w.losses = 2 })
+		w.until("that it has", incarnation("2"))
+		w.until("it on the label", func(*pb.TargetReport) bool { return w.labels()[0].Incarnation == 2 })
+		w.stop()
+		set(func() { w.losses = 0 })
+		w.run()
+		w.until("it, by an agent that has only the label", incarnation("2"))
+		// A disk that was away, with its cache without power.
+		m := w.pull("/dev/d1")
+		time.Sleep(2 * scanEvery)
+		set(func() { w.media["/dev/d1"], w.sequence = m, "7" })
+		w.until("that it is another one", incarnation("2.7"))
+		set(func() { w.sequence = "8" }) // away for less time than a scan takes
+		w.until("that it is another one again", incarnation("2.8"))
 	})
 }
 
@@ -589,5 +674,37 @@ func TestTheStreamIsMadeAgain(t *testing.T) {
 		if d := time.Since(start); d > redialMost+time.Second {
 			t.Errorf("the first report came after %v, want at most %v", d, redialMost)
 		}
+	})
+}
+
+// What a drive holds that may have lost writes is for the manager to judge: until then
+// its legs are not mapped, so that no host finds them under the names that it knew.
+func TestALegWaitsUntilTheManagerHasJudgedWhatItsDriveMayHaveLost(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		wanted := func(incarnation string) *pb.TargetWanted {
+			x := want().drive(1).volume(1, 1, 1).TargetWanted
+			x.Legs[0].Incarnation = incarnation
+			return x
+		}
+		w.mu.Lock()
+		w.sequence = "8"
+		w.mu.Unlock()
+		w.run()
+		w.manager.set(wanted("0.7"))
+		r := w.until("what it waits for", func(r *pb.TargetReport) bool {
+			return len(r.GetLegs()) == 1 && r.GetLegs()[0].GetError() != "" && len(r.GetDrives()) == 1 && r.GetDrives()[0].GetError() == ""
+		})
+		if got, want := r.GetLegs()[0].GetError(), "its drive may have lost writes since the manager judged what it holds"; got != want {
+			t.Errorf("the leg waits: %q, want %q", got, want)
+		}
+		time.Sleep(5 * time.Second)
+		if r := w.until("another report", func(*pb.TargetReport) bool { return true }); len(r.GetExports()) > 0 && len(r.GetExports()[0].GetLegIds()) > 0 {
+			t.Errorf("a leg that is not judged is exported: %v", r.GetExports())
+		}
+		w.manager.set(wanted("0.8"))
+		w.until("it is served once it is judged", exportsReady(1))
+		w.manager.set(wanted("")) // by a manager that does not know of incarnations
+		time.Sleep(5 * time.Second)
+		w.until("it stays", exportsReady(1))
 	})
 }

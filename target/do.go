@@ -4,6 +4,7 @@ package target
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"google.golang.org/protobuf/proto"
@@ -29,6 +30,8 @@ type hardware interface {
 	Open(path string) (disk, error)
 	Format(path string, cluster block.ClusterID, id block.DriveID, force string) error
 	Number(path string) (block.DeviceNumber, error)
+	// Sequence changes when another disk, or the same one again, comes to have a number.
+	Sequence(n block.DeviceNumber) string
 }
 
 // mapper is what the agent asks of the device mapper; *dm.Client.
@@ -44,6 +47,7 @@ type tools struct {
 	shelf    *shelf
 	names    naming
 	progress func(block.LegID, block.Size) // of zeroing
+	boot     string                        // of this machine
 }
 
 // do does one order, to its end.
@@ -54,11 +58,13 @@ func (t tools) do(ctx context.Context, o order) error {
 	case eraseDrive:
 		return t.eraseDrive(o)
 	case putLeg:
-		return t.update(o.drive, func(l *drive.Label) error { return l.PutLeg(newRecord(legRecord(l, o.leg.id), o.leg, o.floor)) })
+		return t.update(o.drive, func(l *drive.Label) error { return l.PutLeg(newRecord(legRecord(l, o.leg.id), o, t.boot)) })
 	case freeLeg:
 		return t.update(o.drive, func(l *drive.Label) error { l.RemoveLeg(o.leg); return nil })
 	case admit:
 		return t.update(o.drive, func(l *drive.Label) error { l.Admit(o.volume, o.epoch); return nil })
+	case noteLoss:
+		return t.update(o.drive, func(l *drive.Label) error { l.Incarnation = max(l.Incarnation, o.incarnation); return nil })
 	case zeroLeg:
 		return t.zeroLeg(ctx, o)
 	case mapLeg:
@@ -73,7 +79,7 @@ func (t tools) do(ctx context.Context, o order) error {
 	return fmt.Errorf("unknown order %T", o)
 }
 
-// update writes a label. A drive that can not take it is of no use until somebody
+// update writes a label. A drive that cannot take it is of no use until somebody
 // has seen to it.
 func (t tools) update(id block.DriveID, change func(*drive.Label) error) error {
 	d, release, err := t.shelf.take(id)
@@ -88,13 +94,24 @@ func (t tools) update(id block.DriveID, change func(*drive.Label) error) error {
 
 // formatDrive also puts the drive on the shelf, so that it is seen to be there.
 func (t tools) formatDrive(ctx context.Context, o formatDrive) error {
-	if err := t.hardware.Format(o.device, o.cluster, o.id, o.force); err != nil {
+	if err := t.format(o); err != nil {
 		return err
 	}
 	t.shelf.replaced(o.device, o.id)
 	ctx, cancel := context.WithTimeout(ctx, scanFor)
 	defer cancel()
 	return t.shelf.refresh(ctx)
+}
+
+// format keeps a refresh from opening the device: the label is written more than
+// once, and a drive that is opened in between would take the last of these writes
+// for another program's.
+func (t tools) format(o formatDrive) error {
+	if !t.shelf.begin(o.device) {
+		return errors.New("the device is being opened")
+	}
+	defer t.shelf.end(o.device)
+	return t.hardware.Format(o.device, o.cluster, o.id, o.force)
 }
 
 func (t tools) eraseDrive(o eraseDrive) error {
@@ -126,12 +143,15 @@ func (t tools) zeroLeg(ctx context.Context, o zeroLeg) error {
 
 // newRecord is what a leg's record becomes. It is made from the record that is
 // there at that moment: what the drive knows better (zeroed, admitted) stays.
-func newRecord(old *pb.LegLabel, w wantedLeg, floor block.Epoch) *pb.LegLabel {
+// The manager knew of this boot, and of the drive's incarnation, when it gave the
+// definition.
+func newRecord(old *pb.LegLabel, o putLeg, boot string) *pb.LegLabel {
+	w := o.leg
 	r := &pb.LegLabel{
 		LegId: w.GetLegId(), Column: w.GetColumn(), Copy: w.GetCopy(), Extents: w.GetExtents(),
 		Revision: w.GetRevision(), Volume: proto.CloneOf(w.GetVolume()),
 		// The fence of the volume's other legs here is this one's too.
-		AdmittedEpoch: uint64(floor),
+		AdmittedEpoch: uint64(o.floor), BootId: boot, Incarnation: o.incarnation,
 	}
 	if old != nil {
 		r.Zeroed, r.AdmittedEpoch = old.GetZeroed(), old.GetAdmittedEpoch()

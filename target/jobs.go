@@ -136,15 +136,23 @@ func (j *jobs) under(key string) bool {
 	return j.running[key] != nil
 }
 
-// hung says which order a key has been busy with for longer than it should.
-func (j *jobs) hung(key string, after time.Duration) (order, bool) {
+// hung says which order a key has been busy with for longer than it should, and
+// since when.
+func (j *jobs) hung(key string, after time.Duration) (o order, since time.Time, hung bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	r := j.running[key]
 	if r == nil || time.Since(r.since) < after {
-		return nil, false
+		return nil, time.Time{}, false
 	}
-	return r.order, true
+	return r.order, r.since, true
+}
+
+// none reports whether nothing at all is under way.
+func (j *jobs) none() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return len(j.running) == 0
 }
 
 // settled reports whether nothing is under way except zeroing, and what hangs.
@@ -171,7 +179,7 @@ func (j *jobs) problems() []problem {
 	}
 	for _, r := range j.running {
 		if _, zeroing := r.order.(zeroLeg); !zeroing && time.Since(r.since) >= hungAfter {
-			out = append(out, problem{r.order.about(), r.order.String(), "still under way: the device does not answer"})
+			out = append(out, problem{r.order.about(), r.order.String(), "still running: the device does not answer"})
 		}
 	}
 	return out

@@ -39,6 +39,8 @@ func (m machine) Number(path string) (block.DeviceNumber, error) {
 	return dm.MajorMinor(filepath.Join(m.root, path))
 }
 
+func (m machine) Sequence(n block.DeviceNumber) string { return drive.Sequence(m.root, n) }
+
 // watchDevices calls changed when a block device other than a mapped one comes,
 // goes or changes: our own mapping is no news.
 func watchDevices(ctx context.Context, changed func()) error {

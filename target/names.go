@@ -39,6 +39,9 @@ func (n names) List() (map[block.LegID]string, error) {
 			continue // not ours
 		}
 		to, err := os.Readlink(filepath.Join(n.dir, e.Name()))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed since the directory was read
+		}
 		if err != nil {
 			return nil, fmt.Errorf("read name of leg: %w", err)
 		}

@@ -29,7 +29,7 @@ type seen struct {
 	devices []*pb.Device
 	drives  map[block.DriveID]driveSeen
 
-	// These are nil while they can not be read: then nothing is known to be
+	// These are nil while they cannot be read: then nothing is known to be
 	// unmapped, or fenced.
 	mapped  map[block.LegID]dm.State
 	names   map[block.LegID]string // where the leg's stable name leads
@@ -51,7 +51,10 @@ type driveSeen struct {
 	device string
 	number block.DeviceNumber
 	label  *drive.Label
-	err    string // why it can not be used
+	err    string // why it cannot be used
+
+	incarnation uint32 // higher than the label's: acknowledged writes may be lost
+	sequence    string // of the disk
 }
 
 // plan is what is to be done, and what is so.
@@ -89,6 +92,8 @@ type (
 		leg    wantedLeg
 		floor  block.Epoch
 		change string
+
+		incarnation string // of the drive
 	}
 	freeLeg struct {
 		drive block.DriveID
@@ -102,6 +107,12 @@ type (
 	zeroLeg struct {
 		drive block.DriveID
 		leg   block.LegID
+	}
+	// noteLoss records on a drive that acknowledged writes may be lost, so that this is
+	// known when the process is not there any more.
+	noteLoss struct {
+		drive       block.DriveID
+		incarnation uint32
 	}
 	mapLeg struct {
 		leg  block.LegID
@@ -123,6 +134,7 @@ func (o putLeg) key() string      { return driveKey(o.drive) }
 func (o freeLeg) key() string     { return driveKey(o.drive) }
 func (o admit) key() string       { return driveKey(o.drive) }
 func (o zeroLeg) key() string     { return "zero " + o.leg.String() }
+func (o noteLoss) key() string    { return driveKey(o.drive) }
 func (o mapLeg) key() string      { return legKey(o.leg) }
 func (o nameLeg) key() string     { return legKey(o.leg) }
 
@@ -132,6 +144,7 @@ func (o putLeg) about() string      { return legKey(o.leg.id) }
 func (o freeLeg) about() string     { return legKey(o.leg) }
 func (o admit) about() string       { return "volume " + o.volume.String() }
 func (o zeroLeg) about() string     { return legKey(o.leg) }
+func (o noteLoss) about() string    { return driveKey(o.drive) }
 func (o mapLeg) about() string      { return legKey(o.leg) }
 func (o nameLeg) about() string     { return legKey(o.leg) }
 
@@ -146,6 +159,9 @@ func (o admit) String() string {
 }
 func (o zeroLeg) String() string { return fmt.Sprintf("zero leg %v", o.leg) }
 func (o mapLeg) String() string  { return o.step.String() }
+func (o noteLoss) String() string {
+	return fmt.Sprintf("record on drive %v that it has lost acknowledged writes, as incarnation %d", o.drive, o.incarnation)
+}
 func (o nameLeg) String() string {
 	if o.node == "" {
 		return fmt.Sprintf("remove the name of leg %v", o.leg)
@@ -173,6 +189,11 @@ func makePlan(s seen, w wanted, legDir string, portals []block.Portal) plan {
 	}
 	for _, d := range w.drives {
 		p.drive(d)
+	}
+	for id, d := range s.drives {
+		if d.incarnation > d.label.Incarnation && p.unusable(d) == "" {
+			p.order(noteLoss{id, d.incarnation})
+		}
 	}
 	for _, l := range w.legs {
 		p.leg(l)
@@ -234,7 +255,7 @@ func (p *planner) formatDrive(w wantedDrive) {
 	p.order(formatDrive{w.id, p.want.cluster, device.GetPath(), w.GetForceErase()})
 }
 
-// findDevice goes by what a device can not lose; by its path only if nothing
+// findDevice goes by what a device cannot lose; by its path only if nothing
 // better is known. Partitions share their disk's names: then the path decides.
 func findDevice(devices []*pb.Device, w *pb.WantedDrive) (*pb.Device, error) {
 	var is func(*pb.Device) bool
@@ -277,6 +298,9 @@ func (p *planner) leg(w wantedLeg) {
 		p.removeLeg(w, have.label, cause)
 		return
 	}
+	if judged := w.GetIncarnation(); cause == "" && judged != "" && judged != have.identity() {
+		cause = "its drive may have lost writes since the manager judged what it holds"
+	}
 	report := &pb.LegReport{LegId: w.GetLegId(), Error: cause}
 	p.plan.legs = append(p.plan.legs, report)
 	if cause != "" {
@@ -290,7 +314,7 @@ func (p *planner) leg(w wantedLeg) {
 		return
 	}
 	if change != "" {
-		p.order(putLeg{w.drive, w, p.floor(w.volume), change})
+		p.order(putLeg{w.drive, w, p.floor(w.volume), change, have.identity()})
 	}
 	if record == nil {
 		return
@@ -328,7 +352,7 @@ func recordChange(record *pb.LegLabel, w wantedLeg) (string, error) {
 	if record == nil && w.GetVolume().GetGeneration() > 1 {
 		// A leg is carved once, while its volume is created: another would be
 		// zeroes under the name of what the drive has lost.
-		return "", errors.New("the drive does not hold it any more: what was in it is lost")
+		return "", errors.New("the drive no longer holds it: its data is lost")
 	}
 	if record == nil {
 		return "carve", nil
@@ -336,7 +360,7 @@ func recordChange(record *pb.LegLabel, w wantedLeg) (string, error) {
 	have, want := record.GetVolume(), w.GetVolume()
 	switch {
 	case have.GetVolumeId() != want.GetVolumeId():
-		return "", fmt.Errorf("the drive says that it is of volume %s, not %s", have.GetVolumeId(), want.GetVolumeId())
+		return "", fmt.Errorf("the drive's label assigns it to volume %s, not %s", have.GetVolumeId(), want.GetVolumeId())
 	case record.GetRevision() > w.GetRevision():
 		return "", fmt.Errorf("the drive has revision %d, newer than %d", record.GetRevision(), w.GetRevision())
 	case have.GetGeneration() > want.GetGeneration():
@@ -368,7 +392,7 @@ func legTable(n block.DeviceNumber, segments []drive.Segment) dm.Table {
 func (p *planner) removeLeg(w wantedLeg, label *drive.Label, cause string) {
 	const doing = "remove"
 	if p.seen.exports == nil || p.seen.mapped == nil || p.seen.names == nil {
-		p.problem(legKey(w.id), doing, "what is exported and mapped is not known")
+		p.problem(legKey(w.id), doing, "the exports and mappings are unknown")
 		return
 	}
 	if by := exporters(*p.seen.exports, p.legPath(w.id, false), p.legPath(w.id, true)); len(by) > 0 {
@@ -392,7 +416,7 @@ func (p *planner) removeLeg(w wantedLeg, label *drive.Label, cause string) {
 	}
 	// Extents are not given to anybody else while zeroes may still land on them.
 	if p.seen.zeroing(w.id) {
-		p.problem(legKey(w.id), doing, "it is being zeroed; that is being stopped")
+		p.problem(legKey(w.id), doing, "it is being zeroed; stopping that")
 		return
 	}
 	// What is being written may be the leg's record: it is not known to be gone.
@@ -461,7 +485,7 @@ func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 	const doing = "export"
 	// What is being fenced is no longer wanted, whoever still lists it.
 	if floor := max(p.floor(e.volume), p.want.admissions[e.volume]); e.epoch < floor {
-		p.problem(object, doing, "epoch %d is over, %d is admitted", e.epoch, floor)
+		p.problem(object, doing, "epoch %d is over; %d is admitted", e.epoch, floor)
 		return
 	}
 	s := e.subsystem()
@@ -499,18 +523,18 @@ func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 	}
 }
 
-// notYet says why a leg can not be exported at an epoch.
+// notYet says why a leg cannot be exported at an epoch.
 func (p *planner) notYet(e wantedExport, w wantedNamespace) string {
 	record := p.record(w.leg)
 	switch {
 	case record == nil:
-		return "no drive here holds it"
+		return "no drive of this node holds it"
 	case record.GetVolume().GetVolumeId() != e.volume.String():
-		return "it is of volume " + record.GetVolume().GetVolumeId()
+		return "it belongs to volume " + record.GetVolume().GetVolumeId()
 	case block.Epoch(record.GetAdmittedEpoch()) != e.epoch:
 		return fmt.Sprintf("its drive has admitted epoch %d, not %d", record.GetAdmittedEpoch(), e.epoch)
 	case block.NamespaceUUID(w.leg, e.epoch, record.GetRevision()) != w.uuid:
-		return fmt.Sprintf("its drive has revision %d, which is not the one wanted", record.GetRevision())
+		return fmt.Sprintf("its drive has revision %d, which is not the wanted one", record.GetRevision())
 	case !p.ready[w.leg]:
 		return "not ready"
 	}
@@ -577,7 +601,7 @@ func (p *planner) admit(v block.VolumeID, epoch block.Epoch) {
 // given one write to v; empty if there is nothing.
 func (p *planner) exportedBelow(v block.VolumeID, epoch block.Epoch) string {
 	if p.seen.exports == nil {
-		return "what is exported is not known"
+		return "the exports are unknown"
 	}
 	for _, s := range p.seen.exports.Subsystems {
 		if !s.NQN.Ours() {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -31,7 +32,10 @@ type reconciler struct {
 	mapper  lazy[mapper]
 	exports lazy[exporter]
 
-	failures []nvmet.Failure // of the last Apply
+	left     bool             // the data path of an agent before this one: it is empty
+	cluster  block.ClusterID  // of what is exported
+	judged   *pb.TargetWanted // the last one of which the agent's operator was told
+	failures []nvmet.Failure  // of the last Apply
 	sizes    sizes
 	reached  uint64 // generation
 	since    map[problem]time.Time
@@ -47,7 +51,7 @@ func newReconciler(a *Agent, base *pb.TargetReport, s *shelf) *reconciler {
 	}
 	wake := func() { poke(a.wake) }
 	do := func(ctx context.Context, o order) error {
-		t := tools{hardware: a.kernel.hardware, mapper: r.mapper.get, shelf: s, names: r.names, progress: a.setProgress}
+		t := tools{hardware: a.kernel.hardware, mapper: r.mapper.get, shelf: s, names: r.names, progress: a.setProgress, boot: base.GetBootId()}
 		err := t.do(ctx, o)
 		switch o.(type) {
 		case formatDrive, eraseDrive:
@@ -72,7 +76,12 @@ func (r *reconciler) round(ctx context.Context) bool {
 	if ctx.Err() != nil {
 		return false // what could not be seen is no news
 	}
-	want := parseWanted(message)
+	r.cluster = s.clusterOfExports(r.legDir)
+	want, why := parseWanted(message).ofCluster(r.cluster)
+	if message != nil && message != r.judged {
+		r.judged = message
+		r.agent.obeyed(message.GetClusterId(), why)
+	}
 	if !r.agent.kernel.readOnly {
 		want.unprotected()
 	}
@@ -80,6 +89,9 @@ func (r *reconciler) round(ctx context.Context) bool {
 	p.problems = append(p.problems, problems...)
 	if want.cluster.IsZero() {
 		r.publish(s, p)
+		return false
+	}
+	if r.left = r.agent.leaving && s.exportsNothing() && r.jobs.none(); r.left {
 		return false
 	}
 	started := r.jobs.start(ctx, p.orders)
@@ -93,6 +105,11 @@ func (r *reconciler) round(ctx context.Context) bool {
 	}
 	r.publish(s, p)
 	return false
+}
+
+// exportsNothing reports whether no export of ours is there, nor on its way out.
+func (s seen) exportsNothing() bool {
+	return s.exports != nil && !slices.ContainsFunc(s.exports.Subsystems, func(x nvmet.Subsystem) bool { return x.NQN.Ours() })
 }
 
 // export does what is missing in nvmet, and reports whether that was anything.
@@ -115,7 +132,7 @@ func (r *reconciler) export(ctx context.Context, s seen, p plan) bool {
 	return r.revalidate(ctx, e, p.resizes)
 }
 
-// look sees what the node has, and what of that it can not see.
+// look sees what the node has, and what of that it cannot see.
 func (r *reconciler) look(ctx context.Context, devices []*pb.Device, drives map[block.DriveID]driveSeen) (seen, []problem) {
 	s := seen{devices: devices, drives: drives}
 	var problems []problem
@@ -125,8 +142,8 @@ func (r *reconciler) look(ctx context.Context, devices []*pb.Device, drives map[
 		}
 	}
 	for id, d := range s.drives {
-		if o, hung := r.jobs.hung(driveKey(id), deadAfter); hung && d.err == "" {
-			d.err = "does not answer: " + o.String()
+		if o, since, hung := r.jobs.hung(driveKey(id), deadAfter); hung && d.err == "" {
+			d.err = fmt.Sprintf("it does not answer, since %s: %v", since.UTC().Format(time.RFC3339), o)
 			s.drives[id] = d
 		}
 	}
@@ -191,10 +208,14 @@ func (r *reconciler) publish(s seen, p plan) {
 	report := proto.CloneOf(r.base)
 	report.Generation = r.reached
 	fillReport(report, s, p, r.legDir, r.progress())
+	if !r.cluster.IsZero() {
+		report.ClusterId = r.cluster.String()
+	}
 	report.Problems = r.dated(problems)
-	news := !proto.Equal(report, r.last)
-	r.last = report
-	r.agent.publish(report, news)
+	if !proto.Equal(report, r.last) {
+		r.last = report
+		r.agent.publish(report)
+	}
 }
 
 func exportObject(object string) string {

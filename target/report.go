@@ -4,6 +4,7 @@ package target
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -52,10 +53,19 @@ func sortedBy[T any](list []T, key func(T) string) []T {
 	return list
 }
 
+// identity is another one than before when what was not flushed may be lost.
+func (d driveSeen) identity() string {
+	if d.sequence == "" {
+		return fmt.Sprint(d.incarnation)
+	}
+	return fmt.Sprintf("%d.%s", d.incarnation, d.sequence)
+}
+
 func driveReport(id block.DriveID, d driveSeen) *pb.DriveReport {
 	r := &pb.DriveReport{
 		DriveId: id.String(), ClusterId: d.label.Cluster.String(), Device: d.device,
 		Extents: uint32(drive.Extents(d.label.Size)), LabelGeneration: d.label.Generation, Error: d.err,
+		Incarnation: d.identity(),
 	}
 	for _, l := range d.label.Legs {
 		r.Legs = append(r.Legs, proto.CloneOf(l))

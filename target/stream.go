@@ -9,9 +9,9 @@ import (
 	"io"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
+	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -21,7 +21,7 @@ const (
 	redialMost  = 2 * time.Second
 )
 
-type stream = grpc.BidiStreamingClient[pb.TargetReport, pb.TargetWanted]
+type stream = *parts.Stream[*pb.TargetReport, *pb.TargetWanted]
 
 // converse keeps a stream to the manager open, for ever. What the manager last
 // said stays valid while there is none.
@@ -36,7 +36,11 @@ func (a *Agent) converse(ctx context.Context) error {
 		if time.Since(start) > redialMost {
 			wait = redialFirst
 		}
-		a.log.Warn("stream to the manager ended", "again_in", wait, "err", err)
+		if other, refused := pb.OtherCluster(err); refused {
+			a.obeyed(other, err.Error())
+		} else {
+			a.log.Warn("stream to the manager ended", "again_in", wait, "err", err)
+		}
 		if !sleep(ctx, wait) {
 			return context.Cause(ctx)
 		}
@@ -47,10 +51,11 @@ func (a *Agent) converse(ctx context.Context) error {
 func (a *Agent) talk(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s, err := a.config.Manager.Target(ctx)
+	open, err := a.config.Manager.Target(ctx)
 	if err != nil {
 		return fmt.Errorf("open stream: %w", err)
 	}
+	s := parts.Reporting(open)
 	listened := make(chan struct{})
 	go func() {
 		defer close(listened)
@@ -62,7 +67,7 @@ func (a *Agent) talk(ctx context.Context) error {
 	return err
 }
 
-// tell sends the report each second, and whenever there is news in it.
+// tell sends the report whenever there is news in it, and each second a sign of life.
 func (a *Agent) tell(ctx context.Context, s stream) error {
 	timer := time.NewTicker(reportEvery)
 	defer timer.Stop()
@@ -97,7 +102,7 @@ func (a *Agent) listen(s stream) error {
 	for {
 		w, err := s.Recv()
 		if err != nil {
-			return fmt.Errorf("receive what is wanted: %w", err)
+			return fmt.Errorf("receive the wanted state: %w", err)
 		}
 		a.mu.Lock()
 		news := !proto.Equal(a.wanted, w)

@@ -18,13 +18,7 @@ import (
 
 // userKernel is this process in the kernel's place.
 func userKernel(c Config) (kernel, error) {
-	if err := kernelServes(c.Root); err != nil {
-		return kernel{}, err
-	}
-	if err := kernelLegs(c); err != nil {
-		return kernel{}, err
-	}
-	m, err := userspace.New(userspace.Config{Root: c.Root, Files: c.Files, FilesOnly: c.FilesOnly, Listen: c.Listen, Medium: c.Medium, Log: c.Log})
+	m, err := userspace.New(userspace.Config{Root: c.Root, Files: c.Files, FilesOnly: c.FilesOnly, Listen: c.Listen, Medium: c.Medium, Calls: c.Calls, Label: c.Label, Log: c.Log})
 	if err != nil {
 		return kernel{}, err
 	}
@@ -36,7 +30,24 @@ func userKernel(c Config) (kernel, error) {
 		watch:    watchUser(c),
 		close:    m.Close,
 		readOnly: true,
+		before:   func() (kernel, bool, error) { return kernelBefore(c) },
 	}, nil
+}
+
+// kernelBefore is the kernel's data path while it exports legs, as an agent before this
+// one has left it: what is reported here as fenced could still be written there. Who
+// has files alone cannot work in it.
+func kernelBefore(c Config) (kernel, bool, error) {
+	served, err := kernelServes(c.Root)
+	switch {
+	case err != nil:
+		return kernel{}, false, err
+	case served == "":
+		return kernel{}, false, kernelLegs(c)
+	case c.FilesOnly:
+		return kernel{}, false, fmt.Errorf("the kernel exports %s: run `weft target` with data path %q until it is detached, or restart the machine; then this process can serve instead", served, Kernel)
+	}
+	return realKernel(c), true, nil
 }
 
 // userDrives is the hardware, with its drives as the shelf knows them.
@@ -62,19 +73,18 @@ func watchUser(c Config) func(context.Context, func()) error {
 	}
 }
 
-// kernelServes is an error while the kernel exports legs, as an agent before this
-// one has left it: what is reported here as fenced could still be written there.
-func kernelServes(root string) error {
+// kernelServes names an export of ours that the kernel has; empty if it has none.
+func kernelServes(root string) (string, error) {
 	entries, err := os.ReadDir(filepath.Join(root, "sys/kernel/config/nvmet/subsystems"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("look for what the kernel exports: %w", err)
+		return "", fmt.Errorf("read the kernel's exports: %w", err)
 	}
 	for _, e := range entries {
 		if block.NQN(e.Name()).Ours() {
-			return fmt.Errorf("the kernel exports %s: detach what is attached with data path %q, or restart the machine, before this process serves in its place", e.Name(), Kernel)
+			return e.Name(), nil
 		}
 	}
-	return nil
+	return "", nil
 }
 
 // kernelLegs lets go of the legs that an agent before this one has left mapped in
@@ -91,7 +101,7 @@ func kernelLegs(c Config) error {
 		return nil // who may not look finds its drives busy, if they are
 	}
 	if err != nil {
-		return fmt.Errorf("look for legs that the kernel has mapped: %w", err)
+		return fmt.Errorf("read the kernel's mapped legs: %w", err)
 	}
 	defer m.Close()
 	return unmapLegs(c.Log, m)
@@ -100,11 +110,11 @@ func kernelLegs(c Config) error {
 func unmapLegs(log *slog.Logger, m mapper) error {
 	left, err := m.Devices(dmPrefix)
 	if err != nil {
-		return fmt.Errorf("look for legs that the kernel has mapped: %w", err)
+		return fmt.Errorf("read the kernel's mapped legs: %w", err)
 	}
 	for _, d := range left {
 		if err := m.Do(dm.Step{Op: dm.OpRemove, Device: d.Device()}); err != nil {
-			return fmt.Errorf("unmap %s, which data path %q has left: %w", d.Name, Kernel, err)
+			return fmt.Errorf("unmap %s, left by data path %q: %w", d.Name, Kernel, err)
 		}
 		log.Info("leg unmapped from the kernel", "device", d.Name)
 	}

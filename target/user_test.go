@@ -14,35 +14,93 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/target/nvmet"
 	"weft.dev/weft/target/nvmet/memfs"
+	"weft.dev/weft/target/nvmet/nvmettest"
 	"weft.dev/weft/target/userspace"
 )
 
 // A fence that is reported must hold for what the kernel was left to export, too.
 func TestNothingIsServedBesideTheKernel(t *testing.T) {
-	root := t.TempDir()
-	agent := func() error {
-		_, err := New(Config{Node: "t1", Manager: &manager{}, Root: root, Datapath: User})
-		return err
+	c := Config{Node: "t1", Manager: &manager{}, Root: t.TempDir(), Datapath: User}
+	before := func() (bool, error) {
+		a, err := New(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, serves, err := a.kernel.before()
+		return serves, err
 	}
-	dir := filepath.Join(root, "sys/kernel/config/nvmet/subsystems")
-	for name, ok := range map[string]bool{"": true, "nqn.2024-01.org.example:theirs": true, string(block.SubsystemNQN(volumeID(1), 1, host, "t1")): false} {
+	dir := filepath.Join(c.Root, "sys/kernel/config/nvmet/subsystems")
+	for name, want := range map[string]bool{"": false, "nqn.2024-01.org.example:theirs": false, string(block.SubsystemNQN(volumeID(1), 1, host, "t1")): true} {
 		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := agent(); (err == nil) != ok {
-			t.Errorf("with %q exported by the kernel: New = %v, want success %v", name, err, ok)
+		if serves, err := before(); serves != want || err != nil {
+			t.Errorf("with %q exported by the kernel: it serves %v, %v; want %v", name, serves, err, want)
 		}
+		c.FilesOnly = true // who cannot work in the kernel's data path
+		if serves, err := before(); serves || (err != nil) != want {
+			t.Errorf("with %q exported by the kernel, for an agent on files: it serves %v, %v; want an error %v", name, serves, err, want)
+		}
+		c.FilesOnly = false
 		if err := os.RemoveAll(dir); err != nil {
 			t.Fatal(err)
 		}
 	}
+}
+
+// TestAnAgentOfTheOtherDataPathTakesOver: an agent in user space finds exports in the
+// kernel. They serve on while they are wanted, and go when they are not, with nobody's
+// help; only then does the agent serve itself.
+func TestAnAgentOfTheOtherDataPathTakesOver(t *testing.T) {
+	in(t, Kernel, func(t *testing.T, w *world) {
+		inKernel := func() int {
+			tree, err := nvmet.OpenOn(nvmettest.Root, w.targets)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := tree.Read(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(c.Subsystems)
+		}
+		w.run()
+		w.manager.set(want().drive(1).volume(1, 1, 1).leg(2, 1, 0, 0).TargetWanted)
+		w.until("an export", exportsReady(1))
+		w.stop() // right after a detach that it has not heard of
+		w.both = true
+		w.run()
+		time.Sleep(time.Minute)
+		if inKernel() != 1 || w.user {
+			t.Errorf("%d exports in the kernel, and the agent serves in user space %v; want the one that is wanted to serve on", inKernel(), w.user)
+		}
+		w.manager.set(want().drive(1).leg(1, 1, 1, 0).admit(1, 2).leg(2, 1, 0, 0).TargetWanted)
+		w.until("the epoch to be fenced", admitted(1, 2))
+		w.until("the agent to serve itself", func(*pb.TargetReport) bool { return w.user })
+		if n := inKernel(); n != 0 {
+			t.Errorf("%d exports are left in the kernel", n)
+		}
+		w.mu.Lock()
+		mapped := len(w.mapped)
+		w.mu.Unlock()
+		if mapped != 0 {
+			t.Errorf("%d legs are left in the kernel", mapped)
+		}
+		w.manager.set(want().drive(1).volume(1, 1, 3).leg(2, 1, 0, 0).TargetWanted)
+		w.until("an export in user space", exportsReady(1))
+		if n := inKernel(); n != 0 {
+			t.Errorf("%d exports in the kernel beside the agent's own", n)
+		}
+	})
 }
 
 // leftMapper has devices that an earlier agent has left.
@@ -100,8 +158,23 @@ func (w *world) userKernel(gate *gate) kernel {
 		w.t.Fatal(err)
 	}
 	w.legs, w.exports = legs, exports
+	kernelTree := w.tree
 	w.tree = exports.OpenTree
+	var before func() (kernel, bool, error)
+	if w.both {
+		before = func() (kernel, bool, error) {
+			w.user, w.tree = false, kernelTree
+			if len(w.exported().Subsystems) > 0 {
+				return w.inKernel(gate), true, nil
+			}
+			m := gatedMapper{w, gate}
+			err := unmapLegs(slog.New(slog.DiscardHandler), m)
+			w.user, w.tree = true, exports.OpenTree
+			return kernel{}, false, err
+		}
+	}
 	return kernel{
+		before:   before,
 		hardware: gatedHardware{w, gate},
 		mapper:   func() (mapper, error) { return gatedMapper{w, gate}, nil },
 		names:    legs,
@@ -135,6 +208,8 @@ type mediumDevice struct{ *medium }
 func (d mediumDevice) Geometry() block.Geometry {
 	return block.Geometry{Size: d.size, BlockSize: 4 * block.KiB, VolatileCache: true}
 }
+
+func (d mediumDevice) Losses() uint64 { return 0 }
 
 func (d mediumDevice) Submit(io *block.IO) {
 	go func() {

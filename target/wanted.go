@@ -48,7 +48,7 @@ type wantedNamespace struct {
 	uuid block.UUID
 }
 
-// parseWanted leaves out what it can not read, and says so: one bad entry must
+// parseWanted leaves out what it cannot read, and says so: one bad entry must
 // not hold up the rest.
 func parseWanted(m *pb.TargetWanted) wanted {
 	w := wanted{admissions: map[block.VolumeID]block.Epoch{}}
@@ -92,7 +92,7 @@ func parseWanted(m *pb.TargetWanted) wanted {
 }
 
 func (w *wanted) bad(object string, err error) {
-	w.problems = append(w.problems, problem{object, "read what is wanted", err.Error()})
+	w.problems = append(w.problems, problem{object, "read the wanted state", err.Error()})
 }
 
 func parseLeg(m *pb.WantedLeg) (l wantedLeg, err error) {
@@ -150,7 +150,7 @@ func parseExport(m *pb.WantedExport) (e wantedExport, err error) {
 }
 
 // unprotected has legs exported for writing to hosts that are only to read: nvmet has
-// no read-only namespaces, and takes no device that can not be written to.
+// no read-only namespaces, and takes no device that cannot be written to.
 func (w *wanted) unprotected() {
 	for i := range w.exports {
 		w.exports[i].readOnly = false

@@ -3,6 +3,7 @@
 package target
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,6 +34,7 @@ import (
 
 // world is a machine with its kernel, and a manager: all that outlives an agent.
 type world struct {
+	log  *slog.Logger // of the agent; nil: none
 	t    *testing.T
 	root string
 
@@ -44,9 +47,14 @@ type world struct {
 
 	// Of the agent that runs with a target in user space.
 	user      bool
+	both      bool // it comes after one with a target in the kernel
 	legs      *userspace.Legs
 	exports   *userspace.Exports
 	listeners map[block.Portal]*pipeListener
+
+	opening  func(path string) // is called before a drive is opened
+	sequence string            // of all disks
+	losses   uint32            // of acknowledged writes, that the process has found
 
 	// tree and labels look at the machine as the agent does not.
 	tree   func() (*nvmet.Tree, error)
@@ -84,7 +92,7 @@ func (w *world) runUntil(operations int) {
 	a, err := New(Config{
 		Node: "t1", Labels: map[string]string{"rack": "r1"}, Manager: &w.manager, Version: "test", Root: w.root,
 		Portals: []block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: 4420}},
-		Log:     slog.New(slog.DiscardHandler),
+		Log:     cmp.Or(w.log, slog.New(slog.DiscardHandler)),
 	})
 	if err != nil {
 		w.t.Fatal(err)
@@ -99,15 +107,22 @@ func (w *world) runUntil(operations int) {
 		gate.shut()
 		cancel()
 		<-ended
+		if w.root != "/" { // an operation of the dead agent that has passed the gate ends before the next agent runs
+			synctest.Wait()
+		}
 		w.stop = func() {}
 	}
 }
 
 // kernel is the world as one agent can touch it.
 func (w *world) kernel(gate *gate) kernel {
-	if w.user {
+	if w.user || w.both {
 		return w.userKernel(gate)
 	}
+	return w.inKernel(gate)
+}
+
+func (w *world) inKernel(gate *gate) kernel {
 	return kernel{
 		hardware: gatedHardware{w, gate},
 		mapper:   func() (mapper, error) { return gatedMapper{w, gate}, nil },
@@ -169,6 +184,8 @@ type medium struct {
 	fail   error         // of all writes
 	hang   chan struct{} // writes wait for it to be closed
 	stuck  chan struct{} // what hosts do waits for it to be closed
+	mute   bool          // a scan finds it to be silent
+	after  func()        // is called after each flush
 	slow   chan struct{} // Zero takes one from it for each chunk
 	wwid   string
 }
@@ -207,7 +224,14 @@ func (m *medium) set(change func()) {
 func (m *medium) Size() block.Size      { return m.size }
 func (m *medium) BlockSize() block.Size { return 4096 }
 func (m *medium) Close() error          { return nil }
-func (m *medium) Flush() error          { return m.ready() }
+
+func (m *medium) Flush() error {
+	err := m.ready()
+	if m.after != nil {
+		m.after()
+	}
+	return err
+}
 
 func (m *medium) ready() error {
 	m.mu.Lock()
@@ -291,6 +315,14 @@ func (h gatedHardware) Scan(context.Context) ([]*pb.Device, error) {
 	for _, path := range slices.Sorted(maps.Keys(media)) {
 		m := media[path]
 		d := &pb.Device{Path: path, Wwid: m.wwid, SizeBytes: uint64(m.size), BlockSize: 4096}
+		m.mu.Lock()
+		mute := m.mute
+		m.mu.Unlock()
+		if mute { // as the inventory says it of a drive with legs
+			d.Unread, d.Refused = "it does not answer, since a while", "in use: dm-0 (weft-leg-x)"
+			out = append(out, d)
+			continue
+		}
 		if l, err := drive.ReadLabel(m, m.size); err == nil {
 			d.DriveId = l.Drive.String()
 		}
@@ -311,11 +343,14 @@ func (h gatedHardware) Open(path string) (disk, error) {
 	if err != nil {
 		return nil, err
 	}
+	if h.world.opening != nil {
+		h.world.opening(path)
+	}
 	d, err := drive.Open(m, block.ClusterID{})
 	if err != nil {
 		return nil, err
 	}
-	return gatedDisk{d, h.gate}, nil
+	return gatedDisk{d, h.gate, h.world, d.Label().Incarnation}, nil
 }
 
 func (h gatedHardware) Format(path string, c block.ClusterID, id block.DriveID, force string) error {
@@ -331,9 +366,23 @@ func (h gatedHardware) Number(path string) (block.DeviceNumber, error) {
 	return block.DeviceNumber{Major: 259, Minor: uint32(path[len(path)-1])}, err
 }
 
+func (h gatedHardware) Sequence(block.DeviceNumber) string {
+	h.world.mu.Lock()
+	defer h.world.mu.Unlock()
+	return h.world.sequence
+}
+
 type gatedDisk struct {
 	*drive.Drive
-	gate *gate
+	gate  *gate
+	world *world
+	began uint32
+}
+
+func (d gatedDisk) Incarnation() uint32 {
+	d.world.mu.Lock()
+	defer d.world.mu.Unlock()
+	return d.began + d.world.losses
 }
 
 func (d gatedDisk) Update(change func(*drive.Label) error) error {
@@ -573,6 +622,7 @@ type manager struct {
 
 	mu      sync.Mutex
 	away    bool
+	refuse  error // what it answers to reports; nil: it takes them
 	want    *pb.TargetWanted
 	changed chan struct{}
 	last    *pb.TargetReport
@@ -624,6 +674,9 @@ func (s *managerStream) Send(r *pb.TargetReport) error {
 	}
 	s.manager.mu.Lock()
 	defer s.manager.mu.Unlock()
+	if s.manager.refuse != nil {
+		return s.manager.refuse
+	}
 	s.manager.last = proto.CloneOf(r)
 	s.manager.reports++
 	return nil

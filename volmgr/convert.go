@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
 )
@@ -108,7 +109,7 @@ func pbNode(n cluster.Node) *pb.Node {
 func pbAgentStatus(s cluster.AgentStatus) *pb.AgentStatus {
 	return &pb.AgentStatus{
 		Known: s.Known, Online: s.Online, BootId: s.BootID, Seen: pbTime(s.Seen), Version: s.Version, Kernel: s.Kernel,
-		Generation: s.Generation, Problems: list(s.Problems, pbProblem), Silent: pbDuration(s.Silent),
+		Generation: s.Generation, Problems: list(s.Problems, pbProblem), Silent: pbDuration(s.Silent), Refused: s.Refused,
 	}
 }
 
@@ -141,7 +142,7 @@ func pbDevice(d cluster.Device) *pb.Device {
 	return &pb.Device{
 		Path: d.Path, Model: d.Model, Serial: d.Serial, Wwid: d.WWID, SizeBytes: uint64(d.Size), BlockSize: d.BlockSize,
 		NumaNode: d.NUMANode, Rotational: d.Rotational, VolatileCache: d.VolatileCache, ReadOnly: d.ReadOnly,
-		Holders: d.Holders, Signatures: d.Signatures, DriveId: id(d.DriveID.UUID), Refused: d.Refused,
+		Holders: d.Holders, Signatures: d.Signatures, DriveId: id(d.DriveID.UUID), ClusterId: id(d.Cluster.UUID), Refused: d.Refused, Unread: d.Unread,
 	}
 }
 
@@ -225,7 +226,8 @@ func pbVolumeLabel(v cluster.VolumeLabel) *pb.VolumeLabel {
 	out := &pb.VolumeLabel{
 		VolumeId: v.ID.String(), Name: string(v.Name), SizeBytes: uint64(v.Size), Layout: pbLayout(v.Layout), Pool: v.Pool,
 		Spread: v.Spread, Labels: v.Labels, Epoch: uint64(v.Epoch), Generation: v.Generation, Clean: v.Clean,
-		InSyncLegs: list(v.InSync, block.LegID.String), ExpandingToBytes: uint64(v.ExpandingTo),
+		InSyncLegs: list(v.InSync, block.LegID.String), SuspectLegs: list(v.Suspect, block.LegID.String), ExpandingToBytes: uint64(v.ExpandingTo),
+		Quiet: v.Quiet, Writer: string(v.Writer),
 	}
 	if v.Created != 0 {
 		out.Created = timestamppb.New(time.Unix(0, v.Created))
@@ -240,7 +242,7 @@ func pbAdmission(a cluster.Admission) *pb.Admission {
 func targetWanted(w cluster.TargetWanted) *pb.TargetWanted {
 	return &pb.TargetWanted{
 		Generation: w.Generation, ClusterId: w.ClusterID.String(), Drives: list(w.Drives, pbWantedDrive), Legs: list(w.Legs, pbWantedLeg),
-		Admissions: list(w.Admissions, pbAdmission), Exports: list(w.Exports, pbWantedExport),
+		Admissions: list(w.Admissions, pbAdmission), Exports: list(w.Exports, pbWantedExport), Scale: parts.Understood(),
 	}
 }
 
@@ -251,7 +253,7 @@ func pbWantedDrive(d cluster.WantedDrive) *pb.WantedDrive {
 func pbWantedLeg(l cluster.WantedLeg) *pb.WantedLeg {
 	return &pb.WantedLeg{
 		LegId: l.Leg.String(), DriveId: l.Drive.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), Extents: list(l.Extents, pbExtent),
-		SizeBytes: uint64(l.Size), Revision: l.Revision, Volume: pbVolumeLabel(l.Volume), Remove: l.Remove,
+		SizeBytes: uint64(l.Size), Revision: l.Revision, Volume: pbVolumeLabel(l.Volume), Remove: l.Remove, Incarnation: l.Incarnation,
 	}
 }
 
@@ -267,14 +269,14 @@ func pbWantedNamespace(n cluster.WantedNamespace) *pb.WantedNamespace {
 }
 
 func initiatorWanted(w cluster.InitiatorWanted) *pb.InitiatorWanted {
-	return &pb.InitiatorWanted{Generation: w.Generation, ClusterId: w.ClusterID.String(), Attachments: list(w.Attachments, pbWantedAttachment)}
+	return &pb.InitiatorWanted{Generation: w.Generation, ClusterId: w.ClusterID.String(), Attachments: list(w.Attachments, pbWantedAttachment), Scale: parts.Understood()}
 }
 
 func pbWantedAttachment(a cluster.WantedAttachment) *pb.WantedAttachment {
 	return &pb.WantedAttachment{
 		VolumeId: a.Volume.String(), VolumeName: string(a.VolumeName), SizeBytes: uint64(a.Size), Layout: pbLayout(a.Layout),
 		LegSizeBytes: uint64(a.LegSize), Epoch: uint64(a.Epoch), Mode: toEnum[pb.AttachMode](pb.AttachMode_value, attachModePrefix, a.Mode),
-		BootId: a.BootID, Equalize: a.Equalize, Detach: a.Detach, Legs: list(a.Legs, pbWantedLink),
+		BootId: a.BootID, Equalize: a.Equalize, Detach: a.Detach, Legs: list(a.Legs, pbWantedLink), Grant: a.Grant,
 	}
 }
 
@@ -282,7 +284,7 @@ func pbWantedLink(l cluster.WantedLink) *pb.WantedLink {
 	return &pb.WantedLink{
 		LegId: l.Leg.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), State: toEnum[pb.LegState](pb.LegState_value, legStatePrefix, l.State),
 		Revision: l.Revision, Node: string(l.Node), Nqn: string(l.NQN), Nsid: l.NSID, Uuid: l.UUID.String(),
-		Portals: list(l.Portals, pbPortal), WriteThrough: l.WriteThrough, CopyAll: l.CopyAll,
+		Portals: list(l.Portals, pbPortal), WriteThrough: l.WriteThrough, CopyAll: l.CopyAll, Reborn: l.Reborn,
 	}
 }
 
@@ -329,13 +331,17 @@ func fromDevice(d *pb.Device) (out cluster.Device, err error) {
 	out = cluster.Device{
 		Path: d.Path, Model: d.Model, Serial: d.Serial, WWID: d.Wwid, Size: block.Size(d.SizeBytes), BlockSize: d.BlockSize,
 		NUMANode: d.NumaNode, Rotational: d.Rotational, VolatileCache: d.VolatileCache, ReadOnly: d.ReadOnly,
-		Holders: d.Holders, Signatures: d.Signatures, Refused: d.Refused,
+		Holders: d.Holders, Signatures: d.Signatures, Refused: d.Refused, Unread: d.Unread,
 	}
-	out.DriveID, err = maybe("devices.drive_id", d.DriveId, block.ParseDriveID)
+	if out.DriveID, err = maybe("devices.drive_id", d.DriveId, block.ParseDriveID); err != nil {
+		return out, err
+	}
+	out.Cluster, err = maybe("devices.cluster_id", d.ClusterId, block.ParseClusterID)
 	return out, err
 }
 
 func targetReport(r *pb.TargetReport) (out cluster.TargetReport, err error) {
+	trimTarget(r)
 	out = cluster.TargetReport{
 		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Kernel: r.Kernel,
 		Portals: list(r.Portals, fromPortal), Generation: r.Generation, Problems: list(r.Problems, fromProblem),
@@ -360,7 +366,7 @@ func targetReport(r *pb.TargetReport) (out cluster.TargetReport, err error) {
 }
 
 func fromDriveReport(d *pb.DriveReport) (out cluster.DriveReport, err error) {
-	out = cluster.DriveReport{Device: d.Device, Extents: d.Extents, LabelGeneration: d.LabelGeneration, Error: d.Error}
+	out = cluster.DriveReport{Device: d.Device, Extents: d.Extents, LabelGeneration: d.LabelGeneration, Error: d.Error, Incarnation: d.Incarnation}
 	if out.Drive, err = field("drives.drive_id", d.DriveId, block.ParseDriveID); err != nil {
 		return out, err
 	}
@@ -374,7 +380,7 @@ func fromDriveReport(d *pb.DriveReport) (out cluster.DriveReport, err error) {
 func fromLegLabel(l *pb.LegLabel) (out cluster.LegLabel, err error) {
 	out = cluster.LegLabel{
 		Column: int(l.Column), Copy: int(l.Copy), Extents: list(l.Extents, fromExtent), Zeroed: l.Zeroed, ZeroedExtents: l.ZeroedExtents,
-		Revision: l.Revision, AdmittedEpoch: block.Epoch(l.AdmittedEpoch),
+		Revision: l.Revision, AdmittedEpoch: block.Epoch(l.AdmittedEpoch), Boot: l.BootId, Incarnation: l.Incarnation,
 	}
 	if out.Leg, err = field("drives.legs.leg_id", l.LegId, block.ParseLegID); err != nil {
 		return out, err
@@ -389,7 +395,7 @@ func fromVolumeLabel(v *pb.VolumeLabel) (out cluster.VolumeLabel, err error) {
 	out = cluster.VolumeLabel{
 		Name: block.VolumeName(v.Name), Size: block.Size(v.SizeBytes), Pool: v.Pool, Spread: v.Spread, Labels: v.Labels,
 		Epoch: block.Epoch(v.Epoch), Generation: v.Generation, Clean: v.Clean,
-		ExpandingTo: block.Size(v.ExpandingToBytes),
+		ExpandingTo: block.Size(v.ExpandingToBytes), Quiet: v.Quiet, Writer: block.NodeName(v.Writer),
 	}
 	if v.Layout != nil {
 		out.Layout = block.Layout{Stripes: int(v.Layout.Stripes), Copies: int(v.Layout.Copies), Chunk: block.Size(v.Layout.ChunkBytes)}
@@ -400,8 +406,13 @@ func fromVolumeLabel(v *pb.VolumeLabel) (out cluster.VolumeLabel, err error) {
 	if out.ID, err = field("drives.legs.volume.volume_id", v.VolumeId, block.ParseVolumeID); err != nil {
 		return out, err
 	}
-	out.InSync, err = listErr(v.InSyncLegs, func(text string) (block.LegID, error) {
+	if out.InSync, err = listErr(v.InSyncLegs, func(text string) (block.LegID, error) {
 		return field("drives.legs.volume.in_sync_legs", text, block.ParseLegID)
+	}); err != nil {
+		return out, err
+	}
+	out.Suspect, err = listErr(v.SuspectLegs, func(text string) (block.LegID, error) {
+		return field("drives.legs.volume.suspect_legs", text, block.ParseLegID)
 	})
 	return out, err
 }
@@ -427,6 +438,7 @@ func fromExportReport(x *pb.ExportReport) (out cluster.ExportReport, err error) 
 }
 
 func initiatorReport(r *pb.InitiatorReport) (out cluster.InitiatorReport, err error) {
+	trimInitiator(r)
 	out = cluster.InitiatorReport{
 		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Kernel: r.Kernel,
 		Generation: r.Generation, Problems: list(r.Problems, fromProblem),
@@ -434,15 +446,35 @@ func initiatorReport(r *pb.InitiatorReport) (out cluster.InitiatorReport, err er
 	if out.Host, err = fromHost(r.Host); err != nil {
 		return out, err
 	}
+	if out.ClusterID, err = maybe("cluster_id", r.ClusterId, block.ParseClusterID); err != nil {
+		return out, err
+	}
+	if out.Evidence, err = listErr(r.Evidence, fromEvidence); err != nil {
+		return out, err
+	}
 	out.Attachments, err = listErr(r.Attachments, fromAttachmentReport)
+	return out, err
+}
+
+func fromEvidence(e *pb.Evidence) (out cluster.Evidence, err error) {
+	out.Epoch = block.Epoch(e.Epoch)
+	if out.Volume, err = field("evidence.volume_id", e.VolumeId, block.ParseVolumeID); err != nil {
+		return out, err
+	}
+	out.Legs, err = listErr(e.Legs, func(l *pb.EvidenceLeg) (leg cluster.EvidenceLeg, err error) {
+		leg.Revision = l.Revision
+		leg.Leg, err = field("evidence.legs.leg_id", l.LegId, block.ParseLegID)
+		return leg, err
+	})
 	return out, err
 }
 
 func fromAttachmentReport(a *pb.AttachmentReport) (out cluster.AttachmentReport, err error) {
 	out = cluster.AttachmentReport{
-		Epoch: block.Epoch(a.Epoch), Phase: fromEnum[cluster.Phase](a.Phase, phasePrefix), Device: a.Device, WaitingFor: a.WaitingFor,
+		Epoch: block.Epoch(a.Epoch), Grant: a.Grant, Phase: fromEnum[cluster.Phase](a.Phase, phasePrefix), Device: a.Device, WaitingFor: a.WaitingFor,
 		ResyncDone: block.Size(a.ResyncDoneBytes), ResyncTotal: block.Size(a.ResyncTotalBytes),
 		Size: block.Size(a.SizeBytes), Number: a.DeviceNumber,
+		GaveUp: cluster.GaveUp{Why: a.GetGaveUp().GetWhy(), WritesLost: a.GetGaveUp().GetWritesLost()},
 	}
 	if out.Volume, err = field("attachments.volume_id", a.VolumeId, block.ParseVolumeID); err != nil {
 		return out, err

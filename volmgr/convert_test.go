@@ -39,6 +39,8 @@ func fieldValue(f protoreflect.FieldDescriptor) protoreflect.Value {
 	switch name := string(f.Name()); {
 	case f.Kind() == protoreflect.BoolKind:
 		return protoreflect.ValueOfBool(true)
+	case f.Kind() == protoreflect.BytesKind:
+		return protoreflect.ValueOfBytes([]byte(f.Name()))
 	case f.Kind() == protoreflect.EnumKind:
 		return protoreflect.ValueOfEnum(2)
 	case f.Kind() == protoreflect.Int32Kind:
@@ -53,7 +55,7 @@ func fieldValue(f protoreflect.FieldDescriptor) protoreflect.Value {
 		return protoreflect.ValueOfString("nqn.2014-08.org.nvmexpress:uuid:" + uuid(7))
 	case name == "node":
 		return protoreflect.ValueOfString("n1")
-	case strings.HasSuffix(name, "id") && name != "wwid" && name != "boot_id", name == "leg_ids", name == "in_sync_legs":
+	case strings.HasSuffix(name, "id") && name != "wwid" && name != "boot_id", name == "leg_ids", name == "in_sync_legs", name == "suspect_legs":
 		return protoreflect.ValueOfString(uuid(7))
 	default:
 		return protoreflect.ValueOfString(name)
@@ -154,6 +156,9 @@ func TestAnswersLoseNoFieldOnTheWayOut(t *testing.T) {
 		"TargetWanted.exports.cntlid_min": true, "TargetWanted.exports.cntlid_max": true,
 		// A full duration is of less than a second here.
 		"Node.target.silent.seconds": true, "Node.initiator.silent.seconds": true,
+		// Of how a state is sent, package parts sets what is needed.
+		"TargetWanted.scale.part": true, "TargetWanted.scale.more": true, "TargetWanted.scale.unchanged": true,
+		"InitiatorWanted.scale.part": true, "InitiatorWanted.scale.more": true, "InitiatorWanted.scale.unchanged": true,
 	}
 	for _, m := range []proto.Message{
 		targetWanted(filled[cluster.TargetWanted]()), initiatorWanted(filled[cluster.InitiatorWanted]()),

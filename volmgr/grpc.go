@@ -5,6 +5,7 @@ package volmgr
 import (
 	"context"
 	"errors"
+	"iter"
 	"maps"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -132,10 +133,15 @@ func (m *Manager) GetStatus(ctx context.Context, _ *pb.GetStatusRequest) (*pb.St
 }
 
 // ListNodes lists the nodes.
-func (m *Manager) ListNodes(ctx context.Context, _ *pb.ListNodesRequest) (*pb.ListNodesResponse, error) {
-	return read(ctx, m, always((*cluster.State).Nodes), func(n []cluster.Node) *pb.ListNodesResponse {
-		return &pb.ListNodesResponse{Nodes: list(n, pbNode)}
-	})
+func (m *Manager) ListNodes(ctx context.Context, r *pb.ListNodesRequest) (*pb.ListNodesResponse, error) {
+	entries := func(s *cluster.State, after string) (iter.Seq2[string, cluster.Node], error) {
+		return s.NodesAfter(after), nil
+	}
+	page, next, err := page(ctx, m, "nodes", r, entries, pbNode)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.ListNodesResponse{Nodes: page, NextPageToken: next}, nil
 }
 
 // SetNodeLabels replaces an operator's labels of a node.
@@ -155,24 +161,41 @@ func (m *Manager) RemoveNode(ctx context.Context, r *pb.RemoveNodeRequest) (*pb.
 
 // ListDevices lists a node's inventory.
 func (m *Manager) ListDevices(ctx context.Context, r *pb.ListDevicesRequest) (*pb.ListDevicesResponse, error) {
-	get := func(s *cluster.State) ([]cluster.Device, error) { return s.Devices(block.NodeName(r.Node)) }
-	return read(ctx, m, get, func(d []cluster.Device) *pb.ListDevicesResponse {
-		return &pb.ListDevicesResponse{Devices: list(d, pbDevice)}
-	})
+	entries := func(s *cluster.State, after string) (iter.Seq2[string, cluster.Device], error) {
+		return s.DevicesAfter(block.NodeName(r.Node), after)
+	}
+	page, next, err := page(ctx, m, "devices", r, entries, pbDevice)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.ListDevicesResponse{Devices: page, NextPageToken: next}, nil
 }
 
 // ListDrives lists drives.
 func (m *Manager) ListDrives(ctx context.Context, r *pb.ListDrivesRequest) (*pb.ListDrivesResponse, error) {
-	get := func(s *cluster.State) []cluster.Drive { return s.Drives(block.NodeName(r.Node)) }
-	return read(ctx, m, always(get), func(d []cluster.Drive) *pb.ListDrivesResponse {
-		return &pb.ListDrivesResponse{Drives: list(d, pbDrive)}
-	})
+	entries := func(s *cluster.State, after string) (iter.Seq2[string, cluster.Drive], error) {
+		return s.DrivesAfter(block.NodeName(r.Node), after), nil
+	}
+	page, next, err := page(ctx, m, "drives", r, entries, pbDrive)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.ListDrivesResponse{Drives: page, NextPageToken: next}, nil
 }
 
 // AddDrive takes a device in.
 func (m *Manager) AddDrive(ctx context.Context, r *pb.AddDriveRequest) (*pb.Drive, error) {
 	in := cluster.AddDrive{Node: block.NodeName(r.Node), Device: r.Device, Labels: r.Labels, ForceErase: r.ForceErase, Seed: newSeed()}
 	return call(ctx, m, in, pbDrive)
+}
+
+// SetDriveLabels replaces the labels of a drive.
+func (m *Manager) SetDriveLabels(ctx context.Context, r *pb.SetDriveLabelsRequest) (*pb.Drive, error) {
+	id, err := field("drive_id", r.DriveId, block.ParseDriveID)
+	if err != nil {
+		return nil, err
+	}
+	return call(ctx, m, cluster.SetDriveLabels{Drive: id, Labels: r.Labels}, pbDrive)
 }
 
 // EvictDrive gives a drive back.
@@ -190,10 +213,15 @@ func (m *Manager) CreatePool(ctx context.Context, r *pb.CreatePoolRequest) (*pb.
 }
 
 // ListPools lists the pools.
-func (m *Manager) ListPools(ctx context.Context, _ *pb.ListPoolsRequest) (*pb.ListPoolsResponse, error) {
-	return read(ctx, m, always((*cluster.State).Pools), func(p []cluster.Pool) *pb.ListPoolsResponse {
-		return &pb.ListPoolsResponse{Pools: list(p, pbPool)}
-	})
+func (m *Manager) ListPools(ctx context.Context, r *pb.ListPoolsRequest) (*pb.ListPoolsResponse, error) {
+	entries := func(s *cluster.State, after string) (iter.Seq2[string, cluster.Pool], error) {
+		return s.PoolsAfter(after), nil
+	}
+	page, next, err := page(ctx, m, "pools", r, entries, pbPool)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.ListPoolsResponse{Pools: page, NextPageToken: next}, nil
 }
 
 // DeletePool forgets a pool.
@@ -246,10 +274,15 @@ func (m *Manager) GetVolume(ctx context.Context, r *pb.GetVolumeRequest) (*pb.Vo
 }
 
 // ListVolumes lists the volumes.
-func (m *Manager) ListVolumes(ctx context.Context, _ *pb.ListVolumesRequest) (*pb.ListVolumesResponse, error) {
-	return read(ctx, m, always((*cluster.State).Volumes), func(v []cluster.Volume) *pb.ListVolumesResponse {
-		return &pb.ListVolumesResponse{Volumes: list(v, pbVolume)}
-	})
+func (m *Manager) ListVolumes(ctx context.Context, r *pb.ListVolumesRequest) (*pb.ListVolumesResponse, error) {
+	entries := func(s *cluster.State, after string) (iter.Seq2[string, cluster.Volume], error) {
+		return s.VolumesAfter(after), nil
+	}
+	page, next, err := page(ctx, m, "volumes", r, entries, pbVolume)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.ListVolumesResponse{Volumes: page, NextPageToken: next}, nil
 }
 
 // DeleteVolume frees a volume.
@@ -281,23 +314,37 @@ func (m *Manager) Attach(ctx context.Context, r *pb.AttachRequest) (*pb.Attachme
 
 // Detach takes a volume from its host.
 func (m *Manager) Detach(ctx context.Context, r *pb.DetachRequest) (*pb.DetachResponse, error) {
+	if r.Cancel && r.Force {
+		return nil, status.Error(codes.InvalidArgument, "cancel: cannot be combined with force")
+	}
+	if r.Cancel {
+		return do[pb.DetachResponse](ctx, m, cluster.CancelDetach{Volume: r.Volume, Node: block.NodeName(r.Node)})
+	}
 	return do[pb.DetachResponse](ctx, m, cluster.Detach{Volume: r.Volume, Node: block.NodeName(r.Node), Force: r.Force})
 }
 
 // ListAttachments lists attachments.
 func (m *Manager) ListAttachments(ctx context.Context, r *pb.ListAttachmentsRequest) (*pb.ListAttachmentsResponse, error) {
-	get := func(s *cluster.State) []cluster.Attachment { return s.Attachments(block.NodeName(r.Node)) }
-	return read(ctx, m, always(get), func(a []cluster.Attachment) *pb.ListAttachmentsResponse {
-		return &pb.ListAttachmentsResponse{Attachments: list(a, pbAttachment)}
-	})
+	entries := func(s *cluster.State, after string) (iter.Seq2[string, cluster.Attachment], error) {
+		return s.AttachmentsAfter(block.NodeName(r.Node), after), nil
+	}
+	page, next, err := page(ctx, m, "attachments", r, entries, pbAttachment)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.ListAttachmentsResponse{Attachments: page, NextPageToken: next}, nil
 }
 
 // ListEvents lists events.
 func (m *Manager) ListEvents(ctx context.Context, r *pb.ListEventsRequest) (*pb.ListEventsResponse, error) {
-	get := func(s *cluster.State) []cluster.Event { return s.Events(r.Object, r.AfterSeq, int(r.Limit)) }
-	return read(ctx, m, always(get), func(e []cluster.Event) *pb.ListEventsResponse {
-		return &pb.ListEventsResponse{Events: list(e, pbEvent)}
-	})
+	entries := func(s *cluster.State, after string) (iter.Seq2[string, cluster.Event], error) {
+		return s.EventsAfter(r.Object, r.AfterSeq, int(r.Limit), after), nil
+	}
+	page, next, err := page(ctx, m, "events", r, entries, pbEvent)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.ListEventsResponse{Events: page, NextPageToken: next}, nil
 }
 
 // RecordStale takes legs out of the in-sync sets; durable when it answers.

@@ -64,7 +64,7 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 		for _, d := range m.state.Drives("") {
 			count[drivesDesc][[2]string{string(d.State)}]++
 		}
-		for _, a := range m.state.Attachments("") {
+		for _, a := range m.state.AttachmentsAfter("", "") {
 			count[attachmentsDesc][[2]string{string(a.State)}]++
 		}
 		for _, n := range m.state.Nodes() {

@@ -3,17 +3,21 @@
 package volmgr
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
 	"weft.dev/weft/volmgr/store"
@@ -34,65 +38,105 @@ func Restore(cfg Config, backup io.Reader) error {
 	return store.Create(cfg.Dir, records, cfg.Log)
 }
 
+// HostPatience is how long a rebuild waits, once all targets have reported, for hosts
+// that the labels name and nobody asked it to wait for. An agent that is up looks for
+// its manager every two seconds.
+const HostPatience = 10 * time.Second
+
+// DrivePatience is how long a rebuild waits, once all targets have reported, for drives
+// that they have and have not read. One that hangs may well answer again: Linux gives
+// it 30 s for a command.
+const DrivePatience = 40 * time.Second
+
 // Rebuild makes a store anew from the labels on the drives, in the manager's
-// place: targets report to it as they would to a manager, and are told nothing,
-// so they leave everything as it is.
+// place: targets and hosts report to it as they would to a manager, and are told
+// nothing, so they leave everything as it is.
 type Rebuild struct {
 	pb.UnimplementedAgentsServer
 
-	cfg   Config
-	nodes []block.NodeName
-	news  chan struct{} // of size 1
+	cfg            Config
+	targets, hosts []block.NodeName
+	news           chan struct{} // of size 1
 
 	mu      sync.Mutex
-	reports map[block.NodeName]cluster.TargetReport // the newest of each node
+	reports map[block.NodeName]cluster.TargetReport    // the newest of each target
+	words   map[block.NodeName]cluster.InitiatorReport // the newest of each host
 }
 
 // NewRebuild prepares a rebuild of a store in cfg.Dir, which must be empty, from
-// the drives of the named nodes. Name every target there is: the newest word on
-// a volume may be on any of them.
-func NewRebuild(cfg Config, nodes []block.NodeName) (*Rebuild, error) {
+// the drives of the named targets and from what the named hosts have noted. Name
+// every target there is: the newest word on a volume may be on any of them. Hosts
+// that report without being named are heard, too.
+func NewRebuild(cfg Config, targets, hosts []block.NodeName) (*Rebuild, error) {
 	if cfg.Dir == "" {
 		return nil, errors.New("rebuild: Dir: missing")
 	}
-	if len(nodes) == 0 {
-		return nil, errors.New("rebuild: nodes: missing")
+	if len(targets) == 0 {
+		return nil, errors.New("rebuild: targets: missing")
 	}
 	if err := store.CheckEmpty(cfg.Dir); err != nil {
 		return nil, fmt.Errorf("rebuild: %w", err)
 	}
-	return &Rebuild{cfg: cfg.withDefaults(), nodes: nodes, news: make(chan struct{}, 1), reports: map[block.NodeName]cluster.TargetReport{}}, nil
+	return &Rebuild{
+		cfg: cfg.withDefaults(), targets: targets, hosts: hosts, news: make(chan struct{}, 1),
+		reports: map[block.NodeName]cluster.TargetReport{}, words: map[block.NodeName]cluster.InitiatorReport{},
+	}, nil
 }
 
-// Register adds the service that targets report to.
+// Register adds the service that agents report to.
 func (b *Rebuild) Register(r grpc.ServiceRegistrar) { pb.RegisterAgentsServer(r, b) }
 
 // Target takes the reports of a target agent.
 func (b *Rebuild) Target(stream grpc.BidiStreamingServer[pb.TargetReport, pb.TargetWanted]) error {
+	return hear(parts.Wanting(stream), targetReport, func(r cluster.TargetReport) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if _, known := b.reports[r.Node]; !known {
+			b.cfg.Log.Info("target reported", "node", r.Node, "drives", len(r.Drives))
+		}
+		b.reports[r.Node] = r
+		poke(b.news)
+	})
+}
+
+// Initiator takes the reports of an initiator agent.
+func (b *Rebuild) Initiator(stream grpc.BidiStreamingServer[pb.InitiatorReport, pb.InitiatorWanted]) error {
+	return hear(parts.Wanting(stream), initiatorReport, func(r cluster.InitiatorReport) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if _, known := b.words[r.Node]; !known {
+			b.cfg.Log.Info("host reported", "node", r.Node, "volumes", len(r.Evidence))
+		}
+		b.words[r.Node] = r
+		poke(b.news)
+	})
+}
+
+// hear keeps what comes on a stream until it ends.
+func hear[Message, Wanted parts.State, Report any](agent *parts.Stream[Wanted, Message], parse func(Message) (Report, error), keep func(Report)) error {
 	for {
-		r, err := stream.Recv()
+		m, err := agent.Recv()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		report, err := targetReport(r)
+		if m.GetScale().GetUnchanged() {
+			continue
+		}
+		report, err := parse(m)
 		if err != nil {
 			return toStatus(err)
 		}
-		b.mu.Lock()
-		if _, known := b.reports[report.Node]; !known {
-			b.cfg.Log.Info("target reported", "node", report.Node, "drives", len(report.Drives))
-		}
-		b.reports[report.Node] = report
-		b.mu.Unlock()
-		poke(b.news)
+		keep(report)
 	}
 }
 
-// Run waits until every node has reported, makes the store, and returns what a
-// person should know about it. If ctx ends first nothing is made.
+// Run waits until every target and host that is named has reported, for a while for
+// drives that cannot be read, and for hosts that only the labels name; then it makes
+// the store, and returns what a person should know about it. If ctx ends before all
+// that are named have reported, nothing is made.
 func (b *Rebuild) Run(ctx context.Context) (text string, err error) {
 	for missing := b.missing(); len(missing) > 0; missing = b.missing() {
 		select {
@@ -101,31 +145,82 @@ func (b *Rebuild) Run(ctx context.Context) (text string, err error) {
 			return "", fmt.Errorf("rebuild from drives: wait for reports of %v: %w", missing, context.Cause(ctx))
 		}
 	}
-	state, text, err := cluster.Rebuild(b.cfg.Now(), b.collected())
+	b.waitWhile(ctx, DrivePatience, func(targets []cluster.TargetReport, _ []cluster.InitiatorReport) bool {
+		return len(cluster.Unread(targets)) > 0
+	})
+	b.waitWhile(ctx, HostPatience, func(targets []cluster.TargetReport, hosts []cluster.InitiatorReport) bool {
+		return len(cluster.AwaitedHosts(targets, hosts)) > 0
+	})
+	targets, hosts := b.collected()
+	state, text, err := cluster.Rebuild(b.cfg.Now(), targets, hosts)
 	if err != nil {
 		return "", fmt.Errorf("rebuild from drives: %w", err)
 	}
-	return text, store.Create(b.cfg.Dir, state.Records(), b.cfg.Log)
+	return heard(targets, hosts) + "\n" + text, store.Create(b.cfg.Dir, state.Records(), b.cfg.Log)
 }
 
-// missing lists the nodes that have not reported.
-func (b *Rebuild) missing() (nodes []block.NodeName) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, n := range b.nodes {
-		if _, ok := b.reports[n]; !ok {
-			nodes = append(nodes, n)
+// waitWhile gives agents some time to report what is lacking.
+func (b *Rebuild) waitWhile(ctx context.Context, patience time.Duration, lacking func([]cluster.TargetReport, []cluster.InitiatorReport) bool) {
+	over := time.NewTimer(patience)
+	defer over.Stop()
+	for lacking(b.collected()) {
+		select {
+		case <-b.news:
+		case <-over.C:
+			return
+		case <-ctx.Done():
+			return
 		}
 	}
-	return nodes
+}
+
+// missing lists the agents that were named and have not reported.
+func (b *Rebuild) missing() (agents []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, n := range b.targets {
+		if _, ok := b.reports[n]; !ok {
+			agents = append(agents, "target "+string(n))
+		}
+	}
+	for _, n := range b.hosts {
+		if _, ok := b.words[n]; !ok {
+			agents = append(agents, "host "+string(n))
+		}
+	}
+	return agents
 }
 
 // collected is all reports by node, also those that nobody asked for.
-func (b *Rebuild) collected() (reports []cluster.TargetReport) {
+func (b *Rebuild) collected() (targets []cluster.TargetReport, hosts []cluster.InitiatorReport) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, n := range slices.Sorted(maps.Keys(b.reports)) {
-		reports = append(reports, b.reports[n])
+		targets = append(targets, b.reports[n])
 	}
-	return reports
+	for _, n := range slices.Sorted(maps.Keys(b.words)) {
+		hosts = append(hosts, b.words[n])
+	}
+	return targets, hosts
+}
+
+// heard says whose word the store rests on, and whose is missing.
+func heard(targets []cluster.TargetReport, hosts []cluster.InitiatorReport) string {
+	lines := []string{
+		"targets heard: " + named(targets, func(r cluster.TargetReport) block.NodeName { return r.Node }),
+		"hosts heard: " + named(hosts, func(r cluster.InitiatorReport) block.NodeName { return r.Node }),
+	}
+	if awaited := cluster.AwaitedHosts(targets, hosts); len(awaited) > 0 {
+		lines = append(lines, "hosts that had a volume last and have not reported, so their notes on good copies are missing: "+
+			named(awaited, func(n block.NodeName) block.NodeName { return n }))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func named[T any](all []T, name func(T) block.NodeName) string {
+	var names []string
+	for _, x := range all {
+		names = append(names, string(name(x)))
+	}
+	return cmp.Or(strings.Join(names, ", "), "none")
 }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
 )
@@ -27,17 +28,18 @@ type session struct {
 var errSuperseded = status.Error(codes.Aborted, "a newer stream of the same node has taken over")
 
 // kind is one of the two sorts of agents.
-type kind[Report, Wanted any] struct {
+type kind[Report, Wanted parts.State] struct {
 	sessions func(*Manager) map[block.NodeName]*session
-	node     func(*Report) string
-	boot     func(*Report) string
+	node     func(Report) string
+	boot     func(Report) string
 	status   func(cluster.Node) cluster.AgentStatus
-	input    func(number uint64, r *Report) (cluster.Input, error)
+	input    func(number uint64, r Report) (cluster.Input, error)
+	repeated func(number uint64, node block.NodeName, generation uint64) cluster.Input
 	lost     func(number uint64, node block.NodeName) cluster.Input
-	wanted   func(*Manager, block.NodeName) *Wanted
+	wanted   func(*Manager, block.NodeName) Wanted
 }
 
-var targetKind = kind[pb.TargetReport, pb.TargetWanted]{
+var targetKind = kind[*pb.TargetReport, *pb.TargetWanted]{
 	sessions: func(m *Manager) map[block.NodeName]*session { return m.targets },
 	node:     (*pb.TargetReport).GetNode,
 	boot:     (*pb.TargetReport).GetBootId,
@@ -45,6 +47,9 @@ var targetKind = kind[pb.TargetReport, pb.TargetWanted]{
 	input: func(number uint64, r *pb.TargetReport) (cluster.Input, error) {
 		report, err := targetReport(r)
 		return cluster.TargetReported{Session: number, Report: report}, err
+	},
+	repeated: func(number uint64, node block.NodeName, generation uint64) cluster.Input {
+		return cluster.TargetRepeated{Session: number, Node: node, Generation: generation}
 	},
 	lost: func(number uint64, node block.NodeName) cluster.Input {
 		return cluster.TargetLost{Session: number, Node: node}
@@ -54,7 +59,7 @@ var targetKind = kind[pb.TargetReport, pb.TargetWanted]{
 	},
 }
 
-var initiatorKind = kind[pb.InitiatorReport, pb.InitiatorWanted]{
+var initiatorKind = kind[*pb.InitiatorReport, *pb.InitiatorWanted]{
 	sessions: func(m *Manager) map[block.NodeName]*session { return m.initiators },
 	node:     (*pb.InitiatorReport).GetNode,
 	boot:     (*pb.InitiatorReport).GetBootId,
@@ -62,6 +67,9 @@ var initiatorKind = kind[pb.InitiatorReport, pb.InitiatorWanted]{
 	input: func(number uint64, r *pb.InitiatorReport) (cluster.Input, error) {
 		report, err := initiatorReport(r)
 		return cluster.InitiatorReported{Session: number, Report: report}, err
+	},
+	repeated: func(number uint64, node block.NodeName, generation uint64) cluster.Input {
+		return cluster.InitiatorRepeated{Session: number, Node: node, Generation: generation}
 	},
 	lost: func(number uint64, node block.NodeName) cluster.Input {
 		return cluster.InitiatorLost{Session: number, Node: node}
@@ -73,18 +81,18 @@ var initiatorKind = kind[pb.InitiatorReport, pb.InitiatorWanted]{
 
 // Target serves the stream of a target agent.
 func (m *Manager) Target(stream grpc.BidiStreamingServer[pb.TargetReport, pb.TargetWanted]) error {
-	return serve(m, stream, targetKind)
+	return serve(stream.Context(), m, parts.Wanting(stream), targetKind)
 }
 
 // Initiator serves the stream of an initiator agent.
 func (m *Manager) Initiator(stream grpc.BidiStreamingServer[pb.InitiatorReport, pb.InitiatorWanted]) error {
-	return serve(m, stream, initiatorKind)
+	return serve(stream.Context(), m, parts.Wanting(stream), initiatorKind)
 }
 
 // serve takes reports until the stream ends. The first one names the node; from
 // then on this is its session, and an older one is ended.
-func serve[Report, Wanted any](m *Manager, stream grpc.BidiStreamingServer[Report, Wanted], k kind[Report, Wanted]) error {
-	ctx, cancel := context.WithCancelCause(stream.Context())
+func serve[Report, Wanted parts.State](ctx context.Context, m *Manager, stream *parts.Stream[Wanted, Report], k kind[Report, Wanted]) error {
+	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	first, err := stream.Recv()
 	if err != nil {
@@ -127,7 +135,7 @@ const reasonNameTaken = "NODE_NAME_TAKEN"
 // boot, whose end may not have been noticed yet. Of another boot, the older one
 // has to be silent: two machines with one name would take over from one another
 // for ever, and each time every attachment would be granted anew.
-func open[Report, Wanted any](m *Manager, k kind[Report, Wanted], node block.NodeName, boot string, s *session) error {
+func open[Report, Wanted parts.State](m *Manager, k kind[Report, Wanted], node block.NodeName, boot string, s *session) error {
 	sessions := k.sessions(m)
 	old := sessions[node]
 	if n, err := m.state.Node(node); err == nil && old != nil {
@@ -135,7 +143,7 @@ func open[Report, Wanted any](m *Manager, k kind[Report, Wanted], node block.Nod
 			m.cfg.Log.Warn("two machines claim one node name", "node", node, "boot_id", was.BootID, "refused", boot)
 			return &cluster.Error{Kind: cluster.FailedPrecondition, Reason: reasonNameTaken, Object: "node " + string(node),
 				Text: "node " + string(node) + ": another machine of that name is connected, with boot id " + was.BootID,
-				Hint: "give each machine a name of its own; after a reboot, this passes within seconds"}
+				Hint: "give each machine its own name; after a reboot, this ends within seconds"}
 		}
 	}
 	m.sessions++
@@ -148,7 +156,7 @@ func open[Report, Wanted any](m *Manager, k kind[Report, Wanted], node block.Nod
 	return nil
 }
 
-func closeSession[Report, Wanted any](m *Manager, k kind[Report, Wanted], node block.NodeName, s *session) {
+func closeSession[Report, Wanted parts.State](m *Manager, k kind[Report, Wanted], node block.NodeName, s *session) {
 	ctx := context.Background() // the stream's has ended; the loop takes this or has ended too
 	_ = m.look(ctx, func() {
 		if sessions := k.sessions(m); sessions[node] == s {
@@ -159,7 +167,7 @@ func closeSession[Report, Wanted any](m *Manager, k kind[Report, Wanted], node b
 	m.cfg.Log.Info("agent gone", "node", node, "session", s.number)
 }
 
-func sendNewest[Report, Wanted any](ctx context.Context, m *Manager, stream grpc.BidiStreamingServer[Report, Wanted],
+func sendNewest[Report, Wanted parts.State](ctx context.Context, m *Manager, stream *parts.Stream[Wanted, Report],
 	k kind[Report, Wanted], node block.NodeName, s *session) error {
 	for {
 		select {
@@ -167,7 +175,7 @@ func sendNewest[Report, Wanted any](ctx context.Context, m *Manager, stream grpc
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		var wanted *Wanted
+		var wanted Wanted
 		if err := m.look(ctx, func() { wanted = k.wanted(m, node) }); err != nil {
 			return err
 		}
@@ -177,17 +185,21 @@ func sendNewest[Report, Wanted any](ctx context.Context, m *Manager, stream grpc
 	}
 }
 
-func takeReports[Report, Wanted any](ctx context.Context, m *Manager, stream grpc.BidiStreamingServer[Report, Wanted],
-	k kind[Report, Wanted], node block.NodeName, s *session, r *Report) error {
+func takeReports[Report, Wanted parts.State](ctx context.Context, m *Manager, stream *parts.Stream[Wanted, Report],
+	k kind[Report, Wanted], node block.NodeName, s *session, r Report) error {
+	stream.Part = func() { // if this is refused, so is what comes next
+		_, _ = m.step(ctx, k.repeated(s.number, node, 0))
+	}
 	for greeted := false; ; greeted = true {
-		if name := k.node(r); name != string(node) {
-			return &cluster.Error{Kind: cluster.InvalidArgument, Field: "node", Text: "node: " + name + " on the stream of " + string(node)}
-		}
-		in, err := k.input(s.number, r)
+		in, err := k.said(s.number, node, r)
 		if err != nil {
 			return err
 		}
-		if _, err := m.step(ctx, in); err != nil {
+		result, err := m.step(ctx, in)
+		if refused, ok := result.(*cluster.Error); ok {
+			return refused // the event says so, once
+		}
+		if err != nil {
 			m.cfg.Log.Warn("report refused", "node", node, "err", err)
 			return err
 		}
@@ -203,40 +215,22 @@ func takeReports[Report, Wanted any](ctx context.Context, m *Manager, stream grp
 	}
 }
 
+// said is what a message of an agent means.
+func (k kind[Report, Wanted]) said(number uint64, node block.NodeName, r Report) (cluster.Input, error) {
+	if r.GetScale().GetUnchanged() {
+		return k.repeated(number, node, r.GetGeneration()), nil
+	}
+	if name := k.node(r); name != string(node) {
+		return nil, &cluster.Error{Kind: cluster.InvalidArgument, Field: "node", Text: "node: " + name + " on the stream of " + string(node)}
+	}
+	return k.input(number, r)
+}
+
 // wake runs in the loop, after a commit that may have changed what a node is to have.
 func (m *Manager) wake(node block.NodeName) {
 	for _, sessions := range []map[block.NodeName]*session{m.targets, m.initiators} {
 		if s := sessions[node]; s != nil && s.greeted {
 			poke(s.news)
-		}
-	}
-}
-
-// WatchEvents sends what is there after a number, then what comes.
-func (m *Manager) WatchEvents(r *pb.WatchEventsRequest, stream grpc.ServerStreamingServer[pb.Event]) error {
-	ctx := stream.Context()
-	news := make(chan struct{}, 1)
-	if err := m.look(ctx, func() { m.watchers[news] = true }); err != nil {
-		return toStatus(err)
-	}
-	defer m.look(context.Background(), func() { delete(m.watchers, news) })
-	for after := r.AfterSeq; ; {
-		var events []cluster.Event
-		if err := m.look(ctx, func() { events = m.state.Events(r.Object, after, cluster.MaxEvents) }); err != nil {
-			return toStatus(err)
-		}
-		for _, e := range events {
-			if err := stream.Send(pbEvent(e)); err != nil {
-				return err
-			}
-			after = e.Seq
-		}
-		select {
-		case <-news:
-		case <-ctx.Done():
-			return nil
-		case <-m.ended:
-			return toStatus(ErrStopped)
 		}
 	}
 }

@@ -33,10 +33,14 @@ import (
 
 // Config says where a manager keeps its store.
 type Config struct {
-	Dir     string // made, with a new cluster in it, if there is none
+	Dir     string
 	Version string // told to operators
 	Log     *slog.Logger
 	Now     func() time.Time // nil means time.Now; must keep the monotonic reading
+
+	// Commit stands between the manager and its store, so that a test can be slow
+	// there, or cut it off; nil means that nothing does.
+	Commit func(records []cluster.Record, commit func([]cluster.Record) error) error
 }
 
 func (c Config) withDefaults() Config {
@@ -45,6 +49,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Now == nil {
 		c.Now = time.Now
+	}
+	if c.Commit == nil {
+		c.Commit = func(records []cluster.Record, commit func([]cluster.Record) error) error { return commit(records) }
 	}
 	return c
 }
@@ -60,6 +67,7 @@ type Manager struct {
 	asks    chan ask
 	ended   chan struct{} // closed when Run returns
 	metrics metrics
+	watches watches
 
 	// Owned by Run.
 	sessions   uint64
@@ -85,16 +93,21 @@ type answer struct {
 // ErrStopped is what calls get when the manager does not run any more.
 var ErrStopped = errors.New("volume manager is stopping")
 
-// New opens the store in cfg.Dir, or begins a new cluster there.
+// ErrNoStore is what New returns where there is no store: it was lost, or is
+// elsewhere, or there is no cluster yet. Which of these, only an operator knows.
+var ErrNoStore = store.ErrNoStore
+
+// FindStore returns nil if there is a store in dir, ErrNoStore if there is none.
+func FindStore(dir string) error { return store.Find(dir) }
+
+// New opens the store in cfg.Dir. It never begins a cluster: an empty directory may
+// be a disk that is not mounted, and agents would let go of what they have.
 func New(cfg Config) (*Manager, error) {
 	cfg = cfg.withDefaults()
 	if cfg.Dir == "" {
 		return nil, errors.New("volmgr: Dir: missing")
 	}
 	s, err := store.Open(cfg.Dir, cfg.Log)
-	if errors.Is(err, store.ErrEmpty) {
-		s, err = begin(cfg)
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -108,15 +121,17 @@ func New(cfg Config) (*Manager, error) {
 	return nil, errors.Join(fmt.Errorf("store %s: %w", cfg.Dir, err), s.Close())
 }
 
-// begin makes the store of a new cluster.
-func begin(cfg Config) (*store.Store, error) {
+// Init begins a new cluster: it makes its store in cfg.Dir, which must be empty or
+// not there. Cut at any point, it leaves a whole store or none.
+func Init(cfg Config) (block.ClusterID, error) {
+	cfg = cfg.withDefaults()
 	id := block.ClusterID{UUID: newUUID()}
 	_, records := cluster.New(id)
 	if err := store.Create(cfg.Dir, records, cfg.Log); err != nil {
-		return nil, err
+		return block.ClusterID{}, err
 	}
-	cfg.Log.Info("new cluster", "cluster", id)
-	return store.Open(cfg.Dir, cfg.Log)
+	cfg.Log.Info("new cluster", "cluster", id, "dir", cfg.Dir)
+	return id, nil
 }
 
 func newUUID() block.UUID {
@@ -133,14 +148,14 @@ func newSeed() (seed cluster.Seed) {
 func newManager(cfg Config, s *store.Store, state *cluster.State) *Manager {
 	return &Manager{
 		cfg: cfg, store: s, state: state, asks: make(chan ask), ended: make(chan struct{}), metrics: newMetrics(),
-		targets: map[block.NodeName]*session{}, initiators: map[block.NodeName]*session{}, watchers: map[chan struct{}]bool{},
+		targets: map[block.NodeName]*session{}, initiators: map[block.NodeName]*session{}, watchers: map[chan struct{}]bool{}, watches: watches{patience: watchPatience},
 	}
 }
 
 // Register adds the Manager and Agents services to a server.
 func (m *Manager) Register(r grpc.ServiceRegistrar) {
-	pb.RegisterManagerServer(r, m)
-	pb.RegisterAgentsServer(r, m)
+	r.RegisterService(bounded(pb.Manager_ServiceDesc), m)
+	r.RegisterService(bounded(pb.Agents_ServiceDesc), m)
 }
 
 // Close closes the store. Call it after Run has returned.
@@ -210,7 +225,7 @@ func (m *Manager) work(batch []ask) error {
 	m.metrics.step.Observe(m.cfg.Now().Sub(begin).Seconds())
 	if len(records) > 0 {
 		begin = m.cfg.Now()
-		if err := m.store.Commit(records); err != nil {
+		if err := m.cfg.Commit(records, m.store.Commit); err != nil {
 			return err
 		}
 		m.metrics.commit.Observe(m.cfg.Now().Sub(begin).Seconds())

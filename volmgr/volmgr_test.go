@@ -30,6 +30,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pages"
+	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/store"
 )
@@ -42,13 +44,28 @@ type rig struct {
 	stop func()
 	pb.ManagerClient
 	agents pb.AgentsClient
+
+	adjust  func(*Manager) // before it runs; nil: as it is
+	drives  int            // of each fake target; 0 means 1
+	mu      sync.Mutex
+	reports map[string]*pb.TargetReport // of the fake targets
 }
 
 func newRig(t testing.TB) *rig {
-	r := &rig{t: t, dir: filepath.Join(t.TempDir(), "volmgr")}
+	r := &rig{t: t, dir: initialized(t)}
 	r.start()
 	t.Cleanup(func() { r.stop() })
 	return r
+}
+
+// initialized is the directory of a new cluster.
+func initialized(t testing.TB) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "volmgr")
+	if _, err := Init(Config{Dir: dir}); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 func (r *rig) start() {
@@ -56,6 +73,9 @@ func (r *rig) start() {
 	m, err := New(Config{Dir: r.dir, Log: r.log})
 	if err != nil {
 		r.t.Fatal(err)
+	}
+	if r.adjust != nil {
+		r.adjust(m)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var group sync.WaitGroup
@@ -65,7 +85,10 @@ func (r *rig) start() {
 		}
 	})
 	conn, stopServing := serveOn(r.t, m.Register)
-	r.ManagerClient, r.agents = pb.NewManagerClient(conn), pb.NewAgentsClient(conn)
+	if r.reports == nil {
+		r.reports = map[string]*pb.TargetReport{}
+	}
+	r.ManagerClient, r.agents = pages.Client(conn), pb.NewAgentsClient(conn)
 	r.stop = sync.OnceFunc(func() {
 		cancel()
 		stopServing()
@@ -76,6 +99,9 @@ func (r *rig) start() {
 	})
 }
 
+// window is how much a client takes that it has not read; gRPC lets it grow else.
+const window = 64 << 10
+
 // serveOn serves what register adds, in memory.
 func serveOn(t testing.TB, register func(grpc.ServiceRegistrar)) (conn *grpc.ClientConn, stop func()) {
 	t.Helper()
@@ -85,6 +111,7 @@ func serveOn(t testing.TB, register func(grpc.ServiceRegistrar)) (conn *grpc.Cli
 	var group sync.WaitGroup
 	group.Go(func() { _ = server.Serve(listener) })
 	conn, err := grpc.NewClient("passthrough:///bufconn", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(16*window),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
 	if err != nil {
 		t.Fatal(err)
@@ -110,30 +137,82 @@ func (r *rig) restart() {
 // eventually waits until ok.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited 10 s until %s", what)
+			t.Fatalf("waited a minute until %s", what)
 		}
 	}
 }
 
-// fakeTarget is a target agent that does at once whatever is wanted of it.
+// fakeTarget is a target agent that does at once whatever is wanted of it. It goes on
+// from what the last one of its name had, as one that finds it on its drives.
 func (r *rig) fakeTarget(ctx context.Context, name, boot string) {
-	stream, err := r.agents.Target(ctx)
-	if err != nil {
-		return
-	}
-	report := &pb.TargetReport{
-		Node: name, BootId: boot, Labels: map[string]string{"rack": "r-" + name},
-		Portals: []*pb.Portal{{Transport: pb.Transport_TRANSPORT_TCP, Address: "192.0.2.1", Port: 4420}},
-		Devices: []*pb.Device{{Path: "/dev/nvme0n1", Serial: name, Wwid: "wwid-" + name, SizeBytes: fakeExtents << 28, BlockSize: 512}},
-	}
-	for stream.Send(report) == nil {
-		wanted, err := stream.Recv()
-		if err != nil {
-			return
+	for agents := r.agents; ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
+		if open, err := agents.Target(ctx); err == nil {
+			r.serveAsTarget(open, name, boot)
 		}
-		obey(report, wanted)
+	}
+}
+
+func (r *rig) serveAsTarget(open grpc.BidiStreamingClient[pb.TargetReport, pb.TargetWanted], name, boot string) {
+	r.mu.Lock()
+	report := r.reports[name]
+	r.mu.Unlock()
+	if report == nil {
+		report = &pb.TargetReport{
+			Node: name, BootId: boot, Scale: parts.Understood(), Labels: map[string]string{"rack": "r-" + name},
+			Portals: []*pb.Portal{{Transport: pb.Transport_TRANSPORT_TCP, Address: "192.0.2.1", Port: 4420}},
+		}
+		for _, path := range r.devices() {
+			serial := name + path
+			report.Devices = append(report.Devices, &pb.Device{Path: path, Serial: serial, Wwid: "wwid-" + serial, SizeBytes: fakeExtents << 28, BlockSize: 512})
+		}
+	}
+	converse(parts.Reporting(open), report, func(last *pb.TargetReport, wanted *pb.TargetWanted) *pb.TargetReport {
+		next := proto.CloneOf(last)
+		obey(next, wanted)
+		r.mu.Lock()
+		r.reports[name] = next
+		r.mu.Unlock()
+		return next
+	})
+}
+
+// devices are those that each fake target has.
+func (r *rig) devices() (paths []string) {
+	for i := range max(r.drives, 1) {
+		paths = append(paths, fmt.Sprintf("/dev/nvme%dn1", i))
+	}
+	return paths
+}
+
+// converse sends a report, each time something is wanted the next one, and otherwise
+// the last one each second, until the stream ends.
+func converse[Report, Wanted parts.State](stream *parts.Stream[Report, Wanted], report Report, next func(Report, Wanted) Report) {
+	news := make(chan Wanted)
+	go func() {
+		defer close(news)
+		for {
+			wanted, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			news <- wanted
+		}
+	}()
+	second := time.NewTicker(time.Second)
+	defer second.Stop()
+	for stream.Send(report) == nil {
+		select {
+		case wanted, more := <-news:
+			if !more {
+				return
+			}
+			report = next(report, wanted)
+		case <-second.C:
+		}
+	}
+	for range news { // until its goroutine has seen the end
 	}
 }
 
@@ -147,6 +226,11 @@ func obey(r *pb.TargetReport, w *pb.TargetWanted) {
 		r.Drives = slices.DeleteFunc(r.Drives, func(have *pb.DriveReport) bool { return have.DriveId == d.DriveId })
 		if !d.Remove {
 			r.Drives = append(r.Drives, &pb.DriveReport{DriveId: d.DriveId, ClusterId: w.ClusterId, Device: d.Device, Extents: fakeExtents})
+			for _, device := range r.Devices {
+				if device.Path == d.Device {
+					device.DriveId = d.DriveId
+				}
+			}
 		}
 	}
 	for _, report := range r.Drives {
@@ -170,38 +254,42 @@ func obey(r *pb.TargetReport, w *pb.TargetWanted) {
 
 // fakeInitiator is an initiator agent that serves at once whatever it is granted.
 func (r *rig) fakeInitiator(ctx context.Context, name string) {
-	stream, err := r.agents.Initiator(ctx)
-	if err != nil {
-		return
-	}
-	report := &pb.InitiatorReport{Node: name, BootId: "boot-" + name,
-		Host: &pb.Host{Nqn: "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-4111-8111-111111111111", Id: "11111111-1111-4111-8111-111111111111"}}
-	for stream.Send(report) == nil {
-		wanted, err := stream.Recv()
-		if err != nil {
-			return
+	for agents := r.agents; ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
+		if open, err := agents.Initiator(ctx); err == nil {
+			serveAsInitiator(open, name)
 		}
-		report.Generation, report.Attachments = wanted.Generation, nil
+	}
+}
+
+func serveAsInitiator(open grpc.BidiStreamingClient[pb.InitiatorReport, pb.InitiatorWanted], name string) {
+	report := &pb.InitiatorReport{Node: name, BootId: "boot-" + name, Scale: parts.Understood(),
+		Host: &pb.Host{Nqn: "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-4111-8111-111111111111", Id: "11111111-1111-4111-8111-111111111111"}}
+	converse(parts.Reporting(open), report, func(last *pb.InitiatorReport, wanted *pb.InitiatorWanted) *pb.InitiatorReport {
+		next := proto.CloneOf(last)
+		next.Generation, next.Attachments = wanted.Generation, nil
 		for _, a := range wanted.Attachments {
 			phase := pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING
 			if a.Detach {
 				phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_CLEAN
 			}
-			report.Attachments = append(report.Attachments, &pb.AttachmentReport{
+			next.Attachments = append(next.Attachments, &pb.AttachmentReport{
 				VolumeId: a.VolumeId, Epoch: a.Epoch, Phase: phase, Device: "/dev/weft/" + a.VolumeName,
 				SizeBytes: a.SizeBytes, DeviceNumber: "253:4"})
 		}
-	}
+		return next
+	})
 }
 
 // agents starts targets and a client and adds the targets' drives.
 func (r *rig) withAgents(ctx context.Context, names ...string) {
 	for _, name := range names {
 		go r.fakeTarget(ctx, name, "boot-"+name)
-		eventually(r.t, name+"'s drive is added", func() bool {
-			_, err := r.AddDrive(ctx, &pb.AddDriveRequest{Node: name, Device: "/dev/nvme0n1"})
-			return err == nil
-		})
+		for _, device := range r.devices() {
+			eventually(r.t, name+"'s drive is added", func() bool {
+				_, err := r.AddDrive(ctx, &pb.AddDriveRequest{Node: name, Device: device})
+				return err == nil
+			})
+		}
 	}
 	go r.fakeInitiator(ctx, "c1")
 	eventually(r.t, "all drives are ready and c1 is online", func() bool {
@@ -216,7 +304,7 @@ func (r *rig) withAgents(ctx context.Context, names ...string) {
 			}
 		}
 		nodes, err := r.ListNodes(ctx, &pb.ListNodesRequest{})
-		return err == nil && ready == len(names) && len(nodes.Nodes) == len(names)+1
+		return err == nil && ready == len(names)*len(r.devices()) && len(nodes.Nodes) == len(names)+1
 	})
 }
 
@@ -233,6 +321,18 @@ func (r *rig) attached(name string) func() bool {
 	return func() bool {
 		return r.volume(name).Attachment.GetState() == pb.AttachmentState_ATTACHMENT_STATE_ATTACHED
 	}
+}
+
+// TestADriveOfAnOfflineTargetIsNotListedAsReady: nobody knows whether it is.
+func TestADriveOfAnOfflineTargetIsNotListedAsReady(t *testing.T) {
+	r := newRig(t)
+	ctx, stop := context.WithCancel(t.Context())
+	r.withAgents(ctx, "t1")
+	stop()
+	eventually(t, "the drive is offline", func() bool {
+		l, err := r.ListDrives(t.Context(), &pb.ListDrivesRequest{})
+		return err == nil && len(l.Drives) == 1 && l.Drives[0].State == pb.DriveState_DRIVE_STATE_OFFLINE
+	})
 }
 
 func TestVolumeLivesThroughCreateAttachStaleRebuildDetach(t *testing.T) {
@@ -664,14 +764,14 @@ func (r *rig) attachNew(ctx context.Context, name string) {
 
 func TestStoreIsRebuiltFromWhatTargetsReport(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "rebuilt")
-	b, err := NewRebuild(Config{Dir: dir}, []block.NodeName{"t1", "t2"})
+	b, err := NewRebuild(Config{Dir: dir}, []block.NodeName{"t1", "t2"}, []block.NodeName{"c1"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if _, err := b.Run(short); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "t1 t2") {
-		t.Errorf("Run without reports = %v, want DeadlineExceeded that names t1 and t2", err)
+	if _, err := b.Run(short); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "target t1 target t2 host c1") {
+		t.Errorf("Run without reports = %v, want DeadlineExceeded that names t1, t2 and c1", err)
 	}
 	agents := pb.NewAgentsClient(serveFor(t, b.Register))
 	type result struct {
@@ -697,18 +797,27 @@ func TestStoreIsRebuiltFromWhatTargetsReport(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got := <-done
-	if got.err != nil || !strings.Contains(got.text, "volume db1") {
-		t.Fatalf("Run = %q, %v; want a text about volume db1", got.text, got.err)
+	host, err := agents.Initiator(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
-	if _, err := NewRebuild(Config{Dir: dir}, []block.NodeName{"t1"}); !errors.Is(err, store.ErrNotEmpty) {
+	err = host.Send(&pb.InitiatorReport{Node: "c1", BootId: "1", Host: &pb.Host{Nqn: "nqn.2014-08.org.nvmexpress:uuid:" + uuid(51), Id: uuid(51)},
+		Evidence: []*pb.Evidence{{VolumeId: uuid(1), Epoch: 3, Legs: []*pb.EvidenceLeg{{LegId: uuid(12)}}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := <-done
+	if got.err != nil || !strings.Contains(got.text, "volume db1") || !strings.Contains(got.text, "targets heard: t1, t2\nhosts heard: c1\n") {
+		t.Fatalf("Run = %q, %v; want a text about volume db1, and who was heard", got.text, got.err)
+	}
+	if _, err := NewRebuild(Config{Dir: dir}, []block.NodeName{"t1"}, nil); !errors.Is(err, store.ErrNotEmpty) {
 		t.Errorf("a rebuild over a store = %v, want ErrNotEmpty", err)
 	}
 	r := &rig{t: t, dir: dir}
 	r.start()
 	defer r.stop()
-	if v := r.volume("db1"); v.Id != uuid(1) || v.Epoch <= 3 || len(v.Legs) != 2 || v.Legs[0].State != pb.LegState_LEG_STATE_IN_SYNC {
-		t.Errorf("rebuilt volume = %v, want its two legs in sync above epoch 3", v)
+	if v := r.volume("db1"); v.Id != uuid(1) || v.Epoch <= 3 || len(v.Legs) != 2 || v.Legs[0].State != pb.LegState_LEG_STATE_STALE || v.Legs[1].State != pb.LegState_LEG_STATE_IN_SYNC {
+		t.Errorf("rebuilt volume = %v, want the leg in sync, above epoch 3, that the host noted, though the labels list both", v)
 	}
 }
 
@@ -716,7 +825,7 @@ func uuid(n int) string { return fmt.Sprintf("%08x-0000-4000-8000-000000000000",
 
 func TestTheLogNamesTheCallersRequest(t *testing.T) {
 	var log bytes.Buffer
-	r := &rig{t: t, dir: filepath.Join(t.TempDir(), "volmgr"), log: slog.New(slog.NewTextHandler(&log, nil))}
+	r := &rig{t: t, dir: initialized(t), log: slog.New(slog.NewTextHandler(&log, nil))}
 	r.start()
 	defer r.stop()
 	ctx := metadata.AppendToOutgoingContext(t.Context(), pb.RequestKey, "abc-7")

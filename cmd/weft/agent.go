@@ -38,7 +38,7 @@ func (o *agentOptions) addFlags(cmd *cobra.Command) {
 	o.AddFlags(cmd)
 	cmd.Flags().StringVar(&o.node, "node", "", "`name` of this node (default: this host's name)")
 	cmd.Flags().StringArrayVar(&o.labels, "label", nil, "`key=value`, a failure domain of this node such as rack=r1; may be repeated")
-	cmd.Flags().StringVar(&o.labelsFile, "labels-file", "", "`file` with more of them, one a line")
+	cmd.Flags().StringVar(&o.labelsFile, "labels-file", "", "`file` with more labels, one per line")
 }
 
 // allLabels are those of the flags and of the file.

@@ -91,7 +91,8 @@ func (a *scriptedTarget) run(ctx context.Context) error {
 	return reportFor(ctx, news, func() error { return stream.Send(a.report()) })
 }
 
-// scriptedInitiator is an initiator agent.
+// scriptedInitiator is an initiator agent. On a node whose name begins with m its
+// volumes are mounted.
 type scriptedInitiator struct {
 	node string
 	api  pb.AgentsClient
@@ -109,14 +110,17 @@ func (a *scriptedInitiator) report() *pb.InitiatorReport {
 		Host: &pb.Host{Nqn: string(host.NQN), Id: host.ID.String()},
 	}
 	for _, w := range a.wanted.GetAttachments() {
-		r.Attachments = append(r.Attachments, attachmentReport(w))
+		r.Attachments = append(r.Attachments, attachmentReport(w, a.node[0] == 'm'))
 	}
 	return r
 }
 
-func attachmentReport(w *pb.WantedAttachment) *pb.AttachmentReport {
-	r := &pb.AttachmentReport{VolumeId: w.GetVolumeId(), Epoch: w.GetEpoch(), Phase: pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING}
-	if w.GetDetach() {
+func attachmentReport(w *pb.WantedAttachment, mounted bool) *pb.AttachmentReport {
+	r := &pb.AttachmentReport{VolumeId: w.GetVolumeId(), Epoch: w.GetEpoch(), Grant: w.GetGrant(), Phase: pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING}
+	switch {
+	case w.GetDetach() && mounted:
+		r.Phase, r.WaitingFor = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHING, "the file system on /mnt"
+	case w.GetDetach():
 		r.Phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_CLEAN
 		return r
 	}

@@ -38,16 +38,18 @@ func newAttach(g *globals) *cobra.Command {
 	var o attachOptions
 	cmd := &cobra.Command{
 		Use:   "attach VOLUME",
-		Short: "Give a volume to a node as a block device, and print the device",
-		Long: `Attaches a volume to a node, for it alone, and prints the device there
-(/dev/weft/VOLUME). Progress is told on stderr. The attachment is a record: it is
-made again after a reboot, until "weft detach".
+		Short: "Attach a volume to a node as a block device and print the device",
+		Long: `Attach a volume to a node exclusively and print the device there
+(/dev/weft/VOLUME). Progress is reported on stderr. The attachment is a record:
+it is made again after a reboot, until "weft detach".
 
-With --mode shared-read-only any number of nodes have it at once, and none can
-write: mount it with "ro" (xfs: "ro,nouuid"). Its last writer must have unmounted
-it, or the kernel refuses. With --mode shared-block several nodes may write to
-the raw device, as a live migration needs it; a file system that does not know of
-the others is destroyed by that. It is for volumes of one copy.`,
+With --mode shared-read-only any number of nodes can attach the volume at once,
+and none can write. Mount it with "ro" (xfs: "ro,nouuid"). The last writer must
+have unmounted it, or the kernel refuses the mount.
+
+With --mode shared-block several nodes can write to the raw device, for live
+migration or a cluster file system. An ordinary file system is destroyed by
+that. The volume must have one copy.`,
 		Example: `  weft attach db1
   mkfs.ext4 "$(weft attach db1)"
   weft attach db1 --node gpu1 --timeout 2m
@@ -74,7 +76,7 @@ func runAttach(ctx context.Context, api pb.ManagerClient, o attachOptions, out *
 	}
 	how, ok := modes[cmp.Or(o.mode, "exclusive")]
 	if !ok {
-		return usageError{err: fmt.Errorf("--mode %q is not known", o.mode), hint: "take one of: " + strings.Join(slices.Sorted(maps.Keys(modes)), ", ")}
+		return usageError{err: fmt.Errorf("--mode %q is not known", o.mode), hint: "use one of:  " + strings.Join(slices.Sorted(maps.Keys(modes)), ", ")}
 	}
 	a, err := api.Attach(ctx, &pb.AttachRequest{Volume: o.volume, Node: node, Mode: how})
 	if err != nil {
@@ -92,10 +94,12 @@ func runAttach(ctx context.Context, api pb.ManagerClient, o attachOptions, out *
 	})
 }
 
+const attachStands = "the attachment stands; repeat the command to keep waiting, or undo it with `weft detach`"
+
 // waitForAttachment returns once the host has the device.
 func waitForAttachment(ctx context.Context, api pb.ManagerClient, a *pb.Attachment, out *output) (*pb.Attachment, error) {
 	volume, node := a.GetVolumeName(), a.GetNode()
-	err := wait(ctx, out, func(ctx context.Context) (string, error) {
+	err := wait(ctx, out, attachStands, func(ctx context.Context) (string, error) {
 		if a.GetState() == pb.AttachmentState_ATTACHMENT_STATE_ATTACHED {
 			return "", nil
 		}
@@ -144,23 +148,27 @@ func attaching(a *pb.Attachment) string {
 }
 
 type detachOptions struct {
-	volume, node string
-	force, wait  bool
+	volume, node        string
+	force, wait, cancel bool
 }
 
 func newDetach(g *globals) *cobra.Command {
 	var o detachOptions
 	cmd := &cobra.Command{
 		Use:   "detach VOLUME",
-		Short: "Take a volume from a node",
-		Long: `Detaches a volume from the node that has it. The node removes the device
-first, which it can do only when nothing has it open: unmount it before. One that
-is shared is taken from all its nodes, or from the one that --node names.
+		Short: "Detach a volume from a node",
+		Long: `Detach a volume from the node that has it. The node first removes the device,
+which is possible only when nothing has it open: unmount it before. A shared
+volume is detached from all its nodes, or from the one that --node names.
 
-With --force nothing is asked of the node: the targets stop taking its writes,
-and what it had not written yet is lost. The next attach makes the copies equal
-before the device is there.`,
+While a detach waits for a node, --cancel withdraws it: the node keeps the
+device, and its users do not notice.
+
+With --force the node is not asked: the targets stop accepting its writes, its
+device fails, and data that it has not written yet is lost. Use it when the node
+is lost. The next attach makes the copies equal before the device appears.`,
 		Example: `  weft detach db1
+  weft detach db1 --cancel
   weft detach db1 --node gpu1 --force`,
 		Args:              takes("VOLUME"),
 		ValidArgsFunction: g.completeVolumes,
@@ -171,30 +179,93 @@ before the device is there.`,
 	}
 	cmd.Flags().StringVar(&o.node, "node", "", "`node` that has the device (default: wherever it is attached)")
 	cmd.Flags().BoolVar(&o.force, "force", false, "do not ask the node: fence it at the targets")
+	cmd.Flags().BoolVar(&o.cancel, "cancel", false, "withdraw a detach that is waiting for its node")
 	cmd.Flags().BoolVar(&o.wait, "wait", true, "wait until the volume is free")
 	_ = cmd.RegisterFlagCompletionFunc("node", g.completeNodes)
 	return cmd
 }
 
 func runDetach(ctx context.Context, api pb.ManagerClient, o detachOptions, out *output) error {
+	if o.cancel {
+		return runCancelDetach(ctx, api, o, out)
+	}
+	before, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.volume})
+	if err != nil {
+		return err
+	}
+	if o.node != "" && attachmentOf(before, o.node) == nil || len(attachmentsOf(before)) == 0 {
+		out.say("volume %s is not attached%s", o.volume, attachedElsewhere(before, o.node))
+		return nil
+	}
 	if _, err := api.Detach(ctx, &pb.DetachRequest{Volume: o.volume, Node: o.node, Force: o.force}); err != nil {
 		return err
+	}
+	if o.force {
+		out.say("volume %s is detached by force: its device on %s fails, and data not yet written is lost", o.volume, cmp.Or(o.node, attached(before)))
 	}
 	if !o.wait {
 		return nil
 	}
-	return wait(ctx, out, func(ctx context.Context) (string, error) {
+	stands := fmt.Sprintf("the detach continues; to withdraw it: `weft detach %s --cancel`", o.volume)
+	return wait(ctx, out, stands, func(ctx context.Context) (string, error) {
 		v, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.volume})
 		if status.Code(err) == codes.NotFound {
 			return "", nil
 		}
 		for _, a := range attachmentsOf(v) {
 			if (o.node == "" || o.node == a.GetNode()) && a.GetState() == pb.AttachmentState_ATTACHMENT_STATE_DETACHING {
-				return cmp.Or(a.GetWaitingFor(), fmt.Sprintf("node %s to let go of volume %s", a.GetNode(), o.volume)), err
+				return cmp.Or(a.GetWaitingFor(), fmt.Sprintf("node %s to release volume %s", a.GetNode(), o.volume)), err
 			}
 		}
 		return "", err
 	})
+}
+
+// attachedElsewhere completes "volume db1 is not attached".
+func attachedElsewhere(v *pb.Volume, node string) string {
+	if node == "" {
+		return ""
+	}
+	if where := attached(v); where != "" {
+		return fmt.Sprintf(" to %s, but to %s", node, where)
+	}
+	return " to " + node
+}
+
+func runCancelDetach(ctx context.Context, api pb.ManagerClient, o detachOptions, out *output) error {
+	if o.force {
+		return usageError{err: fmt.Errorf("--cancel: cannot be combined with --force"), hint: "a forced detach cannot be withdrawn"}
+	}
+	if _, err := api.Detach(ctx, &pb.DetachRequest{Volume: o.volume, Node: o.node, Cancel: true}); err != nil {
+		return err
+	}
+	if !o.wait {
+		return nil
+	}
+	err := wait(ctx, out, attachStands, func(ctx context.Context) (string, error) {
+		v, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.volume})
+		if err != nil {
+			return "", err
+		}
+		kept := 0
+		for _, a := range attachmentsOf(v) {
+			if o.node != "" && o.node != a.GetNode() {
+				continue
+			}
+			kept++
+			if a.GetState() == pb.AttachmentState_ATTACHMENT_STATE_GRANTED {
+				return attaching(a), nil
+			}
+		}
+		if kept == 0 {
+			return "", status.Errorf(codes.FailedPrecondition, "volume %q: it was detached before the cancellation arrived; attach it again", o.volume)
+		}
+		return "", nil
+	})
+	if err == nil {
+		out.say("volume %s stays attached", o.volume)
+	}
+	return err
 }
 
 // nodeOrThis is the node named, or this machine under the name that its agents use.

@@ -13,7 +13,7 @@ import (
 )
 
 func newAttachment(g *globals) *cobra.Command {
-	return group("attachment", "Which node has which volume", newAttachmentList(g))
+	return group("attachment", "Show which node has which volume", newAttachmentList(g))
 }
 
 type attachmentListOptions struct{ node string }
@@ -22,7 +22,7 @@ func newAttachmentList(g *globals) *cobra.Command {
 	var o attachmentListOptions
 	cmd := &cobra.Command{
 		Use:     "list",
-		Short:   "List the attachments and what they wait for",
+		Short:   "List attachments and what they are waiting for",
 		Example: "  weft attachment list\n  weft attachment list --node gpu1",
 		Args:    takes(),
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {

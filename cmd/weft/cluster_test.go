@@ -18,6 +18,7 @@ import (
 
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/volmgr"
 )
 
 // startCluster runs a real manager over a directory of the script, with a
@@ -37,6 +38,8 @@ func startCluster(ts *testscript.TestScript, neg bool, nodes []string) {
 		group.Wait()
 	})
 	o := volmgrOptions{dataDir: filepath.Join(ts.Getenv("WORK"), "cluster")}
+	_, err = volmgr.Init(volmgr.Config{Dir: o.dataDir})
+	ts.Check(err)
 	group.Go(func() {
 		if err := o.serve(ctx, listener, slog.New(slog.DiscardHandler)); err != nil {
 			slog.Error("manager of a script ended", "script", ts.Name(), "err", err)

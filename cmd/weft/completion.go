@@ -5,19 +5,21 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
 )
 
 func newCompletion() *cobra.Command {
 	return &cobra.Command{
 		Use:       "completion bash|zsh|fish",
-		Short:     "Print a script that lets a shell complete weft's commands and names",
+		Short:     "Print a shell completion script",
 		Example:   "  source <(weft completion bash)\n  weft completion fish > ~/.config/fish/completions/weft.fish",
 		Args:      takes("SHELL"),
 		ValidArgs: []string{"bash", "zsh", "fish"},
@@ -25,6 +27,9 @@ func newCompletion() *cobra.Command {
 			root, out := cmd.Root(), cmd.OutOrStdout()
 			switch args[0] {
 			case "bash":
+				if _, err := io.WriteString(out, bashWords); err != nil {
+					return err
+				}
 				return root.GenBashCompletionV2(out, true)
 			case "zsh":
 				return root.GenZshCompletion(out)
@@ -36,9 +41,22 @@ func newCompletion() *cobra.Command {
 	}
 }
 
+// bashWords stands in for the two functions of the package bash-completion that the
+// script calls, where that package is not installed.
+const bashWords = `if ! declare -F _get_comp_words_by_ref >/dev/null; then
+    _get_comp_words_by_ref() {
+        words=("${COMP_WORDS[@]}") cword=$COMP_CWORD
+        cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}
+    }
+fi
+if ! declare -F __ltrim_colon_completions >/dev/null; then
+    __ltrim_colon_completions() { :; }
+fi
+`
+
 // complete asks the manager for names, for one second at most: a shell waits.
 func (g *globals) complete(cmd *cobra.Command, prefix string, ask func(context.Context, pb.ManagerClient) ([]string, error)) ([]string, cobra.ShellCompDirective) {
-	conn, err := daemon.Dial(g.manager, g.tls)
+	conn, err := daemon.Dial(g.askedManager(cmd), g.tls)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -49,7 +67,7 @@ func (g *globals) complete(cmd *cobra.Command, prefix string, ask func(context.C
 	}
 	ctx, cancel := context.WithTimeout(parent, time.Second)
 	defer cancel()
-	all, err := ask(ctx, pb.NewManagerClient(conn))
+	all, err := ask(ctx, pages.Client(conn))
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -76,6 +94,31 @@ func (g *globals) completeNodes(cmd *cobra.Command, args []string, prefix string
 	return g.complete(cmd, prefix, func(ctx context.Context, api pb.ManagerClient) ([]string, error) {
 		r, err := api.ListNodes(ctx, &pb.ListNodesRequest{})
 		return each(r.GetNodes(), (*pb.Node).GetName), err
+	})
+}
+
+// completeNode completes a command's first argument, a node.
+func (g *globals) completeNode(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return g.completeNodes(cmd, args, prefix)
+}
+
+// completeDevices completes a node, and then a device of it that can be added.
+func (g *globals) completeDevices(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	if len(args) != 1 {
+		return g.completeNode(cmd, args, prefix)
+	}
+	return g.complete(cmd, prefix, func(ctx context.Context, api pb.ManagerClient) ([]string, error) {
+		r, err := api.ListDevices(ctx, &pb.ListDevicesRequest{Node: args[0]})
+		var paths []string
+		for _, d := range r.GetDevices() {
+			if d.GetRefused() == "" && d.GetDriveId() == "" {
+				paths = append(paths, d.GetPath())
+			}
+		}
+		return paths, err
 	})
 }
 

@@ -20,7 +20,7 @@ import (
 	"weft.dev/weft/cmd/internal/kubeapi"
 	"weft.dev/weft/csi"
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/proto/pages"
 )
 
 type csiOptions struct {
@@ -42,12 +42,12 @@ func newCSI(g *globals) *cobra.Command {
 	var o csiOptions
 	cmd := &cobra.Command{
 		Use:   "csi",
-		Short: "Run the CSI driver, which gives volumes to Kubernetes' pods",
-		Long: `Runs the CSI driver ` + csi.DriverName + `. One process with --mode controller
+		Short: "Run the CSI driver, which provides volumes to Kubernetes pods",
+		Long: `Run the CSI driver ` + csi.DriverName + `. One process with --mode controller
 serves a cluster, beside Kubernetes' sidecars, and needs no privileges. One with
 --mode node runs on each node that uses volumes, beside "weft initiator". It
-needs root, to mount, and registers itself with the kubelet. Neither keeps
-anything: they can be stopped at any time, and mounted volumes serve on.`,
+needs root to mount, and registers itself with the kubelet. Neither stores any
+state: both can be stopped at any time, and mounted volumes keep serving.`,
 		Example: "  weft csi --mode controller --endpoint unix:///csi/csi.sock --manager m1:4480\n" +
 			"  weft csi --mode node --node gpu1 --kubelet-socket /var/lib/kubelet/plugins/" + csi.DriverName + "/csi.sock",
 		Args: takes(),
@@ -59,15 +59,15 @@ anything: they can be stopped at any time, and mounted volumes serve on.`,
 	o.AddFlags(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.endpoint, "endpoint", cmp.Or(os.Getenv("CSI_ENDPOINT"), "unix:///csi/csi.sock"), "unix `socket` to answer on [CSI_ENDPOINT]")
-	f.StringVar(&o.mode, "mode", string(csi.ModeAll), "what is served: the `controller`, the node, or all")
-	f.StringVar(&o.node, "node", "", "`name` of this node, as \"weft initiator\" has it (default: this host's name)")
+	f.StringVar(&o.mode, "mode", string(csi.ModeAll), "services to run: `controller`, node or all")
+	f.StringVar(&o.node, "node", "", "`name` of this node, the same as for \"weft initiator\" (default: this host's name)")
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's root `directory`")
 	f.StringVar(&o.registration, "registration", "", "`socket` to register with the kubelet on, or off (default: below plugins_registry in the kubelet's directory)")
 	f.StringVar(&o.kubeletSocket, "kubelet-socket", "", "`path` of the endpoint as the kubelet sees it (default: as this process does)")
 	f.IntVar(&o.maxVolumes, "max-volumes", 0, "how `many` volumes a node may have; 0: no limit")
-	f.DurationVar(&o.detachGrace, "detach-grace", 15*time.Second, "how long a node may take to let go of a volume before it is fenced; one that was silent for as long is fenced at once")
-	f.DurationVar(&o.slowAfter, "slow-after", 30*time.Second, "log a call that is still under way after this long")
-	f.BoolVar(&o.claimEvents, "claim-events", false, "tell of what happens to volumes by events of their PersistentVolumeClaims; in a pod, by the controller")
+	f.DurationVar(&o.detachGrace, "detach-grace", 15*time.Second, "how long a node may take to release a volume before it is fenced; a node that has been silent this long is fenced at once")
+	f.DurationVar(&o.slowAfter, "slow-after", 30*time.Second, "log a call that is still running after this long")
+	f.BoolVar(&o.claimEvents, "claim-events", false, "report changes of volumes as events on their PersistentVolumeClaims; in a pod, for the controller")
 	return cmd
 }
 
@@ -85,7 +85,7 @@ func runCSI(ctx context.Context, o csiOptions, g *globals) (err error) {
 		return usageError{err: err}
 	}
 	defer conn.Close()
-	cfg.Manager, cfg.Log = pb.NewManagerClient(conn), log
+	cfg.Manager, cfg.Log = pages.Client(conn), log
 	driver, err := csi.New(cfg)
 	if err != nil {
 		return err

@@ -25,7 +25,7 @@ const (
 // load it, else user space. user says why user space alone can do what was asked
 // for; empty if the kernel can do it too.
 func chooseDatapath(ctx context.Context, wish, user string, log *slog.Logger, l kmod.Loader, need ...kmod.Module) (string, error) {
-	choice, because := wish, "--datapath says so"
+	choice, because := wish, "chosen by --datapath"
 	switch wish {
 	case datapathUser:
 	case datapathKernel:
@@ -36,11 +36,11 @@ func chooseDatapath(ctx context.Context, wish, user string, log *slog.Logger, l 
 			return "", err
 		}
 	case datapathAuto:
-		choice, because = datapathKernel, "the kernel has what it takes"
+		choice, because = datapathKernel, "the kernel supports it"
 		if user != "" {
 			choice, because = datapathUser, user
 		} else if err := l.Usable(ctx, need...); err != nil {
-			choice, because = datapathUser, "the kernel can not: "+err.Error()
+			choice, because = datapathUser, "the kernel cannot: "+err.Error()
 		}
 	default:
 		return "", usageError{err: fmt.Errorf("--datapath %q: must be auto, kernel or user", wish)}

@@ -30,7 +30,7 @@ func TestTheKernelServesWhereItCan(t *testing.T) {
 		choice     string // empty: an error
 		said       string
 	}{
-		{"auto", "", can, "kernel", "has what it takes"},
+		{"auto", "", can, "kernel", "the kernel supports it"},
 		{"auto", "", cannot, "user", "nvmet: no such module"},
 		{"auto", "", hidden, "user", "nvmet is not there"},
 		{"auto", "files", can, "user", "files"},

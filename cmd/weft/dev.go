@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -22,12 +23,13 @@ import (
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
 )
 
 type devOptions struct {
 	dir       string
-	manager   string // where to answer; empty: where the last run did, or at a free port
+	manager   string // where to answer; empty: at a socket in the directory
 	targets   int
 	driveSize string
 	device    string // how volumes are given out
@@ -38,19 +40,23 @@ func newDev(g *globals) *cobra.Command {
 	var o devOptions
 	cmd := &cobra.Command{
 		Use:   "dev",
-		Short: "Run a whole cluster in one process, to try Weft on this machine",
-		Long: `Runs a volume manager, some targets with a drive each, and an initiator, all in
-this process and in user space: no kernel module of NVMe is needed, and nothing
-has to be set up. The drives are sparse files in a directory; what is written to
-them, and all volumes, are there again at the next run. It ends with Ctrl-C.
+		Short: "Run a complete cluster in one process, to try Weft on this machine",
+		Long: `Run a volume manager, a few targets with one drive each, and an initiator, all
+in this process and in user space. No NVMe kernel module and no setup is needed.
+The drives are sparse files in a directory; volumes and their data are there
+again at the next run. Press Ctrl-C to end it.
 
-Other weft commands find it by themselves if no other manager answers at the
-default address; else it prints the WEFT_MANAGER that leads to it. To see what a
-failure does, stop a target while its volume is written.
+Other weft commands of the same user find it by themselves; with --dir it prints
+the WEFT_MANAGER to set. To see what a failure does, stop a target while a
+program writes to a volume.
 
-To give volumes out as block devices it needs root, and ublk, nbd, or FUSE and
-loop devices in the kernel. Without them it says so, and attach gives NVMe/TCP
-namespaces instead, at the loopback address.`,
+Nobody else can reach it: manager and targets answer on sockets in the
+directory, which only its user can open. With --manager ADDRESS the manager
+answers at that address instead, for everyone who can reach it.
+
+Block devices need root, and ublk, nbd, or FUSE with loop devices in the kernel.
+Without them it says so, and attach gives NVMe/TCP namespaces at the loopback
+address instead. Only a host that knows the URL can connect to them.`,
 		Example: `  weft dev
   weft dev --dir /tmp/weft --targets 5 --drive-size 20GiB
   weft dev stop-target t2`,
@@ -66,16 +72,16 @@ namespaces instead, at the loopback address.`,
 		},
 	}
 	cmd.PersistentFlags().StringVar(&o.dir, "dir", "", "`directory` of drives and state (default: weft/dev in the user's state directory)")
-	cmd.Flags().IntVar(&o.targets, "targets", 0, "`number` of targets (default: 3, or as many as there are)")
-	cmd.Flags().StringVar(&o.driveSize, "drive-size", "4GiB", "`size` of the drives that are made")
-	cmd.Flags().StringVar(&o.device, "block-device", string(blockdev.Auto), "what volumes are given out through: `ublk`, nbd, fuse, auto for the best there is, or none")
-	cmd.Flags().StringVar(&o.logLevel, "log-level", "info", "least `level` that is written to the log in the directory")
+	cmd.Flags().IntVar(&o.targets, "targets", 0, "`number` of targets (default: 3, or as many as exist)")
+	cmd.Flags().StringVar(&o.driveSize, "drive-size", "4GiB", "`size` of new drives")
+	cmd.Flags().StringVar(&o.device, "block-device", string(blockdev.Auto), "kind of block devices: `ublk`, nbd, fuse, auto for the best available, or none")
+	cmd.Flags().StringVar(&o.logLevel, "log-level", "info", "lowest `level` that is written to the log in the directory")
 	cmd.AddCommand(
-		newDevTargetVerb(&o, "stop", "Take a target of weft dev down, to see a failure",
-			"Takes a target of the weft dev that runs down, as a crash would: its connections\nend, and nobody answers any more. Its drive keeps what is on it."),
-		newDevTargetVerb(&o, "start", "Start a target of weft dev that was stopped",
-			"Starts a target of the weft dev that runs again. Legs on it that miss writes\nget what they miss."),
-		newDevStop(&o),
+		newDevTargetVerb(&o, "stop", "Stop a target of weft dev, to see a failure",
+			"Stop a target of the running weft dev as a crash would: its connections end and\nnothing answers. Its drive keeps its data."),
+		newDevTargetVerb(&o, "start", "Start a stopped target of weft dev",
+			"Start a stopped target of the running weft dev again. Its legs receive the\nwrites that they missed."),
+		newDevStop(&o), newDevRebuild(&o, g),
 	)
 	return cmd
 }
@@ -87,17 +93,29 @@ type dev struct {
 	node    block.NodeName // of the initiator
 	log     *slog.Logger
 	out     *output
+	manager string // its address
 	conn    *grpc.ClientConn
 	targets *devTargets
 	devices string // how volumes are reached
 	started time.Time
 }
 
-func runDev(ctx context.Context, o devOptions, g *globals) (retErr error) {
+// mostDevTargets bounds what one process runs to try Weft.
+const mostDevTargets = 32
+
+func runDev(ctx context.Context, o devOptions, g *globals) error {
+	return withDev(o, g, func(d *dev) error { return d.run(ctx) })
+}
+
+// withDev opens the directory, alone, and gives it back when do is through.
+func withDev(o devOptions, g *globals, do func(*dev) error) (retErr error) {
 	started := time.Now()
 	path, err := devPath(o.dir)
 	if err != nil {
 		return err
+	}
+	if o.targets < 0 || o.targets > mostDevTargets {
+		return usageError{err: fmt.Errorf("--targets %d: must be 1 to %d", o.targets, mostDevTargets)}
 	}
 	size, err := block.ParseSize(o.driveSize)
 	if err != nil {
@@ -127,8 +145,7 @@ func runDev(ctx context.Context, o devOptions, g *globals) (retErr error) {
 	if free, err := freeSpace(path); err == nil && free < roomKept {
 		return fmt.Errorf("%s: %v is free there: `weft dev` needs %v at least", path, free, roomKept)
 	}
-	d := &dev{options: o, dir: dir, node: block.NodeName(name), log: log, out: g.out(), started: started}
-	return d.run(ctx)
+	return do(&dev{options: o, dir: dir, node: block.NodeName(name), log: log, out: g.out(), started: started})
 }
 
 // run brings the cluster up, and down again in the reverse order when ctx ends or
@@ -139,18 +156,16 @@ func (d *dev) run(ctx context.Context) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGHUP)
 	defer stop()
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	listener, err := d.listen()
+	if err := d.dir.needStore(ctx); err != nil {
+		return err
+	}
+	listener, done, err := d.open()
 	if err != nil {
 		return err
 	}
-	defer listener.Close()
-	if d.conn, err = daemon.Dial(d.dir.state.Manager, daemon.TLSFiles{}); err != nil {
-		return err
-	}
-	defer d.conn.Close()
-	d.targets = newDevTargets(d.dir, pb.NewAgentsClient(d.conn), d.log, &room{dir: d.dir.path, tell: d.tell})
+	defer done()
 	for _, point := range d.dir.deadMounts() { // before the initiator takes the devices away
-		d.tell("the file system at %s ended with a run that was killed: unmount it, and mount its volume again", point)
+		d.tell("the file system at %s lost its device when an earlier run was killed: unmount it, and mount its volume again", point)
 	}
 	manager := volmgrOptions{dataDir: d.dir.in("volmgr")}
 	return manager.serveWith(ctx, listener, d.log, func() ([]daemon.Part, error) {
@@ -166,42 +181,52 @@ func (d *dev) run(ctx context.Context) error {
 	})
 }
 
-// listen opens the manager's address, and finds free ones for the portals. What
-// was taken before is taken again if it is free; an address that was asked for is
-// taken or none.
-func (d *dev) listen() (net.Listener, error) {
-	addresses := []string{cmp.Or(d.dir.state.Manager, defaultManager), anyPort}
-	if d.options.manager != "" {
-		addresses = []string{d.options.manager}
+// open makes what a manager and targets need.
+func (d *dev) open() (listener net.Listener, done func(), err error) {
+	if listener, err = d.listen(); err != nil {
+		return nil, nil, err
 	}
-	listener, err := listenFirst(addresses)
+	if d.conn, err = daemon.Dial(d.manager, daemon.TLSFiles{}); err != nil {
+		return nil, nil, errors.Join(err, listener.Close())
+	}
+	d.targets = newDevTargets(d.dir, pb.NewAgentsClient(d.conn), d.log, &room{dir: d.dir.path, tell: d.tell})
+	return listener, func() { d.conn.Close(); listener.Close() }, nil
+}
+
+// listen opens the manager's socket, or the address that was asked for.
+func (d *dev) listen() (net.Listener, error) {
+	d.manager = cmp.Or(d.options.manager, daemon.Unix+devSocket(d.dir.path))
+	if path, socket := strings.CutPrefix(d.manager, daemon.Unix); socket {
+		return listenDev(path)
+	}
+	listener, err := net.Listen("tcp", d.manager)
 	if err != nil {
 		return nil, fmt.Errorf("--manager: %w", err)
 	}
-	d.dir.state.Manager = listener.Addr().String()
-	for i := range d.dir.state.Targets {
-		t := &d.dir.state.Targets[i]
-		l, err := listenFirst([]string{cmp.Or(t.Portal, anyPort), anyPort})
-		if err != nil {
-			return nil, errors.Join(err, listener.Close())
-		}
-		defer l.Close() // when all have different ones
-		t.Portal = l.Addr().String()
-	}
-	return listener, d.dir.save()
+	d.manager = listener.Addr().String()
+	d.tell("the manager answers at %s: everyone who reaches it may do everything with this cluster", d.manager)
+	return listener, nil
 }
 
-// anyPort is a free one that only this machine reaches.
-const anyPort = "127.0.0.1:0"
+// devSocket is where the manager of a directory answers.
+func devSocket(dir string) string { return filepath.Join(dir, "manager") }
 
-// listenFirst opens the first address that can be had.
-func listenFirst(addresses []string) (l net.Listener, err error) {
-	for _, a := range addresses {
-		if l, err = net.Listen("tcp", a); err == nil {
-			return l, nil
-		}
+// listenDev opens a socket in a directory of dev, which is its user's alone.
+func listenDev(path string) (net.Listener, error) {
+	listener, err := listenUnix(path)
+	if errors.Is(err, syscall.EINVAL) {
+		err = fmt.Errorf("%w (a socket's path has at most 107 characters: use a shorter --dir)", err)
 	}
-	return nil, err
+	return listener, err
+}
+
+// answers reports whether somebody listens at a socket.
+func answers(path string) bool {
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		return false
+	}
+	return conn.Close() == nil
 }
 
 // startPatience is how long a start may take without a word.
@@ -211,9 +236,9 @@ const startPatience = 5 * time.Second
 // end see to it that nothing is mounted. The initiator then lets the volumes go,
 // and makes them again in the next run.
 func (d *dev) session(ctx context.Context) error {
-	api := pb.NewManagerClient(d.conn)
+	api := pages.Client(d.conn)
 	quiet := &output{stdout: io.Discard, stderr: io.Discard, now: time.Now}
-	slow := time.AfterFunc(startPatience, func() { d.tell("still starting; %s tells more", d.dir.in("log")) })
+	slow := time.AfterFunc(startPatience, func() { d.tell("still starting; see %s", d.dir.in("log")) })
 	defer slow.Stop()
 	if err := d.dir.addDrives(ctx, api, quiet); err != nil && ctx.Err() == nil {
 		return err
@@ -236,7 +261,7 @@ func (d *dev) greet(ctx context.Context, api pb.ManagerClient) {
 	}
 	state := "new"
 	if !d.dir.fresh {
-		state = "as it was left"
+		state = "as the last run left it"
 		if list, err := api.ListVolumes(ctx, &pb.ListVolumesRequest{}); err == nil && len(list.GetVolumes()) > 0 {
 			var names []string
 			for _, v := range list.GetVolumes() {
@@ -246,14 +271,14 @@ func (d *dev) greet(ctx context.Context, api pb.ManagerClient) {
 		}
 	}
 	d.tell("a cluster in %s, %s, ready after %v", d.dir.path, state, time.Since(d.started).Round(10*time.Millisecond))
-	d.tell("manager    %s", d.dir.state.Manager)
+	d.tell("manager    %s", d.manager)
 	for _, t := range d.dir.state.Targets {
-		d.tell("target %-3s tcp://%s, drive %s", t.Name, t.Portal, d.dir.in(t.Drive))
+		d.tell("target %-3s drive %s", t.Name, d.dir.in(t.Drive))
 	}
 	d.tell("initiator  %s: %s", d.node, d.devices)
 	d.tell("log        %s", d.dir.in("log"))
-	if d.dir.state.Manager != defaultManager {
-		d.tell("for other weft commands: export WEFT_MANAGER=%s", d.dir.state.Manager)
+	if d.manager != daemon.Unix+devSocket(defaultDevDir()) {
+		d.tell("for other weft commands: export WEFT_MANAGER=%s", d.manager)
 	}
 	d.tell("try: weft volume create db1 --size 1GiB --stripes 2 --copies 2 --wait, weft attach db1; Ctrl-C ends")
 }

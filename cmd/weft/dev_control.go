@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"syscall"
 	"time"
@@ -25,13 +26,7 @@ import (
 // serveControl answers on the directory's socket: POST /targets/NAME/stop or
 // start, and POST /stop for all of it.
 func serveControl(d *devDir, targets *devTargets, stop func()) (daemon.Part, error) {
-	if err := os.Remove(d.in("control")); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a run that was killed
-		return daemon.Part{}, err
-	}
-	listener, err := net.Listen("unix", d.in("control"))
-	if errors.Is(err, syscall.EINVAL) {
-		err = fmt.Errorf("%w (the path of a socket is at most 107 characters long: give a shorter --dir)", err)
-	}
+	listener, err := listenDev(d.in("control"))
 	if err != nil {
 		return daemon.Part{}, err
 	}
@@ -81,7 +76,13 @@ func askDev(ctx context.Context, dir, path string) error {
 	}
 	got, err := client.Do(request)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-		return status.Errorf(codes.Unavailable, "`weft dev` does not run in %s", dir)
+		return unreachableError{
+			err:  fmt.Errorf("`weft dev` does not run in %s", dir),
+			hint: "set --dir to the directory of the running one, or start it there",
+		}
+	}
+	if wrapped, ok := errors.AsType[*url.Error](err); ok {
+		return fmt.Errorf("ask `weft dev` in %s: %w", dir, wrapped.Err)
 	}
 	if err != nil {
 		return err
@@ -123,7 +124,7 @@ func newDevTargetVerb(o *devOptions, verb, short, long string) *cobra.Command {
 func newDevStop(o *devOptions) *cobra.Command {
 	return &cobra.Command{
 		Use:   "stop",
-		Short: "End the weft dev that runs, as Ctrl-C there does, and wait for it",
+		Short: "Stop the running weft dev, as Ctrl-C does, and wait until it has ended",
 		Example: `  weft dev stop
   weft dev stop --dir /tmp/weft`,
 		Args: takes(),

@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,8 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/target/drive"
+	"weft.dev/weft/volmgr"
 )
 
 // devVersion is the version of what a directory of "weft dev" holds.
@@ -25,11 +28,13 @@ const devVersion = 1
 //
 //	lock           held while it runs; the process's id
 //	dev.json       devState
+//	manager        the socket that other weft commands talk to
 //	control        the socket that "weft dev stop-target" talks to
 //	log, log.old   of this run and the last one
 //	volmgr/        the manager's store
 //	initiator/     the host's NVMe identity
 //	t1/drive1      a drive: a sparse file
+//	t1/nvme        the socket that the initiator reaches the target at
 type devDir struct {
 	path  string
 	lock  *os.File
@@ -40,16 +45,14 @@ type devDir struct {
 // devState is what one run leaves to the next. The manager's store holds all the rest.
 type devState struct {
 	Version int         `json:"version"`
-	Manager string      `json:"manager"` // address
 	Targets []devTarget `json:"targets"`
 }
 
 // devTarget is a target of dev, with one drive.
 type devTarget struct {
-	Name   block.NodeName `json:"name"`
-	Portal string         `json:"portal"` // address:port
-	Drive  string         `json:"drive"`  // file, in the directory
-	Added  bool           `json:"added"`  // the drive was given to the cluster; only once, as it may be evicted
+	Name  block.NodeName `json:"name"`
+	Drive string         `json:"drive"` // file, in the directory
+	Added bool           `json:"added"` // the drive was given to the cluster; only once, as it may be evicted
 }
 
 // defaultDevDir is in the user's state directory.
@@ -77,7 +80,12 @@ func devPath(dir string) (string, error) {
 // openDevDir makes the directory, or takes over what the last run has left.
 func openDevDir(path string) (_ *devDir, retErr error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
-		return nil, fmt.Errorf("make the cluster's directory, say another with --dir: %w", err)
+		return nil, fmt.Errorf("make the cluster's directory (choose another with --dir): %w", err)
+	}
+	// Sockets and drives are in it, which are its user's alone; it may have been
+	// made with another mode.
+	if err := os.Chmod(path, 0o700); err != nil {
+		return nil, err
 	}
 	d := &devDir{path: path}
 	var err error
@@ -102,7 +110,7 @@ func openDevDir(path string) (_ *devDir, retErr error) {
 		return nil, fmt.Errorf("read %s: %w", d.in("dev.json"), err)
 	}
 	if version.Version > devVersion {
-		return nil, fmt.Errorf("%s was written by a newer weft (version %d, this one knows %d): use that, or another --dir", path, version.Version, devVersion)
+		return nil, fmt.Errorf("%s was written by a newer weft (version %d; this one knows %d): use that weft, or another --dir", path, version.Version, devVersion)
 	}
 	return d, json.Unmarshal(text, &d.state)
 }
@@ -115,7 +123,7 @@ func (d *devDir) begin() error {
 	}
 	for _, e := range entries {
 		if e.Name() != "lock" {
-			return fmt.Errorf("%s is no directory of `weft dev`, and not empty (it holds %s): give another --dir", d.path, e.Name())
+			return fmt.Errorf("%s is not a directory of `weft dev` and not empty (it holds %s): use another --dir", d.path, e.Name())
 		}
 	}
 	d.fresh, d.state.Version = true, devVersion
@@ -173,7 +181,7 @@ func (d *devDir) save() error {
 // grow makes targets until there are n, each with a sparse drive.
 func (d *devDir) grow(n int, size block.Size) error {
 	if have := len(d.state.Targets); n < have {
-		return fmt.Errorf("%s has %d targets, whose drives hold data: --targets can only be raised", d.path, have)
+		return fmt.Errorf("%s has %d targets, and their drives hold data: --targets can only be raised", d.path, have)
 	}
 	for len(d.state.Targets) < n {
 		name := fmt.Sprintf("t%d", len(d.state.Targets)+1)
@@ -191,6 +199,43 @@ func (d *devDir) grow(n int, size block.Size) error {
 		d.state.Targets = append(d.state.Targets, t)
 	}
 	return d.save()
+}
+
+// needStore begins a cluster where there is none yet. Drives with a label on them
+// had one: then its store was lost, and a new one would know nothing of what they hold.
+func (d *devDir) needStore(ctx context.Context) error {
+	store := d.in("volmgr")
+	err := volmgr.FindStore(store)
+	if !errors.Is(err, volmgr.ErrNoStore) {
+		return err
+	}
+	labelled, err := d.labelled(ctx)
+	if err != nil {
+		return err
+	}
+	if len(labelled) > 0 {
+		return refusedError{
+			err:   fmt.Errorf("%s: the manager's store is gone, and %d of the drives belong to its cluster", store, len(labelled)),
+			hints: []string{"`weft dev rebuild` makes it anew from what the drives say of their volumes"},
+		}
+	}
+	_, err = volmgr.Init(volmgr.Config{Dir: store, Version: version()})
+	return err
+}
+
+// labelled are the drives that carry a label of ours.
+func (d *devDir) labelled(ctx context.Context) (paths []string, err error) {
+	var files []string
+	for _, t := range d.state.Targets {
+		files = append(files, d.in(t.Drive))
+	}
+	devices, err := drive.NewFileInventory("/", files...).Scan(ctx)
+	for _, device := range devices {
+		if device.GetDriveId() != "" {
+			paths = append(paths, device.GetPath())
+		}
+	}
+	return paths, err
 }
 
 // openLog keeps the last run's log beside that of this one.

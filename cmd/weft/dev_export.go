@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
@@ -18,11 +19,13 @@ import (
 
 // volumeServer gives volumes out as NVMe/TCP namespaces on the loopback address,
 // where the kernel can make no block devices: to programs that speak NVMe/TCP, as
-// proto/nvmetcp/host does.
+// proto/nvmetcp/host does. All users of the machine reach that address, so it serves
+// one host alone, whose id is made up at each start and told in the volume's path.
 type volumeServer struct {
 	target  *controller.Target
 	port    *controller.Port
 	address string
+	host    block.Host
 }
 
 func newVolumeServer(log *slog.Logger) (*volumeServer, error) {
@@ -39,7 +42,9 @@ func newVolumeServer(log *slog.Logger) (*volumeServer, error) {
 		listener.Close()
 		return nil, err
 	}
-	return &volumeServer{target, port, listener.Addr().String()}, nil
+	var random [16]byte
+	rand.Read(random[:])
+	return &volumeServer{target, port, listener.Addr().String(), block.HostFromID(block.UUIDFromRandom(random))}, nil
 }
 
 func (s *volumeServer) close(ctx context.Context) error { return s.target.Close(ctx) }
@@ -53,10 +58,10 @@ type servedVolume struct {
 }
 
 // export is the userspace.Export of the server: one subsystem for each volume,
-// with the volume as its namespace 1. Whoever reaches the loopback address may use it.
+// with the volume as its namespace 1.
 func (s *volumeServer) export(_ context.Context, volume block.Device, name block.VolumeName) (userspace.Exported, error) {
 	nqn := block.NQN("nqn.2026-11.dev.weft:volume." + string(name))
-	subsystem, err := s.target.AddSubsystem(controller.SubsystemConfig{NQN: nqn, Serial: "volume", AllowAnyHost: true})
+	subsystem, err := s.target.AddSubsystem(controller.SubsystemConfig{NQN: nqn, Serial: "volume", Hosts: []controller.Host{{NQN: s.host.NQN}}})
 	if err != nil {
 		return nil, fmt.Errorf("serve volume %s: %w", name, err)
 	}
@@ -69,10 +74,11 @@ func (s *volumeServer) export(_ context.Context, volume block.Device, name block
 		_ = subsystem.Close(context.Background()) // nobody has reached it
 		return nil, fmt.Errorf("serve volume %s: %w", name, err)
 	}
-	return &servedVolume{subsystem: subsystem, path: "nvme-tcp://" + s.address + "/" + string(nqn), done: make(chan struct{})}, nil
+	return &servedVolume{subsystem: subsystem, path: fmt.Sprintf("nvme-tcp://%s/%s?host=%v", s.address, nqn, s.host.ID), done: make(chan struct{})}, nil
 }
 
-// Path is a URL: the address, and the subsystem's name.
+// Path is a URL: the address, the subsystem's name, and the id of the only host that
+// gets in.
 func (v *servedVolume) Path() string { return v.path }
 
 // Number is empty: it is no device of the kernel's.

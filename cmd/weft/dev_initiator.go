@@ -35,7 +35,7 @@ func chooseDevice(wish string, abilities []blockdev.Ability) (kind blockdev.Kind
 	}
 	for _, a := range abilities {
 		if a.Kind == kind && !a.Usable {
-			return "", "", fmt.Errorf("--block-device %s: %s; to have it: %s", kind, a.Reason, cmp.Or(a.Fix, "nothing helps"))
+			return "", "", fmt.Errorf("--block-device %s: %s; to enable it: %s", kind, a.Reason, cmp.Or(a.Fix, "it cannot be enabled"))
 		}
 	}
 	if kind != blockdev.Auto {
@@ -57,7 +57,7 @@ func (d *dev) initiator() (daemon.Part, error) {
 	config := initiator.Config{
 		Node: d.node, Version: version(), Kernel: release, Manager: pb.NewAgentsClient(d.conn),
 		StateDir: d.dir.in("initiator"), RunDir: d.dir.runDir(), Log: d.log.With("initiator", d.node),
-		Datapath: initiator.User,
+		Datapath: initiator.User, Dial: d.dir.dialTarget,
 	}
 	kind, none, err := chooseDevice(d.options.device, blockdev.Probe())
 	if err != nil {
@@ -121,7 +121,7 @@ func (d *dev) awaitUnmounts(ctx context.Context, api pb.ManagerClient) error {
 		}
 		if now := strings.Join(mounts, ", "); now != said {
 			said = now
-			d.out.say("waiting for %s to be unmounted (again Ctrl-C: take the disks away all the same)", now)
+			d.out.say("waiting for %s to be unmounted (press Ctrl-C again to remove the devices anyway)", now)
 		}
 		<-tick.C
 	}

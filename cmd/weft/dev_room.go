@@ -28,7 +28,7 @@ type room struct {
 // roomAge is for how long an answer is taken for true.
 const roomAge = 10 * time.Millisecond
 
-// isScarce reports whether less than roomKept is free. What can not be known is
+// isScarce reports whether less than roomKept is free. What cannot be known is
 // not scarce.
 func (r *room) isScarce() bool {
 	now := time.Now().UnixNano()
@@ -39,9 +39,9 @@ func (r *room) isScarce() bool {
 	scarce := err == nil && free < roomKept
 	if r.scarce.Swap(scarce) != scarce && r.tell != nil {
 		if scarce {
-			r.tell("less than %v is free in %s: writes wait until there is more", roomKept, r.dir)
+			r.tell("less than %v is free in %s: writes wait until there is more space", roomKept, r.dir)
 		} else {
-			r.tell("there is room in %s again: writes go on", r.dir)
+			r.tell("%s has space again: writes continue", r.dir)
 		}
 	}
 	return scarce
@@ -50,7 +50,7 @@ func (r *room) isScarce() bool {
 func freeSpace(dir string) (block.Size, error) {
 	var s syscall.Statfs_t
 	if err := syscall.Statfs(dir, &s); err != nil {
-		return 0, fmt.Errorf("how much is free in %s: %w", dir, err)
+		return 0, fmt.Errorf("read the free space of %s: %w", dir, err)
 	}
 	return block.Size(s.Bavail * uint64(s.Bsize)), nil
 }

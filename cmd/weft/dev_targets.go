@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc/codes"
@@ -70,14 +71,14 @@ func (t *devTargets) stopAll() {
 }
 
 func (t *devTargets) find(name block.NodeName) (devTarget, error) {
-	var names []block.NodeName
+	var names []string
 	for _, d := range t.dir.state.Targets {
 		if d.Name == name {
 			return d, nil
 		}
-		names = append(names, d.Name)
+		names = append(names, string(d.Name))
 	}
-	return devTarget{}, status.Errorf(codes.NotFound, "target %s: not found; there are %v", name, names)
+	return devTarget{}, status.Errorf(codes.NotFound, "target %s: not found; there are %s", name, strings.Join(names, ", "))
 }
 
 func (t *devTargets) start(name block.NodeName) error {
@@ -85,13 +86,9 @@ func (t *devTargets) start(name block.NodeName) error {
 	if err != nil {
 		return err
 	}
-	portal, err := block.ParsePortal("tcp://" + d.Portal)
-	if err != nil {
-		return err
-	}
 	log := t.log.With("target", name)
 	agent, err := target.New(target.Config{
-		Node: name, Portals: []block.Portal{portal}, Manager: t.manager, Version: version(), Log: log,
+		Node: name, Portals: []block.Portal{t.dir.portal(name)}, Listen: t.dir.listenAt, Manager: t.manager, Version: version(), Log: log,
 		Datapath: target.User, Files: []string{t.dir.in(d.Drive)}, FilesOnly: true,
 		Medium: func(_ string, drive block.Device) block.Device { return &roomyDrive{drive, t.room} },
 	})
@@ -101,7 +98,7 @@ func (t *devTargets) start(name block.NodeName) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.running[name] != nil {
-		return status.Errorf(codes.FailedPrecondition, "target %s runs already", name)
+		return status.Errorf(codes.FailedPrecondition, "target %s is already running", name)
 	}
 	if t.ctx == nil {
 		return errors.New("dev is ending")
@@ -129,7 +126,7 @@ func (t *devTargets) stop(name block.NodeName) error {
 	a := t.running[name]
 	t.mu.Unlock()
 	if a == nil {
-		return status.Errorf(codes.FailedPrecondition, "target %s is stopped already", name)
+		return status.Errorf(codes.FailedPrecondition, "target %s is already stopped", name)
 	}
 	a.stop()
 	<-a.done
@@ -144,7 +141,7 @@ func (t *devTargets) stop(name block.NodeName) error {
 // addDrives gives the drives of new targets to the cluster, and returns when they
 // can be used.
 func (d *devDir) addDrives(ctx context.Context, api pb.ManagerClient, out *output) error {
-	err := wait(ctx, out, func(ctx context.Context) (waitingFor string, err error) {
+	err := wait(ctx, out, requestStands, func(ctx context.Context) (waitingFor string, err error) {
 		for i := range d.state.Targets {
 			t := &d.state.Targets[i]
 			if t.Added {

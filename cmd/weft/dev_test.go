@@ -29,7 +29,7 @@ func TestAnUnusableBlockDeviceIsRefusedWithTheReason(t *testing.T) {
 		{wish: "nbd", abilities: there, kind: blockdev.NBD},
 		{wish: "auto", abilities: missing, none: "there is no /dev/fuse"},
 		{wish: "none", abilities: there, none: "--block-device none"},
-		{wish: "ublk", abilities: there, err: "no driver; to have it: modprobe ublk_drv"},
+		{wish: "ublk", abilities: there, err: "no driver; to enable it: modprobe ublk_drv"},
 		{wish: "paper", abilities: there, err: "paper"},
 	} {
 		kind, none, err := chooseDevice(c.wish, c.abilities)

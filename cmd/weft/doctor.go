@@ -19,11 +19,11 @@ import (
 func newDoctor(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "doctor",
-		Short: "Tell what this machine can do for Weft, and what is missing",
-		Long: `Looks at this machine, without changing anything and without the manager: which
-data paths a target and an initiator can use here, which one "auto" takes and
-why, what to do to get the others, and whether anything on the machine could
-meddle with what is inside legs and volumes. Run it as whom the agents run as.`,
+		Short: "Report what this machine supports and how to enable the rest",
+		Long: `Inspect this machine without changing anything and without the manager: which
+data paths a target and an initiator can use here, which one "auto" selects and
+why, how to enable the others, and whether other programs on the machine could
+touch data inside legs and volumes. Run it as the user that runs the agents.`,
 		Example: "  weft doctor\n  weft doctor -o json",
 		Args:    takes(),
 		RunE: func(*cobra.Command, []string) error {
@@ -55,7 +55,7 @@ type finding struct {
 	Way string `json:"name"`
 	OK  bool   `json:"ok"`
 	Why string `json:"reason"`
-	Fix string `json:"fix"` // what to do to have it; "" if it is there, or nothing helps
+	Fix string `json:"fix"` // what to do to have it; "" if it is there, or it cannot be enabled
 }
 
 // choice is what an agent with --datapath auto takes.
@@ -88,18 +88,18 @@ func (d doctor) look() diagnosis {
 	for _, a := range d.devices {
 		f := finding{Way: string(a.Kind), OK: a.Usable, Why: a.Reason, Fix: a.Fix}
 		if a.Usable && a.Survives {
-			f.Why += "; I/O can wait for an agent that restarts"
+			f.Why += "; I/O can wait for a restarting agent"
 		}
 		found.BlockDevices = append(found.BlockDevices, f)
 	}
 	target := d.kernel("target", kmod.ConfigFS, kmod.Nvmet, kmod.NvmetTCP, kmod.DM)
 	initiator := d.kernel("initiator", kmod.NvmeTCP, kmod.Fabrics, kmod.DM, kmod.DMMirror, kmod.Loop, kmod.TCPDiag)
 	if initiator.OK && d.text("sys/module/nvme_core/parameters/multipath") == "N" {
-		initiator.OK, initiator.Why, initiator.Fix = false, "native NVMe multipath is off", "take nvme_core.multipath=N off the kernel's command line and boot"
+		initiator.OK, initiator.Why, initiator.Fix = false, "native NVMe multipath is off", "remove nvme_core.multipath=N from the kernel's command line and reboot"
 	}
 	user := d.userInitiator()
 	found.Paths = []finding{
-		target, {For: "target", Way: datapathUser, OK: true, Why: "serves drives that it may open, and files, by itself"},
+		target, {For: "target", Way: datapathUser, OK: true, Why: "serves drives that it may open, and files, in its own process"},
 		initiator, user,
 	}
 	found.Auto = []choice{d.auto(target, found.Paths[1]), d.auto(initiator, user)}
@@ -135,9 +135,9 @@ func (d doctor) kernel(what string, need ...kmod.Module) finding {
 	case d.euid != 0:
 		f.Why, f.Fix = "not root", "run the agent as root"
 	case len(load) > 0:
-		f.OK, f.Why = true, "the kernel has what it takes; the agent loads "+strings.Join(load, ", ")
+		f.OK, f.Why = true, "the kernel supports it; the agent loads "+strings.Join(load, ", ")
 	default:
-		f.OK, f.Why = true, "the kernel has what it takes"
+		f.OK, f.Why = true, "the kernel supports it"
 	}
 	return f
 }
@@ -145,16 +145,16 @@ func (d doctor) kernel(what string, need ...kmod.Module) finding {
 func (d doctor) userInitiator() finding {
 	f := finding{For: "initiator", Way: datapathUser}
 	if device, ok := blockdev.Choose(d.devices); ok {
-		f.OK, f.Why = true, "gives volumes out by "+string(device)
+		f.OK, f.Why = true, "provides volumes through "+string(device)
 		return f
 	}
 	for _, a := range d.devices {
 		if d.euid == 0 && len(a.Modules) > 0 {
-			f.OK, f.Why = true, fmt.Sprintf("gives volumes out by %s; the agent loads %s", a.Kind, strings.Join(a.Modules, ", "))
+			f.OK, f.Why = true, fmt.Sprintf("provides volumes through %s; the agent loads %s", a.Kind, strings.Join(a.Modules, ", "))
 			return f
 		}
 	}
-	f.Why = "no way to make a block device (see below)"
+	f.Why = "no kind of block device is available (see below)"
 	for _, a := range d.devices {
 		if a.Fix != "" {
 			f.Fix = a.Fix
@@ -178,7 +178,7 @@ func (d doctor) auto(kernel, user finding) choice {
 func (found diagnosis) print(w io.Writer) {
 	who := "as root"
 	if !found.Root {
-		who = "by a user who is not root"
+		who = "by a user other than root"
 	}
 	fmt.Fprintf(w, "kernel %s, looked at %s\n\n", found.Kernel, who)
 	var rows [][]string
@@ -198,16 +198,16 @@ func (found diagnosis) print(w io.Writer) {
 		case c.BlockDevice != "":
 			takes += " with " + c.BlockDevice
 		}
-		fmt.Fprintf(w, "auto: %s takes %s: %s\n", c.For, takes, c.Because)
+		fmt.Fprintf(w, "auto: %s uses %s: %s\n", c.For, takes, c.Because)
 	}
-	printFixes(w, "\nto have the others:\n", found.Paths, found.BlockDevices)
+	printFixes(w, "\nto enable the others:\n", found.Paths, found.BlockDevices)
 	fmt.Fprintln(w)
 	rows = nil
 	for _, f := range found.Checks {
 		rows = append(rows, []string{f.Way, f.word("fine", "look"), f.Why})
 	}
 	table(w, "CHECK STATE WHY", rows...)
-	printFixes(w, "\nto put right:\n", found.Checks)
+	printFixes(w, "\nto correct:\n", found.Checks)
 }
 
 func (f finding) word(yes, no string) string {

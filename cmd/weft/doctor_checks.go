@@ -52,11 +52,11 @@ func (d doctor) checkUdev() finding {
 	f := finding{Way: "udev", OK: true}
 	switch {
 	case !d.udev():
-		f.Why = "there is no udev, which could look into legs"
+		f.Why = "there is no udev that could look into legs"
 	case d.has("etc/udev/rules.d/*weft.rules", "usr/lib/udev/rules.d/*weft.rules", "lib/udev/rules.d/*weft.rules"):
-		f.Why = "its rules leave what is inside legs alone"
+		f.Why = "its rules leave the contents of legs alone"
 	default:
-		f.OK, f.Why = false, "its rules look into legs, and LVM, md or a desktop could activate what is there"
+		f.OK, f.Why = false, "its rules look into legs, so LVM, md or a desktop could activate their contents"
 		f.Fix = "install deploy/udev/11-weft.rules in /etc/udev/rules.d, then: udevadm control --reload"
 	}
 	return f
@@ -70,8 +70,8 @@ func (d doctor) checkLVM() finding {
 	case d.says("weft-", "etc/lvm/lvmlocal.conf", "etc/lvm/lvm.conf"):
 		f.Why = "LVM leaves legs alone"
 	default:
-		f.OK, f.Why = false, "LVM scans legs, and could activate what users put into volumes"
-		f.Fix = "take deploy/lvm/lvmlocal.conf over into /etc/lvm/lvmlocal.conf"
+		f.OK, f.Why = false, "LVM scans legs and could activate what users put into volumes"
+		f.Fix = "copy deploy/lvm/lvmlocal.conf to /etc/lvm/lvmlocal.conf"
 	}
 	return f
 }
@@ -82,9 +82,9 @@ func (d doctor) checkMD() finding {
 	case !d.has("usr/sbin/mdadm", "sbin/mdadm"):
 		f.Why = "mdadm is not installed"
 	case d.says("AUTO -all", "etc/mdadm/mdadm.conf", "etc/mdadm/mdadm.conf.d/*", "etc/mdadm.conf", "etc/mdadm.conf.d/*"):
-		f.Why = "mdadm assembles only what its configuration names"
+		f.Why = "mdadm assembles only arrays that its configuration names"
 	default:
-		f.OK, f.Why = false, "mdadm assembles arrays that it finds, also inside legs"
+		f.OK, f.Why = false, "mdadm assembles all arrays that it finds, also inside legs"
 		f.Fix = "install deploy/mdadm/weft.conf in /etc/mdadm/mdadm.conf.d"
 	}
 	return f
@@ -93,17 +93,17 @@ func (d doctor) checkMD() finding {
 // checkAutoconnect: nvme-cli's rule connects whatever a discovery controller
 // names, with timeouts that are not Weft's.
 func (d doctor) checkAutoconnect() finding {
-	f := finding{Way: "nvmf-autoconnect", OK: true, Why: "nobody connects to targets behind the agent's back"}
+	f := finding{Way: "nvmf-autoconnect", OK: true, Why: "no other program connects to targets by itself"}
 	const rule = "70-nvmf-autoconnect.rules"
 	if d.udev() && d.has("usr/lib/udev/rules.d/"+rule, "lib/udev/rules.d/"+rule) && !d.has("etc/udev/rules.d/"+rule) {
-		f.OK, f.Why = false, "nvme-cli's udev rule connects to what discovery controllers name, with its own timeouts"
+		f.OK, f.Why = false, "nvme-cli's udev rule connects to subsystems of discovery controllers, with its own timeouts"
 		f.Fix = "ln -s /dev/null /etc/udev/rules.d/" + rule
 	}
 	return f
 }
 
 func (d doctor) checkRun() finding {
-	f := finding{Way: "/run", OK: true, Why: "on a tmpfs: what must not outlive a boot does not"}
+	f := finding{Way: "/run", OK: true, Why: "on a tmpfs, whose contents do not outlive a boot"}
 	kind := "part of the root file system"
 	for line := range strings.Lines(d.text("proc/mounts")) {
 		if fields := strings.Fields(line); len(fields) > 2 && fields[1] == "/run" {
@@ -111,8 +111,8 @@ func (d doctor) checkRun() finding {
 		}
 	}
 	if kind != "tmpfs" && kind != "ramfs" {
-		f.OK, f.Why = false, "is "+kind+": what the initiator keeps there would outlive a boot"
-		f.Fix = "mount a tmpfs on /run, or give weft initiator a --run-dir on one"
+		f.OK, f.Why = false, "is "+kind+": the initiator's state there would outlive a boot"
+		f.Fix = "mount a tmpfs on /run, or start weft initiator with a --run-dir on one"
 	}
 	return f
 }
@@ -121,13 +121,13 @@ const capSysResource = 24 // linux/capability.h
 
 // checkFlusher looks for CAP_SYS_RESOURCE, see initiator/blockdev on memory.
 func (d doctor) checkFlusher() finding {
-	f := finding{Way: "io-flusher", OK: true, Why: "an initiator in user space may mark itself as one, and is safe when memory is short"}
+	f := finding{Way: "io-flusher", OK: true, Why: "an initiator in user space may mark itself as an I/O flusher and is safe when memory is short"}
 	for line := range strings.Lines(d.text("proc/self/status")) {
 		value, ok := strings.CutPrefix(line, "CapEff:")
 		caps, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
 		if ok && err == nil && caps&(1<<capSysResource) == 0 {
-			f.OK, f.Why = false, "without CAP_SYS_RESOURCE an initiator in user space can stand still when memory is short"
-			f.Fix = "give the agent CAP_SYS_RESOURCE, or memory that is not reclaimed (a cgroup's memory.min)"
+			f.OK, f.Why = false, "without CAP_SYS_RESOURCE an initiator in user space can deadlock when memory is short"
+			f.Fix = "give the agent CAP_SYS_RESOURCE, or reserve memory for it (a cgroup's memory.min)"
 		}
 	}
 	return f

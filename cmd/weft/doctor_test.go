@@ -20,7 +20,7 @@ func plainBox(t *testing.T) doctor {
 	d := doctor{root: t.TempDir(), devices: []blockdev.Ability{
 		{Kind: blockdev.UBLK, Reason: "the kernel has no ublk driver loaded", Fix: "modprobe ublk_drv"},
 		{Kind: blockdev.NBD, Usable: true, Reason: "the nbd driver is loaded", Survives: true},
-		{Kind: blockdev.FUSE, Usable: true, Reason: "FUSE and loop devices are there"},
+		{Kind: blockdev.FUSE, Usable: true, Reason: "FUSE and loop devices are available"},
 	}}
 	d.put(t, "proc/sys/kernel/osrelease", "6.1.0-test\n")
 	d.put(t, "lib/modules/6.1.0-test/modules.builtin", "kernel/fs/configfs/configfs.ko\n")
@@ -100,12 +100,12 @@ func TestDoctorSeesMultipathThatIsOff(t *testing.T) {
 
 func TestDoctorSeesThatTheAgentCanLoadWhatIsMissing(t *testing.T) {
 	d := plainBox(t)
-	d.devices = []blockdev.Ability{{Kind: blockdev.FUSE, Reason: "the kernel knows no FUSE", Fix: "modprobe fuse", Modules: []string{"fuse"}}}
+	d.devices = []blockdev.Ability{{Kind: blockdev.FUSE, Reason: "the kernel has no FUSE", Fix: "modprobe fuse", Modules: []string{"fuse"}}}
 	if got := d.userInitiator(); !got.OK || !strings.Contains(got.Why, "the agent loads fuse") {
 		t.Errorf("an initiator in user space that can load fuse: %+v", got)
 	}
 	d.euid = 1000
 	if got := d.userInitiator(); got.OK || got.Fix == "" {
-		t.Errorf("one that is not root: %+v, want that it can not, and what to do", got)
+		t.Errorf("one that is not root: %+v, want that it cannot, and what to do", got)
 	}
 }

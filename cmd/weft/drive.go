@@ -15,17 +15,17 @@ import (
 )
 
 func newDrive(g *globals) *cobra.Command {
-	return group("drive", "The devices that Weft has taken in, and those it could",
-		newDriveDevices(g), newDriveList(g), newDriveAdd(g), newDriveEvict(g))
+	return group("drive", "Manage drives: the devices that Weft uses, and those it could use",
+		newDriveDevices(g), newDriveList(g), newDriveAdd(g), newDriveLabel(g), newDriveEvict(g))
 }
 
 func newDriveDevices(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:               "devices NODE",
-		Short:             "List the block devices that a node has, and why one can not be added",
+		Short:             "List a node's block devices, and why some cannot be added",
 		Example:           "  weft drive devices t1",
 		Args:              takes("NODE"),
-		ValidArgsFunction: g.completeNodes,
+		ValidArgsFunction: g.completeNode,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			return runDriveDevices(ctx, api, args[0], out)
 		}),
@@ -55,7 +55,7 @@ func newDriveList(g *globals) *cobra.Command {
 	var o driveListOptions
 	cmd := &cobra.Command{
 		Use:     "list",
-		Short:   "List the drives that Weft has taken in",
+		Short:   "List the drives of the cluster",
 		Example: "  weft drive list\n  weft drive list --node t1",
 		Args:    takes(),
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {
@@ -101,24 +101,26 @@ func newDriveAdd(g *globals) *cobra.Command {
 	var o driveAddOptions
 	cmd := &cobra.Command{
 		Use:   "add NODE DEVICE",
-		Short: "Take a device in as a drive",
-		Long: `Takes a device in: the node's target agent writes Weft's label on it. A device
-that holds anything (a file system, a partition table, a label of something
-else) or that something has open is refused. To erase what is there, repeat the
-command with --force-erase and exactly the text that the refusal names.
+		Short: "Add a device as a drive",
+		Long: `Add a device: the node's target agent writes Weft's label on it. A device that
+holds anything (a file system, a partition table, another program's label) or
+that a program has open is refused. To erase what is there, repeat the command
+with --force-erase and exactly the text that the refusal names. A drive of a Weft
+cluster may hold the only good copy of a volume: for it, --force-erase must name
+the drive and its cluster, "weft drive ID of cluster ID".
 
 Prints the drive's id.`,
 		Example: `  weft drive add t1 /dev/nvme0n1 --label class=fast
   weft drive add t1 /dev/sdb --force-erase 'ext4 "data"'`,
 		Args:              takes("NODE", "DEVICE"),
-		ValidArgsFunction: g.completeNodes,
+		ValidArgsFunction: g.completeDevices,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			o.node, o.device = args[0], args[1]
 			return runDriveAdd(ctx, api, o, out)
 		}),
 	}
-	cmd.Flags().StringArrayVar(&o.labels, "label", nil, "`key=value`, for pools to select by; may be repeated")
-	cmd.Flags().StringVar(&o.forceErase, "force-erase", "", "erase `what` is on the device, named as the refusal names it")
+	cmd.Flags().StringArrayVar(&o.labels, "label", nil, "`key=value`, by which pools select drives; may be repeated")
+	cmd.Flags().StringVar(&o.forceErase, "force-erase", "", "erase `what` is on the device; use the text of the refusal")
 	return cmd
 }
 
@@ -134,10 +136,42 @@ func runDriveAdd(ctx context.Context, api pb.ManagerClient, o driveAddOptions, o
 	return out.print(d, func(w io.Writer) { fmt.Fprintln(w, d.GetId()) })
 }
 
+func newDriveLabel(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "label DRIVE [KEY=VALUE...]",
+		Short: "Replace the labels of a drive",
+		Long: `Replace the labels of a drive, by which pools select it. Without labels, remove
+all of them. Volumes on the drive stay there.`,
+		Example:           "  weft drive label 4f1c22aa class=fast\n  weft drive label 4f1c22aa",
+		Args:              takesMore("DRIVE"),
+		ValidArgsFunction: g.completeDrives,
+		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+			return runDriveLabel(ctx, api, args[0], args[1:], out)
+		}),
+	}
+}
+
+func runDriveLabel(ctx context.Context, api pb.ManagerClient, drive string, labels []string, out *output) error {
+	parsed, err := parsePairs(labels)
+	if err != nil {
+		return err
+	}
+	id, err := resolveDrive(ctx, api, drive)
+	if err != nil {
+		return err
+	}
+	d, err := api.SetDriveLabels(ctx, &pb.SetDriveLabelsRequest{DriveId: id, Labels: parsed})
+	if err != nil {
+		return err
+	}
+	out.say("drive %s has labels %s", short(id), orNone(pairs(d.GetLabels())))
+	return out.print(d, nil)
+}
+
 func newDriveEvict(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:               "evict DRIVE",
-		Short:             "Give a drive back: erase Weft's label on it; refused while it holds legs",
+		Short:             "Remove a drive and erase Weft's label on it; refused while it holds legs",
 		Example:           "  weft drive evict 4f1c22aa",
 		Args:              takes("DRIVE"),
 		ValidArgsFunction: g.completeDrives,
@@ -155,7 +189,7 @@ func runDriveEvict(ctx context.Context, api pb.ManagerClient, drive string, out 
 	if _, err := api.EvictDrive(ctx, &pb.EvictDriveRequest{DriveId: id}); err != nil {
 		return err
 	}
-	out.say("drive %s is being given back", short(id))
+	out.say("drive %s is being removed", short(id))
 	return nil
 }
 

@@ -18,7 +18,7 @@ import (
 )
 
 func newEvent(g *globals) *cobra.Command {
-	return group("event", "The history of the cluster", newEventList(g))
+	return group("event", "Show the history of the cluster", newEventList(g))
 }
 
 type eventListOptions struct {
@@ -31,9 +31,9 @@ func newEventList(g *globals) *cobra.Command {
 	var o eventListOptions
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List what has happened, oldest first",
-		Long: `Lists what has happened, oldest first. With --follow new events are printed as
-they come, until interrupted; with -o json then one object in each line.`,
+		Short: "List events, oldest first",
+		Long: `List events, oldest first. With --follow, new events are printed as they occur,
+until interrupted; with -o json as one object per line.`,
 		Example: `  weft event list --object "volume db1"
   weft event list --follow -o json`,
 		Args: takes(),
@@ -42,8 +42,8 @@ they come, until interrupted; with -o json then one object in each line.`,
 		}),
 	}
 	cmd.Flags().StringVar(&o.object, "object", "", "only events of this `object`, such as \"volume db1\" or \"node t1\"")
-	cmd.Flags().Uint32Var(&o.limit, "limit", 100, "the newest so many")
-	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on with new events as they come")
+	cmd.Flags().Uint32Var(&o.limit, "limit", 100, "number of events, the newest ones")
+	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "keep printing new events")
 	return cmd
 }
 
@@ -51,6 +51,9 @@ func runEventList(ctx context.Context, api pb.ManagerClient, o eventListOptions,
 	events, err := api.ListEvents(ctx, &pb.ListEventsRequest{Object: o.object, Limit: o.limit})
 	if err != nil {
 		return err
+	}
+	if len(events.GetEvents()) == 0 && o.object != "" {
+		out.say("no events of object %q: an object is a kind and a name, such as %q or %q", o.object, "volume db1", "node t1")
 	}
 	if !o.follow {
 		return out.print(events, func(w io.Writer) { eventTable(w, events.GetEvents()) })
@@ -88,14 +91,20 @@ func (o *output) printEvent(e *pb.Event) {
 }
 
 // followEvents prints events after a sequence number until ctx ends. A manager
-// that restarts is asked again for what came after the last one printed.
+// that restarts, or ends the watch since nobody read what it sent, is asked again for
+// what came after the last one printed.
 func followEvents(ctx context.Context, api pb.ManagerClient, object string, seq uint64, out *output) error {
 	for {
 		err := watchEvents(ctx, api, object, &seq, out)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if !errors.Is(err, io.EOF) && status.Code(err) != codes.Unavailable {
+		first, gone := pb.EventsGone(err)
+		if gone {
+			out.warn("events %d to %d are no longer kept; what follows begins at %d", seq+1, first-1, first)
+			seq = first - 1
+		}
+		if code := status.Code(err); !gone && !errors.Is(err, io.EOF) && code != codes.Unavailable && code != codes.Aborted {
 			return err
 		}
 		select {

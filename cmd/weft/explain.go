@@ -13,7 +13,7 @@ import (
 )
 
 func newExplain(g *globals) *cobra.Command {
-	return group("explain", "Why something is as it is, what it waits for, what you can do", newExplainVolume(g))
+	return group("explain", "Explain a state: its reasons, what it waits for, what you can do", newExplainVolume(g))
 }
 
 func newExplainVolume(g *globals) *cobra.Command {

@@ -114,13 +114,14 @@ func db1() *stub {
 		},
 		nodes: []*pb.Node{
 			{Name: "gpu1", Initiator: &pb.AgentStatus{Known: true, Online: true}, Labels: map[string]string{"rack": "r9"}},
+			{Name: "gpu9", Initiator: &pb.AgentStatus{Refused: "belongs to cluster 0b3c9f00, not to this one"}},
 			{Name: "t1", Target: &pb.AgentStatus{Known: true, Online: true}, Portals: []*pb.Portal{{Transport: pb.Transport_TRANSPORT_TCP, Address: "192.0.2.11", Port: 4420}, {Transport: pb.Transport_TRANSPORT_RDMA, Address: "2001:db8::11", Rail: "r0"}}},
 			{Name: "t2", Target: &pb.AgentStatus{Known: true, Seen: ago(90 * time.Second), Problems: []*pb.Problem{{Object: "drive 9c01aa37", Doing: "read the label", Cause: "input/output error"}, {}}}},
 		},
 		status: &pb.Status{
 			ClusterId: "11111111-2222-4333-8444-555555555555", Version: "v0.1.0", CapacityBytes: 4 << 40, AllocatedBytes: 1 << 40,
 			Nodes: 3, NodesOffline: 1, Drives: 2, DrivesNotReady: 1, Volumes: 3, VolumesDegraded: 1, VolumesUnavailable: 1, Attachments: 1,
-			Wrong: []string{"volume db2 can not be served: see `weft explain volume db2`", "node t2: target offline for 90s", "volume db1 waits for node t2", "drive 9c01aa37 (/dev/nvme0n1 on t2) is missing", "the store is nearly full"},
+			Wrong: []string{"volume db2 cannot be served: see `weft explain volume db2`", "node t2: target offline for 90s", "volume db1 waits for node t2", "drive 9c01aa37 (/dev/nvme0n1 on t2) is missing", "the store is nearly full"},
 		},
 	}
 }

@@ -10,14 +10,14 @@ const exitCodesText = `Exit codes of weft:
     1  failed
     2  wrong usage: the command line or a value in it
     3  not found
-    4  exists already, with other parameters
+    4  already exists with other parameters
     5  refused in the present state
     6  no space
-    7  the volume manager can not be reached
-    8  timed out waiting; what was asked for stands
+    7  the volume manager cannot be reached
+    8  timed out waiting; the request stands
   130  interrupted
 
-Take any other code for a failure. With -o json the error on stderr is an object
+Treat any other code as a failure. With -o json the error on stderr is an object
 with the keys error, hints, reason, fields and exit_code.
 `
 
@@ -25,7 +25,7 @@ with the keys error, hints, reason, fields and exit_code.
 func newExitCodes() *cobra.Command {
 	return &cobra.Command{
 		Use:   "exit-codes",
-		Short: "The exit codes, for scripts",
+		Short: "List the exit codes, for scripts",
 		Long:  exitCodesText,
 	}
 }

@@ -17,7 +17,7 @@ import (
 // matchID finds the one id that begins with prefix, as tables show it.
 func matchID(kind, prefix string, ids []string) (string, error) {
 	if len(prefix) < 4 {
-		return "", usageError{err: fmt.Errorf("%s %q: give at least 4 digits of its id", kind, prefix)}
+		return "", usageError{err: fmt.Errorf("%s %q: type at least 4 digits of its id", kind, prefix)}
 	}
 	found := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return !strings.HasPrefix(id, prefix) })
 	switch len(found) {
@@ -26,7 +26,7 @@ func matchID(kind, prefix string, ids []string) (string, error) {
 	case 1:
 		return found[0], nil
 	}
-	return "", usageError{err: fmt.Errorf("%s %q: %d begin so", kind, prefix, len(found)), hint: "give more digits: " + strings.Join(found, ", ")}
+	return "", usageError{err: fmt.Errorf("%s %q: %d ids begin with that", kind, prefix, len(found)), hint: "type more digits: " + strings.Join(found, ", ")}
 }
 
 // portal is the value of a portal in a message.

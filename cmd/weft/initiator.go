@@ -13,6 +13,9 @@ import (
 	"weft.dev/weft/initiator/blockdev"
 )
 
+// defaultStateDir is where an initiator agent keeps what must outlive a boot.
+const defaultStateDir = "/var/lib/weft/initiator"
+
 type initiatorOptions struct {
 	agentOptions
 	stateDir, runDir string
@@ -24,18 +27,21 @@ func newInitiator(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "initiator",
 		Short: "Run the initiator agent, on machines that use volumes",
-		Long: `Runs the initiator agent of this machine: it makes the block devices of the
-volumes attached here, /dev/weft/VOLUME, of their legs on the targets.
+		Long: `Run this machine's initiator agent. It makes the block devices of the volumes
+attached here, /dev/weft/VOLUME, from their legs on the targets.
 
-With the data path "kernel" the kernel's NVMe host and device-mapper do the work.
-The devices go on serving when the agent stops, except that a leg that is lost
-meanwhile makes writes wait until an agent is there to record it. It needs root
-and the kernel modules nvme-tcp, dm-mod, dm-mirror, loop and tcp_diag, which are
-loaded if they are missing. With "user" this process does the work, and gives the
-devices out through ublk, nbd, or FUSE and a loop device, whichever the kernel
-has, for which it needs root; they end with it, and are there again when it is.
-Stop it only when nobody uses them. "auto" takes the kernel where it can, and
-says in the log which it is and why.`,
+With --datapath kernel, the kernel's NVMe host and device-mapper do the work. The
+devices keep serving when the agent stops, but if a leg is lost meanwhile, writes
+wait until an agent is there to record the loss. This needs root and the kernel
+modules nvme-tcp, dm-mod, dm-mirror, loop and tcp_diag; missing ones are loaded.
+
+With --datapath user, this process does the work and provides the devices through
+ublk, nbd, or FUSE with a loop device, whichever the kernel has. This needs root.
+The devices end with the process and return with it: stop it only when nobody
+uses them.
+
+With --datapath auto, the agent uses the kernel where possible, and logs its
+choice and the reason.`,
 		Example: "  weft initiator --manager m1:4480 --label rack=r1",
 		Args:    takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -44,10 +50,11 @@ says in the log which it is and why.`,
 		},
 	}
 	o.addFlags(cmd)
-	cmd.Flags().StringVar(&o.stateDir, "state-dir", "/var/lib/weft/initiator", "`directory` that keeps this host's NVMe identity")
-	cmd.Flags().StringVar(&o.runDir, "run-dir", "/run/weft/initiator", "`directory` on a tmpfs, for what must not outlive a boot")
-	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "what volumes are made of: the `kernel`, this process (user), or auto")
-	cmd.Flags().StringVar(&o.device, "block-device", string(blockdev.Auto), "what user space gives devices out through: `ublk`, nbd, fuse, or auto for the best there is")
+	cmd.Flags().StringVar(&o.stateDir, "state-dir", defaultStateDir, "`directory` that keeps this host's NVMe identity and its cluster")
+	cmd.Flags().StringVar(&o.runDir, "run-dir", "/run/weft/initiator", "`directory` on a tmpfs, for state that must not outlive a boot")
+	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "data path: the `kernel`, this process (user), or auto")
+	cmd.Flags().StringVar(&o.device, "block-device", string(blockdev.Auto), "kind of block devices in user space: `ublk`, nbd, fuse, or auto for the best available")
+	cmd.AddCommand(newInitiatorLeave(g))
 	return cmd
 }
 
@@ -66,7 +73,7 @@ func runInitiator(ctx context.Context, o initiatorOptions, g *globals) error {
 	}
 	user := ""
 	if kind != blockdev.Auto {
-		user = "--block-device " + o.device + " is of user space"
+		user = "--block-device " + o.device + " is for user space only"
 	}
 	return runAgent(ctx, o.agentOptions, g.stderr, nil, func(b agentBase) (agent, error) {
 		datapath, err := chooseDatapath(ctx, o.datapath, user, b.log, kmod.Loader{},

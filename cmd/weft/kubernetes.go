@@ -25,7 +25,7 @@ type nodeReader interface {
 }
 
 func newKubernetes(g *globals) *cobra.Command {
-	return group("kubernetes", "What Weft's pods do with Kubernetes itself; for manifests",
+	return group("kubernetes", "Helpers for Weft's own pods; used by the manifests",
 		newKubernetesLabels(g), newKubernetesWait(g))
 }
 
@@ -35,9 +35,9 @@ func newKubernetesLabels(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "labels",
 		Short: "Print a node's labels as failure domains, for --labels-file of the agents",
-		Long: `Reads the labels of a node from Kubernetes' API, in a pod on it, and prints those
-that are asked for under the names that Weft has for them, one KEY=VALUE a line.
-A label that the node does not have is left out.`,
+		Long: `Read a node's labels from the Kubernetes API, in a pod on that node, and print
+the requested ones under Weft's names, one KEY=VALUE per line. A label that the
+node lacks is left out.`,
 		Example: "  weft kubernetes labels --node gpu1 --take topology.kubernetes.io/zone=zone --write /labels/labels",
 		Args:    takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -49,7 +49,7 @@ A label that the node does not have is left out.`,
 		},
 	}
 	cmd.Flags().StringVar(&node, "node", os.Getenv("NODE_NAME"), "`name` of the node (default: this host's name) [NODE_NAME]")
-	cmd.Flags().StringArrayVar(&take, "take", nil, "`label=key`, the label of the node that is failure domain KEY; may be repeated")
+	cmd.Flags().StringArrayVar(&take, "take", nil, "`label=key`: the node's label that is failure domain KEY; may be repeated")
 	cmd.Flags().StringVar(&file, "write", "", "write to this `file` instead")
 	return cmd
 }
@@ -87,11 +87,11 @@ func newKubernetesWait(g *globals) *cobra.Command {
 	var node string
 	cmd := &cobra.Command{
 		Use:   "wait-detached",
-		Short: "Wait until a node that is leaving has none of Weft's volumes",
-		Long: `Ends at once if the node stays. If it is being drained, shut down or taken away,
-waits until no volume of Weft is attached to it, so that the driver, whose pod
-ends with this command, is there to unmount them. Without it Kubernetes takes
-volumes away from a node that has gone only after six minutes.`,
+		Short: "Wait until a node that is leaving has no Weft volumes",
+		Long: `Return at once if the node stays. If it is being drained, shut down or removed,
+wait until no Weft volume is attached to it. The driver's pod ends with this
+command, so until then the driver is there to unmount the volumes. Otherwise
+Kubernetes would take volumes from a node that has gone only after six minutes.`,
 		Example: "  weft kubernetes wait-detached --node gpu1 --timeout 50s",
 		Args:    takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -3,10 +3,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,14 +17,14 @@ import (
 )
 
 func newNode(g *globals) *cobra.Command {
-	return group("node", "The machines that run agents",
+	return group("node", "Manage nodes: the machines that run agents",
 		newNodeList(g), newNodeLabel(g), newNodeConfirmDead(g), newNodeRemove(g))
 }
 
 func newNodeList(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
-		Short:   "List the nodes and how their agents are",
+		Short:   "List the nodes and the state of their agents",
 		Example: "  weft node list\n  weft node list -o json",
 		Args:    takes(),
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {
@@ -50,6 +53,8 @@ func runNodeList(ctx context.Context, api pb.ManagerClient, out *output) error {
 // agent says in a word or two how an agent is.
 func (o *output) agent(n *pb.Node, a *pb.AgentStatus) string {
 	switch {
+	case a.GetRefused() != "":
+		return "refused"
 	case !a.GetKnown():
 		return ""
 	case n.GetConfirmedDead():
@@ -68,9 +73,12 @@ func portals(all []*pb.Portal) string {
 	return strings.Join(text, ",")
 }
 
-// problems is the first thing that a node's agents can not do, and how many more there are.
+// problems is the first thing that a node's agents cannot do, and how many more there are.
 func problems(n *pb.Node) string {
 	all := append(n.GetTarget().GetProblems(), n.GetInitiator().GetProblems()...)
+	if refused := cmp.Or(n.GetTarget().GetRefused(), n.GetInitiator().GetRefused()); refused != "" {
+		return "its agent " + refused
+	}
 	if len(all) == 0 {
 		return ""
 	}
@@ -84,16 +92,13 @@ func problems(n *pb.Node) string {
 func newNodeLabel(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "label NODE [KEY=VALUE...]",
-		Short: "Replace the labels that operators gave a node",
-		Long: `Replaces the labels that operators gave a node before; with none, takes them
-away. The labels that the node's own agents report stay.`,
+		Short: "Replace the labels that operators set on a node",
+		Long: `Replace the labels that operators set on a node. Without labels, remove all of
+them. The labels that the node's own agents report stay.`,
 		Example:           "  weft node label t1 rack=r1 zone=north\n  weft node label t1",
-		Args:              cobra.ArbitraryArgs,
-		ValidArgsFunction: g.completeNodes,
+		Args:              takesMore("NODE"),
+		ValidArgsFunction: g.completeNode,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
-			if len(args) == 0 {
-				return usageError{err: fmt.Errorf("NODE: missing"), hint: "usage: weft node label NODE [KEY=VALUE...]"}
-			}
 			return runNodeLabel(ctx, api, args[0], args[1:], out)
 		}),
 	}
@@ -108,7 +113,7 @@ func runNodeLabel(ctx context.Context, api pb.ManagerClient, node string, labels
 	if err != nil {
 		return err
 	}
-	out.say("node %s has labels %s", node, pairs(n.GetLabels()))
+	out.say("node %s has labels %s", node, orNone(pairs(n.GetLabels())))
 	return out.print(n, nil)
 }
 
@@ -129,25 +134,45 @@ func parsePairs(args []string) (map[string]string, error) {
 }
 
 func newNodeConfirmDead(g *globals) *cobra.Command {
-	return &cobra.Command{
+	var off bool
+	cmd := &cobra.Command{
 		Use:   "confirm-dead NODE",
-		Short: "Confirm that a machine is off, so that nothing waits for it",
-		Long: `Confirms that a machine is powered off and will not come back with what it has
-in memory. Legs on it are given up and leases it held end at once, instead of
-after the client lease. Do this only after looking at the machine or its power:
-a machine that is merely cut off may still be writing.
+		Short: "Confirm that a machine is powered off, so that nothing waits for it",
+		Long: `Confirm that a machine is powered off and has lost its memory. Its legs are given
+up and its leases end at once, instead of when they run out. Do this only after
+you have checked the machine or its power: a machine that is merely cut off may
+still be writing. If one of its agents was seen within the last minute,
+--powered-off must state that you have checked.
 
-The mark goes when the node's agents report again.`,
+The mark disappears when the node's agents report again.`,
 		Example:           "  weft node confirm-dead t3",
 		Args:              takes("NODE"),
-		ValidArgsFunction: g.completeNodes,
+		ValidArgsFunction: g.completeNode,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
-			return runNodeConfirmDead(ctx, api, args[0], out)
+			return runNodeConfirmDead(ctx, api, args[0], off, out)
 		}),
 	}
+	cmd.Flags().BoolVar(&off, "powered-off", false, "state that the machine is off, although it was seen a moment ago")
+	return cmd
 }
 
-func runNodeConfirmDead(ctx context.Context, api pb.ManagerClient, node string, out *output) error {
+// justSeen is how long after its last word a node may not be called off without a flag.
+const justSeen = time.Minute
+
+func runNodeConfirmDead(ctx context.Context, api pb.ManagerClient, node string, off bool, out *output) error {
+	nodes, err := api.ListNodes(ctx, &pb.ListNodesRequest{})
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes.GetNodes() {
+		ago, ok := out.lastSeen(n)
+		if n.GetName() == node && ok && ago < justSeen && !off && !n.GetConfirmedDead() && !online(n) {
+			return usageError{
+				err:  fmt.Errorf("node %s: its agent was seen %v ago, so it may be alive and still write", node, ago.Round(time.Second)),
+				hint: fmt.Sprintf("check the machine or its power; if it is off: `weft node confirm-dead %s --powered-off`", node),
+			}
+		}
+	}
 	n, err := api.ConfirmNodeDead(ctx, &pb.ConfirmNodeDeadRequest{Node: node})
 	if err != nil {
 		return err
@@ -156,13 +181,27 @@ func runNodeConfirmDead(ctx context.Context, api pb.ManagerClient, node string, 
 	return out.print(n, nil)
 }
 
+func online(n *pb.Node) bool { return n.GetTarget().GetOnline() || n.GetInitiator().GetOnline() }
+
+// lastSeen is how long ago an agent of a node spoke; false if none has since the
+// manager started.
+func (o *output) lastSeen(n *pb.Node) (time.Duration, bool) {
+	var last time.Time
+	for _, a := range []*pb.AgentStatus{n.GetTarget(), n.GetInitiator()} {
+		if at := a.GetSeen(); at != nil && at.AsTime().After(last) {
+			last = at.AsTime()
+		}
+	}
+	return o.now().Sub(last), !last.IsZero()
+}
+
 func newNodeRemove(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:               "remove NODE",
-		Short:             "Forget a node that is off, and its drives; refused while volumes use it",
+		Short:             "Remove a node that is off, with its drives; refused while volumes use it",
 		Example:           "  weft node remove t3",
 		Args:              takes("NODE"),
-		ValidArgsFunction: g.completeNodes,
+		ValidArgsFunction: g.completeNode,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
 			return runNodeRemove(ctx, api, args[0], out)
 		}),
@@ -170,9 +209,18 @@ func newNodeRemove(g *globals) *cobra.Command {
 }
 
 func runNodeRemove(ctx context.Context, api pb.ManagerClient, node string, out *output) error {
+	nodes, err := api.ListNodes(ctx, &pb.ListNodesRequest{})
+	if err != nil {
+		return err
+	}
+	there := slices.Contains(each(nodes.GetNodes(), (*pb.Node).GetName), node)
 	if _, err := api.RemoveNode(ctx, &pb.RemoveNodeRequest{Node: node}); err != nil {
 		return err
 	}
-	out.say("node %s is removed", node)
+	if there {
+		out.say("node %s is removed", node)
+	} else {
+		out.say("node %s does not exist: nothing to remove", node)
+	}
 	return nil
 }

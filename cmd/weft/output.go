@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -74,10 +75,35 @@ func (o *output) print(m proto.Message, table func(io.Writer)) error {
 		_, err = o.stdout.Write(b)
 		return err
 	}
-	if table != nil {
-		table(o.stdout)
+	if table == nil {
+		return nil
 	}
-	return nil
+	w := &firstError{to: o.stdout}
+	table(w)
+	return w.err
+}
+
+// firstError keeps the first error of a writer, so that what prints a table need not.
+type firstError struct {
+	to  io.Writer
+	err error
+}
+
+func (w *firstError) Write(p []byte) (int, error) {
+	if w.err != nil {
+		return 0, w.err
+	}
+	n, err := w.to.Write(p)
+	if err != nil {
+		w.err = fmt.Errorf("print: %w", err)
+	}
+	return n, w.err
+}
+
+// warn prints a warning to stderr, with JSON and YAML too: for what the result on
+// stdout lacks.
+func (o *output) warn(text string, args ...any) {
+	fmt.Fprintf(o.stderr, "weft: warning: "+text+"\n", args...)
 }
 
 // say tells a person on stderr what was done or is going on. Programs that ask
@@ -144,6 +170,8 @@ func pairs(labels map[string]string) string {
 	return strings.Join(all, ",")
 }
 
+func orNone(text string) string { return cmp.Or(text, "none") }
+
 // word is an enum's value in lower case without its type's prefix: LEG_STATE_IN_SYNC
 // is "in_sync". Tables, JSON and YAML use the same words.
 func word(e protoreflect.Enum) string { return enumWord(e.Descriptor(), e.Number()) }
@@ -182,10 +210,13 @@ func appendMessage(b []byte, m protoreflect.Message) []byte {
 	b = append(b, '{')
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
+		f := fields.Get(i)
+		if f.Name() == "next_page_token" { // the lists here are whole
+			continue
+		}
 		if i > 0 {
 			b = append(b, ',')
 		}
-		f := fields.Get(i)
 		b = appendString(b, string(f.Name()))
 		b = append(b, ':')
 		b = appendField(b, f, m.Get(f))

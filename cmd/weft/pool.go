@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"io"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -13,7 +14,7 @@ import (
 )
 
 func newPool(g *globals) *cobra.Command {
-	return group("pool", "Sets of drives that volumes may be placed on",
+	return group("pool", "Manage pools: sets of drives that volumes can be placed on",
 		newPoolCreate(g), newPoolList(g), newPoolDelete(g))
 }
 
@@ -26,10 +27,11 @@ func newPoolCreate(g *globals) *cobra.Command {
 	var o poolCreateOptions
 	cmd := &cobra.Command{
 		Use:   "create POOL",
-		Short: "Create a pool of the drives whose labels match",
-		Long: `Creates a pool of the drives that carry all of the labels given, themselves or
-through their node; with none, of all drives. Drives that are added later and
-match belong to it too. The pool "default" is always there and holds all drives.`,
+		Short: "Create a pool of drives with matching labels",
+		Long: `Create a pool of all drives that have the given labels, either themselves or
+through their node; without labels, of all drives. Matching drives that are added
+later belong to the pool too. The pool "default" always exists and holds all
+drives.`,
 		Example: "  weft pool create fast --select class=fast",
 		Args:    takes("POOL"),
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
@@ -48,7 +50,7 @@ func runPoolCreate(ctx context.Context, api pb.ManagerClient, o poolCreateOption
 	}
 	p, err := api.CreatePool(ctx, &pb.CreatePoolRequest{Name: o.name, Selector: selector})
 	if err != nil {
-		return err
+		return argumentError{name: "POOL", err: err}
 	}
 	out.say("pool %s is created; drives in it: %d", p.GetName(), p.GetDrives())
 	return out.print(p, nil)
@@ -97,9 +99,18 @@ func newPoolDelete(g *globals) *cobra.Command {
 }
 
 func runPoolDelete(ctx context.Context, api pb.ManagerClient, name string, out *output) error {
+	pools, err := api.ListPools(ctx, &pb.ListPoolsRequest{})
+	if err != nil {
+		return err
+	}
+	there := slices.Contains(each(pools.GetPools(), (*pb.Pool).GetName), name)
 	if _, err := api.DeletePool(ctx, &pb.DeletePoolRequest{Name: name}); err != nil {
 		return err
 	}
-	out.say("pool %s is deleted", name)
+	if there {
+		out.say("pool %s is deleted", name)
+	} else {
+		out.say("pool %s does not exist: nothing to delete", name)
+	}
 	return nil
 }

@@ -17,7 +17,7 @@ import (
 // The scripts in testdata are the promise that the program makes. They run the
 // program itself.
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"weft": main})
+	testscript.Main(m, map[string]func(){"weft": main, "probe": probeMain})
 }
 
 func TestScripts(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 func newStatus(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:     "status",
-		Short:   "Show the cluster on one screen: space, health, what is wrong",
+		Short:   "Show the cluster on one screen: space, health, problems",
 		Example: "  weft status",
 		Args:    takes(),
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {

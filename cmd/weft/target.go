@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
@@ -26,16 +27,21 @@ func newTarget(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "target",
 		Short: "Run the target agent, on machines that have drives",
-		Long: `Runs the target agent of this machine: it takes drives in, carves legs of volumes
-out of them and exports them over NVMe-oF.
+		Long: `Run this machine's target agent. It adds drives, allocates legs of volumes on
+them and exports the legs over NVMe-oF.
 
-With the data path "kernel" nvmet serves them, and goes on when the agent stops.
-It needs root, configfs, and the kernel modules nvmet, nvmet-tcp and dm-mod,
-which are loaded if they are missing. With "user" this process serves them
-itself, over NVMe/TCP; what it serves stops with it, and starts again with it. It
-needs only to be allowed to open the drives, which may be files. "auto" takes
-the kernel where it can, and says in the log which it is and why. Both serve the
-same drives: stop one before the other is started.`,
+With --datapath kernel, nvmet serves the legs and keeps serving them when the
+agent stops. This needs root, configfs, and the kernel modules nvmet, nvmet-tcp
+and dm-mod; missing ones are loaded.
+
+With --datapath user, this process serves the legs itself over NVMe/TCP. Its
+exports end with the process and return with it. It only needs permission to open
+the drives, which may be files.
+
+With --datapath auto, the agent uses the kernel where possible, and logs its
+choice and the reason. Both paths serve the same drives, one at a time. An agent
+in user space that finds exports in the kernel works there until they are no
+longer wanted.`,
 		Example: `  weft target --manager m1:4480 --portal tcp://192.0.2.11 --label rack=r1
   weft target --node t1 --portal tcp://192.0.2.11:4420 --portal tcp://[2001:db8::11]
   weft target --portal tcp://192.0.2.11 --datapath user --drive-file /srv/weft/drive1`,
@@ -46,9 +52,9 @@ same drives: stop one before the other is started.`,
 		},
 	}
 	o.addFlags(cmd)
-	cmd.Flags().StringArrayVar(&o.portals, "portal", nil, "`address` that clients reach this node at, tcp://ADDRESS[:4420][#RAIL], or the network it is in, tcp://198.51.100.0/24; may be repeated")
-	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "who serves the legs: the `kernel`, this process (user), or auto")
-	cmd.Flags().StringArrayVar(&o.files, "drive-file", nil, "`file` that can be added as a drive; the data path is then user; may be repeated")
+	cmd.Flags().StringArrayVar(&o.portals, "portal", nil, "`address` at which clients reach this node, tcp://ADDRESS[:4420][#RAIL], or its network, tcp://198.51.100.0/24; may be repeated")
+	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "data path: the `kernel`, this process (user), or auto")
+	cmd.Flags().StringArrayVar(&o.files, "drive-file", nil, "`file` that can be added as a drive, with --datapath user; may be repeated")
 	return cmd
 }
 
@@ -82,8 +88,11 @@ func (o *targetOptions) driveFiles() (files []string, user string, err error) {
 		if err != nil {
 			return nil, "", usageError{err: fmt.Errorf("--drive-file: %w", err)}
 		}
+		if _, err := os.Stat(path); err != nil {
+			return nil, "", usageError{err: fmt.Errorf("--drive-file: %w", err), hint: "create it first, for example: truncate -s 100G " + path}
+		}
 		files = append(files, path)
-		user = "a file is a drive in user space only (--drive-file)"
+		user = "only the user-space data path accepts files as drives (--drive-file)"
 	}
 	return files, user, nil
 }

@@ -13,8 +13,10 @@ import (
 
 func newVersion(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use:     "version",
-		Short:   "Print the version of this program",
+		Use:   "version",
+		Short: "Print the program's version",
+		Long: `Print the version: the tag that the program was built from. Between two tags, it
+is the earlier tag, the number of commits since then, and the commit.`,
 		Example: "  weft version",
 		Args:    takes(),
 		RunE:    func(*cobra.Command, []string) error { return runVersion(g.out()) },
@@ -29,8 +31,15 @@ func runVersion(out *output) error {
 	return err
 }
 
-// version is the module's version, or the commit it was built of.
+// release is the tag that the program was built from, with the number of commits
+// since; set by the linker (make build).
+var release string
+
+// version is the release; without one, what Go knows of the module or the commit.
 func version() string {
+	if release != "" {
+		return release
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "unknown"

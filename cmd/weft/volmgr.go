@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ const defaultDataDir = "/var/lib/weft/volmgr"
 type volmgrOptions struct {
 	daemon.Options
 	dataDir, listen string
+	awaitStore      bool
 	tls             daemon.TLSFiles
 }
 
@@ -31,13 +33,19 @@ func newVolmgr(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "volmgr",
 		Short: "Run the volume manager",
-		Long: `Runs the volume manager: it holds the truth of the cluster, which all agents and
-commands ask. Exactly one may run on a data directory. Attached volumes go on
-serving while it is stopped; only changes wait for it.
+		Long: `Run the volume manager. It holds the cluster's state, which all agents and
+commands use. Only one manager may run on a data directory. Attached volumes keep
+serving while it is stopped; only changes wait.
 
-With --tls-ca, --tls-cert and --tls-key it answers only to those who show a
-certificate of that authority.`,
-		Example: `  weft volmgr --data-dir /var/lib/weft/volmgr
+With --tls-ca, --tls-cert and --tls-key it answers only clients with a
+certificate of that authority. Without them, everyone who reaches it may do
+everything; it then answers on the loopback address, unless --listen names
+another one.
+
+It never creates a cluster by itself. If the data directory has no store, it says
+what to do and ends; with --await-store it waits for a store instead.`,
+		Example: `  weft volmgr init --data-dir /var/lib/weft/volmgr
+  weft volmgr --data-dir /var/lib/weft/volmgr
   weft volmgr --listen 192.0.2.10:4480 --metrics-listen :9480 --log-format json`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -49,9 +57,10 @@ certificate of that authority.`,
 		},
 	}
 	o.AddFlags(cmd)
-	cmd.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "`directory` of the store; made, with a new cluster in it, if it is not there")
-	cmd.Flags().StringVar(&o.listen, "listen", ":4480", "`address` to answer on")
-	cmd.AddCommand(newVolmgrBackup(g), newVolmgrRestore(g), newVolmgrRebuild(g))
+	cmd.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "`directory` of the store, created by \"weft volmgr init\"")
+	cmd.Flags().BoolVar(&o.awaitStore, "await-store", false, "if there is no store, wait for one instead of ending")
+	o.addListen(cmd, "`address` to answer on")
+	cmd.AddCommand(newVolmgrInit(g), newVolmgrBackup(g), newVolmgrRestore(g), newVolmgrRebuild(g))
 	return cmd
 }
 
@@ -60,12 +69,41 @@ func runVolmgr(ctx context.Context, o volmgrOptions, stderr io.Writer) error {
 	if err != nil {
 		return usageError{err: err}
 	}
-	listener, err := net.Listen("tcp", o.listen)
+	if err := o.needStore(ctx, log); err != nil {
+		return err
+	}
+	listener, err := o.open(log)
 	if err != nil {
-		return fmt.Errorf("answer: %w", err)
+		return err
 	}
 	defer listener.Close()
 	return o.serve(ctx, listener, log)
+}
+
+func (o *volmgrOptions) addListen(cmd *cobra.Command, usage string) {
+	cmd.Flags().StringVar(&o.listen, "listen", "", usage+" (default "+defaultManager+", with TLS :4480)")
+}
+
+// address is where to answer.
+func (o *volmgrOptions) address() string {
+	if o.listen == "" && o.tls != (daemon.TLSFiles{}) {
+		return ":4480"
+	}
+	return cmp.Or(o.listen, defaultManager)
+}
+
+// open opens the address, and says so if that lets everybody in.
+func (o *volmgrOptions) open(log *slog.Logger) (net.Listener, error) {
+	listener, err := net.Listen("tcp", o.address())
+	if err != nil {
+		return nil, fmt.Errorf("answer: %w", err)
+	}
+	at, ok := listener.Addr().(*net.TCPAddr)
+	if ok && !at.IP.IsLoopback() && o.tls == (daemon.TLSFiles{}) {
+		log.Warn("without TLS, everyone who reaches this address may do everything with the cluster",
+			"address", at.String(), "do", "set --tls-ca, --tls-cert and --tls-key, or --listen to an address in a network that only Weft's nodes reach")
+	}
+	return listener, nil
 }
 
 // serve runs a manager that answers on a listener until ctx ends.

@@ -23,17 +23,20 @@ func newVolmgrRestore(g *globals) *cobra.Command {
 	var dataDir string
 	cmd := &cobra.Command{
 		Use:   "restore FILE",
-		Short: "Make a store of a backup, in an empty directory",
-		Long: `Makes a store of what "weft volmgr backup" wrote, in a directory that is empty or
-not there, for a manager that is then started on it.
+		Short: "Restore a backup into an empty directory",
+		Long: `Restore a file of "weft volmgr backup" into a directory that is empty or does not
+exist yet. Then start a manager on the directory.
 
-A backup is older than the cluster: a copy that has gone stale since may be
-recorded as good in it. If the drives are there, rebuild-from-drives knows better.`,
+A backup is older than the cluster: a copy that became stale since then may be
+recorded as good in it. So each volume comes up detached and waits for the labels
+on its drives and, if it was in use, for the note of its last host ("weft explain
+volume" names what it waits for). Unmount the volumes before you start the
+manager: it takes the hosts' devices away.`,
 		Example: "  weft volmgr restore /var/backups/weft-2026-11-21 --data-dir /var/lib/weft/volmgr",
 		Args:    takes("FILE"),
 		RunE:    func(_ *cobra.Command, args []string) error { return runVolmgrRestore(args[0], dataDir, g.out()) },
 	}
-	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "`directory` to make the store in")
+	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "`directory` for the new store")
 	return cmd
 }
 
@@ -53,21 +56,36 @@ func runVolmgrRestore(file, dataDir string, out *output) error {
 type volmgrRebuildOptions struct {
 	volmgrOptions
 	nodes   []string
+	hosts   []string
 	timeout time.Duration
 }
 
 func newVolmgrRebuild(g *globals) *cobra.Command {
 	var o volmgrRebuildOptions
 	cmd := &cobra.Command{
-		Use:   "rebuild-from-drives --node NODE...",
-		Short: "Make a lost store anew from the labels on the drives",
-		Long: `Makes a store anew from the labels on the drives, in an empty directory. It takes
-the manager's place until the target agents of all nodes named have reported,
-writes the store, and ends; start the manager then.
+		Use:   "rebuild-from-drives --node NODE... [--host NODE...]",
+		Short: "Rebuild a lost store from the labels on the drives",
+		Long: `Rebuild a store from the labels on the drives, in an empty directory. The command
+takes the manager's place until the target agents of all named nodes have
+reported, writes the store, and ends. Then start the manager.
 
-Name every target there is: the newest word on a volume may be on any of them.
-Pools, labels that operators gave and the history are not on the drives.`,
-		Example: "  weft volmgr rebuild-from-drives --data-dir /var/lib/weft/volmgr --node t1 --node t2 --timeout 5m",
+Name every target: the newest information on a volume may be on any of them.
+Pools, labels that operators set, and the history are not on the drives.
+
+Labels are written after the records that they copy. For a volume in use they may
+therefore still list a copy that missed writes; the initiator agent of the
+volume's host has noted which copies are good. All hosts that report are heard.
+The command waits for hosts named with --host, and ten seconds for hosts that the
+labels name. Where a note is missing, no copy is trusted: the output then lists
+the evidence for each copy, and an operator chooses with "weft volume
+promote-stale".
+
+The command also waits 40 seconds for a drive that its target cannot read. After
+that the drive's copies are left out.
+
+Hosts keep their devices meanwhile. The manager that you start afterwards takes
+them away: first unmount the volumes that the output lists as in use.`,
+		Example: "  weft volmgr rebuild-from-drives --data-dir /var/lib/weft/volmgr --node t1 --node t2 --host c1 --timeout 5m",
 		Args:    takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.tls = g.tls
@@ -80,25 +98,33 @@ Pools, labels that operators gave and the history are not on the drives.`,
 	}
 	o.AddFlags(cmd)
 	f := cmd.Flags()
-	f.StringVar(&o.dataDir, "data-dir", defaultDataDir, "`directory` to make the store in")
-	f.StringVar(&o.listen, "listen", ":4480", "`address` that the target agents report to, the manager's own")
-	f.StringArrayVar(&o.nodes, "node", nil, "`name` of a target; give all of them")
-	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "give up when not all have reported after this long")
+	f.StringVar(&o.dataDir, "data-dir", defaultDataDir, "`directory` for the new store")
+	o.addListen(cmd, "`address` for the agents to report to, the manager's own")
+	f.StringArrayVar(&o.nodes, "node", nil, "`name` of a target; name all of them")
+	f.StringArrayVar(&o.hosts, "host", nil, "`name` of a host to wait for; name all hosts that used volumes")
+	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "give up if some have not reported after this long")
 	return cmd
 }
 
 func runVolmgrRebuild(ctx context.Context, o volmgrRebuildOptions, log *slog.Logger, out *output) error {
-	nodes, err := parseNodes(o.nodes)
+	if len(o.nodes) == 0 {
+		return usageError{err: errors.New("--node: must be given"), hint: "name every target there is"}
+	}
+	targets, err := parseNodes(o.nodes)
 	if err != nil {
 		return err
 	}
-	rebuild, err := volmgr.NewRebuild(volmgr.Config{Dir: o.dataDir, Version: version(), Log: log}, nodes)
+	hosts, err := parseNodes(o.hosts)
 	if err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", o.listen)
+	rebuild, err := volmgr.NewRebuild(volmgr.Config{Dir: o.dataDir, Version: version(), Log: log}, targets, hosts)
 	if err != nil {
-		return fmt.Errorf("answer: %w", err)
+		return err
+	}
+	listener, err := o.open(log)
+	if err != nil {
+		return err
 	}
 	defer listener.Close()
 	text, err := o.collect(ctx, rebuild, listener, log)
@@ -109,7 +135,7 @@ func runVolmgrRebuild(ctx context.Context, o volmgrRebuildOptions, log *slog.Log
 	return nil
 }
 
-// collect answers the target agents until the rebuild is done.
+// collect answers the agents until the rebuild is done.
 func (o *volmgrRebuildOptions) collect(ctx context.Context, rebuild *volmgr.Rebuild, listener net.Listener, log *slog.Logger) (text string, err error) {
 	server, err := daemon.NewServer(o.tls, daemon.NewMetrics())
 	if err != nil {
@@ -131,9 +157,6 @@ func (o *volmgrRebuildOptions) collect(ctx context.Context, rebuild *volmgr.Rebu
 }
 
 func parseNodes(names []string) ([]block.NodeName, error) {
-	if len(names) == 0 {
-		return nil, usageError{err: errors.New("--node: must be given"), hint: "name every target there is"}
-	}
 	var nodes []block.NodeName
 	for _, name := range names {
 		node, err := block.ParseNodeName(name)

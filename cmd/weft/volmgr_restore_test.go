@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/volmgr"
 )
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -73,7 +75,7 @@ func managerAt(t *testing.T, address string) pb.ManagerClient {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	return pb.NewManagerClient(conn)
+	return pages.Client(conn)
 }
 
 func TestALostStoreIsRebuiltFromTheDrives(t *testing.T) {
@@ -85,11 +87,14 @@ func TestALostStoreIsRebuiltFromTheDrives(t *testing.T) {
 
 	listener := listen(t)
 	o := volmgrOptions{dataDir: filepath.Join(t.TempDir(), "first")}
+	if _, err := volmgr.Init(volmgr.Config{Dir: o.dataDir}); err != nil {
+		t.Fatal(err)
+	}
 	stopManager := beside(t, func(ctx context.Context) error { return o.serve(ctx, listener, quiet) })
 	stopTargets := reporting(t, listener.Addr().String(), targets)
 	api := managerAt(t, listener.Addr().String())
 	for _, target := range targets {
-		if err := wait(ctx, out, func(ctx context.Context) (string, error) {
+		if err := wait(ctx, out, requestStands, func(ctx context.Context) (string, error) {
 			if err := runDriveAdd(ctx, api, driveAddOptions{node: target.node, device: "/dev/nvme0n1"}, out); err != nil {
 				return err.Error(), nil
 			}
@@ -99,7 +104,7 @@ func TestALostStoreIsRebuiltFromTheDrives(t *testing.T) {
 		}
 	}
 	create := volumeCreateOptions{name: "db1", size: 1 << 29, copies: 2, stripes: 1, wait: true}
-	if err := wait(ctx, out, func(ctx context.Context) (string, error) {
+	if err := wait(ctx, out, requestStands, func(ctx context.Context) (string, error) {
 		if err := runVolumeCreate(ctx, api, create, out); err != nil {
 			return err.Error(), nil
 		}

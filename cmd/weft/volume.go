@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,7 +20,7 @@ import (
 )
 
 func newVolume(g *globals) *cobra.Command {
-	return group("volume", "The block devices that users ask for",
+	return group("volume", "Manage volumes: the block devices that users ask for",
 		newVolumeCreate(g), newVolumeList(g), newVolumeDescribe(g), newVolumeExpand(g), newVolumeSet(g), newVolumeDelete(g), newVolumePromoteStale(g))
 }
 
@@ -54,11 +55,11 @@ func newVolumeCreate(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create VOLUME --size SIZE",
 		Short: "Create a volume",
-		Long: `Creates a volume of STRIPES columns, each of COPIES legs on drives that do not
-share the node (or the --spread label). Creating one that is there with the same
-parameters succeeds.
+		Long: `Create a volume of STRIPES columns with COPIES legs each. The legs of a column
+are on different nodes (or on nodes that differ in the --spread label). Creating
+an existing volume with the same parameters succeeds.
 
-A size is a number and a unit: B, KiB, MiB, GiB, TiB, PiB; without one, bytes.`,
+A size is a number and a unit: B, KiB, MiB, GiB, TiB, PiB; without a unit, bytes.`,
 		Example: `  weft volume create db1 --size 100GiB
   weft volume create scratch --size 2TiB --copies 1 --stripes 4
   weft volume create db2 --size 10GiB --copies 2 --stripes 2 --spread rack --wait`,
@@ -70,11 +71,11 @@ A size is a number and a unit: B, KiB, MiB, GiB, TiB, PiB; without one, bytes.`,
 	}
 	f := cmd.Flags()
 	f.Var(sizeFlag{&o.size}, "size", "`size` of the volume, such as 10GiB; without a unit, bytes")
-	f.Uint32Var(&o.copies, "copies", 2, "legs of each column, which mirror one another: 1 to 3")
-	f.Uint32Var(&o.stripes, "stripes", 0, "columns that the volume is striped over; 0 lets the manager choose")
-	f.Var(sizeFlag{&o.chunk}, "chunk-size", "`size` of a stripe's piece, a power of two (default 128KiB)")
-	f.StringVar(&o.pool, "pool", "default", "`pool` of drives to place it on")
-	f.StringVar(&o.spread, "spread", "node", "node `label` whose values the copies of a column must not share")
+	f.Uint32Var(&o.copies, "copies", 2, "copies of each column, on different nodes: 1 to 3")
+	f.Uint32Var(&o.stripes, "stripes", 0, "columns to stripe over; 0 lets the manager choose")
+	f.Var(sizeFlag{&o.chunk}, "chunk-size", "`size` of the chunks that go to one column, a power of two (default 128KiB)")
+	f.StringVar(&o.pool, "pool", "default", "`pool` of drives to place the volume on")
+	f.StringVar(&o.spread, "spread", "node", "node `label` that must differ between the copies of a column")
 	f.StringArrayVar(&o.labels, "label", nil, "`key=value`; may be repeated")
 	f.BoolVar(&o.wait, "wait", false, "wait until the volume is ready to be attached")
 	_ = cmd.RegisterFlagCompletionFunc("pool", g.completePools)
@@ -89,6 +90,9 @@ func runVolumeCreate(ctx context.Context, api pb.ManagerClient, o volumeCreateOp
 	if o.size == 0 {
 		return usageError{err: fmt.Errorf("--size: must be given, and more than 0"), hint: "such as --size 10GiB"}
 	}
+	if o.copies == 0 {
+		return usageError{err: fmt.Errorf("--copies 0: must be 1 to %d", block.MaxCopies), hint: "1 means no mirror"}
+	}
 	// Only for what is said on stderr; the create below decides.
 	_, absent := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.name})
 	v, err := api.CreateVolume(ctx, &pb.CreateVolumeRequest{
@@ -99,7 +103,7 @@ func runVolumeCreate(ctx context.Context, api pb.ManagerClient, o volumeCreateOp
 		return err
 	}
 	if absent == nil {
-		out.say("volume %s was there already, with these parameters", o.name)
+		out.say("volume %s already exists with these parameters", o.name)
 	} else {
 		out.say("volume %s is created: %s, %s", o.name, size(v.GetSizeBytes()), layout(v.GetLayout()))
 	}
@@ -113,7 +117,7 @@ func runVolumeCreate(ctx context.Context, api pb.ManagerClient, o volumeCreateOp
 
 // waitForVolume returns once a volume's legs are all made.
 func waitForVolume(ctx context.Context, api pb.ManagerClient, volume string, out *output) (v *pb.Volume, err error) {
-	err = wait(ctx, out, func(ctx context.Context) (waitingFor string, err error) {
+	err = wait(ctx, out, requestStands, func(ctx context.Context) (waitingFor string, err error) {
 		v, err = api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume})
 		if err != nil {
 			return "", err
@@ -164,7 +168,7 @@ func runVolumeList(ctx context.Context, api pb.ManagerClient, out *output) error
 		for _, v := range volumes.GetVolumes() {
 			rows = append(rows, []string{
 				v.GetName(), size(v.GetSizeBytes()), layout(v.GetLayout()), v.GetPool(), word(v.GetState()),
-				word(v.GetHealth()), attached(v), out.age(v.GetCreated()),
+				health(v), attached(v), out.age(v.GetCreated()),
 			})
 		}
 		table(w, "VOLUME SIZE LAYOUT POOL STATE HEALTH ATTACHED AGE", rows...)
@@ -195,7 +199,7 @@ func attached(v *pb.Volume) string {
 func newVolumeDescribe(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:               "describe VOLUME",
-		Short:             "Show all of a volume: its legs by column, and where it is attached",
+		Short:             "Show a volume's details: its legs by column, and its attachment",
 		Example:           "  weft volume describe db1",
 		Args:              takes("VOLUME"),
 		ValidArgsFunction: g.completeVolumes,
@@ -231,12 +235,35 @@ func describeVolume(w io.Writer, v *pb.Volume, out *output) {
 		"labels", pairs(v.GetLabels()),
 		"formatted", v.GetFormatted(),
 		"state", word(v.GetState()),
-		"health", word(v.GetHealth()),
+		"health", health(v),
+		"space", space(v),
 		"epoch", strconv.FormatUint(v.GetEpoch(), 10),
 		"clean", strconv.FormatBool(v.GetClean()),
 		"generation", strconv.FormatUint(v.GetGeneration(), 10),
 		"age", out.age(v.GetCreated()),
 	)
+}
+
+// health is empty while a volume is being made or deleted.
+func health(v *pb.Volume) string {
+	if v.GetHealth() == pb.Health_HEALTH_UNSPECIFIED {
+		return ""
+	}
+	return word(v.GetHealth())
+}
+
+// space formats how much a volume occupies on drives: whole extents, for each copy.
+func space(v *pb.Volume) string {
+	var extents uint64
+	for _, leg := range v.GetLegs() {
+		for _, e := range leg.GetExtents() {
+			extents += uint64(e.GetCount())
+		}
+	}
+	if extents == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s on drives", size(extents*uint64(block.ExtentSize)))
 }
 
 // volumeSize is exact, with what it is becoming.
@@ -311,7 +338,7 @@ func properties(w io.Writer, namesAndValues ...string) {
 func newVolumeDelete(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:               "delete VOLUME",
-		Short:             "Delete a volume that is not attached, and what it holds",
+		Short:             "Delete a volume and its data; refused while it is attached",
 		Example:           "  weft volume delete db1",
 		Args:              takes("VOLUME"),
 		ValidArgsFunction: g.completeVolumes,
@@ -322,70 +349,119 @@ func newVolumeDelete(g *globals) *cobra.Command {
 }
 
 func runVolumeDelete(ctx context.Context, api pb.ManagerClient, volume string, out *output) error {
+	// Only for what is said on stderr: deleting what is gone succeeds.
+	_, absent := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume})
 	if _, err := api.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: volume}); err != nil {
 		return err
 	}
-	out.say("volume %s is being deleted", volume)
+	if status.Code(absent) == codes.NotFound {
+		out.say("volume %s does not exist: nothing to delete", volume)
+	} else {
+		out.say("volume %s is being deleted", volume)
+	}
 	return nil
 }
 
 type volumePromoteStaleOptions struct {
-	volume, leg    string
+	volume         string
+	legs           []string
 	acceptDataLoss bool
 }
 
 func newVolumePromoteStale(g *globals) *cobra.Command {
 	var o volumePromoteStaleOptions
 	cmd := &cobra.Command{
-		Use:   "promote-stale VOLUME LEG --accept-data-loss",
-		Short: "Make a stale leg the only good one of its column, losing what it misses",
-		Long: `Makes a stale leg the only in-sync one of its column. The writes that it misses
-are lost: files may be torn in their middle. For when every good leg of the
-column is gone for ever; while one may come back, wait for it.`,
-		Example:           "  weft volume promote-stale db1 9c01aa37 --accept-data-loss",
-		Args:              takes("VOLUME", "LEG"),
+		Use:   "promote-stale VOLUME LEG... --accept-data-loss",
+		Short: "Accept a stale leg as the good one of its column, losing the writes it missed",
+		Long: `Make a stale leg the only in-sync leg of its column. The writes that it missed
+are lost; files may be damaged in their middle. Use it only when every good leg
+of the column is gone for ever; if one may come back, wait for it. Use it also
+when a rebuilt or restored store cannot tell which copy of a column is good:
+"weft explain volume" lists the evidence for each.
+
+LEG is the leg's place as "weft explain" shows it (0.1 is copy 1 of column 0), or
+the beginning of its id. Legs of several columns can be given at once.`,
+		Example:           "  weft volume promote-stale db1 0.1 1.0 --accept-data-loss",
+		Args:              takesMore("VOLUME", "LEG"),
 		ValidArgsFunction: g.completeVolumes,
 		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
-			o.volume, o.leg = args[0], args[1]
+			o.volume, o.legs = args[0], args[1:]
 			return runVolumePromoteStale(ctx, api, o, out)
 		}),
 	}
-	cmd.Flags().BoolVar(&o.acceptDataLoss, "accept-data-loss", false, "say that losing the writes that the leg misses is accepted")
+	cmd.Flags().BoolVar(&o.acceptDataLoss, "accept-data-loss", false, "accept losing the writes that the leg missed")
 	return cmd
 }
 
 func runVolumePromoteStale(ctx context.Context, api pb.ManagerClient, o volumePromoteStaleOptions, out *output) error {
 	if !o.acceptDataLoss {
-		return usageError{err: fmt.Errorf("volume %q: promoting a stale leg loses the writes that it misses", o.volume), hint: "if that is accepted, add --accept-data-loss"}
+		return usageError{err: fmt.Errorf("volume %q: promoting a stale leg loses the writes that it missed", o.volume), hint: "to accept that, add --accept-data-loss"}
 	}
 	v, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.volume})
 	if err != nil {
 		return err
 	}
+	legs, err := legsOf(v, o.legs)
+	if err != nil {
+		return err
+	}
+	for _, leg := range legs {
+		v, err = api.PromoteStaleLeg(ctx, &pb.PromoteStaleLegRequest{Volume: o.volume, LegId: leg.GetId(), AcceptDataLoss: true})
+		if err != nil {
+			return err
+		}
+		out.say("leg %d.%d (%s) is now the only in-sync leg of its column", leg.GetColumn(), leg.GetCopy(), short(leg.GetId()))
+	}
+	return out.print(v, nil)
+}
+
+// legsOf finds the legs of a volume that are named by place or id, one of a column.
+func legsOf(v *pb.Volume, names []string) (legs []*pb.Leg, err error) {
+	columns := map[uint32]string{}
+	for _, name := range names {
+		leg, err := legOf(v, name)
+		if err != nil {
+			return nil, err
+		}
+		if other, taken := columns[leg.GetColumn()]; taken {
+			return nil, usageError{err: fmt.Errorf("legs %s and %s are in the same column: choose one of them", other, name)}
+		}
+		columns[leg.GetColumn()] = name
+		legs = append(legs, leg)
+	}
+	return legs, nil
+}
+
+func legOf(v *pb.Volume, name string) (*pb.Leg, error) {
 	var ids []string
 	for _, leg := range v.GetLegs() {
+		if fmt.Sprintf("%d.%d", leg.GetColumn(), leg.GetCopy()) == name {
+			return leg, nil
+		}
 		ids = append(ids, leg.GetId())
 	}
-	leg, err := matchID("leg", strings.ToLower(o.leg), ids)
-	if err != nil {
-		return err
+	if strings.Contains(name, ".") {
+		return nil, status.Errorf(codes.NotFound, "leg %s of volume %s: not found", name, v.GetName())
 	}
-	v, err = api.PromoteStaleLeg(ctx, &pb.PromoteStaleLegRequest{Volume: o.volume, LegId: leg, AcceptDataLoss: true})
+	id, err := matchID("leg", strings.ToLower(name), ids)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	out.say("leg %s is now the one in-sync leg of its column", short(leg))
-	return out.print(v, nil)
+	return v.GetLegs()[slices.Index(ids, id)], nil
 }
 
 // pollEvery is how often a wait asks again. What is waited for (zeroing, a
 // resync) moves without events, so there is nothing to be told by.
 const pollEvery = 500 * time.Millisecond
 
+// requestStands is the hint of a wait that ended before what it waited for.
+const requestStands = "the request stands; repeat the command to keep waiting"
+
 // wait asks until there is nothing left to wait for, and tells a person each
 // time that the reason changes. What is waited for is recorded, so a manager
-// that goes away and comes back does not end the wait.
-func wait(ctx context.Context, out *output, ask func(context.Context) (waitingFor string, err error)) error {
+// that goes away and comes back does not end the wait. stands is the hint if the
+// wait ends early, by --timeout or Ctrl-C.
+func wait(ctx context.Context, out *output, stands string, ask func(context.Context) (waitingFor string, err error)) error {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
 	said := ""
@@ -393,7 +469,7 @@ func wait(ctx context.Context, out *output, ask func(context.Context) (waitingFo
 		waitingFor, err := ask(ctx)
 		switch {
 		case ctx.Err() != nil:
-			return waitEnded(ctx, said)
+			return waitEnded(ctx, said, stands)
 		case status.Code(err) == codes.Unavailable:
 			waitingFor = status.Convert(err).Message()
 		case err != nil:
@@ -407,16 +483,16 @@ func wait(ctx context.Context, out *output, ask func(context.Context) (waitingFo
 		}
 		select {
 		case <-ctx.Done():
-			return waitEnded(ctx, said)
+			return waitEnded(ctx, said, stands)
 		case <-tick.C:
 		}
 	}
 }
 
 // waitEnded tells a wait that took too long from one that was interrupted.
-func waitEnded(ctx context.Context, waitingFor string) error {
+func waitEnded(ctx context.Context, waitingFor, stands string) error {
 	if ctx.Err() == context.DeadlineExceeded {
-		return timedOutError{waitingFor: waitingFor, hint: "what was asked for stands; repeat the command to wait on"}
+		return timedOutError{waitingFor: waitingFor, hint: stands}
 	}
-	return context.Cause(ctx)
+	return interruptedError{waitingFor: waitingFor, hint: stands}
 }

@@ -23,13 +23,14 @@ func newVolumeExpand(g *globals) *cobra.Command {
 	var o volumeExpandOptions
 	cmd := &cobra.Command{
 		Use:   "expand VOLUME --size SIZE",
-		Short: "Make a volume larger, in use or not",
-		Long: `Makes a volume larger, up to SIZE. Its legs grow on the drives that they are on,
-all of them or none; then the device of whoever has it attached grows, without a
-stop of I/O. A file system on it is grown after that, by its own tool: resize2fs,
-xfs_growfs. A volume is never made smaller.
+		Short: "Expand a volume, in use or not",
+		Long: `Expand a volume to SIZE. Its legs grow on their own drives, all of them or none.
+Then the attached hosts' devices grow, without stopping I/O. Afterwards grow the
+file system with its own tool: resize2fs, xfs_growfs. A volume cannot be made
+smaller.
 
-With --wait, returns when the volume and every host's device have the new size.`,
+With --wait, the command returns when the volume and every host's device have the
+new size.`,
 		Example:           "  weft volume expand db1 --size 200GiB --wait && resize2fs /dev/weft/db1",
 		Args:              takes("VOLUME"),
 		ValidArgsFunction: g.completeVolumes,
@@ -39,7 +40,7 @@ With --wait, returns when the volume and every host's device have the new size.`
 		}),
 	}
 	cmd.Flags().Var(sizeFlag{&o.size}, "size", "new `size` of the volume, such as 20GiB; without a unit, bytes")
-	cmd.Flags().BoolVar(&o.wait, "wait", false, "wait until the volume, and the device of whoever has it, is as large")
+	cmd.Flags().BoolVar(&o.wait, "wait", false, "wait until the volume and the devices of attached hosts have the new size")
 	return cmd
 }
 
@@ -66,7 +67,7 @@ func runVolumeExpand(ctx context.Context, api pb.ManagerClient, o volumeExpandOp
 
 // waitForSize returns once a volume and the devices of its hosts have a size.
 func waitForSize(ctx context.Context, api pb.ManagerClient, volume string, least block.Size, out *output) (v *pb.Volume, err error) {
-	err = wait(ctx, out, func(ctx context.Context) (string, error) {
+	err = wait(ctx, out, requestStands, func(ctx context.Context) (string, error) {
 		if v, err = api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume}); err != nil {
 			return "", err
 		}
@@ -98,14 +99,16 @@ func newVolumeSet(g *globals) *cobra.Command {
 	var formatted string
 	cmd := &cobra.Command{
 		Use:   "set VOLUME [--label KEY=VALUE] [--formatted none]",
-		Short: "Change what may change of a volume",
-		Long: `Sets labels of a volume, and takes away those that are given as KEY-. Others
-stay.
+		Short: "Change a volume's labels, or what it is recorded to hold",
+		Long: `Set labels of a volume with KEY=VALUE, and remove them with KEY-, or all of them
+with '*-'. Other labels stay. A volume has at most 64 labels, with keys of up to
+317 bytes and values of up to 256, 8 KiB together.
 
-What a volume was used for is recorded before it is written: the file system that
-was made on it for a pod, or "raw" if it was attached by hand or as a raw device.
-For a pod no file system is made on such a one. With --formatted none you say
-that nothing on it is of use, so that one may be made. It must not be attached.`,
+The use of a volume is recorded before it is written: the file system that was
+made on it for a pod, or "raw" if it was attached by hand or as a raw device. No
+file system is made for a pod on a volume that is recorded as raw. With
+--formatted none you state that nothing on the volume is needed, so that a file
+system can be made. The volume must not be attached.`,
 		Example: `  weft volume set db1 --label tier=gold --label owner-
   weft volume set db1 --formatted none`,
 		Args:              takes("VOLUME"),
@@ -114,17 +117,17 @@ that nothing on it is of use, so that one may be made. It must not be attached.`
 			return runVolumeSet(ctx, api, args[0], changes, formatted, out)
 		}),
 	}
-	cmd.Flags().StringArrayVar(&changes, "label", nil, "`key=value` to set, or key- to take away; may be repeated")
-	cmd.Flags().StringVar(&formatted, "formatted", "", "none: forget what was made on the volume, since it holds nothing of use")
+	cmd.Flags().StringArrayVar(&changes, "label", nil, "`key=value` to set, or key- to remove; may be repeated")
+	cmd.Flags().StringVar(&formatted, "formatted", "", "none: forget what was made on the volume, since nothing on it is needed")
 	return cmd
 }
 
 func runVolumeSet(ctx context.Context, api pb.ManagerClient, volume string, changes []string, formatted string, out *output) error {
 	switch {
 	case len(changes) == 0 && formatted == "":
-		return usageError{err: fmt.Errorf("--label: must be given, or --formatted"), hint: "such as --label tier=gold, or --label tier- to take it away"}
+		return usageError{err: fmt.Errorf("--label: must be given, or --formatted"), hint: "such as --label tier=gold, or --label tier- to remove it"}
 	case formatted != "" && formatted != "none":
-		return usageError{err: fmt.Errorf("--formatted %q is not known", formatted), hint: "none is: the volume holds nothing of use"}
+		return usageError{err: fmt.Errorf("--formatted %q is not known", formatted), hint: "use none: nothing on the volume is needed"}
 	}
 	r := &pb.UpdateVolumeRequest{Volume: volume, Formatted: formatted}
 	var set []string
@@ -142,7 +145,7 @@ func runVolumeSet(ctx context.Context, api pb.ManagerClient, volume string, chan
 	}
 	for _, key := range r.RemoveLabels {
 		if _, both := r.SetLabels[key]; both || key == "" {
-			return usageError{err: fmt.Errorf("label %q: set and taken away at once", key)}
+			return usageError{err: fmt.Errorf("label %q: both set and removed", key)}
 		}
 	}
 	v, err := api.UpdateVolume(ctx, r)
@@ -150,10 +153,10 @@ func runVolumeSet(ctx context.Context, api pb.ManagerClient, volume string, chan
 		return err
 	}
 	if len(changes) > 0 {
-		out.say("volume %s has labels %s", v.GetName(), pairs(v.GetLabels()))
+		out.say("volume %s has labels %s", v.GetName(), orNone(pairs(v.GetLabels())))
 	}
 	if formatted != "" {
-		out.say("a file system may be made on volume %s", v.GetName())
+		out.say("Kubernetes may now make a file system on volume %s", v.GetName())
 	}
 	return out.print(v, nil)
 }

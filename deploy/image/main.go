@@ -46,7 +46,7 @@ var programs = map[string]string{
 }
 
 type options struct {
-	out, name, version, program string
+	out, name, version, release, program string
 }
 
 func main() {
@@ -54,6 +54,7 @@ func main() {
 	flag.StringVar(&o.out, "out", "bin", "directory for the layout image/ and the archive weft-image.tar")
 	flag.StringVar(&o.name, "name", "weft.dev/weft", "name of the image, without its tag")
 	flag.StringVar(&o.version, "version", "0.1.0", "version of the image, which is its tag")
+	flag.StringVar(&o.release, "release", "", "what `weft version` prints; if not given, what Go knows of the commit")
 	flag.StringVar(&o.program, "program", "", "weft program to take, static; built if not given")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -82,7 +83,7 @@ func build(ctx context.Context, o options) (digest string, err error) {
 	both.Go(func() (err error) {
 		if o.program == "" {
 			o.program = filepath.Join(work, "weft")
-			if err := buildWeft(running, o.program); err != nil {
+			if err := buildWeft(running, o.program, o.release); err != nil {
 				return err
 			}
 		}
@@ -104,8 +105,8 @@ func build(ctx context.Context, o options) (digest string, err error) {
 	return i.manifest.Digest, nil
 }
 
-func buildWeft(ctx context.Context, to string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", to, "weft.dev/weft/cmd/weft")
+func buildWeft(ctx context.Context, to, release string) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w -X main.release="+release, "-o", to, "weft.dev/weft/cmd/weft")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build weft: %w\n%s", err, out)

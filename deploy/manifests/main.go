@@ -5,8 +5,8 @@
 // went in and what came out. With it a test can tell, without Helm, that chart
 // and manifests belong together.
 //
-// Helm is built from its module, outside of this one: it brings half of
-// Kubernetes along, and nothing of Weft needs it.
+// Helm's packages are in a module of their own, testdata/helm: they bring
+// half of Kubernetes along, and nothing of Weft needs them.
 package main
 
 import (
@@ -23,13 +23,15 @@ import (
 
 // What the manifests are rendered with.
 const (
-	helmVersion = "v3.22.0"
 	kubeVersion = "1.37.1"
 	release     = "weft"
 	namespace   = "weft-system"
 
 	chartDir  = "deploy/helm/weft"
 	outputDir = "deploy/kubernetes"
+
+	// What renders: its source is in the record, too.
+	helmDir = "deploy/manifests/testdata/helm"
 
 	// What the chart makes of these values tests read.
 	testValues = "deploy/manifests/testdata/values.yaml"
@@ -51,7 +53,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	h := helm(helmPath())
-	if err := h.install(ctx); err != nil {
+	if err := h.build(ctx, root); err != nil {
 		return err
 	}
 	files, err := manifests(ctx, h, root)
@@ -96,29 +98,29 @@ func moduleRoot() (string, error) {
 	}
 }
 
-// helm is the path of a helm program.
+// helm is the path of the program of helmDir.
 type helm string
 
-// helmPath is where helm is kept between runs.
+// helmPath is where it is kept between runs.
 func helmPath() string {
 	base, err := os.UserCacheDir()
 	if err != nil {
 		base = os.TempDir()
 	}
-	return filepath.Join(cmp.Or(os.Getenv("WEFT_CACHE"), filepath.Join(base, "weft")), "helm", helmVersion, "helm")
+	return filepath.Join(cmp.Or(os.Getenv("WEFT_CACHE"), filepath.Join(base, "weft")), "helm", "helm")
 }
 
-// install builds helm if it is not there.
-func (h helm) install(ctx context.Context) error {
-	if _, err := os.Stat(string(h)); err == nil {
-		return nil
+// build makes it, if it is not current.
+func (h helm) build(ctx context.Context, root string) error {
+	if _, err := os.Stat(string(h)); err != nil {
+		fmt.Println("manifests: building", helmDir, "(a minute, once)")
 	}
-	fmt.Println("manifests: building helm", helmVersion, "(minutes, once)")
-	build := exec.CommandContext(ctx, "go", "install", "-trimpath", "helm.sh/helm/v3/cmd/helm@"+helmVersion)
-	build.Dir = os.TempDir() // outside of our module
-	build.Env = append(os.Environ(), "GOBIN="+filepath.Dir(string(h)), "CGO_ENABLED=0")
+	// What debuggers want would take an eighth of the time.
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-gcflags=all=-dwarf=false", "-ldflags=-s -w", "-o", string(h), ".")
+	build.Dir = filepath.Join(root, helmDir)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build helm %s: %w\n%s", helmVersion, err, out)
+		return fmt.Errorf("build %s: %w\n%s", helmDir, err, out)
 	}
 	return nil
 }
@@ -128,9 +130,6 @@ func (h helm) install(ctx context.Context) error {
 func (h helm) template(ctx context.Context, chart string, flags ...string) (string, error) {
 	args := []string{"template", release, chart, "--namespace", namespace, "--kube-version", kubeVersion}
 	render := exec.CommandContext(ctx, string(h), append(args, flags...)...)
-	// Helm reads plugins and repositories of its user; here there are none.
-	empty := filepath.Join(filepath.Dir(string(h)), "none")
-	render.Env = append(os.Environ(), "HELM_CONFIG_HOME="+empty, "HELM_DATA_HOME="+empty, "HELM_CACHE_HOME="+empty)
 	out, err := render.Output()
 	if exit, ok := err.(*exec.ExitError); ok {
 		return "", fmt.Errorf("helm template: %w: %s", err, exit.Stderr)

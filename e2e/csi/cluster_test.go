@@ -25,13 +25,14 @@ import (
 	"weft.dev/weft/initiator"
 	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/target"
 	"weft.dev/weft/volmgr"
 )
 
-// needDevices skips where this machine can not give volumes out as block devices.
-// Where CI says so and the kernel has what it takes, that is a failure.
+// needDevices skips where this machine cannot give volumes out as block devices.
+// Where CI says so and the kernel supports it, that is a failure.
 func needDevices(t testing.TB) {
 	t.Helper()
 	var why error
@@ -79,8 +80,11 @@ func newCluster(t testing.TB, targets, nodes []string) *cluster {
 		t.Cleanup(func() { file.Close() })
 		c.log = slog.New(slog.NewTextHandler(file, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
+	if _, err := volmgr.Init(c.managerConfig()); err != nil {
+		t.Fatal(err)
+	}
 	c.startManager()
-	c.manager = pb.NewManagerClient(c.dial())
+	c.manager = pages.Client(c.dial())
 	for _, name := range targets {
 		c.startTarget(name)
 	}
@@ -115,10 +119,14 @@ func (c *cluster) run(what string, do func(context.Context) error) (end func()) 
 	return end
 }
 
+func (c *cluster) managerConfig() volmgr.Config {
+	return volmgr.Config{Dir: filepath.Join(c.dir, "manager"), Version: "test", Log: c.log.With("at", "manager")}
+}
+
 // startManager starts the manager, or after its end a new one on the same address.
 func (c *cluster) startManager() {
 	c.t.Helper()
-	manager, err := volmgr.New(volmgr.Config{Dir: filepath.Join(c.dir, "manager"), Version: "test", Log: c.log.With("at", "manager")})
+	manager, err := volmgr.New(c.managerConfig())
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -209,7 +217,7 @@ func (c *cluster) startInitiator(name string) (end func()) {
 func (c *cluster) startDriver(cfg csi.Config) (socket string) {
 	c.t.Helper()
 	if cfg.Manager == nil {
-		cfg.Manager = pb.NewManagerClient(c.dial())
+		cfg.Manager = pages.Client(c.dial())
 	}
 	if cfg.Log == nil {
 		cfg.Log = c.log.With("at", "csi")

@@ -159,7 +159,7 @@ func TestANodeThatComesBackHarmsNobody(t *testing.T) {
 			zombie.Close()
 
 			if err := os.WriteFile(filepath.Join(next.target, "more"), []byte("x"), 0o600); err != nil {
-				t.Errorf("the next node can not write any more: %v", err)
+				t.Errorf("the next node cannot write any more: %v", err)
 			}
 			if got, err := os.ReadFile(filepath.Join(next.target, "data")); err != nil || string(got) != "acknowledged" {
 				t.Errorf("after the first node is back the data is %q, %v", got, err)

@@ -13,19 +13,22 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/proto"
 
 	"weft.dev/weft/initiator"
 	"weft.dev/weft/initiator/userspace"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/target"
-	"weft.dev/weft/volmgr"
+	"weft.dev/weft/target/drive"
+	targetuser "weft.dev/weft/target/userspace"
 )
 
 // cluster is a manager, targets, clients, and what is between them.
@@ -34,19 +37,80 @@ type cluster struct {
 	dir     string
 	log     *slog.Logger
 	network *network
-	manager *process // nil while it is down
+	manager *managing // nil while it is down
+	store   string    // its directory
 	targets []*targetHost
 	clients []*clientHost
 	user    *user
-	size    block.Size // that the volume should have
+	layout  block.Layout // of the volume
+	size    block.Size   // that it should have
+	pass    func(time.Duration)
+	random  *mathrand.Rand // of what daemons are met with
+	clock   atomic.Int64   // by how much the manager's wall clock is wrong
 
 	operator     pb.ManagerClient
 	hangUp       func() error
 	lie          grpc.UnaryClientInterceptor // of initiators; nil: none
-	sharers      *sharers                    // who has the devices; nil: the user
+	users        users                       // who has the devices
 	began        time.Time
 	historyMutex sync.Mutex
 	history      []string
+}
+
+// users have the devices that clients make.
+type users interface {
+	// found is called when a client has made a device.
+	found(at *machine, volume block.Device, name block.VolumeName) userspace.Exported
+	// died is called when a client's process dies.
+	died(at *machine)
+	// nodes are the clients that have the volume.
+	nodes() []string
+}
+
+// export is a device that a client has made of a volume, as whoever uses it has it.
+type export struct {
+	at     *machine
+	volume block.Device
+	name   block.VolumeName
+
+	dead     chan struct{} // the client's process has died
+	deadOnce sync.Once
+	done     chan struct{} // it was closed
+	doneOnce sync.Once
+}
+
+func newExport(at *machine, volume block.Device, name block.VolumeName) *export {
+	return &export{at: at, volume: volume, name: name, dead: make(chan struct{}), done: make(chan struct{})}
+}
+
+func (d *export) Path() string   { return "/dev/weft/" + string(d.name) }
+func (d *export) Number() string { return "7:4" }
+
+// Done is also what a keeper looks at in each turn.
+func (d *export) Done() <-chan struct{} {
+	d.at.awake()
+	return d.done
+}
+
+// Resize has nothing to do: users ask the volume for its size.
+func (d *export) Resize(context.Context) error { return nil }
+
+func (d *export) Close(context.Context, bool) error {
+	d.doneOnce.Do(func() { close(d.done) })
+	return nil
+}
+
+func (d *export) die() { d.deadOnce.Do(func() { close(d.dead) }) }
+
+// over reports whether nobody can use the device any more.
+func (d *export) over() bool {
+	select {
+	case <-d.dead:
+	case <-d.done:
+	default:
+		return false
+	}
+	return true
 }
 
 // tester is a testing.TB, or one that only notes failures.
@@ -92,7 +156,9 @@ const driveSize = 3 * 256 * block.MiB
 func newCluster(t tester, targets, clients int, lie func(*cluster)) *cluster {
 	t.Helper()
 	c := &cluster{t: t, dir: scratch(t), log: logger(t), network: newNetwork(), size: volumeSize, began: time.Now()}
+	c.pass, c.store, c.random = time.Sleep, filepath.Join(c.dir, "m1"), mathrand.New(mathrand.NewPCG(3, 4))
 	c.user = newUser(c)
+	c.users = c.user
 	for i := range targets {
 		c.targets = append(c.targets, c.newTarget(fmt.Sprintf("t%d", i+1)))
 	}
@@ -103,6 +169,7 @@ func newCluster(t tester, targets, clients int, lie func(*cluster)) *cluster {
 	lie(c)
 	conn := c.dialManager(c.network.boot("operator"))
 	c.operator, c.hangUp = pb.NewManagerClient(conn), conn.Close
+	c.initStore()
 	c.startManager()
 	for _, h := range c.targets {
 		h.start()
@@ -151,6 +218,13 @@ func (c *cluster) did(format string, args ...any) {
 	c.log.Info("FAULT", "line", line)
 }
 
+// count counts a fault by its name.
+func (c *cluster) count(what string) {
+	c.user.mu.Lock()
+	defer c.user.mu.Unlock()
+	c.user.counts[what]++
+}
+
 // close ends all.
 func (c *cluster) close() {
 	c.user.stop()
@@ -158,6 +232,7 @@ func (c *cluster) close() {
 		h.kill()
 	}
 	for _, h := range c.targets {
+		h.platter.well()
 		h.kill()
 	}
 	c.killManager()
@@ -166,6 +241,7 @@ func (c *cluster) close() {
 	}
 	for _, h := range c.targets {
 		h.buried()
+		h.platter.powerOff() // nobody waits for it any more
 	}
 	if err := c.hangUp(); err != nil {
 		c.t.Errorf("%v", err)
@@ -181,6 +257,36 @@ type host struct {
 	name    string
 	process *process // nil while it is down
 	old     *process // the one before, which the network has forgotten already
+	doubled bool     // a second agent was started beside it
+}
+
+// machine is where the process runs; nil while it does not.
+func (h *host) machine() *machine {
+	if h.process == nil {
+		return nil
+	}
+	return h.process.at
+}
+
+// supervised runs an agent, and again when it has ended by itself: which it may only
+// if there was another one beside it.
+func (h *host) supervised(agent func() func(context.Context) error) func(context.Context) {
+	one := agent()
+	return func(ctx context.Context) {
+		for {
+			err := one(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			h.cluster.did("%s ended by itself: %v", h.name, err)
+			if !h.doubled {
+				h.cluster.t.Errorf("%s ended by itself: %v", h.name, err)
+				return
+			}
+			time.Sleep(time.Second)
+			one = agent()
+		}
+	}
 }
 
 // kill ends the process. Nothing of it gets out any more.
@@ -200,47 +306,6 @@ func (h *host) buried() {
 		h.old.end()
 		h.old = nil
 	}
-}
-
-// ---- the manager ----
-
-const managerAddress = "m1:4480"
-
-func (c *cluster) startManager() {
-	c.t.Helper()
-	at := c.network.boot("m1")
-	manager, err := volmgr.New(volmgr.Config{Dir: filepath.Join(c.dir, "m1"), Version: "fault", Log: c.log.With("node", "m1")})
-	if err != nil {
-		c.t.Fatalf("%v", err)
-	}
-	listener, err := at.listen(managerAddress)
-	if err != nil {
-		c.t.Fatalf("%v", err)
-	}
-	server := grpc.NewServer(
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Second, Timeout: userTimeout}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-	)
-	manager.Register(server)
-	c.manager = run(at, func(ctx context.Context) {
-		served := make(chan error, 1)
-		go func() { served <- server.Serve(listener) }()
-		err := manager.Run(ctx)
-		server.Stop()
-		<-served
-		if err = errors.Join(err, manager.Close()); err != nil {
-			c.t.Errorf("manager: %v", err)
-		}
-	})
-}
-
-func (c *cluster) killManager() {
-	if c.manager == nil {
-		return
-	}
-	c.manager.at.kill()
-	c.manager.end() // its store is locked until then
-	c.manager = nil
 }
 
 // dialManager connects as package daemon of the programs does.
@@ -288,7 +353,7 @@ func (c *cluster) newTarget(name string) *targetHost {
 		h.newBoot(),
 	)
 	if err == nil {
-		h.platter, err = newPlatter(path)
+		h.platter, err = newPlatter(path, true)
 	}
 	if err != nil {
 		c.t.Fatalf("%v", err)
@@ -306,9 +371,23 @@ func (h *targetHost) newBoot() error {
 func (h *targetHost) start() {
 	c := h.cluster
 	c.t.Helper()
+	h.platter.set(h.platter.goOnLocked) // the process before has the drive until it answers
 	h.buried()
 	at := c.network.boot(h.name)
-	conn := c.dialManager(at)
+	h.process = run(at, h.supervised(func() func(context.Context) error { return h.agent(at) }))
+}
+
+// kill ends the agent's process, and has the drive answer it.
+func (h *targetHost) kill() {
+	h.host.kill()
+	h.platter.killed()
+}
+
+// agent is a run of the agent.
+func (h *targetHost) agent(at *machine) func(context.Context) error {
+	c, grip := h.cluster, h.platter.lend(at)
+	c.t.Helper()
+	conn := c.dialManager(at, grpc.WithStreamInterceptor(h.tellOfCache))
 	agent, err := target.New(target.Config{
 		Node: block.NodeName(h.name), Portals: []block.Portal{{Transport: block.TCP, Address: h.name, Port: block.DefaultPort}},
 		Manager: pb.NewAgentsClient(conn), Version: "fault", Log: c.log.With("node", h.name), Root: h.root,
@@ -316,31 +395,56 @@ func (h *targetHost) start() {
 		Listen: func(p block.Portal) (net.Listener, error) {
 			return at.listen(net.JoinHostPort(p.Address, fmt.Sprint(p.Port)))
 		},
-		Medium: func(_ string, data block.Device) block.Device { return h.platter.lend(data) },
+		Medium: func(_ string, data block.Device) block.Device { return geometry{data, h.platter} },
+		Calls:  func(_ string, kernel targetuser.Calls) targetuser.Calls { return calls{access{grip, true}, kernel} },
+		Label:  func(_ string, m drive.Medium) drive.Medium { return label{m, access{grip, false}} },
 	})
 	if err != nil {
 		c.t.Fatalf("%v", err)
 	}
-	h.process = run(at, func(ctx context.Context) {
-		err := agent.Run(ctx)
-		if ctx.Err() == nil {
-			c.t.Errorf("target %s ended by itself: %v", h.name, err)
+	return func(ctx context.Context) error {
+		defer conn.Close()
+		return agent.Run(ctx)
+	}
+}
+
+// reports are those of a target to the manager, which tell of its drive's cache what
+// is so: an agent takes a file for a drive that has one.
+type reports struct {
+	grpc.ClientStream
+	target *targetHost
+}
+
+func (h *targetHost) tellOfCache(ctx context.Context, d *grpc.StreamDesc, conn *grpc.ClientConn, method string, next grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
+	s, err := next(ctx, d, conn, method, o...)
+	return reports{s, h}, err
+}
+
+func (r reports) SendMsg(m any) error {
+	if report, ok := m.(*pb.TargetReport); ok {
+		report = proto.CloneOf(report)
+		p := r.target.platter
+		p.mu.Lock()
+		for _, d := range report.GetDevices() {
+			d.VolatileCache = p.volatile
 		}
-		conn.Close()
-	})
+		p.mu.Unlock()
+		m = report
+	}
+	return r.ClientStream.SendMsg(m)
 }
 
 // powerOff takes the machine's power away, and with it what its drive's cache held.
 func (h *targetHost) powerOff(random *mathrand.Rand) {
 	h.cluster.t.Helper()
-	h.off(func() error { return h.platter.forget(random) })
+	h.off(func() error { return h.platter.forget(random, sector) })
 }
 
 // loseAll is powerOff of a machine of which all others have lost power, too: its
 // drive writes blocks whole, since there is nothing that a torn one is repaired from.
 func (h *targetHost) loseAll(random *mathrand.Rand) {
 	h.cluster.t.Helper()
-	h.off(func() error { return h.platter.forgetBlocks(random) })
+	h.off(func() error { return h.platter.forget(random, unit) })
 }
 
 func (h *targetHost) off(forget func() error) {
@@ -369,6 +473,13 @@ func (h *clientHost) start() {
 	c.t.Helper()
 	h.buried()
 	at := c.network.boot(h.name)
+	h.process = run(at, h.supervised(func() func(context.Context) error { return h.agent(at) }))
+}
+
+// agent is a run of the agent.
+func (h *clientHost) agent(at *machine) func(context.Context) error {
+	c := h.cluster
+	c.t.Helper()
 	var options []grpc.DialOption
 	if c.lie != nil {
 		options = append(options, grpc.WithUnaryInterceptor(c.lie))
@@ -378,10 +489,7 @@ func (h *clientHost) start() {
 		Node: block.NodeName(h.name), Version: "fault", Kernel: "6.1", Manager: pb.NewAgentsClient(conn),
 		StateDir: h.dir, Datapath: initiator.User, IOQueues: 2, Log: c.log.With("node", h.name),
 		Export: func(_ context.Context, volume block.Device, name block.VolumeName) (userspace.Exported, error) {
-			if c.sharers != nil {
-				return c.sharers.found(at, volume), nil
-			}
-			return c.user.found(at, volume, name), nil
+			return c.users.found(at, volume, name), nil
 		},
 		Dial: func(ctx context.Context, _, address string) (net.Conn, error) {
 			host, _, err := net.SplitHostPort(address)
@@ -398,13 +506,10 @@ func (h *clientHost) start() {
 	if err != nil {
 		c.t.Fatalf("%v", err)
 	}
-	h.process = run(at, func(ctx context.Context) {
-		err := agent.Run(ctx)
-		if ctx.Err() == nil {
-			c.t.Errorf("initiator %s ended by itself: %v", h.name, err)
-		}
-		conn.Close()
-	})
+	return func(ctx context.Context) error {
+		defer conn.Close()
+		return agent.Run(ctx)
+	}
 }
 
 // kill ends the agent's process, and with it its volumes and who used them.
@@ -412,12 +517,13 @@ func (h *clientHost) kill() {
 	if h.process == nil {
 		return
 	}
-	h.cluster.user.died(h.process.at)
+	h.cluster.users.died(h.process.at)
 	h.host.kill()
 }
 
 // leave ends the agent's process as it is told to end in order.
-func (h *clientHost) leave() {
+func (h *host) leave() {
+	h.process.at.thaw()
 	h.process.end()
 	h.process.at.kill()
 	h.process = nil
@@ -442,7 +548,7 @@ func (c *cluster) eventually(what string, try func(ctx context.Context) error) {
 		if time.Now().After(deadline) {
 			c.t.Fatalf("%s: not within %v: %v\n%s", what, patience, err, c.explain())
 		}
-		time.Sleep(200 * time.Millisecond)
+		c.pass(200 * time.Millisecond)
 	}
 }
 
@@ -450,6 +556,7 @@ const volumeName = "db1"
 
 func (c *cluster) createVolume(layout block.Layout) {
 	c.t.Helper()
+	c.layout = layout
 	c.eventually("create the volume", func(ctx context.Context) error {
 		v, err := c.operator.CreateVolume(ctx, &pb.CreateVolumeRequest{
 			Name: volumeName, SizeBytes: uint64(volumeSize), Copies: uint32(layout.Copies), Stripes: uint32(layout.Stripes),
@@ -532,6 +639,13 @@ func (c *cluster) explain() string {
 		for _, line := range lines {
 			text += fmt.Sprintf("  %s: %s\n", title, line)
 		}
+	}
+	drives, err := c.operator.ListDrives(ctx, &pb.ListDrivesRequest{})
+	if err != nil {
+		return text + fmt.Sprintf("drives: %v\n", err)
+	}
+	for _, d := range drives.GetDrives() {
+		text += fmt.Sprintf("  drive of %s: %v %s\n", d.GetNode(), d.GetState(), d.GetReason())
 	}
 	return text
 }

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -68,11 +69,11 @@ func TestWhatLiesIsFoundOut(t *testing.T) {
 	lies := map[string]func(*cluster){
 		"a drive answers some writes without doing them": func(c *cluster) {
 			var n atomic.Int64
-			c.targets[0].platter.lie = func(io *block.IO) bool { return io.Op != block.OpFlush && n.Add(1)%50 == 0 }
+			c.targets[0].platter.lie = func(what op) bool { return what == opWrite && n.Add(1)%50 == 0 }
 		},
 		"drives do not flush": func(c *cluster) {
 			for _, h := range c.targets {
-				h.platter.lie = func(io *block.IO) bool { return io.Op == block.OpFlush }
+				h.platter.lie = func(what op) bool { return what == opFlush }
 			}
 		},
 		"the loss of a leg is not recorded": func(c *cluster) {
@@ -104,17 +105,19 @@ func TestPowerTakesWhatWasNotFlushed(t *testing.T) {
 	if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<20)); err != nil {
 		t.Fatal(err)
 	}
-	p, err := newPlatter(path)
+	p, err := newPlatter(path, true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.file.Close()
-	file, err := backend.Open(path, backend.Options{Buffered: true, BlockSize: block.SectorSize})
+	grip := p.lend(newNetwork().boot("t1"))
+	file, err := backend.Open(path, backend.Options{Buffered: true, BlockSize: block.SectorSize,
+		Calls: func(kernel backend.Calls) backend.Calls { return calls{access{grip, true}, kernel} }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	d := p.lend(file)
+	d := file
 	const half = 256 * sector
 	for _, step := range []error{
 		block.WriteAt(d, bytes.Repeat([]byte{1}, int(2*half)), 0),
@@ -130,11 +133,11 @@ func TestPowerTakesWhatWasNotFlushed(t *testing.T) {
 	if err := block.WriteAt(d, make([]byte, sector), 0); err == nil {
 		t.Error("a drive without power takes a write")
 	}
-	if err := p.forget(rand.New(rand.NewPCG(1, 1))); err != nil {
+	if err := p.forget(rand.New(rand.NewPCG(1, 1)), sector); err != nil {
 		t.Fatal(err)
 	}
 	got := make([]byte, 2*half)
-	if err := block.ReadAt(file, got, 0); err != nil {
+	if _, err := p.file.ReadAt(got, 0); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got[:half], bytes.Repeat([]byte{1}, int(half))) {
@@ -147,4 +150,16 @@ func TestPowerTakesWhatWasNotFlushed(t *testing.T) {
 	if len(counts) != 3 || counts[1]+counts[2]+counts[3] != 256 {
 		t.Errorf("of sectors that were not flushed, by what they hold: %v; want some of each write", counts)
 	}
+}
+
+// TestAClockStepLeavesWhatIsMeasured holds the manager's clock to what a kernel does.
+func TestAClockStepLeavesWhatIsMeasured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		before := stepped(time.Now(), 0)
+		time.Sleep(time.Second)
+		after := stepped(time.Now(), -time.Hour)
+		if passed, wall := after.Sub(before), after.Round(0).Sub(before.Round(0)); passed != time.Second || wall != time.Second-time.Hour {
+			t.Errorf("%v have passed, and %v on the wall; want 1s and -59m59s", passed, wall)
+		}
+	})
 }

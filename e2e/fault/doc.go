@@ -4,14 +4,22 @@
 // cluster in one process, in time that is as fast as the processor, under a
 // writer that knows what was acknowledged.
 //
-//	writer ── engine, host ══ network ══ controller, leg ── medium ── sparse file
+//	writer ── engine, host ══ network ══ controller, leg, backend ── drive
 //	             │     initiator agent        │     target agent
-//	             └──────── network ───────────┴──── volume manager ── store
+//	             └──────── network ───────────┴──── volume manager ── power ── store
 //
 // All that is Weft's is real: manager and store, gRPC, agents, NVMe/TCP, labels,
-// legs. What is ours is between them: a network in memory that cuts, delays and
-// delivers late, and a drive's cache that fails, is slow, and forgets at a loss of
-// power. Time is that of testing/synctest.
+// legs. The tests replace only what lies between and below them: the network is in
+// memory, and cuts, delays and delivers late; drives fail, are slow, hold a write back
+// for as long as they like, and may have a cache that forgets when the power goes; the
+// manager can lose power in the middle of a commit. Time is that of testing/synctest.
+//
+// Some faults come by themselves, at any time. Others are plots: a few of them in the
+// order that a guard is for, as a host that is fenced while a drive has writes of it.
+// Whoever loses a volume by force goes on to use it. Processes stand still while their
+// clocks go on, agents are started twice, and the manager's clock is set.
+//
+//	go test ./e2e/fault -seed 7 -only "force move,slow medium"
 //
 //	go test ./e2e/fault -faults 5000 -seed 7
 //

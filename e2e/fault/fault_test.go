@@ -3,23 +3,34 @@
 package fault
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"maps"
 	"math/rand/v2"
+	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/volmgr"
 )
 
 var (
-	faults  = flag.Int("faults", 240, "how many faults, over all clusters")
+	faults  = flag.Int("faults", 480, "how many faults, over all clusters")
 	seed    = flag.Uint64("seed", 0, "of one run, to see it again; 0: some runs from -first on")
 	first   = flag.Uint64("first", 1, "seed of the first run")
+	only    = flag.String("only", "", "these faults alone, separated by commas")
 	logFile = flag.String("log", "", "file for what the daemons log")
 )
 
@@ -33,11 +44,23 @@ func TestNothingIsLost(t *testing.T) {
 		return
 	}
 	for i := range uint64((*faults + faultsPerRun - 1) / faultsPerRun) {
-		t.Run(fmt.Sprintf("seed %d", *first+i), func(t *testing.T) {
-			t.Parallel()
-			live(t, *first+i, faultsPerRun)
-		})
+		each(t, *first+i, live)
 	}
+}
+
+// lost is whether a life has gone wrong, which with -failfast is enough.
+var lost atomic.Bool
+
+// each has a seed's life beside the others.
+func each(t *testing.T, seed uint64, live func(t *testing.T, seed uint64, faults int)) {
+	t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
+		t.Parallel()
+		if failfast := flag.Lookup("test.failfast"); lost.Load() && failfast != nil && failfast.Value.String() == "true" {
+			t.Skip("-failfast: another life has gone wrong")
+		}
+		defer func() { lost.CompareAndSwap(false, t.Failed()) }()
+		live(t, seed, faultsPerRun)
+	})
 }
 
 // layouts are what clusters have, with as many targets as leave room for a choice.
@@ -46,6 +69,7 @@ var layouts = []block.Layout{
 	{Stripes: 2, Copies: 2},
 	{Stripes: 1, Copies: 3},
 	{Stripes: 2, Copies: 3},
+	{Stripes: 2, Copies: 1},
 }
 
 func live(t *testing.T, seed uint64, faults int) {
@@ -55,20 +79,81 @@ func live(t *testing.T, seed uint64, faults int) {
 // life is that of one cluster. Only in a bubble.
 func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 	random := rand.New(rand.NewPCG(seed, 0))
-	layout := layouts[seed%uint64(len(layouts))]
-	c := newCluster(t, 4, 2, lie)
+	w := newWorld(seed)
+	c := newCluster(t, 4, 2, func(c *cluster) {
+		c.random = rand.New(rand.NewPCG(seed, 2))
+		for i, h := range c.targets {
+			h.platter.volatile, h.platter.random = w.volatile(i), rand.New(rand.NewPCG(seed, uint64(10+i)))
+		}
+		if w.disk {
+			c.store = filepath.Join(t.TempDir(), "m1")
+		}
+		c.user.flushes = w.flushes
+		lie(c)
+	})
 	defer c.close()
 	defer c.tell(seed)
-	c.createVolume(layout)
+	c.did("%v", w)
+	c.createVolume(w.layout)
+	if w.dark { // nobody has flushed anything yet but the labels
+		for _, h := range c.targets {
+			h.loseAll(random)
+		}
+		for _, h := range c.targets {
+			h.start()
+		}
+		c.did("all targets have lost their power")
+	}
 	c.attach(c.clients[0])
 	c.healthy()
+	for _, h := range c.targets {
+		h.platter.set(func() { h.platter.instant = false })
+	}
 	c.user.work(seed, 6)
-	f := &chaos{cluster: c, random: random}
+	f := &chaos{cluster: c, world: w, random: random}
+	c.pass = f.wait
+	defer func() { c.pass = time.Sleep }()
 	for f.faults < faults {
 		f.round(min(12, faults-f.faults))
 	}
-	c.equalCopies(random)
+	if w.layout.Copies > 1 {
+		c.equalCopies(random)
+	}
 	f.check()
+}
+
+// world describes the cluster of one life.
+type world struct {
+	layout  block.Layout
+	caches  string // of drives: "volatile", "none", or "mixed"
+	flushes int    // one in so many operations of the user is a flush
+	disk    bool   // the manager's store is on a disk
+	dark    bool   // targets lose their power when the volume has been made
+}
+
+func newWorld(seed uint64) world {
+	random := rand.New(rand.NewPCG(seed, 1))
+	w := world{
+		layout: layouts[seed%uint64(len(layouts))], caches: "volatile",
+		flushes: []int{20, 20, 200}[random.IntN(3)], disk: random.IntN(4) == 0,
+		dark: random.IntN(2) == 0,
+	}
+	switch n := random.IntN(4); {
+	case n == 0 || w.layout.Copies == 1: // with one copy, what a cache loses is lost
+		w.caches = "none"
+	case n == 1:
+		w.caches = "mixed"
+	}
+	return w
+}
+
+// volatile reports whether the drive of a target has a cache that forgets.
+func (w world) volatile(target int) bool {
+	return w.caches == "volatile" || w.caches == "mixed" && target%2 == 0
+}
+
+func (w world) String() string {
+	return fmt.Sprintf("%v, caches: %s, one flush in %d operations, store on a disk: %v", w.layout, w.caches, w.flushes, w.disk)
 }
 
 // tell says what happened, if it went wrong.
@@ -90,10 +175,12 @@ func (c *cluster) tell(seed uint64) {
 // chaos gives a cluster faults.
 type chaos struct {
 	cluster *cluster
+	world   world
 	random  *rand.Rand
 	faults  int
 	undo    []repair // of faults that are not over
 	whole   bool     // nothing has happened since all was well
+	backup  []byte   // of the manager's store
 	torn    bool     // a drive may hold torn blocks, since one target has lost its power
 }
 
@@ -107,13 +194,19 @@ type repair struct {
 // round gives n faults, some at a time, heals all, and looks whether all is there.
 func (r *chaos) round(n int) {
 	c := r.cluster
-	r.whole, r.torn = true, false
+	r.whole, r.torn = r.random.IntN(2) == 0, false
+	if r.whole {
+		// What was on its way when the faults ended may cost one more leg, late: then the
+		// loss of another's cache is the loss of both.
+		time.Sleep(5 * time.Second)
+		c.healthy()
+	}
 	pause := float64(2 * time.Second)
 	if r.random.IntN(3) == 0 { // while what the last one began is still under way
 		pause /= 10
 	}
 	for range n {
-		if err := r.fault(); err != "" {
+		if err := r.fault(r.kinds()); err != "" {
 			c.did("%s", err)
 		}
 		r.faults++
@@ -127,6 +220,7 @@ func (r *chaos) round(n int) {
 		c.t.Fatalf("the user waits for answers since %v\n%s", patience, c.explain())
 	}
 	c.verify()
+	c.sameCopies()
 	c.user.resume()
 	r.check()
 }
@@ -168,12 +262,13 @@ func (r *chaos) later(longest time.Duration, what string, do func()) {
 
 // heal ends all faults, in any order.
 func (r *chaos) heal() {
-	r.random.Shuffle(len(r.undo), func(i, j int) { r.undo[i], r.undo[j] = r.undo[j], r.undo[i] })
-	for _, u := range r.undo {
+	for len(r.undo) > 0 { // one may bring another with it
+		i := r.random.IntN(len(r.undo))
+		u := r.undo[i]
+		r.undo = slices.Delete(r.undo, i, i+1)
 		r.cluster.did("%s", u.what)
 		u.do()
 	}
-	r.undo = nil
 	r.cluster.network.heal()
 	r.cluster.did("all healed")
 }
@@ -207,26 +302,54 @@ func (c *cluster) equalCopies(random *rand.Rand) {
 	}
 }
 
-// fault does one fault, and returns what it was; empty if there was nothing to do.
-func (r *chaos) fault() string {
-	all := []struct {
-		weight int
-		do     func() string
-	}{
-		{6, r.killTarget},
-		{4, r.losePower},
-		{3, r.killManager},
-		{3, r.killClient},
-		{1, r.restartClient},
-		{6, r.cutLink},
-		{3, r.isolate},
-		{3, r.delayLink},
-		{3, r.slowMedium},
-		{2, r.breakMedium},
-		{2, r.move},
-		{2, r.forceMove},
-		{1, r.blackout},
-		{4, r.expand},
+// kind is a fault that can be done; do returns what it was, empty if there was
+// nothing to do.
+type kind struct {
+	name   string
+	weight int
+	do     func() string
+}
+
+// kinds are all the faults of a cluster with one user.
+func (r *chaos) kinds() []kind {
+	return []kind{
+		{"kill target", 5, r.killTarget},
+		{"lose power", 4, r.losePower},
+		{"kill manager", 3, r.killManager},
+		{"slow store", 3, r.slowStore},
+		{"kill client", 3, r.killClient},
+		{"restart client", 1, r.restartClient},
+		{"cut link", 5, r.cutLink},
+		{"isolate", 3, r.isolate},
+		{"delay link", 3, r.delayLink},
+		{"slow medium", 5, r.slowMedium},
+		{"break medium", 2, r.breakMedium},
+		{"move", 4, r.move},
+		{"force move", 4, r.forceMove},
+		{"lose record", 3, r.loseRecord},
+		{"lose rebuilt", 2, r.loseRebuilt},
+		{"cut label", 1, r.cutLabel},
+		{"lose powers", 2, r.losePowers},
+		{"flip cache", 1, r.flipCache},
+		{"lose store", 1, r.loseStore},
+		{"restore store", 1, r.restoreStore},
+		{"freeze", 3, r.freeze},
+		{"step clock", 1, r.stepClock},
+		{"double", 1, r.double},
+		{"restart target", 1, r.restartTarget},
+		{"blackout", 1, r.blackout},
+		{"expand", 4, r.expand},
+	}
+}
+
+// fault does one fault of some, and returns what it was.
+func (r *chaos) fault(all []kind) string {
+	if *only != "" {
+		chosen := strings.Split(*only, ",")
+		all = slices.DeleteFunc(all, func(k kind) bool { return !slices.Contains(chosen, k.name) })
+	}
+	if len(all) == 0 {
+		return "nothing of what was chosen applies here"
 	}
 	for range 20 {
 		sum := 0
@@ -237,6 +360,7 @@ func (r *chaos) fault() string {
 		for _, f := range all {
 			if at -= f.weight; at < 0 {
 				if what := f.do(); what != "" {
+					r.cluster.count(f.name)
 					return what
 				}
 				break
@@ -248,9 +372,15 @@ func (r *chaos) fault() string {
 
 func (r *chaos) target() *targetHost { return r.cluster.targets[r.random.IntN(len(r.cluster.targets))] }
 
+// client is one that should have the volume.
 func (r *chaos) client() *clientHost {
+	nodes := r.cluster.users.nodes()
+	name := nodes[0]
+	if len(nodes) > 1 {
+		name = nodes[r.random.IntN(len(nodes))]
+	}
 	for _, h := range r.cluster.clients {
-		if h.name == r.cluster.user.node() {
+		if h.name == name {
 			return h
 		}
 	}
@@ -267,15 +397,15 @@ func (r *chaos) killTarget() string {
 	return h.name + " is killed"
 }
 
-// losePower takes the power of a target while all else is well: with a second one
-// writes would be lost that both had in their caches, as on any mirror.
+// losePower takes the power of a target. If its drive forgets, all else is well: with
+// a second one writes would be lost that both had in their caches, as on any mirror.
 func (r *chaos) losePower() string {
 	h := r.target()
-	if h.process == nil || !r.whole {
+	if h.process == nil || h.platter.volatile && !r.whole {
 		return ""
 	}
 	h.powerOff(r.random)
-	r.torn = true
+	r.torn = r.torn || h.platter.volatile
 	r.later(12*time.Second, h.name+" has power again", h.start)
 	return h.name + " loses its power"
 }
@@ -300,18 +430,64 @@ func (r *chaos) blackout() string {
 		}
 		h.loseAll(r.random)
 	}
-	c.user.powerLost()
+	if r.world.caches != "none" {
+		c.user.powerLost()
+	}
 	return "the power of all targets and clients is lost"
 }
 
+// killManager ends the manager's process, or takes its power: at any time, or in its
+// next commit.
 func (r *chaos) killManager() string {
 	c := r.cluster
 	if c.manager == nil {
 		return ""
 	}
-	c.killManager()
-	r.later(8*time.Second, "the manager is started", c.startManager)
-	return "the manager is killed"
+	what := "the manager is killed"
+	switch r.random.IntN(4) {
+	case 0:
+		c.killManager()
+	case 1:
+		c.cutManager()
+		what = "the manager loses its power"
+	default:
+		what = r.armTrap()
+	}
+	r.later(8*time.Second, managerStarted, r.startManager)
+	return what
+}
+
+// armTrap has the manager lose its power in its next commit.
+func (r *chaos) armTrap() string {
+	t := trapBefore
+	if r.random.IntN(3) == 0 {
+		t = trapAfter
+	}
+	r.cluster.manager.set(func() { r.cluster.manager.trap = t })
+	return map[trap]string{
+		trapBefore: "the manager is to lose its power before its next commit",
+		trapAfter:  "the manager is to lose its power after its next commit",
+	}[t]
+}
+
+const managerStarted = "the manager is started"
+
+// startManager also ends one that has not run into its trap.
+func (r *chaos) startManager() {
+	r.cluster.cutManager()
+	r.cluster.startManager()
+}
+
+// slowStore has commits take their time.
+func (r *chaos) slowStore() string {
+	m := r.cluster.manager
+	if m == nil || m.isOff() {
+		return ""
+	}
+	d := time.Duration(r.random.Int64N(int64(time.Second)))
+	m.set(func() { m.takes = d })
+	r.later(10*time.Second, "commits are fast", func() { m.set(func() { m.takes = 0 }) })
+	return fmt.Sprintf("commits take up to %v", d.Round(time.Millisecond))
 }
 
 func (r *chaos) killClient() string {
@@ -393,28 +569,86 @@ func (r *chaos) delayLink() string {
 	return fmt.Sprintf("from %s to %s it takes %v", a, b, d.Round(time.Millisecond))
 }
 
+// slowMedium has a drive take its time: with all that it is given, with some of it,
+// or it answers nothing.
 func (r *chaos) slowMedium() string {
 	h := r.target()
-	d := time.Duration(r.random.Int64N(int64(3 * time.Second)))
-	h.platter.slow(d)
-	r.later(10*time.Second, h.name+"'s drive is fast", func() { h.platter.slow(0) })
-	return fmt.Sprintf("%s's drive takes %v", h.name, d.Round(time.Millisecond))
+	p, d := h.platter, time.Duration(r.random.Int64N(int64(3*time.Second)))
+	what := ""
+	switch r.random.IntN(4) {
+	case 0:
+		p.set(func() { p.each = d })
+		what = fmt.Sprintf("%s's drive takes up to %v", h.name, d.Round(time.Millisecond))
+	case 1:
+		p.set(func() { p.each, p.straggle = d/100, 5*d })
+		what = fmt.Sprintf("%s's drive takes up to %v now and then", h.name, (5 * d).Round(time.Millisecond))
+	case 2:
+		what = r.straggle(h)
+		if client := r.client().name; r.random.IntN(2) == 0 { // which connects again at once
+			r.cutBriefly(client, h.name)
+		}
+		return what
+	default:
+		p.hang()
+		what = h.name + "'s drive hangs"
+	}
+	r.later(10*time.Second, h.name+"'s drive is fast", p.well)
+	return what
 }
 
-var errMedium = fmt.Errorf("this drive has a bad day: %w", block.ErrMedium)
+// straggle has a drive keep some of the IO that it has, or gets within a moment, for
+// long, while it does the rest at once.
+func (r *chaos) straggle(h *targetHost) string {
+	h.platter.set(func() { h.platter.straggle = 25 * time.Second })
+	r.wait(100*time.Millisecond + time.Duration(r.random.Int64N(int64(300*time.Millisecond))))
+	h.platter.set(func() { h.platter.straggle = 0 })
+	return h.name + "'s drive keeps some of its IO for up to 25s"
+}
 
+// cutBriefly cuts a link for less long than anybody is given up.
+func (r *chaos) cutBriefly(a, b string) {
+	n := r.cluster.network
+	n.cut(a, b, true)
+	n.cut(b, a, true)
+	r.later(1500*time.Millisecond, fmt.Sprintf("%s and %s reach each other", a, b), func() {
+		n.cut(a, b, false)
+		n.cut(b, a, false)
+	})
+	r.cluster.did("%s and %s do not reach each other", a, b)
+}
+
+// breakMedium makes a drive return errors. A target does not use a drive again after a
+// failed label or flush until its process is restarted: an operator has to see to it.
 func (r *chaos) breakMedium() string {
 	h, u := r.target(), r.cluster.user
 	if slices.ContainsFunc(r.cluster.targets, func(h *targetHost) bool { return h.platter.failing() }) {
 		return ""
 	}
 	u.medium(true)
-	h.platter.fail(errMedium)
+	p, what, restart := h.platter, "", true
+	switch r.random.IntN(5) {
+	case 0, 1:
+		p.set(func() { p.badData = errMedium })
+		what, restart = "reads and writes nothing", false
+	case 2:
+		p.set(func() { p.err = errMedium })
+		what = "gives errors"
+	case 3:
+		p.set(func() { p.refusal = errReadOnly })
+		what = "takes no writes"
+	default:
+		p.set(func() { p.cacheErr = errCache })
+		what = "loses what it should flush"
+	}
 	r.later(10*time.Second, h.name+"'s drive has no errors", func() {
-		h.platter.fail(nil)
+		p.well()
 		u.medium(false)
+		if restart && h.process != nil {
+			h.kill()
+			h.start()
+		}
 	})
-	return h.name + "'s drive gives errors"
+	return h.name + "'s drive " + what
 }
 
 // expand has the volume wanted larger, in the middle of all else. If nobody takes the
@@ -442,42 +676,422 @@ func (r *chaos) other() *clientHost {
 	return nil
 }
 
-// move detaches the volume, and attaches it elsewhere.
+// move detaches the volume and attaches it elsewhere. Targets may lose their power
+// meanwhile: after a clean detach all data is on the drives, and not only in caches.
 func (r *chaos) move() string {
 	c, from, to := r.cluster, r.client(), r.other()
-	if to == nil || from.process == nil || len(r.undo) > 0 || !c.user.pause(10*time.Second) {
+	if to == nil || from.process == nil || !c.user.pause(10*time.Second) {
 		return ""
 	}
 	c.did("the volume is moved from %s to %s", from.name, to.name)
 	c.user.close()
-	c.detach(from, false)
+	r.detachAt(from, r.loseDetached)
 	c.attach(to)
 	c.user.resume()
 	return "the volume is moved"
 }
 
-// forceMove takes the volume from a client that nobody reaches, and that lives on.
-func (r *chaos) forceMove() string {
+// detachAt detaches the volume, and does something at the moment at which it is.
+func (r *chaos) detachAt(from *clientHost, then func()) {
+	c := r.cluster
+	for range 1000 {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		_, err := c.operator.Detach(ctx, &pb.DetachRequest{Volume: volumeName, Node: from.name})
+		v, looked := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
+		cancel()
+		if errors.Join(err, looked) == nil && v.GetAttachment() == nil {
+			then()
+			return
+		}
+		r.wait(time.Millisecond)
+	}
+	c.detach(from, false)
+}
+
+// loseDetached takes the power of some targets, or of all, while nobody has the
+// volume. If their drives forget it must be clean.
+func (r *chaos) loseDetached() {
+	c := r.cluster
+	if r.random.IntN(2) == 0 || r.torn {
+		return
+	}
+	v, err := c.operator.GetVolume(context.Background(), &pb.GetVolumeRequest{Volume: volumeName})
+	if err != nil || !v.GetClean() && r.world.caches != "none" {
+		return
+	}
+	all := r.random.IntN(2) == 0
+	for _, h := range c.targets {
+		if h.process == nil || !all && r.random.IntN(2) == 0 {
+			continue
+		}
+		h.loseAll(r.random)
+		c.did("%s loses its power", h.name)
+		c.count("lose detached")
+		r.later(6*time.Second, h.name+" has power again", h.start)
+	}
+}
+
+// forceMove takes the volume from a client that is cut off, and that lives on: from
+// everything, in one direction, or together with some targets from all others. A
+// drive may have writes of it for as long as it likes.
+func (r *chaos) forceMove() string { return r.forceMoveAnd(func() {}) }
+
+// forceMoveAnd does something in the moment before the volume is taken.
+func (r *chaos) forceMoveAnd(then func()) string {
 	c, from, to := r.cluster, r.client(), r.other()
-	if to == nil || c.manager == nil || len(r.undo) > 0 {
+	if to == nil {
 		return ""
 	}
-	others := []string{"m1"}
+	if h := r.target(); r.random.IntN(2) == 0 {
+		c.did("%s", r.straggle(h))
+	}
+	way := r.random.IntN(5) // there and back, there, back, with some targets
+	with := map[string]bool{from.name: true}
+	for _, h := range c.targets {
+		if way > 2 && r.random.IntN(2) == 0 {
+			with[h.name] = true
+		}
+	}
+	others := []string{"m1", to.name}
 	for _, h := range c.targets {
 		others = append(others, h.name)
 	}
-	way := r.random.IntN(3) // there and back, there, back
 	set := func(cut bool) {
-		for _, b := range others {
-			c.network.cut(from.name, b, cut && way != 2)
-			c.network.cut(b, from.name, cut && way != 1)
+		for a := range with {
+			for _, b := range others {
+				if !with[b] {
+					c.network.cut(a, b, cut && way != 2)
+					c.network.cut(b, a, cut && way != 1)
+				}
+			}
 		}
 	}
 	set(true)
-	c.did("%s is cut off, and its volume goes to %s", from.name, to.name)
-	r.later(20*time.Second, from.name+" is reached again", func() { set(false) })
+	c.did("%v are cut off, and the volume of %s goes to %s", slices.Sorted(maps.Keys(with)), from.name, to.name)
+	r.later(30*time.Second, fmt.Sprintf("%v are reached again", slices.Sorted(maps.Keys(with))), func() { set(false) })
 	r.wait(time.Duration(r.random.Int64N(int64(time.Second))))
+	c.user.taken(r.random.Uint64())
+	then()
 	c.detach(from, true)
 	c.attach(to)
 	return "the volume is taken"
+}
+
+// loseRecord has the client lose a target, the manager its power in the record of
+// that, then the client and another target their lives: only the first one is there
+// when the volume is attached again.
+func (r *chaos) loseRecord() string {
+	c, client := r.cluster, r.client()
+	a, b := r.target(), r.target()
+	if c.manager == nil || client.process == nil || a == b || a.process == nil || b.process == nil {
+		return ""
+	}
+	for _, way := range []pair{{client.name, a.name}, {a.name, client.name}} {
+		c.network.cut(way.from, way.to, true)
+	}
+	c.did("%s and %s do not reach each other", client.name, a.name)
+	r.wait(1800 * time.Millisecond)
+	if c.manager == nil {
+		return "and the manager is gone"
+	}
+	c.did("%s", r.armTrap())
+	r.wait(time.Second + time.Duration(r.random.Int64N(int64(time.Second))))
+	c.cutManager()
+	if client.process != nil {
+		client.kill()
+		c.did("%s is killed", client.name)
+		r.later(time.Second, client.name+" is started", client.start)
+	}
+	if b.process != nil {
+		b.kill() // what its cache holds may be the last copy
+		r.later(25*time.Second, b.name+" is started", b.start)
+	}
+	r.later(time.Second, managerStarted, r.startManager)
+	r.later(time.Second, client.name+" reaches "+a.name, func() {
+		for _, way := range []pair{{client.name, a.name}, {a.name, client.name}} {
+			c.network.cut(way.from, way.to, false)
+		}
+	})
+	return b.name + " is killed"
+}
+
+// loseRebuilt has a target away for some time, and takes the power of all as soon as
+// it has what it missed.
+func (r *chaos) loseRebuilt() string {
+	c, h := r.cluster, r.target()
+	if h.process == nil || r.torn || r.world.layout.Copies == 1 {
+		return ""
+	}
+	h.kill()
+	c.did("%s is killed", h.name)
+	r.wait(3*time.Second + time.Duration(r.random.Int64N(int64(3*time.Second))))
+	if h.process != nil {
+		return "and is back already"
+	}
+	h.start()
+	c.did("%s is started", h.name)
+	for range 4000 { // before a label, or a flush of the user, makes it durable
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		v, err := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
+		cancel()
+		if err == nil && v.GetHealth() == pb.Health_HEALTH_HEALTHY {
+			break
+		}
+		r.wait(time.Millisecond)
+	}
+	return r.blackout()
+}
+
+// cutLabel has something write over the end of a target's drive, where one of its
+// labels is, while it is down, and then takes its power in the middle of a label's
+// write: the drive writes none of it while it hangs, and some of it as it dies.
+func (r *chaos) cutLabel() string {
+	c, h := r.cluster, r.target()
+	if h.process == nil || h.platter.volatile && !r.whole || c.manager == nil {
+		return ""
+	}
+	h.kill()
+	h.platter.set(h.platter.goOnLocked)
+	h.buried()
+	if err := h.platter.overwriteEnd(); err != nil {
+		c.t.Fatalf("%v", err)
+	}
+	h.start()
+	c.did("%s's drive is written over at its end", h.name)
+	r.wait(2 * time.Second)
+	return r.forceMoveAnd(func() {
+		h.platter.hang()
+		at := time.Now().Add(500 * time.Millisecond)
+		r.undo = append(r.undo, repair{at, h.name + " loses its power", func() {
+			if h.process == nil {
+				return
+			}
+			h.powerOff(r.random)
+			r.torn = r.torn || h.platter.volatile
+			r.later(6*time.Second, h.name+" has power again", h.start)
+		}})
+	})
+}
+
+// freeze has a process stand still, and go on as if nothing had been.
+func (r *chaos) freeze() string {
+	c := r.cluster
+	name, p := "m1", (*process)(nil)
+	switch r.random.IntN(3) {
+	case 0:
+		if c.manager != nil {
+			p = c.manager.process
+		}
+	case 1:
+		h := r.client()
+		name, p = h.name, h.process
+	default:
+		h := r.target()
+		name, p = h.name, h.process
+	}
+	if p == nil {
+		return ""
+	}
+	p.at.freeze()
+	r.later(30*time.Second, name+" goes on", p.at.thaw)
+	return name + " stands still"
+}
+
+// stepClock sets the manager's clock, forward or back, by up to a day.
+func (r *chaos) stepClock() string {
+	d := time.Duration(r.random.Int64N(int64(48*time.Hour))) - 24*time.Hour
+	r.cluster.clock.Store(int64(d))
+	return fmt.Sprintf("the manager's clock is %v ahead", d.Round(time.Second))
+}
+
+// double starts a second agent beside one that runs: it is refused, or harmless.
+func (r *chaos) double() string {
+	c, h, client := r.cluster, r.target(), r.client()
+	at, second, what, doubled := h.machine(), h.agent, h.name, &h.doubled
+	if r.random.IntN(2) == 0 {
+		at, second, what, doubled = client.machine(), client.agent, client.name, &client.doubled
+	}
+	if at == nil {
+		return ""
+	}
+	*doubled = true
+	beside := at.beside()
+	agent := second(beside)
+	p := run(beside, func(ctx context.Context) {
+		if err := agent(ctx); ctx.Err() == nil {
+			c.did("the second %s ends: %v", what, err)
+		}
+	})
+	r.later(5*time.Second, "the second "+what+" is gone", func() {
+		beside.kill()
+		p.end()
+	})
+	return "a second " + what + " is started"
+}
+
+// restartTarget ends a target's process in order.
+func (r *chaos) restartTarget() string {
+	h := r.target()
+	if h.process == nil {
+		return ""
+	}
+	h.platter.set(h.platter.goOnLocked)
+	h.platter.killed()
+	h.leave()
+	h.start()
+	return h.name + " is restarted"
+}
+
+// losePowers takes the power of several targets, while the clients live. Not while the
+// others may be needed to repair what one has lost, as in a blackout.
+func (r *chaos) losePowers() string {
+	c := r.cluster
+	if r.torn {
+		return ""
+	}
+	var lost []string
+	for _, h := range c.targets {
+		if h.process != nil && r.random.IntN(3) > 0 {
+			h.loseAll(r.random)
+			lost = append(lost, h.name)
+			r.later(6*time.Second, h.name+" has power again", h.start)
+		}
+	}
+	if r.world.caches != "none" {
+		c.user.cachesLost()
+	}
+	return fmt.Sprintf("%v lose their power", lost)
+}
+
+// flipCache has a drive come back with a volatile cache that had none, or without the
+// one that it had, as its settings or a battery have it.
+func (r *chaos) flipCache() string {
+	h := r.target()
+	if h.process == nil || r.world.caches != "mixed" || h.platter.volatile && !r.whole {
+		return ""
+	}
+	h.powerOff(r.random)
+	r.torn = r.torn || h.platter.volatile
+	h.platter.set(func() { h.platter.volatile = !h.platter.volatile })
+	h.start()
+	return fmt.Sprintf("%s comes back with a volatile cache: %v", h.name, h.platter.volatile)
+}
+
+// loseStore loses the manager's store, and has it made anew from drives and hosts, of
+// which all are there by then.
+func (r *chaos) loseStore() string {
+	c := r.cluster
+	c.loseStore()
+	c.did("the manager's store is lost")
+	r.undo = slices.DeleteFunc(r.undo, func(u repair) bool { return u.what == managerStarted })
+	r.heal()
+	c.did("rebuilt: %s", c.rebuildStore())
+	return r.startAnew()
+}
+
+// restoreStore has the manager begin with its first backup, once more perhaps.
+func (r *chaos) restoreStore() string {
+	c := r.cluster
+	r.heal()
+	if r.backup == nil {
+		c.eventually("back up", func(ctx context.Context) (err error) {
+			r.backup, err = c.backup(ctx)
+			return err
+		})
+		return "the manager's store is backed up"
+	}
+	c.loseStore()
+	if err := volmgr.Restore(c.managerConfig(), bytes.NewReader(r.backup)); err != nil {
+		c.t.Fatalf("%v", err)
+	}
+	return "the backup is restored; " + r.startAnew()
+}
+
+// startAnew starts a manager whose store is not the one that it had, and attaches the
+// volume, which nobody has by its word.
+func (r *chaos) startAnew() string {
+	c, h := r.cluster, r.client()
+	c.user.taken(r.random.Uint64())
+	c.startManager()
+	c.user.moveTo(h.name)
+	patient := time.Now().Add(20 * time.Second)
+	c.eventually("attach to "+h.name, func(ctx context.Context) error {
+		_, err := c.operator.Attach(ctx, &pb.AttachRequest{Volume: volumeName, Node: h.name})
+		if err != nil && time.Now().After(patient) { // all that there is to hear has been heard
+			c.choose(ctx)
+		}
+		return err
+	})
+	return "the manager begins anew"
+}
+
+// What an operator is told of a copy: how new its label is, and whether it says that the
+// copy is in sync, or else whether the newest label says so.
+var (
+	ownLabel    = regexp.MustCompile(`its label \(generation (\d+), epoch (\d+), revision (\d+)\) (lists|does not list) it`)
+	newestLabel = regexp.MustCompile(`the newest label \(generation (\d+), epoch (\d+)\) lists it`)
+)
+
+// speaks is how much the labels speak for a copy: more if they are newer. Nil if none
+// says that it is in sync.
+func speaks(reason string) (age []int) {
+	own := ownLabel.FindStringSubmatch(reason)
+	if own == nil {
+		return nil
+	}
+	said := own[1:4]
+	if newest := newestLabel.FindStringSubmatch(reason); newest != nil {
+		said = append(newest[1:], own[3])
+	} else if own[4] != "lists" {
+		return nil
+	}
+	for _, text := range said {
+		n, _ := strconv.Atoi(text)
+		age = append(age, n)
+	}
+	return age
+}
+
+// choose does what a careful operator does where nothing can be believed: of the copies
+// of a column it takes the one for which the newest label speaks. All drives are there,
+// and no host has written what it has not noted: the user must lose nothing by it.
+func (c *cluster) choose(ctx context.Context) {
+	v, err := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
+	if err != nil {
+		return
+	}
+	believed, newest, chosen := map[uint32]bool{}, map[uint32][]int{}, map[uint32]*pb.Leg{}
+	for _, l := range v.GetLegs() {
+		believed[l.GetColumn()] = believed[l.GetColumn()] || l.GetState() == pb.LegState_LEG_STATE_IN_SYNC
+		if age := speaks(l.GetReason()); slices.Compare(age, newest[l.GetColumn()]) > 0 {
+			newest[l.GetColumn()], chosen[l.GetColumn()] = age, l
+		}
+	}
+	for column, l := range chosen {
+		if believed[column] {
+			continue
+		}
+		_, err := c.operator.PromoteStaleLeg(ctx, &pb.PromoteStaleLegRequest{Volume: volumeName, LegId: l.GetId(), AcceptDataLoss: true})
+		c.did("nothing of column %d can be believed, leg %d.%d on %s is taken (%v): %s", column, column, l.GetCopy(), l.GetNode(), err, l.GetReason())
+		c.count("promoted")
+	}
+}
+
+// backup is what an operator keeps.
+func (c *cluster) backup(ctx context.Context) ([]byte, error) {
+	stream, err := c.operator.Backup(ctx, &pb.BackupRequest{})
+	if err != nil {
+		return nil, err
+	}
+	var all []byte
+	for {
+		chunk, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, chunk.GetData()...)
+	}
 }

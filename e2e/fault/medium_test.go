@@ -3,91 +3,168 @@
 package fault
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/target/drive"
+	"weft.dev/weft/target/userspace"
 )
 
-// platter is a drive with a volatile cache that can be slow, fail, and lose its
-// power: then each sector that was not flushed holds what it held at the last
-// flush, or what was written since. It outlives the processes that use it.
+// platter is a drive. It can be slow, hang, fail, refuse writes, and lose its power.
+// If it has a volatile cache, each sector that was not flushed then holds what it
+// held at the last flush, or anything that was written since. It outlives the
+// processes that use it, and lies below all that Weft does to keep data and labels.
 type platter struct {
 	file *os.File
 
-	mu      sync.Mutex
-	lent    *medium // the last one
-	delay   time.Duration
-	err     error
-	lie     func(*block.IO) bool // of a write or flush: answer it without doing it
-	writes  uint64
-	flushed uint64               // by its number, the last write that is durable for certain
-	before  map[int64][]replaced // by sector
+	mu       sync.Mutex
+	random   *rand.Rand
+	lent     []*grip // to runs of an agent since the last loss of power
+	volatile bool
+	instant  bool          // while drives are added: a bubble stands still while mutexes are waited for
+	each     time.Duration // most that an IO takes,
+	straggle time.Duration // but for one in eight, which takes up to this
+	stuck    chan struct{} // closed when the drive, which hangs, goes on; nil: it does not hang
+	err      error         // answers all IO
+	badData  error         // answers reads and writes, but those of labels
+	refusal  error         // answers writes
+	cacheErr error         // answers flushes, each of which then loses what it should keep
+	lie      func(op) bool // of a write or flush: answer it without doing it
+	writes   uint64
+	flushed  uint64               // by its number, the last write that is durable for certain
+	before   map[int64][]replaced // by sector
 }
+
+// op is what an IO does.
+type op int
+
+const (
+	opRead op = iota
+	opWrite
+	opFlush
+)
 
 // replaced is what a write has replaced.
 type replaced struct {
 	write uint64
 	data  []byte
+	lost  bool // a flush has failed: no other makes the write durable
 }
 
 const sector = int64(block.SectorSize)
 
-func newPlatter(path string) (*platter, error) {
+// How long drives take at most.
+const (
+	labelTakes = 20 * time.Millisecond // to read, write or flush a label
+	flushTakes = 4 * time.Millisecond
+)
+
+func newPlatter(path string, volatile bool) (*platter, error) {
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
-	return &platter{file: file, before: map[int64][]replaced{}}, err
+	return &platter{file: file, volatile: volatile, instant: true, random: rand.New(rand.NewPCG(1, 2)), before: map[int64][]replaced{}}, err
 }
 
 // lend is the drive for one run of an agent.
-func (p *platter) lend(below block.Device) block.Device {
+func (p *platter) lend(to *machine) *grip {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.lent = &medium{platter: p, below: below}
-	return p.lent
+	g := &grip{platter: p, to: to, dead: make(chan struct{}), killed: make(chan struct{})}
+	p.lent = append(p.lent, g)
+	return g
 }
 
-// fail answers all IO with err, until it is nil.
-func (p *platter) fail(err error) {
+// killed has the drive answer what a process gave it that is killed: a process ends,
+// and lets go of its locks, when its last call is over. Here all share one process, in
+// which an agent gives its exports up after some seconds, for good.
+func (p *platter) killed() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.err = err
-}
-
-// slow holds all IO up for d.
-func (p *platter) slow(d time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.delay = d
-}
-
-// powerOff has nothing more reach the drive from whom it is lent to.
-func (p *platter) powerOff() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.lent != nil {
-		p.lent.off = true
+	for _, g := range p.lent {
+		select {
+		case <-g.killed:
+		default:
+			close(g.killed)
+		}
 	}
 }
 
-// forgetBlocks is forget for blocks of 4 KiB, each of which holds one thing.
-func (p *platter) forgetBlocks(random *rand.Rand) error {
+// set changes how the drive behaves.
+func (p *platter) set(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	since := map[int64]uint64{} // by block, the first write that is lost; 0: none
-	for _, off := range slices.Sorted(maps.Keys(p.before)) {
-		olds := slices.DeleteFunc(p.before[off], func(r replaced) bool { return r.write <= p.flushed })
-		if _, known := since[off/unit]; !known {
-			since[off/unit] = 0
+	f()
+}
+
+// well ends all that is wrong with a drive, but for what it has lost.
+func (p *platter) well() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.each, p.straggle, p.err, p.badData, p.refusal, p.cacheErr = 0, 0, nil, nil, nil, nil
+	p.goOnLocked()
+}
+
+func (p *platter) goOnLocked() {
+	if p.stuck != nil {
+		close(p.stuck)
+		p.stuck = nil
+	}
+}
+
+// hang has the drive answer nothing until it is well again.
+func (p *platter) hang() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stuck == nil {
+		p.stuck = make(chan struct{})
+	}
+}
+
+// failing reports whether the drive gives errors.
+func (p *platter) failing() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.err != nil || p.badData != nil || p.refusal != nil || p.cacheErr != nil
+}
+
+// powerOff has nothing more reach the drive from whom it is lent to. Of what is under
+// way, whole blocks of 4 KiB may still be written, of labels sectors.
+func (p *platter) powerOff() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, g := range p.lent {
+		g.off = true
+		close(g.dead)
+	}
+	p.lent = nil
+}
+
+// forget has the blocks of some size that were not flushed hold any of what they have
+// held since. No IO may be under way.
+func (p *platter) forget(random *rand.Rand, blocks int64) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	from := map[int64]uint64{}                               // by block, the first write that is lost; 0: none
+	for _, off := range slices.Sorted(maps.Keys(p.before)) { // so that a seed always loses the same
+		olds := p.undurableLocked(off)
+		if _, known := from[off/blocks]; !known {
+			from[off/blocks] = 0
 			if i := random.IntN(len(olds) + 1); i < len(olds) {
-				since[off/unit] = olds[i].write
+				from[off/blocks] = olds[i].write
 			}
 		}
-		lost := since[off/unit]
+		lost := from[off/blocks]
 		i := slices.IndexFunc(olds, func(r replaced) bool { return r.write >= lost })
 		if lost == 0 || i < 0 {
 			continue
@@ -100,125 +177,306 @@ func (p *platter) forgetBlocks(random *rand.Rand) error {
 	return nil
 }
 
-// forget has the sectors that were not flushed hold any of what they have held
-// since. No IO may be under way.
-func (p *platter) forget(random *rand.Rand) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, off := range slices.Sorted(maps.Keys(p.before)) { // so that a seed always loses the same
-		olds := slices.DeleteFunc(p.before[off], func(r replaced) bool { return r.write <= p.flushed })
-		if i := random.IntN(len(olds) + 1); i < len(olds) {
-			if _, err := p.file.WriteAt(olds[i].data, off); err != nil {
-				return err
-			}
+// undurableLocked is what a sector has held since it was durable, the oldest first.
+func (p *platter) undurableLocked(off int64) []replaced {
+	return since(p.before[off], p.flushed)
+}
+
+// since is what was replaced after the last write that is durable if flushes have
+// covered writes up to a number.
+func since(olds []replaced, flushed uint64) []replaced {
+	for i, r := range slices.Backward(olds) {
+		if !r.lost && r.write <= flushed {
+			return olds[i+1:]
 		}
 	}
-	clear(p.before)
-	return nil
+	return olds
 }
 
-// medium is a platter as one run of an agent has it.
-type medium struct {
-	platter *platter
-	below   block.Device
-	off     bool // under platter.mu
-}
-
-// Geometry is the device's, with a volatile cache.
-func (m *medium) Geometry() block.Geometry {
-	g := m.below.Geometry()
-	g.VolatileCache = true
-	return g
-}
-
-// Submit is block.Device's.
-func (m *medium) Submit(io *block.IO) {
-	m.platter.mu.Lock()
-	delay := m.platter.delay
-	m.platter.mu.Unlock()
-	if delay == 0 {
-		m.submit(io)
-		return
-	}
-	time.AfterFunc(delay, func() { m.submit(io) })
-}
-
-var errNoPower = fmt.Errorf("no power: %w", block.ErrGone)
-
-func (m *medium) submit(io *block.IO) {
-	p := m.platter
-	own := &block.IO{Op: io.Op, FUA: io.FUA, Unmap: io.Unmap, Off: io.Off, Len: io.Len, Data: io.Data}
-	own.Done = func(own *block.IO) { io.Complete(own.Err) }
-	p.mu.Lock()
-	err := p.err
-	if m.off {
-		err = errNoPower
-	}
-	lied := false
-	switch {
-	case err != nil || io.Op == block.OpRead:
-	case p.lie != nil && p.lie(io):
-		lied = true
-	case io.Op == block.OpFlush:
-		upTo := p.writes
-		own.Done = func(own *block.IO) {
-			p.flush(upTo, own.Err)
-			io.Complete(own.Err)
-		}
-	default:
-		err = p.rememberLocked(io)
-		if number := p.writes; io.FUA {
-			own.Done = func(own *block.IO) {
-				p.durable(own, number)
-				io.Complete(own.Err)
-			}
+// loseLocked has no flush make durable any more what is not.
+func (p *platter) loseLocked() {
+	for _, olds := range p.before {
+		for i := range olds {
+			olds[i].lost = olds[i].lost || olds[i].write > p.flushed
 		}
 	}
-	p.mu.Unlock()
-	if err != nil || lied {
-		io.Complete(err)
-		return
-	}
-	m.below.Submit(own)
 }
 
 // rememberLocked keeps what a write is about to replace.
-func (p *platter) rememberLocked(io *block.IO) error {
+func (p *platter) rememberLocked(off, n int64) error {
 	p.writes++
-	all := make([]byte, io.Len)
-	if _, err := p.file.ReadAt(all, io.Off); err != nil {
+	if !p.volatile {
+		return nil
+	}
+	all := make([]byte, n)
+	if _, err := p.file.ReadAt(all, off); err != nil {
 		return err
 	}
-	for at := int64(0); at < io.Len; at += sector {
-		olds := slices.DeleteFunc(p.before[io.Off+at], func(r replaced) bool { return r.write <= p.flushed })
-		p.before[io.Off+at] = append(olds, replaced{p.writes, all[at : at+sector]})
+	for at := int64(0); at < n; at += sector {
+		p.before[off+at] = append(p.undurableLocked(off+at), replaced{write: p.writes, data: all[at : at+sector]})
 	}
 	return nil
 }
 
-func (p *platter) flush(upTo uint64, err error) {
+// settleLocked notes that the writes of a range up to a number are durable.
+func (p *platter) settleLocked(off, n int64, number uint64) {
+	for at := off; at < off+n; at += sector {
+		if len(p.before[at]) > 0 {
+			p.before[at] = since(p.before[at], number)
+		}
+	}
+}
+
+// grip is a platter as one run of an agent has it.
+type grip struct {
+	platter *platter
+	to      *machine
+	off     bool          // under platter.mu
+	dead    chan struct{} // closed by the loss of power
+	killed  chan struct{} // closed when its process is killed
+}
+
+// access is a grip for data, or for labels.
+type access struct {
+	*grip
+	data bool
+}
+
+var errNoPower = errors.New("no power")
+
+// do does an IO after the time that it takes; what lands when the power goes away
+// meanwhile is up to torn. The platter is locked in both.
+func (g access) do(what op, how func() error, torn func()) error {
+	p := g.platter
+	g.to.awake()
+	defer g.to.awake()
+	p.mu.Lock()
+	d, stuck := g.takes(what), p.stuck
+	late := !g.off && (d > 0 || stuck != nil)
+	p.mu.Unlock()
+	if late {
+		g.wait(d, stuck)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err == nil {
+	if g.off {
+		if late && torn != nil {
+			torn()
+		}
+		return errNoPower
+	}
+	switch {
+	case p.err != nil:
+		return p.err
+	case g.data && what != opFlush && p.badData != nil:
+		return p.badData
+	case what == opWrite && p.refusal != nil:
+		return p.refusal
+	case what != opRead && p.lie != nil && p.lie(what):
+		return nil
+	}
+	return how()
+}
+
+// takes is how long an IO takes. What makes data durable takes time, and at its time
+// the power may go. The platter is locked.
+func (g access) takes(what op) (d time.Duration) {
+	p := g.platter
+	if p.each > 0 {
+		d = time.Duration(p.random.Int64N(int64(p.each)))
+	}
+	if p.straggle > 0 && p.random.IntN(8) == 0 {
+		d = time.Duration(p.random.Int64N(int64(p.straggle)))
+	}
+	switch {
+	case p.instant:
+	case !g.data:
+		d += time.Duration(p.random.Int64N(int64(labelTakes)))
+	case what == opFlush:
+		d += time.Duration(p.random.Int64N(int64(flushTakes)))
+	}
+	return d
+}
+
+func (g *grip) wait(d time.Duration, stuck chan struct{}) {
+	if stuck != nil {
+		select {
+		case <-stuck:
+		case <-g.killed:
+		case <-g.dead:
+		}
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-g.killed:
+	case <-g.dead:
+	}
+}
+
+// flush makes durable what was written before it began.
+func (g access) flush() error {
+	p := g.platter
+	p.mu.Lock()
+	upTo := p.writes
+	p.mu.Unlock()
+	return g.do(opFlush, func() error {
+		if p.cacheErr != nil {
+			p.loseLocked() // as the kernel does it: it takes the pages for clean then
+			return p.cacheErr
+		}
 		p.flushed = max(p.flushed, upTo)
-	}
+		return nil
+	}, nil)
 }
 
-// durable notes that a write of that number is.
-func (p *platter) durable(io *block.IO, number uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if io.Err != nil {
-		return
+// write writes, and keeps what that replaces.
+func (g access) write(data []byte, off int64, atom int64, how func([]byte, int64) (int, error)) (n int, err error) {
+	p := g.platter
+	err = g.do(opWrite, func() error {
+		if err := p.rememberLocked(off, int64(len(data))); err != nil {
+			return err
+		}
+		n, err = how(data, off)
+		return err
+	}, func() {
+		for at := int64(0); at < int64(len(data)); at += atom {
+			if part := data[at:min(at+atom, int64(len(data)))]; p.random.IntN(2) == 0 {
+				p.rememberLocked(off+at, int64(len(part))) //nolint:errcheck // the file is as it was
+				how(part, off+at)                          //nolint:errcheck // its writer is dead
+			}
+		}
+	})
+	if err == nil {
+		n = len(data)
 	}
-	for at := io.Off; at < io.Off+io.Len; at += sector {
-		p.before[at] = slices.DeleteFunc(p.before[at], func(r replaced) bool { return r.write <= number })
-	}
+	return n, err
 }
 
-// failing reports whether the drive gives errors.
-func (p *platter) failing() bool {
+// ---- the data of a drive ----
+
+// calls are the system calls on a platter's data.
+type calls struct {
+	access
+	kernel userspace.Calls
+}
+
+func (c calls) Pread(data []byte, off int64) (n int, err error) {
+	err = c.do(opRead, func() error { n, err = c.kernel.Pread(data, off); return err }, nil)
+	return max(n, 0), err
+}
+
+func (c calls) Pwrite(data []byte, off int64) (int, error) {
+	return c.write(data, off, unit, c.kernel.Pwrite)
+}
+
+func (c calls) PwriteDurable(data []byte, off int64) (int, error) {
+	return c.write(data, off, unit, func(data []byte, off int64) (int, error) {
+		n, err := c.kernel.Pwrite(data, off)
+		if err == nil {
+			c.platter.settleLocked(off, int64(len(data)), c.platter.writes)
+		}
+		return n, err
+	})
+}
+
+func (c calls) Fallocate(mode uint32, off, n int64) error {
+	if mode&^unix.FALLOC_FL_KEEP_SIZE != unix.FALLOC_FL_PUNCH_HOLE {
+		return unix.EOPNOTSUPP
+	}
+	return c.punch(off, n, func() error { return c.kernel.Fallocate(mode, off, n) })
+}
+
+func (c calls) Fdatasync() error { return c.flush() }
+
+// punch makes zeroes by how, and keeps what was there of data.
+func (g access) punch(off, n int64, how func() error) error {
+	return g.do(opWrite, func() error {
+		for _, s := range g.platter.data(off, n) {
+			if err := g.platter.rememberLocked(s[0], s[1]); err != nil {
+				return err
+			}
+		}
+		return how()
+	}, nil)
+}
+
+// overwriteEnd makes the last 9 MiB of a drive zeroes, as some tool for partitions might.
+func (p *platter) overwriteEnd() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.err != nil
+	const n = 9 << 20
+	end := int64(driveSize)
+	maps.DeleteFunc(p.before, func(off int64, _ []replaced) bool { return off >= end-n })
+	return unix.Fallocate(int(p.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, end-n, n)
 }
+
+// data lists what of a range is no hole: offsets and lengths.
+func (p *platter) data(off, n int64) (all [][2]int64) {
+	fd := int(p.file.Fd())
+	for end := off + n; off < end; {
+		from, err := unix.Seek(fd, off, unix.SEEK_DATA)
+		if err != nil || from >= end {
+			return all
+		}
+		to, err := unix.Seek(fd, from, unix.SEEK_HOLE)
+		if err != nil {
+			to = end
+		}
+		from, to = max(from, off), min(to, end)
+		all = append(all, [2]int64{from, to - from})
+		off = to
+	}
+	return all
+}
+
+// geometry is a drive's data with a cache, or without one.
+type geometry struct {
+	block.Device
+	platter *platter
+}
+
+func (g geometry) Geometry() block.Geometry {
+	x := g.Device.Geometry()
+	g.platter.mu.Lock()
+	defer g.platter.mu.Unlock()
+	x.VolatileCache = g.platter.volatile
+	return x
+}
+
+// ---- its label ----
+
+// label is the drive as its label is read and written.
+type label struct {
+	drive.Medium
+	access
+}
+
+func (l label) ReadAt(data []byte, off int64) (n int, err error) {
+	err = l.do(opRead, func() error { n, err = l.Medium.ReadAt(data, off); return err }, nil)
+	if errors.Is(err, io.EOF) {
+		err = io.EOF
+	}
+	return n, err
+}
+
+func (l label) WriteAt(data []byte, off int64) (int, error) {
+	return l.write(data, off, sector, l.Medium.WriteAt)
+}
+
+func (l label) Flush() error { return l.flush() }
+
+func (l label) Zero(ctx context.Context, off, n block.Size, progress func(block.Size)) error {
+	err := l.punch(int64(off), int64(n), func() error { return l.Medium.Zero(ctx, off, n, progress) })
+	if err != nil {
+		return err
+	}
+	return l.flush()
+}
+
+var (
+	errMedium   = fmt.Errorf("this drive has a bad day: %w", syscall.EIO)
+	errReadOnly = fmt.Errorf("this drive takes no more writes: %w", syscall.EROFS)
+	errCache    = fmt.Errorf("this drive has lost its cache: %w", syscall.EIO)
+)

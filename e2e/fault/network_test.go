@@ -102,7 +102,41 @@ func (n *network) state(p pair) link {
 type machine struct {
 	network *network
 	host    string
-	dead    bool // under network.mu
+	dead    bool          // under network.mu
+	frozen  chan struct{} // under network.mu; closed when the run, which stands still, goes on; nil: it does not
+}
+
+// freeze has nothing of a run go on, though its clock does, and though its host takes
+// what comes: as SIGSTOP, the freezer of a cgroup or a lack of memory have it.
+func (m *machine) freeze() {
+	m.network.change(func() {
+		if m.frozen == nil && !m.dead {
+			m.frozen = make(chan struct{})
+		}
+	})
+}
+
+// thaw has a run go on.
+func (m *machine) thaw() { m.network.change(m.thawLocked) }
+
+func (m *machine) thawLocked() {
+	if m.frozen != nil {
+		close(m.frozen)
+		m.frozen = nil
+	}
+}
+
+// awake returns when a run does not stand still.
+func (m *machine) awake() {
+	for {
+		m.network.mu.Lock()
+		frozen := m.frozen
+		m.network.mu.Unlock()
+		if frozen == nil {
+			return
+		}
+		<-frozen
+	}
 }
 
 // boot is a new run on a host. Whatever an earlier one that lost its power had
@@ -118,6 +152,9 @@ func (n *network) boot(host string) *machine {
 	})
 	return &machine{network: n, host: host}
 }
+
+// beside is another run on the same host, which lives.
+func (m *machine) beside() *machine { return &machine{network: m.network, host: m.host} }
 
 // kill ends a run as the death of its process does: what it has sent still goes
 // out, then the other ends learn of it.
@@ -151,6 +188,7 @@ func (m *machine) powerOff() {
 
 func (m *machine) dieLocked() {
 	m.dead = true
+	m.thawLocked()
 	for _, l := range m.network.listeners {
 		if l.at == m {
 			l.closeLocked()
@@ -281,10 +319,14 @@ type conn struct {
 	keepalive bool // to be reset after userTimeout without a way to the other end and back
 }
 
-func (c *conn) Read(p []byte) (int, error) { return c.in.read(p, c.keepalive) }
+func (c *conn) Read(p []byte) (int, error) {
+	defer c.at.awake()
+	return c.in.read(p, c.keepalive)
+}
 
 // Write also ends the way back if the other end has reset the connection.
 func (c *conn) Write(p []byte) (int, error) {
+	c.at.awake()
 	n, err := c.out.write(p)
 	if err == syscall.EPIPE {
 		c.in.end(syscall.ECONNRESET)

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"weft.dev/weft/initiator/userspace"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
@@ -24,38 +25,34 @@ import (
 type sharers struct {
 	cluster *cluster
 	mu      sync.Mutex
-	devices map[string]*sharedDevice // by client, the newest
-	newest  uint64                   // edition that is written, or that somebody has read
+	devices map[string]*export // by client, the newest
+	newest  uint64             // edition that is written, or that somebody has read
 	reads   map[string]int
-}
-
-type sharedDevice struct {
-	volume block.Device
-	done   chan struct{}
-	once   sync.Once
 }
 
 // sharedUnits are those of a volume that does not grow.
 const sharedUnits = int64(volumeSize) / unit
 
-func (s *sharers) found(at *machine, volume block.Device) *sharedDevice {
-	d := &sharedDevice{volume: volume, done: make(chan struct{})}
+// share has a cluster's clients share what they attach.
+func share(c *cluster) *sharers {
+	s := &sharers{cluster: c, devices: map[string]*export{}, reads: map[string]int{}}
+	c.users = s
+	return s
+}
+
+func (s *sharers) died(*machine) {}
+
+func (s *sharers) nodes() []string { return names(s.cluster.clients) }
+
+func (s *sharers) found(at *machine, volume block.Device, name block.VolumeName) userspace.Exported {
+	d := newExport(at, volume, name)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.devices[at.host] = d
 	return d
 }
 
-func (d *sharedDevice) Path() string                 { return "/dev/weft/" + volumeName }
-func (d *sharedDevice) Number() string               { return "7:4" }
-func (d *sharedDevice) Done() <-chan struct{}        { return d.done }
-func (d *sharedDevice) Resize(context.Context) error { return nil }
-func (d *sharedDevice) Close(context.Context, bool) error {
-	d.once.Do(func() { close(d.done) })
-	return nil
-}
-
-func (s *sharers) device(client string) *sharedDevice {
+func (s *sharers) device(client string) *export {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.devices[client]
@@ -94,7 +91,7 @@ func (s *sharers) read(ctx context.Context, client string, random *rand.Rand) {
 	}
 }
 
-func (s *sharers) readOne(client string, d *sharedDevice, at int64) {
+func (s *sharers) readOne(client string, d *export, at int64) {
 	s.mu.Lock()
 	least := s.newest
 	s.mu.Unlock()
@@ -156,11 +153,9 @@ func (c *cluster) attachAs(to *clientHost, mode pb.AttachMode) {
 // shared runs f over a mirrored volume with edition 1, which three clients read.
 func shared(t *testing.T, f func(c *cluster, s *sharers)) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(t, 3, 3, func(c *cluster) {
-			c.sharers = &sharers{cluster: c, devices: map[string]*sharedDevice{}, reads: map[string]int{}}
-		})
+		var s *sharers
+		c := newCluster(t, 3, 3, func(c *cluster) { s = share(c) })
 		defer c.close()
-		s := c.sharers
 		c.createVolume(block.Layout{Stripes: 2, Copies: 2})
 		c.attachAs(c.clients[0], pb.AttachMode_ATTACH_MODE_EXCLUSIVE)
 		if err := s.write("c1", 1); err != nil {
@@ -198,16 +193,7 @@ func TestReadersLiveThroughTheDeathOfTargetsManagerAndOneAnother(t *testing.T) {
 		c.startManager()
 
 		c.clients[2].kill()
-		c.eventually("c3 is taken out", func(ctx context.Context) error {
-			if _, err := c.operator.Detach(ctx, &pb.DetachRequest{Volume: volumeName, Node: "c3", Force: true}); err != nil {
-				return err
-			}
-			v, err := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
-			if n := len(v.GetAttachments()); err == nil && n != 2 {
-				err = fmt.Errorf("%d attachments", n)
-			}
-			return err
-		})
+		c.detachByForce(c.clients[2], 2)
 		s.progress("without c3", c.clients[:2]...)
 		v, err := c.operator.GetVolume(context.Background(), &pb.GetVolumeRequest{Volume: volumeName})
 		for _, l := range v.GetLegs() {
@@ -226,12 +212,17 @@ func TestReadersLiveThroughTheDeathOfTargetsManagerAndOneAnother(t *testing.T) {
 // does not hear of it either. Who is to write waits for that, however long.
 func TestAWriterWaitsForReadersThatCanNotBeFenced(t *testing.T) {
 	shared(t, func(c *cluster, s *sharers) {
-		for _, deaf := range []string{"c1", "t1"} {
+		ctx := context.Background()
+		v, err := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
+		if err != nil {
+			t.Fatal(err)
+		}
+		target := v.GetLegs()[0].GetNode() // not every target has a leg
+		for _, deaf := range []string{"c1", target} {
 			c.network.cut(deaf, "m1", true)
 			c.network.cut("m1", deaf, true)
 		}
 		time.Sleep(10 * time.Second)
-		ctx := context.Background()
 		if _, err := c.operator.Detach(ctx, &pb.DetachRequest{Volume: volumeName, Force: true}); err != nil {
 			t.Fatal(err)
 		}
@@ -239,9 +230,9 @@ func TestAWriterWaitsForReadersThatCanNotBeFenced(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
-		v, err := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
+		v, err = c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
 		if err != nil || v.GetAttachment().GetState() != pb.AttachmentState_ATTACHMENT_STATE_GRANTING {
-			t.Errorf("the writer's attachment is %v, %v; want it waiting for t1", v.GetAttachment().GetState(), err)
+			t.Errorf("the writer's attachment is %v, %v; want it waiting for %s", v.GetAttachment().GetState(), err, target)
 		}
 		c.network.heal()
 		c.attachAs(c.clients[1], pb.AttachMode_ATTACH_MODE_EXCLUSIVE)
@@ -254,5 +245,80 @@ func TestAWriterWaitsForReadersThatCanNotBeFenced(t *testing.T) {
 			c.attachAs(h, pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY)
 		}
 		s.progress("the second edition", c.clients...)
+	})
+}
+
+// A host that was taken out by force, and fenced, may be let in again before it has
+// heard of either: as after a live migration that goes back. What it had in flight
+// then finds no way to the volume, though the epoch is the same.
+func TestAFencedSharersWriteDoesNotLandAfterItIsLetInAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s *sharers
+		c := newCluster(t, 1, 2, func(c *cluster) { s = share(c) })
+		defer c.close()
+		const mode = pb.AttachMode_ATTACH_MODE_SHARED_BLOCK
+		c.createVolume(block.Layout{Stripes: 1, Copies: 1})
+		c.attachAs(c.clients[0], mode)
+		c.attachAs(c.clients[1], mode)
+		put := func(d *export, number uint64) error { return block.WriteAt(d.volume, edition(number), 0) }
+		lost, kept := s.device("c1"), s.device("c2")
+		if err := put(kept, 1); err != nil {
+			t.Fatal(err)
+		}
+		for _, peer := range []string{"m1", "t1"} {
+			c.network.cut("c1", peer, true)
+			c.network.cut(peer, "c1", true)
+		}
+		late := make(chan error, 1)
+		go func() { late <- put(lost, 666) }()
+		time.Sleep(3 * time.Second)
+		c.detachByForce(c.clients[0], 1)
+		if err := put(kept, 2); err != nil {
+			t.Fatal(err)
+		}
+		c.eventually("ask for c1 to have it again", func(ctx context.Context) error {
+			_, err := c.operator.Attach(ctx, &pb.AttachRequest{Volume: volumeName, Node: "c1", Mode: mode})
+			return err
+		})
+		c.network.cut("c1", "t1", false)
+		c.network.cut("t1", "c1", false)
+		time.Sleep(20 * time.Second) // it reaches the target, and still has not heard
+		reads := func(when string) {
+			t.Helper()
+			got := make([]byte, unit)
+			if err := block.ReadAt(kept.volume, got, 0); err != nil {
+				t.Fatal(err)
+			}
+			if number := binary.LittleEndian.Uint64(got); number != 2 {
+				t.Errorf("%s: c2 wrote edition 2 after c1 was fenced, and reads edition %d", when, number)
+			}
+		}
+		reads("c1 does not hear of it")
+		c.network.heal()
+		c.attachAs(c.clients[0], mode)
+		if err := <-late; err == nil {
+			t.Error("the write of the grant that is over = nil, want an error")
+		}
+		reads("c1 has it again")
+		if again := s.device("c1"); again == lost {
+			t.Error("c1 goes on with the device of the grant that is over")
+		} else if err := put(again, 3); err != nil {
+			t.Errorf("a write of the grant that stands = %v", err)
+		}
+	})
+}
+
+// detachByForce takes a shared volume from a client, which leaves some others.
+func (c *cluster) detachByForce(from *clientHost, others int) {
+	c.t.Helper()
+	c.eventually(from.name+" is taken out", func(ctx context.Context) error {
+		if _, err := c.operator.Detach(ctx, &pb.DetachRequest{Volume: volumeName, Node: from.name, Force: true}); err != nil {
+			return err
+		}
+		v, err := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
+		if n := len(v.GetAttachments()); err == nil && n != others {
+			err = fmt.Errorf("%d attachments", n)
+		}
+		return err
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"weft.dev/weft/initiator/blockdev"
+	"weft.dev/weft/initiator/userspace"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/raid/engine/history"
 )
@@ -34,15 +35,19 @@ const (
 type user struct {
 	cluster *cluster
 	workers sync.WaitGroup
+	flushes int // one in so many operations is one
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced
 	units   []history.Unit
 	clock   int64           // counts events
 	out     map[*write]bool // operations under way
+	hot     []hotPlace      // where something older may still be under way
 	numbers uint64
 	at      string // the node that should have the volume
 	device  *device
+	mayLose bool       // caches of drives were lost: the next device may lack what was not flushed
+	ghosts  []*device  // that somebody goes on to use though they are taken away
 	open    bool       // or the user has closed the device
 	size    block.Size // the largest that a device has had
 	working bool       // or the workers pause
@@ -60,28 +65,58 @@ type write struct {
 	first, n int64  // units
 	number   uint64 // of what it writes
 	began    int64
+	at       time.Time
 	late     bool // there was a newer device already
 	errors   int  // how often a drive had begun to give errors by then
 	over     bool // nobody waits for it any more
 }
 
+// hotPlace is a place that the user writes and reads more often for a while. An
+// operation there took long, or was under way when the volume moved: it may land late.
+type hotPlace struct {
+	first, n int64
+	until    time.Time
+}
+
+const (
+	hotFor  = 30 * time.Second // a drive may keep something for 25 s
+	hotLate = 500 * time.Millisecond
+	hotMost = 64
+)
+
+func (u *user) heatLocked(w *write) {
+	if w.n == 0 {
+		return
+	}
+	u.hot = slices.DeleteFunc(u.hot, func(h hotPlace) bool { return time.Now().After(h.until) })
+	if len(u.hot) == hotMost {
+		u.hot = slices.Delete(u.hot, 0, 1)
+	}
+	u.hot = append(u.hot, hotPlace{w.first, w.n, time.Now().Add(hotFor)})
+}
+
+// hotUnit is one of them; false if there is none.
+func (u *user) hotUnit(random *rand.Rand) (int64, bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.hot) == 0 {
+		return 0, false
+	}
+	h := u.hot[random.IntN(len(u.hot))]
+	return h.first + random.Int64N(h.n), time.Now().Before(h.until)
+}
+
 // device is a volume on a client, as one export of it.
 type device struct {
-	user   *user
-	at     *machine
-	volume block.Device
-	name   block.VolumeName
-
-	dead       chan struct{} // the client's process has died
-	deadOnce   sync.Once
-	done       chan struct{} // it was closed
-	doneOnce   sync.Once
+	*export
+	user       *user
 	superseded bool // under user.mu: there was a newer one
+	taken      bool // under user.mu: it is taken away by force, and may give errors
 }
 
 func newUser(c *cluster) *user {
 	return &user{
-		cluster: c, changed: make(chan struct{}), units: history.Zeroes(int(units)), open: true, working: true,
+		cluster: c, flushes: 20, changed: make(chan struct{}), units: history.Zeroes(int(units)), open: true, working: true,
 		out: map[*write]bool{}, counts: map[string]int{},
 	}
 }
@@ -94,8 +129,8 @@ func (u *user) wakeLocked() {
 // ---- the device comes and goes ----
 
 // found is called when a client has made a device.
-func (u *user) found(at *machine, volume block.Device, name block.VolumeName) *device {
-	d := &device{user: u, at: at, volume: volume, name: name, dead: make(chan struct{}), done: make(chan struct{})}
+func (u *user) found(at *machine, volume block.Device, name block.VolumeName) userspace.Exported {
+	d := &device{export: newExport(at, volume, name), user: u}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.device != nil {
@@ -107,37 +142,27 @@ func (u *user) found(at *machine, volume block.Device, name block.VolumeName) *d
 		u.units[i].Crashed(u.clock) // the older ones are fenced
 	}
 	u.counts["device made"]++
+	for w := range u.out {
+		u.heatLocked(w)
+	}
+	if u.mayLose {
+		u.mayLose = false
+		for i := range u.units {
+			u.units[i].PowerLost(u.clock)
+		}
+	}
 	u.wakeLocked()
 	return d
 }
 
-func (d *device) Path() string          { return "/dev/weft/" + string(d.name) }
-func (d *device) Number() string        { return "7:4" }
-func (d *device) Done() <-chan struct{} { return d.done }
-
-// Resize has nothing to do: the user asks the volume for its size.
-func (d *device) Resize(context.Context) error { return nil }
-
-func (d *device) Close(_ context.Context, force bool) error {
+func (d *device) Close(ctx context.Context, force bool) error {
 	d.user.mu.Lock()
 	open := d.user.open && d.user.device == d
 	d.user.mu.Unlock()
 	if open && !force && !d.over() {
 		return fmt.Errorf("%w: the user has it open", blockdev.ErrBusy)
 	}
-	d.doneOnce.Do(func() { close(d.done) })
-	return nil
-}
-
-// over reports whether nobody can use the device any more.
-func (d *device) over() bool {
-	select {
-	case <-d.dead:
-	case <-d.done:
-	default:
-		return false
-	}
-	return true
+	return d.export.Close(ctx, force)
 }
 
 // died is called when a client's process dies: what it was about to acknowledge
@@ -145,8 +170,10 @@ func (d *device) over() bool {
 func (u *user) died(at *machine) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.device != nil && u.device.at == at {
-		u.device.deadOnce.Do(func() { close(u.device.dead) })
+	for _, d := range append(u.ghosts, u.device) {
+		if d != nil && d.at == at {
+			d.die()
+		}
 	}
 }
 
@@ -162,6 +189,8 @@ func (u *user) node() string {
 	defer u.mu.Unlock()
 	return u.at
 }
+
+func (u *user) nodes() []string { return []string{u.node()} }
 
 // pause has the workers end what they are at, or returns false after some time.
 func (u *user) pause(within time.Duration) bool {
@@ -207,11 +236,47 @@ func (u *user) medium(errors bool) {
 	}
 }
 
+// cachesLost says that drives have lost what only their caches held, and that nobody
+// but Weft can tell the user so: by a device that fails. As long as it does not, all is
+// there.
+func (u *user) cachesLost() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.mayLose = true
+}
+
+// taken says that the device is about to be taken away by force. Whoever has it there
+// uses it for as long as it lets him.
+func (u *user) taken(seed uint64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	d := u.device
+	if d == nil || d.taken || u.ended {
+		return
+	}
+	d.taken = true
+	u.ghosts = append(slices.DeleteFunc(u.ghosts, func(d *device) bool { return d.over() }), d)
+	u.workers.Go(func() {
+		for i := uint64(0); i < mostHaunting && !d.over(); i++ {
+			u.workers.Go(func() { u.operate(d, rand.New(rand.NewPCG(seed, i))) }) // which may be held
+			time.Sleep(haunting)
+		}
+	})
+}
+
+// Who has lost a volume by force begins an operation this often, and so many at most.
+const (
+	haunting     = 25 * time.Millisecond
+	mostHaunting = 1000
+)
+
 func (u *user) stop() {
 	u.mu.Lock()
 	u.ended = true
-	if u.device != nil {
-		u.device.deadOnce.Do(func() { close(u.device.dead) })
+	for _, d := range append(u.ghosts, u.device) {
+		if d != nil {
+			d.die()
+		}
 	}
 	u.wakeLocked()
 	u.mu.Unlock()
@@ -295,7 +360,7 @@ func (u *user) work(seed uint64, workers int) {
 
 // operate does one operation. Others may be under way at the same place.
 func (u *user) operate(d *device, random *rand.Rand) {
-	if random.IntN(20) == 0 {
+	if random.IntN(u.flushes) == 0 {
 		u.submit(d, &block.IO{Op: block.OpFlush}, &write{device: d})
 		return
 	}
@@ -308,6 +373,9 @@ func (u *user) operate(d *device, random *rand.Rand) {
 	if random.IntN(3) == 0 { // about the bound of a chunk, where others are, too
 		bound := append(bounds, end)[random.IntN(len(bounds)+1)]
 		w.first = max(0, min(bound+random.Int64N(6)-3, end-w.n))
+	}
+	if at, ok := u.hotUnit(random); ok && at < end && random.IntN(2) == 0 {
+		w.first, w.n = at, 1
 	}
 	io := &block.IO{Off: w.first * unit, Len: w.n * unit}
 	switch random.IntN(20) {
@@ -367,6 +435,7 @@ func (u *user) submit(d *device, io *block.IO, w *write) {
 		u.mu.Unlock()
 		close(outcome)
 	}
+	d.at.awake()
 	d.volume.Submit(io)
 	select {
 	case <-outcome:
@@ -382,12 +451,12 @@ func (u *user) begin(io *block.IO, w *write) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.clock++
-	w.began, w.late, w.errors = u.clock, w.device.superseded, u.errors
+	w.began, w.at, w.late, w.errors = u.clock, time.Now(), w.device.superseded, u.errors
 	if u.broken > 0 {
 		w.errors-- // an error is in its place if a drive gave any meanwhile
 	}
 	u.out[w] = true
-	if io.Op == block.OpRead || io.Op == block.OpFlush {
+	if io.Op == block.OpRead || io.Op == block.OpFlush || w.late { // which may never be there
 		return
 	}
 	oldest := w.began
@@ -407,14 +476,17 @@ func (u *user) outcome(io *block.IO, w *write) {
 	what := fmt.Sprintf("%v of %d units at %d on %s", io.Op, w.n, w.first, d.at.host)
 	if io.Err != nil {
 		u.counts[io.Op.String()+" failed"]++
-		if !d.superseded && !d.over() && u.errors == w.errors {
+		if !d.superseded && !d.taken && !u.mayLose && !d.over() && u.errors == w.errors {
 			u.fault("%s, by a healthy device: %v", what, io.Err)
 		}
 		return
 	}
+	if time.Since(w.at) > hotLate {
+		u.heatLocked(w)
+	}
 	u.clock++
 	u.counts[io.Op.String()]++
-	if w.late {
+	if w.late && io.Op != block.OpFlush { // which may have nothing to do
 		u.fault("%s was answered after the volume had gone elsewhere", what)
 	}
 	if io.Op == block.OpFlush && !d.superseded {

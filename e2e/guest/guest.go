@@ -16,7 +16,7 @@
 // Process 1 only starts the server and reaps what is left to it: reaping in the
 // server would steal the exit codes that os/exec waits for. If the server ends,
 // process 1 says so on the console and resets the machine, so that a guest which
-// dies can not look like one that passed.
+// dies cannot look like one that passed.
 package guest
 
 import "io/fs"

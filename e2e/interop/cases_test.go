@@ -20,7 +20,7 @@ const mib = 1 << 20
 type testCase struct {
 	name  string
 	run   func(t *testing.T, l *lab)
-	needs func(l *lab) string // why it can not run on l; "" or nil: it can
+	needs func(l *lab) string // why it cannot run on l; "" or nil: it can
 }
 
 func bothAuthenticate(l *lab) string {

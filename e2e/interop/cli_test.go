@@ -331,7 +331,7 @@ func reservations(t *testing.T, l *lab) {
 	if _, err := tryRun("nvme", "resv-acquire", ns, "--crkey=0x9999", "--rtype=1", "--racqa=0"); err == nil {
 		t.Error("a reservation is acquired with another key than was registered")
 	}
-	// Another host, which can not be Linux's of the same machine, may read under
+	// Another host, which cannot be Linux's of the same machine, may read under
 	// write exclusive, and not write.
 	other, err := ourHost{}.connect(t, s, options{host: otherHost})
 	must(t, err)

@@ -23,7 +23,7 @@
 // are about, and carry their numbers. (L) is only for Linux's host: a program or
 // file of it. (A) needs DH-HMAC-CHAP in the kernel: 6.12, Debian's 6.1 is built
 // without; ffdhe6144 takes it half a minute a queue in an emulated machine (8192
-// not a second) and is left to ours with ours. What can not apply is left out, for
+// not a second) and is left to ours with ours. What cannot apply is left out, for
 // the reason that is told.
 //
 //	002  many subsystems and discovery       discovery lists every subsystem once

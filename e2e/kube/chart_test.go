@@ -60,6 +60,10 @@ func TestChartRunsWeft(t *testing.T) {
 	for _, file := range []string{"namespace", "csidriver", "rbac-controller", "rbac-node", "storageclasses", "volmgr", "target", "node", "controller"} {
 		l.Apply(chartFile(t, file))
 	}
+	eventually(l, 3*time.Minute, "the cluster is begun", func(context.Context) error {
+		_, err := weft(l, "volmgr", "init", "--data-dir=/var/lib/weft/volmgr/store")
+		return err
+	})
 	for _, what := range []string{"statefulset/weft-volmgr", "daemonset/weft-target", "daemonset/weft-node", "deployment/weft-controller"} {
 		l.rolledOut(what)
 	}

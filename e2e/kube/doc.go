@@ -17,7 +17,7 @@
 //
 // A node is a pid namespace so that it can be killed as a power cut does, with all
 // that runs in it, and a network namespace so that it can be cut off from the
-// control plane while its data path goes on. All nodes share one kernel: it can not
+// control plane while its data path goes on. All nodes share one kernel: it cannot
 // crash, and loop devices are numbered for all of them together.
 //
 // When the lab's first process ends, however it does, the kernel ends everything

@@ -32,7 +32,7 @@ func TestKubeLostNode(t *testing.T) {
 	if n := zombie.ackedAfter(s.grant); n > 0 {
 		t.Errorf("%d writes of the lost node were acknowledged after the pod was ready on the other one", n)
 	}
-	// Its next write fails, or waits for a volmgr that it can not reach.
+	// Its next write fails, or waits for a volmgr that it cannot reach.
 	found := s.files(t, zombie.id)
 	for _, n := range slices.Sorted(maps.Keys(zombie.acked)) {
 		if found[n] != strconv.Itoa(n) {

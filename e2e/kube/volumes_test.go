@@ -97,7 +97,7 @@ func rawBlock(t *testing.T, l *Lab) {
 	remove(l, "pod/again", "pvc/raw")
 }
 
-// expand: ext4 can not grow online here, for want of CAP_SYS_RESOURCE.
+// expand: ext4 cannot grow online here, for want of CAP_SYS_RESOURCE.
 func expand(t *testing.T, l *Lab) {
 	l.Apply(class("xfs", "csi.storage.k8s.io/fstype: xfs", "") + claim{name: "grow", class: "xfs", size: "512Mi"}.String() +
 		pod{name: "grow", claim: "grow", command: "while true; do date >> /data/log || echo failed; sync; usleep 20000; done"}.String())

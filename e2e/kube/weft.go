@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"weft.dev/weft/e2e/operator"
+	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -46,6 +47,9 @@ func (l *Lab) startWeft() error {
 	}
 	l.Weft = &Weft{lab: l}
 	l.env = append(l.env, "WEFT_MANAGER="+manager)
+	if err := l.Weft.initManager(); err != nil {
+		return err
+	}
 	if err := l.Weft.StartManager(); err != nil {
 		return err
 	}
@@ -54,7 +58,7 @@ func (l *Lab) startWeft() error {
 		return err
 	}
 	l.t.Cleanup(func() { conn.Close() })
-	l.Weft.API = pb.NewManagerClient(conn)
+	l.Weft.API = pages.Client(conn)
 	for i := 1; i <= o.Targets; i++ {
 		if err := l.Weft.StartTarget(i); err != nil {
 			return err
@@ -93,6 +97,12 @@ func (w *Weft) StartTarget(i int) error {
 
 // Target is the process of target ti.
 func (w *Weft) Target(i int) *Process { return w.lab.program(fmt.Sprintf("t%d", i)) }
+
+// initManager begins the cluster.
+func (w *Weft) initManager() error {
+	_, err := w.operator().Try(w.lab.t.Context(), "volmgr", "init", "--data-dir", w.lab.file("volmgr"))
+	return err
+}
 
 // StartManager starts volmgr, for the first time or again.
 func (w *Weft) StartManager() error {

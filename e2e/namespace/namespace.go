@@ -7,7 +7,6 @@ package namespace
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"net/url"
 	"strings"
@@ -32,20 +31,22 @@ type Namespace struct {
 	device     block.Device
 }
 
-// Open connects to nvme-tcp://ADDRESS:PORT/SUBSYSTEM as a host of its own, and
-// takes the subsystem's only namespace.
+// Open connects to nvme-tcp://ADDRESS:PORT/SUBSYSTEM?host=ID as that host, and takes
+// the subsystem's only namespace.
 func Open(name string) (*Namespace, error) {
 	where, err := url.Parse(name)
 	if err != nil {
 		return nil, err
 	}
+	id, err := block.ParseUUID(where.Query().Get("host"))
+	if err != nil {
+		return nil, fmt.Errorf("open %s: host: %w", name, err)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	var random [16]byte
-	rand.Read(random[:])
 	c, err := host.Connect(ctx, host.Config{
 		Portals: []string{where.Host}, Subsystem: block.NQN(strings.TrimPrefix(where.Path, "/")),
-		Host: block.HostFromID(block.UUIDFromRandom(random)),
+		Host: block.HostFromID(id),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", name, err)

@@ -25,11 +25,15 @@ import (
 
 	"weft.dev/weft/e2e/operator"
 	"weft.dev/weft/e2e/vm"
+	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
 )
 
 // managerPort is where volmgr listens in its machine.
 const managerPort = 4480
+
+// managerStore is where volmgr keeps its store there.
+const managerStore = "/var/lib/weft/volmgr"
 
 // Options say how large a cluster is. The zero value is three targets with one
 // drive of 2 GiB each, and one client.
@@ -38,6 +42,8 @@ type Options struct {
 	Clients   int
 	DriveSize string
 	Drives    int // per target
+	// Caches: drives have a volatile write cache; see protectDrives.
+	Caches bool
 	// ClientPorts are TCP ports of the clients that this machine reaches, see
 	// vm.Machine.Forwarded.
 	ClientPorts []int
@@ -53,6 +59,7 @@ type Bed struct {
 	API     pb.ManagerClient
 
 	weft      string // the program, for this machine
+	caches    bool
 	daemons   map[*vm.Machine]*vm.Daemon
 	datapaths map[*vm.Machine]string // as Datapath has set it
 }
@@ -71,7 +78,7 @@ func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 	if o.Drives == 0 {
 		o.Drives = 1
 	}
-	b := &Bed{T: t, Cluster: vm.NewCluster(t, options...), daemons: map[*vm.Machine]*vm.Daemon{}, datapaths: map[*vm.Machine]string{}}
+	b := &Bed{T: t, Cluster: vm.NewCluster(t, options...), caches: o.Caches, daemons: map[*vm.Machine]*vm.Daemon{}, datapaths: map[*vm.Machine]string{}}
 	b.Manager = b.Cluster.Machine("m1", vm.StateDisk(), vm.Forward(managerPort), vm.Memory(320))
 	for i := range o.Targets {
 		machine := []vm.MachineOption{vm.Modules("nvmet-tcp", "dm-mod")}
@@ -134,10 +141,21 @@ func (b *Bed) Up(machines ...*vm.Machine) {
 	b.Cluster.Boot(b.T.Context(), machines...)
 	for _, m := range machines {
 		b.protectDrives(m)
+		b.initStore(m)
 		b.StartDaemon(m)
 	}
 	if b.API == nil {
 		b.dial()
+	}
+}
+
+// initStore begins the cluster, on the manager's first boot.
+func (b *Bed) initStore(m *vm.Machine) {
+	if m != b.Manager || b.API != nil {
+		return
+	}
+	if out, err := m.Shell(b.T.Context(), "weft volmgr init --data-dir "+managerStore); err != nil {
+		b.T.Fatalf("%v\n%s", err, out)
 	}
 }
 
@@ -146,7 +164,7 @@ func (b *Bed) Up(machines ...*vm.Machine) {
 // survives Machine.Kill; with a cache, dm-mirror's log is flushed through the
 // legs, and a leg that dies under such a flush is copied whole on its return.
 func (b *Bed) protectDrives(m *vm.Machine) {
-	if m.Name()[0] != 't' {
+	if m.Name()[0] != 't' || b.caches {
 		return
 	}
 	if out, err := m.Shell(b.T.Context(), `for d in /sys/block/nvme*n1; do echo "write through" > $d/queue/write_cache; done`); err != nil {
@@ -160,7 +178,7 @@ func (b *Bed) dial() {
 		b.T.Fatalf("dial volmgr: %v", err)
 	}
 	b.T.Cleanup(func() { conn.Close() })
-	b.API = pb.NewManagerClient(conn)
+	b.API = pages.Client(conn)
 	b.Eventually(time.Minute, "volmgr answers", func(ctx context.Context) error {
 		_, err := b.API.GetStatus(ctx, &pb.GetStatusRequest{})
 		return err
@@ -220,7 +238,7 @@ func (b *Bed) daemonArgs(m *vm.Machine) (argv []string) {
 	manager := b.ManagerAddr()
 	switch m.Name()[0] {
 	case 'm':
-		return []string{"volmgr", "--data-dir", "/var/lib/weft/volmgr", "--listen", fmt.Sprintf(":%d", managerPort)}
+		return []string{"volmgr", "--data-dir", managerStore, "--listen", fmt.Sprintf(":%d", managerPort)}
 	case 't':
 		argv = []string{"target", "--node", m.Name(), "--manager", manager, "--portal", "tcp://" + m.Addr(), "--label", "rack=r" + m.Name()[1:]}
 	default:

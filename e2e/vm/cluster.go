@@ -77,7 +77,7 @@ func AllowKernel(pattern string) Option {
 	return func(o *clusterOptions) { o.allowed = append(o.allowed, regexp.MustCompile(pattern)) }
 }
 
-// Available says why machines can not run here, or nil.
+// Available says why machines cannot run here, or nil.
 func Available() error {
 	if _, err := lookProgram(qemuProgram); err != nil {
 		return fmt.Errorf("%w; install qemu-system-x86", err)
@@ -85,7 +85,7 @@ func Available() error {
 	return nil
 }
 
-// Require skips a test where machines can not run. Under CI, and where WEFT_VM=1
+// Require skips a test where machines cannot run. Under CI, and where WEFT_VM=1
 // asks for machines, that is a failure: a skip must not hide a regression.
 func Require(t TB) {
 	t.Helper()
@@ -103,7 +103,7 @@ func Require(t TB) {
 }
 
 // NewCluster prepares a cluster for a test and registers its end. It skips the
-// test where machines can not run (see Require).
+// test where machines cannot run (see Require).
 func NewCluster(t TB, options ...Option) *Cluster {
 	t.Helper()
 	Require(t)
@@ -203,7 +203,7 @@ func (c *Cluster) Start(name string, options ...MachineOption) *Machine {
 }
 
 // Boot boots machines side by side and returns when all of them can be used. It
-// ends the test when one can not.
+// ends the test when one cannot.
 func (c *Cluster) Boot(ctx context.Context, machines ...*Machine) {
 	c.t.Helper()
 	begin := time.Now()

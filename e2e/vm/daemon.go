@@ -222,7 +222,7 @@ func (m *Machine) endDaemons() {
 	}
 }
 
-// appendLog writes to a log file of the machine; what can not be written is
+// appendLog writes to a log file of the machine; what cannot be written is
 // printed by the test.
 func (m *Machine) appendLog(name string, data []byte) {
 	f, err := m.logFile(name)

@@ -121,7 +121,7 @@ func (b *boot) setFault(ctx context.Context, d *Drive, f DriveFault) error {
 }
 
 // faultNode is a filter over the drive's file. Each has a name of its own: the
-// one in use can not be removed before the next has taken its place.
+// one in use cannot be removed before the next has taken its place.
 func (d *Drive) faultNode(f DriveFault) map[string]any {
 	d.faults++
 	rules := []map[string]any{}

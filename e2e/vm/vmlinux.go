@@ -17,7 +17,7 @@ import (
 // uncompressed returns the kernel's ELF image, which QEMU starts directly (PVH).
 // A compressed kernel unpacks itself in the guest, which without hardware
 // virtualisation takes longer than the rest of the boot: 3.1 of 5.9 s of
-// processor time for Debian's 6.1. Where it can not be had, the compressed image
+// processor time for Debian's 6.1. Where it cannot be had, the compressed image
 // is as good.
 func (k Kernel) uncompressed(dir string) string {
 	key, err := hashOf([]string{k.Release}, k.Image)

@@ -65,7 +65,7 @@ func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error 
 	var o options
 	var span string
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
-	flags.StringVar(&o.device, "device", "", "block device or file, or nvme-tcp://ADDRESS:PORT/SUBSYSTEM")
+	flags.StringVar(&o.device, "device", "", "block device or file, or nvme-tcp://ADDRESS:PORT/SUBSYSTEM?host=ID")
 	flags.StringVar(&span, "span", "64MiB", "how much of the device, from its beginning")
 	flags.IntVar(&o.depth, "depth", 8, "writes under way at once")
 	flags.Uint64Var(&o.seed, "seed", 1, "of the order of blocks")

@@ -26,7 +26,7 @@ const (
 type Told struct {
 	Known      bool // the manager has said something
 	Wanted     *Wanted
-	Problem    string // why what is wanted can not be acted on; empty if it can
+	Problem    string // why what is wanted cannot be acted on; empty if it can
 	Generation uint64
 }
 
@@ -48,7 +48,7 @@ func NewInbox() *Inbox {
 }
 
 // Want tells the keeper what is wanted: nil if the volume is not. With a problem,
-// what is wanted can not be acted on, and what is stays.
+// what is wanted cannot be acted on, and what is stays.
 func (b *Inbox) Want(w *Wanted, problem string, generation uint64) {
 	b.mu.Lock()
 	b.told = Told{Known: true, Wanted: w, Problem: problem, Generation: generation}

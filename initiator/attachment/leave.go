@@ -2,7 +2,11 @@
 
 package attachment
 
-import "weft.dev/weft/proto/block"
+import (
+	"fmt"
+
+	"weft.dev/weft/proto/block"
+)
 
 // Member is a copy of a column that takes part in the volume's I/O.
 type Member struct {
@@ -14,6 +18,7 @@ type Member struct {
 	Lost    string    // why it must go; empty if it need not
 	Waiting bool      // I/O may be waiting on its connection
 	Gone    bool      // it leaves now
+	Stays   string    // why it does not, though it is lost
 }
 
 // Spared is the index of the member of a column that stays although it is lost,
@@ -63,21 +68,30 @@ func spread(members []*Member, blocked map[block.LegID]bool) {
 	}
 }
 
-// hold blocks the members that can not leave after all; false if there are none.
+// hold blocks the members that cannot leave after all; false if there are none.
 func hold(members []*Member, blocked map[block.LegID]bool) (more bool) {
 	stays := map[int]bool{}
-	needed := map[block.NQN]bool{}
+	needed := map[block.NQN]*Member{} // by which of those that stay
 	for _, m := range members {
 		if m.Gone {
 			continue
 		}
 		stays[m.Column] = stays[m.Column] || m.Source && m.Link != nil && m.Lost == ""
-		needed[m.NQN] = true
+		needed[m.NQN] = m
 	}
 	for _, m := range members {
-		if m.Gone && !blocked[m.Leg] && (!stays[m.Column] || m.Waiting && needed[m.NQN]) {
-			blocked[m.Leg], more = true, true
+		if !m.Gone || blocked[m.Leg] {
+			continue
 		}
+		switch other := needed[m.NQN]; {
+		case !stays[m.Column]:
+			m.Stays = "no other copy can stand in"
+		case m.Waiting && other != nil:
+			m.Stays = fmt.Sprintf("its connection carries leg %s of column %d, which must stay", other.Leg, other.Column)
+		default:
+			continue
+		}
+		blocked[m.Leg], more = true, true
 	}
 	return more
 }

@@ -25,29 +25,36 @@ func broken(m *Member) *Member { m.Lost = "error"; return m }
 func copied(m *Member) *Member { m.Source = false; return m }
 
 func TestWhatLeaves(t *testing.T) {
+	const alone = "no other copy can stand in"
 	for _, c := range []struct {
 		name    string
 		members []*Member
 		gone    []bool
+		stays   []string
 	}{
-		{"nobody, if none is lost", []*Member{on(0, 0, "a"), on(0, 1, "b")}, []bool{false, false}},
-		{"a silent copy, if the other one is good", []*Member{on(0, 0, "a"), silent(on(0, 1, "b"))}, []bool{false, true}},
-		{"not the last copy of a column", []*Member{silent(on(0, 0, "a"))}, []bool{false}},
-		{"neither of two silent copies", []*Member{silent(on(0, 0, "a")), silent(on(0, 1, "b"))}, []bool{false, false}},
-		{"not a copy whose twin is only being rebuilt", []*Member{silent(on(0, 0, "a")), copied(on(0, 1, "b"))}, []bool{false, false}},
-		{"a rebuilding copy, at any time", []*Member{on(0, 0, "a"), silent(copied(on(0, 1, "b")))}, []bool{false, true}},
+		{"nobody, if none is lost", []*Member{on(0, 0, "a"), on(0, 1, "b")}, []bool{false, false}, []string{"", ""}},
+		{"a silent copy, if the other one is good", []*Member{on(0, 0, "a"), silent(on(0, 1, "b"))}, []bool{false, true}, []string{"", ""}},
+		{"not the last copy of a column", []*Member{silent(on(0, 0, "a"))}, []bool{false}, []string{alone}},
+		{"neither of two silent copies", []*Member{silent(on(0, 0, "a")), silent(on(0, 1, "b"))}, []bool{false, false}, []string{alone, alone}},
+		{"not a copy whose twin is only being rebuilt", []*Member{silent(on(0, 0, "a")), copied(on(0, 1, "b"))}, []bool{false, false}, []string{alone, ""}},
+		{"a rebuilding copy, at any time", []*Member{on(0, 0, "a"), silent(copied(on(0, 1, "b")))}, []bool{false, true}, []string{"", ""}},
 		{"with a silent copy all that share its connection",
-			[]*Member{on(0, 0, "a"), silent(on(0, 1, "b")), on(1, 0, "b"), on(1, 1, "a")}, []bool{false, true, true, false}},
+			[]*Member{on(0, 0, "a"), silent(on(0, 1, "b")), on(1, 0, "b"), on(1, 1, "a")}, []bool{false, true, true, false}, []string{"", "", "", ""}},
 		{"with a broken copy nobody else",
-			[]*Member{on(0, 0, "a"), broken(on(0, 1, "b")), on(1, 0, "b"), on(1, 1, "a")}, []bool{false, true, false, false}},
+			[]*Member{on(0, 0, "a"), broken(on(0, 1, "b")), on(1, 0, "b"), on(1, 1, "a")}, []bool{false, true, false, false}, []string{"", "", "", ""}},
 		{"not a silent copy whose connection carries the last copy of another column",
-			[]*Member{on(0, 0, "a"), silent(on(0, 1, "b")), on(1, 0, "b")}, []bool{false, false, false}},
+			[]*Member{on(0, 0, "a"), silent(on(0, 1, "b")), on(1, 0, "b")}, []bool{false, false, false},
+			[]string{"", "its connection carries leg " + id(1, 0).String() + " of column 1, which must stay", alone}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			Leave(c.members)
 			var gone []bool
+			var stays []string
 			for _, m := range c.members {
-				gone = append(gone, m.Gone)
+				gone, stays = append(gone, m.Gone), append(stays, m.Stays)
+			}
+			if diff := cmp.Diff(c.stays, stays); diff != "" {
+				t.Errorf("why lost ones stay (-want +got):\n%s", diff)
 			}
 			if diff := cmp.Diff(c.gone, gone); diff != "" {
 				t.Errorf("who leaves (-want +got):\n%s", diff)

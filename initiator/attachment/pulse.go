@@ -9,12 +9,27 @@ import "time"
 // probes that fail.
 type Pulse struct {
 	Device  string    // the one that was looked at
+	Met     bool      // it has answered a probe
+	Heard   time.Time // start of the last probe that the leg answered, on the clock of leases; zero: of none
+	sent    time.Time // start of the last probe, on that clock
 	dark    time.Time // since when no controller is live
 	failing time.Time // start of the first of the probes that failed
 	started time.Time // of the last probe
 	running bool
 	Answers bool // the last probe did
 	Looks   int  // how often it was looked at since it fell silent
+}
+
+// Of is p if it is of the device that the leg is reached through now, else a new one
+// of that device. When the leg was last heard does not depend on its device.
+func (p *Pulse) Of(device string) *Pulse {
+	switch {
+	case p == nil:
+		return &Pulse{Device: device}
+	case p.Device != device:
+		return &Pulse{Device: device, Heard: p.Heard}
+	}
+	return p
 }
 
 // Look notes what the controllers say, and returns since when the leg is silent.
@@ -41,15 +56,15 @@ func (p *Pulse) Due(now time.Time, interval time.Duration) bool {
 	return !p.running && now.Sub(p.started) >= interval
 }
 
-// Probe notes that a probe goes out.
-func (p *Pulse) Probe(now time.Time) { p.running, p.started = true, now }
+// Probe notes that a probe goes out; clock is now on the clock of leases.
+func (p *Pulse) Probe(now, clock time.Time) { p.running, p.started, p.sent = true, now, clock }
 
 // Answered notes the outcome of the probe that is out.
 func (p *Pulse) Answered(err error) {
 	p.running, p.Answers = false, err == nil
 	switch {
 	case err == nil:
-		p.failing = time.Time{}
+		p.failing, p.Met, p.Heard = time.Time{}, true, p.sent
 	case p.failing.IsZero():
 		p.failing = p.started
 	}

@@ -16,6 +16,7 @@ type Verdict struct {
 	Waiting     []string   // what I/O, or the device, waits for
 	Notes       []string   // what else does not go forward
 	Done, Total block.Size // of what is copied
+	GaveUp      *pb.GaveUp // nil: it has not
 }
 
 // Wait says what I/O, or the device, waits for.
@@ -38,23 +39,25 @@ func (v *Verdict) Failed(orders []string) {
 }
 
 // Report is v as the report on an attachment; device and legs are left out.
-func (v *Verdict) Report(volume block.VolumeID, epoch block.Epoch) *pb.AttachmentReport {
+func (v *Verdict) Report(volume block.VolumeID, epoch block.Epoch, grant uint64) *pb.AttachmentReport {
 	return &pb.AttachmentReport{
-		VolumeId: volume.String(), Epoch: uint64(epoch), Phase: v.Phase,
+		VolumeId: volume.String(), Epoch: uint64(epoch), Grant: grant, Phase: v.Phase,
 		WaitingFor: strings.Join(v.Waiting, "; "), ResyncDoneBytes: uint64(v.Done), ResyncTotalBytes: uint64(v.Total),
+		GaveUp: v.GaveUp,
 	}
 }
 
 // News reports whether b has something that the manager is to hear of at once,
 // after a.
 func News(a, b *pb.AttachmentReport) bool {
-	return a.GetPhase() != b.GetPhase() || a.GetWaitingFor() != b.GetWaitingFor() ||
+	return a.GetGrant() != b.GetGrant() || a.GetPhase() != b.GetPhase() || a.GetWaitingFor() != b.GetWaitingFor() ||
+		a.GetGaveUp().GetWhy() != b.GetGaveUp().GetWhy() ||
 		a.GetDevice() != b.GetDevice() || a.GetDeviceNumber() != b.GetDeviceNumber() || a.GetSizeBytes() != b.GetSizeBytes()
 }
 
 // TooSmall says that a leg's namespace is smaller than it has to be.
 func TooSmall(size, need block.Size) string {
-	return fmt.Sprintf("its namespace has %v, the leg must have %v", size, need)
+	return fmt.Sprintf("its namespace has %v; the leg must have %v", size, need)
 }
 
 // PhaseName is a phase as logs and metrics name it: "serving".

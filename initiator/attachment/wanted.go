@@ -25,8 +25,8 @@ type Wanted struct {
 	Size     block.Size
 	Layout   block.Layout
 	Epoch    block.Epoch
+	Grant    uint64 // of several in one epoch; 0 if it has one
 	BootID   string
-	Shared   bool // several hosts have it; this one may let go and come back in one epoch
 	ReadOnly bool // it is shared, and none writes
 	Equalize bool
 	Detach   bool
@@ -46,6 +46,9 @@ type Link struct {
 	Portals      []block.Portal
 	WriteThrough bool
 	CopyAll      bool // what the host's log says of it is not enough
+	// Reborn is the revision at which it last came back without what only a cache
+	// had held, in sync all the same; 0: never.
+	Reborn uint64
 }
 
 // At is the link of a copy of a column, nil if the manager lists none.
@@ -58,7 +61,7 @@ func (w *Wanted) At(column, copy int) *Link {
 	return nil
 }
 
-// Parse refuses what can not be acted on; the text names the field.
+// Parse refuses what cannot be acted on; the text names the field.
 func Parse(p *pb.WantedAttachment) (*Wanted, error) {
 	volume, err := block.ParseVolumeID(p.GetVolumeId())
 	if err != nil {
@@ -72,6 +75,7 @@ func Parse(p *pb.WantedAttachment) (*Wanted, error) {
 		Volume: volume, Name: name,
 		Size:     block.Size(p.GetSizeBytes()),
 		Epoch:    block.Epoch(p.GetEpoch()),
+		Grant:    p.GetGrant(),
 		BootID:   p.GetBootId(),
 		Equalize: p.GetEqualize(),
 		Detach:   p.GetDetach(),
@@ -102,7 +106,7 @@ func Parse(p *pb.WantedAttachment) (*Wanted, error) {
 			return nil, fmt.Errorf("leg %q: column %d has another copy %d", l.GetLegId(), link.Column, link.Copy)
 		}
 		if w.ReadOnly && link.Rebuilding {
-			return nil, fmt.Errorf("leg %q: to be rebuilt, though nobody writes", l.GetLegId())
+			return nil, fmt.Errorf("leg %q: to be rebuilt in a read-only attachment", l.GetLegId())
 		}
 		w.Links = append(w.Links, link)
 	}
@@ -118,14 +122,13 @@ func (w *Wanted) setMode(m pb.AttachMode) error {
 	switch m {
 	case pb.AttachMode_ATTACH_MODE_UNSPECIFIED, pb.AttachMode_ATTACH_MODE_EXCLUSIVE:
 	case pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY:
-		w.Shared, w.ReadOnly = true, true
+		w.ReadOnly = true
 		if w.Equalize {
-			return errors.New("the copies can not be made equal where nobody writes")
+			return errors.New("the copies cannot be made equal in a read-only attachment")
 		}
 	case pb.AttachMode_ATTACH_MODE_SHARED_BLOCK:
-		w.Shared = true
 		if w.Layout.Copies > 1 {
-			return fmt.Errorf("needs a volume of one copy, this one has %d", w.Layout.Copies)
+			return fmt.Errorf("needs a volume with one copy; this one has %d", w.Layout.Copies)
 		}
 	default:
 		return errors.New("not known")
@@ -151,6 +154,7 @@ func parseLink(p *pb.WantedLink, layout block.Layout) (Link, error) {
 		Column: int(p.GetColumn()), Copy: int(p.GetCopy()),
 		Rebuilding: p.GetState() == pb.LegState_LEG_STATE_REBUILDING,
 		Revision:   p.GetRevision(), Node: p.GetNode(), NSID: p.GetNsid(), WriteThrough: p.GetWriteThrough(), CopyAll: p.GetCopyAll(),
+		Reborn: p.GetReborn(),
 	}
 	if !l.Rebuilding && p.GetState() != pb.LegState_LEG_STATE_IN_SYNC {
 		return Link{}, fmt.Errorf("state %v: must be in sync or rebuilding", p.GetState())

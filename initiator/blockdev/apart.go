@@ -109,7 +109,7 @@ func apart(f func() error, keep ...int) error {
 	return <-done
 }
 
-// apartWithin is apart, but waits no longer than ctx lasts: f, which can not be
+// apartWithin is apart, but waits no longer than ctx lasts: f, which cannot be
 // ended, goes on then, and its outcome is lost.
 func apartWithin(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)

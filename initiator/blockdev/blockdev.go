@@ -170,5 +170,5 @@ func (e *Exported) Done() <-chan struct{} { return e.front.gone() }
 func (e *Exported) Resumed() bool { return e.resumed }
 
 // Users lists who has the device open, as far as this process may see. It is
-// empty when nobody does; who can not be named is "a process".
+// empty when nobody does; who cannot be named is "a process".
 func (e *Exported) Users() ([]User, error) { return e.sys.users(e.front.disk(), e.number) }

@@ -49,7 +49,7 @@ func (s system) claimName(o Options) (*claim, error) {
 		}
 		if disk, lives := s.foreign(o.Name); lives {
 			c.release()
-			return nil, fmt.Errorf("%s leads to %s, which this process did not make: %w", s.link(o.Name), disk, ErrExported)
+			return nil, fmt.Errorf("%s leads to %s, which this process did not create: %w", s.link(o.Name), disk, ErrExported)
 		}
 		// Only for people, who read it in an error of another process.
 		if err := errors.Join(c.f.Truncate(0), writeAt(c.f, fmt.Sprintf("process %d, which keeps its records in %s\n", os.Getpid(), o.RunDir))); err != nil {
@@ -67,7 +67,7 @@ func (s system) taken(name block.VolumeName) error {
 	if err != nil {
 		to = "no device yet"
 	}
-	return fmt.Errorf("%s is a volume of another cluster (it leads to %s, and is held by %s): %w; rename one of the two",
+	return fmt.Errorf("%s is a volume of another cluster (it leads to %s and is held by %s): %w; detach one of the two: a machine can have only one volume of a name",
 		s.link(name), to, strings.TrimSpace(string(owner)), ErrExported)
 }
 

@@ -32,6 +32,9 @@ func TestALiveNameOfAnotherClusterIsRefused(t *testing.T) {
 	if !errors.Is(err, ErrExported) {
 		t.Fatalf("claim of a name that is held = %v, want ErrExported", err)
 	}
+	if !strings.Contains(err.Error(), "detach one of the two") { // volumes are not renamed
+		t.Errorf("claim of a name that is held = %v, want what to do", err)
+	}
 	for _, want := range []string{s.link("db1"), "../loop3", "/run/one", "process "} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the refusal %q does not say %q", err, want)

@@ -66,7 +66,7 @@ func Export(ctx context.Context, dev block.Device, o Options) (_ *Exported, err 
 	if err := errors.Join(writeRecord(o, r), e.sys.expose(o.Name, e.front.disk())); err != nil {
 		return nil, fmt.Errorf("export %s: %w", o.Name, err)
 	}
-	o.Log.Info("block device is there", "kind", string(e.kind), "disk", e.front.disk(), "number", e.number.String(), "resumed", e.resumed)
+	o.Log.Info("block device created", "kind", string(e.kind), "disk", e.front.disk(), "number", e.number.String(), "resumed", e.resumed)
 	return e, nil
 }
 
@@ -147,10 +147,10 @@ func Remove(ctx context.Context, o Options) error {
 	if err == nil {
 		defer c.release()
 	} else if !errors.Is(err, ErrExported) {
-		return fmt.Errorf("remove what is left of %s: %w", o.Name, err)
+		return fmt.Errorf("remove the rest of %s: %w", o.Name, err)
 	}
 	if err := clean(ctx, sys, o, err == nil); err != nil {
-		return fmt.Errorf("remove what is left of %s: %w", o.Name, err)
+		return fmt.Errorf("remove the rest of %s: %w", o.Name, err)
 	}
 	return nil
 }
@@ -221,7 +221,7 @@ func (e *Exported) close(ctx context.Context, force bool) error {
 	e.claim.release()
 	e.lock.unlock()
 	e.closed = true
-	e.o.Log.Info("block device was taken away", "disk", e.front.disk(), "forced", force)
+	e.o.Log.Info("block device removed", "disk", e.front.disk(), "forced", force)
 	return err
 }
 

@@ -20,7 +20,7 @@ func becomeFlusher(log *slog.Logger) {
 	flusherOnce.Do(func() {
 		_, _, e := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_IO_FLUSHER, 1, 0, 0, 0, 0)
 		if e != 0 { // ENOTSUP in a program with cgo, such as one with the race detector
-			log.Warn("not marked as an I/O flusher: short of memory, this machine could stand still", "err", e)
+			log.Warn("not marked as an I/O flusher: this machine can deadlock when memory is short", "err", e)
 		}
 	})
 }

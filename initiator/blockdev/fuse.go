@@ -149,11 +149,11 @@ func (d *fuseDisk) tune(o Options) error {
 	if most := d.sys.diskText(d.loop, "queue/discard_max_bytes"); most == "0" && d.fs.gate.geometry.Load().DiscardUnit > 0 {
 		// Once 0, the kernel takes no other value: the granularity, of which it must
 		// be a multiple, is 0 as well.
-		o.Log.Warn("somebody has switched discards off for this loop device", "disk", d.loop)
+		o.Log.Warn("another program has switched discards off for this loop device", "disk", d.loop)
 	}
 	if d.sys.diskText(d.loop, "queue/rotational") != "0" {
 		if err := d.sys.setDisk(d.loop, "queue/rotational", "0"); err != nil {
-			o.Log.Debug("still said to rotate", "err", err)
+			o.Log.Debug("still reported as rotational", "err", err)
 		}
 	}
 	return nil
@@ -218,11 +218,11 @@ func (d *fuseDisk) unmount() {
 func cleanFUSE(sys system, o Options, recorded string) error {
 	var errs []error
 	for _, loop := range sys.loopsOf(mark(o), fuseFile(o), recorded) {
-		o.Log.Info("taking a dead loop device away", "disk", loop)
+		o.Log.Info("removing a dead loop device", "disk", loop)
 		errs = append(errs, sys.hide(o.Name, loop), sys.detachLoop(loop))
 	}
 	for sys.mounted(fusePlace(o), fuseSource(o)) {
-		o.Log.Info("taking a dead mount away", "place", fusePlace(o))
+		o.Log.Info("removing a dead mount", "place", fusePlace(o))
 		if err := unix.Unmount(fusePlace(o), unix.MNT_FORCE|unix.MNT_DETACH); err != nil {
 			return errors.Join(append(errs, fmt.Errorf("unmount %s: %w", fusePlace(o), err))...)
 		}

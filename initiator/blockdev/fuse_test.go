@@ -104,7 +104,7 @@ func testFlushes(t *testing.T, w *world) {
 }
 
 // require skips where the machine has not the kind. Where CI says so and the
-// machine has the kernel's part, that it can not be used is a failure.
+// machine has the kernel's part, that it cannot be used is a failure.
 func require(t *testing.T, k Kind) {
 	t.Helper()
 	a := systemOf(Options{DevDir: devices}).probe(k)

@@ -131,7 +131,7 @@ func (c *fuseConn) serve() {
 			c.shut()
 			return
 		default:
-			c.log.Error("can not read from the FUSE connection", "err", errno)
+			c.log.Error("cannot read from the FUSE connection", "err", errno)
 			c.fs.end()
 			c.shut()
 			return
@@ -264,7 +264,7 @@ func (c *fuseConn) write(b []byte) {
 		switch errno {
 		case 0, unix.ENOENT, unix.ENODEV: // nobody waits for it any more
 		default:
-			c.log.Error("can not answer a FUSE request", "bytes", len(b), "err", errno)
+			c.log.Error("cannot answer a FUSE request", "bytes", len(b), "err", errno)
 		}
 	}
 	c.leave()

@@ -221,7 +221,7 @@ func (s system) nbdsOf(mark string) []string {
 func cleanNBD(ctx context.Context, sys system, o Options) error {
 	var errs []error
 	for _, disk := range sys.nbdsOf(mark(o)) {
-		o.Log.Info("taking a dead nbd device away", "disk", disk)
+		o.Log.Info("removing a dead nbd device", "disk", disk)
 		errs = append(errs, sys.hide(o.Name, disk), failNBD(ctx, sys, o, disk))
 	}
 	return errors.Join(errs...)

@@ -63,10 +63,10 @@ func (s system) probeFUSE(a *Ability) {
 	switch {
 	case !s.root(a, "FUSE mounts and loop devices"):
 	case s.filesystem("fuse") && s.opens(a, "fuse") && s.opens(a, "loop-control"):
-		a.Usable, a.Reason = true, "FUSE and loop devices are there"
+		a.Usable, a.Reason = true, "FUSE and loop devices are available"
 	case a.Reason != "":
 	default:
-		s.missing(a, "fuse", "the kernel knows no FUSE")
+		s.missing(a, "fuse", "the kernel has no FUSE")
 	}
 }
 
@@ -76,7 +76,7 @@ func (s system) root(a *Ability, what string) bool {
 	case os.Geteuid() != 0:
 		a.Reason, a.Fix = what+" are for root only", "run as root"
 	case !s.administers():
-		a.Reason, a.Fix = what+" need CAP_SYS_ADMIN, which this process has not", "in a container, give it CAP_SYS_ADMIN"
+		a.Reason, a.Fix = what+" need CAP_SYS_ADMIN, which this process lacks", "in a container, give it CAP_SYS_ADMIN"
 	default:
 		return true
 	}
@@ -121,15 +121,15 @@ func (s system) opens(a *Ability, name string) bool {
 	module := strings.TrimSuffix(name, "-control")
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && s.misc(name):
-		a.Reason = fmt.Sprintf("the kernel has it, but there is no %s", path)
+		a.Reason = fmt.Sprintf("the kernel has it, but %s is missing", path)
 		a.Fix = "in a container, give it the device " + path
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
-		s.missing(a, module, fmt.Sprintf("there is no %s", path))
+		s.missing(a, module, fmt.Sprintf("%s is missing", path))
 	case errors.Is(err, fs.ErrPermission):
-		a.Reason = fmt.Sprintf("%s can not be opened: %v", path, err)
+		a.Reason = fmt.Sprintf("%s cannot be opened: %v", path, err)
 		a.Fix = "in a container, give it the device " + path
 	default:
-		a.Reason = fmt.Sprintf("%s can not be opened: %v", path, err)
+		a.Reason = fmt.Sprintf("%s cannot be opened: %v", path, err)
 	}
 	return false
 }
@@ -148,7 +148,7 @@ func (s system) missing(a *Ability, module, what string) {
 		a.Modules = append(a.Modules, module)
 		a.Fix = "modprobe " + module
 	case installed:
-		a.Fix = fmt.Sprintf("another kernel: this one was built without module %s", module)
+		a.Fix = fmt.Sprintf("another kernel; this one was built without module %s", module)
 	default:
 		a.Fix = fmt.Sprintf("a kernel with module %s; no modules are installed for this one", module)
 	}

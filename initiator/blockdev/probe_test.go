@@ -48,7 +48,7 @@ func TestProbeSaysWhatAContainerMustBeGiven(t *testing.T) {
 		usable             bool
 		reason, fix        string
 	}{
-		{"all", allCapabilities, []string{"fuse", "loop-control"}, true, "there", ""},
+		{"all", allCapabilities, []string{"fuse", "loop-control"}, true, "available", ""},
 		{"no capability", asDockerGives, []string{"fuse", "loop-control"}, false, "CAP_SYS_ADMIN", "CAP_SYS_ADMIN"},
 	} {
 		a := container(t, c.capabilities, c.devices...).probe(FUSE)

@@ -83,7 +83,7 @@ func (d *ublkDisk) drop(o Options) error {
 		d.free()
 	}
 	if err != nil {
-		o.Log.Debug("could not stop what did not start", "err", err)
+		o.Log.Debug("could not stop a device that did not start", "err", err)
 	}
 	return withUBLK(d.sys, func(c *ublkControl) error { return c.remove(d.info.id) })
 }
@@ -183,7 +183,7 @@ func (d *ublkDisk) gone() <-chan struct{} { return d.ended }
 func (d *ublkDisk) resize(s block.Size) error {
 	err := withUBLK(d.sys, func(c *ublkControl) error { return c.simple("resize", ublkUpdateSize, d.info.id, s.Sectors()) })
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("this kernel can not change the size of a ublk device, Linux 6.16 can: %w", errors.ErrUnsupported)
+		return fmt.Errorf("this kernel cannot change the size of a ublk device (Linux 6.16 can): %w", errors.ErrUnsupported)
 	}
 	return err
 }
@@ -309,7 +309,7 @@ func cleanUBLK(ctx context.Context, sys system, o Options) error {
 		d := &ublkDisk{sys: sys, info: ublkInfo{id: id}, char: -1, ended: make(chan struct{}), gate: newGate(deadDevice{})}
 		close(d.ended)
 		d.gate.shut()
-		o.Log.Info("taking a dead ublk device away", "disk", d.disk())
+		o.Log.Info("removing a dead ublk device", "disk", d.disk())
 		errs = append(errs, sys.hide(o.Name, d.disk()), d.sever(ctx))
 	}
 	return errors.Join(errs...)
@@ -323,12 +323,12 @@ func (s system) probeUBLK(a *Ability) {
 		s.missing(a, "ublk_drv", "the kernel has no ublk driver loaded")
 	case !s.root(a, "ublk devices"):
 	case strings.TrimSpace(string(disabled)) == "2":
-		a.Reason, a.Fix = "io_uring, by which ublk speaks, is disabled", "sysctl kernel.io_uring_disabled=1"
+		a.Reason, a.Fix = "io_uring, which ublk needs, is disabled", "sysctl kernel.io_uring_disabled=1"
 	case !s.opens(a, "ublk-control"):
 	default:
 		ring, err := newURing(4, true)
 		if err != nil {
-			a.Reason = fmt.Sprintf("io_uring, by which ublk speaks, is refused: %v", err)
+			a.Reason = fmt.Sprintf("io_uring, which ublk needs, is refused: %v", err)
 			a.Fix = "allow io_uring (a container's seccomp profile forbids it)"
 			return
 		}

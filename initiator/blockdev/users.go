@@ -39,7 +39,7 @@ func (u User) String() string {
 	case "process":
 		return fmt.Sprintf("%s (process %d)", u.Name, u.PID)
 	}
-	return "something that can not be seen from here"
+	return "something that cannot be seen from here"
 }
 
 // users lists who has a disk open. Mounts and holders come first.

@@ -17,15 +17,15 @@ import (
 // many causes and puts the rest into its log. (Measured on 5.15 to 7.2.)
 var hints = map[unix.Errno]string{
 	unix.EIO:          "the target refused: no such subsystem, host not allowed, or authentication; the kernel log has the status",
-	unix.ECONNREFUSED: "nobody listens there: target down, or not yet exporting",
+	unix.ECONNREFUSED: "nothing listens there: the target is down, or does not export yet",
 	unix.ECONNRESET:   "the target closed the connection",
 	unix.EINVAL:       "the kernel refused an option: transport module missing, duplicate controller id, or host id and host NQN used with other partners before",
 	unix.ENODEV:       "no such network interface",
 	unix.ENETUNREACH:  "no route to the target",
 	unix.EHOSTUNREACH: "the target does not answer",
 	unix.ETIMEDOUT:    "the target does not answer",
-	unix.EAGAIN:       "the target accepted the connection and then said nothing",
-	unix.EBUSY:        "the transport module or the controller is going away",
+	unix.EAGAIN:       "the target accepted the connection and then sent nothing",
+	unix.EBUSY:        "the transport module or the controller is being removed",
 	unix.ENOKEY:       "no TLS key",
 	unix.EKEYREJECTED: "TLS key rejected",
 	unix.ENOENT:       "no /dev/nvme-fabrics: module nvme-fabrics is not loaded",

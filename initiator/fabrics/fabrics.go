@@ -36,7 +36,7 @@ import (
 )
 
 // ErrBusy says that an earlier, abandoned call for the same object is still in the kernel.
-var ErrBusy = errors.New("an earlier call is still under way in the kernel")
+var ErrBusy = errors.New("an earlier call is still running in the kernel")
 
 // Error is a refusal of the kernel. It unwraps to the errno.
 type Error struct {
@@ -153,6 +153,6 @@ func (t *Tree) apart(ctx context.Context, op, object string, call func() error) 
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		return &Error{Op: op, Path: object, Hint: "the kernel has not answered; left behind", Err: context.Cause(ctx)}
+		return &Error{Op: op, Path: object, Hint: "the kernel has not answered; not waiting any longer", Err: context.Cause(ctx)}
 	}
 }

@@ -145,7 +145,7 @@ func TestSettingsAreWrittenWhereTheyDiffer(t *testing.T) {
 	files := map[string]string{}
 	addSubsystem(files, 0, 3, Live, map[int]block.UUID{1: legUUID})
 	k := tree(t, files)
-	if err := errors.Join(k.SetWriteThrough(Head{Name: "nvme0n1"}), k.SetIOTimeout(Path{Name: "nvme0c3n1"}, 5*time.Second)); err != nil {
+	if err := errors.Join(k.SetWriteThrough(Head{Name: "nvme0n1"}, true), k.SetIOTimeout(Path{Name: "nvme0c3n1"}, 5*time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	// One write(2) over an old value, as in sysfs: what is longer stays behind in a plain file.
@@ -154,7 +154,13 @@ func TestSettingsAreWrittenWhereTheyDiffer(t *testing.T) {
 			t.Errorf("%s = %q, %v; want %q", name, got, err, want)
 		}
 	}
-	if err := k.SetWriteThrough(Head{Name: "nvme9n1"}); !errors.Is(err, unix.ENOENT) {
+	if err := k.SetWriteThrough(Head{Name: "nvme0n1"}, false); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := k.read("block/nvme0n1/queue/write_cache"); err != nil || !strings.HasPrefix(got, "write back") {
+		t.Errorf("the cache of a drive that has got one is %q, %v", got, err)
+	}
+	if err := k.SetWriteThrough(Head{Name: "nvme9n1"}, true); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("SetWriteThrough of a device that is gone = %v, want ENOENT", err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/durable"
 )
 
 // HostIdentity reads the machine's NVMe identity from dir/hostid, which it makes
@@ -20,7 +21,7 @@ func HostIdentity(dir string, random [16]byte) (block.Host, error) {
 	path := filepath.Join(dir, "hostid")
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err := createHostID(dir, path, random); err != nil {
+		if err := createHostID(path, random); err != nil {
 			return block.Host{}, fmt.Errorf("create host identity: %w", err)
 		}
 		b, err = os.ReadFile(path)
@@ -30,37 +31,15 @@ func HostIdentity(dir string, random [16]byte) (block.Host, error) {
 	}
 	id, err := block.ParseUUID(strings.TrimSpace(string(b)))
 	if err != nil || id.IsZero() {
-		return block.Host{}, fmt.Errorf("read host identity: %s holds %.40q, not a uuid: put the machine's host id back, or remove the file to become a new host", path, b)
+		return block.Host{}, fmt.Errorf("read host identity: %s holds %.40q, not a uuid: restore the machine's host id, or remove the file to become a new host", path, b)
 	}
 	return block.HostFromID(id), nil
 }
 
-// createHostID writes the id aside and links it into place, so that nobody sees
-// half of it and the first of two agents wins.
-func createHostID(dir, path string, random [16]byte) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+func createHostID(path string, random [16]byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(dir, ".hostid-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	_, err = f.WriteString(block.UUIDFromRandom(random).String() + "\n")
-	err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	if err := os.Link(f.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return syncDir(dir)
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	// The first of two agents wins.
+	return durable.Ensure(path, block.UUIDFromRandom(random).String()+"\n", 0o644)
 }

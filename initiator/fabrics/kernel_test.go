@@ -125,7 +125,7 @@ func TestKernelConnectsFindsAndDisconnects(t *testing.T) {
 	var n Namespace
 	eventually(t, "namespace", func() bool { n, err = k.FindNamespace(testNQN, 5, legUUID); return err == nil })
 	t.Logf("found %+v", n)
-	if err := errors.Join(k.Probe(n.Head), k.SetWriteThrough(n.Head), k.SetIOTimeout(n.Paths[0], 3*time.Second)); err != nil {
+	if err := errors.Join(k.Probe(n.Head), k.SetWriteThrough(n.Head, true), k.SetIOTimeout(n.Paths[0], 3*time.Second)); err != nil {
 		t.Error(err)
 	}
 	if got, _ := k.read("block/" + n.Name + "/queue/write_cache"); got != "write through" {

@@ -22,7 +22,7 @@ func TestDestroyedSocketsFailAndOthersGoOn(t *testing.T) {
 
 	n, err := New("/sys", "/dev").DestroySockets(t.Context(), block.Portal{Transport: block.TCP, Address: "127.0.0.1", Port: port})
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
-		t.Skipf("this kernel or user can not destroy sockets: %v", err)
+		t.Skipf("this kernel or user cannot destroy sockets: %v", err)
 	}
 	if n != 1 || err != nil {
 		t.Fatalf("DestroySockets = %d, %v; want 1, nil", n, err)

@@ -245,15 +245,18 @@ func (t *Tree) Paths(h Head) ([]Path, error) {
 	return all, nil
 }
 
-// SetWriteThrough tells the block layer that a head has no volatile cache, so
+// SetWriteThrough tells the block layer whether a head has no volatile cache, so
 // that it sends no flushes. Only for legs whose drives have none: nvmet
 // announces a cache whatever is below.
-func (t *Tree) SetWriteThrough(h Head) error {
-	name := "block/" + h.Name + "/queue/write_cache"
-	if now, err := t.read(name); err != nil || now == "write through" {
+func (t *Tree) SetWriteThrough(h Head, through bool) error {
+	name, want := "block/"+h.Name+"/queue/write_cache", "write back"
+	if through {
+		want = "write through"
+	}
+	if now, err := t.read(name); err != nil || now == want {
 		return err
 	}
-	return t.write(name, "write through")
+	return t.write(name, want)
 }
 
 // SetIOTimeout sets how long a command on a path may take before the connection

@@ -38,6 +38,10 @@ type connection interface {
 	// Namespace finds a leg behind it; it does not wait.
 	Namespace(nsid uint32, id block.UUID) (block.Device, error)
 
+	// Rescan has it look which legs there are: what was sent to one that is there no
+	// more is answered with an error. It does not wait.
+	Rescan()
+
 	// Cut ends it at once: what it was sent is answered with an error, and nothing
 	// more of it is sent.
 	Cut()
@@ -98,7 +102,7 @@ func portalsOf(l attachment.Link, attempt int) (all []string, err error) {
 		}
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("node %s has no TCP portal, and this data path knows no other", l.Node)
+		return nil, fmt.Errorf("node %s has no TCP portal, and this data path supports no other", l.Node)
 	}
 	return all, nil
 }

@@ -26,7 +26,11 @@ func (k *Keeper) doAll(ctx context.Context, w *attachment.Wanted, s *seen, order
 			failed = append(failed, fmt.Sprintf("%v: %v", o, err))
 		}
 		switch o.op {
-		case opConnect, opAdd, opRecovered, opPromote, opDisconnect, opClose, opGrow, opResize:
+		case opConnect, opAdd, opRecovered, opPromote, opRenew, opDisconnect, opClose, opGrow, opResize:
+		case opNote:
+			if !s.noted.Within(o.note) {
+				return false, failed
+			}
 		default:
 			return false, failed
 		}
@@ -39,7 +43,7 @@ func (k *Keeper) do(ctx context.Context, w *attachment.Wanted, s *seen, o order)
 	case opConnect:
 		return k.connect(ctx, s, w, o)
 	case opSuspend:
-		k.log.Warn("volume suspended: a leg is silent and can not be recorded stale")
+		k.log.Warn("volume suspended: a leg is silent and cannot be recorded stale")
 		k.stack.volume.Suspend()
 		return nil
 	case opResume:
@@ -48,6 +52,8 @@ func (k *Keeper) do(ctx context.Context, w *attachment.Wanted, s *seen, o order)
 		return nil
 	case opRecord:
 		return k.recordStale(ctx, o)
+	case opNote:
+		return k.note(ctx, o.note)
 	case opDrop:
 		return k.drop(o)
 	case opCut:
@@ -61,6 +67,13 @@ func (k *Keeper) do(ctx context.Context, w *attachment.Wanted, s *seen, o order)
 		return k.add(w, o.legs[0])
 	case opRecovered:
 		return k.recordInSync(ctx, o)
+	case opRenew:
+		return k.renew(w, o.legs[0])
+	case opGiveUp:
+		k.memory.over = o.end
+		k.path.gaveUp(k.volume, k.memory.epoch, o.end)
+		k.log.Error("epoch given up", "epoch", k.memory.epoch, "why", o.end.Why, "writes_lost", o.end.WritesLost)
+		return nil
 	case opPromote:
 		return k.stack.volume.Promote(o.legs[0].column, o.legs[0].copy)
 	case opExport:
@@ -121,10 +134,24 @@ func (k *Keeper) add(w *attachment.Wanted, l legAt) error {
 	return nil
 }
 
+// renew goes on with a leg that has come back without what only a cache had held,
+// and lacks nothing.
+func (k *Keeper) renew(w *attachment.Wanted, l legAt) error {
+	if err := k.stack.volume.Renew(l.column, l.copy, k.devices[l.leg]); err != nil {
+		return err
+	}
+	slot := slotOf(w, l)
+	slot.tracked, slot.dirty = k.memory.slots[l.place].tracked, k.memory.slots[l.place].dirty
+	k.memory.slots[l.place] = slot
+	k.log.Warn("leg lost its drive's cache, but no unflushed writes", "leg", l.leg.String(), "column", l.column)
+	k.conns[slot.nqn].connection.Rescan() // what was sent to the old identity is given back
+	return nil
+}
+
 // abort takes the stack away, whoever uses it.
 func (k *Keeper) abort(ctx context.Context) error {
 	st, device := k.stack, k.stack.device
-	return k.apart(ctx, "take the volume away", callTimeout, func(ctx context.Context) error {
+	return k.apart(ctx, "remove the volume", callTimeout, func(ctx context.Context) error {
 		return st.abort(ctx, device)
 	}, func(err error) error {
 		if err == nil && k.stack == st {
@@ -138,13 +165,16 @@ func (k *Keeper) abort(ctx context.Context) error {
 // forget ends an epoch. The outcome of a detach is remembered, since the manager
 // asks until it has it.
 func (k *Keeper) forget(w *attachment.Wanted, clean bool) {
-	epoch := k.memory.epoch
+	was := k.memory
+	if k.cfg.Evidence != nil && w == nil {
+		k.cfg.Evidence.Leave(k.volume, was.gone && was.clean)
+	}
 	k.memory = newMemory(0, time.Now())
 	k.recorder.Forget()
 	clear(k.devices)
 	clear(k.pulses)
-	if w != nil && w.Detach && (epoch == w.Epoch || epoch == 0) {
-		k.memory.epoch, k.memory.gone, k.memory.clean = w.Epoch, true, clean
+	if w != nil && w.Detach && (was.of(w) || was.epoch == 0) {
+		k.memory.epoch, k.memory.grant, k.memory.gone, k.memory.clean = w.Epoch, w.Grant, true, clean
 		k.log.Info("detached", "epoch", w.Epoch, "clean", clean)
 	}
 }

@@ -169,7 +169,7 @@ func TestAVolumeThatIsWantedSmallerStaysAsItIs(t *testing.T) {
 		w.want(func(x *attachment.Wanted) { x.Size = volumeSize / 2 })
 		time.Sleep(2 * time.Second)
 		w.expect("nothing")
-		if r := w.report(); r.SizeBytes != uint64(volumeSize) || r.Phase != serving || !w.noted("never shrinks") {
+		if r := w.report(); r.SizeBytes != uint64(volumeSize) || r.Phase != serving || !w.noted("cannot shrink") {
 			t.Errorf("%v with %d bytes, notes %q", r.Phase, r.SizeBytes, w.keeper.State().Notes)
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/evidence"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
@@ -50,6 +51,10 @@ type Keeper struct {
 	said     string
 	recorder *attachment.Recorder
 
+	noted     evidence.Note // which legs are in sync, as the disk has it
+	noteError string        // why it names too many
+	noteAgain time.Time     // no note before
+
 	mu    sync.Mutex
 	state attachment.State
 	idle  bool
@@ -63,6 +68,9 @@ func newKeeper(p *Path, v block.VolumeID) *Keeper {
 		memory: newMemory(0, time.Time{}),
 		conns:  map[block.NQN]*reach{}, devices: map[block.LegID]device{}, pulses: map[block.LegID]*attachment.Pulse{},
 		tries: map[block.NQN]try{}, busy: map[string]bool{},
+	}
+	if k.cfg.Evidence != nil {
+		k.noted = k.cfg.Evidence.Of(v)
 	}
 	k.recorder = attachment.NewRecorder(k.cfg.Node, v, k.cfg.Manager, k.cfg.Meter, k.log)
 	return k
@@ -128,7 +136,7 @@ func (k *Keeper) giveUp(ctx context.Context) {
 	}
 	k.log.Warn("volume given up; its copies will be made equal", "open", k.stack.open)
 	if err := k.stack.abort(ctx, k.stack.device); err != nil {
-		k.log.Warn("take the device away", "err", err)
+		k.log.Warn("remove the device", "err", err)
 	}
 }
 
@@ -140,11 +148,14 @@ func (k *Keeper) turn(ctx context.Context) (again bool) {
 	if k.leaving && w != nil {
 		w = w.Leaving()
 	}
-	if w != nil && k.stack == nil && (k.memory.epoch != w.Epoch || k.memory.gone && w.Shared && !w.Detach) {
+	if w != nil && k.stack == nil && !k.memory.of(w) {
 		k.memory = newMemory(w.Epoch, time.Now())
+		k.memory.grant = w.Grant
+		k.memory.over = k.path.over(k.volume, w.Epoch)
 		k.recorder.Forget()
 	}
 	s := k.look(w)
+	k.extendLease(w, s)
 	if !told.Known || told.Problem != "" {
 		k.hold(ctx, s, told.Problem, generation)
 		return false
@@ -154,6 +165,17 @@ func (k *Keeper) turn(ctx context.Context) (again bool) {
 	v.Failed(failed)
 	k.publish(w, s, v, generation)
 	return did
+}
+
+// extendLease lets the volume be read for as long as the answers of its legs allow.
+func (k *Keeper) extendLease(w *attachment.Wanted, s *seen) {
+	if k.stack == nil {
+		return
+	}
+	if w != nil && k.memory.of(w) {
+		k.stack.wanted = w
+	}
+	k.stack.lease.extend(s.clock.Add(leaseLeft(k.stack.wanted, k.memory, s, k.limits)))
 }
 
 // hold keeps the lease while nothing may be changed.
@@ -179,7 +201,7 @@ func (k *Keeper) hold(ctx context.Context, s *seen, problem string, generation u
 // ---- what others see ----
 
 func (k *Keeper) publish(w *attachment.Wanted, s *seen, v attachment.Verdict, generation uint64) {
-	r := v.Report(k.volume, k.memory.epoch)
+	r := v.Report(k.volume, k.memory.epoch, k.memory.grant)
 	if k.stack != nil && k.stack.device != nil {
 		d := k.stack.device
 		r.Device, r.DeviceNumber, r.SizeBytes = d.Path(), d.Number(), uint64(k.stack.size)

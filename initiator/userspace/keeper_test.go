@@ -4,12 +4,17 @@ package userspace
 
 import (
 	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/evidence"
 	"weft.dev/weft/proto/block"
 )
 
@@ -171,6 +176,73 @@ func TestTheLastCopyOfAColumnStays(t *testing.T) {
 	})
 }
 
+// TestACopyThatStaysForTheSakeOfAnotherColumnSaysSo: both columns have a copy on t1;
+// that of column 1 is its last one.
+func TestACopyThatStaysForTheSakeOfAnotherColumnSaysSo(t *testing.T) {
+	served(t, 2, 2, func(w *world) {
+		w.mu.Lock()
+		w.legs[legID(1, 0)].err = errors.New("internal error")
+		w.mu.Unlock()
+		done := w.write(int64(block.DefaultChunk), 1)
+		time.Sleep(time.Second)
+		w.expect("column 1 has one copy left", "record-stale c1.0")
+		w.fallSilent("t1")
+		time.Sleep(4 * time.Second)
+		r := w.report()
+		last := legID(1, 1).String()
+		if !strings.Contains(r.WaitingFor, "leg "+legID(0, 1).String()+" of column 0 on t1: no answer for more than 2s, and its connection carries leg "+last) ||
+			!strings.Contains(r.WaitingFor, "leg "+last+" of column 1 on t1: no answer for more than 2s, and no other copy can stand in") {
+			t.Errorf("waiting for %q; want the reason of each column", r.WaitingFor)
+		}
+		w.answer("t1")
+		if err := <-done; err != nil {
+			t.Errorf("write = %v", err)
+		}
+	})
+}
+
+// TestALastCopyThatTakesNoWritesIsReplaced: t1 is away for a moment, and meanwhile the
+// drive of t0 comes to its end: it can be read, and that is all. Writes are held, and
+// t1 gets everything, also what was held; then t0 leaves.
+func TestALastCopyThatTakesNoWritesIsReplaced(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		if err := <-w.write(2<<20, 1); err != nil {
+			t.Fatal(err)
+		}
+		w.fallSilent("t1")
+		time.Sleep(4 * time.Second)
+		w.expect("t1 is away", "record-stale c0.1", "cut t1")
+		w.mu.Lock()
+		w.legs[legID(0, 0)].err = errors.New("the drive is read-only")
+		w.mu.Unlock()
+		held := []<-chan error{w.write(1<<20, 7), w.write(1<<20+512, 8), w.write(3<<20, 9)}
+		if r := w.until(stalled); !strings.Contains(r.WaitingFor, "the drive is read-only") {
+			t.Errorf("waiting for %q, want the error of the drive", r.WaitingFor)
+		}
+		w.answer("t1")
+		w.comesBack(0, 1, 1)
+		time.Sleep(10 * time.Second)
+		for _, done := range held {
+			if pending(done) {
+				t.Fatalf("10 s after t1 is back a write is held, waiting for %q", w.report().WaitingFor)
+			}
+			if err := <-done; err != nil {
+				t.Errorf("write = %v", err)
+			}
+		}
+		w.until(serving)
+		w.expect("t1 is back", "connect t1", "record-in-sync c0.1", "record-stale c0.0", "disconnect t0")
+		for at, want := range map[int64]byte{2 << 20: 1, 1 << 20: 7, 1<<20 + 512: 8, 3 << 20: 9} {
+			if got := w.holds(0, 1, at); got != want {
+				t.Errorf("t1 holds %d at %d, want %d", got, at, want)
+			}
+		}
+		if got, err := w.read(1 << 20); got != 7 || err != nil {
+			t.Errorf("read = %d, %v; want 7", got, err)
+		}
+	})
+}
+
 func TestErrorsOfTheLastCopyAreTriedAgain(t *testing.T) {
 	served(t, 1, 1, func(w *world) {
 		w.mu.Lock()
@@ -319,6 +391,9 @@ func TestWithoutAManagerReadsStopWhenTheLeaseIsOver(t *testing.T) {
 		if !pending(read) {
 			t.Fatal("a read was answered after the lease: another host may have written")
 		}
+		if r := w.report(); r.Phase != stalled || !strings.Contains(r.WaitingFor, "all legs to answer; the volume is suspended") {
+			t.Errorf("%v, waiting for %q; want it suspended, and that said", r.Phase, r.WaitingFor)
+		}
 		w.hear()
 		if err := <-read; err != nil {
 			t.Errorf("read = %v after the record", err)
@@ -384,6 +459,11 @@ func TestDetachRefusesWhileOpenThenFlushesAndLetsGoClean(t *testing.T) {
 		w.opened("")
 		w.until(clean)
 		w.expect("let go", "close", "disconnect t0", "disconnect t1")
+		for _, l := range w.legs {
+			if l.cached {
+				t.Errorf("let go clean, and leg %s has not been flushed: without its power it would differ", l.name)
+			}
+		}
 		time.Sleep(time.Minute)
 		if r := w.report(); r.GetPhase() != clean {
 			t.Errorf("a minute later %v, want it said until the manager has it", r)
@@ -392,6 +472,22 @@ func TestDetachRefusesWhileOpenThenFlushesAndLetsGoClean(t *testing.T) {
 		time.Sleep(time.Second)
 		if s := w.keeper.State(); !s.Idle {
 			t.Errorf("state %+v, want idle", s)
+		}
+	})
+}
+
+func TestADetachThatIsCancelledLeavesTheDeviceAsItIs(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.opened("the file system on /mnt")
+		w.want(func(x *attachment.Wanted) { x.Detach = true })
+		w.until(detaching)
+		w.want(func(x *attachment.Wanted) { x.Detach = false })
+		w.until(serving)
+		w.opened("")
+		time.Sleep(10 * time.Second)
+		w.expect("nothing is done")
+		if err := <-w.write(0, 1); err != nil {
+			t.Errorf("a write = %v", err)
 		}
 	})
 }
@@ -533,4 +629,121 @@ func (w *world) refuse(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.refused = err
+}
+
+// Flushes are left out for drives that need none, and for no others: not even while
+// the volume is in use.
+func TestADriveThatGetsAVolatileCacheIsFlushedAtOnce(t *testing.T) {
+	durable := func(copies ...bool) func(*attachment.Wanted) {
+		return func(x *attachment.Wanted) {
+			for i := range x.Links {
+				x.Links[i].WriteThrough = copies[i]
+			}
+		}
+	}
+	from(t, 1, 2, func(w *world) { durable(true, true)(w.wanted) }, func(w *world) {
+		w.until(serving)
+		flushes := func(when string, want ...int) {
+			t.Helper()
+			for copy := range want {
+				w.legs[legID(0, copy)].flushes = 0
+			}
+			if err := <-w.write(0, 1); err != nil {
+				t.Fatal(err)
+			}
+			if err := block.Flush(w.device.volume); err != nil {
+				t.Fatal(err)
+			}
+			for copy, n := range want {
+				if got := w.legs[legID(0, copy)].flushes; got != n {
+					t.Errorf("%s: copy %d was flushed %d times, want %d", when, copy, got, n)
+				}
+			}
+		}
+		flushes("without caches", 0, 0)
+		w.want(durable(true, false))
+		time.Sleep(time.Second)
+		flushes("with one", 0, 1)
+		w.want(durable(true, true))
+		time.Sleep(time.Second)
+		flushes("without caches again", 0, 0)
+	})
+}
+
+// noting gives the host a disk.
+func noting(dir string) func(*world) {
+	return func(w *world) {
+		book := evidence.New(dir, slog.New(slog.DiscardHandler))
+		book.Open()
+		w.keeper.cfg.Evidence = book
+	}
+}
+
+// onDisk is which legs a host that starts again finds noted.
+func (w *world) onDisk(dir string) (names []string) {
+	book := evidence.New(dir, slog.New(slog.DiscardHandler))
+	book.Open()
+	for leg := range book.Of(w.volume).Legs {
+		names = append(names, w.legs[leg].name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// What the host has noted never names a leg that lacks what was acknowledged, and
+// soon names all that do not.
+func TestAHostNotesWhichLegsAreInSync(t *testing.T) {
+	dir := t.TempDir()
+	from(t, 1, 2, noting(dir), func(w *world) {
+		w.until(serving)
+		if got := w.onDisk(dir); !slices.Equal(got, []string{"c0.0", "c0.1"}) {
+			t.Errorf("noted when the device is there: %v, want both legs", got)
+		}
+		w.fallSilent("t1")
+		if err := <-w.write(4096, 1); err != nil {
+			t.Fatal(err)
+		}
+		if got := w.onDisk(dir); !slices.Equal(got, []string{"c0.0"}) {
+			t.Errorf("noted when a write that c0.1 lacks is acknowledged: %v, want c0.0 alone", got)
+		}
+		w.answer("t1")
+		w.comesBack(0, 1, 1)
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if got := w.onDisk(dir); !slices.Equal(got, []string{"c0.0", "c0.1"}) {
+			t.Errorf("noted after the rebuild: %v, want both legs", got)
+		}
+	})
+}
+
+// A note that names too many legs and can neither be replaced nor removed holds the
+// writes that one of them lacks.
+func TestAWriteWaitsForTheNoteOfALoss(t *testing.T) {
+	dir := t.TempDir()
+	from(t, 1, 2, noting(dir), func(w *world) {
+		w.until(serving)
+		file := filepath.Join(dir, w.volume.String()+".json")
+		text, err := os.ReadFile(file)
+		if err := errors.Join(err, os.Remove(file), os.MkdirAll(filepath.Join(file, "stuck"), 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		w.fallSilent("t1")
+		done := w.write(4096, 1)
+		time.Sleep(7 * time.Second)
+		if !pending(done) {
+			t.Fatal("a write that a leg lacks was acknowledged, and the host's note still names that leg")
+		}
+		if r := w.report(); r.Phase != stalled || !strings.Contains(r.WaitingFor, "this host's disk") {
+			t.Errorf("reported %v waiting for %q, want STALLED, and the disk", r.Phase, r.WaitingFor)
+		}
+		if err := errors.Join(os.RemoveAll(file), os.WriteFile(file, text, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Errorf("write = %v when the disk is well again", err)
+		}
+		if got := w.onDisk(dir); !slices.Equal(got, []string{"c0.0"}) {
+			t.Errorf("noted: %v, want c0.0 alone", got)
+		}
+	})
 }

@@ -4,6 +4,7 @@ package userspace
 
 import (
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"weft.dev/weft/initiator/attachment"
@@ -16,11 +17,13 @@ type device struct {
 	connection connection
 	nsid       uint32
 	uuid       block.UUID
+	durable    *atomic.Bool // its drive has no volatile cache
 }
 
 func (k *Keeper) look(w *attachment.Wanted) *seen {
 	s := &seen{
-		now: time.Now(), legs: map[block.LegID]legSeen{}, conns: map[block.NQN]connSeen{}, recordError: k.recorder.Refusal(),
+		now: time.Now(), clock: k.cfg.Clock(), legs: map[block.LegID]legSeen{}, conns: map[block.NQN]connSeen{}, recordError: k.recorder.Refusal(),
+		noted: k.noted, noteError: k.noteError,
 	}
 	for n, t := range k.tries {
 		if k.conns[n] == nil && t.err != "" && time.Since(t.next) > time.Minute {
@@ -92,19 +95,18 @@ func (k *Keeper) lookAtLeg(s *seen, w *attachment.Wanted, l *attachment.Link) le
 		}
 	}
 	there := d.Device != nil && s.conns[l.NQN].live
-	seen.live = there && seen.err == ""
+	fit := there && seen.err == ""
 	if !there && seen.err == "" {
 		seen.err = s.conns[l.NQN].err
 	}
-	p := k.pulses[l.Leg]
-	if p == nil || p.Device != l.UUID.String() {
-		p = &attachment.Pulse{Device: l.UUID.String()}
-		k.pulses[l.Leg] = p
-	}
+	p := k.pulses[l.Leg].Of(l.UUID.String())
+	k.pulses[l.Leg] = p
 	seen.silent = p.Look(s.now, there, k.cfg.Probe)
-	seen.looks, seen.answers = p.Looks, p.Answers
+	seen.live = fit && p.Met
+	seen.looks, seen.answers, seen.heard = p.Looks, p.Answers, p.Heard
 	if there && p.Due(s.now, k.cfg.Probe) {
-		k.probe(p, d, s.now)
+		p.Probe(s.now, s.clock)
+		k.probe(p, d)
 	}
 	return seen
 }
@@ -117,6 +119,7 @@ func (k *Keeper) find(l *attachment.Link) (device, error) {
 		return device{}, nil
 	}
 	if d := k.devices[l.Leg]; d.connection == r.connection && d.nsid == l.NSID && d.uuid == l.UUID {
+		d.durable.Store(l.WriteThrough)
 		return d, nil
 	}
 	delete(k.devices, l.Leg)
@@ -124,19 +127,17 @@ func (k *Keeper) find(l *attachment.Link) (device, error) {
 	if err != nil {
 		return device{}, err
 	}
-	if l.WriteThrough {
-		dev = writeThrough{dev}
-	}
-	d := device{Device: dev, connection: r.connection, nsid: l.NSID, uuid: l.UUID}
+	d := device{connection: r.connection, nsid: l.NSID, uuid: l.UUID, durable: new(atomic.Bool)}
+	d.durable.Store(l.WriteThrough)
+	d.Device = legDevice{dev, d.durable}
 	k.devices[l.Leg] = d
 	return d, nil
 }
 
 // probe reads from a leg, through all that its data goes through. A medium that
-// can not be read there is an answer: nobody else has been given the leg, and what
+// cannot be read there is an answer: nobody else has been given the leg, and what
 // its other blocks are worth the volume's own I/O will tell.
-func (k *Keeper) probe(p *attachment.Pulse, d device, now time.Time) {
-	p.Probe(now)
+func (k *Keeper) probe(p *attachment.Pulse, d device) {
 	go func() {
 		err := block.ReadAt(d.Device, make([]byte, d.Geometry().BlockSize), 0)
 		if errors.Is(err, block.ErrMedium) {
@@ -146,18 +147,21 @@ func (k *Keeper) probe(p *attachment.Pulse, d device, now time.Time) {
 	}()
 }
 
-// writeThrough is a leg on a drive that loses nothing with its power, though its
-// target says that it may: what it has acknowledged needs no flush.
-type writeThrough struct{ block.Device }
+// legDevice is a leg that may be on a drive that loses nothing with its power, though
+// its target says that it may: what it has acknowledged needs no flush then.
+type legDevice struct {
+	block.Device
+	durable *atomic.Bool // as the manager last said
+}
 
-func (d writeThrough) Geometry() block.Geometry {
+func (d legDevice) Geometry() block.Geometry {
 	g := d.Device.Geometry()
-	g.VolatileCache = false
+	g.VolatileCache = g.VolatileCache && !d.durable.Load()
 	return g
 }
 
-func (d writeThrough) Submit(io *block.IO) {
-	if io.Op == block.OpFlush {
+func (d legDevice) Submit(io *block.IO) {
+	if io.Op == block.OpFlush && d.durable.Load() {
 		io.Complete(nil)
 		return
 	}

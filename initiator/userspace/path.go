@@ -7,10 +7,12 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"sync"
 	"time"
 
 	"weft.dev/weft/initiator/attachment"
 	"weft.dev/weft/initiator/blockdev"
+	"weft.dev/weft/initiator/evidence"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
@@ -27,8 +29,12 @@ type Config struct {
 	KeepAlive time.Duration // keep-alive timeout of connections; 2 s
 	IOQueues  int           // per connection; 1
 
+	Clock func() time.Time // what leases go by; time.Now
+
 	Export Export // makes the devices of volumes; Devices(blockdev.Options{})
 	Dial   Dial   // the way to targets; net.Dialer
+
+	Evidence *evidence.Book // where it is noted which legs are in sync; nil: nowhere
 
 	Changed func()           // called when a keeper's State has changed; may be nil
 	Meter   attachment.Meter // may be nil
@@ -91,6 +97,37 @@ func (noMeter) Stalled(_, _, _ time.Duration) {}
 type Path struct {
 	cfg  Config
 	dial dial
+
+	mu      sync.Mutex
+	givenUp map[block.VolumeID]epochOver // what outlives a volume's keeper
+}
+
+// epochOver is the last epoch of a volume that was given up.
+type epochOver struct {
+	epoch block.Epoch
+	why   *pb.GaveUp
+}
+
+func (p *Path) gaveUp(v block.VolumeID, e block.Epoch, why *pb.GaveUp) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.givenUp[v] = epochOver{e, why}
+}
+
+// over is why an epoch of a volume is not taken up again; nil if it may be. That an
+// older one was is forgotten.
+func (p *Path) over(v block.VolumeID, e block.Epoch) *pb.GaveUp {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last, ok := p.givenUp[v]
+	switch {
+	case !ok || last.epoch > e:
+		return nil
+	case last.epoch < e:
+		delete(p.givenUp, v)
+		return nil
+	}
+	return last.why
 }
 
 // New makes a Path; it touches nothing.
@@ -103,6 +140,9 @@ func New(cfg Config) *Path {
 	if cfg.Export == nil {
 		cfg.Export = Devices(blockdev.Options{Log: cfg.Log})
 	}
+	if cfg.Clock == nil {
+		cfg.Clock = time.Now
+	}
 	if cfg.Changed == nil {
 		cfg.Changed = func() {}
 	}
@@ -112,7 +152,7 @@ func New(cfg Config) *Path {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Path{cfg: cfg, dial: dialHost(cfg.Dial)}
+	return &Path{cfg: cfg, dial: dialHost(cfg.Dial), givenUp: map[block.VolumeID]epochOver{}}
 }
 
 // Keeper makes the keeper of a volume; Run does the work.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/evidence"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/engine"
@@ -34,6 +35,7 @@ const (
 	opSuspend    op = "suspend"        // all I/O of the volume waits
 	opResume     op = "resume"         //
 	opRecord     op = "record-stale"   // tell the manager, and wait until it is durable
+	opNote       op = "note"           // durably, which legs hold every write
 	opDrop       op = "drop"           // the volume goes on without legs
 	opCut        op = "cut"            // end a connection at once: what waits on it fails
 	opBuild      op = "build"          // the volume, of its legs in sync
@@ -41,6 +43,8 @@ const (
 	opAdd        op = "rebuild"        // begin to copy to a leg, or to read from one that nobody writes to
 	opRecovered  op = "record-in-sync" // tell the manager that a leg has caught up
 	opPromote    op = "promote"        // read from a leg
+	opRenew      op = "renew"          // go on with a leg that has lost its cache, and nothing that counts
+	opGiveUp     op = "give-up"        // this epoch, for good
 	opExport     op = "export"         // make the device
 	opGrow       op = "grow"           // the volume, to what is wanted
 	opResize     op = "resize"         // the device, to the volume's size
@@ -57,8 +61,10 @@ type order struct {
 	op    op
 	nqn   block.NQN // connect, cut, disconnect
 	legs  []legAt
-	clean bool // dismantle, forget: every leg in sync has every write
-	force bool // close: with errors for what waits, since nothing will end that
+	clean bool       // dismantle, forget: every leg in sync has every write
+	force bool       // close: with errors for what waits, since nothing will end that
+	end   *pb.GaveUp // give-up
+	note  evidence.Note
 }
 
 // place is where a leg belongs.
@@ -101,26 +107,33 @@ func (o order) String() string {
 	if o.force {
 		s += " by force"
 	}
+	if o.end != nil {
+		s += ": " + o.end.Why
+	}
 	return s
 }
 
 // seen is what one look found.
 type seen struct {
 	now         time.Time
+	clock       time.Time               // now, on the clock of leases
 	legs        map[block.LegID]legSeen // of those that are wanted, and of those in use
 	conns       map[block.NQN]connSeen
 	volume      volumeSeen
 	device      deviceSeen
 	recordError string // what the manager last answered to a record
+	noted       evidence.Note
+	noteError   string // why a note that names too many legs still stands
 }
 
 // legSeen is a leg as its host sees it.
 type legSeen struct {
-	live    bool // it is connected, and fit to be used
+	live    bool // it is connected, fit to be used, and has answered
 	size    block.Size
 	silent  time.Time // since when it has not answered; zero if it does
 	looks   int       // how often it was looked at since
 	answers bool      // the last probe was answered
+	heard   time.Time // start of the last probe that was answered, on the clock of leases
 	err     string    // what is wrong with it
 }
 
@@ -156,17 +169,22 @@ type deviceSeen struct {
 // memory is what the keeper knows of an epoch beyond what it sees.
 type memory struct {
 	epoch   block.Epoch
+	grant   uint64
 	since   time.Time // of the first look at this epoch
 	records attachment.Records
 	slots   map[place]slot // which leg the engine has in each place
 	used    bool           // a volume was built
 	clean   bool           // gone: every leg in sync had every write
 	gone    bool           // the volume was let go, and nothing is left of it
+	over    *pb.GaveUp     // why it is not taken up again at this epoch; nil: it may be
 }
 
 func newMemory(epoch block.Epoch, now time.Time) *memory {
 	return &memory{epoch: epoch, since: now, records: attachment.NewRecords(), slots: map[place]slot{}}
 }
+
+// of reports whether it is of the grant by which a volume is wanted.
+func (m *memory) of(w *attachment.Wanted) bool { return m.epoch == w.Epoch && m.grant == w.Grant }
 
 // slot is the leg that the engine has, or had last, in a place.
 type slot struct {
@@ -194,6 +212,7 @@ type planner struct {
 	l       limits
 	members []member
 	orders  []order
+	ends    *pb.GaveUp // why the epoch is given up now
 	v       attachment.Verdict
 }
 
@@ -204,8 +223,11 @@ func (p *planner) do(o order) { p.orders = append(p.orders, o) }
 // ones after it may be right only because of it.
 func plan(w *attachment.Wanted, m *memory, s *seen, l limits) ([]order, attachment.Verdict) {
 	p := &planner{w: w, m: m, s: s, l: l}
+	if p.built() && m.over == nil {
+		p.end()
+	}
 	switch {
-	case w == nil || p.built() && m.epoch != w.Epoch:
+	case w == nil || p.built() && !m.of(w) || p.over() != nil:
 		p.tearDown()
 	case w.Detach:
 		p.letGo()
@@ -216,7 +238,7 @@ func plan(w *attachment.Wanted, m *memory, s *seen, l limits) ([]order, attachme
 	return p.orders, p.v
 }
 
-// guard is plan for as long as what is wanted can not be read: I/O goes on as it
+// guard is plan for as long as what is wanted cannot be read: I/O goes on as it
 // is, within the lease.
 func guard(w *attachment.Wanted, m *memory, s *seen, l limits) ([]order, []string) {
 	p := &planner{w: w, m: m, s: s, l: l}
@@ -249,6 +271,7 @@ func (p *planner) serve() {
 	p.lease()
 	p.promote()
 	p.dropLost()
+	p.note()
 	if p.s.volume.built {
 		p.change()
 		p.device()
@@ -256,8 +279,53 @@ func (p *planner) serve() {
 	} else {
 		p.build()
 	}
+	p.noteMore()
 	p.cleanUp()
 	p.progress()
+}
+
+// inSync are the legs that hold every write, as far as the manager has recorded it.
+func (p *planner) inSync() evidence.Note {
+	n := evidence.Note{Epoch: p.w.Epoch, Legs: map[block.LegID]uint64{}}
+	if !p.s.volume.built {
+		for i := range p.w.Links {
+			if l := &p.w.Links[i]; p.m.records.InSync(l) {
+				n.Legs[l.Leg] = l.Revision
+			}
+		}
+		return n
+	}
+	for _, m := range p.members {
+		if m.Source && !m.Gone && m.Link != nil {
+			n.Legs[m.Leg] = m.Link.Revision
+		}
+	}
+	return n
+}
+
+// noted reports whether a volume's legs are noted at all: with one copy, or where
+// nobody writes, there is nothing to confuse.
+func (p *planner) noted() bool { return p.w.Layout.Copies > 1 && !p.w.ReadOnly }
+
+// note has it written down that legs are not in sync any more, before anything goes
+// on without them: after a crash no note may name too many.
+func (p *planner) note() {
+	n := p.inSync()
+	if !p.noted() || p.s.noted.Within(n) || slices.ContainsFunc(p.orders, func(o order) bool { return o.op == opNote }) {
+		return
+	}
+	p.do(order{op: opNote, note: n})
+	if p.s.noteError != "" {
+		p.v.Wait("this host's disk: %s", p.s.noteError)
+	}
+}
+
+// noteMore has it written down that legs are in sync. Nothing waits for that.
+func (p *planner) noteMore() {
+	n := p.inSync()
+	if p.noted() && p.s.noted.Within(n) && !p.s.noted.Equal(n) {
+		p.do(order{op: opNote, note: n})
+	}
 }
 
 func (p *planner) phase() pb.AttachmentPhase {
@@ -285,33 +353,50 @@ func (p *planner) connect() {
 	}
 }
 
-// lease stops the volume when a leg has been silent for so long that another
-// host may have been given it. It goes on when every leg that is left has
-// answered. Who only reads needs no lease: nobody is let write to any leg before
-// none of them can be read any more.
+// lease stops the volume when the last answer of a leg is so old that another host
+// may have been given it. It goes on when every leg that is left has answered. Who
+// only reads needs no lease: nobody is let write to any leg before none of them can
+// be read any more.
 func (p *planner) lease() {
-	out := slices.ContainsFunc(p.members, func(m member) bool { return m.Link != nil && p.silence(m.Leg) >= p.l.lease })
 	switch {
 	case !p.s.volume.built || p.w.ReadOnly:
-	case out && !p.s.volume.suspended:
+	case p.leaseLeft() <= 0 && !p.s.volume.suspended:
 		p.do(order{op: opSuspend})
 	case !p.s.volume.suspended:
 	case p.allAnswer():
 		p.do(order{op: opResume})
 	default:
-		p.v.Wait("all legs to answer: the volume is suspended")
+		p.v.Wait("all legs to answer; the volume is suspended")
 	}
+}
+
+// leaseLeft is for how long the volume may be read if no leg answers any more.
+func (p *planner) leaseLeft() time.Duration {
+	left := p.l.lease
+	for _, m := range p.members {
+		if m.Link != nil {
+			left = min(left, p.l.lease-p.s.clock.Sub(p.s.legs[m.Leg].heard))
+		}
+	}
+	return left
+}
+
+// leaseLeft is what the planner's is, for the reads that complete between turns.
+func leaseLeft(w *attachment.Wanted, m *memory, s *seen, l limits) time.Duration {
+	p := &planner{w: w, m: m, s: s, l: l}
+	p.findMembers()
+	return p.leaseLeft()
 }
 
 // allAnswer reports whether every leg in use is one that answers.
 func (p *planner) allAnswer() bool {
-	return !slices.ContainsFunc(p.members, func(m member) bool {
+	return p.leaseLeft() > 0 && !slices.ContainsFunc(p.members, func(m member) bool {
 		return m.Link == nil || p.silence(m.Leg) > 0 || !p.s.legs[m.Leg].answers
 	})
 }
 
 // build makes the volume as soon as every leg in sync can be used, or those that
-// can not are recorded stale.
+// cannot are recorded stale.
 func (p *planner) build() {
 	var legs []legAt
 	complete := true
@@ -337,7 +422,7 @@ func (p *planner) gather(column int) (live []legAt, complete bool) {
 		case p.s.legs[l.Leg].live:
 			live = append(live, legAt{place: at, leg: l.Leg, revision: l.Revision})
 		default:
-			missing = append(missing, legAt{place: at, leg: l.Leg, revision: l.Revision, why: "can not be connected", since: p.m.since})
+			missing = append(missing, legAt{place: at, leg: l.Leg, revision: l.Revision, why: "cannot be connected", since: p.m.since})
 			p.v.Wait("leg %s of column %d on %s: %s", l.Leg, column, l.Node, p.trouble(l))
 		}
 	}
@@ -369,6 +454,8 @@ func (p *planner) trouble(l *attachment.Link) string {
 func (p *planner) change() {
 	for _, at := range p.places() {
 		switch i := p.memberAt(at); {
+		case i >= 0 && p.reborn(at) != nil:
+			p.renew(p.members[i])
 		case i >= 0:
 			p.recovered(p.members[i])
 		case p.m.records.InSync(p.link(at)) && !p.w.ReadOnly:

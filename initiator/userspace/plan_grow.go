@@ -15,7 +15,7 @@ func (p *planner) grow() {
 	switch {
 	case p.w.Detach:
 	case p.w.Size < size:
-		p.v.Note("volume has %v and is wanted with %v: it never shrinks", size, p.w.Size)
+		p.v.Note("volume has %v and is wanted with %v: volumes cannot shrink", size, p.w.Size)
 	case d.exists && !d.ended && d.size < size:
 		p.do(order{op: opResize})
 	case p.w.Size > size && p.haveRoom():

@@ -88,7 +88,7 @@ func (p *planner) disconnect(last order) {
 		}
 	}
 	if making {
-		p.v.Wait("a connect that is under way")
+		p.v.Wait("a connection attempt in progress")
 		return
 	}
 	p.do(last)
@@ -108,6 +108,10 @@ func (p *planner) tearDown() {
 	}
 	if p.built() {
 		p.do(order{op: opAbort})
+	}
+	if over := p.over(); over != nil {
+		p.gaveUp(over, making)
+		return
 	}
 	if !making && (p.built() || p.m.epoch != 0) {
 		p.do(order{op: opForget})

@@ -55,6 +55,8 @@ func (p *planner) member(at place) (member, bool) {
 	}
 	if l := p.link(at); l != nil && l.Leg == slot.leg && l.Revision == slot.revision && !p.m.records.Stale(l) {
 		m.Link = l
+	} else {
+		m.Link = p.reborn(at)
 	}
 	switch status.State {
 	case engine.InSync, engine.CaughtUp, engine.Rebuilding:
@@ -91,7 +93,7 @@ func (p *planner) judge(m *member, status engine.LegStatus) {
 	case status.Err != nil && status.State != engine.Rebuilding && !p.w.ReadOnly: // a read has gone to another copy
 		m.Lost = status.Err.Error()
 	case status.Outstanding > 0 && status.Oldest > p.l.stuck:
-		m.Lost, m.Waiting = fmt.Sprintf("an I/O is not answered for %v", status.Oldest.Round(time.Second)), true
+		m.Lost, m.Waiting = fmt.Sprintf("an I/O has not been answered for %v", status.Oldest.Round(time.Second)), true
 		m.since = p.s.now.Add(-status.Oldest)
 	}
 }
@@ -142,7 +144,7 @@ func (p *planner) dropLost() {
 	for _, m := range p.members {
 		if !m.Gone {
 			if m.Lost != "" {
-				p.v.Wait("leg %s of column %d on %s: %s, and no other copy can stand in", m.Leg, m.Column, p.nodeOf(m), m.Lost)
+				p.v.Wait("leg %s of column %d on %s: %s, and %s", m.Leg, m.Column, p.nodeOf(m), m.Lost, m.Stays)
 			}
 			continue
 		}
@@ -160,6 +162,7 @@ func (p *planner) dropLost() {
 	if len(record) > 0 {
 		p.record(record)
 	}
+	p.note()
 	if len(drop) > 0 {
 		p.do(order{op: opDrop, legs: drop})
 	}

@@ -4,8 +4,10 @@ package userspace
 
 import (
 	"context"
+	"time"
 
 	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/evidence"
 )
 
 // recordStale tells the manager of lost legs and returns when it is durable.
@@ -24,6 +26,29 @@ func (k *Keeper) recordInSync(ctx context.Context, o order) error {
 		return errLater
 	}
 	return k.ask(ctx, k.recorder.InSync(k.memory.epoch, k.memory.records, o.changes()))
+}
+
+// note writes down which legs are in sync, and returns when that is durable. A disk
+// that hangs is waited for apart: the lease ends meanwhile.
+func (k *Keeper) note(ctx context.Context, n evidence.Note) error {
+	if k.cfg.Evidence == nil {
+		k.noted = n
+		return nil
+	}
+	if time.Now().Before(k.noteAgain) {
+		return errLater
+	}
+	write := func(context.Context) error { return k.cfg.Evidence.Write(k.volume, n) }
+	return k.apart(ctx, "note which legs are in sync", callTimeout, write, func(err error) error {
+		k.noteError = ""
+		if err != nil {
+			k.noteError = err.Error()
+		}
+		if k.noted = k.cfg.Evidence.Of(k.volume); !k.noted.Equal(n) {
+			k.noteAgain = time.Now().Add(evidence.Again)
+		}
+		return err
+	})
 }
 
 // ask asks the manager for a record, one at a time.

@@ -16,7 +16,7 @@ import (
 // end, nothing may have been recorded of a leg, or written to it.
 func readOnly(t *testing.T, f func(w *world)) {
 	t.Helper()
-	from(t, 1, 2, func(w *world) { w.wanted.Shared, w.wanted.ReadOnly = true, true }, func(w *world) {
+	from(t, 1, 2, func(w *world) { w.wanted.ReadOnly = true }, func(w *world) {
 		w.until(serving)
 		w.expect("attach", "connect t0", "connect t1", "export db1")
 		f(w)
@@ -98,7 +98,7 @@ func TestABadBlockIsReadFromTheOtherCopy(t *testing.T) {
 
 func TestWhoOnlyReadsBeginsWithoutALegThatIsNotThere(t *testing.T) {
 	from(t, 1, 2, func(w *world) {
-		w.wanted.Shared, w.wanted.ReadOnly = true, true
+		w.wanted.ReadOnly = true
 		w.nodes["t1"].silent = true
 	}, func(w *world) {
 		w.until(serving)
@@ -112,15 +112,57 @@ func TestWhoOnlyReadsBeginsWithoutALegThatIsNotThere(t *testing.T) {
 	})
 }
 
+// regrant has the volume wanted by another grant of the same epoch.
+func (w *world) regrant(number uint64) {
+	w.want(func(x *attachment.Wanted) {
+		x.Detach, x.Grant = false, number
+		for i := range x.Links {
+			x.Links[i].NQN = block.SharedNQN(w.volume, x.Epoch, number, block.Host{}, block.NodeName(x.Links[i].Node))
+		}
+	})
+}
+
 // A host can come back to an epoch that it left: the others have it still.
 func TestAHostComesBackToAnEpoch(t *testing.T) {
 	readOnly(t, func(w *world) {
 		w.want(func(x *attachment.Wanted) { x.Detach = true })
 		w.until(clean)
 		w.took()
-		w.want(func(x *attachment.Wanted) { x.Detach = false })
+		w.regrant(2)
 		w.until(serving)
 		w.expect("again", "connect t0", "connect t1", "export db1")
 		synctest.Wait()
+	})
+}
+
+// A host that was taken out and let in again without hearing of it in between has a
+// device of a grant that is over: what waits on it must not reach the new exports.
+func TestADeviceEndsWithItsGrantThoughTheEpochStands(t *testing.T) {
+	from(t, 1, 1, func(*world) {}, func(w *world) {
+		w.until(serving)
+		w.took()
+		w.fallSilent("t0")
+		late := w.write(0, 1)
+		time.Sleep(3 * time.Second)
+		w.regrant(2)
+		select {
+		case err := <-late:
+			if err == nil {
+				t.Error("a write of the grant that is over = nil, want an error")
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("a write of the grant that is over waits")
+		}
+		w.answer("t0")
+		w.until(serving)
+		if got := w.holds(0, 0, 0); got != 0 {
+			t.Errorf("the leg holds %d, which was written by a grant that was over", got)
+		}
+		if r := w.report(); r.GetGrant() != 2 {
+			t.Errorf("the report is about grant %d, want 2", r.GetGrant())
+		}
+		if err := <-w.write(0, 2); err != nil {
+			t.Errorf("a write of the grant that stands = %v", err)
+		}
 	})
 }

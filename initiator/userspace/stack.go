@@ -15,8 +15,9 @@ import (
 
 // stack is a volume with its device. The keeper's goroutine owns it.
 type stack struct {
-	wanted     *attachment.Wanted // what it was built for
+	wanted     *attachment.Wanted // what was last wanted of it
 	volume     *engine.Volume
+	lease      *lease
 	device     Exported   // nil: none
 	size       block.Size // of the device
 	equal      bool       // the copies are
@@ -30,7 +31,11 @@ type stack struct {
 
 // build makes the volume of its legs in sync.
 func (k *Keeper) build(w *attachment.Wanted, o order) error {
+	lease := newLease(k.cfg.Clock)
 	config := engine.Config{Layout: w.Layout, Size: w.Size, BlockSize: block.SectorSize, FailMedium: true, ReadOnly: w.ReadOnly, OnEvent: k.event}
+	if !w.ReadOnly {
+		config.Current = lease.runs
+	}
 	for _, l := range o.legs {
 		config.BlockSize = max(config.BlockSize, k.devices[l.leg].Geometry().BlockSize)
 	}
@@ -46,7 +51,7 @@ func (k *Keeper) build(w *attachment.Wanted, o order) error {
 		}
 		slots[l.place] = slotOf(w, l)
 	}
-	k.stack = &stack{wanted: w, volume: v, equal: !w.Equalize || w.Layout.Copies == 1, cancel: func() {}}
+	k.stack = &stack{wanted: w, volume: v, lease: lease, equal: !w.Equalize || w.Layout.Copies == 1, cancel: func() {}}
 	k.memory.slots, k.memory.used = slots, true
 	k.trackIfEqual()
 	if k.stack.equal && !w.ReadOnly {
@@ -173,7 +178,7 @@ func (k *Keeper) resize(ctx context.Context) error {
 // closeDevice takes the device away, unless somebody has it open.
 func (k *Keeper) closeDevice(ctx context.Context, force bool) error {
 	st := k.stack
-	return k.apart(ctx, "take the device away", callTimeout, func(ctx context.Context) error {
+	return k.apart(ctx, "remove the device", callTimeout, func(ctx context.Context) error {
 		return st.device.Close(ctx, force)
 	}, func(err error) error {
 		st.refusal, st.open = "", false
@@ -208,7 +213,7 @@ func (k *Keeper) dismantle(ctx context.Context, clean bool) error {
 	if !clean {
 		return finish(st.abort(ctx, nil))
 	}
-	return k.apart(ctx, "take the volume apart", callTimeout, st.volume.Close, finish)
+	return k.apart(ctx, "disassemble the volume", callTimeout, st.volume.Close, finish)
 }
 
 // abort takes the volume away, and its device if it has one; whoever waits for

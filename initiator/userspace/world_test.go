@@ -49,10 +49,12 @@ type world struct {
 	history []string
 	nodes   map[string]*fakeNode
 	legs    map[block.LegID]*fakeLeg
+	gone    map[block.UUID]bool // identities that are not served any more
 	wanted  *attachment.Wanted
 	device  *fakeDevice
 	refused error         // what the manager answers to records
 	deaf    chan struct{} // the manager does not answer until it is closed
+	slept   time.Duration // for how long the machine was suspended
 }
 
 // fakeNode is a target.
@@ -66,10 +68,14 @@ type fakeNode struct {
 type fakeLeg struct {
 	name    string
 	data    []byte
-	err     error // what it answers to writes
-	bad     error // what it answers to reads of data; probes are at offset 0
-	head    error // what it answers to reads there
-	changes int   // what was sent to it that is no read
+	durable []byte // what of it outlives a loss of power; nil: zeroes
+	err     error  // what it answers to writes
+	bad     error  // what it answers to reads of data; probes are at offset 0
+	head    error  // what it answers to reads there
+	changes int    // what was sent to it that is no read
+	reads   int    // of data
+	cached  bool   // it was written since its last flush
+	flushes int
 }
 
 func legID(column, copy int) block.LegID {
@@ -93,6 +99,7 @@ func from(t *testing.T, stripes, copies int, first, f func(w *world)) {
 		w := &world{
 			t: t, volume: block.VolumeID{UUID: block.UUIDFromRandom([16]byte{9})},
 			nodes: map[string]*fakeNode{}, legs: map[block.LegID]*fakeLeg{},
+			gone: map[block.UUID]bool{},
 		}
 		layout := block.Layout{Stripes: stripes, Copies: copies, Chunk: block.DefaultChunk}
 		w.wanted = &attachment.Wanted{Volume: w.volume, Name: "db1", Size: volumeSize, Layout: layout, Epoch: 1, BootID: "b"}
@@ -104,18 +111,24 @@ func from(t *testing.T, stripes, copies int, first, f func(w *world)) {
 			}
 		}
 		path := New(Config{
-			Node: "h1", Manager: manager{world: w}, Host: func() block.Host { return block.Host{} }, Export: w.export,
+			Node: "h1", Manager: manager{world: w}, Host: func() block.Host { return block.Host{} }, Export: w.export, Clock: w.clock,
 		})
 		path.dial = w.dial
 		w.keeper = path.Keeper(w.volume)
 		first(w)
 		w.tell()
-		ctx, stop := context.WithCancel(t.Context())
-		w.stop, w.ended = stop, make(chan struct{})
-		go func() { defer close(w.ended); w.keeper.Run(ctx) }()
-		defer func() { stop(); <-w.ended }()
+		w.run(w.keeper)
+		defer func() { w.stop(); <-w.ended }()
 		f(w)
 	})
+}
+
+// run has a keeper keep the volume.
+func (w *world) run(k *Keeper) {
+	ctx, stop := context.WithCancel(w.t.Context())
+	ended := make(chan struct{})
+	w.keeper, w.stop, w.ended = k, stop, ended
+	go func() { defer close(ended); k.Run(ctx) }()
 }
 
 // served is in with a volume that is served.
@@ -195,6 +208,13 @@ func (w *world) expect(when string, want ...string) {
 	}
 }
 
+// clock is that of leases.
+func (w *world) clock() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return time.Now().Add(w.slept)
+}
+
 func (w *world) report() *pb.AttachmentReport { return w.keeper.State().Report }
 
 func (w *world) until(phase pb.AttachmentPhase) *pb.AttachmentReport {
@@ -216,7 +236,13 @@ type fakeConn struct {
 	w    *world
 	node string
 	cut  bool
-	kept []func(error) // what it does not answer
+	kept []keptIO // what it does not answer
+}
+
+// keptIO is what was sent to an identity of a leg.
+type keptIO struct {
+	id     block.UUID
+	answer func(error)
 }
 
 func (w *world) dial(ctx context.Context, o dialOptions) (connection, error) {
@@ -250,7 +276,7 @@ func (c *fakeConn) Namespace(_ uint32, id block.UUID) (block.Device, error) {
 	defer c.w.mu.Unlock()
 	for _, l := range c.w.wanted.Links {
 		if l.UUID == id {
-			return &fakeDev{c: c, leg: c.w.legs[l.Leg]}, nil
+			return &fakeDev{c: c, id: id, leg: c.w.legs[l.Leg]}, nil
 		}
 	}
 	return nil, fmt.Errorf("no namespace %v", id)
@@ -266,8 +292,26 @@ func (c *fakeConn) Cut() {
 	if !was {
 		c.w.did("cut %s", c.node)
 	}
-	for _, answer := range kept {
-		answer(block.ErrGone)
+	for _, k := range kept {
+		k.answer(block.ErrGone)
+	}
+}
+
+// Rescan gives back what legs were sent that are there no more.
+func (c *fakeConn) Rescan() {
+	c.w.mu.Lock()
+	var gone, kept []keptIO
+	for _, k := range c.kept {
+		if c.w.gone[k.id] {
+			gone = append(gone, k)
+		} else {
+			kept = append(kept, k)
+		}
+	}
+	c.kept = kept
+	c.w.mu.Unlock()
+	for _, k := range gone {
+		k.answer(block.ErrGone)
 	}
 }
 
@@ -281,6 +325,7 @@ func (c *fakeConn) Close(context.Context) error {
 
 type fakeDev struct {
 	c   *fakeConn
+	id  block.UUID
 	leg *fakeLeg
 }
 
@@ -299,14 +344,14 @@ func (d *fakeDev) Submit(io *block.IO) {
 		w.mu.Unlock()
 		answer(block.ErrGone)
 		return
-	case w.nodes[d.c.node].silent:
-		d.c.kept = append(d.c.kept, func(err error) {
+	case w.nodes[d.c.node].silent, w.gone[d.id]:
+		d.c.kept = append(d.c.kept, keptIO{d.id, func(err error) {
 			if err == nil {
 				d.Submit(io)
 			} else {
 				answer(err)
 			}
-		})
+		}})
 		w.mu.Unlock()
 		return
 	}
@@ -314,11 +359,16 @@ func (d *fakeDev) Submit(io *block.IO) {
 	if io.Op != block.OpRead {
 		d.leg.changes++
 	}
+	if io.Op == block.OpFlush {
+		d.leg.flushes++
+	}
 	switch io.Op {
 	case block.OpRead:
 		err = d.leg.bad
 		if io.Off == 0 {
 			err = d.leg.head
+		} else {
+			d.leg.reads++
 		}
 		if err == nil {
 			copy(io.Data, d.leg.data[io.Off:])
@@ -326,7 +376,14 @@ func (d *fakeDev) Submit(io *block.IO) {
 	case block.OpWrite:
 		if err = d.leg.err; err == nil {
 			copy(d.leg.data[io.Off:], io.Data)
+			d.leg.cached = true
 		}
+		if err == nil && io.FUA {
+			copy(d.leg.kept()[io.Off:], io.Data)
+		}
+	case block.OpFlush:
+		copy(d.leg.kept(), d.leg.data)
+		d.leg.cached = false
 	}
 	w.mu.Unlock()
 	answer(err)
@@ -343,15 +400,48 @@ func (w *world) answer(name string) {
 	w.mu.Lock()
 	n := w.nodes[name]
 	n.silent = false
-	var kept []func(error)
+	var kept []keptIO
 	for _, c := range n.conns {
 		kept = append(kept, c.kept...)
 		c.kept = nil
 	}
 	w.mu.Unlock()
-	for _, answer := range kept {
-		answer(nil)
+	for _, k := range kept {
+		k.answer(nil)
 	}
+}
+
+// kept is what outlives a loss of power.
+func (l *fakeLeg) kept() []byte {
+	if l.durable == nil {
+		l.durable = make([]byte, len(l.data))
+	}
+	return l.durable
+}
+
+// losePower takes a target's power, and from its legs what only their caches held.
+// Their identities are not served any more.
+func (w *world) losePower(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, l := range w.wanted.Links {
+		if l.Node == name {
+			copy(w.legs[l.Leg].data, w.legs[l.Leg].kept())
+			w.gone[l.UUID] = true
+		}
+	}
+}
+
+// reborn has the manager keep a leg in sync that has lost its cache, in place of all
+// other copies of its column.
+func (w *world) reborn(column, copy int, revision uint64) {
+	w.want(func(x *attachment.Wanted) {
+		l := w.link(column, copy)
+		l.Revision, l.Reborn = revision, revision
+		l.UUID = block.NamespaceUUID(l.Leg, x.Epoch, revision)
+		x.Links = slices.DeleteFunc(x.Links, func(o attachment.Link) bool { return o.Column == column })
+		x.Links = append(x.Links, l)
+	})
 }
 
 // ---- the device ----

@@ -72,7 +72,7 @@ func (u *UUID) UnmarshalText(b []byte) (err error) {
 }
 
 // The identifiers of the cluster's objects. They are distinct types so that one
-// can not be passed for another; all print and parse as UUIDs.
+// cannot be passed for another; all print and parse as UUIDs.
 type (
 	ClusterID struct{ UUID }
 	VolumeID  struct{ UUID }

@@ -63,16 +63,18 @@ func TestDeviceNumberStringAndParseAreInverses(t *testing.T) {
 }
 
 func TestSubsystemNQNAndParseAreInverses(t *testing.T) {
-	if err := quick.Check(func(v VolumeID, e Epoch, id UUID) bool {
+	if err := quick.Check(func(v VolumeID, e Epoch, grant uint64, id UUID) bool {
 		h := HostFromID(id)
-		nqn := SubsystemNQN(v, e, h, "gpu-1.example")
+		nqn := SharedNQN(v, e, grant, h, "gpu-1.example")
 		gotV, gotE, gotHost, target, err := ParseSubsystemNQN(nqn)
 		_, checked := ParseNQN(string(nqn))
-		return err == nil && gotV == v && gotE == e && gotHost == h.Short() && target == "gpu-1.example" && checked == nil && nqn.Ours()
+		return err == nil && gotV == v && gotE == e && gotHost == h.Short() && target == "gpu-1.example" && checked == nil && nqn.Ours() &&
+			nqn.Grant() == grant && SubsystemNQN(v, e, h, "gpu-1.example") == SharedNQN(v, e, 0, h, "gpu-1.example")
 	}, nil); err != nil {
 		t.Error(err)
 	}
-	for _, bad := range []NQN{"", "nqn.2014-08.org.nvmexpress.discovery", nqnPrefix, nqnPrefix + "a.1.b", nqnPrefix + "a.b.c.d"} {
+	for _, bad := range []NQN{"", "nqn.2014-08.org.nvmexpress.discovery", nqnPrefix, nqnPrefix + "a.1.b", nqnPrefix + "a.b.c.d",
+		SubsystemNQN(VolumeID{}, 1, Host{}, "t1")[:len(nqnPrefix)+36] + ".1-x.00000000.t1"} {
 		if _, _, _, _, err := ParseSubsystemNQN(bad); err == nil {
 			t.Errorf("ParseSubsystemNQN(%q) succeeded", bad)
 		}

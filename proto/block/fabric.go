@@ -50,22 +50,48 @@ func (h Host) Short() string { return h.ID.String()[:8] }
 // older one still has open leads nowhere. The target is part of the name, so
 // that a host never merges two targets' controllers into one subsystem.
 func SubsystemNQN(v VolumeID, e Epoch, h Host, target NodeName) NQN {
-	return NQN(fmt.Sprintf("%s%v.%d.%s.%s", nqnPrefix, v, e, h.Short(), target))
+	return SharedNQN(v, e, 0, h, target)
 }
 
-// ParseSubsystemNQN reads what SubsystemNQN made; host is the host's short form.
+// SharedNQN is SubsystemNQN where several hosts share an epoch. A host may leave it
+// and be let in again, so each grant has a number of its own and with it a new name.
+func SharedNQN(v VolumeID, e Epoch, grant uint64, h Host, target NodeName) NQN {
+	number := ""
+	if grant != 0 {
+		number = fmt.Sprintf("-%d", grant)
+	}
+	return NQN(fmt.Sprintf("%s%v.%d%s.%s.%s", nqnPrefix, v, e, number, h.Short(), target))
+}
+
+// Grant is the number of the grant that SharedNQN put into a name; 0 if there is none.
+func (n NQN) Grant() uint64 {
+	if _, _, _, _, err := ParseSubsystemNQN(n); err != nil {
+		return 0
+	}
+	rest, _ := strings.CutPrefix(string(n), nqnPrefix)
+	_, number, _ := strings.Cut(strings.SplitN(rest, ".", 4)[1], "-")
+	grant, _ := strconv.ParseUint(number, 10, 64)
+	return grant
+}
+
+// ParseSubsystemNQN reads what SubsystemNQN or SharedNQN made, but for the number of
+// the grant; host is the host's short form.
 func ParseSubsystemNQN(n NQN) (v VolumeID, e Epoch, host string, target NodeName, err error) {
 	rest, ok := strings.CutPrefix(string(n), nqnPrefix)
 	parts := strings.SplitN(rest, ".", 4)
 	if !ok || len(parts) != 4 || len(parts[2]) != 8 {
-		return v, 0, "", "", fmt.Errorf("nqn %q: not of the form %s<volume>.<epoch>.<host>.<target>", n, nqnPrefix)
+		return v, 0, "", "", fmt.Errorf("nqn %q: not of the form %s<volume>.<epoch>[-<grant>].<host>.<target>", n, nqnPrefix)
 	}
 	if v, err = ParseVolumeID(parts[0]); err != nil {
 		return v, 0, "", "", fmt.Errorf("nqn %q: %w", n, err)
 	}
-	number, err := strconv.ParseUint(parts[1], 10, 64)
+	epoch, grant, shared := strings.Cut(parts[1], "-")
+	number, err := strconv.ParseUint(epoch, 10, 64)
 	if err != nil {
 		return v, 0, "", "", fmt.Errorf("nqn %q: epoch: %w", n, err)
+	}
+	if _, err := strconv.ParseUint(grant, 10, 64); err != nil && shared {
+		return v, 0, "", "", fmt.Errorf("nqn %q: grant: %w", n, err)
 	}
 	if target, err = ParseNodeName(parts[3]); err != nil {
 		return v, 0, "", "", fmt.Errorf("nqn %q: %w", n, err)

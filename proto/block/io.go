@@ -70,7 +70,7 @@ type Geometry struct {
 // Device is anything that takes IOs: a file, a namespace on the other side of a
 // network, a mirror, a volume. Submit may be called by many goroutines and never
 // waits for a medium; IOs that overlap and are under way together happen in any
-// order. A Device that can not answer now keeps the IO until it can or is closed.
+// order. A Device that cannot answer now keeps the IO until it can or is closed.
 type Device interface {
 	Geometry() Geometry
 	Submit(*IO)

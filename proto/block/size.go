@@ -28,11 +28,12 @@ var units = []struct {
 	size Size
 }{{"PiB", PiB}, {"TiB", TiB}, {"GiB", GiB}, {"MiB", MiB}, {"KiB", KiB}}
 
-// String prints s exactly: in the largest binary unit that divides it, else in bytes.
+// String prints s exactly: in the largest binary unit of which it is a number of
+// quarters ("1.5GiB"), else in bytes.
 func (s Size) String() string {
 	for _, u := range units {
-		if s >= u.size && s%u.size == 0 {
-			return strconv.FormatUint(uint64(s/u.size), 10) + u.name
+		if quarter := u.size / 4; s >= u.size && s%quarter == 0 {
+			return strconv.FormatFloat(float64(s/quarter)/4, 'f', -1, 64) + u.name
 		}
 	}
 	return strconv.FormatUint(uint64(s), 10) + "B"

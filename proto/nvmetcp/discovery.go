@@ -128,7 +128,7 @@ func (d DiscoveryLog) Append(b []byte) []byte {
 }
 
 // ParseDiscoveryLog reads the header and those entries that are there, of
-// Records. An entry that can not be read is an error.
+// Records. An entry that cannot be read is an error.
 func ParseDiscoveryLog(b []byte) (DiscoveryLog, error) {
 	if len(b) < DiscoveryEntrySize {
 		return DiscoveryLog{}, short("discovery log", len(b), DiscoveryEntrySize)

@@ -124,7 +124,7 @@ func ParseNamespace(b []byte) (Namespace, error) {
 }
 
 // BlockSize is the length of a logical block in bytes. An error says what about
-// the format Weft can not use: metadata, or a block that is neither 512 to 64 KiB.
+// the format Weft cannot use: metadata, or a block that is neither 512 to 64 KiB.
 func (n *Namespace) BlockSize() (block.Size, error) {
 	if int(n.FormatIndex) >= len(n.Formats) {
 		return 0, fmt.Errorf("namespace is of format %d and has %d", n.FormatIndex, len(n.Formats))

@@ -90,7 +90,7 @@ const (
 	ConflictingAttributes        Status = 0x180 // of I/O commands
 	InvalidProtectionInformation Status = 0x181
 	WriteToReadOnlyRange         Status = 0x182
-	CommandSizeLimitExceeded     Status = 0x183 // from Linux: an optional command that the medium can not do
+	CommandSizeLimitExceeded     Status = 0x183 // from Linux: an optional command that the medium cannot do
 
 	// Of Fabrics commands; the first four share codes with I/O commands.
 	ConnectIncompatibleFormat Status = 0x180

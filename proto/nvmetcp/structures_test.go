@@ -173,7 +173,7 @@ func stable(t *testing.T, s structure, b []byte) {
 	}
 	w, twice, err := s.read(once)
 	if err != nil {
-		t.Fatalf("%s: can not read what was written of %+v: %v", s.name, v, err)
+		t.Fatalf("%s: cannot read what was written of %+v: %v", s.name, v, err)
 	}
 	if !bytes.Equal(once, twice) {
 		t.Fatalf("%s: written of %+v and of %+v differ", s.name, v, w)

@@ -75,7 +75,7 @@ func ParseTermReq(b []byte) (TermReq, error) {
 	}, nil
 }
 
-// FatalError is a fault of the peer after which the connection can not go on.
+// FatalError is a fault of the peer after which the connection cannot go on.
 // The end that finds it sends TermReq with what it holds.
 type FatalError struct {
 	FES    FES

@@ -93,6 +93,81 @@ func (AttachmentPhase) EnumDescriptor() ([]byte, []int) {
 	return file_weft_v1_agent_proto_rawDescGZIP(), []int{0}
 }
 
+// Scale says how a state goes over a stream: a report, or what is wanted. Package
+// proto/parts is the only one that reads and writes it.
+type Scale struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The sender takes states in parts, and a manager also reports that are unchanged.
+	Understood bool `protobuf:"varint,1,opt,name=understood,proto3" json:"understood,omitempty"`
+	// A piece of the serialized state, which is larger than one message should be.
+	// The message holds nothing else. The state counts when its last part is there.
+	Part []byte `protobuf:"bytes,2,opt,name=part,proto3" json:"part,omitempty"`
+	More bool   `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"` // more parts follow
+	// The state is the newest whole one of this stream, but for the generation that
+	// this message holds. It holds nothing else.
+	Unchanged     bool `protobuf:"varint,4,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Scale) Reset() {
+	*x = Scale{}
+	mi := &file_weft_v1_agent_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Scale) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Scale) ProtoMessage() {}
+
+func (x *Scale) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Scale.ProtoReflect.Descriptor instead.
+func (*Scale) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *Scale) GetUnderstood() bool {
+	if x != nil {
+		return x.Understood
+	}
+	return false
+}
+
+func (x *Scale) GetPart() []byte {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+func (x *Scale) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+func (x *Scale) GetUnchanged() bool {
+	if x != nil {
+		return x.Unchanged
+	}
+	return false
+}
+
 type TargetReport struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -109,13 +184,14 @@ type TargetReport struct {
 	Admissions    []*Admission           `protobuf:"bytes,12,rep,name=admissions,proto3" json:"admissions,omitempty"`
 	Exports       []*ExportReport        `protobuf:"bytes,13,rep,name=exports,proto3" json:"exports,omitempty"`
 	Problems      []*Problem             `protobuf:"bytes,14,rep,name=problems,proto3" json:"problems,omitempty"`
+	Scale         *Scale                 `protobuf:"bytes,15,opt,name=scale,proto3" json:"scale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TargetReport) Reset() {
 	*x = TargetReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[0]
+	mi := &file_weft_v1_agent_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -127,7 +203,7 @@ func (x *TargetReport) String() string {
 func (*TargetReport) ProtoMessage() {}
 
 func (x *TargetReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[0]
+	mi := &file_weft_v1_agent_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -140,7 +216,7 @@ func (x *TargetReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetReport.ProtoReflect.Descriptor instead.
 func (*TargetReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{0}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *TargetReport) GetNode() string {
@@ -241,6 +317,13 @@ func (x *TargetReport) GetProblems() []*Problem {
 	return nil
 }
 
+func (x *TargetReport) GetScale() *Scale {
+	if x != nil {
+		return x.Scale
+	}
+	return nil
+}
+
 // DriveReport is a drive that carries a label of ours, with what the label says.
 type DriveReport struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -249,15 +332,18 @@ type DriveReport struct {
 	Device          string                 `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
 	Extents         uint32                 `protobuf:"varint,4,opt,name=extents,proto3" json:"extents,omitempty"` // how many the drive has
 	LabelGeneration uint64                 `protobuf:"varint,5,opt,name=label_generation,json=labelGeneration,proto3" json:"label_generation,omitempty"`
-	Error           string                 `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"` // why it can not be used; empty if it can
+	Error           string                 `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"` // why it cannot be used; empty if it can
 	Legs            []*LegLabel            `protobuf:"bytes,7,rep,name=legs,proto3" json:"legs,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Another one than before: what was acknowledged and not flushed may be lost, since
+	// a flush failed, or the drive was away. Each boot of the machine has its own, too.
+	Incarnation   string `protobuf:"bytes,8,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DriveReport) Reset() {
 	*x = DriveReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[1]
+	mi := &file_weft_v1_agent_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -269,7 +355,7 @@ func (x *DriveReport) String() string {
 func (*DriveReport) ProtoMessage() {}
 
 func (x *DriveReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[1]
+	mi := &file_weft_v1_agent_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -282,7 +368,7 @@ func (x *DriveReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriveReport.ProtoReflect.Descriptor instead.
 func (*DriveReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{1}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *DriveReport) GetDriveId() string {
@@ -334,6 +420,13 @@ func (x *DriveReport) GetLegs() []*LegLabel {
 	return nil
 }
 
+func (x *DriveReport) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
 // LegLabel is a leg as it stands on a drive: enough to rebuild the manager's store.
 type LegLabel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -348,13 +441,19 @@ type LegLabel struct {
 	// How many of the extents, from the first one on, are zeroed or hold data. 0:
 	// all, if zeroed is set. What a leg grew by counts only when it is zeroed.
 	ZeroedExtents uint32 `protobuf:"varint,9,opt,name=zeroed_extents,json=zeroedExtents,proto3" json:"zeroed_extents,omitempty"`
+	// The boot of its machine in which volume was last written here. A machine that
+	// has booted since may have lost what only a drive's cache held.
+	BootId string `protobuf:"bytes,10,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	// The incarnation of its drive in which volume was last written here, as in
+	// DriveReport; empty if not known. Another one may have lost the same.
+	Incarnation   string `protobuf:"bytes,11,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LegLabel) Reset() {
 	*x = LegLabel{}
-	mi := &file_weft_v1_agent_proto_msgTypes[2]
+	mi := &file_weft_v1_agent_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -366,7 +465,7 @@ func (x *LegLabel) String() string {
 func (*LegLabel) ProtoMessage() {}
 
 func (x *LegLabel) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[2]
+	mi := &file_weft_v1_agent_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -379,7 +478,7 @@ func (x *LegLabel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLabel.ProtoReflect.Descriptor instead.
 func (*LegLabel) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *LegLabel) GetLegId() string {
@@ -445,6 +544,20 @@ func (x *LegLabel) GetZeroedExtents() uint32 {
 	return 0
 }
 
+func (x *LegLabel) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *LegLabel) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
 // VolumeLabel is the definition of a volume, copied to every drive that holds a leg of it.
 type VolumeLabel struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
@@ -461,13 +574,21 @@ type VolumeLabel struct {
 	Clean            bool                   `protobuf:"varint,11,opt,name=clean,proto3" json:"clean,omitempty"`
 	Created          *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=created,proto3" json:"created,omitempty"`
 	ExpandingToBytes uint64                 `protobuf:"varint,13,opt,name=expanding_to_bytes,json=expandingToBytes,proto3" json:"expanding_to_bytes,omitempty"` // the size that its legs are growing to; 0 if they are not
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Nobody has, or is being given, the volume to write at this epoch. If no leg has
+	// admitted a later one, in_sync_legs is then the last word: no host can have had
+	// a leg recorded stale since.
+	Quiet  bool   `protobuf:"varint,14,opt,name=quiet,proto3" json:"quiet,omitempty"`
+	Writer string `protobuf:"bytes,15,opt,name=writer,proto3" json:"writer,omitempty"` // the node that was last given it to write, or is being
+	// Legs that are in sync by the record, but may have lost what only their drives'
+	// caches held. No leg is in both lists.
+	SuspectLegs   []string `protobuf:"bytes,16,rep,name=suspect_legs,json=suspectLegs,proto3" json:"suspect_legs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VolumeLabel) Reset() {
 	*x = VolumeLabel{}
-	mi := &file_weft_v1_agent_proto_msgTypes[3]
+	mi := &file_weft_v1_agent_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -479,7 +600,7 @@ func (x *VolumeLabel) String() string {
 func (*VolumeLabel) ProtoMessage() {}
 
 func (x *VolumeLabel) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[3]
+	mi := &file_weft_v1_agent_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -492,7 +613,7 @@ func (x *VolumeLabel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeLabel.ProtoReflect.Descriptor instead.
 func (*VolumeLabel) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *VolumeLabel) GetVolumeId() string {
@@ -586,6 +707,27 @@ func (x *VolumeLabel) GetExpandingToBytes() uint64 {
 	return 0
 }
 
+func (x *VolumeLabel) GetQuiet() bool {
+	if x != nil {
+		return x.Quiet
+	}
+	return false
+}
+
+func (x *VolumeLabel) GetWriter() string {
+	if x != nil {
+		return x.Writer
+	}
+	return ""
+}
+
+func (x *VolumeLabel) GetSuspectLegs() []string {
+	if x != nil {
+		return x.SuspectLegs
+	}
+	return nil
+}
+
 type LegReport struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LegId         string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
@@ -599,7 +741,7 @@ type LegReport struct {
 
 func (x *LegReport) Reset() {
 	*x = LegReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[4]
+	mi := &file_weft_v1_agent_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -611,7 +753,7 @@ func (x *LegReport) String() string {
 func (*LegReport) ProtoMessage() {}
 
 func (x *LegReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[4]
+	mi := &file_weft_v1_agent_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -624,7 +766,7 @@ func (x *LegReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegReport.ProtoReflect.Descriptor instead.
 func (*LegReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *LegReport) GetLegId() string {
@@ -675,7 +817,7 @@ type Admission struct {
 
 func (x *Admission) Reset() {
 	*x = Admission{}
-	mi := &file_weft_v1_agent_proto_msgTypes[5]
+	mi := &file_weft_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -687,7 +829,7 @@ func (x *Admission) String() string {
 func (*Admission) ProtoMessage() {}
 
 func (x *Admission) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[5]
+	mi := &file_weft_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -700,7 +842,7 @@ func (x *Admission) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admission.ProtoReflect.Descriptor instead.
 func (*Admission) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Admission) GetVolumeId() string {
@@ -728,7 +870,7 @@ type ExportReport struct {
 
 func (x *ExportReport) Reset() {
 	*x = ExportReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[6]
+	mi := &file_weft_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -740,7 +882,7 @@ func (x *ExportReport) String() string {
 func (*ExportReport) ProtoMessage() {}
 
 func (x *ExportReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[6]
+	mi := &file_weft_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -753,7 +895,7 @@ func (x *ExportReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportReport.ProtoReflect.Descriptor instead.
 func (*ExportReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ExportReport) GetNqn() string {
@@ -785,13 +927,14 @@ type TargetWanted struct {
 	Legs          []*WantedLeg           `protobuf:"bytes,4,rep,name=legs,proto3" json:"legs,omitempty"`     // a leg on a label that is not listed is left alone and reported
 	Admissions    []*Admission           `protobuf:"bytes,5,rep,name=admissions,proto3" json:"admissions,omitempty"`
 	Exports       []*WantedExport        `protobuf:"bytes,6,rep,name=exports,proto3" json:"exports,omitempty"` // exports of ours that are not listed are fenced: unlinked, drained, removed
+	Scale         *Scale                 `protobuf:"bytes,7,opt,name=scale,proto3" json:"scale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TargetWanted) Reset() {
 	*x = TargetWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[7]
+	mi := &file_weft_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -803,7 +946,7 @@ func (x *TargetWanted) String() string {
 func (*TargetWanted) ProtoMessage() {}
 
 func (x *TargetWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[7]
+	mi := &file_weft_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -816,7 +959,7 @@ func (x *TargetWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetWanted.ProtoReflect.Descriptor instead.
 func (*TargetWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TargetWanted) GetGeneration() uint64 {
@@ -861,6 +1004,13 @@ func (x *TargetWanted) GetExports() []*WantedExport {
 	return nil
 }
 
+func (x *TargetWanted) GetScale() *Scale {
+	if x != nil {
+		return x.Scale
+	}
+	return nil
+}
+
 // WantedDrive is a drive to put a label of ours on, or with remove to take it off.
 // One that has had its label is not listed: if it comes up blank, what it held is
 // lost, and a new label must not hide that.
@@ -879,7 +1029,7 @@ type WantedDrive struct {
 
 func (x *WantedDrive) Reset() {
 	*x = WantedDrive{}
-	mi := &file_weft_v1_agent_proto_msgTypes[8]
+	mi := &file_weft_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -891,7 +1041,7 @@ func (x *WantedDrive) String() string {
 func (*WantedDrive) ProtoMessage() {}
 
 func (x *WantedDrive) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[8]
+	mi := &file_weft_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -904,7 +1054,7 @@ func (x *WantedDrive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedDrive.ProtoReflect.Descriptor instead.
 func (*WantedDrive) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WantedDrive) GetDriveId() string {
@@ -950,23 +1100,26 @@ func (x *WantedDrive) GetRemove() bool {
 }
 
 type WantedLeg struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	LegId         string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
-	DriveId       string                 `protobuf:"bytes,2,opt,name=drive_id,json=driveId,proto3" json:"drive_id,omitempty"`
-	Column        uint32                 `protobuf:"varint,3,opt,name=column,proto3" json:"column,omitempty"`
-	Copy          uint32                 `protobuf:"varint,4,opt,name=copy,proto3" json:"copy,omitempty"`
-	Extents       []*Extent              `protobuf:"bytes,5,rep,name=extents,proto3" json:"extents,omitempty"`
-	SizeBytes     uint64                 `protobuf:"varint,6,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"` // of the leg, a multiple of 1 MiB, at most its extents
-	Revision      uint64                 `protobuf:"varint,7,opt,name=revision,proto3" json:"revision,omitempty"`
-	Volume        *VolumeLabel           `protobuf:"bytes,8,opt,name=volume,proto3" json:"volume,omitempty"`
-	Remove        bool                   `protobuf:"varint,9,opt,name=remove,proto3" json:"remove,omitempty"` // unmap and free
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	LegId     string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
+	DriveId   string                 `protobuf:"bytes,2,opt,name=drive_id,json=driveId,proto3" json:"drive_id,omitempty"`
+	Column    uint32                 `protobuf:"varint,3,opt,name=column,proto3" json:"column,omitempty"`
+	Copy      uint32                 `protobuf:"varint,4,opt,name=copy,proto3" json:"copy,omitempty"`
+	Extents   []*Extent              `protobuf:"bytes,5,rep,name=extents,proto3" json:"extents,omitempty"`
+	SizeBytes uint64                 `protobuf:"varint,6,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"` // of the leg, a multiple of 1 MiB, at most its extents
+	Revision  uint64                 `protobuf:"varint,7,opt,name=revision,proto3" json:"revision,omitempty"`
+	Volume    *VolumeLabel           `protobuf:"bytes,8,opt,name=volume,proto3" json:"volume,omitempty"`
+	Remove    bool                   `protobuf:"varint,9,opt,name=remove,proto3" json:"remove,omitempty"` // unmap and free
+	// Of the drive, up to which the manager has judged what the leg holds; empty: of any.
+	// If the drive has another one, the leg is not mapped: it may have lost writes.
+	Incarnation   string `protobuf:"bytes,10,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WantedLeg) Reset() {
 	*x = WantedLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[9]
+	mi := &file_weft_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -978,7 +1131,7 @@ func (x *WantedLeg) String() string {
 func (*WantedLeg) ProtoMessage() {}
 
 func (x *WantedLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[9]
+	mi := &file_weft_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -991,7 +1144,7 @@ func (x *WantedLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLeg.ProtoReflect.Descriptor instead.
 func (*WantedLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WantedLeg) GetLegId() string {
@@ -1057,6 +1210,13 @@ func (x *WantedLeg) GetRemove() bool {
 	return false
 }
 
+func (x *WantedLeg) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
 // WantedExport is one nvmet subsystem: a (volume, epoch, host) on this target.
 type WantedExport struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1075,7 +1235,7 @@ type WantedExport struct {
 
 func (x *WantedExport) Reset() {
 	*x = WantedExport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[10]
+	mi := &file_weft_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1087,7 +1247,7 @@ func (x *WantedExport) String() string {
 func (*WantedExport) ProtoMessage() {}
 
 func (x *WantedExport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[10]
+	mi := &file_weft_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1100,7 +1260,7 @@ func (x *WantedExport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedExport.ProtoReflect.Descriptor instead.
 func (*WantedExport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WantedExport) GetVolumeId() string {
@@ -1177,7 +1337,7 @@ type WantedNamespace struct {
 
 func (x *WantedNamespace) Reset() {
 	*x = WantedNamespace{}
-	mi := &file_weft_v1_agent_proto_msgTypes[11]
+	mi := &file_weft_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1189,7 +1349,7 @@ func (x *WantedNamespace) String() string {
 func (*WantedNamespace) ProtoMessage() {}
 
 func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[11]
+	mi := &file_weft_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1202,7 +1362,7 @@ func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedNamespace.ProtoReflect.Descriptor instead.
 func (*WantedNamespace) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WantedNamespace) GetNsid() uint32 {
@@ -1237,13 +1397,16 @@ type InitiatorReport struct {
 	Generation    uint64                 `protobuf:"varint,7,opt,name=generation,proto3" json:"generation,omitempty"`
 	Attachments   []*AttachmentReport    `protobuf:"bytes,8,rep,name=attachments,proto3" json:"attachments,omitempty"` // whatever the node has, wanted or not
 	Problems      []*Problem             `protobuf:"bytes,9,rep,name=problems,proto3" json:"problems,omitempty"`
+	Evidence      []*Evidence            `protobuf:"bytes,10,rep,name=evidence,proto3" json:"evidence,omitempty"`                    // of volumes that the node has, or let go without being clean
+	ClusterId     string                 `protobuf:"bytes,11,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"` // that the machine belongs to, as it remembers; empty if to none yet
+	Scale         *Scale                 `protobuf:"bytes,12,opt,name=scale,proto3" json:"scale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InitiatorReport) Reset() {
 	*x = InitiatorReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	mi := &file_weft_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1255,7 +1418,7 @@ func (x *InitiatorReport) String() string {
 func (*InitiatorReport) ProtoMessage() {}
 
 func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	mi := &file_weft_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1268,7 +1431,7 @@ func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorReport.ProtoReflect.Descriptor instead.
 func (*InitiatorReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *InitiatorReport) GetNode() string {
@@ -1334,6 +1497,143 @@ func (x *InitiatorReport) GetProblems() []*Problem {
 	return nil
 }
 
+func (x *InitiatorReport) GetEvidence() []*Evidence {
+	if x != nil {
+		return x.Evidence
+	}
+	return nil
+}
+
+func (x *InitiatorReport) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *InitiatorReport) GetScale() *Scale {
+	if x != nil {
+		return x.Scale
+	}
+	return nil
+}
+
+// Evidence is what a host has durably noted of a mirrored volume that it could
+// write: the legs that hold every write which it was told is done. It is noted
+// before the host goes on without a leg, and after a leg was recorded in sync, so
+// it never names too many. The manager asks for it when its store was lost.
+type Evidence struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId      string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Legs          []*EvidenceLeg         `protobuf:"bytes,3,rep,name=legs,proto3" json:"legs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Evidence) Reset() {
+	*x = Evidence{}
+	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Evidence) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Evidence) ProtoMessage() {}
+
+func (x *Evidence) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
+func (*Evidence) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Evidence) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *Evidence) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Evidence) GetLegs() []*EvidenceLeg {
+	if x != nil {
+		return x.Legs
+	}
+	return nil
+}
+
+type EvidenceLeg struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LegId         string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
+	Revision      uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvidenceLeg) Reset() {
+	*x = EvidenceLeg{}
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvidenceLeg) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvidenceLeg) ProtoMessage() {}
+
+func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvidenceLeg.ProtoReflect.Descriptor instead.
+func (*EvidenceLeg) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *EvidenceLeg) GetLegId() string {
+	if x != nil {
+		return x.LegId
+	}
+	return ""
+}
+
+func (x *EvidenceLeg) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 type AttachmentReport struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	VolumeId         string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
@@ -1346,13 +1646,15 @@ type AttachmentReport struct {
 	ResyncTotalBytes uint64                 `protobuf:"varint,8,opt,name=resync_total_bytes,json=resyncTotalBytes,proto3" json:"resync_total_bytes,omitempty"`
 	SizeBytes        uint64                 `protobuf:"varint,9,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`          // of the device
 	DeviceNumber     string                 `protobuf:"bytes,10,opt,name=device_number,json=deviceNumber,proto3" json:"device_number,omitempty"` // of the device: "253:4"
+	GaveUp           *GaveUp                `protobuf:"bytes,13,opt,name=gave_up,json=gaveUp,proto3" json:"gave_up,omitempty"`                   // unset: it has not
+	Grant            uint64                 `protobuf:"varint,14,opt,name=grant,proto3" json:"grant,omitempty"`                                  // of the WantedAttachment that this is about
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *AttachmentReport) Reset() {
 	*x = AttachmentReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[13]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1364,7 +1666,7 @@ func (x *AttachmentReport) String() string {
 func (*AttachmentReport) ProtoMessage() {}
 
 func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[13]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1377,7 +1679,7 @@ func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentReport.ProtoReflect.Descriptor instead.
 func (*AttachmentReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AttachmentReport) GetVolumeId() string {
@@ -1450,6 +1752,74 @@ func (x *AttachmentReport) GetDeviceNumber() string {
 	return ""
 }
 
+func (x *AttachmentReport) GetGaveUp() *GaveUp {
+	if x != nil {
+		return x.GaveUp
+	}
+	return nil
+}
+
+func (x *AttachmentReport) GetGrant() uint64 {
+	if x != nil {
+		return x.Grant
+	}
+	return 0
+}
+
+// GaveUp: the host has failed its device, or has let go of it otherwise than asked,
+// and does not take the volume up again at this epoch. It is to be granted anew.
+type GaveUp struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Why           string                 `protobuf:"bytes,1,opt,name=why,proto3" json:"why,omitempty"`
+	WritesLost    bool                   `protobuf:"varint,2,opt,name=writes_lost,json=writesLost,proto3" json:"writes_lost,omitempty"` // what was acknowledged may be gone
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GaveUp) Reset() {
+	*x = GaveUp{}
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GaveUp) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GaveUp) ProtoMessage() {}
+
+func (x *GaveUp) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
+func (*GaveUp) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *GaveUp) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *GaveUp) GetWritesLost() bool {
+	if x != nil {
+		return x.WritesLost
+	}
+	return false
+}
+
 // LegLink is how a host sees one leg.
 type LegLink struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1464,7 +1834,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1846,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1859,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -1532,13 +1902,14 @@ type InitiatorWanted struct {
 	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	ClusterId     string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	Attachments   []*WantedAttachment    `protobuf:"bytes,3,rep,name=attachments,proto3" json:"attachments,omitempty"`
+	Scale         *Scale                 `protobuf:"bytes,4,opt,name=scale,proto3" json:"scale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1550,7 +1921,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1563,7 +1934,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -1587,26 +1958,36 @@ func (x *InitiatorWanted) GetAttachments() []*WantedAttachment {
 	return nil
 }
 
+func (x *InitiatorWanted) GetScale() *Scale {
+	if x != nil {
+		return x.Scale
+	}
+	return nil
+}
+
 type WantedAttachment struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	VolumeId      string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
-	VolumeName    string                 `protobuf:"bytes,2,opt,name=volume_name,json=volumeName,proto3" json:"volume_name,omitempty"`
-	SizeBytes     uint64                 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
-	Layout        *Layout                `protobuf:"bytes,4,opt,name=layout,proto3" json:"layout,omitempty"`
-	LegSizeBytes  uint64                 `protobuf:"varint,5,opt,name=leg_size_bytes,json=legSizeBytes,proto3" json:"leg_size_bytes,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Mode          AttachMode             `protobuf:"varint,7,opt,name=mode,proto3,enum=weft.v1.AttachMode" json:"mode,omitempty"`
-	BootId        string                 `protobuf:"bytes,8,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"` // a host that has booted since must not act on this grant
-	Equalize      bool                   `protobuf:"varint,9,opt,name=equalize,proto3" json:"equalize,omitempty"`          // make the copies equal before the device is exposed
-	Detach        bool                   `protobuf:"varint,10,opt,name=detach,proto3" json:"detach,omitempty"`             // let go and report DETACHED_CLEAN or DETACHED_UNCLEAN
-	Legs          []*WantedLink          `protobuf:"bytes,11,rep,name=legs,proto3" json:"legs,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId     string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	VolumeName   string                 `protobuf:"bytes,2,opt,name=volume_name,json=volumeName,proto3" json:"volume_name,omitempty"`
+	SizeBytes    uint64                 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Layout       *Layout                `protobuf:"bytes,4,opt,name=layout,proto3" json:"layout,omitempty"`
+	LegSizeBytes uint64                 `protobuf:"varint,5,opt,name=leg_size_bytes,json=legSizeBytes,proto3" json:"leg_size_bytes,omitempty"`
+	Epoch        uint64                 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Mode         AttachMode             `protobuf:"varint,7,opt,name=mode,proto3,enum=weft.v1.AttachMode" json:"mode,omitempty"`
+	BootId       string                 `protobuf:"bytes,8,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"` // a host that has booted since must not act on this grant
+	Equalize     bool                   `protobuf:"varint,9,opt,name=equalize,proto3" json:"equalize,omitempty"`          // make the copies equal before the device is exposed
+	Detach       bool                   `protobuf:"varint,10,opt,name=detach,proto3" json:"detach,omitempty"`             // let go and report DETACHED_CLEAN or DETACHED_UNCLEAN
+	Legs         []*WantedLink          `protobuf:"bytes,11,rep,name=legs,proto3" json:"legs,omitempty"`
+	// A shared volume's grants have one epoch and differ in this number. As with the
+	// epoch: what was built by another grant is over, and its I/O ends with errors.
+	Grant         uint64 `protobuf:"varint,14,opt,name=grant,proto3" json:"grant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1618,7 +1999,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1631,7 +2012,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -1711,6 +2092,13 @@ func (x *WantedAttachment) GetLegs() []*WantedLink {
 	return nil
 }
 
+func (x *WantedAttachment) GetGrant() uint64 {
+	if x != nil {
+		return x.Grant
+	}
+	return 0
+}
+
 // WantedLink is one leg of an attachment. Only IN_SYNC and REBUILDING legs
 // are listed; a leg that leaves the list must leave the tables.
 type WantedLink struct {
@@ -1728,14 +2116,19 @@ type WantedLink struct {
 	WriteThrough bool                   `protobuf:"varint,11,opt,name=write_through,json=writeThrough,proto3" json:"write_through,omitempty"` // the drive has no volatile cache
 	// The leg may lack writes that it had acknowledged (its node has booted since,
 	// and its drive has a volatile cache): copy all of it, not what the host logged.
-	CopyAll       bool `protobuf:"varint,12,opt,name=copy_all,json=copyAll,proto3" json:"copy_all,omitempty"`
+	CopyAll bool `protobuf:"varint,12,opt,name=copy_all,json=copyAll,proto3" json:"copy_all,omitempty"`
+	// The revision at which the leg last came back without what only its drive's cache
+	// had held, and was kept in sync; 0: never. A host that has it in use at a lower
+	// one goes on under the new identity if nothing that it was answered since its last
+	// flush was in that cache. Else it fails the device, and says that it gave up.
+	Reborn        uint64 `protobuf:"varint,13,opt,name=reborn,proto3" json:"reborn,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1747,7 +2140,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1760,7 +2153,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -1847,6 +2240,13 @@ func (x *WantedLink) GetCopyAll() bool {
 	return false
 }
 
+func (x *WantedLink) GetReborn() uint64 {
+	if x != nil {
+		return x.Reborn
+	}
+	return 0
+}
+
 type RecordStaleRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -1860,7 +2260,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1872,7 +2272,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1885,7 +2285,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -1933,7 +2333,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1945,7 +2345,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1958,7 +2358,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -1987,7 +2387,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2399,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2412,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -2054,7 +2454,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2066,7 +2466,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2079,7 +2479,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -2112,7 +2512,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2124,7 +2524,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2137,7 +2537,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -2151,7 +2551,14 @@ var File_weft_v1_agent_proto protoreflect.FileDescriptor
 
 const file_weft_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x13weft/v1/agent.proto\x12\aweft.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13weft/v1/types.proto\"\xe1\x04\n" +
+	"\x13weft/v1/agent.proto\x12\aweft.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13weft/v1/types.proto\"m\n" +
+	"\x05Scale\x12\x1e\n" +
+	"\n" +
+	"understood\x18\x01 \x01(\bR\n" +
+	"understood\x12\x12\n" +
+	"\x04part\x18\x02 \x01(\fR\x04part\x12\x12\n" +
+	"\x04more\x18\x03 \x01(\bR\x04more\x12\x1c\n" +
+	"\tunchanged\x18\x04 \x01(\bR\tunchanged\"\x87\x05\n" +
 	"\fTargetReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x129\n" +
 	"\x06labels\x18\x02 \x03(\v2!.weft.v1.TargetReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -2172,10 +2579,11 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"admissions\x18\f \x03(\v2\x12.weft.v1.AdmissionR\n" +
 	"admissions\x12/\n" +
 	"\aexports\x18\r \x03(\v2\x15.weft.v1.ExportReportR\aexports\x12,\n" +
-	"\bproblems\x18\x0e \x03(\v2\x10.weft.v1.ProblemR\bproblems\x1a9\n" +
+	"\bproblems\x18\x0e \x03(\v2\x10.weft.v1.ProblemR\bproblems\x12$\n" +
+	"\x05scale\x18\x0f \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe1\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x83\x02\n" +
 	"\vDriveReport\x12\x19\n" +
 	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12\x1d\n" +
 	"\n" +
@@ -2184,7 +2592,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\aextents\x18\x04 \x01(\rR\aextents\x12)\n" +
 	"\x10label_generation\x18\x05 \x01(\x04R\x0flabelGeneration\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12%\n" +
-	"\x04legs\x18\a \x03(\v2\x11.weft.v1.LegLabelR\x04legs\"\xa8\x02\n" +
+	"\x04legs\x18\a \x03(\v2\x11.weft.v1.LegLabelR\x04legs\x12 \n" +
+	"\vincarnation\x18\b \x01(\tR\vincarnation\"\xe3\x02\n" +
 	"\bLegLabel\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
 	"\x06column\x18\x02 \x01(\rR\x06column\x12\x12\n" +
@@ -2194,7 +2603,10 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\brevision\x18\x06 \x01(\x04R\brevision\x12%\n" +
 	"\x0eadmitted_epoch\x18\a \x01(\x04R\radmittedEpoch\x12,\n" +
 	"\x06volume\x18\b \x01(\v2\x14.weft.v1.VolumeLabelR\x06volume\x12%\n" +
-	"\x0ezeroed_extents\x18\t \x01(\rR\rzeroedExtents\"\xf9\x03\n" +
+	"\x0ezeroed_extents\x18\t \x01(\rR\rzeroedExtents\x12\x17\n" +
+	"\aboot_id\x18\n" +
+	" \x01(\tR\x06bootId\x12 \n" +
+	"\vincarnation\x18\v \x01(\tR\vincarnation\"\xca\x04\n" +
 	"\vVolumeLabel\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -2213,7 +2625,10 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"inSyncLegs\x12\x14\n" +
 	"\x05clean\x18\v \x01(\bR\x05clean\x124\n" +
 	"\acreated\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12,\n" +
-	"\x12expanding_to_bytes\x18\r \x01(\x04R\x10expandingToBytes\x1a9\n" +
+	"\x12expanding_to_bytes\x18\r \x01(\x04R\x10expandingToBytes\x12\x14\n" +
+	"\x05quiet\x18\x0e \x01(\bR\x05quiet\x12\x16\n" +
+	"\x06writer\x18\x0f \x01(\tR\x06writer\x12!\n" +
+	"\fsuspect_legs\x18\x10 \x03(\tR\vsuspectLegs\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x01\n" +
@@ -2230,7 +2645,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\fExportReport\x12\x10\n" +
 	"\x03nqn\x18\x01 \x01(\tR\x03nqn\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x17\n" +
-	"\aleg_ids\x18\x03 \x03(\tR\x06legIds\"\x88\x02\n" +
+	"\aleg_ids\x18\x03 \x03(\tR\x06legIds\"\xae\x02\n" +
 	"\fTargetWanted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -2242,7 +2657,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"admissions\x18\x05 \x03(\v2\x12.weft.v1.AdmissionR\n" +
 	"admissions\x12/\n" +
-	"\aexports\x18\x06 \x03(\v2\x15.weft.v1.WantedExportR\aexports\"\xa5\x01\n" +
+	"\aexports\x18\x06 \x03(\v2\x15.weft.v1.WantedExportR\aexports\x12$\n" +
+	"\x05scale\x18\a \x01(\v2\x0e.weft.v1.ScaleR\x05scale\"\xa5\x01\n" +
 	"\vWantedDrive\x12\x19\n" +
 	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12\x16\n" +
 	"\x06device\x18\x02 \x01(\tR\x06device\x12\x12\n" +
@@ -2250,7 +2666,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x06serial\x18\x04 \x01(\tR\x06serial\x12\x1f\n" +
 	"\vforce_erase\x18\x05 \x01(\tR\n" +
 	"forceErase\x12\x16\n" +
-	"\x06remove\x18\x06 \x01(\bR\x06remove\"\x95\x02\n" +
+	"\x06remove\x18\x06 \x01(\bR\x06remove\"\xb7\x02\n" +
 	"\tWantedLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x19\n" +
 	"\bdrive_id\x18\x02 \x01(\tR\adriveId\x12\x16\n" +
@@ -2261,7 +2677,9 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"size_bytes\x18\x06 \x01(\x04R\tsizeBytes\x12\x1a\n" +
 	"\brevision\x18\a \x01(\x04R\brevision\x12,\n" +
 	"\x06volume\x18\b \x01(\v2\x14.weft.v1.VolumeLabelR\x06volume\x12\x16\n" +
-	"\x06remove\x18\t \x01(\bR\x06remove\"\xa3\x02\n" +
+	"\x06remove\x18\t \x01(\bR\x06remove\x12 \n" +
+	"\vincarnation\x18\n" +
+	" \x01(\tR\vincarnation\"\xa3\x02\n" +
 	"\fWantedExport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -2279,7 +2697,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0fWantedNamespace\x12\x12\n" +
 	"\x04nsid\x18\x01 \x01(\rR\x04nsid\x12\x15\n" +
 	"\x06leg_id\x18\x02 \x01(\tR\x05legId\x12\x12\n" +
-	"\x04uuid\x18\x03 \x01(\tR\x04uuid\"\x97\x03\n" +
+	"\x04uuid\x18\x03 \x01(\tR\x04uuid\"\x8b\x04\n" +
 	"\x0fInitiatorReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12<\n" +
 	"\x06labels\x18\x02 \x03(\v2$.weft.v1.InitiatorReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -2291,10 +2709,22 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"generation\x18\a \x01(\x04R\n" +
 	"generation\x12;\n" +
 	"\vattachments\x18\b \x03(\v2\x19.weft.v1.AttachmentReportR\vattachments\x12,\n" +
-	"\bproblems\x18\t \x03(\v2\x10.weft.v1.ProblemR\bproblems\x1a9\n" +
+	"\bproblems\x18\t \x03(\v2\x10.weft.v1.ProblemR\bproblems\x12-\n" +
+	"\bevidence\x18\n" +
+	" \x03(\v2\x11.weft.v1.EvidenceR\bevidence\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\v \x01(\tR\tclusterId\x12$\n" +
+	"\x05scale\x18\f \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf2\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"g\n" +
+	"\bEvidence\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12(\n" +
+	"\x04legs\x18\x03 \x03(\v2\x14.weft.v1.EvidenceLegR\x04legs\"@\n" +
+	"\vEvidenceLeg\x12\x15\n" +
+	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\xb2\x03\n" +
 	"\x10AttachmentReport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12.\n" +
@@ -2308,20 +2738,27 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"size_bytes\x18\t \x01(\x04R\tsizeBytes\x12#\n" +
 	"\rdevice_number\x18\n" +
-	" \x01(\tR\fdeviceNumber\"\x80\x01\n" +
+	" \x01(\tR\fdeviceNumber\x12(\n" +
+	"\agave_up\x18\r \x01(\v2\x0f.weft.v1.GaveUpR\x06gaveUp\x12\x14\n" +
+	"\x05grant\x18\x0e \x01(\x04R\x05grant\";\n" +
+	"\x06GaveUp\x12\x10\n" +
+	"\x03why\x18\x01 \x01(\tR\x03why\x12\x1f\n" +
+	"\vwrites_lost\x18\x02 \x01(\bR\n" +
+	"writesLost\"\x80\x01\n" +
 	"\aLegLink\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x14\n" +
 	"\x05state\x18\x03 \x01(\tR\x05state\x12\x16\n" +
 	"\x06device\x18\x04 \x01(\tR\x06device\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"\x8d\x01\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"\xb3\x01\n" +
 	"\x0fInitiatorWanted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12;\n" +
-	"\vattachments\x18\x03 \x03(\v2\x19.weft.v1.WantedAttachmentR\vattachments\"\xf3\x02\n" +
+	"\vattachments\x18\x03 \x03(\v2\x19.weft.v1.WantedAttachmentR\vattachments\x12$\n" +
+	"\x05scale\x18\x04 \x01(\v2\x0e.weft.v1.ScaleR\x05scale\"\x89\x03\n" +
 	"\x10WantedAttachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
 	"\vvolume_name\x18\x02 \x01(\tR\n" +
@@ -2336,7 +2773,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\bequalize\x18\t \x01(\bR\bequalize\x12\x16\n" +
 	"\x06detach\x18\n" +
 	" \x01(\bR\x06detach\x12'\n" +
-	"\x04legs\x18\v \x03(\v2\x13.weft.v1.WantedLinkR\x04legs\"\xcd\x02\n" +
+	"\x04legs\x18\v \x03(\v2\x13.weft.v1.WantedLinkR\x04legs\x12\x14\n" +
+	"\x05grant\x18\x0e \x01(\x04R\x05grant\"\xe5\x02\n" +
 	"\n" +
 	"WantedLink\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
@@ -2351,7 +2789,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\aportals\x18\n" +
 	" \x03(\v2\x0f.weft.v1.PortalR\aportals\x12#\n" +
 	"\rwrite_through\x18\v \x01(\bR\fwriteThrough\x12\x19\n" +
-	"\bcopy_all\x18\f \x01(\bR\acopyAll\"\x8c\x01\n" +
+	"\bcopy_all\x18\f \x01(\bR\acopyAll\x12\x16\n" +
+	"\x06reborn\x18\r \x01(\x04R\x06reborn\"\x8c\x01\n" +
 	"\x12RecordStaleRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tvolume_id\x18\x02 \x01(\tR\bvolumeId\x12\x14\n" +
@@ -2401,95 +2840,106 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(AttachmentPhase)(0),          // 0: weft.v1.AttachmentPhase
-	(*TargetReport)(nil),          // 1: weft.v1.TargetReport
-	(*DriveReport)(nil),           // 2: weft.v1.DriveReport
-	(*LegLabel)(nil),              // 3: weft.v1.LegLabel
-	(*VolumeLabel)(nil),           // 4: weft.v1.VolumeLabel
-	(*LegReport)(nil),             // 5: weft.v1.LegReport
-	(*Admission)(nil),             // 6: weft.v1.Admission
-	(*ExportReport)(nil),          // 7: weft.v1.ExportReport
-	(*TargetWanted)(nil),          // 8: weft.v1.TargetWanted
-	(*WantedDrive)(nil),           // 9: weft.v1.WantedDrive
-	(*WantedLeg)(nil),             // 10: weft.v1.WantedLeg
-	(*WantedExport)(nil),          // 11: weft.v1.WantedExport
-	(*WantedNamespace)(nil),       // 12: weft.v1.WantedNamespace
-	(*InitiatorReport)(nil),       // 13: weft.v1.InitiatorReport
-	(*AttachmentReport)(nil),      // 14: weft.v1.AttachmentReport
-	(*LegLink)(nil),               // 15: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 16: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 17: weft.v1.WantedAttachment
-	(*WantedLink)(nil),            // 18: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 19: weft.v1.RecordStaleRequest
-	(*RecordStaleResponse)(nil),   // 20: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 21: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 22: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 23: weft.v1.RecordInSyncResponse
-	nil,                           // 24: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 25: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 26: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 27: weft.v1.Portal
-	(*Device)(nil),                // 28: weft.v1.Device
-	(*Problem)(nil),               // 29: weft.v1.Problem
-	(*Extent)(nil),                // 30: weft.v1.Extent
-	(*Layout)(nil),                // 31: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 32: google.protobuf.Timestamp
-	(*Host)(nil),                  // 33: weft.v1.Host
-	(AttachMode)(0),               // 34: weft.v1.AttachMode
-	(LegState)(0),                 // 35: weft.v1.LegState
+	(*Scale)(nil),                 // 1: weft.v1.Scale
+	(*TargetReport)(nil),          // 2: weft.v1.TargetReport
+	(*DriveReport)(nil),           // 3: weft.v1.DriveReport
+	(*LegLabel)(nil),              // 4: weft.v1.LegLabel
+	(*VolumeLabel)(nil),           // 5: weft.v1.VolumeLabel
+	(*LegReport)(nil),             // 6: weft.v1.LegReport
+	(*Admission)(nil),             // 7: weft.v1.Admission
+	(*ExportReport)(nil),          // 8: weft.v1.ExportReport
+	(*TargetWanted)(nil),          // 9: weft.v1.TargetWanted
+	(*WantedDrive)(nil),           // 10: weft.v1.WantedDrive
+	(*WantedLeg)(nil),             // 11: weft.v1.WantedLeg
+	(*WantedExport)(nil),          // 12: weft.v1.WantedExport
+	(*WantedNamespace)(nil),       // 13: weft.v1.WantedNamespace
+	(*InitiatorReport)(nil),       // 14: weft.v1.InitiatorReport
+	(*Evidence)(nil),              // 15: weft.v1.Evidence
+	(*EvidenceLeg)(nil),           // 16: weft.v1.EvidenceLeg
+	(*AttachmentReport)(nil),      // 17: weft.v1.AttachmentReport
+	(*GaveUp)(nil),                // 18: weft.v1.GaveUp
+	(*LegLink)(nil),               // 19: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 20: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 21: weft.v1.WantedAttachment
+	(*WantedLink)(nil),            // 22: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 23: weft.v1.RecordStaleRequest
+	(*RecordStaleResponse)(nil),   // 24: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 25: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 26: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 27: weft.v1.RecordInSyncResponse
+	nil,                           // 28: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 29: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 30: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 31: weft.v1.Portal
+	(*Device)(nil),                // 32: weft.v1.Device
+	(*Problem)(nil),               // 33: weft.v1.Problem
+	(*Extent)(nil),                // 34: weft.v1.Extent
+	(*Layout)(nil),                // 35: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 36: google.protobuf.Timestamp
+	(*Host)(nil),                  // 37: weft.v1.Host
+	(AttachMode)(0),               // 38: weft.v1.AttachMode
+	(LegState)(0),                 // 39: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
-	24, // 0: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	27, // 1: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	28, // 2: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
-	2,  // 3: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
-	5,  // 4: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
-	6,  // 5: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
-	7,  // 6: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	29, // 7: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
-	3,  // 8: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	30, // 9: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
-	4,  // 10: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	31, // 11: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	25, // 12: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	32, // 13: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	9,  // 14: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	10, // 15: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
-	6,  // 16: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	11, // 17: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
-	30, // 18: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	4,  // 19: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	33, // 20: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	12, // 21: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	26, // 22: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	33, // 23: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	14, // 24: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	29, // 25: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	0,  // 26: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	15, // 27: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	17, // 28: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	31, // 29: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	34, // 30: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	18, // 31: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	35, // 32: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	27, // 33: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	32, // 34: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	22, // 35: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	1,  // 36: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	13, // 37: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	19, // 38: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	21, // 39: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	8,  // 40: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	16, // 41: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	20, // 42: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	23, // 43: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	40, // [40:44] is the sub-list for method output_type
-	36, // [36:40] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	28, // 0: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	31, // 1: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	32, // 2: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	3,  // 3: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
+	6,  // 4: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
+	7,  // 5: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
+	8,  // 6: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
+	33, // 7: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	1,  // 8: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
+	4,  // 9: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
+	34, // 10: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	5,  // 11: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
+	35, // 12: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	29, // 13: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	36, // 14: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	10, // 15: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	11, // 16: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	7,  // 17: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
+	12, // 18: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	1,  // 19: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
+	34, // 20: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	5,  // 21: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	37, // 22: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	13, // 23: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	30, // 24: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	37, // 25: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	17, // 26: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	33, // 27: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	15, // 28: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	1,  // 29: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	16, // 30: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	0,  // 31: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
+	19, // 32: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	18, // 33: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	21, // 34: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	1,  // 35: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	35, // 36: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	38, // 37: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	22, // 38: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	39, // 39: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	31, // 40: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	36, // 41: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	26, // 42: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	2,  // 43: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	14, // 44: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	23, // 45: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	25, // 46: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	9,  // 47: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	20, // 48: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	24, // 49: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	27, // 50: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	47, // [47:51] is the sub-list for method output_type
+	43, // [43:47] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -2504,7 +2954,7 @@ func file_weft_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   26,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -87,6 +87,7 @@ const (
 	DriveState_DRIVE_STATE_MISSING     DriveState = 3 // its node is online and does not see it
 	DriveState_DRIVE_STATE_FAILED      DriveState = 4 // seen, and not usable: see reason
 	DriveState_DRIVE_STATE_REMOVING    DriveState = 5 // label being erased
+	DriveState_DRIVE_STATE_OFFLINE     DriveState = 6 // it was ready, and its target agent is offline: nobody knows how it is
 )
 
 // Enum value maps for DriveState.
@@ -98,6 +99,7 @@ var (
 		3: "DRIVE_STATE_MISSING",
 		4: "DRIVE_STATE_FAILED",
 		5: "DRIVE_STATE_REMOVING",
+		6: "DRIVE_STATE_OFFLINE",
 	}
 	DriveState_value = map[string]int32{
 		"DRIVE_STATE_UNSPECIFIED": 0,
@@ -106,6 +108,7 @@ var (
 		"DRIVE_STATE_MISSING":     3,
 		"DRIVE_STATE_FAILED":      4,
 		"DRIVE_STATE_REMOVING":    5,
+		"DRIVE_STATE_OFFLINE":     6,
 	}
 )
 
@@ -688,7 +691,10 @@ type AgentStatus struct {
 	Problems   []*Problem             `protobuf:"bytes,8,rep,name=problems,proto3" json:"problems,omitempty"`      // what the agent could not do, and why
 	// How long ago the last report came, while the agent is offline. Unset for one that
 	// this volume manager has not heard since it started: it may be as well as ever.
-	Silent        *durationpb.Duration `protobuf:"bytes,9,opt,name=silent,proto3" json:"silent,omitempty"`
+	Silent *durationpb.Duration `protobuf:"bytes,9,opt,name=silent,proto3" json:"silent,omitempty"`
+	// Why the manager takes no word of this agent and tells it nothing: it belongs to
+	// another cluster. Empty if it does not.
+	Refused       string `protobuf:"bytes,10,opt,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -786,7 +792,14 @@ func (x *AgentStatus) GetSilent() *durationpb.Duration {
 	return nil
 }
 
-// Problem is something an agent tries to do and can not yet.
+func (x *AgentStatus) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+// Problem is something an agent tries to do and cannot yet.
 type Problem struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Object        string                 `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"` // "leg <id>", "drive <id>", "export <nqn>", "attachment <volume id>"
@@ -1025,10 +1038,12 @@ type Device struct {
 	Rotational    bool                   `protobuf:"varint,8,opt,name=rotational,proto3" json:"rotational,omitempty"`
 	VolatileCache bool                   `protobuf:"varint,9,opt,name=volatile_cache,json=volatileCache,proto3" json:"volatile_cache,omitempty"`
 	ReadOnly      bool                   `protobuf:"varint,10,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
-	Holders       []string               `protobuf:"bytes,11,rep,name=holders,proto3" json:"holders,omitempty"`                // dm-0, md1, "mounted on /srv"
-	Signatures    []string               `protobuf:"bytes,12,rep,name=signatures,proto3" json:"signatures,omitempty"`          // "ext4 \"data\"", "gpt", "LVM2_member"
-	DriveId       string                 `protobuf:"bytes,13,opt,name=drive_id,json=driveId,proto3" json:"drive_id,omitempty"` // if it carries a label of ours
-	Refused       string                 `protobuf:"bytes,14,opt,name=refused,proto3" json:"refused,omitempty"`                // why it can not be added; empty if it can
+	Holders       []string               `protobuf:"bytes,11,rep,name=holders,proto3" json:"holders,omitempty"`                      // dm-0, md1, "mounted on /srv"
+	Signatures    []string               `protobuf:"bytes,12,rep,name=signatures,proto3" json:"signatures,omitempty"`                // "ext4 \"data\"", "gpt", "LVM2_member"
+	DriveId       string                 `protobuf:"bytes,13,opt,name=drive_id,json=driveId,proto3" json:"drive_id,omitempty"`       // if it carries a label of ours
+	Refused       string                 `protobuf:"bytes,14,opt,name=refused,proto3" json:"refused,omitempty"`                      // why it cannot be added; empty if it can
+	Unread        string                 `protobuf:"bytes,15,opt,name=unread,proto3" json:"unread,omitempty"`                        // why it is not known what it carries; empty if it is
+	ClusterId     string                 `protobuf:"bytes,16,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"` // of the label of ours that it carries
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1157,6 +1172,20 @@ func (x *Device) GetDriveId() string {
 func (x *Device) GetRefused() string {
 	if x != nil {
 		return x.Refused
+	}
+	return ""
+}
+
+func (x *Device) GetUnread() string {
+	if x != nil {
+		return x.Unread
+	}
+	return ""
+}
+
+func (x *Device) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
 	}
 	return ""
 }
@@ -1936,7 +1965,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x0econfirmed_dead\x18\a \x01(\bR\rconfirmedDead\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb7\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd1\x02\n" +
 	"\vAgentStatus\x12\x14\n" +
 	"\x05known\x18\x01 \x01(\bR\x05known\x12\x16\n" +
 	"\x06online\x18\x02 \x01(\bR\x06online\x12\x17\n" +
@@ -1948,7 +1977,9 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"generation\x18\a \x01(\x04R\n" +
 	"generation\x12,\n" +
 	"\bproblems\x18\b \x03(\v2\x10.weft.v1.ProblemR\bproblems\x121\n" +
-	"\x06silent\x18\t \x01(\v2\x19.google.protobuf.DurationR\x06silent\"\x7f\n" +
+	"\x06silent\x18\t \x01(\v2\x19.google.protobuf.DurationR\x06silent\x12\x18\n" +
+	"\arefused\x18\n" +
+	" \x01(\tR\arefused\"\x7f\n" +
 	"\aProblem\x12\x16\n" +
 	"\x06object\x18\x01 \x01(\tR\x06object\x12\x14\n" +
 	"\x05doing\x18\x02 \x01(\tR\x05doing\x12\x14\n" +
@@ -1975,7 +2006,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x0fallocated_bytes\x18\x0f \x01(\x04R\x0eallocatedBytes\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8c\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc3\x03\n" +
 	"\x06Device\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x16\n" +
@@ -1997,7 +2028,10 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"signatures\x18\f \x03(\tR\n" +
 	"signatures\x12\x19\n" +
 	"\bdrive_id\x18\r \x01(\tR\adriveId\x12\x18\n" +
-	"\arefused\x18\x0e \x01(\tR\arefused\"\xf8\x01\n" +
+	"\arefused\x18\x0e \x01(\tR\arefused\x12\x16\n" +
+	"\x06unread\x18\x0f \x01(\tR\x06unread\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x10 \x01(\tR\tclusterId\"\xf8\x01\n" +
 	"\x04Pool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\bselector\x18\x02 \x03(\v2\x1b.weft.v1.Pool.SelectorEntryR\bselector\x12%\n" +
@@ -2094,7 +2128,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\tTransport\x12\x19\n" +
 	"\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rTRANSPORT_TCP\x10\x01\x12\x12\n" +
-	"\x0eTRANSPORT_RDMA\x10\x02*\xa3\x01\n" +
+	"\x0eTRANSPORT_RDMA\x10\x02*\xbc\x01\n" +
 	"\n" +
 	"DriveState\x12\x1b\n" +
 	"\x17DRIVE_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
@@ -2102,7 +2136,8 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x11DRIVE_STATE_READY\x10\x02\x12\x17\n" +
 	"\x13DRIVE_STATE_MISSING\x10\x03\x12\x16\n" +
 	"\x12DRIVE_STATE_FAILED\x10\x04\x12\x18\n" +
-	"\x14DRIVE_STATE_REMOVING\x10\x05*\x9b\x01\n" +
+	"\x14DRIVE_STATE_REMOVING\x10\x05\x12\x17\n" +
+	"\x13DRIVE_STATE_OFFLINE\x10\x06*\x9b\x01\n" +
 	"\bLegState\x12\x19\n" +
 	"\x15LEG_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12LEG_STATE_CREATING\x10\x01\x12\x15\n" +

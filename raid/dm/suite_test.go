@@ -274,10 +274,10 @@ func refused(t *testing.T, w *world) {
 		}
 	}
 	if err := w.client.Do(Step{OpReload, w.device("a", Whole(diskSize/2, Linear{Device: "99:99"}))}); err == nil {
-		t.Error("reload with a table that can not be loaded succeeded")
+		t.Error("reload with a table that cannot be loaded succeeded")
 	}
 	if err := w.client.Do(Step{OpCreate, w.device("b", Whole(block.MiB, Linear{Device: "99:99"}))}); err == nil {
-		t.Error("create with a table that can not be loaded succeeded")
+		t.Error("create with a table that cannot be loaded succeeded")
 	}
 	got, err := w.client.Devices(w.prefix)
 	must(t, err)

@@ -37,14 +37,15 @@ type leg struct {
 	inc      uint64
 	dev      block.Device
 	gen      uint64 // counts its devices
+	born     uint64 // the first of its devices since it last lost its cache
 	maxIO    int64
 	discards bool
-	caches   bool // has a volatile cache
+	caches   atomic.Bool // has a volatile cache
 
 	// missed are the regions that writes did not reach, cached those that were
 	// written and are not known to be durable; the leg misses them, too, once it is
 	// dropped. flushing is what a flush under way, the one of flusher, will have made
-	// durable. All are nil where there is one copy; flushing and flusher are
+	// durable. missed is nil where there is one copy; flushing and flusher are
 	// guarded by the column's first shard.
 	missed, cached, flushing *bitmap
 	flusher                  *sub
@@ -66,6 +67,10 @@ const (
 	tolError tolling = iota + 1 // that it erred
 	tolHeld                     // that a write is held
 )
+
+// unflushed reports whether the leg may have answered what it loses with its cache: of
+// one that was taken to have none nobody knows. The column is locked.
+func (l *leg) unflushed() bool { return !l.caches.Load() || l.cached.len()+l.flushing.len() > 0 }
 
 // member reports whether writes go to the leg.
 func (l *leg) member() bool { return l.state >= Rebuilding }
@@ -104,16 +109,29 @@ func (c *column) inSync() (n, first int) {
 
 // startRead reads from the best leg in sync that has not yet failed to.
 func (p *piece) startRead(e *effects) {
+	if p.held != 0 && !p.c.v.current() { // it would be read in vain
+		p.hold(e)
+		return
+	}
 	copy := p.c.choose(p)
 	if copy >= 0 {
 		p.issue(copy, block.OpRead, p.data, e)
 		return
 	}
 	if n, _ := p.c.inSync(); n > 0 && p.c.v.cfg.FailMedium && p.kind == kindRead && !p.other && p.err != nil {
-		p.finish(p.err, e)
+		p.answer(p.err, e)
 		return
 	}
 	p.hold(e)
+}
+
+// answer ends a read, if what it says is not of the past.
+func (p *piece) answer(err error, e *effects) {
+	if !p.c.v.current() {
+		p.hold(e)
+		return
+	}
+	p.finish(err, e)
 }
 
 // choose picks the leg in sync with the least to do. A stream of reads stays on
@@ -152,7 +170,7 @@ func (p *piece) readAnswered(s *sub, err error, e *effects) {
 	gone := l.inc != s.inc || l.state != InSync && !p.c.v.weak.readRebuilding
 	switch {
 	case state == partDone && !gone:
-		p.finish(nil, e)
+		p.answer(nil, e)
 		return
 	case err != nil && !gone:
 		p.failedToRead(s.copy, err)
@@ -190,6 +208,7 @@ func (p *piece) startWrite(e *effects) {
 		if len(c.legs) > 1 && !c.v.weak.discardsDiffer {
 			op, p.unmap = block.OpWriteZeroes, true
 		}
+		p.op = op // whatever legs come, if it begins anew
 	}
 	for copy := range c.legs {
 		if l := &c.legs[copy]; l.member() {
@@ -225,8 +244,10 @@ func (p *piece) startFlush(e *effects) {
 		return
 	}
 	for copy := range c.legs {
-		switch l := &c.legs[copy]; {
-		case l.member() && l.caches:
+		l := &c.legs[copy]
+		c.lookAtCache(l)
+		switch {
+		case l.member() && l.caches.Load():
 			l.flush(&p.subs[copy])
 			p.issue(copy, block.OpFlush, nil, e)
 		case l.member():
@@ -236,14 +257,32 @@ func (p *piece) startFlush(e *effects) {
 	p.settle(e)
 }
 
+// lookAtCache takes note of a drive that has got a volatile cache since its leg was
+// added: what the leg was written may not be durable.
+func (c *column) lookAtCache(l *leg) {
+	if !l.member() || l.caches.Load() || l.dev == nil || c.v.cfg.ReadOnly || !l.dev.Geometry().VolatileCache {
+		return
+	}
+	l.caches.Store(true)
+	l.cached.setAll()
+}
+
 // flush notes, before s flushes the leg, what will be durable then. The column's
 // first shard is locked.
 func (l *leg) flush(s *sub) {
-	if l.cached == nil || l.flusher != nil {
+	if l.flusher != nil {
 		return // what a flush under way covers is settled first
 	}
 	l.flusher = s
 	l.cached.moveTo(l.flushing)
+}
+
+// wrote notes the regions of a piece that may be in a leg's cache alone.
+func (l *leg) wrote(p *piece) {
+	if !p.fua && l.caches.Load() {
+		first, last := p.c.v.plan.regionsOf(p.off, p.end)
+		l.cached.set(first, last)
+	}
 }
 
 func (l *leg) flushed(s *sub) {
@@ -260,16 +299,33 @@ func (l *leg) flushed(s *sub) {
 // of them failed.
 func (p *piece) settle(e *effects) {
 	c := p.c
-	if p.phase != phaseStarted {
+	if p.phase != phaseStarted || p.passed > 0 {
 		return
 	}
-	has, failed, paused := 0, 0, 0
+	has, failed, paused, out := p.tally()
+	switch {
+	case out:
+	case c.v.weak.oneIsEnough && has > 0:
+		p.finish(nil, e)
+	case has > 0 && failed == 0 && paused == 0:
+		p.finish(nil, e)
+	case paused > 0 && failed == 0 && !c.aborted:
+		// Resume sends it on.
+	default:
+		p.hold(e)
+	}
+}
+
+// tally counts the legs that have a write or flush, and those that keep it from being
+// ended; out: one of them has not answered yet.
+func (p *piece) tally() (has, failed, paused int, out bool) {
+	c := p.c
 	for copy := range c.legs {
 		s, l := &p.subs[copy], &c.legs[copy]
 		current := l.inc == s.inc && l.member()
 		switch {
 		case s.state == partOut:
-			return
+			return 0, 0, 0, true
 		case current && s.state == partFailed:
 			failed++
 		case current && s.state == partPaused:
@@ -280,17 +336,8 @@ func (p *piece) settle(e *effects) {
 			// and had to wait for this piece in all regions that the leg missed.
 			has++
 		default:
-			failed++ // can not be: it was not given what it must have
+			failed++ // cannot be: it was not given what it must have
 		}
 	}
-	switch {
-	case c.v.weak.oneIsEnough && has > 0:
-		p.finish(nil, e)
-	case has > 0 && failed == 0 && paused == 0:
-		p.finish(nil, e)
-	case paused > 0 && failed == 0 && !c.aborted:
-		// Resume sends it on.
-	default:
-		p.hold(e)
-	}
+	return has, failed, paused, false
 }

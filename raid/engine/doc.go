@@ -29,7 +29,9 @@
 //   - A write is acknowledged only when each leg that was not dropped has it
 //     (design, invariant 2). If one errs or is silent the write is held: neither
 //     acknowledged nor failed, until the owner drops the leg or it has it after
-//     all. Errors of the last leg in sync are tried again, for ever.
+//     all. Errors of the last leg in sync are tried again, for ever. A rebuild does
+//     not wait for held writes: it copies what is below them, and they then begin
+//     anew. So a leg that can only be read any more can still be replaced.
 //   - Writes that overlap go to the legs one after another, and a read waits for
 //     the writes that it overlaps, and the other way round. So copies never differ
 //     for longer than a write is under way, and a value that was once read is on

@@ -39,6 +39,11 @@ type Config struct {
 	// lives. IOs that would fail with block.ErrReadOnly, and a leg that was dropped
 	// misses nothing: it is added in sync again.
 	ReadOnly bool
+	// Current reports whether nobody else may have written the volume yet. It is asked
+	// when a read is about to be answered, with what a leg has read before; while it
+	// is false reads are held, and then read anew. It is called from any goroutine,
+	// with locks held, and must not block. Nil: it is always true.
+	Current func() bool
 	// OnEvent is told what happens to legs, in the order in which it happens to
 	// each. It is called from any goroutine, must not block, and may call Status
 	// but nothing that changes the volume. May be nil.
@@ -87,6 +92,8 @@ type LegStatus struct {
 	// it holds up can go on: cut its device.
 	Outstanding int
 	Oldest      time.Duration
+	// Unflushed: it may have answered what it loses with its cache; see Renew.
+	Unflushed bool
 	// Dirty of Regions is what the leg misses; a leg that rebuilds is copied to
 	// until Dirty is zero.
 	Dirty, Regions uint64

@@ -138,7 +138,7 @@ func (v *Volume) equalizing() (*equalizer, error) {
 	return q, nil
 }
 
-// mayEqualize says why copies can not be made equal now. The column is locked.
+// mayEqualize says why copies cannot be made equal now. The column is locked.
 func (c *column) mayEqualize() error {
 	if n, _ := c.inSync(); n == 0 {
 		return fmt.Errorf("column %d has no leg in sync", c.index)
@@ -290,7 +290,7 @@ func (ln *equalLane) start(p *piece, e *effects) {
 	case p.op == block.OpFlush:
 		ln.startFlush(p, e)
 		return
-	case n == 1: // a copy is equal to itself, also where it can not be read
+	case n == 1: // a copy is equal to itself, also where it cannot be read
 		p.finish(nil, e)
 		return
 	}
@@ -300,7 +300,7 @@ func (ln *equalLane) start(p *piece, e *effects) {
 
 func (ln *equalLane) startFlush(p *piece, e *effects) {
 	for copy := range p.c.legs {
-		if l := &p.c.legs[copy]; l.state == InSync && l.caches {
+		if l := &p.c.legs[copy]; l.state == InSync && l.caches.Load() {
 			l.flush(&p.subs[copy])
 			p.issue(copy, block.OpFlush, nil, e)
 		}

@@ -64,11 +64,10 @@ func (c *column) grow(volume block.Size) {
 	c.size = c.v.plan.legSize(int64(volume))
 	for i := range c.legs {
 		l := &c.legs[i]
-		if l.missed == nil {
-			continue
-		}
 		for _, b := range []*bitmap{l.missed, l.cached, l.flushing} {
-			b.grow(regions)
+			if b != nil {
+				b.grow(regions)
+			}
 		}
 	}
 }

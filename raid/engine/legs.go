@@ -43,7 +43,7 @@ func (v *Volume) Add(column, copy int, dev block.Device, state State, full bool)
 	if err == nil {
 		c.add(copy, dev, g, state, full, &e)
 	}
-	r, unknown := l.rebuild, l.state == InSync && l.cached != nil && l.cached.len() > 0
+	r, unknown := l.rebuild, l.state == InSync && l.cached.len() > 0
 	c.unlock()
 	if err != nil {
 		return fmt.Errorf("add leg %d.%d as %v: %w", column, copy, state, err)
@@ -74,7 +74,7 @@ func (v *Volume) fits(g block.Geometry) error {
 	return nil
 }
 
-// mayAdd says why a leg can not be added in a state. The column is locked.
+// mayAdd says why a leg cannot be added in a state. The column is locked.
 func (c *column) mayAdd(l *leg, state State) error {
 	switch {
 	case c.aborted || c.v.closed.Load():
@@ -103,7 +103,8 @@ func (c *column) mayAdd(l *leg, state State) error {
 func (c *column) add(copy int, dev block.Device, g block.Geometry, state State, full bool, e *effects) {
 	l := &c.legs[copy]
 	again := l.state == InSync
-	l.dev, l.maxIO, l.discards, l.caches = dev, int64(g.MaxIO/c.v.cfg.BlockSize*c.v.cfg.BlockSize), g.DiscardUnit > 0, g.VolatileCache && !c.v.cfg.ReadOnly
+	l.dev, l.maxIO, l.discards = dev, int64(g.MaxIO/c.v.cfg.BlockSize*c.v.cfg.BlockSize), g.DiscardUnit > 0
+	l.caches.Store(g.VolatileCache && !c.v.cfg.ReadOnly)
 	l.gen++
 	l.err, l.told = nil, 0
 	if again {
@@ -114,7 +115,7 @@ func (c *column) add(copy int, dev block.Device, g block.Geometry, state State, 
 	l.inc++
 	l.state = state
 	if state == InSync {
-		if l.cached != nil && l.caches && !c.v.weak.forgetCached {
+		if l.caches.Load() && !c.v.weak.forgetCached {
 			l.cached.setAll() // who knows what was written before, and is not durable
 		}
 		c.unpark(e)
@@ -125,6 +126,63 @@ func (c *column) add(copy int, dev block.Device, g block.Geometry, state State, 
 	}
 	l.total = l.missed.len()
 	l.rebuild = newRebuild(c, copy, l.inc)
+}
+
+// Renew gives a leg in sync, or one that has caught up and is recorded so, its
+// device after the leg has lost what only its cache held. What is under way is sent
+// to the new device from its beginning, whatever the old one still says of it. If
+// the leg had answered writes and was not told to make them durable, that is
+// ErrUnflushed: what the volume has acknowledged may be lost, and it must not go on.
+func (v *Volume) Renew(column, copy int, dev block.Device) error {
+	v.change.Lock()
+	defer v.change.Unlock()
+	c, l, err := v.leg(column, copy)
+	if err != nil {
+		return fmt.Errorf("renew leg: %w", err)
+	}
+	g := dev.Geometry()
+	if err := v.fits(g); err != nil {
+		return fmt.Errorf("renew leg %d.%d: %w", column, copy, err)
+	}
+	var e effects
+	c.lock()
+	if err = c.mayRenew(l); err == nil {
+		c.renew(copy, dev, g, &e)
+	}
+	c.unlock()
+	if err != nil {
+		return fmt.Errorf("renew leg %d.%d: %w", column, copy, err)
+	}
+	v.limitIO()
+	e.run()
+	return nil
+}
+
+// mayRenew says why a leg cannot be renewed. The column is locked.
+func (c *column) mayRenew(l *leg) error {
+	switch {
+	case c.aborted || c.v.closed.Load():
+		return fmt.Errorf("volume is closed: %w", block.ErrGone)
+	case l.state != InSync && l.state != CaughtUp:
+		return fmt.Errorf("it is %v", l.state)
+	case l.unflushed() && !c.v.weak.renewAnyway:
+		return ErrUnflushed
+	}
+	return nil
+}
+
+// renew gives a leg its device after a loss of its cache. The column is locked.
+func (c *column) renew(copy int, dev block.Device, g block.Geometry, e *effects) {
+	l := &c.legs[copy]
+	l.state = InSync
+	if !c.v.weak.oldAnswers {
+		l.born = l.gen + 1 // the device that add gives it
+		for _, p := range c.snapshot() {
+			p.subs[copy].restart()
+		}
+	}
+	c.add(copy, dev, g, InSync, false, e)
+	c.unpark(e)
 }
 
 // limitIO finds the largest IO that all legs take whole.

@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// worn is a leg that can not be read.
+// worn is a leg that cannot be read.
 type worn struct{ *memory }
 
 func (w worn) Submit(io *block.IO) {
@@ -37,7 +37,7 @@ func TestTheOnlyCopyNeedNotBeReadToBeEqual(t *testing.T) {
 	}
 }
 
-// scratched is a leg with a place that can not be read until it is written.
+// scratched is a leg with a place that cannot be read until it is written.
 type scratched struct {
 	*memory
 	at     int64
@@ -84,6 +84,6 @@ func TestARebuildWritesWhatTheMediumHadLost(t *testing.T) {
 		t.Fatalf("event %+v", e)
 	}
 	if !s.healed.Load() {
-		t.Error("it is in sync again, and still can not be read")
+		t.Error("it is in sync again, and still cannot be read")
 	}
 }

@@ -23,7 +23,8 @@ const (
 
 // conflict reports whether two pieces that overlap must not be under way together.
 // Reads wait for writes, because what they see could still be taken back by a
-// crash; copies write only where nobody reads.
+// crash; copies write only where nobody reads. A write that is held is no longer under
+// way, see shard.yield.
 func conflict(a, b kind) bool {
 	switch {
 	case a == kindWrite:
@@ -129,7 +130,9 @@ type piece struct {
 	seq      uint64 // order of arrival in the shard
 	slot     int    // in the shard's spans
 	blockers int    // earlier pieces that it waits for
-	waited   bool   // later pieces wait for it
+	waited   bool   // others wait for it, or are passed by it
+	yielded  bool   // a write that is held: copies pass it
+	passed   int    // by how many copies that are not done
 	at       int64  // started
 	held     int64  // since when it is held for the fate of a leg; 0: it is not
 	tried    uint8  // reads and copies: the copies that failed to read
@@ -174,6 +177,7 @@ func (p *piece) recycle() {
 	}
 	p.io, p.req, p.job, p.data, p.err, p.next = nil, nil, job{}, nil, nil, nil
 	p.blockers, p.waited, p.held, p.tried, p.other, p.phase = 0, false, 0, 0, false, phaseWaiting
+	p.yielded, p.passed = false, 0
 	p.fua, p.unmap = false, false
 }
 
@@ -332,6 +336,13 @@ func (s *sub) send(e *effects) {
 	e.submit(s)
 }
 
+// restart has what waits to go on begin anew. What is out does so when it is answered.
+func (s *sub) restart() {
+	if s.state == partPaused {
+		s.done = 0
+	}
+}
+
 // zeroes is what is written to a leg that knows no OpWriteZeroes. Never changed.
 var zeroes [256 << 10]byte
 
@@ -353,20 +364,17 @@ func (s *sub) answered(e *effects) {
 	err := s.io.Err
 	current := l.inc == s.inc
 	if err != nil && errors.Is(err, block.ErrUnsupported) {
-		switch {
-		case s.op == block.OpDiscard:
-			err = nil // it is a hint
-			s.io.Len = p.length() - s.done
-		case s.op == block.OpWriteZeroes && !s.zeros && current:
-			s.zeros = true
-			err, s.io.Len = nil, 0
-		}
+		err = s.goWithout(err, current)
 	}
 	if err == nil && s.op != block.OpFlush {
 		s.done += s.io.Len
 	}
+	void := current && s.gen < l.born && s.op != block.OpRead // said before the leg lost its cache
+	if void {
+		s.done = 0
+	}
 	switch more := s.op != block.OpFlush && s.done < p.length(); {
-	case err != nil && current && s.gen != l.gen && s.op != block.OpRead:
+	case (err != nil || void) && current && s.gen != l.gen && s.op != block.OpRead:
 		s.state = partPaused // for the device that has come since
 		if !c.suspended && !c.aborted {
 			l.out.Add(-1)
@@ -385,9 +393,8 @@ func (s *sub) answered(e *effects) {
 		s.state = partPaused
 	default:
 		s.state = partDone
-		if s.op != block.OpRead && s.op != block.OpFlush && !p.fua && current && l.cached != nil && l.caches {
-			first, last := c.v.plan.regionsOf(p.off, p.end)
-			l.cached.set(first, last)
+		if current && s.op != block.OpRead && s.op != block.OpFlush {
+			l.wrote(p)
 		}
 	}
 	l.out.Add(-1)
@@ -404,7 +411,20 @@ func (s *sub) answered(e *effects) {
 	}
 }
 
-// hold keeps a piece until the fate of a leg is decided.
+// goWithout makes do with what a leg supports, if that is possible.
+func (s *sub) goWithout(err error, current bool) error {
+	switch {
+	case s.op == block.OpDiscard: // it is a hint
+		s.io.Len = s.p.length() - s.done
+		return nil
+	case s.op == block.OpWriteZeroes && !s.zeros && current:
+		s.zeros, s.io.Len = true, 0
+		return nil
+	}
+	return err
+}
+
+// hold keeps a piece, of which nothing is out, until the fate of a leg is decided.
 func (p *piece) hold(e *effects) {
 	if p.c.aborted {
 		if !p.out() {
@@ -414,6 +434,9 @@ func (p *piece) hold(e *effects) {
 	}
 	if p.held == 0 {
 		p.held = p.c.v.clock.now()
+	}
+	if p.kind == kindWrite && !p.c.v.weak.heldBlocks {
+		p.sh.yield(p, e)
 	}
 	e.rearm = p.c
 }
@@ -451,12 +474,76 @@ func (sh *shard) enter(p *piece) {
 		sh.served++
 	}
 	for i := range sh.spans {
-		if o := &sh.spans[i]; o.off < p.end && p.off < o.end && p.c.v.conflict(o.kind, p.kind) {
+		o := &sh.spans[i]
+		switch {
+		case !o.meets(p):
+		case p.kind == kindCopy && o.p.yielded:
+			p.pass(o.p)
+		case p.kind == kindCopy && o.p.blockers > 0: // it may wait for what the copy passes
+			o.p.blockers++
+			p.waited = true
+		default:
 			o.p.waited = true
 			p.blockers++
 		}
 	}
 	sh.spans = append(sh.spans, span{p.off, p.end, p.kind, p})
+}
+
+// meets reports whether a span and a piece must not be under way together.
+func (o *span) meets(p *piece) bool {
+	return o.off < p.end && p.off < o.end && p.c.v.conflict(o.kind, p.kind)
+}
+
+// yield lets copies pass a write that is held: nothing of it is out, and what it
+// waits for may be a leg that is being copied to. While copies pass it, it is not
+// sent to any leg. After them it begins anew, for they may have overwritten what it
+// wrote before, on a leg that must have it when it is acknowledged.
+func (sh *shard) yield(p *piece, e *effects) {
+	if p.yielded {
+		return
+	}
+	p.yielded = true
+	for i := range sh.spans {
+		o := &sh.spans[i]
+		if o.kind != kindCopy || o.p.seq < p.seq || !o.meets(p) {
+			continue
+		}
+		o.p.pass(p)
+		o.p.unblock(e)
+	}
+}
+
+// pass notes that a copy goes before a held write.
+func (p *piece) pass(held *piece) {
+	p.waited = true
+	if !p.c.v.weak.forgetPassed {
+		held.passed++
+	}
+}
+
+// unblock takes away one of what a piece waits for.
+func (p *piece) unblock(e *effects) {
+	if p.blockers--; p.blockers == 0 {
+		p.next = e.ready
+		e.ready = p
+	}
+}
+
+// outlive goes on with a held write that a copy has passed.
+func (p *piece) outlive(e *effects) {
+	if p.c.v.weak.forgetPassed {
+		return
+	}
+	if p.passed--; p.passed > 0 {
+		return
+	}
+	for i := range p.subs {
+		p.subs[i].state = partNone // what it had of it, whole or in part, is as good as nothing
+	}
+	p.phase, p.yielded = phaseWaiting, false
+	p.next = e.ready
+	e.ready = p
 }
 
 // leave takes a piece out, and finds those whose way is free then.
@@ -471,11 +558,13 @@ func (sh *shard) leave(p *piece, e *effects) {
 	}
 	for i := range sh.spans {
 		o := &sh.spans[i]
-		if o.p.seq > p.seq && o.off < p.end && p.off < o.end && p.c.v.conflict(o.kind, p.kind) {
-			if o.p.blockers--; o.p.blockers == 0 {
-				o.p.next = e.ready
-				e.ready = o.p
-			}
+		switch {
+		case !o.meets(p):
+		case p.kind == kindCopy && o.p.yielded:
+			o.p.outlive(e)
+		case p.yielded && o.kind == kindCopy: // given up while it was passed
+		case o.p.seq > p.seq || p.kind == kindCopy && o.p.blockers > 0:
+			o.p.unblock(e)
 		}
 	}
 }

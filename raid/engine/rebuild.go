@@ -23,6 +23,10 @@ const (
 // errLeft is what becomes of a copy whose leg is no longer what it was.
 var errLeft = errors.New("leg was dropped")
 
+// errUnread is what becomes of a copy that no leg in sync can be read for. It lets go
+// of its range, in which a write may mend what cannot be read, and comes again.
+var errUnread = errors.New("no leg can be read")
+
 // rebuild copies to one leg what it misses. Its lanes take regions in turn; one
 // that has been copied whole is no longer missed, because all writes since the
 // leg was added go to it, too, and none to a place that is being copied.
@@ -55,6 +59,7 @@ type lane struct {
 	length   int64 // of the copy under way
 	began    int64
 	served   uint64
+	unread   uint // how often in a row the copy could not be read
 }
 
 func newRebuild(c *column, copy int, inc uint64) *rebuild {
@@ -177,6 +182,12 @@ func (r *rebuild) bounds(region uint64) (off, end int64) {
 // done ends one copy of the lane.
 func (ln *lane) done(err error) {
 	r := ln.r
+	if errors.Is(err, errUnread) {
+		r.c.v.clock.after(min(firstRetry<<ln.unread, lastRetry), ln.kick)
+		ln.unread = min(ln.unread+1, 8)
+		return
+	}
+	ln.unread = 0
 	if err != nil {
 		r.mu.Lock()
 		ln.busy, ln.has = false, false
@@ -238,7 +249,7 @@ func (ln *lane) start(p *piece, e *effects) {
 	p.phase = phaseStarted
 	from := c.choose(p)
 	if from < 0 {
-		p.hold(e)
+		p.finish(errUnread, e)
 		return
 	}
 	p.issue(from, block.OpRead, ln.buf[:p.length()], e)
@@ -269,7 +280,7 @@ func (ln *lane) answered(p *piece, s *sub, err error, e *effects) {
 // flush makes durable what was copied, before the leg counts as caught up.
 func (r *rebuild) flush() {
 	r.c.shards[0].mu.Lock()
-	caches := r.c.legs[r.copy].caches && !r.c.v.weak.unflushed
+	caches := r.c.legs[r.copy].caches.Load() && !r.c.v.weak.unflushed
 	r.c.shards[0].mu.Unlock()
 	if caches {
 		r.c.v.copies(r.c, kindCopy, 0, 0, job{last: r})

@@ -25,7 +25,7 @@ type request struct {
 	at      int64 // how much of the IO, or of the column's part of it, has been cut
 }
 
-// Submit is block.Device's. IOs are held while they can not be answered; they
+// Submit is block.Device's. IOs are held while they cannot be answered; they
 // fail only with block.ErrRange, block.ErrUnsupported, block.ErrReadOnly, with
 // block.ErrMedium (see Config.FailMedium), and with block.ErrGone after Close or
 // Abort.

@@ -153,9 +153,10 @@ func (c *column) tryAgain(e *effects) {
 // again gives a leg what it failed, or the rest of what was paused.
 func (p *piece) again(copy int, e *effects) {
 	s, l := &p.subs[copy], &p.c.legs[copy]
-	if l.inc != s.inc || !l.member() {
+	if l.inc != s.inc || !l.member() || p.passed > 0 {
 		return
 	}
+	p.yielded = false
 	if s.op == block.OpFlush {
 		l.flush(s)
 	}

@@ -22,10 +22,14 @@ type simLeg struct {
 	cache map[int]uint64 // sectors that are not durable, and what they would be after a power loss
 	order []int          // of cache's keys
 	alive bool
+	worn  bool // takes no writes any more, and can be read
 	// rebooted: it has lost its power since it was last known to be in sync.
 	rebooted bool
-	dev      *simDevice // the connection that reaches it
-	limbo    []*simOp   // given to connections that were cut; may still be done until the fence
+	// lostCache: it was kept in sync after a loss of its cache, and the client has not
+	// gone on with it yet.
+	lostCache bool
+	dev       *simDevice // the connection that reaches it
+	limbo     []*simOp   // given to connections that were cut; may still be done until the fence
 
 	inSync   bool // by the manager's record
 	leaving  bool // recorded stale, and soon to be dropped
@@ -140,6 +144,13 @@ func (d *simDevice) step(faults bool) {
 	}
 	i := d.leg.r.IntN(len(d.ops))
 	o := d.ops[i]
+	if d.leg.worn && o.io.Op != block.OpRead && o.io.Op != block.OpFlush {
+		if d.leg.r.IntN(4) == 0 {
+			d.leg.apply(o, d.leg.r.IntN(o.sectors()+1))
+		}
+		d.answer(i, errSim)
+		return
+	}
 	if faults && (d.leg.r.IntN(100) == 0 || d.sick && d.leg.r.IntN(4) == 0) {
 		if d.leg.r.IntN(2) == 0 {
 			d.leg.apply(o, d.leg.r.IntN(o.sectors()+1))

@@ -177,6 +177,9 @@ func (w *world) drop(k, i int) {
 // readd brings a leg back that is there again.
 func (w *world) readd(k, i int) {
 	l := w.legs[k][i]
+	if !w.faults || w.r.IntN(2) == 0 {
+		l.worn = false // another drive
+	}
 	if l.dev != nil && !l.dev.cut && w.r.IntN(2) == 0 {
 		l.dev.cutNow()
 	}
@@ -214,7 +217,7 @@ func (w *world) replace() {
 		dev.cutNow()
 	}
 	w.todo = append(w.todo, func() {
-		if l.dev != dev || !l.inSync || w.v.columns[k].legs[i].state != InSync || l.rebooted {
+		if l.dev != dev || !l.inSync || w.v.columns[k].legs[i].state != InSync || l.rebooted || l.lostCache {
 			return
 		}
 		l.fence()

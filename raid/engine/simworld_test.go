@@ -4,6 +4,7 @@ package engine
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -48,6 +49,9 @@ type world struct {
 	rebuilds int
 	drops    int
 	grown    int
+	lapsed   bool // another may have written: no read may be answered
+	renewed  int  // legs that went on after a loss of their caches
+	failed   int  // volumes that did not
 }
 
 // errant weakens the owner.
@@ -91,7 +95,7 @@ func newWorld(seed uint64, weak guards, wrong errant) *world {
 	case 1, 2:
 		l.Copies = 3
 	}
-	w.cfg = Config{Layout: l, Size: simVolume, BlockSize: 512, Region: 64 * block.KiB << w.r.IntN(4), FailMedium: false, OnEvent: w.event}
+	w.cfg = Config{Layout: l, Size: simVolume, BlockSize: 512, Region: 64 * block.KiB << w.r.IntN(4), FailMedium: false, OnEvent: w.event, Current: func() bool { return !w.lapsed }}
 	w.size, w.wanted = simVolume, simVolume
 	w.sectors = history.Zeroes(int(simMost / sector))
 	for range l.Stripes {
@@ -146,6 +150,8 @@ func (w *world) act() {
 			w.crash()
 		case 2:
 			w.blackout()
+		case 3, 4:
+			w.lostTogether()
 		}
 	case n < 193:
 		w.resting = w.resting || w.r.IntN(5) == 0
@@ -155,6 +161,10 @@ func (w *world) act() {
 		w.spuriousDrop()
 	case n < 198:
 		w.grow()
+	case n < 199:
+		w.wear()
+	default:
+		w.lapse()
 	}
 }
 
@@ -254,6 +264,8 @@ func simDone(b *block.IO) {
 	switch {
 	case io.Err != nil:
 		w.fail("%v at %d failed: %v", io.Op, io.Off, io.Err)
+	case io.Op == block.OpRead && w.lapsed:
+		w.fail("read at %d answered when another may have written", io.Off)
 	case io.Op == block.OpRead:
 		w.reads++
 		for s := range io.each() {
@@ -289,7 +301,7 @@ func (w *world) acked(io *simIO) {
 	for s := range io.each() {
 		place := raid.Locate(w.cfg.Layout, block.Size(s*sector))
 		for copy, l := range w.legs[place.Column] {
-			if l.inSync && !l.rebooted && !w.sectors[s].Has(l.tags[place.Offset/sector], io.tag, io.began) {
+			if l.inSync && !l.rebooted && !l.lostCache && !w.sectors[s].Has(l.tags[place.Offset/sector], io.tag, io.began) {
 				w.fail("%v of %d acknowledged, sector %d on leg %d.%d has %d", io.Op, io.tag, s, place.Column, copy, l.tags[place.Offset/sector])
 				return
 			}
@@ -354,6 +366,113 @@ func (w *world) blackout() {
 	}
 }
 
+// wear has a leg take no writes any more, until it is replaced.
+func (w *world) wear() {
+	if l := w.randomLeg(); w.r.IntN(3) == 0 {
+		l.worn = true
+	}
+}
+
+// repair has one leg take writes again of a column in which none does.
+func (w *world) repair() {
+	for _, copies := range w.legs {
+		if !slices.ContainsFunc(copies, func(l *simLeg) bool { return !l.worn }) {
+			copies[w.r.IntN(len(copies))].worn = false
+		}
+	}
+}
+
+// lostTogether takes the power of all legs of a column that are recorded in sync,
+// while the client lives. The manager keeps one of them, and the client is told.
+func (w *world) lostTogether() {
+	if w.v == nil || w.equal != nil || !w.serving {
+		return
+	}
+	k := w.r.IntN(len(w.legs))
+	var good []int
+	for i, l := range w.legs[k] {
+		if l.rebooted || l.leaving || l.lostCache || l.inSync && (l.dev == nil || w.v.columns[k].legs[i].state < CaughtUp) {
+			return // the manager has something else to see to first
+		}
+		if l.inSync {
+			good = append(good, i)
+		}
+	}
+	keep := good[w.r.IntN(len(good))]
+	for _, i := range good {
+		if l := w.legs[k][i]; i != keep {
+			l.losePower()
+			l.inSync, l.leaving = false, true
+			w.todo = append(w.todo, func() { w.drop(k, i) })
+		}
+	}
+	l := w.legs[k][keep]
+	old := l.dev
+	l.losePower()
+	l.rebooted, l.lostCache, old.cut = false, true, true // and what has the old identity finds nothing
+	w.todo = append(w.todo, func() { w.renew(k, keep, old) })
+}
+
+// renew has the client go on with a leg that has lost its cache, or end.
+func (w *world) renew(k, i int, old *simDevice) {
+	l := w.legs[k][i]
+	l.alive, l.limbo = true, nil
+	answer := func() {
+		ops := old.ops
+		old.ops = nil
+		for _, o := range ops {
+			if o.io.Op != block.OpFlush && o.at == o.sectors() { // an answer that was on its way
+				o.orig.Complete(nil)
+			} else {
+				o.orig.Complete(block.ErrGone)
+			}
+		}
+	}
+	late := w.r.IntN(2) == 0
+	if !late {
+		answer()
+	}
+	switch err := w.v.Renew(k, i, l.connect()); {
+	case err == nil:
+		l.lostCache = false
+		w.renewed++
+	case errors.Is(err, ErrUnflushed):
+		l.dev = nil
+		w.failed++
+		w.crash()
+		return
+	default:
+		w.fail("%w", err)
+	}
+	if late {
+		w.todo = append(w.todo, answer)
+	}
+}
+
+// cachesLost notes what nobody can know any more when a client ends that has not
+// gone on with a leg that lost its cache.
+func (w *world) cachesLost() {
+	for s := range w.sectors[:w.size/sector] {
+		if place := raid.Locate(w.cfg.Layout, block.Size(s*sector)); slices.ContainsFunc(w.legs[place.Column], func(l *simLeg) bool { return l.lostCache }) {
+			w.sectors[s].PowerLost(w.time)
+		}
+	}
+	for _, copies := range w.legs {
+		for _, l := range copies {
+			l.lostCache = false
+		}
+	}
+}
+
+// lapse has reads wait for a while.
+func (w *world) lapse() {
+	if w.v == nil || w.lapsed {
+		return
+	}
+	w.lapsed = true
+	w.todo = append(w.todo, func() { w.lapsed = false })
+}
+
 func (w *world) suspend() {
 	if w.v == nil {
 		return
@@ -372,6 +491,7 @@ func (w *world) crash() {
 	for i := range w.sectors[:w.size/sector] {
 		w.sectors[i].Crashed(w.time)
 	}
+	w.cachesLost()
 	w.ios = nil
 	w.leave()
 }
@@ -391,7 +511,7 @@ func (w *world) close() (closed bool) {
 
 // leave forgets the engine. Nobody will know what its stale legs miss.
 func (w *world) leave() {
-	w.v, w.serving, w.equal, w.todo, w.timers = nil, false, nil, nil, nil
+	w.v, w.serving, w.equal, w.todo, w.timers, w.lapsed = nil, false, nil, nil, nil, false
 	for k := range w.legs {
 		for _, l := range w.legs[k] {
 			l.disown()
@@ -423,6 +543,7 @@ func (w *world) finish() {
 		}
 		w.time++
 		w.randomLeg().alive = true
+		w.repair()
 		for _, copies := range w.legs {
 			for _, l := range copies {
 				if l.dev != nil && !l.dev.cut && !l.rebooted && l.alive {
@@ -471,7 +592,7 @@ func (w *world) describe() string {
 	for k, legs := range s.Legs {
 		for i, l := range legs {
 			sim := w.legs[k][i]
-			text += fmt.Sprintf("; %d.%d %v out %d dirty %d recorded %v alive %v rebooted %v", k, i, l.State, l.Outstanding, l.Dirty, sim.inSync, sim.alive, sim.rebooted)
+			text += fmt.Sprintf("; %d.%d %v out %d dirty %d recorded %v alive %v rebooted %v worn %v", k, i, l.State, l.Outstanding, l.Dirty, sim.inSync, sim.alive, sim.rebooted, sim.worn)
 		}
 	}
 	return text

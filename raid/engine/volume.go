@@ -13,6 +13,10 @@ import (
 	"weft.dev/weft/raid"
 )
 
+// ErrUnflushed is why a leg that has lost its cache does not go on: it had
+// acknowledged what it was not yet told to make durable.
+var ErrUnflushed = errors.New("writes were acknowledged and not flushed")
+
 // ErrLastLeg is why a leg is not dropped: no other of its column is in sync.
 var ErrLastLeg = errors.New("last leg in sync")
 
@@ -56,6 +60,11 @@ type guards struct {
 	dropCaughtUp   bool // a leg that erred after it had caught up is dropped at once
 	halfEqual      bool // a leg dropped before copies were equal counts as equal
 	unflushed      bool // a rebuilt leg is not flushed
+	heldBlocks     bool // copies do not pass writes that are held
+	forgetPassed   bool // a held write that copies pass goes on as if there were none
+	lateReads      bool // reads are answered whoever may have written meanwhile
+	renewAnyway    bool // a leg that has lost its cache goes on, whatever was in it
+	oldAnswers     bool // what a leg answered before it lost its cache counts
 }
 
 // conflict is the rule of that name, as it may be weakened.
@@ -66,6 +75,9 @@ func (v *Volume) conflict(a, b kind) bool {
 	read, copy := a == kindRead || b == kindRead, a == kindCopy || b == kindCopy
 	return !v.weak.noRangeLock && !(v.weak.readsPass && read) && !(v.weak.copiesPass && copy) && conflict(a, b)
 }
+
+// current is Config.Current, as it may be weakened.
+func (v *Volume) current() bool { return v.cfg.Current == nil || v.weak.lateReads || v.cfg.Current() }
 
 // New makes a volume without legs. IO to a column that has no leg in sync waits.
 func New(cfg Config) (*Volume, error) { return newVolume(cfg, newClock()) }
@@ -85,8 +97,10 @@ func newVolume(cfg Config, c clock) (*Volume, error) {
 		c.v, c.index, c.legs = v, k, make([]leg, cfg.Layout.Copies)
 		c.size = v.plan.legSize(int64(cfg.Size))
 		for i := range c.legs {
-			if l := &c.legs[i]; len(c.legs) > 1 {
-				l.missed, l.cached, l.flushing = newBitmap(regions), newBitmap(regions), newBitmap(regions)
+			l := &c.legs[i]
+			l.cached, l.flushing = newBitmap(regions), newBitmap(regions)
+			if len(c.legs) > 1 {
+				l.missed = newBitmap(regions)
 			}
 		}
 		for i := range c.shards {

@@ -34,7 +34,8 @@ import (
 //	 92   4  flags: 1 = unfinished
 //	 96   4  length of the payload in bytes
 //	100   4  CRC32C of the payload
-//	104      zeroes
+//	104   4  incarnation
+//	108      zeroes
 //	512      payload: for each leg, by leg id, its length as a varint and a
 //	         weft.v1.LegLabel, fields by number, map entries by key
 //
@@ -83,7 +84,8 @@ func encode(l *Label) ([]byte, error) {
 	h = binary.LittleEndian.AppendUint32(h, uint32(Extents(l.Size)))
 	h = binary.LittleEndian.AppendUint32(h, flags)
 	h = binary.LittleEndian.AppendUint32(h, uint32(len(payload)))
-	binary.LittleEndian.AppendUint32(h, crc(payload))
+	h = binary.LittleEndian.AppendUint32(h, crc(payload))
+	binary.LittleEndian.AppendUint32(h, l.Incarnation)
 	binary.LittleEndian.PutUint32(b[20:], crc(b[:headerSize]))
 	return append(b, make([]byte, int(length)-len(b))...), nil
 }
@@ -133,11 +135,12 @@ func decode(b []byte) (*Label, error) {
 		return nil, fmt.Errorf("%w: payload checksum", ErrCorrupt)
 	}
 	l := &Label{
-		Generation: binary.LittleEndian.Uint64(h[24:]),
-		Cluster:    block.ClusterID{UUID: block.UUID(h[32:48])},
-		Drive:      block.DriveID{UUID: block.UUID(h[48:64])},
-		Size:       block.Size(binary.LittleEndian.Uint64(h[64:])),
-		unfinished: binary.LittleEndian.Uint32(h[92:])&unfinished != 0,
+		Generation:  binary.LittleEndian.Uint64(h[24:]),
+		Cluster:     block.ClusterID{UUID: block.UUID(h[32:48])},
+		Drive:       block.DriveID{UUID: block.UUID(h[48:64])},
+		Size:        block.Size(binary.LittleEndian.Uint64(h[64:])),
+		Incarnation: binary.LittleEndian.Uint32(h[104:]),
+		unfinished:  binary.LittleEndian.Uint32(h[92:])&unfinished != 0,
 	}
 	if block.Size(binary.LittleEndian.Uint64(h[72:])) != block.ExtentSize ||
 		block.Size(binary.LittleEndian.Uint64(h[80:])) != firstExtent ||
@@ -263,7 +266,7 @@ func (c *copies) complete(generation uint64) bool {
 
 // ReadLabel reads the newest good copy of the label on a device of size bytes:
 // ErrNoLabel, ErrCorrupt, ErrNewer, ErrOtherSize, ErrUnfinished, or the
-// device's error if it can not be said.
+// device's error if it cannot be said.
 func ReadLabel(r io.ReaderAt, size block.Size) (*Label, error) {
 	if size < MinSize {
 		return nil, fmt.Errorf("%w: the device is too small for one", ErrNoLabel)

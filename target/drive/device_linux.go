@@ -137,6 +137,22 @@ func (d *Device) ReadAt(p []byte, offset int64) (int, error) {
 	return copy(p, b[before:]), nil
 }
 
+// NextData asks a file for its holes; a block device has none.
+func (d *Device) NextData(from int64) int64 {
+	if d.isBlock {
+		return from
+	}
+	next := from
+	err := d.control(func(fd int) (err error) { next, err = unix.Seek(fd, from, unix.SEEK_DATA); return err })
+	switch {
+	case errors.Is(err, unix.ENXIO):
+		return int64(d.size)
+	case err != nil: // a file system that does not know
+		return from
+	}
+	return next
+}
+
 // WriteAt writes whole blocks.
 func (d *Device) WriteAt(p []byte, offset int64) (int, error) {
 	if err := d.checkRange(block.Size(offset), block.Size(len(p))); err != nil {

@@ -30,7 +30,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	"weft.dev/weft/proto/block"
@@ -43,19 +42,27 @@ type Drive struct {
 	medium Medium
 	label  atomic.Pointer[Label] // never changed once it is here; readable while a write hangs
 
-	mu       sync.Mutex // held while the label is written
-	complete bool       // both ends hold label
-	unsure   bool       // a write failed: what the device holds is not known
-	tried    uint64     // highest generation that a write was begun with
+	mu       lock   // held while the label is written
+	complete bool   // both ends hold label
+	unsure   bool   // a write failed: what the device holds is not known
+	tried    uint64 // highest generation that a write was begun with
 	zeroing  map[block.LegID]bool
 }
 
-// Open reads the label of a drive and refuses one that can not be used:
+// lock is a mutex made of a channel of room for one. Who waits for it may wait for a
+// device that hangs, and tests that keep a time of their own (testing/synctest) go on
+// meanwhile, as they do not where a sync.Mutex is waited for.
+type lock chan struct{}
+
+func (l lock) Lock()   { l <- struct{}{} }
+func (l lock) Unlock() { <-l }
+
+// Open reads the label of a drive and refuses one that cannot be used:
 // [ErrNoLabel], [ErrCorrupt], [ErrNewer], [ErrOtherSize], [ErrUnfinished],
 // [ErrOverwritten], and [ErrOtherCluster] unless cluster is zero, which accepts
 // any. On success the drive owns m. Nothing is written.
 func Open(m Medium, cluster block.ClusterID) (*Drive, error) {
-	d := &Drive{medium: m, zeroing: map[block.LegID]bool{}}
+	d := &Drive{medium: m, mu: make(lock, 1), zeroing: map[block.LegID]bool{}}
 	if err := d.load(); err != nil {
 		return nil, fmt.Errorf("open drive: %w", err)
 	}
@@ -133,9 +140,12 @@ func (d *Drive) updateLocked(change func(*Label) error) error {
 		return err
 	}
 	if !next.sameIdentity(last) {
-		return errors.New("its cluster, id or size can not change")
+		return errors.New("its cluster, id and size cannot change")
 	}
 	if err := next.settle(); err != nil {
+		return err
+	}
+	if err := next.checkRoom(last); err != nil {
 		return err
 	}
 	for id := range d.zeroing {
@@ -191,7 +201,7 @@ func (d *Drive) SetVolume(volume *pb.VolumeLabel) error {
 	return d.Update(func(l *Label) error { return l.SetVolume(volume) })
 }
 
-// ErrZeroing says that a leg is being zeroed: it can not be removed, or zeroed
+// ErrZeroing says that a leg is being zeroed: it cannot be removed, or zeroed
 // once more, until that has ended. Its extents could be another leg's by then,
 // or hold data.
 var ErrZeroing = errors.New("is being zeroed")
@@ -274,10 +284,13 @@ func (d *Drive) Erase() error {
 	if n := len(d.label.Load().Legs); n > 0 {
 		return fmt.Errorf("erase drive %v: holds %d legs", d.ID(), n)
 	}
+	if err := markErased(d.medium); err != nil {
+		return fmt.Errorf("erase drive %v: %w", d.ID(), err)
+	}
 	c := readCopies(d.medium, d.medium.Size())
 	slices.SortStableFunc(c[:], func(a, b slotCopy) int { return compareAge(a.label, b.label) })
 	for _, slot := range c {
-		if err := d.medium.Zero(context.Background(), slot.offset, slotSize, nil); err != nil {
+		if err := d.medium.Zero(context.Background(), slot.offset, slotSize-copyUnit, nil); err != nil {
 			return fmt.Errorf("erase drive %v: %w", d.ID(), err)
 		}
 	}

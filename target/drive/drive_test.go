@@ -295,7 +295,7 @@ func TestACutAnywhereLeavesTheOldLabelOrTheNew(t *testing.T) {
 				}
 				must(t, again.Update(change))
 				if l, err := ReadLabel(left.clone(), testSize); err != nil || !l.equal(after) {
-					t.Fatalf("step %d, cut at sector %d, medium %d: the update can not be repeated: %v", step, cutAt, i, err)
+					t.Fatalf("step %d, cut at sector %d, medium %d: the update cannot be repeated: %v", step, cutAt, i, err)
 				}
 			}
 		}
@@ -419,20 +419,20 @@ func TestALabelThatCanNotBeUsedIsNamedAndNotWritten(t *testing.T) {
 			return m
 		}, errBad, ""},
 		"newer format": {func(m *memory) *memory { newerVersion(m, slotSize); return m }, ErrNewer, "weft drive (newer format)"},
-		"grown":        {func(m *memory) *memory { m.size += block.GiB; return m }, ErrOtherSize, "weft drive " + drive1.String()},
-		"truncated":    {func(m *memory) *memory { m.size -= 512; return m }, ErrOtherSize, "weft drive " + drive1.String()},
+		"grown":        {func(m *memory) *memory { m.size += block.GiB; return m }, ErrOtherSize, Name(cluster1, drive1)},
+		"truncated":    {func(m *memory) *memory { m.size -= 512; return m }, ErrOtherSize, Name(cluster1, drive1)},
 		"with a file system": {func(m *memory) *memory {
 			m.damage(0, "XFSB")
 			return m
-		}, ErrOverwritten, "weft drive " + drive1.String() + ", xfs"},
+		}, ErrOverwritten, Name(cluster1, drive1) + ", xfs"},
 		"with an md superblock behind the first copy": {func(m *memory) *memory {
 			m.damage(4096, "\xfc\x4e\x2b\xa9\x01")
 			return m
-		}, ErrOverwritten, "weft drive " + drive1.String() + ", linux_raid_member"},
+		}, ErrOverwritten, Name(cluster1, drive1) + ", linux_raid_member"},
 		"with a backup gpt": {func(m *memory) *memory {
 			m.damage(int64(m.size)-512, "EFI PART")
 			return m
-		}, ErrOverwritten, "weft drive " + drive1.String() + ", gpt"},
+		}, ErrOverwritten, Name(cluster1, drive1) + ", gpt"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := formatted(t)
@@ -483,7 +483,7 @@ func TestADriveOfAnotherClusterIsNotOpened(t *testing.T) {
 	if err := Format(m, cluster2, drive2, ""); err == nil {
 		t.Error("Format took another cluster's drive without force")
 	}
-	must(t, Format(m, cluster2, drive2, "weft drive "+drive1.String()))
+	must(t, Format(m, cluster2, drive2, Name(cluster1, drive1)))
 	if d, err := Open(m, cluster2); err != nil || d.ID() != drive2 {
 		t.Errorf("Open after a forced format = %v", err)
 	}
@@ -519,7 +519,7 @@ func TestFormatErasesOnlyWhatItsForceNames(t *testing.T) {
 			t.Errorf("Format(force %q) wrote before it refused", test.force)
 		}
 		if err == nil {
-			if sigs, err := Signatures(m, testSize); err != nil || !cmp.Equal(sigs, []string{"weft drive " + drive1.String()}) {
+			if sigs, err := Signatures(m, testSize); err != nil || !cmp.Equal(sigs, []string{Name(cluster1, drive1)}) {
 				t.Errorf("Signatures after format = %q, %v", sigs, err)
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -22,24 +23,24 @@ type Inventory struct {
 	filesOnly bool
 
 	mu   sync.Mutex
-	busy map[string]bool // devices that are being read, or hang in it
+	busy map[string]time.Time // since when a device is being read, or hangs in it
 }
 
 // NewInventory looks below root, which is "/" on a real machine, for block
 // devices and at the files with the given paths.
 func NewInventory(root string, files ...string) *Inventory {
-	return &Inventory{root: root, files: files, busy: map[string]bool{}}
+	return &Inventory{root: root, files: files, busy: map[string]time.Time{}}
 }
 
 // NewFileInventory looks at the given files alone.
 func NewFileInventory(root string, files ...string) *Inventory {
-	return &Inventory{root: root, files: files, filesOnly: true, busy: map[string]bool{}}
+	return &Inventory{root: root, files: files, filesOnly: true, busy: map[string]time.Time{}}
 }
 
-// Scan lists all devices, and the files that exist, sorted by path, with drive_id set on those that carry
-// a good label and that only Weft may be using, and with refused saying why each
-// of the others can not be added. It reads about 2 MiB of each device, so it is
-// not for every second. A device that does not answer before ctx ends, and is
+// Scan lists all devices, and the files that exist, sorted by path, with drive_id
+// and cluster_id set on those that carry a good label and that only Weft may be
+// using, and with refused saying why each of the others cannot be added. It reads
+// about 2 MiB of each device, so it is not for every second. A device that does not answer before ctx ends, and is
 // still being read by an earlier scan, is listed as refused.
 func (inv *Inventory) Scan(ctx context.Context) ([]*pb.Device, error) {
 	var found []found
@@ -69,14 +70,20 @@ type reading struct {
 
 var errSilent = errors.New("it does not answer")
 
+// silent is errSilent, with the time since which it is so.
+func silent(since time.Time) error {
+	return fmt.Errorf("%w, since %s", errSilent, since.UTC().Format(time.RFC3339))
+}
+
 // readAll looks at all devices, a few at a time. Nothing can end a read that
 // hangs in the kernel: its goroutine stays until the read does, one per device.
 func (inv *Inventory) readAll(ctx context.Context, found []found) map[string]reading {
 	answers := make(chan reading, len(found))
 	slots := make(chan struct{}, 8)
 	all := map[string]reading{}
+	began := time.Now()
 	for _, f := range found {
-		all[f.Path] = reading{err: errSilent}
+		all[f.Path] = reading{err: silent(began)}
 		go func() {
 			select {
 			case slots <- struct{}{}:
@@ -99,8 +106,8 @@ func (inv *Inventory) readAll(ctx context.Context, found []found) map[string]rea
 
 func (inv *Inventory) read(f found) (r reading) {
 	r.path = f.Path
-	if !inv.begin(f.Path) {
-		r.err = errSilent
+	if since, ok := inv.begin(f.Path); !ok {
+		r.err = silent(since)
 		return r
 	}
 	defer inv.end(f.Path)
@@ -114,14 +121,15 @@ func (inv *Inventory) read(f found) (r reading) {
 	return r
 }
 
-func (inv *Inventory) begin(path string) bool {
+// begin says since when a device is being read already, if it is.
+func (inv *Inventory) begin(path string) (since time.Time, ok bool) {
 	inv.mu.Lock()
 	defer inv.mu.Unlock()
-	if inv.busy[path] {
-		return false
+	if since, reading := inv.busy[path]; reading {
+		return since, false
 	}
-	inv.busy[path] = true
-	return true
+	inv.busy[path] = time.Now()
+	return time.Time{}, true
 }
 
 func (inv *Inventory) end(path string) {
@@ -134,9 +142,11 @@ func (inv *Inventory) end(path string) {
 func judge(f found, r reading) {
 	if r.err == nil {
 		f.Signatures = r.signatures()
+	} else {
+		f.Unread = r.err.Error()
 	}
 	if r.err == nil && r.contents.err == nil && !f.heldByOthers {
-		f.DriveId = r.label.Drive.String()
+		f.DriveId, f.ClusterId = r.label.Drive.String(), r.label.Cluster.String()
 	}
 	f.Refused = refusal(f, r)
 }
@@ -168,7 +178,7 @@ func refusal(f found, r reading) string {
 	return why
 }
 
-// CheckAdd says why a device can not be added, given what the operator has
+// CheckAdd says why a device cannot be added, given what the operator has
 // agreed to erase: nil if it is blank, or if forceErase is exactly its
 // signatures joined by ", " and nothing else stands against it. Format looks
 // again at the moment of writing.

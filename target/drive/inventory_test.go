@@ -284,7 +284,7 @@ func TestALabelThatCanNotBeUsedIsExplained(t *testing.T) {
 	if !strings.Contains(d.Refused, ErrOtherSize.Error()) || d.DriveId != "" {
 		t.Errorf("grown: refused for %q, drive %q; want %q", d.Refused, d.DriveId, ErrOtherSize)
 	}
-	must(t, CheckAdd(d, "weft drive "+drive1.String()))
+	must(t, CheckAdd(d, Name(cluster1, drive1)))
 	must(t, os.Truncate(path, int64(deviceSize)))
 	for _, slot := range slotOffsets(deviceSize) {
 		must(t, patch(path, int64(slot)+50, "\xff\xff"))
@@ -300,19 +300,21 @@ func TestOneDeviceThatHangsDoesNotHideTheOthers(t *testing.T) {
 	m.disk("sda", "virtual/a", nil)
 	m.disk("sdb", "virtual/b", nil)
 	inv := NewInventory(m.root)
-	inv.begin("/dev/sda") // an earlier scan is still in its read
+	m.holder("sys/block/sda", "dm-0") // a leg of ours
+	inv.begin("/dev/sda")             // an earlier scan is still in its read
+	inv.busy["/dev/sda"] = time.Date(2026, 11, 22, 5, 0, 0, 0, time.UTC)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	devices, err := inv.Scan(ctx)
 	must(t, err)
-	if len(devices) != 2 || devices[0].Refused != errSilent.Error() || devices[1].Refused != "" {
-		t.Errorf("Scan = %v, want sda refused and sdb not", devices)
+	if len(devices) != 2 || devices[0].Unread != "it does not answer, since 2026-11-22T05:00:00Z" || devices[1].Refused+devices[1].Unread != "" {
+		t.Errorf("Scan = %v, want sda not read and sdb fit for use", devices)
 	}
 	inv.end("/dev/sda")
 	devices, err = inv.Scan(ctx)
 	must(t, err)
-	if devices[0].Refused != "" {
-		t.Errorf("when it answers again it is refused for %q", devices[0].Refused)
+	if devices[0].Unread != "" {
+		t.Errorf("when it answers again it is not read for %q", devices[0].Unread)
 	}
 	// A scan that has no time left reports what it did not get to.
 	stopped, stop := context.WithCancel(t.Context())

@@ -23,8 +23,9 @@ var (
 	ErrNewer        = errors.New("label of a newer format")
 	ErrOtherSize    = errors.New("label of a device of another size")
 	ErrOtherCluster = errors.New("label of another cluster")
-	ErrUnfinished   = errors.New("label of a format that was cut")
-	ErrOverwritten  = errors.New("written to by somebody else")
+	ErrUnfinished   = errors.New("unfinished label")
+	ErrOverwritten  = errors.New("overwritten by another program")
+	ErrFull         = errors.New("no room on the label")
 )
 
 // Label is what a drive says of itself. The records are the contract's own
@@ -35,6 +36,8 @@ type Label struct {
 	Drive      block.DriveID
 	Size       block.Size     // of the whole device
 	Legs       []*pb.LegLabel // by leg id; no two share an extent
+	// Incarnation grows when it turned out that acknowledged writes may be lost.
+	Incarnation uint32
 
 	unfinished bool // what was on the device before may still be there
 }
@@ -76,7 +79,7 @@ func (l *Label) PutLeg(record *pb.LegLabel) error {
 	return l.settle()
 }
 
-// checkSuccessor says why next can not take the place of old.
+// checkSuccessor says why next cannot take the place of old.
 func checkSuccessor(old, next *pb.LegLabel) error {
 	switch {
 	case !Extends(next.GetExtents(), old.GetExtents()):
@@ -234,6 +237,36 @@ func checkRecord(leg *pb.LegLabel) error {
 	return nil
 }
 
+// reserved is what the records can come to take, whatever becomes of their volumes.
+func (l *Label) reserved() (sum block.Size) {
+	for _, leg := range l.Legs {
+		sum += reserved(leg)
+	}
+	return sum
+}
+
+func reserved(leg *pb.LegLabel) block.Size {
+	v := leg.GetVolume()
+	legs := int(v.GetLayout().GetStripes() * v.GetLayout().GetCopies())
+	r := block.LegRecord{
+		Legs: max(legs, len(v.GetInSyncLegs())+len(v.GetSuspectLegs())), Runs: len(leg.GetExtents()), Labels: len(v.GetLabels()),
+		Text: len(v.GetName()) + len(v.GetPool()) + len(v.GetSpread()),
+	}
+	for key, value := range v.GetLabels() {
+		r.Text += len(key) + len(value)
+	}
+	return r.Size()
+}
+
+// checkRoom refuses to take more room than a label has. What needs no more than was
+// reserved is never refused: above all, no epoch.
+func (l *Label) checkRoom(last *Label) error {
+	if n := l.reserved(); n > block.LabelRoom && n > last.reserved() {
+		return fmt.Errorf("%w: its %d legs can grow to %s of %s", ErrFull, len(l.Legs), n.Short(), block.LabelRoom.Short())
+	}
+	return nil
+}
+
 func (l *Label) clone() *Label {
 	c := *l
 	c.Legs = make([]*pb.LegLabel, len(l.Legs))
@@ -245,7 +278,7 @@ func (l *Label) clone() *Label {
 
 // equal compares all but the generation.
 func (l *Label) equal(o *Label) bool {
-	return l.sameIdentity(o) && l.unfinished == o.unfinished &&
+	return l.sameIdentity(o) && l.unfinished == o.unfinished && l.Incarnation == o.Incarnation &&
 		slices.EqualFunc(l.Legs, o.Legs, func(a, b *pb.LegLabel) bool { return proto.Equal(a, b) })
 }
 

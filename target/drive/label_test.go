@@ -32,7 +32,7 @@ func TestDecodeIsTheInverseOfEncode(t *testing.T) {
 	full := leg(1, 1, run(0, 1), run(3, 1))
 	full.Zeroed, full.AdmittedEpoch, full.Copy = true, 1<<40, 2
 	for _, l := range []*Label{testLabel(), testLabel(full), testLabel(full, leg(2, 2, run(1, 1))), {
-		Generation: 1<<64 - 1, Cluster: cluster2, Drive: drive2, Size: 100 * block.TiB, unfinished: true,
+		Generation: 1<<64 - 1, Cluster: cluster2, Drive: drive2, Size: 100 * block.TiB, unfinished: true, Incarnation: 1<<32 - 1,
 	}} {
 		b, err := encode(l)
 		must(t, err)

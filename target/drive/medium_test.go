@@ -3,6 +3,7 @@
 package drive
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -23,7 +24,7 @@ type memory struct {
 	writes  int
 	cutAt   int // 0 means never
 	flushes int
-	failAt  int64 // offset whose sector can not be written; 0 means none
+	failAt  int64 // offset whose sector cannot be written; 0 means none
 	badRead map[int64]bool
 }
 
@@ -173,3 +174,5 @@ func (m *memory) damage(offset int64, text string) {
 	}
 	m.cache[s], m.durable[s] = data, data
 }
+
+func allZero(b []byte) bool { return bytes.Count(b, []byte{0}) == len(b) }

@@ -16,8 +16,9 @@ import (
 
 // Signatures names what a device of size bytes carries: empty for a blank one.
 // Names are those of blkid, with a file system's own label in quotes; a label of
-// ours is "weft drive <id>". What nobody knows is "data": anything but zeroes in
-// the first or last MiB.
+// ours is "weft drive <id> of cluster <id>". What nobody knows is "data": anything
+// but zeroes in the first or last MiB; or "data at 3GiB", where it was found
+// between those.
 func Signatures(r io.ReaderAt, size block.Size) ([]string, error) {
 	c, err := examine(r, size)
 	if err != nil {
@@ -30,9 +31,10 @@ func Signatures(r io.ReaderAt, size block.Size) ([]string, error) {
 type contents struct {
 	copies  copies
 	label   *Label   // the newest good one
-	err     error    // why there is no label, or why it can not be used
+	err     error    // why there is no label, or why it cannot be used
 	foreign []string // signatures of others, without "data"
-	data    bool     // something else than zeroes is there that is not ours
+	data    bool     // something that is not ours is at one of the ends
+	inside  int64    // where something is between the ends of what is blank otherwise; 0: nowhere
 }
 
 func examine(r io.ReaderAt, size block.Size) (contents, error) {
@@ -59,8 +61,11 @@ func examine(r io.ReaderAt, size block.Size) (contents, error) {
 		clear(e.head)
 	}
 	c.foreign = e.signatures()
-	c.data = !allZero(e.head) || !allZero(e.tail)
-	return c, nil
+	c.data = !blank(e.head) || !blank(e.tail)
+	if !c.data && len(c.foreign) == 0 && errors.Is(c.err, ErrNoLabel) && size >= MinSize && !wasErased(r, size) {
+		c.inside, err = dataInside(r, size)
+	}
+	return c, err
 }
 
 func (c contents) signatures() []string {
@@ -72,15 +77,26 @@ func (c contents) signatures() []string {
 	case c.label == nil:
 		names = append(names, "weft drive (corrupt)")
 	case errors.Is(c.err, ErrUnfinished):
-		names = append(names, fmt.Sprintf("weft drive %v (unfinished)", c.label.Drive))
+		names = append(names, c.label.name()+" (unfinished)")
 	default:
-		names = append(names, fmt.Sprintf("weft drive %v", c.label.Drive))
+		names = append(names, c.label.name())
 	}
 	names = append(names, c.foreign...)
 	if len(names) == 0 && c.data {
 		names = append(names, "data")
 	}
+	if c.inside > 0 {
+		names = append(names, fmt.Sprintf("data at %v", block.Size(c.inside)))
+	}
 	return names
+}
+
+// name is how the label is told to people, who have to say it to erase the drive.
+func (l *Label) name() string { return Name(l.Cluster, l.Drive) }
+
+// Name is the signature of a cluster's drive.
+func Name(cluster block.ClusterID, id block.DriveID) string {
+	return fmt.Sprintf("weft drive %v of cluster %v", id, cluster)
 }
 
 // window is how much of each end is looked at. All signatures that are known
@@ -289,5 +305,3 @@ func (e ends) mbr() string {
 	}
 	return "dos"
 }
-
-func allZero(b []byte) bool { return bytes.Count(b, []byte{0}) == len(b) }

@@ -34,7 +34,7 @@ func (s sysfs) path(elements ...string) string {
 }
 
 // text is the content of a small file, without blanks around it; empty if the
-// file can not be read: attributes differ between drivers and kernels.
+// file cannot be read: attributes differ between drivers and kernels.
 func (s sysfs) text(elements ...string) string {
 	b, err := os.ReadFile(s.path(elements...))
 	if err != nil {
@@ -97,6 +97,16 @@ func (s sysfs) skip(name string, mounts []mountPoint) bool {
 	}
 	return slices.ContainsFunc(s.below(name, mounts), func(disk string) bool { return s.skip(disk, mounts) }) ||
 		s.isLoopElsewhere(name, mounts) // looks at a file
+}
+
+// Sequence is a number that the kernel gives to a disk whenever one comes, also in the
+// place of another one (Linux 5.15); empty if there is none.
+func Sequence(root string, n block.DeviceNumber) string {
+	s, dir := sysfs(root), fmt.Sprintf("sys/dev/block/%v", n)
+	if seq := s.text(dir, "diskseq"); seq != "" {
+		return seq
+	}
+	return s.text(dir, "../diskseq") // a partition's disk
 }
 
 func (s sysfs) size(dir string) block.Size {
@@ -178,7 +188,7 @@ func (s sysfs) describe(name, dir string, used uses) found {
 	path := "/dev/" + strings.ReplaceAll(name, "!", "/") // cciss!c0d0
 	f := found{Device: &pb.Device{
 		Path: path, SizeBytes: uint64(s.size(dir)), NumaNode: s.numaNode(name, dir),
-		Rotational: s.text(dir, "queue/rotational") == "1", VolatileCache: s.text(dir, "queue/write_cache") == "write back",
+		Rotational: s.text(dir, "queue/rotational") == "1", VolatileCache: s.text(dir, "queue/write_cache") != "write through", // not known counts as volatile
 		ReadOnly: s.text(dir, "ro") == "1",
 	}}
 	if n, err := strconv.ParseUint(s.text(dir, "queue/logical_block_size"), 10, 32); err == nil {

@@ -22,7 +22,7 @@
 // done first, it would wait for a host that will never answer. When a
 // subsystem's directory is gone, nothing that came through it can still write.
 //
-// nvmet accepts much that can not work: names that it truncates, namespace ids
+// nvmet accepts much that cannot work: names that it truncates, namespace ids
 // that mean the same, one device exported twice. [Config.Check] and [Conflicts]
 // refuse these. What Weft did not make is never changed: subsystems whose name
 // is not one of ours, and ports outside of [FirstPortID] to [LastPortID]. A foreign port that listens

@@ -128,7 +128,7 @@ func (d *differ) removeSubsystems() {
 	}
 }
 
-// mustBeRemade reports whether s differs from want in what can not be changed
+// mustBeRemade reports whether s differs from want in what cannot be changed
 // while a host may know of it. An attribute is only ever written right after the
 // mkdir: nvmet refuses it once the subsystem has been discovered (EINVAL). A host
 // that is allowed and should not be may have controllers, which only the removal ends.
@@ -415,7 +415,7 @@ func overlap(a, b block.Portal) bool {
 
 // Revalidate has nvmet look how large an enabled namespace's device is now, and
 // tell the hosts if that has changed (since 5.8; before, a host that looks sees it).
-// No Diff has this step: what nvmet takes the size for can not be read.
+// No Diff has this step: what nvmet takes the size for cannot be read.
 func Revalidate(n block.NQN, ns Namespace) Step {
 	return Step{Op: Write, Path: path.Join(namespacePath(n, ns), "revalidate_size"), Arg: "1", Object: subsystemPath(n)}
 }

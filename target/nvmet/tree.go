@@ -69,7 +69,7 @@ func OpenOn(root string, f Files) (*Tree, error) {
 	return &Tree{root: root, files: f, reading: make(chan struct{}, 1), calls: map[string]*call{}}, nil
 }
 
-// Do does one step and waits for it until ctx ends; the kernel's work can not be
+// Do does one step and waits for it until ctx ends; the kernel's work cannot be
 // cancelled and then goes on. A step on a path where another one is under way is
 // refused with ErrDraining, the same step waits for it.
 func (t *Tree) Do(ctx context.Context, s Step) error {

@@ -32,12 +32,13 @@ type Drives struct {
 	root      string
 	inventory *drive.Inventory
 	medium    func(path string, data block.Device) block.Device
+	calls     func(path string, kernel Calls) Calls
+	label     func(path string, m drive.Medium) drive.Medium
 
-	opening sync.Mutex // held while a drive is opened, which can take time
-
-	mu    sync.Mutex
-	files map[inode]uint32 // minor numbers
-	held  map[block.DeviceNumber]*held
+	mu      sync.Mutex
+	opening map[block.DeviceNumber]*sync.Mutex // held while a drive is opened, which can take time
+	files   map[inode]uint32                   // minor numbers
+	held    map[block.DeviceNumber]*held
 }
 
 type inode struct{ device, number uint64 }
@@ -51,6 +52,8 @@ type held struct {
 	data   block.Device // file, or what stands before it
 	gone   atomic.Bool  // the file has no name any more
 
+	began atomic.Pointer[uint32] // the label's incarnation before this process
+
 	users, legs int // under drives.mu; users counts legs too
 }
 
@@ -63,7 +66,10 @@ func newDrives(c Config) *Drives {
 	if c.FilesOnly {
 		inventory = drive.NewFileInventory(root, c.Files...)
 	}
-	return &Drives{root: root, inventory: inventory, medium: c.Medium, files: map[inode]uint32{}, held: map[block.DeviceNumber]*held{}}
+	return &Drives{
+		root: root, inventory: inventory, medium: c.Medium, calls: c.Calls, label: c.Label,
+		opening: map[block.DeviceNumber]*sync.Mutex{}, files: map[inode]uint32{}, held: map[block.DeviceNumber]*held{},
+	}
 }
 
 // Scan lists devices and files. A drive whose file was taken away takes no more
@@ -74,16 +80,20 @@ func (d *Drives) Scan(ctx context.Context) ([]*pb.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	there := map[block.DeviceNumber]bool{}
+	there := map[block.DeviceNumber]*pb.Device{}
 	for _, dev := range devices {
 		if n, err := d.Number(dev.GetPath()); err == nil {
-			there[n] = true
+			there[n] = dev
 		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for n, h := range d.held {
-		h.gone.Store(n.Major == fileMajor && !there[n])
+		dev := there[n]
+		h.gone.Store(n.Major == fileMajor && dev == nil)
+		if dev != nil && h.data.Geometry().VolatileCache {
+			dev.VolatileCache = true // as it is served, whatever the device says
+		}
 		h.file.Check() //nolint:errcheck // its IO fails with what was found
 	}
 	return devices, nil
@@ -110,6 +120,9 @@ func (d *Drives) Number(path string) (block.DeviceNumber, error) {
 	return block.DeviceNumber{Major: fileMajor, Minor: d.files[i]}, nil
 }
 
+// Sequence is [drive.Sequence]; a file has none.
+func (d *Drives) Sequence(n block.DeviceNumber) string { return drive.Sequence(d.root, n) }
+
 // Disk is an open drive. Its methods may be called concurrently.
 type Disk struct {
 	*drive.Drive
@@ -122,12 +135,39 @@ func (d *Drives) Open(path string) (*Disk, error) {
 	if err != nil {
 		return nil, err
 	}
-	opened, err := drive.OpenPath(filepath.Join(d.root, path), block.ClusterID{})
+	opened, err := d.openLabel(path)
 	if err != nil {
 		return nil, errors.Join(err, h.release(false))
 	}
+	began := opened.Label().Incarnation
+	h.began.CompareAndSwap(nil, &began)
 	return &Disk{opened, h}, nil
 }
+
+func (d *Drives) openLabel(path string) (*drive.Drive, error) {
+	m, err := d.device(path)
+	if err != nil {
+		return nil, err
+	}
+	opened, err := drive.Open(m, block.ClusterID{})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, errors.Join(err, m.Close()))
+	}
+	return opened, nil
+}
+
+// device is the device at path as its label is read and written.
+func (d *Drives) device(path string) (drive.Medium, error) {
+	m, err := drive.OpenDevice(filepath.Join(d.root, path), drive.ReadWrite)
+	if err != nil || d.label == nil {
+		return m, err
+	}
+	return d.label(path, m), nil
+}
+
+// Incarnation is what the label is to say: what it said when this process took the
+// drive, and one more for each time that acknowledged writes may have been lost since.
+func (d *Disk) Incarnation() uint32 { return *d.held.began.Load() + uint32(d.held.file.Losses()) }
 
 // Close lets go of the drive, but for the legs on it.
 func (d *Disk) Close() error { return errors.Join(d.Drive.Close(), d.held.release(false)) }
@@ -173,7 +213,7 @@ func (d *Drives) Format(path string, cluster block.ClusterID, id block.DriveID, 
 	if legs > 0 {
 		return fmt.Errorf("format %s: %d legs are mapped on it: %w", path, legs, unix.EBUSY)
 	}
-	m, err := drive.OpenDevice(filepath.Join(d.root, path), drive.ReadWrite)
+	m, err := d.device(path)
 	if err != nil {
 		return err
 	}
@@ -198,12 +238,13 @@ func (d *Drives) Device(n block.DeviceNumber) (Device, error) {
 
 // hold is the drive at path with one user more.
 func (d *Drives) hold(path string) (*held, error) {
-	d.opening.Lock()
-	defer d.opening.Unlock()
 	n, err := d.Number(path)
 	if err != nil {
 		return nil, err
 	}
+	opening := d.openingOf(n)
+	opening.Lock()
+	defer opening.Unlock()
 	if h := d.share(n); h != nil {
 		return h, nil
 	}
@@ -215,6 +256,15 @@ func (d *Drives) hold(path string) (*held, error) {
 	defer d.mu.Unlock()
 	d.held[n] = h
 	return h, nil
+}
+
+func (d *Drives) openingOf(n block.DeviceNumber) *sync.Mutex {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.opening[n] == nil {
+		d.opening[n] = &sync.Mutex{}
+	}
+	return d.opening[n]
 }
 
 func (d *Drives) share(n block.DeviceNumber) *held {
@@ -241,12 +291,16 @@ func (d *Drives) take(path string, n block.DeviceNumber) (_ *held, retErr error)
 	}()
 	// A test's medium may keep a time of its own, which must not wait for the
 	// kernel's completions while there is no IO.
-	file, err := backend.Open(where, backend.Options{Buffered: d.medium != nil})
+	o := backend.Options{Buffered: d.medium != nil, FlushAgain: true}
+	if d.calls != nil {
+		o.Calls = func(kernel Calls) Calls { return d.calls(path, kernel) }
+	}
+	file, err := backend.Open(where, o)
 	if err != nil {
 		return nil, err
 	}
 	if again, err := d.Number(path); err != nil || again != n {
-		return nil, errors.Join(fmt.Errorf("open %s: another file took its place", path), err, file.Close())
+		return nil, errors.Join(fmt.Errorf("open %s: another file has replaced it", path), err, file.Close())
 	}
 	h := &held{drives: d, number: n, lock: lock, file: file, data: file, users: 1}
 	if d.medium != nil {
@@ -281,10 +335,12 @@ func (l *lent) Geometry() block.Geometry { return l.held.data.Geometry() }
 
 func (l *lent) Submit(io *block.IO) {
 	if l.held.gone.Load() {
-		io.Complete(fmt.Errorf("%v, to a file that was taken away: %w", io.Op, block.ErrGone))
+		io.Complete(fmt.Errorf("%v, to a file that was removed: %w", io.Op, block.ErrGone))
 		return
 	}
 	l.held.data.Submit(io)
 }
+
+func (l *lent) Losses() uint64 { return l.held.file.Losses() }
 
 func (l *lent) Close() error { return l.held.release(true) }

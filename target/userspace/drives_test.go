@@ -5,15 +5,20 @@ package userspace
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/backend"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/target/drive"
 )
 
@@ -66,6 +71,254 @@ func TestADriveHasOneProcess(t *testing.T) {
 	if err := disk.Update(func(*drive.Label) error { return nil }); err == nil {
 		t.Error("a label was written without the lock")
 	}
+}
+
+// fakeInode is a file as Linux has it: writes that cannot be written back are told of
+// once to each who had the file open by then, and to the first who opens it after if
+// nobody was told. Then they are forgotten, with what was written.
+type fakeInode struct {
+	mu     sync.Mutex
+	cache  map[int64][]byte
+	broken bool
+	wb     int  // how often writing back has failed
+	seen   bool // somebody has been told of the last time
+}
+
+type opened struct {
+	backend.Calls
+	inode *fakeInode
+	told  int
+}
+
+func (i *fakeInode) open(kernel backend.Calls) backend.Calls {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	o := &opened{kernel, i, i.wb}
+	if !i.seen && i.wb > 0 {
+		o.told = i.wb - 1
+	}
+	return o
+}
+
+func (o *opened) Pwrite(p []byte, off int64) (int, error) {
+	o.inode.mu.Lock()
+	defer o.inode.mu.Unlock()
+	o.inode.cache[off] = bytes.Clone(p)
+	return len(p), nil
+}
+
+// writeBack is what the kernel does by itself, too.
+func (o *opened) writeBack() {
+	i := o.inode
+	for off, p := range i.cache {
+		if i.broken {
+			i.wb, i.seen = i.wb+1, false
+			break
+		}
+		o.Calls.Pwrite(p, off) //nolint:errcheck // a file of the test
+	}
+	clear(i.cache)
+}
+
+func (o *opened) Fdatasync() error {
+	o.inode.mu.Lock()
+	defer o.inode.mu.Unlock()
+	o.writeBack()
+	if o.told == o.inode.wb {
+		return nil
+	}
+	o.told, o.inode.seen = o.inode.wb, true
+	return unix.EIO
+}
+
+// lossy is a drive on such a file, with two legs.
+type lossy struct {
+	t     *testing.T
+	path  string
+	inode *fakeInode
+
+	drives *Drives
+	disk   *Disk
+	legs   *Legs
+}
+
+func newLossy(t *testing.T) *lossy {
+	_, path := newFiles(t)
+	l := &lossy{t: t, path: path, inode: &fakeInode{cache: map[int64][]byte{}}}
+	l.start()
+	must(t, l.drives.Format(path, cluster, driveA, ""))
+	l.open()
+	return l
+}
+
+// start is another process.
+func (l *lossy) start() {
+	l.drives = newDrives(Config{
+		Files: []string{l.path}, FilesOnly: true,
+		Medium: func(_ string, data block.Device) block.Device { return data },
+		Calls:  func(_ string, kernel Calls) Calls { return l.inode.open(kernel) },
+	})
+}
+
+func (l *lossy) open() {
+	l.t.Helper()
+	var err error
+	l.disk, err = l.drives.Open(l.path)
+	must(l.t, err)
+	n, err := l.drives.Number(l.path)
+	must(l.t, err)
+	l.legs = NewLegs(l.drives.Device)
+	for i, name := range []string{"weft-leg-x", "weft-leg-y"} {
+		s := step(dm.OpCreate, tableOn(n, 4096+int64(i), 1))
+		s.Device.Name = name
+		must(l.t, l.legs.Do(s))
+	}
+	states, err := l.legs.Devices("weft-leg-")
+	must(l.t, err)
+	for i, s := range states {
+		must(l.t, l.legs.Set(l.leg(i), dm.NodePath(s.Number)))
+	}
+}
+
+func (l *lossy) leg(i int) block.LegID {
+	return block.LegID{UUID: block.UUIDFromRandom([16]byte{byte(10 + i)})}
+}
+
+// export is a leg as one export has it.
+func (l *lossy) export(i int) block.Device {
+	l.t.Helper()
+	d, err := l.legs.Device("/dev/weft/leg/" + l.leg(i).String())
+	must(l.t, err)
+	return d
+}
+
+// TestALostFlushIsEveryonesOnTheDrive: the kernel tells of it once, to whoever flushes
+// first. The host of another leg must not be told that its writes are durable.
+func TestALostFlushIsEveryonesOnTheDrive(t *testing.T) {
+	l := newLossy(t)
+	one, two := l.export(0), l.export(1)
+	data := bytes.Repeat([]byte{1}, 4096)
+	must(t, errors.Join(block.WriteAt(one, data, 0), block.WriteAt(two, data, 0)))
+	l.inode.broken = true
+	if err := block.Flush(one); !errors.Is(err, block.ErrMedium) {
+		t.Fatalf("the flush that fails = %v", err)
+	}
+	l.inode.broken = false
+	for what, d := range map[string]block.Device{"the same export": one, "another leg's export": two} {
+		if err := block.Flush(d); !errors.Is(err, block.ErrMedium) {
+			t.Errorf("a flush after that, of %s = %v, want an error for ever", what, err)
+		}
+	}
+	if n := l.disk.Incarnation(); n != 1 {
+		t.Errorf("the drive is incarnation %d, want 1", n)
+	}
+	// Whoever is given the leg anew knows what it holds.
+	fresh := l.export(1)
+	must(t, errors.Join(block.WriteAt(fresh, data, 0), block.Flush(fresh)))
+	must(t, errors.Join(l.legs.Close(), l.disk.Close()))
+}
+
+// TestALossOutlivesTheProcess: a process that comes after another one finds out what
+// the kernel has told nobody yet, and on the label what it had told.
+func TestALossOutlivesTheProcess(t *testing.T) {
+	l := newLossy(t)
+	one := l.export(0)
+	must(t, block.WriteAt(one, bytes.Repeat([]byte{1}, 4096), 0))
+	l.inode.broken = true
+	l.inode.mu.Lock()
+	(&opened{inode: l.inode}).writeBack() // by the kernel, and the process dies
+	l.inode.mu.Unlock()
+	l.inode.broken = false
+	die := func() {
+		t.Helper()
+		must(t, l.disk.held.lock.Close())
+		l.start()
+		l.open()
+	}
+	die()
+	if n := l.disk.Incarnation(); n != 1 {
+		t.Errorf("after writes were lost that nobody was told of, the drive is incarnation %d, want 1", n)
+	}
+	fresh := l.export(0)
+	must(t, errors.Join(block.WriteAt(fresh, bytes.Repeat([]byte{2}, 4096), 0), block.Flush(fresh)))
+	must(t, l.disk.Update(func(label *drive.Label) error { label.Incarnation = l.disk.Incarnation(); return nil }))
+	if n := l.disk.Incarnation(); n != 1 {
+		t.Errorf("when the label tells of it, the drive is incarnation %d, want 1", n)
+	}
+	die()
+	if n := l.disk.Incarnation(); n != 1 {
+		t.Errorf("another process finds incarnation %d, want 1", n)
+	}
+	must(t, errors.Join(l.legs.Close(), l.disk.Close()))
+}
+
+// TestADeviceBehindThePageCacheHasAVolatileCache: a drive may have no cache of its
+// own, and yet be written through the kernel's, where it cannot be opened past that. A
+// host that is told of no cache sends no flush.
+func TestADeviceBehindThePageCacheHasAVolatileCache(t *testing.T) {
+	dev := loopDevice(t)
+	number, err := dm.MajorMinor(dev)
+	must(t, err)
+	must(t, os.WriteFile(fmt.Sprintf("/sys/dev/block/%v/queue/write_cache", number), []byte("write through"), 0))
+	for _, buffered := range []bool{false, true} {
+		d := newDrives(Config{})
+		if buffered {
+			d.medium = func(_ string, data block.Device) block.Device { return data }
+		}
+		volatile := func() bool {
+			t.Helper()
+			devices, err := d.Scan(t.Context())
+			must(t, err)
+			i := slices.IndexFunc(devices, func(x *pb.Device) bool { return x.GetPath() == dev })
+			if i < 0 {
+				t.Fatalf("%s is not among %v", dev, devices)
+			}
+			return devices[i].GetVolatileCache()
+		}
+		must(t, d.Format(dev, cluster, driveA, ""))
+		if volatile() {
+			t.Errorf("%s has a volatile cache when nobody has opened it", dev)
+		}
+		disk, err := d.Open(dev)
+		must(t, err)
+		if !buffered && !disk.held.file.Direct() {
+			t.Skip("no direct IO on loop devices here")
+		}
+		leg, err := d.Device(number)
+		must(t, err)
+		if got := leg.Geometry().VolatileCache; got != buffered || volatile() != buffered {
+			t.Errorf("behind the page cache %v: a volatile cache is served %v, reported %v", buffered, got, volatile())
+		}
+		must(t, errors.Join(leg.Close(), disk.Close()))
+	}
+}
+
+// loopDevice is a block device of the kernel, on a file.
+func loopDevice(t *testing.T) string {
+	t.Helper()
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("no loop device: %v", err)
+	}
+	defer control.Close()
+	n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	if err != nil {
+		t.Skipf("no loop device: %v", err)
+	}
+	path := fmt.Sprintf("/dev/loop%d", n)
+	dev, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("no loop device: %v", err)
+	}
+	below, err := os.OpenFile(file(t, filepath.Join(t.TempDir(), "below")), os.O_RDWR, 0)
+	must(t, err)
+	defer below.Close()
+	must(t, unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_SET_FD, int(below.Fd())))
+	t.Cleanup(func() {
+		unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_CLR_FD, 0) //nolint:errcheck // the test is over
+		dev.Close()
+	})
+	return path
 }
 
 func TestAFileThatIsTakenAwayTakesNoIO(t *testing.T) {

@@ -24,7 +24,7 @@ const ReadOnly = ".ro"
 
 // Exports is a target in user space behind nvmet's configfs tree: what is made
 // there is served. One host has one controller of a subsystem at a time: a write
-// that was delayed on an old connection can not land after its retry on a new one.
+// that was delayed on an old connection cannot land after its retry on a new one.
 type Exports struct {
 	*memfs.FS
 	target *controller.Target

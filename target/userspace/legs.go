@@ -19,6 +19,8 @@ import (
 // Device is a drive's device as a leg uses it; Close gives it back.
 type Device interface {
 	block.Device
+	// Losses grows when acknowledged writes to the drive may have been lost.
+	Losses() uint64
 	Close() error
 }
 
@@ -137,7 +139,7 @@ func (l *Legs) load(t dm.Table) (_ *table, retErr error) {
 		target, ok := row.Target.(dm.Linear)
 		number, plain := target.Device.Number()
 		if !ok || !plain {
-			return nil, fmt.Errorf("%v: only a linear map of a drive can be made here", row)
+			return nil, fmt.Errorf("%v: only linear maps of a drive are supported here", row)
 		}
 		if out.below == nil {
 			below, err := l.open(number)
@@ -182,7 +184,10 @@ func (l *Legs) Set(id block.LegID, node string) error {
 	return nil
 }
 
-// Device is the leg that a name, as a path, leads to.
+// Device is the leg that a name, as a path, leads to, for one export of it. If the
+// drive loses what was acknowledged, no flush of that export succeeds any more, not
+// even one by a host that wrote to another leg there; an export that is made later is
+// not concerned.
 func (l *Legs) Device(name string) (block.Device, error) {
 	id, err := block.ParseLegID(strings.TrimSuffix(path.Base(name), ReadOnly))
 	if err != nil {
@@ -192,7 +197,7 @@ func (l *Legs) Device(name string) (block.Device, error) {
 	defer l.mu.Unlock()
 	for _, m := range l.mapped {
 		if node := dm.NodePath(m.state.Number); node == l.names[id] {
-			return m.linear, nil
+			return &exported{m.linear, m.linear.losses()}, nil
 		}
 	}
 	return nil, errNoDevice

@@ -5,8 +5,10 @@ package userspace
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 
@@ -27,7 +29,9 @@ type spare struct {
 	hold   bool
 	kept   []*block.IO
 	fail   error
+	seen   []string // the IOs, "flush" or "write 4096 FUA"
 	closed int
+	losses uint64
 }
 
 func newSpare(size block.Size) *spare {
@@ -36,6 +40,7 @@ func newSpare(size block.Size) *spare {
 
 func (s *spare) Submit(io *block.IO) {
 	s.mu.Lock()
+	s.seen = append(s.seen, words(io))
 	if s.hold {
 		s.kept = append(s.kept, io)
 		s.mu.Unlock()
@@ -50,6 +55,17 @@ func (s *spare) Submit(io *block.IO) {
 	s.Device.Submit(io)
 }
 
+func words(io *block.IO) string {
+	text := io.Op.String()
+	if io.Op != block.OpFlush {
+		text += fmt.Sprintf(" %d at %d", io.Len, io.Off)
+	}
+	if io.FUA {
+		text += " FUA"
+	}
+	return text
+}
+
 func (s *spare) letGo() {
 	s.mu.Lock()
 	kept := s.kept
@@ -58,6 +74,12 @@ func (s *spare) letGo() {
 	for _, io := range kept {
 		s.Device.Submit(io)
 	}
+}
+
+func (s *spare) Losses() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.losses
 }
 
 func (s *spare) Close() error {
@@ -114,6 +136,25 @@ func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestWhatIsToBeDurableIsAskedOfTheDrive: a leg keeps nothing itself, so its flush,
+// and each part of a durable write, is the drive's.
+func TestWhatIsToBeDurableIsAskedOfTheDrive(t *testing.T) {
+	d := newSpare(64 * 4 * block.KiB)
+	leg := mapLeg(t, legsOn(map[block.DeviceNumber]*spare{one: d}), tableOn(one, 32, 1, 3, 1))
+	must(t, block.WriteAt(leg, make([]byte, unit), 0))
+	must(t, block.Flush(leg))
+	must(t, block.Do(leg, &block.IO{Op: block.OpWrite, FUA: true, Len: 2 * unit, Data: make([]byte, 2*unit)}))
+	must(t, block.Do(leg, &block.IO{Op: block.OpWriteZeroes, FUA: true, Len: unit}))
+	want := []string{"write 4096 at 131072", "flush", "write 4096 at 131072 FUA", "write 4096 at 12288 FUA", "write zeroes 4096 at 131072 FUA"}
+	if !slices.Equal(d.seen, want) {
+		t.Errorf("the drive was asked for %q, want %q", d.seen, want)
+	}
+	d.fail = block.ErrMedium
+	if err := block.Flush(leg); !errors.Is(err, block.ErrMedium) {
+		t.Errorf("a flush that the drive fails = %v", err)
 	}
 }
 

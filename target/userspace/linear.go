@@ -34,6 +34,16 @@ func (l *linear) Geometry() block.Geometry {
 	return block.Geometry{Size: l.size, BlockSize: 4 * block.KiB}
 }
 
+// losses are those of the drive below.
+func (l *linear) losses() uint64 {
+	t := l.take()
+	if t == nil {
+		return 0
+	}
+	defer t.release()
+	return t.below.Losses()
+}
+
 // Submit passes an IO on to the segments that it touches.
 func (l *linear) Submit(io *block.IO) {
 	t := l.take()

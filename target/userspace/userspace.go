@@ -32,6 +32,8 @@ import (
 	"net"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/backend"
+	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/nvmet"
 	"weft.dev/weft/target/nvmet/memfs"
 )
@@ -46,8 +48,16 @@ type Config struct {
 	// Medium stands between legs and the data of a drive, so that tests can let it
 	// fail; nil means that nothing does.
 	Medium func(path string, data block.Device) block.Device
-	Log    *slog.Logger // nil discards
+	// Calls stands between a drive's data and the kernel, below what the process
+	// itself does to make it durable; for tests too, and nil means the kernel.
+	Calls func(path string, kernel Calls) Calls
+	// Label stands between a drive's label and the drive, as Calls does for its data.
+	Label func(path string, m drive.Medium) drive.Medium
+	Log   *slog.Logger // nil discards
 }
+
+// Calls are the system calls that are made on a drive.
+type Calls = backend.Calls
 
 // Machine is all that an agent needs of a machine.
 type Machine struct {

@@ -2,7 +2,11 @@
 
 package cluster
 
-import "weft.dev/weft/proto/block"
+import (
+	"slices"
+
+	"weft.dev/weft/proto/block"
+)
 
 // TargetReport is the whole observed state of a target agent's node.
 type TargetReport struct {
@@ -30,6 +34,7 @@ type DriveReport struct {
 	Extents         uint32
 	LabelGeneration uint64
 	Error           string
+	Incarnation     string // changes when what was not flushed may be lost
 	Legs            []LegLabel
 }
 
@@ -46,6 +51,10 @@ type LegLabel struct {
 	Revision      uint64
 	AdmittedEpoch block.Epoch
 	Volume        VolumeLabel
+	// Boot of the machine in which Volume was last written here; empty if not known.
+	Boot string
+	// Incarnation of the drive in which that was; empty if not known.
+	Incarnation string
 }
 
 // VolumeLabel is a volume's definition as it stands on drives.
@@ -60,10 +69,20 @@ type VolumeLabel struct {
 	Epoch      block.Epoch
 	Generation uint64
 	InSync     []block.LegID
+	Suspect    []block.LegID // in sync, but they may have lost what only a cache held
 	Clean      bool
 	Created    int64 // Unix nanoseconds, 0 if not known
 	// ExpandingTo is the size that the legs are growing to; 0 if they are not.
 	ExpandingTo block.Size
+	// Quiet: nobody has, or is being given, the volume to write at Epoch.
+	Quiet bool
+	// Writer is the node that was last given it to write, or is being.
+	Writer block.NodeName
+}
+
+// inSync reports whether a leg is in sync by the label, suspect or not.
+func (l *VolumeLabel) inSync(leg block.LegID) bool {
+	return slices.Contains(l.InSync, leg) || slices.Contains(l.Suspect, leg)
 }
 
 // LegReport is a leg as its target sees it.
@@ -112,15 +131,16 @@ type WantedDrive struct {
 
 // WantedLeg is a leg to carve and keep or, with Remove, to free.
 type WantedLeg struct {
-	Leg      block.LegID
-	Drive    block.DriveID
-	Column   int
-	Copy     int
-	Extents  []Extent
-	Size     block.Size
-	Revision uint64
-	Volume   VolumeLabel
-	Remove   bool
+	Incarnation string // of the drive, up to which the leg is judged: on another one it is not used
+	Leg         block.LegID
+	Drive       block.DriveID
+	Column      int
+	Copy        int
+	Extents     []Extent
+	Size        block.Size
+	Revision    uint64
+	Volume      VolumeLabel
+	Remove      bool
 }
 
 // WantedExport is one subsystem to export.
@@ -149,9 +169,27 @@ type InitiatorReport struct {
 	Version     string
 	Kernel      string
 	Host        block.Host
+	ClusterID   block.ClusterID // zero if the machine belongs to none yet
 	Generation  uint64
 	Attachments []AttachmentReport
 	Problems    []Problem
+	Evidence    []Evidence
+}
+
+// Evidence is what a host has durably noted of a mirrored volume that it could
+// write: at Epoch, these legs hold every write that it was told is done. It is noted
+// before the host goes on without a leg, and after a leg was recorded in sync, so it
+// never names too many.
+type Evidence struct {
+	Volume block.VolumeID
+	Epoch  block.Epoch
+	Legs   []EvidenceLeg
+}
+
+// EvidenceLeg is a leg under the revision that the host had it at.
+type EvidenceLeg struct {
+	Leg      block.LegID
+	Revision uint64
 }
 
 // Phase is how far a host is with an attachment.
@@ -172,6 +210,7 @@ const (
 type AttachmentReport struct {
 	Volume      block.VolumeID
 	Epoch       block.Epoch
+	Grant       uint64
 	Phase       Phase
 	Device      string
 	WaitingFor  string
@@ -180,6 +219,14 @@ type AttachmentReport struct {
 	ResyncTotal block.Size
 	Size        block.Size // of the device
 	Number      string     // of the device: "253:4"
+	GaveUp      GaveUp     // zero: it has not
+}
+
+// GaveUp is a host's word that it has failed its device, or let go of it otherwise
+// than asked, and does not take the volume up again at that epoch.
+type GaveUp struct {
+	Why        string
+	WritesLost bool // what was acknowledged may be gone
 }
 
 // LegLink is how a host sees one leg.
@@ -206,6 +253,7 @@ type WantedAttachment struct {
 	Layout     block.Layout
 	LegSize    block.Size
 	Epoch      block.Epoch
+	Grant      uint64
 	Mode       AttachMode
 	BootID     string
 	Equalize   bool
@@ -227,4 +275,5 @@ type WantedLink struct {
 	Portals      []block.Portal
 	WriteThrough bool
 	CopyAll      bool
+	Reborn       uint64
 }

@@ -24,9 +24,12 @@ import (
 //	     │  │                        ▼                                 │
 //	     │  │                     ATTACHED ────────────────────────────┘
 //	     │  │                        │ Detach
-//	     │  │ let go: clean or not   ▼
+//	     │  │ let go: clean or not   ▼  CancelDetach: GRANTED again
 //	     │  └───────────────────  DETACHING
 //	     └── from anywhere: Detach force, host confirmed dead: E+1, not clean
+//
+// A host that cannot go on (reborn.go), or that has let go otherwise than asked,
+// gives the grant up: GRANTED or ATTACHED ──► GRANTING at E+1, not clean.
 //
 // A host whose data path ends with its process lets go by itself before it ends:
 // GRANTED or ATTACHED ──► GRANTING at E+1, clean, and handed out to its next boot.
@@ -34,9 +37,9 @@ import (
 // GRANTED is the only door to a volume's data, and the epoch only grows. What
 // keeps a superseded host out is not this record but the targets: the grant is
 // handed out when every leg that stays in sync is on a target that has fenced
-// all epochs below E. A leg that can not be fenced is evicted, and only after
+// all epochs below E. A leg that cannot be fenced is evicted, and only after
 // [ClientLease] has passed since the first in-sync leg was fenced: by then a
-// superseded host, which can not record that it lost that leg, has stopped
+// superseded host, which cannot record that it lost that leg, has stopped
 // reading too.
 
 func (in Attach) apply(t *tx) (view, error) {
@@ -106,13 +109,13 @@ func attachmentResult(id block.VolumeID, node block.NodeName) view {
 }
 
 // attachAgain judges an Attach of a volume that is attached: done if it is
-// attached so already, an error if it can not be, neither if it may be taken over.
+// attached so already, an error if it cannot be, neither if it may be taken over.
 func (t *tx) attachAgain(v *Volume, node block.NodeName, mode AttachMode) (done bool, err error) {
 	if a := v.attachmentOf(node); a != nil {
 		switch {
 		case a.State == Detaching:
 			return false, refused(ReasonDetaching, v.object(), "being detached from %s", a.Node).
-				hint("wait, or `weft detach %s --node %s --force`", v.Name, node).with("node", string(a.Node))
+				hint("%s", strings.Join(t.s.detachActions(v, a), "; ")).with("node", string(a.Node))
 		case a.Mode != mode:
 			return false, conflict(v.object(), "mode", a.Mode, mode)
 		}
@@ -137,23 +140,20 @@ func (t *tx) confirmedDead(name block.NodeName) bool {
 	return n != nil && n.ConfirmedDead
 }
 
+func (s *State) confirmedDead(name block.NodeName) bool {
+	n := s.nodes[name]
+	return n != nil && n.ConfirmedDead
+}
+
 // attachable refuses a volume with a column that has no in-sync leg on an online target.
 func (s *State) attachable(v *Volume) error {
 	if v.Restored {
-		return refused(ReasonNotReady, v.object(), "restored from a backup, and not yet compared with the labels of %s", s.unseenText(v)).
-			hint("bring the targets back; `weft node confirm-dead` one that is gone for ever")
+		return s.stillRestored(v)
 	}
 	var columns []string
 	for c := range v.Layout.Stripes {
-		served, why := false, []string{}
-		for i := range v.Legs {
-			if l := &v.Legs[i]; l.Column == c {
-				served = served || l.trusted() && s.servable(l)
-				why = append(why, fmt.Sprintf("%v is %s", l, s.legFact(l)))
-			}
-		}
-		if !served {
-			columns = append(columns, fmt.Sprintf("column %d: %s", c, strings.Join(why, ", ")))
+		if facts, served := s.columnFacts(v, c); !served {
+			columns = append(columns, fmt.Sprintf("column %d: %s", c, facts))
 		}
 	}
 	if len(columns) == 0 {
@@ -163,6 +163,24 @@ func (s *State) attachable(v *Volume) error {
 		hint("bring the targets back; `weft explain volume %s` lists what can be done if they are gone for ever", v.Name)
 }
 
+// driveReason is why a leg's drive is not ready, in brackets.
+func (s *State) driveReason(l *Leg) string {
+	if d := s.drives[l.Drive]; d != nil && d.Reason != "" {
+		return " (" + d.Reason + ")"
+	}
+	return ""
+}
+
+// columnFacts are the facts of a column's legs, and whether one of them can be used.
+func (s *State) columnFacts(v *Volume, column int) (facts string, served bool) {
+	var all []string
+	for _, l := range v.column(column) {
+		served = served || l.trusted() && s.servable(l)
+		all = append(all, fmt.Sprintf("%v is %s", l, s.legFact(l)))
+	}
+	return strings.Join(all, ", "), served
+}
+
 // legFact is a leg's state with what keeps it from being used.
 func (s *State) legFact(l *Leg) string {
 	fact := strings.ToLower(strings.ReplaceAll(string(l.State), "_", " "))
@@ -170,13 +188,13 @@ func (s *State) legFact(l *Leg) string {
 		fact += " (" + l.Reason + ")"
 	}
 	if l.Suspect {
-		fact += ", but suspect (" + rebootLoss + ")"
+		fact += ", but suspect (" + l.loss() + ")"
 	}
 	switch d := s.drives[l.Drive]; {
 	case !s.targetOnline(l.Node):
 		fact += ", its target is offline"
 	case d == nil || d.State != DriveReady:
-		fact += ", its drive is not ready"
+		fact += ", its drive is not ready" + s.driveReason(l)
 	case s.legError(l) != "":
 		fact += ", but " + s.legError(l)
 	}
@@ -305,7 +323,7 @@ func (s *State) leaseLeft(v *Volume, now time.Time) time.Duration {
 // settleAttached notes that the host has the device.
 func (t *tx) settleAttached(id block.VolumeID) {
 	v := t.peek(id)
-	if v.Attachment == nil || v.Attachment.State != Granted {
+	if v.Attachment == nil || v.Attachment.State != Granted || v.Attachment.KeptAt != 0 {
 		return
 	}
 	if r, ok := t.s.attachmentReport(v, v.Attachment); ok && (r.Phase == PhaseServing || r.Phase == PhaseStalled) {
@@ -323,7 +341,7 @@ func (t *tx) settleAttached(id block.VolumeID) {
 func (t *tx) settleLeft(id block.VolumeID) {
 	v := t.peek(id)
 	a := v.Attachment
-	if a == nil || a.State != Granted && a.State != Attached {
+	if a == nil || a.State != Granted && a.State != Attached || a.KeptAt != 0 {
 		return
 	}
 	if r, ok := t.s.attachmentReport(v, v.Attachment); !ok || r.Phase != PhaseDetachedClean {
@@ -335,7 +353,7 @@ func (t *tx) settleLeft(id block.VolumeID) {
 	t.supersede(v)
 	left.State, left.Epoch, left.Equalize, left.Left, left.Since = Granting, v.Epoch, false, true, t.now.UTC()
 	v.Attachment = &left
-	t.volumeEvent(v, Info, EventLeft, fmt.Sprintf("%s has let go, clean, and ends: epoch %d is for its next boot", left.Node, v.Epoch),
+	t.volumeEvent(v, Info, EventLeft, fmt.Sprintf("%s has released it cleanly and is shutting down: epoch %d is for its next boot", left.Node, v.Epoch),
 		"node", string(left.Node), "epoch", fmt.Sprint(v.Epoch))
 }
 
@@ -356,15 +374,75 @@ func (in Detach) apply(t *tx) (view, error) {
 	case in.Force || t.confirmedDead(a.Node):
 		t.forceDetach(t.volume(found.ID), "forced")
 	case a.Left:
-		t.detached(t.volume(found.ID), "which had let go")
+		t.detached(t.volume(found.ID), "which had released it")
 	case a.State == Granting:
 		t.detached(t.volume(found.ID), "before it was handed out")
 	case a.State != Detaching:
 		v := t.volume(found.ID)
 		v.Attachment.State, v.Attachment.Since = Detaching, t.now.UTC()
-		t.volumeEvent(v, Info, EventDetaching, fmt.Sprintf("%s is to let go", a.Node), "node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
+		t.volumeEvent(v, Info, EventDetaching, fmt.Sprintf("%s has to release it", a.Node), "node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
 	}
 	return nil, nil
+}
+
+func (in CancelDetach) apply(t *tx) (view, error) {
+	found, err := t.s.find(in.Volume)
+	if err != nil {
+		return nil, err
+	}
+	var asked []*Attachment
+	for _, a := range found.attachments() {
+		if in.Node == "" || in.Node == a.Node {
+			asked = append(asked, a)
+		}
+	}
+	if len(asked) == 0 {
+		where := "to any node"
+		if in.Node != "" {
+			where = "to " + string(in.Node)
+		}
+		return nil, refused(ReasonNotAttached, found.object(), "not attached %s: the detach is complete", where).
+			hint("attach it again: `weft attach %s`", found.Name)
+	}
+	for _, a := range asked {
+		if a.FenceAt != 0 {
+			return nil, refused(ReasonDetaching, found.object(), "forcibly detached from %s, which cannot be withdrawn", a.Node).
+				hint("wait until it is detached, then attach it again")
+		}
+	}
+	for _, a := range asked {
+		if a.State == Detaching {
+			t.keep(found.ID, a.Node)
+		}
+	}
+	return nil, nil
+}
+
+// keep lets a host that is asked to let go have the volume on.
+func (t *tx) keep(id block.VolumeID, node block.NodeName) {
+	v := t.volume(id)
+	a := v.attachmentOf(node)
+	a.State, a.KeptAt, a.Since = Granted, t.gen, t.now.UTC()
+	t.volumeEvent(v, Info, EventDetachCancelled, fmt.Sprintf("%s keeps it", node), "node", string(node), "epoch", fmt.Sprint(v.Epoch))
+}
+
+// settleKept waits until hosts have heard that their detach was cancelled. One that
+// had let go before it heard of that is detached: its report says so.
+func (t *tx) settleKept(id block.VolumeID) {
+	for _, a := range t.peek(id).attachments() {
+		on := t.s.initiators[a.Node]
+		if a.KeptAt == 0 || on == nil || on.status.BootID != a.BootID {
+			continue
+		}
+		r, ok := t.s.attachmentReport(t.peek(id), a)
+		switch {
+		case on.status.Generation >= a.KeptAt:
+			t.volume(id).attachmentOf(a.Node).KeptAt = 0
+		case ok && (r.Phase == PhaseDetachedClean || r.Phase == PhaseDetachedUnclean):
+			fresh := t.volume(id).attachmentOf(a.Node)
+			fresh.State, fresh.KeptAt = Detaching, 0
+		}
+	}
 }
 
 // forceDetach takes a volume away without its host. What the host still holds
@@ -399,13 +477,16 @@ func (t *tx) settleDetaching(id block.VolumeID) {
 		return
 	}
 	v = t.volume(id)
+	if r.GaveUp.Why != "" {
+		t.gaveUp(v, r)
+	}
 	v.Holder = ""
 	v.Clean = r.Phase == PhaseDetachedClean && !v.suspects()
-	t.detached(v, map[bool]string{true: "clean", false: "not clean: copies will be made equal at the next attach"}[v.Clean])
+	t.detached(v, map[bool]string{true: "clean", false: "not clean: the copies will be made equal at the next attach"}[v.Clean])
 }
 
 // hostChanged gives a node's attachments to its new boot or identity, by a new
-// grant. The old boot is gone and can not come back, but what it had in flight
+// grant. The old boot is gone and cannot come back, but what it had in flight
 // may still be at the targets.
 func (t *tx) hostChanged(n *Node) {
 	for _, id := range sorted(t.s.onNode[n.Name]) {
@@ -434,30 +515,43 @@ func (s *State) attachmentWaits(v *Volume, a *Attachment) []string {
 	switch a.State {
 	case Granting:
 		if a.Left {
-			return []string{fmt.Sprintf("host %s, which has let go and ends, to begin again", a.Node)}
+			return []string{fmt.Sprintf("host %s, which has released it and is shutting down, to start again", a.Node)}
 		}
 		return s.grantWaits(v)
 	case Granted, Attached:
-		r, reported := s.attachmentReport(v, a)
-		if reported && r.WaitingFor != "" {
-			return []string{r.WaitingFor}
-		}
-		if p, ok := s.hostProblem(v, a); ok {
-			return []string{fmt.Sprintf("%s: %s: %s", a.Node, p.Doing, p.Cause)}
-		}
-		if a.State == Granted && reported && r.Phase == PhaseEqualizing {
-			return []string{s.hostWait(a.Node, "to make the copies equal"+progress(r))}
-		}
-		if a.State == Granted {
-			return []string{s.hostWait(a.Node, "to build the device")}
+		if why := s.deviceWaitsFor(v, a); why != "" {
+			return []string{why}
 		}
 	case Detaching:
 		if r, ok := s.attachmentReport(v, a); ok && r.WaitingFor != "" {
-			return []string{fmt.Sprintf("%s to let go: %s", a.Node, r.WaitingFor)}
+			return []string{fmt.Sprintf("%s to release it: %s", a.Node, r.WaitingFor)}
 		}
-		return []string{s.hostWait(a.Node, "to let go")}
+		return []string{s.hostWait(a.Node, "to release it")}
 	}
 	return nil
+}
+
+// deviceWaitsFor says what keeps a host that was given a volume from serving it.
+func (s *State) deviceWaitsFor(v *Volume, a *Attachment) string {
+	if r, old := s.lettingGo(v, a); old {
+		return fmt.Sprintf("host %s to release epoch %d: %s", a.Node, r.Epoch, r.WaitingFor)
+	}
+	r, reported := s.attachmentReport(v, a)
+	if reported && r.WaitingFor != "" {
+		return r.WaitingFor
+	}
+	if p, ok := s.hostProblem(v, a); ok {
+		return fmt.Sprintf("%s: %s: %s", a.Node, p.Doing, p.Cause)
+	}
+	switch {
+	case a.State == Granted && reported && r.Phase == PhaseEqualizing:
+		return s.hostWait(a.Node, "to make the copies equal"+progress(r))
+	case a.KeptAt != 0:
+		return s.hostWait(a.Node, "to learn that it keeps the volume")
+	case a.State == Granted:
+		return s.hostWait(a.Node, "to build the device")
+	}
+	return ""
 }
 
 func (s *State) hostProblem(v *Volume, a *Attachment) (Problem, bool) {
@@ -486,32 +580,40 @@ func (s *State) grantWaits(v *Volume) (waits []string) {
 			waits = append(waits, s.suspectWaitsFor(v, l))
 			continue
 		}
-		wait := fmt.Sprintf("target %s to fence epochs below %d", l.Node, v.Epoch)
-		switch d := s.drives[l.Drive]; {
-		case !s.targetOnline(l.Node):
-			wait = fmt.Sprintf("target %s, which is offline, to fence epochs below %d", l.Node, v.Epoch)
-		case d == nil || d.State != DriveReady:
-			wait = fmt.Sprintf("the drive of %v, which is not ready", l)
-		case s.legError(l) != "":
-			wait = fmt.Sprintf("target %s to serve %v: %s", l.Node, l, s.legError(l))
-		default:
-			if p := s.fenceProblem(v, l); p != "" {
-				wait += ": " + p
-			}
-		}
+		wait := s.fenceWait(v, l)
 		if keep[l.Column] > 0 && len(v.Shared) > 0 {
 			continue // it joins when it can
 		}
-		if keep[l.Column] == 0 {
+		left := s.leaseLeft(v, s.now)
+		switch {
+		case v.Epoch == 1 && s.targetOnline(l.Node): // it has only to hear of it
+		case keep[l.Column] == 0:
 			wait += fmt.Sprintf(" (no other in-sync leg of column %d can be used)", l.Column)
-		} else if s.readersLeft(v) {
-			wait += fmt.Sprintf(" (host %s may still read from it)", v.lingererNames())
-		} else if left := s.leaseLeft(v, s.now); left > 0 {
-			wait += fmt.Sprintf(" (given up in %v)", left.Round(time.Second))
+		case s.readersLeft(v):
+			wait += fmt.Sprintf(" (%s may still read from it)", v.lingerers())
+		case left > 0:
+			wait += fmt.Sprintf(" (left out in %v)", left.Round(time.Second))
 		}
 		waits = append(waits, wait)
 	}
 	return waits
+}
+
+// fenceWait says what a leg lacks to be fenced.
+func (s *State) fenceWait(v *Volume, l *Leg) string {
+	fence := fmt.Sprintf("to fence epochs below %d", v.Epoch)
+	if v.Epoch == 1 {
+		fence = "to note the first epoch on its drives" // there is nobody to keep out
+	}
+	switch d := s.drives[l.Drive]; {
+	case !s.targetOnline(l.Node):
+		return fmt.Sprintf("target %s, which is offline, %s", l.Node, fence)
+	case d == nil || d.State != DriveReady:
+		return fmt.Sprintf("the drive of %v, which is not ready%s", l, s.driveReason(l))
+	case s.legError(l) != "":
+		return fmt.Sprintf("target %s to serve %v: %s", l.Node, l, s.legError(l))
+	}
+	return fmt.Sprintf("target %s %s%s", l.Node, fence, because(s.fenceProblem(v, l)))
 }
 
 // fenceProblem is what a target says hinders it from fencing a volume.

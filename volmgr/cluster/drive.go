@@ -5,6 +5,7 @@ package cluster
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 
 	"weft.dev/weft/proto/block"
@@ -16,6 +17,9 @@ func (in AddDrive) apply(t *tx) (view, error) {
 	if t.s.nodes[in.Node] == nil {
 		return nil, notFound(nodeObject(in.Node))
 	}
+	if err := checkLabels("labels", in.Labels); err != nil {
+		return nil, err
+	}
 	devices, err := t.s.Devices(in.Node)
 	if err != nil {
 		return nil, err
@@ -26,14 +30,14 @@ func (in AddDrive) apply(t *tx) (view, error) {
 	}
 	if d := t.s.taken(in.Node, dev, devices); d != nil {
 		if d.State == DriveRemoving {
-			return nil, refused(ReasonDriveInUse, d.object(), "being given back").hint("wait until `weft drive list` no longer shows it")
+			return nil, refused(ReasonDriveInUse, d.object(), "being removed").hint("wait until `weft drive list` no longer shows it")
 		}
 		if !maps.Equal(d.Labels, in.Labels) {
 			return nil, conflict(d.object(), "labels", d.Labels, in.Labels)
 		}
 		return driveResult(d.ID), nil
 	}
-	if err := usable(in, dev); err != nil {
+	if err := t.s.usable(in, dev); err != nil {
 		return nil, err
 	}
 	d := &Drive{
@@ -46,6 +50,22 @@ func (in AddDrive) apply(t *tx) (view, error) {
 	}
 	t.drives.set(d.ID, d)
 	t.event(Info, EventDriveAdded, d.object(), "its label is being written", "node", string(d.Node), "drive", d.ID.String(), "force_erase", d.ForceErase)
+	return driveResult(d.ID), nil
+}
+
+func (in SetDriveLabels) apply(t *tx) (view, error) {
+	d := t.s.drives[in.Drive]
+	if d == nil {
+		return nil, notFound("drive " + in.Drive.String())
+	}
+	if err := checkLabels("labels", in.Labels); err != nil {
+		return nil, err
+	}
+	if maps.Equal(d.Labels, in.Labels) {
+		return driveResult(d.ID), nil
+	}
+	t.drives.edit(d.ID).Labels = maps.Clone(in.Labels)
+	t.event(Info, EventDriveLabeled, d.object(), pairs(in.Labels), "node", string(d.Node), "drive", d.ID.String())
 	return driveResult(d.ID), nil
 }
 
@@ -91,16 +111,18 @@ func (s *State) taken(node block.NodeName, dev Device, devices []Device) *Drive 
 func EraseWord(dev Device) string {
 	word := strings.Join(dev.Signatures, ", ")
 	if word == "" && !dev.DriveID.IsZero() {
-		word = "weft drive " + dev.DriveID.String()
+		word = fmt.Sprintf("weft drive %v of cluster %v", dev.DriveID, dev.Cluster)
 	}
 	return word
 }
 
 // usable refuses a device that is in use, or holds data that the request does not name.
-func usable(in AddDrive, dev Device) error {
+func (s *State) usable(in AddDrive, dev Device) error {
 	object := fmt.Sprintf("device %s on %s", dev.Path, in.Node)
 	word := EraseWord(dev)
 	switch {
+	case carriesLabel(dev) && in.ForceErase != word:
+		return s.foreignDrive(in, dev, word)
 	case len(dev.Holders) > 0:
 		return refused(ReasonDeviceUnusable, object, "in use: %s", strings.Join(dev.Holders, ", ")).
 			hint("stop what uses it; there is no force for this").with("holders", strings.Join(dev.Holders, ", "))
@@ -134,7 +156,7 @@ func (in EvictDrive) apply(t *tx) (view, error) {
 	if d == nil {
 		return nil, nil
 	}
-	// A drive that can not be erased is given up. Asked once more, that goes also
+	// A drive that cannot be erased is given up. Asked once more, that goes also
 	// for one that went bad while its label was being erased.
 	lost := d.State == DriveMissing || d.State == DriveFailed || t.confirmedDead(d.Node) ||
 		d.State == DriveRemoving && t.s.driveError(d) != ""
@@ -146,7 +168,7 @@ func (in EvictDrive) apply(t *tx) (view, error) {
 	}
 	if lost {
 		t.drives.drop(d.ID)
-		t.event(Info, EventDriveRemoved, d.object(), "forgotten: it can not be erased", "node", string(d.Node), "drive", d.ID.String())
+		t.event(Info, EventDriveRemoved, d.object(), "removed: its label cannot be erased", "node", string(d.Node), "drive", d.ID.String())
 		t.settleNode(d.Node)
 		return nil, nil
 	}
@@ -181,12 +203,12 @@ func (s *State) usersOf(d *Drive, deleting bool) (names []string) {
 
 // drivesReported moves a node's drives on by its newest report.
 func (t *tx) drivesReported(name block.NodeName, on *target) {
-	for _, d := range t.s.Drives(name) {
+	for _, d := range t.s.recordedDrives(name) {
 		r, seen := on.drives[d.ID]
-		state, reason := driveState(&d, r, seen, on, t.s.meta.ClusterID)
+		state, reason := driveState(d, r, seen, on, t.s.meta.ClusterID)
 		switch {
 		case d.State == DriveRemoving:
-			t.removingWaits(&d, on)
+			t.removingWaits(d, on)
 			if !seen && on.status.Generation >= d.RemovedAt {
 				t.drives.drop(d.ID)
 				t.event(Info, EventDriveRemoved, d.object(), "its label is erased", "node", string(name), "drive", d.ID.String())
@@ -202,6 +224,26 @@ func (t *tx) drivesReported(name block.NodeName, on *target) {
 			fresh.Reason = reason
 			fresh.where(r, seen)
 		}
+	}
+}
+
+// cachesReported follows what a node says of its drives' caches, once a boot is judged by
+// what it had said before. A volatile cache counts at once, and hosts flush it from then
+// on. That there is none any more counts from the next boot on, when what it may have held
+// is lost and judged: a drive that says so may still hold what it acknowledged before.
+func (t *tx) cachesReported(name block.NodeName, on *target, booted bool) {
+	for _, dev := range on.devices {
+		d, volatile := t.drives.peek(dev.DriveID), dev.VolatileCache
+		if d == nil || d.Node != name || d.VolatileCache == volatile || !volatile && !booted || t.s.guards.cacheAsAdded {
+			continue
+		}
+		d = t.drives.edit(d.ID)
+		d.VolatileCache = volatile
+		severity, text := Info, "it no longer has a volatile cache"
+		if volatile {
+			severity, text = Warning, "it has a volatile cache: hosts flush it, and a boot of its target may lose what was not flushed"
+		}
+		t.event(severity, EventDriveCache, d.object(), text, "node", string(name), "drive", d.ID.String(), "volatile", fmt.Sprint(volatile))
 	}
 }
 
@@ -241,8 +283,14 @@ func driveState(d *Drive, r DriveReport, seen bool, on *target, id block.Cluster
 // missingBecause tells a device that is not there from one that has lost its label.
 func missingBecause(d *Drive, on *target) string {
 	dev, ok := findDevice(on.devices, d.Device)
+	if ok && dev.Unread != "" {
+		return fmt.Sprintf("node %s cannot read %s: %s", d.Node, d.Device, dev.Unread)
+	}
 	if ok && dev.DriveID.IsZero() && dev.WWID == d.WWID && dev.Serial == d.Serial {
 		return fmt.Sprintf("node %s sees %s without its label%s", d.Node, d.Device, because(dev.Refused))
+	}
+	if i := slices.IndexFunc(on.devices, func(dev Device) bool { return dev.DriveID == d.ID }); i >= 0 {
+		return fmt.Sprintf("node %s sees it as %s and has not opened it yet: it may not answer", d.Node, on.devices[i].Path)
 	}
 	return fmt.Sprintf("node %s does not see it", d.Node)
 }

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -119,14 +120,15 @@ func TestANodeWithDrivesOfAnotherClusterMayJoinIfItExportsNothing(t *testing.T) 
 	r := newSimTarget("t1", nil, 10*block.GiB).report()
 	r.ClusterID = block.ClusterID{UUID: testSeed(9).id(0)}
 	r.Devices[0].DriveID = block.DriveID{UUID: testSeed(8).id(0)}
-	word := "weft drive " + r.Devices[0].DriveID.String()
+	r.Devices[0].Cluster = r.ClusterID
+	word := fmt.Sprintf("weft drive %v of cluster %v", r.Devices[0].DriveID, r.ClusterID)
 	r.Devices[0].Signatures = []string{word}
 	r.Devices[0].Refused = "it carries " + word + ", which is erased only if forced by exactly that name"
 	if out := s.step(TargetReported{s.session, r}); strings.Contains(out, ReasonOtherCluster) {
 		t.Errorf("its report is refused: %s", out)
 	}
 	in := AddDrive{Node: "t1", Device: r.Devices[0].Path, Seed: s.seed()}
-	if out := s.step(in); !strings.Contains(out, ReasonForeignData) || !strings.Contains(out, "--force-erase '"+word+"'") {
+	if out := s.step(in); !strings.Contains(out, ReasonForeignData) || !strings.Contains(out, word) || strings.Contains(out, "force-erase") {
 		t.Errorf("add-drive = %s, want a refusal that names %q", out, word)
 	}
 	in.ForceErase = word
@@ -152,5 +154,19 @@ func TestNothingIsPlacedOverALegThatOnlyTheLabelKnows(t *testing.T) {
 	}
 	if out := s.run("create db2 size=9GiB copies=1"); !strings.Contains(out, "NO_SPACE") {
 		t.Errorf("create of more than is left = %s, want NO_SPACE", out)
+	}
+}
+
+// A drive that hangs while its agent starts is there, and does not answer.
+func TestADriveThatIsSeenAndNotOpenIsNotCalledAbsent(t *testing.T) {
+	s := newScript(t)
+	s.run("target t1 drives=4GiB")
+	report := s.targets["t1"].report()
+	report.Drives = nil
+	s.step(TargetReported{s.session, report})
+	for _, d := range s.state.Drives("t1") {
+		if d.State != DriveMissing || !strings.Contains(d.Reason, "has not opened it yet") {
+			t.Errorf("drive is %s (%s), want it said that it is there", d.State, d.Reason)
+		}
 	}
 }

@@ -2,7 +2,12 @@
 
 package cluster
 
-import "fmt"
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
 
 // Kind is the sort of a refusal; each is one gRPC code.
 type Kind int
@@ -46,6 +51,9 @@ const (
 	ReasonOtherCluster     = "OTHER_CLUSTER"
 	ReasonOldTarget        = "OLD_TARGET"
 	ReasonVolumeIsDeleting = "DELETING"
+	ReasonNoReport         = "NO_REPORT"
+	ReasonTooManyNodes     = "TOO_MANY_NODES"
+	ReasonEventsGone       = "EVENTS_GONE"
 )
 
 // Error is a refusal. Text reads as "what was asked, of what: why"; the other
@@ -72,11 +80,26 @@ func notFound(object string) *Error {
 
 // conflict says that an object exists with another value of one parameter.
 func conflict(object, field string, have, asked any) *Error {
+	if h, ok := have.(map[string]string); ok {
+		have, asked = pairs(h), pairs(asked.(map[string]string))
+	}
 	return &Error{
 		Kind: AlreadyExists, Object: object, Field: field,
-		Text:     fmt.Sprintf("%s: already exists with %s %v, asked for %v", object, field, have, asked),
+		Text:     fmt.Sprintf("%s: already exists with %s %v, asked for %v", object, strings.TrimSuffix(strings.ReplaceAll(field, "_", " "), " bytes"), have, asked),
 		Metadata: map[string]string{"field": field, "have": fmt.Sprint(have), "asked": fmt.Sprint(asked)},
 	}
+}
+
+// pairs prints labels as key=value, in order.
+func pairs(labels map[string]string) string {
+	if len(labels) == 0 {
+		return "none"
+	}
+	var all []string
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		all = append(all, key+"="+labels[key])
+	}
+	return strings.Join(all, ",")
 }
 
 func refused(reason, object, format string, args ...any) *Error {

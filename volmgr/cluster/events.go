@@ -3,6 +3,8 @@
 package cluster
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 
 	"weft.dev/weft/proto/block"
@@ -21,10 +23,14 @@ const (
 	EventTargetOffline    = "target.offline"
 	EventInitiatorOnline  = "initiator.online"
 	EventInitiatorOffline = "initiator.offline"
+	EventAgentRefused     = "agent.refused" // it belongs to another cluster
 	EventDriveAdded       = "drive.added"
 	EventDriveReady       = "drive.ready"
 	EventDriveMissing     = "drive.missing"
 	EventDriveFailed      = "drive.failed"
+	EventDriveLabeled     = "drive.labeled"
+	EventDriveCache       = "drive.cache"    // it has a volatile one now, or none any more
+	EventDriveReturned    = "drive.returned" // perhaps without what only its cache held
 	EventDriveRemoving    = "drive.removing"
 	EventDriveRemoved     = "drive.removed"
 	EventPoolCreated      = "pool.created"
@@ -41,12 +47,18 @@ const (
 	EventGranted          = "volume.granted"
 	EventAttached         = "volume.attached"
 	EventDetaching        = "volume.detaching"
+	EventVolumeUnserved   = "volume.unavailable"
+	EventVolumeServed     = "volume.available"
+	EventDetachCancelled  = "volume.detach-cancelled"
 	EventDetached         = "volume.detached"
 	EventLeft             = "volume.left"
+	EventWritesLost       = "volume.writes-lost" // or may be: acknowledged and not flushed
+	EventGaveUp           = "volume.gave-up"     // its host did, and nothing is lost
 	EventLegStale         = "leg.stale"
 	EventLegEvicted       = "leg.evicted" // made stale by volmgr itself
 	EventLegSuspect       = "leg.suspect" // in sync, but not served until a twin has reported
 	EventLegBelieved      = "leg.believed"
+	EventLegReborn        = "leg.reborn" // kept in sync without what only a cache held; its host is told
 	EventLegRebuilding    = "leg.rebuilding"
 	EventLegInSync        = "leg.in-sync"
 	EventLegPromoted      = "leg.promoted"
@@ -118,3 +130,34 @@ func (s *State) Events(object string, after uint64, limit int) []Event {
 }
 
 func nodeObject(name block.NodeName) string { return "node " + string(name) }
+
+// EventsFrom goes on with the history after a sequence number: at most limit events,
+// the oldest first, of object or, if that is empty, of all. Seen is the number up to
+// which it has looked, and last that of the newest event. From 0 on it begins with the
+// oldest event that is kept; else it is refused if events in between are gone.
+func (s *State) EventsFrom(object string, after uint64, limit int) (found []Event, seen, last uint64, err error) {
+	last = s.meta.NextEvent - 1
+	if after != 0 && after+1 < s.meta.FirstEvent {
+		return nil, after, last, eventsGone(after+1, s.meta.FirstEvent)
+	}
+	seen = min(after, last)
+	from, _ := slices.BinarySearchFunc(s.events, after+1, func(e Event, seq uint64) int { return cmp.Compare(e.Seq, seq) })
+	for _, e := range s.events[from:] {
+		if len(found) == limit {
+			break
+		}
+		if seen = e.Seq; object == "" || e.Object == object {
+			found = append(found, e)
+		}
+	}
+	return found, seen, last, nil
+}
+
+// eventsGone names the events that were asked for and are not kept any more.
+func eventsGone(from, first uint64) error {
+	e := &Error{
+		Kind: FailedPrecondition, Reason: ReasonEventsGone,
+		Text: fmt.Sprintf("events %d to %d are gone: the newest %d are kept, from %d on", from, first-1, MaxEvents, first),
+	}
+	return e.hint("go on after %d, or list what is there with `weft event list`", first-1).with("first_seq", fmt.Sprint(first))
+}

@@ -46,23 +46,21 @@ func (in ExpandVolume) apply(t *tx) (view, error) {
 		return nil, refused(ReasonNotReady, v.object(), "%s", v.unready()).
 			hint("`weft explain volume %s` says what it waits for", v.Name)
 	}
+	if c := slices.Index(v.inSync(), 0); c >= 0 {
+		return nil, refused(ReasonNoInSyncLeg, v.object(), "column %d has no in-sync copy of known size", c).
+			hint("`weft explain volume %s` says how to choose one", v.Name)
+	}
 	switch planned := max(v.Size, v.ExpandingTo); {
 	case in.Size == v.Size || in.Size == planned:
 		return volumeResult(v.ID), nil
 	case in.Size < planned && v.ExpandingTo != 0:
-		return nil, invalid("size_bytes", "%v is below %v, to which volume %s is being expanded; it can not be made smaller", in.Size, planned, v.Name)
+		return nil, invalid("size_bytes", "%v is below %v, to which volume %s is being expanded; it cannot be made smaller", in.Size, planned, v.Name)
 	case in.Size < planned:
-		return nil, invalid("size_bytes", "%v is below %v, the size of volume %s; it can not be made smaller", in.Size, planned, v.Name)
+		return nil, invalid("size_bytes", "%v is below %v, the size of volume %s; it cannot be made smaller", in.Size, planned, v.Name)
 	}
-	extents, err := t.s.growth(v, in.Size)
+	extents, err := t.s.mayGrow(v, in.Size)
 	if err != nil {
 		return nil, err
-	}
-	for i := range v.Legs {
-		if l := &v.Legs[i]; t.s.oldTarget(l) {
-			return nil, refused(ReasonOldTarget, v.object(), "%v: its target is of a version that does not grow legs", l).
-				hint("upgrade `weft target` on %s", l.Node).with("node", string(l.Node))
-		}
 	}
 	v = t.volume(v.ID)
 	for i := range v.Legs {
@@ -75,10 +73,33 @@ func (in ExpandVolume) apply(t *tx) (view, error) {
 	return volumeResult(v.ID), nil
 }
 
+// mayGrow finds the extents of every leg for a larger size, or refuses: for want of
+// room, on a drive or in its label, or of a target that grows legs.
+func (s *State) mayGrow(v *Volume, size block.Size) ([][]Extent, error) {
+	extents, err := s.growth(v, size)
+	if err != nil {
+		return nil, err
+	}
+	next := v.clone()
+	for i := range next.Legs {
+		next.Legs[i].Extents = extents[i]
+	}
+	if d := s.lacksRoom(v, next); d != nil {
+		return nil, s.labelFull(v, d, "size_bytes")
+	}
+	for i := range v.Legs {
+		if l := &v.Legs[i]; s.oldTarget(l) {
+			return nil, refused(ReasonOldTarget, v.object(), "%v: its target's version cannot grow legs", l).
+				hint("upgrade `weft target` on %s", l.Node).with("node", string(l.Node))
+		}
+	}
+	return extents, nil
+}
+
 // unready says why a volume that is not READY, or restored, is not.
 func (v *Volume) unready() string {
 	if v.Restored {
-		return "restored from a backup, and not yet compared with the labels on the drives"
+		return "restored from a backup and not yet compared with the labels on the drives"
 	}
 	return strings.ToLower(string(v.State))
 }
@@ -164,7 +185,7 @@ func (s *State) noRoom(v *Volume, size block.Size, wanted map[block.DriveID]uint
 		l := &v.Legs[i]
 		d := s.drives[l.Drive]
 		if d == nil {
-			legs = append(legs, fmt.Sprintf("%v: its drive %v is not known", l, l.Drive))
+			legs = append(legs, fmt.Sprintf("%v: its drive %v is unknown", l, l.Drive))
 			continue
 		}
 		bytes := func(extents uint32) string { return (block.Size(extents) * block.ExtentSize).Short() }
@@ -237,7 +258,7 @@ func (s *State) growthWaitsFor(v *Volume, l *Leg) string {
 	case r.Error != "":
 		return fmt.Sprintf("target %s: %s", l.Node, r.Error)
 	case s.oldTarget(l):
-		return fmt.Sprintf("target %s is of a version that does not grow legs", l.Node)
+		return fmt.Sprintf("the version of target %s cannot grow legs", l.Node)
 	case known && r.Zeroed > 0 && r.Size < size:
 		return fmt.Sprintf("target %s has zeroed %s", l.Node, r.Zeroed.Short())
 	}
@@ -272,16 +293,17 @@ func (s *State) tall(v *Volume, l *Leg) bool {
 
 // grownOnDrives is the size of a volume as labels tell it: best is the newest of
 // them, legs are all that were found. Hosts may have been told of the size that
-// best says the volume was growing to, and then all legs that best lists were that
-// large, with a label that says so. Where they are, it is therefore that size: it
-// loses nothing, since what the legs grew by is zeroes or what hosts wrote there.
+// best says the volume was growing to. Then all legs that best lists, also as
+// suspect, were that large, with a label that says so. Where they are, it is
+// therefore that size: it loses nothing, since what the legs grew by is zeroes or
+// what hosts wrote there.
 func grownOnDrives(best VolumeLabel, legs []LegLabel) block.Size {
 	if best.ExpandingTo <= best.Size {
 		return best.Size
 	}
 	need := uint32(best.Layout.LegExtents(best.ExpandingTo))
 	for i := range legs {
-		if l := &legs[i]; slices.Contains(best.InSync, l.Leg) && l.zeroed() < need {
+		if l := &legs[i]; best.inSync(l.Leg) && l.zeroed() < need {
 			return best.Size
 		}
 	}

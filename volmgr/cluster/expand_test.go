@@ -44,7 +44,7 @@ func TestRebuildInTheMiddleOfAnExpansion(t *testing.T) {
 				line = strings.ReplaceAll(line, "LEG0", string(v.Legs[0].Node))
 				s.run(strings.ReplaceAll(line, "LEG1", string(v.Legs[1].Node)))
 			}
-			state, text := rebuilt(t, reports("t1", "t2", "t3"))
+			state, text := rebuilt(t, reports("t1", "t2", "t3"), s.hostReport("c1"))
 			got, err := state.Volume("db1")
 			if err != nil || got.Size != c.size || got.ExpandingTo != 0 {
 				t.Fatalf("rebuilt volume has %v, expanding to %v (%v), want %v; report:\n%s", got.Size, got.ExpandingTo, err, c.size, text)
@@ -80,7 +80,7 @@ func TestARebuiltStoreHasRoomForALegThatMissedAnExpansion(t *testing.T) {
 	for _, line := range []string{"lost " + second, "stale c1 db1 0.1", "comply " + first, "zero " + first, "comply " + first} {
 		s.run(line)
 	}
-	state, text := rebuilt(t, reports("t1", "t2", "t3"))
+	state, text := rebuilt(t, reports("t1", "t2", "t3"), s.hostReport("c1"))
 	got, _ := state.Volume("db1")
 	if l := got.Legs[1]; l.State != LegStale || count(l.Extents) != 8 {
 		t.Errorf("leg 0.1 is %s on %v, want it stale with 8 extents; report:\n%s", l.State, l.Extents, text)
@@ -113,7 +113,7 @@ func TestRestoredVolumeKeepsWhatItGrewBy(t *testing.T) {
 			if _, err := state.Step(t0, ExpandVolume{"db1", 3 * block.GiB}); !isReason(err, ReasonNotReady) {
 				t.Errorf("expanding a restored volume before its labels were seen = %v, want %s", err, ReasonNotReady)
 			}
-			report(nodes...)
+			report(append(nodes, "c1")...)
 			v := restoredVolume(t, state)
 			if v.Size != c.size || count(v.Legs[0].Extents) != 8 || count(v.Legs[1].Extents) != 8 {
 				t.Errorf("restored volume has %v on %v and %v, want %v on 8 extents each", v.Size, v.Legs[0].Extents, v.Legs[1].Extents, c.size)

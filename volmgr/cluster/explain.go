@@ -31,13 +31,18 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 	case len(v.Shared) > 0:
 		s.explainShared(e, v)
 	case v.Restored:
-		e.Summary = v.object() + " was restored from a backup, and is served after its record was compared with the labels on the drives"
-		e.Waits = append(e.Waits, "the labels of "+s.unseenText(v))
+		e.Summary = v.object() + " was restored from a backup and is served once its record has been compared with the labels on the drives"
+		e.Waits = append(e.Waits, s.restoredWaits(v)...)
+		s.explainRestored(e, v)
 	default:
 		e.Summary = fmt.Sprintf("%s is detached and %s", v.object(), strings.ToLower(string(s.health(v))))
 		for _, wait := range s.fenceWaits(v) {
 			e.Waits = append(e.Waits, "the fence against an earlier host: "+wait)
 		}
+	}
+	if oversize(v.Labels) {
+		e.Facts = append(e.Facts, fmt.Sprintf("it has %s from an earlier version; drives do not store them", tooMuch(v.Labels)))
+		e.Actions = append(e.Actions, fmt.Sprintf("remove labels: weft volume set %s --label KEY-, or --label '*-' for all of them", v.Name))
 	}
 	if v.State == VolumeReady {
 		s.explainExpansion(e, v)
@@ -51,13 +56,13 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 func (s *State) volumeFact(v *Volume) string {
 	fact := fmt.Sprintf("%v, %v, pool %s, copies apart by %s; epoch %d", v.Size, v.Layout, v.Pool, v.Spread, v.Epoch)
 	if v.State == VolumeReady && v.users() == "" && !v.Clean {
-		fact += "; it was not detached cleanly, so its copies are made equal at the next attach"
+		fact += "; it was not detached cleanly, so its copies will be made equal at the next attach"
 	}
 	if v.Holder != "" && (v.Attachment == nil || v.Attachment.Node != v.Holder) {
-		fact += fmt.Sprintf("; host %s had it last and was not seen to let go", v.Holder)
+		fact += fmt.Sprintf("; host %s had it last and has not confirmed its release", v.Holder)
 	}
 	if len(v.Lingering) > 0 {
-		fact += fmt.Sprintf("; host %s shared it and was not seen to let go", v.lingererNames())
+		fact += fmt.Sprintf("; %s shared it and has not confirmed its release", v.lingerers())
 	}
 	return fact
 }
@@ -79,7 +84,7 @@ func (s *State) explainUnready(e *Explanation, v *Volume) {
 			if v.State == VolumeDeleting {
 				e.Actions = append(e.Actions, fmt.Sprintf("if %s is gone for ever: weft node confirm-dead %s && weft node remove %s", l.Node, l.Node, l.Node))
 			} else {
-				e.Actions = append(e.Actions, fmt.Sprintf("or give the volume up: weft volume delete %s", v.Name))
+				e.Actions = append(e.Actions, fmt.Sprintf("or abandon the volume: weft volume delete %s", v.Name))
 			}
 		}
 	}
@@ -93,17 +98,23 @@ func (s *State) explainAttachment(e *Explanation, v *Volume) {
 	a := v.Attachment
 	e.Waits = append(e.Waits, s.attachmentWaits(v, a)...)
 	e.Facts = append(e.Facts, fmt.Sprintf("attachment to %s at epoch %d is %s since %s", a.Node, a.Epoch, a.State, a.Since.UTC().Format(time.RFC3339)))
+	if a.GaveUp != "" {
+		e.Facts = append(e.Facts, fmt.Sprintf("%s gave up its device of the previous epoch: %s; programs that had it open get errors until they open it again", a.Node, a.GaveUp))
+	}
+	if r, old := s.lettingGo(v, a); old {
+		e.Actions = append(e.Actions, fmt.Sprintf("on %s, unmount the device of epoch %d or end the programs that have it open; then the next device is made", a.Node, r.Epoch))
+	}
 	switch a.State {
 	case Granting:
-		e.Summary = fmt.Sprintf("%s is being given to %s: older epochs are being fenced at its targets", v.object(), a.Node)
+		e.Summary = fmt.Sprintf("%s is being granted to %s: its targets are fencing older epochs", v.object(), a.Node)
 		if a.Left {
-			e.Summary = fmt.Sprintf("%s is kept for %s, which has let go and ends", v.object(), a.Node)
-			e.Actions = append(e.Actions, fmt.Sprintf("start `weft initiator` on %s again, or give the volume up: weft detach %s", a.Node, v.Name))
+			e.Summary = fmt.Sprintf("%s is kept for %s, which has released it and is shutting down", v.object(), a.Node)
+			e.Actions = append(e.Actions, fmt.Sprintf("start `weft initiator` on %s again, or detach the volume: weft detach %s", a.Node, v.Name))
 			return
 		}
 		s.explainGrant(e, v)
 	case Granted:
-		e.Summary = fmt.Sprintf("%s is given to %s, which is building the device", v.object(), a.Node)
+		e.Summary = fmt.Sprintf("%s is granted to %s, which is building the device", v.object(), a.Node)
 	case Attached:
 		e.Summary = fmt.Sprintf("%s is attached to %s and %s", v.object(), a.Node, strings.ToLower(string(s.health(v))))
 		if r, ok := s.attachmentReport(v, a); ok && r.Phase == PhaseStalled {
@@ -111,7 +122,7 @@ func (s *State) explainAttachment(e *Explanation, v *Volume) {
 		}
 	case Detaching:
 		e.Summary = fmt.Sprintf("%s is being detached from %s", v.object(), a.Node)
-		e.Actions = append(e.Actions, fmt.Sprintf("to take it away without %s, losing what is in flight: weft detach %s --force", a.Node, v.Name))
+		e.Actions = append(e.Actions, s.detachActions(v, a)...)
 	}
 	if a.State != Detaching && !s.initiatorOnline(a.Node) {
 		e.Facts = append(e.Facts, fmt.Sprintf("host %s is offline: it may still read and write", a.Node))
@@ -121,11 +132,41 @@ func (s *State) explainAttachment(e *Explanation, v *Volume) {
 	}
 }
 
+// detachActions are the ways out of a detach that does not end. Force comes last: it
+// takes a mounted volume away under its file system.
+func (s *State) detachActions(v *Volume, a *Attachment) []string {
+	keep := fmt.Sprintf("to keep it attached: `weft detach %s --node %s --cancel`", v.Name, a.Node)
+	force := fmt.Sprintf("`weft detach %s --node %s --force`, which loses what %s has not written yet", v.Name, a.Node, a.Node)
+	if s.initiatorOnline(a.Node) {
+		return []string{fmt.Sprintf("unmount the volume on %s, and end the programs that have it open", a.Node), keep}
+	}
+	return []string{fmt.Sprintf("bring host %s back: is the machine up, does `weft initiator` run there and reach the manager?", a.Node), keep,
+		fmt.Sprintf("if %s is lost: %s", a.Node, force)}
+}
+
+// explainRestored says how the wait for a machine ends.
+func (s *State) explainRestored(e *Explanation, v *Volume) {
+	gone := func(node block.NodeName) string {
+		return fmt.Sprintf("if machine %s is gone for ever: weft node confirm-dead %s", node, node)
+	}
+	for _, l := range s.unseen(v) {
+		switch d, read := s.driveReport(l); {
+		case !s.targetOnline(l.Node):
+			e.Actions = append(e.Actions, s.bringBack(l.Node), gone(l.Node))
+		case !read || d.Error != "":
+			e.Actions = append(e.Actions, seeToDrive(l), gone(l.Node))
+		}
+	}
+	if host := s.inquire(v).awaits(s.confirmedDead); host != "" {
+		e.Actions = append(e.Actions, fmt.Sprintf("start `weft initiator` on %s: it has a note of which copies are good", host), gone(host))
+	}
+}
+
 func (s *State) explainExpansion(e *Explanation, v *Volume) {
 	if v.ExpandingTo == 0 {
 		return
 	}
-	e.Facts = append(e.Facts, fmt.Sprintf("it is being expanded to %v, and has %v until every leg in use has grown", v.ExpandingTo, v.Size))
+	e.Facts = append(e.Facts, fmt.Sprintf("it is being expanded to %v and has %v until every leg in use has grown", v.ExpandingTo, v.Size))
 	e.Waits = append(e.Waits, s.expansionWaits(v)...)
 	for i := range v.Legs {
 		if l := &v.Legs[i]; l.exported() && !s.targetOnline(l.Node) {
@@ -170,11 +211,23 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 	}
 	for c := range v.Layout.Stripes {
 		s.explainColumn(e, v, c)
+		explainMissing(e, v, c)
 	}
 }
 
+// explainMissing speaks of copies that a store made anew does not know.
+func explainMissing(e *Explanation, v *Volume, column int) {
+	found := len(v.column(column))
+	if found == v.Layout.Copies {
+		return
+	}
+	e.Facts = append(e.Facts, fmt.Sprintf("column %d has %d of its %d copies: the others were not on any drive that could be read when the store was rebuilt", column, found, v.Layout.Copies))
+	e.Actions = append(e.Actions, "if their drives can be read now: stop the manager and rebuild the store again with `weft volmgr rebuild-from-drives`",
+		fmt.Sprintf("if they are gone for ever: copy what %s holds to a new volume", v.object()))
+}
+
 func seeToDrive(l *Leg) string {
-	return fmt.Sprintf("see to the drive of %v: `weft drive list` says what it has", l)
+	return fmt.Sprintf("check the drive of %v: `weft drive list` says what is wrong", l)
 }
 
 // explainSuspect names who can tell what a suspect leg is worth.
@@ -183,11 +236,24 @@ func (s *State) explainSuspect(e *Explanation, v *Volume, l *Leg) {
 		e.Waits = append(e.Waits, s.suspectWaitsFor(v, l))
 	}
 	for _, o := range v.twins(l) {
-		if !o.Suspect {
+		switch {
+		case o.Suspect:
+		case !s.targetOnline(o.Node):
 			e.Actions = append(e.Actions, s.bringBack(o.Node),
-				fmt.Sprintf("if machine %s is gone for ever, lose what only its copy holds: weft node confirm-dead %s", o.Node, o.Node))
+				fmt.Sprintf("if machine %s is gone for ever, and the data that only its copy holds may be lost: weft node confirm-dead %s", o.Node, o.Node))
+		case !s.servable(o):
+			e.Actions = append(e.Actions, seeToDrive(o), fmt.Sprintf("if it is gone for ever, and the data that only %v holds may be lost: %sweft volume promote-stale %s %v --accept-data-loss",
+				o, detachFirst(v), v.Name, l.ID))
 		}
 	}
+}
+
+// detachFirst begins a command that needs a detached volume.
+func detachFirst(v *Volume) string {
+	if v.users() == "" {
+		return ""
+	}
+	return fmt.Sprintf("weft detach %s --force, then ", v.Name)
 }
 
 func (s *State) progress(v *Volume) string {
@@ -205,10 +271,8 @@ func progress(r AttachmentReport) string {
 // explainColumn lists the ways out for a column without a leg that can be served.
 func (s *State) explainColumn(e *Explanation, v *Volume, column int) {
 	var good, stale []*Leg
-	for i := range v.Legs {
-		l := &v.Legs[i]
+	for _, l := range v.column(column) {
 		switch {
-		case l.Column != column:
 		case l.trusted() && s.servable(l):
 			return
 		case l.trusted():
@@ -228,12 +292,11 @@ func (s *State) explainColumn(e *Explanation, v *Volume, column int) {
 		e.Actions = append(e.Actions, s.bringBack(l.Node))
 	}
 	for _, l := range stale {
-		// Promoting needs a detached volume; say the whole way.
-		detach := ""
-		if v.users() != "" {
-			detach = fmt.Sprintf("weft detach %s --force, then ", v.Name)
+		when := fmt.Sprintf("if every good copy of column %d is gone for ever: return to the state of %s and lose later writes",
+			column, l.StaleSince.UTC().Format(time.RFC3339))
+		if v.inSync()[column] == 0 { // a rebuilt or restored store did not know which is good
+			when = fmt.Sprintf("if the evidence favors %v over the other copies of column %d: accept it and lose what only others hold", l, column)
 		}
-		e.Actions = append(e.Actions, fmt.Sprintf("if every good copy of column %d is gone for ever, go back to the state of %s and lose what was written since: %sweft volume promote-stale %s %v --accept-data-loss",
-			column, l.StaleSince.UTC().Format(time.RFC3339), detach, v.Name, l.ID))
+		e.Actions = append(e.Actions, fmt.Sprintf("%s: %sweft volume promote-stale %s %d.%d --accept-data-loss", when, detachFirst(v), v.Name, l.Column, l.Copy))
 	}
 }

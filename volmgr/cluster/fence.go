@@ -21,7 +21,7 @@ func (t *tx) settleFence(id block.VolumeID) {
 // confirmed, each with why. A host that has let go does not write; its exports may
 // still be going. One that was not seen to let go is kept out by the targets alone.
 //
-// A leg that can not be fenced counts as long as it might be used again without
+// A leg that cannot be fenced counts as long as it might be used again without
 // being made anew: when its column has a fenced one and the lease of the earlier
 // host is over, the next grant evicts it (see settleGrant), and what is still
 // written to it is read by nobody.
@@ -42,9 +42,9 @@ func (s *State) fenceWaits(v *Volume) []string {
 		online := on != nil && on.status.Online
 		switch {
 		case online && on.exported[l.ID]:
-			waits = append(waits, fmt.Sprintf("target %s to take down its export", l.Node))
+			waits = append(waits, fmt.Sprintf("target %s to remove its export", l.Node))
 		case !v.haunted() || l.State != LegInSync || s.admitted(v, l):
-		case s.nodes[l.Node] != nil && s.nodes[l.Node].ConfirmedDead:
+		case s.confirmedDead(l.Node):
 		case fenced[l.Column] && !s.readersLeft(v) && s.leaseLeft(v, s.now) == 0:
 		case !online:
 			waits = append(waits, fmt.Sprintf("target %s, which is offline, to fence epochs below %d", l.Node, v.Epoch))

@@ -39,6 +39,12 @@ type AddDrive struct {
 	Seed       Seed
 }
 
+// SetDriveLabels replaces the labels of a drive. Legs that are placed stay. Result: Drive.
+type SetDriveLabels struct {
+	Drive  block.DriveID
+	Labels map[string]string
+}
+
 // EvictDrive gives a drive back; refused while it holds legs. Result: nil.
 type EvictDrive struct{ Drive block.DriveID }
 
@@ -102,12 +108,28 @@ type Detach struct {
 	Force  bool           // do not wait for the host: fence it
 }
 
+// CancelDetach takes a Detach back that waits for its host. A host that has let go
+// before it hears of this is detached all the same. Result: nil.
+type CancelDetach struct {
+	Volume string
+	Node   block.NodeName // empty: wherever it is
+}
+
 // TargetReported carries a report that came on a stream. Session numbers grow
-// with every stream that is opened, so that an older one can not speak after a
-// newer one, nor its end be taken for the newer one's. Result: nil.
+// with every stream that is opened, so that an older one cannot speak after a
+// newer one, nor its end be taken for the newer one's. Result: nil, or the *Error
+// with which an agent of another cluster is refused.
 type TargetReported struct {
 	Session uint64
 	Report  TargetReport
+}
+
+// TargetRepeated: the target still says what it said last on this session, and has
+// reached a generation; 0: the one that it had. Result: nil.
+type TargetRepeated struct {
+	Session    uint64
+	Node       block.NodeName
+	Generation uint64
 }
 
 // TargetLost: the stream closed. Result: nil.
@@ -116,11 +138,18 @@ type TargetLost struct {
 	Node    block.NodeName
 }
 
-// InitiatorReported carries a report that came on a stream; Session as in
-// TargetReported. Result: nil.
+// InitiatorReported carries a report that came on a stream; Session and Result as
+// in TargetReported.
 type InitiatorReported struct {
 	Session uint64
 	Report  InitiatorReport
+}
+
+// InitiatorRepeated is TargetRepeated for initiators. Result: nil.
+type InitiatorRepeated struct {
+	Session    uint64
+	Node       block.NodeName
+	Generation uint64
 }
 
 // InitiatorLost: the stream closed. Result: nil.

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -44,10 +45,11 @@ func (in SetNodeLabels) apply(t *tx) (view, error) {
 	if n == nil {
 		return nil, notFound(nodeObject(in.Node))
 	}
-	for key := range in.Labels {
-		if key == "" || key == "node" {
-			return nil, invalid("labels", "key %q can not be set", key)
-		}
+	if err := checkLabels("labels", in.Labels); err != nil {
+		return nil, err
+	}
+	if _, ok := in.Labels["node"]; ok {
+		return nil, invalid("labels", "key %q cannot be set", "node")
 	}
 	if !maps.Equal(n.OperatorLabels, in.Labels) {
 		t.node(in.Node).OperatorLabels = maps.Clone(in.Labels)
@@ -62,13 +64,13 @@ func (in ConfirmNodeDead) apply(t *tx) (view, error) {
 	}
 	if t.s.targetOnline(in.Node) || t.s.initiatorOnline(in.Node) {
 		return nil, refused(ReasonNodeOnline, nodeObject(in.Node), "its agent is online").
-			hint("switch the machine off first: what it still writes would be lost")
+			hint("switch the machine off first: its later writes would be lost")
 	}
 	if n.ConfirmedDead {
 		return nodeResult(in.Node), nil
 	}
 	t.node(in.Node).ConfirmedDead = true
-	t.event(Warning, EventNodeConfirmed, nodeObject(in.Node), "an operator has confirmed that it is off: nothing more is waited for from it", "node", string(in.Node))
+	t.event(Warning, EventNodeConfirmed, nodeObject(in.Node), "an operator has confirmed that it is off: nothing waits for it any more", "node", string(in.Node))
 	t.settleNode(in.Node)
 	for id := range t.s.unsettled { // grants that wait for its lease as the previous holder
 		if t.s.volumes[id].Holder == in.Node {
@@ -95,15 +97,19 @@ func (in RemoveNode) apply(t *tx) (view, error) {
 		return nil, refused(ReasonNodeInUse, nodeObject(in.Node), "has legs or attachments of %s", some(users, 8)).
 			hint("delete or detach them first")
 	}
-	for _, d := range t.s.Drives(in.Node) {
+	for _, d := range t.s.recordedDrives(in.Node) {
 		t.drives.drop(d.ID)
 	}
-	t.nodes.drop(in.Node)
-	delete(t.s.targets, in.Node)
-	delete(t.s.initiators, in.Node)
-	t.event(Warning, EventNodeRemoved, nodeObject(in.Node), "forgotten, with its drives", "node", string(in.Node))
+	t.event(Warning, EventNodeRemoved, nodeObject(in.Node), "removed, with its drives", "node", string(in.Node))
+	t.forget(in.Node)
 	t.settleNode(in.Node)
 	return nil, nil
+}
+
+func (t *tx) forget(name block.NodeName) {
+	t.nodes.drop(name)
+	delete(t.s.targets, name)
+	delete(t.s.initiators, name)
 }
 
 // some lists the first n of names and counts the rest.
@@ -145,8 +151,11 @@ func (in TargetReported) apply(t *tx) (view, error) {
 	}
 	// A node that exports nothing may join with such drives: they are left alone,
 	// and can be taken in by force.
-	if r.ClusterID != (block.ClusterID{}) && r.ClusterID != t.s.meta.ClusterID && len(r.Exports) > 0 {
-		return nil, refused(ReasonOtherCluster, nodeObject(r.Node), "its drives belong to cluster %v, this is %v", r.ClusterID, t.s.meta.ClusterID)
+	if t.s.foreign(r.ClusterID) && len(r.Exports) > 0 {
+		return refusal(t.stranger(r.Node, "target", r.ClusterID)), nil
+	}
+	if err := t.admit(r.Node, "target"); err != nil {
+		return nil, err
 	}
 	on := t.s.targets[r.Node]
 	if on == nil {
@@ -156,22 +165,56 @@ func (in TargetReported) apply(t *tx) (view, error) {
 	if !on.heard(in.Session) {
 		return nil, nil
 	}
+	t.targetSays(on, r, false)
+	return nil, nil
+}
+
+func (in TargetRepeated) apply(t *tx) (view, error) {
+	on := t.s.targets[in.Node]
+	if on == nil || on.report == nil || on.session < in.Session {
+		return nil, noReport(in.Node)
+	}
+	if on.heard(in.Session) {
+		r := *on.report
+		r.Generation = cmp.Or(in.Generation, r.Generation)
+		t.targetSays(on, &r, true)
+	}
+	return nil, nil
+}
+
+// noReport answers an agent that repeats what is not known: the node was removed. It
+// opens another stream, and reports anew.
+func noReport(node block.NodeName) error {
+	return refused(ReasonNoReport, nodeObject(node), "nothing is known of its agent until it reports again")
+}
+
+// targetSays acts on what a target has said or, again, says still.
+func (t *tx) targetSays(on *target, r *TargetReport, again bool) {
+	r.Generation = t.outlast(&on.agent, r.Generation)
 	t.join(r.Node, r.Labels)
-	t.targetSeen(on, r)
+	t.changed[r.Node] = t.changed[r.Node] || !again || !on.status.Online
+	t.targetSeen(on, r, again)
 	if !slices.Equal(t.nodes.peek(r.Node).Portals, r.Portals) {
 		t.node(r.Node).Portals = slices.Clone(r.Portals)
 	}
-	if boot := t.nodes.peek(r.Node).TargetBoot; boot != r.BootID {
+	boot := t.nodes.peek(r.Node).TargetBoot
+	if boot != r.BootID {
 		t.node(r.Node).TargetBoot = r.BootID
 		if boot != "" {
 			t.event(Warning, EventNodeRebooted, nodeObject(r.Node), "its target has booted", "node", string(r.Node), "boot_id", r.BootID)
 			t.targetRebooted(r.Node)
+			t.excuse(r.Node)
 		}
 	}
+	t.drivesReturned(r.Node, on, boot != r.BootID)
+	t.cachesReported(r.Node, on, boot != r.BootID)
 	t.drivesReported(r.Node, on)
 	t.settleNode(r.Node)
-	return nil, nil
 }
+
+// refusal is the result of an input that was refused, and of which there is yet
+// something to record.
+func refusal(e *Error) view { return func(*State) any { return e } }
 
 func checkAgent(name block.NodeName, boot string) error {
 	if _, err := block.ParseNodeName(string(name)); err != nil {
@@ -180,11 +223,14 @@ func checkAgent(name block.NodeName, boot string) error {
 	if boot == "" {
 		return invalid("boot_id", "missing")
 	}
+	if len(boot) > maxBootID {
+		return invalid("boot_id", "%d bytes; at most %d are allowed", len(boot), maxBootID)
+	}
 	return nil
 }
 
 // targetSeen replaces what was known of a target by its newest report.
-func (t *tx) targetSeen(on *target, r *TargetReport) {
+func (t *tx) targetSeen(on *target, r *TargetReport, again bool) {
 	// A manager that has started again hears everybody anew: that is no news.
 	if !on.status.Online && (!on.status.Seen.IsZero() || t.nodes.peek(r.Node).TargetBoot == "") {
 		t.event(Info, EventTargetOnline, nodeObject(r.Node), "its target agent reports", "node", string(r.Node))
@@ -193,11 +239,17 @@ func (t *tx) targetSeen(on *target, r *TargetReport) {
 		Known: true, Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version,
 		Kernel: r.Kernel, Generation: r.Generation, Problems: r.Problems,
 	}
+	on.report = r
+	if again && on.as == t.s.meta.Generation {
+		return // it means what it meant: nothing has been recorded since
+	}
+	on.as = t.s.meta.Generation
 	on.devices = r.Devices
 	on.drives = map[block.DriveID]DriveReport{}
 	on.legs = map[block.LegID]LegReport{}
 	on.labelled = map[block.LegID]bool{}
 	on.strays = map[block.DriveID][]Extent{}
+	on.unknown = map[block.DriveID]block.Size{}
 	on.admitted = map[block.VolumeID]block.Epoch{}
 	on.exported = map[block.LegID]bool{}
 	on.exports = map[block.NQN]bool{}
@@ -207,6 +259,9 @@ func (t *tx) targetSeen(on *target, r *TargetReport) {
 			on.labelled[l.Leg] = true
 			if more := beyond(l.Extents, t.s.onDrive[d.Drive][l.Leg]); len(more) > 0 {
 				on.strays[d.Drive] = append(on.strays[d.Drive], more...)
+			}
+			if _, known := t.s.onDrive[d.Drive][l.Leg]; !known {
+				on.unknown[d.Drive] += l.record().Size()
 			}
 		}
 	}
@@ -232,6 +287,12 @@ func (in InitiatorReported) apply(t *tx) (view, error) {
 	if _, err := block.ParseNQN(string(r.Host.NQN)); err != nil {
 		return nil, invalid("host", "%v", err)
 	}
+	if t.s.foreign(r.ClusterID) {
+		return refusal(t.stranger(r.Node, "initiator", r.ClusterID)), nil
+	}
+	if err := t.admit(r.Node, "initiator"); err != nil {
+		return nil, err
+	}
 	on := t.s.initiators[r.Node]
 	if on == nil {
 		on = &initiator{}
@@ -240,16 +301,41 @@ func (in InitiatorReported) apply(t *tx) (view, error) {
 	if !on.heard(in.Session) {
 		return nil, nil
 	}
+	t.initiatorSays(on, r)
+	return nil, nil
+}
+
+func (in InitiatorRepeated) apply(t *tx) (view, error) {
+	on := t.s.initiators[in.Node]
+	if on == nil || on.report == nil || on.session < in.Session {
+		return nil, noReport(in.Node)
+	}
+	if on.heard(in.Session) {
+		r := *on.report
+		r.Generation = cmp.Or(in.Generation, r.Generation)
+		t.initiatorSays(on, &r)
+	}
+	return nil, nil
+}
+
+// initiatorSays acts on what a host has said, or says still.
+func (t *tx) initiatorSays(on *initiator, r *InitiatorReport) {
+	r.Generation = t.outlast(&on.agent, r.Generation)
+	on.report = r
 	t.join(r.Node, r.Labels)
 	t.initiatorSeen(on, r)
 	t.hostSeen(r)
 	t.settleNode(r.Node)
+	for _, e := range r.Evidence {
+		if v := t.peek(e.Volume); v != nil && v.Restored {
+			t.unsure[e.Volume] = true
+		}
+	}
 	for _, a := range r.Attachments {
-		if a.Phase == PhaseDetachedClean && t.peek(a.Volume) != nil {
+		if (a.Phase == PhaseDetachedClean || a.GaveUp.Why != "") && t.peek(a.Volume) != nil {
 			t.unsure[a.Volume] = true // it may be let go though nobody asked for that
 		}
 	}
-	return nil, nil
 }
 
 // hostSeen acts on a host's boot and identity. A grant is made to both.
@@ -302,7 +388,9 @@ func (in InitiatorLost) apply(t *tx) (view, error) {
 func (t *tx) targetSilent(name block.NodeName, on *target, why string) {
 	if on.status.Online {
 		on.status.Online = false
+		t.changed[name] = true
 		t.event(Warning, EventTargetOffline, nodeObject(name), why, "node", string(name))
+		t.excuse(name)
 	}
 }
 
@@ -328,6 +416,7 @@ func (Tick) apply(t *tx) (view, error) {
 	for id := range t.s.unsettled {
 		t.unsure[id] = true
 	}
+	t.forgetStrangers()
 	return nil, nil
 }
 

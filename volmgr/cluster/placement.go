@@ -55,9 +55,11 @@ func (r *random) intn(n int) int {
 // spot is a drive that could take legs, with what this request has put there.
 type spot struct {
 	drive  *Drive
-	domain string // value of the spread label
-	used   uint32 // extents, this request's included
-	legs   int    // of this request
+	domain string     // value of the spread label
+	used   uint32     // extents, this request's included
+	legs   int        // of this request
+	room   block.Size // on the drive's label
+	held   int        // legs that were there before
 	behind float64
 }
 
@@ -66,7 +68,8 @@ func (s *spot) free() uint32 { return s.drive.Extents - min(s.used, s.drive.Exte
 // placer places the legs of one volume.
 type placer struct {
 	spots  []*spot
-	need   uint32 // extents of a leg
+	need   uint32     // extents of a leg
+	record block.Size // on the drive's label, with its extents in one piece
 	k      int
 	rng    random
 	onNode map[block.NodeName]int // legs of this request
@@ -77,7 +80,7 @@ type placer struct {
 // place finds room for a volume, or says why there is none.
 func (s *State) place(pool *Pool, in CreateVolume) (block.Layout, []Leg, error) {
 	spots, refusals := s.spots(pool, in)
-	if err := enoughDomains(pool, in, spots, refusals); err != nil && !s.guards.sameDomain {
+	if err := s.enoughDomains(pool, in, spots, refusals); err != nil && !s.guards.sameDomain {
 		return block.Layout{}, nil, err
 	}
 	most := in.Stripes
@@ -88,9 +91,8 @@ func (s *State) place(pool *Pool, in CreateVolume) (block.Layout, []Leg, error) 
 	for stripes := most; stripes >= least; stripes-- {
 		layout := block.Layout{Stripes: stripes, Copies: in.Copies, Chunk: in.Chunk}
 		for _, pick := range []func(*placer, []*spot) *spot{(*placer).sample, (*placer).emptiest} {
-			p := newPlacer(spots, layout, in, s.guards)
-			if columns := p.columns(layout, pick); columns != nil {
-				return layout, s.carve(columns, p.need, in.Seed), nil
+			if legs := s.tryPlace(spots, layout, in, pick); legs != nil {
+				return layout, legs, nil
 			}
 		}
 	}
@@ -101,12 +103,48 @@ func (s *State) place(pool *Pool, in CreateVolume) (block.Layout, []Leg, error) 
 	return layout, nil, noSpace(pool, in, layout, spots, refusals)
 }
 
+// tryPlace is nil if a layout has no room. A leg in many pieces takes more of a label
+// than was counted on when its drive was picked: where it then does not fit, the
+// drive is left out.
+func (s *State) tryPlace(spots []*spot, layout block.Layout, in CreateVolume, pick func(*placer, []*spot) *spot) []Leg {
+	for {
+		p := newPlacer(spots, layout, in, s.guards)
+		columns := p.columns(layout, pick)
+		if columns == nil {
+			return nil
+		}
+		legs := s.carve(columns, p.need, in.Seed)
+		full := p.overfull(columns, legs)
+		if full == nil {
+			return legs
+		}
+		p.giveBack(columns)
+		spots = slices.DeleteFunc(slices.Clone(spots), func(x *spot) bool { return x == full })
+	}
+}
+
+// overfull is a drive whose label has no room for the pieces of the legs there.
+func (p *placer) overfull(columns [][]*spot, legs []Leg) *spot {
+	at := slices.Concat(columns...)
+	pieces := map[*spot]block.Size{}
+	for i, x := range at {
+		pieces[x] += block.LegRecord{Runs: len(legs[i].Extents)}.Size() - block.LegRecord{Runs: 1}.Size()
+	}
+	for _, x := range at {
+		if pieces[x] > x.room {
+			return x
+		}
+	}
+	return nil
+}
+
 func newPlacer(spots []*spot, layout block.Layout, in CreateVolume, g guards) *placer {
 	seed := in.Seed.id(0)
 	p := &placer{
 		need: uint32(min(layout.LegExtents(in.Size), 1<<31)), k: choices,
 		rng:    random(binary.BigEndian.Uint64(seed[:8])),
 		onNode: map[block.NodeName]int{}, firsts: map[block.NodeName]int{}, guards: g,
+		record: in.record(layout).Size(),
 	}
 	if layout.LegSize(in.Size) >= block.TiB {
 		p.k = choicesLarge
@@ -130,7 +168,7 @@ func autoStripes(size block.Size, copies, drives int) int {
 }
 
 // spots lists the drives of a pool that can be used now, in order of their ids,
-// and for each of the others why it can not.
+// and for each of the others why it cannot.
 func (s *State) spots(pool *Pool, in CreateVolume) (usable []*spot, refusals []string) {
 	type place struct {
 		node    *Node
@@ -161,7 +199,7 @@ func (s *State) spots(pool *Pool, in CreateVolume) (usable []*spot, refusals []s
 		case at.domain == "":
 			why = fmt.Sprintf("its node has no label %q", in.Spread)
 		default:
-			usable = append(usable, &spot{drive: d, domain: at.domain, used: s.used[d.ID] + count(s.strays(d)), behind: at.behind})
+			usable = append(usable, &spot{drive: d, domain: at.domain, used: s.used[d.ID] + count(s.strays(d)), room: s.labelRoom(d), held: len(s.onDrive[d.ID]), behind: at.behind})
 			continue
 		}
 		refusals = append(refusals, fmt.Sprintf("%s: %s", d.object(), why))
@@ -186,6 +224,7 @@ func (p *placer) columns(layout block.Layout, pick func(*placer, []*spot) *spot)
 				return nil
 			}
 			x.used += p.need
+			x.room -= p.record
 			x.legs++
 			p.onNode[x.drive.Node]++
 			legs = append(legs, x)
@@ -199,6 +238,7 @@ func (p *placer) columns(layout block.Layout, pick func(*placer, []*spot) *spot)
 func (p *placer) giveBack(columns [][]*spot) {
 	for _, x := range slices.Concat(columns...) {
 		x.used -= p.need
+		x.room += p.record
 		x.legs--
 	}
 }
@@ -217,7 +257,7 @@ func (p *placer) rotate(legs []*spot) {
 
 // fits reports whether a drive can take the next leg of a column.
 func (p *placer) fits(x *spot, column []*spot) bool {
-	if x.free() < p.need {
+	if x.free() < p.need || x.room < p.record {
 		return false
 	}
 	return p.guards.sameDomain || !slices.ContainsFunc(column, func(o *spot) bool {
@@ -265,7 +305,7 @@ func (p *placer) sample(column []*spot) *spot {
 func (p *placer) emptiest(column []*spot) *spot {
 	room := map[string]uint32{}
 	for _, x := range p.spots {
-		room[x.domain] += x.free() / p.need
+		room[x.domain] += min(x.free()/p.need, uint32(x.room/p.record))
 	}
 	var best *spot
 	for _, x := range p.spots {
@@ -300,10 +340,8 @@ func (s *State) carve(columns [][]*spot, need uint32, seed Seed) []Leg {
 	return legs
 }
 
-// carved are the extents of a drive that are some leg's, in no order.
-func (s *State) carved(d *Drive) []Extent {
-	return slices.Concat(slices.Concat(slices.Collect(maps.Values(s.onDrive[d.ID]))...), s.strays(d))
-}
+// carved are the extents of a drive that are some leg's, all but the strays in order.
+func (s *State) carved(d *Drive) []Extent { return slices.Concat(s.extents[d.ID], s.strays(d)) }
 
 // strays are the extents of legs on a drive's label that no record knows, as
 // after a restore of an older backup: targets keep them, so nothing else fits there.
@@ -339,7 +377,7 @@ func firstFit(taken []Extent, total, need uint32) []Extent {
 }
 
 func holes(taken []Extent, total uint32) (free []Extent) {
-	slices.SortFunc(taken, func(a, b Extent) int { return cmp.Compare(a.Start, b.Start) })
+	slices.SortFunc(taken, byStart) // fast if they are in order
 	next := uint32(0)
 	for _, e := range taken {
 		if e.Start > next {
@@ -354,7 +392,7 @@ func holes(taken []Extent, total uint32) (free []Extent) {
 }
 
 // enoughDomains refuses more copies than there are domains to keep them apart.
-func enoughDomains(pool *Pool, in CreateVolume, spots []*spot, refusals []string) error {
+func (s *State) enoughDomains(pool *Pool, in CreateVolume, spots []*spot, refusals []string) error {
 	domains := map[string]map[string]bool{}
 	for _, x := range spots {
 		put(domains, x.domain, string(x.drive.Node), true)
@@ -379,34 +417,79 @@ func enoughDomains(pool *Pool, in CreateVolume, spots []*spot, refusals []string
 		Text: fmt.Sprintf("volume %s: %d copies need %d different values of label %q, %s has %d%s%s",
 			in.Name, in.Copies, in.Copies, in.Spread, within, len(domains), because(some(found, 8)), listed(refusals)),
 	}
-	if len(spots) == 0 {
-		return e.hint("`weft drive list` shows the drives, `weft drive add` takes more in")
+	switch offline := s.offlineDomains(pool, in, domains); {
+	case len(domains)+len(offline) >= in.Copies:
+		return e.hint("bring targets back: %s", some(offline, 8))
+	case len(spots) == 0 && len(pool.Selector) > 0:
+		return e.hint("the pool selects drives with labels %s: `weft drive label DRIVE %s`, or the same on a node", pairs(pool.Selector), strings.ReplaceAll(pairs(pool.Selector), ",", " "))
+	case len(spots) == 0:
+		return e.hint("`weft drive list` shows the drives, `weft drive add` adds more")
+	case in.Spread == "node":
+		return e.hint("add drives on more nodes with `weft drive add`, or ask for fewer copies")
 	}
 	return e.hint("ask for fewer copies, another --spread, or label nodes with `weft node label`")
+}
+
+// offlineDomains lists the targets that are offline and whose drives would be further
+// values of the volume's spread label.
+func (s *State) offlineDomains(pool *Pool, in CreateVolume, have map[string]map[string]bool) (nodes []string) {
+	seen := map[string]bool{}
+	for _, id := range s.sortedDrives() {
+		d := s.drives[id]
+		n := s.nodes[d.Node]
+		domain := n.label(in.Spread)
+		if s.targetOnline(d.Node) || n.ConfirmedDead || !pool.selects(d, n) || !in.allows(n) || domain == "" || have[domain] != nil || seen[domain] {
+			continue
+		}
+		seen[domain] = true
+		nodes = append(nodes, string(d.Node))
+	}
+	slices.Sort(nodes)
+	return nodes
 }
 
 // noSpace says, drive by drive, why a volume does not fit.
 func noSpace(pool *Pool, in CreateVolume, layout block.Layout, spots []*spot, refusals []string) error {
 	need := layout.LegSize(in.Size).RoundUp(block.ExtentSize)
+	record := in.record(layout).Size()
 	var full []string
 	var room block.Size
+	labelled := true // no drive is full by its label alone
 	for _, x := range spots {
 		free := block.Size(x.free()) * block.ExtentSize
 		room += free
-		if free < need {
-			full = append(full, fmt.Sprintf("%s: %s free, %s short", x.drive.object(), free.Short(), (need-free).Short()))
-		} else {
-			full = append(full, fmt.Sprintf("%s: %s free, room for %d of %d legs (%s %s)", x.drive.object(), free.Short(), free/need, layout.Legs(), in.Spread, x.domain))
+		records := uint32(x.room / record)
+		text := fmt.Sprintf("%s: %s free", x.drive.object(), free.Short())
+		switch {
+		case free < need:
+			text += fmt.Sprintf(", %s short", (need - free).Short())
+		case block.Size(records) < free/need && int(records) < layout.Legs():
+			labelled = false
+			text += fmt.Sprintf(", room on its label for %d of %d legs beside the %d that are there", records, layout.Legs(), x.held)
+		default:
+			text += fmt.Sprintf(", room for %d of %d legs (%s %s)", free/need, layout.Legs(), in.Spread, x.domain)
 		}
+		full = append(full, text)
 	}
 	e := &Error{
 		Kind: ResourceExhausted, Reason: ReasonNoSpace, Object: "pool " + pool.Name,
-		Text: fmt.Sprintf("volume %s: no space for %d legs of %s in pool %s, which has %s free%s", in.Name, layout.Legs(), need.Short(), pool.Name, room.Short(), listed(append(full, refusals...))),
+		Text: fmt.Sprintf("volume %s: no space for %s of %s in pool %s, which has %s free%s", in.Name, plural(layout.Legs(), "leg"), need.Short(), pool.Name, room.Short(), listed(append(full, refusals...))),
 	}
-	if uint64(in.Size) > uint64(room)/uint64(in.Copies) {
-		return e.hint("delete volumes, or take more drives in with `weft drive add`")
+	if !labelled || uint64(in.Size) > uint64(room)/uint64(in.Copies) {
+		return e.hint("delete volumes, or add drives with `weft drive add`")
 	}
-	return e.hint("ask for more stripes (smaller legs), or take more drives in with `weft drive add`")
+	if need == block.ExtentSize { // legs cannot be smaller
+		return e.hint("ask for fewer stripes, since each leg takes %v at least, or add drives with `weft drive add`", need)
+	}
+	return e.hint("ask for more stripes (smaller legs), or add drives with `weft drive add`")
+}
+
+// plural counts things: "1 leg", "2 legs".
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // listed bounds a list for an error's text.

@@ -17,6 +17,9 @@ func (in CreatePool) apply(t *tx) (view, error) {
 	if _, err := block.ParseVolumeName(in.Name); err != nil {
 		return nil, invalid("name", "pool name %q must be formed like a volume's", in.Name)
 	}
+	if err := checkLabels("selector", in.Selector); err != nil {
+		return nil, err
+	}
 	if p := t.s.pools[in.Name]; p != nil {
 		if !maps.Equal(p.Selector, in.Selector) {
 			return nil, conflict("pool "+in.Name, "selector", p.Selector, in.Selector)
@@ -30,7 +33,7 @@ func (in CreatePool) apply(t *tx) (view, error) {
 
 func (in DeletePool) apply(t *tx) (view, error) {
 	if in.Name == DefaultPool {
-		return nil, invalid("name", "pool %q always exists", DefaultPool)
+		return nil, refused(ReasonPoolInUse, "pool "+DefaultPool, "always exists, and cannot be deleted")
 	}
 	if t.s.pools[in.Name] == nil {
 		return nil, nil

@@ -14,14 +14,9 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Nodes lists the nodes by name.
-func (s *State) Nodes() []Node {
-	var all []Node
-	for _, name := range slices.Sorted(maps.Keys(s.nodes)) {
-		all = append(all, s.nodeView(s.nodes[name]))
-	}
-	return all
-}
+// Nodes lists the nodes by name, with those that are only known by an agent that
+// was refused.
+func (s *State) Nodes() []Node { return values(s.NodesAfter("")) }
 
 // Node is one node; the error is NotFound.
 func (s *State) Node(name block.NodeName) (Node, error) {
@@ -34,13 +29,15 @@ func (s *State) Node(name block.NodeName) (Node, error) {
 
 func (s *State) nodeView(n *Node) Node {
 	v := *n
-	v.Labels = n.labels()
+	v.Labels = shown(n.labels())
 	if t := s.targets[n.Name]; t != nil {
 		v.Target = s.agentView(t.status)
 	}
 	if i := s.initiators[n.Name]; i != nil {
 		v.Initiator = s.agentView(i.status)
 	}
+	v.Target.Refused = s.refusedAgent(strangerKey{n.Name, "target"})
+	v.Initiator.Refused = s.refusedAgent(strangerKey{n.Name, "initiator"})
 	return v
 }
 
@@ -58,46 +55,43 @@ func (s *State) Devices(name block.NodeName) ([]Device, error) {
 	}
 	t := s.targets[name]
 	if t == nil || !t.status.Online {
-		return nil, refused(ReasonNodeOffline, nodeObject(name), "its target agent is offline, so its devices are not known").
+		return nil, refused(ReasonNodeOffline, nodeObject(name), "its target agent is offline, so its devices are unknown").
 			hint("start `weft target` on %s, or look at `weft node list`", name)
 	}
 	return slices.Clone(t.devices), nil
 }
 
 // Drives lists the drives of a node, or all if node is empty, by node and device.
-func (s *State) Drives(node block.NodeName) []Drive {
-	ids := maps.Keys(s.drives)
-	if node != "" {
-		ids = maps.Keys(s.drivesOn[node])
+func (s *State) Drives(node block.NodeName) []Drive { return values(s.DrivesAfter(node, "")) }
+
+// recordedDrives are the records of a node's drives, by device.
+func (s *State) recordedDrives(node block.NodeName) []*Drive {
+	var all []*Drive
+	for id := range s.drivesOn[node] {
+		all = append(all, s.drives[id])
 	}
-	var all []Drive
-	for id := range ids {
-		all = append(all, s.driveView(s.drives[id]))
-	}
-	slices.SortFunc(all, func(a, b Drive) int {
-		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Device, b.Device), bytes.Compare(a.ID.UUID[:], b.ID.UUID[:]))
+	slices.SortFunc(all, func(a, b *Drive) int {
+		return cmp.Or(cmp.Compare(a.Device, b.Device), bytes.Compare(a.ID.UUID[:], b.ID.UUID[:]))
 	})
 	return all
 }
 
+// driveView is a drive as readers see it. Nobody knows whether one is ready whose
+// target is offline.
 func (s *State) driveView(d *Drive) Drive {
 	v := *d
+	if v.State == DriveReady && !s.targetOnline(v.Node) {
+		v.State, v.Reason = DriveOffline, "its target is offline"
+	}
+	v.Labels = shown(d.Labels)
 	v.Capacity = block.Size(d.Extents) * block.ExtentSize
 	v.Allocated = block.Size(s.used[d.ID]) * block.ExtentSize
 	return v
 }
 
-// Pools lists the pools by name.
-func (s *State) Pools() []Pool {
-	var all []Pool
-	for _, name := range slices.Sorted(maps.Keys(s.pools)) {
-		all = append(all, s.poolView(s.pools[name]))
-	}
-	return all
-}
-
 func (s *State) poolView(p *Pool) Pool {
 	v := *p
+	v.Selector = shown(p.Selector)
 	for _, d := range s.drives {
 		if d.State != DriveRemoving && p.selects(d, s.nodes[d.Node]) {
 			d := s.driveView(d)
@@ -110,13 +104,7 @@ func (s *State) poolView(p *Pool) Pool {
 }
 
 // Volumes lists the volumes by name.
-func (s *State) Volumes() []Volume {
-	var all []Volume
-	for _, name := range slices.Sorted(maps.Keys(s.byName)) {
-		all = append(all, s.volumeView(s.volumes[s.byName[name]]))
-	}
-	return all
-}
+func (s *State) Volumes() []Volume { return values(s.VolumesAfter("")) }
 
 // Volume is one volume by name or id; the error is NotFound.
 func (s *State) Volume(nameOrID string) (Volume, error) {
@@ -139,6 +127,7 @@ func (s *State) find(nameOrID string) (*Volume, error) {
 
 func (s *State) volumeView(v *Volume) Volume {
 	view := *v
+	view.Labels = shown(v.Labels)
 	view.Legs = slices.Clone(v.Legs)
 	view.Health = s.health(v)
 	view.FenceWaitsFor = s.fenceWaits(v)
@@ -156,7 +145,7 @@ func (s *State) volumeView(v *Volume) Volume {
 		case l.State == LegCreating || l.State == LegDeleting:
 			l.Reason = s.legWaitsFor(l)
 		case l.Suspect:
-			l.Reason = fmt.Sprintf("suspect: %s; waits for %s", rebootLoss, s.suspectWaitsFor(v, l))
+			l.Reason = fmt.Sprintf("suspect: %s; waits for %s", l.loss(), s.suspectWaitsFor(v, l))
 		case l.State == LegStale:
 			if why := s.rebuildWaitsFor(v, l); why != "" {
 				l.Reason += "; rebuild waits for " + why
@@ -194,8 +183,12 @@ func (s *State) health(v *Volume) Health {
 // servable reports whether a leg's target is online, its drive is ready, and
 // the target has nothing against the leg.
 func (s *State) servable(l *Leg) bool {
-	d := s.drives[l.Drive]
-	return s.targetOnline(l.Node) && d != nil && d.State == DriveReady && s.legError(l) == ""
+	d, on := s.drives[l.Drive], s.targets[l.Node]
+	if !s.targetOnline(l.Node) || d == nil || d.State != DriveReady || s.legError(l) != "" {
+		return false
+	}
+	r, seen := on.drives[l.Drive] // newer than the drive's state while the report is being taken in
+	return seen && r.Error == ""
 }
 
 // legError is what a leg's target says is wrong with it.
@@ -216,20 +209,6 @@ func (s *State) initiatorOnline(name block.NodeName) bool {
 	return i != nil && i.status.Online
 }
 
-// Attachments lists the attachments of a node, or all if node is empty, by volume.
-func (s *State) Attachments(node block.NodeName) []Attachment {
-	var all []Attachment
-	for _, name := range slices.Sorted(maps.Keys(s.byName)) {
-		v := s.volumes[s.byName[name]]
-		for _, a := range v.attachments() {
-			if node == "" || a.Node == node {
-				all = append(all, s.attachmentView(v, a))
-			}
-		}
-	}
-	return all
-}
-
 func (s *State) attachmentView(v *Volume, of *Attachment) Attachment {
 	a := *of
 	a.VolumeID, a.VolumeName = v.ID, v.Name
@@ -247,7 +226,7 @@ func (s *State) attachmentReport(v *Volume, a *Attachment) (AttachmentReport, bo
 		return AttachmentReport{}, false
 	}
 	r, ok := i.attachments[v.ID]
-	return r, ok && r.Epoch == a.Epoch
+	return r, ok && r.Epoch == a.Epoch && r.Grant == a.Grant
 }
 
 // maxWrong is how many sentences of a Status still fit a screen.
@@ -262,6 +241,8 @@ func (s *State) Status() Status {
 		st.Allocated += d.Allocated
 		if d.State != DriveReady {
 			st.DrivesNotReady++
+		}
+		if d.State != DriveReady && d.State != DriveOffline { // of which its node tells
 			drives = append(drives, fmt.Sprintf("drive %s (%s on %s) is %s%s", d.ID, d.Device, d.Node, d.State, because(d.Reason)))
 		}
 	}
@@ -277,7 +258,7 @@ func (s *State) Status() Status {
 		switch v.Health {
 		case Unavailable:
 			st.VolumesUnavailable++
-			st.Wrong = append(st.Wrong, fmt.Sprintf("volume %s can not be served: see `weft explain volume %s`", v.Name, v.Name))
+			st.Wrong = append(st.Wrong, fmt.Sprintf("volume %s cannot be served: see `weft explain volume %s`", v.Name, v.Name))
 		case Degraded, Rebuilding:
 			st.VolumesDegraded++
 			degraded = append(degraded, fmt.Sprintf("volume %s is %s: see `weft explain volume %s`", v.Name, strings.ToLower(string(v.Health)), v.Name))
@@ -288,11 +269,32 @@ func (s *State) Status() Status {
 			}
 		}
 	}
-	st.Wrong = append(st.Wrong, slices.Concat(nodes, degraded, drives)...)
+	st.Wrong = append(st.Wrong, slices.Concat(s.wrongStrangers(), s.wrongDrives(), nodes, degraded, s.unknown(), drives)...)
 	if extra := len(st.Wrong) - maxWrong; extra > 0 {
 		st.Wrong = append(st.Wrong[:maxWrong], fmt.Sprintf("and %d more", extra))
 	}
 	return st
+}
+
+// unknown tells of volumes that the drives hold and this store does not know: they
+// were made after the backup that it was restored from. Their space stays theirs.
+func (s *State) unknown() (wrong []string) {
+	names, nodes := map[block.VolumeID]block.VolumeName{}, map[block.VolumeID][]string{}
+	for _, node := range slices.Sorted(maps.Keys(s.targets)) {
+		for id, d := range s.targets[node].drives {
+			for _, l := range d.Legs {
+				if s.drives[id] != nil && s.volumes[l.Volume.ID] == nil && !slices.Contains(nodes[l.Volume.ID], string(node)) {
+					names[l.Volume.ID] = l.Volume.Name
+					nodes[l.Volume.ID] = append(nodes[l.Volume.ID], string(node))
+				}
+			}
+		}
+	}
+	for _, id := range sorted(names) {
+		wrong = append(wrong, fmt.Sprintf("volume %s (%v) is on drives of %s but not in this store, which is older: the drives keep it, and `weft volmgr rebuild-from-drives` recovers it",
+			names[id], id, some(nodes[id], 8)))
+	}
+	return wrong
 }
 
 // silent names the agents that a node is expected to run and that are not online.

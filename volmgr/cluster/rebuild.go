@@ -13,50 +13,86 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Rebuild makes a state anew from what the drives' labels say, for the day when
-// the store and its backups are gone. The text says, line by line, what was
+// Rebuild makes a state anew from what the drives' labels and the hosts say, for the
+// day when the store and its backups are gone. The text says, line by line, what was
 // found and what a person has to look at.
 //
-// Of a volume's labels the one with the highest generation is believed. Labels
-// are written after the records they copy, so the newest record may have been on
-// none of the drives that are here; therefore a column is believed only if all
-// of its legs were found, and the found legs of any other are stale until an
-// operator promotes one. Every volume comes up detached and not clean, at an
-// epoch above any that a target admits. Pools are not on labels.
-func Rebuild(now time.Time, reports []TargetReport) (*State, string, error) {
-	r := &rebuild{s: empty(), now: now, legs: map[block.LegID]foundLeg{}, lastEpoch: map[block.VolumeID]block.Epoch{}, labelled: map[block.DriveID][]Extent{}}
-	id, err := clusterOf(reports)
+// Of a volume's labels the newest is its definition. Which of its copies are in sync
+// is another question; judge.go says when it has an answer. Every volume comes up
+// detached and not clean, at an epoch far above any that a target or host has heard of.
+// Pools are not on labels.
+func Rebuild(now time.Time, targets []TargetReport, hosts []InitiatorReport) (*State, string, error) {
+	return newRebuild(guards{}, targets, hosts).rebuild(now, targets, hosts)
+}
+
+func (r *rebuild) rebuild(now time.Time, targets []TargetReport, hosts []InitiatorReport) (*State, string, error) {
+	id, err := clusterOf(targets)
 	if err != nil {
 		return nil, "", err
 	}
+	r.now = now
 	generation := uint64(0)
-	for _, report := range reports {
+	for _, report := range targets {
 		generation = max(generation, report.Generation)
-		r.node(report)
 	}
-	r.s.meta = meta{Schema: schema, ClusterID: id, Generation: generation + 1, FirstEvent: 1, NextEvent: 1}
+	for _, report := range hosts {
+		generation = max(generation, report.Generation)
+	}
+	r.s.meta = meta{Schema: schema, ClusterID: id, Generation: generation + generationJump, FirstEvent: 1, NextEvent: 1}
 	r.s.pools[DefaultPool] = &Pool{Name: DefaultPool}
 	r.volumes()
 	r.stretch()
+	r.users(hosts)
 	t := newTx(r.s, now)
 	t.event(Trouble, EventStoreRebuilt, "cluster", fmt.Sprintf("from the labels of %d drives on %d nodes: %d volumes", len(r.s.drives), len(r.s.nodes), len(r.s.volumes)))
 	t.commit()
 	return r.s, strings.Join(r.lines, "\n"), nil
 }
 
-// rebuild collects what the labels say before it makes volumes of it.
+// rebuild collects what the labels and the hosts say before it makes volumes of it.
 type rebuild struct {
 	s         *State
 	now       time.Time
-	legs      map[block.LegID]foundLeg
-	lastEpoch map[block.VolumeID]block.Epoch // highest seen anywhere
-	labelled  map[block.DriveID][]Extent     // of all legs that were found, used or not
+	legs      map[block.LegID]placedLeg
+	admitted  map[block.VolumeID]block.Epoch // the highest that a target speaks of
+	inquiries map[block.VolumeID]*inquiry
+	labelled  map[block.DriveID][]Extent // of all legs that were found, used or not
 	lines     []string
 }
 
-type foundLeg struct {
-	LegLabel
+type placedLeg struct {
+	foundLeg
 	drive *Drive
+}
+
+func newRebuild(g guards, targets []TargetReport, hosts []InitiatorReport) *rebuild {
+	r := &rebuild{
+		s: empty(), legs: map[block.LegID]placedLeg{}, admitted: map[block.VolumeID]block.Epoch{},
+		inquiries: map[block.VolumeID]*inquiry{}, labelled: map[block.DriveID][]Extent{},
+	}
+	for _, report := range targets {
+		r.node(report)
+	}
+	for _, what := range Unread(targets) {
+		r.say("not read, so that the legs on it are left out: %s", what)
+	}
+	for _, id := range sorted(r.legs) {
+		l := r.legs[id]
+		q := r.inquiries[l.Volume.ID]
+		if q == nil {
+			q = newInquiry(g, nil)
+			q.top = r.admitted[l.Volume.ID]
+			r.inquiries[l.Volume.ID] = q
+		}
+		q.leg(l.foundLeg)
+	}
+	for id, q := range r.inquiries {
+		q.missing(q.newest.Layout)
+		for i := range hosts {
+			q.host(id, &hosts[i])
+		}
+	}
+	return r
 }
 
 func (r *rebuild) say(format string, args ...any) {
@@ -88,15 +124,14 @@ func (r *rebuild) node(report TargetReport) {
 		Name: report.Node, AgentLabels: maps.Clone(report.Labels), Portals: report.Portals, TargetBoot: report.BootID,
 	}
 	for _, a := range report.Admissions {
-		r.lastEpoch[a.Volume] = max(r.lastEpoch[a.Volume], a.Epoch)
+		r.admitted[a.Volume] = max(r.admitted[a.Volume], a.Epoch)
 	}
 	for _, d := range report.Drives {
 		if d.Error != "" {
-			r.say("drive %v on %s can not be read, its legs are not known: %s", d.Drive, report.Node, d.Error)
 			continue
 		}
 		if other := r.s.drives[d.Drive]; other != nil {
-			r.say("drive %v is seen on %s and on %s: only the first is used", d.Drive, other.Node, report.Node)
+			r.say("drive %v is on both %s and %s: only the first is used", d.Drive, other.Node, report.Node)
 			continue
 		}
 		drive := rebuiltDrive(report, d)
@@ -104,9 +139,32 @@ func (r *rebuild) node(report TargetReport) {
 		r.s.indexDrive(nil, drive)
 		for _, l := range d.Legs {
 			r.labelled[d.Drive] = append(r.labelled[d.Drive], l.Extents...)
-			r.leg(foundLeg{l, drive})
+			r.leg(placedLeg{foundLeg{LegLabel: l, node: report.Node, cut: d.cut(l, report.BootID), volatile: drive.VolatileCache}, drive})
 		}
 	}
+}
+
+// Unread lists what targets have and have not read: drives whose labels they could not
+// read, drives that they see and have not opened, and devices that may be drives.
+func Unread(targets []TargetReport) (all []string) {
+	for _, report := range targets {
+		opened := map[block.DriveID]bool{}
+		for _, d := range report.Drives {
+			opened[d.Drive] = true
+			if d.Error != "" {
+				all = append(all, fmt.Sprintf("drive %v on %s: %s", d.Drive, report.Node, d.Error))
+			}
+		}
+		for _, dev := range report.Devices {
+			switch {
+			case dev.Unread != "":
+				all = append(all, fmt.Sprintf("device %s on %s: %s", dev.Path, report.Node, dev.Unread))
+			case !dev.DriveID.IsZero() && !opened[dev.DriveID]:
+				all = append(all, fmt.Sprintf("drive %v on %s: %s has its label, and was not opened", dev.DriveID, report.Node, dev.Path))
+			}
+		}
+	}
+	return all
 }
 
 func rebuiltDrive(report TargetReport, d DriveReport) *Drive {
@@ -120,11 +178,11 @@ func rebuiltDrive(report TargetReport, d DriveReport) *Drive {
 	return drive
 }
 
-func (r *rebuild) leg(l foundLeg) {
+func (r *rebuild) leg(l placedLeg) {
 	id := l.Volume.ID
-	r.lastEpoch[id] = max(r.lastEpoch[id], l.AdmittedEpoch, l.Volume.Epoch)
+	r.admitted[id] = max(r.admitted[id], l.AdmittedEpoch, l.Volume.Epoch)
 	if other, ok := r.legs[l.Leg]; ok {
-		r.say("leg %v of volume %s is on %s and on %s: the one with the newer label is used", l.Leg, l.Volume.Name, other.drive.object(), l.drive.object())
+		r.say("leg %v of volume %s is on both %s and %s: the one with the newer label is used", l.Leg, l.Volume.Name, other.drive.object(), l.drive.object())
 		if other.Volume.Generation >= l.Volume.Generation {
 			return
 		}
@@ -134,37 +192,27 @@ func (r *rebuild) leg(l foundLeg) {
 
 // volumes makes the volumes, in order of their ids.
 func (r *rebuild) volumes() {
-	byVolume := map[block.VolumeID][]foundLeg{}
-	for _, id := range sorted(r.legs) {
-		l := r.legs[id]
-		byVolume[l.Volume.ID] = append(byVolume[l.Volume.ID], l)
-	}
-	for _, id := range sorted(byVolume) {
-		r.volume(byVolume[id])
+	for _, id := range sorted(r.inquiries) {
+		r.volume(r.inquiries[id])
 	}
 }
 
-func (r *rebuild) volume(legs []foundLeg) {
-	best := slices.MaxFunc(legs, func(a, b foundLeg) int {
-		return cmp.Or(cmp.Compare(a.Volume.Generation, b.Volume.Generation), cmp.Compare(a.Volume.Epoch, b.Volume.Epoch))
-	}).Volume
-	var found []LegLabel
-	for _, l := range legs {
-		found = append(found, l.LegLabel)
-	}
+func (r *rebuild) volume(q *inquiry) {
+	best := q.newest
 	labels, formatted := fromDrives(best.Labels)
-	if r.lastEpoch[best.ID] > 0 { // it was granted, and the label may be older than that
+	if q.top > 0 { // it was granted, and the label may be older than that
 		formatted = orRaw(formatted)
 	}
 	v := &Volume{
-		ID: best.ID, Name: best.Name, Size: grownOnDrives(best, found), Layout: best.Layout, Pool: best.Pool, Spread: best.Spread,
-		Labels: labels, Formatted: formatted, State: VolumeReady, Epoch: r.lastEpoch[best.ID] + 1, Generation: best.Generation + 1,
+		ID: best.ID, Name: best.Name, Size: grownOnDrives(best, q.labels()), Layout: best.Layout, Pool: best.Pool, Spread: best.Spread,
+		Labels: labels, Formatted: formatted, State: VolumeReady, Epoch: q.top + epochJump, Generation: best.Generation + 1,
 		Created: time.Unix(0, best.Created).UTC(),
 	}
-	for _, l := range legs {
+	for _, id := range sorted(q.legs) {
+		l := r.legs[id]
 		v.Legs = append(v.Legs, Leg{
 			ID: l.Leg, Column: l.Column, Copy: l.Copy, Drive: l.drive.ID, Node: l.drive.Node, Extents: l.Extents,
-			State: LegStale, Revision: l.Revision + 1, StaleSince: r.now.UTC(),
+			State: LegStale, Revision: q.highest + epochJump, StaleSince: r.now.UTC(),
 		})
 	}
 	if err := v.check(); err != nil {
@@ -177,16 +225,16 @@ func (r *rebuild) volume(legs []foundLeg) {
 	slices.SortFunc(v.Legs, func(a, b Leg) int { return cmp.Or(cmp.Compare(a.Column, b.Column), cmp.Compare(a.Copy, b.Copy)) })
 	for other := r.s.byName[v.Name]; r.s.volumes[other] != nil; other = r.s.byName[v.Name] {
 		name := block.VolumeName(fmt.Sprintf("%.54s-%s", v.Name, v.ID.String()[:8]))
-		r.say("volume %s (%v) has the name of %v and is now called %s", v.Name, v.ID, other, name)
+		r.say("volume %s (%v) has the same name as %v and is now called %s", v.Name, v.ID, other, name)
 		v.Name = name
 	}
 	if v.Pool != DefaultPool {
-		r.say("volume %s is of pool %s, which is not on labels: create it again", v.Name, v.Pool)
+		r.say("volume %s belongs to pool %s, which is not stored on labels: create the pool again", v.Name, v.Pool)
 	}
 	if best.ExpandingTo > v.Size {
-		r.say("volume %s was being expanded to %v, which had not come to an end: it has %v; ask for it again", v.Name, best.ExpandingTo, v.Size)
+		r.say("volume %s was being expanded to %v and has %v: expand it again", v.Name, best.ExpandingTo, v.Size)
 	}
-	r.judge(v, best, legs)
+	r.judge(v, q)
 	r.s.volumes[v.ID] = v
 	r.s.index(nil, v)
 }
@@ -194,7 +242,7 @@ func (r *rebuild) volume(legs []foundLeg) {
 // fits refuses a volume whose legs lie over those of another, or outside of their drives.
 func (r *rebuild) fits(v *Volume) bool {
 	for i, l := range v.Legs {
-		taken := slices.Concat(slices.Collect(maps.Values(r.s.onDrive[l.Drive]))...)
+		taken := slices.Clone(r.s.extents[l.Drive])
 		for _, o := range v.Legs[:i] {
 			if o.Drive == l.Drive {
 				taken = append(taken, o.Extents...)
@@ -203,7 +251,7 @@ func (r *rebuild) fits(v *Volume) bool {
 		for _, x := range l.Extents {
 			outside := uint64(x.Start)+uint64(x.Count) > uint64(r.s.drives[l.Drive].Extents)
 			if outside || slices.ContainsFunc(taken, x.overlaps) {
-				r.say("volume %s (%v) is left out: extents %v of %v on drive %v are not its own", v.Name, v.ID, x, &l, l.Drive)
+				r.say("volume %s (%v) is left out: extents %v of %v on drive %v belong to another leg", v.Name, v.ID, x, &l, l.Drive)
 				return false
 			}
 		}
@@ -226,7 +274,7 @@ func (r *rebuild) stretch() {
 			}
 			taken, d := slices.Concat(r.s.carved(r.s.drives[l.Drive]), r.labelled[l.Drive]), r.s.drives[l.Drive]
 			if room := holes(taken, d.Extents); count(room) < need-have {
-				r.say("volume %s: %v is smaller than its volume and has no room to grow: it can not be rebuilt", v.Name, l)
+				r.say("volume %s: %v is smaller than its volume and has no room to grow: it cannot be rebuilt", v.Name, l)
 				continue
 			}
 			l.Extents = extend(l.Extents, taken, d.Extents, need-have)
@@ -242,40 +290,77 @@ func (e Extent) overlaps(o Extent) bool {
 }
 
 // judge decides which legs of a volume are in sync.
-func (r *rebuild) judge(v *Volume, best VolumeLabel, legs []foundLeg) {
-	if best.Generation == 1 && len(best.InSync) == 0 && len(legs) == v.Layout.Legs() {
+func (r *rebuild) judge(v *Volume, q *inquiry) {
+	if q.unborn() && len(q.legs) == v.Layout.Legs() {
 		v.State, v.Clean = VolumeCreating, true
 		for i := range v.Legs {
 			v.Legs[i].State, v.Legs[i].StaleSince = LegCreating, time.Time{}
 		}
-		r.say("volume %s was being created: it goes on", v.Name)
+		r.say("volume %s was being created: that continues", v.Name)
 		return
-	}
-	found := make([]int, v.Layout.Stripes)
-	for _, l := range v.Legs {
-		found[l.Column]++
 	}
 	for i := range v.Legs {
 		l := &v.Legs[i]
-		switch {
-		case found[l.Column] < v.Layout.Copies:
-			l.Reason = "the label of another leg of its column was not found and may be newer"
-		case !slices.Contains(best.InSync, l.ID):
-			l.Reason = "the newest label does not list it as in sync"
-		default:
+		verdict := q.judge(l.ID, l.Column)
+		if l.Reason = verdict.why; verdict.good {
 			l.good()
+			l.Suspect = verdict.suspect
 		}
 	}
-	in := v.inSync()
+	v.Holder = q.holder("")
+	v.Lingering = q.lingering()
 	for c := range v.Layout.Stripes {
-		switch {
-		case found[c] == 0:
-			r.say("volume %s: column %d has no leg at all: find its drives", v.Name, c)
-		case in[c] == 0:
-			r.say("volume %s: column %d: %d of %d legs found, none can be believed: find the other drives and rebuild again, or `weft volume promote-stale %s LEG --accept-data-loss`", v.Name, c, found[c], v.Layout.Copies, v.Name)
+		r.sayColumn(v, q, c)
+	}
+	r.say("volume %s: %v, %d of %d legs in sync, detached at epoch %d%s", v.Name, v.Size, sum(v.inSync()), v.Layout.Legs(), v.Epoch, q.basis())
+}
+
+// sayColumn tells of a column that an operator has to see to: what speaks for each
+// of its copies, and the command that chooses it.
+func (r *rebuild) sayColumn(v *Volume, q *inquiry, column int) {
+	legs := v.column(column)
+	switch {
+	case len(legs) == 0:
+		r.say("volume %s: column %d has no leg: find its drives", v.Name, column)
+		return
+	case v.inSync()[column] > 0:
+		return
+	}
+	r.say("volume %s: column %d: %d of %d legs found, none is proven, so an operator has to choose one:", v.Name, column, len(legs), v.Layout.Copies)
+	for _, l := range legs {
+		r.say("  %v: %s", l, l.Reason)
+		r.say("    to choose it: weft volume promote-stale %s %d.%d --accept-data-loss", v.Name, l.Column, l.Copy)
+	}
+	if host := q.awaits(r.s.confirmedDead); host != "" {
+		r.say("  host %s may have a note of which copies are good: start its agent and rebuild again before you start the manager", host)
+	}
+	if q.absent[column] {
+		r.say("  or find the other drives and rebuild again before you start the manager")
+	}
+}
+
+// basis says what the in-sync sets rest on.
+func (q *inquiry) basis() string {
+	switch w := q.witness(); {
+	case q.layout.Copies == 1:
+		return ""
+	case q.quiet():
+		return "; nobody has written since the newest label"
+	case w != nil:
+		return fmt.Sprintf("; host %s noted at epoch %d which copies are good", w.host, w.Epoch)
+	}
+	return ""
+}
+
+// users names the devices that the manager will take away when it is started.
+func (r *rebuild) users(hosts []InitiatorReport) {
+	for _, report := range hosts {
+		for _, a := range report.Attachments {
+			if v := r.s.volumes[a.Volume]; v != nil && a.Device != "" {
+				r.say("volume %s is in use on %s as %s: unmount it there before you start the manager, which removes the device", v.Name, report.Node, a.Device)
+			}
 		}
 	}
-	r.say("volume %s: %v, %d of %d legs in sync, detached at epoch %d", v.Name, v.Size, sum(in), v.Layout.Legs(), v.Epoch)
 }
 
 func sum(numbers []int) (total int) {

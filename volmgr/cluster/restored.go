@@ -4,7 +4,9 @@ package cluster
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"weft.dev/weft/proto/block"
@@ -12,33 +14,61 @@ import (
 
 // Jumps that a restored state makes, so that nothing the cluster did after the
 // backup can be taken for what it does from now on: no grant, wanted state or
-// revision made since comes near them.
+// revision made since comes near them. No manager commits as often as generationRate.
 const (
 	epochJump      = 1 << 20
 	generationJump = 1 << 32
+	generationRate = 1 << 16 // a second
 )
 
 // Restored makes the records of a backup fit to start from. What happened after
 // the backup is not in it: who was granted what, and which copies went stale.
 // So every volume comes up detached and not clean, at an epoch far above any
 // that a target can have admitted, with its legs under new identities, and none of
-// them is taken for one that was never written.
+// them is taken for one that was never written. A backup that is restored twice
+// jumps to the same numbers twice: settleRestored goes above what agents report. Only
+// the generation depends on the time, too: it tells who is at the orders of which store.
 func Restored(now time.Time, records []Record) ([]Record, error) {
 	s, err := Load(records)
 	if err != nil {
 		return nil, err
 	}
-	s.meta.Generation += generationJump
+	s.meta.Generation += generationJump + generationRate*uint64(max(0, now.Unix()))
 	t := newTx(s, now)
 	for _, id := range sorted(s.volumes) {
 		t.restored(t.volume(id))
 	}
-	t.event(Trouble, EventStoreRestored, "cluster", fmt.Sprintf("from a backup: %d volumes detached, each is served again once the labels of its legs have been seen", len(s.volumes)))
+	t.event(Trouble, EventStoreRestored, "cluster", fmt.Sprintf("from a backup: %d volumes are detached; each is served again once the labels of its legs have been seen", len(s.volumes)))
 	t.commit()
 	return s.Records(), nil
 }
 
+// Backup is what a backup says of a volume that labels and hosts may know better.
+type Backup struct {
+	Epoch   block.Epoch    `json:"epoch"`
+	Quiet   bool           `json:"quiet,omitempty"`
+	Clean   bool           `json:"clean,omitempty"`
+	Writer  block.NodeName `json:"writer,omitempty"`
+	InSync  []block.LegID  `json:"in_sync,omitempty"`
+	Suspect []block.LegID  `json:"suspect,omitempty"`
+	// Generation is the first of the restored store: who has reached it is no longer
+	// at the orders of another.
+	Generation uint64 `json:"generation,omitempty"`
+}
+
 func (t *tx) restored(v *Volume) {
+	switch {
+	case !v.Restored:
+		label := v.label()
+		v.Backup = &Backup{label.Epoch, label.Quiet, label.Clean, label.Writer, label.InSync, label.Suspect, t.s.meta.Generation}
+		for i := range v.Legs { // Backup says so, and a newer label may know how that ended
+			v.Legs[i].Suspect = false
+		}
+	case v.Backup != nil: // the store of the backup had been restored, and not settled
+		backup := *v.Backup
+		backup.Generation = t.s.meta.Generation
+		v.Backup = &backup
+	}
 	v.Epoch += epochJump
 	v.Clean = false
 	v.Formatted = orRaw(v.Formatted)
@@ -52,72 +82,146 @@ func (t *tx) restored(v *Volume) {
 		l.Revision += epochJump
 		l.StaleAt = 0
 		if l.State == LegRebuilding {
-			l.State, l.Reason, l.StaleSince = LegStale, "its rebuild was cut by a restore", t.now.UTC()
+			l.State, l.Reason, l.StaleSince = LegStale, "a restore interrupted its rebuild", t.now.UTC()
 		}
 	}
 }
 
-// settleRestored compares a restored volume with the labels of its legs, when
-// all of them have been seen. Until then nothing is wanted of its targets, which
-// therefore keep the labels as they are, and it can not be attached.
-//
-// As in [Rebuild], the label with the highest generation is believed, and a
-// column only if all of its legs were found.
+// inquire asks labels and hosts about a restored volume.
+func (s *State) inquire(v *Volume) *inquiry {
+	var known *VolumeLabel
+	if b := v.Backup; b != nil {
+		label := v.label()
+		label.Epoch, label.Quiet, label.Clean, label.Writer, label.InSync, label.Suspect = b.Epoch, b.Quiet, b.Clean, b.Writer, b.InSync, b.Suspect
+		known = &label
+	}
+	q := newInquiry(s.guards, known)
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		on := s.targets[l.Node]
+		if on == nil {
+			continue
+		}
+		q.top = max(q.top, on.admitted[v.ID])
+		report := on.drives[l.Drive]
+		for _, label := range report.Legs {
+			if label.Leg == l.ID {
+				drive := s.drives[l.Drive]
+				q.leg(foundLeg{LegLabel: label, node: l.Node, cut: report.cut(label, on.status.BootID), volatile: drive == nil || drive.VolatileCache})
+			}
+		}
+	}
+	q.missing(v.Layout)
+	for _, name := range slices.Sorted(maps.Keys(s.initiators)) {
+		if r := s.initiators[name].report; r != nil {
+			q.host(v.ID, r)
+		}
+	}
+	return q
+}
+
+// settleRestored compares a restored volume with the labels of its legs and with
+// what its last host has noted, when all of them have been seen or are dead. Until
+// then nothing is wanted of its targets, which therefore keep the labels as they
+// are, and it cannot be attached. Which copies are believed is up to judge.go.
 func (t *tx) settleRestored(id block.VolumeID) {
 	v := t.peek(id)
 	if !v.Restored || len(t.s.unseen(v)) > 0 {
 		return
 	}
+	q := t.s.inquire(v)
+	if host := q.awaits(t.confirmedDead); host != "" {
+		t.awaitHost(host)
+		return
+	}
 	v = t.volume(id)
-	v.Restored = false
-	best, found := t.s.newestLabel(v)
-	if v.State == VolumeCreating && len(best.InSync) == 0 {
-		return // it was never ready
+	v.Restored, v.Backup = false, nil
+	t.outnumber(v, q)
+	if v.State == VolumeCreating && q.unborn() {
+		return
 	}
-	missing := make([]bool, v.Layout.Stripes)
-	for _, l := range v.Legs {
-		missing[l.Column] = missing[l.Column] || !found[l.ID]
-	}
-	newer := best.Generation > v.Generation || v.State == VolumeCreating
 	v.State = VolumeReady
-	t.adopt(v, best, newer)
+	t.adopt(v, q)
 	for i := range v.Legs {
-		l := &v.Legs[i]
-		switch listed := slices.Contains(best.InSync, l.ID); {
-		case l.State == LegStale && (!newer || !listed || missing[l.Column]):
-		case missing[l.Column]:
-			t.stale(v, l.ID, EventLegStale, "the label of a leg of its column was not found and may be newer")
-		case newer && listed:
-			l.good()
-		case newer:
-			t.stale(v, l.ID, EventLegStale, "it went stale after the backup")
+		t.resume(v, v.Legs[i].ID, q)
+	}
+	v.Holder = q.holder(v.Holder)
+	v.Generation++
+	t.volumeEvent(v, Info, EventVolumeChecked, "its record was compared with the labels on the drives"+q.basis())
+}
+
+// awaitHost makes sure that a host which is waited for can be confirmed dead, also
+// if the backup is older than the host.
+func (t *tx) awaitHost(host block.NodeName) {
+	if t.nodes.peek(host) == nil {
+		t.node(host)
+	}
+}
+
+// resume gives a leg of a restored volume the state that it turned out to have.
+func (t *tx) resume(v *Volume, id block.LegID, q *inquiry) {
+	l := v.leg(id)
+	switch verdict := q.judge(id, l.Column); {
+	case verdict.good:
+		l.good()
+		l.Suspect = verdict.suspect || l.Suspect && !verdict.final
+	case l.State == LegStale:
+		l.Reason = verdict.why
+	default:
+		t.stale(v, id, EventLegStale, verdict.why)
+	}
+}
+
+// outnumber takes a volume's numbers above all that anybody has reported of it, and
+// far above: an order of an earlier manager may still be under way. A target refuses
+// lower ones, and a host takes them for what it knew before.
+func (t *tx) outnumber(v *Volume, q *inquiry) {
+	if t.s.guards.restoredBelow {
+		return
+	}
+	if v.Epoch <= q.top {
+		v.Epoch = q.top + epochJump
+	}
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.Revision <= q.highest {
+			l.Revision = q.highest + epochJump
 		}
 	}
-	v.Generation = max(v.Generation, best.Generation) + 1
-	t.volumeEvent(v, Info, EventVolumeChecked, "its record was compared with the labels on the drives")
+	for _, l := range q.labels() {
+		v.Generation = max(v.Generation, l.Volume.Generation)
+	}
+}
+
+// outlast takes the generation above one that an agent has reported and that this
+// store never gave out: what the agent has acted on was another store's. That counts
+// for nothing, until it has acted on what this one gives out.
+func (t *tx) outlast(on *agent, reported uint64) uint64 {
+	if t.s.guards.restoredBelow {
+		return reported
+	}
+	if reported > t.s.meta.Generation {
+		on.foreign, t.raised = reported, true
+		t.gen = max(t.gen, reported+1)
+	}
+	if reported <= on.foreign {
+		return 0
+	}
+	return reported
 }
 
 // adopt takes over what the labels know of expansions after the backup. A leg that
 // missed one is given extents when the volume is expanded again, if not now.
-func (t *tx) adopt(v *Volume, best VolumeLabel, newer bool) {
-	var labels []LegLabel
-	for i := range v.Legs {
-		l := &v.Legs[i]
-		d, _ := t.s.driveReport(l)
-		for _, label := range d.Legs {
-			if label.Leg != l.ID {
-				continue
-			}
-			labels = append(labels, label)
-			if begins(label.Extents, l.Extents) {
-				l.Extents = slices.Clone(label.Extents)
-			}
+func (t *tx) adopt(v *Volume, q *inquiry) {
+	labels := q.labels()
+	for _, label := range labels {
+		if l := v.leg(label.Leg); begins(label.Extents, l.Extents) {
+			l.Extents = slices.Clone(label.Extents)
 		}
 	}
-	if !newer {
+	if len(labels) == 0 || q.newest.newer(&q.label) {
 		return
 	}
-	v.Size, v.ExpandingTo = max(v.Size, grownOnDrives(best, labels)), 0
+	v.Size, v.ExpandingTo = max(v.Size, grownOnDrives(q.label, labels)), 0
 	if extents, err := t.s.growth(v, v.Size); err == nil {
 		for i := range v.Legs {
 			v.Legs[i].Extents = extents[i]
@@ -125,27 +229,58 @@ func (t *tx) adopt(v *Volume, best VolumeLabel, newer bool) {
 	}
 }
 
+// settleLonger gives a leg the extents that its drive has it on, if they are more than
+// those of the record: it was not there when a store older than the drive was settled.
+func (t *tx) settleLonger(id block.VolumeID) {
+	for _, l := range t.peek(id).Legs {
+		on := t.s.targets[l.Node]
+		if on == nil || len(on.strays[l.Drive]) == 0 {
+			continue
+		}
+		for _, label := range on.drives[l.Drive].Legs {
+			if label.Leg == l.ID && count(label.Extents) > count(l.Extents) && begins(label.Extents, l.Extents) {
+				t.volume(id).leg(l.ID).Extents = slices.Clone(label.Extents)
+			}
+		}
+	}
+}
+
 // unseen lists the legs of a volume whose drives have not been read since the
-// start, and may still be.
+// start, and may still be. What a target says before it has acted on this manager's
+// orders may change: it may still be at those of an earlier one.
 func (s *State) unseen(v *Volume) (legs []*Leg) {
 	for i := range v.Legs {
 		l := &v.Legs[i]
-		if n := s.nodes[l.Node]; n != nil && n.ConfirmedDead {
+		if s.confirmedDead(l.Node) {
 			continue
 		}
-		if d, ok := s.driveReport(l); !ok || d.Error != "" {
+		d, ok := s.driveReport(l)
+		if !ok || d.Error != "" || v.Backup != nil && s.targets[l.Node].status.Generation < v.Backup.Generation && !s.guards.restoredBelow {
 			legs = append(legs, l)
 		}
 	}
 	return legs
 }
 
-func (s *State) unseenText(v *Volume) string {
+// restoredWaits says what a restored volume waits for.
+func (s *State) restoredWaits(v *Volume) (waits []string) {
 	var names []string
 	for _, l := range s.unseen(v) {
 		names = append(names, l.String())
 	}
-	return some(names, 8)
+	if len(names) > 0 {
+		waits = append(waits, "the labels of "+some(names, 8))
+	}
+	if host := s.inquire(v).awaits(s.confirmedDead); host != "" {
+		waits = append(waits, fmt.Sprintf("host %s, which had the volume last, to report which copies are good", host))
+	}
+	return waits
+}
+
+// stillRestored refuses what cannot be done before a restored volume was compared.
+func (s *State) stillRestored(v *Volume) error {
+	return refused(ReasonNotReady, v.object(), "restored from a backup; it waits for %s", strings.Join(s.restoredWaits(v), ", and for ")).
+		hint("bring the machines back; run `weft node confirm-dead` for one that is gone for ever")
 }
 
 func (s *State) driveReport(l *Leg) (DriveReport, bool) {
@@ -155,22 +290,4 @@ func (s *State) driveReport(l *Leg) (DriveReport, bool) {
 	}
 	d, ok := on.drives[l.Drive]
 	return d, ok
-}
-
-// newestLabel is the newest of the labels of a volume's legs, and which legs have one.
-func (s *State) newestLabel(v *Volume) (best VolumeLabel, found map[block.LegID]bool) {
-	found = map[block.LegID]bool{}
-	for i := range v.Legs {
-		d, _ := s.driveReport(&v.Legs[i])
-		for _, label := range d.Legs {
-			if label.Leg != v.Legs[i].ID {
-				continue
-			}
-			found[label.Leg] = true
-			if label.Volume.Generation > best.Generation {
-				best = label.Volume
-			}
-		}
-	}
-	return best, found
 }

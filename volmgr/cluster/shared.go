@@ -13,7 +13,7 @@ import (
 
 // A shared volume is attached to several hosts, all in one mode and at one epoch.
 // The first attach begins the epoch; further hosts join it, each with exports of
-// its own:
+// its own, which are named for its grant:
 //
 //	          Attach: the first begins an epoch        every column can be served
 //	(without) ──────────────────────────────► GRANTING ──────────────┐
@@ -106,18 +106,18 @@ func (v *Volume) equal() bool {
 	return !v.suspects() && (v.Clean || !slices.ContainsFunc(v.inSync(), func(n int) bool { return n > 1 }))
 }
 
-// mayShare refuses a shared mode that a volume can not have.
+// mayShare refuses a shared mode that a volume cannot have.
 func (s *State) mayShare(v *Volume, mode AttachMode) error {
 	switch {
 	case mode == AttachSharedBlock && v.Layout.Copies > 1:
 		return &Error{
 			Kind: Unimplemented, Field: "mode", Object: v.object(),
-			Text: fmt.Sprintf("mode: %s: %s needs a volume with copies 1, this one has copies %d: all writers would have to agree on each copy that is lost",
+			Text: fmt.Sprintf("mode: %s: %s needs a volume with copies 1; this one has copies %d, and all writers would have to agree on each lost copy",
 				v.object(), mode.words(), v.Layout.Copies),
 			Metadata: map[string]string{"copies": fmt.Sprint(v.Layout.Copies)},
 		}
 	case mode == AttachSharedReadOnly && !v.equal() && !s.guards.sharesUnequal:
-		return refused(ReasonCopiesDiffer, v.object(), "its copies may differ, since the last host did not let go of it cleanly").
+		return refused(ReasonCopiesDiffer, v.object(), "its copies may differ, since its last host did not release it cleanly").
 			hint("attach it to one host, which makes them equal: `weft attach %s --node NODE`; mount its file system there for writing, which replays the journal, and unmount it; then `weft detach %s`", v.Name, v.Name)
 	}
 	return nil
@@ -183,7 +183,7 @@ func (t *tx) settleShareGrant(id block.VolumeID, a *Attachment) {
 
 func (t *tx) sharerGranted(v *Volume, node block.NodeName) {
 	a := v.attachmentOf(node)
-	a.State, a.Since, a.FenceAt, a.Left = Granted, t.now.UTC(), 0, false
+	a.State, a.Since, a.FenceAt, a.Left, a.Grant = Granted, t.now.UTC(), 0, false, t.gen
 	t.volumeEvent(v, Info, EventGranted, fmt.Sprintf("epoch %d to %s, %s", v.Epoch, node, a.Mode.words()),
 		"node", string(node), "epoch", fmt.Sprint(v.Epoch), "mode", string(a.Mode))
 }
@@ -194,22 +194,32 @@ func (t *tx) settleSharer(id block.VolumeID, a *Attachment) {
 	r, ok := t.s.attachmentReport(v, a)
 	clean := ok && r.Phase == PhaseDetachedClean
 	switch {
-	case a.State == Detaching && t.confirmedDead(a.Node):
-		t.forceSharer(id, a.Node, "confirmed dead")
-	case a.State == Detaching && (clean || ok && r.Phase == PhaseDetachedUnclean && a.Mode == AttachSharedReadOnly):
-		t.unshare(id, a.Node, true, "which has let go")
-	case a.State == Detaching && ok && r.Phase == PhaseDetachedUnclean:
-		t.forceSharer(id, a.Node, "which has let go, not clean")
-	case a.State != Detaching && clean:
+	case a.KeptAt != 0: // see settleKept
+	case a.State == Detaching:
+		t.settleLeaver(id, a, clean, ok && r.Phase == PhaseDetachedUnclean)
+	case clean:
 		fresh := t.volume(id).attachmentOf(a.Node)
 		fresh.State, fresh.Left, fresh.Since = Granting, true, t.now.UTC()
-		t.volumeEvent(v, Info, EventLeft, fmt.Sprintf("%s has let go and ends: it is let in again at its next boot", a.Node),
+		t.volumeEvent(v, Info, EventLeft, fmt.Sprintf("%s has released it and is shutting down: it is admitted again at its next boot", a.Node),
 			"node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
 	case a.State == Granted && ok && (r.Phase == PhaseServing || r.Phase == PhaseStalled):
 		fresh := t.volume(id).attachmentOf(a.Node)
 		fresh.State, fresh.Since = Attached, t.now.UTC()
 		t.volumeEvent(v, Info, EventAttached, fmt.Sprintf("to %s as %s, %s", a.Node, r.Device, a.Mode.words()),
 			"node", string(a.Node), "epoch", fmt.Sprint(v.Epoch), "device", r.Device)
+	}
+}
+
+// settleLeaver takes a shared volume from a host that is to let go, once it has or is
+// dead.
+func (t *tx) settleLeaver(id block.VolumeID, a *Attachment, clean, unclean bool) {
+	switch {
+	case t.confirmedDead(a.Node):
+		t.forceSharer(id, a.Node, "confirmed dead")
+	case clean || unclean && a.Mode == AttachSharedReadOnly:
+		t.unshare(id, a.Node, true, "which has released it")
+	case unclean:
+		t.forceSharer(id, a.Node, "which has released it, but not cleanly")
 	}
 }
 
@@ -231,12 +241,12 @@ func (t *tx) detachShared(v *Volume, in Detach) {
 				return
 			}
 		case a.Left:
-			t.unshare(v.ID, a.Node, true, "which had let go")
+			t.unshare(v.ID, a.Node, true, "which had released it")
 		case !a.handedOut():
 			t.unshare(v.ID, a.Node, v.Clean, "before it was handed out")
 		case a.State != Detaching:
 			fresh.State, fresh.Since = Detaching, t.now.UTC()
-			t.volumeEvent(v, Info, EventDetaching, fmt.Sprintf("%s is to let go", a.Node), "node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
+			t.volumeEvent(v, Info, EventDetaching, fmt.Sprintf("%s has to release it", a.Node), "node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
 		}
 	}
 }
@@ -255,7 +265,7 @@ func (t *tx) forceSharer(id block.VolumeID, node block.NodeName, why string) {
 		t.unshare(id, node, true, why)
 	case a.State != Detaching || a.FenceAt == 0:
 		a.State, a.FenceAt, a.Since = Detaching, t.gen, t.now.UTC()
-		t.volumeEvent(v, Warning, EventDetaching, fmt.Sprintf("%s, %s: its exports are being taken down", node, why),
+		t.volumeEvent(v, Warning, EventDetaching, fmt.Sprintf("%s, %s: its exports are being removed", node, why),
 			"node", string(node), "epoch", fmt.Sprint(v.Epoch))
 	}
 }
@@ -285,10 +295,10 @@ func (t *tx) settleSharerFence(id block.VolumeID, a *Attachment) {
 func (s *State) exportsLeft(v *Volume, a *Attachment) (nodes []block.NodeName) {
 	for i := range v.Legs {
 		node := v.Legs[i].Node
-		on, n := s.targets[node], s.nodes[node]
+		on := s.targets[node]
 		switch {
-		case n != nil && n.ConfirmedDead:
-		case on != nil && on.status.Generation >= a.FenceAt && !on.exports[block.SubsystemNQN(v.ID, a.Epoch, a.Host, node)]:
+		case s.confirmedDead(node):
+		case on != nil && on.status.Generation >= a.FenceAt && !on.exports[s.nqn(v, a, node)]:
 		default:
 			nodes = append(nodes, node)
 		}
@@ -302,9 +312,9 @@ func (s *State) sharerWaits(v *Volume, a *Attachment) (waits []string) {
 	for _, node := range s.exportsLeft(v, a) {
 		switch {
 		case s.targetOnline(node):
-			waits = append(waits, fmt.Sprintf("target %s to take down its export to %s", node, a.Node))
+			waits = append(waits, fmt.Sprintf("target %s to remove its export to %s", node, a.Node))
 		case a.Mode != AttachSharedReadOnly:
-			waits = append(waits, fmt.Sprintf("target %s, which is offline, to take down its export to %s", node, a.Node))
+			waits = append(waits, fmt.Sprintf("target %s, which is offline, to remove its export to %s", node, a.Node))
 		}
 	}
 	return waits
@@ -352,7 +362,7 @@ func (t *tx) sharerChanged(id block.VolumeID, n *Node) {
 		t.sharerGranted(v, n.Name)
 	default:
 		a.State, a.FenceAt, a.Since = Granting, t.gen, t.now.UTC()
-		t.volumeEvent(v, Info, EventGranting, fmt.Sprintf("epoch %d for the new boot of %s: the old one's exports are being taken down", v.Epoch, n.Name),
+		t.volumeEvent(v, Info, EventGranting, fmt.Sprintf("epoch %d for the new boot of %s: the old boot's exports are being removed", v.Epoch, n.Name),
 			"node", string(n.Name), "epoch", fmt.Sprint(v.Epoch))
 	}
 }
@@ -388,13 +398,17 @@ func (v *Volume) haunted() bool {
 	return v.Holder != "" || slices.ContainsFunc(v.Lingering, func(l Lingerer) bool { return l.Mode != AttachSharedReadOnly })
 }
 
-func (v *Volume) lingererNames() string {
+// lingerers names them for people.
+func (v *Volume) lingerers() string {
 	var names []string
 	for _, l := range v.Lingering {
+		if l.Node == "" {
+			return "a host that this store does not know"
+		}
 		names = append(names, string(l.Node))
 	}
 	slices.Sort(names)
-	return some(slices.Compact(names), 8)
+	return "host " + some(slices.Compact(names), 8)
 }
 
 // readersLeft reports whether a host of a shared epoch that is over may still read
@@ -402,7 +416,7 @@ func (v *Volume) lingererNames() string {
 func (s *State) readersLeft(v *Volume) bool {
 	return !s.guards.readersForgotten && slices.ContainsFunc(v.Lingering, func(l Lingerer) bool {
 		n := s.nodes[l.Node]
-		return n != nil && !n.ConfirmedDead && n.InitiatorBoot == l.BootID
+		return l.Node == "" || n != nil && !n.ConfirmedDead && n.InitiatorBoot == l.BootID
 	})
 }
 
@@ -412,7 +426,7 @@ func (s *State) explainShared(e *Explanation, v *Volume) {
 	mode := v.Shared[0].Mode.words()
 	e.Summary = fmt.Sprintf("%s is attached to %s, %s, and %s", v.object(), v.users(), mode, strings.ToLower(string(s.health(v))))
 	if !v.open() {
-		e.Summary = fmt.Sprintf("%s is being given to %s, %s: older epochs are being fenced at its targets", v.object(), v.users(), mode)
+		e.Summary = fmt.Sprintf("%s is being granted to %s, %s: its targets are fencing older epochs", v.object(), v.users(), mode)
 		e.Waits = append(e.Waits, s.grantWaits(v)...)
 		s.explainGrant(e, v)
 	}
@@ -426,9 +440,11 @@ func (s *State) explainShared(e *Explanation, v *Volume) {
 		}
 		switch {
 		case a.Left:
-			e.Actions = append(e.Actions, fmt.Sprintf("start `weft initiator` on %s again, or take the volume from it: weft detach %s --node %s", a.Node, v.Name, a.Node))
-		case !s.initiatorOnline(a.Node) || a.State == Detaching:
-			e.Actions = append(e.Actions, fmt.Sprintf("to take the volume from %s, the others keep it: weft detach %s --node %s --force", a.Node, v.Name, a.Node))
+			e.Actions = append(e.Actions, fmt.Sprintf("start `weft initiator` on %s again, or detach the volume from it: weft detach %s --node %s", a.Node, v.Name, a.Node))
+		case a.State == Detaching && a.FenceAt == 0:
+			e.Actions = append(e.Actions, s.detachActions(v, a)...)
+		case !s.initiatorOnline(a.Node):
+			e.Actions = append(e.Actions, fmt.Sprintf("to detach the volume from %s only: weft detach %s --node %s --force", a.Node, v.Name, a.Node))
 		}
 		if !s.initiatorOnline(a.Node) {
 			e.Facts = append(e.Facts, fmt.Sprintf("host %s is offline: it may still use the volume", a.Node))

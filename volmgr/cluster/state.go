@@ -20,7 +20,7 @@ const (
 	// OnlineWithin: an agent whose stream is open and that reported so recently is online.
 	OnlineWithin = 5 * time.Second
 	// ClientLease: a host stops reading and writing a volume at most 8 s after it
-	// lost a leg that it can not record; this leaves it two seconds more.
+	// lost a leg that it cannot record; this leaves it two seconds more.
 	ClientLease = 10 * time.Second
 )
 
@@ -55,6 +55,8 @@ type meta struct {
 type State struct {
 	guards guards
 	now    time.Time // of the newest step
+	began  time.Time // of the first one since Load
+	full   time.Time // until then no node is looked for that could make room for another
 	meta   meta
 
 	nodes   map[block.NodeName]*Node
@@ -69,13 +71,19 @@ type State struct {
 	driveIDs  []block.DriveID                            // in order; nil when it has to be made again
 	onNode    map[block.NodeName]map[block.VolumeID]bool // with a leg or the attachment there
 	onDrive   map[block.DriveID]map[block.LegID][]Extent
-	used      map[block.DriveID]uint32 // extents
-	unsettled map[block.VolumeID]bool  // that time or a report may move on
+	extents   map[block.DriveID][]Extent   // the same, by their start: to sort them for each new leg takes long
+	used      map[block.DriveID]uint32     // how many those are
+	recorded  map[block.DriveID]block.Size // what the records of legs can come to take of its label
+	unsettled map[block.VolumeID]bool      // that time or a report may move on
 
 	// What agents say; empty after Load.
 	targets    map[block.NodeName]*target
 	initiators map[block.NodeName]*initiator
+	strangers  map[strangerKey]stranger
 	fences     map[block.VolumeID]fence
+	served     map[block.VolumeID]bool      // that could be served since the manager started
+	unserved   map[block.VolumeID]time.Time // that could be, and cannot now: since when
+	trials     map[block.LegID]trial
 }
 
 // guards weaken single rules, so that tests can show that they would notice.
@@ -84,7 +92,11 @@ type guards struct {
 	serveBeforeEqual, sameDomain, revisionIgnored, forcedIsClean,
 	freeBeforeAbsent, bootIgnored, rebootForgotten, suspectServes,
 	toldBeforeGrown, shortLegRebuilt, labelsBehind,
-	readersForgotten, sharesUnequal, sharerNotFenced bool
+	readersForgotten, sharesUnequal, sharerNotFenced, nameOutlivesGrant,
+	durableIsLossy, cacheAsAdded, deadStandsIn, oldWordCounts,
+	driveLossForgotten, stalledWaits,
+	rebornForgotten, givesUpClean,
+	labelsBelieved, restoredBelow bool
 }
 
 // agent is the stream side of a target or initiator agent.
@@ -92,15 +104,19 @@ type agent struct {
 	session uint64
 	open    bool
 	status  AgentStatus
+	foreign uint64 // the generation of another store up to which it had acted; see outlast
 }
 
 type target struct {
 	agent
+	report   *TargetReport // the newest; what follows says the same in other ways
+	as       uint64        // generation of the records that it was compared with
 	devices  []Device
 	drives   map[block.DriveID]DriveReport
 	legs     map[block.LegID]LegReport
 	labelled map[block.LegID]bool
-	strays   map[block.DriveID][]Extent // of legs on labels that no record knows
+	strays   map[block.DriveID][]Extent   // of legs on labels that no record knows
+	unknown  map[block.DriveID]block.Size // what the records of those legs can take of the label
 	admitted map[block.VolumeID]block.Epoch
 	exported map[block.LegID]bool
 	exports  map[block.NQN]bool
@@ -108,6 +124,7 @@ type target struct {
 
 type initiator struct {
 	agent
+	report      *InitiatorReport // the newest
 	attachments map[block.VolumeID]AttachmentReport
 }
 
@@ -127,11 +144,17 @@ func empty() *State {
 		drivesOn:   map[block.NodeName]map[block.DriveID]bool{},
 		onNode:     map[block.NodeName]map[block.VolumeID]bool{},
 		onDrive:    map[block.DriveID]map[block.LegID][]Extent{},
+		extents:    map[block.DriveID][]Extent{},
 		used:       map[block.DriveID]uint32{},
+		recorded:   map[block.DriveID]block.Size{},
 		unsettled:  map[block.VolumeID]bool{},
 		targets:    map[block.NodeName]*target{},
 		initiators: map[block.NodeName]*initiator{},
+		strangers:  map[strangerKey]stranger{},
 		fences:     map[block.VolumeID]fence{},
+		served:     map[block.VolumeID]bool{},
+		unserved:   map[block.VolumeID]time.Time{},
+		trials:     map[block.LegID]trial{},
 	}
 }
 
@@ -290,6 +313,9 @@ func (s *State) Step(now time.Time, in Input) (Outcome, error) {
 		return Outcome{}, err
 	}
 	s.now = now
+	if s.began.IsZero() {
+		s.began = now
+	}
 	t.settle()
 	out := t.commit()
 	if result != nil {
@@ -307,8 +333,12 @@ func (s *State) index(old, new *Volume) {
 			delete(s.onNode[n], old.ID)
 		}
 		for _, l := range old.Legs {
+			if !keeps(new, &l) {
+				s.extents[l.Drive] = without(s.extents[l.Drive], l.Extents)
+			}
 			s.used[l.Drive] -= count(s.onDrive[l.Drive][l.ID])
 			delete(s.onDrive[l.Drive], l.ID)
+			s.recorded[l.Drive] -= old.record(&l).Size()
 		}
 	}
 	if new == nil {
@@ -322,10 +352,48 @@ func (s *State) index(old, new *Volume) {
 		put(s.onNode, n, new.ID, true)
 	}
 	for _, l := range new.Legs {
+		if !keeps(old, &l) {
+			s.extents[l.Drive] = with(s.extents[l.Drive], l.Extents)
+		}
 		put(s.onDrive, l.Drive, l.ID, l.Extents)
 		s.used[l.Drive] += count(l.Extents)
+		s.recorded[l.Drive] += new.record(&l).Size()
 	}
 }
+
+// keeps reports whether v, which may be nil, has a leg with the same extents.
+func keeps(v *Volume, l *Leg) bool {
+	if v == nil {
+		return false
+	}
+	same := v.leg(l.ID)
+	return same != nil && same.Drive == l.Drive && slices.Equal(same.Extents, l.Extents)
+}
+
+// with puts extents into a list that is in order of their starts.
+func with(all, extents []Extent) []Extent {
+	for _, e := range extents {
+		at, _ := slices.BinarySearchFunc(all, e, byStart)
+		all = slices.Insert(all, at, e)
+	}
+	return all
+}
+
+// without takes extents out of such a list.
+func without(all, extents []Extent) []Extent {
+	for _, e := range extents {
+		at, _ := slices.BinarySearchFunc(all, e, byStart)
+		for ; at < len(all) && all[at].Start == e.Start; at++ {
+			if all[at] == e {
+				all = slices.Delete(all, at, at+1)
+				break
+			}
+		}
+	}
+	return all
+}
+
+func byStart(a, b Extent) int { return cmp.Compare(a.Start, b.Start) }
 
 // indexDrive is index for drives.
 func (s *State) indexDrive(old, new *Drive) {

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,22 +21,31 @@ import (
 // count as the leg that a column must keep, and is not named in sync on labels.
 // It ends when
 //
-//   - a twin that is not suspect is online: the leg is evicted and copied whole;
+//   - a twin that is not suspect can be served, and its target has answered since:
+//     the leg is evicted and copied whole. A twin on a drive that is dead, or whose
+//     target may have lost its power too, takes no good copy with it;
 //   - no twin is left that is not suspect, because all of them lost their caches
 //     too, or are confirmed dead, or were promoted away: then no copy is better.
 //     What had been flushed is on all of them. If a host has the volume, one of
 //     them is kept and the others evicted, since they may differ and the host
 //     would read now from one and now from another; if none has, all are kept,
-//     since they are made equal before the next one does.
+//     since they are made equal before the next one does;
+//   - an operator promotes it, and so gives the others up.
 
-const rebootLoss = "its target rebooted and may have lost cached writes"
+// rebootLoss and driveLoss are why what a leg holds is not known.
+const (
+	rebootLoss = "its target rebooted and may have lost cached writes"
+	driveLoss  = "its drive was away or failed a flush and may have lost cached writes"
+)
+
+func (l *Leg) loss() string { return cmp.Or(l.Loss, rebootLoss) }
 
 // suspectLeg notes that what a leg holds is not known until settleSuspects is.
 func (t *tx) suspectLeg(v *Volume, id block.LegID) {
 	l := v.leg(id)
-	l.Suspect = true
+	l.Suspect, l.SuspectAt = true, t.gen
 	v.Generation++
-	t.volumeEvent(v, Warning, EventLegSuspect, fmt.Sprintf("%v: %s; no other copy has reported yet", l, rebootLoss),
+	t.volumeEvent(v, Warning, EventLegSuspect, fmt.Sprintf("%v: %s; no other copy has reported since", l, l.loss()),
 		"leg", id.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch))
 }
 
@@ -59,8 +69,8 @@ func (v *Volume) suspects() bool {
 
 // twins lists the other legs in sync of a leg's column.
 func (v *Volume) twins(l *Leg) (legs []*Leg) {
-	for i := range v.Legs {
-		if o := &v.Legs[i]; o.ID != l.ID && o.Column == l.Column && o.State == LegInSync {
+	for _, o := range v.column(l.Column) {
+		if o.ID != l.ID && o.State == LegInSync {
 			legs = append(legs, o)
 		}
 	}
@@ -81,8 +91,8 @@ func (t *tx) settleSuspect(id block.VolumeID, l *Leg) {
 	for _, o := range t.peek(id).twins(l) {
 		switch {
 		case o.Suspect:
-		case t.s.targetOnline(o.Node):
-			t.evict(t.volume(id), l.ID, rebootLoss)
+		case t.s.standsIn(o, l):
+			t.evict(t.volume(id), l.ID, l.loss())
 			return
 		case t.confirmedDead(o.Node):
 			dead = append(dead, o.ID)
@@ -96,29 +106,48 @@ func (t *tx) settleSuspect(id block.VolumeID, l *Leg) {
 	t.believe(id, l.Column)
 }
 
-// believe ends the suspicion in a column whose legs in sync are all suspect.
+// standsIn reports whether a twin that is not suspect can take the place of a leg that is.
+func (s *State) standsIn(o, l *Leg) bool {
+	if s.guards.deadStandsIn {
+		return s.targetOnline(o.Node)
+	}
+	return s.servable(o) && s.answeredSince(o.Node, l)
+}
+
+// answeredSince reports whether a target has acted on a wanted state that was made
+// after a leg became suspect: had it booted too, its report would have said so.
+func (s *State) answeredSince(node block.NodeName, l *Leg) bool {
+	return s.targets[node].status.Generation >= l.SuspectAt || s.guards.oldWordCounts
+}
+
+// believe ends the suspicion in a column whose legs in sync are all suspect. A host
+// that has the volume goes on with one of them, which therefore must be one that
+// can be served.
 func (t *tx) believe(id block.VolumeID, column int) {
 	v := t.volume(id)
 	kept := v.leg(t.s.bestSuspect(v, column))
+	if v.open() && !t.s.servable(kept) {
+		return
+	}
 	for _, l := range v.twins(kept) {
 		if v.open() {
-			t.evict(v, l.ID, rebootLoss+", like all copies")
+			t.evict(v, l.ID, l.loss()+", like all copies")
 			continue
 		}
 		l.Suspect = false
 	}
 	kept.Suspect = false
 	v.Generation++
-	t.volumeEvent(v, Warning, EventLegBelieved, fmt.Sprintf("%v: %s, and no copy is better", kept, rebootLoss),
+	t.volumeEvent(v, Warning, EventLegBelieved, fmt.Sprintf("%v: %s, and no copy is better", kept, kept.loss()),
 		"leg", kept.ID.String(), "node", string(kept.Node), "epoch", fmt.Sprint(v.Epoch))
+	t.lostCache(v, kept)
 }
 
 // bestSuspect is the suspect leg of a column that can best be reached.
 func (s *State) bestSuspect(v *Volume, column int) (best block.LegID) {
 	rank := -1
-	for i := range v.Legs {
-		l := &v.Legs[i]
-		if l.Column != column || !l.Suspect {
+	for _, l := range v.column(column) {
+		if !l.Suspect {
 			continue
 		}
 		n := 0
@@ -137,11 +166,20 @@ func (s *State) bestSuspect(v *Volume, column int) (best block.LegID) {
 
 // suspectWaitsFor says who can tell what a suspect leg is worth.
 func (s *State) suspectWaitsFor(v *Volume, l *Leg) string {
-	var targets []string
+	var who []string
 	for _, o := range v.twins(l) {
-		if !o.Suspect {
-			targets = append(targets, string(o.Node))
+		switch {
+		case o.Suspect:
+		case !s.targetOnline(o.Node):
+			who = append(who, fmt.Sprintf("target %s, which is offline, to report", o.Node))
+		case !s.servable(o):
+			who = append(who, fmt.Sprintf("%v, which is %s", o, s.legFact(o)))
+		default:
+			who = append(who, fmt.Sprintf("target %s to report", o.Node))
 		}
 	}
-	return fmt.Sprintf("target %s, which is offline, to report: it may have writes that %v has lost", strings.Join(targets, " or "), l)
+	if who == nil {
+		return fmt.Sprintf("a copy of column %d that can be served", l.Column)
+	}
+	return fmt.Sprintf("%s: it may have writes that %v has lost", strings.Join(who, " or "), l)
 }

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -39,7 +40,7 @@ func (t *tx) current(id block.VolumeID, node block.NodeName, epoch block.Epoch) 
 	case a == nil || a.Epoch != epoch || !a.exported():
 		return nil, refused(ReasonNotAttached, v.object(), "not attached to %s at epoch %d", node, epoch)
 	case a.Mode == AttachSharedReadOnly:
-		return nil, refused(ReasonReadOnly, v.object(), "%s has it read-only: no copy misses anything", node)
+		return nil, refused(ReasonReadOnly, v.object(), "%s has it read-only: no copy misses writes", node)
 	}
 	return v, nil
 }
@@ -50,14 +51,14 @@ func (in RecordStale) apply(t *tx) (view, error) {
 		return nil, err
 	}
 	if len(in.Legs) == 0 {
-		return nil, invalid("leg_ids", "empty: name the legs that are lost")
+		return nil, invalid("leg_ids", "empty: name the lost legs")
 	}
 	left := v.trusted()
 	lost := map[block.LegID]bool{}
 	for _, id := range in.Legs {
 		l := v.leg(id)
 		if l == nil {
-			return nil, invalid("leg_ids", "%v is no leg of volume %s", id, v.Name)
+			return nil, invalid("leg_ids", "%v is not a leg of volume %s", id, v.Name)
 		}
 		if l.trusted() && !lost[id] {
 			left[l.Column]--
@@ -73,7 +74,7 @@ func (in RecordStale) apply(t *tx) (view, error) {
 	var seq uint64
 	for _, id := range in.Legs {
 		if lost[id] {
-			t.volume(v.ID).leg(id).failed(t.now)
+			t.failed(t.volume(v.ID).leg(id))
 			seq = t.stale(t.volume(v.ID), id, EventLegStale, in.Reason)
 			delete(lost, id)
 		}
@@ -105,20 +106,12 @@ func (in RecordInSync) apply(t *tx) (view, error) {
 		l := v.leg(r.Leg)
 		l.good()
 		l.Rebuilt = t.now.UTC()
+		t.s.trials[l.ID] = trial{good: t.now}
 		v.Generation++
 		seq = t.volumeEvent(v, Info, EventLegInSync, fmt.Sprintf("%v: %s copied", l, r.Copied.Short()),
 			"leg", l.ID.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "bytes_copied", fmt.Sprint(uint64(r.Copied)))
 	}
 	return recorded(t, seq), nil
-}
-
-// failed counts a loss during a rebuild, or soon after one.
-func (l *Leg) failed(now time.Time) {
-	if l.State == LegRebuilding || now.Sub(l.Rebuilt) < rebuildPauseMost {
-		l.Failures++
-	} else {
-		l.Failures = 0
-	}
 }
 
 // good makes a leg in sync and forgets why it was not.
@@ -131,11 +124,11 @@ func (t *tx) rebuilt(v *Volume, r RebuiltLeg) error {
 	l := v.leg(r.Leg)
 	switch {
 	case l == nil:
-		return invalid("legs", "%v is no leg of volume %s", r.Leg, v.Name)
+		return invalid("legs", "%v is not a leg of volume %s", r.Leg, v.Name)
 	case t.s.guards.revisionIgnored:
 		return nil
 	case l.Revision != r.Revision:
-		return refused(ReasonRevisionMoved, v.object(), "%v went stale again: it is at revision %d, not %d", l, l.Revision, r.Revision)
+		return refused(ReasonRevisionMoved, v.object(), "%v became stale again: it is at revision %d, not %d", l, l.Revision, r.Revision)
 	case l.State == LegInSync:
 		return nil
 	case l.State != LegRebuilding:
@@ -155,6 +148,7 @@ func (t *tx) stale(v *Volume, id block.LegID, kind, reason string) uint64 {
 	l.CopyAll = l.CopyAll || l.Suspect // what it lost is in no host's log
 	l.State, l.Reason, l.StaleSince, l.StaleAt, l.Suspect = LegStale, reason, t.now.UTC(), t.gen, false
 	l.Revision++
+	t.s.lost(l.ID, t.now)
 	return t.volumeEvent(v, Warning, kind, fmt.Sprintf("%v%s", l, because(reason)),
 		"leg", id.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "revision", fmt.Sprint(l.Revision))
 }
@@ -179,6 +173,7 @@ func (t *tx) abandonRebuilds(v *Volume, why string) {
 // settleRebuilds turns stale legs of a served volume into rebuilding ones, one
 // per column at a time.
 func (t *tx) settleRebuilds(id block.VolumeID) {
+	t.settleTrials(id)
 	v := t.peek(id)
 	busy := map[int]bool{}
 	for _, l := range v.Legs {
@@ -198,21 +193,32 @@ func (t *tx) settleRebuilds(id block.VolumeID) {
 
 // rebuildWaitsFor says why a stale leg is not being rebuilt; empty if it may be.
 func (s *State) rebuildWaitsFor(v *Volume, l *Leg) string {
+	return cmp.Or(s.noCopier(v), s.notCopied(v, l))
+}
+
+// noCopier says why no host could copy to a leg now; empty if one can.
+func (s *State) noCopier(v *Volume) string {
 	if len(v.Shared) > 0 {
 		return fmt.Sprintf("the volume, shared by %s, to be attached to one host alone", v.users())
 	}
 	if v.Attachment == nil || v.Attachment.State != Attached {
 		return "the volume to be attached"
 	}
-	if r, ok := s.attachmentReport(v, v.Attachment); !ok || r.Phase != PhaseServing {
+	// A host whose I/O waits may wait for this very copy.
+	if r, ok := s.attachmentReport(v, v.Attachment); !ok || r.Phase != PhaseServing && (r.Phase != PhaseStalled || s.guards.stalledWaits) {
 		return fmt.Sprintf("host %s to serve the volume", v.Attachment.Node)
 	}
+	return ""
+}
+
+// notCopied says why a stale leg cannot be copied to yet; empty if it can.
+func (s *State) notCopied(v *Volume, l *Leg) string {
 	on, d := s.targets[l.Node], s.drives[l.Drive]
 	switch {
 	case on == nil || !on.status.Online:
 		return fmt.Sprintf("target %s, which is offline", l.Node)
 	case d == nil || d.State != DriveReady:
-		return fmt.Sprintf("the drive of %v, which is not ready", l)
+		return fmt.Sprintf("the drive of %v, which is not ready%s", l, s.driveReason(l))
 	case !s.legReady(l):
 		return fmt.Sprintf("target %s to map the leg%s", l.Node, because(s.legError(l)))
 	case !s.tall(v, l):
@@ -220,43 +226,77 @@ func (s *State) rebuildWaitsFor(v *Volume, l *Leg) string {
 	case !s.admitted(v, l):
 		return fmt.Sprintf("target %s to fence epochs below %d", l.Node, v.Epoch)
 	case on.status.Generation < l.StaleAt || on.exported[l.ID]:
-		return fmt.Sprintf("target %s to take down the stale export", l.Node)
-	case s.now.Before(l.rebuildAfter()):
-		return fmt.Sprintf("%s: it failed, or the leg was lost soon after, %d times in a row",
-			l.rebuildAfter().Format(time.RFC3339), l.Failures)
+		return fmt.Sprintf("target %s to remove the stale export", l.Node)
+	case s.pauses(l):
+		return fmt.Sprintf("the end of a pause of %v: the rebuild failed, or the leg was lost soon after, %d times in a row", l.pause(), l.Failures)
 	}
 	return ""
 }
 
-// targetRebooted gives up the node's copies that may have lost what only their
-// drives' caches held, or has them judged when their twins are there. A volume
-// that was let go of cleanly had its caches flushed.
+// targetRebooted has the node's copies judged that may have lost what only their
+// drives' caches held. A volume that was let go of cleanly had its caches flushed.
 func (t *tx) targetRebooted(name block.NodeName) {
 	for _, id := range sorted(t.s.onNode[name]) {
 		v := t.peek(id)
-		if v.State != VolumeReady || v.Clean {
-			continue
+		if v.State != VolumeReady || v.Clean || v.Restored {
+			continue // a restored one is judged by its labels
 		}
 		for _, l := range v.Legs {
 			if l.Node == name {
-				t.legRebooted(id, l)
+				t.lossOf(id, l, "")
 			}
 		}
 	}
 }
 
-func (t *tx) legRebooted(id block.VolumeID, l Leg) {
-	v := t.peek(id)
-	switch l.State {
-	case LegInSync:
-		switch {
-		case t.hasOnlineTwin(v, &l):
-			t.evict(t.volume(id), l.ID, rebootLoss)
-		case len(v.twins(&l)) > 0 && !l.Suspect && t.volatileCache(l.Drive) && !t.s.guards.rebootForgotten:
-			t.suspectLeg(t.volume(id), l.ID)
+// drivesReturned has the copies judged on drives that may have lost what only their
+// caches held, though their target has not booted.
+func (t *tx) drivesReturned(name block.NodeName, on *target, booted bool) {
+	for _, d := range t.s.recordedDrives(name) {
+		r, seen := on.drives[d.ID]
+		if !seen || r.Incarnation == "" || r.Incarnation == d.Incarnation {
+			continue
 		}
-	case LegRebuilding:
-		t.stale(t.volume(id), l.ID, EventLegStale, "its target rebooted during the rebuild")
+		t.drives.edit(d.ID).Incarnation = r.Incarnation
+		if d.Incarnation == "" || booted || !t.volatileCache(d.ID) || t.s.guards.driveLossForgotten {
+			continue
+		}
+		t.event(Warning, EventDriveReturned, d.object(), "it was away or failed a flush: unflushed data may be lost", "node", string(name), "drive", d.ID.String())
+		t.driveReturned(d)
+	}
+}
+
+func (t *tx) driveReturned(d *Drive) {
+	for _, id := range sorted(t.s.onNode[d.Node]) {
+		v := t.peek(id)
+		if v.State != VolumeReady || v.Clean {
+			continue
+		}
+		for _, l := range v.Legs {
+			if l.Drive == d.ID {
+				t.lossOf(id, l, driveLoss)
+			}
+		}
+	}
+}
+
+// lossOf has a leg judged that may have lost what only its drive's cache held; why is
+// empty if its target booted.
+func (t *tx) lossOf(id block.VolumeID, l Leg, why string) {
+	if why != l.Loss {
+		t.volume(id).leg(l.ID).Loss = why
+	}
+	lossy := t.volatileCache(l.Drive) || t.s.guards.durableIsLossy
+	alone := len(t.peek(id).twins(&l)) == 0
+	switch {
+	case l.State == LegRebuilding:
+		t.stale(t.volume(id), l.ID, EventLegStale, cmp.Or(why, "its target rebooted during the rebuild"))
+	case l.State != LegInSync || l.Suspect:
+	case !alone && lossy && !t.s.guards.rebootForgotten:
+		t.suspectLeg(t.volume(id), l.ID)
+	case alone && t.volatileCache(l.Drive) && t.peek(id).open():
+		v := t.volume(id)
+		t.lostCache(v, v.leg(l.ID))
 	}
 	// A host that still tracks what the leg misses must not trust the rest of it.
 	if v := t.peek(id); v.leg(l.ID).State == LegStale && t.volatileCache(l.Drive) {
@@ -267,10 +307,6 @@ func (t *tx) legRebooted(id block.VolumeID, l Leg) {
 func (t *tx) volatileCache(id block.DriveID) bool {
 	d := t.drives.peek(id)
 	return d == nil || d.VolatileCache
-}
-
-func (t *tx) hasOnlineTwin(v *Volume, l *Leg) bool {
-	return slices.ContainsFunc(v.twins(l), func(o *Leg) bool { return !o.Suspect && t.s.targetOnline(o.Node) })
 }
 
 func (in PromoteStaleLeg) apply(t *tx) (view, error) {
@@ -284,26 +320,43 @@ func (in PromoteStaleLeg) apply(t *tx) (view, error) {
 		return nil, notFound(fmt.Sprintf("leg %v of volume %s", in.Leg, found.Name))
 	case found.State != VolumeReady:
 		return nil, refused(ReasonNotReady, found.object(), "%s", found.State)
+	case found.Restored:
+		return nil, t.s.stillRestored(found)
 	case l.State == LegInSync && found.inSync()[l.Column] == 1:
 		return volumeResult(found.ID), nil // repeated
-	case found.users() != "":
-		return nil, refused(ReasonAttached, found.object(), "attached to %s", found.users()).
-			hint("`weft detach %s --force` first", found.Name)
-	case l.State != LegStale:
-		return nil, refused(ReasonLegNotStale, found.object(), "%v is %s", l, l.State)
-	case !in.AcceptDataLoss:
-		return nil, refused(ReasonDataLoss, found.object(), "%v misses writes made since %v", l, l.StaleSince).
-			hint("if every good copy is gone for ever: `weft volume promote-stale %s %v --accept-data-loss`", found.Name, l.ID)
 	}
-	for i := range found.Legs {
-		if o := &found.Legs[i]; o.Column == l.Column && o.trusted() && t.s.servable(o) {
-			return nil, refused(ReasonInSyncLegExists, found.object(), "%v is in sync and can be reached", o).
-				hint("attach the volume: the stale leg is then rebuilt without loss")
-		}
+	if err := t.s.mayPromote(found, l, in.AcceptDataLoss); err != nil {
+		return nil, err
 	}
 	v := t.volume(found.ID)
 	t.promote(v, in.Leg)
 	return volumeResult(v.ID), nil
+}
+
+// mayPromote refuses to make the only good leg of its column of one that need not be,
+// or that nobody has agreed to lose writes for.
+func (s *State) mayPromote(v *Volume, l *Leg, acceptLoss bool) error {
+	switch {
+	case l.State != LegStale && !l.Suspect:
+		return refused(ReasonLegNotStale, v.object(), "%v is %s: only a stale leg can be promoted", l, s.legFact(l)).
+			hint("`weft explain volume %s` says what the volume waits for", v.Name)
+	case v.users() != "":
+		return refused(ReasonAttached, v.object(), "attached to %s", v.users()).
+			hint("`weft detach %s` first; with --force if its host is lost", v.Name)
+	case l.Suspect && !acceptLoss:
+		return refused(ReasonDataLoss, v.object(), "%v may have lost writes that only a cache held", l).
+			hint("if every other copy is gone for ever: `weft volume promote-stale %s %v --accept-data-loss`", v.Name, l.ID)
+	case !acceptLoss:
+		return refused(ReasonDataLoss, v.object(), "%v has missed writes since %v", l, l.StaleSince).
+			hint("if every good copy is gone for ever: `weft volume promote-stale %s %d.%d --accept-data-loss`", v.Name, l.Column, l.Copy)
+	}
+	for i := range v.Legs {
+		if o := &v.Legs[i]; o.Column == l.Column && o.trusted() && s.servable(o) {
+			return refused(ReasonInSyncLegExists, v.object(), "%v is in sync and can be reached", o).
+				hint("attach the volume: the stale leg is then rebuilt without loss")
+		}
+	}
+	return nil
 }
 
 // promote begins a new lineage with one leg: whatever else the column has is
@@ -314,6 +367,7 @@ func (t *tx) promote(v *Volume, id block.LegID) {
 	v.Generation++
 	chosen := v.leg(id)
 	chosen.good()
+	chosen.Suspect = false
 	chosen.Revision++
 	for _, l := range v.Legs {
 		if l.Column == chosen.Column && l.ID != id && l.State == LegInSync {

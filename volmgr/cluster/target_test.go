@@ -14,6 +14,7 @@ import (
 // it is told; how late it is told, and whether, is the test's affair.
 type simTarget struct {
 	name     block.NodeName
+	of       block.ClusterID // of its drives
 	labels   map[string]string
 	boot     int
 	gen      uint64
@@ -21,9 +22,12 @@ type simTarget struct {
 	drives   map[block.DriveID]*simDrive
 	admitted map[block.VolumeID]block.Epoch // on the labels: outlives a boot
 	exports  map[block.NQN]*simExport       // gone with a boot
-	wrong    string                         // what it was told that can not be right
+	wrong    string                         // what it was told that cannot be right
 	slow     bool                           // what legs grow by is zeroed only when zero is called
 	unzeroed bool                           // a weakened target: it uses what it has not zeroed
+	behind   func() bool                    // whether a label cannot be written just now; nil: it can
+	outlived bool                           // the manager's store may be older than its drives
+	rash     bool                           // a weakened target: it maps what the manager has not judged
 	mute     bool                           // of a version that does not say how large its legs are
 }
 
@@ -32,8 +36,12 @@ type simDrive struct {
 	extents uint32
 	error   string
 	gone    bool // the device is not there
-	labels  map[block.LegID]LegLabel
-	wanted  map[block.LegID]block.Size
+	// incarnation is what it says that it is; empty: its agent is of a version that
+	// does not say.
+	incarnation string
+	judged      map[block.LegID]string // the one that the manager knows of
+	labels      map[block.LegID]LegLabel
+	wanted      map[block.LegID]block.Size
 }
 
 type simExport struct {
@@ -80,7 +88,7 @@ func (t *simTarget) wantDrive(d WantedDrive) {
 	case t.drives[d.Drive] == nil:
 		t.devices[i].DriveID = d.Drive
 		t.devices[i].Signatures = nil
-		t.drives[d.Drive] = &simDrive{device: d.Device, extents: uint32(t.devices[i].Size / block.ExtentSize), labels: map[block.LegID]LegLabel{}, wanted: map[block.LegID]block.Size{}}
+		t.drives[d.Drive] = &simDrive{device: d.Device, extents: uint32(t.devices[i].Size / block.ExtentSize), labels: map[block.LegID]LegLabel{}, wanted: map[block.LegID]block.Size{}, judged: map[block.LegID]string{}}
 	}
 }
 
@@ -93,18 +101,26 @@ func (t *simTarget) wantLeg(l WantedLeg) {
 		delete(d.labels, l.Leg)
 		return
 	}
-	for id, other := range d.labels {
-		if id != l.Leg && overlap(other.Extents, l.Extents) {
-			t.wrong = fmt.Sprintf("%s is to carve leg %v over leg %v", t.name, l.Leg, id)
-		}
+	if _, ok := d.labels[l.Leg]; !ok && l.Volume.Generation > 1 {
+		return // what the drive has lost is not made again
+	}
+	if d.judged[l.Leg] = l.Incarnation; !t.judged(l.Leg) {
+		return
+	}
+	if !t.carves(d, l) {
+		return
 	}
 	label := LegLabel{
 		Leg: l.Leg, Column: l.Column, Copy: l.Copy, Extents: l.Extents, Zeroed: true,
 		Revision: l.Revision, AdmittedEpoch: t.admitted[l.Volume.ID], Volume: l.Volume,
+		Boot: t.bootID(), Incarnation: d.incarnation,
 	}
-	if old, ok := d.labels[l.Leg]; ok && !begins(l.Extents, old.Extents) {
-		t.wrong = fmt.Sprintf("%s is to have leg %v on %v, which was on %v", t.name, l.Leg, l.Extents, old.Extents)
-	} else if ok && (old.ZeroedExtents != 0 || count(l.Extents) > count(old.Extents)) {
+	old, ok := d.labels[l.Leg]
+	if ok && t.behind != nil && old.Revision == l.Revision && slices.Equal(old.Extents, l.Extents) && t.behind() {
+		d.wanted[l.Leg] = l.Size
+		return // it goes on to the exports, and tries again
+	}
+	if ok && (old.ZeroedExtents != 0 || count(l.Extents) > count(old.Extents)) {
 		label.ZeroedExtents = old.zeroed()
 	}
 	d.labels[l.Leg] = label
@@ -112,6 +128,25 @@ func (t *simTarget) wantLeg(l WantedLeg) {
 	if !t.slow {
 		t.zero()
 	}
+}
+
+// carves checks that a leg is to be where it was and nobody else is. Else it is wrong;
+// a target that has outlived its store refuses, as the store does not know better.
+func (t *simTarget) carves(d *simDrive, l WantedLeg) bool {
+	for id, other := range d.labels {
+		moved := id == l.Leg && !begins(l.Extents, other.Extents)
+		over := id != l.Leg && overlap(l.Extents, other.Extents)
+		switch {
+		case !moved && !over:
+		case t.outlived:
+			return false
+		case moved:
+			t.wrong = fmt.Sprintf("%s is to have leg %v on %v, which was on %v", t.name, l.Leg, l.Extents, other.Extents)
+		default:
+			t.wrong = fmt.Sprintf("%s is to carve leg %v over leg %v", t.name, l.Leg, id)
+		}
+	}
+	return true
 }
 
 // zero fills what legs have grown by with zeroes.
@@ -187,15 +222,52 @@ func (t *simTarget) export(w WantedExport) {
 	}
 	x := &simExport{volume: w.Volume, epoch: w.Epoch, host: w.Host, legs: map[block.LegID]block.UUID{}}
 	for _, n := range w.Namespaces {
-		x.legs[n.Leg] = n.UUID
+		if t.judged(n.Leg) {
+			x.legs[n.Leg] = n.UUID
+		}
 	}
 	t.exports[w.NQN] = x
+}
+
+// there reports whether a leg's drive is.
+func (t *simTarget) there(leg block.LegID) bool {
+	for _, d := range t.drives {
+		if _, ok := d.labels[leg]; ok {
+			return !d.gone
+		}
+	}
+	return true
+}
+
+// judged reports whether the manager knows of the incarnation of a leg's drive.
+func (t *simTarget) judged(leg block.LegID) bool {
+	for _, d := range t.drives {
+		if t.rash {
+			continue
+		}
+		if judged := d.judged[leg]; judged != "" && judged != d.incarnation {
+			return false
+		}
+	}
+	return true
+}
+
+// returns has the drives come back as others, after they were away.
+func (t *simTarget) returns(as string) {
+	for _, d := range t.drives {
+		d.incarnation = as
+		for leg := range d.labels {
+			for _, x := range t.exports {
+				delete(x.legs, leg)
+			}
+		}
+	}
 }
 
 // serves reports whether a leg is exported in a subsystem under an identity.
 func (t *simTarget) serves(l WantedLink) bool {
 	x := t.exports[l.NQN]
-	return x != nil && x.legs[l.Leg] == l.UUID
+	return x != nil && x.legs[l.Leg] == l.UUID && t.there(l.Leg)
 }
 
 func (t *simTarget) reboot() {
@@ -208,15 +280,16 @@ func (t *simTarget) bootID() string { return fmt.Sprintf("%s-boot-%d", t.name, t
 
 func (t *simTarget) report() TargetReport {
 	r := TargetReport{
-		Node: t.name, Labels: t.labels, BootID: t.bootID(), Generation: t.gen, Devices: slices.Clone(t.devices),
+		Node: t.name, Labels: t.labels, BootID: t.bootID(), ClusterID: t.of, Generation: t.gen, Devices: slices.Clone(t.devices),
 		Portals: []block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: block.DefaultPort}},
 	}
 	for _, id := range sorted(t.drives) {
 		d := t.drives[id]
 		if d.gone {
+			r.Devices = slices.DeleteFunc(r.Devices, func(dev Device) bool { return dev.DriveID == id })
 			continue
 		}
-		report := DriveReport{Drive: id, Device: d.device, Extents: d.extents, Error: d.error}
+		report := DriveReport{Drive: id, Device: d.device, Extents: d.extents, Error: d.error, Incarnation: d.incarnation}
 		for _, leg := range sorted(d.labels) {
 			report.Legs = append(report.Legs, d.labels[leg])
 			report := LegReport{Leg: leg, Ready: true, Size: t.size(leg)}

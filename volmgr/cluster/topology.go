@@ -86,20 +86,28 @@ func (s *State) Capacity(in CreateVolume) (Capacity, error) {
 		return Capacity{}, notFound("pool " + in.Pool)
 	}
 	spots, _ := s.spots(pool, in)
-	r := room{in: in, drives: len(spots), free: map[string][]uint32{}}
+	r := room{in: in, free: map[string][]*spot{}}
 	for _, x := range spots {
-		r.free[x.domain] = append(r.free[x.domain], x.free())
-		r.most = max(r.most, x.free())
+		if r.records(x, max(1, in.Stripes)) > 0 {
+			r.free[x.domain] = append(r.free[x.domain], x)
+			r.most = max(r.most, x.free())
+			r.drives++
+		}
 	}
 	return Capacity{Available: r.available(), Maximum: r.maximum(), Minimum: minVolume}, nil
 }
 
-// room is the extents that are free for volumes of a kind, by domain and drive.
+// room is the drives with free extents for volumes of a kind, by domain.
 type room struct {
 	in     CreateVolume
 	drives int
-	free   map[string][]uint32
+	free   map[string][]*spot
 	most   uint32 // of one drive
+}
+
+// records is how many legs of a volume with so many stripes a drive's label has room for.
+func (r room) records(x *spot, stripes int) uint64 {
+	return uint64(x.room / r.in.record(block.Layout{Stripes: stripes, Copies: r.in.Copies}).Size())
 }
 
 // available: n extents of columns fit if each of them can have its copies in
@@ -107,16 +115,16 @@ type room struct {
 func (r room) available() block.Size {
 	var total uint64
 	for _, drives := range r.free {
-		for _, n := range drives {
-			total += uint64(n)
+		for _, x := range drives {
+			total += uint64(x.free())
 		}
 	}
 	return block.Size(largest(total/uint64(r.in.Copies), func(n uint64) bool {
 		var copies uint64
 		for _, drives := range r.free {
 			var in uint64
-			for _, free := range drives {
-				in += uint64(free)
+			for _, x := range drives {
+				in += uint64(x.free())
 			}
 			copies += min(in, n)
 		}
@@ -148,8 +156,8 @@ func (r room) legExtents(stripes int) uint64 {
 		legs := 0
 		for _, drives := range r.free {
 			in := 0
-			for _, free := range drives {
-				in += int(uint64(free) / n)
+			for _, x := range drives {
+				in += int(min(uint64(x.free())/n, r.records(x, stripes)))
 			}
 			legs += min(in, stripes)
 		}

@@ -189,6 +189,6 @@ func TestPreferredSegmentsAreTakenFirstAndNeverAtAnyPrice(t *testing.T) {
 	}
 	// A preference for what is not there is none.
 	if _, err := s.Step(t0, CreateVolume{Name: "w", Size: block.GiB, Preferred: []Segment{{"node": "nowhere"}}, Seed: testSeed(99)}); err != nil {
-		t.Errorf("a preference that can not be met = %v", err)
+		t.Errorf("a preference that cannot be met = %v", err)
 	}
 }

@@ -80,8 +80,13 @@ type script struct {
 }
 
 type scriptHost struct {
-	boot  int
-	phase map[string]Phase
+	boot   int
+	phase  map[string]Phase
+	gaveUp GaveUp
+	old    block.Epoch // that it has not let go of yet; 0: the volume's is what it speaks of
+	heard  uint64      // the generation after which it hears nothing; 0: it hears all
+	of     block.ClusterID
+	notes  map[block.VolumeID]Evidence // on its disk
 }
 
 var t0 = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -141,6 +146,9 @@ func (s *script) step(in Input) string {
 		return printError(err)
 	}
 	var b strings.Builder
+	if refusal, ok := out.Result.(*Error); ok {
+		b.WriteString(printError(refusal))
+	}
 	for _, e := range out.Events {
 		fmt.Fprintf(&b, "%s: %s%s\n", e.Kind, e.Object, because(e.Text))
 	}
@@ -241,18 +249,29 @@ var scriptCommands = map[string]func(*script, args) string{
 	"create":      (*script).create,
 	"comply":      (*script).comply,
 	"report":      func(s *script, a args) string { return s.reportTarget(s.targets[a.word(0)]) },
+	"repeat":      (*script).repeat,
 	"serve":       func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseServing) },
 	"equalize":    func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseEqualizing) },
 	"stall":       func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseStalled) },
 	"let-go":      (*script).letGo,
+	"deaf":        func(s *script, a args) string { s.hosts[a.word(0)].heard = s.state.Generation(); return "" },
+	"hear":        func(s *script, a args) string { s.hosts[a.word(0)].heard = 0; return s.reportHost(a.word(0)) },
+	"give-up":     (*script).giveUp,
+	"old-device":  (*script).oldDevice,
 	"lost":        (*script).lost,
 	"reboot":      (*script).reboot,
 	"wait":        (*script).wait,
+	"clock":       (*script).clock,
 	"restart":     (*script).restart,
 	"stale":       (*script).stale,
 	"in-sync":     (*script).inSync,
 	"foreign":     (*script).foreign,
+	"belongs":     (*script).belongs,
+	"nodes":       (*script).listNodes,
 	"unplug":      (*script).unplug,
+	"fail":        (*script).fail,
+	"cache":       (*script).cache,
+	"return":      (*script).returns,
 	"add-drive":   (*script).addDrive,
 	"evict-drive": (*script).evictDrive,
 	"attach": func(s *script, a args) string {
@@ -313,6 +332,19 @@ func (s *script) reportTarget(t *simTarget) string {
 	return s.step(TargetReported{s.session, t.report()})
 }
 
+// repeat has an agent say that nothing has changed since its last report, with
+// "reached" but for the generation: it has acted on the newest wanted state.
+func (s *script) repeat(a args) string {
+	generation := uint64(0)
+	if a.has("reached") {
+		generation = s.state.Generation()
+	}
+	if s.hosts[a.word(0)] != nil {
+		return s.step(InitiatorRepeated{s.session, a.node(0), generation})
+	}
+	return s.step(TargetRepeated{s.session, a.node(0), generation})
+}
+
 // comply has targets do what is wanted of them and report; all if none is named.
 func (s *script) comply(a args) (out string) {
 	names := a.words
@@ -331,24 +363,61 @@ func (s *script) comply(a args) (out string) {
 func hostOf(name string) block.Host { return block.HostFromID(Seed(sha256.Sum256([]byte(name))).id(0)) }
 
 func (s *script) newHost(a args) string {
-	s.hosts[a.word(0)] = &scriptHost{boot: 1, phase: map[string]Phase{}}
+	s.hosts[a.word(0)] = &scriptHost{boot: 1, phase: map[string]Phase{}, notes: map[block.VolumeID]Evidence{}, of: clusterIn(a)}
 	return s.reportHost(a.word(0))
 }
 
 func (s *script) reportHost(name string) string {
+	return s.step(InitiatorReported{s.session, s.hostReport(name)})
+}
+
+func (s *script) hostReport(name string) InitiatorReport {
 	h := s.hosts[name]
-	r := InitiatorReport{Node: block.NodeName(name), BootID: fmt.Sprintf("%s-boot-%d", name, h.boot), Host: hostOf(name), Generation: s.state.Generation()}
+	r := InitiatorReport{Node: block.NodeName(name), BootID: fmt.Sprintf("%s-boot-%d", name, h.boot), Host: hostOf(name), ClusterID: h.of, Generation: s.state.Generation()}
+	if h.heard != 0 {
+		r.Generation = h.heard
+	}
 	for _, volume := range slices.Sorted(maps.Keys(h.phase)) {
 		v, err := s.state.Volume(volume)
 		if err == nil && h.phase[volume] != "" {
-			r.Attachments = append(r.Attachments, AttachmentReport{Volume: v.ID, Epoch: v.Epoch, Phase: h.phase[volume], Device: "/dev/weft/" + volume})
+			grant := uint64(0)
+			if a := s.state.volumes[v.ID].attachmentOf(block.NodeName(name)); a != nil {
+				grant = a.Grant
+			}
+			a := AttachmentReport{Volume: v.ID, Epoch: v.Epoch, Grant: grant, Phase: h.phase[volume], Device: "/dev/weft/" + volume, GaveUp: h.gaveUp}
+			if h.old != 0 {
+				a.Epoch, a.WaitingFor = h.old, fmt.Sprintf("the file system on /mnt has the device of epoch %d open, which is over", h.old)
+			}
+			r.Attachments = append(r.Attachments, a)
 		}
 	}
-	return s.step(InitiatorReported{s.session, r})
+	for _, id := range sorted(h.notes) {
+		r.Evidence = append(r.Evidence, h.notes[id])
+	}
+	return r
+}
+
+// note has a host write down which legs of a volume are in sync, as the manager has
+// just told it.
+func (s *script) note(host, volume string) {
+	v, err := s.state.Volume(volume)
+	if err != nil || s.hosts[host] == nil || v.Layout.Copies == 1 {
+		return
+	}
+	e := Evidence{Volume: v.ID, Epoch: v.Epoch}
+	for _, l := range v.Legs {
+		if l.State == LegInSync {
+			e.Legs = append(e.Legs, EvidenceLeg{l.ID, l.Revision})
+		}
+	}
+	s.hosts[host].notes[v.ID] = e
 }
 
 func (s *script) host(name, volume string, phase Phase) string {
 	s.hosts[name].phase[volume] = phase
+	if phase == PhaseServing {
+		s.note(name, volume)
+	}
 	return s.reportHost(name)
 }
 
@@ -358,8 +427,28 @@ func (s *script) letGo(a args) string {
 		phase = PhaseDetachedUnclean
 	}
 	out := s.host(a.word(0), a.word(1), phase)
-	delete(s.hosts[a.word(0)].phase, a.word(1))
+	h := s.hosts[a.word(0)]
+	delete(h.phase, a.word(1))
+	if v, err := s.state.Volume(a.word(1)); err == nil && phase == PhaseDetachedClean {
+		delete(h.notes, v.ID)
+	}
 	return out
+}
+
+// giveUp has a host fail its device: give-up c1 db1 [lost]
+func (s *script) giveUp(a args) string {
+	h := s.hosts[a.word(0)]
+	h.gaveUp = GaveUp{Why: "the host's reason", WritesLost: a.has("lost")}
+	defer func() { h.gaveUp = GaveUp{} }()
+	return s.letGo(args{words: []string{a.word(0), a.word(1), "unclean"}})
+}
+
+// oldDevice has a host speak of a device of an older epoch: old-device c1 db1 epoch=1
+func (s *script) oldDevice(a args) string {
+	h := s.hosts[a.word(0)]
+	h.old = block.Epoch(a.number("epoch", 0))
+	defer func() { h.old = 0 }()
+	return s.host(a.word(0), a.word(1), PhaseDetaching)
 }
 
 func (s *script) lost(a args) string {
@@ -400,6 +489,16 @@ func (s *script) wait(a args) (out string) {
 	return out
 }
 
+// clock sets the clock forth or back: clock -24h
+func (s *script) clock(a args) string {
+	d, err := time.ParseDuration(a.word(0))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.now = s.now.Add(d)
+	return ""
+}
+
 // restart is a manager that crashed and loads its store; the streams are new.
 func (s *script) restart(args) string {
 	s.state = loadStore(s.t, s.store)
@@ -417,6 +516,9 @@ func (s *script) create(a args) string {
 }
 
 func (s *script) detach(a args) string {
+	if a.has("cancel") {
+		return s.step(CancelDetach{Volume: a.word(0), Node: block.NodeName(a.options["node"])})
+	}
 	return s.step(Detach{Volume: a.word(0), Node: block.NodeName(a.options["node"]), Force: a.has("force")})
 }
 
@@ -445,7 +547,9 @@ func (s *script) stale(a args) string {
 	for _, name := range a.words[2:] {
 		in.Legs = append(in.Legs, s.legArg(a.word(1), name).ID)
 	}
-	return s.step(in)
+	out := s.step(in)
+	s.note(a.word(0), a.word(1))
+	return out
 }
 
 // in-sync c1 db1 0.1 [revision=n] [epoch=n]
@@ -459,19 +563,76 @@ func (s *script) inSync(a args) string {
 		l := s.legArg(a.word(1), name)
 		in.Legs = append(in.Legs, RebuiltLeg{Leg: l.ID, Revision: uint64(a.number("revision", int(l.Revision))), Copied: block.GiB})
 	}
-	return s.step(in)
+	out := s.step(in)
+	s.note(a.word(0), a.word(1))
+	return out
 }
 
-// foreign t1 /dev/nvme0n1 ext4,gpt puts signatures on a device, holders=... makes it busy.
+// foreign t1 /dev/nvme0n1 ext4,gpt puts signatures on a device, holders=... makes it
+// busy. foreign t1 /dev/nvme0n1 drive elsewhere makes it another cluster's drive.
 func (s *script) foreign(a args) string {
 	t := s.targets[a.word(0)]
 	for i := range t.devices {
 		if d := &t.devices[i]; d.Path == a.word(1) {
-			d.Signatures = strings.Split(a.word(2), ",")
+			d.Signatures = strings.Split(strings.ReplaceAll(a.word(2), "+", " "), ",")
+			d.DriveID, d.Cluster = block.DriveID{}, block.ClusterID{}
+			if a.word(2) == "drive" { // with a label of ours, of a cluster
+				d.DriveID, d.Cluster = block.DriveID{UUID: testSeed(7).id(uint32(i))}, clusterIn(a)
+				d.Signatures = []string{fmt.Sprintf("weft drive %v of cluster %v", d.DriveID, d.Cluster)}
+			}
 			d.Holders = slices.DeleteFunc([]string{a.options["holders"]}, func(h string) bool { return h == "" })
 		}
 	}
 	return s.reportTarget(t)
+}
+
+// eraseWord is that of force=...; force=label is what is on the device.
+func (s *script) eraseWord(a args) string {
+	if a.options["force"] != "label" {
+		return strings.ReplaceAll(a.options["force"], "+", ", ")
+	}
+	device, _ := findDevice(s.targets[a.word(0)].devices, a.word(1))
+	return EraseWord(device)
+}
+
+// belongs has an agent be of this cluster or of another one: belongs c1 elsewhere
+func (s *script) belongs(a args) string {
+	of := clusterIn(a)
+	if t := s.targets[a.word(0)]; t != nil {
+		t.of = of
+		return s.reportTarget(t)
+	}
+	s.hosts[a.word(0)].of = of
+	return s.reportHost(a.word(0))
+}
+
+// clusterIn is this cluster, or another one if the command says elsewhere.
+func clusterIn(a args) block.ClusterID {
+	if a.has("elsewhere") {
+		return block.ClusterID{UUID: testSeed(9).id(0)}
+	}
+	return testCluster()
+}
+
+func (s *script) listNodes(args) (text string) {
+	for _, n := range s.state.Nodes() {
+		text += fmt.Sprintf("%s target %v initiator %v", n.Name, n.Target.Online, n.Initiator.Online)
+		for agent, refused := range map[string]string{"target": n.Target.Refused, "initiator": n.Initiator.Refused} {
+			if refused != "" {
+				text += fmt.Sprintf("; its %s %s", agent, refused)
+			}
+		}
+		text += "\n"
+	}
+	return text
+}
+
+// fail t1 says_what is what a target's drives have from then on; nothing: none any more.
+func (s *script) fail(a args) string {
+	for _, d := range s.targets[a.word(0)].drives {
+		d.error = strings.ReplaceAll(a.word(1), "_", " ")
+	}
+	return s.reportTarget(s.targets[a.word(0)])
 }
 
 func (s *script) unplug(a args) string {
@@ -482,8 +643,32 @@ func (s *script) unplug(a args) string {
 	return s.reportTarget(t)
 }
 
+// cache t1 volatile|none changes what a target's drives have; with "later" it is not
+// reported yet.
+func (s *script) cache(a args) string {
+	t := s.targets[a.word(0)]
+	for i := range t.devices {
+		t.devices[i].VolatileCache = a.has("volatile")
+	}
+	if a.has("later") {
+		return ""
+	}
+	return s.reportTarget(t)
+}
+
+// returns has the drives of a target come back as others: return t1 as=2; later: its
+// next report says so
+func (s *script) returns(a args) string {
+	t := s.targets[a.word(0)]
+	t.returns(a.options["as"])
+	if a.has("later") {
+		return ""
+	}
+	return s.reportTarget(t)
+}
+
 func (s *script) addDrive(a args) string {
-	in := AddDrive{Node: a.node(0), Device: a.word(1), ForceErase: strings.ReplaceAll(a.options["force"], "+", ", "), Seed: s.seed()}
+	in := AddDrive{Node: a.node(0), Device: a.word(1), ForceErase: s.eraseWord(a), Seed: s.seed()}
 	if class := a.options["class"]; class != "" {
 		in.Labels = map[string]string{"class": class}
 	}
@@ -578,12 +763,16 @@ func (s *script) wanted(a args) string {
 	var b strings.Builder
 	if s.hosts[a.word(0)] != nil {
 		for _, w := range s.state.WantedInitiator(a.node(0)).Attachments {
-			fmt.Fprintf(&b, "attachment %s epoch %d boot %s equalize %v detach %v%s\n", w.VolumeName, w.Epoch, w.BootID, w.Equalize, w.Detach, sharedMode(w.Mode))
+			fmt.Fprintf(&b, "attachment %s epoch %d boot %s equalize %v detach %v%s\n", w.VolumeName, w.Epoch, w.BootID, w.Equalize, w.Detach, sharedMode(w.Mode)+grantNumber(w.Grant))
 			if a.has("size") {
 				fmt.Fprintf(&b, "  %v, legs %v\n", w.Size, w.LegSize)
 			}
 			for _, l := range w.Legs {
-				fmt.Fprintf(&b, "  %d.%d %s revision %d on %s nsid %d %v\n", l.Column, l.Copy, l.State, l.Revision, l.Node, l.NSID, l.Portals)
+				fmt.Fprintf(&b, "  %d.%d %s revision %d on %s nsid %d %v%s", l.Column, l.Copy, l.State, l.Revision, l.Node, l.NSID, l.Portals, map[bool]string{true: "", false: " flushed"}[l.WriteThrough])
+				if l.Reborn != 0 {
+					fmt.Fprintf(&b, " reborn %d", l.Reborn)
+				}
+				b.WriteString("\n")
 			}
 		}
 		return b.String()
@@ -600,7 +789,7 @@ func (s *script) wanted(a args) string {
 		fmt.Fprintf(&b, "admit epoch %d\n", x.Epoch)
 	}
 	for _, x := range w.Exports {
-		fmt.Fprintf(&b, "export epoch %d to %s:", x.Epoch, x.Host.Short())
+		fmt.Fprintf(&b, "export epoch %d to %s%s:", x.Epoch, x.Host.Short(), grantNumber(x.NQN.Grant()))
 		for _, n := range x.Namespaces {
 			fmt.Fprintf(&b, " nsid %d", n.NSID)
 		}
@@ -610,6 +799,13 @@ func (s *script) wanted(a args) string {
 		b.WriteString("\n")
 	}
 	return b.String()
+}
+
+func grantNumber(n uint64) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" by grant %d", n)
 }
 
 func sharedMode(m AttachMode) string {

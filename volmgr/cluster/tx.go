@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -16,6 +17,8 @@ type tx struct {
 	s   *State
 	now time.Time
 	gen uint64 // that a commit would have
+	// raised: the generation has to be committed, though nothing else may have changed.
+	raised bool
 
 	volumes overlay[block.VolumeID, Volume]
 	nodes   overlay[block.NodeName, Node]
@@ -23,6 +26,7 @@ type tx struct {
 	pools   overlay[string, Pool]
 	events  []Event
 	unsure  map[block.VolumeID]bool // to settle before the commit
+	changed map[block.NodeName]bool // whose target can perhaps serve more or less than before
 }
 
 // view answers who asked, from the state after the step.
@@ -36,6 +40,7 @@ func newTx(s *State, now time.Time) *tx {
 		drives:  over(s.drives, shallow[Drive]),
 		pools:   over(s.pools, shallow[Pool]),
 		unsure:  map[block.VolumeID]bool{},
+		changed: map[block.NodeName]bool{},
 	}
 }
 
@@ -139,6 +144,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	if t.peek(id).Restored {
 		return
 	}
+	t.settleLonger(id)
 	t.settleCreating(id)
 	t.settleDeleting(id)
 	if t.peek(id) == nil {
@@ -146,9 +152,11 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	}
 	t.settleSuspects(id)
 	t.settleLingering(id)
+	t.settleKept(id)
 	t.settleShared(id)
 	t.settleFence(id)
 	t.settleGrant(id)
+	t.settleGaveUp(id)
 	t.settleAttached(id)
 	t.settleDetaching(id)
 	t.settleLeft(id)
@@ -168,11 +176,15 @@ func (t *tx) commit() Outcome {
 		records = append(records, t.volumes.commit(id, volumeKey(id)))
 		if v == nil {
 			delete(s.fences, id)
+			for i := 0; old != nil && i < len(old.Legs); i++ {
+				delete(s.trials, old.Legs[i].ID)
+			}
 		}
 	}
 	for _, id := range sorted(t.drives.upper) {
 		d, old := t.drives.upper[id], s.drives[id]
 		s.indexDrive(old, d)
+		t.wakeFlushers(wake, old, d)
 		for _, x := range []*Drive{d, old} {
 			if x != nil {
 				wake[x.Node] = true
@@ -187,12 +199,62 @@ func (t *tx) commit() Outcome {
 	for _, name := range slices.Sorted(maps.Keys(t.pools.upper)) {
 		records = append(records, t.pools.commit(name, poolKey(name)))
 	}
+	t.noteServed()
 	records = append(records, t.commitEvents()...)
-	if len(records) > 0 {
+	if len(records) > 0 || t.raised {
 		s.meta.Generation = t.gen
 		records = append(records, encode(metaKey, s.meta))
 	}
 	return Outcome{Records: records, Wake: slices.Sorted(maps.Keys(wake)), Events: t.events}
+}
+
+// noteServed records that a volume cannot be served any more, and for how long it
+// was not once it can be again. The changes of the step are in the state already.
+// What was not served since the manager started has just not been heard of.
+func (t *tx) noteServed() {
+	s, check := t.s, map[block.VolumeID]bool{}
+	for id := range t.volumes.upper {
+		check[id] = true
+	}
+	for _, d := range t.drives.upper {
+		if d != nil {
+			t.changed[d.Node] = true
+		}
+	}
+	for node := range t.changed {
+		maps.Copy(check, s.onNode[node])
+	}
+	for _, id := range sorted(check) {
+		v := s.volumes[id]
+		if v == nil || v.State != VolumeReady {
+			delete(s.served, id)
+			delete(s.unserved, id)
+			continue
+		}
+		since, missing := s.unserved[id]
+		switch ok := s.health(v) != Unavailable; {
+		case ok && missing:
+			delete(s.unserved, id)
+			s.served[id] = true
+			t.volumeEvent(v, Info, EventVolumeServed, fmt.Sprintf("it can be served again, after %v", t.now.Sub(since).Round(time.Millisecond)))
+		case ok:
+			s.served[id] = true
+		case s.served[id]:
+			delete(s.served, id)
+			s.unserved[id] = t.now
+			t.volumeEvent(v, Warning, EventVolumeUnserved, s.unservedText(v))
+		}
+	}
+}
+
+// unservedText names the first column of which no leg can be used.
+func (s *State) unservedText(v *Volume) string {
+	for c := range v.Layout.Stripes {
+		if facts, served := s.columnFacts(v, c); !served {
+			return fmt.Sprintf("column %d cannot be served: %s", c, facts)
+		}
+	}
+	return "it cannot be served"
 }
 
 func wakeVolume(wake map[block.NodeName]bool, v *Volume) {
@@ -201,6 +263,18 @@ func wakeVolume(wake map[block.NodeName]bool, v *Volume) {
 	}
 	for _, n := range v.nodes() {
 		wake[n] = true
+	}
+}
+
+// wakeFlushers wakes the hosts that are told whether a drive's legs need flushes.
+func (t *tx) wakeFlushers(wake map[block.NodeName]bool, old, new *Drive) {
+	if old == nil || new == nil || old.VolatileCache == new.VolatileCache {
+		return
+	}
+	for id := range t.s.onNode[new.Node] {
+		for _, a := range t.s.volumes[id].attachments() {
+			wake[a.Node] = true
+		}
 	}
 }
 

@@ -39,9 +39,10 @@ type AgentStatus struct {
 	Kernel     string
 	Generation uint64
 	Problems   []Problem
+	Refused    string // why no word of it is taken: it is of another cluster; derived, for readers
 }
 
-// Problem is something an agent tries to do and can not yet.
+// Problem is something an agent tries to do and cannot yet.
 type Problem struct {
 	Object string // "leg <id>", "drive <id>", "export <nqn>", "attachment <volume id>"
 	Doing  string
@@ -64,6 +65,8 @@ const (
 	DriveMissing  DriveState = "MISSING"
 	DriveFailed   DriveState = "FAILED"
 	DriveRemoving DriveState = "REMOVING"
+	// DriveOffline is in no record, which says what its target last said.
+	DriveOffline DriveState = "OFFLINE"
 )
 
 // Drive is a device that Weft has taken in.
@@ -84,6 +87,9 @@ type Drive struct {
 	Reason        string            `json:"reason,omitempty"`
 	Extents       uint32            `json:"extents,omitempty"` // 0 until its label was reported
 	RemovedAt     uint64            `json:"removed_at,omitempty"`
+	// Incarnation is what its target last said that it is. Another one may be without
+	// what only its cache held.
+	Incarnation string `json:"incarnation,omitempty"`
 
 	Capacity  block.Size `json:"-"`
 	Allocated block.Size `json:"-"`
@@ -103,8 +109,10 @@ type Device struct {
 	ReadOnly      bool
 	Holders       []string
 	Signatures    []string
-	DriveID       block.DriveID // zero if it carries no label of ours
+	DriveID       block.DriveID   // zero if it carries no label of ours
+	Cluster       block.ClusterID // of the label
 	Refused       string
+	Unread        string // why it is not known what it carries
 }
 
 // DefaultPool is the pool of volumes that name none. It always exists and holds
@@ -172,27 +180,18 @@ type Leg struct {
 	// Suspect: the leg is in sync by record, but its target rebooted and may have
 	// lost writes that only a cache held; see suspect.go.
 	Suspect bool `json:"suspect,omitempty"`
-	// Rebuilt is when the last rebuild ended well, and Failures counts those that
-	// ended badly since the leg was last good for a while: the next one waits.
+	// SuspectAt is the generation in which it became suspect: only a target that has
+	// acted on that one since is known not to have been cut off by the same event.
+	SuspectAt uint64 `json:"suspect_at,omitempty"`
+	// Loss is why the leg may last have lost cached writes; empty: its target rebooted.
+	Loss string `json:"loss,omitempty"`
+	// Reborn is the revision at which the leg last lost what only a cache held, and
+	// was kept in sync; see reborn.go.
+	Reborn uint64 `json:"reborn,omitempty"`
+	// Rebuilt is when the last rebuild ended well, for people. Failures counts those that
+	// ended badly since the leg was last good for a while: the next one waits, see backoff.go.
 	Rebuilt  time.Time `json:"rebuilt,omitzero"`
 	Failures int       `json:"failures,omitempty"`
-}
-
-// A failed rebuild is tried again at once; those after it are this far apart at
-// first, twice as far each time, and not farther than this. A leg that was good for
-// the latter begins anew.
-const (
-	rebuildPause     = time.Second
-	rebuildPauseMost = time.Minute
-)
-
-// rebuildAfter is the time before which a stale leg is not rebuilt again. Its host
-// and target say at once that it can be, even if a write to it fails each time.
-func (l *Leg) rebuildAfter() time.Time {
-	if l.Failures < 2 {
-		return l.StaleSince
-	}
-	return l.StaleSince.Add(min(rebuildPause<<min(l.Failures-2, 10), rebuildPauseMost))
 }
 
 // VolumeState is how far a volume's legs exist.
@@ -248,8 +247,10 @@ type Volume struct {
 	Created   time.Time  `json:"created"`
 	// Restored: the record came from a backup and has not been compared with the
 	// labels of the legs yet, which may know of a leg that went stale since.
-	Restored  bool   `json:"restored,omitempty"`
-	DeletedAt uint64 `json:"deleted_at,omitempty"` // generation of DeleteVolume
+	Restored bool `json:"restored,omitempty"`
+	// Backup is what the backup says of a volume that is Restored.
+	Backup    *Backup `json:"backup,omitempty"`
+	DeletedAt uint64  `json:"deleted_at,omitempty"` // generation of DeleteVolume
 	// Formatted is the file system that was made on it, or is being made, see
 	// Formatting; Raw if it may hold anything, empty if it was never written.
 	Formatted string `json:"formatted,omitempty"`
@@ -292,13 +293,22 @@ type Attachment struct {
 	Equalize bool            `json:"equalize,omitempty"` // set when the grant is handed out
 	// Left: the host let go by itself and ends. The grant waits for its next boot.
 	Left bool `json:"left,omitempty"`
+	// GaveUp is why the grant before this one ended, if it was the host that did.
+	GaveUp string `json:"gave_up,omitempty"`
 	// FenceAt is the generation from which on no target may export a shared volume
 	// to this host; 0: they may. The others' exports stay.
 	FenceAt uint64 `json:"fence_at,omitempty"`
 	// JoinedAt is the generation in which a host came to share the volume. A host may
 	// come back to an epoch that it had left: what it says counts from then on.
-	JoinedAt uint64    `json:"joined_at,omitempty"`
-	Since    time.Time `json:"since"`
+	JoinedAt uint64 `json:"joined_at,omitempty"`
+	// KeptAt is the generation in which a detach was cancelled, until the host has
+	// acted on that; 0: none was. What it says from before may be that it let go.
+	KeptAt uint64 `json:"kept_at,omitempty"`
+	// Grant numbers the grants of a shared epoch: it is the generation in which this one
+	// was handed out, and part of the names of its exports. A host that is let in again
+	// finds nothing under the names that it knew. 0: the epoch has one grant.
+	Grant uint64    `json:"grant,omitempty"`
+	Since time.Time `json:"since"`
 
 	VolumeID    block.VolumeID   `json:"-"`
 	VolumeName  block.VolumeName `json:"-"`
@@ -310,7 +320,8 @@ type Attachment struct {
 	ResyncTotal block.Size       `json:"-"`
 }
 
-// Lingerer is a boot of a host that had a volume at an epoch.
+// Lingerer is a boot of a host that had a volume at an epoch; with no Node it is any
+// host, since the store that knew them was lost.
 type Lingerer struct {
 	Node   block.NodeName `json:"node"`
 	BootID string         `json:"boot_id"`

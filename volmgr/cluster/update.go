@@ -21,6 +21,9 @@ type UpdateVolume struct {
 // formattedLabel is where the labels of drives keep Volume.Formatted.
 const formattedLabel = ownLabels + "formatted"
 
+// mostFormatted is how long Volume.Formatted may be.
+const mostFormatted = 64
+
 // ownLabels begins the keys that nobody else may set.
 const ownLabels = "weft.dev/"
 
@@ -41,7 +44,7 @@ func (in UpdateVolume) apply(t *tx) (view, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkLabels("set_labels", in.SetLabels); err != nil {
+	if err := checkVolumeLabels("set_labels", in.SetLabels); err != nil {
 		return nil, err
 	}
 	if in.Formatted != "" {
@@ -49,21 +52,21 @@ func (in UpdateVolume) apply(t *tx) (view, error) {
 			return nil, err
 		}
 	}
-	labels := maps.Clone(v.Labels)
-	for _, key := range in.RemoveLabels {
-		delete(labels, key)
-	}
-	if len(in.SetLabels) > 0 {
-		if labels == nil {
-			labels = map[string]string{}
-		}
-		maps.Copy(labels, in.SetLabels)
+	labels := in.change(v.Labels)
+	// Of more than there may be, some may go; nothing may be added.
+	if why := tooMuch(labels); why != "" && len(in.SetLabels) > 0 {
+		return nil, invalid("set_labels", "%s would have %s", v.object(), why)
 	}
 	if !maps.Equal(labels, v.Labels) {
+		next := v.clone()
+		next.Labels = labels
+		if d := t.s.lacksRoom(v, next); d != nil {
+			return nil, t.s.labelFull(v, d, "set_labels")
+		}
 		t.volume(v.ID).Labels = labels
 		keys := slices.Sorted(maps.Keys(in.SetLabels))
 		t.volumeEvent(v, Info, EventVolumeUpdated, fmt.Sprintf("labels set: %s; removed: %s",
-			list(keys), list(in.RemoveLabels)))
+			some8(keys), some8(in.RemoveLabels)))
 	}
 	if in.Formatted != "" && in.Formatted != cmp.Or(v.Formatted, NotFormatted) {
 		fresh := t.volume(v.ID)
@@ -76,16 +79,32 @@ func (in UpdateVolume) apply(t *tx) (view, error) {
 	return volumeResult(v.ID), nil
 }
 
+// change is what labels become.
+func (in UpdateVolume) change(labels map[string]string) map[string]string {
+	labels = maps.Clone(labels)
+	for _, key := range in.RemoveLabels {
+		delete(labels, key)
+		if key == everyLabel {
+			clear(labels)
+		}
+	}
+	if labels == nil && len(in.SetLabels) > 0 {
+		labels = map[string]string{}
+	}
+	maps.Copy(labels, in.SetLabels)
+	return labels
+}
+
 // mayBecome refuses to forget a file system, or that one is being made. A volume of
 // which anything is true may turn out to have a file system; one is made on it only
 // after somebody has taken the record back.
 func (v *Volume) mayBecome(formatted string) error {
 	fs := strings.TrimPrefix(v.Formatted, Formatting)
 	switch {
-	case len(formatted) > 64 || strings.TrimSpace(formatted) != formatted:
-		return invalid("formatted", "%q is no name of a file system", formatted)
+	case len(formatted) > mostFormatted || strings.TrimSpace(formatted) != formatted:
+		return invalid("formatted", "%q is not the name of a file system", formatted)
 	case formatted == NotFormatted && v.users() != "":
-		return refused(ReasonAttached, v.object(), "attached to %s, who may write it", v.users()).
+		return refused(ReasonAttached, v.object(), "attached to %s, which may write it", v.users()).
 			hint("`weft detach %s` first", v.Name)
 	case formatted == NotFormatted:
 		return nil
@@ -108,26 +127,24 @@ func orRaw(formatted string) string {
 	return formatted
 }
 
-// checkLabels refuses keys that are empty or Weft's own.
-func checkLabels(field string, labels map[string]string) error {
-	for _, key := range slices.Sorted(maps.Keys(labels)) {
-		if key == "" || strings.HasPrefix(key, ownLabels) {
-			return invalid(field, "key %q can not be set", key)
-		}
-	}
-	return nil
-}
-
-func list(words []string) string {
+func some8(words []string) string {
 	if len(words) == 0 {
 		return "none"
 	}
-	return strings.Join(words, ", ")
+	return some(words, 8)
+}
+
+// kept are the labels that drives keep: those that are too many are not.
+func (v *Volume) kept() map[string]string {
+	if oversize(v.Labels) {
+		return nil
+	}
+	return v.Labels
 }
 
 // onDrives are the labels as the labels of drives keep them.
 func (v *Volume) onDrives() map[string]string {
-	labels := maps.Clone(v.Labels)
+	labels := maps.Clone(v.kept())
 	if v.Formatted != "" {
 		if labels == nil {
 			labels = map[string]string{}

@@ -51,7 +51,7 @@ func (v *Volume) unsettled() bool {
 	return v.Attachment.State != Attached || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State != LegInSync })
 }
 
-// check says what can not be true of a volume, whoever wrote it down.
+// check says what cannot be true of a volume, whoever wrote it down.
 func (v *Volume) check() error {
 	if err := v.Layout.Check(); err != nil {
 		return err
@@ -61,7 +61,7 @@ func (v *Volume) check() error {
 			return fmt.Errorf("leg %v: column %d copy %d outside of layout %v", l.ID, l.Column, l.Copy, v.Layout)
 		}
 		if l.State == LegRebuilding && v.Attachment == nil {
-			return fmt.Errorf("leg %v: rebuilding in a volume that nobody has for itself", l.ID)
+			return fmt.Errorf("leg %v: rebuilding in a volume that is not attached exclusively", l.ID)
 		}
 	}
 	return v.checkShared()
@@ -74,6 +74,16 @@ func (v *Volume) leg(id block.LegID) *Leg {
 		}
 	}
 	return nil
+}
+
+// column lists the legs of a column.
+func (v *Volume) column(c int) (legs []*Leg) {
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.Column == c {
+			legs = append(legs, l)
+		}
+	}
+	return legs
 }
 
 // inSync counts the in-sync legs of each column.
@@ -102,13 +112,14 @@ const (
 func checkSize(size block.Size) error {
 	switch {
 	case size == 0:
-		return invalid("size_bytes", "missing: say how large the volume is to be")
+		return invalid("size_bytes", "missing: specify the volume's size")
 	case size < minVolume:
 		return invalid("size_bytes", "%v is below the smallest volume, %v", size, minVolume)
 	case size > maxVolume:
 		return invalid("size_bytes", "%v is above the largest volume, %v", size, maxVolume)
 	case size%(4*block.KiB) != 0:
-		return invalid("size_bytes", "%d bytes is no multiple of 4KiB", uint64(size))
+		return invalid("size_bytes", "%d bytes is not a multiple of 4KiB", uint64(size)).
+			hint("the nearest sizes are %d and %d bytes; whole GiB are multiples, GB are not", uint64(size/(4*block.KiB)*4*block.KiB), uint64(size.RoundUp(4*block.KiB)))
 	}
 	return nil
 }
@@ -132,8 +143,11 @@ func (in CreateVolume) normal() (CreateVolume, error) {
 	case in.Stripes < 0 || in.Stripes > block.MaxStripes:
 		return in, invalid("stripes", "%d: must be 1 to %d, or 0 to let the manager choose", in.Stripes, block.MaxStripes)
 	}
-	if err := checkLabels("labels", in.Labels); err != nil {
+	if err := cmp.Or(checkVolumeLabels("labels", in.Labels), checkSegments("topology", in.Topology), checkSegments("preferred", in.Preferred)); err != nil {
 		return in, err
+	}
+	if len(in.Spread) > MaxLabelKey {
+		return in, invalid("spread", "%q has %d bytes; at most %d are allowed", Shorten(in.Spread, 40), len(in.Spread), MaxLabelKey)
 	}
 	if err := (block.Layout{Stripes: 1, Copies: 1, Chunk: in.Chunk}).Check(); err != nil {
 		return in, invalid("chunk_bytes", "%v", err)
@@ -146,15 +160,19 @@ func (in CreateVolume) differs(v *Volume) error {
 	switch {
 	case v.State == VolumeDeleting:
 		return refused(ReasonVolumeIsDeleting, v.object(), "a volume of this name is being deleted").
-			hint("wait until `weft explain volume %s` no longer finds it, or take another name", v.Name)
+			hint("wait until `weft explain volume %s` no longer finds it, or use another name", v.Name)
 	case in.Size != v.Size:
-		return conflict(v.object(), "size_bytes", uint64(v.Size), uint64(in.Size))
+		e := conflict(v.object(), "size_bytes", v.Size, in.Size)
+		if in.Size > v.Size {
+			return e.hint("to make it larger: `weft volume expand %s --size %v`", v.Name, in.Size)
+		}
+		return e.hint("a volume cannot be made smaller; use another name")
 	case in.Copies != v.Layout.Copies:
 		return conflict(v.object(), "copies", v.Layout.Copies, in.Copies)
 	case in.Stripes != 0 && in.Stripes != v.Layout.Stripes:
 		return conflict(v.object(), "stripes", v.Layout.Stripes, in.Stripes)
 	case in.Chunk != v.Layout.Chunk:
-		return conflict(v.object(), "chunk_bytes", uint64(v.Layout.Chunk), uint64(in.Chunk))
+		return conflict(v.object(), "chunk_bytes", v.Layout.Chunk, in.Chunk)
 	case in.Pool != v.Pool:
 		return conflict(v.object(), "pool", v.Pool, in.Pool)
 	case in.Spread != v.Spread:
@@ -208,7 +226,7 @@ func volumeResult(id block.VolumeID) view {
 	return func(s *State) any { return s.volumeView(s.volumes[id]) }
 }
 
-// settleCreating makes a volume ready when every leg is carved and zeroed: all
+// settleCreating makes a volume ready when every leg is allocated and zeroed: all
 // of them hold the same zeroes, so all are in sync.
 func (t *tx) settleCreating(id block.VolumeID) {
 	v := t.peek(id)
@@ -226,7 +244,7 @@ func (t *tx) settleCreating(id block.VolumeID) {
 	for i := range v.Legs {
 		v.Legs[i].State = LegInSync
 	}
-	t.volumeEvent(v, Info, EventVolumeReady, "every leg is carved and zeroed")
+	t.volumeEvent(v, Info, EventVolumeReady, "every leg is allocated and zeroed")
 }
 
 func (s *State) legReady(l *Leg) bool {
@@ -250,7 +268,7 @@ func (in DeleteVolume) apply(t *tx) (view, error) {
 	for i := range v.Legs {
 		v.Legs[i].State = LegDeleting
 	}
-	t.volumeEvent(v, Info, EventVolumeDeleting, "its legs are being given back")
+	t.volumeEvent(v, Info, EventVolumeDeleting, "its legs are being freed")
 	return nil, nil
 }
 
@@ -268,7 +286,7 @@ func (t *tx) settleDeleting(id block.VolumeID) {
 	if len(v.Legs) > 0 {
 		return
 	}
-	t.volumeEvent(v, Info, EventVolumeDeleted, "every leg is given back")
+	t.volumeEvent(v, Info, EventVolumeDeleted, "every leg is freed")
 	t.volumes.drop(id)
 }
 
@@ -306,11 +324,11 @@ func (s *State) legWaitsFor(l *Leg) string {
 	case ok && r.Error != "":
 		return fmt.Sprintf("target %s: %s", l.Node, r.Error)
 	case l.State == LegDeleting:
-		return fmt.Sprintf("target %s is giving back its extents", l.Node)
+		return fmt.Sprintf("target %s is freeing its extents", l.Node)
 	case ok && !r.Ready:
 		return fmt.Sprintf("target %s has zeroed %s", l.Node, r.Zeroed.Short())
 	case !ok:
-		return fmt.Sprintf("target %s has not begun", l.Node)
+		return fmt.Sprintf("target %s has not started", l.Node)
 	}
 	return ""
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"time"
 
@@ -27,9 +28,11 @@ type world struct {
 
 	targets []*wTarget
 	hosts   []*wHost
-	reach   map[[2]block.NodeName]bool // host, target: false is cut
-	calls   []wCall                    // records on their way to the manager
-	writes  []*wCommand                // commands on their way to a leg
+	// saidLast is each agent's newest report that the manager which runs has heard.
+	saidLast map[block.NodeName]Input
+	reach    map[[2]block.NodeName]bool // host, target: false is cut
+	calls    []wCall                    // records on their way to the manager
+	writes   []*wCommand                // commands on their way to a leg
 
 	value   map[block.LegID][registers]int // what the legs hold
 	medium  map[block.LegID][registers]int // what of it outlives a boot, in the mood of caches
@@ -41,15 +44,24 @@ type world struct {
 	nextID  int
 
 	mood            mood
-	ackBeforeRecord bool // a weakened host
-	noFlush         bool // a weakened host: a copy counts as whole while it is in a cache
-	leavesDirty     bool // a weakened host: it says that it let go clean, with writes out
+	ackBeforeRecord bool      // a weakened host
+	noFlush         bool      // a weakened host: a copy counts as whole while it is in a cache
+	leavesDirty     bool      // a weakened host: it says that it let go clean, with writes out
+	goesOn          bool      // a weakened host: it goes on with a leg that lost what it had not flushed
+	hardware        *hardware // nil: nothing is the matter with drives
+	notesLate       bool      // a weakened host: it goes on without a leg that its note still names
+	losesStore      bool      // the manager's store is lost from time to time
+	backup          []Record
+	lostStores      int  // how often it was lost
+	decided         int  // columns of several copies that were believed then
 	healed          bool // nothing more goes wrong, and nobody ends
 	leaves          int  // how often an ending host let go
 	looks           int  // how often a host that shares a volume read
 	shares          int  // how often a host that shares a volume wrote
 	serves          int  // how often a host began to serve, to see that histories get anywhere
 	expanded        int  // how often a host was told of a larger size
+	renewed         int  // how often a host went on with a leg that lost its cache
+	givenUp         int  // how often one gave a volume up
 	violation       string
 }
 
@@ -91,6 +103,7 @@ type wAgent struct {
 type wTarget struct {
 	wAgent
 	*simTarget
+	cached bool // its drives may lose what was not flushed
 	inbox  []TargetWanted
 	outbox []TargetReport
 }
@@ -99,7 +112,8 @@ type wHost struct {
 	wAgent
 	name    block.NodeName
 	boot    int
-	ending  bool // it has been told to, and has let go what it could
+	ending  bool                        // it has been told to, and has let go what it could
+	notes   map[block.VolumeID]Evidence // on its disk: they outlive a boot
 	gen     uint64
 	inbox   []InitiatorWanted
 	outbox  []InitiatorReport
@@ -111,9 +125,12 @@ type wVolume struct {
 	wanted  WantedAttachment
 	serving bool
 	letGo   Phase
+	gaveUp  GaveUp
 	links   map[block.LegID]*wLink // in the table
 	gone    map[block.LegID]uint64 // recorded stale up to this revision
 	writes  map[wCell]*wWrite      // one at a time per register
+	had     map[wCell]int          // what its device has acknowledged, or given to who read
+	durable map[wCell]int          // of that, what was flushed
 }
 
 type wLink struct {
@@ -133,6 +150,7 @@ type wCommand struct {
 	volume  block.VolumeID
 	link    WantedLink
 	epoch   block.Epoch
+	grant   uint64
 	cell    wCell
 	write   *wWrite
 	boot    string
@@ -152,6 +170,7 @@ func newWorld(seed uint64, g guards) *world {
 		reach: map[[2]block.NodeName]bool{}, value: map[block.LegID][registers]int{},
 		medium: map[block.LegID][registers]int{}, lossy: map[block.LegID]bool{}, flushed: map[wCell]int{},
 		acked: map[wCell]int{}, seen: map[wCell]int{}, told: map[block.VolumeID]block.Size{}, seeds: int(seed) * 1000, mood: mood(seed) % moods,
+		saidLast: map[block.NodeName]Input{},
 	}
 	state, records := New(testCluster())
 	w.state = state
@@ -161,11 +180,12 @@ func newWorld(seed uint64, g guards) *world {
 		name := block.NodeName(fmt.Sprintf("t%d", i+1))
 		t := &wTarget{simTarget: newSimTarget(name, map[string]string{"rack": fmt.Sprintf("r%d", i+1)}, 1536*block.MiB)}
 		t.up, t.slow = true, true
-		t.devices[0].VolatileCache = w.mood == caches
+		t.cached = w.mood == caches
+		t.devices[0].VolatileCache = t.cached
 		w.targets = append(w.targets, t)
 	}
 	for i := range 2 {
-		h := &wHost{name: block.NodeName(fmt.Sprintf("c%d", i+1)), boot: 1, volumes: map[block.VolumeID]*wVolume{}}
+		h := &wHost{name: block.NodeName(fmt.Sprintf("c%d", i+1)), boot: 1, volumes: map[block.VolumeID]*wVolume{}, notes: map[block.VolumeID]Evidence{}}
 		h.up = true
 		w.hosts = append(w.hosts, h)
 	}
@@ -199,8 +219,11 @@ func (w *world) create(name block.VolumeName) {
 
 // step gives the manager an input and sends the wanted states out.
 func (w *world) step(in Input) error {
-	out, err := w.state.Step(w.now, in)
+	out, err := w.state.Step(w.now, w.repeats(in))
 	keep(w.store, out.Records)
+	if w.hardware != nil {
+		w.watch(out.Events)
+	}
 	for _, name := range out.Wake {
 		for _, t := range w.targets {
 			if t.name == name && t.linked {
@@ -216,12 +239,41 @@ func (w *world) step(in Input) error {
 	return err
 }
 
+// repeats is a report as an agent sends it: if it is the last one of its stream, but
+// for the generation, it says only that.
+func (w *world) repeats(in Input) Input {
+	switch in := in.(type) {
+	case TargetReported:
+		last, ok := w.saidLast[in.Report.Node].(TargetReported)
+		w.saidLast[in.Report.Node] = in
+		last.Report.Generation = in.Report.Generation
+		if ok && reflect.DeepEqual(last, in) {
+			return TargetRepeated{in.Session, in.Report.Node, in.Report.Generation}
+		}
+	case InitiatorReported:
+		last, ok := w.saidLast[in.Report.Node].(InitiatorReported)
+		w.saidLast[in.Report.Node] = in
+		last.Report.Generation = in.Report.Generation
+		if ok && reflect.DeepEqual(last, in) {
+			return InitiatorRepeated{in.Session, in.Report.Node, in.Report.Generation}
+		}
+	}
+	return in
+}
+
 func (w *world) chance(percent int) bool { return w.rng.IntN(100) < percent }
 
 func pick[T any](w *world, from []T) T { return from[w.rng.IntN(len(from))] }
 
 // act does one random thing.
 func (w *world) act() {
+	if w.hardware != nil && w.hardwareActs() {
+		return
+	}
+	if w.losesStore && w.rng.IntN(250) == 0 {
+		w.storeActs()
+		return
+	}
 	if w.mood == sharing && w.chance(5) {
 		w.operatorActs()
 		return
@@ -353,16 +405,35 @@ func (w *world) hostReport(h *wHost) InitiatorReport {
 	r := InitiatorReport{Node: h.name, BootID: h.bootID(), Generation: h.gen, Host: hostOf(string(h.name))}
 	for _, id := range sorted(h.volumes) {
 		v := h.volumes[id]
-		a := AttachmentReport{Volume: id, Epoch: v.wanted.Epoch, Phase: PhaseConnecting}
+		a := AttachmentReport{Volume: id, Epoch: v.wanted.Epoch, Grant: v.wanted.Grant, Phase: PhaseConnecting}
 		switch {
 		case v.letGo != "":
-			a.Phase = v.letGo
+			a.Phase, a.GaveUp = v.letGo, v.gaveUp
+		case v.serving && w.hardware != nil && (len(w.lost(h, v)) > 0 || len(w.wornLinks(v)) > 0):
+			a.Phase = PhaseStalled
 		case v.serving:
 			a.Phase = PhaseServing
 		}
 		r.Attachments = append(r.Attachments, a)
 	}
+	for _, id := range sorted(h.notes) {
+		r.Evidence = append(r.Evidence, h.notes[id])
+	}
 	return r
+}
+
+// note has a host write down which legs are in sync as far as it knows.
+func (w *world) note(h *wHost, v *wVolume) {
+	if v.readOnly() {
+		return
+	}
+	e := Evidence{Volume: v.wanted.Volume, Epoch: v.wanted.Epoch}
+	for _, leg := range sorted(v.links) {
+		if l := v.links[leg]; l.readable {
+			e.Legs = append(e.Legs, EvidenceLeg{leg, l.Revision})
+		}
+	}
+	h.notes[v.wanted.Volume] = e
 }
 
 // obey takes a wanted state over: what is not wanted goes, what is new begins,
@@ -376,7 +447,10 @@ func (w *world) obey(h *wHost, wanted InitiatorWanted) {
 		}
 	}
 	for id, v := range h.volumes {
-		if a, ok := listed[id]; !ok || a.Epoch != v.wanted.Epoch || v.letGo != "" && a.Mode.shared() && !a.Detach {
+		if a, ok := listed[id]; !ok || a.Epoch != v.wanted.Epoch || a.Grant != v.wanted.Grant {
+			if v.letGo == PhaseDetachedClean && !ok {
+				delete(h.notes, id)
+			}
 			delete(h.volumes, id)
 		}
 	}
@@ -385,7 +459,10 @@ func (w *world) obey(h *wHost, wanted InitiatorWanted) {
 		a := listed[id]
 		v := h.volumes[id]
 		if v == nil {
-			v = &wVolume{links: map[block.LegID]*wLink{}, gone: map[block.LegID]uint64{}, writes: map[wCell]*wWrite{}}
+			v = &wVolume{
+				links: map[block.LegID]*wLink{}, gone: map[block.LegID]uint64{}, writes: map[wCell]*wWrite{},
+				had: map[wCell]int{}, durable: map[wCell]int{},
+			}
 			h.volumes[id] = v
 		}
 		if w.told[id] < a.Size {
@@ -394,19 +471,66 @@ func (w *world) obey(h *wHost, wanted InitiatorWanted) {
 			w.violation = cmp.Or(w.violation, w.checkLabels()) // nobody may have heard of it but this host
 		}
 		v.wanted = a
+		w.renew(h, v)
 		for leg, l := range v.links {
 			i := slices.IndexFunc(a.Legs, func(o WantedLink) bool { return o.Leg == leg && o.Revision == l.Revision })
 			if i < 0 {
-				v.drop(leg, l.Revision)
+				w.drop(h, v, leg, l.Revision)
 				continue
 			}
 			// The answer to RecordInSync may be lost; this says the same.
-			l.readable = l.readable || a.Legs[i].State == LegInSync
+			if !l.readable && a.Legs[i].State == LegInSync {
+				l.readable = true
+				w.note(h, v)
+			}
 		}
 		if a.Detach {
 			w.release(h, v)
 		}
 	}
+}
+
+// renew goes on with the legs of a table that have lost what only a cache held, if
+// that is nothing that anybody was told of. Else the host gives the volume up.
+func (w *world) renew(h *wHost, v *wVolume) {
+	for _, id := range sorted(v.links) {
+		l := v.links[id]
+		i := slices.IndexFunc(v.wanted.Legs, func(o WantedLink) bool {
+			return o.Leg == id && o.State == LegInSync && o.Reborn > l.Revision
+		})
+		if i < 0 {
+			continue
+		}
+		if v.unflushed(l.Column) && !w.goesOn {
+			w.giveUp(h, v, true)
+			return
+		}
+		w.renewed++
+		l.WantedLink = v.wanted.Legs[i]
+		for _, x := range v.writes {
+			delete(x.done, id) // it may have lost that, too
+		}
+		w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool {
+			return c.host == h && !c.arrived && c.link.Leg == id && c.link.Revision < l.Revision
+		})
+	}
+}
+
+func (v *wVolume) unflushed(column int) bool {
+	for c, n := range v.had {
+		if c.column == column && n > v.durable[c] {
+			return true
+		}
+	}
+	return false
+}
+
+// giveUp fails a volume's device. What has arrived at targets may still be done.
+func (w *world) giveUp(h *wHost, v *wVolume, lost bool) {
+	w.givenUp++
+	v.letGo, v.gaveUp, v.serving = PhaseDetachedUnclean, GaveUp{"it had to", lost}, false
+	v.links, v.writes = map[block.LegID]*wLink{}, map[wCell]*wWrite{}
+	w.forget(h)
 }
 
 // forget drops the commands that have not left a host and that it no longer wants done.
@@ -421,8 +545,11 @@ func (w *world) forget(h *wHost) {
 }
 
 // drop takes a leg out of the table for good: it is recorded stale.
-func (v *wVolume) drop(leg block.LegID, revision uint64) {
+func (w *world) drop(h *wHost, v *wVolume, leg block.LegID, revision uint64) {
 	delete(v.links, leg)
+	if v.serving && !w.notesLate {
+		w.note(h, v)
+	}
 	v.gone[leg] = max(v.gone[leg], revision)
 	for _, x := range v.writes {
 		delete(x.need, leg)
@@ -466,7 +593,7 @@ func (w *world) dataActs(h *wHost) {
 	}
 }
 
-// build connects every wanted in-sync leg, or has those it can not reach
+// build connects every wanted in-sync leg, or has those it cannot reach
 // recorded, makes the copies equal if asked, and serves.
 func (w *world) build(h *wHost, v *wVolume) {
 	links := map[block.LegID]*wLink{}
@@ -495,13 +622,17 @@ func (w *world) build(h *wHost, v *wVolume) {
 		if _, ok := links[l.Leg]; !ok || !v.wanted.Equalize {
 			continue
 		}
-		if source, ok := first[l.Column]; ok {
+		if source, ok := first[l.Column]; ok && w.worn(w.target(l.Node)) {
+			w.lose(h, v, l.Leg)
+			return
+		} else if ok {
 			w.copy(source, l.Leg)
 		} else {
 			first[l.Column] = l.Leg
 		}
 	}
 	v.links, v.serving = links, true
+	w.note(h, v)
 	w.serves++
 }
 
@@ -509,6 +640,9 @@ func (w *world) build(h *wHost, v *wVolume) {
 func (w *world) copy(from, to block.LegID) {
 	w.value[to] = w.value[from]
 	delete(w.lossy, to)
+	if w.hardware != nil {
+		delete(w.hardware.excused, to)
+	}
 	if !w.noFlush {
 		w.medium[to] = w.value[to]
 	}
@@ -542,7 +676,15 @@ func (w *world) serve(h *wHost, v *wVolume) {
 		w.look(h, v)
 		return
 	}
-	if lost := w.lost(h, v); len(lost) > 0 && w.chance(30) {
+	if !w.healed && v.wanted.Mode == AttachExclusive && w.rng.IntN(500) == 0 {
+		w.giveUp(h, v, false) // it was told to let go, and then that it was not
+		return
+	}
+	lost := w.lost(h, v)
+	if w.hardware != nil {
+		lost = append(lost, w.wornLinks(v)...)
+	}
+	if len(lost) > 0 && w.chance(30) {
 		w.lose(h, v, pick(w, lost))
 	}
 	if v.wanted.Detach {
@@ -554,7 +696,7 @@ func (w *world) serve(h *wHost, v *wVolume) {
 		w.leave(h)
 		return
 	}
-	if w.mood == caches && w.chance(15) && w.settled(h, v) {
+	if w.mood == caches && w.chance(30) && w.settled(h, v) {
 		w.flush(v)
 	}
 	switch w.rng.IntN(5) {
@@ -599,8 +741,11 @@ func (w *world) settled(h *wHost, v *wVolume) bool {
 
 // flush has what a volume's legs hold outlive their caches.
 func (w *world) flush(v *wVolume) {
+	maps.Copy(v.durable, v.had)
 	for leg, l := range v.links {
-		w.medium[leg] = w.value[leg]
+		if w.hardware == nil || !w.unflushed(l) {
+			w.medium[leg] = w.value[leg]
+		}
 		for r := range registers {
 			c := wCell{v.wanted.Volume, l.Column, r}
 			w.flushed[c] = w.acked[c]
@@ -639,7 +784,7 @@ func (w *world) write(h *wHost, v *wVolume) {
 	for _, id := range sorted(v.links) {
 		if l := v.links[id]; l.Column == c.column {
 			x.need[id] = true
-			w.writes = append(w.writes, &wCommand{host: h, volume: v.wanted.Volume, link: l.WantedLink, epoch: v.wanted.Epoch, cell: c, write: x, boot: h.bootID()})
+			w.writes = append(w.writes, &wCommand{host: h, volume: v.wanted.Volume, link: l.WantedLink, epoch: v.wanted.Epoch, grant: v.wanted.Grant, cell: c, write: x, boot: h.bootID()})
 		}
 	}
 	v.writes[c] = x
@@ -655,7 +800,7 @@ func (w *world) commandActs(i int) {
 		c.arrived = true
 	case c.arrived && t.up:
 		w.writes = slices.Delete(w.writes, i, i+1)
-		if t.serves(c.link) {
+		if t.serves(c.link) && !w.worn(t) {
 			w.checkWriter(c)
 			w.put(c.link.Leg, c.cell.register, c.write.id)
 			if !w.cut(c.host, t) && !w.chance(20) { // else the answer is lost
@@ -666,13 +811,13 @@ func (w *world) commandActs(i int) {
 }
 
 // checkWriter finds writes of a host that the others of a shared volume were told
-// to be gone, or of an older boot of one that was let in again.
+// to be gone: also if it, or an older boot of it, was let in again since.
 func (w *world) checkWriter(c *wCommand) {
 	v := w.state.volumes[c.volume]
 	if v == nil || len(v.Shared) == 0 || v.Epoch != c.epoch {
 		return
 	}
-	if a := v.attachmentOf(c.host.name); a == nil || a.exported() && a.BootID != c.boot {
+	if a := v.attachmentOf(c.host.name); a == nil || a.exported() && (a.BootID != c.boot || a.Grant != c.grant) {
 		w.violation = fmt.Sprintf("I4: a write of %s at epoch %d lands after it was taken out", c.boot, c.epoch)
 	}
 }
@@ -689,7 +834,7 @@ func (w *world) finish(h *wHost, v *wVolume) {
 	for c, x := range v.writes {
 		for leg := range x.need {
 			inFlight := slices.ContainsFunc(w.writes, func(o *wCommand) bool { return o.write == x && o.link.Leg == leg })
-			if l := v.links[leg]; l != nil && !x.done[leg] && !inFlight && w.live(h, l) {
+			if l := v.links[leg]; l != nil && !x.done[leg] && !inFlight && w.live(h, l) && !w.worn(w.target(l.Node)) {
 				w.put(leg, c.register, x.id)
 				x.done[leg] = true
 			}
@@ -703,6 +848,7 @@ func (w *world) finish(h *wHost, v *wVolume) {
 		if len(x.need) > 0 && (done == len(x.need) || w.ackBeforeRecord && done > 0) {
 			if w.held(c) >= x.id { // else every leg has lost it again, with its cache
 				w.acked[c] = max(w.acked[c], x.id)
+				v.had[c] = max(v.had[c], x.id)
 			}
 			delete(v.writes, c)
 		}
@@ -733,6 +879,7 @@ func (w *world) read(h *wHost, v *wVolume) {
 	id := pick(w, ids)
 	if l := v.links[id]; l.readable && l.Column == c.column && w.live(h, l) {
 		w.seen[c] = max(w.seen[c], w.value[id][c.register])
+		v.had[c] = max(v.had[c], w.value[id][c.register])
 	}
 }
 
@@ -748,9 +895,19 @@ func (w *world) rebuild(h *wHost, v *wVolume) {
 			}
 			continue
 		}
+		if w.worn(w.target(l.Node)) {
+			w.lose(h, v, l.Leg)
+			continue
+		}
 		if source := w.source(h, v, l.Column); source != nil && w.connects(h, l) {
 			w.copy(source.Leg, l.Leg)
 			v.links[l.Leg] = &wLink{WantedLink: l, contact: w.now}
+			for c, x := range v.writes {
+				if c.column == l.Column {
+					x.need[l.Leg] = true // what was held goes to it, too
+					delete(x.done, l.Leg)
+				}
+			}
 		}
 	}
 }
@@ -758,7 +915,7 @@ func (w *world) rebuild(h *wHost, v *wVolume) {
 // source is a live readable leg of a column in which no write is under way.
 func (w *world) source(h *wHost, v *wVolume, column int) *wLink {
 	for c := range v.writes {
-		if c.column == column {
+		if c.column == column && w.hardware == nil {
 			return nil
 		}
 	}
@@ -783,7 +940,13 @@ func (w *world) callActs() {
 	if !w.chance(20) {
 		w.calls = slices.Delete(w.calls, i, i+1)
 	}
-	if err := w.step(c.in); err != nil || !c.host.up || c.host.boot != c.boot || w.chance(20) {
+	err := w.step(c.in)
+	if in, stale := c.in.(RecordStale); err == nil && stale && w.hardware != nil {
+		for column := range w.state.volumes[in.Volume].Layout.Stripes {
+			w.forgive(w.state.volumes[in.Volume], column) // what a host gives up may be what was left
+		}
+	}
+	if err != nil || !c.host.up || c.host.boot != c.boot || w.chance(20) {
 		return
 	}
 	w.answered(c)
@@ -807,13 +970,14 @@ func (w *world) answered(c wCall) {
 					revision = l.Revision
 				}
 			}
-			v.drop(leg, revision)
+			w.drop(c.host, v, leg, revision)
 		}
 	case RecordInSync:
 		if v := c.host.volumes[in.Volume]; v != nil && v.wanted.Epoch == in.Epoch {
 			for _, r := range in.Legs {
 				if l := v.links[r.Leg]; l != nil && l.Revision == r.Revision {
 					l.readable = true
+					w.note(c.host, v)
 				}
 			}
 		}
@@ -847,7 +1011,7 @@ func (w *world) operatorActs() {
 			w.step(ConfirmNodeDead{host.name})
 		}
 	case 8:
-		if t := pick(w, w.targets); !t.up {
+		if t := pick(w, w.targets); !t.up && w.hardware == nil { // else it may cost what only its copy holds
 			w.step(ConfirmNodeDead{t.name})
 		}
 	case 9, 10:
@@ -911,6 +1075,8 @@ func (w *world) moodActs(t *wTarget, h *wHost) {
 		w.split(t)
 	case w.mood == sharing:
 		w.expel(h)
+	case w.mood == caches && w.chance(50):
+		w.rackCut()
 	case w.mood == caches:
 		w.powerCut()
 	}
@@ -957,6 +1123,10 @@ func (w *world) expel(h *wHost) {
 	case w.chance(50):
 		w.unlinkHost(h)
 		w.step(Detach{Volume: "s", Node: h.name, Force: true})
+	case w.chance(50): // fenced, and let in again: it may not have heard of either
+		w.step(Detach{Volume: "s", Node: h.name, Force: true})
+		w.lasts()
+		w.step(Attach{Volume: "s", Node: h.name, Mode: AttachSharedBlock})
 	default:
 		w.step(Detach{Volume: "s", Node: h.name})
 		w.step(Attach{Volume: "s", Node: h.name, Mode: AttachSharedBlock})
@@ -975,6 +1145,18 @@ func (w *world) lasts() {
 			}
 		}
 		w.pass(4 * time.Second)
+	}
+}
+
+// rackCut is felt by all targets and nobody else. They are soon back.
+func (w *world) rackCut() {
+	for _, t := range w.targets {
+		w.crashTarget(t)
+	}
+	for _, t := range w.targets {
+		if t.up = w.chance(90); t.up {
+			w.linkTarget(t)
+		}
 	}
 }
 
@@ -1008,6 +1190,9 @@ func (w *world) loseCache(t *wTarget) {
 			if l.Node == t.name {
 				w.value[l.ID] = w.medium[l.ID]
 				w.lossy[l.ID] = true
+				if w.hardware != nil {
+					w.hardware.excused[l.ID] = true
+				}
 			}
 		}
 		for c := range v.Layout.Stripes {
@@ -1023,7 +1208,7 @@ func (w *world) forgive(v *Volume, column int) {
 			legs = append(legs, l.ID)
 		}
 	}
-	if len(legs) == 0 || slices.ContainsFunc(legs, func(id block.LegID) bool { return !w.lossy[id] }) {
+	if len(legs) == 0 || slices.ContainsFunc(legs, func(id block.LegID) bool { return !w.lossy[id] && !w.gone(v.leg(id)) }) {
 		return
 	}
 	for _, id := range legs {
@@ -1060,9 +1245,10 @@ func (w *world) crashTarget(t *wTarget) {
 	w.unlinkTarget(t)
 	t.up = false
 	t.reboot()
-	if w.mood == caches {
+	if w.mood == caches && t.cached {
 		w.loseCache(t)
 	}
+	w.powerCycled(t)
 	w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool { return c.link.Node == t.name && c.arrived })
 }
 
@@ -1103,6 +1289,11 @@ func (w *world) restart() {
 	for _, key := range slices.Sorted(maps.Keys(w.store)) {
 		records = append(records, Record{key, w.store[key]})
 	}
+	w.begin(records)
+}
+
+// begin starts a manager on records.
+func (w *world) begin(records []Record) {
 	s, err := Load(records)
 	if err != nil {
 		w.violation = fmt.Sprintf("load: %v", err)
@@ -1110,12 +1301,120 @@ func (w *world) restart() {
 	}
 	s.guards = w.state.guards
 	w.state = s
+	clear(w.saidLast)
+	w.store = map[string][]byte{}
+	keep(w.store, records)
 	for _, t := range w.targets {
-		t.linked, t.inbox, t.outbox = false, nil, nil
+		t.linked, t.inbox, t.outbox, t.outlived = false, nil, nil, w.lostStores > 0
 	}
 	for _, h := range w.hosts {
 		h.linked, h.inbox, h.outbox = false, nil, nil
 	}
+}
+
+// storeActs keeps a backup, loses the store, or has an operator choose a copy that
+// nobody could judge.
+func (w *world) storeActs() {
+	switch n := w.rng.IntN(10); {
+	case n < 2:
+		w.backup = w.state.Records()
+	case n < 4:
+		w.choose()
+	case n < 7:
+		w.restore()
+	default:
+		w.rebuildStore()
+	}
+}
+
+// rebuildStore makes the store anew from the drives, which all are there, and from
+// the hosts that are.
+func (w *world) rebuildStore() {
+	var targets []TargetReport
+	var hosts []InitiatorReport
+	for _, t := range w.targets {
+		if !t.up {
+			return
+		}
+		r := t.report()
+		r.ClusterID = testCluster()
+		targets = append(targets, r)
+	}
+	for _, h := range w.hosts {
+		if h.up {
+			hosts = append(hosts, w.hostReport(h))
+		}
+	}
+	s, text, err := newRebuild(w.state.guards, targets, hosts).rebuild(w.now, targets, hosts)
+	if err != nil || s.volumes[s.byName["a"]] == nil || s.volumes[s.byName["s"]] == nil {
+		w.violation = fmt.Sprintf("I8: rebuilt without a or s: %v %s", err, text)
+		return
+	}
+	for _, v := range s.volumes {
+		for c, n := range v.inSync() {
+			if n > 0 && v.Layout.Copies > 1 && v.State == VolumeReady && len(v.Legs) > c {
+				w.decided++
+			}
+		}
+	}
+	w.lostStores++
+	w.begin(s.Records())
+}
+
+// restore goes back to a backup, as often as not to the one that was restored before.
+func (w *world) restore() {
+	if w.backup == nil {
+		return
+	}
+	old, err := Load(w.backup)
+	if err != nil || !slices.Equal(sorted(old.volumes), sorted(w.state.volumes)) {
+		w.backup = nil // of other volumes
+		return
+	}
+	records, err := Restored(w.now, w.backup)
+	if err != nil {
+		w.violation = fmt.Sprintf("restore: %v", err)
+		return
+	}
+	w.lostStores++
+	w.begin(records)
+}
+
+// choose has an operator promote a leg of each column that has none in sync, when
+// nobody has the volume any more. What it lacks is lost, and nobody's fault.
+func (w *world) choose() {
+	for _, id := range sorted(w.state.volumes) {
+		v := w.state.volumes[id]
+		if v.State != VolumeReady || v.Restored || v.users() != "" || w.used(id) {
+			continue
+		}
+		for c, n := range v.inSync() {
+			var legs []block.LegID
+			for _, l := range v.Legs {
+				if l.Column == c && w.target(l.Node).size(l.ID) >= v.Layout.LegSize(v.Size) { // else it is not there, or grows yet
+					legs = append(legs, l.ID)
+				}
+			}
+			if n > 0 || len(legs) == 0 {
+				continue
+			}
+			leg := pick(w, legs)
+			if err := w.step(PromoteStaleLeg{Volume: id.String(), Leg: leg, AcceptDataLoss: true}); err != nil {
+				w.violation = fmt.Sprintf("I7: nobody can choose a copy: %v", err)
+			}
+			for r := range registers {
+				cell := wCell{id, c, r}
+				w.acked[cell] = min(w.acked[cell], w.value[leg][r])
+				w.seen[cell] = min(w.seen[cell], w.value[leg][r])
+				w.flushed[cell] = min(w.flushed[cell], w.value[leg][r])
+			}
+		}
+	}
+}
+
+// used reports whether a host still has a volume, whatever the manager thinks.
+func (w *world) used(id block.VolumeID) bool {
+	return slices.ContainsFunc(w.hosts, func(h *wHost) bool { return h.volumes[id] != nil && h.volumes[id].serving })
 }
 
 // check compares the world with the invariants of the design.
@@ -1124,7 +1423,7 @@ func (w *world) check() string {
 		return w.violation
 	}
 	for _, id := range sorted(w.state.volumes) {
-		if v := w.state.volumes[id]; v.State == VolumeReady {
+		if v := w.state.volumes[id]; v.State == VolumeReady && !v.Restored { // one that is was not judged yet
 			if bad := w.checkVolume(v); bad != "" {
 				return bad
 			}
@@ -1148,16 +1447,16 @@ func (w *world) checkLabels() string {
 		r.ClusterID = testCluster()
 		reports = append(reports, r)
 	}
-	s, text, err := Rebuild(w.now, reports)
+	s, text, err := Rebuild(w.now, reports, nil)
 	if err != nil {
 		return fmt.Sprintf("I8: %v", err)
 	}
 	for _, id := range sorted(s.volumes) {
 		v, have := s.volumes[id], w.state.volumes[id]
-		if have == nil || have.State != VolumeReady || v.State != VolumeReady {
+		if have == nil || have.State != VolumeReady || have.Restored || v.State != VolumeReady {
 			continue
 		}
-		if v.Size < w.told[id] || v.Size > have.planned() {
+		if v.Size < w.told[id] || v.Size > have.planned() && w.lostStores == 0 { // an earlier store may have asked for more
 			return fmt.Sprintf("I8: rebuilt %s has %v, it was %v, to be %v, and a host knows %v: %s", v.Name, v.Size, have.Size, have.planned(), w.told[id], text)
 		}
 		for _, l := range v.Legs {
@@ -1175,7 +1474,7 @@ func (w *world) checkLabels() string {
 
 func (w *world) checkVolume(v *Volume) string {
 	for c, n := range v.inSync() {
-		if n == 0 {
+		if n == 0 && w.lostStores == 0 {
 			return fmt.Sprintf("I2: column %d of %s has no in-sync leg", c, v.Name)
 		}
 	}
@@ -1192,10 +1491,14 @@ func (w *world) checkVolume(v *Volume) string {
 		if granted && w.target(l.Node).admitted[v.ID] < v.Epoch {
 			return fmt.Sprintf("I4: %s granted at epoch %d, %v admits %d", v.Name, v.Epoch, &l, w.target(l.Node).admitted[v.ID])
 		}
-		if size := w.target(l.Node).size(l.ID); size < v.Layout.LegSize(v.Size) {
+		size := w.target(l.Node).size(l.ID)
+		if w.lostStores > 0 {
+			size = w.target(l.Node).zeroed(l.ID) // what it had grown to is mapped when the new manager says so
+		}
+		if size < v.Layout.LegSize(v.Size) {
 			return fmt.Sprintf("I10: %v is in sync with %v of a volume of %v", &l, size, v.Size)
 		}
-		if l.Suspect || w.mood == caches && w.state.nodes[l.Node].TargetBoot != w.target(l.Node).bootID() {
+		if l.Suspect || w.unjudged(&l) || w.mood == caches && w.state.nodes[l.Node].TargetBoot != w.target(l.Node).bootID() {
 			continue // what it holds is not known, or not yet known to be unknown
 		}
 		for r := range registers {
@@ -1225,6 +1528,9 @@ func (w *world) checkReaders() string {
 					c := wCell{id, l.Column, r}
 					if !l.readable || !w.live(h, l) {
 						continue
+					}
+					if w.value[leg][r] < v.had[c] && v.writes[c] == nil {
+						return fmt.Sprintf("I9: %s goes on with its device of epoch %d and can read %d of %v from %v, it had %d", h.name, v.wanted.Epoch, w.value[leg][r], c, leg, v.had[c])
 					}
 					if w.value[leg][r] < w.seen[c] && v.writes[c] == nil && w.owns(h, v) {
 						return fmt.Sprintf("I9: %s at epoch %d can read %d of %v from %v, %d was read before", h.name, v.wanted.Epoch, w.value[leg][r], c, leg, w.seen[c])
@@ -1307,12 +1613,18 @@ func (w *world) recovered() string {
 	w.heal()
 	for round := range 40 {
 		w.settle(10)
+		if w.lostStores > 0 {
+			w.choose()
+		}
 		if bad := w.check(); bad != "" {
 			return bad
 		}
-		if waits := w.sharersWait(); waits != "" && round == 4 {
+		if w.hardware != nil {
+			w.decide()
+		}
+		if waits := w.sharersWait(); waits != "" && round == 4 && w.hardware == nil {
 			return "I7: stuck: " + waits
-		} else if waits != "" && round < 4 {
+		} else if waits != "" && round < 4 && w.hardware == nil {
 			continue
 		}
 		w.step(Detach{Volume: "s"})
@@ -1328,7 +1640,7 @@ func (w *world) recovered() string {
 		if s := w.state.volumes[w.state.byName["s"]]; s != nil && s.users() != "" {
 			continue
 		}
-		if v.Attachment.State == Attached && v.ExpandingTo == 0 && !slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State != LegInSync }) {
+		if v.Attachment.State == Attached && v.ExpandingTo == 0 && !w.lacks(v) {
 			return ""
 		}
 	}

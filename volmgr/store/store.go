@@ -20,11 +20,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/dgraph-io/badger/v4"
 
+	"weft.dev/weft/proto/durable"
 	"weft.dev/weft/volmgr/cluster"
 )
 
@@ -37,22 +40,34 @@ type Store struct {
 // ErrInUse is what Open returns for a store that another process has open.
 var ErrInUse = errors.New("another process has it open")
 
-// ErrEmpty is what Open returns for a directory that holds no store.
-var ErrEmpty = errors.New("no store there")
+// ErrNoStore is what Open returns for a directory that holds no store.
+var ErrNoStore = errors.New("no store there")
 
 // ErrNotEmpty is what Create returns for a directory that holds something.
 var ErrNotEmpty = errors.New("directory is not empty")
 
-// Open opens the store in dir; ErrEmpty if there is none.
+// Open opens the store in dir; ErrNoStore if there is none.
 func Open(dir string, log *slog.Logger) (*Store, error) {
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) == 0 {
-		return nil, fmt.Errorf("open store %s: %w", dir, ErrEmpty)
-	}
-	if err != nil {
+	if err := Find(dir); err != nil {
 		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
 	return open(dir, log)
+}
+
+// Find returns nil if dir holds a store, and ErrNoStore if it does not, whatever
+// else it holds: Badger would begin a new one there.
+func Find(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == badger.ManifestFilename }) {
+		return nil
+	}
+	if len(entries) > 0 {
+		return fmt.Errorf("%w (the directory holds %s)", ErrNoStore, entries[0].Name())
+	}
+	return ErrNoStore
 }
 
 func open(dir string, log *slog.Logger) (*Store, error) {
@@ -109,13 +124,17 @@ func Create(dir string, records []cluster.Record, log *slog.Logger) (err error) 
 	if err := fill(temporary, records, log); err != nil {
 		return fmt.Errorf("create store %s: %w", dir, err)
 	}
-	if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+	err = os.Remove(dir)
+	if errors.Is(err, syscall.EBUSY) {
+		return fmt.Errorf("create store %s: it is a mount point, but a store is created by renaming: use a directory inside it", dir)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	if err := os.Rename(temporary, dir); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(filepath.Clean(dir)))
+	return durable.SyncDir(filepath.Dir(filepath.Clean(dir)))
 }
 
 func fill(dir string, records []cluster.Record, log *slog.Logger) (err error) {
@@ -125,15 +144,6 @@ func fill(dir string, records []cluster.Record, log *slog.Logger) (err error) {
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	return s.Commit(records)
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }
 
 // Load returns all records, in key order.
@@ -253,7 +263,7 @@ func ReadBackup(r io.Reader) ([]cluster.Record, error) {
 	in := &summed{r: bufio.NewReader(r), sum: sum}
 	magic := make([]byte, len(backupMagic))
 	if _, err := io.ReadFull(in, magic); err != nil || string(magic) != backupMagic {
-		return nil, errors.New("read backup: not a backup of Weft's, or of another version")
+		return nil, errors.New("read backup: not a backup of Weft, or of another version")
 	}
 	var records []cluster.Record
 	for {

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -15,6 +17,8 @@ import (
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
+
+	"weft.dev/weft/proto/parts"
 )
 
 // Both ends find out within 5 s that the other machine is gone. The server does
@@ -28,11 +32,19 @@ const (
 	clientPingEvery = 10 * time.Second // the least that gRPC allows
 )
 
+// Unix begins the address of a manager that answers on a socket: "unix:/path".
+const Unix = "unix:"
+
+// streamsMost is how many calls of one connection are served at a time; others wait.
+const streamsMost = 1000
+
 // Dial opens a connection to a volume manager; it is made in the background and
 // made again for ever, with a back-off of 0.2 to 2 s.
 func Dial(address string, files TLSFiles, options ...grpc.DialOption) (*grpc.ClientConn, error) {
-	if _, _, err := net.SplitHostPort(address); err != nil {
-		return nil, fmt.Errorf("manager address %q: must be host:port", address)
+	if path, socket := strings.CutPrefix(address, Unix); socket && !filepath.IsAbs(path) {
+		return nil, fmt.Errorf("manager address %q: must be %s and an absolute path", address, Unix)
+	} else if _, _, err := net.SplitHostPort(address); err != nil && !socket {
+		return nil, fmt.Errorf("manager address %q: must be host:port, or %s/path of a socket", address, Unix)
 	}
 	creds, err := files.transport(TLSFiles.client)
 	if err != nil {
@@ -42,6 +54,9 @@ func Dial(address string, files TLSFiles, options ...grpc.DialOption) (*grpc.Cli
 	options = append([]grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			if path, socket := strings.CutPrefix(address, Unix); socket {
+				return dialer.DialContext(ctx, "unix", path)
+			}
 			return dialer.DialContext(ctx, "tcp", address)
 		}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: clientPingEvery, Timeout: pingTimeout, PermitWithoutStream: true}),
@@ -49,6 +64,7 @@ func Dial(address string, files TLSFiles, options ...grpc.DialOption) (*grpc.Cli
 			Backoff:           backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
 			MinConnectTimeout: 3 * time.Second,
 		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(parts.MaxMessage), grpc.MaxCallSendMsgSize(parts.MaxMessage)),
 	}, options...)
 	conn, err := grpc.NewClient(address, options...)
 	if err != nil {
@@ -65,6 +81,9 @@ func NewServer(files TLSFiles, m *Metrics) (*grpc.Server, error) {
 	}
 	server := grpc.NewServer(
 		grpc.Creds(creds),
+		grpc.MaxRecvMsgSize(parts.MaxMessage),
+		grpc.MaxSendMsgSize(parts.MaxMessage),
+		grpc.MaxConcurrentStreams(streamsMost),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingEvery, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: clientPingEvery / 2, PermitWithoutStream: true}),
 		grpc.UnaryInterceptor(m.unary),

@@ -21,7 +21,7 @@ type Options struct {
 func (o *Options) AddFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.LogFormat, "log-format", "text", "`format` of the log on stderr: text or json")
-	f.StringVar(&o.LogLevel, "log-level", "info", "least `level` that is logged: debug, info, warn or error")
+	f.StringVar(&o.LogLevel, "log-level", "info", "lowest `level` that is logged: debug, info, warn or error")
 	f.StringVar(&o.MetricsListen, "metrics-listen", "", "`address` to serve /metrics and /healthz on, such as :9480; off if not given")
 }
 

@@ -33,10 +33,10 @@ func NewMetrics() *Metrics {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
 		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "weft_grpc_calls_total", Help: "Calls answered, by method and gRPC code; a stream counts when it ends.",
+			Name: "weft_grpc_calls_total", Help: "Calls answered, by method and gRPC code; a stream is counted when it ends.",
 		}, []string{"method", "code"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "weft_grpc_call_seconds", Help: "How long calls took, without streams.",
+			Name: "weft_grpc_call_seconds", Help: "Duration of calls, without streams.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 8),
 		}, []string{"method"}),
 	}

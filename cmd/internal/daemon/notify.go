@@ -50,7 +50,7 @@ func Watchdog(log *slog.Logger, alive func(context.Context) error) (part Part, o
 			if err := check(ctx, every, alive); err == nil {
 				notify(log, "WATCHDOG=1")
 			} else if ctx.Err() == nil {
-				log.Warn("watchdog: no sign of life", "err", err)
+				log.Warn("watchdog: no answer from itself", "err", err)
 			}
 			select {
 			case <-ctx.Done():

@@ -45,7 +45,7 @@ type Loader struct {
 	Modprobe func(ctx context.Context, m string) error // nil means the program
 }
 
-// Need loads what is missing, and names everything that can not be had.
+// Need loads what is missing, and names everything that cannot be had.
 func (l Loader) Need(ctx context.Context, modules ...Module) error {
 	var errs []error
 	for _, m := range modules {

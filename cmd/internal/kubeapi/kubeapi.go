@@ -44,7 +44,7 @@ type Client struct {
 func InCluster() (*Client, error) {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
-		return nil, errors.New("this is no pod of Kubernetes: KUBERNETES_SERVICE_HOST is not set")
+		return nil, errors.New("this is not a Kubernetes pod: KUBERNETES_SERVICE_HOST is not set")
 	}
 	return newClient("https://"+net.JoinHostPort(host, port), account)
 }

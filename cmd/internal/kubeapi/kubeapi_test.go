@@ -123,7 +123,7 @@ func TestAServerOfAnotherAuthorityIsNotAsked(t *testing.T) {
 
 func TestOutsideOfAPodThereIsNoClient(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	if _, err := InCluster(); err == nil || !strings.Contains(err.Error(), "no pod") {
+	if _, err := InCluster(); err == nil || !strings.Contains(err.Error(), "not a Kubernetes pod") {
 		t.Errorf("InCluster = %v, want that this is no pod", err)
 	}
 }

@@ -163,7 +163,7 @@ func ownUsage() usage {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
-		panic(err) // with these arguments it can not fail
+		panic(err) // with these arguments it cannot fail
 	}
 	return usage{time.Duration(r.Utime.Nano() + r.Stime.Nano()), m.Mallocs}
 }

@@ -60,7 +60,7 @@ func clientAllocs(s *server, v float64) string {
 	return allocs(v)
 }
 
-// printRatios prints the table for the README.
+// printRatios prints the table for docs/performance.md.
 func (b *bench) printRatios(rows [][]string) {
 	head := []string{"IOPS ÷ those of " + b.servers[0].name}
 	for _, s := range b.servers {

@@ -90,7 +90,7 @@ func volume(stripes, copies int, legs []block.Device) (*engine.Volume, error) {
 	return v, nil
 }
 
-// bestAbility is the way in which export gives devices out here, or why it can not.
+// bestAbility is the way in which export gives devices out here, or why it cannot.
 func bestAbility() (best blockdev.Ability) {
 	for _, a := range blockdev.Probe() {
 		if best = a; a.Usable {

@@ -2,7 +2,7 @@
 
 // Command build makes the parts of Kubernetes that the tests of e2e/kube run, or
 // takes from the cache those that are there. It can be stopped at any time, and
-// goes on where it was; the first run takes some 15 minutes on two cores.
+// goes on where it was; the first run takes some 12 minutes on two cores.
 //
 //	go run ./e2e/kube/build [-jobs N]
 package main

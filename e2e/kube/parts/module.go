@@ -4,16 +4,22 @@ package parts
 
 import (
 	"fmt"
+	"path"
 	"strings"
 
 	"golang.org/x/mod/modfile"
+	modver "golang.org/x/mod/module"
 )
 
-// module is a Go module whose programs are built.
+// module is a generated Go module in which programs are built.
 type module struct {
-	path, version string
-	programs      []program
-	staging       bool // it needs k8s.io/* modules at v0.0.0, which it keeps in its own tree
+	name     string // and the folder that it is in
+	requires []modver.Version
+	programs []program
+	suite    bool // it has the program of the external-storage suite
+	// of is the module whose libraries are taken, as far as it has them: what both
+	// need is then compiled once. nil: those that the modules ask for.
+	of *module
 }
 
 // program is a main package, or with test a package whose test program is made.
@@ -22,12 +28,25 @@ type program struct {
 	test      bool
 }
 
-// modules are built in this order: what compiles most comes first, so that the
-// others find it compiled.
+// output is the file that go build makes of a main package.
+func (p program) output() string {
+	if p.test {
+		return p.name
+	}
+	if prefix, _, ok := modver.SplitPathVersion(p.pkg); ok {
+		return path.Base(prefix)
+	}
+	return path.Base(p.pkg)
+}
+
+// modules are built in this order.
 func modules() []module {
 	const k, c = "k8s.io/kubernetes/", "github.com/kubernetes-csi/external-"
-	return []module{
-		{path: "k8s.io/kubernetes", version: Kubernetes, staging: true, programs: []program{
+	kubernetes := module{
+		name:     "kubernetes",
+		requires: []modver.Version{{Path: "k8s.io/kubernetes", Version: Kubernetes}},
+		suite:    true,
+		programs: []program{
 			// etcd and ginkgo in the versions that Kubernetes itself asks for.
 			{name: "etcd", pkg: "go.etcd.io/etcd/server/v3"},
 			{name: "kube-apiserver", pkg: k + "cmd/kube-apiserver"},
@@ -37,38 +56,39 @@ func modules() []module {
 			{name: "kubectl", pkg: k + "cmd/kubectl"},
 			{name: "agnhost", pkg: k + "test/images/agnhost"},
 			{name: "ginkgo", pkg: "github.com/onsi/ginkgo/v2/ginkgo"},
-			{name: "e2e.test", pkg: k + "test/e2e", test: true},
-		}},
-		{path: c + "attacher/v4", version: Attacher, programs: []program{{name: "csi-attacher", pkg: c + "attacher/v4/cmd/csi-attacher"}}},
-		{path: c + "resizer/v2", version: Resizer, programs: []program{{name: "csi-resizer", pkg: c + "resizer/v2/cmd/csi-resizer"}}},
-		{path: c + "provisioner/v6", version: Provisioner, programs: []program{{name: "csi-provisioner", pkg: c + "provisioner/v6/cmd/csi-provisioner"}}},
+			{name: "e2e.test", pkg: "./" + suiteDir, test: true},
+		},
 	}
+	// By themselves these ask for the same libraries in slightly other versions: a
+	// thousand packages more to compile, for each of them.
+	sidecars := module{
+		name:     "sidecars",
+		requires: []modver.Version{{Path: c + "attacher/v4", Version: Attacher}, {Path: c + "resizer/v2", Version: Resizer}},
+		programs: []program{
+			{name: "csi-attacher", pkg: c + "attacher/v4/cmd/csi-attacher"},
+			{name: "csi-resizer", pkg: c + "resizer/v2/cmd/csi-resizer"},
+		},
+		of: &kubernetes,
+	}
+	// It does not compile with client-go v0.37, which Kubernetes has.
+	provisioner := module{
+		name:     "provisioner",
+		requires: []modver.Version{{Path: c + "provisioner/v6", Version: Provisioner}},
+		programs: []program{{name: "csi-provisioner", pkg: c + "provisioner/v6/cmd/csi-provisioner"}},
+	}
+	return []module{kubernetes, sidecars, provisioner}
 }
 
-// name is short, and a folder.
-func (m module) name() string {
-	elements := strings.Split(m.path, "/")
-	if len(elements) > 2 {
-		return elements[2]
-	}
-	return elements[1]
-}
-
-// goMod is the go.mod of a module in which m's programs are built as in m's own
-// tree. A requirement does not bring a module's replacements with it, so they are
-// repeated here; those by a folder are staging modules, published under the
-// version that belongs to m's.
-func (m module) goMod(own []byte) ([]byte, error) {
-	theirs, err := modfile.Parse(m.path+"/go.mod", own, nil)
-	if err != nil {
-		return nil, err
+// goMod is the go.mod of a module in which m's programs are built. theirs is the
+// go.mod of the first module that m requires. A requirement does not bring a
+// module's replacements with it, so they are given.
+func (m module) goMod(theirs *modfile.File, replacements []modfile.Replace) ([]byte, error) {
+	if theirs.Go == nil {
+		return nil, fmt.Errorf("%s/go.mod names no version of Go", m.requires[0].Path)
 	}
 	var f modfile.File
-	if err := f.AddModuleStmt("weft.test/kube/" + m.name()); err != nil {
+	if err := f.AddModuleStmt("weft.test/kube/" + m.name); err != nil {
 		return nil, err
-	}
-	if theirs.Go == nil {
-		return nil, fmt.Errorf("%s/go.mod names no version of Go", m.path)
 	}
 	if err := f.AddGoStmt(theirs.Go.Version); err != nil {
 		return nil, err
@@ -78,10 +98,12 @@ func (m module) goMod(own []byte) ([]byte, error) {
 			return nil, err
 		}
 	}
-	if err := f.AddRequire(m.path, m.version); err != nil {
-		return nil, err
+	for _, r := range m.requires {
+		if err := f.AddRequire(r.Path, r.Version); err != nil {
+			return nil, err
+		}
 	}
-	for _, r := range m.replacements(theirs) {
+	for _, r := range replacements {
 		if err := f.AddReplace(r.Old.Path, r.Old.Version, r.New.Path, r.New.Version); err != nil {
 			return nil, err
 		}
@@ -90,22 +112,37 @@ func (m module) goMod(own []byte) ([]byte, error) {
 	return f.Format()
 }
 
-func (m module) replacements(theirs *modfile.File) []modfile.Replace {
+// ownReplacements are those of a module's go.mod. Those by a folder are Kubernetes'
+// staging modules, published under the version that belongs to Kubernetes'.
+func ownReplacements(theirs *modfile.File) []modfile.Replace {
 	var all []modfile.Replace
 	for _, r := range theirs.Replace {
-		if r.New.Version != "" {
+		switch {
+		case r.New.Version != "":
 			all = append(all, *r)
+		case strings.HasPrefix(r.New.Path, "./staging/src/"):
+			all = append(all, replacement(r.Old.Path, "v0."+strings.TrimPrefix(Kubernetes, "v1.")))
 		}
 	}
-	if !m.staging {
-		return all
-	}
-	for _, r := range theirs.Require {
-		if strings.HasPrefix(r.Mod.Path, "k8s.io/") && r.Mod.Version == "v0.0.0" {
-			var s modfile.Replace
-			s.Old.Path, s.New.Path = r.Mod.Path, r.Mod.Path
-			s.New.Version = "v0." + strings.TrimPrefix(m.version, "v1.")
-			all = append(all, s)
+	return all
+}
+
+func replacement(path, version string) modfile.Replace {
+	return modfile.Replace{Old: modver.Version{Path: path}, New: modver.Version{Path: path, Version: version}}
+}
+
+// sameLibraries have a module take each library in the version in which it is among
+// those of another one, as "go list -m all" lists them.
+func sameLibraries(list string) []modfile.Replace {
+	var all []modfile.Replace
+	for line := range strings.Lines(list) {
+		if f := strings.Fields(line); len(f) > 1 {
+			// PATH VERSION, or PATH VERSION => PATH VERSION; the module itself is PATH.
+			r := replacement(f[0], f[len(f)-1])
+			if len(f) > 3 {
+				r.New.Path = f[len(f)-2]
+			}
+			all = append(all, r)
 		}
 	}
 	return all
@@ -116,7 +153,9 @@ func (m module) toolsGo() []byte {
 	var b strings.Builder
 	b.WriteString("//go:build tools\n\npackage tools\n\nimport (\n")
 	for _, p := range m.programs {
-		fmt.Fprintf(&b, "\t_ %q\n", p.pkg)
+		if !p.test {
+			fmt.Fprintf(&b, "\t_ %q\n", p.pkg)
+		}
 	}
 	b.WriteString(")\n")
 	return []byte(b.String())
@@ -126,12 +165,12 @@ func (m module) toolsGo() []byte {
 // others as too new.
 func (m module) ldflags() string {
 	flags := "-s -w"
-	if !m.staging {
+	if m.name != "kubernetes" {
 		return flags
 	}
-	numbers := strings.Split(strings.TrimPrefix(m.version, "v"), ".")
+	numbers := strings.Split(strings.TrimPrefix(Kubernetes, "v"), ".")
 	for _, p := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
-		flags += fmt.Sprintf(" -X %s.gitVersion=%s -X %s.gitMajor=%s -X %s.gitMinor=%s -X %s.gitTreeState=clean", p, m.version, p, numbers[0], p, numbers[1], p)
+		flags += fmt.Sprintf(" -X %s.gitVersion=%s -X %s.gitMajor=%s -X %s.gitMinor=%s -X %s.gitTreeState=clean", p, Kubernetes, p, numbers[0], p, numbers[1], p)
 	}
 	return flags
 }

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package parts makes and finds the programs and container images of which
-// e2e/kube builds a Kubernetes cluster: Kubernetes, etcd and the CSI sidecars
-// from their Go modules, the container runtime from the distribution's packages
+// e2e/kube builds a Kubernetes cluster: Kubernetes, etcd and the CSI sidecars from
+// their Go modules, the container runtime from the distribution's packages
 // (unpacked, not installed), images from the programs. No registry of images is
 // asked, and nothing of it is in this module's go.mod: each program is built in a
-// module that is generated in the cache.
+// module that is generated in the cache. Attacher and resizer are compiled
+// with the libraries of Kubernetes, not with those that they ask for.
 //
 //	<cache>/kube/<key of the versions>/
 //	    src/<module>/   go.mod, go.sum, tools.go
+//	    new/            programs that are being built
 //	    bin/            programs
 //	    debian/         the unpacked packages
 //	    images/         docker archives, for ctr images import
@@ -44,7 +46,7 @@ const (
 )
 
 // format is part of the key; it changes when what is built of the same versions does.
-const format = "1"
+const format = "2"
 
 // Parts is a complete set.
 type Parts struct{ dir string }
@@ -123,8 +125,9 @@ func directory() (string, error) {
 func key() string {
 	h := sha256.New()
 	fmt.Fprintln(h, format, runtime.Version(), runtime.GOARCH, strings.Join(debianPackages, " "))
+	fmt.Fprint(h, suiteTest)
 	for _, m := range modules() {
-		fmt.Fprintln(h, m.path, m.version, m.programs)
+		fmt.Fprintln(h, m.requires, m.programs)
 	}
 	for _, i := range images {
 		fmt.Fprintln(h, i.file, i.names, i.entrypoint)

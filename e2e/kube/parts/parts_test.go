@@ -14,16 +14,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/mod/modfile"
 )
 
-func TestGeneratedModulesBuildAsTheirOwnTreeDoes(t *testing.T) {
-	for name, test := range map[string]struct {
-		module    module
-		own, want string
-	}{
-		"staging modules are taken in the version that belongs to Kubernetes'": {
-			module: module{path: "k8s.io/kubernetes", version: "v1.37.1", staging: true},
-			own: `module k8s.io/kubernetes
+func TestKubernetesIsBuiltAsItsOwnTreeIs(t *testing.T) {
+	theirs := parse(t, `module k8s.io/kubernetes
 go 1.26.0
 godebug default=go1.26
 require (
@@ -31,9 +26,13 @@ require (
 	k8s.io/utils v0.0.0-20260626114624-be93311217bd
 	example.com/x v1.2.3
 )
-replace k8s.io/api => ./staging/src/k8s.io/api
-`,
-			want: `module weft.test/kube/kubernetes
+replace (
+	k8s.io/api => ./staging/src/k8s.io/api
+	example.com/x => example.com/fork v1.2.4
+	example.com/y => ./y
+)
+`)
+	wantGoMod(t, modules()[0], theirs, ownReplacements(theirs), `module weft.test/kube/kubernetes
 
 go 1.26.0
 
@@ -42,33 +41,72 @@ godebug default=go1.26
 require k8s.io/kubernetes v1.37.1
 
 replace k8s.io/api => k8s.io/api v0.37.1
-`,
-		},
-		"replacements by a version are repeated, those by a folder are not": {
-			module: module{path: "github.com/kubernetes-csi/external-attacher/v4", version: "v4.13.0"},
-			own: `module github.com/kubernetes-csi/external-attacher/v4
+
+replace example.com/x => example.com/fork v1.2.4
+`)
+}
+
+func TestSidecarsTakeTheLibrariesOfKubernetes(t *testing.T) {
+	theirs := parse(t, `module github.com/kubernetes-csi/external-attacher/v4
 go 1.26.0
-require k8s.io/api v0.36.0
+require k8s.io/api v0.37.0
 replace k8s.io/api => k8s.io/api v0.37.0
-replace example.com/y => ./y
-`,
-			want: `module weft.test/kube/external-attacher
+`)
+	list := `weft.test/kube/kubernetes
+example.com/x v1.2.3 => example.com/fork v1.2.4
+k8s.io/api v0.0.0 => k8s.io/api v0.37.1
+k8s.io/kubernetes v1.37.1
+`
+	wantGoMod(t, modules()[1], theirs, sameLibraries(list), `module weft.test/kube/sidecars
 
 go 1.26.0
 
-require github.com/kubernetes-csi/external-attacher/v4 v4.13.0
+require (
+	github.com/kubernetes-csi/external-attacher/v4 v4.13.0
+	github.com/kubernetes-csi/external-resizer/v2 v2.3.0
+)
 
-replace k8s.io/api => k8s.io/api v0.37.0
-`,
-		},
+replace example.com/x => example.com/fork v1.2.4
+
+replace k8s.io/api => k8s.io/api v0.37.1
+
+replace k8s.io/kubernetes => k8s.io/kubernetes v1.37.1
+`)
+}
+
+func TestProgramsAreFoundWhereGoPutsThem(t *testing.T) {
+	for _, c := range []struct {
+		program program
+		want    string
+	}{
+		{program{name: "etcd", pkg: "go.etcd.io/etcd/server/v3"}, "server"},
+		{program{name: "ginkgo", pkg: "github.com/onsi/ginkgo/v2/ginkgo"}, "ginkgo"},
+		{program{name: "pause", pkg: "./e2e/kube/pause"}, "pause"},
+		{program{name: "e2e.test", pkg: "./suite", test: true}, "e2e.test"},
 	} {
-		got, err := test.module.goMod([]byte(test.own))
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+		if got := c.program.output(); got != c.want {
+			t.Errorf("output of %+v = %s, want %s", c.program, got, c.want)
 		}
-		if diff := cmp.Diff(test.want, string(got)); diff != "" {
-			t.Errorf("%s: go.mod (-want +got)\n%s", name, diff)
-		}
+	}
+}
+
+func parse(t *testing.T, text string) *modfile.File {
+	t.Helper()
+	f, err := modfile.Parse("go.mod", []byte(text), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func wantGoMod(t *testing.T, m module, theirs *modfile.File, replacements []modfile.Replace, want string) {
+	t.Helper()
+	got, err := m.goMod(theirs, replacements)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("go.mod of %s (-want +got)\n%s", m.name, diff)
 	}
 }
 

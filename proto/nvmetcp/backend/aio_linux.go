@@ -219,7 +219,7 @@ func (a *aio) collect(events []ioEvent) int {
 			return int(n)
 		case unix.EINTR:
 		default:
-			panic(fmt.Sprintf("collect ended IOs: %v", errno)) // with these arguments it can not fail
+			panic(fmt.Sprintf("collect ended IOs: %v", errno)) // with these arguments it cannot fail
 		}
 	}
 }

@@ -67,7 +67,7 @@ func TestTheKernelIsGivenWhatItNeedNotWaitFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	if f.aio.off.Load() {
-		t.Skip("the file system of the temporary files can not say that it would wait")
+		t.Skip("the file system of the temporary files cannot say that it would wait")
 	}
 	answered := make(chan *block.IO, 1)
 	io := &block.IO{Op: block.OpRead, Len: 4096, Data: Aligned(4096), Done: func(io *block.IO) { answered <- io }}

@@ -22,13 +22,21 @@ func allocated(t *testing.T, f *File) int64 {
 	return st.Blocks * 512
 }
 
+// notDurable fails writes that are to be durable.
+type notDurable struct {
+	Calls
+	err error
+}
+
+func (n notDurable) PwriteDurable([]byte, int64) (int, error) { return -1, n.err }
+
 // TestAFailedDurableWriteIsRemembered: the error that it brings may be that of a
 // write before it, of which the next flush would not be told any more.
 func TestAFailedDurableWriteIsRemembered(t *testing.T) {
 	durable := func() *block.IO { return &block.IO{Op: block.OpWrite, FUA: true, Len: 4096, Data: Aligned(4096)} }
 	for _, o := range []Options{{}, {Buffered: true}} {
 		f := openFile(t, 1<<20, o)
-		f.dsync = func([]byte, int64) (int, error) { return -1, unix.EIO }
+		f.calls = notDurable{f.calls, unix.EIO}
 		if err := block.Do(f, durable()); !errors.Is(err, unix.EIO) || !errors.Is(err, block.ErrMedium) {
 			t.Errorf("a durable write that fails = %v", err)
 		}
@@ -36,7 +44,7 @@ func TestAFailedDurableWriteIsRemembered(t *testing.T) {
 			t.Errorf("a flush after a durable write that failed = %v", err)
 		}
 		f = openFile(t, 1<<20, o)
-		f.dsync = func([]byte, int64) (int, error) { return -1, unix.EOPNOTSUPP }
+		f.calls = notDurable{f.calls, unix.EOPNOTSUPP}
 		if err := errors.Join(block.Do(f, durable()), block.Flush(f)); err != nil {
 			t.Errorf("where the kernel has no durable writes: %v", err)
 		}

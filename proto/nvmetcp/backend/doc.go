@@ -9,7 +9,8 @@
 // Durable means durable: a write with FUA and a flush are answered when the
 // kernel has said that the medium has the data (RWF_DSYNC, fdatasync), and a
 // flush that failed once fails for ever, since the kernel reports what it lost
-// only one time.
+// only one time. A target has many hosts on one File, and sees to that for each of
+// them (FlushAgain, Losses): whoever comes later knows what was lost.
 //
 // Discards and zeroing reach the medium as what it offers: holes in files,
 // BLKDISCARD and BLKZEROOUT on block devices, and written zeroes where there is

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"weft.dev/weft/proto/block"
 )
@@ -23,7 +24,26 @@ type Options struct {
 	// Workers is how many IOs that have to wait in the kernel do so at once; 0 means 32.
 	Workers int
 
+	// FlushAgain lets a flush succeed after one that failed. Whoever wants that sees to
+	// it, by Losses, that nobody takes it for the flush of what was lost.
+	FlushAgain bool
+
+	// Calls puts something between the File and the kernel: a test's drive, which
+	// forgets what was not made durable, or fails. All IOs are then done by workers.
+	Calls func(Calls) Calls
+
 	workersOnly bool // in tests: all IOs are done by them
+}
+
+// Calls are the system calls that a File does its IO with, named for them; they are
+// made from many goroutines. Zeroes and discards of a block device take ioctls
+// instead, and what the kernel takes without waiting goes through aio.
+type Calls interface {
+	Pread(p []byte, off int64) (int, error)
+	Pwrite(p []byte, off int64) (int, error)
+	PwriteDurable(p []byte, off int64) (int, error) // pwritev2 with RWF_DSYNC
+	Fallocate(mode uint32, off, n int64) error
+	Fdatasync() error
 }
 
 // File is a block.Device on a regular file or a block device. Past the page cache,
@@ -37,11 +57,11 @@ type File struct {
 	direct   bool
 	memory   int // alignment of memory that direct IO wants
 	readOnly bool
+	again    bool
 	max      int
+	losses   atomic.Uint64
 	aio      *aio // nil: there is none
-
-	// dsync is a write that is durable after; tests replace it.
-	dsync func(p []byte, off int64) (int, error)
+	calls    Calls
 
 	mu       sync.Mutex
 	idle     sync.Cond // no worker, no flusher and nothing with aio is left
@@ -61,7 +81,7 @@ type File struct {
 
 // Open opens the regular file or block device at path.
 func Open(path string, o Options) (_ *File, retErr error) {
-	f := &File{path: path, readOnly: o.ReadOnly, max: o.Workers}
+	f := &File{path: path, readOnly: o.ReadOnly, again: o.FlushAgain, max: o.Workers}
 	f.idle.L = &f.mu
 	f.run, f.runFlush = f.work, f.flush
 	if f.max == 0 {
@@ -70,8 +90,17 @@ func Open(path string, o Options) (_ *File, retErr error) {
 	if err := f.open(o); err != nil {
 		return nil, fmt.Errorf("open device: %w", &os.PathError{Op: "open", Path: path, Err: err})
 	}
+	if !f.readOnly && !f.direct {
+		// What a process before this one left in the page cache may be lost, and the
+		// kernel has told nobody yet: whoever opens the file next is told, once.
+		f.sync() //nolint:errcheck // it counts as a loss
+	}
 	return f, nil
 }
+
+// Losses counts how often it turned out that acknowledged writes may be lost: flushes
+// that failed, also the first one, which Open does.
+func (f *File) Losses() uint64 { return f.losses.Load() }
 
 // Geometry implements block.Device.
 func (f *File) Geometry() block.Geometry {
@@ -240,7 +269,7 @@ func (f *File) sync() error {
 	f.mu.Lock()
 	lost := f.lost
 	f.mu.Unlock()
-	if lost != nil {
+	if lost != nil && !f.again {
 		return lost
 	}
 	if err := f.fdatasync(); err != nil {
@@ -255,6 +284,7 @@ func (f *File) lose(err error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lost = err
+	f.losses.Add(1)
 	return err
 }
 

@@ -15,15 +15,28 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// open opens f.path as o says and finds out what it is.
-func (f *File) open(o Options) (retErr error) {
-	flags := unix.O_RDWR
+// kernel is the Calls on a file descriptor.
+type kernel int
+
+func (k kernel) Pread(p []byte, off int64) (int, error)  { return unix.Pread(int(k), p, off) }
+func (k kernel) Pwrite(p []byte, off int64) (int, error) { return unix.Pwrite(int(k), p, off) }
+func (k kernel) PwriteDurable(p []byte, off int64) (int, error) {
+	return unix.Pwritev2(int(k), [][]byte{p}, off, unix.RWF_DSYNC)
+}
+func (k kernel) Fallocate(mode uint32, off, n int64) error {
+	return unix.Fallocate(int(k), mode, off, n)
+}
+func (k kernel) Fdatasync() error { return unix.Fdatasync(int(k)) }
+
+// openFlags finds out what f.path is, and how it is to be opened.
+func (f *File) openFlags(o Options) (flags int, err error) {
+	flags = unix.O_RDWR
 	if o.ReadOnly {
 		flags = unix.O_RDONLY
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(f.path, &st); err != nil {
-		return err
+		return 0, err
 	}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFBLK:
@@ -33,13 +46,25 @@ func (f *File) open(o Options) (retErr error) {
 		}
 	case unix.S_IFREG:
 	default:
-		return errors.New("neither a block device nor a file")
+		return 0, errors.New("neither a block device nor a file")
+	}
+	return flags, nil
+}
+
+// open opens f.path as o says and finds out what it can do.
+func (f *File) open(o Options) (retErr error) {
+	flags, err := f.openFlags(o)
+	if err != nil {
+		return err
 	}
 	fd, err := unix.Open(f.path, flags|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
-	f.fd, f.dsync = fd, func(p []byte, off int64) (int, error) { return unix.Pwritev2(fd, [][]byte{p}, off, unix.RWF_DSYNC) }
+	f.fd, f.calls = fd, kernel(fd)
+	if o.Calls != nil {
+		f.calls = o.Calls(f.calls)
+	}
 	defer func() {
 		if retErr != nil {
 			unix.Close(fd)
@@ -51,7 +76,9 @@ func (f *File) open(o Options) (retErr error) {
 	if !o.Buffered {
 		f.direct = f.goDirect()
 	}
-	if !f.direct || o.workersOnly {
+	// The page cache is one, whatever the device says of its own.
+	f.geometry.VolatileCache = f.geometry.VolatileCache || !f.direct
+	if !f.direct || o.workersOnly || o.Calls != nil {
 		return nil
 	}
 	if f.aio = newAIO(fd, f.memory); f.aio != nil {
@@ -181,7 +208,7 @@ func (f *File) memoryFor(p []byte, scratch *[]byte) []byte {
 func (f *File) read(io *block.IO, scratch *[]byte) error {
 	p := f.memoryFor(io.Data, scratch)
 	for at := 0; at < len(p); {
-		n, err := unix.Pread(f.fd, p[at:], io.Off+int64(at))
+		n, err := f.calls.Pread(p[at:], io.Off+int64(at))
 		switch {
 		case err == unix.EINTR:
 		case err != nil:
@@ -203,10 +230,10 @@ func (f *File) write(io *block.IO, scratch *[]byte) error {
 		copy(p, io.Data)
 	}
 	if !io.FUA {
-		return f.writeAll(p, io.Off, f.pwrite)
+		return f.writeAll(p, io.Off, f.calls.Pwrite)
 	}
-	err := f.writeAll(p, io.Off, f.dsync)
-	if err == nil || f.writeAll(p, io.Off, f.pwrite) != nil {
+	err := f.writeAll(p, io.Off, f.calls.PwriteDurable)
+	if err == nil || f.writeAll(p, io.Off, f.calls.Pwrite) != nil {
 		return err
 	}
 	if unsupported(err) { // as in some sandboxes
@@ -214,8 +241,6 @@ func (f *File) write(io *block.IO, scratch *[]byte) error {
 	}
 	return f.lose(err) // not the write has failed but to make it durable, and perhaps others with it
 }
-
-func (f *File) pwrite(p []byte, off int64) (int, error) { return unix.Pwrite(f.fd, p, off) }
 
 func (f *File) writeAll(p []byte, off int64, write func([]byte, int64) (int, error)) error {
 	for len(p) > 0 {
@@ -268,7 +293,7 @@ func (f *File) zeroRange(io *block.IO) error {
 		span := [2]uint64{uint64(io.Off), uint64(io.Len)}
 		return ioctl(f.fd, unix.BLKZEROOUT, unsafe.Pointer(&span))
 	}
-	err := unix.Fallocate(f.fd, unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, io.Off, io.Len)
+	err := f.calls.Fallocate(unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, io.Off, io.Len)
 	if unsupported(err) {
 		err = f.punch(io.Off, io.Len)
 	}
@@ -278,14 +303,14 @@ func (f *File) zeroRange(io *block.IO) error {
 // punch makes a hole; on a block device it is zeroes that the medium may keep
 // without space (Linux 4.9), or EOPNOTSUPP.
 func (f *File) punch(off, n int64) error {
-	return unix.Fallocate(f.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
+	return f.calls.Fallocate(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
 }
 
 func (f *File) zeroByHand(io *block.IO) error {
 	zeroes := Aligned(int(min(io.Len, 1<<20)))
 	for off, end := io.Off, io.Off+io.Len; off < end; {
 		n := min(int64(len(zeroes)), end-off)
-		if err := f.writeAll(zeroes[:n], off, f.pwrite); err != nil {
+		if err := f.writeAll(zeroes[:n], off, f.calls.Pwrite); err != nil {
 			return err
 		}
 		off += n
@@ -295,7 +320,7 @@ func (f *File) zeroByHand(io *block.IO) error {
 
 func (f *File) fdatasync() error {
 	for {
-		if err := unix.Fdatasync(f.fd); err != unix.EINTR {
+		if err := f.calls.Fdatasync(); err != unix.EINTR {
 			return err
 		}
 	}

@@ -37,9 +37,10 @@ func (c *conn) admin(r *request, p *nvmetcp.PDU, q *queue) error {
 	return nil
 }
 
-// abort ends an Asynchronous Event Request if that is what it names. Nothing
-// else is ended early: what is in a Device can not be called back, and what
-// waits for the host is the host's to finish (Base, 5.1: best effort).
+// abort ends an Asynchronous Event Request if the command names one. No other
+// command is ended early: IO that a Device has cannot be called back, and a
+// transfer that waits for the host is for the host to finish (Base, 5.1: best
+// effort).
 func (r *request) abort(a *association) {
 	if uint16(r.cmd.CDW(10)) == 0 && a.abortEvent(uint16(r.cmd.CDW(10)>>16)) {
 		r.finish(nvmetcp.Success)

@@ -61,7 +61,7 @@ func (c *conn) fetch(r *request, p *nvmetcp.PDU, n, size int, then func(*request
 }
 
 // fromCapsule takes n of the capsule's total bytes of data. This memory is not
-// counted: a queue can not have more of it under way than its entries times the
+// counted: a queue cannot have more of it under way than its entries times the
 // capsule's size, and to wait for it would block the data of others behind it.
 func (c *conn) fromCapsule(r *request, total, offset, n, size int, then func(*request)) error {
 	r.buf = c.t.memory.get(max(total, offset+size))

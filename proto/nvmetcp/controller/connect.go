@@ -90,7 +90,7 @@ func (c *conn) join(r *request, cmd nvmetcp.Connect, data nvmetcp.ConnectData) *
 	case cmd.RecordFormat != 0:
 		return &connectError{nvmetcp.ConnectIncompatibleFormat | dnr, 0, "the record format is not 0"}
 	case cmd.QueueSize < 2 || int(cmd.QueueSize) > c.t.cfg.QueueDepth || cmd.QueueID == 0 && cmd.QueueSize > maxAdminQueue:
-		return invalid(nvmetcp.ConnectFieldQueueSize, false, "the queue's size can not be")
+		return invalid(nvmetcp.ConnectFieldQueueSize, false, "the queue's size cannot be")
 	case int(cmd.QueueID) > c.t.cfg.MaxIOQueues:
 		return invalid(nvmetcp.ConnectFieldQueueID, false, "there is no such queue")
 	}

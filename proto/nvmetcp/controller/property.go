@@ -69,7 +69,7 @@ func (a *association) configure(value uint32) {
 	if want.Enable && !was.Enable {
 		if err := acceptable(want, a.sub.discovery); err != nil {
 			a.csts.Fatal = true
-			a.sub.t.log.Warn("controller can not be enabled", "subsystem", a.sub.cfg.NQN, "cntlid", a.id, "reason", err)
+			a.sub.t.log.Warn("controller cannot be enabled", "subsystem", a.sub.cfg.NQN, "cntlid", a.id, "reason", err)
 		} else {
 			a.csts = nvmetcp.ControllerStatus{Ready: true}
 		}

@@ -72,7 +72,7 @@ func (c *conn) hire() {
 	go c.send(true)
 }
 
-// awaitSender waits until what was to be sent has been, or can not be.
+// awaitSender waits until what was to be sent has been, or cannot be.
 func (c *conn) awaitSender() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -122,7 +122,7 @@ type Target struct {
 }
 
 // New makes a Target that serves nothing yet. The error names the field of c
-// that can not be.
+// that cannot be.
 func New(c Config) (*Target, error) {
 	c, err := c.withDefaults()
 	if err != nil {

@@ -24,7 +24,7 @@ type Controller struct {
 
 // NewController waits for a Negotiate. For the next one on the same connection,
 // which authenticates again, make a new Controller. Its error is that of a
-// Config that can not work.
+// Config that cannot work.
 func NewController(cfg Config) (*Controller, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err

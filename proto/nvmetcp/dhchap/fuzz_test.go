@@ -78,7 +78,7 @@ func FuzzExchange(f *testing.F) {
 				}
 				if out != nil {
 					if _, err := parse(out); err != nil {
-						t.Fatalf("%s answers with what can not be read: %v", name, err)
+						t.Fatalf("%s answers with what cannot be read: %v", name, err)
 					}
 				}
 			}

@@ -19,7 +19,7 @@ type Host struct {
 	seq2     uint32
 }
 
-// NewHost begins a transaction. Its error is that of a Config that can not work.
+// NewHost begins a transaction. Its error is that of a Config that cannot work.
 func NewHost(cfg Config) (*Host, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err

@@ -25,12 +25,12 @@
 //
 // A write that was under way when the connection was lost may still be on its way
 // in the target, and land after it has been sent again, acknowledged and
-// overwritten by a newer one. This end can not prevent that: the old connection is
+// overwritten by a newer one. This end cannot prevent that: the old connection is
 // reset, but what the target has taken is the target's. Weft's own target closes
 // the hole: a host that connects again is answered only after its older
 // controllers are drained (controller.SubsystemConfig.OnePerHost). With another
 // target the window is as long as it takes to notice a dead connection; Linux's
-// own host has the same. A user who can not live with it cuts instead of waiting.
+// own host has the same. A user who cannot live with it cuts instead of waiting.
 //
 // A target that lost its power may have lost writes that it acknowledged and that
 // no Flush made durable. [State.Session] grows with every connection, so that

@@ -72,7 +72,7 @@ func (n *Namespace) limit(a *aspect, io *block.IO) int64 {
 }
 
 // hasZeroes reports whether there is a Write Zeroes. A controller may say so and
-// have none for this namespace: Linux's, over a file system that can not, or one
+// have none for this namespace: Linux's, over a file system that cannot, or one
 // for fewer blocks than the command can name.
 func (n *Namespace) hasZeroes(a *aspect) bool { return a.maxZeroes > 0 && !n.plain.Load() }
 

@@ -24,7 +24,7 @@ type MultipathConfig struct {
 
 // Paths is a [block.Device] over several controllers that lead to one namespace.
 // IO goes over one path at a time, the best by its ANA state, and over another
-// one when that is lost or says that it can not serve. While there is none, IO
+// one when that is lost or says that it cannot serve. While there is none, IO
 // waits. When every controller has been cut or closed it fails.
 type Paths struct {
 	quiesce time.Duration

@@ -22,7 +22,7 @@ type NamespaceInfo struct {
 	ReadOnly bool
 	ANAGroup uint32
 	ANAState nvmetcp.ANAState // optimized if the controller does not say
-	Err      error            // why it can not be used: its blocks are of a kind that Weft has no use for
+	Err      error            // why it cannot be used: its blocks are of a kind that Weft has no use for
 
 	shift      uint8 // blocks of 1<<shift bytes
 	maxIO      int64 // bytes of one read or write
@@ -134,7 +134,7 @@ func (s *session) measure(i *NamespaceInfo, ns *nvmetcp.Namespace, size block.Si
 
 // lookANA fills in how the namespaces' groups are reached.
 func (s *session) lookANA(ctx context.Context, all []NamespaceInfo) error {
-	// Room for every group and namespace; a controller can not ask for more than this.
+	// Room for every group and namespace; a controller cannot ask for more than this.
 	n := uint64(16+32*uint64(s.about.ANAGroups)+4*uint64(len(all))+3) &^ 3
 	b, err := s.log(ctx, nvmetcp.GetLog{ID: nvmetcp.LogANA, NSID: nvmetcp.AllNamespaces, Specific: nvmetcp.ANAGroupsOnly, Length: min(n, 1<<20)})
 	if err != nil {

@@ -27,16 +27,18 @@ type value struct {
 	number uint64
 	began  int64
 	// settled is the first moment by which it is known to have happened, or never
-	// to: it was acknowledged, or seen, or whom it was given to can not do it any more.
+	// to: it was acknowledged, or seen, or whom it was given to cannot do it any more.
 	settled int64
 	// past is the first moment by which it is known that a newer one took its place:
 	// no read that begins later may see it.
 	past int64
-	// acked is when it was acknowledged, lost the first moment by which it can not
+	// acked is when it was acknowledged, lost the first moment by which it cannot
 	// come back even if all drives lose their power: a newer one is durable.
 	acked, lost int64
 	// instead is when the oldest of those was settled that were seen in its place.
 	instead int64
+	// repeats: it may happen more than once, so to have seen it settles nothing.
+	repeats bool
 }
 
 // Unit is what is known of one unit: the values that it may hold, or may have held
@@ -55,7 +57,15 @@ func Zeroes(n int) []Unit {
 
 // Write notes that a write begins.
 func (u *Unit) Write(number uint64, began int64) {
-	*u = append(*u, value{number, began, never, never, never, never, never})
+	*u = append(*u, value{number: number, began: began, settled: never, past: never, acked: never, lost: never, instead: never})
+}
+
+// WriteRepeated notes that a write begins which may happen more than once until it is
+// acknowledged: its host sends it again if the answer is lost, and does not know
+// what other hosts have written there since.
+func (u *Unit) WriteRepeated(number uint64, began int64) {
+	u.Write(number, began)
+	(*u)[len(*u)-1].repeats = true
 }
 
 // Prune forgets the values that no read may see any more, of those that began at
@@ -100,7 +110,7 @@ func (u Unit) Flushed(began, now int64) {
 	}
 }
 
-// Durable notes that what the write that began then left can not be lost any more.
+// Durable notes that what the write that began then left cannot be lost any more.
 func (u Unit) Durable(began, now int64) {
 	for i := range u {
 		if v := &u[i]; v.settled < began {
@@ -125,7 +135,7 @@ func (u Unit) PowerLost(now int64) {
 }
 
 // Read notes what a read saw that began earlier and ends now. It is wrong if the
-// unit can not have held that meanwhile.
+// unit cannot have held that meanwhile.
 func (u Unit) Read(number uint64, began, now int64) error {
 	legal, same, settled := false, 0, int64(never)
 	for _, v := range u {
@@ -143,7 +153,7 @@ func (u Unit) Read(number uint64, began, now int64) error {
 			if same == 1 { // else who knows which of them
 				v.instead = min(v.instead, settled)
 			}
-		case v.number == number && same == 1:
+		case v.number == number && same == 1 && !v.repeats:
 			v.settled = min(v.settled, now)
 		}
 	}

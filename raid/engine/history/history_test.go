@@ -22,7 +22,10 @@ func fine(f func(u *Unit, now int64)) step {
 	return func(u *Unit, now int64) error { f(u, now); return nil }
 }
 
-func write(number uint64) step   { return fine(func(u *Unit, now int64) { u.Write(number, now) }) }
+func write(number uint64) step { return fine(func(u *Unit, now int64) { u.Write(number, now) }) }
+func repeated(number uint64) step {
+	return fine(func(u *Unit, now int64) { u.WriteRepeated(number, now) })
+}
 func acked(began int64) step     { return func(u *Unit, now int64) error { return u.Acked(began, now) } }
 func discarded(began int64) step { return fine(func(u *Unit, now int64) { u.Discarded(began, now) }) }
 func flushed(began int64) step   { return fine(func(u *Unit, now int64) { u.Flushed(began, now) }) }
@@ -54,6 +57,10 @@ func TestWhatAUserMaySee(t *testing.T) {
 		{"a read that began before sees the old", []step{write(1), wait, acked(1), late(0, 2)}, 0},
 		{"writes that overlap come in any order", []step{write(1), write(2), acked(1), acked(2), read(1)}, 0},
 		{"their order is settled once it was seen", []step{write(1), write(2), acked(1), acked(2), read(1), read(2)}, 6},
+		{"a write that is sent again happens again", []step{repeated(1), read(1), repeated(2), acked(3), read(2), acked(1), read(1)}, 0},
+		{"once acknowledged it is not sent again", []step{repeated(1), read(1), acked(1), repeated(2), acked(4), read(1)}, 6},
+		{"once its host is fenced it is not sent again", []step{repeated(1), read(1), discarded(1), repeated(2), acked(4), read(1)}, 6},
+		{"what was before it does not come back", []step{repeated(1), read(1), read(0)}, 3},
 		{"a crash: it happened", []step{write(1), crash, read(1), read(1)}, 0},
 		{"a crash: what did not happen does not come", []step{write(1), crash, read(0), read(1)}, 4},
 		{"a crash: what did not happen is not acknowledged", []step{write(1), crash, read(0), acked(1)}, 4},

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/target/drive"
+)
+
+// sameCopies reads the legs off the drives, past all of Weft: those in sync of one
+// column hold the same, once nobody writes and what a crash left unequal was made
+// equal.
+func (c *cluster) sameCopies() {
+	c.t.Helper()
+	c.eventually("the same on all copies", c.compareCopies)
+}
+
+func (c *cluster) compareCopies(ctx context.Context) error {
+	v, err := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
+	if err != nil {
+		return err
+	}
+	size := c.layout.LegSize(block.Size(v.GetSizeBytes()))
+	first := map[uint32]*pb.Leg{}
+	for _, leg := range v.GetLegs() {
+		if leg.GetState() != pb.LegState_LEG_STATE_IN_SYNC {
+			continue
+		}
+		if first[leg.GetColumn()] == nil {
+			first[leg.GetColumn()] = leg
+			continue
+		}
+		if err := c.compareLegs(first[leg.GetColumn()], leg, size); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *cluster) compareLegs(a, b *pb.Leg, size block.Size) error {
+	one, other := c.rawLeg(a, size), c.rawLeg(b, size)
+	var p, q [256 << 10]byte
+	for at := int64(0); at < int64(size); at += int64(len(p)) {
+		n, err := io.ReadFull(one, p[:min(int64(len(p)), int64(size)-at)])
+		if err == nil {
+			_, err = io.ReadFull(other, q[:n])
+		}
+		if err != nil {
+			return fmt.Errorf("read legs %d.%d and %d.%d: %w", a.GetColumn(), a.GetCopy(), b.GetColumn(), b.GetCopy(), err)
+		}
+		for i := 0; i < n; i += unit {
+			if !bytes.Equal(p[i:i+unit], q[i:i+unit]) {
+				return fmt.Errorf("column %d differs at unit %d of a leg: copy %d on %s and copy %d on %s are in sync",
+					a.GetColumn(), (at+int64(i))/unit, a.GetCopy(), a.GetNode(), b.GetCopy(), b.GetNode())
+			}
+		}
+	}
+	return nil
+}
+
+// rawLeg is a leg as its drive holds it.
+func (c *cluster) rawLeg(l *pb.Leg, size block.Size) io.Reader {
+	var parts []io.Reader
+	for _, h := range c.targets {
+		if h.name != l.GetNode() {
+			continue
+		}
+		for _, s := range drive.Segments(l.GetExtents(), size) {
+			parts = append(parts, io.NewSectionReader(h.platter.file, int64(s.Offset), int64(s.Length)))
+		}
+	}
+	return io.MultiReader(parts...)
+}

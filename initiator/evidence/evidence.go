@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package evidence keeps on a host's disk which legs of its mirrored volumes hold
+// every write that the host was told is done.
+//
+// The manager records the same, and its store can be lost. Labels on drives are
+// behind it, and a copy that missed writes would then pass for a good one. The host
+// alone knows better, so it writes down what it knows before it relies on it:
+//
+//	a leg is lost:    manager records it stale → note without it → writes go on
+//	a leg is rebuilt: manager records it in sync → note with it
+//
+// A note may therefore name too few legs, and never too many. One that cannot be
+// written is removed instead, since no note is better than a wrong one; if that fails
+// too, the writes wait.
+package evidence
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/durable"
+	"weft.dev/weft/proto/pb"
+)
+
+// Note is what is known of a volume: at Epoch, these legs, at these revisions, hold
+// every write that was acknowledged.
+type Note struct {
+	Epoch block.Epoch            `json:"epoch"`
+	Legs  map[block.LegID]uint64 `json:"legs"`
+}
+
+// Equal reports whether two notes say the same.
+func (n Note) Equal(o Note) bool { return n.Epoch == o.Epoch && maps.Equal(n.Legs, o.Legs) }
+
+// Within reports whether n names no leg that o does not name. A note of another epoch
+// misleads nobody: it counts only if its epoch was the last.
+func (n Note) Within(o Note) bool {
+	for leg, revision := range n.Legs {
+		if r, ok := o.Legs[leg]; n.Epoch == o.Epoch && (!ok || r != revision) {
+			return false
+		}
+	}
+	return true
+}
+
+// keptNotes bounds the notes of volumes that were let go of without being clean. They
+// are reported each second, and the oldest are the least likely to be asked for.
+const keptNotes = 64
+
+// Again is how long after a note that could not be written the next is tried.
+const Again = 5 * time.Second
+
+// Book is a directory of notes. It can be used from many goroutines, but a volume's
+// note is written by one at a time.
+type Book struct {
+	dir string
+	log *slog.Logger
+
+	mu    sync.Mutex
+	notes map[block.VolumeID]Note
+	held  map[block.VolumeID]bool // the volume is in use here
+	age   map[block.VolumeID]int  // grows with each note
+	last  int
+}
+
+const suffix = ".json"
+
+// New is a Book in dir; it touches nothing.
+func New(dir string, log *slog.Logger) *Book {
+	return &Book{dir: dir, log: log, notes: map[block.VolumeID]Note{}, held: map[block.VolumeID]bool{}, age: map[block.VolumeID]int{}}
+}
+
+// Open reads the notes in the book's directory, which it makes. A file that holds
+// anything else counts as none, and is removed. A disk that takes no more writes is
+// no error yet: the agent has to run on it, and Write tells.
+func (b *Book) Open() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	dir, log := b.dir, b.log
+	err := os.MkdirAll(dir, 0o700)
+	if err == nil {
+		err = durable.SyncDir(filepath.Dir(dir))
+	}
+	files, unread := os.ReadDir(dir)
+	if err = errors.Join(err, unread); err != nil {
+		log.Error("evidence directory cannot be used", "dir", dir, "err", err)
+	}
+	modified := func(f fs.DirEntry) int64 {
+		info, err := f.Info()
+		if err != nil {
+			return 0
+		}
+		return info.ModTime().UnixNano()
+	}
+	slices.SortStableFunc(files, func(x, y fs.DirEntry) int { return cmp.Compare(modified(x), modified(y)) })
+	for _, f := range files {
+		v, note, err := read(filepath.Join(dir, f.Name()))
+		if err != nil {
+			log.Warn("evidence cannot be read and is removed", "file", f.Name(), "err", err, "removed", os.Remove(filepath.Join(dir, f.Name())))
+			continue
+		}
+		b.last++
+		b.notes[v], b.age[v] = note, b.last
+	}
+}
+
+func read(file string) (v block.VolumeID, n Note, err error) {
+	name, ok := strings.CutSuffix(filepath.Base(file), suffix)
+	if !ok {
+		return v, n, errors.New("no note: a write was interrupted")
+	}
+	if v, err = block.ParseVolumeID(name); err != nil {
+		return v, n, err
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return v, n, err
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	return v, n, d.Decode(&n)
+}
+
+// Of is the note of a volume; one of epoch 0 if there is none.
+func (b *Book) Of(v block.VolumeID) Note {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.notes[v]
+}
+
+// Write makes n the note of a volume, and returns when it is durable. An error means
+// that the one before may still be found after a crash. If n could not be written but
+// the one before was removed, that is no error: then there is none.
+func (b *Book) Write(v block.VolumeID, n Note) error {
+	err := b.put(v, n)
+	if err != nil {
+		b.log.Error("evidence not written: if the manager's store is lost, there is none for this volume", "volume", v.String(), "err", err)
+		if gone := b.remove(v); gone != nil {
+			return fmt.Errorf("write evidence: %w; remove the old one: %w", err, gone)
+		}
+		n = Note{}
+	}
+	b.mu.Lock()
+	b.last++
+	b.notes[v], b.held[v], b.age[v] = n, true, b.last
+	b.mu.Unlock()
+	return nil
+}
+
+func (b *Book) file(v block.VolumeID) string { return filepath.Join(b.dir, v.String()+suffix) }
+
+func (b *Book) put(v block.VolumeID, n Note) error {
+	text, err := json.Marshal(n)
+	if err != nil {
+		return err
+	}
+	return durable.Write(b.file(v), string(text), 0o600)
+}
+
+func (b *Book) remove(v block.VolumeID) error {
+	if err := os.Remove(b.file(v)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := durable.SyncDir(b.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Leave says that a volume is no longer in use here. If it was let go of cleanly its
+// copies are equal, the manager knows, and the note is removed. Else it stays, as long
+// as there are not too many newer ones.
+func (b *Book) Leave(v block.VolumeID, clean bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.held, v)
+	if clean {
+		b.dropLocked(v)
+	}
+	var left []block.VolumeID
+	for id := range b.notes {
+		if !b.held[id] {
+			left = append(left, id)
+		}
+	}
+	slices.SortFunc(left, func(x, y block.VolumeID) int { return cmp.Compare(b.age[x], b.age[y]) })
+	for len(left) > keptNotes {
+		b.dropLocked(left[0])
+		left = left[1:]
+	}
+}
+
+func (b *Book) dropLocked(v block.VolumeID) {
+	if _, ok := b.notes[v]; !ok {
+		return
+	}
+	if err := b.remove(v); err != nil {
+		b.log.Warn("evidence not removed", "volume", v.String(), "err", err)
+	}
+	delete(b.notes, v)
+	delete(b.held, v)
+	delete(b.age, v)
+}
+
+// Report is all notes, for the manager.
+func (b *Book) Report() (all []*pb.Evidence) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for v, n := range b.notes {
+		if n.Epoch == 0 {
+			continue
+		}
+		e := &pb.Evidence{VolumeId: v.String(), Epoch: uint64(n.Epoch)}
+		for leg, revision := range n.Legs {
+			e.Legs = append(e.Legs, &pb.EvidenceLeg{LegId: leg.String(), Revision: revision})
+		}
+		slices.SortFunc(e.Legs, func(x, y *pb.EvidenceLeg) int { return strings.Compare(x.LegId, y.LegId) })
+		all = append(all, e)
+	}
+	slices.SortFunc(all, func(x, y *pb.Evidence) int { return strings.Compare(x.VolumeId, y.VolumeId) })
+	return all
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"weft.dev/weft/proto/block"
+)
+
+// Drives that carry a label of Weft's and that the store does not know hold what
+// somebody's volumes are made of: of another cluster, or of this one, whose store
+// was lost or is older than they are. No hint tells how to erase them.
+
+// carriesLabel reports whether a device carries a label of Weft's, readable or not.
+func carriesLabel(dev Device) bool {
+	return !dev.Cluster.IsZero() || slices.ContainsFunc(dev.Signatures, func(s string) bool { return strings.HasPrefix(s, "weft drive") })
+}
+
+// isNew reports whether nothing was ever given to this cluster.
+func (s *State) isNew() bool { return len(s.drives) == 0 && len(s.volumes) == 0 }
+
+// foreignDrive refuses a device with a label of Weft's, and says whose it is.
+func (s *State) foreignDrive(in AddDrive, dev Device, word string) *Error {
+	e := refused(ReasonForeignData, fmt.Sprintf("device %s on %s", dev.Path, in.Node), "holds %s", word).with("force_erase", word)
+	switch {
+	case dev.Cluster.IsZero():
+		return e.hint("it may be in use by a working cluster: check before you erase it; see `weft drive add --help`")
+	case dev.Cluster == s.meta.ClusterID:
+		return e.hint("%s", unknownHere)
+	case s.isNew():
+		return e.hint("%s", storeLost)
+	}
+	return e.hint("%s", givenBackThere)
+}
+
+// What there is to do about such drives.
+const (
+	storeLost      = "this manager's store is new: if it replaced a lost one, stop the manager and rebuild the lost one with `weft volmgr rebuild-from-drives`"
+	unknownHere    = "unknown to this cluster's store: the drive was evicted while out of reach, or the store is from an older backup; in that case use `weft volmgr rebuild-from-drives`"
+	givenBackThere = "to release it, run `weft drive evict` in that cluster"
+)
+
+// wrongDrives says which labelled drives are here that the store does not know.
+func (s *State) wrongDrives() (sentences []string) {
+	counts, nodes := map[block.ClusterID]int{}, map[block.ClusterID][]string{}
+	for _, n := range s.Nodes() {
+		on := s.targets[n.Name]
+		if on == nil || !on.status.Online {
+			continue
+		}
+		for _, dev := range on.devices {
+			if dev.Cluster.IsZero() || s.drives[dev.DriveID] != nil {
+				continue
+			}
+			counts[dev.Cluster]++
+			if !slices.Contains(nodes[dev.Cluster], string(n.Name)) {
+				nodes[dev.Cluster] = append(nodes[dev.Cluster], string(n.Name))
+			}
+		}
+	}
+	for _, id := range sorted(counts) {
+		whose, what := fmt.Sprintf("cluster %v, not to this one", id), givenBackThere
+		switch {
+		case id == s.meta.ClusterID:
+			whose, what = "this cluster", unknownHere
+		case s.isNew():
+			what = storeLost
+		}
+		sentences = append(sentences, fmt.Sprintf("drives on %s (%d) belong to %s: %s", some(nodes[id], 8), counts[id], whose, what))
+	}
+	return sentences
+}

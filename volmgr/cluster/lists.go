@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+
+	"weft.dev/weft/proto/block"
+)
+
+// The lists of a cluster, each in the order of keys that do not change, so that a list
+// can be gone on with after a key. Entries are made as they are asked for.
+
+// keySeparator is in no name, and before all that is.
+const keySeparator = "\x00"
+
+// NodesAfter lists nodes by name, with those that are only known by an agent that
+// was refused.
+func (s *State) NodesAfter(after string) iter.Seq2[string, Node] {
+	nodes := s.nodes
+	if len(s.strangers) > 0 {
+		nodes = maps.Clone(nodes)
+	}
+	for key := range s.strangers {
+		if nodes[key.node] == nil {
+			nodes[key.node] = &Node{Name: key.node}
+		}
+	}
+	return inOrder(nodes, after, func(n *Node) string { return string(n.Name) }, s.nodeView)
+}
+
+// PoolsAfter lists pools by name.
+func (s *State) PoolsAfter(after string) iter.Seq2[string, Pool] {
+	return inOrder(s.pools, after, func(p *Pool) string { return p.Name }, s.poolView)
+}
+
+// VolumesAfter lists volumes by name.
+func (s *State) VolumesAfter(after string) iter.Seq2[string, Volume] {
+	return inOrder(s.volumes, after, func(v *Volume) string { return string(v.Name) }, s.volumeView)
+}
+
+// DrivesAfter lists the drives of a node, or all if node is empty, by node and device.
+func (s *State) DrivesAfter(node block.NodeName, after string) iter.Seq2[string, Drive] {
+	drives := s.drives
+	if node != "" {
+		drives = map[block.DriveID]*Drive{}
+		for id := range s.drivesOn[node] {
+			drives[id] = s.drives[id]
+		}
+	}
+	key := func(d *Drive) string {
+		return strings.Join([]string{string(d.Node), d.Device, d.ID.String()}, keySeparator)
+	}
+	return inOrder(drives, after, key, s.driveView)
+}
+
+// DevicesAfter lists by path what a node's inventory found at its last report.
+func (s *State) DevicesAfter(node block.NodeName, after string) (iter.Seq2[string, Device], error) {
+	devices, err := s.Devices(node)
+	if err != nil {
+		return nil, err
+	}
+	byPath := map[string]*Device{}
+	for i := range devices {
+		byPath[devices[i].Path] = &devices[i]
+	}
+	return inOrder(byPath, after, func(d *Device) string { return d.Path }, func(d *Device) Device { return *d }), nil
+}
+
+// AttachmentsAfter lists the attachments of a node, or all if node is empty, by volume
+// and node.
+func (s *State) AttachmentsAfter(node block.NodeName, after string) iter.Seq2[string, Attachment] {
+	type of struct {
+		v *Volume
+		a *Attachment
+	}
+	all := map[*Attachment]*of{}
+	for _, v := range s.volumes {
+		for _, a := range v.attachments() {
+			if node == "" || a.Node == node {
+				all[a] = &of{v, a}
+			}
+		}
+	}
+	key := func(x *of) string { return string(x.v.Name) + keySeparator + string(x.a.Node) }
+	return inOrder(all, after, key, func(x *of) Attachment { return s.attachmentView(x.v, x.a) })
+}
+
+// EventsAfter lists the events that Events finds, by their number. The keys after the
+// first say where the list ends, so that what happens meanwhile is not added to it.
+func (s *State) EventsAfter(object string, seq uint64, limit int, after string) iter.Seq2[string, Event] {
+	end := s.meta.NextEvent
+	found := s.Events(object, seq, limit)
+	if n, _ := fmt.Sscanf(after, "%d to %d", &seq, &end); n == 2 {
+		found = s.Events(object, seq, MaxEvents)
+	}
+	return func(yield func(string, Event) bool) {
+		for _, e := range found {
+			if e.Seq >= end || !yield(fmt.Sprintf("%d to %d", e.Seq, end), e) {
+				return
+			}
+		}
+	}
+}
+
+// values is a whole list without its keys.
+func values[T any](list iter.Seq2[string, T]) (all []T) {
+	for _, v := range list {
+		all = append(all, v)
+	}
+	return all
+}
+
+// inOrder is what comes after a key, in order, as readers see it.
+func inOrder[K comparable, V, T any](all map[K]*V, after string, key func(*V) string, view func(*V) T) iter.Seq2[string, T] {
+	type entry struct {
+		key   string
+		value *V
+	}
+	var entries []entry
+	for v := range maps.Values(all) {
+		if k := key(v); k > after {
+			entries = append(entries, entry{k, v})
+		}
+	}
+	slices.SortFunc(entries, func(a, b entry) int { return cmp.Compare(a.key, b.key) })
+	return func(yield func(string, T) bool) {
+		for _, e := range entries {
+			if !yield(e.key, view(e.value)) {
+				return
+			}
+		}
+	}
+}

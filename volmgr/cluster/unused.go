@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
+// Who can reach the manager can have a node join, and another one with each name. So
+// the nodes that nobody has ever used are bounded: those without a drive, a leg, an
+// attachment or an operator's label. To forget such a node loses nothing: it joins
+// again when its agent reports.
+const (
+	MaxUnusedNodes = 5000
+	// unusedFor is how long an unused node has been silent before it makes room for a
+	// new one. It also keeps a flood of names from pushing all else out of the events.
+	unusedFor = time.Hour
+	// lookAgain is how long it counts that there is none.
+	lookAgain = 5 * time.Second
+)
+
+// makeRoom sees that a node can join: it forgets the unused one that has been silent
+// for longest, or refuses.
+func (t *tx) makeRoom(name block.NodeName) error {
+	if t.s.nodes[name] != nil || len(t.s.nodes) < MaxUnusedNodes {
+		return nil
+	}
+	if t.now.Before(t.s.full) {
+		return tooManyNodes(name)
+	}
+	unused := t.s.unusedNodes()
+	if len(unused) < MaxUnusedNodes {
+		return nil
+	}
+	oldest := slices.MinFunc(unused, func(a, b block.NodeName) int {
+		return cmp.Or(t.s.heard(a).Compare(t.s.heard(b)), cmp.Compare(a, b))
+	})
+	if t.now.Sub(t.s.heard(oldest)) < unusedFor {
+		t.s.full = t.now.Add(lookAgain)
+		return tooManyNodes(name)
+	}
+	t.event(Info, EventNodeRemoved, nodeObject(oldest), "removed: it was unused, and another node joins", "node", string(oldest))
+	t.forget(oldest)
+	return nil
+}
+
+func tooManyNodes(name block.NodeName) error {
+	e := &Error{
+		Kind: ResourceExhausted, Reason: ReasonTooManyNodes, Object: nodeObject(name),
+		Text: fmt.Sprintf("%s cannot join: there are already %d nodes without a drive, an attachment or an operator's label", nodeObject(name), MaxUnusedNodes),
+	}
+	return e.hint("remove nodes that are gone with `weft node remove`; one that has been silent for %v is removed by itself", unusedFor)
+}
+
+func (s *State) unusedNodes() (names []block.NodeName) {
+	named := map[block.NodeName]bool{} // by hosts that may still have a volume
+	for _, v := range s.volumes {
+		named[v.Holder] = true
+		for _, l := range v.Lingering {
+			named[l.Node] = true
+		}
+	}
+	for name, n := range s.nodes {
+		if len(s.drivesOn[name]) == 0 && len(s.onNode[name]) == 0 && len(n.OperatorLabels) == 0 && !named[name] {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// heard is when an agent of a node spoke last; before the first step nobody knows.
+func (s *State) heard(name block.NodeName) time.Time {
+	at := s.began
+	if on := s.targets[name]; on != nil && on.status.Seen.After(at) {
+		at = on.status.Seen
+	}
+	if on := s.initiators[name]; on != nil && on.status.Seen.After(at) {
+		at = on.status.Seen
+	}
+	return at
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volmgr
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"iter"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"weft.dev/weft/proto/parts"
+	"weft.dev/weft/volmgr/cluster"
+)
+
+// pageBytes is how large the entries of one answer may be together. The last one may
+// be beyond it, and fits all the same.
+const pageBytes = parts.MaxMessage / 2
+
+// asked is what a request for a page says.
+type asked interface {
+	GetPageSize() uint32
+	GetPageToken() string
+}
+
+// keyed are the entries of a list in the order of their keys, those after a key.
+type keyed[T any] func(s *cluster.State, after string) (iter.Seq2[string, T], error)
+
+// page is one page of a list, and the token of the next one. A token is the list's
+// name and the key of the last entry: what comes after that is the next page,
+// whatever has come or gone meanwhile.
+func page[T any, P proto.Message](ctx context.Context, m *Manager, list string, r asked, entries keyed[T], convert func(T) P) (page []P, next string, err error) {
+	after, err := parseToken(list, r.GetPageToken())
+	if err != nil {
+		return nil, "", toStatus(err)
+	}
+	var refused error
+	err = m.look(ctx, func() {
+		var all iter.Seq2[string, T]
+		if all, refused = entries(m.state, after); refused != nil {
+			return
+		}
+		last, bytes := "", 0
+		for key, value := range all {
+			if bytes >= pageBytes || r.GetPageSize() > 0 && len(page) == int(r.GetPageSize()) {
+				next = token(list, last)
+				return
+			}
+			message := convert(value)
+			page, last, bytes = append(page, message), key, bytes+proto.Size(message)
+		}
+	})
+	if err != nil {
+		return nil, "", toStatus(err)
+	}
+	return page, next, toStatus(refused)
+}
+
+func token(list, key string) string {
+	return base64.RawURLEncoding.EncodeToString([]byte(list + "\n" + key))
+}
+
+// parseToken is the key that a token names; the empty one before all of them.
+func parseToken(list, token string) (key string, err error) {
+	if token == "" {
+		return "", nil
+	}
+	text, err := base64.RawURLEncoding.DecodeString(token)
+	of, key, ok := strings.Cut(string(text), "\n")
+	if err != nil || !ok || of != list {
+		return "", &cluster.Error{Kind: cluster.InvalidArgument, Field: "page_token",
+			Text: fmt.Sprintf("page_token: %.40q is not the next_page_token of a list of %s", token, list)}
+	}
+	return key, nil
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volmgr
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/volmgr/cluster"
+)
+
+// Bounds of what watchers of events may take. A watch keeps its place in the history
+// and a few events on their way, some 250 KiB with the stream that carries them.
+const (
+	watchesMost      = 256 // at once
+	watchesMostOfOne = 32  // of one connection
+	watchBatch       = 64  // events that are taken from the history at a time
+)
+
+// watchPatience is how long a client may leave an event unread.
+const watchPatience = time.Minute
+
+// reasonTooManyWatches is why a watch is refused.
+const reasonTooManyWatches = "TOO_MANY_WATCHES"
+
+// watches counts those that are open.
+type watches struct {
+	patience time.Duration
+
+	mu  sync.Mutex
+	all int
+	of  map[string]int // by the address of the client
+}
+
+// open counts one more; the caller closes it when it has ended.
+func (w *watches) open(client string) (closeIt func(), err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.of[client] >= watchesMostOfOne:
+		return nil, tooManyWatches("of this connection", watchesMostOfOne)
+	case w.all >= watchesMost:
+		return nil, tooManyWatches("of this volume manager", watchesMost)
+	}
+	if w.of == nil {
+		w.of = map[string]int{}
+	}
+	w.all++
+	w.of[client]++
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.all--
+		if w.of[client]--; w.of[client] == 0 {
+			delete(w.of, client)
+		}
+	}, nil
+}
+
+func tooManyWatches(of string, most int) error {
+	return &cluster.Error{Kind: cluster.ResourceExhausted, Reason: reasonTooManyWatches,
+		Text: fmt.Sprintf("watch events: %d watches %s are open; no more are accepted", most, of),
+		Hint: "end one or share one: a watch without an object receives all events"}
+}
+
+// WatchEvents sends what is there after a number, then what comes.
+func (m *Manager) WatchEvents(r *pb.WatchEventsRequest, stream grpc.ServerStreamingServer[pb.Event]) error {
+	if err := checkRequest(r); err != nil {
+		return toStatus(err)
+	}
+	client := ""
+	if p, ok := peer.FromContext(stream.Context()); ok {
+		client = p.Addr.String()
+	}
+	closeIt, err := m.watches.open(client)
+	if err != nil {
+		return toStatus(err)
+	}
+	defer closeIt()
+	ctx, cancel := context.WithCancelCause(stream.Context())
+	defer cancel(nil)
+	// A client that does not read keeps Send waiting, until the stream ends.
+	patience := m.watches.patience
+	stuck := time.AfterFunc(patience, func() {
+		cancel(status.Errorf(codes.Aborted, "no event was read for %v: watch again after the last event that was read", patience))
+	})
+	stuck.Stop()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- m.tellEvents(ctx, r, func(e cluster.Event) error {
+			stuck.Reset(patience)
+			defer stuck.Stop()
+			return stream.Send(pbEvent(e))
+		})
+	}()
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case <-m.ended:
+		err = ErrStopped
+	}
+	return toStatus(err)
+}
+
+// tellEvents tells of events until ctx ends. It takes a few of them at a time, and
+// goes on after the last one that it has seen: what a slow client does not take yet
+// stays where all have it.
+func (m *Manager) tellEvents(ctx context.Context, r *pb.WatchEventsRequest, tell func(cluster.Event) error) error {
+	news := make(chan struct{}, 1)
+	if err := m.look(ctx, func() { m.watchers[news] = true }); err != nil {
+		return err
+	}
+	defer m.look(context.Background(), func() { delete(m.watchers, news) })
+	for seen, last := r.AfterSeq, uint64(0); ; {
+		var events []cluster.Event
+		var gone error
+		if err := m.look(ctx, func() { events, seen, last, gone = m.state.EventsFrom(r.Object, seen, watchBatch) }); err != nil {
+			return err
+		}
+		if gone != nil {
+			return gone
+		}
+		for _, e := range events {
+			if err := tell(e); err != nil {
+				return err
+			}
+		}
+		if seen < last {
+			continue
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
