@@ -7,19 +7,24 @@ RUN    ?= .# which scenarios run, a regular expression
 PART   ?= all# what bench measures: user, vm, csi or all
 PAIRS  ?= .# which pairs of host and target make interop runs, a regular expression
 export WEFT_KERNEL = $(KERNEL)
+VERSION ?= $(shell git describe --tags --match 'v*' --dirty=+changes 2>/dev/null)
+# One kind of build for programs, tests and checks: what one of them has compiled, the
+# others find in Go's cache.
+export CGO_ENABLED = 0
+export GOFLAGS ?= -trimpath
 
 .DEFAULT_GOAL := help
-.PHONY: help faults demo demo-test demo-vm test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image manifests bench fuzz install clean
+.PHONY: help faults mutants demo demo-test demo-vm test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image manifests bench fuzz install clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 demo: build ## the main job as a story, on this machine in user space: create, attach, write, kill, heal
-	@CGO_ENABLED=0 go build -trimpath -o bin/ ./e2e/demo ./e2e/workload
+	@go build -o bin/ ./e2e/demo ./e2e/workload
 	@bin/demo
 
 demo-test: build ## the story in a new directory, again there, and without block devices
-	@CGO_ENABLED=0 go build -trimpath -o bin/ ./e2e/demo ./e2e/workload
+	@go build -o bin/ ./e2e/demo ./e2e/workload
 	@d=$$(mktemp -d) && trap 'rm -rf "$$d"' EXIT && \
 		bin/demo -dir "$$d/a" && bin/demo -dir "$$d/a" && bin/demo -dir "$$d/b" -block-device none
 
@@ -31,7 +36,7 @@ test: install ## everything: lint, unit tests, the demo, kernel suites and scena
 	@e2e/verdict.sh "make test" $(MAKE) --no-print-directory PAIRS='$(ACROSS)' lint unit demo-test kernel interop e2e
 
 build: ## the weft program, static, in bin/
-	CGO_ENABLED=0 go build -trimpath -o bin/weft ./cmd/weft
+	go build -ldflags '-X main.release=$(VERSION)' -o bin/weft ./cmd/weft
 
 lint: ## formatting, vet, staticcheck, import arrows, generated code
 	@test -z "$$(gofmt -l cmd csi deploy target initiator volmgr raid proto e2e)" || { gofmt -l cmd csi deploy target initiator volmgr raid proto e2e; echo "lint: the files above are not formatted"; exit 1; }
@@ -51,7 +56,7 @@ interop: ## Linux's NVMe/TCP host and target with ours, in a virtual machine (KE
 e2e: ## the scenarios, in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKilled)
 	go test -count=$(COUNT) -v -timeout 85m -p 1 -run '^TestScenario.*$(RUN)' ./e2e ./e2e/csi
 
-kube-bins: ## Kubernetes and its CSI sidecars, built from their Go modules into the cache (15 minutes the first time; goes on where it was cut)
+kube-bins: ## Kubernetes and its CSI sidecars, built from their Go modules into the cache (12 minutes the first time; goes on where it was cut)
 	@e2e/install.sh kube
 	@go run ./e2e/kube/build
 
@@ -79,20 +84,25 @@ bench: ## what Weft costs, as ratios (PART=user: the user-space path and its pee
 faults: ## thousands of faults on the user-space path, with seeds of now (FAULTS=3000)
 	go test -count=1 -timeout 60m -run TestNothingIsLost ./e2e/fault -faults $${FAULTS:-3000} -first $$(date +%s)
 
+MUTANTS ?= .
+mutants: ## take guards out of the code, one at a time: a test must notice each (QUICK=1: what CI runs; MUTANTS=flush; FAULTS=1200: against the fault suite, which must notice three quarters)
+	go run ./e2e/mutants -run '$(MUTANTS)' $(if $(QUICK),-quick) $(if $(FAULTS),-faults $(FAULTS) -timeout 30m)
+
 fuzz: ## each fuzz target for FUZZTIME (30s)
 	@e2e/fuzz.sh $${FUZZTIME:-30s}
 
-generate: ## proto/pb from proto/weft
+generate: ## proto/pb from proto/weft, docs/cli.md from the commands
 	proto/generate.sh
+	go test ./cmd/weft -run TestTheCommandReferenceIsCurrent -update
 
 image: ## the container image, in bin/image (OCI layout) and bin/weft-image.tar (ctr images import)
-	go run ./deploy/image -out bin
+	go run ./deploy/image -out bin -release '$(VERSION)'
 
-manifests: ## deploy/kubernetes from the Helm chart (builds Helm, once)
+manifests: ## deploy/kubernetes from the Helm chart (builds Helm's engine, once)
 	go run ./deploy/manifests
 
 check: generate manifests ## fail if generated code or manifests are not current
-	git diff --exit-code -- proto/pb deploy
+	git diff --exit-code -- proto/pb deploy docs/cli.md
 
 install: ## install what the tests need, from the distribution's packages
 	@e2e/install.sh

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestEachMutationFitsTheCode keeps the list in step with the code: what it takes
+// away is there, once.
+func TestEachMutationFitsTheCode(t *testing.T) {
+	all, err := readAll("list")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) == 0 {
+		t.Fatal("the list is empty")
+	}
+	names := map[string]bool{}
+	for _, m := range all {
+		names[m.name] = true
+	}
+	for _, m := range all {
+		for _, name := range m.with {
+			if !names[name] || name == m.name || !m.whole {
+				t.Errorf("%s: with %s: want another mutation, on a whole cluster", m.name, name)
+			}
+		}
+		text, err := os.ReadFile(filepath.Join("..", "..", m.file))
+		if err != nil {
+			t.Errorf("%s: %v", m.name, err)
+			continue
+		}
+		if _, err := m.apply(text); err != nil {
+			t.Errorf("%s: %v", m.name, err)
+		}
+	}
+}
+
+func TestAMutationIsReadWhole(t *testing.T) {
+	const good = "what: w\nfile: f.go\ntest: ./a ./b\nrun: TestX\nquick: yes\n-- before --\nif x {\n-- after --\nif false {\n"
+	m, err := parse("n", []byte(good))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.what != "w" || m.file != "f.go" || len(m.packages) != 2 || m.run != "TestX" || !m.quick ||
+		string(m.before) != "if x {\n" || string(m.after) != "if false {\n" {
+		t.Errorf("parse(%q) = %+v", good, m)
+	}
+	for _, bad := range []string{
+		strings.Replace(good, "file: f.go\n", "", 1),
+		strings.Replace(good, "run: TestX", "runs: TestX", 1),
+		strings.Replace(good, "if false {", "if x {", 1),
+		strings.Replace(good, "-- after --", "-- later --", 1),
+	} {
+		if _, err := parse("n", []byte(bad)); err == nil {
+			t.Errorf("parse(%q) has no error", bad)
+		}
+	}
+	if _, err := m.apply([]byte("if x {\nif x {\n")); err == nil {
+		t.Error("a guard that is there twice is taken away once")
+	}
+}
+
+func TestWhatATestRunSays(t *testing.T) {
+	failed := errors.New("exit status 1")
+	for _, c := range []struct {
+		out  string
+		err  error
+		want verdict
+	}{
+		{"ok  \tx\t0.1s\n", nil, survived},
+		{"ok  \tx\t0.1s [no tests to run]\n", nil, broken},
+		{"--- FAIL: TestX (0.00s)\nFAIL\n", failed, noticed},
+		{"panic: test timed out after 1s\n", failed, noticed},
+		{"FAIL\tx [build failed]\nFAIL\n", failed, broken},
+		{"go: cannot find main module\n", failed, broken},
+	} {
+		if got := read(c.out, c.err); got.verdict != c.want {
+			t.Errorf("read(%q) = %v, want %v", c.out, got, c.want)
+		}
+	}
+}
