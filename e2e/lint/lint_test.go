@@ -25,17 +25,21 @@ const module = "weft.dev/weft"
 var arrows = map[string][]string{
 	"proto/block":       {},
 	"proto/pb":          {},
+	"proto/agentlock":   {},
+	"proto/durable":     {},
+	"proto/parts":       {"proto/pb"},
+	"proto/pages":       {"proto/pb"},
 	"raid":              {"raid/dm", "proto/block"}, // the tables, as plain values
 	"raid/dm":           {"proto/block"},
 	"volmgr/cluster":    {"proto/block"},
-	"volmgr/store":      {"volmgr/cluster", "proto/block"},
-	"volmgr":            {"volmgr/cluster", "volmgr/store", "proto/block", "proto/pb"},
+	"volmgr/store":      {"volmgr/cluster", "proto/block", "proto/durable"},
+	"volmgr":            {"volmgr/cluster", "volmgr/store", "proto/block", "proto/parts", "proto/pb"},
 	"target/drive":      {"proto/block", "proto/pb"},
 	"target/nvmet":      {"target/nvmet/memfs", "proto/block"}, // memfs: in nvmettest
 	"proto/uevent":      {},
-	"target":            {"target/drive", "target/nvmet", "target/userspace", "proto/uevent", "raid", "raid/dm", "proto/block", "proto/pb"},
-	"initiator/fabrics": {"proto/block", "proto/uevent"},
-	"initiator":         {"initiator/attachment", "initiator/fabrics", "initiator/userspace", "initiator/blockdev", "raid", "raid/dm", "proto/block", "proto/pb"},
+	"target":            {"target/drive", "target/nvmet", "target/userspace", "proto/uevent", "raid", "raid/dm", "proto/agentlock", "proto/block", "proto/parts", "proto/pb"},
+	"initiator/fabrics": {"proto/block", "proto/durable", "proto/uevent"},
+	"initiator":         {"initiator/attachment", "initiator/fabrics", "initiator/userspace", "initiator/blockdev", "initiator/evidence", "raid", "raid/dm", "proto/agentlock", "proto/block", "proto/durable", "proto/parts", "proto/pb"},
 	"csi":               {"proto/block", "proto/pb"},
 	"deploy":            {}, // what makes manifests and the image: of the tree, not in it
 	"cmd":               {"cmd", "volmgr", "target", "initiator", "csi", "raid", "proto"},
@@ -53,8 +57,9 @@ var arrows = map[string][]string{
 	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "raid/dm", "proto/nvmetcp/backend", "proto/nvmetcp/controller", "proto/nvmetcp", "proto/block", "proto/pb"},
 	"initiator/blockdev":        {"proto/block"},
 	"initiator/attachment":      {"proto/block", "proto/pb"},
-	"initiator/userspace":       {"initiator/attachment", "initiator/blockdev", "raid", "raid/engine", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
-	"e2e/kube":                  {"e2e/kube/parts", "e2e/operator", "initiator/blockdev", "proto/pb"},
+	"initiator/evidence":        {"proto/block", "proto/durable", "proto/pb"},
+	"initiator/userspace":       {"initiator/attachment", "initiator/blockdev", "initiator/evidence", "raid", "raid/engine", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
+	"e2e/kube":                  {"e2e/kube/parts", "e2e/operator", "initiator/blockdev", "proto/pages", "proto/pb"},
 	"e2e/kube/parts":            {},
 	"e2e/bench/datapath":        {"raid/engine", "initiator/blockdev", "proto/nvmetcp", "proto/block"},
 	"e2e/fault":                 {"volmgr", "volmgr/cluster", "volmgr/store", "target", "target/userspace", "initiator", "initiator/userspace", "initiator/blockdev", "raid/engine", "proto/nvmetcp", "proto/nvmetcp/host", "proto/nvmetcp/controller", "proto/nvmetcp/backend", "proto/block", "proto/pb", "e2e/workload"},
@@ -62,7 +67,7 @@ var arrows = map[string][]string{
 
 // bans lists standard and outside packages that only the named parts may import.
 var bans = map[string][]string{
-	"golang.org/x/sys/unix":        {"raid/dm", "target/nvmet", "target/drive", "target", "proto/uevent", "initiator/fabrics", "initiator", "e2e", "cmd/internal", "target/userspace", "initiator/blockdev", "proto/nvmetcp", "csi"},
+	"golang.org/x/sys/unix":        {"raid/dm", "target/nvmet", "target/drive", "target", "proto/uevent", "proto/agentlock", "initiator/fabrics", "initiator", "e2e", "cmd/internal", "target/userspace", "initiator/blockdev", "proto/nvmetcp", "csi"},
 	"github.com/dgraph-io/badger":  {"volmgr/store"},
 	"github.com/container-storage": {"csi", "e2e/csi"},
 	"github.com/spf13/cobra":       {"cmd"},
