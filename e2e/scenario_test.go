@@ -38,7 +38,7 @@ func shell(t *testing.T, m *vm.Machine, script string) string {
 
 // fio is a job that writes files and checks each block that it reads.
 func fio(dir, options string) string {
-	return "fio --name=files --directory=" + dir + " --size=12m --bs=16k --rw=randwrite --ioengine=libaio --direct=1 --iodepth=8" +
+	return "fio --name=files --directory=" + dir + " --size=4m --bs=16k --rw=randwrite --ioengine=libaio --direct=1 --iodepth=8" +
 		" --verify=crc32c --verify_fatal=1 --randseed=7 --minimal " + options + " >/dev/null"
 }
 
@@ -69,7 +69,7 @@ func TestScenarioFilesSurviveDetachAndAttach(t *testing.T) {
 		device := b.Attach(name, c1)
 		shell(t, c1, fmt.Sprintf("e2fsck -fn %s >/dev/null; mount %s /mnt/%s; cd /mnt/%s; sha256sum -c /tmp/%s.sum; %s; cd /; umount /mnt/%s",
 			device, device, name, name, name, fio("/mnt/"+name, "--verify_only=1"), name))
-		b.WaitHealth(name, pb.Health_HEALTH_HEALTHY, 10*time.Second)
+		b.WaitHealth(name, pb.Health_HEALTH_HEALTHY, 2*time.Minute)
 	}
 }
 
