@@ -295,6 +295,7 @@ func (p *planner) sources() evidence.Note {
 			n.Legs[m.Leg] = m.Link.Revision
 		}
 	}
+	n.Whole = len(n.Legs) == p.w.Layout.Legs()
 	return n
 }
 

@@ -41,6 +41,9 @@ import (
 type Note struct {
 	Epoch block.Epoch            `json:"epoch"`
 	Legs  map[block.LegID]uint64 `json:"legs"`
+	// Whole says that the volume has no other legs. It is not kept on disk: after a
+	// restart nobody knows.
+	Whole bool `json:"-"`
 }
 
 // Equal reports whether two notes say the same.
@@ -181,14 +184,15 @@ func (b *Book) remove(v block.VolumeID) error {
 	return nil
 }
 
-// Leave says that a volume is no longer in use here. If it was let go of cleanly its
-// copies are equal, the manager knows, and the note is removed. Else it stays, as long
-// as there are not too many newer ones.
+// Leave says that a volume is no longer in use here. If it was let go of cleanly, and
+// the note names all legs, there is nothing to confuse any more, and the note is
+// removed. Else it stays, as long as there are not too many newer ones: until labels
+// say which legs are stale, only the manager's store does.
 func (b *Book) Leave(v block.VolumeID, clean bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.held, v)
-	if clean {
+	if clean && b.notes[v].Whole {
 		b.dropLocked(v)
 	}
 	var left []block.VolumeID

@@ -293,13 +293,13 @@ func (p *planner) inSync() evidence.Note {
 				n.Legs[l.Leg] = l.Revision
 			}
 		}
-		return n
 	}
 	for _, m := range p.members {
-		if m.Source && !m.Gone && m.Link != nil {
+		if p.s.volume.built && m.Source && !m.Gone && m.Link != nil {
 			n.Legs[m.Leg] = m.Link.Revision
 		}
 	}
+	n.Whole = len(n.Legs) == p.w.Layout.Legs()
 	return n
 }
 
