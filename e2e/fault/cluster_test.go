@@ -342,6 +342,8 @@ type targetHost struct {
 	platter *platter
 }
 
+func (h *targetHost) String() string { return h.name }
+
 func (c *cluster) newTarget(name string) *targetHost {
 	c.t.Helper()
 	h := &targetHost{host: host{cluster: c, name: name}, root: filepath.Join(c.dir, name)}

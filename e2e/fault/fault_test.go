@@ -330,6 +330,8 @@ func (r *chaos) kinds() []kind {
 		{"lose rebuilt", 2, r.loseRebuilt},
 		{"cut label", 1, r.cutLabel},
 		{"lose powers", 2, r.losePowers},
+		{"resend", 4, r.resend},
+		{"lose power hung", 2, r.losePowerHung},
 		{"flip cache", 1, r.flipCache},
 		{"lose store", 1, r.loseStore},
 		{"restore store", 1, r.restoreStore},
@@ -403,6 +405,24 @@ func (r *chaos) losePower() string {
 	h := r.target()
 	if h.process == nil || h.platter.volatile && !r.whole {
 		return ""
+	}
+	h.powerOff(r.random)
+	r.torn = r.torn || h.platter.volatile
+	r.later(12*time.Second, h.name+" has power again", h.start)
+	return h.name + " loses its power"
+}
+
+// losePowerHung is losePower of a target whose drive has answered nothing for a moment.
+func (r *chaos) losePowerHung() string {
+	h := r.target()
+	if h.process == nil || h.platter.volatile && !r.whole {
+		return ""
+	}
+	h.platter.hang()
+	r.cluster.did("%s's drive hangs", h.name)
+	r.wait(time.Duration(r.random.Int64N(int64(time.Second))))
+	if h.process == nil {
+		return "and " + h.name + " is down already"
 	}
 	h.powerOff(r.random)
 	r.torn = r.torn || h.platter.volatile
@@ -596,13 +616,31 @@ func (r *chaos) slowMedium() string {
 	return what
 }
 
-// straggle has a drive keep some of the IO that it has, or gets within a moment, for
-// long, while it does the rest at once.
-func (r *chaos) straggle(h *targetHost) string {
-	h.platter.set(func() { h.platter.straggle = 25 * time.Second })
+// straggle has drives keep some of the IO that they have, or get within a moment, for
+// long, while they do the rest at once.
+func (r *chaos) straggle(hosts ...*targetHost) string {
+	for _, h := range hosts {
+		h.platter.set(func() { h.platter.straggle = 25 * time.Second })
+	}
 	r.wait(100*time.Millisecond + time.Duration(r.random.Int64N(int64(300*time.Millisecond))))
-	h.platter.set(func() { h.platter.straggle = 0 })
-	return h.name + "'s drive keeps some of its IO for up to 25s"
+	for _, h := range hosts {
+		h.platter.set(func() { h.platter.straggle = 0 })
+	}
+	return fmt.Sprintf("%v's drives keep some of their IO for up to 25s", hosts)
+}
+
+// resend has a client connect again to a target at once, while the drive keeps some of
+// what came by the connections before: the client sends it again, and goes on to write
+// the same places.
+func (r *chaos) resend() string {
+	c, h, client := r.cluster, r.target(), r.client()
+	if h.process == nil || client.process == nil {
+		return ""
+	}
+	c.did("%s", r.straggle(h))
+	c.user.heat()
+	c.network.reset(client.name, h.name)
+	return fmt.Sprintf("the connections of %s and %s are reset", client.name, h.name)
 }
 
 // cutBriefly cuts a link for less long than anybody is given up.
@@ -742,8 +780,11 @@ func (r *chaos) forceMoveAnd(then func()) string {
 	if to == nil {
 		return ""
 	}
-	if h := r.target(); r.random.IntN(2) == 0 {
+	switch h := r.target(); r.random.IntN(4) {
+	case 0:
 		c.did("%s", r.straggle(h))
+	case 1:
+		c.did("%s", r.straggle(c.targets...))
 	}
 	way := r.random.IntN(5) // there and back, there, back, with some targets
 	with := map[string]bool{from.name: true}
@@ -866,8 +907,11 @@ func (r *chaos) cutLabel() string {
 			if h.process == nil {
 				return
 			}
-			h.powerOff(r.random)
-			r.torn = r.torn || h.platter.volatile
+			// By now the other copies may be gone.
+			h.loseAll(r.random)
+			if h.platter.volatile {
+				c.user.cachesLost()
+			}
 			r.later(6*time.Second, h.name+" has power again", h.start)
 		}})
 	})
@@ -1026,30 +1070,40 @@ func (r *chaos) startAnew() string {
 }
 
 // What an operator is told of a copy: how new its label is, and whether it says that the
-// copy is in sync, or else whether the newest label says so.
+// copy is in sync, or else whether the newest label says so; which epoch its drive has
+// admitted; and whether it may lack what its drive's cache held.
 var (
 	ownLabel    = regexp.MustCompile(`its label \(generation (\d+), epoch (\d+), revision (\d+)\) (lists|does not list) it`)
 	newestLabel = regexp.MustCompile(`the newest label \(generation (\d+), epoch (\d+)\) lists it`)
+	admitted    = regexp.MustCompile(`it admitted epoch (\d+) of`)
 )
 
-// speaks is how much the labels speak for a copy: more if they are newer. Nil if none
-// says that it is in sync.
-func speaks(reason string) (age []int) {
+// speaks is how much speaks for a copy: newer labels, then a later epoch, then a cache
+// that was not lost. Nil if no label says that it is in sync.
+func speaks(reason string) (much []int) {
 	own := ownLabel.FindStringSubmatch(reason)
 	if own == nil {
 		return nil
 	}
-	said := own[1:4]
+	said := own[1:3]
 	if newest := newestLabel.FindStringSubmatch(reason); newest != nil {
-		said = append(newest[1:], own[3])
+		said = newest[1:]
 	} else if own[4] != "lists" {
 		return nil
 	}
+	if m := admitted.FindStringSubmatch(reason); m != nil {
+		said = append(slices.Clone(said), m[1])
+	}
 	for _, text := range said {
 		n, _ := strconv.Atoi(text)
-		age = append(age, n)
+		much = append(much, n)
 	}
-	return age
+	kept := 1
+	if strings.Contains(reason, "may have lost cached writes") {
+		kept = 0
+	}
+	revision, _ := strconv.Atoi(own[3])
+	return append(much, kept, revision)
 }
 
 // choose does what a careful operator does where nothing can be believed: of the copies
@@ -1060,11 +1114,11 @@ func (c *cluster) choose(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	believed, newest, chosen := map[uint32]bool{}, map[uint32][]int{}, map[uint32]*pb.Leg{}
+	believed, most, chosen := map[uint32]bool{}, map[uint32][]int{}, map[uint32]*pb.Leg{}
 	for _, l := range v.GetLegs() {
 		believed[l.GetColumn()] = believed[l.GetColumn()] || l.GetState() == pb.LegState_LEG_STATE_IN_SYNC
-		if age := speaks(l.GetReason()); slices.Compare(age, newest[l.GetColumn()]) > 0 {
-			newest[l.GetColumn()], chosen[l.GetColumn()] = age, l
+		if much := speaks(l.GetReason()); slices.Compare(much, most[l.GetColumn()]) > 0 {
+			most[l.GetColumn()], chosen[l.GetColumn()] = much, l
 		}
 	}
 	for column, l := range chosen {

@@ -80,6 +80,17 @@ func (n *network) heal() {
 	n.change(func() { clear(n.links) })
 }
 
+// reset breaks all connections between two hosts off: both ends are told.
+func (n *network) reset(a, b string) {
+	n.change(func() {
+		for c := range n.conns {
+			if way := c.out.pair; way == (pair{a, b}) || way == (pair{b, a}) {
+				n.drop(c, func() { c.out.breakOff() })
+			}
+		}
+	})
+}
+
 // change changes links, and has all who wait look again.
 func (n *network) change(f func()) {
 	n.mu.Lock()

@@ -95,6 +95,15 @@ func (u *user) heatLocked(w *write) {
 	u.hot = append(u.hot, hotPlace{w.first, w.n, time.Now().Add(hotFor)})
 }
 
+// heat has the user come back to where he has something under way.
+func (u *user) heat() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for w := range u.out {
+		u.heatLocked(w)
+	}
+}
+
 // hotUnit is one of them; false if there is none.
 func (u *user) hotUnit(random *rand.Rand) (int64, bool) {
 	u.mu.Lock()
