@@ -5,8 +5,10 @@ package fault
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"io"
+	"slices"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -56,12 +58,21 @@ func (c *cluster) compareLegs(a, b *pb.Leg, size block.Size) error {
 		}
 		for i := 0; i < n; i += unit {
 			if !bytes.Equal(p[i:i+unit], q[i:i+unit]) {
-				return fmt.Errorf("column %d differs at unit %d of a leg: copy %d on %s and copy %d on %s are in sync",
-					a.GetColumn(), (at+int64(i))/unit, a.GetCopy(), a.GetNode(), b.GetCopy(), b.GetNode())
+				return fmt.Errorf("column %d differs at unit %d of a leg: copy %d on %s (%s) and copy %d on %s (%s) are in sync",
+					a.GetColumn(), (at+int64(i))/unit, a.GetCopy(), a.GetNode(), numbers(p[i:i+unit]), b.GetCopy(), b.GetNode(), numbers(q[i:i+unit]))
 			}
 		}
 	}
 	return nil
+}
+
+// numbers are those of the writes that a unit's sectors begin with.
+func numbers(p []byte) string {
+	var all []uint64
+	for i := 0; i < len(p); i += int(block.SectorSize) {
+		all = append(all, binary.LittleEndian.Uint64(p[i:]))
+	}
+	return fmt.Sprint(slices.Compact(all))
 }
 
 // rawLeg is a leg as its drive holds it.
