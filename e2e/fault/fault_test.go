@@ -663,7 +663,7 @@ func (r *chaos) breakMedium() string {
 		return ""
 	}
 	u.medium(true)
-	p, what, restart := h.platter, "", true
+	p, what, restart, loses := h.platter, "", true, false
 	switch r.random.IntN(5) {
 	case 0, 1:
 		p.set(func() { p.badData = errMedium })
@@ -676,11 +676,15 @@ func (r *chaos) breakMedium() string {
 		what = "takes no writes"
 	default:
 		p.set(func() { p.cacheErr = errCache })
-		what = "loses what it should flush"
+		what, loses = "loses what it should flush", true
+		u.cacheLoses(true)
 	}
 	r.later(10*time.Second, h.name+"'s drive has no errors", func() {
 		p.well()
 		u.medium(false)
+		if loses {
+			u.cacheLoses(false)
+		}
 		if restart && h.process != nil {
 			h.kill()
 			h.start()

@@ -202,6 +202,22 @@ func (p *platter) loseLocked() {
 	}
 }
 
+// dropLostLocked has sectors that a failed flush has lost, and that nobody has written since,
+// show what is on the drive.
+func (p *platter) dropLostLocked() error {
+	for off := range p.before {
+		olds := p.undurableLocked(off)
+		if len(olds) == 0 || !olds[len(olds)-1].lost {
+			continue
+		}
+		if _, err := p.file.WriteAt(olds[0].data, off); err != nil {
+			return err
+		}
+		delete(p.before, off)
+	}
+	return nil
+}
+
 // rememberLocked keeps what a write is about to replace.
 func (p *platter) rememberLocked(off, n int64) error {
 	p.writes++
@@ -389,6 +405,15 @@ func (c calls) Fallocate(mode uint32, off, n int64) error {
 }
 
 func (c calls) Fdatasync() error { return c.flush() }
+
+func (c calls) FadviseDontNeed() error {
+	c.platter.mu.Lock()
+	defer c.platter.mu.Unlock()
+	if c.off {
+		return errNoPower
+	}
+	return c.platter.dropLostLocked()
+}
 
 // punch makes zeroes by how, and keeps what was there of data.
 func (g access) punch(off, n int64, how func() error) error {

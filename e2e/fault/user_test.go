@@ -47,6 +47,7 @@ type user struct {
 	at      string // the node that should have the volume
 	device  *device
 	mayLose bool       // caches of drives were lost: the next device may lack what was not flushed
+	losing  int        // drives that lose what they should flush
 	ghosts  []*device  // that somebody goes on to use though they are taken away
 	open    bool       // or the user has closed the device
 	size    block.Size // the largest that a device has had
@@ -154,7 +155,7 @@ func (u *user) found(at *machine, volume block.Device, name block.VolumeName) us
 	for w := range u.out {
 		u.heatLocked(w)
 	}
-	if u.mayLose {
+	if u.mayLose || u.losing > 0 {
 		u.mayLose = false
 		for i := range u.units {
 			u.units[i].PowerLost(u.clock)
@@ -251,6 +252,18 @@ func (u *user) medium(errors bool) {
 func (u *user) cachesLost() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	u.mayLose = true
+}
+
+// cacheLoses says that a drive loses what it should flush, or that it did until now.
+func (u *user) cacheLoses(loses bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if loses {
+		u.losing++
+		return
+	}
+	u.losing--
 	u.mayLose = true
 }
 

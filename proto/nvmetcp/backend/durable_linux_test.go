@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"unsafe"
@@ -197,5 +199,39 @@ func TestAFlushAsksTheKernel(t *testing.T) {
 	}
 	if err := block.Flush(f); !errors.Is(err, unix.EINVAL) {
 		t.Errorf("a flush of what cannot be flushed = %v, want %v", err, unix.EINVAL)
+	}
+}
+
+// noting notes what a File asks the page cache for.
+type noting struct {
+	Calls
+	asked *[]string
+}
+
+func (n noting) Fdatasync() error {
+	*n.asked = append(*n.asked, "fdatasync")
+	return unix.EIO
+}
+
+func (n noting) FadviseDontNeed() error {
+	*n.asked = append(*n.asked, "drop")
+	return nil
+}
+
+// What a failed flush has left in the page cache is not on the drive, and no later
+// flush writes it: a file is not served with it.
+func TestAFileIsOpenedWithoutWhatItsPageCacheHasLost(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "drive")
+	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var asked []string
+	f, err := Open(path, Options{Buffered: true, FlushAgain: true, Calls: func(kernel Calls) Calls { return noting{kernel, &asked} }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if want := []string{"fdatasync", "drop"}; !slices.Equal(asked, want) || f.Losses() != 1 {
+		t.Errorf("Open asked for %v, and counts %d losses; want %v, and 1", asked, f.Losses(), want)
 	}
 }

@@ -44,6 +44,7 @@ type Calls interface {
 	PwriteDurable(p []byte, off int64) (int, error) // pwritev2 with RWF_DSYNC
 	Fallocate(mode uint32, off, n int64) error
 	Fdatasync() error
+	FadviseDontNeed() error // posix_fadvise of the whole file, with POSIX_FADV_DONTNEED
 }
 
 // File is a block.Device on a regular file or a block device. Past the page cache,
@@ -94,6 +95,9 @@ func Open(path string, o Options) (_ *File, retErr error) {
 		// What a process before this one left in the page cache may be lost, and the
 		// kernel has told nobody yet: whoever opens the file next is told, once.
 		f.sync() //nolint:errcheck // it counts as a loss
+		// After a flush that failed the cache goes on to show what is not on the drive,
+		// and no later flush would write it.
+		f.calls.FadviseDontNeed() //nolint:errcheck // it is advice
 	}
 	return f, nil
 }

@@ -27,6 +27,9 @@ func (k kernel) Fallocate(mode uint32, off, n int64) error {
 	return unix.Fallocate(int(k), mode, off, n)
 }
 func (k kernel) Fdatasync() error { return unix.Fdatasync(int(k)) }
+func (k kernel) FadviseDontNeed() error {
+	return unix.Fadvise(int(k), 0, 0, unix.FADV_DONTNEED)
+}
 
 // openFlags finds out what f.path is, and how it is to be opened.
 func (f *File) openFlags(o Options) (flags int, err error) {
