@@ -374,6 +374,36 @@ func (r *chaos) fault(all []kind) string {
 
 func (r *chaos) target() *targetHost { return r.cluster.targets[r.random.IntN(len(r.cluster.targets))] }
 
+// column is who has the copies of one of the volume's columns, in any order; nil if
+// nobody says.
+func (r *chaos) column() (hosts []*targetHost) {
+	c := r.cluster
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	v, err := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
+	if err != nil || c.layout.Stripes == 0 {
+		return nil
+	}
+	column := uint32(r.random.IntN(c.layout.Stripes))
+	for _, l := range v.GetLegs() {
+		for _, h := range c.targets {
+			if l.GetColumn() == column && h.name == l.GetNode() {
+				hosts = append(hosts, h)
+			}
+		}
+	}
+	r.random.Shuffle(len(hosts), func(i, j int) { hosts[i], hosts[j] = hosts[j], hosts[i] })
+	return hosts
+}
+
+// holder is a target that has a copy of the volume, or any if nobody says which has.
+func (r *chaos) holder() *targetHost {
+	if hosts := r.column(); len(hosts) > 0 {
+		return hosts[0]
+	}
+	return r.target()
+}
+
 // client is one that should have the volume.
 func (r *chaos) client() *clientHost {
 	nodes := r.cluster.users.nodes()
@@ -414,7 +444,7 @@ func (r *chaos) losePower() string {
 
 // losePowerHung is losePower of a target whose drive has answered nothing for a moment.
 func (r *chaos) losePowerHung() string {
-	h := r.target()
+	h := r.holder()
 	if h.process == nil || h.platter.volatile && !r.whole {
 		return ""
 	}
@@ -633,7 +663,7 @@ func (r *chaos) straggle(hosts ...*targetHost) string {
 // what came by the connections before: the client sends it again, and goes on to write
 // the same places.
 func (r *chaos) resend() string {
-	c, h, client := r.cluster, r.target(), r.client()
+	c, h, client := r.cluster, r.holder(), r.client()
 	if h.process == nil || client.process == nil {
 		return ""
 	}
@@ -822,15 +852,15 @@ func (r *chaos) forceMoveAnd(then func()) string {
 	return "the volume is taken"
 }
 
-// loseRecord has the client lose a target, the manager its power in the record of
-// that, then the client and another target their lives: only the first one is there
-// when the volume is attached again.
+// loseRecord has the client lose a copy, the manager its power in the record of that,
+// then the client and the other copies' targets their lives: only the first copy is
+// there when the volume is attached again.
 func (r *chaos) loseRecord() string {
-	c, client := r.cluster, r.client()
-	a, b := r.target(), r.target()
-	if c.manager == nil || client.process == nil || a == b || a.process == nil || b.process == nil {
+	c, client, hosts := r.cluster, r.client(), r.column()
+	if c.manager == nil || client.process == nil || len(hosts) < 2 || hosts[0].process == nil {
 		return ""
 	}
+	a, others := hosts[0], hosts[1:]
 	for _, way := range []pair{{client.name, a.name}, {a.name, client.name}} {
 		c.network.cut(way.from, way.to, true)
 	}
@@ -847,9 +877,11 @@ func (r *chaos) loseRecord() string {
 		c.did("%s is killed", client.name)
 		r.later(time.Second, client.name+" is started", client.start)
 	}
-	if b.process != nil {
-		b.kill() // what its cache holds may be the last copy
-		r.later(25*time.Second, b.name+" is started", b.start)
+	for _, b := range others { // what their caches hold may be the last copy
+		if b.process != nil {
+			b.kill()
+			r.later(25*time.Second, b.name+" is started", b.start)
+		}
 	}
 	r.later(time.Second, managerStarted, r.startManager)
 	r.later(time.Second, client.name+" reaches "+a.name, func() {
@@ -857,13 +889,13 @@ func (r *chaos) loseRecord() string {
 			c.network.cut(way.from, way.to, false)
 		}
 	})
-	return b.name + " is killed"
+	return fmt.Sprintf("%v are killed", others)
 }
 
 // loseRebuilt has a target away for some time, and takes the power of all as soon as
 // it has what it missed.
 func (r *chaos) loseRebuilt() string {
-	c, h := r.cluster, r.target()
+	c, h := r.cluster, r.holder()
 	if h.process == nil || r.torn || r.world.layout.Copies == 1 {
 		return ""
 	}
@@ -891,8 +923,8 @@ func (r *chaos) loseRebuilt() string {
 // labels is, while it is down, and then takes its power in the middle of a label's
 // write: the drive writes none of it while it hangs, and some of it as it dies.
 func (r *chaos) cutLabel() string {
-	c, h := r.cluster, r.target()
-	if h.process == nil || h.platter.volatile && !r.whole || c.manager == nil {
+	c, h := r.cluster, r.holder()
+	if h.process == nil || c.manager == nil {
 		return ""
 	}
 	h.kill()
