@@ -271,6 +271,19 @@ func TestServerStopsInSpiteOfAnEndlessStream(t *testing.T) {
 // a machine that lost its power looks like to the server.
 func TestServerDropsASilentPeerWithinSixSeconds(t *testing.T) {
 	address := serve(t, TLSFiles{}, NewMetrics())
+	// It takes 5 s. A machine that is busy with other tests may lose a second once.
+	var took time.Duration
+	for range 3 {
+		if took = dropped(t, address); took <= 6*time.Second {
+			return
+		}
+	}
+	t.Errorf("the connection was closed after %v, three times; want it closed within 6s", took)
+}
+
+// dropped is how long a server keeps a connection whose peer says nothing.
+func dropped(t *testing.T, address string) time.Duration {
+	t.Helper()
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
 		t.Fatal(err)
@@ -280,11 +293,11 @@ func TestServerDropsASilentPeerWithinSixSeconds(t *testing.T) {
 	if _, err := io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil {
 		t.Fatal(err)
 	}
-	conn.SetReadDeadline(start.Add(10 * time.Second))
-	_, err = io.Copy(io.Discard, conn)
-	if took := time.Since(start); err != nil || took > 6*time.Second {
-		t.Errorf("the connection ended with %v after %v, want it closed within 6s", err, took)
+	conn.SetReadDeadline(start.Add(30 * time.Second))
+	if _, err = io.Copy(io.Discard, conn); err != nil {
+		t.Fatalf("the connection ended with %v, want it closed", err)
 	}
+	return time.Since(start)
 }
 
 func TestDialNamesWhatIsWrong(t *testing.T) {
