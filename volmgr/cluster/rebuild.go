@@ -205,7 +205,7 @@ func (r *rebuild) volume(q *inquiry) {
 	}
 	v := &Volume{
 		ID: best.ID, Name: best.Name, Size: grownOnDrives(best, q.labels()), Layout: best.Layout, Pool: best.Pool, Spread: best.Spread,
-		Labels: labels, Formatted: formatted, State: VolumeReady, Epoch: q.top + epochJump, Generation: best.Generation + 1,
+		Labels: labels, Formatted: formatted, State: VolumeReady, Epoch: q.top + epochJump, Generation: best.Generation + epochJump,
 		Created: time.Unix(0, best.Created).UTC(),
 	}
 	for _, id := range sorted(q.legs) {

@@ -77,6 +77,21 @@ func TestRebuildFindsEverythingThatTheLabelsSay(t *testing.T) {
 	}
 }
 
+// While labels are read, a target may be writing the next one, which the old manager
+// asked for. The rebuilt store must be ahead of it: a drive refuses an older definition.
+func TestARebuiltVolumeIsAheadOfLabelsThatAreBeingWritten(t *testing.T) {
+	s, reports := labelled(t)
+	state, _ := rebuilt(t, reports("t1", "t2", "t3"), s.hostReport("c1"))
+	got, err := state.Volume("db1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const underWay = 1000 // more than an old manager can have asked for meanwhile
+	if newest := s.state.volumes[got.ID].Generation; got.Generation < newest+underWay {
+		t.Errorf("generation %d, labels have %d: want it %d ahead at least", got.Generation, newest, underWay)
+	}
+}
+
 // legStates are the states of db1's legs, in order.
 func legStates(t *testing.T, s *State) (states []LegState) {
 	t.Helper()
