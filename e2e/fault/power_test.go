@@ -73,6 +73,14 @@ func loseAllCaches(t *testing.T, layout block.Layout, flushed bool) {
 	if err := <-underWay; (err == nil) != flushed {
 		t.Errorf("a write that was under way = %v", err)
 	}
+	if !flushed { // the manager may not have heard yet that the device has failed
+		c.eventually("the device is made anew", func(context.Context) error {
+			if s.device("c1") == first {
+				return errors.New("it is the old one")
+			}
+			return nil
+		})
+	}
 	c.attachedAndHealthy()
 	now := s.device("c1")
 	if (now == first) != flushed {
