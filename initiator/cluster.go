@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/proto/agentlock"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/durable"
 	"weft.dev/weft/proto/pb"
@@ -218,12 +219,10 @@ func lockState(dir string, how int) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
+	path := filepath.Join(dir, "lock")
+	lock, err := agentlock.Take(path, os.O_RDWR|os.O_CREATE, 0o600, how)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, fmt.Errorf("lock %s, which another initiator agent may hold: %w", path, unix.EWOULDBLOCK)
 	}
-	if err := unix.Flock(int(lock.Fd()), how|unix.LOCK_NB); err != nil {
-		return nil, fmt.Errorf("lock %s, which another initiator agent may hold: %w", lock.Name(), errors.Join(err, lock.Close()))
-	}
-	return lock, nil
+	return lock, err
 }

@@ -65,7 +65,7 @@ func (c Config) tryLock() (l agentlock.Lock, err error) {
 // silent target: it holds its files until then, and does nothing more. Then there is
 // no file, and no error.
 func hold(path string, flags, how int) (*os.File, error) {
-	f, err := agentlock.Take(path, flags, how)
+	f, err := agentlock.Take(path, flags, 0o644, how)
 	if !errors.Is(err, unix.EWOULDBLOCK) {
 		return f, err
 	}

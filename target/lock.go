@@ -55,7 +55,7 @@ func (c Config) tryLock() (l agentlock.Lock, err error) {
 		path string
 		how  int
 	}{{c.nodeLock(string(c.Node)), unix.LOCK_EX}, {filepath.Join(dir, "target.lock"), how}} {
-		f, err := agentlock.Take(x.path, os.O_RDWR|os.O_CREATE, x.how)
+		f, err := agentlock.Take(x.path, os.O_RDWR|os.O_CREATE, 0o644, x.how)
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			err = fmt.Errorf("%w: %s", errHeld, c.holders())
 		}
@@ -86,7 +86,7 @@ func (c Config) holders() string {
 	files, err := filepath.Glob(c.nodeLock("*"))
 	var all []string
 	for _, path := range files {
-		f, err := agentlock.Take(path, os.O_RDONLY, unix.LOCK_SH)
+		f, err := agentlock.Take(path, os.O_RDONLY, 0, unix.LOCK_SH)
 		if err == nil {
 			f.Close()
 			continue

@@ -429,6 +429,12 @@ func (r *chaos) killTarget() string {
 	return h.name + " is killed"
 }
 
+// powerOff takes the power of a target, whose drive may hold torn blocks then.
+func (r *chaos) powerOff(h *targetHost) {
+	h.powerOff(r.random)
+	r.torn = r.torn || h.platter.volatile
+}
+
 // losePower takes the power of a target. If its drive forgets, all else is well: with
 // a second one writes would be lost that both had in their caches, as on any mirror.
 func (r *chaos) losePower() string {
@@ -436,8 +442,7 @@ func (r *chaos) losePower() string {
 	if h.process == nil || h.platter.volatile && !r.whole {
 		return ""
 	}
-	h.powerOff(r.random)
-	r.torn = r.torn || h.platter.volatile
+	r.powerOff(h)
 	r.later(12*time.Second, h.name+" has power again", h.start)
 	return h.name + " loses its power"
 }
@@ -454,8 +459,7 @@ func (r *chaos) losePowerHung() string {
 	if h.process == nil {
 		return "and " + h.name + " is down already"
 	}
-	h.powerOff(r.random)
-	r.torn = r.torn || h.platter.volatile
+	r.powerOff(h)
 	r.later(12*time.Second, h.name+" has power again", h.start)
 	return h.name + " loses its power"
 }
@@ -589,8 +593,7 @@ func (r *chaos) cutLink() string {
 		n.cut(b, a, true)
 	}
 	r.later(12*time.Second, fmt.Sprintf("%s and %s reach each other", a, b), func() {
-		n.cut(a, b, false)
-		n.cut(b, a, false)
+		n.part(a, b, false)
 	})
 	return fmt.Sprintf("%s does not reach %s; both ways: %v", a, b, both)
 }
@@ -601,8 +604,7 @@ func (r *chaos) isolate() string {
 	others := slices.DeleteFunc(slices.Compact(slices.Sorted(slices.Values(r.places()))), func(b string) bool { return b == a })
 	set := func(cut bool) {
 		for _, b := range others {
-			n.cut(a, b, cut)
-			n.cut(b, a, cut)
+			n.part(a, b, cut)
 		}
 	}
 	set(true)
@@ -676,11 +678,9 @@ func (r *chaos) resend() string {
 // cutBriefly cuts a link for less long than anybody is given up.
 func (r *chaos) cutBriefly(a, b string) {
 	n := r.cluster.network
-	n.cut(a, b, true)
-	n.cut(b, a, true)
+	n.part(a, b, true)
 	r.later(1500*time.Millisecond, fmt.Sprintf("%s and %s reach each other", a, b), func() {
-		n.cut(a, b, false)
-		n.cut(b, a, false)
+		n.part(a, b, false)
 	})
 	r.cluster.did("%s and %s do not reach each other", a, b)
 }
@@ -861,9 +861,7 @@ func (r *chaos) loseRecord() string {
 		return ""
 	}
 	a, others := hosts[0], hosts[1:]
-	for _, way := range []pair{{client.name, a.name}, {a.name, client.name}} {
-		c.network.cut(way.from, way.to, true)
-	}
+	c.network.part(client.name, a.name, true)
 	c.did("%s and %s do not reach each other", client.name, a.name)
 	r.wait(1800 * time.Millisecond)
 	if c.manager == nil {
@@ -884,11 +882,7 @@ func (r *chaos) loseRecord() string {
 		}
 	}
 	r.later(time.Second, managerStarted, r.startManager)
-	r.later(time.Second, client.name+" reaches "+a.name, func() {
-		for _, way := range []pair{{client.name, a.name}, {a.name, client.name}} {
-			c.network.cut(way.from, way.to, false)
-		}
-	})
+	r.later(time.Second, client.name+" reaches "+a.name, func() { c.network.part(client.name, a.name, false) })
 	return fmt.Sprintf("%v are killed", others)
 }
 
@@ -1050,8 +1044,7 @@ func (r *chaos) flipCache() string {
 	if h.process == nil || r.world.caches != "mixed" || h.platter.volatile && !r.whole {
 		return ""
 	}
-	h.powerOff(r.random)
-	r.torn = r.torn || h.platter.volatile
+	r.powerOff(h)
 	h.platter.set(func() { h.platter.volatile = !h.platter.volatile })
 	h.start()
 	return fmt.Sprintf("%s comes back with a volatile cache: %v", h.name, h.platter.volatile)

@@ -66,6 +66,12 @@ func (n *network) cut(from, to string, cut bool) {
 	})
 }
 
+// part stops, or lets on again, what goes between two hosts, both ways.
+func (n *network) part(a, b string, cut bool) {
+	n.cut(a, b, cut)
+	n.cut(b, a, cut)
+}
+
 // delay holds all that goes from one host to another up for d.
 func (n *network) delay(from, to string, d time.Duration) {
 	n.change(func() {

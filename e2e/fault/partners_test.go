@@ -146,8 +146,7 @@ func (r *chaos) putOut(p *partners, mode pb.AttachMode, force bool) string {
 		}
 		set := func(others []string, cut bool) {
 			for _, other := range others {
-				c.network.cut(h.name, other, cut)
-				c.network.cut(other, h.name, cut)
+				c.network.part(h.name, other, cut)
 			}
 		}
 		set(others, true)

@@ -95,8 +95,7 @@ func rebuildAfterALoss(t *testing.T, forgets bool) {
 	if v.GetLegs()[0].GetNode() != first.name {
 		first, other = other, first
 	}
-	c.network.cut(other.name, "m1", true)
-	c.network.cut("m1", other.name, true)
+	c.network.part(other.name, "m1", true)
 	time.Sleep(6 * time.Second)
 	first.kill()
 	put(2) // waits until the loss of the first copy is recorded

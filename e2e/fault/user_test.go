@@ -100,6 +100,10 @@ func (u *user) heatLocked(w *write) {
 func (u *user) heat() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	u.heatAllLocked()
+}
+
+func (u *user) heatAllLocked() {
 	for w := range u.out {
 		u.heatLocked(w)
 	}
@@ -152,9 +156,7 @@ func (u *user) found(at *machine, volume block.Device, name block.VolumeName) us
 		u.units[i].Crashed(u.clock) // the older ones are fenced
 	}
 	u.counts["device made"]++
-	for w := range u.out {
-		u.heatLocked(w)
-	}
+	u.heatAllLocked()
 	if u.mayLose || u.losing > 0 {
 		u.mayLose = false
 		for i := range u.units {

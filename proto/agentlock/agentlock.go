@@ -53,10 +53,11 @@ func Wait(ctx context.Context, held error, try func() (Lock, error)) (Lock, erro
 	}
 }
 
-// Take opens a file and locks it, with unix.LOCK_EX alone or with unix.LOCK_SH among
-// others. The error is unix.EWOULDBLOCK if somebody else's lock forbids that.
-func Take(path string, flags, how int) (*os.File, error) {
-	f, err := os.OpenFile(path, flags, 0o644)
+// Take opens a file as [os.OpenFile] does and locks it, with unix.LOCK_EX alone or with
+// unix.LOCK_SH among others. The error is unix.EWOULDBLOCK if somebody else's lock
+// forbids that.
+func Take(path string, flags int, mode fs.FileMode, how int) (*os.File, error) {
+	f, err := os.OpenFile(path, flags, mode)
 	if err != nil {
 		return nil, err
 	}

@@ -25,11 +25,11 @@ func TestAFileIsLockedByOneOrSharedBySome(t *testing.T) {
 		{unix.LOCK_SH, unix.LOCK_EX, false},
 		{unix.LOCK_SH, unix.LOCK_SH, true},
 	} {
-		first, err := Take(path, os.O_RDWR|os.O_CREATE, c.first)
+		first, err := Take(path, os.O_RDWR|os.O_CREATE, 0o644, c.first)
 		if err != nil {
 			t.Fatal(err)
 		}
-		second, err := Take(path, os.O_RDWR, c.second)
+		second, err := Take(path, os.O_RDWR, 0o644, c.second)
 		if (err == nil) != c.ok || err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
 			t.Errorf("lock %d beside %d: %v, want success %v", c.second, c.first, err, c.ok)
 		}
@@ -37,7 +37,7 @@ func TestAFileIsLockedByOneOrSharedBySome(t *testing.T) {
 			second.Close()
 		}
 		Lock{first}.Release()
-		second, err = Take(path, os.O_RDWR, c.second)
+		second, err = Take(path, os.O_RDWR, 0o644, c.second)
 		if err != nil {
 			t.Fatalf("lock %d after %d: %v", c.second, c.first, err)
 		}
@@ -47,7 +47,7 @@ func TestAFileIsLockedByOneOrSharedBySome(t *testing.T) {
 
 func TestASignReplacesALongerOne(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	f, err := Take(path, os.O_RDWR|os.O_CREATE, unix.LOCK_EX)
+	f, err := Take(path, os.O_RDWR|os.O_CREATE, 0o644, unix.LOCK_EX)
 	if err != nil {
 		t.Fatal(err)
 	}
