@@ -12,12 +12,12 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// aliveTime is how long a driver that works takes to answer a Probe at most: it
-// asks the manager, and the manager's silence is no fault of the driver.
+// aliveTime is the longest that a working driver takes to answer a Probe: it asks the manager, and
+// a silent manager is not the driver's fault.
 const aliveTime = 5 * time.Second
 
-// Alive reports whether a driver answers on the unix socket of this path, ready or
-// not. It tells a liveness check what a CO's own calls would find.
+// Alive reports whether a driver, ready or not, answers on the unix socket at this path. A liveness
+// check sees the same as the CO's own calls.
 func Alive(ctx context.Context, socket string) error {
 	ctx, cancel := context.WithTimeout(ctx, aliveTime)
 	defer cancel()

@@ -15,8 +15,8 @@ import (
 
 type accessMode = csi.VolumeCapability_AccessMode_Mode
 
-// attachModes says how a volume is given to nodes for each access mode that is
-// served. How many pods of one node may write it is the node service's to see to.
+// attachModes says how a volume is attached for each supported access mode. The node service limits
+// how many pods of one node may write.
 var attachModes = map[accessMode]pb.AttachMode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:        pb.AttachMode_ATTACH_MODE_EXCLUSIVE,
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:   pb.AttachMode_ATTACH_MODE_EXCLUSIVE,
@@ -26,8 +26,8 @@ var attachModes = map[accessMode]pb.AttachMode{
 	csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:   pb.AttachMode_ATTACH_MODE_SHARED_BLOCK,
 }
 
-// attachMode is how a volume of so many copies is to be given to a node; an error
-// is InvalidArgument and says what cannot be served.
+// attachMode says how a volume with this many copies is attached to a node. An error is
+// InvalidArgument and says what is not supported.
 func attachMode(c *csi.VolumeCapability, copies uint32) (pb.AttachMode, error) {
 	if c == nil {
 		return 0, status.Error(codes.InvalidArgument, "volume_capability: missing")
@@ -53,8 +53,8 @@ func attachMode(c *csi.VolumeCapability, copies uint32) (pb.AttachMode, error) {
 	return mode, nil
 }
 
-// checkCapabilities is attachMode for a volume that is to have all of these, and
-// the file system of its StorageClass.
+// checkCapabilities is attachMode for all capabilities that a volume is to have, together with the
+// file system of its StorageClass.
 func checkCapabilities(all []*csi.VolumeCapability, copies uint32, fsType string) error {
 	if len(all) == 0 {
 		return status.Error(codes.InvalidArgument, "volume_capabilities: missing")

@@ -10,8 +10,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestClassesOfTheChartAreAccepted takes each class of deploy as the provisioner
-// hands it on, which keeps the file system's type to itself.
+// TestClassesOfTheChartAreAccepted takes each class of deploy as the provisioner passes it on,
+// which keeps the file system's type to itself.
 func TestClassesOfTheChartAreAccepted(t *testing.T) {
 	classes := 0
 	for _, file := range []string{"../deploy/kubernetes/storageclasses.yaml", "../deploy/manifests/testdata/everything.yaml"} {

@@ -10,11 +10,13 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/block"
 )
 
-// refusals is the one table from the manager's reasons for a FailedPrecondition
-// to codes. Those that end by themselves are not final: a CO tries again soon,
-// and does not take the volume for one that nothing is under way with.
+// refusals is the one table from the manager's reasons for a FailedPrecondition to codes. Reasons
+// that pass by themselves get codes that are not final, so that a CO tries again soon and does not
+// conclude that nothing is under way.
 var refusals = map[string]codes.Code{
 	"NOT_READY":          codes.Unavailable, // being created, or restored and not yet compared
 	"NO_IN_SYNC_LEG":     codes.Unavailable, // its targets are down
@@ -26,15 +28,10 @@ var refusals = map[string]codes.Code{
 	"NODE_OFFLINE":       codes.FailedPrecondition,
 }
 
-// parameterOf says which parameter a field of the manager's request came from.
-var parameterOf = map[string]string{
-	"copies": paramCopies, "stripes": paramStripes, "chunk_bytes": paramChunk, "pool": paramPool, "spread": paramSpread,
-}
-
 // fromManager turns the manager's answer to a call into the driver's.
 //
-// An Internal of the manager, or a code that is not known, says nothing of what
-// goes on there, so it must not end what the CO believes to be under way.
+// The manager's Internal, or an unknown code, does not say what goes on there, so it must not make
+// the CO believe that nothing is under way.
 func fromManager(doing string, err error) error {
 	if err == nil {
 		return nil
@@ -43,7 +40,7 @@ func fromManager(doing string, err error) error {
 	code, text := s.Code(), s.Message()
 	switch code {
 	case codes.InvalidArgument:
-		if parameter, ok := parameterOf[fieldOf(s)]; ok {
+		if parameter, ok := block.ParameterOf(fieldOf(s)); ok {
 			text = fmt.Sprintf("parameters: %s: %s", parameter, text)
 		}
 	case codes.FailedPrecondition:
@@ -51,7 +48,7 @@ func fromManager(doing string, err error) error {
 			code = mapped
 		}
 		if hint := infoOf(s).GetMetadata()["hint"]; code == codes.FailedPrecondition && hint != "" {
-			text += "; " + hint // a person has to act
+			text += "; " + hint // an operator has to act
 		}
 	case codes.Unavailable:
 		text = "volume manager: " + text
@@ -63,7 +60,7 @@ func fromManager(doing string, err error) error {
 	return status.Errorf(code, "%s: %s", doing, text)
 }
 
-// infoOf is nil if the manager says no more than a code and a text.
+// infoOf is nil if the manager's answer holds only a code and a text.
 func infoOf(s *status.Status) *errdetails.ErrorInfo {
 	for _, detail := range s.Details() {
 		if info, ok := detail.(*errdetails.ErrorInfo); ok {
@@ -82,8 +79,8 @@ func fieldOf(s *status.Status) string {
 	return ""
 }
 
-// waitEnded is the answer where a caller's time is up, or the driver stops, while
-// something is waited for. Neither code is final.
+// waitEnded is the answer when the caller's time is up, or the driver stops, during a wait. Neither
+// code is final.
 func waitEnded(ctx context.Context, doing, waitingFor string) error {
 	code := codes.Canceled
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {

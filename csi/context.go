@@ -10,11 +10,11 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// contextFSType is the one key of a volume's context: the parameter fsType of its
-// StorageClass. The file system that a capability names comes first.
+// contextFSType is the only key of a volume's context: the parameter fsType of its StorageClass. A
+// file system named by the capability takes precedence.
 const contextFSType = "fsType"
 
-// The keys of a publish context: what ControllerPublishVolume tells the node.
+// The keys of a publish context, by which ControllerPublishVolume informs the node.
 const (
 	publishVolume = "volume" // the volume's name
 	publishEpoch  = "epoch"
@@ -24,8 +24,8 @@ const (
 // publication is a publish context as values.
 type publication struct {
 	volume block.VolumeName
-	// The epoch of the grant. It only grows, and does so too when the host boots
-	// again: an attachment of a later epoch is of the same publication.
+	// The epoch of the grant. It only grows, also when the host reboots: an attachment with a later
+	// epoch belongs to the same publication.
 	epoch block.Epoch
 	mode  pb.AttachMode
 }

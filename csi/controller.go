@@ -16,9 +16,9 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// controllerServer is the controller service. It translates CSI's calls into
-// those of the Manager service, and waits where CSI promises an end: the manager
-// answers when something is decided and durable, and goes on by itself.
+// controllerServer is the controller service. It translates CSI's calls into those of the Manager
+// service, and waits where CSI promises a completed result: the manager answers once its decision
+// is durable, and finishes the work afterwards.
 type controllerServer struct {
 	csi.UnimplementedControllerServer
 	cfg Config
@@ -28,30 +28,30 @@ type controllerServer struct {
 	places sync.Mutex // held from counting a node's volumes to adding one
 
 	mu        sync.Mutex
-	clusterID string // once it is known: it never changes
+	clusterID string // once known: it never changes
 	leaving   map[leave]*patience
 }
 
-// leave is a volume that a node is asked to let go of. A later attachment of the
-// same volume there has another epoch, and its own grace time.
+// leave is a volume that a node has been asked to release. A later attachment of the same volume
+// there has another epoch, and its own grace time.
 type leave struct {
 	volume, node string
 	epoch        uint64
 }
 
-// patience is how long a node is waited for.
+// patience is how long the driver waits for a node.
 type patience struct {
 	since  time.Time
-	looked time.Time // when it was last asked whether it is lost
-	lost   string    // the answer: why; empty if it is not
-	told   bool      // the log, that it has ended
+	looked time.Time // when the driver last checked whether the node is lost
+	lost   string    // the result: why it is lost; empty if it is not
+	told   bool      // the log already says that the waiting has ended
 }
 
 func newController(cfg Config) *controllerServer {
 	return &controllerServer{cfg: cfg, ops: newOperations(), now: time.Now, leaving: map[leave]*patience{}}
 }
 
-// controllerServes is what is advertised.
+// controllerServes lists the advertised capabilities.
 var controllerServes = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 	csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
@@ -66,7 +66,7 @@ var controllerServes = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH,
 }
 
-// ControllerGetCapabilities tells what is served.
+// ControllerGetCapabilities lists the capabilities.
 func (s *controllerServer) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	reply := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range controllerServes {
@@ -95,8 +95,8 @@ func (s *controllerServer) cluster(ctx context.Context) (string, error) {
 	return st.ClusterId, nil
 }
 
-// volume finds a volume by its id. An id that is none, and a volume that is being
-// deleted, are not found.
+// volume finds a volume by its id. It returns NotFound for a malformed id, and for a volume that is
+// being deleted.
 func (s *controllerServer) volume(ctx context.Context, id string) (*pb.Volume, error) {
 	if id == "" {
 		return nil, status.Error(codes.InvalidArgument, "volume_id: missing")
@@ -109,22 +109,22 @@ func (s *controllerServer) volume(ctx context.Context, id string) (*pb.Volume, e
 	if err != nil {
 		return nil, fromManager("volume "+id, err)
 	}
-	// The manager takes names too, and goes by the name where both fit.
+	// The manager accepts names too, and prefers the name where both fit.
 	if v.Id != id || v.State == pb.VolumeState_VOLUME_STATE_DELETING {
 		return nil, missing
 	}
 	return v, nil
 }
 
-// The manager has no call that waits. Most waits end after one or two trips
-// between the manager and its agents, so the first looks come fast.
+// The manager has no call that waits. Most waits end after one or two round trips between the
+// manager and its agents, so the first polls come fast.
 const (
 	firstLook = 10 * time.Millisecond
 	lastLook  = 500 * time.Millisecond
 )
 
-// await asks until nothing is waited for, an error comes, or ctx ends; then the
-// answer says what it was.
+// await asks until nothing is left to wait for, an error comes, or ctx ends; the error then names
+// what was missing.
 func await(ctx context.Context, doing string, ask func() (waitingFor string, err error)) error {
 	pause := time.NewTimer(0)
 	defer pause.Stop()

@@ -15,9 +15,9 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// ControllerExpandVolume answers when the volume has grown: its legs and, for a raw
-// block volume that is in use, the device of each node, since a CO asks nothing
-// more of the node then. A file system's node service waits for its device itself.
+// ControllerExpandVolume answers when the volume has grown: its legs and, for a raw block volume in
+// use, the device on each node, since a CO does not ask the node again then. For a file system, the
+// node service waits for its device itself.
 func (s *controllerServer) ControllerExpandVolume(ctx context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	id := r.GetVolumeId()
 	switch {
@@ -54,14 +54,14 @@ func (s *controllerServer) ControllerExpandVolume(ctx context.Context, r *csi.Co
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: int64(v.SizeBytes), NodeExpansionRequired: !raw}, nil
 }
 
-// expand asks for a size, if the volume neither has it nor grows to it.
+// expand asks for a size, unless the volume has it or is growing to it.
 func (s *controllerServer) expand(ctx context.Context, v *pb.Volume, sizes sizeRange) (*pb.Volume, error) {
 	doing := volumeDoing("expand", v)
 	becomes := block.Size(max(v.SizeBytes, v.ExpandingToBytes))
 	switch {
 	case sizes.holds(becomes):
 		return v, nil
-	case sizes.required <= becomes: // so the limit is below
+	case sizes.required <= becomes: // so the limit is below this
 		return nil, status.Errorf(codes.OutOfRange, "%s: it has %d bytes, more than limit_bytes %d: volumes cannot shrink", doing, uint64(becomes), uint64(sizes.limit))
 	}
 	size, err := sizes.choose()
@@ -78,8 +78,8 @@ func (s *controllerServer) expand(ctx context.Context, v *pb.Volume, sizes sizeR
 	return grown, fromManager(doing, err)
 }
 
-// grown waits until a volume has the size that it grows to, and, if devices is
-// set, until those of its hosts have.
+// grown waits until a volume has grown and, if devices is set, until the devices of its hosts have
+// too.
 func (s *controllerServer) grown(ctx context.Context, v *pb.Volume, devices bool) (*pb.Volume, error) {
 	doing, size := volumeDoing("expand", v), max(v.SizeBytes, v.ExpandingToBytes)
 	err := await(ctx, doing, func() (string, error) {
@@ -96,13 +96,13 @@ func (s *controllerServer) grown(ctx context.Context, v *pb.Volume, devices bool
 	return v, err
 }
 
-// growingWaits says what a volume that grows waits for; empty once it has grown.
+// growingWaits says what a growing volume waits for; empty once it has grown.
 func growingWaits(v *pb.Volume, size uint64, devices bool) string {
 	if v.SizeBytes < size {
 		return fmt.Sprintf("its legs to grow to %d bytes", size)
 	}
 	for _, a := range attachments(v) {
-		// One that is not there yet will be made with the new size.
+		// An attachment that is not complete yet will get the new size.
 		if devices && a.State == pb.AttachmentState_ATTACHMENT_STATE_ATTACHED && a.SizeBytes < size {
 			return fmt.Sprintf("the device of node %s to grow to %d bytes: %s", a.Node, size, cmp.Or(a.WaitingFor, "it has "+fmt.Sprint(a.SizeBytes)))
 		}

@@ -14,8 +14,7 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// volumeHealth is what is wrong with a volume, by the manager's records; empty if
-// nothing is.
+// volumeHealth says what is wrong with a volume according to the manager; empty if nothing is.
 func volumeHealth(v *pb.Volume) *csi.VolumeHealth {
 	h := &csi.VolumeHealth{VolumeId: v.Id}
 	add := func(s csi.VolumeHealthErrorType, reason, message string) {
@@ -52,7 +51,7 @@ func badLegs(v *pb.Volume) string {
 	return strings.Join(bad, ", ")
 }
 
-// ControllerGetVolumeHealth tells what is wrong with a volume.
+// ControllerGetVolumeHealth says what is wrong with a volume.
 func (s *controllerServer) ControllerGetVolumeHealth(ctx context.Context, r *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
 	v, err := s.volume(ctx, r.GetVolumeId())
 	if err != nil {
@@ -61,7 +60,7 @@ func (s *controllerServer) ControllerGetVolumeHealth(ctx context.Context, r *csi
 	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: volumeHealth(v)}, nil
 }
 
-// ControllerListVolumeHealth lists the volumes with which something is wrong.
+// ControllerListVolumeHealth lists the volumes that have a problem.
 func (s *controllerServer) ControllerListVolumeHealth(ctx context.Context, r *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
 	wrong := func(v *pb.Volume) bool { return len(volumeHealth(v).HealthStatuses) > 0 }
 	page, next, err := s.listed(ctx, r.GetMaxEntries(), r.GetStartingToken(), wrong)
@@ -75,7 +74,7 @@ func (s *controllerServer) ControllerListVolumeHealth(ctx context.Context, r *cs
 	return reply, nil
 }
 
-// clamp makes bytes of a CSI message.
+// clamp converts bytes for a CSI message.
 func clamp(bytes uint64) int64 { return int64(min(bytes, math.MaxInt64)) }
 
 func wrap(bytes int64) *wrapperspb.Int64Value { return wrapperspb.Int64(bytes) }

@@ -21,9 +21,9 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// cursor is a place in the list of volumes, which is by time of creation: a
-// volume that is made between two pages is on the last one, and one that is
-// deleted, even if the cursor stands on it, makes no other one skipped or seen twice.
+// cursor is a place in the list of volumes, which is sorted by time of creation. So a volume
+// created between two pages comes on the last page, and deleting one, even the cursor's own, makes
+// no other volume appear twice or not at all.
 type cursor struct {
 	created time.Time
 	id      block.VolumeID
@@ -52,8 +52,8 @@ func parseToken(token string) (cursor, error) {
 	return c, nil
 }
 
-// listed are the volumes of one page, and the token of the next one. Volumes that
-// are being deleted are gone for a CO, and not in keep are not of this list.
+// listed returns the volumes of one page, and the token of the next. It omits volumes that are
+// being deleted, which no longer exist for a CO, and those that keep rejects.
 func (s *controllerServer) listed(ctx context.Context, most int32, token string, keep func(*pb.Volume) bool) (page []*pb.Volume, next string, err error) {
 	if most < 0 {
 		return nil, "", status.Errorf(codes.InvalidArgument, "max_entries: %d is negative", most)
@@ -95,7 +95,7 @@ func sortedVolumes(all []*pb.Volume, after cursor, keep func(*pb.Volume) bool) (
 	return kept, cursors, nil
 }
 
-// ListVolumes lists the cluster's volumes, also those that were made by others.
+// ListVolumes lists the cluster's volumes, including those that the driver did not create.
 func (s *controllerServer) ListVolumes(ctx context.Context, r *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	page, next, err := s.listed(ctx, r.GetMaxEntries(), r.GetStartingToken(), func(*pb.Volume) bool { return true })
 	if err != nil {
@@ -114,7 +114,7 @@ func csiVolume(v *pb.Volume) *csi.Volume {
 	return &csi.Volume{VolumeId: v.Id, CapacityBytes: int64(v.SizeBytes)}
 }
 
-// publishedNodes are all nodes that may have the volume, those that are letting go too.
+// publishedNodes lists all nodes that may have the volume, including those that are releasing it.
 func publishedNodes(v *pb.Volume) []string {
 	var nodes []string
 	for _, a := range attachments(v) {
@@ -124,7 +124,7 @@ func publishedNodes(v *pb.Volume) []string {
 	return nodes
 }
 
-// ControllerGetVolume is one entry of the list.
+// ControllerGetVolume returns one entry of the list.
 func (s *controllerServer) ControllerGetVolume(ctx context.Context, r *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
 	v, err := s.volume(ctx, r.GetVolumeId())
 	if err != nil {
@@ -135,7 +135,7 @@ func (s *controllerServer) ControllerGetVolume(ctx context.Context, r *csi.Contr
 	}, nil
 }
 
-// GetCapacity tells how much of volumes of a class could be made in a segment.
+// GetCapacity returns the total size of volumes of a class that could be created in a segment.
 func (s *controllerServer) GetCapacity(ctx context.Context, r *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	p, err := parseParameters(classParameters(r.GetParameters()))
 	if err != nil {
@@ -158,7 +158,7 @@ func (s *controllerServer) GetCapacity(ctx context.Context, r *csi.GetCapacityRe
 		case !here:
 			return none, nil
 		case !own && len(segment.Labels) > 0:
-			// As in CreateVolume, a node's own segment asks for no place.
+			// As in CreateVolume, a node's own segment does not restrict the place.
 			ask.Topology = []*pb.Segment{segment}
 		}
 	}

@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// attachments are all of a volume's: those of a shared one, or the one.
+// attachments lists all attachments of a volume, shared or not.
 func attachments(v *pb.Volume) []*pb.Attachment {
 	if len(v.Attachments) > 0 || v.Attachment == nil {
 		return v.Attachments
@@ -26,7 +26,7 @@ func attachments(v *pb.Volume) []*pb.Attachment {
 	return []*pb.Attachment{v.Attachment}
 }
 
-// attachmentTo is a volume's attachment to a node; nil if there is none.
+// attachmentTo returns a volume's attachment to a node; nil if there is none.
 func attachmentTo(v *pb.Volume, node string) *pb.Attachment {
 	for _, a := range attachments(v) {
 		if a.Node == node {
@@ -36,7 +36,7 @@ func attachmentTo(v *pb.Volume, node string) *pb.Attachment {
 	return nil
 }
 
-// wantedMode is how a volume is to be given to a node.
+// wantedMode says how a volume should be attached to a node.
 func wantedMode(r *csi.ControllerPublishVolumeRequest, copies uint32) (pb.AttachMode, error) {
 	mode, err := attachMode(r.GetVolumeCapability(), copies)
 	if err == nil && r.GetReadonly() && mode != pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY {
@@ -45,9 +45,9 @@ func wantedMode(r *csi.ControllerPublishVolumeRequest, copies uint32) (pb.Attach
 	return mode, err
 }
 
-// ControllerPublishVolume answers when the volume is granted to the node: the
-// targets have confirmed that no earlier host can write it. The device is there
-// some time after; NodeStageVolume waits for it.
+// ControllerPublishVolume answers when the volume is granted to the node: the targets have
+// confirmed that no earlier host can write to it. The device appears some time later;
+// NodeStageVolume waits for it.
 func (s *controllerServer) ControllerPublishVolume(ctx context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
 	id, node := r.GetVolumeId(), r.GetNodeId()
 	switch {
@@ -83,13 +83,13 @@ func (s *controllerServer) ControllerPublishVolume(ctx context.Context, r *csi.C
 	return &csi.ControllerPublishVolumeResponse{PublishContext: p.context()}, nil
 }
 
-// attach records the attachment, if it is not there.
+// attach records the attachment, unless it exists.
 func (s *controllerServer) attach(ctx context.Context, v *pb.Volume, node string, mode pb.AttachMode) (*pb.Attachment, error) {
 	doing := volumeDoing("attach", v) + " to " + node
 	switch a := attachmentTo(v, node); {
 	case a == nil:
 		if s.cfg.MaxVolumes > 0 {
-			// Two volumes must not both take a node's last place.
+			// Two volumes must not both take the last place on a node.
 			s.places.Lock()
 			defer s.places.Unlock()
 			if err := s.roomOn(ctx, node, doing); err != nil {
@@ -103,11 +103,11 @@ func (s *controllerServer) attach(ctx context.Context, v *pb.Volume, node string
 	default:
 		return a, nil
 	}
-	// The node service records what it makes of a volume before it writes to it.
+	// The node service records a volume's use (file system or raw) before anything writes to it.
 	a, err := s.cfg.Manager.Attach(ctx, &pb.AttachRequest{Volume: v.Id, Node: node, Mode: mode, KeepsRecord: true})
 	switch status.Code(err) {
 	case codes.InvalidArgument:
-		// What is no node's name names no node.
+		// A malformed node name names no node.
 		return nil, status.Errorf(codes.NotFound, "%s: %s", doing, status.Convert(err).Message())
 	case codes.Unimplemented:
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: %s", doing, status.Convert(err).Message())
@@ -120,7 +120,7 @@ func attachedMode(a *pb.Attachment) pb.AttachMode {
 	return cmp.Or(a.Mode, pb.AttachMode_ATTACH_MODE_EXCLUSIVE)
 }
 
-// roomOn refuses what a node cannot take.
+// roomOn refuses a volume that exceeds the node's limit.
 func (s *controllerServer) roomOn(ctx context.Context, node, doing string) error {
 	there, err := s.cfg.Manager.ListAttachments(ctx, &pb.ListAttachmentsRequest{Node: node})
 	if err != nil {
@@ -163,15 +163,15 @@ func detachingWaits(a *pb.Attachment) string {
 	return cmp.Or(a.WaitingFor, "node "+a.Node+" to release it")
 }
 
-// ControllerUnpublishVolume answers when the node cannot write the volume any
-// more, whether it is alive or not: the attachment is gone, and every target has
-// confirmed that it admits nothing of it.
+// ControllerUnpublishVolume answers when the node can no longer write to the volume, whether it is
+// alive or not: the attachment is gone, and every target has confirmed that it admits nothing from
+// it.
 //
-// The node is asked to let go. One that has not done it after the grace time is not
-// asked again but fenced; so is one that is lost, at once. Nothing tells the driver
-// whether the node was drained or lost, so it never leaves the fence out.
+// The node is first asked to release the volume. It is fenced if it has not done so after the grace
+// time, or at once if it is lost. The driver is not told whether the node was drained or lost, so
+// it never skips the fence.
 func (s *controllerServer) ControllerUnpublishVolume(ctx context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
-	id, node := r.GetVolumeId(), r.GetNodeId() // no node: from all
+	id, node := r.GetVolumeId(), r.GetNodeId() // no node given: detach from all
 	if err := missingID(id); err != nil {
 		return nil, err
 	}
@@ -189,14 +189,14 @@ func (s *controllerServer) ControllerUnpublishVolume(ctx context.Context, r *csi
 		waits, err := s.detach(ctx, v, node)
 		return strings.Join(append(waits, v.FenceWaitsFor...), "; "), err
 	})
-	if err != nil && status.Code(err) != codes.NotFound { // a volume that is gone is nobody's
+	if err != nil && status.Code(err) != codes.NotFound { // no node has a volume that is gone
 		return nil, err
 	}
 	s.forget(id, node)
 	return &csi.ControllerUnpublishVolumeResponse{}, nil
 }
 
-// detach asks for what is still to be asked for, and says what is waited for.
+// detach makes the requests that are still missing, and says what it waits for.
 func (s *controllerServer) detach(ctx context.Context, v *pb.Volume, node string) (waits []string, err error) {
 	for _, a := range attachments(v) {
 		if node != "" && a.Node != node {
@@ -218,11 +218,11 @@ func (s *controllerServer) detach(ctx context.Context, v *pb.Volume, node string
 	return waits, nil
 }
 
-// lookEvery is how often it is asked whether a node that does not let go is lost.
+// lookEvery is how often the driver checks whether a node that does not release its volume is lost.
 const lookEvery = 2 * time.Second
 
-// mayForce reports whether a node is to be asked no longer. The grace time counts
-// from when this process first asked, by its own clock.
+// mayForce reports whether to stop waiting for a node. The grace time counts from this process's
+// first request, by its own clock.
 func (s *controllerServer) mayForce(ctx context.Context, v *pb.Volume, a *pb.Attachment) (bool, error) {
 	key, now := leave{v.Id, a.Node, a.Epoch}, s.now()
 	s.mu.Lock()
@@ -239,7 +239,7 @@ func (s *controllerServer) mayForce(ctx context.Context, v *pb.Volume, a *pb.Att
 	s.mu.Unlock()
 	switch {
 	case waited >= s.cfg.DetachGrace:
-		why = "it does not release it: " + a.WaitingFor
+		why = "it has not released the volume in time: " + a.WaitingFor
 	case look:
 		nodes, err := s.cfg.Manager.ListNodes(ctx, &pb.ListNodesRequest{})
 		if err != nil {
@@ -256,12 +256,11 @@ func (s *controllerServer) mayForce(ctx context.Context, v *pb.Volume, a *pb.Att
 	return why != "", nil
 }
 
-// lost says why there is no use in asking a node, if there is none: an operator has
-// confirmed that it is dead, or it has been silent for the grace time already. Less
-// than that is no sign. An agent that is restarted is offline meanwhile, and its
-// volumes go on; a manager that has just come up has heard nobody. Either node lets
-// go when it is heard, and what it has written is whole: a fence would leave the
-// copies to be compared.
+// lost says why it is useless to ask a node; empty if it is not. Either an operator has confirmed
+// that the node is dead, or it has been silent for the grace time already. A shorter silence means
+// nothing: an agent that restarts is offline meanwhile while its volumes stay in use, and a manager
+// that has just started has heard from nobody. In both cases the node releases the volume once it
+// is heard, and its writes are complete; a fence would leave copies to compare.
 func lost(nodes []*pb.Node, name string, grace time.Duration) string {
 	i := slices.IndexFunc(nodes, func(n *pb.Node) bool { return n.Name == name })
 	if i < 0 {
@@ -272,12 +271,12 @@ func lost(nodes []*pb.Node, name string, grace time.Duration) string {
 	case nodes[i].ConfirmedDead:
 		return "it is confirmed dead"
 	case silent >= grace:
-		return fmt.Sprintf("it is offline since %v", silent.Round(time.Second))
+		return fmt.Sprintf("it has been offline for %v", silent.Round(time.Second))
 	}
 	return ""
 }
 
-// tellFenced says once that a node is not asked any longer.
+// tellFenced logs once that a node is no longer asked.
 func (s *controllerServer) tellFenced(ctx context.Context, of leave, why string) {
 	s.mu.Lock()
 	p := s.leaving[of]
@@ -289,7 +288,7 @@ func (s *controllerServer) tellFenced(ctx context.Context, of leave, why string)
 	}
 }
 
-// forget ends the grace times of what is detached.
+// forget ends the grace times of a detached volume.
 func (s *controllerServer) forget(volume, node string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -300,7 +299,7 @@ func (s *controllerServer) forget(volume, node string) {
 	}
 }
 
-// defaultGrace is how long a node may take to let go, and to be silent before it
-// counts as lost. Kubernetes detaches from a node that it has not heard for longer
-// than that, so one that is lost is fenced at once all the same.
+// defaultGrace is how long a node may take to release a volume, and how long it must be silent to
+// count as lost. Kubernetes waits longer than that before it detaches from a silent node, so a lost
+// node is still fenced at once.
 const defaultGrace = 15 * time.Second

@@ -64,11 +64,11 @@ func publishRequest(id, node string) *csi.ControllerPublishVolumeRequest {
 	return &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: capability(multiWriter, "ext4", false)}
 }
 
-// notFinal are the codes by which a CO takes an operation to be maybe under way.
+// notFinal are the codes after which a CO assumes that an operation may still be under way.
 var notFinal = []codes.Code{codes.Unavailable, codes.Aborted, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted}
 
-// A walk is a volume's way through the controller: each step is one call, and its
-// answer the same however often it is made.
+// walk is a volume's way through the controller: each step is one call, whose answer is the same
+// however often it is made.
 var walk = []struct {
 	rpc  string
 	call func(context.Context, *controllerServer) (proto.Message, error)
@@ -97,7 +97,7 @@ var walk = []struct {
 
 const firstID = "00000000-0000-4000-8000-000000000001"
 
-// walked makes the first steps of the walk, uncut.
+// walked makes the first steps of the walk without interruption.
 func walked(t *testing.T, m *fakeManager, steps int) {
 	t.Helper()
 	for _, step := range walk[:steps] {
@@ -119,9 +119,9 @@ func settled(t *testing.T, m *fakeManager) map[string]*pb.Volume {
 	return m.volumes
 }
 
-// The connection to the manager is cut, or the driver killed, at each of its calls,
-// before and after the manager has done what it asks: the answer is not final, and
-// the same call made of the next driver ends in the same state with the same answer.
+// The connection to the manager is cut, or the driver killed, at each of its calls, before and
+// after the manager has acted: the answer is not final, and the same call to the next driver leads
+// to the same state and answer.
 func TestACallThatIsCutAnywhereIsMadeAgain(t *testing.T) {
 	for i, step := range walk {
 		t.Run(step.rpc, func(t *testing.T) {
@@ -172,7 +172,7 @@ func TestACallThatIsCutAnywhereIsMadeAgain(t *testing.T) {
 	}
 }
 
-// Each call twice: the second one finds what the first one did.
+// Each call is made twice: the second one finds the first one's result.
 func TestCallsAreIdempotent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newFakeManager()
@@ -193,8 +193,8 @@ func TestCallsAreIdempotent(t *testing.T) {
 	})
 }
 
-// What the manager says in whatever call never becomes a final code where it may
-// have done something.
+// No error of the manager, in whatever call, becomes a final code if the call may have had an
+// effect.
 func TestNoErrorOfTheManagerEndsWhatMayGoOn(t *testing.T) {
 	undecided := []codes.Code{
 		codes.Unavailable, codes.Internal, codes.Unknown, codes.DataLoss, codes.Aborted,
@@ -369,7 +369,7 @@ func TestPublishCodes(t *testing.T) {
 	}
 }
 
-// attachedTo has the volume at a node.
+// attachedTo attaches the volume to a node.
 func attachedTo(node string, mode pb.AttachMode) func(*fakeManager) {
 	return func(m *fakeManager) {
 		m.volumes[firstID].Attachment = &pb.Attachment{
@@ -378,7 +378,7 @@ func attachedTo(node string, mode pb.AttachMode) func(*fakeManager) {
 	}
 }
 
-// answers makes one method refuse.
+// answers makes one method return an error.
 func answers(method string, code codes.Code, reason string) func(string) error {
 	return func(called string) error {
 		if called != method {
@@ -563,7 +563,7 @@ func TestDeleteVolumeCodes(t *testing.T) {
 	}
 }
 
-// A volume whose name is another one's id is not taken for it.
+// A volume whose name equals another one's id is not confused with it.
 func TestANameIsNotAnID(t *testing.T) {
 	m := newFakeManager()
 	walked(t, m, 1)
@@ -622,7 +622,7 @@ func TestListVolumesByPages(t *testing.T) {
 	if got := page.Entries[0].Status.PublishedNodeIds; !slices.Equal(got, []string{"n1"}) {
 		t.Errorf("published nodes = %v, want n1", got)
 	}
-	// The last one of the page goes, and another one comes.
+	// The last volume of the page is deleted, and a new one is created.
 	delete(m.volumes, page.Entries[1].Volume.VolumeId)
 	ids = append(ids, add("late"))
 	seen := []string{page.Entries[0].Volume.VolumeId, page.Entries[1].Volume.VolumeId}

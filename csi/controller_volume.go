@@ -17,17 +17,17 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// creation is a CreateVolumeRequest that has been understood.
+// creation is a CreateVolumeRequest after parsing.
 type creation struct {
-	name    string // the CO's
+	name    string // the name given by the CO
 	sizes   sizeRange
-	size    block.Size // what a new volume gets
+	size    block.Size // the size of a new volume
 	params  parameters
 	place   placement
 	mutable *pb.UpdateVolumeRequest
 }
 
-// parseCreate checks all that can be checked without the manager.
+// parseCreate checks everything that can be checked without the manager.
 func parseCreate(r *csi.CreateVolumeRequest, clusterID string) (c creation, err error) {
 	c.name = r.GetName()
 	switch {
@@ -57,7 +57,7 @@ func parseCreate(r *csi.CreateVolumeRequest, clusterID string) (c creation, err 
 
 func (c creation) doing() string { return "create volume " + c.name }
 
-// request is what the manager is asked for.
+// request is the request to the manager.
 func (c creation) request() *pb.CreateVolumeRequest {
 	labels := map[string]string{labelName: c.name, labelParameters: c.params.text(c.place)}
 	maps.Copy(labels, c.params.about)
@@ -70,7 +70,7 @@ func (c creation) request() *pb.CreateVolumeRequest {
 	}
 }
 
-// differs compares the request with the volume that has its name.
+// differs compares the request with the volume of its name.
 func (c creation) differs(v *pb.Volume) error {
 	conflict := func(format string, args ...any) error {
 		return status.Errorf(codes.AlreadyExists, "%s: volume %s exists, %s", c.doing(), v.Id, fmt.Sprintf(format, args...))
@@ -115,8 +115,8 @@ func (s *controllerServer) CreateVolume(ctx context.Context, r *csi.CreateVolume
 	}}, nil
 }
 
-// findOrCreate returns the volume of a request, in whatever state. It looks first:
-// a volume that has grown or got other labels since is still the one asked for.
+// findOrCreate returns the volume of a request, in whatever state. It searches before it creates: a
+// volume that has since grown or got other labels is still the requested one.
 func (s *controllerServer) findOrCreate(ctx context.Context, c creation) (*pb.Volume, error) {
 	v, err := s.cfg.Manager.GetVolume(ctx, &pb.GetVolumeRequest{Volume: string(volumeName(c.name))})
 	if status.Code(err) == codes.NotFound {
@@ -135,17 +135,17 @@ func (s *controllerServer) findOrCreate(ctx context.Context, c creation) (*pb.Vo
 	return v, c.differs(v)
 }
 
-// creationRefused tells apart what the manager does not.
+// creationRefused adds the distinctions that the manager's answer does not make.
 func (s *controllerServer) creationRefused(ctx context.Context, c creation, err error) error {
 	switch st := status.Convert(err); {
 	case st.Code() == codes.NotFound && strings.HasPrefix(st.Message(), "pool "):
 		return status.Errorf(codes.InvalidArgument, "parameters: %s: %s", paramPool, st.Message())
 	case st.Code() == codes.AlreadyExists:
-		// Another process was faster; a repeated request finds what it has made.
+		// Another process was faster; a repeated request finds the volume that it created.
 		return status.Errorf(codes.Aborted, "%s: %s", c.doing(), st.Message())
 	case st.Code() == codes.ResourceExhausted && fieldOf(st) == "copies":
-		// Too few nodes have the label of the class, or have different values of it.
-		// They may get it, so this is no fault of the request.
+		// Too few nodes have the class's label, or have different values of it. Nodes may get the
+		// label later, so the request is not at fault.
 		return status.Errorf(codes.ResourceExhausted, "parameters: %s=%s, %s=%d: %s: %s", paramSpread, c.params.spread, paramCopies, c.params.copies, c.doing(), st.Message())
 	case st.Code() == codes.ResourceExhausted:
 		if whole, ok := s.wholePool(ctx, c.params); ok && c.size > whole {
@@ -156,7 +156,8 @@ func (s *controllerServer) creationRefused(ctx context.Context, c creation, err 
 	return fromManager(c.doing(), err)
 }
 
-// wholePool is what of a pool, were it empty, volumes of so many copies could hold.
+// wholePool is the total size of volumes with this many copies that a pool could hold if it were
+// empty.
 func (s *controllerServer) wholePool(ctx context.Context, p parameters) (block.Size, bool) {
 	all, err := s.cfg.Manager.ListPools(ctx, &pb.ListPoolsRequest{})
 	if err != nil {
@@ -203,9 +204,8 @@ func creatingWaits(v *pb.Volume) string {
 	return "its legs to be zeroed"
 }
 
-// DeleteVolume answers when the deletion is recorded. The manager gives the
-// extents back by itself, which for those on a target that is down can take until
-// that is up again.
+// DeleteVolume answers when the deletion is recorded. The manager frees the extents afterwards; for
+// those on a target that is down, this waits until the target is up again.
 func (s *controllerServer) DeleteVolume(ctx context.Context, r *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	id := r.GetVolumeId()
 	end, err := s.ops.start(id, "DeleteVolume")
@@ -225,7 +225,7 @@ func (s *controllerServer) DeleteVolume(ctx context.Context, r *csi.DeleteVolume
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// ValidateVolumeCapabilities confirms what the volume can do, whatever it was made for.
+// ValidateVolumeCapabilities confirms what the volume supports, whatever it was created for.
 func (s *controllerServer) ValidateVolumeCapabilities(ctx context.Context, r *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if len(r.GetVolumeCapabilities()) == 0 {
 		return nil, cmp.Or(missingID(r.GetVolumeId()), status.Error(codes.InvalidArgument, "volume_capabilities: missing"))

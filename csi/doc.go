@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package csi is Weft's CSI driver: it gives the volumes of a Weft cluster to
-// containers, over version 1.13 of the Container Storage Interface.
+// Package csi is Weft's CSI driver: it provides the volumes of a Weft cluster to containers, over
+// version 1.13 of the Container Storage Interface.
 //
 //	 external-provisioner, -attacher, -resizer            kubelet
 //	          │ controller service                          │ node service, registration
@@ -14,18 +14,16 @@
 //	        volmgr ◄──────────────────────────────────┘     /dev/weft/NAME, which the
 //	                                                        initiator agent keeps
 //
-// The driver keeps nothing. What it knows of a volume it asks the volume manager
-// or the kernel (mountinfo, the device itself) anew in each call, so that it can
-// be stopped, cut off or killed between any two steps, and the same call made
-// again ends in the same state.
+// The driver stores no state. In each call it asks the volume manager or the kernel (mountinfo, the
+// device itself) about the volume. So it can be stopped, cut off or killed between any two steps,
+// and repeating the call leads to the same state.
 //
 // # Errors
 //
-// A CO takes most codes, Internal among them, to mean that nothing is under way
-// any more. Unavailable, Aborted, DeadlineExceeded, Canceled and (in
-// Kubernetes) ResourceExhausted mean that it may be, and that the call, or its
-// opposite, will be made again. The driver answers with one of these for as long
-// as anything it has asked for may still happen; codes.go is the one table.
+// A CO understands most codes, Internal among them, to mean that nothing is under way any more.
+// Unavailable, Aborted, DeadlineExceeded, Canceled and (in Kubernetes) ResourceExhausted mean that
+// work may be under way, so the CO repeats the call or makes its opposite. The driver uses one of
+// these as long as a request that it made may still take effect; codes.go is the one table.
 //
 // # What it promises
 //
@@ -33,14 +31,14 @@
 //     that the node can no longer write, alive or not.
 //   - A volume's operations do not overlap: the second one is Aborted, and told
 //     which is under way and since when.
-//   - A node takes a volume's device by the number that the agent reported for the
-//     epoch, and holds it open while it looks; names decide nothing (node.go).
-//   - A file system is made only on what was read as empty, or was begun and never
-//     mounted, and what is there already is never replaced (format.go).
+//   - A node identifies a volume's device by the number that the agent reported for the
+//     epoch, and holds it open while it checks; names decide nothing (node.go).
+//   - A file system is made only on a device that reads as empty, or over our own that was
+//     begun and never mounted; any other content is never replaced (format.go).
 //   - NodeUnstageVolume answers OK only when nothing on the node has the volume's file
-//     system any more, and names what has it. A mount is detached under its users
+//     system any more, and otherwise names the users. A mount is detached under its users
 //     only when its attachment is gone and fenced (node_unstage.go).
-//   - What hangs in the kernel keeps its volume, and nothing else: the call ends at
-//     its deadline and says what goes on.
-//   - What is not served is not advertised.
+//   - A call that hangs in the kernel blocks its volume, and nothing else: it ends at
+//     its deadline and says what is still under way.
+//   - The driver advertises nothing that it does not support.
 package csi

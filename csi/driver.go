@@ -20,7 +20,7 @@ import (
 // DriverName is what StorageClasses and CSINode objects call the driver.
 const DriverName = "csi.weft.dev"
 
-// Mode is which of the services a process serves.
+// Mode says which services a process serves.
 type Mode string
 
 // The modes. Identity is served in each.
@@ -42,30 +42,28 @@ func ParseMode(s string) (Mode, error) {
 func (m Mode) controller() bool { return m != ModeNode }
 func (m Mode) node() bool       { return m != ModeController }
 
-// Config is what a driver is made with.
+// Config is the configuration of a driver.
 type Config struct {
-	Manager pb.ManagerClient // the one thing that the driver talks to
+	Manager pb.ManagerClient // the only other process that the driver talks to
 	Mode    Mode             // empty: all
-	Node    block.NodeName   // this node as Weft knows it; needed to serve the node
+	Node    block.NodeName   // this node's name in Weft; required to serve the node
 	Version string
-	Log     *slog.Logger // nil: nothing is logged
+	Log     *slog.Logger // nil: no log
 
-	// KubeletDir is the kubelet's root directory, below which all staging and
-	// target paths of a kubelet lie. Empty: not known, any path is served.
+	// KubeletDir is the kubelet's root directory, which holds all staging and target paths. Empty:
+	// unknown, any path is accepted.
 	KubeletDir string
-	// MaxVolumes is how many volumes a node may have; 0 leaves it to the CO.
+	// MaxVolumes is how many volumes a node may have; 0 leaves the limit to the CO.
 	MaxVolumes int
-	// DetachGrace is how long a node may take to let go of a volume before it is
-	// fenced; one that the manager has not heard for as long before is not waited for.
-	// 0 means 15 s.
+	// DetachGrace is how long a node may take to release a volume before it is fenced; a node that
+	// the manager has not heard from for that long is fenced at once. 0 means 15 s.
 	DetachGrace time.Duration
-	// SlowAfter is how long a call may take before the log says that it is still
-	// under way; 0 means 30 s.
+	// SlowAfter is how long a call may take before the log reports that it is still under way; 0
+	// means 30 s.
 	SlowAfter time.Duration
 }
 
-// Driver serves the CSI services. It is a prometheus.Collector of the calls
-// that it has answered.
+// Driver serves the CSI services. It is a prometheus.Collector of the answered calls.
 type Driver struct {
 	cfg        Config
 	identity   *identityServer
@@ -75,7 +73,7 @@ type Driver struct {
 	requests   *requestIDs
 }
 
-// New makes a driver. It starts nothing and calls nobody.
+// New makes a driver. It starts nothing and makes no calls.
 func New(cfg Config) (*Driver, error) {
 	if cfg.Mode == "" {
 		cfg.Mode = ModeAll
@@ -107,9 +105,9 @@ func New(cfg Config) (*Driver, error) {
 	return d, nil
 }
 
-// Server makes a gRPC server of the mode's services. Calls that are under way when
-// stopping ends are told by their context, so that they answer; who serves stops
-// the server then. What waits in the kernel cannot be told, and may outlast it.
+// Server makes a gRPC server of the mode's services. When stopping ends, the calls under way are
+// cancelled through their contexts, so that they answer; the caller then stops the server. Work
+// that waits in the kernel cannot be cancelled, and may outlast it.
 func (d *Driver) Server(stopping context.Context) *grpc.Server {
 	server := grpc.NewServer(grpc.ChainUnaryInterceptor(d.observe, endWith(stopping)))
 	csi.RegisterIdentityServer(server, d.identity)

@@ -25,7 +25,7 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// logBuffer is a log that several goroutines write.
+// logBuffer is a log that several goroutines write to.
 type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -157,7 +157,7 @@ func TestCallsAreLoggedWithoutSecretsAndMeasured(t *testing.T) {
 	}
 }
 
-// lineOf is the line of a log that has a message.
+// lineOf is the log line with this message.
 func lineOf(log *logBuffer, message string) string {
 	for line := range strings.Lines(log.String()) {
 		if strings.Contains(line, "msg="+message+" ") {
@@ -224,7 +224,7 @@ func TestAPanicIsAnAnswerThatIsNotFinal(t *testing.T) {
 	}
 }
 
-// A driver that is told to stop answers the calls that wait, and ends.
+// A driver that is stopped answers the waiting calls, and ends.
 func TestStoppingEndsCallsThatWait(t *testing.T) {
 	m := newFakeManager()
 	m.stuck = true
@@ -267,7 +267,7 @@ func TestTheKubeletRegistersTheDriver(t *testing.T) {
 		t.Fatalf("the driver that was registered is told: %v", err)
 	default:
 	}
-	for range 2 { // the kubelet may say so again
+	for range 2 { // the kubelet may repeat it
 		if _, err := kubelet.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{Error: "name taken"}); err != nil {
 			t.Error(err)
 		}

@@ -12,11 +12,10 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// ClaimEvent is something that happened to a volume, for those who look at the
-// PersistentVolumeClaim that it was made for.
+// ClaimEvent is an event of a volume, shown on the PersistentVolumeClaim for which it was created.
 type ClaimEvent struct {
 	Namespace, Claim, UID string // of the claim
-	// Name is the same for the same event, whoever tells of it and how often.
+	// Name identifies the event, no matter which driver posts it and how often.
 	Name    string
 	Time    time.Time
 	Warning bool
@@ -24,13 +23,13 @@ type ClaimEvent struct {
 	Message string
 }
 
-// ClaimEvents takes events to Kubernetes. One that is there already is no error.
+// ClaimEvents posts events to Kubernetes. Posting an existing event is no error.
 type ClaimEvents interface {
 	PostClaimEvent(ctx context.Context, e ClaimEvent) error
 }
 
-// claimReasons are the kinds of the manager's events that are told of. The sidecars tell
-// of the calls that they make, such as creating and expanding.
+// claimReasons are the kinds of manager events that are posted. The sidecars post events about
+// their own calls, such as creating and expanding.
 var claimReasons = map[string]string{
 	"leg.stale":       "CopyLost",
 	"leg.evicted":     "CopyLost",
@@ -39,19 +38,19 @@ var claimReasons = map[string]string{
 	"leg.rebuilding":  "CopyRebuilding",
 	"leg.in-sync":     "CopyRebuilt",
 	"leg.promoted":    "CopyPromoted",
-	"volume.detached": "Fenced", // those that are warnings
+	"volume.detached": "Fenced", // the kinds that are warnings
 }
 
-// eventsSince is how far back a driver that starts looks, for what happened while
-// none ran. Kubernetes keeps events for an hour.
+// eventsSince is how far back a starting driver looks, for events while no driver ran. Kubernetes
+// keeps events for an hour.
 const eventsSince = 10 * time.Minute
 
 // Pauses between attempts, the first and the longest.
 const eventsPause, eventsPauseMost = time.Second, 30 * time.Second
 
-// ServeClaimEvents tells of what happens to volumes until ctx ends. Several drivers
-// may do so at once: each event has its name. What cannot be posted is logged and
-// left out; a manager that does not answer is waited for.
+// ServeClaimEvents posts the events of volumes until ctx ends. Several drivers may do so at once,
+// since each event has its name. An event that cannot be posted is logged and skipped; if the
+// manager does not answer, the driver waits.
 func (d *Driver) ServeClaimEvents(ctx context.Context, to ClaimEvents) error {
 	t := &teller{manager: d.cfg.Manager, to: to, warn: func(what string, err error) { d.cfg.Log.Warn(what, "err", err) }}
 	pause := eventsPause
@@ -73,7 +72,7 @@ func (d *Driver) ServeClaimEvents(ctx context.Context, to ClaimEvents) error {
 	}
 }
 
-// teller has told of all events up to a sequence number.
+// teller has posted all events up to a sequence number.
 type teller struct {
 	manager pb.ManagerClient
 	to      ClaimEvents
@@ -82,7 +81,7 @@ type teller struct {
 	last    uint64
 }
 
-// watch follows the manager's events until that ends.
+// watch follows the manager's events until the stream ends.
 func (t *teller) watch(ctx context.Context) (progress bool, err error) {
 	if !t.begun {
 		recent, err := t.manager.ListEvents(ctx, &pb.ListEventsRequest{})
@@ -119,7 +118,7 @@ func (t *teller) tell(ctx context.Context, e *pb.Event) {
 		return
 	}
 	v, err := t.manager.GetVolume(ctx, &pb.GetVolumeRequest{Volume: name})
-	if err != nil { // it may be gone since
+	if err != nil { // it may be gone by now
 		return
 	}
 	claim, ok := claimEvent(e, v)
@@ -131,11 +130,11 @@ func (t *teller) tell(ctx context.Context, e *pb.Event) {
 	}
 }
 
-// claimUID is in the name that the provisioner gives to a PersistentVolume.
+// claimUID finds the claim's UID in the name that the provisioner gives to a PersistentVolume.
 var claimUID = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// claimEvent is what a claim's user is told of an event; ok if anything is, which
-// needs a claim that the provisioner named in the volume's labels.
+// claimEvent is the event as the claim's user sees it. ok is false if there is nothing to post; it
+// also requires a claim that the provisioner named in the volume's labels.
 func claimEvent(e *pb.Event, v *pb.Volume) (claim ClaimEvent, ok bool) {
 	warning := e.Severity >= pb.Severity_SEVERITY_WARNING
 	if claimReasons[e.Kind] == "" || e.Kind == "volume.detached" && !warning {
@@ -147,7 +146,7 @@ func claimEvent(e *pb.Event, v *pb.Volume) (claim ClaimEvent, ok bool) {
 		Time: e.GetTime().AsTime(), Warning: warning, Reason: claimReasons[e.Kind],
 		Message: fmt.Sprintf("%s (weft explain volume %s)", e.Text, v.Name),
 	}
-	// As Kubernetes' own: the object's name, and something that makes it the only one.
+	// As Kubernetes does: the object's name, and a unique suffix.
 	claim.Name = fmt.Sprintf("%.200s.weft-%x", claim.Claim, e.Seq)
 	return claim, claim.Namespace != "" && claim.Claim != ""
 }

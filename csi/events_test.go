@@ -26,7 +26,7 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// storyteller is a manager of which one volume and its events are asked.
+// storyteller is a manager with one volume and its events.
 type storyteller struct {
 	pb.ManagerClient
 	events []*pb.Event
@@ -103,8 +103,8 @@ func (b *board) PostClaimEvent(_ context.Context, e ClaimEvent) error {
 	return nil
 }
 
-// A claim's user is told of what threatens the volume and of what heals it, once,
-// though the manager is lost in between; volumes of others and old news are left out.
+// A claim's user sees each threat to the volume and each recovery once, even if the manager is lost
+// in between; other users' volumes and old events are left out.
 func TestAClaimIsToldOfWhatHappensToItsVolume(t *testing.T) {
 	synctest.Test(t, aClaimIsTold)
 }

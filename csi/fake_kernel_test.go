@@ -3,8 +3,6 @@
 package csi
 
 import (
-	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -16,46 +14,47 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/csi/mount"
+	"weft.dev/weft/csi/mount/mounttest"
 	"weft.dev/weft/proto/block"
 )
 
-// fakeKernel is a machine in memory: devices of which the ends are kept, programs
-// that write superblocks, a mount table. kernel_test.go holds it to what the real
-// one does.
+// fakeKernel is a machine in memory: devices whose ends are kept, programs that write superblocks,
+// a mount table. kernel_test.go holds it to the behavior of the real one.
 type fakeKernel struct {
 	mu        sync.Mutex
 	nodes     map[string]block.DeviceNumber // device nodes, by path
 	disks     map[block.DeviceNumber]*fakeDisk
 	files     map[string]string // "dir" or "file"
-	table     mounts
+	table     mount.Table
 	lastMount int
-	held      map[string]string // mount points that do not go, and who holds them
+	held      map[string]string // mount points that are in use, and their holders
 	elsewhere map[block.DeviceNumber][]string
-	hang      map[string]chan struct{} // what waits until the channel is closed: "Usage", "mkfs.ext4"
+	hang      map[string]chan struct{} // operations that wait until the channel is closed: "Usage", "mkfs.ext4"
 	ran       []string                 // programs, in order
-	bound     bool                     // ext4 cannot be grown in use
+	bound     bool                     // ext4 cannot be grown while mounted
 }
 
 type fakeDisk struct {
 	number     block.DeviceNumber
 	size       uint64
 	start, end [4096]byte
-	data       string // what a user wrote into the file system
+	data       string // written into the file system by a user
 	ioError    bool
-	claimed    bool // by something that shows nowhere
-	endError   bool // the end alone cannot be read
+	claimed    bool // by a holder that is not visible anywhere
+	endError   bool // only the end cannot be read
 	readOnly   bool
-	dirty      bool // there is something in the journal
+	dirty      bool // the journal is not empty
 	idle       bool // mkfs succeeds and writes nothing
-	mkfsKilled bool // mkfs does not come to its end
-	fsck       result
-	foreign    string // what blkid says of it
+	mkfsKilled bool // mkfs is killed before its end
+	fsck       mount.Result
+	foreign    string // what blkid reports
 }
 
 func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
 		nodes: map[string]block.DeviceNumber{}, disks: map[block.DeviceNumber]*fakeDisk{}, files: map[string]string{"/": "dir"},
-		table:     mounts{{id: 1, parent: 0, device: block.DeviceNumber{Major: 254, Minor: 0}, root: "/", point: "/", fsType: "ext4", source: "/dev/vda", options: []string{"rw"}}},
+		table:     mount.Table{{ID: 1, Parent: 0, Device: block.DeviceNumber{Major: 254, Minor: 0}, Root: "/", Point: "/", FSType: "ext4", Source: "/dev/vda", Options: []string{"rw"}}},
 		lastMount: 1, held: map[string]string{}, elsewhere: map[block.DeviceNumber][]string{}, hang: map[string]chan struct{}{},
 	}
 }
@@ -81,7 +80,7 @@ func (k *fakeKernel) waitFor(what string) {
 
 func (k *fakeKernel) Resolve(p string) (string, error) { return path.Clean(p), nil }
 
-func (k *fakeKernel) Mounts() (mounts, error) {
+func (k *fakeKernel) Mounts() (mount.Table, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Clone(k.table), nil
@@ -93,10 +92,10 @@ func (k *fakeKernel) MountsElsewhere(device block.DeviceNumber) ([]string, error
 	return k.elsewhere[device], nil
 }
 
-func (k *fakeKernel) Holders(m mount) []string {
+func (k *fakeKernel) Holders(m mount.Mount) []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if who, ok := k.held[m.point]; ok {
+	if who, ok := k.held[m.Point]; ok {
 		return []string{who}
 	}
 	return nil
@@ -105,9 +104,9 @@ func (k *fakeKernel) Holders(m mount) []string {
 func (k *fakeKernel) Node(p string) (block.DeviceNumber, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if m, ok := k.table.at(p); ok {
-		n, ok := k.nodes[m.root]
-		return n, ok && m.fsType == "devtmpfs"
+	if m, ok := k.table.At(p); ok {
+		n, ok := k.nodes[m.Root]
+		return n, ok && m.FSType == "devtmpfs"
 	}
 	n, ok := k.nodes[p]
 	return n, ok
@@ -123,7 +122,7 @@ func (k *fakeKernel) Size(device block.DeviceNumber) (uint64, error) {
 	return d.size, nil
 }
 
-func (k *fakeKernel) Open(p string) (disk, error) {
+func (k *fakeKernel) Open(p string) (mount.Disk, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	n, ok := k.nodes[p]
@@ -133,38 +132,38 @@ func (k *fakeKernel) Open(p string) (disk, error) {
 	return fakeHandle{k, k.disks[n]}, nil
 }
 
-func (k *fakeKernel) add(m mount) {
+func (k *fakeKernel) add(m mount.Mount) {
 	k.lastMount++
-	m.id = k.lastMount
-	m.parent = k.under(m.point).id
+	m.ID = k.lastMount
+	m.Parent = k.under(m.Point).ID
 	k.table = append(k.table, m)
 }
 
 // under is the mount that a path is in.
-func (k *fakeKernel) under(p string) mount {
+func (k *fakeKernel) under(p string) mount.Mount {
 	for ; ; p = path.Dir(p) {
-		if m, ok := k.table.at(p); ok {
+		if m, ok := k.table.At(p); ok {
 			return m
 		}
 	}
 }
 
-func (k *fakeKernel) Mount(d disk, source, target, fsType string, options []string) error {
+func (k *fakeKernel) Mount(d mount.Disk, source, target, fsType string, options []string) error {
 	k.waitFor("mount")
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	disk := k.disks[d.Number()]
-	super, ok := parseSuperblock(disk.start[:])
-	m := mount{device: disk.number, root: "/", point: target, fsType: fsType, source: source}
+	super, ok := mount.ParseSuperblock(disk.start[:])
+	m := mount.Mount{Device: disk.number, Root: "/", Point: target, FSType: fsType, Source: source}
 	for _, o := range append([]string{"rw"}, options...) {
-		switch _, flag := flags[o]; {
+		switch flag := mount.IsFlag(o); {
 		case !flag || o == "sync" || o == "dirsync" || o == "lazytime":
-			m.super = append(m.super, o)
+			m.Super = append(m.Super, o)
 		case o == "ro":
-			m.options = slices.DeleteFunc(m.options, func(o string) bool { return o == "rw" })
+			m.Options = slices.DeleteFunc(m.Options, func(o string) bool { return o == "rw" })
 			fallthrough
 		default:
-			m.options = append(m.options, o)
+			m.Options = append(m.Options, o)
 		}
 	}
 	switch {
@@ -174,14 +173,14 @@ func (k *fakeKernel) Mount(d disk, source, target, fsType string, options []stri
 		return unix.ENOENT
 	case k.files[target] != "dir":
 		return unix.ENOTDIR
-	case !ok || super.fsType != fsType:
+	case !ok || super.FSType != fsType:
 		return unix.EINVAL
-	case disk.readOnly && !m.readOnly():
+	case disk.readOnly && !m.ReadOnly():
 		return unix.EACCES
 	case disk.readOnly && disk.dirty:
 		return unix.EROFS
-	case fsType == "ext4" && !m.readOnly():
-		disk.start = encodeExt4(super.uuid, super.bytes, true)
+	case fsType == "ext4" && !m.ReadOnly():
+		disk.start = mounttest.Ext4(super.UUID, super.Bytes, true)
 	}
 	disk.dirty = false
 	k.add(m)
@@ -192,30 +191,30 @@ func (k *fakeKernel) Bind(device block.DeviceNumber, source, target string, read
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	m := k.under(source)
-	if m.device != device {
+	if m.Device != device {
 		return unix.ESTALE
 	}
 	return k.bind(m, "dir", target, readOnly)
 }
 
-func (k *fakeKernel) BindDisk(d disk, target string, readOnly bool) error {
+func (k *fakeKernel) BindDisk(d mount.Disk, target string, readOnly bool) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for node, n := range k.nodes {
 		if n == d.Number() {
-			return k.bind(mount{device: block.DeviceNumber{Major: 0, Minor: 6}, root: node, fsType: "devtmpfs", source: "devtmpfs", options: []string{"rw"}}, "file", target, readOnly)
+			return k.bind(mount.Mount{Device: block.DeviceNumber{Major: 0, Minor: 6}, Root: node, FSType: "devtmpfs", Source: "devtmpfs", Options: []string{"rw"}}, "file", target, readOnly)
 		}
 	}
 	return unix.ENOENT
 }
 
-func (k *fakeKernel) bind(m mount, kind, target string, readOnly bool) error {
+func (k *fakeKernel) bind(m mount.Mount, kind, target string, readOnly bool) error {
 	if k.files[target] != kind {
 		return unix.ENOENT
 	}
-	m.point = target
+	m.Point = target
 	if readOnly {
-		m.options = append([]string{"ro"}, slices.DeleteFunc(slices.Clone(m.options), func(o string) bool { return o == "rw" })...)
+		m.Options = append([]string{"ro"}, slices.DeleteFunc(slices.Clone(m.Options), func(o string) bool { return o == "rw" })...)
 	}
 	k.add(m)
 	return nil
@@ -225,34 +224,34 @@ func (k *fakeKernel) Unmount(target string, lazy bool) error {
 	k.waitFor("umount")
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	m, ok := k.table.at(target)
+	m, ok := k.table.At(target)
 	switch {
 	case !ok && k.files[target] == "":
 		return fmt.Errorf("unmount %s: %w", target, unix.ENOENT)
 	case !ok:
 		return fmt.Errorf("unmount %s: %w", target, unix.EINVAL)
-	case k.held[target] != "" && !lazy, slices.ContainsFunc(k.table, func(o mount) bool { return o.parent == m.id }) && !lazy:
+	case k.held[target] != "" && !lazy, slices.ContainsFunc(k.table, func(o mount.Mount) bool { return o.Parent == m.ID }) && !lazy:
 		return fmt.Errorf("unmount %s: %w", target, unix.EBUSY)
 	}
-	k.table = slices.DeleteFunc(k.table, func(o mount) bool { return o.id == m.id })
+	k.table = slices.DeleteFunc(k.table, func(o mount.Mount) bool { return o.ID == m.ID })
 	return nil
 }
 
 func (k *fakeKernel) Grows(fsType string) bool { return fsType != "ext4" || !k.bound }
 
-func (k *fakeKernel) Usage(p string) (usage, error) {
+func (k *fakeKernel) Usage(p string) (mount.Usage, error) {
 	k.waitFor("Usage")
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	d, ok := k.disks[k.under(p).device]
+	d, ok := k.disks[k.under(p).Device]
 	if !ok {
-		return usage{}, fs.ErrNotExist
+		return mount.Usage{}, fs.ErrNotExist
 	}
 	if d.ioError {
-		return usage{}, unix.EIO
+		return mount.Usage{}, unix.EIO
 	}
-	super, _ := parseSuperblock(d.start[:])
-	return usage{bytes: super.bytes, bytesFree: super.bytes, bytesAvailable: super.bytes, inodes: 16, inodesFree: 12}, nil
+	super, _ := mount.ParseSuperblock(d.start[:])
+	return mount.Usage{Bytes: super.Bytes, BytesFree: super.Bytes, BytesAvailable: super.Bytes, Inodes: 16, InodesFree: 12}, nil
 }
 
 func (k *fakeKernel) MakeDir(p string) error  { return k.make(p, "dir") }
@@ -277,7 +276,7 @@ func (k *fakeKernel) make(p, kind string) error {
 func (k *fakeKernel) Remove(p string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if _, ok := k.table.at(p); ok {
+	if _, ok := k.table.At(p); ok {
 		return unix.EBUSY
 	}
 	delete(k.files, p)
@@ -326,10 +325,10 @@ func (h fakeHandle) ReadDirect(p []byte, off int64) error {
 func (h fakeHandle) Busy() (bool, error) {
 	h.k.mu.Lock()
 	defer h.k.mu.Unlock()
-	return h.d.claimed || len(h.k.elsewhere[h.d.number]) > 0 || len(h.k.table.fileSystemOn(h.d.number)) > 0, nil
+	return h.d.claimed || len(h.k.elsewhere[h.d.number]) > 0 || len(h.k.table.FileSystemOn(h.d.number)) > 0, nil
 }
 
-func (k *fakeKernel) Run(d disk, program string, args ...string) (result, error) {
+func (k *fakeKernel) Run(d mount.Disk, program string, args ...string) (mount.Result, error) {
 	k.waitFor(program)
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -344,34 +343,34 @@ func (k *fakeKernel) Run(d disk, program string, args ...string) (result, error)
 		return disk.fsck, nil
 	case "mkfs.ext4", "mkfs.xfs":
 		if slices.Contains(args, "-V") {
-			return result{output: "mke2fs 1.47.0 (5-Feb-2023)\n"}, nil
+			return mount.Result{Output: "mke2fs 1.47.0 (5-Feb-2023)\n"}, nil
 		}
 		if disk.mkfsKilled {
-			return result{output: "half done"}, fmt.Errorf("run %s: signal: killed", program)
+			return mount.Result{Output: "half done"}, fmt.Errorf("run %s: signal: killed", program)
 		}
 		if !disk.idle {
 			disk.mkfs(program, args)
 		}
 	case "resize2fs", "xfs_growfs":
-		super, _ := parseSuperblock(disk.start[:])
-		disk.start = encode(super.fsType, super.uuid, disk.size, true)
+		super, _ := mount.ParseSuperblock(disk.start[:])
+		disk.start = encode(super.FSType, super.UUID, disk.size, true)
 	default:
-		return result{}, fmt.Errorf("run %s: there is no such program", program)
+		return mount.Result{}, fmt.Errorf("run %s: there is no such program", program)
 	}
-	return result{}, nil
+	return mount.Result{}, nil
 }
 
-func (d *fakeDisk) blkid() result {
+func (d *fakeDisk) blkid() mount.Result {
 	if d.ioError {
-		return result{code: 2} // as the real one does
+		return mount.Result{Code: 2} // as the real one does
 	}
 	if d.foreign != "" {
-		return result{output: "DEVNAME=/dev/x\nTYPE=" + d.foreign + "\n"}
+		return mount.Result{Output: "DEVNAME=/dev/x\nTYPE=" + d.foreign + "\n"}
 	}
-	if super, ok := parseSuperblock(d.start[:]); ok {
-		return result{output: "DEVNAME=/dev/x\nUUID=" + super.uuid + "\nTYPE=" + super.fsType + "\n"}
+	if super, ok := mount.ParseSuperblock(d.start[:]); ok {
+		return mount.Result{Output: "DEVNAME=/dev/x\nUUID=" + super.UUID + "\nTYPE=" + super.FSType + "\n"}
 	}
-	return result{code: 2}
+	return mount.Result{Code: 2}
 }
 
 func (d *fakeDisk) mkfs(program string, args []string) {
@@ -390,52 +389,18 @@ func (d *fakeDisk) mkfs(program string, args []string) {
 
 func encode(fsType, uuid string, size uint64, mounted bool) [4096]byte {
 	if fsType == "xfs" {
-		return encodeXFS(uuid, size, false)
+		return mounttest.XFS(uuid, size, false)
 	}
-	return encodeExt4(uuid, size, mounted)
+	return mounttest.Ext4(uuid, size, mounted)
 }
 
-func encodeExt4(uuid string, size uint64, mounted bool) (p [4096]byte) {
-	sb := p[1024:]
-	le := binary.LittleEndian
-	le.PutUint16(sb[0x38:], 0xef53)
-	le.PutUint32(sb[0x18:], 2)
-	le.PutUint32(sb[0x4:], uint32(size/4096))
-	copy(sb[0x68:], uuidBytes(uuid))
-	if mounted {
-		le.PutUint32(sb[0x2c:], 1)
-		le.PutUint16(sb[0x34:], 1)
-	}
-	return p
-}
-
-func encodeXFS(uuid string, size uint64, inProgress bool) (p [4096]byte) {
-	be := binary.BigEndian
-	copy(p[:], "XFSB")
-	be.PutUint32(p[4:], 4096)
-	be.PutUint64(p[8:], size/4096)
-	copy(p[32:], uuidBytes(uuid))
-	if inProgress {
-		p[126] = 1
-	}
-	return p
-}
-
-func uuidBytes(text string) []byte {
-	b, err := hex.DecodeString(strings.ReplaceAll(text, "-", ""))
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
-
-// nothingMounted checks that all that tests mounted is gone, targets included.
+// nothingMounted checks that everything mounted by tests is gone, targets included.
 func (k *fakeKernel) nothingMounted(t *testing.T) {
 	t.Helper()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if len(k.table) > 1 {
-		t.Errorf("still mounted: %s", k.table[1:].points())
+		t.Errorf("still mounted: %s", k.table[1:].Points())
 	}
 	for _, p := range slices.Sorted(maps.Keys(k.files)) {
 		if strings.HasPrefix(p, "/pods/") && k.files[p] != "" {

@@ -19,19 +19,19 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// fate is what becomes of a call on its way.
+// fate says which messages of a call the network loses.
 type fate int
 
 const (
 	delivered fate = iota
 	requestLost
-	replyLost // what was asked for is done
+	replyLost // the request is carried out
 )
 
-// fakeManager is a volume manager in a map. What its agents would do takes a step
-// with each look at a volume, so that every wait is met.
+// fakeManager is a volume manager in a map. Each look at a volume advances its agents by one step,
+// so that every wait occurs.
 type fakeManager struct {
-	pb.ManagerClient // nil: only what is below is called
+	pb.ManagerClient // nil: only the methods below are called
 
 	mu      sync.Mutex
 	volumes map[string]*pb.Volume // by id
@@ -40,10 +40,10 @@ type fakeManager struct {
 	made    int      // volumes, ever
 	forced  int      // detaches
 	calls   []string // methods, in order
-	stuck   bool     // nodes do not let go, and targets do not answer
+	stuck   bool     // nodes do not release volumes, and targets do not answer
 
 	fate func(call int, method string) fate // nil: delivered
-	fail func(method string) error          // nil, or its answer nil: the call is done
+	fail func(method string) error          // nil, or returning nil: the call is carried out
 }
 
 func newFakeManager() *fakeManager {
@@ -55,7 +55,7 @@ func newFakeManager() *fakeManager {
 	}
 }
 
-// called carries a call: do is what it does.
+// called carries out a call; do is its effect.
 func called[P any](m *fakeManager, method string, do func() (P, error)) (P, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -94,7 +94,7 @@ func refusedFor(reason, text string) error {
 	return withDetail(codes.FailedPrecondition, text, reason, "")
 }
 
-// step is what agents do meanwhile.
+// step lets the agents act once on a volume.
 func (m *fakeManager) step(v *pb.Volume) {
 	switch a := v.Attachment; {
 	case m.stuck:

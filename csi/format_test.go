@@ -3,34 +3,34 @@
 package csi
 
 import (
-	"fmt"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/csi/mount"
 	"weft.dev/weft/proto/pb"
 )
 
-// contents are all kinds of what a device may hold, as look sees it.
-var contents = map[string]evidence{
-	"nothing":             {zero: true},
-	"new own ext4":        {super: &superblock{fsType: "ext4", uuid: volumeID}, names: []string{"ext4"}},
-	"used own ext4":       {super: &superblock{fsType: "ext4", uuid: volumeID, mounted: true}, names: []string{"ext4"}},
-	"new other ext4":      {super: &superblock{fsType: "ext4", uuid: otherID}, names: []string{"ext4"}},
-	"used other ext4":     {super: &superblock{fsType: "ext4", uuid: otherID, mounted: true}, names: []string{"ext4"}},
-	"own xfs":             {super: &superblock{fsType: "xfs", uuid: volumeID, mounted: true}, names: []string{"xfs"}},
-	"other xfs":           {super: &superblock{fsType: "xfs", uuid: otherID, mounted: true}, names: []string{"xfs"}},
-	"xfs cut off":         {names: []string{"xfs"}},
+// contents are all kinds of device content, as Inspect reports them.
+var contents = map[string]mount.Contents{
+	"nothing":             {Zero: true},
+	"new own ext4":        {Super: &mount.Superblock{FSType: "ext4", UUID: volumeID}, Names: []string{"ext4"}},
+	"used own ext4":       {Super: &mount.Superblock{FSType: "ext4", UUID: volumeID, Mounted: true}, Names: []string{"ext4"}},
+	"new other ext4":      {Super: &mount.Superblock{FSType: "ext4", UUID: otherID}, Names: []string{"ext4"}},
+	"used other ext4":     {Super: &mount.Superblock{FSType: "ext4", UUID: otherID, Mounted: true}, Names: []string{"ext4"}},
+	"own xfs":             {Super: &mount.Superblock{FSType: "xfs", UUID: volumeID, Mounted: true}, Names: []string{"xfs"}},
+	"other xfs":           {Super: &mount.Superblock{FSType: "xfs", UUID: otherID, Mounted: true}, Names: []string{"xfs"}},
+	"xfs cut off":         {Names: []string{"xfs"}},
 	"stray bytes":         {},
-	"a signature in zero": {zero: true, names: []string{"zfs_member"}},
-	"a volume group":      {names: []string{"LVM2_member"}},
-	"ext4 and partitions": {super: &superblock{fsType: "ext4", uuid: volumeID, mounted: true}, names: []string{"ext4", "gpt"}},
-	"contradictions":      {names: []string{"several contradicting signatures"}},
+	"a signature in zero": {Zero: true, Names: []string{"zfs_member"}},
+	"a volume group":      {Names: []string{"LVM2_member"}},
+	"ext4 and partitions": {Super: &mount.Superblock{FSType: "ext4", UUID: volumeID, Mounted: true}, Names: []string{"ext4", "gpt"}},
+	"contradictions":      {Names: []string{"several contradicting signatures"}},
 }
 
-// TestWhatIsDoneWithADevice is the table of format.go, written out: for each record,
-// what is done with each content if ext4 is asked for. What is not here is refused.
+// TestWhatIsDoneWithADevice is the table of format.go, written out: for each record, the action for
+// each content if ext4 is asked for. Anything not listed is refused.
 func TestWhatIsDoneWithADevice(t *testing.T) {
 	table := map[string]map[string]string{
 		"": {
@@ -118,50 +118,8 @@ func TestTheCodesOfE2fsck(t *testing.T) {
 		case code&(8|32) != 0:
 			want = codes.Unavailable
 		}
-		if got := status.Code(checked(result{code: code})); got != want {
+		if got := status.Code(checked(mount.Result{Code: code})); got != want {
 			t.Errorf("code %d is %v, want %v", code, got, want)
 		}
 	}
-}
-
-func TestTheCodesOfBlkid(t *testing.T) {
-	for _, c := range []struct {
-		result result
-		want   string
-	}{
-		{result{0, "DEVNAME=/proc/self/fd/3\nUUID=x\nTYPE=ext4\nUSAGE=filesystem\n"}, "[ext4] <nil>"},
-		{result{0, "PTUUID=x\nPTTYPE=gpt\n"}, "[gpt] <nil>"},
-		{result{2, ""}, "[] <nil>"},
-		{result{8, ""}, "[several contradicting signatures] <nil>"},
-		{result{4, "usage"}, "[] blkid ended with code 4: usage"},
-	} {
-		names, err := parseBlkid(c.result)
-		if got := fmt.Sprintf("%v %v", names, err); got != c.want {
-			t.Errorf("parseBlkid(%v) = %s, want %s", c.result, got, c.want)
-		}
-	}
-}
-
-func TestAnXFSThatIsNotFinishedIsNone(t *testing.T) {
-	half := encodeXFS(volumeID, 512*mib, true)
-	if s, ok := parseSuperblock(half[:]); ok {
-		t.Errorf("it is %+v", s)
-	}
-	whole := encodeXFS(volumeID, 512*mib, false)
-	if s, ok := parseSuperblock(whole[:]); !ok || s.fsType != "xfs" || s.uuid != volumeID || s.bytes != 512*mib {
-		t.Errorf("a whole one is %+v, %v", s, ok)
-	}
-}
-
-func FuzzSuperblock(f *testing.F) {
-	ext4, xfs := encodeExt4(volumeID, 512*mib, true), encodeXFS(volumeID, 512*mib, false)
-	f.Add(ext4[:])
-	f.Add(xfs[:])
-	f.Add([]byte{})
-	f.Fuzz(func(t *testing.T, p []byte) {
-		s, ok := parseSuperblock(p)
-		if ok != (s.fsType != "") {
-			t.Errorf("%+v, %v", s, ok)
-		}
-	})
 }

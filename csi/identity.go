@@ -25,8 +25,8 @@ func (s *identityServer) GetPluginInfo(context.Context, *csi.GetPluginInfoReques
 	return &csi.GetPluginInfoResponse{Name: DriverName, VendorVersion: s.cfg.Version}, nil
 }
 
-// GetPluginCapabilities is the same in each mode: it says what the driver does,
-// in however many processes it runs.
+// GetPluginCapabilities is the same in each mode: it describes the driver as a whole, in however
+// many processes it runs.
 func (s *identityServer) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	service := func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
 		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
@@ -43,9 +43,8 @@ func (s *identityServer) GetPluginCapabilities(context.Context, *csi.GetPluginCa
 // probeTime is how long the manager has to answer a Probe.
 const probeTime = 2 * time.Second
 
-// Probe tells whether the volume manager can be reached. Where it cannot, a node
-// still serves what needs no manager, and restarting the driver would not help:
-// it is not ready then, and not broken.
+// Probe reports whether the volume manager can be reached. If not, a node still serves calls that
+// need no manager, and restarting the driver would not help: so it is not ready, but not broken.
 func (s *identityServer) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()

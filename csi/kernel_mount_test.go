@@ -34,41 +34,40 @@ func oddPlaces(t *testing.T, m machine) {
 	}
 	all, err := m.Mounts()
 	succeeds(t, "read the mounts", err)
-	if here := all.fileSystemOn(d.Number()); len(here) > 0 {
-		t.Errorf("mounted on %s", here.points())
+	if here := all.FileSystemOn(d.Number()); len(here) > 0 {
+		t.Errorf("mounted on %s", here.Points())
 	}
 }
 
-// What was synced is there for a reader whose device takes no writes, or the mount
-// is refused.
+// Synced writes are visible to a reader with a read-only device, or the mount is refused.
 func journalsCount(t *testing.T, m machine) {
 	for _, fsType := range fileSystems {
 		d, at := m.mounted(t, fsType)
 		if readOnly, err := d.ReadOnly(); readOnly || err != nil {
 			t.Errorf("ReadOnly of a new device = %v, %v", readOnly, err)
 		}
-		m.lose(t, at.point)
-		succeeds(t, "unmount", m.Unmount(at.point, false))
-		m.lock(t, at.source, true)
+		m.lose(t, at.Point)
+		succeeds(t, "unmount", m.Unmount(at.Point, false))
+		m.lock(t, at.Source, true)
 		if readOnly, err := d.ReadOnly(); !readOnly || err != nil {
 			t.Errorf("ReadOnly of a device that is = %v, %v", readOnly, err)
 		}
-		if err := m.Mount(d, at.source, at.point, fsType, []string{"ro"}); !errors.Is(err, unix.EROFS) {
+		if err := m.Mount(d, at.Source, at.Point, fsType, []string{"ro"}); !errors.Is(err, unix.EROFS) {
 			t.Errorf("mount of %s with a journal on a read-only device = %v, want EROFS", fsType, err)
 		}
-		if at, ok := m.at(t, at.point); ok {
+		if at, ok := m.at(t, at.Point); ok {
 			t.Fatalf("and there is %+v", at)
 		}
-		m.lock(t, at.source, false)
-		succeeds(t, "mount, which replays the journal", m.Mount(d, at.source, at.point, fsType, nil))
-		succeeds(t, "unmount", m.Unmount(at.point, false))
-		m.lock(t, at.source, true)
-		succeeds(t, "mount on a read-only device", m.Mount(d, at.source, at.point, fsType, []string{"ro"}))
-		if _, fake := m.kernel.(*fakeKernel); !fake {
-			if got, err := os.ReadFile(filepath.Join(at.point, "data")); err != nil || string(got) != "acknowledged" {
+		m.lock(t, at.Source, false)
+		succeeds(t, "mount, which replays the journal", m.Mount(d, at.Source, at.Point, fsType, nil))
+		succeeds(t, "unmount", m.Unmount(at.Point, false))
+		m.lock(t, at.Source, true)
+		succeeds(t, "mount on a read-only device", m.Mount(d, at.Source, at.Point, fsType, []string{"ro"}))
+		if _, fake := m.Kernel.(*fakeKernel); !fake {
+			if got, err := os.ReadFile(filepath.Join(at.Point, "data")); err != nil || string(got) != "acknowledged" {
 				t.Errorf("a reader of %s finds %q, %v", fsType, got, err)
 			}
 		}
-		succeeds(t, "unmount", m.Unmount(at.point, false))
+		succeeds(t, "unmount", m.Unmount(at.Point, false))
 	}
 }

@@ -14,19 +14,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/csi/mount"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
-// machine is a kernel with what the suite needs around it.
+// machine is a kernel with everything the suite needs.
 type machine struct {
-	kernel
+	mount.Kernel
 	dir  string // for mount points
 	disk func(t *testing.T, size int64) (node string, set func(off int64, p []byte))
 	grow func(t *testing.T, node string, size int64)
 	lock func(t *testing.T, node string, readOnly bool) // makes a device read-only, or not
 	link func(t *testing.T, to, path string)            // makes a symbolic link
-	lose func(t *testing.T, point string)               // has the journal keep a file, "data", and its writer be gone
+	lose func(t *testing.T, point string)               // leaves "data" in the journal only
 	hold func(t *testing.T, point string) (who string, release func())
 }
 
@@ -37,7 +38,7 @@ func TestTheRealKernel(t *testing.T) {
 	kernelSuite(t, realMachine)
 }
 
-// needsRoot skips a test where it cannot run. Where it should, that is a failure.
+// needsRoot skips a test that cannot run here. Where it must run, that is a failure.
 func needsRoot(t *testing.T) {
 	t.Helper()
 	missing := ""
@@ -45,7 +46,7 @@ func needsRoot(t *testing.T) {
 		missing = "root"
 	}
 	for _, program := range []string{"mkfs.ext4", "mkfs.xfs", "e2fsck", "resize2fs", "xfs_growfs", "blkid", "losetup"} {
-		if _, err := findProgram(program); err != nil && missing == "" {
+		if _, err := mount.FindProgram(program); err != nil && missing == "" {
 			missing = program
 		}
 	}
@@ -65,7 +66,7 @@ func fakeMachine(t *testing.T) machine {
 	k := newFakeKernel()
 	k.files["/t"] = "dir"
 	return machine{
-		kernel: k, dir: "/t",
+		Kernel: k, dir: "/t",
 		disk: func(t *testing.T, size int64) (string, func(int64, []byte)) {
 			node := "/dev/" + t.Name()
 			d := k.addDisk(node, uint64(size))
@@ -84,8 +85,8 @@ func fakeMachine(t *testing.T) machine {
 		lock: func(_ *testing.T, node string, readOnly bool) { k.disks[k.nodes[node]].readOnly = readOnly },
 		link: func(_ *testing.T, _, path string) { k.files[path] = "link" },
 		lose: func(_ *testing.T, point string) {
-			m, _ := k.table.at(point)
-			k.disks[m.device].dirty = true
+			m, _ := k.table.At(point)
+			k.disks[m.Device].dirty = true
 		},
 		hold: func(_ *testing.T, point string) (string, func()) {
 			k.held[point] = "process 7 (postgres)"
@@ -101,7 +102,7 @@ func realMachine(t *testing.T) machine {
 		t.Fatal(err)
 	}
 	return machine{
-		kernel: newLinux(), dir: dir,
+		Kernel: mount.NewLinux(), dir: dir,
 		disk: func(t *testing.T, size int64) (string, func(int64, []byte)) {
 			t.Helper()
 			node, _ := loopDevice(t, dir, size)
@@ -180,7 +181,7 @@ func loopDevice(t *testing.T, dir string, size int64) (node string, file *os.Fil
 
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
-	file, err := findProgram(name)
+	file, err := mount.FindProgram(name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +193,7 @@ func run(t *testing.T, name string, args ...string) string {
 }
 
 // open opens a device until the test's end.
-func (m machine) open(t *testing.T, node string) disk {
+func (m machine) open(t *testing.T, node string) mount.Disk {
 	t.Helper()
 	d, err := m.Open(node)
 	if err != nil {
@@ -203,23 +204,23 @@ func (m machine) open(t *testing.T, node string) disk {
 }
 
 // made is a device with a file system.
-func (m machine) made(t *testing.T, fsType string) (node string, d disk) {
+func (m machine) made(t *testing.T, fsType string) (node string, d mount.Disk) {
 	t.Helper()
 	node, _ = m.disk(t, 320*mib)
 	d = m.open(t, node)
 	volume := &pb.Volume{Id: volumeID, SizeBytes: 320 * mib, Layout: &pb.Layout{Stripes: 2, Copies: 1, ChunkBytes: 128 << 10}}
 	v, err := m.Run(d, "mkfs.ext4", "-V")
 	succeeds(t, "ask for the version", err)
-	program, args := mkfs(fsType, volume, true, parseE2fsVersion(v.output))
+	program, args := mkfs(fsType, volume, true, parseE2fsVersion(v.Output))
 	r, err := m.Run(d, program, args...)
-	if err != nil || r.code != 0 {
+	if err != nil || r.Code != 0 {
 		t.Fatalf("%s %v = %+v, %v", program, args, r, err)
 	}
 	return node, d
 }
 
-// mounted is one that is mounted.
-func (m machine) mounted(t *testing.T, fsType string, options ...string) (d disk, point mount) {
+// mounted is a device with a mounted file system.
+func (m machine) mounted(t *testing.T, fsType string, options ...string) (d mount.Disk, point mount.Mount) {
 	t.Helper()
 	node, d := m.made(t, fsType)
 	target := filepath.Join(m.dir, "mount")
@@ -227,17 +228,17 @@ func (m machine) mounted(t *testing.T, fsType string, options ...string) (d disk
 	succeeds(t, "mount", m.Mount(d, node, target, fsType, options))
 	t.Cleanup(func() { _ = m.Unmount(target, true) })
 	at, ok := m.at(t, target)
-	if !ok || at.device != d.Number() || at.root != "/" || at.fsType != fsType || at.source != node {
+	if !ok || at.Device != d.Number() || at.Root != "/" || at.FSType != fsType || at.Source != node {
 		t.Fatalf("at %s is %+v, want %s of %s", target, at, fsType, d.Number())
 	}
 	return d, at
 }
 
-func (m machine) at(t *testing.T, point string) (mount, bool) {
+func (m machine) at(t *testing.T, point string) (mount.Mount, bool) {
 	t.Helper()
 	all, err := m.Mounts()
 	succeeds(t, "read the mounts", err)
-	return all.at(point)
+	return all.At(point)
 }
 
 func kernelSuite(t *testing.T, newMachine func(*testing.T) machine) {
@@ -264,8 +265,8 @@ func kernelSuite(t *testing.T, newMachine func(*testing.T) machine) {
 func blankIsBlank(t *testing.T, m machine) {
 	node, _ := m.disk(t, 64*mib)
 	d := m.open(t, node)
-	e, err := look(m, d)
-	if err != nil || !e.zero || e.super != nil || len(e.names) > 0 || e.size != 64*mib {
+	e, err := mount.Inspect(m, d)
+	if err != nil || !e.Zero || e.Super != nil || len(e.Names) > 0 || e.Size != 64*mib {
 		t.Errorf("look = %+v, %v, want a blank of 64 MiB", e, err)
 	}
 	if n, ok := m.Node(node); !ok || n != d.Number() {
@@ -279,11 +280,11 @@ func blankIsBlank(t *testing.T, m machine) {
 func madeIsSeen(t *testing.T, m machine) {
 	for _, fsType := range fileSystems {
 		_, d := m.made(t, fsType)
-		e, err := look(m, d)
-		if err != nil || e.zero || e.super == nil || !slices.Equal(e.names, []string{fsType}) {
+		e, err := mount.Inspect(m, d)
+		if err != nil || e.Zero || e.Super == nil || !slices.Equal(e.Names, []string{fsType}) {
 			t.Fatalf("look at %s = %+v, %v", fsType, e, err)
 		}
-		if s := *e.super; s.fsType != fsType || s.uuid != volumeID || s.bytes > 320*mib || s.bytes < 319*mib || s.mounted != (fsType == "xfs") {
+		if s := *e.Super; s.FSType != fsType || s.UUID != volumeID || s.Bytes > 320*mib || s.Bytes < 319*mib || s.Mounted != (fsType == "xfs") {
 			t.Errorf("superblock of a new %s = %+v", fsType, s)
 		}
 	}
@@ -293,32 +294,32 @@ func foreignIsSeen(t *testing.T, m machine) {
 	node, set := m.disk(t, 64*mib)
 	d := m.open(t, node)
 	set(64*mib-512, []byte{1})
-	if e, err := look(m, d); err != nil || e.zero || len(e.names) > 0 {
+	if e, err := mount.Inspect(m, d); err != nil || e.Zero || len(e.Names) > 0 {
 		t.Errorf("look at a stray byte = %+v, %v", e, err)
 	}
 	partition := []byte{0, 0, 2, 0, 0x83, 0, 0, 0, 1, 0, 0, 0, 0xff, 0xff, 0, 0}
 	set(446, partition)
 	set(510, []byte{0x55, 0xaa})
-	if e, err := look(m, d); err != nil || !slices.Equal(e.names, []string{"dos"}) {
+	if e, err := mount.Inspect(m, d); err != nil || !slices.Equal(e.Names, []string{"dos"}) {
 		t.Errorf("look at a partition table = %+v, %v, want dos", e, err)
 	}
 }
 
 func optionsShow(t *testing.T, m machine) {
 	_, at := m.mounted(t, "ext4", "noatime", "nodev", "discard")
-	if !sameOptions(at, []string{"noatime", "nodev", "discard"}) || sameOptions(at, []string{"noatime", "nodev"}) {
-		t.Errorf("identity of the mount is %v", identityOf(at))
+	if !mount.SameOptions(at, []string{"noatime", "nodev", "discard"}) || mount.SameOptions(at, []string{"noatime", "nodev"}) {
+		t.Errorf("identity of the mount is %v", mount.IdentityOf(at))
 	}
-	succeeds(t, "unmount", m.Unmount(at.point, false))
-	if at, ok := m.at(t, at.point); ok {
+	succeeds(t, "unmount", m.Unmount(at.Point, false))
+	if at, ok := m.at(t, at.Point); ok {
 		t.Errorf("after unmount there is %+v", at)
 	}
 	_, at = m.mounted(t, "xfs", "ro", "nouuid")
-	if !at.readOnly() || !sameOptions(at, []string{"ro", "nouuid"}) {
-		t.Errorf("identity of the read-only mount is %v", identityOf(at))
+	if !at.ReadOnly() || !mount.SameOptions(at, []string{"ro", "nouuid"}) {
+		t.Errorf("identity of the read-only mount is %v", mount.IdentityOf(at))
 	}
-	u, err := m.Usage(at.point)
-	if err != nil || u.bytes < 200*mib || u.bytesAvailable > u.bytesFree || u.inodesFree >= u.inodes {
+	u, err := m.Usage(at.Point)
+	if err != nil || u.Bytes < 200*mib || u.BytesAvailable > u.BytesFree || u.InodesFree >= u.Inodes {
 		t.Errorf("Usage = %+v, %v", u, err)
 	}
 }
@@ -336,9 +337,9 @@ func onlyItself(t *testing.T, m machine) {
 	}
 }
 
-// made2 is a second device; the fake names its first by the test.
-func made2(t *testing.T, m machine) (node string, d disk) {
-	if k, ok := m.kernel.(*fakeKernel); ok {
+// made2 is a second device: the fake names the first one after the test.
+func made2(t *testing.T, m machine) (node string, d mount.Disk) {
+	if k, ok := m.Kernel.(*fakeKernel); ok {
 		k.addDisk("/dev/second", 64*mib)
 		return "/dev/second", m.open(t, "/dev/second")
 	}
@@ -350,20 +351,20 @@ func bindsAreExact(t *testing.T, m machine) {
 	for _, readOnly := range []bool{true, false} {
 		target := filepath.Join(m.dir, "target")
 		succeeds(t, "make the directory", m.MakeDir(target))
-		if err := m.Bind(block.DeviceNumber{Major: 4095, Minor: 1}, at.point, target, readOnly); !errors.Is(err, unix.ESTALE) {
+		if err := m.Bind(block.DeviceNumber{Major: 4095, Minor: 1}, at.Point, target, readOnly); !errors.Is(err, unix.ESTALE) {
 			t.Errorf("bind of another device = %v, want ESTALE", err)
 		}
 		if at, ok := m.at(t, target); ok {
 			t.Fatalf("and there is %+v", at)
 		}
-		succeeds(t, "bind", m.Bind(d.Number(), at.point, target, readOnly))
+		succeeds(t, "bind", m.Bind(d.Number(), at.Point, target, readOnly))
 		b, ok := m.at(t, target)
-		if !ok || b.device != d.Number() || b.root != "/" || b.readOnly() != readOnly {
+		if !ok || b.Device != d.Number() || b.Root != "/" || b.ReadOnly() != readOnly {
 			t.Errorf("bind, read-only %v: there is %+v", readOnly, b)
 		}
 		all, _ := m.Mounts()
-		if others := all.fileSystemOn(d.Number(), all.place(at)); len(others) != 1 || others[0].point != target {
-			t.Errorf("beside %s the file system is on %q, want %s", at.point, others.points(), target)
+		if others := all.FileSystemOn(d.Number(), all.Place(at)); len(others) != 1 || others[0].Point != target {
+			t.Errorf("beside %s the file system is on %q, want %s", at.Point, others.Points(), target)
 		}
 		if err := m.Remove(target); err == nil {
 			t.Error("a mount point was removed")
@@ -385,7 +386,7 @@ func nodesAreBound(t *testing.T, m machine) {
 	}
 	succeeds(t, "bind", m.BindDisk(d, target, false))
 	at, ok := m.at(t, target)
-	if n, is := m.Node(target); !ok || !is || n != d.Number() || !at.mayBeNode() || at.device == d.Number() {
+	if n, is := m.Node(target); !ok || !is || n != d.Number() || !at.MayBeNode() || at.Device == d.Number() {
 		t.Errorf("the target is %v, %v, mounted %+v", n, is, at)
 	}
 	succeeds(t, "unmount", m.Unmount(target, false))
@@ -405,15 +406,15 @@ func nothingToUnmount(t *testing.T, m machine) {
 
 func heldIsNamed(t *testing.T, m machine) {
 	d, at := m.mounted(t, "ext4")
-	who, release := m.hold(t, at.point)
-	if err := m.Unmount(at.point, false); !errors.Is(err, unix.EBUSY) {
+	who, release := m.hold(t, at.Point)
+	if err := m.Unmount(at.Point, false); !errors.Is(err, unix.EBUSY) {
 		t.Errorf("unmount of a held mount = %v, want EBUSY", err)
 	}
 	if holders := m.Holders(at); len(holders) != 1 || !strings.Contains(holders[0], who) {
 		t.Errorf("Holders = %q, want %s", holders, who)
 	}
-	succeeds(t, "detach", m.Unmount(at.point, true))
-	if at, ok := m.at(t, at.point); ok {
+	succeeds(t, "detach", m.Unmount(at.Point, true))
+	if at, ok := m.at(t, at.Point); ok {
 		t.Errorf("detached, and there is %+v", at)
 	}
 	release()
@@ -427,7 +428,7 @@ func mountedIsBusy(t *testing.T, m machine) {
 	if busy, err := d.Busy(); !busy || err != nil {
 		t.Errorf("Busy of a mounted device = %v, %v", busy, err)
 	}
-	succeeds(t, "unmount", m.Unmount(at.point, false))
+	succeeds(t, "unmount", m.Unmount(at.Point, false))
 	if busy, err := d.Busy(); busy || err != nil {
 		t.Errorf("Busy of an unmounted device = %v, %v", busy, err)
 	}
@@ -436,32 +437,32 @@ func mountedIsBusy(t *testing.T, m machine) {
 func fileSystemsGrow(t *testing.T, m machine) {
 	for _, fsType := range fileSystems {
 		d, at := m.mounted(t, fsType)
-		m.grow(t, at.source, 400*mib)
-		s := &nodeServer{kernel: m.kernel}
-		if err := s.grow(t.Context(), &task{}, d, fsType, at.point); !m.Grows(fsType) {
+		m.grow(t, at.Source, 400*mib)
+		s := &nodeServer{kernel: m.Kernel}
+		if err := s.grow(t.Context(), &task{}, d, fsType, at.Point); !m.Grows(fsType) {
 			if !errors.Is(err, errGrowsUnmounted) {
 				t.Errorf("grow without the right to = %v", err)
 			}
-			succeeds(t, "unmount", m.Unmount(at.point, false))
-			e, err := look(m, d)
+			succeeds(t, "unmount", m.Unmount(at.Point, false))
+			e, err := mount.Inspect(m, d)
 			succeeds(t, "look", err)
 			succeeds(t, "check and grow", s.checkExt4(t.Context(), &task{}, attachment{volume: &pb.Volume{}, Attachment: &pb.Attachment{}}, d, e))
-			succeeds(t, "mount", m.Mount(d, at.source, at.point, fsType, nil))
+			succeeds(t, "mount", m.Mount(d, at.Source, at.Point, fsType, nil))
 		} else {
 			succeeds(t, "grow "+fsType, err)
 		}
-		u, err := m.Usage(at.point)
-		if err != nil || u.bytes < 320*mib {
-			t.Errorf("%s has %d bytes after growing to 400 MiB, %v", fsType, u.bytes, err)
+		u, err := m.Usage(at.Point)
+		if err != nil || u.Bytes < 320*mib {
+			t.Errorf("%s has %d bytes after growing to 400 MiB, %v", fsType, u.Bytes, err)
 		}
-		succeeds(t, "unmount", m.Unmount(at.point, false))
+		succeeds(t, "unmount", m.Unmount(at.Point, false))
 	}
 }
 
 func codesAreTold(t *testing.T, m machine) {
 	node, _ := m.disk(t, 64*mib)
 	d := m.open(t, node)
-	if r, err := m.Run(d, "blkid", "-p", "-o", "export", "{}"); err != nil || r.code != 2 {
+	if r, err := m.Run(d, "blkid", "-p", "-o", "export", "{}"); err != nil || r.Code != 2 {
 		t.Errorf("blkid of a blank device = %+v, %v, want code 2", r, err)
 	}
 	if _, err := m.Run(d, "mkfs.nothing", "{}"); err == nil {

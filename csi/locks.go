@@ -10,9 +10,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// operations are those under way, at most one per volume. A second one is
-// refused and not queued: a CO repeats it, and a queue of calls whose callers
-// have gone would hold up the ones that are waited for.
+// operations are the operations under way, at most one per volume. A second one is refused rather
+// than queued: a CO repeats it, and a queue of calls whose callers have gone would delay those that
+// someone waits for.
 type operations struct {
 	now func() time.Time
 
@@ -29,10 +29,9 @@ func newOperations() *operations {
 	return &operations{now: time.Now, under: map[string]operation{}}
 }
 
-// start begins an operation on a volume, and returns what ends it. The error, of
-// code Aborted, says which other one is under way. The end may be told from
-// another goroutine, for work that its caller cannot wait for; telling it twice
-// is harmless.
+// start begins an operation on a volume, and returns a function that ends it. The error, of code
+// Aborted, names the operation under way. end may be called from another goroutine, for work that
+// outlasts its caller; calling it twice is harmless.
 func (o *operations) start(volume, rpc string) (end func(), err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -11,12 +11,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"weft.dev/weft/csi/mount"
 )
 
-// What these tests mount they mount in a mount namespace of their own, which goes
-// with the process: so the program starts itself once more. Loop devices have no
-// namespace; those over files of the tests' own directory are detached at the end,
-// however it came.
+// These tests mount in a mount namespace of their own, which ends with the process: so the program
+// starts itself once more. Loop devices have no namespace; those over files in the tests' own
+// directory are detached at the end, however it comes.
 const ownDir = "WEFT_CSI_TEST_DIR"
 
 func TestMain(m *testing.M) {
@@ -37,16 +38,16 @@ func TestMain(m *testing.M) {
 
 const loopMajor = 7 // Documentation/admin-guide/devices.txt
 
-// letGo unmounts the namespace's copies of what other programs have mounted on
-// volumes and loop devices: they would be in use for as long as the tests run.
+// letGo unmounts the namespace's copies of other programs' mounts on volumes and loop devices:
+// otherwise those would be in use as long as the tests run.
 func letGo() {
-	all, err := newLinux().Mounts()
+	all, err := mount.NewLinux().Mounts()
 	if err != nil {
 		return
 	}
 	for _, m := range all {
-		if m.device.Major == loopMajor || strings.HasPrefix(m.source, "/dev/weft/") {
-			_ = newLinux().Unmount(m.point, true)
+		if m.Device.Major == loopMajor || strings.HasPrefix(m.Source, "/dev/weft/") {
+			_ = mount.NewLinux().Unmount(m.Point, true)
 		}
 	}
 }
@@ -76,7 +77,7 @@ func detachLoops(dir string) {
 		text, err := os.ReadFile(file)
 		if err == nil && strings.HasPrefix(string(text), dir+"/") {
 			name := filepath.Base(filepath.Dir(filepath.Dir(file)))
-			_ = exec.Command("blockdev", "--setrw", "/dev/"+name).Run() // a later file's device would not be
+			_ = exec.Command("blockdev", "--setrw", "/dev/"+name).Run() // else a later file inherits it
 			_ = exec.Command("losetup", "-d", "/dev/"+name).Run()
 		}
 	}

@@ -11,25 +11,25 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// ownLabels begins the keys of the labels by which the driver knows its volumes.
+// ownLabels is the prefix of the labels by which the driver recognizes its volumes.
 const ownLabels = "csi.weft.dev/"
 
 const (
-	// labelName holds the name that the CO gave, which need not be the volume's.
+	// labelName holds the name given by the CO, which may differ from the volume's.
 	labelName = ownLabels + "name"
-	// labelParameters holds what a volume was made from, to tell a repeated
-	// request from another one of the same name.
+	// labelParameters holds the parameters of a new volume, to distinguish a repeated request from
+	// a different one with the same name.
 	labelParameters = ownLabels + "parameters"
 )
 
-// A CO's name has up to 128 characters of any kind; a volume's has 63 of few. One
-// that can be a volume's name is it. Another one becomes some of its letters, for
-// people, and a digest that no other name has:
+// A CO's name has up to 128 characters of any kind; a volume's has at most 63 from a small set. A
+// name that fits becomes the volume's name. Any other becomes some of its letters, for people, and
+// a digest that is unique to it:
 //
 //	PVC "Données" of Ops  →  pvc-donn-es-of-ops.csi-3ot5kbi…
 //
-// No name of the first kind looks like one of the second kind or like a volume's
-// id, so two names never become one.
+// A name that looks like a digested one or like a volume's id does not count as fitting, so two
+// names never become one.
 var mapped = regexp.MustCompile(`\.csi-[a-z2-7]{32}$`)
 
 var digits = base32.StdEncoding.WithPadding(base32.NoPadding)
@@ -39,7 +39,7 @@ const (
 	lettersKept  = 63 - len(".csi-") - digestLength
 )
 
-// volumeName is the Weft name of a CO's name.
+// volumeName is the Weft name for a CO's name.
 func volumeName(name string) block.VolumeName {
 	weft, err := block.ParseVolumeName(name)
 	_, looksLikeID := block.ParseVolumeID(name)
@@ -51,7 +51,7 @@ func volumeName(name string) block.VolumeName {
 	return block.VolumeName(letters(name) + ".csi-" + digest)
 }
 
-// letters are a name's beginning, of characters that a volume's name may have.
+// letters returns the beginning of a name in characters that a volume's name may have.
 func letters(name string) string {
 	var b strings.Builder
 	gap := false

@@ -17,33 +17,33 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/csi/mount"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
-// nodeServer is the node service. It keeps nothing of a volume between two calls:
-// what is mounted the kernel says, what is attached the manager.
+// nodeServer is the node service. It stores nothing about a volume between two calls: the kernel
+// tells what is mounted, the manager what is attached.
 type nodeServer struct {
 	csi.UnimplementedNodeServer
 	cfg    Config
 	ops    *operations
-	kernel kernel
-	making chan struct{} // a place for each caller for whom a file system is made
-	asked  *questions    // of file systems, that may not have been answered yet
-	told   sync.Map      // labels left out of the topology that the log has named
-	// took is told how long each step took.
+	kernel mount.Kernel
+	making chan struct{} // a slot for each caller whose file system is being made
+	asked  *questions    // questions to file systems that may not have been answered yet
+	told   sync.Map      // labels omitted from the topology that have been logged
+	// took receives the duration of each step.
 	took func(step string, took time.Duration)
 }
 
-// mostMaking is how many file systems are made at once: each writes as fast as its
-// volume takes it. One that takes longer than its caller waits is not counted any
-// more: it may hang as long as its volume's targets are gone, and must not keep all
-// other volumes of the node from theirs.
+// mostMaking is how many file systems are made at once: each writes as fast as its volume allows.
+// One that outlasts its caller no longer counts: it may hang as long as its volume's targets are
+// gone, and must not block all other volumes of the node.
 const mostMaking = 4
 
-func newNode(cfg Config) *nodeServer { return newNodeOn(cfg, newLinux()) }
+func newNode(cfg Config) *nodeServer { return newNodeOn(cfg, mount.NewLinux()) }
 
-func newNodeOn(cfg Config, k kernel) *nodeServer {
+func newNodeOn(cfg Config, k mount.Kernel) *nodeServer {
 	return &nodeServer{
 		cfg: cfg, ops: newOperations(), kernel: k, making: make(chan struct{}, mostMaking),
 		asked: newQuestions(), took: func(string, time.Duration) {},
@@ -52,22 +52,21 @@ func newNodeOn(cfg Config, k kernel) *nodeServer {
 
 // ---- operations ----
 
-// task is an operation that is under way. What it does in the kernel cannot be
-// stopped: it goes on after its caller's time is up, and holds the volume's lock
-// until it has ended.
+// task is an operation under way. Its work in the kernel cannot be stopped: that continues after
+// the caller's time is up, and holds the volume's lock until it ends.
 type task struct {
 	step atomic.Pointer[step]
 	took func(step string, took time.Duration)
 }
 
 type step struct {
-	kind  string // the first word of what is done: "mount"
+	kind  string // the first word of the step: "mount"
 	doing string
 	since time.Time
 }
 
-// next says what is done now, unless the caller's time is up: then nothing new is
-// begun. What is done begins with a word for its kind.
+// next announces the next step, unless the caller's time is up: then no new step begins. The text
+// begins with a word for its kind.
 func (t *task) next(ctx context.Context, format string, args ...any) error {
 	doing := fmt.Sprintf(format, args...)
 	if ctx.Err() != nil {
@@ -79,19 +78,18 @@ func (t *task) next(ctx context.Context, format string, args ...any) error {
 	return nil
 }
 
-// end ends a step, and begins another one unless that is nil.
+// end ends a step, and begins another unless next is nil.
 func (t *task) end(next *step) {
 	if was := t.step.Swap(next); was != nil && t.took != nil {
 		t.took(was.kind, time.Since(was.since))
 	}
 }
 
-// endTime is how long a task that has been told to end may take before it counts
-// as one that hangs.
+// endTime is how long a cancelled task may take before it counts as hanging.
 const endTime = 250 * time.Millisecond
 
-// run does the work of a call apart from it, one per volume. If the call's time is
-// up before, the answer says what goes on; it is of a code that is not final.
+// run does the work of a call in a goroutine of its own, one per volume. If the call's time is up
+// first, the answer says what is still under way, with a code that is not final.
 func (s *nodeServer) run(ctx context.Context, volume, rpc string, work func(context.Context, *task) error) error {
 	end, err := s.ops.start(volume, rpc)
 	if err != nil {
@@ -121,7 +119,8 @@ func (s *nodeServer) run(ctx context.Context, volume, rpc string, work func(cont
 	return waitEnded(ctx, rpc, fmt.Sprintf("the kernel, which continues: %s, since %v", now.doing, time.Since(now.since).Round(time.Second)))
 }
 
-// guarded turns a panic into an answer: one volume's must not end all others'.
+// guarded turns a panic into an answer: a panic for one volume must not end the calls of all
+// others.
 func guarded(ctx context.Context, rpc string, work func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -134,7 +133,7 @@ func guarded(ctx context.Context, rpc string, work func() error) (err error) {
 
 // ---- what requests have in common ----
 
-// checkPath refuses what is no path of the CO's.
+// checkPath refuses a path that cannot come from the CO.
 func (s *nodeServer) checkPath(field, path string) error {
 	root := s.cfg.KubeletDir
 	switch {
@@ -148,19 +147,19 @@ func (s *nodeServer) checkPath(field, path string) error {
 	return nil
 }
 
-// wanted is how a capability asks for a volume on this node.
+// wanted is the use of a volume on this node that a capability asks for.
 type wanted struct {
 	mode     pb.AttachMode
 	block    bool
-	fsType   string // empty: none is asked for
+	fsType   string // empty: no preference
 	flags    []string
 	readOnly bool
 	alone    bool // one target at most
 }
 
-// parseWanted checks a capability. The context is the volume's.
+// parseWanted checks a capability; context is the volume's.
 func parseWanted(c *csi.VolumeCapability, context map[string]string) (wanted, error) {
-	// Whether the volume's layout serves it the controller has seen to.
+	// The controller has checked that the volume's layout supports it.
 	mode, err := attachMode(c, 1)
 	if err != nil {
 		return wanted{}, err
@@ -193,8 +192,8 @@ type attachment struct {
 	number block.DeviceNumber
 }
 
-// attached waits until a volume is attached to this node, at the epoch that was
-// published or a later one: the manager begins a new one when the host has booted.
+// attached waits until a volume is attached to this node, at the published epoch or a later one:
+// the manager starts a new epoch after the host has rebooted.
 func (s *nodeServer) attached(ctx context.Context, t *task, id string, p publication) (a attachment, err error) {
 	doing := "wait for the device of volume " + id
 	if err := t.next(ctx, "wait for the device of volume %s", id); err != nil {
@@ -229,10 +228,10 @@ func (s *nodeServer) attached(ctx context.Context, t *task, id string, p publica
 	return a, err
 }
 
-// open opens the device of an attachment. By its name alone nothing is believed:
-// the number must be the one that the agent reported for this epoch, and must be so
-// still after the device is held, since from then on no other can have it.
-func (s *nodeServer) open(ctx context.Context, a attachment) (_ disk, err error) {
+// open opens the device of an attachment. The name alone proves nothing: the device number must be
+// the one that the agent reported for this epoch, and must still be so once the device is held
+// open, since then no other device can get the number.
+func (s *nodeServer) open(ctx context.Context, a attachment) (_ mount.Disk, err error) {
 	unavailable := func(format string, args ...any) error {
 		return status.Errorf(codes.Unavailable, "volume %s: %s", a.volume.Name, fmt.Sprintf(format, args...))
 	}
@@ -266,9 +265,9 @@ func (s *nodeServer) open(ctx context.Context, a attachment) (_ disk, err error)
 	return d, nil
 }
 
-// superseded tells whether what is on a device of a volume cannot reach the volume
-// any more: the attachment that it belonged to is gone, and the targets have fenced
-// its epoch. The error is the manager's, and then nothing is known.
+// superseded reports whether a device of a volume can no longer reach the volume: its attachment is
+// gone, and the targets have fenced its epoch. If the manager fails, the error is returned and
+// nothing is known.
 func (s *nodeServer) superseded(ctx context.Context, id string, device block.DeviceNumber) (bool, error) {
 	v, err := s.volume(ctx, id)
 	if status.Code(err) == codes.NotFound {
@@ -281,7 +280,7 @@ func (s *nodeServer) superseded(ctx context.Context, id string, device block.Dev
 	if a == nil {
 		return len(v.FenceWaitsFor) == 0, nil
 	}
-	// An agent that has not reported yet may still have the very device.
+	// An agent that has not reported yet may still have this very device.
 	return a.DeviceNumber != "" && a.DeviceNumber != device.String(), nil
 }
 
@@ -305,7 +304,7 @@ func (s *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabiliti
 	return reply, nil
 }
 
-// NodeGetInfo tells the node's name, how many volumes it may have, and its segments.
+// NodeGetInfo returns the node's name, how many volumes it may have, and its segments.
 func (s *nodeServer) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	cluster, err := s.cfg.Manager.GetStatus(ctx, &pb.GetStatusRequest{})
 	if err != nil {
@@ -329,8 +328,8 @@ func (s *nodeServer) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest)
 	}, nil
 }
 
-// self is this node as the manager knows it. One without an initiator agent gets no
-// volumes; a CO that asks again finds it when the agent has come up.
+// self is this node as the manager knows it. A node without an initiator agent gets no volumes; the
+// CO asks again and finds the agent once it is up.
 func (s *nodeServer) self(ctx context.Context) (*pb.Node, error) {
 	all, err := s.cfg.Manager.ListNodes(ctx, &pb.ListNodesRequest{})
 	if err != nil {

@@ -16,14 +16,15 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/csi/mount"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
 var errCrashed = errors.New("the process is dead")
 
-// moment is when a process dies: at its n-th step, before or after the step, or in
-// the middle of it, if it has one.
+// moment is when a process dies: at its n-th step, before, after or in the middle of it, if it has
+// a middle.
 type moment struct {
 	step int
 	when string
@@ -31,7 +32,7 @@ type moment struct {
 
 var whens = []string{"before", "after", "amid"}
 
-// mortal counts the steps of a process, and ends all from its moment on.
+// mortal counts the steps of a process, and fails them all from its moment on.
 type mortal struct {
 	mu    sync.Mutex
 	at    moment
@@ -40,7 +41,7 @@ type mortal struct {
 	died  string // at which step
 }
 
-// do does a step; amid is half of it.
+// do carries out a step; amid is half of it.
 func (m *mortal) do(name string, whole func() error, amid func()) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -65,55 +66,55 @@ func (m *mortal) do(name string, whole func() error, amid func()) error {
 	return errCrashed
 }
 
-// mortalKernel is a kernel that a process uses which dies. Reading is no step: a
-// death there is one before the next step.
+// mortalKernel is the kernel of a process that dies. Reading is no step: dying there is the same as
+// dying before the next step.
 type mortalKernel struct {
-	kernel
+	mount.Kernel
 	*mortal
 	spoil func(device block.DeviceNumber) // what a cut off mkfs leaves
 }
 
-func (k mortalKernel) Mount(d disk, source, target, fsType string, options []string) error {
-	return k.do("mount", func() error { return k.kernel.Mount(d, source, target, fsType, options) }, nil)
+func (k mortalKernel) Mount(d mount.Disk, source, target, fsType string, options []string) error {
+	return k.do("mount", func() error { return k.Kernel.Mount(d, source, target, fsType, options) }, nil)
 }
 
 func (k mortalKernel) Bind(device block.DeviceNumber, source, target string, readOnly bool) error {
-	return k.do("bind", func() error { return k.kernel.Bind(device, source, target, readOnly) }, nil)
+	return k.do("bind", func() error { return k.Kernel.Bind(device, source, target, readOnly) }, nil)
 }
 
-func (k mortalKernel) BindDisk(d disk, target string, readOnly bool) error {
-	return k.do("bind the device", func() error { return k.kernel.BindDisk(d, target, readOnly) }, nil)
+func (k mortalKernel) BindDisk(d mount.Disk, target string, readOnly bool) error {
+	return k.do("bind the device", func() error { return k.Kernel.BindDisk(d, target, readOnly) }, nil)
 }
 
 func (k mortalKernel) Unmount(target string, lazy bool) error {
-	return k.do("unmount", func() error { return k.kernel.Unmount(target, lazy) }, nil)
+	return k.do("unmount", func() error { return k.Kernel.Unmount(target, lazy) }, nil)
 }
 
 func (k mortalKernel) MakeDir(path string) error {
-	return k.do("mkdir", func() error { return k.kernel.MakeDir(path) }, nil)
+	return k.do("mkdir", func() error { return k.Kernel.MakeDir(path) }, nil)
 }
 
 func (k mortalKernel) MakeFile(path string) error {
-	return k.do("create", func() error { return k.kernel.MakeFile(path) }, nil)
+	return k.do("create", func() error { return k.Kernel.MakeFile(path) }, nil)
 }
 
 func (k mortalKernel) Remove(path string) error {
-	return k.do("remove", func() error { return k.kernel.Remove(path) }, nil)
+	return k.do("remove", func() error { return k.Kernel.Remove(path) }, nil)
 }
 
-func (k mortalKernel) Run(d disk, program string, args ...string) (r result, err error) {
+func (k mortalKernel) Run(d mount.Disk, program string, args ...string) (r mount.Result, err error) {
 	var amid func()
 	if strings.HasPrefix(program, "mkfs") && args[0] != "-V" {
 		amid = func() { k.spoil(d.Number()) }
 	}
 	err = k.do(program, func() (err error) {
-		r, err = k.kernel.Run(d, program, args...)
+		r, err = k.Kernel.Run(d, program, args...)
 		return err
 	}, amid)
 	return r, err
 }
 
-// life is what a CO does with a volume on a node, with the paths of one.
+// life is everything that a CO does with a volume on a node, with the paths for one.
 type life struct {
 	t       *testing.T
 	node    *nodeServer
@@ -143,7 +144,7 @@ const (
 	callUnstage
 )
 
-// run makes calls in turn until one fails, and tells which.
+// run makes calls in turn until one fails, and returns which.
 func (l *life) run(calls ...int) (failed int, err error) {
 	for _, call := range calls {
 		ctx, cancel := context.WithTimeout(l.t.Context(), 20*time.Second)
@@ -156,21 +157,20 @@ func (l *life) run(calls ...int) (failed int, err error) {
 	return -1, nil
 }
 
-// bench is a machine on which a process may die, over and over.
+// crashBench is a machine on which a process may die repeatedly.
 type crashBench struct {
-	kernel  kernel
+	kernel  mount.Kernel
 	records *records
 	stage   *csi.NodeStageVolumeRequest
 	target  string
 	spoil   func(device block.DeviceNumber)
 	write   func(t *testing.T, target, data string)
 	read    func(t *testing.T, target string) string
-	clean   func(t *testing.T) // checks that nothing is left
+	clean   func(t *testing.T) // checks that nothing is left behind
 }
 
-// dieAt lets a process die at a moment of a volume's life, and has the next one
-// finish: with the same calls, or by giving the pod up. It tells whether the first
-// process reached the moment.
+// dieAt makes a process die at a moment of a volume's life, and lets the next one finish: with the
+// same calls, or by giving up the pod. It reports whether the first process reached the moment.
 func (b crashBench) dieAt(t *testing.T, at moment, giveUp bool) (reached bool) {
 	m := &mortal{at: at}
 	first := newNodeOn(Config{Manager: b.records, Node: thisNode}, mortalKernel{b.kernel, m, b.spoil})
@@ -266,8 +266,7 @@ func fakeBench(t *testing.T, capability *csi.VolumeCapability) crashBench {
 	}
 }
 
-// TestAProcessMayDieOnARealKernel is the same with real file systems, for some of
-// the moments.
+// TestAProcessMayDieOnARealKernel does the same with real file systems, for some of the moments.
 func TestAProcessMayDieOnARealKernel(t *testing.T) {
 	needsRoot(t)
 	m := realMachine(t)
@@ -283,8 +282,8 @@ func TestAProcessMayDieOnARealKernel(t *testing.T) {
 	}
 }
 
-// realBench is one over a device, which it empties.
-func realBench(t *testing.T, m machine, node string, d disk, fsType string) crashBench {
+// realBench is a bench over a device, which it empties.
+func realBench(t *testing.T, m machine, node string, d mount.Disk, fsType string) crashBench {
 	t.Helper()
 	wipe(t, node)
 	dir, err := os.MkdirTemp(m.dir, "life")
@@ -296,7 +295,7 @@ func realBench(t *testing.T, m machine, node string, d disk, fsType string) cras
 	records := newRecords(node, d.Number(), 320*mib)
 	records.volumes[volumeID].Layout = &pb.Layout{Stripes: 1, Copies: 2, ChunkBytes: 128 << 10}
 	return crashBench{
-		kernel: m.kernel, records: records, stage: stage, target: filepath.Join(dir, "target"),
+		kernel: m.Kernel, records: records, stage: stage, target: filepath.Join(dir, "target"),
 		spoil: func(block.DeviceNumber) {
 			f, err := os.OpenFile(node, os.O_WRONLY, 0)
 			if err == nil {
@@ -324,8 +323,8 @@ func realBench(t *testing.T, m machine, node string, d disk, fsType string) cras
 		clean: func(t *testing.T) {
 			t.Helper()
 			all, err := m.Mounts()
-			if others := all.fileSystemOn(d.Number()); err != nil || len(others) > 0 {
-				t.Errorf("still mounted: %s, %v", others.points(), err)
+			if others := all.FileSystemOn(d.Number()); err != nil || len(others) > 0 {
+				t.Errorf("still mounted: %s, %v", others.Points(), err)
 			}
 			if busy, err := d.Busy(); busy || err != nil {
 				t.Errorf("the device is busy: %v, %v", busy, err)
@@ -337,7 +336,7 @@ func realBench(t *testing.T, m machine, node string, d disk, fsType string) cras
 	}
 }
 
-// wipe makes a loop device read as a new one.
+// wipe makes a loop device read like a new one.
 func wipe(t *testing.T, node string) {
 	t.Helper()
 	f, err := os.OpenFile(node, os.O_WRONLY, 0)

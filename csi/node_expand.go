@@ -13,10 +13,12 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/csi/mount"
 )
 
-// NodeExpandVolume waits until the device has the size that was asked for, and grows
-// the file system on it, in use as it is. A raw device is its user's to notice.
+// NodeExpandVolume waits until the device has the requested size, and grows the file system on it
+// while it is in use. Users of a raw device have to notice the new size themselves.
 func (s *nodeServer) NodeExpandVolume(ctx context.Context, r *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	id, path := r.GetVolumeId(), r.GetVolumePath()
 	if err := missingID(id); err != nil {
@@ -25,7 +27,7 @@ func (s *nodeServer) NodeExpandVolume(ctx context.Context, r *csi.NodeExpandVolu
 	switch {
 	case path == "":
 		return nil, status.Error(codes.InvalidArgument, "volume_path: missing")
-	case !filepath.IsAbs(path): // csi-sanity holds that there is no volume then
+	case !filepath.IsAbs(path): // csi-sanity treats this as a missing volume
 		return nil, status.Errorf(codes.NotFound, "volume %s: not at %q, which is not an absolute path", id, path)
 	}
 	if err := s.checkPath("volume_path", path); err != nil {
@@ -58,22 +60,22 @@ func (s *nodeServer) expand(ctx context.Context, t *task, id, path string, requi
 	device := s.deviceOf(m)
 	now := attachmentTo(v, string(s.cfg.Node))
 	if now == nil || now.DeviceNumber != device.String() {
-		return 0, status.Errorf(codes.FailedPrecondition, "volume %s: device %s, which is not the volume's, is mounted on %s", v.Name, device, m.point)
+		return 0, status.Errorf(codes.FailedPrecondition, "volume %s: device %s, which is not the volume's, is mounted on %s", v.Name, device, m.Point)
 	}
 	a := attachment{volume: v, Attachment: now, number: device}
 	if size, err = s.awaitSize(ctx, a, cmp.Or(required, v.SizeBytes)); err != nil {
 		return 0, err
 	}
-	if device != m.device {
+	if device != m.Device {
 		return size, nil
 	}
-	// A target may be read-only, and its file system not: that is grown where it can
-	// be written. One that is read-only everywhere stays as it is.
+	// A target may be read-only while its file system is not: then the file system is grown where
+	// it is writable. One that is read-only everywhere stays as it is.
 	all, err := s.kernel.Mounts()
 	if err != nil {
 		return 0, unavailable(a, err)
 	}
-	writable := slices.DeleteFunc(all.fileSystemOn(device), mount.readOnly)
+	writable := slices.DeleteFunc(all.FileSystemOn(device), mount.Mount.ReadOnly)
 	if len(writable) == 0 {
 		return size, nil
 	}
@@ -82,7 +84,7 @@ func (s *nodeServer) expand(ctx context.Context, t *task, id, path string, requi
 		return 0, err
 	}
 	defer d.Close()
-	if err := s.grow(ctx, t, d, m.fsType, writable[0].point); err != nil {
+	if err := s.grow(ctx, t, d, m.FSType, writable[0].Point); err != nil {
 		if _, ok := status.FromError(err); ok {
 			return 0, err
 		}
@@ -94,7 +96,7 @@ func (s *nodeServer) expand(ctx context.Context, t *task, id, path string, requi
 	return size, nil
 }
 
-// awaitSize waits until a device has at least a size, and tells the one it has.
+// awaitSize waits until a device has at least a size, and returns its size.
 func (s *nodeServer) awaitSize(ctx context.Context, a attachment, least uint64) (size uint64, err error) {
 	doing := fmt.Sprintf("grow volume %s on this node", a.volume.Name)
 	err = await(ctx, doing, func() (string, error) {

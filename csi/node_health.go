@@ -11,11 +11,12 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"weft.dev/weft/csi/mount"
 	"weft.dev/weft/proto/pb"
 )
 
-// NodeGetVolumeHealth tells what is wrong with a volume as this node has it: what
-// the manager knows, and what its mounts show.
+// NodeGetVolumeHealth says what is wrong with a volume on this node: what the manager knows, and
+// what its mounts show.
 func (s *nodeServer) NodeGetVolumeHealth(ctx context.Context, r *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
 	if err := missingID(r.GetVolumeId()); err != nil {
 		return nil, err
@@ -46,24 +47,24 @@ func (s *nodeServer) NodeGetVolumeHealth(ctx context.Context, r *csi.NodeGetVolu
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: h}, nil
 }
 
-// mountHealth tells what is wrong with a mount of a volume.
-func (s *nodeServer) mountHealth(a *pb.Attachment, id string, m mount, add func(reason, format string, args ...any)) {
+// mountHealth says what is wrong with a mount of a volume.
+func (s *nodeServer) mountHealth(a *pb.Attachment, id string, m mount.Mount, add func(reason, format string, args ...any)) {
 	device := s.deviceOf(m)
 	if number := a.GetDeviceNumber(); a == nil || number != "" && number != device.String() {
-		add("AttachmentEnded", "%s is on device %s of an attachment that has ended: writes there are lost", m.point, device)
+		add("AttachmentEnded", "%s is on device %s of an attachment that has ended: writes there are lost", m.Point, device)
 		return
 	}
-	if device != m.device {
-		return // a raw device has no more to say
+	if device != m.Device {
+		return // a raw device shows nothing more
 	}
-	if slices.Contains(m.super, "ro") && !m.readOnly() || slices.Contains(m.super, "emergency_ro") {
-		add("FileSystemReadOnly", "the file system on %s has become read-only after an error", m.point)
+	if slices.Contains(m.Super, "ro") && !m.ReadOnly() || slices.Contains(m.Super, "emergency_ro") {
+		add("FileSystemReadOnly", "the file system on %s has become read-only after an error", m.Point)
 	}
-	if slices.Contains(m.super, "shutdown") { // as ext4 shows it on Linux 6.18, and not on 6.1
-		add("FileSystemFails", "the file system on %s has shut itself down after an error", m.point)
+	if slices.Contains(m.Super, "shutdown") { // as ext4 shows it on Linux 6.18, and not on 6.1
+		add("FileSystemFails", "the file system on %s has shut itself down after an error", m.Point)
 		return
 	}
-	switch _, err := s.asked.ask(id, m.point, s.kernel.Usage); {
+	switch _, err := s.asked.ask(id, m.Point, s.kernel.Usage); {
 	case errors.Is(err, errNoAnswer):
 		add("FileSystemHangs", "%v", err)
 	case err != nil:
@@ -71,8 +72,8 @@ func (s *nodeServer) mountHealth(a *pb.Attachment, id string, m mount, add func(
 	}
 }
 
-// NodeGetStorageHealth tells how well this node reaches the cluster. Without the
-// volume manager attached volumes go on; nothing new can be attached.
+// NodeGetStorageHealth says how well this node reaches the cluster. Without the volume manager,
+// attached volumes keep working; nothing new can be attached.
 func (s *nodeServer) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
 	reply := &csi.NodeGetStorageHealthResponse{}
 	add := func(t csi.StorageHealthErrorType, reason, message string) {

@@ -9,14 +9,14 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/csi/mount"
 )
 
-// Mount options come from StorageClasses and PersistentVolumes, and are given to
-// the kernel on the node: only those that are known to stay within their volume
-// are. Not served are the ones that name other devices (journal_path, logdev,
-// rtdev), that stop the machine (errors=panic), that leave out what is only in the
-// journal yet (noload, norecovery), and that a cluster's kernels do not have in
-// common.
+// Mount options come from StorageClasses and PersistentVolumes, and reach the kernel on the node,
+// so only options known to stay within their volume are accepted. Refused are options that name
+// other devices (journal_path, logdev, rtdev), that stop the machine (errors=panic), that ignore
+// writes still in the journal (noload, norecovery), and that not all kernels of a cluster support.
 var (
 	generic = words("defaults rw ro suid nosuid dev nodev exec noexec sync async dirsync " +
 		"lazytime nolazytime noatime relatime strictatime nodiratime")
@@ -35,7 +35,7 @@ var (
 
 func words(s string) []string { return strings.Fields(s) }
 
-// known tells whether an option may be given to a file system.
+// known reports whether an option is accepted for a file system.
 func known(fsType, option string) bool {
 	if slices.Contains(generic, option) || slices.Contains(ofFileSystem[fsType], option) || selinux.MatchString(option) {
 		return true
@@ -44,14 +44,14 @@ func known(fsType, option string) bool {
 	return ok && quantity.MatchString(value) && slices.Contains(ofFileSystem[fsType], key+"=N")
 }
 
-// mountOptions are those that a volume is staged with. The flags are a
-// capability's; the error is of code InvalidArgument and names the one at fault.
+// mountOptions returns the options for staging a volume. The flags come from a capability; the
+// error has code InvalidArgument and names the bad option.
 //
-// nouuid is for clones of one volume on one node, which have one UUID.
+// nouuid is for clones of one volume on one node, which share a UUID.
 func mountOptions(fsType string, flags []string, readOnly bool) ([]string, error) {
 	var options []string
 	for _, flag := range flags {
-		for _, o := range splitOptions(flag) {
+		for _, o := range mount.SplitOptions(flag) {
 			if !known(fsType, o) {
 				return nil, status.Errorf(codes.InvalidArgument, "volume_capability.mount.mount_flags: %q is not supported for %s", o, fsType)
 			}
@@ -69,36 +69,4 @@ func mountOptions(fsType string, flags []string, readOnly bool) ([]string, error
 	}
 	slices.Sort(options)
 	return slices.Compact(options), nil
-}
-
-// telling are the options by which two mounts differ for those who use them, and
-// which mountinfo shows whenever they are set. Of others the kernel shows some only
-// if they are not its default.
-var telling = words("noatime nodiratime nosuid nodev noexec sync dirsync lazytime discard nodelalloc wsync largeio filestreams")
-
-// identity is what must be the same for two requests to be about the same mount.
-func identity(options []string) []string {
-	var found []string
-	for _, o := range options {
-		switch {
-		case o == "ro", slices.Contains(telling, o):
-			found = append(found, o)
-		case strings.HasPrefix(o, "context="):
-			found = append(found, strings.ReplaceAll(o, `"`, ""))
-		}
-	}
-	slices.Sort(found)
-	return slices.Compact(found)
-}
-
-// identityOf is that of a mount. The file system's own "ro" is not the mount's: a
-// file system goes read-only by itself, after an error.
-func identityOf(m mount) []string {
-	super := slices.DeleteFunc(slices.Clone(m.super), func(o string) bool { return o == "ro" })
-	return identity(append(super, m.options...))
-}
-
-// sameOptions tells whether a mount is what the options ask for.
-func sameOptions(m mount, options []string) bool {
-	return slices.Equal(identityOf(m), identity(options))
 }

@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/csi/mount"
 )
 
 // publishing is a request to publish a volume.
@@ -99,7 +101,7 @@ func (s *nodeServer) publish(ctx context.Context, t *task, req publishing) error
 	return notOurs(a, s.kernel.Bind(a.number, req.path, req.target, req.readOnly))
 }
 
-// notOurs tells a device that has changed since it was looked at.
+// notOurs recognizes the error for a device that has changed since it was checked.
 func notOurs(a attachment, err error) error {
 	if errors.Is(err, unix.ESTALE) {
 		return status.Errorf(codes.FailedPrecondition, "volume %s: %v", a.volume.Name, err)
@@ -107,9 +109,9 @@ func notOurs(a attachment, err error) error {
 	return unavailable(a, err)
 }
 
-// checkStaged sees that the staging path has the file system of the volume's very
-// device: what is there may be of an attachment that has ended.
-func (s *nodeServer) checkStaged(a attachment, req publishing, all mounts) error {
+// checkStaged checks that the file system at the staging path is on the volume's current device: it
+// may belong to an attachment that has ended.
+func (s *nodeServer) checkStaged(a attachment, req publishing, all mount.Table) error {
 	if req.block {
 		return nil
 	}
@@ -117,57 +119,57 @@ func (s *nodeServer) checkStaged(a attachment, req publishing, all mounts) error
 		args = append([]any{a.volume.Name, req.path}, args...)
 		return status.Errorf(codes.FailedPrecondition, "volume %s: staging path %s: "+format, args...)
 	}
-	m, mounted := all.at(req.path)
+	m, mounted := all.At(req.path)
 	switch {
 	case !mounted:
 		return refuse("nothing is mounted there: it is not staged")
-	case m.device != a.number:
-		return refuse("device %s is mounted there, but the volume's is %s: unstage and stage it again", m.device, a.number)
-	case req.fsType != "" && m.fsType != req.fsType:
-		return refuse("%s is mounted there, not %s as requested", m.fsType, req.fsType)
-	case m.readOnly() && !req.readOnly:
+	case m.Device != a.number:
+		return refuse("device %s is mounted there, but the volume's is %s: unstage and stage it again", m.Device, a.number)
+	case req.fsType != "" && m.FSType != req.fsType:
+		return refuse("%s is mounted there, not %s as requested", m.FSType, req.fsType)
+	case m.ReadOnly() && !req.readOnly:
 		return refuse("it is mounted read-only there")
 	}
 	return nil
 }
 
-// publishedAlready answers for a target that has the volume.
-func publishedAlready(a attachment, req publishing, m mount) error {
-	isNode := m.device != a.number
+// publishedAlready answers for a target that already has the volume.
+func publishedAlready(a attachment, req publishing, m mount.Mount) error {
+	isNode := m.Device != a.number
 	switch {
-	case isNode != req.block || !req.block && m.root != "/":
+	case isNode != req.block || !req.block && m.Root != "/":
 		return status.Errorf(codes.AlreadyExists, "volume %s: %s already has it, in another way than requested", a.volume.Name, req.target)
-	case m.readOnly() != req.readOnly:
-		return status.Errorf(codes.AlreadyExists, "volume %s: %s already has it, with read-only %v instead of %v", a.volume.Name, req.target, m.readOnly(), req.readOnly)
+	case m.ReadOnly() != req.readOnly:
+		return status.Errorf(codes.AlreadyExists, "volume %s: %s already has it, with read-only %v instead of %v", a.volume.Name, req.target, m.ReadOnly(), req.readOnly)
 	}
 	return nil
 }
 
-// checkAlone sees that a volume for one writer is at one target, by what is mounted:
-// so it holds over a restart too. The kubelet binds a raw device once more for
-// itself, after the target and for the same pod; a second pod's target comes before
-// its own, and finds both.
-func (s *nodeServer) checkAlone(a attachment, req publishing, all mounts) error {
+// checkAlone checks that a volume for a single writer is at one target only. It looks at mounts, so
+// the rule survives a restart. The kubelet binds a raw device once more for itself, after the
+// target and for the same pod; a second pod's target is published before its own such bind, and
+// finds both mounts of the first.
+func (s *nodeServer) checkAlone(a attachment, req publishing, all mount.Table) error {
 	if !req.alone {
 		return nil
 	}
-	var others mounts
+	var others mount.Table
 	if req.block {
 		others = s.nodesOf(all, a.number)
 	} else {
-		var staged []place
-		if m, ok := all.at(req.path); ok {
-			staged = append(staged, all.place(m))
+		var staged []mount.Place
+		if m, ok := all.At(req.path); ok {
+			staged = append(staged, all.Place(m))
 		}
-		others = all.fileSystemOn(a.number, staged...)
+		others = all.FileSystemOn(a.number, staged...)
 	}
 	if len(others) > 0 {
-		return status.Errorf(codes.FailedPrecondition, "volume %s: it is for a single writer, and %s has it", a.volume.Name, others.points())
+		return status.Errorf(codes.FailedPrecondition, "volume %s: it is for a single writer, and %s has it", a.volume.Name, others.Points())
 	}
 	return nil
 }
 
-// bindDevice binds the node of the device, held meanwhile, to the target file.
+// bindDevice binds the device's node to the target file while holding the device open.
 func (s *nodeServer) bindDevice(ctx context.Context, t *task, a attachment, req publishing) error {
 	if err := t.next(ctx, "bind %s to %s", a.Device, req.target); err != nil {
 		return err
@@ -183,7 +185,7 @@ func (s *nodeServer) bindDevice(ctx context.Context, t *task, a attachment, req 
 	return notOurs(a, s.kernel.BindDisk(d, req.target, req.readOnly))
 }
 
-// NodeUnpublishVolume takes the target away.
+// NodeUnpublishVolume removes the target.
 func (s *nodeServer) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	id, target := r.GetVolumeId(), r.GetTargetPath()
 	if err := missingID(id); err != nil {
@@ -206,7 +208,7 @@ func (s *nodeServer) unpublish(ctx context.Context, t *task, id, target string) 
 	if err != nil {
 		return status.Error(codes.Unavailable, err.Error())
 	}
-	if _, err := s.unmountAll(ctx, t, id, target, func(mounts, mount) error { return nil }); err != nil {
+	if _, err := s.unmountAll(ctx, t, id, target, func(mount.Table, mount.Mount) error { return nil }); err != nil {
 		return err
 	}
 	if err := s.kernel.Remove(target); err != nil {

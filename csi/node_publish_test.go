@@ -15,6 +15,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"weft.dev/weft/csi/mount"
+	"weft.dev/weft/csi/mount/mounttest"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -36,7 +38,7 @@ func TestATargetWithOtherArgumentsAlreadyExists(t *testing.T) {
 	refused(t, "the same target, read-only", w.publishErr(), codes.AlreadyExists)
 	w.publish.TargetPath = "/pods/p2"
 	succeeds(t, "another target, read-only", w.publishErr())
-	if m, _ := w.mountedAt("/pods/p2"); !m.readOnly() {
+	if m, _ := w.mountedAt("/pods/p2"); !m.ReadOnly() {
 		t.Error("the target is writable")
 	}
 	w.publish.VolumeCapability = blockCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
@@ -153,13 +155,13 @@ func TestTheNextAttachmentIsStagedOverWhatTheLastOneLeft(t *testing.T) {
 	w.kernel.held["/staging/db1"] = "process 7"
 	d := w.attachAnew()
 	succeeds(t, "stage", w.stageErr())
-	if m, _ := w.mountedAt("/staging/db1"); m.device != d.number {
-		t.Errorf("staged is device %s, want %s", m.device, d.number)
+	if m, _ := w.mountedAt("/staging/db1"); m.Device != d.number {
+		t.Errorf("staged is device %s, want %s", m.Device, d.number)
 	}
 	delete(w.kernel.held, "/staging/db1")
 	succeeds(t, "publish where the old pod's target was", w.publishErr())
-	if m, _ := w.mountedAt("/pods/p1"); m.device != d.number {
-		t.Errorf("published is device %s, want %s", m.device, d.number)
+	if m, _ := w.mountedAt("/pods/p1"); m.Device != d.number {
+		t.Errorf("published is device %s, want %s", m.Device, d.number)
 	}
 	if w.formats() != 1 {
 		t.Errorf("%d file systems made, want the first alone", w.formats())
@@ -169,7 +171,7 @@ func TestTheNextAttachmentIsStagedOverWhatTheLastOneLeft(t *testing.T) {
 func TestWhatOthersMountedIsNotTakenAway(t *testing.T) {
 	w := newNodeWorld(t)
 	other := w.kernel.addDisk("/dev/weft/other", 512*mib)
-	other.start = encodeExt4(otherID, 512*mib, true)
+	other.start = mounttest.Ext4(otherID, 512*mib, true)
 	w.records.volumes[otherID] = &pb.Volume{Id: otherID, Name: "other", Attachment: &pb.Attachment{
 		Node: thisNode, DeviceNumber: other.number.String(), State: pb.AttachmentState_ATTACHMENT_STATE_ATTACHED,
 	}}
@@ -177,7 +179,7 @@ func TestWhatOthersMountedIsNotTakenAway(t *testing.T) {
 	d, _ := w.kernel.Open("/dev/weft/other")
 	succeeds(t, "mount", w.kernel.Mount(d, "/dev/weft/other", "/staging/db1", "ext4", nil))
 	refused(t, "stage over another volume", w.stageErr(), codes.FailedPrecondition, "/dev/weft/other")
-	if m, ok := w.mountedAt("/staging/db1"); !ok || m.device != other.number {
+	if m, ok := w.mountedAt("/staging/db1"); !ok || m.Device != other.number {
 		t.Error("another volume's mount was taken away")
 	}
 }
@@ -322,13 +324,13 @@ func TestAFileSystemThatHangsIsAskedOnce(t *testing.T) {
 }
 
 type usageCounter struct {
-	kernel
+	mount.Kernel
 	asked chan struct{}
 }
 
-func (u usageCounter) Usage(path string) (usage, error) {
+func (u usageCounter) Usage(path string) (mount.Usage, error) {
 	u.asked <- struct{}{}
-	return u.kernel.Usage(path)
+	return u.Kernel.Usage(path)
 }
 
 func reasons(h *csi.VolumeHealth) []string {
@@ -405,8 +407,8 @@ func TestExpandWaitsForTheDeviceAndGrowsTheFileSystem(t *testing.T) {
 		w.kernel.mu.Unlock()
 		got, err := w.node.NodeExpandVolume(callContext(t, 10*time.Second), ask)
 		succeeds(t, "expand", err)
-		if s, _ := parseSuperblock(w.disk.start[:]); got.CapacityBytes != 1024*mib || s.bytes != 1024*mib {
-			t.Errorf("expand = %d, and the file system has %d", got.CapacityBytes, s.bytes)
+		if s, _ := mount.ParseSuperblock(w.disk.start[:]); got.CapacityBytes != 1024*mib || s.Bytes != 1024*mib {
+			t.Errorf("expand = %d, and the file system has %d", got.CapacityBytes, s.Bytes)
 		}
 		w.attachAnew()
 		_, err = w.node.NodeExpandVolume(callContext(t, 10*time.Second), ask)

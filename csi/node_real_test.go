@@ -16,14 +16,16 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"weft.dev/weft/csi/mount"
 )
 
-// realNode is a node service on this machine's kernel, with one volume of a device.
+// realNode is a node service on this machine's kernel, with one volume on a device.
 type realNode struct {
 	*life
 	machine machine
 	records *records
-	disk    disk
+	disk    mount.Disk
 	device  string
 }
 
@@ -38,7 +40,7 @@ func newRealNode(t *testing.T, capability *csi.VolumeCapability) *realNode {
 	n := &realNode{machine: m, records: b.records, disk: d, device: device}
 	n.life = &life{
 		t: t, stage: b.stage, publish: publishOf(b.stage, b.target),
-		node: newNodeOn(Config{Manager: b.records, Node: thisNode}, m.kernel),
+		node: newNodeOn(Config{Manager: b.records, Node: thisNode}, m.Kernel),
 	}
 	t.Cleanup(func() {
 		_ = m.Unmount(b.target, true)
@@ -62,8 +64,8 @@ func (n *realNode) fails(call int, code codes.Code, names ...string) {
 
 const anyWriter = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 
-// shutDown has a file system answer everything with an error, as one of which the
-// device is gone (EXT4_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN).
+// shutDown makes a file system answer everything with an error, like one whose device is gone
+// (EXT4_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN).
 func shutDown(t *testing.T, point string) {
 	t.Helper()
 	f, err := os.Open(point)
@@ -93,7 +95,7 @@ func TestADeadFileSystemIsUnmounted(t *testing.T) {
 			h, err := n.node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: volumeID, VolumePublishPath: target})
 			succeeds(t, "health", err)
 			at, _ := n.machine.at(t, target)
-			shows := fsType == "xfs" || slices.Contains(at.super, "shutdown") // older kernels do not tell of ext4
+			shows := fsType == "xfs" || slices.Contains(at.Super, "shutdown") // older kernels do not show it for ext4
 			if got := reasons(h.VolumeHealth); shows && !slices.Contains(got, "FileSystemFails") {
 				t.Errorf("health = %v", got)
 			}
@@ -118,8 +120,8 @@ func TestAUserOfTheTargetIsNamedAndNotHarmed(t *testing.T) {
 	n.succeeds(callUnpublish, callUnstage)
 }
 
-// A program that is being started has, until its exec, a copy of each descriptor of
-// the process that starts it: that of a mount too, which is then busy for so long.
+// A program being started has, until its exec, a copy of each descriptor of its parent, including
+// that of a mount, which is busy until then.
 func TestAMountThatIsHeldForAMomentGoes(t *testing.T) {
 	n := newRealNode(t, mountCapability(anyWriter, "ext4"))
 	for call, point := range map[int]string{callUnpublish: n.publish.TargetPath, callUnstage: n.stage.StagingTargetPath} {
@@ -136,8 +138,8 @@ func TestAMountThatIsHeldForAMomentGoes(t *testing.T) {
 	}
 }
 
-// holdElsewhere has a child of this process keep a copy of a descriptor of a path
-// until it is released, or the test ends.
+// holdElsewhere makes a child of this process keep a copy of a descriptor of a path until it is
+// released, or the test ends.
 func holdElsewhere(t *testing.T, path string) (release func()) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -178,14 +180,14 @@ func TestAMountThatAContainerKeptIsWaitedFor(t *testing.T) {
 	if busy, err := n.disk.Busy(); !busy || err != nil {
 		t.Errorf("Busy = %v, %v, and the file system is live", busy, err)
 	}
-	n.succeeds(callStage) // it is the same file system, and is not checked or made
+	n.succeeds(callStage) // it is the same file system, so it is not checked or made
 	n.fails(callUnstage, codes.FailedPrecondition, "sleep")
 	kill()
 	n.succeeds(callUnstage)
 }
 
-// A mount goes where a link leads, an unmount stays with the link: so on a link
-// nothing is mounted, of what would never be found again.
+// A mount follows a link, an unmount does not: so nothing is mounted on a link, where it would
+// never be found again.
 func TestNothingIsMountedBehindALink(t *testing.T) {
 	for name, capability := range map[string]*csi.VolumeCapability{"ext4": mountCapability(anyWriter, "ext4"), "raw": blockCapability(anyWriter)} {
 		t.Run(name, func(t *testing.T) {
@@ -193,7 +195,7 @@ func TestNothingIsMountedBehindALink(t *testing.T) {
 			behind := filepath.Join(n.machine.dir, "behind")
 			succeeds(t, "make the directory", n.machine.MakeDir(behind))
 			staging, target := n.stage.StagingTargetPath, n.publish.TargetPath
-			if name != "raw" { // of which nothing is at the staging path
+			if name != "raw" { // a raw volume has nothing at the staging path
 				n.machine.link(t, behind, staging)
 				n.fails(callStage, codes.FailedPrecondition, staging+" is a symbolic link")
 				n.succeeds(callUnstage)
@@ -206,15 +208,14 @@ func TestNothingIsMountedBehindALink(t *testing.T) {
 			n.succeeds(callUnpublish, callUnstage)
 			all, err := n.machine.Mounts()
 			succeeds(t, "read the mounts", err)
-			if left := all.fileSystemOn(n.disk.Number()); len(left) > 0 {
-				t.Errorf("still mounted on %s", left.points())
+			if left := all.FileSystemOn(n.disk.Number()); len(left) > 0 {
+				t.Errorf("still mounted on %s", left.Points())
 			}
 		})
 	}
 }
 
-// The kubelet has a loop device over each raw volume, and takes it away when it
-// likes.
+// The kubelet has a loop device over each raw volume, and removes it when it likes.
 func TestTheKubeletsLoopDeviceIsNobodysUse(t *testing.T) {
 	n := newRealNode(t, blockCapability(anyWriter))
 	n.succeeds(callStage, callPublish)
@@ -247,7 +248,7 @@ func TestARestartDisturbsNothing(t *testing.T) {
 	}
 	defer f.Close()
 	before, _ := n.machine.Mounts()
-	n.node = newNodeOn(Config{Manager: n.records, Node: thisNode}, newLinux())
+	n.node = newNodeOn(Config{Manager: n.records, Node: thisNode}, mount.NewLinux())
 	n.succeeds(callStage, callPublish)
 	after, _ := n.machine.Mounts()
 	if len(before) != len(after) {

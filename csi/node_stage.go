@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/csi/mount"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
@@ -28,9 +29,9 @@ type staging struct {
 	publication publication
 }
 
-// NodeStageVolume mounts a volume's file system at the staging path, made first if
-// the volume is new (see format.go). Of a raw block volume it only sees that the
-// device is there and can be read.
+// NodeStageVolume mounts a volume's file system at the staging path; on a new volume it first makes
+// one (see format.go). For a raw block volume it only checks that the device exists and can be
+// read.
 func (s *nodeServer) NodeStageVolume(ctx context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	req, err := s.parseStaging(r)
 	if err != nil {
@@ -90,7 +91,7 @@ func (s *nodeServer) stage(ctx context.Context, t *task, req staging) error {
 	case req.block && mounted:
 		return status.Errorf(codes.AlreadyExists, "volume %s: it is staged as a file system, but requested as a raw device", a.volume.Name)
 	case req.block:
-		if _, err := look(s.kernel, d); err != nil {
+		if _, err := mount.Inspect(s.kernel, d); err != nil {
 			return unavailable(a, err)
 		}
 		return s.recordRaw(ctx, a, req.wanted)
@@ -100,8 +101,8 @@ func (s *nodeServer) stage(ctx context.Context, t *task, req staging) error {
 	return s.mount(ctx, t, a, d, req, path)
 }
 
-// unavailable is the answer to an error of the device or the kernel after which all
-// of it can be tried again.
+// unavailable is the answer to an error of the device or the kernel after which everything can be
+// retried.
 func unavailable(a attachment, err error) error {
 	if err == nil {
 		return nil
@@ -112,15 +113,15 @@ func unavailable(a attachment, err error) error {
 	return status.Errorf(codes.Unavailable, "volume %s: %v", a.volume.Name, err)
 }
 
-// current finds the mount of an attachment's device at a path. What is there of a
-// device that an earlier attachment had is taken away.
-func (s *nodeServer) current(ctx context.Context, t *task, a attachment, path string) (m mount, mounted bool, err error) {
+// current finds the mount of an attachment's device at a path. It removes mounts of an earlier
+// attachment's device.
+func (s *nodeServer) current(ctx context.Context, t *task, a attachment, path string) (m mount.Mount, mounted bool, err error) {
 	for {
 		all, err := s.kernel.Mounts()
 		if err != nil {
 			return m, false, unavailable(a, err)
 		}
-		m, mounted = all.at(path)
+		m, mounted = all.At(path)
 		if !mounted {
 			return m, false, nil
 		}
@@ -133,24 +134,23 @@ func (s *nodeServer) current(ctx context.Context, t *task, a attachment, path st
 	}
 }
 
-// deviceOf is the device that a mount gives: its file system's, or the one whose
-// node it is.
-func (s *nodeServer) deviceOf(m mount) block.DeviceNumber {
-	if m.mayBeNode() {
-		if node, ok := s.kernel.Node(m.point); ok {
+// deviceOf is the device that a mount provides: its file system's, or the one whose node is
+// mounted.
+func (s *nodeServer) deviceOf(m mount.Mount) block.DeviceNumber {
+	if m.MayBeNode() {
+		if node, ok := s.kernel.Node(m.Point); ok {
 			return node
 		}
 	}
-	return m.device
+	return m.Device
 }
 
-// clear unmounts what an earlier attachment of the volume left. Its device reaches
-// nothing any more: so who still uses it gets errors already, and it may be detached
-// under them.
-func (s *nodeServer) clear(ctx context.Context, t *task, a attachment, m mount) error {
-	inUse := status.Errorf(codes.FailedPrecondition, "volume %s: %s is on %s, which is not the volume's device %s", a.volume.Name, m.source, m.point, a.number)
+// clear unmounts what an earlier attachment of the volume left. Its device no longer reaches the
+// volume: its users already get errors, so it may be detached under them.
+func (s *nodeServer) clear(ctx context.Context, t *task, a attachment, m mount.Mount) error {
+	inUse := status.Errorf(codes.FailedPrecondition, "volume %s: %s is on %s, which is not the volume's device %s", a.volume.Name, m.Source, m.Point, a.number)
 	device := s.deviceOf(m)
-	if device == m.device && filepath.Dir(m.source) != filepath.Dir(a.Device) {
+	if device == m.Device && filepath.Dir(m.Source) != filepath.Dir(a.Device) {
 		return inUse
 	}
 	others, err := s.cfg.Manager.ListAttachments(ctx, &pb.ListAttachmentsRequest{Node: string(s.cfg.Node)})
@@ -162,38 +162,38 @@ func (s *nodeServer) clear(ctx context.Context, t *task, a attachment, m mount) 
 			return inUse
 		}
 	}
-	if err := t.next(ctx, "unmount %s of an earlier attachment", m.point); err != nil {
+	if err := t.next(ctx, "unmount %s of an earlier attachment", m.Point); err != nil {
 		return err
 	}
-	err = s.kernel.Unmount(m.point, false)
+	err = s.kernel.Unmount(m.Point, false)
 	if errors.Is(err, unix.EBUSY) {
-		err = s.kernel.Unmount(m.point, true)
+		err = s.kernel.Unmount(m.Point, true)
 	}
 	return unavailable(a, err)
 }
 
-// stagedAlready answers for a staging path that has the volume's file system: with
-// an error if it is another one than the request's.
-func (s *nodeServer) stagedAlready(ctx context.Context, t *task, a attachment, d disk, req staging, m mount) error {
+// stagedAlready answers for a staging path that already has the volume's file system: with an error
+// if that differs from the request.
+func (s *nodeServer) stagedAlready(ctx context.Context, t *task, a attachment, d mount.Disk, req staging, m mount.Mount) error {
 	differs := func(what, is, asked string) error {
 		return status.Errorf(codes.AlreadyExists, "volume %s: it is staged with %s %s, not %s as requested", a.volume.Name, what, is, asked)
 	}
-	options, err := mountOptions(m.fsType, req.flags, req.readOnly)
+	options, err := mountOptions(m.FSType, req.flags, req.readOnly)
 	switch {
 	case err != nil:
 		return err
-	case req.fsType != "" && req.fsType != m.fsType:
-		return differs("file system", m.fsType, req.fsType)
-	case !sameOptions(m, options):
-		return differs("options", strings.Join(identityOf(m), ","), strings.Join(identity(options), ","))
+	case req.fsType != "" && req.fsType != m.FSType:
+		return differs("file system", m.FSType, req.fsType)
+	case !mount.SameOptions(m, options):
+		return differs("options", strings.Join(mount.IdentityOf(m), ","), strings.Join(mount.Identity(options), ","))
 	case req.readOnly:
 		return nil
 	}
-	return s.stagedLarger(ctx, t, a, d, m.fsType, m.point)
+	return s.stagedLarger(ctx, t, a, d, m.FSType, m.Point)
 }
 
 // mount prepares the device and mounts it.
-func (s *nodeServer) mount(ctx context.Context, t *task, a attachment, d disk, req staging, path string) error {
+func (s *nodeServer) mount(ctx context.Context, t *task, a attachment, d mount.Disk, req staging, path string) error {
 	if err := checkShared(a, d, req); err != nil {
 		return err
 	}
@@ -218,8 +218,8 @@ func (s *nodeServer) mount(ctx context.Context, t *task, a attachment, d disk, r
 	if err != nil {
 		return unavailable(a, err)
 	}
-	if m, ok := all.at(path); !ok || m.device != a.number {
-		return unavailable(a, errors.Join(fmt.Errorf("%s has device %s after the mount, not %s", path, m.device, a.number), s.kernel.Unmount(path, false)))
+	if m, ok := all.At(path); !ok || m.Device != a.number {
+		return unavailable(a, errors.Join(fmt.Errorf("%s has device %s after the mount, not %s", path, m.Device, a.number), s.kernel.Unmount(path, false)))
 	}
 	if req.readOnly {
 		return nil
@@ -227,7 +227,7 @@ func (s *nodeServer) mount(ctx context.Context, t *task, a attachment, d disk, r
 	return s.stagedLarger(ctx, t, a, d, fsType, path)
 }
 
-// noPlace tells a path on which the volume cannot be mounted, whoever has made it.
+// noPlace recognizes a path on which the volume cannot be mounted, whoever made it.
 func noPlace(a attachment, err error) error {
 	for _, odd := range []error{unix.ELOOP, unix.ENOTDIR, unix.EISDIR} {
 		if errors.Is(err, odd) {
@@ -237,14 +237,12 @@ func noPlace(a attachment, err error) error {
 	return unavailable(a, err)
 }
 
-// checkShared sees that none of many readers can write. A file system is mounted with
-// its journal even by those who only read: what its writer had synced may be in the
-// journal only, and without it they would be shown an older state, without a word.
-// The kernel would bring the journal's content to its place, under all other
-// readers, unless the device itself takes no writes: then it mounts a file system
-// whose journal is empty, and refuses another with EROFS (ext4_load_journal,
-// xlog_recover).
-func checkShared(a attachment, d disk, req staging) error {
+// checkShared makes sure that none of many readers can write. Even a reader mounts a file system
+// with its journal: writes that its writer had synced may be only there, and without the journal
+// the reader would silently see an older state. The kernel would replay the journal under all other
+// readers, unless the device itself is read-only: then it mounts a file system with an empty
+// journal, and refuses any other with EROFS (ext4_load_journal, xlog_recover).
+func checkShared(a attachment, d mount.Disk, req staging) error {
 	if !req.shared() {
 		return nil
 	}
@@ -255,9 +253,9 @@ func checkShared(a attachment, d disk, req staging) error {
 	return unavailable(a, err)
 }
 
-// stagedLarger grows what is staged. An error must not be final, as that would say
-// that nothing is mounted; and what can only be grown unmounted serves as it is.
-func (s *nodeServer) stagedLarger(ctx context.Context, t *task, a attachment, d disk, fsType, point string) error {
+// stagedLarger grows a staged file system. Its error must not be final, since that would mean that
+// nothing is mounted; a file system that can only be grown unmounted is used at its old size.
+func (s *nodeServer) stagedLarger(ctx context.Context, t *task, a attachment, d mount.Disk, fsType, point string) error {
 	err := s.grow(ctx, t, d, fsType, point)
 	if errors.Is(err, errGrowsUnmounted) {
 		logOf(ctx).Warn("staged smaller than its device", "cause", err)
@@ -266,8 +264,8 @@ func (s *nodeServer) stagedLarger(ctx context.Context, t *task, a attachment, d 
 	return unavailable(a, err)
 }
 
-// mountFailed tells an option that the kernel does not take, damage, and a journal
-// that no reader may replay, from what may pass.
+// mountFailed gives codes of their own to an option that the kernel refuses, damage, and a journal
+// that no reader may replay; all other causes count as temporary.
 func mountFailed(a attachment, err error) error {
 	switch {
 	case errors.Is(err, unix.EROFS):
@@ -281,15 +279,15 @@ func mountFailed(a attachment, err error) error {
 	return unavailable(a, err)
 }
 
-// prepare brings the device to where it can be mounted, and tells its file system.
-func (s *nodeServer) prepare(ctx context.Context, t *task, a attachment, d disk, req staging) (fsType string, err error) {
+// prepare makes the device ready to be mounted, and returns its file system.
+func (s *nodeServer) prepare(ctx context.Context, t *task, a attachment, d mount.Disk, req staging) (fsType string, err error) {
 	if used, fsType, err := s.usedAlready(a, d, req); used || err != nil {
 		return fsType, err
 	}
 	if err := t.next(ctx, "look at what is on %s", a.Device); err != nil {
 		return "", err
 	}
-	e, err := look(s.kernel, d)
+	e, err := mount.Inspect(s.kernel, d)
 	if err != nil {
 		return "", unavailable(a, err)
 	}
@@ -300,7 +298,7 @@ func (s *nodeServer) prepare(ctx context.Context, t *task, a attachment, d disk,
 	if p.format && req.readOnly {
 		return "", status.Errorf(codes.FailedPrecondition, "volume %s: it has no file system yet, and none is made for a read-only access mode", a.volume.Name)
 	}
-	// A wrong option must not come to light after mkfs.
+	// A wrong option must be found before mkfs.
 	if _, err := mountOptions(p.fsType, req.flags, req.readOnly); err != nil {
 		return "", err
 	}
@@ -310,16 +308,16 @@ func (s *nodeServer) prepare(ctx context.Context, t *task, a attachment, d disk,
 	if err := s.record(ctx, a, p.fsType); err != nil {
 		return "", err
 	}
-	// xfs has no such check: mounting it replays its log.
+	// xfs needs no such check: mounting it replays its log.
 	if p.fsType == "ext4" && !req.readOnly {
 		return p.fsType, s.checkExt4(ctx, t, a, d, e)
 	}
 	return p.fsType, nil
 }
 
-// checkExt4 repairs what can be repaired without a person. Where ext4 cannot be
-// grown once it is mounted, it is grown here, which needs a full check first.
-func (s *nodeServer) checkExt4(ctx context.Context, t *task, a attachment, d disk, e evidence) error {
+// checkExt4 repairs what e2fsck can repair without an operator. Where ext4 cannot be grown while
+// mounted, it is grown here, after the full check that this requires.
+func (s *nodeServer) checkExt4(ctx context.Context, t *task, a attachment, d mount.Disk, e mount.Contents) error {
 	if err := t.next(ctx, "check ext4 on %s", a.Device); err != nil {
 		return err
 	}
@@ -327,7 +325,7 @@ func (s *nodeServer) checkExt4(ctx context.Context, t *task, a attachment, d dis
 	if err != nil {
 		return unavailable(a, err)
 	}
-	if err := checked(r); err != nil || !e.super.needsGrowing(e.size) || s.kernel.Grows("ext4") {
+	if err := checked(r); err != nil || !e.Super.NeedsGrowing(e.Size) || s.kernel.Grows("ext4") {
 		return err
 	}
 	if err := t.next(ctx, "check ext4 on %s in full, to grow it", a.Device); err != nil {
@@ -339,13 +337,12 @@ func (s *nodeServer) checkExt4(ctx context.Context, t *task, a attachment, d dis
 	if err := checked(r); err != nil {
 		return err
 	}
-	return unavailable(a, s.runGrow(ctx, t, d, "ext4", a.Device, e.size))
+	return unavailable(a, s.runGrow(ctx, t, d, "ext4", a.Device, e.Size))
 }
 
-// usedAlready looks for who has the device for himself. A file system that is still
-// mounted in another mount namespace is live: it is neither checked nor made, and
-// mounting it gives the same one.
-func (s *nodeServer) usedAlready(a attachment, d disk, req staging) (used bool, fsType string, err error) {
+// usedAlready finds out who holds the device exclusively. A file system still mounted in another
+// mount namespace is live: it is neither checked nor made, and mounting it gives the same one.
+func (s *nodeServer) usedAlready(a attachment, d mount.Disk, req staging) (used bool, fsType string, err error) {
 	busy, err := d.Busy()
 	if err != nil || !busy {
 		return false, "", unavailable(a, err)
@@ -354,8 +351,8 @@ func (s *nodeServer) usedAlready(a attachment, d disk, req staging) (used bool, 
 	if err != nil {
 		return false, "", unavailable(a, err)
 	}
-	if here := all.fileSystemOn(a.number); len(here) > 0 {
-		return false, "", status.Errorf(codes.FailedPrecondition, "volume %s: its file system is mounted already, on %s", a.volume.Name, here.points())
+	if here := all.FileSystemOn(a.number); len(here) > 0 {
+		return false, "", status.Errorf(codes.FailedPrecondition, "volume %s: its file system is mounted already, on %s", a.volume.Name, here.Points())
 	}
 	elsewhere, err := s.kernel.MountsElsewhere(a.number)
 	if err != nil {
@@ -365,22 +362,22 @@ func (s *nodeServer) usedAlready(a attachment, d disk, req staging) (used bool, 
 	if err := d.ReadCached(start, 0); err != nil {
 		return false, "", unavailable(a, err)
 	}
-	super, ok := parseSuperblock(start)
+	super, ok := mount.ParseSuperblock(start)
 	if !ok || len(elsewhere) == 0 {
 		return false, "", status.Errorf(codes.Unavailable, "volume %s: its device is open exclusively: a program formats it, or another device is stacked on it", a.volume.Name)
 	}
-	if req.fsType != "" && req.fsType != super.fsType {
-		return false, "", status.Errorf(codes.FailedPrecondition, "volume %s: %s was requested, but the device holds %s", a.volume.Name, req.fsType, super.fsType)
+	if req.fsType != "" && req.fsType != super.FSType {
+		return false, "", status.Errorf(codes.FailedPrecondition, "volume %s: %s was requested, but the device holds %s", a.volume.Name, req.fsType, super.FSType)
 	}
-	return true, super.fsType, nil
+	return true, super.FSType, nil
 }
 
-// recordTime is how long the manager may take to record what was made. It does not
-// end with the call: an mkfs that took as long as the call must not be made again.
+// recordTime is how long the manager may take to record the file system. It is independent of the
+// call's deadline: an mkfs that used up the whole call must not be repeated.
 const recordTime = 30 * time.Second
 
-// recordRaw has the manager keep, before anybody gets the raw device to write to,
-// that it may hold anything from now on. A file system that is recorded stays so.
+// recordRaw makes the manager record, before the raw device becomes writable for anyone, that it
+// may hold any data from now on. A recorded file system stays recorded.
 func (s *nodeServer) recordRaw(ctx context.Context, a attachment, w wanted) error {
 	is := a.volume.Formatted
 	if w.shared() || is != "" && !strings.HasPrefix(is, formatting) {
@@ -389,16 +386,16 @@ func (s *nodeServer) recordRaw(ctx context.Context, a attachment, w wanted) erro
 	return s.record(ctx, a, rawDevice)
 }
 
-// record has the manager keep which file system there is.
+// record makes the manager record the volume's file system.
 func (s *nodeServer) record(ctx context.Context, a attachment, what string) error {
 	if a.volume.Formatted == what && !strings.HasPrefix(what, formatting) {
-		return nil // what is being made may have become "raw" meanwhile
+		return nil // "formatting" is always sent: the record may be "raw" by now
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTime)
 	defer cancel()
 	v, err := s.cfg.Manager.UpdateVolume(ctx, &pb.UpdateVolumeRequest{Volume: a.volume.Id, Formatted: what})
 	switch {
-	case status.Code(err) == codes.AlreadyExists: // something else is recorded meanwhile
+	case status.Code(err) == codes.AlreadyExists: // something else was recorded meanwhile
 		return status.Errorf(codes.FailedPrecondition, "volume %s: %s", a.volume.Name, status.Convert(err).Message())
 	case err != nil:
 		return fromManager("record the file system of volume "+a.volume.Name, err)
@@ -408,7 +405,7 @@ func (s *nodeServer) record(ctx context.Context, a attachment, what string) erro
 }
 
 // format makes a file system, between its two records.
-func (s *nodeServer) format(ctx context.Context, t *task, a attachment, d disk, p plan) error {
+func (s *nodeServer) format(ctx context.Context, t *task, a attachment, d mount.Disk, p plan) error {
 	if err := t.next(ctx, "queue to make %s on %s", p.fsType, a.Device); err != nil {
 		return err
 	}
@@ -429,53 +426,52 @@ func (s *nodeServer) format(ctx context.Context, t *task, a attachment, d disk, 
 	program, args := mkfs(p.fsType, a.volume, p.fresh, s.e2fsVersion(d))
 	r, err := s.kernel.Run(d, program, args...)
 	switch {
-	case err != nil: // it was not there, or was killed
-		return unavailable(a, fmt.Errorf("%w: %s", err, strings.TrimSpace(r.output)))
-	case r.code != 0:
-		return status.Errorf(codes.Internal, "volume %s: %s ended with code %d: %s", a.volume.Name, program, r.code, strings.TrimSpace(r.output))
+	case err != nil: // the program is missing, or was killed
+		return unavailable(a, fmt.Errorf("%w: %s", err, strings.TrimSpace(r.Output)))
+	case r.Code != 0:
+		return status.Errorf(codes.Internal, "volume %s: %s ended with code %d: %s", a.volume.Name, program, r.Code, strings.TrimSpace(r.Output))
 	}
 	start := make([]byte, 4096)
 	if err := d.ReadDirect(start, 0); err != nil {
 		return unavailable(a, err)
 	}
-	if made, ok := parseSuperblock(start); !ok || made.fsType != p.fsType || made.uuid != a.volume.Id {
+	if made, ok := mount.ParseSuperblock(start); !ok || made.FSType != p.fsType || made.UUID != a.volume.Id {
 		return status.Errorf(codes.Unavailable, "volume %s: %s succeeded, but the device does not hold the new file system", a.volume.Name, program)
 	}
 	logOf(ctx).Info("file system made", "type", p.fsType, "device", a.Device)
 	return s.record(ctx, a, p.fsType)
 }
 
-func errorText(r result, err error) string {
+func errorText(r mount.Result, err error) string {
 	if err != nil {
 		return err.Error()
 	}
-	return strings.TrimSpace(r.output)
+	return strings.TrimSpace(r.Output)
 }
 
 // e2fsVersion asks mke2fs; an unknown one counts as old.
-func (s *nodeServer) e2fsVersion(d disk) version {
+func (s *nodeServer) e2fsVersion(d mount.Disk) version {
 	r, err := s.kernel.Run(d, "mkfs.ext4", "-V")
 	if err != nil {
 		return version{}
 	}
-	return parseE2fsVersion(r.output)
+	return parseE2fsVersion(r.Output)
 }
 
-// grow makes a mounted file system as large as its device, if it is smaller. It
-// stays in use meanwhile.
-func (s *nodeServer) grow(ctx context.Context, t *task, d disk, fsType, point string) error {
+// grow makes a mounted file system as large as its device, if it is smaller. It can stay in use.
+func (s *nodeServer) grow(ctx context.Context, t *task, d mount.Disk, fsType, point string) error {
 	size, err := d.Size()
 	if err != nil {
 		return err
 	}
-	// What the device says of a mounted xfs is old: its superblock goes to the log
-	// first. xfs_growfs asks the kernel, and does nothing if there is nothing to do.
+	// The superblock on the device of a mounted xfs is outdated, since changes go to the log first.
+	// xfs_growfs asks the kernel, and does nothing if there is nothing to grow.
 	if fsType == "ext4" {
 		start := make([]byte, 4096)
 		if err := d.ReadCached(start, 0); err != nil {
 			return err
 		}
-		if super, ok := parseSuperblock(start); ok && !super.needsGrowing(size) {
+		if super, ok := mount.ParseSuperblock(start); ok && !super.NeedsGrowing(size) {
 			return nil
 		}
 	}
@@ -485,11 +481,11 @@ func (s *nodeServer) grow(ctx context.Context, t *task, d disk, fsType, point st
 	return s.runGrow(ctx, t, d, fsType, point, size)
 }
 
-// errGrowsUnmounted is of a file system that this process cannot grow in use.
+// errGrowsUnmounted means that this process cannot grow a file system in use.
 var errGrowsUnmounted = errors.New("grow the file system: while it is mounted, that needs the capability SYS_RESOURCE, which this process lacks; it is grown when it is staged next")
 
 // runGrow grows a file system to a size, at its mount point or on its device.
-func (s *nodeServer) runGrow(ctx context.Context, t *task, d disk, fsType, where string, size uint64) error {
+func (s *nodeServer) runGrow(ctx context.Context, t *task, d mount.Disk, fsType, where string, size uint64) error {
 	if err := t.next(ctx, "grow %s on %s to %d bytes", fsType, where, size); err != nil {
 		return err
 	}
@@ -498,8 +494,8 @@ func (s *nodeServer) runGrow(ctx context.Context, t *task, d disk, fsType, where
 		program, args = "resize2fs", []string{"{}"}
 	}
 	r, err := s.kernel.Run(d, program, args...)
-	if err != nil || r.code != 0 {
-		return fmt.Errorf("grow the file system: %s ended with code %d: %s", program, r.code, errorText(r, err))
+	if err != nil || r.Code != 0 {
+		return fmt.Errorf("grow the file system: %s ended with code %d: %s", program, r.Code, errorText(r, err))
 	}
 	return nil
 }

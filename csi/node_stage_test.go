@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"weft.dev/weft/csi/mount"
+	"weft.dev/weft/csi/mount/mounttest"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -32,7 +34,7 @@ func TestAVolumeGoesThroughItsLifeOnANode(t *testing.T) {
 			succeeds(t, "publish", w.publishErr())
 		}
 		want := cmp.Or(fsType, "ext4")
-		if m, ok := w.mountedAt("/pods/p1"); !ok || m.fsType != want || m.device != w.disk.number {
+		if m, ok := w.mountedAt("/pods/p1"); !ok || m.FSType != want || m.Device != w.disk.number {
 			t.Errorf("target has %+v, want %s of %s", m, want, w.disk.number)
 		}
 		if n := w.formats(); n != 1 {
@@ -125,7 +127,7 @@ func TestStageWaitsForTheDevice(t *testing.T) {
 
 		done := make(chan error, 1)
 		go func() { done <- w.stageErr() }()
-		time.Sleep(5 * time.Second) // of the bubble
+		time.Sleep(5 * time.Second) // in the bubble's time
 		w.records.set(volumeID, func(v *pb.Volume) { v.Attachment.State = pb.AttachmentState_ATTACHMENT_STATE_ATTACHED })
 		succeeds(t, "stage", <-done)
 	})
@@ -138,7 +140,7 @@ func TestStageRefusesWhatIsNotItsToMount(t *testing.T) {
 		code  codes.Code
 		names []string
 	}{
-		{"another file system", func(w *nodeWorld) { w.disk.start = encodeXFS(otherID, 512*mib, false) }, codes.FailedPrecondition, []string{"ext4", "xfs"}},
+		{"another file system", func(w *nodeWorld) { w.disk.start = mounttest.XFS(otherID, 512*mib, false) }, codes.FailedPrecondition, []string{"ext4", "xfs"}},
 		{"another one was recorded", func(w *nodeWorld) { w.records.volumes[volumeID].Formatted = "xfs" }, codes.FailedPrecondition, []string{"ext4", "xfs"}},
 		{"a volume group", func(w *nodeWorld) { w.disk.foreign = "LVM2_member" }, codes.FailedPrecondition, []string{"LVM2_member"}},
 		{"data at the start", func(w *nodeWorld) { w.disk.start[2000] = 1 }, codes.FailedPrecondition, []string{"data"}},
@@ -154,7 +156,7 @@ func TestStageRefusesWhatIsNotItsToMount(t *testing.T) {
 		{"a device that is too small yet", func(w *nodeWorld) { w.records.volumes[volumeID].Attachment.SizeBytes = 1024 * mib }, codes.Unavailable, nil},
 		{"no such volume", func(w *nodeWorld) { w.stage.VolumeId = otherID }, codes.NotFound, nil},
 		{"damage", func(w *nodeWorld) {
-			w.disk.start, w.disk.fsck = encodeExt4(volumeID, 512*mib, true), result{code: 4, output: "UNEXPECTED INCONSISTENCY"}
+			w.disk.start, w.disk.fsck = mounttest.Ext4(volumeID, 512*mib, true), mount.Result{Code: 4, Output: "UNEXPECTED INCONSISTENCY"}
 		}, codes.FailedPrecondition, []string{"UNEXPECTED INCONSISTENCY"}},
 		{"an option that is not served", func(w *nodeWorld) { w.stage = stageOf("ext4", "journal_path=/dev/sda") }, codes.InvalidArgument, []string{"journal_path"}},
 		{"a file system that is not served", func(w *nodeWorld) { w.stage = stageOf("btrfs") }, codes.InvalidArgument, []string{"btrfs"}},
@@ -176,7 +178,7 @@ func TestStageRefusesWhatIsNotItsToMount(t *testing.T) {
 	}
 }
 
-// It may have been killed for memory, or with its driver's cgroup: the next call goes on.
+// It may have been killed by the OOM killer, or with its driver's cgroup: the next call goes on.
 func TestAnMkfsThatWasKilledIsTriedAgain(t *testing.T) {
 	w := newNodeWorld(t)
 	w.disk.mkfsKilled = true
@@ -218,7 +220,7 @@ func TestASharedVolumeIsMountedWithoutAWrite(t *testing.T) {
 	for _, fsType := range fileSystems {
 		w := newNodeWorld(t)
 		w.disk.start, w.disk.readOnly = encode(fsType, otherID, 512*mib, true), true
-		w.disk.fsck = result{code: 4} // must not be asked for
+		w.disk.fsck = mount.Result{Code: 4} // must not be asked for
 		w.records.set(volumeID, func(v *pb.Volume) { v.Attachment.Mode = pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY })
 		w.stage.PublishContext = publication{volume: "db1", epoch: 1, mode: pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY}.context()
 		w.stage.VolumeCapability = mountCapability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, "", "rw")
@@ -226,18 +228,18 @@ func TestASharedVolumeIsMountedWithoutAWrite(t *testing.T) {
 		w.stage.VolumeCapability = mountCapability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, "")
 		succeeds(t, "stage", w.stageErr())
 		m, _ := w.mountedAt("/staging/db1")
-		if !m.readOnly() {
-			t.Errorf("%s is mounted with %v and %v, want ro", fsType, m.options, m.super)
+		if !m.ReadOnly() {
+			t.Errorf("%s is mounted with %v and %v, want ro", fsType, m.Options, m.Super)
 		}
 		w.publish = publishOf(w.stage, "/pods/p1")
 		succeeds(t, "publish", w.publishErr())
-		if m, _ := w.mountedAt("/pods/p1"); !m.readOnly() {
+		if m, _ := w.mountedAt("/pods/p1"); !m.ReadOnly() {
 			t.Error("the target is writable")
 		}
 	}
 }
 
-// readers has the volume attached to nodes that share it to read.
+// readers attaches the volume to nodes that share it for reading.
 func (w *nodeWorld) readers(fsType string) {
 	w.disk.readOnly = true
 	w.records.set(volumeID, func(v *pb.Volume) { v.Attachment.Mode = pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY })
@@ -245,8 +247,8 @@ func (w *nodeWorld) readers(fsType string) {
 	w.stage.VolumeCapability = mountCapability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, fsType)
 }
 
-// Readers are not shown a file system without what its writer had synced, nor does
-// one of many replay the journal.
+// Readers never see a file system without its writer's synced data, nor does one of many replay the
+// journal.
 func TestReadersAreRefusedAJournal(t *testing.T) {
 	for _, fsType := range fileSystems {
 		w := newNodeWorld(t)
@@ -270,8 +272,8 @@ func TestNothingIsMadeOnASharedVolume(t *testing.T) {
 	refused(t, "stage", w.stageErr(), codes.FailedPrecondition, "no file system")
 }
 
-// A raw volume's data may be where nobody looks. So what it was used for is recorded
-// before its device is there to be written.
+// A raw volume's data may be where the driver does not look. So its use is recorded before its
+// device becomes writable.
 func TestNothingIsMadeOnWhatWasARawDevice(t *testing.T) {
 	for _, recorded := range []string{"", "formatting ext4"} {
 		w := newNodeWorld(t)
@@ -288,7 +290,7 @@ func TestNothingIsMadeOnWhatWasARawDevice(t *testing.T) {
 		}
 		w.stage = asFileSystem
 		refused(t, "stage", w.stageErr(), codes.FailedPrecondition, "raw device", "weft volume set db1 --formatted none")
-		w.disk.start = encodeExt4(otherID, 512*mib, true)
+		w.disk.start = mounttest.Ext4(otherID, 512*mib, true)
 		succeeds(t, "stage what somebody has made on it", w.stageErr())
 		if got := w.records.volumes[volumeID].Formatted; got != "ext4" || w.formats() > 0 {
 			t.Errorf("recorded is %q, and %d file systems were made", got, w.formats())
@@ -296,7 +298,7 @@ func TestNothingIsMadeOnWhatWasARawDevice(t *testing.T) {
 	}
 }
 
-// While the node makes up its mind somebody may attach the volume by hand.
+// While the node decides, an operator may attach the volume by hand.
 func TestWhatBecameRawMeanwhileIsNotFormatted(t *testing.T) {
 	for _, recorded := range []string{"", "formatting ext4"} {
 		w := newNodeWorld(t)
@@ -316,23 +318,23 @@ func TestWhatBecameRawMeanwhileIsNotFormatted(t *testing.T) {
 
 func TestStageGrowsTheFileSystem(t *testing.T) {
 	w := newNodeWorld(t)
-	w.disk.start = encodeXFS(volumeID, 256*mib, false)
+	w.disk.start = mounttest.XFS(volumeID, 256*mib, false)
 	w.records.volumes[volumeID].Formatted = "xfs"
 	w.stage = stageOf("xfs")
 	succeeds(t, "stage", w.stageErr())
-	if s, _ := parseSuperblock(w.disk.start[:]); s.bytes != w.disk.size {
-		t.Errorf("the file system has %d bytes, its device %d", s.bytes, w.disk.size)
+	if s, _ := mount.ParseSuperblock(w.disk.start[:]); s.Bytes != w.disk.size {
+		t.Errorf("the file system has %d bytes, its device %d", s.Bytes, w.disk.size)
 	}
 }
 
 func TestExt4GrowsBeforeTheMountWhereItCanNotAfter(t *testing.T) {
 	w := newNodeWorld(t)
 	w.kernel.bound = true
-	w.disk.start = encodeExt4(volumeID, 256*mib, true)
+	w.disk.start = mounttest.Ext4(volumeID, 256*mib, true)
 	w.records.volumes[volumeID].Formatted = "ext4"
 	succeeds(t, "stage", w.stageErr())
-	if s, _ := parseSuperblock(w.disk.start[:]); s.bytes != w.disk.size {
-		t.Errorf("the file system has %d bytes, its device %d", s.bytes, w.disk.size)
+	if s, _ := mount.ParseSuperblock(w.disk.start[:]); s.Bytes != w.disk.size {
+		t.Errorf("the file system has %d bytes, its device %d", s.Bytes, w.disk.size)
 	}
 	w.kernel.mu.Lock()
 	w.disk.size = 1024 * mib
@@ -344,8 +346,8 @@ func TestExt4GrowsBeforeTheMountWhereItCanNotAfter(t *testing.T) {
 
 func TestAFileSystemThatIsLiveElsewhereIsNotTouched(t *testing.T) {
 	w := newNodeWorld(t)
-	w.disk.start = encodeExt4(volumeID, 512*mib, true)
-	w.disk.fsck = result{code: 8} // as of a mounted one
+	w.disk.start = mounttest.Ext4(volumeID, 512*mib, true)
+	w.disk.fsck = mount.Result{Code: 8} // as for a mounted one
 	w.kernel.elsewhere[w.disk.number] = []string{`process 7 ("pause") has it mounted on /data`}
 	succeeds(t, "stage", w.stageErr())
 	if w.formats() > 0 || slices.Contains(w.kernel.ran, "e2fsck") {

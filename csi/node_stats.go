@@ -13,16 +13,17 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/csi/mount"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
-// answerTime is how long a file system may take to say how full it is. A CO asks
-// all the time, and for each volume: a dead one must not use up its patience.
+// answerTime is how long a file system may take to say how full it is. A CO asks often, and for
+// each volume: a dead one must not use up its time.
 const answerTime = 3 * time.Second
 
-// questions are those to file systems that are not answered yet: one per volume. A
-// hanging device would else collect a thread for each time that somebody asks.
+// questions are unanswered questions to file systems, one per volume. Otherwise a hanging device
+// would collect a thread for every question.
 type questions struct {
 	patience time.Duration
 
@@ -33,8 +34,8 @@ type questions struct {
 type question struct {
 	path     string
 	since    time.Time
-	answered chan struct{} // closed when the answer is there
-	answer   usage
+	answered chan struct{} // closed when the answer has arrived
+	answer   mount.Usage
 	err      error
 }
 
@@ -44,9 +45,9 @@ func newQuestions() *questions {
 
 var errNoAnswer = errors.New("no answer")
 
-// ask asks, or waits for the answer to the question that was asked before. The error
-// is errNoAnswer if there is none in time.
-func (q *questions) ask(volume, path string, usageOf func(path string) (usage, error)) (usage, error) {
+// ask asks, or waits for the answer to a question already asked. The error is errNoAnswer if there
+// is none in time.
+func (q *questions) ask(volume, path string, usageOf func(path string) (mount.Usage, error)) (mount.Usage, error) {
 	asked := q.begin(volume, path, usageOf)
 	late := time.NewTimer(q.patience - time.Since(asked.since))
 	defer late.Stop()
@@ -55,10 +56,10 @@ func (q *questions) ask(volume, path string, usageOf func(path string) (usage, e
 		return asked.answer, asked.err
 	case <-late.C:
 	}
-	return usage{}, fmt.Errorf("the file system on %s has not answered since %v: %w", asked.path, time.Since(asked.since).Round(time.Second), errNoAnswer)
+	return mount.Usage{}, fmt.Errorf("the file system on %s has not answered since %v: %w", asked.path, time.Since(asked.since).Round(time.Second), errNoAnswer)
 }
 
-func (q *questions) begin(volume, path string, usageOf func(path string) (usage, error)) *question {
+func (q *questions) begin(volume, path string, usageOf func(path string) (mount.Usage, error)) *question {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if asked, ok := q.open[volume]; ok {
@@ -76,9 +77,8 @@ func (q *questions) begin(volume, path string, usageOf func(path string) (usage,
 	return asked
 }
 
-// NodeGetVolumeStats tells how full a volume's file system is, or how large its raw
-// device. It needs no manager; one that answers tells whether the device at the path
-// is the volume's.
+// NodeGetVolumeStats says how full a volume's file system is, or how large its raw device. It works
+// without a manager; with one it also checks that the device at the path is the volume's.
 func (s *nodeServer) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, path := r.GetVolumeId(), r.GetVolumePath()
 	if err := missingID(id); err != nil {
@@ -96,7 +96,7 @@ func (s *nodeServer) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolum
 	if err != nil {
 		return nil, err
 	}
-	if device != m.device {
+	if device != m.Device {
 		size, err := s.kernel.Size(device)
 		if err != nil {
 			return nil, status.Errorf(codes.Unavailable, "volume %s: %v", id, err)
@@ -105,7 +105,7 @@ func (s *nodeServer) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolum
 			{Unit: csi.VolumeUsage_BYTES, Total: clamp(size)},
 		}}, nil
 	}
-	u, err := s.asked.ask(id, m.point, s.kernel.Usage)
+	u, err := s.asked.ask(id, m.Point, s.kernel.Usage)
 	if errors.Is(err, errNoAnswer) {
 		err = fmt.Errorf("%w%s", err, s.why(v))
 	}
@@ -113,36 +113,35 @@ func (s *nodeServer) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolum
 		return nil, status.Errorf(codes.Unavailable, "volume %s: %v", id, err)
 	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
-		{Unit: csi.VolumeUsage_BYTES, Total: clamp(u.bytes), Used: clamp(u.bytes - u.bytesFree), Available: clamp(u.bytesAvailable)},
-		{Unit: csi.VolumeUsage_INODES, Total: clamp(u.inodes), Used: clamp(u.inodes - u.inodesFree), Available: clamp(u.inodesFree)},
+		{Unit: csi.VolumeUsage_BYTES, Total: clamp(u.Bytes), Used: clamp(u.Bytes - u.BytesFree), Available: clamp(u.BytesAvailable)},
+		{Unit: csi.VolumeUsage_INODES, Total: clamp(u.Inodes), Used: clamp(u.Inodes - u.InodesFree), Available: clamp(u.InodesFree)},
 	}}, nil
 }
 
-// mountAt is what is mounted at a path; NotFound if nothing is.
-func (s *nodeServer) mountAt(path string) (mount, error) {
+// mountAt is the mount at a path; NotFound if there is none.
+func (s *nodeServer) mountAt(path string) (mount.Mount, error) {
 	point, err := s.kernel.Resolve(path)
 	if err != nil {
-		return mount{}, status.Error(codes.Unavailable, err.Error())
+		return mount.Mount{}, status.Error(codes.Unavailable, err.Error())
 	}
 	all, err := s.kernel.Mounts()
 	if err != nil {
-		return mount{}, status.Error(codes.Unavailable, err.Error())
+		return mount.Mount{}, status.Error(codes.Unavailable, err.Error())
 	}
-	m, ok := all.at(point)
+	m, ok := all.At(point)
 	if !ok {
-		return mount{}, status.Errorf(codes.NotFound, "%s: no volume is mounted there", path)
+		return mount.Mount{}, status.Errorf(codes.NotFound, "%s: no volume is mounted there", path)
 	}
 	return m, nil
 }
 
-// recordsTime is how long the manager may take to say what it knows of a volume, to
-// a call that can do without.
+// recordsTime is how long the manager may take to describe a volume to a call that can do without.
 const recordsTime = time.Second
 
-// volumeOn is the volume whose device is mounted, nil if the manager does not say in
-// time. The error is NotFound for a volume that is not there, or not on this device;
-// the manager may not know yet on which one it is.
-func (s *nodeServer) volumeOn(ctx context.Context, id string, m mount, device block.DeviceNumber) (*pb.Volume, error) {
+// volumeOn returns the volume whose device is mounted, nil if the manager does not answer in time.
+// The error is NotFound if the volume does not exist, or is on another device; the manager may not
+// know its device yet.
+func (s *nodeServer) volumeOn(ctx context.Context, id string, m mount.Mount, device block.DeviceNumber) (*pb.Volume, error) {
 	ctx, cancel := context.WithTimeout(ctx, recordsTime)
 	defer cancel()
 	v, err := s.volume(ctx, id)
@@ -155,12 +154,12 @@ func (s *nodeServer) volumeOn(ctx context.Context, id string, m mount, device bl
 	}
 	a := attachmentTo(v, string(s.cfg.Node))
 	if number := a.GetDeviceNumber(); a == nil || number != "" && number != device.String() {
-		return nil, status.Errorf(codes.NotFound, "volume %s: device %s, which is not the volume's, is mounted on %s", v.Name, device, m.point)
+		return nil, status.Errorf(codes.NotFound, "volume %s: device %s, which is not the volume's, is mounted on %s", v.Name, device, m.Point)
 	}
 	return v, nil
 }
 
-// why says what I/O of a volume waits for, as far as the manager knows.
+// why says why I/O to a volume waits, as far as the manager knows.
 func (s *nodeServer) why(v *pb.Volume) string {
 	if v == nil {
 		return ""

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/csi/mount"
 	"weft.dev/weft/proto/block"
 )
 
@@ -45,8 +46,8 @@ func (s *nodeServer) unstage(ctx context.Context, t *task, id, path string) erro
 	if err != nil {
 		return err
 	}
-	// If nothing was mounted, an earlier call may have unmounted it and found it in
-	// use; or it was a raw device: then the manager knows which device it is.
+	// If nothing was mounted, an earlier call may have unmounted it and found it still in use, or
+	// it was a raw device: then the manager knows the device.
 	device, live, err := s.liveDevice(ctx, id, was)
 	if err != nil || !live {
 		return err
@@ -57,24 +58,24 @@ func (s *nodeServer) unstage(ctx context.Context, t *task, id, path string) erro
 	return s.stillClaimed(ctx, id, device)
 }
 
-// publishedFrom refuses to unmount a staging path whose file system is at targets:
-// the mount there tells the next call what is in use.
-func (s *nodeServer) publishedFrom(all mounts, m mount) error {
-	if m.root != "/" {
+// publishedFrom refuses to unmount a staging path whose file system is also at targets: the next
+// call needs this mount to see what is in use.
+func (s *nodeServer) publishedFrom(all mount.Table, m mount.Mount) error {
+	if m.Root != "/" {
 		return nil
 	}
-	if others := all.fileSystemOn(m.device, all.place(m)); len(others) > 0 {
-		return fmt.Errorf("it is published on %s", others.points())
+	if others := all.FileSystemOn(m.Device, all.Place(m)); len(others) > 0 {
+		return fmt.Errorf("it is published on %s", others.Points())
 	}
 	return nil
 }
 
-// liveDevice is the device of the volume on this node: what was unmounted, else what
-// the manager says; live is false if nothing on it can reach the volume.
+// liveDevice is the volume's device on this node: the unmounted one, or else the one that the
+// manager names; live is false if it can no longer reach the volume, or none is known.
 func (s *nodeServer) liveDevice(ctx context.Context, id string, was *block.DeviceNumber) (device block.DeviceNumber, live bool, err error) {
 	if was != nil {
 		dead, err := s.superseded(ctx, id, *was)
-		// Without the manager a device counts as live: what can be seen of it decides.
+		// Without the manager a device counts as live: the checks on this node decide.
 		return *was, err != nil || !dead, nil
 	}
 	v, err := s.volume(ctx, id)
@@ -94,20 +95,20 @@ func (s *nodeServer) liveDevice(ctx context.Context, id string, was *block.Devic
 	return device, true, nil
 }
 
-// stillUsed refuses as long as a device's file system is mounted anywhere, or its
-// node at a target. A loop device over it is the kubelet's own, of a raw volume.
+// stillUsed refuses as long as a device's file system is mounted anywhere, or its node at a target.
+// A loop device over it does not count: it is the kubelet's own, for a raw volume.
 func (s *nodeServer) stillUsed(id string, device block.DeviceNumber) error {
 	all, err := s.kernel.Mounts()
 	if err != nil {
 		return status.Error(codes.Unavailable, err.Error())
 	}
-	here := append(all.fileSystemOn(device), s.nodesOf(all, device)...)
+	here := append(all.FileSystemOn(device), s.nodesOf(all, device)...)
 	users, err := s.kernel.MountsElsewhere(device)
 	if err != nil {
 		return status.Error(codes.Unavailable, err.Error())
 	}
 	if len(here) > 0 {
-		users = append(users, "the mount on "+here.points())
+		users = append(users, "the mount on "+here.Points())
 	}
 	if len(users) > 0 {
 		return status.Errorf(codes.FailedPrecondition, "volume %s: its device %s is still in use: %s", id, device, strings.Join(users, ", "))
@@ -115,9 +116,9 @@ func (s *nodeServer) stillUsed(id string, device block.DeviceNumber) error {
 	return nil
 }
 
-// stillClaimed refuses as long as somebody has a device for himself. A file system
-// that is nowhere mounted may be live: an unmount that hangs has taken the mount away
-// first. Only an attachment that is there can tell which device to ask.
+// stillClaimed refuses as long as someone holds a device exclusively. A file system may be live
+// without being mounted anywhere: an unmount that hangs has removed the mount first. Only an
+// existing attachment can tell which device to check.
 func (s *nodeServer) stillClaimed(ctx context.Context, id string, device block.DeviceNumber) error {
 	v, err := s.volume(ctx, id)
 	if err != nil {
@@ -129,7 +130,7 @@ func (s *nodeServer) stillClaimed(ctx context.Context, id string, device block.D
 	}
 	d, err := s.kernel.Open(a.Device)
 	if err != nil {
-		return nil // then nobody opens it
+		return nil // then it cannot be open
 	}
 	defer d.Close()
 	if d.Number() != device {
@@ -141,27 +142,27 @@ func (s *nodeServer) stillClaimed(ctx context.Context, id string, device block.D
 	return nil
 }
 
-// nodesOf are the mounts of a device's node.
-func (s *nodeServer) nodesOf(all mounts, device block.DeviceNumber, without ...place) mounts {
-	return all.distinct(without, func(m mount) bool {
-		if !m.mayBeNode() {
+// nodesOf returns the mounts of a device's node.
+func (s *nodeServer) nodesOf(all mount.Table, device block.DeviceNumber, without ...mount.Place) mount.Table {
+	return all.Distinct(without, func(m mount.Mount) bool {
+		if !m.MayBeNode() {
 			return false
 		}
-		node, ok := s.kernel.Node(m.point)
+		node, ok := s.kernel.Node(m.Point)
 		return ok && node == device
 	})
 }
 
-// unmountAll unmounts all that is at a path, without a look at it: a dead file
-// system answers a look with an error, and that is not "nothing is mounted". It
-// tells the device that was there, if there was one. The check may refuse.
-func (s *nodeServer) unmountAll(ctx context.Context, t *task, id, path string, check func(mounts, mount) error) (was *block.DeviceNumber, err error) {
+// unmountAll removes all mounts at a path, without looking at the path: a dead file system answers
+// with an error, which does not mean "nothing is mounted". It returns the device that was there, if
+// any. check may refuse.
+func (s *nodeServer) unmountAll(ctx context.Context, t *task, id, path string, check func(mount.Table, mount.Mount) error) (was *block.DeviceNumber, err error) {
 	for {
 		all, err := s.kernel.Mounts()
 		if err != nil {
 			return was, status.Error(codes.Unavailable, err.Error())
 		}
-		m, mounted := all.at(path)
+		m, mounted := all.At(path)
 		if !mounted {
 			return was, nil
 		}
@@ -184,20 +185,20 @@ func (s *nodeServer) unmountAll(ctx context.Context, t *task, id, path string, c
 	}
 }
 
-// unmountHeld is for a mount that does not go. If its device reaches nothing any
-// more, it is detached under those who use it, so that a node that comes back gets
-// rid of what it had: what they still write was refused long ago. Else its users
-// are named; it is never detached under data that may be on its way.
-func (s *nodeServer) unmountHeld(ctx context.Context, id string, m mount, device block.DeviceNumber, cause error) error {
+// unmountHeld handles a mount that is still in use. If its device no longer reaches the volume, the
+// mount is detached under its users, so that a node that comes back gets rid of it: their writes
+// have long been refused. Otherwise the users are named; a mount is never detached under data that
+// may be on its way.
+func (s *nodeServer) unmountHeld(ctx context.Context, id string, m mount.Mount, device block.DeviceNumber, cause error) error {
 	dead, err := s.superseded(ctx, id, device)
 	if err == nil && dead {
-		logOf(ctx).Warn("detaching a mount of an earlier attachment under its users", "point", m.point, "device", device.String(), "cause", cause)
-		if err := s.kernel.Unmount(m.point, true); err != nil {
+		logOf(ctx).Warn("detaching a mount of an earlier attachment under its users", "point", m.Point, "device", device.String(), "cause", cause)
+		if err := s.kernel.Unmount(m.Point, true); err != nil {
 			return status.Error(codes.Unavailable, err.Error())
 		}
 		return nil
 	}
-	text := fmt.Sprintf("volume %s: unmount %s: %v", id, m.point, cause)
+	text := fmt.Sprintf("volume %s: unmount %s: %v", id, m.Point, cause)
 	if errors.Is(cause, unix.EBUSY) {
 		holders := s.kernel.Holders(m)
 		if len(holders) == 0 {

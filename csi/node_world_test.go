@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"weft.dev/weft/csi/mount"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
@@ -27,9 +28,9 @@ const (
 	mib      = 1 << 20
 )
 
-// records is the manager, as far as a node asks it.
+// records is the part of the manager that a node uses.
 type records struct {
-	pb.ManagerClient // nil: what is not here is not asked
+	pb.ManagerClient // nil: other methods are not called
 
 	mu      sync.Mutex
 	volumes map[string]*pb.Volume
@@ -114,7 +115,7 @@ func (r *records) GetStatus(context.Context, *pb.GetStatusRequest, ...grpc.CallO
 	return &pb.Status{ClusterId: "c1"}, r.begin("GetStatus")
 }
 
-// nodeWorld is a node with one volume attached, and the calls that a CO makes of it.
+// nodeWorld is a node with one volume attached, and the calls that a CO makes to it.
 type nodeWorld struct {
 	t       *testing.T
 	kernel  *fakeKernel
@@ -198,7 +199,7 @@ func publishOf(s *csi.NodeStageVolumeRequest, target string) *csi.NodePublishVol
 	}
 }
 
-// ctx is a call's: what a test expects to wait for ever may use it up.
+// callContext is a call's context: a test that expects an endless wait may use it up.
 func callContext(t *testing.T, patience time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
@@ -225,8 +226,8 @@ func (w *nodeWorld) unstageErr() error {
 	return err
 }
 
-// attachAnew is what a later attachment of the volume to this node brings: another
-// epoch and another device. The old one stays as long as it is used.
+// attachAnew makes a later attachment of the volume to this node: another epoch and another device.
+// The old device stays as long as it is used.
 func (w *nodeWorld) attachAnew() *fakeDisk {
 	d := w.kernel.addDisk("/dev/weft/db1-new", w.disk.size)
 	w.kernel.mu.Lock()
@@ -250,7 +251,7 @@ func succeeds(t *testing.T, doing string, err error) {
 	}
 }
 
-// refused checks an error's code, and that its text names what it should.
+// refused checks an error's code, and that its text contains the names.
 func refused(t *testing.T, doing string, err error, code codes.Code, names ...string) {
 	t.Helper()
 	if status.Code(err) != code {
@@ -275,7 +276,7 @@ func (w *nodeWorld) formats() int {
 	return n
 }
 
-func (w *nodeWorld) mountedAt(point string) (mount, bool) {
+func (w *nodeWorld) mountedAt(point string) (mount.Mount, bool) {
 	all, _ := w.kernel.Mounts()
-	return all.at(point)
+	return all.At(point)
 }

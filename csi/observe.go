@@ -23,8 +23,7 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// metrics have the names that csi-lib-utils gives them, for which there are
-// dashboards.
+// metrics use the names of csi-lib-utils, for which dashboards exist.
 type metrics struct {
 	seconds *prometheus.HistogramVec
 	steps   *prometheus.HistogramVec
@@ -45,18 +44,18 @@ func newMetrics() *metrics {
 
 type logKey struct{}
 
-// callLog is the log of a call; what is learned meanwhile is added to it.
+// callLog is the log of a call; facts learned during the call are added to it.
 type callLog struct{ atomic.Pointer[slog.Logger] }
 
-// withLog gives a call its log.
+// withLog attaches a log to a call.
 func withLog(ctx context.Context, log *slog.Logger) context.Context {
 	call := &callLog{}
 	call.Store(log)
 	return context.WithValue(ctx, logKey{}, call)
 }
 
-// logOf is the log of the call that ctx belongs to: each line carries its
-// method, request id and volume.
+// logOf is the log of the call that ctx belongs to: each line carries the call's method, request id
+// and volume.
 func logOf(ctx context.Context) *slog.Logger {
 	if call, ok := ctx.Value(logKey{}).(*callLog); ok {
 		return call.Load()
@@ -71,7 +70,7 @@ func logVolume(ctx context.Context, id string) {
 	}
 }
 
-// quiet are calls that a CO makes all the time, and that change nothing.
+// quiet are calls that a CO makes often and that change nothing.
 var quiet = map[string]bool{
 	"Probe": true, "GetPluginInfo": true, "GetPluginCapabilities": true,
 	"ControllerGetCapabilities": true, "NodeGetCapabilities": true, "NodeGetInfo": true,
@@ -80,9 +79,9 @@ var quiet = map[string]bool{
 	"NodeGetVolumeStats": true, "NodeGetVolumeHealth": true, "NodeGetStorageHealth": true,
 }
 
-// observe logs and times a call, and turns a panic into an answer: one volume's
-// call must not end those of all others. The manager is told the request's id with
-// each call that is made for it, and logs it too.
+// observe logs and times a call, and turns a panic into an answer: one volume's call must not end
+// those of all others. The request's id goes to the manager with each call made on its behalf, and
+// the manager logs it too.
 func (d *Driver) observe(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (reply any, err error) {
 	rpc := path.Base(info.FullMethod)
 	request := d.requests.next()
@@ -101,7 +100,7 @@ func (d *Driver) observe(ctx context.Context, req any, info *grpc.UnaryServerInf
 		log := logOf(ctx)
 		if p := recover(); p != nil {
 			log.Error("panic", "value", p, "stack", string(debug.Stack()))
-			// Not a final code: what the call had begun may still go on.
+			// Not a final code: work that the call began may still go on.
 			reply, err = nil, status.Errorf(codes.Unavailable, "%s: panic: %v", rpc, p)
 		}
 		took, code := time.Since(start), status.Code(err)
@@ -111,7 +110,7 @@ func (d *Driver) observe(ctx context.Context, req any, info *grpc.UnaryServerInf
 	return handle(ctx, req)
 }
 
-// requestIDs name the calls of this process, as no other process does.
+// requestIDs generates ids that no other process uses.
 type requestIDs struct {
 	process string
 	last    atomic.Uint64
@@ -121,7 +120,7 @@ func newRequestIDs() *requestIDs { return &requestIDs{process: strings.ToLower(r
 
 func (r *requestIDs) next() string { return fmt.Sprintf("%s-%d", r.process, r.last.Add(1)) }
 
-// subjectOf is what a request is about.
+// subjectOf names the volume or other subject of a request.
 func subjectOf(req any) slog.Attr {
 	if r, ok := req.(interface{ GetVolumeId() string }); ok {
 		return slog.String("volume", r.GetVolumeId())
@@ -142,7 +141,7 @@ func levelOf(rpc string, code codes.Code) slog.Level {
 	case codes.Unimplemented:
 		return slog.LevelDebug
 	case codes.Aborted, codes.Canceled, codes.DeadlineExceeded:
-		return slog.LevelInfo // it will be asked again
+		return slog.LevelInfo // the CO will ask again
 	}
 	return slog.LevelWarn
 }

@@ -5,6 +5,7 @@ package csi
 import (
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,41 +17,49 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// parameters are those of a StorageClass, with their defaults filled in. The
-// words are those of "weft volume create".
+// parameters are those of a StorageClass, with defaults filled in. Their names are those of "weft
+// volume create".
 type parameters struct {
 	copies, stripes uint32 // stripes 0 lets the manager choose
 	chunk           block.Size
 	pool, spread    string
 	transport       string
-	fsType          string            // empty: what the capability says, or the node's default
-	about           map[string]string // whom the volume is for, from the provisioner
+	fsType          string            // empty: taken from the capability, or the node's default
+	about           map[string]string // the claim that the volume is for, from the provisioner
 }
 
+// The names of parameters: volume parameters come from the table of properties, the others are the
+// driver's own.
+var (
+	paramCopies  = block.PropertyCopies.Parameter
+	paramStripes = block.PropertyStripes.Parameter
+	paramChunk   = block.PropertyChunk.Parameter
+	paramPool    = block.PropertyPool.Parameter
+	paramSpread  = block.PropertySpread.Parameter
+)
+
 const (
-	paramCopies    = "copies"
-	paramStripes   = "stripes"
-	paramChunk     = "chunkSize"
-	paramPool      = "pool"
-	paramSpread    = "spread"
 	paramTransport = "transport"
 	paramFSType    = "fsType"
 )
 
-// fileSystems are those that the node service makes and grows.
+// fileSystems are the ones that the node service can make and grow.
 var fileSystems = []string{"ext4", "xfs"}
 
-// provisionerPrefix begins keys that sidecars set and no administrator. Those of
-// --extra-create-metadata and --extra-modify-metadata say whom a volume is for.
+// provisionerPrefix begins keys that sidecars set, never an administrator. Those of
+// --extra-create-metadata and --extra-modify-metadata name the claim that a volume is for.
 const provisionerPrefix = "csi.storage.k8s.io/"
 
 var metadataKeys = []string{
 	provisionerPrefix + "pvc/name", provisionerPrefix + "pvc/namespace", provisionerPrefix + "pv/name",
 }
 
-// parseParameters checks each; an error is InvalidArgument and names the key.
+// parseParameters checks each one; an error is InvalidArgument and names the key.
 func parseParameters(given map[string]string) (parameters, error) {
-	p := parameters{copies: 2, chunk: block.DefaultChunk, pool: "default", spread: "node", transport: "auto", about: map[string]string{}}
+	p := parameters{
+		copies: block.DefaultCopies, chunk: block.DefaultChunk, pool: block.DefaultPool, spread: block.DefaultSpread,
+		transport: "auto", about: map[string]string{},
+	}
 	for _, key := range slices.Sorted(maps.Keys(given)) {
 		if err := p.set(key, given[key]); err != nil {
 			return p, status.Errorf(codes.InvalidArgument, "parameters: %s: %v", key, err)
@@ -59,9 +68,9 @@ func parseParameters(given map[string]string) (parameters, error) {
 	return p, nil
 }
 
-// classParameters are a StorageClass' parameters as the provisioner gives them to
-// CreateVolume. To GetCapacity it gives them all, also those that are for itself
-// and other sidecars: the class' file system, names of secrets.
+// classParameters returns a StorageClass's parameters as the provisioner passes them to
+// CreateVolume. To GetCapacity it passes all of them, including those for itself and other
+// sidecars: the class's file system, names of secrets.
 func classParameters(all map[string]string) map[string]string {
 	ours := maps.Clone(all)
 	maps.DeleteFunc(ours, func(key, _ string) bool {
@@ -73,9 +82,9 @@ func classParameters(all map[string]string) map[string]string {
 func (p *parameters) set(key, value string) (err error) {
 	switch key {
 	case paramCopies:
-		p.copies, err = parseCount(value, 1, block.MaxCopies)
+		p.copies, err = parseCount(value, block.PropertyCopies)
 	case paramStripes:
-		p.stripes, err = parseCount(value, 0, block.MaxStripes)
+		p.stripes, err = parseCount(value, block.PropertyStripes)
 	case paramChunk:
 		if p.chunk, err = block.ParseSize(value); err == nil {
 			err = block.Layout{Stripes: 1, Copies: 1, Chunk: p.chunk}.Check()
@@ -90,18 +99,27 @@ func (p *parameters) set(key, value string) (err error) {
 		p.fsType, err = value, oneOf(value, fileSystems...)
 	default:
 		if !slices.Contains(metadataKeys, key) {
-			return fmt.Errorf("not known; known are %s, %s, %s, %s, %s, %s and %s",
-				paramCopies, paramStripes, paramChunk, paramPool, paramSpread, paramTransport, paramFSType)
+			return fmt.Errorf("not known; known are %s and %s", strings.Join(append(volumeParameters(), paramTransport), ", "), paramFSType)
 		}
 		p.about[key] = value
 	}
 	return err
 }
 
-func parseCount(value string, least, most uint64) (uint32, error) {
+// volumeParameters lists the parameters that are properties of a volume.
+func volumeParameters() (names []string) {
+	for _, p := range block.Properties() {
+		if p.Parameter != "" {
+			names = append(names, p.Parameter)
+		}
+	}
+	return names
+}
+
+func parseCount(value string, p block.Property) (uint32, error) {
 	n, err := strconv.ParseUint(value, 10, 32)
-	if err != nil || n < least || n > most {
-		return 0, fmt.Errorf("%q: must be a number from %d to %d", value, least, most)
+	if err != nil || n > math.MaxInt32 || !p.Allows(int(n)) {
+		return 0, fmt.Errorf("%q: must be a number from %s", value, p.Bounds())
 	}
 	return uint32(n), nil
 }
@@ -120,7 +138,7 @@ func oneOf(value string, allowed ...string) error {
 	return nil
 }
 
-// text is what the parameters ask for in one line, the same however it was said.
+// text is the meaning of the parameters in one line, the same for every spelling.
 func (p parameters) text(place placement) string {
 	fields := []string{
 		fmt.Sprintf("%s=%d", paramCopies, p.copies), fmt.Sprintf("%s=%d", paramStripes, p.stripes),
@@ -130,7 +148,7 @@ func (p parameters) text(place placement) string {
 	return strings.Join(fields, ",")
 }
 
-// volumeContext is what the node is told of the volume at each call.
+// volumeContext is what each call tells the node about the volume.
 func (p parameters) volumeContext() map[string]string {
 	if p.fsType == "" {
 		return nil
@@ -138,8 +156,8 @@ func (p parameters) volumeContext() map[string]string {
 	return map[string]string{contextFSType: p.fsType}
 }
 
-// mutableLabel begins the parameters that may change while a volume is used: each
-// is a label of the volume. An empty value takes the label away.
+// mutableLabel begins the parameters that may change while a volume is in use: each is a label of
+// the volume. An empty value removes the label.
 const mutableLabel = "labels."
 
 // parseMutable checks the parameters of a VolumeAttributesClass; an error is

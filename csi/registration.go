@@ -11,8 +11,8 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// registration tells the kubelet where the driver's node service is. Usually a
-// sidecar of its own, node-driver-registrar, does no more than this.
+// registration tells the kubelet where the driver's node service is. It replaces the usual sidecar,
+// node-driver-registrar.
 type registration struct {
 	registerapi.UnimplementedRegistrationServer
 	endpoint string // path of the node service's socket, as the kubelet sees it
@@ -21,10 +21,9 @@ type registration struct {
 	refused chan error
 }
 
-// Registration makes the server that the kubelet's plugin watcher asks for the
-// driver. The endpoint is the path of the socket on which [Driver.Server] answers,
-// as the kubelet sees it. A kubelet that refuses the driver is told of by one
-// error; to serve on is then of no use.
+// Registration makes the server that the kubelet's plugin watcher asks about the driver. The
+// endpoint is the path of the socket on which [Driver.Server] answers, as the kubelet sees it. If
+// the kubelet refuses the driver, refused delivers one error, and serving further is useless.
 func (d *Driver) Registration(endpoint string) (server *grpc.Server, refused <-chan error) {
 	r := &registration{endpoint: endpoint, refused: make(chan error, 1)}
 	server = grpc.NewServer(grpc.UnaryInterceptor(d.observe))
@@ -39,7 +38,7 @@ func (r *registration) GetInfo(context.Context, *registerapi.InfoRequest) (*regi
 	}, nil
 }
 
-// NotifyRegistrationStatus is how the kubelet says whether it uses the driver.
+// NotifyRegistrationStatus is called by the kubelet to say whether it uses the driver.
 func (r *registration) NotifyRegistrationStatus(ctx context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
 	if s.PluginRegistered {
 		logOf(ctx).Info("registered with the kubelet", "endpoint", r.endpoint)

@@ -15,17 +15,17 @@ import (
 const (
 	minSize     = block.MiB // the manager's smallest volume
 	roundSize   = block.MiB
-	sizeUnit    = 4 * block.KiB // the manager takes no other sizes
-	defaultSize = block.GiB     // where a CO asks for no size
+	sizeUnit    = 4 * block.KiB // the manager accepts no other sizes
+	defaultSize = block.GiB     // if a CO asks for no size
 )
 
-// sizeRange is what a CO asks for; limit 0 is none.
+// sizeRange is the size that a CO asks for; limit 0 means no limit.
 type sizeRange struct {
 	required, limit block.Size
 }
 
-// parseRange checks a range; an error is InvalidArgument, or OutOfRange for one
-// that no volume can have.
+// parseRange checks a range; an error is InvalidArgument, or OutOfRange if no volume can have such
+// a size.
 func parseRange(r *csi.CapacityRange) (sizeRange, error) {
 	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
 	switch {
@@ -39,8 +39,8 @@ func parseRange(r *csi.CapacityRange) (sizeRange, error) {
 	return sizeRange{block.Size(required), block.Size(limit)}, nil
 }
 
-// choose is the size that a volume of this range gets: what is required, or else
-// the default, rounded up to whole MiB, or to less where the limit is near.
+// choose returns the size of a new volume for this range: the required one, or else the default,
+// rounded up to whole MiB, or to a smaller unit if the limit is close.
 func (r sizeRange) choose() (block.Size, error) {
 	want := r.required
 	if want == 0 {
@@ -59,7 +59,7 @@ func (r sizeRange) choose() (block.Size, error) {
 		uint64(r.required), uint64(r.limit), sizeUnit, minSize)
 }
 
-// holds reports whether a volume of a size serves a request for this range.
+// holds reports whether a volume of this size satisfies the range.
 func (r sizeRange) holds(size block.Size) bool {
 	return size >= r.required && (r.limit == 0 || size <= r.limit)
 }

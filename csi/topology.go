@@ -15,33 +15,33 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// A node's segments are its failure-domain labels under this prefix, and always
-// the cluster, so that a node without labels has one too.
+// A node's segments are its failure-domain labels under this prefix, plus the cluster, so that a
+// node without labels also has one.
 //
-// Any node of a cluster reaches any volume of it, one network hop away. What a CO
-// calls a volume's topology is therefore two things here:
+// Every node of a cluster reaches every volume of it, one network hop away. So what a CO calls a
+// volume's topology has two meanings here:
 //
-//   - A term with the cluster in it is a node's own, which Kubernetes collects from
-//     all nodes that run the driver. It asks that the volume be reached from there,
-//     which it is wherever it lies.
-//   - A term without is an administrator's, from a StorageClass: the volume's legs
-//     are to lie there, and the volume is used there.
+//   - A term that names the cluster is a node's own; Kubernetes collects these from
+//     all nodes that run the driver. It asks that the volume be reachable from there,
+//     which holds wherever its legs are.
+//   - A term without it is an administrator's, from a StorageClass: the volume's legs
+//     must be there, and the volume is used there.
 //
-// Preferred terms of either kind say where legs had best lie.
+// Preferred terms of either kind say where the legs should preferably be.
 const (
 	topologyPrefix  = "topology.weft.dev/"
 	topologyCluster = topologyPrefix + "cluster"
 )
 
-// nodeSegments are the segments of a node with these labels, and those of its
-// labels that can be none, with the reason: Kubernetes, which makes a label of each,
-// would refuse the driver's registration for one of them.
+// nodeSegments returns the segments of a node with these labels, and the labels left out, with the
+// reason: Kubernetes makes a label of each segment, and a single bad one would make it refuse the
+// driver's registration.
 func nodeSegments(clusterID string, labels map[string]string) (segments, leftOut map[string]string) {
 	segments, leftOut = map[string]string{topologyCluster: clusterID}, map[string]string{}
 	taken := map[string]bool{topologyCluster: true} // keys are case-insensitive (CSI, Topology)
 	for _, label := range slices.Sorted(maps.Keys(labels)) {
-		// The node's own name is no failure domain that volumes are asked for in:
-		// each node would make a segment, and Kubernetes an object for each.
+		// The node's own name is no failure domain that volumes ask for: each node would make a
+		// segment of its own, and Kubernetes an object for each.
 		if label == nodeLabel {
 			continue
 		}
@@ -63,19 +63,19 @@ func nodeSegments(clusterID string, labels map[string]string) (segments, leftOut
 	return segments, leftOut
 }
 
-// segmentWord is a key behind its prefix, and a value: those of Kubernetes' labels,
-// but not empty (CSI, Topology).
+// segmentWord matches a key after its prefix, or a value: the syntax of Kubernetes' labels, but not
+// empty (CSI, Topology).
 var segmentWord = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
 
-// nodeLabel is the label that each node has of itself.
+// nodeLabel is the label with which each node names itself.
 const nodeLabel = "node"
 
-// placement is where a volume's legs must lie, and had best lie.
+// placement is where a volume's legs must be, and where they should preferably be.
 type placement struct {
 	required, preferred []*pb.Segment
 }
 
-// parseTopology takes a CO's requirements apart.
+// parseTopology splits up a CO's requirements.
 func parseTopology(clusterID string, r *csi.TopologyRequirement) (placement, error) {
 	var p placement
 	reachable := len(r.GetRequisite()) == 0
@@ -104,8 +104,8 @@ func parseTopology(clusterID string, r *csi.TopologyRequirement) (placement, err
 	return p, nil
 }
 
-// parseSegments turns a term into labels: own if it names the cluster, here unless
-// that is another one.
+// parseSegments turns a term into labels. own means that it names a cluster; here is false if that
+// is another cluster.
 func parseSegments(clusterID string, t *csi.Topology) (segment *pb.Segment, own, here bool, err error) {
 	segment, here = &pb.Segment{Labels: map[string]string{}}, true
 	for key, value := range t.GetSegments() {
@@ -138,7 +138,7 @@ func (p placement) accessible(clusterID string) []*csi.Topology {
 	return all
 }
 
-// text is the required part in one line, the same for the same terms.
+// text is the required part in one line, equal for equal terms.
 func (p placement) text() string {
 	var terms []string
 	for _, s := range p.required {

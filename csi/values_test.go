@@ -53,8 +53,7 @@ func TestNodeSegmentsAreNeverEmpty(t *testing.T) {
 	}
 }
 
-// A label that an operator gives to a node must not keep the kubelet from
-// registering the driver.
+// A label given to a node by an operator must not prevent the kubelet from registering the driver.
 func TestALabelThatKubernetesWouldRefuseIsNoSegment(t *testing.T) {
 	long := strings.Repeat("x", 63)
 	good := map[string]string{"rack": "r1", "a": "b", "A.b_c-9": "Z.b_c-9", long: long}
@@ -64,7 +63,7 @@ func TestALabelThatKubernetesWouldRefuseIsNoSegment(t *testing.T) {
 		"owner": "team of Ops", "note": long + "x", "empty": "", "begins": "-x", "ends": "x.", "slash": "a/b", "line": "a\n",
 		"RACK": "r2", "Cluster": "c2", "cluster": "c3",
 	})
-	delete(good, "rack") // of two that differ in their case, the first is taken
+	delete(good, "rack") // of two that differ only in case, the first is taken
 	good["RACK"] = "r2"
 	want := map[string]string{topologyCluster: "c1"}
 	for label, value := range good {
@@ -110,7 +109,7 @@ func TestVolumeNamesAreValidAndDiffer(t *testing.T) {
 		}
 		from[weft] = name
 	}
-	// A name that is another one's mapped form must not be taken for it.
+	// A name that is the mapped form of another one must not be confused with it.
 	for _, name := range []string{"DB1", strings.Repeat("a", 64)} {
 		if m := volumeName(name); volumeName(string(m)) == m {
 			t.Errorf("volumeName(%q) = %q, which is also the name of a volume called that", name, m)
@@ -121,7 +120,7 @@ func TestVolumeNamesAreValidAndDiffer(t *testing.T) {
 	}
 }
 
-// TestSizesStayWithinTheRange compares with the slow and obvious rule.
+// TestSizesStayWithinTheRange compares with the slow, obvious rule.
 func TestSizesStayWithinTheRange(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	near := func() int64 {
@@ -138,7 +137,7 @@ func TestSizesStayWithinTheRange(t *testing.T) {
 			continue
 		}
 		size, err := sizes.choose()
-		// The smallest size there could be.
+		// The smallest possible size.
 		least := max(uint64(r.RequiredBytes), uint64(minSize))
 		least = (least + 4095) / 4096 * 4096
 		possible := r.LimitBytes == 0 || least <= uint64(r.LimitBytes)
@@ -269,7 +268,7 @@ func TestTopologyTerms(t *testing.T) {
 	for _, test := range []struct {
 		name       string
 		r          *csi.TopologyRequirement
-		required   string // as placement.text says it
+		required   string // as returned by placement.text
 		preferred  int
 		accessible []*csi.Topology
 	}{
@@ -313,7 +312,7 @@ func TestTokensAreReadBackAndNoOthers(t *testing.T) {
 	}
 }
 
-// The provisioner gives GetCapacity a class' own keys too, and CreateVolume not.
+// The provisioner passes a class's own keys to GetCapacity, but not to CreateVolume.
 func TestCapacityIsAskedWithTheWholeClass(t *testing.T) {
 	p, err := parseParameters(classParameters(map[string]string{
 		"copies": "1", "csi.storage.k8s.io/fstype": "xfs", "csi.storage.k8s.io/provisioner-secret-name": "s", "csi.storage.k8s.io/pvc/name": "data",

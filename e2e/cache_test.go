@@ -13,10 +13,10 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// All targets lose their power while the client runs, and their drives have volatile
-// caches. On the kernel path nobody knows which writes had been flushed, so the devices
-// of both volumes fail, for reads as well. Synced data is there after they are mounted
-// again, and the operator is told what happened and what to do.
+// All targets lose power while the client runs, and their drives have volatile caches. On
+// the kernel data path it is unknown which writes were flushed, so the devices of both
+// volumes fail, reads included. After they are mounted again the synced data is there, and
+// the operator is told what happened and what to do.
 func TestScenarioCachesOfAllCopiesAreLost(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{Targets: 2, Caches: true})
 	c1 := b.Clients[0]

@@ -16,9 +16,9 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// A volume is the same on both data paths: what was written through the kernel
-// is there through user space and the other way round, after a detach and after
-// the death of who wrote; and a target serves the same drives by either.
+// A volume is the same on both data paths. Data written through the kernel is readable
+// through user space and vice versa, after a detach and after the writer's death. A target
+// may serve the same drives by either path.
 func TestScenarioCrossAttach(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{Targets: 2, Clients: 2})
 	c := cross{T: t, Bed: b, acks: testbed.Acks{}, next: 1}
@@ -31,21 +31,22 @@ func TestScenarioCrossAttach(t *testing.T) {
 		doctor := shell(t, m, "weft doctor")
 		t.Logf("weft doctor on %s:\n%s", m.Name(), doctor)
 		agent := map[byte]string{'c': "initiator", 't': "target"}[m.Name()[0]]
-		if !strings.Contains(doctor, "auto: "+agent+" uses kernel") {
+		if !strings.Contains(doctor, "auto: the "+agent+" uses the kernel") {
 			t.Errorf("weft doctor on %s does not say that its %s can use the kernel", m.Name(), agent)
 		}
 	}
 
-	// Clean, there and back.
+	// Cleanly, there and back.
 	c.writeAndDetach(kernel)
 	c.writeAndDetach(user)
 
-	// The kernel's client loses its power under writes, and user space goes on.
+	// The kernel client loses power while writing, and user space takes over.
 	c.dieUnderWrites(kernel, func() { kernel.Kill() })
 	c.attachAfterDeath(user)
 	c.detach()
 
-	// The process that is the data path is killed under writes, and the kernel goes on.
+	// The process of the user-space data path is killed while writing, and the kernel takes
+	// over.
 	b.Up(kernel)
 	c.dieUnderWrites(user, func() {
 		if err := b.Daemon(user).Kill(t.Context()); err != nil {
@@ -56,7 +57,7 @@ func TestScenarioCrossAttach(t *testing.T) {
 	c.detach()
 	b.Datapath(user, "user")
 
-	// One machine changes from the kernel to user space and back.
+	// One machine switches from the kernel to user space and back.
 	b.Datapath(kernel, "user")
 	c.writeAndDetach(kernel)
 	b.Datapath(kernel, "kernel")
@@ -64,17 +65,17 @@ func TestScenarioCrossAttach(t *testing.T) {
 	c.targetChanges(b.Targets[0], kernel, user)
 }
 
-// cross is what is known of db1 on its way.
+// cross holds what is known of db1 while it moves between data paths.
 type cross struct {
 	*testing.T
 	*testbed.Bed
 	acks   testbed.Acks
-	next   uint64 // sequence number that no write has had
+	next   uint64 // next unused sequence number
 	device string
 	writer *testbed.Writer
 }
 
-// attach attaches db1 and verifies all that was ever acknowledged.
+// attach attaches db1 and verifies all writes acknowledged so far.
 func (c *cross) attach(client *vm.Machine) {
 	c.Helper()
 	c.device = c.Attach("db1", client)
@@ -86,13 +87,13 @@ func (c *cross) write(client *vm.Machine) {
 	c.writer.AwaitProgress(100, time.Minute)
 }
 
-// written takes what the writer was told into account.
+// written adds the writer's acknowledged writes.
 func (c *cross) written() {
 	c.acks.Add(c.writer)
 	c.next = c.writer.Next() + 1000
 }
 
-// detach detaches db1, after which the copies of a column are equal, byte by byte.
+// detach detaches db1. After that, the copies of each column must be equal, byte for byte.
 func (c *cross) detach() {
 	c.Helper()
 	c.Detach("db1")
@@ -108,7 +109,7 @@ func (c *cross) writeAndDetach(client *vm.Machine) {
 	c.detach()
 }
 
-// dieUnderWrites attaches db1, and ends the client while it writes.
+// dieUnderWrites attaches db1 and kills the client while it writes.
 func (c *cross) dieUnderWrites(client *vm.Machine, die func()) {
 	c.Helper()
 	c.attach(client)
@@ -118,7 +119,8 @@ func (c *cross) dieUnderWrites(client *vm.Machine, die func()) {
 	c.written()
 }
 
-// attachAfterDeath takes db1 from who died; the legs are fenced before.
+// attachAfterDeath attaches db1 to a new client after the old one died; its legs are fenced
+// first.
 func (c *cross) attachAfterDeath(client *vm.Machine) {
 	c.Helper()
 	c.Weft("detach", "db1", "--force")
@@ -129,8 +131,8 @@ func (c *cross) attachAfterDeath(client *vm.Machine) {
 	c.written()
 }
 
-// targetChanges has a target serve its drives by user space, and by the kernel
-// again, while db1 is detached, and while it is attached and written.
+// targetChanges switches a target to user space and back to the kernel: while db1 is
+// detached, and while it is attached and written.
 func (c *cross) targetChanges(target, kernel, user *vm.Machine) {
 	before := strings.TrimSpace(c.Weft("drive", "list", "-o", "json"))
 	c.Datapath(target, "user")
@@ -151,8 +153,8 @@ func (c *cross) targetChanges(target, kernel, user *vm.Machine) {
 	}
 }
 
-// copiesEqual reads the legs of db1 from the targets' drives and compares those
-// that mirror one another.
+// copiesEqual reads the legs of db1 from the targets' drives and compares those that mirror
+// one another.
 func (c *cross) copiesEqual() {
 	c.Helper()
 	first := map[uint32]*pb.Leg{}
@@ -205,7 +207,7 @@ func (c *cross) leg(leg *pb.Leg) io.ReadCloser {
 	return nil
 }
 
-// differ tells at which byte two readers differ, to within a MiB; -1 if they do not.
+// differ returns the offset of the first MiB in which two readers differ, or -1.
 func differ(t *testing.T, a, b io.ReadCloser) int64 {
 	t.Helper()
 	defer a.Close()

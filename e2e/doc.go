@@ -6,8 +6,7 @@
 //	make e2e                                   all scenarios on Debian's 6.1
 //	make e2e KERNEL=6.12 RUN=TargetKilled      some of them on another kernel
 //
-// Where machines cannot run, the scenarios are skipped with the reason; in CI
-// that is a failure. package e2e/testbed is the cluster they use, e2e/vm the
-// machines, e2e/operator who gives them weft commands, e2e/workload the program
-// that knows what was acknowledged.
+// Where machines cannot run, the scenarios are skipped with the reason; in CI that is a
+// failure. Package e2e/testbed is the cluster they use, e2e/vm its machines, e2e/operator
+// runs weft commands, and e2e/workload is the program that records what was acknowledged.
 package e2e

@@ -51,7 +51,7 @@ func TestScenarioFileSystemsGrow(t *testing.T) {
 	}
 }
 
-// deviceHas holds the kernel's device to the size of its volume.
+// deviceHas checks that the kernel's device has the size of its volume.
 func deviceHas(t *testing.T, m *vm.Machine, device string, size block.Size) {
 	t.Helper()
 	sectors := strings.TrimSpace(shell(t, m, fmt.Sprintf("cat /sys/class/block/$(basename $(readlink -f %s))/size", device)))
@@ -60,7 +60,7 @@ func deviceHas(t *testing.T, m *vm.Machine, device string, size block.Size) {
 	}
 }
 
-// inBackground runs a script on a machine and tells what came of it.
+// inBackground runs a script on a machine; the channel receives its result.
 func inBackground(t *testing.T, m *vm.Machine, script string) <-chan error {
 	done := make(chan error, 1)
 	go func() {

@@ -15,9 +15,9 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// A volume grows twice under writes, through the kernel: with all targets there, then
-// while one is down. That one's legs grow when it is back, and get what they missed
-// and nothing more: the new part is not copied.
+// A volume on the kernel data path grows twice while written: first with all targets up,
+// then while one is down. When that target is back, its legs grow and receive what they
+// missed, and nothing more: the new part is not copied.
 func TestScenarioVolumeGrowsWithoutATarget(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{})
 	c1 := b.Clients[0]
@@ -34,18 +34,18 @@ func TestScenarioVolumeGrowsWithoutATarget(t *testing.T) {
 	killUnderWrites(t, b, w, away)
 	expand(t, b, c1, "db1", 700*block.MiB)
 	w.AwaitProgress(100, time.Minute)
-	// Some of what is new, while the target is away.
+	// Write to a part of the new space while the target is away.
 	sum := shell(t, c1, fmt.Sprintf("dd if=/dev/urandom of=%s bs=1M seek=692 count=8 oflag=direct conv=notrunc status=none; %s", device, sumOf(device)))
 	b.Up(away)
 	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, 2*time.Minute)
 	copied := bytesCopied(t, b)
 	t.Logf("rebuilt with %v copied", copied)
 	if copied < 4*block.MiB || copied > 64*block.MiB {
-		t.Errorf("the rebuild copied %v; want what was written meanwhile, and not all that is new", copied)
+		t.Errorf("the rebuild copied %v; want the data written meanwhile, and not all of the new part", copied)
 	}
 	w.AwaitProgress(50, time.Minute)
 
-	// What only the other copy had must be on the rebuilt one.
+	// The rebuilt copy must hold what only the other copy had.
 	killUnderWrites(t, b, w, b.Holder("db1", 0, 0))
 	w.Stop()
 	w.NoErrors()
@@ -55,12 +55,13 @@ func TestScenarioVolumeGrowsWithoutATarget(t *testing.T) {
 	}
 }
 
-// sumOf says what the last MiBs of a device of 700 MiB hold, past the page cache.
+// sumOf is a command that sums the last MiBs of a device of 700 MiB, bypassing the page
+// cache.
 func sumOf(device string) string {
 	return fmt.Sprintf("dd if=%s bs=1M skip=692 iflag=direct status=none | sha256sum", device)
 }
 
-// expand makes a volume larger, and waits until its host's device is.
+// expand grows a volume and waits until its host's device has grown.
 func expand(t *testing.T, b *testbed.Bed, c *vm.Machine, name string, size block.Size) {
 	t.Helper()
 	began := time.Now()

@@ -20,13 +20,13 @@ func TestInterop(t *testing.T) {
 	m := vm.NewCluster(t).Start("i",
 		vm.Memory(1280), vm.CPUs(2),
 		vm.Modules("nvme_tcp", "nvmet", "nvmet_tcp", "ext4"),
-		// Linux's host and nvmet in one machine: on 6.1 large writes between them
-		// run into mm/usercopy.c.
+		// Linux's host and nvmet run in one machine. On 6.1, large writes between them
+		// trigger the check in mm/usercopy.c.
 		vm.KernelArgs("hardened_usercopy=off"),
 	)
 	mayNot := map[string]string{
 		".*OnLinuxTarget/054_.*": "nvmet has reservations since 6.13",
-		".*OnLinuxTarget/045_.*": "nvmet does not tell when a host has proved itself",
+		".*OnLinuxTarget/045_.*": "nvmet does not report when a host has authenticated",
 	}
 	if vm.KernelVersion() == "6.1" {
 		mayNot["(TestLinuxHost.*|TestOurHostOnLinuxTarget)/04[1-5].*"] = "this kernel was built without DH-HMAC-CHAP"

@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/e2e/vm"
 )
 
-// kernelSuite is tests and the machine that they want.
+// kernelSuite is a suite of tests and the options of its machine.
 type kernelSuite struct {
 	suite   vm.Suite
 	machine []vm.MachineOption
@@ -30,14 +30,22 @@ func TestKernel(t *testing.T) {
 			[]vm.MachineOption{vm.Modules("dm_mod", "dm_mirror", "loop", "brd rd_nr=8 rd_size=65536")},
 		},
 		{
+			vm.Suite{
+				Package: "./raid/dm/mirror",
+				// Random histories of a simulated kernel: minutes in a guest that is emulated.
+				Args: []string{"-test.skip=^(TestAcknowledgedWritesAreOnEveryLegInSync|TestBrokenRulesAreCaught)$"},
+			},
+			[]vm.MachineOption{vm.Modules("dm_mod", "dm_mirror", "loop")},
+		},
+		{
 			vm.Suite{Package: "./target/nvmet"},
 			[]vm.MachineOption{vm.Modules("nvmet", "nvmet_tcp", "loop", "brd rd_nr=8 rd_size=65536"), vm.NVMe("1GiB", "K1")},
 		},
 		{
 			vm.Suite{
 				Package: "./target/drive",
-				// Images too large for a tmpfs; and media in memory, of which Go would keep
-				// more garbage than the guest has room for.
+				// The images are too large for a tmpfs. Some media are in memory, and Go
+				// would keep more garbage of them than the guest has room for.
 				Env:     []string{"TMPDIR=/var/lib/weft", "GOMEMLIMIT=600MiB"},
 				MaySkip: map[string]string{"TestWhatToolsMakeIsRecognised/.*": "the guests have the tools of this machine"},
 			},
@@ -65,8 +73,8 @@ func TestKernel(t *testing.T) {
 	}
 }
 
-// blockdevSuite gives block devices out by each way that the kernel has; Debian's
-// 6.1 was built without ublk.
+// blockdevSuite makes block devices in every way that the kernel supports; Debian's 6.1 has
+// no ublk.
 func blockdevSuite() kernelSuite {
 	s := kernelSuite{
 		vm.Suite{Package: "./initiator/blockdev", Env: []string{"TMPDIR=/var/lib/weft"}},
@@ -83,7 +91,7 @@ func blockdevSuite() kernelSuite {
 	return s
 }
 
-// hasTests saves a boot for a package without tests.
+// hasTests checks for tests first, since a boot is expensive.
 func hasTests(pkg string) bool {
 	files, err := filepath.Glob(filepath.Join("..", pkg, "*_test.go"))
 	return err == nil && len(files) > 0

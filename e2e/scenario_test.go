@@ -21,10 +21,10 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// span is how many MiB at the beginning of a volume the writers use.
+// span is the size in MiB of the part of a volume that the writers use, from its start.
 const span = 16
 
-// shell runs a script on a machine that must succeed.
+// shell runs a script on a machine; it must succeed.
 func shell(t *testing.T, m *vm.Machine, script string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
@@ -42,8 +42,8 @@ func fio(dir, options string) string {
 		" --verify=crc32c --verify_fatal=1 --randseed=7 --minimal " + options + " >/dev/null"
 }
 
-// Scenario 1: volumes of every layout hold a file system whose files survive
-// detach and attach.
+// Scenario 1: volumes of every layout hold a file system, whose files survive detach and
+// attach.
 func TestScenarioFilesSurviveDetachAndAttach(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{})
 	c1 := b.Clients[0]
@@ -73,8 +73,8 @@ func TestScenarioFilesSurviveDetachAndAttach(t *testing.T) {
 	}
 }
 
-// Scenarios 2, 3 and 7: a target dies under writes and the other copy goes on;
-// it returns and gets only what it missed; then the other one dies. A stale leg
+// Scenarios 2, 3 and 7: a target dies while a client writes, and the other copy takes over.
+// The target returns and receives only what it missed; then the other one dies. A stale leg
 // alone is refused.
 func TestScenarioTargetKilledAndBack(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{})
@@ -89,7 +89,7 @@ func TestScenarioTargetKilledAndBack(t *testing.T) {
 	killed := killUnderWrites(t, b, w, first)
 	staleBeforeReleased(t, b, w, first, killed)
 
-	// It returns: what it missed is copied while the writer goes on.
+	// It returns: what it missed is copied while the writer continues.
 	b.Up(first)
 	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, 2*time.Minute)
 	copied := bytesCopied(t, b)
@@ -105,7 +105,7 @@ func TestScenarioTargetKilledAndBack(t *testing.T) {
 	w.Stop()
 	b.Verify(c1, device, span, acks.Add(w))
 
-	// The stale leg alone: bring the other holder back only after the good one is gone.
+	// The stale leg alone: its target returns only after the good one is gone.
 	b.Detach("db1")
 	first.Kill()
 	b.Up(second)
@@ -130,7 +130,7 @@ func TestScenarioTargetKilledAndBack(t *testing.T) {
 		}
 	}
 
-	// With the good leg back everything is there.
+	// With the good leg back all data is there.
 	b.Up(first)
 	b.Eventually(time.Minute, "db1 can be served", func(ctx context.Context) error {
 		_, err := b.Try("attach", "db1", "--node", "c1")
@@ -139,7 +139,7 @@ func TestScenarioTargetKilledAndBack(t *testing.T) {
 	b.Verify(c1, device, span, acks)
 }
 
-// killUnderWrites cuts a target's power and waits until writes go on.
+// killUnderWrites cuts a target's power and waits until writes continue.
 func killUnderWrites(t *testing.T, b *testbed.Bed, w *testbed.Writer, target *vm.Machine) (killed time.Time) {
 	t.Helper()
 	offset, _, err := b.Clients[0].ClockOffset(t.Context())
@@ -155,9 +155,9 @@ func killUnderWrites(t *testing.T, b *testbed.Bed, w *testbed.Writer, target *vm
 	return killed
 }
 
-// staleBeforeReleased shows record before release: of volmgr's event log the
-// record, of the writer's log the first write that was acknowledged after the
-// stall. Both are put on this process's clock, whose error is known.
+// staleBeforeReleased checks record before release. volmgr's event log has the time of the
+// record, and the writer's log that of the first write acknowledged after the stall. Both
+// are converted to this process's clock, with a known error.
 func staleBeforeReleased(t *testing.T, b *testbed.Bed, w *testbed.Writer, target *vm.Machine, killed time.Time) {
 	t.Helper()
 	managerAhead, managerError, err := b.Manager.ClockOffset(t.Context())
@@ -189,7 +189,7 @@ func staleBeforeReleased(t *testing.T, b *testbed.Bed, w *testbed.Writer, target
 	t.Errorf("no write was acknowledged after %s was killed at %v", target.Name(), killed)
 }
 
-// bytesCopied is what the rebuilds of db1 copied, as volmgr recorded it.
+// bytesCopied is the amount that rebuilds of db1 copied, as volmgr recorded it.
 func bytesCopied(t *testing.T, b *testbed.Bed) (sum block.Size) {
 	t.Helper()
 	for _, e := range b.Events("volume db1") {
@@ -205,8 +205,8 @@ func bytesCopied(t *testing.T, b *testbed.Bed) (sum block.Size) {
 	return sum
 }
 
-// Scenario 4: a client dies under writes; the volume goes to another client
-// after every leg's fence; the first one, brought back, cannot write.
+// Scenario 4: a client dies while writing. The volume is attached to another client after
+// all legs are fenced; the first client, once back, cannot write.
 func TestScenarioClientKilledAndReplaced(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{Clients: 2})
 	c1, c2 := b.Clients[0], b.Clients[1]
@@ -230,7 +230,7 @@ func TestScenarioClientKilledAndReplaced(t *testing.T) {
 	w2 := b.Write(c2, device, span, 200, w.Next()+1000)
 	w2.AwaitProgress(50, time.Minute)
 
-	// The first client comes back and tries by hand what it had.
+	// The first client returns and tries by hand to use its old connections.
 	b.Up(c1)
 	for _, options := range connect {
 		if out, err := c1.Shell(t.Context(), fmt.Sprintf("modprobe nvme-tcp; exec 3<>/dev/nvme-fabrics; printf %%s '%s' >&3", options)); err == nil {
@@ -245,8 +245,7 @@ func TestScenarioClientKilledAndReplaced(t *testing.T) {
 	b.Verify(c2, device, span, acks.Add(w2))
 }
 
-// connectString are the options with which a client's kernel connected, as
-// sysfs tells them.
+// connectString is the options with which a client's kernel connected, read from sysfs.
 func connectString(t *testing.T, client *vm.Machine) []string {
 	out := shell(t, client, `for c in /sys/class/nvme/nvme*; do
 		a=$(cat $c/address | tr , '\n' | grep -E '^(traddr|trsvcid)=' | tr '\n' , )
@@ -259,7 +258,7 @@ func connectString(t *testing.T, client *vm.Machine) []string {
 	return lines
 }
 
-// everyLegFenced shows from the event log that the grant came after the fences.
+// everyLegFenced checks in the event log that the grant came after the fences.
 func everyLegFenced(t *testing.T, b *testbed.Bed) {
 	t.Helper()
 	var granting, granted *pb.Event
@@ -284,8 +283,8 @@ func everyLegFenced(t *testing.T, b *testbed.Bed) {
 	}
 }
 
-// Two writers where one was promised must never be: a client that volmgr cannot
-// reach, and that still reaches the targets, is shut out before the next one writes.
+// There must never be two writers where one was promised. A client that volmgr cannot
+// reach, but that still reaches the targets, is fenced before the next one writes.
 func TestScenarioPartitionedClientIsFenced(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{Clients: 2})
 	c1, c2 := b.Clients[0], b.Clients[1]
@@ -315,7 +314,7 @@ func TestScenarioPartitionedClientIsFenced(t *testing.T) {
 	w2.Stop()
 	b.Verify(c2, device, span, acks.Add(w2))
 	b.Cluster.Network().Heal(c1, b.Manager)
-	b.Eventually(time.Minute, "c1 has let go", func(ctx context.Context) error {
+	b.Eventually(time.Minute, "c1 has released the volume", func(ctx context.Context) error {
 		out, err := c1.Shell(ctx, "ls /sys/class/nvme")
 		if err == nil && strings.TrimSpace(out) != "" {
 			err = fmt.Errorf("controllers are left: %s", out)
@@ -325,8 +324,8 @@ func TestScenarioPartitionedClientIsFenced(t *testing.T) {
 	w.Abandon()
 }
 
-// Scenario 5: I/O goes on without volmgr; a target lost meanwhile holds the
-// writes until volmgr is back.
+// Scenario 5: I/O continues without volmgr. If a target is lost meanwhile, writes wait
+// until volmgr is back.
 func TestScenarioManagerKilled(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{})
 	c1 := b.Clients[0]
@@ -353,7 +352,7 @@ func TestScenarioManagerKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	holder.Kill()
-	time.Sleep(5 * time.Second) // the writer's leg is lost, and nobody can record it
+	time.Sleep(5 * time.Second) // the writer's leg is lost, and volmgr is not there to record it
 	stuck := len(w.Log())
 	time.Sleep(15 * time.Second)
 	if now := len(w.Log()); now != stuck {
@@ -363,7 +362,7 @@ func TestScenarioManagerKilled(t *testing.T) {
 	restart(t, volmgr)
 	w.AwaitProgress(100, time.Minute)
 	if b.LastEvent("volume db1", "leg.stale") == nil {
-		t.Errorf("writes went on and no leg was recorded stale\n%s", b.State())
+		t.Errorf("writes continued although no leg was recorded stale\n%s", b.State())
 	}
 	w.Stop()
 	b.Verify(c1, device, span, testbed.Acks{}.Add(w))
@@ -376,7 +375,7 @@ func restart(t *testing.T, d *vm.Daemon) {
 	}
 }
 
-// Scenario 6: agents are killed and machines reboot, under I/O.
+// Scenario 6: agents are killed and machines reboot, during I/O.
 func TestScenarioAgentsKilledAndMachinesReboot(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{})
 	c1 := b.Clients[0]
@@ -429,7 +428,7 @@ func TestScenarioAgentsKilledAndMachinesReboot(t *testing.T) {
 	b.Verify(c1, device, span, acks)
 }
 
-// Scenario 8: bad input gives a clear error and changes nothing.
+// Scenario 8: invalid input causes a clear error and changes nothing.
 func TestScenarioBadInput(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{Drives: 2})
 	t1, c1 := b.Targets[0], b.Clients[0]
@@ -444,7 +443,7 @@ func TestScenarioBadInput(t *testing.T) {
 			t.Errorf("weft %s = %v, want exit code %d and %q", strings.Join(args, " "), err, code, says)
 		}
 		if after := b.Events(""); len(after) != before {
-			t.Errorf("weft %s was refused and left the event %v", strings.Join(args, " "), after[len(after)-1])
+			t.Errorf("weft %s was refused but recorded the event %v", strings.Join(args, " "), after[len(after)-1])
 		}
 	}
 	refuse(3, "nobody", "drive", "add", "nobody", "/dev/nvme0n1")
@@ -463,7 +462,7 @@ func TestScenarioBadInput(t *testing.T) {
 	garbageInTheStateFile(t, b, c1)
 }
 
-// driveWithAFileSystem hands Weft a drive with data on it.
+// driveWithAFileSystem tries to add a drive that holds data.
 func driveWithAFileSystem(t *testing.T, b *testbed.Bed, target *vm.Machine) {
 	t.Helper()
 	var spare *pb.Drive
@@ -496,13 +495,13 @@ func driveWithAFileSystem(t *testing.T, b *testbed.Bed, target *vm.Machine) {
 	shell(t, target, "dd if="+spare.Device+" bs=1M count=32 2>/dev/null | sha256sum | cmp - /tmp/before")
 }
 
-// corruptLabel destroys copies of a label while the machine is off: one copy is
-// survived; with all of them gone the drive is refused, and not written.
+// corruptLabel destroys copies of a label while the machine is off. The drive survives the
+// loss of one copy. With all copies gone, the drive is refused and not written.
 func corruptLabel(t *testing.T, b *testbed.Bed) {
 	t.Helper()
 	target := b.Holder("db1", 0, 0)
 	drive := driveOf(t, b, target)
-	const slot = 4 << 20 // two copies at either end
+	const slot = 4 << 20 // two copies at each end of the drive
 	damage := func(offsets ...int64) {
 		if err := target.Shutdown(t.Context()); err != nil {
 			t.Fatal(err)
@@ -517,7 +516,7 @@ func corruptLabel(t *testing.T, b *testbed.Bed) {
 			t.Fatal(err)
 		}
 		for _, offset := range offsets {
-			// The magic stays: the label is known as Weft's, and cannot be read.
+			// Keep the magic: the label is recognized as Weft's but cannot be read.
 			if _, err := f.WriteAt([]byte(strings.Repeat("garbage ", 64)), (offset+end)%end+64); err != nil {
 				t.Fatal(err)
 			}
@@ -545,7 +544,7 @@ func corruptLabel(t *testing.T, b *testbed.Bed) {
 	}
 }
 
-// driveOf is the drive of a target that holds a leg of db1.
+// driveOf is the drive on a target that holds a leg of db1.
 func driveOf(t *testing.T, b *testbed.Bed, target *vm.Machine) *vm.Drive {
 	t.Helper()
 	list, err := b.API.ListDrives(t.Context(), &pb.ListDrivesRequest{Node: target.Name()})
@@ -563,7 +562,7 @@ func driveOf(t *testing.T, b *testbed.Bed, target *vm.Machine) *vm.Drive {
 	return nil
 }
 
-// endsOf sums the first and the last 16 MiB of a drive.
+// endsOf is the checksum of the first and the last 16 MiB of a drive.
 func endsOf(t *testing.T, d *vm.Drive) string {
 	t.Helper()
 	f, err := os.Open(d.Path())
@@ -584,7 +583,7 @@ func endsOf(t *testing.T, d *vm.Drive) string {
 	return fmt.Sprintf("%x", sum.Sum(nil))
 }
 
-// garbageInTheStateFile damages what an initiator agent keeps: it must say so
+// garbageInTheStateFile damages an initiator agent's state file. The agent must report that
 // and change nothing.
 func garbageInTheStateFile(t *testing.T, b *testbed.Bed, client *vm.Machine) {
 	t.Helper()
@@ -609,8 +608,8 @@ func garbageInTheStateFile(t *testing.T, b *testbed.Bed, client *vm.Machine) {
 	}
 }
 
-// volmgr's store is lost; a new one is made from the labels on the drives. A
-// leg that was stale is still known to be.
+// volmgr's store is lost and rebuilt from the labels on the drives. A stale leg is still
+// known to be stale.
 func TestScenarioStoreRebuiltFromDrives(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{})
 	c1 := b.Clients[0]

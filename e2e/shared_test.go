@@ -14,10 +14,10 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// Two clients read one mirrored volume: a file system with files that one of them
-// wrote before. A target dies under the reads, then one of the clients; the other
-// reads on. One target serves in user space, so that a kernel's client meets exports
-// that are read-only. Then both write to a raw volume of one copy.
+// Two clients read one mirrored volume, a file system with files that one of them wrote
+// before. A target dies during the reads, then one of the clients; the other client reads
+// on. One target serves in user space, so that a kernel client meets read-only exports.
+// Then both clients write to a raw volume with one copy.
 func TestScenarioShared(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{Clients: 2})
 	c1, c2 := b.Clients[0], b.Clients[1]
@@ -27,7 +27,7 @@ func TestScenarioShared(t *testing.T) {
 	shell(t, c1, fmt.Sprintf("mkfs.ext4 -q %s; mkdir -p /mnt/data; mount %s /mnt/data; %s; sync; (cd /mnt/data && sha256sum files.*) > /tmp/sums; umount /mnt/data",
 		device, device, fio("/mnt/data", "")))
 	sums := shell(t, c1, "cat /tmp/sums")
-	b.WaitHealth("data", pb.Health_HEALTH_HEALTHY, 3*time.Minute) // nothing is rebuilt while it is shared
+	b.WaitHealth("data", pb.Health_HEALTH_HEALTHY, 3*time.Minute) // nothing is rebuilt while the volume is shared
 	b.Detach("data")
 	legs := b.Volume("data").Legs
 	b.Datapath(b.Holder("data", 0, 1), "user")
@@ -45,14 +45,14 @@ func TestScenarioShared(t *testing.T) {
 	}
 	b.Detach("raw")
 	if _, err := b.Try("attach", "data", "--node", "c1"); err == nil {
-		t.Error("one of the readers was given the volume alone")
+		t.Error("one of the readers was granted exclusive access")
 	}
 
-	// A target dies and returns under reads; no copy is given up for that.
+	// A target dies and returns during reads; no copy goes stale because of that.
 	read := readOn(c2, device, 60*time.Second)
 	lost := b.Holder("data", 0, 0)
 	lost.Kill()
-	time.Sleep(15 * time.Second) // reads go on meanwhile
+	time.Sleep(15 * time.Second) // reads continue meanwhile
 	sameFiles(t, c1)
 	b.Up(lost)
 	b.WaitHealth("data", pb.Health_HEALTH_HEALTHY, time.Minute)
@@ -73,7 +73,7 @@ func TestScenarioShared(t *testing.T) {
 		return nil
 	})
 
-	// A client dies, and is taken out: nobody else is disturbed.
+	// A client dies and is forcibly detached; the other one is not disturbed.
 	read = readOn(c2, device, 20*time.Second)
 	c1.Kill()
 	b.Weft("detach", "data", "--node", "c1", "--force", "--timeout", "1m")
@@ -87,7 +87,8 @@ func TestScenarioShared(t *testing.T) {
 	shell(t, c2, "umount /mnt/data")
 	b.Detach("data")
 
-	// Alone again, it can be written, and nothing has to be made equal.
+	// With one client again, the volume can be written, and no copies need to be made
+	// equal.
 	b.Attach("data", c2)
 	shell(t, c2, fmt.Sprintf("e2fsck -fn %s >/dev/null; mount %s /mnt/data; %s; umount /mnt/data", device, device, fio("/mnt/data", "--verify_only=1")))
 	b.Detach("data")
@@ -114,7 +115,7 @@ func share(b *testbed.Bed, volume string, c *vm.Machine, mode string) string {
 	return strings.TrimSpace(b.Weft("attach", volume, "--node", c.Name(), "--mode", mode, "--timeout", "2m"))
 }
 
-// sameFiles compares the files with what was written, past the page cache.
+// sameFiles compares the files with what was written, bypassing the page cache.
 func sameFiles(t *testing.T, c *vm.Machine) {
 	t.Helper()
 	shell(t, c, "echo 3 > /proc/sys/vm/drop_caches; cd /mnt/data; sha256sum -c /tmp/sums")
@@ -127,11 +128,11 @@ func notWritten(t *testing.T, c *vm.Machine, device string) {
 		t.Errorf("on %s the device has ro %s, want 1", c.Name(), ro)
 	}
 	if out, err := c.Shell(t.Context(), fmt.Sprintf("echo x | dd of=%s conv=notrunc,fsync", device)); err == nil {
-		t.Errorf("%s was written to on %s: %s", device, c.Name(), out)
+		t.Errorf("a write to %s on %s succeeded: %s", device, c.Name(), out)
 	}
 }
 
-// readOn reads a device for a while, and tells how that ended.
+// readOn reads a device for a while; the channel receives the result.
 func readOn(c *vm.Machine, device string, d time.Duration) <-chan error {
 	done := make(chan error, 1)
 	go func() {

@@ -13,25 +13,27 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"weft.dev/weft/initiator/attachment"
 	"weft.dev/weft/initiator/fabrics"
+	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/volume"
+	"weft.dev/weft/proto/authority"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
 )
 
-// reportInterval is how often the whole state is reported when nothing changes:
-// the manager calls an agent offline after 5 s without.
+// reportInterval is how often the whole state is reported when nothing changes: the manager
+// calls an agent offline after 5 s without a report.
 const reportInterval = time.Second
 
-// farewell is how long an agent that ends waits for the manager to have heard what
-// it has let go.
+// farewell is how long an agent that shuts down waits until the manager has taken note of the
+// detached volumes.
 const farewell = 2 * time.Second
 
-// Run keeps what the manager wants until ctx is done. What it leaves then is up
-// to the data path: that of the kernel goes on without the agent, and the next one
-// takes over; that of this process ends, and volumes that nobody has open are let
-// go first, so that their copies need not be made equal again.
+// Run keeps what the manager wants until ctx is done. What remains then depends on the data
+// path. The kernel's serves on without the agent, and the next agent takes over. The
+// user-space path ends with this process: volumes that nobody has open are detached first, so
+// that their copies need not be made equal again.
 func (a *Agent) Run(ctx context.Context) error {
 	held, err := a.cfg.lock(ctx)
 	if err != nil {
@@ -57,11 +59,14 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("initiator: %w", err)
 	}
+	if err := a.newest.Load(a.cfg.newestFile()); err != nil {
+		return fmt.Errorf("initiator: %w", err)
+	}
 	a.mu.Lock()
 	a.identity, a.cluster.own = identity, cluster
 	a.mu.Unlock()
 
-	// The stream outlives the keepers: it tells what they have let go.
+	// The stream outlives the keepers, because it reports what they have detached.
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	g, life := errgroup.WithContext(life)
@@ -78,7 +83,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	return err
 }
 
-// keep owns the keepers: one per volume that is wanted or has anything here.
+// keep owns the keepers: one for each volume that is wanted or has left something here.
 func (a *Agent) keep(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -131,8 +136,8 @@ func (a *Agent) keep(ctx context.Context) error {
 	}
 }
 
-// leave waits until the keepers have ended, and for a moment until the manager has
-// taken note of what they have let go.
+// leave waits until the keepers have ended, and then briefly until the manager has taken note
+// of the volumes that they detached.
 func (a *Agent) leave(running map[block.VolumeID]chan struct{}) {
 	ended := make(chan struct{})
 	go func() {
@@ -157,7 +162,7 @@ func (a *Agent) leave(running map[block.VolumeID]chan struct{}) {
 	}
 }
 
-// unheard reports whether the manager still lists an attachment that was let go.
+// unheard reports whether the manager still lists an attachment that has been detached.
 func (a *Agent) unheard() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -169,12 +174,12 @@ func (a *Agent) unheard() bool {
 	return false
 }
 
-// share tells each keeper its part of the wanted state, if it is this cluster's.
+// share gives each keeper its part of the wanted state, if that comes from this cluster.
 func (a *Agent) share(all *pb.InitiatorWanted, start func(block.VolumeID)) {
 	if !a.obeys(all) {
 		return
 	}
-	wants, problems := map[block.VolumeID]*attachment.Wanted{}, map[block.VolumeID]string{}
+	wants, problems := map[block.VolumeID]*volume.Wanted{}, map[block.VolumeID]string{}
 	listed := map[block.VolumeID]block.Epoch{}
 	for _, p := range all.GetAttachments() {
 		v, err := block.ParseVolumeID(p.GetVolumeId())
@@ -183,10 +188,10 @@ func (a *Agent) share(all *pb.InitiatorWanted, start func(block.VolumeID)) {
 			continue
 		}
 		if p.GetBootId() != a.cfg.BootID {
-			continue // granted to a boot that is over; the manager will grant anew
+			continue // granted to an earlier boot; the manager will grant it again
 		}
 		listed[v] = block.Epoch(p.GetEpoch())
-		w, err := attachment.Parse(p)
+		w, err := keeper.Parse(p)
 		wants[v] = w
 		if err != nil {
 			problems[v] = fmt.Sprintf("wanted state cannot be applied: %v", err)
@@ -224,7 +229,7 @@ func (a *Agent) pokeAll() {
 
 // ---- the stream ----
 
-// talk keeps a stream to the manager, for ever.
+// talk keeps a stream to the manager, reconnecting forever.
 func (a *Agent) talk(ctx context.Context) error {
 	const shortest, longest = 200 * time.Millisecond, 2 * time.Second
 	pause := shortest
@@ -237,7 +242,12 @@ func (a *Agent) talk(ctx context.Context) error {
 		if time.Since(began) > longest {
 			pause = shortest
 		}
-		if !a.refusedBy(err) {
+		if errors.Is(err, authority.ErrReplaced) {
+			a.refuse(a.newest.Newest().Cluster.String(), err.Error())
+			if a.cfg.Next != nil {
+				a.cfg.Next()
+			}
+		} else if !a.refusedBy(err) {
 			a.log.Warn("no stream to the volume manager", "err", err, "again_in", pause)
 		}
 		select {
@@ -249,8 +259,8 @@ func (a *Agent) talk(ctx context.Context) error {
 	}
 }
 
-// session is one stream: reports go out on change, and once a second a sign of life;
-// wanted states come in.
+// session is one stream. It sends a report on each change and at least once a second, and
+// receives wanted states.
 func (a *Agent) session(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -263,6 +273,9 @@ func (a *Agent) session(ctx context.Context) error {
 	go func() {
 		for {
 			w, err := stream.Recv()
+			if err == nil {
+				err = a.newest.Check(authority.OrderOf(w)) // after an error the previous wanted state stays in force
+			}
 			if err != nil {
 				received <- err
 				return
@@ -294,7 +307,7 @@ func (a *Agent) session(ctx context.Context) error {
 	}
 }
 
-// changed has the state reported soon.
+// changed makes the state be reported soon.
 func (a *Agent) changed() {
 	select {
 	case a.news <- struct{}{}:
@@ -310,6 +323,9 @@ func (a *Agent) report() *pb.InitiatorReport {
 		Host: &pb.Host{Nqn: string(a.identity.NQN), Id: a.identity.ID.String()}, Generation: a.latest,
 		Scale:    parts.Understood(),
 		Evidence: a.evidence.Report(),
+	}
+	if o := a.newest.Newest(); o.Term > 0 {
+		r.Term, r.TermClusterId = o.Term, o.Cluster.String()
 	}
 	if !a.cluster.own.IsZero() {
 		r.ClusterId = a.cluster.own.String()

@@ -28,14 +28,14 @@ const (
 	unclean   = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_UNCLEAN
 )
 
-// in runs f with an attached volume in a bubble of its own time. The bubble
-// fails the test if a goroutine of the agent is left.
+// in runs f with an attached volume in a synctest bubble. The bubble fails the test if it
+// leaves a goroutine of the agent behind.
 func in(t *testing.T, stripes, copies int, f func(w *world)) {
 	t.Helper()
 	from(t, stripes, copies, func(*world) {}, f)
 }
 
-// from is in with a world that first has changed before an agent is there.
+// from is like in, but first changes the world before an agent starts.
 func from(t *testing.T, stripes, copies int, first, f func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -279,8 +279,8 @@ func TestRebuiltLegStandsInAsSoonAsItIsRecorded(t *testing.T) {
 		w.mu.Lock()
 		w.stuck = true
 		w.mu.Unlock()
-		// All is copied, and the other leg dies before the tables say so: the
-		// switch waits for its I/O.
+		// Everything is copied, and the other leg dies before the tables have switched: the
+		// switch waits for I/O on it.
 		w.fallSilent("t0")
 		w.finishResync()
 		time.Sleep(4 * time.Second)
@@ -552,8 +552,8 @@ func TestAttachToTargetsThatAreAllDownSaysSo(t *testing.T) {
 	})
 }
 
-// TestTheCopyThatIsRebuiltReplacesALastOneThatTakesNoWrites: once the kernel has
-// copied everything, which a write that it holds may keep it from (docs/limitations.md).
+// TestTheCopyThatIsRebuiltReplacesALastOneThatTakesNoWrites: it does so once the kernel has
+// copied everything, which a held write may prevent (docs/limitations.md).
 func TestTheCopyThatIsRebuiltReplacesALastOneThatTakesNoWrites(t *testing.T) {
 	in(t, 1, 2, func(w *world) {
 		w.beginRebuild(1, 2)
@@ -570,7 +570,7 @@ func TestTheCopyThatIsRebuiltReplacesALastOneThatTakesNoWrites(t *testing.T) {
 	})
 }
 
-// failDrive has the mirror of a column see an error of a copy.
+// failDrive makes the mirror of a column report an error of a copy.
 func (w *world) failDrive(column, copy int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -603,7 +603,7 @@ func TestColumnThatDoesNotSuspendHoldsUpNoOther(t *testing.T) {
 		close(hang)
 		time.Sleep(time.Second)
 		w.expect("the call returns", "reload c0: mirror keep_log t0 c0-lost1", "disconnect t1")
-		// What a switch that came late leaves behind is remembered, too.
+		// The result of a switch that completed late is remembered, too.
 		w.comesBack(0, 1, 1)
 		time.Sleep(4 * time.Second)
 		w.expect("return", "connect t1", "create c0-back1: linear", "reload c0: mirror t0 c0-back1", "remove c0-lost1",
@@ -620,7 +620,7 @@ func TestLeaseEndsInTimeWhileTheManagerDoesNotAnswer(t *testing.T) {
 				w.mu.Unlock()
 				time.Sleep(late)
 				w.fallSilent("t1")
-				time.Sleep(8*time.Second + 900*time.Millisecond) // a probe's interval and a look
+				time.Sleep(8*time.Second + 900*time.Millisecond) // a probe interval and a look
 				w.expect("lease over", "suspend top")
 			})
 		})
@@ -637,7 +637,7 @@ func TestConnectionThatDoesNotGoHoldsUpNoOther(t *testing.T) {
 		w.failDrive(1, 1)
 		time.Sleep(4 * time.Second)
 		w.took()
-		w.fallSilent("t0") // of both columns the last leg
+		w.fallSilent("t0") // the last leg of both columns
 		time.Sleep(8*time.Second + 900*time.Millisecond)
 		w.expect("lease over", "suspend top")
 		w.answer("t0")
@@ -713,7 +713,7 @@ func TestAgentThatEndsLeavesNoTableHalfSwitched(t *testing.T) {
 	})
 }
 
-// noted is which legs the host's disk names as in sync.
+// noted lists the legs that the host's disk names as in sync.
 func (w *world) noted() (names []string) {
 	book := evidence.New(filepath.Join(w.dir, "state", "evidence"), slog.New(slog.DiscardHandler))
 	book.Open()

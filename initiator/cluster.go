@@ -15,31 +15,32 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/agentlock"
+	"weft.dev/weft/proto/authority"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/durable"
 	"weft.dev/weft/proto/pb"
-	"weft.dev/weft/raid"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/raid/dm/mirror"
 )
 
-// This file is whom the agent obeys. A machine belongs to the first cluster that its
-// agent hears of, and remembers it for good. Another cluster's manager on the known
-// address, one with an empty store say, lists none of the volumes that the machine
-// has: to do as it wants would take mounted devices away.
+// This file decides which cluster the agent obeys. A machine belongs to the first cluster that
+// its agent hears of, and remembers that for good. If another cluster's manager answers at the
+// known address, for example one with an empty store, it lists none of the machine's volumes:
+// obeying it would remove mounted devices.
 
 // clusterFile is where a machine remembers its cluster, in Config.StateDir.
 const clusterFile = "cluster"
 
-// allegiance is the cluster that a machine belongs to, and whose word it refuses.
+// allegiance is the cluster that a machine belongs to, and the one whose orders it refuses.
 type allegiance struct {
 	own   block.ClusterID // zero: none yet
-	other string          // the cluster of the manager that answers, if its word is not taken
-	why   string          // it is not taken; empty if it is
+	other string          // the cluster of the answering manager, if its orders are refused
+	why   string          // why they are refused; empty if they are not
 }
 
-// judge says why the word of a cluster's manager is not taken; empty if it is. A
-// machine that has volumes and has forgotten whose they are, since StateDir was
-// lost, belongs to the cluster that knows one of them: volumes' ids are random.
+// judge says why the orders of a cluster's manager are refused; empty if they are not. A
+// machine that has volumes but has lost its StateDir, and with it its cluster, joins the
+// cluster that knows one of the volumes: volume ids are random.
 func (a allegiance) judge(w *pb.InitiatorWanted, held []block.VolumeID) string {
 	from, err := block.ParseClusterID(w.GetClusterId())
 	switch {
@@ -60,11 +61,10 @@ func (a allegiance) judge(w *pb.InitiatorWanted, held []block.VolumeID) string {
 	return fmt.Sprintf("this machine does not remember its cluster, and has volumes (%v) that the volume manager of cluster %v does not know", held, from)
 }
 
-// whatToDo is for people who find that a manager's word is not taken.
+// whatToDo tells people what to do when a manager's orders are refused.
 const whatToDo = "start the right volume manager at this address, or correct --manager; to move this machine to the other cluster for good: detach its volumes, stop the agent, `weft initiator leave-cluster`"
 
-// obeys decides whether what a manager wants is done, and remembers the cluster of
-// the first one.
+// obeys decides whether the agent obeys a manager, and remembers the cluster of the first one.
 func (a *Agent) obeys(w *pb.InitiatorWanted) bool {
 	a.mu.Lock()
 	side := a.cluster
@@ -81,9 +81,14 @@ func (a *Agent) obeys(w *pb.InitiatorWanted) bool {
 	if why == "" && side.own.IsZero() {
 		side.own, _ = block.ParseClusterID(w.GetClusterId())
 		if err := rememberCluster(a.cfg.StateDir, side.own); err != nil {
-			why = err.Error() // or the next manager could be of another one
+			why = err.Error() // otherwise it could obey another cluster's manager next
 		} else {
 			a.log.Info("this machine belongs to a cluster now", "cluster", side.own)
+		}
+	}
+	if why == "" {
+		if err := a.newest.Take(authority.OrderOf(w)); err != nil {
+			why = err.Error()
 		}
 	}
 	if why != "" {
@@ -99,7 +104,7 @@ func (a *Agent) obeys(w *pb.InitiatorWanted) bool {
 	return true
 }
 
-// refuse notes that a manager's word is not taken, and says so once.
+// refuse notes that a manager's orders are refused, and logs it once.
 func (a *Agent) refuse(other, why string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -111,8 +116,8 @@ func (a *Agent) refuse(other, why string) {
 		"why", why, "cluster", a.cluster.own, "its_cluster", other, "do", whatToDo)
 }
 
-// refusedBy takes note of a manager that does not want this machine; false if err
-// says something else.
+// refusedBy takes note if err says that a manager refuses this machine; false if err says
+// something else.
 func (a *Agent) refusedBy(err error) bool {
 	other, refused := pb.OtherCluster(err)
 	if refused {
@@ -124,8 +129,8 @@ func (a *Agent) refusedBy(err error) bool {
 	return refused
 }
 
-// readCluster is the cluster that dir remembers; zero if none. A file with anything
-// else in it is an error and stays as it is.
+// readCluster returns the cluster that dir remembers; zero if none. A file with any other
+// content is an error and is left alone.
 func readCluster(dir string) (block.ClusterID, error) {
 	path := filepath.Join(dir, clusterFile)
 	b, err := os.ReadFile(path)
@@ -142,7 +147,7 @@ func readCluster(dir string) (block.ClusterID, error) {
 	return id, nil
 }
 
-// rememberCluster is durable when it returns.
+// rememberCluster returns when the cluster is remembered durably.
 func rememberCluster(dir string, id block.ClusterID) error {
 	if err := durable.Write(filepath.Join(dir, clusterFile), id.String()+"\n", 0o644); err != nil {
 		return fmt.Errorf("remember this machine's cluster: %w", err)
@@ -150,9 +155,9 @@ func rememberCluster(dir string, id block.ClusterID) error {
 	return nil
 }
 
-// Leave has the machine forget its cluster, so that its agent joins the next one that
-// it hears of. It returns the one that it was of, and refuses while an agent runs or
-// volumes are attached.
+// Leave makes the machine forget its cluster, so that its agent joins the next one that it
+// hears of. It returns the cluster that it left. It refuses while an agent runs or volumes are
+// attached.
 func (a *Agent) Leave() (block.ClusterID, error) {
 	id, err := a.leaveCluster()
 	if err != nil {
@@ -184,7 +189,7 @@ func (a *Agent) leaveCluster() (block.ClusterID, error) {
 	return id, durable.SyncDir(a.cfg.StateDir)
 }
 
-// inKernel lists the volumes that the kernel serves here, whoever made them.
+// inKernel lists the volumes that the kernel serves here, whoever set them up.
 func (a *Agent) inKernel() ([]block.VolumeID, error) {
 	if a.path != nil {
 		return a.path.held()
@@ -200,11 +205,11 @@ func (a *Agent) inKernel() ([]block.VolumeID, error) {
 	return held, errors.Join(err, client.Close())
 }
 
-// mapped lists the volumes of which device-mapper has something.
+// mapped lists the volumes that have device-mapper devices.
 func mapped(devices func(prefix string) ([]dm.State, error)) (held []block.VolumeID, err error) {
-	all, err := devices(raid.UUIDPrefix)
+	all, err := devices(mirror.UUIDPrefix)
 	for _, d := range all {
-		if id := d.UUID[len(raid.UUIDPrefix):]; len(id) >= 36 {
+		if id := d.UUID[len(mirror.UUIDPrefix):]; len(id) >= 36 {
 			if v, err := block.ParseVolumeID(id[:36]); err == nil && !slices.Contains(held, v) {
 				held = append(held, v)
 			}
@@ -213,8 +218,8 @@ func mapped(devices func(prefix string) ([]dm.State, error)) (held []block.Volum
 	return held, err
 }
 
-// lockState keeps agents on one StateDir apart: one in user space, or those of the
-// kernel's data path, where one may hang in a call that has not returned.
+// lockState locks a StateDir: exclusively for an agent in user space, shared for those of the
+// kernel's data path, where an earlier one may hang in a call that has not returned.
 func lockState(dir string, how int) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err

@@ -20,8 +20,8 @@ import (
 
 var elsewhere = block.ClusterID{UUID: block.UUIDFromRandom([16]byte{8})}
 
-// replace puts another manager on the known address: one with an empty store. It
-// returns the way back.
+// replace puts another manager, with an empty store, at the known address. It returns a
+// function that undoes this.
 func (w *world) replace(strict bool) (back func()) {
 	w.mu.Lock()
 	ours := proto.CloneOf(w.wanted)
@@ -41,8 +41,8 @@ func (w *world) lastReport() *pb.InitiatorReport {
 	return w.reports[len(w.reports)-1]
 }
 
-// An empty manager on the known address: what is attached stays, also over a
-// restart of the agent, and the right manager is obeyed again.
+// An empty manager at the known address: what is attached stays attached, even over a restart
+// of the agent, and the right manager is obeyed again.
 func TestAnotherClustersWordChangesNothing(t *testing.T) {
 	for name, strict := range map[string]bool{"it refuses the agent": true, "it takes the agent's reports": false} {
 		t.Run(name, func(t *testing.T) {
@@ -62,8 +62,8 @@ func TestAnotherClustersWordChangesNothing(t *testing.T) {
 	}
 }
 
-// Its operator is told once, with both clusters, also if that is over and begins
-// again; a manager that takes the reports of such an agent shows why nothing is done.
+// The operator is told once per episode, with the names of both clusters; a manager that
+// accepts the reports of such an agent shows why nothing happens.
 func TestAnotherClustersWordIsLoggedOnceAnEpisode(t *testing.T) {
 	for name, strict := range map[string]bool{"it refuses the agent": true, "it takes the agent's reports": false} {
 		t.Run(name, func(t *testing.T) {
@@ -110,8 +110,8 @@ func TestAMachineRemembersItsFirstCluster(t *testing.T) {
 	})
 }
 
-// The cluster was forgotten with the rest of the state directory, and the kernel
-// serves a volume: it is that of the cluster that knows the volume.
+// The cluster was lost with the rest of the state directory while the kernel serves a volume:
+// the machine joins the cluster that knows the volume.
 func TestAMachineWithVolumesJoinsOnlyWhoKnowsThem(t *testing.T) {
 	in(t, 1, 2, func(w *world) {
 		w.stop()
@@ -144,7 +144,7 @@ func TestADamagedClusterFileIsNoLicence(t *testing.T) {
 	}
 }
 
-// A machine is moved to another cluster by hand, when it has nothing of the first.
+// A machine is moved to another cluster by hand, once it has nothing of the first.
 func TestAMachineLeavesItsClusterWhenItHasNothingOfIt(t *testing.T) {
 	in(t, 1, 2, func(w *world) {
 		leave := func() (block.ClusterID, error) { return w.agent(nil).Leave() }

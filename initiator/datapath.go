@@ -5,42 +5,42 @@ package initiator
 import (
 	"context"
 
-	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 )
 
-// keeper keeps one volume on one data path.
-type keeper interface {
-	// Run keeps the volume until ctx ends. What it leaves then is up to the data
-	// path: the kernel's serves on, that of this process cannot.
+// volumeKeeper keeps one volume on one data path.
+type volumeKeeper interface {
+	// Run keeps the volume until ctx ends. What remains then depends on the data path: the
+	// kernel's serves on, the one in this process cannot.
 	Run(ctx context.Context)
 
-	// Want tells what is wanted, nil if the volume is not; problem says that what
-	// is wanted cannot be acted on. It may be called at any time, as may Poke and
-	// State.
-	Want(w *attachment.Wanted, problem string, generation uint64)
+	// Want tells the keeper what is wanted, nil if the volume is not; problem says why the
+	// wanted state cannot be acted on. Want, Poke and State may be called at any time.
+	Want(w *volume.Wanted, problem string, generation uint64)
 
-	// Poke has the keeper look soon.
+	// Poke makes the keeper look soon.
 	Poke()
 
-	// State is how it was when it was last looked at.
-	State() attachment.State
+	// State is the volume as the keeper last saw it.
+	State() keeper.State
 }
 
-// dataPath is a way to give volumes out.
+// dataPath is a way to provide volumes.
 type dataPath interface {
-	// found lists the volumes that this machine has anything of.
+	// found lists the volumes that have left something on this machine.
 	found() []block.VolumeID
 
-	// held lists the volumes of which devices are here that no keeper has made.
+	// held lists the volumes whose devices are here but were made by no keeper.
 	held() ([]block.VolumeID, error)
 
 	// keeper makes the keeper of a volume.
-	keeper(v block.VolumeID) keeper
+	keeper(v block.VolumeID) volumeKeeper
 
-	// watch calls poke when it may be worth while to look, until ctx ends.
+	// watch calls poke when another look may be worthwhile, until ctx ends.
 	watch(ctx context.Context, poke func()) error
 
-	// close is called when no keeper runs any more.
+	// close is called when all keepers have ended.
 	close() error
 }

@@ -14,13 +14,13 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
-	"weft.dev/weft/raid"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/raid/dm/mirror"
 )
 
 // ---- the world grows ----
 
-// wantLarger has the volume wanted with twice its size.
+// wantLarger doubles the wanted size of the volume.
 func (w *world) wantLarger() {
 	w.change(func(all *pb.InitiatorWanted) {
 		a := all.Attachments[0]
@@ -29,8 +29,8 @@ func (w *world) wantLarger() {
 	})
 }
 
-// growLegs has a target's namespaces become as large as twice the volume's size
-// needs, also those that come later.
+// growLegs makes a target's namespaces, present and future, large enough for twice the
+// volume's size.
 func (w *world) growLegs(targets ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -47,8 +47,8 @@ func (w *world) growLegs(targets ...string) {
 	}
 }
 
-// tooShort reports whether a table maps beyond the end of something, which the
-// kernel refuses when it is loaded.
+// tooShort reports whether a table maps beyond the end of a device; the kernel refuses to load
+// such a table.
 func (w *world) tooShort(t dm.Table) bool {
 	for _, r := range t {
 		need := r.Length
@@ -58,7 +58,7 @@ func (w *world) tooShort(t dm.Table) bool {
 		case dm.Striped:
 			need /= block.Size(len(target.Legs))
 		case dm.Mirror:
-			t := dm.Whole(1, dm.Mirror{Legs: target.Legs}) // not the log's device
+			t := dm.Whole(1, dm.Mirror{Legs: target.Legs}) // without the log's device
 			if w.shorter(t.Refs(), need) {
 				return true
 			}
@@ -89,8 +89,8 @@ func (w *world) discardsOf(d dm.State) string {
 	return filepath.Join(w.dir, "sys/block", fmt.Sprintf("dm-%d", d.Number.Minor), "queue/discard_max_bytes")
 }
 
-// takeLimits is what a new table does to a device's limits: they become those of
-// what is below, whatever was written to them.
+// takeLimits applies what a new table does to a device's limits: they become those of the
+// devices below, overriding what was written to them.
 func (w *world) takeLimits(d dm.State) error {
 	limit := "4096"
 	if short(d.Name) == "top" {
@@ -106,7 +106,7 @@ func (w *world) takeLimits(d dm.State) error {
 	return os.WriteFile(w.discardsOf(d), []byte(limit), 0o600)
 }
 
-// problem reports whether the agent tells of one with these texts.
+// problem reports whether the agent reports a problem with these texts.
 func (w *world) problem(texts ...string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -125,7 +125,7 @@ func (w *world) problem(texts ...string) bool {
 func (w *world) topSize() block.Size {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.find(raid.TopName(w.volume)).Table.Size()
+	return w.find(mirror.TopName(w.volume)).Table.Size()
 }
 
 // ---- tests ----
@@ -133,7 +133,7 @@ func (w *world) topSize() block.Size {
 func TestAVolumeGrowsFromTheLegsUp(t *testing.T) {
 	in(t, 2, 2, func(w *world) {
 		w.open = 1
-		number := w.find(raid.TopName(w.volume)).Number.String()
+		number := w.find(mirror.TopName(w.volume)).Number.String()
 		if a := w.attachment(); a.SizeBytes != uint64(w.size) || a.DeviceNumber != number {
 			t.Errorf("reported %d bytes, device %q; want %d, %q", a.SizeBytes, a.DeviceNumber, w.size, number)
 		}
@@ -150,7 +150,7 @@ func TestAVolumeGrowsFromTheLegsUp(t *testing.T) {
 		if a := w.attachment(); a.Phase != serving || a.SizeBytes != uint64(2*w.size) || a.DeviceNumber != number {
 			t.Errorf("reported %v; want it serving with %d bytes as %s", a, 2*w.size, number)
 		}
-		if b, err := os.ReadFile(w.discardsOf(*w.find(raid.TopName(w.volume)))); err != nil || string(b) != "0" {
+		if b, err := os.ReadFile(w.discardsOf(*w.find(mirror.TopName(w.volume)))); err != nil || string(b) != "0" {
 			t.Errorf("discards of the device are %q, %v; want none", b, err)
 		}
 		time.Sleep(10 * time.Second)
@@ -158,7 +158,7 @@ func TestAVolumeGrowsFromTheLegsUp(t *testing.T) {
 	})
 }
 
-// TestAnAgentThatIsCutWhileAVolumeGrowsGoesOn: cut after any of the changes.
+// TestAnAgentThatIsCutWhileAVolumeGrowsGoesOn stops the agent after each of the changes.
 func TestAnAgentThatIsCutWhileAVolumeGrowsGoesOn(t *testing.T) {
 	for done := range 3 {
 		in(t, 2, 2, func(w *world) {
@@ -228,7 +228,7 @@ func linkSays(a *pb.AttachmentReport, text string) bool {
 	return false
 }
 
-// TestALegThatIsRebuiltMustHaveGrownBeforeItIsInSync: the next host would need it.
+// TestALegThatIsRebuiltMustHaveGrownBeforeItIsInSync: the next host would need its room.
 func TestALegThatIsRebuiltMustHaveGrownBeforeItIsInSync(t *testing.T) {
 	in(t, 1, 2, func(w *world) {
 		w.beginRebuild(3)
@@ -250,7 +250,7 @@ func TestALegThatIsRebuiltMustHaveGrownBeforeItIsInSync(t *testing.T) {
 	})
 }
 
-// TestARebuildGoesOnWhileAVolumeGrows, and what is new need not be copied.
+// TestARebuildGoesOnWhileAVolumeGrows: the new space need not be copied.
 func TestARebuildGoesOnWhileAVolumeGrows(t *testing.T) {
 	in(t, 1, 2, func(w *world) {
 		w.beginRebuild(3, 4)
@@ -286,8 +286,8 @@ func TestADeviceThatIsStoppedDoesNotGoOnBecauseItGrows(t *testing.T) {
 	})
 }
 
-// TestAnAgentThatBeginsDoesNotLetAStoppedDeviceGoOn: it knows of no silence yet, and
-// of no answer.
+// TestAnAgentThatBeginsDoesNotLetAStoppedDeviceGoOn: a new agent has seen neither a silence
+// nor an answer yet.
 func TestAnAgentThatBeginsDoesNotLetAStoppedDeviceGoOn(t *testing.T) {
 	in(t, 1, 2, func(w *world) {
 		w.growLegs("t0", "t1")
@@ -299,7 +299,7 @@ func TestAnAgentThatBeginsDoesNotLetAStoppedDeviceGoOn(t *testing.T) {
 		w.fallSilent("t0")
 		w.fallSilent("t1")
 		w.mu.Lock()
-		w.dying, w.find(raid.TopName(w.volume)).Suspended = nil, true
+		w.dying, w.find(mirror.TopName(w.volume)).Suspended = nil, true
 		w.mu.Unlock()
 		w.took()
 		stop := w.start()
@@ -361,7 +361,7 @@ func TestAVolumeThatIsWantedSmallerStaysAsItIs(t *testing.T) {
 	})
 }
 
-// TestAVolumeThatIsWantedLargerBeforeItIsBuiltIsMadeSo, and not before its legs are.
+// TestAVolumeThatIsWantedLargerBeforeItIsBuiltIsMadeSo, but not before its legs are larger.
 func TestAVolumeThatIsWantedLargerBeforeItIsBuiltIsMadeSo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1, 2)

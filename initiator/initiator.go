@@ -17,21 +17,22 @@ import (
 	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/initiator/evidence"
 	"weft.dev/weft/initiator/userspace"
+	"weft.dev/weft/proto/authority"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
-// Datapath says what volumes are made of.
+// Datapath says how volumes are built.
 type Datapath string
 
-// The data paths. Volumes and their legs are the same in both.
+// The data paths. Volumes and their legs are the same on both.
 const (
 	Kernel Datapath = "kernel" // NVMe host and device-mapper: volumes outlive the agent
 	User   Datapath = "user"   // this process: volumes end with it; package userspace
 )
 
-// Config is what an agent is made with. Node, Manager, Version and, but for the
-// data path User, BootID have no default; all else does.
+// Config configures an agent. Node, Manager and Version are required, and so is BootID except
+// on the data path User; everything else has a default.
 type Config struct {
 	Node    block.NodeName
 	Labels  map[string]string // failure domains of this machine
@@ -40,10 +41,11 @@ type Config struct {
 	BootID  string // /proc/sys/kernel/random/boot_id
 
 	Manager pb.AgentsClient
+	Next    func() // makes Manager use another manager, if there are several; nil: it cannot
 
-	StateDir string // keeps the host id and the cluster's, and which legs are in sync; /var/lib/weft/initiator
+	StateDir string // keeps the host id, the cluster's id, and which legs are in sync; /var/lib/weft/initiator
 	RunDir   string // logs of degraded columns; on a tmpfs; /run/weft/initiator
-	DevDir   string // device nodes are here, and weft/<volume>; /dev
+	DevDir   string // holds device nodes, and weft/<volume>; /dev
 	SysDir   string // /sys
 
 	Window    time.Duration // how long a leg may be silent before it is lost; 2 s
@@ -53,13 +55,14 @@ type Config struct {
 	IOTimeout time.Duration // io_timeout of paths; 5 s
 	IOQueues  int           // per connection; min(4, CPUs)
 
-	// Clock is what leases go by; nil means time.Now, and what the machine was suspended.
+	// Clock is the lease clock; nil means time.Now plus the time that the machine was
+	// suspended.
 	Clock func() time.Time
 
 	Datapath    Datapath         // empty means Kernel
-	BlockDevice blockdev.Kind    // User: what devices are made by; empty means the best there is
-	Export      userspace.Export // User: makes devices in place of package blockdev; nil means that one does
-	Dial        userspace.Dial   // User: the way to targets; nil means the machine's network
+	BlockDevice blockdev.Kind    // User: the kind of block device; empty means the best available
+	Export      userspace.Export // User: makes devices instead of package blockdev; nil means blockdev does
+	Dial        userspace.Dial   // User: connects to targets; nil means by the machine's network
 
 	Log *slog.Logger // nil discards
 }
@@ -110,18 +113,20 @@ type Agent struct {
 	cfg  Config
 	log  *slog.Logger
 	path dataPath // nil: Run opens it
-	// evidence is nil until Run opens it.
+	// evidence is nil until Run has opened it.
 	evidence *evidence.Book
-	wanted   chan *pb.InitiatorWanted
-	news     chan struct{}
+	// newest is the newest order acted on; Run loads it.
+	newest *authority.Note
+	wanted chan *pb.InitiatorWanted
+	news   chan struct{}
 
 	mu       sync.Mutex
 	identity block.Host
 	cluster  allegiance
-	keepers  map[block.VolumeID]keeper
+	keepers  map[block.VolumeID]volumeKeeper
 	latest   uint64                         // generation of the last wanted state
-	listed   map[block.VolumeID]block.Epoch // by it
-	since    map[string]time.Time           // of problems, by their text
+	listed   map[block.VolumeID]block.Epoch // volumes in that state
+	since    map[string]time.Time           // when each problem was first reported, by its text
 	counts   counts
 }
 
@@ -133,17 +138,19 @@ func (a *Agent) open() (dataPath, error) {
 	return openKernelPath(a)
 }
 
-// New checks cfg and makes an agent; it touches nothing. Run does the work.
+// New checks cfg and makes an agent; it touches nothing else. Run does the work.
 func New(cfg Config) (*Agent, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("initiator config: %w", err)
 	}
+	newest := new(authority.Note)
+	cfg.Manager = checkedAgents{cfg.Manager, newest}
 	return &Agent{
-		cfg: cfg, log: cfg.Log,
+		cfg: cfg, log: cfg.Log, newest: newest,
 		wanted: make(chan *pb.InitiatorWanted), news: make(chan struct{}, 1),
 		evidence: evidence.New(filepath.Join(cfg.StateDir, "evidence"), cfg.Log),
-		keepers:  map[block.VolumeID]keeper{}, since: map[string]time.Time{},
+		keepers:  map[block.VolumeID]volumeKeeper{}, since: map[string]time.Time{},
 	}, nil
 }
 
@@ -153,10 +160,10 @@ func (a *Agent) host() block.Host {
 	return a.identity
 }
 
-// problemLocked says what does not go forward, and since when it has been said.
+// problemLocked reports something that makes no progress, and since when it has been reported.
 func (a *Agent) problemLocked(object, doing, cause string) *pb.Problem {
 	key := object + doing + cause
-	if len(a.since) > 1000 { // texts of long ago
+	if len(a.since) > 1000 { // old texts
 		clear(a.since)
 	}
 	if a.since[key].IsZero() {

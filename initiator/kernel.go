@@ -17,7 +17,7 @@ import (
 	"weft.dev/weft/raid/dm"
 )
 
-// kernelPath is the data path of the kernel: its NVMe host and device-mapper.
+// kernelPath is the kernel's data path: its NVMe host and device-mapper.
 type kernelPath struct {
 	agent   *Agent
 	machine *machine
@@ -32,8 +32,8 @@ func newKernelPath(a *Agent, m *machine) *kernelPath {
 	return &kernelPath{agent: a, machine: m, answered: map[string]time.Time{}}
 }
 
-// openKernelPath opens the kernel's interfaces, and refuses a kernel that cannot
-// keep what Weft promises.
+// openKernelPath opens the kernel's interfaces, and refuses a kernel that cannot keep Weft's
+// promises.
 func openKernelPath(a *Agent) (*kernelPath, error) {
 	cfg := a.cfg
 	tree := fabrics.New(cfg.SysDir, cfg.DevDir)
@@ -58,7 +58,7 @@ func openKernelPath(a *Agent) (*kernelPath, error) {
 
 func (p *kernelPath) held() ([]block.VolumeID, error) { return mapped(p.machine.dm.Devices) }
 
-func (p *kernelPath) keeper(v block.VolumeID) keeper { return newKernelKeeper(p.agent, p, v) }
+func (p *kernelPath) keeper(v block.VolumeID) volumeKeeper { return newKernelKeeper(p.agent, p, v) }
 
 func (p *kernelPath) watch(ctx context.Context, poke func()) error {
 	if p.uevents == nil {
@@ -87,7 +87,7 @@ func (p *kernelPath) answeredSince(at fabrics.Address, t time.Time) bool {
 	return !t.IsZero() && p.answered[at.Traddr+" "+at.Trsvcid].After(t)
 }
 
-// found lists the volumes that this machine has anything of.
+// found lists the volumes that have left something on this machine.
 func (p *kernelPath) found() []block.VolumeID {
 	all := map[block.VolumeID]bool{}
 	for _, v := range p.machine.noted() {

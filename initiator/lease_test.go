@@ -7,17 +7,18 @@ import (
 	"time"
 )
 
-// The manager gives a volume to another host 10 s after it has fenced a leg, whatever
-// the others say. So 8 s after that no read may be answered here.
+// The manager grants a volume to another host 10 s after one leg is fenced, whether or not the
+// other targets have answered. So no read may be answered here once a leg has been silent for
+// 8 s.
 
-// cutOff has a host lose the manager; its suspends wait for legs that are silent.
+// cutOff disconnects a host from the manager; its suspends wait for silent legs.
 func (w *world) cutOff() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.managers, w.stuck = false, true
 }
 
-// fence takes a target away from the host for good.
+// fence makes a target unreachable for the host for good.
 func (w *world) fence(target string) {
 	w.mu.Lock()
 	w.down[target] = true

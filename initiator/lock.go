@@ -20,11 +20,11 @@ import (
 	"weft.dev/weft/proto/agentlock"
 )
 
-// A node has one agent that has volumes through the kernel: what they are made of is
-// there for all to see, and two would take turns in changing it, each by what it
-// remembers alone. So an agent holds a file of its StateDir and one of its node in
-// <dev>/weft, which say who it is. An agent in user space has a host identity to
-// itself (lockState), and is kept from a node that has one of the kernel's.
+// Only one agent of a node may use the kernel's data path: the kernel's tables are global, and
+// two agents would keep changing them back and forth, each by its own memory. So the agent
+// locks a file of its StateDir and one for its node in <dev>/weft, which name their holder. An
+// agent in user space has a host identity of its own (lockState), but may not run on a node
+// that has a kernel agent.
 
 var errHeld = errors.New("another initiator agent runs on this machine")
 
@@ -38,7 +38,7 @@ func (c Config) tryLock() (l agentlock.Lock, err error) {
 	if c.Datapath == User {
 		f, err := hold(node, os.O_RDONLY, unix.LOCK_SH)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-			return nil, nil // the node has had no agent of the kernel's data path since its boot
+			return nil, nil // the node has had no kernel agent since its boot
 		}
 		return agentlock.Lock{f}, err
 	}
@@ -60,10 +60,9 @@ func (c Config) tryLock() (l agentlock.Lock, err error) {
 	return l, nil
 }
 
-// hold takes the lock of a file, unless somebody lives who has it. An agent that was
-// killed may have left a call in the kernel that does not return, for the sake of a
-// silent target: it holds its files until then, and does nothing more. Then there is
-// no file, and no error.
+// hold takes the lock of a file, unless a living process has it. A killed agent may have left
+// a call in the kernel that waits for a silent target: it keeps its locks until the call
+// returns, but does nothing more. In that case hold returns no file and no error.
 func hold(path string, flags, how int) (*os.File, error) {
 	f, err := agentlock.Take(path, flags, 0o644, how)
 	if !errors.Is(err, unix.EWOULDBLOCK) {
@@ -83,8 +82,8 @@ func hold(path string, flags, how int) (*os.File, error) {
 	return nil, fmt.Errorf("%w: %s holds %s", errHeld, holder, path)
 }
 
-// holderFormat is how an agent signs: its process is one of the namespace that is
-// named last.
+// holderFormat is how an agent signs its lock: its process number is valid in the pid
+// namespace named last.
 const holderFormat = "node %s, data path %s, process %d in %s, since %s"
 
 func (c Config) sign(f *os.File) error {
@@ -95,8 +94,8 @@ func (c Config) sign(f *os.File) error {
 	return agentlock.Sign(f, fmt.Sprintf(holderFormat, c.Node, c.Datapath, os.Getpid(), space, time.Now().UTC().Format(time.RFC3339)))
 }
 
-// killed reports whether the process that has signed a lock is known to be on its way
-// out: a signal that nothing survives is pending, or only other threads are left.
+// killed reports whether the process that has signed a lock is known to be dying: SIGKILL is
+// pending for it, or only other threads are left.
 func killed(holder string) bool {
 	_, at, ok := strings.Cut(holder, ", process ")
 	pid, rest, ok2 := strings.Cut(at, " in ")

@@ -57,7 +57,7 @@ func TestWhichAgentsShareAMachine(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		ctx, cancel := context.WithCancel(t.Context())
-		cancel() // nobody is waited for
+		cancel() // do not wait for the other agent
 		take := func(c Config) (agentlock.Lock, error) {
 			c.DevDir, c.StateDir = filepath.Join(dir, "dev"), filepath.Join(dir, c.StateDir)
 			return c.lock(ctx)
@@ -79,8 +79,8 @@ func TestWhichAgentsShareAMachine(t *testing.T) {
 	}
 }
 
-// An agent that was killed in a call that does not return keeps its files, and nothing
-// else: the next one need not wait for a silent target.
+// An agent that was killed inside a call that does not return keeps its locks and does nothing
+// more: the next agent need not wait for a silent target.
 func TestAKilledAgentIsNoHolder(t *testing.T) {
 	for status, want := range map[string]bool{
 		"Name:\tweft\nState:\tS (sleeping)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000000\n": false,

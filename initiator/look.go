@@ -5,23 +5,42 @@ package initiator
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	"weft.dev/weft/initiator/attachment"
 	"weft.dev/weft/initiator/fabrics"
+	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/raid"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/raid/dm/mirror"
 )
 
+// seen is the result of one look: the planner's view, and what this data path needs of it.
+type seen struct {
+	volume.Seen
+	legs        map[block.LegID]legSeen
+	columns     []columnSeen
+	controllers map[block.NQN][]fabrics.Controller // of this volume, whatever the epoch
+}
+
+// legSeen is the multipath head of a leg.
+type legSeen struct {
+	nqn    block.NQN
+	device dm.Ref // empty if there is none
+	name   string // nvme0n1
+	fit    bool   // a controller is live, and the head is prepared
+}
+
+func (l legSeen) head() fabrics.Head { return fabrics.Head{Name: l.name, Dev: string(l.device)} }
+
 func (k *kernelKeeper) look(ctx context.Context) (*seen, error) {
-	s := &seen{
-		now: time.Now(), clock: k.agent.cfg.Clock(), legs: map[block.LegID]legSeen{},
-		controllers: map[block.NQN][]fabrics.Controller{},
-		connecting:  map[block.NQN]bool{}, refused: map[block.NQN]string{},
-		recordError: k.recorder.Refusal(), noted: k.noted, noteError: k.noteError,
+	s := &seen{legs: map[block.LegID]legSeen{}, controllers: map[block.NQN][]fabrics.Controller{}}
+	s.Seen = volume.Seen{
+		Now: time.Now(), Clock: k.agent.cfg.Clock(), Legs: map[block.LegID]volume.LegSeen{},
+		Copying: true, // mirrors start to copy by themselves
 	}
 	all, err := k.m.host.Controllers()
 	if err != nil {
@@ -32,46 +51,71 @@ func (k *kernelKeeper) look(ctx context.Context) (*seen, error) {
 			s.controllers[c.NQN] = append(s.controllers[c.NQN], c)
 		}
 	}
-	for n, r := range k.reached {
-		s.connecting[n] = r.connecting
-		s.refused[n] = r.err
-		if !r.connecting {
-			delete(s.connecting, n)
-		}
-	}
+	k.lookAtPaths(s)
 	if err := k.lookAtDevices(ctx, s); err != nil {
 		return nil, err
 	}
 	for i := range k.links {
-		s.legs[k.links[i].Leg] = k.lookAtLeg(ctx, s, &k.links[i])
+		k.lookAtLeg(ctx, s, &k.links[i])
 	}
 	k.probe(s)
 	return s, nil
 }
 
+// lookAtPaths finds the controllers, and the attempts to connect.
+func (k *kernelKeeper) lookAtPaths(s *seen) {
+	for _, n := range slices.Sorted(maps.Keys(s.controllers)) {
+		for _, c := range s.controllers[n] {
+			state := volume.PathSilent
+			switch {
+			case c.Going():
+				state = volume.PathReleased
+			case c.State == fabrics.Live:
+				state = volume.PathLive
+			}
+			s.Paths = append(s.Paths, volume.PathSeen{Path: pathOf(c), State: state})
+		}
+	}
+	tried := slices.SortedFunc(maps.Keys(k.reached), volume.Path.Compare)
+	for _, path := range tried {
+		r, state := k.reached[path], volume.PathRefused
+		if r.connecting {
+			state = volume.PathConnecting
+		}
+		s.Paths = append(s.Paths, volume.PathSeen{Path: path, State: state, Attempts: r.Failed, Error: r.Error})
+	}
+}
+
+// pathOf returns the path of a controller.
+func pathOf(c fabrics.Controller) volume.Path {
+	return volume.Path{Subsystem: c.NQN, Portal: c.Portal()}
+}
+
 func (k *kernelKeeper) lookAtDevices(ctx context.Context, s *seen) error {
-	devices, err := k.m.dm.Devices(raid.TopUUID(k.volume))
+	devices, err := k.m.dm.Devices(mirror.TopUUID(k.volume))
 	if err != nil {
 		return err
 	}
 	k.top = dm.State{}
 	for _, d := range devices {
-		if d.Name == raid.TopName(k.volume) {
+		if d.Name == mirror.TopName(k.volume) {
 			k.top = d
 		}
 	}
 	if k.top.Name != "" {
-		s.top = topSeen{
-			exists: k.top.Live, suspended: k.top.Suspended, suspending: k.suspends,
-			failed: fails(k.top.Table), readOnly: k.top.ReadOnly, size: k.top.Table.Size(), open: k.top.Open, exposed: k.m.exposed(k.top.Number),
+		d := volume.DeviceSeen{
+			Exists: k.top.Live, Named: k.m.exposed(k.top.Number), Failed: fails(k.top.Table),
+			Size: k.top.Table.Size(), Open: k.top.Open > 0,
 		}
-		if s.top.open > 0 && k.leaves() {
-			s.top.users = k.m.users(k.top.Number)
+		if d.Open && k.leaves() {
+			d.Users = k.m.users(k.top.Number)
 		}
+		s.Device, s.ReadOnly = d, k.top.ReadOnly
+		s.Holdable, s.Held, s.Holding = d.Exists && !d.Failed, k.top.Suspended, k.suspends
 	}
-	// There may be more than the wanted state tells: none may be known.
+	// There may be more than the wanted state says, or that may not be known.
 	for i := k.columns; i < block.MaxStripes && len(devices) > 0; i++ {
-		if slices.ContainsFunc(devices, func(d dm.State) bool { return belongs(d.Name, raid.ColumnName(k.volume, i)) }) {
+		if slices.ContainsFunc(devices, func(d dm.State) bool { return belongs(d.Name, mirror.ColumnName(k.volume, i)) }) {
 			k.columns = i + 1
 		}
 	}
@@ -88,11 +132,11 @@ func (k *kernelKeeper) lookAtDevices(ctx context.Context, s *seen) error {
 	return nil
 }
 
-// leaves reports whether the device is to be removed, so that it matters who
-// has it open: to find out is much to read.
+// leaves reports whether the device is to be removed. Only then is it worth finding out who
+// has it open, which takes much reading.
 func (k *kernelKeeper) leaves() bool {
 	w := k.Told().Wanted
-	return w == nil || w.Detach || !k.memory.of(w)
+	return w == nil || w.Detach || !k.memory.Of(w)
 }
 
 func belongs(name, column string) bool {
@@ -107,7 +151,7 @@ func fails(t dm.Table) bool {
 }
 
 func (k *kernelKeeper) lookAtColumn(i int, devices []dm.State) (columnSeen, error) {
-	c := columnSeen{name: raid.ColumnName(k.volume, i), health: map[dm.Ref]dm.Health{}}
+	c := columnSeen{name: mirror.ColumnName(k.volume, i), health: map[dm.Ref]dm.Health{}}
 	var of dm.State
 	for _, d := range devices {
 		if belongs(d.Name, c.name) {
@@ -127,15 +171,15 @@ func (k *kernelKeeper) lookAtColumn(i int, devices []dm.State) (columnSeen, erro
 	if c.failed = fails(of.Table); c.failed {
 		return c, nil
 	}
-	if c.Observed, err = raid.Observe(c.name, c.devices); err != nil {
+	if c.Observed, err = mirror.Observe(c.name, c.devices); err != nil {
 		c.foreign = err.Error()
 		return c, nil
 	}
 	return c, k.lookAtHealth(&c)
 }
 
-// lookAtHealth reads what the mirrors of a column have seen of the legs. A leg
-// that is rebuilt stands in its mirror behind a device of ours.
+// lookAtHealth reads the errors that the mirrors of a column report for their legs. The mirror
+// uses a rebuilding leg through a device of ours.
 func (k *kernelKeeper) lookAtHealth(c *columnSeen) error {
 	names := map[dm.Ref]dm.State{}
 	for _, d := range c.devices {
@@ -156,7 +200,7 @@ func (k *kernelKeeper) lookAtHealth(c *columnSeen) error {
 			device := l.Device
 			if below, ours := names[device]; ours {
 				device = ""
-				if c.Kind == raid.ShapeRebuilding && strings.Contains(below.Name, "-back") {
+				if c.Kind == mirror.ShapeRebuilding && strings.Contains(below.Name, "-back") {
 					device = c.Back
 				}
 			}
@@ -168,36 +212,41 @@ func (k *kernelKeeper) lookAtHealth(c *columnSeen) error {
 	return nil
 }
 
-func (k *kernelKeeper) lookAtLeg(ctx context.Context, s *seen, l *attachment.Link) legSeen {
-	seen := legSeen{nqn: l.NQN}
+func (k *kernelKeeper) lookAtLeg(ctx context.Context, s *seen, l *volume.Link) {
+	var told volume.LegSeen
 	n, err := k.m.host.FindNamespace(l.NQN, l.NSID, l.UUID)
 	live := err == nil && n.Live
 	if err != nil && !errors.Is(err, fabrics.ErrNoNamespace) {
-		seen.err = err.Error()
+		told.Error = err.Error()
 	}
-	seen.device, seen.name, seen.size = dm.Ref(n.Dev), n.Name, n.Size
+	told.Found, told.Device, told.Size = n.Dev != "", n.Name, n.Size
 	if live {
 		if err := k.prepare(ctx, n, l, k.need(s, l.Column)); err != nil {
-			seen.err = err.Error()
+			told.Error = err.Error()
 		}
 	}
-	seen.fit = live && seen.err == ""
+	seen := legSeen{nqn: l.NQN, device: dm.Ref(n.Dev), name: n.Name, fit: live && told.Error == ""}
 	p := k.pulses[l.Leg]
 	if p == nil || seen.device != "" {
 		p = p.Of(string(seen.device))
 		k.pulses[l.Leg] = p
 	}
-	seen.silent = p.Look(s.now, live, k.agent.cfg.Probe)
-	seen.live = seen.fit && p.Met
-	seen.looks, seen.answers, seen.heard = p.Looks, p.Answers, p.Heard
-	for _, c := range s.controllers[l.NQN] {
-		seen.peerAnswers = seen.peerAnswers || k.path.answeredSince(c.Address, seen.silent)
+	way := volume.WaySeen{Path: volume.Path{Subsystem: l.NQN}, Silent: p.Look(s.Now, live, k.agent.cfg.Probe)}
+	way.Looks, way.Answers, way.Heard = p.Looks, p.Answers, p.Heard
+	for _, c := range s.controllers[l.NQN] { // a probe may use any of them
+		on := way
+		on.Path, on.Peer = pathOf(c), k.path.answeredSince(c.Address, way.Silent)
+		told.Ways = append(told.Ways, on)
 	}
-	return seen
+	if len(told.Ways) == 0 {
+		told.Ways = []volume.WaySeen{way}
+	}
+	told.Live = seen.fit && p.Met
+	s.legs[l.Leg], s.Legs[l.Leg] = seen, told
 }
 
-// need is how large a leg has to be: for a column that is built, what that has. One
-// that is wanted larger serves on.
+// need is the size that a leg must have: for a column that is built, the column's present
+// size, because a volume that is wanted larger keeps serving.
 func (k *kernelKeeper) need(s *seen, column int) block.Size {
 	w := k.Told().Wanted
 	if w == nil {
@@ -210,19 +259,19 @@ func (k *kernelKeeper) need(s *seen, column int) block.Size {
 	return need
 }
 
-// prepare makes a head fit for a table: its size is right, its flushes are as
-// the drive needs them, and its commands are given up in time. Newer kernels
-// freeze a queue to change it, and that waits for a silent target.
-func (k *kernelKeeper) prepare(ctx context.Context, n fabrics.Namespace, l *attachment.Link, need block.Size) error {
+// prepare makes a head fit for a table: it checks the size, makes flushes match the drive, and
+// limits the time of a command. Newer kernels freeze a queue to change it, which waits for a
+// silent target.
+func (k *kernelKeeper) prepare(ctx context.Context, n fabrics.Namespace, l *volume.Link, need block.Size) error {
 	if n.Size < need {
-		return errors.New(attachment.TooSmall(n.Size, need))
+		return errors.New(volume.TooSmall(n.Size, need))
 	}
 	writeThrough := l.WriteThrough
-	return k.apart(ctx, "prepare "+n.Name, attachment.Patience, func() error {
+	return k.apart(ctx, "prepare "+n.Name, keeper.Patience, func() error {
 		switch err := k.m.host.SetWriteThrough(n.Head, writeThrough); {
 		case err != nil && writeThrough:
 			return err
-		case err != nil: // its target says that there is no cache
+		case err != nil: // its target announces no cache anyway
 			k.log.Debug("flushes not asked for", "head", n.Name, "err", err)
 		}
 		for _, p := range n.Paths {
@@ -238,10 +287,10 @@ func (k *kernelKeeper) prepare(ctx context.Context, n fabrics.Namespace, l *atta
 func (k *kernelKeeper) probe(s *seen) {
 	for leg, seen := range s.legs {
 		p := k.pulses[leg]
-		if !seen.fit || !p.Due(s.now, k.agent.cfg.Probe) {
+		if !seen.fit || !p.Due(s.Now, k.agent.cfg.Probe) {
 			continue
 		}
-		p.Probe(s.now, s.clock)
+		p.Probe(s.Now, s.Clock)
 		head := seen.head()
 		addresses := s.controllers[seen.nqn]
 		go func() {
@@ -258,7 +307,7 @@ func (k *kernelKeeper) probe(s *seen) {
 	}
 }
 
-// watch has the keeper woken by a device's events.
+// watch wakes the keeper on a device's events.
 func (k *kernelKeeper) watch(ctx context.Context, d dm.State) {
 	if k.watched[d.Name] || !d.Live {
 		return

@@ -17,12 +17,12 @@ import (
 	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/raid"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/raid/dm/mirror"
 )
 
-// This file is the agent's hands: device nodes, the run directory, and what of
-// device-mapper is more than one call. It decides nothing.
+// This file touches the machine for the agent: device nodes, the run directory, and sequences
+// of device-mapper calls. It decides nothing.
 
 // host is what the agent uses of fabrics.Tree.
 type host interface {
@@ -57,7 +57,7 @@ type loops interface {
 	Detach(l dm.Loop) error
 }
 
-// machine is all that an attachment touches.
+// machine is everything that an attachment touches.
 type machine struct {
 	host   host
 	dm     mapper
@@ -75,8 +75,8 @@ func (m *machine) notesFile(v block.VolumeID) string {
 	return filepath.Join(m.runDir, v.String()+".json")
 }
 
-// makeLog makes the RAM disk of a column's log. What an earlier one may hold
-// stays: if a table uses it, it is the truth.
+// makeLog makes the RAM disk of a column's log. An existing log is kept: if a table uses it,
+// it is the valid one.
 func (m *machine) makeLog(v block.VolumeID, column int) error {
 	if err := os.MkdirAll(m.runDir, 0o700); err != nil {
 		return fmt.Errorf("make log: %w", err)
@@ -85,16 +85,16 @@ func (m *machine) makeLog(v block.VolumeID, column int) error {
 	if err != nil {
 		return fmt.Errorf("make log: %w", err)
 	}
-	if err := errors.Join(f.Truncate(int64(raid.LogDeviceSize)), f.Close()); err != nil {
+	if err := errors.Join(f.Truncate(int64(mirror.LogDeviceSize)), f.Close()); err != nil {
 		return fmt.Errorf("make log: %w", err)
 	}
 	_, err = m.loops.Attach(m.logFile(v, column))
 	return err
 }
 
-// writeLog writes an image into the file under a column's log device. The file
-// is neither truncated nor replaced: the loop device is over this one.
-func (m *machine) writeLog(v block.VolumeID, column int, image raid.LogImage) error {
+// writeLog writes an image into the file under a column's log device. The file is neither
+// truncated nor replaced, because the loop device uses it.
+func (m *machine) writeLog(v block.VolumeID, column int, image mirror.LogImage) error {
 	f, err := os.OpenFile(m.logFile(v, column), os.O_WRONLY, 0)
 	if err != nil {
 		return fmt.Errorf("write log: %w", err)
@@ -106,15 +106,15 @@ func (m *machine) writeLog(v block.VolumeID, column int, image raid.LogImage) er
 	return nil
 }
 
-// growLog makes what a column's log says longer, for a table that is not live yet.
-// Bytes that are no log are left to that table, which takes all regions for dirty.
+// growLog extends a column's log for a table that is not live yet. It leaves alone a file that
+// holds no log: the table treats all regions as dirty then.
 func (m *machine) growLog(v block.VolumeID, column int, regions uint64) error {
 	b, err := os.ReadFile(m.logFile(v, column))
 	if err != nil {
 		return fmt.Errorf("grow log: %w", err)
 	}
-	image, err := raid.ParseLog(b)
-	if errors.Is(err, raid.ErrLog) {
+	image, err := mirror.ParseLog(b)
+	if errors.Is(err, mirror.ErrLog) {
 		return nil
 	}
 	if err != nil {
@@ -135,7 +135,7 @@ func (m *machine) dropLog(v block.VolumeID, column int) error {
 	return remove(file)
 }
 
-// remove removes a file that may be gone already.
+// remove removes a file, which may be gone already.
 func remove(file string) error {
 	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -143,8 +143,8 @@ func remove(file string) error {
 	return nil
 }
 
-// notes reads what was remembered of a volume; ok is false if there is nothing
-// of use, and the caller then remembers nothing: every resync will be a full one.
+// notes reads what was remembered of a volume. If ok is false there is nothing usable, and
+// every resync will be a full one.
 func (m *machine) notes(v block.VolumeID) (mem memory, ok bool, err error) {
 	b, err := os.ReadFile(m.notesFile(v))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -159,8 +159,8 @@ func (m *machine) notes(v block.VolumeID) (mem memory, ok bool, err error) {
 	return mem, true, nil
 }
 
-// note remembers mem. A tmpfs needs no fsync; the rename keeps readers from
-// seeing half of it.
+// note remembers mem. A tmpfs needs no fsync; the rename keeps readers from seeing a partial
+// file.
 func (m *machine) note(v block.VolumeID, mem *memory) error {
 	b, err := json.MarshalIndent(mem, "", "\t")
 	if err != nil {
@@ -179,7 +179,7 @@ func (m *machine) note(v block.VolumeID, mem *memory) error {
 	return nil
 }
 
-// noted lists the volumes of which something is remembered.
+// noted lists the volumes with a note.
 func (m *machine) noted() []block.VolumeID {
 	files, _ := filepath.Glob(filepath.Join(m.runDir, "*.json"))
 	var all []block.VolumeID
@@ -204,7 +204,7 @@ func (m *machine) exposed(n block.DeviceNumber) bool {
 	return found
 }
 
-// nameOf finds the name under which a device is exposed.
+// nameOf finds the name of a device in <dev>/weft.
 func (m *machine) nameOf(n block.DeviceNumber) (path string, found bool) {
 	links, _ := filepath.Glob(filepath.Join(m.devDir, "weft", "*"))
 	for _, l := range links {
@@ -215,11 +215,12 @@ func (m *machine) nameOf(n block.DeviceNumber) (path string, found bool) {
 	return "", false
 }
 
-const newSuffix = "~new" // not a character of volume names
+const newSuffix = "~new" // "~" cannot occur in a volume's name
 
 func (m *machine) expose(name block.VolumeName, n block.DeviceNumber) error {
 	path := m.namePath(name)
-	// A process that serves a volume in user space, of another cluster's maybe.
+	// The name may be held by a process that serves a volume in user space, perhaps of another
+	// cluster.
 	if err := blockdev.Held(m.devDir, name); err != nil {
 		return fmt.Errorf("expose %s: %w", name, err)
 	}
@@ -238,7 +239,7 @@ func (m *machine) expose(name block.VolumeName, n block.DeviceNumber) error {
 	return nil
 }
 
-// hide takes a device's name away; another device's name stays.
+// hide removes a device's name; a name that belongs to another device stays.
 func (m *machine) hide(n block.DeviceNumber) error {
 	path, found := m.nameOf(n)
 	if !found {
@@ -249,8 +250,8 @@ func (m *machine) hide(n block.DeviceNumber) error {
 
 // ---- the device ----
 
-// makeTop makes a volume's device. Discards are switched off on mirrors: one
-// that a leg misses is neither held nor logged.
+// makeTop makes a volume's device. Over mirrors, discards are disabled: a discard that a leg
+// misses is neither held nor logged.
 func (m *machine) makeTop(d dm.Device, mirrored bool) error {
 	if err := m.dm.Do(dm.Step{Op: dm.OpCreate, Device: d}); err != nil {
 		return err
@@ -273,9 +274,9 @@ func (m *machine) discardsOff(d dm.State) error {
 	return nil
 }
 
-// growTop makes a volume's device longer; what uses it goes on. With its new table
-// the kernel takes the limits of the columns for the device's own. So discards are
-// switched off on these first: there is no moment in which the device has some.
+// growTop makes a volume's device longer, while it is in use. With the new table the device
+// takes over the limits of the columns. So discards are disabled on the columns first, and
+// there is no moment in which the device accepts some.
 func (m *machine) growTop(top dm.State, want dm.Device, mirrors []dm.State) error {
 	for _, c := range mirrors {
 		if err := m.discardsOff(c); err != nil {
@@ -306,7 +307,7 @@ func (m *machine) device(uuid string) (dm.State, error) {
 	return dm.State{}, fmt.Errorf("device %s: %w", uuid, fs.ErrNotExist)
 }
 
-// flush has the drives' caches written out.
+// flush makes the drives write out their caches.
 func (m *machine) flush(n block.DeviceNumber) error {
 	f, err := os.OpenFile(filepath.Join(m.devDir, fmt.Sprintf("dm-%d", n.Minor)), os.O_RDWR, 0)
 	if err != nil {
@@ -318,8 +319,8 @@ func (m *machine) flush(n block.DeviceNumber) error {
 	return nil
 }
 
-// fail makes all I/O on devices fail, from now on and what waits in them, the
-// lowest first: a device can be switched when what it waits for below has ended.
+// fail makes all present and future I/O on devices fail. The lowest device goes first, because
+// a device can be switched only after the I/O that it waits for below has ended.
 func (m *machine) fail(devices ...dm.State) error {
 	for _, d := range devices {
 		if len(d.Table) == 0 {
@@ -328,8 +329,8 @@ func (m *machine) fail(devices ...dm.State) error {
 		if err := m.dm.Load(d.Name, dm.Whole(d.Table.Size(), dm.ErrorTarget{})); err != nil {
 			return err
 		}
-		// With a flush, so that mirrors fail what they hold; no file system is
-		// frozen first, since it could not be.
+		// Suspend with a flush, so that mirrors fail the writes they hold. Do not freeze a file
+		// system first, since that would not succeed.
 		if !d.Suspended {
 			if err := m.dm.Suspend(d.Name, false, true); err != nil {
 				return err
@@ -342,7 +343,7 @@ func (m *machine) fail(devices ...dm.State) error {
 	return nil
 }
 
-// users says who has a device open, for people.
+// users names the processes that have a device open, for people.
 func (m *machine) users(n block.DeviceNumber) string {
 	var all []string
 	holders, _ := os.ReadDir(filepath.Join(m.sysDir, "block", fmt.Sprintf("dm-%d", n.Minor), "holders"))

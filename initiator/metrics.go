@@ -7,12 +7,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
-// counts are the numbers that only grow, and the last stall.
+// counts are the counters, and the last stall.
 type counts struct {
 	losses  uint64
 	resync  block.Size
@@ -20,8 +20,8 @@ type counts struct {
 	stall   stall
 }
 
-// stall is how long writes to a lost leg waited: until it was noticed, until the
-// manager had it recorded, and until they went on without it.
+// stall is how long writes to a lost leg waited: until the loss was noticed, until the manager
+// had recorded it, and until the writes continued without the leg.
 type stall struct{ detect, record, release time.Duration }
 
 func (a *Agent) lostLeg() {
@@ -58,7 +58,7 @@ func describe() descriptions {
 		losses:      metric("leg_losses_total", "Legs that were lost while in use."),
 		stall:       metric("last_stall_seconds", "How long writes waited when a leg was last lost, by part.", "part"),
 		resync:      metric("resync_bytes_total", "Bytes copied to legs that returned."),
-		refused:     metric("manager_refused", "1 while the volume manager that answers belongs to another cluster and is ignored."),
+		refused:     metric("manager_refused", "1 while the volume manager that answers is ignored: it belongs to another cluster, or was replaced."),
 	}
 }
 
@@ -78,13 +78,13 @@ func (a *Agent) Collect(out chan<- prometheus.Metric) {
 	}
 	phases := map[string]int{}
 	for number := range pb.AttachmentPhase_name {
-		if phase := attachment.PhaseName(pb.AttachmentPhase(number)); phase != "unspecified" {
+		if phase := keeper.PhaseName(pb.AttachmentPhase(number)); phase != "unspecified" {
 			phases[phase] = 0
 		}
 	}
 	states := map[string]int{"live": 0, "connecting": 0, "lost": 0, "absent": 0}
 	for _, r := range a.report().GetAttachments() {
-		phases[attachment.PhaseName(r.GetPhase())]++
+		phases[keeper.PhaseName(r.GetPhase())]++
 		for _, l := range r.GetLegs() {
 			states[l.GetState()]++
 		}

@@ -19,7 +19,7 @@ func (w *world) opened() {
 	w.open = 1
 }
 
-// nextEpoch grants the volume anew.
+// nextEpoch grants the volume again, at the next epoch.
 func (w *world) nextEpoch() {
 	w.mu.Lock()
 	w.epoch++
@@ -28,8 +28,8 @@ func (w *world) nextEpoch() {
 	w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Equalize = true })
 }
 
-// TestADeviceFailsWhenALegHasLostItsCache: the kernel does not tell what was flushed,
-// so something that was acknowledged may be gone.
+// TestADeviceFailsWhenALegHasLostItsCache: the kernel does not tell what was flushed, so
+// acknowledged data may be lost.
 func TestADeviceFailsWhenALegHasLostItsCache(t *testing.T) {
 	for copies, want := range map[int][]string{
 		1: {"disconnect t0", "fail c0", "fail top", "remove c0"},
@@ -62,7 +62,7 @@ func TestADeviceFailsWhenALegHasLostItsCache(t *testing.T) {
 	}
 }
 
-// TestARestartedAgentKnowsWhatWasGivenUp: also if the one before ended in the middle.
+// TestARestartedAgentKnowsWhatWasGivenUp: even if its predecessor stopped halfway.
 func TestARestartedAgentKnowsWhatWasGivenUp(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		in(t, 1, 2, func(w *world) {
@@ -89,7 +89,7 @@ func TestARestartedAgentKnowsWhatWasGivenUp(t *testing.T) {
 	}
 }
 
-// TestAnAgentWithoutItsNotesSeesThatALegIsAnother: the tables have what is gone.
+// TestAnAgentWithoutItsNotesSeesThatALegIsAnother: the tables still use a device that is gone.
 func TestAnAgentWithoutItsNotesSeesThatALegIsAnother(t *testing.T) {
 	in(t, 1, 1, func(w *world) {
 		w.stop()
@@ -102,7 +102,7 @@ func TestAnAgentWithoutItsNotesSeesThatALegIsAnother(t *testing.T) {
 	})
 }
 
-// TestALegThatWasRebornBeforeItCameIntoUseIsGood: what it lost was nobody's.
+// TestALegThatWasRebornBeforeItCameIntoUseIsGood: it has lost no data of this epoch.
 func TestALegThatWasRebornBeforeItCameIntoUseIsGood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1, 1)
@@ -114,15 +114,15 @@ func TestALegThatWasRebornBeforeItCameIntoUseIsGood(t *testing.T) {
 		w.start()
 		time.Sleep(5 * time.Second)
 		w.took()
-		w.vanish("t0") // and under another device it is the same
+		w.vanish("t0") // the same leg under another device
 		time.Sleep(5 * time.Second)
 		w.until(serving)
 		w.expect("it goes on", "connect t0", "reload c0: linear")
 	})
 }
 
-// TestWhatWasTakenAwayIsNotTakenUpAgainAtItsEpoch: copies may differ in what was under
-// way, and the manager, which did not ask for it, does not know.
+// TestWhatWasTakenAwayIsNotTakenUpAgainAtItsEpoch: copies may differ in the writes under way,
+// and the manager does not know of it, because it did not ask for the removal.
 func TestWhatWasTakenAwayIsNotTakenUpAgainAtItsEpoch(t *testing.T) {
 	for name, meanwhile := range map[string]func(w *world){
 		"the agent lives": func(*world) {},
@@ -160,7 +160,7 @@ func TestWhatWasTakenAwayIsNotTakenUpAgainAtItsEpoch(t *testing.T) {
 	}
 }
 
-// loseNotes takes away what an agent has noted.
+// loseNotes removes an agent's notes.
 func (w *world) loseNotes() {
 	files, err := filepath.Glob(filepath.Join(w.dir, "run/*.json"))
 	if err != nil || len(files) == 0 {

@@ -13,7 +13,7 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// reading is in for a host that shares the volume and may only read it.
+// reading is like in, for a host that shares the volume read-only.
 func reading(t *testing.T, f func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -32,7 +32,7 @@ func reading(t *testing.T, f func(w *world)) {
 	})
 }
 
-// mirror is the table of a column: each host reads from a copy of its own.
+// mirror is the table of a column: each host prefers a copy of its own.
 func (w *world) mirror() string {
 	if crc32.ChecksumIEEE([]byte(w.identity().Short()))%2 == 1 {
 		return "mirror t1 t0"
@@ -40,7 +40,7 @@ func (w *world) mirror() string {
 	return "mirror t0 t1"
 }
 
-// none fails the test if the history has something in it.
+// none fails the test if the history contains one of the words.
 func (w *world) none(words ...string) {
 	w.t.Helper()
 	for _, line := range w.took() {
@@ -65,7 +65,7 @@ func TestWhoOnlyReadsLeavesALegAndComesBackByItself(t *testing.T) {
 	})
 }
 
-// It has no lease: nobody may write before no leg can be read any more.
+// A reader has no lease: no host may write until the reader can reach no leg any more.
 func TestWhoOnlyReadsIsNotSuspended(t *testing.T) {
 	reading(t, func(w *world) {
 		w.stuck = true
@@ -91,7 +91,7 @@ func TestWhoOnlyReadsLetsGoWithoutAFlush(t *testing.T) {
 		w.until(clean)
 		w.none("flush", "record")
 		w.answer("t1")
-		// The others have the epoch still: a host may come back to it.
+		// Other hosts still have the epoch, so a host may return to it.
 		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Detach = false })
 		w.until(serving)
 		w.expect("again", "connect t0", "connect t1", "create c0: "+w.mirror(), "create top: linear")
@@ -124,7 +124,7 @@ func TestWhoOnlyReadsBeginsWithoutALegThatIsNotThere(t *testing.T) {
 	})
 }
 
-// Several hosts that write would all have to leave a copy that is lost.
+// Several writers would all have to drop a lost copy together.
 func TestOnlyVolumesOfOneCopyAreSharedForWriting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1, 2)
@@ -144,8 +144,8 @@ func TestOnlyVolumesOfOneCopyAreSharedForWriting(t *testing.T) {
 	})
 }
 
-// A host that was taken out and let in again without hearing of it in between has a
-// device of a grant that is over: it ends, though the epoch stands.
+// A host that was put out and let in again without noticing has a device of an old grant: the
+// device ends although the epoch has not.
 func TestADeviceEndsWithItsGrantThoughTheEpochStands(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1, 1)
@@ -157,7 +157,7 @@ func TestADeviceEndsWithItsGrantThoughTheEpochStands(t *testing.T) {
 		w.change(func(*pb.InitiatorWanted) { a.Grant = 9 })
 		time.Sleep(5 * time.Second)
 		w.until(serving)
-		w.expect("another grant", "remove top", "disconnect t0", "fail c0", "remove c0", "disconnect t0", "connect t0", "create c0: linear", "create top: linear")
+		w.expect("another grant", "remove top", "disconnect t0", "fail c0", "remove c0", "connect t0", "create c0: linear", "create top: linear")
 		if r := w.attachment(); r.GetGrant() != 9 {
 			t.Errorf("the report is about grant %d, want 9", r.GetGrant())
 		}

@@ -16,15 +16,14 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// userPath is the data path of this process. It has what it was told in this run
-// and no more.
+// userPath is the user-space data path. It knows only what it was told since it started.
 type userPath struct {
 	*userspace.Path
 	lock *os.File
 }
 
-// openUserPath takes the machine's identity for this process: two that connect as
-// one host would cut each other's connections.
+// openUserPath takes the machine's identity for this process: two processes that connect as
+// the same host would cut each other's connections.
 func openUserPath(a *Agent) (*userPath, error) {
 	c := a.cfg
 	lock, err := lockState(c.StateDir, unix.LOCK_EX)
@@ -45,8 +44,8 @@ func openUserPath(a *Agent) (*userPath, error) {
 	return &userPath{Path: path, lock: lock}, nil
 }
 
-// removeLeft takes away the devices of a process that was killed: they serve
-// nobody, and the volume may not be wanted here any more.
+// removeLeft removes the devices of a killed process: they serve nothing, and their volumes
+// may no longer be wanted here.
 func removeLeft(o blockdev.Options, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -55,29 +54,29 @@ func removeLeft(o blockdev.Options, log *slog.Logger) {
 	}
 }
 
-// found is empty: what an earlier process had of volumes ended with it.
+// found is empty: the volumes of an earlier process ended with it.
 func (p *userPath) found() []block.VolumeID { return nil }
 
-func (p *userPath) keeper(v block.VolumeID) keeper { return p.Path.Keeper(v) }
+func (p *userPath) keeper(v block.VolumeID) volumeKeeper { return p.Path.Keeper(v) }
 
 // held is empty for the same reason.
 func (p *userPath) held() ([]block.VolumeID, error) { return nil, nil }
 
-// watch has nothing to watch: connections tell their keepers of themselves.
+// watch has nothing to watch: connections notify their keepers themselves.
 func (p *userPath) watch(context.Context, func()) error { return nil }
 
 func (p *userPath) close() error { return p.lock.Close() }
 
-// bootOfProcess is the boot id of a data path that ends with its process. The
-// manager then takes each run for a boot of the machine: what the one before had
-// under way is fenced, and its copies are made equal.
+// bootOfProcess is the boot id of a data path that ends with its process. The manager thus
+// treats each run as a boot of the machine: it fences the writes under way of the previous
+// run, and has the copies made equal.
 func bootOfProcess() string {
 	var random [16]byte
 	rand.Read(random[:])
 	return block.UUIDFromRandom(random).String()
 }
 
-// meter counts what keepers in this process tell.
+// meter counts what the keepers of this process report.
 type meter struct{ a *Agent }
 
 func (m meter) LegLost()              { m.a.lostLeg() }

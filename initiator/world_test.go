@@ -29,11 +29,12 @@ import (
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/raid/dm/mirror"
 )
 
-// world is a machine with its fabric and its manager, as far as the agent can
-// tell: targets that answer, fall silent or refuse; heads that come and go under
-// new numbers; device-mapper tables; logs in real files.
+// world is a machine with its fabric and its manager, as far as the agent can tell: targets
+// that answer, fall silent or refuse; heads that disappear and return under new numbers;
+// device-mapper tables; logs in real files.
 type world struct {
 	t      *testing.T
 	dir    string
@@ -43,8 +44,8 @@ type world struct {
 	boot   string
 
 	mu      sync.Mutex
-	history []string // what was done to the kernel and to the manager, in order
-	next    int      // numbers of controllers and heads
+	history []string // the calls to the kernel and to the manager, in order
+	next    int      // number of the next controller or head
 	silent  map[string]chan struct{}
 	down    map[string]bool
 	ctrl    []fabrics.Controller
@@ -52,7 +53,7 @@ type world struct {
 	devices []dm.State
 	health  map[dm.Ref]dm.Health
 	open    int
-	equal   bool // a resync that begins is over at once
+	equal   bool // every resync completes at once
 	loops   []dm.Loop
 	wait    chan struct{} // closed and replaced at each dm event
 	stuck   bool          // suspends wait for silent legs
@@ -64,15 +65,15 @@ type world struct {
 	managers   bool                     // the manager answers
 	recordless bool                     // but records nothing
 	deaf       bool                     // and does not even answer
-	strict     bool                     // and refuses who reports another cluster than its own
-	hang       map[string]chan struct{} // by device: its reload is in the kernel until closed
-	firmly     map[string]chan struct{} // by node: the same of a disconnect
-	frozen     map[string]chan struct{} // by node: the same of setting a queue's limits
-	grown      map[string]bool          // nodes whose namespaces are for twice the size
+	strict     bool                     // and refuses reports to another cluster
+	hang       map[string]chan struct{} // by device: its reload hangs in the kernel until this is closed
+	firmly     map[string]chan struct{} // by node: the same for a disconnect
+	frozen     map[string]chan struct{} // by node: the same for setting a queue's limits
+	grown      map[string]bool          // nodes whose namespaces fit twice the size
 	dying      func() bool              // whether one more device can be resized
-	slept      time.Duration            // for how long the machine was suspended
-	still      chan struct{}            // nothing of the agent moves until it is closed
-	log        *slog.Logger             // of the agent; nil: none
+	slept      time.Duration            // how long the machine was suspended
+	still      chan struct{}            // the agent is frozen until it is closed
+	log        *slog.Logger             // the agent's log; nil: none
 	stop       func()                   // ends the agent that in started
 }
 
@@ -100,14 +101,14 @@ func (w *world) did(format string, args ...any) {
 	w.history = append(w.history, fmt.Sprintf(format, args...))
 }
 
-// took returns the history since the last call, with the ids of legs and the
-// numbers of devices put in words.
+// took returns the history since the last call, with names in place of the ids of legs and the
+// numbers of devices.
 func (w *world) took() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	h := w.history
 	w.history = nil
-	for i := 0; i < len(h); i++ { // connects that begin together end in any order
+	for i := 0; i < len(h); i++ { // connects that start together end in any order
 		from := i
 		for i < len(h) && strings.HasPrefix(h[i], "connect ") {
 			i++
@@ -149,7 +150,7 @@ func (w *world) identity() block.Host {
 	return h
 }
 
-// attach has the volume wanted at the current epoch, all legs in sync.
+// attach makes the volume wanted at the current epoch, with all legs in sync.
 func (w *world) attach() *pb.WantedAttachment {
 	a := &pb.WantedAttachment{
 		VolumeId: w.volume.String(), VolumeName: "db1", SizeBytes: uint64(w.size), Epoch: w.epoch, BootId: w.boot,
@@ -185,7 +186,7 @@ func (w *world) changeLocked(f func(*pb.InitiatorWanted)) {
 	}
 }
 
-// comesBack has the manager list a stale leg as rebuilding.
+// comesBack makes the manager list a stale leg as rebuilding.
 func (w *world) comesBack(column, copy int, revision uint64) {
 	w.change(func(all *pb.InitiatorWanted) {
 		a := all.Attachments[0]
@@ -198,8 +199,8 @@ func (w *world) comesBack(column, copy int, revision uint64) {
 	})
 }
 
-// reborn has the targets of all copies lose their power, and the manager keep one copy
-// of each column in sync, under a new identity.
+// reborn makes all targets lose power, and makes the manager keep one copy of each column in
+// sync, under a new identity.
 func (w *world) reborn(copy int, revision uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -212,7 +213,7 @@ func (w *world) reborn(copy int, revision uint64) {
 			l.Uuid = block.NamespaceUUID(leg, block.Epoch(w.epoch), revision).String()
 		}
 		w.heads = nil
-		for _, c := range w.ctrl { // connected again, by themselves
+		for _, c := range w.ctrl { // they reconnect by themselves
 			for _, l := range a.Legs {
 				if l.Nqn == string(c.NQN) {
 					w.addHead(l, w.nodeAt(c.Address.Traddr), c)
@@ -222,8 +223,8 @@ func (w *world) reborn(copy int, revision uint64) {
 	})
 }
 
-// beginRebuild has t1 fall silent, miss writes to regions of column 0 and come
-// back. Its rebuild does not end by itself.
+// beginRebuild makes t1 fall silent, miss writes to regions of column 0, and return. The
+// rebuild does not complete by itself.
 func (w *world) beginRebuild(regions ...uint64) {
 	w.fallSilent("t1")
 	time.Sleep(4 * time.Second)
@@ -239,7 +240,7 @@ func (w *world) beginRebuild(regions ...uint64) {
 
 // ---- the fabric ----
 
-// fallSilent has a target keep its connections and answer nothing.
+// fallSilent makes a target keep its connections but answer nothing.
 func (w *world) fallSilent(node string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -255,7 +256,7 @@ func (w *world) answer(node string) {
 	}
 }
 
-// freeze has the agent stand still for a while, the kernel not.
+// freeze stops the agent for a while, but not the kernel.
 func (w *world) freeze(d time.Duration) {
 	still := make(chan struct{})
 	w.mu.Lock()
@@ -352,8 +353,8 @@ func (w *world) Disconnect(ctx context.Context, c fabrics.Controller) error {
 	return nil
 }
 
-// vanish has a target's controllers and heads go, as kernels from 6.10 on do
-// when a reconnect is refused.
+// vanish removes a target's controllers and heads, as kernels from 6.10 on do when a reconnect
+// is refused.
 func (w *world) vanish(target string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -364,7 +365,7 @@ func (w *world) vanish(target string) {
 	}
 }
 
-// dropLocked removes a controller and its heads; mirrors notice the next write.
+// dropLocked removes a controller and its heads; mirrors notice at their next write.
 func (w *world) dropLocked(name string) {
 	i := slices.IndexFunc(w.ctrl, func(c fabrics.Controller) bool { return c.Name == name })
 	if i < 0 {
@@ -425,7 +426,7 @@ func (w *world) Probe(h fabrics.Head) error {
 	return nil
 }
 
-// Flush is noted under the leg's node; like a probe it can take long.
+// Flush is recorded in the history under the leg's node; like a probe it can take long.
 func (w *world) Flush(h fabrics.Head) error {
 	if err := w.Probe(h); err != nil {
 		return err
@@ -453,7 +454,7 @@ func (w *world) Devices(prefix string) ([]dm.State, error) {
 		if !strings.HasPrefix(d.UUID, prefix) {
 			continue
 		}
-		if d.UUID == raid.TopUUID(w.volume) {
+		if d.UUID == mirror.TopUUID(w.volume) {
 			d.Open = w.open
 		}
 		all = append(all, d)
@@ -528,8 +529,8 @@ func (w *world) DoWith(s dm.Step, between func() error) error {
 	return w.startLogLocked(s)
 }
 
-// waitsLocked reports whether a table has I/O that waits on a silent leg whose
-// controller is still there: then a suspend does not end.
+// waitsLocked reports whether a table has I/O that waits on a silent leg whose controller
+// still exists: a suspend does not return then.
 func (w *world) waitsLocked(t dm.Table) bool {
 	if !w.stuck {
 		return false
@@ -544,7 +545,7 @@ func (w *world) waitsLocked(t dm.Table) bool {
 	return false
 }
 
-// words prints a table with legs by name.
+// words prints a table with its legs by name.
 func (w *world) words(t dm.Table) string {
 	if len(t) == 0 {
 		return "-"
@@ -575,7 +576,7 @@ func (w *world) words(t dm.Table) string {
 	return s
 }
 
-// startLogLocked does to a log what a mirror does when it begins.
+// startLogLocked changes a log as a mirror does when it starts.
 func (w *world) startLogLocked(s dm.Step) error {
 	if len(s.Device.Table) == 0 {
 		return nil
@@ -586,7 +587,7 @@ func (w *world) startLogLocked(s dm.Step) error {
 	}
 	regions := raid.Regions(s.Device.Table.Size(), m.Log.Region)
 	if image, err := w.getLog(m.Log.Device); err == nil && image.Regions() < regions && m.Log.Sync == dm.UseLog {
-		// The kernel takes regions that the log does not have for dirty.
+		// The kernel treats regions beyond the log as dirty.
 		longer := image.Grow(regions)
 		for r := image.Regions(); r < regions; r++ {
 			longer.Mark(r)
@@ -596,7 +597,7 @@ func (w *world) startLogLocked(s dm.Step) error {
 		}
 	}
 	if m.Log.Sync == dm.NoSync || m.Log.Sync == dm.UseLog && !m.KeepLog && w.equal {
-		return w.putLog(m.Log.Device, raid.CleanLog(regions))
+		return w.putLog(m.Log.Device, mirror.CleanLog(regions))
 	}
 	return nil
 }
@@ -610,18 +611,18 @@ func (w *world) fileOf(log dm.Ref) string {
 	return ""
 }
 
-func (w *world) getLog(log dm.Ref) (raid.LogImage, error) {
+func (w *world) getLog(log dm.Ref) (mirror.LogImage, error) {
 	b, err := os.ReadFile(w.fileOf(log))
 	if err != nil {
-		return raid.LogImage{}, err
+		return mirror.LogImage{}, err
 	}
-	return raid.ParseLog(b)
+	return mirror.ParseLog(b)
 }
 
-func (w *world) putLog(log dm.Ref, image raid.LogImage) error {
+func (w *world) putLog(log dm.Ref, image mirror.LogImage) error {
 	f, err := os.OpenFile(w.fileOf(log), os.O_WRONLY, 0)
 	if err != nil {
-		return nil // a core log
+		return nil // a log in memory
 	}
 	_, err = f.WriteAt(image.Bytes(), 0)
 	return errors.Join(err, f.Close())
@@ -631,7 +632,7 @@ func (w *world) putLog(log dm.Ref, image raid.LogImage) error {
 func (w *world) write(column int, regions ...uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	m := w.find(raid.ColumnName(w.volume, column)).Table[0].Target.(dm.Mirror)
+	m := w.find(mirror.ColumnName(w.volume, column)).Table[0].Target.(dm.Mirror)
 	if !m.KeepLog {
 		w.t.Fatalf("column %d does not log what a leg misses: %v", column, m)
 	}
@@ -647,7 +648,7 @@ func (w *world) write(column int, regions ...uint64) {
 	}
 }
 
-// finishResync has what mirrors copy be copied.
+// finishResync completes what the mirrors copy.
 func (w *world) finishResync() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -745,7 +746,7 @@ func (w *world) Wait(ctx context.Context, name string, nr uint32) (dm.Info, erro
 	}
 }
 
-// loopsOf is the world's loop devices; a type of its own, for the names clash.
+// loopsOf is the world's loop devices, in a type of its own because method names clash.
 type loopsOf struct{ *world }
 
 func (l loopsOf) Find(file string) (dm.Loop, bool, error) {
@@ -835,7 +836,7 @@ func otherCluster(own string) error {
 	return s.Err()
 }
 
-// refuse is what the manager answers with a reason.
+// refuse is an answer of the manager with a reason.
 func refuse(reason string) error {
 	s, _ := status.New(codes.FailedPrecondition, "refused").WithDetails(&errdetails.ErrorInfo{Domain: "weft.dev", Reason: reason})
 	return s.Err()
@@ -893,7 +894,7 @@ func (m manager) RecordInSync(_ context.Context, r *pb.RecordInSyncRequest, _ ..
 
 // ---- running ----
 
-// agent is one of the machine, not running.
+// agent makes an agent of the machine, without starting it.
 func (w *world) agent(log *slog.Logger) *Agent {
 	w.t.Helper()
 	a, err := New(Config{Node: "h1", Version: "test", BootID: w.boot, Manager: manager{world: w}, StateDir: filepath.Join(w.dir, "state"), DevDir: filepath.Join(w.dir, "dev"), Clock: w.clock, Log: log})
@@ -932,14 +933,14 @@ func (w *world) start() (stop func()) {
 	return func() { once.Do(end) }
 }
 
-// clock is that of leases.
+// clock is the lease clock.
 func (w *world) clock() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return time.Now().Add(w.slept)
 }
 
-// attachment is what the last report says of the volume.
+// attachment is the volume's part of the last report.
 func (w *world) attachment() *pb.AttachmentReport {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -954,7 +955,7 @@ func (w *world) attachment() *pb.AttachmentReport {
 	return nil
 }
 
-// until lets time pass until the volume is in a phase.
+// until advances the time until the volume is in a phase.
 func (w *world) until(phase pb.AttachmentPhase) *pb.AttachmentReport {
 	w.t.Helper()
 	for range 600 {
@@ -967,7 +968,7 @@ func (w *world) until(phase pb.AttachmentPhase) *pb.AttachmentReport {
 	return nil
 }
 
-// expect compares the history since the last look.
+// expect compares the history since the last call.
 func (w *world) expect(what string, want ...string) {
 	w.t.Helper()
 	if diff := cmp.Diff(want, w.took()); diff != "" {
@@ -975,7 +976,7 @@ func (w *world) expect(what string, want ...string) {
 	}
 }
 
-// refOf is the device of a target's head.
+// refOf returns the device of a target's head.
 func (w *world) refOf(target string) dm.Ref {
 	for _, h := range w.heads {
 		if h.node == target {

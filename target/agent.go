@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package target is the agent of a machine that has drives. It takes drives in,
-// carves legs of volumes out of them, and exports legs over NVMe-oF, through the
-// kernel or in user space, as the volume manager wants it.
+// Package target is the agent of a machine that has drives. It adds drives, carves the legs of
+// volumes out of them, and exports the legs over NVMe-oF, through the kernel or from user space, as
+// the volume manager asks.
 //
 //	           wanted state                      orders      jobs: labels, zeroing,
 //	volume  ----------------->  +------------+  --------->   device mapper, names
@@ -10,28 +10,27 @@
 //	        <-----------------  +------------+  --------->   nvmet.Tree: exports
 //	           report, each         ^   |        nvmet.Diff
 //	           second               |   v problems, admissions
-//	                            what is seen: drives' labels, device mapper,
+//	                            observed: drives' labels, device mapper,
 //	                            names, nvmet
 //
-// The agent keeps no state of its own: what it knows is on the drives' labels and
-// in the kernel. It looks, plans (plan.go, pure), does (do.go), reports, and
-// looks again; start, restart and retry are one code path. Before the manager has
-// spoken it changes nothing, so that exports outlive the agent and the manager.
+// The agent keeps no state of its own: all state is on the drives' labels and in the kernel. It
+// observes, plans (plan.go, pure), applies (apply.go), reports, and starts over; start, restart and
+// retry are one code path. It changes nothing until it has heard from the manager, so exports
+// outlive the agent and the manager.
 //
-// A leg is a device-mapper device over its extents, named <dev>/weft/leg/<id>; it
-// is exported once it is zeroed and its label carries the epoch of the export.
+// A leg is a device-mapper device over its extents, named <dev>/weft/leg/<id>; it is exported once
+// it is zeroed and its label records the epoch of the export.
 //
-// Admission is the fence. To admit an epoch, the agent takes away every export of
-// the volume of an older one, which waits for the I/O that came through it, then
-// records the epoch on the labels, and only then reports it. What it reports is
-// read back each time, never remembered. A drain that hangs is reported as a
-// problem, holds up that volume, and nothing else of the agent's.
+// Admission is the fence. To admit an epoch, the agent removes every export of the volume with an
+// older epoch, which waits for the I/O that came through it. It then records the epoch on the
+// labels, and only then reports it. Each report is read back from the labels and the kernel, never
+// from memory. A drain that hangs is reported as a problem; it delays that volume alone.
 //
-// Where there is no nvmet, package userspace stands in for the kernel: see
-// [Datapath]. All of the above is the same, but that exports end with the process.
+// Where there is no nvmet, package userspace stands in for the kernel: see [Datapath]. All of the
+// above holds there too, except that exports end with the process.
 //
-// What can hang in the kernel runs in goroutines of its own: the report goes out
-// every second regardless.
+// Calls that can hang in the kernel run in goroutines of their own, so the report goes out every
+// second regardless.
 package target
 
 import (
@@ -50,6 +49,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"weft.dev/weft/proto/authority"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
@@ -59,38 +59,39 @@ import (
 	"weft.dev/weft/target/userspace"
 )
 
-// Times of the agent.
+// The agent's timing.
 const (
 	reportEvery = time.Second
-	lookEvery   = time.Second // when nothing calls for it earlier
+	lookEvery   = time.Second // unless an event triggers it earlier
 	scanEvery   = 10 * time.Second
 	scanFor     = 8 * time.Second // a device that takes longer is skipped
 	settle      = 300 * time.Millisecond
-	// patience is how long a step in nvmet is waited for before the others go on.
+	// patience is how long the agent waits for one nvmet step before it goes on with the others.
 	patience = 2 * time.Second
-	// closeFor is how long the I/O of exports in user space is waited for at the end.
+	// closeFor is how long the agent waits at the end for I/O on exports served in user space.
 	closeFor = 5 * time.Second
 )
 
-// Config is what an agent is told at its start; all else it learns from the
-// volume manager, from the labels on the drives and from the kernel.
+// Config is what an agent is told at start; everything else it learns from the volume manager, from
+// the labels on the drives and from the kernel.
 type Config struct {
 	Node    block.NodeName
 	Labels  map[string]string // failure domains
-	Portals []block.Portal    // where the node's legs are offered
+	Portals []block.Portal    // where the node offers its legs
 	Manager pb.AgentsClient
+	Next    func() // makes Manager switch to another one; nil: there is only one
 	Version string
 	Log     *slog.Logger // nil discards
 
-	Root string // holds sys, proc and dev; empty means "/"
+	Root   string // holds sys, proc and dev; empty means "/"
+	Newest string // file that keeps the newest order acted on; empty means one in <Root>/dev/weft
 
 	Datapath  Datapath // empty means Kernel
-	Files     []string // User: regular files that are taken for drives; absolute paths
+	Files     []string // User: regular files used as drives; absolute paths
 	FilesOnly bool     // User: leave the machine's block devices alone
 
-	// Listen opens a portal, Medium may put something before a drive that is opened,
-	// and Calls and Label between its data or its label and the kernel. User; nil
-	// means the machine's own.
+	// Listen opens a portal. Medium wraps a drive's data when it is opened; Calls and Label stand
+	// between the drive's data or label and the kernel. User only; nil means the machine's own.
 	Listen func(block.Portal) (net.Listener, error)
 	Medium func(path string, data block.Device) block.Device
 	Calls  func(path string, kernel userspace.Calls) userspace.Calls
@@ -100,35 +101,39 @@ type Config struct {
 // Datapath says who serves the legs.
 type Datapath string
 
-// The data paths. Drives, labels and exports are the same in both.
+// The data paths. Drives, labels and exports look the same in both.
 const (
 	Kernel Datapath = "kernel" // nvmet and device-mapper: exports outlive the agent
 	User   Datapath = "user"   // the agent's process: exports end with it
 )
 
-// legDir is where the legs' stable names are, or in user space seem to be.
+// legDir is the directory of the legs' stable names; in user space only their paths name it.
 func (c Config) legDir() string { return filepath.Join(c.Root, "dev/weft/leg") }
 
-// Agent reconciles one node with what the volume manager wants of it.
+// Agent reconciles one node with the state that the volume manager wants.
 type Agent struct {
 	config Config
 	log    *slog.Logger
 	kernel kernel
-	// leaving: the agent works in the data path of one before it, until that is empty.
+	// leaving: the agent works in the data path of an earlier agent until nothing is exported
+	// there.
 	leaving bool
+	// newest is the newest order acted on; Run reads it.
+	newest *authority.Note
 
 	wake   chan struct{} // something may have changed
 	rescan chan struct{} // a device may have come or gone
 
 	mu      sync.Mutex
-	wanted  *pb.TargetWanted // nil until the manager has spoken
-	other   string           // the cluster of a manager whose word is not taken; empty if it is
-	report  *pb.TargetReport // nil until the node has been looked at
+	wanted  *pb.TargetWanted // nil until the first word from the manager
+	other   string           // the cluster of a manager that is not obeyed; empty if it is obeyed
+	behind  string           // why the last manager is not obeyed: another has replaced it; empty if it is obeyed
+	report  *pb.TargetReport // nil until the first observation
 	changed chan struct{}    // closed when report is replaced
 	zeroed  map[block.LegID]block.Size
 }
 
-// kernel is all that the agent touches; tests have their own.
+// kernel is everything that the agent touches; tests have their own.
 type kernel struct {
 	hardware hardware
 	mapper   func() (mapper, error)
@@ -136,13 +141,13 @@ type kernel struct {
 	exports  func() (exporter, error)
 	watch    func(ctx context.Context, changed func()) error
 	close    func(context.Context) error // at the end
-	// before is the data path of an agent before this one, if it serves still. Nil: this
-	// one's own.
+	// before returns the data path of an earlier agent, and whether exports are left in it. Nil in
+	// the kernel's own data path.
 	before   func() (k kernel, serves bool, err error)
-	readOnly bool // exports can be for reading alone
+	readOnly bool // supports read-only exports
 }
 
-// exporter is what the agent asks of nvmet; *nvmet.Tree.
+// exporter is the part of nvmet that the agent uses; *nvmet.Tree.
 type exporter interface {
 	Read(context.Context) (nvmet.Config, error)
 	Apply(context.Context, []nvmet.Step, time.Duration) (int, []nvmet.Failure)
@@ -175,20 +180,23 @@ func New(c Config) (*Agent, error) {
 		return nil, fmt.Errorf("target agent: %w", err)
 	}
 	return &Agent{
-		config: c, log: c.Log, kernel: k,
+		config: c, log: c.Log, kernel: k, newest: new(authority.Note),
 		wake: make(chan struct{}, 1), rescan: make(chan struct{}, 1),
 		changed: make(chan struct{}), zeroed: map[block.LegID]block.Size{},
 	}, nil
 }
 
-// Run works until ctx ends. What the kernel exports stays as it is; what this
-// process exports is taken back before Run returns.
+// Run works until ctx ends. The kernel's exports stay as they are; those served by this process are
+// withdrawn before Run returns.
 func (a *Agent) Run(ctx context.Context) error {
 	held, err := a.config.lock(ctx)
 	if err != nil {
 		return fmt.Errorf("target agent: %w", err)
 	}
 	defer held.Release()
+	if err := a.newest.Load(a.config.newestFile(held != nil)); err != nil {
+		return fmt.Errorf("target agent: %w", err)
+	}
 	base, err := a.base()
 	if err != nil {
 		return fmt.Errorf("target agent: %w", err)
@@ -199,12 +207,12 @@ func (a *Agent) Run(ctx context.Context) error {
 	return a.serve(ctx, base)
 }
 
-// errLeft ends an agent's work in the kernel's data path, where nothing is left.
+// errLeft ends the agent's work in the kernel's data path once nothing is exported there.
 var errLeft = errors.New("nothing is exported there any more")
 
-// succeed serves in the data path of an agent before this one for as long as that
-// exports anything: what the manager wants of it, it goes on to want, and what it does
-// not want goes, as ever. Both data paths at once would be no fence.
+// succeed serves in the data path of an earlier agent for as long as that exports anything. It
+// reconciles those exports as usual: the wanted ones stay, the others are removed. If both data
+// paths served at once, there would be no fence.
 func (a *Agent) succeed(ctx context.Context, base *pb.TargetReport) error {
 	if a.kernel.before == nil {
 		return nil
@@ -227,14 +235,14 @@ func (a *Agent) succeed(ctx context.Context, base *pb.TargetReport) error {
 	}
 }
 
-// serve works in one data path.
+// serve runs the agent in one data path.
 func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
-	shelf := newShelf(a.kernel.hardware, a.log)
-	defer shelf.closeAll()
+	drives := newOpenDrives(a.kernel.hardware, a.log)
+	defer drives.closeAll()
 	defer a.close()
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return a.reconcile(ctx, base, shelf) })
-	g.Go(func() error { return a.inventory(ctx, shelf) })
+	g.Go(func() error { return a.reconcile(ctx, base, drives) })
+	g.Go(func() error { return a.inventory(ctx, drives) })
 	g.Go(func() error { return a.converse(ctx) })
 	g.Go(func() error { return a.watch(ctx) })
 	return g.Wait()
@@ -248,7 +256,7 @@ func (a *Agent) close() {
 	}
 }
 
-// base is the part of the report that does not change.
+// base returns the part of the report that does not change.
 func (a *Agent) base() (*pb.TargetReport, error) {
 	r := &pb.TargetReport{Node: string(a.config.Node), Labels: maps.Clone(a.config.Labels), Version: a.config.Version, Scale: parts.Understood()}
 	for field, file := range map[*string]string{&r.BootId: "random/boot_id", &r.Kernel: "osrelease"} {
@@ -272,7 +280,7 @@ func portalMessage(p block.Portal) *pb.Portal {
 	return m
 }
 
-// poke makes a channel of room for one say "again".
+// poke signals a channel of capacity one, unless a signal is already pending.
 func poke(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -280,20 +288,20 @@ func poke(c chan struct{}) {
 	}
 }
 
-// inventory looks at the devices when the kernel says that something came or
-// went, and from time to time in case it did not say.
-func (a *Agent) inventory(ctx context.Context, s *shelf) error {
+// inventory scans the devices when the kernel reports a change, and now and then in case an event
+// was missed.
+func (a *Agent) inventory(ctx context.Context, drives *openDrives) error {
 	timer := time.NewTicker(scanEvery)
 	defer timer.Stop()
 	for {
-		a.scan(ctx, s)
+		a.scan(ctx, drives)
 		poke(a.wake)
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-timer.C:
 		case <-a.rescan:
-			// Events come in flocks.
+			// Events come in bursts.
 			if !sleep(ctx, settle) {
 				return context.Cause(ctx)
 			}
@@ -302,10 +310,10 @@ func (a *Agent) inventory(ctx context.Context, s *shelf) error {
 	}
 }
 
-func (a *Agent) scan(ctx context.Context, s *shelf) {
+func (a *Agent) scan(ctx context.Context, drives *openDrives) {
 	ctx, cancel := context.WithTimeout(ctx, scanFor)
 	defer cancel()
-	if err := s.refresh(ctx); err != nil && ctx.Err() == nil {
+	if err := drives.refresh(ctx); err != nil && ctx.Err() == nil {
 		a.log.Warn("inventory incomplete", "err", err)
 	}
 }
@@ -328,8 +336,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// watch asks the kernel for news of devices. Without it the inventory is slower,
-// and no less right.
+// watch subscribes to the kernel's device events. Without them the inventory is slower, but no less
+// correct.
 func (a *Agent) watch(ctx context.Context) error {
 	err := a.kernel.watch(ctx, func() { poke(a.rescan) })
 	if ctx.Err() == nil {
@@ -339,9 +347,9 @@ func (a *Agent) watch(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// reconcile is the loop that owns all decisions.
-func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, s *shelf) error {
-	r := newReconciler(a, base, s)
+// reconcile runs the loop that makes all decisions.
+func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, drives *openDrives) error {
+	r := newReconciler(a, base, drives)
 	timer := time.NewTicker(lookEvery)
 	defer timer.Stop()
 	for {
@@ -351,7 +359,7 @@ func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, s *shelf) 
 		case <-timer.C:
 		case <-a.wake:
 		}
-		for range 10 { // a round that changed something is followed by another one
+		for range 10 { // a round that changed something is followed by another
 			if ctx.Err() != nil || !r.round(ctx) {
 				break
 			}
@@ -368,8 +376,8 @@ func (a *Agent) setProgress(id block.LegID, done block.Size) {
 	a.zeroed[id] = done
 }
 
-// publish replaces the report by one that says something else; who waits for news of
-// it is told. Nothing changes a report after this.
+// publish replaces the report if it differs, and wakes those who wait for a new one. A published
+// report is never changed.
 func (a *Agent) publish(r *pb.TargetReport) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -396,11 +404,11 @@ func (c Config) kernel() (kernel, error) {
 	return realKernel(c), nil
 }
 
-// realKernel opens things when they are first needed, and again for as long as
-// they are not there: a module may be loaded later.
+// realKernel opens its parts on first use, and retries as long as one is missing: a module may be
+// loaded later.
 func realKernel(c Config) kernel {
 	return kernel{
-		hardware: newMachine(c.Root),
+		hardware: newNodeDevices(c.Root),
 		mapper: func() (mapper, error) {
 			m, err := dm.Open()
 			if errors.Is(err, fs.ErrNotExist) {

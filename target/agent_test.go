@@ -20,7 +20,7 @@ import (
 	"weft.dev/weft/target/drive"
 )
 
-// ---- what is wanted ----
+// ---- the wanted state ----
 
 func uid(kind, n byte) block.UUID { return block.UUIDFromRandom([16]byte{kind, n}) }
 
@@ -33,8 +33,8 @@ var (
 	host    = block.HostFromID(uid('a', 1))
 )
 
-// wish is a small language for pb.TargetWanted: drive n is /dev/d<n>; volume n
-// has leg n, on the drive given.
+// wish is a small language for pb.TargetWanted: drive n is /dev/d<n>; volume n has leg n, on the
+// drive given.
 type wish struct{ *pb.TargetWanted }
 
 func want() wish { return wish{&pb.TargetWanted{ClusterId: cluster.String()}} }
@@ -70,7 +70,7 @@ func (w wish) export(n byte, epoch, revision uint64) wish {
 	return w
 }
 
-// volume is all of a volume that is exported.
+// volume adds everything that an exported volume needs.
 func (w wish) volume(n, drive byte, epoch uint64) wish {
 	return w.leg(n, drive, epoch, 0).admit(n, epoch).export(n, epoch, 0)
 }
@@ -120,8 +120,7 @@ func legReport(r *pb.TargetReport, n byte) *pb.LegReport {
 	return nil
 }
 
-// at runs a test in a world of its own for each data path, with time that does
-// not pass by itself.
+// at runs a test in a world of its own for each data path, in virtual time.
 func at(t *testing.T, test func(t *testing.T, w *world)) {
 	for _, d := range []Datapath{Kernel, User} {
 		t.Run(string(d), func(t *testing.T) { in(t, d, test) })
@@ -200,7 +199,7 @@ func TestAFenceIsAdmittedWhenNothingOlderIsLeft(t *testing.T) {
 		w.run()
 		w.manager.set(want().drive(1).volume(1, 1, 1).TargetWanted)
 		w.until("export ready", exportsReady(1))
-		// The old export is still listed: what is being fenced goes all the same.
+		// The old export is still listed: fencing removes it all the same.
 		w.manager.set(want().drive(1).leg(1, 1, 1, 0).admit(1, 2).export(1, 1, 0).TargetWanted)
 		r := w.until("epoch 2 admitted", admitted(1, 2)) // Send checks the kernel and the labels
 		if len(r.GetExports()) != 0 {
@@ -208,7 +207,7 @@ func TestAFenceIsAdmittedWhenNothingOlderIsLeft(t *testing.T) {
 		}
 		w.manager.set(want().drive(1).volume(1, 1, 2).TargetWanted)
 		w.until("export of epoch 2 ready", exportsReady(1))
-		// An old wish is not followed back.
+		// An outdated wanted state is not followed back.
 		w.manager.set(want().drive(1).volume(1, 1, 1).TargetWanted)
 		w.until("old epoch refused", problemWith("epoch 1 is over"))
 		if r := w.until("still admitted", admitted(1, 2)); len(r.GetExports()) != 0 {
@@ -261,8 +260,8 @@ func TestAHangingDrainHoldsUpItsVolumeOnly(t *testing.T) {
 	})
 }
 
-// An agent that dies after any of its operations is followed by one that brings
-// things to the same end: creating, fencing and removing.
+// An agent that dies after any of its operations is followed by one that reaches the same end
+// state, when creating, fencing and removing.
 func TestACrashAtAnyOperationIsMadeGood(t *testing.T) {
 	one := want().drive(1).drive(2).volume(1, 1, 1).volume(2, 2, 1).TargetWanted
 	two := want().drive(1).drive(2).volume(1, 1, 2).leg(2, 2, 1, 0).TargetWanted
@@ -286,7 +285,7 @@ func TestACrashAtAnyOperationIsMadeGood(t *testing.T) {
 	}
 }
 
-// stage is what is wanted next, and how it is seen to be there.
+// stage is a wanted state and the test that it is reached.
 type stage struct {
 	want *pb.TargetWanted
 	done func(*pb.TargetReport) bool
@@ -379,7 +378,7 @@ func TestADriveOfAnotherClusterIsTakenInByForce(t *testing.T) {
 	})
 }
 
-// A blank device in the place of a drive must not pass for what the drive held.
+// A blank device in the place of a drive must not be taken for the lost drive.
 func TestALegThatTheDriveHasLostIsNotMadeAnew(t *testing.T) {
 	at(t, func(t *testing.T, w *world) {
 		w.run()
@@ -391,7 +390,7 @@ func TestALegThatTheDriveHasLostIsNotMadeAnew(t *testing.T) {
 		w.mapped = map[string]dm.State{} // a boot
 		w.plug("/dev/d1", 4*block.GiB, "w1")
 		wish = wish.admit(1, 1).export(1, 1, 0)
-		wish.Legs[0].Volume.Generation = 2 // it was made, and is in use
+		wish.Legs[0].Volume.Generation = 2 // it was created, and is in use
 		w.manager.set(wish.TargetWanted)
 		w.run()
 		r := w.until("the loss is reported", func(r *pb.TargetReport) bool {
@@ -419,7 +418,7 @@ func TestALegIsNotGoneWhileItsDriveIsBeingWritten(t *testing.T) {
 		m.mu.Unlock()
 		wish := want().drive(1).leg(1, 1, 1, 0)
 		w.manager.set(wish.TargetWanted)
-		time.Sleep(hungAfter + time.Second) // its carving hangs
+		time.Sleep(hungAfter + time.Second) // carving it hangs
 		gone := proto.CloneOf(wish.TargetWanted)
 		gone.Legs[0].Remove = true
 		w.manager.set(gone)
@@ -576,8 +575,8 @@ func TestADriveThatDoesNotAnswerHoldsUpNoOther(t *testing.T) {
 	})
 }
 
-// TestADriveThatHangsIsCalledThat: a scan in the middle of a hang finds no label. The
-// reason is not that its own legs have it in use.
+// TestADriveThatHangsIsCalledThat: a scan in the middle of a hang finds no label. The report must
+// not claim that the drive's own legs have it in use.
 func TestADriveThatHangsIsCalledThat(t *testing.T) {
 	at(t, func(t *testing.T, w *world) {
 		w.run()
@@ -602,8 +601,7 @@ func TestADriveThatHangsIsCalledThat(t *testing.T) {
 	})
 }
 
-// TestADriveThatHangsWhenItIsOpenedHoldsUpNoOther: it has answered the scan, and then
-// does not answer him who opens it.
+// TestADriveThatHangsWhenItIsOpenedHoldsUpNoOther: it answers the scan, but not the open.
 func TestADriveThatHangsWhenItIsOpenedHoldsUpNoOther(t *testing.T) {
 	at(t, func(t *testing.T, w *world) {
 		w.run()
@@ -627,8 +625,8 @@ func TestADriveThatHangsWhenItIsOpenedHoldsUpNoOther(t *testing.T) {
 	})
 }
 
-// TestALossOfAcknowledgedWritesIsReportedAndRecorded: the manager is to treat a drive
-// that is another incarnation as one whose cache has lost its power.
+// TestALossOfAcknowledgedWritesIsReportedAndRecorded: the manager treats a new incarnation of a
+// drive like a drive whose cache lost its power.
 func TestALossOfAcknowledgedWritesIsReportedAndRecorded(t *testing.T) {
 	at(t, func(t *testing.T, w *world) {
 		incarnation := func(want string) func(*pb.TargetReport) bool {
@@ -651,7 +649,7 @@ func TestALossOfAcknowledgedWritesIsReportedAndRecorded(t *testing.T) {
 		set(func() { w.losses = 0 })
 		w.run()
 		w.until("it, by an agent that has only the label", incarnation("2"))
-		// A disk that was away, with its cache without power.
+		// A disk that was away, and whose cache lost its power.
 		m := w.pull("/dev/d1")
 		time.Sleep(2 * scanEvery)
 		set(func() { w.media["/dev/d1"], w.sequence = m, "7" })
@@ -677,8 +675,8 @@ func TestTheStreamIsMadeAgain(t *testing.T) {
 	})
 }
 
-// What a drive holds that may have lost writes is for the manager to judge: until then
-// its legs are not mapped, so that no host finds them under the names that it knew.
+// The manager judges the content of a drive that may have lost writes. Until then its legs are not
+// mapped, so that no host finds them under the names that it knows.
 func TestALegWaitsUntilTheManagerHasJudgedWhatItsDriveMayHaveLost(t *testing.T) {
 	at(t, func(t *testing.T, w *world) {
 		wanted := func(incarnation string) *pb.TargetWanted {
@@ -703,7 +701,7 @@ func TestALegWaitsUntilTheManagerHasJudgedWhatItsDriveMayHaveLost(t *testing.T) 
 		}
 		w.manager.set(wanted("0.8"))
 		w.until("it is served once it is judged", exportsReady(1))
-		w.manager.set(wanted("")) // by a manager that does not know of incarnations
+		w.manager.set(wanted("")) // from a manager that does not know incarnations
 		time.Sleep(5 * time.Second)
 		w.until("it stays", exportsReady(1))
 	})

@@ -11,13 +11,13 @@ import (
 	"weft.dev/weft/target/drive"
 )
 
-// This file is whom the agent obeys while anything is exported: the manager of the
-// cluster whose drives are. Another one on the known address, with an empty store
-// say, wants no exports: to do that would cut hosts off.
+// This file decides whom the agent obeys while anything is exported: only the manager of the
+// cluster that owns the exported drives. Another manager on the known address, with an empty store
+// say, wants no exports; obeying it would cut hosts off.
 
-// clusterOfExports is the cluster that what is exported here is of: that of the
-// drives with the exported legs or, if these are dead, of the others. It is zero if
-// nothing is exported, or if nothing tells.
+// clusterOfExports returns the cluster that the exports belong to: that of the drives with the
+// exported legs or, if these are dead, that of the node's other drives. It is zero if nothing is
+// exported, or if the drives cannot tell.
 func (s seen) clusterOfExports(legDir string) block.ClusterID {
 	if s.exports == nil {
 		return block.ClusterID{}
@@ -59,7 +59,7 @@ func holds(l *drive.Label, legs map[block.LegID]bool) bool {
 	return false
 }
 
-// theOne is the cluster that all agree on; zero if they do not, or there are none.
+// theOne returns the cluster that all agree on; zero if they disagree, or there are none.
 func theOne(all []block.ClusterID) block.ClusterID {
 	slices.SortFunc(all, func(a, b block.ClusterID) int { return bytes.Compare(a.UUID[:], b.UUID[:]) })
 	if all = slices.Compact(all); len(all) != 1 {
@@ -68,8 +68,8 @@ func theOne(all []block.ClusterID) block.ClusterID {
 	return all[0]
 }
 
-// ofCluster is what is wanted, or nothing with the reason if that is the word of
-// another cluster than that of what is exported.
+// ofCluster returns w, or nothing wanted and the reason if w comes from another cluster than the
+// exports.
 func (w wanted) ofCluster(own block.ClusterID) (_ wanted, why string) {
 	if own.IsZero() || w.cluster.IsZero() || w.cluster == own {
 		return w, ""
@@ -81,8 +81,7 @@ func (w wanted) ofCluster(own block.ClusterID) (_ wanted, why string) {
 	}, why
 }
 
-// obeyed notes whether a manager's word is taken, which it is if why is empty, and
-// says once that it is not.
+// obeyed notes whether the manager is obeyed (why is empty), and logs once that it is not.
 func (a *Agent) obeyed(other, why string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -21,15 +21,15 @@ import (
 
 var elsewhere = block.ClusterID{UUID: uid('c', 2)}
 
-// A manager with an empty store on the known address wants no exports: those that
-// stand are of another cluster and stay, whatever else the node has.
+// A manager with an empty store on the known address wants no exports. The existing exports belong
+// to another cluster and stay, whatever else the node has.
 func TestAnotherClustersWordTakesNoExportAway(t *testing.T) {
 	at(t, func(t *testing.T, w *world) {
 		w.run()
 		home := want().drive(1).volume(1, 1, 1)
 		w.manager.set(home.TargetWanted)
 		w.until("export ready", exportsReady(1))
-		// A drive of that other cluster is here, too, so that the drives do not agree.
+		// A drive of that other cluster is present too, so the drives disagree.
 		m, err := w.medium("/dev/d2")
 		if err != nil {
 			t.Fatal(err)
@@ -56,8 +56,8 @@ func TestAnotherClustersWordTakesNoExportAway(t *testing.T) {
 	})
 }
 
-// The drive of an export has died, and the agent has begun anew: the node's other
-// drives tell which cluster it is of.
+// The drive of an export has died, and the agent has restarted: the node's other drives tell the
+// cluster.
 func TestAnotherClustersWordTakesNoExportOfADeadDriveAway(t *testing.T) {
 	in(t, Kernel, func(t *testing.T, w *world) {
 		w.run()
@@ -77,7 +77,7 @@ func TestAnotherClustersWordTakesNoExportOfADeadDriveAway(t *testing.T) {
 	})
 }
 
-// Its operator is told once.
+// This is logged once.
 func TestAManagerThatRefusesATargetIsLoggedOnce(t *testing.T) {
 	in(t, User, func(t *testing.T, w *world) {
 		var out bytes.Buffer

@@ -15,39 +15,37 @@ import (
 	"weft.dev/weft/target/nvmet"
 )
 
-// A leg grows while hosts use it, outwards, each step seen to be done before the
-// next: its record has more extents, they are zeroed, the record says so, its device
-// is as large, nvmet has looked at the device again. Only then is the new size
-// reported. Until then the leg serves on with the size that it had.
+// A leg grows while hosts use it, from the inside out. Each step is seen to be done before the
+// next: the record gets more extents, they are zeroed, the record says so, the device grows, nvmet
+// reads the device's size again. Only then is the new size reported. Until then the leg serves with
+// its old size.
 
-// space is a namespace of a leg in nvmet.
-type space struct {
+// exportedNamespace is a namespace of a leg in nvmet.
+type exportedNamespace struct {
 	nqn block.NQN
 	ns  nvmet.Namespace
 }
 
-// resize is a namespace whose device is larger than nvmet may know.
+// resize is a namespace whose device may be larger than nvmet knows.
 type resize struct {
-	space
+	exportedNamespace
 	size block.Size
 }
 
 func (r resize) step() nvmet.Step { return nvmet.Revalidate(r.nqn, r.ns) }
 
-// confirmed is the size of a leg that hosts may count on: that of the volume. They
-// are told of a larger one when every leg has reported it.
+// confirmed is the size of a leg that hosts may rely on: that of the volume. Hosts are told a
+// larger size once every leg has reported it.
 func confirmed(w wantedLeg) block.Size {
-	l := w.GetVolume().GetLayout()
-	layout := block.Layout{Stripes: int(l.GetStripes()), Copies: int(l.GetCopies()), Chunk: block.Size(l.GetChunkBytes())}
+	layout := drive.Layout(w.GetVolume().GetLayout())
 	if layout.Check() != nil {
 		return 0
 	}
 	return layout.LegSize(block.Size(w.GetVolume().GetSizeBytes()))
 }
 
-// legSize is how large a leg's device is to be: what is wanted, as far as it is
-// zeroed. What has been mapped stays: a device is never made smaller, and larger
-// only once.
+// legSize is the size that a leg's device should have: the wanted size, as far as it is zeroed. A
+// device never shrinks below what is mapped, and grows in one step.
 func legSize(w wantedLeg, record *pb.LegLabel, mapped block.Size) block.Size {
 	wanted, zeroed := block.Size(w.GetSizeBytes()), drive.Zeroed(record)
 	mapped = min(mapped, zeroed)
@@ -57,8 +55,8 @@ func legSize(w wantedLeg, record *pb.LegLabel, mapped block.Size) block.Size {
 	return max(min(wanted, zeroed), mapped)
 }
 
-// mapLeg orders what is missing of the leg's device and its name, and says how much
-// of the leg can be used as it is now.
+// mapLeg orders what the leg's device and its name still lack, and returns how much of the leg is
+// usable now.
 func (p *planner) mapLeg(w wantedLeg, d driveSeen, record *pb.LegLabel) block.Size {
 	if p.seen.mapped == nil || p.seen.names == nil {
 		return 0
@@ -69,7 +67,7 @@ func (p *planner) mapLeg(w wantedLeg, d driveSeen, record *pb.LegLabel) block.Si
 		got = append(got, state)
 	}
 	device := func(size block.Size) []dm.Device {
-		table := legTable(d.number, drive.Segments(record.GetExtents(), size))
+		table := legTable(d.number, drive.ImageOf(record), size)
 		return []dm.Device{{Name: dmPrefix + w.id.String(), UUID: dmPrefix + w.id.String(), Table: table, Udev: dm.UdevInner}}
 	}
 	size := legSize(w, record, state.Table.Size())
@@ -86,15 +84,15 @@ func (p *planner) mapLeg(w wantedLeg, d driveSeen, record *pb.LegLabel) block.Si
 	return state.Table.Size()
 }
 
-// told is how much of a leg hosts can use, of what is mapped, and orders that nvmet
-// looks again where it may not know all of that.
-func (p *planner) told(w wantedLeg, mapped block.Size) block.Size {
+// usable returns how much of a leg's mapped size hosts can use. It orders nvmet to read the size
+// again where nvmet may not know all of it.
+func (p *planner) usable(w wantedLeg, mapped block.Size) block.Size {
 	if p.seen.exports == nil {
 		return min(mapped, confirmed(w))
 	}
 	size := mapped
-	for _, x := range spaces(*p.seen.exports, p.legPath(w.id, false), p.legPath(w.id, true)) {
-		if p.seen.told(x) < mapped {
+	for _, x := range namespacesOf(*p.seen.exports, p.legPath(w.id, false), p.legPath(w.id, true)) {
+		if p.seen.knownSize(x) < mapped {
 			p.plan.resizes = append(p.plan.resizes, resize{x, mapped})
 			size = min(mapped, confirmed(w))
 		}
@@ -102,24 +100,24 @@ func (p *planner) told(w wantedLeg, mapped block.Size) block.Size {
 	return size
 }
 
-// spaces are the enabled namespaces of ours with one of the devices.
-func spaces(c nvmet.Config, devices ...string) (found []space) {
+// namespacesOf returns our enabled namespaces on any of the devices.
+func namespacesOf(c nvmet.Config, devices ...string) (found []exportedNamespace) {
 	for _, s := range c.Subsystems {
 		for _, ns := range s.Namespaces {
 			if s.NQN.Ours() && ns.Enabled && slices.Contains(devices, ns.Device) {
-				found = append(found, space{s.NQN, ns})
+				found = append(found, exportedNamespace{s.NQN, ns})
 			}
 		}
 	}
 	return found
 }
 
-// sizes are those that nvmet is known to know, by namespace. It is empty when the
-// agent begins: nvmet then looks again at every device.
-type sizes map[space]block.Size
+// sizes are the sizes that nvmet is known to have read, by namespace. They are empty when the agent
+// starts; nvmet then reads the size of every device again.
+type sizes map[exportedNamespace]block.Size
 
-// revalidate has nvmet look again at devices that may have grown, and reports
-// whether it did. Without the attribute it looks whenever a host asks.
+// revalidate makes nvmet read the size of devices that may have grown, and reports whether it did.
+// A kernel without the attribute reads the size whenever a host asks.
 func (r *reconciler) revalidate(ctx context.Context, e exporter, resizes []resize) bool {
 	done := false
 	for _, x := range resizes {
@@ -128,18 +126,18 @@ func (r *reconciler) revalidate(ctx context.Context, e exporter, resizes []resiz
 			r.failures = append(r.failures, failures...)
 			continue
 		}
-		r.sizes[x.space] = x.size
+		r.sizes[x.exportedNamespace] = x.size
 		done = true
 	}
 	return done
 }
 
-// forget drops what is known of namespaces that are not there any more.
+// forget drops the sizes of namespaces that are gone.
 func (s sizes) forget(c nvmet.Config) {
-	there := map[space]bool{}
+	there := map[exportedNamespace]bool{}
 	for _, x := range c.Subsystems {
 		for _, ns := range x.Namespaces {
-			there[space{x.NQN, ns}] = true
+			there[exportedNamespace{x.NQN, ns}] = true
 		}
 	}
 	for x := range s {

@@ -17,7 +17,7 @@ const (
 	after  = 900 * block.MiB
 )
 
-// sized gives volumes of one leg a size that hosts know.
+// sized gives one-leg volumes a size that hosts know.
 func (w wish) sized(size block.Size) wish {
 	for _, l := range w.Legs {
 		l.Volume.SizeBytes = uint64(size)
@@ -26,7 +26,7 @@ func (w wish) sized(size block.Size) wish {
 	return w
 }
 
-// grown has the legs grow by two extents that lie elsewhere.
+// grown makes the legs grow by two extents elsewhere on the drive.
 func (w wish) grown() wish {
 	for _, l := range w.Legs {
 		l.Extents = append(l.Extents, &pb.Extent{Start: 10, Count: 2})
@@ -44,7 +44,7 @@ func legHas(size block.Size) func(*pb.TargetReport) bool {
 	}
 }
 
-// mapped is the size of leg 1's device.
+// size is the size of leg 1's device.
 func (w *world) size() block.Size {
 	for _, s := range w.mappedLegs() {
 		if s.Name == dmPrefix+legID(1).String() {
@@ -69,7 +69,7 @@ func TestALegGrowsWhileItIsExported(t *testing.T) {
 		looked = nil
 
 		left := bytes.Repeat([]byte("left by another"), 4096)[:8192]
-		for _, s := range drive.Segments([]*pb.Extent{{Start: 10, Count: 2}}, 0) {
+		for _, s := range drive.ImageOf(&pb.LegLabel{Extents: []*pb.Extent{{Start: 10, Count: 2}}}).Segments(0) {
 			if _, err := m.WriteAt(left, int64(s.Offset)); err != nil {
 				t.Fatal(err)
 			}
@@ -98,7 +98,7 @@ func TestALegGrowsWhileItIsExported(t *testing.T) {
 		}
 		w.readsZeroes(t)
 
-		// A manager that was made anew may not know of it: nothing becomes smaller.
+		// A manager whose store was rebuilt may not know the new size: nothing shrinks.
 		shrunk := want().drive(1).volume(1, 1, 1).sized(before).grown()
 		shrunk.Legs[0].SizeBytes, shrunk.Legs[0].Volume.ExpandingToBytes = uint64(before), 0
 		shrunk.Legs[0].Volume.Generation++
@@ -107,7 +107,7 @@ func TestALegGrowsWhileItIsExported(t *testing.T) {
 	})
 }
 
-// readsZeroes has a host look at what leg 1 grew by.
+// readsZeroes lets a host read the part by which leg 1 grew.
 func (w *world) readsZeroes(t *testing.T) {
 	t.Helper()
 	if !w.user {
@@ -167,7 +167,7 @@ func TestACrashWhileALegGrowsIsMadeGood(t *testing.T) {
 	}
 }
 
-// An order that was made of what is not so any more asks for nothing that is there.
+// An order made from an outdated observation never shrinks a device.
 func TestWhatIsMappedIsNeverMadeSmaller(t *testing.T) {
 	w := wantedLeg{WantedLeg: &pb.WantedLeg{SizeBytes: uint64(before)}}
 	record := &pb.LegLabel{Zeroed: true, Extents: []*pb.Extent{{Count: 4}}}

@@ -9,20 +9,21 @@ import (
 	"time"
 )
 
-// Times of the job runner.
+// Timing of the job runner.
 const (
-	// hungAfter is when a job that is not over is reported.
+	// hungAfter is how long a job may take before it is reported.
 	hungAfter = 3 * time.Second
-	// An order is tried again after retryFirst; if it failed, then after twice that, up to retryMost.
+	// An order that is still given is tried again after retryFirst. Each further failure doubles
+	// the wait, up to retryMost.
 	retryFirst = 500 * time.Millisecond
 	retryMost  = 10 * time.Second
-	// deadAfter is when a drive that does not answer counts as failed.
+	// deadAfter is how long a drive may be silent before it counts as failed.
 	deadAfter = 10 * time.Second
 )
 
-// jobs does orders in the background: those with one key one after another, each
-// key by itself, so that a device that hangs holds up nobody else. An order is not
-// done again at once, however often it is given.
+// jobs carry out orders in the background. Orders with the same key run one after another;
+// different keys run independently, so a device that hangs delays no other. An order is not
+// repeated at once, however often it is given.
 type jobs struct {
 	do   func(context.Context, order) error
 	wake func() // called when a job is over
@@ -39,20 +40,20 @@ type job struct {
 	cancel context.CancelFunc
 }
 
-// try is an order that was done, or not.
+// try is the outcome of an order.
 type try struct {
 	order order
-	err   error // nil: it was done, and if it is still given that was to no effect
+	err   error // nil: it succeeded, and if the order is still given, it had no effect
 	wait  time.Duration
-	again time.Time // not before this
+	again time.Time // no retry before this
 }
 
 func newJobs(do func(context.Context, order) error, wake func(), log *slog.Logger) *jobs {
 	return &jobs{do: do, wake: wake, log: log, running: map[string]*job{}, tries: map[string]*try{}}
 }
 
-// start begins what of the orders can be begun, and reports whether that was any.
-// An order that is no longer given is forgotten; zeroing under way is cancelled.
+// start begins the orders that can begin, and reports whether there were any. An order that is no
+// longer given is forgotten; if it is zeroing and under way, it is cancelled.
 func (j *jobs) start(ctx context.Context, orders []order) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -129,15 +130,14 @@ func (j *jobs) end(ctx context.Context, o order, err error) {
 	j.tries[o.String()] = &try{order: o, err: err, wait: wait, again: time.Now().Add(wait)}
 }
 
-// under reports whether a job with a key is under way.
+// under reports whether a job with this key is running.
 func (j *jobs) under(key string) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.running[key] != nil
 }
 
-// hung says which order a key has been busy with for longer than it should, and
-// since when.
+// hung returns the order that has kept a key busy for longer than after, and since when.
 func (j *jobs) hung(key string, after time.Duration) (o order, since time.Time, hung bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -148,14 +148,14 @@ func (j *jobs) hung(key string, after time.Duration) (o order, since time.Time, 
 	return r.order, r.since, true
 }
 
-// none reports whether nothing at all is under way.
+// none reports whether no job is running.
 func (j *jobs) none() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return len(j.running) == 0
 }
 
-// settled reports whether nothing is under way except zeroing, and what hangs.
+// settled reports whether no job is running except zeroing and hung ones.
 func (j *jobs) settled() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -167,7 +167,7 @@ func (j *jobs) settled() bool {
 	return true
 }
 
-// problems are the orders that failed and those that hang.
+// problems lists the orders that failed and those that hang.
 func (j *jobs) problems() []problem {
 	j.mu.Lock()
 	defer j.mu.Unlock()

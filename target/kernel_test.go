@@ -28,10 +28,9 @@ import (
 
 const kernelDrive = "/dev/nvme0n1"
 
-// TestAgentOnTheKernel takes a drive through its life on a real kernel. Like all
-// tests here it erases /dev/nvme0n1, so it runs only in a machine made for it
-// (WEFT_GUEST is set there): as root, with dm-mod, nvmet, nvmet-tcp and nvme-tcp
-// loaded, and one NVMe drive.
+// TestAgentOnTheKernel takes a drive through its life on a real kernel. Like all tests here it
+// erases /dev/nvme0n1, so it runs only in a machine made for it (WEFT_GUEST is set there): as root,
+// with dm-mod, nvmet, nvmet-tcp and nvme-tcp loaded, and one NVMe drive.
 func TestAgentOnTheKernel(t *testing.T) {
 	w := kernelWorld(t)
 	defer func() { w.stop() }()
@@ -57,7 +56,7 @@ func TestAgentOnTheKernel(t *testing.T) {
 
 	growsOnTheKernel(t, w)
 
-	// A new agent finds all as it is.
+	// A new agent finds everything unchanged.
 	w.stop()
 	w.manager.forget()
 	w.run()
@@ -97,7 +96,7 @@ func TestAgentOnTheKernel(t *testing.T) {
 	})
 }
 
-// more has the leg grow into the drive's last extent.
+// more makes the leg grow into the drive's last extent.
 func (w wish) more() wish {
 	for _, l := range w.Legs {
 		l.Extents = append(l.Extents, &pb.Extent{Start: 1, Count: 1})
@@ -107,7 +106,7 @@ func (w wish) more() wish {
 	return w
 }
 
-// growsOnTheKernel has the leg grow while a host has it, which hears of it.
+// growsOnTheKernel grows the leg while a host uses it; the host learns of it.
 func growsOnTheKernel(t *testing.T, w *world) {
 	t.Helper()
 	imported := ""
@@ -130,14 +129,14 @@ func growsOnTheKernel(t *testing.T, w *world) {
 	}
 }
 
-// leftBehind puts something into the extent that the leg is to grow into.
+// leftBehind writes something into the extent that the leg is to grow into.
 func leftBehind(t *testing.T) {
 	t.Helper()
 	m, err := drive.OpenDevice(kernelDrive, drive.ReadWrite)
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := drive.Segments([]*pb.Extent{{Start: 1, Count: 1}}, 0)[0].Offset
+	at := drive.ImageOf(&pb.LegLabel{Extents: []*pb.Extent{{Start: 1, Count: 1}}}).Segments(0)[0].Offset
 	if _, err := m.WriteAt(bytes.Repeat([]byte("left"), 1024), int64(at)); err != nil {
 		t.Fatal(err)
 	}
@@ -146,8 +145,8 @@ func leftBehind(t *testing.T) {
 	}
 }
 
-// readsZeroesOnTheKernel waits for a device to be as large as the leg, and looks at
-// what it grew by.
+// readsZeroesOnTheKernel waits until a device is as large as the leg, and reads the part by which
+// it grew.
 func readsZeroesOnTheKernel(t *testing.T, path string) {
 	t.Helper()
 	for range 100 {
@@ -174,8 +173,8 @@ func readsZeroesOnTheKernel(t *testing.T, path string) {
 	t.Errorf("%s has not the size of the leg in 10s", path)
 }
 
-// TestAFenceWaitsForTheIOOfTheOldEpoch holds a host's write below its leg: until
-// that has landed, the next epoch is not admitted.
+// TestAFenceWaitsForTheIOOfTheOldEpoch holds a host's write below its leg; the next epoch is not
+// admitted until the write has landed.
 func TestAFenceWaitsForTheIOOfTheOldEpoch(t *testing.T) {
 	w := kernelWorld(t)
 	if _, err := os.Stat("/dev/nvme-fabrics"); err != nil {
@@ -210,7 +209,7 @@ func TestAFenceWaitsForTheIOOfTheOldEpoch(t *testing.T) {
 	defer resume()
 	written := make(chan error, 1)
 	go func() { written <- writeBlock(imported) }()
-	time.Sleep(2 * time.Second) // the write has come to the leg by then
+	time.Sleep(2 * time.Second) // by then the write has reached the leg
 
 	w.manager.set(onDrive(want().admit(1, 2)))
 	w.until("the drain is reported", problemWith("draining"))
@@ -250,8 +249,8 @@ func onDrive(w wish) *pb.TargetWanted {
 	return w.TargetWanted
 }
 
-// place puts the legs on two runs of extents, out of order: a leg is what its
-// table says.
+// place puts the legs on two runs of extents, out of order, so that only the table gives the right
+// content.
 func place(w wish) wish {
 	for _, l := range w.Legs {
 		l.Extents = []*pb.Extent{{Start: 2, Count: 1}, {Start: 0, Count: 1}}
@@ -259,8 +258,8 @@ func place(w wish) wish {
 	return w
 }
 
-// connect makes this machine a host of the export, and returns its device. A
-// connection that is lost is given up soon, so that the write ends.
+// connect makes this machine a host of the export, and returns its device. A lost connection is
+// given up soon, so that the write ends.
 func connect(t *testing.T, nqn block.NQN) string {
 	t.Helper()
 	before := glob(t, "/dev/nvme*n*")
@@ -287,8 +286,7 @@ func connect(t *testing.T, nqn block.NQN) string {
 	return ""
 }
 
-// disconnect ends a host's controllers of a subsystem, which another test may export
-// again: they would find it.
+// disconnect ends a host's controllers of a subsystem, since the next test may export the same one.
 func disconnect(t *testing.T, nqn block.NQN) {
 	for _, dir := range glob(t, "/sys/class/nvme/nvme*") {
 		name, _ := os.ReadFile(filepath.Join(dir, "subsysnqn"))

@@ -17,20 +17,20 @@ import (
 	"weft.dev/weft/proto/agentlock"
 )
 
-// A node has one target agent. A second one would plan with labels that it has read
-// before the first one changed them: it could export again what the first one has
-// fenced, and reported as fenced. So an agent holds a file in <dev>/weft for as long
-// as it runs, which says who it is; the kernel lets go of it when the process and its
-// last system call are over.
+// A node has one target agent. A second one would plan with labels that it read before the first
+// one changed them: it could export again a leg that the first one has fenced, and reported as
+// fenced. So an agent holds a lock file in <dev>/weft for as long as it runs, which names the
+// holder. The kernel releases it when the process and its last system call have ended.
 //
-// The kernel's exports are the machine's: who serves through it holds another file
-// alone, that agents of other nodes which serve in user space, as in a lab, share.
-// Agents on files alone hold neither, but each of their files.
+// The kernel's exports belong to the machine. An agent in the kernel's data path therefore also
+// holds a second file exclusively; agents of other nodes that serve in user space on the same
+// machine, as in a lab, share it. Agents that use files alone hold neither, only a lock on each of
+// their files.
 
 var errHeld = errors.New("another target agent runs on this machine")
 
-// lock makes this process the agent of its node. Who may not write there and serves
-// in user space goes without: it has each drive to itself.
+// lock makes this process the agent of its node. An agent in user space that may not write there
+// does without: it locks each of its drives.
 func (c Config) lock(ctx context.Context) (agentlock.Lock, error) {
 	if c.FilesOnly {
 		return nil, nil
@@ -71,7 +71,7 @@ func (c Config) nodeLock(node string) string {
 	return filepath.Join(c.Root, "dev/weft", "target-"+node+".lock")
 }
 
-// sign says in a lock's file whose it is.
+// sign writes into a lock's file who holds it.
 func (c Config) sign(f *os.File) error {
 	path := c.Datapath
 	if path == "" {
@@ -81,7 +81,7 @@ func (c Config) sign(f *os.File) error {
 	return agentlock.Sign(f, fmt.Sprintf("node %s, data path %s, process %d on %s, since %s", c.Node, path, os.Getpid(), host, time.Now().UTC().Format(time.RFC3339)))
 }
 
-// holders are those who have signed a lock that somebody holds.
+// holders names the processes that hold the locks.
 func (c Config) holders() string {
 	files, err := filepath.Glob(c.nodeLock("*"))
 	var all []string

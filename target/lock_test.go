@@ -15,8 +15,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// TestANodeHasOneAgent starts a second agent beside one that runs. It must not look
-// at a label, or touch an export: what the first one fences it would make again.
+// TestANodeHasOneAgent starts a second agent beside a running one. It must not look at a label or
+// touch an export: it would export again what the first one fences.
 func TestANodeHasOneAgent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -62,7 +62,7 @@ func TestWhoSharesAMachine(t *testing.T) {
 		c.first.Root = t.TempDir()
 		c.second.Root = c.first.Root
 		ctx, cancel := context.WithCancel(t.Context())
-		cancel() // nobody is waited for
+		cancel() // it does not wait
 		first, err := c.first.lock(ctx)
 		if err != nil {
 			t.Fatal(err)
@@ -81,7 +81,7 @@ func TestWhoSharesAMachine(t *testing.T) {
 	}
 }
 
-// Who serves in user space needs only to be allowed to open the drives.
+// An agent in user space needs only the right to open the drives.
 func TestALockThatCanNotBeWritten(t *testing.T) {
 	root := t.TempDir()
 	if err := os.WriteFile(filepath.Join(root, "dev"), nil, 0o600); err != nil {

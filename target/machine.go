@@ -14,38 +14,38 @@ import (
 	"weft.dev/weft/target/drive"
 )
 
-// machine is the hardware of this node.
-type machine struct {
+// nodeDevices is the hardware of this node.
+type nodeDevices struct {
 	root      string
 	inventory *drive.Inventory
 }
 
-func newMachine(root string) machine {
-	return machine{root: root, inventory: drive.NewInventory(root)}
+func newNodeDevices(root string) nodeDevices {
+	return nodeDevices{root: root, inventory: drive.NewInventory(root)}
 }
 
-func (m machine) Scan(ctx context.Context) ([]*pb.Device, error) { return m.inventory.Scan(ctx) }
+func (m nodeDevices) Scan(ctx context.Context) ([]*pb.Device, error) { return m.inventory.Scan(ctx) }
 
-// Open accepts any cluster: whose a drive is, is reported, and decided later.
-func (m machine) Open(path string) (disk, error) {
+// Open accepts any cluster: the owner of a drive is reported here and judged later.
+func (m nodeDevices) Open(path string) (disk, error) {
 	return drive.OpenPath(filepath.Join(m.root, path), block.ClusterID{})
 }
 
-func (m machine) Format(path string, cluster block.ClusterID, id block.DriveID, force string) error {
+func (m nodeDevices) Format(path string, cluster block.ClusterID, id block.DriveID, force string) error {
 	return drive.FormatPath(filepath.Join(m.root, path), cluster, id, force)
 }
 
-func (m machine) Number(path string) (block.DeviceNumber, error) {
+func (m nodeDevices) Number(path string) (block.DeviceNumber, error) {
 	return dm.MajorMinor(filepath.Join(m.root, path))
 }
 
-func (m machine) Sequence(n block.DeviceNumber) string { return drive.Sequence(m.root, n) }
+func (m nodeDevices) Sequence(n block.DeviceNumber) string { return drive.Sequence(m.root, n) }
 
-// watchDevices calls changed when a block device other than a mapped one comes,
-// goes or changes: our own mapping is no news.
+// watchDevices calls changed when a block device is added, removed or changed. It ignores mapped
+// devices, since those are our own doing.
 func watchDevices(ctx context.Context, changed func()) error {
 	return uevent.Watch(ctx, func(e uevent.Event) {
-		lost := e.Action == "" // events, more than one could read
+		lost := e.Action == "" // more events than could be read
 		if lost || e.Vars["SUBSYSTEM"] == "block" && !strings.HasPrefix(e.Vars["DEVNAME"], "dm-") {
 			changed()
 		}

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// To look at a drive takes 2 MiB for its ends, and the tests with crashes look at
-// thousands: with a heap that is small else, much of the time went to its collection.
+// Reading a drive's label takes 2 MiB of buffers, and the crash tests do it thousands of times.
+// With the small heap of a test, much of the time went to garbage collection.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(1000)
 	os.Exit(m.Run())

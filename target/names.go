@@ -12,16 +12,16 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// naming is what the agent asks of the legs' stable names.
+// naming is the part of the legs' stable names that the agent uses.
 type naming interface {
-	// List says where each name leads.
+	// List returns where each name leads.
 	List() (map[block.LegID]string, error)
-	// Set makes a leg's name lead to node, in one step; with no node it goes away.
+	// Set points a leg's name at node, in one step; an empty node removes the name.
 	Set(id block.LegID, node string) error
 }
 
-// names are stable names in the kernel's world: symlinks dir/<leg id> to the mapped devices'
-// nodes. The nodes' own numbers change with every boot, and nvmet is told a path.
+// names are stable names in the kernel's world: symlinks dir/<leg id> to the mapped devices' nodes.
+// Node numbers change with every boot, and nvmet is configured with a path.
 type names struct{ dir string }
 
 func (n names) List() (map[block.LegID]string, error) {

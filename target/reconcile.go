@@ -20,11 +20,11 @@ import (
 	"weft.dev/weft/target/nvmet"
 )
 
-// reconciler looks, plans, does and reports, in one goroutine.
+// reconciler observes, plans, applies and reports, in one goroutine.
 type reconciler struct {
 	agent  *Agent
 	base   *pb.TargetReport
-	shelf  *shelf
+	drives *openDrives
 	names  naming
 	jobs   *jobs
 	legDir string
@@ -32,9 +32,9 @@ type reconciler struct {
 	mapper  lazy[mapper]
 	exports lazy[exporter]
 
-	left     bool             // the data path of an agent before this one: it is empty
+	left     bool             // the data path of an earlier agent is empty
 	cluster  block.ClusterID  // of what is exported
-	judged   *pb.TargetWanted // the last one of which the agent's operator was told
+	judged   *pb.TargetWanted // the last wanted state that was judged and, if refused, logged
 	failures []nvmet.Failure  // of the last Apply
 	sizes    sizes
 	reached  uint64 // generation
@@ -42,16 +42,16 @@ type reconciler struct {
 	last     *pb.TargetReport
 }
 
-func newReconciler(a *Agent, base *pb.TargetReport, s *shelf) *reconciler {
+func newReconciler(a *Agent, base *pb.TargetReport, drives *openDrives) *reconciler {
 	legDir := a.config.legDir()
 	r := &reconciler{
-		agent: a, base: base, shelf: s, names: a.kernel.names, legDir: legDir,
+		agent: a, base: base, drives: drives, names: a.kernel.names, legDir: legDir,
 		mapper: lazy[mapper]{open: a.kernel.mapper}, exports: lazy[exporter]{open: a.kernel.exports},
 		since: map[problem]time.Time{}, sizes: sizes{},
 	}
 	wake := func() { poke(a.wake) }
 	do := func(ctx context.Context, o order) error {
-		t := tools{hardware: a.kernel.hardware, mapper: r.mapper.get, shelf: s, names: r.names, progress: a.setProgress, boot: base.GetBootId()}
+		t := tools{hardware: a.kernel.hardware, mapper: r.mapper.get, drives: drives, names: r.names, progress: a.setProgress, boot: base.GetBootId()}
 		err := t.do(ctx, o)
 		switch o.(type) {
 		case formatDrive, eraseDrive:
@@ -63,18 +63,18 @@ func newReconciler(a *Agent, base *pb.TargetReport, s *shelf) *reconciler {
 	return r
 }
 
-// round goes once around, and reports whether it changed something, so that
-// there is reason to look again at once. Jobs call for a round when they end.
+// round runs the loop once, and reports whether it changed something that deserves another look at
+// once. Jobs trigger a round when they end.
 func (r *reconciler) round(ctx context.Context) bool {
-	quiet := r.jobs.settled() // before looking: what ends meanwhile may not be seen
-	devices, drives, scanned := r.shelf.look()
+	quiet := r.jobs.settled() // before observing: a job that ends meanwhile may not be observed
+	devices, drives, scanned := r.drives.list()
 	if !scanned {
-		return false // a report now would say that the drives are gone
+		return false // a report now would list the drives as gone
 	}
 	message := r.agent.currentWanted()
-	s, problems := r.look(ctx, devices, drives)
+	s, problems := r.observe(ctx, devices, drives)
 	if ctx.Err() != nil {
-		return false // what could not be seen is no news
+		return false // the observation was interrupted and says nothing
 	}
 	r.cluster = s.clusterOfExports(r.legDir)
 	want, why := parseWanted(message).ofCluster(r.cluster)
@@ -82,6 +82,7 @@ func (r *reconciler) round(ctx context.Context) bool {
 		r.judged = message
 		r.agent.obeyed(message.GetClusterId(), why)
 	}
+	want = want.noted(r.agent.newest, message)
 	if !r.agent.kernel.readOnly {
 		want.unprotected()
 	}
@@ -99,7 +100,7 @@ func (r *reconciler) round(ctx context.Context) bool {
 	if r.export(ctx, s, p) {
 		return true
 	}
-	// Reached means that the report can be taken for the outcome.
+	// Reached means that the report shows the outcome of that wanted state.
 	if quiet && !started && s.exports != nil && s.mapped != nil {
 		r.reached = message.GetGeneration()
 	}
@@ -107,12 +108,12 @@ func (r *reconciler) round(ctx context.Context) bool {
 	return false
 }
 
-// exportsNothing reports whether no export of ours is there, nor on its way out.
+// exportsNothing reports whether none of our exports is left, nor still draining.
 func (s seen) exportsNothing() bool {
 	return s.exports != nil && !slices.ContainsFunc(s.exports.Subsystems, func(x nvmet.Subsystem) bool { return x.NQN.Ours() })
 }
 
-// export does what is missing in nvmet, and reports whether that was anything.
+// export does the missing steps in nvmet, and reports whether there were any.
 func (r *reconciler) export(ctx context.Context, s seen, p plan) bool {
 	r.failures = nil
 	if s.exports == nil || ctx.Err() != nil {
@@ -127,13 +128,13 @@ func (r *reconciler) export(ctx context.Context, s seen, p plan) bool {
 	r.failures = failures
 	if done > 0 {
 		r.agent.log.Info("exports changed", "steps", done, "failed", len(failures))
-		return true // what is to be looked at again may be gone
+		return true // a namespace to revalidate may be gone now
 	}
 	return r.revalidate(ctx, e, p.resizes)
 }
 
-// look sees what the node has, and what of that it cannot see.
-func (r *reconciler) look(ctx context.Context, devices []*pb.Device, drives map[block.DriveID]driveSeen) (seen, []problem) {
+// observe reads the state of the node; the problems tell what could not be read.
+func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives map[block.DriveID]driveSeen) (seen, []problem) {
 	s := seen{devices: devices, drives: drives}
 	var problems []problem
 	note := func(object string, err error) {
@@ -159,7 +160,7 @@ func (r *reconciler) look(ctx context.Context, devices []*pb.Device, drives map[
 	if s.exports != nil {
 		r.sizes.forget(*s.exports)
 	}
-	s.told = func(x space) block.Size { return r.sizes[x] }
+	s.knownSize = func(x exportedNamespace) block.Size { return r.sizes[x] }
 	return s, problems
 }
 
@@ -197,6 +198,7 @@ func (r *reconciler) lookAtExports(ctx context.Context) (*nvmet.Config, func(blo
 
 func (r *reconciler) publish(s seen, p plan) {
 	problems := append(p.problems, r.jobs.problems()...)
+	problems = append(problems, r.agent.replacedProblem()...)
 	if s.exports != nil {
 		for _, c := range nvmet.Conflicts(*s.exports, p.exports) {
 			problems = append(problems, problem{c.Object, "export", c.Cause})
@@ -207,6 +209,9 @@ func (r *reconciler) publish(s seen, p plan) {
 	}
 	report := proto.CloneOf(r.base)
 	report.Generation = r.reached
+	if o := r.agent.newest.Newest(); o.Term > 0 {
+		report.Term, report.TermClusterId = o.Term, o.Cluster.String()
+	}
 	fillReport(report, s, p, r.legDir, r.progress())
 	if !r.cluster.IsZero() {
 		report.ClusterId = r.cluster.String()
@@ -231,12 +236,12 @@ func (r *reconciler) progress() map[block.LegID]block.Size {
 	return maps.Clone(r.agent.zeroed)
 }
 
-// dated gives each problem the time since which it has been there without a break.
+// dated adds to each problem the time since which it has lasted without a break.
 func (r *reconciler) dated(problems []problem) []*pb.Problem {
 	var out []*pb.Problem
 	since := map[problem]time.Time{}
 	for _, p := range problems {
-		key := problem{object: p.object, doing: p.doing} // the cause's words may change
+		key := problem{object: p.object, doing: p.doing} // the wording of the cause may change
 		if _, twice := since[key]; twice {
 			continue
 		}
@@ -252,7 +257,7 @@ func (r *reconciler) dated(problems []problem) []*pb.Problem {
 	return sortedBy(out, func(p *pb.Problem) string { return p.GetObject() + " " + p.GetDoing() })
 }
 
-// lazy opens something when it is first needed, and tries again when it could not.
+// lazy opens something on first use, and retries after a failure.
 type lazy[T any] struct {
 	open func() (T, error)
 

@@ -15,8 +15,8 @@ import (
 	"weft.dev/weft/target/nvmet"
 )
 
-// fillReport writes what is seen, and what the plan made of it, into a report. It
-// shares nothing with them that anybody changes later.
+// fillReport writes the observed state and the plan's conclusions into a report. The report shares
+// no memory with them that is changed later.
 func fillReport(report *pb.TargetReport, s seen, p plan, legDir string, zeroed map[block.LegID]block.Size) {
 	for _, d := range s.devices {
 		report.Devices = append(report.Devices, proto.CloneOf(d))
@@ -53,7 +53,7 @@ func sortedBy[T any](list []T, key func(T) string) []T {
 	return list
 }
 
-// identity is another one than before when what was not flushed may be lost.
+// identity changes whenever unflushed writes may have been lost.
 func (d driveSeen) identity() string {
 	if d.sequence == "" {
 		return fmt.Sprint(d.incarnation)
@@ -73,7 +73,7 @@ func driveReport(id block.DriveID, d driveSeen) *pb.DriveReport {
 	return r
 }
 
-// oneCluster is the cluster of the drives, if all agree.
+// oneCluster returns the cluster of the drives, if all agree.
 func oneCluster(drives []*pb.DriveReport) string {
 	if len(drives) == 0 {
 		return ""
@@ -87,8 +87,8 @@ func oneCluster(drives []*pb.DriveReport) string {
 	return first
 }
 
-// exportReport counts a namespace that is draining as exported: the kernel says
-// that it is disabled from the beginning of the drain on.
+// exportReport counts a draining namespace as exported: the kernel shows it as disabled from the
+// start of the drain.
 func exportReport(have nvmet.Subsystem, s seen, want nvmet.Config, legDir string) *pb.ExportReport {
 	r := &pb.ExportReport{Nqn: string(have.NQN)}
 	for _, ns := range have.Namespaces {
@@ -102,8 +102,8 @@ func exportReport(have nvmet.Subsystem, s seen, want nvmet.Config, legDir string
 	return r
 }
 
-// exportReady reports whether a host can find in the export all that it should,
-// through at least one portal: another one may be in trouble.
+// exportReady reports whether a host finds everything it should in the export, through at least one
+// portal; the other portals may be in trouble.
 func exportReady(have nvmet.Subsystem, got, want nvmet.Config) bool {
 	w, wanted := want.Subsystem(have.NQN)
 	if !wanted || !got.Linked(have.NQN) {

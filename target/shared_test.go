@@ -45,7 +45,7 @@ func TestHostsThatShareALegHaveAnExportEach(t *testing.T) {
 		if len(r.GetProblems()) > 0 {
 			t.Errorf("problems %v, want none", r.GetProblems())
 		}
-		// A host of another epoch shares with nobody.
+		// A host of another epoch does not share.
 		w.manager.set(want().drive(1).leg(1, 1, 1, 0).admit(1, 2).sharedBy(neighbour, 1, 1).TargetWanted)
 		w.until("both gone, and the next epoch admitted", func(r *pb.TargetReport) bool {
 			return len(r.GetExports()) == 0 && admitted(1, 2)(r)

@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"weft.dev/weft/proto/authority"
 	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
 )
@@ -23,8 +24,8 @@ const (
 
 type stream = *parts.Stream[*pb.TargetReport, *pb.TargetWanted]
 
-// converse keeps a stream to the manager open, for ever. What the manager last
-// said stays valid while there is none.
+// converse keeps a stream to the manager open, for ever. While there is none, the last wanted state
+// stays valid.
 func (a *Agent) converse(ctx context.Context) error {
 	wait := redialFirst
 	for {
@@ -38,6 +39,8 @@ func (a *Agent) converse(ctx context.Context) error {
 		}
 		if other, refused := pb.OtherCluster(err); refused {
 			a.obeyed(other, err.Error())
+		} else if errors.Is(err, authority.ErrReplaced) {
+			a.replaced(err)
 		} else {
 			a.log.Warn("stream to the manager ended", "again_in", wait, "err", err)
 		}
@@ -67,7 +70,7 @@ func (a *Agent) talk(ctx context.Context) error {
 	return err
 }
 
-// tell sends the report whenever there is news in it, and each second a sign of life.
+// tell sends the report whenever it changes, and a sign of life each second.
 func (a *Agent) tell(ctx context.Context, s stream) error {
 	timer := time.NewTicker(reportEvery)
 	defer timer.Stop()
@@ -75,7 +78,7 @@ func (a *Agent) tell(ctx context.Context, s stream) error {
 		report, changed := a.currentReport()
 		if report != nil {
 			if err := s.Send(report); err != nil {
-				if errors.Is(err, io.EOF) { // the cause is for the receiver to see
+				if errors.Is(err, io.EOF) { // the receiver sees the cause
 					<-ctx.Done()
 					return context.Cause(ctx)
 				}
@@ -97,16 +100,19 @@ func (a *Agent) currentReport() (*pb.TargetReport, <-chan struct{}) {
 	return a.report, a.changed
 }
 
-// listen takes in what is wanted until the stream ends.
+// listen stores the wanted states from the stream until it ends.
 func (a *Agent) listen(s stream) error {
 	for {
 		w, err := s.Recv()
 		if err != nil {
 			return fmt.Errorf("receive the wanted state: %w", err)
 		}
+		if err := a.newest.Check(authority.OrderOf(w)); err != nil {
+			return err // the last wanted state stays valid
+		}
 		a.mu.Lock()
 		news := !proto.Equal(a.wanted, w)
-		a.wanted = w
+		a.wanted, a.behind = w, ""
 		a.mu.Unlock()
 		if news {
 			a.log.Debug("wanted state", "generation", w.GetGeneration())

@@ -16,9 +16,12 @@ import (
 	"weft.dev/weft/target/userspace"
 )
 
-// userKernel is this process in the kernel's place.
+// userKernel serves from this process in place of the kernel.
 func userKernel(c Config) (kernel, error) {
-	m, err := userspace.New(userspace.Config{Root: c.Root, Files: c.Files, FilesOnly: c.FilesOnly, Listen: c.Listen, Medium: c.Medium, Calls: c.Calls, Label: c.Label, Log: c.Log})
+	m, err := userspace.New(userspace.Config{
+		Root: c.Root, Files: c.Files, FilesOnly: c.FilesOnly, Listen: c.Listen, Medium: c.Medium, Calls: c.Calls, Label: c.Label,
+		LossDir: filepath.Join("/", c.Root, "dev/weft/losses"), Log: c.Log,
+	})
 	if err != nil {
 		return kernel{}, err
 	}
@@ -34,9 +37,9 @@ func userKernel(c Config) (kernel, error) {
 	}, nil
 }
 
-// kernelBefore is the kernel's data path while it exports legs, as an agent before this
-// one has left it: what is reported here as fenced could still be written there. Who
-// has files alone cannot work in it.
+// kernelBefore is the kernel's data path if an earlier agent has left exports there: otherwise a
+// leg that is reported as fenced here could still be written there. An agent with files alone
+// cannot take it over.
 func kernelBefore(c Config) (kernel, bool, error) {
 	served, err := kernelServes(c.Root)
 	switch {
@@ -50,7 +53,7 @@ func kernelBefore(c Config) (kernel, bool, error) {
 	return realKernel(c), true, nil
 }
 
-// userDrives is the hardware, with its drives as the shelf knows them.
+// userDrives adapts the drives to the hardware that openDrives expects.
 type userDrives struct{ *userspace.Drives }
 
 // Open opens the drive at path.
@@ -62,7 +65,7 @@ func (d userDrives) Open(path string) (disk, error) {
 	return opened, nil
 }
 
-// watchUser has no news of files.
+// watchUser reports no events for files.
 func watchUser(c Config) func(context.Context, func()) error {
 	if !c.FilesOnly {
 		return watchDevices
@@ -73,7 +76,7 @@ func watchUser(c Config) func(context.Context, func()) error {
 	}
 }
 
-// kernelServes names an export of ours that the kernel has; empty if it has none.
+// kernelServes names one of our exports in the kernel; empty if it has none.
 func kernelServes(root string) (string, error) {
 	entries, err := os.ReadDir(filepath.Join(root, "sys/kernel/config/nvmet/subsystems"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -87,18 +90,18 @@ func kernelServes(root string) (string, error) {
 	return "", nil
 }
 
-// kernelLegs lets go of the legs that an agent before this one has left mapped in
-// the kernel: each keeps its drive from being opened here.
+// kernelLegs unmaps the legs that an earlier agent has left mapped in the kernel: each of them
+// keeps its drive from being opened here.
 func kernelLegs(c Config) error {
 	if c.FilesOnly {
-		return nil // on no device
+		return nil // its drives are files, on which the kernel maps no legs
 	}
 	if _, err := os.Stat(filepath.Join(c.Root, "dev/mapper/control")); err != nil {
 		return nil // no device mapper, and so no legs
 	}
 	m, err := dm.Open()
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-		return nil // who may not look finds its drives busy, if they are
+		return nil // without permission to look: drives that are mapped will report busy
 	}
 	if err != nil {
 		return fmt.Errorf("read the kernel's mapped legs: %w", err)

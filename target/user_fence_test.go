@@ -29,7 +29,7 @@ func (w *world) connectAs(host block.Host, n byte, epoch block.Epoch) (*nvme.Con
 	})
 }
 
-// leg is a volume's leg as a host has it.
+// leg is a volume's leg as a host sees it.
 func (w *world) leg(n byte, epoch block.Epoch, revision uint64) (*nvme.Controller, *nvme.Namespace) {
 	w.t.Helper()
 	c, err := w.connect(n, epoch)
@@ -72,8 +72,8 @@ func TestAnAgentWithoutAManagerServesNothingNew(t *testing.T) {
 	})
 }
 
-// A write of the old epoch that is in a drive which does not answer holds up the
-// new epoch, for as long as it takes, and then has landed before it.
+// A write of the old epoch hangs in a drive that does not answer. It delays the new epoch for as
+// long as it takes, and has then landed before it.
 func TestAFenceWaitsForTheWritesOfTheOldEpoch(t *testing.T) {
 	in(t, User, func(t *testing.T, w *world) {
 		w.run()
@@ -110,7 +110,7 @@ func TestAFenceWaitsForTheWritesOfTheOldEpoch(t *testing.T) {
 		}
 
 		old.Cut()
-		<-written // what came of it nobody knows
+		<-written // its outcome is unknown
 		m.set(func() { m.stuck = nil })
 		free()
 		w.until("epoch 2 admitted", admitted(1, 2))
@@ -127,8 +127,8 @@ func TestAFenceWaitsForTheWritesOfTheOldEpoch(t *testing.T) {
 	})
 }
 
-// What a host sees is what it would see of the kernel: an attachment goes on when
-// a target's data path is changed.
+// A host sees the same as from the kernel, so an attachment survives a change of a target's data
+// path.
 func TestAnExportLooksLikeTheKernels(t *testing.T) {
 	in(t, User, func(t *testing.T, w *world) {
 		w.run()

@@ -27,7 +27,7 @@ import (
 	"weft.dev/weft/target/userspace"
 )
 
-// A fence that is reported must hold for what the kernel was left to export, too.
+// A fence that is reported must also hold for exports that are left in the kernel.
 func TestNothingIsServedBesideTheKernel(t *testing.T) {
 	c := Config{Node: "t1", Manager: &manager{}, Root: t.TempDir(), Datapath: User}
 	before := func() (bool, error) {
@@ -46,7 +46,7 @@ func TestNothingIsServedBesideTheKernel(t *testing.T) {
 		if serves, err := before(); serves != want || err != nil {
 			t.Errorf("with %q exported by the kernel: it serves %v, %v; want %v", name, serves, err, want)
 		}
-		c.FilesOnly = true // who cannot work in the kernel's data path
+		c.FilesOnly = true // an agent that cannot work in the kernel's data path
 		if serves, err := before(); serves || (err != nil) != want {
 			t.Errorf("with %q exported by the kernel, for an agent on files: it serves %v, %v; want an error %v", name, serves, err, want)
 		}
@@ -57,9 +57,9 @@ func TestNothingIsServedBesideTheKernel(t *testing.T) {
 	}
 }
 
-// TestAnAgentOfTheOtherDataPathTakesOver: an agent in user space finds exports in the
-// kernel. They serve on while they are wanted, and go when they are not, with nobody's
-// help; only then does the agent serve itself.
+// TestAnAgentOfTheOtherDataPathTakesOver: an agent in user space finds exports in the kernel. They
+// keep serving while they are wanted, and are removed without help when they are not; only then
+// does the agent serve by itself.
 func TestAnAgentOfTheOtherDataPathTakesOver(t *testing.T) {
 	in(t, Kernel, func(t *testing.T, w *world) {
 		inKernel := func() int {
@@ -76,7 +76,7 @@ func TestAnAgentOfTheOtherDataPathTakesOver(t *testing.T) {
 		w.run()
 		w.manager.set(want().drive(1).volume(1, 1, 1).leg(2, 1, 0, 0).TargetWanted)
 		w.until("an export", exportsReady(1))
-		w.stop() // right after a detach that it has not heard of
+		w.stop() // right after a detach that the agent has not heard of
 		w.both = true
 		w.run()
 		time.Sleep(time.Minute)
@@ -103,7 +103,7 @@ func TestAnAgentOfTheOtherDataPathTakesOver(t *testing.T) {
 	})
 }
 
-// leftMapper has devices that an earlier agent has left.
+// leftMapper has devices left by an earlier agent.
 type leftMapper struct {
 	left []dm.State
 	busy string // the name of one that is open
@@ -119,7 +119,7 @@ func (m *leftMapper) Do(s dm.Step) error {
 	return nil
 }
 
-// A leg that is mapped keeps its drive from being opened by this process.
+// A mapped leg keeps its drive from being opened by this process.
 func TestLegsThatTheKernelHasMappedAreLetGoOf(t *testing.T) {
 	m := &leftMapper{left: []dm.State{{Info: dm.Info{Name: "one"}}, {Info: dm.Info{Name: "two"}}}}
 	if err := unmapLegs(slog.New(slog.DiscardHandler), m); err != nil || len(m.left) > 0 {
@@ -143,8 +143,8 @@ func TestTheDataPathIsChecked(t *testing.T) {
 	}
 }
 
-// userKernel is a target in user space over the world's drives: a new one for
-// each agent, as it is one process with it.
+// userKernel is a target in user space over the world's drives. Each agent gets a new one, since
+// target and agent are one process.
 func (w *world) userKernel(gate *gate) kernel {
 	legs := userspace.NewLegs(w.device)
 	device := func(path string) (block.Device, error) {
@@ -234,7 +234,7 @@ func (d mediumDevice) Submit(io *block.IO) {
 	}()
 }
 
-// pipeListener is a portal without a network: in it, time can stand still.
+// pipeListener is a portal without a network, so that virtual time works.
 type pipeListener struct {
 	portal block.Portal
 	conns  chan net.Conn

@@ -7,18 +7,19 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/nvmet"
 )
 
-// wanted is a pb.TargetWanted with its identifiers checked. Without a cluster
-// nothing is wanted: not even that what is there goes away.
+// wanted is a pb.TargetWanted with its identifiers checked. Without a cluster it demands nothing,
+// not even that existing things be removed.
 type wanted struct {
 	cluster    block.ClusterID
 	drives     []wantedDrive
 	legs       []wantedLeg
 	admissions map[block.VolumeID]block.Epoch
 	exports    []wantedExport
-	problems   []problem // with what could not be read
+	problems   []problem // including the entries that could not be parsed
 }
 
 type wantedDrive struct {
@@ -48,8 +49,8 @@ type wantedNamespace struct {
 	uuid block.UUID
 }
 
-// parseWanted leaves out what it cannot read, and says so: one bad entry must
-// not hold up the rest.
+// parseWanted skips entries that it cannot parse and reports them: one bad entry must not hold up
+// the rest.
 func parseWanted(m *pb.TargetWanted) wanted {
 	w := wanted{admissions: map[block.VolumeID]block.Epoch{}}
 	var err error
@@ -109,12 +110,12 @@ func parseLeg(m *pb.WantedLeg) (l wantedLeg, err error) {
 	if l.volume, err = block.ParseVolumeID(m.GetVolume().GetVolumeId()); err != nil {
 		return l, err
 	}
-	var room block.Size
-	for _, e := range m.GetExtents() {
-		room += block.Size(e.GetCount()) * block.ExtentSize
+	image := drive.ImageOf(m)
+	if err := image.Check(); err != nil {
+		return l, err
 	}
-	if size := block.Size(m.GetSizeBytes()); size == 0 || size%block.MiB != 0 || size > room {
-		return l, fmt.Errorf("size %v: must be a multiple of 1MiB within the extents' %v", size, room)
+	if size := block.Size(m.GetSizeBytes()); size == 0 || size%block.MiB != 0 || size > image.Room() {
+		return l, fmt.Errorf("size %v: must be a multiple of 1MiB within the extents' %v", size, image.Room())
 	}
 	return l, nil
 }
@@ -129,7 +130,7 @@ func parseExport(m *pb.WantedExport) (e wantedExport, err error) {
 	if err != nil {
 		return e, err
 	}
-	if v != e.volume || epoch != e.epoch { // the fence goes by the name
+	if v != e.volume || epoch != e.epoch { // the name decides what is fenced
 		return e, fmt.Errorf("nqn names volume %v epoch %d, the export %v epoch %d", v, epoch, e.volume, e.epoch)
 	}
 	if e.host, err = block.ParseNQN(m.GetHost().GetNqn()); err != nil {
@@ -149,15 +150,15 @@ func parseExport(m *pb.WantedExport) (e wantedExport, err error) {
 	return e, nil
 }
 
-// unprotected has legs exported for writing to hosts that are only to read: nvmet has
-// no read-only namespaces, and takes no device that cannot be written to.
+// unprotected makes all exports writable, also those to hosts that should only read: nvmet has no
+// read-only namespaces and refuses read-only devices.
 func (w *wanted) unprotected() {
 	for i := range w.exports {
 		w.exports[i].readOnly = false
 	}
 }
 
-// subsystem is the export without its namespaces.
+// subsystem returns the export without its namespaces.
 func (e wantedExport) subsystem() nvmet.Subsystem {
 	s := nvmet.Subsystem{
 		NQN: block.NQN(e.GetNqn()), Serial: e.GetSerial(), Model: nvmet.Model,

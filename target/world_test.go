@@ -32,7 +32,7 @@ import (
 	"weft.dev/weft/target/userspace"
 )
 
-// world is a machine with its kernel, and a manager: all that outlives an agent.
+// world is a machine with its kernel, and a manager: everything that outlives an agent.
 type world struct {
 	log  *slog.Logger // of the agent; nil: none
 	t    *testing.T
@@ -45,7 +45,7 @@ type world struct {
 	targets *nvmettest.FS
 	manager manager
 
-	// Of the agent that runs with a target in user space.
+	// Set when the agent runs with a target in user space.
 	user      bool
 	both      bool // it comes after one with a target in the kernel
 	legs      *userspace.Legs
@@ -54,9 +54,9 @@ type world struct {
 
 	opening  func(path string) // is called before a drive is opened
 	sequence string            // of all disks
-	losses   uint32            // of acknowledged writes, that the process has found
+	losses   uint32            // losses of acknowledged writes found by the process
 
-	// tree and labels look at the machine as the agent does not.
+	// tree and labels show the machine's state independently of the agent.
 	tree   func() (*nvmet.Tree, error)
 	labels func() []*drive.Label
 
@@ -114,7 +114,7 @@ func (w *world) runUntil(operations int) {
 	}
 }
 
-// kernel is the world as one agent can touch it.
+// kernel gives one agent its access to the world.
 func (w *world) kernel(gate *gate) kernel {
 	if w.user || w.both {
 		return w.userKernel(gate)
@@ -137,8 +137,7 @@ func (w *world) inKernel(gate *gate) kernel {
 
 var errCrashed = errors.New("the agent is dead")
 
-// gate lets a number of operations pass and then kills the agent: it does nothing
-// more, wherever it is.
+// gate lets a number of operations pass and then kills the agent, wherever it is.
 type gate struct {
 	mu    sync.Mutex
 	left  int // -1: no end
@@ -176,15 +175,15 @@ func (g *gate) crashed() bool {
 
 // ---- devices ----
 
-// medium is a device in memory, with blocks that are not there reading as zeroes.
+// medium is a device in memory; blocks never written read as zeroes.
 type medium struct {
 	mu     sync.Mutex
 	size   block.Size
 	blocks map[int64][4096]byte
 	fail   error         // of all writes
-	hang   chan struct{} // writes wait for it to be closed
-	stuck  chan struct{} // what hosts do waits for it to be closed
-	mute   bool          // a scan finds it to be silent
+	hang   chan struct{} // writes wait until it is closed
+	stuck  chan struct{} // hosts' I/O waits until it is closed
+	mute   bool          // a scan gets no answer from it
 	after  func()        // is called after each flush
 	slow   chan struct{} // Zero takes one from it for each chunk
 	wwid   string
@@ -318,7 +317,7 @@ func (h gatedHardware) Scan(context.Context) ([]*pb.Device, error) {
 		m.mu.Lock()
 		mute := m.mute
 		m.mu.Unlock()
-		if mute { // as the inventory says it of a drive with legs
+		if mute { // as the inventory reports a drive with legs
 			d.Unread, d.Refused = "it does not answer, since a while", "in use: dm-0 (weft-leg-x)"
 			out = append(out, d)
 			continue
@@ -330,7 +329,7 @@ func (h gatedHardware) Scan(context.Context) ([]*pb.Device, error) {
 		if d.Signatures, err = drive.Signatures(m, m.size); err != nil {
 			return nil, err
 		}
-		if what := strings.Join(d.Signatures, ", "); what != "" { // as the inventory says it
+		if what := strings.Join(d.Signatures, ", "); what != "" { // as the inventory reports it
 			d.Refused = fmt.Sprintf("it carries %s, which is erased only if forced by exactly that name", what)
 		}
 		out = append(out, d)
@@ -509,7 +508,7 @@ func (w *world) names() map[block.LegID]string {
 	return list
 }
 
-// canExport is asked at each enable=1: it is where wrong exports are seen.
+// canExport runs at each enable=1 and fails the test on a wrong export.
 func (w *world) canExport(path string) bool {
 	s, ok := w.state(path)
 	if !ok {
@@ -560,7 +559,7 @@ func (e exported) devicesOf() map[string]block.NQN {
 	return out
 }
 
-// record is a leg as the drives' labels have it.
+// record is a leg as the drives' labels record it.
 func (w *world) record(leg string) *pb.LegLabel {
 	for _, l := range w.labels() {
 		for _, r := range l.Legs {
@@ -615,14 +614,14 @@ func errorOr(g *gate, f func() error) error {
 
 // ---- manager ----
 
-// manager is a volume manager that wants what it is told to want.
+// manager is a volume manager that wants what the test tells it.
 type manager struct {
 	pb.AgentsClient
 	world *world
 
 	mu      sync.Mutex
 	away    bool
-	refuse  error // what it answers to reports; nil: it takes them
+	refuse  error // its answer to reports; nil: it accepts them
 	want    *pb.TargetWanted
 	changed chan struct{}
 	last    *pb.TargetReport
@@ -669,7 +668,7 @@ type managerStream struct {
 }
 
 func (s *managerStream) Send(r *pb.TargetReport) error {
-	if s.manager.world.root != "/" { // reading a real machine takes time, and can hang
+	if s.manager.world.root != "/" { // scanning a real machine takes time, and can hang
 		s.manager.world.checkAdmissions(r)
 	}
 	s.manager.mu.Lock()
@@ -699,7 +698,7 @@ func (s *managerStream) Recv() (*pb.TargetWanted, error) {
 	}
 }
 
-// checkAdmissions holds each admission against the kernel and the labels.
+// checkAdmissions compares each admission with the kernel and the labels.
 func (w *world) checkAdmissions(r *pb.TargetReport) {
 	exports := w.exported()
 	for _, a := range r.GetAdmissions() {
@@ -720,7 +719,7 @@ func (w *world) checkAdmissions(r *pb.TargetReport) {
 	}
 }
 
-// until waits for a report that is as wanted.
+// until waits for a report that satisfies is.
 func (w *world) until(what string, is func(*pb.TargetReport) bool) *pb.TargetReport {
 	w.t.Helper()
 	for range 600 {

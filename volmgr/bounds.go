@@ -18,11 +18,11 @@ import (
 // Bounds of a request. Those of labels are package cluster's.
 const (
 	textMost  = 4 << 10
-	eraseMost = 64 << 10 // force_erase names all that is on a device
+	eraseMost = 64 << 10 // force_erase lists everything that was found on a device
 	listMost  = 5000
 )
 
-// bounded is a service whose unary calls refuse requests beyond the bounds.
+// bounded returns a service whose unary calls refuse requests that exceed the bounds.
 func bounded(service grpc.ServiceDesc) *grpc.ServiceDesc {
 	methods := make([]grpc.MethodDesc, len(service.Methods))
 	for i, m := range service.Methods {
@@ -41,7 +41,7 @@ func bounded(service grpc.ServiceDesc) *grpc.ServiceDesc {
 	return &service
 }
 
-// checkRequest refuses texts and lists that are too long, whatever their field.
+// checkRequest refuses texts and lists that are too long, in any field.
 func checkRequest(request proto.Message) (err error) {
 	tooLong := func(f protoreflect.FieldDescriptor, have int, what string, most int) bool {
 		if have > most {
@@ -86,8 +86,9 @@ func checkRequest(request proto.Message) (err error) {
 	return err
 }
 
-// Bounds of what is kept of a report. What is beyond is left out, and a problem of the
-// agent says so: one bad agent is to stop nothing, not even the others on its node.
+// Bounds of what is kept of a report. The rest is dropped, and a problem of the agent says
+// so. The report is not refused: one bad agent must not stop anything, not even the other
+// agents on its node.
 const (
 	reportTextMost = 1 << 10
 	problemsMost   = 256
@@ -96,7 +97,7 @@ const (
 	marksMost      = 64 // holders or signatures of a device
 )
 
-// trimmer brings a report within the bounds, and notes what is left out.
+// trimmer cuts a report to the bounds, and notes what was dropped.
 type trimmer struct{ left []string }
 
 func (t *trimmer) labels(labels map[string]string) map[string]string {
@@ -115,7 +116,7 @@ func first[T any](t *trimmer, what string, all []T, most int) []T {
 	return all[:most]
 }
 
-// problems are the first ones, and what was left out.
+// problems returns the first problems, and one more for each note of what was dropped.
 func (t *trimmer) problems(all []*pb.Problem) []*pb.Problem {
 	all = first(t, "problems", all, problemsMost)
 	for _, p := range all {

@@ -59,7 +59,7 @@ func TestRequestsBeyondTheBoundsAreRefusedByField(t *testing.T) {
 	}
 }
 
-// What one agent says is kept in bounds, and the bounds are told.
+// A report is cut to the bounds, and a problem of the agent names them.
 func TestAnAgentThatSaysTooMuchStopsNothing(t *testing.T) {
 	r := newRig(t)
 	long := strings.Repeat("é", 50<<10)

@@ -4,7 +4,10 @@ package volmgr
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -17,16 +20,15 @@ import (
 	"weft.dev/weft/volmgr/cluster"
 )
 
-// While a commit is under way nobody is told of what it holds: not who asked, no
-// reader, no watcher, and no agent.
+// While a commit is under way, no caller, reader, watcher or agent sees any of it.
 func TestNothingIsToldBeforeItIsDurable(t *testing.T) {
 	r := newRig(t)
-	disk := make(chan struct{}) // closed: it does not hang any more
+	disk := make(chan struct{}) // closed when it no longer hangs
 	goesOn := sync.OnceFunc(func() { close(disk) })
 	defer goesOn()
 	hangs := make(chan struct{}, 1)
 	r.adjust = func(m *Manager) {
-		m.cfg.Commit = func(records []cluster.Record, commit func([]cluster.Record) error) error {
+		m.records = hooked{m.records, func(records []cluster.Record, commit func([]cluster.Record) error) error {
 			for _, record := range records {
 				if strings.HasPrefix(record.Key, "d/") { // a drive's: the one that is added below
 					poke(hangs)
@@ -34,7 +36,7 @@ func TestNothingIsToldBeforeItIsDurable(t *testing.T) {
 				}
 			}
 			return commit(records)
-		}
+		}}
 	}
 	r.restart()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -84,8 +86,8 @@ func TestNothingIsToldBeforeItIsDurable(t *testing.T) {
 	}
 }
 
-// After a commit that fails the state is ahead of the disk: nobody is told anything
-// any more, and the process has to end.
+// After a commit that the store refuses, nothing is answered any more, and the process has to
+// end.
 func TestAFailedCommitEndsTheManager(t *testing.T) {
 	m, err := New(Config{Dir: initialized(t)})
 	if err != nil {
@@ -93,7 +95,7 @@ func TestAFailedCommitEndsTheManager(t *testing.T) {
 	}
 	defer m.Close()
 	full := errors.New("no space left on device")
-	m.cfg.Commit = func([]cluster.Record, func([]cluster.Record) error) error { return full }
+	m.records = hooked{m.records, func([]cluster.Record, func([]cluster.Record) error) error { return full }}
 	ended := make(chan error, 1)
 	go func() { ended <- m.Run(t.Context()) }()
 	if pool, err := m.CreatePool(t.Context(), &pb.CreatePoolRequest{Name: "gold"}); status.Code(err) != codes.Unavailable {
@@ -104,5 +106,165 @@ func TestAFailedCommitEndsTheManager(t *testing.T) {
 	}
 	if pools, err := m.ListPools(t.Context(), &pb.ListPoolsRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("ListPools after that = %v, %v; want UNAVAILABLE", pools, err)
+	}
+}
+
+// unsure is a committer that does not know whether one of its commits took effect.
+type unsure struct {
+	committer
+	mu       sync.Mutex
+	commits  int    // so far
+	at       int    // which one, from 1
+	after    bool   // it did take effect
+	durable  uint64 // generation of the durable records
+	overtook []uint64
+}
+
+// Commit is part of committer.
+func (u *unsure) Commit(records []cluster.Record) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.commits++
+	fails := u.commits == u.at
+	if fails && !u.after {
+		return fmt.Errorf("leadership lost: %w", ErrOutcomeUnknown)
+	}
+	if err := u.committer.Commit(records); err != nil {
+		return err
+	}
+	for _, r := range records {
+		var meta struct{ Generation uint64 }
+		if r.Key == "m/meta" && json.Unmarshal(r.Value, &meta) == nil {
+			u.durable = meta.Generation
+		}
+	}
+	if fails {
+		return fmt.Errorf("leadership lost: %w", ErrOutcomeUnknown)
+	}
+	return nil
+}
+
+// told notes an order that was not durable when an agent got it.
+func (u *unsure) told(generation uint64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if generation > u.durable {
+		u.overtook = append(u.overtook, generation)
+	}
+}
+
+// Any commit may fail, and may have taken effect or not. Callers learn that the outcome is
+// unknown, agents get no order that is not durable, and after all calls were repeated the
+// cluster is as requested.
+func TestAnyCommitMayFail(t *testing.T) {
+	failed := 0
+	for at := 1; ; at++ {
+		u, unknown := &unsure{at: at}, 0
+		for _, u.after = range []bool{false, true} {
+			t.Run(fmt.Sprintf("commit %d, after %t", at, u.after), func(t *testing.T) {
+				u.commits = 0
+				unknown = volumeOver(t, u)
+			})
+			if t.Failed() {
+				return
+			}
+			failed += unknown
+		}
+		if u.commits < at {
+			t.Logf("each of %d commits failed, and %d calls heard of it", at-1, failed)
+			if at < 8 || failed < 4 {
+				t.Error("want more of both")
+			}
+			return
+		}
+	}
+}
+
+// volumeOver creates a volume on a target through a manager that commits to u, and counts the
+// calls whose outcome was unknown.
+func volumeOver(t *testing.T, u *unsure) (unknown int) {
+	r := &rig{t: t, dir: initialized(t)}
+	r.adjust = func(m *Manager) {
+		u.committer, u.durable = m.records, m.state.Generation()
+		m.records = u
+	}
+	r.start()
+	defer r.stop()
+	r.heard = u.told
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var agent sync.WaitGroup
+	agent.Go(func() { r.fakeTarget(ctx, "t1", "boot") })
+	defer agent.Wait()
+	defer cancel()
+	repeat := func(what string, call func() error) {
+		eventually(t, what, func() bool {
+			err := call()
+			switch {
+			case err == nil:
+				return true
+			case reason(err) == reasonOutcomeUnknown && status.Code(err) == codes.Unavailable:
+				unknown++
+			case status.Code(err) != codes.FailedPrecondition && status.Code(err) != codes.NotFound && status.Code(err) != codes.ResourceExhausted:
+				t.Fatalf("until %s: %v", what, err)
+			}
+			return false
+		})
+	}
+	repeat("a pool is made", func() error {
+		_, err := r.CreatePool(ctx, &pb.CreatePoolRequest{Name: "gold"})
+		return err
+	})
+	repeat("a drive is added", func() error {
+		_, err := r.AddDrive(ctx, &pb.AddDriveRequest{Node: "t1", Device: "/dev/nvme0n1"})
+		return err
+	})
+	repeat("a volume is made", func() error {
+		_, err := r.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: "db1", SizeBytes: 1 << 30, Copies: 1})
+		return err
+	})
+	eventually(t, "the volume is ready", func() bool {
+		v, err := r.GetVolume(ctx, &pb.GetVolumeRequest{Volume: "db1"})
+		return err == nil && v.State == pb.VolumeState_VOLUME_STATE_READY
+	})
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.overtook) > 0 {
+		t.Errorf("an agent had orders of generations %d before they were durable", u.overtook)
+	}
+	return unknown
+}
+
+// A refusal that rests on something which was not recorded after all does not reach its
+// caller, and a look in the same batch does not see it.
+func TestNothingOfAFailedCommitIsTold(t *testing.T) {
+	m, err := New(Config{Dir: initialized(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	m.records = &unsure{committer: m.records, at: 1}
+	gold := func(class string) cluster.Input {
+		return cluster.CreatePool{Name: "gold", Selector: map[string]string{"class": class}}
+	}
+	var seen []string
+	batch := []ask{{input: gold("a")}, {input: gold("b")}, {look: func() {
+		for name := range m.state.PoolsAfter("") {
+			seen = append(seen, name)
+		}
+	}}}
+	for i := range batch {
+		batch[i].reply = make(chan answer, 1)
+	}
+	if err := m.work(batch); err != nil {
+		t.Fatal(err)
+	}
+	for i, a := range batch[:2] {
+		if got := <-a.reply; !errors.Is(got.err, ErrOutcomeUnknown) {
+			t.Errorf("input %d = %v, want that its outcome is not known", i, got)
+		}
+	}
+	if got := <-batch[2].reply; got.err != nil || !slices.Equal(seen, []string{cluster.DefaultPool}) {
+		t.Errorf("the look = %v and saw the pools %v", got, seen)
 	}
 }

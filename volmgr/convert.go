@@ -5,6 +5,7 @@ package volmgr
 import (
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -15,8 +16,8 @@ import (
 	"weft.dev/weft/volmgr/cluster"
 )
 
-// This file turns package cluster's values into what goes over the wire, and
-// back. Enumerations have the same words on both sides behind a prefix.
+// This file converts package cluster's values to wire messages and back. Enumerations use
+// the same words on both sides, on the wire with a prefix.
 
 const (
 	driveStatePrefix      = "DRIVE_STATE_"
@@ -29,12 +30,12 @@ const (
 	phasePrefix           = "ATTACHMENT_PHASE_"
 )
 
-// toEnum is the enumeration value of a word; an unknown word is UNSPECIFIED.
+// toEnum returns the enumeration value of a word; an unknown word gives UNSPECIFIED.
 func toEnum[E interface{ ~int32 }, W ~string](values map[string]int32, prefix string, word W) E {
 	return E(values[prefix+string(word)])
 }
 
-// fromEnum is the word of an enumeration value; UNSPECIFIED is the empty word.
+// fromEnum returns the word of an enumeration value; UNSPECIFIED gives the empty word.
 func fromEnum[W ~string](e protoreflect.Enum, prefix string) W {
 	value := e.Descriptor().Values().ByNumber(e.Number())
 	if value == nil || e.Number() == 0 {
@@ -78,7 +79,7 @@ func fromTime(t *timestamppb.Timestamp) time.Time {
 	return t.AsTime()
 }
 
-// id prints an identifier, the zero one as nothing.
+// id prints an identifier, the zero one as the empty text.
 func id(u block.UUID) string {
 	if u.IsZero() {
 		return ""
@@ -113,7 +114,7 @@ func pbAgentStatus(s cluster.AgentStatus) *pb.AgentStatus {
 	}
 }
 
-// pbDuration carries none as unset.
+// pbDuration leaves a duration of 0 unset.
 func pbDuration(d time.Duration) *durationpb.Duration {
 	if d == 0 {
 		return nil
@@ -162,7 +163,11 @@ func pbPool(p cluster.Pool) *pb.Pool {
 }
 
 func pbLayout(l block.Layout) *pb.Layout {
-	return &pb.Layout{Stripes: uint32(l.Stripes), Copies: uint32(l.Copies), ChunkBytes: uint64(l.Chunk)}
+	out := &pb.Layout{Stripes: uint32(l.Stripes), Copies: uint32(l.Copies), ChunkBytes: uint64(l.Chunk)}
+	if l.Kind() == block.Code {
+		out.Data, out.Parity = proto.Uint32(uint32(l.Data)), proto.Uint32(uint32(l.Parity))
+	}
+	return out
 }
 
 func pbExtent(e cluster.Extent) *pb.Extent { return &pb.Extent{Start: e.Start, Count: e.Count} }
@@ -241,7 +246,7 @@ func pbAdmission(a cluster.Admission) *pb.Admission {
 
 func targetWanted(w cluster.TargetWanted) *pb.TargetWanted {
 	return &pb.TargetWanted{
-		Generation: w.Generation, ClusterId: w.ClusterID.String(), Drives: list(w.Drives, pbWantedDrive), Legs: list(w.Legs, pbWantedLeg),
+		Term: w.Term, Generation: w.Generation, ClusterId: w.ClusterID.String(), Drives: list(w.Drives, pbWantedDrive), Legs: list(w.Legs, pbWantedLeg),
 		Admissions: list(w.Admissions, pbAdmission), Exports: list(w.Exports, pbWantedExport), Scale: parts.Understood(),
 	}
 }
@@ -252,7 +257,7 @@ func pbWantedDrive(d cluster.WantedDrive) *pb.WantedDrive {
 
 func pbWantedLeg(l cluster.WantedLeg) *pb.WantedLeg {
 	return &pb.WantedLeg{
-		LegId: l.Leg.String(), DriveId: l.Drive.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), Extents: list(l.Extents, pbExtent),
+		LegId: l.Leg.String(), DriveId: l.Drive.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), Extents: list(l.Extents, pbExtent), Image: pbImage(l.Image),
 		SizeBytes: uint64(l.Size), Revision: l.Revision, Volume: pbVolumeLabel(l.Volume), Remove: l.Remove, Incarnation: l.Incarnation,
 	}
 }
@@ -269,7 +274,7 @@ func pbWantedNamespace(n cluster.WantedNamespace) *pb.WantedNamespace {
 }
 
 func initiatorWanted(w cluster.InitiatorWanted) *pb.InitiatorWanted {
-	return &pb.InitiatorWanted{Generation: w.Generation, ClusterId: w.ClusterID.String(), Attachments: list(w.Attachments, pbWantedAttachment), Scale: parts.Understood()}
+	return &pb.InitiatorWanted{Term: w.Term, Generation: w.Generation, ClusterId: w.ClusterID.String(), Attachments: list(w.Attachments, pbWantedAttachment), Scale: parts.Understood()}
 }
 
 func pbWantedAttachment(a cluster.WantedAttachment) *pb.WantedAttachment {
@@ -297,6 +302,11 @@ func maybe[T any](name, text string, parse func(string) (T, error)) (T, error) {
 		return zero, nil
 	}
 	return field(name, text, parse)
+}
+
+func fromTerm(number uint64, of string) (cluster.Term, error) {
+	id, err := maybe("term_cluster_id", of, block.ParseClusterID)
+	return cluster.Term{Cluster: id, Number: number}, err
 }
 
 func fromPortal(p *pb.Portal) block.Portal {
@@ -349,6 +359,9 @@ func targetReport(r *pb.TargetReport) (out cluster.TargetReport, err error) {
 	if out.ClusterID, err = maybe("cluster_id", r.ClusterId, block.ParseClusterID); err != nil {
 		return out, err
 	}
+	if out.Highest, err = fromTerm(r.Term, r.TermClusterId); err != nil {
+		return out, err
+	}
 	if out.Devices, err = listErr(r.Devices, fromDevice); err != nil {
 		return out, err
 	}
@@ -379,7 +392,7 @@ func fromDriveReport(d *pb.DriveReport) (out cluster.DriveReport, err error) {
 
 func fromLegLabel(l *pb.LegLabel) (out cluster.LegLabel, err error) {
 	out = cluster.LegLabel{
-		Column: int(l.Column), Copy: int(l.Copy), Extents: list(l.Extents, fromExtent), Zeroed: l.Zeroed, ZeroedExtents: l.ZeroedExtents,
+		Column: int(l.Column), Copy: int(l.Copy), Image: fromImage(l.Image, l.Extents), Zeroed: l.Zeroed, ZeroedExtents: l.ZeroedExtents,
 		Revision: l.Revision, AdmittedEpoch: block.Epoch(l.AdmittedEpoch), Boot: l.BootId, Incarnation: l.Incarnation,
 	}
 	if out.Leg, err = field("drives.legs.leg_id", l.LegId, block.ParseLegID); err != nil {
@@ -391,6 +404,18 @@ func fromLegLabel(l *pb.LegLabel) (out cluster.LegLabel, err error) {
 	return out, err
 }
 
+// pbImage returns the kind of an image. There is only one so far.
+func pbImage(cluster.Image) pb.ImageKind { return pb.ImageKind_IMAGE_KIND_PLAIN }
+
+// fromImage keeps an unknown kind under its wire name, so that the image is refused later.
+func fromImage(kind pb.ImageKind, extents []*pb.Extent) cluster.Image {
+	out := cluster.Image{Kind: cluster.Plain, Extents: list(extents, fromExtent)}
+	if kind != pb.ImageKind_IMAGE_KIND_UNSPECIFIED && kind != pb.ImageKind_IMAGE_KIND_PLAIN {
+		out.Kind = cluster.ImageKind(kind.String())
+	}
+	return out
+}
+
 func fromVolumeLabel(v *pb.VolumeLabel) (out cluster.VolumeLabel, err error) {
 	out = cluster.VolumeLabel{
 		Name: block.VolumeName(v.Name), Size: block.Size(v.SizeBytes), Pool: v.Pool, Spread: v.Spread, Labels: v.Labels,
@@ -398,7 +423,10 @@ func fromVolumeLabel(v *pb.VolumeLabel) (out cluster.VolumeLabel, err error) {
 		ExpandingTo: block.Size(v.ExpandingToBytes), Quiet: v.Quiet, Writer: block.NodeName(v.Writer),
 	}
 	if v.Layout != nil {
-		out.Layout = block.Layout{Stripes: int(v.Layout.Stripes), Copies: int(v.Layout.Copies), Chunk: block.Size(v.Layout.ChunkBytes)}
+		out.Layout = block.Layout{
+			Stripes: int(v.Layout.Stripes), Copies: int(v.Layout.Copies), Chunk: block.Size(v.Layout.ChunkBytes),
+			Data: int(v.Layout.GetData()), Parity: int(v.Layout.GetParity()),
+		}
 	}
 	if v.Created != nil {
 		out.Created = v.Created.AsTime().UnixNano()
@@ -442,6 +470,9 @@ func initiatorReport(r *pb.InitiatorReport) (out cluster.InitiatorReport, err er
 	out = cluster.InitiatorReport{
 		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Kernel: r.Kernel,
 		Generation: r.Generation, Problems: list(r.Problems, fromProblem),
+	}
+	if out.Highest, err = fromTerm(r.Term, r.TermClusterId); err != nil {
+		return out, err
 	}
 	if out.Host, err = fromHost(r.Host); err != nil {
 		return out, err

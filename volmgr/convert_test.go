@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/volmgr/cluster"
 )
 
-// fillMessage sets every field of a message to something that is not its zero value.
+// fillMessage sets every field of a message to a value that is not zero.
 func fillMessage(m protoreflect.Message) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
@@ -154,9 +154,9 @@ func TestAnswersLoseNoFieldOnTheWayOut(t *testing.T) {
 	excused := map[string]bool{
 		// The agents take the default range of controller ids.
 		"TargetWanted.exports.cntlid_min": true, "TargetWanted.exports.cntlid_max": true,
-		// A full duration is of less than a second here.
+		// fillMessage sets a duration of less than a second.
 		"Node.target.silent.seconds": true, "Node.initiator.silent.seconds": true,
-		// Of how a state is sent, package parts sets what is needed.
+		// Package parts sets these when it sends a state.
 		"TargetWanted.scale.part": true, "TargetWanted.scale.more": true, "TargetWanted.scale.unchanged": true,
 		"InitiatorWanted.scale.part": true, "InitiatorWanted.scale.more": true, "InitiatorWanted.scale.unchanged": true,
 	}
@@ -167,5 +167,17 @@ func TestAnswersLoseNoFieldOnTheWayOut(t *testing.T) {
 		pbEvent(filled[cluster.Event]()), pbExplanation(filled[cluster.Explanation]()),
 	} {
 		unset(t, m.ProtoReflect(), string(m.ProtoReflect().Descriptor().Name()), excused)
+	}
+}
+
+func TestLayoutsCrossTheWire(t *testing.T) {
+	for _, want := range []block.Layout{
+		{Stripes: 2, Copies: 3, Chunk: block.MiB},
+		{Stripes: 2, Data: 4, Parity: 2, Chunk: block.MiB},
+	} {
+		label := &pb.VolumeLabel{VolumeId: uuid(7), Layout: pbLayout(want)}
+		if got, err := fromVolumeLabel(label); err != nil || got.Layout != want {
+			t.Errorf("%v came back as %v, %v", want, got.Layout, err)
+		}
 	}
 }

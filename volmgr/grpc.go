@@ -5,11 +5,13 @@ package volmgr
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"maps"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/protoadapt"
 
@@ -21,7 +23,7 @@ import (
 // domain is the domain of the ErrorInfo details.
 const domain = "weft.dev"
 
-// codeOf is the one table from refusals to gRPC codes.
+// codeOf maps kinds of refusals to gRPC codes. There is no other such table.
 var codeOf = map[cluster.Kind]codes.Code{
 	cluster.InvalidArgument:    codes.InvalidArgument,
 	cluster.NotFound:           codes.NotFound,
@@ -31,8 +33,8 @@ var codeOf = map[cluster.Kind]codes.Code{
 	cluster.Unimplemented:      codes.Unimplemented,
 }
 
-// toStatus is an error as gRPC carries it: a field violation where a field is
-// wrong, and an ErrorInfo with reason, object and hint.
+// toStatus converts an error for gRPC: with a field violation if a field is wrong, and an
+// ErrorInfo with reason, object and hint.
 func toStatus(err error) error {
 	if err == nil {
 		return nil
@@ -44,6 +46,8 @@ func toStatus(err error) error {
 	switch {
 	case errors.As(err, &e):
 		return refusal(e)
+	case errors.Is(err, ErrOutcomeUnknown):
+		return detailed(codes.Unavailable, &cluster.Error{Reason: reasonOutcomeUnknown, Text: err.Error(), Hint: "repeat the command"})
 	case errors.Is(err, ErrStopped):
 		return status.Error(codes.Unavailable, err.Error())
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
@@ -52,8 +56,10 @@ func toStatus(err error) error {
 	return status.Error(codes.Internal, err.Error())
 }
 
-func refusal(e *cluster.Error) error {
-	s := status.New(codeOf[e.Kind], e.Error())
+func refusal(e *cluster.Error) error { return detailed(codeOf[e.Kind], e) }
+
+func detailed(code codes.Code, e *cluster.Error) error {
+	s := status.New(code, e.Error())
 	var details []protoadapt.MessageV1
 	if e.Field != "" {
 		details = append(details, &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{
@@ -101,17 +107,29 @@ func do[P any](ctx context.Context, m *Manager, in cluster.Input) (*P, error) {
 	return new(P), nil
 }
 
-// read looks at the state and converts what it finds.
+// read gets a value from the state and converts it.
 func read[T any, P any](ctx context.Context, m *Manager, get func(*cluster.State) (T, error), convert func(T) P) (p P, err error) {
 	var value T
 	var refused error
-	if err := m.look(ctx, func() { value, refused = get(m.state) }); err != nil {
+	if err := m.read(ctx, func() { value, refused = get(m.state) }); err != nil {
 		return p, toStatus(err)
 	}
 	if refused != nil {
 		return p, toStatus(refused)
 	}
 	return convert(value), nil
+}
+
+// read is look for a request that may ask for a consistency in its metadata. In the loop of
+// one manager every read sees all that was answered before, which meets both kinds.
+func (m *Manager) read(ctx context.Context, f func()) error {
+	for _, how := range metadata.ValueFromIncomingContext(ctx, pb.ReadKey) {
+		if how != pb.ReadLinearizable && how != pb.ReadStale {
+			return &cluster.Error{Kind: cluster.InvalidArgument, Field: pb.ReadKey,
+				Text: fmt.Sprintf("%s: %q is neither %s nor %s", pb.ReadKey, how, pb.ReadLinearizable, pb.ReadStale)}
+		}
+	}
+	return m.look(ctx, f)
 }
 
 // field parses a field of a request; an error names it.
@@ -127,7 +145,7 @@ func always[T any](get func(*cluster.State) T) func(*cluster.State) (T, error) {
 	return func(s *cluster.State) (T, error) { return get(s), nil }
 }
 
-// GetStatus sums the cluster up.
+// GetStatus summarizes the cluster.
 func (m *Manager) GetStatus(ctx context.Context, _ *pb.GetStatusRequest) (*pb.Status, error) {
 	return read(ctx, m, always((*cluster.State).Status), func(s cluster.Status) *pb.Status { return pbStatus(s, m.cfg.Version) })
 }
@@ -144,7 +162,7 @@ func (m *Manager) ListNodes(ctx context.Context, r *pb.ListNodesRequest) (*pb.Li
 	return &pb.ListNodesResponse{Nodes: page, NextPageToken: next}, nil
 }
 
-// SetNodeLabels replaces an operator's labels of a node.
+// SetNodeLabels replaces the labels that an operator gave a node.
 func (m *Manager) SetNodeLabels(ctx context.Context, r *pb.SetNodeLabelsRequest) (*pb.Node, error) {
 	return call(ctx, m, cluster.SetNodeLabels{Node: block.NodeName(r.Node), Labels: r.Labels}, pbNode)
 }
@@ -183,7 +201,7 @@ func (m *Manager) ListDrives(ctx context.Context, r *pb.ListDrivesRequest) (*pb.
 	return &pb.ListDrivesResponse{Drives: page, NextPageToken: next}, nil
 }
 
-// AddDrive takes a device in.
+// AddDrive adds a device as a drive.
 func (m *Manager) AddDrive(ctx context.Context, r *pb.AddDriveRequest) (*pb.Drive, error) {
 	in := cluster.AddDrive{Node: block.NodeName(r.Node), Device: r.Device, Labels: r.Labels, ForceErase: r.ForceErase, Seed: newSeed()}
 	return call(ctx, m, in, pbDrive)
@@ -198,7 +216,7 @@ func (m *Manager) SetDriveLabels(ctx context.Context, r *pb.SetDriveLabelsReques
 	return call(ctx, m, cluster.SetDriveLabels{Drive: id, Labels: r.Labels}, pbDrive)
 }
 
-// EvictDrive gives a drive back.
+// EvictDrive removes a drive.
 func (m *Manager) EvictDrive(ctx context.Context, r *pb.EvictDriveRequest) (*pb.EvictDriveResponse, error) {
 	id, err := field("drive_id", r.DriveId, block.ParseDriveID)
 	if err != nil {
@@ -238,14 +256,14 @@ func (m *Manager) CreateVolume(ctx context.Context, r *pb.CreateVolumeRequest) (
 	in := cluster.CreateVolume{
 		Name: name, Size: block.Size(r.SizeBytes), Copies: int(r.Copies), Stripes: int(r.Stripes), Chunk: block.Size(r.ChunkBytes),
 		Pool: r.Pool, Spread: r.Spread, Labels: r.Labels, Seed: newSeed(),
-		Topology: list(r.Topology, fromSegment), Preferred: list(r.Preferred, fromSegment),
+		Topology: list(r.Topology, fromSegment), Preferred: list(r.Preferred, fromSegment), Data: int(r.Data), Parity: int(r.Parity),
 	}
 	return call(ctx, m, in, pbVolume)
 }
 
 func fromSegment(g *pb.Segment) cluster.Segment { return g.GetLabels() }
 
-// GetCapacity tells how much could be made of volumes of a kind.
+// GetCapacity returns the space for volumes of one kind.
 func (m *Manager) GetCapacity(ctx context.Context, r *pb.GetCapacityRequest) (*pb.Capacity, error) {
 	in := cluster.CreateVolume{
 		Copies: int(r.Copies), Stripes: int(r.Stripes), Pool: r.Pool, Spread: r.Spread, Topology: list(r.Topology, fromSegment),
@@ -262,13 +280,13 @@ func (m *Manager) ExpandVolume(ctx context.Context, r *pb.ExpandVolumeRequest) (
 	return call(ctx, m, cluster.ExpandVolume{Volume: r.Volume, Size: block.Size(r.SizeBytes)}, pbVolume)
 }
 
-// UpdateVolume changes what may change of a volume that is in use.
+// UpdateVolume changes the properties that may change while a volume is in use.
 func (m *Manager) UpdateVolume(ctx context.Context, r *pb.UpdateVolumeRequest) (*pb.Volume, error) {
 	in := cluster.UpdateVolume{Volume: r.Volume, SetLabels: r.SetLabels, RemoveLabels: r.RemoveLabels, Formatted: r.Formatted}
 	return call(ctx, m, in, pbVolume)
 }
 
-// GetVolume is one volume.
+// GetVolume returns one volume.
 func (m *Manager) GetVolume(ctx context.Context, r *pb.GetVolumeRequest) (*pb.Volume, error) {
 	return read(ctx, m, func(s *cluster.State) (cluster.Volume, error) { return s.Volume(r.Volume) }, pbVolume)
 }
@@ -285,17 +303,17 @@ func (m *Manager) ListVolumes(ctx context.Context, r *pb.ListVolumesRequest) (*p
 	return &pb.ListVolumesResponse{Volumes: page, NextPageToken: next}, nil
 }
 
-// DeleteVolume frees a volume.
+// DeleteVolume deletes a volume.
 func (m *Manager) DeleteVolume(ctx context.Context, r *pb.DeleteVolumeRequest) (*pb.DeleteVolumeResponse, error) {
 	return do[pb.DeleteVolumeResponse](ctx, m, cluster.DeleteVolume{Volume: r.Volume})
 }
 
-// ExplainVolume says why a volume is as it is.
+// ExplainVolume says why a volume is in its state.
 func (m *Manager) ExplainVolume(ctx context.Context, r *pb.ExplainVolumeRequest) (*pb.Explanation, error) {
 	return read(ctx, m, func(s *cluster.State) (cluster.Explanation, error) { return s.Explain(r.Volume) }, pbExplanation)
 }
 
-// PromoteStaleLeg gives up what a stale leg misses.
+// PromoteStaleLeg makes a stale leg the only good one of its column.
 func (m *Manager) PromoteStaleLeg(ctx context.Context, r *pb.PromoteStaleLegRequest) (*pb.Volume, error) {
 	leg, err := field("leg_id", r.LegId, block.ParseLegID)
 	if err != nil {
@@ -304,7 +322,7 @@ func (m *Manager) PromoteStaleLeg(ctx context.Context, r *pb.PromoteStaleLegRequ
 	return call(ctx, m, cluster.PromoteStaleLeg{Volume: r.Volume, Leg: leg, AcceptDataLoss: r.AcceptDataLoss}, pbVolume)
 }
 
-// Attach gives a volume to a host.
+// Attach attaches a volume to a host.
 func (m *Manager) Attach(ctx context.Context, r *pb.AttachRequest) (*pb.Attachment, error) {
 	in := cluster.Attach{
 		Volume: r.Volume, Node: block.NodeName(r.Node), Mode: fromEnum[cluster.AttachMode](r.Mode, attachModePrefix), KeepsRecord: r.KeepsRecord,
@@ -312,7 +330,7 @@ func (m *Manager) Attach(ctx context.Context, r *pb.AttachRequest) (*pb.Attachme
 	return call(ctx, m, in, pbAttachment)
 }
 
-// Detach takes a volume from its host.
+// Detach detaches a volume from its host, or cancels a detach.
 func (m *Manager) Detach(ctx context.Context, r *pb.DetachRequest) (*pb.DetachResponse, error) {
 	if r.Cancel && r.Force {
 		return nil, status.Error(codes.InvalidArgument, "cancel: cannot be combined with force")
@@ -347,7 +365,7 @@ func (m *Manager) ListEvents(ctx context.Context, r *pb.ListEventsRequest) (*pb.
 	return &pb.ListEventsResponse{Events: page, NextPageToken: next}, nil
 }
 
-// RecordStale takes legs out of the in-sync sets; durable when it answers.
+// RecordStale removes legs from the in-sync sets; that is durable when it answers.
 func (m *Manager) RecordStale(ctx context.Context, r *pb.RecordStaleRequest) (*pb.RecordStaleResponse, error) {
 	volume, err := field("volume_id", r.VolumeId, block.ParseVolumeID)
 	if err != nil {
@@ -362,11 +380,11 @@ func (m *Manager) RecordStale(ctx context.Context, r *pb.RecordStaleRequest) (*p
 		in.Legs = append(in.Legs, leg)
 	}
 	return call(ctx, m, in, func(r cluster.Recorded) *pb.RecordStaleResponse {
-		return &pb.RecordStaleResponse{Recorded: pbTime(r.Time), EventSeq: r.EventSeq}
+		return &pb.RecordStaleResponse{Recorded: pbTime(r.Time), EventSeq: r.EventSeq, Term: r.Term, Generation: r.Generation}
 	})
 }
 
-// RecordInSync puts rebuilt legs back.
+// RecordInSync returns rebuilt legs to the in-sync sets; that is durable when it answers.
 func (m *Manager) RecordInSync(ctx context.Context, r *pb.RecordInSyncRequest) (*pb.RecordInSyncResponse, error) {
 	volume, err := field("volume_id", r.VolumeId, block.ParseVolumeID)
 	if err != nil {
@@ -381,6 +399,6 @@ func (m *Manager) RecordInSync(ctx context.Context, r *pb.RecordInSyncRequest) (
 		in.Legs = append(in.Legs, cluster.RebuiltLeg{Leg: leg, Revision: l.Revision, Copied: block.Size(l.BytesCopied)})
 	}
 	return call(ctx, m, in, func(r cluster.Recorded) *pb.RecordInSyncResponse {
-		return &pb.RecordInSyncResponse{EventSeq: r.EventSeq}
+		return &pb.RecordInSyncResponse{EventSeq: r.EventSeq, Term: r.Term, Generation: r.Generation}
 	})
 }

@@ -13,7 +13,7 @@ import (
 	"weft.dev/weft/volmgr/store"
 )
 
-// An empty directory is a disk that is not mounted as well as a new cluster's.
+// An empty directory may be a disk that is not mounted, or the place for a new cluster.
 func TestAClusterIsBegunOnlyByInit(t *testing.T) {
 	empty, foreign := t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(foreign, "file"), nil, 0o600); err != nil {
@@ -47,13 +47,13 @@ func TestAClusterIsBegunOnlyByInit(t *testing.T) {
 	}
 }
 
-// What Init does before the last rename counts for nothing.
+// An Init that was cut before its last rename has no effect.
 func TestAnInitThatWasCutIsDoneAnew(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "volmgr")
 	if _, err := Init(Config{Dir: dir}); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(dir, dir+".restoring"); err != nil { // all that was done when it was cut
+	if err := os.Rename(dir, dir+".restoring"); err != nil { // cut just before the rename
 		t.Fatal(err)
 	}
 	if _, err := New(Config{Dir: dir}); !errors.Is(err, ErrNoStore) {
@@ -77,7 +77,7 @@ func TestAnInitThatWasCutIsDoneAnew(t *testing.T) {
 	}
 }
 
-// The refusal carries what the agent needs to tell its operator.
+// The refusal carries the facts that the agent tells its operator.
 func TestAnAgentOfAnotherClusterIsRefused(t *testing.T) {
 	r := newRig(t)
 	own, err := r.GetStatus(t.Context(), &pb.GetStatusRequest{})

@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/volmgr/cluster"
 )
 
-// metrics are what the loop measures as it goes.
+// metrics are the loop's own measurements.
 type metrics struct {
 	step, commit prometheus.Histogram
 }
@@ -40,22 +40,24 @@ var (
 	allocatedDesc   = desc("allocated_bytes", "Capacity that legs take.")
 	attachmentsDesc = desc("attachments", "Attachments by state.", "state")
 	streamsDesc     = desc("volmgr_streams", "Open streams of agents.", "agent")
+	termDesc        = desc("volmgr_term", "Number of the manager's term: each start begins one.")
 	generationDesc  = desc("volmgr_generation", "Number of the newest commit.")
 )
 
 // Describe is part of [prometheus.Collector].
 func (m *Manager) Describe(out chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, out) }
 
-// Collect is part of [prometheus.Collector]. It looks at the state at most for a second.
+// Collect is part of [prometheus.Collector]. It waits at most a second for the state.
 func (m *Manager) Collect(out chan<- prometheus.Metric) {
 	out <- m.metrics.step
 	out <- m.metrics.commit
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	var sum cluster.Status
+	var term uint64
 	count := map[*prometheus.Desc]map[[2]string]int{volumesDesc: {}, drivesDesc: {}, nodesDesc: {}, attachmentsDesc: {}, streamsDesc: {}}
 	err := m.look(ctx, func() {
-		sum = m.state.Status()
+		sum, term = m.state.Status(), m.state.Term()
 		count[streamsDesc][[2]string{"target"}] = len(m.targets)
 		count[streamsDesc][[2]string{"initiator"}] = len(m.initiators)
 		for _, v := range m.state.Volumes() {
@@ -76,13 +78,14 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 		}
 	})
 	if err != nil {
-		return // not running
+		return // the loop is not running, or is busy for longer
 	}
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
 	gauge(capacityDesc, float64(sum.Capacity))
 	gauge(allocatedDesc, float64(sum.Allocated))
+	gauge(termDesc, float64(term))
 	gauge(generationDesc, float64(sum.Generation))
 	for d, values := range count {
 		for labels, n := range values {

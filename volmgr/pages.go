@@ -15,29 +15,29 @@ import (
 	"weft.dev/weft/volmgr/cluster"
 )
 
-// pageBytes is how large the entries of one answer may be together. The last one may
-// be beyond it, and fits all the same.
+// pageBytes is the size of the entries at which an answer ends. The last entry may exceed
+// it: the message still has room for it.
 const pageBytes = parts.MaxMessage / 2
 
-// asked is what a request for a page says.
+// asked is a request for a page.
 type asked interface {
 	GetPageSize() uint32
 	GetPageToken() string
 }
 
-// keyed are the entries of a list in the order of their keys, those after a key.
+// keyed returns the entries of a list that come after a key, in the order of their keys.
 type keyed[T any] func(s *cluster.State, after string) (iter.Seq2[string, T], error)
 
-// page is one page of a list, and the token of the next one. A token is the list's
-// name and the key of the last entry: what comes after that is the next page,
-// whatever has come or gone meanwhile.
+// page returns one page of a list and the token of the next one. A token holds the list's
+// name and the key of the last entry. The next page begins after that key, even if entries
+// were added or removed meanwhile.
 func page[T any, P proto.Message](ctx context.Context, m *Manager, list string, r asked, entries keyed[T], convert func(T) P) (page []P, next string, err error) {
 	after, err := parseToken(list, r.GetPageToken())
 	if err != nil {
 		return nil, "", toStatus(err)
 	}
 	var refused error
-	err = m.look(ctx, func() {
+	err = m.read(ctx, func() {
 		var all iter.Seq2[string, T]
 		if all, refused = entries(m.state, after); refused != nil {
 			return
@@ -62,7 +62,8 @@ func token(list, key string) string {
 	return base64.RawURLEncoding.EncodeToString([]byte(list + "\n" + key))
 }
 
-// parseToken is the key that a token names; the empty one before all of them.
+// parseToken returns the key in a token; an empty token gives the empty key, which is before
+// all others.
 func parseToken(list, token string) (key string, err error) {
 	if token == "" {
 		return "", nil

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -46,7 +47,7 @@ func TestListsOfAnyLengthAreWhole(t *testing.T) {
 		t.Errorf("a page of 3 drives = %v, %v", drives, err)
 	}
 
-	// What comes and goes between two pages changes nothing else.
+	// Volumes that are created or deleted between two pages do not affect the others.
 	page, err := r.ListVolumes(ctx, &pb.ListVolumesRequest{PageSize: 10})
 	if err != nil || len(page.Volumes) != 10 {
 		t.Fatal(page, err)
@@ -79,8 +80,7 @@ func TestListsOfAnyLengthAreWhole(t *testing.T) {
 	}
 }
 
-// The pages of the newest events are those that were the newest when the first one was
-// asked for.
+// All pages of the newest events hold those that were newest at the first page.
 func TestPagesOfEventsGoOnToWhereTheyEnded(t *testing.T) {
 	r := newRig(t)
 	ctx := t.Context()
@@ -110,5 +110,18 @@ func TestPagesOfEventsGoOnToWhereTheyEnded(t *testing.T) {
 	}
 	if len(events) != 10 || objects[0] != "pool p10" || objects[9] != "pool p19" {
 		t.Errorf("the newest 10 events of 20, by fours = %v, want those of p10 to p19", objects)
+	}
+}
+
+func TestAReadSaysHowFreshItHasToBe(t *testing.T) {
+	r := newRig(t)
+	for how, want := range map[string]codes.Code{pb.ReadLinearizable: codes.OK, pb.ReadStale: codes.OK, "yesterday": codes.InvalidArgument} {
+		ctx := metadata.AppendToOutgoingContext(t.Context(), pb.ReadKey, how)
+		if _, err := r.GetStatus(ctx, &pb.GetStatusRequest{}); status.Code(err) != want {
+			t.Errorf("GetStatus, %s: %v, want %v", how, err, want)
+		}
+		if _, err := r.ListVolumes(ctx, &pb.ListVolumesRequest{}); status.Code(err) != want {
+			t.Errorf("ListVolumes, %s: %v, want %v", how, err, want)
+		}
 	}
 }

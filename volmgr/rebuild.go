@@ -23,9 +23,9 @@ import (
 	"weft.dev/weft/volmgr/store"
 )
 
-// Restore makes a store in cfg.Dir, which must be empty, of what Backup wrote.
-// A damaged backup leaves nothing behind. See [cluster.Restored] for what is not
-// as it was.
+// Restore creates a store in cfg.Dir, which must be empty, from what Backup wrote. A damaged
+// backup is refused and creates nothing. [cluster.Restored] says what differs from the
+// backed up state.
 func Restore(cfg Config, backup io.Reader) error {
 	cfg = cfg.withDefaults()
 	records, err := store.ReadBackup(backup)
@@ -38,19 +38,19 @@ func Restore(cfg Config, backup io.Reader) error {
 	return store.Create(cfg.Dir, records, cfg.Log)
 }
 
-// HostPatience is how long a rebuild waits, once all targets have reported, for hosts
-// that the labels name and nobody asked it to wait for. An agent that is up looks for
-// its manager every two seconds.
+// HostPatience is how long a rebuild waits, once all targets have reported, for hosts that
+// the labels name and the operator did not. A running agent looks for its manager every two
+// seconds.
 const HostPatience = 10 * time.Second
 
-// DrivePatience is how long a rebuild waits, once all targets have reported, for drives
-// that they have and have not read. One that hangs may well answer again: Linux gives
-// it 30 s for a command.
+// DrivePatience is how long a rebuild waits, once all targets have reported, for drives that
+// they have but could not read. A drive that hangs may answer again: Linux gives it 30 s for
+// a command.
 const DrivePatience = 40 * time.Second
 
-// Rebuild makes a store anew from the labels on the drives, in the manager's
-// place: targets and hosts report to it as they would to a manager, and are told
-// nothing, so they leave everything as it is.
+// Rebuild makes a new store from the labels on the drives. It runs instead of the manager:
+// targets and hosts report to it as they would to a manager, and get no wanted state, so
+// they change nothing.
 type Rebuild struct {
 	pb.UnimplementedAgentsServer
 
@@ -63,10 +63,10 @@ type Rebuild struct {
 	words   map[block.NodeName]cluster.InitiatorReport // the newest of each host
 }
 
-// NewRebuild prepares a rebuild of a store in cfg.Dir, which must be empty, from
-// the drives of the named targets and from what the named hosts have noted. Name
-// every target there is: the newest word on a volume may be on any of them. Hosts
-// that report without being named are heard, too.
+// NewRebuild prepares a rebuild of a store in cfg.Dir, which must be empty, from the drives
+// of the named targets and the notes of the named hosts. Name every target there is: the
+// newest label of a volume may be on any of them. Reports of agents that are not named are
+// used too.
 func NewRebuild(cfg Config, targets, hosts []block.NodeName) (*Rebuild, error) {
 	if cfg.Dir == "" {
 		return nil, errors.New("rebuild: Dir: missing")
@@ -112,7 +112,7 @@ func (b *Rebuild) Initiator(stream grpc.BidiStreamingServer[pb.InitiatorReport, 
 	})
 }
 
-// hear keeps what comes on a stream until it ends.
+// hear keeps every report of a stream until it ends.
 func hear[Message, Wanted parts.State, Report any](agent *parts.Stream[Wanted, Message], parse func(Message) (Report, error), keep func(Report)) error {
 	for {
 		m, err := agent.Recv()
@@ -133,16 +133,16 @@ func hear[Message, Wanted parts.State, Report any](agent *parts.Stream[Wanted, M
 	}
 }
 
-// Run waits until every target and host that is named has reported, for a while for
-// drives that cannot be read, and for hosts that only the labels name; then it makes
-// the store, and returns what a person should know about it. If ctx ends before all
-// that are named have reported, nothing is made.
+// Run waits until every named target and host has reported. Then it waits for a while for
+// drives that could not be read, and for hosts that only the labels name. Then it creates the
+// store, and returns what an operator should know about it. If ctx ends before all named
+// agents have reported, it creates nothing.
 func (b *Rebuild) Run(ctx context.Context) (text string, err error) {
 	for missing := b.missing(); len(missing) > 0; missing = b.missing() {
 		select {
 		case <-b.news:
 		case <-ctx.Done():
-			return "", fmt.Errorf("rebuild from drives: wait for reports of %v: %w", missing, context.Cause(ctx))
+			return "", fmt.Errorf("rebuild from drives: wait for a report from %s: %w", strings.Join(missing, ", "), context.Cause(ctx))
 		}
 	}
 	b.waitWhile(ctx, DrivePatience, func(targets []cluster.TargetReport, _ []cluster.InitiatorReport) bool {
@@ -159,7 +159,7 @@ func (b *Rebuild) Run(ctx context.Context) (text string, err error) {
 	return heard(targets, hosts) + "\n" + text, store.Create(b.cfg.Dir, state.Records(), b.cfg.Log)
 }
 
-// waitWhile gives agents some time to report what is lacking.
+// waitWhile gives agents some time to report what is still lacking.
 func (b *Rebuild) waitWhile(ctx context.Context, patience time.Duration, lacking func([]cluster.TargetReport, []cluster.InitiatorReport) bool) {
 	over := time.NewTimer(patience)
 	defer over.Stop()
@@ -191,7 +191,7 @@ func (b *Rebuild) missing() (agents []string) {
 	return agents
 }
 
-// collected is all reports by node, also those that nobody asked for.
+// collected returns all reports by node, also of agents that were not named.
 func (b *Rebuild) collected() (targets []cluster.TargetReport, hosts []cluster.InitiatorReport) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -204,7 +204,8 @@ func (b *Rebuild) collected() (targets []cluster.TargetReport, hosts []cluster.I
 	return targets, hosts
 }
 
-// heard says whose word the store rests on, and whose is missing.
+// heard names the agents whose reports the store is made from, and the hosts whose notes are
+// missing.
 func heard(targets []cluster.TargetReport, hosts []cluster.InitiatorReport) string {
 	lines := []string{
 		"targets heard: " + named(targets, func(r cluster.TargetReport) block.NodeName { return r.Node }),

@@ -19,8 +19,8 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// A node with 20 000 legs: what is said of it is many times what one message may
-// have. Its target connects, hears, admits and is fenced as any other's.
+// A node has 20 000 legs, so that its reports and wanted states are many times larger than
+// one message may be. Its target connects, reports, admits and is fenced like any other.
 func TestTwentyThousandLegsOnANode(t *testing.T) {
 	const volumes, stripes = 2500, 8
 	r := newRig(t)
@@ -45,7 +45,7 @@ func TestTwentyThousandLegsOnANode(t *testing.T) {
 		t.Errorf("the report has %d bytes: no more than one message, so this tests nothing", size)
 	}
 
-	cancel() // all agents; the next ones report to the next manager what is on their drives
+	cancel() // all agents; their successors report the same drives to the next manager
 	ctx, cancel = context.WithCancel(t.Context())
 	defer cancel()
 	r.restart()
@@ -112,8 +112,8 @@ func (r *rig) createMany(ctx context.Context, volumes, stripes int) {
 	group.Wait()
 }
 
-// What a second of a node with 20 000 legs costs both ends, if something has changed
-// on it and if nothing has.
+// The cost of one second of a node with 20 000 legs at both ends, with and without a change
+// on the node.
 func BenchmarkReportOf20000Legs(b *testing.B) {
 	r := newRig(b)
 	r.drives = 10
@@ -181,7 +181,7 @@ func (c *counting) Send(m *pb.TargetReport) error {
 	return c.BidiStreamingClient.Send(m)
 }
 
-// cpu is the time that all threads of this process have worked.
+// cpu is the CPU time of all threads of this process.
 func cpu(t testing.TB) time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -15,19 +15,19 @@ import (
 	"weft.dev/weft/volmgr/cluster"
 )
 
-// session is the newest stream of an agent. Wanted states are whole, so only
-// the newest one has to be sent, and it is made when the stream can take it: a
-// slow agent never makes the loop wait, nor work for nothing.
+// session is the newest stream of an agent. Each wanted state is complete, so only the
+// newest one has to be sent. It is built when the stream is ready for it: a slow agent
+// neither blocks the loop nor makes it build states that are never sent.
 type session struct {
 	number  uint64
 	news    chan struct{} // of size 1: the wanted state may have changed
-	greeted bool          // of the loop: the first report is in
+	greeted bool          // owned by the loop: the first report was accepted
 	cancel  context.CancelCauseFunc
 }
 
 var errSuperseded = status.Error(codes.Aborted, "a newer stream of the same node has taken over")
 
-// kind is one of the two sorts of agents.
+// kind holds what differs between target and initiator agents.
 type kind[Report, Wanted parts.State] struct {
 	sessions func(*Manager) map[block.NodeName]*session
 	node     func(Report) string
@@ -89,8 +89,8 @@ func (m *Manager) Initiator(stream grpc.BidiStreamingServer[pb.InitiatorReport, 
 	return serve(stream.Context(), m, parts.Wanting(stream), initiatorKind)
 }
 
-// serve takes reports until the stream ends. The first one names the node; from
-// then on this is its session, and an older one is ended.
+// serve takes reports until the stream ends. The first report names the node. From then on
+// the stream is the node's session, and an older session is ended.
 func serve[Report, Wanted parts.State](ctx context.Context, m *Manager, stream *parts.Stream[Wanted, Report], k kind[Report, Wanted]) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -111,7 +111,7 @@ func serve[Report, Wanted parts.State](ctx context.Context, m *Manager, stream *
 		return toStatus(refused)
 	}
 	defer func() {
-		cancel(nil) // no report of this session after its end
+		cancel(nil) // so that no report of this session follows its end
 		closeSession(m, k, node, s)
 	}()
 
@@ -128,13 +128,13 @@ func serve[Report, Wanted parts.State](ctx context.Context, m *Manager, stream *
 	return toStatus(err)
 }
 
-// reasonNameTaken: two machines claim one node name.
+// reasonNameTaken is the reason when two machines claim one node name.
 const reasonNameTaken = "NODE_NAME_TAKEN"
 
-// open runs in the loop. A newer stream takes over from an older one of the same
-// boot, whose end may not have been noticed yet. Of another boot, the older one
-// has to be silent: two machines with one name would take over from one another
-// for ever, and each time every attachment would be granted anew.
+// open makes s the session of a node; it runs in the loop. A newer stream replaces an older
+// one of the same boot, whose end may not have been noticed yet. It replaces a stream of
+// another boot only if that agent is offline: otherwise two machines with one name would
+// replace each other for ever, and each time every attachment would be granted again.
 func open[Report, Wanted parts.State](m *Manager, k kind[Report, Wanted], node block.NodeName, boot string, s *session) error {
 	sessions := k.sessions(m)
 	old := sessions[node]
@@ -157,7 +157,7 @@ func open[Report, Wanted parts.State](m *Manager, k kind[Report, Wanted], node b
 }
 
 func closeSession[Report, Wanted parts.State](m *Manager, k kind[Report, Wanted], node block.NodeName, s *session) {
-	ctx := context.Background() // the stream's has ended; the loop takes this or has ended too
+	ctx := context.Background() // the stream's context has ended; these calls end when the loop ends
 	_ = m.look(ctx, func() {
 		if sessions := k.sessions(m); sessions[node] == s {
 			delete(sessions, node)
@@ -187,7 +187,7 @@ func sendNewest[Report, Wanted parts.State](ctx context.Context, m *Manager, str
 
 func takeReports[Report, Wanted parts.State](ctx context.Context, m *Manager, stream *parts.Stream[Wanted, Report],
 	k kind[Report, Wanted], node block.NodeName, s *session, r Report) error {
-	stream.Part = func() { // if this is refused, so is what comes next
+	stream.Part = func() { // a refusal does not matter: the complete report gets its own answer
 		_, _ = m.step(ctx, k.repeated(s.number, node, 0))
 	}
 	for greeted := false; ; greeted = true {
@@ -197,7 +197,7 @@ func takeReports[Report, Wanted parts.State](ctx context.Context, m *Manager, st
 		}
 		result, err := m.step(ctx, in)
 		if refused, ok := result.(*cluster.Error); ok {
-			return refused // the event says so, once
+			return refused // an event has recorded it, once
 		}
 		if err != nil {
 			m.cfg.Log.Warn("report refused", "node", node, "err", err)
@@ -215,7 +215,7 @@ func takeReports[Report, Wanted parts.State](ctx context.Context, m *Manager, st
 	}
 }
 
-// said is what a message of an agent means.
+// said converts a message of an agent to an input.
 func (k kind[Report, Wanted]) said(number uint64, node block.NodeName, r Report) (cluster.Input, error) {
 	if r.GetScale().GetUnchanged() {
 		return k.repeated(number, node, r.GetGeneration()), nil
@@ -226,7 +226,8 @@ func (k kind[Report, Wanted]) said(number uint64, node block.NodeName, r Report)
 	return k.input(number, r)
 }
 
-// wake runs in the loop, after a commit that may have changed what a node is to have.
+// wake tells a node's streams that its wanted state may have changed. It runs in the loop,
+// after the commit.
 func (m *Manager) wake(node block.NodeName) {
 	for _, sessions := range []map[block.NodeName]*session{m.targets, m.initiators} {
 		if s := sessions[node]; s != nil && s.greeted {
@@ -235,12 +236,12 @@ func (m *Manager) wake(node block.NodeName) {
 	}
 }
 
-// chunk is how much of a backup one message carries.
+// chunk is the size of a backup message, in bytes.
 const chunk = 64 << 10
 
 // Backup streams a consistent copy of the store.
 func (m *Manager) Backup(_ *pb.BackupRequest, stream grpc.ServerStreamingServer[pb.BackupChunk]) error {
-	return toStatus(m.store.Backup(chunks{stream}))
+	return toStatus(m.records.Backup(chunks{stream}))
 }
 
 type chunks struct {

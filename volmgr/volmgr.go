@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package volmgr is the volume manager as a service: it owns the cluster's
-// state, keeps it durable, answers operators and directs the agents.
+// Package volmgr is the volume manager as a service: it owns the cluster's state, makes it
+// durable, answers operators and sends the agents their wanted states.
 //
 //	gRPC Manager ──┐                    ┌─► answers
 //	gRPC Agents  ──┼─► one loop ── Step ┼─► commit (Badger, synced)
 //	ticks        ──┘   owns the State   └─► wanted states to agents' streams
 //
-// Package cluster decides, package store keeps; this one carries inputs in and
-// outcomes out. The loop takes what has piled up, steps through it, commits all
-// of it in one transaction, and only then answers anybody or wakes a stream. If
-// a commit fails, the state is ahead of the disk and nothing more may be told:
-// Run ends with the error and the process must be restarted.
+// Package cluster decides and package store keeps the records; this package passes inputs
+// in and outcomes out. The loop takes all waiting inputs, steps through them, commits the
+// records in one transaction, and only then answers callers and wakes streams. If a commit
+// fails, the state is ahead of the durable records and none of it may be published: see
+// committer.go. With a store of its own, Run ends with the error and the process must be
+// restarted.
 package volmgr
 
 import (
@@ -34,12 +35,12 @@ import (
 // Config says where a manager keeps its store.
 type Config struct {
 	Dir     string
-	Version string // told to operators
+	Version string // shown to operators
 	Log     *slog.Logger
 	Now     func() time.Time // nil means time.Now; must keep the monotonic reading
 
-	// Commit stands between the manager and its store, so that a test can be slow
-	// there, or cut it off; nil means that nothing does.
+	// Commit is called in place of the store's, which it gets as commit, so that a test can
+	// delay commits or make them fail; nil means that nothing is in between.
 	Commit func(records []cluster.Record, commit func([]cluster.Record) error) error
 }
 
@@ -50,9 +51,6 @@ func (c Config) withDefaults() Config {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	if c.Commit == nil {
-		c.Commit = func(records []cluster.Record, commit func([]cluster.Record) error) error { return commit(records) }
-	}
 	return c
 }
 
@@ -62,7 +60,7 @@ type Manager struct {
 	pb.UnimplementedAgentsServer
 
 	cfg     Config
-	store   *store.Store
+	records committer
 	state   *cluster.State // owned by Run
 	asks    chan ask
 	ended   chan struct{} // closed when Run returns
@@ -76,11 +74,11 @@ type Manager struct {
 	watchers   map[chan struct{}]bool
 }
 
-// ask is something for the loop: an input to step through, or a look at the
-// state after all steps of its batch are durable.
+// ask is a request to the loop: an input to step through, or a look at the state after all
+// steps of its batch are durable.
 type ask struct {
 	input   cluster.Input
-	request string // the caller's own name for what it asks this for; for the log
+	request string // the caller's request id, for the log
 	look    func()
 	reply   chan answer // buffered
 }
@@ -90,18 +88,24 @@ type answer struct {
 	err    error
 }
 
-// ErrStopped is what calls get when the manager does not run any more.
+// ErrStopped is returned by calls when the manager does not run any more.
 var ErrStopped = errors.New("volume manager is stopping")
 
-// ErrNoStore is what New returns where there is no store: it was lost, or is
-// elsewhere, or there is no cluster yet. Which of these, only an operator knows.
+// ErrNoStore is returned by New if there is no store: it was lost, it is elsewhere, or there
+// is no cluster yet. Only an operator can tell which.
 var ErrNoStore = store.ErrNoStore
+
+// ErrInUse is returned by New if another process has the store open.
+var ErrInUse = store.ErrInUse
+
+// ErrNotEmpty is returned by Init, Restore and NewRebuild if the directory is not empty.
+var ErrNotEmpty = store.ErrNotEmpty
 
 // FindStore returns nil if there is a store in dir, ErrNoStore if there is none.
 func FindStore(dir string) error { return store.Find(dir) }
 
-// New opens the store in cfg.Dir. It never begins a cluster: an empty directory may
-// be a disk that is not mounted, and agents would let go of what they have.
+// New opens the store in cfg.Dir. It never begins a cluster: an empty directory may be a
+// disk that is not mounted, and a new cluster would make agents release what they have.
 func New(cfg Config) (*Manager, error) {
 	cfg = cfg.withDefaults()
 	if cfg.Dir == "" {
@@ -111,18 +115,15 @@ func New(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	records, err := s.Load()
-	if err == nil {
-		var state *cluster.State
-		if state, err = cluster.Load(records); err == nil {
-			return newManager(cfg, s, state), nil
-		}
+	state, err := loadState(s)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("store %s: %w", cfg.Dir, err), s.Close())
 	}
-	return nil, errors.Join(fmt.Errorf("store %s: %w", cfg.Dir, err), s.Close())
+	return newManager(cfg, s, state), nil
 }
 
-// Init begins a new cluster: it makes its store in cfg.Dir, which must be empty or
-// not there. Cut at any point, it leaves a whole store or none.
+// Init begins a new cluster: it creates the store in cfg.Dir, which must be empty or not
+// exist. A crash at any point leaves a complete store or none.
 func Init(cfg Config) (block.ClusterID, error) {
 	cfg = cfg.withDefaults()
 	id := block.ClusterID{UUID: newUUID()}
@@ -145,9 +146,12 @@ func newSeed() (seed cluster.Seed) {
 	return seed
 }
 
-func newManager(cfg Config, s *store.Store, state *cluster.State) *Manager {
+func newManager(cfg Config, records committer, state *cluster.State) *Manager {
+	if cfg.Commit != nil {
+		records = hooked{records, cfg.Commit}
+	}
 	return &Manager{
-		cfg: cfg, store: s, state: state, asks: make(chan ask), ended: make(chan struct{}), metrics: newMetrics(),
+		cfg: cfg, records: records, state: state, asks: make(chan ask), ended: make(chan struct{}), metrics: newMetrics(),
 		targets: map[block.NodeName]*session{}, initiators: map[block.NodeName]*session{}, watchers: map[chan struct{}]bool{}, watches: watches{patience: watchPatience},
 	}
 }
@@ -159,18 +163,22 @@ func (m *Manager) Register(r grpc.ServiceRegistrar) {
 }
 
 // Close closes the store. Call it after Run has returned.
-func (m *Manager) Close() error { return m.store.Close() }
+func (m *Manager) Close() error { return m.records.Close() }
 
-// tickEvery is how often time passes for the state: leases, silent agents.
+// tickEvery is how often the state checks leases and silent agents.
 const tickEvery = 250 * time.Millisecond
 
-// batchMost is how many inputs share one commit. It keeps a transaction far
-// below Badger's limit of some 5 MiB.
+// batchMost is the largest number of inputs in one commit. It keeps a transaction far below
+// Badger's limit of some 5 MiB.
 const batchMost = 128
 
-// Run is the loop. It returns when ctx ends, or with the error of a failed commit.
+// Run is the loop. It returns when ctx ends, or with the error of a failed commit. It begins
+// a new term before it answers anything.
 func (m *Manager) Run(ctx context.Context) error {
 	defer close(m.ended)
+	if err := m.beginTerm(ctx); err != nil {
+		return err
+	}
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
 	for {
@@ -189,7 +197,21 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
-// drain adds what else has piled up.
+// beginTerm makes this manager's term durable. If the outcome of that is unknown, it begins
+// the next one.
+func (m *Manager) beginTerm(ctx context.Context) error {
+	for {
+		begin := ask{input: cluster.BeginTerm{}, reply: make(chan answer, 1)}
+		if err := m.work([]ask{begin}); err != nil {
+			return err
+		}
+		if err := (<-begin.reply).err; !errors.Is(err, ErrOutcomeUnknown) || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// drain adds the other requests that wait, up to batchMost.
 func (m *Manager) drain(batch []ask) []ask {
 	for len(batch) < batchMost {
 		select {
@@ -202,31 +224,24 @@ func (m *Manager) drain(batch []ask) []ask {
 	return batch
 }
 
-// work steps through a batch, commits it, and only then tells anybody.
+// work steps through a batch, commits it, and only then answers.
 func (m *Manager) work(batch []ask) error {
-	answers := make([]answer, len(batch))
+	outcomes, answers := make([]cluster.Outcome, len(batch)), make([]answer, len(batch))
 	var records []cluster.Record
-	wake := map[block.NodeName]bool{}
-	events := false
 	begin := m.cfg.Now()
 	for i, a := range batch {
 		if a.input == nil {
 			continue
 		}
 		out, err := m.state.Step(m.cfg.Now(), a.input)
-		answers[i] = answer{out.Result, err}
+		outcomes[i], answers[i] = out, answer{out.Result, err}
 		records = append(records, out.Records...)
-		for _, n := range out.Wake {
-			wake[n] = true
-		}
-		m.logEvents(out.Events, a.request)
-		events = events || len(out.Events) > 0
 	}
 	m.metrics.step.Observe(m.cfg.Now().Sub(begin).Seconds())
 	if len(records) > 0 {
 		begin = m.cfg.Now()
-		if err := m.cfg.Commit(records, m.store.Commit); err != nil {
-			return err
+		if err := m.records.Commit(records); err != nil {
+			return m.startOver(batch, err)
 		}
 		m.metrics.commit.Observe(m.cfg.Now().Sub(begin).Seconds())
 	}
@@ -236,6 +251,20 @@ func (m *Manager) work(batch []ask) error {
 		}
 		a.reply <- answers[i]
 	}
+	m.spread(batch, outcomes)
+	return nil
+}
+
+// spread publishes outcomes to the log, the agents and the watchers of events.
+func (m *Manager) spread(batch []ask, outcomes []cluster.Outcome) {
+	wake, events := map[block.NodeName]bool{}, false
+	for i, out := range outcomes {
+		m.logEvents(out.Events, batch[i].request)
+		events = events || len(out.Events) > 0
+		for _, n := range out.Wake {
+			wake[n] = true
+		}
+	}
 	for node := range wake {
 		m.wake(node)
 	}
@@ -244,10 +273,9 @@ func (m *Manager) work(batch []ask) error {
 			poke(w)
 		}
 	}
-	return nil
 }
 
-// logEvents logs what came of an input. The request, if there is one, is its caller's.
+// logEvents logs the events of an input, with the caller's request id if there is one.
 func (m *Manager) logEvents(events []cluster.Event, request string) {
 	log := m.cfg.Log
 	if request != "" {
@@ -262,7 +290,7 @@ func (m *Manager) logEvents(events []cluster.Event, request string) {
 	}
 }
 
-// poke says that there is something new, to somebody who may know already.
+// poke signals a channel of size 1 without blocking; one pending signal is enough.
 func poke(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -270,12 +298,12 @@ func poke(c chan struct{}) {
 	}
 }
 
-// step has the loop take an input and returns its result once that is durable.
+// step passes an input to the loop and returns its result once it is durable.
 func (m *Manager) step(ctx context.Context, in cluster.Input) (any, error) {
 	return m.ask(ctx, ask{input: in, request: requestOf(ctx)})
 }
 
-// requestOf is what a caller says that a call is for; empty if it does not.
+// requestOf returns the request id that a caller put into the metadata; empty if none.
 func requestOf(ctx context.Context) string {
 	if said := metadata.ValueFromIncomingContext(ctx, pb.RequestKey); len(said) > 0 {
 		return said[0]
@@ -283,7 +311,7 @@ func requestOf(ctx context.Context) string {
 	return ""
 }
 
-// look runs f in the loop, where it may read the state, which is all durable then.
+// look runs f in the loop, where it may read the state. All of the state is durable then.
 func (m *Manager) look(ctx context.Context, f func()) error {
 	_, err := m.ask(ctx, ask{look: f})
 	return err
@@ -298,7 +326,7 @@ func (m *Manager) ask(ctx context.Context, a ask) (any, error) {
 	case <-m.ended:
 		return nil, ErrStopped
 	}
-	// The loop has it: whatever becomes of the caller, it will be done.
+	// The loop has the request now and completes it, even if ctx ends.
 	select {
 	case got := <-a.reply:
 		return got.result, got.err

@@ -45,8 +45,9 @@ type rig struct {
 	pb.ManagerClient
 	agents pb.AgentsClient
 
-	adjust  func(*Manager) // before it runs; nil: as it is
-	drives  int            // of each fake target; 0 means 1
+	adjust  func(*Manager)          // called before it runs; nil: nothing
+	heard   func(generation uint64) // called for each wanted state that a fake target gets
+	drives  int                     // of each fake target; 0 means 1
 	mu      sync.Mutex
 	reports map[string]*pb.TargetReport // of the fake targets
 }
@@ -99,7 +100,7 @@ func (r *rig) start() {
 	})
 }
 
-// window is how much a client takes that it has not read; gRPC lets it grow else.
+// window is how much unread data a client accepts; without it gRPC enlarges the window.
 const window = 64 << 10
 
 // serveOn serves what register adds, in memory.
@@ -134,7 +135,7 @@ func (r *rig) restart() {
 	r.start()
 }
 
-// eventually waits until ok.
+// eventually waits until ok returns true.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -144,8 +145,8 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// fakeTarget is a target agent that does at once whatever is wanted of it. It goes on
-// from what the last one of its name had, as one that finds it on its drives.
+// fakeTarget is a target agent that carries out every wanted state at once. It begins with
+// the state of the last one of its name, as an agent that finds it on its drives.
 func (r *rig) fakeTarget(ctx context.Context, name, boot string) {
 	for agents := r.agents; ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
 		if open, err := agents.Target(ctx); err == nil {
@@ -169,6 +170,9 @@ func (r *rig) serveAsTarget(open grpc.BidiStreamingClient[pb.TargetReport, pb.Ta
 		}
 	}
 	converse(parts.Reporting(open), report, func(last *pb.TargetReport, wanted *pb.TargetWanted) *pb.TargetReport {
+		if r.heard != nil {
+			r.heard(wanted.GetGeneration())
+		}
 		next := proto.CloneOf(last)
 		obey(next, wanted)
 		r.mu.Lock()
@@ -178,7 +182,7 @@ func (r *rig) serveAsTarget(open grpc.BidiStreamingClient[pb.TargetReport, pb.Ta
 	})
 }
 
-// devices are those that each fake target has.
+// devices lists the devices of each fake target.
 func (r *rig) devices() (paths []string) {
 	for i := range max(r.drives, 1) {
 		paths = append(paths, fmt.Sprintf("/dev/nvme%dn1", i))
@@ -186,8 +190,8 @@ func (r *rig) devices() (paths []string) {
 	return paths
 }
 
-// converse sends a report, each time something is wanted the next one, and otherwise
-// the last one each second, until the stream ends.
+// converse sends a report, then the next one for each wanted state, and otherwise repeats the
+// last one each second, until the stream ends.
 func converse[Report, Wanted parts.State](stream *parts.Stream[Report, Wanted], report Report, next func(Report, Wanted) Report) {
 	news := make(chan Wanted)
 	go func() {
@@ -212,11 +216,11 @@ func converse[Report, Wanted parts.State](stream *parts.Stream[Report, Wanted], 
 		case <-second.C:
 		}
 	}
-	for range news { // until its goroutine has seen the end
+	for range news { // until its goroutine has ended
 	}
 }
 
-// fakeExtents is more than any test here fills.
+// fakeExtents is more than any test here uses.
 const fakeExtents = 1 << 20
 
 func obey(r *pb.TargetReport, w *pb.TargetWanted) {
@@ -280,7 +284,7 @@ func serveAsInitiator(open grpc.BidiStreamingClient[pb.InitiatorReport, pb.Initi
 	})
 }
 
-// agents starts targets and a client and adds the targets' drives.
+// withAgents starts targets and a client and adds the targets' drives.
 func (r *rig) withAgents(ctx context.Context, names ...string) {
 	for _, name := range names {
 		go r.fakeTarget(ctx, name, "boot-"+name)
@@ -323,7 +327,7 @@ func (r *rig) attached(name string) func() bool {
 	}
 }
 
-// TestADriveOfAnOfflineTargetIsNotListedAsReady: nobody knows whether it is.
+// A drive whose target is offline may have failed meanwhile.
 func TestADriveOfAnOfflineTargetIsNotListedAsReady(t *testing.T) {
 	r := newRig(t)
 	ctx, stop := context.WithCancel(t.Context())
@@ -405,6 +409,10 @@ func TestErrorsCarryCodesAndNameTheField(t *testing.T) {
 			_, err := r.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: "a"})
 			return err
 		}, codes.InvalidArgument, "size_bytes"},
+		"a code": {func() error {
+			_, err := r.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: "a", SizeBytes: 1 << 30, Data: 4, Parity: 2})
+			return err
+		}, codes.Unimplemented, "parity"},
 		"bad name": {func() error {
 			_, err := r.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: "no spaces", SizeBytes: 1 << 30})
 			return err
@@ -472,7 +480,7 @@ func TestWhatWasAnsweredSurvivesARestart(t *testing.T) {
 	}
 	r.restart()
 	pools, err := r.ListPools(t.Context(), &pb.ListPoolsRequest{})
-	if err != nil || len(pools.Pools) != n+1 { // and the default pool
+	if err != nil || len(pools.Pools) != n+1 { // with the default pool
 		t.Errorf("after a restart there are %d pools, %v; want %d", len(pools.GetPools()), err, n+1)
 	}
 	after, err := r.ListEvents(t.Context(), &pb.ListEventsRequest{})
@@ -572,8 +580,8 @@ func TestThousandConcurrentCreatesAreAnsweredAndDurable(t *testing.T) {
 	}
 }
 
-// BenchmarkCreateVolume is volumes created per second, each durable when
-// answered, by 64 callers at once.
+// BenchmarkCreateVolume measures volumes created per second by 64 concurrent callers. Each is
+// durable when answered.
 func BenchmarkCreateVolume(b *testing.B) {
 	r := newRig(b)
 	ctx, cancel := context.WithCancel(b.Context())
@@ -618,8 +626,8 @@ func TestWatchGivesOldEventsThenNewOnes(t *testing.T) {
 	}
 }
 
-// Every field of what is converted must be set by the conversion: an agent that
-// does not get a field would do something else than was decided.
+// Conversions must set every field: an agent that misses one would do something else than was
+// decided.
 func TestConversionsForgetNoField(t *testing.T) {
 	r := newRig(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -636,6 +644,7 @@ func TestConversionsForgetNoField(t *testing.T) {
 	v := r.volume("db1")
 	unset(t, v.ProtoReflect(), "Volume", map[string]bool{"VolumeLeg.stale_since": true, "Volume.legs.stale_since": true, "Volume.legs.reason": true,
 		"Volume.legs.column": true, "Volume.legs.copy": true, "Volume.legs.revision": true, "Volume.legs.extents.start": true, "Volume.clean": true,
+		"Volume.layout.data": true, "Volume.layout.parity": true, // a mirror has none
 		"Volume.expanding_to_bytes": true, "Volume.formatted": true, "Volume.fence_waits_for": true, "Volume.attachments.waiting_for": true,
 		"Volume.attachments.resync_done_bytes": true, "Volume.attachments.resync_total_bytes": true,
 		"Volume.attachment.waiting_for": true, "Volume.attachment.resync_done_bytes": true, "Volume.attachment.resync_total_bytes": true})
@@ -770,7 +779,7 @@ func TestStoreIsRebuiltFromWhatTargetsReport(t *testing.T) {
 	}
 	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if _, err := b.Run(short); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "target t1 target t2 host c1") {
+	if _, err := b.Run(short); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "target t1, target t2, host c1") {
 		t.Errorf("Run without reports = %v, want DeadlineExceeded that names t1, t2 and c1", err)
 	}
 	agents := pb.NewAgentsClient(serveFor(t, b.Register))

@@ -17,21 +17,21 @@ import (
 	"weft.dev/weft/volmgr/cluster"
 )
 
-// Bounds of what watchers of events may take. A watch keeps its place in the history
-// and a few events on their way, some 250 KiB with the stream that carries them.
+// Bounds of watches of events. A watch holds its place in the history and a few events in
+// flight, some 250 KiB with its stream.
 const (
 	watchesMost      = 256 // at once
 	watchesMostOfOne = 32  // of one connection
 	watchBatch       = 64  // events that are taken from the history at a time
 )
 
-// watchPatience is how long a client may leave an event unread.
+// watchPatience is how long a client may take to read an event.
 const watchPatience = time.Minute
 
-// reasonTooManyWatches is why a watch is refused.
+// reasonTooManyWatches is the reason when a watch is refused for their number.
 const reasonTooManyWatches = "TOO_MANY_WATCHES"
 
-// watches counts those that are open.
+// watches counts the open watches.
 type watches struct {
 	patience time.Duration
 
@@ -40,7 +40,7 @@ type watches struct {
 	of  map[string]int // by the address of the client
 }
 
-// open counts one more; the caller closes it when it has ended.
+// open counts one more watch. The caller calls closeIt when the watch has ended.
 func (w *watches) open(client string) (closeIt func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -71,7 +71,7 @@ func tooManyWatches(of string, most int) error {
 		Hint: "end one or share one: a watch without an object receives all events"}
 }
 
-// WatchEvents sends what is there after a number, then what comes.
+// WatchEvents sends the events after a sequence number, and then new ones as they happen.
 func (m *Manager) WatchEvents(r *pb.WatchEventsRequest, stream grpc.ServerStreamingServer[pb.Event]) error {
 	if err := checkRequest(r); err != nil {
 		return toStatus(err)
@@ -111,9 +111,8 @@ func (m *Manager) WatchEvents(r *pb.WatchEventsRequest, stream grpc.ServerStream
 	return toStatus(err)
 }
 
-// tellEvents tells of events until ctx ends. It takes a few of them at a time, and
-// goes on after the last one that it has seen: what a slow client does not take yet
-// stays where all have it.
+// tellEvents passes events to tell until ctx ends. It takes a few of them at a time from the
+// history and continues after the last one, so a slow client needs no queue of its own.
 func (m *Manager) tellEvents(ctx context.Context, r *pb.WatchEventsRequest, tell func(cluster.Event) error) error {
 	news := make(chan struct{}, 1)
 	if err := m.look(ctx, func() { m.watchers[news] = true }); err != nil {

@@ -20,7 +20,7 @@ import (
 	"weft.dev/weft/volmgr/cluster"
 )
 
-// happen has at least n things happen, each of which is an event.
+// happen causes at least n events.
 func (r *rig) happen(n int) {
 	r.t.Helper()
 	var group sync.WaitGroup
@@ -64,7 +64,7 @@ func TestFiveThousandWatchesTakeLittleMemory(t *testing.T) {
 			_, err = watch.Recv()
 		}
 		if err == nil {
-			open = append(open, watch) // and reads no more
+			open = append(open, watch) // it reads no more events
 			continue
 		}
 		refused++
@@ -90,8 +90,7 @@ func TestFiveThousandWatchesTakeLittleMemory(t *testing.T) {
 func TestAWatchGoesOnWhereItEndedOrSaysWhatIsGone(t *testing.T) {
 	r := newRig(t)
 	r.happen(cluster.MaxEvents + 1000)
-	// Over several watches, each from where the last one ended, nothing is lost or
-	// comes twice.
+	// Over several watches, each from where the last one ended, no event is lost or repeated.
 	var last uint64
 	for seen := 0; seen < cluster.MaxEvents; {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -127,7 +126,7 @@ func TestAWatchGoesOnWhereItEndedOrSaysWhatIsGone(t *testing.T) {
 	if want := fmt.Sprint(last - cluster.MaxEvents + 1); first != want {
 		t.Errorf("the first event that is kept is said to be %s, want %s", first, want)
 	}
-	// One object's events come without the others.
+	// A watch of one object gets only its events.
 	object := "pool here"
 	if _, err := r.CreatePool(t.Context(), &pb.CreatePoolRequest{Name: "here"}); err != nil {
 		t.Fatal(err)
@@ -153,7 +152,7 @@ func TestAWatchThatNobodyReadsEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.happen(5000) // more than a stream takes that nobody reads
+	r.happen(5000) // more than an unread stream accepts
 	time.Sleep(2 * time.Second)
 	for err == nil {
 		_, err = stuck.Recv()
@@ -161,7 +160,7 @@ func TestAWatchThatNobodyReadsEnds(t *testing.T) {
 	if status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "no event was read") {
 		t.Errorf("a watch that was not read ended with %v, want ABORTED that says so", err)
 	}
-	// One that has nothing to read is not slow.
+	// A client that has nothing to read is not slow.
 	if _, err := r.CreatePool(t.Context(), &pb.CreatePoolRequest{Name: "new"}); err != nil {
 		t.Fatal(err)
 	}

@@ -8,15 +8,13 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"net"
 	"os"
 	"slices"
 	"strings"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/cmd/internal/kmod"
 	"weft.dev/weft/proto/block"
@@ -41,7 +39,7 @@ func (o *agentOptions) addFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&o.labelsFile, "labels-file", "", "`file` with more labels, one per line")
 }
 
-// allLabels are those of the flags and of the file.
+// allLabels returns the labels from the flags and from the file.
 func (o *agentOptions) allLabels() (map[string]string, error) {
 	pairs := slices.Clone(o.labels)
 	if o.labelsFile != "" {
@@ -54,22 +52,23 @@ func (o *agentOptions) allLabels() (map[string]string, error) {
 	return parsePairs(pairs)
 }
 
-// agentBase is what an agent of either kind is made with.
+// agentBase is the configuration that agents of both kinds share.
 type agentBase struct {
 	log     *slog.Logger
 	node    block.NodeName
 	labels  map[string]string
 	manager pb.AgentsClient
+	next    func() // switches to another manager
 }
 
-// agent is what both kinds of agent can do. One that is a prometheus.Collector
-// has its metrics served.
+// agent is a target or an initiator agent. If it is also a prometheus.Collector, its metrics are
+// served.
 type agent interface {
 	Run(context.Context) error
 }
 
-// runAgent loads the kernel parts that an agent needs, makes it, and runs it
-// until ctx ends.
+// runAgent loads the kernel modules that an agent needs, makes the agent, and runs it until ctx
+// ends.
 func runAgent(ctx context.Context, o agentOptions, stderr io.Writer, need []kmod.Module, build func(agentBase) (agent, error)) error {
 	base, conn, err := o.prepare(stderr)
 	if err != nil {
@@ -83,7 +82,7 @@ func runAgent(ctx context.Context, o agentOptions, stderr io.Writer, need []kmod
 	if err != nil {
 		return err
 	}
-	parts, err := serveMetrics(o.Options, base.log, daemon.NewMetrics(), a)
+	parts, err := daemon.ServeMetrics(o.Options, base.log, daemon.NewMetrics(), a)
 	if err != nil {
 		return err
 	}
@@ -92,18 +91,18 @@ func runAgent(ctx context.Context, o agentOptions, stderr io.Writer, need []kmod
 	return daemon.Run(ctx, base.log, parts...)
 }
 
-func (o *agentOptions) prepare(stderr io.Writer) (agentBase, *grpc.ClientConn, error) {
+func (o *agentOptions) prepare(stderr io.Writer) (agentBase, *daemon.Managers, error) {
 	log, err := o.Logger(stderr)
 	if err != nil {
-		return agentBase{}, nil, usageError{err: err}
+		return agentBase{}, nil, cli.UsageError{Err: err}
 	}
-	name, err := nodeOrThis(o.node)
+	name, err := cli.NodeOrThis(o.node)
 	if err != nil {
 		return agentBase{}, nil, err
 	}
 	node, err := block.ParseNodeName(name)
 	if err != nil {
-		return agentBase{}, nil, usageError{err: err, hint: "give --node"}
+		return agentBase{}, nil, cli.UsageError{Err: err, Hint: "give --node"}
 	}
 	labels, err := o.allLabels()
 	if err != nil {
@@ -111,30 +110,7 @@ func (o *agentOptions) prepare(stderr io.Writer) (agentBase, *grpc.ClientConn, e
 	}
 	conn, err := daemon.Dial(o.manager, o.tls)
 	if err != nil {
-		return agentBase{}, nil, usageError{err: err}
+		return agentBase{}, nil, cli.UsageError{Err: err}
 	}
-	return agentBase{log: log, node: node, labels: maps.Clone(labels), manager: pb.NewAgentsClient(conn)}, conn, nil
-}
-
-// serveMetrics serves what can be measured of a component, if metrics were asked for.
-func serveMetrics(o daemon.Options, log *slog.Logger, m *daemon.Metrics, component any) ([]daemon.Part, error) {
-	if o.MetricsListen == "" {
-		return nil, nil
-	}
-	if c, ok := component.(prometheus.Collector); ok {
-		if err := m.Register(c); err != nil {
-			return nil, fmt.Errorf("register metrics: %w", err)
-		}
-	}
-	listener, err := net.Listen("tcp", o.MetricsListen)
-	if err != nil {
-		return nil, fmt.Errorf("serve metrics: %w", err)
-	}
-	return []daemon.Part{m.Serve(log, listener)}, nil
-}
-
-// kernelText reads a one-line file of the kernel, such as its release.
-func kernelText(path string) (string, error) {
-	b, err := os.ReadFile(path)
-	return strings.TrimSpace(string(b)), err
+	return agentBase{log: log, node: node, labels: maps.Clone(labels), manager: pb.NewAgentsClient(conn), next: conn.Next}, conn, nil
 }

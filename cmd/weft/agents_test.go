@@ -12,8 +12,8 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// The agents here do at once all that is wanted of them, and touch nothing.
-// They speak to a real manager, so that the scripts hold for it too.
+// These agents do at once everything that is wanted of them, and touch nothing. They talk to a real
+// manager, so the scripts test it too.
 
 // scriptedTarget is a target agent whose machine has two blank devices.
 type scriptedTarget struct {
@@ -140,7 +140,7 @@ func (a *scriptedInitiator) run(ctx context.Context) error {
 	return reportFor(ctx, news, func() error { return stream.Send(a.report()) })
 }
 
-// receive keeps what comes in last, and rings for each.
+// receive keeps the latest message, and signals each one.
 func receive[W any](recv func() (W, error), mu *sync.Mutex, wanted *W) <-chan struct{} {
 	news := make(chan struct{}, 1)
 	go func() {
@@ -158,7 +158,7 @@ func receive[W any](recv func() (W, error), mu *sync.Mutex, wanted *W) <-chan st
 	return news
 }
 
-// reportFor sends a report at once, with each news, and each second.
+// reportFor sends a report at once, at each change, and each second.
 func reportFor(ctx context.Context, news <-chan struct{}, send func() error) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -175,10 +175,10 @@ func reportFor(ctx context.Context, news <-chan struct{}, send func() error) err
 	}
 }
 
-// again runs an agent until ctx ends; the manager may not be there yet.
+// again runs an agent until ctx ends; the manager may not be running yet.
 func again(ctx context.Context, run func(context.Context) error) {
 	for ctx.Err() == nil {
-		_ = run(ctx) // the next one makes good what this one did not
+		_ = run(ctx) // the next run makes up for it
 		select {
 		case <-ctx.Done():
 		case <-time.After(50 * time.Millisecond):

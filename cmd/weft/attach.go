@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 
@@ -16,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -31,10 +31,10 @@ var modes = map[string]pb.AttachMode{
 	"shared-block":     pb.AttachMode_ATTACH_MODE_SHARED_BLOCK,
 }
 
-// mode is m as --mode spells it.
-func mode(m pb.AttachMode) string { return strings.ReplaceAll(word(m), "_", "-") }
+// mode returns m as --mode spells it.
+func mode(m pb.AttachMode) string { return strings.ReplaceAll(cli.Word(m), "_", "-") }
 
-func newAttach(g *globals) *cobra.Command {
+func newAttach(g *cli.Globals) *cobra.Command {
 	var o attachOptions
 	cmd := &cobra.Command{
 		Use:   "attach VOLUME",
@@ -54,29 +54,29 @@ that. The volume must have one copy.`,
   mkfs.ext4 "$(weft attach db1)"
   weft attach db1 --node gpu1 --timeout 2m
   weft attach dataset --node gpu1 --mode shared-read-only`,
-		Args:              takes("VOLUME"),
-		ValidArgsFunction: g.completeVolumes,
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+		Args:              cli.Takes("VOLUME"),
+		ValidArgsFunction: g.CompleteVolumes,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			o.volume = args[0]
 			return runAttach(ctx, api, o, out)
 		}),
 	}
 	cmd.Flags().StringVar(&o.node, "node", "", "`node` that gets the device (default: this host's name)")
-	cmd.Flags().StringVar(&o.mode, "mode", "exclusive", "exclusive, shared-read-only or shared-block")
+	cmd.Flags().StringVar(&o.mode, "mode", "exclusive", "`mode`: exclusive, shared-read-only or shared-block")
 	cmd.Flags().BoolVar(&o.wait, "wait", true, "wait until the device is there")
 	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(slices.Sorted(maps.Keys(modes)), cobra.ShellCompDirectiveNoFileComp))
-	_ = cmd.RegisterFlagCompletionFunc("node", g.completeNodes)
+	_ = cmd.RegisterFlagCompletionFunc("node", g.CompleteNodes)
 	return cmd
 }
 
-func runAttach(ctx context.Context, api pb.ManagerClient, o attachOptions, out *output) error {
-	node, err := nodeOrThis(o.node)
+func runAttach(ctx context.Context, api pb.ManagerClient, o attachOptions, out *cli.Output) error {
+	node, err := cli.NodeOrThis(o.node)
 	if err != nil {
 		return err
 	}
 	how, ok := modes[cmp.Or(o.mode, "exclusive")]
 	if !ok {
-		return usageError{err: fmt.Errorf("--mode %q is not known", o.mode), hint: "use one of:  " + strings.Join(slices.Sorted(maps.Keys(modes)), ", ")}
+		return cli.UsageError{Err: fmt.Errorf("--mode %q is not known", o.mode), Hint: "use one of: " + strings.Join(slices.Sorted(maps.Keys(modes)), ", ")}
 	}
 	a, err := api.Attach(ctx, &pb.AttachRequest{Volume: o.volume, Node: node, Mode: how})
 	if err != nil {
@@ -87,7 +87,7 @@ func runAttach(ctx context.Context, api pb.ManagerClient, o attachOptions, out *
 			return err
 		}
 	}
-	return out.print(a, func(w io.Writer) {
+	return out.Print(a, func(w io.Writer) {
 		if a.GetDevice() != "" {
 			fmt.Fprintln(w, a.GetDevice())
 		}
@@ -97,9 +97,9 @@ func runAttach(ctx context.Context, api pb.ManagerClient, o attachOptions, out *
 const attachStands = "the attachment stands; repeat the command to keep waiting, or undo it with `weft detach`"
 
 // waitForAttachment returns once the host has the device.
-func waitForAttachment(ctx context.Context, api pb.ManagerClient, a *pb.Attachment, out *output) (*pb.Attachment, error) {
+func waitForAttachment(ctx context.Context, api pb.ManagerClient, a *pb.Attachment, out *cli.Output) (*pb.Attachment, error) {
 	volume, node := a.GetVolumeName(), a.GetNode()
-	err := wait(ctx, out, attachStands, func(ctx context.Context) (string, error) {
+	err := cli.Wait(ctx, out, attachStands, func(ctx context.Context) (string, error) {
 		if a.GetState() == pb.AttachmentState_ATTACHMENT_STATE_ATTACHED {
 			return "", nil
 		}
@@ -117,7 +117,7 @@ func waitForAttachment(ctx context.Context, api pb.ManagerClient, a *pb.Attachme
 	return a, err
 }
 
-// attachmentsOf are all attachments of a volume.
+// attachmentsOf returns all attachments of a volume.
 func attachmentsOf(v *pb.Volume) []*pb.Attachment {
 	if all := v.GetAttachments(); len(all) > 0 || v.GetAttachment() == nil {
 		return all
@@ -125,7 +125,7 @@ func attachmentsOf(v *pb.Volume) []*pb.Attachment {
 	return []*pb.Attachment{v.GetAttachment()}
 }
 
-// attachmentOf is that of a node, nil if it has none.
+// attachmentOf returns the attachment to a node, nil if there is none.
 func attachmentOf(v *pb.Volume, node string) *pb.Attachment {
 	for _, a := range attachmentsOf(v) {
 		if a.GetNode() == node {
@@ -135,7 +135,7 @@ func attachmentOf(v *pb.Volume, node string) *pb.Attachment {
 	return nil
 }
 
-// attaching says what an attachment waits for; empty once the device is there.
+// attaching says what an attachment waits for; empty once the device exists.
 func attaching(a *pb.Attachment) string {
 	if a.GetState() == pb.AttachmentState_ATTACHMENT_STATE_ATTACHED {
 		return ""
@@ -152,7 +152,7 @@ type detachOptions struct {
 	force, wait, cancel bool
 }
 
-func newDetach(g *globals) *cobra.Command {
+func newDetach(g *cli.Globals) *cobra.Command {
 	var o detachOptions
 	cmd := &cobra.Command{
 		Use:   "detach VOLUME",
@@ -170,9 +170,9 @@ is lost. The next attach makes the copies equal before the device appears.`,
 		Example: `  weft detach db1
   weft detach db1 --cancel
   weft detach db1 --node gpu1 --force`,
-		Args:              takes("VOLUME"),
-		ValidArgsFunction: g.completeVolumes,
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+		Args:              cli.Takes("VOLUME"),
+		ValidArgsFunction: g.CompleteVolumes,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			o.volume = args[0]
 			return runDetach(ctx, api, o, out)
 		}),
@@ -181,11 +181,11 @@ is lost. The next attach makes the copies equal before the device appears.`,
 	cmd.Flags().BoolVar(&o.force, "force", false, "do not ask the node: fence it at the targets")
 	cmd.Flags().BoolVar(&o.cancel, "cancel", false, "withdraw a detach that is waiting for its node")
 	cmd.Flags().BoolVar(&o.wait, "wait", true, "wait until the volume is free")
-	_ = cmd.RegisterFlagCompletionFunc("node", g.completeNodes)
+	_ = cmd.RegisterFlagCompletionFunc("node", g.CompleteNodes)
 	return cmd
 }
 
-func runDetach(ctx context.Context, api pb.ManagerClient, o detachOptions, out *output) error {
+func runDetach(ctx context.Context, api pb.ManagerClient, o detachOptions, out *cli.Output) error {
 	if o.cancel {
 		return runCancelDetach(ctx, api, o, out)
 	}
@@ -194,20 +194,20 @@ func runDetach(ctx context.Context, api pb.ManagerClient, o detachOptions, out *
 		return err
 	}
 	if o.node != "" && attachmentOf(before, o.node) == nil || len(attachmentsOf(before)) == 0 {
-		out.say("volume %s is not attached%s", o.volume, attachedElsewhere(before, o.node))
+		out.Say("volume %s is not attached%s", o.volume, attachedElsewhere(before, o.node))
 		return nil
 	}
 	if _, err := api.Detach(ctx, &pb.DetachRequest{Volume: o.volume, Node: o.node, Force: o.force}); err != nil {
 		return err
 	}
 	if o.force {
-		out.say("volume %s is detached by force: its device on %s fails, and data not yet written is lost", o.volume, cmp.Or(o.node, attached(before)))
+		out.Say("volume %s is detached by force: its device on %s fails, and data not yet written is lost", o.volume, cmp.Or(o.node, attached(before)))
 	}
 	if !o.wait {
 		return nil
 	}
 	stands := fmt.Sprintf("the detach continues; to withdraw it: `weft detach %s --cancel`", o.volume)
-	return wait(ctx, out, stands, func(ctx context.Context) (string, error) {
+	return cli.Wait(ctx, out, stands, func(ctx context.Context) (string, error) {
 		v, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.volume})
 		if status.Code(err) == codes.NotFound {
 			return "", nil
@@ -232,9 +232,9 @@ func attachedElsewhere(v *pb.Volume, node string) string {
 	return " to " + node
 }
 
-func runCancelDetach(ctx context.Context, api pb.ManagerClient, o detachOptions, out *output) error {
+func runCancelDetach(ctx context.Context, api pb.ManagerClient, o detachOptions, out *cli.Output) error {
 	if o.force {
-		return usageError{err: fmt.Errorf("--cancel: cannot be combined with --force"), hint: "a forced detach cannot be withdrawn"}
+		return cli.UsageError{Err: fmt.Errorf("--cancel: cannot be combined with --force"), Hint: "a forced detach cannot be withdrawn"}
 	}
 	if _, err := api.Detach(ctx, &pb.DetachRequest{Volume: o.volume, Node: o.node, Cancel: true}); err != nil {
 		return err
@@ -242,7 +242,7 @@ func runCancelDetach(ctx context.Context, api pb.ManagerClient, o detachOptions,
 	if !o.wait {
 		return nil
 	}
-	err := wait(ctx, out, attachStands, func(ctx context.Context) (string, error) {
+	err := cli.Wait(ctx, out, attachStands, func(ctx context.Context) (string, error) {
 		v, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.volume})
 		if err != nil {
 			return "", err
@@ -263,19 +263,7 @@ func runCancelDetach(ctx context.Context, api pb.ManagerClient, o detachOptions,
 		return "", nil
 	})
 	if err == nil {
-		out.say("volume %s stays attached", o.volume)
+		out.Say("volume %s stays attached", o.volume)
 	}
 	return err
-}
-
-// nodeOrThis is the node named, or this machine under the name that its agents use.
-func nodeOrThis(node string) (string, error) {
-	if node != "" {
-		return node, nil
-	}
-	host, err := os.Hostname()
-	if err != nil {
-		return "", usageError{err: fmt.Errorf("find this host's name: %w", err), hint: "give --node"}
-	}
-	return strings.ToLower(host), nil
 }

@@ -21,9 +21,9 @@ import (
 	"weft.dev/weft/volmgr"
 )
 
-// startCluster runs a real manager over a directory of the script, with a
-// scripted agent for each node named: "cluster t1 t2 c1". Names that begin with
-// t are targets, others initiators. WEFT_MANAGER leads there.
+// startCluster runs a real manager on a directory of the script, with a scripted agent for each
+// node named: "cluster t1 t2 c1". Names that begin with t are targets, others initiators. It sets
+// WEFT_MANAGER.
 func startCluster(ts *testscript.TestScript, neg bool, nodes []string) {
 	if neg || len(nodes) == 0 {
 		ts.Fatalf("usage: cluster NODE...")
@@ -62,7 +62,7 @@ func startCluster(ts *testscript.TestScript, neg bool, nodes []string) {
 	}
 }
 
-// freePort is a port of this machine that nobody uses now.
+// freePort is an unused port of this machine.
 func freePort(env *testscript.Env, name string) error {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -74,14 +74,14 @@ func freePort(env *testscript.Env, name string) error {
 	return err
 }
 
-// scrape writes what a URL gives to stdout.
+// scrape writes the content of a URL to stdout.
 func scrape(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: scrape URL")
 	}
 	reply, err := http.Get(args[0])
 	for deadline := time.Now().Add(10 * time.Second); errors.Is(err, syscall.ECONNREFUSED) && time.Now().Before(deadline); {
-		time.Sleep(10 * time.Millisecond) // a daemon that was just started may not listen yet
+		time.Sleep(10 * time.Millisecond) // a daemon that has just started may not listen yet
 		reply, err = http.Get(args[0])
 	}
 	ts.Check(err)

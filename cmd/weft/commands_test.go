@@ -9,9 +9,11 @@ import (
 	"unicode"
 
 	"github.com/spf13/cobra"
+
+	"weft.dev/weft/cmd/internal/cli"
 )
 
-// everyCommand is the tree of commands, without what cobra adds.
+// everyCommand is the tree of commands, without cobra's additions.
 func everyCommand(t *testing.T) []*cobra.Command {
 	t.Helper()
 	var all []*cobra.Command
@@ -22,7 +24,7 @@ func everyCommand(t *testing.T) []*cobra.Command {
 			walk(sub)
 		}
 	}
-	walk(newRoot(&globals{stdout: io.Discard, stderr: io.Discard}))
+	walk(newRoot(&cli.Globals{Stdout: io.Discard, Stderr: io.Discard}))
 	if len(all) < 30 {
 		t.Fatalf("found %d commands, want the whole tree", len(all))
 	}
@@ -49,7 +51,7 @@ func TestEveryCommandHasOneLineAndAnExample(t *testing.T) {
 	}
 }
 
-// What an example shows must parse: its command exists, and so do its flags.
+// Every example must parse: its command exists, and so do its flags.
 func TestExamplesAreCommandsThatExist(t *testing.T) {
 	for _, cmd := range everyCommand(t) {
 		for line := range strings.Lines(cmd.Example) {
@@ -60,7 +62,7 @@ func TestExamplesAreCommandsThatExist(t *testing.T) {
 			}
 			words, _, _ = strings.Cut(words, ")")
 			words, _, _ = strings.Cut(words, ">")
-			found, rest, err := newRoot(&globals{}).Find(strings.Fields(words))
+			found, rest, err := newRoot(&cli.Globals{}).Find(strings.Fields(words))
 			if err != nil || found.CommandPath() != cmd.CommandPath() && cmd.HasParent() && !cmd.HasSubCommands() {
 				t.Errorf("%s: example %q is %v, %v", cmd.CommandPath(), line, found.CommandPath(), err)
 				continue

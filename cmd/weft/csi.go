@@ -5,10 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/cmd/internal/kubeapi"
 	"weft.dev/weft/csi"
@@ -38,7 +36,7 @@ type csiOptions struct {
 	claimEvents   bool
 }
 
-func newCSI(g *globals) *cobra.Command {
+func newCSI(g *cli.Globals) *cobra.Command {
 	var o csiOptions
 	cmd := &cobra.Command{
 		Use:   "csi",
@@ -50,31 +48,31 @@ needs root to mount, and registers itself with the kubelet. Neither stores any
 state: both can be stopped at any time, and mounted volumes keep serving.`,
 		Example: "  weft csi --mode controller --endpoint unix:///csi/csi.sock --manager m1:4480\n" +
 			"  weft csi --mode node --node gpu1 --kubelet-socket /var/lib/kubelet/plugins/" + csi.DriverName + "/csi.sock",
-		Args: takes(),
+		Args: cli.Takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.manager, o.tls = g.manager, g.tls
+			o.manager, o.tls = g.Manager, g.TLS
 			return runCSI(cmd.Context(), o, g)
 		},
 	}
 	o.AddFlags(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.endpoint, "endpoint", cmp.Or(os.Getenv("CSI_ENDPOINT"), "unix:///csi/csi.sock"), "unix `socket` to answer on [CSI_ENDPOINT]")
-	f.StringVar(&o.mode, "mode", string(csi.ModeAll), "services to run: `controller`, node or all")
+	f.StringVar(&o.mode, "mode", string(csi.ModeAll), "`services` to run: controller, node or all")
 	f.StringVar(&o.node, "node", "", "`name` of this node, the same as for \"weft initiator\" (default: this host's name)")
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's root `directory`")
 	f.StringVar(&o.registration, "registration", "", "`socket` to register with the kubelet on, or off (default: below plugins_registry in the kubelet's directory)")
 	f.StringVar(&o.kubeletSocket, "kubelet-socket", "", "`path` of the endpoint as the kubelet sees it (default: as this process does)")
-	f.IntVar(&o.maxVolumes, "max-volumes", 0, "how `many` volumes a node may have; 0: no limit")
+	f.IntVar(&o.maxVolumes, "max-volumes", 0, "largest `number` of volumes on a node; 0: no limit")
 	f.DurationVar(&o.detachGrace, "detach-grace", 15*time.Second, "how long a node may take to release a volume before it is fenced; a node that has been silent this long is fenced at once")
 	f.DurationVar(&o.slowAfter, "slow-after", 30*time.Second, "log a call that is still running after this long")
 	f.BoolVar(&o.claimEvents, "claim-events", false, "report changes of volumes as events on their PersistentVolumeClaims; in a pod, for the controller")
 	return cmd
 }
 
-func runCSI(ctx context.Context, o csiOptions, g *globals) (err error) {
-	log, err := o.Logger(g.stderr)
+func runCSI(ctx context.Context, o csiOptions, g *cli.Globals) (err error) {
+	log, err := o.Logger(g.Stderr)
 	if err != nil {
-		return usageError{err: err}
+		return cli.UsageError{Err: err}
 	}
 	cfg, socket, err := o.config()
 	if err != nil {
@@ -82,7 +80,7 @@ func runCSI(ctx context.Context, o csiOptions, g *globals) (err error) {
 	}
 	conn, err := daemon.Dial(o.manager, o.tls)
 	if err != nil {
-		return usageError{err: err}
+		return cli.UsageError{Err: err}
 	}
 	defer conn.Close()
 	cfg.Manager, cfg.Log = pages.Client(conn), log
@@ -90,14 +88,14 @@ func runCSI(ctx context.Context, o csiOptions, g *globals) (err error) {
 	if err != nil {
 		return err
 	}
-	listener, err := listenUnix(socket)
+	listener, err := daemon.ListenUnix(socket)
 	if err != nil {
 		return fmt.Errorf("--endpoint: %w", err)
 	}
 	defer listener.Close()
 	metrics := daemon.NewMetrics()
 	metrics.Alive = func(ctx context.Context) error { return csi.Alive(ctx, socket) }
-	parts, err := serveMetrics(o.Options, log, metrics, driver)
+	parts, err := daemon.ServeMetrics(o.Options, log, metrics, driver)
 	if err != nil {
 		return err
 	}
@@ -105,7 +103,7 @@ func runCSI(ctx context.Context, o csiOptions, g *globals) (err error) {
 		return daemon.Serve(log, listener, driver.Server(ctx)).Run(ctx)
 	}})
 	if path := o.registrationSocket(); path != "" {
-		registry, err := listenUnix(path)
+		registry, err := daemon.ListenUnix(path)
 		if err != nil {
 			return fmt.Errorf("--registration: %w", err)
 		}
@@ -123,7 +121,7 @@ func runCSI(ctx context.Context, o csiOptions, g *globals) (err error) {
 	if o.claimEvents {
 		api, err := kubeapi.InCluster()
 		if err != nil {
-			return usageError{err: fmt.Errorf("--claim-events: %w", err)}
+			return cli.UsageError{Err: fmt.Errorf("--claim-events: %w", err)}
 		}
 		parts = append(parts, daemon.Part{Name: "claim events", Run: func(ctx context.Context) error { return driver.ServeClaimEvents(ctx, api) }})
 	}
@@ -131,10 +129,10 @@ func runCSI(ctx context.Context, o csiOptions, g *globals) (err error) {
 	return daemon.Run(ctx, log, parts...)
 }
 
-// config is what the flags say of the driver, and where it answers.
+// config returns the driver's configuration from the flags, and its socket.
 func (o *csiOptions) config() (cfg csi.Config, socket string, err error) {
 	fail := func(flag string, err error) (csi.Config, string, error) {
-		return csi.Config{}, "", usageError{err: fmt.Errorf("--%s: %w", flag, err)}
+		return csi.Config{}, "", cli.UsageError{Err: fmt.Errorf("--%s: %w", flag, err)}
 	}
 	mode, err := csi.ParseMode(o.mode)
 	if err != nil {
@@ -151,7 +149,7 @@ func (o *csiOptions) config() (cfg csi.Config, socket string, err error) {
 		MaxVolumes: o.maxVolumes, DetachGrace: o.detachGrace, SlowAfter: o.slowAfter,
 	}
 	if mode != csi.ModeController {
-		name, err := nodeOrThis(o.node)
+		name, err := cli.NodeOrThis(o.node)
 		if err != nil {
 			return csi.Config{}, "", err
 		}
@@ -162,8 +160,8 @@ func (o *csiOptions) config() (cfg csi.Config, socket string, err error) {
 	return cfg, socket, nil
 }
 
-// registrationSocket is where the kubelet looks for plugins; empty if that is off
-// or there is no node to register.
+// registrationSocket is where the kubelet looks for plugins; empty if registration is off or there
+// is no node to register.
 func (o *csiOptions) registrationSocket() string {
 	switch {
 	case o.mode == string(csi.ModeController) || o.registration == "off":
@@ -181,25 +179,4 @@ func socketPath(endpoint string) (string, error) {
 		return "", fmt.Errorf("%q: must be unix:// and an absolute path", endpoint)
 	}
 	return path, nil
-}
-
-// listenUnix answers on a socket of this path, in place of one that a process
-// which was killed has left. One that somebody answers on is not taken.
-func listenUnix(path string) (net.Listener, error) {
-	listener, err := net.Listen("unix", path)
-	if err == nil {
-		return listener, nil
-	}
-	info, statErr := os.Lstat(path)
-	if statErr != nil || info.Mode()&fs.ModeSocket == 0 {
-		return nil, err
-	}
-	if conn, dialErr := net.Dial("unix", path); dialErr == nil {
-		conn.Close()
-		return nil, fmt.Errorf("listen on %s: another process answers there", path)
-	}
-	if removeErr := os.Remove(path); removeErr != nil {
-		return nil, errors.Join(err, removeErr)
-	}
-	return net.Listen("unix", path)
 }

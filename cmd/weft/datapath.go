@@ -9,31 +9,32 @@ import (
 	"log/slog"
 	"slices"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/kmod"
 	"weft.dev/weft/initiator/blockdev"
 )
 
-// The data paths that --datapath names. Labels, exports and the manager's records
-// are the same on both: a volume that was written through one is there on the other.
+// The values of --datapath. Labels, exports and the manager's records are the same on both: a
+// volume written through one can be read through the other.
 const (
 	datapathAuto   = "auto"
 	datapathKernel = "kernel"
 	datapathUser   = "user"
 )
 
-// chooseDatapath settles auto: the kernel, if it has all that is needed or can
-// load it, else user space. user says why user space alone can do what was asked
-// for; empty if the kernel can do it too.
+// chooseDatapath resolves auto: the kernel, if everything needed is there or can be loaded, else
+// user space. user says why only user space supports the request; empty if the kernel supports it
+// too.
 func chooseDatapath(ctx context.Context, wish, user string, log *slog.Logger, l kmod.Loader, need ...kmod.Module) (string, error) {
 	choice, because := wish, "chosen by --datapath"
 	switch wish {
 	case datapathUser:
 	case datapathKernel:
 		if user != "" {
-			return "", usageError{err: fmt.Errorf("--datapath kernel: %s", user)}
+			return "", cli.UsageError{Err: fmt.Errorf("--datapath kernel: %s", user)}
 		}
 		if err := l.Need(ctx, need...); err != nil {
-			return "", err
+			return "", cli.AdvisedError{Err: err, Hints: []string{"`weft doctor` says what this machine lacks; --datapath user needs no kernel module"}}
 		}
 	case datapathAuto:
 		choice, because = datapathKernel, "the kernel supports it"
@@ -43,18 +44,18 @@ func chooseDatapath(ctx context.Context, wish, user string, log *slog.Logger, l 
 			choice, because = datapathUser, "the kernel cannot: "+err.Error()
 		}
 	default:
-		return "", usageError{err: fmt.Errorf("--datapath %q: must be auto, kernel or user", wish)}
+		return "", cli.UsageError{Err: fmt.Errorf("--datapath %q: must be auto, kernel or user", wish)}
 	}
 	log.Info("data path chosen", "datapath", choice, "because", because)
 	return choice, nil
 }
 
-// needDevice sees to it that this process can give block devices out by a kind:
-// where nothing works yet it loads what can be loaded. Its error says what is
-// missing for each kind, and what to do.
+// needDevice makes sure that this process can show volumes as block devices of a kind: if no kind
+// works yet, it loads the modules that can be loaded. Its error says what each kind lacks, and what
+// to do.
 func needDevice(ctx context.Context, kind blockdev.Kind, l kmod.Loader, probe func() []blockdev.Ability) error {
 	var failed error
-	for range 3 { // a kind can need two modules, and shows the second when it has the first
+	for range 3 { // a kind can need two modules, and reports the second only when the first is loaded
 		abilities := slices.DeleteFunc(probe(), func(a blockdev.Ability) bool { return kind != blockdev.Auto && a.Kind != kind })
 		if _, ok := blockdev.Choose(abilities); ok {
 			return nil

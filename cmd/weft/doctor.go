@@ -12,11 +12,12 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/kmod"
 	"weft.dev/weft/initiator/blockdev"
 )
 
-func newDoctor(g *globals) *cobra.Command {
+func newDoctor(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "doctor",
 		Short: "Report what this machine supports and how to enable the rest",
@@ -25,21 +26,21 @@ data paths a target and an initiator can use here, which one "auto" selects and
 why, how to enable the others, and whether other programs on the machine could
 touch data inside legs and volumes. Run it as the user that runs the agents.`,
 		Example: "  weft doctor\n  weft doctor -o json",
-		Args:    takes(),
+		Args:    cli.Takes(),
 		RunE: func(*cobra.Command, []string) error {
-			return runDoctor(doctor{euid: os.Geteuid(), devices: blockdev.Probe()}, g.out())
+			return runDoctor(doctor{euid: os.Geteuid(), devices: blockdev.Probe()}, g.Out())
 		},
 	}
 }
 
-// doctor looks at a machine.
+// doctor examines a machine.
 type doctor struct {
 	root    string // "" means "/"
 	euid    int
 	devices []blockdev.Ability
 }
 
-// diagnosis is all that doctor has to say. Its keys are stable.
+// diagnosis is everything that doctor reports. Its keys are stable.
 type diagnosis struct {
 	Kernel       string    `json:"kernel"`
 	Root         bool      `json:"root"`
@@ -49,16 +50,16 @@ type diagnosis struct {
 	Checks       []finding `json:"checks"`
 }
 
-// finding is one thing that works here, or does not.
+// finding is one thing that works on this machine, or does not.
 type finding struct {
 	For string `json:"for,omitempty"` // target or initiator
 	Way string `json:"name"`
 	OK  bool   `json:"ok"`
 	Why string `json:"reason"`
-	Fix string `json:"fix"` // what to do to have it; "" if it is there, or it cannot be enabled
+	Fix string `json:"fix"` // how to enable it; "" if it works, or cannot be enabled
 }
 
-// choice is what an agent with --datapath auto takes.
+// choice is the data path that an agent with --datapath auto uses.
 type choice struct {
 	For         string `json:"for"`
 	Datapath    string `json:"datapath"`               // "" if none works
@@ -66,20 +67,20 @@ type choice struct {
 	Because     string `json:"because"`
 }
 
-func runDoctor(d doctor, out *output) error {
+func runDoctor(d doctor, out *cli.Output) error {
 	found := d.look()
-	if out.format == formatTable {
-		found.print(out.stdout)
+	if out.Format == cli.FormatTable {
+		found.print(out.Stdout)
 		return nil
 	}
 	b, err := json.MarshalIndent(found, "", "  ")
-	if err == nil && out.format == formatYAML {
+	if err == nil && out.Format == cli.FormatYAML {
 		b, err = yaml.JSONToYAML(b)
 	}
 	if err != nil {
-		return fmt.Errorf("print as %s: %w", out.format.String(), err)
+		return fmt.Errorf("print as %s: %w", out.Format.String(), err)
 	}
-	_, err = fmt.Fprintln(out.stdout, strings.TrimSuffix(string(b), "\n"))
+	_, err = fmt.Fprintln(out.Stdout, strings.TrimSuffix(string(b), "\n"))
 	return err
 }
 
@@ -110,7 +111,7 @@ func (d doctor) look() diagnosis {
 	return found
 }
 
-// kernel tells whether an agent can use the kernel's NVMe-oF.
+// kernel says whether an agent can use the kernel's NVMe-oF.
 func (d doctor) kernel(what string, need ...kmod.Module) finding {
 	f := finding{For: what, Way: datapathKernel}
 	var load, never []string
@@ -174,13 +175,13 @@ func (d doctor) auto(kernel, user finding) choice {
 	return choice{For: kernel.For, Because: kernel.Why + "; in user space: " + user.Why}
 }
 
-// print is what people read.
+// print writes the report for people.
 func (found diagnosis) print(w io.Writer) {
 	who := "as root"
 	if !found.Root {
-		who = "by a user other than root"
+		who = "without root"
 	}
-	fmt.Fprintf(w, "kernel %s, looked at %s\n\n", found.Kernel, who)
+	fmt.Fprintf(w, "kernel %s, checked %s\n\n", found.Kernel, who)
 	var rows [][]string
 	for _, f := range found.Paths {
 		rows = append(rows, []string{f.For, f.Way, f.word("yes", "no"), f.Why})
@@ -188,26 +189,34 @@ func (found diagnosis) print(w io.Writer) {
 	for _, f := range found.BlockDevices {
 		rows = append(rows, []string{"block device", f.Way, f.word("yes", "no"), f.Why})
 	}
-	table(w, "FOR WAY WORKS WHY", rows...)
+	cli.Table(w, "FOR WAY WORKS WHY", rows...)
 	fmt.Fprintln(w)
 	for _, c := range found.Auto {
-		takes := c.Datapath
-		switch {
-		case takes == "":
-			takes = "nothing"
-		case c.BlockDevice != "":
-			takes += " with " + c.BlockDevice
-		}
-		fmt.Fprintf(w, "auto: %s uses %s: %s\n", c.For, takes, c.Because)
+		fmt.Fprintf(w, "--datapath auto: the %s %s\n", c.For, c.sentence())
 	}
 	printFixes(w, "\nto enable the others:\n", found.Paths, found.BlockDevices)
 	fmt.Fprintln(w)
 	rows = nil
 	for _, f := range found.Checks {
-		rows = append(rows, []string{f.Way, f.word("fine", "look"), f.Why})
+		rows = append(rows, []string{f.Way, f.word("ok", "problem"), f.Why})
 	}
-	table(w, "CHECK STATE WHY", rows...)
-	printFixes(w, "\nto correct:\n", found.Checks)
+	cli.Table(w, "CHECK STATE WHY", rows...)
+	printFixes(w, "\nto correct the problems:\n", found.Checks)
+}
+
+// sentence says what an agent chooses and why, without repeating "auto" and the agent's name.
+func (c choice) sentence() string {
+	switch c.Datapath {
+	case "":
+		return "cannot run: in the kernel: " + c.Because
+	case datapathKernel:
+		return "uses the kernel: " + c.Because
+	}
+	how := "works in user space"
+	if c.BlockDevice != "" {
+		how += " with " + c.BlockDevice
+	}
+	return how + ", " + c.Because
 }
 
 func (f finding) word(yes, no string) string {

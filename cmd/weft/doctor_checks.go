@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// text reads a small file of the machine; "" if it is not there.
+// text reads a small file of the machine; "" if it does not exist.
 func (d doctor) text(path string) string {
 	b, _ := os.ReadFile(filepath.Join("/", d.root, path))
 	return strings.TrimSpace(string(b))
 }
 
-// has tells whether one of the paths, which may be patterns, is there.
+// has reports whether one of the paths, which may be patterns, exists.
 func (d doctor) has(paths ...string) bool {
 	return slices.ContainsFunc(paths, func(p string) bool {
 		found, err := filepath.Glob(filepath.Join("/", d.root, p))
@@ -24,8 +24,8 @@ func (d doctor) has(paths ...string) bool {
 	})
 }
 
-// says tells whether one of the files, which may be patterns, has a text in a
-// line that is no comment.
+// says reports whether one of the files, which may be patterns, has a text in a line that is not a
+// comment.
 func (d doctor) says(text string, files ...string) bool {
 	for _, pattern := range files {
 		found, _ := filepath.Glob(filepath.Join("/", d.root, pattern))
@@ -41,7 +41,7 @@ func (d doctor) says(text string, files ...string) bool {
 	return false
 }
 
-// checks looks for what could meddle with legs and volumes, or with the agents.
+// checks looks for programs and settings that could interfere with legs, volumes or agents.
 func (d doctor) checks() []finding {
 	return []finding{d.checkUdev(), d.checkLVM(), d.checkMD(), d.checkAutoconnect(), d.checkRun(), d.checkFlusher()}
 }
@@ -90,8 +90,8 @@ func (d doctor) checkMD() finding {
 	return f
 }
 
-// checkAutoconnect: nvme-cli's rule connects whatever a discovery controller
-// names, with timeouts that are not Weft's.
+// checkAutoconnect looks for nvme-cli's rule, which connects everything that a discovery controller
+// names, with timeouts that differ from Weft's.
 func (d doctor) checkAutoconnect() finding {
 	f := finding{Way: "nvmf-autoconnect", OK: true, Why: "no other program connects to targets by itself"}
 	const rule = "70-nvmf-autoconnect.rules"
@@ -119,7 +119,7 @@ func (d doctor) checkRun() finding {
 
 const capSysResource = 24 // linux/capability.h
 
-// checkFlusher looks for CAP_SYS_RESOURCE, see initiator/blockdev on memory.
+// checkFlusher looks for CAP_SYS_RESOURCE; see initiator/blockdev on memory.
 func (d doctor) checkFlusher() finding {
 	f := finding{Way: "io-flusher", OK: true, Why: "an initiator in user space may mark itself as an I/O flusher and is safe when memory is short"}
 	for line := range strings.Lines(d.text("proc/self/status")) {

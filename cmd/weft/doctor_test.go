@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/initiator/blockdev"
 )
 
-// plainBox is a machine with a distribution's kernel, from which something may
-// be taken away.
+// plainBox is a machine with a distribution's kernel, from which a test may remove parts.
 func plainBox(t *testing.T) doctor {
 	t.Helper()
 	d := doctor{root: t.TempDir(), devices: []blockdev.Ability{
@@ -61,9 +61,9 @@ func TestDoctorSaysWhatAMachineCanDo(t *testing.T) {
 	} {
 		d := plainBox(t)
 		change(&d)
-		for _, f := range []format{formatTable, formatJSON} {
+		for _, f := range []cli.Format{cli.FormatTable, cli.FormatJSON} {
 			var stdout, stderr bytes.Buffer
-			if err := runDoctor(d, &output{format: f, stdout: &stdout, stderr: &stderr, now: time.Now}); err != nil {
+			if err := runDoctor(d, &cli.Output{Format: f, Stdout: &stdout, Stderr: &stderr, Now: time.Now}); err != nil {
 				t.Errorf("doctor of %s: %v", name, err)
 			}
 			golden(t, "doctor-"+name+"."+f.String(), stdout.Bytes())

@@ -10,55 +10,56 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
-func newDrive(g *globals) *cobra.Command {
-	return group("drive", "Manage drives: the devices that Weft uses, and those it could use",
+func newDrive(g *cli.Globals) *cobra.Command {
+	return cli.Group("drive", "Manage drives: the devices that Weft uses, and those it could use",
 		newDriveDevices(g), newDriveList(g), newDriveAdd(g), newDriveLabel(g), newDriveEvict(g))
 }
 
-func newDriveDevices(g *globals) *cobra.Command {
+func newDriveDevices(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:               "devices NODE",
 		Short:             "List a node's block devices, and why some cannot be added",
 		Example:           "  weft drive devices t1",
-		Args:              takes("NODE"),
-		ValidArgsFunction: g.completeNode,
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+		Args:              cli.Takes("NODE"),
+		ValidArgsFunction: g.CompleteNode,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			return runDriveDevices(ctx, api, args[0], out)
 		}),
 	}
 }
 
-func runDriveDevices(ctx context.Context, api pb.ManagerClient, node string, out *output) error {
+func runDriveDevices(ctx context.Context, api pb.ManagerClient, node string, out *cli.Output) error {
 	devices, err := api.ListDevices(ctx, &pb.ListDevicesRequest{Node: node})
 	if err != nil {
 		return err
 	}
-	return out.print(devices, func(w io.Writer) {
+	return out.Print(devices, func(w io.Writer) {
 		var rows [][]string
 		for _, d := range devices.GetDevices() {
 			rows = append(rows, []string{
-				d.GetPath(), d.GetModel(), d.GetSerial(), size(d.GetSizeBytes()),
-				strings.Join(d.GetSignatures(), ","), strings.Join(d.GetHolders(), ","), short(d.GetDriveId()), d.GetRefused(),
+				d.GetPath(), d.GetModel(), d.GetSerial(), cli.Size(d.GetSizeBytes()),
+				strings.Join(d.GetSignatures(), ","), strings.Join(d.GetHolders(), ","), cli.ShortID(d.GetDriveId()), d.GetRefused(),
 			})
 		}
-		table(w, "DEVICE MODEL SERIAL SIZE SIGNATURES HOLDERS DRIVE REFUSED", rows...)
+		cli.Table(w, "DEVICE MODEL SERIAL SIZE SIGNATURES HOLDERS DRIVE REFUSED", rows...)
 	})
 }
 
 type driveListOptions struct{ node string }
 
-func newDriveList(g *globals) *cobra.Command {
+func newDriveList(g *cli.Globals) *cobra.Command {
 	var o driveListOptions
 	cmd := &cobra.Command{
 		Use:     "list",
 		Short:   "List the drives of the cluster",
 		Example: "  weft drive list\n  weft drive list --node t1",
-		Args:    takes(),
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {
+		Args:    cli.Takes(),
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *cli.Output) error {
 			return runDriveList(ctx, api, o, out)
 		}),
 	}
@@ -66,24 +67,24 @@ func newDriveList(g *globals) *cobra.Command {
 	return cmd
 }
 
-func runDriveList(ctx context.Context, api pb.ManagerClient, o driveListOptions, out *output) error {
+func runDriveList(ctx context.Context, api pb.ManagerClient, o driveListOptions, out *cli.Output) error {
 	drives, err := api.ListDrives(ctx, &pb.ListDrivesRequest{Node: o.node})
 	if err != nil {
 		return err
 	}
-	return out.print(drives, func(w io.Writer) {
+	return out.Print(drives, func(w io.Writer) {
 		var rows [][]string
 		for _, d := range drives.GetDrives() {
 			rows = append(rows, []string{
-				short(d.GetId()), d.GetNode(), d.GetDevice(), d.GetModel(), size(d.GetCapacityBytes()),
-				used(d.GetAllocatedBytes(), d.GetCapacityBytes()), word(d.GetState()), pairs(d.GetLabels()), d.GetReason(),
+				cli.ShortID(d.GetId()), d.GetNode(), d.GetDevice(), d.GetModel(), cli.Size(d.GetCapacityBytes()),
+				used(d.GetAllocatedBytes(), d.GetCapacityBytes()), cli.Word(d.GetState()), cli.Pairs(d.GetLabels()), d.GetReason(),
 			})
 		}
-		table(w, "DRIVE NODE DEVICE MODEL CAPACITY USED STATE LABELS REASON", rows...)
+		cli.Table(w, "DRIVE NODE DEVICE MODEL CAPACITY USED STATE LABELS REASON", rows...)
 	})
 }
 
-// used is the share of a capacity that is taken.
+// used is the used share of a capacity.
 func used(allocated, capacity uint64) string {
 	if capacity == 0 {
 		return ""
@@ -97,7 +98,7 @@ type driveAddOptions struct {
 	forceErase   string
 }
 
-func newDriveAdd(g *globals) *cobra.Command {
+func newDriveAdd(g *cli.Globals) *cobra.Command {
 	var o driveAddOptions
 	cmd := &cobra.Command{
 		Use:   "add NODE DEVICE",
@@ -112,9 +113,9 @@ the drive and its cluster, "weft drive ID of cluster ID".
 Prints the drive's id.`,
 		Example: `  weft drive add t1 /dev/nvme0n1 --label class=fast
   weft drive add t1 /dev/sdb --force-erase 'ext4 "data"'`,
-		Args:              takes("NODE", "DEVICE"),
-		ValidArgsFunction: g.completeDevices,
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+		Args:              cli.Takes("NODE", "DEVICE"),
+		ValidArgsFunction: g.CompleteDevices,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			o.node, o.device = args[0], args[1]
 			return runDriveAdd(ctx, api, o, out)
 		}),
@@ -124,7 +125,7 @@ Prints the drive's id.`,
 	return cmd
 }
 
-func runDriveAdd(ctx context.Context, api pb.ManagerClient, o driveAddOptions, out *output) error {
+func runDriveAdd(ctx context.Context, api pb.ManagerClient, o driveAddOptions, out *cli.Output) error {
 	labels, err := parsePairs(o.labels)
 	if err != nil {
 		return err
@@ -133,25 +134,25 @@ func runDriveAdd(ctx context.Context, api pb.ManagerClient, o driveAddOptions, o
 	if err != nil {
 		return err
 	}
-	return out.print(d, func(w io.Writer) { fmt.Fprintln(w, d.GetId()) })
+	return out.Print(d, func(w io.Writer) { fmt.Fprintln(w, d.GetId()) })
 }
 
-func newDriveLabel(g *globals) *cobra.Command {
+func newDriveLabel(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "label DRIVE [KEY=VALUE...]",
 		Short: "Replace the labels of a drive",
 		Long: `Replace the labels of a drive, by which pools select it. Without labels, remove
 all of them. Volumes on the drive stay there.`,
 		Example:           "  weft drive label 4f1c22aa class=fast\n  weft drive label 4f1c22aa",
-		Args:              takesMore("DRIVE"),
-		ValidArgsFunction: g.completeDrives,
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+		Args:              cli.TakesMore("DRIVE"),
+		ValidArgsFunction: g.CompleteDrives,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			return runDriveLabel(ctx, api, args[0], args[1:], out)
 		}),
 	}
 }
 
-func runDriveLabel(ctx context.Context, api pb.ManagerClient, drive string, labels []string, out *output) error {
+func runDriveLabel(ctx context.Context, api pb.ManagerClient, drive string, labels []string, out *cli.Output) error {
 	parsed, err := parsePairs(labels)
 	if err != nil {
 		return err
@@ -164,24 +165,24 @@ func runDriveLabel(ctx context.Context, api pb.ManagerClient, drive string, labe
 	if err != nil {
 		return err
 	}
-	out.say("drive %s has labels %s", short(id), orNone(pairs(d.GetLabels())))
-	return out.print(d, nil)
+	out.Say("drive %s has labels %s", cli.ShortID(id), cli.OrNone(cli.Pairs(d.GetLabels())))
+	return out.Print(d, nil)
 }
 
-func newDriveEvict(g *globals) *cobra.Command {
+func newDriveEvict(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:               "evict DRIVE",
 		Short:             "Remove a drive and erase Weft's label on it; refused while it holds legs",
 		Example:           "  weft drive evict 4f1c22aa",
-		Args:              takes("DRIVE"),
-		ValidArgsFunction: g.completeDrives,
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+		Args:              cli.Takes("DRIVE"),
+		ValidArgsFunction: g.CompleteDrives,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			return runDriveEvict(ctx, api, args[0], out)
 		}),
 	}
 }
 
-func runDriveEvict(ctx context.Context, api pb.ManagerClient, drive string, out *output) error {
+func runDriveEvict(ctx context.Context, api pb.ManagerClient, drive string, out *cli.Output) error {
 	id, err := resolveDrive(ctx, api, drive)
 	if err != nil {
 		return err
@@ -189,11 +190,11 @@ func runDriveEvict(ctx context.Context, api pb.ManagerClient, drive string, out 
 	if _, err := api.EvictDrive(ctx, &pb.EvictDriveRequest{DriveId: id}); err != nil {
 		return err
 	}
-	out.say("drive %s is being removed", short(id))
+	out.Say("drive %s is being removed", cli.ShortID(id))
 	return nil
 }
 
-// resolveDrive takes a drive's id or the beginning of it.
+// resolveDrive accepts a drive's id or the beginning of it.
 func resolveDrive(ctx context.Context, api pb.ManagerClient, drive string) (string, error) {
 	if _, err := block.ParseDriveID(drive); err == nil {
 		return drive, nil

@@ -14,11 +14,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/pb"
 )
 
-func newEvent(g *globals) *cobra.Command {
-	return group("event", "Show the history of the cluster", newEventList(g))
+func newEvent(g *cli.Globals) *cobra.Command {
+	return cli.Group("event", "Show the history of the cluster", newEventList(g))
 }
 
 type eventListOptions struct {
@@ -27,7 +28,7 @@ type eventListOptions struct {
 	follow bool
 }
 
-func newEventList(g *globals) *cobra.Command {
+func newEventList(g *cli.Globals) *cobra.Command {
 	var o eventListOptions
 	cmd := &cobra.Command{
 		Use:   "list",
@@ -36,31 +37,31 @@ func newEventList(g *globals) *cobra.Command {
 until interrupted; with -o json as one object per line.`,
 		Example: `  weft event list --object "volume db1"
   weft event list --follow -o json`,
-		Args: takes(),
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {
+		Args: cli.Takes(),
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *cli.Output) error {
 			return runEventList(ctx, api, o, out)
 		}),
 	}
 	cmd.Flags().StringVar(&o.object, "object", "", "only events of this `object`, such as \"volume db1\" or \"node t1\"")
-	cmd.Flags().Uint32Var(&o.limit, "limit", 100, "number of events, the newest ones")
+	cmd.Flags().Uint32Var(&o.limit, "limit", 100, "`number` of events: the newest ones")
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "keep printing new events")
 	return cmd
 }
 
-func runEventList(ctx context.Context, api pb.ManagerClient, o eventListOptions, out *output) error {
+func runEventList(ctx context.Context, api pb.ManagerClient, o eventListOptions, out *cli.Output) error {
 	events, err := api.ListEvents(ctx, &pb.ListEventsRequest{Object: o.object, Limit: o.limit})
 	if err != nil {
 		return err
 	}
 	if len(events.GetEvents()) == 0 && o.object != "" {
-		out.say("no events of object %q: an object is a kind and a name, such as %q or %q", o.object, "volume db1", "node t1")
+		out.Say("no events of object %q: an object is a kind and a name, such as %q or %q", o.object, "volume db1", "node t1")
 	}
 	if !o.follow {
-		return out.print(events, func(w io.Writer) { eventTable(w, events.GetEvents()) })
+		return out.Print(events, func(w io.Writer) { eventTable(w, events.GetEvents()) })
 	}
 	var seq uint64
 	for _, e := range events.GetEvents() {
-		out.printEvent(e)
+		printEvent(out, e)
 		seq = e.GetSeq()
 	}
 	return followEvents(ctx, api, o.object, seq, out)
@@ -70,30 +71,29 @@ func eventTable(w io.Writer, events []*pb.Event) {
 	var rows [][]string
 	for _, e := range events {
 		rows = append(rows, []string{
-			strconv.FormatUint(e.GetSeq(), 10), e.GetTime().AsTime().UTC().Format(time.RFC3339), word(e.GetSeverity()),
+			strconv.FormatUint(e.GetSeq(), 10), e.GetTime().AsTime().UTC().Format(time.RFC3339), cli.Word(e.GetSeverity()),
 			e.GetKind(), e.GetObject(), e.GetText(),
 		})
 	}
-	table(w, "SEQ TIME SEVERITY KIND OBJECT TEXT", rows...)
+	cli.Table(w, "SEQ TIME SEVERITY KIND OBJECT TEXT", rows...)
 }
 
 // printEvent prints one event in one line (in YAML, one document).
-func (o *output) printEvent(e *pb.Event) {
-	switch o.format {
-	case formatJSON:
-		o.stdout.Write(oneLine(e))
-	case formatYAML:
-		fmt.Fprintln(o.stdout, "---")
-		o.print(e, nil)
+func printEvent(o *cli.Output, e *pb.Event) {
+	switch o.Format {
+	case cli.FormatJSON:
+		o.Stdout.Write(cli.OneLine(e))
+	case cli.FormatYAML:
+		fmt.Fprintln(o.Stdout, "---")
+		o.Print(e, nil)
 	default:
-		fmt.Fprintf(o.stdout, "%s  %-7s  %s: %s\n", e.GetTime().AsTime().UTC().Format(time.RFC3339), word(e.GetSeverity()), e.GetObject(), e.GetText())
+		fmt.Fprintf(o.Stdout, "%s  %-7s  %s: %s\n", e.GetTime().AsTime().UTC().Format(time.RFC3339), cli.Word(e.GetSeverity()), e.GetObject(), e.GetText())
 	}
 }
 
-// followEvents prints events after a sequence number until ctx ends. A manager
-// that restarts, or ends the watch since nobody read what it sent, is asked again for
-// what came after the last one printed.
-func followEvents(ctx context.Context, api pb.ManagerClient, object string, seq uint64, out *output) error {
+// followEvents prints events after a sequence number until ctx ends. If the manager restarts, or
+// ends the watch because its reader was too slow, it continues after the last printed event.
+func followEvents(ctx context.Context, api pb.ManagerClient, object string, seq uint64, out *cli.Output) error {
 	for {
 		err := watchEvents(ctx, api, object, &seq, out)
 		if ctx.Err() != nil {
@@ -101,7 +101,7 @@ func followEvents(ctx context.Context, api pb.ManagerClient, object string, seq 
 		}
 		first, gone := pb.EventsGone(err)
 		if gone {
-			out.warn("events %d to %d are no longer kept; what follows begins at %d", seq+1, first-1, first)
+			out.Warn("events %d to %d are no longer kept; what follows begins at %d", seq+1, first-1, first)
 			seq = first - 1
 		}
 		if code := status.Code(err); !gone && !errors.Is(err, io.EOF) && code != codes.Unavailable && code != codes.Aborted {
@@ -109,12 +109,12 @@ func followEvents(ctx context.Context, api pb.ManagerClient, object string, seq 
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(pollEvery):
+		case <-time.After(cli.PollEvery):
 		}
 	}
 }
 
-func watchEvents(ctx context.Context, api pb.ManagerClient, object string, seq *uint64, out *output) error {
+func watchEvents(ctx context.Context, api pb.ManagerClient, object string, seq *uint64, out *cli.Output) error {
 	stream, err := api.WatchEvents(ctx, &pb.WatchEventsRequest{Object: object, AfterSeq: *seq})
 	if err != nil {
 		return err
@@ -125,6 +125,6 @@ func watchEvents(ctx context.Context, api pb.ManagerClient, object string, seq *
 			return err
 		}
 		*seq = e.GetSeq()
-		out.printEvent(e)
+		printEvent(out, e)
 	}
 }

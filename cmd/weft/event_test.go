@@ -15,10 +15,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/pb"
 )
 
-// breakingWatch is a manager whose watches give the events after a number, and end.
+// breakingWatch is a manager whose watches deliver the events after a number, and end.
 type breakingWatch struct {
 	pb.ManagerClient
 	after []uint64
@@ -54,8 +55,8 @@ func (s *brokenStream) Recv() (*pb.Event, error) {
 	return nil, s.ends
 }
 
-// A watch that ends is gone on with after the last event, and if those that came next
-// are gone, that is said.
+// A watch that ends is continued after the last event. If the next events are gone by then, the
+// output says so.
 func TestFollowingEventsGoesOn(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -66,7 +67,7 @@ func TestFollowingEventsGoesOn(t *testing.T) {
 	}
 	m := &breakingWatch{stop: stop, ends: []error{gone.Err(), status.Error(codes.Aborted, "no event was read"), status.Error(codes.Unavailable, "restart")}}
 	var stdout, stderr bytes.Buffer
-	err = followEvents(ctx, m, "", 3, &output{stdout: &stdout, stderr: &stderr})
+	err = followEvents(ctx, m, "", 3, &cli.Output{Stdout: &stdout, Stderr: &stderr})
 	if !errors.Is(err, context.Canceled) || !slices.Equal(m.after, []uint64{3, 9, 10, 11}) {
 		t.Errorf("events were asked for after %v, and then %v; want 3, 9, 10, 11", m.after, err)
 	}
@@ -74,7 +75,7 @@ func TestFollowingEventsGoesOn(t *testing.T) {
 		t.Errorf("printed:\n%s%s", stdout.String(), stderr.String())
 	}
 	m = &breakingWatch{stop: stop, ends: []error{status.Error(codes.ResourceExhausted, "too many")}}
-	if err := followEvents(t.Context(), m, "", 3, &output{stdout: &stdout, stderr: &stderr}); status.Code(err) != codes.ResourceExhausted {
+	if err := followEvents(t.Context(), m, "", 3, &cli.Output{Stdout: &stdout, Stderr: &stderr}); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a watch that is refused = %v", err)
 	}
 }

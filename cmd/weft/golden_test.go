@@ -17,17 +17,18 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/pb"
 )
 
 var update = flag.Bool("update", false, "write what the commands print to testdata/golden")
 
-// noon is when all that happens here happens.
+// noon is when everything in these tests happens.
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(noon.Add(-d)) }
 
-// stub answers with what it holds; other calls are a nil dereference.
+// stub answers with its content; other calls are a nil dereference.
 type stub struct {
 	pb.ManagerClient
 	status *pb.Status
@@ -127,21 +128,21 @@ func db1() *stub {
 }
 
 func TestTablesAndJSONStayAsTheyAre(t *testing.T) {
-	runs := map[string]func(context.Context, pb.ManagerClient, *output) error{
+	runs := map[string]func(context.Context, pb.ManagerClient, *cli.Output) error{
 		"status": runStatus,
 		"nodes":  runNodeList,
-		"devices": func(ctx context.Context, api pb.ManagerClient, out *output) error {
+		"devices": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 			return runDriveDevices(ctx, api, "t1", out)
 		},
-		"drives": func(ctx context.Context, api pb.ManagerClient, out *output) error {
+		"drives": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 			return runDriveList(ctx, api, driveListOptions{}, out)
 		},
 		"pools":   runPoolList,
 		"volumes": runVolumeList,
-		"volume": func(ctx context.Context, api pb.ManagerClient, out *output) error {
+		"volume": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 			return runVolumeDescribe(ctx, api, "db1", out)
 		},
-		"shared": func(ctx context.Context, api pb.ManagerClient, out *output) error {
+		"shared": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 			s := api.(*stub)
 			first, second := s.volume.GetAttachment(), proto.CloneOf(s.volume.GetAttachment())
 			first.Mode, second.Mode = pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY, pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY
@@ -149,20 +150,20 @@ func TestTablesAndJSONStayAsTheyAre(t *testing.T) {
 			s.volume.Attachments = []*pb.Attachment{first, second}
 			return errors.Join(runVolumeList(ctx, api, out), runVolumeDescribe(ctx, api, "db1", out))
 		},
-		"attachments": func(ctx context.Context, api pb.ManagerClient, out *output) error {
+		"attachments": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 			return runAttachmentList(ctx, api, attachmentListOptions{}, out)
 		},
-		"events": func(ctx context.Context, api pb.ManagerClient, out *output) error {
+		"events": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 			return runEventList(ctx, api, eventListOptions{}, out)
 		},
-		"explain": func(ctx context.Context, api pb.ManagerClient, out *output) error {
+		"explain": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 			return runExplainVolume(ctx, api, "db1", out)
 		},
 	}
 	for name, run := range runs {
-		for _, f := range []format{formatTable, formatJSON, formatYAML} {
+		for _, f := range []cli.Format{cli.FormatTable, cli.FormatJSON, cli.FormatYAML} {
 			var stdout, stderr bytes.Buffer
-			out := &output{format: f, stdout: &stdout, stderr: &stderr, now: func() time.Time { return noon }}
+			out := &cli.Output{Format: f, Stdout: &stdout, Stderr: &stderr, Now: func() time.Time { return noon }}
 			if err := run(t.Context(), db1(), out); err != nil {
 				t.Errorf("%s as %s: %v", name, f.String(), err)
 			}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"weft.dev/weft/cmd/internal/cli"
 )
 
 // A command in the documentation: in a code block or between backticks.
@@ -40,7 +42,7 @@ func TestTheDocumentationShowsCommandsThatExist(t *testing.T) {
 func checkShown(t *testing.T, page, shown string) {
 	t.Helper()
 	words := slices.DeleteFunc(strings.Fields(shown), func(w string) bool { return w == "…" })
-	root := newRoot(&globals{})
+	root := newRoot(&cli.Globals{})
 	root.InitDefaultHelpCmd()
 	cmd, rest, err := root.Find(words)
 	if err != nil || cmd.HasSubCommands() && len(rest) > 0 && !strings.HasPrefix(rest[0], "--") {

@@ -10,14 +10,15 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
-// matchID finds the one id that begins with prefix, as tables show it.
+// matchID finds the only id that begins with prefix, the form shown in tables.
 func matchID(kind, prefix string, ids []string) (string, error) {
 	if len(prefix) < 4 {
-		return "", usageError{err: fmt.Errorf("%s %q: type at least 4 digits of its id", kind, prefix)}
+		return "", cli.UsageError{Err: fmt.Errorf("%s %q: type at least 4 digits of its id", kind, prefix)}
 	}
 	found := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return !strings.HasPrefix(id, prefix) })
 	switch len(found) {
@@ -26,10 +27,10 @@ func matchID(kind, prefix string, ids []string) (string, error) {
 	case 1:
 		return found[0], nil
 	}
-	return "", usageError{err: fmt.Errorf("%s %q: %d ids begin with that", kind, prefix, len(found)), hint: "type more digits: " + strings.Join(found, ", ")}
+	return "", cli.UsageError{Err: fmt.Errorf("%s %q: %d ids begin with that", kind, prefix, len(found)), Hint: "type more digits: " + strings.Join(found, ", ")}
 }
 
-// portal is the value of a portal in a message.
+// portal converts a portal from a message.
 func portal(p *pb.Portal) block.Portal {
 	t := block.TCP
 	if p.GetTransport() == pb.Transport_TRANSPORT_RDMA {

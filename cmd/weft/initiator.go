@@ -8,12 +8,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/cmd/internal/kmod"
 	"weft.dev/weft/initiator"
 	"weft.dev/weft/initiator/blockdev"
 )
 
-// defaultStateDir is where an initiator agent keeps what must outlive a boot.
+// defaultStateDir is where an initiator agent keeps state that must outlive a boot.
 const defaultStateDir = "/var/lib/weft/initiator"
 
 type initiatorOptions struct {
@@ -22,7 +24,7 @@ type initiatorOptions struct {
 	datapath, device string
 }
 
-func newInitiator(g *globals) *cobra.Command {
+func newInitiator(g *cli.Globals) *cobra.Command {
 	var o initiatorOptions
 	cmd := &cobra.Command{
 		Use:   "initiator",
@@ -43,39 +45,39 @@ uses them.
 With --datapath auto, the agent uses the kernel where possible, and logs its
 choice and the reason.`,
 		Example: "  weft initiator --manager m1:4480 --label rack=r1",
-		Args:    takes(),
+		Args:    cli.Takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.manager, o.tls = g.manager, g.tls
+			o.manager, o.tls = g.Manager, g.TLS
 			return runInitiator(cmd.Context(), o, g)
 		},
 	}
 	o.addFlags(cmd)
 	cmd.Flags().StringVar(&o.stateDir, "state-dir", defaultStateDir, "`directory` that keeps this host's NVMe identity and its cluster")
 	cmd.Flags().StringVar(&o.runDir, "run-dir", "/run/weft/initiator", "`directory` on a tmpfs, for state that must not outlive a boot")
-	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "data path: the `kernel`, this process (user), or auto")
-	cmd.Flags().StringVar(&o.device, "block-device", string(blockdev.Auto), "kind of block devices in user space: `ublk`, nbd, fuse, or auto for the best available")
+	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "data `path`: kernel, user (this process) or auto")
+	cmd.Flags().StringVar(&o.device, "block-device", string(blockdev.Auto), "`kind` of block devices in user space: ublk, nbd, fuse, or auto for the best available")
 	cmd.AddCommand(newInitiatorLeave(g))
 	return cmd
 }
 
-func runInitiator(ctx context.Context, o initiatorOptions, g *globals) error {
-	bootID, err := kernelText("/proc/sys/kernel/random/boot_id")
+func runInitiator(ctx context.Context, o initiatorOptions, g *cli.Globals) error {
+	bootID, err := daemon.KernelText("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return fmt.Errorf("read the boot id: %w", err)
 	}
-	release, err := kernelText("/proc/sys/kernel/osrelease")
+	release, err := daemon.KernelText("/proc/sys/kernel/osrelease")
 	if err != nil {
 		return fmt.Errorf("read the kernel's release: %w", err)
 	}
 	kind, err := blockdev.ParseKind(o.device)
 	if err != nil {
-		return usageError{err: fmt.Errorf("--block-device: %w", err)}
+		return cli.UsageError{Err: fmt.Errorf("--block-device: %w", err)}
 	}
 	user := ""
 	if kind != blockdev.Auto {
 		user = "--block-device " + o.device + " is for user space only"
 	}
-	return runAgent(ctx, o.agentOptions, g.stderr, nil, func(b agentBase) (agent, error) {
+	return runAgent(ctx, o.agentOptions, g.Stderr, nil, func(b agentBase) (agent, error) {
 		datapath, err := chooseDatapath(ctx, o.datapath, user, b.log, kmod.Loader{},
 			kmod.NvmeTCP, kmod.Fabrics, kmod.DM, kmod.DMMirror, kmod.Loop, kmod.TCPDiag)
 		if err != nil {
@@ -88,7 +90,7 @@ func runInitiator(ctx context.Context, o initiatorOptions, g *globals) error {
 		}
 		return initiator.New(initiator.Config{
 			Node: b.node, Labels: b.labels, Version: version(), Kernel: release, BootID: bootID,
-			Manager: b.manager, StateDir: o.stateDir, RunDir: o.runDir, Log: b.log,
+			Manager: b.manager, Next: b.next, StateDir: o.stateDir, RunDir: o.runDir, Log: b.log,
 			Datapath: initiator.Datapath(datapath), BlockDevice: kind,
 		})
 	})

@@ -5,12 +5,13 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/initiator"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
-func newInitiatorLeave(g *globals) *cobra.Command {
+func newInitiatorLeave(g *cli.Globals) *cobra.Command {
 	var stateDir string
 	cmd := &cobra.Command{
 		Use:   "leave-cluster",
@@ -23,14 +24,14 @@ the machine's volumes and stop its agent; otherwise the command is refused.
 Do not use this after a store was lost: rebuild the store, and the machine's own
 cluster is back.`,
 		Example: "  weft initiator leave-cluster",
-		Args:    takes(),
-		RunE:    func(*cobra.Command, []string) error { return runInitiatorLeave(stateDir, g.out()) },
+		Args:    cli.Takes(),
+		RunE:    func(*cobra.Command, []string) error { return runInitiatorLeave(stateDir, g.Out()) },
 	}
 	cmd.Flags().StringVar(&stateDir, "state-dir", defaultStateDir, "`directory` of the agent's state")
 	return cmd
 }
 
-func runInitiatorLeave(stateDir string, out *output) error {
+func runInitiatorLeave(stateDir string, out *cli.Output) error {
 	agent, err := initiator.New(initiator.Config{Node: "this", BootID: "this", Manager: noManager{}, StateDir: stateDir})
 	if err != nil {
 		return err
@@ -38,16 +39,16 @@ func runInitiatorLeave(stateDir string, out *output) error {
 	id, err := agent.Leave()
 	switch {
 	case err != nil && !id.IsZero():
-		return refusedError{err: err}
+		return cli.RefusedError{Err: err}
 	case err != nil:
 		return err
 	case id == block.ClusterID{}:
-		out.say("this machine belongs to no cluster")
+		out.Say("this machine belongs to no cluster")
 		return nil
 	}
-	out.say("this machine has left cluster %v", id)
+	out.Say("this machine has left cluster %v", id)
 	return nil
 }
 
-// noManager is for an agent that does not run.
+// noManager replaces the manager of an agent that does not run.
 type noManager struct{ pb.AgentsClient }

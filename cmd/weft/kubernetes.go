@@ -15,21 +15,22 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/kubeapi"
 	"weft.dev/weft/csi"
 )
 
-// nodeReader gives a Node of Kubernetes.
+// nodeReader reads a Kubernetes Node.
 type nodeReader interface {
 	Node(ctx context.Context, name string) (*kubeapi.Node, error)
 }
 
-func newKubernetes(g *globals) *cobra.Command {
-	return group("kubernetes", "Helpers for Weft's own pods; used by the manifests",
+func newKubernetes(g *cli.Globals) *cobra.Command {
+	return cli.Group("kubernetes", "Helpers for Weft's own pods; used by the manifests",
 		newKubernetesLabels(g), newKubernetesWait(g))
 }
 
-func newKubernetesLabels(g *globals) *cobra.Command {
+func newKubernetesLabels(g *cli.Globals) *cobra.Command {
 	var node, file string
 	var take []string
 	cmd := &cobra.Command{
@@ -39,13 +40,13 @@ func newKubernetesLabels(g *globals) *cobra.Command {
 the requested ones under Weft's names, one KEY=VALUE per line. A label that the
 node lacks is left out.`,
 		Example: "  weft kubernetes labels --node gpu1 --take topology.kubernetes.io/zone=zone --write /labels/labels",
-		Args:    takes(),
+		Args:    cli.Takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			api, err := kubeapi.InCluster()
 			if err != nil {
 				return err
 			}
-			return runKubernetesLabels(cmd.Context(), api, node, take, file, g.stdout)
+			return runKubernetesLabels(cmd.Context(), api, node, take, file, g.Stdout)
 		},
 	}
 	cmd.Flags().StringVar(&node, "node", os.Getenv("NODE_NAME"), "`name` of the node (default: this host's name) [NODE_NAME]")
@@ -59,7 +60,7 @@ func runKubernetesLabels(ctx context.Context, api nodeReader, node string, take 
 	if err != nil {
 		return err
 	}
-	if node, err = nodeOrThis(node); err != nil {
+	if node, err = cli.NodeOrThis(node); err != nil {
 		return err
 	}
 	n, err := api.Node(ctx, node)
@@ -76,14 +77,14 @@ func runKubernetesLabels(ctx context.Context, api nodeReader, node string, take 
 		_, err := io.WriteString(stdout, text)
 		return err
 	}
-	// Renamed, so that nobody reads half of it.
+	// Renamed into place, so that no reader sees half of it.
 	if err := os.WriteFile(file+".new", []byte(text), 0o644); err != nil {
 		return err
 	}
 	return os.Rename(file+".new", filepath.Clean(file))
 }
 
-func newKubernetesWait(g *globals) *cobra.Command {
+func newKubernetesWait(g *cli.Globals) *cobra.Command {
 	var node string
 	cmd := &cobra.Command{
 		Use:   "wait-detached",
@@ -93,30 +94,30 @@ wait until no Weft volume is attached to it. The driver's pod ends with this
 command, so until then the driver is there to unmount the volumes. Otherwise
 Kubernetes would take volumes from a node that has gone only after six minutes.`,
 		Example: "  weft kubernetes wait-detached --node gpu1 --timeout 50s",
-		Args:    takes(),
+		Args:    cli.Takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			api, err := kubeapi.InCluster()
 			if err != nil {
 				return err
 			}
 			ctx := cmd.Context()
-			if g.timeout > 0 {
+			if g.Timeout > 0 {
 				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, g.timeout)
+				ctx, cancel = context.WithTimeout(ctx, g.Timeout)
 				defer cancel()
 			}
-			return runKubernetesWait(ctx, api, node, detachedEvery, g.stderr)
+			return runKubernetesWait(ctx, api, node, detachedEvery, g.Stderr)
 		},
 	}
 	cmd.Flags().StringVar(&node, "node", os.Getenv("NODE_NAME"), "`name` of the node (default: this host's name) [NODE_NAME]")
 	return cmd
 }
 
-// detachedEvery is how often Kubernetes is asked; it updates the list each second.
+// detachedEvery is how often the command asks Kubernetes, which updates the list each second.
 const detachedEvery = 2 * time.Second
 
 func runKubernetesWait(ctx context.Context, api nodeReader, node string, every time.Duration, stderr io.Writer) error {
-	node, err := nodeOrThis(node)
+	node, err := cli.NodeOrThis(node)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/cmd/internal/kubeapi"
 )
 
-// nodes answers with one after the other, the last one for ever; nil is an error.
+// nodes answers with one node after another, and repeats the last one for ever; nil is an error.
 type nodes []*kubeapi.Node
 
 func (n *nodes) Node(context.Context, string) (*kubeapi.Node, error) {
@@ -44,7 +44,7 @@ func TestLabelsThatANodeHasBecomeFailureDomains(t *testing.T) {
 	if err := runKubernetesLabels(t.Context(), api, "n1", take, file, nil); err != nil {
 		t.Fatal(err)
 	}
-	// What is written is what the agents read.
+	// The agents read what the command writes.
 	o := agentOptions{labels: []string{"rail=a"}, labelsFile: file}
 	got, err := o.allLabels()
 	if want := map[string]string{"rack": "7", "zone": "z1", "rail": "a"}; err != nil || !maps.Equal(got, want) {

@@ -1,33 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command weft is all of Weft in one program: the operators' commands (noun,
-// then verb: "weft volume create db1 --size 10GiB") and the daemons ("weft
-// volmgr", "weft target", "weft initiator", "weft csi").
+// Command weft is all of Weft in one program: the operators' commands (noun, then verb: "weft
+// volume create db1 --size 10GiB") and the daemons ("weft volmgr", "weft target", "weft initiator",
+// "weft csi").
 //
-// The operators' commands hold no state and decide nothing: each makes a few
-// calls to the volume manager and prints the answer. What a script wants goes
-// to stdout; progress, warnings and errors go to stderr. Each command is a
-// newX that describes it and a runX that does it, given a client and an output;
-// tests call runX. testdata/*.txt specifies what the program promises.
+// The operators' commands hold no state and decide nothing: each makes a few calls to the volume
+// manager and prints the answer. Results go to stdout; progress, warnings and errors go to stderr.
+// Each command has a newX that describes it and a runX that carries it out with a client and an
+// output; tests call runX. testdata/*.txt specifies what the program promises.
 package main
 
 import (
 	"context"
-	"errors"
 	"os"
 	"os/signal"
 	"syscall"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/dev"
 )
 
 func main() {
 	os.Exit(run(os.Args[1:]))
 }
-
-// errInterrupted is the cause of a context that SIGINT or SIGTERM has ended.
-var errInterrupted = errors.New("interrupted")
 
 func run(args []string) int {
 	ctx, stop := context.WithCancelCause(context.Background())
@@ -36,27 +31,22 @@ func run(args []string) int {
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 	go func() {
 		<-signals
-		// A second signal ends the program as if nobody listened.
+		// A second signal kills the program.
 		signal.Stop(signals)
-		stop(errInterrupted)
+		stop(cli.ErrInterrupted)
 	}()
 
-	g := &globals{stdout: os.Stdout, stderr: os.Stderr}
+	g := &cli.Globals{Stdout: os.Stdout, Stderr: os.Stderr, Version: version(), Local: dev.LocalManager}
 	root := newRoot(g)
 	root.SetArgs(args)
 	root.SetOut(os.Stdout)
 	root.SetErr(os.Stderr)
 	err := root.ExecuteContext(ctx)
-	if interrupted(ctx, err) {
-		err = errInterrupted
+	if cli.Interrupted(ctx, err) {
+		err = cli.ErrInterrupted
 	}
 	if err != nil {
-		printError(os.Stderr, g.format, err)
+		cli.PrintError(os.Stderr, g.Format, err)
 	}
-	return exitCode(err)
-}
-
-// interrupted reports whether err is only what a signal made of a call.
-func interrupted(ctx context.Context, err error) bool {
-	return errors.Is(context.Cause(ctx), errInterrupted) && (errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled)
+	return cli.ExitCode(err)
 }

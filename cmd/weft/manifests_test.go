@@ -14,10 +14,11 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/csi"
 )
 
-// workload is what these tests read of an object of Kubernetes.
+// workload is the part of a Kubernetes object that these tests read.
 type workload struct {
 	Kind     string
 	Metadata struct{ Name string }
@@ -48,8 +49,8 @@ type action struct {
 	Exec    *struct{ Command []string }
 }
 
-// deployed are the objects of deploy/kubernetes, and those that the chart makes
-// with everything switched on.
+// deployed returns the objects of deploy/kubernetes, and those that the chart makes with everything
+// switched on.
 func deployed(t *testing.T) []workload {
 	t.Helper()
 	files, err := filepath.Glob("../../deploy/kubernetes/*.yaml")
@@ -90,9 +91,9 @@ func containers(t *testing.T, do func(t *testing.T, name string, c podContainer)
 	}
 }
 
-// accept reports whether the program knows a command with these flags.
+// accept checks that the program knows a command with these flags.
 func accept(args []string) error {
-	root := newRoot(&globals{stdout: new(bytes.Buffer), stderr: new(bytes.Buffer)})
+	root := newRoot(&cli.Globals{Stdout: new(bytes.Buffer), Stderr: new(bytes.Buffer)})
 	cmd, rest, err := root.Find(args)
 	if err != nil {
 		return err

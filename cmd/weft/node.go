@@ -13,45 +13,46 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/pb"
 )
 
-func newNode(g *globals) *cobra.Command {
-	return group("node", "Manage nodes: the machines that run agents",
+func newNode(g *cli.Globals) *cobra.Command {
+	return cli.Group("node", "Manage nodes: the machines that run agents",
 		newNodeList(g), newNodeLabel(g), newNodeConfirmDead(g), newNodeRemove(g))
 }
 
-func newNodeList(g *globals) *cobra.Command {
+func newNodeList(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
 		Short:   "List the nodes and the state of their agents",
 		Example: "  weft node list\n  weft node list -o json",
-		Args:    takes(),
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {
+		Args:    cli.Takes(),
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *cli.Output) error {
 			return runNodeList(ctx, api, out)
 		}),
 	}
 }
 
-func runNodeList(ctx context.Context, api pb.ManagerClient, out *output) error {
+func runNodeList(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 	nodes, err := api.ListNodes(ctx, &pb.ListNodesRequest{})
 	if err != nil {
 		return err
 	}
-	return out.print(nodes, func(w io.Writer) {
+	return out.Print(nodes, func(w io.Writer) {
 		var rows [][]string
 		for _, n := range nodes.GetNodes() {
 			rows = append(rows, []string{
-				n.GetName(), out.agent(n, n.GetTarget()), out.agent(n, n.GetInitiator()),
-				pairs(n.GetLabels()), portals(n.GetPortals()), problems(n),
+				n.GetName(), agentText(out, n, n.GetTarget()), agentText(out, n, n.GetInitiator()),
+				cli.Pairs(n.GetLabels()), portals(n.GetPortals()), problems(n),
 			})
 		}
-		table(w, "NODE TARGET INITIATOR LABELS PORTALS PROBLEM", rows...)
+		cli.Table(w, "NODE TARGET INITIATOR LABELS PORTALS PROBLEM", rows...)
 	})
 }
 
-// agent says in a word or two how an agent is.
-func (o *output) agent(n *pb.Node, a *pb.AgentStatus) string {
+// agentText describes an agent's state in a word or two.
+func agentText(o *cli.Output, n *pb.Node, a *pb.AgentStatus) string {
 	switch {
 	case a.GetRefused() != "":
 		return "refused"
@@ -62,7 +63,7 @@ func (o *output) agent(n *pb.Node, a *pb.AgentStatus) string {
 	case a.GetOnline():
 		return "online"
 	}
-	return "offline " + o.age(a.GetSeen())
+	return "offline " + o.Age(a.GetSeen())
 }
 
 func portals(all []*pb.Portal) string {
@@ -73,7 +74,7 @@ func portals(all []*pb.Portal) string {
 	return strings.Join(text, ",")
 }
 
-// problems is the first thing that a node's agents cannot do, and how many more there are.
+// problems returns the first problem of a node's agents, and how many more there are.
 func problems(n *pb.Node) string {
 	all := append(n.GetTarget().GetProblems(), n.GetInitiator().GetProblems()...)
 	if refused := cmp.Or(n.GetTarget().GetRefused(), n.GetInitiator().GetRefused()); refused != "" {
@@ -89,22 +90,22 @@ func problems(n *pb.Node) string {
 	return text
 }
 
-func newNodeLabel(g *globals) *cobra.Command {
+func newNodeLabel(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "label NODE [KEY=VALUE...]",
 		Short: "Replace the labels that operators set on a node",
 		Long: `Replace the labels that operators set on a node. Without labels, remove all of
 them. The labels that the node's own agents report stay.`,
 		Example:           "  weft node label t1 rack=r1 zone=north\n  weft node label t1",
-		Args:              takesMore("NODE"),
-		ValidArgsFunction: g.completeNode,
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+		Args:              cli.TakesMore("NODE"),
+		ValidArgsFunction: g.CompleteNode,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			return runNodeLabel(ctx, api, args[0], args[1:], out)
 		}),
 	}
 }
 
-func runNodeLabel(ctx context.Context, api pb.ManagerClient, node string, labels []string, out *output) error {
+func runNodeLabel(ctx context.Context, api pb.ManagerClient, node string, labels []string, out *cli.Output) error {
 	parsed, err := parsePairs(labels)
 	if err != nil {
 		return err
@@ -113,8 +114,8 @@ func runNodeLabel(ctx context.Context, api pb.ManagerClient, node string, labels
 	if err != nil {
 		return err
 	}
-	out.say("node %s has labels %s", node, orNone(pairs(n.GetLabels())))
-	return out.print(n, nil)
+	out.Say("node %s has labels %s", node, cli.OrNone(cli.Pairs(n.GetLabels())))
+	return out.Print(n, nil)
 }
 
 // parsePairs reads KEY=VALUE arguments.
@@ -123,32 +124,32 @@ func parsePairs(args []string) (map[string]string, error) {
 	for _, arg := range args {
 		k, v, ok := strings.Cut(arg, "=")
 		if !ok || k == "" {
-			return nil, usageError{err: fmt.Errorf("label %q: must be KEY=VALUE", arg)}
+			return nil, cli.UsageError{Err: fmt.Errorf("label %q: must be KEY=VALUE", arg), Hint: "such as rack=r1"}
 		}
 		if old, twice := labels[k]; twice && old != v {
-			return nil, usageError{err: fmt.Errorf("label %q: given twice, as %q and %q", k, old, v)}
+			return nil, cli.UsageError{Err: fmt.Errorf("label %q: given twice, as %q and %q", k, old, v)}
 		}
 		labels[k] = v
 	}
 	return labels, nil
 }
 
-func newNodeConfirmDead(g *globals) *cobra.Command {
+func newNodeConfirmDead(g *cli.Globals) *cobra.Command {
 	var off bool
 	cmd := &cobra.Command{
 		Use:   "confirm-dead NODE",
 		Short: "Confirm that a machine is powered off, so that nothing waits for it",
-		Long: `Confirm that a machine is powered off and has lost its memory. Its legs are given
-up and its leases end at once, instead of when they run out. Do this only after
-you have checked the machine or its power: a machine that is merely cut off may
-still be writing. If one of its agents was seen within the last minute,
---powered-off must state that you have checked.
+		Long: `Confirm that a machine is powered off and has lost its memory. Then no volume
+waits for it: its legs are left out, and its leases end at once. Do this only
+after you have checked the machine or its power: a machine that is merely cut off
+may still be writing. If one of its agents was seen within the last minute, state
+with --powered-off that you have checked.
 
 The mark disappears when the node's agents report again.`,
 		Example:           "  weft node confirm-dead t3",
-		Args:              takes("NODE"),
-		ValidArgsFunction: g.completeNode,
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+		Args:              cli.Takes("NODE"),
+		ValidArgsFunction: g.CompleteNode,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			return runNodeConfirmDead(ctx, api, args[0], off, out)
 		}),
 	}
@@ -156,20 +157,21 @@ The mark disappears when the node's agents report again.`,
 	return cmd
 }
 
-// justSeen is how long after its last word a node may not be called off without a flag.
+// justSeen is how recently a node must have spoken for a flag to be required before it is declared
+// dead.
 const justSeen = time.Minute
 
-func runNodeConfirmDead(ctx context.Context, api pb.ManagerClient, node string, off bool, out *output) error {
+func runNodeConfirmDead(ctx context.Context, api pb.ManagerClient, node string, off bool, out *cli.Output) error {
 	nodes, err := api.ListNodes(ctx, &pb.ListNodesRequest{})
 	if err != nil {
 		return err
 	}
 	for _, n := range nodes.GetNodes() {
-		ago, ok := out.lastSeen(n)
+		ago, ok := lastSeen(out, n)
 		if n.GetName() == node && ok && ago < justSeen && !off && !n.GetConfirmedDead() && !online(n) {
-			return usageError{
-				err:  fmt.Errorf("node %s: its agent was seen %v ago, so it may be alive and still write", node, ago.Round(time.Second)),
-				hint: fmt.Sprintf("check the machine or its power; if it is off: `weft node confirm-dead %s --powered-off`", node),
+			return cli.UsageError{
+				Err:  fmt.Errorf("node %s: its agent was seen %v ago, so it may be alive and still write", node, ago.Round(time.Second)),
+				Hint: fmt.Sprintf("check the machine or its power; if it is off: `weft node confirm-dead %s --powered-off`", node),
 			}
 		}
 	}
@@ -177,50 +179,49 @@ func runNodeConfirmDead(ctx context.Context, api pb.ManagerClient, node string, 
 	if err != nil {
 		return err
 	}
-	out.say("node %s is recorded as off", node)
-	return out.print(n, nil)
+	out.Say("node %s is recorded as off", node)
+	return out.Print(n, nil)
 }
 
 func online(n *pb.Node) bool { return n.GetTarget().GetOnline() || n.GetInitiator().GetOnline() }
 
-// lastSeen is how long ago an agent of a node spoke; false if none has since the
-// manager started.
-func (o *output) lastSeen(n *pb.Node) (time.Duration, bool) {
+// lastSeen is how long ago an agent of a node spoke; false if none has since the manager started.
+func lastSeen(o *cli.Output, n *pb.Node) (time.Duration, bool) {
 	var last time.Time
 	for _, a := range []*pb.AgentStatus{n.GetTarget(), n.GetInitiator()} {
 		if at := a.GetSeen(); at != nil && at.AsTime().After(last) {
 			last = at.AsTime()
 		}
 	}
-	return o.now().Sub(last), !last.IsZero()
+	return o.Now().Sub(last), !last.IsZero()
 }
 
-func newNodeRemove(g *globals) *cobra.Command {
+func newNodeRemove(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:               "remove NODE",
 		Short:             "Remove a node that is off, with its drives; refused while volumes use it",
 		Example:           "  weft node remove t3",
-		Args:              takes("NODE"),
-		ValidArgsFunction: g.completeNode,
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+		Args:              cli.Takes("NODE"),
+		ValidArgsFunction: g.CompleteNode,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			return runNodeRemove(ctx, api, args[0], out)
 		}),
 	}
 }
 
-func runNodeRemove(ctx context.Context, api pb.ManagerClient, node string, out *output) error {
+func runNodeRemove(ctx context.Context, api pb.ManagerClient, node string, out *cli.Output) error {
 	nodes, err := api.ListNodes(ctx, &pb.ListNodesRequest{})
 	if err != nil {
 		return err
 	}
-	there := slices.Contains(each(nodes.GetNodes(), (*pb.Node).GetName), node)
+	there := slices.Contains(cli.Each(nodes.GetNodes(), (*pb.Node).GetName), node)
 	if _, err := api.RemoveNode(ctx, &pb.RemoveNodeRequest{Node: node}); err != nil {
 		return err
 	}
 	if there {
-		out.say("node %s is removed", node)
+		out.Say("node %s is removed", node)
 	} else {
-		out.say("node %s does not exist: nothing to remove", node)
+		out.Say("node %s does not exist: nothing to remove", node)
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -31,7 +32,7 @@ func (s *seenNode) ConfirmNodeDead(context.Context, *pb.ConfirmNodeDeadRequest, 
 	return &pb.Node{Name: "t1"}, nil
 }
 
-// A machine that spoke a moment ago is more likely cut off than off.
+// A machine that spoke a moment ago is more likely cut off than switched off.
 func TestANodeThatWasJustSeenIsNotCalledOffInPassing(t *testing.T) {
 	for _, c := range []struct {
 		ago       time.Duration
@@ -43,13 +44,13 @@ func TestANodeThatWasJustSeenIsNotCalledOffInPassing(t *testing.T) {
 		{2 * time.Minute, false, true},
 	} {
 		s := &seenNode{ago: c.ago}
-		out := &output{stdout: io.Discard, stderr: io.Discard, now: func() time.Time { return noon }}
+		out := &cli.Output{Stdout: io.Discard, Stderr: io.Discard, Now: func() time.Time { return noon }}
 		err := runNodeConfirmDead(t.Context(), s, "t1", c.off, out)
 		if s.confirmed != c.confirmed || (err == nil) != c.confirmed {
 			t.Errorf("seen %v ago, --powered-off %v: confirmed %v, error %v; want confirmed %v", c.ago, c.off, s.confirmed, err, c.confirmed)
 		}
-		if err != nil && !strings.Contains(newReport(err).Hints[0], "--powered-off") {
-			t.Errorf("hints %q, want one that names --powered-off", newReport(err).Hints)
+		if err != nil && !strings.Contains(cli.NewReport(err).Hints[0], "--powered-off") {
+			t.Errorf("hints %q, want one that names --powered-off", cli.NewReport(err).Hints)
 		}
 	}
 }

@@ -11,9 +11,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// portalsOf reads a portal, or a network that this machine has addresses in, such
-// as tcp://198.51.100.0/24#a: then each of them is one. So many machines can be
-// started with one command line.
+// portalsOf reads a portal, or a network such as tcp://198.51.100.0/24#a, for which it returns a
+// portal for each of this machine's addresses in it. So one command line can start many machines.
 func portalsOf(text string, here []netip.Addr) ([]block.Portal, error) {
 	if !strings.Contains(afterScheme(text), "/") {
 		p, err := block.ParsePortal(text)
@@ -47,8 +46,8 @@ func afterScheme(text string) string {
 	return text
 }
 
-// cutNetwork takes tcp://NETWORK/BITS:PORT#RAIL apart; an IPv6 network may stand in
-// brackets with its bits.
+// cutNetwork splits tcp://NETWORK/BITS:PORT#RAIL; an IPv6 network may stand in brackets together
+// with its bits.
 func cutNetwork(text string) (before string, network netip.Prefix, after string, err error) {
 	rest := afterScheme(text)
 	before = strings.TrimSuffix(text, rest)
@@ -65,7 +64,7 @@ func cutNetwork(text string) (before string, network netip.Prefix, after string,
 	return before, network.Masked(), strings.TrimPrefix(rest[end:], "]"), nil
 }
 
-// addressesHere are this machine's, without those that only its link knows.
+// addressesHere returns this machine's addresses, except link-local ones.
 func addressesHere() ([]netip.Addr, error) {
 	all, err := net.InterfaceAddrs()
 	if err != nil {

@@ -14,22 +14,22 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// The scripts in testdata are the promise that the program makes. They run the
-// program itself.
+// The scripts in testdata are the promise that the program makes. They run the program itself.
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"weft": main, "probe": probeMain})
+	testscript.Main(m, map[string]func(){"weft": main})
 }
 
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
 		Setup: func(env *testscript.Env) error {
-			// Nobody listens at port 1.
+			// No process listens at port 1.
 			env.Setenv("WEFT_MANAGER", "127.0.0.1:1")
 			return errors.Join(freePort(env, "PORT"), freePort(env, "METRICS"))
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"cluster": startCluster, "eventually": eventually, "exits": exits, "keep": keep, "scrape": scrape,
+			"unpack": unpackKept, "includes": includes, "label-version": labelVersion,
 		},
 	})
 }
@@ -70,7 +70,7 @@ func eventually(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// keep makes a variable of what was last printed: "keep DRIVE".
+// keep stores the last output in a variable: "keep DRIVE".
 func keep(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: keep VARIABLE")

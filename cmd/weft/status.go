@@ -11,27 +11,28 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/pb"
 )
 
-func newStatus(g *globals) *cobra.Command {
+func newStatus(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:     "status",
 		Short:   "Show the cluster on one screen: space, health, problems",
 		Example: "  weft status",
-		Args:    takes(),
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {
+		Args:    cli.Takes(),
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *cli.Output) error {
 			return runStatus(ctx, api, out)
 		}),
 	}
 }
 
-func runStatus(ctx context.Context, api pb.ManagerClient, out *output) error {
+func runStatus(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 	s, err := api.GetStatus(ctx, &pb.GetStatusRequest{})
 	if err != nil {
 		return err
 	}
-	return out.print(s, func(w io.Writer) {
+	return out.Print(s, func(w io.Writer) {
 		properties(w,
 			"cluster", s.GetClusterId(),
 			"version", s.GetVersion(),
@@ -45,7 +46,7 @@ func runStatus(ctx context.Context, api pb.ManagerClient, out *output) error {
 	})
 }
 
-// capacity draws how much of the space is in legs.
+// capacity shows how much of the space belongs to legs.
 func capacity(allocated, total uint64) string {
 	if total == 0 {
 		return "none yet: weft drive add"
@@ -53,10 +54,10 @@ func capacity(allocated, total uint64) string {
 	const width = 30
 	filled := min(width, int(float64(allocated)/float64(total)*width+0.5))
 	bar := strings.Repeat("#", filled) + strings.Repeat(".", width-filled)
-	return fmt.Sprintf("[%s] %s  %s of %s", bar, used(allocated, total), size(allocated), size(total))
+	return fmt.Sprintf("[%s] %s  %s of %s", bar, used(allocated, total), cli.Size(allocated), cli.Size(total))
 }
 
-// tally is how many of something are in some way.
+// tally is a number of things in some state.
 type tally struct {
 	n    uint32
 	word string
@@ -81,8 +82,8 @@ func counted(total uint32, good string, bad ...tally) string {
 	return fmt.Sprintf("%d: %d %s, %s", total, rest, good, strings.Join(parts, ", "))
 }
 
-// wrong lists what is wrong, worst first as the manager sends it, each with the
-// next command to type where the sentence does not name one.
+// wrong lists the problems in the manager's order, worst first, each with the next command to type
+// unless the sentence names one.
 func wrong(w io.Writer, sentences []string) {
 	if len(sentences) == 0 {
 		fmt.Fprint(w, "\nnothing is wrong\n")
@@ -99,7 +100,7 @@ func wrong(w io.Writer, sentences []string) {
 
 var subject = regexp.MustCompile(`^(volume|node|drive) "?([a-z0-9._-]+)`)
 
-// nextCommand is what shows more of the object that a sentence begins with.
+// nextCommand shows more about the object that a sentence begins with.
 func nextCommand(sentence string) string {
 	found := subject.FindStringSubmatch(sentence)
 	if found == nil || strings.Contains(sentence, "`weft ") {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/kmod"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/target"
@@ -22,7 +23,7 @@ type targetOptions struct {
 	files    []string
 }
 
-func newTarget(g *globals) *cobra.Command {
+func newTarget(g *cli.Globals) *cobra.Command {
 	var o targetOptions
 	cmd := &cobra.Command{
 		Use:   "target",
@@ -39,26 +40,26 @@ exports end with the process and return with it. It only needs permission to ope
 the drives, which may be files.
 
 With --datapath auto, the agent uses the kernel where possible, and logs its
-choice and the reason. Both paths serve the same drives, one at a time. An agent
-in user space that finds exports in the kernel works there until they are no
-longer wanted.`,
+choice and the reason. Both paths serve the same drives, one at a time. If an
+agent in user space finds exports in the kernel, it serves those there until the
+manager withdraws them.`,
 		Example: `  weft target --manager m1:4480 --portal tcp://192.0.2.11 --label rack=r1
   weft target --node t1 --portal tcp://192.0.2.11:4420 --portal tcp://[2001:db8::11]
   weft target --portal tcp://192.0.2.11 --datapath user --drive-file /srv/weft/drive1`,
-		Args: takes(),
+		Args: cli.Takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.manager, o.tls = g.manager, g.tls
+			o.manager, o.tls = g.Manager, g.TLS
 			return runTarget(cmd.Context(), o, g)
 		},
 	}
 	o.addFlags(cmd)
 	cmd.Flags().StringArrayVar(&o.portals, "portal", nil, "`address` at which clients reach this node, tcp://ADDRESS[:4420][#RAIL], or its network, tcp://198.51.100.0/24; may be repeated")
-	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "data path: the `kernel`, this process (user), or auto")
+	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "data `path`: kernel, user (this process) or auto")
 	cmd.Flags().StringArrayVar(&o.files, "drive-file", nil, "`file` that can be added as a drive, with --datapath user; may be repeated")
 	return cmd
 }
 
-func runTarget(ctx context.Context, o targetOptions, g *globals) error {
+func runTarget(ctx context.Context, o targetOptions, g *cli.Globals) error {
 	portals, err := parsePortals(o.portals)
 	if err != nil {
 		return err
@@ -67,29 +68,29 @@ func runTarget(ctx context.Context, o targetOptions, g *globals) error {
 	if err != nil {
 		return err
 	}
-	return runAgent(ctx, o.agentOptions, g.stderr, nil, func(b agentBase) (agent, error) {
+	return runAgent(ctx, o.agentOptions, g.Stderr, nil, func(b agentBase) (agent, error) {
 		datapath, err := chooseDatapath(ctx, o.datapath, user, b.log, kmod.Loader{},
 			kmod.ConfigFS, kmod.Nvmet, kmod.NvmetTCP, kmod.DM)
 		if err != nil {
 			return nil, err
 		}
 		return target.New(target.Config{
-			Node: b.node, Labels: b.labels, Portals: portals, Manager: b.manager, Version: version(), Log: b.log,
+			Node: b.node, Labels: b.labels, Portals: portals, Manager: b.manager, Next: b.next, Version: version(), Log: b.log,
 			Datapath: target.Datapath(datapath), Files: files,
 		})
 	})
 }
 
-// driveFiles are the absolute paths of --drive-file, and what they mean for the
-// data path.
+// driveFiles returns the absolute paths of --drive-file, and the reason, if any, that they require
+// the user data path.
 func (o *targetOptions) driveFiles() (files []string, user string, err error) {
 	for _, f := range o.files {
 		path, err := filepath.Abs(f)
 		if err != nil {
-			return nil, "", usageError{err: fmt.Errorf("--drive-file: %w", err)}
+			return nil, "", cli.UsageError{Err: fmt.Errorf("--drive-file: %w", err)}
 		}
 		if _, err := os.Stat(path); err != nil {
-			return nil, "", usageError{err: fmt.Errorf("--drive-file: %w", err), hint: "create it first, for example: truncate -s 100G " + path}
+			return nil, "", cli.UsageError{Err: fmt.Errorf("--drive-file: %w", err), Hint: "create it first, for example: truncate -s 100G " + path}
 		}
 		files = append(files, path)
 		user = "only the user-space data path accepts files as drives (--drive-file)"
@@ -99,7 +100,7 @@ func (o *targetOptions) driveFiles() (files []string, user string, err error) {
 
 func parsePortals(texts []string) ([]block.Portal, error) {
 	if len(texts) == 0 {
-		return nil, usageError{err: fmt.Errorf("--portal: missing"), hint: "such as --portal tcp://192.0.2.11"}
+		return nil, cli.UsageError{Err: fmt.Errorf("--portal: missing"), Hint: "give the address at which clients reach this node, such as --portal tcp://192.0.2.11"}
 	}
 	here, err := addressesHere()
 	if err != nil {
@@ -109,7 +110,7 @@ func parsePortals(texts []string) ([]block.Portal, error) {
 	for _, text := range texts {
 		some, err := portalsOf(text, here)
 		if err != nil {
-			return nil, usageError{err: fmt.Errorf("--portal: %w", err)}
+			return nil, cli.UsageError{Err: fmt.Errorf("--portal: %w", err)}
 		}
 		portals = append(portals, some...)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/proto/pb"
 )
@@ -54,7 +55,7 @@ func selfSigned(t *testing.T) daemon.TLSFiles {
 	return daemon.TLSFiles{CA: public, Cert: public, Key: write("key", "EC PRIVATE KEY", secret)}
 }
 
-// Ends that do not agree on TLS are told so, each in its words.
+// If the two ends disagree on TLS, each says so in its own words.
 func TestEndsThatDoNotAgreeOnTLS(t *testing.T) {
 	one, other := selfSigned(t), selfSigned(t)
 	alien := other
@@ -81,14 +82,14 @@ func TestEndsThatDoNotAgreeOnTLS(t *testing.T) {
 				context.AfterFunc(ctx, server.Stop)
 				return server.Serve(listener)
 			})()
-			conn, err := daemon.Dial(listener.Addr().String(), c.client, grpc.WithUnaryInterceptor(limitCall))
+			conn, err := daemon.Dial(listener.Addr().String(), c.client, grpc.WithUnaryInterceptor(cli.LimitCall))
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer conn.Close()
 			_, err = pb.NewManagerClient(conn).GetStatus(t.Context(), &pb.GetStatusRequest{})
-			r := newReport(err)
-			if r.Code != exitUnreachable || len(r.Hints) != 1 || !strings.Contains(r.Hints[0], c.hint) {
+			r := cli.NewReport(err)
+			if r.Code != cli.ExitUnreachable || len(r.Hints) != 1 || !strings.Contains(r.Hints[0], c.hint) {
 				t.Errorf("%v\nis told with code %d and hints %q, want %q", err, r.Code, r.Hints, c.hint)
 			}
 		})

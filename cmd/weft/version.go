@@ -9,33 +9,35 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"weft.dev/weft/cmd/internal/cli"
 )
 
-func newVersion(g *globals) *cobra.Command {
+func newVersion(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the program's version",
 		Long: `Print the version: the tag that the program was built from. Between two tags, it
 is the earlier tag, the number of commits since then, and the commit.`,
 		Example: "  weft version",
-		Args:    takes(),
-		RunE:    func(*cobra.Command, []string) error { return runVersion(g.out()) },
+		Args:    cli.Takes(),
+		RunE:    func(*cobra.Command, []string) error { return runVersion(g.Out()) },
 	}
 }
 
-func runVersion(out *output) error {
-	if out.format == formatJSON {
-		return json.NewEncoder(out.stdout).Encode(map[string]string{"version": version(), "go": runtime.Version()})
+func runVersion(out *cli.Output) error {
+	if out.Format == cli.FormatJSON {
+		return json.NewEncoder(out.Stdout).Encode(map[string]string{"version": version(), "go": runtime.Version()})
 	}
-	_, err := fmt.Fprintf(out.stdout, "weft %s %s\n", version(), runtime.Version())
+	_, err := fmt.Fprintf(out.Stdout, "weft %s %s\n", version(), runtime.Version())
 	return err
 }
 
-// release is the tag that the program was built from, with the number of commits
-// since; set by the linker (make build).
+// release is the tag that the program was built from, with the number of commits since; the linker
+// sets it (make build).
 var release string
 
-// version is the release; without one, what Go knows of the module or the commit.
+// version is the release; without one, Go's version of the module or the commit.
 func version() string {
 	if release != "" {
 		return release

@@ -5,17 +5,15 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
-	"weft.dev/weft/proto/pb"
-	"weft.dev/weft/volmgr"
+	"weft.dev/weft/cmd/internal/manager"
 )
 
 // defaultDataDir is where a manager keeps its store.
@@ -28,7 +26,7 @@ type volmgrOptions struct {
 	tls             daemon.TLSFiles
 }
 
-func newVolmgr(g *globals) *cobra.Command {
+func newVolmgr(g *cli.Globals) *cobra.Command {
 	var o volmgrOptions
 	cmd := &cobra.Command{
 		Use:   "volmgr",
@@ -50,10 +48,10 @@ what to do and ends; with --await-store it waits for a store instead.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return needsVerb(cmd, args)
+				return cli.NeedsVerb(cmd, args)
 			}
-			o.tls = g.tls
-			return runVolmgr(cmd.Context(), o, g.stderr)
+			o.tls = g.TLS
+			return runVolmgr(cmd.Context(), o, g.Stderr)
 		},
 	}
 	o.AddFlags(cmd)
@@ -67,7 +65,7 @@ what to do and ends; with --await-store it waits for a store instead.`,
 func runVolmgr(ctx context.Context, o volmgrOptions, stderr io.Writer) error {
 	log, err := o.Logger(stderr)
 	if err != nil {
-		return usageError{err: err}
+		return cli.UsageError{Err: err}
 	}
 	if err := o.needStore(ctx, log); err != nil {
 		return err
@@ -81,22 +79,22 @@ func runVolmgr(ctx context.Context, o volmgrOptions, stderr io.Writer) error {
 }
 
 func (o *volmgrOptions) addListen(cmd *cobra.Command, usage string) {
-	cmd.Flags().StringVar(&o.listen, "listen", "", usage+" (default "+defaultManager+", with TLS :4480)")
+	cmd.Flags().StringVar(&o.listen, "listen", "", usage+" (default "+cli.DefaultManager+", with TLS :4480)")
 }
 
-// address is where to answer.
+// address is where the manager listens.
 func (o *volmgrOptions) address() string {
 	if o.listen == "" && o.tls != (daemon.TLSFiles{}) {
 		return ":4480"
 	}
-	return cmp.Or(o.listen, defaultManager)
+	return cmp.Or(o.listen, cli.DefaultManager)
 }
 
-// open opens the address, and says so if that lets everybody in.
+// open listens on the address, and warns if that lets everyone in.
 func (o *volmgrOptions) open(log *slog.Logger) (net.Listener, error) {
-	listener, err := net.Listen("tcp", o.address())
+	listener, err := openAddress("listen", o.address())
 	if err != nil {
-		return nil, fmt.Errorf("answer: %w", err)
+		return nil, err
 	}
 	at, ok := listener.Addr().(*net.TCPAddr)
 	if ok && !at.IP.IsLoopback() && o.tls == (daemon.TLSFiles{}) {
@@ -106,54 +104,8 @@ func (o *volmgrOptions) open(log *slog.Logger) (net.Listener, error) {
 	return listener, nil
 }
 
-// serve runs a manager that answers on a listener until ctx ends.
+// serve runs a manager on a listener until ctx ends.
 func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *slog.Logger) error {
-	return o.serveWith(ctx, listener, log, func() ([]daemon.Part, error) { return nil, nil })
-}
-
-// serveWith also runs parts that rely on the manager, which stop before it.
-func (o *volmgrOptions) serveWith(ctx context.Context, listener net.Listener, log *slog.Logger, more func() ([]daemon.Part, error)) (err error) {
-	manager, err := volmgr.New(volmgr.Config{Dir: o.dataDir, Version: version(), Log: log})
-	if err != nil {
-		return fmt.Errorf("open the store in %s: %w", o.dataDir, err)
-	}
-	// Last of all: the loop may commit until it has returned.
-	defer func() { err = errors.Join(err, manager.Close()) }()
-	parts, err := o.parts(manager, listener, log)
-	if err != nil {
-		return err
-	}
-	others, err := more()
-	if err != nil {
-		return err
-	}
-	parts = append(parts, others...)
-	log.Info("starting", "data", o.dataDir, "version", version())
-	return daemon.Run(ctx, log, parts...)
-}
-
-// parts are the loop and all that asks it, which stops before it.
-func (o *volmgrOptions) parts(manager *volmgr.Manager, listener net.Listener, log *slog.Logger) ([]daemon.Part, error) {
-	metrics := daemon.NewMetrics()
-	server, err := daemon.NewServer(o.tls, metrics)
-	if err != nil {
-		return nil, usageError{err: err}
-	}
-	manager.Register(server)
-	alive := func(ctx context.Context) error {
-		_, err := manager.GetStatus(ctx, &pb.GetStatusRequest{})
-		return err
-	}
-	metrics.Alive = alive
-	parts := []daemon.Part{{Name: "manager", Run: manager.Run}}
-	measured, err := serveMetrics(o.Options, log, metrics, manager)
-	if err != nil {
-		return nil, err
-	}
-	parts = append(parts, measured...)
-	parts = append(parts, daemon.Serve(log, listener, server))
-	if watchdog, ok := daemon.Watchdog(log, alive); ok {
-		parts = append(parts, watchdog)
-	}
-	return parts, nil
+	c := manager.Config{Options: o.Options, DataDir: o.dataDir, TLS: o.tls, Version: version()}
+	return storeError(o.dataDir, c.Serve(ctx, listener, log, nil))
 }

@@ -7,30 +7,36 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/durable"
 	"weft.dev/weft/proto/pb"
 )
 
-func newVolmgrBackup(g *globals) *cobra.Command {
+func newVolmgrBackup(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "backup FILE",
 		Short: "Write a consistent copy of a running manager's store to a file",
 		Long: `Ask the running volume manager for a copy of its store and write it to FILE. The
 file appears only when it is complete and on disk. An older file is replaced.`,
 		Example: "  weft volmgr backup /var/backups/weft-$(date +%F)",
-		Args:    takes("FILE"),
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+		Args:    cli.Takes("FILE"),
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			return runVolmgrBackup(ctx, api, args[0], out)
 		}),
 	}
 }
 
-func runVolmgrBackup(ctx context.Context, api pb.ManagerClient, path string, out *output) error {
+func runVolmgrBackup(ctx context.Context, api pb.ManagerClient, path string, out *cli.Output) error {
+	if _, err := os.Stat(filepath.Dir(path)); err != nil { // otherwise the error names a temporary file
+		return fmt.Errorf("write the backup %s: %w", path, err)
+	}
 	var n int64
-	// Nobody else is to read a store.
+	// Only the owner may read a store.
 	err := durable.Fill(path, 0o600, func(w io.Writer) (err error) {
 		n, err = receiveBackup(ctx, api, w)
 		return err
@@ -38,7 +44,7 @@ func runVolmgrBackup(ctx context.Context, api pb.ManagerClient, path string, out
 	if err != nil {
 		return err
 	}
-	out.say("wrote %s to %s", size(uint64(n)), path)
+	out.Say("wrote %s to %s", cli.Size(uint64(n)), path)
 	return nil
 }
 

@@ -14,10 +14,11 @@ import (
 
 	"google.golang.org/grpc"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/pb"
 )
 
-// tape gives out a backup in chunks, then an error (io.EOF at its end).
+// tape delivers a backup in chunks, then an error (io.EOF at its end).
 type tape struct {
 	pb.ManagerClient
 	grpc.ServerStreamingClient[pb.BackupChunk]
@@ -41,7 +42,7 @@ func (b *tape) Recv() (*pb.BackupChunk, error) {
 func TestABackupIsThereWhenItIsComplete(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "backup")
 	var stderr bytes.Buffer
-	out := &output{stdout: io.Discard, stderr: &stderr, now: time.Now}
+	out := &cli.Output{Stdout: io.Discard, Stderr: &stderr, Now: time.Now}
 	if err := runVolmgrBackup(t.Context(), &tape{chunks: []string{"one", "two"}, end: io.EOF}, path, out); err != nil {
 		t.Fatal(err)
 	}

@@ -7,18 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/volmgr"
 )
 
-func newVolmgrInit(g *globals) *cobra.Command {
+func newVolmgrInit(g *cli.Globals) *cobra.Command {
 	var dataDir string
 	cmd := &cobra.Command{
 		Use:   "init",
@@ -30,39 +30,38 @@ Do not use this to replace a lost store: agents and drives belong to their
 cluster and obey no other. "weft volmgr rebuild-from-drives" rebuilds a lost
 store, "weft volmgr restore" restores a backup.`,
 		Example: "  weft volmgr init --data-dir /var/lib/weft/volmgr",
-		Args:    takes(),
-		RunE:    func(*cobra.Command, []string) error { return runVolmgrInit(dataDir, g.out()) },
+		Args:    cli.Takes(),
+		RunE:    func(*cobra.Command, []string) error { return runVolmgrInit(dataDir, g.Out()) },
 	}
 	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "`directory` for the new store")
 	return cmd
 }
 
-func runVolmgrInit(dataDir string, out *output) error {
+func runVolmgrInit(dataDir string, out *cli.Output) error {
 	if volmgr.FindStore(dataDir) == nil {
-		return refusedError{
-			err:   fmt.Errorf("create a cluster in %s: there is a store already", dataDir),
-			hints: []string{fmt.Sprintf("to run its manager: `weft volmgr --data-dir %s`", dataDir)},
+		return cli.RefusedError{
+			Err:   fmt.Errorf("create a cluster in %s: there is a store already", dataDir),
+			Hints: []string{fmt.Sprintf("to run its manager: `weft volmgr --data-dir %s`", dataDir)},
 		}
 	}
 	id, err := volmgr.Init(volmgr.Config{Dir: dataDir, Version: version()})
 	if err != nil {
-		return fmt.Errorf("create a cluster in %s: %w", dataDir, err)
+		return storeError(dataDir, fmt.Errorf("create a cluster in %s: %w", dataDir, err))
 	}
-	fmt.Fprintln(out.stdout, id)
-	out.say("a new cluster is in %s; to run its manager: `weft volmgr --data-dir %s`", dataDir, dataDir)
+	fmt.Fprintln(out.Stdout, id)
+	out.Say("a new cluster is in %s; to run its manager: `weft volmgr --data-dir %s`", dataDir, dataDir)
 	return nil
 }
 
-// needStore refuses a directory without a store, or waits until it has one. While it
-// waits /healthz answers: a probe that had the pod restarted would end the rebuild
-// that an operator runs in it.
+// needStore refuses a directory without a store, or waits until it has one. While it waits /healthz
+// answers: if a probe restarted the pod, that would end the rebuild that an operator runs in it.
 func (o *volmgrOptions) needStore(ctx context.Context, log *slog.Logger) error {
 	err := o.findStore()
 	if err == nil || !o.awaitStore || !errors.Is(err, volmgr.ErrNoStore) {
 		return err
 	}
 	log.Error("waiting for a store", "data", o.dataDir, "err", err, "ways_on", waysOn(o.dataDir))
-	alive, err := serveMetrics(o.Options, log, daemon.NewMetrics(), nil)
+	alive, err := daemon.ServeMetrics(o.Options, log, daemon.NewMetrics(), nil)
 	if err != nil {
 		return err
 	}
@@ -78,8 +77,8 @@ func (o *volmgrOptions) needStore(ctx context.Context, log *slog.Logger) error {
 	return group.Wait()
 }
 
-// untilStore waits for a store, and for the rebuild that made it to leave the
-// manager's address.
+// untilStore waits for a store, and until the rebuild that made it has released the manager's
+// address.
 func (o *volmgrOptions) untilStore(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -100,15 +99,15 @@ func (o *volmgrOptions) untilStore(ctx context.Context) error {
 }
 
 func (o *volmgrOptions) addressFree() error {
-	listener, err := net.Listen("tcp", o.address())
+	listener, err := openAddress("listen", o.address())
 	if err != nil {
-		return fmt.Errorf("answer: %w", err)
+		return err
 	}
 	return listener.Close()
 }
 
-// findStore tells operators what to do where there is no store: only they know
-// whether it is lost, elsewhere, or was never there.
+// findStore tells operators what to do if there is no store: only they know whether it is lost,
+// elsewhere, or never existed.
 func (o *volmgrOptions) findStore() error {
 	err := volmgr.FindStore(o.dataDir)
 	if err == nil {
@@ -116,7 +115,7 @@ func (o *volmgrOptions) findStore() error {
 	}
 	err = fmt.Errorf("open the store in %s: %w", o.dataDir, err)
 	if errors.Is(err, volmgr.ErrNoStore) {
-		return refusedError{err: err, hints: waysOn(o.dataDir)}
+		return cli.RefusedError{Err: err, Hints: waysOn(o.dataDir)}
 	}
 	return err
 }
@@ -128,4 +127,18 @@ func waysOn(dataDir string) []string {
 		fmt.Sprintf("if the store was lost, rebuild it from the drives: `weft volmgr rebuild-from-drives --data-dir %s --node …`", dataDir),
 		fmt.Sprintf("if drives were lost too, restore a backup: `weft volmgr restore FILE --data-dir %s`", dataDir),
 	}
+}
+
+// storeError says what to do about an unusable directory.
+func storeError(dataDir string, err error) error {
+	switch {
+	case errors.Is(err, volmgr.ErrInUse):
+		return cli.AdvisedError{
+			Err:   fmt.Errorf("open the store in %s: %w", dataDir, volmgr.ErrInUse),
+			Hints: []string{"only one manager may run on a store: stop the other one first"},
+		}
+	case errors.Is(err, volmgr.ErrNotEmpty):
+		return cli.AdvisedError{Err: err, Hints: []string{"move its content away first, or give another --data-dir"}}
+	}
+	return err
 }

@@ -17,7 +17,7 @@ import (
 	"weft.dev/weft/volmgr"
 )
 
-// Without TLS a manager is for the machine itself, unless somebody says otherwise.
+// Without TLS a manager serves only its own machine, unless a flag says otherwise.
 func TestWhereAManagerAnswers(t *testing.T) {
 	tls := daemon.TLSFiles{CA: "ca", Cert: "cert", Key: "key"}
 	for _, c := range []struct {
@@ -39,7 +39,7 @@ func TestWhereAManagerAnswers(t *testing.T) {
 			t.Errorf("--listen %q, TLS %v: it answers at %s, want %s", c.listen, c.tls, got, c.want)
 		}
 		if c.listen == "" {
-			continue // that address may be taken
+			continue // that address may be in use
 		}
 		var log bytes.Buffer
 		listener, err := o.open(slog.New(slog.NewTextHandler(&log, nil)))
@@ -53,8 +53,8 @@ func TestWhereAManagerAnswers(t *testing.T) {
 	}
 }
 
-// Who made the store may still answer the agents: to end because of it would end
-// the container in which it has yet to say what it found.
+// The process that made the store may still be answering the agents: ending because of it would end
+// the container before it has printed what it found.
 func TestAManagerWaitsForTheAddressOfTheRebuild(t *testing.T) {
 	rebuild, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -65,7 +65,7 @@ func TestAManagerWaitsForTheAddressOfTheRebuild(t *testing.T) {
 	if _, err := volmgr.Init(volmgr.Config{Dir: o.dataDir}); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond) // it looks once a second
+	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond) // the manager checks once a second
 	defer cancel()
 	if err := o.untilStore(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("untilStore = %v while the address is in use, want it to wait", err)

@@ -7,19 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 
-	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/manager"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr"
 )
 
-func newVolmgrRestore(g *globals) *cobra.Command {
+func newVolmgrRestore(g *cli.Globals) *cobra.Command {
 	var dataDir string
 	cmd := &cobra.Command{
 		Use:   "restore FILE",
@@ -33,23 +32,23 @@ on its drives and, if it was in use, for the note of its last host ("weft explai
 volume" names what it waits for). Unmount the volumes before you start the
 manager: it takes the hosts' devices away.`,
 		Example: "  weft volmgr restore /var/backups/weft-2026-11-21 --data-dir /var/lib/weft/volmgr",
-		Args:    takes("FILE"),
-		RunE:    func(_ *cobra.Command, args []string) error { return runVolmgrRestore(args[0], dataDir, g.out()) },
+		Args:    cli.Takes("FILE"),
+		RunE:    func(_ *cobra.Command, args []string) error { return runVolmgrRestore(args[0], dataDir, g.Out()) },
 	}
 	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "`directory` for the new store")
 	return cmd
 }
 
-func runVolmgrRestore(file, dataDir string, out *output) error {
+func runVolmgrRestore(file, dataDir string, out *cli.Output) error {
 	f, err := os.Open(file)
 	if err != nil {
-		return err
+		return fmt.Errorf("restore a backup: %w", err)
 	}
 	defer f.Close()
 	if err := volmgr.Restore(volmgr.Config{Dir: dataDir, Version: version()}, f); err != nil {
-		return fmt.Errorf("restore %s into %s: %w", file, dataDir, err)
+		return storeError(dataDir, fmt.Errorf("restore %s into %s: %w", file, dataDir, err))
 	}
-	out.say("restored %s into %s", file, dataDir)
+	out.Say("restored %s into %s", file, dataDir)
 	return nil
 }
 
@@ -60,7 +59,7 @@ type volmgrRebuildOptions struct {
 	timeout time.Duration
 }
 
-func newVolmgrRebuild(g *globals) *cobra.Command {
+func newVolmgrRebuild(g *cli.Globals) *cobra.Command {
 	var o volmgrRebuildOptions
 	cmd := &cobra.Command{
 		Use:   "rebuild-from-drives --node NODE... [--host NODE...]",
@@ -86,14 +85,14 @@ that the drive's copies are left out.
 Hosts keep their devices meanwhile. The manager that you start afterwards takes
 them away: first unmount the volumes that the output lists as in use.`,
 		Example: "  weft volmgr rebuild-from-drives --data-dir /var/lib/weft/volmgr --node t1 --node t2 --host c1 --timeout 5m",
-		Args:    takes(),
+		Args:    cli.Takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.tls = g.tls
-			log, err := o.Logger(g.stderr)
+			o.tls = g.TLS
+			log, err := o.Logger(g.Stderr)
 			if err != nil {
-				return usageError{err: err}
+				return cli.UsageError{Err: err}
 			}
-			return runVolmgrRebuild(cmd.Context(), o, log, g.out())
+			return runVolmgrRebuild(cmd.Context(), o, log, g.Out())
 		},
 	}
 	o.AddFlags(cmd)
@@ -106,9 +105,9 @@ them away: first unmount the volumes that the output lists as in use.`,
 	return cmd
 }
 
-func runVolmgrRebuild(ctx context.Context, o volmgrRebuildOptions, log *slog.Logger, out *output) error {
+func runVolmgrRebuild(ctx context.Context, o volmgrRebuildOptions, log *slog.Logger, out *cli.Output) error {
 	if len(o.nodes) == 0 {
-		return usageError{err: errors.New("--node: must be given"), hint: "name every target there is"}
+		return cli.UsageError{Err: errors.New("--node: missing"), Hint: "name the nodes of all targets, each with --node"}
 	}
 	targets, err := parseNodes(o.nodes)
 	if err != nil {
@@ -120,40 +119,19 @@ func runVolmgrRebuild(ctx context.Context, o volmgrRebuildOptions, log *slog.Log
 	}
 	rebuild, err := volmgr.NewRebuild(volmgr.Config{Dir: o.dataDir, Version: version(), Log: log}, targets, hosts)
 	if err != nil {
-		return err
+		return storeError(o.dataDir, err)
 	}
 	listener, err := o.open(log)
 	if err != nil {
 		return err
 	}
 	defer listener.Close()
-	text, err := o.collect(ctx, rebuild, listener, log)
+	text, err := manager.Collect(ctx, rebuild, listener, log, o.tls, o.timeout)
 	if err != nil {
 		return err
 	}
-	out.say("%s", text)
+	out.Say("%s", text)
 	return nil
-}
-
-// collect answers the agents until the rebuild is done.
-func (o *volmgrRebuildOptions) collect(ctx context.Context, rebuild *volmgr.Rebuild, listener net.Listener, log *slog.Logger) (text string, err error) {
-	server, err := daemon.NewServer(o.tls, daemon.NewMetrics())
-	if err != nil {
-		return "", usageError{err: err}
-	}
-	rebuild.Register(server)
-	ctx, cancel := context.WithTimeout(ctx, o.timeout)
-	defer cancel()
-	group, ctx := errgroup.WithContext(ctx)
-	serving, stop := context.WithCancel(ctx)
-	group.Go(func() error { return daemon.Serve(log, listener, server).Run(serving) })
-	group.Go(func() (err error) {
-		defer stop()
-		text, err = rebuild.Run(ctx)
-		return err
-	})
-	err = group.Wait()
-	return text, err
 }
 
 func parseNodes(names []string) ([]block.NodeName, error) {
@@ -161,7 +139,7 @@ func parseNodes(names []string) ([]block.NodeName, error) {
 	for _, name := range names {
 		node, err := block.ParseNodeName(name)
 		if err != nil {
-			return nil, usageError{err: err}
+			return nil, cli.UsageError{Err: err}
 		}
 		nodes = append(nodes, node)
 	}

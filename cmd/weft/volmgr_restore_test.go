@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
@@ -31,7 +32,7 @@ func listen(t *testing.T) net.Listener {
 	return l
 }
 
-// beside runs something beside the test; stop ends it and waits for it.
+// beside runs something during the test; stop ends it and waits for it.
 func beside(t *testing.T, run func(context.Context) error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -49,7 +50,7 @@ func beside(t *testing.T, run func(context.Context) error) (stop func()) {
 	return stop
 }
 
-// reporting has targets report to whoever answers at an address.
+// reporting makes targets report to the manager at an address.
 func reporting(t *testing.T, address string, targets []*scriptedTarget) (stop func()) {
 	t.Helper()
 	conn, err := daemon.Dial(address, daemon.TLSFiles{})
@@ -81,7 +82,7 @@ func managerAt(t *testing.T, address string) pb.ManagerClient {
 func TestALostStoreIsRebuiltFromTheDrives(t *testing.T) {
 	targets := []*scriptedTarget{{node: "t1"}, {node: "t2"}}
 	var said bytes.Buffer
-	out := &output{format: formatTable, stdout: &said, stderr: &said, now: time.Now}
+	out := &cli.Output{Format: cli.FormatTable, Stdout: &said, Stderr: &said, Now: time.Now}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 
@@ -94,7 +95,7 @@ func TestALostStoreIsRebuiltFromTheDrives(t *testing.T) {
 	stopTargets := reporting(t, listener.Addr().String(), targets)
 	api := managerAt(t, listener.Addr().String())
 	for _, target := range targets {
-		if err := wait(ctx, out, requestStands, func(ctx context.Context) (string, error) {
+		if err := cli.Wait(ctx, out, cli.RequestStands, func(ctx context.Context) (string, error) {
 			if err := runDriveAdd(ctx, api, driveAddOptions{node: target.node, device: "/dev/nvme0n1"}, out); err != nil {
 				return err.Error(), nil
 			}
@@ -104,7 +105,7 @@ func TestALostStoreIsRebuiltFromTheDrives(t *testing.T) {
 		}
 	}
 	create := volumeCreateOptions{name: "db1", size: 1 << 29, copies: 2, stripes: 1, wait: true}
-	if err := wait(ctx, out, requestStands, func(ctx context.Context) (string, error) {
+	if err := cli.Wait(ctx, out, cli.RequestStands, func(ctx context.Context) (string, error) {
 		if err := runVolumeCreate(ctx, api, create, out); err != nil {
 			return err.Error(), nil
 		}

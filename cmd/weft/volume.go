@@ -9,18 +9,18 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
-func newVolume(g *globals) *cobra.Command {
-	return group("volume", "Manage volumes: the block devices that users ask for",
+func newVolume(g *cli.Globals) *cobra.Command {
+	return cli.Group("volume", "Manage volumes: the block devices that users ask for",
 		newVolumeCreate(g), newVolumeList(g), newVolumeDescribe(g), newVolumeExpand(g), newVolumeSet(g), newVolumeDelete(g), newVolumePromoteStale(g))
 }
 
@@ -50,50 +50,51 @@ type volumeCreateOptions struct {
 	wait            bool
 }
 
-func newVolumeCreate(g *globals) *cobra.Command {
+func newVolumeCreate(g *cli.Globals) *cobra.Command {
 	var o volumeCreateOptions
 	cmd := &cobra.Command{
 		Use:   "create VOLUME --size SIZE",
 		Short: "Create a volume",
-		Long: `Create a volume of STRIPES columns with COPIES legs each. The legs of a column
-are on different nodes (or on nodes that differ in the --spread label). Creating
-an existing volume with the same parameters succeeds.
+		Long: `Create a volume: striped over STRIPES columns, with COPIES copies of each column.
+A copy of a column is a leg: space on one drive. The legs of a column are on
+different nodes, or on nodes that differ in the --spread label. Creating an
+existing volume with the same parameters succeeds.
 
 A size is a number and a unit: B, KiB, MiB, GiB, TiB, PiB; without a unit, bytes.`,
 		Example: `  weft volume create db1 --size 100GiB
   weft volume create scratch --size 2TiB --copies 1 --stripes 4
   weft volume create db2 --size 10GiB --copies 2 --stripes 2 --spread rack --wait`,
-		Args: takes("VOLUME"),
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+		Args: cli.Takes("VOLUME"),
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			o.name = args[0]
 			return runVolumeCreate(ctx, api, o, out)
 		}),
 	}
 	f := cmd.Flags()
-	f.Var(sizeFlag{&o.size}, "size", "`size` of the volume, such as 10GiB; without a unit, bytes")
-	f.Uint32Var(&o.copies, "copies", 2, "copies of each column, on different nodes: 1 to 3")
-	f.Uint32Var(&o.stripes, "stripes", 0, "columns to stripe over; 0 lets the manager choose")
-	f.Var(sizeFlag{&o.chunk}, "chunk-size", "`size` of the chunks that go to one column, a power of two (default 128KiB)")
-	f.StringVar(&o.pool, "pool", "default", "`pool` of drives to place the volume on")
-	f.StringVar(&o.spread, "spread", "node", "node `label` that must differ between the copies of a column")
-	f.StringArrayVar(&o.labels, "label", nil, "`key=value`; may be repeated")
+	f.Var(sizeFlag{&o.size}, block.PropertySize.Flag, "`size` of the volume, such as 10GiB; without a unit, bytes")
+	f.Uint32Var(&o.copies, block.PropertyCopies.Flag, block.DefaultCopies, "`number` of copies of each column, on different nodes: "+block.PropertyCopies.Bounds())
+	f.Uint32Var(&o.stripes, block.PropertyStripes.Flag, 0, "`number` of columns to stripe over; 0 lets the manager choose")
+	f.Var(sizeFlag{&o.chunk}, block.PropertyChunk.Flag, "`size` of the chunks that go to one column, a power of two (default "+block.PropertyChunk.Default+")")
+	f.StringVar(&o.pool, block.PropertyPool.Flag, block.DefaultPool, "`pool` of drives to place the volume on")
+	f.StringVar(&o.spread, block.PropertySpread.Flag, block.DefaultSpread, "node `label` that must differ between the copies of a column")
+	f.StringArrayVar(&o.labels, block.PropertyLabels.Flag, nil, "`key=value`; may be repeated")
 	f.BoolVar(&o.wait, "wait", false, "wait until the volume is ready to be attached")
-	_ = cmd.RegisterFlagCompletionFunc("pool", g.completePools)
+	_ = cmd.RegisterFlagCompletionFunc(block.PropertyPool.Flag, g.CompletePools)
 	return cmd
 }
 
-func runVolumeCreate(ctx context.Context, api pb.ManagerClient, o volumeCreateOptions, out *output) error {
+func runVolumeCreate(ctx context.Context, api pb.ManagerClient, o volumeCreateOptions, out *cli.Output) error {
 	labels, err := parsePairs(o.labels)
 	if err != nil {
 		return err
 	}
 	if o.size == 0 {
-		return usageError{err: fmt.Errorf("--size: must be given, and more than 0"), hint: "such as --size 10GiB"}
+		return cli.UsageError{Err: fmt.Errorf("--size: missing or 0"), Hint: "such as --size 10GiB"}
 	}
 	if o.copies == 0 {
-		return usageError{err: fmt.Errorf("--copies 0: must be 1 to %d", block.MaxCopies), hint: "1 means no mirror"}
+		return cli.UsageError{Err: fmt.Errorf("--%s 0: must be %s", block.PropertyCopies.Flag, block.PropertyCopies.Bounds()), Hint: "1 means no mirror"}
 	}
-	// Only for what is said on stderr; the create below decides.
+	// Only for the message on stderr; the create below decides.
 	_, absent := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.name})
 	v, err := api.CreateVolume(ctx, &pb.CreateVolumeRequest{
 		Name: o.name, SizeBytes: uint64(o.size), Copies: o.copies, Stripes: o.stripes,
@@ -103,21 +104,21 @@ func runVolumeCreate(ctx context.Context, api pb.ManagerClient, o volumeCreateOp
 		return err
 	}
 	if absent == nil {
-		out.say("volume %s already exists with these parameters", o.name)
+		out.Say("volume %s already exists with these parameters", o.name)
 	} else {
-		out.say("volume %s is created: %s, %s", o.name, size(v.GetSizeBytes()), layout(v.GetLayout()))
+		out.Say("volume %s is created: %s, %s (columns × copies)", o.name, cli.Size(v.GetSizeBytes()), layout(v.GetLayout()))
 	}
 	if o.wait {
 		if v, err = waitForVolume(ctx, api, v.GetId(), out); err != nil {
 			return err
 		}
 	}
-	return out.print(v, nil)
+	return out.Print(v, nil)
 }
 
-// waitForVolume returns once a volume's legs are all made.
-func waitForVolume(ctx context.Context, api pb.ManagerClient, volume string, out *output) (v *pb.Volume, err error) {
-	err = wait(ctx, out, requestStands, func(ctx context.Context) (waitingFor string, err error) {
+// waitForVolume returns once all of a volume's legs are ready.
+func waitForVolume(ctx context.Context, api pb.ManagerClient, volume string, out *cli.Output) (v *pb.Volume, err error) {
+	err = cli.Wait(ctx, out, cli.RequestStands, func(ctx context.Context) (waitingFor string, err error) {
 		v, err = api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume})
 		if err != nil {
 			return "", err
@@ -133,7 +134,7 @@ func waitForVolume(ctx context.Context, api pb.ManagerClient, volume string, out
 	return v, err
 }
 
-// creating says what a volume that is not ready waits for.
+// creating says what a volume waits for until it is ready.
 func creating(v *pb.Volume) string {
 	made, why := 0, ""
 	for _, leg := range v.GetLegs() {
@@ -146,47 +147,47 @@ func creating(v *pb.Volume) string {
 	return fmt.Sprintf("volume %s: %d of %d legs made%s", v.GetName(), made, len(v.GetLegs()), why)
 }
 
-func newVolumeList(g *globals) *cobra.Command {
+func newVolumeList(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
 		Short:   "List the volumes",
 		Example: "  weft volume list\n  weft volume list -o json",
-		Args:    takes(),
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *output) error {
+		Args:    cli.Takes(),
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *cli.Output) error {
 			return runVolumeList(ctx, api, out)
 		}),
 	}
 }
 
-func runVolumeList(ctx context.Context, api pb.ManagerClient, out *output) error {
+func runVolumeList(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 	volumes, err := api.ListVolumes(ctx, &pb.ListVolumesRequest{})
 	if err != nil {
 		return err
 	}
-	return out.print(volumes, func(w io.Writer) {
+	return out.Print(volumes, func(w io.Writer) {
 		var rows [][]string
 		for _, v := range volumes.GetVolumes() {
 			rows = append(rows, []string{
-				v.GetName(), size(v.GetSizeBytes()), layout(v.GetLayout()), v.GetPool(), word(v.GetState()),
-				health(v), attached(v), out.age(v.GetCreated()),
+				v.GetName(), cli.Size(v.GetSizeBytes()), layout(v.GetLayout()), v.GetPool(), cli.Word(v.GetState()),
+				health(v), attached(v), out.Age(v.GetCreated()),
 			})
 		}
-		table(w, "VOLUME SIZE LAYOUT POOL STATE HEALTH ATTACHED AGE", rows...)
+		cli.Table(w, "VOLUME SIZE LAYOUT POOL STATE HEALTH ATTACHED AGE", rows...)
 	})
 }
 
 // layout prints 2×2: stripes × copies.
 func layout(l *pb.Layout) string { return fmt.Sprintf("%d×%d", l.GetStripes(), l.GetCopies()) }
 
-// attached says where a volume is, and how far it has come if not there yet. Of one
-// that many nodes share it counts them.
+// attached says where a volume is attached, and the progress of an attachment that is not complete.
+// For a volume shared by many nodes it gives their number.
 func attached(v *pb.Volume) string {
 	const most = 3
 	var nodes []string
 	for _, a := range attachmentsOf(v) {
 		node := a.GetNode()
 		if a.GetState() != pb.AttachmentState_ATTACHMENT_STATE_ATTACHED {
-			node += " (" + word(a.GetState()) + ")"
+			node += " (" + cli.Word(a.GetState()) + ")"
 		}
 		nodes = append(nodes, node)
 	}
@@ -196,25 +197,25 @@ func attached(v *pb.Volume) string {
 	return strings.Join(nodes, ", ")
 }
 
-func newVolumeDescribe(g *globals) *cobra.Command {
+func newVolumeDescribe(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:               "describe VOLUME",
 		Short:             "Show a volume's details: its legs by column, and its attachment",
 		Example:           "  weft volume describe db1",
-		Args:              takes("VOLUME"),
-		ValidArgsFunction: g.completeVolumes,
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+		Args:              cli.Takes("VOLUME"),
+		ValidArgsFunction: g.CompleteVolumes,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			return runVolumeDescribe(ctx, api, args[0], out)
 		}),
 	}
 }
 
-func runVolumeDescribe(ctx context.Context, api pb.ManagerClient, volume string, out *output) error {
+func runVolumeDescribe(ctx context.Context, api pb.ManagerClient, volume string, out *cli.Output) error {
 	v, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume})
 	if err != nil {
 		return err
 	}
-	return out.print(v, func(w io.Writer) {
+	return out.Print(v, func(w io.Writer) {
 		describeVolume(w, v, out)
 		fmt.Fprintln(w)
 		describeAttachments(w, attachmentsOf(v), out)
@@ -223,7 +224,7 @@ func runVolumeDescribe(ctx context.Context, api pb.ManagerClient, volume string,
 	})
 }
 
-func describeVolume(w io.Writer, v *pb.Volume, out *output) {
+func describeVolume(w io.Writer, v *pb.Volume, out *cli.Output) {
 	l := block.Layout{Stripes: int(v.GetLayout().GetStripes()), Copies: int(v.GetLayout().GetCopies()), Chunk: block.Size(v.GetLayout().GetChunkBytes())}
 	properties(w,
 		"volume", v.GetName(),
@@ -232,27 +233,27 @@ func describeVolume(w io.Writer, v *pb.Volume, out *output) {
 		"layout", l.String(),
 		"pool", v.GetPool(),
 		"spread", v.GetSpread(),
-		"labels", pairs(v.GetLabels()),
+		"labels", cli.Pairs(v.GetLabels()),
 		"formatted", v.GetFormatted(),
-		"state", word(v.GetState()),
+		"state", cli.Word(v.GetState()),
 		"health", health(v),
 		"space", space(v),
 		"epoch", strconv.FormatUint(v.GetEpoch(), 10),
 		"clean", strconv.FormatBool(v.GetClean()),
 		"generation", strconv.FormatUint(v.GetGeneration(), 10),
-		"age", out.age(v.GetCreated()),
+		"age", out.Age(v.GetCreated()),
 	)
 }
 
-// health is empty while a volume is being made or deleted.
+// health is empty while a volume is being created or deleted.
 func health(v *pb.Volume) string {
 	if v.GetHealth() == pb.Health_HEALTH_UNSPECIFIED {
 		return ""
 	}
-	return word(v.GetHealth())
+	return cli.Word(v.GetHealth())
 }
 
-// space formats how much a volume occupies on drives: whole extents, for each copy.
+// space formats how much drive space a volume occupies: whole extents, for each copy.
 func space(v *pb.Volume) string {
 	var extents uint64
 	for _, leg := range v.GetLegs() {
@@ -263,10 +264,10 @@ func space(v *pb.Volume) string {
 	if extents == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s on drives", size(extents*uint64(block.ExtentSize)))
+	return fmt.Sprintf("%s on drives", cli.Size(extents*uint64(block.ExtentSize)))
 }
 
-// volumeSize is exact, with what it is becoming.
+// volumeSize is the exact size, plus the size to which the volume is growing.
 func volumeSize(v *pb.Volume) string {
 	text := block.Size(v.GetSizeBytes()).String()
 	if to := v.GetExpandingToBytes(); to != 0 {
@@ -275,7 +276,7 @@ func volumeSize(v *pb.Volume) string {
 	return text
 }
 
-func describeAttachments(w io.Writer, all []*pb.Attachment, out *output) {
+func describeAttachments(w io.Writer, all []*pb.Attachment, out *cli.Output) {
 	if len(all) == 0 {
 		fmt.Fprintln(w, "not attached")
 	}
@@ -287,12 +288,12 @@ func describeAttachments(w io.Writer, all []*pb.Attachment, out *output) {
 	}
 }
 
-func describeAttachment(w io.Writer, a *pb.Attachment, out *output) {
+func describeAttachment(w io.Writer, a *pb.Attachment, out *cli.Output) {
 	all := []string{
 		"attached to", a.GetNode(),
 		"mode", mode(a.GetMode()),
 		"epoch", strconv.FormatUint(a.GetEpoch(), 10),
-		"state", word(a.GetState()) + " for " + out.age(a.GetSince()),
+		"state", cli.Word(a.GetState()) + " for " + out.Age(a.GetSince()),
 		"device", a.GetDevice(),
 	}
 	if a.GetWaitingFor() != "" {
@@ -304,20 +305,20 @@ func describeAttachment(w io.Writer, a *pb.Attachment, out *output) {
 	properties(w, all...)
 }
 
-// copied is how far a resync has come.
+// copied is the progress of a resync.
 func copied(a *pb.Attachment) string {
-	return fmt.Sprintf("%s of %s (%s)", size(a.GetResyncDoneBytes()), size(a.GetResyncTotalBytes()), used(a.GetResyncDoneBytes(), a.GetResyncTotalBytes()))
+	return fmt.Sprintf("%s of %s (%s)", cli.Size(a.GetResyncDoneBytes()), cli.Size(a.GetResyncTotalBytes()), used(a.GetResyncDoneBytes(), a.GetResyncTotalBytes()))
 }
 
-func describeLegs(w io.Writer, legs []*pb.Leg, out *output) {
+func describeLegs(w io.Writer, legs []*pb.Leg, out *cli.Output) {
 	var rows [][]string
 	for _, leg := range legs {
 		rows = append(rows, []string{
-			strconv.Itoa(int(leg.GetColumn())), strconv.Itoa(int(leg.GetCopy())), short(leg.GetId()), word(leg.GetState()),
-			leg.GetNode(), short(leg.GetDriveId()), strconv.FormatUint(leg.GetRevision(), 10), out.age(leg.GetStaleSince()), leg.GetReason(),
+			strconv.Itoa(int(leg.GetColumn())), strconv.Itoa(int(leg.GetCopy())), cli.ShortID(leg.GetId()), cli.Word(leg.GetState()),
+			leg.GetNode(), cli.ShortID(leg.GetDriveId()), strconv.FormatUint(leg.GetRevision(), 10), out.Age(leg.GetStaleSince()), leg.GetReason(),
 		})
 	}
-	table(w, "COLUMN COPY LEG STATE NODE DRIVE REVISION SINCE REASON", rows...)
+	cli.Table(w, "COLUMN COPY LEG STATE NODE DRIVE REVISION SINCE REASON", rows...)
 }
 
 // properties prints names and values in two columns.
@@ -335,29 +336,29 @@ func properties(w io.Writer, namesAndValues ...string) {
 	}
 }
 
-func newVolumeDelete(g *globals) *cobra.Command {
+func newVolumeDelete(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:               "delete VOLUME",
 		Short:             "Delete a volume and its data; refused while it is attached",
 		Example:           "  weft volume delete db1",
-		Args:              takes("VOLUME"),
-		ValidArgsFunction: g.completeVolumes,
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+		Args:              cli.Takes("VOLUME"),
+		ValidArgsFunction: g.CompleteVolumes,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			return runVolumeDelete(ctx, api, args[0], out)
 		}),
 	}
 }
 
-func runVolumeDelete(ctx context.Context, api pb.ManagerClient, volume string, out *output) error {
-	// Only for what is said on stderr: deleting what is gone succeeds.
+func runVolumeDelete(ctx context.Context, api pb.ManagerClient, volume string, out *cli.Output) error {
+	// Only for the message on stderr: deleting a volume that is gone succeeds.
 	_, absent := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume})
 	if _, err := api.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: volume}); err != nil {
 		return err
 	}
 	if status.Code(absent) == codes.NotFound {
-		out.say("volume %s does not exist: nothing to delete", volume)
+		out.Say("volume %s does not exist: nothing to delete", volume)
 	} else {
-		out.say("volume %s is being deleted", volume)
+		out.Say("volume %s is being deleted", volume)
 	}
 	return nil
 }
@@ -368,7 +369,7 @@ type volumePromoteStaleOptions struct {
 	acceptDataLoss bool
 }
 
-func newVolumePromoteStale(g *globals) *cobra.Command {
+func newVolumePromoteStale(g *cli.Globals) *cobra.Command {
 	var o volumePromoteStaleOptions
 	cmd := &cobra.Command{
 		Use:   "promote-stale VOLUME LEG... --accept-data-loss",
@@ -382,9 +383,9 @@ when a rebuilt or restored store cannot tell which copy of a column is good:
 LEG is the leg's place as "weft explain" shows it (0.1 is copy 1 of column 0), or
 the beginning of its id. Legs of several columns can be given at once.`,
 		Example:           "  weft volume promote-stale db1 0.1 1.0 --accept-data-loss",
-		Args:              takesMore("VOLUME", "LEG"),
-		ValidArgsFunction: g.completeVolumes,
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+		Args:              cli.TakesMore("VOLUME", "LEG"),
+		ValidArgsFunction: g.CompleteVolumes,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			o.volume, o.legs = args[0], args[1:]
 			return runVolumePromoteStale(ctx, api, o, out)
 		}),
@@ -393,9 +394,9 @@ the beginning of its id. Legs of several columns can be given at once.`,
 	return cmd
 }
 
-func runVolumePromoteStale(ctx context.Context, api pb.ManagerClient, o volumePromoteStaleOptions, out *output) error {
+func runVolumePromoteStale(ctx context.Context, api pb.ManagerClient, o volumePromoteStaleOptions, out *cli.Output) error {
 	if !o.acceptDataLoss {
-		return usageError{err: fmt.Errorf("volume %q: promoting a stale leg loses the writes that it missed", o.volume), hint: "to accept that, add --accept-data-loss"}
+		return cli.UsageError{Err: fmt.Errorf("volume %q: promoting a stale leg loses the writes that it missed", o.volume), Hint: "to accept that, add --accept-data-loss"}
 	}
 	v, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.volume})
 	if err != nil {
@@ -410,12 +411,12 @@ func runVolumePromoteStale(ctx context.Context, api pb.ManagerClient, o volumePr
 		if err != nil {
 			return err
 		}
-		out.say("leg %d.%d (%s) is now the only in-sync leg of its column", leg.GetColumn(), leg.GetCopy(), short(leg.GetId()))
+		out.Say("leg %d.%d (%s) is now the only in-sync leg of its column", leg.GetColumn(), leg.GetCopy(), cli.ShortID(leg.GetId()))
 	}
-	return out.print(v, nil)
+	return out.Print(v, nil)
 }
 
-// legsOf finds the legs of a volume that are named by place or id, one of a column.
+// legsOf finds the legs of a volume by place or id, at most one in a column.
 func legsOf(v *pb.Volume, names []string) (legs []*pb.Leg, err error) {
 	columns := map[uint32]string{}
 	for _, name := range names {
@@ -424,7 +425,7 @@ func legsOf(v *pb.Volume, names []string) (legs []*pb.Leg, err error) {
 			return nil, err
 		}
 		if other, taken := columns[leg.GetColumn()]; taken {
-			return nil, usageError{err: fmt.Errorf("legs %s and %s are in the same column: choose one of them", other, name)}
+			return nil, cli.UsageError{Err: fmt.Errorf("legs %s and %s are in the same column: choose one of them", other, name)}
 		}
 		columns[leg.GetColumn()] = name
 		legs = append(legs, leg)
@@ -448,51 +449,4 @@ func legOf(v *pb.Volume, name string) (*pb.Leg, error) {
 		return nil, err
 	}
 	return v.GetLegs()[slices.Index(ids, id)], nil
-}
-
-// pollEvery is how often a wait asks again. What is waited for (zeroing, a
-// resync) moves without events, so there is nothing to be told by.
-const pollEvery = 500 * time.Millisecond
-
-// requestStands is the hint of a wait that ended before what it waited for.
-const requestStands = "the request stands; repeat the command to keep waiting"
-
-// wait asks until there is nothing left to wait for, and tells a person each
-// time that the reason changes. What is waited for is recorded, so a manager
-// that goes away and comes back does not end the wait. stands is the hint if the
-// wait ends early, by --timeout or Ctrl-C.
-func wait(ctx context.Context, out *output, stands string, ask func(context.Context) (waitingFor string, err error)) error {
-	tick := time.NewTicker(pollEvery)
-	defer tick.Stop()
-	said := ""
-	for {
-		waitingFor, err := ask(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return waitEnded(ctx, said, stands)
-		case status.Code(err) == codes.Unavailable:
-			waitingFor = status.Convert(err).Message()
-		case err != nil:
-			return err
-		case waitingFor == "":
-			return nil
-		}
-		if waitingFor != said {
-			said = waitingFor
-			out.say("waiting for %s", said)
-		}
-		select {
-		case <-ctx.Done():
-			return waitEnded(ctx, said, stands)
-		case <-tick.C:
-		}
-	}
-}
-
-// waitEnded tells a wait that took too long from one that was interrupted.
-func waitEnded(ctx context.Context, waitingFor, stands string) error {
-	if ctx.Err() == context.DeadlineExceeded {
-		return timedOutError{waitingFor: waitingFor, hint: stands}
-	}
-	return interruptedError{waitingFor: waitingFor, hint: stands}
 }

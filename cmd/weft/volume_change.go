@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
@@ -19,7 +20,7 @@ type volumeExpandOptions struct {
 	wait   bool
 }
 
-func newVolumeExpand(g *globals) *cobra.Command {
+func newVolumeExpand(g *cli.Globals) *cobra.Command {
 	var o volumeExpandOptions
 	cmd := &cobra.Command{
 		Use:   "expand VOLUME --size SIZE",
@@ -32,9 +33,9 @@ smaller.
 With --wait, the command returns when the volume and every host's device have the
 new size.`,
 		Example:           "  weft volume expand db1 --size 200GiB --wait && resize2fs /dev/weft/db1",
-		Args:              takes("VOLUME"),
-		ValidArgsFunction: g.completeVolumes,
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+		Args:              cli.Takes("VOLUME"),
+		ValidArgsFunction: g.CompleteVolumes,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			o.volume = args[0]
 			return runVolumeExpand(ctx, api, o, out)
 		}),
@@ -44,30 +45,30 @@ new size.`,
 	return cmd
 }
 
-func runVolumeExpand(ctx context.Context, api pb.ManagerClient, o volumeExpandOptions, out *output) error {
+func runVolumeExpand(ctx context.Context, api pb.ManagerClient, o volumeExpandOptions, out *cli.Output) error {
 	if o.size == 0 {
-		return usageError{err: fmt.Errorf("--size: must be given, and more than 0"), hint: "such as --size 20GiB"}
+		return cli.UsageError{Err: fmt.Errorf("--size: missing or 0"), Hint: "such as --size 20GiB"}
 	}
 	v, err := api.ExpandVolume(ctx, &pb.ExpandVolumeRequest{Volume: o.volume, SizeBytes: uint64(o.size)})
 	if err != nil {
 		return err
 	}
 	if to := v.GetExpandingToBytes(); to != 0 {
-		out.say("volume %s is being expanded from %s to %s", v.GetName(), size(v.GetSizeBytes()), size(to))
+		out.Say("volume %s is being expanded from %s to %s", v.GetName(), cli.Size(v.GetSizeBytes()), cli.Size(to))
 	} else {
-		out.say("volume %s has %s", v.GetName(), size(v.GetSizeBytes()))
+		out.Say("volume %s has %s", v.GetName(), cli.Size(v.GetSizeBytes()))
 	}
 	if o.wait {
 		if v, err = waitForSize(ctx, api, v.GetId(), o.size, out); err != nil {
 			return err
 		}
 	}
-	return out.print(v, nil)
+	return out.Print(v, nil)
 }
 
 // waitForSize returns once a volume and the devices of its hosts have a size.
-func waitForSize(ctx context.Context, api pb.ManagerClient, volume string, least block.Size, out *output) (v *pb.Volume, err error) {
-	err = wait(ctx, out, requestStands, func(ctx context.Context) (string, error) {
+func waitForSize(ctx context.Context, api pb.ManagerClient, volume string, least block.Size, out *cli.Output) (v *pb.Volume, err error) {
+	err = cli.Wait(ctx, out, cli.RequestStands, func(ctx context.Context) (string, error) {
 		if v, err = api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume}); err != nil {
 			return "", err
 		}
@@ -83,18 +84,18 @@ func waitForSize(ctx context.Context, api pb.ManagerClient, volume string, least
 	return v, err
 }
 
-// smallDevice names a host whose device has not grown yet. Hosts of an older version
-// do not say how large theirs is.
+// smallDevice names a host whose device has not grown yet. Hosts of an older version do not report
+// their device's size.
 func smallDevice(v *pb.Volume) string {
 	for _, a := range v.GetAttachments() {
 		if n := a.GetSizeBytes(); n != 0 && n < v.GetSizeBytes() {
-			return fmt.Sprintf("host %s, whose device has %s of %s", a.GetNode(), size(n), size(v.GetSizeBytes()))
+			return fmt.Sprintf("host %s, whose device has %s of %s", a.GetNode(), cli.Size(n), cli.Size(v.GetSizeBytes()))
 		}
 	}
 	return ""
 }
 
-func newVolumeSet(g *globals) *cobra.Command {
+func newVolumeSet(g *cli.Globals) *cobra.Command {
 	var changes []string
 	var formatted string
 	cmd := &cobra.Command{
@@ -111,23 +112,23 @@ file system is made for a pod on a volume that is recorded as raw. With
 system can be made. The volume must not be attached.`,
 		Example: `  weft volume set db1 --label tier=gold --label owner-
   weft volume set db1 --formatted none`,
-		Args:              takes("VOLUME"),
-		ValidArgsFunction: g.completeVolumes,
-		RunE: g.call(func(ctx context.Context, api pb.ManagerClient, args []string, out *output) error {
+		Args:              cli.Takes("VOLUME"),
+		ValidArgsFunction: g.CompleteVolumes,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			return runVolumeSet(ctx, api, args[0], changes, formatted, out)
 		}),
 	}
 	cmd.Flags().StringArrayVar(&changes, "label", nil, "`key=value` to set, or key- to remove; may be repeated")
-	cmd.Flags().StringVar(&formatted, "formatted", "", "none: forget what was made on the volume, since nothing on it is needed")
+	cmd.Flags().StringVar(&formatted, "formatted", "", "`none` states that nothing on the volume is needed, so that Kubernetes may format it")
 	return cmd
 }
 
-func runVolumeSet(ctx context.Context, api pb.ManagerClient, volume string, changes []string, formatted string, out *output) error {
+func runVolumeSet(ctx context.Context, api pb.ManagerClient, volume string, changes []string, formatted string, out *cli.Output) error {
 	switch {
 	case len(changes) == 0 && formatted == "":
-		return usageError{err: fmt.Errorf("--label: must be given, or --formatted"), hint: "such as --label tier=gold, or --label tier- to remove it"}
+		return cli.UsageError{Err: fmt.Errorf("nothing to change: --label or --formatted is missing"), Hint: "such as --label tier=gold, or --label tier- to remove it"}
 	case formatted != "" && formatted != "none":
-		return usageError{err: fmt.Errorf("--formatted %q is not known", formatted), hint: "use none: nothing on the volume is needed"}
+		return cli.UsageError{Err: fmt.Errorf("--formatted %q is not known", formatted), Hint: "use none: nothing on the volume is needed"}
 	}
 	r := &pb.UpdateVolumeRequest{Volume: volume, Formatted: formatted}
 	var set []string
@@ -145,7 +146,7 @@ func runVolumeSet(ctx context.Context, api pb.ManagerClient, volume string, chan
 	}
 	for _, key := range r.RemoveLabels {
 		if _, both := r.SetLabels[key]; both || key == "" {
-			return usageError{err: fmt.Errorf("label %q: both set and removed", key)}
+			return cli.UsageError{Err: fmt.Errorf("label %q: both set and removed", key)}
 		}
 	}
 	v, err := api.UpdateVolume(ctx, r)
@@ -153,10 +154,10 @@ func runVolumeSet(ctx context.Context, api pb.ManagerClient, volume string, chan
 		return err
 	}
 	if len(changes) > 0 {
-		out.say("volume %s has labels %s", v.GetName(), orNone(pairs(v.GetLabels())))
+		out.Say("volume %s has labels %s", v.GetName(), cli.OrNone(cli.Pairs(v.GetLabels())))
 	}
 	if formatted != "" {
-		out.say("Kubernetes may now make a file system on volume %s", v.GetName())
+		out.Say("Kubernetes may now make a file system on volume %s", v.GetName())
 	}
-	return out.print(v, nil)
+	return out.Print(v, nil)
 }

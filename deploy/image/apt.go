@@ -15,17 +15,17 @@ import (
 	"strings"
 )
 
-// errNoPackage says that there is no package of a name.
+// errNoPackage means that no package has the name.
 var errNoPackage = errors.New("no such package")
 
-// apt is the distribution's packages, and those of them that were downloaded.
+// apt is the distribution's packages, with those that were downloaded.
 type apt struct {
 	dir     string
 	updated bool
-	index   map[string]indexed // by package, what was asked for so far
+	index   map[string]indexed // the index entries of the packages asked for so far
 }
 
-// get downloads a package if it is not on the shelf, and reads it.
+// get downloads a package if it is not cached, and reads it.
 func (a *apt) get(ctx context.Context, name string) (*debian, error) {
 	path, err := a.download(ctx, name)
 	if err != nil {
@@ -52,12 +52,12 @@ func (a *apt) get(ctx context.Context, name string) (*debian, error) {
 	return p, nil
 }
 
-// download gives the path of a package's file, which is what the distribution's
-// signed index says it is.
+// download returns the path of a package's file, after checking it against the
+// distribution's signed index.
 func (a *apt) download(ctx context.Context, name string) (string, error) {
 	want, err := a.look(ctx, name)
 	if err != nil && !a.updated && os.Geteuid() == 0 {
-		// A fresh machine has no index.
+		// A new machine has no index.
 		a.updated = true
 		if _, err := output(ctx, "", "apt-get", "update", "-qq"); err != nil {
 			return "", err
@@ -79,7 +79,7 @@ func (a *apt) download(ctx context.Context, name string) (string, error) {
 		return "", err
 	}
 	defer os.RemoveAll(work)
-	// The sandbox's user may not write here.
+	// apt's sandbox user may not write here.
 	if _, err := output(ctx, work, "apt-get", "download", "-qq", "-oAPT::Sandbox::User=", name); err != nil {
 		return "", err
 	}
@@ -111,9 +111,8 @@ func (a *apt) look(ctx context.Context, name string) (indexed, error) {
 	return parseURI(string(out))
 }
 
-// learn asks for several packages in one question, since apt takes long to begin
-// with. If it does not know one of them it answers nothing; they are then asked for
-// one by one.
+// learn asks for several packages in one call, since apt is slow to start. If apt does not
+// know one of them it returns nothing; learn then asks for each on its own.
 func (a *apt) learn(ctx context.Context, names []string) {
 	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool {
 		_, known := a.index[name]
@@ -134,8 +133,8 @@ func (a *apt) learn(ctx context.Context, names []string) {
 	}
 }
 
-// ask asks for the addresses of packages. Containers of Debian keep no cache of the
-// index, which then takes a second to read; here it has one.
+// ask asks for the addresses of packages. Debian's containers keep no cache of the index,
+// and reading it then takes a second each time; here it has a cache.
 func (a *apt) ask(ctx context.Context, names ...string) ([]byte, error) {
 	if err := os.MkdirAll(a.dir, 0o755); err != nil {
 		return nil, err
@@ -147,7 +146,7 @@ func (a *apt) ask(ctx context.Context, names ...string) ([]byte, error) {
 	}, names...)...)
 }
 
-// parseURI reads what apt-get --print-uris says: 'URI' FILE SIZE SHA256:SUM.
+// parseURI parses a line of apt-get --print-uris: 'URI' FILE SIZE SHA256:SUM.
 func parseURI(line string) (indexed, error) {
 	fields := strings.Fields(line)
 	if len(fields) == 4 {
@@ -158,8 +157,8 @@ func parseURI(line string) (indexed, error) {
 	return indexed{}, fmt.Errorf("ask apt for a package's address: %q", strings.TrimSpace(line))
 }
 
-// parseDepends gives the names in a list such as "libc6 (>= 2.36), a | b". Of
-// alternatives it is the first.
+// parseDepends returns the names in a list such as "libc6 (>= 2.36), a | b". Of
+// alternatives it takes the first.
 func parseDepends(text string) (names []string) {
 	for entry := range strings.SplitSeq(text, ",") {
 		if fields := strings.Fields(strings.SplitN(entry, "|", 2)[0]); len(fields) > 0 {

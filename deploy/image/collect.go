@@ -14,22 +14,22 @@ import (
 	"strings"
 )
 
-// debian is a package.
+// debian is a Debian package.
 type debian struct {
 	name    string
-	depends []string // names of the packages that it needs, in its order
-	control []byte   // its own description
+	depends []string // names of the packages that it depends on, in its order
+	control []byte   // the package's description
 	files   tree
 }
 
-// packages gives packages by name.
+// packages returns packages by name.
 type packages interface {
 	get(ctx context.Context, name string) (*debian, error)
 }
 
-// collect takes files out of packages, with all that they lead to: what links
-// point at, the libraries and the loader that programs name. It also takes, of
-// each package that gave anything, its description and its licence.
+// collect takes files from packages, with everything they depend on: the targets of links,
+// and the libraries and the loader that programs name. From each package used it also takes
+// the description and the license.
 func collect(ctx context.Context, from packages, wanted map[string]string) (tree, error) {
 	c := &collector{from: from, got: tree{}, opened: map[string]*debian{}, used: map[string]*debian{}}
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
@@ -53,7 +53,7 @@ type collector struct {
 	from   packages
 	got    tree
 	opened map[string]*debian // by name
-	used   map[string]*debian // those that gave a file
+	used   map[string]*debian // those that files were taken from
 }
 
 func (c *collector) open(ctx context.Context, name string) (*debian, error) {
@@ -68,7 +68,7 @@ func (c *collector) open(ctx context.Context, name string) (*debian, error) {
 	return p, nil
 }
 
-// take takes a file of a package, and what it needs.
+// take takes a file from a package, with everything that it needs.
 func (c *collector) take(ctx context.Context, p *debian, name string) error {
 	f, ok := p.files[name]
 	if !ok {
@@ -94,7 +94,7 @@ func (c *collector) take(ctx context.Context, p *debian, name string) error {
 		}
 	}
 	if loader != "" {
-		// It comes with the C library, under a path that programs have in them.
+		// The loader comes with the C library, at a path that is written in programs.
 		libc, err := c.open(ctx, "libc6")
 		if err != nil {
 			return err
@@ -104,8 +104,8 @@ func (c *collector) take(ctx context.Context, p *debian, name string) error {
 	return nil
 }
 
-// needs are the loader and the libraries that a program or library names; none
-// for what is neither.
+// needs returns the loader and the libraries that a program or library names; nothing for
+// other files.
 func needs(content []byte) (loader string, libraries []string, err error) {
 	if !bytes.HasPrefix(content, []byte(elf.ELFMAG)) {
 		return "", nil, nil
@@ -127,10 +127,10 @@ func needs(content []byte) (loader string, libraries []string, err error) {
 	return loader, libraries, err
 }
 
-// takeLibrary finds a library in the packages that p needs or, since a package may
-// leave to those who need it what its libraries need, in those that any other one
-// needs. A package is mostly called as its library is, so those are looked at
-// first: the others may be large.
+// takeLibrary finds a library in the packages that p depends on. A package may leave its
+// libraries' dependencies to its users, so the dependencies of all used packages are
+// searched too. Opened packages and those named like the library come first: the others may
+// be large.
 func (c *collector) takeLibrary(ctx context.Context, p *debian, soname string) error {
 	for have := range c.got {
 		if path.Base(have) == soname {
@@ -157,7 +157,7 @@ func (c *collector) takeLibrary(ctx context.Context, p *debian, soname string) e
 		other, err := c.open(ctx, name)
 		if err != nil {
 			if errors.Is(err, errNoPackage) {
-				continue // one that another provides
+				continue // a virtual package
 			}
 			return err
 		}
@@ -170,12 +170,12 @@ func (c *collector) takeLibrary(ctx context.Context, p *debian, soname string) e
 	return fmt.Errorf("needs %s, which no package has that %s or another depends on", soname, p.name)
 }
 
-// plain is a name without what packages and libraries spell differently.
+// plain removes the differences in spelling between package names and library names.
 func plain(name string) string {
 	return strings.TrimSuffix(strings.NewReplacer("-", "", "_", "").Replace(name), "t64")
 }
 
-// relative is a link's text from one path of the tree to another.
+// relative is the text of a link from one path of the tree to another.
 func relative(from, to string) string {
 	dir := path.Dir(from) + "/"
 	common := 0
@@ -187,9 +187,9 @@ func relative(from, to string) string {
 	return strings.Repeat("../", strings.Count(dir[common:], "/")) + to[common:]
 }
 
-// credit takes a package's description, where scanners look for it in images that
-// have no package manager, and its licence. Of packages made of one source, one may
-// have it for all: the directory of the others is a link.
+// credit adds a package's license, and its description at the place where scanners look in
+// images without a package manager. Packages built from one source may share one license:
+// the directory of the others is then a link.
 func (c *collector) credit(ctx context.Context, p *debian) error {
 	c.got["var/lib/dpkg/status.d/"+p.name] = file{mode: 0o644, content: p.control}
 	holder := p
@@ -201,7 +201,7 @@ func (c *collector) credit(ctx context.Context, p *debian) error {
 	}
 	f, ok := holder.files["usr/share/doc/"+holder.name+"/copyright"]
 	if !ok || f.link != "" {
-		return fmt.Errorf("package %s has no licence", p.name)
+		return fmt.Errorf("package %s has no license", p.name)
 	}
 	c.got["usr/share/doc/"+p.name+"/copyright"] = file{mode: 0o644, content: f.content}
 	return nil

@@ -66,8 +66,8 @@ func TestOnlyWhatIsWantedIsTakenAndWhatItLeadsTo(t *testing.T) {
 func TestThereIsNothingWithoutItsLicence(t *testing.T) {
 	from := shelf{"tools": {files: tree{"usr/sbin/mkfs": text("#!/bin/sh\n")}}}
 	_, err := collect(t.Context(), from, map[string]string{"usr/sbin/mkfs": "tools"})
-	if err == nil || !strings.Contains(err.Error(), "tools has no licence") {
-		t.Errorf("collect = %v, want that tools has no licence", err)
+	if err == nil || !strings.Contains(err.Error(), "tools has no license") {
+		t.Errorf("collect = %v, want that tools has no license", err)
 	}
 }
 
@@ -84,7 +84,7 @@ func TestOnePackageHasTheLicenceOfSeveral(t *testing.T) {
 		t.Fatal(err)
 	}
 	if f := got["usr/share/doc/tools/copyright"]; string(f.content) != "LGPL" || len(got) != 3 {
-		t.Errorf("collect = %v, want the program, its description and the licence of libtools1", got)
+		t.Errorf("collect = %v, want the program, its description and the license of libtools1", got)
 	}
 }
 
@@ -105,7 +105,7 @@ func TestTheImageHasWhatTheProgramRuns(t *testing.T) {
 	}
 	named := regexp.MustCompile(`"(mkfs\.\w+|mke2fs|e2fsck|fsck\.\w+|resize2fs|tune2fs|dumpe2fs|xfs_\w+|blkid|modprobe)"`)
 	found := map[string]bool{}
-	for _, pattern := range []string{"../../csi/*.go", "../../cmd/internal/kmod/*.go"} {
+	for _, pattern := range []string{"../../csi/*.go", "../../csi/mount/*.go", "../../cmd/internal/kmod/*.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -128,7 +128,7 @@ func TestTheImageHasWhatTheProgramRuns(t *testing.T) {
 	}
 	for _, program := range []string{"blkid", "e2fsck", "mkfs.ext4", "mkfs.xfs", "modprobe", "resize2fs", "xfs_growfs"} {
 		if !found[program] {
-			t.Errorf("%s is no longer run: does the image need it?", program)
+			t.Errorf("no code runs %s any more: does the image need it?", program)
 		}
 	}
 }
@@ -215,7 +215,7 @@ func TestALayerIsTheSameEachTime(t *testing.T) {
 			t.Fatal(err)
 		}
 		if h.Uid != 0 || h.Gid != 0 || h.ModTime.Unix() != 0 {
-			t.Errorf("%s is of %d:%d and %v, want of root and of no time", h.Name, h.Uid, h.Gid, h.ModTime)
+			t.Errorf("%s is of %d:%d and %v, want owner root and no time", h.Name, h.Uid, h.Gid, h.ModTime)
 		}
 		got = append(got, h.Name)
 	}
@@ -225,13 +225,13 @@ func TestALayerIsTheSameEachTime(t *testing.T) {
 	}
 }
 
-// TestImage builds the real image twice and runs what is in it.
+// TestImage builds the real image twice and runs the programs in it.
 func TestImage(t *testing.T) {
 	if _, err := exec.LookPath("apt-get"); err != nil {
-		t.Skip("the image is made of a Debian's packages, and here is no apt-get")
+		t.Skip("the image is made of Debian packages, and this machine has no apt-get")
 	}
 	if os.Geteuid() != 0 {
-		t.Skip("to run what is in the image takes root, for chroot")
+		t.Skip("running the image's programs needs root, for chroot")
 	}
 	o := options{name: "weft.dev/weft", version: "test"}
 	digests := map[string]bool{}
@@ -255,7 +255,7 @@ func TestImage(t *testing.T) {
 		t.Errorf("the image's layers have %d MiB compressed, want at most 20", size>>20)
 	}
 	t.Logf("layers: %.1f MiB compressed", float64(size)/(1<<20))
-	// resize2fs asks what is mounted; a container has its /proc.
+	// resize2fs reads the mounts; a container has them in /proc.
 	if err := errors.Join(os.Mkdir(filepath.Join(root, "proc/self"), 0o755), os.WriteFile(filepath.Join(root, "proc/self/mounts"), nil, 0o644)); err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +290,7 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// program is where the image has a program, as seen in it.
+// program is a program's path in the image.
 func program(t *testing.T, root, name string) string {
 	t.Helper()
 	for _, dir := range []string{"/usr/bin/", "/usr/sbin/"} {
@@ -302,8 +302,8 @@ func program(t *testing.T, root, name string) string {
 	return ""
 }
 
-// unpack reads an archive as docker load does, and gives the image's names and the
-// size of its layers.
+// unpack reads an archive as docker load does, and returns the image's names and the size
+// of its layers.
 func unpack(t *testing.T, archive, root string) (names []string, size int) {
 	t.Helper()
 	content, err := os.ReadFile(archive)

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command image makes Weft's container image without a container engine: the
-// weft program, static, and what the node plugin and the agents run beside it
-// (mkfs, resize, blkid, modprobe), with the libraries that these need and no
-// more, of the packages of the Debian or Ubuntu that it runs on.
+// Command image builds Weft's container image without a container engine. The image holds
+// the weft program, static, and the programs that the node plugin and the agents run (mkfs,
+// resize, blkid, modprobe), with only the libraries that these need. They come from the
+// packages of the Debian or Ubuntu that the command runs on.
 //
-// It writes an OCI image layout, a directory that skopeo, crane and oras can
-// push, and the same as one archive, which ctr, docker and podman can import.
-// From the same sources, packages and Go release it makes the same bytes.
+// It writes an OCI image layout, a directory that skopeo, crane and oras can push. It also
+// writes the same as one archive, which ctr, docker and podman can import. The same
+// sources, packages and Go release give the same bytes.
 package main
 
 import (
@@ -30,8 +30,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// programs are what the image has of the distribution, where it has them, and the
-// package that brings each.
+// programs are the distribution's programs in the image, by path, with the package that
+// provides each.
 var programs = map[string]string{
 	"usr/sbin/mkfs.ext4":  "e2fsprogs",
 	"usr/sbin/e2fsck":     "e2fsprogs",
@@ -42,7 +42,7 @@ var programs = map[string]string{
 	"usr/sbin/xfs_repair": "xfsprogs",
 	"usr/sbin/blkid":      "util-linux",
 	"usr/sbin/modprobe":   "kmod",
-	"etc/os-release":      "base-files", // by which scanners know whose packages these are
+	"etc/os-release":      "base-files", // tells scanners which distribution's packages these are
 }
 
 type options struct {
@@ -67,7 +67,7 @@ func main() {
 	fmt.Printf("%s:%s@%s\n", o.name, o.version, digest)
 }
 
-// build makes the image and gives its digest.
+// build builds the image and returns its digest.
 func build(ctx context.Context, o options) (digest string, err error) {
 	work, err := os.MkdirTemp("", "weft-image-")
 	if err != nil {
@@ -114,7 +114,7 @@ func buildWeft(ctx context.Context, to, release string) error {
 	return nil
 }
 
-// distribution is the layer of the distribution's files.
+// distribution is the layer with the distribution's files.
 func distribution(ctx context.Context) (tree, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -128,7 +128,7 @@ func distribution(ctx context.Context) (tree, error) {
 	}
 	base["etc/passwd"] = file{mode: 0o644, content: []byte("root:x:0:0:root:/root:/sbin/nologin\nweft:x:65532:65532:weft:/var/lib/weft:/sbin/nologin\n")}
 	base["etc/group"] = file{mode: 0o644, content: []byte("root:x:0:\nweft:x:65532:\n")}
-	base["etc/mtab"] = file{link: "../proc/self/mounts"} // xfs_growfs and resize2fs ask what is mounted
+	base["etc/mtab"] = file{link: "../proc/self/mounts"} // xfs_growfs and resize2fs read the mounts there
 	base["tmp/"] = file{mode: 0o1777}
 	for _, dir := range []string{"dev/", "etc/weft/", "proc/", "run/", "sys/", "var/lib/weft/"} {
 		base[dir] = file{mode: 0o755}
@@ -136,14 +136,14 @@ func distribution(ctx context.Context) (tree, error) {
 	return base, nil
 }
 
-// source is where an image comes from.
+// source describes the sources of an image.
 type source struct {
-	revision string // commit; "" if it is not known
+	revision string // commit; "" if unknown
 	created  time.Time
 }
 
-// describe asks git, if it is there. SOURCE_DATE_EPOCH goes before the commit's
-// time (reproducible-builds.org).
+// describe asks git, if it is installed. SOURCE_DATE_EPOCH overrides the commit's time
+// (reproducible-builds.org).
 func describe(ctx context.Context) source {
 	s := source{created: time.Unix(0, 0).UTC()}
 	out, err := exec.CommandContext(ctx, "git", "log", "-1", "--format=%H %ct").Output()
@@ -163,5 +163,5 @@ func unixTime(seconds string, otherwise time.Time) time.Time {
 	return time.Unix(n, 0).UTC()
 }
 
-// architecture is the one whose packages and programs are taken: this machine's.
+// architecture is the architecture of the image, the same as this machine's.
 const architecture = runtime.GOARCH

@@ -26,7 +26,7 @@ const (
 	typeLayer    = "application/vnd.oci.image.layer.v1.tar+gzip"
 )
 
-// descriptor names a blob.
+// descriptor refers to a blob.
 type descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
@@ -92,7 +92,7 @@ type image struct {
 
 func digestOf(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(content)) }
 
-// newImage makes an image of a layer that seldom changes and one of our program.
+// newImage makes an image of two layers: one that rarely changes, and one with our program.
 func newImage(o options, from source, base, ours tree) (*image, error) {
 	created := from.created.Format(time.RFC3339)
 	labels := labelsOf(o, from)
@@ -134,7 +134,7 @@ func newImage(o options, from source, base, ours tree) (*image, error) {
 	return i, err
 }
 
-// labelsOf are the annotations that OCI names (image-spec, annotations.md).
+// labelsOf are the annotations that OCI defines (image-spec, annotations.md).
 func labelsOf(o options, from source) map[string]string {
 	labels := map[string]string{
 		"org.opencontainers.image.title":       "weft",
@@ -165,7 +165,7 @@ func (i *image) putJSON(mediaType string, v any) (descriptor, error) {
 	return i.put(mediaType, content), nil
 }
 
-// files are those of the image's layout (image-spec, image-layout.md).
+// files are the files of the image's layout (image-spec, image-layout.md).
 func (i *image) files() (map[string][]byte, error) {
 	entry := i.manifest
 	entry.Platform = &platform{Architecture: architecture, OS: "linux"}
@@ -189,7 +189,7 @@ func (i *image) files() (map[string][]byte, error) {
 
 func blobPath(digest string) string { return "blobs/sha256/" + digest[len("sha256:"):] }
 
-// writeLayout writes the image as a directory, in place of one that is there.
+// writeLayout writes the image as a directory, and replaces an existing one.
 func (i *image) writeLayout(dir string) error {
 	files, err := i.files()
 	if err != nil {
@@ -210,8 +210,8 @@ func (i *image) writeLayout(dir string) error {
 	return nil
 }
 
-// writeArchive writes the layout as one file, with a manifest.json beside for
-// those who know Docker's archives only.
+// writeArchive writes the layout as one file. It adds a manifest.json for tools that know
+// only Docker's archives.
 func (i *image) writeArchive(path string) error {
 	files, err := i.files()
 	if err != nil {

@@ -23,15 +23,15 @@ type file struct {
 	content []byte
 }
 
-// tree is what a layer consists of, by path without a leading slash. Directories
-// end in one; those that are not named have mode 0755.
+// tree is the content of a layer, by path without a leading slash. Directories end in a
+// slash; those that are not listed have mode 0755.
 type tree map[string]file
 
-// merged are the directories that are links into usr since systems are merged.
-// Packages may still name files by either way.
+// merged are the directories that have become links into usr. Packages may still name files
+// by either path.
 var merged = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"}
 
-// place is the one path of a file: without "./", and below usr.
+// place is the canonical path of a file: without "./", and below usr.
 func place(name string) string {
 	name = path.Clean("/" + name)[1:]
 	if top, _, _ := strings.Cut(name, "/"); slices.Contains(merged, top) {
@@ -66,7 +66,7 @@ func readTree(r io.Reader) (tree, error) {
 	}
 }
 
-// target is where a link at a path leads.
+// target is the path that a link at a path leads to.
 func target(at, link string) string {
 	if strings.HasPrefix(link, "/") {
 		return place(link)
@@ -74,7 +74,7 @@ func target(at, link string) string {
 	return place(path.Join(path.Dir(at), link))
 }
 
-// links are those of the merged directories that the tree has files of.
+// links are the links for the merged directories that contain files of the tree.
 func (t tree) links() tree {
 	links := tree{}
 	for name := range t {
@@ -87,14 +87,14 @@ func (t tree) links() tree {
 	return links
 }
 
-// layer is a tree as the image has it.
+// layer is a tree, packed for the image.
 type layer struct {
 	compressed []byte
 	diff       string // digest of the archive before it is compressed
 }
 
-// pack makes a layer: files in order, of root, of no time, so that the same tree
-// gives the same bytes.
+// pack makes a layer. Files are in order, belong to root and have no time, so that the same
+// tree gives the same bytes.
 func pack(t tree) (layer, error) {
 	all := maps.Clone(t)
 	maps.Copy(all, t.links())

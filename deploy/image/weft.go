@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// weftFiles is the layer of our own program, with the licences of all that is in it.
+// weftFiles is the layer with our own program and the licenses of everything in it.
 func weftFiles(ctx context.Context, program string) (tree, error) {
 	content, err := os.ReadFile(program)
 	if err != nil {
@@ -44,7 +44,7 @@ func goroot(ctx context.Context) string {
 	return string(out)
 }
 
-// static refuses a program that needs a loader.
+// static returns an error if a program needs a loader.
 func static(program string) error {
 	f, err := elf.Open(program)
 	if err != nil {
@@ -61,11 +61,11 @@ func static(program string) error {
 
 var licenceName = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-].*)?$`)
 
-// addLicences adds the licence files at the top of a module.
+// addLicences adds the license files in a module's root.
 func addLicences(t tree, module, dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return fmt.Errorf("read the licence of %s: %w", module, err)
+		return fmt.Errorf("read the license of %s: %w", module, err)
 	}
 	found := false
 	for _, e := range entries {
@@ -80,7 +80,7 @@ func addLicences(t tree, module, dir string) error {
 		found = true
 	}
 	if !found {
-		return fmt.Errorf("module %s has no licence in %s", module, dir)
+		return fmt.Errorf("module %s has no license in %s", module, dir)
 	}
 	return nil
 }

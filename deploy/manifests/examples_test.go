@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// claim is a claim of an example, also one within a pod.
+// claim is a claim in an example, also one within a pod.
 type claim struct {
 	StorageClassName *string
 	VolumeName       string
@@ -33,7 +33,7 @@ type example struct {
 }
 
 func TestExamplesUseWhatIsInstalled(t *testing.T) {
-	classes := map[string]bool{"": true} // a volume that is there already
+	classes := map[string]bool{"": true} // an existing volume
 	for _, o := range kept(t) {
 		if o.Kind == "StorageClass" {
 			classes[o.Metadata.Name] = true
@@ -47,7 +47,7 @@ func TestExamplesUseWhatIsInstalled(t *testing.T) {
 	check := func(file string, c claim) {
 		claims++
 		if c.StorageClassName == nil || !classes[*c.StorageClassName] {
-			t.Errorf("%s: a claim is of no class that is installed: %v", file, c)
+			t.Errorf("%s: a claim has a class that is not installed: %v", file, c)
 		}
 		if c.StorageClassName != nil && *c.StorageClassName == "" && c.VolumeName == "" {
 			t.Errorf("%s: a claim without a class names no volume", file)
@@ -72,7 +72,7 @@ func TestExamplesUseWhatIsInstalled(t *testing.T) {
 				}
 			}
 			if e.Spec.CSI != nil && e.Spec.CSI.Driver != "csi.weft.dev" || e.Kind == "VolumeAttributesClass" && e.DriverName != "csi.weft.dev" {
-				t.Errorf("%s: %s %s is of another driver", file, e.Kind, e.Metadata.Name)
+				t.Errorf("%s: %s %s belongs to another driver", file, e.Kind, e.Metadata.Name)
 			}
 		}
 	}

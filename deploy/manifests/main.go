@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command manifests writes deploy/kubernetes: what the Helm chart gives with its
-// default values, for those who do not use Helm, and SHA256SUMS, a record of what
-// went in and what came out. With it a test can tell, without Helm, that chart
-// and manifests belong together.
+// Command manifests writes deploy/kubernetes: the manifests that the Helm chart renders
+// with its default values, for users without Helm. It also writes SHA256SUMS, a record of
+// the inputs and outputs, with which a test can check without Helm that chart and manifests
+// match.
 //
-// Helm's packages are in a module of their own, testdata/helm: they bring
-// half of Kubernetes along, and nothing of Weft needs them.
+// Helm's packages are in a module of their own, testdata/helm: they bring half of
+// Kubernetes along, and nothing else in Weft needs them.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 	"strings"
 )
 
-// What the manifests are rendered with.
+// The inputs of the rendering.
 const (
 	kubeVersion = "1.37.1"
 	release     = "weft"
@@ -30,10 +30,10 @@ const (
 	chartDir  = "deploy/helm/weft"
 	outputDir = "deploy/kubernetes"
 
-	// What renders: its source is in the record, too.
+	// The program that renders; the record includes its source.
 	helmDir = "deploy/manifests/testdata/helm"
 
-	// What the chart makes of these values tests read.
+	// Tests read what the chart renders with these values.
 	testValues = "deploy/manifests/testdata/values.yaml"
 	testOutput = "deploy/manifests/testdata/everything.yaml"
 )
@@ -98,10 +98,10 @@ func moduleRoot() (string, error) {
 	}
 }
 
-// helm is the path of the program of helmDir.
+// helm is the path of the program built from helmDir.
 type helm string
 
-// helmPath is where it is kept between runs.
+// helmPath is where the program is kept between runs.
 func helmPath() string {
 	base, err := os.UserCacheDir()
 	if err != nil {
@@ -110,12 +110,12 @@ func helmPath() string {
 	return filepath.Join(cmp.Or(os.Getenv("WEFT_CACHE"), filepath.Join(base, "weft")), "helm", "helm")
 }
 
-// build makes it, if it is not current.
+// build builds the program if it is not current.
 func (h helm) build(ctx context.Context, root string) error {
 	if _, err := os.Stat(string(h)); err != nil {
 		fmt.Println("manifests: building", helmDir, "(a minute, once)")
 	}
-	// What debuggers want would take an eighth of the time.
+	// Debug information would take an eighth of the build time.
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-gcflags=all=-dwarf=false", "-ldflags=-s -w", "-o", string(h), ".")
 	build.Dir = filepath.Join(root, helmDir)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
@@ -125,8 +125,8 @@ func (h helm) build(ctx context.Context, root string) error {
 	return nil
 }
 
-// template renders a chart as the API server would get it: with its default
-// values, if no flags say otherwise.
+// template renders a chart as the API server would get it: with its default values, unless
+// flags change them.
 func (h helm) template(ctx context.Context, chart string, flags ...string) (string, error) {
 	args := []string{"template", release, chart, "--namespace", namespace, "--kube-version", kubeVersion}
 	render := exec.CommandContext(ctx, string(h), append(args, flags...)...)

@@ -38,13 +38,13 @@ func TestManifestsAreThoseOfTheChart(t *testing.T) {
 	}
 }
 
-// builtHelm is current. Where there is none yet only CI builds it, which takes a
-// minute.
+// builtHelm is a current helm program. If there is none, only CI builds it, since that
+// takes a minute.
 func builtHelm(t *testing.T) helm {
 	t.Helper()
 	h := helm(helmPath())
 	if _, err := os.Stat(string(h)); err != nil && os.Getenv("CI") != "true" {
-		t.Skipf("helm has not been built here: make manifests does it")
+		t.Skipf("helm has not been built here; make manifests builds it")
 	}
 	if err := h.build(t.Context(), root(t)); err != nil {
 		t.Fatal(err)
@@ -71,7 +71,7 @@ func TestChartRendersToTheManifests(t *testing.T) {
 		got[strings.TrimPrefix(file, dir+"/")] = string(text)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("what the chart gives (-) is not what is kept (+): run \"make manifests\"\n%s", diff)
+		t.Errorf("the chart renders (-) something other than the committed files (+): run \"make manifests\"\n%s", diff)
 	}
 }
 

@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// object is what the tests look at in an object of Kubernetes. That the objects
-// are in the API's form the API server says, in e2e/kube.
+// object is the part of a Kubernetes object that the tests check. Whether objects have the
+// API's form is checked by the API server, in e2e/kube.
 type object struct {
 	Kind     string
 	Metadata struct{ Name, Namespace string }
@@ -70,7 +70,7 @@ type volumeMount struct {
 	ReadOnly                          bool
 }
 
-// kept are the objects of deploy/kubernetes.
+// kept are the objects in deploy/kubernetes.
 func kept(t *testing.T) []object {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(root(t), outputDir, "*.yaml"))
@@ -106,7 +106,7 @@ func parse(t *testing.T, text string) []object {
 	return all
 }
 
-// pods are the pods' specs by the name of what makes them.
+// pods are the pod specs, by the name of the object that creates the pods.
 func pods(objects []object) map[string]podSpec {
 	all := map[string]podSpec{}
 	for _, o := range objects {

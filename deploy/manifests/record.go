@@ -13,11 +13,10 @@ import (
 	"strings"
 )
 
-// recordFile is in the form of sha256sum, with paths from the module's root.
+// recordFile has the format of sha256sum, with paths from the module's root.
 const recordFile = "SHA256SUMS"
 
-// write puts the files where they belong, and takes away those of earlier
-// templates.
+// write writes the files, and removes those of templates that no longer exist.
 func write(root string, files map[string]string) error {
 	old, err := filepath.Glob(filepath.Join(root, outputDir, "*.yaml"))
 	if err != nil {
@@ -46,8 +45,7 @@ func write(root string, files map[string]string) error {
 	return os.WriteFile(filepath.Join(root, outputDir, recordFile), []byte(sums), 0o644)
 }
 
-// record is the content of recordFile as it should be: a line for each file that
-// went in or came out.
+// record is the correct content of recordFile: a line for each input and output file.
 func record(root fs.FS) (string, error) {
 	var lines []string
 	for _, dir := range []string{chartDir, outputDir, path.Dir(testValues)} {

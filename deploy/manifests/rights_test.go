@@ -26,7 +26,7 @@ func TestNoRuleGrantsEverything(t *testing.T) {
 			}
 			for _, resource := range []string{"secrets", "pods/exec", "nodes/proxy", "serviceaccounts/token"} {
 				if slices.Contains(r.Resources, resource) {
-					t.Errorf("%s %s has rights on %s, which nothing of Weft needs", o.Kind, o.Metadata.Name, resource)
+					t.Errorf("%s %s has rights on %s, which no part of Weft needs", o.Kind, o.Metadata.Name, resource)
 				}
 			}
 		}
@@ -140,7 +140,7 @@ func TestEveryContainerCanBeFoundDead(t *testing.T) {
 				t.Errorf("%s/%s has no liveness probe", name, c.Name)
 			}
 			if c.TerminationMessagePolicy != "FallbackToLogsOnError" {
-				t.Errorf("%s/%s does not say why it ended", name, c.Name)
+				t.Errorf("%s/%s does not report why it ended", name, c.Name)
 			}
 		}
 		if pod.PriorityClassName == "" {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Bench measures what Weft costs, in one run and as ratios, since absolute
-// figures say more about the machine than about Weft.
+// Bench measures what Weft costs. It compares within one run and prints ratios, since
+// absolute figures say more about the machine than about Weft.
 //
-// The part "vm" runs in virtual machines, over the kernel's data path: what a
-// volume costs compared with the raw namespace under it, and how long I/O stalls
-// when a target dies. Each workload runs on the raw namespace and on the volume
-// in turn, several times, and the median of the ratios counts.
+// The part "vm" runs in virtual machines, over the kernel data path. It measures the cost
+// of a volume compared with the raw namespace under it, and how long I/O stalls when a
+// target dies. Each workload runs alternately on the raw namespace and on the volume,
+// several times; the result is the median of the ratios.
 //
-// The part "user" runs on the machine itself, over the user-space data path; see
-// package datapath.
+// The part "user" runs on the machine itself, over the user-space data path; see package
+// datapath.
 package main
 
 import (
@@ -26,13 +26,13 @@ import (
 )
 
 var (
-	part     = flag.String("part", "all", "user, vm or all")
-	rounds   = flag.Int("rounds", 0, "how often each workload runs on each device; 0: five times in the part user, three times in the part vm")
-	seconds  = flag.Float64("seconds", 0, "how long each run takes; 0: half a second of the part user, three of the part vm")
-	deaths   = flag.Int("deaths", 3, "vm: how often a target is killed")
-	dir      = flag.String("dir", "", "user: where the files of the file-backed half lie")
-	only     = flag.String("only", "", "user: workloads whose names contain it")
-	profiles = flag.String("profiles", "", "user: a folder for processor profiles of our own processes")
+	part     = flag.String("part", "all", "which part to run: user, vm or all")
+	rounds   = flag.Int("rounds", 0, "runs of each workload on each device; 0: five in the part user, three in the part vm")
+	seconds  = flag.Float64("seconds", 0, "seconds per run; 0: half a second in the part user, three in the part vm")
+	deaths   = flag.Int("deaths", 3, "vm: how many times to kill a target")
+	dir      = flag.String("dir", "", "user: directory for the files of the file-backed half")
+	only     = flag.String("only", "", "user: run only workloads whose names contain this")
+	profiles = flag.String("profiles", "", "user: directory for CPU profiles of our own processes")
 	verbose  = flag.Bool("v", false, "vm: also print what the machines do")
 )
 

@@ -29,14 +29,14 @@ var workloads = []workload{
 	{"128k sequential write, depth 8", "write", "128k", 8},
 }
 
-// layouts are the volumes that are measured. The raw namespace is the one under
-// the first: a volume of one leg.
+// layouts are the measured volumes. The raw namespace is the one under the first, a volume
+// with one leg.
 var layouts = []struct {
 	name            string
 	stripes, copies int
 }{{"1 leg", 1, 1}, {"RAID0 ×2", 2, 1}, {"RAID1", 1, 2}, {"RAID10 2×2", 2, 2}}
 
-// measure is the part in virtual machines.
+// measure runs the part "vm".
 func measure(t vm.TB) {
 	b := testbed.Start(t, testbed.Options{DriveSize: "3GiB"})
 	c1 := b.Clients[0]
@@ -73,7 +73,7 @@ func rawNamespace(t vm.TB, b *testbed.Bed, client *vm.Machine) string {
 	return "/dev/" + parts[len(parts)-1]
 }
 
-// compare runs a workload on the raw namespace and every volume in turn.
+// compare runs a workload on the raw namespace and on every volume, in turn.
 func compare(t vm.TB, client *vm.Machine, w workload, raw string, devices map[string]string) {
 	turn := []string{raw}
 	for _, l := range layouts {
@@ -100,8 +100,7 @@ func median(values []float64) float64 {
 	return values[len(values)/2]
 }
 
-// iops runs fio on one device after the other, in one process, and gives what
-// it reached on each.
+// iops runs fio on each device in turn, in one process, and returns the IOPS of each.
 func iops(t vm.TB, client *vm.Machine, w workload, devices []string) []float64 {
 	args := []string{"fio", "--rw=" + w.rw, "--bs=" + w.bs, fmt.Sprintf("--iodepth=%d", w.depth), "--ioengine=libaio", "--direct=1",
 		"--size=64m", "--time_based", fmt.Sprintf("--runtime=%v", *seconds), "--ramp_time=1", "--stonewall", "--output-format=json"}
@@ -125,8 +124,8 @@ func iops(t vm.TB, client *vm.Machine, w workload, devices []string) []float64 {
 	return reached
 }
 
-// stalls kills a target under writes several times, and breaks the stall down
-// as the initiator agent logs it.
+// stalls kills a target several times while a writer runs. It breaks each stall down with
+// the times that the initiator agent logs.
 func stalls(t vm.TB, b *testbed.Bed, client *vm.Machine) {
 	b.Create("stall", "256MiB", 1, 2)
 	device := b.Attach("stall", client)
@@ -151,7 +150,7 @@ func stalls(t vm.TB, b *testbed.Bed, client *vm.Machine) {
 	fmt.Printf("  median:  %5.2f s\n", median(all))
 }
 
-// breakdown picks the line with which the agent tells how long each part took.
+// breakdown finds the agent's log line with the duration of each part.
 func breakdown(log string) string {
 	for line := range strings.Lines(log) {
 		if !strings.Contains(line, `msg="leg released"`) {
@@ -166,5 +165,5 @@ func breakdown(log string) string {
 		}
 		return strings.Join(parts, ", ")
 	}
-	return "(the agent did not say)"
+	return "(the agent did not log it)"
 }

@@ -18,25 +18,25 @@ import (
 	"weft.dev/weft/csi"
 )
 
-// times are how long one kind of step took, each time.
+// times are the durations of one kind of step.
 type times []time.Duration
 
-// at is a quantile, in milliseconds.
+// at is a quantile in milliseconds.
 func (t times) at(q float64) float64 {
 	slices.Sort(t)
 	return float64(t[int(q*float64(len(t)-1))]) / float64(time.Millisecond)
 }
 
-// BenchmarkAttach is what a pod waits for: from ControllerPublishVolume to the file
-// system that is mounted, with the driver, the cluster and its user-space data path
-// all in one process. The volume is mirrored, and has its file system already.
+// BenchmarkAttach measures what a pod waits for: from ControllerPublishVolume to the
+// mounted file system. The driver, the cluster and its user-space data path run in one
+// process. The volume is mirrored and already has its file system.
 func BenchmarkAttach(b *testing.B) {
 	p := newPod(b)
 	id, err := p.create(b.Context(), unique("bench"))
 	if err != nil {
 		b.Fatal(err)
 	}
-	if _, _, err := p.attach(b.Context(), id); err != nil { // makes the file system
+	if _, _, err := p.attach(b.Context(), id); err != nil { // creates the file system
 		b.Fatal(err)
 	}
 	if err := p.detach(b.Context(), id); err != nil {
@@ -62,8 +62,8 @@ func BenchmarkAttach(b *testing.B) {
 	b.ReportMetric(mounted.at(0.99), "mounted-p99-ms")
 }
 
-// BenchmarkVolumes is how many volumes a second are made, given to a node with a new
-// file system, taken away and deleted, eight at a time.
+// BenchmarkVolumes measures volumes per second, eight at a time: created, attached to a
+// node with a new file system, detached and deleted.
 func BenchmarkVolumes(b *testing.B) {
 	p := newPod(b)
 	lives := 0
@@ -83,15 +83,15 @@ func BenchmarkVolumes(b *testing.B) {
 	b.ReportMetric(float64(lives)/time.Since(start).Seconds(), "volumes/s")
 }
 
-// pod is what a CO does for one.
+// pod does what a CO does for a pod.
 type pod struct {
 	controller spec.ControllerClient
 	node       spec.NodeClient
 	dir        string
 }
 
-// newPod begins with a cluster of two targets and a node, whose driver serves both
-// halves.
+// newPod starts a cluster of two targets and a node. One driver serves the controller and
+// the node service.
 func newPod(b *testing.B) pod {
 	b.Helper()
 	needDevices(b)
@@ -121,8 +121,8 @@ func (p pod) create(ctx context.Context, name string) (id string, err error) {
 	return v.GetVolume().GetVolumeId(), err
 }
 
-// attach answers how long it took until the volume was granted, and until the pod
-// had its file system.
+// attach returns the time until the volume was granted, and until the pod had its file
+// system.
 func (p pod) attach(ctx context.Context, id string) (published, whole time.Duration, err error) {
 	staging, target := p.paths(id)
 	start := time.Now()

@@ -31,8 +31,8 @@ import (
 	"weft.dev/weft/volmgr"
 )
 
-// needDevices skips where this machine cannot give volumes out as block devices.
-// Where CI says so and the kernel supports it, that is a failure.
+// needDevices skips the test where this machine cannot make block devices of volumes. In CI
+// it fails the test instead, if the kernel supports them.
 func needDevices(t testing.TB) {
 	t.Helper()
 	var why error
@@ -68,7 +68,7 @@ type cluster struct {
 
 const driveSize = 16 * block.GiB // sparse
 
-// newCluster answers when all drives can be used.
+// newCluster returns when all drives are usable.
 func newCluster(t testing.TB, targets, nodes []string) *cluster {
 	t.Helper()
 	c := &cluster{t: t, dir: t.TempDir(), log: slog.New(slog.DiscardHandler), nodes: map[string]func(){}}
@@ -103,8 +103,8 @@ func newCluster(t testing.TB, targets, nodes []string) *cluster {
 	return c
 }
 
-// run runs a daemon until the test ends. Cleanups run last to first, so daemons
-// end before what they rely on.
+// run runs a daemon until the test ends. Cleanups run in reverse order, so each daemon ends
+// before those that it depends on.
 func (c *cluster) run(what string, do func(context.Context) error) (end func()) {
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -123,7 +123,7 @@ func (c *cluster) managerConfig() volmgr.Config {
 	return volmgr.Config{Dir: filepath.Join(c.dir, "manager"), Version: "test", Log: c.log.With("at", "manager")}
 }
 
-// startManager starts the manager, or after its end a new one on the same address.
+// startManager starts the manager, or restarts it on the same address.
 func (c *cluster) startManager() {
 	c.t.Helper()
 	manager, err := volmgr.New(c.managerConfig())
@@ -146,7 +146,7 @@ func (c *cluster) startManager() {
 	})
 }
 
-// ended leaves out that a daemon was told to end.
+// ended returns nil if a daemon was told to end.
 func ended(ctx context.Context, err error) error {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return nil
@@ -183,9 +183,9 @@ func (c *cluster) startTarget(name string) {
 	c.run("target "+name, agent.Run)
 }
 
-// freePort is one that nobody listens on; a portal is known before it is listened on.
-// It is none of those that the kernel takes for connections: the clusters that run
-// beside this one make many.
+// freePort is a port that is not in use: a portal must be known before a target listens on
+// it. It lies outside of the kernel's range for outgoing connections, since other clusters
+// run beside this one and make many.
 func (c *cluster) freePort() uint16 {
 	c.t.Helper()
 	for range 100 {
@@ -226,7 +226,7 @@ func (c *cluster) startDriver(cfg csi.Config) (socket string) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	// The path of a socket is short, and that of a test's directory is not always.
+	// A socket's path must be short, which the test's directory may not be.
 	dir, err := os.MkdirTemp("", "weft-e2e-csi-")
 	if err != nil {
 		c.t.Fatal(err)
@@ -245,7 +245,7 @@ func (c *cluster) startDriver(cfg csi.Config) (socket string) {
 	return socket
 }
 
-// eventually asks until there is no error.
+// eventually repeats ask until it returns no error.
 func (c *cluster) eventually(what string, ask func(context.Context) error) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -265,5 +265,5 @@ func (c *cluster) eventually(what string, ask func(context.Context) error) {
 	}
 }
 
-// unique is a name that no other run has: devices are the machine's.
+// unique is a name that no other run uses: all runs share the machine's devices.
 func unique(name string) string { return name + "-" + rand.Text()[:8] }

@@ -48,15 +48,15 @@ func create(name string) *spec.CreateVolumeRequest {
 	}
 }
 
-// within limits a call as a CO does.
+// within sets a time limit for a call, as a CO does.
 func within(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// A node that is lost is fenced before anybody else gets its volume, and a volume
-// that is deleted leaves nothing.
+// A lost node is fenced before another node gets its volume, and a deleted volume leaves
+// nothing behind.
 func TestALostNodeIsFencedBeforeTheNextOneGetsTheVolume(t *testing.T) {
 	needDevices(t)
 	t.Parallel()
@@ -79,7 +79,7 @@ func TestALostNodeIsFencedBeforeTheNextOneGetsTheVolume(t *testing.T) {
 		t.Errorf("publish to a second node = %v, want FailedPrecondition", err)
 	}
 	before := c.volume(id).Epoch
-	c.nodes["n1"]() // its agent ends, and with it all that could ask it to let go
+	c.nodes["n1"]() // its agent ends, so that nothing can ask it to detach
 	c.eventually("n1 offline", func(ctx context.Context) error {
 		nodes, err := c.manager.ListNodes(ctx, &pb.ListNodesRequest{})
 		if err == nil && slices.ContainsFunc(nodes.Nodes, func(n *pb.Node) bool { return n.Name == "n1" && n.Initiator.Online }) {
@@ -91,7 +91,7 @@ func TestALostNodeIsFencedBeforeTheNextOneGetsTheVolume(t *testing.T) {
 		t.Fatalf("unpublish from a lost node = %v", err)
 	}
 	if v := c.volume(id); v.Attachment != nil || len(v.FenceWaitsFor) > 0 || v.Epoch <= before {
-		t.Errorf("after unpublish: attachment %v, fence waits for %v, epoch %d; want none, nobody, more than %d", v.Attachment, v.FenceWaitsFor, v.Epoch, before)
+		t.Errorf("after unpublish: attachment %v, fence waits for %v, epoch %d; want no attachment, no fence, an epoch above %d", v.Attachment, v.FenceWaitsFor, v.Epoch, before)
 	}
 	if err := publish("n2"); err != nil {
 		t.Fatalf("publish to the next node = %v", err)
@@ -106,7 +106,7 @@ func TestALostNodeIsFencedBeforeTheNextOneGetsTheVolume(t *testing.T) {
 	c.nothingLeft()
 }
 
-// rawOnN1 makes a raw volume that n1 has, and returns who made it.
+// rawOnN1 creates a raw volume, attaches it to n1, and returns the client that did so.
 func (c *cluster) rawOnN1() (client spec.ControllerClient, id string) {
 	c.t.Helper()
 	client = c.controller(csi.Config{})
@@ -122,8 +122,8 @@ func (c *cluster) rawOnN1() (client spec.ControllerClient, id string) {
 	return client, id
 }
 
-// A manager that has just come up has heard nobody yet, and that is no reason to
-// fence a node: it is there, and lets go when it is heard.
+// A manager that has just started has not heard from any node yet. That is no reason to
+// fence a node: it is alive, and detaches when it has contacted the manager.
 func TestAManagersRestartFencesNobody(t *testing.T) {
 	needDevices(t)
 	t.Parallel()
@@ -150,7 +150,7 @@ func (c *cluster) volume(id string) *pb.Volume {
 	return v
 }
 
-// attached answers when a node has a volume's device.
+// attached waits until a node has a volume's device.
 func (c *cluster) attached(id, node string) {
 	c.t.Helper()
 	c.eventually("device on "+node, func(ctx context.Context) error {
@@ -162,7 +162,7 @@ func (c *cluster) attached(id, node string) {
 	})
 }
 
-// nothingLeft answers when there are no volumes and all of the drives is free.
+// nothingLeft waits until there are no volumes and all drives are free.
 func (c *cluster) nothingLeft() {
 	c.t.Helper()
 	c.eventually("nothing is left", func(ctx context.Context) error {
@@ -174,7 +174,7 @@ func (c *cluster) nothingLeft() {
 	})
 }
 
-// cutter cuts one of the calls to the manager: its request or its reply is lost.
+// cutter interrupts one of the calls to the manager: it loses the request or the reply.
 type cutter struct {
 	calls atomic.Int64
 	at    int64
@@ -194,8 +194,8 @@ func (k *cutter) intercept(ctx context.Context, method string, req, reply any, c
 	return err
 }
 
-// A volume's whole life, with the driver cut off and replaced at each of its first
-// calls to the manager: it ends all the same, and leaves nothing.
+// A volume's whole life, in which the driver is cut off and replaced at each of its first
+// calls to the manager. The life must complete and leave nothing behind.
 func TestAVolumesLifeIsCutAnywhere(t *testing.T) {
 	needDevices(t)
 	t.Parallel()
@@ -218,8 +218,8 @@ func TestAVolumesLifeIsCutAnywhere(t *testing.T) {
 	}
 }
 
-// life is a volume's whole life. Each call is made of the first driver, and, if it
-// is cut, then of the second one.
+// life is a volume's whole life. Each call goes to the first driver and, if it is
+// interrupted, then to the second.
 func (c *cluster) life(first, second spec.ControllerClient) {
 	c.t.Helper()
 	t, name, id := c.t, unique("pvc"), ""
@@ -252,8 +252,8 @@ func (c *cluster) life(first, second spec.ControllerClient) {
 	}
 }
 
-// A volume that only readers have is at several nodes at once, and one that is for
-// many writers if it has one copy; each node is fenced alone.
+// A volume for readers can be at several nodes at once, as can a volume for many writers if
+// it has one copy. Each node is fenced on its own.
 func TestSharedVolumes(t *testing.T) {
 	needDevices(t)
 	t.Parallel()
@@ -303,8 +303,8 @@ func TestSharedVolumes(t *testing.T) {
 	c.nothingLeft()
 }
 
-// A raw block volume that is in use has grown, device and all, when
-// ControllerExpandVolume answers: nothing more is asked of the node.
+// When ControllerExpandVolume returns, a raw block volume in use has grown, and so has its
+// device. The node has nothing left to do.
 func TestARawVolumeGrowsInUse(t *testing.T) {
 	needDevices(t)
 	t.Parallel()
@@ -327,12 +327,12 @@ func TestARawVolumeGrowsInUse(t *testing.T) {
 	}
 	tooMuch := &spec.ControllerExpandVolumeRequest{VolumeId: id, VolumeCapability: raw, CapacityRange: &spec.CapacityRange{RequiredBytes: int64(block.TiB)}}
 	if _, err := client.ControllerExpandVolume(within(t, time.Minute), tooMuch); status.Code(err) != codes.OutOfRange {
-		t.Errorf("ControllerExpandVolume to more than there is = %v, want OutOfRange", err)
+		t.Errorf("ControllerExpandVolume beyond the free space = %v, want OutOfRange", err)
 	}
 }
 
-// An administrator's topology says where a volume lies and is used, and a full part
-// of the cluster is not a full cluster.
+// An administrator's topology decides where a volume lies and is used. If one part of the
+// cluster is full, the others still accept volumes.
 func TestAVolumeLiesWhereItIsAsked(t *testing.T) {
 	needDevices(t)
 	t.Parallel()
@@ -359,7 +359,7 @@ func TestAVolumeLiesWhereItIsAsked(t *testing.T) {
 	r = create(unique("pvc")) // two copies in a rack with one target
 	r.AccessibilityRequirements = &spec.TopologyRequirement{Requisite: []*spec.Topology{rack("rt2")}}
 	if _, err := client.CreateVolume(within(t, time.Minute), r); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("CreateVolume where there is no room = %v, want ResourceExhausted", err)
+		t.Errorf("CreateVolume where there is no space = %v, want ResourceExhausted", err)
 	}
 	r = create(unique("pvc"))
 	r.Parameters["spread"] = "room"

@@ -12,16 +12,16 @@ import (
 	"testing"
 )
 
-// apart says that the process has its own mount namespace.
+// apart is set in the process that has its own mount namespace.
 const apart = "WEFT_CSI_TEST_APART"
 
-// What is mounted here nobody else on the machine sees: a process that took a copy
-// of the machine's mounts, as a container does, would keep a volume from being
-// unstaged. So the program starts itself once more.
+// Mounts made here must not be visible to the rest of the machine: a process that copied
+// the machine's mounts, as a container does, would keep a volume from being unstaged. So
+// the program starts itself again in a mount namespace of its own.
 func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 || os.Getenv(apart) != "" {
-		// The agents have threads without the file in which go test notes what files
-		// are looked at, see the tests of initiator/blockdev.
+		// go test logs opened files to a file that some of the agents' threads do not have;
+		// see the tests of initiator/blockdev.
 		flag.Parse()
 		if err := flag.Set("test.testlogfile", ""); err != nil {
 			panic(err)

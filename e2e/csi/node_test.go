@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// podVolume is a volume as a CO handles it on one node.
+// podVolume is a volume on one node, as a CO handles it.
 type podVolume struct {
 	t          testing.TB
 	controller spec.ControllerClient
@@ -37,7 +37,7 @@ func fileSystem(mode spec.VolumeCapability_AccessMode_Mode, fsType string) *spec
 	}
 }
 
-// onNode is a driver on a node, and the paths that its CO would have.
+// onNode starts a driver on a node, with the paths that its CO would use.
 func (c *cluster) onNode(node string, controller spec.ControllerClient, id string, capability *spec.VolumeCapability) *podVolume {
 	c.t.Helper()
 	socket := c.startDriver(csi.Config{Mode: csi.ModeNode, Node: block.NodeName(node)})
@@ -116,9 +116,9 @@ func (c *cluster) nothingMounted() {
 	}
 }
 
-// A node that was cut off with a pod still writing finds, when it is back, what it
-// had mounted: dead, in use, and of an attachment that is over. It gets rid of it,
-// while the volume is in use elsewhere.
+// A node is cut off while its pod writes. When it returns, its mount is dead, in use, and
+// of an attachment that has ended. The node must be able to remove it while the volume is
+// in use elsewhere.
 func TestANodeThatComesBackHarmsNobody(t *testing.T) {
 	needDevices(t)
 	for _, fsType := range []string{"ext4", "xfs"} {
@@ -155,7 +155,7 @@ func TestANodeThatComesBackHarmsNobody(t *testing.T) {
 			if _, err := zombie.WriteString("late"); err == nil && zombie.Sync() == nil {
 				t.Error("the first node could still write")
 			}
-			old.unmount() // the zombie has it open still
+			old.unmount() // the zombie still has it open
 			zombie.Close()
 
 			if err := os.WriteFile(filepath.Join(next.target, "more"), []byte("x"), 0o600); err != nil {
@@ -193,8 +193,8 @@ func (c *cluster) newVolumeOf(controller spec.ControllerClient, capability *spec
 	return v.Volume.VolumeId
 }
 
-// A file system that was written by one node is read by those of a shared volume,
-// which write nothing, not even its journal.
+// Several nodes read a file system that one node wrote. They write nothing, not even its
+// journal.
 func TestASharedFileSystemIsRead(t *testing.T) {
 	needDevices(t)
 	for _, fsType := range []string{"ext4", "xfs"} {

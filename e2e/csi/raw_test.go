@@ -15,9 +15,9 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// What was written to a volume as a raw device, by a pod or by hand, is not taken for
-// an empty volume when a file system is asked for later, wherever the data is; until
-// somebody says that it is of no use.
+// Data written to a raw volume, by a pod or by hand, must not be taken for an empty volume
+// when a file system is requested later, wherever the data is. That changes only when an
+// operator declares the data unused.
 func TestDataOfARawDeviceIsNotFormatted(t *testing.T) {
 	needDevices(t)
 	for name, write := range map[string]func(*podVolume, *cluster){"a pod's": writeAsAPod, "written by hand": writeByHand} {
@@ -37,7 +37,7 @@ func TestDataOfARawDeviceIsNotFormatted(t *testing.T) {
 				pod.attach()
 				refused(t, "stage as a file system", pod.stage(), "raw device", "--formatted none")
 				if _, err := c.manager.UpdateVolume(t.Context(), &pb.UpdateVolumeRequest{Volume: id, Formatted: "none"}); err == nil {
-					t.Error("the record was taken back of a volume that is attached")
+					t.Error("the record of an attached volume was cleared")
 				}
 				pod.detach()
 				c.record(id, "none")
@@ -77,7 +77,7 @@ func writeByHand(p *podVolume, c *cluster) {
 	p.detach()
 }
 
-// writeInTheMiddle writes where no signature of a file system would be.
+// writeInTheMiddle writes to a place where no file system has its signature.
 func writeInTheMiddle(t testing.TB, device string) {
 	t.Helper()
 	f, err := os.OpenFile(device, os.O_RDWR|unix.O_SYNC, 0)
@@ -90,8 +90,8 @@ func writeInTheMiddle(t testing.TB, device string) {
 	}
 }
 
-// A volume that was granted to a node which never came to make its file system gets
-// it on the next.
+// If a volume was granted to a node that was lost before it made the file system, the next
+// node makes it.
 func TestANodeThatIsLostBeforeItFormatsLeavesAnEmptyVolume(t *testing.T) {
 	needDevices(t)
 	c := newCluster(t, []string{"t1", "t2"}, []string{"n1", "n2"})

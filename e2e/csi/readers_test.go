@@ -19,9 +19,9 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// What a writer had synced before its node was lost may be in the journal only. It
-// is there for readers of the shared volume, or the volume is refused to them, with
-// words that lead to where it is there.
+// A writer synced data, and then its node was lost: the data may be only in the journal.
+// Readers of the shared volume either see it, or are refused with a message that says how
+// to make it visible.
 func TestReadersSeeWhatWasSyncedBeforeACrash(t *testing.T) {
 	needDevices(t)
 	for _, fsType := range []string{"ext4", "xfs"} {
@@ -51,7 +51,8 @@ func readersAfterACrash(t *testing.T, fsType string, copies int) {
 	if copies > 1 {
 		_, err := controller.ControllerPublishVolume(within(t, 30*time.Second), &spec.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n2", VolumeCapability: readers})
 		refused(t, "publish to readers", err, "copies may differ", "mount its file system there for writing")
-		// The half of what it says makes the copies equal, and leaves the journal.
+		// Following only half of the message makes the copies equal, but leaves the
+		// journal.
 		if _, err := c.manager.Attach(t.Context(), &pb.AttachRequest{Volume: id, Node: "n2"}); err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +80,7 @@ func readersAfterACrash(t *testing.T, fsType string, copies int) {
 	c.nothingMounted()
 }
 
-// syncFile writes a file and has it acknowledged.
+// syncFile writes a file and syncs it.
 func syncFile(t *testing.T, path, text string) {
 	t.Helper()
 	f, err := os.Create(path)
@@ -92,7 +93,7 @@ func syncFile(t *testing.T, path, text string) {
 	}
 }
 
-// refused checks that a call failed with FailedPrecondition, and its words.
+// refused checks that a call failed with FailedPrecondition and the given words.
 func refused(t *testing.T, doing string, err error, words ...string) {
 	t.Helper()
 	if status.Code(err) != codes.FailedPrecondition {

@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// skips are what of csi-sanity does not apply, by its own reason, and why.
+// skips lists the parts of csi-sanity that do not apply, by its own reason, and why.
 var skips = map[string]string{
 	"Snapshot not supported":                               "there are no snapshots",
 	"CreateSnapshot not supported":                         "there are no snapshots",
@@ -28,7 +28,7 @@ var skips = map[string]string{
 	"ControllerPublishVolume.readonly field not supported": "a node mounts read-only; targets refuse writes for MULTI_NODE_READER_ONLY only",
 }
 
-// The whole of csi-sanity, once for file systems and once for raw block volumes.
+// All of csi-sanity, once for file systems and once for raw block volumes.
 func TestSanity(t *testing.T) {
 	needDevices(t)
 	c := newCluster(t, []string{"t1", "t2"}, []string{"n1"})
@@ -38,7 +38,7 @@ func TestSanity(t *testing.T) {
 		cfg.Address = socket
 		cfg.TestVolumeAccessType = access
 		cfg.TestVolumeSize, cfg.TestVolumeExpandSize = int64(320*block.MiB), int64(512*block.MiB)
-		cfg.TestVolumeParameters = map[string]string{"copies": "2", "stripes": "1", "fsType": "xfs"} // which grows while mounted, whatever the process may
+		cfg.TestVolumeParameters = map[string]string{"copies": "2", "stripes": "1", "fsType": "xfs"} // xfs grows while mounted, whatever the process's capabilities
 		cfg.TestVolumeMutableParameters = map[string]string{"labels.tier": "gold"}
 		cfg.TestNodeVolumeAttachLimit = true
 		cfg.TargetPath, cfg.StagingPath = filepath.Join(c.dir, access, "target"), filepath.Join(c.dir, access, "staging")
@@ -50,14 +50,14 @@ func TestSanity(t *testing.T) {
 	ginkgo.ReportAfterSuite("skips", func(r ginkgo.Report) { checkSpecs(t, r) })
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	suite, reporter := ginkgo.GinkgoConfiguration()
-	suite.Timeout = 3 * time.Minute // a call of csi-sanity has no deadline
+	suite.Timeout = 3 * time.Minute // csi-sanity's calls have no deadline
 	reporter.NoColor, reporter.Succinct = true, true
 	if !ginkgo.RunSpecs(t, "csi-sanity", suite, reporter) {
-		t.Error("csi-sanity: see above; the first failure counts, later ones may come of what it left")
+		t.Error("csi-sanity: see above; look at the first failure, which may have caused the later ones")
 	}
 }
 
-// checkSpecs holds that only what is named is skipped, and that there was something to run.
+// checkSpecs checks that only the listed parts were skipped, and that anything ran at all.
 func checkSpecs(t *testing.T, r ginkgo.Report) {
 	passed := 0
 	met := map[string]bool{}
@@ -73,7 +73,7 @@ func checkSpecs(t *testing.T, r ginkgo.Report) {
 	}
 	for why := range skips {
 		if !met[why] {
-			t.Errorf("no spec was skipped because of %q: take it off the list", why)
+			t.Errorf("no spec was skipped because of %q: remove it from the list", why)
 		}
 	}
 	t.Logf("csi-sanity: %d specs passed", passed)

@@ -23,11 +23,11 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// driverPort is where a client's machine gives the driver's socket to this one.
+// driverPort is the client machine's port that forwards to the driver's socket.
 const driverPort = 9100
 
-// podOn is a volume on a machine whose kernel carries its I/O. The driver there is
-// the program.
+// podOn is a volume on a machine whose kernel carries its I/O. The driver runs there as a
+// separate program.
 func podOn(t *testing.T, b *testbed.Bed, m *vm.Machine, controller spec.ControllerClient, id string, capability *spec.VolumeCapability) *podVolume {
 	t.Helper()
 	const socket = "/run/csi.sock"
@@ -60,10 +60,9 @@ func podOn(t *testing.T, b *testbed.Bed, m *vm.Machine, controller spec.Controll
 	}
 }
 
-// A pod's mirrored volume, on the kernel's data path: it grows under the pod's
-// writes, mounted; a target dies under them, and they stall and see no error; then
-// the pod's machine dies, and a pod on another one finds every write that was
-// acknowledged.
+// A pod's mirrored volume on the kernel data path. It grows while mounted and written. A
+// target dies: the writes stall and see no error. Then the pod's machine dies, and a pod on
+// another machine finds every acknowledged write.
 func TestScenarioPodsVolumeOutlivesTargetAndClient(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{Clients: 2, ClientPorts: []int{driverPort}})
 	c1, c2 := b.Clients[0], b.Clients[1]
@@ -84,7 +83,7 @@ func TestScenarioPodsVolumeOutlivesTargetAndClient(t *testing.T) {
 	first := podOn(t, b, c1, controller, id, capability)
 	first.attach()
 	first.mount()
-	// Written once, so that what is acknowledged later changes the file's data alone.
+	// Write the file once, so that later writes change only its data.
 	const span = 16 // MiB
 	records := path.Join(first.target, "records")
 	if out, err := c1.Shell(t.Context(), fmt.Sprintf("dd if=/dev/zero of=%s bs=1M count=%d conv=fsync 2>&1", records, span)); err != nil {
@@ -123,7 +122,7 @@ func TestScenarioPodsVolumeOutlivesTargetAndClient(t *testing.T) {
 	holds(t, c2, second.target, grown)
 	second.unmount()
 	if out, err := c2.Shell(t.Context(), "e2fsck -fn /dev/weft/"+name); err != nil {
-		t.Errorf("the file system is not whole: %v\n%s", err, out)
+		t.Errorf("the file system is damaged: %v\n%s", err, out)
 	}
 	second.detach()
 	if _, err := controller.DeleteVolume(within(t, time.Minute), &spec.DeleteVolumeRequest{VolumeId: id}); err != nil {
@@ -131,8 +130,8 @@ func TestScenarioPodsVolumeOutlivesTargetAndClient(t *testing.T) {
 	}
 }
 
-// stageAtLast calls again until the volume is staged, as a CO does: its copies are
-// made equal first.
+// stageAtLast retries until the volume is staged, as a CO does: its copies must be made
+// equal first.
 func (p *podVolume) stageAtLast(b *testbed.Bed) {
 	p.t.Helper()
 	b.Eventually(3*time.Minute, "the volume is staged on "+p.node, func(ctx context.Context) error {
@@ -145,7 +144,7 @@ func (p *podVolume) stageAtLast(b *testbed.Bed) {
 	})
 }
 
-// grow expands a volume as a CO does, and the file system on its node.
+// grow expands a volume, and the file system on its node, as a CO does.
 func (p *podVolume) grow(b *testbed.Bed, size block.Size) {
 	p.t.Helper()
 	bytes := &spec.CapacityRange{RequiredBytes: int64(size)}
@@ -159,7 +158,7 @@ func (p *podVolume) grow(b *testbed.Bed, size block.Size) {
 	again("the volume grows", func(ctx context.Context) error {
 		r, err := p.controller.ControllerExpandVolume(ctx, &spec.ControllerExpandVolumeRequest{VolumeId: p.id, CapacityRange: bytes, VolumeCapability: p.capability})
 		if err == nil && !r.NodeExpansionRequired {
-			p.t.Fatalf("expand of a file system = %v, want the node to be asked too", r)
+			p.t.Fatalf("expand of a file system = %v, want it to require a call to the node too", r)
 		}
 		return err
 	})
@@ -174,8 +173,8 @@ func (p *podVolume) grow(b *testbed.Bed, size block.Size) {
 	})
 }
 
-// holds checks that a mounted file system is as large as its volume, less what it
-// needs itself.
+// holds checks that a mounted file system is as large as its volume, except for its own
+// metadata.
 func holds(t *testing.T, m *vm.Machine, dir string, size block.Size) {
 	t.Helper()
 	out, err := m.Shell(t.Context(), fmt.Sprintf("df -m %s | tail -1 | tr -s ' ' | cut -d' ' -f2", dir))

@@ -18,9 +18,9 @@ import (
 	"weft.dev/weft/csi"
 )
 
-// Many volumes live at once, by two drivers that know nothing of one another, under
-// callers whose patience ends at any moment and who then ask again: each life ends,
-// no code on the way is final, and nothing is left.
+// Many volumes are used at once through two independent drivers. The callers' deadlines may
+// expire at any moment, and they then retry. Each life must complete, no call on the way
+// may return a final error, and nothing may be left behind.
 func TestManyLivesUnderImpatientCallers(t *testing.T) {
 	needDevices(t)
 	t.Parallel()
@@ -41,9 +41,9 @@ func TestManyLivesUnderImpatientCallers(t *testing.T) {
 	}
 	all.Wait()
 	c.nothingLeft()
-	t.Logf("%d calls, of which %d were cut short; publish took %v (median)", s.calls, s.short, s.median())
+	t.Logf("%d calls, %d of them interrupted; publish took %v (median)", s.calls, s.short, s.median())
 	if s.short == 0 {
-		t.Error("no call was cut short")
+		t.Error("no call was interrupted")
 	}
 }
 
@@ -60,7 +60,7 @@ func (s *stress) median() time.Duration {
 	return s.publishTook[len(s.publishTook)/2]
 }
 
-// life is a volume's whole life, each call repeated until it is answered.
+// life is a volume's whole life; each call is repeated until it succeeds.
 func (s *stress) life(ctx context.Context, drivers []spec.ControllerClient, random *rand.Rand) error {
 	name, id, node := unique("pvc"), "", []string{"n1", "n2"}[random.IntN(2)]
 	for _, call := range []struct {
@@ -92,8 +92,8 @@ func (s *stress) life(ctx context.Context, drivers []spec.ControllerClient, rand
 	return nil
 }
 
-// insist makes a call until it succeeds, of one driver or the other, with less
-// patience at first than it takes.
+// insist calls one driver or the other until a call succeeds. Its first deadlines are
+// shorter than the call takes.
 func (s *stress) insist(ctx context.Context, name string, do func(context.Context, spec.ControllerClient) error, drivers []spec.ControllerClient, random *rand.Rand) error {
 	deadline := time.Now().Add(time.Minute)
 	for patience := time.Duration(1+random.IntN(20)) * time.Millisecond; ; patience *= 2 {

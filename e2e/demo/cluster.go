@@ -19,10 +19,10 @@ import (
 	"weft.dev/weft/e2e/operator"
 )
 
-// patience is how long anything may take.
+// patience is the time limit of every step.
 const patience = 30 * time.Second
 
-// cluster is a weft dev that runs.
+// cluster is a running weft dev.
 type cluster struct {
 	dir     string
 	process *exec.Cmd
@@ -30,7 +30,7 @@ type cluster struct {
 	ended   chan error
 }
 
-// start runs the cluster until the next done.
+// start starts the cluster; the next done stops it.
 func (d *demo) start() {
 	c := &cluster{dir: filepath.Join(d.dir, "cluster"), ended: make(chan error, 1)}
 	args := []string{"dev", "--dir", c.dir}
@@ -41,7 +41,7 @@ func (d *demo) start() {
 	c.process = exec.Command(d.weft, args...)
 	c.process.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "WEFT_") })
 	c.process.Stderr = os.Stderr
-	// Ctrl-C is for the story, which ends the cluster in its turn.
+	// Ctrl-C must reach only the story, which then ends the cluster itself.
 	c.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	out, err := c.process.StdoutPipe()
 	d.must(err)
@@ -62,7 +62,7 @@ func (d *demo) start() {
 	d.cluster = c
 }
 
-// listen shows what the cluster says, and gives the manager's address when it is ready.
+// listen prints the cluster's output, and sends the manager's address when it is ready.
 func (c *cluster) listen(out io.Reader, ready chan<- string) {
 	manager := ""
 	for lines := bufio.NewScanner(out); lines.Scan(); {
@@ -87,16 +87,16 @@ func (c *cluster) stop() error {
 	case err := <-c.ended:
 		return err
 	case <-time.After(patience):
-		return errors.Join(errors.New("weft dev does not end"), c.process.Process.Kill())
+		return errors.Join(errors.New("weft dev does not exit"), c.process.Process.Kill())
 	}
 }
 
-// call runs a weft command and returns what it prints.
+// call runs a weft command and returns its output.
 func (d *demo) call(args ...string) (string, error) {
 	return operator.Operator{Program: d.weft, Manager: d.cluster.manager}.Try(d.ctx, append(args, "--timeout", patience.String())...)
 }
 
-// typed shows a command and what it printed, as an operator would see it.
+// typed prints a command and its output, as an operator would see them.
 func (d *demo) typed(args ...string) string {
 	fmt.Printf("  $ weft %s\n", strings.Join(args, " "))
 	out, err := d.call(args...)
@@ -107,7 +107,7 @@ func (d *demo) typed(args ...string) string {
 	return strings.TrimSpace(out)
 }
 
-// state is the volume as the manager tells of it.
+// state is the manager's view of the volume.
 type state struct {
 	Health string `json:"health"`
 	Legs   []struct {
@@ -131,7 +131,7 @@ func (d *demo) exists() bool {
 	return strings.Contains(out, "\n"+volume+" ")
 }
 
-// holder is the target that has a leg.
+// holder is the target that holds a leg.
 func (d *demo) holder(column, copy int) string {
 	for _, l := range d.describe().Legs {
 		if l.Column == column && l.Copy == copy {
@@ -146,7 +146,7 @@ func (d *demo) awaitHealthy() {
 	d.eventually("the volume is healthy", func() bool { return d.describe().Health == "healthy" })
 }
 
-// eventually waits until something is so.
+// eventually waits until a condition holds.
 func (d *demo) eventually(what string, is func() bool) {
 	for end := time.Now().Add(patience); !is(); {
 		if time.Now().After(end) {
@@ -160,7 +160,7 @@ func (d *demo) eventually(what string, is func() bool) {
 	}
 }
 
-// news are the texts of the volume's events of a kind since it was last asked.
+// news returns the texts of the volume's events of a kind since the last call.
 func (d *demo) news(kind string) (texts []string) {
 	out, err := d.call("event", "list", "--object", "volume "+volume, "-o", "json")
 	d.must(err)

@@ -14,8 +14,8 @@ import (
 	"strings"
 )
 
-// sources are the files that the story puts on the volume: this source tree, and
-// the program itself.
+// sources lists the files that the story copies to the volume: this source tree and the
+// program itself.
 func sources(program string) ([]string, error) {
 	list, err := exec.Command("git", "ls-files", "-z").Output()
 	if err != nil {
@@ -23,15 +23,15 @@ func sources(program string) ([]string, error) {
 	}
 	names := slices.DeleteFunc(strings.Split(string(list), "\x00"), func(name string) bool {
 		info, err := os.Lstat(name)
-		return err != nil || !info.Mode().IsRegular() // taken away and not yet committed, or the empty name
+		return err != nil || !info.Mode().IsRegular() // deleted but not committed yet, or the empty name
 	})
 	return append(names, program), nil
 }
 
-// sums are the SHA-256 of files by their names, as sha256sum prints them.
+// sums maps file names to SHA-256 sums, as sha256sum prints them.
 type sums map[string]string
 
-// add hashes a file's content while it is read.
+// add hashes a file's content as it reads it.
 func (s sums) add(name string, content io.Reader) (size int64, err error) {
 	hash := sha256.New()
 	size, err = io.Copy(hash, content)
@@ -63,15 +63,15 @@ func loadSums(file string) (sums, error) {
 	return s, nil
 }
 
-// differ says what is not as in want; nil if all is.
+// differ returns an error for the first difference from want, or nil.
 func (s sums) differ(want sums) error {
 	for name, sum := range want {
 		if s[name] != sum {
-			return fmt.Errorf("%s is not what was put there", name)
+			return fmt.Errorf("%s differs from the original", name)
 		}
 	}
 	if len(s) != len(want) {
-		return fmt.Errorf("there are %d files, %d were put there", len(s), len(want))
+		return fmt.Errorf("there are %d files, want %d", len(s), len(want))
 	}
 	return nil
 }

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Demo tells the main job as a story on this machine, without any kernel module
-// of NVMe: a cluster starts in one process (weft dev), a mirrored, striped volume
-// over three targets is created, attached, formatted and mounted; files are
-// copied in and checked; a target goes down under a program that writes; I/O
-// stalls, and goes on without an error; the target returns and gets what it
-// missed; then the one with the other copy goes down. A second run finds what
-// the first one has left.
+// Demo shows Weft's main job as a story on this machine, without any NVMe kernel module. It
+// starts a cluster in one process (weft dev), then creates, attaches, formats and mounts a
+// mirrored, striped volume over three targets, copies files to it and checks them. While a
+// program writes, one target is stopped: I/O stalls and continues without an error. The
+// target returns and is resynchronized; then the target with the other copy is stopped. A
+// second run starts from what the first one left.
 //
-// Where this machine can have no block device, it says so and tells the same of a
-// volume that weft dev serves as an NVMe/TCP namespace, through this project's
-// own library of NVMe/TCP.
+// Where this machine cannot have block devices, it says so and shows the same with a volume
+// that weft dev serves as an NVMe/TCP namespace, through this project's NVMe/TCP library.
 //
 // Its directory holds
 //
@@ -36,16 +34,16 @@ import (
 )
 
 func main() {
-	// What the story starts is to end with it, also when it is killed. The kernel
-	// takes the end of the thread that started it for that.
+	// Everything that the story starts must end with it, even when it is killed. The kernel
+	// signals a child when the thread that started it ends, so this thread must stay.
 	runtime.LockOSThread()
 	weft := flag.String("weft", "bin/weft", "the weft program")
 	dir := flag.String("dir", "", "directory of the story (default: weft/demo in the user's state directory)")
-	device := flag.String("block-device", "auto", "as of weft dev; none tells the story through the library")
+	device := flag.String("block-device", "auto", "as in weft dev; none uses the NVMe/TCP library instead of a block device")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // whoever reads may go; the cluster must be ended
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // the reader of the output may go away; the cluster must still be stopped
 	start := time.Now()
 	d, err := newDemo(ctx, *weft, *dir, *device)
 	if err == nil {
@@ -57,14 +55,14 @@ func main() {
 		if err != nil {
 			fmt.Printf("\n  while cleaning up: %v\n", err)
 		}
-		fmt.Printf("\nmake demo: INTERRUPTED after %v; the next run goes on with what is there\n", took)
+		fmt.Printf("\nmake demo: INTERRUPTED after %v; the next run continues from here\n", took)
 		os.Exit(130)
 	case err == nil:
-		fmt.Printf("\nmake demo: PASS in %v: no error reached the application, every acknowledged write is there\n", took)
+		fmt.Printf("\nmake demo: PASS in %v: no error reached the application, every acknowledged write is on the volume\n", took)
 	default:
 		fmt.Printf("\n  %v\n\nmake demo: FAIL after %v\n", err, took)
 		if d != nil {
-			fmt.Printf("the cluster's log is in %s; to begin anew: rm -r %s\n", filepath.Join(d.dir, "cluster/log"), d.dir)
+			fmt.Printf("the cluster's log is in %s; to start from scratch: rm -r %s\n", filepath.Join(d.dir, "cluster/log"), d.dir)
 		}
 		os.Exit(1)
 	}
@@ -77,9 +75,9 @@ type demo struct {
 	dir     string
 	device  string // --block-device of weft dev
 	cluster *cluster
-	place   place // where files are put
+	place   place // where files are stored
 	undo    []func() error
-	seen    uint64 // the last event that was told
+	seen    uint64 // the last event that was shown
 }
 
 func newDemo(ctx context.Context, weft, dir, device string) (*demo, error) {
@@ -106,7 +104,7 @@ func defaultDir() (string, error) {
 	return filepath.Join(home, ".local/state/weft/demo"), err
 }
 
-// run tells the story, and undoes all of it that must not last.
+// run tells the story, and undoes everything of it that must not last.
 func (d *demo) run() (err error) {
 	defer func() {
 		switch thrown := recover().(type) {
@@ -117,7 +115,7 @@ func (d *demo) run() (err error) {
 			panic(thrown)
 		}
 		if d.ctx.Err() != nil {
-			err = nil // of whatever was cut
+			err = nil // the step that was interrupted caused it
 		}
 		err = errors.Join(err, d.cleanUp())
 	}()
@@ -138,7 +136,7 @@ func (d *demo) must(err error) {
 	}
 }
 
-// cleanUp undoes what was not undone, the last first.
+// cleanUp undoes the remaining steps, in reverse order.
 func (d *demo) cleanUp() error {
 	var errs []error
 	for len(d.undo) > 0 {
@@ -153,10 +151,10 @@ func (d *demo) undoLast() error {
 	return last()
 }
 
-// done undoes the last thing that is to be undone, as a part of the story.
+// done undoes the last step, as a part of the story.
 func (d *demo) done() { d.must(d.undoLast()) }
 
-// prepare takes the directory, and what a run that was killed has left mounted there.
+// prepare locks the directory, and unmounts what a killed run has left mounted there.
 func (d *demo) prepare() {
 	d.must(os.MkdirAll(d.dir, 0o700))
 	lock, err := os.OpenFile(filepath.Join(d.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
@@ -171,6 +169,7 @@ func (d *demo) prepare() {
 	for range strings.Count(string(table), " "+mnt+" ") {
 		d.must(exec.Command("umount", mnt).Run())
 	}
-	// Its cluster ends then; this waits for it. Nearly always there is none.
+	// The cluster of a killed run then ends; this waits for it. Nearly always there is
+	// none.
 	_ = exec.CommandContext(d.ctx, d.weft, "dev", "stop", "--dir", filepath.Join(d.dir, "cluster")).Run()
 }

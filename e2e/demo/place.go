@@ -17,16 +17,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// place is where the story keeps its files on the attached volume. What fails
-// ends the story.
+// place is where the story keeps its files on the attached volume. A failure ends the
+// story.
 type place interface {
-	format(d *demo)                    // make it ready for files
+	format(d *demo)                    // prepare it for files
 	enter(d *demo)                     // open it
-	put(d *demo, files []string) int64 // copy files there; how many bytes
-	sums(d *demo) sums                 // of the files that are there, read from the volume
-	write(d *demo) *writer             // a program that writes there
+	put(d *demo, files []string) int64 // copy files to it; returns the number of bytes
+	sums(d *demo) sums                 // of its files, read from the volume
+	write(d *demo) *writer             // start a program that writes to it
 	leave(d *demo)                     // close it
-	note() string                      // the file's name for the sums of what was put there
+	note() string                      // name of the file with the sums of the files copied to it
 }
 
 // span is how many MiB the writer uses.
@@ -83,7 +83,7 @@ func copyFile(from, to string) (int64, error) {
 		return 0, err
 	}
 	n, err := io.Copy(out, in)
-	return n, errors.Join(err, out.Close()) // leave makes it durable
+	return n, errors.Join(err, out.Close()) // leave makes the data durable
 }
 
 func (m *mounted) sums(d *demo) sums {
@@ -97,7 +97,7 @@ func (m *mounted) sums(d *demo) sums {
 			return err
 		}
 		defer f.Close()
-		// What is in memory says nothing about the volume.
+		// Drop the page cache: its contents prove nothing about the volume.
 		if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
 			return err
 		}
@@ -107,7 +107,7 @@ func (m *mounted) sums(d *demo) sums {
 	return s
 }
 
-// write has the writer fill a file that is there, so that its writes are data.
+// write lets the writer overwrite an existing file, so that its writes are data only.
 func (m *mounted) write(d *demo) *writer {
 	file := filepath.Join(m.dir, "data")
 	f, err := os.Create(file)
@@ -126,7 +126,7 @@ func (d *demo) exec(name string, args ...string) {
 		}
 	}
 	if err != nil {
-		d.must(fmt.Errorf("%w: `make install` brings what is missing", err))
+		d.must(fmt.Errorf("%w: `make install` installs what is missing", err))
 	}
 	cmd := exec.CommandContext(d.ctx, path, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

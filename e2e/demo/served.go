@@ -12,9 +12,8 @@ import (
 	"weft.dev/weft/e2e/namespace"
 )
 
-// served is an archive on the volume as an NVMe/TCP namespace, where this machine
-// can have no block device. The writer has the volume's first blocks; the archive
-// comes after.
+// served is an archive on a volume that is an NVMe/TCP namespace, for machines without
+// block devices. The writer uses the volume's first blocks; the archive follows them.
 type served struct {
 	name string
 	open *namespace.Namespace
@@ -22,7 +21,7 @@ type served struct {
 
 const (
 	archiveOffset = 2 * span << 20
-	archivePiece  = 1 << 20 // is read and written at once
+	archivePiece  = 1 << 20 // unit of reads and writes
 )
 
 func (v *served) note() string { return "archive.sums" }
@@ -85,7 +84,7 @@ func (v *served) write(d *demo) *writer { return d.startWriter(v.name) }
 type pieces struct {
 	device *namespace.Namespace
 	off    int64
-	buffer []byte // read and not yet taken, or not yet written
+	buffer []byte // read but not used yet, or not written yet
 }
 
 func (p *pieces) Read(b []byte) (int, error) {
@@ -119,7 +118,7 @@ func (p *pieces) write() error {
 	return nil
 }
 
-// flush writes the last piece, filled up with zeroes.
+// flush writes the last piece, padded with zeroes.
 func (p *pieces) flush() error {
 	p.buffer = append(p.buffer, make([]byte, archivePiece-len(p.buffer))...)
 	return p.write()

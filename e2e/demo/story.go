@@ -17,7 +17,7 @@ func chapter(format string, args ...any) { fmt.Printf("\n— "+format+"\n", args
 
 func tell(format string, args ...any) { fmt.Printf("  "+format+"\n", args...) }
 
-// volume is a name that no volume of the user is likely to have: it becomes /dev/weft/demo.
+// volume is a name that a user's volume is unlikely to have; it becomes /dev/weft/demo.
 const volume = "demo"
 
 func (d *demo) story() {
@@ -27,33 +27,33 @@ func (d *demo) story() {
 	if !d.exists() || !d.secondRun() {
 		d.firstRun()
 	}
-	tell("(all of this in %v)", time.Since(begin).Round(10*time.Millisecond))
+	tell("(all of this took %v)", time.Since(begin).Round(10*time.Millisecond))
 
-	chapter("A program writes without pause and notes every acknowledged write; then a target goes down")
+	chapter("A program writes without pause and records every acknowledged write; then a target goes down")
 	w := d.place.write(d)
 	w.await(d, 200)
 	first := d.holder(0, 1)
 	d.loseTarget(w, first)
 	d.typed("explain", "volume", volume)
 
-	chapter("%s returns and gets what it missed", first)
+	chapter("%s returns and is resynchronized", first)
 	d.heal(first)
 
 	chapter("Now the target with the other copy goes down")
 	second := d.holder(0, 0)
 	d.loseTarget(w, second)
 	n := w.stop(d)
-	tell("the application ends: %d writes were acknowledged, and the last one of every block is there", n)
+	tell("the application ends: %d writes were acknowledged, and the last one of every block is on the volume", n)
 	d.check()
 	d.heal(second)
 
-	chapter("The end: let go in order. The next run finds it all")
+	chapter("The end: detach and stop in order. The next run finds everything again")
 	d.detach()
 	d.typed("status")
 	d.done() // the cluster
 }
 
-// firstRun makes the volume and puts files on it.
+// firstRun creates the volume and copies files to it.
 func (d *demo) firstRun() {
 	chapter("A volume: two columns of two copies, never two copies on one target")
 	d.typed("volume", "create", volume, "--size", "512MiB", "--stripes", "2", "--copies", "2", "--wait")
@@ -63,7 +63,7 @@ func (d *demo) firstRun() {
 	files, err := sources(d.weft)
 	d.must(err)
 	size := d.place.put(d, files)
-	tell("%d files of %d MiB are copied there: this source tree, and the weft program", len(files), size>>20)
+	tell("%d files (%d MiB) are copied to it: this source tree and the weft program", len(files), size>>20)
 	d.detach()
 	d.remember(files)
 	d.attach()
@@ -71,14 +71,14 @@ func (d *demo) firstRun() {
 	d.check()
 }
 
-// secondRun finds what an earlier one has left. A volume of a run that was cut
-// before it had put all files there is deleted.
+// secondRun checks what an earlier run has left. If that run was interrupted before all
+// files were copied, secondRun deletes its volume.
 func (d *demo) secondRun() bool {
 	chapter("The volume of an earlier run is there")
 	d.typed("volume", "list")
 	d.attach()
 	if _, err := os.Stat(d.note()); err != nil {
-		tell("that run ended before all files were on it, or put none there: it is made anew")
+		tell("that run ended before all files were copied to it; it is created again")
 		d.typed("detach", volume)
 		d.typed("volume", "delete", volume)
 		return false
@@ -88,7 +88,7 @@ func (d *demo) secondRun() bool {
 	return true
 }
 
-// attach makes the volume reachable, and says how.
+// attach attaches the volume and shows how.
 func (d *demo) attach() {
 	device := d.typed("attach", volume)
 	if !namespace.Is(device) {
@@ -96,7 +96,7 @@ func (d *demo) attach() {
 		return
 	}
 	if d.place == nil {
-		tell("no block device here: the rest goes through the library, to the volume as an NVMe namespace")
+		tell("no block device here: the rest uses the NVMe/TCP library, with the volume as an NVMe namespace")
 	}
 	d.place = &served{name: device}
 }
@@ -106,7 +106,7 @@ func (d *demo) detach() {
 	d.typed("detach", volume)
 }
 
-// note is the file that remembers what was put on the volume.
+// note is the file with the sums of the files on the volume.
 func (d *demo) note() string { return filepath.Join(d.dir, d.place.note()) }
 
 func (d *demo) remember(files []string) {
@@ -123,15 +123,15 @@ func (d *demo) remember(files []string) {
 // onVolume is a file's name on the volume.
 func onVolume(name string) string { return strings.TrimPrefix(name, "/") }
 
-// check compares every file with what was put there.
+// check compares every file with its recorded sum.
 func (d *demo) check() {
 	want, err := loadSums(d.note())
 	d.must(err)
 	d.must(d.place.sums(d).differ(want))
-	tell("%d files, read from the volume, are as they were put there", len(want))
+	tell("%d files, read from the volume, are unchanged", len(want))
 }
 
-// loseTarget takes a target down and tells what the application noticed.
+// loseTarget takes a target down and reports what the application noticed.
 func (d *demo) loseTarget(w *writer, target string) {
 	d.news("")
 	d.typed("dev", "stop-target", target, "--dir", d.cluster.dir)
@@ -139,7 +139,7 @@ func (d *demo) loseTarget(w *writer, target string) {
 	d.must(w.noErrors())
 	tell("the application: a stall of %d ms, no error", w.stall().Milliseconds())
 	for _, text := range d.news("leg.stale") {
-		tell("volmgr, before a write went on without it: %s", text)
+		tell("volmgr's record, made before a write continued without the leg: %s", text)
 	}
 }
 

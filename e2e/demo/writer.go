@@ -15,15 +15,15 @@ import (
 	"time"
 )
 
-// writer is a program of its own that writes and says what was acknowledged:
-// e2e/workload.
+// writer runs e2e/workload, a separate program that writes and prints what was
+// acknowledged.
 type writer struct {
 	program, file string
 	process       *exec.Cmd
 	ended         chan error
 
 	mu     sync.Mutex
-	last   map[uint64]uint64 // of each block, the last sequence number
+	last   map[uint64]uint64 // the last sequence number of each block
 	n      int
 	at     time.Time // of the last acknowledgement
 	gap    time.Duration
@@ -74,7 +74,7 @@ func (w *writer) acknowledged() int {
 // await waits until n more writes are acknowledged.
 func (w *writer) await(d *demo, n int) {
 	n += w.acknowledged()
-	d.eventually("the application's writes go on", func() bool {
+	d.eventually("the application's writes continue", func() bool {
 		d.must(w.noErrors())
 		return w.acknowledged() >= n
 	})
@@ -89,7 +89,7 @@ func (w *writer) noErrors() error {
 	return nil
 }
 
-// stall is the longest time between two acknowledgements since it was last asked for.
+// stall is the longest time between two acknowledgements since the last call.
 func (w *writer) stall() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -106,12 +106,12 @@ func (w *writer) end() error {
 	case err := <-w.ended:
 		return err
 	case <-time.After(patience):
-		return errors.Join(errors.New("the application does not end: its writes hang"), w.process.Process.Kill())
+		return errors.Join(errors.New("the application does not exit: its writes hang"), w.process.Process.Kill())
 	}
 }
 
-// stop ends the program and checks that what was acknowledged is there; it
-// returns how much that was.
+// stop ends the program, checks that all acknowledged writes are on the volume, and returns
+// their number.
 func (w *writer) stop(d *demo) int {
 	d.done()
 	d.must(w.noErrors())

@@ -31,7 +31,7 @@ import (
 	targetuser "weft.dev/weft/target/userspace"
 )
 
-// cluster is a manager, targets, clients, and what is between them.
+// cluster is a manager, targets, clients, and the network and disks between them.
 type cluster struct {
 	t       tester
 	dir     string
@@ -43,31 +43,31 @@ type cluster struct {
 	clients []*clientHost
 	user    *user
 	layout  block.Layout // of the volume
-	size    block.Size   // that it should have
+	size    block.Size   // the size that it should have
 	pass    func(time.Duration)
-	random  *mathrand.Rand // of what daemons are met with
-	clock   atomic.Int64   // by how much the manager's wall clock is wrong
+	random  *mathrand.Rand // chooses the behavior of the daemons' surroundings
+	clock   atomic.Int64   // the error of the manager's wall clock
 
 	operator     pb.ManagerClient
 	hangUp       func() error
-	lie          grpc.UnaryClientInterceptor // of initiators; nil: none
-	users        users                       // who has the devices
+	lie          grpc.UnaryClientInterceptor // intercepts the initiators' calls; nil: none
+	users        users                       // the users of the devices
 	began        time.Time
 	historyMutex sync.Mutex
 	history      []string
 }
 
-// users have the devices that clients make.
+// users own the devices that clients make.
 type users interface {
 	// found is called when a client has made a device.
 	found(at *machine, volume block.Device, name block.VolumeName) userspace.Exported
 	// died is called when a client's process dies.
 	died(at *machine)
-	// nodes are the clients that have the volume.
+	// nodes lists the clients that have the volume.
 	nodes() []string
 }
 
-// export is a device that a client has made of a volume, as whoever uses it has it.
+// export is a device that a client has made of a volume, as its user sees it.
 type export struct {
 	at     *machine
 	volume block.Device
@@ -86,13 +86,13 @@ func newExport(at *machine, volume block.Device, name block.VolumeName) *export 
 func (d *export) Path() string   { return "/dev/weft/" + string(d.name) }
 func (d *export) Number() string { return "7:4" }
 
-// Done is also what a keeper looks at in each turn.
+// Done is also what a keeper checks in each turn.
 func (d *export) Done() <-chan struct{} {
 	d.at.awake()
 	return d.done
 }
 
-// Resize has nothing to do: users ask the volume for its size.
+// Resize does nothing: users ask the volume for its size.
 func (d *export) Resize(context.Context) error { return nil }
 
 func (d *export) Close(context.Context, bool) error {
@@ -102,7 +102,7 @@ func (d *export) Close(context.Context, bool) error {
 
 func (d *export) die() { d.deadOnce.Do(func() { close(d.dead) }) }
 
-// over reports whether nobody can use the device any more.
+// over reports whether the device can no longer be used.
 func (d *export) over() bool {
 	select {
 	case <-d.dead:
@@ -113,7 +113,7 @@ func (d *export) over() bool {
 	return true
 }
 
-// tester is a testing.TB, or one that only notes failures.
+// tester is a testing.TB, or a substitute that only records failures.
 type tester interface {
 	Helper()
 	Logf(format string, args ...any)
@@ -143,7 +143,7 @@ func run(at *machine, do func(context.Context)) *process {
 	return p
 }
 
-// end waits until nothing of a process that the network has forgotten is left.
+// end waits until the process is completely gone, after the network has forgotten it.
 func (p *process) end() {
 	p.stop()
 	<-p.done
@@ -151,8 +151,8 @@ func (p *process) end() {
 
 const driveSize = 3 * 256 * block.MiB
 
-// newCluster has a manager, and drives that are given to it; lie makes some of it
-// lie. Only in a bubble.
+// newCluster starts a manager and targets, and adds their drives. lie may corrupt a part of
+// the cluster. Use it only in a synctest bubble.
 func newCluster(t tester, targets, clients int, lie func(*cluster)) *cluster {
 	t.Helper()
 	c := &cluster{t: t, dir: scratch(t), log: logger(t), network: newNetwork(), size: volumeSize, began: time.Now()}
@@ -186,8 +186,7 @@ func newCluster(t tester, targets, clients int, lie func(*cluster)) *cluster {
 	return c
 }
 
-// scratch is a directory in memory if there is one: nothing here has to outlive
-// the machine.
+// scratch returns a directory, in memory if possible: nothing here has to survive the machine.
 func scratch(t tester) string {
 	dir, err := os.MkdirTemp("/dev/shm", "weft-fault-")
 	if err != nil {
@@ -209,7 +208,7 @@ func logger(t tester) *slog.Logger {
 	return slog.New(slog.NewTextHandler(file, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// did notes a fault or a step, for whoever reads why a run failed.
+// did logs a fault or a step, for people who investigate a failed run.
 func (c *cluster) did(format string, args ...any) {
 	c.historyMutex.Lock()
 	defer c.historyMutex.Unlock()
@@ -225,7 +224,7 @@ func (c *cluster) count(what string) {
 	c.user.counts[what]++
 }
 
-// close ends all.
+// close ends everything.
 func (c *cluster) close() {
 	c.user.stop()
 	for _, h := range c.clients {
@@ -241,7 +240,7 @@ func (c *cluster) close() {
 	}
 	for _, h := range c.targets {
 		h.buried()
-		h.platter.powerOff() // nobody waits for it any more
+		h.platter.powerOff() // nothing waits for it any more
 	}
 	if err := c.hangUp(); err != nil {
 		c.t.Errorf("%v", err)
@@ -251,16 +250,16 @@ func (c *cluster) close() {
 	}
 }
 
-// host is what targets and clients have in common.
+// host is what targets and clients share.
 type host struct {
 	cluster *cluster
 	name    string
 	process *process // nil while it is down
-	old     *process // the one before, which the network has forgotten already
+	old     *process // its predecessor, already unknown to the network
 	doubled bool     // a second agent was started beside it
 }
 
-// machine is where the process runs; nil while it does not.
+// machine is where the process runs; nil while it is down.
 func (h *host) machine() *machine {
 	if h.process == nil {
 		return nil
@@ -268,8 +267,8 @@ func (h *host) machine() *machine {
 	return h.process.at
 }
 
-// supervised runs an agent, and again when it has ended by itself: which it may only
-// if there was another one beside it.
+// supervised runs an agent, and restarts it when it has ended by itself. It may do so only if
+// another agent ran beside it.
 func (h *host) supervised(agent func() func(context.Context) error) func(context.Context) {
 	one := agent()
 	return func(ctx context.Context) {
@@ -289,7 +288,7 @@ func (h *host) supervised(agent func() func(context.Context) error) func(context
 	}
 }
 
-// kill ends the process. Nothing of it gets out any more.
+// kill ends the process. Nothing that it sends gets out any more.
 func (h *host) kill() {
 	if h.process == nil {
 		return
@@ -299,8 +298,8 @@ func (h *host) kill() {
 	h.old, h.process = h.process, nil
 }
 
-// buried waits until nothing of the process before is left: its locks, above all,
-// which the death of a process of its own would have freed.
+// buried waits until the previous process is completely gone. This matters for its locks: the
+// death of a real process would have released them.
 func (h *host) buried() {
 	if h.old != nil {
 		h.old.end()
@@ -308,7 +307,7 @@ func (h *host) buried() {
 	}
 }
 
-// dialManager connects as package daemon of the programs does.
+// dialManager connects to the manager as the programs do (package daemon).
 func (c *cluster) dialManager(at *machine, options ...grpc.DialOption) *grpc.ClientConn {
 	c.t.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+managerAddress, append(options,
@@ -363,7 +362,7 @@ func (c *cluster) newTarget(name string) *targetHost {
 	return h
 }
 
-// newBoot is another boot of the machine.
+// newBoot gives the machine a new boot id.
 func (h *targetHost) newBoot() error {
 	var random [16]byte
 	rand.Read(random[:])
@@ -373,19 +372,19 @@ func (h *targetHost) newBoot() error {
 func (h *targetHost) start() {
 	c := h.cluster
 	c.t.Helper()
-	h.platter.set(h.platter.goOnLocked) // the process before has the drive until it answers
+	h.platter.set(h.platter.goOnLocked) // the previous process keeps the drive until the drive answers
 	h.buried()
 	at := c.network.boot(h.name)
 	h.process = run(at, h.supervised(func() func(context.Context) error { return h.agent(at) }))
 }
 
-// kill ends the agent's process, and has the drive answer it.
+// kill ends the agent's process, and makes the drive answer it.
 func (h *targetHost) kill() {
 	h.host.kill()
 	h.platter.killed()
 }
 
-// agent is a run of the agent.
+// agent returns one run of the agent.
 func (h *targetHost) agent(at *machine) func(context.Context) error {
 	c, grip := h.cluster, h.platter.lend(at)
 	c.t.Helper()
@@ -393,7 +392,7 @@ func (h *targetHost) agent(at *machine) func(context.Context) error {
 	agent, err := target.New(target.Config{
 		Node: block.NodeName(h.name), Portals: []block.Portal{{Transport: block.TCP, Address: h.name, Port: block.DefaultPort}},
 		Manager: pb.NewAgentsClient(conn), Version: "fault", Log: c.log.With("node", h.name), Root: h.root,
-		Datapath: target.User, Files: []string{"/drive"}, FilesOnly: true,
+		Datapath: target.User, Files: []string{"/drive"}, FilesOnly: true, Newest: filepath.Join(h.root, "newest"),
 		Listen: func(p block.Portal) (net.Listener, error) {
 			return at.listen(net.JoinHostPort(p.Address, fmt.Sprint(p.Port)))
 		},
@@ -410,8 +409,8 @@ func (h *targetHost) agent(at *machine) func(context.Context) error {
 	}
 }
 
-// reports are those of a target to the manager, which tell of its drive's cache what
-// is so: an agent takes a file for a drive that has one.
+// reports are a target's reports to the manager, corrected to tell the truth about its drive's
+// cache: the agent takes a file for a drive that has one.
 type reports struct {
 	grpc.ClientStream
 	target *targetHost
@@ -436,14 +435,14 @@ func (r reports) SendMsg(m any) error {
 	return r.ClientStream.SendMsg(m)
 }
 
-// powerOff takes the machine's power away, and with it what its drive's cache held.
+// powerOff cuts the machine's power; its drive loses the content of its cache.
 func (h *targetHost) powerOff(random *mathrand.Rand) {
 	h.cluster.t.Helper()
 	h.off(func() error { return h.platter.forget(random, sector) })
 }
 
-// loseAll is powerOff of a machine of which all others have lost power, too: its
-// drive writes blocks whole, since there is nothing that a torn one is repaired from.
+// loseAll is powerOff when all other machines lose power, too. The drive then writes only
+// whole blocks, since there would be no copy to repair a torn one from.
 func (h *targetHost) loseAll(random *mathrand.Rand) {
 	h.cluster.t.Helper()
 	h.off(func() error { return h.platter.forget(random, unit) })
@@ -464,7 +463,7 @@ func (h *targetHost) off(forget func() error) {
 
 // ---- clients ----
 
-// clientHost is a machine that may use the volume.
+// clientHost is a machine that may attach the volume.
 type clientHost struct {
 	host
 	dir string
@@ -478,7 +477,7 @@ func (h *clientHost) start() {
 	h.process = run(at, h.supervised(func() func(context.Context) error { return h.agent(at) }))
 }
 
-// agent is a run of the agent.
+// agent returns one run of the agent.
 func (h *clientHost) agent(at *machine) func(context.Context) error {
 	c := h.cluster
 	c.t.Helper()
@@ -514,7 +513,7 @@ func (h *clientHost) agent(at *machine) func(context.Context) error {
 	}
 }
 
-// kill ends the agent's process, and with it its volumes and who used them.
+// kill ends the agent's process, and with it its volumes and their users.
 func (h *clientHost) kill() {
 	if h.process == nil {
 		return
@@ -523,7 +522,7 @@ func (h *clientHost) kill() {
 	h.host.kill()
 }
 
-// leave ends the agent's process as it is told to end in order.
+// leave makes the agent's process shut down in order.
 func (h *host) leave() {
 	h.process.at.thaw()
 	h.process.end()
@@ -535,8 +534,8 @@ func (h *host) leave() {
 
 const patience = 2 * time.Minute
 
-// eventually has something succeed in time, or ends the test with what the
-// manager says of the volume.
+// eventually retries until something succeeds. If it does not in time, the test ends with what
+// the manager says of the volume.
 func (c *cluster) eventually(what string, try func(ctx context.Context) error) {
 	c.t.Helper()
 	deadline := time.Now().Add(patience)
@@ -561,7 +560,7 @@ func (c *cluster) createVolume(layout block.Layout) {
 	c.layout = layout
 	c.eventually("create the volume", func(ctx context.Context) error {
 		v, err := c.operator.CreateVolume(ctx, &pb.CreateVolumeRequest{
-			Name: volumeName, SizeBytes: uint64(volumeSize), Copies: uint32(layout.Copies), Stripes: uint32(layout.Stripes),
+			Name: volumeName, SizeBytes: uint64(c.size), Copies: uint32(layout.Copies), Stripes: uint32(layout.Stripes),
 		})
 		if err == nil && v.GetState() != pb.VolumeState_VOLUME_STATE_READY {
 			err = fmt.Errorf("it is %v", v.GetState())
@@ -593,8 +592,7 @@ func (c *cluster) detach(from *clientHost, force bool) {
 	})
 }
 
-// healthy returns when nothing is wrong any more, and the user has the volume
-// where it should be.
+// healthy returns when all faults are repaired and the user has the volume where it should be.
 func (c *cluster) healthy() {
 	c.t.Helper()
 	c.eventually("all well", func(ctx context.Context) error {
@@ -627,7 +625,7 @@ func (c *cluster) expand(ctx context.Context) error {
 	return err
 }
 
-// explain is what an operator would be told.
+// explain returns what an operator would be told.
 func (c *cluster) explain() string {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

@@ -20,11 +20,11 @@ import (
 	"google.golang.org/grpc"
 
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/proto/nvmetcp/backend"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/target/backend"
 )
 
-// suspicion is a test that may fail, and only notes it.
+// suspicion is a test that may fail; it only records the failures.
 type suspicion struct {
 	*testing.T
 	mu   sync.Mutex
@@ -44,11 +44,11 @@ func (s *suspicion) Fatalf(format string, args ...any) {
 
 func (s *suspicion) FailNow() { runtime.Goexit() }
 
-// Failed is false, so that no history is told of what should fail.
+// Failed is always false, so that the history of an expected failure is not printed.
 func (s *suspicion) Failed() bool                    { return false }
 func (s *suspicion) Logf(format string, args ...any) {}
 
-// suspect lives a life, and returns what was wrong with it.
+// suspect runs one life of a cluster, and returns its failures.
 func suspect(t *testing.T, seed uint64, faults int, lie func(*cluster)) (said []string) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &suspicion{T: t}
@@ -63,8 +63,8 @@ func suspect(t *testing.T, seed uint64, faults int, lie func(*cluster)) (said []
 	return said
 }
 
-// TestWhatLiesIsFoundOut has a part of a cluster do what it must not: a suite that
-// did not notice would notice nothing.
+// TestWhatLiesIsFoundOut makes a part of a cluster misbehave: a suite that did not notice that
+// would notice nothing.
 func TestWhatLiesIsFoundOut(t *testing.T) {
 	lies := map[string]func(*cluster){
 		"a drive answers some writes without doing them": func(c *cluster) {
@@ -99,7 +99,7 @@ func TestWhatLiesIsFoundOut(t *testing.T) {
 	}
 }
 
-// TestPowerTakesWhatWasNotFlushed holds the medium to what a drive does.
+// TestPowerTakesWhatWasNotFlushed checks that the simulated medium behaves like a drive.
 func TestPowerTakesWhatWasNotFlushed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "drive")
 	if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<20)); err != nil {
@@ -152,7 +152,8 @@ func TestPowerTakesWhatWasNotFlushed(t *testing.T) {
 	}
 }
 
-// TestAClockStepLeavesWhatIsMeasured holds the manager's clock to what a kernel does.
+// TestAClockStepLeavesWhatIsMeasured checks that setting the manager's clock acts as in a
+// kernel.
 func TestAClockStepLeavesWhatIsMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		before := stepped(time.Now(), 0)

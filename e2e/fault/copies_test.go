@@ -15,9 +15,9 @@ import (
 	"weft.dev/weft/target/drive"
 )
 
-// sameCopies reads the legs off the drives, past all of Weft: those in sync of one
-// column hold the same, once nobody writes and what a crash left unequal was made
-// equal.
+// sameCopies reads the legs directly from the drives, bypassing all of Weft. The in-sync legs
+// of a column must be equal once nobody writes and the differences left by a crash are
+// repaired.
 func (c *cluster) sameCopies() {
 	c.t.Helper()
 	c.eventually("the same on all copies", c.compareCopies)
@@ -66,7 +66,7 @@ func (c *cluster) compareLegs(a, b *pb.Leg, size block.Size) error {
 	return nil
 }
 
-// numbers are those of the writes that a unit's sectors begin with.
+// numbers returns the write numbers at the start of a unit's sectors.
 func numbers(p []byte) string {
 	var all []uint64
 	for i := 0; i < len(p); i += int(block.SectorSize) {
@@ -75,14 +75,14 @@ func numbers(p []byte) string {
 	return fmt.Sprint(slices.Compact(all))
 }
 
-// rawLeg is a leg as its drive holds it.
+// rawLeg returns a leg as its drive holds it.
 func (c *cluster) rawLeg(l *pb.Leg, size block.Size) io.Reader {
 	var parts []io.Reader
 	for _, h := range c.targets {
 		if h.name != l.GetNode() {
 			continue
 		}
-		for _, s := range drive.Segments(l.GetExtents(), size) {
+		for _, s := range drive.ImageOf(&pb.LegLabel{Extents: l.GetExtents()}).Segments(size) {
 			parts = append(parts, io.NewSectionReader(h.platter.file, int64(s.Offset), int64(s.Length)))
 		}
 	}

@@ -34,10 +34,10 @@ var (
 	logFile = flag.String("log", "", "file for what the daemons log")
 )
 
-// faultsPerRun is how many faults a cluster sees in its life.
+// faultsPerRun is how many faults one cluster gets.
 const faultsPerRun = 60
 
-// TestNothingIsLost has clusters live through faults, under a user.
+// TestNothingIsLost puts clusters through faults while a user works.
 func TestNothingIsLost(t *testing.T) {
 	if *seed != 0 {
 		live(t, *seed, *faults)
@@ -48,10 +48,10 @@ func TestNothingIsLost(t *testing.T) {
 	}
 }
 
-// lost is whether a life has gone wrong, which with -failfast is enough.
+// lost is set when a life has failed; with -failfast, one failure is enough.
 var lost atomic.Bool
 
-// each has a seed's life beside the others.
+// each runs a seed's life in parallel with others.
 func each(t *testing.T, seed uint64, live func(t *testing.T, seed uint64, faults int)) {
 	t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
 		t.Parallel()
@@ -63,7 +63,8 @@ func each(t *testing.T, seed uint64, live func(t *testing.T, seed uint64, faults
 	})
 }
 
-// layouts are what clusters have, with as many targets as leave room for a choice.
+// layouts are the layouts of the clusters, which have enough targets to leave placement a
+// choice.
 var layouts = []block.Layout{
 	{Stripes: 1, Copies: 2},
 	{Stripes: 2, Copies: 2},
@@ -76,7 +77,7 @@ func live(t *testing.T, seed uint64, faults int) {
 	synctest.Test(t, func(t *testing.T) { life(t, seed, faults, func(*cluster) {}) })
 }
 
-// life is that of one cluster. Only in a bubble.
+// life runs one cluster. Use it only in a synctest bubble.
 func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	w := newWorld(seed)
@@ -95,7 +96,7 @@ func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 	defer c.tell(seed)
 	c.did("%v", w)
 	c.createVolume(w.layout)
-	if w.dark { // nobody has flushed anything yet but the labels
+	if w.dark { // only the labels have been flushed yet
 		for _, h := range c.targets {
 			h.loseAll(random)
 		}
@@ -126,9 +127,9 @@ func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 type world struct {
 	layout  block.Layout
 	caches  string // of drives: "volatile", "none", or "mixed"
-	flushes int    // one in so many operations of the user is a flush
+	flushes int    // one in so many of the user's operations is a flush
 	disk    bool   // the manager's store is on a disk
-	dark    bool   // targets lose their power when the volume has been made
+	dark    bool   // targets lose power once the volume has been created
 }
 
 func newWorld(seed uint64) world {
@@ -139,7 +140,7 @@ func newWorld(seed uint64) world {
 		dark: random.IntN(2) == 0,
 	}
 	switch n := random.IntN(4); {
-	case n == 0 || w.layout.Copies == 1: // with one copy, what a cache loses is lost
+	case n == 0 || w.layout.Copies == 1: // with one copy, a lost cache is lost data
 		w.caches = "none"
 	case n == 1:
 		w.caches = "mixed"
@@ -147,7 +148,7 @@ func newWorld(seed uint64) world {
 	return w
 }
 
-// volatile reports whether the drive of a target has a cache that forgets.
+// volatile reports whether a target's drive has a volatile cache.
 func (w world) volatile(target int) bool {
 	return w.caches == "volatile" || w.caches == "mixed" && target%2 == 0
 }
@@ -156,7 +157,7 @@ func (w world) String() string {
 	return fmt.Sprintf("%v, caches: %s, one flush in %d operations, store on a disk: %v", w.layout, w.caches, w.flushes, w.disk)
 }
 
-// tell says what happened, if it went wrong.
+// tell prints what happened, if a life failed.
 func (c *cluster) tell(seed uint64) {
 	c.user.mu.Lock()
 	wrong, counts := c.user.wrong, fmt.Sprint(c.user.counts)
@@ -172,37 +173,37 @@ func (c *cluster) tell(seed uint64) {
 	}
 }
 
-// chaos gives a cluster faults.
+// chaos injects faults into a cluster.
 type chaos struct {
 	cluster *cluster
 	world   world
 	random  *rand.Rand
 	faults  int
-	undo    []repair // of faults that are not over
-	whole   bool     // nothing has happened since all was well
+	undo    []repair // of the active faults
+	whole   bool     // no fault since the last time everything was healthy
 	backup  []byte   // of the manager's store
-	torn    bool     // a drive may hold torn blocks, since one target has lost its power
+	torn    bool     // a drive may hold torn blocks, because one target lost power
 }
 
-// repair ends a fault at its time.
+// repair ends a fault at a given time.
 type repair struct {
 	at   time.Time
 	what string
 	do   func()
 }
 
-// round gives n faults, some at a time, heals all, and looks whether all is there.
+// round injects n faults, some of them together, heals all, and verifies the data.
 func (r *chaos) round(n int) {
 	c := r.cluster
 	r.whole, r.torn = r.random.IntN(2) == 0, false
 	if r.whole {
-		// What was on its way when the faults ended may cost one more leg, late: then the
-		// loss of another's cache is the loss of both.
+		// Faults that were under way at the end may still cost another leg: then the loss of
+		// another drive's cache would lose both copies.
 		time.Sleep(5 * time.Second)
 		c.healthy()
 	}
 	pause := float64(2 * time.Second)
-	if r.random.IntN(3) == 0 { // while what the last one began is still under way
+	if r.random.IntN(3) == 0 { // while the effects of the last fault continue
 		pause /= 10
 	}
 	for range n {
@@ -233,7 +234,7 @@ func (r *chaos) check() {
 	}
 }
 
-// wait lets time pass, and ends the faults that are over.
+// wait lets time pass, and ends the faults that are due.
 func (r *chaos) wait(d time.Duration) {
 	for deadline := time.Now().Add(d); ; {
 		next := -1
@@ -254,15 +255,15 @@ func (r *chaos) wait(d time.Duration) {
 	}
 }
 
-// later ends a fault some time from now.
+// later schedules the end of a fault.
 func (r *chaos) later(longest time.Duration, what string, do func()) {
 	d := 100*time.Millisecond + time.Duration(r.random.Int64N(int64(longest)))
 	r.undo = append(r.undo, repair{time.Now().Add(d), what, do})
 }
 
-// heal ends all faults, in any order.
+// heal ends all faults, in random order.
 func (r *chaos) heal() {
-	for len(r.undo) > 0 { // one may bring another with it
+	for len(r.undo) > 0 { // ending one may start another
 		i := r.random.IntN(len(r.undo))
 		u := r.undo[i]
 		r.undo = slices.Delete(r.undo, i, i+1)
@@ -273,7 +274,7 @@ func (r *chaos) heal() {
 	r.cluster.did("all healed")
 }
 
-// verify reads all, through whatever serves it now.
+// verify reads everything, through whatever serves it now.
 func (c *cluster) verify() {
 	c.t.Helper()
 	if err := c.user.verify(); err != nil {
@@ -281,36 +282,35 @@ func (c *cluster) verify() {
 	}
 }
 
-// equalCopies reads everything while each target in turn is down: what it alone
-// has the others must have too.
+// equalCopies reads everything while each target in turn is down: the other copies must hold
+// all that its copy does.
 func (c *cluster) equalCopies(random *rand.Rand) {
 	c.t.Helper()
 	if !c.user.pause(patience) {
 		c.t.Fatalf("the user waits for answers since %v\n%s", patience, c.explain())
 	}
-	// What was on its way when the faults ended may cost one more leg, late.
+	// Faults that were under way at the end may still cost another leg.
 	time.Sleep(5 * time.Second)
 	c.healthy()
 	for _, i := range random.Perm(len(c.targets)) {
 		h := c.targets[i]
 		c.did("%s is down, to see what the others have", h.name)
 		h.kill()
-		time.Sleep(6 * time.Second) // until everybody knows
+		time.Sleep(6 * time.Second) // until every part of the cluster knows
 		c.verify()
 		h.start()
 		c.healthy()
 	}
 }
 
-// kind is a fault that can be done; do returns what it was, empty if there was
-// nothing to do.
+// kind is a kind of fault; do returns a description of the fault, empty if it did nothing.
 type kind struct {
 	name   string
 	weight int
 	do     func() string
 }
 
-// kinds are all the faults of a cluster with one user.
+// kinds lists all the faults of a cluster with one user.
 func (r *chaos) kinds() []kind {
 	return []kind{
 		{"kill target", 5, r.killTarget},
@@ -344,7 +344,7 @@ func (r *chaos) kinds() []kind {
 	}
 }
 
-// fault does one fault of some, and returns what it was.
+// fault injects one of these faults, and returns its description.
 func (r *chaos) fault(all []kind) string {
 	if *only != "" {
 		chosen := strings.Split(*only, ",")
@@ -374,8 +374,8 @@ func (r *chaos) fault(all []kind) string {
 
 func (r *chaos) target() *targetHost { return r.cluster.targets[r.random.IntN(len(r.cluster.targets))] }
 
-// column is who has the copies of one of the volume's columns, in any order; nil if
-// nobody says.
+// column lists the targets that hold the copies of one of the volume's columns, in random
+// order; nil if the manager does not answer.
 func (r *chaos) column() (hosts []*targetHost) {
 	c := r.cluster
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -396,7 +396,8 @@ func (r *chaos) column() (hosts []*targetHost) {
 	return hosts
 }
 
-// holder is a target that has a copy of the volume, or any if nobody says which has.
+// holder returns a target that has a copy of the volume, or any target if the manager does not
+// answer.
 func (r *chaos) holder() *targetHost {
 	if hosts := r.column(); len(hosts) > 0 {
 		return hosts[0]
@@ -404,7 +405,7 @@ func (r *chaos) holder() *targetHost {
 	return r.target()
 }
 
-// client is one that should have the volume.
+// client returns a client that should have the volume.
 func (r *chaos) client() *clientHost {
 	nodes := r.cluster.users.nodes()
 	name := nodes[0]
@@ -429,14 +430,15 @@ func (r *chaos) killTarget() string {
 	return h.name + " is killed"
 }
 
-// powerOff takes the power of a target, whose drive may hold torn blocks then.
+// powerOff cuts the power of a target, whose drive may then hold torn blocks.
 func (r *chaos) powerOff(h *targetHost) {
 	h.powerOff(r.random)
 	r.torn = r.torn || h.platter.volatile
 }
 
-// losePower takes the power of a target. If its drive forgets, all else is well: with
-// a second one writes would be lost that both had in their caches, as on any mirror.
+// losePower cuts the power of a target. If its drive has a volatile cache, everything else
+// must be healthy: if a second drive lost its cache, writes in both caches would be lost, as
+// on any mirror.
 func (r *chaos) losePower() string {
 	h := r.target()
 	if h.process == nil || h.platter.volatile && !r.whole {
@@ -447,7 +449,7 @@ func (r *chaos) losePower() string {
 	return h.name + " loses its power"
 }
 
-// losePowerHung is losePower of a target whose drive has answered nothing for a moment.
+// losePowerHung is losePower for a target whose drive has not answered for a moment.
 func (r *chaos) losePowerHung() string {
 	h := r.holder()
 	if h.process == nil || h.platter.volatile && !r.whole {
@@ -464,9 +466,9 @@ func (r *chaos) losePowerHung() string {
 	return h.name + " loses its power"
 }
 
-// blackout takes the power of all targets and clients, at whatever they are. Not while
-// the others may be needed to repair what one has lost: the user takes blocks for
-// whole after a blackout, since drives that lose power together leave them whole here.
+// blackout cuts the power of all targets and clients, whatever they are doing. It does nothing
+// while one target may still need others to repair torn blocks: after a blackout the user
+// expects whole blocks, because drives that lose power together keep blocks whole here.
 func (r *chaos) blackout() string {
 	c := r.cluster
 	if r.torn {
@@ -490,8 +492,8 @@ func (r *chaos) blackout() string {
 	return "the power of all targets and clients is lost"
 }
 
-// killManager ends the manager's process, or takes its power: at any time, or in its
-// next commit.
+// killManager ends the manager's process, or cuts its power, at any time or in its next
+// commit.
 func (r *chaos) killManager() string {
 	c := r.cluster
 	if c.manager == nil {
@@ -511,7 +513,7 @@ func (r *chaos) killManager() string {
 	return what
 }
 
-// armTrap has the manager lose its power in its next commit.
+// armTrap makes the manager lose power in its next commit.
 func (r *chaos) armTrap() string {
 	t := trapBefore
 	if r.random.IntN(3) == 0 {
@@ -526,13 +528,13 @@ func (r *chaos) armTrap() string {
 
 const managerStarted = "the manager is started"
 
-// startManager also ends one that has not run into its trap.
+// startManager restarts the manager, also one that has not run into its trap.
 func (r *chaos) startManager() {
 	r.cluster.cutManager()
 	r.cluster.startManager()
 }
 
-// slowStore has commits take their time.
+// slowStore makes commits slow.
 func (r *chaos) slowStore() string {
 	m := r.cluster.manager
 	if m == nil || m.isOff() {
@@ -554,7 +556,7 @@ func (r *chaos) killClient() string {
 	return h.name + " is killed"
 }
 
-// restartClient ends the client's process in order.
+// restartClient restarts a client's process in order.
 func (r *chaos) restartClient() string {
 	h, c := r.client(), r.cluster
 	if h.process == nil || !c.user.pause(10*time.Second) {
@@ -567,13 +569,13 @@ func (r *chaos) restartClient() string {
 	return h.name + " is restarted"
 }
 
-// places are all between whom a link can be.
+// places lists the ends that a link can have.
 func (r *chaos) places() []string {
 	all := []string{"m1"}
 	for _, h := range r.cluster.targets {
 		all = append(all, h.name)
 	}
-	return append(all, r.client().name, r.client().name) // where the data goes
+	return append(all, r.client().name, r.client().name) // more often: the data passes here
 }
 
 func (r *chaos) link() (a, b string) {
@@ -621,8 +623,7 @@ func (r *chaos) delayLink() string {
 	return fmt.Sprintf("from %s to %s it takes %v", a, b, d.Round(time.Millisecond))
 }
 
-// slowMedium has a drive take its time: with all that it is given, with some of it,
-// or it answers nothing.
+// slowMedium makes a drive slow, for all or some of its I/O, or makes it hang.
 func (r *chaos) slowMedium() string {
 	h := r.target()
 	p, d := h.platter, time.Duration(r.random.Int64N(int64(3*time.Second)))
@@ -636,7 +637,7 @@ func (r *chaos) slowMedium() string {
 		what = fmt.Sprintf("%s's drive takes up to %v now and then", h.name, (5 * d).Round(time.Millisecond))
 	case 2:
 		what = r.straggle(h)
-		if client := r.client().name; r.random.IntN(2) == 0 { // which connects again at once
+		if client := r.client().name; r.random.IntN(2) == 0 { // the client reconnects at once
 			r.cutBriefly(client, h.name)
 		}
 		return what
@@ -648,8 +649,8 @@ func (r *chaos) slowMedium() string {
 	return what
 }
 
-// straggle has drives keep some of the IO that they have, or get within a moment, for
-// long, while they do the rest at once.
+// straggle makes drives delay some of the I/O that they have or soon get for long, while they
+// complete the rest at once.
 func (r *chaos) straggle(hosts ...*targetHost) string {
 	for _, h := range hosts {
 		h.platter.set(func() { h.platter.straggle = 25 * time.Second })
@@ -661,9 +662,8 @@ func (r *chaos) straggle(hosts ...*targetHost) string {
 	return fmt.Sprintf("%v's drives keep some of their IO for up to 25s", hosts)
 }
 
-// resend has a client connect again to a target at once, while the drive keeps some of
-// what came by the connections before: the client sends it again, and goes on to write
-// the same places.
+// resend makes a client reconnect to a target at once, while the drive still delays some I/O
+// of the old connections. The client sends that I/O again, and then writes to the same places.
 func (r *chaos) resend() string {
 	c, h, client := r.cluster, r.holder(), r.client()
 	if h.process == nil || client.process == nil {
@@ -675,7 +675,7 @@ func (r *chaos) resend() string {
 	return fmt.Sprintf("the connections of %s and %s are reset", client.name, h.name)
 }
 
-// cutBriefly cuts a link for less long than anybody is given up.
+// cutBriefly cuts a link, too briefly for anything to be declared lost.
 func (r *chaos) cutBriefly(a, b string) {
 	n := r.cluster.network
 	n.part(a, b, true)
@@ -685,8 +685,8 @@ func (r *chaos) cutBriefly(a, b string) {
 	r.cluster.did("%s and %s do not reach each other", a, b)
 }
 
-// breakMedium makes a drive return errors. A target does not use a drive again after a
-// failed label or flush until its process is restarted: an operator has to see to it.
+// breakMedium makes a drive return errors. After a failed label write or flush, a target does
+// not use the drive again until its process is restarted: that takes an operator.
 func (r *chaos) breakMedium() string {
 	h, u := r.target(), r.cluster.user
 	if slices.ContainsFunc(r.cluster.targets, func(h *targetHost) bool { return h.platter.failing() }) {
@@ -723,8 +723,8 @@ func (r *chaos) breakMedium() string {
 	return h.name + "'s drive " + what
 }
 
-// expand has the volume wanted larger, in the middle of all else. If nobody takes the
-// request now, it is made again when all is well.
+// expand makes the volume's wanted size larger while other faults are active. If the manager
+// cannot take the request now, it is repeated when everything is healthy.
 func (r *chaos) expand() string {
 	c := r.cluster
 	if c.size == mostSize {
@@ -748,8 +748,8 @@ func (r *chaos) other() *clientHost {
 	return nil
 }
 
-// move detaches the volume and attaches it elsewhere. Targets may lose their power
-// meanwhile: after a clean detach all data is on the drives, and not only in caches.
+// move detaches the volume and attaches it elsewhere. Targets may lose power in between: after
+// a clean detach all data is on the drives, not only in caches.
 func (r *chaos) move() string {
 	c, from, to := r.cluster, r.client(), r.other()
 	if to == nil || from.process == nil || !c.user.pause(10*time.Second) {
@@ -763,7 +763,7 @@ func (r *chaos) move() string {
 	return "the volume is moved"
 }
 
-// detachAt detaches the volume, and does something at the moment at which it is.
+// detachAt detaches the volume, and calls then at that moment.
 func (r *chaos) detachAt(from *clientHost, then func()) {
 	c := r.cluster
 	for range 1000 {
@@ -780,8 +780,8 @@ func (r *chaos) detachAt(from *clientHost, then func()) {
 	c.detach(from, false)
 }
 
-// loseDetached takes the power of some targets, or of all, while nobody has the
-// volume. If their drives forget it must be clean.
+// loseDetached cuts the power of some or all targets while the volume is detached. If their
+// drives have volatile caches, the detach must be clean.
 func (r *chaos) loseDetached() {
 	c := r.cluster
 	if r.random.IntN(2) == 0 || r.torn {
@@ -803,12 +803,12 @@ func (r *chaos) loseDetached() {
 	}
 }
 
-// forceMove takes the volume from a client that is cut off, and that lives on: from
-// everything, in one direction, or together with some targets from all others. A
-// drive may have writes of it for as long as it likes.
+// forceMove takes the volume from a client that is cut off but keeps running: cut off from
+// everything, in one direction only, or together with some targets from the rest. A drive may
+// hold back its writes for any time.
 func (r *chaos) forceMove() string { return r.forceMoveAnd(func() {}) }
 
-// forceMoveAnd does something in the moment before the volume is taken.
+// forceMoveAnd calls then just before the volume is taken.
 func (r *chaos) forceMoveAnd(then func()) string {
 	c, from, to := r.cluster, r.client(), r.other()
 	if to == nil {
@@ -820,7 +820,7 @@ func (r *chaos) forceMoveAnd(then func()) string {
 	case 1:
 		c.did("%s", r.straggle(c.targets...))
 	}
-	way := r.random.IntN(5) // there and back, there, back, with some targets
+	way := r.random.IntN(5) // both directions, one, the other, or with some targets
 	with := map[string]bool{from.name: true}
 	for _, h := range c.targets {
 		if way > 2 && r.random.IntN(2) == 0 {
@@ -852,9 +852,9 @@ func (r *chaos) forceMoveAnd(then func()) string {
 	return "the volume is taken"
 }
 
-// loseRecord has the client lose a copy, the manager its power in the record of that,
-// then the client and the other copies' targets their lives: only the first copy is
-// there when the volume is attached again.
+// loseRecord makes the client lose a copy, the manager lose power while it records that, and
+// then the client and the targets of the other copies die: when the volume is attached again,
+// only the first copy is there.
 func (r *chaos) loseRecord() string {
 	c, client, hosts := r.cluster, r.client(), r.column()
 	if c.manager == nil || client.process == nil || len(hosts) < 2 || hosts[0].process == nil {
@@ -875,7 +875,7 @@ func (r *chaos) loseRecord() string {
 		c.did("%s is killed", client.name)
 		r.later(time.Second, client.name+" is started", client.start)
 	}
-	for _, b := range others { // what their caches hold may be the last copy
+	for _, b := range others { // their caches may hold the last copy
 		if b.process != nil {
 			b.kill()
 			r.later(25*time.Second, b.name+" is started", b.start)
@@ -886,8 +886,8 @@ func (r *chaos) loseRecord() string {
 	return fmt.Sprintf("%v are killed", others)
 }
 
-// loseRebuilt has a target away for some time, and takes the power of all as soon as
-// it has what it missed.
+// loseRebuilt keeps a target away for some time, and cuts the power of all targets as soon as
+// its copy is rebuilt.
 func (r *chaos) loseRebuilt() string {
 	c, h := r.cluster, r.holder()
 	if h.process == nil || r.torn || r.world.layout.Copies == 1 {
@@ -901,7 +901,7 @@ func (r *chaos) loseRebuilt() string {
 	}
 	h.start()
 	c.did("%s is started", h.name)
-	for range 4000 { // before a label, or a flush of the user, makes it durable
+	for range 4000 { // before a label or a user's flush makes it durable
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		v, err := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
 		cancel()
@@ -913,9 +913,9 @@ func (r *chaos) loseRebuilt() string {
 	return r.blackout()
 }
 
-// cutLabel has something write over the end of a target's drive, where one of its
-// labels is, while it is down, and then takes its power in the middle of a label's
-// write: the drive writes none of it while it hangs, and some of it as it dies.
+// cutLabel overwrites the end of a target's drive, where one of its labels is, while the
+// target is down. Then it cuts the power during the write of a label: the hanging drive writes
+// none of it, and some of it as it dies.
 func (r *chaos) cutLabel() string {
 	c, h := r.cluster, r.holder()
 	if h.process == nil || c.manager == nil {
@@ -931,7 +931,7 @@ func (r *chaos) cutLabel() string {
 	c.did("%s's drive is written over at its end", h.name)
 	r.wait(2 * time.Second)
 	return r.forceMoveAnd(func() {
-		h.platter.hang()
+		h.platter.hangWrites() // a label's write first reads what is there
 		at := time.Now().Add(500 * time.Millisecond)
 		r.undo = append(r.undo, repair{at, h.name + " loses its power", func() {
 			if h.process == nil {
@@ -947,7 +947,7 @@ func (r *chaos) cutLabel() string {
 	})
 }
 
-// freeze has a process stand still, and go on as if nothing had been.
+// freeze stops a process for a while; it then continues as if nothing had happened.
 func (r *chaos) freeze() string {
 	c := r.cluster
 	name, p := "m1", (*process)(nil)
@@ -978,7 +978,7 @@ func (r *chaos) stepClock() string {
 	return fmt.Sprintf("the manager's clock is %v ahead", d.Round(time.Second))
 }
 
-// double starts a second agent beside one that runs: it is refused, or harmless.
+// double starts a second agent beside a running one: it must be refused or do no harm.
 func (r *chaos) double() string {
 	c, h, client := r.cluster, r.target(), r.client()
 	at, second, what, doubled := h.machine(), h.agent, h.name, &h.doubled
@@ -1003,7 +1003,7 @@ func (r *chaos) double() string {
 	return "a second " + what + " is started"
 }
 
-// restartTarget ends a target's process in order.
+// restartTarget restarts a target's process in order.
 func (r *chaos) restartTarget() string {
 	h := r.target()
 	if h.process == nil {
@@ -1016,8 +1016,8 @@ func (r *chaos) restartTarget() string {
 	return h.name + " is restarted"
 }
 
-// losePowers takes the power of several targets, while the clients live. Not while the
-// others may be needed to repair what one has lost, as in a blackout.
+// losePowers cuts the power of several targets while the clients keep running. As with a
+// blackout, it does nothing while one target may still need others to repair torn blocks.
 func (r *chaos) losePowers() string {
 	c := r.cluster
 	if r.torn {
@@ -1037,8 +1037,8 @@ func (r *chaos) losePowers() string {
 	return fmt.Sprintf("%v lose their power", lost)
 }
 
-// flipCache has a drive come back with a volatile cache that had none, or without the
-// one that it had, as its settings or a battery have it.
+// flipCache makes a drive return with a volatile cache that it did not have, or without the
+// one that it had, as a change of settings or a battery can do.
 func (r *chaos) flipCache() string {
 	h := r.target()
 	if h.process == nil || r.world.caches != "mixed" || h.platter.volatile && !r.whole {
@@ -1050,8 +1050,8 @@ func (r *chaos) flipCache() string {
 	return fmt.Sprintf("%s comes back with a volatile cache: %v", h.name, h.platter.volatile)
 }
 
-// loseStore loses the manager's store, and has it made anew from drives and hosts, of
-// which all are there by then.
+// loseStore loses the manager's store and rebuilds it from drives and hosts, all of which are
+// there at that time.
 func (r *chaos) loseStore() string {
 	c := r.cluster
 	c.loseStore()
@@ -1062,7 +1062,7 @@ func (r *chaos) loseStore() string {
 	return r.startAnew()
 }
 
-// restoreStore has the manager begin with its first backup, once more perhaps.
+// restoreStore starts the manager from its first backup, perhaps repeatedly.
 func (r *chaos) restoreStore() string {
 	c := r.cluster
 	r.heal()
@@ -1080,8 +1080,8 @@ func (r *chaos) restoreStore() string {
 	return "the backup is restored; " + r.startAnew()
 }
 
-// startAnew starts a manager whose store is not the one that it had, and attaches the
-// volume, which nobody has by its word.
+// startAnew starts a manager with another store, and attaches the volume, which that store
+// does not show as attached.
 func (r *chaos) startAnew() string {
 	c, h := r.cluster, r.client()
 	c.user.taken(r.random.Uint64())
@@ -1090,7 +1090,7 @@ func (r *chaos) startAnew() string {
 	patient := time.Now().Add(20 * time.Second)
 	c.eventually("attach to "+h.name, func(ctx context.Context) error {
 		_, err := c.operator.Attach(ctx, &pb.AttachRequest{Volume: volumeName, Node: h.name})
-		if err != nil && time.Now().After(patient) { // all that there is to hear has been heard
+		if err != nil && time.Now().After(patient) { // every agent has reported by now
 			c.choose(ctx)
 		}
 		return err
@@ -1098,17 +1098,17 @@ func (r *chaos) startAnew() string {
 	return "the manager begins anew"
 }
 
-// What an operator is told of a copy: how new its label is, and whether it says that the
-// copy is in sync, or else whether the newest label says so; which epoch its drive has
-// admitted; and whether it may lack what its drive's cache held.
+// What an operator is told of a copy: how new its label is; whether that label, or else the
+// newest one, says that the copy is in sync; which epoch its drive has admitted; and whether
+// it may lack data from its drive's cache.
 var (
 	ownLabel    = regexp.MustCompile(`its label \(generation (\d+), epoch (\d+), revision (\d+)\) (lists|does not list) it`)
 	newestLabel = regexp.MustCompile(`the newest label \(generation (\d+), epoch (\d+)\) lists it`)
 	admitted    = regexp.MustCompile(`it admitted epoch (\d+) of`)
 )
 
-// speaks is how much speaks for a copy: newer labels, then a later epoch, then a cache
-// that was not lost. Nil if no label says that it is in sync.
+// speaks ranks the evidence for a copy: newer labels first, then a later epoch, then a cache
+// that was not lost. Nil if no label says that the copy is in sync.
 func speaks(reason string) (much []int) {
 	own := ownLabel.FindStringSubmatch(reason)
 	if own == nil {
@@ -1135,9 +1135,9 @@ func speaks(reason string) (much []int) {
 	return append(much, kept, revision)
 }
 
-// choose does what a careful operator does where nothing can be believed: of the copies
-// of a column it takes the one for which the newest label speaks. All drives are there,
-// and no host has written what it has not noted: the user must lose nothing by it.
+// choose acts as a careful operator does when no copy is certain: of the copies of a column it
+// takes the one with the newest label. All drives are there, and no host has written anything
+// that it has not noted, so the user must lose nothing.
 func (c *cluster) choose(ctx context.Context) {
 	v, err := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
 	if err != nil {
@@ -1160,7 +1160,7 @@ func (c *cluster) choose(ctx context.Context) {
 	}
 }
 
-// backup is what an operator keeps.
+// backup is the backup that an operator keeps.
 func (c *cluster) backup(ctx context.Context) ([]byte, error) {
 	stream, err := c.operator.Backup(ctx, &pb.BackupRequest{})
 	if err != nil {

@@ -23,33 +23,33 @@ import (
 
 const managerAddress = "m1:4480"
 
-// managing is one run of the manager, with what becomes of its commits.
+// managing is one run of the manager, with control over its commits.
 type managing struct {
 	*process
 
 	committing sync.Mutex // held while the store commits
 
 	mu    sync.Mutex
-	takes time.Duration // most that a commit takes
+	takes time.Duration // the most that a commit takes
 	trap  trap
-	off   chan struct{} // closed by the loss of power
-	lost  bool          // it is closed
+	off   chan struct{} // closed when the power goes
+	lost  bool          // off is closed
 }
 
-// trap is what the next commit runs into.
+// trap is what happens in the next commit.
 type trap int
 
 const (
 	trapNone   trap = iota
 	trapBefore      // the power goes before it is durable
-	trapAfter       // or after, before anybody was told
+	trapAfter       // or after, but before anybody has been told
 )
 
 func (c *cluster) managerConfig() volmgr.Config {
 	return volmgr.Config{Dir: c.store, Version: "fault", Log: c.log.With("node", "m1")}
 }
 
-// initStore begins a new cluster where the manager keeps its store.
+// initStore creates a new cluster in the manager's store directory.
 func (c *cluster) initStore() {
 	c.t.Helper()
 	if _, err := volmgr.Init(c.managerConfig()); err != nil {
@@ -98,10 +98,10 @@ func (c *cluster) startManager() {
 	})
 }
 
-// stepped is a time as it is after somebody has set the clock: what is measured
-// between two of them stays as it is. Times in a bubble have no monotonic reading, so
-// it is made here, as package time keeps it: in the first word a bit for it, 33 bits
-// of seconds since 1885 and 30 of nanoseconds; in the second the reading.
+// stepped is a time as read after the clock was set: the difference between two of them must
+// not change. Times in a bubble have no monotonic reading, so stepped makes one as package
+// time stores it: the first word holds a flag bit, 33 bits of seconds since 1885 and 30 bits
+// of nanoseconds; the second holds the reading.
 func stepped(t time.Time, by time.Duration) time.Time {
 	wall := t.Add(by).Sub(time.Date(1885, 1, 1, 0, 0, 0, 0, time.UTC))
 	words := (*[2]uint64)(unsafe.Pointer(&t))
@@ -111,15 +111,15 @@ func stepped(t time.Time, by time.Duration) time.Time {
 	return t
 }
 
-// commit is what stands between the manager and its store: time, and the loss of
-// power. Of a commit that is under way then, all of it is there later or nothing.
+// commit stands between the manager and its store, with delays and the loss of power. A commit
+// that was under way when the power went is later there as a whole or not at all.
 func (c *cluster) commit(m *managing, records []kept.Record, commit func([]kept.Record) error) error {
 	m.mu.Lock()
 	trap, takes := m.trap, m.takes
 	m.trap = trapNone
 	m.mu.Unlock()
 	switch trap {
-	case trapBefore: // what was told too early has some time to get out
+	case trapBefore: // so that a premature answer can get out
 		time.Sleep(20 * time.Millisecond)
 		m.powerOff()
 		return errNoPower
@@ -159,7 +159,7 @@ func (m *managing) isOff() bool {
 	return m.lost
 }
 
-// powerOff takes the power of the manager's machine.
+// powerOff cuts the power of the manager's machine.
 func (m *managing) powerOff() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -170,25 +170,25 @@ func (m *managing) powerOff() {
 	}
 }
 
-// set changes what becomes of commits.
+// set changes what happens to commits.
 func (m *managing) set(f func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	f()
 }
 
-// killManager ends the manager's process: a commit that is under way is done.
+// killManager ends the manager's process: a commit that is under way completes.
 func (c *cluster) killManager() {
 	if c.manager == nil {
 		return
 	}
 	c.manager.at.kill()
-	c.manager.end() // its store is locked until then
+	c.manager.end() // it has locked its store
 	c.manager = nil
 }
 
-// cutManager takes the power of the manager's machine, and leaves of its store what
-// was on the disk.
+// cutManager cuts the power of the manager's machine, and leaves of its store only what was on
+// the disk.
 func (c *cluster) cutManager() {
 	c.t.Helper()
 	if c.manager == nil {
@@ -206,11 +206,10 @@ func (c *cluster) cutManager() {
 	c.manager = nil
 }
 
-// afterPowerLoss copies a store as a loss of power would leave it: of its logs, which
-// are written once from begin to end, without the pages that the kernel has not
-// written to the disk. Where there is no disk, as in tmpfs, all are there. Of other
-// files the kernel may have a page that was written twice: who knows which of them
-// the disk has.
+// afterPowerLoss copies a store as a loss of power would leave it. Its logs are written once
+// from start to end; they lose the pages that the kernel has not written to the disk. Without
+// a disk, as on tmpfs, all pages are there. Of other files a page may have been written twice,
+// and it is unknown which version the disk has.
 func afterPowerLoss(from, to string) error {
 	for {
 		before, err := inventory(from)
@@ -225,14 +224,14 @@ func afterPowerLoss(from, to string) error {
 				return fmt.Errorf("copy %s: %w", name, err)
 			}
 		}
-		// The store tidies up at any time: what was copied must be of one moment.
+		// The store may clean up at any time: the copy must show a single moment.
 		if after, err := inventory(from); err != nil || maps.Equal(before, after) {
 			return err
 		}
 	}
 }
 
-// inventory is when each file of a store was last written to.
+// inventory returns the time of the last write to each file of a store.
 func inventory(dir string) (map[string]time.Time, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -254,7 +253,7 @@ func inventory(dir string) (map[string]time.Time, error) {
 
 func leave(from, to string) error {
 	in, err := os.Open(from)
-	if errors.Is(err, os.ErrNotExist) { // the store has taken it away meanwhile
+	if errors.Is(err, os.ErrNotExist) { // the store has removed it meanwhile
 		return nil
 	}
 	if err != nil {
@@ -292,8 +291,8 @@ func leave(from, to string) error {
 	return nil
 }
 
-// unwritten reports whether a range of a file is in the page cache and not on the
-// disk. A kernel before 6.5 cannot tell.
+// unwritten reports whether a range of a file is in the page cache but not on the disk.
+// Kernels before 6.5 cannot tell.
 func unwritten(file *os.File, off, n int64) bool {
 	span := [2]uint64{uint64(off), uint64(n)}
 	var stat struct{ cached, dirty, writeback, evicted, recently uint64 }

@@ -22,28 +22,29 @@ import (
 	"weft.dev/weft/target/userspace"
 )
 
-// platter is a drive. It can be slow, hang, fail, refuse writes, and lose its power.
-// If it has a volatile cache, each sector that was not flushed then holds what it
-// held at the last flush, or anything that was written since. It outlives the
-// processes that use it, and lies below all that Weft does to keep data and labels.
+// platter is a drive. It can be slow, hang, fail, refuse writes, and lose power. If it has a
+// volatile cache, each sector that was not flushed then holds its content of the last flush,
+// or any that was written since. It outlives the processes that use it, and lies below
+// everything that Weft does to keep data and labels.
 type platter struct {
 	file *os.File
 
 	mu       sync.Mutex
 	random   *rand.Rand
-	lent     []*grip // to runs of an agent since the last loss of power
+	lent     []*grip // given to agents since the last loss of power
 	volatile bool
-	instant  bool          // while drives are added: a bubble stands still while mutexes are waited for
-	each     time.Duration // most that an IO takes,
-	straggle time.Duration // but for one in eight, which takes up to this
-	stuck    chan struct{} // closed when the drive, which hangs, goes on; nil: it does not hang
-	err      error         // answers all IO
-	badData  error         // answers reads and writes, but those of labels
-	refusal  error         // answers writes
-	cacheErr error         // answers flushes, each of which then loses what it should keep
-	lie      func(op) bool // of a write or flush: answer it without doing it
+	instant  bool          // while drives are added: a bubble's time stops while mutexes are waited for
+	each     time.Duration // the most that an IO takes,
+	straggle time.Duration // except one in eight, which takes up to this
+	stuck    chan struct{} // closed when a hanging drive continues; nil: it does not hang
+	readable bool          // while it hangs, reads are answered
+	err      error         // the answer to all IO
+	badData  error         // the answer to reads and writes of data
+	refusal  error         // the answer to writes
+	cacheErr error         // the answer to flushes, each of which then loses what it should make durable
+	lie      func(op) bool // whether to answer a write or flush without doing it
 	writes   uint64
-	flushed  uint64               // by its number, the last write that is durable for certain
+	flushed  uint64               // number of the last write that is certainly durable
 	before   map[int64][]replaced // by sector
 }
 
@@ -56,16 +57,16 @@ const (
 	opFlush
 )
 
-// replaced is what a write has replaced.
+// replaced is the content that a write has replaced.
 type replaced struct {
 	write uint64
 	data  []byte
-	lost  bool // a flush has failed: no other makes the write durable
+	lost  bool // a flush has failed: no later one makes the write durable
 }
 
 const sector = int64(block.SectorSize)
 
-// How long drives take at most.
+// The longest times that drives take.
 const (
 	labelTakes = 20 * time.Millisecond // to read, write or flush a label
 	flushTakes = 4 * time.Millisecond
@@ -76,7 +77,7 @@ func newPlatter(path string, volatile bool) (*platter, error) {
 	return &platter{file: file, volatile: volatile, instant: true, random: rand.New(rand.NewPCG(1, 2)), before: map[int64][]replaced{}}, err
 }
 
-// lend is the drive for one run of an agent.
+// lend gives the drive to one run of an agent.
 func (p *platter) lend(to *machine) *grip {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -85,9 +86,9 @@ func (p *platter) lend(to *machine) *grip {
 	return g
 }
 
-// killed has the drive answer what a process gave it that is killed: a process ends,
-// and lets go of its locks, when its last call is over. Here all share one process, in
-// which an agent gives its exports up after some seconds, for good.
+// killed makes the drive answer the requests of a killed process. A process ends, and releases
+// its locks, only when its last system call returns. Here all agents share one process, and an
+// agent gives its exports up for good after some seconds.
 func (p *platter) killed() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,7 +108,7 @@ func (p *platter) set(f func()) {
 	f()
 }
 
-// well ends all that is wrong with a drive, but for what it has lost.
+// well ends everything that is wrong with a drive, except for lost data.
 func (p *platter) well() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -118,28 +119,31 @@ func (p *platter) well() {
 func (p *platter) goOnLocked() {
 	if p.stuck != nil {
 		close(p.stuck)
-		p.stuck = nil
+		p.stuck, p.readable = nil, false
 	}
 }
 
-// hang has the drive answer nothing until it is well again.
-func (p *platter) hang() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// hang makes the drive answer nothing until well is called.
+func (p *platter) hang() { p.set(func() { p.hangLocked(false) }) }
+
+// hangWrites makes the drive answer only reads until well is called.
+func (p *platter) hangWrites() { p.set(func() { p.hangLocked(true) }) }
+
+func (p *platter) hangLocked(readable bool) {
 	if p.stuck == nil {
-		p.stuck = make(chan struct{})
+		p.stuck, p.readable = make(chan struct{}), readable
 	}
 }
 
-// failing reports whether the drive gives errors.
+// failing reports whether the drive returns errors.
 func (p *platter) failing() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.err != nil || p.badData != nil || p.refusal != nil || p.cacheErr != nil
 }
 
-// powerOff has nothing more reach the drive from whom it is lent to. Of what is under
-// way, whole blocks of 4 KiB may still be written, of labels sectors.
+// powerOff stops all further requests to the drive. Of writes under way, whole blocks of 4 KiB
+// may still be written, and of labels whole sectors.
 func (p *platter) powerOff() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,13 +154,13 @@ func (p *platter) powerOff() {
 	p.lent = nil
 }
 
-// forget has the blocks of some size that were not flushed hold any of what they have
-// held since. No IO may be under way.
+// forget gives each unflushed block of that size any of the contents that it has had since. No
+// IO may be under way.
 func (p *platter) forget(random *rand.Rand, blocks int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	from := map[int64]uint64{}                               // by block, the first write that is lost; 0: none
-	for _, off := range slices.Sorted(maps.Keys(p.before)) { // so that a seed always loses the same
+	from := map[int64]uint64{}                               // by block, the first lost write; 0: none
+	for _, off := range slices.Sorted(maps.Keys(p.before)) { // sorted, so that a seed always loses the same
 		olds := p.undurableLocked(off)
 		if _, known := from[off/blocks]; !known {
 			from[off/blocks] = 0
@@ -177,13 +181,13 @@ func (p *platter) forget(random *rand.Rand, blocks int64) error {
 	return nil
 }
 
-// undurableLocked is what a sector has held since it was durable, the oldest first.
+// undurableLocked lists what a sector has held since it was durable, oldest first.
 func (p *platter) undurableLocked(off int64) []replaced {
 	return since(p.before[off], p.flushed)
 }
 
-// since is what was replaced after the last write that is durable if flushes have
-// covered writes up to a number.
+// since returns what was replaced after the last durable write, if flushes have covered the
+// writes up to a number.
 func since(olds []replaced, flushed uint64) []replaced {
 	for i, r := range slices.Backward(olds) {
 		if !r.lost && r.write <= flushed {
@@ -193,7 +197,7 @@ func since(olds []replaced, flushed uint64) []replaced {
 	return olds
 }
 
-// loseLocked has no flush make durable any more what is not.
+// loseLocked makes sure that no later flush makes durable what is not durable now.
 func (p *platter) loseLocked() {
 	for _, olds := range p.before {
 		for i := range olds {
@@ -202,8 +206,8 @@ func (p *platter) loseLocked() {
 	}
 }
 
-// dropLostLocked has sectors that a failed flush has lost, and that nobody has written since,
-// show what is on the drive.
+// dropLostLocked makes sectors that a failed flush has lost show what is on the drive, unless
+// they were written since.
 func (p *platter) dropLostLocked() error {
 	for off := range p.before {
 		olds := p.undurableLocked(off)
@@ -218,7 +222,7 @@ func (p *platter) dropLostLocked() error {
 	return nil
 }
 
-// rememberLocked keeps what a write is about to replace.
+// rememberLocked keeps the content that a write is about to replace.
 func (p *platter) rememberLocked(off, n int64) error {
 	p.writes++
 	if !p.volatile {
@@ -234,7 +238,7 @@ func (p *platter) rememberLocked(off, n int64) error {
 	return nil
 }
 
-// settleLocked notes that the writes of a range up to a number are durable.
+// settleLocked marks the writes of a range up to a number as durable.
 func (p *platter) settleLocked(off, n int64, number uint64) {
 	for at := off; at < off+n; at += sector {
 		if len(p.before[at]) > 0 {
@@ -243,16 +247,16 @@ func (p *platter) settleLocked(off, n int64, number uint64) {
 	}
 }
 
-// grip is a platter as one run of an agent has it.
+// grip is a platter in the hands of one run of an agent.
 type grip struct {
 	platter *platter
 	to      *machine
 	off     bool          // under platter.mu
-	dead    chan struct{} // closed by the loss of power
+	dead    chan struct{} // closed when the power goes
 	killed  chan struct{} // closed when its process is killed
 }
 
-// access is a grip for data, or for labels.
+// access is a grip for data or for labels.
 type access struct {
 	*grip
 	data bool
@@ -260,14 +264,17 @@ type access struct {
 
 var errNoPower = errors.New("no power")
 
-// do does an IO after the time that it takes; what lands when the power goes away
-// meanwhile is up to torn. The platter is locked in both.
+// do performs an IO after the time that it takes; if the power goes meanwhile, torn decides
+// what is written. Both run with the platter locked.
 func (g access) do(what op, how func() error, torn func()) error {
 	p := g.platter
 	g.to.awake()
 	defer g.to.awake()
 	p.mu.Lock()
 	d, stuck := g.takes(what), p.stuck
+	if what == opRead && p.readable {
+		stuck = nil
+	}
 	late := !g.off && (d > 0 || stuck != nil)
 	p.mu.Unlock()
 	if late {
@@ -294,8 +301,8 @@ func (g access) do(what op, how func() error, torn func()) error {
 	return how()
 }
 
-// takes is how long an IO takes. What makes data durable takes time, and at its time
-// the power may go. The platter is locked.
+// takes is how long an IO takes. Making data durable takes time, and the power may go
+// meanwhile. The platter is locked.
 func (g access) takes(what op) (d time.Duration) {
 	p := g.platter
 	if p.each > 0 {
@@ -339,7 +346,7 @@ func (g access) flush() error {
 	p.mu.Unlock()
 	return g.do(opFlush, func() error {
 		if p.cacheErr != nil {
-			p.loseLocked() // as the kernel does it: it takes the pages for clean then
+			p.loseLocked() // as in the kernel, which marks the pages clean
 			return p.cacheErr
 		}
 		p.flushed = max(p.flushed, upTo)
@@ -347,7 +354,7 @@ func (g access) flush() error {
 	}, nil)
 }
 
-// write writes, and keeps what that replaces.
+// write writes, and keeps the content that it replaces.
 func (g access) write(data []byte, off int64, atom int64, how func([]byte, int64) (int, error)) (n int, err error) {
 	p := g.platter
 	err = g.do(opWrite, func() error {
@@ -359,8 +366,8 @@ func (g access) write(data []byte, off int64, atom int64, how func([]byte, int64
 	}, func() {
 		for at := int64(0); at < int64(len(data)); at += atom {
 			if part := data[at:min(at+atom, int64(len(data)))]; p.random.IntN(2) == 0 {
-				p.rememberLocked(off+at, int64(len(part))) //nolint:errcheck // the file is as it was
-				how(part, off+at)                          //nolint:errcheck // its writer is dead
+				p.rememberLocked(off+at, int64(len(part))) //nolint:errcheck // if it fails, the file is unchanged
+				p.file.WriteAt(part, off+at)               //nolint:errcheck // its writer is dead, so its atomicity no longer counts
 			}
 		}
 	})
@@ -372,7 +379,7 @@ func (g access) write(data []byte, off int64, atom int64, how func([]byte, int64
 
 // ---- the data of a drive ----
 
-// calls are the system calls on a platter's data.
+// calls are the system calls on a platter's data area.
 type calls struct {
 	access
 	kernel userspace.Calls
@@ -415,7 +422,7 @@ func (c calls) FadviseDontNeed() error {
 	return c.platter.dropLostLocked()
 }
 
-// punch makes zeroes by how, and keeps what was there of data.
+// punch zeroes a range by calling how, and keeps the data that was there.
 func (g access) punch(off, n int64, how func() error) error {
 	return g.do(opWrite, func() error {
 		for _, s := range g.platter.data(off, n) {
@@ -427,17 +434,21 @@ func (g access) punch(off, n int64, how func() error) error {
 	}, nil)
 }
 
-// overwriteEnd makes the last 9 MiB of a drive zeroes, as some tool for partitions might.
+// overwriteEnd zeroes the last 9 MiB of a drive, as a partitioning tool might.
 func (p *platter) overwriteEnd() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	const n = 9 << 20
-	end := int64(driveSize)
+	info, err := p.file.Stat()
+	if err != nil {
+		return err
+	}
+	end := info.Size()
 	maps.DeleteFunc(p.before, func(off int64, _ []replaced) bool { return off >= end-n })
 	return unix.Fallocate(int(p.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, end-n, n)
 }
 
-// data lists what of a range is no hole: offsets and lengths.
+// data lists the parts of a range that are not holes: offsets and lengths.
 func (p *platter) data(off, n int64) (all [][2]int64) {
 	fd := int(p.file.Fd())
 	for end := off + n; off < end; {
@@ -456,7 +467,7 @@ func (p *platter) data(off, n int64) (all [][2]int64) {
 	return all
 }
 
-// geometry is a drive's data with a cache, or without one.
+// geometry is a drive's data with or without a cache.
 type geometry struct {
 	block.Device
 	platter *platter
@@ -472,7 +483,7 @@ func (g geometry) Geometry() block.Geometry {
 
 // ---- its label ----
 
-// label is the drive as its label is read and written.
+// label is the drive as it is used for reading and writing its label.
 type label struct {
 	drive.Medium
 	access

@@ -15,12 +15,11 @@ import (
 	"time"
 )
 
-// network is a network in memory: TCP as its users see it, between hosts that
-// have names, with faults. It keeps time by package time, so that in a bubble of
-// testing/synctest it runs as fast as the processor lets it.
+// network is a network in memory: TCP as its users see it, between named hosts, with faults.
+// It uses package time, so in a synctest bubble it runs as fast as the processor allows.
 //
-// What a cut link holds back is delivered when it heals, as TCP's retransmissions
-// do it, however late: a write that everybody has given up can still arrive.
+// Data that a cut link holds back is delivered when the link heals, as TCP retransmits it,
+// however late: a write may arrive long after everybody has given it up.
 type network struct {
 	mu        sync.Mutex
 	listeners map[string]*listener // by address
@@ -41,21 +40,21 @@ type link struct {
 	delay time.Duration
 }
 
-// window is how much a direction of a connection takes before its writer waits.
+// window is how much one direction of a connection buffers before its writer waits.
 const window = 256 << 10
 
-// connectTimeout is how long a connect to a host that does not answer takes.
+// connectTimeout is how long a connect to an unresponsive host takes.
 const connectTimeout = 10 * time.Second
 
-// userTimeout is how long a connection to the manager may be without answer to
-// its keepalive probes, as TCP_USER_TIMEOUT is set there.
+// userTimeout is how long a connection to the manager survives without an answer to its
+// keepalive probes; TCP_USER_TIMEOUT has this value there.
 const userTimeout = 4 * time.Second
 
 func newNetwork() *network {
 	return &network{listeners: map[string]*listener{}, links: map[pair]link{}, off: map[string]bool{}, conns: map[*conn]bool{}}
 }
 
-// cut stops, or lets on again, what goes from one host to another.
+// cut stops or restores the traffic from one host to another.
 func (n *network) cut(from, to string, cut bool) {
 	n.change(func() {
 		l := n.links[pair{from, to}]
@@ -66,13 +65,13 @@ func (n *network) cut(from, to string, cut bool) {
 	})
 }
 
-// part stops, or lets on again, what goes between two hosts, both ways.
+// part stops or restores the traffic between two hosts, in both directions.
 func (n *network) part(a, b string, cut bool) {
 	n.cut(a, b, cut)
 	n.cut(b, a, cut)
 }
 
-// delay holds all that goes from one host to another up for d.
+// delay delays everything that goes from one host to another by d.
 func (n *network) delay(from, to string, d time.Duration) {
 	n.change(func() {
 		l := n.links[pair{from, to}]
@@ -86,7 +85,7 @@ func (n *network) heal() {
 	n.change(func() { clear(n.links) })
 }
 
-// reset breaks all connections between two hosts off: both ends are told.
+// reset breaks all connections between two hosts: both ends learn of it.
 func (n *network) reset(a, b string) {
 	n.change(func() {
 		for c := range n.conns {
@@ -97,7 +96,7 @@ func (n *network) reset(a, b string) {
 	})
 }
 
-// change changes links, and has all who wait look again.
+// change changes links, and wakes everybody who waits.
 func (n *network) change(f func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -108,7 +107,7 @@ func (n *network) change(f func()) {
 	}
 }
 
-// state is what holds for a link now.
+// state is the present state of a link.
 func (n *network) state(p pair) link {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -120,11 +119,11 @@ type machine struct {
 	network *network
 	host    string
 	dead    bool          // under network.mu
-	frozen  chan struct{} // under network.mu; closed when the run, which stands still, goes on; nil: it does not
+	frozen  chan struct{} // under network.mu; closed when a frozen run continues; nil: it is not frozen
 }
 
-// freeze has nothing of a run go on, though its clock does, and though its host takes
-// what comes: as SIGSTOP, the freezer of a cgroup or a lack of memory have it.
+// freeze stops a run while its clock continues and its host still receives, as SIGSTOP, a
+// cgroup's freezer or a lack of memory do.
 func (m *machine) freeze() {
 	m.network.change(func() {
 		if m.frozen == nil && !m.dead {
@@ -133,7 +132,7 @@ func (m *machine) freeze() {
 	})
 }
 
-// thaw has a run go on.
+// thaw lets a frozen run continue.
 func (m *machine) thaw() { m.network.change(m.thawLocked) }
 
 func (m *machine) thawLocked() {
@@ -143,7 +142,7 @@ func (m *machine) thawLocked() {
 	}
 }
 
-// awake returns when a run does not stand still.
+// awake returns when the run is not frozen.
 func (m *machine) awake() {
 	for {
 		m.network.mu.Lock()
@@ -156,8 +155,8 @@ func (m *machine) awake() {
 	}
 }
 
-// boot is a new run on a host. Whatever an earlier one that lost its power had
-// open is reset: the host does not know it any more.
+// boot starts a new run on a host. Connections of an earlier run that lost power are reset,
+// since the host no longer knows them.
 func (n *network) boot(host string) *machine {
 	n.change(func() {
 		delete(n.off, host)
@@ -170,11 +169,11 @@ func (n *network) boot(host string) *machine {
 	return &machine{network: n, host: host}
 }
 
-// beside is another run on the same host, which lives.
+// beside starts another run on the same host, next to a living one.
 func (m *machine) beside() *machine { return &machine{network: m.network, host: m.host} }
 
-// kill ends a run as the death of its process does: what it has sent still goes
-// out, then the other ends learn of it.
+// kill ends a run like the death of its process: what it has sent still goes out, and then the
+// other ends learn of it.
 func (m *machine) kill() {
 	n := m.network
 	n.change(func() {
@@ -187,8 +186,8 @@ func (m *machine) kill() {
 	})
 }
 
-// powerOff ends a run as the loss of power does: what it has sent is lost, and
-// nobody learns of it until the host is there again.
+// powerOff ends a run like a loss of power: what it has sent is lost, and nobody learns of it
+// until the host is back.
 func (m *machine) powerOff() {
 	n := m.network
 	n.change(func() {
@@ -220,7 +219,7 @@ func (n *network) drop(c *conn, out func()) {
 	out()
 }
 
-// listen takes connections to an address.
+// listen accepts connections to an address.
 func (m *machine) listen(address string) (net.Listener, error) {
 	n := m.network
 	n.mu.Lock()
@@ -263,7 +262,7 @@ func (m *machine) dial(ctx context.Context, host, address string) (*conn, error)
 		select {
 		case <-ctx.Done():
 			return fail(context.Cause(ctx))
-		case <-time.After(200 * time.Millisecond): // the SYN again
+		case <-time.After(200 * time.Millisecond): // the SYN is sent again
 		}
 	}
 }
@@ -277,7 +276,7 @@ func (m *machine) connectLocked(l *listener) *conn {
 	n.conns[near], n.conns[far] = true, true
 	select {
 	case l.queue <- far:
-	default: // nobody accepts
+	default: // no room to accept it
 		n.drop(far, func() { far.out.breakOff() })
 	}
 	return near
@@ -333,15 +332,46 @@ type conn struct {
 	at        *machine
 	remote    string
 	in, out   *stream
-	keepalive bool // to be reset after userTimeout without a way to the other end and back
+	keepalive bool // reset it after userTimeout without a working round trip
+
+	stalled chan struct{} // under network.mu; closed when its reader continues; nil: it is not stalled
 }
 
 func (c *conn) Read(p []byte) (int, error) {
 	defer c.at.awake()
-	return c.in.read(p, c.keepalive)
+	n, err := c.in.read(p, c.keepalive)
+	if n > 0 {
+		c.stay()
+	}
+	return n, err
 }
 
-// Write also ends the way back if the other end has reset the connection.
+// stay returns when the reader may continue with what it has received.
+func (c *conn) stay() {
+	c.at.network.mu.Lock()
+	stalled := c.stalled
+	c.at.network.mu.Unlock()
+	if stalled != nil {
+		<-stalled
+	}
+}
+
+// stall stops a host's readers of the present connections to another host, each at its next
+// data, until goOn is called: like a thread that waits for a page of memory. Nothing else on
+// the host waits for them.
+func (n *network) stall(host, other string) (goOn func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	stalled := make(chan struct{})
+	for c := range n.conns {
+		if c.out.pair == (pair{host, other}) {
+			c.stalled = stalled
+		}
+	}
+	return func() { close(stalled) }
+}
+
+// Write also closes the way back if the other end has reset the connection.
 func (c *conn) Write(p []byte) (int, error) {
 	c.at.awake()
 	n, err := c.out.write(p)
@@ -351,7 +381,7 @@ func (c *conn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Close ends both directions: what was written before is still delivered.
+// Close ends both directions: data written before is still delivered.
 func (c *conn) Close() error {
 	n := c.at.network
 	n.mu.Lock()
@@ -390,9 +420,9 @@ type stream struct {
 	segments []segment
 	size     int
 	finished bool      // the writer has closed: its reader gets the rest, then EOF
-	broken   bool      // the writer's host does not know the connection: its reader learns so
-	frozen   time.Time // since then the writer's host is without power
-	err      error     // the reader's end is over
+	broken   bool      // the writer's host does not know the connection: its reader gets an error
+	frozen   time.Time // since when the writer's host has been without power
+	err      error     // set when the reader's end is closed
 	readBy   time.Time
 	writeBy  time.Time
 }
@@ -406,7 +436,7 @@ func newStream(n *network, p pair) *stream {
 	return &stream{network: n, pair: p, changed: make(chan struct{})}
 }
 
-// set changes a stream, and wakes who waits for it.
+// set changes a stream, and wakes those who wait for it.
 func (s *stream) set(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -424,7 +454,7 @@ func (s *stream) wakeLocked() {
 func (s *stream) deadline(which *time.Time, t time.Time) { s.set(func() { *which = t }) }
 func (s *stream) finish()                                { s.set(func() { s.finished = true }) }
 
-// breakOff loses what was written and has not been read.
+// breakOff discards data that was written but not read.
 func (s *stream) breakOff() { s.set(func() { s.broken, s.segments = true, nil }) }
 
 func (s *stream) freeze() { s.set(func() { s.frozen, s.segments = time.Now(), nil }) }
@@ -437,7 +467,8 @@ func (s *stream) end(err error) {
 	})
 }
 
-// silence is since when there is no way to the other end and back; zero if there is.
+// silence is since when a round trip to the other end has been impossible; zero if it is
+// possible.
 func (s *stream) silence(there, back link) time.Time {
 	var all []time.Time
 	if there.cut {
@@ -492,7 +523,7 @@ func (s *stream) read(p []byte, keepalive bool) (int, error) {
 	}
 }
 
-// earlier is the earlier of two times; zero is never.
+// earlier returns the earlier of two times; zero means never.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -514,7 +545,7 @@ func (s *stream) take(p []byte, now time.Time) (n int) {
 	return n
 }
 
-// wait unlocks s, and waits for a change, or until a time that is not zero.
+// wait unlocks s, and waits for a change, or until by if that is not zero.
 func (s *stream) wait(by time.Time) {
 	changed := s.changed
 	s.mu.Unlock()
@@ -538,7 +569,7 @@ func (s *stream) write(p []byte) (n int, err error) {
 		case s.finished || s.broken || !s.frozen.IsZero():
 			s.mu.Unlock()
 			return n, net.ErrClosed
-		case s.err != nil && !there.cut && !back.cut: // the reader's end is over, and says so
+		case s.err != nil && !there.cut && !back.cut: // the reader's end is closed, and replies so
 			s.mu.Unlock()
 			return n, syscall.EPIPE
 		case !s.writeBy.IsZero() && !time.Now().Before(s.writeBy):

@@ -19,9 +19,9 @@ import (
 	"weft.dev/weft/raid/engine/history"
 )
 
-// TestNothingIsLostToThoseWhoShare has clusters live through faults under several
-// clients that have the volume at once: all of them write it, or all read what one of
-// them has written alone.
+// TestNothingIsLostToThoseWhoShare puts clusters through faults while several clients have the
+// volume at once: either all of them write it, or all read what one of them wrote before,
+// alone.
 func TestNothingIsLostToThoseWhoShare(t *testing.T) {
 	if *seed != 0 {
 		liveShared(t, *seed, *faults)
@@ -66,8 +66,7 @@ func liveShared(t *testing.T, seed uint64, faults int) {
 	})
 }
 
-// partnersRound gives n faults while the volume is shared, heals all, and looks whether
-// all is there.
+// partnersRound injects n faults while the volume is shared, heals all, and verifies the data.
 func (r *chaos) partnersRound(p *partners, writers bool, n int) {
 	mode := pb.AttachMode_ATTACH_MODE_SHARED_BLOCK
 	if !writers {
@@ -91,7 +90,7 @@ func (r *chaos) partnersRound(p *partners, writers bool, n int) {
 		{"put out", 6, func() string { return r.putOut(p, mode, true) }},
 		{"leave", 2, func() string { return r.putOut(p, mode, false) }},
 	}
-	if writers { // whose drives have no caches
+	if writers { // writers' drives have no caches
 		kinds = append(kinds, kind{"lose power", 3, r.losePower})
 	}
 	for range n {
@@ -99,7 +98,7 @@ func (r *chaos) partnersRound(p *partners, writers bool, n int) {
 		r.faults++
 		r.wait(time.Duration(r.random.ExpFloat64() * float64(2*time.Second)))
 		p.check()
-		if !writers && r.random.IntN(6) == 0 { // in the middle of all
+		if !writers && r.random.IntN(6) == 0 { // while faults are active
 			r.writeAlone(p)
 			for _, h := range r.cluster.clients {
 				r.cluster.attachAs(h, mode)
@@ -115,7 +114,7 @@ func (r *chaos) partnersRound(p *partners, writers bool, n int) {
 	p.check()
 }
 
-// writeAlone takes the volume from all, and has one of them write all of it.
+// writeAlone takes the volume from all clients, and lets one of them write all of it.
 func (r *chaos) writeAlone(p *partners) {
 	c := r.cluster
 	force := r.random.IntN(2) == 0
@@ -131,8 +130,8 @@ func (r *chaos) writeAlone(p *partners) {
 	c.did("%s has written all of it", h.name)
 }
 
-// putOut takes the volume from a client, by force and while it does not hear of it
-// perhaps, and lets it in again, before it has heard perhaps.
+// putOut takes the volume from a client, by force and perhaps while it is cut off, and lets it
+// in again, perhaps before it has noticed.
 func (r *chaos) putOut(p *partners, mode pb.AttachMode, force bool) string {
 	c, h := r.cluster, r.client()
 	how := "leaves"
@@ -167,7 +166,7 @@ func (r *chaos) putOut(p *partners, mode pb.AttachMode, force bool) string {
 	return h.name + " is let in again"
 }
 
-// leaves takes a volume from a client.
+// leaves detaches a volume from a client.
 func (c *cluster) leaves(from *clientHost, force bool) {
 	c.t.Helper()
 	c.eventually(from.name+" is without the volume", func(ctx context.Context) error {
@@ -184,8 +183,8 @@ func (c *cluster) leaves(from *clientHost, force bool) {
 	})
 }
 
-// partners are the users of a volume that several clients have at once. Like user they
-// know what each unit may hold.
+// partners are the users of a volume that several clients have at once. Like user they know
+// what each unit may hold.
 type partners struct {
 	cluster *cluster
 	workers sync.WaitGroup
@@ -195,22 +194,22 @@ type partners struct {
 	units   []history.Unit
 	clock   int64
 	numbers uint64
-	ops     map[string]int // that were answered, by client
+	ops     map[string]int // answered operations, by client
 	paused  bool
 	ended   bool
 	wrong   int
 }
 
-// hot is how many units are used: few, so that partners meet.
+// hot is how many units are used: few, so that partners use the same ones.
 const hot = 48
 
 type partnersDevice struct {
 	*export
 
 	// Under partners.mu:
-	loose  map[int64]int64 // writes that are not acknowledged and may still land: their units, by when they began
-	ending bool            // it is about to be taken away, and may give errors
-	fenced bool            // nothing that it begins may be answered
+	loose  map[int64]int64 // unacknowledged writes that may still land: their units, by start
+	ending bool            // it is about to be removed, and may return errors
+	fenced bool            // nothing that it starts may be answered
 }
 
 func newPartners(c *cluster) *partners {
@@ -228,7 +227,7 @@ func names(clients []*clientHost) (names []string) {
 	return names
 }
 
-// found settles what an older device of the client had under way: it is fenced.
+// found settles what an older device of the client had under way, since that device is fenced.
 func (p *partners) found(at *machine, volume block.Device, name block.VolumeName) userspace.Exported {
 	d := &partnersDevice{export: newExport(at, volume, name), loose: map[int64]int64{}}
 	p.settle(at.host)
@@ -246,7 +245,7 @@ func (p *partners) died(at *machine) {
 	}
 }
 
-// end says that a client's device is about to be taken away.
+// end marks a client's device as about to be removed.
 func (p *partners) end(client string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -255,8 +254,8 @@ func (p *partners) end(client string) {
 	}
 }
 
-// settle says that a client's device is fenced: what it had under way has landed by
-// now, or never will.
+// settle marks a client's device as fenced: its pending writes have landed by now, or never
+// will.
 func (p *partners) settle(client string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -288,7 +287,7 @@ func (p *partners) work(seed uint64) {
 	}
 }
 
-// device is a client's that it may work with; nil if there is none now.
+// device returns the device that a client may use; nil if there is none now.
 func (p *partners) device(client string) (d *partnersDevice, more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -298,7 +297,7 @@ func (p *partners) device(client string) (d *partnersDevice, more bool) {
 	return d, !p.ended
 }
 
-// operate writes or reads a unit; false if there was no answer that was good.
+// operate writes or reads a unit; false if there was no successful answer.
 func (p *partners) operate(client string, d *partnersDevice, at int64, write bool) bool {
 	size := int64(d.volume.Geometry().Size) / unit
 	place := at * (size / hot)
@@ -336,7 +335,7 @@ func (p *partners) operate(client string, d *partnersDevice, at int64, write boo
 func (p *partners) outcome(client string, d *partnersDevice, io *block.IO, at, place, began int64, late bool) bool {
 	what := fmt.Sprintf("%v of unit %d by %s", io.Op, at, client)
 	select {
-	case <-d.dead: // nobody gets the answer
+	case <-d.dead: // nobody will get the answer
 		return false
 	default:
 	}
@@ -381,7 +380,7 @@ func (p *partners) check() {
 	}
 }
 
-// write has a client write every unit.
+// write makes a client write every unit.
 func (p *partners) write(client string) error {
 	d, _ := p.device(client)
 	if d == nil {
@@ -413,7 +412,7 @@ func (p *partners) answers(client string) int {
 	return p.ops[client]
 }
 
-// verify has every client read all while nobody writes.
+// verify makes every client read everything while nobody writes.
 func (p *partners) verify() {
 	p.set(func() { p.paused = true })
 	defer p.set(func() { p.paused = false })
@@ -434,7 +433,7 @@ func (p *partners) set(f func()) {
 	f()
 }
 
-// stop ends the work, also what waits for an answer.
+// stop ends the work, including operations that wait for an answer.
 func (p *partners) stop() {
 	p.mu.Lock()
 	p.ended = true

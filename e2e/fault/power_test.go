@@ -16,10 +16,10 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// TestALossOfAllCachesIsToldToTheHost takes the power of all targets while the client
-// lives. What it was told is written, and has not flushed, may be gone: then its device
-// fails, before anything that comes later succeeds over it, and is made anew. If all
-// was flushed it goes on.
+// TestALossOfAllCachesIsToldToTheHost cuts the power of all targets while the client lives.
+// Its acknowledged but unflushed writes may be lost: then its device must fail before any
+// later operation succeeds, and is made again. If everything was flushed, the device
+// continues.
 func TestALossOfAllCachesIsToldToTheHost(t *testing.T) {
 	for _, layout := range []block.Layout{{Stripes: 1, Copies: 1}, {Stripes: 1, Copies: 2}, {Stripes: 2, Copies: 2}} {
 		for _, flushed := range []bool{false, true} {
@@ -73,7 +73,7 @@ func loseAllCaches(t *testing.T, layout block.Layout, flushed bool) {
 	if err := <-underWay; (err == nil) != flushed {
 		t.Errorf("a write that was under way = %v", err)
 	}
-	if !flushed { // the manager may not have heard yet that the device has failed
+	if !flushed { // the manager may not know yet that the device has failed
 		c.eventually("the device is made anew", func(context.Context) error {
 			if s.device("c1") == first {
 				return errors.New("it is the old one")
@@ -111,7 +111,7 @@ func (c *cluster) attachedAndHealthy() {
 	})
 }
 
-// editions reads which edition each of the first units holds.
+// editions reads the edition that each of the first units holds.
 func editions(t *testing.T, d block.Device, units int) (numbers []uint64) {
 	t.Helper()
 	got := make([]byte, unit)
@@ -124,7 +124,7 @@ func editions(t *testing.T, d block.Device, units int) (numbers []uint64) {
 	return numbers
 }
 
-// toldOf checks whether the volume's events have one of a kind.
+// toldOf checks whether the volume has an event of a kind.
 func (c *cluster) toldOf(t *testing.T, kind string, want bool) {
 	t.Helper()
 	all, err := c.operator.ListEvents(context.Background(), &pb.ListEventsRequest{})

@@ -19,21 +19,21 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// sharers are the users of a volume that several clients have at once. What was
-// written to all of it is one edition; a reader never sees an older one than any
-// reader saw before it began, nor two in one block.
+// sharers are the users of a volume that several clients have at once. Each write covers all
+// of it with one edition. A reader never sees an older edition than any reader had seen before
+// its read began, nor two editions in one block.
 type sharers struct {
 	cluster *cluster
 	mu      sync.Mutex
 	devices map[string]*export // by client, the newest
-	newest  uint64             // edition that is written, or that somebody has read
+	newest  uint64             // the edition being written, or the newest one read
 	reads   map[string]int
 }
 
-// sharedUnits are those of a volume that does not grow.
+// sharedUnits is the number of units of a volume that does not grow.
 const sharedUnits = int64(volumeSize) / unit
 
-// share has a cluster's clients share what they attach.
+// share makes a cluster's clients share what they attach.
 func share(c *cluster) *sharers {
 	s := &sharers{cluster: c, devices: map[string]*export{}, reads: map[string]int{}}
 	c.users = s
@@ -58,7 +58,7 @@ func (s *sharers) device(client string) *export {
 	return s.devices[client]
 }
 
-// edition is a block of one, wholly.
+// edition returns a block that holds one edition.
 func edition(number uint64) []byte {
 	return bytes.Repeat(binary.LittleEndian.AppendUint64(nil, number), unit/8)
 }
@@ -77,7 +77,7 @@ func (s *sharers) write(client string, number uint64) error {
 	return nil
 }
 
-// read has a client read for as long as ctx lives, whatever device it has.
+// read makes a client read until ctx ends, whatever device it has.
 func (s *sharers) read(ctx context.Context, client string, random *rand.Rand) {
 	for ctx.Err() == nil {
 		d := s.device(client)
@@ -101,12 +101,12 @@ func (s *sharers) readOne(client string, d *export, at int64) {
 	select {
 	case err := <-done:
 		if err != nil {
-			if !errors.Is(err, block.ErrGone) { // it was let go
+			if !errors.Is(err, block.ErrGone) { // the device was closed
 				s.cluster.t.Errorf("%s reads unit %d: %v", client, at, err)
 			}
 			return
 		}
-	case <-time.After(30 * time.Second): // it is held
+	case <-time.After(30 * time.Second): // the read is held
 		return
 	}
 	number := binary.LittleEndian.Uint64(got)
@@ -150,7 +150,7 @@ func (c *cluster) attachAs(to *clientHost, mode pb.AttachMode) {
 	})
 }
 
-// shared runs f over a mirrored volume with edition 1, which three clients read.
+// shared runs f over a mirrored volume with edition 1, read by three clients.
 func shared(t *testing.T, f func(c *cluster, s *sharers)) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *sharers
@@ -201,15 +201,15 @@ func TestReadersLiveThroughTheDeathOfTargetsManagerAndOneAnother(t *testing.T) {
 				t.Errorf("leg %d.%d is %v at revision %d, %v; want it as it was", l.GetColumn(), l.GetCopy(), l.GetState(), l.GetRevision(), err)
 			}
 		}
-		// c3 begins again, and the volume is not its own any more; then it is.
+		// c3 restarts, and no longer has the volume; later it does.
 		c.clients[2].start()
 		c.attachAs(c.clients[2], pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY)
 		s.progress("with c3 again", c.clients...)
 	})
 }
 
-// A reader that does not hear of the end of its epoch reads on from a target that
-// does not hear of it either. Who is to write waits for that, however long.
+// A reader that does not hear of the end of its epoch keeps reading from a target that does
+// not hear of it either. The writer's attach waits for that, however long it takes.
 func TestAWriterWaitsForReadersThatCanNotBeFenced(t *testing.T) {
 	shared(t, func(c *cluster, s *sharers) {
 		ctx := context.Background()
@@ -247,9 +247,9 @@ func TestAWriterWaitsForReadersThatCanNotBeFenced(t *testing.T) {
 	})
 }
 
-// A host that was taken out by force, and fenced, may be let in again before it has
-// heard of either: as after a live migration that goes back. What it had in flight
-// then finds no way to the volume, though the epoch is the same.
+// A host that was detached by force and fenced may be let in again before it has heard of
+// either, as when a live migration goes back. Its writes from before must not reach the
+// volume, although the epoch is the same.
 func TestAFencedSharersWriteDoesNotLandAfterItIsLetInAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *sharers
@@ -279,7 +279,7 @@ func TestAFencedSharersWriteDoesNotLandAfterItIsLetInAgain(t *testing.T) {
 			return err
 		})
 		c.network.part("c1", "t1", false)
-		time.Sleep(20 * time.Second) // it reaches the target, and still has not heard
+		time.Sleep(20 * time.Second) // it reaches the target, but has not heard yet
 		reads := func(when string) {
 			t.Helper()
 			got := make([]byte, unit)
@@ -305,7 +305,7 @@ func TestAFencedSharersWriteDoesNotLandAfterItIsLetInAgain(t *testing.T) {
 	})
 }
 
-// detachByForce takes a shared volume from a client, which leaves some others.
+// detachByForce takes a shared volume from a client; some others keep it.
 func (c *cluster) detachByForce(from *clientHost, others int) {
 	c.t.Helper()
 	c.eventually(from.name+" is taken out", func(ctx context.Context) error {

@@ -19,7 +19,7 @@ import (
 	"weft.dev/weft/volmgr"
 )
 
-// loseStore takes the manager and its store away.
+// loseStore removes the manager and its store.
 func (c *cluster) loseStore() {
 	c.t.Helper()
 	c.killManager()
@@ -28,9 +28,8 @@ func (c *cluster) loseStore() {
 	}
 }
 
-// rebuildStore makes the store anew from the drives of all targets and from what the
-// hosts that run have noted, and says what an operator is told. The manager is then
-// to be started.
+// rebuildStore rebuilds the store from the drives of all targets and from the notes of the
+// running hosts, and returns what an operator is told. The manager must then be started.
 func (c *cluster) rebuildStore() string {
 	c.t.Helper()
 	at := c.network.boot("m1")
@@ -61,10 +60,10 @@ func (c *cluster) rebuildStore() string {
 	return text
 }
 
-// A target's agent hears nothing of the manager while its exports serve on; the other
-// copy is lost, and the host goes on with this one. Then host and store are lost. No
-// label knows that the other copy misses writes: what the host has noted does, or else
-// an operator is asked.
+// A target's agent cannot reach the manager while its exports keep serving; the other copy is
+// lost, and the host continues with this one. Then host and store are lost. No label shows
+// that the other copy misses writes. Either the host's note does, or an operator must be
+// asked.
 func TestARebuiltStoreBelievesTheHostAndNotTheLabels(t *testing.T) {
 	for name, forgets := range map[string]bool{"the host comes back": false, "the host has lost its disk": true} {
 		t.Run(name, func(t *testing.T) {

@@ -14,9 +14,8 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// replaceManager puts the manager of a new cluster in the place of the one that
-// runs, as who mounts the wrong disk does. Both keep their stores: it is also the
-// way back.
+// replaceManager starts the manager of a new cluster in place of the running one, as happens
+// when the wrong disk is mounted. Both keep their stores, so a second call swaps them back.
 func (c *cluster) replaceManager() {
 	c.t.Helper()
 	c.killManager()
@@ -42,9 +41,9 @@ func (u *user) count(what string) int {
 	return u.counts[what]
 }
 
-// The manager of another cluster, with an empty store, answers on the known
-// address while a volume is written: the host keeps its device and the targets keep
-// their exports, so writes go on. With the right manager back, all is well.
+// The manager of another cluster, with an empty store, answers at the known address while a
+// volume is written: the host keeps its device and the targets keep their exports, so writes
+// continue. When the right manager is back, everything works again.
 func TestAnotherClustersManagerTakesNothingAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, 4, 2, func(*cluster) {})
@@ -80,7 +79,7 @@ func TestAnotherClustersManagerTakesNothingAway(t *testing.T) {
 	})
 }
 
-// sayWhoIsRefused checks what an operator of the manager in the wrong place sees.
+// sayWhoIsRefused checks what an operator of the wrong manager sees.
 func (c *cluster) sayWhoIsRefused(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)

@@ -19,68 +19,68 @@ import (
 )
 
 const (
-	volumeSize = 8 * block.MiB  // that the volume begins with
+	volumeSize = 8 * block.MiB  // of the volume at the start
 	mostSize   = 12 * block.MiB // that it grows to
-	unit       = 4096           // what the user writes at once, and remembers
+	unit       = 4096           // that the user writes at once, and tracks
 	units      = int64(mostSize) / unit
 	longest    = 8   // units of most operations
 	large      = 160 // units of some: more than one chunk of each column
 )
 
-// user reads and writes the volume, wherever it is attached, and knows what each
-// unit may hold. Whatever else it is given is a failure of the test.
+// user reads and writes the volume, wherever it is attached, and knows what each unit may
+// hold. Any other content fails the test.
 //
-// Each write has a number. What it writes to a unit is made of the number and the
-// unit's place, so that what is read tells which write it is of, wholly.
+// Each write has a number. Its data in a unit is made from the number and the unit's place, so
+// that a read shows which write the whole unit comes from.
 type user struct {
 	cluster *cluster
 	workers sync.WaitGroup
-	flushes int // one in so many operations is one
+	flushes int // one in so many operations is a flush
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced
 	units   []history.Unit
 	clock   int64           // counts events
 	out     map[*write]bool // operations under way
-	hot     []hotPlace      // where something older may still be under way
+	hot     []hotPlace      // where an older operation may still be under way
 	numbers uint64
 	at      string // the node that should have the volume
 	device  *device
-	mayLose bool       // caches of drives were lost: the next device may lack what was not flushed
+	mayLose bool       // drives lost their caches: the next device may lack unflushed data
 	losing  int        // drives that lose what they should flush
-	ghosts  []*device  // that somebody goes on to use though they are taken away
+	ghosts  []*device  // devices that are still used although they were taken away
 	open    bool       // or the user has closed the device
-	size    block.Size // the largest that a device has had
+	size    block.Size // the largest size of a device so far
 	working bool       // or the workers pause
 	ended   bool
-	busy    int // workers that are at it
-	broken  int // drives that give errors
-	errors  int // how often one began to
+	busy    int // workers with an operation under way
+	broken  int // drives that return errors
+	errors  int // how often a drive began to return errors
 	wrong   int
 	counts  map[string]int
 }
 
-// write is an operation of the user, also one that writes nothing.
+// write is an operation of the user, even one that writes nothing.
 type write struct {
 	device   *device
 	first, n int64  // units
-	number   uint64 // of what it writes
+	number   uint64 // of the data that it writes
 	began    int64
 	at       time.Time
-	late     bool // there was a newer device already
-	errors   int  // how often a drive had begun to give errors by then
+	late     bool // there was a newer device when it began
+	errors   int  // drive errors counted when it began
 	over     bool // nobody waits for it any more
 }
 
-// hotPlace is a place that the user writes and reads more often for a while. An
-// operation there took long, or was under way when the volume moved: it may land late.
+// hotPlace is a place that the user uses more often for a while. An operation there took long,
+// or was under way when the volume moved: it may land late.
 type hotPlace struct {
 	first, n int64
 	until    time.Time
 }
 
 const (
-	hotFor  = 30 * time.Second // a drive may keep something for 25 s
+	hotFor  = 30 * time.Second // a drive may hold back a write for 25 s
 	hotLate = 500 * time.Millisecond
 	hotMost = 64
 )
@@ -96,7 +96,7 @@ func (u *user) heatLocked(w *write) {
 	u.hot = append(u.hot, hotPlace{w.first, w.n, time.Now().Add(hotFor)})
 }
 
-// heat has the user come back to where he has something under way.
+// heat makes the user return to the places of pending operations.
 func (u *user) heat() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -109,7 +109,7 @@ func (u *user) heatAllLocked() {
 	}
 }
 
-// hotUnit is one of them; false if there is none.
+// hotUnit returns a unit of such a place; false if there is none.
 func (u *user) hotUnit(random *rand.Rand) (int64, bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -120,12 +120,12 @@ func (u *user) hotUnit(random *rand.Rand) (int64, bool) {
 	return h.first + random.Int64N(h.n), time.Now().Before(h.until)
 }
 
-// device is a volume on a client, as one export of it.
+// device is a volume on a client, for one export of it.
 type device struct {
 	*export
 	user       *user
 	superseded bool // under user.mu: there was a newer one
-	taken      bool // under user.mu: it is taken away by force, and may give errors
+	taken      bool // under user.mu: it was taken away by force, and may return errors
 }
 
 func newUser(c *cluster) *user {
@@ -153,7 +153,7 @@ func (u *user) found(at *machine, volume block.Device, name block.VolumeName) us
 	u.device = d
 	u.clock++
 	for i := range u.units {
-		u.units[i].Crashed(u.clock) // the older ones are fenced
+		u.units[i].Crashed(u.clock) // the older writes are fenced
 	}
 	u.counts["device made"]++
 	u.heatAllLocked()
@@ -177,8 +177,7 @@ func (d *device) Close(ctx context.Context, force bool) error {
 	return d.export.Close(ctx, force)
 }
 
-// died is called when a client's process dies: what it was about to acknowledge
-// is acknowledged to nobody.
+// died is called when a client's process dies: no acknowledgment of it counts any more.
 func (u *user) died(at *machine) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -204,7 +203,7 @@ func (u *user) node() string {
 
 func (u *user) nodes() []string { return []string{u.node()} }
 
-// pause has the workers end what they are at, or returns false after some time.
+// pause lets the workers finish their operations; false if they do not in time.
 func (u *user) pause(within time.Duration) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -220,15 +219,15 @@ func (u *user) pause(within time.Duration) bool {
 	return true
 }
 
-// close has the user close the device, so that the volume can be detached. The
-// workers pause.
+// close makes the user close the device, so that the volume can be detached. The workers
+// pause.
 func (u *user) close() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.open = false
 }
 
-// resume has the user open the device, when there is one, and go on.
+// resume makes the user open the device, when there is one, and continue.
 func (u *user) resume() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -236,7 +235,7 @@ func (u *user) resume() {
 	u.wakeLocked()
 }
 
-// medium says that a drive gives errors now, or does no longer.
+// medium notes that a drive starts or stops returning errors.
 func (u *user) medium(errors bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -248,16 +247,15 @@ func (u *user) medium(errors bool) {
 	}
 }
 
-// cachesLost says that drives have lost what only their caches held, and that nobody
-// but Weft can tell the user so: by a device that fails. As long as it does not, all is
-// there.
+// cachesLost notes that drives have lost the data in their caches. Only Weft can tell the user
+// so, by a device that fails; as long as the device does not fail, all data must be there.
 func (u *user) cachesLost() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.mayLose = true
 }
 
-// cacheLoses says that a drive loses what it should flush, or that it did until now.
+// cacheLoses notes that a drive starts or stops losing what it should flush.
 func (u *user) cacheLoses(loses bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -269,8 +267,8 @@ func (u *user) cacheLoses(loses bool) {
 	u.mayLose = true
 }
 
-// taken says that the device is about to be taken away by force. Whoever has it there
-// uses it for as long as it lets him.
+// taken notes that the device is about to be taken away by force. The old client keeps using
+// it for as long as that works.
 func (u *user) taken(seed uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -282,13 +280,13 @@ func (u *user) taken(seed uint64) {
 	u.ghosts = append(slices.DeleteFunc(u.ghosts, func(d *device) bool { return d.over() }), d)
 	u.workers.Go(func() {
 		for i := uint64(0); i < mostHaunting && !d.over(); i++ {
-			u.workers.Go(func() { u.operate(d, rand.New(rand.NewPCG(seed, i))) }) // which may be held
+			u.workers.Go(func() { u.operate(d, rand.New(rand.NewPCG(seed, i))) }) // it may be held
 			time.Sleep(haunting)
 		}
 	})
 }
 
-// Who has lost a volume by force begins an operation this often, and so many at most.
+// A client that has lost a volume by force starts an operation this often, up to this many.
 const (
 	haunting     = 25 * time.Millisecond
 	mostHaunting = 1000
@@ -307,8 +305,8 @@ func (u *user) stop() {
 	u.workers.Wait()
 }
 
-// awaitLocked waits for a change; false if there is none until a time that is not
-// zero. u is locked before and after.
+// awaitLocked waits for a change; false if there is none by the deadline, if that is not zero.
+// u is locked before and after.
 func (u *user) awaitLocked(deadline time.Time) bool {
 	changed := u.changed
 	u.mu.Unlock()
@@ -327,7 +325,7 @@ func (u *user) awaitLocked(deadline time.Time) bool {
 	}
 }
 
-// usable waits for a device that a worker may work with; nil at the end.
+// usable waits for a device that a worker may use; nil at the end.
 func (u *user) usable() *device {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -351,7 +349,7 @@ func (u *user) deviceSize() block.Size {
 	return 0
 }
 
-// currentLocked is the device where the volume should be; nil if there is none.
+// currentLocked returns the device where the volume should be; nil if there is none.
 func (u *user) currentLocked() *device {
 	if d := u.device; u.open && d != nil && d.at.host == u.at && !d.over() {
 		return d
@@ -368,7 +366,7 @@ func (u *user) leave() {
 
 // ---- work ----
 
-// work begins to read and write.
+// work starts to read and write.
 func (u *user) work(seed uint64, workers int) {
 	for i := range workers {
 		random := rand.New(rand.NewPCG(seed, uint64(i)))
@@ -382,7 +380,7 @@ func (u *user) work(seed uint64, workers int) {
 	}
 }
 
-// operate does one operation. Others may be under way at the same place.
+// operate does one operation. Others may be under way in the same place.
 func (u *user) operate(d *device, random *rand.Rand) {
 	if random.IntN(u.flushes) == 0 {
 		u.submit(d, &block.IO{Op: block.OpFlush}, &write{device: d})
@@ -394,7 +392,7 @@ func (u *user) operate(d *device, random *rand.Rand) {
 	}
 	end := u.reach(d)
 	w.first = random.Int64N(end - w.n + 1)
-	if random.IntN(3) == 0 { // about the bound of a chunk, where others are, too
+	if random.IntN(3) == 0 { // around the boundary of a chunk, where others write, too
 		bound := append(bounds, end)[random.IntN(len(bounds)+1)]
 		w.first = max(0, min(bound+random.Int64N(6)-3, end-w.n))
 	}
@@ -419,11 +417,10 @@ func (u *user) operate(d *device, random *rand.Rand) {
 	u.submit(d, io, w)
 }
 
-// bounds are units that chunks begin with, and the first end.
+// bounds are units at which chunks start, and the end of the smallest volume.
 var bounds = []int64{0, 32, 64, units / 2, int64(volumeSize) / unit}
 
-// reach is how many units a device has now. A volume never gets smaller, wherever it
-// goes.
+// reach is how many units a device has now. A volume never shrinks, wherever it goes.
 func (u *user) reach(d *device) int64 {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -477,10 +474,10 @@ func (u *user) begin(io *block.IO, w *write) {
 	u.clock++
 	w.began, w.at, w.late, w.errors = u.clock, time.Now(), w.device.superseded, u.errors
 	if u.broken > 0 {
-		w.errors-- // an error is in its place if a drive gave any meanwhile
+		w.errors-- // an error is expected while a drive returns errors
 	}
 	u.out[w] = true
-	if io.Op == block.OpRead || io.Op == block.OpFlush || w.late { // which may never be there
+	if io.Op == block.OpRead || io.Op == block.OpFlush || w.late { // a late write may never land
 		return
 	}
 	oldest := w.began
@@ -494,7 +491,7 @@ func (u *user) begin(io *block.IO, w *write) {
 	}
 }
 
-// outcome takes note of what an operation gave.
+// outcome records the outcome of an operation.
 func (u *user) outcome(io *block.IO, w *write) {
 	d := w.device
 	what := fmt.Sprintf("%v of %d units at %d on %s", io.Op, w.n, w.first, d.at.host)
@@ -510,7 +507,7 @@ func (u *user) outcome(io *block.IO, w *write) {
 	}
 	u.clock++
 	u.counts[io.Op.String()]++
-	if w.late && io.Op != block.OpFlush { // which may have nothing to do
+	if w.late && io.Op != block.OpFlush { // a late flush may have had nothing to do
 		u.fault("%s was answered after the volume had gone elsewhere", what)
 	}
 	if io.Op == block.OpFlush && !d.superseded {
@@ -525,7 +522,7 @@ func (u *user) outcome(io *block.IO, w *write) {
 	}
 }
 
-// learn takes note of what an operation tells of one of its units.
+// learn records what an operation reveals about one of its units.
 func (u *user) learn(io *block.IO, w *write, i int64) error {
 	g := u.units[w.first+i]
 	switch io.Op {
@@ -545,8 +542,8 @@ func (u *user) learn(io *block.IO, w *write, i int64) error {
 	return g.Acked(w.began, u.clock)
 }
 
-// powerLost says that all drives have lost what they had not made durable, and
-// the clients their lives.
+// powerLost notes that all drives have lost what was not durable, and that the clients have
+// died.
 func (u *user) powerLost() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -556,7 +553,7 @@ func (u *user) powerLost() {
 	}
 }
 
-// fault notes what may never happen. The test goes on to its next step, and fails.
+// fault records a violation. The test continues to its next step, and fails.
 func (u *user) fault(format string, args ...any) {
 	u.wrong++
 	u.cluster.did("WRONG: "+format, args...)
@@ -590,7 +587,7 @@ func (u *user) verify() error {
 
 // ---- what units hold ----
 
-// fill makes what a write leaves in a unit. Write 0 leaves zeroes.
+// fill makes the data that a write puts into a unit. Write 0 stands for zeroes.
 func fill(p []byte, number uint64, at int64) {
 	x := number*0x9e3779b97f4a7c15 ^ uint64(at)
 	for i := 0; i < len(p); i += 16 {
@@ -602,7 +599,7 @@ func fill(p []byte, number uint64, at int64) {
 	}
 }
 
-// parse tells which write left what a unit holds.
+// parse returns the number of the write that a unit's content comes from.
 func parse(p []byte, at int64) (number uint64, err error) {
 	number = binary.LittleEndian.Uint64(p)
 	want := make([]byte, len(p))

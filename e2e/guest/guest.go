@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guest is what runs inside a virtual machine of the scenarios: an init
-// that mounts the kernel's file systems and obeys the test over a virtio-serial
-// port, and the messages that the two exchange.
+// Package guest runs inside the virtual machines of the scenarios. It has an init, which
+// mounts the kernel's file systems and executes the test's requests from a virtio-serial
+// port, and the messages that the two ends exchange.
 //
 //	test process                             guest
 //	e2e/vm ── Request ──> /dev/vport?p1 ──> Server ──> commands, daemons, files, clock
 //	       <── Reply ────                         <── their output and exit codes
 //
-// The port does not depend on the guest's network, so a test stays in control
-// of a machine that it has cut off. Both directions carry one gob stream for
-// the life of a boot. Requests run side by side; replies carry the request's
-// ID, and events (daemon logs, daemon exits, kernel messages) carry ID 0.
+// The port does not depend on the guest's network, so a test stays in control of a machine
+// whose network it has cut. Each direction is one gob stream for the life of a boot.
+// Requests run in parallel; replies carry the request's ID, and events (daemon logs, daemon
+// exits, kernel messages) carry ID 0.
 //
-// Process 1 only starts the server and reaps what is left to it: reaping in the
-// server would steal the exit codes that os/exec waits for. If the server ends,
-// process 1 says so on the console and resets the machine, so that a guest which
-// dies cannot look like one that passed.
+// Process 1 only starts the server and reaps orphans. If the server reaped them, it would
+// take the exit codes that os/exec waits for. If the server ends, process 1 reports that on
+// the console and resets the machine, so that a dead guest cannot look like one that
+// passed.
 package guest
 
 import "io/fs"
@@ -35,7 +35,7 @@ const (
 // Op is what a Request asks for.
 type Op string
 
-// The operations. The fields they read are those named in Request.
+// The operations. The comments name the fields of Request that each one reads.
 const (
 	OpSetup  Op = "setup"  // Setup: name, addresses, modules; the first request of a boot
 	OpRun    Op = "run"    // Argv Env Dir Data(stdin): run a command and stream its output
@@ -43,14 +43,14 @@ const (
 	OpSignal Op = "signal" // Target or Name, Signal: signal the process group
 	OpRead   Op = "read"   // Path
 	OpWrite  Op = "write"  // Path Data Mode Append
-	OpClock  Op = "clock"  // answers with the wall clock
+	OpClock  Op = "clock"  // returns the wall clock
 	OpSet    Op = "set"    // Time: set the wall clock
-	OpAdjust Op = "adjust" // Time: move the wall clock by so much
+	OpAdjust Op = "adjust" // Time: shift the wall clock by this much
 	OpSync   Op = "sync"
 	OpReset  Op = "reset" // sync when Sync is set, then reset the machine; no reply
 )
 
-// Request is one thing the test asks of the guest.
+// Request is one request of the test to the guest.
 type Request struct {
 	ID     uint64
 	Op     Op
@@ -69,7 +69,7 @@ type Request struct {
 	Sync   bool
 }
 
-// Setup makes a booted machine into the one the test drew.
+// Setup configures a booted machine as the test defined it.
 type Setup struct {
 	Hostname string
 	Nets     []Net
@@ -81,12 +81,12 @@ type Setup struct {
 // Net is one network interface, found by its MAC address.
 type Net struct {
 	MAC  string
-	Name string // what to call the interface
+	Name string // the interface's new name
 	CIDR string
 	MTU  int
 }
 
-// Kind says what a Reply carries.
+// Kind is the kind of a Reply.
 type Kind string
 
 // The kinds of Reply. Out, Err and Done answer a request; the rest are events.

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Init is process 1 of a guest. It returns only by resetting the machine.
+// Init is process 1 of a guest. It never returns: it ends by resetting the machine.
 func Init() {
 	if err := mountAll(earlyMounts()); err != nil {
 		fmt.Println("weft-init:", err)
@@ -36,7 +36,7 @@ func Init() {
 	reset()
 }
 
-// reapUntil waits for every child, also those that orphans made ours, until pid ends.
+// reapUntil waits for all children, including orphans that it inherited, until pid ends.
 func reapUntil(pid int) {
 	for {
 		got, err := unix.Wait4(-1, nil, 0, nil)
@@ -46,8 +46,8 @@ func reapUntil(pid int) {
 	}
 }
 
-// reset ends the machine. QEMU runs with -no-reboot, so a reset is its exit; this
-// needs no ACPI.
+// reset ends the machine. QEMU runs with -no-reboot, so a reset makes it exit; this needs
+// no ACPI.
 func reset() {
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
 	select {}
@@ -84,8 +84,8 @@ func release() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// openPort waits for the control port: its name arrives in a message from the
-// host after the driver is bound.
+// openPort waits for the control port. The host sends the port's name only after the driver
+// is bound.
 func openPort(limit time.Duration) (*os.File, error) {
 	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		names, err := filepath.Glob("/sys/class/virtio-ports/*/name")
@@ -137,7 +137,7 @@ func (m mount) do() error {
 	return nil
 }
 
-// mountDisks mounts the disks that are known by their serial numbers.
+// mountDisks mounts the disks with known serial numbers.
 func mountDisks(probe *kmodule.Prober) error {
 	disks := map[string]mount{
 		ToolsSerial: {target: "/tools", fstype: "ext4", flags: unix.MS_RDONLY},
@@ -147,8 +147,8 @@ func mountDisks(probe *kmodule.Prober) error {
 	if err != nil || len(found) == 0 {
 		return err
 	}
-	// crc32c first, though ext4 does not depend on it: ext4 asks the kernel for it,
-	// which would start modprobe.
+	// crc32c comes first. ext4 has no module dependency on it, but asks the kernel for it,
+	// and the kernel would then start modprobe.
 	for _, m := range []string{"crc32c_generic", "ext4"} {
 		if err := probe.Probe(m, ""); err != nil {
 			return fmt.Errorf("load module %s: %w", m, err)
@@ -167,7 +167,7 @@ func mountDisks(probe *kmodule.Prober) error {
 	return nil
 }
 
-// configure makes the machine the one that the test drew.
+// configure applies the test's setup to the machine.
 func configure(probe *kmodule.Prober, c Setup) error {
 	if err := setClock(c.Time); err != nil {
 		return err

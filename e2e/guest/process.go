@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// exitError is a command that ran and did not exit with 0.
+// exitError means that a command ran and exited with a code other than 0.
 type exitError struct {
 	code int
 	text string
@@ -22,8 +22,8 @@ type exitError struct {
 
 func (e exitError) Error() string { return e.text }
 
-// run runs a command to its end. Its children share its process group, so that
-// a signal reaches all of them.
+// run runs a command until it exits. Its children share its process group, so that a signal
+// reaches all of them.
 func (s *Server) run(r Request) error {
 	cmd, err := command(r)
 	if err != nil {
@@ -32,7 +32,7 @@ func (s *Server) run(r Request) error {
 	cmd.Stdin = bytes.NewReader(r.Data)
 	cmd.Stdout = s.stream(Reply{ID: r.ID, Kind: KindOut})
 	cmd.Stderr = s.stream(Reply{ID: r.ID, Kind: KindErr})
-	// A child left behind must not keep the request open through its pipes.
+	// A child that outlives the command must not keep the request open through its pipes.
 	cmd.WaitDelay = 2 * time.Second
 	if err := cmd.Start(); err != nil {
 		return err
@@ -47,7 +47,7 @@ func (s *Server) run(r Request) error {
 	return exitOf(err)
 }
 
-// start starts a daemon whose output and exit are sent as events.
+// start starts a daemon. Its output and its exit are sent as events.
 func (s *Server) start(r Request) error {
 	cmd, err := command(r)
 	if err != nil {
@@ -108,10 +108,11 @@ func command(r Request) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// exitOf tells a command that exited with an error from one that could not run.
+// exitOf makes an exitError of a command's exit. The error of a command that could not run
+// stays as it is.
 func exitOf(err error) error {
 	if errors.Is(err, exec.ErrWaitDelay) {
-		return nil // it exited with 0 and left a child that holds its output open
+		return nil // it exited with 0, but a child still has its output open
 	}
 	exit, ok := errors.AsType[*exec.ExitError](err)
 	if !ok {

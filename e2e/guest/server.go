@@ -19,7 +19,7 @@ import (
 // chunk is the most data that one Reply carries.
 const chunk = 64 << 10
 
-// Server obeys the requests that come over one connection.
+// Server executes the requests that arrive over one connection.
 type Server struct {
 	// Setup applies the first request of a boot; nil ignores it.
 	Setup func(Setup) error
@@ -52,7 +52,7 @@ func (s *Server) Serve(conn io.ReadWriter, release string) error {
 	}
 }
 
-// accept runs what is short and must stay in order at once, the rest apart.
+// accept executes short requests at once and in order, and all others in goroutines.
 func (s *Server) accept(r Request) {
 	switch r.Op {
 	case OpWrite, OpClock, OpSet, OpAdjust, OpSignal, OpStart:
@@ -146,7 +146,7 @@ func setClock(ns int64) error {
 	return nil
 }
 
-// streamKmsg sends the kernel's messages, oldest first, for ever.
+// streamKmsg sends the kernel's messages forever, oldest first.
 func (s *Server) streamKmsg() {
 	f, err := os.Open("/dev/kmsg")
 	if err != nil {
@@ -182,8 +182,8 @@ func (s *Server) done(id uint64, err error) {
 	s.event(r)
 }
 
-// event sends a reply whose loss nobody can be told of: the port is gone then,
-// and Serve's read ends too.
+// event sends an event. Its error is ignored: the port is then closed, and Serve's read
+// ends too.
 func (s *Server) event(r Reply) { _ = s.send(r) }
 
 func (s *Server) send(r Reply) error {

@@ -17,7 +17,7 @@ func newKey(t *testing.T, h dhchap.Hash) dhchap.Key {
 	return k
 }
 
-// proves connects with keys and writes a block.
+// proves connects with keys and writes a block, which proves that authentication worked.
 func proves(t *testing.T, l *lab, a access) {
 	t.Helper()
 	a.host = testHost
@@ -41,7 +41,7 @@ func hashesAndGroups(t *testing.T, l *lab) {
 	}
 	for g := dhchap.FFDHE2048; g <= dhchap.FFDHE8192; g++ {
 		if g == dhchap.FFDHE6144 && !(l.host.ours() && l.target.ours()) {
-			continue // takes Linux half a minute a queue in an emulated machine, and 8192 not a second
+			continue // ffdhe6144 takes Linux half a minute per queue in an emulated machine
 		}
 		t.Run(fmt.Sprint(g), func(t *testing.T) {
 			proves(t, l, access{hostKey: newKey(t, dhchap.SHA256), group: g})

@@ -10,17 +10,17 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/proto/nvmetcp/backend"
+	"weft.dev/weft/target/backend"
 )
 
 const mib = 1 << 20
 
-// testCase is something that a host and a target must do together. Its name
-// begins with the numbers of the blktests cases (nvme/<number>) whose intent it has.
+// testCase is something that a host and a target must do together. Its name begins with the
+// numbers of the blktests cases (nvme/<number>) with the same intent.
 type testCase struct {
 	name  string
 	run   func(t *testing.T, l *lab)
-	needs func(l *lab) string // why it cannot run on l; "" or nil: it can
+	needs func(l *lab) string // returns the reason why l cannot run it, or ""; nil: any l can
 }
 
 func bothAuthenticate(l *lab) string {
@@ -85,7 +85,7 @@ func runAll(t *testing.T, l *lab, all []testCase) {
 }
 
 func discoveryListsAll(t *testing.T, l *lab) {
-	const n = 64 // more than one log page holds
+	const n = 64 // more than fit in one log page
 	s := l.target.serve(t, spec{namespaces: map[uint32]int64{1: mib}, ports: 2, more: n})
 	for port := range 2 {
 		found := l.host.discover(t, s.portal(port), testHost)
@@ -115,18 +115,18 @@ func discoveryFollows(t *testing.T, l *lab) {
 		t.Error("a host that may not connect finds the subsystem")
 	}
 	if !l.target.ours() {
-		return // nvmet closes a port that nothing is linked to: there is nobody to ask
+		return // nvmet closes a port without subsystems: there is no server to ask
 	}
 	s.unlink(0)
 	if lists(0, testHost) {
-		t.Error("a port lists what is not linked to it")
+		t.Error("a port lists a subsystem that is not linked to it")
 	}
 	if !lists(1, testHost) {
-		t.Error("the other port does not list what is linked to it")
+		t.Error("the other port does not list the subsystem linked to it")
 	}
 	s.link(0)
 	if !lists(0, testHost) {
-		t.Error("a port does not list what is linked to it again")
+		t.Error("a port does not list a subsystem that was linked to it again")
 	}
 }
 
@@ -165,7 +165,7 @@ func resetComesBack(t *testing.T, l *lab) {
 		got := backend.Aligned(unit)
 		must(t, block.ReadAt(d, got, 0))
 		if !bytes.Equal(got, want) {
-			t.Fatal("after a reset other data is read")
+			t.Fatal("after a reset the data read has changed")
 		}
 	}
 }
@@ -188,12 +188,12 @@ func dataIsRight(t *testing.T, l *lab, header, data bool) {
 	}
 	c.disconnect()
 	c = l.connect(t, s, options{headerDigest: data, dataDigest: header})
-	if c.path(1) == "" { // fio has written over what the writer knows
+	if c.path(1) == "" { // fio has overwritten the writer's data
 		w.checkAll(t, c.device(1))
 	}
 }
 
-// fioVerifies lets fio write and read back, as blktests do.
+// fioVerifies runs fio to write and read back, as blktests does.
 func fioVerifies(t *testing.T, path string) {
 	t.Helper()
 	run(t, "fio", "--name=verify", "--filename="+path, "--direct=1", "--ioengine=libaio", "--iodepth=32",
@@ -229,7 +229,7 @@ func manyNamespaces(t *testing.T, l *lab) {
 func beyondTheEnd(t *testing.T, l *lab) {
 	s, c, d := l.up(t, mib, options{})
 	if path := c.path(1); path != "" {
-		// The block layer knows the end: only a command of one's own gets there.
+		// The block layer checks the device's end, so this sends a command of its own.
 		lba := lbaSize(path)
 		out, err := tryRun("nvme", "read", path, fmt.Sprintf("--start-block=%d", mib/lba), fmt.Sprintf("--block-count=%d", 4096/lba-1), "--data-size=4096")
 		if err == nil {
@@ -257,7 +257,7 @@ func discards(t *testing.T, l *lab) {
 	got := backend.Aligned(mib)
 	must(t, block.ReadAt(d, got, mib))
 	if !bytes.Equal(got, want) {
-		t.Error("what was written after a discard is not read")
+		t.Error("data written after a discard does not read back")
 	}
 }
 
@@ -273,7 +273,7 @@ func zeroes(t *testing.T, l *lab) {
 	clear(want[:mib/2])
 	must(t, block.ReadAt(d, got, mib))
 	if !bytes.Equal(got, want) {
-		t.Error("zeroing did not zero what it should, and only that")
+		t.Error("zeroing did not zero exactly the given range")
 	}
 }
 
@@ -333,10 +333,10 @@ func leaveUnderLoad(t *testing.T, l *lab) {
 	select {
 	case <-ended:
 	case <-time.After(limit):
-		t.Fatal("requests are held after the host has left")
+		t.Fatal("requests hang after the host has disconnected")
 	}
 	if w.failed() == nil {
-		t.Error("requests succeed after the host has left")
+		t.Error("requests succeed after the host has disconnected")
 	}
 	must(t, block.WriteAt(l.connect(t, s, options{}).device(1), pattern(unit, 1), 0))
 }
@@ -387,10 +387,10 @@ func writeToGone(t *testing.T, l *lab) {
 	select {
 	case err := <-err:
 		if err == nil {
-			t.Error("a write to a namespace that is gone succeeds")
+			t.Error("a write to a removed namespace succeeds")
 		}
 	case <-time.After(limit):
-		t.Error("a write to a namespace that is gone is held")
+		t.Error("a write to a removed namespace hangs")
 	}
 	must(t, block.WriteAt(keep, pattern(unit, 1), 0))
 }
@@ -398,7 +398,7 @@ func writeToGone(t *testing.T, l *lab) {
 func remapped(t *testing.T, l *lab) {
 	s, c, first := l.up(t, mib, options{})
 	must(t, block.WriteAt(first, pattern(unit, 1), 0))
-	for i := range 10 { // faster than any host looks
+	for i := range 10 { // faster than any host rescans
 		s.remove(1)
 		s.add(1, int64(i+2)*mib)
 	}
@@ -412,11 +412,11 @@ func remapped(t *testing.T, l *lab) {
 		t.Fatal("a new namespace has an old one's data")
 	}
 	if err := block.WriteAt(first, pattern(unit, 9), 0); err == nil {
-		t.Error("the device of a namespace that is gone writes to its successor")
+		t.Error("the device of a removed namespace writes to its successor")
 	}
 	must(t, block.ReadAt(c.device(1), got, 0))
 	if !bytes.Equal(got, make([]byte, unit)) {
-		t.Error("the device of a namespace that is gone has written to its successor")
+		t.Error("the device of a removed namespace has written to its successor")
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
-// linuxCases are about programs and files that only Linux's host has.
+// linuxCases are cases about programs and files of Linux's host.
 func linuxCases() []testCase {
 	return []testCase{
 		{"003 a discovery controller is kept alive", discoveryKeptAlive, nil},
@@ -40,7 +40,7 @@ func linuxCases() []testCase {
 
 func provesAgain(l *lab) string {
 	if !l.target.ours() {
-		return "nvmet does not tell when a host has proved itself"
+		return "nvmet does not report when a host has authenticated"
 	}
 	return bothAuthenticate(l)
 }
@@ -74,7 +74,7 @@ func generationGrows(t *testing.T, l *lab) {
 	grows("another host is allowed", otherHost)
 }
 
-// upLinux is up, with the names of the block and the character device.
+// upLinux is up; it also returns the names of the block device and the character device.
 func upLinux(t *testing.T, l *lab, size int64) (s served, c *linuxSession, ns, ctrl string) {
 	t.Helper()
 	s, session, _ := l.up(t, size, options{})
@@ -82,7 +82,7 @@ func upLinux(t *testing.T, l *lab, size int64) (s served, c *linuxSession, ns, c
 	return s, c, c.path(1), "/dev/" + filepath.Base(c.dirs[0])
 }
 
-// fields reads what nvme-cli says as JSON.
+// fields parses the JSON output of nvme-cli.
 func fields(t *testing.T, args ...string) map[string]any {
 	t.Helper()
 	out := run(t, "nvme", append(args, "-o", "json")...)
@@ -164,7 +164,8 @@ func nvmeLogs(t *testing.T, l *lab) {
 	}
 	t.Log(fields(t, "error-log", ctrl))
 	t.Log(fields(t, "fw-log", ctrl))
-	// nvme effects-log of nvme-cli 2.3 shows nothing of a fabrics controller, Linux's own included.
+	// nvme-cli 2.3 cannot show the effects log of any fabrics controller, Linux's own
+	// included.
 	effects := run(t, "nvme", "get-log", ctrl, "--log-id=5", "--log-len=4096", "--raw-binary")
 	if len(effects) != 4096 {
 		t.Fatalf("the effects log has %d bytes", len(effects))
@@ -207,7 +208,7 @@ func nvmeCommands(t *testing.T, l *lab) {
 	data, back := filepath.Join(dir, "data"), filepath.Join(dir, "back")
 	must(t, os.WriteFile(data, pattern(4096, 5), 0o600))
 	lba := lbaSize(ns)
-	blocks := []string{fmt.Sprintf("--start-block=%d", 8192/lba), fmt.Sprintf("--block-count=%d", 4096/lba-1)} // counted from zero
+	blocks := []string{fmt.Sprintf("--start-block=%d", 8192/lba), fmt.Sprintf("--block-count=%d", 4096/lba-1)} // 0's based
 	do := func(command string, more ...string) {
 		t.Helper()
 		run(t, "nvme", append(append([]string{command, ns}, blocks...), more...)...)
@@ -218,12 +219,12 @@ func nvmeCommands(t *testing.T, l *lab) {
 	}
 	do("read", "--data-size=4096", "--data="+back)
 	if got, err := os.ReadFile(back); err != nil || string(got) != string(pattern(4096, 5)) {
-		t.Errorf("nvme read gives something else than nvme write wrote (%v)", err)
+		t.Errorf("nvme read returns other data than nvme write wrote (%v)", err)
 	}
 	run(t, "nvme", "flush", ns)
 	run(t, "nvme", "dsm", ns, "--ad", fmt.Sprintf("--blocks=%d", 4096/lba), fmt.Sprintf("--slbs=%d", 8192/lba))
 	if !l.target.ours() {
-		return // over a file of tmpfs nvmet has no Write Zeroes, and no Compare at all
+		return // over a file on tmpfs nvmet has no Write Zeroes, and it never has Compare
 	}
 	do("write-zeroes")
 	do("read", "--data-size=4096", "--data="+back)
@@ -231,7 +232,7 @@ func nvmeCommands(t *testing.T, l *lab) {
 		t.Errorf("nvme write-zeroes does not zero (%v)", err)
 	}
 	if out, err := tryRun("nvme", append([]string{"compare", ns, "--data-size=4096", "--data=" + data}, blocks...)...); err == nil {
-		t.Errorf("comparing what differs succeeds: %s", out)
+		t.Errorf("comparing different data succeeds: %s", out)
 	}
 }
 
@@ -279,7 +280,7 @@ func discoveryKeptAlive(t *testing.T, l *lab) {
 	must(t, err)
 	dir := fmt.Sprintf("/sys/class/nvme/nvme%d", instance)
 	t.Cleanup(func() { _ = os.WriteFile(dir+"/delete_controller", []byte("1"), 0) })
-	// Three times its keep-alive time, with nothing else to do.
+	// Three keep-alive timeouts, without other load.
 	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		if state := text(dir + "/state"); state != "live" {
 			t.Fatalf("the discovery controller is %s", state)
@@ -329,10 +330,10 @@ func reservations(t *testing.T, l *lab) {
 		t.Error("resv-report does not show the key")
 	}
 	if _, err := tryRun("nvme", "resv-acquire", ns, "--crkey=0x9999", "--rtype=1", "--racqa=0"); err == nil {
-		t.Error("a reservation is acquired with another key than was registered")
+		t.Error("a reservation is acquired with a key that was not registered")
 	}
-	// Another host, which cannot be Linux's of the same machine, may read under
-	// write exclusive, and not write.
+	// Another host may read but not write under write exclusive. One machine has only one
+	// Linux host, so the other one is ours.
 	other, err := ourHost{}.connect(t, s, options{host: otherHost})
 	must(t, err)
 	d := other.device(1)
@@ -344,9 +345,9 @@ func reservations(t *testing.T, l *lab) {
 	must(t, block.WriteAt(d, pattern(unit, 1), 0))
 }
 
-// proveAgain waits for each proof before it changes a key: when a connection ends
-// while Linux 6.12 authenticates again, its recovery waits for that, and that for
-// the recovery.
+// proveAgain waits for each authentication before it changes a key. In Linux 6.12, if a
+// connection ends during reauthentication, the recovery and the reauthentication wait for
+// each other.
 func proveAgain(t *testing.T, l *lab) {
 	a := access{host: testHost, hostKey: newKey(t, dhchap.SHA256), controllerKey: newKey(t, dhchap.SHA256)}
 	s := l.target.serve(t, spec{namespaces: map[uint32]int64{1: 8 * mib}, allow: &a}).(*ourSubsystem)

@@ -11,20 +11,18 @@
 //	make test                     the two of ours with Linux's, on 6.1
 //	go test ./e2e/interop         our host on our target, anywhere
 //
-// Linux with itself is there to show that the cases ask for nothing that Linux
-// does not do, and that the suite would notice. Both ends of a pair run in one
-// machine, over its loopback; ours run in the test's process, so that a case
-// can do anything to them. Where a case needs a network that fails, a proxy in
-// the process is that network.
+// The pair of Linux with itself shows that the cases demand only what Linux does, and that
+// the suite would notice otherwise. Both ends of a pair run in one machine and use its
+// loopback. Ours run in the test's process, so that a case can do anything to them. Where a
+// case needs network failures, a proxy in the process causes them.
 //
 // # The intent of blktests
 //
-// The cases make the tests of blktests' nvme group again, by what those say they
-// are about, and carry their numbers. (L) is only for Linux's host: a program or
-// file of it. (A) needs DH-HMAC-CHAP in the kernel: 6.12, Debian's 6.1 is built
-// without; ffdhe6144 takes it half a minute a queue in an emulated machine (8192
-// not a second) and is left to ours with ours. What cannot apply is left out, for
-// the reason that is told.
+// The cases repeat the tests of blktests' nvme group by their stated intent, and carry
+// their numbers. (L) applies only to Linux's host: to a program or file of it. (A) needs
+// DH-HMAC-CHAP in the kernel, which 6.12 has and Debian's 6.1 has not. ffdhe6144 takes
+// Linux half a minute per queue in an emulated machine (8192 less than a second), so only
+// our own pair runs it. Tests that cannot apply are left out, with the reason.
 //
 //	002  many subsystems and discovery       discovery lists every subsystem once
 //	003  keep alives of discovery            a discovery controller is kept alive (L)
@@ -88,7 +86,7 @@
 //	068  delayed removal of a multipath      left out: Linux's own since 6.16, nothing on the wire
 //	069  life time of a multipath device     left out: Linux's own, nothing on the wire
 //
-// Numbers that are missing were given up by blktests. Cases without a number are
-// of issues that it has none for: a path that breaks, a silent network, a host
-// that is refused, what nvme-cli makes of Identify and ANA.
+// blktests no longer uses the missing numbers. Cases without a number cover topics that
+// blktests lacks: a path that breaks, a silent network, a refused host, and nvme-cli's
+// reading of Identify and ANA.
 package interop

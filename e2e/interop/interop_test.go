@@ -7,11 +7,11 @@ import (
 	"testing"
 )
 
-// onKernel skips what needs a kernel of its own, with nvme-tcp and nvmet-tcp.
+// onKernel skips tests that need a kernel of their own, with nvme-tcp and nvmet-tcp.
 func onKernel(t *testing.T) {
 	t.Helper()
 	if os.Getenv("WEFT_GUEST") == "" {
-		t.Skip("needs a kernel of its own: make interop")
+		t.Skip("needs its own kernel: run make interop")
 	}
 }
 
@@ -22,8 +22,7 @@ func TestLinuxHostOnOurTarget(t *testing.T) {
 	runAll(t, l, linuxCases())
 }
 
-// TestLinuxHostOnLinuxTarget shows that the cases ask for nothing that Linux
-// does not do with itself.
+// TestLinuxHostOnLinuxTarget shows that the cases demand only what Linux does with itself.
 func TestLinuxHostOnLinuxTarget(t *testing.T) {
 	onKernel(t)
 	l := &lab{target: linuxTarget{}, host: linuxHost{}}

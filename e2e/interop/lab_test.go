@@ -19,7 +19,7 @@ import (
 	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
-// lab is a pair of ends that a case runs on.
+// lab is the pair of ends that a case runs on.
 type lab struct {
 	target target
 	host   host
@@ -31,25 +31,25 @@ type target interface {
 	ours() bool
 }
 
-// spec is a subsystem to be served. All of its namespaces are in ANA group 1.
+// spec describes a subsystem to serve. All of its namespaces are in ANA group 1.
 type spec struct {
 	namespaces map[uint32]int64 // nsid to bytes
 	ports      int              // 0 means 1
-	queues     int              // I/O queues that a host may have; 0: the target's default
-	allow      *access          // nil: any host, without proof
-	more       int              // so many further subsystems, with nothing in them, on the same ports
+	queues     int              // limit of a host's I/O queues; 0: the target's default
+	allow      *access          // nil: any host, without authentication
+	more       int              // number of additional, empty subsystems on the same ports
 }
 
-// access is one host that may connect, and how it has to prove itself.
+// access is the one host that may connect, and how it must authenticate.
 type access struct {
 	host          block.Host
 	hostKey       dhchap.Key
 	controllerKey dhchap.Key
-	hash          dhchap.Hash  // that the target chooses; 0: its default
+	hash          dhchap.Hash  // the target's choice; 0: its default
 	group         dhchap.Group // likewise
 }
 
-// served is a subsystem, with its ports. Its calls end the test on an error.
+// served is a subsystem and its ports. Its methods end the test on an error.
 type served interface {
 	nqn() block.NQN
 	portal(port int) string // address:port
@@ -60,17 +60,17 @@ type served interface {
 	remove(nsid uint32)
 	resize(nsid uint32, size int64)
 	ana(port int, state anaState)
-	unlink(port int) // the subsystem is not reached through the port any more
+	unlink(port int) // hosts can no longer reach the subsystem through the port
 	link(port int)
 	allow(a access)
 
-	// stop takes the whole target away as a crash of it would, start brings it
-	// back with the same content and the given queues (0: as before).
+	// stop takes the whole target down, like a crash. start brings it back with the same
+	// content and the given number of queues (0: as before).
 	stop()
 	start(queues int)
 }
 
-// identity is what there is of a subsystem whoever serves it.
+// identity is what identifies a subsystem, independent of the target that serves it.
 type identity struct {
 	t     *testing.T
 	name  block.NQN
@@ -114,11 +114,11 @@ const (
 // host connects to subsystems.
 type host interface {
 	connect(t *testing.T, s served, o options) (session, error)
-	discover(t *testing.T, portal string, id block.Host) map[entry]int // how often each is listed
+	discover(t *testing.T, portal string, id block.Host) map[entry]int // how many times each is listed
 	ours() bool
 }
 
-// entry is what discovery lists.
+// entry is an entry that discovery lists.
 type entry struct {
 	nqn    block.NQN
 	portal string
@@ -126,13 +126,13 @@ type entry struct {
 
 const discoveryNQN = "nqn.2014-08.org.nvmexpress.discovery"
 
-// options are how a host connects.
+// options say how a host connects.
 type options struct {
 	host          block.Host // zero: testHost
 	portals       []string   // empty: the first port of the subsystem
 	queues        int        // 0: 2
 	keepAlive     time.Duration
-	once          bool // our host: it does not try to connect again
+	once          bool // our host: it does not reconnect
 	headerDigest  bool
 	dataDigest    bool
 	hostKey       dhchap.Key
@@ -155,16 +155,16 @@ func (o options) withDefaults(s served) options {
 	return o
 }
 
-// session is a connected host: one controller per portal, in the order of the
-// options, one device per namespace over all of them.
+// session is a connected host. It has one controller per portal, in the order of the
+// options, and one device per namespace over all controllers.
 type session interface {
-	namespaces() map[uint32]int64 // as the host knows them now, with their sizes
+	namespaces() map[uint32]int64 // the host's current view, with sizes
 	device(nsid uint32) block.Device
 	path(nsid uint32) string // of the block device; empty if there is none
-	live(i int) bool         // is controller i connected and serving?
+	live(i int) bool         // reports whether controller i is connected and serving
 	ana(i int, nsid uint32) anaState
 	queues(i int) int // I/O queues of controller i
-	reset(i int)      // drops the controller's connections and connects again
+	reset(i int)      // drops the controller's connections and reconnects
 	disconnect()
 }
 
@@ -173,10 +173,10 @@ var (
 	otherHost = block.HostFromID(block.UUIDFromRandom([16]byte{4, 5, 6}))
 )
 
-// limit is how long anything may take here: machines are emulated.
+// limit is the time limit of every step; it is long because machines are emulated.
 const limit = 60 * time.Second
 
-// eventually waits for what the other end does in its own time.
+// eventually waits for something that the other end does in its own time.
 func eventually(t *testing.T, what string, is func() bool) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -196,7 +196,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// connect is for cases in which the host must get in.
+// connect connects; the host must get in.
 func (l *lab) connect(t *testing.T, s served, o options) session {
 	t.Helper()
 	c, err := l.host.connect(t, s, o)
@@ -206,7 +206,7 @@ func (l *lab) connect(t *testing.T, s served, o options) session {
 	return c
 }
 
-// refused is for cases in which the host must not get in.
+// refused tries to connect; the host must not get in.
 func (l *lab) refused(t *testing.T, s served, o options, who string) {
 	t.Helper()
 	o.once = true
@@ -217,7 +217,7 @@ func (l *lab) refused(t *testing.T, s served, o options, who string) {
 	}
 }
 
-// up serves one namespace of the size, connects to it, and gives its device.
+// up serves one namespace of the size, connects to it, and returns its device.
 func (l *lab) up(t *testing.T, size int64, o options) (served, session, block.Device) {
 	t.Helper()
 	s := l.target.serve(t, spec{namespaces: map[uint32]int64{1: size}})
@@ -227,19 +227,19 @@ func (l *lab) up(t *testing.T, size int64, o options) (served, session, block.De
 
 var serial atomic.Int64
 
-// newNQN names a subsystem that no other test has.
+// newNQN returns a name that no other test uses.
 func newNQN() block.NQN {
 	return block.NQN(fmt.Sprintf("nqn.2014-08.org.nvmexpress:uuid:%s", block.UUIDFromRandom(newID(0))))
 }
 
 func newID(nsid uint32) (id [16]byte) {
 	binary.BigEndian.PutUint32(id[0:], uint32(os.Getpid()))
-	binary.BigEndian.PutUint32(id[9:], nsid) // bytes 6 and 8 are not all of a UUID's own
+	binary.BigEndian.PutUint32(id[9:], nsid) // bytes 6 and 8 hold a UUID's version and variant
 	binary.BigEndian.PutUint16(id[4:], uint16(serial.Add(1)))
 	return id
 }
 
-// freePort is a TCP port that nobody listens on.
+// freePort is a TCP port that is not in use.
 func freePort(t *testing.T) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/proto/nvmetcp/backend"
+	"weft.dev/weft/target/backend"
 )
 
 // linuxHost is the kernel's nvme-tcp.
@@ -65,7 +65,7 @@ func optionLine(nqn block.NQN, portal string, o options) string {
 	return line
 }
 
-// fabricsConnect makes a controller and gives its number.
+// fabricsConnect creates a controller and returns its number.
 func fabricsConnect(line string) (instance int, err error) {
 	fd, err := unix.Open("/dev/nvme-fabrics", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -96,7 +96,7 @@ func (linuxHost) discover(t *testing.T, portal string, id block.Host) map[entry]
 			Service string    `json:"trsvcid"`
 		} `json:"records"`
 	}
-	if strings.HasPrefix(strings.TrimSpace(out), "{") { // else it says that there is nothing
+	if strings.HasPrefix(strings.TrimSpace(out), "{") { // otherwise the output says that there is nothing
 		if err := json.Unmarshal([]byte(out), &log); err != nil {
 			t.Fatalf("%v in what nvme discover says:\n%s", err, out)
 		}
@@ -108,7 +108,7 @@ func (linuxHost) discover(t *testing.T, portal string, id block.Host) map[entry]
 	return found
 }
 
-// run runs a program that must succeed, and gives what it prints.
+// run runs a program that must succeed, and returns its output.
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := tryRun(name, args...)
@@ -135,7 +135,7 @@ func lbaSize(path string) int {
 	return n
 }
 
-// heads finds the subsystem's block devices: name to nsid.
+// heads returns the subsystem's block devices, by NSID.
 func (c *linuxSession) heads() map[uint32]string {
 	found := map[uint32]string{}
 	all, _ := filepath.Glob("/sys/block/nvme*n*")

@@ -24,7 +24,7 @@ func (linuxTarget) ours() bool { return false }
 
 var nextPort atomic.Int64
 
-// nvmetSubsystem is a subsystem with ports of its own.
+// nvmetSubsystem is a subsystem with its own ports.
 type nvmetSubsystem struct {
 	identity
 	ids []string // of ports

@@ -30,13 +30,13 @@ type ourSession struct {
 	wires       []*wires
 }
 
-// wires are the connections of one controller that are open.
+// wires are the open connections of one controller.
 type wires struct {
 	mu   sync.Mutex
 	open map[net.Conn]struct{}
 }
 
-// wire takes itself off its list when it is closed.
+// wire is a connection that removes itself from its list when closed.
 type wire struct {
 	*net.TCPConn
 	list *wires
@@ -154,7 +154,7 @@ func (c *ourSession) ana(i int, nsid uint32) anaState {
 func (c *ourSession) queues(i int) int {
 	c.wires[i].mu.Lock()
 	defer c.wires[i].mu.Unlock()
-	return len(c.wires[i].open) - 1 // the admin queue
+	return len(c.wires[i].open) - 1 // without the admin queue
 }
 
 // reset breaks the connections, and waits until the host has noticed.

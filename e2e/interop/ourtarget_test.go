@@ -11,9 +11,9 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp"
-	"weft.dev/weft/proto/nvmetcp/backend"
 	"weft.dev/weft/proto/nvmetcp/controller"
 	"weft.dev/weft/proto/nvmetcp/dhchap"
+	"weft.dev/weft/target/backend"
 )
 
 // ourTarget is proto/nvmetcp/controller, in this process.
@@ -21,12 +21,12 @@ type ourTarget struct{}
 
 func (ourTarget) ours() bool { return true }
 
-// ourSubsystem is a target of its own with one subsystem.
+// ourSubsystem is a target with one subsystem.
 type ourSubsystem struct {
 	identity
 	devices map[uint32]*backend.File
 
-	proofs    atomic.Int64 // how often a host has proved itself to a queue
+	proofs    atomic.Int64 // how many times a host has authenticated to a queue
 	target    *controller.Target
 	subsystem *controller.Subsystem
 	ports     []*controller.Port
@@ -48,9 +48,9 @@ func (o *ourSubsystem) start(queues int) {
 	must(o.t, err)
 	o.subsystem, err = o.target.AddSubsystem(controller.SubsystemConfig{
 		NQN: o.name, Serial: "WEFT0001", Hosts: o.hosts(), AllowAnyHost: o.spec.allow == nil,
-		// As our agent has it: else a write that an old connection has left in the
-		// device may land after its retry on the new one. A host of two paths has two
-		// controllers.
+		// As our agent sets it: without it, a write that an old connection left in the
+		// device may land after its retry on the new connection. A host with two paths has
+		// two controllers.
 		OnePerHost: o.spec.ports < 2,
 	})
 	must(o.t, err)
@@ -73,9 +73,9 @@ func (o *ourSubsystem) start(queues int) {
 	}
 }
 
-// count counts what the target's log says.
+// count counts messages in the target's log.
 func (o *ourSubsystem) count(_ []string, a slog.Attr) slog.Attr {
-	if a.Key == slog.MessageKey && a.Value.String() == "host has proved itself" {
+	if a.Key == slog.MessageKey && a.Value.String() == "host authenticated" {
 		o.proofs.Add(1)
 	}
 	return a

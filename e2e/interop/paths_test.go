@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// twoPaths connects through two ports, each with a network of its own.
+// twoPaths connects through two ports, each with its own network.
 func twoPaths(t *testing.T, l *lab, o options) (served, session, [2]*proxy) {
 	t.Helper()
 	s := l.target.serve(t, spec{namespaces: map[uint32]int64{1: 8 * mib}, ports: 2})
@@ -32,7 +32,7 @@ func anaUnderLoad(t *testing.T, l *lab) {
 		})
 		w.moves(t)
 	}
-	// With no path at all requests wait, and nobody sees an error.
+	// Without any path requests wait, and the application sees no error.
 	s.ana(0, inaccessible)
 	s.ana(1, inaccessible)
 	w.rests(t)
@@ -56,9 +56,9 @@ func pathBreaks(t *testing.T, l *lab) {
 	w.end(t)
 }
 
-// silence takes the network away for longer than the keep-alive time: the
-// target must give the host up, the host must give the connection up, and
-// requests under way must end well when the network is back.
+// silence interrupts the network for longer than the keep-alive timeout. The target must
+// drop the host, the host must drop the connection, and outstanding requests must succeed
+// once the network is back.
 func silence(t *testing.T, l *lab) {
 	s := l.target.serve(t, spec{namespaces: map[uint32]int64{1: 8 * mib}})
 	p := newProxy(t, s.portal(0))

@@ -9,14 +9,14 @@ import (
 	"testing"
 )
 
-// proxy stands between a host and a target and is the network between them: it
-// can go silent, and it can break connections.
+// proxy is the network between a host and a target. It can fall silent and break
+// connections.
 type proxy struct {
 	listener net.Listener
 	to       string
 
 	mu     sync.Mutex
-	silent chan struct{} // closed when it is over; nil: not silent
+	silent chan struct{} // closed when the silence ends; nil: not silent
 	refuse bool
 	conns  map[net.Conn]struct{}
 	ended  int // connections that the target has closed
@@ -46,7 +46,8 @@ func newProxy(t *testing.T, to string) *proxy {
 
 func (p *proxy) portal() string { return p.listener.Addr().String() }
 
-// mute: what either side sends arrives nowhere and nobody is told, as with a cable that is out.
+// mute makes all traffic vanish without notice to either side, as if the cable were
+// unplugged.
 func (p *proxy) mute() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -55,7 +56,7 @@ func (p *proxy) mute() {
 	}
 }
 
-// listen ends that. What was sent meanwhile arrives then.
+// listen ends mute. What was sent meanwhile then arrives.
 func (p *proxy) listen() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -65,7 +66,7 @@ func (p *proxy) listen() {
 	}
 }
 
-// refuseAll, if true, breaks all connections and takes no more.
+// refuseAll(true) breaks all connections and accepts no new ones.
 func (p *proxy) refuseAll(refuse bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,7 +83,7 @@ func (p *proxy) breakLocked() {
 	}
 }
 
-// givenUp is how many connections the target has closed by itself.
+// givenUp is the number of connections that the target has closed by itself.
 func (p *proxy) givenUp() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -137,7 +138,7 @@ func (p *proxy) carry(from net.Conn) {
 	<-up
 }
 
-// pump carries what comes from one side to the other.
+// pump copies data from one side to the other.
 func (p *proxy) pump(to io.Writer, from io.Reader, fromTarget bool) {
 	buf := make([]byte, 64<<10)
 	for {

@@ -10,15 +10,15 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/proto/nvmetcp/backend"
+	"weft.dev/weft/proto/block/ramdisk"
 )
 
-// forgetful answers some requests without doing them.
+// forgetful answers some requests without executing them.
 type forgetful struct {
 	block.Device
 	n      atomic.Int64
 	forget func(n int64, io *block.IO) bool
-	answer func(io *block.IO) // to what is forgotten
+	answer func(io *block.IO) // answers what is not executed
 }
 
 func (f *forgetful) Submit(io *block.IO) {
@@ -35,7 +35,7 @@ func TestTheWriterNoticesWhatIsLost(t *testing.T) {
 		"a read now and then":  func(n int64, io *block.IO) bool { return n%50 == 0 && io.Op == block.OpRead },
 		"all to 1 MiB":         func(n int64, io *block.IO) bool { return n > 200 && io.Op == block.OpWrite && io.Off < mib },
 	} {
-		d := &forgetful{Device: backend.NewMemory(8*mib, 512), forget: forget, answer: func(io *block.IO) { io.Complete(nil) }}
+		d := &forgetful{Device: ramdisk.New(8*mib, 512), forget: forget, answer: func(io *block.IO) { io.Complete(nil) }}
 		w := load(t, d, 8*mib)
 		eventually(t, "the writer notices that it loses "+name, func() bool { return w.failed() != nil })
 		close(w.stop)
@@ -44,11 +44,12 @@ func TestTheWriterNoticesWhatIsLost(t *testing.T) {
 }
 
 func TestTheWriterFindsOneLostWriteAtItsEnd(t *testing.T) {
-	// The lost write is the last to its place: the writer ends before it is answered.
+	// The lost write is the last one to its place, because the writer ends before its
+	// answer.
 	var lost atomic.Bool
 	forgotten, end := make(chan struct{}), make(chan struct{})
 	d := &forgetful{
-		Device: backend.NewMemory(8*mib, 512),
+		Device: ramdisk.New(8*mib, 512),
 		forget: func(n int64, io *block.IO) bool {
 			return n > 500 && io.Op == block.OpWrite && lost.CompareAndSwap(false, true)
 		},
@@ -64,15 +65,15 @@ func TestTheWriterFindsOneLostWriteAtItsEnd(t *testing.T) {
 	close(end)
 	w.done.Wait()
 	if err := w.failed(); err != nil {
-		t.Fatalf("the writer noticed it before: %v", err)
+		t.Fatalf("the writer failed before the lost write: %v", err)
 	}
 	if w.verify(w.dev) == nil {
-		t.Error("the writer does not find the write that is lost")
+		t.Error("the writer does not find the lost write")
 	}
 }
 
 func TestTheWriterFindsNothingWhereNothingIsLost(t *testing.T) {
-	d := &forgetful{Device: backend.NewMemory(8*mib, 512)}
+	d := &forgetful{Device: ramdisk.New(8*mib, 512)}
 	w := load(t, d, 8*mib)
 	for range 5 {
 		w.moves(t)

@@ -14,8 +14,8 @@ import (
 //go:embed doc.go
 var doc string
 
-// givenUp are numbers below 070 that blktests does not use any more: they became
-// variants of others.
+// givenUp are numbers below 070 that blktests no longer uses; they became variants of other
+// tests.
 var givenUp = []string{"001", "007", "009", "011", "013", "015", "020", "024"}
 
 func TestTheTableTellsOfEachTestOfBlktests(t *testing.T) {

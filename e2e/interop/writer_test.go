@@ -14,18 +14,17 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/proto/nvmetcp/backend"
+	"weft.dev/weft/target/backend"
 )
 
 const (
-	unit     = 4 << 10   // what is told apart
-	slotSize = 128 << 10 // what one worker writes or reads at most: beyond in-capsule data
-	depth    = 32        // requests under way together
+	unit     = 4 << 10   // unit of checking
+	slotSize = 128 << 10 // largest request of a worker: beyond in-capsule data
+	depth    = 32        // requests in flight
 )
 
-// writer writes to a device at depth 32, reads back what it wrote, and knows
-// every unit's content: each request is one worker's, and no two workers share
-// a slot.
+// writer writes to a device at depth 32 and reads back what it wrote. It knows each unit's
+// content, because each request belongs to one worker and no two workers share a slot.
 type writer struct {
 	dev    block.Device
 	stop   chan struct{}
@@ -33,10 +32,10 @@ type writer struct {
 	ops    atomic.Int64
 	mu     sync.Mutex
 	err    error
-	phases [][]uint64 // per slot and unit: how often it was written
+	phases [][]uint64 // per slot and unit: number of writes
 }
 
-// load starts a writer on the device's first bytes.
+// load starts a writer on the start of the device.
 func load(t *testing.T, dev block.Device, size int64) *writer {
 	t.Helper()
 	w := &writer{dev: dev, stop: make(chan struct{}), phases: make([][]uint64, size/slotSize)}
@@ -123,15 +122,15 @@ func (w *writer) check(slot, first, units int, buf []byte) error {
 	return nil
 }
 
-// moves waits until the writer has got some way, from here.
+// moves waits until the writer has made progress from now on.
 func (w *writer) moves(t *testing.T) {
 	t.Helper()
 	from := w.ops.Load()
-	eventually(t, "the writer goes on", func() bool { return w.failed() != nil || w.ops.Load() > from+2*depth })
+	eventually(t, "the writer continues", func() bool { return w.failed() != nil || w.ops.Load() > from+2*depth })
 	must(t, w.failed())
 }
 
-// rests tells that no request has ended for a while: all are held.
+// rests returns when no request has completed for a while, so that all are held.
 func (w *writer) rests(t *testing.T) {
 	t.Helper()
 	from := w.ops.Load()
@@ -167,7 +166,7 @@ func (w *writer) checkAll(t *testing.T, dev block.Device) {
 	must(t, w.verify(dev))
 }
 
-// verify says what is not on dev as it was written last.
+// verify returns an error if dev does not hold the last writes.
 func (w *writer) verify(dev block.Device) error {
 	w.dev = dev
 	buf := backend.Aligned(slotSize)

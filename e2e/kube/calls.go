@@ -18,24 +18,23 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Call is one RPC on its way from Kubernetes to the driver.
+// Call is an RPC from Kubernetes to the driver.
 type Call struct {
 	Where  string // "controller", or a node's name
 	Method string // NodeStageVolume
-	// Forward asks the driver, and gives its answer's error.
+	// Forward sends the call to the driver and returns the answer's error.
 	Forward func() error
 }
 
-// calls stands between Kubernetes and each of the driver's sockets, so that a test
-// can end what serves a call at a moment that it chooses. It knows nothing of the
-// messages.
+// calls stands between Kubernetes and each of the driver's sockets, so that a test can kill
+// a process in the middle of a call. It does not parse the messages.
 type calls struct {
 	mu   sync.Mutex
-	hook func(Call) error // nil: all are forwarded
+	hook func(Call) error // nil: forward all calls
 }
 
-// OnCall has hook see each call from now on, in place of the one before; nil ends
-// it. What the hook returns is the call's error. It is called concurrently.
+// OnCall sets the hook, which gets each call from now on; nil removes it. The hook's result
+// is the call's error. It is called concurrently.
 func (l *Lab) OnCall(hook func(Call) error) {
 	l.calls.mu.Lock()
 	defer l.calls.mu.Unlock()
@@ -52,7 +51,7 @@ func (c *calls) handle(call Call) error {
 	return hook(call)
 }
 
-// listen answers on the socket front by asking the driver's.
+// listen answers on the socket front by forwarding calls to the driver's socket.
 func (c *calls) listen(l *Lab, where, driver, front string) error {
 	conn, err := grpc.NewClient("unix://"+driver, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(frames{}), grpc.WaitForReady(true)))
@@ -83,7 +82,8 @@ func (c *calls) forward(stream grpc.ServerStream, conn *grpc.ClientConn, where s
 	if err := stream.RecvMsg(&request); err != nil {
 		return err
 	}
-	// The buffer is the transport's, and gone when the call is forwarded twice.
+	// Copy the data: the transport owns the buffer and frees it, and a call may be
+	// forwarded twice.
 	request.data = mem.BufferSlice{mem.SliceBuffer(request.data.Materialize())}
 	ctx := stream.Context()
 	if sent, ok := metadata.FromIncomingContext(ctx); ok {
@@ -96,12 +96,12 @@ func (c *calls) forward(stream grpc.ServerStream, conn *grpc.ClientConn, where s
 		return err
 	}
 	if answer.data == nil {
-		return status.Error(codes.Internal, "the test has answered without an answer")
+		return status.Error(codes.Internal, "the test did not forward the call")
 	}
 	return stream.SendMsg(&answer)
 }
 
-// frame is a message as it is on the wire.
+// frame is an unparsed message.
 type frame struct{ data mem.BufferSlice }
 
 // frames is the codec of frame.

@@ -21,17 +21,17 @@ import (
 	"weft.dev/weft/e2e/kube/parts"
 )
 
-// Services' addresses, which kube-proxy would give their meaning to: of the API
-// server, and of the manager, whose name DNS would know.
+// Service addresses of the API server and of the manager. The test does kube-proxy's work
+// for them, and replaces the manager's DNS name by its address.
 const (
 	apiService     = "10.0.0.1"
 	managerService = "10.0.0.20"
 )
 
-// TestChartRunsWeft runs what the chart installs, as pods of the image: nothing of
-// Weft is a process of the lab's. The manifests are changed in three places: the
-// manager is called by address, there is no /lib/modules of the machine's, and a
-// file is a drive.
+// TestChartRunsWeft runs everything that the chart installs, as pods of the image; the lab
+// runs no Weft process itself. It changes the manifests in three places: the manager is
+// reached by address, the machine's /lib/modules is not mounted, and a file serves as
+// drive.
 func TestChartRunsWeft(t *testing.T) {
 	l := Start(t, Options{Empty: true})
 	t.Cleanup(func() {
@@ -95,8 +95,8 @@ func TestChartRunsWeft(t *testing.T) {
 	})
 }
 
-// sample runs the GPU pod of the examples. There is no GPU and none of its image;
-// all else is as it is, but for the sizes.
+// sample runs the GPU pod of the examples, without the GPU and with another image.
+// Otherwise only sizes are changed.
 func sample(t *testing.T, l *Lab) {
 	t.Helper()
 	l.Kubectl("patch", "node", "n2", "--subresource=status", "--type=merge", `--patch={"status":{"capacity":{"nvidia.com/gpu":"1"}}}`)
@@ -108,13 +108,13 @@ func sample(t *testing.T, l *Lab) {
 	is(t, "the pod's node", l.Kubectl("get", "pod", "train", "--output=jsonpath={.spec.nodeName}"), "n2")
 	for _, dir := range []string{"/scratch", "/checkpoints"} {
 		is(t, "the file system on "+dir, sh(l, "train", "grep ' "+dir+" ' /proc/mounts | cut -d' ' -f3"), "xfs")
-		sh(l, "train", "echo written > "+dir+"/by-user-1000") // by fsGroup
+		sh(l, "train", "echo written > "+dir+"/by-user-1000") // allowed by fsGroup
 	}
 }
 
-// claimIsTold: who describes a claim sees that a copy of its volume was lost with a
-// target, and that it was made good. The target's node is no storage node meanwhile:
-// a pod that is only deleted may be back before anybody has missed it.
+// claimIsTold checks the events on a claim: they report that its volume lost a copy with a
+// target, and that the copy was restored. The target's node stops being a storage node
+// meanwhile: a pod that is only deleted may return before its absence is noticed.
 func claimIsTold(l *Lab) {
 	l.t.Helper()
 	for _, step := range []struct{ label, event string }{
@@ -132,21 +132,21 @@ func claimIsTold(l *Lab) {
 	}
 }
 
-// nobodyWasForbidden looks for what a sidecar's rights lack.
+// nobodyWasForbidden looks for RBAC rights that a sidecar lacks.
 func (l *Lab) nobodyWasForbidden() {
 	l.t.Helper()
 	out := l.Kubectl("logs", "--namespace="+namespace, "--selector=app.kubernetes.io/component=controller", "--all-containers", "--prefix", "--tail=-1", "--max-log-requests=50")
 	for line := range strings.Lines(out) {
 		if strings.Contains(line, "forbidden") {
-			l.t.Error("the chart's rights do not suffice: ", line)
+			l.t.Error("the chart's rights are not sufficient: ", line)
 		}
 	}
 	if !strings.Contains(out, "Successfully acquired lease") {
-		l.t.Errorf("no sidecar leads:\n%s", out)
+		l.t.Errorf("no sidecar holds its lease:\n%s", out)
 	}
 }
 
-// weft is a command in the manager's pod, as the guide shows it.
+// weft runs a command in the manager's pod, as the guide shows it.
 func weft(l *Lab, args ...string) (string, error) {
 	return l.TryKubectl(append([]string{"--namespace=" + namespace, "exec", "weft-volmgr-0", "--", "weft"}, args...)...)
 }
@@ -186,7 +186,7 @@ func chartFile(t *testing.T, name string) string {
 	return manifest
 }
 
-// storeVolume is for the manager's claim.
+// storeVolume is the volume for the manager's claim.
 const storeVolume = `apiVersion: v1
 kind: PersistentVolume
 metadata: {name: store}
@@ -202,8 +202,8 @@ spec:
       - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [n1]}]
 `
 
-// importChart builds the image, and those of the sidecars of their programs, and
-// brings them to the nodes.
+// importChart builds Weft's image, and images of the sidecar programs, and imports them on
+// the nodes.
 func (l *Lab) importChart() {
 	l.t.Helper()
 	build := exec.Command("go", "run", "../../deploy/image", "-program", l.place.Weft, "-out", l.dir)
@@ -229,7 +229,7 @@ func (l *Lab) importChart() {
 	}
 }
 
-// serve answers on a service's address with what is behind it.
+// serve forwards connections to a service's address to the server behind it.
 func (l *Lab) serve(address string, behind func() (string, error)) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -259,7 +259,7 @@ func relay(conn net.Conn, behind func() (string, error)) {
 	defer conn.Close()
 	address, err := behind()
 	if err != nil {
-		return // the other end sees that nobody is there, and asks again
+		return // the client sees that the server is gone, and retries
 	}
 	other, err := net.DialTimeout("tcp", address, 5*time.Second)
 	if err != nil {
@@ -276,7 +276,7 @@ func relay(conn net.Conn, behind func() (string, error)) {
 func (l *Lab) rolledOut(what string) {
 	l.t.Helper()
 	if _, err := l.TryKubectl("--namespace="+namespace, "rollout", "status", what, "--timeout=180s"); err != nil {
-		// A DaemonSet that is updated by hand has no rollout to ask for.
+		// A DaemonSet with the update strategy OnDelete has no rollout status.
 		if !strings.Contains(err.Error(), "OnDelete") && !strings.Contains(err.Error(), "RollingUpdate") {
 			l.t.Fatal(err)
 		}
@@ -290,7 +290,7 @@ func (l *Lab) rolledOut(what string) {
 	}
 }
 
-// podsTrouble is what an operator would look at first.
+// podsTrouble is the output that an operator would look at first.
 func (l *Lab) podsTrouble() string {
 	var all strings.Builder
 	for _, args := range [][]string{

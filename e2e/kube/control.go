@@ -41,7 +41,7 @@ func (l *Lab) startControlPlane() error {
 	if err != nil {
 		return err
 	}
-	// It waits for etcd itself.
+	// The API server waits for etcd itself.
 	s := l.secrets
 	err = l.start("kube-apiserver", "kube-apiserver", "--etcd-servers="+etcd,
 		"--bind-address="+controlAddress, "--advertise-address="+controlAddress, "--secure-port=6443", "--endpoint-reconciler-type=none",
@@ -67,7 +67,7 @@ func (l *Lab) startControlPlane() error {
 	return l.start("kube-scheduler", "kube-scheduler", config, "--leader-elect=false", "--bind-address=127.0.0.1", "--feature-gates="+l.options.Gates)
 }
 
-// awaitReady waits until the API server says that it is ready.
+// awaitReady waits until the API server reports that it is ready.
 func (l *Lab) awaitReady(patience time.Duration) error {
 	authority, err := os.ReadFile(l.secrets.file("ca.crt"))
 	if err != nil {
@@ -98,7 +98,7 @@ func (l *Lab) awaitReady(patience time.Duration) error {
 	})
 }
 
-// writeKubeconfig writes the file that a client finds the API server by.
+// writeKubeconfig writes a client's configuration for the API server.
 func (l *Lab) writeKubeconfig(file, token string) error {
 	text := fmt.Sprintf(`apiVersion: v1
 kind: Config
@@ -110,7 +110,7 @@ current-context: lab
 	return os.WriteFile(file, []byte(text), 0o600)
 }
 
-// start starts a program of the lab that is on no node.
+// start starts a program of the lab outside of the nodes.
 func (l *Lab) start(name, program string, args ...string) error {
 	if !filepath.IsAbs(program) {
 		program = l.parts.Program(program)
@@ -127,14 +127,14 @@ func (l *Lab) start(name, program string, args ...string) error {
 	return err
 }
 
-// program is what was started last under a name.
+// program is the last program started under a name.
 func (l *Lab) program(name string) *Process {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.programs[name]
 }
 
-// poll calls check until it gives nil or ctx ends; the error is check's last.
+// poll calls check until it returns nil or ctx ends. It returns check's last error.
 func poll(ctx context.Context, every time.Duration, check func() error) error {
 	for tick := time.NewTicker(every); ; {
 		err := check()

@@ -21,9 +21,9 @@ const (
 	manifests  = "../../deploy/kubernetes"
 )
 
-// startDriver brings the product's own manifests in, as far as they are not about
-// where programs run: here these are processes, which the manifests' arguments
-// and the rights of their ServiceAccount are given to.
+// startDriver applies the product's own manifests, except for those that run programs. The
+// programs run as processes here, with the arguments of the manifests and the rights of
+// their ServiceAccount.
 func (l *Lab) startDriver() error {
 	for _, file := range []string{"namespace.yaml", "rbac-controller.yaml", "csidriver.yaml", "storageclasses.yaml"} {
 		if _, err := l.TryKubectl("apply", "--filename="+filepath.Join(manifests, file)); err != nil {
@@ -61,8 +61,7 @@ func (l *Lab) file(name string) string  { return filepath.Join(l.dir, name) }
 func (l *Lab) accountConfig() string    { return l.file("account.kubeconfig") }
 func (l *Lab) controllerSocket() string { return l.file("controller.sock") }
 
-// StartController starts the driver's controller service, for the first time or
-// again.
+// StartController starts or restarts the driver's controller service.
 func (l *Lab) StartController() error {
 	return l.start("controller", l.place.Weft, "csi", "--mode", "controller", "--manager", manager, "--endpoint", "unix://"+l.controllerSocket(), "--log-level", "debug")
 }
@@ -70,14 +69,13 @@ func (l *Lab) StartController() error {
 // Controller is the process of the driver's controller service.
 func (l *Lab) Controller() *Process { return l.program("controller") }
 
-// Where the driver's node service answers, below /var, and where the kubelet
-// calls it.
+// The socket of the driver's node service, below /var, and the one that the kubelet uses.
 const (
 	driverSocket  = "lib/weft/csi.sock"
 	kubeletSocket = "lib/kubelet/plugins/" + driverName + "/csi.sock"
 )
 
-// StartDriver starts the driver's node service, for the first time or again.
+// StartDriver starts or restarts the driver's node service.
 func (n *Node) StartDriver() error {
 	for _, d := range []string{filepath.Dir(kubeletSocket), "lib/kubelet/plugins_registry"} {
 		if err := os.MkdirAll(n.file("var/"+d), 0o755); err != nil {
@@ -88,7 +86,7 @@ func (n *Node) StartDriver() error {
 		"--endpoint", "unix:///var/"+driverSocket, "--kubelet-socket", "/var/"+kubeletSocket, "--log-level", "debug")
 }
 
-// startSidecars starts the sidecars with the arguments of the Deployment.
+// startSidecars starts the sidecars with the Deployment's arguments.
 func (l *Lab) startSidecars() error {
 	sidecars, err := readSidecars(filepath.Join(manifests, "controller.yaml"))
 	if err != nil {
@@ -105,7 +103,7 @@ func (l *Lab) startSidecars() error {
 	return nil
 }
 
-// sidecarArgs puts the lab's places where the Deployment has the pod's.
+// sidecarArgs replaces the pod's paths in the Deployment's arguments by the lab's.
 func (l *Lab) sidecarArgs(name string, args []string) []string {
 	var all []string
 	for _, a := range args {
@@ -114,7 +112,7 @@ func (l *Lab) sidecarArgs(name string, args []string) []string {
 		case "--csi-address":
 			a = key + "=" + l.file("csi.sock")
 		case "--capacity-ownerref-level":
-			a = key + "=-1" // there is no pod that the objects could belong to
+			a = key + "=-1" // there is no pod to own the objects
 		}
 		all = append(all, strings.ReplaceAll(a, "$(NAMESPACE)", namespace))
 	}
@@ -123,15 +121,14 @@ func (l *Lab) sidecarArgs(name string, args []string) []string {
 		all = append(all, "--capacity-poll-interval=5s")
 	}
 	if name == "csi-provisioner" && l.options.Suite {
-		// Each of its cases has a class, and each class an object per zone, of
-		// which the sidecar by itself writes one a second.
+		// Each case of the suite has a class, and each class one object per zone. By
+		// default the sidecar writes only one object per second.
 		all = append(all, "--kube-api-capacity-qps=100", "--kube-api-capacity-burst=100", "--capacity-threads=4")
 	}
 	return all
 }
 
-// readSidecars reads each sidecar's arguments from the manifest of the
-// controller's Deployment.
+// readSidecars reads each sidecar's arguments from the controller's Deployment.
 func readSidecars(file string) (map[string][]string, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -174,7 +171,7 @@ func (l *Lab) awaitDriver() error {
 	return poll(ctx, 200*time.Millisecond, func() error {
 		out, err := l.TryKubectl("get", "csinode", "--output=jsonpath={.items[*].spec.drivers[*].name}")
 		if err == nil && strings.Count(out, driverName) < len(l.Nodes) {
-			err = errors.New("the driver is not registered on all nodes: it is as " + out)
+			err = errors.New("the driver is not registered on all nodes; the nodes have: " + out)
 		}
 		return err
 	})

@@ -14,7 +14,7 @@ import (
 
 func (n *Node) file(name string) string { return filepath.Join(n.id.Dir, name) }
 
-// startKubernetes starts containerd and the kubelet, and brings the images in.
+// startKubernetes starts containerd and the kubelet, and imports the images.
 func (n *Node) startKubernetes() error {
 	files := map[string]string{
 		"cni/10-pods.conflist": fmt.Sprintf(cniConfig, n.Name, n.file("ipam"), podNetwork(n.id.N)),
@@ -38,7 +38,7 @@ func (n *Node) startKubernetes() error {
 	return n.StartKubelet()
 }
 
-// StartKubelet starts the kubelet, for the first time or again.
+// StartKubelet starts or restarts the kubelet.
 func (n *Node) StartKubelet() error {
 	return n.start("kubelet", n.lab.parts.Program("kubelet"), "--config="+n.file("kubelet.yaml"), "--kubeconfig="+n.file("kubeconfig"),
 		"--hostname-override="+n.Name, "--node-ip="+nodeAddress(n.id.N), "--node-labels=topology.kubernetes.io/zone="+n.Zone,
@@ -58,7 +58,7 @@ func (n *Node) importImages() error {
 	}
 	for _, archive := range n.lab.parts.Images() {
 		if filepath.Base(archive) == "agnhost.tar" && !n.lab.options.Suite {
-			continue // large, and only the suite's pods run it
+			continue // large, and only used by the suite's pods
 		}
 		if _, err := n.Run(append(ctr, "--namespace", "k8s.io", "images", "import", archive)...); err != nil {
 			return err
@@ -73,7 +73,7 @@ const cniConfig = `{"cniVersion": "0.4.0", "name": "pods-%s", "plugins": [
  {"type": "loopback"}]}
 `
 
-// restrict_oom_score_adj: the machine's root may be without CAP_SYS_RESOURCE.
+// restrict_oom_score_adj: the machine's root may lack CAP_SYS_RESOURCE.
 const containerdConfig = `version = 2
 root = %q
 state = %q
@@ -94,7 +94,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
       SystemdCgroup = false
 `
 
-// syncFrequency: the kubelet looks at volumes that grow only as often as at pods.
+// syncFrequency: the kubelet checks growing volumes only as often as it syncs pods.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 containerRuntimeEndpoint: unix://%s

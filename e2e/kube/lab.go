@@ -17,22 +17,22 @@ import (
 	"weft.dev/weft/e2e/kube/parts"
 )
 
-// Options say what a lab consists of. The zero value is two nodes.
+// Options describe a lab. The zero value is two nodes.
 type Options struct {
 	Nodes int    // 0: 2
-	Gates string // feature gates of all of Kubernetes: "CSIVolumeHealth=true"
-	Suite bool   // for Kubernetes' own suite: with its images
+	Gates string // feature gates for all of Kubernetes: "CSIVolumeHealth=true"
+	Suite bool   // with the images that Kubernetes' own suite needs
 	Plain bool   // without the driver and its sidecars
-	Empty bool   // without anything of Weft
+	Empty bool   // without any part of Weft
 	Weft  WeftOptions
 }
 
-// kubeletGates are the gates as the kubelet's configuration has them.
+// kubeletGates are the gates in the syntax of the kubelet's configuration.
 func (o Options) kubeletGates() string { return strings.ReplaceAll(o.Gates, "=", ": ") }
 
-// Lab is a cluster that runs.
+// Lab is a running cluster.
 type Lab struct {
-	Kubeconfig string // of an administrator
+	Kubeconfig string // an administrator's
 	Nodes      []*Node
 	Weft       *Weft
 
@@ -50,8 +50,8 @@ type Lab struct {
 	programs map[string]*Process
 }
 
-// Start starts a cluster, which ends with the test. Where there can be none, the
-// test is skipped and says why; with WEFT_KUBE=required it fails.
+// Start starts a cluster, which ends with the test. Where none can run, it skips the test
+// with the reason; with WEFT_KUBE=required it fails the test.
 func Start(t testing.TB, o Options) *Lab {
 	t.Helper()
 	l := &Lab{t: t, options: o, place: thisPlace(), programs: make(map[string]*Process)}
@@ -95,8 +95,8 @@ func (l *Lab) prepare() (err error) {
 	return nil
 }
 
-// run starts everything. Nodes need the API server only in the end, so images are
-// brought in while it starts.
+// run starts everything. Nodes need the API server only at the end, so their images are
+// imported while it starts.
 func (l *Lab) run() error {
 	for n := 1; n <= l.options.Nodes; n++ {
 		node, err := startNode(l, n, l.options.Nodes)
@@ -110,15 +110,7 @@ func (l *Lab) run() error {
 	if err := l.startControlPlane(); err != nil {
 		return err
 	}
-	failed := make(chan error, len(l.Nodes))
-	for _, n := range l.Nodes {
-		go func() { failed <- n.startKubernetes() }()
-	}
-	var errs []error
-	for range l.Nodes {
-		errs = append(errs, <-failed)
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := l.startNodes(); err != nil {
 		return err
 	}
 	if !l.options.Empty {
@@ -133,15 +125,28 @@ func (l *Lab) run() error {
 			}
 		}
 	}
-	// Pods are refused before the controllers have made it.
+	// Pods are refused until the controllers have created it.
 	if _, err := l.TryKubectl("wait", "serviceaccount/default", "--for=create", "--timeout=60s"); err != nil || l.options.Plain || l.options.Empty {
 		return err
 	}
 	return l.startDriver()
 }
 
-// end ends everything at once: nothing of it is needed any more, and what has to be
-// ended in order is tested where it is the subject.
+// startNodes has all nodes start Kubernetes, at once.
+func (l *Lab) startNodes() error {
+	failed := make(chan error, len(l.Nodes))
+	for _, n := range l.Nodes {
+		go func() { failed <- n.startKubernetes() }()
+	}
+	var errs []error
+	for range l.Nodes {
+		errs = append(errs, <-failed)
+	}
+	return errors.Join(errs...)
+}
+
+// end kills everything at once. Nothing of it is needed any more, and tests of an orderly
+// shutdown do that themselves.
 func (l *Lab) end() {
 	for _, n := range l.Nodes {
 		if err := n.Kill(); err != nil {
@@ -158,7 +163,7 @@ func (l *Lab) end() {
 	}
 }
 
-// TryKubectl runs kubectl and returns what it has printed.
+// TryKubectl runs kubectl and returns its output.
 func (l *Lab) TryKubectl(args ...string) (string, error) { return l.kubectl("", args...) }
 
 func (l *Lab) kubectl(in string, args ...string) (string, error) {
@@ -175,7 +180,7 @@ func (l *Lab) kubectl(in string, args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// Kubectl runs a kubectl that must succeed, and returns what it has printed.
+// Kubectl runs a kubectl command that must succeed, and returns its output.
 func (l *Lab) Kubectl(args ...string) string {
 	l.t.Helper()
 	out, err := l.TryKubectl(args...)
@@ -185,7 +190,7 @@ func (l *Lab) Kubectl(args ...string) string {
 	return out
 }
 
-// Apply makes or changes objects.
+// Apply creates or updates objects.
 func (l *Lab) Apply(manifest string) {
 	l.t.Helper()
 	if _, err := l.kubectl(manifest, "apply", "--filename=-"); err != nil {
@@ -193,7 +198,7 @@ func (l *Lab) Apply(manifest string) {
 	}
 }
 
-// Trouble is what an operator would look at when something is wrong.
+// Trouble is the output that an operator would look at when something is wrong.
 func (l *Lab) Trouble() string {
 	var out strings.Builder
 	for _, args := range [][]string{

@@ -21,8 +21,8 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// A node is lost to the control plane while its pod goes on writing. An operator
-// says that it is out of service, and Kubernetes starts the pod on the other node.
+// The control plane loses a node whose pod continues to write. An operator marks the node
+// as out of service, and Kubernetes starts the pod on the other node.
 func TestKubeLostNode(t *testing.T) {
 	l := Start(t, Options{})
 	s := loseNode(l)
@@ -32,16 +32,16 @@ func TestKubeLostNode(t *testing.T) {
 	if n := zombie.ackedAfter(s.grant); n > 0 {
 		t.Errorf("%d writes of the lost node were acknowledged after the pod was ready on the other one", n)
 	}
-	// Its next write fails, or waits for a volmgr that it cannot reach.
+	// The lost pod's next write fails, or waits for a volmgr that it cannot reach.
 	found := s.files(t, zombie.id)
 	for _, n := range slices.Sorted(maps.Keys(zombie.acked)) {
 		if found[n] != strconv.Itoa(n) {
-			t.Fatalf("write %d was acknowledged on the lost node, and is %q on the other one; %d were acknowledged", n, found[n], len(zombie.acked))
+			t.Fatalf("write %d was acknowledged on the lost node, and reads %q on the other one; %d were acknowledged", n, found[n], len(zombie.acked))
 		}
 	}
-	t.Logf("all %d acknowledged writes of the lost pod are there; %d failed after them", len(zombie.acked), zombie.failed)
+	t.Logf("all %d acknowledged writes of the lost pod are on the volume; %d later ones failed", len(zombie.acked), zombie.failed)
 
-	// The node is back, and tidies up what it still has of the volume.
+	// The node returns and cleans up what it still has of the volume.
 	if err := errors.Join(s.lost.MendControl(), s.lost.StartKubelet()); err != nil {
 		t.Fatal(err)
 	}
@@ -60,10 +60,10 @@ func TestKubeLostNode(t *testing.T) {
 	nothingLeft(l)
 }
 
-// The same with targets that do not fence: that the test above can fail.
+// The same with targets that do not fence, to prove that the test above can fail.
 func TestKubeLostNodeUnfenced(t *testing.T) {
 	if os.Getenv(wantVar) == "" || thisPlace().Missing != "" {
-		Start(t, Options{}) // says why it skips
+		Start(t, Options{}) // skips with the reason
 	}
 	target := filepath.Join(t.TempDir(), "weft-unfenced")
 	build := exec.Command("go", "build", "-tags", "weft_unfenced", "-o", target, "weft.dev/weft/cmd/weft")
@@ -81,29 +81,29 @@ func TestKubeLostNodeUnfenced(t *testing.T) {
 		return nil
 	})
 	s.takeAway(t)
-	// What the lost node holds of the file system's tables reaches the drives now, at
-	// the latest: by itself the kernel may wait for longer than this test.
+	// The lost node's cached file system metadata must reach the drives now, at the latest.
+	// Left alone, the kernel may wait for longer than this test.
 	if out, err := s.lost.Run("sh", "-c", "sync -f /var/lib/kubelet/plugins/kubernetes.io/csi/"+driverName+"/*/globalmount"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if err := s.lost.Kill(); err != nil { // or the check would meet writes of now
+	if err := s.lost.Kill(); err != nil { // otherwise the check would see new writes
 		t.Fatal(err)
 	}
 	out, err := s.fsck(t)
 	if err == nil {
-		t.Errorf("two nodes have written to one file system, and it is whole\n%s", out)
+		t.Errorf("two nodes have written to one file system, and it is undamaged\n%s", out)
 	}
 	t.Logf("e2fsck: %v, %d lines of damage, the first: %.300s", err, strings.Count(out, "\n"), out)
 }
 
 const outOfService = "node.kubernetes.io/out-of-service"
 
-// lostNode is a pod's volume that has moved away from a node that is lost.
+// lostNode is the volume of a pod that has moved away from a lost node.
 type lostNode struct {
 	l          *Lab
 	lost, safe *Node
 	volume     *pb.Volume
-	grant      time.Time // when the pod was ready on the safe node
+	grant      time.Time // when the pod on the safe node was ready
 }
 
 func loseNode(l *Lab) *lostNode {
@@ -129,7 +129,7 @@ func loseNode(l *Lab) *lostNode {
 	l.Kubectl("wait", "node/"+s.lost.Name, "--for=condition=Ready=Unknown", "--timeout=90s")
 	t.Logf("Kubernetes sees the loss of node %s after %v", s.lost.Name, time.Since(lost).Round(time.Second))
 	if readWriter(t, s.lost).ackedAfter(lost.Add(5*time.Second)) == 0 {
-		t.Fatal("the lost node's pod does not go on writing: this would test nothing")
+		t.Fatal("the lost node's pod has stopped writing, so the test would prove nothing")
 	}
 	tainted := time.Now()
 	l.Kubectl("taint", "node", s.lost.Name, outOfService+"=nodeshutdown:NoExecute")
@@ -145,8 +145,8 @@ func loseNode(l *Lab) *lostNode {
 	return s
 }
 
-// overlap lets both pods try to write for some time: until the safe node's has
-// acknowledged something at the end of it.
+// overlap lets both pods try to write for the given time, and until the safe node's pod has
+// had a write acknowledged after it.
 func (s *lostNode) overlap(t *testing.T, span time.Duration) {
 	t.Helper()
 	end := time.Now().Add(span)
@@ -158,7 +158,7 @@ func (s *lostNode) overlap(t *testing.T, span time.Duration) {
 	})
 }
 
-// files are the first lines of what a writer has written, by number.
+// files are the first lines written by a writer, by number.
 func (s *lostNode) files(t *testing.T, writer string) map[int]string {
 	t.Helper()
 	found := make(map[int]string)
@@ -187,8 +187,8 @@ func (s *lostNode) takeAway(t *testing.T) {
 	})
 }
 
-// fsck has the detached volume's file system checked on the safe node. The error
-// says that it is damaged.
+// fsck checks the detached volume's file system on the safe node. An error means that the
+// file system is damaged.
 func (s *lostNode) fsck(t *testing.T) (string, error) {
 	t.Helper()
 	out, err := s.l.Weft.Try("attach", s.volume.Name, "--node", s.safe.Name, "--timeout", "50s")
@@ -204,8 +204,7 @@ func (s *lostNode) fsck(t *testing.T) (string, error) {
 	return report, damage
 }
 
-// writer is what a pod has logged: the numbers of the writes that were
-// acknowledged, and when.
+// writer is the log of a pod: the numbers of the acknowledged writes, and their times.
 type writer struct {
 	id     string
 	acked  map[int]time.Time
@@ -221,7 +220,7 @@ func (w writer) ackedAfter(t time.Time) (n int) {
 	return n
 }
 
-// readWriter reads the log of the pod on a node, which the node keeps.
+// readWriter reads a pod's log from the node, which keeps it.
 func readWriter(t testing.TB, n *Node) writer {
 	t.Helper()
 	w := writer{acked: make(map[int]time.Time)}
@@ -242,7 +241,7 @@ func readWriter(t testing.TB, n *Node) writer {
 	return w
 }
 
-// line takes a line such as "2026-11-21T19:00:00.0Z stdout F ack 12".
+// line parses a line such as "2026-11-21T19:00:00.0Z stdout F ack 12".
 func (w *writer) line(text string) {
 	fields := strings.Fields(text)
 	if len(fields) != 5 {

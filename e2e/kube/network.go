@@ -10,8 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Addresses of the lab's network. The two of the lab are on one bridge, and apart
-// so that a node can lose the control plane and keep its data path.
+// Addresses of the lab's network. The control plane and the targets have separate addresses
+// on one bridge, so that a node can lose the control plane and keep its data path.
 const (
 	controlAddress = "10.77.0.1" // API server, volmgr
 	storageAddress = "10.77.1.1" // targets
@@ -20,10 +20,10 @@ const (
 
 func nodeAddress(n int) string { return fmt.Sprintf("10.77.0.%d", 10+n) }
 
-// podNetwork is where the pods of a node are.
+// podNetwork is the network of a node's pods.
 func podNetwork(n int) string { return fmt.Sprintf("10.244.%d.0/24", n) }
 
-// labNetwork makes the bridge that nodes are connected to.
+// labNetwork creates the bridge that the nodes are connected to.
 func labNetwork() error {
 	if err := linkUp("lo"); err != nil {
 		return err
@@ -37,8 +37,8 @@ func labNetwork() error {
 	return forward()
 }
 
-// plug connects a node's first process to the bridge. What has connected an earlier
-// node of that name goes first: the kernel may still be taking its namespace down.
+// plug connects a node's first process to the bridge. It first removes the link of an
+// earlier node of that name, whose namespace the kernel may still be removing.
 func plug(name string, pid int) error {
 	bridge, err := netlink.LinkByName(bridgeName)
 	if err != nil {
@@ -49,7 +49,7 @@ func plug(name string, pid int) error {
 		PeerName:  "eth0", PeerNamespace: netlink.NsPid(pid),
 	}
 	if old, err := netlink.LinkByName(veth.Name); err == nil {
-		_ = netlink.LinkDel(old) // it may go by itself in this moment; if it stays, the next call says so
+		_ = netlink.LinkDel(old) // it may disappear by itself just now; if it stays, the next call reports it
 	}
 	if err := netlink.LinkAdd(veth); err != nil {
 		return fmt.Errorf("connect node %s: %w", name, err)
@@ -57,8 +57,8 @@ func plug(name string, pid int) error {
 	return linkUp(veth.Name)
 }
 
-// nodeNetwork is a node's side of plug, called in its namespace. Pods of the other
-// nodes are behind these.
+// nodeNetwork is the node's side of plug; call it in the node's namespace. It routes the
+// pod networks of the other nodes through them.
 func nodeNetwork(n, nodes int) error {
 	if err := linkUp("lo"); err != nil {
 		return err
@@ -112,5 +112,5 @@ func linkUp(name string) error {
 	return nil
 }
 
-// forward lets this network namespace pass packets on.
+// forward enables IP forwarding in this network namespace.
 func forward() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) }

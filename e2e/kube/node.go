@@ -21,15 +21,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nodeVar tells a node's first process what it is.
+// nodeVar passes a node's identity to its first process.
 const nodeVar = "WEFT_KUBE_NODE"
 
-// runDirName is, below a node's directory, the run directory of its initiator
-// agent: a path of its own for each node, since the devices carry its hash, and
-// one that can be read from outside when the node is dead.
+// runDirName is the run directory of a node's initiator agent, below the node's directory.
+// Each node has a path of its own, because devices carry the path's hash. It is readable
+// from outside also when the node is dead.
 const runDirName = "w"
 
-// identity is what a node's first process is told.
+// identity describes a node to its first process.
 type identity struct {
 	Name  string
 	N     int // from 1
@@ -37,8 +37,8 @@ type identity struct {
 	Dir   string
 }
 
-// nodeInit is a node's first process: it makes the node's view of the machine,
-// and ends, with all that runs on the node, when its standard input does.
+// nodeInit is a node's first process. It makes the node's view of the machine. When its
+// standard input closes it exits, and everything on the node ends with it.
 func nodeInit() int {
 	var id identity
 	if err := json.Unmarshal([]byte(os.Getenv(nodeVar)), &id); err != nil {
@@ -46,7 +46,7 @@ func nodeInit() int {
 		return 1
 	}
 	in := bufio.NewReader(os.Stdin)
-	if _, err := in.ReadString('\n'); err != nil { // the network is plugged in
+	if _, err := in.ReadString('\n'); err != nil { // the node's network is connected
 		return 1
 	}
 	if err := enterNode(id); err != nil {
@@ -91,7 +91,7 @@ func enterNode(id identity) error {
 	if err := unix.Mount("tmpfs", "/dev/weft", "tmpfs", 0, "mode=755"); err != nil {
 		return fmt.Errorf("mount /dev/weft: %w", err)
 	}
-	// What the kubelet and the driver mount has to reach pods, and the other way.
+	// Mounts must propagate between the kubelet, the driver and the pods.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("share mounts: %w", err)
 	}
@@ -104,18 +104,18 @@ func enterNode(id identity) error {
 // Node is one node of the cluster.
 type Node struct {
 	Name string
-	Zone string // its failure domain, to Weft and to Kubernetes
+	Zone string // its failure domain in Weft and in Kubernetes
 
 	lab       *Lab
 	id        identity
 	init      *exec.Cmd
-	keepAlive io.Closer // its first process' standard input
+	keepAlive io.Closer // standard input of its first process
 
 	mu       sync.Mutex
 	programs map[string]*Process
 }
 
-// startNode makes a node's namespaces; nothing runs in it yet.
+// startNode creates a node's namespaces, without any programs.
 func startNode(l *Lab, n, nodes int) (*Node, error) {
 	name := fmt.Sprintf("n%d", n)
 	node := &Node{
@@ -169,7 +169,7 @@ func (n *Node) boot() error {
 	return n.makeGroups()
 }
 
-// group is the control group of all pods of the node.
+// group is the control group of all pods on the node.
 func (n *Node) group() string { return n.lab.place.ID + "-" + n.Name }
 
 func (n *Node) makeGroups() error {
@@ -186,7 +186,7 @@ func (n *Node) makeGroups() error {
 		if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
 		}
-		// A group of cpuset takes nobody before it is told what it has.
+		// A cpuset group accepts no process before its processors and memory are set.
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 			if text, err := os.ReadFile(filepath.Join(dir, file)); err == nil {
 				if err := os.WriteFile(filepath.Join(group, file), text, 0); err != nil {
@@ -208,7 +208,7 @@ func (n *Node) command(ctx context.Context, argv ...string) *exec.Cmd {
 	return cmd
 }
 
-// Run runs a program on the node and returns what it has printed.
+// Run runs a program on the node and returns its output.
 func (n *Node) Run(argv ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(n.lab.t.Context(), time.Minute)
 	defer cancel()
@@ -219,8 +219,7 @@ func (n *Node) Run(argv ...string) (string, error) {
 	return string(out), nil
 }
 
-// start starts a program that belongs to the node, under a name. It may have run
-// before.
+// start starts a program of the node, under a name. It may have run before.
 func (n *Node) start(name string, argv ...string) error {
 	p, err := startProcess(n.lab.logs, n.Name+"-"+name, n.command(context.Background(), argv...))
 	if err == nil {
@@ -231,16 +230,15 @@ func (n *Node) start(name string, argv ...string) error {
 	return err
 }
 
-// Program is what runs on the node under a name: containerd, kubelet, initiator, csi.
+// Program is the node's program of that name: containerd, kubelet, initiator, csi.
 func (n *Node) Program(name string) *Process {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.programs[name]
 }
 
-// CutControl takes the node off the control plane and volmgr, as a dead switch
-// does: connections stay, and nothing comes through. The way to the targets is
-// another.
+// CutControl cuts the node off from the control plane and volmgr, as a dead switch does:
+// connections stay open but pass nothing. The node still reaches the targets.
 func (n *Node) CutControl() error {
 	_, err := n.Run("ip", "route", "add", "blackhole", controlAddress+"/32")
 	return err
@@ -252,7 +250,7 @@ func (n *Node) MendControl() error {
 	return err
 }
 
-// Kill ends everything on the node at once, as a power cut does.
+// Kill ends everything on the node at once, like a power cut.
 func (n *Node) Kill() error {
 	if n.init == nil || n.init.Process == nil {
 		return nil
@@ -267,7 +265,7 @@ func (n *Node) Kill() error {
 	return err
 }
 
-// leftovers are mounts and devices of volumes that the node still has, "" if none.
+// leftovers lists the mounts and devices of volumes that the node still has, or is "".
 func (n *Node) leftovers() string {
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", n.init.Process.Pid))
 	if err != nil {

@@ -19,7 +19,7 @@ type claim struct {
 	name, class, size string // size "": 256Mi
 	block             bool
 	mode              string // "": ReadWriteOnce
-	volume            string // name of a PersistentVolume that is there
+	volume            string // name of an existing PersistentVolume
 	attributes        string // name of a VolumeAttributesClass
 }
 
@@ -45,9 +45,9 @@ spec:
 `, c.name, c.class, cmp.Or(c.mode, "ReadWriteOnce"), cmp.Or(c.size, "256Mi"), extra)
 }
 
-// pod has its claim on /data, or as the device /dev/volume.
+// pod has its claim mounted on /data, or as the device /dev/volume.
 type pod struct {
-	name, claim, node string // node "": where the scheduler puts it
+	name, claim, node string // node "": the scheduler's choice
 	command           string // of sh; "": sleeps
 	block, readOnly   bool
 }
@@ -75,7 +75,7 @@ spec:
 `, p.name, node, parts.Busybox, cmp.Or(p.command, "sleep 1000000"), volume, p.claim, p.readOnly)
 }
 
-// ready waits until pods are.
+// ready waits until pods are ready.
 func ready(l *Lab, pods ...string) {
 	l.t.Helper()
 	args := []string{"wait", "--for=condition=Ready", "--timeout=120s"}
@@ -102,7 +102,7 @@ func remove(l *Lab, objects ...string) {
 	}
 }
 
-// eventually waits until check gives nil.
+// eventually waits until check returns nil.
 func eventually(l *Lab, atMost time.Duration, what string, check func(context.Context) error) {
 	l.t.Helper()
 	ctx, cancel := context.WithTimeout(l.t.Context(), atMost)
@@ -112,7 +112,7 @@ func eventually(l *Lab, atMost time.Duration, what string, check func(context.Co
 	}
 }
 
-// volumeOf is Weft's volume of a claim that is bound.
+// volumeOf is Weft's volume of a bound claim.
 func volumeOf(l *Lab, claim string) *pb.Volume {
 	l.t.Helper()
 	id := l.Kubectl("get", "pv", l.Kubectl("get", "pvc", claim, "--output=jsonpath={.spec.volumeName}"), "--output=jsonpath={.spec.csi.volumeHandle}")
@@ -123,7 +123,7 @@ func volumeOf(l *Lab, claim string) *pb.Volume {
 	return v
 }
 
-// nothingLeft fails the test unless all volumes are gone, on every level.
+// nothingLeft fails the test unless all volumes are gone, in Kubernetes and in Weft.
 func nothingLeft(l *Lab) {
 	l.t.Helper()
 	eventually(l, time.Minute, "no volume is left", func(ctx context.Context) error {
@@ -152,7 +152,7 @@ func nothingLeft(l *Lab) {
 	})
 }
 
-// is fails the test unless a text is what it should be.
+// is fails the test unless got equals want.
 func is(t *testing.T, what, got, want string) {
 	t.Helper()
 	if got != want {

@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// secrets are the files that the control plane and its clients know one another by.
+// secrets are the files with which the control plane and its clients authenticate.
 type secrets struct {
 	dir    string
 	tokens map[string]string // by user

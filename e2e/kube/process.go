@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Process is a program of the lab that runs, in a process group of its own.
+// Process is a running program of the lab, in its own process group.
 type Process struct {
 	name string
 	log  string
@@ -41,28 +41,27 @@ func startProcess(logs, name string, cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// signal sends a signal to the whole group: on a node, nsenter stands before the
-// program.
+// signal sends a signal to the whole group: on a node, the group's leader is nsenter.
 func (p *Process) signal(s syscall.Signal) { _ = syscall.Kill(-p.cmd.Process.Pid, s) }
 
-// lives tells whether anything of the group is left.
+// lives reports whether any process of the group is left.
 func (p *Process) lives() bool {
 	return !errors.Is(syscall.Kill(-p.cmd.Process.Pid, 0), syscall.ESRCH)
 }
 
-// Kill ends it as a crash does.
+// Kill kills the program, like a crash.
 func (p *Process) Kill() error {
 	p.signal(syscall.SIGKILL)
 	return p.await(10 * time.Second)
 }
 
-// Stop asks it to end, and kills it if it does not for so long.
+// Stop asks the program to exit, and kills it if it does not do so in time.
 func (p *Process) Stop(patience time.Duration) error {
 	p.signal(syscall.SIGTERM)
 	if err := p.await(patience); err == nil {
 		return nil
 	}
-	return errors.Join(fmt.Errorf("%s does not end within %v of SIGTERM", p.name, patience), p.Kill())
+	return errors.Join(fmt.Errorf("%s did not exit within %v of SIGTERM", p.name, patience), p.Kill())
 }
 
 func (p *Process) await(patience time.Duration) error {

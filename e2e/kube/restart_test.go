@@ -14,26 +14,27 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// lifeOfAVolume are the calls of a volume's life, in their order.
+// lifeOfAVolume lists the calls of a volume's life, in order.
 var lifeOfAVolume = []string{
 	"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume", "ControllerExpandVolume", "NodeExpandVolume",
 	"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume",
 }
 
-// TestKubeRestarts has something die in the middle of each call of a volume's life.
-// Kubernetes calls again, and the volume must come through with what was written.
+// TestKubeRestarts kills a process in the middle of each call of a volume's life.
+// Kubernetes repeats the call, and the volume must keep the data written to it.
 func TestKubeRestarts(t *testing.T) {
 	l := Start(t, Options{})
 	for _, death := range []struct {
 		name    string
 		methods []string
-		// strike deals with the first call of a method.
+		// strike handles the first call of a method.
 		strike func(Call) error
 	}{
 		{"the driver dies while it works", lifeOfAVolume, l.killedAtWork},
 		{"the driver dies when it has answered, and the answer is lost", lifeOfAVolume, l.answerLost},
 		{"volmgr dies", lifeOfAVolume, l.volmgrKilled},
-		// In user space a mounted volume ends with its agent, so only where none is.
+		// In user space a mounted volume ends with its agent, so the agent dies only while
+		// nothing is mounted.
 		{"the node's initiator agent dies", []string{"ControllerPublishVolume", "NodeStageVolume", "NodeUnstageVolume", "ControllerUnpublishVolume"}, l.initiatorKilled},
 	} {
 		l.part(t, death.name, func(t *testing.T) {
@@ -43,14 +44,14 @@ func TestKubeRestarts(t *testing.T) {
 			live(t, l)
 			nothingLeft(l)
 			if missed := struck(); len(missed) > 0 {
-				t.Errorf("nothing died in %v: they were not called", missed)
+				t.Errorf("no process died in %v: these were not called", missed)
 			}
 			t.Logf("the volume's life has taken %v", time.Since(start).Round(time.Second))
 		})
 	}
 }
 
-// live takes a volume through its life.
+// live takes a volume through its whole life.
 func live(t *testing.T, l *Lab) {
 	l.Apply(class("restarts", "csi.storage.k8s.io/fstype: xfs", "") + claim{name: "life", class: "restarts", size: "512Mi"}.String() + pod{name: "life", claim: "life", node: "n1"}.String())
 	ready(l, "life")
@@ -64,8 +65,8 @@ func live(t *testing.T, l *Lab) {
 	remove(l, "pod/later", "pvc/life", "storageclass/restarts")
 }
 
-// strikeOnce has strike deal with the first call of each method; struck names the
-// methods that were not called.
+// strikeOnce lets strike handle the first call of each method; missed returns the methods
+// that were not called.
 func (l *Lab) strikeOnce(methods []string, strike func(Call) error) (missed func() []string) {
 	var mu sync.Mutex
 	left := slices.Clone(methods)
@@ -88,14 +89,14 @@ func (l *Lab) strikeOnce(methods []string, strike func(Call) error) (missed func
 	}
 }
 
-// lostAnswer is what Kubernetes sees of a call whose answer does not come.
+// lostAnswer is the error that Kubernetes sees when a call's answer is lost.
 var lostAnswer = status.Error(codes.Unavailable, "the connection is lost")
 
 func (l *Lab) killedAtWork(c Call) error {
 	answered := make(chan error, 1)
 	go func() { answered <- c.Forward() }()
 	select {
-	case <-time.After(10 * time.Millisecond): // some way into it
+	case <-time.After(10 * time.Millisecond): // in the middle of the call
 	case <-answered:
 		answered <- nil
 	}
@@ -119,7 +120,7 @@ func (l *Lab) volmgrKilled(c Call) error {
 }
 
 func (l *Lab) initiatorKilled(c Call) error {
-	n := l.Nodes[0] // the driver's controller serves the call: the volume's first life is there
+	n := l.Nodes[0] // the controller serves the call; the volume's first life is on this node
 	if i := slices.IndexFunc(l.Nodes, func(n *Node) bool { return n.Name == c.Where }); i >= 0 {
 		n = l.Nodes[i]
 	}
@@ -130,7 +131,7 @@ func (l *Lab) initiatorKilled(c Call) error {
 	return <-answered
 }
 
-// restartDriver kills the driver's process in one place, and starts it again.
+// restartDriver kills and restarts the driver's process in one place.
 func (l *Lab) restartDriver(where string) {
 	if where == "controller" {
 		l.must(l.Controller().Kill())
@@ -145,7 +146,7 @@ func (l *Lab) restartDriver(where string) {
 	}
 }
 
-// must is for goroutines that are not the test's.
+// must is for goroutines other than the test's.
 func (l *Lab) must(err error) {
 	if err != nil {
 		l.t.Error(err)

@@ -20,19 +20,19 @@ import (
 	"weft.dev/weft/e2e/kube/parts"
 )
 
-// The environment tells each process of the tree what it is.
+// The variables that assign roles to the processes of the tree.
 const (
-	roleVar  = "WEFT_KUBE_ROLE" // "": as go test starts it; "init": the lab's first process; "test"; "node"
+	roleVar  = "WEFT_KUBE_ROLE" // "": started by go test; "init": the lab's first process; "test"; "node"
 	placeVar = "WEFT_KUBE_PLACE"
-	wantVar  = "WEFT_KUBE" // "1": the tests that need a cluster are to run; "required": and must not be skipped
+	wantVar  = "WEFT_KUBE" // "1": run the tests that need a cluster; "required": and do not skip them
 )
 
-// place is what the processes of a lab share.
+// place is shared by the processes of a lab.
 type place struct {
-	ID   string // names what is not in a namespace
-	Dir  string // where everything is kept; short, since sockets' paths are
+	ID   string // names objects that are not in a namespace
+	Dir  string // directory of all files; a short path, since sockets' paths are short
 	Weft string // the program
-	// Missing says why there can be no lab here; the other fields are then empty.
+	// Missing is the reason why no lab can run here; the other fields are then empty.
 	Missing string
 }
 
@@ -41,8 +41,8 @@ func thisPlace() (p place) {
 	return p
 }
 
-// Main is the TestMain of a test binary that calls Start. It runs the tests inside
-// the lab's namespaces, and what is below them.
+// Main is the TestMain of a test binary that calls Start. It runs the tests inside the
+// lab's namespaces, and also acts as the lab's other processes.
 func Main(m *testing.M) int {
 	switch os.Getenv(roleVar) {
 	case "init":
@@ -63,7 +63,7 @@ func Main(m *testing.M) int {
 	return outside(p)
 }
 
-// listsOnly: go test -list asks for names.
+// listsOnly reports whether go test -list only asks for names.
 func listsOnly() bool {
 	for _, a := range os.Args[1:] {
 		if strings.HasPrefix(a, "-test.list=") && a != "-test.list=" {
@@ -76,25 +76,25 @@ func listsOnly() bool {
 func encode(p place) string {
 	text, err := json.Marshal(p)
 	if err != nil {
-		panic(err) // strings only
+		panic(err) // contains only strings, which always encode
 	}
 	return string(text)
 }
 
-// prepare looks whether the machine can have a lab, and builds Weft's program,
-// which the lab's network could not.
+// prepare checks whether the machine can run a lab. It also builds Weft, since the lab's
+// network namespace has no access to Go modules.
 func prepare() (place, error) {
 	if os.Geteuid() != 0 {
 		return place{}, errors.New("a lab of namespaces needs root")
 	}
 	if _, err := os.Stat("/sys/fs/cgroup/memory/cgroup.procs"); err != nil {
-		return place{}, errors.New("the kubelets are set up for control groups of version 1, and /sys/fs/cgroup/memory is not there")
+		return place{}, errors.New("the kubelets need control groups of version 1, and /sys/fs/cgroup/memory does not exist")
 	}
 	if _, err := os.Stat("/dev/fuse"); err != nil {
-		return place{}, fmt.Errorf("volumes are given out through FUSE: %w", err)
+		return place{}, fmt.Errorf("volumes need FUSE: %w", err)
 	}
 	if _, err := os.Stat("/dev/loop-control"); err != nil {
-		return place{}, fmt.Errorf("volumes are given out through loop devices: %w", err)
+		return place{}, fmt.Errorf("volumes need loop devices: %w", err)
 	}
 	for _, program := range []string{"nsenter", "ip", "mkfs.ext4", "mkfs.xfs"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -118,9 +118,9 @@ func prepare() (place, error) {
 	return p, nil
 }
 
-// outside runs the lab, and removes what it leaves.
+// outside runs the lab and removes what it leaves behind.
 func outside(p place) int {
-	// The kernel ends the lab when the thread that has started it ends.
+	// The kernel ends the lab when the thread that started it ends.
 	runtime.LockOSThread()
 	lab := self("init", p)
 	lab.Stdin, lab.Stdout, lab.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -141,7 +141,7 @@ func outside(p place) int {
 		code = lab.ProcessState.ExitCode()
 	}
 	if err := tidy(p); err != nil {
-		fmt.Fprintln(os.Stderr, "kube: the lab has left something behind:", err)
+		fmt.Fprintln(os.Stderr, "kube: the lab could not be cleaned up:", err)
 		code = max(code, 1)
 	}
 	if code == 0 {
@@ -152,7 +152,7 @@ func outside(p place) int {
 	return code
 }
 
-// keepLogs removes all but the logs.
+// keepLogs removes everything but the logs.
 func keepLogs(p place) {
 	entries, _ := os.ReadDir(p.Dir)
 	kept := false
@@ -170,22 +170,21 @@ func keepLogs(p place) {
 	}
 }
 
-// self is this program again, in another role.
+// self runs this program again, in another role.
 func self(role string, p place) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), roleVar+"="+role, placeVar+"="+encode(p))
 	return cmd
 }
 
-// labInit is the lab's first process. It runs the tests, and takes the exit status
-// of whoever lost its parent.
+// labInit is the lab's first process. It runs the tests and reaps orphans.
 func labInit() int {
 	if err := enterLab(); err != nil {
 		fmt.Fprintln(os.Stderr, "kube: enter the lab:", err)
 		return 1
 	}
 	os.Setenv(roleVar, "test")
-	// Not by os/exec: whoever waits for all children waits for this one too.
+	// Not with os/exec: reap waits for all children, and so for this one too.
 	tests, err := os.StartProcess("/proc/self/exe", os.Args, &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "kube: start the tests:", err)
@@ -194,7 +193,7 @@ func labInit() int {
 	return reap(tests.Pid)
 }
 
-// reap waits for all children until the one of that number has ended.
+// reap reaps all children until the one with the given pid has ended.
 func reap(until int) (code int) {
 	for {
 		var status syscall.WaitStatus

@@ -18,22 +18,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of the suite, what disrupts is done over ssh to machines that have systemd;
-// TestKubeLostNode and TestKubeRestarts are in its place.
+// The suite's disruptive cases need ssh to machines with systemd; TestKubeLostNode and
+// TestKubeRestarts replace them.
 const suiteSkip = `\[Disruptive\]|\[Slow\]|\[Serial\]|Feature:Windows|ntfs`
 
-// TestKubeSuite runs Kubernetes' own external-storage suite. WEFT_KUBE_FOCUS
-// chooses among its cases, WEFT_KUBE_FSTYPE the file system (ext4 or xfs).
+// TestKubeSuite runs Kubernetes' own external-storage suite. WEFT_KUBE_FOCUS selects cases,
+// and WEFT_KUBE_FSTYPE the file system (ext4 or xfs).
 func TestKubeSuite(t *testing.T) {
 	l := Start(t, Options{Suite: true})
 	fsType := cmp.Or(os.Getenv("WEFT_KUBE_FSTYPE"), "ext4")
 	l.Apply(class("suite", "copies: '2', csi.storage.k8s.io/fstype: "+fsType, "") + fmt.Sprintf(attributesClass, "suite", "suite"))
-	// Each case makes a class, for which the scheduler would wait until its
-	// capacity is known; TestKubeVolumes is about that.
+	// Each case creates a class, and the scheduler would wait until its capacity is known.
+	// TestKubeVolumes tests capacities.
 	l.Kubectl("patch", "csidriver", driverName, "--patch={\"spec\":{\"storageCapacity\":false}}")
 	skip := suiteSkip
 	if fsType == "ext4" && !hasCapability(t, unix.CAP_SYS_RESOURCE) {
-		t.Logf("skipped, since ext4 grows under its users only with CAP_SYS_RESOURCE, which this machine's root is without: %s", grownInUse)
+		t.Logf("skipped, since ext4 grows while mounted only with CAP_SYS_RESOURCE, which this machine's root lacks: %s", grownInUse)
 		skip += "|" + grownInUse
 	}
 	definition, err := filepath.Abs("testdata/driver.yaml")
@@ -72,11 +72,10 @@ func TestKubeSuite(t *testing.T) {
 	t.Logf("%d of %d cases passed in %v", passed, len(cases), time.Since(start).Round(time.Second))
 }
 
-// grownInUse are the cases that grow a file system while a pod has it mounted. With
-// xfs they are run everywhere.
+// grownInUse are the cases that grow a mounted file system. With xfs they run everywhere.
 const grownInUse = `\(default fs\).*(edited while pod is using it|pvcs created for ephemeral pvcs)`
 
-// hasCapability tells whether this process has a capability.
+// hasCapability reports whether this process has a capability.
 func hasCapability(t *testing.T, number uint) bool {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/status")
@@ -91,7 +90,7 @@ func hasCapability(t *testing.T, number uint) bool {
 	return effective&(1<<number) != 0
 }
 
-// suiteCase is a case that was run.
+// suiteCase is a case of the suite that has run.
 type suiteCase struct {
 	ContainerHierarchyTexts []string
 	LeafNodeText            string

@@ -18,14 +18,14 @@ import (
 	"weft.dev/weft/initiator/blockdev"
 )
 
-// tidy removes what the kernel keeps of a lab whose processes have ended, and
-// says what it could not.
+// tidy removes the kernel objects of a lab whose processes have ended, and reports those
+// that it could not remove.
 func tidy(p place) error {
 	return errors.Join(detachLoops(p), removeGroups(p))
 }
 
-// removeGroups removes the control groups of the lab's nodes. They are empty as
-// soon as the kernel is done with the processes.
+// removeGroups removes the control groups of the lab's nodes. They become empty once the
+// kernel has cleaned up the processes.
 func removeGroups(p place) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -72,7 +72,7 @@ func detachLoops(p place) error {
 		}
 		errs = append(errs, blockdev.RemoveAll(ctx, blockdev.Options{Kind: blockdev.Auto, RunDir: dir}))
 		for _, disk := range disks {
-			// One that was in use is detached when the kernel has ended its mount.
+			// A device that was in use is detached when the kernel has ended its mount.
 			errs = append(errs, poll(ctx, 20*time.Millisecond, func() error {
 				if left := backing(disk); left != "" {
 					return fmt.Errorf("%s is still attached to %s", disk, left)
@@ -105,9 +105,9 @@ func disksOf(runDir string) ([]string, error) {
 	return all, nil
 }
 
-// detachOver detaches the loop devices that kubelets put over a raw block volume.
-// Their backing file was a mount of the disk's node, of which the kernel says the
-// node's name alone once the mount is gone.
+// detachOver detaches the loop devices that kubelets make for raw block volumes. Their
+// backing file was a bind mount of the disk's node; once that is unmounted, the kernel
+// reports only the node's name.
 func detachOver(disk string) error {
 	loops, err := filepath.Glob("/sys/block/loop*")
 	if err != nil {
@@ -123,7 +123,7 @@ func detachOver(disk string) error {
 	return nil
 }
 
-// backing is what a loop device is attached to, "" if to nothing.
+// backing is the file behind a loop device, or "".
 func backing(disk string) string {
 	text, _ := os.ReadFile(filepath.Join("/sys/block", disk, "loop/backing_file"))
 	return strings.TrimSpace(string(text))

@@ -14,8 +14,8 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// TestKubeVolumes takes volumes through what Kubernetes does with them. The parts
-// share a cluster, and each ends with nothing left of its own.
+// TestKubeVolumes takes volumes through everything that Kubernetes does with them. The
+// parts share a cluster, and each removes what it created.
 func TestKubeVolumes(t *testing.T) {
 	l := Start(t, Options{Gates: "CSIVolumeHealth=true"})
 	for _, part := range []struct {
@@ -37,12 +37,12 @@ func TestKubeVolumes(t *testing.T) {
 	}
 }
 
-// part runs a part of a test on the lab that it shares with others. What a part
-// leaves when it fails is taken away from the next one.
+// part runs a part of a test on a shared lab. It cleans up after a part that fails, for the
+// sake of the next one.
 func (l *Lab) part(t *testing.T, name string, run func(*testing.T)) {
 	t.Run(name, func(t *testing.T) {
 		outer := l.t
-		l.t = t // the lab's own messages belong to the part that runs
+		l.t = t // the lab logs to the running part
 		t.Cleanup(func() { l.t = outer })
 		run(t)
 		nothingLeft(l)
@@ -52,12 +52,12 @@ func (l *Lab) part(t *testing.T, name string, run func(*testing.T)) {
 	}
 }
 
-// manifestsApply: the parts that are applied in earnest are so at the lab's start.
+// manifestsApply dry-runs all manifests; startDriver has applied some of them for real.
 func manifestsApply(t *testing.T, l *Lab) {
 	out := l.Kubectl("apply", "--dry-run=server", "--validate=strict", "--kustomize="+manifests)
 	for _, object := range []string{"daemonset.apps/weft-node", "deployment.apps/weft-controller", "statefulset.apps/weft-volmgr", "daemonset.apps/weft-target"} {
 		if !strings.Contains(out, object+" created") {
-			t.Errorf("the API server has not taken %s:\n%s", object, out)
+			t.Errorf("the API server has not accepted %s:\n%s", object, out)
 		}
 	}
 }
@@ -97,7 +97,7 @@ func rawBlock(t *testing.T, l *Lab) {
 	remove(l, "pod/again", "pvc/raw")
 }
 
-// expand: ext4 cannot grow online here, for want of CAP_SYS_RESOURCE.
+// expand: ext4 cannot grow online here, because CAP_SYS_RESOURCE is missing.
 func expand(t *testing.T, l *Lab) {
 	l.Apply(class("xfs", "csi.storage.k8s.io/fstype: xfs", "") + claim{name: "grow", class: "xfs", size: "512Mi"}.String() +
 		pod{name: "grow", claim: "grow", command: "while true; do date >> /data/log || echo failed; sync; usleep 20000; done"}.String())
@@ -114,7 +114,7 @@ func expand(t *testing.T, l *Lab) {
 	l.Kubectl("patch", "pvc", "grow", "--patch={\"spec\":{\"resources\":{\"requests\":{\"storage\":\"2Gi\"}}}}")
 	eventually(l, 2*time.Minute, "the file system has grown", func(context.Context) error {
 		if now := size(); now < 2<<30-(200<<20) {
-			return fmt.Errorf("it has %d bytes, and had %d", now, before)
+			return fmt.Errorf("it has %d bytes, want more than before: %d", now, before)
 		}
 		return nil
 	})
@@ -196,15 +196,15 @@ allowVolumeExpansion: true
 `, name, parameters, more)
 }
 
-// readOnlyMany writes a volume once, and gives it to readers as another
-// PersistentVolume of the same volume: one that is both is not in CSI.
+// readOnlyMany writes a volume once, and then serves it to readers through a second
+// PersistentVolume. CSI has no volume that is both.
 func readOnlyMany(t *testing.T, l *Lab) {
 	l.Apply(claim{name: "writer", class: "weft-dataset"}.String() + pod{name: "writer", claim: "writer"}.String())
 	ready(l, "writer")
 	sh(l, "writer", "echo for all > /data/file; sync")
 	v := volumeOf(l, "writer")
 	volume := l.Kubectl("get", "pvc", "writer", "--output=jsonpath={.spec.volumeName}")
-	remove(l, "pod/writer", "pvc/writer", "pv/"+volume) // its class retains the volume
+	remove(l, "pod/writer", "pvc/writer", "pv/"+volume) // the class retains the volume
 	l.Apply(fmt.Sprintf(staticVolume, v.Id) + claim{name: "readers", mode: "ReadOnlyMany", volume: "dataset"}.String())
 	for _, n := range l.Nodes {
 		l.Apply(pod{name: "reader-" + n.Name, claim: "readers", node: n.Name, readOnly: true}.String())
@@ -235,7 +235,7 @@ spec:
   csi: {driver: csi.weft.dev, volumeHandle: %s, readOnly: true, fsType: ext4}
 `
 
-// sharedBlock is what the live migration of a virtual machine needs.
+// sharedBlock does what live migration of a virtual machine needs.
 func sharedBlock(t *testing.T, l *Lab) {
 	l.Apply(class("shared", "copies: '1'", "") + claim{name: "shared", class: "shared", block: true, mode: "ReadWriteMany"}.String())
 	for _, n := range l.Nodes {
@@ -243,7 +243,7 @@ func sharedBlock(t *testing.T, l *Lab) {
 	}
 	ready(l, "writer-n1", "writer-n2")
 	for i, n := range l.Nodes {
-		// Each writes a block of its own, past the cache, and reads the other's.
+		// Each writes its own block, bypassing the cache, and reads the other's.
 		sh(l, "writer-"+n.Name, fmt.Sprintf("yes %s | head -c 4096 > /tmp/b; dd if=/tmp/b of=/dev/volume bs=4096 seek=%d oflag=direct conv=fsync 2>/dev/null", n.Name, i))
 	}
 	for i, n := range l.Nodes {

@@ -19,15 +19,15 @@ import (
 
 const manager = controlAddress + ":4480"
 
-// WeftOptions say what the cluster of Weft is made of.
+// WeftOptions describe the Weft cluster.
 type WeftOptions struct {
-	Targets   int    // 0: 4, by turns in the zones of the nodes
+	Targets   int    // 0: 4, placed in the zones of the nodes in turn
 	DriveSize int64  // bytes of each target's only drive, a sparse file; 0: 16 GiB
 	Target    string // program of the targets; "": weft
 }
 
-// Weft is the lab's cluster of Weft: volmgr and targets are outside of the nodes,
-// initiator agents on them.
+// Weft is the lab's Weft cluster: volmgr and targets run outside of the nodes, initiator
+// agents on them.
 type Weft struct {
 	API pb.ManagerClient
 
@@ -79,8 +79,8 @@ func (l *Lab) startWeft() error {
 
 func (w *Weft) drive(i int) string { return filepath.Join(w.lab.dir, fmt.Sprintf("t%d.drive", i)) }
 
-// StartTarget starts target ti, for the first time or again. Each zone has as many
-// as there are copies, so that a volume can be asked for in one.
+// StartTarget starts or restarts target ti. Each zone has as many targets as a volume has
+// copies, so that a volume can be placed within one zone.
 func (w *Weft) StartTarget(i int) error {
 	drive, err := os.OpenFile(w.drive(i), os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -98,13 +98,13 @@ func (w *Weft) StartTarget(i int) error {
 // Target is the process of target ti.
 func (w *Weft) Target(i int) *Process { return w.lab.program(fmt.Sprintf("t%d", i)) }
 
-// initManager begins the cluster.
+// initManager initializes the cluster.
 func (w *Weft) initManager() error {
 	_, err := w.operator().Try(w.lab.t.Context(), "volmgr", "init", "--data-dir", w.lab.file("volmgr"))
 	return err
 }
 
-// StartManager starts volmgr, for the first time or again.
+// StartManager starts or restarts volmgr.
 func (w *Weft) StartManager() error {
 	return w.lab.start("volmgr", w.lab.place.Weft, "volmgr", "--data-dir", w.lab.file("volmgr"), "--listen", manager)
 }
@@ -112,7 +112,7 @@ func (w *Weft) StartManager() error {
 // Manager is the process of volmgr.
 func (w *Weft) Manager() *Process { return w.lab.program("volmgr") }
 
-// addDrive adds a target's drive, as soon as the manager knows the target.
+// addDrive adds a target's drive once the manager knows the target.
 func (w *Weft) addDrive(i int) error {
 	ctx, cancel := context.WithTimeout(w.lab.t.Context(), 30*time.Second)
 	defer cancel()
@@ -132,15 +132,15 @@ func (w *Weft) operator() operator.Operator {
 	return operator.Operator{Program: w.lab.place.Weft, Manager: manager}
 }
 
-// Try runs a weft command and returns what it has printed.
+// Try runs a weft command and returns its output.
 func (w *Weft) Try(args ...string) (string, error) {
 	return w.operator().Try(w.lab.t.Context(), args...)
 }
 
-// State is what an operator would look at when something is wrong.
+// State is the output that an operator would look at when something is wrong.
 func (w *Weft) State() string { return w.operator().State(w.lab.t.Context()) }
 
-// StartInitiator starts the node's initiator agent, for the first time or again.
+// StartInitiator starts or restarts the node's initiator agent.
 func (n *Node) StartInitiator() error {
 	return n.start("initiator", n.lab.place.Weft, "initiator", "--node", n.Name, "--manager", manager, "--datapath", "user", "--block-device", "fuse",
 		"--run-dir", n.file(runDirName), "--state-dir", "/var/lib/weft/initiator", "--label", "zone="+n.Zone)

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package lint holds the structure of the tree: who may import whom, what the
-// pure packages may not touch, and that each package says what it is.
+// pure packages may not touch, how large packages and functions are, and that each
+// package and each exported name says what it is.
 package lint
 
 import (
 	"encoding/json"
+	"fmt"
 	"go/parser"
 	"go/token"
 	"os"
@@ -14,6 +16,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -26,27 +29,32 @@ var arrows = map[string][]string{
 	"proto/block":       {},
 	"proto/pb":          {},
 	"proto/agentlock":   {},
+	"proto/authority":   {"proto/block", "proto/durable"},
 	"proto/durable":     {},
 	"proto/parts":       {"proto/pb"},
 	"proto/pages":       {"proto/pb"},
-	"raid":              {"raid/dm", "proto/block"}, // the tables, as plain values
+	"raid":              {"proto/block"},
 	"raid/dm":           {"proto/block"},
+	"raid/dm/mirror":    {"raid", "raid/dm", "proto/block"}, // raid/dm: its plain values
 	"volmgr/cluster":    {"proto/block"},
 	"volmgr/store":      {"volmgr/cluster", "proto/block", "proto/durable"},
 	"volmgr":            {"volmgr/cluster", "volmgr/store", "proto/block", "proto/parts", "proto/pb"},
 	"target/drive":      {"proto/block", "proto/pb"},
+	"target/backend":    {"proto/block"},
 	"target/nvmet":      {"target/nvmet/memfs", "proto/block"}, // memfs: in nvmettest
 	"proto/uevent":      {},
-	"target":            {"target/drive", "target/nvmet", "target/userspace", "proto/uevent", "raid", "raid/dm", "proto/agentlock", "proto/block", "proto/parts", "proto/pb"},
+	"target":            {"target/drive", "target/nvmet", "target/userspace", "proto/uevent", "raid/dm", "proto/agentlock", "proto/authority", "proto/block", "proto/parts", "proto/pb"},
 	"initiator/fabrics": {"proto/block", "proto/durable", "proto/uevent"},
-	"initiator":         {"initiator/attachment", "initiator/fabrics", "initiator/userspace", "initiator/blockdev", "initiator/evidence", "raid", "raid/dm", "proto/agentlock", "proto/block", "proto/durable", "proto/parts", "proto/pb"},
-	"csi":               {"proto/block", "proto/pb"},
+	"initiator":         {"initiator/keeper", "initiator/volume", "initiator/fabrics", "initiator/userspace", "initiator/blockdev", "initiator/evidence", "raid/dm", "raid/dm/mirror", "proto/agentlock", "proto/authority", "proto/block", "proto/durable", "proto/parts", "proto/pb"},
+	"csi":               {"csi/mount", "proto/block", "proto/pb"},
+	"csi/mount":         {"proto/block"},
 	"deploy":            {}, // what makes manifests and the image: of the tree, not in it
 	"cmd":               {"cmd", "volmgr", "target", "initiator", "csi", "raid", "proto"},
 	"e2e":               {"e2e", "proto"},
 
 	// The user-space data path: one interface, block.Device, from the drive's
 	// file on the target to the device node on the client.
+	"proto/block/ramdisk":       {"proto/block"},
 	"proto/nvmetcp":             {"proto/block"},
 	"proto/nvmetcp/dhchap":      {},
 	"proto/nvmetcp/reservation": {},
@@ -54,15 +62,22 @@ var arrows = map[string][]string{
 	"proto/nvmetcp/host":        {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/block"},
 	"raid/engine":               {"raid", "proto/block"},
 	"raid/engine/history":       {},
-	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "raid/dm", "proto/nvmetcp/backend", "proto/nvmetcp/controller", "proto/nvmetcp", "proto/block", "proto/pb"},
+	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "target/backend", "raid/dm", "proto/nvmetcp/controller", "proto/nvmetcp", "proto/block", "proto/durable", "proto/pb"},
 	"initiator/blockdev":        {"proto/block"},
-	"initiator/attachment":      {"proto/block", "proto/pb"},
-	"initiator/evidence":        {"proto/block", "proto/durable", "proto/pb"},
-	"initiator/userspace":       {"initiator/attachment", "initiator/blockdev", "initiator/evidence", "raid", "raid/engine", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
+	"initiator/keeper":          {"initiator/evidence", "initiator/volume", "proto/block", "proto/pb"},
+	"initiator/evidence":        {"initiator/volume", "proto/block", "proto/durable", "proto/pb"},
+	"initiator/volume":          {"proto/block"},
+	"initiator/userspace":       {"initiator/keeper", "initiator/volume", "initiator/blockdev", "initiator/evidence", "raid/engine", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
 	"e2e/kube":                  {"e2e/kube/parts", "e2e/operator", "initiator/blockdev", "proto/pages", "proto/pb"},
 	"e2e/kube/parts":            {},
-	"e2e/bench/datapath":        {"raid/engine", "initiator/blockdev", "proto/nvmetcp", "proto/block"},
-	"e2e/fault":                 {"volmgr", "volmgr/cluster", "volmgr/store", "target", "target/userspace", "initiator", "initiator/userspace", "initiator/blockdev", "raid/engine", "proto/nvmetcp", "proto/nvmetcp/host", "proto/nvmetcp/controller", "proto/nvmetcp/backend", "proto/block", "proto/pb", "e2e/workload"},
+	"e2e/bench/datapath":        {"target/backend", "raid/engine", "initiator/blockdev", "proto/nvmetcp", "proto/block"},
+	"e2e/fault":                 {"volmgr", "volmgr/cluster", "volmgr/store", "target", "target/backend", "target/userspace", "initiator", "initiator/userspace", "initiator/blockdev", "raid/engine", "proto/nvmetcp", "proto/nvmetcp/host", "proto/nvmetcp/controller", "proto/block", "proto/pb", "e2e/workload"},
+}
+
+// without lists, for parts of the tree, what none of their imports may lead to.
+var without = map[string]string{
+	"raid/engine":         "raid/dm", // the user-space path needs no device-mapper
+	"initiator/userspace": "raid/dm",
 }
 
 // bans lists standard and outside packages that only the named parts may import.
@@ -76,7 +91,7 @@ var bans = map[string][]string{
 }
 
 // pure packages decide and do nothing: no I/O, no clock, no logger, no randomness.
-var pure = []string{"raid", "volmgr/cluster", "proto/block", "proto/nvmetcp/reservation"}
+var pure = []string{"raid", "raid/dm/mirror", "volmgr/cluster", "proto/block", "proto/nvmetcp/reservation", "initiator/volume"}
 
 var impure = []string{"os", "net", "context", "log", "log/slog", "syscall", "math/rand", "math/rand/v2", "crypto/rand", "io/fs", "os/exec"}
 
@@ -86,27 +101,36 @@ type pkg struct {
 	Name       string
 	GoFiles    []string
 	Imports    []string
+	Deps       []string // what the imports lead to
 }
 
 func packages(t *testing.T) []pkg {
 	t.Helper()
-	out, err := exec.Command("go", "list", "-json=ImportPath,Dir,Name,GoFiles,Imports", module+"/...").Output()
+	all, err := listed()
 	if err != nil {
-		t.Fatalf("go list: %v", err)
+		t.Fatal(err)
+	}
+	return all
+}
+
+var listed = sync.OnceValues(func() ([]pkg, error) {
+	out, err := exec.Command("go", "list", "-json=ImportPath,Dir,Name,GoFiles,Imports,Deps", module+"/...").Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w", err)
 	}
 	var all []pkg
 	for d := json.NewDecoder(strings.NewReader(string(out))); d.More(); {
 		var p pkg
 		if err := d.Decode(&p); err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		all = append(all, p)
 	}
 	if len(all) < 5 {
-		t.Fatalf("go list found %d packages, want the whole tree", len(all))
+		return nil, fmt.Errorf("go list found %d packages, want the whole tree", len(all))
 	}
-	return all
-}
+	return all, nil
+})
 
 // within reports whether path is one of parts or, for parts that are trees, below one.
 func within(path string, parts []string) bool {
@@ -143,6 +167,26 @@ func TestImportsFollowTheArrows(t *testing.T) {
 				t.Errorf("package %s imports %s; it may import %v", path, part, allowed)
 			}
 		}
+	}
+}
+
+func TestPackagesDoWithout(t *testing.T) {
+	found := 0
+	for _, p := range packages(t) {
+		path := strings.TrimPrefix(p.ImportPath, module+"/")
+		unwanted, ok := without[path]
+		if !ok {
+			continue
+		}
+		found++
+		for _, dep := range p.Deps {
+			if within(strings.TrimPrefix(dep, module+"/"), []string{unwanted}) {
+				t.Errorf("package %s depends on %s; it must do without %s", path, dep, unwanted)
+			}
+		}
+	}
+	if found != len(without) {
+		t.Errorf("%d of the packages %v were found", found, without)
 	}
 }
 

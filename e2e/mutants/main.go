@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Mutants takes guards out of the code, one at a time, and demands that a test
-// fails each time:
+// Mutants removes guards from the code, one at a time, and requires that a test fails each
+// time:
 //
 //	list/*.txtar ──► the file without the guard ──► go test -overlay ──► a test must fail
 //
-// The tree itself is not touched. A mutation that no test notices, whose lines are
-// not in the code any more, or that does not compile is an error. Whoever writes a
-// guard adds the mutation that removes it.
+// The tree itself is not changed. It is an error if no test notices a mutation, if the lines
+// of a mutation are no longer in the code, or if it does not compile. Whoever writes a guard
+// adds the mutation that removes it.
 //
 //	go run ./e2e/mutants -quick          what CI runs
 //	go run ./e2e/mutants                 all of them
 //	go run ./e2e/mutants -run flush      those whose name matches
-//	go run ./e2e/mutants -faults 1200    those marked "whole" against the fault suite of a whole cluster
+//	go run ./e2e/mutants -faults 1200    those marked "whole" against the fault suite of a whole cluster:
+//	                                     random faults, or the test that the mark names
 package main
 
 import (
@@ -101,7 +102,8 @@ func runAll(ctx context.Context, o options) error {
 	return judge(outcomes, o)
 }
 
-// judge says whether enough was noticed: all, but on the fault suite a share.
+// judge decides whether enough mutations were noticed: all of them, or on the fault suite a
+// share.
 func judge(outcomes []outcome, o options) error {
 	count := map[verdict]int{}
 	for _, x := range outcomes {
@@ -135,7 +137,7 @@ type outcome struct {
 	why     string
 }
 
-// try runs the tests over the mutated files; dir is its own.
+// try runs the tests over the mutated files, which it writes to dir.
 func (m *mutation) try(ctx context.Context, dir string, byName map[string]*mutation, o options) outcome {
 	together := []*mutation{m}
 	for _, name := range m.with {
@@ -156,18 +158,22 @@ func (m *mutation) try(ctx context.Context, dir string, byName map[string]*mutat
 	return read(string(out), err)
 }
 
-// tests are the arguments that choose what is run.
+// tests returns the arguments that select the tests.
 func (m *mutation) tests(o options) []string {
+	if o.faults > 0 && m.directed != "" {
+		return []string{"-run", "^" + m.directed + "$", "./e2e/fault"}
+	}
 	if o.faults > 0 {
 		return []string{"-run", "TestNothingIsLost", "./e2e/fault", "-faults", fmt.Sprint(o.faults)}
 	}
+	arguments := slices.Concat(m.packages, m.flags)
 	if m.run != "" {
-		return append([]string{"-run", m.run}, m.packages...)
+		return append([]string{"-run", m.run}, arguments...)
 	}
-	return m.packages
+	return arguments
 }
 
-// overlayOf writes the mutated files, and the list that has go use them.
+// overlayOf writes the mutated files, and the overlay list for the go command.
 func overlayOf(together []*mutation, dir string) (string, error) {
 	texts := map[string][]byte{}
 	for _, m := range together {
@@ -210,7 +216,7 @@ var (
 	said   = regexp.MustCompile(`(?m)^\s*\S+_test\.go:\d+: (.{1,160})`)
 )
 
-// read tells from the output of go test what became of a mutation.
+// read derives the outcome of a mutation from the output of go test.
 func read(out string, err error) outcome {
 	switch {
 	case strings.Contains(out, "[build failed]") || strings.Contains(out, "[setup failed]"):

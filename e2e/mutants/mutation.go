@@ -14,12 +14,13 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 )
 
-// mutation takes one guard away. It is kept in list/NAME.txtar:
+// mutation removes one guard. It is kept in list/NAME.txtar:
 //
 //	what: an answer is given before the store's commit
 //	file: volmgr/volmgr.go
 //	test: ./volmgr
 //	run: TestNothingIsSaidBeforeTheCommit
+//	flags: -search 300
 //	quick: yes
 //	whole: yes
 //	with: no-lease
@@ -27,20 +28,26 @@ import (
 //	the lines as they are
 //	-- after --
 //	the lines without the guard
+//
+// If random faults trigger a mutation too rarely, a directed test places them:
+//
+//	whole: TestALateReportOfARebuildIsNotTakenForANewerOnes
 type mutation struct {
 	name     string
-	what     string   // is wrong, as a sentence
-	file     string   // that is changed, from the repository's root
-	packages []string // whose tests must notice
-	run      string   // which of them; empty: all
+	what     string   // what is wrong then, as a sentence
+	file     string   // the file to change, from the repository's root
+	packages []string // the packages whose tests must notice
+	run      string   // which of their tests; empty: all
+	flags    []string // extra flags for the tests
 	quick    bool     // part of what CI runs
 	whole    bool     // also tried on the fault suite of a whole cluster
-	with     []string // there, the guards that stand behind this one: nothing shows there unless both are gone
+	directed string   // the one test there that places the faults for it; empty: random faults
+	with     []string // the guards behind this one: nothing shows there unless they are removed, too
 	before   []byte   // found in the file exactly once
 	after    []byte
 }
 
-// readAll reads the kept mutations, in order of their names.
+// readAll reads the kept mutations, sorted by name.
 func readAll(dir string) ([]*mutation, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.txtar"))
 	if err != nil {
@@ -69,23 +76,8 @@ func parse(name string, data []byte) (*mutation, error) {
 		if !ok {
 			return nil, fmt.Errorf("line %q: want KEY: VALUE", strings.TrimSpace(line))
 		}
-		switch key {
-		case "what":
-			m.what = value
-		case "file":
-			m.file = value
-		case "test":
-			m.packages = strings.Fields(value)
-		case "run":
-			m.run = value
-		case "quick":
-			m.quick = value == "yes"
-		case "whole":
-			m.whole = value == "yes"
-		case "with":
-			m.with = strings.Fields(value)
-		default:
-			return nil, fmt.Errorf("key %q is not known", key)
+		if err := m.set(key, value); err != nil {
+			return nil, err
 		}
 	}
 	parts := map[string][]byte{}
@@ -105,7 +97,35 @@ func parse(name string, data []byte) (*mutation, error) {
 	return m, nil
 }
 
-// apply is the text of a file without the guard.
+// set sets a field of a mutation from a line of its file.
+func (m *mutation) set(key, value string) error {
+	switch key {
+	case "what":
+		m.what = value
+	case "file":
+		m.file = value
+	case "test":
+		m.packages = strings.Fields(value)
+	case "run":
+		m.run = value
+	case "flags":
+		m.flags = strings.Fields(value)
+	case "quick":
+		m.quick = value == "yes"
+	case "whole":
+		m.whole = true
+		if value != "yes" {
+			m.directed = value
+		}
+	case "with":
+		m.with = strings.Fields(value)
+	default:
+		return fmt.Errorf("key %q is not known", key)
+	}
+	return nil
+}
+
+// apply returns the text of a file without the guard.
 func (m *mutation) apply(text []byte) ([]byte, error) {
 	if n := bytes.Count(text, m.before); n != 1 {
 		return nil, fmt.Errorf("%s holds the guard's lines %d times, want once: bring the mutation up to date", m.file, n)

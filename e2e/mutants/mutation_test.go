@@ -6,12 +6,13 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// TestEachMutationFitsTheCode keeps the list in step with the code: what it takes
-// away is there, once.
+// TestEachMutationFitsTheCode keeps the list in step with the code: each text to be removed
+// occurs exactly once.
 func TestEachMutationFitsTheCode(t *testing.T) {
 	all, err := readAll("list")
 	if err != nil {
@@ -42,12 +43,12 @@ func TestEachMutationFitsTheCode(t *testing.T) {
 }
 
 func TestAMutationIsReadWhole(t *testing.T) {
-	const good = "what: w\nfile: f.go\ntest: ./a ./b\nrun: TestX\nquick: yes\n-- before --\nif x {\n-- after --\nif false {\n"
+	const good = "what: w\nfile: f.go\ntest: ./a ./b\nrun: TestX\nflags: -n 3\nquick: yes\nwhole: TestY\n-- before --\nif x {\n-- after --\nif false {\n"
 	m, err := parse("n", []byte(good))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.what != "w" || m.file != "f.go" || len(m.packages) != 2 || m.run != "TestX" || !m.quick ||
+	if m.what != "w" || m.file != "f.go" || len(m.packages) != 2 || m.run != "TestX" || !slices.Equal(m.flags, []string{"-n", "3"}) || !m.quick || !m.whole || m.directed != "TestY" ||
 		string(m.before) != "if x {\n" || string(m.after) != "if false {\n" {
 		t.Errorf("parse(%q) = %+v", good, m)
 	}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package namespace opens a volume that `weft dev` serves where the kernel can
-// have no block device: as an NVMe/TCP namespace, through proto/nvmetcp/host,
-// with the calls that a file has. It is for the programs of this folder.
+// Package namespace opens a volume that `weft dev` serves on a machine without block
+// devices. It opens the volume as an NVMe/TCP namespace, through proto/nvmetcp/host, and
+// offers the calls of a file. Programs of this folder use it.
 package namespace
 
 import (
@@ -16,22 +16,22 @@ import (
 	"weft.dev/weft/proto/nvmetcp/host"
 )
 
-// scheme begins what `weft attach` prints for such a volume.
+// scheme is the prefix of the name that `weft attach` prints for such a volume.
 const scheme = "nvme-tcp://"
 
 // patience is how long connecting and disconnecting may take.
 const patience = 10 * time.Second
 
-// Is reports whether a device's name is that of a namespace.
+// Is reports whether a device's name names a namespace.
 func Is(name string) bool { return strings.HasPrefix(name, scheme) }
 
-// Namespace is an open volume. It waits for as long as the volume does.
+// Namespace is an open volume. Its calls wait while the volume's IO waits.
 type Namespace struct {
 	connection *host.Controller
 	device     block.Device
 }
 
-// Open connects to nvme-tcp://ADDRESS:PORT/SUBSYSTEM?host=ID as that host, and takes
+// Open connects to nvme-tcp://ADDRESS:PORT/SUBSYSTEM?host=ID with that host ID, and opens
 // the subsystem's only namespace.
 func Open(name string) (*Namespace, error) {
 	where, err := url.Parse(name)
@@ -81,10 +81,10 @@ func (n *Namespace) WriteAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// Sync returns when what was written is durable.
+// Sync returns when all completed writes are durable.
 func (n *Namespace) Sync() error { return block.Flush(n.device) }
 
-// Close disconnects, when what is under way has been answered.
+// Close waits for outstanding IO and disconnects.
 func (n *Namespace) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package operator does for a test what the operator of a cluster would: it gives
-// weft commands, looks at the cluster's state, and tells whether drives are ready.
+// Package operator does for a test what a cluster's operator does: it runs weft commands,
+// shows the cluster's state, and checks whether drives are ready.
 package operator
 
 import (
@@ -17,13 +17,13 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// Operator is one of a cluster. Its methods may be called from any goroutine.
+// Operator operates one cluster. Its methods may be called from any goroutine.
 type Operator struct {
-	Program string // weft, for this machine
+	Program string // path of weft on this machine
 	Manager string // address of the volume manager
 }
 
-// CommandError is a weft command that did not exit with 0.
+// CommandError means that a weft command exited with a code other than 0.
 type CommandError struct {
 	Args   []string
 	Code   int
@@ -34,11 +34,11 @@ func (e *CommandError) Error() string {
 	return fmt.Sprintf("weft %s: exit code %d: %s", strings.Join(e.Args, " "), e.Code, strings.TrimSpace(e.Stderr))
 }
 
-// patience is how long a command may take.
+// patience is the time limit of a command.
 const patience = 3 * time.Minute
 
-// Try runs a weft command and returns its standard output; one that fails gives a
-// *CommandError.
+// Try runs a weft command and returns its standard output. If the command fails, the error
+// is a *CommandError.
 func (o Operator) Try(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -54,7 +54,7 @@ func (o Operator) Try(ctx context.Context, args ...string) (string, error) {
 	return stdout.String(), err
 }
 
-// State is what an operator would look at when something is wrong.
+// State is the output that an operator would look at first when something is wrong.
 func (o Operator) State(ctx context.Context) string {
 	var out strings.Builder
 	for _, args := range [][]string{{"status"}, {"volume", "list"}, {"attachment", "list"}, {"event", "list"}} {
@@ -67,7 +67,7 @@ func (o Operator) State(ctx context.Context) string {
 	return out.String()
 }
 
-// DrivesReady is nil if all drives that the manager knows of can be used.
+// DrivesReady returns nil if all drives known to the manager are usable.
 func DrivesReady(ctx context.Context, manager pb.ManagerClient) error {
 	drives, err := manager.ListDrives(ctx, &pb.ListDrivesRequest{})
 	if err != nil {

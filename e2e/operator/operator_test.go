@@ -15,16 +15,16 @@ func TestACommandThatFailsTellsHow(t *testing.T) {
 	out, err := o.Try(t.Context(), "-c", "echo $WEFT_MANAGER; echo why >&2; exit 3")
 	var failed *CommandError
 	if !errors.As(err, &failed) || failed.Code != 3 || failed.Stderr != "why\n" || !strings.HasSuffix(err.Error(), "exit code 3: why") {
-		t.Errorf("a command that fails = %v, want a CommandError with code 3 and its words", err)
+		t.Errorf("a command that fails = %v, want a CommandError with code 3 and its output", err)
 	}
 	if out != "m1:4480\n" {
-		t.Errorf("it has printed %q, want the manager that it was given", out)
+		t.Errorf("it printed %q, want the given manager", out)
 	}
 	if out, err := o.Try(t.Context(), "-c", "echo done"); out != "done\n" || err != nil {
 		t.Errorf("a command that succeeds = %q, %v", out, err)
 	}
 	if _, err := (Operator{Program: "/nowhere/weft"}).Try(t.Context(), "status"); err == nil || errors.As(err, &failed) {
-		t.Errorf("a program that is not there = %v, want another error", err)
+		t.Errorf("a missing program = %v, want another kind of error", err)
 	}
 }
 

@@ -14,8 +14,8 @@ import (
 	"weft.dev/weft/e2e/vm"
 )
 
-// Main runs a program that uses a cluster as a test does, and returns its exit
-// code. Everything that it started is ended, also when it is interrupted.
+// Main runs a program that uses a cluster as a test does, and returns its exit code. It
+// ends everything that the program started, also when interrupted.
 func Main(name string, verbose bool, run func(t vm.TB)) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -33,8 +33,8 @@ func Main(name string, verbose bool, run func(t vm.TB)) int {
 	return 0
 }
 
-// program is a vm.TB for programs that are not tests. Like a test, it ends the
-// goroutine that runs it on Fatalf.
+// program is a vm.TB for programs that are not tests. Like a test, Fatalf ends the
+// goroutine that runs the program.
 type program struct {
 	ctx     context.Context
 	name    string

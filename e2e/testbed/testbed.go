@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testbed is a Weft cluster in virtual machines, as the scenarios, the
-// demonstration and the benchmark use it:
+// Package testbed is a Weft cluster in virtual machines, for the scenarios, the
+// demonstration and the benchmark:
 //
 //	m1        volmgr, its store on a disk that survives boots
 //	t1 t2 …   target agents, each with NVMe drives, in racks r1, r2, …
@@ -29,22 +29,22 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// managerPort is where volmgr listens in its machine.
+// managerPort is volmgr's port in its machine.
 const managerPort = 4480
 
 // managerStore is where volmgr keeps its store there.
 const managerStore = "/var/lib/weft/volmgr"
 
-// Options say how large a cluster is. The zero value is three targets with one
-// drive of 2 GiB each, and one client.
+// Options describe a cluster. The zero value is three targets with one drive of 2 GiB each,
+// and one client.
 type Options struct {
 	Targets   int
 	Clients   int
 	DriveSize string
 	Drives    int // per target
-	// Caches: drives have a volatile write cache; see protectDrives.
+	// Caches gives the drives a volatile write cache; see protectDrives.
 	Caches bool
-	// ClientPorts are TCP ports of the clients that this machine reaches, see
+	// ClientPorts are TCP ports of the clients that this machine can reach; see
 	// vm.Machine.Forwarded.
 	ClientPorts []int
 }
@@ -58,13 +58,13 @@ type Bed struct {
 	Clients []*vm.Machine
 	API     pb.ManagerClient
 
-	weft      string // the program, for this machine
+	weft      string // path of weft on this machine
 	caches    bool
 	daemons   map[*vm.Machine]*vm.Daemon
-	datapaths map[*vm.Machine]string // as Datapath has set it
+	datapaths map[*vm.Machine]string // set by Datapath
 }
 
-// Draw prepares the machines of a cluster; nothing is booted yet.
+// Draw defines the machines of a cluster without booting them.
 func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 	if o.Targets == 0 {
 		o.Targets = 3
@@ -98,8 +98,8 @@ func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 	return b
 }
 
-// clientModules are what the clients' kernels have of both data paths. Debian's
-// 6.1 was built without ublk.
+// clientModules are the kernel modules that clients need for both data paths. Debian's 6.1
+// has no ublk.
 func clientModules() []string {
 	modules := []string{"nvme-tcp", "dm-mirror", "loop", "tcp_diag", "fuse"}
 	if vm.KernelVersion() != "6.1" {
@@ -108,7 +108,7 @@ func clientModules() []string {
 	return modules
 }
 
-// Start draws and boots a cluster, starts its daemons and adds every drive.
+// Start defines and boots a cluster, starts its daemons and adds every drive.
 func Start(t vm.TB, o Options, options ...vm.Option) *Bed {
 	b := Draw(t, o, options...)
 	b.Up(b.machines()...)
@@ -120,7 +120,7 @@ func (b *Bed) machines() []*vm.Machine {
 	return append(append([]*vm.Machine{b.Manager}, b.Targets...), b.Clients...)
 }
 
-// build makes the weft program for this machine.
+// build builds the weft program for this machine.
 func (b *Bed) build() string {
 	dir, err := os.MkdirTemp("", "weft-bin-")
 	if err != nil {
@@ -136,7 +136,7 @@ func (b *Bed) build() string {
 	return program
 }
 
-// Up boots machines side by side and starts, or starts again, their daemons.
+// Up boots machines in parallel and starts or restarts their daemons.
 func (b *Bed) Up(machines ...*vm.Machine) {
 	b.Cluster.Boot(b.T.Context(), machines...)
 	for _, m := range machines {
@@ -149,7 +149,7 @@ func (b *Bed) Up(machines ...*vm.Machine) {
 	}
 }
 
-// initStore begins the cluster, on the manager's first boot.
+// initStore initializes the cluster, on the manager's first boot.
 func (b *Bed) initStore(m *vm.Machine) {
 	if m != b.Manager || b.API != nil {
 		return
@@ -159,10 +159,10 @@ func (b *Bed) initStore(m *vm.Machine) {
 	}
 }
 
-// protectDrives makes the NVMe drives what drives in servers are: without a
-// volatile write cache. QEMU's always announce one, and what they completed
-// survives Machine.Kill; with a cache, dm-mirror's log is flushed through the
-// legs, and a leg that dies under such a flush is copied whole on its return.
+// protectDrives makes the NVMe drives behave as server drives do: without a volatile write
+// cache. QEMU's drives always announce one, though their completed writes survive
+// Machine.Kill. With a cache, dm-mirror's log is flushed through the legs, and a leg that
+// dies during such a flush is copied in full when it returns.
 func (b *Bed) protectDrives(m *vm.Machine) {
 	if m.Name()[0] != 't' || b.caches {
 		return
@@ -185,12 +185,12 @@ func (b *Bed) dial() {
 	})
 }
 
-// Daemon is the daemon that runs on a machine.
+// Daemon returns the daemon of a machine.
 func (b *Bed) Daemon(m *vm.Machine) *vm.Daemon { return b.daemons[m] }
 
-// Datapath has the agent of a machine work by the data path "kernel" or "user"
-// from now on. One that runs is stopped first, as an operator would, and the
-// manager knows the new one when Datapath returns.
+// Datapath switches the agent of a machine to the data path "kernel" or "user". A running
+// agent is stopped first, as an operator would do it. When Datapath returns, the manager
+// knows the new data path.
 func (b *Bed) Datapath(m *vm.Machine, path string) {
 	b.T.Helper()
 	b.datapaths[m] = path
@@ -220,7 +220,7 @@ func (b *Bed) waitOnline(m *vm.Machine, want bool) {
 	})
 }
 
-// StartDaemon starts the daemon that belongs on a machine, again after a boot.
+// StartDaemon starts a machine's daemon; after a boot it starts it again.
 func (b *Bed) StartDaemon(m *vm.Machine) *vm.Daemon {
 	argv := b.daemonArgs(m)
 	d, err := m.Start(b.T.Context(), argv[0], append([]string{"weft"}, argv...)...)
@@ -231,7 +231,7 @@ func (b *Bed) StartDaemon(m *vm.Machine) *vm.Daemon {
 	return d
 }
 
-// ManagerAddr is where the machines reach volmgr.
+// ManagerAddr is volmgr's address in the machines' network.
 func (b *Bed) ManagerAddr() string { return fmt.Sprintf("%s:%d", b.Manager.Addr(), managerPort) }
 
 func (b *Bed) daemonArgs(m *vm.Machine) (argv []string) {
@@ -276,8 +276,8 @@ func (b *Bed) operator() operator.Operator {
 	return operator.Operator{Program: b.weft, Manager: b.Manager.Forwarded(managerPort)}
 }
 
-// Try runs a weft command and returns its standard output; one that fails gives an
-// *operator.CommandError.
+// Try runs a weft command and returns its standard output. If the command fails, the error
+// is an *operator.CommandError.
 func (b *Bed) Try(args ...string) (string, error) {
 	return b.operator().Try(b.T.Context(), args...)
 }
@@ -292,7 +292,7 @@ func (b *Bed) Weft(args ...string) string {
 	return out
 }
 
-// State is what an operator would look at when something is wrong.
+// State is the output that an operator would look at first when something is wrong.
 func (b *Bed) State() string {
 	var out strings.Builder
 	out.WriteString(b.operator().State(b.T.Context()))
@@ -304,7 +304,7 @@ func (b *Bed) State() string {
 	return out.String()
 }
 
-// Eventually waits until check gives nil, at most so long.
+// Eventually repeats check until it returns nil, for at most the given time.
 func (b *Bed) Eventually(atMost time.Duration, what string, check func(context.Context) error) {
 	b.T.Helper()
 	ctx, cancel := context.WithTimeout(b.T.Context(), atMost)

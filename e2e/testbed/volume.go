@@ -12,14 +12,14 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// Create makes a volume and waits until it is ready.
+// Create creates a volume and waits until it is ready.
 func (b *Bed) Create(name, size string, stripes, copies int) *pb.Volume {
 	b.T.Helper()
 	b.Weft("volume", "create", name, "--size", size, "--stripes", fmt.Sprint(stripes), "--copies", fmt.Sprint(copies), "--chunk-size", "64KiB", "--wait")
 	return b.Volume(name)
 }
 
-// Volume is a volume as the manager knows it now.
+// Volume returns the manager's current view of a volume.
 func (b *Bed) Volume(name string) *pb.Volume {
 	b.T.Helper()
 	v, err := b.API.GetVolume(b.T.Context(), &pb.GetVolumeRequest{Volume: name})
@@ -32,10 +32,10 @@ func (b *Bed) Volume(name string) *pb.Volume {
 // Attach attaches a volume to a client and returns its device.
 func (b *Bed) Attach(volume string, client *vm.Machine) string {
 	b.T.Helper()
-	return strings.TrimSpace(b.Weft("attach", volume, "--node", client.Name(), "--timeout", "2m"))
+	return strings.TrimSpace(b.Weft("attach", volume, "--node", client.Name(), "--timeout", "4m"))
 }
 
-// Detach detaches a volume cleanly and waits until it is.
+// Detach detaches a volume cleanly and waits until it is detached.
 func (b *Bed) Detach(volume string) {
 	b.T.Helper()
 	b.Weft("detach", volume)
@@ -48,7 +48,7 @@ func (b *Bed) Detach(volume string) {
 	})
 }
 
-// WaitHealth waits until a volume has that health.
+// WaitHealth waits until a volume has the given health.
 func (b *Bed) WaitHealth(volume string, want pb.Health, atMost time.Duration) {
 	b.T.Helper()
 	b.Eventually(atMost, fmt.Sprintf("%s is %v", volume, want), func(ctx context.Context) error {
@@ -60,7 +60,7 @@ func (b *Bed) WaitHealth(volume string, want pb.Health, atMost time.Duration) {
 	})
 }
 
-// Holder is the target that holds a copy of a column of a volume.
+// Holder is the target with a copy of a column of a volume.
 func (b *Bed) Holder(volume string, column, copy uint32) *vm.Machine {
 	b.T.Helper()
 	for _, leg := range b.Volume(volume).Legs {
@@ -76,7 +76,7 @@ func (b *Bed) Holder(volume string, column, copy uint32) *vm.Machine {
 	return nil
 }
 
-// Events are the events of an object, "volume db1", oldest first; "" for all.
+// Events returns the events of an object such as "volume db1", oldest first; "" means all.
 func (b *Bed) Events(object string) []*pb.Event {
 	b.T.Helper()
 	list, err := b.API.ListEvents(b.T.Context(), &pb.ListEventsRequest{Object: object})
@@ -86,7 +86,7 @@ func (b *Bed) Events(object string) []*pb.Event {
 	return list.Events
 }
 
-// LastEvent is the newest event of a kind about an object, or nil.
+// LastEvent returns an object's newest event of a kind, or nil.
 func (b *Bed) LastEvent(object, kind string) *pb.Event {
 	var last *pb.Event
 	for _, e := range b.Events(object) {

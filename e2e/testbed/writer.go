@@ -13,16 +13,16 @@ import (
 	"weft.dev/weft/e2e/vm"
 )
 
-// Ack is one write that the application was told is done, by the client's clock.
+// Ack is one acknowledged write, with times of the client's clock.
 type Ack struct {
 	Block, Seq uint64
 	Start, End time.Time
 }
 
-// Acks are the acknowledged writes of a volume: of each block the last sequence number.
+// Acks are the acknowledged writes of a volume: the last sequence number of each block.
 type Acks map[uint64]uint64
 
-// Writer is a program that writes to a volume on a client and knows what was acknowledged.
+// Writer is a program on a client that writes to a volume and records the acknowledgements.
 type Writer struct {
 	bed    *Bed
 	client *vm.Machine
@@ -30,14 +30,14 @@ type Writer struct {
 	done   chan error
 
 	mu     sync.Mutex
-	rest   []byte // of a line
+	rest   []byte // of an incomplete line
 	log    []Ack
 	errors []string
 }
 
-// Write starts writing to a device on a client, in its first span MiB, rate
-// writes per second (0: as fast as can be). next continues the sequence numbers of an
-// earlier writer, and is 1 for the first.
+// Write starts writing to a device on a client: to its first span MiB, at rate writes per
+// second (0: as fast as possible). next is the first sequence number: 1, or the Next of an
+// earlier writer.
 func (b *Bed) Write(client *vm.Machine, device string, span, rate int, next uint64) *Writer {
 	ctx, cancel := context.WithCancel(b.T.Context())
 	w := &Writer{bed: b, client: client, cancel: cancel, done: make(chan error, 1)}
@@ -52,7 +52,7 @@ func (b *Bed) Write(client *vm.Machine, device string, span, rate int, next uint
 	return w
 }
 
-// Write takes what the program prints.
+// Write takes the program's output.
 func (w *Writer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -78,7 +78,7 @@ func (w *Writer) line(line string) {
 	w.errors = append(w.errors, line)
 }
 
-// Log are the acknowledged writes so far, in the order in which they were acknowledged.
+// Log returns the writes acknowledged so far, in order of acknowledgement.
 func (w *Writer) Log() []Ack {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -91,7 +91,7 @@ func (w *Writer) Next() uint64 {
 	for _, a := range w.Log() {
 		next = max(next, a.Seq+1)
 	}
-	return next + 64 // some may be under way
+	return next + 64 // some may still be in flight
 }
 
 // AwaitProgress waits until n more writes are acknowledged.
@@ -106,7 +106,7 @@ func (w *Writer) AwaitProgress(n int, atMost time.Duration) {
 	})
 }
 
-// Stop ends the writer. The application must not have seen one error.
+// Stop ends the writer. It fails the test if the application saw an error.
 func (w *Writer) Stop() {
 	w.bed.T.Helper()
 	ctx, cancel := context.WithTimeout(w.bed.T.Context(), time.Minute)
@@ -120,12 +120,12 @@ func (w *Writer) Stop() {
 			w.bed.T.Fatalf("the writer on %s: %v", w.client.Name(), err)
 		}
 	case <-ctx.Done():
-		w.bed.T.Fatalf("the writer on %s does not end: its writes hang\n%s", w.client.Name(), w.bed.State())
+		w.bed.T.Fatalf("the writer on %s does not exit: its writes hang\n%s", w.client.Name(), w.bed.State())
 	}
 	w.NoErrors()
 }
 
-// Abandon forgets a writer whose machine is gone. What it printed until then counts.
+// Abandon gives up a writer whose machine is off. Its output until then counts.
 func (w *Writer) Abandon() {
 	w.cancel()
 	<-w.done
@@ -141,7 +141,7 @@ func (w *Writer) NoErrors() {
 	}
 }
 
-// Stall is the longest time between two acknowledgements, and when it began.
+// Stall is the longest time between two acknowledgements, and its beginning.
 func (w *Writer) Stall() (longest time.Duration, began time.Time) {
 	log := w.Log()
 	for i := 1; i < len(log); i++ {

@@ -15,16 +15,15 @@ import (
 	"strings"
 )
 
-// apt takes packages from where this machine takes its own, without installing
-// them: download and unpack, no privilege needed.
+// apt gets packages from the archive that this machine uses. It downloads and unpacks them
+// without installing them, so it needs no privilege.
 type apt struct {
-	options []string // point apt at a private configuration; nil uses the machine's
+	options []string // apt's options for a private configuration; nil uses the machine's
 	dir     string
 }
 
-// newApt returns access to a suite. "" is whatever apt is configured with; for
-// another suite a private configuration is made, with the archive address taken
-// from the machine's own.
+// newApt returns access to a suite. "" means apt's own configuration. For another suite it
+// makes a private configuration with the archive address of the machine's own.
 func newApt(ctx context.Context, suite, dir string) (*apt, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "download"), 0o755); err != nil {
 		return nil, err
@@ -83,7 +82,7 @@ func (a *apt) configure(ctx context.Context, archive, suite string) error {
 
 var kernelDepends = regexp.MustCompile(`(?m)^\s*Depends: (linux-image-(\d+\.\d+)\.\S+)$`)
 
-// kernelPackage is the image package that linux-image-amd64 stands for.
+// kernelPackage is the image package that linux-image-amd64 depends on.
 func (a *apt) kernelPackage(ctx context.Context, version string) (string, error) {
 	out, err := a.run(ctx, "apt-cache", "depends", "linux-image-amd64")
 	if err != nil {
@@ -98,8 +97,8 @@ func (a *apt) kernelPackage(ctx context.Context, version string) (string, error)
 	return "", fmt.Errorf("linux-image-amd64 is not %s here: %s", version, strings.Join(strings.Fields(out), " "))
 }
 
-// unpack downloads the packages and unpacks them into root, which appears whole
-// or not at all.
+// unpack downloads the packages and unpacks them into root. root appears only when it is
+// complete.
 func (a *apt) unpack(ctx context.Context, packages []string, root string) error {
 	download := filepath.Join(a.dir, "download")
 	if _, err := a.run(ctx, "apt-get", append([]string{"download", "-qq"}, packages...)...); err != nil {
@@ -127,7 +126,7 @@ func (a *apt) unpack(ctx context.Context, packages []string, root string) error 
 	return os.RemoveAll(a.dir)
 }
 
-// closure is the packages with all that they depend on.
+// closure is the packages and all their dependencies.
 func (a *apt) closure(ctx context.Context, packages []string) ([]string, error) {
 	args := []string{
 		"depends", "--recurse", "--no-recommends", "--no-suggests", "--no-conflicts",
@@ -166,8 +165,7 @@ func (a *apt) run(ctx context.Context, name string, args ...string) (string, err
 	return string(out), nil
 }
 
-// lookProgram finds a program on the path or where the distribution keeps the
-// administrator's programs.
+// lookProgram finds a program in $PATH or in the system directories (sbin).
 func lookProgram(name string) (string, error) {
 	if p, err := exec.LookPath(name); err == nil {
 		return filepath.Abs(p)

@@ -29,21 +29,21 @@ type boot struct {
 	events  chan qmpEvent
 	gone    chan struct{} // closed when QEMU has ended and everything here is closed
 
-	expected atomic.Bool // its end was asked for
+	expected atomic.Bool // the test asked for its end
 }
 
-// qmpEvent is something that QEMU tells by itself.
+// qmpEvent is an event that QEMU reports.
 type qmpEvent struct {
 	name string
 	data json.RawMessage
 }
 
-// plugged is what connects a QEMU with this process: our ends, and those that
-// QEMU inherits.
+// plugged is the connections between QEMU and this process: our ends, and those that QEMU
+// inherits.
 type plugged struct {
 	conns  []net.Conn // control, qmp, networks
 	theirs []*os.File
-	out    *os.File // what QEMU prints: the console
+	out    *os.File // QEMU's output: the console
 	outEnd *os.File
 	log    *os.File
 }
@@ -95,7 +95,7 @@ func (p *plugged) close() {
 	}
 }
 
-// startBoot starts QEMU and all that listens to it.
+// startBoot starts QEMU and the goroutines that listen to it.
 func startBoot(m *Machine) (*boot, error) {
 	p, err := plugIn(m)
 	if err != nil {
@@ -134,9 +134,9 @@ func startBoot(m *Machine) (*boot, error) {
 	return b, nil
 }
 
-// startBound starts a process on a thread that lives as long as the process.
-// The kernel kills the process when that thread ends, so QEMU never outlives
-// the test, whatever ends the test.
+// startBound starts a process from a thread that lives as long as the process. When the
+// thread ends, the kernel kills the process. So QEMU never outlives the test, however the
+// test ends.
 func startBound(cmd *exec.Cmd) (exited <-chan error, err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	started, done := make(chan error), make(chan error, 1)
@@ -151,7 +151,7 @@ func startBound(cmd *exec.Cmd) (exited <-chan error, err error) {
 	return done, <-started
 }
 
-// greet waits for the guest's init and makes the machine what the test drew.
+// greet waits for the guest's init and applies the machine's setup.
 func (b *boot) greet(ctx context.Context, setup guest.Setup) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, bootLimit, fmt.Errorf("no greeting within %s", bootLimit))
 	defer cancel()
@@ -170,7 +170,7 @@ func (b *boot) greet(ctx context.Context, setup guest.Setup) error {
 	if err != nil {
 		return fmt.Errorf("set up: %w", err)
 	}
-	// The clock was set late by the time that the request took.
+	// The clock was set too late, by the duration of the request.
 	offset, _, err := b.clockOffset(ctx)
 	if err != nil {
 		return fmt.Errorf("compare clocks: %w", err)
@@ -179,8 +179,8 @@ func (b *boot) greet(ctx context.Context, setup guest.Setup) error {
 	return err
 }
 
-// clockOffset compares the guest's clock with ours by the shortest of several
-// round trips.
+// clockOffset compares the guest's clock with ours, using the shortest of several round
+// trips.
 func (b *boot) clockOffset(ctx context.Context) (offset, within time.Duration, err error) {
 	within = time.Hour
 	for range 8 {
@@ -198,7 +198,7 @@ func (b *boot) clockOffset(ctx context.Context) (offset, within time.Duration, e
 	return offset, within, nil
 }
 
-// expectEnd says that the machine is about to end because it was told to.
+// expectEnd records that the machine was told to end.
 func (b *boot) expectEnd() { b.expected.Store(true) }
 
 func (b *boot) kill() {
@@ -206,7 +206,7 @@ func (b *boot) kill() {
 	_ = b.process.Kill()
 }
 
-// ended reports an end that nobody asked for.
+// ended reports an unexpected end of the machine.
 func (b *boot) ended(err error) {
 	b.machine.endDaemons()
 	if b.expected.Load() {
@@ -216,27 +216,27 @@ func (b *boot) ended(err error) {
 	if err != nil {
 		how = err.Error()
 	}
-	b.machine.cluster.fail("%s ended without having been told to (%s); the end of its console:\n%s", b.machine.name, how, b.console.text())
+	b.machine.cluster.fail("%s ended unexpectedly (%s); the end of its console:\n%s", b.machine.name, how, b.console.text())
 	b.machine.forget(b)
 }
 
-// goneError says why a boot no longer answers.
+// goneError returns the reason why a boot no longer answers.
 func (b *boot) goneError() error {
 	if b.expected.Load() {
 		return fmt.Errorf("%s was turned off", b.machine.name)
 	}
-	return fmt.Errorf("%s ended without having been told to; the end of its console:\n%s", b.machine.name, b.console.text())
+	return fmt.Errorf("%s ended unexpectedly; the end of its console:\n%s", b.machine.name, b.console.text())
 }
 
-// trouble fails the test for a line that a kernel should not print.
+// trouble fails the test because of a line that a healthy kernel does not print.
 func (b *boot) trouble(line string) {
 	if b.expected.Load() && !strings.Contains(line, "BUG") {
 		return
 	}
-	b.machine.cluster.fail("%s: its kernel says: %s (whole console in %s)", b.machine.name, line, b.machine.cluster.logs)
+	b.machine.cluster.fail("%s: kernel fault: %s (whole console in %s)", b.machine.name, line, b.machine.cluster.logs)
 }
 
-// take handles what the guest tells by itself.
+// take handles unsolicited messages of the guest.
 func (b *boot) take(r guest.Reply) {
 	switch r.Kind {
 	case guest.KindKmsg:
@@ -248,7 +248,7 @@ func (b *boot) take(r guest.Reply) {
 	}
 }
 
-// takeQMP keeps QEMU's latest events for who waits for one.
+// takeQMP keeps QEMU's latest events for those that wait for one.
 func (b *boot) takeQMP(name string, data json.RawMessage) {
 	select {
 	case b.events <- qmpEvent{name, data}:

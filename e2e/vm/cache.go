@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cacheDir returns a directory of the cache, made if need be.
+// cacheDir returns a directory of the cache and creates it if necessary.
 func cacheDir(elem ...string) (string, error) {
 	root := os.Getenv("WEFT_CACHE")
 	if root == "" {
@@ -40,7 +40,7 @@ func lockDir(dir string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// notice tells the person who waits what takes long.
+// notice tells the waiting user what takes so long.
 func notice(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "vm: "+format+"\n", args...)
 }

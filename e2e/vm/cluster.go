@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// TB is what a cluster needs of a test. *testing.T has it; programs that are
-// not tests bring their own.
+// TB is the part of testing.TB that a cluster needs. Programs that are not tests implement
+// it themselves.
 type TB interface {
 	Helper()
 	Name() string
@@ -30,18 +30,17 @@ type TB interface {
 	Cleanup(func())
 }
 
-// bootLimit is the time that a machine has from QEMU's start to its init's
-// greeting. Under TCG, with other machines booting beside it on few cores, a
-// boot takes some tens of seconds at worst.
+// bootLimit is the time from QEMU's start to the greeting of the guest's init. Under TCG,
+// with other machines booting on the same few cores, a boot takes some tens of seconds at
+// worst.
 const bootLimit = 180 * time.Second
 
-// Cluster is a set of machines and the networks between them, which live as
-// long as the test.
+// Cluster is a set of machines and the networks between them. It lives as long as the test.
 type Cluster struct {
 	t       TB
 	image   Image
 	kvm     bool
-	tsc     uint64 // kHz, 0 if the guests know it
+	tsc     uint64 // kHz; 0 if the guests measure it themselves
 	logs    string // directory
 	drives  string // directory
 	allowed []*regexp.Regexp
@@ -60,7 +59,7 @@ type clusterOptions struct {
 	allowed []*regexp.Regexp
 }
 
-// Option changes a cluster.
+// Option is an option of a cluster.
 type Option func(*clusterOptions)
 
 // WithKernel chooses the kernel, "6.1" or "6.12", instead of WEFT_KERNEL's.
@@ -72,12 +71,13 @@ func WithMTU(mtu int) Option { return func(o *clusterOptions) { o.mtu = mtu } }
 // WithSeed seeds the random loss of frames.
 func WithSeed(seed uint64) Option { return func(o *clusterOptions) { o.seed = seed } }
 
-// AllowKernel says that console lines that match are expected and not trouble.
+// AllowKernel marks console lines that match a pattern as expected, so that they do not
+// fail the test.
 func AllowKernel(pattern string) Option {
 	return func(o *clusterOptions) { o.allowed = append(o.allowed, regexp.MustCompile(pattern)) }
 }
 
-// Available says why machines cannot run here, or nil.
+// Available returns the reason why machines cannot run here, or nil.
 func Available() error {
 	if _, err := lookProgram(qemuProgram); err != nil {
 		return fmt.Errorf("%w; install qemu-system-x86", err)
@@ -85,8 +85,8 @@ func Available() error {
 	return nil
 }
 
-// Require skips a test where machines cannot run. Under CI, and where WEFT_VM=1
-// asks for machines, that is a failure: a skip must not hide a regression.
+// Require skips a test where machines cannot run. In CI, and if WEFT_VM=1 asks for
+// machines, it fails the test instead: a skip must not hide a regression.
 func Require(t TB) {
 	t.Helper()
 	if os.Getenv("WEFT_VM") == "0" {
@@ -102,7 +102,7 @@ func Require(t TB) {
 	t.Skipf("no virtual machines: %v", err)
 }
 
-// NewCluster prepares a cluster for a test and registers its end. It skips the
+// NewCluster prepares a cluster for a test and closes it at the test's end. It skips the
 // test where machines cannot run (see Require).
 func NewCluster(t TB, options ...Option) *Cluster {
 	t.Helper()
@@ -119,7 +119,7 @@ func NewCluster(t TB, options ...Option) *Cluster {
 	return c
 }
 
-// KernelVersion is the version that WEFT_KERNEL asks for, or the default.
+// KernelVersion is the version in WEFT_KERNEL, or the default.
 func KernelVersion() string {
 	if v := os.Getenv("WEFT_KERNEL"); v != "" {
 		return v
@@ -165,10 +165,10 @@ func logDir(test string) (string, error) {
 	return os.MkdirTemp(base, name)
 }
 
-// Network is the network that every machine is on.
+// Network is the network of all machines.
 func (c *Cluster) Network() *Network { return c.networks[0] }
 
-// AddNetwork makes a further network; machines join it with On.
+// AddNetwork adds another network; machines join it with On.
 func (c *Cluster) AddNetwork(name string) *Network {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -180,8 +180,8 @@ func (c *Cluster) AddNetwork(name string) *Network {
 // Logs is the directory with the logs of all machines.
 func (c *Cluster) Logs() string { return c.logs }
 
-// Machine draws a machine, with its drives, that Boot can boot. The first
-// machine has the address 10.77.0.1, the next 10.77.0.2, and so on.
+// Machine defines a machine and its drives, for Boot to boot. The first machine has the
+// address 10.77.0.1, the next 10.77.0.2, and so on.
 func (c *Cluster) Machine(name string, options ...MachineOption) *Machine {
 	c.t.Helper()
 	m, err := newMachine(c, name, options)
@@ -194,7 +194,7 @@ func (c *Cluster) Machine(name string, options ...MachineOption) *Machine {
 	return m
 }
 
-// Start draws a machine and boots it.
+// Start defines a machine and boots it.
 func (c *Cluster) Start(name string, options ...MachineOption) *Machine {
 	c.t.Helper()
 	m := c.Machine(name, options...)
@@ -202,8 +202,8 @@ func (c *Cluster) Start(name string, options ...MachineOption) *Machine {
 	return m
 }
 
-// Boot boots machines side by side and returns when all of them can be used. It
-// ends the test when one cannot.
+// Boot boots machines in parallel and returns when all are ready. If one fails, it ends the
+// test.
 func (c *Cluster) Boot(ctx context.Context, machines ...*Machine) {
 	c.t.Helper()
 	begin := time.Now()
@@ -217,7 +217,7 @@ func (c *Cluster) Boot(ctx context.Context, machines ...*Machine) {
 	c.t.Logf("%d machines booted in %.1f s", len(machines), time.Since(begin).Seconds())
 }
 
-// fail reports what no caller waits for: a machine that died, an oops.
+// fail reports a failure that no caller waits for: a dead machine, an oops.
 func (c *Cluster) fail(format string, args ...any) {
 	c.mu.Lock()
 	closing := c.closing
@@ -227,7 +227,7 @@ func (c *Cluster) fail(format string, args ...any) {
 	}
 }
 
-// close kills the machines and removes what the test does not need any more.
+// close kills the machines and removes the files that are no longer needed.
 func (c *Cluster) close() {
 	c.mu.Lock()
 	c.closing = true
@@ -251,6 +251,6 @@ func (c *Cluster) close() {
 		errs = errors.Join(errs, os.RemoveAll(c.logs))
 	}
 	if errs != nil {
-		c.t.Errorf("remove what the machines left: %v", errs)
+		c.t.Errorf("remove the machines' files: %v", errs)
 	}
 }

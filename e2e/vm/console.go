@@ -11,14 +11,13 @@ import (
 	"time"
 )
 
-// kernelTrouble is what a kernel prints when something is wrong with it or with
-// what we made it do.
+// kernelTrouble matches the kernel's messages about its own faults and about misuse by us.
 var kernelTrouble = regexp.MustCompile(`kernel BUG at|BUG: |Oops: |Kernel panic|general protection fault|WARNING: CPU|possible recursive locking|KASAN|refcount_t: |weft-init: `)
 
-// tailLines is how much of a console goes into an error's text.
+// tailLines is how many lines of a console an error quotes.
 const tailLines = 40
 
-// console keeps what a machine prints and looks for trouble in it.
+// console keeps a machine's output and looks for kernel faults in it.
 type console struct {
 	allowed []*regexp.Regexp
 	trouble func(line string)
@@ -27,8 +26,7 @@ type console struct {
 	tail []string
 }
 
-// copy reads lines until the machine ends and writes them to log, each with the
-// host's time.
+// copy reads lines until the machine ends, and writes them to log with the host's time.
 func (c *console) copy(log io.Writer, r io.Reader) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
@@ -37,7 +35,7 @@ func (c *console) copy(log io.Writer, r io.Reader) {
 		_, _ = io.WriteString(log, time.Now().Format("15:04:05.000 ")+line+"\n")
 		c.add(line)
 	}
-	_, _ = io.Copy(io.Discard, r) // a line beyond the buffer must not block QEMU
+	_, _ = io.Copy(io.Discard, r) // an overlong line must not block QEMU
 }
 
 func (c *console) add(line string) {
@@ -61,7 +59,7 @@ func (c *console) allows(line string) bool {
 	return false
 }
 
-// text returns the last lines, indented for an error's text.
+// text returns the last lines, indented for an error.
 func (c *console) text() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 type control struct {
 	onEvent func(guest.Reply)
 	hello   chan guest.Reply
-	ended   chan struct{} // closed when the port is gone
+	ended   chan struct{} // closed when the port has closed
 
 	sendMu sync.Mutex
 	enc    *gob.Encoder
@@ -30,7 +30,7 @@ type control struct {
 	calls map[uint64]*call
 }
 
-// call is a request that waits for its end.
+// call is a request that waits for its reply.
 type call struct {
 	out, err io.Writer
 	done     chan guest.Reply
@@ -46,7 +46,7 @@ func newControl(conn io.Writer, onEvent func(guest.Reply)) *control {
 	}
 }
 
-// receive hands replies to those who wait for them, until the port ends.
+// receive passes replies to the waiting calls until the port closes.
 func (c *control) receive(conn io.Reader) {
 	defer close(c.ended)
 	dec := gob.NewDecoder(conn)
@@ -87,11 +87,11 @@ func (c *control) take(r guest.Reply) {
 	}
 }
 
-// errGone is the answer of a guest that is no longer there.
+// errGone is the error of requests to a machine that has ended.
 var errGone = errors.New("the machine is gone")
 
-// do sends a request and waits for its end. When ctx ends, a command is killed
-// and given a moment to be gone.
+// do sends a request and waits for its reply. When ctx ends, it kills the command and gives
+// it a moment to exit.
 func (c *control) do(ctx context.Context, r guest.Request, stdout, stderr io.Writer) (guest.Reply, error) {
 	if err := ctx.Err(); err != nil {
 		return guest.Reply{}, err
@@ -127,8 +127,8 @@ func (c *control) send(r guest.Request) error {
 	return c.enc.Encode(r)
 }
 
-// abandon kills the command of a call. The command may not have started yet, so
-// the signal is repeated for a short while. A process stuck in the kernel stays.
+// abandon kills the command of a call. The command may not have started yet, so the signal
+// is repeated for a short while. A process stuck in the kernel remains.
 func (c *control) abandon(r guest.Request, call *call) {
 	if r.Op != guest.OpRun {
 		return
@@ -147,7 +147,7 @@ func (c *control) abandon(r guest.Request, call *call) {
 	}
 }
 
-// replyError makes the error of a reply that is not a command's exit code.
+// replyError makes the error of a reply that carries no exit code.
 func replyError(r guest.Reply) error {
 	switch {
 	case r.Name == "not exist":

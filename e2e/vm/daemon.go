@@ -13,9 +13,9 @@ import (
 	"weft.dev/weft/e2e/guest"
 )
 
-// Daemon is a named program that keeps running in a guest. Its log is kept by
-// the test, so it survives a power cut. A daemon that ends by itself with an
-// error fails the test, unless its Command says MayExit.
+// Daemon is a named program that runs in the background in a guest. The test keeps its log,
+// so the log survives a power cut. A daemon that exits by itself with an error fails the
+// test, unless its Command says MayExit.
 type Daemon struct {
 	machine *Machine
 	name    string
@@ -23,13 +23,13 @@ type Daemon struct {
 
 	mu       sync.Mutex
 	log      []byte
-	exited   chan struct{} // closed when it does not run
+	exited   chan struct{} // closed while it does not run
 	stopping bool
 	code     int
 }
 
-// Start starts a daemon under a name of its own. After a boot, or after it has
-// ended, Restart starts it again.
+// Start starts a daemon under a unique name. After a boot, or after it has exited, Restart
+// starts it again.
 func (m *Machine) Start(ctx context.Context, name string, argv ...string) (*Daemon, error) {
 	return m.StartDaemon(ctx, name, Command{Argv: argv})
 }
@@ -51,8 +51,8 @@ func (m *Machine) StartDaemon(ctx context.Context, name string, c Command) (*Dae
 	return d, d.Restart(ctx)
 }
 
-// MayExit says that the daemon may end by itself with an error from now on. For
-// one that may do so at once there is Command.MayExit.
+// MayExit allows the daemon to exit by itself with an error from now on. If it may do so
+// right after its start, use Command.MayExit.
 func (d *Daemon) MayExit() *Daemon {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -60,8 +60,7 @@ func (d *Daemon) MayExit() *Daemon {
 	return d
 }
 
-// Restart starts the daemon again with the same command, after a graceful stop
-// if it runs.
+// Restart stops the daemon gracefully if it runs, and starts it with the same command.
 func (d *Daemon) Restart(ctx context.Context) error {
 	if err := d.Stop(ctx); err != nil {
 		return err
@@ -89,7 +88,7 @@ func (d *Daemon) Running() bool {
 	}
 }
 
-// Signal sends a signal to the daemon and its children. Its end is expected then.
+// Signal sends a signal to the daemon and its children. Its exit is then expected.
 func (d *Daemon) Signal(ctx context.Context, sig syscall.Signal) error {
 	d.mu.Lock()
 	d.stopping = true
@@ -101,11 +100,11 @@ func (d *Daemon) Signal(ctx context.Context, sig syscall.Signal) error {
 	return nil
 }
 
-// stopLimit is how long a daemon has to end after SIGTERM.
+// stopLimit is how long a daemon may take to exit after SIGTERM.
 const stopLimit = 20 * time.Second
 
-// Stop asks the daemon to end with SIGTERM and waits. One that does not is killed,
-// and that is an error. Stopping one that does not run does nothing.
+// Stop sends SIGTERM to the daemon and waits. If the daemon does not exit, Stop kills it
+// and returns an error. It does nothing if the daemon does not run.
 func (d *Daemon) Stop(ctx context.Context) error {
 	if !d.Running() {
 		return nil
@@ -126,7 +125,7 @@ func (d *Daemon) Stop(ctx context.Context) error {
 	if err := d.Kill(ctx); err != nil {
 		return err
 	}
-	return fmt.Errorf("stop %s on %s: it ran on for %s after SIGTERM and was killed", d.name, d.machine.name, stopLimit)
+	return fmt.Errorf("stop %s on %s: it still ran %s after SIGTERM and was killed", d.name, d.machine.name, stopLimit)
 }
 
 // Kill kills the daemon with SIGKILL and waits until it is gone.
@@ -153,7 +152,7 @@ func (d *Daemon) Wait(ctx context.Context) (int, error) {
 	return d.code, nil
 }
 
-// Log returns what the daemon has printed, over all its starts.
+// Log returns the daemon's output, from all its starts.
 func (d *Daemon) Log() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -178,7 +177,7 @@ func (d *Daemon) end(code int) (expected bool) {
 	return d.stopping || d.command.MayExit
 }
 
-// tail is the end of the log for an error's text.
+// tail is the end of the log, for an error.
 func (d *Daemon) tail() string {
 	lines := strings.Split(strings.TrimSpace(d.Log()), "\n")
 	return "    " + strings.Join(lines[max(0, len(lines)-tailLines):], "\n    ")
@@ -209,7 +208,7 @@ func (m *Machine) daemonExit(r guest.Reply) {
 	m.cluster.fail("%s on %s ended by itself: %s; the end of its log:\n%s", r.Name, m.name, r.Text, d.tail())
 }
 
-// endDaemons marks all daemons as ended: their machine has.
+// endDaemons marks all daemons as ended, because their machine has.
 func (m *Machine) endDaemons() {
 	m.mu.Lock()
 	all := make([]*Daemon, 0, len(m.daemons))
@@ -222,8 +221,7 @@ func (m *Machine) endDaemons() {
 	}
 }
 
-// appendLog writes to a log file of the machine; what cannot be written is
-// printed by the test.
+// appendLog writes to a log file of the machine. If that fails, the test prints the data.
 func (m *Machine) appendLog(name string, data []byte) {
 	f, err := m.logFile(name)
 	if err != nil {

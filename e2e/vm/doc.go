@@ -12,7 +12,7 @@
 //	│  Network    ── switch: cut, delay, lose   ┼─stream┼─ eth0 10.77.0.x          │
 //	└───────────────────────────────────────────┘       └──────────────────────────┘
 //
-// A test draws its machines and boots them:
+// A test defines its machines and boots them:
 //
 //	c := vm.NewCluster(t)
 //	t1 := c.Machine("t1", vm.NVMe("2GiB", "A1"), vm.StateDisk())
@@ -23,24 +23,22 @@
 //	c.Boot(ctx, t1)                            // the same drives, a fresh root
 //	c.Network().Cut(t1, h1)
 //
-// All machines of all clusters boot one kernel and one initramfs and mount one
-// read-only disk of programs; both are made once and kept in the cache
-// ($WEFT_CACHE, or the user's cache directory). What differs between machines is
-// told to the init over the control port.
+// All machines of all clusters boot the same kernel and initramfs, and mount the same
+// read-only disk of programs. These are built once and kept in the cache ($WEFT_CACHE, or
+// the user's cache directory). The init gets each machine's settings over the control port.
 //
-// Silence is an error: a machine that ends without having been told to, a kernel
-// that prints BUG, Oops or WARNING, and a daemon that exits by itself fail the
-// test, with the end of the console in the text. Logs of a failed test are kept
-// in a directory that it prints. QEMU dies with the test process, whatever kills
-// that.
+// Unexpected silence is an error. The test fails if a machine ends unexpectedly, if a
+// kernel prints BUG, Oops or WARNING, or if a daemon exits by itself; the error quotes the
+// end of the console. The logs of a failed test are kept, and the test prints their
+// directory. QEMU ends with the test process, however that ends.
 //
-// Without hardware virtualisation QEMU translates (TCG): a machine boots in a few
-// seconds and computes perhaps ten times slower; timers run in real time.
+// Without hardware virtualization QEMU translates (TCG): a machine boots in a few seconds
+// and computes about ten times slower, but its timers run in real time.
 //
 // Environment:
 //
 //	WEFT_KERNEL      6.1 (default) or 6.12
-//	WEFT_KERNEL_DIR  a directory with boot/vmlinuz-* and lib/modules/*, where there is no apt
+//	WEFT_KERNEL_DIR  a directory with boot/vmlinuz-* and lib/modules/*, for systems without apt
 //	WEFT_CACHE       where kernels and images are kept
 //	WEFT_VM_LOGS     where logs are kept (default: a directory under the system's temporary one)
 //	WEFT_VM_KEEP     keep logs and drives of tests that passed

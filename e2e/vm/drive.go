@@ -29,8 +29,8 @@ type Drive struct {
 	faults int // filters made
 }
 
-// newDrive makes the drive's file: sparse and blank, or with a file system for
-// the state disk.
+// newDrive creates the drive's file: sparse and blank, or with a file system for the state
+// disk.
 func newDrive(ctx context.Context, m *Machine, i int, o driveOption) (*Drive, error) {
 	size, err := parseSize(o.size)
 	if err != nil {
@@ -54,12 +54,12 @@ func newDrive(ctx context.Context, m *Machine, i int, o driveOption) (*Drive, er
 	return d, f.Truncate(size)
 }
 
-// Path is the drive's file on this machine, for looking at what a guest wrote.
+// Path is the drive's file on this machine, to inspect what a guest wrote.
 func (d *Drive) Path() string { return d.path }
 
-// cacheNoFlush: the host's page cache outlives a killed QEMU, so a flush to the
-// host's own disk would only cost time. What the guest was told is written,
-// survives Kill.
+// cacheNoFlush turns flushes to the host's disk off. The host's page cache survives when
+// QEMU is killed, so they would only cost time: data that the guest was told is written
+// survives Kill without them.
 const cacheNoFlush = "cache.direct=off,cache.no-flush=on"
 
 func (d *Drive) fileNode() string {
@@ -83,13 +83,13 @@ func (d *Drive) deviceOptions() map[string]string {
 	return map[string]string{"driver": driver, "id": d.id + "-device", "drive": d.id, "serial": d.Serial}
 }
 
-// DriveFault is what a drive answers with errors. The zero value is a good drive.
+// DriveFault selects the operations that a drive fails. The zero value is a healthy drive.
 type DriveFault struct {
 	Reads, Writes, Flushes bool
 }
 
-// Fail makes a running drive answer with I/O errors, or with the zero
-// DriveFault makes it good again. It lasts until the machine's next boot.
+// Fail makes a running drive return I/O errors; the zero DriveFault makes it healthy again.
+// It lasts until the machine's next boot.
 func (d *Drive) Fail(ctx context.Context, f DriveFault) error {
 	b, err := d.machine.current()
 	if err != nil {
@@ -103,7 +103,7 @@ func (d *Drive) Fail(ctx context.Context, f DriveFault) error {
 	return nil
 }
 
-// setFault puts a failing filter, or none, between the drive's node and its file.
+// setFault inserts a failing filter between the drive's node and its file, or removes it.
 func (b *boot) setFault(ctx context.Context, d *Drive, f DriveFault) error {
 	file := d.id + "-file"
 	if f != (DriveFault{}) {
@@ -120,8 +120,8 @@ func (b *boot) setFault(ctx context.Context, d *Drive, f DriveFault) error {
 	return err
 }
 
-// faultNode is a filter over the drive's file. Each has a name of its own: the
-// one in use cannot be removed before the next has taken its place.
+// faultNode is a filter over the drive's file. Each filter needs a new name: the current
+// one cannot be removed before the next one has replaced it.
 func (d *Drive) faultNode(f DriveFault) map[string]any {
 	d.faults++
 	rules := []map[string]any{}
@@ -136,8 +136,8 @@ func (d *Drive) faultNode(f DriveFault) map[string]any {
 	}
 }
 
-// Pull removes a running drive as a hand would: without warning, with I/O under
-// way. Plug puts it back.
+// Pull removes a running drive as a person would: without warning, with I/O in flight. Plug
+// puts it back.
 func (d *Drive) Pull(ctx context.Context) error {
 	b, err := d.machine.current()
 	if err != nil {
@@ -162,7 +162,7 @@ func (b *boot) unplug(ctx context.Context, device string) error {
 		case <-b.gone:
 			return b.goneError()
 		case <-ctx.Done():
-			return fmt.Errorf("the guest did not let go of it: %w", context.Cause(ctx))
+			return fmt.Errorf("the guest did not release it: %w", context.Cause(ctx))
 		}
 	}
 }

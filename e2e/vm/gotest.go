@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// Suite is the Go tests of a package, to be run as root in a machine.
+// Suite is the Go tests of a package, to run as root in a machine.
 type Suite struct {
 	Package string // "./target/nvmet", from the module's root
 	Run     string // which tests, as go test -run; "" is all
@@ -28,14 +28,14 @@ type Suite struct {
 	Args    []string      // flags of the test program, such as -test.short
 	Limit   time.Duration // of all tests together; default 5 minutes
 
-	// MaySkip says which tests may skip themselves in the guest, and why. Any
+	// MaySkip lists the tests that may skip themselves in the guest, with the reasons. Any
 	// other skip is a failure: it would hide a regression.
 	MaySkip map[string]string
 }
 
-// GoTest builds the tests of a package, runs them in the machine and reports
-// each of them as a subtest of t. The guest's environment has WEFT_GUEST set, by
-// which a test knows that it is in a machine made for it, on the kernel it wants.
+// GoTest builds the tests of a package, runs them in the machine, and reports each as a
+// subtest of t. WEFT_GUEST is set in the guest, which tells a test that it runs in a
+// machine made for it, with the kernel that it needs.
 func GoTest(t *testing.T, m *Machine, s Suite) {
 	t.Helper()
 	s.Limit = orDefault(s.Limit, 5*time.Minute)
@@ -64,7 +64,7 @@ func orDefault(d, otherwise time.Duration) time.Duration {
 	return d
 }
 
-// runSuite returns what the test program printed. Its error is that it failed.
+// runSuite returns the output of the test program. The error means that the program failed.
 func (m *Machine) runSuite(ctx context.Context, s Suite) ([]byte, error) {
 	root, err := moduleRoot(ctx)
 	if err != nil {
@@ -99,7 +99,7 @@ func (m *Machine) runTestProgram(ctx context.Context, s Suite, work string) ([]b
 	if s.Run != "" {
 		argv = append(argv, "-test.run="+s.Run)
 	}
-	log, err := m.logFile(path.Base(work)) // to be looked at while it runs
+	log, err := m.logFile(path.Base(work)) // readable while it runs
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +132,7 @@ func (m *Machine) pushTree(ctx context.Context, local, remote string) error {
 	return err
 }
 
-// testResult is what one top-level test came to.
+// testResult is the result of one top-level test.
 type testResult struct {
 	test   string
 	action string // pass, fail or skip; "" if it never ended

@@ -21,21 +21,21 @@ import (
 	"github.com/u-root/u-root/pkg/cpio"
 )
 
-// Image is what machines boot: a kernel, a small initramfs (init, busybox,
-// modules) and a read-only disk of programs. Machines share all three.
+// Image is what a machine boots from: a kernel, a small initramfs (init, busybox, modules)
+// and a read-only disk of programs. All machines share them.
 //
-// Programs are on a disk, not in the initramfs, so that they take host page
-// cache once instead of memory of each guest.
+// The programs are on a disk, not in the initramfs. So they use the host's page cache once,
+// not memory in each guest.
 type Image struct {
 	Kernel Kernel
 	Initrd string
 	Tools  string
 }
 
-// tool is a program of the distribution that the guests have.
+// tool is a program of the distribution that the guests need.
 type tool struct {
 	name     string
-	pkg      string // Debian package to take it from where it is not installed
+	pkg      string // Debian package to get it from where it is not installed
 	optional bool
 }
 
@@ -73,13 +73,12 @@ func guestTools() []tool {
 	}
 }
 
-// goPrograms are the programs of this module that the guests have.
+// goPrograms are this module's programs for the guests.
 func goPrograms() map[string]string {
 	return map[string]string{"weft": "./cmd/weft", "workload": "./e2e/workload"}
 }
 
-// BuildImage makes the image for a kernel version, or takes from the cache what
-// has not changed.
+// BuildImage builds the image for a kernel version. Unchanged parts come from the cache.
 func BuildImage(ctx context.Context, version string) (Image, error) {
 	k, err := FindKernel(ctx, version)
 	if err != nil {
@@ -111,8 +110,7 @@ func BuildImage(ctx context.Context, version string) (Image, error) {
 	return Image{Kernel: k, Initrd: initrd, Tools: tools}, prune(dir)
 }
 
-// buildPrograms builds the guest's init and our own programs, and returns where
-// each is.
+// buildPrograms builds the guest's init and our own programs, and returns their paths.
 func buildPrograms(ctx context.Context, dir string) (map[string]string, error) {
 	root, err := moduleRoot(ctx)
 	if err != nil {
@@ -143,7 +141,7 @@ func moduleRoot(ctx context.Context) (string, error) {
 	return filepath.Dir(mod), nil
 }
 
-// goTool runs the go command for a static program that runs in a guest.
+// goTool runs the go command to build a static program for a guest.
 func goTool(ctx context.Context, dir string, args ...string) error {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
@@ -154,8 +152,8 @@ func goTool(ctx context.Context, dir string, args ...string) error {
 	return nil
 }
 
-// buildInitrd writes the initramfs, uncompressed: unpacking would cost more
-// than reading, most of all without hardware virtualisation.
+// buildInitrd writes the initramfs uncompressed: unpacking would take longer than reading,
+// above all without hardware virtualization.
 func buildInitrd(k Kernel, dir, init string) (string, error) {
 	busybox, err := staticBusybox()
 	if err != nil {
@@ -191,7 +189,7 @@ func initrdRecords(k Kernel, init, busybox string) ([]cpio.Record, error) {
 		cpio.Directory("tools", 0o755),
 		cpio.Directory("var/lib/weft", 0o755),
 		cpio.Symlink("lib64/ld-linux-x86-64.so.2", "/tools/lib/ld-linux-x86-64.so.2"),
-		cpio.Symlink("usr/lib", "/tools/lib"), // where the loader looks also if a program's environment is bare
+		cpio.Symlink("usr/lib", "/tools/lib"), // the loader looks here too when a program's environment is empty
 		cpio.Symlink("sbin/modprobe", "/bin/busybox"),
 		cpio.Symlink("etc/mke2fs.conf", "/tools/etc/mke2fs.conf"),
 		cpio.StaticFile("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n", 0o644),
@@ -255,8 +253,8 @@ func staticBusybox() (string, error) {
 	return path, nil
 }
 
-// buildTools writes the disk of programs: bin with the programs, lib with all
-// their libraries, where /usr/lib leads to.
+// buildTools writes the disk of programs: bin holds the programs, and lib their libraries;
+// /usr/lib links to it.
 func buildTools(ctx context.Context, dir string, own map[string]string) (string, error) {
 	files, err := collectTools(ctx)
 	if err != nil {
@@ -293,7 +291,7 @@ func buildTools(ctx context.Context, dir string, own map[string]string) (string,
 	return path, makeExt4(ctx, path, size+size/10+(16<<20), "-d", staging)
 }
 
-// stage puts the files under dir and returns their sizes together.
+// stage copies the files to dir and returns their total size.
 func stage(dir string, files map[string]string) (int64, error) {
 	var total int64
 	for name, src := range files {
@@ -355,11 +353,11 @@ func collectTools(ctx context.Context) (map[string]string, error) {
 	return files, nil
 }
 
-// unpacked is a root directory of unpacked packages beside the machine's own
-// programs; "" is none.
+// unpacked is the root directory of unpacked packages, used beside the installed programs;
+// "" means none.
 type unpacked string
 
-// missingTools unpacks the packages of those programs that are not installed.
+// missingTools unpacks the packages of the programs that are not installed.
 func missingTools(ctx context.Context) (unpacked, error) {
 	var packages []string
 	for _, t := range guestTools() {
@@ -404,7 +402,7 @@ func (u unpacked) look(name string) (string, error) {
 	return "", fmt.Errorf("program %s: %w", name, fs.ErrNotExist)
 }
 
-// libraries lists the shared libraries that a program loads, as its own loader says.
+// libraries lists the shared libraries that a program loads, as its loader reports them.
 func (u unpacked) libraries(ctx context.Context, program string) ([]string, error) {
 	f, err := elf.Open(program)
 	if err != nil {
@@ -442,7 +440,8 @@ func isFile(path string) bool {
 	return err == nil && s.Mode().IsRegular()
 }
 
-// makeExt4 makes a file system of the size in a new file, which appears whole.
+// makeExt4 makes a file with an ext4 file system. The file appears only when it is
+// complete.
 func makeExt4(ctx context.Context, path string, size int64, args ...string) error {
 	mke2fs, err := lookProgram("mke2fs")
 	if err != nil {
@@ -461,7 +460,7 @@ func makeExt4(ctx context.Context, path string, size int64, args ...string) erro
 	})
 }
 
-// writeWhole makes a file that appears under its name only when it is complete.
+// writeWhole writes a file that appears under its name only when it is complete.
 func writeWhole(path string, write func(*os.File) error) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".new-")
 	if err != nil {
@@ -474,7 +473,7 @@ func writeWhole(path string, write func(*os.File) error) error {
 	return os.Rename(f.Name(), path)
 }
 
-// hashOf names content: the texts, and the bytes of the files.
+// hashOf hashes the texts and the contents of the files.
 func hashOf(texts []string, files ...string) (string, error) {
 	h := sha256.New()
 	for _, t := range texts {
@@ -495,14 +494,14 @@ func hashOf(texts []string, files ...string) (string, error) {
 	return fmt.Sprintf("%x", h.Sum(nil)[:8]), nil
 }
 
-// touch says whether a file of the cache is there, and that it was used now.
+// touch reports whether a file of the cache exists, and marks it as used now.
 func touch(path string) bool {
 	now := time.Now()
 	return os.Chtimes(path, now, now) == nil
 }
 
-// prune removes images that no test has asked for in six hours. A machine that still runs
-// on one keeps it open.
+// prune removes images that no test has used in six hours. A running machine keeps its
+// image open.
 func prune(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -22,14 +22,14 @@ type Kernel struct {
 	Modules string // directory lib/modules/<Release>
 }
 
-// Suites that carry the kernels we know. "" is what apt is configured with.
+// The suites that carry the supported kernels. "" means apt's own configuration.
 var kernelSuites = map[string][]string{
 	"6.1":  {"", "bookworm"},
 	"6.12": {"bookworm-backports", "trixie"},
 }
 
-// FindKernel returns the kernel of the version ("6.1", "6.12") from the cache, or
-// takes it from the distribution's packages. WEFT_KERNEL_DIR overrides both.
+// FindKernel returns the kernel of a version ("6.1", "6.12") from the cache, or else from
+// the distribution's packages. WEFT_KERNEL_DIR overrides both.
 func FindKernel(ctx context.Context, version string) (Kernel, error) {
 	if dir := os.Getenv("WEFT_KERNEL_DIR"); dir != "" {
 		return openKernel(dir)
@@ -56,7 +56,7 @@ func FindKernel(ctx context.Context, version string) (Kernel, error) {
 	return openKernel(filepath.Join(cache, "root"))
 }
 
-// openKernel finds the kernel in a directory laid out as a package unpacks.
+// openKernel finds the kernel in a directory with the layout of an unpacked package.
 func openKernel(dir string) (Kernel, error) {
 	images, err := filepath.Glob(filepath.Join(dir, "boot", "vmlinuz-*"))
 	if err != nil {
@@ -76,8 +76,8 @@ func openKernel(dir string) (Kernel, error) {
 	return Kernel{}, fmt.Errorf("kernel in %s: no lib/modules/%s", dir, release)
 }
 
-// fetchKernel unpacks the newest image package of the version that one of the
-// suites offers into dir/root.
+// fetchKernel unpacks the newest image package of the version in the given suites into
+// dir/root.
 func fetchKernel(ctx context.Context, version string, suites []string, dir string) error {
 	if _, err := lookProgram("apt-get"); err != nil {
 		return errors.New("no apt-get here")

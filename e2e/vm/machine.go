@@ -19,8 +19,7 @@ import (
 	"weft.dev/weft/e2e/guest"
 )
 
-// Machine is a virtual machine: drives and addresses that stay, and a boot that
-// comes and goes.
+// Machine is a virtual machine. Its drives and addresses stay; boots come and go.
 //
 //	        Boot              Kill, Shutdown, Reboot(first half)
 //	off ───────────> running ───────────────────────────────────> off
@@ -124,13 +123,13 @@ func (m *Machine) Drive(serial string) *Drive {
 	return nil
 }
 
-// Running says whether the machine is on.
+// Running reports whether the machine is on.
 func (m *Machine) Running() bool {
 	_, err := m.current()
 	return err == nil
 }
 
-// Boot starts the machine with its drives and returns when it can be used.
+// Boot starts the machine with its drives and returns when it is ready.
 func (m *Machine) Boot(ctx context.Context) error {
 	m.mu.Lock()
 	if m.boot != nil {
@@ -163,14 +162,14 @@ func (m *Machine) setup() guest.Setup {
 	return s
 }
 
-// What QEMU's user network calls itself, and the guest in it.
+// The names of QEMU's user network and of the guest in it.
 const (
 	forwardMAC  = "52:54:00:76:00:01"
 	forwardNet  = "10.76.0.0/24"
 	forwardCIDR = "10.76.0.15/24"
 )
 
-// freeAddress finds a loopback address that nobody listens on.
+// freeAddress finds a loopback address that is not in use.
 func freeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -180,10 +179,10 @@ func freeAddress() (string, error) {
 	return l.Addr().String(), nil
 }
 
-// Forwarded is where this machine reaches a port that Forward named.
+// Forwarded is the address on this machine for a port given to Forward.
 func (m *Machine) Forwarded(port int) string { return m.forwards[port] }
 
-// current returns the boot under way.
+// current returns the current boot.
 func (m *Machine) current() (*boot, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -193,8 +192,8 @@ func (m *Machine) current() (*boot, error) {
 	return m.boot, nil
 }
 
-// Kill cuts the machine's power. What its drives were told is written stays;
-// what its kernel still held is lost. Killing a machine that is off does nothing.
+// Kill cuts the machine's power. Data that its drives have reported as written survives;
+// data that its kernel still held is lost. Killing a machine that is off does nothing.
 func (m *Machine) Kill() {
 	b, err := m.current()
 	if err != nil {
@@ -203,7 +202,7 @@ func (m *Machine) Kill() {
 	m.end(b)
 }
 
-// end kills a boot and waits until it is gone.
+// end kills a boot and waits until it has ended.
 func (m *Machine) end(b *boot) {
 	b.kill()
 	<-b.gone
@@ -218,8 +217,8 @@ func (m *Machine) forget(b *boot) {
 	}
 }
 
-// Shutdown writes what the kernel holds to the drives and turns the machine off.
-// Daemons are not asked; stop them first where that matters.
+// Shutdown syncs the drives and turns the machine off. It does not stop daemons; stop them
+// first where that matters.
 func (m *Machine) Shutdown(ctx context.Context) error {
 	b, err := m.current()
 	if err != nil {
@@ -244,7 +243,7 @@ func (m *Machine) Reboot(ctx context.Context) error {
 	return m.Boot(ctx)
 }
 
-// ExitError is a command that ran in a guest and did not exit with 0.
+// ExitError means that a command in a guest exited with a code other than 0.
 type ExitError struct {
 	Machine string
 	Argv    []string
@@ -260,30 +259,28 @@ func (e *ExitError) Error() string {
 	return text + ": " + e.Stderr
 }
 
-// Command is a command for Machine.Do. Only Argv is needed.
+// Command is a command for Machine.Do. Only Argv is required.
 type Command struct {
 	Argv   []string
-	Env    []string // added to the guest's
+	Env    []string // added to the guest's environment
 	Dir    string
 	Stdin  []byte
-	Stdout io.Writer // as it comes; nil discards
+	Stdout io.Writer // written while the command runs; nil discards
 	Stderr io.Writer
 
-	MayExit bool // a daemon that may end by itself with an error
+	MayExit bool // a daemon may exit by itself with an error
 }
 
-// Run runs a command and returns its standard output. A command that fails
-// gives an *ExitError with the end of its standard error. When ctx ends, the
-// command is killed.
+// Run runs a command and returns its standard output. If the command fails, the error is an
+// *ExitError with the end of its standard error. When ctx ends, the command is killed.
 func (m *Machine) Run(ctx context.Context, argv ...string) (string, error) {
 	var out bytes.Buffer
 	err := m.Do(ctx, Command{Argv: argv, Stdout: &out})
 	return out.String(), err
 }
 
-// Shell runs a script with the guest's shell, which ends at the first command
-// that fails, and returns its standard output. The error of a script that fails
-// shows the commands up to that one.
+// Shell runs a script with the guest's shell and returns its standard output. The script
+// stops at the first command that fails; the error then shows the commands up to that one.
 func (m *Machine) Shell(ctx context.Context, script string) (string, error) {
 	var out bytes.Buffer
 	err := m.Do(ctx, Command{Argv: []string{"sh", "-eux"}, Stdin: []byte(script), Stdout: &out})
@@ -307,7 +304,7 @@ func (m *Machine) Do(ctx context.Context, c Command) error {
 	return nil
 }
 
-// request does one request of the boot under way.
+// request sends one request to the current boot.
 func (m *Machine) request(ctx context.Context, r guest.Request, stdout, stderr io.Writer) (guest.Reply, error) {
 	b, err := m.current()
 	if err != nil {
@@ -323,7 +320,7 @@ func (m *Machine) request(ctx context.Context, r guest.Request, stdout, stderr i
 // writeChunk is how much of a file one request carries.
 const writeChunk = 256 << 10
 
-// WriteFile writes a file in the guest and makes its directories.
+// WriteFile writes a file in the guest and creates its directories.
 func (m *Machine) WriteFile(ctx context.Context, path string, data []byte, mode fs.FileMode) error {
 	for first := true; first || len(data) > 0; first = false {
 		n := min(len(data), writeChunk)
@@ -359,15 +356,15 @@ func (m *Machine) ReadFile(ctx context.Context, path string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Sync writes what the guest's kernel holds to its drives.
+// Sync flushes the guest's page cache to its drives.
 func (m *Machine) Sync(ctx context.Context) error {
 	_, err := m.request(ctx, guest.Request{Op: guest.OpSync}, nil, nil)
 	return err
 }
 
-// ClockOffset is how far the guest's wall clock is ahead of this process's, and
-// how wrong that may be: half of the shortest of several round trips. Subtract
-// it from a guest's time to order it among the times of other machines.
+// ClockOffset returns how far the guest's wall clock is ahead of this process's, and the
+// largest error of that: half of the shortest of several round trips. Subtract the offset
+// from a guest's times to order them among those of other machines.
 func (m *Machine) ClockOffset(ctx context.Context) (offset, within time.Duration, err error) {
 	b, err := m.current()
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/ulikunitz/xz"
 )
 
-// guestModules is what the guests may load; their dependencies come with them.
-// Those that a kernel has built in, or has not, are left out.
+// guestModules are the modules for the guests; their dependencies are added. Modules that a
+// kernel has built in or lacks are skipped.
 func guestModules() []string {
 	return []string{
 		"virtio_pci", "virtio_blk", "virtio_net", "virtio_console",
@@ -27,7 +27,7 @@ func guestModules() []string {
 		"dm_mod", "dm_mirror", "dm_log", "dm_region_hash", "dm_log_userspace", "dm_delay", "dm_flakey", "dm_snapshot", "dm_era", "dm_log_writes",
 		"loop", "brd", "null_blk", "nbd", "ublk_drv", "fuse",
 		"ext4", "xfs", "crc32c_generic", "crc32c_intel", "crc32_generic", "crc32_pclmul", "libcrc32c",
-		"nvme_auth", "dh_generic", "hmac", "sha256_generic", "sha512_generic", // which the kernel asks for by algorithm
+		"nvme_auth", "dh_generic", "hmac", "sha256_generic", "sha512_generic", // the kernel requests them by algorithm
 		"configfs", "tcp_diag", "inet_diag", "sch_netem", "sch_ingress", "sch_prio", "cls_u32", "cls_matchall", "act_gact", "dummy",
 		"rdma_rxe", "ib_uverbs", "rdma_ucm",
 	}
@@ -41,13 +41,13 @@ type module struct {
 	image   []byte
 }
 
-// moduleName is how the kernel spells a module that may be called foo-bar.ko.xz.
+// moduleName is the kernel's name of a module file that may be called foo-bar.ko.xz.
 func moduleName(path string) string {
 	name, _, _ := strings.Cut(filepath.Base(path), ".ko")
 	return strings.ReplaceAll(name, "-", "_")
 }
 
-// selectModules reads the named modules of the kernel and what they depend on.
+// selectModules reads the named modules of the kernel and their dependencies.
 func selectModules(k Kernel, names []string) (map[string]module, error) {
 	files := make(map[string]string)
 	err := filepath.WalkDir(k.Modules, func(path string, d fs.DirEntry, err error) error {
@@ -148,7 +148,7 @@ func modinfo(image []byte) (map[string][]string, error) {
 	return info, nil
 }
 
-// modulesDep is the file modules.dep: each module with all it needs, nearest first.
+// modulesDep is the file modules.dep: each module with all its dependencies, nearest first.
 func modulesDep(all map[string]module) string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -179,8 +179,8 @@ func dependencies(all map[string]module, name string) []string {
 	return order
 }
 
-// modulesAlias is the file modules.alias, by which the kernel asks for a file
-// system, a transport or a device's driver.
+// modulesAlias is the file modules.alias. The kernel uses it to find the module of a file
+// system, a transport or a device.
 func modulesAlias(all map[string]module) string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(all)) {

@@ -14,18 +14,18 @@ import (
 	"time"
 )
 
-// Limits of a frame on QEMU's stream network: each is preceded by its length.
+// Limits of a frame on QEMU's stream network, where each frame is preceded by its length.
 const (
 	minFrame = 14
 	maxFrame = 68 << 10
 )
 
-// Network is an Ethernet switch between machines, with faults made by the test.
-// It exists in this process only; nothing of the host's network is touched.
-// Addresses are 10.77.<number>.<place>, set by the harness.
+// Network is an Ethernet switch between machines. The test can make it lose, delay and cut
+// frames. It exists only in this process and does not touch the host's network. The harness
+// assigns the addresses, 10.77.<number>.<place>.
 //
-// Faults are directed, from one machine to another, and hold until changed; they
-// survive reboots of the machines.
+// Faults are directed from one machine to another. They last until changed, also over
+// reboots of the machines.
 type Network struct {
 	name   string
 	number int // of the subnet
@@ -41,8 +41,8 @@ type Network struct {
 	hosts  int // addresses given
 }
 
-// Fault is what happens to frames from one machine to another. The zero value
-// is a good line.
+// Fault is a fault of the link from one machine to another. The zero value is a healthy
+// link.
 type Fault struct {
 	Cut   bool
 	Delay time.Duration
@@ -55,7 +55,7 @@ type delayed struct {
 	to    *port
 }
 
-// port is where a running machine is plugged in.
+// port is the port of a running machine.
 type port struct {
 	machine string
 	conn    net.Conn
@@ -85,13 +85,13 @@ func (n *Network) nextPlace() int {
 	return n.hosts
 }
 
-// Set makes the line from one machine to another have the fault. The zero Fault heals it.
+// Set sets the fault of the link from one machine to another. The zero Fault heals it.
 func (n *Network) Set(from, to *Machine, f Fault) { n.set(from.name, to.name, f) }
 
-// Cut cuts both directions between two machines. No side is told: frames vanish.
+// Cut cuts both directions between two machines. Frames vanish, and neither side is told.
 func (n *Network) Cut(a, b *Machine) { n.SetBoth(a, b, Fault{Cut: true}) }
 
-// Heal makes the lines between two machines good in both directions.
+// Heal heals both directions between two machines.
 func (n *Network) Heal(a, b *Machine) { n.SetBoth(a, b, Fault{}) }
 
 // SetBoth sets the same fault for both directions between two machines.
@@ -115,14 +115,14 @@ func (n *Network) Rejoin(m *Machine) {
 	n.set(anyMachine, m.name, Fault{})
 }
 
-// HealAll makes every line good.
+// HealAll heals every link.
 func (n *Network) HealAll() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	clear(n.faults)
 }
 
-// Dropped returns how many frames were lost because a machine did not take them.
+// Dropped returns how many frames were lost because a machine read too slowly.
 func (n *Network) Dropped() int64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -170,7 +170,7 @@ func (n *Network) unplug(p *port) {
 
 func (n *Network) close() { close(n.closed) }
 
-// read takes frames from a machine until it goes.
+// read reads frames from a machine until it disconnects.
 func (n *Network) read(p *port) {
 	r := bufio.NewReaderSize(p.conn, 256<<10)
 	var head [4]byte
@@ -182,7 +182,7 @@ func (n *Network) read(p *port) {
 		if size < minFrame || size > maxFrame {
 			return
 		}
-		// The length stays in front: it is written on with the frame.
+		// Keep the length in front: it is written out with the frame.
 		frame := make([]byte, 4+size)
 		copy(frame, head[:])
 		if _, err := io.ReadFull(r, frame[4:]); err != nil {
@@ -192,8 +192,8 @@ func (n *Network) read(p *port) {
 	}
 }
 
-// forward sends a frame to the machine it is for, or to all if it is for all or
-// nobody knows whom.
+// forward sends a frame to its destination, or to all machines if it is a broadcast or the
+// destination is unknown.
 func (n *Network) forward(from *port, frame []byte) {
 	to, src := [6]byte(frame[4:10]), [6]byte(frame[10:16])
 	n.mu.Lock()
@@ -232,7 +232,7 @@ func (n *Network) sendLocked(from, to *port, frame []byte) {
 	}
 }
 
-// faultLocked joins the faults that hold for a line.
+// faultLocked combines the faults that apply to a link.
 func (n *Network) faultLocked(from, to string) Fault {
 	var all Fault
 	if len(n.faults) == 0 {
@@ -250,8 +250,8 @@ func (n *Network) faultLocked(from, to string) Fault {
 	return all
 }
 
-// runDelay keeps the order of a line whose frames take time. Once a line had a
-// delay its frames always pass here, so that none overtakes another.
+// runDelay delays a link's frames and keeps their order. Once a link has had a delay, all
+// its frames pass here, so that none overtakes another.
 func (n *Network) runDelay(line chan delayed) {
 	for {
 		select {
@@ -270,7 +270,7 @@ func (n *Network) runDelay(line chan delayed) {
 	}
 }
 
-// send queues a frame as a switch does: what does not fit is lost.
+// send queues a frame, and drops it if the queue is full, as a switch does.
 func (p *port) send(frame []byte) {
 	select {
 	case p.out <- frame:
@@ -279,7 +279,7 @@ func (p *port) send(frame []byte) {
 	}
 }
 
-// write hands frames to the machine, as many as wait with one system call.
+// write sends all waiting frames to the machine with one system call.
 func (p *port) write(closed <-chan struct{}) {
 	w := bufio.NewWriterSize(p.conn, 256<<10)
 	for {

@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// nicEnd is a machine's end of its network device in a test without machines.
+// nicEnd is a machine's end of its network device, in a test without machines.
 type nicEnd struct {
 	machine *Machine
 	conn    net.Conn
@@ -44,7 +44,7 @@ func plugTest(tb testing.TB, n *Network, name string, last byte) *nicEnd {
 	return &nicEnd{&Machine{name: name}, b, [6]byte{2, 0, 0, 0, 0, last}}
 }
 
-// frame is a frame with a text, as it stands on the stream.
+// frame is a frame that carries a text, in the stream's format.
 func frame(to, from [6]byte, text string) []byte {
 	b := slices.Concat(to[:], from[:], []byte{8, 0}, []byte(text))
 	return append(binary.BigEndian.AppendUint32(nil, uint32(len(b))), b...)
@@ -57,7 +57,7 @@ func (e *nicEnd) send(tb testing.TB, to [6]byte, text string) {
 	}
 }
 
-// receive returns the text of the next frame, or "" if none comes within the time.
+// receive returns the text of the next frame, or "" if none arrives in time.
 func (e *nicEnd) receive(tb testing.TB, within time.Duration) string {
 	tb.Helper()
 	_ = e.conn.SetReadDeadline(time.Now().Add(within))

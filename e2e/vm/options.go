@@ -2,7 +2,7 @@
 
 package vm
 
-// MachineOption changes a machine.
+// MachineOption is an option of a machine.
 type MachineOption func(*machineOptions)
 
 type machineOptions struct {
@@ -44,30 +44,30 @@ func VirtioDisk(size, serial string) MachineOption {
 	}
 }
 
-// StateDisk keeps /var/lib/weft on a small disk, so that what agents write there
-// survives boots. The rest of the root is fresh at each boot.
+// StateDisk keeps /var/lib/weft on a small disk, so that the agents' state survives boots.
+// The rest of the root file system is new at each boot.
 func StateDisk() MachineOption { return StateDiskOf("128MiB") }
 
 // StateDiskOf is StateDisk with a size. Its file is sparse.
 func StateDiskOf(size string) MachineOption { return func(o *machineOptions) { o.state = size } }
 
-// On puts the machine on a further network.
+// On connects the machine to another network.
 func On(n *Network) MachineOption {
 	return func(o *machineOptions) { o.nets = append(o.nets, n) }
 }
 
-// Forward makes a TCP port of the guest reachable from this machine, on a
-// loopback address that Machine.Forwarded tells. It does not go through the
-// cluster's network, so cutting that does not cut this.
+// Forward makes a TCP port of the guest reachable from this machine, at the loopback
+// address that Machine.Forwarded returns. The connection bypasses the cluster's network, so
+// that cutting the network does not cut it.
 func Forward(port int) MachineOption {
 	return func(o *machineOptions) { o.forward = append(o.forward, port) }
 }
 
-// NoNetwork takes the machine off the cluster's network.
+// NoNetwork disconnects the machine from the cluster's network.
 func NoNetwork() MachineOption { return func(o *machineOptions) { o.nets = nil } }
 
-// Modules loads kernel modules at boot, each "name" or "name parameter=value ...". Others are loaded with m.Run(ctx,
-// "modprobe", ...), and by the kernel itself when something needs them.
+// Modules loads kernel modules at boot, each given as "name" or "name parameter=value ...".
+// Load others later with m.Run(ctx, "modprobe", ...); the kernel also loads those it needs.
 func Modules(names ...string) MachineOption {
 	return func(o *machineOptions) { o.modules = append(o.modules, names...) }
 }

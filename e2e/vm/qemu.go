@@ -15,8 +15,8 @@ import (
 
 const qemuProgram = "qemu-system-x86_64"
 
-// kvmWorks says whether hardware virtualisation can be used. A /dev/kvm that can
-// be opened is not enough: guests hang where the processor has no vmx or svm.
+// kvmWorks reports whether hardware virtualization works. An accessible /dev/kvm is not
+// enough: guests hang if the processor has neither vmx nor svm.
 func kvmWorks() bool {
 	if os.Getenv("WEFT_KVM") == "0" {
 		return false
@@ -44,8 +44,8 @@ func acceleration(kvm bool) string {
 	return "TCG (no hardware virtualisation)"
 }
 
-// plugs say how QEMU reaches the test: by inherited descriptors in a test,
-// nowhere in the line that a person runs again.
+// plugs describes QEMU's connections to the test: inherited descriptors in a test, none in
+// the command line that a person can run again.
 type plugs struct {
 	control, qmp string
 	net          func(i int) string
@@ -67,8 +67,8 @@ func loosePlugs() plugs {
 	}
 }
 
-// qemuArgs is the machine as QEMU is told of it: nothing by default, one serial
-// line for the console, PCI for the rest.
+// qemuArgs describes the machine to QEMU: no default devices, one serial line for the
+// console, PCI for the rest.
 func (m *Machine) qemuArgs(p plugs) []string {
 	accel, cpu := "tcg,thread=multi", "max"
 	if m.cluster.kvm {
@@ -106,9 +106,9 @@ func (m *Machine) qemuArgs(p plugs) []string {
 	return args
 }
 
-// kernelArgs make the boot short, a broken kernel end at once, and time right
-// where the guest's processors have to wait for ours. tsc is the speed of the
-// time stamp counter in kHz, 0 if the guest knows it.
+// kernelArgs shorten the boot, end a broken kernel at once, and keep time right when the
+// guest's processors wait for ours. tsc is the frequency of the time stamp counter in kHz,
+// or 0 if the guest measures it.
 func kernelArgs(tsc uint64) []string {
 	args := []string{
 		"console=ttyS0", "loglevel=5", "panic=-1", "oops=panic", "reboot=t",
@@ -128,7 +128,7 @@ func socketPair() (ours, theirs *os.File, err error) {
 		return nil, nil, fmt.Errorf("make a socket pair: %w", err)
 	}
 	for _, fd := range fds {
-		// Room for a burst of frames; the kernel halves it if the limit is lower.
+		// Room for a burst of frames. The kernel uses less if its limit is lower.
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 4<<20)
 	}
 	return os.NewFile(uintptr(fds[0]), "test end"), os.NewFile(uintptr(fds[1]), "qemu end"), nil

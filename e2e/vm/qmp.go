@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-// qmp speaks QEMU's machine protocol: one command at a time, events beside them.
+// qmp speaks the QEMU Machine Protocol: one command at a time, with events in between.
 type qmp struct {
 	conn    io.ReadWriter
 	answers chan qmpMessage

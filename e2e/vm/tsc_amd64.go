@@ -7,10 +7,9 @@ import "time"
 // readTSC reads the processor's time stamp counter.
 func readTSC() uint64
 
-// tscKHz measures how fast this machine's time stamp counter runs, which under
-// TCG is the guest's too. A guest that measures it by itself while its thread
-// has to wait for a processor gets it wrong: 397 MHz instead of 2595 was seen on
-// a busy machine, and all of the guest's time ran six times too fast.
+// tscKHz measures the frequency of this machine's time stamp counter, which is the guest's
+// too under TCG. A guest measures it wrong while its thread waits for a processor: on a
+// busy machine one got 397 MHz instead of 2595, and its time ran six times too fast.
 func tscKHz() uint64 {
 	t1, c1 := stamp()
 	time.Sleep(50 * time.Millisecond)
@@ -18,7 +17,7 @@ func tscKHz() uint64 {
 	return (c2 - c1) * uint64(time.Millisecond) / uint64(t2.Sub(t1))
 }
 
-// stamp reads both clocks at one time: the closest of several pairs.
+// stamp reads both clocks as close together as possible, out of several tries.
 func stamp() (at time.Time, count uint64) {
 	best := time.Hour
 	for range 20 {

@@ -4,5 +4,5 @@
 
 package vm
 
-// tscKHz is 0: the guest measures its time stamp counter by itself.
+// tscKHz is 0: the guest measures its time stamp counter itself.
 func tscKHz() uint64 { return 0 }

@@ -28,7 +28,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// shell runs a script that must succeed and returns what it printed.
+// shell runs a script that must succeed and returns its output.
 func shell(t *testing.T, m *Machine, script string) string {
 	t.Helper()
 	out, err := m.Shell(t.Context(), script)
@@ -61,7 +61,7 @@ func testCommands(t *testing.T, m *Machine) {
 		t.Errorf("Run(no-such-program) = %v, want that it is not found", err)
 	}
 	if _, err := m.Shell(t.Context(), "false\necho on"); err == nil {
-		t.Error("Shell went on after a command that failed")
+		t.Error("Shell continued after a failed command")
 	}
 	if got, want := shell(t, m, "cat /proc/sys/kernel/hostname"), "m1"; got != want {
 		t.Errorf("host name = %q, want %q", got, want)
@@ -269,7 +269,7 @@ func TestKernelNetwork(t *testing.T) {
 	t.Run("throughput", func(t *testing.T) { testThroughput(t, n, a, b) })
 }
 
-// testOneDirection sends datagrams, which need no answer.
+// testOneDirection sends datagrams, which need no reply.
 func testOneDirection(t *testing.T, n *Network, a, b *Machine) {
 	shell(t, a, "ping -c1 -W1 "+b.Addr()) // both know each other's MAC address
 	n.Set(b, a, Fault{Cut: true})
@@ -284,7 +284,7 @@ func testOneDirection(t *testing.T, n *Network, a, b *Machine) {
 	}
 }
 
-// roundTrip is the shortest of several, since a busy machine adds time of its own.
+// roundTrip is the shortest of several round trips, since a busy machine delays some.
 func roundTrip(t *testing.T, a, b *Machine) time.Duration {
 	t.Helper()
 	out := shell(t, a, "ping -c10 -i0.2 "+b.Addr()+" | sed -n 's|.*= \\([0-9.]*\\)/.*|\\1ms|p'")
@@ -321,7 +321,7 @@ func testLoss(t *testing.T, n *Network, a, b *Machine) {
 
 func testThroughput(t *testing.T, n *Network, a, b *Machine) {
 	const mib = 256
-	// nc gives the connection to dd: nc itself moves 1 KiB at a time.
+	// nc passes the connection to dd, because nc itself copies only 1 KiB at a time.
 	d, err := b.Start(t.Context(), "sink", "nc", "-l", "-p", "9000", "-e", "dd", "of=/dev/null", "bs=64k")
 	must(t, err)
 	waitFor(t, "the listener", func() bool {
@@ -355,7 +355,7 @@ func TestKernelFiveMachinesBootSideBySide(t *testing.T) {
 	}
 }
 
-// recorder is a test whose failures are looked at instead of being failures.
+// recorder is a test that records failures instead of failing.
 type recorder struct {
 	*testing.T
 	mu       sync.Mutex
@@ -377,7 +377,7 @@ func (r *recorder) failed() string {
 func TestKernelSilentEndsAreFailures(t *testing.T) {
 	deaths := map[string]struct{ script, want string }{
 		"a panic":                {"echo c > /proc/sysrq-trigger", "Kernel panic"},
-		"a reset":                {"echo b > /proc/sysrq-trigger", "without having been told to"},
+		"a reset":                {"echo b > /proc/sysrq-trigger", "ended unexpectedly"},
 		"the end of the server":  {"kill -9 $(ps | awk '/[e]xe serve/{print $1}')", "the server has ended"},
 		"a warning that matters": {"echo '<3>WARNING: CPU: 0 PID: 1 at made/up.c' > /dev/kmsg", "made/up.c"},
 		"a daemon's exit":        {"kill -9 $(ps | awk '/[s]leep 4242/{print $1}')", "sleeper on m1 ended by itself"},
@@ -396,8 +396,8 @@ func TestKernelSilentEndsAreFailures(t *testing.T) {
 	}
 }
 
-// TestKernelNoMachineOutlivesTheTest kills a test process that runs a machine.
-// It is itself that process when the variable is set.
+// TestKernelNoMachineOutlivesTheTest kills a test process that runs a machine. If the
+// variable is set, it is that process itself.
 func TestKernelNoMachineOutlivesTheTest(t *testing.T) {
 	const marker = "qemu runs as "
 	if os.Getenv("WEFT_TEST_BE_KILLED") != "" {

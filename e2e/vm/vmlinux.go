@@ -14,11 +14,10 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// uncompressed returns the kernel's ELF image, which QEMU starts directly (PVH).
-// A compressed kernel unpacks itself in the guest, which without hardware
-// virtualisation takes longer than the rest of the boot: 3.1 of 5.9 s of
-// processor time for Debian's 6.1. Where it cannot be had, the compressed image
-// is as good.
+// uncompressed returns the kernel's ELF image, which QEMU starts directly (PVH). A
+// compressed kernel unpacks itself in the guest. Without hardware virtualization that takes
+// more than half of the boot: 3.1 of 5.9 s of processor time for Debian's 6.1. If the ELF
+// image cannot be extracted, the compressed one works as well.
 func (k Kernel) uncompressed(dir string) string {
 	key, err := hashOf([]string{k.Release}, k.Image)
 	if err != nil {
@@ -30,7 +29,7 @@ func (k Kernel) uncompressed(dir string) string {
 	}
 	image, err := extractKernel(k.Image)
 	if err != nil {
-		notice("machines boot slower: take the kernel out of %s: %v", k.Image, err)
+		notice("machines boot slower: extract the kernel from %s: %v", k.Image, err)
 		return k.Image
 	}
 	err = writeWhole(path, func(f *os.File) error {
@@ -57,13 +56,13 @@ func extractKernel(path string) ([]byte, error) {
 		return nil, err
 	}
 	if !bytes.HasPrefix(image, []byte("\x7fELF")) {
-		return nil, errors.New("what it holds is not ELF")
+		return nil, errors.New("its content is not ELF")
 	}
 	return image, nil
 }
 
-// kernelPayload finds the compressed kernel in a bzImage. The offsets are those
-// of the kernel's Documentation/arch/x86/boot.rst.
+// kernelPayload finds the compressed kernel in a bzImage, at the offsets given in the
+// kernel's Documentation/arch/x86/boot.rst.
 func kernelPayload(b []byte) ([]byte, error) {
 	const setupSects, magic, version, payload = 0x1f1, 0x202, 0x206, 0x248
 	if len(b) < payload+8 || string(b[magic:magic+4]) != "HdrS" || binary.LittleEndian.Uint16(b[version:]) < 0x208 {
@@ -81,11 +80,11 @@ func kernelPayload(b []byte) ([]byte, error) {
 	return b[start : start+size], nil
 }
 
-// decompress ends with the stream: the kernel's build puts the size behind it.
+// decompress stops at the end of the stream: the kernel's build appends the size.
 func decompress(payload []byte) ([]byte, error) {
 	switch {
 	case bytes.HasPrefix(payload, []byte("\xfd7zXZ")):
-		// Its branch filter for x86 is beyond the Go package for xz.
+		// The kernel's xz uses a branch filter for x86 that the Go package lacks.
 		cmd := exec.Command("xz", "-dc", "--single-stream")
 		cmd.Stdin = bytes.NewReader(payload)
 		return cmd.Output()

@@ -12,7 +12,7 @@ import (
 // blockSize is the unit of writing and checking.
 const blockSize = 4096
 
-// A block carries who wrote it where and when:
+// A block records its writer, place and time:
 //
 //	0  magic "WEFTBLK1"
 //	8  block number, little endian
@@ -37,11 +37,11 @@ func fill(b []byte, n, seq uint64) {
 	binary.LittleEndian.PutUint32(b[24:], crc32.Checksum(b, castagnoli))
 }
 
-// errBlank says that a block was never written: it is all zeroes.
+// errBlank means that a block was never written: it is all zeroes.
 var errBlank = errors.New("blank")
 
-// parse checks b as block number n and gives the sequence number that it holds.
-// It destroys the CRC field of b.
+// parse checks b as block number n and returns its sequence number. It overwrites b's CRC
+// field.
 func parse(b []byte, n uint64) (seq uint64, err error) {
 	if string(b[:8]) != magic {
 		for _, c := range b {

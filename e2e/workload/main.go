@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Workload writes to a block device, says on standard output what was
-// acknowledged when, and later checks that all of it is still there. It runs in
-// the guests of the scenarios, and in the demo; they read its output. A device
-// can also be a namespace that weft dev serves.
+// Workload writes to a block device, prints each acknowledgement with its time, and can
+// later check that all acknowledged data is still there. It runs in the guests of the
+// scenarios and in the demo, which read its output. The device can also be a namespace
+// served by weft dev.
 //
 //	workload write  -device /dev/weft/db1 -span 64MiB -depth 8 [-for 20s] [-rate 500]
 //	workload verify -device /dev/weft/db1 -span 64MiB < acknowledged
 //	workload relay :9100 /run/csi.sock
 //
-// write prints a line per acknowledged write, "A block seq start_ns end_ns" by
-// the machine's clock, or "E block seq start_ns end_ns error"; it ends by itself
-// after -for, or cleanly on SIGTERM. At most one write to a block is under way.
+// write prints a line for each acknowledged write, "A block seq start_ns end_ns" with the
+// machine's clock, or "E block seq start_ns end_ns error" for a failed one. It ends after
+// -for, or cleanly on SIGTERM. A block has at most one write in flight.
 //
-// verify reads lines "block seq" and fails unless each such block holds that
-// write or a later one, and every other block is whole or blank.
+// verify reads lines "block seq". It fails unless each such block holds that write or a
+// later one, and every other block is intact or blank.
 package main
 
 import (
@@ -57,7 +57,7 @@ type options struct {
 
 func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error {
 	if len(args) == 0 {
-		return errors.New("say write or verify")
+		return errors.New("no command: use write, verify or relay")
 	}
 	if args[0] == "relay" {
 		return relay(ctx, args[1:])
@@ -66,18 +66,18 @@ func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error 
 	var span string
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	flags.StringVar(&o.device, "device", "", "block device or file, or nvme-tcp://ADDRESS:PORT/SUBSYSTEM?host=ID")
-	flags.StringVar(&span, "span", "64MiB", "how much of the device, from its beginning")
-	flags.IntVar(&o.depth, "depth", 8, "writes under way at once")
-	flags.Uint64Var(&o.seed, "seed", 1, "of the order of blocks")
-	flags.IntVar(&o.rate, "rate", 0, "writes per second in all; 0 means as fast as can be")
-	flags.Uint64Var(&o.first, "first", 1, "sequence number to begin with")
-	flags.DurationVar(&o.during, "for", 0, "how long; 0 means until SIGTERM")
+	flags.StringVar(&span, "span", "64MiB", "the part of the device to use, from its start")
+	flags.IntVar(&o.depth, "depth", 8, "writes in flight")
+	flags.Uint64Var(&o.seed, "seed", 1, "seed of the order of blocks")
+	flags.IntVar(&o.rate, "rate", 0, "writes per second in total; 0 means as fast as possible")
+	flags.Uint64Var(&o.first, "first", 1, "first sequence number")
+	flags.DurationVar(&o.during, "for", 0, "how long to write; 0 means until SIGTERM")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
 	}
 	var mib uint64
 	if _, err := fmt.Sscanf(strings.TrimSuffix(span, "MiB"), "%d", &mib); err != nil || mib == 0 {
-		return fmt.Errorf("span %q: say how many MiB", span)
+		return fmt.Errorf("span %q: must be a number of MiB, such as 64MiB", span)
 	}
 	o.blocks = mib << 20 / blockSize
 	switch args[0] {
@@ -86,10 +86,10 @@ func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error 
 	case "verify":
 		return verify(o, in, out)
 	}
-	return fmt.Errorf("%q: say write or verify", args[0])
+	return fmt.Errorf("unknown command %q: use write or verify", args[0])
 }
 
-// disk is what is written to and checked.
+// disk is the device that is written to and checked.
 type disk interface {
 	io.ReaderAt
 	io.WriterAt
@@ -103,14 +103,14 @@ func open(name string, mode int) (disk, error) {
 	return os.OpenFile(name, mode|syscall.O_DIRECT, 0)
 }
 
-// aligned gives n blocks of memory at a page boundary, as O_DIRECT wants it.
+// aligned returns n bytes of memory at a page boundary, as O_DIRECT requires.
 func aligned(n int) []byte {
 	b := make([]byte, (n+1)*blockSize)
 	skip := blockSize - int(uintptr(unsafe.Pointer(&b[0]))%blockSize)
 	return b[skip : skip+n*blockSize]
 }
 
-// writer gives out blocks and sequence numbers, no block twice at a time.
+// writer assigns blocks and sequence numbers. No block is written twice at the same time.
 type writer struct {
 	mu   sync.Mutex
 	rand *rand.Rand
@@ -145,8 +145,8 @@ func (w *writer) done(block, seq uint64, start, end time.Time, err error) {
 	fmt.Fprintf(w.out, "A %d %d %d %d\n", block, seq, start.UnixNano(), end.UnixNano())
 }
 
-// flushEvery keeps what is printed close behind what was acknowledged, so that
-// little of it is lost when the machine is killed.
+// flushEvery flushes the output soon after each acknowledgement, so that little of it is
+// lost when the machine is killed.
 func (w *writer) flushEvery(ctx context.Context, period time.Duration) {
 	for tick := time.NewTicker(period); ; {
 		select {
@@ -205,7 +205,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// mostBad is how many wrong blocks are listed.
+// mostBad is the number of wrong blocks that are listed.
 const mostBad = 20
 
 func verify(o options, in io.Reader, out io.Writer) error {

@@ -10,8 +10,8 @@ import (
 	"net"
 )
 
-// relay gives connections to a TCP address on to a unix socket, so that a test
-// outside of the machine reaches what answers there.
+// relay forwards connections from a TCP address to a unix socket, so that a test outside of
+// the machine can reach the socket's server.
 func relay(ctx context.Context, args []string) error {
 	if len(args) != 2 {
 		return errors.New("say relay :PORT SOCKET")
@@ -33,7 +33,7 @@ func relay(ctx context.Context, args []string) error {
 			defer in.Close()
 			out, err := net.Dial("unix", args[1])
 			if err != nil {
-				fmt.Println("relay:", err) // the other end sees that its connection ends
+				fmt.Println("relay:", err) // the peer sees its connection close
 				return
 			}
 			defer out.Close()

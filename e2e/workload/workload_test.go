@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// device makes a file on a file system that takes O_DIRECT.
+// device creates a file on a file system that supports O_DIRECT.
 func device(t *testing.T, size int64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "device")
@@ -24,7 +24,7 @@ func device(t *testing.T, size int64) string {
 	return path
 }
 
-// writeSome runs the writer and returns the acknowledged writes as verify reads them.
+// writeSome runs the writer and returns the acknowledged writes in verify's input format.
 func writeSome(t *testing.T, path string) (acks string) {
 	t.Helper()
 	var out strings.Builder

@@ -15,14 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serving are the descriptors by which the kernel tells that this process
-// serves: FUSE connections, sockets, rings. When the process is killed the
-// kernel closes them, once the last thread of the process that shares them has
-// ended, and then ends what waits for an answer.
+// serving are the descriptors by which the kernel knows that this process serves: FUSE
+// connections, sockets, rings. When the process is killed, the kernel closes them once the
+// last thread that shares them has ended, and then fails the I/O that waits for an answer.
 //
-// A thread that itself waits for such an answer would never end, the descriptor
-// would never be closed, and nobody but the administrator of fusectl could get it
-// out. So everything that this process does to its own devices, it does apart.
+// A thread that itself waited for such an answer would never end. The descriptor would stay
+// open, and only the administrator of fusectl could get the thread out. So whatever this
+// process does to its own devices is done apart.
 var serving descriptors
 
 type descriptors struct {
@@ -30,10 +29,10 @@ type descriptors struct {
 	fds map[int]*served
 }
 
-// served is one descriptor, as told from a later one with the same number.
+// served is one descriptor, distinct from a later one with the same number.
 type served struct{ fd int }
 
-// open makes descriptors that serve. None of them may be closed before forget.
+// open registers descriptors that serve. None of them may be closed before forget.
 func (d *descriptors) open(f func() ([]int, error)) ([]int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -58,8 +57,8 @@ func (d *descriptors) forget(fds ...int) {
 	}
 }
 
-// forgetter is forget for a descriptor that somebody else closes, after which its
-// number may be another's at once.
+// forgetter returns forget for a descriptor that other code closes, after which its number may
+// be reused at once.
 func (d *descriptors) forgetter(fd int) func() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -73,9 +72,9 @@ func (d *descriptors) forgetter(fd int) func() {
 	}
 }
 
-// leave gives the calling thread a table of descriptors of its own, without those
-// that serve, nor any other that it needs not: what this process closes while the
-// thread waits would stay open. The thread must not be used for anything else.
+// leave gives the calling thread a descriptor table of its own, without the serving
+// descriptors and any others that it does not need: what this process closes would otherwise
+// stay open while the thread waits. The thread must not be used for anything else.
 func (d *descriptors) leave(keep []int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -86,13 +85,13 @@ func (d *descriptors) leave(keep []int) error {
 		unix.Close(fd)
 	}
 	const all = "/proc/thread-self/fd"
-	open, _ := os.ReadDir(all) // without a /proc the others stay
+	open, _ := os.ReadDir(all) // without /proc, the others stay open
 	for _, e := range open {
 		fd, err := strconv.Atoi(e.Name())
 		if err != nil || fd <= 2 || slices.Contains(keep, fd) {
 			continue
 		}
-		// Go's runtime has an epoll and an eventfd, and ends the process without them.
+		// Go's runtime has an epoll and an eventfd, and crashes the process without them.
 		if kind, _ := os.Readlink(filepath.Join(all, e.Name())); !strings.HasPrefix(kind, "anon_inode:[event") {
 			unix.Close(fd)
 		}
@@ -100,17 +99,16 @@ func (d *descriptors) leave(keep []int) error {
 	return nil
 }
 
-// apart runs f, which waits for a device that this process serves, in a thread
-// that does not keep the device alive. Of the process's descriptors f has those of
-// keep, and its own.
+// apart runs f, which waits for a device that this process serves, on a thread that does not
+// keep the device alive. Of the process's descriptors f has only those in keep.
 func apart(f func() error, keep ...int) error {
 	done := make(chan error, 1)
 	go func() { done <- onThread(f, keep) }()
 	return <-done
 }
 
-// apartWithin is apart, but waits no longer than ctx lasts: f, which cannot be
-// ended, goes on then, and its outcome is lost.
+// apartWithin is apart, but waits no longer than ctx lasts. It cannot stop f: f continues
+// then, and its outcome is lost.
 func apartWithin(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- onThread(f, nil) }()
@@ -125,12 +123,12 @@ func apartWithin(ctx context.Context, f func() error) error {
 func onThread(f func() error, keep []int) error {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
-		// Go never ends the first thread, and with it its table would stay. While
-		// it is locked here another goroutine gets another thread.
+		// Go never ends the first thread, so that thread's table would stay. While it is locked
+		// here, another goroutine gets another thread.
 		defer runtime.UnlockOSThread()
 		return apart(f, keep...)
 	}
-	// Not unlocked: the thread ends with the goroutine, and its table with it.
+	// Not unlocked, so that the thread, and its table, end with the goroutine.
 	if err := serving.leave(keep); err != nil {
 		return err
 	}

@@ -4,8 +4,8 @@ package blockdev
 
 import "testing"
 
-// go-fuse closes a descriptor and only then says so: meanwhile its number can be
-// that of a newer one, which must stay known.
+// go-fuse closes a descriptor and reports that only later: meanwhile a newer descriptor may
+// have its number, and must stay registered.
 func TestALateForgetLeavesTheNextDescriptor(t *testing.T) {
 	var d descriptors
 	seven := func() ([]int, error) { return []int{7}, nil }

@@ -16,10 +16,10 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Kind is a way of giving a device out.
+// Kind is a way to provide a block device.
 type Kind string
 
-// The kinds, best first. Auto takes the first that works here.
+// The kinds, best first. Auto chooses the first that works here.
 const (
 	Auto Kind = "auto"
 	UBLK Kind = "ublk"
@@ -29,7 +29,7 @@ const (
 
 var kinds = []Kind{UBLK, NBD, FUSE}
 
-// ParseKind checks s.
+// ParseKind parses the name of a kind.
 func ParseKind(s string) (Kind, error) {
 	switch k := Kind(s); k {
 	case Auto, UBLK, NBD, FUSE:
@@ -38,18 +38,17 @@ func ParseKind(s string) (Kind, error) {
 	return "", fmt.Errorf("kind of block device %q: must be auto, ublk, nbd or fuse", s)
 }
 
-// Options say what is exported, and where.
+// Options say what to export, and where.
 type Options struct {
 	Name   block.VolumeName
 	Kind   Kind   // "" is Auto
 	DevDir string // "" is /dev
-	RunDir string // on a tmpfs, for what must not outlive a boot; "" is /run/weft/blockdev
+	RunDir string // on a tmpfs, for state that must not survive a boot; "" is /run/weft/blockdev
 
-	// Resume, if set, lets the device outlive this process where the kind can
-	// (see the package comment): I/O waits for an Export with the same name and
-	// the same token. Give another token when the device's content may have
-	// changed behind the back of the kernel, whose caches then no longer fit: if
-	// another host has had the volume in between.
+	// Resume, if set, lets the device outlive this process if the kind supports that (see the
+	// package comment): I/O waits for an Export with the same name and token. Use another token
+	// if the content may have changed without the kernel knowing, so that its caches are stale:
+	// if another host has had the volume in between.
 	Resume string
 
 	Log *slog.Logger // nil: none
@@ -68,7 +67,7 @@ func (o Options) withDefaults() (Options, error) {
 	if err != nil {
 		return o, err
 	}
-	// The kernel tells the true path of what is mounted there.
+	// The kernel reports the resolved path of a mount.
 	if err := os.MkdirAll(run, 0o700); err != nil {
 		return o, err
 	}
@@ -82,16 +81,16 @@ func (o Options) withDefaults() (Options, error) {
 	return o, nil
 }
 
-// ErrUnavailable: the machine does not have the kind that was asked for, or none.
+// ErrUnavailable says that this machine lacks the requested kind, or any kind.
 var ErrUnavailable = errors.New("not available on this machine")
 
-// ErrExported: a process that lives has this name exported.
+// ErrExported says that a living process has exported this name.
 var ErrExported = errors.New("exported already")
 
-// ErrBusy: somebody has the device open; it comes as a *BusyError.
+// ErrBusy says that somebody has the device open; it comes as a *BusyError.
 var ErrBusy = errors.New("device is in use")
 
-// BusyError says who has a device open.
+// BusyError names those who have a device open.
 type BusyError struct {
 	Path  string
 	Users []User
@@ -101,7 +100,7 @@ func (e *BusyError) Error() string {
 	return fmt.Sprintf("%s is in use by %s", e.Path, joinUsers(e.Users))
 }
 
-// Unwrap makes it an ErrBusy.
+// Unwrap returns ErrBusy.
 func (e *BusyError) Unwrap() error { return ErrBusy }
 
 func joinUsers(users []User) string {
@@ -112,26 +111,26 @@ func joinUsers(users []User) string {
 	return strings.Join(all, ", ")
 }
 
-// frontend is one kind of device in the kernel, being served.
+// frontend is one kind of kernel device, while it is served.
 type frontend interface {
 	disk() string // the kernel's name of the device: loop7, nbd0, ublkb0
 
-	// resize tells the kernel that the device has another size.
+	// resize tells the kernel the new size of the device.
 	resize(s block.Size) error
 
-	// stop takes the device away, which nobody has open. It may return
-	// errOpened if somebody has opened it since.
+	// stop removes a device that nobody has open. It may return errOpened if somebody has
+	// opened it since.
 	stop(ctx context.Context) error
 
-	// sever makes everything fail that is under way or comes, and takes away as
-	// much of the device as its users let go. It does not wait for users.
+	// sever fails all I/O, present and future, and removes as much of the device as its users
+	// allow. It does not wait for users.
 	sever(ctx context.Context) error
 
-	// gone is closed when the device is served no more, whoever ended it.
+	// gone is closed when the device is no longer served, whoever ended it.
 	gone() <-chan struct{}
 }
 
-// Exported is a device that was given out.
+// Exported is an exported device.
 type Exported struct {
 	o      Options
 	sys    system
@@ -142,7 +141,7 @@ type Exported struct {
 	claim  *claim
 	number block.DeviceNumber
 
-	resumed bool // from a process that died
+	resumed bool // taken over from a dead process
 
 	closing sync.Mutex
 	stopped bool // the kernel's device is gone or dead
@@ -155,20 +154,20 @@ func (e *Exported) Path() string { return e.sys.link(e.o.Name) }
 // Node is the kernel's device, <DevDir>/loop7.
 func (e *Exported) Node() string { return e.sys.node(e.front.disk()) }
 
-// Kind is how it was given out.
+// Kind is the way it is provided.
 func (e *Exported) Kind() Kind { return e.kind }
 
 // Number is the kernel's number of the device.
 func (e *Exported) Number() block.DeviceNumber { return e.number }
 
-// Done is closed when the device is served no more: after Close, or because
-// somebody else took it away (umount, losetup -d, nbd-client -d).
+// Done is closed when the device is no longer served: after Close, or because somebody else
+// removed it (umount, losetup -d, nbd-client -d).
 func (e *Exported) Done() <-chan struct{} { return e.front.gone() }
 
-// Resumed tells whether the device is one that a dead process had exported, taken
-// over with its users and what they wait for.
+// Resumed reports whether the device was taken over from a dead process, with its users and
+// their pending I/O.
 func (e *Exported) Resumed() bool { return e.resumed }
 
-// Users lists who has the device open, as far as this process may see. It is
-// empty when nobody does; who cannot be named is "a process".
+// Users lists who has the device open, as far as this process can see. It is empty if nobody
+// does; "a process" stands for one that cannot be named.
 func (e *Exported) Users() ([]User, error) { return e.sys.users(e.front.disk(), e.number) }

@@ -15,21 +15,21 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// claim is a process's hold on a volume's name under DevDir, whatever its run
-// directory: two clusters on one machine may each have a volume of that name. The
-// kernel lets go of it when the process dies, however it does.
+// claim is a process's claim on a volume's name under DevDir, whatever its run directory: two
+// clusters on one machine may each have a volume of that name. The kernel releases it when the
+// process dies, however it dies.
 type claim struct {
 	f    *os.File
 	path string
 }
 
 func (s system) claimFile(name block.VolumeName) string {
-	return filepath.Join(s.dev, "weft", "."+string(name)+".lock") // not a volume's name
+	return filepath.Join(s.dev, "weft", "."+string(name)+".lock") // a volume's name cannot begin with a dot
 }
 
-// claimName takes the name, also of a process that died. Of one that lives it is
-// an ErrExported that says whose it is; so it is if the name leads to a device
-// that is there and none of this package's, such as the kernel data path's.
+// claimName claims the name, even from a dead process. If a living process has it, the error
+// is an ErrExported that names the process. It is also an ErrExported if the name leads to an
+// existing device that this package did not make, such as the kernel data path's.
 func (s system) claimName(o Options) (*claim, error) {
 	path := s.claimFile(o.Name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -44,14 +44,14 @@ func (s system) claimName(o Options) (*claim, error) {
 			return nil, fmt.Errorf("claim %s: %w", s.link(o.Name), err)
 		}
 		if !c.isThere() {
-			c.unlock() // its owner has removed it between our two steps
+			c.unlock() // its owner removed it between our two steps
 			continue
 		}
 		if disk, lives := s.foreign(o.Name); lives {
 			c.release()
 			return nil, fmt.Errorf("%s leads to %s, which this process did not create: %w", s.link(o.Name), disk, ErrExported)
 		}
-		// Only for people, who read it in an error of another process.
+		// For people only: another process quotes it in an error.
 		if err := errors.Join(c.f.Truncate(0), writeAt(c.f, fmt.Sprintf("process %d, which keeps its records in %s\n", os.Getpid(), o.RunDir))); err != nil {
 			c.release()
 			return nil, fmt.Errorf("claim %s: %w", s.link(o.Name), err)
@@ -71,8 +71,8 @@ func (s system) taken(name block.VolumeName) error {
 		s.link(name), to, strings.TrimSpace(string(owner)), ErrExported)
 }
 
-// foreign tells whether the name leads to a disk that is there and is of no kind
-// that is made here. One that is, was left by a process that is dead.
+// foreign reports whether the name leads to an existing disk of a kind that this package does
+// not make. A disk of our kinds was left by a dead process.
 func (s system) foreign(name block.VolumeName) (disk string, lives bool) {
 	to, err := os.Readlink(s.link(name))
 	if err != nil {
@@ -88,7 +88,7 @@ func (s system) foreign(name block.VolumeName) (disk string, lives bool) {
 }
 
 func lockClaim(path string) (*claim, error) {
-	// It must not be kept by a thread that waits for the dead device, see apart.
+	// A thread that waits for the dead device must not keep it open, see apart.
 	var f *os.File
 	_, err := serving.open(func() (_ []int, err error) {
 		if f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
@@ -107,14 +107,14 @@ func lockClaim(path string) (*claim, error) {
 	return c, nil
 }
 
-// isThere tells whether the locked file is the one that others would lock.
+// isThere reports whether the locked file is still the one that others would lock.
 func (c *claim) isThere() bool {
 	mine, err1 := c.f.Stat()
 	now, err2 := os.Lstat(c.path)
 	return err1 == nil && err2 == nil && os.SameFile(mine, now)
 }
 
-// release lets the next one have the name; nothing is left of the claim.
+// release releases the name and removes the claim's file.
 func (c *claim) release() {
 	_ = os.Remove(c.path)
 	c.unlock()
@@ -125,9 +125,9 @@ func (c *claim) unlock() {
 	c.f.Close()
 }
 
-// Held is an ErrExported that says whose a name under devDir is ("" is /dev), if a
-// process that lives has it exported. It is for who gives names to devices by
-// other means; nothing keeps the name from being exported a moment later.
+// Held returns an ErrExported that names the process if a living process has exported a name
+// under devDir ("" is /dev). It is for code that names devices in other ways. The name may
+// still be exported a moment later.
 func Held(devDir string, name block.VolumeName) error {
 	s := systemOf(Options{DevDir: cmp.Or(devDir, devices)})
 	if !exists(s.claimFile(name)) {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// clusters are two processes' views of one /dev.
+// clusters returns two processes' views of one /dev.
 func clusters(t *testing.T) (s system, one, two Options) {
 	t.Helper()
 	s = system{dev: t.TempDir(), sys: t.TempDir()}
@@ -32,7 +32,7 @@ func TestALiveNameOfAnotherClusterIsRefused(t *testing.T) {
 	if !errors.Is(err, ErrExported) {
 		t.Fatalf("claim of a name that is held = %v, want ErrExported", err)
 	}
-	if !strings.Contains(err.Error(), "detach one of the two") { // volumes are not renamed
+	if !strings.Contains(err.Error(), "detach one of the two") { // volumes cannot be renamed
 		t.Errorf("claim of a name that is held = %v, want what to do", err)
 	}
 	for _, want := range []string{s.link("db1"), "../loop3", "/run/one", "process "} {
@@ -90,7 +90,7 @@ func TestAClaimThatWasRemovedMeanwhileIsNone(t *testing.T) {
 	late.Close()
 }
 
-// The kernel data path has devices that outlive every process.
+// The kernel data path's devices outlive every process.
 func TestANameOfTheKernelsDataPathIsRefusedWhileItsDeviceIsThere(t *testing.T) {
 	s, one, _ := clusters(t)
 	if err := errors.Join(s.expose("db1", "dm-4"), os.MkdirAll(filepath.Join(s.sys, "block/dm-4"), 0o755)); err != nil {

@@ -21,7 +21,7 @@ import (
 
 var crashGeometry = block.Geometry{Size: 400 * block.MiB, BlockSize: 4096, DiscardUnit: 4096, VolatileCache: true}
 
-// run runs a program of the distribution, and skips the test where there is none.
+// run runs a program of the distribution, and skips the test if it is not installed.
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
@@ -34,7 +34,7 @@ func run(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// mount mounts a device for the time of the test.
+// mount mounts a device until the test ends.
 func mount(t *testing.T, dev, kind string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -51,8 +51,8 @@ func mount(t *testing.T, dev, kind string) string {
 
 func testFileSystems(t *testing.T, w *world) {
 	for kind, options := range map[string][]string{
-		// By default the kernel fills the inode tables once ext4 is mounted, and the
-		// pages in use grow while they are counted below.
+		// By default the kernel fills the inode tables after ext4 is mounted, so the pages in
+		// use would grow while they are counted below.
 		"ext4": {"-E", "lazy_itable_init=0"},
 		"xfs":  nil,
 	} {
@@ -69,7 +69,7 @@ func testFileSystems(t *testing.T, w *world) {
 			w.must(syncFS(dir))
 			full := w.disk.used()
 			run(t, "fstrim", dir)
-			// xfs frees what was removed in its own time.
+			// xfs frees removed blocks asynchronously.
 			for i := 0; i < 40 && w.disk.used() > full-len(p)/memPage*9/10; i++ {
 				time.Sleep(100 * time.Millisecond)
 				w.must(syncFS(dir))
@@ -110,7 +110,7 @@ func testMountIsNamed(t *testing.T, w *world) {
 	w.close(e)
 }
 
-// serveElsewhere serves a file under the world's name in a process of its own.
+// serveElsewhere serves a file under the world's name in another process.
 func (w *world) serveElsewhere(file, resume string) *exec.Cmd {
 	w.t.Helper()
 	return startRole(w.t, "serve", "serving", w.serveArgs(file, resume)...)
@@ -129,7 +129,7 @@ func (w *world) exportFile(file string) *Exported {
 	return e
 }
 
-// kill kills a process, which must not keep what it served from ending.
+// kill kills a process, and checks that what it served does not keep it alive.
 func (w *world) kill(cmd *exec.Cmd) {
 	w.t.Helper()
 	_ = cmd.Process.Kill()
@@ -157,7 +157,7 @@ func testDeath(t *testing.T, w *world) {
 	_, err := unix.Pwrite(fd, p, 1<<20)
 	w.must(err)
 	w.kill(server)
-	// Nobody waits for the dead: without a token to resume by, I/O fails.
+	// I/O does not wait for a dead process: without a resume token it fails.
 	w.must(w.within("a write to a dead device", do(func() error {
 		if _, err := unix.Pwrite(fd, p, 0); err == nil {
 			return errors.New("a write to a dead device was acknowledged")
@@ -182,7 +182,7 @@ func testDeath(t *testing.T, w *world) {
 	}
 }
 
-// testDeathOfContainer: the agent's mounts go with it, and a loop device stays.
+// testDeathOfContainer: the agent's mounts disappear with it, and a loop device stays.
 func testDeathOfContainer(t *testing.T, w *world) {
 	file := filepath.Join(t.TempDir(), "disk")
 	w.kill(startRole(t, inContainer, "serving", w.serveArgs(file, "")...))
@@ -192,7 +192,7 @@ func testDeathOfContainer(t *testing.T, w *world) {
 	}
 	w.must(Remove(w.limit(), w.o))
 	left := func() string { return systemOf(Options{DevDir: devices}).diskText(disk, "loop/backing_file") }
-	// Somebody who looks for a free loop device may have it open for a moment.
+	// A program that looks for a free loop device may have it open for a moment.
 	for deadline := time.Now().Add(5 * time.Second); strings.Contains(left(), string(w.o.Name)); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("Remove left %s, which is over %s", disk, left())
@@ -210,7 +210,7 @@ func testDeathUnderMount(t *testing.T, w *world) {
 	w.must(syncFS(dir))
 	w.kill(server)
 
-	e := w.exportFile(file) // although the dead one is mounted still
+	e := w.exportFile(file) // although the dead one is still mounted
 	if users, err := e.Users(); err != nil || len(users) > 0 {
 		t.Errorf("users of the new device: %v, %v; the mount is of the old one", users, err)
 	}
@@ -227,14 +227,14 @@ func testDeathUnderMount(t *testing.T, w *world) {
 	w.close(e)
 }
 
-// A thread that waits for the device that its own process serves must not keep
-// the next process from taking the device away.
+// A thread that waits for a device of its own process must not keep the next process from
+// removing the device.
 func testKilledWaiting(t *testing.T, w *world) {
 	cmd := startRole(t, "wait for itself", "waiting", w.serveArgs("", "")[:3]...)
 	w.must(cmd.Process.Kill())
 	var e *Exported
 	w.must(w.within("an Export after the death", do(func() (err error) {
-		for range 100 { // the dead process lets go of the name in its own time
+		for range 100 { // the kernel releases the dead process's name asynchronously
 			if e, err = Export(w.limit(), w.disk, w.o); !errors.Is(err, ErrExported) {
 				return err
 			}

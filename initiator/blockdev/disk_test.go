@@ -13,8 +13,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// memDisk is a Device in memory that counts, checks, and holds or fails what it
-// is told to.
+// memDisk is a Device in memory that counts and checks its requests, and holds or fails them
+// on demand.
 type memDisk struct {
 	mu       sync.Mutex
 	geometry block.Geometry
@@ -25,7 +25,7 @@ type memDisk struct {
 	bad      []string // requests that no kernel should send
 	holds    func(*block.IO) bool
 	held     []*block.IO
-	arrived  chan struct{} // gets one for each held IO
+	arrived  chan struct{} // gets a value for each held IO
 	fails    func(*block.IO) error
 }
 
@@ -110,7 +110,7 @@ func (d *memDisk) touchLocked(io *block.IO, page, in, at, n int64) {
 	}
 }
 
-// hold keeps the IOs that match from being done, until release.
+// hold delays the IOs that match until release.
 func (d *memDisk) hold(match func(*block.IO) bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -155,8 +155,8 @@ func (d *memDisk) used() int {
 	return len(d.pages)
 }
 
-// fileDisk is a Device in a file, so that what was acknowledged outlives the
-// process that serves it.
+// fileDisk is a Device in a file, so that acknowledged data outlives the process that serves
+// it.
 type fileDisk struct {
 	f        *os.File
 	geometry block.Geometry

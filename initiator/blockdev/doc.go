@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package blockdev gives a [block.Device] out as a block device of the kernel.
+// Package blockdev provides a [block.Device] as a kernel block device.
 //
 //	/dev/weft/db1 → ../ublkb0     /dev/weft/db1 → ../nbd3      /dev/weft/db1 → ../loop7
 //	      │                             │                            │ direct I/O
@@ -10,49 +10,47 @@
 //	 ─────┴─────────────── kernel ──────┴────────────────────────────┴─────────
 //	              this process: block.Device.Submit, IO.Done
 //
-// Three kinds, the best that the machine has unless one is named:
+// There are three kinds; unless one is named, the best that the machine supports is used:
 //
 //   - ublk (Linux 6.0 and newer, module ublk_drv): one copy per I/O, no system
 //     call per I/O under load.
 //   - nbd (module nbd): two copies, one socket pair per queue.
 //   - fuse (fuse and loop, in almost every kernel): a loop device with direct I/O
-//     over the one file of a FUSE file system. Each I/O is two system calls here, some
-//     4 µs of processor time for a read of 4k, of which half is the copy to the reader
-//     and the end of its I/O, and 2 µs of the loop driver's one worker: it is not the
-//     limit, unless something else keeps its processor, as it has no priority.
+//     over the one file of a FUSE file system. Each I/O costs two system calls here. A
+//     4k read takes some 4 µs of processor time, half of it for the copy to the reader
+//     and the completion, and 2 µs of the loop driver's single worker. The worker is not
+//     the limit, unless other work keeps its processor busy: it has no priority.
 //
-// What they have in common: size and block size are those of the device's
-// geometry; a flush of the kernel is a flush of the device, unless the geometry has
-// no volatile cache; discards and zeroing pass through
-// where the geometry has a discard unit. An I/O that the device keeps is kept: no
-// timeout of the kernel turns a stall into an error.
+// All kinds have this in common: size and block size are those of the device's geometry; a
+// flush from the kernel becomes a flush of the device, unless the geometry has no volatile
+// cache; discards and zeroing are passed on if the geometry has a discard unit. If the device
+// does not complete an I/O, the I/O waits: no kernel timeout turns a stall into an error.
 //
 // # Names
 //
-// Export holds a lock file of the name while it lives, so that one name is given
-// out once, and records beside it what it made. A second lock, beside the name's
-// link, is for processes with other run directories, as of two clusters on one
-// machine: the name is refused while its process lives, and taken over after.
+// Export holds a lock file for the name as long as the device is exported, so that each name
+// is exported only once, and records next to it what it made. A second lock, next to the
+// name's link, guards against processes with other run directories, such as those of two
+// clusters on one machine: the name is refused while its process lives, and can be taken over
+// afterwards.
 //
-// All that this package makes in the kernel says whose it is (the mount's place and
-// source, the loop device's file name, the nbd device's backend, the ublk device's
-// server flags together with the record), and only what says so is ever taken away.
+// Everything that this package makes in the kernel carries a mark of its owner (the mount's
+// place and source, the loop device's file name, the nbd device's backend, the ublk device's
+// server flags together with the record), and nothing without our mark is ever removed.
 //
 // # When the process dies
 //
-// A fuse device fails all I/O from then on. An nbd or ublk device that was
-// exported with a Resume token holds its I/O instead; the next Export of the same
-// name and token takes it over, with its users, and what was under way is sent
-// again. In every other case the next Export of the name, or Remove, takes away
-// what is left. A file system that is still mounted on a dead device keeps the
-// dead device until it is unmounted, but never reaches the new one.
-//
+// A fuse device fails all I/O from then on. An nbd or ublk device that was exported with a
+// Resume token holds its I/O instead. The next Export of the same name and token takes it over
+// with its users, and the pending I/O is sent again. In every other case the next Export of
+// the name, or Remove, removes what is left. A file system that is still mounted on a dead
+// device keeps that device until it is unmounted, but never reaches the new one.
 // # Memory
 //
-// Dirty pages of the device are written through this process. If the kernel
-// needed such a write to give this process memory, both would wait for ever; so
-// Export marks the process as one that writes for others (PR_SET_IO_FLUSHER, see
-// prctl(2)), which needs CAP_SYS_RESOURCE. Where that is refused a warning is
-// logged; then keep the process's memory from being reclaimed by other means (a
-// cgroup with memory.min), and never put swap on the device in any case.
+// Dirty pages of the device are written through this process. If the kernel had to write such
+// a page in order to give this process memory, both would wait forever. So Export marks the
+// process as one that writes for others (PR_SET_IO_FLUSHER, see prctl(2)), which needs
+// CAP_SYS_RESOURCE. If that is refused it logs a warning; then protect the process's memory
+// from reclaim by other means (a cgroup with memory.min). In any case, never put swap on the
+// device.
 package blockdev

@@ -15,18 +15,18 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// errOpened: somebody opened the device while it was being stopped; it serves on.
+// errOpened says that somebody opened the device while it was being stopped; it keeps serving.
 var errOpened = errors.New("opened meanwhile")
 
-// Export gives dev out as the block device <DevDir>/weft/<Name>, and serves it
-// until Close. What a dead process has left under the name is taken over (see
-// Options.Resume) or taken away; a process that lives makes it ErrExported, also
-// if it has another RunDir: a name under DevDir is one process's. A
-// kind that the machine has not is ErrUnavailable.
+// Export makes dev available as the block device <DevDir>/weft/<Name>, and serves it until
+// Close. What a dead process left under the name is taken over (see Options.Resume) or
+// removed. If a living process has the name, the error is ErrExported, even if that process
+// has another RunDir: only one process can have a name under DevDir. If the machine does not
+// have the kind, it is ErrUnavailable.
 //
-// The device is served as soon as Export returns; dev may get I/O from the kernel
-// already before that, which looks for partitions, and must answer it for Export
-// to return. Of fuse the kernel reads nothing then, unless loop.max_part is set.
+// The device is served when Export returns. The kernel may send I/O to dev even earlier,
+// because it looks for partitions; Export returns only after dev has answered. For fuse the
+// kernel reads nothing at that point, unless loop.max_part is set.
 func Export(ctx context.Context, dev block.Device, o Options) (_ *Exported, err error) {
 	if o, err = o.withDefaults(); err != nil {
 		return nil, fmt.Errorf("export: %w", err)
@@ -72,7 +72,7 @@ func Export(ctx context.Context, dev block.Device, o Options) (_ *Exported, err 
 
 func systemOf(o Options) system { return system{dev: o.DevDir, sys: "/sys", proc: "/proc"} }
 
-// start takes over or takes away what was left, and makes the device.
+// start takes over or removes what was left, and makes the device.
 func (e *Exported) start(ctx context.Context) error {
 	if e.resume(ctx) {
 		return nil
@@ -106,7 +106,7 @@ var makers = map[Kind]func(context.Context, system, *gate, Options) (frontend, e
 	FUSE: exportFUSE,
 }
 
-// resume takes over the device that a dead process has left, if it was meant to be.
+// resume takes over the device of a dead process, if it was exported for that.
 func (e *Exported) resume(ctx context.Context) bool {
 	r := readRecord(e.o)
 	if e.o.Resume == "" || r.Resume != e.o.Resume || e.o.Kind != Auto && e.o.Kind != r.Kind {
@@ -130,8 +130,8 @@ func (e *Exported) resume(ctx context.Context) bool {
 	return true
 }
 
-// Remove takes away what a dead process has left of a name. ErrExported if its
-// process lives.
+// Remove removes what a dead process left under a name. If the process lives, the error is
+// ErrExported.
 func Remove(ctx context.Context, o Options) error {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -155,8 +155,8 @@ func Remove(ctx context.Context, o Options) error {
 	return nil
 }
 
-// clean takes away what a dead process has left. The record's disk may be
-// another's by now, so that the name is hidden only where it is this process's.
+// clean removes what a dead process left. The recorded disk may belong to another process by
+// now, so the name is hidden only if this process has claimed it.
 func clean(ctx context.Context, sys system, o Options, claimed bool) error {
 	r := readRecord(o)
 	err := errors.Join(cleanFUSE(sys, o, r.Disk), cleanNBD(ctx, sys, o), cleanUBLK(ctx, sys, o))
@@ -166,12 +166,12 @@ func clean(ctx context.Context, sys system, o Options, claimed bool) error {
 	return errors.Join(err, remove(recordFile(o)))
 }
 
-// Resize tells the kernel that the exported Device's geometry has another size.
+// Resize tells the kernel the new size in the exported Device's geometry.
 func (e *Exported) Resize(context.Context) error {
 	old := e.gate.geometry.Load()
 	now := *old
 	now.Size = e.gate.dev.Geometry().Size
-	// The kernel must not be told of blocks that the gate refuses.
+	// The gate must know the new size before the kernel does, or it would refuse new blocks.
 	e.gate.geometry.Store(&now)
 	if err := e.front.resize(now.Size); err != nil {
 		e.gate.geometry.Store(old)
@@ -180,13 +180,13 @@ func (e *Exported) Resize(context.Context) error {
 	return nil
 }
 
-// Close takes the device away. While somebody has it open it is a *BusyError, and
-// the device serves on; with force, whoever has it open gets errors from then on,
-// and an I/O that dev keeps is answered with an error.
+// Close removes the device. If somebody has it open, the error is a *BusyError, and the device
+// keeps serving. With force, its users get errors from then on, and an I/O that dev has not
+// completed is answered with an error.
 //
-// Everything acknowledged was flushed before dev is let go, except by force.
-// After Close has returned nil, dev gets no I/O and has answered all that it had.
-// If ctx ends before that, Close can be called again.
+// Everything acknowledged is flushed before dev is released, except with force. After Close
+// has returned nil, dev gets no I/O and has answered all that it had. If ctx ends before that,
+// Close can be called again.
 func (e *Exported) Close(ctx context.Context, force bool) error {
 	if err := e.close(ctx, force); err != nil {
 		if errors.Is(err, ErrBusy) {
@@ -225,11 +225,11 @@ func (e *Exported) close(ctx context.Context, force bool) error {
 	return err
 }
 
-// settle is how long Close waits for those who open each new or changed device
-// for a moment, as udev's programs do.
+// settle is how long Close waits for programs that briefly open each new or changed device, as
+// udev's do.
 const settle = 2 * time.Second
 
-// stop takes the device away if nobody has it open.
+// stop removes the device if nobody has it open.
 func (e *Exported) stop(ctx context.Context) error {
 	select {
 	case <-e.front.gone():
@@ -262,7 +262,7 @@ func (e *Exported) stop(ctx context.Context) error {
 	}
 }
 
-// lasting tells users who stay from those who may be gone in a moment.
+// lasting reports whether some users will stay, rather than be gone in a moment.
 func lasting(users []User) bool {
 	for _, u := range users {
 		if u.Kind == "mount" || u.Kind == "holder" || u.Kind == "swap" {
@@ -272,9 +272,9 @@ func lasting(users []User) bool {
 	return false
 }
 
-// quiesce has all that was written to the device node go to the device, and
-// flushed. It can take as long as the device keeps an I/O; a device through which
-// nothing was written is asked nothing.
+// quiesce writes everything in the page cache of the device node to the device, and flushes
+// it. It takes as long as the device needs. A device through which nothing was written gets no
+// request.
 func (e *Exported) quiesce(ctx context.Context) error {
 	err := apartWithin(ctx, func() error {
 		fd, err := unix.Open(e.Node(), unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -294,8 +294,8 @@ func (e *Exported) quiesce(ctx context.Context) error {
 	return nil
 }
 
-// usersWithin is Users, but waits no longer than ctx lasts for others who are
-// opening or closing the device.
+// usersWithin is Users, but waits no longer than ctx lasts for others who are opening or
+// closing the device.
 func (e *Exported) usersWithin(ctx context.Context) (users []User, err error) {
 	type answer struct {
 		users []User

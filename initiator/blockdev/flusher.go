@@ -12,10 +12,10 @@ import (
 
 var flusherOnce sync.Once
 
-// becomeFlusher tells the kernel that this process writes out others' dirty
-// pages: its allocations then never wait for such a write, which would be waiting
-// for this process. The mark is each thread's own and is inherited by the threads
-// that it makes, so that all must have it.
+// becomeFlusher tells the kernel that this process writes out others' dirty pages: its
+// allocations then never wait for such a write, which would in turn wait for this process. The
+// mark belongs to a thread and is inherited by the threads that it creates, so every thread
+// must have it.
 func becomeFlusher(log *slog.Logger) {
 	flusherOnce.Do(func() {
 		_, _, e := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_IO_FLUSHER, 1, 0, 0, 0, 0)

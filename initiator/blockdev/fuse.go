@@ -29,9 +29,9 @@ type fuseDisk struct {
 	sys   system
 	fs    *fuseFS
 	conn  *fuseConn
-	place string // of the mount
+	place string // where it is mounted
 	loop  string
-	ended chan struct{} // the loop device has let go of the file, or the connection is gone
+	ended chan struct{} // the loop device has released the file, or the connection is gone
 }
 
 func fusePlace(o Options) string  { return filepath.Join(o.RunDir, string(o.Name)+".fuse") }
@@ -53,7 +53,7 @@ func exportFUSE(ctx context.Context, sys system, g *gate, o Options) (_ frontend
 		}
 	}()
 	err = d.setUp(ctx, func() error {
-		// Not an os.File: Go's poller would ask our own server whether it can read.
+		// Not an os.File: Go's poller would ask our own server whether the file is readable.
 		f, err := unix.Open(fuseFile(o), unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return fmt.Errorf("open %s: %w", fuseFile(o), err)
@@ -74,13 +74,13 @@ func exportFUSE(ctx context.Context, sys system, g *gate, o Options) (_ frontend
 	return d, nil
 }
 
-// setUpLimit is how long the device may take to answer what the kernel and others
-// read of a new loop device: with loop.max_part set the kernel looks for
-// partitions, and nobody can open the device before it has ended.
+// setUpLimit is how long the device may take to answer the first reads of a new loop device.
+// With loop.max_part set the kernel looks for partitions, and nobody can open the device until
+// that has ended.
 const setUpLimit = 10 * time.Second
 
-// setUp does f, which makes the loop device, in a thread apart. If that takes too
-// long the connection is ended, and with it what f waits for.
+// setUp runs f, which makes the loop device, on a thread apart. If that takes too long it ends
+// the connection, which makes f return.
 func (d *fuseDisk) setUp(ctx context.Context, f func() error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, setUpLimit, errUnanswered)
 	defer cancel()
@@ -101,14 +101,14 @@ func (d *fuseDisk) setUp(ctx context.Context, f func() error) error {
 	}()
 	select {
 	case <-ended:
-	case <-time.After(setUpLimit / 2): // it waits for something else than the device
+	case <-time.After(setUpLimit / 2): // it waits for something other than the device
 	}
 	return fmt.Errorf("make a loop device: %w", context.Cause(ctx))
 }
 
 var errUnanswered = fmt.Errorf("the device did not answer for %s", setUpLimit)
 
-// mount mounts and serves.
+// mount mounts the file system and serves it.
 func (d *fuseDisk) mount(source string, log *slog.Logger) error {
 	fds, err := serving.open(func() ([]int, error) {
 		fd, err := unix.Open(d.sys.control("fuse"), unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -134,21 +134,21 @@ func (d *fuseDisk) mount(source string, log *slog.Logger) error {
 	return nil
 }
 
-// tune undoes what others have set for a loop device that had this number before:
-// it stays set, even for another file. For the same reason nothing is set here
-// that would harm who has the number next. A write cache said to be write through
-// above all: flushes would be dropped in silence. What is right is not written: that
-// waits for what others read meanwhile.
+// tune resets what others have set on a loop device of this number: settings stay, even when
+// the file changes. For the same reason it sets nothing that would harm the next user of the
+// number. The worst of them is a write cache declared write through, because flushes would be
+// dropped silently. It does not write a setting that is already right, since each write waits
+// for I/O that others have under way.
 func (d *fuseDisk) tune(o Options) error {
-	// Older kernels take no write cache for a device that is not written to.
+	// Older kernels do not set a write cache on a device that is not written to.
 	if !d.fs.gate.geometry.Load().ReadOnly && d.sys.diskText(d.loop, "queue/write_cache") != "write back" {
 		if err := d.sys.setDisk(d.loop, "queue/write_cache", "write back"); err != nil {
 			return err
 		}
 	}
 	if most := d.sys.diskText(d.loop, "queue/discard_max_bytes"); most == "0" && d.fs.gate.geometry.Load().DiscardUnit > 0 {
-		// Once 0, the kernel takes no other value: the granularity, of which it must
-		// be a multiple, is 0 as well.
+		// Once it is 0 the kernel accepts no other value: it must be a multiple of the
+		// granularity, which is then 0 as well.
 		o.Log.Warn("another program has switched discards off for this loop device", "disk", d.loop)
 	}
 	if d.sys.diskText(d.loop, "queue/rotational") != "0" {
@@ -164,7 +164,7 @@ func (d *fuseDisk) gone() <-chan struct{} { return d.ended }
 
 func (d *fuseDisk) resize(block.Size) error {
 	err := apart(func() error {
-		// The loop driver takes the size that the file had when somebody last asked.
+		// The loop driver uses the size that the file had at the last stat.
 		var st unix.Stat_t
 		if err := unix.Stat(filepath.Join(d.place, d.fs.name), &st); err != nil {
 			return err
@@ -191,7 +191,7 @@ func (d *fuseDisk) stop(ctx context.Context) error {
 	case <-patience.C:
 	}
 	if err := apart(func() error { return d.sys.keepLoop(d.loop) }); errors.Is(err, unix.ENXIO) {
-		d.unmount() // it has let go just now
+		d.unmount() // it has released the file just now
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("keep %s: %w", d.loop, err)
@@ -200,11 +200,11 @@ func (d *fuseDisk) stop(ctx context.Context) error {
 }
 
 func (d *fuseDisk) sever(ctx context.Context) error {
-	d.unmount() // fails what is under way, even what the device keeps
+	d.unmount() // fails all pending I/O, even what the device does not complete
 	return apartWithin(ctx, func() error { return d.sys.detachLoop(d.loop) })
 }
 
-// unmount ends the connection and frees the place, whoever has the file open.
+// unmount ends the connection and removes the mount, whoever has the file open.
 func (d *fuseDisk) unmount() {
 	_ = unix.Unmount(d.place, unix.MNT_FORCE|unix.MNT_DETACH)
 	d.fs.end()
@@ -214,7 +214,7 @@ func (d *fuseDisk) unmount() {
 	_ = os.Remove(d.place)
 }
 
-// cleanFUSE takes away what a dead process has left of a name.
+// cleanFUSE removes what a dead process left under a name.
 func cleanFUSE(sys system, o Options, recorded string) error {
 	var errs []error
 	for _, loop := range sys.loopsOf(mark(o), fuseFile(o), recorded) {
@@ -230,9 +230,8 @@ func cleanFUSE(sys system, o Options, recorded string) error {
 	return errors.Join(append(errs, remove(fusePlace(o)))...)
 }
 
-// mounted tells whether a file system of ours is mounted at a place. It reads
-// the table only: a dead file system answers with errors, and one whose process
-// hangs does not answer.
+// mounted reports whether a file system of ours is mounted at a place. It reads only the mount
+// table: a dead file system answers with errors, and one whose process hangs does not answer.
 func (s system) mounted(place, source string) bool {
 	text, _ := os.ReadFile(filepath.Join(s.proc, "self/mountinfo"))
 	for line := range strings.Lines(string(text)) {

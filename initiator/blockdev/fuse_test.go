@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// TestFUSE runs the suite over FUSE and a loop device, which most kernels have.
+// TestFUSE runs the suite over FUSE and a loop device, which most kernels support.
 func TestFUSE(t *testing.T) {
 	require(t, FUSE)
 	runSuite(t, FUSE)
@@ -29,8 +29,8 @@ func TestFUSE(t *testing.T) {
 
 func anything(*block.IO) bool { return true }
 
-// The kernel flushes while it makes a loop device. Whoever opened that loop number
-// meanwhile would wait for the flush, whatever volume it is of.
+// The kernel flushes while it makes a loop device. A program that opens the same loop number
+// meanwhile would wait for that flush, whichever volume it wants.
 func testUnanswering(t *testing.T, w *world) {
 	w.disk.hold(anything)
 	e := w.export()
@@ -46,7 +46,7 @@ func testUnanswering(t *testing.T, w *world) {
 	w.must(w.within("forced Close", do(func() error { return e.Close(w.limit(), true) })))
 }
 
-// What reads while the loop device is made is the kernel, if it looks for partitions.
+// While the loop device is made only the kernel reads, if it looks for partitions.
 func testSetUpLimit(t *testing.T, w *world) {
 	e := w.export()
 	w.disk.hold(anything)
@@ -103,8 +103,8 @@ func testFlushes(t *testing.T, w *world) {
 	}
 }
 
-// require skips where the machine has not the kind. Where CI says so and the
-// machine has the kernel's part, that it cannot be used is a failure.
+// require skips the test if the machine does not support the kind. In CI it fails instead if
+// the kernel has its part of the kind but the kind cannot be used.
 func require(t *testing.T, k Kind) {
 	t.Helper()
 	a := systemOf(Options{DevDir: devices}).probe(k)

@@ -16,10 +16,10 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// fuseConn is a connection to the kernel's FUSE, the protocol of linux/fuse.h. One
-// goroutine reads requests and submits them; what answers one writes the answer
-// itself. So no request has a goroutine of its own, and none makes garbage. (A
-// library that calls a method for each request needs both.)
+// fuseConn is a connection to the kernel's FUSE, with the protocol of linux/fuse.h. One
+// goroutine reads requests and submits them; whoever completes a request writes its answer. So
+// no request needs a goroutine of its own, and none makes garbage. (A library that calls a
+// method for each request needs both.)
 type fuseConn struct {
 	fs   *fuseFS
 	log  *slog.Logger
@@ -27,11 +27,11 @@ type fuseConn struct {
 	raw  syscall.RawConn
 	fd   int
 
-	refs   atomic.Int64 // answers being written; shutGate + these once shut
+	refs   atomic.Int64 // answers being written; plus shutGate once shut
 	closed sync.Once
 }
 
-// newFuseConn makes a connection of fd, which does not block, and owns it.
+// newFuseConn makes a connection of fd, which must be non-blocking, and owns it.
 func newFuseConn(fd int, fs *fuseFS, log *slog.Logger) (*fuseConn, error) {
 	c := &fuseConn{fs: fs, log: log, file: os.NewFile(uintptr(fd), "fuse"), fd: fd}
 	var err error
@@ -42,35 +42,34 @@ func newFuseConn(fd int, fs *fuseFS, log *slog.Logger) (*fuseConn, error) {
 	return c, nil
 }
 
-// Sizes of what comes before the data, by the protocol.
+// Sizes of the protocol's headers.
 const (
 	inHeaderSize  = int(unsafe.Sizeof(fuse.InHeader{}))
 	outHeaderSize = int(unsafe.Sizeof(fuse.OutHeader{}))
 	writeInSize   = int(unsafe.Sizeof(fuse.WriteIn{}))
 )
 
-// fuseRequest is a request with memory for it: data begins with a page.
+// fuseRequest is a request with its memory: the data starts at a page.
 type fuseRequest struct {
 	request
 	conn   *fuseConn
 	unique uint64
 	pool   *fusePool
-	memory []byte // a page, of which the headers are the end, and the data
+	memory []byte // one page, with the headers at its end, and then the data
 }
 
 const fusePage = 4096
 
 func (q *fuseRequest) room(n int) []byte { return q.memory[fusePage : fusePage+n] }
 
-// frame is where a request is read to, so that a write's data begins with the room.
+// frame is where a request is read to; the data of a write then starts at the room.
 func (q *fuseRequest) frame() []byte { return q.memory[fusePage-writeInSize:] }
 
-// answer is the header and n bytes of the room.
+// answer returns the header and n bytes of the room.
 func (q *fuseRequest) answer(n int) []byte { return q.memory[fusePage-outHeaderSize : fusePage+n] }
 
-// fusePools are requests by the size of their room. Those of the largest take what
-// is read; writes up to copyLimit are copied out of them, so that many small ones
-// do not take much memory.
+// fusePools are the requests by the size of their room. Requests are read into the largest;
+// writes up to copyLimit are copied out of them, so that many small writes need little memory.
 var fusePools = []*fusePool{newFusePool(4 << 10), newFusePool(32 << 10), newFusePool(copyLimit), newFusePool(int(fuseMaxWrite))}
 
 type fusePool struct {
@@ -139,14 +138,13 @@ func (c *fuseConn) serve() {
 	}
 }
 
-// rawIO is a system call that never waits, for which the scheduler need not know
-// of it.
+// rawIO makes a system call that never waits, without telling Go's scheduler.
 func rawIO(trap uintptr, fd int, b []byte) (int, syscall.Errno) {
 	n, _, errno := syscall.RawSyscall(trap, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
 	return int(n), errno
 }
 
-// take begins the request that was read, and returns memory for the next one.
+// take starts the request that was read, and returns memory for the next one.
 func (c *fuseConn) take(in *fuseRequest, n int) *fuseRequest {
 	frame := in.frame()[:n]
 	if n < inHeaderSize {
@@ -178,7 +176,7 @@ func (c *fuseConn) take(in *fuseRequest, n int) *fuseRequest {
 	return in
 }
 
-// body is a request as the protocol has it; nil if it is shorter.
+// body returns a request's structure; nil if the request is too short.
 func body[T any](frame []byte) *T {
 	if len(frame) < int(unsafe.Sizeof(*new(T))) {
 		return nil
@@ -193,7 +191,7 @@ func (c *fuseConn) takeRead(frame []byte) (*fuseRequest, syscall.Errno) {
 	}
 	size := uint64(c.fs.gate.geometry.Load().Size)
 	if in.Offset >= size {
-		return nil, 0 // the end: no bytes
+		return nil, 0 // end of file: no bytes
 	}
 	n := int(min(uint64(in.Size), size-in.Offset))
 	q := c.get(n, in.Unique)
@@ -204,13 +202,13 @@ func (c *fuseConn) takeRead(frame []byte) (*fuseRequest, syscall.Errno) {
 	return q, 0
 }
 
-// takeWrite makes in itself the request, or copies it to a smaller one.
+// takeWrite makes the request in place, or copies it to a smaller one.
 func (c *fuseConn) takeWrite(in *fuseRequest, frame []byte) (*fuseRequest, syscall.Errno) {
 	w := body[fuse.WriteIn](frame)
 	if w == nil || w.NodeId != fileNode || int64(w.Size) != int64(len(frame)-writeInSize) || w.Size == 0 {
 		return nil, unix.EINVAL
 	}
-	n, off, unique := int(w.Size), int64(w.Offset), w.Unique // an answer is written over them
+	n, off, unique := int(w.Size), int64(w.Offset), w.Unique // the answer will overwrite them
 	q := in
 	if n <= copyLimit {
 		q = c.get(n, unique)
@@ -221,11 +219,10 @@ func (c *fuseConn) takeWrite(in *fuseRequest, frame []byte) (*fuseRequest, sysca
 	return q, 0
 }
 
-// takeFsync: the loop driver sends one when it is set up, and whoever opens the
-// loop device meanwhile waits with it, not to be killed. The device, which may
-// keep a flush as long as it likes, is asked only if there is something to flush.
-// For users that is also what a dead process was told by the device and had not
-// flushed.
+// takeFsync: the loop driver sends an fsync when it is set up, and a program that opens the
+// loop device meanwhile waits for it and cannot be killed. The device may take any time for a
+// flush, so it is asked only if there is something to flush. Once there are users, that
+// includes data that a dead process acknowledged but did not flush.
 func (c *fuseConn) takeFsync(header *fuse.InHeader) (*fuseRequest, syscall.Errno) {
 	if g := c.fs.gate; g.clean() && (g.everFlushed.Load() || !c.fs.kept.Load()) {
 		return nil, 0
@@ -235,8 +232,8 @@ func (c *fuseConn) takeFsync(header *fuse.InHeader) (*fuseRequest, syscall.Errno
 	return q, 0
 }
 
-// takeFallocate: the loop driver punches a hole both for a discard and for zeroing
-// that may deallocate, so that each must read as zeroes after.
+// takeFallocate: the loop driver punches a hole for a discard, and also for zeroing that may
+// deallocate, so after either the range must read as zeroes.
 func (c *fuseConn) takeFallocate(frame []byte) (*fuseRequest, syscall.Errno) {
 	in := body[fuse.FallocateIn](frame)
 	if in == nil || in.NodeId != fileNode {
@@ -257,12 +254,12 @@ func (c *fuseConn) reply(unique uint64, errno syscall.Errno) {
 	c.write((*[unsafe.Sizeof(out)]byte)(unsafe.Pointer(&out))[:])
 }
 
-// write writes an answer. It does not wait: the kernel copies it to who asked.
+// write writes an answer. It does not wait: the kernel copies the answer to the requester.
 func (c *fuseConn) write(b []byte) {
 	if c.refs.Add(1) > 0 {
 		_, errno := rawIO(unix.SYS_WRITE, c.fd, b)
 		switch errno {
-		case 0, unix.ENOENT, unix.ENODEV: // nobody waits for it any more
+		case 0, unix.ENOENT, unix.ENODEV: // the requester no longer waits
 		default:
 			c.log.Error("cannot answer a FUSE request", "bytes", len(b), "err", errno)
 		}
@@ -279,7 +276,7 @@ func (c *fuseConn) leave() {
 	}
 }
 
-// shut ends the connection, whoever has the file system mounted or the file open.
+// shut ends the connection, even if the file system is mounted or the file open.
 func (c *fuseConn) shut() {
 	c.refs.Add(1)
 	for n := c.refs.Load(); n > 0 && !c.refs.CompareAndSwap(n, n+shutGate); n = c.refs.Load() {
@@ -287,8 +284,8 @@ func (c *fuseConn) shut() {
 	c.leave()
 }
 
-// fuseFinish answers a request that the device has done. Large ones are copied by
-// another goroutine, so that who has called can go on.
+// fuseFinish answers a request that the device has completed. Another goroutine copies large
+// answers, so that the caller can continue.
 func fuseFinish(r *request) {
 	q := r.front.(*fuseRequest)
 	if q.Op == block.OpRead && q.Len > copyLimit {

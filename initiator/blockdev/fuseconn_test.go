@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// fuseKernel is the kernel's end of a connection, which a test plays.
+// fuseKernel is the kernel's end of a connection, played by a test.
 type fuseKernel struct {
 	t    *testing.T
 	fd   int
@@ -71,7 +71,7 @@ func (k *fuseKernel) send(opcode uint32, node, unique uint64, body ...any) {
 	}
 }
 
-// answer is the next one.
+// answer receives the next answer.
 func (k *fuseKernel) answer() (unique uint64, errno syscall.Errno, data []byte) {
 	k.t.Helper()
 	b := make([]byte, 2<<20)
@@ -154,7 +154,7 @@ func (k *fuseKernel) read(unique uint64, off int64) {
 func TestFUSERequestsThatTheDeviceKeepsHoldUpNoOthers(t *testing.T) {
 	k := newFuseKernel(t)
 	k.disk.hold(func(io *block.IO) bool { return io.Off == 0 })
-	const many = 1000 // far more than a kernel has under way
+	const many = 1000 // far more than a kernel has outstanding
 	for i := range uint64(many) {
 		k.read(i, 0)
 	}
@@ -167,7 +167,7 @@ func TestFUSERequestsThatTheDeviceKeepsHoldUpNoOthers(t *testing.T) {
 func TestFUSERequestsThatTheDeviceKeptAreAnsweredOnce(t *testing.T) {
 	k := newFuseKernel(t)
 	k.disk.hold(anything)
-	const many = 16 // as the socket holds answers
+	const many = 16 // the number of answers that the socket holds
 	for i := range uint64(many) {
 		k.read(i, 0)
 	}

@@ -20,7 +20,7 @@ const (
 	fileNode = 2
 )
 
-// What is asked, by number (enum fuse_opcode).
+// The requests, by number (enum fuse_opcode).
 const (
 	fuseLookup      = 1
 	fuseForget      = 2
@@ -41,26 +41,26 @@ const (
 	fuseFallocate   = 43
 )
 
-// fuseFS is a file system with one file, whose bytes are the device's.
+// fuseFS is a file system with one file, whose content is the device's.
 type fuseFS struct {
 	gate *gate
 	name string
 
 	opens  atomic.Uint64
-	kept   atomic.Bool // the first open is the loop device's
+	kept   atomic.Bool // the loop device was the first to open it
 	ended  chan struct{}
 	ending sync.Once
 	onEnd  func() // before the connection's descriptor is closed
 }
 
-// newFuseFS makes a file system that closes ended when nobody can use it more.
+// newFuseFS makes a file system that closes ended when it can no longer be used.
 func newFuseFS(g *gate, name string, ended chan struct{}) *fuseFS {
 	return &fuseFS{gate: g, name: name, ended: ended}
 }
 
 func (fs *fuseFS) end() { fs.ending.Do(func() { close(fs.ended) }) }
 
-// others answers what needs nothing of the device.
+// others answers the requests that do not involve the device.
 func (c *fuseConn) others(header *fuse.InHeader, frame []byte) {
 	fs, unique := c.fs, header.Unique
 	switch header.Opcode {
@@ -76,7 +76,7 @@ func (c *fuseConn) others(header *fuse.InHeader, frame []byte) {
 		out := fuse.EntryOut{NodeId: fileNode}
 		fs.attr(fileNode, &out.Attr)
 		replyWith(c, unique, &out)
-	case fuseGetAttr: // valid for no time, so that a new size is seen
+	case fuseGetAttr: // not cached, so that a new size is seen
 		var out fuse.AttrOut
 		fs.attr(header.NodeId, &out.Attr)
 		replyWith(c, unique, &out)
@@ -87,7 +87,7 @@ func (c *fuseConn) others(header *fuse.InHeader, frame []byte) {
 			c.reply(unique, unix.EINVAL)
 			return
 		}
-		// No flush: a process that is killed would wait for one, see apart.
+		// No flush: a killed process would wait for it, see apart.
 		replyWith(c, unique, &fuse.OpenOut{Fh: fs.opens.Add(1), OpenFlags: fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES | fuse.FOPEN_NOFLUSH})
 	case fuseRelease:
 		if in := body[fuse.ReleaseIn](frame); in != nil && in.Fh == 1 && fs.kept.Load() {
@@ -98,11 +98,11 @@ func (c *fuseConn) others(header *fuse.InHeader, frame []byte) {
 		replyWith(c, unique, &fuse.OpenOut{})
 	case fuseReadDir:
 		c.readDir(body[fuse.ReadIn](frame), unique)
-	case fuseFlush, fuseReleaseDir, fuseDestroy: // what was written is in the device already
+	case fuseFlush, fuseReleaseDir, fuseDestroy: // all data has reached the device already
 		c.reply(unique, 0)
 	default:
-		// Of most the kernel then never asks again: extended attributes, of which each
-		// write would ask one, and interrupts, since an I/O is waited for in any case.
+		// After this answer the kernel stops sending most of these: extended attributes, which
+		// it would ask for on each write, and interrupts, since I/O is waited for in any case.
 		c.reply(unique, unix.ENOSYS)
 	}
 }
@@ -118,7 +118,7 @@ func (c *fuseConn) replyBytes(unique uint64, data []byte) {
 	c.write(append(b, data...))
 }
 
-// What the file system is asked for. Without async direct I/O a loop device over
+// The capabilities that the file system requests. Without async direct I/O a loop device over
 // FUSE has a queue depth of 1.
 const (
 	fuseMinor        = 36
@@ -157,8 +157,8 @@ func (fs *fuseFS) attr(node uint64, a *fuse.Attr) {
 	}
 }
 
-// statFs: the loop driver takes the block size for the granularity of discards,
-// and does no discards where it is not answered.
+// statFs: the loop driver uses the block size as the discard granularity, and supports no
+// discards if it gets no answer.
 func (c *fuseConn) statFs(unique uint64) {
 	geometry := c.fs.gate.geometry.Load()
 	if geometry.DiscardUnit == 0 {
@@ -174,7 +174,7 @@ func (c *fuseConn) readDir(in *fuse.ReadIn, unique uint64) {
 	var b []byte
 	if in != nil && in.Offset == 0 {
 		b = binary.NativeEndian.AppendUint64(b, fileNode)
-		b = binary.NativeEndian.AppendUint64(b, 1) // where to go on
+		b = binary.NativeEndian.AppendUint64(b, 1) // the offset of the next entry
 		b = binary.NativeEndian.AppendUint32(b, uint32(len(c.fs.name)))
 		b = binary.NativeEndian.AppendUint32(b, unix.DT_REG)
 		b = append(b, c.fs.name...)

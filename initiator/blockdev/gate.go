@@ -15,30 +15,30 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// A request is an IO on its way from the kernel. Its owner fills in the IO but
-// for Done and Owner, and finish, and gives it to gate.submit.
+// A request is an IO on its way from the kernel. Its owner fills in the IO, except Done and
+// Owner, and finish, and passes it to gate.submit.
 type request struct {
 	block.IO
 	finish func(*request) // called once with the outcome in Err; must not block
-	front  any            // whose it is
-	covers uint64         // a flush: how many changes had ended when it began
+	front  any            // its owner
+	covers uint64         // a flush: how many changes had completed when it started
 
 	gate *gate
 }
 
-// gate is what all front ends submit through. It counts what the device has, so
-// that Close can wait for it, and lets nothing more through once it is shut.
+// gate is between all front ends and the device. It counts outstanding IOs, so that Close can
+// wait for them, and refuses new ones once it is shut.
 type gate struct {
 	dev      block.Device
-	geometry atomic.Pointer[block.Geometry] // as the kernel was told
+	geometry atomic.Pointer[block.Geometry] // what the kernel was told
 
-	n    atomic.Int64 // under way; shutGate + what is under way once shut
+	n    atomic.Int64 // outstanding IOs; plus shutGate once shut
 	idle chan struct{}
 	once sync.Once
 
-	// What a flush is needed for, as counts of IOs that change what is on the device.
+	// The state that decides whether a flush is needed, as counts of IOs that change data.
 	begun, ended atomic.Uint64
-	flushed      atomic.Uint64 // of those that ended, how many a flush that succeeded began after
+	flushed      atomic.Uint64 // of those that ended, how many are covered by a successful flush
 	everFlushed  atomic.Bool
 }
 
@@ -53,14 +53,14 @@ func newGate(dev block.Device) *gate {
 	return g
 }
 
-// submit has the device do r. A gate that is shut answers at once.
+// submit submits r to the device. A gate that is shut fails it at once.
 func (g *gate) submit(r *request) {
 	r.gate, r.Owner, r.Done = g, r, requestDone
 	switch {
 	case r.Op == block.OpFlush:
 		r.covers = g.ended.Load()
 	case r.Op != block.OpRead:
-		g.begun.Add(1) // also of one that fails: it may have changed something
+		g.begun.Add(1) // even if it fails: it may have changed data
 	}
 	if g.n.Add(1) < 0 {
 		r.Complete(errShut)
@@ -84,12 +84,12 @@ func (g *gate) submit(r *request) {
 
 func requestDone(io *block.IO) {
 	r := io.Owner.(*request)
-	g := r.gate // the owner may use r again
+	g := r.gate // the owner may reuse r
 	switch {
 	case r.Op == block.OpFlush && r.Err == nil:
 		g.flushedTo(r.covers)
 	case r.Op != block.OpFlush && r.Op != block.OpRead:
-		g.ended.Add(1) // before anyone can hear that it has
+		g.ended.Add(1) // before anybody can learn that it has
 	}
 	r.finish(r)
 	g.leave()
@@ -105,22 +105,22 @@ func (g *gate) flushedTo(n uint64) {
 	g.everFlushed.Store(true)
 }
 
-// clean tells that nothing was changed through this gate, and nothing is being
-// changed, that a flush which succeeded does not cover. What went to the device
-// before there was this gate is another matter, see everFlushed.
+// clean reports whether every change made through this gate is covered by a successful flush,
+// and none is under way. It says nothing about changes from before this gate existed; see
+// everFlushed.
 func (g *gate) clean() bool {
-	ended := g.ended.Load() // first: what ends later began earlier
+	ended := g.ended.Load() // read first: a change that ends later has begun earlier
 	return ended == g.flushed.Load() && ended == g.begun.Load()
 }
 
-// inherit is for a gate of a device that a dead process served: what that one has
-// acknowledged was perhaps not flushed.
+// inherit is for the gate of a device that a dead process served: its acknowledged writes may
+// not have been flushed.
 func (g *gate) inherit() {
 	g.begun.Add(1)
 	g.ended.Add(1)
 }
 
-// flush has the device flush what is not clean.
+// flush flushes the device unless the gate is clean.
 func (g *gate) flush(ctx context.Context) error {
 	if g.clean() {
 		return nil
@@ -142,7 +142,7 @@ func (g *gate) leave() {
 	}
 }
 
-// shut lets nothing more through; it may be called once.
+// shut refuses all further IOs; it may be called once.
 func (g *gate) shut() {
 	g.n.Add(1)
 	g.n.Add(shutGate)
@@ -159,11 +159,11 @@ func (g *gate) drained(ctx context.Context) error {
 	}
 }
 
-// pieceWindow is how many pieces of one large IO are under way together.
+// pieceWindow is how many pieces of one large IO are outstanding together.
 const pieceWindow = 4
 
-// pieces does an IO that is larger than the device takes; discards of a whole
-// file system are.
+// pieces splits an IO that is too large for the device, such as the discard of a whole file
+// system.
 func (g *gate) pieces(io *block.IO, limit int64) {
 	var (
 		window = make(chan struct{}, pieceWindow)
@@ -194,7 +194,7 @@ func (g *gate) pieces(io *block.IO, limit int64) {
 	io.Complete(err)
 }
 
-// errno is how the kernel hears of an error.
+// errno is the form in which the kernel gets an error.
 func errno(err error) unix.Errno {
 	switch {
 	case err == nil:

@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// gateStep starts or ends an IO, by its number, and says whether the gate is clean after.
+// gateStep starts or ends an IO, by its number, and says whether the gate is then clean.
 type gateStep struct {
 	io    int
 	op    block.Op

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// These run in virtual machines, by e2e.TestKernel: the kernel of the machine
-// that tests are written on may have neither driver.
+// These tests run in virtual machines, by e2e.TestKernel, because a developer's kernel may
+// have neither driver.
 
 func TestKernelBlockdevNBD(t *testing.T) {
 	requireKernel(t, NBD)
@@ -22,7 +22,7 @@ func TestKernelBlockdevUBLK(t *testing.T) {
 	runResumeSuite(t, UBLK)
 }
 
-// requireKernel skips outside of a virtual machine, and where require does.
+// requireKernel skips the test outside of a virtual machine, and where require does.
 func requireKernel(t *testing.T, k Kind) {
 	t.Helper()
 	if os.Getenv("WEFT_GUEST") == "" {

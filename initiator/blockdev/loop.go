@@ -20,14 +20,14 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// mark is what a device in the kernel carries to say that it is ours: of this
-// name, under this run directory. At most 63 characters.
+// mark identifies a kernel device as ours: of this name, under this run directory. It has at
+// most 63 characters.
 func mark(o Options) string {
 	m := fmt.Sprintf("weft:%016x:%s", markNumber(o), o.Name)
 	return m[:min(len(m), 63)]
 }
 
-// markNumber is mark for where there is only room for a number.
+// markNumber is the mark where only a number fits.
 func markNumber(o Options) uint64 {
 	sum := sha256.Sum256([]byte(o.RunDir + "\x00" + string(o.Name)))
 	var n uint64
@@ -51,7 +51,7 @@ func (s system) attachLoop(f int, g block.Geometry, mark string) (disk string, e
 		config.Info.Flags |= unix.LO_FLAGS_READ_ONLY
 	}
 	copy(config.Info.File_name[:len(config.Info.File_name)-1], mark)
-	// Whoever takes the free device first has it; the others ask again.
+	// Processes race for the free device; those who lose ask again.
 	for range 64 {
 		free, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 		if err != nil {
@@ -70,13 +70,13 @@ func (s system) attachLoop(f int, g block.Geometry, mark string) (disk string, e
 	return "", fmt.Errorf("attach a loop device: %w", unix.EBUSY)
 }
 
-// configureLoop makes a free loop device one of a file.
+// configureLoop attaches a free loop device to a file.
 func (s system) configureLoop(disk string, config *unix.LoopConfig) error {
 	return s.onLoop(disk, func(fd int) error {
 		if err := unix.IoctlLoopConfigure(fd, config); err != nil || config.Info.Flags&unix.LO_FLAGS_READ_ONLY != 0 {
 			return err
 		}
-		// What blockdev --setro says of a device outlasts the file that it had then.
+		// A read-only setting (blockdev --setro) stays with the device when its file changes.
 		if err := unix.IoctlSetPointerInt(fd, unix.BLKROSET, 0); err != nil {
 			return errors.Join(err, unix.IoctlSetInt(fd, unix.LOOP_CLR_FD, 0))
 		}
@@ -84,7 +84,7 @@ func (s system) configureLoop(disk string, config *unix.LoopConfig) error {
 	})
 }
 
-// onLoop does something with a loop device that is open for it.
+// onLoop opens a loop device and calls do with it.
 func (s system) onLoop(disk string, do func(fd int) error) error {
 	// A container's /dev may lack the node of a device that was just made.
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
@@ -103,8 +103,8 @@ func (s system) onLoop(disk string, do func(fd int) error) error {
 	return do(fd)
 }
 
-// detachLoop takes a loop device off its file; if somebody has it open, as soon
-// as that is over. One that is not attached is no error.
+// detachLoop detaches a loop device from its file; if somebody has it open, as soon as it is
+// closed. A device that is not attached is not an error.
 func (s system) detachLoop(disk string) error {
 	err := s.onLoop(disk, func(fd int) error { return unix.IoctlSetInt(fd, unix.LOOP_CLR_FD, 0) })
 	if err != nil && !errors.Is(err, unix.ENXIO) && !errors.Is(err, fs.ErrNotExist) {
@@ -113,7 +113,7 @@ func (s system) detachLoop(disk string) error {
 	return nil
 }
 
-// keepLoop takes back a detachLoop that waits for somebody to close the device.
+// keepLoop cancels a detachLoop that waits for somebody to close the device.
 func (s system) keepLoop(disk string) error {
 	return s.onLoop(disk, func(fd int) error {
 		info, err := unix.IoctlLoopGetStatus64(fd)
@@ -125,10 +125,9 @@ func (s system) keepLoop(disk string) error {
 	})
 }
 
-// loopsOf finds the loop devices that carry a mark or are over a file. Of a device
-// whose file system is dead the kernel does not tell the mark: such a one, over a
-// file of that name, is taken for ours if it is the one that was recorded. It can
-// serve nobody any more, whosever it was.
+// loopsOf finds the loop devices that carry a mark or use a file. If a device's file system is
+// dead, the kernel does not report the mark; such a device counts as ours if it has that file
+// name and is the recorded one. Whoever made it, it can serve nobody any more.
 func (s system) loopsOf(mark, file, recorded string) []string {
 	files, _ := filepath.Glob(filepath.Join(s.sys, "block/loop*/loop/backing_file"))
 	var all []string
@@ -138,8 +137,8 @@ func (s system) loopsOf(mark, file, recorded string) []string {
 		if err != nil {
 			continue // detached since
 		}
-		// What the kernel says of a file that is not mounted any more is its name
-		// alone. No other device is opened: it may be one that does not answer.
+		// For a file that is no longer mounted, the kernel reports only the last part of its
+		// name. No other device is opened: it might not respond.
 		path := strings.TrimSuffix(string(backing), "\n")
 		if path != file && filepath.Base(path) != filepath.Base(file) {
 			continue
@@ -152,13 +151,13 @@ func (s system) loopsOf(mark, file, recorded string) []string {
 	return all
 }
 
-// dead tells the answer of a FUSE file system whose server is gone, or going.
+// dead reports whether err comes from a FUSE file system whose server is gone or going.
 func dead(err error) bool {
 	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED)
 }
 
-// loopMark reads the name that attachLoop gave. Reading it opens the device for
-// a moment, but asks nothing of what is under it.
+// loopMark reads the name that attachLoop set. This opens the device for a moment, but sends
+// nothing to the file below.
 func (s system) loopMark(disk string) (mark string, err error) {
 	err = s.onLoop(disk, func(fd int) error {
 		info, err := unix.IoctlLoopGetStatus64(fd)

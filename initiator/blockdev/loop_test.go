@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A free loop device may have been made read-only by whoever had it before.
+// The previous user of a free loop device may have left it read-only.
 func TestALoopDeviceIsWrittenToWhateverItWas(t *testing.T) {
 	require(t, FUSE)
 	s := systemOf(Options{DevDir: devices})
@@ -38,8 +38,8 @@ func TestALoopDeviceIsWrittenToWhateverItWas(t *testing.T) {
 	}
 }
 
-// ownLoop is a free loop device that nobody else comes upon: the free one of the
-// lowest number is taken.
+// ownLoop returns a free loop device that no other program will take, since programs take the
+// free device with the lowest number.
 func ownLoop(t *testing.T, s system) (disk string) {
 	t.Helper()
 	control, err := os.OpenFile(s.control("loop-control"), os.O_RDWR, 0)

@@ -19,8 +19,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// The test program is also the processes that the tests need: what it does is in
-// an environment variable.
+// The test program also plays the processes that the tests need; an environment variable names
+// the role.
 const roleVariable = "WEFT_BLOCKDEV_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -32,9 +32,9 @@ func TestMain(m *testing.M) {
 	case "wait for itself":
 		waitForItself(os.Args[1:])
 	}
-	// go test notes which files a test looks at, to know when to run it again. The
-	// note's file is among those that a thread apart has not; and what these tests
-	// find depends on the kernel, not on files.
+	// go test logs the files that a test looks at, to decide when its cached result is valid. A
+	// thread apart does not have that log's descriptor, and these tests depend on the kernel,
+	// not on files.
 	flag.Parse()
 	if err := flag.Set("test.testlogfile", ""); err != nil {
 		panic(err)
@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// holdOpen has a device open until it is killed.
+// holdOpen keeps a device open until the process is killed.
 func holdOpen(path string) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -54,7 +54,7 @@ func holdOpen(path string) {
 	os.Exit(0)
 }
 
-// serve exports the file args[4] until it is killed.
+// serve exports the file args[4] until the process is killed.
 func serve(args []string) {
 	o := Options{Kind: Kind(args[0]), Name: block.VolumeName(args[1]), RunDir: args[2], Resume: args[3]}
 	disk, err := openFileDisk(args[4], crashGeometry)
@@ -69,7 +69,7 @@ func serve(args []string) {
 	select {}
 }
 
-// waitForItself has a thread wait for a write that the process itself keeps.
+// waitForItself makes a thread wait for a write that its own process does not complete.
 func waitForItself(args []string) {
 	disk := newMemDisk(plain)
 	e, err := Export(context.Background(), disk, Options{Kind: Kind(args[0]), Name: block.VolumeName(args[1]), RunDir: args[2]})
@@ -90,13 +90,13 @@ func waitForItself(args []string) {
 	select {}
 }
 
-// startHolding starts a process that has a device open.
+// startHolding starts a process that keeps a device open.
 func startHolding(t *testing.T, path string) *exec.Cmd {
 	t.Helper()
 	return startRole(t, "hold", "open", path)
 }
 
-// roleCommand is this program in another role.
+// roleCommand returns this program in another role.
 func roleCommand(role string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), roleVariable+"="+role)
@@ -110,7 +110,7 @@ func roleCommand(role string, args ...string) *exec.Cmd {
 // inContainer is the role "serve" in a mount namespace that ends with the process.
 const inContainer = "serve in a container"
 
-// startRole starts this program in another role and waits until it says so.
+// startRole starts this program in another role and waits for its ready message.
 func startRole(t *testing.T, role, says string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := roleCommand(role, args...)

@@ -18,13 +18,13 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// How long the kernel waits, in the two ways that a device is made.
+// How long the kernel waits for an answer, for the two ways to set up a device.
 //
-// With several connections it takes one whose request is not answered for dead
-// and sends the request by another; so it must never come to that. But it also
-// sends what was under way in a dead process only when that time is over. With
-// one connection and a timeout of 0 it only looks each nbdLook whether there is a
-// new connection, and says in its log that the request may be stuck.
+// With several connections, the kernel declares a connection dead if a request on it is not
+// answered in time, and sends the request on another; so the timeout must never expire. But
+// the same timeout delays the resending of requests that a dead process left unanswered. With
+// one connection and a timeout of 0, the kernel only checks every nbdLook whether there is a
+// new connection, and logs that the request may be stuck.
 const (
 	nbdNever       = 2_000_000 // s, 23 days; in the kernel's ticks it must fit 31 bits
 	nbdLook        = 10 * time.Second
@@ -36,7 +36,7 @@ type nbdDisk struct {
 	sys   system
 	index uint32
 	links []*nbdLink
-	look  bool          // made to be resumed
+	look  bool          // it can be resumed
 	ended chan struct{} // no link is left
 }
 
@@ -61,7 +61,7 @@ func exportNBD(_ context.Context, sys system, g *gate, o Options) (_ frontend, e
 	return d, nil
 }
 
-// resumeNBD takes over the device that a dead process has left.
+// resumeNBD takes over the device that a dead process left.
 func resumeNBD(sys system, g *gate, o Options, disk string) (frontend, error) {
 	index, err := nbdIndex(disk)
 	if err != nil {
@@ -91,8 +91,7 @@ func (d *nbdDisk) reconnect(g *gate, o Options) error {
 	return nil
 }
 
-// serve makes pairs of sockets and serves one end of each; the other ends are
-// for the kernel.
+// serve makes socket pairs and serves one end of each; the other ends are for the kernel.
 func (d *nbdDisk) serve(g *gate, n int) (theirs []int, err error) {
 	d.ended = make(chan struct{})
 	var all sync.WaitGroup
@@ -130,7 +129,7 @@ func (d *nbdDisk) hangUp() {
 	}
 }
 
-// tune is for speed only: these stay set when another has the device.
+// tune sets what affects speed only: the next user of the device inherits it.
 func (d *nbdDisk) tune(o Options) {
 	if err := d.sys.setDisk(d.disk(), "queue/max_sectors_kb", "1024"); err != nil {
 		o.Log.Debug("requests stay small", "err", err)
@@ -155,7 +154,7 @@ func (d *nbdDisk) resize(s block.Size) error {
 
 func (d *nbdDisk) stop(ctx context.Context) error {
 	err := apart(func() error {
-		// While we have it to ourselves nobody can mount it.
+		// While we hold it exclusively nobody can mount it.
 		fd, err := unix.Open(d.sys.node(d.disk()), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 		if errors.Is(err, unix.EBUSY) {
 			return errOpened
@@ -179,8 +178,8 @@ func (d *nbdDisk) sever(context.Context) error {
 	return err
 }
 
-// waitNBDFree waits until the driver has let go of a device; users that have it
-// open still can keep it for long.
+// waitNBDFree waits until the driver has released a device; users who still have it open can
+// delay that for long.
 func (s system) waitNBDFree(ctx context.Context, disk string) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -217,7 +216,7 @@ func (s system) nbdsOf(mark string) []string {
 	return all
 }
 
-// cleanNBD takes away what a dead process has left of a name.
+// cleanNBD removes what a dead process left under a name.
 func cleanNBD(ctx context.Context, sys system, o Options) error {
 	var errs []error
 	for _, disk := range sys.nbdsOf(mark(o)) {
@@ -227,9 +226,9 @@ func cleanNBD(ctx context.Context, sys system, o Options) error {
 	return errors.Join(errs...)
 }
 
-// failNBD ends a device that nobody serves. What waits there for a connection
-// would, before Linux 6.6, wait on after a disconnect; so it gets a connection
-// that fails everything.
+// failNBD ends a device that is not served. Before Linux 6.6, I/O that waits for a connection
+// keeps waiting after a disconnect; so failNBD gives the device a connection that fails
+// everything.
 func failNBD(ctx context.Context, sys system, o Options, disk string) error {
 	index, err := nbdIndex(disk)
 	if err != nil {

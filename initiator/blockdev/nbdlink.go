@@ -31,14 +31,14 @@ const (
 	nbdTrim        = 4
 	nbdWriteZeroes = 6
 
-	nbdFUA    = 1 << 0 // of the flags
+	nbdFUA    = 1 << 0 // a flag
 	nbdNoHole = 1 << 1
 
-	nbdMaxData = 32 << 20 // the driver's own limit of a request is this
+	nbdMaxData = 32 << 20 // the driver's own limit for a request
 )
 
-// nbdLink serves one socket: one goroutine reads requests, another writes
-// replies, so that a reply never waits for a request.
+// nbdLink serves one socket: one goroutine reads requests, another writes replies, so that a
+// reply never waits for a request.
 type nbdLink struct {
 	fd   int
 	gate *gate
@@ -53,7 +53,7 @@ type nbdRequest struct {
 	request
 	link   *nbdLink
 	handle [8]byte
-	buf    []byte // whole, of the pool
+	buf    []byte // the whole buffer, from the pool
 	head   [nbdReplySize]byte
 }
 
@@ -69,7 +69,7 @@ func newNBDLink(fd int, g *gate) *nbdLink {
 func (l *nbdLink) run() {
 	written := make(chan struct{})
 	go func() { defer close(written); l.write() }()
-	_ = l.read() // it ends when the kernel wants it, or by what no kernel sends
+	_ = l.read() // it ends when the kernel hangs up, or on a malformed request
 	_ = unix.Shutdown(l.fd, unix.SHUT_RDWR)
 	l.mu.Lock()
 	l.stopped = true
@@ -83,14 +83,14 @@ func (l *nbdLink) run() {
 func (l *nbdLink) hangUp() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.stopped { // the descriptor is ours as long
+	if !l.stopped { // only until then is the descriptor ours
 		_ = unix.Shutdown(l.fd, unix.SHUT_RDWR)
 	}
 }
 
 var errNBDEnd = errors.New("the other end hung up")
 
-// read takes requests and submits them.
+// read reads requests and submits them.
 func (l *nbdLink) read() error {
 	in := nbdReader{fd: l.fd, buf: make([]byte, 256<<10)}
 	var head [nbdRequestSize]byte
@@ -142,7 +142,7 @@ func (l *nbdLink) request(command uint16, head []byte) (*nbdRequest, error) {
 	case nbdWriteZeroes:
 		r.Op, r.Unmap = block.OpWriteZeroes, flags&nbdNoHole == 0
 	default:
-		r.Op = 0 // the gate refuses it
+		r.Op = 0 // the gate will refuse it
 	}
 	return r, nil
 }
@@ -159,7 +159,7 @@ func finishNBD(r *request) {
 	l.wake.Signal()
 }
 
-// write sends what is ready, as much as there is in one call.
+// write sends the replies that are ready, as many as possible in one call.
 func (l *nbdLink) write() {
 	var (
 		batch []*nbdRequest
@@ -174,7 +174,7 @@ func (l *nbdLink) write() {
 		stopped := l.stopped
 		l.mu.Unlock()
 		if stopped {
-			return // who is answered later finds no other end
+			return // later replies have no receiver
 		}
 		iov = iov[:0]
 		for _, r := range batch {
@@ -191,7 +191,7 @@ func (l *nbdLink) write() {
 			batch[i] = nil
 		}
 		if err != nil {
-			_ = unix.Shutdown(l.fd, unix.SHUT_RDWR) // the reader ends too
+			_ = unix.Shutdown(l.fd, unix.SHUT_RDWR) // this ends the reader too
 		}
 	}
 }
@@ -218,11 +218,11 @@ func writeAll(fd int, iov [][]byte) error {
 	return nil
 }
 
-// nbdReader reads a socket in large pieces; large data goes past its buffer.
+// nbdReader reads a socket in large pieces; large data bypasses its buffer.
 type nbdReader struct {
 	fd   int
 	buf  []byte
-	a, b int // what is in buf
+	a, b int // the part of buf not yet consumed
 }
 
 func (r *nbdReader) full(p []byte) error {
@@ -252,8 +252,8 @@ func (r *nbdReader) full(p []byte) error {
 	return nil
 }
 
-// Buffers by powers of two, from a page on: Go aligns them to a page, as direct
-// I/O below wants it.
+// Buffers by powers of two, from one page up: Go aligns them to a page, as direct I/O below
+// requires.
 var buffers [32]sync.Pool
 
 func bufferClass(n int) int { return max(12, bits.Len(uint(max(n, 1)-1))) }

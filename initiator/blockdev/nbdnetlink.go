@@ -41,7 +41,7 @@ const (
 	nbdCanMultiConn    = 1 << 8
 )
 
-// nbdConfig is what the driver is told of a device.
+// nbdConfig is the configuration of a device for the driver.
 type nbdConfig struct {
 	geometry  block.Geometry
 	sockets   []int
@@ -49,7 +49,7 @@ type nbdConfig struct {
 	resumable bool
 }
 
-// flags: FUA only together with a cache, as the driver wants it.
+// flags sets FUA only together with a cache, as the driver requires.
 func (c nbdConfig) flags() uint64 {
 	f := uint64(nbdHasFlags | nbdCanMultiConn)
 	if c.geometry.ReadOnly {
@@ -64,7 +64,7 @@ func (c nbdConfig) flags() uint64 {
 	return f
 }
 
-// nbdConnect makes a device of a free one, or of a new one.
+// nbdConnect sets up a free device, or a new one.
 func nbdConnect(c nbdConfig) (index uint32, err error) {
 	timeout, dead := uint64(nbdNever), uint64(0)
 	if c.resumable {
@@ -88,13 +88,13 @@ func nbdConnect(c nbdConfig) (index uint32, err error) {
 	return 0, errors.New("the driver did not say which device")
 }
 
-// nbdReconfigure gives a device new sockets for those that are dead, and a size.
+// nbdReconfigure gives a device new sockets in place of dead ones, and a size.
 func nbdReconfigure(index uint32, c nbdConfig) error {
 	_, err := nbdCall(nbdCmdReconfigure, append(c.attributes(), u32(nbdAttrIndex, index))...)
 	return err
 }
 
-// nbdDisconnect ends a device: what is under way fails.
+// nbdDisconnect ends a device: pending I/O fails.
 func nbdDisconnect(index uint32) error {
 	_, err := nbdCall(nbdCmdDisconnect, u32(nbdAttrIndex, index))
 	if err != nil {
@@ -129,8 +129,8 @@ func nbdCall(command uint8, attributes ...*nl.RtAttr) ([][]byte, error) {
 	return genl(int(family), command, attributes...)
 }
 
-// nbdFamily is the number that the family has now; the module may have been
-// loaded anew since the last time.
+// nbdFamily returns the family's current number; the module may have been reloaded since the
+// last call.
 func nbdFamily() (uint16, error) {
 	answers, err := genl(unix.GENL_ID_CTRL, unix.CTRL_CMD_GETFAMILY, nl.NewRtAttr(unix.CTRL_ATTR_FAMILY_NAME, nl.ZeroTerminated("nbd")))
 	if err != nil {

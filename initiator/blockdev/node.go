@@ -21,7 +21,7 @@ func numberOf(dev uint64) block.DeviceNumber {
 	return block.DeviceNumber{Major: unix.Major(dev), Minor: unix.Minor(dev)}
 }
 
-// system is where the kernel shows itself.
+// system holds the paths of the kernel's files.
 type system struct{ dev, sys, proc string }
 
 func (s system) node(disk string) string { return filepath.Join(s.dev, disk) }
@@ -54,8 +54,8 @@ func (s system) setDisk(disk, attribute, value string) error {
 	return nil
 }
 
-// control is the path of a driver's control device; a DevDir that was made for
-// the volumes' names alone has none.
+// control is the path of a driver's control device; a DevDir that holds only the volumes'
+// names has none.
 func (s system) control(name string) string {
 	if path := s.node(name); s.dev == devices || exists(path) {
 		return path
@@ -70,8 +70,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// waitNode waits for a disk's node. devtmpfs has it at once, and udev soon; where
-// there is neither, as in a container with a /dev of its own, it is made.
+// waitNode waits for a disk's node. devtmpfs makes it at once, and udev soon; where there is
+// neither, as in a container with a /dev of its own, waitNode makes it.
 func (s system) waitNode(ctx context.Context, disk string) (block.DeviceNumber, error) {
 	n, err := s.diskNumber(disk)
 	if err != nil {
@@ -107,11 +107,11 @@ func (s system) waitNode(ctx context.Context, disk string) (block.DeviceNumber, 
 
 // ---- the volume's name ----
 
-const newSuffix = "~new" // not a character of volume names
+const newSuffix = "~new" // "~" cannot occur in a volume's name
 
 func linkTo(disk string) string { return "../" + disk }
 
-// expose makes the volume's name lead to a disk, in one step.
+// expose makes the volume's name lead to a disk, atomically.
 func (s system) expose(name block.VolumeName, disk string) error {
 	path := s.link(name)
 	err := os.MkdirAll(filepath.Dir(path), 0o755)
@@ -130,7 +130,7 @@ func (s system) expose(name block.VolumeName, disk string) error {
 	return nil
 }
 
-// hide takes the name away if it leads to the disk; another device's name stays.
+// hide removes the name if it leads to the disk; a name that leads to another device stays.
 func (s system) hide(name block.VolumeName, disk string) error {
 	if to, err := os.Readlink(s.link(name)); err != nil || to != linkTo(disk) {
 		return nil
@@ -138,7 +138,7 @@ func (s system) hide(name block.VolumeName, disk string) error {
 	return remove(s.link(name))
 }
 
-// remove removes a file that may be gone already.
+// remove removes a file, which may be gone already.
 func remove(file string) error {
 	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -16,17 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ability says whether this machine can give devices out in one way.
+// Ability says whether this machine supports a kind of device.
 type Ability struct {
 	Kind     Kind
 	Usable   bool
-	Reason   string   // what is missing, or what there is, in plain words
-	Fix      string   // what to do to have it; "" if it is usable, or nothing helps
-	Modules  []string // that would have to be loaded, and can be
-	Survives bool     // I/O waits for a process that died, see Options.Resume
+	Reason   string   // what is missing, or what exists, in plain words
+	Fix      string   // how to enable it; "" if it is usable, or nothing helps
+	Modules  []string // modules that must be loaded, and can be
+	Survives bool     // I/O waits for the successor of a dead process, see Options.Resume
 }
 
-// Probe looks for each kind, best first. It changes nothing and loads nothing.
+// Probe checks each kind, best first. It changes nothing and loads nothing.
 func Probe() []Ability {
 	s := systemOf(Options{DevDir: devices})
 	var all []Ability
@@ -36,7 +36,7 @@ func Probe() []Ability {
 	return all
 }
 
-// Choose is the kind that Auto takes: the first usable one.
+// Choose returns the kind that Auto uses: the first usable one.
 func Choose(all []Ability) (Kind, bool) {
 	for _, a := range all {
 		if a.Usable {
@@ -70,7 +70,7 @@ func (s system) probeFUSE(a *Ability) {
 	}
 }
 
-// root tells whether this process may make what the kind needs.
+// root reports whether this process has the privileges that the kind needs.
 func (s system) root(a *Ability, what string) bool {
 	switch {
 	case os.Geteuid() != 0:
@@ -83,11 +83,11 @@ func (s system) root(a *Ability, what string) bool {
 	return false
 }
 
-// administers tells whether this process has CAP_SYS_ADMIN.
+// administers reports whether this process has CAP_SYS_ADMIN.
 func (s system) administers() bool {
 	text, err := os.ReadFile(filepath.Join(s.proc, "self/status"))
 	if err != nil {
-		return true // then the attempt will tell
+		return true // then an attempt will show
 	}
 	_, rest, _ := strings.Cut(string(text), "\nCapEff:")
 	line, _, _ := strings.Cut(rest, "\n")
@@ -95,7 +95,7 @@ func (s system) administers() bool {
 	return err != nil || capabilities&(1<<unix.CAP_SYS_ADMIN) != 0
 }
 
-// filesystem tells whether the kernel knows a file system now.
+// filesystem reports whether the kernel currently supports a file system.
 func (s system) filesystem(name string) bool {
 	f, err := os.Open(filepath.Join(s.proc, "filesystems"))
 	if err != nil {
@@ -110,7 +110,7 @@ func (s system) filesystem(name string) bool {
 	return false
 }
 
-// opens tells whether a control device can be opened, and says why not.
+// opens reports whether a control device can be opened, and if not, says why.
 func (s system) opens(a *Ability, name string) bool {
 	path := s.control(name)
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -134,13 +134,13 @@ func (s system) opens(a *Ability, name string) bool {
 	return false
 }
 
-// misc tells whether the kernel has a control device, whatever /dev has.
+// misc reports whether the kernel has a control device, even if /dev lacks its node.
 func (s system) misc(name string) bool {
 	text, err := os.ReadFile(filepath.Join(s.proc, "misc"))
 	return err == nil && slices.Contains(strings.Fields(string(text)), name)
 }
 
-// missing says that a part of the kernel is not there, and whether it could be.
+// missing says that a part of the kernel is missing, and whether a module could provide it.
 func (s system) missing(a *Ability, module, what string) {
 	a.Reason = what
 	switch known, installed := s.module(module); {
@@ -154,7 +154,7 @@ func (s system) missing(a *Ability, module, what string) {
 	}
 }
 
-// module tells whether a module of the running kernel is on disk, and whether any are.
+// module reports whether a module of the running kernel is on disk, and whether any are.
 func (s system) module(name string) (known, any bool) {
 	release, err := os.ReadFile(filepath.Join(s.proc, "sys/kernel/osrelease"))
 	if err != nil {

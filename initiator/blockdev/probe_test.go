@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// container is a machine whose kernel has FUSE and loop devices, as a process
-// there with these capabilities and this /dev sees it.
+// container is a machine whose kernel has FUSE and loop devices, as seen by a process in a
+// container with these capabilities and this /dev.
 func container(t *testing.T, capabilities string, devices ...string) system {
 	t.Helper()
 	if os.Geteuid() != 0 {

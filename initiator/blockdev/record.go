@@ -16,13 +16,13 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// nameLock is held by the process that exports a name. The kernel lets go of it
-// when that process dies, however it does; the file stays.
+// nameLock is held by the process that exports a name. The kernel releases it when that
+// process dies, however it dies; the file stays.
 type nameLock struct{ f *os.File }
 
 func lockName(runDir string, name block.VolumeName) (*nameLock, error) {
 	path := filepath.Join(runDir, string(name)+".lock")
-	// It must not be kept by a thread that waits for the dead device, see apart.
+	// A thread that waits for the dead device must not keep it open, see apart.
 	var f *os.File
 	_, err := serving.open(func() (_ []int, err error) {
 		if f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
@@ -42,7 +42,7 @@ func lockName(runDir string, name block.VolumeName) (*nameLock, error) {
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
-	// Only for people, and for the text above.
+	// For people only, and for the text above.
 	if err := errors.Join(f.Truncate(0), writeAt(f, fmt.Sprintln(os.Getpid()))); err != nil {
 		l.unlock()
 		return nil, fmt.Errorf("lock %s: %w", path, err)
@@ -60,8 +60,8 @@ func (l *nameLock) unlock() {
 	l.f.Close()
 }
 
-// record is what is remembered of an exported device, for whoever comes after
-// this process. It is a hint: what is in the kernel says itself whose it is.
+// record is what a later process needs to know of an exported device. It is only a hint: each
+// device in the kernel carries the mark of its owner.
 type record struct {
 	Kind   Kind   `json:"kind"`
 	Disk   string `json:"disk"`
@@ -71,7 +71,7 @@ type record struct {
 
 func recordFile(o Options) string { return filepath.Join(o.RunDir, string(o.Name)+".json") }
 
-// readRecord returns the zero record if there is none, or none that can be read.
+// readRecord returns the zero record if there is no readable one.
 func readRecord(o Options) record {
 	var r record
 	b, err := os.ReadFile(recordFile(o))
@@ -93,7 +93,7 @@ func writeRecord(o Options, r record) error {
 		return err
 	}
 	file := recordFile(o)
-	// On a tmpfs: no fsync. The rename keeps a reader from seeing half of it.
+	// On a tmpfs, so no fsync. The rename keeps readers from seeing a partial file.
 	if err := os.WriteFile(file+".new", append(b, '\n'), 0o600); err != nil {
 		return fmt.Errorf("record %s: %w", o.Name, err)
 	}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runResumeSuite is for the kinds that can outlive a process.
+// runResumeSuite tests the kinds that can outlive a process.
 func runResumeSuite(t *testing.T, k Kind) {
 	for name, test := range map[string]func(*testing.T, *world){
 		"IOWaitsForTheNextProcess":           testResume,
@@ -43,11 +43,11 @@ func testResume(t *testing.T, w *world) {
 	_, err := unix.Pwrite(fd, p, 1<<20)
 	w.must(err)
 
-	// What is under way when the process dies is sent again.
+	// I/O under way when the process dies is sent again.
 	w.must(server.Process.Signal(unix.SIGSTOP))
 	q := randomBytes(8192)
 	written := do(func() error { _, err := unix.Pwrite(fd, q, 2<<20); return err })
-	time.Sleep(50 * time.Millisecond) // so that it is under way, most likely
+	time.Sleep(50 * time.Millisecond) // so that it is most likely under way
 	w.kill(server)
 	select {
 	case err := <-written:

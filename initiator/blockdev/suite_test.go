@@ -21,7 +21,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// runSuite holds every kind to the same behaviour.
+// runSuite checks that every kind behaves the same.
 func runSuite(t *testing.T, k Kind) {
 	for name, test := range map[string]func(*testing.T, *world){
 		"WhatIsWrittenIsRead":                   testReadWrite,
@@ -52,7 +52,7 @@ func runSuite(t *testing.T, k Kind) {
 	}
 }
 
-// world is a device and where it is exported.
+// world is a device and the place where it is exported.
 type world struct {
 	t    *testing.T
 	disk *memDisk
@@ -108,7 +108,7 @@ func (w *world) must(err error) {
 	}
 }
 
-// use opens the device past the page cache, until leave or the end of the test.
+// use opens the device, bypassing the page cache, until leave or the end of the test.
 func (w *world) use(path string) int {
 	w.t.Helper()
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0)
@@ -118,7 +118,7 @@ func (w *world) use(path string) int {
 	return fd
 }
 
-// leave closes what use opened; once, since the number may be another's by then.
+// leave closes what use opened, and only once, since the number may be reused by then.
 func (w *world) leave(fd int) {
 	if w.open[fd] {
 		delete(w.open, fd)
@@ -131,7 +131,7 @@ func (w *world) close(e *Exported) {
 	w.must(e.Close(w.limit(), false))
 }
 
-// aligned is memory as O_DIRECT wants it.
+// aligned returns memory that O_DIRECT accepts.
 func aligned(n int) []byte {
 	const page = 4096
 	b := make([]byte, n+page)
@@ -147,7 +147,7 @@ func randomBytes(n int) []byte {
 	return b
 }
 
-// within fails the test if something does not end in good time.
+// within fails the test if something does not end within the time limit.
 func (w *world) within(what string, done <-chan error) error {
 	w.t.Helper()
 	select {
@@ -208,7 +208,7 @@ func testGeometry(t *testing.T, w *world) {
 			"dev":                       e.Number().String(),
 		} {
 			if w.o.Kind == NBD && attribute == "queue/discard_granularity" {
-				continue // the largest block that this device of the driver ever had
+				continue // the largest block size that this driver's device has ever had
 			}
 			if got := e.sys.diskText(disk, attribute); got != want {
 				t.Errorf("%s with blocks of %s has %s %q, want %q", disk, blockSize, attribute, got, want)
@@ -255,7 +255,7 @@ func testNoCache(t *testing.T, w *world) {
 	g.VolatileCache = false
 	w.disk = newMemDisk(g)
 	e := w.export()
-	// A loop device always says that it has one: what is set for it stays for others.
+	// A loop device always reports a cache: a setting would stay for later users.
 	if got := e.sys.diskText(filepath.Base(e.Node()), "queue/write_cache"); got != "write through" && w.o.Kind != FUSE {
 		t.Errorf("write cache %q, want write through", got)
 	}
@@ -319,7 +319,7 @@ func testNoDiscard(t *testing.T, w *world) {
 	if err := ioctlRange(fd, blkDiscard, 0, 1<<20); !errors.Is(err, unix.EOPNOTSUPP) {
 		t.Errorf("BLKDISCARD = %v, want EOPNOTSUPP", err)
 	}
-	w.must(ioctlRange(fd, blkZeroOut, 0, 512<<10)) // by writing, if not otherwise
+	w.must(ioctlRange(fd, blkZeroOut, 0, 512<<10)) // by writing, if there is no other way
 	if got := w.disk.count(block.OpDiscard); got != 0 {
 		t.Errorf("%d discards of a device that has none", got)
 	}
@@ -335,7 +335,7 @@ func testHeld(t *testing.T, w *world) {
 	w.disk.hold(func(io *block.IO) bool { return isWrite(io) && io.Off < 1<<20 })
 	written := do(func() error { _, err := unix.Pwrite(fd, randomBytes(8192), 0); return err })
 	<-w.disk.arrived
-	// Others go on meanwhile.
+	// Other I/O continues meanwhile.
 	other := do(func() error {
 		_, err := unix.Pwrite(fd, randomBytes(8192), 2<<20)
 		if err == nil {
@@ -415,14 +415,14 @@ func testBusy(t *testing.T, w *world) {
 	if !strings.Contains(err.Error(), fmt.Sprintf("process %d", sleep.Process.Pid)) {
 		t.Errorf("the refusal %q does not name the process", err)
 	}
-	fd := w.use(e.Path()) // it serves on
+	fd := w.use(e.Path()) // it still serves
 	_, err = unix.Pwrite(fd, randomBytes(4096), 0)
 	w.must(err)
 	w.leave(fd)
 	w.must(sleep.Process.Kill())
 	_ = sleep.Wait()
 	w.close(e)
-	w.close(e) // once more is no error
+	w.close(e) // closing it again is no error
 }
 
 func testForce(t *testing.T, w *world) {
@@ -478,7 +478,7 @@ func testOtherCluster(t *testing.T, w *world) {
 	w.kill(server)
 	e, err := Export(w.limit(), w.disk, ours)
 	w.must(err)
-	w.must(Remove(w.limit(), w.o)) // of what the dead one left; the name is not its any more
+	w.must(Remove(w.limit(), w.o)) // what the dead process left; the name is ours by now
 	if now, err := os.Readlink(link); err != nil || filepath.Base(now) != filepath.Base(e.Node()) {
 		t.Errorf("the name leads to %q, %v; want %s", now, err, e.Node())
 	}

@@ -11,9 +11,9 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// RemoveAll takes away what dead processes have left under o.RunDir, whatever its
-// name; names whose process lives are left alone. It is for a process that
-// begins, and will not resume what the last one had.
+// RemoveAll removes whatever dead processes left under o.RunDir, for all names; names of
+// living processes are left alone. It is for a process that starts and will not resume the
+// devices of its predecessor.
 func RemoveAll(ctx context.Context, o Options) error {
 	o.Name = "any"
 	o, err := o.withDefaults()

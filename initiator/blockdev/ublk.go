@@ -35,7 +35,7 @@ type ublkDisk struct {
 	gate    *gate
 	severed atomic.Bool
 	threads sync.WaitGroup
-	ended   chan struct{} // no queue is served
+	ended   chan struct{} // closed when no queue is served
 	freed   sync.Once
 }
 
@@ -67,7 +67,7 @@ func exportUBLK(_ context.Context, sys system, g *gate, o Options) (_ frontend, 
 	return d, nil
 }
 
-// drop takes back a device that did not come to life.
+// drop removes a device that could not be started.
 func (d *ublkDisk) drop(o Options) error {
 	if d.info.id == ^uint32(0) {
 		return nil
@@ -79,7 +79,7 @@ func (d *ublkDisk) drop(o Options) error {
 	err := withUBLK(d.sys, func(c *ublkControl) error { return c.simple("stop", ublkStopDev, d.info.id, 0) })
 	d.threads.Wait()
 	d.leave()
-	if d.gate.n.Load() == 0 { // else what is under way has our buffers
+	if d.gate.n.Load() == 0 { // otherwise pending I/O still uses our buffers
 		d.free()
 	}
 	if err != nil {
@@ -88,7 +88,7 @@ func (d *ublkDisk) drop(o Options) error {
 	return withUBLK(d.sys, func(c *ublkControl) error { return c.remove(d.info.id) })
 }
 
-// serve starts the queues, and then the device.
+// serve starts the queues and then the device.
 func (d *ublkDisk) serve(start func(*ublkControl) error) error {
 	path := d.sys.control(fmt.Sprintf("ublkc%d", d.info.id))
 	fds, err := serving.open(func() ([]int, error) {
@@ -120,7 +120,7 @@ func (d *ublkDisk) serve(start func(*ublkControl) error) error {
 	return withUBLK(d.sys, start)
 }
 
-// openSoon opens a node that udev may be about to make.
+// openSoon opens a node that udev may still have to make.
 func openSoon(path string) (fd int, err error) {
 	for range 100 {
 		fd, err = unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -132,7 +132,7 @@ func openSoon(path string) (fd int, err error) {
 	return fd, err
 }
 
-// resumeUBLK takes over the device that a dead process has left.
+// resumeUBLK takes over the device that a dead process left.
 func resumeUBLK(ctx context.Context, sys system, g *gate, o Options, disk string) (frontend, error) {
 	id, err := ublkID(disk)
 	if err != nil {
@@ -153,7 +153,7 @@ func resumeUBLK(ctx context.Context, sys system, g *gate, o Options, disk string
 	return d, nil
 }
 
-// recover waits until the driver has seen that the process is dead.
+// recover waits until the driver has noticed that the process is dead.
 func (d *ublkDisk) recover(ctx context.Context, c *ublkControl, id uint32, o Options) (err error) {
 	if d.info, err = c.info(id); err != nil {
 		return err
@@ -164,7 +164,7 @@ func (d *ublkDisk) recover(ctx context.Context, c *ublkControl, id uint32, o Opt
 	}
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	for range 300 { // before Linux 6.7 the driver looks each 5 s
+	for range 300 { // before Linux 6.7 the driver checks every 5 s
 		if err = c.simple("take over", ublkStartRecovery, id, 0); !errors.Is(err, unix.EBUSY) {
 			return err
 		}
@@ -190,7 +190,7 @@ func (d *ublkDisk) resize(s block.Size) error {
 
 func (d *ublkDisk) stop(ctx context.Context) error {
 	err := withUBLK(d.sys, func(c *ublkControl) error {
-		// While we have it to ourselves nobody can mount it.
+		// While we hold it exclusively nobody can mount it.
 		fd, err := unix.Open(d.sys.node(d.disk()), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 		if errors.Is(err, unix.EBUSY) {
 			return errOpened
@@ -207,8 +207,8 @@ func (d *ublkDisk) stop(ctx context.Context) error {
 	return d.remove(ctx)
 }
 
-// sever first has the queues answer what the device keeps: the driver ends a
-// device only when all of its requests are answered.
+// sever first makes the queues answer what the device does not complete: the driver ends a
+// device only when all its requests are answered.
 func (d *ublkDisk) sever(ctx context.Context) error {
 	d.severed.Store(true)
 	for _, q := range d.queues {
@@ -221,8 +221,8 @@ func (d *ublkDisk) sever(ctx context.Context) error {
 	return d.remove(ctx)
 }
 
-// remove deletes a device that was stopped. Its number stays taken until those
-// who have it open have closed it; nobody waits for them here.
+// remove deletes a stopped device. Its number stays taken until its users have closed it;
+// remove does not wait for them.
 func (d *ublkDisk) remove(ctx context.Context) error {
 	select {
 	case <-d.ended:
@@ -230,7 +230,7 @@ func (d *ublkDisk) remove(ctx context.Context) error {
 		return fmt.Errorf("wait for the queues of %s: %w", d.disk(), ctx.Err())
 	}
 	d.leave()
-	go func() { // the device may have our buffers still
+	go func() { // the device may still use our buffers
 		<-d.gate.idle
 		d.free()
 	}()
@@ -247,7 +247,7 @@ func (d *ublkDisk) remove(ctx context.Context) error {
 	return nil
 }
 
-// leave lets go of the driver, but for what the device may still write to.
+// leave releases the driver and keeps only the buffers that the device may still write to.
 func (d *ublkDisk) leave() {
 	for _, q := range d.queues {
 		q.leave()
@@ -297,7 +297,7 @@ func (s system) ublksOf(mark uint64) (ids []uint32, err error) {
 	return ids, err
 }
 
-// cleanUBLK takes away what a dead process has left of a name.
+// cleanUBLK removes what a dead process left under a name.
 func cleanUBLK(ctx context.Context, sys system, o Options) error {
 	ids, err := sys.ublksOf(markNumber(o))
 	if err != nil {

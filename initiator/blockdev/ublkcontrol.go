@@ -29,13 +29,13 @@ const (
 	ublkFetch  = 0x20
 	ublkCommit = 0x21
 
-	ublkRecovery        = 1 << 3 // of the device's flags
+	ublkRecovery        = 1 << 3 // flags of the device
 	ublkRecoveryReissue = 1 << 4
 	ublkIoctlEncode     = 1 << 6
 )
 
-// ublkCode is a command as newer kernels want it, in the encoding of ioctls;
-// those before Linux 6.4 know the number alone.
+// ublkCode encodes a command like an ioctl, as newer kernels require; kernels before Linux 6.4
+// know only the plain number.
 func ublkCode(number uint32, size uintptr, encoded bool) uint32 {
 	if !encoded {
 		return number
@@ -59,7 +59,7 @@ type ublkInfo struct {
 	_                       [2]uint64
 }
 
-// ublkParams is struct ublk_params up to what is used.
+// ublkParams is the part of struct ublk_params that is used.
 type ublkParams struct {
 	len, types uint32
 
@@ -115,20 +115,20 @@ type ublkCommand struct {
 	path   uint16
 	_      uint16
 	_      uint32
-	number uint32 // not of the struct: the command itself
+	number uint32 // the command itself, not part of the struct
 }
 
 const ublkCommandSize = 32
 
-// ublkControl is /dev/ublk-control with a ring to send commands by. Its methods
-// are for one thread, and one that is apart: starting a device reads from it.
+// ublkControl is /dev/ublk-control with a ring to send commands on. Use its methods from one
+// thread, and one that is apart: starting a device reads from it.
 type ublkControl struct {
 	ring    *uring
 	fd      int
 	encoded bool
 }
 
-// withUBLK calls f with the control device, apart from what this process serves.
+// withUBLK calls f with the control device, on a thread apart from what this process serves.
 func withUBLK(sys system, f func(*ublkControl) error) error {
 	return apart(func() error {
 		fd, err := unix.Open(sys.control("ublk-control"), unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -145,8 +145,8 @@ func withUBLK(sys system, f func(*ublkControl) error) error {
 	})
 }
 
-// do sends a command and waits for its end. Kernels that do not know the newer
-// encoding get the older one.
+// do sends a command and waits for its completion. Kernels that do not know the newer encoding
+// get the older one.
 func (c *ublkControl) do(cmd ublkCommand) error {
 	res, err := c.send(cmd)
 	if err != nil {
@@ -210,7 +210,7 @@ func (c *ublkControl) setParams(id uint32, p ublkParams) error {
 	return nil
 }
 
-// simple is a command that takes a number and gives nothing back.
+// simple sends a command that takes a number and returns nothing.
 func (c *ublkControl) simple(what string, number, id uint32, data uint64) error {
 	if err := c.do(ublkCommand{number: number, id: id, queue: ^uint16(0), data: data}); err != nil {
 		return fmt.Errorf("%s ublk device %d: %w", what, id, err)
@@ -222,8 +222,8 @@ func (c *ublkControl) start(id uint32) error {
 	return c.simple("start", ublkStartDev, id, uint64(os.Getpid()))
 }
 
-// remove ends a device and deletes it. It waits until who has it open has closed
-// it, or the ring is closed.
+// remove ends a device and deletes it. It waits until the device's users have closed it, or
+// the ring is closed.
 func (c *ublkControl) remove(id uint32) error {
 	err := errors.Join(c.simple("stop", ublkStopDev, id, 0), c.simple("delete", ublkDelDev, id, 0))
 	if errors.Is(err, unix.ENODEV) {
@@ -232,8 +232,8 @@ func (c *ublkControl) remove(id uint32) error {
 	return err
 }
 
-// kernelMemory is memory that the kernel is given the address of as a number; it
-// is not Go's, which could move or reclaim it.
+// kernelMemory is memory whose address the kernel gets as a number; it is not Go's, which
+// could move or reclaim it.
 type kernelMemory []byte
 
 func ublkMemory[T any](v *T) kernelMemory {

@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// What a request of the driver is (struct ublksrv_io_desc).
+// A request of the driver (struct ublksrv_io_desc).
 type ublkDesc struct {
 	op      uint32 // and flags
 	sectors uint32
@@ -38,10 +38,9 @@ const (
 	eventData    = ^uint64(0)
 )
 
-// ublkQueue serves one queue of a device. The driver wants all of its commands to
-// come from the thread that sent the first, so that a queue has a thread of its
-// own. Whoever completes a request leaves it in done; the thread sends it on, and
-// is woken by the eventfd when it sleeps.
+// ublkQueue serves one queue of a device. The driver requires all commands to come from the
+// thread that sent the first, so each queue has its own thread. Whoever completes a request
+// puts it into done; the thread passes it on, and an eventfd wakes the thread if it sleeps.
 type ublkQueue struct {
 	id    uint16
 	depth int
@@ -51,20 +50,20 @@ type ublkQueue struct {
 
 	ring     *uring
 	event    int
-	woken    kernelMemory // what was read of event
+	woken    kernelMemory // the value read from event
 	descs    []byte
 	bufs     []byte
 	size     int // of one buffer
 	requests []ublkRequest
 	severed  *atomic.Bool // shared by the device's queues
-	scratch  uint64       // where data of requests goes once it is dead
-	dead     bool         // the thread has seen severed: all is answered with an error
+	scratch  uint64       // gets the data of requests once the queue is dead
+	dead     bool         // the thread has seen severed: every request is answered with an error
 
 	mu      sync.Mutex
 	done    []*ublkRequest
 	sleeps  bool
 	left    bool // after run
-	running int  // tags that the driver has or we have
+	running int  // tags that the driver or we have
 }
 
 type ublkRequest struct {
@@ -72,7 +71,7 @@ type ublkRequest struct {
 	queue    *ublkQueue
 	tag      uint16
 	given    bool // the device has it
-	answered bool // while severed, before the device did
+	answered bool // answered while severed, before the device completed it
 }
 
 func newUBLKQueue(id uint16, depth, size, char int, g *gate, severed *atomic.Bool, encoded bool) (q *ublkQueue, err error) {
@@ -91,7 +90,7 @@ func newUBLKQueue(id uint16, depth, size, char int, g *gate, severed *atomic.Boo
 	if q.descs, err = unix.Mmap(char, at, whole(depth*desc), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
 		return q, fmt.Errorf("map queue %d: %w", id, err)
 	}
-	// One more for what severed requests carry.
+	// One buffer more, for the data of severed requests.
 	if q.bufs, err = unix.Mmap(-1, 0, (depth+1)*size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE); err != nil {
 		return q, fmt.Errorf("map the buffers of queue %d: %w", id, err)
 	}
@@ -118,10 +117,10 @@ func newUBLKQueue(id uint16, depth, size, char int, g *gate, severed *atomic.Boo
 	return q, nil
 }
 
-// run serves the queue until the driver has nothing more for it. fetched is
-// called when all tags are with the driver.
+// run serves the queue until the driver needs it no more. It calls fetched when the driver has
+// all tags.
 func (q *ublkQueue) run(fetched func(error)) {
-	// Not unlocked: the thread that the driver knows ends with the queue.
+	// Not unlocked, so that the thread, which the driver knows, ends with the queue.
 	runtime.LockOSThread()
 	main := unix.Gettid() == unix.Getpid()
 	if main {
@@ -133,7 +132,7 @@ func (q *ublkQueue) run(fetched func(error)) {
 	q.running = q.depth
 	q.listen()
 	err := q.ring.enter(false)
-	q.ring.ended(q.ended) // what the driver refuses it refuses at once
+	q.ring.ended(q.ended) // if the driver refuses a command, it does so at once
 	if err == nil && q.running < q.depth {
 		err = fmt.Errorf("queue %d: the driver refused %d of %d tags", q.id, q.depth-q.running, q.depth)
 	}
@@ -147,12 +146,12 @@ func (q *ublkQueue) run(fetched func(error)) {
 	}
 }
 
-// command prepares one for the driver; the tag's buffer goes with it, from which
-// the driver also takes what was read.
+// command prepares a command for the driver. It carries the tag's buffer, which also holds the
+// data of a completed read.
 func (q *ublkQueue) command(number uint32, r *ublkRequest, result int32) {
 	addr := uint64(uintptr(unsafe.Pointer(&q.bufs[int(r.tag)*q.size])))
 	if q.dead {
-		addr, result = q.scratch, -int32(unix.EIO) // the device may have r's own still
+		addr, result = q.scratch, -int32(unix.EIO) // the device may still use r's own buffer
 	}
 	s := q.ring.next()
 	s.opcode, s.fd, s.off, s.userData = uringOpCmd, int32(q.char), uint64(q.code(number)), uint64(r.tag)
@@ -162,7 +161,7 @@ func (q *ublkQueue) command(number uint32, r *ublkRequest, result int32) {
 	binary.NativeEndian.PutUint64(s.cmd[8:], addr)
 }
 
-// listen has the ring say when the eventfd is written.
+// listen makes the ring report writes to the eventfd.
 func (q *ublkQueue) listen() {
 	s := q.ring.next()
 	s.opcode, s.fd, s.addr, s.len, s.userData = uringOpRead, int32(q.event), q.woken.addr(), 8, eventData
@@ -177,14 +176,14 @@ func (q *ublkQueue) ended(data uint64, res int32) {
 		q.listen()
 		return
 	}
-	if res < 0 { // ENODEV: no more; or the driver and we do not understand one another
+	if res < 0 { // ENODEV: no more requests; any other error means a protocol mismatch
 		q.running--
 		return
 	}
 	q.take(&q.requests[data])
 }
 
-// take submits what the driver has put under a tag.
+// take submits the request that the driver put under a tag.
 func (q *ublkQueue) take(r *ublkRequest) {
 	d := *(*ublkDesc)(unsafe.Pointer(&q.descs[int(r.tag)*int(unsafe.Sizeof(ublkDesc{}))]))
 	n := int64(d.sectors) * int64(block.SectorSize)
@@ -232,7 +231,7 @@ func finishUBLK(f *request) {
 	q.mu.Unlock()
 }
 
-// wake has the thread look at severed.
+// wake makes the thread look at severed.
 func (q *ublkQueue) wake() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -247,8 +246,8 @@ func (q *ublkQueue) wakeLocked() {
 	_, _ = unix.Write(q.event, one[:])
 }
 
-// sleep tells whether the thread may wait for the kernel; whoever completes
-// something from then on wakes it.
+// sleep reports whether the thread may wait for the kernel; from then on, whoever completes a
+// request wakes it.
 func (q *ublkQueue) sleep() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -262,7 +261,7 @@ func (q *ublkQueue) awake() {
 	q.mu.Unlock()
 }
 
-// flushDone gives the driver what was answered.
+// flushDone passes the completed requests to the driver.
 func (q *ublkQueue) flushDone() {
 	q.mu.Lock()
 	done := q.done
@@ -278,7 +277,7 @@ func (q *ublkQueue) flushDone() {
 	q.mu.Unlock()
 }
 
-// ublkResult is how many bytes were read or written, or a negated errno.
+// ublkResult is the number of bytes read or written, or a negated errno.
 func ublkResult(io *block.IO) int32 {
 	switch {
 	case io.Err != nil:
@@ -289,8 +288,8 @@ func ublkResult(io *block.IO) int32 {
 	return 0
 }
 
-// abandon answers what the device keeps, with an error. The device still has the
-// buffers, so that the driver gets another for what it sends next.
+// abandon answers with an error whatever the device does not complete. The device still has
+// those buffers, so the driver gets another one for the requests that follow.
 func (q *ublkQueue) abandon() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -302,7 +301,7 @@ func (q *ublkQueue) abandon() {
 	}
 }
 
-// leave lets go of all that the queue has but its buffers, after run.
+// leave releases everything of the queue but its buffers, after run.
 func (q *ublkQueue) leave() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -324,7 +323,7 @@ func (q *ublkQueue) leave() {
 	}
 }
 
-// free lets go of the buffers, which the device must be done with.
+// free releases the buffers; the device must no longer use them.
 func (q *ublkQueue) free() {
 	if q.bufs != nil {
 		_ = unix.Munmap(q.bufs)

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file is as much of io_uring(7) as the ublk driver needs: one thread
-// submits commands and reads of an eventfd, and waits for their ends.
+// This file implements the part of io_uring(7) that the ublk driver needs: one thread submits
+// commands and reads of an eventfd, and waits for their completions.
 
 const (
 	uringOpRead = 22
@@ -45,13 +45,13 @@ type uringParams struct {
 	}
 }
 
-// uringSQE is the first 64 bytes of struct io_uring_sqe; of those with 128 the
-// command goes on behind them.
+// uringSQE is the first 64 bytes of struct io_uring_sqe; in entries of 128 bytes, the command
+// continues after them.
 type uringSQE struct {
 	opcode, flags uint8
 	_             uint16
 	fd            int32
-	off           uint64 // of commands: the operation, in the lower half
+	off           uint64 // for commands: the operation, in the lower half
 	addr          uint64
 	len           uint32
 	_             uint32
@@ -67,7 +67,7 @@ type uringCQE struct {
 	flags    uint32
 }
 
-// uring is one ring. Its methods are for one goroutine.
+// uring is one ring. Only one goroutine may use it.
 type uring struct {
 	fd                int
 	entrySize         uintptr
@@ -75,7 +75,7 @@ type uring struct {
 	sqHead, sqTail    *atomic.Uint32
 	cqHead, cqTail    *atomic.Uint32
 	sqMask, cqMask    uint32
-	tail              uint32 // prepared; sqTail is what the kernel may see
+	tail              uint32 // prepared entries; sqTail is the part visible to the kernel
 	array             []uint32
 	cqes              []uringCQE
 }
@@ -106,10 +106,10 @@ func newURing(entries uint32, large bool) (r *uring, err error) {
 	return r, nil
 }
 
-// ownMemory makes the ring in memory of this process. A ring that is mapped lives
-// as long as the process has its memory, and so as long as any thread: one that
-// waits for the device of the ring, see apart, would keep a killed process, and
-// the device, for ever. Since Linux 6.7 it is the ring's end that ends the device.
+// ownMemory places the ring in memory of this process. A mapped ring lives as long as the
+// process's memory, and so as long as any of its threads. A thread that waits for the device
+// of the ring, see apart, would then keep a killed process, and the device, forever: since
+// Linux 6.7 the device ends when the ring does.
 func (r *uring) ownMemory(entries, flags uint32) (err error) {
 	const rw, anonymous = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANON | unix.MAP_POPULATE
 	n := 1 << bits.Len32(entries-1) // as the kernel rounds
@@ -155,7 +155,7 @@ func (r *uring) mmap(p *uringParams) (err error) {
 	return nil
 }
 
-// point finds the parts of the rings in their memory.
+// point locates the parts of the rings in their memory.
 func (r *uring) point(p *uringParams, sq, cq []byte) {
 	counter := func(mem []byte, off uint32) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&mem[off])) }
 	r.sqHead, r.sqTail = counter(sq, p.sq.head), counter(sq, p.sq.tail)
@@ -180,8 +180,8 @@ func (r *uring) unmap() {
 	}
 }
 
-// next is an empty entry. There must be room: a ring has as many entries as its
-// owner ever has under way.
+// next returns an empty entry. There must be room: a ring has as many entries as its owner can
+// have outstanding.
 func (r *uring) next() *uringSQE {
 	if r.tail-r.sqHead.Load() > r.sqMask {
 		panic(fmt.Sprintf("io_uring of %d entries is full", r.sqMask+1))
@@ -194,8 +194,7 @@ func (r *uring) next() *uringSQE {
 	return (*uringSQE)(unsafe.Pointer(&mem[0]))
 }
 
-// enter hands over what was prepared, and waits until something has ended if it
-// is to.
+// enter submits the prepared entries and, if wait is set, waits for a completion.
 func (r *uring) enter(wait bool) error {
 	r.sqTail.Store(r.tail)
 	for {
@@ -221,7 +220,7 @@ func (r *uring) enter(wait bool) error {
 	}
 }
 
-// ended calls f for each that has ended.
+// ended calls f for each completion.
 func (r *uring) ended(f func(userData uint64, res int32)) {
 	head := r.cqHead.Load()
 	for tail := r.cqTail.Load(); head != tail; head++ {

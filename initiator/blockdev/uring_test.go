@@ -73,7 +73,7 @@ func TestARefusedCommandEnds(t *testing.T) {
 	}
 }
 
-// The kernel checks some of these sizes, and silently takes others for wrong.
+// The kernel checks some of these sizes, and silently misinterprets others.
 func TestTheDriversStructsHaveItsSizes(t *testing.T) {
 	for what, c := range map[string][2]uintptr{
 		"io_uring_params":       {unsafe.Sizeof(uringParams{}), 120},
@@ -101,7 +101,7 @@ func TestTheDriversStructsHaveItsSizes(t *testing.T) {
 	}
 }
 
-// A mapping would keep the ring as long as any thread of a killed process.
+// A mapping would keep the ring as long as any thread of a killed process lives.
 func TestARingIsNotMapped(t *testing.T) {
 	var own uring
 	own.entrySize = 64

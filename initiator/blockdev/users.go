@@ -21,8 +21,8 @@ import (
 // User is somebody who has a device open.
 type User struct {
 	Kind string // "mount", "holder", "swap", "process", "unknown"
-	Name string // the mount's place, the holder's disk, the command
-	PID  int    // of a process, or of one that sees the mount where we do not
+	Name string // mount point, holder's disk, or command
+	PID  int    // the process, or one that sees a mount that we do not
 }
 
 func (u User) String() string {
@@ -42,7 +42,7 @@ func (u User) String() string {
 	return "something that cannot be seen from here"
 }
 
-// users lists who has a disk open. Mounts and holders come first.
+// users lists who has a disk open, mounts and holders first.
 func (s system) users(disk string, n block.DeviceNumber) ([]User, error) {
 	var all []User
 	holders, _ := os.ReadDir(filepath.Join(s.sys, "block", disk, "holders"))
@@ -64,14 +64,14 @@ func (s system) users(disk string, n block.DeviceNumber) ([]User, error) {
 	return all, nil
 }
 
-// numbers are a disk's own and those of its partitions.
+// numbers returns a disk's number and those of its partitions.
 func (s system) numbers(disk string, n block.DeviceNumber) ([]block.DeviceNumber, error) {
 	all := []block.DeviceNumber{n}
 	devs, err := filepath.Glob(filepath.Join(s.sys, "block", disk, disk+"*", "dev"))
 	for _, file := range devs {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			continue // gone since
+			continue // gone in the meantime
 		}
 		if p, err := block.ParseDeviceNumber(strings.TrimSpace(string(text))); err == nil {
 			all = append(all, p)
@@ -80,7 +80,7 @@ func (s system) numbers(disk string, n block.DeviceNumber) ([]block.DeviceNumber
 	return all, err
 }
 
-// mounts looks into every mount namespace that some process lives in.
+// mounts searches the mount namespaces of all processes.
 func (s system) mounts(devices []block.DeviceNumber) []User {
 	var all []User
 	seen := make(map[string]bool)
@@ -99,7 +99,7 @@ func (s system) mounts(devices []block.DeviceNumber) []User {
 			if i > 0 {
 				u.PID, _ = strconv.Atoi(pid)
 			}
-			// Namespaces have most of their mounts in common.
+			// Namespaces share most of their mounts.
 			if !slices.ContainsFunc(all, func(o User) bool { return o.Name == u.Name }) {
 				all = append(all, u)
 			}
@@ -109,7 +109,8 @@ func (s system) mounts(devices []block.DeviceNumber) []User {
 	return all
 }
 
-// mountsOf reads mountinfo (proc(5)): the third field is the device, the fifth the place.
+// mountsOf reads mountinfo (proc(5)): the third field is the device, the fifth the mount
+// point.
 func mountsOf(mountinfo io.Reader, devices []block.DeviceNumber) []string {
 	var places []string
 	for lines := bufio.NewScanner(mountinfo); lines.Scan(); {
@@ -139,8 +140,7 @@ func (s system) swaps(devices []block.DeviceNumber) bool {
 	return false
 }
 
-// openers are the processes with a descriptor of a device, without this one,
-// which knows its own.
+// openers lists the processes that have a descriptor of a device, except this one.
 func (s system) openers(devices []block.DeviceNumber) []User {
 	var all []User
 	self := strconv.Itoa(os.Getpid())
@@ -176,8 +176,8 @@ func (s system) processes() []string {
 }
 
 func (s system) isOneOf(path string, devices []block.DeviceNumber) bool {
-	// Links of /proc say at once what is no device, without a call into a file
-	// system that may not answer.
+	// A link of /proc whose target is not a path is no device. This saves a call into a file
+	// system that might not respond.
 	if to, err := os.Readlink(path); err == nil && !strings.HasPrefix(to, "/") {
 		return false
 	} else if err == nil && !strings.HasPrefix(to, "/dev/") && !strings.HasPrefix(to, s.dev+"/") {
@@ -190,8 +190,8 @@ func (s system) isOneOf(path string, devices []block.DeviceNumber) bool {
 	return slices.Contains(devices, numberOf(st.Rdev))
 }
 
-// claimed tells whether somebody holds the disk exclusively: a mount, a holder.
-// It tells nothing about those who only read and write.
+// claimed reports whether somebody holds the disk exclusively: a mount, a holder. It does not
+// detect plain readers and writers.
 func (s system) claimed(disk string) bool {
 	err := apart(func() error {
 		fd, err := unix.Open(s.node(disk), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package evidence keeps on a host's disk which legs of its mirrored volumes hold
-// every write that the host was told is done.
+// Package evidence keeps on a host's disk which legs of its mirrored volumes hold every write
+// that the host was told is done.
 //
-// The manager records the same, and its store can be lost. Labels on drives are
-// behind it, and a copy that missed writes would then pass for a good one. The host
-// alone knows better, so it writes down what it knows before it relies on it:
+// The manager records the same, but its store can be lost. The labels on the drives lag behind
+// it, so a copy that missed writes would then look like a good one. Only the host knows
+// better, and it writes down what it knows before it relies on it:
 //
-//	a leg is lost:    manager records it stale → note without it → writes go on
+//	a leg is lost:    manager records it stale → note without it → writes continue
 //	a leg is rebuilt: manager records it in sync → note with it
 //
-// A note may therefore name too few legs, and never too many. One that cannot be
-// written is removed instead, since no note is better than a wrong one; if that fails
-// too, the writes wait.
+// A note may therefore name too few legs, but never too many. If a note cannot be written, the
+// old one is removed, since no note is better than a wrong one; if that fails too, the writes
+// wait.
 package evidence
 
 import (
@@ -23,7 +23,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,44 +30,24 @@ import (
 	"sync"
 	"time"
 
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/durable"
 	"weft.dev/weft/proto/pb"
 )
 
-// Note is what is known of a volume: at Epoch, these legs, at these revisions, hold
-// every write that was acknowledged.
-type Note struct {
-	Epoch block.Epoch            `json:"epoch"`
-	Legs  map[block.LegID]uint64 `json:"legs"`
-	// Whole says that the volume has no other legs. It is not kept on disk: after a
-	// restart nobody knows.
-	Whole bool `json:"-"`
-}
+// Note names the legs of a volume that hold every acknowledged write.
+type Note = volume.Note
 
-// Equal reports whether two notes say the same.
-func (n Note) Equal(o Note) bool { return n.Epoch == o.Epoch && maps.Equal(n.Legs, o.Legs) }
-
-// Within reports whether n names no leg that o does not name. A note of another epoch
-// misleads nobody: it counts only if its epoch was the last.
-func (n Note) Within(o Note) bool {
-	for leg, revision := range n.Legs {
-		if r, ok := o.Legs[leg]; n.Epoch == o.Epoch && (!ok || r != revision) {
-			return false
-		}
-	}
-	return true
-}
-
-// keptNotes bounds the notes of volumes that were let go of without being clean. They
-// are reported each second, and the oldest are the least likely to be asked for.
+// keptNotes limits the notes of volumes that were not detached cleanly. They are reported each
+// second, and the oldest are the least likely to be needed.
 const keptNotes = 64
 
-// Again is how long after a note that could not be written the next is tried.
+// Again is the pause after a note that could not be written.
 const Again = 5 * time.Second
 
-// Book is a directory of notes. It can be used from many goroutines, but a volume's
-// note is written by one at a time.
+// Book is a directory of notes. It is safe for concurrent use, but only one goroutine at a
+// time may write the note of a volume.
 type Book struct {
 	dir string
 	log *slog.Logger
@@ -82,14 +61,14 @@ type Book struct {
 
 const suffix = ".json"
 
-// New is a Book in dir; it touches nothing.
+// New returns a Book in dir; it touches nothing.
 func New(dir string, log *slog.Logger) *Book {
 	return &Book{dir: dir, log: log, notes: map[block.VolumeID]Note{}, held: map[block.VolumeID]bool{}, age: map[block.VolumeID]int{}}
 }
 
-// Open reads the notes in the book's directory, which it makes. A file that holds
-// anything else counts as none, and is removed. A disk that takes no more writes is
-// no error yet: the agent has to run on it, and Write tells.
+// Open makes the directory if need be, and reads its notes. A file with any other content is
+// removed. A disk that takes no more writes is not an error yet: the agent must run on it, and
+// Write will report it.
 func (b *Book) Open() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -138,16 +117,16 @@ func read(file string) (v block.VolumeID, n Note, err error) {
 	return v, n, d.Decode(&n)
 }
 
-// Of is the note of a volume; one of epoch 0 if there is none.
+// Of returns the note of a volume; its epoch is 0 if there is none.
 func (b *Book) Of(v block.VolumeID) Note {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.notes[v]
 }
 
-// Write makes n the note of a volume, and returns when it is durable. An error means
-// that the one before may still be found after a crash. If n could not be written but
-// the one before was removed, that is no error: then there is none.
+// Write makes n the note of a volume, and returns when it is durable. After an error, a crash
+// may still bring back the previous note. It is not an error if n could not be written but the
+// previous note was removed: then there is none.
 func (b *Book) Write(v block.VolumeID, n Note) error {
 	err := b.put(v, n)
 	if err != nil {
@@ -184,10 +163,9 @@ func (b *Book) remove(v block.VolumeID) error {
 	return nil
 }
 
-// Leave says that a volume is no longer in use here. If it was let go of cleanly, and
-// the note names all legs, there is nothing to confuse any more, and the note is
-// removed. Else it stays, as long as there are not too many newer ones: until labels
-// say which legs are stale, only the manager's store does.
+// Leave says that a volume is no longer in use here. After a clean detach with all legs in
+// sync the note is no longer needed, and is removed. Otherwise it stays until keptNotes newer
+// ones have come: until the labels tell which legs are stale, only the manager's store does.
 func (b *Book) Leave(v block.VolumeID, clean bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -220,7 +198,7 @@ func (b *Book) dropLocked(v block.VolumeID) {
 	delete(b.age, v)
 }
 
-// Report is all notes, for the manager.
+// Report returns all notes, for the manager.
 func (b *Book) Report() (all []*pb.Evidence) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

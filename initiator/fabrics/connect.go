@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hints say what an errno of a connect means: the kernel gives one number for
-// many causes and puts the rest into its log. (Measured on 5.15 to 7.2.)
+// hints say what an errno of a connect means: the kernel returns one errno for many causes and
+// writes the details to its log. (Measured on 5.15 to 7.2.)
 var hints = map[unix.Errno]string{
 	unix.EIO:          "the target refused: no such subsystem, host not allowed, or authentication; the kernel log has the status",
 	unix.ECONNREFUSED: "nothing listens there: the target is down, or does not export yet",
@@ -39,7 +39,7 @@ func connectError(o Options, err error) error {
 	return e
 }
 
-// Supported lists the options that the kernel takes.
+// Supported lists the options that the kernel accepts.
 func (t *Tree) Supported() (Features, error) {
 	b, err := os.ReadFile(t.fabricsNode())
 	if errors.Is(err, unix.EINVAL) { // before 5.19 there is nothing to read without a write
@@ -60,11 +60,10 @@ func hintOf(err error) string {
 
 func (t *Tree) fabricsNode() string { return filepath.Join(t.dev, "nvme-fabrics") }
 
-// Connect makes a controller and returns when it is live; its namespaces appear
-// a little later. A controller that is already there is returned as it is. The
-// kernel gives up on a silent TCP target after about 13 s; when ctx ends first
-// the call is left behind, and a controller that it still makes is found by
-// [Tree.Controllers].
+// Connect makes a controller and returns when it is live; its namespaces appear a little
+// later. If the controller exists already, it is returned as it is. The kernel gives up on a
+// silent TCP target after about 13 s. If ctx ends first the call is left behind, and a
+// controller that it still makes is found by [Tree.Controllers].
 func (t *Tree) Connect(ctx context.Context, o Options) (Controller, error) {
 	if err := o.Check(); err != nil {
 		return Controller{}, fmt.Errorf("connect %s: %w", o.NQN, err)
@@ -91,7 +90,7 @@ func (t *Tree) Connect(ctx context.Context, o Options) (Controller, error) {
 	return t.controller(fmt.Sprintf("nvme%d", <-made))
 }
 
-// create writes the options and reads what became of them on the same descriptor.
+// create writes the options and reads the outcome from the same descriptor.
 func (t *Tree) create(o Options) (instance int, err error) {
 	fd, err := unix.Open(t.fabricsNode(), unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -113,7 +112,7 @@ func (t *Tree) create(o Options) (instance int, err error) {
 	return instance, nil
 }
 
-// connected finds the controller that made the kernel answer EALREADY.
+// connected finds the existing controller after the kernel answered EALREADY.
 func (t *Tree) connected(o Options) (Controller, error) {
 	all, err := t.Controllers()
 	if err != nil {
@@ -127,12 +126,12 @@ func (t *Tree) connected(o Options) (Controller, error) {
 	return Controller{}, connectError(o, unix.EALREADY)
 }
 
-// Disconnect deletes a controller. A target that answers, or a controller that
-// is reconnecting, takes 0.3 s; a live controller of a target that has gone
-// silent 27 to 89 s: destroy its sockets first.
+// Disconnect deletes a controller. This takes 0.3 s if the target answers or the controller is
+// reconnecting, but 27 to 89 s for a live controller of a target that has fallen silent:
+// destroy its sockets first.
 //
-// A controller that is gone is as good as disconnected, also if its name is
-// another's by now: the kernel gives numbers out again.
+// A controller that is gone counts as disconnected, even if another one has its name by now:
+// the kernel reuses numbers.
 func (t *Tree) Disconnect(ctx context.Context, c Controller) error {
 	return t.apart(ctx, "disconnect", c.Name, func() error {
 		err := t.remove(c)
@@ -143,8 +142,8 @@ func (t *Tree) Disconnect(ctx context.Context, c Controller) error {
 	})
 }
 
-// remove opens the file before it looks whose it is: when the controller goes in
-// between, the file goes with it, and what is then written finds nobody.
+// remove opens the file before it checks whose it is: if the controller goes in between, the
+// file goes with it, and the write reaches no other controller.
 func (t *Tree) remove(c Controller) error {
 	dir := "class/nvme/" + c.Name + "/"
 	f, err := t.open(dir + "delete_controller")

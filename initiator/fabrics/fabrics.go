@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fabrics speaks to the kernel's NVMe over Fabrics host: it connects
-// and disconnects controllers, finds the block device of a namespace, and tells
-// when something changes. It decides nothing.
+// Package fabrics controls the kernel's NVMe over Fabrics host: it connects and disconnects
+// controllers, finds the block device of a namespace, and reports changes. It decides nothing.
 //
 //	/dev/nvme-fabrics                       Connect, Supported        connect.go
 //	/sys/class/nvme, /sys/class/nvme-subsystem, /sys/block            sysfs.go, find.go
@@ -10,16 +9,14 @@
 //	netlink kobject_uevent                  Watch                     uevent.go
 //	a 4 KiB O_DIRECT read                   Probe                     probe.go
 //
-// With native multipath each namespace is one head (nvme<S>n<I>, the block
-// device) over paths (nvme<S>c<C>n<I>, hidden), one per controller (nvme<C>).
-// Neither number says anything about nsid or controller, and a name may be
-// another namespace's the next time one looks: [Tree.FindNamespace] resolves at
-// every use.
+// With native multipath each namespace is one head (nvme<S>n<I>, the block device) over paths
+// (nvme<S>c<C>n<I>, hidden), one per controller (nvme<C>). None of these numbers is the nsid,
+// and a name may belong to another namespace at the next look: [Tree.FindNamespace] resolves
+// it for every use.
 //
-// Writes to these files can block for a minute in the kernel, where nothing can
-// interrupt them. Such calls run on goroutines of their own; when the caller's
-// context ends first they are abandoned, and until they return another call for
-// the same object answers [ErrBusy].
+// Writes to these files can block in the kernel for a minute and cannot be interrupted. Such
+// calls run on goroutines of their own. If the caller's context ends first they are abandoned;
+// until they return, another call for the same object returns [ErrBusy].
 package fabrics
 
 import (
@@ -38,7 +35,7 @@ import (
 // ErrBusy says that an earlier, abandoned call for the same object is still in the kernel.
 var ErrBusy = errors.New("an earlier call is still running in the kernel")
 
-// Error is a refusal of the kernel. It unwraps to the errno.
+// Error is an error from the kernel. It unwraps to the errno.
 type Error struct {
 	Op   string // what was being done
 	Path string // to what
@@ -68,9 +65,9 @@ func New(sys, dev string) *Tree {
 	return &Tree{sys: sys, dev: dev, busy: map[string]bool{}}
 }
 
-// Check says whether this kernel can be used: the fabrics module is loaded and
-// native multipath is on. Without multipath there are no heads, I/O is not
-// queued when a connection is lost, and nothing that Weft promises would hold.
+// Check reports whether this kernel can be used: the fabrics module must be loaded and native
+// multipath enabled. Without multipath there are no heads, I/O is not queued when a connection
+// is lost, and Weft could keep none of its promises.
 func (t *Tree) Check() error {
 	const parameter = "module/nvme_core/parameters/multipath"
 	v, err := t.read(parameter)
@@ -122,7 +119,7 @@ func (t *Tree) put(f *os.File, value string) error {
 	return nil
 }
 
-// errno takes the path off an error of package os, since Error has its own.
+// errno removes the path from an error of package os, since Error has its own.
 func errno(err error) error {
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		return pe.Err
@@ -130,8 +127,8 @@ func errno(err error) error {
 	return err
 }
 
-// apart does call on a goroutine of its own and waits for it or for ctx. While
-// call is in the kernel, object is busy for everyone.
+// apart runs call on a goroutine of its own and waits for it or for ctx. Object is busy until
+// call has returned.
 func (t *Tree) apart(ctx context.Context, op, object string, call func() error) error {
 	t.mu.Lock()
 	if t.busy[object] {

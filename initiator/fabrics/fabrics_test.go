@@ -26,7 +26,7 @@ var (
 	testNQN   = block.SubsystemNQN(block.VolumeID{UUID: legUUID}, 4, testHost, "t1")
 )
 
-// tree makes a sysfs of the named files, as a running kernel shows them.
+// tree makes a sysfs of the given files, as a running kernel shows them.
 func tree(t *testing.T, files map[string]string) *Tree {
 	t.Helper()
 	root := t.TempDir()
@@ -148,7 +148,8 @@ func TestSettingsAreWrittenWhereTheyDiffer(t *testing.T) {
 	if err := errors.Join(k.SetWriteThrough(Head{Name: "nvme0n1"}, true), k.SetIOTimeout(Path{Name: "nvme0c3n1"}, 5*time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	// One write(2) over an old value, as in sysfs: what is longer stays behind in a plain file.
+	// As in sysfs, a write is one write(2) over the old value, so a plain file keeps the rest
+	// of a longer one.
 	for name, want := range map[string]string{"block/nvme0n1/queue/write_cache": "write through", "block/nvme0c3n1/queue/io_timeout": "5000"} {
 		if got, err := k.read(name); err != nil || !strings.HasPrefix(got, want) {
 			t.Errorf("%s = %q, %v; want %q", name, got, err, want)

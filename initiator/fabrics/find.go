@@ -10,24 +10,23 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// The answers of FindNamespace when there is no device to use.
+// The errors of FindNamespace when there is no usable device.
 var (
 	ErrNoNamespace = errors.New("no such namespace")
 	ErrNoLivePath  = errors.New("no live path")
 )
 
-// Namespace is a head and what leads to it.
+// Namespace is a head and its paths.
 type Namespace struct {
 	Head
 	Paths []Path
 	Live  bool // a controller of one of the paths is live
 }
 
-// FindNamespace finds the block device of a namespace. A subsystem may stand
-// there twice, and a head keep its name after its namespace is gone, for as long
-// as somebody has them open; so the NQN, the nsid, the UUID and the size must
-// all be right. ErrNoNamespace: nothing fits. ErrNoLivePath: it is there, is
-// returned, and its I/O waits.
+// FindNamespace finds the block device of a namespace. While somebody has them open, a
+// subsystem may be listed twice, and a head may keep its name after its namespace is gone; so
+// the NQN, the nsid, the UUID and the size must all match. ErrNoNamespace: nothing matches.
+// ErrNoLivePath: the namespace is returned, but its I/O waits.
 func (t *Tree) FindNamespace(nqn block.NQN, nsid uint32, uuid block.UUID) (Namespace, error) {
 	subsystems, err := t.Subsystems()
 	if err != nil {
@@ -82,8 +81,8 @@ func (t *Tree) namespace(s Subsystem, name string) (Namespace, error) {
 	return n, nil
 }
 
-// HeadOf finds the head whose block device is dev ("259:3"), with the NQN of
-// its subsystem: what a table that was loaded earlier stands on.
+// HeadOf finds the head whose block device is dev ("259:3"), with the NQN of its subsystem: it
+// identifies the devices of a table that was loaded earlier.
 func (t *Tree) HeadOf(dev string) (block.NQN, Namespace, error) {
 	subsystems, err := t.Subsystems()
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 	"weft.dev/weft/proto/durable"
 )
 
-// HostIdentity reads the machine's NVMe identity from dir/hostid, which it makes
-// of random if there is none. A file with anything else in it is an error and
-// stays as it is: a machine that changed its identity would lose its attachments.
+// HostIdentity reads the machine's NVMe identity from dir/hostid. If there is no such file, it
+// creates one from random. A file with any other content is an error and is left alone: a
+// machine that changed its identity would lose its attachments.
 func HostIdentity(dir string, random [16]byte) (block.Host, error) {
 	path := filepath.Join(dir, "hostid")
 	b, err := os.ReadFile(path)
@@ -40,6 +40,6 @@ func createHostID(path string, random [16]byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	// The first of two agents wins.
+	// If two agents race, the first one wins.
 	return durable.Ensure(path, block.UUIDFromRandom(random).String()+"\n", 0o644)
 }

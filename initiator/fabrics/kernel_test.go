@@ -15,8 +15,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// The tests here need a kernel of their own, with nvmet-tcp and nvme-tcp loaded
-// and /dev/ram0: WEFT_GUEST says that there is one (see e2e.TestKernel).
+// These tests need a kernel of their own, with nvmet-tcp and nvme-tcp loaded and /dev/ram0.
+// WEFT_GUEST says that there is one (see e2e.TestKernel).
 
 const configfs = "/sys/kernel/config"
 
@@ -31,7 +31,7 @@ func onKernel(t *testing.T) *Tree {
 	return New("/sys", "/dev")
 }
 
-// export has this machine's nvmet export /dev/ram0, as namespace 5, to testHost.
+// export makes this machine's nvmet export /dev/ram0 as namespace 5 to testHost.
 func export(t *testing.T, nqn block.NQN, port string, uuid block.UUID) {
 	t.Helper()
 	root := filepath.Join(configfs, "nvmet")
@@ -74,7 +74,7 @@ func options(nqn block.NQN, port uint16) Options {
 	}
 }
 
-// eventually waits for what the kernel does in its own time.
+// eventually waits for something that the kernel does asynchronously.
 func eventually(t *testing.T, what string, is func() bool) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -187,8 +187,8 @@ func TestKernelReconnectsAfterItsSocketsAreDestroyed(t *testing.T) {
 	}
 	t.Cleanup(func() { k.Disconnect(context.WithoutCancel(t.Context()), c) })
 	n, err := k.DestroySockets(t.Context(), c.Portal())
-	// Of its two sockets the kernel may close the second by itself, in the error
-	// recovery that the end of the first one starts.
+	// The kernel may close the second of the two sockets by itself, in the error recovery that
+	// follows the loss of the first.
 	if err != nil || n < 1 {
 		t.Fatalf("DestroySockets = %d, %v; want at least 1", n, err)
 	}

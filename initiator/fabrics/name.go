@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diskName is what the kernel's names are made of; a part that is not there is -1.
+// diskName holds the parts of a kernel device name; a missing part is -1.
 //
 //	nvme3      controller 3
 //	nvme0n2    head 2 of subsystem 0
@@ -21,7 +21,7 @@ func (n diskName) controller() bool { return n.subsystem < 0 }
 func (n diskName) head() bool       { return n.subsystem >= 0 && n.control < 0 }
 func (n diskName) path() bool       { return n.subsystem >= 0 && n.control >= 0 }
 
-// parseName reads such a name, and nothing longer: "nvme0n1p1" is a partition.
+// parseName parses such a name and nothing longer: "nvme0n1p1" is a partition.
 func parseName(s string) (diskName, bool) {
 	rest, ok := strings.CutPrefix(s, "nvme")
 	if !ok {
@@ -49,7 +49,7 @@ func parseName(s string) (diskName, bool) {
 	return name, true
 }
 
-// digits reads a decimal number of at most 9 digits off the front of s.
+// digits parses a decimal number of at most 9 digits at the start of s.
 func digits(s string) (n int, rest string, ok bool) {
 	i := 0
 	for i < len(s) && i < 9 && s[i] >= '0' && s[i] <= '9' {

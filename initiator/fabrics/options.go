@@ -12,16 +12,15 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Options are what a controller is connected with. Each field names the option
-// of /dev/nvme-fabrics that it becomes.
+// Options are the options of a controller. Each field names the option of /dev/nvme-fabrics
+// that it becomes.
 //
-// ctrl_loss_tmo is always -1 and fast_io_fail_tmo never given: when the last
-// path of a leg is lost its I/O must wait until the agent has had the loss
-// recorded, however long that takes.
+// ctrl_loss_tmo is always -1 and fast_io_fail_tmo is never given: when the last path of a leg
+// is lost, its I/O must wait until the loss is recorded, however long that takes.
 type Options struct {
 	Portal         block.Portal  // transport, traddr, trsvcid
 	NQN            block.NQN     // nqn
-	Host           block.Host    // hostnqn, hostid: always both, the kernel would invent the one that is missing
+	Host           block.Host    // hostnqn, hostid: always both, since the kernel would invent a missing one
 	HostAddress    string        // host_traddr; empty lets routing choose
 	HostInterface  string        // host_iface; tcp only
 	IOQueues       int           // nr_io_queues; 0 leaves it to the kernel: one per CPU
@@ -31,7 +30,7 @@ type Options struct {
 	DataDigest     bool          // data_digest; tcp only
 }
 
-// Check says what is wrong with o, naming the field.
+// Check says what is wrong with o, and names the field.
 func (o Options) Check() error {
 	if o.Portal.Transport != block.TCP && o.Portal.Transport != block.RDMA {
 		return fmt.Errorf("transport %q: must be tcp or rdma", o.Portal.Transport)
@@ -118,8 +117,8 @@ func parseFeatures(text string) Features {
 	return f
 }
 
-// missing lists the options of o that the kernel does not know. Kernels before
-// 5.19 list nothing, and are then taken at their word only by trying.
+// missing lists the options of o that the kernel does not know. Kernels before 5.19 list no
+// options; there only trying tells.
 func (f Features) missing(o Options) []string {
 	if len(f) == 0 {
 		return nil

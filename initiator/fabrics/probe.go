@@ -13,9 +13,9 @@ import (
 
 const probeSize = 4096
 
-// Probe reads 4 KiB from the start of a head, past the page cache, and so tells
-// that its drive answers. It opens the device each time: an open head could not
-// be let go when its target is. It can take for ever.
+// Probe reads 4 KiB from the start of a head, bypassing the page cache, to check that the
+// drive answers. It opens the device each time, because a head that is kept open could not be
+// removed with its target. It can block forever.
 func (t *Tree) Probe(h Head) error {
 	return t.opened(h, "read", unix.O_RDONLY|unix.O_DIRECT, func(fd int) error {
 		_, err := unix.Pread(fd, aligned(probeSize), 0)
@@ -23,7 +23,7 @@ func (t *Tree) Probe(h Head) error {
 	})
 }
 
-// Flush has a head's drive write out its cache. It can take for ever.
+// Flush makes a head's drive write out its cache. It can block forever.
 func (t *Tree) Flush(h Head) error {
 	return t.opened(h, "flush", unix.O_RDWR, unix.Fsync)
 }
@@ -44,7 +44,7 @@ func (t *Tree) opened(h Head, op string, flags int, do func(fd int) error) error
 	return nil
 }
 
-// is checks that a name has not become another device's since it was resolved.
+// is checks that a name still belongs to the device that it was resolved to.
 func is(fd int, dev string) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

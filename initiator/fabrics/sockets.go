@@ -52,10 +52,10 @@ func parseSocket(message []byte) (family uint8, id sockID, ok bool) {
 	return message[0], sockID(message[4:]), true
 }
 
-// DestroySockets makes the kernel drop every TCP connection to p at once, as if
-// the peer had reset it (ss -K). What waits on them fails in 0.2 s instead of
-// after keep-alive and command timeouts, and their controllers reconnect. All
-// controllers of this machine at p are meant, whatever subsystem they are of.
+// DestroySockets makes the kernel drop every TCP connection to p at once, as if the peer had
+// reset it (ss -K). I/O that waits on them fails in 0.2 s instead of after keep-alive and
+// command timeouts, and their controllers reconnect. This affects all controllers of this
+// machine at p, whatever their subsystem.
 func (t *Tree) DestroySockets(ctx context.Context, p block.Portal) (destroyed int, err error) {
 	address, err := netip.ParseAddr(p.Address)
 	if err != nil {
@@ -77,7 +77,7 @@ func (t *Tree) DestroySockets(ctx context.Context, p block.Portal) (destroyed in
 }
 
 func destroySockets(address netip.Addr, port uint16) (destroyed int, err error) {
-	// An IPv4 peer may stand on an IPv6 socket, as a mapped address.
+	// An IPv4 peer may be on an IPv6 socket, as a mapped address.
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		n, err := destroyFamily(family, address, port)
 		destroyed += n
@@ -108,7 +108,7 @@ func destroyFamily(family uint8, address netip.Addr, port uint16) (destroyed int
 		kill := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
 		kill.AddData(sockRequest{family: f, states: 0xfff, id: id})
 		_, err := kill.Execute(unix.NETLINK_INET_DIAG, 0)
-		if errors.Is(err, unix.ENOENT) { // it ended by itself
+		if errors.Is(err, unix.ENOENT) { // it ended on its own
 			continue
 		}
 		if err != nil {

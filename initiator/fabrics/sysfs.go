@@ -33,12 +33,12 @@ type Controller struct {
 	Instance  int             // the number in Name
 }
 
-// Going reports whether c is being removed, and so of no more use.
+// Going reports whether c is being removed, and so no longer usable.
 func (c Controller) Going() bool {
 	return strings.HasPrefix(c.State, "deleting") || c.State == "dead"
 }
 
-// Portal is where c is connected to.
+// Portal is the portal that c is connected to.
 func (c Controller) Portal() block.Portal {
 	port, _ := strconv.ParseUint(c.Address.Trsvcid, 10, 16)
 	return block.Portal{Transport: c.Transport, Address: c.Address.Traddr, Port: uint16(port)}
@@ -53,8 +53,7 @@ type Address struct {
 	SrcAddr    string // only while live, from 6.1 on
 }
 
-// ParseAddress reads an address file. Words that it does not know are skipped:
-// kernels add some.
+// ParseAddress parses an address file. It skips unknown words, since newer kernels add some.
 func ParseAddress(text string) Address {
 	var a Address
 	fields := map[string]*string{
@@ -70,7 +69,7 @@ func ParseAddress(text string) Address {
 	return a
 }
 
-// At reports whether a is p, whatever way the IP address is written.
+// At reports whether a is at p, whichever way the IP address is written.
 func (a Address) At(p block.Portal) bool {
 	if a.Trsvcid != strconv.Itoa(int(p.Port)) {
 		return false
@@ -145,7 +144,7 @@ func (t *Tree) controller(name string) (Controller, error) {
 		return c, err
 	}
 	c.NQN, c.State = block.NQN(nqn), state
-	// A PCI controller has none of these.
+	// A PCI controller has no such attributes.
 	transport, _ := t.read(dir + "transport")
 	address, _ := t.read(dir + "address")
 	hostNQN, _ := t.read(dir + "hostnqn")
@@ -245,9 +244,8 @@ func (t *Tree) Paths(h Head) ([]Path, error) {
 	return all, nil
 }
 
-// SetWriteThrough tells the block layer whether a head has no volatile cache, so
-// that it sends no flushes. Only for legs whose drives have none: nvmet
-// announces a cache whatever is below.
+// SetWriteThrough tells the block layer whether a head has no volatile cache and needs no
+// flushes. Use it only for legs whose drives have none: nvmet announces a cache in any case.
 func (t *Tree) SetWriteThrough(h Head, through bool) error {
 	name, want := "block/"+h.Name+"/queue/write_cache", "write back"
 	if through {
@@ -259,8 +257,8 @@ func (t *Tree) SetWriteThrough(h Head, through bool) error {
 	return t.write(name, want)
 }
 
-// SetIOTimeout sets how long a command on a path may take before the connection
-// is taken down. Paths forget it when they are made anew.
+// SetIOTimeout limits the time of a command on a path; after that the kernel resets the
+// connection. A path that is made again has lost the setting.
 func (t *Tree) SetIOTimeout(p Path, d time.Duration) error {
 	name := "block/" + p.Name + "/queue/io_timeout"
 	want := strconv.FormatInt(d.Milliseconds(), 10)

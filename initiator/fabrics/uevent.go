@@ -9,10 +9,10 @@ import (
 	"weft.dev/weft/proto/uevent"
 )
 
-// Watch calls changed after each kernel event that concerns NVMe or
-// device-mapper: namespaces and controllers that come and go, sizes, tables. It
-// returns nil when ctx ends. Events can be lost and none tells of a controller's
-// state, so whoever watches also looks from time to time.
+// Watch calls changed after each kernel event about NVMe or device-mapper: namespaces and
+// controllers that appear or disappear, sizes, tables. It returns nil when ctx ends. Events
+// can be lost, and no event reports a controller's state, so the caller must also look from
+// time to time.
 func Watch(ctx context.Context, changed func()) error {
 	err := uevent.Watch(ctx, func(e uevent.Event) {
 		if lost := e.Action == ""; lost || concerns(e) {

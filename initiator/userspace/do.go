@@ -5,150 +5,122 @@ package userspace
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
-	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/raid/engine"
 )
 
-// doAll does orders in turn. After one that fails those that rely on it are left;
-// what legs do when they come does not hold up the rest, nor do the device's users.
-func (k *Keeper) doAll(ctx context.Context, w *attachment.Wanted, s *seen, orders []order) (did bool, failed []string) {
-	for _, o := range orders {
-		err := k.do(ctx, w, s, o)
-		switch {
-		case err == nil:
-			did = did || o.op != opConnect && o.op != opEqualize
-			k.log.Debug("order done", "order", o.String())
-			continue
-		case !errors.Is(err, errLater):
-			failed = append(failed, fmt.Sprintf("%v: %v", o, err))
-		}
-		switch o.op {
-		case opConnect, opAdd, opRecovered, opPromote, opRenew, opDisconnect, opClose, opGrow, opResize:
-		case opNote:
-			if !s.noted.Within(o.note) {
-				return false, failed
-			}
-		default:
-			return false, failed
-		}
-	}
-	return did && len(failed) == 0, failed
-}
-
-func (k *Keeper) do(ctx context.Context, w *attachment.Wanted, s *seen, o order) error {
-	switch o.op {
-	case opConnect:
-		return k.connect(ctx, s, w, o)
-	case opSuspend:
-		k.log.Warn("volume suspended: a leg is silent and cannot be recorded stale")
+// Do implements keeper.Path.
+func (k *Keeper) Do(ctx context.Context, w *volume.Wanted, o volume.Order) error {
+	switch o := o.(type) {
+	case volume.Connect:
+		return k.connect(ctx, o)
+	case volume.HoldIO:
+		k.memory.HoldBegan(o, time.Now())
+		k.log.Warn("volume suspended", "for", o.Reason)
 		k.stack.volume.Suspend()
 		return nil
-	case opResume:
+	case volume.ResumeIO:
 		k.log.Info("volume resumed: all legs answer")
 		k.stack.volume.Resume()
 		return nil
-	case opRecord:
-		return k.recordStale(ctx, o)
-	case opNote:
-		return k.note(ctx, o.note)
-	case opDrop:
+	case volume.Drop:
 		return k.drop(o)
-	case opCut:
-		k.cut(o.nqn)
+	case volume.Cut:
+		k.cut(o.Path)
 		return nil
-	case opBuild:
+	case volume.Build:
 		return k.build(w, o)
-	case opEqualize:
+	case volume.Equalize:
 		return k.equalize(ctx)
-	case opAdd:
-		return k.add(w, o.legs[0])
-	case opRecovered:
-		return k.recordInSync(ctx, o)
-	case opRenew:
-		return k.renew(w, o.legs[0])
-	case opGiveUp:
-		k.memory.over = o.end
-		k.path.gaveUp(k.volume, k.memory.epoch, o.end)
-		k.log.Error("epoch given up", "epoch", k.memory.epoch, "why", o.end.Why, "writes_lost", o.end.WritesLost)
+	case volume.Add:
+		return k.add(w, o)
+	case volume.RecordInSync:
+		return k.RecordInSync(ctx, o)
+	case volume.Renew:
+		return k.renew(w, o.At)
+	case volume.GiveUp:
+		k.memory.Over = &o.Over
+		k.path.gaveUp(k.volume, k.memory.Epoch, &o.Over)
+		k.log.Error("epoch given up", "epoch", k.memory.Epoch, "why", o.Over.Why, "writes_lost", o.Over.WritesLost)
 		return nil
-	case opPromote:
-		return k.stack.volume.Promote(o.legs[0].column, o.legs[0].copy)
-	case opExport:
+	case volume.Promote:
+		return k.stack.volume.Promote(o.Column, o.Copy)
+	case volume.MakeDevice:
 		return k.export(ctx, w)
-	case opGrow:
+	case volume.Grow:
 		return k.grow(w)
-	case opResize:
+	case volume.GrowDevice:
 		return k.resize(ctx)
-	case opClose:
-		return k.closeDevice(ctx, o.force)
-	case opFlush:
+	case volume.CloseDevice:
+		return k.closeDevice(ctx, o.Force)
+	case volume.Flush:
 		return k.flush(ctx)
-	case opDismantle:
-		return k.dismantle(ctx, o.clean)
-	case opAbort:
+	case volume.Dismantle:
+		return k.dismantle(ctx, o.Clean)
+	case volume.Abort:
 		return k.abort(ctx)
-	case opDisconnect:
-		return k.disconnect(ctx, o.nqn)
-	case opForget:
+	case volume.Disconnect:
+		return k.disconnect(ctx, o.Path)
+	case volume.Forget:
 		if len(k.conns) > 0 {
-			return errLater // they end by themselves
+			return volume.ErrLater // paths reconnect and end on their own
 		}
-		k.forget(w, o.clean)
+		k.forget(w, o.Clean)
 		return nil
 	}
 	panic("no such order: " + o.String())
 }
 
-// drop has the volume go on without legs.
-func (k *Keeper) drop(o order) error {
+// drop lets the volume continue without some legs.
+func (k *Keeper) drop(o volume.Drop) error {
 	var failed error
-	for _, l := range o.legs {
-		if err := k.stack.volume.Drop(l.column, l.copy); err != nil {
+	for _, l := range o.Legs {
+		if err := k.stack.volume.Drop(l.Column, l.Copy); err != nil {
 			failed = errors.Join(failed, err)
 			continue
 		}
-		k.log.Info("leg dropped", "leg", l.leg.String(), "column", l.column, "why", l.why)
-		k.recorder.Released(l.leg)
+		k.log.Info("leg dropped", "leg", l.Leg.String(), "column", l.Column, "why", l.Why)
+		k.Released(l.Leg)
 	}
 	return failed
 }
 
-// add begins the rebuild of a leg.
-func (k *Keeper) add(w *attachment.Wanted, l legAt) error {
+// add starts the rebuild of a leg.
+func (k *Keeper) add(w *volume.Wanted, l volume.Add) error {
 	v := k.stack.volume
 	state := engine.Rebuilding
 	if w.ReadOnly {
 		state = engine.InSync
 	}
-	if err := v.Add(l.column, l.copy, k.devices[l.leg], state, l.full); err != nil {
+	if err := v.Add(l.Column, l.Copy, k.devices[l.Leg], state, l.Full); err != nil {
 		return err
 	}
-	slot := slotOf(w, l)
-	slot.tracked = true // whatever is dropped now, the engine knows what it still misses
-	slot.dirty = v.Status().Legs[l.column][l.copy].Resync.Total
-	k.memory.slots[l.place] = slot
-	k.log.Info("leg is back", "leg", l.leg.String(), "column", l.column, "to_copy", slot.dirty.String(), "full", l.full)
+	slot := slotOf(w, l.At)
+	slot.tracked = true // from now on the engine knows what the leg misses, even if it is dropped
+	slot.dirty = v.Status().Legs[l.Column][l.Copy].Resync.Total
+	k.memory.slots[l.Place] = slot
+	k.log.Info("leg is back", "leg", l.Leg.String(), "column", l.Column, "to_copy", slot.dirty.String(), "full", l.Full)
 	return nil
 }
 
-// renew goes on with a leg that has come back without what only a cache had held,
-// and lacks nothing.
-func (k *Keeper) renew(w *attachment.Wanted, l legAt) error {
-	if err := k.stack.volume.Renew(l.column, l.copy, k.devices[l.leg]); err != nil {
+// renew continues with a leg that lost its drive's cache but lacks nothing.
+func (k *Keeper) renew(w *volume.Wanted, l volume.At) error {
+	if err := k.stack.volume.Renew(l.Column, l.Copy, k.devices[l.Leg]); err != nil {
 		return err
 	}
 	slot := slotOf(w, l)
-	slot.tracked, slot.dirty = k.memory.slots[l.place].tracked, k.memory.slots[l.place].dirty
-	k.memory.slots[l.place] = slot
-	k.log.Warn("leg lost its drive's cache, but no unflushed writes", "leg", l.leg.String(), "column", l.column)
-	k.conns[slot.nqn].connection.Rescan() // what was sent to the old identity is given back
+	slot.tracked, slot.dirty = k.memory.slots[l.Place].tracked, k.memory.slots[l.Place].dirty
+	k.memory.slots[l.Place] = slot
+	k.log.Warn("leg lost its drive's cache, but no unflushed writes", "leg", l.Leg.String(), "column", l.Column)
+	if _, r := k.connectionTo(slot.nqn); r != nil {
+		r.connection.Rescan() // I/O sent to the old identity is returned
+	}
 	return nil
 }
 
-// abort takes the stack away, whoever uses it.
+// abort removes the stack even if it is in use.
 func (k *Keeper) abort(ctx context.Context) error {
 	st, device := k.stack, k.stack.device
 	return k.apart(ctx, "remove the volume", callTimeout, func(ctx context.Context) error {
@@ -156,25 +128,28 @@ func (k *Keeper) abort(ctx context.Context) error {
 	}, func(err error) error {
 		if err == nil && k.stack == st {
 			k.stack = nil
-			k.memory.slots = map[place]slot{}
+			k.memory.slots = map[volume.Place]slot{}
 		}
 		return err
 	})
 }
 
-// forget ends an epoch. The outcome of a detach is remembered, since the manager
-// asks until it has it.
-func (k *Keeper) forget(w *attachment.Wanted, clean bool) {
+// forget ends an epoch. It remembers the outcome of a detach, since the manager asks until it
+// has it.
+func (k *Keeper) forget(w *volume.Wanted, clean bool) {
 	was := k.memory
 	if k.cfg.Evidence != nil && w == nil {
-		k.cfg.Evidence.Leave(k.volume, was.gone && was.clean)
+		k.cfg.Evidence.Leave(k.volume, was.Gone && was.Clean)
 	}
-	k.memory = newMemory(0, time.Now())
-	k.recorder.Forget()
+	k.memory = newMemory(volume.Memory{}, time.Now())
+	k.Forget()
 	clear(k.devices)
 	clear(k.pulses)
-	if w != nil && w.Detach && (was.of(w) || was.epoch == 0) {
-		k.memory.epoch, k.memory.grant, k.memory.gone, k.memory.clean = w.Epoch, w.Grant, true, clean
+	switch {
+	case was.Over != nil && w != nil && was.Of(w) && w.Grant == 0: // a shared volume has another grant
+		k.memory.Epoch, k.memory.Gone, k.memory.Over = was.Epoch, true, was.Over
+	case w != nil && w.Detach && (was.Of(w) || was.Epoch == 0):
+		k.memory.Epoch, k.memory.Grant, k.memory.Gone, k.memory.Clean = w.Epoch, w.Grant, true, clean
 		k.log.Info("detached", "epoch", w.Epoch, "clean", clean)
 	}
 }

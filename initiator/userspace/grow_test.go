@@ -9,16 +9,16 @@ import (
 	"testing/synctest"
 	"time"
 
-	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 )
 
-// wantLarger has the volume wanted with twice its size.
+// wantLarger doubles the wanted size of the volume.
 func (w *world) wantLarger() {
-	w.want(func(x *attachment.Wanted) { x.Size = 2 * volumeSize })
+	w.want(func(x *volume.Wanted) { x.Size = 2 * volumeSize })
 }
 
-// growLeg has the target of a leg make room for twice the volume's size.
+// growLeg makes the target of a leg extend it to twice the volume's size.
 func (w *world) growLeg(column, copy int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -27,7 +27,7 @@ func (w *world) growLeg(column, copy int) {
 	l.data = append(l.data, make([]byte, size-len(l.data))...)
 }
 
-// noted reports whether the keeper says a thing that does not go forward.
+// noted reports whether the keeper's notes contain these texts.
 func (w *world) noted(texts ...string) bool {
 	synctest.Wait()
 	for _, n := range w.keeper.State().Notes {
@@ -111,7 +111,7 @@ func TestALegThatIsLostDoesNotKeepAVolumeFromGrowing(t *testing.T) {
 	})
 }
 
-// TestALegThatIsRebuiltMustHaveGrownBeforeItIsInSync: the next host would need it.
+// TestALegThatIsRebuiltMustHaveGrownBeforeItIsInSync: the next host would need its room.
 func TestALegThatIsRebuiltMustHaveGrownBeforeItIsInSync(t *testing.T) {
 	served(t, 1, 2, func(w *world) {
 		w.fallSilent("t1")
@@ -166,7 +166,7 @@ func TestADeviceThatDoesNotGrowIsTriedAgain(t *testing.T) {
 
 func TestAVolumeThatIsWantedSmallerStaysAsItIs(t *testing.T) {
 	served(t, 1, 2, func(w *world) {
-		w.want(func(x *attachment.Wanted) { x.Size = volumeSize / 2 })
+		w.want(func(x *volume.Wanted) { x.Size = volumeSize / 2 })
 		time.Sleep(2 * time.Second)
 		w.expect("nothing")
 		if r := w.report(); r.SizeBytes != uint64(volumeSize) || r.Phase != serving || !w.noted("cannot shrink") {

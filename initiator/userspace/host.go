@@ -7,16 +7,16 @@ import (
 	"errors"
 	"time"
 
-	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp/host"
 )
 
-// reconnectMax is the longest pause between attempts to make a lost connection
-// again: a target that is back is to be noticed soon.
+// reconnectMax is the longest pause between attempts to reconnect: a returning target should
+// be noticed soon.
 const reconnectMax = 500 * time.Millisecond
 
-// dialHost connects by NVMe/TCP, on the way that is given; nil means the network.
+// dialHost connects by NVMe/TCP through way; nil means the network.
 func dialHost(way Dial) dial {
 	return func(ctx context.Context, o dialOptions) (connection, error) { return connect(ctx, way, o) }
 }
@@ -35,7 +35,7 @@ func connect(ctx context.Context, way Dial, o dialOptions) (connection, error) {
 
 type hostConnection struct {
 	*host.Controller
-	rescan time.Time // none before
+	rescan time.Time // when the next rescan may start
 }
 
 func (c *hostConnection) Live() (bool, error) {
@@ -46,14 +46,14 @@ func (c *hostConnection) Live() (bool, error) {
 	return false, s.Err
 }
 
-// Namespace also has the controller look again if it does not know the namespace:
-// the event that tells of a new one may have been lost with a connection. Not at
-// once each time: what it finds has the keeper ask here again.
+// Namespace also makes the controller look again if it does not know the namespace, because
+// the event that announces one may have been lost with a connection. It does so only from time
+// to time: each finding makes the keeper call Namespace again.
 func (c *hostConnection) Namespace(nsid uint32, id block.UUID) (block.Device, error) {
 	n, err := c.Controller.Namespace(nsid, id)
 	if err != nil {
 		if now := time.Now(); errors.Is(err, block.ErrGone) && !now.Before(c.rescan) {
-			c.rescan = now.Add(attachment.RetryInterval)
+			c.rescan = now.Add(keeper.RetryInterval)
 			c.Rescan()
 		}
 		return nil, err

@@ -13,8 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"weft.dev/weft/initiator/attachment"
 	"weft.dev/weft/initiator/evidence"
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 )
 
@@ -30,7 +30,7 @@ func TestAttachConnectsBuildsAndExports(t *testing.T) {
 	})
 }
 
-// crashed leaves the copies of a volume different, and the manager knowing it.
+// crashed makes the copies of a volume differ, with the manager aware of it.
 func crashed(w *world) {
 	w.legs[legID(0, 0)].data[8192] = 7
 	w.wanted.Equalize = true
@@ -49,7 +49,7 @@ func TestUncleanVolumesAreEqualizedBeforeTheyAreExported(t *testing.T) {
 func TestWhileCopiesAreMadeEqualThereIsNoDevice(t *testing.T) {
 	from(t, 1, 2, func(w *world) {
 		crashed(w)
-		for _, l := range w.legs { // an error keeps it from ending
+		for _, l := range w.legs { // an error would keep it from ending
 			l.bad = errors.New("internal error")
 		}
 		w.refused = refusal("LAST_LEG")
@@ -176,8 +176,8 @@ func TestTheLastCopyOfAColumnStays(t *testing.T) {
 	})
 }
 
-// TestACopyThatStaysForTheSakeOfAnotherColumnSaysSo: both columns have a copy on t1;
-// that of column 1 is its last one.
+// TestACopyThatStaysForTheSakeOfAnotherColumnSaysSo: both columns have a copy on t1, and for
+// column 1 it is the last one.
 func TestACopyThatStaysForTheSakeOfAnotherColumnSaysSo(t *testing.T) {
 	served(t, 2, 2, func(w *world) {
 		w.mu.Lock()
@@ -201,9 +201,9 @@ func TestACopyThatStaysForTheSakeOfAnotherColumnSaysSo(t *testing.T) {
 	})
 }
 
-// TestALastCopyThatTakesNoWritesIsReplaced: t1 is away for a moment, and meanwhile the
-// drive of t0 comes to its end: it can be read, and that is all. Writes are held, and
-// t1 gets everything, also what was held; then t0 leaves.
+// TestALastCopyThatTakesNoWritesIsReplaced: while t1 is away for a moment, the drive of t0
+// wears out and becomes read-only. Writes are held, and t1 receives everything, including the
+// held writes; then t0 leaves.
 func TestALastCopyThatTakesNoWritesIsReplaced(t *testing.T) {
 	served(t, 1, 2, func(w *world) {
 		if err := <-w.write(2<<20, 1); err != nil {
@@ -293,7 +293,7 @@ func TestALegThatComesBackIsCopiedToRecordedAndThenReadFrom(t *testing.T) {
 		}
 		w.expect("loss", "record-stale c0.1", "cut t1")
 		w.mu.Lock()
-		w.legs[legID(0, 1)].data[0] = 9 // not written since, so not to be copied
+		w.legs[legID(0, 1)].data[0] = 9 // not written since, so it must not be copied
 		w.mu.Unlock()
 		w.answer("t1")
 		w.deafen()
@@ -307,7 +307,7 @@ func TestALegThatComesBackIsCopiedToRecordedAndThenReadFrom(t *testing.T) {
 			t.Error("a region that the leg did not miss was copied")
 		}
 		w.mu.Lock()
-		w.legs[legID(0, 1)].data[2<<20] = 77 // who reads it now tells
+		w.legs[legID(0, 1)].data[2<<20] = 77 // a read of this leg would return it
 		w.mu.Unlock()
 		for range 20 {
 			if got, err := w.read(2 << 20); got != 5 || err != nil {
@@ -320,7 +320,7 @@ func TestALegThatComesBackIsCopiedToRecordedAndThenReadFrom(t *testing.T) {
 		w.hear()
 		time.Sleep(time.Second)
 		w.expect("recorded", "record-in-sync c0.1")
-		w.fallSilent("t0") // and now it can stand in
+		w.fallSilent("t0") // now the rebuilt leg can replace it
 		if err := <-w.write(0, 6); err != nil {
 			t.Errorf("write = %v", err)
 		}
@@ -328,8 +328,8 @@ func TestALegThatComesBackIsCopiedToRecordedAndThenReadFrom(t *testing.T) {
 	})
 }
 
-// TestALegWhoseRecoveryIsRecordedStandsInAtOnce has the manager's answer to a
-// record in sync lost, and the other copy gone by the time it is known.
+// TestALegWhoseRecoveryIsRecordedStandsInAtOnce loses the manager's answer to a record in
+// sync; the other copy is gone by the time the answer arrives again.
 func TestALegWhoseRecoveryIsRecordedStandsInAtOnce(t *testing.T) {
 	served(t, 1, 2, func(w *world) {
 		w.fallSilent("t1")
@@ -340,7 +340,7 @@ func TestALegWhoseRecoveryIsRecordedStandsInAtOnce(t *testing.T) {
 		w.deafen()
 		w.comesBack(0, 1, 1)
 		time.Sleep(time.Second)
-		w.want(func(x *attachment.Wanted) {
+		w.want(func(x *volume.Wanted) {
 			x.Links = x.Links[1:]
 			x.Links[0].Rebuilding = false
 		})
@@ -366,9 +366,9 @@ func TestALegThatMayLackMoreThanIsKnownIsCopiedInFull(t *testing.T) {
 		w.legs[legID(0, 1)].data[3<<20] = 9
 		w.mu.Unlock()
 		w.answer("t1")
-		w.want(func(x *attachment.Wanted) { x.Links = x.Links[:1] })
+		w.want(func(x *volume.Wanted) { x.Links = x.Links[:1] })
 		w.comesBack(0, 1, 1)
-		w.want(func(x *attachment.Wanted) { x.Links[1].CopyAll = true })
+		w.want(func(x *volume.Wanted) { x.Links[1].CopyAll = true })
 		time.Sleep(time.Second)
 		if got := w.holds(0, 1, 3<<20); got != 0 {
 			t.Errorf("the leg holds %d where it lost a write, want it copied", got)
@@ -448,7 +448,7 @@ func TestALegThatIsNotThereAtFirstIsWaitedForThenRecorded(t *testing.T) {
 func TestDetachRefusesWhileOpenThenFlushesAndLetsGoClean(t *testing.T) {
 	served(t, 1, 2, func(w *world) {
 		w.opened("the file system on /mnt")
-		w.want(func(x *attachment.Wanted) { x.Detach = true })
+		w.want(func(x *volume.Wanted) { x.Detach = true })
 		time.Sleep(3 * time.Second)
 		if r := w.report(); r.Phase != detaching || !strings.Contains(r.WaitingFor, "/mnt") {
 			t.Errorf("%v, waiting for %q; want DETACHING, and who has it open", r.Phase, r.WaitingFor)
@@ -479,9 +479,9 @@ func TestDetachRefusesWhileOpenThenFlushesAndLetsGoClean(t *testing.T) {
 func TestADetachThatIsCancelledLeavesTheDeviceAsItIs(t *testing.T) {
 	served(t, 1, 2, func(w *world) {
 		w.opened("the file system on /mnt")
-		w.want(func(x *attachment.Wanted) { x.Detach = true })
+		w.want(func(x *volume.Wanted) { x.Detach = true })
 		w.until(detaching)
-		w.want(func(x *attachment.Wanted) { x.Detach = false })
+		w.want(func(x *volume.Wanted) { x.Detach = false })
 		w.until(serving)
 		w.opened("")
 		time.Sleep(10 * time.Second)
@@ -498,7 +498,7 @@ func TestDetachWithALegThatCanNotBeRecordedIsNotClean(t *testing.T) {
 		w.fallSilent("t1")
 		done := w.write(0, 1)
 		time.Sleep(time.Second)
-		w.want(func(x *attachment.Wanted) { x.Detach = true })
+		w.want(func(x *volume.Wanted) { x.Detach = true })
 		w.until(unclean)
 		if err := <-done; err == nil {
 			t.Error("a write that a leg lacks was acknowledged on the way out")
@@ -513,7 +513,7 @@ func TestDetachOfADegradedVolumeIsClean(t *testing.T) {
 		if err := <-w.write(0, 1); err != nil {
 			t.Fatalf("write = %v", err)
 		}
-		w.want(func(x *attachment.Wanted) { x.Detach = true })
+		w.want(func(x *volume.Wanted) { x.Detach = true })
 		w.until(clean)
 	})
 }
@@ -538,10 +538,10 @@ func TestAVolumeThatIsNoLongerWantedIsTakenFromItsUsers(t *testing.T) {
 func TestANewEpochReplacesTheOldOne(t *testing.T) {
 	served(t, 1, 2, func(w *world) {
 		w.opened("a process")
-		w.want(func(x *attachment.Wanted) {
+		w.want(func(x *volume.Wanted) {
 			x.Epoch = 2
 			w.wanted = x
-			x.Links = []attachment.Link{w.link(0, 0), w.link(0, 1)}
+			x.Links = []volume.Link{w.link(0, 0), w.link(0, 1)}
 		})
 		synctest.Wait()
 		w.until(serving)
@@ -611,7 +611,20 @@ func TestADeviceThatSomebodyTookAwayIsMadeAgain(t *testing.T) {
 	})
 }
 
-// deafen keeps the manager from answering until hear.
+// While a device is being detached, somebody else removes it: it is closed only once.
+func TestADeviceThatSomebodyTookAwayIsLetGo(t *testing.T) {
+	served(t, 1, 1, func(w *world) {
+		d := w.device
+		w.opened("mkfs")
+		w.want(func(x *volume.Wanted) { x.Detach = true })
+		w.until(detaching)
+		w.opened("")
+		d.once.Do(func() { close(d.done) })
+		w.until(clean)
+	})
+}
+
+// deafen makes the manager stop answering until hear.
 func (w *world) deafen() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -631,11 +644,11 @@ func (w *world) refuse(err error) {
 	w.refused = err
 }
 
-// Flushes are left out for drives that need none, and for no others: not even while
-// the volume is in use.
+// Flushes are skipped only for drives that need none, also when that changes while the volume
+// is in use.
 func TestADriveThatGetsAVolatileCacheIsFlushedAtOnce(t *testing.T) {
-	durable := func(copies ...bool) func(*attachment.Wanted) {
-		return func(x *attachment.Wanted) {
+	durable := func(copies ...bool) func(*volume.Wanted) {
+		return func(x *volume.Wanted) {
 			for i := range x.Links {
 				x.Links[i].WriteThrough = copies[i]
 			}
@@ -675,11 +688,12 @@ func noting(dir string) func(*world) {
 	return func(w *world) {
 		book := evidence.New(dir, slog.New(slog.DiscardHandler))
 		book.Open()
-		w.keeper.cfg.Evidence = book
+		w.keeper.path.cfg.Evidence = book
+		w.keeper = w.keeper.path.Keeper(w.volume)
 	}
 }
 
-// onDisk is which legs a host that starts again finds noted.
+// onDisk lists the legs that the host would find noted after a restart.
 func (w *world) onDisk(dir string) (names []string) {
 	book := evidence.New(dir, slog.New(slog.DiscardHandler))
 	book.Open()
@@ -690,8 +704,8 @@ func (w *world) onDisk(dir string) (names []string) {
 	return names
 }
 
-// What the host has noted never names a leg that lacks what was acknowledged, and
-// soon names all that do not.
+// The host's note never names a leg that lacks an acknowledged write, and soon names all the
+// others.
 func TestAHostNotesWhichLegsAreInSync(t *testing.T) {
 	dir := t.TempDir()
 	from(t, 1, 2, noting(dir), func(w *world) {
@@ -716,8 +730,8 @@ func TestAHostNotesWhichLegsAreInSync(t *testing.T) {
 	})
 }
 
-// A note that names too many legs and can neither be replaced nor removed holds the
-// writes that one of them lacks.
+// A note names too many legs and can neither be replaced nor removed: writes that one of those
+// legs lacks are held.
 func TestAWriteWaitsForTheNoteOfALoss(t *testing.T) {
 	dir := t.TempDir()
 	from(t, 1, 2, noting(dir), func(w *world) {

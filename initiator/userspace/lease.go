@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// lease is until when a volume may be read. The keeper extends it in its turns; the
-// engine asks each time that it is about to answer a read, for the whole process may
-// have stood still since the last turn.
+// lease is how long a volume may be read. The keeper extends it in its turns. The engine
+// checks it each time just before it answers a read, because the whole process may have been
+// frozen since the last turn.
 type lease struct {
 	clock func() time.Time
 	from  time.Time
@@ -20,5 +20,5 @@ func newLease(clock func() time.Time) *lease { return &lease{clock: clock, from:
 
 func (l *lease) extend(end time.Time) { l.ends.Store(int64(end.Sub(l.from))) }
 
-// runs reports whether no other host can have been given the volume yet.
+// runs reports whether no other host can have been granted the volume yet.
 func (l *lease) runs() bool { return int64(l.clock().Sub(l.from)) < l.ends.Load() }

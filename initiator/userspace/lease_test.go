@@ -8,18 +8,19 @@ import (
 	"time"
 )
 
-// The manager gives a volume to another host 10 s after it has fenced a leg, whatever
-// the others say. So 8 s after that no read may be answered here.
+// The manager grants a volume to another host 10 s after one leg is fenced, whether or not the
+// other targets have answered. So no read may be answered here once a leg has been silent for
+// 8 s.
 
-// freeze has the keeper stand still for a while. What is out goes on, as what is in
-// the machine's sockets does when a whole process stands still.
+// freeze stops the keeper for a while. I/O on the network continues, as it does in a machine's
+// sockets while a process is frozen.
 func (w *world) freeze(d time.Duration) {
 	synctest.Wait()
 	go w.keeper.Tell(func() { time.Sleep(d) })
 	synctest.Wait()
 }
 
-// reads begins a read of one block through the device.
+// reads starts a read of one block through the device.
 func (w *world) reads(at int64) <-chan error {
 	done := make(chan error, 1)
 	go func() { _, err := w.read(at); done <- err }()
@@ -34,7 +35,7 @@ func TestAReadAfterAFreezeWaitsUntilAllLegsHaveAnsweredAnew(t *testing.T) {
 		w.freeze(30 * time.Second)
 		w.fallSilent("t0") // where the host has been fenced
 		time.Sleep(29 * time.Second)
-		frozen := w.reads(1 << 20) // of t1
+		frozen := w.reads(1 << 20) // from t1
 		time.Sleep(2 * time.Second)
 		thawed := w.reads(3 << 20)
 		time.Sleep(20 * time.Second)
@@ -59,7 +60,7 @@ func TestAReadThatIsAnsweredTooLateIsReadAnew(t *testing.T) {
 		late := w.reads(1 << 16)
 		w.freeze(9 * time.Second)
 		time.Sleep(8500 * time.Millisecond)
-		w.answer("t0") // what it was asked 8.5 s ago
+		w.answer("t0") // it answers what was sent 8.5 s ago
 		if !pending(late) {
 			t.Error("a read was answered 8.5 s after the last leg was heard")
 		}
@@ -86,7 +87,7 @@ func TestTheLeaseCountsWhileTheMachineIsSuspended(t *testing.T) {
 		w.slept += time.Minute
 		w.mu.Unlock()
 		w.fallSilent("t0")
-		done := w.reads(1 << 20) // of t1
+		done := w.reads(1 << 20) // from t1
 		time.Sleep(20 * time.Second)
 		if !pending(done) {
 			t.Error("a read was answered, and a leg was not heard since before the machine slept")

@@ -4,11 +4,14 @@ package userspace
 
 import (
 	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
 
-	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/engine"
 )
 
 // device is a leg as it was found behind a connection.
@@ -20,101 +23,175 @@ type device struct {
 	durable    *atomic.Bool // its drive has no volatile cache
 }
 
-func (k *Keeper) look(w *attachment.Wanted) *seen {
-	s := &seen{
-		now: time.Now(), clock: k.cfg.Clock(), legs: map[block.LegID]legSeen{}, conns: map[block.NQN]connSeen{}, recordError: k.recorder.Refusal(),
-		noted: k.noted, noteError: k.noteError,
+func (k *Keeper) look(w *volume.Wanted) *volume.Seen {
+	s := &volume.Seen{
+		Now: time.Now(), Clock: k.cfg.Clock(), Legs: map[block.LegID]volume.LegSeen{},
 	}
-	for n, t := range k.tries {
-		if k.conns[n] == nil && t.err != "" && time.Since(t.next) > time.Minute {
-			delete(k.tries, n) // nobody tries any more
-		}
-	}
-	for n, r := range k.conns {
-		c := connSeen{made: r.connection != nil, err: k.tries[n].err}
-		if c.made {
-			live, err := r.connection.Live()
-			if c.live = live; err != nil {
-				c.err = err.Error()
-			}
-		}
-		s.conns[n] = c
-	}
-	k.lookAtVolume(s)
+	k.lookAtPaths(s)
 	if w == nil && k.stack != nil {
 		w = k.stack.wanted
 	}
+	k.lookAtVolume(s, w)
 	if w == nil {
 		clear(k.pulses)
 		clear(k.devices)
 		return s
 	}
 	for i := range w.Links {
-		s.legs[w.Links[i].Leg] = k.lookAtLeg(s, w, &w.Links[i])
+		s.Legs[w.Links[i].Leg] = k.lookAtLeg(s, w, &w.Links[i])
 	}
 	return s
 }
 
-func (k *Keeper) lookAtVolume(s *seen) {
+// lookAtPaths finds the connections and the attempts to make some.
+func (k *Keeper) lookAtPaths(s *volume.Seen) {
+	for path, t := range k.tries {
+		switch {
+		case k.conns[path] != nil:
+		case t.Error != "" && time.Since(t.Next) > time.Minute:
+			delete(k.tries, path) // there are no more attempts
+		default:
+			s.Paths = append(s.Paths, volume.PathSeen{Path: path, State: volume.PathRefused, Attempts: t.Failed, Error: t.Error})
+		}
+	}
+	for path, r := range k.conns {
+		seen := volume.PathSeen{Path: path, State: volume.PathConnecting, Attempts: k.tries[path].Failed, Error: k.tries[path].Error}
+		if r.connection != nil {
+			live, err := r.connection.Live()
+			seen.State = volume.PathSilent
+			if live {
+				seen.State = volume.PathLive
+			}
+			if err != nil {
+				seen.Error = err.Error()
+			}
+		}
+		s.Paths = append(s.Paths, seen)
+	}
+	slices.SortFunc(s.Paths, func(a, b volume.PathSeen) int { return a.Path.Compare(b.Path) })
+}
+
+func (k *Keeper) lookAtVolume(s *volume.Seen, w *volume.Wanted) {
 	st := k.stack
 	if st == nil {
+		for range layoutOf(w).Stripes {
+			s.Columns = append(s.Columns, volume.ColumnSeen{Copies: make([]volume.CopySeen, w.Layout.Copies)})
+		}
 		return
 	}
 	status := st.volume.Status()
-	s.volume = volumeSeen{
-		built: true, size: status.Size, legs: status.Legs, held: status.Held, suspended: status.Suspended,
-		equal: st.equal, equalizing: st.equalizing, equalized: status.Equalized, flushed: st.flushed,
+	s.ReadOnly, s.Size, s.Flushed, s.Copying = st.wanted.ReadOnly, status.Size, st.flushed, st.equalizing
+	s.Holdable, s.Held, s.Waits = true, status.Suspended, status.Held > 0
+	if st.equalizing {
+		s.Done, s.Total = status.Equalized.Done, status.Equalized.Total
+	}
+	for column, legs := range status.Legs {
+		c := volume.ColumnSeen{Exists: true, Built: true, Size: st.wanted.Layout.LegSize(status.Size), Equalizing: !st.equal}
+		for copy, leg := range legs {
+			seen := k.lookAtCopy(w, volume.Place{Column: column, Copy: copy}, leg)
+			switch seen.State {
+			case volume.InSync:
+				c.Sources++
+			case volume.Rebuilding:
+				s.Done, s.Total = s.Done+leg.Resync.Done, s.Total+leg.Resync.Total
+			}
+			c.Copies = append(c.Copies, seen)
+		}
+		s.Columns = append(s.Columns, c)
 	}
 	if st.device != nil {
-		s.device = deviceSeen{exists: true, size: st.size, refusal: st.refusal, open: st.open}
+		s.Device = volume.DeviceSeen{Exists: true, Named: true, Size: st.size, Refusal: st.refusal, Open: st.open}
 		select {
 		case <-st.device.Done():
-			s.device.ended = true
+			s.Device.Ended = true
 		default:
 		}
 	}
 }
 
-func (k *Keeper) lookAtLeg(s *seen, w *attachment.Wanted, l *attachment.Link) legSeen {
-	var seen legSeen
+func layoutOf(w *volume.Wanted) block.Layout {
+	if w == nil {
+		return block.Layout{}
+	}
+	return w.Layout
+}
+
+var states = map[engine.State]volume.CopyState{
+	engine.InSync: volume.InSync, engine.CaughtUp: volume.CaughtUp, engine.Rebuilding: volume.Rebuilding, engine.Dropped: volume.Failed,
+}
+
+// lookAtCopy describes the leg that the engine has, or last had, in a place.
+func (k *Keeper) lookAtCopy(w *volume.Wanted, at volume.Place, status engine.LegStatus) volume.CopySeen {
+	slot, known := k.memory.slots[at]
+	if !known {
+		return volume.CopySeen{}
+	}
+	seen := volume.CopySeen{
+		State: states[status.State], Leg: slot.leg, Node: slot.node, Subsystem: slot.nqn, Tracked: slot.tracked, Dirty: slot.dirty,
+		Busy: status.Outstanding > 0, Oldest: status.Oldest, Unflushed: status.Unflushed,
+	}
+	if l := w.At(at.Column, at.Copy); l != nil && l.Leg == slot.leg {
+		seen.Superseded, seen.Reborn = l.Revision != slot.revision, l.Reborn > slot.revision
+	}
+	if status.Err != nil && status.State != engine.Rebuilding {
+		seen.Error = status.Err.Error()
+	}
+	return seen
+}
+
+func (k *Keeper) lookAtLeg(s *volume.Seen, w *volume.Wanted, l *volume.Link) volume.LegSeen {
+	var seen volume.LegSeen
+	path, r := k.connectionTo(l.NQN)
+	seen.Found = r != nil
 	d, err := k.find(l)
 	switch {
 	case err != nil:
-		seen.err = err.Error()
-	case d.Device == nil: // there is no connection
-		seen.err = k.tries[l.NQN].err
-	default:
-		// What the volume needs that there is: one that is wanted larger serves on.
+		seen.Error = err.Error()
+	case d.Device != nil:
+		// The leg must fit the volume as it is: a volume that is wanted larger keeps serving.
 		size := w.Size
-		if s.volume.built {
-			size = min(size, s.volume.size)
+		if s.Built() {
+			size = min(size, s.Size)
 		}
-		seen.size = d.Geometry().Size
-		if need := w.Layout.LegSize(size); seen.size < need {
-			seen.err = attachment.TooSmall(seen.size, need)
+		seen.Size = d.Geometry().Size
+		if need := w.Layout.LegSize(size); seen.Size < need {
+			seen.Error = volume.TooSmall(seen.Size, need)
 		}
 	}
-	there := d.Device != nil && s.conns[l.NQN].live
-	fit := there && seen.err == ""
-	if !there && seen.err == "" {
-		seen.err = s.conns[l.NQN].err
+	there := false
+	if d.Device != nil {
+		there, _ = r.connection.Live()
+	}
+	fit := there && seen.Error == ""
+	if !there && seen.Error == "" {
+		seen.Error = s.Refusal(l.NQN)
 	}
 	p := k.pulses[l.Leg].Of(l.UUID.String())
 	k.pulses[l.Leg] = p
-	seen.silent = p.Look(s.now, there, k.cfg.Probe)
-	seen.live = fit && p.Met
-	seen.looks, seen.answers, seen.heard = p.Looks, p.Answers, p.Heard
-	if there && p.Due(s.now, k.cfg.Probe) {
-		p.Probe(s.now, s.clock)
+	way := volume.WaySeen{Path: path, Silent: p.Look(s.Now, there, k.cfg.Probe)}
+	way.Looks, way.Answers, way.Heard = p.Looks, p.Answers, p.Heard
+	seen.Live, seen.Ways = fit && p.Met, []volume.WaySeen{way}
+	if there && p.Due(s.Now, k.cfg.Probe) {
+		p.Probe(s.Now, s.Clock)
 		k.probe(p, d)
 	}
 	return seen
 }
 
-// find finds the device of a leg; it has none if there is no connection.
-func (k *Keeper) find(l *attachment.Link) (device, error) {
-	r := k.conns[l.NQN]
-	if r == nil || r.connection == nil {
+// connectionTo returns the connection to a subsystem, nil if there is none.
+func (k *Keeper) connectionTo(n block.NQN) (volume.Path, *reach) {
+	for path, r := range k.conns {
+		if path.Subsystem == n && r.connection != nil {
+			return path, r
+		}
+	}
+	return volume.Path{Subsystem: n}, nil
+}
+
+// find returns the device of a leg, which is empty if there is no connection.
+func (k *Keeper) find(l *volume.Link) (device, error) {
+	_, r := k.connectionTo(l.NQN)
+	if r == nil {
 		delete(k.devices, l.Leg)
 		return device{}, nil
 	}
@@ -134,10 +211,9 @@ func (k *Keeper) find(l *attachment.Link) (device, error) {
 	return d, nil
 }
 
-// probe reads from a leg, through all that its data goes through. A medium that
-// cannot be read there is an answer: nobody else has been given the leg, and what
-// its other blocks are worth the volume's own I/O will tell.
-func (k *Keeper) probe(p *attachment.Pulse, d device) {
+// probe reads from a leg by the same route as its data. A medium error counts as an answer:
+// nobody else has been given the leg, and the volume's own I/O will show which blocks are bad.
+func (k *Keeper) probe(p *keeper.Pulse, d device) {
 	go func() {
 		err := block.ReadAt(d.Device, make([]byte, d.Geometry().BlockSize), 0)
 		if errors.Is(err, block.ErrMedium) {
@@ -147,11 +223,11 @@ func (k *Keeper) probe(p *attachment.Pulse, d device) {
 	}()
 }
 
-// legDevice is a leg that may be on a drive that loses nothing with its power, though
-// its target says that it may: what it has acknowledged needs no flush then.
+// legDevice is a leg whose drive the manager may know to survive a power loss, although its
+// target reports a volatile cache: acknowledged writes then need no flush.
 type legDevice struct {
 	block.Device
-	durable *atomic.Bool // as the manager last said
+	durable *atomic.Bool // the manager's latest word
 }
 
 func (d legDevice) Geometry() block.Geometry {

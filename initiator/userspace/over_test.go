@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
-	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 )
 
-// flush begins a flush of the device.
+// flush starts a flush of the device.
 func (w *world) flush() <-chan error {
 	w.mu.Lock()
 	d := w.device
@@ -22,7 +22,7 @@ func (w *world) flush() <-chan error {
 	return done
 }
 
-// soon is what has come within a minute.
+// soon returns an outcome that must arrive within a minute.
 func soon(t *testing.T, done <-chan error) error {
 	t.Helper()
 	select {
@@ -34,13 +34,13 @@ func soon(t *testing.T, done <-chan error) error {
 	}
 }
 
-// nextEpoch grants the volume anew.
+// nextEpoch grants the volume again, at the next epoch.
 func (w *world) nextEpoch() {
-	w.want(func(x *attachment.Wanted) {
+	w.want(func(x *volume.Wanted) {
 		x.Epoch++
 		x.Equalize = true
 		w.wanted = x
-		var links []attachment.Link
+		var links []volume.Link
 		for _, l := range x.Links {
 			links = append(links, w.link(l.Column, l.Copy))
 		}
@@ -48,8 +48,8 @@ func (w *world) nextEpoch() {
 	})
 }
 
-// TestWhatWasFlushedOutlivesALossOfPowerUnnoticed: nothing that anybody was told of is
-// lost, so the volume goes on, with what was under way.
+// TestWhatWasFlushedOutlivesALossOfPowerUnnoticed: no acknowledged data is lost, so the volume
+// continues, with the I/O under way.
 func TestWhatWasFlushedOutlivesALossOfPowerUnnoticed(t *testing.T) {
 	for _, copies := range []int{1, 2} {
 		served(t, 1, copies, func(w *world) {
@@ -96,8 +96,8 @@ func TestWhatWasFlushedOutlivesALossOfPowerUnnoticed(t *testing.T) {
 	}
 }
 
-// TestADeviceFailsWhenWhatItAcknowledgedIsLost: a read would go back in time, and a
-// flush would promise what is not there.
+// TestADeviceFailsWhenWhatItAcknowledgedIsLost: a read would go back in time, and a flush
+// would succeed although data is missing.
 func TestADeviceFailsWhenWhatItAcknowledgedIsLost(t *testing.T) {
 	for _, copies := range []int{1, 2} {
 		served(t, 2, copies, func(w *world) {
@@ -139,14 +139,14 @@ func TestADeviceFailsWhenWhatItAcknowledgedIsLost(t *testing.T) {
 	}
 }
 
-// TestDetachSaysThatWritesWereLost: it ends all the same, and not clean.
+// TestDetachSaysThatWritesWereLost: it completes, but not cleanly.
 func TestDetachSaysThatWritesWereLost(t *testing.T) {
 	served(t, 1, 1, func(w *world) {
 		w.opened("the file system on /mnt")
 		if err := soon(t, w.write(4096, 1)); err != nil {
 			t.Fatal(err)
 		}
-		w.want(func(x *attachment.Wanted) { x.Detach = true })
+		w.want(func(x *volume.Wanted) { x.Detach = true })
 		w.losePower("t0")
 		w.reborn(0, 0, 1)
 		if r := w.until(unclean); !r.GaveUp.GetWritesLost() {
@@ -155,13 +155,13 @@ func TestDetachSaysThatWritesWereLost(t *testing.T) {
 	})
 }
 
-// TestWhatWasTakenAwayIsNotTakenUpAgainAtItsEpoch: copies may differ in what was under
-// way, and the manager, which did not ask for it, does not know.
+// TestWhatWasTakenAwayIsNotTakenUpAgainAtItsEpoch: copies may differ in the writes under way,
+// and the manager does not know of it, because it did not ask for the removal.
 func TestWhatWasTakenAwayIsNotTakenUpAgainAtItsEpoch(t *testing.T) {
 	served(t, 1, 2, func(w *world) {
 		w.opened("a process")
 		w.fallSilent("t1")
-		done := w.write(4096, 1) // is on one copy
+		done := w.write(4096, 1) // on one copy only
 		w.keeper.Want(nil, "", 2)
 		if err := soon(t, done); err == nil {
 			t.Fatal("a write was acknowledged that one copy lacks")
@@ -178,7 +178,7 @@ func TestWhatWasTakenAwayIsNotTakenUpAgainAtItsEpoch(t *testing.T) {
 			t.Errorf("reported %v, want epoch 1 given up, and no write lost", r)
 		}
 		w.expect("it is not built again")
-		// Nor by another keeper, once this one has ended.
+		// Nor does another keeper take it up, once this one has ended.
 		w.stop()
 		<-w.ended
 		again := w.keeper.path.Keeper(w.volume)
@@ -194,17 +194,17 @@ func TestWhatWasTakenAwayIsNotTakenUpAgainAtItsEpoch(t *testing.T) {
 	})
 }
 
-// TestADetachTakenBackAfterItWasNotCleanIsANewGrant: the volume had been let go.
+// TestADetachTakenBackAfterItWasNotCleanIsANewGrant: the detach had already completed.
 func TestADetachTakenBackAfterItWasNotCleanIsANewGrant(t *testing.T) {
 	served(t, 1, 2, func(w *world) {
 		w.deafen()
 		w.fallSilent("t1")
 		w.write(0, 1)
 		time.Sleep(time.Second)
-		w.want(func(x *attachment.Wanted) { x.Detach = true })
+		w.want(func(x *volume.Wanted) { x.Detach = true })
 		w.until(unclean)
 		w.took()
-		w.want(func(x *attachment.Wanted) { x.Detach = false })
+		w.want(func(x *volume.Wanted) { x.Detach = false })
 		time.Sleep(time.Second)
 		if r := w.report(); r.Phase != unclean || r.GaveUp.GetWhy() == "" {
 			t.Errorf("reported %v, want it given up", r)

@@ -10,14 +10,15 @@ import (
 	"sync"
 	"time"
 
-	"weft.dev/weft/initiator/attachment"
 	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/initiator/evidence"
+	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
-// Config is what a Path is made with. Node, Manager and Host have no default.
+// Config configures a Path. Node, Manager and Host have no default.
 type Config struct {
 	Node    block.NodeName
 	Manager pb.AgentsClient
@@ -29,26 +30,26 @@ type Config struct {
 	KeepAlive time.Duration // keep-alive timeout of connections; 2 s
 	IOQueues  int           // per connection; 1
 
-	Clock func() time.Time // what leases go by; time.Now
+	Clock func() time.Time // the lease clock; time.Now
 
-	Export Export // makes the devices of volumes; Devices(blockdev.Options{})
-	Dial   Dial   // the way to targets; net.Dialer
+	Export Export // makes the volumes' devices; Devices(blockdev.Options{})
+	Dial   Dial   // connects to targets; net.Dialer
 
-	Evidence *evidence.Book // where it is noted which legs are in sync; nil: nowhere
+	Evidence *evidence.Book // notes which legs are in sync; nil: no notes
 
-	Changed func()           // called when a keeper's State has changed; may be nil
-	Meter   attachment.Meter // may be nil
+	Changed func()       // called when a keeper's State has changed; may be nil
+	Meter   keeper.Meter // may be nil
 	Log     *slog.Logger
 }
 
-// Export gives a volume out as the block device of a name. It returns when the
-// device can be used, or with an error, also when ctx ends.
+// Export makes a volume available as the block device of a name. It returns when the device
+// can be used, or with an error, also when ctx ends.
 type Export func(ctx context.Context, volume block.Device, name block.VolumeName) (Exported, error)
 
 // Dial connects to a target's address.
 type Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-// Devices makes devices of the kernel's as o says, but for the name.
+// Devices makes kernel block devices as o says, with the name of the volume.
 func Devices(o blockdev.Options) Export {
 	return func(ctx context.Context, volume block.Device, name block.VolumeName) (Exported, error) {
 		own := o
@@ -70,20 +71,18 @@ type Exported interface {
 	// Path is what users open.
 	Path() string
 
-	// Number is the kernel's number of the device, "7:4"; empty if it is none of the
-	// kernel's.
+	// Number is the kernel's number of the device, "7:4"; empty if it is not a kernel device.
 	Number() string
 
-	// Resize makes the device as large as the volume is now; whoever has it open
-	// goes on.
+	// Resize makes the device as large as the volume is now; its users notice no interruption.
 	Resize(ctx context.Context) error
 
-	// Close takes the device away; if somebody has it open it is a blockdev.ErrBusy
-	// that says who, and the device serves on. With force, whoever has it open
-	// gets errors. After nil the volume gets no more I/O. It can be called again.
+	// Close removes the device. If somebody has it open, it returns a blockdev.ErrBusy that
+	// names them, and the device continues to serve; with force, its users get errors instead.
+	// After nil the volume gets no more I/O. It can be called again.
 	Close(ctx context.Context, force bool) error
 
-	// Done is closed when the device is served no more, whoever ended it.
+	// Done is closed when the device is no longer served, whoever ended it.
 	Done() <-chan struct{}
 }
 
@@ -99,24 +98,24 @@ type Path struct {
 	dial dial
 
 	mu      sync.Mutex
-	givenUp map[block.VolumeID]epochOver // what outlives a volume's keeper
+	givenUp map[block.VolumeID]epochOver // it outlives a volume's keeper
 }
 
 // epochOver is the last epoch of a volume that was given up.
 type epochOver struct {
 	epoch block.Epoch
-	why   *pb.GaveUp
+	why   *volume.Over
 }
 
-func (p *Path) gaveUp(v block.VolumeID, e block.Epoch, why *pb.GaveUp) {
+func (p *Path) gaveUp(v block.VolumeID, e block.Epoch, why *volume.Over) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.givenUp[v] = epochOver{e, why}
 }
 
-// over is why an epoch of a volume is not taken up again; nil if it may be. That an
-// older one was is forgotten.
-func (p *Path) over(v block.VolumeID, e block.Epoch) *pb.GaveUp {
+// over is why an epoch of a volume is not taken up again; nil if it may be. Older epochs are
+// forgotten.
+func (p *Path) over(v block.VolumeID, e block.Epoch) *volume.Over {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	last, ok := p.givenUp[v]
@@ -160,7 +159,7 @@ func (p *Path) Keeper(v block.VolumeID) *Keeper { return newKeeper(p, v) }
 
 var _ interface {
 	Run(context.Context)
-	Want(*attachment.Wanted, string, uint64)
+	Want(*volume.Wanted, string, uint64)
 	Poke()
-	State() attachment.State
+	State() keeper.State
 } = (*Keeper)(nil)

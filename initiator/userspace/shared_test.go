@@ -8,12 +8,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"weft.dev/weft/initiator/attachment"
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 )
 
-// readOnly is served for a host that shares the volume and may only read it. At the
-// end, nothing may have been recorded of a leg, or written to it.
+// readOnly is served for a host that shares the volume read-only. At the end, no record may
+// have been made of a leg, and nothing written to one.
 func readOnly(t *testing.T, f func(w *world)) {
 	t.Helper()
 	from(t, 1, 2, func(w *world) { w.wanted.ReadOnly = true }, func(w *world) {
@@ -40,7 +40,7 @@ func TestWhoOnlyReadsCanNotWrite(t *testing.T) {
 		if got, err := w.read(4096); got != 7 || err != nil {
 			t.Errorf("a read = %d, %v", got, err)
 		}
-		w.want(func(x *attachment.Wanted) { x.Detach = true })
+		w.want(func(x *volume.Wanted) { x.Detach = true })
 		w.until(clean)
 		w.expect("detach, without a flush", "close", "disconnect t0", "disconnect t1")
 	})
@@ -105,16 +105,16 @@ func TestWhoOnlyReadsBeginsWithoutALegThatIsNotThere(t *testing.T) {
 		w.took()
 		w.answer("t1")
 		time.Sleep(10 * time.Second)
-		w.fallSilent("t0") // so the other one must be in use by now
+		w.fallSilent("t0") // so the other copy must be in use by now
 		if _, err := w.read(0); err != nil {
 			t.Errorf("a read = %v", err)
 		}
 	})
 }
 
-// regrant has the volume wanted by another grant of the same epoch.
+// regrant makes the manager want the volume by another grant of the same epoch.
 func (w *world) regrant(number uint64) {
-	w.want(func(x *attachment.Wanted) {
+	w.want(func(x *volume.Wanted) {
 		x.Detach, x.Grant = false, number
 		for i := range x.Links {
 			x.Links[i].NQN = block.SharedNQN(w.volume, x.Epoch, number, block.Host{}, block.NodeName(x.Links[i].Node))
@@ -122,10 +122,10 @@ func (w *world) regrant(number uint64) {
 	})
 }
 
-// A host can come back to an epoch that it left: the others have it still.
+// A host can return to an epoch that it left, because other hosts still have it.
 func TestAHostComesBackToAnEpoch(t *testing.T) {
 	readOnly(t, func(w *world) {
-		w.want(func(x *attachment.Wanted) { x.Detach = true })
+		w.want(func(x *volume.Wanted) { x.Detach = true })
 		w.until(clean)
 		w.took()
 		w.regrant(2)
@@ -135,8 +135,8 @@ func TestAHostComesBackToAnEpoch(t *testing.T) {
 	})
 }
 
-// A host that was taken out and let in again without hearing of it in between has a
-// device of a grant that is over: what waits on it must not reach the new exports.
+// A host that was put out and let in again without noticing has a device of an old grant: I/O
+// that waits on it must not reach the new exports.
 func TestADeviceEndsWithItsGrantThoughTheEpochStands(t *testing.T) {
 	from(t, 1, 1, func(*world) {}, func(w *world) {
 		w.until(serving)
@@ -163,6 +163,21 @@ func TestADeviceEndsWithItsGrantThoughTheEpochStands(t *testing.T) {
 		}
 		if err := <-w.write(0, 2); err != nil {
 			t.Errorf("a write of the grant that stands = %v", err)
+		}
+	})
+}
+
+// A host that was put out of a shared volume by force, and let in again at the same epoch,
+// releases the volume when it is asked to. What it gave up was another grant.
+func TestAHostThatWasPutOutAndLetInAgainReleasesTheVolume(t *testing.T) {
+	from(t, 1, 1, func(*world) {}, func(w *world) {
+		w.until(serving)
+		w.keeper.Want(nil, "", 2)
+		time.Sleep(time.Second)
+		w.regrant(2)
+		w.want(func(x *volume.Wanted) { x.Detach = true })
+		if r := w.until(clean); r.GetGrant() != 2 {
+			t.Errorf("the report is about grant %d, want 2", r.GetGrant())
 		}
 	})
 }

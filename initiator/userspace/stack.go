@@ -7,90 +7,111 @@ import (
 	"errors"
 	"time"
 
-	"weft.dev/weft/initiator/attachment"
 	"weft.dev/weft/initiator/blockdev"
+	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/raid/engine"
 )
 
 // stack is a volume with its device. The keeper's goroutine owns it.
 type stack struct {
-	wanted     *attachment.Wanted // what was last wanted of it
+	wanted     *volume.Wanted // the last wanted state
 	volume     *engine.Volume
 	lease      *lease
 	device     Exported   // nil: none
 	size       block.Size // of the device
-	equal      bool       // the copies are
+	equal      bool       // the copies are equal
 	equalizing bool
-	again      time.Time          // no Equalize before
+	again      time.Time          // when Equalize may be tried again
 	cancel     context.CancelFunc // of Equalize and of Export
 	flushed    bool               // since the device was closed
-	refusal    string             // why the device could not be closed when that was last tried
-	open       bool               // namely because somebody has it open
+	refusal    string             // why the last attempt to close the device failed
+	open       bool               // that was because somebody has it open
 }
 
-// build makes the volume of its legs in sync.
-func (k *Keeper) build(w *attachment.Wanted, o order) error {
+// build builds the volume from its legs in sync.
+func (k *Keeper) build(w *volume.Wanted, o volume.Build) error {
 	lease := newLease(k.cfg.Clock)
 	config := engine.Config{Layout: w.Layout, Size: w.Size, BlockSize: block.SectorSize, FailMedium: true, ReadOnly: w.ReadOnly, OnEvent: k.event}
 	if !w.ReadOnly {
 		config.Current = lease.runs
 	}
-	for _, l := range o.legs {
-		config.BlockSize = max(config.BlockSize, k.devices[l.leg].Geometry().BlockSize)
+	for _, l := range o.Legs {
+		config.BlockSize = max(config.BlockSize, k.devices[l.Leg].Geometry().BlockSize)
 	}
 	v, err := engine.New(config)
 	if err != nil {
 		return err
 	}
-	slots := map[place]slot{}
-	for _, l := range o.legs {
-		if err := v.Add(l.column, l.copy, k.devices[l.leg], engine.InSync, false); err != nil {
+	slots := map[volume.Place]slot{}
+	for _, l := range o.Legs {
+		if err := v.Add(l.Column, l.Copy, k.devices[l.Leg], engine.InSync, false); err != nil {
 			v.Abort()
 			return err
 		}
-		slots[l.place] = slotOf(w, l)
+		slots[l.Place] = slotOf(w, l)
 	}
 	k.stack = &stack{wanted: w, volume: v, lease: lease, equal: !w.Equalize || w.Layout.Copies == 1, cancel: func() {}}
-	k.memory.slots, k.memory.used = slots, true
+	k.memory.slots, k.memory.Used = slots, true
 	k.trackIfEqual()
 	if k.stack.equal && !w.ReadOnly {
-		// Until a first flush the engine must take a leg with a cache to lack anything
-		// that was ever written to it. There is nothing: it was let go flushed.
+		// Until the first flush, the engine must assume that a leg with a cache lacks data
+		// written before. It lacks none: the volume was flushed when it was detached.
 		go block.Flush(v) //nolint:errcheck // the next flush will do
 	}
-	k.log.Info("volume built", "epoch", w.Epoch, "legs", len(o.legs), "equalize", !k.stack.equal)
+	k.log.Info("volume built", "epoch", w.Epoch, "legs", len(o.Legs), "equalize", !k.stack.equal)
 	return nil
 }
 
-func slotOf(w *attachment.Wanted, l legAt) slot {
-	link := w.At(l.column, l.copy)
-	return slot{leg: l.leg, revision: l.revision, node: link.Node, nqn: link.NQN}
+// slot is the leg that the engine has, or last had, in a place.
+type slot struct {
+	leg      block.LegID
+	revision uint64
+	node     string
+	nqn      block.NQN
+	tracked  bool       // the engine knows everything that it may miss
+	dirty    block.Size // bytes to copy when its rebuild began
 }
 
-// trackIfEqual notes that from now on the engine knows all that a leg misses
-// which it drops.
+// memory is what the keeper knows of an epoch but cannot find out by looking.
+type memory struct {
+	volume.Memory
+	slots map[volume.Place]slot
+}
+
+func newMemory(m volume.Memory, now time.Time) *memory {
+	m.Begin(now)
+	return &memory{Memory: m, slots: map[volume.Place]slot{}}
+}
+
+func slotOf(w *volume.Wanted, l volume.At) slot {
+	link := w.At(l.Column, l.Copy)
+	return slot{leg: l.Leg, revision: l.Revision, node: link.Node, nqn: link.NQN}
+}
+
+// trackIfEqual notes that from now on the engine knows everything that a dropped leg misses.
 func (k *Keeper) trackIfEqual() {
 	if !k.stack.equal {
 		return
 	}
 	for at, slot := range k.memory.slots {
-		slot.tracked = slot.tracked || k.stack.volume.Status().Legs[at.column][at.copy].State == engine.InSync
+		slot.tracked = slot.tracked || k.stack.volume.Status().Legs[at.Column][at.Copy].State == engine.InSync
 		k.memory.slots[at] = slot
 	}
 }
 
-// event wakes the keeper; what it is about is in the volume's status.
+// event wakes the keeper; the volume's status has the details.
 func (k *Keeper) event(e engine.Event) {
 	k.log.Info("volume", "event", e.Kind.String(), "column", e.Column, "copy", e.Copy, "err", e.Err)
 	k.Poke()
 }
 
-// equalize begins to make the copies equal.
+// equalize starts to make the copies equal.
 func (k *Keeper) equalize(ctx context.Context) error {
 	st := k.stack
 	if st.equalizing || time.Now().Before(st.again) {
-		return errLater
+		return volume.ErrLater
 	}
 	ctx, st.cancel = context.WithCancel(ctx)
 	st.equalizing = true
@@ -100,7 +121,7 @@ func (k *Keeper) equalize(ctx context.Context) error {
 			st.equalizing = false
 			st.cancel()
 			if err != nil {
-				st.again = time.Now().Add(attachment.RetryInterval)
+				st.again = time.Now().Add(keeper.RetryInterval)
 				k.log.Warn("copies not equal yet", "err", err)
 				return
 			}
@@ -114,12 +135,12 @@ func (k *Keeper) equalize(ctx context.Context) error {
 	return nil
 }
 
-// export makes the device. To make one takes reads of the volume, which may be held.
-func (k *Keeper) export(ctx context.Context, w *attachment.Wanted) error {
+// export makes the device. That reads from the volume, and the reads may be held.
+func (k *Keeper) export(ctx context.Context, w *volume.Wanted) error {
 	st := k.stack
 	const what = "make the device"
-	if k.busy[what] {
-		return errLater
+	if k.Busy(what) {
+		return volume.ErrLater
 	}
 	ctx, st.cancel = context.WithCancel(ctx)
 	size := st.volume.Geometry().Size // at least; it may grow meanwhile
@@ -132,11 +153,11 @@ func (k *Keeper) export(ctx context.Context, w *attachment.Wanted) error {
 		if err != nil {
 			return err
 		}
-		if k.stack != st { // torn down meanwhile
+		if k.stack != st { // torn down in the meantime
 			go func() {
 				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 				defer cancel()
-				_ = device.Close(ctx, true) // a failure is logged where it happens
+				_ = device.Close(ctx, true) // Close logs a failure itself
 			}()
 			return nil
 		}
@@ -154,7 +175,7 @@ func (k *Keeper) export(ctx context.Context, w *attachment.Wanted) error {
 }
 
 // grow makes the volume larger.
-func (k *Keeper) grow(w *attachment.Wanted) error {
+func (k *Keeper) grow(w *volume.Wanted) error {
 	was := k.stack.volume.Geometry().Size
 	if err := k.stack.volume.Grow(w.Size); err != nil {
 		return err
@@ -175,7 +196,7 @@ func (k *Keeper) resize(ctx context.Context) error {
 	})
 }
 
-// closeDevice takes the device away, unless somebody has it open.
+// closeDevice removes the device, unless somebody has it open.
 func (k *Keeper) closeDevice(ctx context.Context, force bool) error {
 	st := k.stack
 	return k.apart(ctx, "remove the device", callTimeout, func(ctx context.Context) error {
@@ -191,8 +212,7 @@ func (k *Keeper) closeDevice(ctx context.Context, force bool) error {
 	})
 }
 
-// flush has the drives write out what they may hold in their caches. It waits as
-// long as a leg holds it up.
+// flush makes the drives write out their caches. It waits as long as a leg delays it.
 func (k *Keeper) flush(ctx context.Context) error {
 	st := k.stack
 	return k.apart(ctx, "flush", callTimeout, func(context.Context) error { return block.Flush(st.volume) }, func(err error) error {
@@ -201,12 +221,12 @@ func (k *Keeper) flush(ctx context.Context) error {
 	})
 }
 
-// dismantle takes the volume apart, which has no device any more.
+// dismantle takes apart a volume that has no device any more.
 func (k *Keeper) dismantle(ctx context.Context, clean bool) error {
 	st := k.stack
 	finish := func(err error) error {
 		if err == nil && k.stack == st {
-			k.stack, k.memory.clean = nil, clean
+			k.stack, k.memory.Clean = nil, clean
 		}
 		return err
 	}
@@ -216,8 +236,8 @@ func (k *Keeper) dismantle(ctx context.Context, clean bool) error {
 	return k.apart(ctx, "disassemble the volume", callTimeout, st.volume.Close, finish)
 }
 
-// abort takes the volume away, and its device if it has one; whoever waits for
-// them gets errors. The connections have been cut: what is out on others is never
+// abort removes the volume, and its device if it has one; those who wait for them get errors.
+// Connections have been cut before, because pending I/O on a silent one would never be
 // answered.
 func (st *stack) abort(ctx context.Context, device Exported) error {
 	st.cancel()

@@ -20,8 +20,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"weft.dev/weft/initiator/attachment"
 	"weft.dev/weft/initiator/blockdev"
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
@@ -36,8 +36,8 @@ const (
 	unclean    = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_UNCLEAN
 )
 
-// world is the targets, the manager and the users of one volume, as far as a
-// keeper can tell. Copy i of each column is on node ti. The volume is the engine's.
+// world is the targets, the manager and the users of one volume, as far as a keeper can tell.
+// Copy i of each column is on node ti. The volume itself is a real one of raid/engine.
 type world struct {
 	t      *testing.T
 	volume block.VolumeID
@@ -49,18 +49,18 @@ type world struct {
 	history []string
 	nodes   map[string]*fakeNode
 	legs    map[block.LegID]*fakeLeg
-	gone    map[block.UUID]bool // identities that are not served any more
-	wanted  *attachment.Wanted
+	gone    map[block.UUID]bool // identities that are no longer served
+	wanted  *volume.Wanted
 	device  *fakeDevice
 	refused error         // what the manager answers to records
 	deaf    chan struct{} // the manager does not answer until it is closed
-	slept   time.Duration // for how long the machine was suspended
+	slept   time.Duration // how long the machine was suspended
 }
 
 // fakeNode is a target.
 type fakeNode struct {
 	silent bool
-	down   bool // and refuses connections
+	down   bool // it also refuses connections
 	conns  []*fakeConn
 }
 
@@ -68,13 +68,13 @@ type fakeNode struct {
 type fakeLeg struct {
 	name    string
 	data    []byte
-	durable []byte // what of it outlives a loss of power; nil: zeroes
-	err     error  // what it answers to writes
-	bad     error  // what it answers to reads of data; probes are at offset 0
-	head    error  // what it answers to reads there
-	changes int    // what was sent to it that is no read
-	reads   int    // of data
-	cached  bool   // it was written since its last flush
+	durable []byte // the data that survives a power loss; nil: zeroes
+	err     error  // its answer to writes
+	bad     error  // its answer to data reads; probes are at offset 0
+	head    error  // its answer to reads at offset 0
+	changes int    // requests other than reads
+	reads   int    // data reads
+	cached  bool   // written since its last flush
 	flushes int
 }
 
@@ -86,13 +86,13 @@ func node(copy int) string { return fmt.Sprintf("t%d", copy) }
 
 const volumeSize = 4 * block.MiB
 
-// in runs f with a volume that is wanted, in a bubble of its own time.
+// in runs f with a wanted volume, in a synctest bubble.
 func in(t *testing.T, stripes, copies int, f func(w *world)) {
 	t.Helper()
 	from(t, stripes, copies, func(*world) {}, f)
 }
 
-// from is in with a world that first has changed before a keeper is there.
+// from is like in, but first changes the world before a keeper starts.
 func from(t *testing.T, stripes, copies int, first, f func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -102,7 +102,7 @@ func from(t *testing.T, stripes, copies int, first, f func(w *world)) {
 			gone: map[block.UUID]bool{},
 		}
 		layout := block.Layout{Stripes: stripes, Copies: copies, Chunk: block.DefaultChunk}
-		w.wanted = &attachment.Wanted{Volume: w.volume, Name: "db1", Size: volumeSize, Layout: layout, Epoch: 1, BootID: "b"}
+		w.wanted = &volume.Wanted{Volume: w.volume, Name: "db1", Size: volumeSize, Layout: layout, Epoch: 1, BootID: "b"}
 		for column := range stripes {
 			for copy := range copies {
 				w.nodes[node(copy)] = &fakeNode{}
@@ -123,7 +123,7 @@ func from(t *testing.T, stripes, copies int, first, f func(w *world)) {
 	})
 }
 
-// run has a keeper keep the volume.
+// run starts k.
 func (w *world) run(k *Keeper) {
 	ctx, stop := context.WithCancel(w.t.Context())
 	ended := make(chan struct{})
@@ -131,7 +131,7 @@ func (w *world) run(k *Keeper) {
 	go func() { defer close(ended); k.Run(ctx) }()
 }
 
-// served is in with a volume that is served.
+// served is like in, with a volume that already serves.
 func served(t *testing.T, stripes, copies int, f func(w *world)) {
 	t.Helper()
 	in(t, stripes, copies, func(w *world) {
@@ -141,17 +141,17 @@ func served(t *testing.T, stripes, copies int, f func(w *world)) {
 	})
 }
 
-func (w *world) link(column, copy int) attachment.Link {
+func (w *world) link(column, copy int) volume.Link {
 	nqn := block.SubsystemNQN(w.volume, w.wanted.Epoch, block.Host{}, block.NodeName(node(copy)))
-	return attachment.Link{
+	return volume.Link{
 		Leg: legID(column, copy), Column: column, Copy: copy, Node: node(copy), NQN: nqn,
 		NSID: uint32(1 + 4*column + copy), UUID: block.NamespaceUUID(legID(column, copy), w.wanted.Epoch, 0),
 		Portals: []block.Portal{{Transport: block.TCP, Address: node(copy), Port: 4420}},
 	}
 }
 
-// want changes what is wanted.
-func (w *world) want(f func(w *attachment.Wanted)) {
+// want changes the wanted state.
+func (w *world) want(f func(w *volume.Wanted)) {
 	w.mu.Lock()
 	changed := *w.wanted
 	changed.Links = slices.Clone(changed.Links)
@@ -167,13 +167,13 @@ func (w *world) tell() {
 	w.keeper.Want(w.wanted, "", 1)
 }
 
-// comesBack has a leg that was recorded stale wanted again, to be rebuilt.
+// comesBack makes a leg that was recorded stale wanted again, to be rebuilt.
 func (w *world) comesBack(column, copy int, revision uint64) {
-	w.want(func(x *attachment.Wanted) {
+	w.want(func(x *volume.Wanted) {
 		l := w.link(column, copy)
 		l.Rebuilding, l.Revision = true, revision
 		l.UUID = block.NamespaceUUID(l.Leg, x.Epoch, revision)
-		x.Links = slices.DeleteFunc(x.Links, func(o attachment.Link) bool { return o.Leg == l.Leg })
+		x.Links = slices.DeleteFunc(x.Links, func(o volume.Link) bool { return o.Leg == l.Leg })
 		x.Links = append(x.Links, l)
 	})
 }
@@ -189,7 +189,7 @@ func (w *world) took() []string {
 	defer w.mu.Unlock()
 	h := w.history
 	w.history = nil
-	for i := 0; i < len(h); i++ { // connects that begin together end in any order
+	for i := 0; i < len(h); i++ { // connects that start together end in any order
 		from := i
 		for i < len(h) && strings.HasPrefix(h[i], "connect ") {
 			i++
@@ -199,7 +199,7 @@ func (w *world) took() []string {
 	return h
 }
 
-// expect compares what has been done since the last look.
+// expect compares what has been done since the last call.
 func (w *world) expect(when string, want ...string) {
 	w.t.Helper()
 	synctest.Wait()
@@ -208,7 +208,7 @@ func (w *world) expect(when string, want ...string) {
 	}
 }
 
-// clock is that of leases.
+// clock is the lease clock.
 func (w *world) clock() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -236,10 +236,10 @@ type fakeConn struct {
 	w    *world
 	node string
 	cut  bool
-	kept []keptIO // what it does not answer
+	kept []keptIO // I/O it does not answer
 }
 
-// keptIO is what was sent to an identity of a leg.
+// keptIO is I/O sent to one identity of a leg.
 type keptIO struct {
 	id     block.UUID
 	answer func(error)
@@ -268,7 +268,7 @@ func (w *world) dial(ctx context.Context, o dialOptions) (connection, error) {
 func (c *fakeConn) Live() (bool, error) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	return !c.cut, nil // a silent target is believed in
+	return !c.cut, nil // a silent target still counts as connected
 }
 
 func (c *fakeConn) Namespace(_ uint32, id block.UUID) (block.Device, error) {
@@ -297,7 +297,7 @@ func (c *fakeConn) Cut() {
 	}
 }
 
-// Rescan gives back what legs were sent that are there no more.
+// Rescan returns I/O sent to legs that no longer exist.
 func (c *fakeConn) Rescan() {
 	c.w.mu.Lock()
 	var gone, kept []keptIO
@@ -395,7 +395,7 @@ func (w *world) fallSilent(name string) {
 	w.nodes[name].silent = true
 }
 
-// answer has a target answer again, also what it was asked meanwhile.
+// answer makes a target answer again, including I/O sent meanwhile.
 func (w *world) answer(name string) {
 	w.mu.Lock()
 	n := w.nodes[name]
@@ -411,7 +411,7 @@ func (w *world) answer(name string) {
 	}
 }
 
-// kept is what outlives a loss of power.
+// kept is the data that survives a power loss.
 func (l *fakeLeg) kept() []byte {
 	if l.durable == nil {
 		l.durable = make([]byte, len(l.data))
@@ -419,8 +419,8 @@ func (l *fakeLeg) kept() []byte {
 	return l.durable
 }
 
-// losePower takes a target's power, and from its legs what only their caches held.
-// Their identities are not served any more.
+// losePower cuts a target's power: its legs lose what only their caches held, and their
+// identities are no longer served.
 func (w *world) losePower(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -432,14 +432,14 @@ func (w *world) losePower(name string) {
 	}
 }
 
-// reborn has the manager keep a leg in sync that has lost its cache, in place of all
-// other copies of its column.
+// reborn makes the manager keep a leg that lost its cache in sync, and drop all other copies
+// of its column.
 func (w *world) reborn(column, copy int, revision uint64) {
-	w.want(func(x *attachment.Wanted) {
+	w.want(func(x *volume.Wanted) {
 		l := w.link(column, copy)
 		l.Revision, l.Reborn = revision, revision
 		l.UUID = block.NamespaceUUID(l.Leg, x.Epoch, revision)
-		x.Links = slices.DeleteFunc(x.Links, func(o attachment.Link) bool { return o.Column == column })
+		x.Links = slices.DeleteFunc(x.Links, func(o volume.Link) bool { return o.Column == column })
 		x.Links = append(x.Links, l)
 	})
 }
@@ -450,7 +450,7 @@ type fakeDevice struct {
 	w      *world
 	volume block.Device
 	users  string
-	refuse error // what Resize answers
+	refuse error // Resize answers this
 	done   chan struct{}
 	once   sync.Once
 }
@@ -501,7 +501,7 @@ func (w *world) opened(by string) {
 	w.device.users = by
 }
 
-// write begins a write of one block through the device.
+// write starts a write of one block through the device.
 func (w *world) write(at int64, value byte) <-chan error {
 	w.t.Helper()
 	w.mu.Lock()
@@ -524,7 +524,7 @@ func (w *world) read(at int64) (byte, error) {
 	return p[0], err
 }
 
-// holds reports what a leg has at an offset.
+// holds returns the byte that a leg has at an offset.
 func (w *world) holds(column, copy int, at int64) byte {
 	w.mu.Lock()
 	defer w.mu.Unlock()

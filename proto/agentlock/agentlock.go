@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agentlock keeps agents apart that would work against each other.
+// Package agentlock keeps two agents from doing the same work at once.
 //
-// An agent locks files for as long as it runs. The kernel unlocks them when the process
-// and its last system call are over. The agent signs the files, so that another one
-// that is refused can say who holds them. Which files those are, and who may share
-// one, is up to the agents.
+// An agent locks files for as long as it runs. The kernel drops the locks when the process
+// and its last system call have ended. The agent writes its name into the files, so that an
+// agent that is refused can say who holds the lock. Each kind of agent decides which files
+// to lock, and which of them may be shared.
 package agentlock
 
 import (
@@ -28,11 +28,11 @@ func (l Lock) Release() {
 	}
 }
 
-// patience is how long Wait waits for an agent that is about to end.
+// patience is how long Wait waits for an agent that is about to exit.
 const patience = 5 * time.Second
 
-// Wait takes a lock with try. As long as try returns the error held, it tries again for
-// some seconds. What try has locked before an error is released.
+// Wait takes a lock with try. While try returns the error held, Wait tries again, for a few
+// seconds. Locks that try took before an error are released.
 func Wait(ctx context.Context, held error, try func() (Lock, error)) (Lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -53,9 +53,8 @@ func Wait(ctx context.Context, held error, try func() (Lock, error)) (Lock, erro
 	}
 }
 
-// Take opens a file as [os.OpenFile] does and locks it, with unix.LOCK_EX alone or with
-// unix.LOCK_SH among others. The error is unix.EWOULDBLOCK if somebody else's lock
-// forbids that.
+// Take opens a file as [os.OpenFile] does and locks it: exclusively with unix.LOCK_EX,
+// shared with unix.LOCK_SH. It returns unix.EWOULDBLOCK if another lock is in the way.
 func Take(path string, flags int, mode fs.FileMode, how int) (*os.File, error) {
 	f, err := os.OpenFile(path, flags, mode)
 	if err != nil {
@@ -68,7 +67,7 @@ func Take(path string, flags int, mode fs.FileMode, how int) (*os.File, error) {
 	return f, nil
 }
 
-// Sign makes text all that a locked file holds.
+// Sign replaces the contents of a locked file with text.
 func Sign(f *os.File, text string) error {
 	if err := f.Truncate(0); err != nil {
 		return err

@@ -102,7 +102,7 @@ func TestWaitIsPatientWithTheHolderAlone(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if _, err := Wait(ctx, held, func() (Lock, error) { return nil, held }); !errors.Is(err, held) {
-			t.Errorf("Wait of a context that is over = %v, want %v", err, held)
+			t.Errorf("Wait with an ended context = %v, want %v", err, held)
 		}
 	})
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package block holds the words that every part of Weft shares: identifiers,
-// sizes, portals, layouts, and the names that things have on the wire.
+// Package block defines what every part of Weft shares: identifiers, sizes, portals,
+// layouts, and the names used on the wire.
 //
-// Everything here is a plain value. The package imports no os, net, context,
-// clock or logger, so that decisions (volmgr/cluster, raid) can be made of it.
+// Everything here is a plain value. The package imports no os, net, context, clock or
+// logger, so that pure code (volmgr/cluster, raid) can use it.
 package block
 
 import (
@@ -122,12 +122,12 @@ func checkName(s string) error {
 	for i, r := range s {
 		letter := r >= 'a' && r <= 'z' || r >= '0' && r <= '9'
 		if !letter && (i == 0 || !strings.ContainsRune("-._", r)) {
-			return fmt.Errorf("character %q not allowed at %d: use a-z, 0-9, and after the first also '-', '.', '_'", r, i)
+			return fmt.Errorf("must not contain %q: use a-z, 0-9 and, after the first character, '-', '.' and '_'", r)
 		}
 	}
 	return nil
 }
 
-// Epoch numbers the grants of write access to one volume. It only grows; 0
-// means that the volume was never attached.
+// Epoch numbers the grants of write access to one volume. It only grows; 0 means that the
+// volume has never been attached.
 type Epoch uint64

@@ -11,8 +11,8 @@ import (
 // NQN is an NVMe Qualified Name (NVM Express Base 2.0, 4.7): at most 223 bytes.
 type NQN string
 
-// nqnPrefix begins the name of every subsystem that Weft exports. What does not
-// begin so in nvmet was made by somebody else and is left alone.
+// nqnPrefix begins the name of every subsystem that Weft exports. Subsystems with other
+// names in nvmet are not ours, and Weft leaves them alone.
 const nqnPrefix = "nqn.2026-11.dev.weft:"
 
 // ParseNQN checks the length and form of s. nvmet does not: it truncates names
@@ -30,8 +30,8 @@ func ParseNQN(s string) (NQN, error) {
 // Ours reports whether n names a subsystem that Weft exports.
 func (n NQN) Ours() bool { return strings.HasPrefix(string(n), nqnPrefix) }
 
-// Host is an initiator's identity. Both halves are always given together: from
-// Linux 6.5 on, a host NQN must keep one and the same host ID.
+// Host is an initiator's identity. Always pass both halves: since Linux 6.5 the kernel
+// refuses a host NQN that comes with two different host IDs.
 type Host struct {
 	NQN NQN
 	ID  UUID
@@ -45,16 +45,16 @@ func HostFromID(id UUID) Host {
 // Short is the first 8 hex digits of the host ID, for names.
 func (h Host) Short() string { return h.ID.String()[:8] }
 
-// SubsystemNQN names the subsystem through which one target exports its legs of
-// a volume to one host at one epoch. A new epoch is a new name, so whatever an
-// older one still has open leads nowhere. The target is part of the name, so
-// that a host never merges two targets' controllers into one subsystem.
+// SubsystemNQN names the subsystem through which one target exports its legs of a volume to
+// one host at one epoch. Each epoch gets a new name, so a connection left over from an
+// older epoch leads nowhere. The target's name is included so that a host never merges two
+// targets' controllers into one subsystem.
 func SubsystemNQN(v VolumeID, e Epoch, h Host, target NodeName) NQN {
 	return SharedNQN(v, e, 0, h, target)
 }
 
-// SharedNQN is SubsystemNQN where several hosts share an epoch. A host may leave it
-// and be let in again, so each grant has a number of its own and with it a new name.
+// SharedNQN is SubsystemNQN for an epoch that several hosts share. A host may detach and
+// attach again within the epoch, so each grant is numbered and has a name of its own.
 func SharedNQN(v VolumeID, e Epoch, grant uint64, h Host, target NodeName) NQN {
 	number := ""
 	if grant != 0 {
@@ -63,7 +63,7 @@ func SharedNQN(v VolumeID, e Epoch, grant uint64, h Host, target NodeName) NQN {
 	return NQN(fmt.Sprintf("%s%v.%d%s.%s.%s", nqnPrefix, v, e, number, h.Short(), target))
 }
 
-// Grant is the number of the grant that SharedNQN put into a name; 0 if there is none.
+// Grant returns the grant number in a name made by SharedNQN, or 0.
 func (n NQN) Grant() uint64 {
 	if _, _, _, _, err := ParseSubsystemNQN(n); err != nil {
 		return 0
@@ -74,8 +74,8 @@ func (n NQN) Grant() uint64 {
 	return grant
 }
 
-// ParseSubsystemNQN reads what SubsystemNQN or SharedNQN made, but for the number of
-// the grant; host is the host's short form.
+// ParseSubsystemNQN reads a name made by SubsystemNQN or SharedNQN, except for the grant
+// number (see Grant). The result host is the host's short form.
 func ParseSubsystemNQN(n NQN) (v VolumeID, e Epoch, host string, target NodeName, err error) {
 	rest, ok := strings.CutPrefix(string(n), nqnPrefix)
 	parts := strings.SplitN(rest, ".", 4)
@@ -99,8 +99,8 @@ func ParseSubsystemNQN(n NQN) (v VolumeID, e Epoch, host string, target NodeName
 	return v, Epoch(number), parts[2], target, nil
 }
 
-// NamespaceUUID is the identity under which a leg is exported: a host never
-// finds the same one twice, across epochs or after the leg went stale.
+// NamespaceUUID is the identity under which a leg is exported. It changes with the epoch
+// and whenever the leg goes stale, so a host never sees the same identity twice.
 func NamespaceUUID(l LegID, e Epoch, revision uint64) UUID {
 	return derive("weft namespace", l.String(), strconv.FormatUint(uint64(e), 10), strconv.FormatUint(revision, 10))
 }
@@ -108,10 +108,10 @@ func NamespaceUUID(l LegID, e Epoch, revision uint64) UUID {
 // SerialNumber is the controller serial of a volume's subsystems: 20 hex digits of its id.
 func SerialNumber(v VolumeID) string { return strings.ReplaceAll(v.String(), "-", "")[:20] }
 
-// Transport is the fabric a portal speaks.
+// Transport is a fabric's transport protocol.
 type Transport string
 
-// The transports that nvmet and nvme-fabrics know by these names (trtype, transport).
+// The transports, spelled as nvmet (trtype) and nvme-fabrics (transport) spell them.
 const (
 	TCP  Transport = "tcp"
 	RDMA Transport = "rdma"
@@ -120,12 +120,12 @@ const (
 // DefaultPort is the NVMe-oF port that IANA assigned (trsvcid).
 const DefaultPort uint16 = 4420
 
-// Portal is where a target listens.
+// Portal is an address that a target listens on.
 type Portal struct {
 	Transport Transport
 	Address   string // IP address, without brackets
 	Port      uint16
-	Rail      string // the network rail it sits on; may be empty
+	Rail      string // network rail of the address; may be empty
 }
 
 // String prints tcp://192.0.2.1:4420, with brackets around IPv6, and #rail if there is one.
@@ -141,8 +141,8 @@ func (p Portal) String() string {
 	return s
 }
 
-// ParsePortal reads what String prints; the transport and the port may be left
-// out and are then tcp and 4420.
+// ParsePortal reads the form that String prints. The transport defaults to tcp and the port
+// to 4420.
 func ParsePortal(text string) (Portal, error) {
 	p := Portal{Transport: TCP, Port: DefaultPort}
 	rest := text

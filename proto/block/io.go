@@ -4,16 +4,16 @@ package block
 
 import "errors"
 
-// Op is what an IO does.
+// Op is the operation of an IO.
 type Op uint8
 
-// The operations of a block device, as NVM Command Set 1.0, section 3.2, has them.
+// The operations of a block device (NVM Command Set 1.0, section 3.2).
 const (
 	OpRead Op = iota + 1
 	OpWrite
-	OpFlush       // what was acknowledged before is durable after
-	OpDiscard     // the range's content is of no interest any more
-	OpWriteZeroes // the range reads as zeroes after
+	OpFlush       // makes every acknowledged write durable
+	OpDiscard     // the range's content is no longer needed
+	OpWriteZeroes // the range reads as zeroes afterwards
 )
 
 func (o Op) String() string {
@@ -32,22 +32,22 @@ func (o Op) String() string {
 	return "unknown operation"
 }
 
-// IO is one request to a Device. Its owner fills it in, submits it, and leaves
-// it and Data alone until Done has been called; it may be used again after.
+// IO is one request to a Device. Its owner fills it in and submits it, and must not touch
+// it or Data until Done has been called. It may then be reused.
 type IO struct {
 	Op    Op
 	FUA   bool   // OpWrite, OpWriteZeroes: durable before it is done
-	Unmap bool   // OpWriteZeroes: the range may be deallocated, if it reads as zeroes then
+	Unmap bool   // OpWriteZeroes: the range may be deallocated if it still reads as zeroes
 	Off   int64  // bytes from the start of the device, a multiple of its block size
-	Len   int64  // bytes, a multiple of the block size; of reads and writes the length of Data; 0 for OpFlush
-	Data  []byte // reads fill it, writes take it
+	Len   int64  // bytes, a multiple of the block size: len(Data) for reads and writes; 0 for OpFlush
+	Data  []byte // the buffer that reads fill and writes take from
 
-	// Done is called exactly once for each Submit, from any goroutine, perhaps
-	// before Submit has returned. It must not block.
+	// Done is called exactly once for each Submit, from any goroutine, possibly before
+	// Submit has returned. It must not block.
 	Done func(*IO)
 	Err  error // the outcome, set before Done is called
 
-	// Owner is for whoever submits: what the IO is a part of. Devices leave it alone.
+	// Owner belongs to the submitter, to find what the IO is a part of. Devices ignore it.
 	Owner any
 }
 
@@ -57,26 +57,26 @@ func (io *IO) Complete(err error) {
 	io.Done(io)
 }
 
-// Geometry is what a Device is like; all values are bytes.
+// Geometry describes a Device; all values are in bytes.
 type Geometry struct {
 	Size          Size
-	BlockSize     Size // 512 or 4096: the unit that is written at once
-	DiscardUnit   Size // 0: discards do nothing
-	MaxIO         Size // of one IO; 0: any
+	BlockSize     Size // 512 or 4096: the smallest unit of a write
+	DiscardUnit   Size // 0: discards have no effect
+	MaxIO         Size // largest IO; 0: no limit
 	VolatileCache bool // acknowledged writes need OpFlush to be durable
-	ReadOnly      bool // what would change it fails with ErrReadOnly
+	ReadOnly      bool // requests that change it fail with ErrReadOnly
 }
 
-// Device is anything that takes IOs: a file, a namespace on the other side of a
-// network, a mirror, a volume. Submit may be called by many goroutines and never
-// waits for a medium; IOs that overlap and are under way together happen in any
-// order. A Device that cannot answer now keeps the IO until it can or is closed.
+// Device is anything that takes IOs: a file, a remote namespace, a mirror, a volume. Submit
+// may be called by many goroutines and never waits for the medium. Overlapping IOs that are
+// in flight together complete in any order. A Device that cannot answer yet keeps the IO
+// until it can, or until it is closed.
 type Device interface {
 	Geometry() Geometry
 	Submit(*IO)
 }
 
-// Errors that a Device answers with, to be wrapped.
+// Errors of a Device; it may wrap them.
 var (
 	ErrRange       = errors.New("beyond the end of the device, or not aligned to its blocks")
 	ErrMedium      = errors.New("medium error")
@@ -85,7 +85,7 @@ var (
 	ErrUnsupported = errors.New("operation not supported")
 )
 
-// CheckIO says what is wrong with an IO for a device of geometry g.
+// CheckIO returns an error if an IO is not valid for a device of geometry g.
 func (g Geometry) CheckIO(io *IO) error {
 	b := int64(g.BlockSize)
 	switch {
@@ -112,7 +112,7 @@ func Do(d Device, io *IO) error {
 	return io.Err
 }
 
-// ReadAt reads len(p) bytes at off and waits for them.
+// ReadAt reads len(p) bytes at off and waits for the result.
 func ReadAt(d Device, p []byte, off int64) error {
 	return Do(d, &IO{Op: OpRead, Data: p, Off: off, Len: int64(len(p))})
 }
@@ -122,5 +122,5 @@ func WriteAt(d Device, p []byte, off int64) error {
 	return Do(d, &IO{Op: OpWrite, Data: p, Off: off, Len: int64(len(p))})
 }
 
-// Flush waits until everything that was acknowledged is durable.
+// Flush waits until every acknowledged write is durable.
 func Flush(d Device) error { return Do(d, &IO{Op: OpFlush}) }

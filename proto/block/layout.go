@@ -4,13 +4,16 @@ package block
 
 import "fmt"
 
-// Layout is how a volume is spread: Stripes columns, each of Copies legs that
-// mirror one another, Chunk bytes of one column before the next one follows.
+// Layout describes how a volume's data is spread: over Stripes columns, each a redundancy
+// group of legs; after Chunk bytes of one column the next column follows. The legs of a
+// column are Copies that mirror one another, or the Data and Parity members of a code.
 // RAID0 has one copy, RAID1 one stripe.
 type Layout struct {
 	Stripes int
-	Copies  int
+	Copies  int // of a mirror; 0 of a code
 	Chunk   Size
+	Data    int `json:",omitempty"` // of a code
+	Parity  int `json:",omitempty"` // of a code
 }
 
 // Limits of a layout.
@@ -20,12 +23,36 @@ const (
 	DefaultChunk = 128 * KiB
 )
 
-// Check says what is wrong with l, naming the field.
+// Kind is the kind of each column's redundancy group.
+func (l Layout) Kind() GroupKind {
+	if l.Data != 0 || l.Parity != 0 {
+		return Code
+	}
+	return Mirror
+}
+
+// Group is the redundancy group of each column.
+func (l Layout) Group() Group {
+	if l.Kind() == Code {
+		return Group{Code, l.Data + l.Parity, l.Data}
+	}
+	return Group{Mirror, l.Copies, 1}
+}
+
+// Check returns an error that names the first invalid field of l.
+//
+// Branches: two for each field, its lower and its upper limit.
 func (l Layout) Check() error {
 	switch {
 	case l.Stripes < 1 || l.Stripes > MaxStripes:
 		return fmt.Errorf("stripes %d: must be 1 to %d", l.Stripes, MaxStripes)
-	case l.Copies < 1 || l.Copies > MaxCopies:
+	case l.Kind() == Code && l.Copies != 0:
+		return fmt.Errorf("copies %d: must be 0 beside data %d and parity %d", l.Copies, l.Data, l.Parity)
+	case l.Kind() == Code && (l.Data < 1 || l.Data >= MaxMembers):
+		return fmt.Errorf("data %d: must be 1 to %d", l.Data, MaxMembers-1)
+	case l.Kind() == Code && (l.Parity < 1 || l.Parity > MaxMembers-l.Data):
+		return fmt.Errorf("parity %d: must be 1 to %d beside data %d", l.Parity, MaxMembers-l.Data, l.Data)
+	case l.Kind() == Mirror && (l.Copies < 1 || l.Copies > MaxCopies):
 		return fmt.Errorf("copies %d: must be 1 to %d", l.Copies, MaxCopies)
 	case l.Chunk < 4*KiB || l.Chunk > 16*MiB || l.Chunk&(l.Chunk-1) != 0:
 		return fmt.Errorf("chunk %v: must be a power of two from 4KiB to 16MiB", l.Chunk)
@@ -33,22 +60,26 @@ func (l Layout) Check() error {
 	return nil
 }
 
-// Legs is how many legs a volume of this layout has.
-func (l Layout) Legs() int { return l.Stripes * l.Copies }
+// Legs is the number of legs of a volume with this layout.
+func (l Layout) Legs() int { return l.Stripes * l.Group().Members }
 
-// LegSize is the size of each leg of a volume of the given size: its share of
-// the columns, rounded up to whole chunks and to 1 MiB.
+// LegSize is the size of each leg of a volume of the given size: its share of the data,
+// rounded up to whole chunks and to 1 MiB.
 func (l Layout) LegSize(volume Size) Size {
-	unit := max(l.Chunk, MiB)
-	return ((volume + Size(l.Stripes) - 1) / Size(l.Stripes)).RoundUp(unit)
+	unit, shares := max(l.Chunk, MiB), Size(l.Stripes*l.Group().Needs)
+	return ((volume + shares - 1) / shares).RoundUp(unit)
 }
 
-// LegExtents is how many extents each leg takes.
+// LegExtents is the number of extents of each leg.
 func (l Layout) LegExtents(volume Size) int {
 	return int(l.LegSize(volume).RoundUp(ExtentSize) / ExtentSize)
 }
 
-// String prints "2×2 chunk 128KiB": stripes × copies.
+// String prints "2×2 chunk 128KiB", stripes × copies, or "2×(4+2) chunk 128KiB" of a
+// code of data and parity.
 func (l Layout) String() string {
+	if l.Kind() == Code {
+		return fmt.Sprintf("%d×(%d+%d) chunk %v", l.Stripes, l.Data, l.Parity, l.Chunk)
+	}
 	return fmt.Sprintf("%d×%d chunk %v", l.Stripes, l.Copies, l.Chunk)
 }

@@ -2,10 +2,10 @@
 
 package block
 
-// LegRecord says what decides how large the record of a leg can become on the label
-// of its drive, whatever happens to its volume: its numbers grow, and any of the
-// volume's legs can be in sync. The room is reserved when the leg is carved, so that
-// a fence, which is an epoch on the label, never finds the label full.
+// LegRecord holds what limits the size of a leg's record on its drive's label, whatever
+// later happens to the volume: numbers grow, and any of its legs may come into sync. The
+// space is reserved when the leg is carved. Fencing writes an epoch to the label, and so
+// never finds the label full.
 type LegRecord struct {
 	Legs   int // of the volume
 	Runs   int // of extents
@@ -13,19 +13,19 @@ type LegRecord struct {
 	Text   int // bytes of the volume's names, and of the keys and values of its labels
 }
 
-// LabelRoom is how much the records of all legs of a drive may take.
+// LabelRoom is the space on a drive's label for the records of all its legs.
 const LabelRoom = 3*MiB - 4*KiB
 
-// The parts of a record at their largest, as weft.v1.LegLabel encodes them: tags,
-// lengths, and numbers of 5 or 10 bytes. target/drive tests that they suffice.
+// The largest sizes of a record's parts, as weft.v1.LegLabel encodes them: tags, lengths,
+// and numbers of 5 or 10 bytes. A test in target/drive checks that they suffice.
 const (
-	recordFixed = 512 // all but what follows
+	recordFixed = 512 // everything except the following
 	recordRun   = 14
-	recordLeg   = 39 // an id among those that are in sync, or suspect
+	recordLeg   = 39 // the id of one leg that is in sync or suspect
 	recordLabel = 12 // without its text
 )
 
-// Size is how much of LabelRoom the record can take.
+// Size is the most that the record can take of LabelRoom.
 func (r LegRecord) Size() Size {
 	return Size(recordFixed + r.Runs*recordRun + r.Legs*recordLeg + r.Labels*recordLabel + r.Text)
 }

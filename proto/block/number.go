@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// DeviceNumber is a block device's major and minor number. It tells the device
-// as long as something holds it open; a path does not.
+// DeviceNumber is a block device's major and minor number. While the device is held open
+// the number keeps its meaning; a path may come to name another device.
 type DeviceNumber struct{ Major, Minor uint32 }
 
 // ParseDeviceNumber is the inverse of DeviceNumber.String.

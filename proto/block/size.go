@@ -5,6 +5,7 @@ package block
 import (
 	"fmt"
 	"math"
+	"math/big"
 	"strconv"
 	"strings"
 )
@@ -28,18 +29,18 @@ var units = []struct {
 	size Size
 }{{"PiB", PiB}, {"TiB", TiB}, {"GiB", GiB}, {"MiB", MiB}, {"KiB", KiB}}
 
-// String prints s exactly: in the largest binary unit of which it is a number of
-// quarters ("1.5GiB"), else in bytes.
+// String prints s exactly: in the largest binary unit that gives a whole number of quarters
+// ("1.5GiB"), otherwise in bytes.
 func (s Size) String() string {
 	for _, u := range units {
 		if quarter := u.size / 4; s >= u.size && s%quarter == 0 {
-			return strconv.FormatFloat(float64(s/quarter)/4, 'f', -1, 64) + u.name
+			return strconv.FormatUint(uint64(s/u.size), 10) + [...]string{"", ".25", ".5", ".75"}[s%u.size/quarter] + u.name
 		}
 	}
 	return strconv.FormatUint(uint64(s), 10) + "B"
 }
 
-// Short prints s for people, in at most four figures: "1.5TiB".
+// Short prints s for people, with at most four digits: "1.5TiB".
 func (s Size) Short() string {
 	for _, u := range units {
 		if s >= u.size {
@@ -75,7 +76,12 @@ func ParseSize(text string) (Size, error) {
 	if f*float64(factor) >= math.MaxUint64 {
 		return 0, fmt.Errorf("size %q: too large", text)
 	}
-	return Size(f * float64(factor)), nil
+	exact, ok := new(big.Rat).SetString(number) // a float64 would keep only 53 bits
+	if !ok || f*float64(factor) < 1 {
+		return 0, nil
+	}
+	exact.Mul(exact, new(big.Rat).SetUint64(uint64(factor)))
+	return Size(new(big.Int).Quo(exact.Num(), exact.Denom()).Uint64()), nil
 }
 
 func unitFactor(unit string) (Size, bool) {
@@ -101,7 +107,7 @@ func unitFactor(unit string) (Size, bool) {
 	return factor, true
 }
 
-// Sectors is s in 512-byte sectors; s must be a multiple of one.
+// Sectors is s in 512-byte sectors; s must be a multiple of 512.
 func (s Size) Sectors() uint64 { return uint64(s / SectorSize) }
 
 // RoundUp is the smallest multiple of unit that is at least s.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package durable writes files that a crash leaves whole: with the new contents, or
-// as they were. When a function returns nil, what it did is on disk.
+// Package durable writes files that survive a crash whole: afterwards a file has either its
+// new contents or its old ones. When a function returns nil, its effect is on disk.
 //
-// A file is written under another name and synced, gets its own name in one step, and
-// then its directory is synced. What a crash leaves behind is called .NAME-number.
+// Each function writes and syncs a temporary file, renames it, and then syncs the
+// directory. A crash may leave the temporary file behind; it is called .NAME-number.
 package durable
 
 import (
@@ -15,19 +15,19 @@ import (
 	"path/filepath"
 )
 
-// Write makes the file at path hold text.
+// Write replaces the contents of the file at path with text.
 func Write(path, text string, mode fs.FileMode) error {
 	return place(path, mode, holding(text), os.Rename)
 }
 
-// Fill is Write of what fill writes. If fill returns an error, so does Fill, and path
-// is as it was.
+// Fill is Write for contents that the function fill produces. If fill returns an error,
+// Fill returns it, and the file at path is unchanged.
 func Fill(path string, mode fs.FileMode, fill func(io.Writer) error) error {
 	return place(path, mode, fill, os.Rename)
 }
 
-// Ensure is Write, unless there is a file at path: it stays as it is. So of two
-// processes the first wins.
+// Ensure is Write for a file that does not exist yet. An existing file at path is left as
+// it is; of two processes that race, the first one wins.
 func Ensure(path, text string, mode fs.FileMode) error {
 	return place(path, mode, holding(text), func(written, path string) error {
 		if err := os.Link(written, path); !errors.Is(err, fs.ErrExist) {
@@ -64,7 +64,7 @@ func place(path string, mode fs.FileMode, fill func(io.Writer) error, give func(
 	return SyncDir(dir)
 }
 
-// SyncDir makes durable which files a directory has, and under which names.
+// SyncDir makes a directory's entries durable.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// holds checks that a directory has one file, with this text and mode.
+// holds checks that a directory has exactly one file, with this text and mode.
 func holds(t *testing.T, path, text string, mode fs.FileMode) {
 	t.Helper()
 	if got, err := os.ReadFile(path); err != nil || string(got) != text {

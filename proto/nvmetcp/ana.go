@@ -4,7 +4,7 @@ package nvmetcp
 
 import "fmt"
 
-// ANAState is how well a namespace can be reached through a controller (Base, 8.1.1).
+// ANAState is the state of a controller's access to a namespace (Base, 8.1.1).
 type ANAState uint8
 
 // The states.
@@ -32,7 +32,7 @@ func (s ANAState) String() string {
 	return fmt.Sprintf("ANA state %#x", uint8(s))
 }
 
-// Status is what commands get in this state; Success where they are served.
+// Status is the status of commands in this state; Success if they are served.
 func (s ANAState) Status() Status {
 	switch s {
 	case ANAStateOptimized, ANAStateNonOptimized:
@@ -82,7 +82,7 @@ func (a ANALog) Append(b []byte) []byte {
 	return b
 }
 
-// ParseANALog reads a log that is there as a whole; what follows it is ignored.
+// ParseANALog parses a complete log and ignores any bytes after it.
 func ParseANALog(b []byte) (ANALog, error) {
 	if len(b) < anaHeaderSize {
 		return ANALog{}, short("ANA log", len(b), anaHeaderSize)

@@ -2,15 +2,15 @@
 
 package nvmetcp
 
-// What a header must be before anything is read or taken for the rest of its PDU.
-// The offsets given as FEI are those of the common header: 0 type, 1 flags, 2 HLEN,
-// 3 PDO, 4 PLEN.
+// These checks apply to a PDU's header before anything else of the PDU is read or
+// allocated. An FEI is an offset in the common header: 0 type, 1 flags, 2 HLEN, 3 PDO, 4
+// PLEN.
 
 func isIC(t Type) bool        { return t == TypeICReq || t == TypeICResp }
 func isTermReq(t Type) bool   { return t == TypeH2CTermReq || t == TypeC2HTermReq }
 func carriesData(t Type) bool { return t == TypeCapsuleCmd || t == TypeH2CData || t == TypeC2HData }
 
-// headerSize is the HLEN that a PDU must have, 0 if this end does not receive it.
+// headerSize is the HLEN that a PDU must have, or 0 if this end does not receive it.
 func (r Role) headerSize(t Type) uint8 {
 	if r == RoleController {
 		switch t {
@@ -46,7 +46,7 @@ func (c *ReaderConfig) headerDigest(t Type) int {
 	return 0
 }
 
-// check says whether a PDU of header h, whose bytes are raw, may be received.
+// check returns an error if a PDU with header h, whose bytes are raw, must not be received.
 func (c *ReaderConfig) check(h Header, raw []byte) error {
 	size := c.Role.headerSize(h.Type)
 	switch {
@@ -85,7 +85,7 @@ func (c *ReaderConfig) checkFlags(h Header, raw []byte) error {
 		may = FlagLastPDU | FlagSuccess
 	}
 	if carriesData(h.Type) && c.DataDigest {
-		may |= FlagDataDigest // must it be? that depends on whether there is data
+		may |= FlagDataDigest // whether it must be set depends on whether there is data
 	}
 	if h.Flags&want != want || h.Flags&^(want|may) != 0 {
 		return fatal(FESInvalidHeader, 1, raw, "%v has flags %#02x", h.Type, h.Flags)
@@ -96,7 +96,7 @@ func (c *ReaderConfig) checkFlags(h Header, raw []byte) error {
 	return nil
 }
 
-// checkData is for a PDU with data: least is where its data could begin at the earliest.
+// checkData checks a PDU that carries data; least is the smallest valid data offset.
 func (c *ReaderConfig) checkData(h Header, raw []byte, least uint32) error {
 	pdo, digest := uint32(h.PDO), uint32(0)
 	if c.DataDigest {

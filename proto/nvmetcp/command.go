@@ -12,7 +12,7 @@ const (
 // commands: Base, 6).
 type Command [CommandSize]byte
 
-// Opcode is byte 0. [Command.FabricsType] says more of a Fabrics command.
+// Opcode is byte 0. For a Fabrics command see also [Command.FabricsType].
 func (c *Command) Opcode() Opcode { return Opcode(c[0]) }
 
 // SetOpcode sets byte 0.
@@ -21,13 +21,13 @@ func (c *Command) SetOpcode(o Opcode) { c[0] = byte(o) }
 // Flags is byte 1: FUSE (bits 1:0) and PSDT (bits 7:6).
 func (c *Command) Flags() uint8 { return c[1] }
 
-// Fused is 0 of a plain command, 1 of the first and 2 of the second of a fused pair.
+// Fused is 0 for a plain command, 1 and 2 for the first and second of a fused pair.
 func (c *Command) Fused() uint8 { return c[1] & 3 }
 
-// PSDT is 1 or 2 of a command that uses SGLs; over fabrics there is nothing else.
+// PSDT is 1 or 2 for a command that uses SGLs; fabrics allow nothing else.
 func (c *Command) PSDT() uint8 { return c[1] >> 6 }
 
-// CID is the command identifier, unique among the commands of a queue under way.
+// CID is the command identifier, unique among a queue's outstanding commands.
 func (c *Command) CID() uint16 { return le.Uint16(c[2:]) }
 
 // SetCID sets the command identifier.
@@ -61,19 +61,20 @@ func (c *Command) SetSGL(s SGL) {
 	c[36], c[37], c[38], c[39] = 0, 0, 0, byte(s.Kind)
 }
 
-// SLBA is the first logical block of a command that has one (CDW10 and 11).
+// SLBA is the command's first logical block (CDW10 and 11).
 func (c *Command) SLBA() uint64 { return le.Uint64(c[40:]) }
 
 // SetSLBA sets the first logical block.
 func (c *Command) SetSLBA(v uint64) { le.PutUint64(c[40:], v) }
 
-// Blocks is how many logical blocks a command covers, 1 to 65536 (NLB of CDW12).
+// Blocks is the number of logical blocks of a command, 1 to 65536 (NLB of CDW12).
 func (c *Command) Blocks() uint32 { return uint32(le.Uint16(c[48:])) + 1 }
 
 // SetBlocks sets NLB; n is 1 to 65536.
 func (c *Command) SetBlocks(n uint32) { le.PutUint16(c[48:], uint16(n-1)) }
 
-// FUA reports whether the data must be durable, or read from what is durable (CDW12, bit 30).
+// FUA reports whether a write must be durable, or a read must return durable data (CDW12,
+// bit 30).
 func (c *Command) FUA() bool { return c[51]&(1<<6) != 0 }
 
 // SetFUA sets bit 30 of CDW12.
@@ -85,7 +86,7 @@ func (c *Command) Deallocate() bool { return c[51]&(1<<1) != 0 }
 // SetDeallocate sets bit 25 of CDW12.
 func (c *Command) SetDeallocate() { c[51] |= 1 << 1 }
 
-// DataDirection says which way the command's data goes.
+// DataDirection is the direction in which the command's data moves.
 func (c *Command) DataDirection() Direction {
 	if c.Opcode() == OpFabrics {
 		return Direction(c[4] & 3)
@@ -101,7 +102,7 @@ const (
 	NoData       Direction = 0
 	ToController Direction = 1
 	ToHost       Direction = 2
-	BothWays     Direction = 3 // no command of ours
+	BothWays     Direction = 3 // not used by any of our commands
 )
 
 // AllNamespaces is the NSID that stands for every namespace of a controller.
@@ -138,16 +139,16 @@ func (c *Completion) Result() uint64 { return le.Uint64(c[0:]) }
 // SetResult sets dwords 0 and 1.
 func (c *Completion) SetResult(v uint64) { le.PutUint64(c[0:], v) }
 
-// DW0 is the command-specific result of commands that have one dword of it.
+// DW0 is the command-specific result where it has only one dword.
 func (c *Completion) DW0() uint32 { return le.Uint32(c[0:]) }
 
-// SQHead is where the controller is in the submission queue; 0xffff when flow control is off.
+// SQHead is the controller's position in the submission queue; 0xffff without flow control.
 func (c *Completion) SQHead() uint16 { return le.Uint16(c[8:]) }
 
-// SetSQHead sets it.
+// SetSQHead sets the controller's position in the submission queue.
 func (c *Completion) SetSQHead(v uint16) { le.PutUint16(c[8:], v) }
 
-// CID says which command is done.
+// CID identifies the completed command.
 func (c *Completion) CID() uint16 { return le.Uint16(c[12:]) }
 
 // SetCID sets it.
@@ -156,5 +157,5 @@ func (c *Completion) SetCID(v uint16) { le.PutUint16(c[12:], v) }
 // Status is the outcome.
 func (c *Completion) Status() Status { return Status(le.Uint16(c[14:]) >> 1) }
 
-// SetStatus sets the outcome; the phase bit, which fabrics do not use, stays 0.
+// SetStatus sets the outcome. The phase bit stays 0: fabrics do not use it.
 func (c *Completion) SetStatus(s Status) { le.PutUint16(c[14:], uint16(s)<<1) }

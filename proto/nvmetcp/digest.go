@@ -12,5 +12,5 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // Digest is the CRC32C of b. It travels in little-endian order.
 func Digest(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
 
-// UpdateDigest is the digest of what has digest d, followed by b.
+// UpdateDigest extends digest d by the bytes b.
 func UpdateDigest(d uint32, b []byte) uint32 { return crc32.Update(d, castagnoli, b) }

@@ -9,13 +9,13 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// DiscoveryNQN is the name under which every discovery controller answers.
+// DiscoveryNQN is the well-known name of every discovery controller.
 const DiscoveryNQN block.NQN = "nqn.2014-08.org.nvmexpress.discovery"
 
 // DiscoveryEntrySize is the length of the log's header and of each of its entries.
 const DiscoveryEntrySize = 1024
 
-// SubsystemType says what an entry of the discovery log leads to.
+// SubsystemType is the kind of subsystem that a discovery log entry points to.
 type SubsystemType uint8
 
 // The subsystem types.
@@ -49,10 +49,10 @@ type DiscoveryEntry struct {
 	Transport    TransportType
 	Family       AddressFamily
 	Type         SubsystemType
-	Requirements uint8 // TREQ: bits 1:0 secure channel: 0 not said, 1 required, 2 not required; bit 2: SQ flow control may be off
+	Requirements uint8 // TREQ: bits 1:0 secure channel: 0 unspecified, 1 required, 2 not required; bit 2: SQ flow control may be off
 	PortID       uint16
-	ControllerID uint16 // DynamicController, or the one to be asked for
-	AdminQueue   uint16 // most entries of the admin queue (ASQSZ); at least 32
+	ControllerID uint16 // DynamicController, or the controller to connect to
+	AdminQueue   uint16 // largest admin queue (ASQSZ), in entries; at least 32
 	Flags        uint16 // EFLAGS
 	Service      string // TRSVCID: the TCP port
 	Subsystem    block.NQN
@@ -60,7 +60,7 @@ type DiscoveryEntry struct {
 	Security     uint8  // TSAS of TCP: 0 none, 1 TLS 1.2, 2 TLS 1.3
 }
 
-// Append adds DiscoveryEntrySize bytes to b. What is longer than its field is cut.
+// Append adds DiscoveryEntrySize bytes to b. Values longer than their fields are cut.
 func (e DiscoveryEntry) Append(b []byte) []byte {
 	b, o := grow(b, DiscoveryEntrySize)
 	o[0], o[1], o[2], o[3] = byte(e.Transport), byte(e.Family), byte(e.Type), e.Requirements
@@ -98,7 +98,7 @@ func ParseDiscoveryEntry(b []byte) (DiscoveryEntry, error) {
 	return e, nil
 }
 
-// printable reads text that ends with spaces or a zero byte: peers do either.
+// printable reads text that is padded with spaces or zero bytes: peers use either.
 func printable(b []byte) (string, error) {
 	s := strings.TrimRight(string(untilZero(b)), " ")
 	for i := range len(s) {
@@ -111,8 +111,8 @@ func printable(b []byte) (string, error) {
 
 // DiscoveryLog is LogDiscovery (Base, figure 271).
 type DiscoveryLog struct {
-	Generation uint64 // grows with every change: what was read in parts is whole if it stayed
-	Records    uint64 // how many there are
+	Generation uint64 // changes with every change: parts read under one generation fit together
+	Records    uint64 // the number of records
 	Entries    []DiscoveryEntry
 }
 
@@ -127,8 +127,8 @@ func (d DiscoveryLog) Append(b []byte) []byte {
 	return b
 }
 
-// ParseDiscoveryLog reads the header and those entries that are there, of
-// Records. An entry that cannot be read is an error.
+// ParseDiscoveryLog reads the header and as many of its Records as b holds. An entry that
+// cannot be parsed is an error.
 func ParseDiscoveryLog(b []byte) (DiscoveryLog, error) {
 	if len(b) < DiscoveryEntrySize {
 		return DiscoveryLog{}, short("discovery log", len(b), DiscoveryEntrySize)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nvmetcp is what both ends of an NVMe/TCP connection share: the PDUs of
-// the TCP transport, the commands and completions that they carry, and the data
-// structures that commands move. The ends themselves are proto/nvmetcp/host and
+// Package nvmetcp holds what both ends of an NVMe/TCP connection share: the PDUs of the TCP
+// transport, the commands and completions inside them, and the data structures that
+// commands transfer. The ends themselves are proto/nvmetcp/host and
 // proto/nvmetcp/controller; proto/nvmetcp/dhchap authenticates them.
 //
 //	host                                    controller
@@ -15,13 +15,13 @@
 //	H2CData          ───────────────────▶
 //	                 ◀───────────────────   CapsuleResp
 //
-// A [Reader] takes PDUs from a connection with as few reads as can be, a [Writer]
-// gathers many PDUs into one write; neither takes memory per PDU. [Command] and
-// [Completion] are the bytes that travel, with methods that read and set fields.
-// Everything else is a struct with Append, which adds its bytes to a slice, and a
-// Parse function, which checks every length before it uses it. All of it is pure:
-// no goroutine is started here and no state is shared, and no value may be used
-// by two goroutines at once unless its text says so.
+// A [Reader] reads PDUs from a connection with as few system calls as possible; a [Writer]
+// gathers many PDUs into one write. Neither allocates memory per PDU. [Command] and
+// [Completion] are the bytes on the wire, with methods that get and set fields. Everything
+// else is a struct with Append, which adds its bytes to a slice, and a Parse function,
+// which checks every length before it uses it. The package starts no goroutine and shares
+// no state. Two goroutines must not use one value at once unless its documentation allows
+// it.
 //
 // Section numbers are those of NVM Express Base Specification 2.0 ("Base"), NVMe
 // over TCP Transport Specification 1.0 ("TCP") and NVM Command Set Specification

@@ -10,10 +10,10 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// ConnectDataSize is the length of what Connect carries.
+// ConnectDataSize is the length of Connect's data.
 const ConnectDataSize = 1024
 
-// DynamicController asks in Connect's CNTLID for any controller (Base, 6.3).
+// DynamicController as Connect's CNTLID asks for any free controller (Base, 6.3).
 const DynamicController = 0xffff
 
 // Connect is the Connect command without its data (Base, 6.3).
@@ -53,7 +53,8 @@ func ParseConnect(cmd *Command) Connect {
 	}
 }
 
-// The offsets of fields that an answer to a bad Connect names; see [ConnectInvalid].
+// Offsets of the fields that the answer to an invalid Connect may name; see
+// [ConnectInvalid].
 const (
 	ConnectFieldRecordFormat = 40  // of the command
 	ConnectFieldQueueID      = 42  // of the command
@@ -65,16 +66,16 @@ const (
 	ConnectFieldHost         = 512 // of the data
 )
 
-// ConnectInvalid is the result that goes with ConnectInvalidParameters: the offset
-// of the field at fault, in the data or in the command.
+// ConnectInvalid is the result that accompanies ConnectInvalidParameters: the offset of the
+// invalid field, in the data or in the command.
 func ConnectInvalid(offset uint16, inData bool) uint64 {
 	return uint64(offset) | uint64(bit(inData, 0))<<16
 }
 
-// ConnectData is what Connect carries.
+// ConnectData is the data of the Connect command.
 type ConnectData struct {
 	HostID       block.UUID
-	ControllerID uint16 // DynamicController on the admin queue, the one that was given on I/O queues
+	ControllerID uint16 // DynamicController on the admin queue, the assigned one on I/O queues
 	Subsystem    block.NQN
 	Host         block.NQN
 }
@@ -90,8 +91,8 @@ func (d ConnectData) Append(b []byte) []byte {
 	return b
 }
 
-// ParseConnectData is the inverse of Append. Names are not checked for more than
-// that they end within their field and have no byte of a control character.
+// ParseConnectData is the inverse of Append. It checks only that names end within their
+// fields and hold no control character.
 func ParseConnectData(b []byte) (ConnectData, error) {
 	if len(b) < ConnectDataSize {
 		return ConnectData{}, short("connect data", len(b), ConnectDataSize)
@@ -107,7 +108,7 @@ func ParseConnectData(b []byte) (ConnectData, error) {
 	return d, nil
 }
 
-// ConnectResult is what a successful Connect answers.
+// ConnectResult is the result of a successful Connect.
 type ConnectResult struct {
 	ControllerID  uint16
 	AuthRequired  bool // ATR: the host must authenticate before anything else
@@ -127,12 +128,12 @@ func ParseConnectResult(v uint64) ConnectResult {
 func fabricsCommand(t FabricsType) Command {
 	var cmd Command
 	cmd.SetOpcode(OpFabrics)
-	cmd[1] = 1 << 6 // SGL, also where there is no data: Linux does the same
+	cmd[1] = 1 << 6 // SGL even without data, as Linux does it
 	cmd[4] = byte(t)
 	return cmd
 }
 
-// DisconnectCommand ends the I/O queue that it is sent on (Base, 6.4).
+// DisconnectCommand disconnects the I/O queue that carries it (Base, 6.4).
 func DisconnectCommand() Command { return fabricsCommand(FabricsDisconnect) }
 
 // PropertyGetCommand reads a property (Base, 6.6).
@@ -155,7 +156,7 @@ func PropertySetCommand(p Property, value uint64) Command {
 // PropertyAccess is a Property Get or Set command.
 type PropertyAccess struct {
 	Property Property
-	Size     int    // 4 or 8; 0 if the command names another
+	Size     int    // 4 or 8; 0 if the command has another value
 	Value    uint64 // of Property Set
 }
 
@@ -177,13 +178,13 @@ type AuthCommand struct {
 	Protocol uint8  // SECP; AuthProtocol
 	SPSP0    uint8  // 1
 	SPSP1    uint8  // 1
-	Length   uint32 // bytes that are sent (TL), or that there is room for (AL)
+	Length   uint32 // bytes to send (TL), or room for the answer (AL)
 }
 
 // AuthProtocol is the SECP of NVMe in-band authentication, with SPSP0 and SPSP1 of 1.
 const AuthProtocol = 0xe9
 
-// Command makes the command. What Send carries is in the capsule if inCapsule.
+// Command makes the command. inCapsule says that the data of a Send is in the capsule.
 func (a AuthCommand) Command(inCapsule bool) Command {
 	t := FabricsAuthSend
 	if a.Receive {
@@ -209,7 +210,7 @@ func ParseAuthCommand(cmd *Command) AuthCommand {
 	}
 }
 
-// grow adds n zero bytes to b and returns them also alone.
+// grow adds n zero bytes to b; added is the new part alone.
 func grow(b []byte, n int) (whole, added []byte) {
 	start := len(b)
 	b = append(b, make([]byte, n)...)

@@ -5,7 +5,7 @@ package nvmetcp
 // FeatureID names a feature (Base, figure 317).
 type FeatureID uint8
 
-// The features that mean something over fabrics.
+// The features that apply to fabrics.
 const (
 	FeatureArbitration         FeatureID = 0x01
 	FeaturePowerManagement     FeatureID = 0x02
@@ -25,7 +25,7 @@ const (
 	FeatureWriteProtect        FeatureID = 0x84
 )
 
-// FeatureSelect says which value Get Features returns.
+// FeatureSelect chooses the value that Get Features returns.
 type FeatureSelect uint8
 
 // The values of SEL.
@@ -43,7 +43,7 @@ type FeatureAccess struct {
 	Save   bool          // of Set Features
 	NSID   uint32
 	Value  uint32 // of Set Features: CDW11
-	Length uint32 // bytes of the data structure that goes with it; 0: none
+	Length uint32 // bytes of the feature's data structure; 0: none
 }
 
 // GetCommand makes a Get Features command.
@@ -80,8 +80,8 @@ func ParseFeature(c *Command) FeatureAccess {
 	}
 }
 
-// QueueCounts is the value of FeatureQueues: I/O queues, 1 to 65536 of each kind.
-// Over fabrics the two are the same.
+// QueueCounts is the value of FeatureQueues: I/O queues of each kind, 1 to 65536. Over
+// fabrics the two numbers are equal.
 type QueueCounts struct{ Submission, Completion uint32 }
 
 // Encode makes CDW11 of Set Features, and the result.
@@ -104,7 +104,7 @@ const (
 	EventDiscovery  uint32 = 1 << 31
 )
 
-// EventType and EventInfo say what happened (Base, figures 146 to 152).
+// EventType and EventInfo describe an event (Base, figures 146 to 152).
 type (
 	EventType uint8
 	EventInfo uint8
@@ -123,14 +123,14 @@ const (
 	NoticeANA        EventInfo = 0x03
 	NoticeDiscovery  EventInfo = 0xf0
 
-	IOReservationLog EventInfo = 0x00 // of EventTypeIO: LogReservations has something
+	IOReservationLog EventInfo = 0x00 // of EventTypeIO: LogReservations has an entry
 )
 
 // Event is the result of an Asynchronous Event Request.
 type Event struct {
 	Type EventType
 	Info EventInfo
-	Log  LogID // to be read, so that the event can come again
+	Log  LogID // the log page to read; reading it rearms the event
 }
 
 // Encode makes dword 0 of the completion.

@@ -12,7 +12,7 @@ import (
 
 // fuzzStructures feeds bytes to each structure of a list.
 func fuzzStructures(f *testing.F, list []structure) {
-	const padded = 0x80 // zeroes are added up to the structure's length: short inputs mutate faster
+	const padded = 0x80 // zeroes fill the input up to the structure's length: short inputs mutate faster
 	for i, s := range list {
 		f.Add(uint8(i), make([]byte, s.size))
 		f.Add(uint8(i)|padded, []byte{1, 2, 3, 4, 5, 6, 7, 8})
@@ -35,8 +35,8 @@ func FuzzIdentify(f *testing.F) { fuzzStructures(f, identifyStructures) }
 func FuzzLogs(f *testing.F)     { fuzzStructures(f, logStructures) }
 func FuzzIO(f *testing.F)       { fuzzStructures(f, ioStructures) }
 
-// FuzzReader feeds a stream to a Reader of every role and agreement, in one piece
-// and byte by byte: both must see the same, in bounded memory, and end.
+// FuzzReader feeds a stream to a Reader of every role and agreement, in one piece and byte
+// by byte. Both must return the same PDUs, use bounded memory, and end.
 func FuzzReader(f *testing.F) {
 	for i, a := range everyAgreement {
 		var b bytes.Buffer
@@ -76,7 +76,7 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
-// collect takes PDUs until an error, and returns their headers and data.
+// collect reads PDUs until an error, and returns their headers and data.
 func collect(r *Reader, straight bool) (all []byte, err error) {
 	for {
 		pdu, err := r.Next()

@@ -7,10 +7,10 @@ import "strings"
 // IdentifySize is the length of every Identify data structure.
 const IdentifySize = 4096
 
-// CNS says which data structure Identify returns (Base, figure 273).
+// CNS selects the data structure that Identify returns (Base, figure 273).
 type CNS uint8
 
-// The structures that controllers of ours know.
+// The structures that our controllers provide.
 const (
 	CNSNamespace            CNS = 0x00 // NVM command set
 	CNSController           CNS = 0x01
@@ -30,10 +30,10 @@ const (
 // CommandSet is an I/O command set identifier (CSI).
 type CommandSet uint8
 
-// NVMCommandSet is the only one that Weft speaks.
+// NVMCommandSet is the only command set that Weft supports.
 const NVMCommandSet CommandSet = 0
 
-// Identify is what an Identify command asks for (Base, 5.17).
+// Identify is an Identify command (Base, 5.17).
 type Identify struct {
 	CNS          CNS
 	NSID         uint32
@@ -67,8 +67,8 @@ const (
 	ControllerAdmin     ControllerType = 3
 )
 
-// Controller is the Identify Controller data structure (Base, figure 275): the
-// fields that mean something over fabrics. What is not here is zero.
+// Controller is the Identify Controller data structure (Base, figure 275), with the fields
+// that apply to fabrics. All others are zero.
 type Controller struct {
 	VendorID, SubsystemVendorID uint16
 	Serial                      string // at most 20 ASCII characters
@@ -77,10 +77,10 @@ type Controller struct {
 	ArbitrationBurst            uint8  // RAB
 	IEEE                        [3]byte
 	CMIC                        uint8 // bit 1: several controllers; bit 3: ANA
-	MDTS                        uint8 // most data of a command: 2^n pages of CAP.MPSMIN; 0: no limit
+	MDTS                        uint8 // largest data of a command: 2^n pages of CAP.MPSMIN; 0: no limit
 	ControllerID                uint16
 	Version                     Version
-	OAES                        uint32 // asynchronous events that can be had; see EventConfig
+	OAES                        uint32 // the asynchronous events it supports; see EventConfig
 	CTRATT                      uint32
 	Type                        ControllerType
 	CRDT                        [3]uint16 // retry delays, 100 ms
@@ -96,7 +96,7 @@ type Controller struct {
 	ANACAP                      uint8  // bits 0 to 4: the states that are reported; bit 6: groups do not change
 	ANAGroupMax                 uint32
 	ANAGroups                   uint32 // NANAGRPID
-	SQES, CQES                  uint8  // entry sizes: bits 3:0 required, 7:4 most
+	SQES, CQES                  uint8  // entry sizes: bits 3:0 required, 7:4 maximum
 	MaxCommands                 uint16 // MAXCMD; mandatory over fabrics
 	Namespaces                  uint32 // NN: the largest NSID
 	ONCS                        uint16
@@ -111,7 +111,7 @@ type Controller struct {
 	IOResponse                  uint32 // IORCSZ, 16 bytes
 	ICDOFF                      uint16 // where in-capsule data begins, 16 bytes; 0 over TCP
 	FCATT                       uint8  // bit 0: static controllers
-	MSDBD                       uint8  // most SGL data descriptors
+	MSDBD                       uint8  // maximum number of SGL data descriptors
 	OFCS                        uint16 // bit 0: Disconnect
 }
 
@@ -139,7 +139,7 @@ const (
 	LPAPerNamespaceSmart   uint8  = 1 << 0
 	LPAEffects             uint8  = 1 << 1
 	LPAExtendedData        uint8  = 1 << 2
-	SGLSSupported          uint32 = 1 // SGLs, no alignment asked for
+	SGLSSupported          uint32 = 1 // SGLs, without alignment
 	SGLSKeyed              uint32 = 1 << 2
 	SGLSOffset             uint32 = 1 << 20 // an offset instead of an address, as in a capsule
 	SGLSTransport          uint32 = 1 << 21 // transport data blocks
@@ -224,7 +224,7 @@ func putText(out []byte, s string) {
 	}
 }
 
-// text reads what putText wrote; some controllers end with zero bytes instead.
+// text reads what putText wrote; some controllers pad with zero bytes instead.
 func text(b []byte) string { return strings.TrimRight(string(b), " \x00") }
 
 func untilZero(b []byte) []byte {
@@ -236,9 +236,9 @@ func untilZero(b []byte) []byte {
 	return b
 }
 
-// NVMController is the I/O command set specific Identify Controller data structure
-// of the NVM command set (NVM, figure 114). Limits are in units of the smallest
-// page size, as powers of two; 0 means none is given.
+// NVMController is the command set specific Identify Controller data structure of the NVM
+// command set (NVM, figure 114). Limits are powers of two, in units of the smallest page
+// size; 0 means no limit is given.
 type NVMController struct {
 	VSL, WZSL, WUSL uint8  // Verify, Write Zeroes, Write Uncorrectable
 	DMRL            uint8  // Dataset Management: ranges

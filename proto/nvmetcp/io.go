@@ -17,7 +17,7 @@ const (
 	MaxRanges = 256
 )
 
-// DatasetDeallocate is AD of CDW11: the ranges' content is of no interest any more.
+// DatasetDeallocate is AD of CDW11: the ranges' content is no longer needed.
 const DatasetDeallocate uint32 = 1 << 2
 
 // Append adds RangeSize bytes to b.
@@ -27,7 +27,7 @@ func (r Range) Append(b []byte) []byte {
 	return le.AppendUint64(b, r.Start)
 }
 
-// ParseRanges reads n ranges, which is at most MaxRanges.
+// ParseRanges reads n ranges; n is at most MaxRanges.
 func ParseRanges(b []byte, n int) ([]Range, error) {
 	if n < 0 || n > MaxRanges {
 		return nil, fmt.Errorf("parse ranges: %d, at most %d allowed", n, MaxRanges)

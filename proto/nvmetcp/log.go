@@ -60,8 +60,8 @@ func (g GetLog) Command() Command {
 	return c
 }
 
-// ParseGetLog reads a Get Log Page command. Length is at most 16 GiB; the
-// command's SGL says how much there is room for.
+// ParseGetLog reads a Get Log Page command. Length is at most 16 GiB; the room for the
+// answer is given by the command's SGL.
 func ParseGetLog(c *Command) GetLog {
 	return GetLog{
 		ID: LogID(c[40]), NSID: c.NSID(), Specific: c[41] & 0x7f, RetainEvent: c[41]&0x80 != 0,
@@ -70,7 +70,7 @@ func ParseGetLog(c *Command) GetLog {
 	}
 }
 
-// ErrorEntry is an entry of LogErrors (Base, figure 205); Count 0 is no entry.
+// ErrorEntry is an entry of LogErrors (Base, figure 205); a Count of 0 marks an unused one.
 type ErrorEntry struct {
 	Count             uint64
 	Queue, CID        uint16
@@ -159,7 +159,7 @@ func ParseSmart(b []byte) (Smart, error) {
 
 // Firmware is LogFirmware (Base, figure 207).
 type Firmware struct {
-	Active, Next uint8     // slots, 1 to 7; Next 0: as Active
+	Active, Next uint8     // slots, 1 to 7; Next 0: the same as Active
 	Slots        [7]string // at most 8 characters each
 }
 
@@ -190,7 +190,7 @@ func ParseFirmware(b []byte) (Firmware, error) {
 // ChangedNamespaces is LogChangedNamespaces.
 type ChangedNamespaces struct {
 	IDs     []uint32
-	TooMany bool // more than 1024: look at all
+	TooMany bool // more than 1024: read the whole namespace list
 }
 
 // Append adds ChangedNamespacesSize bytes to b.
@@ -225,7 +225,7 @@ func ParseChangedNamespaces(b []byte) (ChangedNamespaces, error) {
 	return c, nil
 }
 
-// Effect is what a command does, in LogEffects.
+// Effect describes a command's effects, in LogEffects.
 type Effect uint32
 
 // The bits of an Effect.
@@ -233,7 +233,7 @@ const (
 	EffectSupported         Effect = 1 << 0
 	EffectContent           Effect = 1 << 1 // changes data
 	EffectCapability        Effect = 1 << 2 // changes a namespace's capabilities
-	EffectInventory         Effect = 1 << 3 // changes which namespaces there are
+	EffectInventory         Effect = 1 << 3 // creates or removes namespaces
 	EffectController        Effect = 1 << 4 // changes the controller's capabilities
 	EffectAloneOnNamespace  Effect = 1 << 16
 	EffectAloneOnController Effect = 2 << 16
@@ -265,8 +265,8 @@ func ParseEffects(b []byte) (Effects, error) {
 	return e, nil
 }
 
-// SupportedLogs is LogSupported: bit 0 says that the page is there, bit 1 that
-// its offset may be an index.
+// SupportedLogs is LogSupported: bit 0 says that the page is supported, bit 1 that its
+// offset may be an index.
 type SupportedLogs [256]uint32
 
 // Append adds SupportedLogsSize bytes to b.

@@ -21,13 +21,13 @@ type Namespace struct {
 	Size, Capacity, Utilization uint64 // NSZE, NCAP, NUSE
 	Features                    uint8  // NSFEAT
 	Formats                     []LBAFormat
-	FormatIndex                 uint8 // of Formats, the one in use
+	FormatIndex                 uint8 // the format in use, an index into Formats
 	MetadataCapabilities        uint8
 	DataProtectionCapabilities  uint8
 	DataProtection              uint8
-	Shared                      bool  // NMIC bit 0: several controllers may have it
+	Shared                      bool  // NMIC bit 0: several controllers may attach it
 	ReservationCapabilities     uint8 // RESCAP
-	DeallocatedReads            uint8 // DLFEAT bits 2:0: 0 not said, 1 zeroes, 2 ones
+	DeallocatedReads            uint8 // DLFEAT bits 2:0: 0 unspecified, 1 zeroes, 2 ones
 	DeallocateByWriteZeroes     bool  // DLFEAT bit 3
 	AWUN, AWUPF, ACWU           uint16
 	AtomicBoundary              uint16 // NABSN
@@ -47,7 +47,7 @@ type Namespace struct {
 // The bits of Namespace fields.
 const (
 	NSFeatThin             uint8 = 1 << 0
-	NSFeatAtomics          uint8 = 1 << 1 // NAWUN and so on hold instead of the controller's
+	NSFeatAtomics          uint8 = 1 << 1 // NAWUN and so on replace the controller's values
 	NSFeatOptimal          uint8 = 1 << 4 // NPWG, NPWA, NPDG, NPDA, NOWS are given
 	DeallocatedReadsZeroes uint8 = 1
 
@@ -123,8 +123,8 @@ func ParseNamespace(b []byte) (Namespace, error) {
 	return n, nil
 }
 
-// BlockSize is the length of a logical block in bytes. An error says what about
-// the format Weft cannot use: metadata, or a block that is neither 512 to 64 KiB.
+// BlockSize is the length of a logical block in bytes. The error says why Weft cannot use
+// the format: it has metadata, or blocks outside 512 bytes to 64 KiB.
 func (n *Namespace) BlockSize() (block.Size, error) {
 	if int(n.FormatIndex) >= len(n.Formats) {
 		return 0, fmt.Errorf("namespace is of format %d and has %d", n.FormatIndex, len(n.Formats))
@@ -171,11 +171,11 @@ func ParseIndependentNamespace(b []byte) (IndependentNamespace, error) {
 	}, nil
 }
 
-// MaxNamespaceList is how many NSIDs one namespace list holds.
+// MaxNamespaceList is the number of NSIDs that one namespace list holds.
 const MaxNamespaceList = IdentifySize / 4
 
-// AppendNamespaceList adds a list of NSIDs, which must be sorted, as IdentifySize
-// bytes. Whoever asks for more asks again from the last one on.
+// AppendNamespaceList adds a list of NSIDs, which must be sorted, as IdentifySize bytes.
+// For the NSIDs that do not fit, the host asks again, starting after the last one.
 func AppendNamespaceList(b []byte, ids []uint32) []byte {
 	b, o := grow(b, IdentifySize)
 	for i, id := range ids[:min(len(ids), MaxNamespaceList)] {
@@ -184,8 +184,8 @@ func AppendNamespaceList(b []byte, ids []uint32) []byte {
 	return b
 }
 
-// ParseNamespaceList reads NSIDs up to the first zero. The specification wants
-// them sorted, so that asking for more ends: a list that is not is an error.
+// ParseNamespaceList reads NSIDs up to the first zero. An unsorted list is an error: a host
+// that asks again after the last NSID might otherwise never finish.
 func ParseNamespaceList(b []byte) ([]uint32, error) {
 	if len(b) < IdentifySize {
 		return nil, short("namespace list", len(b), IdentifySize)
@@ -231,8 +231,8 @@ func ParseControllerList(b []byte) ([]uint16, error) {
 	return ids, nil
 }
 
-// Descriptors is the Namespace Identification Descriptor list (Base, figure 277).
-// A zero identifier is none.
+// Descriptors is the Namespace Identification Descriptor list (Base, figure 277). A zero
+// identifier means that there is none.
 type Descriptors struct {
 	EUI64      [8]byte
 	NGUID      [16]byte
@@ -271,7 +271,7 @@ func (d Descriptors) Append(b []byte) []byte {
 	return b
 }
 
-// ParseDescriptors reads a list; types that it does not know are passed over.
+// ParseDescriptors reads a list and skips types that it does not know.
 func ParseDescriptors(b []byte) (Descriptors, error) {
 	var d Descriptors
 	if len(b) < IdentifySize {

@@ -2,8 +2,8 @@
 
 package nvmetcp
 
-// Opcode is byte 0 of a command. What it means depends on the queue: 1 is Write
-// on an I/O queue.
+// Opcode is byte 0 of a command. Its meaning depends on the queue: 1 is Write on an I/O
+// queue.
 type Opcode uint8
 
 // OpFabrics marks a Fabrics command on any queue; FabricsType says which.
@@ -54,7 +54,7 @@ const (
 	FabricsDisconnect  FabricsType = 0x08
 )
 
-// CommandName is what a command is called, for logs and errors.
+// CommandName is the name of a command for logs and errors.
 func CommandName(c *Command, admin bool) string {
 	op := c.Opcode()
 	if op == OpFabrics {

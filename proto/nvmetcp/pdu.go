@@ -9,7 +9,7 @@ import (
 
 var le = binary.LittleEndian
 
-// Type says what a PDU is (TCP, 3.6.1).
+// Type is the type of a PDU (TCP, 3.6.1).
 type Type uint8
 
 // The PDU types. H2C travel from host to controller, C2H the other way.
@@ -49,7 +49,7 @@ func (t Type) String() string {
 	return fmt.Sprintf("PDU type %#02x", uint8(t))
 }
 
-// The flags of a PDU's common header. Which PDU may carry which is checked by Header.check.
+// The flags of a PDU's common header. ReaderConfig.check knows which PDU may carry which.
 const (
 	FlagHeaderDigest uint8 = 1 << 0 // HDGSTF: a digest follows the header
 	FlagDataDigest   uint8 = 1 << 1 // DDGSTF: a digest follows the data
@@ -66,7 +66,7 @@ const (
 	DataHeaderSize   = 24 // H2CData, C2HData, R2T
 	TermReqSize      = 24
 
-	// MaxTermReqData is how much of the offending header a TermReq may carry.
+	// MaxTermReqData is how much of the invalid header a TermReq may carry.
 	MaxTermReqData = 128
 
 	maxHeaderSize = 128
@@ -87,7 +87,7 @@ func (h Header) Append(b []byte) []byte {
 	return le.AppendUint32(b, h.PLen)
 }
 
-// ParseHeader reads the first 8 bytes of a PDU and checks nothing but that they are there.
+// ParseHeader reads the first 8 bytes of a PDU. It checks only the length.
 func ParseHeader(b []byte) (Header, error) {
 	if len(b) < CommonHeaderSize {
 		return Header{}, short("PDU header", len(b), CommonHeaderSize)
@@ -95,12 +95,12 @@ func ParseHeader(b []byte) (Header, error) {
 	return Header{Type: Type(b[0]), Flags: b[1], HLen: b[2], PDO: b[3], PLen: le.Uint32(b[4:])}, nil
 }
 
-// short is the error of a structure that ends too early.
+// short is the error for a structure that is too short.
 func short(what string, have, want int) error {
 	return fmt.Errorf("parse %s: %d bytes, at least %d needed", what, have, want)
 }
 
-// ICReq asks for a connection (TCP, 3.6.2.2).
+// ICReq requests a connection (TCP, 3.6.2.2).
 type ICReq struct {
 	PFV          uint16 // format version; 0
 	HPDA         uint8  // data of C2HData begins at a multiple of (HPDA+1)*4 bytes; at most 31
@@ -109,7 +109,7 @@ type ICReq struct {
 	MaxR2T       uint32 // how many R2Ts of a command may be outstanding; at least 1
 }
 
-// ICResp grants it (TCP, 3.6.2.3).
+// ICResp accepts a connection (TCP, 3.6.2.3).
 type ICResp struct {
 	PFV          uint16 // format version; 0
 	CPDA         uint8  // data of H2C PDUs begins at a multiple of (CPDA+1)*4 bytes; at most 31
@@ -144,8 +144,8 @@ func bit(on bool, n uint) byte {
 	return 0
 }
 
-// ParseICReq reads the PDU's bytes. Fields that the specification restricts are
-// checked: an error is an [*FatalError] that says which.
+// ParseICReq reads the PDU's bytes and checks the fields that the specification restricts.
+// The error is a [*FatalError] that names the field.
 func ParseICReq(b []byte) (ICReq, error) {
 	if len(b) < ICSize {
 		return ICReq{}, short("ICReq", len(b), ICSize)
@@ -162,7 +162,7 @@ func ParseICReq(b []byte) (ICReq, error) {
 	return p, nil
 }
 
-// ParseICResp is as [ParseICReq].
+// ParseICResp does the same for an ICResp.
 func ParseICResp(b []byte) (ICResp, error) {
 	if len(b) < ICSize {
 		return ICResp{}, short("ICResp", len(b), ICSize)
@@ -179,11 +179,11 @@ func ParseICResp(b []byte) (ICResp, error) {
 	return p, nil
 }
 
-// DataHeader is what H2CData, C2HData and R2T say after the common header (TCP,
+// DataHeader is the part of an H2CData, C2HData or R2T that follows the common header (TCP,
 // 3.6.2.7 to 3.6.2.9).
 type DataHeader struct {
 	CID    uint16 // of the command (CCCID)
-	TTAG   uint16 // names the transfer; chosen by the controller; not of C2HData
+	TTAG   uint16 // identifies the transfer; chosen by the controller; unused in C2HData
 	Offset uint32 // bytes from the start of the command's data (DATAO, R2TO)
 	Length uint32 // bytes (DATAL, R2TL)
 }

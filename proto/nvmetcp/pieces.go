@@ -2,8 +2,8 @@
 
 package nvmetcp
 
-// Pieces is what Flush would write, for an end that writes by itself, without
-// blocking or piece by piece. It holds until the next PDU is added or Reset.
+// Pieces returns the bytes that Flush would write, for a caller that does its own writing,
+// for instance without blocking. They are valid until a PDU is added or Reset is called.
 func (w *Writer) Pieces() [][]byte {
 	if w.from < len(w.buf) {
 		w.vec = append(w.vec, w.buf[w.from:])
@@ -12,17 +12,17 @@ func (w *Writer) Pieces() [][]byte {
 	return w.vec
 }
 
-// Reset forgets what was added.
+// Reset drops everything that was added.
 func (w *Writer) Reset() {
-	clear(w.vec) // let go of the owner's data
+	clear(w.vec) // release the owner's data
 	w.buf, w.vec, w.out, w.from, w.size = w.buf[:0], w.vec[:0], nil, 0, 0
 }
 
-// Partial reports whether a PDU has begun to arrive and is not whole yet.
+// Partial reports whether a PDU has arrived only in part.
 func (r *Reader) Partial() bool { return r.pending > 0 || r.start != r.end }
 
-// Grow makes the buffer n bytes large, if it is smaller. The Head of the current
-// PDU is no longer valid after.
+// Grow enlarges the buffer to n bytes if it is smaller. It invalidates the Head of the
+// current PDU.
 func (r *Reader) Grow(n int) {
 	if n <= len(r.buf) {
 		return

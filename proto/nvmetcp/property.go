@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Property is a controller register's offset (Base, 3.1.3).
+// Property is the offset of a controller register (Base, 3.1.3).
 type Property uint32
 
 // The properties that exist over fabrics.
@@ -57,7 +57,7 @@ func (v Version) String() string { return fmt.Sprintf("%d.%d.%d", v>>16, v>>8&0x
 type Capabilities struct {
 	MaxQueueEntries    uint32        // MQES, 1 to 65536
 	ContiguousQueues   bool          // CQR; set over fabrics
-	Timeout            time.Duration // TO: how long to become ready; units of 500 ms
+	Timeout            time.Duration // TO: time limit for becoming ready; units of 500 ms
 	CommandSets        uint8         // CSS: bit 0 NVM, bit 6 I/O command sets, bit 7 none
 	MinPageSize        uint8         // MPSMIN: 2^(12+n) bytes
 	MaxPageSize        uint8         // MPSMAX

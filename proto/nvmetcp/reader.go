@@ -21,7 +21,7 @@ func (p *PDU) Command() *Command { return (*Command)(p.Head[CommonHeaderSize:]) 
 // Completion is the completion of a CapsuleResp.
 func (p *PDU) Completion() *Completion { return (*Completion)(p.Head[CommonHeaderSize:]) }
 
-// Data is what H2CData, C2HData and R2T say of their transfer.
+// Data is the transfer header of an H2CData, C2HData or R2T.
 func (p *PDU) Data() DataHeader {
 	d, _ := ParseDataHeader(p.Head) // Next has checked the length
 	return d
@@ -30,33 +30,33 @@ func (p *PDU) Data() DataHeader {
 // Role is an end of a connection.
 type Role uint8
 
-// The ends. A Reader takes only what its end may receive.
+// The ends of a connection. A Reader accepts only the PDUs that its end may receive.
 const (
 	RoleController Role = iota // reads what hosts send
 	RoleHost                   // reads what controllers send
 )
 
-// ReaderConfig bounds what a Reader takes.
+// ReaderConfig limits what a Reader accepts.
 type ReaderConfig struct {
 	Role         Role
 	HeaderDigest bool
 	DataDigest   bool
 
-	// MaxCapsuleData and MaxData are the most bytes of data in a CapsuleCmd, and in
-	// an H2CData or C2HData; more is a fatal error. 0 means none.
+	// MaxCapsuleData and MaxData are the most bytes of data in a CapsuleCmd, and in an
+	// H2CData or C2HData. More is a fatal error. 0 means none.
 	MaxCapsuleData uint32
 	MaxData        uint32
 
-	// Align is the padding that was agreed on (CPDA or HPDA): PDO must be a multiple
-	// of (Align+1)*4. 0 asks for nothing but the specification's 4.
+	// Align is the negotiated padding (CPDA or HPDA): PDO must be a multiple of
+	// (Align+1)*4. 0 means the specification's minimum of 4.
 	Align uint8
 
-	// BufferSize is how much is read at once; default 256 KiB, at least 4 KiB.
+	// BufferSize is the size of one read; default 256 KiB, at least 4 KiB.
 	BufferSize int
 }
 
-// Reader takes PDUs from a connection. It reads as much as the connection holds
-// into its one buffer, and hands PDUs out of it without copying.
+// Reader reads PDUs from a connection. Each read takes as much as the connection has into
+// the Reader's one buffer, and PDUs are handed out from there without copying.
 //
 //	for {
 //		pdu, err := r.Next()
@@ -66,23 +66,23 @@ type ReaderConfig struct {
 //		}
 //	}
 //
-// Faults of the peer are [*FatalError]s; the end of the stream between two PDUs is
-// io.EOF, within one io.ErrUnexpectedEOF. After an error a Reader gives it again.
+// A fault of the peer is a [*FatalError]. The end of the stream is io.EOF between two PDUs
+// and io.ErrUnexpectedEOF within one. After an error the Reader returns it forever.
 type Reader struct {
 	src io.Reader
 	cfg ReaderConfig
 
 	buf        []byte
-	start, end int // buf[start:end] is read and not taken
+	start, end int // buf[start:end] has been read but not handed out
 
-	head    [maxHeaderSize]byte // the current PDU's: the buffer moves under it
+	head    [maxHeaderSize]byte // the current PDU's header, copied because the buffer moves
 	pdu     PDU
-	pending int // bytes of the current PDU, behind its header, that are not taken
-	pad     int // of them, bytes before the data
+	pending int // bytes of the current PDU after its header that are not handed out yet
+	pad     int // padding before the data, included in pending
 	err     error
 }
 
-// NewReader makes a Reader of what src delivers.
+// NewReader makes a Reader of the stream src.
 func NewReader(src io.Reader, cfg ReaderConfig) *Reader {
 	if cfg.BufferSize == 0 {
 		cfg.BufferSize = 256 << 10
@@ -90,19 +90,19 @@ func NewReader(src io.Reader, cfg ReaderConfig) *Reader {
 	return &Reader{src: src, cfg: cfg, buf: make([]byte, max(cfg.BufferSize, 4<<10))}
 }
 
-// Configure sets what was agreed on by ICReq and ICResp. It holds from the next PDU on.
+// Configure sets what ICReq and ICResp negotiated. It applies from the next PDU on.
 func (r *Reader) Configure(cfg ReaderConfig) {
 	cfg.BufferSize = len(r.buf)
 	r.cfg = cfg
 }
 
-// ErrDataDigest is what Data and ReadData answer when the data is not what was
-// sent. It is no fatal error: the command fails with DataTransferError, and the
-// connection goes on (TCP, 3.3.1.1).
+// ErrDataDigest is the error of Data and ReadData when the data digest does not match. It
+// is not fatal: the command fails with DataTransferError, and the connection continues
+// (TCP, 3.3.1.1).
 var ErrDataDigest = errors.New("data digest does not match")
 
-// Next returns the next PDU, reading if need be. Data of the PDU before that
-// nobody took is skipped. The PDU is the Reader's own and holds until the next call.
+// Next returns the next PDU, reading if necessary. It skips unread data of the previous
+// PDU. The PDU belongs to the Reader and is valid until the next call.
 func (r *Reader) Next() (*PDU, error) {
 	if r.err != nil {
 		return nil, r.err
@@ -125,7 +125,7 @@ func (r *Reader) next() error {
 	if err := r.need(CommonHeaderSize); err != nil {
 		return err
 	}
-	h, _ := ParseHeader(r.buf[r.start:r.end]) // it is all there
+	h, _ := ParseHeader(r.buf[r.start:r.end]) // the bytes are all there
 	if err := r.cfg.check(h, r.buf[r.start:r.start+CommonHeaderSize]); err != nil {
 		return err
 	}
@@ -173,8 +173,8 @@ func (r *Reader) checkBody() error {
 	return nil
 }
 
-// need waits until n bytes, which fit the buffer, are in it. io.EOF means that
-// there is not one.
+// need waits until the buffer holds n bytes, which must fit. io.EOF means that the stream
+// ended before the first of them.
 func (r *Reader) need(n int) error {
 	for r.end-r.start < n {
 		if r.start != 0 && (r.end-r.start < compactBelow || r.start+n > len(r.buf)) {
@@ -193,8 +193,8 @@ func (r *Reader) need(n int) error {
 	return nil
 }
 
-// compactBelow is how much is moved to the buffer's start before a read, so that
-// the read has room.
+// compactBelow is the size below which a remainder is moved to the buffer's start before a
+// read: a cheap way to make room for the read.
 const compactBelow = 4 << 10
 
 func unexpected(err error) error {
@@ -204,8 +204,8 @@ func unexpected(err error) error {
 	return err
 }
 
-// Buffered reports whether Next and the data of its PDU are there without waiting:
-// what is left of this PDU and the whole next one are in the buffer.
+// Buffered reports whether the rest of this PDU and the whole next one are in the buffer,
+// so that Next and its data will not wait.
 func (r *Reader) Buffered() bool {
 	have := r.end - r.start - r.pending
 	if have < CommonHeaderSize {
@@ -215,9 +215,8 @@ func (r *Reader) Buffered() bool {
 	return uint64(have) >= uint64(h.PLen)
 }
 
-// Data returns the PDU's data out of the buffer, reading what is missing; it holds
-// until the next call of Next. Data that is larger than the buffer is an error:
-// ReadData is for that.
+// Data returns the PDU's data from the buffer, reading what is missing. It is valid until
+// the next call of Next. Data larger than the buffer is an error; use ReadData for it.
 func (r *Reader) Data() ([]byte, error) {
 	if r.err != nil {
 		return nil, r.err
@@ -239,8 +238,8 @@ func (r *Reader) Data() ([]byte, error) {
 	return data, nil
 }
 
-// ReadData fills dst, whose length must be the PDU's DataLen, with its data. What
-// is not in the buffer is read straight into dst.
+// ReadData fills dst, whose length must be the PDU's DataLen, with the PDU's data. What is
+// not in the buffer yet is read directly into dst.
 func (r *Reader) ReadData(dst []byte) error {
 	if r.err != nil {
 		return r.err
@@ -286,8 +285,8 @@ func (r *Reader) readData(dst []byte) error {
 	return nil
 }
 
-// fill reads while the buffer is empty: straight into dst if much is missing, else
-// into the buffer, so that what follows comes with the same read.
+// fill reads while the buffer is empty: directly into dst if much is missing, otherwise
+// into the buffer, so that the same read brings the bytes that follow.
 func (r *Reader) fill(dst []byte) (int, error) {
 	if len(dst) >= directAbove {
 		return r.src.Read(dst)
@@ -295,11 +294,11 @@ func (r *Reader) fill(dst []byte) (int, error) {
 	return 0, r.need(1)
 }
 
-// directAbove is from how many missing bytes on a read of them alone is worth more
-// than one that takes along what follows.
+// directAbove is the number of missing bytes above which fill reads directly into dst.
+// Below it, a read that also brings the following bytes is cheaper.
 const directAbove = 16 << 10
 
-// TermReq reads the current PDU, an H2CTermReq or C2HTermReq, as the error that it is.
+// TermReq reads the current PDU, an H2CTermReq or C2HTermReq, and returns it as an error.
 func (r *Reader) TermReq() error {
 	data, err := r.Data()
 	if err != nil {
@@ -313,7 +312,7 @@ func (r *Reader) TermReq() error {
 	return &TerminatedError{TermReq: t}
 }
 
-// skip drops what nobody took of the current PDU.
+// skip drops the rest of the current PDU.
 func (r *Reader) skip() error {
 	n := r.pending
 	r.pending = 0

@@ -55,7 +55,7 @@ const (
 // ReservationRegister is the Reservation Register command with its data (NVM, 3.2.9).
 type ReservationRegister struct {
 	Action    RegisterAction
-	IgnoreKey bool // IEKEY: CurrentKey is not looked at
+	IgnoreKey bool // IEKEY: CurrentKey is ignored
 	Persist   PersistThroughPowerLoss
 	Current   uint64
 	New       uint64
@@ -146,7 +146,7 @@ func ParseReservationRelease(c *Command, data []byte) (ReservationRelease, error
 // ReservationReport is the Reservation Report command (NVM, 3.2.11).
 type ReservationReport struct {
 	NSID     uint32
-	Length   uint64 // bytes there is room for, a multiple of 4
+	Length   uint64 // room for the report in bytes, a multiple of 4
 	Extended bool   // EDS: 128-bit host identifiers
 }
 
@@ -169,12 +169,12 @@ func ParseReservationReport(c *Command) ReservationReport {
 // Registrant is one registered controller.
 type Registrant struct {
 	ControllerID uint16
-	Holder       bool       // it has the reservation
-	HostID       block.UUID // if not extended only the first 8 bytes
+	Holder       bool       // it holds the reservation
+	HostID       block.UUID // only the first 8 bytes if not extended
 	Key          uint64
 }
 
-// ReservationStatus is what Reservation Report returns (NVM, figures 70 and 71).
+// ReservationStatus is the data of a Reservation Report (NVM, figures 70 and 71).
 type ReservationStatus struct {
 	Generation  uint32
 	Type        ReservationType
@@ -190,7 +190,7 @@ const (
 	registrantExtendedSize        = 64
 )
 
-// Append adds the report to b: extended with 128-bit host identifiers.
+// Append adds the report to b, with 128-bit host identifiers if extended.
 func (r ReservationStatus) Append(b []byte, extended bool) []byte {
 	size := reservationHeaderSize
 	if extended {
@@ -225,8 +225,8 @@ func (g Registrant) append(b []byte, extended bool) []byte {
 	return b
 }
 
-// ParseReservationStatus reads those registrants that are there. Total is how
-// many the controller has: if it is more, there was not room for all.
+// ParseReservationStatus reads the registrants that b holds. total is how many the
+// controller has; it is larger if they did not all fit.
 func ParseReservationStatus(b []byte, extended bool) (status ReservationStatus, total int, err error) {
 	head, each := reservationHeaderSize, registrantSize
 	if extended {
@@ -252,7 +252,7 @@ func ParseReservationStatus(b []byte, extended bool) (status ReservationStatus, 
 	return status, total, nil
 }
 
-// ReservationEvent is what LogReservations tells of (Base, figure 229).
+// ReservationEvent is an event in LogReservations (Base, figure 229).
 type ReservationEvent uint8
 
 // The events.

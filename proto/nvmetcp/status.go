@@ -13,17 +13,16 @@ import (
 // status code (bits 7:0), its type (10:8), retry delay (12:11), more (13), do not
 // retry (14). Success is 0; every other value is an error.
 //
-// errors.Is compares code and type only, and knows what a status means for a
-// block device: [block.ErrMedium], [block.ErrRange], [block.ErrReadOnly],
-// [block.ErrUnsupported].
+// errors.Is compares code and type only. It also maps a status to the errors of a block
+// device: [block.ErrMedium], [block.ErrRange], [block.ErrReadOnly], [block.ErrUnsupported].
 type Status uint16
 
-// The bits beside the code.
+// The bits above code and type.
 const (
-	DNR         Status = 1 << 14 // do not retry: the same again would fail again
-	More        Status = 1 << 13 // the error log page has more
+	DNR         Status = 1 << 14 // do not retry: the same command would fail again
+	More        Status = 1 << 13 // the error log page has details
 	StatusMask  Status = 0x7ff   // code and type
-	statusDelay        = 11      // retry delay (CRD): 0 none, 1 to 3 as CRDT1 to CRDT3 of Identify say
+	statusDelay        = 11      // retry delay (CRD): 0 none, 1 to 3 for CRDT1 to CRDT3 of Identify
 )
 
 // Generic command status (type 0; Base, figure 94).
@@ -90,7 +89,7 @@ const (
 	ConflictingAttributes        Status = 0x180 // of I/O commands
 	InvalidProtectionInformation Status = 0x181
 	WriteToReadOnlyRange         Status = 0x182
-	CommandSizeLimitExceeded     Status = 0x183 // from Linux: an optional command that the medium cannot do
+	CommandSizeLimitExceeded     Status = 0x183 // from Linux: an optional command that the medium does not support
 
 	// Of Fabrics commands; the first four share codes with I/O commands.
 	ConnectIncompatibleFormat Status = 0x180
@@ -122,7 +121,7 @@ const (
 	HostAborted            Status = 0x371
 )
 
-// Code is code and type, without the bits beside them.
+// Code is code and type alone, without the other bits.
 func (s Status) Code() Status { return s & StatusMask }
 
 // SC is the status code, SCT its type.
@@ -137,7 +136,7 @@ func (s Status) DNR() bool { return s&DNR != 0 }
 // RetryDelay is 0 (none given) to 3: which of CRDT1 to CRDT3 to wait.
 func (s Status) RetryDelay() uint8 { return uint8(s>>statusDelay) & 3 }
 
-// IsPath reports whether the path is at fault and another one may serve (type 3).
+// IsPath reports whether the path failed, so that another path may work (type 3).
 func (s Status) IsPath() bool { return s.SCT() == 3 }
 
 // Err is nil for Success, s otherwise.
@@ -227,7 +226,7 @@ var statusNames = map[Status]string{
 	FeatureNotChangeable: "feature not changeable", FeatureNotNamespaceSpecific: "feature not namespace specific",
 	CommandSetNotSupported: "I/O command set not supported", CommandSetCombination: "I/O command set combination rejected",
 	IdentifierUnavailable: "namespace identifier unavailable",
-	// The same codes mean other things of I/O commands: which is said by the command.
+	// I/O commands use the same codes with other meanings; the command decides.
 	ConnectIncompatibleFormat: "conflicting attributes, or connect incompatible format",
 	ConnectControllerBusy:     "invalid protection information, or connect controller busy",
 	ConnectInvalidParameters:  "write to read only range, or connect invalid parameters",

@@ -27,7 +27,7 @@ func TestAStatusIsAnErrorOfItsKind(t *testing.T) {
 			t.Errorf("%v is not %v", err, c.is)
 		}
 		if errors.Is(err, block.ErrGone) || errors.Is(err, InternalError) {
-			t.Errorf("%v is what it is not", err)
+			t.Errorf("%v matches a wrong error", err)
 		}
 	}
 	if Success.Err() != nil || (Success|More).Err() != nil || InvalidField.Err() == nil {
@@ -44,7 +44,7 @@ func TestAStatusSaysItsNameAndBits(t *testing.T) {
 		t.Errorf("%v has the wrong parts", s)
 	}
 	if !ANATransition.IsPath() || !ANATransition.Retryable() || (ANATransition | DNR).Retryable() || InvalidField.Retryable() {
-		t.Error("what may be retried is wrong")
+		t.Error("Retryable is wrong")
 	}
 	if got := Status(0x7ab).Error(); !strings.HasPrefix(got, "unknown status (0x7/0xab") {
 		t.Error(got)

@@ -12,7 +12,7 @@ import (
 	"testing/iotest"
 )
 
-// agreed is one outcome of a negotiation.
+// agreed is one possible result of a negotiation.
 type agreed struct {
 	hdgst, ddgst bool
 	align        uint8
@@ -33,7 +33,7 @@ func (a agreed) writer(dst io.Writer) *Writer {
 	return NewWriter(dst, WriterConfig{HeaderDigest: a.hdgst, DataDigest: a.ddgst, Align: a.align})
 }
 
-// sources are ways in which a stream can arrive.
+// sources are the ways in which a stream can arrive.
 var sources = map[string]func(io.Reader) io.Reader{
 	"whole":     func(r io.Reader) io.Reader { return r },
 	"bytewise":  iotest.OneByteReader,
@@ -187,7 +187,7 @@ func TestADamagedDigestIsFound(t *testing.T) {
 			t.Fatalf("%s of damaged data: %v", name, err)
 		}
 		if next(t, r).Type != TypeCapsuleResp {
-			t.Fatalf("%s: the connection does not go on after a damaged data digest", name)
+			t.Fatalf("%s: the connection does not continue after a damaged data digest", name)
 		}
 	}
 }
@@ -236,7 +236,7 @@ func TestALyingHeaderIsRefused(t *testing.T) {
 	}
 }
 
-// endless is a connection that never runs dry: the same bytes over and over.
+// endless is a connection that never ends: it repeats the same bytes.
 type endless struct {
 	b  []byte
 	at int

@@ -14,11 +14,11 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// structure is one thing that travels: how to read its bytes, and how to write
-// what was read.
+// structure is one data structure: how to parse its bytes, and how to append the parsed
+// value.
 type structure struct {
 	name string
-	size int // the least that can be read
+	size int // the shortest input that parses
 	read func(b []byte) (value any, again []byte, err error)
 }
 
@@ -32,7 +32,7 @@ func of[T any](name string, size int, parse func([]byte) (T, error), add func(T)
 	}}
 }
 
-// commandOf is a structure that is a command, perhaps with data behind it.
+// commandOf is a structure that is a command, with data behind it if data is not 0.
 func commandOf[T any](name string, data int, parse func(*Command, []byte) (T, error), add func(T) (Command, []byte)) structure {
 	return of(name, CommandSize+data, func(b []byte) (T, error) {
 		if len(b) < CommandSize {
@@ -97,7 +97,7 @@ var fabricsStructures = []structure{
 	commandOf("AuthCommand", 0, plain(ParseAuthCommand), func(v AuthCommand) (Command, []byte) { return v.Command(false), nil }),
 	commandOf("PropertySet", 0, plain(ParseProperty), func(v PropertyAccess) (Command, []byte) {
 		if v.Property.Size() == 4 {
-			v.Value &= 0xffffffff // the property says how much of it is written
+			v.Value &= 0xffffffff // the property's size limits what is written
 		}
 		return PropertySetCommand(v.Property, v.Value), nil
 	}),
@@ -164,7 +164,7 @@ func everyStructure() []structure {
 	return all
 }
 
-// stable fails unless what is read of b, written, and read again is the same.
+// stable checks that parsing b, appending the value, and parsing that gives the same value.
 func stable(t *testing.T, s structure, b []byte) {
 	t.Helper()
 	v, once, err := s.read(b)
@@ -173,10 +173,10 @@ func stable(t *testing.T, s structure, b []byte) {
 	}
 	w, twice, err := s.read(once)
 	if err != nil {
-		t.Fatalf("%s: cannot read what was written of %+v: %v", s.name, v, err)
+		t.Fatalf("%s: cannot parse the encoding of %+v: %v", s.name, v, err)
 	}
 	if !bytes.Equal(once, twice) {
-		t.Fatalf("%s: written of %+v and of %+v differ", s.name, v, w)
+		t.Fatalf("%s: the encodings of %+v and %+v differ", s.name, v, w)
 	}
 }
 
@@ -199,13 +199,13 @@ func TestNothingIsReadOfTooFewBytes(t *testing.T) {
 	for _, s := range everyStructure() {
 		for _, n := range []int{0, s.size / 2, s.size - 1} {
 			if _, _, err := s.read(make([]byte, n)); err == nil {
-				t.Errorf("%s was read of %d bytes", s.name, n)
+				t.Errorf("%s was parsed from %d bytes", s.name, n)
 			}
 		}
 	}
 }
 
-// full sets every field of a struct to something else than zero.
+// full sets every field of a struct to a nonzero value.
 func full(v reflect.Value, n *uint64) {
 	*n++
 	switch v.Kind() {
@@ -335,8 +335,8 @@ func TestNoFieldIsLost(t *testing.T) {
 	check("ReservationRelease", release, gotRelease, err)
 }
 
-// TestFieldsAreWhereTheSpecificationHasThem compares with offsets that were taken
-// from the figures of the specifications, not from the code.
+// TestFieldsAreWhereTheSpecificationHasThem compares with offsets taken from the figures of
+// the specifications, not from the code.
 func TestFieldsAreWhereTheSpecificationHasThem(t *testing.T) {
 	connect := Connect{QueueID: 0x1234, QueueSize: 0x80, Attributes: 4, KATO: 0x3039 * time.Millisecond}.Command()
 	data := ConnectData{ControllerID: 0xffff, Subsystem: "sub", Host: "host"}.Append(nil)

@@ -4,16 +4,16 @@ package nvmetcp
 
 import "fmt"
 
-// FES is a fatal error status: why one end terminates a connection (TCP, 3.6.2.4).
+// FES is a fatal error status: the reason for ending a connection (TCP, 3.6.2.4).
 type FES uint16
 
 // The fatal error statuses.
 const (
 	FESInvalidHeader        FES = 1 // FEI: the offset of the field
-	FESSequence             FES = 2 // a PDU that was not expected now
+	FESSequence             FES = 2 // an unexpected PDU
 	FESHeaderDigest         FES = 3 // FEI: the digest that was received
-	FESOutOfRange           FES = 4 // data outside of what the command, or the R2T, covers
-	FESLimitExceeded        FES = 5 // more data, or more R2Ts, than was agreed on
+	FESOutOfRange           FES = 4 // data outside the range of the command or of the R2T
+	FESLimitExceeded        FES = 5 // more data, or more R2Ts, than negotiated
 	FESUnsupportedParameter FES = 6 // FEI: the offset of the field
 )
 
@@ -35,13 +35,13 @@ func (f FES) String() string {
 	return fmt.Sprintf("fatal error status %#x", uint16(f))
 }
 
-// TermReq terminates a connection. Whoever receives one closes it; whoever sent
-// it waits for that at most 30 seconds (TCP, 3.5).
+// TermReq ends a connection. The receiver closes it; the sender waits at most 30 seconds
+// for that (TCP, 3.5).
 type TermReq struct {
 	ToHost bool // C2HTermReq, else H2CTermReq
 	FES    FES
-	FEI    uint32 // meaning depends on FES
-	Header []byte // of the PDU that was at fault: at most MaxTermReqData bytes are sent
+	FEI    uint32 // its meaning depends on FES
+	Header []byte // of the invalid PDU: at most MaxTermReqData bytes are sent
 }
 
 // Append adds the whole PDU to b.
@@ -75,18 +75,18 @@ func ParseTermReq(b []byte) (TermReq, error) {
 	}, nil
 }
 
-// FatalError is a fault of the peer after which the connection cannot go on.
-// The end that finds it sends TermReq with what it holds.
+// FatalError is a fault of the peer that ends the connection. The end that finds it sends
+// its TermReq.
 type FatalError struct {
 	FES    FES
 	FEI    uint32
-	Header []byte // a copy of the header at fault
+	Header []byte // a copy of the invalid header
 	Text   string
 }
 
 func (e *FatalError) Error() string { return e.Text + ": " + e.FES.String() }
 
-// TermReq is the PDU that tells the peer.
+// TermReq is the PDU that reports the fault to the peer.
 func (e *FatalError) TermReq(toHost bool) TermReq {
 	return TermReq{ToHost: toHost, FES: e.FES, FEI: e.FEI, Header: e.Header}
 }
@@ -100,7 +100,7 @@ func fatal(fes FES, fei uint32, header []byte, format string, args ...any) error
 	return Fatal(fes, fei, header, fmt.Sprintf(format, args...))
 }
 
-// TerminatedError is what a Reader's user makes of a TermReq of the peer.
+// TerminatedError is the error for a TermReq that the peer has sent.
 type TerminatedError struct{ TermReq TermReq }
 
 func (e *TerminatedError) Error() string {

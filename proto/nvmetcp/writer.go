@@ -7,21 +7,21 @@ import (
 	"net"
 )
 
-// WriterConfig is what was agreed on by ICReq and ICResp.
+// WriterConfig is what ICReq and ICResp negotiated.
 type WriterConfig struct {
 	HeaderDigest bool
 	DataDigest   bool
 	Align        uint8 // data begins at a multiple of (Align+1)*4: CPDA at a host, HPDA at a controller
 
-	// CopyBelow is up to what length data is copied next to its header; longer data
-	// is written from where it is. Default 1 KiB.
+	// CopyBelow is the length up to which data is copied next to its header; longer data is
+	// written from its own memory. Default 1 KiB.
 	CopyBelow int
 }
 
-// Writer gathers PDUs and writes them with one call (writev on a TCP connection).
-// Data that it is given must stay as it is until Flush has returned. It takes no
-// memory per PDU once it has grown to the size of its flushes. The first error of
-// Flush is given ever after.
+// Writer gathers PDUs and writes them with one call (writev on a TCP connection). The data
+// given to it must not change until Flush has returned. Once grown to the size of its
+// flushes it allocates nothing per PDU. After Flush has failed it returns that error
+// forever.
 type Writer struct {
 	dst io.Writer
 	cfg WriterConfig
@@ -29,7 +29,7 @@ type Writer struct {
 	buf  []byte // headers and copied data
 	from int    // buf[from:] is not in vec yet
 	vec  [][]byte
-	out  net.Buffers // what WriteTo eats up: vec's array, kept
+	out  net.Buffers // a copy of vec that WriteTo consumes; the array is kept
 	size int
 	err  error
 }
@@ -41,7 +41,7 @@ func NewWriter(dst io.Writer, cfg WriterConfig) *Writer {
 	return w
 }
 
-// Configure sets what was agreed on; it holds for PDUs added after.
+// Configure sets what was negotiated, for PDUs added from now on.
 func (w *Writer) Configure(cfg WriterConfig) {
 	if cfg.CopyBelow == 0 {
 		cfg.CopyBelow = 1 << 10
@@ -49,13 +49,13 @@ func (w *Writer) Configure(cfg WriterConfig) {
 	w.cfg = cfg
 }
 
-// Raw adds a whole PDU that needs no digest: ICReq, ICResp or TermReq.
+// Raw adds a complete PDU that needs no digest: ICReq, ICResp or TermReq.
 func (w *Writer) Raw(pdu []byte) {
 	w.buf = append(w.buf, pdu...)
 	w.size += len(pdu)
 }
 
-// Command adds a CapsuleCmd with data in the capsule, or none.
+// Command adds a CapsuleCmd, with data in the capsule if there is any.
 func (w *Writer) Command(c *Command, data []byte) {
 	at := w.begin(TypeCapsuleCmd, 0, CapsuleCmdSize, len(data))
 	w.buf = append(w.buf, c[:]...)
@@ -69,8 +69,8 @@ func (w *Writer) Completion(c *Completion) {
 	w.end(at, nil)
 }
 
-// Data adds an H2CData or C2HData with flags FlagLastPDU and FlagSuccess as given.
-// The length in d is that of data.
+// Data adds an H2CData or C2HData. flags are FlagLastPDU and FlagSuccess. The length in d
+// must be that of data.
 func (w *Writer) Data(t Type, flags uint8, d DataHeader, data []byte) {
 	d.Length = uint32(len(data))
 	at := w.begin(t, flags, DataHeaderSize, len(data))
@@ -132,10 +132,10 @@ func (w *Writer) end(at int, data []byte) {
 	}
 }
 
-// Buffered is how many bytes wait for Flush.
+// Buffered is the number of bytes that the next Flush writes.
 func (w *Writer) Buffered() int { return w.size }
 
-// Flush writes what was added.
+// Flush writes the added PDUs.
 func (w *Writer) Flush() error {
 	if w.err != nil || w.size == 0 {
 		return w.err
@@ -149,7 +149,7 @@ func (w *Writer) Flush() error {
 		w.out = w.vec
 		_, w.err = w.out.WriteTo(w.dst)
 	}
-	clear(w.vec) // let go of the owner's data
+	clear(w.vec) // release the owner's data
 	w.buf, w.vec, w.out, w.from, w.size = w.buf[:0], w.vec[:0], nil, 0, 0
 	return w.err
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pages follows the pages of the volume manager's lists, so that who asks
-// for a list gets all of it.
+// Package pages follows the page tokens of the volume manager's lists, so that callers get
+// each list as a whole.
 package pages
 
 import (
@@ -14,12 +14,11 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// size is how many entries are asked for at a time: it keeps what the manager does
-// for one page short.
+// size is the page size. Small pages keep each request short for the manager.
 const size = 500
 
-// Client is a client of the volume manager whose lists are whole, unless a request
-// pages by itself.
+// Client returns a client of the volume manager whose List calls return every page, unless
+// the request sets a page size or token itself.
 func Client(conn grpc.ClientConnInterface) pb.ManagerClient {
 	return client{pb.NewManagerClient(conn)}
 }
@@ -65,7 +64,7 @@ type answer interface {
 	GetNextPageToken() string
 }
 
-// all asks until there are no more pages, and puts them together.
+// all requests pages until the last one and joins them.
 func all[Q request, A answer](ctx context.Context, q Q, list func(context.Context, Q, ...grpc.CallOption) (A, error), o []grpc.CallOption) (A, error) {
 	if q.GetPageSize() != 0 || q.GetPageToken() != "" {
 		return list(ctx, q, o...)

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package parts carries whole states over a stream whose messages have a limit:
-// the agents' reports, and what the volume manager wants of them.
+// Package parts carries states of any size over a stream whose messages are limited: the
+// agents' reports and the volume manager's wanted states.
 //
-// A state of at most 1 MiB is one message, as the proto says it. A larger one is
-// serialized and sent in parts, of which the last says so; the receiver gets the
-// state when all of them are there, and never a piece of it. A report that says what
-// the one before it said is not sent again: a short message says so.
+// A state of at most 1 MiB is sent as one message. A larger one is serialized and sent in
+// parts, the last of which is marked; the receiver gets the state only when all parts have
+// arrived. A report that equals the previous one is replaced by a short message that says
+// so.
 //
-// Peers of an older version know none of this, and would take a part for a state
-// that is empty. So each side says that it understands, in each state that it
-// sends, and a manager sends whole states to an agent that does not.
+// Peers of an older version know no parts and would take one for an empty state. Each side
+// therefore says in every state that it understands parts, and a manager sends whole states
+// to an agent that does not.
 package parts
 
 import (
@@ -26,14 +26,14 @@ import (
 )
 
 const (
-	// MaxMessage is the largest message that servers and clients take, of any call.
+	// MaxMessage is the largest message that servers and clients accept, in any call.
 	MaxMessage = 4 << 20
-	// partMost is the largest part, and the largest state that is not cut.
+	// partMost is the largest part, and the largest state that is sent in one message.
 	partMost = 1 << 20
-	// wholeMost still fits one message, if the peer may not know of parts.
+	// wholeMost is the largest state that is sent whole to a peer without parts.
 	wholeMost = MaxMessage - 64<<10
-	// stateMost is the largest state that a receiver collects: some 400 000 legs. It
-	// bounds the memory that a peer can take.
+	// stateMost is the largest state that a receiver collects, about 400 000 legs. It
+	// bounds the memory that a peer can make the receiver use.
 	stateMost = 256 << 20
 )
 
@@ -44,24 +44,25 @@ type State interface {
 	GetScale() *pb.Scale
 }
 
-// Understood is the Scale of every state that is sent as one message.
+// Understood is the Scale of every state that is sent as one message: it tells the peer
+// that this side understands parts.
 func Understood() *pb.Scale { return &pb.Scale{Understood: true} }
 
 // Stream is one end of a stream of states. One goroutine may send while another
 // receives.
 type Stream[Out, In State] struct {
-	// Part, if set, is called for each part that is not the last: the peer is alive,
-	// though its state takes long.
+	// Part, if set, is called for each part but the last: the peer is alive, although its
+	// state takes long to arrive.
 	Part func()
 
 	stream  stream[Out, In]
 	repeats bool
-	most    int // stateMost; tests have less
+	most    int // stateMost; smaller in tests
 
-	peer  atomic.Int32 // what is known of it
-	last  Out          // the newest whole state that was sent, if repeats
-	parts []byte       // received of the next state
-	heard bool         // a whole state was received
+	peer  atomic.Int32 // what is known of the peer
+	last  Out          // the last whole state that was sent, if repeats
+	parts []byte       // the parts received so far
+	heard bool         // a whole state has been received
 }
 
 // What is known of a peer.
@@ -76,17 +77,17 @@ type stream[Out, In State] interface {
 	Recv() (In, error)
 }
 
-// Reporting is the agents' end of a stream. What is sent must not be changed after.
+// Reporting makes the agents' end of a stream. A message must not be changed after Send.
 func Reporting[Out, In State](s stream[Out, In]) *Stream[Out, In] {
 	return &Stream[Out, In]{stream: s, repeats: true, most: stateMost}
 }
 
-// Wanting is the manager's end. It keeps nothing of what it sends.
+// Wanting makes the manager's end. It does not keep the messages that it sends.
 func Wanting[Out, In State](s stream[Out, In]) *Stream[Out, In] {
 	return &Stream[Out, In]{stream: s, most: stateMost}
 }
 
-// Send sends a state: whole, in parts, or that it is unchanged.
+// Send sends a state: whole, in parts, or as a note that it is unchanged.
 func (s *Stream[Out, In]) Send(m Out) error {
 	if s.repeats {
 		if s.last.ProtoReflect().IsValid() && s.peer.Load() == understands && Same(s.last, m) {
@@ -100,8 +101,10 @@ func (s *Stream[Out, In]) Send(m Out) error {
 	return s.cut(m)
 }
 
-// takesWhole: a peer that has spoken without a word of parts gets none. One that has
-// not spoken yet refuses a part if it is too old, since no part names a node.
+// takesWhole reports whether a state of this size is sent whole. A peer gets no parts if it
+// has sent a state and did not say that it understands them. A peer that has sent nothing
+// yet gets parts only of a state that does not fit one message: if the peer is too old, it
+// refuses them, since no part names a node.
 func (s *Stream[Out, In]) takesWhole(size int) bool {
 	peer := s.peer.Load()
 	return peer == doesNot || peer == unknown && size <= wholeMost
@@ -125,8 +128,9 @@ func (s *Stream[Out, In]) cut(m Out) error {
 	return nil
 }
 
-// Recv returns the next state, when all of it is there, or a message that says that
-// the newest one is unchanged. One that was cut off is dropped when another begins.
+// Recv returns the next state once all its parts have arrived, or a message that says that
+// the state is unchanged. When a new state begins, the parts of an interrupted one are
+// dropped.
 func (s *Stream[Out, In]) Recv() (In, error) {
 	var none In
 	for {
@@ -161,7 +165,7 @@ func (s *Stream[Out, In]) note(scale *pb.Scale) {
 	}
 }
 
-// join adds a part; it returns the state if that was the last one, else nil.
+// join adds a part. It returns the state if the part was the last one, otherwise nil.
 func (s *Stream[Out, In]) join(m In) (whole In, err error) {
 	scale := m.GetScale()
 	if len(scale.Part) == 0 {
@@ -193,7 +197,7 @@ func tooLarge(m proto.Message, most int) string {
 	return fmt.Sprintf("%s is larger than the %d bytes that one state may have", name(m), most)
 }
 
-// carrier is a message of m's type with nothing in it but a generation and scale.
+// carrier returns a message of m's type with only a generation and scale.
 func carrier[M State](m M, generation uint64, scale *pb.Scale) M {
 	c := m.ProtoReflect().New()
 	fields := c.Descriptor().Fields()
@@ -204,7 +208,7 @@ func carrier[M State](m M, generation uint64, scale *pb.Scale) M {
 	return c.Interface().(M)
 }
 
-// Same reports whether two states say the same, whatever their generations.
+// Same reports whether two states are equal apart from their generations.
 func Same[M State](a, b M) bool {
 	x, y := a.ProtoReflect(), b.ProtoReflect()
 	if any(a) == any(b) {

@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// wire keeps what one end sends for the other end to receive.
+// wire holds what one end has sent until the other end receives it.
 type wire[M State] struct{ sent []M }
 
 type end[Out, In State] struct {
@@ -36,13 +36,13 @@ func (e end[Out, In]) Recv() (m In, err error) {
 	return m, nil
 }
 
-// pair is a stream's two ends and what is on the way between them.
+// pair is the two ends of a stream and the messages in transit between them.
 func pair[Report, Wanted State]() (agent *Stream[Report, Wanted], manager *Stream[Wanted, Report], up *wire[Report], down *wire[Wanted]) {
 	up, down = &wire[Report]{}, &wire[Wanted]{}
 	return Reporting[Report, Wanted](end[Report, Wanted]{up, down}), Wanting[Wanted, Report](end[Wanted, Report]{down, up}), up, down
 }
 
-// acquainted is a pair of which both have spoken.
+// acquainted is a pair whose ends have both sent a state.
 func acquainted(t *testing.T) (agent *Stream[*pb.TargetReport, *pb.TargetWanted], manager *Stream[*pb.TargetWanted, *pb.TargetReport],
 	up *wire[*pb.TargetReport], down *wire[*pb.TargetWanted]) {
 	agent, manager, up, down = pair[*pb.TargetReport, *pb.TargetWanted]()
@@ -62,8 +62,8 @@ func report(legs int) *pb.TargetReport {
 	return r
 }
 
-// send sends one state and returns it as the other end receives it, with the number
-// and the largest size of the messages that it took.
+// send sends one state and returns it as the other end receives it, with the number of
+// messages and the size of the largest.
 func send[Out, In State](t *testing.T, from *Stream[Out, In], to *Stream[In, Out], w *wire[Out], m Out) (got Out, messages, largest int) {
 	t.Helper()
 	if err := from.Send(m); err != nil {
@@ -85,7 +85,7 @@ func TestStatesArriveWholeWhateverTheirSize(t *testing.T) {
 		want := report(legs)
 		got, messages, largest := send(t, agent, manager, up, want)
 		if !proto.Equal(got, want) {
-			t.Errorf("a report of %d legs arrived as another one", legs)
+			t.Errorf("a report of %d legs arrived changed", legs)
 		}
 		if most := partMost + 100; largest > most || messages > 1+proto.Size(want)/partMost {
 			t.Errorf("a report of %d bytes took %d messages of up to %d bytes, want parts of up to %d", proto.Size(want), messages, largest, most)
@@ -93,7 +93,7 @@ func TestStatesArriveWholeWhateverTheirSize(t *testing.T) {
 	}
 	wanted := &pb.TargetWanted{Generation: 3, Scale: Understood(), Legs: []*pb.WantedLeg{{LegId: strings.Repeat("x", 3<<20)}}}
 	if got, messages, _ := send(t, manager, agent, down, wanted); !proto.Equal(got, wanted) || messages != 4 {
-		t.Errorf("a wanted state of 3 MiB took %d messages, and arrived as another one: %v", messages, !proto.Equal(got, wanted))
+		t.Errorf("a wanted state of 3 MiB took %d messages, and arrived changed: %v", messages, !proto.Equal(got, wanted))
 	}
 }
 
@@ -101,11 +101,11 @@ func TestInitiatorsStatesGoInPartsToo(t *testing.T) {
 	agent, manager, up, down := pair[*pb.InitiatorReport, *pb.InitiatorWanted]()
 	report := &pb.InitiatorReport{Node: "c1", Scale: Understood(), Attachments: []*pb.AttachmentReport{{WaitingFor: strings.Repeat("x", 5<<20)}}}
 	if got, messages, _ := send(t, agent, manager, up, report); !proto.Equal(got, report) || messages != 6 {
-		t.Errorf("a report of 5 MiB took %d messages, or arrived as another one", messages)
+		t.Errorf("a report of 5 MiB took %d messages, or arrived changed", messages)
 	}
 	wanted := &pb.InitiatorWanted{Scale: Understood(), Attachments: []*pb.WantedAttachment{{VolumeName: strings.Repeat("x", 5<<20)}}}
 	if got, messages, _ := send(t, manager, agent, down, wanted); !proto.Equal(got, wanted) || messages != 6 {
-		t.Errorf("a wanted state of 5 MiB took %d messages, or arrived as another one", messages)
+		t.Errorf("a wanted state of 5 MiB took %d messages, or arrived changed", messages)
 	}
 }
 
@@ -113,14 +113,14 @@ func TestAnUnchangedReportIsNotSentAgain(t *testing.T) {
 	agent, manager, up, down := pair[*pb.TargetReport, *pb.TargetWanted]()
 	send(t, agent, manager, up, report(100))
 	if got, _, _ := send(t, agent, manager, up, report(100)); got.GetScale().GetUnchanged() {
-		t.Error("a manager that has not said that it understands was told only that the report is unchanged")
+		t.Error("a manager that has not said that it understands parts got only a note that the report is unchanged")
 	}
 	send(t, manager, agent, down, &pb.TargetWanted{Scale: Understood()})
 	again := report(100)
 	again.Generation = 8
 	got, _, size := send(t, agent, manager, up, again)
 	if !got.GetScale().GetUnchanged() || got.GetGeneration() != 8 || size > 20 {
-		t.Errorf("an unchanged report of generation 8 is %v in %d bytes, want that word alone", got, size)
+		t.Errorf("an unchanged report of generation 8 is %v in %d bytes, want only a note that it is unchanged", got, size)
 	}
 	other := report(100)
 	other.Drives[0].Legs[42].Volume.Labels["a"] = "c"
@@ -131,7 +131,7 @@ func TestAnUnchangedReportIsNotSentAgain(t *testing.T) {
 
 func TestAnOlderPeerGetsWholeStates(t *testing.T) {
 	agent, manager, up, down := pair[*pb.InitiatorReport, *pb.InitiatorWanted]()
-	old := &pb.InitiatorReport{Node: "c1"} // without a word of parts
+	old := &pb.InitiatorReport{Node: "c1"} // does not say that it understands parts
 	if err := agent.stream.Send(old); err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestAnOlderPeerGetsWholeStates(t *testing.T) {
 	}
 	wanted := &pb.InitiatorWanted{Scale: Understood(), ClusterId: "x", Attachments: []*pb.WantedAttachment{{VolumeName: strings.Repeat("x", 2<<20)}}}
 	if _, messages, _ := send(t, manager, agent, down, wanted); messages != 1 {
-		t.Errorf("an agent that knows of no parts got %d of them, and would have let everything go", messages)
+		t.Errorf("an agent that knows no parts got %d of them, and would have released everything", messages)
 	}
 	if err := manager.Send(wanted); err != nil || len(up.sent) > 0 {
 		t.Fatal(err)
@@ -152,17 +152,17 @@ func TestAnInterruptedStateIsDropped(t *testing.T) {
 	if err := agent.Send(report(20_000)); err != nil {
 		t.Fatal(err)
 	}
-	up.sent = up.sent[:1] // of several
+	up.sent = up.sent[:1] // one of several
 	want := report(1)
 	if got, _, _ := send(t, agent, manager, up, want); !proto.Equal(got, want) {
-		t.Error("after an interrupted report the next one arrived as another one")
+		t.Error("after an interrupted report the next one arrived changed")
 	}
 	if err := agent.Send(report(20_000)); err != nil {
 		t.Fatal(err)
 	}
 	up.sent = up.sent[:len(up.sent)-1]
 	if got, err := manager.Recv(); err != io.EOF {
-		t.Errorf("a report without its last part = %v, %v; want nothing but the stream's end", got, err)
+		t.Errorf("a report without its last part = %v, %v; want only the end of the stream", got, err)
 	}
 }
 
@@ -183,14 +183,14 @@ func TestAPeerThatSendsTooMuchIsTold(t *testing.T) {
 	}
 	_, err := manager.Recv()
 	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "TargetReport is larger than the 2097152 bytes") {
-		t.Errorf("a report beyond the bound = %v, want RESOURCE_EXHAUSTED that names it", err)
+		t.Errorf("a report beyond the limit = %v, want RESOURCE_EXHAUSTED with the limit", err)
 	}
 	if len(manager.parts) > manager.most {
-		t.Errorf("the receiver keeps %d bytes of a report that is refused", len(manager.parts))
+		t.Errorf("the receiver keeps %d bytes of a refused report", len(manager.parts))
 	}
 	agent.most = 2 << 20
 	if err := agent.Send(report(60_001)); err == nil || !strings.Contains(err.Error(), "2097152") {
-		t.Errorf("sending a report beyond the bound = %v, want an error that names it", err)
+		t.Errorf("sending a report beyond the limit = %v, want an error with the limit", err)
 	}
 }
 

@@ -6,3 +6,13 @@ package pb
 // which request of its own a call is made for. It goes into the logs of both, and
 // nothing else is made of it.
 const RequestKey = "weft-request"
+
+// ReadKey is the key of gRPC metadata by which a caller says how fresh what it reads has
+// to be. Without it, a read is linearizable: it sees everything that was answered before
+// it began. With ReadStale, a manager that does not lead may answer from what it has, so
+// a read may miss the newest changes. One manager alone always answers the first way.
+const (
+	ReadKey          = "weft-read"
+	ReadLinearizable = "linearizable"
+	ReadStale        = "stale"
+)

@@ -14,12 +14,30 @@ const (
 	ClusterKey         = "cluster"
 )
 
+// A volume manager that does not lead answers with code UNAVAILABLE and this reason. It
+// has done nothing of what was asked. The leader's address is in the metadata if it is
+// known.
+const (
+	ReasonNotLeader = "NOT_LEADER"
+	LeaderKey       = "leader"
+)
+
+// NotLeader reports whether err is that answer, and the leader's address, which may be
+// empty.
+func NotLeader(err error) (leader string, refused bool) {
+	return refusedFor(err, ReasonNotLeader, LeaderKey)
+}
+
 // OtherCluster is the cluster of a volume manager that has refused an agent since
 // the agent is of another one; false if err says something else.
 func OtherCluster(err error) (cluster string, refused bool) {
+	return refusedFor(err, ReasonOtherCluster, ClusterKey)
+}
+
+func refusedFor(err error, reason, key string) (value string, refused bool) {
 	for _, d := range status.Convert(err).Details() {
-		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetReason() == ReasonOtherCluster {
-			return info.GetMetadata()[ClusterKey], true
+		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetReason() == reason {
+			return info.GetMetadata()[key], true
 		}
 	}
 	return "", false

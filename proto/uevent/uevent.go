@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package uevent listens to what the kernel says of its devices: the messages of
-// NETLINK_KOBJECT_UEVENT, group 1, which come before udev has looked at them.
+// Package uevent receives the kernel's device events: the messages of
+// NETLINK_KOBJECT_UEVENT, group 1, which the kernel sends before udev has handled them.
 //
 //	err := uevent.Watch(ctx, func(e uevent.Event) {
 //		fmt.Println(e.Action, e.Vars["DEVNAME"]) // add nvme1n1
 //	})
 //
-// Events can be lost when they come faster than they are read: whoever listens
-// takes them as a hint to look again.
+// Events are lost when they come faster than they are read. Treat an event as a hint to
+// look at the devices again.
 package uevent
 
 import (
@@ -28,8 +28,8 @@ type Event struct {
 	Vars   map[string]string
 }
 
-// Parse reads a message as the kernel sends it: "add@/devices/..." and variables,
-// each ended by a zero byte. What udev sends on other groups is no such message.
+// Parse reads a message in the kernel's form: "add@/devices/..." and variables, each ended
+// by a zero byte. The messages of udev, sent on other groups, are not of this form.
 func Parse(message []byte) (Event, bool) {
 	fields := strings.Split(strings.TrimSuffix(string(message), "\x00"), "\x00")
 	action, path, ok := strings.Cut(fields[0], "@")
@@ -45,8 +45,8 @@ func Parse(message []byte) (Event, bool) {
 	return e, true
 }
 
-// Watch calls each for every event until ctx ends, and returns ctx's cause. An
-// overrun is told as an event without an action.
+// Watch calls each for every event until ctx ends, and returns ctx's cause. If the socket
+// overruns, it passes an event without an action.
 func Watch(ctx context.Context, each func(Event)) error {
 	f, err := open()
 	if err != nil {
@@ -73,7 +73,7 @@ func Watch(ctx context.Context, each func(Event)) error {
 	}
 }
 
-// open gives a file that the runtime polls, so that a Read ends when it is closed.
+// open returns a file that the runtime polls, so that closing it ends a Read.
 func open() (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_KOBJECT_UEVENT)
 	if err != nil {

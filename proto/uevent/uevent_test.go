@@ -47,6 +47,6 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 			t.Skipf("no kernel events here: %v", err)
 		}
 	case <-time.After(5 * time.Second):
-		t.Fatal("Watch goes on after its context has ended")
+		t.Fatal("Watch continues after its context has ended")
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Error is what every method of Client returns. Err is an errno where the
-// kernel gave one; ENXIO says that there is no such device.
+// Error is the error type of all methods of Client. Err is an errno if the kernel
+// returned one; ENXIO means that there is no such device.
 type Error struct {
 	Op   string // "load", "suspend"
 	Name string // the device, if there is one
@@ -31,7 +31,7 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// NotFound reports whether err says that the device does not exist.
+// NotFound reports whether err means that the device does not exist.
 func NotFound(err error) bool { return errors.Is(err, syscall.ENXIO) }
 
 func opError(op, name string, err error) error {
@@ -41,26 +41,25 @@ func opError(op, name string, err error) error {
 	return &Error{op, name, err}
 }
 
-// kernel is the wire: what Client needs of the control node.
+// kernel is the part of the control node that Client uses.
 type kernel interface {
-	// ioctl hands the buffer, which begins with a header, to the kernel and
-	// finds the answer in it. It returns an errno as is.
+	// ioctl passes the buffer, which begins with a header, to the kernel, which writes
+	// its answer into it. It returns an errno unchanged.
 	ioctl(cmd uint32, buf []byte) error
-	// watch calls changed, and again after each device-mapper event, until it
+	// watch calls changed once, and again after each device-mapper event, until changed
 	// returns true or an error, or ctx ends. No event after the first call is missed.
 	watch(ctx context.Context, changed func() (bool, error)) error
 	close() error
 }
 
-// Client is a handle on the device mapper. Methods may be called from many
-// goroutines at once.
+// Client is a handle on the device mapper. Its methods may be called concurrently.
 type Client struct{ kernel kernel }
 
 // Close closes the control node. Mapped devices stay.
 func (c *Client) Close() error { return opError("close", "", c.kernel.close()) }
 
-// Buffers begin at firstBuffer and double, up to maxBuffer, while the kernel
-// says that they are full.
+// A buffer starts with firstBuffer bytes and is doubled, up to maxBuffer, while the
+// kernel reports that it is full.
 const (
 	firstBuffer = 16 << 10
 	maxBuffer   = 64 << 20
@@ -109,14 +108,14 @@ type Version [3]uint32
 
 func (v Version) String() string { return fmt.Sprintf("%d.%d.%d", v[0], v[1], v[2]) }
 
-// Version is the kernel's version of the ioctl interface.
+// Version returns the kernel's version of the ioctl interface.
 func (c *Client) Version() (Version, error) {
 	h, _, err := c.call("version", cmdVersion, header{}, nil)
 	return Version(h.version), err
 }
 
-// Targets lists the target types that the kernel has loaded. One that is not
-// listed may still be loaded on demand by a table that names it.
+// Targets lists the target types that the kernel has loaded. Others may still be loaded
+// on demand, when a table names them.
 func (c *Client) Targets() (map[string]Version, error) {
 	_, data, err := c.call("list targets", cmdListVersions, header{}, nil)
 	if err != nil {
@@ -135,11 +134,11 @@ func (c *Client) Targets() (map[string]Version, error) {
 type Info struct {
 	Name, UUID string
 	Number     block.DeviceNumber
-	Open       int    // who has it open, mapped devices above it included
+	Open       int    // the number of its openers, with mapped devices above it
 	EventNr    uint32 // grows with each event; see Wait
 	Suspended  bool
 	Live       bool // has a live table
-	Inactive   bool // has a loaded table that the next Resume makes live
+	Inactive   bool // has a loaded table, which the next Resume makes live
 	ReadOnly   bool
 }
 
@@ -160,13 +159,13 @@ func (c *Client) Info(name string) (Info, error) {
 	return infoOf(h), nil
 }
 
-// Listed is one device of List.
+// Listed is an entry of [Client.List].
 type Listed struct {
 	Name   string
 	Number block.DeviceNumber
 }
 
-// List names all mapped devices of the machine, sorted.
+// List returns all mapped devices of the machine, sorted by name.
 func (c *Client) List() ([]Listed, error) {
 	_, data, err := c.call("list", cmdListDevices, header{}, nil)
 	if err != nil {
@@ -174,7 +173,7 @@ func (c *Client) List() ([]Listed, error) {
 	}
 	var list []Listed
 	err = walk(data, 8, 12, func(e []byte) {
-		// One element with device 0 stands for none.
+		// A single element with device 0 means that there are no devices.
 		if dev := order.Uint64(e); dev != 0 {
 			list = append(list, Listed{cString(e[12:]), decodeNumber(dev)})
 		}
@@ -183,7 +182,7 @@ func (c *Client) List() ([]Listed, error) {
 	return list, opError("list", "", err)
 }
 
-// Create makes a device without a table. EBUSY: the name or the uuid is taken.
+// Create makes a device without a table. EBUSY means that the name or the uuid is taken.
 func (c *Client) Create(name, uuid string) (Info, error) {
 	if name == "" {
 		return Info{}, opError("create", name, syscall.EINVAL)
@@ -195,9 +194,9 @@ func (c *Client) Create(name, uuid string) (Info, error) {
 	return infoOf(h), nil
 }
 
-// Load gives a device an inactive table, in place of one that it may have. The
-// table's devices are opened now; EINVAL is the kernel's answer to most errors
-// and its log has the words.
+// Load gives a device an inactive table, and replaces the inactive table that it may
+// have. The table's devices are opened now. The kernel returns EINVAL for most errors and
+// gives the reason in its log.
 func (c *Client) Load(name string, t Table) error { return c.load(name, t, false) }
 
 func (c *Client) load(name string, t Table, readOnly bool) error {
@@ -216,7 +215,7 @@ func (c *Client) load(name string, t Table, readOnly bool) error {
 	return err
 }
 
-// resolve replaces the names of mapped devices in t by their numbers.
+// resolve replaces the names of mapped devices in t with their numbers.
 func (c *Client) resolve(t Table) (Table, error) {
 	numbers := map[Ref]Ref{}
 	for _, r := range t.Refs() {
@@ -243,45 +242,45 @@ func (c *Client) Clear(name string) error {
 	return err
 }
 
-// Udev is what udev is told to leave out for a device.
+// Udev tells udev which rules to skip for a device.
 type Udev uint16
 
-// The flags of libdevmapper that matter here. They travel in the cookie of the
-// device's uevents.
+// The flags of libdevmapper that are used here. The cookie in the device's uevents
+// carries them.
 const (
 	udevNoSubsystemRules Udev = 0x0002
 	udevNoDiskRules      Udev = 0x0004
 	udevNoOtherRules     Udev = 0x0008
 	udevPrimarySource    Udev = 0x0040
 
-	// UdevNormal: udev treats the device as a disk for everybody.
+	// UdevNormal: udev treats the device as an ordinary disk.
 	UdevNormal = udevPrimarySource
-	// UdevInner: udev makes its /dev/mapper name and nothing else. What is
-	// inside must not be scanned or assembled.
+	// UdevInner: udev makes the /dev/mapper name and nothing else. The contents must not
+	// be scanned or assembled.
 	UdevInner = udevPrimarySource | udevNoSubsystemRules | udevNoDiskRules | udevNoOtherRules
 )
 
-// cookie is the number that udev's rules decode. Its lower half would name a
-// semaphore that somebody waits on; nobody does.
+// cookie returns the number that udev's rules decode. Its lower half would name a
+// semaphore to wait on; it is unused here.
 func (u Udev) cookie() uint32 { return uint32(u) << 16 }
 
-// Resume makes the inactive table live, if there is one (suspending the device
-// for the moment if it was not), and lets I/O flow.
+// Resume lets I/O through. If there is an inactive table, it becomes live first; a device
+// that is not suspended is suspended for that switch.
 func (c *Client) Resume(name string, u Udev) error {
 	_, _, err := c.call("resume", cmdSuspend, header{name: name, eventNr: u.cookie()}, nil)
 	return err
 }
 
-// Suspend stops the device; new I/O waits until it is resumed. It returns when
-// what was under way has ended.
+// Suspend stops the device: new I/O waits until the device is resumed. Suspend returns
+// when the I/O under way has ended.
 //
-// With noflush nothing is waited for that a target can hand back: what a mirror
-// holds goes on through the table that is live after the resume. Without it, a
-// mirror fails what it holds. Unless skipLockFS is set, a file system mounted
-// on the device is frozen first.
+// With noflush, it does not wait for I/O that a target can hand back: writes that a mirror
+// holds go through the table that is live after the resume. Without noflush, a mirror
+// fails the writes that it holds. Unless skipLockFS is set, a file system mounted on the
+// device is frozen first.
 //
-// A mirror that was suspended needs its table loaded again before it is resumed,
-// even if it stays the same; see Diff, which does so.
+// After a suspend, a mirror needs its table loaded again before it is resumed, even if the
+// table is the same. [Diff] does so.
 func (c *Client) Suspend(name string, noflush, skipLockFS bool) error {
 	h := header{name: name, flags: flagSuspend}
 	if noflush {
@@ -294,8 +293,8 @@ func (c *Client) Suspend(name string, noflush, skipLockFS bool) error {
 	return err
 }
 
-// Remove removes a device. EBUSY: it is open; with deferred it then goes when
-// its last user closes it.
+// Remove removes a device. EBUSY means that the device is open. With deferred, an open
+// device is removed when its last user closes it.
 func (c *Client) Remove(name string, deferred bool) error {
 	h := header{name: name}
 	if deferred {
@@ -314,8 +313,8 @@ func (c *Client) Rename(name, to string) error {
 	return err
 }
 
-// Table is the live table; devices stand in it by number. It is empty for a
-// device that has none.
+// Table returns the live table of a device, with devices by number. It is empty if the
+// device has none.
 func (c *Client) Table(name string) (Table, error) {
 	rows, err := c.rows("table", name, flagStatusTable)
 	if err != nil {
@@ -332,13 +331,13 @@ func (c *Client) Table(name string) (Table, error) {
 	return t, nil
 }
 
-// Status is the state of one row of a live table.
+// Status is the kernel's report on one row of a live table.
 type Status struct {
 	Start, Length block.Size
 	Type, Params  string
 }
 
-// Status reports how the rows of the live table fare.
+// Status returns the state of each row of the live table.
 func (c *Client) Status(name string) ([]Status, error) {
 	rows, err := c.rows("status", name, 0)
 	if err != nil {
@@ -351,7 +350,7 @@ func (c *Client) Status(name string) ([]Status, error) {
 	return all, nil
 }
 
-// MirrorStatus is the status of a device that is one mirror.
+// MirrorStatus returns the status of a device whose table is a single mirror.
 func (c *Client) MirrorStatus(name string) (MirrorStatus, error) {
 	rows, err := c.Status(name)
 	if err != nil {
@@ -364,7 +363,7 @@ func (c *Client) MirrorStatus(name string) (MirrorStatus, error) {
 	return s, opError("status", name, err)
 }
 
-// rows asks without flushing: a status must not wait for I/O.
+// rows queries without a flush, because a status must not wait for I/O.
 func (c *Client) rows(op, name string, flags uint32) ([]rawRow, error) {
 	h, data, err := c.call(op, cmdTableStatus, header{name: name, flags: flags | flagNoFlush}, nil)
 	if err != nil || h.flags&flagActive == 0 {
@@ -374,7 +373,7 @@ func (c *Client) rows(op, name string, flags uint32) ([]rawRow, error) {
 	return rows, opError(op, name, err)
 }
 
-// Deps lists the devices that the live table has open.
+// Deps returns the devices that the live table has open.
 func (c *Client) Deps(name string) ([]block.DeviceNumber, error) {
 	_, data, err := c.call("deps", cmdTableDeps, header{name: name}, nil)
 	if err != nil || len(data) < 8 {
@@ -391,7 +390,8 @@ func (c *Client) Deps(name string) ([]block.DeviceNumber, error) {
 	return deps, nil
 }
 
-// Message sends a message to the target at an offset of the device, and returns its answer.
+// Message sends a message to the target at an offset of the device, and returns the
+// target's answer.
 func (c *Client) Message(name string, at block.Size, message string) (string, error) {
 	payload := make([]byte, 8, 9+len(message))
 	order.PutUint64(payload, sectors(at))
@@ -402,9 +402,9 @@ func (c *Client) Message(name string, at block.Size, message string) (string, er
 	return cString(data), nil
 }
 
-// Wait returns the state of the device once its event number is another than
-// eventNr; at once if it already is. It returns the error of Info when the
-// device goes away, and ctx's when that ends first.
+// Wait waits until the event number of a device differs from eventNr, and returns the
+// device's state. It returns the error of Info if the device goes away, and ctx's if that
+// ends first.
 func (c *Client) Wait(ctx context.Context, name string, eventNr uint32) (Info, error) {
 	var info Info
 	err := c.kernel.watch(ctx, func() (changed bool, err error) {
@@ -417,6 +417,6 @@ func (c *Client) Wait(ctx context.Context, name string, eventNr uint32) (Info, e
 	return info, err
 }
 
-// NodePath is where the kernel's devtmpfs has the node of a mapped device. The
-// name under /dev/mapper is udev's to make, and need not exist.
+// NodePath returns the path of a mapped device in the kernel's devtmpfs. The name under
+// /dev/mapper is made by udev and may not exist.
 func NodePath(n block.DeviceNumber) string { return path.Join("/dev", fmt.Sprintf("dm-%d", n.Minor)) }

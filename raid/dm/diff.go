@@ -10,45 +10,44 @@ import (
 	"strings"
 )
 
-// Device is a mapped device as it is wanted. A stack of them is a slice, the
-// lowest first.
+// Device describes a wanted mapped device. A stack of them is a slice, the lowest first.
 type Device struct {
 	Name, UUID string
 	Table      Table
 	Udev       Udev // zero means UdevInner
-	// ReadOnly: what is below is opened for reading alone, and nobody can open the
-	// device for writing. Diff does not look at it.
+	// ReadOnly: the devices below are opened for reading only, and the device cannot be
+	// opened for writing. Diff does not compare it.
 	ReadOnly bool
 }
 
-// State is a mapped device as it is.
+// State is the observed state of a mapped device.
 type State struct {
 	Info
-	// Table is the live table. In what [Client.Devices] returns, the devices of
-	// the result stand in one another's tables by name, as they do in a Device.
+	// Table is the live table. In the result of [Client.Devices], tables refer to other
+	// devices of that result by name, as in a Device.
 	Table Table
 }
 
-// Device is s as it could have been wanted.
+// Device returns the wanted device that matches s.
 func (s State) Device() Device {
 	return Device{Name: s.Name, UUID: s.UUID, Table: s.Table, ReadOnly: s.ReadOnly}
 }
 
-// Op is what a Step does.
+// Op is the kind of a Step.
 type Op string
 
-// Every step may be repeated, and may be cut at any point: the next Diff finds
-// what is left to do.
+// Every step may be repeated, and may be interrupted at any point: the next Diff finds the
+// rest.
 const (
-	OpCreate Op = "create" // create, load, resume; what fails half way is removed again
+	OpCreate Op = "create" // create, load, resume; if one fails, the device is removed again
 	OpReload Op = "reload" // load, suspend without a flush, resume
-	OpResize Op = "resize" // a reload that changes the size; to a smaller one it is refused
-	OpResume Op = "resume" // the table is right, the device was left suspended; not for mirrors
-	OpClear  Op = "clear"  // the table is right, a loaded one is dropped
+	OpResize Op = "resize" // a reload that changes the size; a smaller size is refused
+	OpResume Op = "resume" // the live table is right, but the device is suspended; not for mirrors
+	OpClear  Op = "clear"  // the live table is right; drop the inactive one
 	OpRemove Op = "remove"
 )
 
-// Step is one change to one device, atomic for those who use it.
+// Step is one change to one device. It is atomic for the device's users.
 type Step struct {
 	Op     Op
 	Device Device // OpRemove, OpClear: the name is enough
@@ -62,10 +61,9 @@ func (s Step) String() string {
 	return fmt.Sprintf("%s %s", s.Op, s.Device.Name)
 }
 
-// Diff says how to get from the devices that are to those that are wanted:
-// creations and changes in the order of want, then removals, users before what
-// they use. Devices are told apart by name; one with a foreign uuid under a
-// wanted name is replaced.
+// Diff returns the steps from the observed devices to the wanted ones: creations and
+// changes in the order of want, then removals, each device before those below it. Devices
+// are identified by name; a device with a wanted name and another uuid is replaced.
 func Diff(got []State, want []Device) []Step {
 	byName := map[string]State{}
 	names := map[Ref]Ref{}
@@ -113,7 +111,7 @@ func change(s State, d Device, same bool) []Step {
 		return []Step{{OpReload, d}}
 	}
 	var steps []Step
-	if s.Inactive { // else a resume would make it live
+	if s.Inactive { // a resume would make it live
 		steps = append(steps, Step{OpClear, d})
 	}
 	if s.Suspended {
@@ -122,16 +120,16 @@ func change(s State, d Device, same bool) []Step {
 	return steps
 }
 
-// hasMirror: a mirror that was suspended is never resumed as it is. With a
-// nosync disk log it then takes all regions for in sync and forgets that a leg
-// failed, but not which regions it had failed in: writes there go to one leg and
-// are acknowledged (dm-raid1.c, disk_resume and do_writes, 6.1). A table loaded
-// anew forgets all of it, and what was held is tried on all legs again.
+// hasMirror reports whether t has a mirror. A suspended mirror must not be resumed without
+// loading its table again: with a nosync disk log, it would treat all regions as in sync
+// and forget that a leg failed, but not in which regions. Writes there would go to one leg
+// and be acknowledged (dm-raid1.c, disk_resume and do_writes, 6.1). A newly loaded table
+// forgets all of it, and held writes are tried on all legs again.
 func hasMirror(t Table) bool {
 	return slices.ContainsFunc(t, func(r Row) bool { return r.Target.Type() == "mirror" })
 }
 
-// usersFirst sorts devices so that each comes before those that its table names.
+// usersFirst sorts devices so that each comes before those that its table refers to.
 func usersFirst(devices []State) []State {
 	var sorted []State
 	seen := map[string]bool{}
@@ -157,7 +155,7 @@ func usersFirst(devices []State) []State {
 	return sorted
 }
 
-// Devices reads all devices whose uuid begins with prefix, sorted by name.
+// Devices returns all devices whose uuid begins with prefix, sorted by name.
 func (c *Client) Devices(prefix string) ([]State, error) {
 	list, err := c.List()
 	if err != nil {
@@ -189,7 +187,7 @@ func (c *Client) Devices(prefix string) ([]State, error) {
 	return all, nil
 }
 
-// state reads a device; not ok if its uuid has another prefix.
+// state returns the state of a device; ok is false if its uuid has another prefix.
 func (c *Client) state(name, prefix string) (s State, ok bool, err error) {
 	info, err := c.Info(name)
 	if err != nil || !strings.HasPrefix(info.UUID, prefix) {
@@ -199,13 +197,13 @@ func (c *Client) state(name, prefix string) (s State, ok bool, err error) {
 	return State{info, t}, true, err
 }
 
-// Do makes one change. Errors are those of the calls it is made of; after one,
-// read the devices and Diff again.
+// Do makes one change. It returns the errors of the calls that it makes. After an error,
+// read the devices and call Diff again.
 func (c *Client) Do(s Step) error { return c.do(s, func() error { return nil }) }
 
-// DoWith is Do of a reload or a resize that does something more while the device is
-// suspended, between the old table and the new one. If that fails the old table
-// goes on, and its error is returned. When the whole is repeated, so is it.
+// DoWith is Do for a reload or a resize, and calls between while the device is suspended,
+// after the old table and before the new one. If between fails, the old table becomes
+// live again and its error is returned. If the step is repeated, between is called again.
 func (c *Client) DoWith(s Step, between func() error) error {
 	if s.Op != OpReload && s.Op != OpResize {
 		return opError("do", s.Device.Name, fmt.Errorf("step %q does not suspend", s.Op))
@@ -213,11 +211,11 @@ func (c *Client) DoWith(s Step, between func() error) error {
 	return c.do(s, between)
 }
 
-// DoContext is Do with a second thought. A reload may have to wait in its
-// suspend for I/O below that does not end, and nothing ends the call but that
-// I/O. If ctx has ended meanwhile, the old table is loaded again and goes on,
-// and ctx's error is returned: what the step was planned on may have changed,
-// and a table that has become wrong must not become live.
+// DoContext is Do, but a reload checks ctx again before the new table becomes live. The
+// suspend of a reload may wait for I/O below that does not end, and only the end of that
+// I/O ends the wait. If ctx has ended by then, the old table is loaded again and becomes
+// live, and ctx's error is returned: the state that the step was planned on may have
+// changed, and an outdated table must not become live.
 func (c *Client) DoContext(ctx context.Context, s Step) error {
 	if err := context.Cause(ctx); err != nil {
 		return opError(string(s.Op), s.Device.Name, err)
@@ -225,8 +223,8 @@ func (c *Client) DoContext(ctx context.Context, s Step) error {
 	return c.do(s, func() error { return context.Cause(ctx) })
 }
 
-// do makes a change; goOn is asked before a device that is suspended for it gets
-// its new table.
+// do makes a change. It calls goOn while the device is suspended, before the new table
+// becomes live; an error keeps the old one.
 func (c *Client) do(s Step, goOn func() error) error {
 	d := s.Device
 	switch s.Op {
@@ -271,9 +269,9 @@ func (c *Client) create(d Device) (err error) {
 	return c.Resume(d.Name, d.udev())
 }
 
-// reload always suspends without a flush and without freezing a file system:
-// writes that a mirror holds are issued again through the new table, and a
-// frozen file system could wait for just these.
+// reload always suspends without a flush and without freezing a file system: writes that
+// a mirror holds are issued again through the new table, and a freeze could wait for
+// exactly these writes.
 func (c *Client) reload(d Device, goOn func() error) error {
 	old, err := c.Table(d.Name)
 	if err != nil {
@@ -287,7 +285,7 @@ func (c *Client) reload(d Device, goOn func() error) error {
 	}
 	if err := goOn(); err != nil {
 		if loadErr := c.load(d.Name, old, d.ReadOnly); loadErr != nil {
-			return loadErr // left suspended: the table that is loaded must not become live
+			return loadErr // stays suspended: the loaded table must not become live
 		}
 		return errors.Join(opError("reload", d.Name, err), c.Resume(d.Name, d.udev()))
 	}

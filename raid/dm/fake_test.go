@@ -15,8 +15,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// fakeKernel is the likeness of drivers/md/dm-ioctl.c that the suite runs over
-// where there is no kernel to run it over. It speaks in the kernel's bytes.
+// fakeKernel imitates drivers/md/dm-ioctl.c, down to the bytes of its answers. The suite
+// runs over it where the real device mapper is not available.
 type fakeKernel struct {
 	mu      sync.Mutex
 	devices map[string]*fakeDevice
@@ -108,7 +108,7 @@ func (k *fakeKernel) do(cmd uint32, h *header, payload []byte) ([]byte, error) {
 	return nil, nil
 }
 
-// answer fills in what the kernel says of a device in each answer (__dev_status).
+// answer fills in the state of a device that is part of each answer (__dev_status).
 func (k *fakeKernel) answer(h *header, d *fakeDevice) {
 	h.name, h.uuid, h.dev, h.eventNr = d.Name, d.UUID, encodeNumber(d.Number), d.EventNr
 	h.openCount = int32(k.openCount(d))
@@ -254,7 +254,7 @@ func (k *fakeKernel) raise(d *fakeDevice) {
 	k.events = make(chan struct{})
 }
 
-// failLeg is what a mirror does when a write to a leg fails.
+// failLeg does what a mirror does when a write to a leg fails.
 func (k *fakeKernel) failLeg(name string, leg int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -301,7 +301,7 @@ func (d *fakeDevice) statusOf(raw rawRow) string {
 	return s.String()
 }
 
-// encodeRows writes what TABLE_STATUS answers.
+// encodeRows encodes the answer to TABLE_STATUS.
 func encodeRows(rows []rawRow, h *header) []byte {
 	h.targetCount = uint32(len(rows))
 	var b []byte

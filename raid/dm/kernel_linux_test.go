@@ -19,14 +19,14 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// TestOverTheKernel runs the suite that the fake passes over the real thing.
+// TestOverTheKernel runs the suite that the fake passes over the real kernel.
 func TestOverTheKernel(t *testing.T) {
 	requireKernel(t)
 	runSuite(t, kernelWorld)
 }
 
-// requireKernel skips where there is no device mapper to test; where
-// WEFT_REQUIRE_DM is set that is a failure instead.
+// requireKernel skips the test where there is no device mapper. If WEFT_REQUIRE_DM is set,
+// the test fails instead.
 func requireKernel(t *testing.T) {
 	t.Helper()
 	skip := t.Skipf
@@ -113,7 +113,7 @@ func nodeOf(t *testing.T, c *Client, name string) string {
 	return ""
 }
 
-// aligned is memory as O_DIRECT wants it.
+// aligned returns memory that is aligned for O_DIRECT.
 func aligned(n int) []byte {
 	const page = 4096
 	b := make([]byte, n+page)

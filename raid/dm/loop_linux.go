@@ -18,9 +18,9 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Loops makes block devices of files: a mirror's dirty log is one over a file on
-// a tmpfs. The kernel knows which file a loop device is over, so they are found
-// again after an agent was restarted. The zero value is the machine's.
+// Loops makes block devices from files: a mirror's dirty log is a loop device over a file
+// on a tmpfs. The kernel knows the file of each loop device, so a restarted agent finds
+// them again. The zero value uses the machine's /dev and /sys.
 type Loops struct {
 	Dev string // "/dev" if empty
 	Sys string // "/sys" if empty
@@ -33,8 +33,8 @@ type Loop struct {
 	File   string // absolute; see List
 }
 
-// List lists the attached loop devices, sorted by number. The File of one whose
-// file was removed ends in " (deleted)", as the kernel says it.
+// List returns the attached loop devices, sorted by number. If the file of one was
+// removed, its File ends in " (deleted)", as the kernel reports it.
 func (l Loops) List() ([]Loop, error) {
 	files, err := filepath.Glob(filepath.Join(cmp.Or(l.Sys, "/sys"), "block/loop*/loop/backing_file"))
 	if err != nil {
@@ -71,8 +71,8 @@ func (l Loops) read(backingFile string) (Loop, error) {
 
 func (l Loops) node(name string) string { return filepath.Join(cmp.Or(l.Dev, "/dev"), name) }
 
-// Find finds the loop device over a file. A file that was removed and made anew
-// is another file.
+// Find returns the loop device over a file. A file that was removed and created again is
+// a different file.
 func (l Loops) Find(file string) (Loop, bool, error) {
 	file, err := filepath.Abs(file)
 	if err != nil {
@@ -86,8 +86,8 @@ func (l Loops) Find(file string) (Loop, bool, error) {
 	return all[i], true, nil
 }
 
-// Attach makes a loop device over a file, or finds the one there is. The file
-// must exist and have the size that the device is to have.
+// Attach returns the loop device over a file, and makes one if there is none. The file
+// must exist and have the size that the device should have.
 func (l Loops) Attach(file string) (Loop, error) {
 	if loop, ok, err := l.Find(file); ok || err != nil {
 		return loop, err
@@ -97,7 +97,7 @@ func (l Loops) Attach(file string) (Loop, error) {
 		return Loop{}, fmt.Errorf("attach loop device: %w", err)
 	}
 	defer f.Close()
-	// Whoever takes the free device first has it; the others ask again.
+	// Another process may take the free device first; then ask for another.
 	for range 32 {
 		path, err := l.configure(f)
 		if errors.Is(err, unix.EBUSY) {
@@ -133,13 +133,14 @@ func (l Loops) configure(f *os.File) (path string, err error) {
 	}
 	defer device.Close()
 	config := unix.LoopConfig{Fd: uint32(f.Fd()), Size: uint32(block.SectorSize)}
-	// The kernel's own note of the name (LOOP_GET_STATUS64); sysfs has the true path.
+	// The name that LOOP_GET_STATUS64 returns; the full path is in sysfs.
 	copy(config.Info.File_name[:len(config.Info.File_name)-1], f.Name())
 	return path, unix.IoctlLoopConfigure(int(device.Fd()), &config)
 }
 
-// Detach takes the loop device off its file; if somebody has it open, a table
-// for one, as soon as that is over. One that is not attached is no error.
+// Detach detaches the loop device from its file. If the device is open, by a table for
+// example, the kernel detaches it when it is closed. It is no error if the device is not
+// attached.
 func (l Loops) Detach(loop Loop) error {
 	device, err := os.OpenFile(loop.Path, os.O_RDWR|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) {

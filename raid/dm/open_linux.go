@@ -20,15 +20,14 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// controlPath and miscPath are where libdevmapper looks, too.
+// The paths that libdevmapper uses too.
 const (
 	controlPath = "/dev/mapper/control"
 	miscPath    = "/proc/misc"
 )
 
-// Open opens the kernel's device mapper. Where nothing has made the control
-// node, it makes it. It loads no module: an error that is fs.ErrNotExist says
-// that dm-mod is neither built in nor loaded.
+// Open opens the kernel's device mapper, and makes the control node if there is none. It
+// loads no module: fs.ErrNotExist means that dm-mod is neither built in nor loaded.
 func Open() (*Client, error) {
 	if _, err := os.Stat(controlPath); errors.Is(err, fs.ErrNotExist) {
 		if err := makeControl(miscPath, controlPath); err != nil {
@@ -87,7 +86,7 @@ func miscMinor(misc, name string) (uint32, error) {
 	return 0, fmt.Errorf("%s in %s: %w", name, misc, fs.ErrNotExist)
 }
 
-// control is the kernel through /dev/mapper/control.
+// control is the kernel, reached through /dev/mapper/control.
 type control struct{ file *os.File }
 
 func (c control) close() error { return c.file.Close() }
@@ -104,8 +103,8 @@ func (c control) ioctl(cmd uint32, buf []byte) error {
 	return errno
 }
 
-// ioctl tries again when a signal came: the runtime sends them to preempt, and
-// a suspend that waits for I/O gives up on one.
+// ioctl tries again after a signal: the Go runtime sends signals to preempt goroutines,
+// and a suspend that waits for I/O is interrupted by them.
 func ioctl(fd uintptr, cmd uint32, arg unsafe.Pointer) error {
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, uintptr(cmd), uintptr(arg))
@@ -119,9 +118,9 @@ func ioctl(fd uintptr, cmd uint32, arg unsafe.Pointer) error {
 	}
 }
 
-// watch opens the control node anew, because the kernel keeps in each open file
-// which event it has told of. Arming before looking means that an event between
-// the look and the wait is told at once.
+// watch opens the control node again, because the kernel keeps for each open file which
+// event it has reported last. It arms the file before it calls changed, so an event
+// between that call and the wait is reported at once.
 func (c control) watch(ctx context.Context, changed func() (bool, error)) error {
 	f, err := os.OpenFile(controlPath, os.O_RDWR, 0)
 	if err != nil {
@@ -157,7 +156,7 @@ func arm(fd uintptr) error {
 	return ioctl(fd, cmdArmPoll, unsafe.Pointer(&buf[0]))
 }
 
-// MajorMinor is the number of the block device at a path.
+// MajorMinor returns the number of the block device at a path.
 func MajorMinor(path string) (block.DeviceNumber, error) {
 	var s unix.Stat_t
 	if err := unix.Stat(path, &s); err != nil {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Health is what a mirror has seen of one of its legs since the table was resumed.
+// Health is the state of a leg as its mirror has seen it since the table was resumed.
 type Health byte
 
 // The kernel's letters.
@@ -22,17 +22,17 @@ const (
 
 func (h Health) String() string { return string(rune(h)) }
 
-// MirrorStatus is how a mirror fares.
+// MirrorStatus is the state of a mirror.
 type MirrorStatus struct {
 	Legs          []LegStatus
 	InSync, Total uint64 // regions
 	LogDevice     Ref    // empty for a core log
-	// LogHealth is Alive, or WriteError or FlushError if the log device failed,
-	// after which all writes are held (or failed, with KeepLog).
+	// LogHealth is Alive, or WriteError or FlushError if the log device failed. After
+	// that, all writes are held (with KeepLog, they fail).
 	LogHealth Health
 }
 
-// LegStatus is one leg of a MirrorStatus.
+// LegStatus is the state of one leg of a mirror.
 type LegStatus struct {
 	Device Ref
 	Health Health

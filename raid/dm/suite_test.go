@@ -67,7 +67,7 @@ func runSuite(t *testing.T, newWorld func(*testing.T) *world) {
 	}
 }
 
-// removeAll removes what a test made; a failure here is one of the test.
+// removeAll removes the devices that a test made. If that fails, the test fails.
 func (w *world) removeAll(t *testing.T) {
 	got, err := w.client.Devices(w.prefix)
 	if err != nil {
@@ -80,8 +80,8 @@ func (w *world) removeAll(t *testing.T) {
 	}
 }
 
-// remove tries again while udev, or the kernel's own look at the partition
-// table, has the device open.
+// remove tries again while the device is open, by udev or by the kernel's own scan of the
+// partition table.
 func (w *world) remove(name string) error {
 	var err error
 	for range 50 {
@@ -358,7 +358,7 @@ func mirror(t *testing.T, w *world) {
 	if _, err := w.client.MirrorStatus(w.name("bad")); err == nil {
 		t.Error("MirrorStatus of an error device succeeded")
 	}
-	// Let go of the write that is held.
+	// Release the held write.
 	must(t, w.client.Do(Step{OpReload, w.device("m", w.linear(0))}))
 }
 
@@ -400,7 +400,7 @@ func versions(t *testing.T, w *world) {
 	}
 }
 
-// towers are stacks such as a volume has, each to be reached from each other.
+// towers are stacks such as a volume has. The tests change each of them into each other.
 func (w *world) towers() [][]Device {
 	d := w.disks
 	half := diskSize / 2
@@ -459,7 +459,7 @@ func (w *world) reach(t *testing.T, want []Device) {
 	t.Fatalf("differences do not end; the last error is %v", last)
 }
 
-// cutKernel works for so many calls that change something, then fails all.
+// cutKernel allows a number of calls that change something, and then fails all calls.
 type cutKernel struct {
 	kernel
 	left int

@@ -11,24 +11,24 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Ref names a block device inside a table: by number ("259:3"), or by the name
-// of a mapped device, which is resolved when the table is loaded. A name lets a
-// whole stack be written down before any of it exists.
+// Ref refers to a block device in a table: by number ("259:3"), or by the name of a mapped
+// device, which is resolved when the table is loaded. With names, a whole stack can be
+// described before any of it exists.
 type Ref string
 
-// RefTo is the reference to the device of a number.
+// RefTo returns the reference to the device with a number.
 func RefTo(n block.DeviceNumber) Ref { return Ref(n.String()) }
 
-// Number reports the number that r is, if it is one.
+// Number returns the device number in r, or false if r is a name.
 func (r Ref) Number() (block.DeviceNumber, bool) {
 	n, err := block.ParseDeviceNumber(string(r))
 	return n, err == nil
 }
 
-// Table is what a mapped device does: rows that follow one another without a gap.
+// Table is the mapping of a device: rows that follow one another without a gap.
 type Table []Row
 
-// Row maps Length bytes from Start on to a target.
+// Row maps Length bytes, from Start on, to a target.
 type Row struct {
 	Start, Length block.Size
 	Target        Target
@@ -40,15 +40,15 @@ type Target interface {
 	Type() string
 	// String prints the target's parameters as the kernel does: "259:3 2048".
 	String() string
-	// mapRefs is the same target with each device reference replaced.
+	// mapRefs returns the same target with each device reference replaced.
 	mapRefs(func(Ref) Ref) Target
 	check() error
 }
 
-// Whole is a table of one row.
+// Whole returns a table with a single row.
 func Whole(size block.Size, t Target) Table { return Table{{Length: size, Target: t}} }
 
-// Size is where the last row ends.
+// Size returns the end of the last row.
 func (t Table) Size() block.Size {
 	if len(t) == 0 {
 		return 0
@@ -66,10 +66,11 @@ func (t Table) String() string {
 	return strings.Join(lines, "\n")
 }
 
-// Equal reports whether both do the same, device names and numbers compared as written.
+// Equal reports whether t and u are the same. Device references are compared as written: a
+// name never equals a number.
 func (t Table) Equal(u Table) bool { return t.String() == u.String() }
 
-// Refs lists the devices that t uses, in order, each once.
+// Refs returns the devices that t uses, in order, each once.
 func (t Table) Refs() []Ref {
 	var refs []Ref
 	t.mapRefs(func(r Ref) Ref {
@@ -89,7 +90,7 @@ func (t Table) mapRefs(f func(Ref) Ref) Table {
 	return u
 }
 
-// Check says what is wrong with t, before the kernel does with less words.
+// Check returns an error that names the first mistake in t; the kernel would say less.
 func (t Table) Check() error {
 	if len(t) == 0 {
 		return fmt.Errorf("table has no rows")
@@ -142,7 +143,8 @@ func ParseTable(text string) (Table, error) {
 
 func sectors(s block.Size) uint64 { return uint64(s / block.SectorSize) }
 
-// parseSectors refuses what does not fit into bytes.
+// parseSectors parses a number of sectors. It refuses one that is too large to be
+// expressed in bytes.
 func parseSectors(s string) (block.Size, error) {
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil || n > uint64(^block.Size(0)/block.SectorSize) || strconv.FormatUint(n, 10) != s {

@@ -10,7 +10,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Leg is a device, or what follows Offset on it, under a Striped or Mirror target.
+// Leg is a device under a Striped or Mirror target, used from Offset on.
 type Leg struct {
 	Device Ref
 	Offset block.Size
@@ -34,24 +34,23 @@ type Linear struct {
 	Offset block.Size
 }
 
-// Striped deals out chunks to legs in turn (RAID0).
+// Striped maps chunks to its legs in turn (RAID0).
 type Striped struct {
 	Chunk block.Size
 	Legs  []Leg
 }
 
-// Mirror is dm-raid1. It writes to all legs in regions that are in sync and to
-// the default leg alone in those that are not; it reads from the default leg,
-// which is the first one until it fails.
+// Mirror is dm-raid1. In regions that are in sync, it writes to all legs; in others, to the
+// default leg alone. It reads from the default leg, which is the first one until that
+// fails.
 type Mirror struct {
 	Log  Log
 	Legs []Leg
-	// HandleErrors makes it hold every write that a leg failed until the table
-	// is swapped (suspended without a flush). Without it such a write is
-	// acknowledged.
+	// HandleErrors makes it hold every write that a leg failed, until the table is
+	// swapped (suspended without a flush). Without it, such a write is acknowledged.
 	HandleErrors bool
-	// KeepLog makes it acknowledge such writes after all and keep the region
-	// marked in the log. Right only where no more than one leg is alive.
+	// KeepLog makes it acknowledge such writes after all, and keep their regions marked in
+	// the log. It is safe only where at most one leg is alive.
 	KeepLog bool
 }
 
@@ -61,26 +60,26 @@ type ErrorTarget struct{}
 // Zero reads as zeroes and drops writes.
 type Zero struct{}
 
-// Other is a target that this package knows nothing about.
+// Other is a target that this package does not parse.
 type Other struct{ Name, Params string }
 
-// Log is a mirror's dirty-region log: in memory ("core") if Device is empty,
-// else on that device ("disk"). Region is the unit of tracking: a power of two.
+// Log is the dirty-region log of a mirror. It is in memory ("core") if Device is empty,
+// else on that device ("disk"). Region is the unit of tracking, a power of two.
 type Log struct {
 	Device Ref
 	Region block.Size
 	Sync   Sync
 }
 
-// Sync is what a mirror believes of its regions each time it is resumed with a
-// disk log, and once with a core log.
+// Sync says which regions a mirror treats as in sync: with a disk log, each time that it is
+// resumed; with a core log, once.
 type Sync string
 
 // The kernel's words.
 const (
-	UseLog Sync = ""       // a disk log as it is written; a core log: nothing is in sync
-	NoSync Sync = "nosync" // all regions are in sync
-	ReSync Sync = "sync"   // none is
+	UseLog Sync = ""       // those that a disk log calls clean; with a core log, none
+	NoSync Sync = "nosync" // all
+	ReSync Sync = "sync"   // none
 )
 
 // Type is the kernel's name of the target.
@@ -116,7 +115,7 @@ func (ErrorTarget) String() string { return "" }
 func (Zero) String() string        { return "" }
 func (o Other) String() string     { return o.Params }
 
-// String prints the log as it stands in a mirror's parameters: "disk 3 7:0 2048 nosync".
+// String prints the log as it appears in a mirror's parameters: "disk 3 7:0 2048 nosync".
 func (l Log) String() string {
 	kind, args := "core", []string{strconv.FormatUint(sectors(l.Region), 10)}
 	if l.Device != "" {
@@ -199,7 +198,7 @@ func checkTypeName(name string) error {
 	return nil
 }
 
-// ParseTarget reads what Target.String printed, or the kernel did.
+// ParseTarget parses the parameters of a target, as Target.String or the kernel prints them.
 func ParseTarget(kind, params string) (Target, error) {
 	w := &words{left: strings.Fields(params)}
 	var t Target
@@ -224,7 +223,7 @@ func ParseTarget(kind, params string) (Target, error) {
 	return t, nil
 }
 
-// words reads parameters; the first error sticks and everything after it is zero.
+// words reads parameters. After the first error, all further values are zero.
 type words struct {
 	left []string
 	err  error
@@ -249,7 +248,7 @@ func (w *words) end() error {
 	return w.err
 }
 
-// count is a number of words to follow, so never more than are left.
+// count reads the number of words that follow; more than are left is an error.
 func (w *words) count() int {
 	s := w.next()
 	n, err := strconv.Atoi(s)

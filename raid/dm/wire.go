@@ -10,9 +10,9 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// What the kernel reads and writes (include/uapi/linux/dm-ioctl.h): a header of
-// headerSize bytes, then data from data_start on, all in one buffer of data_size
-// bytes. Numbers are in the machine's byte order.
+// The kernel's format (include/uapi/linux/dm-ioctl.h): a header of headerSize bytes, then
+// data from data_start on, all in one buffer of data_size bytes. Numbers have the
+// machine's byte order.
 const (
 	headerSize = 312
 	specSize   = 40
@@ -63,8 +63,8 @@ const (
 	flagDeferredRemove = 1 << 17
 )
 
-// interfaceVersion is what we speak: 4.0 is enough for the header; the kernel
-// refuses only another major number, and answers with its own.
+// interfaceVersion is the version of our requests. 4.0 is enough for the header: the
+// kernel refuses only another major number, and answers with its own version.
 var interfaceVersion = [3]uint32{4, 0, 0}
 
 // header is struct dm_ioctl.
@@ -116,7 +116,7 @@ func decodeHeader(b []byte) (h header, err error) {
 	return h, nil
 }
 
-// data is what the kernel wrote after the header.
+// data returns the data that the kernel wrote after the header.
 func (h header) data(b []byte) []byte {
 	end := min(uint64(h.dataSize), uint64(len(b)))
 	if uint64(h.dataStart) > end {
@@ -125,7 +125,7 @@ func (h header) data(b []byte) []byte {
 	return b[h.dataStart:end]
 }
 
-// cString is b up to its first NUL.
+// cString returns b up to its first NUL.
 func cString(b []byte) string {
 	if i := bytes.IndexByte(b, 0); i >= 0 {
 		b = b[:i]
@@ -133,7 +133,7 @@ func cString(b []byte) string {
 	return string(b)
 }
 
-// encodeNumber and decodeNumber are the kernel's huge_encode_dev and its inverse.
+// encodeNumber is the kernel's huge_encode_dev, decodeNumber its inverse.
 func encodeNumber(n block.DeviceNumber) uint64 {
 	return uint64(n.Minor&0xff) | uint64(n.Major)<<8 | uint64(n.Minor&^0xff)<<12
 }
@@ -142,13 +142,13 @@ func decodeNumber(dev uint64) block.DeviceNumber {
 	return block.DeviceNumber{Major: uint32(dev>>8) & 0xfff, Minor: uint32(dev&0xff) | uint32(dev>>12)&^0xff}
 }
 
-// rawRow is a row as the kernel's struct dm_target_spec has it.
+// rawRow is a row as in the kernel's struct dm_target_spec.
 type rawRow struct {
 	start, length uint64 // sectors
 	kind, params  string
 }
 
-// encodeTable writes rows for TABLE_LOAD; "next" counts from each row's own start.
+// encodeTable encodes rows for TABLE_LOAD; "next" is counted from each row's own start.
 func encodeTable(t Table) []byte {
 	var b []byte
 	for _, r := range t {
@@ -165,7 +165,7 @@ func encodeTable(t Table) []byte {
 	return b
 }
 
-// decodeRows reads what TABLE_STATUS wrote; "next" counts from the start of the data.
+// decodeRows decodes the answer of TABLE_STATUS; "next" is counted from the start of the data.
 func decodeRows(b []byte, count uint32) ([]rawRow, error) {
 	var rows []rawRow
 	at := uint64(0)
@@ -200,8 +200,8 @@ func (r rawRow) row() (Row, error) {
 	return Row{block.Size(r.start) * block.SectorSize, block.Size(r.length) * block.SectorSize, t}, nil
 }
 
-// walk calls f with each element of a list whose elements begin at b and hold
-// at offset nextAt the distance to the next one, 0 in the last.
+// walk calls f with each element of the list in b. An element has at least fixed bytes; at
+// offset nextAt it holds the distance to the next one, 0 in the last.
 func walk(b []byte, nextAt, fixed int, f func(element []byte)) error {
 	for len(b) > 0 {
 		if len(b) < fixed {

@@ -12,8 +12,8 @@ import (
 type bitmap struct {
 	n     uint64
 	words []atomic.Uint64
-	// sum has a bit for each word that may have any, so that a sparse set is
-	// walked in a moment.
+	// sum has a bit for each word that may be nonzero, so that walking a sparse set is
+	// fast.
 	sum   []atomic.Uint64
 	count atomic.Int64
 }
@@ -24,7 +24,7 @@ func newBitmap(n uint64) *bitmap {
 	return b
 }
 
-// grow makes room for n regions; those that are new are not in the set.
+// grow makes room for n regions. The new ones are not in the set.
 func (b *bitmap) grow(n uint64) {
 	b.n = n
 	b.words = grown(b.words, (n+63)/64)
@@ -68,15 +68,15 @@ func (b *bitmap) setAll() {
 	}
 }
 
-// unset takes one region out of the set.
+// unset removes one region from the set.
 func (b *bitmap) unset(i uint64) {
 	if old := b.words[i/64].And(^(uint64(1) << (i % 64))); old>>(i%64)&1 == 1 {
 		b.count.Add(-1)
 	}
 }
 
-// moveTo takes all regions out of b and puts them into to. One that is set in b
-// meanwhile may stay.
+// moveTo moves all regions from b to another bitmap, or removes them if to is nil. A
+// region that is set in b at the same time may stay.
 func (b *bitmap) moveTo(to *bitmap) {
 	for i := range b.sum {
 		for s := b.sum[i].Swap(0); s != 0; s &= s - 1 {
@@ -96,7 +96,7 @@ func (b *bitmap) moveTo(to *bitmap) {
 // clear empties the set.
 func (b *bitmap) clear() { b.moveTo(nil) }
 
-// next finds the first region of the set from i on.
+// next returns the first region of the set from i on.
 func (b *bitmap) next(i uint64) (uint64, bool) {
 	if i >= b.n {
 		return 0, false

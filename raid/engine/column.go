@@ -10,11 +10,11 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// shardCount is how many mutexes a column's IO is spread over.
+// shardCount is the number of mutexes among which a column's IO is divided.
 const shardCount = 16
 
-// column is legs that mirror one another. What is not in its shards is read with
-// any of their mutexes held, and changed with all of them.
+// column is a group of legs that mirror one another. Its fields, except those in shards,
+// are read with any of the shards' mutexes held, and changed with all of them held.
 type column struct {
 	v      *Volume
 	index  int
@@ -25,55 +25,59 @@ type column struct {
 	suspended  bool
 	equalizing bool
 	aborted    bool
-	armed      bool // a timer will try again what is held
+	armed      bool // a timer is set that retries held IO
 	backoff    time.Duration
 }
 
 // leg is one copy of a column.
 type leg struct {
 	state State
-	// inc counts the times that the leg was added and dropped: an answer to an IO of
-	// an earlier time says nothing about the leg now.
+	// inc counts the times that the leg was added or dropped. An answer to an IO that
+	// was sent under an earlier count says nothing about the leg now.
 	inc      uint64
 	dev      block.Device
 	gen      uint64 // counts its devices
-	born     uint64 // the first of its devices since it last lost its cache
+	born     uint64 // gen of the first device after it last lost its cache
 	maxIO    int64
 	discards bool
 	caches   atomic.Bool // has a volatile cache
 
-	// missed are the regions that writes did not reach, cached those that were
-	// written and are not known to be durable; the leg misses them, too, once it is
-	// dropped. flushing is what a flush under way, the one of flusher, will have made
-	// durable. missed is nil where there is one copy; flushing and flusher are
-	// guarded by the column's first shard.
+	// missed are the regions that the leg misses. cached are the regions that were
+	// written and are not known to be durable; when the leg is dropped, it misses them
+	// too. flushing are the regions that the flush of flusher, which is under way, makes
+	// durable. missed is nil if there is one copy only; flushing and flusher are guarded
+	// by the column's first shard.
 	missed, cached, flushing *bitmap
-	flusher                  *sub
+	flusher                  *legIO
 
-	err     error // the last one, until it has been well for a while
+	err     error // the last error, until the leg has had none for a while
 	errAt   int64
 	told    tolling
-	again   bool // what it failed is to be sent again
+	again   bool // IOs that it failed are to be sent again
 	rebuild *rebuild
-	// total is how much the rebuild had to copy when it began.
+	// total is the number of regions that the rebuild had to copy when it began.
 	total uint64
 	out   atomic.Int64 // IOs that its devices have not answered
 }
 
-// tolling is what the owner has been told of a leg's errors.
+// tolling says which errors of a leg have been reported to the owner.
 type tolling uint8
 
 const (
-	tolError tolling = iota + 1 // that it erred
-	tolHeld                     // that a write is held
+	tolError tolling = iota + 1 // an error that holds no write
+	tolHeld                     // an error that holds a write
 )
 
-// unflushed reports whether the leg may have answered what it loses with its cache: of
-// one that was taken to have none nobody knows. The column is locked.
+// unflushed reports whether the leg may have acknowledged writes that it loses with its
+// cache. For a leg that was thought to have no cache it is true, because its writes were
+// not tracked. The column is locked.
 func (l *leg) unflushed() bool { return !l.caches.Load() || l.cached.len()+l.flushing.len() > 0 }
 
 // member reports whether writes go to the leg.
 func (l *leg) member() bool { return l.state >= Rebuilding }
+
+// running reports whether IO may be sent to legs. The column is locked.
+func (c *column) running() bool { return !c.suspended && !c.aborted }
 
 func (c *column) lock() {
 	for i := range c.shards {
@@ -87,7 +91,7 @@ func (c *column) unlock() {
 	}
 }
 
-// shard is the one that a piece at off belongs to.
+// shard returns the shard for an extent IO at off.
 func (c *column) shard(off int64) *shard {
 	unit := uint64(off) >> c.v.plan.unit
 	return &c.shards[unit*0x9e3779b97f4a7c15>>60]
@@ -107,9 +111,9 @@ func (c *column) inSync() (n, first int) {
 	return n, first
 }
 
-// startRead reads from the best leg in sync that has not yet failed to.
-func (p *piece) startRead(e *effects) {
-	if p.held != 0 && !p.c.v.current() { // it would be read in vain
+// startRead reads from the best leg in sync that has not yet failed this read.
+func (p *extentIO) startRead(e *effects) {
+	if p.held != 0 && !p.c.v.current() { // the data could not be used
 		p.hold(e)
 		return
 	}
@@ -125,8 +129,8 @@ func (p *piece) startRead(e *effects) {
 	p.hold(e)
 }
 
-// answer ends a read, if what it says is not of the past.
-func (p *piece) answer(err error, e *effects) {
+// answer completes a read, unless another host may have written since.
+func (p *extentIO) answer(err error, e *effects) {
 	if !p.c.v.current() {
 		p.hold(e)
 		return
@@ -134,10 +138,10 @@ func (p *piece) answer(err error, e *effects) {
 	p.finish(err, e)
 }
 
-// choose picks the leg in sync with the least to do. A stream of reads stays on
-// the leg that it is on, unless that is far behind: drives and caches read ahead.
-// Legs that are equal take turns by lock unit.
-func (c *column) choose(p *piece) int {
+// choose picks the leg in sync with the fewest IOs outstanding, or -1. A sequential stream
+// of reads stays on its leg, unless that has far more outstanding than others: drives and
+// caches read ahead. Legs with equally many take turns by lock unit.
+func (c *column) choose(p *extentIO) int {
 	const stream = 8
 	best, least := -1, int64(0)
 	n := len(c.legs)
@@ -162,11 +166,11 @@ func (c *column) choose(p *piece) int {
 	return best
 }
 
-func (p *piece) readAnswered(s *sub, err error, e *effects) {
+func (p *extentIO) readAnswered(s *legIO, err error, e *effects) {
 	l := &p.c.legs[s.copy]
 	state := s.state
 	s.state = partNone
-	// What a leg says that was dropped meanwhile may be older than what the others know.
+	// If the leg was dropped meanwhile, its data may be older than that of the others.
 	gone := l.inc != s.inc || l.state != InSync && !p.c.v.weak.readRebuilding
 	switch {
 	case state == partDone && !gone:
@@ -178,10 +182,10 @@ func (p *piece) readAnswered(s *sub, err error, e *effects) {
 	p.start(e)
 }
 
-// failedToRead notes that a leg in sync did. What its medium has lost it misses,
-// so that its next rebuild writes it again: else the leg would come back as it
-// was, and fail again.
-func (p *piece) failedToRead(copy int, err error) {
+// failedToRead notes that a leg in sync failed a read. After a medium error the leg
+// misses the region, so that its next rebuild writes it again: otherwise the leg would
+// come back with the same fault, and fail again.
+func (p *extentIO) failedToRead(copy int, err error) {
 	p.tried |= 1 << copy
 	p.err = err
 	if errors.Is(err, block.ErrMedium) {
@@ -191,9 +195,9 @@ func (p *piece) failedToRead(copy int, err error) {
 	}
 }
 
-// startWrite gives a write to all legs that take writes, and notes for the others
-// that they miss it.
-func (p *piece) startWrite(e *effects) {
+// startWrite sends a write to all legs that take writes, and marks it as missed for the
+// others.
+func (p *extentIO) startWrite(e *effects) {
 	c := p.c
 	if n, _ := c.inSync(); n == 0 {
 		p.phase = phaseParked
@@ -208,7 +212,7 @@ func (p *piece) startWrite(e *effects) {
 		if len(c.legs) > 1 && !c.v.weak.discardsDiffer {
 			op, p.unmap = block.OpWriteZeroes, true
 		}
-		p.op = op // whatever legs come, if it begins anew
+		p.op = op // the same if it starts again with other legs
 	}
 	for copy := range c.legs {
 		if l := &c.legs[copy]; l.member() {
@@ -229,15 +233,15 @@ func (c *column) discards() bool {
 	return true
 }
 
-// misses notes that a leg may not have what a piece writes.
-func (c *column) misses(copy int, p *piece) {
+// misses notes that a leg may lack the data of an extent IO.
+func (c *column) misses(copy int, p *extentIO) {
 	if l := &c.legs[copy]; l.missed != nil && !c.v.cfg.ReadOnly {
 		l.missed.set(c.v.plan.regionsOf(p.off, p.end))
 	}
 }
 
-// startFlush flushes all legs that take writes and have a cache.
-func (p *piece) startFlush(e *effects) {
+// startFlush flushes all legs that take writes and have a volatile cache.
+func (p *extentIO) startFlush(e *effects) {
 	c := p.c
 	if n, _ := c.inSync(); n == 0 {
 		p.phase = phaseParked
@@ -248,17 +252,17 @@ func (p *piece) startFlush(e *effects) {
 		c.lookAtCache(l)
 		switch {
 		case l.member() && l.caches.Load():
-			l.flush(&p.subs[copy])
+			l.flush(&p.legs[copy])
 			p.issue(copy, block.OpFlush, nil, e)
 		case l.member():
-			p.subs[copy].state, p.subs[copy].inc = partDone, l.inc
+			p.legs[copy].state, p.legs[copy].inc = partDone, l.inc
 		}
 	}
 	p.settle(e)
 }
 
-// lookAtCache takes note of a drive that has got a volatile cache since its leg was
-// added: what the leg was written may not be durable.
+// lookAtCache notes if a leg's drive has got a volatile cache since the leg was added: data
+// already written to the leg may not be durable.
 func (c *column) lookAtCache(l *leg) {
 	if !l.member() || l.caches.Load() || l.dev == nil || c.v.cfg.ReadOnly || !l.dev.Geometry().VolatileCache {
 		return
@@ -267,25 +271,25 @@ func (c *column) lookAtCache(l *leg) {
 	l.cached.setAll()
 }
 
-// flush notes, before s flushes the leg, what will be durable then. The column's
-// first shard is locked.
-func (l *leg) flush(s *sub) {
+// flush notes, before s flushes the leg, which regions the flush will make durable. The
+// column's first shard is locked.
+func (l *leg) flush(s *legIO) {
 	if l.flusher != nil {
-		return // what a flush under way covers is settled first
+		return // one flush at a time is tracked
 	}
 	l.flusher = s
 	l.cached.moveTo(l.flushing)
 }
 
-// wrote notes the regions of a piece that may be in a leg's cache alone.
-func (l *leg) wrote(p *piece) {
+// wrote notes that the data of an extent IO may be in a leg's volatile cache only.
+func (l *leg) wrote(p *extentIO) {
 	if !p.fua && l.caches.Load() {
 		first, last := p.c.v.plan.regionsOf(p.off, p.end)
 		l.cached.set(first, last)
 	}
 }
 
-func (l *leg) flushed(s *sub) {
+func (l *leg) flushed(s *legIO) {
 	if l.flusher != s {
 		return
 	}
@@ -295,9 +299,9 @@ func (l *leg) flushed(s *sub) {
 	}
 }
 
-// settle ends a write or flush if all legs have it that must, and holds it if one
+// settle completes a write or flush if all legs that must have it do, and holds it if one
 // of them failed.
-func (p *piece) settle(e *effects) {
+func (p *extentIO) settle(e *effects) {
 	c := p.c
 	if p.phase != phaseStarted || p.passed > 0 {
 		return
@@ -316,12 +320,12 @@ func (p *piece) settle(e *effects) {
 	}
 }
 
-// tally counts the legs that have a write or flush, and those that keep it from being
-// ended; out: one of them has not answered yet.
-func (p *piece) tally() (has, failed, paused int, out bool) {
+// tally counts the legs that have a write or flush, and those that prevent its completion.
+// out means that a leg has not answered yet.
+func (p *extentIO) tally() (has, failed, paused int, out bool) {
 	c := p.c
 	for copy := range c.legs {
-		s, l := &p.subs[copy], &c.legs[copy]
+		s, l := &p.legs[copy], &c.legs[copy]
 		current := l.inc == s.inc && l.member()
 		switch {
 		case s.state == partOut:
@@ -332,11 +336,11 @@ func (p *piece) tally() (has, failed, paused int, out bool) {
 			paused++
 		case l.state != InSync:
 		case s.state == partDone || p.kind == kindFlush:
-			// Perhaps it was dropped and rebuilt meanwhile. Then its rebuild has flushed,
-			// and had to wait for this piece in all regions that the leg missed.
+			// The leg may have been dropped and rebuilt meanwhile. Then its rebuild has
+			// flushed it, and has waited for this extent IO in all regions that it missed.
 			has++
 		default:
-			failed++ // cannot be: it was not given what it must have
+			failed++ // impossible: a leg in sync that was not sent the IO
 		}
 	}
 	return has, failed, paused, false

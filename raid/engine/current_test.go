@@ -10,8 +10,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// TestNoReadIsAnsweredOnceAnotherMayHaveWritten: not with data, nor with what is
-// wrong with a medium that nobody may care for any more.
+// TestNoReadIsAnsweredOnceAnotherMayHaveWritten: neither with data nor with the error of a
+// medium that may have been overwritten.
 func TestNoReadIsAnsweredOnceAnotherMayHaveWritten(t *testing.T) {
 	var over atomic.Bool
 	cfg := Config{

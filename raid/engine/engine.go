@@ -8,14 +8,14 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// State is what a leg is to the engine; see the package comment.
+// State is the state of a leg in the engine; see the package comment.
 type State uint8
 
 const (
-	Absent     State = iota // never added; what it misses since New is tracked
-	Dropped                 // was added once; what it misses is tracked
-	Rebuilding              // takes writes, is copied to, not read
-	CaughtUp                // has all; not read until the owner has recorded it and calls Promote
+	Absent     State = iota // never added; the regions that it misses since New are tracked
+	Dropped                 // was added and then dropped; the regions that it misses are tracked
+	Rebuilding              // takes writes and is copied to, but is not read
+	CaughtUp                // has everything; not read until the owner has recorded it and calls Promote
 	InSync                  // holds every acknowledged write
 )
 
@@ -23,7 +23,7 @@ func (s State) String() string {
 	return [...]string{"absent", "dropped", "rebuilding", "caught-up", "in-sync"}[s]
 }
 
-// Config says what the volume is.
+// Config describes a volume.
 type Config struct {
 	Layout block.Layout
 	Size   block.Size // of the volume
@@ -32,37 +32,38 @@ type Config struct {
 	// Region is the unit of tracking, a power of two from 4KiB. Zero means
 	// raid.RegionSize of a leg. It stays the same when the volume grows.
 	Region block.Size
-	// FailMedium: a read that all copies in sync failed with block.ErrMedium fails
-	// with it. Otherwise it is held and tried again, as with all other errors.
+	// FailMedium: fail a read with block.ErrMedium if all copies in sync failed it so.
+	// Otherwise such a read is held and tried again, as after all other errors.
 	FailMedium bool
-	// ReadOnly: nobody writes, to any leg, here or elsewhere, as long as the volume
-	// lives. IOs that would fail with block.ErrReadOnly, and a leg that was dropped
-	// misses nothing: it is added in sync again.
+	// ReadOnly: no host writes to any leg for the lifetime of the volume. IOs that write
+	// fail with block.ErrReadOnly. A dropped leg misses nothing, and can be added in
+	// sync again.
 	ReadOnly bool
-	// Current reports whether nobody else may have written the volume yet. It is asked
-	// when a read is about to be answered, with what a leg has read before; while it
-	// is false reads are held, and then read anew. It is called from any goroutine,
-	// with locks held, and must not block. Nil: it is always true.
+	// Current reports whether it is certain that no other host has written to the volume
+	// yet. It is called before a read is answered, after a leg has read the data. While
+	// it is false, reads are held; after that, they are read again. It is called from any
+	// goroutine, with locks held, and must not block. Nil means that it is always true.
 	Current func() bool
-	// OnEvent is told what happens to legs, in the order in which it happens to
-	// each. It is called from any goroutine, must not block, and may call Status
-	// but nothing that changes the volume. May be nil.
+	// OnEvent is called with what happens to legs, in order for each leg. It is called
+	// from any goroutine and must not block. It may call Status, but no method that
+	// changes the volume. It may be nil.
 	OnEvent func(Event)
 }
 
-// EventKind is what happened to a leg.
+// EventKind is the kind of an Event.
 type EventKind uint8
 
 const (
-	// LegFailed: a leg in sync or caught up answered an IO with an error. If that
-	// was a write or flush, it is Held: record the leg stale and Drop it. A read has
-	// gone to another copy. Told at the first error of either kind, and again when
-	// the leg errs after it was well for a second.
+	// LegFailed: a leg that is in sync or caught up failed an IO. A write or flush is then
+	// Held: record the leg stale and Drop it. A read has gone to another copy. There is
+	// one event for the first error of either kind, and a new one if the leg fails again
+	// after a second without errors.
 	LegFailed EventKind = iota + 1
 	// LegCaughtUp: every region of a rebuilding leg is equal, and flushed. Record
 	// it in sync, then Promote it.
 	LegCaughtUp
-	// RebuildFailed: a rebuilding leg erred and is Dropped. What it misses stays tracked.
+	// RebuildFailed: a rebuilding leg failed an IO and was dropped. The regions that it
+	// misses stay tracked.
 	RebuildFailed
 )
 
@@ -75,41 +76,42 @@ type Event struct {
 	Kind         EventKind
 	Column, Copy int
 	Err          error // of LegFailed and RebuildFailed
-	Held         bool  // of LegFailed: IOs wait for the leg's fate
+	Held         bool  // of LegFailed: IOs wait until the leg is dropped or takes them
 }
 
-// Progress is how far a copy has come.
+// Progress is the progress of a copy, in bytes.
 type Progress struct{ Done, Total block.Size }
 
-// LegStatus is how one leg is.
+// LegStatus is the status of one leg.
 type LegStatus struct {
 	State State
-	Err   error // the last error, nil once it has been well for a second
-	// Failed is how many IOs are held because the leg failed them.
+	Err   error // the last error; nil after a second without errors
+	// Failed counts the IOs that are held because the leg failed them.
 	Failed int
-	// Outstanding is how many IOs the leg has not answered, Oldest for how long the
-	// first of them has been waiting. A Dropped leg must come to none before what
-	// it holds up can go on: cut its device.
+	// Outstanding counts the IOs that the leg has not answered, and Oldest is the age of
+	// the first of them. IOs that wait for a Dropped leg go on only when it has answered
+	// all of its own: cut its device.
 	Outstanding int
 	Oldest      time.Duration
-	// Unflushed: it may have answered what it loses with its cache; see Renew.
+	// Unflushed: the leg may have acknowledged writes that it loses with its cache; see
+	// Volume.Renew.
 	Unflushed bool
-	// Dirty of Regions is what the leg misses; a leg that rebuilds is copied to
+	// Dirty counts the regions that the leg misses, of Regions in all. A rebuild copies
 	// until Dirty is zero.
 	Dirty, Regions uint64
-	Resync         Progress // Rebuilding: of the copy under way
+	Resync         Progress // Rebuilding: of the rebuild
 }
 
-// Status is how a volume is at one moment.
+// Status is the status of a volume at one moment.
 type Status struct {
 	Size       block.Size
 	Legs       [][]LegStatus // by column and copy
-	InFlight   int           // IOs of the volume, and copies, that are not done
+	InFlight   int           // IOs of the volume and copies that are not complete
 	Suspended  bool
 	Equalizing bool     // the volume's IO waits for Equalize
-	Equalized  Progress // of an Equalize that is not done
-	// Held is how many parts of IOs wait for a leg's fate, and HeldFor for how long
-	// the first of them has: an error that no other leg makes up for.
+	Equalized  Progress // of an Equalize that is not complete
+	// Held counts the parts of IOs that are held after an error for which no other leg
+	// makes up. HeldFor is how long the first of them has been held.
 	Held    int
 	HeldFor time.Duration
 }

@@ -14,7 +14,7 @@ import (
 
 var errDisk = errors.New("disk says no")
 
-// mirrorOf is a mirror of slow legs and what its engine said.
+// mirrorOf makes a mirror of slow legs, and returns the events of its engine.
 func mirrorOf(t *testing.T, copies int) (*Volume, []*slow, chan Event) {
 	t.Helper()
 	events := make(chan Event, 100)
@@ -47,7 +47,7 @@ func wait[T any](t *testing.T, c chan T) T {
 	}
 }
 
-// until looks again and again, for 10 s at most.
+// until polls a condition, for at most 10 s.
 func until(t *testing.T, is func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -282,7 +282,7 @@ func TestARebuildCopiesOnlyWhatWasMissed(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(8<<20, 2)
-	// What the leg that left later had not flushed counts, too.
+	// Data that the leg that left later had not flushed counts as missed too.
 	for copy, want := range []uint64{0, 2, 2} {
 		if got := v.Status().Legs[0][copy].Dirty; got != want {
 			t.Errorf("leg 0.%d misses %d regions, want %d", copy, got, want)
@@ -532,7 +532,7 @@ func TestReadsAreSharedAndStreamsStay(t *testing.T) {
 	}
 }
 
-// plain is a leg that knows reads, writes and flushes.
+// plain is a leg that supports only reads, writes and flushes.
 type plain struct{ *memory }
 
 func (p plain) Submit(io *block.IO) {

@@ -12,12 +12,12 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// equalLanes is how many copies an equalizer has under way.
+// equalLanes is the number of copies that an equalizer has under way at once.
 const equalLanes = 8
 
-// equalizer makes the copies of a volume equal: it reads the first leg in sync of
-// each column and the others, and writes where these differ. Any leg in sync will
-// do as the first, because nobody has read the volume since it was unequal.
+// equalizer makes the copies of a volume equal: in each column it compares the first leg
+// in sync with the others, and writes to those that differ. Any leg in sync can be the
+// first, because the volume has not been read since the copies became unequal.
 type equalizer struct {
 	v *Volume
 
@@ -26,21 +26,22 @@ type equalizer struct {
 	column  int     // the next unit to look at
 	off     int64   //
 	again   []*unit // those that failed
-	flushes int     // columns that were told to flush; the last step
-	running bool    // somebody waits for it
+	flushes int     // columns whose flush was started, as the last step
+	running bool    // an Equalize waits for it
 	err     error
 	ended   chan struct{} // closed when it stops running
 	made    block.Size
-	leg     int64 // how much of each; what a volume grows by is equal
+	leg     int64 // bytes of each leg to compare; what the volume grows by is equal
 }
 
-// unit is what one copy makes equal; a flush of the column if it is empty.
+// unit is the range that one copy makes equal. An empty one stands for a flush of the
+// column.
 type unit struct {
 	column   int
 	off, end int64
 }
 
-// equalLane is one copy after another.
+// equalLane makes one copy after another.
 type equalLane struct {
 	trampoline
 	q        *equalizer
@@ -51,11 +52,11 @@ type equalLane struct {
 	a, b     []byte
 }
 
-// Equalize makes all copies in sync equal; to be called, before the volume is
-// exposed, when it may have been written by a client that crashed. Until it has
-// succeeded, IO waits. After an error, or when ctx has ended, it can be called
-// again, also after a Drop, and goes on where it was. Legs that rebuild are added
-// after it, and full, because what they miss is not known.
+// Equalize makes all copies in sync equal. Call it before the volume is exposed, if a
+// client that wrote to the volume may have crashed. IO waits until it has succeeded.
+// After an error or the end of ctx it can be called again, also after a Drop, and
+// continues where it stopped. Add legs to rebuild after it, with full set, because the
+// regions that they miss are not known.
 func (v *Volume) Equalize(ctx context.Context) error {
 	q, ended, err := v.beginEqualize()
 	if err != nil || q == nil {
@@ -70,8 +71,8 @@ func (v *Volume) Equalize(ctx context.Context) error {
 	return v.endEqualize(q)
 }
 
-// beginEqualize sets an equalizer to work, which closes ended when it has ended;
-// there is none if there is nothing to make equal.
+// beginEqualize starts an equalizer, which closes ended when it stops. q is nil if there
+// is nothing to make equal.
 func (v *Volume) beginEqualize() (q *equalizer, ended chan struct{}, err error) {
 	if q, err = v.equalizing(); err != nil {
 		return nil, nil, fmt.Errorf("make copies equal: %w", err)
@@ -85,7 +86,7 @@ func (v *Volume) beginEqualize() (q *equalizer, ended chan struct{}, err error) 
 	return q, ended, nil
 }
 
-// endEqualize lets IO go again if the equalizer has succeeded.
+// endEqualize lets waiting IO start if the equalizer has succeeded.
 func (v *Volume) endEqualize(q *equalizer) error {
 	if err := q.result(); err != nil {
 		return fmt.Errorf("make copies equal: %w", err)
@@ -98,7 +99,7 @@ func (v *Volume) endEqualize(q *equalizer) error {
 	return nil
 }
 
-// equalizing is the equalizer that is not done yet, or a new one; nil if there is
+// equalizing returns the equalizer that has not finished, or a new one; nil if there is
 // nothing to make equal.
 func (v *Volume) equalizing() (*equalizer, error) {
 	v.change.Lock()
@@ -138,7 +139,7 @@ func (v *Volume) equalizing() (*equalizer, error) {
 	return q, nil
 }
 
-// mayEqualize says why copies cannot be made equal now. The column is locked.
+// mayEqualize returns an error if copies cannot be made equal now. The column is locked.
 func (c *column) mayEqualize() error {
 	if n, _ := c.inSync(); n == 0 {
 		return fmt.Errorf("column %d has no leg in sync", c.index)
@@ -156,7 +157,7 @@ func (c *column) mayEqualize() error {
 	return nil
 }
 
-// run sets the lanes to work.
+// run starts the idle lanes.
 func (q *equalizer) run() (ended chan struct{}, err error) {
 	q.mu.Lock()
 	if q.running {
@@ -174,7 +175,7 @@ func (q *equalizer) run() (ended chan struct{}, err error) {
 	return ended, nil
 }
 
-// idle takes all lanes that have nothing to do. q.mu is locked.
+// idle returns all lanes that have nothing to do, and marks them busy. q.mu is locked.
 func (q *equalizer) idle() (idle []*equalLane) {
 	for i := range q.lanes {
 		if ln := &q.lanes[i]; !ln.busy {
@@ -191,7 +192,7 @@ func (q *equalizer) stop(err error) {
 	q.end(err)
 }
 
-// end lets Equalize return. q.mu is locked.
+// end makes Equalize return. q.mu is locked.
 func (q *equalizer) end(err error) {
 	if q.running {
 		q.running, q.err = false, err
@@ -214,7 +215,7 @@ func (q *equalizer) progress() Progress {
 	return Progress{q.made, block.Size(q.leg) * block.Size(len(q.v.columns))}
 }
 
-// next does the lane's next unit.
+// next starts the lane's next unit.
 func (ln *equalLane) next() {
 	q := ln.q
 	q.mu.Lock()
@@ -237,9 +238,9 @@ func (ln *equalLane) next() {
 	q.v.copies(&q.v.columns[u.column], kindEqual, u.off, u.end, job{equal: ln})
 }
 
-// take finds the next unit; nil if there is none now. The lanes begin to flush
-// when no other is busy, and the last one to have done so ends the whole. q.mu is
-// locked.
+// take returns the next unit, or nil if there is none now. A lane begins to flush the
+// columns when no other lane is busy, and ends the equalizer after the last flush. q.mu
+// is locked.
 func (q *equalizer) take() *unit {
 	if n := len(q.again); n > 0 {
 		u := q.again[n-1]
@@ -284,13 +285,13 @@ func (ln *equalLane) done(err error) {
 	ln.kick()
 }
 
-func (ln *equalLane) start(p *piece, e *effects) {
+func (ln *equalLane) start(p *extentIO, e *effects) {
 	n, first := p.c.inSync()
 	switch {
 	case p.op == block.OpFlush:
 		ln.startFlush(p, e)
 		return
-	case n == 1: // a copy is equal to itself, also where it cannot be read
+	case n == 1: // a single copy need not be read, and may be unreadable
 		p.finish(nil, e)
 		return
 	}
@@ -298,10 +299,10 @@ func (ln *equalLane) start(p *piece, e *effects) {
 	p.issue(first, block.OpRead, ln.a[:p.length()], e)
 }
 
-func (ln *equalLane) startFlush(p *piece, e *effects) {
+func (ln *equalLane) startFlush(p *extentIO, e *effects) {
 	for copy := range p.c.legs {
 		if l := &p.c.legs[copy]; l.state == InSync && l.caches.Load() {
-			l.flush(&p.subs[copy])
+			l.flush(&p.legs[copy])
 			p.issue(copy, block.OpFlush, nil, e)
 		}
 	}
@@ -310,7 +311,7 @@ func (ln *equalLane) startFlush(p *piece, e *effects) {
 	}
 }
 
-func (ln *equalLane) answered(p *piece, s *sub, err error, e *effects) {
+func (ln *equalLane) answered(p *extentIO, s *legIO, err error, e *effects) {
 	c := p.c
 	state := s.state
 	s.state = partNone
@@ -326,7 +327,7 @@ func (ln *equalLane) answered(p *piece, s *sub, err error, e *effects) {
 		p.finish(block.ErrGone, e)
 	case p.err != nil || p.op == block.OpFlush:
 		p.finish(p.err, e)
-	case state == partPaused || c.suspended: // anew, once resumed
+	case state == partPaused || c.suspended: // start again once resumed
 		p.start(e)
 	case s.copy != ln.from && !ln.writing && !bytes.Equal(ln.a[:p.length()], ln.b[:p.length()]):
 		ln.writing = true
@@ -336,8 +337,8 @@ func (ln *equalLane) answered(p *piece, s *sub, err error, e *effects) {
 	}
 }
 
-// compare reads the next leg in sync, to see whether it is equal to the first.
-func (ln *equalLane) compare(p *piece, e *effects) {
+// compare reads the next leg in sync, to compare it with the first.
+func (ln *equalLane) compare(p *extentIO, e *effects) {
 	ln.writing = false
 	for ln.to++; ln.to < len(p.c.legs); ln.to++ {
 		if p.c.legs[ln.to].state == InSync {

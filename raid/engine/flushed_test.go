@@ -10,7 +10,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// noted is a leg that remembers what it was sent, in order.
+// noted is a leg that records the IOs that it was sent, in order.
 type noted struct {
 	*memory
 	mu  sync.Mutex
@@ -33,8 +33,8 @@ func (n *noted) took() []block.Op {
 	return ops
 }
 
-// TestEqualCopiesAreFlushedBeforeTheyCountAsEqual: all of them, also the one that the
-// others were made like, for what its user had written last may be in its cache.
+// TestEqualCopiesAreFlushedBeforeTheyCountAsEqual: all of them, also the source of the
+// copies, because its user's last writes may be only in its cache.
 func TestEqualCopiesAreFlushedBeforeTheyCountAsEqual(t *testing.T) {
 	cfg := Config{Layout: layout(1, 2, block.DefaultChunk), Size: 4 * block.MiB}
 	legs := []*noted{{memory: newMemory(cfg.Size)}, {memory: newMemory(cfg.Size)}}

@@ -8,13 +8,13 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Grow makes the volume larger, with IO under way; it never shrinks. A byte of the
-// old size stays where it is, because where a byte lies does not depend on the
-// size. Rebuilds go on.
+// Grow makes the volume larger, also with IO under way. A volume never shrinks. Existing
+// bytes stay where they are, because the place of a byte does not depend on the size.
+// Rebuilds continue.
 //
-// All legs in use must have room before, else it is an error and nothing has
-// changed. What is new must read as zeroes, durably, on every leg, also on those
-// that are away and will come back: it counts as equal on all of them.
+// All legs in use must already have room; otherwise Grow returns an error and changes
+// nothing. The new part must durably read as zeroes on every leg, also on absent legs that
+// will come back: it counts as equal on all of them.
 func (v *Volume) Grow(size block.Size) error {
 	v.change.Lock()
 	defer v.change.Unlock()
@@ -34,11 +34,11 @@ func (v *Volume) Grow(size block.Size) error {
 		c.grow(size)
 		c.unlock()
 	}
-	v.size.Store(int64(size)) // last: what is taken from now on finds room in all columns
+	v.size.Store(int64(size)) // last: IO that is accepted from now on has room in all columns
 	return nil
 }
 
-// haveRoom checks that all legs in use have room for a volume of a size.
+// haveRoom returns an error if a leg in use has no room for a volume of the given size.
 func (v *Volume) haveRoom(size block.Size) error {
 	want := v.cfg.Layout.LegSize(size)
 	for k := range v.columns {
@@ -58,7 +58,7 @@ func (v *Volume) haveRoom(size block.Size) error {
 	return nil
 }
 
-// grow makes room in the maps; nobody misses what is new. The column is locked.
+// grow makes room in the bitmaps; no leg misses the new regions. The column is locked.
 func (c *column) grow(volume block.Size) {
 	regions := c.v.plan.regions(int64(volume))
 	c.size = c.v.plan.legSize(int64(volume))

@@ -10,7 +10,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// full is a leg that can be read, and takes no writes.
+// full is a leg that can be read and fails writes.
 type full struct {
 	*memory
 	flushes bool // and no flushes
@@ -24,8 +24,9 @@ func (f full) Submit(io *block.IO) {
 	io.Complete(errDisk)
 }
 
-// replaced is a mirror whose first copy takes no writes any more, and whose second
-// one, which is away, is added again by add. It ends when the first has been dropped.
+// replaced makes a mirror whose first copy fails writes and whose second is away, and calls
+// begin for the writes to hold. Then it rebuilds the second copy and drops the first: the
+// held writes must end. It returns the data of the second copy.
 func replaced(t *testing.T, first full, begin func(v *Volume) []chan error) []byte {
 	t.Helper()
 	cfg := Config{Layout: layout(1, 2, block.DefaultChunk), Size: 4 * block.MiB, Region: 64 * block.KiB}
@@ -112,8 +113,8 @@ func diffAt(a, b []byte) int {
 	return -1
 }
 
-// lossy is a leg with a place that cannot be read until it is written, which it
-// takes only when it is told to.
+// lossy is a leg with a range that cannot be read until it is written. Writes fail until
+// takes is set.
 type lossy struct {
 	*scratched
 	takes atomic.Bool
@@ -127,8 +128,8 @@ func (l *lossy) Submit(io *block.IO) {
 	l.scratched.Submit(io)
 }
 
-// TestACopyThatCanNotBeReadLetsTheWriteThatMendsItPass: a rebuild whose only source
-// has lost a place stands back from it.
+// TestACopyThatCanNotBeReadLetsTheWriteThatMendsItPass: a rebuild whose only source cannot be
+// read in some range releases that range.
 func TestACopyThatCanNotBeReadLetsTheWriteThatMendsItPass(t *testing.T) {
 	for _, held := range []bool{false, true} {
 		events := make(chan Event, 100)

@@ -9,17 +9,19 @@ import (
 	"weft.dev/weft/raid"
 )
 
-// plan is the arithmetic of a volume: raid.Locate's, in the units of the hot path.
+// plan is the arithmetic of a volume's layout: that of raid.Locate, in the units of the
+// hot path.
 type plan struct {
 	layout  block.Layout
 	stripes int64
 	chunk   int64
 	shift   uint // of chunk
 	region  uint // shift of the region size
-	unit    uint // shift of the lock unit: no piece crosses the bound of one
+	unit    uint // shift of the lock unit: no extent IO crosses a boundary between two
 }
 
-// lockUnit is the least size of the areas that the range locks are spread over.
+// lockUnit is the smallest lock unit. A column's range locks are distributed over its
+// shards by lock unit.
 const lockUnit = 1 << 20
 
 func newPlan(l block.Layout, region block.Size) plan {
@@ -30,15 +32,15 @@ func newPlan(l block.Layout, region block.Size) plan {
 	return p
 }
 
-// extent is a part of one column that one piece of IO covers: it lies within one
-// chunk, if there is more than one column, and within one lock unit.
+// extent is the part of a column that one extent IO covers. It lies within one lock unit
+// and, if there are several columns, within one chunk.
 type extent struct {
 	column int
 	off    int64 // in each leg
 	length int64
 }
 
-// first is the first extent of a volume's range.
+// first returns the first extent of a range of the volume.
 func (p plan) first(off, length int64) extent {
 	if p.stripes == 1 {
 		rest := 1<<p.unit - off&(1<<p.unit-1)
@@ -50,8 +52,8 @@ func (p plan) first(off, length int64) extent {
 	return extent{int(chunk - row*p.stripes), row<<p.shift | within, min(p.chunk-within, length)}
 }
 
-// share is how many bytes of a column the first off bytes of the volume hold. So
-// share(a) to share(b) is the part of the column that the range from a to b covers.
+// share returns how many of the volume's first off bytes lie in a column. So the range from
+// a to b covers the part of the column from share(a) to share(b).
 func (p plan) share(column int, off int64) int64 {
 	chunk := off >> p.shift
 	row := chunk / p.stripes
@@ -71,7 +73,7 @@ func (p plan) regions(volume int64) uint64 {
 	return raid.Regions(p.layout.LegSize(block.Size(volume)), 1<<p.region)
 }
 
-// regionsOf are the first and last region that a leg's range touches.
+// regionsOf returns the first and the last region that a range of a leg touches.
 func (p plan) regionsOf(off, end int64) (first, last uint64) {
 	return uint64(off >> p.region), uint64((end - 1) >> p.region)
 }

@@ -9,9 +9,10 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/raid"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/raid/dm/mirror"
 )
 
-// kernelPlace is where the table of a volume's device maps a byte to.
+// kernelPlace returns the place to which the table of a volume's device maps a byte.
 func kernelPlace(table dm.Table, at block.Size) (column dm.Ref, offset block.Size) {
 	for _, r := range table {
 		if at >= r.Start+r.Length {
@@ -43,7 +44,7 @@ func TestAddressesAreThoseOfTheKernel(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		p, size := randomPlan(r)
-		table := raid.Top(id, p.layout, size).Table
+		table := mirror.Top(id, p.layout, size).Table
 		for range 20 {
 			off := r.Int64N(int64(size))
 			end := off + 1 + r.Int64N(int64(size)-off)
@@ -54,7 +55,7 @@ func TestAddressesAreThoseOfTheKernel(t *testing.T) {
 				}
 				for _, at := range []int64{0, r.Int64N(x.length), x.length - 1} {
 					column, offset := kernelPlace(table, block.Size(off+at))
-					if string(column) != raid.ColumnName(id, x.column) || int64(offset) != x.off+at {
+					if string(column) != mirror.ColumnName(id, x.column) || int64(offset) != x.off+at {
 						t.Fatalf("seed %d: %v of %v: byte %d is at %d of column %d, the kernel has it at %d of %s", seed, size, p.layout, off+at, x.off+at, x.column, offset, column)
 					}
 				}
@@ -64,7 +65,7 @@ func TestAddressesAreThoseOfTheKernel(t *testing.T) {
 	}
 }
 
-// A column's share of a range is what one gets by counting its bytes.
+// A column's share of a range is compared with a count of its bytes.
 func TestSharesOfARangeAreThoseOfItsBytes(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 2))

@@ -17,15 +17,16 @@ func (v *Volume) leg(column, copy int) (*column, *leg, error) {
 	return c, &c.legs[copy], nil
 }
 
-// Add gives a leg its device. As InSync: the caller's record says that it is in
-// sync; of a leg that is InSync already it replaces the device, and what the old
-// one failed or will fail is sent to the new one. As Rebuilding: the leg is
-// recorded stale, and is copied to; full if it may miss more than this volume has
-// tracked since New. Before, nothing that an earlier device of the leg was given
-// may be able to reach the medium any more.
+// Add gives a leg its device.
 //
-// What a leg in sync with a volatile cache was sent before is not known to be
-// durable: it is flushed at once, and dropped before that is done it misses all.
+// As InSync, the caller's record says that the leg is in sync. If the leg is InSync
+// already, its device is replaced: IO that the old device failed or will fail is sent to
+// the new one. As Rebuilding, the leg is recorded stale and is copied to; set full if it
+// may miss more than this volume has tracked since New. Before Add, it must be certain
+// that no IO of an earlier device of the leg can still reach the medium.
+//
+// Earlier writes to a leg in sync that has a volatile cache may not be durable. So the leg
+// is flushed at once; if it is dropped before that is done, it misses everything.
 func (v *Volume) Add(column, copy int, dev block.Device, state State, full bool) error {
 	v.change.Lock()
 	defer v.change.Unlock()
@@ -52,7 +53,7 @@ func (v *Volume) Add(column, copy int, dev block.Device, state State, full bool)
 	e.run()
 	if unknown {
 		v.active.Add(1)
-		v.piece(column, kindFlush, 0, 0, &block.IO{Op: block.OpFlush, Done: func(*block.IO) {}}).enter()
+		v.extentIO(column, kindFlush, 0, 0, &block.IO{Op: block.OpFlush, Done: func(*block.IO) {}}).enter()
 	}
 	if r != nil {
 		r.kick()
@@ -60,7 +61,7 @@ func (v *Volume) Add(column, copy int, dev block.Device, state State, full bool)
 	return nil
 }
 
-// fits reports what is wrong with a leg's geometry.
+// fits returns an error if a device's geometry does not suit the volume.
 func (v *Volume) fits(g block.Geometry) error {
 	want := block.Size(v.plan.legSize(v.size.Load()))
 	switch {
@@ -74,27 +75,41 @@ func (v *Volume) fits(g block.Geometry) error {
 	return nil
 }
 
-// mayAdd says why a leg cannot be added in a state. The column is locked.
+// mayAdd returns an error if a leg cannot be added in a state. The column is locked.
 func (c *column) mayAdd(l *leg, state State) error {
 	switch {
 	case c.aborted || c.v.closed.Load():
 		return fmt.Errorf("volume is closed: %w", block.ErrGone)
-	case state != InSync && state != Rebuilding:
-		return errors.New("a leg is added in sync or rebuilding")
-	case state == Rebuilding && l.member():
-		return fmt.Errorf("it is %v", l.state)
-	case state == Rebuilding && l.missed == nil:
-		return errors.New("there is no other copy")
-	case state == InSync && l.state == InSync:
+	case state == InSync:
+		return c.mayAddInSync(l)
+	case state == Rebuilding:
+		return c.mayRebuild(l)
+	}
+	return errors.New("a leg is added in sync or rebuilding")
+}
+
+func (c *column) mayAddInSync(l *leg) error {
+	switch {
+	case l.state == InSync:
 		return nil
-	case state == Rebuilding && c.v.cfg.ReadOnly:
-		return errors.New("nothing is written to it")
-	case state == InSync && l.state != Absent && !c.v.cfg.ReadOnly:
+	case l.state != Absent && !c.v.cfg.ReadOnly:
 		return fmt.Errorf("it is %v, so it must be rebuilt", l.state)
-	case state == InSync && c.equalizing:
+	case c.equalizing:
 		return errors.New("copies are being made equal without it")
-	case state == InSync && l.missed != nil && l.missed.len() > 0:
+	case l.missed != nil && l.missed.len() > 0:
 		return fmt.Errorf("it misses %d regions, so it must be rebuilt", l.missed.len())
+	}
+	return nil
+}
+
+func (c *column) mayRebuild(l *leg) error {
+	switch {
+	case l.member():
+		return fmt.Errorf("it is %v", l.state)
+	case l.missed == nil:
+		return errors.New("there is no other copy")
+	case c.v.cfg.ReadOnly:
+		return errors.New("nothing is written to it")
 	}
 	return nil
 }
@@ -116,7 +131,7 @@ func (c *column) add(copy int, dev block.Device, g block.Geometry, state State, 
 	l.state = state
 	if state == InSync {
 		if l.caches.Load() && !c.v.weak.forgetCached {
-			l.cached.setAll() // who knows what was written before, and is not durable
+			l.cached.setAll() // earlier writes are unknown, and may not be durable
 		}
 		c.unpark(e)
 		return
@@ -128,11 +143,11 @@ func (c *column) add(copy int, dev block.Device, g block.Geometry, state State, 
 	l.rebuild = newRebuild(c, copy, l.inc)
 }
 
-// Renew gives a leg in sync, or one that has caught up and is recorded so, its
-// device after the leg has lost what only its cache held. What is under way is sent
-// to the new device from its beginning, whatever the old one still says of it. If
-// the leg had answered writes and was not told to make them durable, that is
-// ErrUnflushed: what the volume has acknowledged may be lost, and it must not go on.
+// Renew gives a leg a new device after the leg has lost the contents of its volatile
+// cache. The leg is in sync, or has caught up and is recorded in sync. IO under way is
+// sent to the new device from its beginning, and answers of the old device to it no longer
+// count. If the leg had acknowledged writes that were not flushed, Renew returns
+// ErrUnflushed: acknowledged writes may be lost, and the leg must not continue.
 func (v *Volume) Renew(column, copy int, dev block.Device) error {
 	v.change.Lock()
 	defer v.change.Unlock()
@@ -158,7 +173,7 @@ func (v *Volume) Renew(column, copy int, dev block.Device) error {
 	return nil
 }
 
-// mayRenew says why a leg cannot be renewed. The column is locked.
+// mayRenew returns an error if a leg cannot be renewed. The column is locked.
 func (c *column) mayRenew(l *leg) error {
 	switch {
 	case c.aborted || c.v.closed.Load():
@@ -171,21 +186,21 @@ func (c *column) mayRenew(l *leg) error {
 	return nil
 }
 
-// renew gives a leg its device after a loss of its cache. The column is locked.
+// renew gives a leg a new device after the loss of its cache. The column is locked.
 func (c *column) renew(copy int, dev block.Device, g block.Geometry, e *effects) {
 	l := &c.legs[copy]
 	l.state = InSync
 	if !c.v.weak.oldAnswers {
 		l.born = l.gen + 1 // the device that add gives it
 		for _, p := range c.snapshot() {
-			p.subs[copy].restart()
+			p.legs[copy].restart()
 		}
 	}
 	c.add(copy, dev, g, InSync, false, e)
 	c.unpark(e)
 }
 
-// limitIO finds the largest IO that all legs take whole.
+// limitIO sets maxIO to the size of the largest IO that all legs accept whole.
 func (v *Volume) limitIO() {
 	least := int64(0)
 	for k := range v.columns {
@@ -201,9 +216,9 @@ func (v *Volume) limitIO() {
 	v.maxIO.Store(least)
 }
 
-// Drop goes on without a leg. The caller has durably recorded it as stale. The
-// last leg in sync of a column is not dropped: ErrLastLeg. IOs that the leg's
-// device still has go on when it gives them back; see the package comment.
+// Drop continues without a leg, which the caller has durably recorded as stale. It returns
+// ErrLastLeg for the last leg in sync of a column. IOs that the leg's device still has
+// continue when the device answers them; see the package comment.
 func (v *Volume) Drop(column, copy int) error {
 	v.change.Lock()
 	defer v.change.Unlock()
@@ -225,8 +240,8 @@ func (v *Volume) Drop(column, copy int) error {
 	return err
 }
 
-// drop takes a leg out, notes what it may miss, and lets go on what it held up.
-// The column is locked.
+// drop removes a leg, notes the regions that it may miss, and continues the IOs that waited
+// for it. The column is locked.
 func (c *column) drop(copy int, e *effects) {
 	l := &c.legs[copy]
 	if !c.v.weak.forgetCached {
@@ -245,7 +260,7 @@ func (c *column) drop(copy int, e *effects) {
 	l.state, l.dev = Dropped, nil
 	l.inc++
 	for _, p := range c.snapshot() {
-		s := &p.subs[copy]
+		s := &p.legs[copy]
 		if p.kind == kindWrite && p.phase == phaseStarted && s.state != partNone && s.state != partDone && !c.v.weak.forgetUnderWay {
 			c.misses(copy, p)
 		}
@@ -261,16 +276,16 @@ func (c *column) drop(copy int, e *effects) {
 	}
 }
 
-// snapshot lists the column's pieces, for a caller that changes them.
-func (c *column) snapshot() (all []*piece) {
+// snapshot returns the column's extent IOs, for a caller that changes the list.
+func (c *column) snapshot() (all []*extentIO) {
 	for i := range c.shards {
 		all = append(all, c.shards[i].snapshot()...)
 	}
 	return all
 }
 
-// Promote begins to read from a leg that is CaughtUp. The caller has durably
-// recorded it as in sync. An error if it is not CaughtUp any more.
+// Promote starts reads from a leg that is CaughtUp and that the caller has durably recorded
+// as in sync. It returns an error if the leg is no longer CaughtUp.
 func (v *Volume) Promote(column, copy int) error {
 	v.change.Lock()
 	defer v.change.Unlock()

@@ -68,7 +68,7 @@ func (m *memory) failing(err error) {
 	m.fail.Store(&err)
 }
 
-// slow is a leg that keeps what it gets until it is told to answer.
+// slow is a leg that keeps its IOs until it is told to answer.
 type slow struct {
 	*memory
 	mu   sync.Mutex
@@ -81,7 +81,7 @@ func (s *slow) Submit(io *block.IO) {
 	s.kept = append(s.kept, io)
 }
 
-// answer lets all that the leg holds be done, or fail with err.
+// answer completes all IOs that the leg holds, or fails them with err.
 func (s *slow) answer(err error) {
 	s.mu.Lock()
 	kept := s.kept
@@ -139,7 +139,7 @@ func fill(n int, seed uint64) []byte {
 	return p
 }
 
-// start submits an IO and returns a channel that has its outcome.
+// start submits an IO and returns a channel for its result.
 func start(v block.Device, io *block.IO) chan error {
 	done := make(chan error, 1)
 	io.Done = func(io *block.IO) { done <- io.Err }
@@ -155,7 +155,7 @@ func read(off int64, data []byte) *block.IO {
 	return &block.IO{Op: block.OpRead, Off: off, Len: int64(len(data)), Data: data}
 }
 
-// open reports that an IO has no outcome.
+// open reports that an IO has no result yet.
 func open(done chan error) bool { return len(done) == 0 }
 
 func TestAVolumeIsOneDevice(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// counted is a leg with a cache that counts what is no read, and can lose its medium.
+// counted is a leg with a cache that counts all IOs except reads, and can lose its medium.
 type counted struct {
 	block.Device
 	changes int

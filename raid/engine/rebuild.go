@@ -11,8 +11,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Rebuilds and equalizing copy copyUnit bytes at a time. A rebuild has up to
-// mostLanes such copies under way, all rebuilds of a volume about allLanes.
+// Rebuilds and equalizers copy copyUnit bytes at a time. A rebuild has up to mostLanes
+// such copies under way, all rebuilds of a volume together about allLanes.
 const (
 	copyUnit  = 512 << 10
 	mostLanes = 4
@@ -20,16 +20,16 @@ const (
 	longPause = 100 * time.Millisecond
 )
 
-// errLeft is what becomes of a copy whose leg is no longer what it was.
+// errLeft ends a copy whose leg was dropped meanwhile.
 var errLeft = errors.New("leg was dropped")
 
-// errUnread is what becomes of a copy that no leg in sync can be read for. It lets go
-// of its range, in which a write may mend what cannot be read, and comes again.
+// errUnread ends a copy for which no leg in sync can be read. The copy releases its range,
+// so that a write may repair the unreadable data, and is repeated later.
 var errUnread = errors.New("no leg can be read")
 
-// rebuild copies to one leg what it misses. Its lanes take regions in turn; one
-// that has been copied whole is no longer missed, because all writes since the
-// leg was added go to it, too, and none to a place that is being copied.
+// rebuild copies to one leg the regions that it misses. Its lanes take regions in turn. A
+// region that was copied whole is no longer missed: all writes since the leg was added go
+// to this leg too, and no write goes to a range while it is copied.
 type rebuild struct {
 	c       *column
 	copy    int
@@ -39,10 +39,10 @@ type rebuild struct {
 	mu        sync.Mutex
 	cursor    uint64 // the next region to look at
 	lanes     []lane
-	finishing bool // all is copied
+	finishing bool // everything is copied
 }
 
-// lane is one copy after another.
+// lane makes one copy after another.
 type lane struct {
 	trampoline
 	r      *rebuild
@@ -51,15 +51,15 @@ type lane struct {
 
 	// Guarded by r.mu.
 	busy   bool
-	has    bool   // is at a region
-	region uint64 // which one
+	has    bool // works on region
+	region uint64
 
-	// Owned by whoever does the lane's next step.
-	off, end int64 // what is left of the region
+	// Used only by the goroutine that does the lane's next step.
+	off, end int64 // the rest of the region
 	length   int64 // of the copy under way
 	began    int64
 	served   uint64
-	unread   uint // how often in a row the copy could not be read
+	unread   uint // how many times in a row the copy could not be read
 }
 
 func newRebuild(c *column, copy int, inc uint64) *rebuild {
@@ -72,7 +72,7 @@ func newRebuild(c *column, copy int, inc uint64) *rebuild {
 	return r
 }
 
-// kick sets all lanes to work that have none.
+// kick starts all idle lanes.
 func (r *rebuild) kick() {
 	r.mu.Lock()
 	var idle []*lane
@@ -88,7 +88,7 @@ func (r *rebuild) kick() {
 	}
 }
 
-// next does the lane's next copy.
+// next starts the lane's next copy.
 func (ln *lane) next() {
 	r := ln.r
 	if !ln.take() {
@@ -102,10 +102,10 @@ func (ln *lane) next() {
 	r.c.v.copies(r.c, kindCopy, ln.off, ln.off+ln.length, job{lane: ln})
 }
 
-// copies puts a piece of a job on its way.
+// copies starts an extent IO of a job.
 func (v *Volume) copies(c *column, k kind, off, end int64, j job) {
 	v.active.Add(1)
-	p := v.pieces.Get().(*piece)
+	p := v.extentIOs.Get().(*extentIO)
 	p.c, p.kind, p.off, p.end, p.job, p.op = c, k, off, end, j, block.OpWrite
 	if off == end {
 		p.op = block.OpFlush
@@ -113,8 +113,8 @@ func (v *Volume) copies(c *column, k kind, off, end int64, j job) {
 	p.enter()
 }
 
-// take finds the next region, if the lane is not at one. The last lane that finds
-// none ends the rebuild.
+// take gives the lane its next region, if it has none. The last lane for which there is no
+// more region ends the rebuild.
 func (ln *lane) take() bool {
 	r := ln.r
 	r.mu.Lock()
@@ -140,7 +140,7 @@ func (ln *lane) take() bool {
 	return false
 }
 
-// pick finds a missed region that no lane is at. r.mu is locked.
+// pick finds a missed region on which no lane works. r.mu is locked.
 func (r *rebuild) pick(ln *lane) bool {
 	r.c.shards[0].mu.Lock()
 	defer r.c.shards[0].mu.Unlock()
@@ -172,14 +172,14 @@ func (r *rebuild) taken(region uint64) bool {
 	return false
 }
 
-// bounds are those of a region. A shard is locked.
+// bounds returns the bounds of a region. A shard is locked.
 func (r *rebuild) bounds(region uint64) (off, end int64) {
 	shift := r.c.v.plan.region
 	off = int64(region) << shift
 	return off, min(off+1<<shift, r.c.size)
 }
 
-// done ends one copy of the lane.
+// done ends one copy of the lane and starts the next.
 func (ln *lane) done(err error) {
 	r := ln.r
 	if errors.Is(err, errUnread) {
@@ -204,7 +204,7 @@ func (ln *lane) done(err error) {
 	ln.kick()
 }
 
-// copied ends a region: the leg does not miss it any more.
+// copied ends a region: the leg no longer misses it.
 func (ln *lane) copied() {
 	r := ln.r
 	r.mu.Lock()
@@ -221,9 +221,9 @@ func (ln *lane) copied() {
 	}
 }
 
-// pause is how long the lane stands back for users: not at all if there were none
-// since its last copy, else about as long as that copy took, the further lanes
-// much longer. So a rebuild always goes on.
+// pause returns how long the lane waits in favor of user IO. It is zero if there was none
+// since the lane's last copy. Otherwise it is about as long as that copy took, and much
+// longer for the later lanes, so a rebuild always makes progress.
 func (ln *lane) pause() time.Duration {
 	c := ln.r.c
 	served := uint64(0)
@@ -240,7 +240,7 @@ func (ln *lane) pause() time.Duration {
 	return min(max(took, time.Millisecond)<<(2*ln.number), longPause)
 }
 
-func (ln *lane) start(p *piece, e *effects) {
+func (ln *lane) start(p *extentIO, e *effects) {
 	c := p.c
 	if c.legs[ln.r.copy].inc != ln.r.inc {
 		p.finish(errLeft, e)
@@ -255,7 +255,7 @@ func (ln *lane) start(p *piece, e *effects) {
 	p.issue(from, block.OpRead, ln.buf[:p.length()], e)
 }
 
-func (ln *lane) answered(p *piece, s *sub, err error, e *effects) {
+func (ln *lane) answered(p *extentIO, s *legIO, err error, e *effects) {
 	c := p.c
 	state := s.state
 	s.state = partNone
@@ -263,11 +263,11 @@ func (ln *lane) answered(p *piece, s *sub, err error, e *effects) {
 	switch {
 	case c.legs[ln.r.copy].inc != ln.r.inc:
 		p.finish(errLeft, e)
-	case s.copy == ln.r.copy && state == partPaused: // anew, once resumed
+	case s.copy == ln.r.copy && state == partPaused: // start again once resumed
 		p.start(e)
 	case s.copy == ln.r.copy:
 		p.finish(err, e)
-	case state == partDone && current && !c.suspended && !c.aborted:
+	case state == partDone && current && c.running():
 		p.issue(ln.r.copy, block.OpWrite, ln.buf[:p.length()], e)
 	default:
 		if err != nil && current {
@@ -277,7 +277,7 @@ func (ln *lane) answered(p *piece, s *sub, err error, e *effects) {
 	}
 }
 
-// flush makes durable what was copied, before the leg counts as caught up.
+// flush makes the copied data durable, before the leg counts as caught up.
 func (r *rebuild) flush() {
 	r.c.shards[0].mu.Lock()
 	caches := r.c.legs[r.copy].caches.Load() && !r.c.v.weak.unflushed
@@ -289,17 +289,17 @@ func (r *rebuild) flush() {
 	r.caughtUp()
 }
 
-func (r *rebuild) startFlush(p *piece, e *effects) {
+func (r *rebuild) startFlush(p *extentIO, e *effects) {
 	l := &p.c.legs[r.copy]
 	if l.inc != r.inc {
 		p.finish(errLeft, e)
 		return
 	}
-	l.flush(&p.subs[r.copy])
+	l.flush(&p.legs[r.copy])
 	p.issue(r.copy, block.OpFlush, nil, e)
 }
 
-// caughtUp ends the rebuild, unless there is more to copy, or the leg erred.
+// caughtUp ends the rebuild, unless there is more to copy or the leg has failed an IO.
 func (r *rebuild) caughtUp() {
 	c := r.c
 	c.lock()
@@ -319,12 +319,12 @@ func (r *rebuild) caughtUp() {
 	}
 }
 
-// failed reports whether the leg failed something whose failure is still to be
-// seen to. The column is locked.
+// failed reports whether the leg failed an IO, and that failure has not been handled yet.
+// The column is locked.
 func (c *column) failed(copy int) bool {
 	for i := range c.shards {
 		for _, x := range c.shards[i].spans {
-			if s := &x.p.subs[copy]; s.state == partFailed && s.inc == c.legs[copy].inc {
+			if s := &x.p.legs[copy]; s.state == partFailed && s.inc == c.legs[copy].inc {
 				return true
 			}
 		}
@@ -332,8 +332,8 @@ func (c *column) failed(copy int) bool {
 	return false
 }
 
-// trampoline does one step after another, also if a step leads to the next one
-// before it has returned.
+// trampoline runs one step after another in a loop. A step that calls kick before it
+// returns so does not recurse.
 type trampoline struct {
 	mu             sync.Mutex
 	step           func()

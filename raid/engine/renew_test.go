@@ -10,8 +10,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// TestAVolumeGoesOnAfterALossOfCacheOnlyIfAllWasFlushed: what is not known to be
-// durable and was acknowledged may be gone, and nobody else would tell.
+// TestAVolumeGoesOnAfterALossOfCacheOnlyIfAllWasFlushed: acknowledged data that is not known
+// to be durable may be lost, and nothing else would detect that.
 func TestAVolumeGoesOnAfterALossOfCacheOnlyIfAllWasFlushed(t *testing.T) {
 	data := func() *block.IO { return write(0, fill(4096, 1)) }
 	flush := func() *block.IO { return &block.IO{Op: block.OpFlush} }
@@ -70,8 +70,8 @@ func TestAVolumeGoesOnAfterALossOfCacheOnlyIfAllWasFlushed(t *testing.T) {
 	}
 }
 
-// TestWhatALegSaidBeforeItLostItsCacheIsNotBelieved: an answer that comes late is
-// about what is gone. A write of several parts begins anew.
+// TestWhatALegSaidBeforeItLostItsCacheIsNotBelieved: a late answer may be about data that is
+// lost. A write of several parts starts again.
 func TestWhatALegSaidBeforeItLostItsCacheIsNotBelieved(t *testing.T) {
 	cfg := Config{Layout: layout(1, 1, block.DefaultChunk), Size: block.MiB}
 	old := &slow{memory: newMemory(cfg.Size)}
@@ -98,7 +98,7 @@ func TestWhatALegSaidBeforeItLostItsCacheIsNotBelieved(t *testing.T) {
 	}
 }
 
-// TestOfALegWithoutACacheNobodyKnowsWhatWasInIt: its drive has got one since.
+// TestOfALegWithoutACacheNobodyKnowsWhatWasInIt: its drive may have got one since.
 func TestOfALegWithoutACacheNobodyKnowsWhatWasInIt(t *testing.T) {
 	cfg := Config{Layout: layout(1, 1, block.DefaultChunk), Size: block.MiB}
 	leg := newMemory(cfg.Size)

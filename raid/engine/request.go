@@ -8,27 +8,26 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// window is how many pieces of one IO are under way at once.
+// window is the number of extent IOs of one IO that are under way at once.
 const window = 64
 
-// request is an IO of more than one piece.
+// request is an IO that consists of several extent IOs.
 type request struct {
 	v  *Volume
 	io *block.IO
 
 	mu      sync.Mutex
-	pumping bool // a goroutine is cutting the next piece
-	all     bool // no more pieces
-	out     int  // pieces under way
+	pumping bool // a goroutine is cutting the next extent IO
+	all     bool // no more extent IOs
+	out     int  // extent IOs under way
 	err     error
-	column  int   // of flushes and of IO without data, the next one
-	at      int64 // how much of the IO, or of the column's part of it, has been cut
+	column  int   // for flushes and IO without data: the next column
+	at      int64 // bytes of the IO, or of the column's share of it, that were cut so far
 }
 
-// Submit is block.Device's. IOs are held while they cannot be answered; they
-// fail only with block.ErrRange, block.ErrUnsupported, block.ErrReadOnly, with
-// block.ErrMedium (see Config.FailMedium), and with block.ErrGone after Close or
-// Abort.
+// Submit implements block.Device. IOs are held while they cannot be answered. They fail
+// only with block.ErrRange, block.ErrUnsupported, block.ErrReadOnly, block.ErrMedium (see
+// Config.FailMedium), and block.ErrGone after Close or Abort.
 func (v *Volume) Submit(io *block.IO) {
 	if err := v.geometry().CheckIO(io); err != nil {
 		io.Complete(err)
@@ -45,15 +44,15 @@ func (v *Volume) Submit(io *block.IO) {
 			v.request(io)
 			return
 		}
-		v.piece(0, kindFlush, 0, 0, io).enter()
+		v.extentIO(0, kindFlush, 0, 0, io).enter()
 		return
 	}
 	x := v.plan.first(io.Off, io.Len)
-	if x.length < io.Len || v.maxPiece(io.Op) < io.Len {
+	if x.length < io.Len || v.maxExtentIO(io.Op) < io.Len {
 		v.request(io)
 		return
 	}
-	v.piece(x.column, kindOf(io.Op), x.off, x.length, io).enter()
+	v.extentIO(x.column, kindOf(io.Op), x.off, x.length, io).enter()
 }
 
 func kindOf(op block.Op) kind {
@@ -63,8 +62,9 @@ func kindOf(op block.Op) kind {
 	return kindWrite
 }
 
-// maxPiece is the most that legs take at once: more would go to a leg in turns.
-func (v *Volume) maxPiece(op block.Op) int64 {
+// maxExtentIO returns the most bytes that all legs accept at once. A leg would get a larger
+// extent IO in several parts, one after another.
+func (v *Volume) maxExtentIO(op block.Op) int64 {
 	most := v.maxIO.Load()
 	if most == 0 || op != block.OpRead && op != block.OpWrite {
 		return 1 << 62
@@ -72,21 +72,21 @@ func (v *Volume) maxPiece(op block.Op) int64 {
 	return most
 }
 
-// piece makes a piece that is all of io.
-func (v *Volume) piece(column int, k kind, off, length int64, io *block.IO) *piece {
-	p := v.pieces.Get().(*piece)
+// extentIO makes an extent IO that covers all of io.
+func (v *Volume) extentIO(column int, k kind, off, length int64, io *block.IO) *extentIO {
+	p := v.extentIOs.Get().(*extentIO)
 	p.c = &v.columns[column]
 	p.kind, p.off, p.end = k, off, off+length
 	p.op, p.fua, p.unmap, p.data, p.io = io.Op, io.FUA, io.Unmap, io.Data, io
 	return p
 }
 
-// enter puts a piece on its way.
-func (p *piece) enter() {
+// enter adds an extent IO to its shard, and starts it unless it must wait.
+func (p *extentIO) enter() {
 	c := p.c
 	p.sh = c.shard(p.off)
 	if p.op == block.OpFlush {
-		p.sh = &c.shards[0] // which guards what flushes note
+		p.sh = &c.shards[0] // it guards the state of flushes
 	}
 	var e effects
 	p.sh.mu.Lock()
@@ -98,7 +98,7 @@ func (p *piece) enter() {
 	e.run()
 }
 
-// request makes an IO of several pieces go.
+// request starts an IO of several extent IOs.
 func (v *Volume) request(io *block.IO) {
 	r := v.reqs.Get().(*request)
 	r.io, r.all, r.err, r.column, r.at = io, false, nil, 0, 0
@@ -106,8 +106,8 @@ func (v *Volume) request(io *block.IO) {
 	r.pump()
 }
 
-// pieceDone ends one piece, and cuts the next ones.
-func (r *request) pieceDone(err error) {
+// extentDone completes one extent IO, and cuts the next ones.
+func (r *request) extentDone(err error) {
 	r.mu.Lock()
 	r.out--
 	if err != nil && r.err == nil {
@@ -120,8 +120,8 @@ func (r *request) pieceDone(err error) {
 	r.pump()
 }
 
-// pump cuts pieces as long as there may be more under way. It is called with mu
-// locked, and unlocks it.
+// pump cuts extent IOs while fewer than window are under way. It is called with mu locked,
+// and unlocks it.
 func (r *request) pump() {
 	r.pumping = true
 	for !r.all && r.out < window {
@@ -148,8 +148,8 @@ func (r *request) pump() {
 	v.release()
 }
 
-// cut makes the next piece; nil if there is none.
-func (r *request) cut() *piece {
+// cut returns the next extent IO, or nil if there is none.
+func (r *request) cut() *extentIO {
 	v, io := r.v, r.io
 	switch io.Op {
 	case block.OpFlush:
@@ -157,13 +157,13 @@ func (r *request) cut() *piece {
 			return nil
 		}
 		r.column++
-		return r.own(v.piece(r.column-1, kindFlush, 0, 0, io))
+		return r.own(v.extentIO(r.column-1, kindFlush, 0, 0, io))
 	case block.OpRead, block.OpWrite:
 		if r.at == io.Len {
 			return nil
 		}
-		x := v.plan.first(io.Off+r.at, min(io.Len-r.at, v.maxPiece(io.Op)))
-		p := r.own(v.piece(x.column, kindOf(io.Op), x.off, x.length, io))
+		x := v.plan.first(io.Off+r.at, min(io.Len-r.at, v.maxExtentIO(io.Op)))
+		p := r.own(v.extentIO(x.column, kindOf(io.Op), x.off, x.length, io))
 		p.data = io.Data[r.at : r.at+x.length]
 		r.at += x.length
 		return p
@@ -171,9 +171,9 @@ func (r *request) cut() *piece {
 	return r.cutRange()
 }
 
-// cutRange makes the next piece of an IO without data: all of a column that its
-// range covers lies together in the legs.
-func (r *request) cutRange() *piece {
+// cutRange returns the next extent IO of an IO without data. Such an IO goes column by
+// column, because its share of a column is contiguous in the legs.
+func (r *request) cutRange() *extentIO {
 	v, io := r.v, r.io
 	for ; r.column < len(v.columns); r.column++ {
 		from := v.plan.share(r.column, io.Off) + r.at
@@ -185,12 +185,12 @@ func (r *request) cutRange() *piece {
 		unit := int64(1) << v.plan.unit
 		length := min(rest, unit-from&(unit-1))
 		r.at += length
-		return r.own(v.piece(r.column, kindWrite, from, length, io))
+		return r.own(v.extentIO(r.column, kindWrite, from, length, io))
 	}
 	return nil
 }
 
-func (r *request) own(p *piece) *piece {
+func (r *request) own(p *extentIO) *extentIO {
 	p.io, p.req = nil, r
 	return p
 }

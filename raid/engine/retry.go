@@ -10,15 +10,15 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// How soon what is held is tried again, and for how long a leg must be well
-// until its last error is forgotten.
+// How soon held IO is retried, and for how long a leg must have no errors until its last
+// one is forgotten.
 const (
 	firstRetry = 20 * time.Millisecond
 	lastRetry  = time.Second
 	forgetting = time.Second
 )
 
-// clock is the time since New, and timers; tests have their own.
+// clock gives the time since New, and timers. Tests have their own.
 type clock interface {
 	now() int64 // nanoseconds, never 0
 	after(time.Duration, func())
@@ -31,7 +31,7 @@ func newClock() clock { return realClock{time.Now()} }
 func (c realClock) now() int64                       { return int64(time.Since(c.start)) + 1 }
 func (c realClock) after(d time.Duration, do func()) { time.AfterFunc(d, do) }
 
-// events hands out events in their order, by whichever goroutine comes first.
+// events delivers events in order, from one goroutine at a time.
 type events struct {
 	mu      sync.Mutex
 	queue   []Event
@@ -47,7 +47,7 @@ func (v *Volume) tell(ev Event) {
 	}
 }
 
-// tellAll is called with nothing locked, after tell was.
+// tellAll delivers queued events. It is called after tell, with nothing locked.
 func (v *Volume) tellAll() {
 	q := &v.events
 	q.mu.Lock()
@@ -66,8 +66,8 @@ func (v *Volume) tellAll() {
 	q.telling = false
 }
 
-// legFailed notes the error of a leg. One that rebuilds is recorded stale anyway
-// and is dropped; any other holds what it failed until its owner drops it.
+// legFailed notes the error of a leg. A leg that rebuilds is recorded stale anyway, and is
+// dropped. For any other leg, the writes that it failed are held until the owner drops it.
 func (c *column) legFailed(f failure, e *effects) {
 	c.lock()
 	l := &c.legs[f.copy]
@@ -97,11 +97,11 @@ func (c *column) noteError(l *leg, f failure, e *effects) {
 	e.rearm = c
 }
 
-// armRetry has the column look again at what it holds after a while.
+// armRetry sets a timer for the column to retry its held IO.
 func (c *column) armRetry() {
 	c.lock()
 	defer c.unlock()
-	if c.armed || c.suspended || c.aborted {
+	if c.armed || !c.running() {
 		return
 	}
 	c.armed = true
@@ -123,10 +123,10 @@ func (c *column) retry() {
 	e.run()
 }
 
-// tryAgain sends again what was paused, what only failed on the last leg in sync,
+// tryAgain sends again the IO that was paused, the IO that failed on the last leg in sync,
 // and the reads and copies that found no leg to read from. The column is locked.
 func (c *column) tryAgain(e *effects) {
-	if c.suspended || c.aborted {
+	if !c.running() {
 		return
 	}
 	n, last := c.inSync()
@@ -134,12 +134,7 @@ func (c *column) tryAgain(e *effects) {
 		switch {
 		case p.phase != phaseStarted:
 		case p.kind == kindWrite || p.kind == kindFlush:
-			for copy := range c.legs {
-				s := &p.subs[copy]
-				if s.state == partPaused || s.state == partFailed && (c.legs[copy].again || n == 1 && copy == last) {
-					p.again(copy, e)
-				}
-			}
+			p.tryAgain(n == 1, last, e)
 		case p.held != 0 && !p.out():
 			p.tried, p.other, p.err = 0, false, nil
 			p.start(e)
@@ -150,9 +145,21 @@ func (c *column) tryAgain(e *effects) {
 	}
 }
 
-// again gives a leg what it failed, or the rest of what was paused.
-func (p *piece) again(copy int, e *effects) {
-	s, l := &p.subs[copy], &p.c.legs[copy]
+// tryAgain sends to the legs again the IO that was paused, and that which they failed if
+// they are to be retried. If one is set, last is the only leg in sync, which is always
+// retried.
+func (p *extentIO) tryAgain(one bool, last int, e *effects) {
+	for copy := range p.c.legs {
+		s := &p.legs[copy]
+		if s.state == partPaused || s.state == partFailed && (p.c.legs[copy].again || one && copy == last) {
+			p.again(copy, e)
+		}
+	}
+}
+
+// again sends to a leg the IO that it failed, or the rest of one that was paused.
+func (p *extentIO) again(copy int, e *effects) {
+	s, l := &p.legs[copy], &p.c.legs[copy]
 	if l.inc != s.inc || !l.member() || p.passed > 0 {
 		return
 	}
@@ -164,8 +171,8 @@ func (p *piece) again(copy int, e *effects) {
 	p.issue(copy, s.op, s.data, e)
 }
 
-// Retry sends again to a leg what it failed. Of the last leg in sync the volume
-// does so by itself.
+// Retry sends the IO that a leg failed to it again. For the last leg in sync, the volume
+// does so without being asked.
 func (v *Volume) Retry(column, copy int) error {
 	v.change.Lock()
 	defer v.change.Unlock()
@@ -182,14 +189,14 @@ func (v *Volume) Retry(column, copy int) error {
 	return nil
 }
 
-// forget forgets the errors of legs that are well again. It reports whether there
-// is something left to look after. The column is locked.
+// forget forgets the errors of legs that have had none for a while. It reports whether the
+// column must be looked at again. The column is locked.
 func (c *column) forget() (again bool) {
 	var failed [block.MaxCopies]bool
 	for _, p := range c.snapshot() {
 		again = again || p.held != 0
 		for copy := range c.legs {
-			failed[copy] = failed[copy] || p.subs[copy].state == partFailed
+			failed[copy] = failed[copy] || p.legs[copy].state == partFailed
 		}
 	}
 	now := c.v.clock.now()
@@ -207,7 +214,7 @@ func (c *column) forget() (again bool) {
 	return again
 }
 
-// unpark starts what waited for the column to be able to. The column is locked.
+// unpark starts the parked extent IOs. The column is locked.
 func (c *column) unpark(e *effects) {
 	for _, p := range c.snapshot() {
 		if p.phase == phaseParked {

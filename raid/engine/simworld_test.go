@@ -15,9 +15,9 @@ import (
 	"weft.dev/weft/raid/engine/history"
 )
 
-// world is legs, an engine over them, its owner, and users who know what was
-// acknowledged. All of it happens in one goroutine, in an order that the seed
-// decides.
+// world consists of legs, an engine over them, its owner, and users who know which writes
+// were acknowledged. Everything happens in one goroutine, in an order that depends on the
+// seed alone.
 type world struct {
 	r      *rand.Rand
 	cfg    Config
@@ -75,7 +75,7 @@ type simTimer struct {
 	do func()
 }
 
-// simVolume is the size that a volume begins with, simMost what it may grow to.
+// simVolume is the initial size of a volume, and simMost the size to which it may grow.
 const (
 	simVolume = 1280 * block.KiB
 	simMost   = 4 * block.MiB
@@ -199,7 +199,7 @@ func (w *world) tick() {
 	do()
 }
 
-// submit lets a user do something, often where others do, too, and across bounds.
+// submit lets a user submit an IO, often one that overlaps others or crosses boundaries.
 func (w *world) submit() {
 	size := int64(w.v.Geometry().Size)
 	spots := []int64{0, 64 << 10, 128 << 10, 192 << 10, 1 << 20, int64(simVolume), size}
@@ -225,7 +225,7 @@ func (w *world) submit() {
 	case k < 17:
 		io.Op, io.Unmap, io.tag = block.OpWriteZeroes, w.r.IntN(2) == 0, 0
 	case k < 18 && w.cfg.Layout.Copies > 1:
-		// On a single leg, what a discarded block reads as is the leg's business.
+		// On a single leg, the leg alone decides what a discarded block reads as.
 		io.Op, io.tag = block.OpDiscard, 0
 	default:
 		io.Op, io.Off, io.Len = block.OpFlush, 0, 0
@@ -242,7 +242,7 @@ func (w *world) submit() {
 
 func (io *simIO) writes() bool { return io.Op != block.OpRead && io.Op != block.OpFlush }
 
-// each goes over the sectors of an IO.
+// each visits the sectors of an IO.
 func (io *simIO) each() func(func(int) bool) {
 	return func(yield func(int) bool) {
 		for i := io.Off / sector; i < (io.Off+io.Len)/sector; i++ {
@@ -295,7 +295,7 @@ func (w *world) discarded(io *simIO) {
 	}
 }
 
-// acked checks that each leg that is recorded in sync has what is acknowledged.
+// acked checks that each leg that is recorded in sync has the acknowledged data.
 func (w *world) acked(io *simIO) {
 	w.acks++
 	for s := range io.each() {
@@ -316,7 +316,7 @@ func (w *world) acked(io *simIO) {
 	}
 }
 
-// hang silences a leg, for ever or for a while, or makes it fail much.
+// hang makes a leg stop answering, forever or for a while, or fail often.
 func (w *world) hang() {
 	if l := w.randomLeg(); l.dev != nil && w.r.IntN(2) == 0 {
 		l.dev.silent = true
@@ -325,7 +325,7 @@ func (w *world) hang() {
 	}
 }
 
-// heal lets a silent leg answer again, and a dead one be there again.
+// heal lets a silent leg answer again, and brings a dead one back.
 func (w *world) heal() {
 	l := w.randomLeg()
 	if !l.alive {
@@ -337,7 +337,7 @@ func (w *world) heal() {
 	}
 }
 
-// powerLoss takes a leg's power, if there is another one with all that it has.
+// powerLoss cuts a leg's power, if another leg has all its data.
 func (w *world) powerLoss() {
 	k := w.r.IntN(len(w.legs))
 	copies := w.legs[k]
@@ -350,7 +350,7 @@ func (w *world) powerLoss() {
 	}
 }
 
-// blackout takes the power of all.
+// blackout cuts the power of all legs.
 func (w *world) blackout() {
 	w.crash()
 	w.unclean = true
@@ -366,14 +366,14 @@ func (w *world) blackout() {
 	}
 }
 
-// wear has a leg take no writes any more, until it is replaced.
+// wear makes a leg fail all writes until it is replaced.
 func (w *world) wear() {
 	if l := w.randomLeg(); w.r.IntN(3) == 0 {
 		l.worn = true
 	}
 }
 
-// repair has one leg take writes again of a column in which none does.
+// repair makes one leg accept writes again in a column in which none does.
 func (w *world) repair() {
 	for _, copies := range w.legs {
 		if !slices.ContainsFunc(copies, func(l *simLeg) bool { return !l.worn }) {
@@ -382,8 +382,8 @@ func (w *world) repair() {
 	}
 }
 
-// lostTogether takes the power of all legs of a column that are recorded in sync,
-// while the client lives. The manager keeps one of them, and the client is told.
+// lostTogether cuts the power of all legs of a column that are recorded in sync, while the
+// client lives. The manager keeps one of them in sync and tells the client.
 func (w *world) lostTogether() {
 	if w.v == nil || w.equal != nil || !w.serving {
 		return
@@ -413,7 +413,7 @@ func (w *world) lostTogether() {
 	w.todo = append(w.todo, func() { w.renew(k, keep, old) })
 }
 
-// renew has the client go on with a leg that has lost its cache, or end.
+// renew makes the client continue with a leg that has lost its cache, or end.
 func (w *world) renew(k, i int, old *simDevice) {
 	l := w.legs[k][i]
 	l.alive, l.limbo = true, nil
@@ -449,8 +449,8 @@ func (w *world) renew(k, i int, old *simDevice) {
 	}
 }
 
-// cachesLost notes what nobody can know any more when a client ends that has not
-// gone on with a leg that lost its cache.
+// cachesLost notes which data can no longer be known when a client ends that has not
+// continued with a leg that lost its cache.
 func (w *world) cachesLost() {
 	for s := range w.sectors[:w.size/sector] {
 		if place := raid.Locate(w.cfg.Layout, block.Size(s*sector)); slices.ContainsFunc(w.legs[place.Column], func(l *simLeg) bool { return l.lostCache }) {
@@ -464,7 +464,7 @@ func (w *world) cachesLost() {
 	}
 }
 
-// lapse has reads wait for a while.
+// lapse makes reads wait for a while.
 func (w *world) lapse() {
 	if w.v == nil || w.lapsed {
 		return
@@ -509,7 +509,7 @@ func (w *world) close() (closed bool) {
 	return true
 }
 
-// leave forgets the engine. Nobody will know what its stale legs miss.
+// leave forgets the engine, and with it which regions its stale legs miss.
 func (w *world) leave() {
 	w.v, w.serving, w.equal, w.todo, w.timers, w.lapsed = nil, false, nil, nil, nil, false
 	for k := range w.legs {
@@ -519,7 +519,7 @@ func (w *world) leave() {
 	}
 }
 
-// disown leaves what is on its way to itself.
+// disown cuts the leg's connection. Writes on their way may still happen later.
 func (l *simLeg) disown() {
 	if l.dev == nil {
 		return
@@ -534,7 +534,7 @@ func (l *simLeg) disown() {
 	l.dev = nil
 }
 
-// finish lets all heal, and checks that nothing is stuck and nothing lost.
+// finish repairs everything, and checks that nothing is stuck and nothing lost.
 func (w *world) finish() {
 	w.faults, w.resting = false, false
 	for range 20000 {

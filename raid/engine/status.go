@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Status looks at the volume. It is cheap enough to be called ten times a second.
+// Status returns the status of the volume. It is cheap enough to call ten times a second.
 func (v *Volume) Status() Status {
 	s := Status{Size: block.Size(v.size.Load()), InFlight: int(v.active.Load())}
 	var held int64
@@ -27,8 +27,8 @@ func (v *Volume) Status() Status {
 	return s
 }
 
-// status looks at the column's legs, and adds what it holds to s and to held,
-// the time since when. The column is locked.
+// status returns the status of the column's legs. It adds the column's held IO to s, and
+// sets held to the time of the first of it if that is earlier. The column is locked.
 func (c *column) status(s *Status, held *int64) []LegStatus {
 	legs := make([]LegStatus, len(c.legs))
 	now := c.v.clock.now()
@@ -41,9 +41,9 @@ func (c *column) status(s *Status, held *int64) []LegStatus {
 				}
 			}
 			for copy := range legs {
-				switch sub := &x.p.subs[copy]; sub.state {
+				switch on := &x.p.legs[copy]; on.state {
 				case partOut:
-					legs[copy].Oldest = max(legs[copy].Oldest, time.Duration(now-sub.at))
+					legs[copy].Oldest = max(legs[copy].Oldest, time.Duration(now-on.at))
 				case partFailed:
 					legs[copy].Failed++
 				}

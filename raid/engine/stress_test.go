@@ -56,9 +56,8 @@ func (r *remote) Submit(io *block.IO) {
 // stressed is the size that the volume under stress grows to.
 const stressed = 8 * block.MiB
 
-// Users write and read blocks of their own and check what they find, while legs
-// come and go, err, and the volume is suspended and grows. The race detector looks
-// on.
+// Users write and read blocks of their own and check what they read, while legs come, go and
+// fail, and the volume is suspended and grows. It is meant for the race detector.
 func TestManyUsersWhileLegsComeAndGo(t *testing.T) {
 	cfg := Config{Layout: layout(2, 3, 64*block.KiB), Size: stressed / 8, Region: 64 * block.KiB}
 	events := make(chan Event, 1000)
@@ -180,7 +179,7 @@ func own(t *testing.T, v *Volume, mediums []*memory, events chan Event) {
 	}
 }
 
-// settle drops what still holds something up.
+// settle drops the legs that still hold IO up.
 func settle(t *testing.T, v *Volume) {
 	until(t, func() bool {
 		for k, copies := range v.Status().Legs {
@@ -243,7 +242,7 @@ func bench(b *testing.B, l block.Layout, op block.Op, size int64) {
 	})
 }
 
-// BenchmarkBare is what the legs and the measuring take of BenchmarkIO.
+// BenchmarkBare measures the share of BenchmarkIO that the legs and the measurement take.
 func BenchmarkBare(b *testing.B) {
 	m := newMemory(64 * block.MiB)
 	io := read(0, make([]byte, 4096))

@@ -13,14 +13,15 @@ import (
 	"weft.dev/weft/raid"
 )
 
-// ErrUnflushed is why a leg that has lost its cache does not go on: it had
-// acknowledged what it was not yet told to make durable.
+// ErrUnflushed is returned for a leg that has lost its volatile cache and cannot continue:
+// it had acknowledged writes that were not flushed.
 var ErrUnflushed = errors.New("writes were acknowledged and not flushed")
 
-// ErrLastLeg is why a leg is not dropped: no other of its column is in sync.
+// ErrLastLeg is returned if a leg cannot be dropped because it is the only one of its
+// column in sync.
 var ErrLastLeg = errors.New("last leg in sync")
 
-// maxSize of a volume leaves room for sums of offsets.
+// maxSize limits the size of a volume, so that sums of offsets do not overflow.
 const maxSize = block.Size(1 << 60)
 
 // Volume is a volume's block device. All methods may be called concurrently.
@@ -32,42 +33,42 @@ type Volume struct {
 	weak     guards
 	columns  []column
 
-	size   atomic.Int64
-	maxIO  atomic.Int64 // the least of the legs', 0 if they take any
-	pieces sync.Pool
-	reqs   sync.Pool
+	size      atomic.Int64
+	maxIO     atomic.Int64 // the smallest limit of the legs, 0 if they have none
+	extentIOs sync.Pool
+	reqs      sync.Pool
 
-	active  atomic.Int64 // IOs and copies that are not done
+	active  atomic.Int64 // IOs and copies that are not complete
 	closed  atomic.Bool
-	drained chan struct{} // one slot: active may have come to 0
+	drained chan struct{} // one slot: active may have become 0
 
-	// change serializes what changes the volume; it comes before all other locks.
+	// change serializes changes of the volume. It is locked before all other locks.
 	change    sync.Mutex
 	equalizer atomic.Pointer[equalizer]
 	events    events
 }
 
-// guards weaken single rules, so that tests can show that they would notice.
+// guards weaken single rules, so that tests can show that a loss of the rule is noticed.
 type guards struct {
 	oneIsEnough    bool // a write that one leg has is acknowledged
-	noRangeLock    bool // nothing waits for what it overlaps
+	noRangeLock    bool // overlapping extent IOs do not wait for one another
 	readsPass      bool // reads do not wait for writes
 	copiesPass     bool // copies and writes do not wait for one another
 	readRebuilding bool // legs that rebuild are read
-	discardsDiffer bool // each leg discards as it likes
+	discardsDiffer bool // discards are passed to the legs, which may read differently after
 	forgetUnderWay bool // writes under way when a leg is dropped are not tracked
-	forgetCached   bool // what a dropped leg had not made durable is not tracked
-	dropCaughtUp   bool // a leg that erred after it had caught up is dropped at once
+	forgetCached   bool // writes that a dropped leg had not flushed are not tracked
+	dropCaughtUp   bool // a leg that fails after it has caught up is dropped at once
 	halfEqual      bool // a leg dropped before copies were equal counts as equal
 	unflushed      bool // a rebuilt leg is not flushed
-	heldBlocks     bool // copies do not pass writes that are held
-	forgetPassed   bool // a held write that copies pass goes on as if there were none
-	lateReads      bool // reads are answered whoever may have written meanwhile
-	renewAnyway    bool // a leg that has lost its cache goes on, whatever was in it
-	oldAnswers     bool // what a leg answered before it lost its cache counts
+	heldBlocks     bool // copies do not pass held writes
+	forgetPassed   bool // a held write ignores the copies that pass it
+	lateReads      bool // reads are answered even if another host may have written meanwhile
+	renewAnyway    bool // a leg that has lost its cache continues, whatever was in it
+	oldAnswers     bool // answers from before a leg lost its cache count
 }
 
-// conflict is the rule of that name, as it may be weakened.
+// conflict is the rule of that name, unless a guard weakens it.
 func (v *Volume) conflict(a, b kind) bool {
 	if v.weak == (guards{}) {
 		return conflict(a, b)
@@ -76,10 +77,10 @@ func (v *Volume) conflict(a, b kind) bool {
 	return !v.weak.noRangeLock && !(v.weak.readsPass && read) && !(v.weak.copiesPass && copy) && conflict(a, b)
 }
 
-// current is Config.Current, as it may be weakened.
+// current is Config.Current, unless a guard weakens it.
 func (v *Volume) current() bool { return v.cfg.Current == nil || v.weak.lateReads || v.cfg.Current() }
 
-// New makes a volume without legs. IO to a column that has no leg in sync waits.
+// New makes a volume without legs. IO to a column without a leg in sync waits.
 func New(cfg Config) (*Volume, error) { return newVolume(cfg, newClock()) }
 
 func newVolume(cfg Config, c clock) (*Volume, error) {
@@ -88,7 +89,7 @@ func newVolume(cfg Config, c clock) (*Volume, error) {
 	}
 	v := &Volume{cfg: cfg, clock: c, copyUnit: copyUnit, plan: newPlan(cfg.Layout, cfg.Region), drained: make(chan struct{}, 1)}
 	v.size.Store(int64(cfg.Size))
-	v.pieces.New = newPiece
+	v.extentIOs.New = newExtentIO
 	v.reqs.New = func() any { return &request{v: v} }
 	v.columns = make([]column, cfg.Layout.Stripes)
 	regions := v.plan.regions(int64(cfg.Size))
@@ -114,6 +115,9 @@ func (cfg *Config) complete() error {
 	if err := cfg.Layout.Check(); err != nil {
 		return err
 	}
+	if cfg.Layout.Kind() != block.Mirror {
+		return fmt.Errorf("layout %v: only mirrors can be served", cfg.Layout)
+	}
 	if cfg.BlockSize == 0 {
 		cfg.BlockSize = 4096
 	}
@@ -131,9 +135,9 @@ func (cfg *Config) complete() error {
 	return nil
 }
 
-// Geometry is what the volume is like. It says that there is a volatile cache,
-// whatever the legs have, because legs come and go. It has discards if all legs
-// that are now in use have them.
+// Geometry returns the geometry of the volume. A writable volume always reports a volatile
+// cache, whatever its legs have, because legs come and go. It supports discards if all
+// legs now in use do.
 func (v *Volume) Geometry() block.Geometry {
 	g := v.geometry()
 	if v.cfg.ReadOnly {
@@ -158,8 +162,8 @@ func (v *Volume) geometry() block.Geometry {
 	}
 }
 
-// Suspend lets nothing more go to the legs, reads and rebuilds included; IO is
-// held. What is under way is answered as ever. Suspended twice is suspended once.
+// Suspend stops all IO to the legs, reads and rebuilds included; new IO is held. IO under
+// way is answered as usual. A second Suspend has no effect.
 func (v *Volume) Suspend() {
 	v.each(func(c *column, _ *effects) { c.suspended = true })
 }
@@ -170,11 +174,11 @@ func (v *Volume) Resume() {
 		c.suspended = false
 		c.unpark(e)
 		c.tryAgain(e)
-		e.rearm = c // no timer was set meanwhile
+		e.rearm = c // no timer was set while it was suspended
 	})
 }
 
-// each does something to each column, locked, and then what follows from it.
+// each calls do for each column, locked, and then runs the effects.
 func (v *Volume) each(do func(*column, *effects)) {
 	v.change.Lock()
 	defer v.change.Unlock()
@@ -188,8 +192,8 @@ func (v *Volume) each(do func(*column, *effects)) {
 	}
 }
 
-// Close takes no more IO, waits until all that it took is answered, and stops
-// rebuilds. When ctx ends first it is an error, and can be called again.
+// Close accepts no more IO, stops rebuilds, and waits until all accepted IO is answered. If
+// ctx ends first, it returns an error and can be called again.
 func (v *Volume) Close(ctx context.Context) error {
 	v.closed.Store(true)
 	if q := v.equalizer.Load(); q != nil {
@@ -213,9 +217,9 @@ func (v *Volume) Close(ctx context.Context) error {
 	return nil
 }
 
-// Abort is for a volume that is given up: it sends nothing more to the legs, and
-// answers all IO with block.ErrGone, held IO at once, the rest when the legs give
-// it back. Writes that fail so may or may not be on each of the legs: equalize.
+// Abort gives a volume up: it sends nothing more to the legs and answers all IO with
+// block.ErrGone, held IO at once and the rest when the legs have answered it. Each leg may
+// or may not have the writes that failed so; call Equalize before the volume is used again.
 func (v *Volume) Abort() {
 	v.closed.Store(true)
 	v.each(func(c *column, e *effects) {
@@ -237,7 +241,7 @@ func (c *column) stopRebuilds() {
 	}
 }
 
-// release ends what active counts.
+// release notes that an IO or copy is complete.
 func (v *Volume) release() {
 	if v.active.Add(-1) == 0 && v.closed.Load() {
 		select {

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// below are the disks that a disk keeps its data on, by their names in /sys/block:
-// those that it maps, and of a loop device the one that its file's file system is on.
+// below returns the disks on which a disk keeps its data, by their names in /sys/block: those that
+// it maps and, for a loop device, the disk of the file system that holds its file.
 func (s sysfs) below(name string, mounts []mountPoint) []string {
 	var disks []string
 	slaves := filepath.Join("sys/block", name, "slaves")
@@ -23,7 +23,7 @@ func (s sysfs) below(name string, mounts []mountPoint) []string {
 	return slices.DeleteFunc(disks, func(d string) bool { return d == "" })
 }
 
-// wholeDisk follows a link to the directory of a disk or of a partition of one.
+// wholeDisk follows a link to the directory of a disk, or of the disk that a partition is on.
 func (s sysfs) wholeDisk(link string) string {
 	dir, err := filepath.EvalSymlinks(link)
 	if err != nil {
@@ -35,27 +35,27 @@ func (s sysfs) wholeDisk(link string) string {
 	return filepath.Base(dir)
 }
 
-// backing is the path of a loop device's file and the mount that it is in: nil if
-// none has it. A name without attributes of a loop device has no file.
+// backing returns the path of a loop device's file and the mount that holds it: nil if none does.
+// The file is empty if the device is not a loop device.
 func (s sysfs) backing(name string, mounts []mountPoint) (in *mountPoint, file string) {
 	file = s.text("sys/block", name, "loop/backing_file")
 	for i, m := range mounts {
 		holds := file == m.point || strings.HasPrefix(file, strings.TrimSuffix(m.point, "/")+"/")
-		if holds && (in == nil || len(m.point) >= len(in.point)) { // of two at one place the later is seen
+		if holds && (in == nil || len(m.point) >= len(in.point)) { // the later of two at one place is visible
 			in = &mounts[i]
 		}
 	}
 	return in, file
 }
 
-// isLoopElsewhere tells of a loop device whether its file is not one in a file
-// system of this machine: to open such a device, or to look at its file, may take
-// until another program answers. It may be a volume of the initiator beside us,
-// which serves its loop devices through FUSE, and which may wait for this target.
+// isLoopElsewhere reports whether a loop device's file is outside the local file systems of this
+// machine. Opening such a device, or even looking at its file, may take until another program
+// answers. The device may be a volume of the initiator on this machine, which serves its loop
+// devices through FUSE and may itself be waiting for this target.
 //
-// A file that is not found is taken for one of these: of a file system that is
-// mounted in no place any more the kernel tells the path within it alone. So is a
-// device that is looped to another one, as a kubelet does with raw volumes.
+// A file that is not found counts as elsewhere: if its file system is mounted nowhere any more, the
+// kernel shows only the path inside it. So does a loop over another device, as a kubelet makes for
+// raw volumes.
 func (s sysfs) isLoopElsewhere(name string, mounts []mountPoint) bool {
 	in, file := s.backing(name, mounts)
 	switch {
@@ -68,7 +68,7 @@ func (s sysfs) isLoopElsewhere(name string, mounts []mountPoint) bool {
 	return err != nil || !info.Mode().IsRegular()
 }
 
-// localFileSystems ask nobody but the kernel and its disks for what they hold.
+// localFileSystems depend only on the kernel and its disks for their content.
 var localFileSystems = []string{
 	"bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "ntfs3", "overlay",
 	"ramfs", "reiserfs", "rootfs", "tmpfs", "vfat", "xfs", "zfs",

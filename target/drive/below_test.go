@@ -14,7 +14,7 @@ func (m machine) loop(name, file string) {
 	m.disk(name, "virtual", map[string]string{"loop/backing_file": file})
 }
 
-// on makes a disk lie on another one, or on a partition of one.
+// on puts a disk on top of another one, or of a partition.
 func (m machine) on(name, below string) {
 	m.t.Helper()
 	target, err := filepath.EvalSymlinks(filepath.Join(m.root, below))
@@ -22,8 +22,8 @@ func (m machine) on(name, below string) {
 	m.link(target, filepath.Join("sys/block", name, "slaves", filepath.Base(target)))
 }
 
-// To open one of these may take until another program answers, for good if that
-// waits for this target.
+// Opening one of these may take until another program answers: for ever, if that waits for this
+// target.
 func TestADeviceThatAnotherProgramServesIsNotOpened(t *testing.T) {
 	m := newMachine(t)
 	m.file("proc/self/mountinfo", rootMount+`31 27 0:44 / /run/weft/db\0401.fuse rw - fuse.weft weft-db1 rw
@@ -41,7 +41,7 @@ func TestADeviceThatAnotherProgramServesIsNotOpened(t *testing.T) {
 	m.loop("loop4", "/srv/image")
 	m.loop("loop5", "/twice/image")
 	m.loop("loop6", "/over/image")
-	m.loop("loop7", "/db1") // of a file system that is mounted nowhere any more
+	m.loop("loop7", "/db1") // in a file system that is mounted nowhere any more
 	m.loop("loop8", "/image (deleted)")
 	for number, disk := range map[string]string{"7:1": "loop1", "259:0": "loop1/loop1p1"} {
 		m.link("../../block/"+disk, "sys/dev/block/"+number)

@@ -12,25 +12,24 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// A device is blank if nothing but zeroes, or what a discard leaves, is at its ends and
-// in so many blocks of 4 KiB between them, evenly spread. In a file, where the file
-// system tells what is a hole, no hole is looked at: each block stands for the first
-// data behind it.
+// A device is blank if its ends, and this many blocks of 4 KiB spread evenly between them, hold
+// only zeroes or the result of a discard. In a file whose file system reports holes, each sample
+// moves on to the next data instead of reading a hole.
 const samples = 128
 
-// blank also accepts the ones that some drives read as where they were discarded.
+// blank also accepts the ones that some drives return for discarded blocks.
 func blank(b []byte) bool {
 	return len(b) == 0 || (b[0] == 0 || b[0] == 0xff) && bytes.Count(b, b[:1]) == len(b)
 }
 
 // finder is a file that knows its holes.
 type finder interface {
-	// NextData is where the first data is, from an offset on: at the size if there is none.
+	// NextData returns the offset of the first data at or after from; the size if there is none.
 	NextData(from int64) int64
 }
 
-// sample calls look with blocks from the middle of a device, until it says that it has
-// seen enough.
+// sample calls look with blocks from the middle of a device, until look says that it has seen
+// enough.
 func sample(r io.ReaderAt, size block.Size, next func(int64) int64, look func(offset int64, b []byte) bool) error {
 	unit := int64(copyUnit)
 	from, to := window, (int64(size)-window)/unit*unit
@@ -51,7 +50,7 @@ func sample(r io.ReaderAt, size block.Size, next func(int64) int64, look func(of
 	return nil
 }
 
-// dataInside finds something between the ends of a device; 0 if there is nothing.
+// dataInside returns the offset of some data between the ends of a device; 0 if it finds none.
 func dataInside(r io.ReaderAt, size block.Size) (at int64, err error) {
 	next := func(from int64) int64 { return from }
 	if f, ok := r.(finder); ok {
@@ -66,9 +65,9 @@ func dataInside(r io.ReaderAt, size block.Size) (at int64, err error) {
 	return at, err
 }
 
-// What legs left on a drive that was erased is nobody's: it is not asked for again. A
-// block in the first slot, outside of every label, says so, with a checksum of the
-// samples: if somebody has written there since, it counts for nothing.
+// Data that legs left on an erased drive has no owner, so adding the drive needs no second
+// agreement. Erase records this in a block in the first slot, outside of all labels, with a
+// checksum of the samples: if anything was written there since, the record does not count.
 const (
 	erasedMagic = "weft drive erased"
 	erasedAt    = slotSize - copyUnit
@@ -97,7 +96,7 @@ func wasErased(r io.ReaderAt, size block.Size) bool {
 	return err == nil && sum == binary.LittleEndian.Uint32(b[32:])
 }
 
-// sampleSum leaves out what is in the places of the labels.
+// sampleSum skips the areas of the labels.
 func sampleSum(r io.ReaderAt, size block.Size) (sum uint32, err error) {
 	next := func(from int64) int64 { return from }
 	err = sample(r, size, next, func(offset int64, b []byte) bool {

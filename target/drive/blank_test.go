@@ -21,10 +21,10 @@ func signaturesOf(t *testing.T, m Medium) []string {
 	return got
 }
 
-// A device with somebody's data and no signature, such as a database's raw device.
+// A device with data but no signature, such as a database's raw device.
 func TestDataInTheMiddleIsNamedAndForced(t *testing.T) {
 	m := newMemory(10 * block.GiB)
-	at := block.MiB + 40*((10*block.GiB-2*block.MiB)/samples/copyUnit*copyUnit) // where it is looked at
+	at := block.MiB + 40*((10*block.GiB-2*block.MiB)/samples/copyUnit*copyUnit) // one of the sampled places
 	_, err := m.WriteAt(bytes.Repeat([]byte{1}, 4096), int64(at))
 	must(t, err)
 	want := []string{"data at " + at.String()}
@@ -40,7 +40,7 @@ func TestDataInTheMiddleIsNamedAndForced(t *testing.T) {
 	must(t, Format(m, cluster1, drive1, want[0]))
 }
 
-// Where a twentieth of a device is in use, it is found.
+// Data that fills a twentieth of a device is found.
 func TestASpreadOfDataIsFound(t *testing.T) {
 	for _, from := range []block.Size{block.GiB, 5 * block.GiB, 9 * block.GiB} {
 		m := newMemory(10 * block.GiB)
@@ -53,7 +53,7 @@ func TestASpreadOfDataIsFound(t *testing.T) {
 	}
 }
 
-// In a file each piece of data is looked at, however small.
+// In a file every piece of data is examined, however small.
 func TestDataInAFileIsFoundByItsHoles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	must(t, os.WriteFile(path, nil, 0o600))
@@ -88,13 +88,12 @@ func TestWhatADiscardLeavesIsBlank(t *testing.T) {
 	}
 }
 
-// What legs have left on a drive is nobody's, once the drive was erased; what somebody
-// wrote to it after that is his.
+// Data that legs left on an erased drive has no owner; data written afterwards has.
 func TestWhatLegsLeftOnAnErasedDriveIsNobodys(t *testing.T) {
 	m := newMemory(testSize)
 	must(t, Format(m, cluster1, drive1, ""))
 	fill := func(with byte) {
-		block := bytes.Repeat([]byte{with}, sector) // one for all: the guests have 1 GiB
+		block := bytes.Repeat([]byte{with}, sector) // one for all: the guests have 1 GiB of memory
 		for s := int64(firstExtent) / sector; s < int64(tailArea(testSize))/sector; s += 8 {
 			m.cache[s] = block
 		}

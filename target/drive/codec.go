@@ -17,9 +17,9 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// Format version 1. A copy of the label is a header of 512 bytes, then the
-// payload; numbers are little-endian. A later version keeps the first 32 bytes
-// as they are, so that an older program knows what it must not touch.
+// Format version 2. A copy of the label is a header of 512 bytes, then the payload; numbers are
+// little-endian. A later version keeps the first 32 bytes as they are, so that an older program
+// recognizes a drive that it must not touch.
 //
 //	  0  16  magic "weft drive label"
 //	 16   4  version
@@ -36,21 +36,38 @@ import (
 //	100   4  CRC32C of the payload
 //	104   4  incarnation
 //	108      zeroes
-//	512      payload: for each leg, by leg id, its length as a varint and a
-//	         weft.v1.LegLabel, fields by number, map entries by key
+//	512      payload: entries, each its kind and its length as varints, and a
+//	         message, fields by number, map entries by key. Kind 1 is a
+//	         weft.v1.LegLabel; legs stand in order of their ids
 //
-// A copy is written in whole blocks of 4 KiB, padded with zeroes.
+// A copy is written in whole blocks of 4 KiB, padded with zeroes. A program that does not know an
+// entry's kind must not touch the drive: it would write a label without that entry, and would treat
+// its extents as free. Kinds 2 and 3 are reserved for trees of mapped legs and for their reserves.
+//
+// In version 1 the payload holds only legs, without kinds. It can be read, and the next write
+// converts it to version 2.
 const (
 	magic         = "weft drive label"
-	formatVersion = 1
+	formatVersion = 2
 	headerSize    = 512
-	copyUnit      = 4 * block.KiB // what copies are padded to: the largest block size
+	copyUnit      = 4 * block.KiB // copies are padded to this: the largest block size
 	unfinished    = 1
 )
 
+// The kinds of entries in a payload.
+const (
+	entryLeg = 1
+)
+
+// entry is a part of a payload, in its encoded form.
+type entry struct {
+	kind    uint64
+	message []byte
+}
+
 func crc(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) }
 
-// encode makes a copy of l as it stands in a slot.
+// encode makes a copy of l in the form that a slot holds.
 func encode(l *Label) ([]byte, error) {
 	if err := l.check(); err != nil {
 		return nil, err
@@ -61,7 +78,7 @@ func encode(l *Label) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("encode leg %s: %w", leg.LegId, err)
 		}
-		b = append(binary.AppendUvarint(b, uint64(len(record))), record...)
+		b = append(binary.AppendUvarint(binary.AppendUvarint(b, entryLeg), uint64(len(record))), record...)
 	}
 	length := block.Size(len(b)).RoundUp(copyUnit)
 	if length > labelMax {
@@ -90,8 +107,8 @@ func encode(l *Label) ([]byte, error) {
 	return append(b, make([]byte, int(length)-len(b))...), nil
 }
 
-// checkHeader says what is wrong with the 512 bytes of a header: ErrNoLabel if
-// they are none, ErrNewer, or ErrCorrupt.
+// checkHeader says what is wrong with the 512 bytes of a header: ErrNoLabel if there is no header,
+// ErrNewer, or ErrCorrupt.
 func checkHeader(b []byte) error {
 	if !bytes.HasPrefix(b, []byte(magic)) {
 		return ErrNoLabel
@@ -111,7 +128,7 @@ func checkHeader(b []byte) error {
 	return nil
 }
 
-// payloadLength is what a good header says, checked against what fits.
+// payloadLength returns the length that a good header states, after checking that it fits.
 func payloadLength(header []byte) (int, error) {
 	n := binary.LittleEndian.Uint32(header[96:])
 	if block.Size(n)+headerSize > labelMax {
@@ -147,8 +164,12 @@ func decode(b []byte) (*Label, error) {
 		binary.LittleEndian.Uint32(h[88:]) != uint32(Extents(l.Size)) {
 		return nil, fmt.Errorf("%w: geometry", ErrCorrupt)
 	}
-	if l.Legs, err = decodeLegs(payload); err != nil {
+	entries, err := decodeEntries(payload, binary.LittleEndian.Uint32(h[16:]))
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	if l.Legs, err = decodeLegs(entries); err != nil {
+		return nil, err
 	}
 	if err := l.check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
@@ -156,29 +177,54 @@ func decode(b []byte) (*Label, error) {
 	return l, nil
 }
 
-func decodeLegs(payload []byte) ([]*pb.LegLabel, error) {
-	var legs []*pb.LegLabel
+// decodeEntries splits a payload of the given version into its entries.
+func decodeEntries(payload []byte, version uint32) (entries []entry, err error) {
 	for len(payload) > 0 {
+		e := entry{kind: entryLeg}
+		if version > 1 {
+			kind, used := binary.Uvarint(payload)
+			if used <= 0 {
+				return nil, fmt.Errorf("entry %d: no kind", len(entries))
+			}
+			e.kind, payload = kind, payload[used:]
+		}
 		n, used := binary.Uvarint(payload)
 		if used <= 0 || n > uint64(len(payload)-used) {
-			return nil, fmt.Errorf("record %d is longer than the payload", len(legs))
+			return nil, fmt.Errorf("entry %d is longer than the payload", len(entries))
 		}
+		e.message, payload = payload[used:used+int(n)], payload[used+int(n):]
+		entries = append(entries, e)
+	}
+	return entries, nil
+}
+
+// decodeLegs reads the legs: ErrNewer if anything is unknown to this program, ErrCorrupt if a leg
+// cannot be decoded.
+func decodeLegs(entries []entry) (legs []*pb.LegLabel, err error) {
+	for _, e := range entries {
+		if e.kind != entryLeg {
+			return nil, fmt.Errorf("%w: an entry of kind %d, this program knows %d (a leg)", ErrNewer, e.kind, entryLeg)
+		}
+	}
+	for i, e := range entries {
 		leg := new(pb.LegLabel)
-		if err := proto.Unmarshal(payload[used:used+int(n)], leg); err != nil {
-			return nil, fmt.Errorf("record %d: %w", len(legs), err)
+		if err := proto.Unmarshal(e.message, leg); err != nil {
+			return nil, fmt.Errorf("%w: entry %d: %w", ErrCorrupt, i, err)
+		}
+		if err := ImageOf(leg).Check(); err != nil {
+			return nil, fmt.Errorf("%w: leg %s: %w", ErrNewer, leg.GetLegId(), err)
 		}
 		legs = append(legs, leg)
-		payload = payload[used+int(n):]
 	}
 	return legs, nil
 }
 
-// slotCopy is what one slot holds.
+// slotCopy is the content of one slot.
 type slotCopy struct {
 	offset block.Size
 	label  *Label // nil unless good
 	bytes  []byte // of the copy, if good
-	err    error  // why there is no label: ErrNoLabel, ErrNewer, ErrCorrupt, or that of the device
+	err    error  // why there is no label: ErrNoLabel, ErrNewer, ErrCorrupt, or the device's error
 }
 
 // copies are the slots of a device: head A, head B, tail A, tail B.
@@ -221,7 +267,7 @@ func readSlot(r io.ReaderAt, offset block.Size) slotCopy {
 	return s
 }
 
-// newest is the label that the copies amount to.
+// newest returns the label that the copies stand for.
 func (c *copies) newest() (*Label, error) {
 	var best *slotCopy
 	for i := range c {
@@ -242,8 +288,8 @@ func (c *copies) newest() (*Label, error) {
 	return nil, c.worst()
 }
 
-// worst says why there is no good copy. Only if no slot has our magic, and all
-// could be read, is there no label.
+// worst says why there is no good copy. It is ErrNoLabel only if all slots could be read and none
+// has our magic.
 func (c *copies) worst() error {
 	for i := range c {
 		if err := c[i].err; !errors.Is(err, ErrNoLabel) && !errors.Is(err, ErrCorrupt) {
@@ -264,9 +310,8 @@ func (c *copies) complete(generation uint64) bool {
 	return slices.ContainsFunc(c[:2], has) && slices.ContainsFunc(c[2:], has)
 }
 
-// ReadLabel reads the newest good copy of the label on a device of size bytes:
-// ErrNoLabel, ErrCorrupt, ErrNewer, ErrOtherSize, ErrUnfinished, or the
-// device's error if it cannot be said.
+// ReadLabel reads the newest good copy of the label on a device of size bytes: ErrNoLabel,
+// ErrCorrupt, ErrNewer, ErrOtherSize, ErrUnfinished, or the device's error.
 func ReadLabel(r io.ReaderAt, size block.Size) (*Label, error) {
 	if size < MinSize {
 		return nil, fmt.Errorf("%w: the device is too small for one", ErrNoLabel)
@@ -279,7 +324,7 @@ func ReadLabel(r io.ReaderAt, size block.Size) (*Label, error) {
 	return l, l.usable(size)
 }
 
-// usable says why a good label does not make a drive of a device of size bytes.
+// usable says why a good label does not make a usable drive of a device of size bytes.
 func (l *Label) usable(size block.Size) error {
 	switch {
 	case l.Size != size:
@@ -290,9 +335,9 @@ func (l *Label) usable(size block.Size) error {
 	return nil
 }
 
-// spare picks the slot of one end (two neighbours of copies) that may be
-// overwritten: one without a good copy, else the older. B goes before A, so that
-// what made a fresh device recognisable stays until a label of ours stands.
+// spare picks the slot of one end (two neighbours of copies) that may be overwritten: one without a
+// good copy, else the older one. B goes before A, so that the signatures on a fresh device stay
+// until one of our labels is in place.
 func spare(end []slotCopy) *slotCopy {
 	a, b := &end[0], &end[1]
 	switch {
@@ -304,17 +349,17 @@ func spare(end []slotCopy) *slotCopy {
 	return b
 }
 
-// length is how much of the slot a good copy takes.
+// length is the size that a good copy takes in the slot.
 func (s *slotCopy) length() int { return int(block.Size(len(s.bytes)).RoundUp(copyUnit)) }
 
-// over pads b so that nothing of a longer copy is left behind it, where it could
-// be taken for somebody's signature.
+// over pads b so that no tail of a longer, older copy remains, which could be taken for a foreign
+// signature.
 func (s *slotCopy) over(b []byte) []byte {
 	return append(b[:len(b):len(b)], make([]byte, max(0, s.length()-len(b)))...)
 }
 
-// writeLabel writes l over the older copy at each end, the head durably before
-// the tail: whatever a cut leaves, the newest good copy is l or what was before.
+// writeLabel writes l over the older copy at each end, the head durably before the tail: after a
+// power cut, the newest good copy is l or its predecessor.
 func writeLabel(m Medium, c *copies, l *Label) error {
 	b, err := encode(l)
 	if err != nil {

@@ -15,23 +15,22 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Access is what a device is opened for.
+// Access is the purpose for which a device is opened.
 type Access int
 
 // The ways to open a device.
 const (
 	ReadOnly  Access = unix.O_RDONLY
 	ReadWrite Access = unix.O_RDWR
-	// Exclusive is ReadWrite with O_EXCL: EBUSY if a file system, md,
-	// device-mapper or another exclusive opener holds the device. Of a regular
-	// file it is an flock: EBUSY if another exclusive opener has it. A process
-	// that was killed lets go only when its last system call is over, so whoever
-	// gets the device knows that none of its writes is still on the way.
+	// Exclusive is ReadWrite with O_EXCL: EBUSY if a file system, md, device-mapper or another
+	// exclusive opener holds the device. On a regular file it is an flock: EBUSY if another
+	// exclusive opener has it. A killed process keeps both until its last system call has ended, so
+	// the next holder knows that none of its writes is still under way.
 	Exclusive Access = unix.O_RDWR | unix.O_EXCL
 )
 
-// Device is a block device, opened past the page cache (O_DIRECT), or a regular
-// file in its place.
+// Device is a block device, opened with O_DIRECT to bypass the page cache, or a regular file in its
+// place.
 type Device struct {
 	file      *os.File
 	size      block.Size
@@ -115,7 +114,7 @@ func (d *Device) control(f func(fd int) error) error {
 	return errors.Join(conn.Control(func(fd uintptr) { inner = f(int(fd)) }), inner)
 }
 
-// Size is that of the device, in whole blocks.
+// Size is the size of the device, in whole blocks.
 func (d *Device) Size() block.Size { return d.size }
 
 // BlockSize is the logical block size.
@@ -137,7 +136,7 @@ func (d *Device) ReadAt(p []byte, offset int64) (int, error) {
 	return copy(p, b[before:]), nil
 }
 
-// NextData asks a file for its holes; a block device has none.
+// NextData asks a file for its holes; a block device reports none.
 func (d *Device) NextData(from int64) int64 {
 	if d.isBlock {
 		return from
@@ -147,7 +146,7 @@ func (d *Device) NextData(from int64) int64 {
 	switch {
 	case errors.Is(err, unix.ENXIO):
 		return int64(d.size)
-	case err != nil: // a file system that does not know
+	case err != nil: // the file system does not support it
 		return from
 	}
 	return next
@@ -170,12 +169,11 @@ func (d *Device) checkRange(offset, length block.Size) error {
 	return nil
 }
 
-// Flush makes all that was written durable. fsync of a block device flushes its
-// volatile cache.
+// Flush makes all earlier writes durable. fsync of a block device flushes its volatile cache.
 func (d *Device) Flush() error { return d.file.Sync() }
 
-// zeroChunk is how much one call to the kernel zeroes: 64 MiB take tens of
-// milliseconds where the drive has no command for it.
+// zeroChunk is how much one system call zeroes: 64 MiB take tens of milliseconds on a drive without
+// a command for it.
 const zeroChunk = 64 * block.MiB
 
 // Zero fills a range with zeroes and flushes.
@@ -199,8 +197,8 @@ func (d *Device) Zero(ctx context.Context, offset, length block.Size, progress f
 	return d.Flush()
 }
 
-// zeroOut uses BLKZEROOUT: the drive's Write Zeroes if it has that, else the
-// kernel writes pages of zeroes.
+// zeroOut uses BLKZEROOUT: the drive's Write Zeroes if it has that; otherwise the kernel writes
+// pages of zeroes.
 func (d *Device) zeroOut(offset, length block.Size) error {
 	if !d.isBlock {
 		return d.zeroFile(offset, length)
@@ -214,7 +212,7 @@ func (d *Device) zeroOut(offset, length block.Size) error {
 	})
 }
 
-// zeroFile punches a hole, or writes zeroes where the file system has no holes.
+// zeroFile punches a hole, or writes zeroes where the file system does not support holes.
 func (d *Device) zeroFile(offset, length block.Size) error {
 	err := d.control(func(fd int) error {
 		return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(offset), int64(length))

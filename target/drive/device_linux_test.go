@@ -63,7 +63,7 @@ func TestADeviceDoesWhatAMediumPromises(t *testing.T) {
 	t.Run("memory", func(t *testing.T) { testMedium(t, newMemory(testSize)) })
 }
 
-// testMedium is what the fake and the real devices have in common.
+// testMedium tests what the fake and the real devices have in common.
 func testMedium(t *testing.T, m Medium) {
 	b := m.BlockSize()
 	if b < 512 || b > 4096 || m.Size()%b != 0 || m.Size() > testSize || m.Size()+b <= testSize {
@@ -140,8 +140,8 @@ func TestOnlyBlockDevicesAndFilesAreOpened(t *testing.T) {
 	}
 }
 
-// Nothing is opened here but a device of the test: any other may be one that never
-// answers, and then the test would never end.
+// The test opens only a device of its own: any other may never answer, and the test would never
+// end.
 func TestTheDevicesOfThisMachineAreDescribed(t *testing.T) {
 	if _, err := os.Stat("/sys/block"); err != nil {
 		t.Skipf("no sysfs here: %v", err)

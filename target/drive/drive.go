@@ -1,26 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package drive knows the block devices of a node: which there are, what they
-// carry, which of them are Weft's drives, and how a drive is cut into legs.
+// Package drive knows the block devices of a node: which exist, what they carry, which of them are
+// Weft's drives, and how a drive is divided into legs.
 //
-// A drive is carved by Weft alone, in extents of 256 MiB, with a label at both ends:
+// A drive belongs to Weft alone. It is divided into extents of 256 MiB, with a label at both ends:
 //
 //	0        4 MiB    8 MiB                                   tail     +4 MiB   +8 MiB
 //	| slot A | slot B | extent 0 | extent 1 | ...  | (rest)    | slot A | slot B | (< 1 MiB) |
 //
-// The label says which cluster and drive this is, and which legs its extents
-// hold, each with its volume's definition: enough to rebuild the manager's
-// store. Each change is one durable write of a whole new label: a cut at any
-// point leaves the old one or the new one.
+// The label says which cluster and drive this is, and which legs its extents hold, each with its
+// volume's definition: enough to rebuild the manager's store. Each change is one durable write of a
+// whole new label: a cut at any point leaves the old one or the new one.
 //
-// What is on a device decides what may be done with it. A device that carries
-// anything is made a drive only if the caller names exactly what that is. A
-// drive of another cluster, of another size, of a newer format, or one that
-// somebody else has written to, is not opened.
+// The content of a device decides what may be done with it. A device that carries anything becomes
+// a drive only if the caller names that content exactly. A drive of another cluster, of another
+// size, of a newer format, or one that another program has written to, is not opened.
 //
-// The device itself is reached through [Medium]; device_linux.go is the one file
-// with system calls. The package does not decide where legs go (the volume
-// manager does), and does not map or export them.
+// The device itself is reached through [Medium]; device_linux.go is the one file with system calls.
+// The package does not decide where legs go (the volume manager does), and does not map or export
+// them.
 package drive
 
 import (
@@ -36,22 +34,22 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// Drive is a labelled device. Its methods may be called concurrently; changes
-// of the label happen one after the other, each durable when it returns.
+// Drive is a labelled device. Its methods may be called concurrently; label changes happen one
+// after another, each durable when it returns.
 type Drive struct {
 	medium Medium
-	label  atomic.Pointer[Label] // never changed once it is here; readable while a write hangs
+	label  atomic.Pointer[Label] // never changed once stored; readable while a write hangs
 
 	mu       lock   // held while the label is written
 	complete bool   // both ends hold label
-	unsure   bool   // a write failed: what the device holds is not known
-	tried    uint64 // highest generation that a write was begun with
+	unsure   bool   // a write failed: the content of the device is unknown
+	tried    uint64 // highest generation with which a write was begun
 	zeroing  map[block.LegID]bool
 }
 
-// lock is a mutex made of a channel of room for one. Who waits for it may wait for a
-// device that hangs, and tests that keep a time of their own (testing/synctest) go on
-// meanwhile, as they do not where a sync.Mutex is waited for.
+// lock is a mutex made of a channel of capacity one. A waiter may wait for a device that hangs; in
+// a test with virtual time (testing/synctest) time goes on meanwhile, which it does not while a
+// goroutine waits for a sync.Mutex.
 type lock chan struct{}
 
 func (l lock) Lock()   { l <- struct{}{} }
@@ -86,9 +84,8 @@ func OpenPath(path string, cluster block.ClusterID) (*Drive, error) {
 	return d, nil
 }
 
-// load takes the label from the device. The flush comes after the read: what is
-// read may be no further than the device's volatile cache, if the process that
-// wrote it was killed before its own flush.
+// load reads the label from the device. It flushes after the read: if the process that wrote the
+// label was killed before its own flush, the label may only be in the device's volatile cache.
 func (d *Drive) load() error {
 	c, err := examine(d.medium, d.medium.Size())
 	if err != nil {
@@ -111,13 +108,12 @@ func (d *Drive) load() error {
 // ID identifies the drive.
 func (d *Drive) ID() block.DriveID { return d.label.Load().Drive }
 
-// Label is a copy of the label as last read or written. It does not wait for
-// the device.
+// Label returns a copy of the label as last read or written. It does not wait for the device.
 func (d *Drive) Label() *Label { return d.label.Load().clone() }
 
-// Update changes the label in one durable write. If change fails, or changes
-// nothing, nothing is written. After an error of the device either the old or
-// the new label is there; the next call looks.
+// Update changes the label in one durable write. If change fails, or changes nothing, nothing is
+// written. After a device error the device holds either the old or the new label; the next call
+// reads which.
 func (d *Drive) Update(change func(*Label) error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -132,7 +128,7 @@ func (d *Drive) updateLocked(change func(*Label) error) error {
 		if err := d.load(); err != nil {
 			return err
 		}
-		d.complete = false // what a failed flush left behind is written anew
+		d.complete = false // what a failed flush left behind is written again
 	}
 	last := d.label.Load()
 	next := last.clone()
@@ -149,7 +145,7 @@ func (d *Drive) updateLocked(change func(*Label) error) error {
 		return err
 	}
 	for id := range d.zeroing {
-		if leg := next.Leg(id); leg == nil || !Extends(leg.Extents, last.Leg(id).Extents) {
+		if leg := next.Leg(id); leg == nil || !ImageOf(leg).Extends(ImageOf(last.Leg(id))) {
 			return fmt.Errorf("leg %v: %w", id, ErrZeroing)
 		}
 	}
@@ -159,8 +155,8 @@ func (d *Drive) updateLocked(change func(*Label) error) error {
 	return d.writeLocked(last, next)
 }
 
-// writeLocked puts next in the place of last, under a generation that no write
-// before it was begun with: a copy that failed may be on the medium all the same.
+// writeLocked replaces last by next, under a generation that no earlier write used: the copy of a
+// failed write may be on the medium all the same.
 func (d *Drive) writeLocked(last, next *Label) error {
 	c := readCopies(d.medium, d.medium.Size())
 	there, err := c.newest()
@@ -201,15 +197,14 @@ func (d *Drive) SetVolume(volume *pb.VolumeLabel) error {
 	return d.Update(func(l *Label) error { return l.SetVolume(volume) })
 }
 
-// ErrZeroing says that a leg is being zeroed: it cannot be removed, or zeroed
-// once more, until that has ended. Its extents could be another leg's by then,
-// or hold data.
+// ErrZeroing means that a leg is being zeroed: until that ends, it cannot be removed or zeroed
+// again. Otherwise its extents might belong to another leg, or hold data, when the zeroes land.
 var ErrZeroing = errors.New("is being zeroed")
 
-// ZeroLeg fills what of a leg is not recorded as zeroed with zeroes, and then
-// records it; both are durable when it returns. What is recorded as zeroed is left
-// alone: it may hold data. It can take minutes: progress (may be nil) is told how
-// much of the leg is done, and ctx is looked at between chunks of 64 MiB.
+// ZeroLeg zeroes the part of a leg that is not recorded as zeroed, and then records it; both are
+// durable when it returns. The part recorded as zeroed is left alone: it may hold data. It can take
+// minutes: progress (may be nil) is told how much of the leg is done, and ctx is checked between
+// chunks of 64 MiB.
 func (d *Drive) ZeroLeg(ctx context.Context, id block.LegID, progress func(done block.Size)) error {
 	leg, err := d.beginZero(id)
 	if err != nil {
@@ -222,7 +217,7 @@ func (d *Drive) ZeroLeg(ctx context.Context, id block.LegID, progress func(done 
 	if err := d.zero(ctx, leg, progress); err != nil {
 		return fmt.Errorf("zero leg %v of drive %v: %w", id, d.ID(), err)
 	}
-	done := countExtents(leg.Extents) // the leg may have grown farther meanwhile
+	done := countExtents(leg.Extents) // the leg may have grown further meanwhile
 	return d.Update(func(l *Label) error { setZeroed(l.Leg(id), done); return nil })
 }
 
@@ -253,7 +248,7 @@ func (d *Drive) zero(ctx context.Context, leg *pb.LegLabel, progress func(done b
 			progress(before + n)
 		}
 	}
-	for _, s := range behind(Segments(leg.Extents, 0), before) {
+	for _, s := range behind(ImageOf(leg).Segments(0), before) {
 		if err := d.medium.Zero(ctx, s.Offset, s.Length, tell); err != nil {
 			return err
 		}
@@ -262,7 +257,7 @@ func (d *Drive) zero(ctx context.Context, leg *pb.LegLabel, progress func(done b
 	return nil
 }
 
-// behind is what follows the first skip bytes of segments.
+// behind returns what follows the first skip bytes of segments.
 func behind(segments []Segment, skip block.Size) (rest []Segment) {
 	for _, s := range segments {
 		n := min(skip, s.Length)
@@ -274,10 +269,9 @@ func behind(segments []Segment, skip block.Size) (rest []Segment) {
 	return rest
 }
 
-// Erase removes the label: all copies, the older ones first, so that a cut never
-// brings an old label back. A drive that holds legs is refused. The drive is of
-// no use afterwards but to be closed. Cut inside the very last sector, it leaves
-// a corrupt label.
+// Erase removes the label: all copies, the older ones first, so that a power cut never brings back
+// an old label. A drive that holds legs is refused. Afterwards the drive can only be closed. A cut
+// inside the very last sector leaves a corrupt label.
 func (d *Drive) Erase() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -308,5 +302,5 @@ func compareAge(a, b *Label) int {
 	return cmp.Compare(generation(a), generation(b))
 }
 
-// Close lets go of the device.
+// Close closes the device.
 func (d *Drive) Close() error { return d.medium.Close() }

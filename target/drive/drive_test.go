@@ -240,7 +240,7 @@ func TestNothingOfALongerLabelIsLeftBehindAShorterOne(t *testing.T) {
 	m := formatted(t)
 	d := mustOpen(t, m)
 	long := leg(1, 1, run(0, 1))
-	for at := range 10 { // somewhere it lies where ISO 9660 has its magic
+	for at := range 10 { // at one of these it is where ISO 9660 has its magic
 		long.Volume.Labels[fmt.Sprint(at)] = strings.Repeat("CD001", 2000)
 	}
 	must(t, d.PutLeg(long))
@@ -255,7 +255,7 @@ func TestNothingOfALongerLabelIsLeftBehindAShorterOne(t *testing.T) {
 	}
 }
 
-// history is a list of changes that makes each kind of label once.
+// history is a list of changes that produces each kind of label once.
 var history = []func(*Label) error{
 	func(l *Label) error { return l.PutLeg(leg(1, 1, run(0, 1))) },
 	func(l *Label) error { return l.PutLeg(leg(2, 2, run(2, 2))) },
@@ -310,7 +310,7 @@ func TestASecondCutInTheRepairLeavesAGoodLabelToo(t *testing.T) {
 	for range 40 {
 		m := formatted(t)
 		before := mustOpen(t, m).Label()
-		seen := before.Generation // never to be lost again
+		seen := before.Generation // must never be lost again
 		for step, tries := 0, 0; step < len(history) && tries < 100; tries++ {
 			m = m.clone()
 			m.cutAt = random.IntN([]int{2, 20, 50}[random.IntN(3)]) + 1
@@ -419,6 +419,7 @@ func TestALabelThatCanNotBeUsedIsNamedAndNotWritten(t *testing.T) {
 			return m
 		}, errBad, ""},
 		"newer format": {func(m *memory) *memory { newerVersion(m, slotSize); return m }, ErrNewer, "weft drive (newer format)"},
+		"newer entry":  {func(m *memory) *memory { newerEntry(m, slotSize); return m }, ErrNewer, "weft drive (newer format)"},
 		"grown":        {func(m *memory) *memory { m.size += block.GiB; return m }, ErrOtherSize, Name(cluster1, drive1)},
 		"truncated":    {func(m *memory) *memory { m.size -= 512; return m }, ErrOtherSize, Name(cluster1, drive1)},
 		"with a file system": {func(m *memory) *memory {
@@ -462,13 +463,13 @@ func TestALabelThatCanNotBeUsedIsNamedAndNotWritten(t *testing.T) {
 	}
 }
 
-// newerVersion makes the copy in a slot one of version 2, with a good checksum.
+// newerVersion makes the copy in a slot one of the next version, with a good checksum.
 func newerVersion(m *memory, slot block.Size) {
 	b := make([]byte, headerSize)
 	if _, err := m.ReadAt(b, int64(slot)); err != nil {
 		panic(err)
 	}
-	setVersion(b, 2)
+	setVersion(b, formatVersion+1)
 	m.damage(int64(slot), string(b))
 }
 
@@ -637,7 +638,7 @@ func TestALabelReadFromTheCacheIsMadeDurableBeforeItIsBelieved(t *testing.T) {
 	d := mustOpen(t, m)
 	must(t, d.PutLeg(leg(1, 1, run(0, 1))))
 	must(t, d.Admit(volumeID(1), 5))
-	// The writer is killed after its write and before its flush.
+	// The writer is killed between its write and its flush.
 	c := readCopies(m, testSize)
 	next := d.Label()
 	next.Admit(volumeID(1), 6)

@@ -12,9 +12,9 @@ import (
 // FileModel is the model of a drive that is a regular file.
 const FileModel = "file"
 
-// regularFiles describes those of the files that are there. A file has no name
-// but its path, and is written through a page cache or at least through a file
-// system's metadata: what was not flushed does not outlive the machine's power.
+// regularFiles describes those of the files that exist. A file is named only by its path. It is
+// written through a page cache, or at least through a file system's metadata, so unflushed writes
+// do not survive a power loss of the machine.
 func (s sysfs) regularFiles(paths []string) []found {
 	var all []found
 	for _, path := range paths {

@@ -11,14 +11,14 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Format makes m an empty drive: it erases what is there, which forceErase must
-// name exactly as [Signatures] does, joined by ", " (a blank device needs none),
-// writes a label and reads it back. It may be repeated, and finishes a Format
-// that was cut; on a device that already is this drive it does nothing.
+// Format makes m an empty drive: it erases the present content, writes a label and reads it back.
+// forceErase must name that content exactly as [Signatures] does, joined by ", "; a blank device
+// needs none. Format may be repeated, and finishes a Format that was interrupted; on a device that
+// already is this drive it does nothing.
 //
-// An unfinished label is written first, beside what is there, and only then is
-// the rest erased: after a cut either all of what forceErase names is still
-// there, or a label that says that this had been agreed.
+// It first writes an unfinished label beside the present content, and only then erases the rest:
+// after a power cut the device holds either all that forceErase names, or a label which says that
+// erasing it had been agreed.
 func Format(m Medium, cluster block.ClusterID, id block.DriveID, forceErase string) error {
 	if err := format(m, cluster, id, forceErase); err != nil {
 		return fmt.Errorf("format drive %v: %w", id, err)
@@ -36,7 +36,7 @@ func format(m Medium, cluster block.ClusterID, id block.DriveID, forceErase stri
 		return err
 	}
 	if c.err == nil && c.label.sameIdentity(l) && len(c.foreign) == 0 {
-		return m.Flush() // it is this drive; see load for the flush
+		return m.Flush() // it already is this drive; see load for the flush
 	}
 	agreed := errors.Is(c.err, ErrUnfinished) && c.label.Cluster == cluster
 	if !agreed {
@@ -60,7 +60,7 @@ func format(m Medium, cluster block.ClusterID, id block.DriveID, forceErase stri
 	return verify(m, l)
 }
 
-// checkForce says whether what a device carries may be erased.
+// checkForce says why the content of a device may not be erased.
 func checkForce(signatures []string, forceErase string) error {
 	if have := strings.Join(signatures, ", "); have != "" && have != forceErase {
 		return errors.New(carries(have))
@@ -72,8 +72,8 @@ func carries(what string) string {
 	return fmt.Sprintf("it carries %s, which is erased only if forced by exactly that name", what)
 }
 
-// eraseAround writes l, unfinished, into the head's spare slot and then zeroes
-// all else of both ends.
+// eraseAround writes l, unfinished, into the head's spare slot and then zeroes the rest of both
+// ends.
 func eraseAround(m Medium, c *copies, l *Label) error {
 	for _, s := range c {
 		if s.label != nil {

@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// fresh is the record of a leg as it is carved: all in it that can grow is small.
+// fresh is the record of a newly carved leg: everything in it that can grow is small.
 func fresh(n int) *pb.LegLabel {
 	id := func(n int) block.UUID { return block.UUIDFromRandom([16]byte{byte(n >> 16), byte(n >> 8), byte(n), 1}) }
 	return &pb.LegLabel{
@@ -28,7 +28,7 @@ func fresh(n int) *pb.LegLabel {
 	}
 }
 
-// most makes all of a record that can grow as large as it can be.
+// most makes everything in a record that can grow as large as possible.
 func most(r *pb.LegLabel) {
 	v := r.Volume
 	v.InSyncLegs = nil
@@ -39,8 +39,8 @@ func most(r *pb.LegLabel) {
 	r.Revision, r.AdmittedEpoch, r.Zeroed = math.MaxUint64, math.MaxUint64, true
 }
 
-// TestAFullLabelCanStillBeFenced carves legs until the label takes no more. All of
-// their volumes can then become ready and be attached, for ever.
+// TestAFullLabelCanStillBeFenced carves legs until the label accepts no more. All of their volumes
+// can then still become ready and be attached, for ever.
 func TestAFullLabelCanStillBeFenced(t *testing.T) {
 	m := newMemory(30 * block.TiB)
 	must(t, Format(m, cluster1, drive1, ""))
@@ -75,7 +75,7 @@ func TestAFullLabelCanStillBeFenced(t *testing.T) {
 	if n := len(again.Label().Legs); n != carved {
 		t.Errorf("%d legs were carved, the label has %d", carved, n)
 	}
-	// Nor is a leg that grows, or whose volume gets labels, given what is not there.
+	// A leg that grows, or whose volume gets labels, is also refused room that does not exist.
 	for what, change := range map[string]func(*pb.LegLabel){
 		"extents in many pieces": func(r *pb.LegLabel) {
 			for i := range uint32(1000) {
@@ -91,9 +91,8 @@ func TestAFullLabelCanStillBeFenced(t *testing.T) {
 	}
 }
 
-// TestTheReserveIsEnoughForEveryField fills in every field that a record has. One
-// that this test does not know is one that nobody has reserved room for: count it in
-// block.LegRecord, and then here.
+// TestTheReserveIsEnoughForEveryField fills in every field of a record. If this test does not know
+// a field, no room is reserved for it: count it in block.LegRecord, and then here.
 func TestTheReserveIsEnoughForEveryField(t *testing.T) {
 	const legs, runs = block.MaxStripes * block.MaxCopies, 100
 	id := legID(1).String()
@@ -115,7 +114,7 @@ func TestTheReserveIsEnoughForEveryField(t *testing.T) {
 					r.Extents = append(r.Extents, &pb.Extent{Start: math.MaxUint32, Count: math.MaxUint32})
 				}
 			case f.FullName() == "weft.v1.VolumeLabel.in_sync_legs":
-			case f.FullName() == "weft.v1.VolumeLabel.suspect_legs": // a leg is in one of the two, and takes more here
+			case f.FullName() == "weft.v1.VolumeLabel.suspect_legs": // a leg is in one of two lists, and takes more here
 				for range legs {
 					r.Volume.SuspectLegs = append(r.Volume.SuspectLegs, id)
 				}
@@ -135,6 +134,8 @@ func TestTheReserveIsEnoughForEveryField(t *testing.T) {
 				m.Set(f, protoreflect.ValueOfInt64(-1))
 			case f.Kind() == protoreflect.Int32Kind:
 				m.Set(f, protoreflect.ValueOfInt32(-1))
+			case f.Kind() == protoreflect.EnumKind:
+				m.Set(f, protoreflect.ValueOfEnum(-1))
 			case f.Kind() == protoreflect.BoolKind:
 				m.Set(f, protoreflect.ValueOfBool(true))
 			default:
@@ -143,15 +144,15 @@ func TestTheReserveIsEnoughForEveryField(t *testing.T) {
 		}
 	}
 	fill(r.ProtoReflect())
-	r.Volume.Layout = &pb.Layout{Stripes: block.MaxStripes, Copies: block.MaxCopies, ChunkBytes: math.MaxUint64}
-	const prefix = 10 // of each record: its length
+	r.Volume.Layout = &pb.Layout{Stripes: block.MaxStripes, Data: proto.Uint32(block.MaxCopies - 1), Parity: proto.Uint32(1), ChunkBytes: math.MaxUint64}
+	const prefix = 1 + 10 // of each record: its kind and its length
 	if n, room := block.Size(proto.Size(r)+prefix), reserved(r); n > room {
 		t.Errorf("a record can take %d bytes, %d are reserved", n, room)
 	}
 }
 
-// A label from before room was reserved can hold more than it should: what takes no
-// more of it is done as long as it fits.
+// A label from before room was reserved can hold too much: changes that take no more of the reserve
+// succeed as long as they fit.
 func TestALabelThatIsTooFullIsNotRefusedAFence(t *testing.T) {
 	l := &Label{Generation: 1, Cluster: cluster1, Drive: drive1, Size: 30 * block.TiB}
 	for n := range int(block.LabelRoom/reserved(fresh(0))) + 100 {

@@ -11,8 +11,7 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// leave puts text at the beginning of an extent, as data or as what a leg that was
-// deleted has left.
+// leave puts text at the beginning of an extent, as data or as the remains of a deleted leg.
 func leave(m *memory, extent int, text string) { m.damage(extentOffset(extent), text) }
 
 func extentOffset(i int) int64 { return int64(firstExtent) + int64(i)*int64(block.ExtentSize) }
@@ -27,8 +26,7 @@ func text(t *testing.T, m *memory, extent int) string {
 
 const zeroes = "\x00\x00\x00\x00"
 
-// smaller is a leg with data in its only extent, on a drive whose others hold what
-// was left there.
+// smaller is a leg with data in its only extent, on a drive whose other extents hold remains.
 func smaller(t *testing.T) *memory {
 	t.Helper()
 	m := formatted(t)
@@ -42,7 +40,8 @@ func smaller(t *testing.T) *memory {
 	return m
 }
 
-// larger is the record of the same leg with two more extents, one of them before.
+// larger is the record of the same leg with two more extents, one of them before the first on the
+// drive.
 func larger() *pb.LegLabel { return leg(1, 1, run(1, 2), run(0, 1)) }
 
 func TestALegThatGrowsKeepsItsDataAndGetsZeroes(t *testing.T) {
@@ -93,7 +92,7 @@ func TestALegMayGrowFartherWhileItIsZeroed(t *testing.T) {
 	}
 }
 
-// At whatever moment the power goes: data stays, and what the label calls zeroed is.
+// Whenever the power fails, data stays, and what the label calls zeroed is zeroed.
 func TestGrowthThatIsCutAnywhereCanBeRepeated(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(9, 10))
@@ -155,7 +154,7 @@ func TestExtentsAreComparedHoweverTheyAreCut(t *testing.T) {
 		{[]*pb.Extent{run(0, 1)}, []*pb.Extent{run(0, 2)}, false},
 		{[]*pb.Extent{run(1, 2)}, []*pb.Extent{run(0, 1)}, false},
 	} {
-		if got := Extends(c.next, c.old); got != c.want {
+		if got := ImageOf(&pb.LegLabel{Extents: c.next}).Extends(ImageOf(&pb.LegLabel{Extents: c.old})); got != c.want {
 			t.Errorf("Extends(%v, %v) = %v, want %v", c.next, c.old, got, c.want)
 		}
 	}

@@ -15,15 +15,15 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// Inventory finds the block devices of a node that could be given to Weft, and
-// those regular files that it was told to take for such.
+// Inventory finds the block devices of a node that could become drives, and the regular files that
+// it was told to treat as such.
 type Inventory struct {
 	root      string // holds sys, proc and dev
 	files     []string
 	filesOnly bool
 
 	mu   sync.Mutex
-	busy map[string]time.Time // since when a device is being read, or hangs in it
+	busy map[string]time.Time // since when a device is being read, or hangs in a read
 }
 
 // NewInventory looks below root, which is "/" on a real machine, for block
@@ -32,16 +32,16 @@ func NewInventory(root string, files ...string) *Inventory {
 	return &Inventory{root: root, files: files, busy: map[string]time.Time{}}
 }
 
-// NewFileInventory looks at the given files alone.
+// NewFileInventory looks only at the given files.
 func NewFileInventory(root string, files ...string) *Inventory {
 	return &Inventory{root: root, files: files, filesOnly: true, busy: map[string]time.Time{}}
 }
 
-// Scan lists all devices, and the files that exist, sorted by path, with drive_id
-// and cluster_id set on those that carry a good label and that only Weft may be
-// using, and with refused saying why each of the others cannot be added. It reads
-// about 2 MiB of each device, so it is not for every second. A device that does not answer before ctx ends, and is
-// still being read by an earlier scan, is listed as refused.
+// Scan lists all devices, and the files that exist, sorted by path. drive_id and cluster_id are set
+// on those that carry a good label and are used by Weft alone; refused says why each of the others
+// cannot be added. It reads about 2 MiB of each device, so it should not run every second. A device
+// that does not answer before ctx ends, or that an earlier scan is still reading, is listed as
+// refused.
 func (inv *Inventory) Scan(ctx context.Context) ([]*pb.Device, error) {
 	var found []found
 	if !inv.filesOnly {
@@ -61,7 +61,7 @@ func (inv *Inventory) Scan(ctx context.Context) ([]*pb.Device, error) {
 	return devices, nil
 }
 
-// reading is what was found on a device, or why that is not known.
+// reading is the content found on a device, or why it is unknown.
 type reading struct {
 	path string
 	contents
@@ -70,13 +70,13 @@ type reading struct {
 
 var errSilent = errors.New("it does not answer")
 
-// silent is errSilent, with the time since which it is so.
+// silent is errSilent, with the time since which the device has been silent.
 func silent(since time.Time) error {
 	return fmt.Errorf("%w, since %s", errSilent, since.UTC().Format(time.RFC3339))
 }
 
-// readAll looks at all devices, a few at a time. Nothing can end a read that
-// hangs in the kernel: its goroutine stays until the read does, one per device.
+// readAll reads all devices, a few at a time. A read that hangs in the kernel cannot be ended: its
+// goroutine stays as long as the read does, one per device.
 func (inv *Inventory) readAll(ctx context.Context, found []found) map[string]reading {
 	answers := make(chan reading, len(found))
 	slots := make(chan struct{}, 8)
@@ -121,7 +121,7 @@ func (inv *Inventory) read(f found) (r reading) {
 	return r
 }
 
-// begin says since when a device is being read already, if it is.
+// begin claims a device for reading. If a read is already under way, it returns since when.
 func (inv *Inventory) begin(path string) (since time.Time, ok bool) {
 	inv.mu.Lock()
 	defer inv.mu.Unlock()
@@ -138,7 +138,7 @@ func (inv *Inventory) end(path string) {
 	delete(inv.busy, path)
 }
 
-// judge fills in what the contents of a device say, and whether it can be added.
+// judge fills in what the content of a device says, and whether it can be added.
 func judge(f found, r reading) {
 	if r.err == nil {
 		f.Signatures = r.signatures()
@@ -169,7 +169,7 @@ func refusal(f found, r reading) string {
 	case r.err != nil:
 		return r.err.Error()
 	case len(f.Signatures) == 0 || errors.Is(r.contents.err, ErrUnfinished):
-		return "" // an unfinished format may go on: erasing was agreed to
+		return "" // an unfinished format may continue: erasing was agreed
 	}
 	why := carries(strings.Join(f.Signatures, ", "))
 	if r.contents.err != nil && !errors.Is(r.contents.err, ErrNoLabel) {
@@ -178,10 +178,9 @@ func refusal(f found, r reading) string {
 	return why
 }
 
-// CheckAdd says why a device cannot be added, given what the operator has
-// agreed to erase: nil if it is blank, or if forceErase is exactly its
-// signatures joined by ", " and nothing else stands against it. Format looks
-// again at the moment of writing.
+// CheckAdd says why a device cannot be added, given what the operator has agreed to erase. It
+// returns nil if the device is blank, or if forceErase is exactly its signatures joined by ", ",
+// and nothing else prevents it. Format checks again at the moment of writing.
 func CheckAdd(device *pb.Device, forceErase string) error {
 	what := strings.Join(device.GetSignatures(), ", ")
 	switch {

@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// machine is a directory that looks like the root of one.
+// machine is a directory that looks like a machine's root.
 type machine struct {
 	t    *testing.T
 	root string
@@ -26,7 +26,7 @@ type machine struct {
 
 const deviceSize = MinSize + 3*block.ExtentSize
 
-// rootMount is a file system whose device is none of the disks.
+// rootMount is a file system on a device that is none of the disks.
 const rootMount = "27 1 0:30 / / rw shared:1 - btrfs /dev/vda1 rw\n"
 
 func newMachine(t *testing.T) machine {
@@ -58,8 +58,8 @@ func (m machine) link(target, path string) {
 	must(m.t, os.Symlink(target, path))
 }
 
-// disk makes /sys/block/NAME -> /sys/devices/WHERE/block/NAME and its device
-// file; what attributes does not say is that of a blank drive.
+// disk makes /sys/block/NAME -> /sys/devices/WHERE/block/NAME and its device file; attributes
+// default to those of a blank drive.
 func (m machine) disk(name, where string, attributes map[string]string) {
 	m.t.Helper()
 	dir := filepath.Join("sys/devices", where, "block", name)
@@ -261,7 +261,7 @@ func TestADeviceWithContentsIsAddedOnlyByItsName(t *testing.T) {
 	must(t, opened.ZeroLeg(t.Context(), legID(1), nil))
 	must(t, opened.Close())
 
-	// A leg of ours over it is what a drive is there for; any other holder is not.
+	// A leg of ours is a legitimate holder of a drive; any other holder is not.
 	m.disk("dm-0", "virtual", map[string]string{"dm/name": "weft-leg-1"})
 	m.holder("sys/block/sda", "dm-0")
 	d = m.scan()["/dev/sda"]
@@ -300,8 +300,8 @@ func TestOneDeviceThatHangsDoesNotHideTheOthers(t *testing.T) {
 	m.disk("sda", "virtual/a", nil)
 	m.disk("sdb", "virtual/b", nil)
 	inv := NewInventory(m.root)
-	m.holder("sys/block/sda", "dm-0") // a leg of ours
-	inv.begin("/dev/sda")             // an earlier scan is still in its read
+	m.holder("sys/block/sda", "dm-0") // one of our legs
+	inv.begin("/dev/sda")             // an earlier scan is still reading it
 	inv.busy["/dev/sda"] = time.Date(2026, 11, 22, 5, 0, 0, 0, time.UTC)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -316,7 +316,7 @@ func TestOneDeviceThatHangsDoesNotHideTheOthers(t *testing.T) {
 	if devices[0].Unread != "" {
 		t.Errorf("when it answers again it is not read for %q", devices[0].Unread)
 	}
-	// A scan that has no time left reports what it did not get to.
+	// A scan that runs out of time reports the devices that it did not reach.
 	stopped, stop := context.WithCancel(t.Context())
 	stop()
 	if devices, err = inv.Scan(stopped); err != nil || len(devices) != 2 {

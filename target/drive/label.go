@@ -28,18 +28,18 @@ var (
 	ErrFull         = errors.New("no room on the label")
 )
 
-// Label is what a drive says of itself. The records are the contract's own
-// messages, checked on the way in and on the way out.
+// Label is the record that a drive carries. Its parts are the contract's own messages, checked when
+// read and when written.
 type Label struct {
 	Generation uint64 // grows with each write
 	Cluster    block.ClusterID
 	Drive      block.DriveID
 	Size       block.Size     // of the whole device
 	Legs       []*pb.LegLabel // by leg id; no two share an extent
-	// Incarnation grows when it turned out that acknowledged writes may be lost.
+	// Incarnation grows each time acknowledged writes may have been lost.
 	Incarnation uint32
 
-	unfinished bool // what was on the device before may still be there
+	unfinished bool // the previous content of the device may still be there
 }
 
 // Leg is the record of a leg, nil if the drive does not hold it.
@@ -52,11 +52,10 @@ func (l *Label) Leg(id block.LegID) *pb.LegLabel {
 	return nil
 }
 
-// PutLeg adds a leg, or replaces its record. Extents must be free and inside
-// the drive; a leg that is there may get more of them behind those that it has,
-// which are to be zeroed. What was reached stays reached: what is zeroed stays so,
-// the admitted epoch is at least that of the volume's legs on this drive, and a
-// lower revision or an older volume is refused.
+// PutLeg adds a leg, or replaces its record. Extents must be free and inside the drive; an existing
+// leg may get more extents behind its own, which are then to be zeroed. Progress is never undone:
+// zeroed extents stay zeroed, the admitted epoch is at least that of the volume's legs on this
+// drive, and a lower revision or an older volume is refused.
 func (l *Label) PutLeg(record *pb.LegLabel) error {
 	record = proto.CloneOf(record)
 	at := slices.IndexFunc(l.Legs, func(leg *pb.LegLabel) bool { return leg.LegId == record.LegId })
@@ -79,10 +78,10 @@ func (l *Label) PutLeg(record *pb.LegLabel) error {
 	return l.settle()
 }
 
-// checkSuccessor says why next cannot take the place of old.
+// checkSuccessor says why next cannot replace old.
 func checkSuccessor(old, next *pb.LegLabel) error {
 	switch {
-	case !Extends(next.GetExtents(), old.GetExtents()):
+	case !ImageOf(next).Extends(ImageOf(old)):
 		return errors.New("its extents do not begin with those on the label")
 	case old.Volume.GetVolumeId() != next.Volume.GetVolumeId():
 		return fmt.Errorf("it belongs to volume %s", old.Volume.GetVolumeId())
@@ -92,13 +91,6 @@ func checkSuccessor(old, next *pb.LegLabel) error {
 	return checkNotOlder(old.Volume, next.Volume)
 }
 
-// Extends reports whether next begins with the extents of old, in their order,
-// however they are cut into runs.
-func Extends(next, old []*pb.Extent) bool {
-	have, want := Segments(next, block.Size(countExtents(old))*block.ExtentSize), Segments(old, 0)
-	return countExtents(next) >= countExtents(old) && slices.Equal(have, want)
-}
-
 func countExtents(extents []*pb.Extent) (n uint64) {
 	for _, e := range extents {
 		n += uint64(e.GetCount())
@@ -106,11 +98,11 @@ func countExtents(extents []*pb.Extent) (n uint64) {
 	return n
 }
 
-// Zeroed is how much of a leg, from its beginning, has been zeroed or holds its
-// data. What is behind that may be what another leg left there.
+// Zeroed is how much of a leg, from its beginning, has been zeroed or holds its data. The rest may
+// still hold data of another leg.
 func Zeroed(leg *pb.LegLabel) block.Size { return block.Size(zeroedExtents(leg)) * block.ExtentSize }
 
-// Whole reports whether all of a leg is zeroed or holds its data.
+// Whole reports whether a leg is completely zeroed or holds its data.
 func Whole(leg *pb.LegLabel) bool { return zeroedExtents(leg) == countExtents(leg.GetExtents()) }
 
 func zeroedExtents(leg *pb.LegLabel) uint64 {
@@ -123,7 +115,7 @@ func zeroedExtents(leg *pb.LegLabel) uint64 {
 	return countExtents(leg.GetExtents())
 }
 
-// setZeroed notes that the first n extents of a leg are zeroed.
+// setZeroed records that the first n extents of a leg are zeroed.
 func setZeroed(leg *pb.LegLabel, n uint64) {
 	leg.Zeroed, leg.ZeroedExtents = true, uint32(n)
 	if n == countExtents(leg.Extents) {
@@ -131,8 +123,8 @@ func setZeroed(leg *pb.LegLabel, n uint64) {
 	}
 }
 
-// checkNotOlder guards against a manager that came back with an old store: what
-// the drives know better must not be lost.
+// checkNotOlder guards against a manager that was restored from an old store: newer knowledge on
+// the drives must not be lost.
 func checkNotOlder(old, next *pb.VolumeLabel) error {
 	if next.GetEpoch() < old.GetEpoch() || next.GetGeneration() < old.GetGeneration() {
 		return fmt.Errorf("volume %s at epoch %d, generation %d is older than epoch %d, generation %d on the label",
@@ -141,7 +133,7 @@ func checkNotOlder(old, next *pb.VolumeLabel) error {
 	return nil
 }
 
-// RemoveLeg frees the extents of a leg; one that is not there is already free.
+// RemoveLeg frees the extents of a leg; it is not an error if the leg is not there.
 func (l *Label) RemoveLeg(id block.LegID) {
 	l.Legs = slices.DeleteFunc(l.Legs, func(leg *pb.LegLabel) bool { return leg.LegId == id.String() })
 }
@@ -153,8 +145,8 @@ func (l *Label) Admit(volume block.VolumeID, epoch block.Epoch) {
 	}
 }
 
-// SetVolume replaces the definition of a volume in all its legs. One with a
-// lower epoch or generation than the label has is refused.
+// SetVolume replaces the definition of a volume in all its legs. A definition with a lower epoch or
+// generation than the label's is refused.
 func (l *Label) SetVolume(volume *pb.VolumeLabel) error {
 	for leg := range l.legsOf(volume.GetVolumeId()) {
 		if err := checkNotOlder(leg.Volume, volume); err != nil {
@@ -175,13 +167,13 @@ func (l *Label) legsOf(volume string) func(yield func(*pb.LegLabel) bool) {
 	}
 }
 
-// settle brings the legs into the label's order and checks all.
+// settle sorts the legs and checks the label.
 func (l *Label) settle() error {
 	slices.SortFunc(l.Legs, func(a, b *pb.LegLabel) int { return strings.Compare(a.GetLegId(), b.GetLegId()) })
 	return l.check()
 }
 
-// check says what makes l not a label that may stand on a drive.
+// check says why l must not be written to a drive.
 func (l *Label) check() error {
 	extents := Extents(l.Size)
 	switch {
@@ -228,6 +220,9 @@ func checkRecord(leg *pb.LegLabel) error {
 	if _, err := block.ParseVolumeID(leg.GetVolume().GetVolumeId()); err != nil {
 		return fmt.Errorf("its volume: %w", err)
 	}
+	if err := ImageOf(leg).Check(); err != nil {
+		return err
+	}
 	if len(leg.GetExtents()) == 0 {
 		return errors.New("no extents")
 	}
@@ -237,7 +232,15 @@ func checkRecord(leg *pb.LegLabel) error {
 	return nil
 }
 
-// reserved is what the records can come to take, whatever becomes of their volumes.
+// Layout returns a volume's layout from its definition, unchecked.
+func Layout(l *pb.Layout) block.Layout {
+	return block.Layout{
+		Stripes: int(l.GetStripes()), Copies: int(l.GetCopies()), Chunk: block.Size(l.GetChunkBytes()),
+		Data: int(l.GetData()), Parity: int(l.GetParity()),
+	}
+}
+
+// reserved is the room that the records can ever need, whatever happens to their volumes.
 func (l *Label) reserved() (sum block.Size) {
 	for _, leg := range l.Legs {
 		sum += reserved(leg)
@@ -247,7 +250,7 @@ func (l *Label) reserved() (sum block.Size) {
 
 func reserved(leg *pb.LegLabel) block.Size {
 	v := leg.GetVolume()
-	legs := int(v.GetLayout().GetStripes() * v.GetLayout().GetCopies())
+	legs := Layout(v.GetLayout()).Legs()
 	r := block.LegRecord{
 		Legs: max(legs, len(v.GetInSyncLegs())+len(v.GetSuspectLegs())), Runs: len(leg.GetExtents()), Labels: len(v.GetLabels()),
 		Text: len(v.GetName()) + len(v.GetPool()) + len(v.GetSpread()),
@@ -258,8 +261,8 @@ func reserved(leg *pb.LegLabel) block.Size {
 	return r.Size()
 }
 
-// checkRoom refuses to take more room than a label has. What needs no more than was
-// reserved is never refused: above all, no epoch.
+// checkRoom refuses to reserve more room than a label has. A change that stays within what was
+// reserved is never refused; above all, an epoch always fits.
 func (l *Label) checkRoom(last *Label) error {
 	if n := l.reserved(); n > block.LabelRoom && n > last.reserved() {
 		return fmt.Errorf("%w: its %d legs can grow to %s of %s", ErrFull, len(l.Legs), n.Short(), block.LabelRoom.Short())
@@ -286,19 +289,19 @@ func (l *Label) sameIdentity(o *Label) bool {
 	return l.Cluster == o.Cluster && l.Drive == o.Drive && l.Size == o.Size
 }
 
-// The geometry of a drive, fixed by format version 1.
+// The geometry of a drive, fixed since format version 1.
 const (
 	slotSize    = 4 * block.MiB
 	areaSize    = 2 * slotSize // at each end
 	firstExtent = areaSize
-	// labelMax leaves the last MiB of each slot unwritten: at the end of the
-	// device that is where others keep what they know it by (a backup GPT, md,
-	// DRBD, ZFS), so whatever is found there is not ours.
+	// labelMax leaves the last MiB of each slot unwritten. At the end of the device that is where
+	// other programs keep their signatures (a backup GPT, md, DRBD, ZFS), so anything found there
+	// is not ours.
 	labelMax = slotSize - block.MiB
 )
 
-// tailArea is where the second pair of slots begins: 8 MiB before the end,
-// which is rounded down to 1 MiB.
+// tailArea is the offset of the second pair of slots: 8 MiB before the end, which is rounded down
+// to 1 MiB.
 func tailArea(size block.Size) block.Size { return size/block.MiB*block.MiB - areaSize }
 
 // Extents is how many extents a device of size bytes has; 0 if it is too small.
@@ -311,30 +314,3 @@ func Extents(size block.Size) int {
 
 // MinSize is the smallest device that holds an extent between its labels.
 const MinSize = 2*areaSize + block.ExtentSize
-
-// Segment is a run of bytes of a device.
-type Segment struct{ Offset, Length block.Size }
-
-// Segments are the byte ranges of the drive that hold the first size bytes of a
-// leg, in the leg's order, adjacent ones merged; size 0 means all of it.
-func Segments(extents []*pb.Extent, size block.Size) []Segment {
-	left := size
-	if size == 0 {
-		left = math.MaxUint64
-	}
-	var segments []Segment
-	for _, e := range extents {
-		offset := firstExtent + block.Size(e.GetStart())*block.ExtentSize
-		length := min(block.Size(e.GetCount())*block.ExtentSize, left)
-		left -= length
-		n := len(segments)
-		switch {
-		case length == 0:
-		case n > 0 && segments[n-1].Offset+segments[n-1].Length == offset:
-			segments[n-1].Length += length
-		default:
-			segments = append(segments, Segment{offset, length})
-		}
-	}
-	return segments
-}

@@ -21,7 +21,7 @@ func testLabel(legs ...*pb.LegLabel) *Label {
 	return &Label{Generation: 9, Cluster: cluster1, Drive: drive1, Size: testSize, Legs: legs}
 }
 
-// setVersion changes the version of a header and mends its checksum.
+// setVersion changes the version of a header and corrects its checksum.
 func setVersion(header []byte, version uint32) {
 	binary.LittleEndian.PutUint32(header[16:], version)
 	clear(header[20:24])
@@ -51,23 +51,23 @@ func TestDecodeIsTheInverseOfEncode(t *testing.T) {
 	}
 }
 
-// The bytes on existing drives do not change.
+// The bytes on existing drives must not change.
 func TestTheFormatIsWhatItWas(t *testing.T) {
 	l := testLabel(&pb.LegLabel{LegId: legID(1).String(), Extents: []*pb.Extent{run(1, 2)}, Zeroed: true, AdmittedEpoch: 3,
 		Volume: &pb.VolumeLabel{VolumeId: volumeID(1).String(), Labels: map[string]string{"b": "2", "a": "1"}}})
 	b, err := encode(l)
 	must(t, err)
 	want := strings.Join([]string{
-		hex.EncodeToString([]byte("weft drive label")), "01000000", "@header",
+		hex.EncodeToString([]byte("weft drive label")), "02000000", "@header",
 		"0900000000000000",
 		"01010000000000000000000000000000", "02010000000000000000000000000000",
-		"0088004100000000", "0000001000000000", "0000800000000000", "04000000", "00000000", "69000000", "@payload",
+		"0088004100000000", "0000001000000000", "0000800000000000", "04000000", "00000000", "6a000000", "@payload",
 	}, "")
 	want = strings.NewReplacer("@header", hex.EncodeToString(b[20:24]), "@payload", hex.EncodeToString(b[100:104])).Replace(want)
 	if got := hex.EncodeToString(b[:104]); got != want {
 		t.Errorf("header\n got %s\nwant %s", got, want)
 	}
-	const checksums = "8fecb831 9792f92f"
+	const checksums = "b4fa4f2f 6cb2edaf"
 	if got := hex.EncodeToString(b[20:24]) + " " + hex.EncodeToString(b[100:104]); got != checksums {
 		t.Errorf("checksums of header and payload = %s, want %s", got, checksums)
 	}
@@ -95,7 +95,7 @@ func TestEveryFlippedBitIsNoticed(t *testing.T) {
 	}
 }
 
-// parse is what readSlot does, of bytes in memory.
+// parse does what readSlot does, on bytes in memory.
 func parse(b []byte) (*Label, error) {
 	if len(b) < headerSize {
 		return nil, ErrNoLabel
@@ -181,7 +181,7 @@ func TestSegmentsAreTheLegsBytesInItsOrder(t *testing.T) {
 		{[]*pb.Extent{run(5, 2), run(9, 1)}, e, []Segment{{first + 5*e, e}}},
 		{[]*pb.Extent{run(1<<32-2, 1)}, 0, []Segment{{first + (1<<32-2)*e, e}}},
 	} {
-		if diff := cmp.Diff(test.want, Segments(test.extents, test.size)); diff != "" {
+		if diff := cmp.Diff(test.want, ImageOf(&pb.LegLabel{Extents: test.extents}).Segments(test.size)); diff != "" {
 			t.Errorf("Segments(%v, %v) (-want +got):\n%s", test.extents, test.size, diff)
 		}
 	}
@@ -197,7 +197,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Add([]byte(magic))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		// Checksums are mended, so that what is behind them is reached.
+		// Checksums are corrected, so that the code behind them is reached.
 		if len(b) >= headerSize {
 			if n := binary.LittleEndian.Uint32(b[96:]); uint64(n) <= uint64(len(b)-headerSize) {
 				binary.LittleEndian.PutUint32(b[100:], crc(b[headerSize:headerSize+int(n)]))

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// To open a drive takes 2 MiB for its ends, and the tests that cut the power open
-// thousands: with a heap that is small else, most of the time went to its collection.
+// Opening a drive takes 2 MiB of buffers, and the power-cut tests open thousands. With the small
+// heap of a test, most of the time went to garbage collection.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(1000)
 	os.Exit(m.Run())

@@ -14,8 +14,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// memory is a medium with a volatile cache, in sectors of 512 bytes; those that
-// are not there are zeroes. It loses power at the write of sector number cutAt.
+// memory is a medium with a volatile cache, in sectors of 512 bytes; absent sectors read as zeroes.
+// It loses power at the write of sector number cutAt.
 type memory struct {
 	size    block.Size
 	durable map[int64][]byte
@@ -101,7 +101,7 @@ func (m *memory) Flush() error {
 	return nil
 }
 
-// Zero writes only the sectors that are not zero: the others make no new states.
+// Zero writes only the sectors that are not zero: the others would make no new state.
 func (m *memory) Zero(ctx context.Context, offset, length block.Size, progress func(block.Size)) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -123,16 +123,16 @@ func (m *memory) Zero(ctx context.Context, offset, length block.Size, progress f
 	return m.Flush()
 }
 
-// clone is a copy with power on and nothing in the cache that is not durable.
+// clone is a copy with the power on and no undurable writes in the cache.
 func (m *memory) clone() *memory {
 	c := newMemory(m.size)
 	c.durable, c.cache = maps.Clone(m.durable), maps.Clone(m.durable)
 	return c
 }
 
-// afterCut yields media that may be found after the power was lost: of what was
-// written since the last flush, all, none, all but one sector, only one, some at
-// random, and all with the last sector torn in three ways.
+// afterCut yields the media that may be found after a power loss: of the writes since the last
+// flush, all, none, all but one sector, only one, some at random, and all with the last sector torn
+// in three ways.
 func (m *memory) afterCut(random *rand.Rand) []*memory {
 	pick := func(keep func(i int) bool) *memory {
 		c := m.clone()

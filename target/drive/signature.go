@@ -14,11 +14,10 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Signatures names what a device of size bytes carries: empty for a blank one.
-// Names are those of blkid, with a file system's own label in quotes; a label of
-// ours is "weft drive <id> of cluster <id>". What nobody knows is "data": anything
-// but zeroes in the first or last MiB; or "data at 3GiB", where it was found
-// between those.
+// Signatures names what a device of size bytes carries: empty for a blank one. Names are those of
+// blkid, with a file system's own label in quotes; one of our labels is "weft drive <id> of cluster
+// <id>". Unknown content is "data" if it is in the first or last MiB, or "data at 3GiB" if it was
+// found between them.
 func Signatures(r io.ReaderAt, size block.Size) ([]string, error) {
 	c, err := examine(r, size)
 	if err != nil {
@@ -33,8 +32,8 @@ type contents struct {
 	label   *Label   // the newest good one
 	err     error    // why there is no label, or why it cannot be used
 	foreign []string // signatures of others, without "data"
-	data    bool     // something that is not ours is at one of the ends
-	inside  int64    // where something is between the ends of what is blank otherwise; 0: nowhere
+	data    bool     // one of the ends holds something that is not ours
+	inside  int64    // offset of data between the ends of a device that looks blank otherwise; 0: none
 }
 
 func examine(r io.ReaderAt, size block.Size) (contents, error) {
@@ -47,13 +46,13 @@ func examine(r io.ReaderAt, size block.Size) (contents, error) {
 	}
 	e, err := readEnds(r, int64(size))
 	if err != nil && c.err == nil {
-		return c, nil // a drive of ours with a bad sector in a spare copy
+		return c, nil // one of our drives, with a bad sector in a spare copy
 	}
 	if err != nil {
 		return c, err
 	}
-	// A payload of ours may look like anything. The first slot begins the head;
-	// in the last MiB of the device we write nothing (labelMax).
+	// A payload of ours may look like anything. The first slot begins at the start of the device;
+	// we write nothing into the last MiB of the device (labelMax).
 	switch first := &c.copies[0]; {
 	case first.label != nil:
 		clear(e.head[:min(first.length(), len(e.head))])
@@ -91,7 +90,7 @@ func (c contents) signatures() []string {
 	return names
 }
 
-// name is how the label is told to people, who have to say it to erase the drive.
+// name is the label's name for operators, who have to repeat it to erase the drive.
 func (l *Label) name() string { return Name(l.Cluster, l.Drive) }
 
 // Name is the signature of a cluster's drive.
@@ -99,8 +98,7 @@ func Name(cluster block.ClusterID, id block.DriveID) string {
 	return fmt.Sprintf("weft drive %v of cluster %v", id, cluster)
 }
 
-// window is how much of each end is looked at. All signatures that are known
-// here lie within it.
+// window is how much of each end is read. All signatures known here lie within it.
 const window = int64(block.MiB)
 
 // ends are the first and the last MiB of a device.
@@ -121,8 +119,8 @@ func readEnds(r io.ReaderAt, size int64) (ends, error) {
 	return e, nil
 }
 
-// at is n bytes from offset, counted from the end if negative; n zeroes if they
-// lie outside what was read.
+// at returns n bytes from offset, counted from the end if negative; n zeroes if they lie outside
+// what was read.
 func (e ends) at(offset int64, n int) []byte {
 	if offset < 0 {
 		offset += e.size
@@ -143,15 +141,15 @@ func (e ends) has(offset int64, text string) bool {
 
 func (e ends) le32(offset int64) uint32 { return binary.LittleEndian.Uint32(e.at(offset, 4)) }
 
-// text is a label field, up to the first NUL, without the blanks around it.
+// text returns a label field, up to the first NUL, with surrounding blanks removed.
 func (e ends) text(offset int64, n int) string {
 	b, _, _ := bytes.Cut(e.at(offset, n), []byte{0})
 	return strings.TrimSpace(string(b))
 }
 
-// fixed are the signatures that are a few bytes at a known place: offset of the
-// magic from the beginning or, if negative, from the end, and where the user's
-// own label is, if there is one. Offsets are those of the named on-disk structs.
+// fixed are the signatures that are a few bytes at a known place: the offset of the magic from the
+// beginning or, if negative, from the end, and the place of the user's own label, if there is one.
+// Offsets are those of the named on-disk structs.
 var fixed = []struct {
 	name    string
 	magic   string
@@ -197,7 +195,7 @@ const (
 	mdMagic       = 0xa92b4efc
 )
 
-// signatures names all that is found, each name once.
+// signatures names everything found, each name once.
 func (e ends) signatures() []string {
 	var found []string
 	add := func(name, label string) {
@@ -218,7 +216,7 @@ func (e ends) signatures() []string {
 	add(e.ext())
 	add(e.md())
 	add(e.zfs(), "")
-	// A boot sector of FAT or NTFS ends like an MBR, and has code where its table would be.
+	// A boot sector of FAT or NTFS ends like an MBR, and has code in place of the table.
 	if !slices.ContainsFunc(found, func(s string) bool {
 		return s == "gpt" || s == "ntfs" || s == "exfat" || strings.HasPrefix(s, "vfat")
 	}) {
@@ -228,9 +226,8 @@ func (e ends) signatures() []string {
 	return found
 }
 
-// ext tells ext2, 3 and 4 apart as the kernel does: by features that the older
-// one does not know (ext4_super_block at 1024: s_magic 56, features 92 to 103,
-// s_volume_name 120).
+// ext tells ext2, 3 and 4 apart as the kernel does: by features that the older one does not know
+// (ext4_super_block at 1024: s_magic 56, features 92 to 103, s_volume_name 120).
 func (e ends) ext() (name, label string) {
 	const sb = 1024
 	if !e.has(sb+56, "\x53\xef") {

@@ -35,7 +35,7 @@ func TestEachSignatureIsRecognised(t *testing.T) {
 		{"data", []put{{mib - 1, "x"}}},
 		{"data", []put{{-mib, "x"}}},
 		{"data", []put{{-1, "x"}}},
-		{"", []put{{mib, "x"}}}, // nobody looks there
+		{"", []put{{mib, "x"}}}, // this place is not read
 		{"ext2", []put{{1080, "\x53\xef"}}},
 		{`ext2 "my disk"`, []put{{1080, "\x53\xef"}, {1024 + 120, "my disk"}, {1024 + 96, "\x02"}, {1024 + 100, "\x03"}}},
 		{"ext3", []put{{1080, "\x53\xef"}, {1024 + 92, "\x04"}}},
@@ -116,8 +116,8 @@ func TestSignaturesOfSmallAndOddDevicesDoNotReachBeyondThem(t *testing.T) {
 	}
 }
 
-// What the tools of this machine make is recognised, and after it was forced
-// nothing of it is left, in blkid's eyes too.
+// The output of this machine's tools is recognized; after a forced format nothing of it is left,
+// for blkid either.
 func TestWhatToolsMakeIsRecognised(t *testing.T) {
 	for _, test := range []struct {
 		want string

@@ -17,12 +17,12 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// found is a block device as /sys and /proc describe it, before it is read.
+// found is a block device as /sys and /proc describe it, before its content is read.
 type found struct {
 	*pb.Device
-	heldByOthers bool     // in use by something that is not Weft's
+	heldByOthers bool     // in use by something other than Weft
 	partitions   []string // of a whole disk
-	diskInUse    string   // what uses the disk that a partition is of
+	diskInUse    string   // the user of the disk that this partition is on
 	zoned        bool
 }
 
@@ -33,8 +33,8 @@ func (s sysfs) path(elements ...string) string {
 	return filepath.Join(append([]string{string(s)}, elements...)...)
 }
 
-// text is the content of a small file, without blanks around it; empty if the
-// file cannot be read: attributes differ between drivers and kernels.
+// text returns the content of a small file, without surrounding blanks; empty if the file cannot be
+// read: attributes differ between drivers and kernels.
 func (s sysfs) text(elements ...string) string {
 	b, err := os.ReadFile(s.path(elements...))
 	if err != nil {
@@ -56,7 +56,7 @@ func (s sysfs) names(elements ...string) []string {
 	return names
 }
 
-// devices are all that could be given to Weft, or are refused.
+// devices lists all devices that could become drives, or are refused.
 func (s sysfs) devices() ([]found, error) {
 	entries, err := os.ReadDir(s.path("sys/block"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // no block layer: no devices
@@ -79,12 +79,11 @@ func (s sysfs) devices() ([]found, error) {
 	return all, nil
 }
 
-// skip reports whether a disk is none of ours to list: without a medium, in RAM,
-// optical, a client of somebody's network, a path or head of NVMe over fabrics
-// (a remote leg, never a drive), a device-mapper device that Weft made, a loop
-// device over what is not of this machine, or one that lies on such a disk. These
-// must not even be opened: a volume of Weft that waits for this target would make
-// the target wait for the volume, in a sleep that no signal ends.
+// skip reports whether a disk should not even be listed: without a medium, in RAM, optical, a
+// network block device, a path or head of NVMe over fabrics (a remote leg, never a drive), a
+// device-mapper device that Weft made, a loop device over a file elsewhere, or a disk on top of one
+// of these. They must not even be opened. If a Weft volume waited for this target, the target would
+// wait for the volume, in a sleep that no signal ends.
 func (s sysfs) skip(name string, mounts []mountPoint) bool {
 	for _, driver := range []string{"ram", "zram", "sr", "fd", "nbd", "ublkb", "rbd", "mtdblock"} {
 		if rest, ok := strings.CutPrefix(name, driver); ok && strings.Trim(rest, "0123456789") == "" {
@@ -96,11 +95,11 @@ func (s sysfs) skip(name string, mounts []mountPoint) bool {
 		return true
 	}
 	return slices.ContainsFunc(s.below(name, mounts), func(disk string) bool { return s.skip(disk, mounts) }) ||
-		s.isLoopElsewhere(name, mounts) // looks at a file
+		s.isLoopElsewhere(name, mounts) // reads the attributes of a file
 }
 
-// Sequence is a number that the kernel gives to a disk whenever one comes, also in the
-// place of another one (Linux 5.15); empty if there is none.
+// Sequence is a number that the kernel gives to each disk that appears, also when it replaces
+// another one (Linux 5.15); empty if the kernel has none.
 func Sequence(root string, n block.DeviceNumber) string {
 	s, dir := sysfs(root), fmt.Sprintf("sys/dev/block/%v", n)
 	if seq := s.text(dir, "diskseq"); seq != "" {
@@ -117,9 +116,9 @@ func (s sysfs) size(dir string) block.Size {
 	return block.Size(sectors) * block.SectorSize
 }
 
-// isFabrics looks at the controllers of an NVMe namespace: device is the
-// controller, or with native multipath the subsystem, which links to them. A
-// head whose controllers are all gone is what a lost remote leg leaves behind.
+// isFabrics looks at the controllers of an NVMe namespace: device is the controller, or with native
+// multipath the subsystem, which links to them. A head without any controller is the remains of a
+// lost remote leg.
 func (s sysfs) isFabrics(name string) bool {
 	if !strings.HasPrefix(name, "nvme") {
 		return false
@@ -141,13 +140,13 @@ func (s sysfs) controllers(name, attribute string) []string {
 	return values
 }
 
-// isController accepts nvme0, not nvme0n1.
+// isController accepts nvme0 but not nvme0n1.
 func isController(name string) bool {
 	number, ok := strings.CutPrefix(name, "nvme")
 	return ok && number != "" && strings.Trim(number, "0123456789") == ""
 }
 
-// isOurs recognises the device-mapper devices of Weft.
+// isOurs recognizes the device-mapper devices of Weft.
 func (s sysfs) isOurs(name string) bool {
 	return strings.HasPrefix(s.text("sys/block", name, "dm/name"), "weft-") ||
 		strings.HasPrefix(s.text("sys/block", name, "dm/uuid"), "weft-")
@@ -188,7 +187,7 @@ func (s sysfs) describe(name, dir string, used uses) found {
 	path := "/dev/" + strings.ReplaceAll(name, "!", "/") // cciss!c0d0
 	f := found{Device: &pb.Device{
 		Path: path, SizeBytes: uint64(s.size(dir)), NumaNode: s.numaNode(name, dir),
-		Rotational: s.text(dir, "queue/rotational") == "1", VolatileCache: s.text(dir, "queue/write_cache") != "write through", // not known counts as volatile
+		Rotational: s.text(dir, "queue/rotational") == "1", VolatileCache: s.text(dir, "queue/write_cache") != "write through", // volatile if unknown
 		ReadOnly: s.text(dir, "ro") == "1",
 	}}
 	if n, err := strconv.ParseUint(s.text(dir, "queue/logical_block_size"), 10, 32); err == nil {
@@ -243,7 +242,7 @@ func (s sysfs) scsiSerial(dir string) string {
 	return strings.Trim(string(b[4:4+n]), " \x00")
 }
 
-// numaNode looks at the device and what it is plugged into; -1 if none says.
+// numaNode looks at the device and its parents; -1 if none says.
 func (s sysfs) numaNode(name, dir string) int32 {
 	for _, text := range s.controllers(name, "numa_node") {
 		if n, err := strconv.ParseInt(text, 10, 32); err == nil {
@@ -263,7 +262,7 @@ func (s sysfs) numaNode(name, dir string) int32 {
 	return -1
 }
 
-// uses are what /proc knows of the use of devices, by "major:minor" or by path.
+// uses lists the users of devices that /proc reports, by "major:minor" or by path.
 type uses map[string][]string
 
 func (s sysfs) uses(mounts []mountPoint) (uses, error) {
@@ -287,7 +286,7 @@ func (s sysfs) uses(mounts []mountPoint) (uses, error) {
 	return s.withTargets(u), nil
 }
 
-// withTargets adds the paths that symbolic links such as /dev/mapper/x lead to.
+// withTargets adds the paths to which symbolic links such as /dev/mapper/x lead.
 func (s sysfs) withTargets(u uses) uses {
 	out := maps.Clone(u)
 	for path, by := range u {
@@ -305,9 +304,8 @@ func (s sysfs) withTargets(u uses) uses {
 	return out
 }
 
-// mountPoint is a line of /proc/self/mountinfo (proc(5)): field 3, field 5, and two
-// behind " - ". The source counts for a device too: btrfs and others have numbers
-// of their own.
+// mountPoint is a line of /proc/self/mountinfo (proc(5)): field 3, field 5, and two after " - ".
+// The source counts as a device too, since btrfs and others have device numbers of their own.
 type mountPoint struct {
 	device, point  string
 	fsType, source string

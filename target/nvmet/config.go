@@ -2,34 +2,31 @@
 
 // Package nvmet drives the Linux kernel's NVMe-oF target through configfs.
 //
-// What is exported is a plain value, [Config]. [Tree.Read] says what is, the
-// caller says what is wanted, [Diff] answers with the steps between the two, and
-// [Tree.Do] does one of them:
+// The exports are a plain value, [Config]. [Tree.Read] returns the actual one, the caller supplies
+// the wanted one, [Diff] computes the steps between the two, and [Tree.Do] carries out one step:
 //
 //	got, _ := tree.Read(ctx)
 //	for _, step := range nvmet.Diff(got, want) {
 //		err := tree.Do(ctx, step)
 //	}
 //
-// Each step is one file operation, and each may be the last one before a crash:
-// a new Read and Diff go on from wherever things stopped. Some changes take more
-// than one round, because a step is only offered when what it rests on has been
-// seen to be there (or to be gone). No step is left: the tree is as wanted.
+// Each step is one file operation, and the process may crash after any of them: a new Read and Diff
+// continue from there. Some changes take more than one round, because Diff offers a step only once
+// its precondition has been observed. When no step is left, the tree is as wanted.
 //
-// Diff unlinks before it drains (measured on 5.15 to 7.2): removing an
-// allowed_hosts link disconnects nobody, unlinking a subsystem from its ports
-// kills its connections without waiting for their I/O, and only enable=0 waits;
-// done first, it would wait for a host that will never answer. When a
-// subsystem's directory is gone, nothing that came through it can still write.
+// Diff unlinks before it drains (measured on 5.15 to 7.2): removing an allowed_hosts link
+// disconnects nobody, unlinking a subsystem from its ports kills its connections without waiting
+// for their I/O, and only enable=0 waits. If enable=0 came first, it could wait for a host that
+// never answers. Once a subsystem's directory is gone, no I/O that came through it can still write.
 //
-// nvmet accepts much that cannot work: names that it truncates, namespace ids
-// that mean the same, one device exported twice. [Config.Check] and [Conflicts]
-// refuse these. What Weft did not make is never changed: subsystems whose name
-// is not one of ours, and ports outside of [FirstPortID] to [LastPortID]. A foreign port that listens
-// on a portal of ours is not used; it is a conflict, and is reported.
+// nvmet accepts much that cannot work: names that it truncates, namespace ids that mean the same,
+// one device exported twice. [Config.Check] and [Conflicts] refuse these. Objects that Weft did not
+// make are never changed: subsystems whose name is not one of ours, and ports outside [FirstPortID]
+// to [LastPortID]. A foreign port that listens on one of our portals is not used; it is reported as
+// a conflict.
 //
-// The package loads no modules, mounts nothing, and starts a goroutine only for
-// the time of one system call, since many of them can block for tens of seconds.
+// The package loads no modules, mounts nothing, and starts a goroutine only for the time of one
+// system call, since many of them can block for tens of seconds.
 package nvmet
 
 import (
@@ -41,23 +38,22 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Model is what subsystems of ours say in attr_model.
+// Model is the attr_model of our subsystems.
 const Model = "Weft"
 
-// The range of cntlid that nvmet has by default.
+// nvmet's default range of cntlid.
 const (
 	DefaultCntlidMin = 1
 	DefaultCntlidMax = 65519
 )
 
-// The range of port ids that Weft uses: a port has no name, so its number says
-// whose it is.
+// The range of port ids that Weft uses: a port has no name, so its number tells its owner.
 const (
 	FirstPortID uint16 = 0x5700
 	LastPortID  uint16 = 0x57ff
 )
 
-// Config is everything that nvmet exports, or is to export.
+// Config is everything that nvmet exports, or should export.
 type Config struct {
 	Subsystems []Subsystem
 	Ports      []Port
@@ -88,19 +84,19 @@ type Namespace struct {
 
 // Port is ports/<id>.
 type Port struct {
-	ID         uint16 // in a wanted Config 0: any
+	ID         uint16 // 0 in a wanted Config: any
 	Portal     block.Portal
 	Subsystems []Link // subsystems/*, to subsystems
 }
 
-// Link is a symlink to a subsystem or a host. Ours are named as what they point
-// to; others may be named anyhow.
+// Link is a symlink to a subsystem or a host. Our links are named after their targets; foreign ones
+// may have any name.
 type Link struct {
 	Name string
 	To   block.NQN
 }
 
-// LinkTo is a link as Weft makes them.
+// LinkTo is a link as Weft names it.
 func LinkTo(n block.NQN) Link { return Link{Name: string(n), To: n} }
 
 // Ours reports whether p was made by Weft.
@@ -115,9 +111,9 @@ func (c Config) Subsystem(n block.NQN) (Subsystem, bool) {
 	return c.Subsystems[i], true
 }
 
-// Shares reports whether two subsystems may export one device: they are of one
-// epoch of one volume, for different hosts. The manager lets several hosts have a
-// volume only when that is right.
+// Shares reports whether two subsystems may export one device: they belong to the same epoch of the
+// same volume, for different hosts. The manager shares a volume between hosts only when that is
+// right.
 func Shares(a, b block.NQN) bool {
 	volume, epoch, host, _, err := block.ParseSubsystemNQN(a)
 	if err != nil {
@@ -136,7 +132,7 @@ func (p Port) links(n block.NQN) bool {
 	return slices.ContainsFunc(p.Subsystems, func(l Link) bool { return l.To == n })
 }
 
-// Check says what is wrong with a wanted Config that nvmet itself would accept.
+// Check says what is wrong with a wanted Config, including what nvmet itself would accept.
 func (c Config) Check() error {
 	seen := map[block.NQN]bool{}
 	devices := map[string]block.NQN{}
@@ -174,6 +170,13 @@ func (s Subsystem) check() error {
 	case s.AllowAnyHost:
 		return fmt.Errorf("allow_any_host: must be off")
 	}
+	if err := s.checkHosts(); err != nil {
+		return err
+	}
+	return s.checkNamespaces()
+}
+
+func (s Subsystem) checkHosts() error {
 	for _, h := range s.AllowedHosts {
 		if _, err := block.ParseNQN(string(h.To)); err != nil {
 			return fmt.Errorf("host: %w", err)
@@ -182,7 +185,7 @@ func (s Subsystem) check() error {
 			return fmt.Errorf("host %s: link named %q", h.To, h.Name)
 		}
 	}
-	return s.checkNamespaces()
+	return nil
 }
 
 func (s Subsystem) checkNamespaces() error {
@@ -228,7 +231,7 @@ func (c Config) checkPorts(known map[block.NQN]bool) error {
 	return nil
 }
 
-// listens is the part of a portal that the kernel knows.
+// listens returns the part of a portal that the kernel knows.
 func listens(p block.Portal) block.Portal {
 	p.Rail = ""
 	return p
@@ -238,7 +241,7 @@ func printable(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r > 0x7e })
 }
 
-// sorted puts a Config into the order in which Read gives it.
+// sorted puts a Config into Read's order.
 func (c Config) sorted() Config {
 	byLink := func(a, b Link) int { return cmp.Compare(a.Name, b.Name) }
 	out := Config{Subsystems: slices.Clone(c.Subsystems), Ports: slices.Clone(c.Ports), Hosts: slices.Sorted(slices.Values(c.Hosts))}
@@ -257,7 +260,7 @@ func (c Config) sorted() Config {
 	return out
 }
 
-// devices tells, for each exported device, which subsystems export it.
+// devices returns, for each exported device, the subsystems that export it.
 func (c Config) devices() map[string][]block.NQN {
 	out := map[string][]block.NQN{}
 	for _, s := range c.Subsystems {
@@ -270,7 +273,7 @@ func (c Config) devices() map[string][]block.NQN {
 	return out
 }
 
-// hostsInUse is every host that an allowed_hosts link points to.
+// hostsInUse returns every host that an allowed_hosts link points to.
 func (c Config) hostsInUse() map[block.NQN]bool {
 	out := map[block.NQN]bool{}
 	for _, s := range c.Subsystems {

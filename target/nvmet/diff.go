@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Op is what a step does to a file.
+// Op is the kind of a file operation.
 type Op string
 
 // The operations that configfs knows.
@@ -28,10 +28,10 @@ const (
 type Step struct {
 	Op   Op
 	Path string // relative to the root
-	Arg  string // Write: the value; Symlink: what it points to, relative to the root
+	Arg  string // Write: the value; Symlink: the link's target, relative to the root
 
-	Object string // what the step is part of: its later steps rest on it
-	Needs  string // another object that must be complete before
+	Object string // the object that the step is part of: its later steps depend on this one
+	Needs  string // another object that must be complete first
 }
 
 func (s Step) String() string {
@@ -44,14 +44,13 @@ func (s Step) String() string {
 	return fmt.Sprintf("%s %s", s.Op, s.Path)
 }
 
-// Conflict is a wish that is not fulfilled because of something that is not ours.
+// Conflict is a wanted part that cannot be made because of a foreign object.
 type Conflict struct {
 	Object string
 	Cause  string
 }
 
-// Conflicts tells which parts of want Diff leaves out for as long as what others
-// made stands in the way.
+// Conflicts returns the parts of want that Diff leaves out as long as foreign objects prevent them.
 func Conflicts(got, want Config) []Conflict {
 	var out []Conflict
 	for _, p := range want.Ports {
@@ -72,9 +71,9 @@ func Conflicts(got, want Config) []Conflict {
 	return out
 }
 
-// Diff is the way from got to want, as far as it can be seen from got: a step
-// that must wait for another one's effect appears in a later Diff. It touches
-// nothing that is not ours. want must pass Check.
+// Diff returns the steps from got to want, as far as they can be known from got: a step that must
+// wait for another one's effect appears in a later Diff. It touches no foreign object. want must
+// pass Check.
 func Diff(got, want Config) []Step {
 	d := differ{got: got.sorted(), want: want.sorted()}
 	d.removeSubsystems()
@@ -93,7 +92,7 @@ type differ struct {
 	steps     []Step
 	taken     []uint16                // port ids given out in this Diff
 	deferred  map[block.NQN]bool      // wanted subsystems that are not complete after these steps
-	hosts     map[block.NQN]hostState // what these steps do to hosts
+	hosts     map[block.NQN]hostState // what these steps do to host directories
 }
 
 type hostState int
@@ -119,7 +118,7 @@ func (d *differ) removeSubsystems() {
 		d.deferred[have.NQN] = true
 		doomed = append(doomed, have)
 	}
-	// All are cut off before the first is drained: a drain can take its time.
+	// All are cut off before the first is drained, since a drain can take its time.
 	for _, s := range doomed {
 		d.cutOff(s)
 	}
@@ -128,10 +127,10 @@ func (d *differ) removeSubsystems() {
 	}
 }
 
-// mustBeRemade reports whether s differs from want in what cannot be changed
-// while a host may know of it. An attribute is only ever written right after the
-// mkdir: nvmet refuses it once the subsystem has been discovered (EINVAL). A host
-// that is allowed and should not be may have controllers, which only the removal ends.
+// mustBeRemade reports whether s differs from want in a way that cannot be changed while hosts may
+// know of s. Attributes are only written right after the mkdir: nvmet refuses them once the
+// subsystem has been discovered (EINVAL). A host that is wrongly allowed may have controllers,
+// which only removing the subsystem ends.
 func (s Subsystem) mustBeRemade(want Subsystem) bool {
 	if s.Serial != want.Serial || s.Model != want.Model || s.AllowAnyHost ||
 		s.CntlidMin != want.CntlidMin || s.CntlidMax != want.CntlidMax {
@@ -140,14 +139,14 @@ func (s Subsystem) mustBeRemade(want Subsystem) bool {
 	return slices.ContainsFunc(s.AllowedHosts, func(l Link) bool { return !slices.Contains(want.AllowedHosts, l) })
 }
 
-// cutOff ends all ways into a subsystem: first no host may come back, then those
-// who are there are thrown out.
+// cutOff closes all ways into a subsystem: first no host may come back, then the connected ones are
+// disconnected.
 func (d *differ) cutOff(s Subsystem) {
 	object := subsystemPath(s.NQN)
 	for _, l := range s.AllowedHosts {
 		d.add(object, Unlink, path.Join(object, "allowed_hosts", l.Name), "")
 	}
-	for _, p := range d.got.Ports { // foreign ports too: this is our subsystem
+	for _, p := range d.got.Ports { // foreign ports too: the subsystem is ours
 		for _, l := range p.Subsystems {
 			if l.To == s.NQN {
 				d.add(object, Unlink, path.Join(portPath(p.ID), "subsystems", l.Name), "")
@@ -156,8 +155,8 @@ func (d *differ) cutOff(s Subsystem) {
 	}
 }
 
-// drain waits for all that came through s and takes it away. The directory goes
-// last: while it stands, it says that the work is not done.
+// drain waits for all I/O that came through s, then removes s. The directory goes last: as long as
+// it exists, the work is not done.
 func (d *differ) drain(s Subsystem) {
 	object := subsystemPath(s.NQN)
 	for _, ns := range s.Namespaces {
@@ -177,9 +176,9 @@ func (d *differ) drain(s Subsystem) {
 	d.add(object, Rmdir, object, "")
 }
 
-// leftOver reports whether the host h was there for the doomed subsystem s, and
-// nothing uses it any more. Without its link (we were cut short) h is known by the
-// host's short form in the name of s: hosts that others made are not guessed at.
+// leftOver reports whether the host h was made for the doomed subsystem s and is no longer used. If
+// its link is already gone (after an interruption), h is recognized by its short form in the name
+// of s; foreign hosts are left alone.
 func (d *differ) leftOver(h block.NQN, s Subsystem) bool {
 	linked := slices.ContainsFunc(s.AllowedHosts, func(l Link) bool { return l.To == h })
 	_, _, short, _, err := block.ParseSubsystemNQN(s.NQN)
@@ -191,7 +190,7 @@ func (d *differ) leftOver(h block.NQN, s Subsystem) bool {
 		if other.allows(h) && !d.deferred[other.NQN] {
 			return false
 		}
-		// The last of several doomed ones takes the host along.
+		// The last of several doomed subsystems removes the host.
 		if other.allows(h) && other.NQN > s.NQN {
 			return false
 		}
@@ -203,8 +202,8 @@ func (s Subsystem) allows(h block.NQN) bool {
 	return slices.ContainsFunc(s.AllowedHosts, func(l Link) bool { return l.To == h })
 }
 
-// removePorts takes away ports and links of ours that are not wanted. A port to
-// which others have linked theirs is left to them.
+// removePorts removes our ports and links that are not wanted. A port to which others have linked
+// their subsystems is left to them.
 func (d *differ) removePorts() {
 	for _, have := range d.got.Ports {
 		if !have.Ours() {
@@ -219,7 +218,7 @@ func (d *differ) removePorts() {
 				continue
 			}
 			if d.deferred[l.To] || wanted && want.links(l.To) {
-				continue // removed already, or to stay
+				continue // removed already, or wanted
 			}
 			d.add(object, Unlink, path.Join(object, "subsystems", l.Name), "")
 		}
@@ -229,7 +228,8 @@ func (d *differ) removePorts() {
 	}
 }
 
-// wantedAt finds the wanted port that have is; of several, the first one stands for it.
+// wantedAt finds the wanted port at the place of have; if several of ours are there, only the first
+// one counts.
 func (d *differ) wantedAt(have Port) (Port, bool) {
 	for _, want := range d.want.Ports {
 		if p, ok := d.portFor(want); ok && p.ID == have.ID {
@@ -250,13 +250,13 @@ func (d *differ) portFor(want Port) (Port, bool) {
 
 func (d *differ) subsystem(want Subsystem) {
 	if d.deferred[want.NQN] {
-		return // its old self is being removed
+		return // its predecessor is being removed
 	}
 	object := subsystemPath(want.NQN)
 	have, ok := d.got.Subsystem(want.NQN)
 	if !ok {
-		// The subsystem comes before its host, so that a host's directory never
-		// stands without something that says whose it is.
+		// The subsystem comes before its host, so that a host's directory never exists without
+		// something that tells its owner.
 		d.add(object, Mkdir, object, "")
 		d.add(object, Write, path.Join(object, "attr_serial"), want.Serial)
 		d.add(object, Write, path.Join(object, "attr_model"), want.Model)
@@ -277,13 +277,13 @@ func (d *differ) subsystem(want Subsystem) {
 	}
 }
 
-// cntlid writes the range in an order that keeps min below max at each step.
+// cntlid writes the range in an order that keeps min below max at every step.
 func (d *differ) cntlid(object string, want Subsystem) {
 	d.add(object, Write, path.Join(object, "attr_cntlid_max"), strconv.Itoa(int(want.CntlidMax)))
 	d.add(object, Write, path.Join(object, "attr_cntlid_min"), strconv.Itoa(int(want.CntlidMin)))
 }
 
-// same reports whether a and b have one identity; a may still be disabled.
+// same reports whether a and b have the same identity; a may still be disabled.
 func (a Namespace) same(b Namespace) bool {
 	a.Enabled = b.Enabled
 	return a == b
@@ -318,9 +318,8 @@ func (d *differ) namespace(have Subsystem, n block.NQN, want Namespace) {
 	d.add(object, Write, path.Join(dir, "enable"), "1")
 }
 
-// inUse reports whether the number or the device of want is in use, if only
-// until this Diff's steps are done: nvmet would export one device twice, also where
-// none of the hosts shares it.
+// inUse reports whether the number or the device of want is in use, even if only until this Diff's
+// steps are done: otherwise nvmet would export one device twice, even with no host in common.
 func (d *differ) inUse(have Subsystem, of block.NQN, want Namespace) bool {
 	if slices.ContainsFunc(have.Namespaces, func(ns Namespace) bool { return ns.NSID == want.NSID }) {
 		return true
@@ -356,8 +355,8 @@ func (d *differ) port(want Port) {
 		have = Port{ID: id}
 		d.makePort(id, want.Portal)
 	}
-	// Linking is the last thing: a host that comes while a subsystem is not
-	// complete is refused for good, and from 6.10 on gives up its controller.
+	// The link comes last: a host that connects before a subsystem is complete is refused for good,
+	// and from 6.10 on gives up its controller.
 	for _, l := range want.Subsystems {
 		if d.deferred[l.To] && !have.links(l.To) || slices.Contains(have.Subsystems, l) {
 			continue
@@ -396,8 +395,8 @@ func (d *differ) freePort(wish uint16) (uint16, bool) {
 	return 0, false
 }
 
-// foreignListener finds a port of somebody else that listens on p: one without
-// subsystems does not.
+// foreignListener finds a foreign port that listens on p; a port without subsystems does not
+// listen.
 func (c Config) foreignListener(p block.Portal) (uint16, bool) {
 	for _, other := range c.Ports {
 		if !other.Ours() && len(other.Subsystems) > 0 && overlap(other.Portal, p) {
@@ -413,9 +412,9 @@ func overlap(a, b block.Portal) bool {
 		(a.Address == b.Address || anywhere(a) || anywhere(b))
 }
 
-// Revalidate has nvmet look how large an enabled namespace's device is now, and
-// tell the hosts if that has changed (since 5.8; before, a host that looks sees it).
-// No Diff has this step: what nvmet takes the size for cannot be read.
+// Revalidate makes nvmet read the size of an enabled namespace's device, and tell the hosts if it
+// has changed (since 5.8; before, a host sees the size when it asks). Diff never has this step: the
+// size that nvmet has in mind cannot be read.
 func Revalidate(n block.NQN, ns Namespace) Step {
 	return Step{Op: Write, Path: path.Join(namespacePath(n, ns), "revalidate_size"), Arg: "1", Object: subsystemPath(n)}
 }

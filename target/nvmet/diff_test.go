@@ -57,7 +57,7 @@ func TestDiffCreatesWithTheLinkLast(t *testing.T) {
 func TestDiffCutsAllOffBeforeItDrains(t *testing.T) {
 	got := place{}.config(sub(1, 1, 1, "/dev/x"), sub(1, 2, 2, "/dev/y"))
 	for i := range got.Ports {
-		got.Ports[i].ID = uint16(i + 1) // no matter whose
+		got.Ports[i].ID = uint16(i + 1) // whoever made it
 	}
 	got.Hosts = []block.NQN{sub(1, 1, 1).AllowedHosts[0].To, sub(1, 2, 2).AllowedHosts[0].To}
 	expected := []string{
@@ -71,8 +71,8 @@ func TestDiffCutsAllOffBeforeItDrains(t *testing.T) {
 	}
 }
 
-// The new epoch's export waits until the old one has been seen to be gone: were
-// both made in one plan, a drain that hangs would leave a device exported twice.
+// The new epoch's export waits until the old one has been seen to be gone: if one plan made both, a
+// drain that hangs would leave a device exported twice.
 func TestDiffDoesNotExportADeviceBeforeTheOldExportIsGone(t *testing.T) {
 	got := place{}.config(sub(1, 1, 1, "/dev/x"))
 	got.Ports[0].ID, got.Ports[1].ID = FirstPortID, FirstPortID+1
@@ -111,7 +111,7 @@ func (c Config) withPortIDs() Config {
 	return c
 }
 
-// A leg that comes back has a new identity: the old one is drained and goes first.
+// A leg that rejoins has a new identity: the old one is drained and removed first.
 func TestDiffReplacesANamespaceOfAnotherRevision(t *testing.T) {
 	old, revised := sub(1, 1, 1, "/dev/x"), sub(1, 1, 1, "/dev/x")
 	revised.Namespaces[0].UUID, revised.Namespaces[0].NGUID = id(77), id(77)

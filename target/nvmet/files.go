@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files is what Tree asks of configfs, with errors that wrap the errno. Where the
-// kernel has no nvmet, OpenOn is given a likeness of it: see package memfs.
+// Files are the operations that Tree needs from configfs; their errors wrap the errno. Where the
+// kernel has no nvmet, OpenOn is given an imitation: see package memfs.
 type Files interface {
 	Mkdir(path string) error
 	Rmdir(path string) error
@@ -29,7 +29,7 @@ func (kernelFiles) Rmdir(path string) error       { return unix.Rmdir(path) }
 func (kernelFiles) Symlink(to, path string) error { return unix.Symlink(to, path) }
 func (kernelFiles) Unlink(path string) error      { return unix.Unlink(path) }
 
-// Write hands the value over in one write(2), as configfs wants it.
+// Write passes the value in one write(2), as configfs requires.
 func (kernelFiles) Write(path, value string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {

@@ -21,13 +21,13 @@ import (
 	"weft.dev/weft/target/nvmet/nvmettest"
 )
 
-// place is an nvmet to run the suite on, with what can be exported there.
+// place is an nvmet to run the suite on, and the devices that it can export.
 type place struct {
 	tree    *Tree
 	devices []string
 }
 
-// The names that the suite uses for things of somebody else.
+// The suite's names for foreign objects.
 const (
 	foreignNQN  block.NQN = "nqn.2024-01.org.example:theirs"
 	foreignHost block.NQN = "nqn.2014-08.org.nvmexpress:uuid:99999999-0000-4000-8000-000000000000"
@@ -44,9 +44,9 @@ func TestSuiteOnTheFake(t *testing.T) {
 	})
 }
 
-// TestSuiteOnTheKernel empties nvmet, so it runs only in a machine made for it
-// (WEFT_GUEST is set there): as root, with nvmet and nvmet-tcp loaded, and eight
-// block devices that nobody uses: modprobe brd rd_nr=8.
+// TestSuiteOnTheKernel empties nvmet, so it runs only in a machine made for it (WEFT_GUEST is set
+// there): as root, with nvmet and nvmet-tcp loaded, and eight unused block devices: modprobe brd
+// rd_nr=8.
 func TestSuiteOnTheKernel(t *testing.T) {
 	if os.Getenv("WEFT_GUEST") == "" {
 		t.Skip("not in a test machine: see e2e/kernel_test.go")
@@ -159,7 +159,7 @@ func foreignListener(t *testing.T, p place) {
 	}
 	p.reach(t, want)
 	if got := p.read(t); got.Linked(want.Subsystems[0].NQN) {
-		// One portal of the two is taken, the other one is ours.
+		// One of the two portals is taken, the other one is ours.
 		for _, port := range got.Ports {
 			if !port.Ours() && port.links(want.Subsystems[0].NQN) {
 				t.Errorf("port %d is not ours and links %s", port.ID, want.Subsystems[0].NQN)
@@ -168,7 +168,7 @@ func foreignListener(t *testing.T, p place) {
 	} else {
 		t.Errorf("nothing links %s, want the free portal to", want.Subsystems[0].NQN)
 	}
-	// When they go, the portal is taken.
+	// When the foreign objects are gone, the portal is used.
 	p.removeForeign(t)
 	p.reach(t, want)
 	p.expect(t, want)
@@ -372,7 +372,7 @@ func (p place) do(t *testing.T, s Step) {
 	}
 }
 
-// reach follows Diff to its end, which must come.
+// reach applies Diff until no step is left, which must happen.
 func (p place) reach(t *testing.T, want Config) {
 	t.Helper()
 	if err := want.Check(); err != nil {
@@ -390,7 +390,7 @@ func (p place) reach(t *testing.T, want Config) {
 	t.Fatalf("no end in sight: Diff = %v", Diff(p.read(t), want))
 }
 
-// stepsOnly does at most n steps on the way to want, and says how many it did.
+// stepsOnly does at most n steps towards want, and returns how many it did.
 func (p place) stepsOnly(t *testing.T, want Config, n int) int {
 	t.Helper()
 	done := 0
@@ -410,7 +410,7 @@ func (p place) stepsOnly(t *testing.T, want Config, n int) int {
 	return done
 }
 
-// expect compares what is ours, as far as it was wanted.
+// expect compares our objects, in what a wanted Config states.
 func (p place) expect(t *testing.T, want Config) {
 	t.Helper()
 	if diff := cmp.Diff(ours(want), ours(p.read(t))); diff != "" {
@@ -418,7 +418,7 @@ func (p place) expect(t *testing.T, want Config) {
 	}
 }
 
-// ours leaves out what is not ours, and what a wanted Config does not say.
+// ours leaves out foreign objects, and what a wanted Config does not state.
 func ours(c Config) Config {
 	var out Config
 	used := c.hostsInUse()
@@ -459,7 +459,7 @@ func foreignPart(c Config) Config {
 	return out
 }
 
-// makeForeign makes a listening port with a subsystem as somebody else would.
+// makeForeign makes a listening port with a subsystem as another program would.
 func (p place) makeForeign(t *testing.T, port, svcid string, nqn block.NQN, device string) {
 	t.Helper()
 	s := subsystemPath(nqn)
@@ -499,7 +499,7 @@ func (p place) removeForeign(t *testing.T) {
 // clean leaves a real nvmet empty: the kernel outlives the test.
 func (p place) clean(t *testing.T) {
 	t.Helper()
-	ctx := context.Background() // the test's own has ended
+	ctx := context.Background() // the test's own context has ended
 	got, err := p.tree.Read(ctx)
 	if err != nil {
 		t.Fatal(err)

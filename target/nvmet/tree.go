@@ -17,13 +17,13 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// ErrDraining is the cause of a step that the kernel has not finished in time.
-// It goes on: the next Do of it waits for the same call, and no other step on its
-// object is begun by Apply.
+// ErrDraining is the cause of a step that the kernel has not finished in time. The kernel continues
+// with it: the next Do of the same step waits for the same call, and Apply begins no other step on
+// its object.
 var ErrDraining = errors.New("still draining")
 
-// Error is an operation that configfs refused or has not finished. It unwraps to
-// the errno, or to [ErrDraining].
+// Error is an operation that configfs has refused or not finished. It unwraps to the errno, or to
+// [ErrDraining].
 type Error struct {
 	Op   Op
 	Path string
@@ -43,16 +43,15 @@ type Tree struct {
 	calls map[string]*call // in the kernel now, by path
 }
 
-// call is a step in the kernel.
+// call is a step that is in the kernel.
 type call struct {
 	step Step
 	done chan struct{}
 	err  error // valid once done is closed
 }
 
-// Open looks for nvmet's directory, such as /sys/kernel/config/nvmet. Where it is
-// missing, the error is fs.ErrNotExist: configfs is not mounted, or the module
-// nvmet is not loaded.
+// Open opens nvmet's directory, such as /sys/kernel/config/nvmet. If it is missing, the error is
+// fs.ErrNotExist: configfs is not mounted, or the module nvmet is not loaded.
 func Open(root string) (*Tree, error) {
 	return OpenOn(root, kernelFiles{})
 }
@@ -69,9 +68,9 @@ func OpenOn(root string, f Files) (*Tree, error) {
 	return &Tree{root: root, files: f, reading: make(chan struct{}, 1), calls: map[string]*call{}}, nil
 }
 
-// Do does one step and waits for it until ctx ends; the kernel's work cannot be
-// cancelled and then goes on. A step on a path where another one is under way is
-// refused with ErrDraining, the same step waits for it.
+// Do carries out one step and waits for it until ctx ends; the kernel's work cannot be cancelled
+// and continues after that. While a call is under way, the same step waits for it, and another step
+// on its path is refused with ErrDraining.
 func (t *Tree) Do(ctx context.Context, s Step) error {
 	c, err := t.start(s)
 	if err != nil {
@@ -100,7 +99,7 @@ func (t *Tree) start(s Step) (*call, error) {
 	return c, nil
 }
 
-// run is the one place where a goroutine, and with it a thread, may hang in the kernel.
+// run is the only place where a goroutine, and with it a thread, may hang in the kernel.
 func (t *Tree) run(c *call) {
 	if err := t.perform(c.step); err != nil {
 		c.err = &Error{c.step.Op, c.step.Path, cause(err)}
@@ -128,16 +127,15 @@ func (t *Tree) perform(s Step) error {
 	return fmt.Errorf("unknown operation %q", s.Op)
 }
 
-// Failure is a step that was not done, and why.
+// Failure is a step that was not carried out, and why.
 type Failure struct {
 	Step Step
 	Err  error
 }
 
-// Apply does steps in their order, waiting at most patience for each, and leaves
-// out those that rest on one that was not done. A step's object with a call still
-// in the kernel from an earlier Apply is not waited for again. It returns how many
-// steps were done.
+// Apply carries out steps in order, waiting at most patience for each, and skips those that depend
+// on a failed one. If an earlier Apply still has a call in the kernel for a step's object, it does
+// not wait again. It returns how many steps were done.
 func (t *Tree) Apply(ctx context.Context, steps []Step, patience time.Duration) (done int, failures []Failure) {
 	broken := map[string]bool{}
 	for _, s := range steps {
@@ -178,8 +176,8 @@ func (t *Tree) busy(object string) *call {
 // Busy reports whether a call on the subsystem n is still in the kernel.
 func (t *Tree) Busy(n block.NQN) bool { return t.busy(subsystemPath(n)) != nil }
 
-// Read says what nvmet exports now: everything, ours or not. Some attributes wait
-// for a lock that a drain holds, so Read too ends with ctx and not before.
+// Read returns all that nvmet exports now, ours or not. Some attributes wait for a lock that a
+// drain holds, so Read too may last until ctx ends.
 func (t *Tree) Read(ctx context.Context) (Config, error) {
 	type result struct {
 		config Config
@@ -204,8 +202,8 @@ func (t *Tree) Read(ctx context.Context) (Config, error) {
 	}
 }
 
-// readSettled reads again when something went away between its listing and its
-// reading, as others may change what is theirs at any time.
+// readSettled reads again when something disappeared between listing and reading it, as others may
+// change their objects at any time.
 func (t *Tree) readSettled() (c Config, err error) {
 	for range 5 {
 		r := reader{root: t.root, files: t.files}
@@ -218,7 +216,7 @@ func (t *Tree) readSettled() (c Config, err error) {
 	return Config{}, err
 }
 
-// reader reads until the first error and keeps that.
+// reader reads until the first error and keeps that error.
 type reader struct {
 	root  string
 	files Files

@@ -65,8 +65,8 @@ func TestADrainThatHangsIsNeitherWaitedForNorForgotten(t *testing.T) {
 			t.Errorf("Busy = %v, %v; want true, false", tree.Busy(stuck.NQN), tree.Busy(other.NQN))
 		}
 
-		// Again: no second call is made and nothing is waited for, though the
-		// kernel already says enable=0.
+		// The second Do makes no new call and does not wait, though the kernel already shows
+		// enable=0.
 		start = time.Now()
 		for range 10 {
 			if failures := apply(Config{}); len(failures) != 1 || !errors.Is(failures[0].Err, ErrDraining) {

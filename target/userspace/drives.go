@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -16,24 +17,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/proto/nvmetcp/backend"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/backend"
 	"weft.dev/weft/target/drive"
 )
 
-// fileMajor numbers drives that are regular files; no block device has it.
+// fileMajor is the major number of drives that are regular files; no block device has it.
 const fileMajor = legMajor + 1
 
-// Drives are the block devices and files of a machine that are, or could be,
-// drives. One that is in use is held exclusively: by its label's reader, and by
-// each leg on it. Its methods may be called concurrently.
+// Drives are a machine's block devices and files that are, or could be, drives. A drive in use is
+// held exclusively, by the reader of its label and by each leg on it. The methods may be called
+// concurrently.
 type Drives struct {
 	root      string
 	inventory *drive.Inventory
 	medium    func(path string, data block.Device) block.Device
 	calls     func(path string, kernel Calls) Calls
 	label     func(path string, m drive.Medium) drive.Medium
+	losses    lossNotes
+	log       *slog.Logger
 
 	mu      sync.Mutex
 	opening map[block.DeviceNumber]*sync.Mutex // held while a drive is opened, which can take time
@@ -43,21 +46,32 @@ type Drives struct {
 
 type inode struct{ device, number uint64 }
 
-// held is a drive that this process has to itself.
+// held is a drive that this process has locked for itself.
 type held struct {
 	drives *Drives
 	number block.DeviceNumber
 	lock   *drive.Device
 	file   *backend.File
-	data   block.Device // file, or what stands before it
-	gone   atomic.Bool  // the file has no name any more
+	data   block.Device // file, or its wrapper
+	gone   atomic.Bool  // the file has been unlinked
 
-	began atomic.Pointer[uint32] // the label's incarnation before this process
+	opened atomic.Pointer[beginning] // nil until its label has been read
+	noting sync.Mutex                // held while a loss is noted
 
 	users, legs int // under drives.mu; users counts legs too
 }
 
+// beginning is the state of a drive when this process found it.
+type beginning struct {
+	id          block.DriveID
+	incarnation uint32
+}
+
 func newDrives(c Config) *Drives {
+	log := c.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
 	root := c.Root
 	if root == "" {
 		root = "/"
@@ -68,13 +82,13 @@ func newDrives(c Config) *Drives {
 	}
 	return &Drives{
 		root: root, inventory: inventory, medium: c.Medium, calls: c.Calls, label: c.Label,
+		losses: lossNotes{c.LossDir}, log: log,
 		opening: map[block.DeviceNumber]*sync.Mutex{}, files: map[inode]uint32{}, held: map[block.DeviceNumber]*held{},
 	}
 }
 
-// Scan lists devices and files. A drive whose file was taken away takes no more
-// IO: what would be written to a file without a name is lost when it is closed.
-// Nor does one whose file was cut off.
+// Scan lists devices and files. A drive whose file was removed accepts no more IO, since writes to
+// an unlinked file are lost when it is closed. Nor does a drive whose file was cut off.
 func (d *Drives) Scan(ctx context.Context) ([]*pb.Device, error) {
 	devices, err := d.inventory.Scan(ctx)
 	if err != nil {
@@ -92,15 +106,15 @@ func (d *Drives) Scan(ctx context.Context) ([]*pb.Device, error) {
 		dev := there[n]
 		h.gone.Store(n.Major == fileMajor && dev == nil)
 		if dev != nil && h.data.Geometry().VolatileCache {
-			dev.VolatileCache = true // as it is served, whatever the device says
+			dev.VolatileCache = true // as it is served, whatever the device reports
 		}
 		h.file.Check() //nolint:errcheck // its IO fails with what was found
 	}
 	return devices, nil
 }
 
-// Number is a block device's own, and one of this process for a file: another
-// file at the same path has another number.
+// Number is a block device's own number; a file gets one from this process: a new file at the same
+// path has a new number.
 func (d *Drives) Number(path string) (block.DeviceNumber, error) {
 	path = filepath.Join(d.root, path)
 	info, err := os.Stat(path)
@@ -120,7 +134,7 @@ func (d *Drives) Number(path string) (block.DeviceNumber, error) {
 	return block.DeviceNumber{Major: fileMajor, Minor: d.files[i]}, nil
 }
 
-// Sequence is [drive.Sequence]; a file has none.
+// Sequence is [drive.Sequence]; empty for a file.
 func (d *Drives) Sequence(n block.DeviceNumber) string { return drive.Sequence(d.root, n) }
 
 // Disk is an open drive. Its methods may be called concurrently.
@@ -135,17 +149,43 @@ func (d *Drives) Open(path string) (*Disk, error) {
 	if err != nil {
 		return nil, err
 	}
-	opened, err := d.openLabel(path)
+	opened, err := d.openLabel(path, h)
 	if err != nil {
 		return nil, errors.Join(err, h.release(false))
 	}
-	began := opened.Label().Incarnation
-	h.began.CompareAndSwap(nil, &began)
+	h.begin(opened.ID(), opened.Label().Incarnation)
 	return &Disk{opened, h}, nil
 }
 
-func (d *Drives) openLabel(path string) (*drive.Drive, error) {
-	m, err := d.device(path)
+// begin is called when a drive's label has been read.
+func (h *held) begin(id block.DriveID, label uint32) {
+	noted, err := h.drives.losses.read(id)
+	if err != nil {
+		h.drives.log.Warn("what the process before noted of a drive's losses is not known", "drive", id, "err", err)
+	}
+	if h.opened.CompareAndSwap(nil, &beginning{id, max(label, noted)}) && h.file.Losses() > 0 {
+		h.noteLoss()
+	}
+}
+
+// noteLoss is called for each loss before any host hears of it: the process may die before the
+// label records it.
+func (h *held) noteLoss() {
+	began := h.opened.Load()
+	if began == nil {
+		return // begin will see it
+	}
+	h.noting.Lock()
+	defer h.noting.Unlock()
+	if err := h.drives.losses.write(began.id, h.incarnation()); err != nil {
+		h.drives.log.Warn("a drive's loss of writes is not noted for the next process; its label will tell of it", "drive", began.id, "err", err)
+	}
+}
+
+func (h *held) incarnation() uint32 { return h.opened.Load().incarnation + uint32(h.file.Losses()) }
+
+func (d *Drives) openLabel(path string, h *held) (*drive.Drive, error) {
+	m, err := d.device(path, h)
 	if err != nil {
 		return nil, err
 	}
@@ -156,24 +196,43 @@ func (d *Drives) openLabel(path string) (*drive.Drive, error) {
 	return opened, nil
 }
 
-// device is the device at path as its label is read and written.
-func (d *Drives) device(path string) (drive.Medium, error) {
-	m, err := drive.OpenDevice(filepath.Join(d.root, path), drive.ReadWrite)
-	if err != nil || d.label == nil {
-		return m, err
+// device returns the held device at path as the medium of its label.
+func (d *Drives) device(path string, h *held) (drive.Medium, error) {
+	opened, err := drive.OpenDevice(filepath.Join(d.root, path), drive.ReadWrite)
+	if err != nil {
+		return nil, err
 	}
-	return d.label(path, m), nil
+	m := drive.Medium(opened)
+	if d.label != nil {
+		m = d.label(path, m)
+	}
+	return labelMedium{m, h.file}, nil
 }
 
-// Incarnation is what the label is to say: what it said when this process took the
-// drive, and one more for each time that acknowledged writes may have been lost since.
-func (d *Disk) Incarnation() uint32 { return *d.held.began.Load() + uint32(d.held.file.Losses()) }
+// labelMedium is the drive as the medium of its label. The legs' data may be in the same cache, so
+// a failed flush of the label may have lost that data too.
+type labelMedium struct {
+	drive.Medium
+	file *backend.File
+}
 
-// Close lets go of the drive, but for the legs on it.
+func (m labelMedium) Flush() error {
+	if err := m.Medium.Flush(); err != nil {
+		return m.file.Lose(err)
+	}
+	return nil
+}
+
+// Incarnation is the value that the label should record: the label's or an earlier process's noted
+// value when this process took the drive, plus one for each event since then that may have lost
+// acknowledged writes.
+func (d *Disk) Incarnation() uint32 { return d.held.incarnation() }
+
+// Close releases the drive, except for the legs on it.
 func (d *Disk) Close() error { return errors.Join(d.Drive.Close(), d.held.release(false)) }
 
-// Update is [drive.Drive.Update]; like all writes it keeps the lock for as long as
-// it takes, even if the disk is closed meanwhile.
+// Update is [drive.Drive.Update]. Like all writes it keeps the lock until it ends, even if the disk
+// is closed meanwhile.
 func (d *Disk) Update(change func(*drive.Label) error) error {
 	return d.locked(func() error { return d.Drive.Update(change) })
 }
@@ -200,7 +259,7 @@ func (d *Disk) locked(do func() error) error {
 	return errors.Join(do(), h.release(false))
 }
 
-// Format makes a device or file an empty drive. EBUSY if anybody uses it.
+// Format makes a device or file an empty drive. It returns EBUSY if anyone uses it.
 func (d *Drives) Format(path string, cluster block.ClusterID, id block.DriveID, force string) error {
 	h, err := d.hold(path)
 	if err != nil {
@@ -213,7 +272,7 @@ func (d *Drives) Format(path string, cluster block.ClusterID, id block.DriveID, 
 	if legs > 0 {
 		return fmt.Errorf("format %s: %d legs are mapped on it: %w", path, legs, unix.EBUSY)
 	}
-	m, err := d.device(path)
+	m, err := d.device(path, h)
 	if err != nil {
 		return err
 	}
@@ -223,7 +282,7 @@ func (d *Drives) Format(path string, cluster block.ClusterID, id block.DriveID, 
 	return m.Close()
 }
 
-// Device is the drive with a number, for a leg; the drive must be open.
+// Device returns the drive with a number, for a leg; the drive must be open.
 func (d *Drives) Device(n block.DeviceNumber) (Device, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -236,7 +295,7 @@ func (d *Drives) Device(n block.DeviceNumber) (Device, error) {
 	return &lent{h}, nil
 }
 
-// hold is the drive at path with one user more.
+// hold returns the drive at path and counts one more user.
 func (d *Drives) hold(path string) (*held, error) {
 	n, err := d.Number(path)
 	if err != nil {
@@ -289,9 +348,10 @@ func (d *Drives) take(path string, n block.DeviceNumber) (_ *held, retErr error)
 			retErr = errors.Join(retErr, lock.Close())
 		}
 	}()
-	// A test's medium may keep a time of its own, which must not wait for the
-	// kernel's completions while there is no IO.
-	o := backend.Options{Buffered: d.medium != nil, FlushAgain: true}
+	// A test's medium may use virtual time, which cannot advance while a goroutine waits for the
+	// kernel's completions without any IO.
+	h := &held{drives: d, number: n, lock: lock, users: 1}
+	o := backend.Options{Buffered: d.medium != nil, FlushAgain: true, OnLoss: h.noteLoss}
 	if d.calls != nil {
 		o.Calls = func(kernel Calls) Calls { return d.calls(path, kernel) }
 	}
@@ -302,15 +362,14 @@ func (d *Drives) take(path string, n block.DeviceNumber) (_ *held, retErr error)
 	if again, err := d.Number(path); err != nil || again != n {
 		return nil, errors.Join(fmt.Errorf("open %s: another file has replaced it", path), err, file.Close())
 	}
-	h := &held{drives: d, number: n, lock: lock, file: file, data: file, users: 1}
+	h.file, h.data = file, file
 	if d.medium != nil {
 		h.data = d.medium(path, file)
 	}
 	return h, nil
 }
 
-// release gives back what one user has; the last one closes the drive. The lock
-// goes last.
+// release ends one use; the last one closes the drive. The lock is released last.
 func (h *held) release(leg bool) error {
 	h.drives.mu.Lock()
 	h.users--
@@ -328,7 +387,7 @@ func (h *held) release(leg bool) error {
 	return errors.Join(h.file.Close(), h.lock.Close())
 }
 
-// lent is a drive as one leg has it.
+// lent is a drive as one leg uses it.
 type lent struct{ held *held }
 
 func (l *lent) Geometry() block.Geometry { return l.held.data.Geometry() }

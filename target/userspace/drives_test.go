@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/proto/nvmetcp/backend"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/backend"
 	"weft.dev/weft/target/drive"
 )
 
@@ -49,7 +49,7 @@ func TestADriveHasOneProcess(t *testing.T) {
 	if _, err := theirs.Open(path); !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "another process") {
 		t.Errorf("opening a drive of another process = %v, want %v", err, unix.EBUSY)
 	}
-	// A leg on it keeps it, when its label's reader has gone.
+	// A leg on it keeps the lock after its label's reader has gone.
 	n, err := mine.Number(path)
 	must(t, err)
 	leg, err := mine.Device(n)
@@ -73,15 +73,15 @@ func TestADriveHasOneProcess(t *testing.T) {
 	}
 }
 
-// fakeInode is a file as Linux has it: writes that cannot be written back are told of
-// once to each who had the file open by then, and to the first who opens it after if
-// nobody was told. Then they are forgotten, with what was written.
+// fakeInode is a file as Linux treats it: a writeback error is reported once to everyone who had
+// the file open by then, and to the next opener if it was never reported. Then the error is
+// forgotten, and so is the data.
 type fakeInode struct {
 	mu     sync.Mutex
 	cache  map[int64][]byte
 	broken bool
-	wb     int  // how often writing back has failed
-	seen   bool // somebody has been told of the last time
+	wb     int  // number of failed writebacks
+	seen   bool // the last one has been reported
 }
 
 type opened struct {
@@ -107,7 +107,7 @@ func (o *opened) Pwrite(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// writeBack is what the kernel does by itself, too.
+// writeBack also happens by itself in the kernel.
 func (o *opened) writeBack() {
 	i := o.inode
 	for off, p := range i.cache {
@@ -135,6 +135,7 @@ func (o *opened) Fdatasync() error {
 type lossy struct {
 	t     *testing.T
 	path  string
+	noted string // the directory for the notes of losses
 	inode *fakeInode
 
 	drives *Drives
@@ -144,17 +145,18 @@ type lossy struct {
 
 func newLossy(t *testing.T) *lossy {
 	_, path := newFiles(t)
-	l := &lossy{t: t, path: path, inode: &fakeInode{cache: map[int64][]byte{}}}
+	l := &lossy{t: t, path: path, noted: filepath.Join(t.TempDir(), "losses"), inode: &fakeInode{cache: map[int64][]byte{}}}
 	l.start()
 	must(t, l.drives.Format(path, cluster, driveA, ""))
 	l.open()
 	return l
 }
 
-// start is another process.
+// start begins a new process.
 func (l *lossy) start() {
 	l.drives = newDrives(Config{
-		Files: []string{l.path}, FilesOnly: true,
+		Files: []string{l.path}, FilesOnly: true, LossDir: l.noted,
+		Label:  func(_ string, m drive.Medium) drive.Medium { return flushing{m, &l.inode.broken} },
 		Medium: func(_ string, data block.Device) block.Device { return data },
 		Calls:  func(_ string, kernel Calls) Calls { return l.inode.open(kernel) },
 	})
@@ -184,7 +186,7 @@ func (l *lossy) leg(i int) block.LegID {
 	return block.LegID{UUID: block.UUIDFromRandom([16]byte{byte(10 + i)})}
 }
 
-// export is a leg as one export has it.
+// export is a leg as one export uses it.
 func (l *lossy) export(i int) block.Device {
 	l.t.Helper()
 	d, err := l.legs.Device("/dev/weft/leg/" + l.leg(i).String())
@@ -192,8 +194,8 @@ func (l *lossy) export(i int) block.Device {
 	return d
 }
 
-// TestALostFlushIsEveryonesOnTheDrive: the kernel tells of it once, to whoever flushes
-// first. The host of another leg must not be told that its writes are durable.
+// TestALostFlushIsEveryonesOnTheDrive: the kernel reports the loss once, to whoever flushes first.
+// The host of another leg must not be told that its writes are durable.
 func TestALostFlushIsEveryonesOnTheDrive(t *testing.T) {
 	l := newLossy(t)
 	one, two := l.export(0), l.export(1)
@@ -212,14 +214,14 @@ func TestALostFlushIsEveryonesOnTheDrive(t *testing.T) {
 	if n := l.disk.Incarnation(); n != 1 {
 		t.Errorf("the drive is incarnation %d, want 1", n)
 	}
-	// Whoever is given the leg anew knows what it holds.
+	// An export that is made later starts with what the leg holds.
 	fresh := l.export(1)
 	must(t, errors.Join(block.WriteAt(fresh, data, 0), block.Flush(fresh)))
 	must(t, errors.Join(l.legs.Close(), l.disk.Close()))
 }
 
-// TestALossOutlivesTheProcess: a process that comes after another one finds out what
-// the kernel has told nobody yet, and on the label what it had told.
+// TestALossOutlivesTheProcess: the next process finds a loss that the kernel has not reported yet,
+// and on the label those that it has.
 func TestALossOutlivesTheProcess(t *testing.T) {
 	l := newLossy(t)
 	one := l.export(0)
@@ -252,9 +254,56 @@ func TestALossOutlivesTheProcess(t *testing.T) {
 	must(t, errors.Join(l.legs.Close(), l.disk.Close()))
 }
 
-// TestADeviceBehindThePageCacheHasAVolatileCache: a drive may have no cache of its
-// own, and yet be written through the kernel's, where it cannot be opened past that. A
-// host that is told of no cache sends no flush.
+// TestALossOutlivesAProcessThatCannotWriteTheLabel: all flushes of the drive fail, those of its
+// label too, until the process dies.
+func TestALossOutlivesAProcessThatCannotWriteTheLabel(t *testing.T) {
+	data := bytes.Repeat([]byte{1}, 4096)
+	for what, lose := range map[string]func(l *lossy) error{
+		"of data": func(l *lossy) error { return block.Flush(l.export(0)) },
+		"of the label": func(l *lossy) error {
+			return l.disk.Update(func(label *drive.Label) error { label.Incarnation++; return nil })
+		},
+	} {
+		t.Run("a flush "+what+" fails", func(t *testing.T) {
+			l := newLossy(t)
+			one := l.export(0)
+			must(t, block.WriteAt(one, data, 0))
+			l.inode.broken = true
+			if err := lose(l); err == nil {
+				t.Fatal("the flush has not failed")
+			}
+			l.inode.broken = false
+			if err := block.Flush(one); !errors.Is(err, block.ErrMedium) {
+				t.Errorf("the export's flush after that = %v, want an error", err)
+			}
+			before := l.disk.Incarnation()
+			must(t, l.disk.held.lock.Close()) // the process dies
+			l.start()
+			l.open()
+			if n := l.disk.Incarnation(); before == 0 || n < before {
+				t.Errorf("the next process finds incarnation %d, want the %d that this one had come to, above 0", n, before)
+			}
+			must(t, errors.Join(l.legs.Close(), l.disk.Close()))
+		})
+	}
+}
+
+// flushing is a label whose flushes fail while the drive is broken.
+type flushing struct {
+	drive.Medium
+	broken *bool
+}
+
+func (f flushing) Flush() error {
+	if *f.broken {
+		return unix.EIO
+	}
+	return f.Medium.Flush()
+}
+
+// TestADeviceBehindThePageCacheHasAVolatileCache: a drive without a cache of its own may still be
+// written through the kernel's page cache, if it cannot be opened with O_DIRECT. A host that is
+// told of no cache sends no flush.
 func TestADeviceBehindThePageCacheHasAVolatileCache(t *testing.T) {
 	dev := loopDevice(t)
 	number, err := dm.MajorMinor(dev)
@@ -293,7 +342,7 @@ func TestADeviceBehindThePageCacheHasAVolatileCache(t *testing.T) {
 	}
 }
 
-// loopDevice is a block device of the kernel, on a file.
+// loopDevice is a kernel block device over a file.
 func loopDevice(t *testing.T) string {
 	t.Helper()
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)

@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// exported is a leg as the hosts of one export have it.
+// exported is a leg as the hosts of one export use it.
 type exported struct {
 	*linear
 	losses uint64 // of the drive, when the export was made
@@ -16,8 +16,8 @@ type exported struct {
 
 var errLost = fmt.Errorf("the drive has lost acknowledged writes: %w", block.ErrMedium)
 
-// Submit passes an IO on to the leg, but for flushes after a loss: the kernel tells of
-// lost writes once, whoever wrote them, and takes the next flush for a success.
+// Submit passes an IO on to the leg, except a flush after a loss: the kernel reports lost writes
+// once, whoever wrote them, and answers the next flush with success.
 func (e *exported) Submit(io *block.IO) {
 	if io.Op != block.OpFlush {
 		e.linear.Submit(io)

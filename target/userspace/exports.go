@@ -19,19 +19,18 @@ import (
 	"weft.dev/weft/target/nvmet/memfs"
 )
 
-// ReadOnly ends the path of a device whose namespace is not to be written to.
+// ReadOnly ends the path of a device whose namespace is read-only.
 const ReadOnly = ".ro"
 
-// Exports is a target in user space behind nvmet's configfs tree: what is made
-// there is served. One host has one controller of a subsystem at a time: a write
-// that was delayed on an old connection cannot land after its retry on a new one.
+// Exports is a target in user space that serves the content of nvmet's configfs tree. A host has
+// one controller of a subsystem at a time, so a write delayed on an old connection cannot land
+// after its retry on a new one.
 type Exports struct {
 	*memfs.FS
 	target *controller.Target
 }
 
-// NewExports serves the devices that device knows by their paths. listen opens a
-// portal; nil means TCP.
+// NewExports serves the devices that device finds by path. listen opens a portal; nil means TCP.
 func NewExports(log *slog.Logger, listen func(block.Portal) (net.Listener, error), device func(path string) (block.Device, error)) (*Exports, error) {
 	target, err := controller.New(controller.Config{Log: log})
 	if err != nil {
@@ -47,14 +46,14 @@ func NewExports(log *slog.Logger, listen func(block.Portal) (net.Listener, error
 	return &Exports{FS: memfs.New(s), target: target}, nil
 }
 
-// Close ends all exports, and returns when no command is left in a device.
+// Close ends all exports, and returns when no command is left in any device.
 func (e *Exports) Close(ctx context.Context) error { return e.target.Close(ctx) }
 
 func listenTCP(p block.Portal) (net.Listener, error) {
 	return net.Listen("tcp", net.JoinHostPort(p.Address, strconv.Itoa(int(p.Port))))
 }
 
-// server is the memfs.Server: it does with the target what the kernel would do.
+// server implements memfs.Server: it does with the target what the kernel would do.
 type server struct {
 	target *controller.Target
 	listen func(block.Portal) (net.Listener, error)
@@ -129,7 +128,7 @@ func (s *server) AddNamespace(nqn string, ns memfs.Namespace) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", ns.Device, err)
 	}
-	size := device.Geometry().Size // before the namespace's own look: at worst hosts are told once too often
+	size := device.Geometry().Size // before the namespace reads it: at worst hosts are told once too often
 	err = subsystem.AddNamespace(controller.NamespaceConfig{
 		NSID: ns.NSID, UUID: ns.UUID, NGUID: ns.NGUID, Device: device, ReadOnly: strings.HasSuffix(ns.Device, ReadOnly),
 	})
@@ -142,7 +141,7 @@ func (s *server) AddNamespace(nqn string, ns memfs.Namespace) error {
 	return nil
 }
 
-// ResizeNamespace tells the hosts of a namespace whose device has another size.
+// ResizeNamespace tells the hosts if the namespace's device has a new size.
 func (s *server) ResizeNamespace(nqn string, nsid uint32) error {
 	subsystem, err := s.subsystem(nqn)
 	if err != nil {
@@ -165,8 +164,8 @@ func (s *server) ResizeNamespace(nqn string, nsid uint32) error {
 	return nil
 }
 
-// RemoveNamespace, like RemoveSubsystem, waits for as long as the device takes: a
-// drain that was given up would be no fence.
+// RemoveNamespace, like RemoveSubsystem, waits as long as the device takes: a drain that is given
+// up would be no fence.
 func (s *server) RemoveNamespace(nqn string, nsid uint32) error {
 	if unfenced {
 		return nil
@@ -201,8 +200,7 @@ func (s *server) RemoveSubsystem(nqn string) error {
 	return nil
 }
 
-// Link opens the port for its first subsystem, with that linked before the first
-// host is let in.
+// Link opens the port for its first subsystem, and links that before the first host is admitted.
 func (s *server) Link(p memfs.Port, nqn string) error {
 	subsystem, err := s.subsystem(nqn)
 	if err != nil {

@@ -4,6 +4,6 @@
 
 package userspace
 
-// unfenced is true in a program that was built to show what happens without the
-// fence (e2e/kube): exports that the agent takes away go on serving.
+// unfenced is true in a program built to show what happens without the fence (e2e/kube): exports
+// that the agent removes keep serving.
 const unfenced = false

@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/raid/dm"
 )
 
-// Device is a drive's device as a leg uses it; Close gives it back.
+// Device is a drive's device as a leg uses it; Close releases it.
 type Device interface {
 	block.Device
 	// Losses grows when acknowledged writes to the drive may have been lost.
@@ -24,12 +24,12 @@ type Device interface {
 	Close() error
 }
 
-// legMajor numbers the mapped legs: the kernel's own device-mapper has another
-// major number, and these are no nodes in /dev.
+// legMajor is the major number of the mapped legs. It differs from that of the kernel's own
+// device-mapper, and these devices have no nodes in /dev.
 const legMajor = 1 << 20
 
-// Legs is a device-mapper that knows linear tables alone, and the legs' stable
-// names. Its methods may be called concurrently.
+// Legs is a device-mapper with linear tables only, and the legs' stable names. Its methods may be
+// called concurrently.
 type Legs struct {
 	open func(block.DeviceNumber) (Device, error)
 
@@ -44,12 +44,12 @@ type mapped struct {
 	linear *linear
 }
 
-// NewLegs is a device-mapper over the drives that open knows by their numbers.
+// NewLegs returns a device-mapper over the drives that open finds by number.
 func NewLegs(open func(block.DeviceNumber) (Device, error)) *Legs {
 	return &Legs{open: open, mapped: map[string]*mapped{}, names: map[block.LegID]string{}}
 }
 
-// Devices lists what is mapped with a name that begins with prefix.
+// Devices lists the mapped devices whose names begin with prefix.
 func (l *Legs) Devices(prefix string) ([]dm.State, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -63,7 +63,7 @@ func (l *Legs) Devices(prefix string) ([]dm.State, error) {
 	return out, nil
 }
 
-// Do makes one change. What was mapped away waits for its I/O.
+// Do makes one change. It waits for the I/O through a replaced or removed table.
 func (l *Legs) Do(s dm.Step) error {
 	if err := l.do(s); err != nil {
 		return fmt.Errorf("%s %s: %w", s.Op, s.Device.Name, err)
@@ -79,7 +79,7 @@ func (l *Legs) do(s dm.Step) error {
 		return l.reload(s.Device)
 	case dm.OpRemove:
 		return l.remove(s.Device.Name)
-	case dm.OpResume, dm.OpClear: // nothing here is ever suspended, or loaded and not live
+	case dm.OpResume, dm.OpClear: // here no device is ever suspended, and no table waits to become live
 		return nil
 	}
 	return unix.EOPNOTSUPP
@@ -129,7 +129,7 @@ func (l *Legs) remove(name string) error {
 	return m.linear.swap(nil).retire()
 }
 
-// load opens what a table stands on.
+// load opens the drive under a table.
 func (l *Legs) load(t dm.Table) (_ *table, retErr error) {
 	if err := t.Check(); err != nil {
 		return nil, err
@@ -161,7 +161,7 @@ func (l *Legs) load(t dm.Table) (_ *table, retErr error) {
 	return out, out.settle(t.Size())
 }
 
-// List says where each leg's name leads.
+// List returns where each leg's name leads.
 func (l *Legs) List() (map[block.LegID]string, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -172,7 +172,7 @@ func (l *Legs) List() (map[block.LegID]string, error) {
 	return out, nil
 }
 
-// Set makes a leg's name lead to node; with no node it goes away.
+// Set points a leg's name at node; an empty node removes the name.
 func (l *Legs) Set(id block.LegID, node string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -184,10 +184,9 @@ func (l *Legs) Set(id block.LegID, node string) error {
 	return nil
 }
 
-// Device is the leg that a name, as a path, leads to, for one export of it. If the
-// drive loses what was acknowledged, no flush of that export succeeds any more, not
-// even one by a host that wrote to another leg there; an export that is made later is
-// not concerned.
+// Device returns the leg to which a name, as a path, leads, for one export. If the drive loses
+// acknowledged writes, no flush of that export succeeds any more, even if the lost writes belong to
+// another leg; an export made later is not affected.
 func (l *Legs) Device(name string) (block.Device, error) {
 	id, err := block.ParseLegID(strings.TrimSuffix(path.Base(name), ReadOnly))
 	if err != nil {

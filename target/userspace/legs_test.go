@@ -15,13 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/proto/nvmetcp/backend"
+	"weft.dev/weft/proto/block/ramdisk"
 	"weft.dev/weft/raid/dm"
 )
 
 const unit = int64(4 * block.KiB)
 
-// spare is a drive in memory that holds its IOs while it is told to.
+// spare is a drive in memory that holds its IOs back on demand.
 type spare struct {
 	block.Device
 
@@ -35,7 +35,7 @@ type spare struct {
 }
 
 func newSpare(size block.Size) *spare {
-	return &spare{Device: backend.NewMemory(size, 4*block.KiB)}
+	return &spare{Device: ramdisk.New(size, 4*block.KiB)}
 }
 
 func (s *spare) Submit(io *block.IO) {
@@ -104,7 +104,7 @@ func legsOn(drives map[block.DeviceNumber]*spare) *Legs {
 	})
 }
 
-// table is a leg of segments of a drive: pairs of offset and length, in blocks.
+// tableOn is a leg's table of segments on a drive: pairs of offset and length, in blocks.
 func tableOn(n block.DeviceNumber, segments ...int64) dm.Table {
 	var t dm.Table
 	var at block.Size
@@ -139,8 +139,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// TestWhatIsToBeDurableIsAskedOfTheDrive: a leg keeps nothing itself, so its flush,
-// and each part of a durable write, is the drive's.
+// TestWhatIsToBeDurableIsAskedOfTheDrive: a leg stores nothing itself, so its flush, and each part
+// of a durable write, go to the drive.
 func TestWhatIsToBeDurableIsAskedOfTheDrive(t *testing.T) {
 	d := newSpare(64 * 4 * block.KiB)
 	leg := mapLeg(t, legsOn(map[block.DeviceNumber]*spare{one: d}), tableOn(one, 32, 1, 3, 1))
@@ -158,7 +158,7 @@ func TestWhatIsToBeDurableIsAskedOfTheDrive(t *testing.T) {
 	}
 }
 
-// A leg is compared with the plain array that it should look like.
+// A leg is compared with a plain array of the same content.
 func TestALegIsItsSegmentsInTheirOrder(t *testing.T) {
 	d := newSpare(64 * 4 * block.KiB)
 	l := legsOn(map[block.DeviceNumber]*spare{one: d})

@@ -10,8 +10,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// linear is a leg: a block.Device in segments of a drive. Its table can be
-// exchanged while it is in use.
+// linear is a leg: a block.Device made of segments of a drive. Its table can be replaced while it
+// is in use.
 type linear struct {
 	size  block.Size
 	table atomic.Pointer[table] // nil: removed
@@ -23,10 +23,10 @@ func newLinear(t *table) *linear {
 	return l
 }
 
-// swap puts a table, or none, in the place of another.
+// swap replaces the table and returns the old one; nil removes the leg.
 func (l *linear) swap(t *table) *table { return l.table.Swap(t) }
 
-// Geometry is the drive's, with the size of the leg.
+// Geometry is the drive's, except for the size, which is the leg's.
 func (l *linear) Geometry() block.Geometry {
 	if t := l.table.Load(); t != nil {
 		return t.geometry
@@ -34,7 +34,7 @@ func (l *linear) Geometry() block.Geometry {
 	return block.Geometry{Size: l.size, BlockSize: 4 * block.KiB}
 }
 
-// losses are those of the drive below.
+// losses returns the losses of the drive below.
 func (l *linear) losses() uint64 {
 	t := l.take()
 	if t == nil {
@@ -44,7 +44,7 @@ func (l *linear) losses() uint64 {
 	return t.below.Losses()
 }
 
-// Submit passes an IO on to the segments that it touches.
+// Submit splits an IO over the segments that it touches.
 func (l *linear) Submit(io *block.IO) {
 	t := l.take()
 	if t == nil {
@@ -59,8 +59,8 @@ func (l *linear) Submit(io *block.IO) {
 	t.submit(io)
 }
 
-// take holds the table until release, so that its drive is not given back. One
-// that is retired has been swapped before: the next look finds the new one.
+// take holds the table until release, so that its drive stays open. A retired table has been
+// swapped out before, so the next look finds the new one.
 func (l *linear) take() *table {
 	for {
 		t := l.table.Load()
@@ -70,14 +70,14 @@ func (l *linear) take() *table {
 	}
 }
 
-// table is a leg's segments, and the drive that they are on.
+// table holds a leg's segments, and the drive that they are on.
 type table struct {
 	below    Device
 	number   block.DeviceNumber
 	segments []segment // by start
 	geometry block.Geometry
 
-	// users counts the IOs under way, and one more until retire.
+	// users counts the IOs under way, plus one until retire.
 	users   atomic.Int64
 	drained chan struct{}
 }
@@ -85,7 +85,7 @@ type table struct {
 // segment is a part of a leg; all in bytes.
 type segment struct{ start, length, offset int64 }
 
-// settle is to be called once when all segments are there.
+// settle is called once, when all segments are added.
 func (t *table) settle(size block.Size) error {
 	t.drained = make(chan struct{})
 	t.users.Store(1)
@@ -119,7 +119,7 @@ func (t *table) release() {
 	}
 }
 
-// retire waits for the IOs under way and gives the drive back.
+// retire waits for the IOs under way and releases the drive.
 func (t *table) retire() error {
 	if t == nil {
 		return nil
@@ -129,7 +129,7 @@ func (t *table) retire() error {
 	return t.below.Close()
 }
 
-// request is an IO of a leg, on its way in parts.
+// request is an IO of a leg, split into parts.
 type request struct {
 	io    *block.IO
 	table *table
@@ -143,7 +143,7 @@ type part struct {
 	request *request
 }
 
-// requests are used again: none is made for each IO.
+// requests are reused, so that an IO allocates none.
 var requests = sync.Pool{New: func() any { return &request{} }}
 
 func (t *table) submit(io *block.IO) {
@@ -154,8 +154,7 @@ func (t *table) submit(io *block.IO) {
 	} else {
 		t.cut(r)
 	}
-	// The last part to be done gives r away: nothing of it is touched after that
-	// part's Submit.
+	// The last part to complete recycles r, so r is not touched after that part's Submit.
 	parts := r.parts
 	r.left.Store(int32(len(parts)))
 	for i := range parts {
@@ -166,7 +165,7 @@ func (t *table) submit(io *block.IO) {
 	}
 }
 
-// cut makes a part for each segment that the IO touches.
+// cut makes one part for each segment that the IO touches.
 func (t *table) cut(r *request) {
 	io := r.io
 	at, end := io.Off, io.Off+io.Len
@@ -198,7 +197,7 @@ func partDone(io *block.IO) {
 
 func (r *request) failed(err error) { r.err.CompareAndSwap(nil, &err) }
 
-// done lets go of the table first: whoever waits for the IO may unmap the leg next.
+// done releases the table first: whoever waits for the IO may unmap the leg next.
 func (r *request) done() {
 	io, t := r.io, r.table
 	var err error

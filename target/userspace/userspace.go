@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package userspace is what the target agent works with where the kernel has no
-// nvmet and no device-mapper, or may not be asked: the same drives, labels, legs
-// and exports, served by this process over NVMe/TCP.
+// Package userspace serves the target agent where the kernel's nvmet and device-mapper are missing
+// or off limits: the same drives, labels, legs and exports, served by this process over NVMe/TCP.
 //
 //	 agent's plan       kernel                     here
 //	------------------------------------------------------------------------
@@ -11,18 +10,16 @@
 //	 stable names       symlinks                   Legs: a map
 //	 nvmet's configfs   nvmet                      Exports over proto/nvmetcp/controller
 //
-// The agent's planning, and the order of its steps, are the same for both; so is
-// all that a host or a drive's label shows: a volume can be served by one today
-// and by the other tomorrow.
+// The agent's plans and the order of its steps are the same for both, and so is everything that
+// hosts see or labels record: a volume can be served by one today and by the other tomorrow.
 //
-// What differs: exports live and die with the process. The agent makes them
-// anew when the manager has told it what is wanted. Nothing that was acknowledged
-// is lost with a process that is killed, since it is in the drive or in the
-// kernel's page cache; so the boot that is reported is the machine's, and the
-// manager gives up copies when the machine, and not when the process, starts
-// anew. A write that was under way when the process was killed may still reach
-// the drive for as long as its system call lasts. The lock on the drive lasts as
-// long: whoever gets it, and so this process, begins after the last such write.
+// The difference: exports live and die with the process. The agent makes them again once the
+// manager has told it the wanted state. A killed process loses no acknowledged write, since these
+// are on the drive or in the kernel's page cache. So the reported boot is the machine's: the
+// manager distrusts copies after a restart of the machine, not of the process. A write that was
+// under way when the process was killed may still reach the drive as long as its system call lasts.
+// The lock on the drive lasts as long, so the next holder of the lock begins after the last such
+// write.
 package userspace
 
 import (
@@ -32,41 +29,44 @@ import (
 	"net"
 
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/proto/nvmetcp/backend"
+	"weft.dev/weft/target/backend"
 	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/nvmet"
 	"weft.dev/weft/target/nvmet/memfs"
 )
 
-// Config says what a Machine is made of.
+// Config says what a Machine is built from.
 type Config struct {
 	Root      string   // holds sys, proc and dev; empty means "/"
-	Files     []string // regular files that are taken for drives; absolute paths
+	Files     []string // regular files used as drives; absolute paths
 	FilesOnly bool     // leave the machine's block devices alone
 	// Listen opens a portal; nil means TCP.
 	Listen func(block.Portal) (net.Listener, error)
-	// Medium stands between legs and the data of a drive, so that tests can let it
-	// fail; nil means that nothing does.
+	// Medium wraps the data of a drive below its legs, so that tests can make it fail; nil means no
+	// wrapper.
 	Medium func(path string, data block.Device) block.Device
-	// Calls stands between a drive's data and the kernel, below what the process
-	// itself does to make it durable; for tests too, and nil means the kernel.
+	// Calls wraps the system calls on a drive's data, below this process's own work for durability.
+	// It is also for tests; nil means the kernel.
 	Calls func(path string, kernel Calls) Calls
-	// Label stands between a drive's label and the drive, as Calls does for its data.
+	// Label wraps the medium of a drive's label, as Calls does for its data.
 	Label func(path string, m drive.Medium) drive.Medium
-	Log   *slog.Logger // nil discards
+	// LossDir keeps the notes that a drive has lost acknowledged writes, until its label records
+	// that. Its file system must outlive the process, and may be lost at boot. Empty: no notes.
+	LossDir string
+	Log     *slog.Logger // nil discards
 }
 
-// Calls are the system calls that are made on a drive.
+// Calls are the system calls made on a drive.
 type Calls = backend.Calls
 
-// Machine is all that an agent needs of a machine.
+// Machine is everything that an agent needs of a machine.
 type Machine struct {
 	Drives  *Drives
 	Legs    *Legs
 	Exports *Exports
 }
 
-// New makes a Machine that serves nothing yet. It starts nothing.
+// New returns a Machine without exports. It starts nothing.
 func New(c Config) (*Machine, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -80,8 +80,8 @@ func New(c Config) (*Machine, error) {
 	return &Machine{Drives: drives, Legs: legs, Exports: exports}, nil
 }
 
-// Close ends all exports, then lets go of the legs' drives. If ctx ends before
-// the I/O under way, they are not let go of.
+// Close ends all exports, then releases the legs' drives. If ctx ends while I/O is under way, the
+// drives are not released.
 func (m *Machine) Close(ctx context.Context) error {
 	if err := m.Exports.Close(ctx); err != nil {
 		return err
@@ -89,7 +89,7 @@ func (m *Machine) Close(ctx context.Context) error {
 	return m.Legs.Close()
 }
 
-// OpenTree is the target's configfs, for the agent to read and change.
+// OpenTree opens the target's configfs, for the agent to read and change.
 func (e *Exports) OpenTree() (*nvmet.Tree, error) { return nvmet.OpenOn(memfs.Root, e.FS) }
 
 var errNoDevice = errors.New("no leg is mapped there")

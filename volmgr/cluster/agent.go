@@ -17,7 +17,8 @@ type TargetReport struct {
 	Kernel     string
 	Portals    []block.Portal
 	ClusterID  block.ClusterID // zero if the node's drives belong to none yet
-	Generation uint64          // newest wanted generation that was acted on
+	Generation uint64          // newest wanted generation that the agent has acted on
+	Highest    Term            // highest term that it has acted on; zero: none, or an old version
 	Devices    []Device
 	Drives     []DriveReport
 	Legs       []LegReport
@@ -26,7 +27,13 @@ type TargetReport struct {
 	Problems   []Problem
 }
 
-// DriveReport is a drive with a label of ours, and what the label says.
+// Term identifies the reign of one manager of a cluster.
+type Term struct {
+	Cluster block.ClusterID
+	Number  uint64
+}
+
+// DriveReport is a drive with a Weft label, and the content of the label.
 type DriveReport struct {
 	Drive           block.DriveID
 	Cluster         block.ClusterID
@@ -34,30 +41,30 @@ type DriveReport struct {
 	Extents         uint32
 	LabelGeneration uint64
 	Error           string
-	Incarnation     string // changes when what was not flushed may be lost
+	Incarnation     string // changes when writes that were not flushed may be lost
 	Legs            []LegLabel
 }
 
-// LegLabel is a leg as it stands on a drive.
+// LegLabel is a leg as the label of its drive describes it.
 type LegLabel struct {
-	Leg     block.LegID
-	Column  int
-	Copy    int
-	Extents []Extent
-	Zeroed  bool
+	Leg    block.LegID
+	Column int
+	Copy   int
+	Image
+	Zeroed bool
 	// ZeroedExtents is how many of the extents, from the first on, are zeroed or
 	// hold data; 0 means all if Zeroed.
 	ZeroedExtents uint32
 	Revision      uint64
 	AdmittedEpoch block.Epoch
 	Volume        VolumeLabel
-	// Boot of the machine in which Volume was last written here; empty if not known.
+	// Boot is the machine's boot in which Volume was last written here; empty if not known.
 	Boot string
-	// Incarnation of the drive in which that was; empty if not known.
+	// Incarnation is the drive's at that write; empty if not known.
 	Incarnation string
 }
 
-// VolumeLabel is a volume's definition as it stands on drives.
+// VolumeLabel is a volume's definition as drive labels hold it.
 type VolumeLabel struct {
 	ID         block.VolumeID
 	Name       block.VolumeName
@@ -72,11 +79,11 @@ type VolumeLabel struct {
 	Suspect    []block.LegID // in sync, but they may have lost what only a cache held
 	Clean      bool
 	Created    int64 // Unix nanoseconds, 0 if not known
-	// ExpandingTo is the size that the legs are growing to; 0 if they are not.
+	// ExpandingTo is the size that the legs grow to; 0 if no expansion is under way.
 	ExpandingTo block.Size
-	// Quiet: nobody has, or is being given, the volume to write at Epoch.
+	// Quiet: no host has the volume, or is being granted it, for writing at Epoch.
 	Quiet bool
-	// Writer is the node that was last given it to write, or is being.
+	// Writer is the node of the newest grant to write, handed out or not.
 	Writer block.NodeName
 }
 
@@ -90,18 +97,18 @@ type LegReport struct {
 	Leg    block.LegID
 	Ready  bool // carved, zeroed, mapped
 	Zeroed block.Size
-	Size   block.Size // that can be used, also by the hosts it is exported to
+	Size   block.Size // usable, also by the hosts that it is exported to
 	Error  string
 }
 
-// Admission is the target's word that nothing of a volume can be written
-// through its node at an epoch below Epoch, and that this is on its labels.
+// Admission is a target's promise that no host can write to a volume through its node at an
+// epoch below Epoch, and that its labels say so.
 type Admission struct {
 	Volume block.VolumeID
 	Epoch  block.Epoch
 }
 
-// ExportReport is one subsystem that stands on a target.
+// ExportReport is one subsystem that a target has.
 type ExportReport struct {
 	NQN   block.NQN
 	Ready bool
@@ -110,6 +117,7 @@ type ExportReport struct {
 
 // TargetWanted is the whole wanted state of a target agent's node.
 type TargetWanted struct {
+	Term       uint64
 	Generation uint64
 	ClusterID  block.ClusterID
 	Drives     []WantedDrive
@@ -118,8 +126,8 @@ type TargetWanted struct {
 	Exports    []WantedExport
 }
 
-// WantedDrive is a drive to take in or, with Remove, to give back. One that has
-// its label is in use and no longer wanted.
+// WantedDrive is a drive to label or, with Remove, to erase. A drive that has its label is
+// in use and no longer listed.
 type WantedDrive struct {
 	Drive      block.DriveID
 	Device     string
@@ -131,16 +139,16 @@ type WantedDrive struct {
 
 // WantedLeg is a leg to carve and keep or, with Remove, to free.
 type WantedLeg struct {
-	Incarnation string // of the drive, up to which the leg is judged: on another one it is not used
+	Incarnation string // of the drive when the leg was last judged: in another one the leg is not used
 	Leg         block.LegID
 	Drive       block.DriveID
 	Column      int
 	Copy        int
-	Extents     []Extent
-	Size        block.Size
-	Revision    uint64
-	Volume      VolumeLabel
-	Remove      bool
+	Image
+	Size     block.Size
+	Revision uint64
+	Volume   VolumeLabel
+	Remove   bool
 }
 
 // WantedExport is one subsystem to export.
@@ -171,28 +179,28 @@ type InitiatorReport struct {
 	Host        block.Host
 	ClusterID   block.ClusterID // zero if the machine belongs to none yet
 	Generation  uint64
+	Highest     Term // as in TargetReport
 	Attachments []AttachmentReport
 	Problems    []Problem
 	Evidence    []Evidence
 }
 
-// Evidence is what a host has durably noted of a mirrored volume that it could
-// write: at Epoch, these legs hold every write that it was told is done. It is noted
-// before the host goes on without a leg, and after a leg was recorded in sync, so it
-// never names too many.
+// Evidence is a host's durable note about a mirrored volume that it could write: at Epoch,
+// these legs hold every acknowledged write. The host writes it before it goes on without a
+// leg, and after a leg was recorded in sync, so it never names too many.
 type Evidence struct {
 	Volume block.VolumeID
 	Epoch  block.Epoch
 	Legs   []EvidenceLeg
 }
 
-// EvidenceLeg is a leg under the revision that the host had it at.
+// EvidenceLeg is a leg and the revision at which the host had it.
 type EvidenceLeg struct {
 	Leg      block.LegID
 	Revision uint64
 }
 
-// Phase is how far a host is with an attachment.
+// Phase is the progress of an attachment on its host.
 type Phase string
 
 // The phases.
@@ -222,11 +230,11 @@ type AttachmentReport struct {
 	GaveUp      GaveUp     // zero: it has not
 }
 
-// GaveUp is a host's word that it has failed its device, or let go of it otherwise
-// than asked, and does not take the volume up again at that epoch.
+// GaveUp reports that a host has failed its device, or released it in another way than
+// asked, and does not serve the volume again at that epoch.
 type GaveUp struct {
 	Why        string
-	WritesLost bool // what was acknowledged may be gone
+	WritesLost bool // acknowledged writes may be lost
 }
 
 // LegLink is how a host sees one leg.
@@ -240,12 +248,13 @@ type LegLink struct {
 
 // InitiatorWanted is the whole wanted state of an initiator agent's node.
 type InitiatorWanted struct {
+	Term        uint64
 	Generation  uint64
 	ClusterID   block.ClusterID
 	Attachments []WantedAttachment
 }
 
-// WantedAttachment is a volume that the host is to have or, with Detach, to let go.
+// WantedAttachment is a volume that the host is to serve or, with Detach, to release.
 type WantedAttachment struct {
 	Volume     block.VolumeID
 	VolumeName block.VolumeName

@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// An attachment's states, and what moves it. E is the volume's epoch:
+// The states of an attachment and their transitions. E is the volume's epoch:
 //
 //	              Attach, E+1
 //	(detached) ─────────────────► GRANTING ◄───────────────────────────┐
@@ -24,23 +24,22 @@ import (
 //	     │  │                        ▼                                 │
 //	     │  │                     ATTACHED ────────────────────────────┘
 //	     │  │                        │ Detach
-//	     │  │ let go: clean or not   ▼  CancelDetach: GRANTED again
+//	     │  │ released, clean or not ▼  CancelDetach: GRANTED again
 //	     │  └───────────────────  DETACHING
 //	     └── from anywhere: Detach force, host confirmed dead: E+1, not clean
 //
-// A host that cannot go on (reborn.go), or that has let go otherwise than asked,
-// gives the grant up: GRANTED or ATTACHED ──► GRANTING at E+1, not clean.
+// A host that cannot continue (reborn.go), or that has released the volume in another way
+// than asked, gives up the grant: GRANTED or ATTACHED ──► GRANTING at E+1, not clean.
 //
-// A host whose data path ends with its process lets go by itself before it ends:
+// A host whose data path runs in its process releases the volume before that process ends:
 // GRANTED or ATTACHED ──► GRANTING at E+1, clean, and handed out to its next boot.
 //
-// GRANTED is the only door to a volume's data, and the epoch only grows. What
-// keeps a superseded host out is not this record but the targets: the grant is
-// handed out when every leg that stays in sync is on a target that has fenced
-// all epochs below E. A leg that cannot be fenced is evicted, and only after
-// [ClientLease] has passed since the first in-sync leg was fenced: by then a
-// superseded host, which cannot record that it lost that leg, has stopped
-// reading too.
+// A host reaches a volume's data only through GRANTED, and the epoch only grows. The
+// targets, not this record, keep a superseded host out: the grant is handed out when every
+// leg that stays in sync is on a target that has fenced all epochs below E. A leg that
+// cannot be fenced is evicted, but not before [ClientLease] has passed since the first
+// in-sync leg was fenced. A superseded host cannot record that it lost the fenced leg, so by
+// then it has stopped reading too.
 
 func (in Attach) apply(t *tx) (view, error) {
 	mode := cmp.Or(in.Mode, AttachExclusive)
@@ -52,7 +51,7 @@ func (in Attach) apply(t *tx) (view, error) {
 		return nil, err
 	}
 	if v.State != VolumeReady {
-		return nil, refused(ReasonNotReady, v.object(), "%s", strings.ToLower(string(v.State))).
+		return nil, refused(ReasonNotReady, v.object(), "%s", v.unready()).
 			hint("`weft explain volume %s` says what it waits for", v.Name)
 	}
 	n := t.s.nodes[in.Node]
@@ -96,8 +95,8 @@ func (in Attach) apply(t *tx) (view, error) {
 	return attachmentResult(v.ID, in.Node), nil
 }
 
-// handOut takes note, before a device is handed out, that it may be written by
-// somebody who records nothing.
+// handOut makes the volume Raw before its device is handed out to a caller that may write
+// without recording a file system.
 func (t *tx) handOut(v *Volume) {
 	if after := orRaw(v.Formatted); after != v.Formatted {
 		t.volume(v.ID).Formatted = after
@@ -108,8 +107,8 @@ func attachmentResult(id block.VolumeID, node block.NodeName) view {
 	return func(s *State) any { v := s.volumes[id]; return s.attachmentView(v, v.attachmentOf(node)) }
 }
 
-// attachAgain judges an Attach of a volume that is attached: done if it is
-// attached so already, an error if it cannot be, neither if it may be taken over.
+// attachAgain checks an Attach of a volume that is attached: done if this host already has
+// it in this mode, an error if it cannot get it, neither if it may take it over or join.
 func (t *tx) attachAgain(v *Volume, node block.NodeName, mode AttachMode) (done bool, err error) {
 	if a := v.attachmentOf(node); a != nil {
 		switch {
@@ -163,7 +162,7 @@ func (s *State) attachable(v *Volume) error {
 		hint("bring the targets back; `weft explain volume %s` lists what can be done if they are gone for ever", v.Name)
 }
 
-// driveReason is why a leg's drive is not ready, in brackets.
+// driveReason says in brackets why a leg's drive is not ready.
 func (s *State) driveReason(l *Leg) string {
 	if d := s.drives[l.Drive]; d != nil && d.Reason != "" {
 		return " (" + d.Reason + ")"
@@ -171,17 +170,16 @@ func (s *State) driveReason(l *Leg) string {
 	return ""
 }
 
-// columnFacts are the facts of a column's legs, and whether one of them can be used.
+// columnFacts describes a column's legs, and says whether enough of them can be served.
 func (s *State) columnFacts(v *Volume, column int) (facts string, served bool) {
 	var all []string
 	for _, l := range v.column(column) {
-		served = served || l.trusted() && s.servable(l)
 		all = append(all, fmt.Sprintf("%v is %s", l, s.legFact(l)))
 	}
-	return strings.Join(all, ", "), served
+	return strings.Join(all, ", "), v.Layout.Group().Readable(s.serving(v)[column])
 }
 
-// legFact is a leg's state with what keeps it from being used.
+// legFact is a leg's state and the reason why it cannot be used, if it cannot.
 func (s *State) legFact(l *Leg) string {
 	fact := strings.ToLower(strings.ReplaceAll(string(l.State), "_", " "))
 	if l.State == LegStale && l.Reason != "" {
@@ -213,24 +211,23 @@ func (t *tx) grant(v *Volume, n *Node) {
 		"node", string(n.Name), "epoch", fmt.Sprint(v.Epoch))
 }
 
-// supersede ends whatever epoch there is: the targets are to admit nothing below
-// the new one. A rebuild under way is lost with the host that made it.
+// supersede begins a new epoch, below which the targets are to admit nothing. Rebuilds under
+// way are abandoned, since the host that made them loses the volume.
 func (t *tx) supersede(v *Volume) {
 	v.Epoch++
 	v.Attachment = nil
 	v.linger()
-	v.Clean = v.Clean || t.s.guards.forcedIsClean // it has been false since the grant was handed out
 	t.abandonRebuilds(v, fmt.Sprintf("epoch %d began", v.Epoch))
 }
 
 // admitted reports whether a leg's target has confirmed the volume's epoch.
 func (s *State) admitted(v *Volume, l *Leg) bool {
 	t := s.targets[l.Node]
-	return t != nil && t.admitted[v.ID] >= v.Epoch || s.guards.noFence
+	return t != nil && t.admitted[v.ID] >= v.Epoch
 }
 
-// settleGrant hands the grant out when every in-sync leg is fenced, or the
-// others may be evicted and every column keeps a fenced one.
+// settleGrant hands out the grant when every column can be read from fenced legs and every
+// other in-sync leg may be evicted.
 func (t *tx) settleGrant(id block.VolumeID) {
 	v := t.peek(id)
 	if v.Attachment == nil || v.Attachment.State != Granting {
@@ -241,10 +238,8 @@ func (t *tx) settleGrant(id block.VolumeID) {
 		return
 	}
 	keep, evict := t.s.grantSplit(v)
-	for _, n := range keep {
-		if n == 0 {
-			return
-		}
+	if v.unreadable(keep) >= 0 {
+		return
 	}
 	for _, l := range evict {
 		if !t.evictable(v, l) {
@@ -252,22 +247,19 @@ func (t *tx) settleGrant(id block.VolumeID) {
 		}
 	}
 	for _, l := range evict {
-		if t.s.guards.keepUnreachable {
-			break
-		}
 		v = t.volume(id)
 		t.evict(v, l.ID, fmt.Sprintf("its target did not confirm the fence for epoch %d", v.Epoch))
 	}
 	v = t.volume(id)
 	a := v.Attachment
-	a.State, a.Equalize, a.Since = Granted, !v.Clean && !t.s.guards.serveBeforeEqual, t.now.UTC()
+	a.State, a.Equalize, a.Since = Granted, !v.Clean, t.now.UTC()
 	v.Clean, v.Holder, v.Lingering = false, a.Node, nil
 	delete(t.s.fences, id)
 	t.volumeEvent(v, Info, EventGranted, fmt.Sprintf("epoch %d to %s", v.Epoch, a.Node),
 		"node", string(a.Node), "epoch", fmt.Sprint(v.Epoch), "equalize", fmt.Sprint(a.Equalize))
 }
 
-// noteFence starts the lease clock when the first in-sync leg is seen fenced.
+// noteFence starts the lease clock when the first in-sync leg is reported fenced.
 func (t *tx) noteFence(v *Volume) {
 	if f, ok := t.s.fences[v.ID]; ok && f.epoch == v.Epoch {
 		return
@@ -280,15 +272,15 @@ func (t *tx) noteFence(v *Volume) {
 	}
 }
 
-// grantSplit counts, for each column, the in-sync legs that could be granted
-// now, and lists those that could not.
-func (s *State) grantSplit(v *Volume) (keep []int, rest []*Leg) {
-	keep = make([]int, v.Layout.Stripes)
+// grantSplit returns the in-sync members of each column that could be granted now, and the
+// in-sync legs that could not.
+func (s *State) grantSplit(v *Volume) (keep []block.MemberSet, rest []*Leg) {
+	keep = make([]block.MemberSet, v.Layout.Stripes)
 	for i := range v.Legs {
 		switch l := &v.Legs[i]; {
 		case l.State != LegInSync:
 		case s.admitted(v, l) && s.servable(l) && !l.Suspect:
-			keep[l.Column]++
+			keep[l.Column] = keep[l.Column].With(l.Copy)
 		default:
 			rest = append(rest, l)
 		}
@@ -296,11 +288,11 @@ func (s *State) grantSplit(v *Volume) (keep []int, rest []*Leg) {
 	return keep, rest
 }
 
-// evictable reports whether an in-sync leg that is not fenced may be given up:
-// nobody can read it any more.
+// evictable reports whether an in-sync leg that is not fenced may be evicted: no earlier
+// host can still read it.
 func (t *tx) evictable(v *Volume, l *Leg) bool {
 	switch {
-	case t.confirmedDead(l.Node), t.s.guards.skipLease:
+	case t.confirmedDead(l.Node):
 		return true
 	case t.s.readersLeft(v): // they have no lease
 		return false
@@ -310,8 +302,8 @@ func (t *tx) evictable(v *Volume, l *Leg) bool {
 	return t.s.leaseLeft(v, t.now) == 0
 }
 
-// leaseLeft is how long the previous host may still be reading; ClientLease if
-// no leg has been fenced yet.
+// leaseLeft is how much longer the previous host may read; ClientLease if no leg has been
+// fenced yet.
 func (s *State) leaseLeft(v *Volume, now time.Time) time.Duration {
 	f, ok := s.fences[v.ID]
 	if !ok || f.epoch != v.Epoch {
@@ -320,7 +312,7 @@ func (s *State) leaseLeft(v *Volume, now time.Time) time.Duration {
 	return max(0, ClientLease-now.Sub(f.first))
 }
 
-// settleAttached notes that the host has the device.
+// settleAttached records that the host serves the device.
 func (t *tx) settleAttached(id block.VolumeID) {
 	v := t.peek(id)
 	if v.Attachment == nil || v.Attachment.State != Granted || v.Attachment.KeptAt != 0 {
@@ -334,10 +326,10 @@ func (t *tx) settleAttached(id block.VolumeID) {
 	}
 }
 
-// settleLeft takes note of a host that has let go though nobody asked it to, since
-// it ends. The volume stays its own, under a new epoch that only its next boot is
-// given: what it has reported of the old one stays true because nobody writes any
-// more, and the targets are made to see to that already now.
+// settleLeft handles a host that is shutting down and has released the volume without being
+// asked. The volume stays reserved for it under a new epoch, which only its next boot gets.
+// The new epoch makes the targets fence the old one now, so that the clean release it
+// reported stays true.
 func (t *tx) settleLeft(id block.VolumeID) {
 	v := t.peek(id)
 	a := v.Attachment
@@ -380,7 +372,7 @@ func (in Detach) apply(t *tx) (view, error) {
 	case a.State != Detaching:
 		v := t.volume(found.ID)
 		v.Attachment.State, v.Attachment.Since = Detaching, t.now.UTC()
-		t.volumeEvent(v, Info, EventDetaching, fmt.Sprintf("%s has to release it", a.Node), "node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
+		t.volumeEvent(v, Info, EventDetaching, fmt.Sprintf("waiting for %s to release the volume", a.Node), "node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
 	}
 	return nil, nil
 }
@@ -418,7 +410,7 @@ func (in CancelDetach) apply(t *tx) (view, error) {
 	return nil, nil
 }
 
-// keep lets a host that is asked to let go have the volume on.
+// keep withdraws a detach: the host keeps the volume.
 func (t *tx) keep(id block.VolumeID, node block.NodeName) {
 	v := t.volume(id)
 	a := v.attachmentOf(node)
@@ -426,8 +418,8 @@ func (t *tx) keep(id block.VolumeID, node block.NodeName) {
 	t.volumeEvent(v, Info, EventDetachCancelled, fmt.Sprintf("%s keeps it", node), "node", string(node), "epoch", fmt.Sprint(v.Epoch))
 }
 
-// settleKept waits until hosts have heard that their detach was cancelled. One that
-// had let go before it heard of that is detached: its report says so.
+// settleKept waits until hosts have heard that their detach was cancelled. A host that
+// reports that it released the volume before it heard of this is detached.
 func (t *tx) settleKept(id block.VolumeID) {
 	for _, a := range t.peek(id).attachments() {
 		on := t.s.initiators[a.Node]
@@ -445,8 +437,8 @@ func (t *tx) settleKept(id block.VolumeID) {
 	}
 }
 
-// forceDetach takes a volume away without its host. What the host still holds
-// is fenced at the targets, by the admission of a new epoch.
+// forceDetach detaches a volume without its host's consent. The targets fence the host by
+// admitting a new epoch.
 func (t *tx) forceDetach(v *Volume, why string) {
 	who := v.users()
 	t.supersede(v)
@@ -462,7 +454,7 @@ func (t *tx) detached(v *Volume, how string) {
 		"node", string(node), "epoch", fmt.Sprint(v.Epoch), "clean", fmt.Sprint(v.Clean))
 }
 
-// settleDetaching ends an attachment when its host has let go or is dead.
+// settleDetaching ends an attachment when its host has released the volume or is dead.
 func (t *tx) settleDetaching(id block.VolumeID) {
 	v := t.peek(id)
 	if v.Attachment == nil || v.Attachment.State != Detaching {
@@ -485,14 +477,13 @@ func (t *tx) settleDetaching(id block.VolumeID) {
 	t.detached(v, map[bool]string{true: "clean", false: "not clean: the copies will be made equal at the next attach"}[v.Clean])
 }
 
-// hostChanged gives a node's attachments to its new boot or identity, by a new
-// grant. The old boot is gone and cannot come back, but what it had in flight
-// may still be at the targets.
+// hostChanged moves a node's attachments to its new boot or identity, by a new grant. The
+// old boot cannot come back, but its I/O may still be in flight at the targets.
 func (t *tx) hostChanged(n *Node) {
 	for _, id := range sorted(t.s.onNode[n.Name]) {
 		t.sharerChanged(id, n)
 		a := t.peek(id).Attachment
-		if a == nil || a.Node != n.Name || t.s.guards.bootIgnored {
+		if a == nil || a.Node != n.Name {
 			continue
 		}
 		booted := a.BootID != n.InitiatorBoot
@@ -515,7 +506,7 @@ func (s *State) attachmentWaits(v *Volume, a *Attachment) []string {
 	switch a.State {
 	case Granting:
 		if a.Left {
-			return []string{fmt.Sprintf("host %s, which has released it and is shutting down, to start again", a.Node)}
+			return []string{fmt.Sprintf("host %s, which has released the volume and is shutting down, to start again", a.Node)}
 		}
 		return s.grantWaits(v)
 	case Granted, Attached:
@@ -524,17 +515,20 @@ func (s *State) attachmentWaits(v *Volume, a *Attachment) []string {
 		}
 	case Detaching:
 		if r, ok := s.attachmentReport(v, a); ok && r.WaitingFor != "" {
-			return []string{fmt.Sprintf("%s to release it: %s", a.Node, r.WaitingFor)}
+			return []string{fmt.Sprintf("host %s to release the volume: %s", a.Node, r.WaitingFor)}
 		}
-		return []string{s.hostWait(a.Node, "to release it")}
+		return []string{s.hostWait(a.Node, "to release the volume")}
 	}
 	return nil
 }
 
-// deviceWaitsFor says what keeps a host that was given a volume from serving it.
+// deviceWaitsFor says why a host does not serve a volume that it was granted.
 func (s *State) deviceWaitsFor(v *Volume, a *Attachment) string {
 	if r, old := s.lettingGo(v, a); old {
 		return fmt.Sprintf("host %s to release epoch %d: %s", a.Node, r.Epoch, r.WaitingFor)
+	}
+	if a.KeptAt != 0 { // the host's report is still about the detach
+		return s.hostWait(a.Node, "to learn that it keeps the volume")
 	}
 	r, reported := s.attachmentReport(v, a)
 	if reported && r.WaitingFor != "" {
@@ -546,8 +540,6 @@ func (s *State) deviceWaitsFor(v *Volume, a *Attachment) string {
 	switch {
 	case a.State == Granted && reported && r.Phase == PhaseEqualizing:
 		return s.hostWait(a.Node, "to make the copies equal"+progress(r))
-	case a.KeptAt != 0:
-		return s.hostWait(a.Node, "to learn that it keeps the volume")
 	case a.State == Granted:
 		return s.hostWait(a.Node, "to build the device")
 	}
@@ -575,35 +567,38 @@ func (s *State) hostWait(node block.NodeName, what string) string {
 // grantWaits names each in-sync leg that is not fenced, and what ends the wait.
 func (s *State) grantWaits(v *Volume) (waits []string) {
 	keep, rest := s.grantSplit(v)
+	g := v.Layout.Group()
 	for _, l := range rest {
 		if l.Suspect {
 			waits = append(waits, s.suspectWaitsFor(v, l))
 			continue
 		}
 		wait := s.fenceWait(v, l)
-		if keep[l.Column] > 0 && len(v.Shared) > 0 {
-			continue // it joins when it can
+		if g.Readable(keep[l.Column]) && len(v.Shared) > 0 {
+			continue // it joins later
 		}
 		left := s.leaseLeft(v, s.now)
 		switch {
-		case v.Epoch == 1 && s.targetOnline(l.Node): // it has only to hear of it
-		case keep[l.Column] == 0:
+		case v.Epoch == 1 && s.targetOnline(l.Node): // no older epoch, so the target only has to answer
+		case !g.Readable(keep[l.Column]):
 			wait += fmt.Sprintf(" (no other in-sync leg of column %d can be used)", l.Column)
 		case s.readersLeft(v):
 			wait += fmt.Sprintf(" (%s may still read from it)", v.lingerers())
 		case left > 0:
 			wait += fmt.Sprintf(" (left out in %v)", left.Round(time.Second))
 		}
-		waits = append(waits, wait)
+		if !slices.Contains(waits, wait) { // name a target with several legs once
+			waits = append(waits, wait)
+		}
 	}
 	return waits
 }
 
-// fenceWait says what a leg lacks to be fenced.
+// fenceWait says what a leg waits for to be fenced.
 func (s *State) fenceWait(v *Volume, l *Leg) string {
 	fence := fmt.Sprintf("to fence epochs below %d", v.Epoch)
 	if v.Epoch == 1 {
-		fence = "to note the first epoch on its drives" // there is nobody to keep out
+		fence = "to record epoch 1 on its drives" // there is no older epoch to fence
 	}
 	switch d := s.drives[l.Drive]; {
 	case !s.targetOnline(l.Node):
@@ -616,7 +611,7 @@ func (s *State) fenceWait(v *Volume, l *Leg) string {
 	return fmt.Sprintf("target %s %s%s", l.Node, fence, because(s.fenceProblem(v, l)))
 }
 
-// fenceProblem is what a target says hinders it from fencing a volume.
+// fenceProblem is the problem that a target reports with fencing a volume.
 func (s *State) fenceProblem(v *Volume, l *Leg) string {
 	for _, p := range s.targets[l.Node].status.Problems {
 		if strings.Contains(p.Object, v.ID.String()) || strings.Contains(p.Object, l.ID.String()) {

@@ -8,24 +8,25 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// A leg whose writes fail looks well to its host and its target, which say at once
-// that it can be rebuilt. A rebuild that failed, or was of no use for long, is tried
-// again at once; those after it are this far apart at first, twice as far each time, and
-// not farther than this. A leg that was good for the latter begins anew, and so does one
-// whose target was away: that explains the loss, and ends.
+// A leg whose writes fail may look healthy to its host and its target, which report at once
+// that it can be rebuilt again. So rebuilds back off. A rebuild fails if it does not
+// complete, or if the leg is lost within rebuildPauseMost after it. After the first failure
+// the leg is rebuilt at once, after the second it waits for rebuildPause, then twice as long
+// each time, up to rebuildPauseMost. The count starts again for a leg that stayed good
+// longer, and for one whose target was away, since that explains the loss.
 //
-// How often is durable. Since when is not, and goes by the clock that nobody sets: after a
-// start of the manager a pause begins anew.
+// The count is durable. The start of a pause is not, since it is a monotonic time: after a
+// restart of the manager a pause starts again.
 const (
 	rebuildPause     = time.Second
 	rebuildPauseMost = time.Minute
 )
 
-// trial is when a leg was last lost, and when it was last good again, in this run of the
-// manager.
+// trial says when a leg was last lost, and when it was last rebuilt, since the manager
+// started.
 type trial struct{ lost, good time.Time }
 
-// failed counts a loss during a rebuild, or soon after one.
+// failed counts a loss during a rebuild, or soon after one. Any other loss resets the count.
 func (t *tx) failed(l *Leg) {
 	good := t.s.trials[l.ID].good
 	soon := !good.IsZero() && t.now.Sub(good) < rebuildPauseMost
@@ -37,8 +38,8 @@ func (t *tx) failed(l *Leg) {
 	}
 }
 
-// excuse forgets the failures of a node's legs when it is seen that its target was away:
-// the losses may have been noticed before that.
+// excuse resets the failures of a node's legs when its target turns out to be away: the
+// losses may have been recorded before that was known.
 func (t *tx) excuse(node block.NodeName) {
 	for id := range t.s.onNode[node] {
 		for _, l := range t.peek(id).Legs {
@@ -57,7 +58,7 @@ func (l *Leg) pause() time.Duration {
 	return min(rebuildPause<<min(l.Failures-2, 10), rebuildPauseMost)
 }
 
-// pauses reports whether that time is not over yet.
+// pauses reports whether a stale leg's pause is not over yet.
 func (s *State) pauses(l *Leg) bool {
 	lost := s.trials[l.ID].lost
 	return l.pause() > 0 && (lost.IsZero() || s.now.Sub(lost) < l.pause())

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Bounds of the labels of one object, and of a selector or segment. A volume's stand
-// on the label of each drive that holds a leg of it.
+// Bounds of the labels of one object, and of a selector or segment. A volume's labels are
+// written to the label of each drive that holds one of its legs.
 const (
 	MaxLabels     = 64
 	MaxLabelKey   = 317 // a DNS name, a slash and a name, as in Kubernetes
@@ -18,10 +18,10 @@ const (
 	MaxLabelBytes = 8 << 10 // of all keys and values together
 )
 
-// maxBootID is more than the kernel's ids, and those of agents in user space, have.
+// maxBootID is longer than any boot id of the kernel, or of agents in user space.
 const maxBootID = 256
 
-// everyLabel in UpdateVolume.RemoveLabels takes all labels away.
+// everyLabel in UpdateVolume.RemoveLabels removes all labels.
 const everyLabel = "*"
 
 // checkLabels refuses labels, or a selector of labels, that no object may have.
@@ -42,7 +42,7 @@ func checkLabels(field string, labels map[string]string) error {
 	return nil
 }
 
-// checkVolumeLabels refuses also what means something else among a volume's labels.
+// checkVolumeLabels also refuses keys that have another meaning among a volume's labels.
 func checkVolumeLabels(field string, labels map[string]string) error {
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
 		if key == everyLabel || strings.HasPrefix(key, ownLabels) {
@@ -62,7 +62,7 @@ func checkSegments(field string, all []Segment) error {
 	return nil
 }
 
-// tooMuch says what is wrong with how much there is in labels, if anything is.
+// tooMuch says which bound the labels exceed together; empty if none.
 func tooMuch(labels map[string]string) string {
 	bytes := 0
 	for key, value := range labels {
@@ -77,8 +77,8 @@ func tooMuch(labels map[string]string) string {
 	return ""
 }
 
-// TrimLabels leaves out of what a node says of itself the labels that are beyond the
-// bounds, and says which: a report is not to be refused for them.
+// TrimLabels drops those of a node's own labels that exceed the bounds, and says which: a
+// report must not be refused for them.
 func TrimLabels(labels map[string]string) (kept map[string]string, left string) {
 	if checkLabels("", labels) == nil {
 		return labels, ""
@@ -95,7 +95,7 @@ func TrimLabels(labels map[string]string) (kept map[string]string, left string) 
 	return kept, fmt.Sprintf("at most %d of %d bytes together are kept; left out: %s", MaxLabels, MaxLabelBytes, some(out, 8))
 }
 
-// Shorten cuts a text that has more than so many bytes, and says with … that it did.
+// Shorten cuts a text after most bytes, and marks the cut with ….
 func Shorten(text string, most int) string {
 	if len(text) <= most {
 		return text
@@ -103,16 +103,16 @@ func Shorten(text string, most int) string {
 	return strings.ToValidUTF8(text[:most], "") + "…"
 }
 
-// oversize reports whether labels are more than could be set today: an earlier
-// version took any. They are not written to drives, and shown in part.
+// oversize reports whether labels exceed today's bounds, since an earlier version had none.
+// Such labels are not written to drives, and are shown in part.
 func oversize(labels map[string]string) bool {
 	return tooMuch(labels) != ""
 }
 
-// oversizeLabel stands among labels that are shown in part, and says so.
+// oversizeLabel is added to labels that are shown in part, and says so.
 const oversizeLabel = ownLabels + "labels"
 
-// shown are labels as readers see them: of too many the first ones.
+// shown returns labels as readers see them: if they are too many, the first ones.
 func shown(labels map[string]string) map[string]string {
 	if !oversize(labels) {
 		return labels

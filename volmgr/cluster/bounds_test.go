@@ -57,7 +57,7 @@ func TestLabelsAreBoundedWhereverTheyComeFrom(t *testing.T) {
 	}
 }
 
-// A store of an earlier version may hold labels of any size.
+// A store of an earlier version may hold labels beyond today's bounds.
 func TestLabelsThatWereTakenOnceDoNotStopAnything(t *testing.T) {
 	s, _ := labelled(t)
 	old := s.state.volumes[s.state.byName["db1"]].clone()
@@ -100,7 +100,7 @@ func asJSON(t *testing.T, value any) []byte {
 	return b
 }
 
-// ghost has the agent of a node report that nobody has ever used.
+// ghost reports for a target agent on an unused node.
 func ghost(s *State, now time.Time, session uint64, n int) error {
 	name := block.NodeName(fmt.Sprintf("ghost%05d", n))
 	_, err := s.Step(now, InitiatorReported{session, InitiatorReport{Node: name, BootID: "1", Host: hostOf(string(name))}})
@@ -131,8 +131,8 @@ func TestNodesThatNobodyUsesAreBounded(t *testing.T) {
 	if unused() != MaxUnusedNodes || state.initiators["ghost05000"] != nil {
 		t.Errorf("%d nodes are kept, and of the one that was refused %v", unused(), state.initiators["ghost05000"])
 	}
-	// The one that has been silent for longest makes room, after an hour. Nodes that
-	// are used stay, however long they are silent.
+	// After an hour a new node replaces the one that has been silent longest. Used nodes
+	// stay, however long they are silent.
 	now = now.Add(time.Minute)
 	for i := 1; i < MaxUnusedNodes; i++ {
 		if err := ghost(state, now, 1, i); err != nil {

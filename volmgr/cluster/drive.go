@@ -82,10 +82,9 @@ func findDevice(devices []Device, path string) (Device, bool) {
 	return Device{}, false
 }
 
-// taken finds the drive that a device is: by our label on it or, before there is
-// one, by what the device says of itself. A /dev name is the last resort, for
-// files and loop devices, which say nothing, and for partitions, which say what
-// their disk says.
+// taken finds the drive record of a device: by the Weft label on it or, before there is
+// one, by its WWID and serial. The /dev name decides only for files and loop devices, which
+// have neither, and for partitions, which share those of their disk.
 func (s *State) taken(node block.NodeName, dev Device, devices []Device) *Drive {
 	if d := s.drives[dev.DriveID]; d != nil {
 		return d
@@ -106,8 +105,8 @@ func (s *State) taken(node block.NodeName, dev Device, devices []Device) *Drive 
 	return nil
 }
 
-// EraseWord is what AddDrive.ForceErase must be for a device with data on it;
-// empty if it has none.
+// EraseWord returns the text that AddDrive.ForceErase must have to erase a device's data;
+// empty if the device has none.
 func EraseWord(dev Device) string {
 	word := strings.Join(dev.Signatures, ", ")
 	if word == "" && !dev.DriveID.IsZero() {
@@ -116,7 +115,7 @@ func EraseWord(dev Device) string {
 	return word
 }
 
-// usable refuses a device that is in use, or holds data that the request does not name.
+// usable refuses a device that is in use, or that holds data which ForceErase does not name.
 func (s *State) usable(in AddDrive, dev Device) error {
 	object := fmt.Sprintf("device %s on %s", dev.Path, in.Node)
 	word := EraseWord(dev)
@@ -129,7 +128,7 @@ func (s *State) usable(in AddDrive, dev Device) error {
 	case dev.ReadOnly:
 		return refused(ReasonDeviceUnusable, object, "read-only")
 	case dev.Refused != "" && (word == "" || !strings.Contains(dev.Refused, word)):
-		return refused(ReasonDeviceUnusable, object, "%s", dev.Refused) // nothing that erasing would cure
+		return refused(ReasonDeviceUnusable, object, "%s", dev.Refused) // erasing would not help
 	case word != "" && in.ForceErase == "":
 		return refused(ReasonForeignData, object, "holds %s", word).
 			hint("to erase it: `weft drive add %s %s --force-erase %s`", in.Node, dev.Path, quote(word)).with("force_erase", word)
@@ -141,7 +140,7 @@ func (s *State) usable(in AddDrive, dev Device) error {
 	return nil
 }
 
-// quote makes a shell word.
+// quote returns s as one shell word.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
 func orNothing(s string) string {
@@ -156,8 +155,8 @@ func (in EvictDrive) apply(t *tx) (view, error) {
 	if d == nil {
 		return nil, nil
 	}
-	// A drive that cannot be erased is given up. Asked once more, that goes also
-	// for one that went bad while its label was being erased.
+	// A drive that cannot be erased is removed at once. A second request does that also to
+	// a drive that failed while its label was being erased.
 	lost := d.State == DriveMissing || d.State == DriveFailed || t.confirmedDead(d.Node) ||
 		d.State == DriveRemoving && t.s.driveError(d) != ""
 	if d.State == DriveRemoving && !lost {
@@ -178,7 +177,7 @@ func (in EvictDrive) apply(t *tx) (view, error) {
 	return nil, nil
 }
 
-// driveError is what a drive's target says is wrong with it.
+// driveError is the error that the target reports of a drive; empty if there is none.
 func (s *State) driveError(d *Drive) string {
 	if on := s.targets[d.Node]; on != nil {
 		return on.drives[d.ID].Error
@@ -186,8 +185,8 @@ func (s *State) driveError(d *Drive) string {
 	return ""
 }
 
-// usersOf names the volumes with legs on a drive; those being deleted count only
-// if the drive is there to give their extents back.
+// usersOf names the volumes with legs on a drive. Legs that are being deleted count only
+// with deleting, that is if the drive can still free them.
 func (s *State) usersOf(d *Drive, deleting bool) (names []string) {
 	for _, id := range sorted(s.onNode[d.Node]) {
 		v := s.volumes[id]
@@ -201,7 +200,7 @@ func (s *State) usersOf(d *Drive, deleting bool) (names []string) {
 	return names
 }
 
-// drivesReported moves a node's drives on by its newest report.
+// drivesReported updates the state of a node's drives from its newest report.
 func (t *tx) drivesReported(name block.NodeName, on *target) {
 	for _, d := range t.s.recordedDrives(name) {
 		r, seen := on.drives[d.ID]
@@ -227,14 +226,14 @@ func (t *tx) drivesReported(name block.NodeName, on *target) {
 	}
 }
 
-// cachesReported follows what a node says of its drives' caches, once a boot is judged by
-// what it had said before. A volatile cache counts at once, and hosts flush it from then
-// on. That there is none any more counts from the next boot on, when what it may have held
-// is lost and judged: a drive that says so may still hold what it acknowledged before.
+// cachesReported records what a node reports of its drives' caches. It runs after a boot was
+// judged by the earlier record. A new volatile cache counts at once, and hosts flush it from
+// then on. The end of a volatile cache counts only from the next boot on: until then the
+// drive may still hold acknowledged writes in it, and a boot that loses them is judged.
 func (t *tx) cachesReported(name block.NodeName, on *target, booted bool) {
 	for _, dev := range on.devices {
 		d, volatile := t.drives.peek(dev.DriveID), dev.VolatileCache
-		if d == nil || d.Node != name || d.VolatileCache == volatile || !volatile && !booted || t.s.guards.cacheAsAdded {
+		if d == nil || d.Node != name || d.VolatileCache == volatile || !volatile && !booted {
 			continue
 		}
 		d = t.drives.edit(d.ID)
@@ -247,7 +246,7 @@ func (t *tx) cachesReported(name block.NodeName, on *target, booted bool) {
 	}
 }
 
-// removingWaits notes why a drive is not erased yet.
+// removingWaits records why a drive is not erased yet.
 func (t *tx) removingWaits(d *Drive, on *target) {
 	reason := on.drives[d.ID].Error
 	if p, ok := on.problem("drive " + d.ID.String()); ok {
@@ -264,7 +263,8 @@ func (d *Drive) where(r DriveReport, seen bool) {
 	}
 }
 
-// driveState is what a report makes of a drive that is not being removed.
+// driveState returns the state and reason that a report gives a drive that is not being
+// removed.
 func driveState(d *Drive, r DriveReport, seen bool, on *target, id block.ClusterID) (DriveState, string) {
 	switch {
 	case !seen && d.State == DriveAdding:
@@ -280,7 +280,8 @@ func driveState(d *Drive, r DriveReport, seen bool, on *target, id block.Cluster
 	return DriveReady, ""
 }
 
-// missingBecause tells a device that is not there from one that has lost its label.
+// missingBecause says why a drive is missing: its device cannot be read, has lost its label,
+// has moved to another path, or is not there.
 func missingBecause(d *Drive, on *target) string {
 	dev, ok := findDevice(on.devices, d.Device)
 	if ok && dev.Unread != "" {

@@ -10,8 +10,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// oneDrive is a cluster with target t1 and a drive on it that is ready, and a
-// volume db1 on that if so told.
+// oneDrive is a cluster with target t1 and a ready drive on it, after more commands.
 func oneDrive(t *testing.T, commands ...string) (*script, *simTarget) {
 	t.Helper()
 	s := newScript(t)
@@ -21,7 +20,7 @@ func oneDrive(t *testing.T, commands ...string) (*script, *simTarget) {
 	return s, s.targets["t1"]
 }
 
-// spoil makes all drives of a target report an error; empty mends them.
+// spoil makes all drives of a target report an error; an empty one repairs them.
 func (t *simTarget) spoil(text string) {
 	for _, d := range t.drives {
 		d.error = text
@@ -145,7 +144,7 @@ func TestNothingIsPlacedOverALegThatOnlyTheLabelKnows(t *testing.T) {
 	s, t1 := oneDrive(t)
 	for _, d := range t1.drives {
 		stray := block.LegID{UUID: testSeed(7).id(0)}
-		d.labels[stray] = LegLabel{Leg: stray, Extents: []Extent{{Start: 0, Count: 2}}, Zeroed: true}
+		d.labels[stray] = LegLabel{Leg: stray, Image: plain([]Extent{{Start: 0, Count: 2}}), Zeroed: true}
 	}
 	s.reportTarget(t1)
 	out := s.run("create db1 size=1GiB copies=1") + s.run("comply")
@@ -157,7 +156,7 @@ func TestNothingIsPlacedOverALegThatOnlyTheLabelKnows(t *testing.T) {
 	}
 }
 
-// A drive that hangs while its agent starts is there, and does not answer.
+// A drive that hangs while its agent starts is present but does not answer.
 func TestADriveThatIsSeenAndNotOpenIsNotCalledAbsent(t *testing.T) {
 	s := newScript(t)
 	s.run("target t1 drives=4GiB")

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Kind is the sort of a refusal; each is one gRPC code.
+// Kind classifies a refusal; each maps to one gRPC code.
 type Kind int
 
 // The kinds.
@@ -56,8 +56,8 @@ const (
 	ReasonEventsGone       = "EVENTS_GONE"
 )
 
-// Error is a refusal. Text reads as "what was asked, of what: why"; the other
-// fields hold what a program or a hint needs, and are empty where they say nothing.
+// Error is a refusal. Text reads as "object or field: why"; the other fields hold what a
+// program or a hint needs, and may be empty.
 type Error struct {
 	Kind     Kind
 	Field    string // of the request, as the proto spells it
@@ -78,7 +78,7 @@ func notFound(object string) *Error {
 	return &Error{Kind: NotFound, Object: object, Text: object + ": not found"}
 }
 
-// conflict says that an object exists with another value of one parameter.
+// conflict refuses to create an object that exists with another value of one parameter.
 func conflict(object, field string, have, asked any) *Error {
 	if h, ok := have.(map[string]string); ok {
 		have, asked = pairs(h), pairs(asked.(map[string]string))

@@ -23,14 +23,15 @@ const (
 	EventTargetOffline    = "target.offline"
 	EventInitiatorOnline  = "initiator.online"
 	EventInitiatorOffline = "initiator.offline"
-	EventAgentRefused     = "agent.refused" // it belongs to another cluster
+	EventAgentRefused     = "agent.refused"    // it belongs to another cluster
+	EventManagerReplaced  = "manager.replaced" // an agent follows a later one
 	EventDriveAdded       = "drive.added"
 	EventDriveReady       = "drive.ready"
 	EventDriveMissing     = "drive.missing"
 	EventDriveFailed      = "drive.failed"
 	EventDriveLabeled     = "drive.labeled"
-	EventDriveCache       = "drive.cache"    // it has a volatile one now, or none any more
-	EventDriveReturned    = "drive.returned" // perhaps without what only its cache held
+	EventDriveCache       = "drive.cache"    // it has a volatile cache now, or none any more
+	EventDriveReturned    = "drive.returned" // data that only its cache held may be lost
 	EventDriveRemoving    = "drive.removing"
 	EventDriveRemoved     = "drive.removed"
 	EventPoolCreated      = "pool.created"
@@ -52,22 +53,23 @@ const (
 	EventDetachCancelled  = "volume.detach-cancelled"
 	EventDetached         = "volume.detached"
 	EventLeft             = "volume.left"
-	EventWritesLost       = "volume.writes-lost" // or may be: acknowledged and not flushed
-	EventGaveUp           = "volume.gave-up"     // its host did, and nothing is lost
+	EventWritesLost       = "volume.writes-lost" // certainly or possibly: acknowledged but not flushed
+	EventGaveUp           = "volume.gave-up"     // its host gave up the grant, and nothing is lost
 	EventLegStale         = "leg.stale"
 	EventLegEvicted       = "leg.evicted" // made stale by volmgr itself
-	EventLegSuspect       = "leg.suspect" // in sync, but not served until a twin has reported
+	EventLegSuspect       = "leg.suspect" // in sync, but not served until a peer has reported
 	EventLegBelieved      = "leg.believed"
-	EventLegReborn        = "leg.reborn" // kept in sync without what only a cache held; its host is told
+	EventLegReborn        = "leg.reborn" // kept in sync though it may have lost cached writes; its host is told
 	EventLegRebuilding    = "leg.rebuilding"
 	EventLegInSync        = "leg.in-sync"
 	EventLegPromoted      = "leg.promoted"
 	EventStoreRebuilt     = "store.rebuilt"
 	EventStoreRestored    = "store.restored"
-	EventVolumeChecked    = "volume.checked" // restored, and compared with the labels
+	EventVolumeChecked    = "volume.checked" // restored from a backup, and now compared with the labels
 )
 
-// event notes a fact. attributes are key, value, key, value; empty values are left out.
+// event adds an event to the step. attributes alternate keys and values; empty values are
+// left out.
 func (t *tx) event(severity Severity, kind, object, text string, attributes ...string) uint64 {
 	e := Event{
 		Seq: t.s.meta.NextEvent + uint64(len(t.events)), Time: t.now.UTC(),
@@ -91,7 +93,7 @@ func (t *tx) volumeEvent(v *Volume, severity Severity, kind, text string, attrib
 	return t.event(severity, kind, v.object(), text, attributes...)
 }
 
-// commitEvents keeps the newest MaxEvents.
+// commitEvents adds the step's events and drops the oldest beyond MaxEvents.
 func (t *tx) commitEvents() []Record {
 	var records []Record
 	m := &t.s.meta
@@ -110,8 +112,8 @@ func (t *tx) commitEvents() []Record {
 	return records
 }
 
-// Events lists events after a sequence number, oldest first: the newest limit of
-// them (0 means 1000), and if object is not empty only those about it.
+// Events lists the newest limit events (0 means 1000) after a sequence number, oldest
+// first. If object is not empty, only events about it count.
 func (s *State) Events(object string, after uint64, limit int) []Event {
 	if limit <= 0 {
 		limit = 1000
@@ -131,10 +133,10 @@ func (s *State) Events(object string, after uint64, limit int) []Event {
 
 func nodeObject(name block.NodeName) string { return "node " + string(name) }
 
-// EventsFrom goes on with the history after a sequence number: at most limit events,
-// the oldest first, of object or, if that is empty, of all. Seen is the number up to
-// which it has looked, and last that of the newest event. From 0 on it begins with the
-// oldest event that is kept; else it is refused if events in between are gone.
+// EventsFrom continues the history after a sequence number: at most limit events, oldest
+// first, of object or, if that is empty, of all. seen is the number up to which events
+// were examined, last that of the newest event. After 0 the history begins with the oldest
+// event that is kept; after another number it is refused if events in between are gone.
 func (s *State) EventsFrom(object string, after uint64, limit int) (found []Event, seen, last uint64, err error) {
 	last = s.meta.NextEvent - 1
 	if after != 0 && after+1 < s.meta.FirstEvent {
@@ -153,7 +155,7 @@ func (s *State) EventsFrom(object string, after uint64, limit int) (found []Even
 	return found, seen, last, nil
 }
 
-// eventsGone names the events that were asked for and are not kept any more.
+// eventsGone is the error for events that are not kept any more.
 func eventsGone(from, first uint64) error {
 	e := &Error{
 		Kind: FailedPrecondition, Reason: ReasonEventsGone,

@@ -10,25 +10,24 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// A volume grows in use. Its legs grow where they are, all of them or none, and in
-// this order, each step of which is durable before the next one:
+// A volume can grow while it is in use. Its legs grow on their own drives, all of them or
+// none, in this order. Each step is durable before the next one:
 //
 //	ExpandVolume       the record: more extents for every leg, Volume.ExpandingTo
-//	targets            the label: those extents; then zeroes in them; then the label
-//	                   says that; then the leg and its export are as large
-//	targets' reports   LegReport.Size, and a label that knows of the expansion
+//	targets            those extents on the label; then zeroes in them; then the label
+//	                   says so; then the leg and its export grow
+//	targets' reports   LegReport.Size, and a label that has the expansion
 //	settleExpanding    the record: Volume.Size
 //	hosts              a larger device
 //
-// So what a volume grew by reads as zeroes on each copy when the first host sees
-// it. A stale leg is waited for by nobody: it has to be as large as the volume
-// before it is rebuilt.
+// So the new part of a volume reads as zeroes on each copy when the first host sees it. The
+// expansion does not wait for stale legs: those have to grow before they are rebuilt.
 //
-// Whatever set of labels a crash leaves, a store that is made anew from them knows
-// every size that a host was told: see grownOnDrives.
+// Whichever labels a crash leaves, a store that is rebuilt from them knows every size that
+// a host was told: see grownOnDrives.
 
-// ExpandVolume makes a volume larger, in use or not. It is done when the volume's
-// Size says so. Result: Volume.
+// ExpandVolume makes a volume larger, in use or not. It is complete when the volume's Size
+// has changed. Result: Volume.
 type ExpandVolume struct {
 	Volume string
 	Size   block.Size
@@ -46,7 +45,7 @@ func (in ExpandVolume) apply(t *tx) (view, error) {
 		return nil, refused(ReasonNotReady, v.object(), "%s", v.unready()).
 			hint("`weft explain volume %s` says what it waits for", v.Name)
 	}
-	if c := slices.Index(v.inSync(), 0); c >= 0 {
+	if c := v.unreadable(v.inSync()); c >= 0 {
 		return nil, refused(ReasonNoInSyncLeg, v.object(), "column %d has no in-sync copy of known size", c).
 			hint("`weft explain volume %s` says how to choose one", v.Name)
 	}
@@ -67,14 +66,14 @@ func (in ExpandVolume) apply(t *tx) (view, error) {
 		v.Legs[i].Extents = extents[i]
 	}
 	v.ExpandingTo = in.Size
-	v.Generation++ // so that the labels tell which of them know of it
+	v.Generation++ // so that each label shows whether it has the expansion
 	t.volumeEvent(v, Info, EventVolumeExpanding, fmt.Sprintf("from %v to %v", v.Size, in.Size),
 		"size_bytes", fmt.Sprint(uint64(in.Size)))
 	return volumeResult(v.ID), nil
 }
 
-// mayGrow finds the extents of every leg for a larger size, or refuses: for want of
-// room, on a drive or in its label, or of a target that grows legs.
+// mayGrow finds the extents of every leg for a larger size. It refuses if a drive or its
+// label has no room, or if a target's version cannot grow legs.
 func (s *State) mayGrow(v *Volume, size block.Size) ([][]Extent, error) {
 	extents, err := s.growth(v, size)
 	if err != nil {
@@ -96,21 +95,25 @@ func (s *State) mayGrow(v *Volume, size block.Size) ([][]Extent, error) {
 	return extents, nil
 }
 
-// unready says why a volume that is not READY, or restored, is not.
+// unready says why a volume cannot be used: it is restored, or its state is not READY.
 func (v *Volume) unready() string {
 	if v.Restored {
 		return "restored from a backup and not yet compared with the labels on the drives"
 	}
-	return strings.ToLower(string(v.State))
+	if v.State == VolumeDeleting {
+		return "being deleted"
+	}
+	return "still being created"
 }
 
-// planned is the size that a volume's legs are to have room for.
+// planned is the size for which a volume's legs have extents.
 func (v *Volume) planned() block.Size { return max(v.Size, v.ExpandingTo) }
 
-// growth finds the extents of every leg for a larger size, or says what is missing.
+// growth finds the extents of every leg for a larger size. The error says which drives have
+// too little space.
 func (s *State) growth(v *Volume, size block.Size) ([][]Extent, error) {
 	need := uint32(v.Layout.LegExtents(size))
-	wanted := map[block.DriveID]uint32{} // by all legs there
+	wanted := map[block.DriveID]uint32{} // more extents, for all legs there
 	for _, l := range v.Legs {
 		wanted[l.Drive] += need - min(need, count(l.Extents))
 	}
@@ -145,7 +148,7 @@ func (s *State) short(wanted map[block.DriveID]uint32) bool {
 	return false
 }
 
-// free is how many extents of a drive nobody has.
+// free is the number of a drive's extents that no leg occupies.
 func (s *State) free(id block.DriveID) uint32 {
 	d := s.drives[id]
 	if d == nil {
@@ -155,8 +158,8 @@ func (s *State) free(id block.DriveID) uint32 {
 	return d.Extents - min(used, d.Extents)
 }
 
-// extend is a leg's extents with some more behind them: right behind, if those are
-// free, so that the leg stays in one piece.
+// extend returns a leg's extents and more new ones. The new ones follow the last extent if
+// that space is free, so that the leg stays in one piece.
 func extend(have, taken []Extent, total, more uint32) []Extent {
 	grown := slices.Clone(have)
 	last := &grown[len(grown)-1]
@@ -177,7 +180,7 @@ func extend(have, taken []Extent, total, more uint32) []Extent {
 	return grown
 }
 
-// noRoom says, leg by leg, what its drive has.
+// noRoom refuses an expansion and lists, leg by leg, the free space of its drive.
 func (s *State) noRoom(v *Volume, size block.Size, wanted map[block.DriveID]uint32) error {
 	need := uint32(v.Layout.LegExtents(size))
 	var legs []string
@@ -207,14 +210,13 @@ func (s *State) noRoom(v *Volume, size block.Size, wanted map[block.DriveID]uint
 	return e.hint("delete volumes that have legs on these drives: a leg does not move to another one")
 }
 
-// settleExpanding makes a volume as large as its legs have become. From then on
-// hosts are told.
+// settleExpanding raises a volume's size once its legs have grown. Only then are hosts told.
 func (t *tx) settleExpanding(id block.VolumeID) {
 	v := t.peek(id)
 	if v.State != VolumeReady || v.ExpandingTo == 0 {
 		return
 	}
-	if len(t.s.expansionWaits(v)) > 0 && !t.s.guards.toldBeforeGrown {
+	if len(t.s.expansionWaits(v)) > 0 {
 		return
 	}
 	v = t.volume(id)
@@ -224,7 +226,7 @@ func (t *tx) settleExpanding(id block.VolumeID) {
 	t.volumeEvent(v, Info, EventVolumeExpanded, fmt.Sprintf("from %v to %v", old, v.Size), "size_bytes", fmt.Sprint(uint64(v.Size)))
 }
 
-// expansionWaits names each leg of the data path that has not grown, and why.
+// expansionWaits names each exported leg that has not grown, and why.
 func (s *State) expansionWaits(v *Volume) (waits []string) {
 	for i := range v.Legs {
 		l := &v.Legs[i]
@@ -244,12 +246,12 @@ func (s *State) growthWaitsFor(v *Volume, l *Leg) string {
 	}
 	size := v.Layout.LegSize(v.planned())
 	switch {
-	case known && r.Error == "" && r.Ready && r.Size >= size && (s.labelKnows(v, l) || s.guards.labelsBehind):
+	case known && r.Error == "" && r.Ready && r.Size >= size && s.labelKnows(v, l):
 		return ""
 	case on == nil || !on.status.Online:
 		return fmt.Sprintf("target %s is offline", l.Node)
 	case d != nil && d.State != DriveReady:
-		return fmt.Sprintf("drive %s on %s is %s%s", d.Device, d.Node, d.State, because(d.Reason))
+		return fmt.Sprintf("drive %s on %s is %s%s", d.Device, d.Node, strings.ToLower(string(d.State)), because(d.Reason))
 	}
 	if p, ok := on.problem("leg " + l.ID.String()); ok {
 		return fmt.Sprintf("target %s: %s: %s", l.Node, p.Doing, p.Cause)
@@ -265,8 +267,8 @@ func (s *State) growthWaitsFor(v *Volume, l *Leg) string {
 	return fmt.Sprintf("target %s has not grown it yet", l.Node)
 }
 
-// labelKnows reports whether a leg's label names the volume's newest in-sync sets
-// and expansion.
+// labelKnows reports whether a leg's label has the volume's newest in-sync sets and
+// expansion.
 func (s *State) labelKnows(v *Volume, l *Leg) bool {
 	d, _ := s.driveReport(l)
 	return slices.ContainsFunc(d.Legs, func(label LegLabel) bool {
@@ -274,29 +276,28 @@ func (s *State) labelKnows(v *Volume, l *Leg) bool {
 	})
 }
 
-// oldTarget reports whether a leg's target does not say how large its legs are: it
-// would take a leg with more extents than it has carved for a mistake.
+// oldTarget reports whether a leg's target does not report the sizes of legs. Such a version
+// treats a leg with more extents than it has carved as an error.
 func (s *State) oldTarget(l *Leg) bool {
 	on := s.targets[l.Node]
 	return on != nil && on.legs[l.ID].Ready && on.legs[l.ID].Size == 0
 }
 
-// tall reports whether a leg is known to hold all of its volume.
+// tall reports whether a leg is large enough for its volume.
 func (s *State) tall(v *Volume, l *Leg) bool {
 	on := s.targets[l.Node]
 	if on == nil {
 		return false
 	}
 	r := on.legs[l.ID]
-	return s.oldTarget(l) || r.Size >= v.Layout.LegSize(v.Size) || s.guards.shortLegRebuilt
+	return s.oldTarget(l) || r.Size >= v.Layout.LegSize(v.Size)
 }
 
-// grownOnDrives is the size of a volume as labels tell it: best is the newest of
-// them, legs are all that were found. Hosts may have been told of the size that
-// best says the volume was growing to. Then all legs that best lists, also as
-// suspect, were that large, with a label that says so. Where they are, it is
-// therefore that size: it loses nothing, since what the legs grew by is zeroes or
-// what hosts wrote there.
+// grownOnDrives returns the size of a volume by its labels: best is the newest of them,
+// legs are all that were found. If best shows an expansion under way, hosts may have been
+// told the new size, but only after all legs that best lists, also as suspect, had grown
+// and their labels said so. So if those legs are that large now, the new size is returned.
+// That is safe even if no host was told: the new part holds zeroes, or what hosts wrote.
 func grownOnDrives(best VolumeLabel, legs []LegLabel) block.Size {
 	if best.ExpandingTo <= best.Size {
 		return best.Size
@@ -310,7 +311,7 @@ func grownOnDrives(best VolumeLabel, legs []LegLabel) block.Size {
 	return best.ExpandingTo
 }
 
-// zeroed is how many extents of a leg on a label are zeroed, or hold data.
+// zeroed is the number of a leg's extents that its label says are zeroed or hold data.
 func (l *LegLabel) zeroed() uint32 {
 	switch {
 	case !l.Zeroed:
@@ -321,7 +322,7 @@ func (l *LegLabel) zeroed() uint32 {
 	return count(l.Extents)
 }
 
-// beyond is what a leg's label has behind the extents of its record.
+// beyond returns the extents of a leg's label after those of its record.
 func beyond(label, record []Extent) (more []Extent) {
 	skip := count(record)
 	for _, e := range label {

@@ -11,8 +11,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// expanding is labelled, with an expansion of db1 to 2 GiB under way of which its
-// targets have done what more commands say.
+// expanding is labelled with an expansion of db1 to 2 GiB under way. The further commands
+// say how far its targets have come.
 func expanding(t *testing.T, more ...string) (*script, func(nodes ...string) []TargetReport) {
 	commands := []string{"slow t1", "slow t2", "slow t3", "expand db1 size=2GiB"}
 	return labelled(t, append(commands, more...)...)
@@ -21,7 +21,7 @@ func expanding(t *testing.T, more ...string) (*script, func(nodes ...string) []T
 // A crash in the middle of an expansion leaves the old size or the new one.
 func TestRebuildInTheMiddleOfAnExpansion(t *testing.T) {
 	for name, c := range map[string]struct {
-		commands []string // what was done before the store was lost
+		commands []string // before the store was lost
 		size     block.Size
 	}{
 		"no label knows of it":                {nil, block.GiB},
@@ -59,7 +59,7 @@ func TestRebuildInTheMiddleOfAnExpansion(t *testing.T) {
 					t.Errorf("%v is in sync, and only %v of it is zeroed", l, have)
 				}
 			}
-			// It goes on: whatever was left undone is done, and can be asked for again.
+			// The rebuilt state completes what was left undone, and accepts a further expansion.
 			s.state, s.session, s.store = state, 2, map[string][]byte{}
 			keep(s.store, state.Records())
 			for _, line := range []string{"expand db1 size=3GiB", "comply", "zero t1", "zero t2", "zero t3", "comply"} {
@@ -72,7 +72,7 @@ func TestRebuildInTheMiddleOfAnExpansion(t *testing.T) {
 	}
 }
 
-// A leg that missed an expansion is given extents in a rebuilt store.
+// A leg that missed an expansion gets new extents in a rebuilt store.
 func TestARebuiltStoreHasRoomForALegThatMissedAnExpansion(t *testing.T) {
 	s, reports := expanding(t)
 	v, _ := s.state.Volume("db1")
@@ -87,8 +87,8 @@ func TestARebuiltStoreHasRoomForALegThatMissedAnExpansion(t *testing.T) {
 	}
 }
 
-// A backup from before an expansion must not make the volume small again, nor give
-// away what it grew by.
+// A restored backup from before an expansion must not shrink the volume again, nor give its
+// new extents to another one.
 func TestRestoredVolumeKeepsWhatItGrewBy(t *testing.T) {
 	for name, c := range map[string]struct {
 		more []string
@@ -102,7 +102,7 @@ func TestRestoredVolumeKeepsWhatItGrewBy(t *testing.T) {
 			state, report := restored(t, c.more...)
 			nodes := legNodes(restoredVolume(t, state))
 			report(nodes[0])
-			// The other leg's label is not seen yet: its extents are another's already.
+			// The other leg's label was not read yet, so its extents go to another volume.
 			in := CreateVolume{Name: "db2", Size: 3 * block.GiB, Stripes: 1, Copies: 1, Seed: testSeed(99)}
 			if _, err := state.Step(t0, in); err == nil {
 				v2, _ := state.Volume("db2")
@@ -129,7 +129,7 @@ func TestRestoredVolumeKeepsWhatItGrewBy(t *testing.T) {
 	}
 }
 
-// A leg's old extents stay the first ones, in their order, and no two legs share one.
+// A leg's old extents stay first and in order, and no two legs share an extent.
 func TestALegGrowsBehindWhatItHas(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {

@@ -11,8 +11,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Explain says why a volume is as it is, what it waits for and what an operator
-// can do; the error is NotFound.
+// Explain says why a volume is in its state, what it waits for and what an operator can do;
+// the error is NotFound.
 func (s *State) Explain(nameOrID string) (Explanation, error) {
 	v, err := s.find(nameOrID)
 	if err != nil {
@@ -54,7 +54,11 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 }
 
 func (s *State) volumeFact(v *Volume) string {
-	fact := fmt.Sprintf("%v, %v, pool %s, copies apart by %s; epoch %d", v.Size, v.Layout, v.Pool, v.Spread, v.Epoch)
+	fact := fmt.Sprintf("size %v, %d×%d (columns × copies), chunk %v, pool %s", v.Size, v.Layout.Stripes, v.Layout.Copies, v.Layout.Chunk, v.Pool)
+	if v.Layout.Copies > 1 {
+		fact += fmt.Sprintf(", each copy on another %s", v.Spread)
+	}
+	fact += fmt.Sprintf("; epoch %d", v.Epoch)
 	if v.State == VolumeReady && v.users() == "" && !v.Clean {
 		fact += "; it was not detached cleanly, so its copies will be made equal at the next attach"
 	}
@@ -97,7 +101,7 @@ func (s *State) bringBack(node block.NodeName) string {
 func (s *State) explainAttachment(e *Explanation, v *Volume) {
 	a := v.Attachment
 	e.Waits = append(e.Waits, s.attachmentWaits(v, a)...)
-	e.Facts = append(e.Facts, fmt.Sprintf("attachment to %s at epoch %d is %s since %s", a.Node, a.Epoch, a.State, a.Since.UTC().Format(time.RFC3339)))
+	e.Facts = append(e.Facts, fmt.Sprintf("attachment to %s, epoch %d: %s since %s", a.Node, a.Epoch, strings.ToLower(string(a.State)), a.Since.UTC().Format(time.RFC3339)))
 	if a.GaveUp != "" {
 		e.Facts = append(e.Facts, fmt.Sprintf("%s gave up its device of the previous epoch: %s; programs that had it open get errors until they open it again", a.Node, a.GaveUp))
 	}
@@ -132,8 +136,8 @@ func (s *State) explainAttachment(e *Explanation, v *Volume) {
 	}
 }
 
-// detachActions are the ways out of a detach that does not end. Force comes last: it
-// takes a mounted volume away under its file system.
+// detachActions lists the ways out of a detach that does not end. Force comes last, since it
+// removes a mounted volume from under its file system.
 func (s *State) detachActions(v *Volume, a *Attachment) []string {
 	keep := fmt.Sprintf("to keep it attached: `weft detach %s --node %s --cancel`", v.Name, a.Node)
 	force := fmt.Sprintf("`weft detach %s --node %s --force`, which loses what %s has not written yet", v.Name, a.Node, a.Node)
@@ -144,7 +148,7 @@ func (s *State) detachActions(v *Volume, a *Attachment) []string {
 		fmt.Sprintf("if %s is lost: %s", a.Node, force)}
 }
 
-// explainRestored says how the wait for a machine ends.
+// explainRestored says how an operator can end the waits of a restored volume.
 func (s *State) explainRestored(e *Explanation, v *Volume) {
 	gone := func(node block.NodeName) string {
 		return fmt.Sprintf("if machine %s is gone for ever: weft node confirm-dead %s", node, node)
@@ -183,14 +187,14 @@ func (s *State) explainGrant(e *Explanation, v *Volume) {
 			continue
 		}
 		e.Actions = append(e.Actions, s.bringBack(l.Node))
-		if !slices.ContainsFunc(v.twins(l), func(o *Leg) bool { return o.Suspect }) { // explainSuspect says what that would cost
+		if !slices.ContainsFunc(v.peers(l), func(o *Leg) bool { return o.Suspect }) { // explainSuspect adds this with its cost
 			e.Actions = append(e.Actions, fmt.Sprintf("if machine %s is off: weft node confirm-dead %s", l.Node, l.Node))
 		}
 	}
 }
 
-// explainLegs speaks of legs that are not as they should be, and of columns
-// that have none to serve them.
+// explainLegs covers the legs that are suspect, stale or rebuilding, and the columns that
+// cannot be served.
 func (s *State) explainLegs(e *Explanation, v *Volume) {
 	for i := range v.Legs {
 		l := &v.Legs[i]
@@ -209,19 +213,21 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 			e.Waits = append(e.Waits, fmt.Sprintf("host %s to copy %v%s", v.Attachment.Node, l, s.progress(v)))
 		}
 	}
+	s.explainRedundancy(e, v)
 	for c := range v.Layout.Stripes {
 		s.explainColumn(e, v, c)
 		explainMissing(e, v, c)
 	}
 }
 
-// explainMissing speaks of copies that a store made anew does not know.
+// explainMissing covers legs that a rebuilt store did not find on any drive.
 func explainMissing(e *Explanation, v *Volume, column int) {
 	found := len(v.column(column))
-	if found == v.Layout.Copies {
+	g := v.Layout.Group()
+	if found == g.Members {
 		return
 	}
-	e.Facts = append(e.Facts, fmt.Sprintf("column %d has %d of its %d copies: the others were not on any drive that could be read when the store was rebuilt", column, found, v.Layout.Copies))
+	e.Facts = append(e.Facts, fmt.Sprintf("column %d has %d of its %v: the others were not on any drive that could be read when the store was rebuilt", column, found, g))
 	e.Actions = append(e.Actions, "if their drives can be read now: stop the manager and rebuild the store again with `weft volmgr rebuild-from-drives`",
 		fmt.Sprintf("if they are gone for ever: copy what %s holds to a new volume", v.object()))
 }
@@ -230,12 +236,12 @@ func seeToDrive(l *Leg) string {
 	return fmt.Sprintf("check the drive of %v: `weft drive list` says what is wrong", l)
 }
 
-// explainSuspect names who can tell what a suspect leg is worth.
+// explainSuspect covers a suspect leg: the peers that it waits for and what to do about them.
 func (s *State) explainSuspect(e *Explanation, v *Volume, l *Leg) {
-	if v.Attachment == nil || v.Attachment.State != Granting { // else it is among what the grant waits for
+	if v.Attachment == nil || v.Attachment.State != Granting { // a grant lists the same wait
 		e.Waits = append(e.Waits, s.suspectWaitsFor(v, l))
 	}
-	for _, o := range v.twins(l) {
+	for _, o := range v.peers(l) {
 		switch {
 		case o.Suspect:
 		case !s.targetOnline(o.Node):
@@ -248,7 +254,7 @@ func (s *State) explainSuspect(e *Explanation, v *Volume, l *Leg) {
 	}
 }
 
-// detachFirst begins a command that needs a detached volume.
+// detachFirst is the start of a command line that needs the volume detached.
 func detachFirst(v *Volume) string {
 	if v.users() == "" {
 		return ""
@@ -271,18 +277,20 @@ func progress(r AttachmentReport) string {
 // explainColumn lists the ways out for a column without a leg that can be served.
 func (s *State) explainColumn(e *Explanation, v *Volume, column int) {
 	var good, stale []*Leg
+	if v.Layout.Group().Readable(s.serving(v)[column]) {
+		return
+	}
 	for _, l := range v.column(column) {
 		switch {
 		case l.trusted() && s.servable(l):
-			return
 		case l.trusted():
 			good = append(good, l)
-		case l.Suspect: // spoken of above
+		case l.Suspect: // explainSuspect covers it
 		case s.servable(l):
 			stale = append(stale, l)
 		}
 	}
-	e.Facts = append(e.Facts, fmt.Sprintf("column %d has no in-sync leg that can be reached", column))
+	e.Facts = append(e.Facts, fmt.Sprintf("column %d has %s that can be reached", column, tooFew(v.Layout.Group())))
 	for _, l := range good {
 		e.Waits = append(e.Waits, fmt.Sprintf("%v, which holds every write of column %d", l, column))
 		if s.targetOnline(l.Node) {
@@ -291,10 +299,13 @@ func (s *State) explainColumn(e *Explanation, v *Volume, column int) {
 		}
 		e.Actions = append(e.Actions, s.bringBack(l.Node))
 	}
+	if v.Layout.Group().Needs > 1 { // a column of a code cannot be read from one leg
+		return
+	}
 	for _, l := range stale {
 		when := fmt.Sprintf("if every good copy of column %d is gone for ever: return to the state of %s and lose later writes",
 			column, l.StaleSince.UTC().Format(time.RFC3339))
-		if v.inSync()[column] == 0 { // a rebuilt or restored store did not know which is good
+		if v.inSync()[column] == 0 { // a rebuilt or restored store could not tell which is good
 			when = fmt.Sprintf("if the evidence favors %v over the other copies of column %d: accept it and lose what only others hold", l, column)
 		}
 		e.Actions = append(e.Actions, fmt.Sprintf("%s: %sweft volume promote-stale %s %d.%d --accept-data-loss", when, detachFirst(v), v.Name, l.Column, l.Copy))

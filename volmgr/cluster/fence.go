@@ -9,22 +9,22 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// settleFence starts the lease clock of a host that was not seen to let go.
+// settleFence starts the lease clock of a detached volume whose last host has not reported
+// a release.
 func (t *tx) settleFence(id block.VolumeID) {
 	if v := t.peek(id); v.users() == "" && v.haunted() {
 		t.noteFence(v)
 	}
 }
 
-// fenceWaits says what keeps it from being certain that no earlier host of a
-// volume, one that nobody has now, can write to it: the targets that have not
-// confirmed, each with why. A host that has let go does not write; its exports may
-// still be going. One that was not seen to let go is kept out by the targets alone.
+// fenceWaits lists what must happen before no earlier host of a detached volume can write
+// to it: each target that has not confirmed it, with the reason. A host that has released
+// the volume does not write, but its exports may not be removed yet. A host that has not
+// reported a release is kept out by the targets alone.
 //
-// A leg that cannot be fenced counts as long as it might be used again without
-// being made anew: when its column has a fenced one and the lease of the earlier
-// host is over, the next grant evicts it (see settleGrant), and what is still
-// written to it is read by nobody.
+// A leg that cannot be fenced is waited for as long as it might be used again without a
+// rebuild. Once its column has a fenced leg and the earlier host's lease is over, the next
+// grant evicts it (see settleGrant), and no host reads what is still written to it.
 func (s *State) fenceWaits(v *Volume) []string {
 	if v.open() {
 		return nil

@@ -10,19 +10,19 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Drives that carry a label of Weft's and that the store does not know hold what
-// somebody's volumes are made of: of another cluster, or of this one, whose store
-// was lost or is older than they are. No hint tells how to erase them.
+// A foreign drive carries a Weft label, but the store has no record of it. It may hold
+// volumes of another cluster, or of this one if the store was lost or is older than the
+// drive. So no hint tells how to erase it.
 
-// carriesLabel reports whether a device carries a label of Weft's, readable or not.
+// carriesLabel reports whether a device carries a Weft label, readable or not.
 func carriesLabel(dev Device) bool {
 	return !dev.Cluster.IsZero() || slices.ContainsFunc(dev.Signatures, func(s string) bool { return strings.HasPrefix(s, "weft drive") })
 }
 
-// isNew reports whether nothing was ever given to this cluster.
+// isNew reports whether the cluster has no drives and no volumes.
 func (s *State) isNew() bool { return len(s.drives) == 0 && len(s.volumes) == 0 }
 
-// foreignDrive refuses a device with a label of Weft's, and says whose it is.
+// foreignDrive refuses a device with a Weft label, and says which cluster owns it.
 func (s *State) foreignDrive(in AddDrive, dev Device, word string) *Error {
 	e := refused(ReasonForeignData, fmt.Sprintf("device %s on %s", dev.Path, in.Node), "holds %s", word).with("force_erase", word)
 	switch {
@@ -36,14 +36,14 @@ func (s *State) foreignDrive(in AddDrive, dev Device, word string) *Error {
 	return e.hint("%s", givenBackThere)
 }
 
-// What there is to do about such drives.
+// Hints about foreign drives.
 const (
 	storeLost      = "this manager's store is new: if it replaced a lost one, stop the manager and rebuild the lost one with `weft volmgr rebuild-from-drives`"
 	unknownHere    = "unknown to this cluster's store: the drive was evicted while out of reach, or the store is from an older backup; in that case use `weft volmgr rebuild-from-drives`"
 	givenBackThere = "to release it, run `weft drive evict` in that cluster"
 )
 
-// wrongDrives says which labelled drives are here that the store does not know.
+// wrongDrives reports the foreign drives on online nodes, by cluster.
 func (s *State) wrongDrives() (sentences []string) {
 	counts, nodes := map[block.ClusterID]int{}, map[block.ClusterID][]string{}
 	for _, n := range s.Nodes() {

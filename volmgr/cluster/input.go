@@ -8,13 +8,13 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Input is something that happened. The types that implement it are listed here.
+// Input is something that happened: a request, a report or a tick.
 type Input interface {
 	apply(*tx) (view, error)
 }
 
-// Seed is 32 random bytes that come with an input; ids and choices are drawn
-// from it, so that a step can be repeated elsewhere with the same outcome.
+// Seed is 32 random bytes that come with an input. Ids and choices are drawn from it, so
+// the same input always has the same outcome.
 type Seed [32]byte
 
 // SetNodeLabels replaces the labels that an operator gave a node. Result: Node.
@@ -23,14 +23,14 @@ type SetNodeLabels struct {
 	Labels map[string]string
 }
 
-// ConfirmNodeDead records that a machine is off, so that nothing more is waited
-// for from it. Refused while an agent of it is online. Result: Node.
+// ConfirmNodeDead records that a machine is off, so that nothing waits for it any more.
+// Refused while an agent of it is online. Result: Node.
 type ConfirmNodeDead struct{ Node block.NodeName }
 
-// RemoveNode forgets a node that is offline and holds nothing. Result: nil.
+// RemoveNode forgets a node that is offline and has no legs or attachments. Result: nil.
 type RemoveNode struct{ Node block.NodeName }
 
-// AddDrive takes in a device that the node's inventory shows. Result: Drive.
+// AddDrive adds a device that the node's inventory shows. Result: Drive.
 type AddDrive struct {
 	Node       block.NodeName
 	Device     string
@@ -39,13 +39,13 @@ type AddDrive struct {
 	Seed       Seed
 }
 
-// SetDriveLabels replaces the labels of a drive. Legs that are placed stay. Result: Drive.
+// SetDriveLabels replaces the labels of a drive. Legs that it holds stay. Result: Drive.
 type SetDriveLabels struct {
 	Drive  block.DriveID
 	Labels map[string]string
 }
 
-// EvictDrive gives a drive back; refused while it holds legs. Result: nil.
+// EvictDrive removes a drive from the cluster; refused while it holds legs. Result: nil.
 type EvictDrive struct{ Drive block.DriveID }
 
 // CreatePool names a set of drives. Result: Pool.
@@ -64,26 +64,29 @@ type CreateVolume struct {
 	Copies  int        // 0 means 2
 	Stripes int        // 0 lets the manager choose
 	Chunk   block.Size // 0 means block.DefaultChunk
-	Pool    string     // empty means DefaultPool
-	Spread  string     // empty means "node"
-	Labels  map[string]string
-	// The node of each leg has the labels of one of Topology's segments; empty: any
-	// node. Of those, the ones of an earlier segment of Preferred are better.
+	// A code of Data and Parity legs instead of copies. It is refused, since no data path
+	// serves one yet.
+	Data, Parity int
+	Pool         string // empty means DefaultPool
+	Spread       string // empty means "node"
+	Labels       map[string]string
+	// The node of each leg must have the labels of one of Topology's segments; empty: any
+	// node. Among those, nodes of an earlier segment of Preferred are better.
 	Topology  []Segment
 	Preferred []Segment
 	Seed      Seed
 }
 
-// Segment is a part of the cluster: the nodes that have all of these labels, of
-// which "node" is a node's name.
+// Segment is a part of the cluster: the nodes that have all of these labels. The label
+// "node" is the node's name.
 type Segment map[string]string
 
-// DeleteVolume frees a detached volume's legs. Deleting what is not there
-// succeeds. Result: nil.
+// DeleteVolume frees a detached volume's legs. It succeeds if there is no such volume.
+// Result: nil.
 type DeleteVolume struct{ Volume string }
 
-// PromoteStaleLeg makes a stale leg the only good one of its column and so
-// gives up the writes that it misses. Result: Volume.
+// PromoteStaleLeg makes a stale leg the only good one of its column. The writes that it
+// missed are lost. Result: Volume.
 type PromoteStaleLeg struct {
 	Volume         string
 	Leg            block.LegID
@@ -96,36 +99,36 @@ type Attach struct {
 	Volume string
 	Node   block.NodeName
 	Mode   AttachMode // empty means AttachExclusive
-	// KeepsRecord: the caller sees to Volume.Formatted itself. Otherwise it becomes
-	// Raw, if the attachment can write and no file system is recorded.
+	// KeepsRecord: the caller keeps Volume.Formatted up to date. Otherwise it becomes Raw
+	// if the attachment can write and no file system is recorded.
 	KeepsRecord bool
 }
 
 // Detach takes a volume from its host. Result: nil.
 type Detach struct {
 	Volume string
-	Node   block.NodeName // empty: wherever it is
+	Node   block.NodeName // empty: every node
 	Force  bool           // do not wait for the host: fence it
 }
 
-// CancelDetach takes a Detach back that waits for its host. A host that has let go
+// CancelDetach cancels a Detach that waits for its host. A host that releases the volume
 // before it hears of this is detached all the same. Result: nil.
 type CancelDetach struct {
 	Volume string
-	Node   block.NodeName // empty: wherever it is
+	Node   block.NodeName // empty: every node
 }
 
-// TargetReported carries a report that came on a stream. Session numbers grow
-// with every stream that is opened, so that an older one cannot speak after a
-// newer one, nor its end be taken for the newer one's. Result: nil, or the *Error
-// with which an agent of another cluster is refused.
+// TargetReported carries a report that came on a stream. Every stream that is opened gets
+// a higher Session, so reports of an older stream are ignored after a newer one has
+// reported, and so is its end. Result: nil, or the *Error that refuses an agent of another
+// cluster.
 type TargetReported struct {
 	Session uint64
 	Report  TargetReport
 }
 
-// TargetRepeated: the target still says what it said last on this session, and has
-// reached a generation; 0: the one that it had. Result: nil.
+// TargetRepeated: the target's last report on this session still holds, and the target has
+// acted on Generation; 0: no newer one. Result: nil.
 type TargetRepeated struct {
 	Session    uint64
 	Node       block.NodeName
@@ -158,8 +161,8 @@ type InitiatorLost struct {
 	Node    block.NodeName
 }
 
-// RecordStale takes legs out of the in-sync sets on behalf of the attached
-// host: all of them or, with an error, none. Result: Recorded.
+// RecordStale removes legs from the in-sync sets on behalf of the attached host: all of
+// them or, with an error, none. Result: Recorded.
 type RecordStale struct {
 	Node   block.NodeName
 	Volume block.VolumeID
@@ -168,7 +171,7 @@ type RecordStale struct {
 	Reason string
 }
 
-// RecordInSync puts rebuilt legs back. Result: Recorded.
+// RecordInSync returns rebuilt legs to the in-sync sets. Result: Recorded.
 type RecordInSync struct {
 	Node   block.NodeName
 	Volume block.VolumeID
@@ -183,13 +186,16 @@ type RebuiltLeg struct {
 	Copied   block.Size
 }
 
-// Recorded says when, and as which event, a change of the in-sync sets became
-// durable; EventSeq is 0 if there was nothing left to change.
+// Recorded says when, and as which event, a change of the in-sync sets became durable.
+// EventSeq is 0 if nothing had to change. Term and Generation are those of the state after
+// the change.
 type Recorded struct {
-	Time     time.Time
-	EventSeq uint64
+	Time       time.Time
+	EventSeq   uint64
+	Term       uint64
+	Generation uint64
 }
 
-// Tick lets time pass: agents fall silent, leases run out. Once a second is
-// enough. Result: nil.
+// Tick lets time pass: agents go offline, leases run out. Once a second is enough.
+// Result: nil.
 type Tick struct{}

@@ -12,41 +12,41 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// When the store is lost, or older than the drives, somebody else has to say which
-// copies of a volume hold every acknowledged write. Labels alone cannot: each is
-// written after the record that it copies, and a target whose agent hears nothing
-// goes on serving. So a stale copy may well be in sync by every label there is.
+// When the store is lost, or older than the drives, it cannot say which copies of a volume
+// hold every acknowledged write. Labels alone cannot say it either: a label is written after
+// the record that it copies, and a target goes on serving while its agent cannot reach the
+// manager. So every label may list a stale copy as in sync.
 //
-// A column with several copies is believed only on one of these proofs. Each needs
-// the labels of all its legs, for a host that was granted the volume later has left
-// its epoch on at least one of them.
+// A column with several copies is believed only on one of these proofs. Each needs the
+// labels of all its legs, because a later grant of the volume has left its epoch on at
+// least one of them.
 //
-//   - Nobody can have written since the newest label: it is quiet, and no leg has
+//   - No host can have written since the newest label: it is quiet, and no leg has
 //     admitted a later epoch. Its in-sync set, with the suspects, is the last one.
-//   - The host that had the volume at the highest epoch has noted its in-sync set
-//     (see Evidence). Whoever that was has waited for the note before going on
-//     without a leg. Its word must uphold a leg of the column: if all of them have
-//     moved on since, as when all lost their caches and one was kept, it is too old.
+//   - The host that had the volume at the highest epoch has noted its in-sync set (see
+//     Evidence). That host waited for its note to be durable before it went on without a
+//     leg. The note must match the present state of a leg of the column. If it matches
+//     none, it is too old: all may have lost their caches since, and one was kept.
 //
-// A column of one copy has nothing to be confused with: its leg is believed as the
-// newest label has it. In any other column all legs stay stale until an operator
-// promotes one, and the reason of each says what speaks for it.
+// A column of one copy needs no proof: its leg is believed as the newest label lists it.
+// In any other column all legs stay stale until an operator promotes one. The reason of
+// each leg lists the evidence for it.
 //
-// A copy that is believed is suspect (see suspect.go) if, since its label was written, its
-// machine has booted, or its drive was away or failed a flush: what only the drive's cache
-// held may then be lost. It is also suspect if its own label does not list it, since it may
-// have been suspect before. The copies of a volume that is quiet and clean are never
+// A copy that is believed is suspect (see suspect.go) if its machine has booted since its
+// label was written, or its drive was away or failed a flush: writes that only the drive's
+// cache held may then be lost. It is also suspect if its own label does not list it, since
+// it may have been suspect before. The copies of a volume that is quiet and clean are never
 // suspect, because their caches were flushed.
 
-// foundLeg is a leg as its drive has it.
+// foundLeg is a leg as its drive's label describes it.
 type foundLeg struct {
 	LegLabel
 	node     block.NodeName
 	cut      bool // its machine has booted, or its drive was away, since the label was written
-	volatile bool // its drive may lose what was not flushed
+	volatile bool // its drive may lose writes that were not flushed
 }
 
-// cut reports whether a leg's drive is another one, or in another boot, than when the
+// cut reports whether the machine has booted, or the drive has a new incarnation, since the
 // leg's label was written.
 func (d *DriveReport) cut(l LegLabel, boot string) bool {
 	known := l.Incarnation != "" && d.Incarnation != ""
@@ -59,33 +59,31 @@ type testimony struct {
 	Evidence
 }
 
-// inquiry is all that is known of a volume's copies without a store.
+// inquiry collects all evidence about a volume's copies that does not come from a store.
 type inquiry struct {
 	layout  block.Layout
 	newest  VolumeLabel
-	backup  bool        // newest is not of a label but of the backup that was restored
+	backup  bool        // newest comes from the backup that was restored, not from a label
 	label   VolumeLabel // the newest of the labels
 	top     block.Epoch
 	legs    map[block.LegID]foundLeg
 	absent  []bool // by column: the label of one of its legs was not found
 	hosts   []testimony
 	heard   map[block.NodeName]bool // hosts that have reported
-	guards  guards
-	highest uint64 // revision, of all legs
+	highest uint64                  // revision, of all legs
 }
 
-// newInquiry begins one with the newest definition that is known apart from labels,
-// if there is any.
-func newInquiry(g guards, known *VolumeLabel) *inquiry {
-	q := &inquiry{legs: map[block.LegID]foundLeg{}, heard: map[block.NodeName]bool{}, guards: g}
+// newInquiry begins with the volume's definition from a backup; nil if there is none.
+func newInquiry(known *VolumeLabel) *inquiry {
+	q := &inquiry{legs: map[block.LegID]foundLeg{}, heard: map[block.NodeName]bool{}}
 	if known != nil {
 		q.newest, q.backup, q.top = *known, true, known.Epoch
 	}
 	return q
 }
 
-// newer orders definitions of a volume by age. Both numbers only grow, and within
-// an epoch a volume becomes quiet and stays so.
+// newer orders definitions of a volume by age. Generation and epoch only grow, and within
+// an epoch a volume may become quiet but not the reverse.
 func (l *VolumeLabel) newer(than *VolumeLabel) bool {
 	quiet := map[bool]int{true: 1}
 	return cmp.Or(cmp.Compare(l.Generation, than.Generation), cmp.Compare(l.Epoch, than.Epoch), quiet[l.Quiet]-quiet[than.Quiet]) > 0
@@ -103,7 +101,7 @@ func (q *inquiry) leg(l foundLeg) {
 	}
 }
 
-// host takes what a host reports, as far as it is about the volume.
+// host adds the part of a host's report that is about the volume.
 func (q *inquiry) host(id block.VolumeID, r *InitiatorReport) {
 	q.heard[r.Node] = true
 	for _, a := range r.Attachments {
@@ -134,19 +132,20 @@ func (q *inquiry) missing(layout block.Layout) {
 	}
 	q.absent = make([]bool, layout.Stripes)
 	for c := range q.absent {
-		q.absent[c] = found[c] < layout.Copies
+		q.absent[c] = found[c] < layout.Group().Members
 	}
 }
 
-// unborn reports whether the volume was never ready. That none of its legs is in sync
-// says little: an operator may be about to choose one.
+// unborn reports whether the volume was never ready. It also asks for a generation that was
+// never raised, since a ready volume may lack legs in sync until an operator promotes one.
 func (q *inquiry) unborn() bool { return q.newest.Generation <= 1 && len(q.newest.InSync) == 0 }
 
-// quiet reports whether nobody can have written since the newest definition.
+// quiet reports whether no host can have written since the newest definition.
 func (q *inquiry) quiet() bool { return q.newest.Quiet && q.newest.Epoch >= q.top }
 
-// witness is the host that had the volume at the highest epoch, if it has said what
-// it noted. Two hosts cannot have had it then; if two say so, neither is believed.
+// witness returns the evidence of the host that had the volume at the highest epoch; nil if
+// that host has not reported it. Only one host can have had it then, so if two claim it
+// neither is believed.
 func (q *inquiry) witness() *testimony {
 	var found *testimony
 	for i := range q.hosts {
@@ -161,37 +160,38 @@ func (q *inquiry) witness() *testimony {
 	return found
 }
 
-// proven reports whether the in-sync set of a column can be told.
+// alone reports whether each column is a single leg, so that no copy can differ from it.
+func (q *inquiry) alone() bool { return q.layout.Group().Members == 1 }
+
+// proven reports whether the evidence is enough to tell the in-sync set of a column.
 func (q *inquiry) proven(column int) bool {
-	if q.guards.labelsBelieved {
-		return !q.absent[column]
-	}
-	return q.layout.Copies == 1 || !q.absent[column] && (q.quiet() && q.named(column) || !q.quiet() && q.upheld(column))
+	return q.alone() || !q.absent[column] && (q.quiet() && q.named(column) || !q.quiet() && q.upheld(column))
 }
 
-// named reports whether the newest definition names a leg of a column as in sync. Older
-// versions did not name suspects.
+// named reports whether a column can be read from the legs that the newest definition lists
+// as in sync or suspect. Older versions did not list suspects, so it may not be.
 func (q *inquiry) named(column int) bool {
-	for _, l := range q.legs {
-		if l.Column == column && q.newest.inSync(l.Leg) {
-			return true
-		}
-	}
-	return false
+	return q.readable(column, func(l foundLeg) bool { return q.newest.inSync(l.Leg) })
 }
 
-// upheld reports whether the witness's word speaks for a leg of a column.
+// upheld reports whether a column can be read from the legs that match the witness's note.
 func (q *inquiry) upheld(column int) bool {
 	w := q.witness()
-	for _, l := range q.legs {
-		if w != nil && l.Column == column && w.against(l) == "" {
-			return true
-		}
-	}
-	return false
+	return w != nil && q.readable(column, func(l foundLeg) bool { return w.against(l) == "" })
 }
 
-// conclusive reports whether no host can add anything.
+// readable reports whether a column can be read from its good legs alone.
+func (q *inquiry) readable(column int, good func(foundLeg) bool) bool {
+	var members block.MemberSet
+	for _, l := range q.legs {
+		if l.Column == column && good(l) {
+			members = members.With(l.Copy)
+		}
+	}
+	return q.layout.Group().Readable(members)
+}
+
+// conclusive reports whether no host's evidence could change the verdict on any column.
 func (q *inquiry) conclusive() bool {
 	for c := range q.layout.Stripes {
 		if !q.absent[c] && !q.proven(c) {
@@ -201,8 +201,8 @@ func (q *inquiry) conclusive() bool {
 	return true
 }
 
-// awaits is the host whose word would help and has not been heard; empty if there
-// is none, or if it is dead.
+// awaits names the host that has not reported and whose evidence could decide; empty if
+// there is none, or if it is dead.
 func (q *inquiry) awaits(dead func(block.NodeName) bool) block.NodeName {
 	if w := q.newest.Writer; !q.heard[w] && !dead(w) && !q.conclusive() {
 		return w
@@ -210,7 +210,7 @@ func (q *inquiry) awaits(dead func(block.NodeName) bool) block.NodeName {
 	return ""
 }
 
-// holder is the host that may still have the volume; was, if nothing says otherwise.
+// holder is the host that may still have the volume; was, unless the evidence names another.
 func (q *inquiry) holder(was block.NodeName) block.NodeName {
 	if q.quiet() {
 		return was
@@ -221,21 +221,22 @@ func (q *inquiry) holder(was block.NodeName) block.NodeName {
 	return cmp.Or(q.newest.Writer, was)
 }
 
-// lingering stands for hosts that may share the volume read-only: no label or note
-// names them, and they go on without a manager. A volume that is not clean they have
-// only if there is no other copy that a grant could do with.
+// lingering stands for hosts that may share the volume read-only: no label or note names
+// them, and they go on without a manager. A volume that is not clean is shared only while
+// each column has a single leg in sync. Every grant has to fence that leg, so nothing needs
+// to be remembered.
 func (q *inquiry) lingering() []Lingerer {
-	if q.layout.Copies == 1 || !q.quiet() || !q.newest.Clean || q.guards.readersForgotten {
+	if q.alone() || !q.quiet() || !q.newest.Clean {
 		return nil
 	}
 	return []Lingerer{{Epoch: q.top, Mode: AttachSharedReadOnly}}
 }
 
-// verdict is what a leg turned out to be worth.
+// verdict says whether a leg is in sync, and whether it is suspect.
 type verdict struct {
 	good, suspect bool
-	final         bool   // nothing else can make a good one suspect
-	why           string // if it is not good
+	final         bool   // suspect holds whatever the record says
+	why           string // why it is not good
 }
 
 func (q *inquiry) judge(leg block.LegID, column int) verdict {
@@ -246,7 +247,7 @@ func (q *inquiry) judge(leg block.LegID, column int) verdict {
 	case !q.proven(column):
 		return verdict{why: q.doubt(column) + ": " + q.pleads(l)}
 	}
-	if w := q.witness(); q.layout.Copies > 1 && !q.quiet() && w != nil && !q.guards.labelsBelieved {
+	if w := q.witness(); !q.alone() && !q.quiet() && w != nil {
 		if why := w.against(l); why != "" {
 			return verdict{why: why}
 		}
@@ -256,10 +257,10 @@ func (q *inquiry) judge(leg block.LegID, column int) verdict {
 	clean := q.quiet() && q.newest.Clean
 	suspected := slices.Contains(q.newest.Suspect, leg)
 	doubtful := l.cut || !slices.Contains(l.Volume.InSync, leg)
-	return verdict{good: true, suspect: q.layout.Copies > 1 && !clean && (suspected || doubtful && l.volatile), final: clean || l.Incarnation != ""}
+	return verdict{good: true, suspect: !q.alone() && !clean && (suspected || doubtful && l.volatile), final: clean || l.Incarnation != ""}
 }
 
-// against says why a leg is not in sync by a host's word.
+// against says why a leg is not in sync by a host's evidence; empty if it is.
 func (w *testimony) against(l foundLeg) string {
 	i := slices.IndexFunc(w.Legs, func(e EvidenceLeg) bool { return e.Leg == l.Leg })
 	switch {
@@ -273,7 +274,7 @@ func (w *testimony) against(l foundLeg) string {
 	return ""
 }
 
-// doubt says why the in-sync set of a column cannot be told.
+// doubt says why a column is not proven.
 func (q *inquiry) doubt(column int) string {
 	if q.absent[column] {
 		return "the label of another leg of its column was not found and may be newer"
@@ -303,7 +304,7 @@ func (q *inquiry) doubt(column int) string {
 	return fmt.Sprintf("a copy may have missed writes at epoch %d without a label that says so, and %s %s", q.top, who, said)
 }
 
-// pleads says what speaks for a leg whose column is in doubt.
+// pleads lists the evidence for a leg whose column is not proven.
 func (q *inquiry) pleads(l foundLeg) string {
 	words := []string{fmt.Sprintf("its label (generation %d, epoch %d, revision %d) %s as in sync",
 		l.Volume.Generation, l.Volume.Epoch, l.Revision, lists(l.Volume.InSync, l.Leg))}
@@ -337,14 +338,14 @@ func lists(inSync []block.LegID, leg block.LegID) string {
 	return "does not list it"
 }
 
-// newestHosts are the hosts' words, the newest few first.
+// newestHosts returns the evidence of the two newest hosts, newest first.
 func (q *inquiry) newestHosts() []testimony {
 	hosts := slices.Clone(q.hosts)
 	slices.SortStableFunc(hosts, func(a, b testimony) int { return cmp.Or(cmp.Compare(b.Epoch, a.Epoch), cmp.Compare(a.host, b.host)) })
 	return hosts[:min(len(hosts), 2)]
 }
 
-// labels are the legs' labels, in order.
+// labels returns the labels of the legs that were found, in the order of leg ids.
 func (q *inquiry) labels() (all []LegLabel) {
 	for _, id := range sorted(q.legs) {
 		all = append(all, q.legs[id].LegLabel)
@@ -352,10 +353,10 @@ func (q *inquiry) labels() (all []LegLabel) {
 	return all
 }
 
-// AwaitedHosts names the hosts that a Rebuild should wait for: the labels say that
-// they had a volume last, and what they noted of it has not been heard.
+// AwaitedHosts names the hosts that a Rebuild should wait for: by the labels they had a
+// volume last, and they have not reported what they noted of it.
 func AwaitedHosts(targets []TargetReport, hosts []InitiatorReport) []block.NodeName {
-	r := newRebuild(guards{}, targets, hosts)
+	r := newRebuild(targets, hosts)
 	awaited := map[block.NodeName]bool{}
 	for _, q := range r.inquiries {
 		if host := q.awaits(r.s.confirmedDead); host != "" {

@@ -13,14 +13,13 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// The lists of a cluster, each in the order of keys that do not change, so that a list
-// can be gone on with after a key. Entries are made as they are asked for.
+// The lists of a cluster. Each is sorted by a key that does not change, so that a reader can
+// continue after any key. Entries are made on demand.
 
-// keySeparator is in no name, and before all that is.
+// keySeparator occurs in no name and sorts before every character that does.
 const keySeparator = "\x00"
 
-// NodesAfter lists nodes by name, with those that are only known by an agent that
-// was refused.
+// NodesAfter lists nodes by name, including nodes that are known only by a refused agent.
 func (s *State) NodesAfter(after string) iter.Seq2[string, Node] {
 	nodes := s.nodes
 	if len(s.strangers) > 0 {
@@ -91,8 +90,8 @@ func (s *State) AttachmentsAfter(node block.NodeName, after string) iter.Seq2[st
 	return inOrder(all, after, key, func(x *of) Attachment { return s.attachmentView(x.v, x.a) })
 }
 
-// EventsAfter lists the events that Events finds, by their number. The keys after the
-// first say where the list ends, so that what happens meanwhile is not added to it.
+// EventsAfter lists the events that Events finds, by their number. Each key also holds the
+// end of the list, so that later pages leave out events that happen meanwhile.
 func (s *State) EventsAfter(object string, seq uint64, limit int, after string) iter.Seq2[string, Event] {
 	end := s.meta.NextEvent
 	found := s.Events(object, seq, limit)
@@ -108,7 +107,7 @@ func (s *State) EventsAfter(object string, seq uint64, limit int, after string) 
 	}
 }
 
-// values is a whole list without its keys.
+// values returns a whole list without its keys.
 func values[T any](list iter.Seq2[string, T]) (all []T) {
 	for _, v := range list {
 		all = append(all, v)
@@ -116,7 +115,7 @@ func values[T any](list iter.Seq2[string, T]) (all []T) {
 	return all
 }
 
-// inOrder is what comes after a key, in order, as readers see it.
+// inOrder lists the views of the values whose keys are after a key, sorted by key.
 func inOrder[K comparable, V, T any](all map[K]*V, after string, key func(*V) string, view func(*V) T) iter.Seq2[string, T] {
 	type entry struct {
 		key   string

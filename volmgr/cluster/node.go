@@ -13,8 +13,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// labels is what placement sees: the operator's labels over the agents', and
-// the node's own name, which nobody can change.
+// labels returns the labels that placement sees: the operator's over the agents', and
+// "node", which is always the node's name.
 func (n *Node) labels() map[string]string {
 	all := maps.Clone(n.AgentLabels)
 	if all == nil {
@@ -72,7 +72,7 @@ func (in ConfirmNodeDead) apply(t *tx) (view, error) {
 	t.node(in.Node).ConfirmedDead = true
 	t.event(Warning, EventNodeConfirmed, nodeObject(in.Node), "an operator has confirmed that it is off: nothing waits for it any more", "node", string(in.Node))
 	t.settleNode(in.Node)
-	for id := range t.s.unsettled { // grants that wait for its lease as the previous holder
+	for id := range t.s.unsettled { // grants that wait for the lease of this node, their previous holder
 		if t.s.volumes[id].Holder == in.Node {
 			t.unsure[id] = true
 		}
@@ -112,7 +112,7 @@ func (t *tx) forget(name block.NodeName) {
 	delete(t.s.initiators, name)
 }
 
-// some lists the first n of names and counts the rest.
+// some joins the first n names and counts the rest.
 func some(names []string, n int) string {
 	if len(names) <= n {
 		return strings.Join(names, ", ")
@@ -120,7 +120,7 @@ func some(names []string, n int) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:n], ", "), len(names)-n)
 }
 
-// join notes what both kinds of agents report of their node.
+// join records what both kinds of agents report of their node.
 func (t *tx) join(name block.NodeName, labels map[string]string) {
 	n := t.s.nodes[name]
 	if n == nil {
@@ -134,8 +134,8 @@ func (t *tx) join(name block.NodeName, labels map[string]string) {
 	}
 }
 
-// heard notes that an agent spoke on a stream; false if a newer stream of it has
-// been heard.
+// heard notes a report on a stream. It returns false if the agent has already reported on a
+// newer one.
 func (a *agent) heard(session uint64) bool {
 	if session < a.session {
 		return false
@@ -149,8 +149,8 @@ func (in TargetReported) apply(t *tx) (view, error) {
 	if err := checkAgent(r.Node, r.BootID); err != nil {
 		return nil, err
 	}
-	// A node that exports nothing may join with such drives: they are left alone,
-	// and can be taken in by force.
+	// A node that exports nothing may join with drives of another cluster: they are left
+	// alone, and can be added by force.
 	if t.s.foreign(r.ClusterID) && len(r.Exports) > 0 {
 		return refusal(t.stranger(r.Node, "target", r.ClusterID)), nil
 	}
@@ -182,15 +182,15 @@ func (in TargetRepeated) apply(t *tx) (view, error) {
 	return nil, nil
 }
 
-// noReport answers an agent that repeats what is not known: the node was removed. It
-// opens another stream, and reports anew.
+// noReport refuses the repeat of a report that this manager does not have, because the node
+// was removed. The agent then opens a new stream and reports in full.
 func noReport(node block.NodeName) error {
 	return refused(ReasonNoReport, nodeObject(node), "nothing is known of its agent until it reports again")
 }
 
-// targetSays acts on what a target has said or, again, says still.
+// targetSays acts on a target's report, which with again is a repeated one.
 func (t *tx) targetSays(on *target, r *TargetReport, again bool) {
-	r.Generation = t.outlast(&on.agent, r.Generation)
+	r.Generation = t.acted(&on.agent, r.Node, "target", r.Highest, r.Generation)
 	t.join(r.Node, r.Labels)
 	t.changed[r.Node] = t.changed[r.Node] || !again || !on.status.Online
 	t.targetSeen(on, r, again)
@@ -209,11 +209,11 @@ func (t *tx) targetSays(on *target, r *TargetReport, again bool) {
 	t.drivesReturned(r.Node, on, boot != r.BootID)
 	t.cachesReported(r.Node, on, boot != r.BootID)
 	t.drivesReported(r.Node, on)
+	t.settleReplaced()
 	t.settleNode(r.Node)
 }
 
-// refusal is the result of an input that was refused, and of which there is yet
-// something to record.
+// refusal is the result of an input that is refused but leaves something to record.
 func refusal(e *Error) view { return func(*State) any { return e } }
 
 func checkAgent(name block.NodeName, boot string) error {
@@ -229,9 +229,9 @@ func checkAgent(name block.NodeName, boot string) error {
 	return nil
 }
 
-// targetSeen replaces what was known of a target by its newest report.
+// targetSeen replaces the state of a target with its newest report.
 func (t *tx) targetSeen(on *target, r *TargetReport, again bool) {
-	// A manager that has started again hears everybody anew: that is no news.
+	// After a restart of the manager every agent reports for the first time: no event.
 	if !on.status.Online && (!on.status.Seen.IsZero() || t.nodes.peek(r.Node).TargetBoot == "") {
 		t.event(Info, EventTargetOnline, nodeObject(r.Node), "its target agent reports", "node", string(r.Node))
 	}
@@ -241,7 +241,7 @@ func (t *tx) targetSeen(on *target, r *TargetReport, again bool) {
 	}
 	on.report = r
 	if again && on.as == t.s.meta.Generation {
-		return // it means what it meant: nothing has been recorded since
+		return // the indexes are current: nothing was recorded since they were built
 	}
 	on.as = t.s.meta.Generation
 	on.devices = r.Devices
@@ -318,13 +318,14 @@ func (in InitiatorRepeated) apply(t *tx) (view, error) {
 	return nil, nil
 }
 
-// initiatorSays acts on what a host has said, or says still.
+// initiatorSays acts on a host's report, new or repeated.
 func (t *tx) initiatorSays(on *initiator, r *InitiatorReport) {
-	r.Generation = t.outlast(&on.agent, r.Generation)
+	r.Generation = t.acted(&on.agent, r.Node, "initiator", r.Highest, r.Generation)
 	on.report = r
 	t.join(r.Node, r.Labels)
 	t.initiatorSeen(on, r)
 	t.hostSeen(r)
+	t.settleReplaced()
 	t.settleNode(r.Node)
 	for _, e := range r.Evidence {
 		if v := t.peek(e.Volume); v != nil && v.Restored {
@@ -333,12 +334,12 @@ func (t *tx) initiatorSays(on *initiator, r *InitiatorReport) {
 	}
 	for _, a := range r.Attachments {
 		if (a.Phase == PhaseDetachedClean || a.GaveUp.Why != "") && t.peek(a.Volume) != nil {
-			t.unsure[a.Volume] = true // it may be let go though nobody asked for that
+			t.unsure[a.Volume] = true // the host may have released it without a Detach
 		}
 	}
 }
 
-// hostSeen acts on a host's boot and identity. A grant is made to both.
+// hostSeen acts on a new boot or identity of a host. A grant is bound to both.
 func (t *tx) hostSeen(r *InitiatorReport) {
 	old := *t.nodes.peek(r.Node)
 	if old.Host == r.Host && old.InitiatorBoot == r.BootID {
@@ -362,7 +363,7 @@ func (t *tx) initiatorSeen(on *initiator, r *InitiatorReport) {
 	}
 	on.attachments = map[block.VolumeID]AttachmentReport{}
 	for _, a := range r.Attachments {
-		// A host may still be letting go of an older epoch while it builds the next.
+		// A host may still be releasing an older epoch while it builds the next.
 		if old, ok := on.attachments[a.Volume]; !ok || old.Epoch < a.Epoch {
 			on.attachments[a.Volume] = a
 		}
@@ -401,7 +402,7 @@ func (t *tx) initiatorSilent(name block.NodeName, on *initiator, why string) {
 	}
 }
 
-// Tick finds the agents that have fallen silent and lets leases run out.
+// Tick marks silent agents as offline and lets leases run out.
 func (Tick) apply(t *tx) (view, error) {
 	for _, name := range slices.Sorted(maps.Keys(t.s.targets)) {
 		if on := t.s.targets[name]; t.now.Sub(on.status.Seen) > OnlineWithin {

@@ -14,24 +14,24 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Placement is explicit: where each leg lies is decided once and stored. A leg
-// goes to the best of a few random drives that can take it. By the power of
-// many choices that fills 10 000 drives as evenly as a global optimum would, at
-// a microsecond a leg, and it never has to be recomputed when drives come.
+// Placement is explicit: the drive of each leg is decided once and stored. A leg goes to the
+// best of a few random drives that can take it. This "power of many choices" fills 10 000
+// drives as evenly as a global optimum would, at a microsecond a leg, and nothing has to be
+// recomputed when drives are added.
 //
-// Legs of one column never share a value of the volume's spread label, nor a
-// node. When the random pick finds no place, a second pass takes the emptiest
-// domains first, which succeeds whenever any placement does.
+// Legs of one column never share a node or a value of the volume's spread label. If random
+// picks find no placement, a second pass takes the emptiest domains first, which finds one
+// whenever there is one.
 
 const (
 	choices      = 16 // drives looked at for a leg
 	choicesLarge = 32 // for legs of 1 TiB and more, where a bad pick lasts
-	// What it costs to put a second leg of a volume on one drive, or one node,
-	// in units of fill: a drive a quarter fuller is still preferred to a shared one.
+	// The cost of a second leg of a volume on the same drive, or the same node, in units of
+	// fill: a drive that is a quarter fuller is still preferred to a shared one.
 	sharedDrive = 0.25
 	sharedNode  = 0.05
-	// And what it costs to be in no preferred segment, next to being in the first:
-	// a drive half fuller is still taken.
+	// The cost of a node in no preferred segment, compared with one in the first: a
+	// preferred drive is taken even if it is half fuller.
 	notPreferred = 0.5
 )
 
@@ -41,7 +41,7 @@ func (s Seed) id(n uint32) block.UUID {
 	return block.UUIDFromRandom([16]byte(sum[:16]))
 }
 
-// random is splitmix64: small, and the same everywhere for ever.
+// random is splitmix64: small, and the same on every platform and in every version.
 type random uint64
 
 func (r *random) intn(n int) int {
@@ -52,7 +52,7 @@ func (r *random) intn(n int) int {
 	return int((z ^ z>>31) % uint64(n))
 }
 
-// spot is a drive that could take legs, with what this request has put there.
+// spot is a drive that can take legs, and what this request has placed on it so far.
 type spot struct {
 	drive  *Drive
 	domain string     // value of the spread label
@@ -73,42 +73,41 @@ type placer struct {
 	k      int
 	rng    random
 	onNode map[block.NodeName]int // legs of this request
-	firsts map[block.NodeName]int // of them, first ones of a column: those are read
-	guards guards
+	firsts map[block.NodeName]int // those of them that are first in a column, which serve reads
 }
 
 // place finds room for a volume, or says why there is none.
 func (s *State) place(pool *Pool, in CreateVolume) (block.Layout, []Leg, error) {
 	spots, refusals := s.spots(pool, in)
-	if err := s.enoughDomains(pool, in, spots, refusals); err != nil && !s.guards.sameDomain {
+	if err := s.enoughDomains(pool, in, spots, refusals); err != nil {
 		return block.Layout{}, nil, err
 	}
 	most := in.Stripes
 	least := most
 	if most == 0 {
-		most, least = autoStripes(in.Size, in.Copies, len(spots)), 1
+		most, least = autoStripes(in.Size, in.group().Members, len(spots)), 1
 	}
 	for stripes := most; stripes >= least; stripes-- {
-		layout := block.Layout{Stripes: stripes, Copies: in.Copies, Chunk: in.Chunk}
+		layout := in.layout(stripes)
 		for _, pick := range []func(*placer, []*spot) *spot{(*placer).sample, (*placer).emptiest} {
 			if legs := s.tryPlace(spots, layout, in, pick); legs != nil {
 				return layout, legs, nil
 			}
 		}
 	}
-	layout := block.Layout{Stripes: least, Copies: in.Copies, Chunk: in.Chunk}
+	layout := in.layout(least)
 	if in.Stripes == 0 {
 		layout.Stripes = most
 	}
 	return layout, nil, noSpace(pool, in, layout, spots, refusals)
 }
 
-// tryPlace is nil if a layout has no room. A leg in many pieces takes more of a label
-// than was counted on when its drive was picked: where it then does not fit, the
-// drive is left out.
+// tryPlace places the legs of a layout; nil if there is no room. A leg in many extents needs
+// more room on a label than was assumed when its drive was picked. If it does not fit,
+// tryPlace starts again without that drive.
 func (s *State) tryPlace(spots []*spot, layout block.Layout, in CreateVolume, pick func(*placer, []*spot) *spot) []Leg {
 	for {
-		p := newPlacer(spots, layout, in, s.guards)
+		p := newPlacer(spots, layout, in)
 		columns := p.columns(layout, pick)
 		if columns == nil {
 			return nil
@@ -123,7 +122,7 @@ func (s *State) tryPlace(spots []*spot, layout block.Layout, in CreateVolume, pi
 	}
 }
 
-// overfull is a drive whose label has no room for the pieces of the legs there.
+// overfull returns a drive whose label has no room for the extents of the legs placed there.
 func (p *placer) overfull(columns [][]*spot, legs []Leg) *spot {
 	at := slices.Concat(columns...)
 	pieces := map[*spot]block.Size{}
@@ -138,12 +137,12 @@ func (p *placer) overfull(columns [][]*spot, legs []Leg) *spot {
 	return nil
 }
 
-func newPlacer(spots []*spot, layout block.Layout, in CreateVolume, g guards) *placer {
+func newPlacer(spots []*spot, layout block.Layout, in CreateVolume) *placer {
 	seed := in.Seed.id(0)
 	p := &placer{
 		need: uint32(min(layout.LegExtents(in.Size), 1<<31)), k: choices,
 		rng:    random(binary.BigEndian.Uint64(seed[:8])),
-		onNode: map[block.NodeName]int{}, firsts: map[block.NodeName]int{}, guards: g,
+		onNode: map[block.NodeName]int{}, firsts: map[block.NodeName]int{},
 		record: in.record(layout).Size(),
 	}
 	if layout.LegSize(in.Size) >= block.TiB {
@@ -155,20 +154,20 @@ func newPlacer(spots []*spot, layout block.Layout, in CreateVolume, g guards) *p
 
 const mostAutoStripes = 8
 
-// autoStripes is how many columns a volume gets when nobody says: one for each
-// 256 GiB up to 8, since a column is served by one kernel thread and read from
-// one leg; at least two from 1 GiB on, below which whole extents would be
-// wasted; and no more than there are drives for.
-func autoStripes(size block.Size, copies, drives int) int {
+// autoStripes is the number of columns of a volume whose request leaves it open: one for
+// each 256 GiB up to 8, since a column is served by one kernel thread and read from one leg;
+// at least two from 1 GiB on, since below that whole extents would be wasted; and no more
+// than there are drives for.
+func autoStripes(size block.Size, members, drives int) int {
 	n := int(min((size+256*block.GiB-1)/(256*block.GiB), mostAutoStripes))
 	if size >= block.GiB {
 		n = max(n, 2)
 	}
-	return max(1, min(n, drives/copies))
+	return max(1, min(n, drives/members))
 }
 
-// spots lists the drives of a pool that can be used now, in order of their ids,
-// and for each of the others why it cannot.
+// spots lists the drives that the request can use now, in order of their ids, and for each
+// other drive the reason why it cannot.
 func (s *State) spots(pool *Pool, in CreateVolume) (usable []*spot, refusals []string) {
 	type place struct {
 		node    *Node
@@ -208,8 +207,8 @@ func (s *State) spots(pool *Pool, in CreateVolume) (usable []*spot, refusals []s
 	return usable, refusals
 }
 
-// columns picks the legs of every column, first leg first; if there is no room
-// it answers nil and takes nothing.
+// columns picks a drive for each leg of every column, first leg first. If there is no room
+// it returns nil and reserves nothing.
 func (p *placer) columns(layout block.Layout, pick func(*placer, []*spot) *spot) [][]*spot {
 	if len(p.spots) == 0 {
 		return nil
@@ -217,7 +216,7 @@ func (p *placer) columns(layout block.Layout, pick func(*placer, []*spot) *spot)
 	var columns [][]*spot
 	for range layout.Stripes {
 		var legs []*spot
-		for range layout.Copies {
+		for range layout.Group().Members {
 			x := pick(p, legs)
 			if x == nil {
 				p.giveBack(append(columns, legs))
@@ -243,9 +242,9 @@ func (p *placer) giveBack(columns [][]*spot) {
 	}
 }
 
-// rotate puts the leg first that is preferred most, or whose node has the fewest
-// first legs, so that the reads of a volume, which go to first legs, use all of its
-// nodes.
+// rotate makes the most preferred leg the first of its column; among equals, the one whose
+// node has the fewest first legs. Reads go to first legs, so the reads of a volume use all
+// of its nodes.
 func (p *placer) rotate(legs []*spot) {
 	first := slices.MinFunc(legs, func(a, b *spot) int {
 		return cmp.Or(cmp.Compare(a.behind, b.behind), cmp.Compare(p.firsts[a.drive.Node], p.firsts[b.drive.Node]))
@@ -260,7 +259,7 @@ func (p *placer) fits(x *spot, column []*spot) bool {
 	if x.free() < p.need || x.room < p.record {
 		return false
 	}
-	return p.guards.sameDomain || !slices.ContainsFunc(column, func(o *spot) bool {
+	return !slices.ContainsFunc(column, func(o *spot) bool {
 		return o.domain == x.domain || o.drive.Node == x.drive.Node
 	})
 }
@@ -270,8 +269,8 @@ func (p *placer) score(x *spot) float64 {
 	return fill + sharedDrive*float64(x.legs) + sharedNode*float64(p.onNode[x.drive.Node]) + notPreferred*x.behind
 }
 
-// sample takes the best of k random drives that fit, or of all if there are few
-// or none was met.
+// sample picks the best of k random drives that fit. It looks at all drives if there are
+// few, or if no random one fits.
 func (p *placer) sample(column []*spot) *spot {
 	var best *spot
 	consider := func(x *spot) bool {
@@ -291,7 +290,7 @@ func (p *placer) sample(column []*spot) *spot {
 		}
 	}
 	if best == nil {
-		start := p.rng.intn(len(p.spots)) // so that equals take turns
+		start := p.rng.intn(len(p.spots)) // so that equally good drives take turns
 		for i := range p.spots {
 			consider(p.spots[(start+i)%len(p.spots)])
 		}
@@ -299,7 +298,7 @@ func (p *placer) sample(column []*spot) *spot {
 	return best
 }
 
-// emptiest takes the emptiest drive of the domain with room for the most legs.
+// emptiest picks the emptiest drive of the domain with room for the most legs.
 // Legs are all of one size and a column takes each domain once, so this greedy
 // choice finds a placement if there is one.
 func (p *placer) emptiest(column []*spot) *spot {
@@ -333,18 +332,20 @@ func (s *State) carve(columns [][]*spot, need uint32, seed Seed) []Leg {
 			taken[d.ID] = append(taken[d.ID], extents...)
 			legs = append(legs, Leg{
 				ID: block.LegID{UUID: seed.id(uint32(len(legs) + 1))}, Column: c, Copy: i,
-				Drive: d.ID, Node: d.Node, Extents: extents, State: LegCreating, Revision: 1,
+				Drive: d.ID, Node: d.Node, Image: plain(extents), State: LegCreating, Revision: 1,
 			})
 		}
 	}
+	setPlaces(legs)
 	return legs
 }
 
-// carved are the extents of a drive that are some leg's, all but the strays in order.
+// carved returns the extents of a drive that legs occupy, sorted except for the strays at
+// the end.
 func (s *State) carved(d *Drive) []Extent { return slices.Concat(s.extents[d.ID], s.strays(d)) }
 
-// strays are the extents of legs on a drive's label that no record knows, as
-// after a restore of an older backup: targets keep them, so nothing else fits there.
+// strays returns the extents that a drive's label lists and no record has, as after a
+// restore of an older backup. Targets keep those legs, so nothing else may be placed there.
 func (s *State) strays(d *Drive) []Extent {
 	if on := s.targets[d.Node]; on != nil {
 		return on.strays[d.ID]
@@ -352,8 +353,8 @@ func (s *State) strays(d *Drive) []Extent {
 	return nil
 }
 
-// firstFit takes need extents out of total: the first hole that holds them all,
-// or else holes from the start on. The caller has seen that there are enough.
+// firstFit finds need free extents among total: the first hole that holds them all, or else
+// holes from the start on. The caller has checked that there are enough.
 func firstFit(taken []Extent, total, need uint32) []Extent {
 	holes := holes(taken, total)
 	for _, h := range holes {
@@ -377,7 +378,7 @@ func firstFit(taken []Extent, total, need uint32) []Extent {
 }
 
 func holes(taken []Extent, total uint32) (free []Extent) {
-	slices.SortFunc(taken, byStart) // fast if they are in order
+	slices.SortFunc(taken, byStart) // fast if they are sorted
 	next := uint32(0)
 	for _, e := range taken {
 		if e.Start > next {
@@ -391,13 +392,23 @@ func holes(taken []Extent, total uint32) (free []Extent) {
 	return free
 }
 
-// enoughDomains refuses more copies than there are domains to keep them apart.
+// distinct names n different failure domains, for an error.
+func distinct(n int, label string) string {
+	if label == "node" {
+		return fmt.Sprintf("%d different nodes", n)
+	}
+	return fmt.Sprintf("nodes with %d different values of label %q", n, label)
+}
+
+// enoughDomains refuses a request whose columns have more members than there are failure
+// domains.
 func (s *State) enoughDomains(pool *Pool, in CreateVolume, spots []*spot, refusals []string) error {
 	domains := map[string]map[string]bool{}
 	for _, x := range spots {
 		put(domains, x.domain, string(x.drive.Node), true)
 	}
-	if len(domains) >= in.Copies {
+	g := in.group()
+	if len(domains) >= g.Members {
 		return nil
 	}
 	within := "pool " + pool.Name
@@ -413,12 +424,12 @@ func (s *State) enoughDomains(pool *Pool, in CreateVolume, spots []*spot, refusa
 		found = append(found, fmt.Sprintf("%s (%s)", name, some(slices.Sorted(maps.Keys(domains[name])), 4)))
 	}
 	e := &Error{
-		Kind: ResourceExhausted, Reason: ReasonNoSpace, Field: "copies", Object: "pool " + pool.Name,
-		Text: fmt.Sprintf("volume %s: %d copies need %d different values of label %q, %s has %d%s%s",
-			in.Name, in.Copies, in.Copies, in.Spread, within, len(domains), because(some(found, 8)), listed(refusals)),
+		Kind: ResourceExhausted, Reason: ReasonNoSpace, Field: groupField(g), Object: "pool " + pool.Name,
+		Text: fmt.Sprintf("volume %s: %s drives on %s, and %s has them on %d%s%s",
+			in.Name, needs(g), distinct(g.Members, in.Spread), within, len(domains), because(some(found, 8)), listed(refusals)),
 	}
 	switch offline := s.offlineDomains(pool, in, domains); {
-	case len(domains)+len(offline) >= in.Copies:
+	case len(domains)+len(offline) >= g.Members:
 		return e.hint("bring targets back: %s", some(offline, 8))
 	case len(spots) == 0 && len(pool.Selector) > 0:
 		return e.hint("the pool selects drives with labels %s: `weft drive label DRIVE %s`, or the same on a node", pairs(pool.Selector), strings.ReplaceAll(pairs(pool.Selector), ",", " "))
@@ -430,8 +441,8 @@ func (s *State) enoughDomains(pool *Pool, in CreateVolume, spots []*spot, refusa
 	return e.hint("ask for fewer copies, another --spread, or label nodes with `weft node label`")
 }
 
-// offlineDomains lists the targets that are offline and whose drives would be further
-// values of the volume's spread label.
+// offlineDomains lists offline targets whose drives would add values of the volume's spread
+// label.
 func (s *State) offlineDomains(pool *Pool, in CreateVolume, have map[string]map[string]bool) (nodes []string) {
 	seen := map[string]bool{}
 	for _, id := range s.sortedDrives() {
@@ -454,7 +465,7 @@ func noSpace(pool *Pool, in CreateVolume, layout block.Layout, spots []*spot, re
 	record := in.record(layout).Size()
 	var full []string
 	var room block.Size
-	labelled := true // no drive is full by its label alone
+	labelled := true // no drive lacks only room on its label
 	for _, x := range spots {
 		free := block.Size(x.free()) * block.ExtentSize
 		room += free
@@ -475,7 +486,7 @@ func noSpace(pool *Pool, in CreateVolume, layout block.Layout, spots []*spot, re
 		Kind: ResourceExhausted, Reason: ReasonNoSpace, Object: "pool " + pool.Name,
 		Text: fmt.Sprintf("volume %s: no space for %s of %s in pool %s, which has %s free%s", in.Name, plural(layout.Legs(), "leg"), need.Short(), pool.Name, room.Short(), listed(append(full, refusals...))),
 	}
-	if !labelled || uint64(in.Size) > uint64(room)/uint64(in.Copies) {
+	if !labelled || uint64(in.Size) > uint64(room)/uint64(in.group().Members)*uint64(in.group().Needs) {
 		return e.hint("delete volumes, or add drives with `weft drive add`")
 	}
 	if need == block.ExtentSize { // legs cannot be smaller
@@ -492,7 +503,7 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// listed bounds a list for an error's text.
+// listed shortens a list for an error's text.
 func listed(lines []string) string {
 	if len(lines) == 0 {
 		return ""

@@ -35,7 +35,7 @@ func grid(racks, nodes, drives int, extents func(int) uint32) *State {
 
 func fixed(n uint32) func(int) uint32 { return func(int) uint32 { return n } }
 
-// mustHold checks what placement promises of all volumes together.
+// mustHold checks the promises of placement over all volumes.
 func mustHold(t *testing.T, s *State) {
 	t.Helper()
 	taken := map[block.DriveID][]Extent{}
@@ -132,8 +132,8 @@ func TestPlacementIsTheSameForTheSameSeed(t *testing.T) {
 	}
 }
 
-// The slow twin: with legs of one extent, some placement exists if and only if
-// the domains' room, each counted up to one leg a column, suffices.
+// The reference: with legs of one extent, a placement exists if and only if the domains have
+// enough room, each counted up to one leg a column.
 func TestPlacementFindsRoomWheneverThereIsAny(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	found, refusals := 0, 0

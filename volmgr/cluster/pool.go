@@ -5,6 +5,7 @@ package cluster
 import (
 	"maps"
 	"slices"
+	"strings"
 
 	"weft.dev/weft/proto/block"
 )
@@ -15,7 +16,7 @@ func poolResult(name string) view {
 
 func (in CreatePool) apply(t *tx) (view, error) {
 	if _, err := block.ParseVolumeName(in.Name); err != nil {
-		return nil, invalid("name", "pool name %q must be formed like a volume's", in.Name)
+		return nil, invalid("name", "pool %v", strings.TrimPrefix(err.Error(), "volume "))
 	}
 	if err := checkLabels("selector", in.Selector); err != nil {
 		return nil, err

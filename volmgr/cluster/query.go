@@ -14,11 +14,10 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Nodes lists the nodes by name, with those that are only known by an agent that
-// was refused.
+// Nodes lists the nodes by name, including nodes that are known only by a refused agent.
 func (s *State) Nodes() []Node { return values(s.NodesAfter("")) }
 
-// Node is one node; the error is NotFound.
+// Node returns one node; the error is NotFound.
 func (s *State) Node(name block.NodeName) (Node, error) {
 	n := s.nodes[name]
 	if n == nil {
@@ -64,7 +63,7 @@ func (s *State) Devices(name block.NodeName) ([]Device, error) {
 // Drives lists the drives of a node, or all if node is empty, by node and device.
 func (s *State) Drives(node block.NodeName) []Drive { return values(s.DrivesAfter(node, "")) }
 
-// recordedDrives are the records of a node's drives, by device.
+// recordedDrives returns the records of a node's drives, by device.
 func (s *State) recordedDrives(node block.NodeName) []*Drive {
 	var all []*Drive
 	for id := range s.drivesOn[node] {
@@ -76,8 +75,8 @@ func (s *State) recordedDrives(node block.NodeName) []*Drive {
 	return all
 }
 
-// driveView is a drive as readers see it. Nobody knows whether one is ready whose
-// target is offline.
+// driveView is a drive as readers see it. A ready drive whose target is offline is shown as
+// offline, since it may have failed meanwhile.
 func (s *State) driveView(d *Drive) Drive {
 	v := *d
 	if v.State == DriveReady && !s.targetOnline(v.Node) {
@@ -106,7 +105,7 @@ func (s *State) poolView(p *Pool) Pool {
 // Volumes lists the volumes by name.
 func (s *State) Volumes() []Volume { return values(s.VolumesAfter("")) }
 
-// Volume is one volume by name or id; the error is NotFound.
+// Volume returns one volume by name or id; the error is NotFound.
 func (s *State) Volume(nameOrID string) (Volume, error) {
 	v, err := s.find(nameOrID)
 	if err != nil {
@@ -155,43 +154,35 @@ func (s *State) volumeView(v *Volume) Volume {
 	return view
 }
 
-// health sums up the legs: a leg counts only while its target is online and its
-// drive is ready.
+// health sums up the legs. A leg counts only while it is servable.
 func (s *State) health(v *Volume) Health {
 	if v.State != VolumeReady {
 		return ""
 	}
-	served, whole, rebuilding := make([]bool, v.Layout.Stripes), true, false
-	for i := range v.Legs {
-		l := &v.Legs[i]
-		good := l.trusted() && s.servable(l)
-		whole = whole && good
-		served[l.Column] = served[l.Column] || good
-		rebuilding = rebuilding || l.State == LegRebuilding
-	}
+	worst := slices.Max(s.conditions(v))
 	switch {
-	case slices.Contains(served, false):
+	case worst == block.Lost:
 		return Unavailable
-	case rebuilding:
+	case slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegRebuilding }):
 		return Rebuilding
-	case !whole || len(v.Legs) < v.Layout.Legs():
+	case worst != block.Whole:
 		return Degraded
 	}
 	return Healthy
 }
 
-// servable reports whether a leg's target is online, its drive is ready, and
-// the target has nothing against the leg.
+// servable reports whether a leg's target is online, its drive is ready, and the target
+// reports no error of the leg.
 func (s *State) servable(l *Leg) bool {
 	d, on := s.drives[l.Drive], s.targets[l.Node]
 	if !s.targetOnline(l.Node) || d == nil || d.State != DriveReady || s.legError(l) != "" {
 		return false
 	}
-	r, seen := on.drives[l.Drive] // newer than the drive's state while the report is being taken in
+	r, seen := on.drives[l.Drive] // newer than d.State while a report is being processed
 	return seen && r.Error == ""
 }
 
-// legError is what a leg's target says is wrong with it.
+// legError is the error that the target reports of a leg; empty if there is none.
 func (s *State) legError(l *Leg) string {
 	if t := s.targets[l.Node]; t != nil {
 		return t.legs[l.ID].Error
@@ -219,7 +210,7 @@ func (s *State) attachmentView(v *Volume, of *Attachment) Attachment {
 	return a
 }
 
-// attachmentReport is what the host last said about the grant that stands.
+// attachmentReport returns the host's newest report on the current grant of an attachment.
 func (s *State) attachmentReport(v *Volume, a *Attachment) (AttachmentReport, bool) {
 	i := s.initiators[a.Node]
 	if i == nil || i.status.BootID != a.BootID || i.status.Generation < a.JoinedAt {
@@ -229,10 +220,10 @@ func (s *State) attachmentReport(v *Volume, a *Attachment) (AttachmentReport, bo
 	return r, ok && r.Epoch == a.Epoch && r.Grant == a.Grant
 }
 
-// maxWrong is how many sentences of a Status still fit a screen.
+// maxWrong is the number of sentences of a Status that fit on a screen.
 const maxWrong = 40
 
-// Status sums the cluster up.
+// Status summarizes the cluster.
 func (s *State) Status() Status {
 	st := Status{ClusterID: s.meta.ClusterID, Generation: s.meta.Generation, Nodes: len(s.nodes), Drives: len(s.drives), Volumes: len(s.volumes)}
 	var drives, nodes, degraded []string
@@ -242,8 +233,8 @@ func (s *State) Status() Status {
 		if d.State != DriveReady {
 			st.DrivesNotReady++
 		}
-		if d.State != DriveReady && d.State != DriveOffline { // of which its node tells
-			drives = append(drives, fmt.Sprintf("drive %s (%s on %s) is %s%s", d.ID, d.Device, d.Node, d.State, because(d.Reason)))
+		if d.State != DriveReady && d.State != DriveOffline { // offline: its node's sentence says so
+			drives = append(drives, fmt.Sprintf("drive %s (%s on %s) is %s%s", d.ID, d.Device, d.Node, strings.ToLower(string(d.State)), because(d.Reason)))
 		}
 	}
 	for _, n := range s.Nodes() {
@@ -269,15 +260,15 @@ func (s *State) Status() Status {
 			}
 		}
 	}
-	st.Wrong = append(st.Wrong, slices.Concat(s.wrongStrangers(), s.wrongDrives(), nodes, degraded, s.unknown(), drives)...)
+	st.Wrong = append(st.Wrong, slices.Concat(s.wrongTerms(), s.wrongStrangers(), s.wrongDrives(), nodes, degraded, s.unknown(), drives)...)
 	if extra := len(st.Wrong) - maxWrong; extra > 0 {
 		st.Wrong = append(st.Wrong[:maxWrong], fmt.Sprintf("and %d more", extra))
 	}
 	return st
 }
 
-// unknown tells of volumes that the drives hold and this store does not know: they
-// were made after the backup that it was restored from. Their space stays theirs.
+// unknown reports volumes that are on drives but not in this store: they were created after
+// the backup that it was restored from. Their space stays taken.
 func (s *State) unknown() (wrong []string) {
 	names, nodes := map[block.VolumeID]block.VolumeName{}, map[block.VolumeID][]string{}
 	for _, node := range slices.Sorted(maps.Keys(s.targets)) {
@@ -297,7 +288,7 @@ func (s *State) unknown() (wrong []string) {
 	return wrong
 }
 
-// silent names the agents that a node is expected to run and that are not online.
+// silent names the agents that have run on a node and are not online.
 func (s *State) silent(n Node) (agents []string) {
 	if n.TargetBoot != "" && !n.Target.Online {
 		agents = append(agents, "target")

@@ -9,26 +9,24 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// A leg in sync that has lost what only its drive's cache held is kept in sync where
-// no copy is better: it was the only one, or all have lost their caches. What had
-// been flushed is there. What was acknowledged and not flushed may be gone, and a
-// host that lives through this must know: else its next flush, which is to cover
-// those writes, would succeed over a hole.
+// An in-sync leg that has lost its drive's cache stays in sync if no copy is better: it was
+// the only copy, or all have lost their caches. It has every flushed write. Writes that were
+// acknowledged but not flushed may be lost. A host that uses the volume must learn this:
+// otherwise its next flush would succeed although writes that it covers are missing.
 //
-// So while a host has the volume, such a leg is reborn: it gets another revision, and
-// what the host still has of the old identity finds nothing. The host knows what was
-// acknowledged since the last flush. If that was nothing, it goes on under the new
-// identity. Else it fails its device, whose users get errors until they open it anew,
-// and gives the grant up; the volume is granted to it again, like after a crash.
+// So while a host has the volume, such a leg is reborn: it gets a new revision, and the
+// host's connections to the old identity fail. The host knows whether writes were
+// acknowledged since the last flush. If none were, it continues with the new identity. Else
+// it fails its device, whose users get errors until they open it again, and gives up the
+// grant. The volume is granted to it again, as after a crash.
 //
-// Hosts that share a volume cannot tell what the others have written or read, so it
-// is taken from all of them, and given to them anew.
+// Hosts that share a volume do not know what the others have written or read, so the volume
+// is granted to all of them again, at a new epoch.
 
-// lostCache takes note that a leg which stays in sync is without what only its
-// drive's cache held.
+// lostCache handles a leg that stays in sync but has lost cached writes.
 func (t *tx) lostCache(v *Volume, l *Leg) {
 	switch {
-	case !v.open() || t.s.guards.rebornForgotten:
+	case !v.open():
 	case len(v.Shared) > 0:
 		t.shareAnew(v, l)
 	default:
@@ -39,8 +37,9 @@ func (t *tx) lostCache(v *Volume, l *Leg) {
 	}
 }
 
-// shareAnew ends a shared epoch, and begins the next one with the same hosts: also with
-// one that has let go and ends, since only the old epoch was ever handed out to it.
+// shareAnew ends a shared epoch and begins the next one with the same hosts. They include a
+// host that released the volume to shut down: its release is about the old epoch, so the new
+// one can be granted to it.
 func (t *tx) shareAnew(v *Volume, l *Leg) {
 	why := fmt.Sprintf("%v: %s, and no copy is better", l, l.loss())
 	t.volumeEvent(v, Trouble, EventWritesLost, fmt.Sprintf("%s: writes that hosts had not flushed may be lost; the device of %s is replaced by a new one", why, v.users()),
@@ -57,7 +56,7 @@ func (t *tx) shareAnew(v *Volume, l *Leg) {
 	}
 }
 
-// settleGaveUp grants a volume anew to a host that has given it up.
+// settleGaveUp grants a volume again to a host that gave up its grant.
 func (t *tx) settleGaveUp(id block.VolumeID) {
 	v := t.peek(id)
 	a := v.Attachment
@@ -71,11 +70,10 @@ func (t *tx) settleGaveUp(id block.VolumeID) {
 	v = t.volume(id)
 	t.gaveUp(v, r)
 	t.grant(v, t.nodes.peek(a.Node))
-	v.Clean = v.Clean || t.s.guards.givesUpClean
 	v.Attachment.GaveUp = r.GaveUp.Why
 }
 
-// gaveUp says that a host has given up the grant that stands.
+// gaveUp writes the event that a host has given up its current grant.
 func (t *tx) gaveUp(v *Volume, r AttachmentReport) {
 	node := v.Attachment.Node
 	severity, kind, text := Warning, EventGaveUp, fmt.Sprintf("%s gave up epoch %d: %s", node, v.Epoch, r.GaveUp.Why)
@@ -86,7 +84,8 @@ func (t *tx) gaveUp(v *Volume, r AttachmentReport) {
 	t.volumeEvent(v, severity, kind, text, "node", string(node), "epoch", fmt.Sprint(v.Epoch))
 }
 
-// lettingGo is what an older device of a host waits for before the next one is made.
+// lettingGo returns the report on a host's older device of a volume, if the host waits to
+// release that device before it builds the next one.
 func (s *State) lettingGo(v *Volume, a *Attachment) (AttachmentReport, bool) {
 	i := s.initiators[a.Node]
 	if i == nil || i.status.BootID != a.BootID {

@@ -13,16 +13,15 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Rebuild makes a state anew from what the drives' labels and the hosts say, for the
-// day when the store and its backups are gone. The text says, line by line, what was
-// found and what a person has to look at.
+// Rebuild makes a new state from the drives' labels and the hosts' notes, after the store
+// and its backups were lost. The text says, line by line, what was found and what an
+// operator has to check.
 //
-// Of a volume's labels the newest is its definition. Which of its copies are in sync
-// is another question; judge.go says when it has an answer. Every volume comes up
-// detached and not clean, at an epoch far above any that a target or host has heard of.
-// Pools are not on labels.
+// The newest label of a volume is its definition. judge.go decides which of its copies are
+// in sync. Every volume comes up detached and not clean, at an epoch far above any that a
+// target or host has seen. Pools are not on labels.
 func Rebuild(now time.Time, targets []TargetReport, hosts []InitiatorReport) (*State, string, error) {
-	return newRebuild(guards{}, targets, hosts).rebuild(now, targets, hosts)
+	return newRebuild(targets, hosts).rebuild(now, targets, hosts)
 }
 
 func (r *rebuild) rebuild(now time.Time, targets []TargetReport, hosts []InitiatorReport) (*State, string, error) {
@@ -31,14 +30,15 @@ func (r *rebuild) rebuild(now time.Time, targets []TargetReport, hosts []Initiat
 		return nil, "", err
 	}
 	r.now = now
-	generation := uint64(0)
+	generation, term := uint64(0), uint64(0)
 	for _, report := range targets {
-		generation = max(generation, report.Generation)
+		generation, term = max(generation, report.Generation), max(term, report.Highest.of(id))
 	}
 	for _, report := range hosts {
-		generation = max(generation, report.Generation)
+		generation, term = max(generation, report.Generation), max(term, report.Highest.of(id))
 	}
 	r.s.meta = meta{Schema: schema, ClusterID: id, Generation: generation + generationJump, FirstEvent: 1, NextEvent: 1}
+	r.s.meta.replacing(now, term)
 	r.s.pools[DefaultPool] = &Pool{Name: DefaultPool}
 	r.volumes()
 	r.stretch()
@@ -49,14 +49,14 @@ func (r *rebuild) rebuild(now time.Time, targets []TargetReport, hosts []Initiat
 	return r.s, strings.Join(r.lines, "\n"), nil
 }
 
-// rebuild collects what the labels and the hosts say before it makes volumes of it.
+// rebuild collects the content of labels and hosts' notes, and then makes volumes from it.
 type rebuild struct {
 	s         *State
 	now       time.Time
 	legs      map[block.LegID]placedLeg
-	admitted  map[block.VolumeID]block.Epoch // the highest that a target speaks of
+	admitted  map[block.VolumeID]block.Epoch // the highest that a target reports
 	inquiries map[block.VolumeID]*inquiry
-	labelled  map[block.DriveID][]Extent // of all legs that were found, used or not
+	labelled  map[block.DriveID][]Extent // extents of all legs that were found, used or not
 	lines     []string
 }
 
@@ -65,7 +65,7 @@ type placedLeg struct {
 	drive *Drive
 }
 
-func newRebuild(g guards, targets []TargetReport, hosts []InitiatorReport) *rebuild {
+func newRebuild(targets []TargetReport, hosts []InitiatorReport) *rebuild {
 	r := &rebuild{
 		s: empty(), legs: map[block.LegID]placedLeg{}, admitted: map[block.VolumeID]block.Epoch{},
 		inquiries: map[block.VolumeID]*inquiry{}, labelled: map[block.DriveID][]Extent{},
@@ -80,7 +80,7 @@ func newRebuild(g guards, targets []TargetReport, hosts []InitiatorReport) *rebu
 		l := r.legs[id]
 		q := r.inquiries[l.Volume.ID]
 		if q == nil {
-			q = newInquiry(g, nil)
+			q = newInquiry(nil)
 			q.top = r.admitted[l.Volume.ID]
 			r.inquiries[l.Volume.ID] = q
 		}
@@ -99,7 +99,7 @@ func (r *rebuild) say(format string, args ...any) {
 	r.lines = append(r.lines, fmt.Sprintf(format, args...))
 }
 
-// clusterOf is the one cluster that the reported drives belong to.
+// clusterOf returns the one cluster to which all reported drives belong.
 func clusterOf(reports []TargetReport) (block.ClusterID, error) {
 	found := map[block.ClusterID]bool{}
 	for _, report := range reports {
@@ -144,8 +144,8 @@ func (r *rebuild) node(report TargetReport) {
 	}
 }
 
-// Unread lists what targets have and have not read: drives whose labels they could not
-// read, drives that they see and have not opened, and devices that may be drives.
+// Unread lists what targets have but could not read: drives with unreadable labels, drives
+// that they see but have not opened, and devices that may be drives.
 func Unread(targets []TargetReport) (all []string) {
 	for _, report := range targets {
 		opened := map[block.DriveID]bool{}
@@ -200,7 +200,7 @@ func (r *rebuild) volumes() {
 func (r *rebuild) volume(q *inquiry) {
 	best := q.newest
 	labels, formatted := fromDrives(best.Labels)
-	if q.top > 0 { // it was granted, and the label may be older than that
+	if q.top > 0 { // it was granted, and the label may be older than the grant
 		formatted = orRaw(formatted)
 	}
 	v := &Volume{
@@ -211,10 +211,11 @@ func (r *rebuild) volume(q *inquiry) {
 	for _, id := range sorted(q.legs) {
 		l := r.legs[id]
 		v.Legs = append(v.Legs, Leg{
-			ID: l.Leg, Column: l.Column, Copy: l.Copy, Drive: l.drive.ID, Node: l.drive.Node, Extents: l.Extents,
+			ID: l.Leg, Column: l.Column, Copy: l.Copy, Drive: l.drive.ID, Node: l.drive.Node, Image: l.Image,
 			State: LegStale, Revision: q.highest + epochJump, StaleSince: r.now.UTC(),
 		})
 	}
+	setPlaces(v.Legs) // safe: the new epoch changes all subsystem names
 	if err := v.check(); err != nil {
 		r.say("volume %s (%v) is left out: %v", v.Name, v.ID, err)
 		return
@@ -239,7 +240,7 @@ func (r *rebuild) volume(q *inquiry) {
 	r.s.index(nil, v)
 }
 
-// fits refuses a volume whose legs lie over those of another, or outside of their drives.
+// fits refuses a volume with a leg that overlaps another or extends beyond its drive.
 func (r *rebuild) fits(v *Volume) bool {
 	for i, l := range v.Legs {
 		taken := slices.Clone(r.s.extents[l.Drive])
@@ -259,8 +260,8 @@ func (r *rebuild) fits(v *Volume) bool {
 	return true
 }
 
-// stretch finds extents for the legs that missed an expansion, in the place of
-// those that only the lost store knew of.
+// stretch finds new extents for legs whose labels missed an expansion. The planned ones were
+// only in the lost store.
 func (r *rebuild) stretch() {
 	for _, id := range sorted(r.s.volumes) {
 		old := r.s.volumes[id]
@@ -312,21 +313,21 @@ func (r *rebuild) judge(v *Volume, q *inquiry) {
 	for c := range v.Layout.Stripes {
 		r.sayColumn(v, q, c)
 	}
-	r.say("volume %s: %v, %d of %d legs in sync, detached at epoch %d%s", v.Name, v.Size, sum(v.inSync()), v.Layout.Legs(), v.Epoch, q.basis())
+	r.say("volume %s: %v, %d of %d legs in sync, detached at epoch %d%s", v.Name, v.Size, legsIn(v.inSync()), v.Layout.Legs(), v.Epoch, q.basis())
 }
 
-// sayColumn tells of a column that an operator has to see to: what speaks for each
-// of its copies, and the command that chooses it.
+// sayColumn reports a column whose copy an operator has to choose: the evidence for each
+// copy, and the command that promotes it.
 func (r *rebuild) sayColumn(v *Volume, q *inquiry, column int) {
 	legs := v.column(column)
 	switch {
 	case len(legs) == 0:
 		r.say("volume %s: column %d has no leg: find its drives", v.Name, column)
 		return
-	case v.inSync()[column] > 0:
+	case v.Layout.Group().Readable(v.inSync()[column]):
 		return
 	}
-	r.say("volume %s: column %d: %d of %d legs found, none is proven, so an operator has to choose one:", v.Name, column, len(legs), v.Layout.Copies)
+	r.say("volume %s: column %d: %d of %d legs found, none is proven, so an operator has to choose one:", v.Name, column, len(legs), v.Layout.Group().Members)
 	for _, l := range legs {
 		r.say("  %v: %s", l, l.Reason)
 		r.say("    to choose it: weft volume promote-stale %s %d.%d --accept-data-loss", v.Name, l.Column, l.Copy)
@@ -339,10 +340,10 @@ func (r *rebuild) sayColumn(v *Volume, q *inquiry, column int) {
 	}
 }
 
-// basis says what the in-sync sets rest on.
+// basis names the proof of the in-sync sets.
 func (q *inquiry) basis() string {
 	switch w := q.witness(); {
-	case q.layout.Copies == 1:
+	case q.alone():
 		return ""
 	case q.quiet():
 		return "; nobody has written since the newest label"
@@ -352,7 +353,7 @@ func (q *inquiry) basis() string {
 	return ""
 }
 
-// users names the devices that the manager will take away when it is started.
+// users names the devices that hosts have and that the manager will remove when it starts.
 func (r *rebuild) users(hosts []InitiatorReport) {
 	for _, report := range hosts {
 		for _, a := range report.Attachments {
@@ -363,9 +364,9 @@ func (r *rebuild) users(hosts []InitiatorReport) {
 	}
 }
 
-func sum(numbers []int) (total int) {
-	for _, n := range numbers {
-		total += n
+func legsIn(sets []block.MemberSet) (total int) {
+	for _, s := range sets {
+		total += s.Len()
 	}
 	return total
 }

@@ -24,7 +24,7 @@ func labelled(t *testing.T, commands ...string) (*script, func(nodes ...string) 
 	return s, s.reports
 }
 
-// reports are what targets say without a manager.
+// reports returns the reports of targets that have no manager.
 func (s *script) reports(nodes ...string) (all []TargetReport) {
 	for _, name := range nodes {
 		r := s.targets[name].report()
@@ -77,8 +77,8 @@ func TestRebuildFindsEverythingThatTheLabelsSay(t *testing.T) {
 	}
 }
 
-// While labels are read, a target may be writing the next one, which the old manager
-// asked for. The rebuilt store must be ahead of it: a drive refuses an older definition.
+// While labels are read, a target may still write one for the old manager. The rebuilt store
+// must be ahead of that label, since a drive refuses an older definition.
 func TestARebuiltVolumeIsAheadOfLabelsThatAreBeingWritten(t *testing.T) {
 	s, reports := labelled(t)
 	state, _ := rebuilt(t, reports("t1", "t2", "t3"), s.hostReport("c1"))
@@ -101,8 +101,8 @@ func legStates(t *testing.T, s *State) (states []LegState) {
 	return states
 }
 
-// What was recorded reaches a label late or, where a target's agent hears nothing, not
-// at all. Who had the volume knows, and nobody else does.
+// A record reaches a label late, or not at all if the target's agent is cut off. Only the
+// host that had the volume knows which legs are in sync.
 func TestAVolumeInUseIsRebuiltOnItsHostsWordAlone(t *testing.T) {
 	for name, c := range map[string]struct {
 		after []string
@@ -152,8 +152,8 @@ func TestAVolumeInUseIsRebuiltOnItsHostsWordAlone(t *testing.T) {
 	}
 }
 
-// Of a volume that nobody could write since its newest label, that label is the truth,
-// and no host is asked.
+// If no host could write a volume since its newest label, that label decides, and no host is
+// waited for.
 func TestAVolumeThatNobodyWritesIsRebuiltOnItsLabels(t *testing.T) {
 	for name, after := range map[string][]string{
 		"detached":            {"stale c1 db1 0.1", "let-go c1 db1", "detach db1", "comply"},
@@ -177,8 +177,8 @@ func TestAVolumeThatNobodyWritesIsRebuiltOnItsLabels(t *testing.T) {
 	}
 }
 
-// A label that is written while the volume is being granted is all that the drives
-// have, if their agents then hear nothing more.
+// If the agents are cut off after a grant began, the drives only have the label that was
+// written during it.
 func TestALabelOfTheTimeOfAGrantIsNotBelieved(t *testing.T) {
 	for name, before := range map[string][]string{
 		"after a clean detach":  {"let-go c1 db1", "detach db1", "comply"},
@@ -200,7 +200,7 @@ func TestALabelOfTheTimeOfAGrantIsNotBelieved(t *testing.T) {
 }
 
 func TestAHostsWordIsBelievedOnlyIfItIsTheLast(t *testing.T) {
-	// c2 has had the volume since, and lost the copy that c1 thinks good.
+	// c2 has had the volume since then, and lost the copy that c1's note calls good.
 	s, reports := labelled(t, "host c2", "detach db1 force", "comply", "attach db1 c2", "comply", "comply", "serve c2 db1", "stale c2 db1 0.0")
 	all := reports("t1", "t2", "t3")
 	state, text := rebuilt(t, all, s.hostReport("c1"))
@@ -219,8 +219,7 @@ func TestAHostsWordIsBelievedOnlyIfItIsTheLast(t *testing.T) {
 	}
 }
 
-// A leg that became stale after the host's note, by the manager's own decision, is
-// known by its revision.
+// A leg that the manager evicted after the host's note has a higher revision than the note.
 func TestAHostsWordOnAnEarlierRevisionDoesNotCount(t *testing.T) {
 	s, reports := labelled(t)
 	old := s.hostReport("c1")
@@ -232,8 +231,8 @@ func TestAHostsWordOnAnEarlierRevisionDoesNotCount(t *testing.T) {
 	}
 }
 
-// When all copies have lost their caches and one was kept, a host that was down then
-// knows neither of them as it is now: an operator is told what speaks for each.
+// All copies have lost their caches and one was kept, while the host was down. Its note
+// matches neither copy, so an operator has to choose, and is told the evidence for each.
 func TestAHostsWordThatUpholdsNoCopyProvesNothing(t *testing.T) {
 	s := newScript(t)
 	for _, line := range []string{
@@ -260,8 +259,7 @@ func TestAHostsWordThatUpholdsNoCopyProvesNothing(t *testing.T) {
 	}
 }
 
-// A target that has booted may have lost what its drive's cache held: another copy
-// is better.
+// A target that has booted may have lost cached writes, so another copy is better.
 func TestACopyWhoseTargetHasBootedSinceIsSuspect(t *testing.T) {
 	for drives, want := range map[string]LegState{"volatile": LegStale, "": LegInSync} {
 		s := newScript(t)
@@ -271,7 +269,7 @@ func TestACopyWhoseTargetHasBootedSinceIsSuspect(t *testing.T) {
 		} {
 			s.run(line)
 		}
-		s.targets["t1"].reboot() // and no manager is there to see it
+		s.targets["t1"].reboot() // while no manager runs
 		state, text := rebuilt(t, s.reports("t1", "t2"), s.hostReport("c1"))
 		s.state, s.store = state, map[string][]byte{}
 		keep(s.store, state.Records())
@@ -286,8 +284,8 @@ func TestACopyWhoseTargetHasBootedSinceIsSuspect(t *testing.T) {
 	}
 }
 
-// suspected has a volume in use, one copy of which is suspect: t1 has booted while t2,
-// which has the other, was away.
+// suspected has a volume in use with a suspect copy on t1, which has booted while t2, with
+// the other copy, was away.
 func suspected(t *testing.T) *script {
 	s := newScript(t)
 	for _, line := range []string{
@@ -299,8 +297,8 @@ func suspected(t *testing.T) *script {
 	return s
 }
 
-// Nor is a copy that was suspect when the store was lost better than the other one:
-// its host still has it in sync.
+// A copy that was suspect when the store was lost stays suspect, though its host's note
+// still has it in sync.
 func TestACopyThatWasSuspectStaysSo(t *testing.T) {
 	s := suspected(t)
 	v := restoredVolume(t, s.state)
@@ -415,8 +413,8 @@ func TestARebuiltClusterServesAgain(t *testing.T) {
 	}
 }
 
-// Labels name a copy that is suspect, so that it is not given up with the store: when
-// all copies are, they are all that there is.
+// Labels list suspect copies, so that they survive the loss of the store: if all copies are
+// suspect, there are no others.
 func TestASuspectCopyIsFoundAsOne(t *testing.T) {
 	s := newScript(t)
 	for _, line := range []string{
@@ -433,7 +431,7 @@ func TestASuspectCopyIsFoundAsOne(t *testing.T) {
 			t.Errorf("%v is %s, suspect %v, want it in sync and suspect; report:\n%s", &l, l.State, l.Suspect, text)
 		}
 	}
-	// Older versions named no suspect.
+	// Older versions did not list suspects.
 	for i := range all {
 		for j := range all[i].Drives[0].Legs {
 			label := &all[i].Drives[0].Legs[j].Volume
@@ -448,8 +446,8 @@ func TestASuspectCopyIsFoundAsOne(t *testing.T) {
 	}
 }
 
-// As long as an operator has not chosen, the labels stay as they are: what they say is
-// all that there is to choose by, also if the store is lost once more.
+// Labels stay unchanged until an operator has chosen a copy: they are the only evidence,
+// also if the store is lost once more.
 func TestLabelsStayUntilACopyIsChosen(t *testing.T) {
 	s, reports := labelled(t)
 	s.state, _ = rebuilt(t, reports("t1", "t2", "t3"))
@@ -479,8 +477,8 @@ func TestLabelsStayUntilACopyIsChosen(t *testing.T) {
 	}
 }
 
-// Hosts that share a volume read-only have no lease, and neither labels nor notes name
-// them. So a copy that may still be exported to one is not given up for a writer.
+// Hosts that share a volume read-only have no lease, and neither labels nor notes name them.
+// So a copy that may still be exported to one is not evicted for a writer.
 func TestARebuiltStoreGivesUpNoCopyThatAReaderMayHave(t *testing.T) {
 	s, reports := labelled(t, "host c2", "let-go c1 db1", "detach db1", "comply",
 		"attach db1 c2 mode=SHARED_READ_ONLY", "comply", "comply", "serve c2 db1", "comply")
@@ -490,7 +488,7 @@ func TestARebuiltStoreGivesUpNoCopyThatAReaderMayHave(t *testing.T) {
 	s.session, s.store = 2, map[string][]byte{}
 	keep(s.store, s.state.Records())
 	for _, line := range []string{"report t1", "report t2", "report t3", "report " + here, "lost " + away} {
-		s.run(line) // nobody hears from c2 any more, nor from the target that it reads from
+		s.run(line) // c2 and the target that it reads from are cut off
 	}
 	s.hosts["c1"].phase = map[string]Phase{}
 	s.reportHost("c1")
@@ -510,7 +508,7 @@ func TestARebuiltStoreGivesUpNoCopyThatAReaderMayHave(t *testing.T) {
 	}
 }
 
-// So may a drive that was away, or failed a flush, while no manager was there to see it.
+// A drive that was away, or failed a flush, while no manager ran may have lost writes too.
 func TestACopyWhoseDriveWasAwaySinceIsSuspect(t *testing.T) {
 	for name, before := range map[string][]string{
 		"in use":                 {"comply"},
@@ -541,7 +539,7 @@ func TestACopyWhoseDriveWasAwaySinceIsSuspect(t *testing.T) {
 			s.run("report t2")
 			check("rebuilt")
 
-			// The backup is of a time before the other drive was away, and judged.
+			// The backup is from before the other drive was away and judged.
 			records, err := Load(backup)
 			if err != nil {
 				t.Fatal(err)
@@ -558,8 +556,8 @@ func TestACopyWhoseDriveWasAwaySinceIsSuspect(t *testing.T) {
 	}
 }
 
-// A suspect copy counts when a store made anew asks how far an expansion has come: it
-// may be all that is left, and no host was told of a size that it has not.
+// A suspect copy counts when a rebuilt store decides how far an expansion has come: it may
+// be the only copy left, and no host was told a size that it does not have.
 func TestASuspectCopyThatHasNotGrownKeepsAVolumesSize(t *testing.T) {
 	s := newScript(t)
 	for _, line := range []string{

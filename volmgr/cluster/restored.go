@@ -12,28 +12,30 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Jumps that a restored state makes, so that nothing the cluster did after the
-// backup can be taken for what it does from now on: no grant, wanted state or
-// revision made since comes near them. No manager commits as often as generationRate.
+// A restored state raises its numbers by these jumps. Grants, wanted states and revisions
+// that the cluster made after the backup stay far below, so none of them can be mistaken
+// for a new one. No manager commits as often as generationRate.
 const (
 	epochJump      = 1 << 20
 	generationJump = 1 << 32
 	generationRate = 1 << 16 // a second
 )
 
-// Restored makes the records of a backup fit to start from. What happened after
-// the backup is not in it: who was granted what, and which copies went stale.
-// So every volume comes up detached and not clean, at an epoch far above any
-// that a target can have admitted, with its legs under new identities, and none of
-// them is taken for one that was never written. A backup that is restored twice
-// jumps to the same numbers twice: settleRestored goes above what agents report. Only
-// the generation depends on the time, too: it tells who is at the orders of which store.
+// Restored turns the records of a backup into records that a manager can start from. The
+// backup does not know what happened after it: which hosts were granted volumes, and which
+// copies went stale. So every volume comes up detached and not clean, at an epoch far above
+// any that a target can have admitted, with new identities for its legs, and none counts as
+// never written. A backup that is restored twice jumps to the same numbers twice, so
+// settleRestored raises them above what agents report. Only the generation and the term
+// depend on the time too: the generation tells which store an agent follows, and the term
+// decides which manager it obeys.
 func Restored(now time.Time, records []Record) ([]Record, error) {
 	s, err := Load(records)
 	if err != nil {
 		return nil, err
 	}
 	s.meta.Generation += generationJump + generationRate*uint64(max(0, now.Unix()))
+	s.meta.replacing(now, s.meta.Term)
 	t := newTx(s, now)
 	for _, id := range sorted(s.volumes) {
 		t.restored(t.volume(id))
@@ -43,7 +45,7 @@ func Restored(now time.Time, records []Record) ([]Record, error) {
 	return s.Records(), nil
 }
 
-// Backup is what a backup says of a volume that labels and hosts may know better.
+// Backup keeps those facts of a backup's volume that labels and hosts may know better.
 type Backup struct {
 	Epoch   block.Epoch    `json:"epoch"`
 	Quiet   bool           `json:"quiet,omitempty"`
@@ -51,8 +53,8 @@ type Backup struct {
 	Writer  block.NodeName `json:"writer,omitempty"`
 	InSync  []block.LegID  `json:"in_sync,omitempty"`
 	Suspect []block.LegID  `json:"suspect,omitempty"`
-	// Generation is the first of the restored store: who has reached it is no longer
-	// at the orders of another.
+	// Generation is the first of the restored store: an agent that has reached it no longer
+	// follows another store.
 	Generation uint64 `json:"generation,omitempty"`
 }
 
@@ -61,10 +63,10 @@ func (t *tx) restored(v *Volume) {
 	case !v.Restored:
 		label := v.label()
 		v.Backup = &Backup{label.Epoch, label.Quiet, label.Clean, label.Writer, label.InSync, label.Suspect, t.s.meta.Generation}
-		for i := range v.Legs { // Backup says so, and a newer label may know how that ended
+		for i := range v.Legs { // Backup has it, and a newer label may know the outcome
 			v.Legs[i].Suspect = false
 		}
-	case v.Backup != nil: // the store of the backup had been restored, and not settled
+	case v.Backup != nil: // the backup is of a store that was restored itself, and not settled
 		backup := *v.Backup
 		backup.Generation = t.s.meta.Generation
 		v.Backup = &backup
@@ -87,7 +89,7 @@ func (t *tx) restored(v *Volume) {
 	}
 }
 
-// inquire asks labels and hosts about a restored volume.
+// inquire collects the evidence of labels and hosts about a restored volume.
 func (s *State) inquire(v *Volume) *inquiry {
 	var known *VolumeLabel
 	if b := v.Backup; b != nil {
@@ -95,7 +97,7 @@ func (s *State) inquire(v *Volume) *inquiry {
 		label.Epoch, label.Quiet, label.Clean, label.Writer, label.InSync, label.Suspect = b.Epoch, b.Quiet, b.Clean, b.Writer, b.InSync, b.Suspect
 		known = &label
 	}
-	q := newInquiry(s.guards, known)
+	q := newInquiry(known)
 	for i := range v.Legs {
 		l := &v.Legs[i]
 		on := s.targets[l.Node]
@@ -120,10 +122,10 @@ func (s *State) inquire(v *Volume) *inquiry {
 	return q
 }
 
-// settleRestored compares a restored volume with the labels of its legs and with
-// what its last host has noted, when all of them have been seen or are dead. Until
-// then nothing is wanted of its targets, which therefore keep the labels as they
-// are, and it cannot be attached. Which copies are believed is up to judge.go.
+// settleRestored compares a restored volume with the labels of its legs and with the note of
+// its last host, once all of them have been read or are confirmed dead. Until then the
+// volume cannot be attached, and its targets get no wanted state for it, so that they leave
+// the labels unchanged. judge.go decides which copies are believed.
 func (t *tx) settleRestored(id block.VolumeID) {
 	v := t.peek(id)
 	if !v.Restored || len(t.s.unseen(v)) > 0 {
@@ -150,15 +152,15 @@ func (t *tx) settleRestored(id block.VolumeID) {
 	t.volumeEvent(v, Info, EventVolumeChecked, "its record was compared with the labels on the drives"+q.basis())
 }
 
-// awaitHost makes sure that a host which is waited for can be confirmed dead, also
-// if the backup is older than the host.
+// awaitHost adds a record for a host that is waited for, so that it can be confirmed dead
+// even if it joined after the backup.
 func (t *tx) awaitHost(host block.NodeName) {
 	if t.nodes.peek(host) == nil {
 		t.node(host)
 	}
 }
 
-// resume gives a leg of a restored volume the state that it turned out to have.
+// resume gives a leg of a restored volume the state that the inquiry found.
 func (t *tx) resume(v *Volume, id block.LegID, q *inquiry) {
 	l := v.leg(id)
 	switch verdict := q.judge(id, l.Column); {
@@ -172,13 +174,10 @@ func (t *tx) resume(v *Volume, id block.LegID, q *inquiry) {
 	}
 }
 
-// outnumber takes a volume's numbers above all that anybody has reported of it, and
-// far above: an order of an earlier manager may still be under way. A target refuses
-// lower ones, and a host takes them for what it knew before.
+// outnumber raises a volume's numbers above all that agents have reported of it. It raises
+// them far above, since an order of an earlier manager may still be under way. Targets
+// refuse lower numbers, and hosts take them for ones that they knew before.
 func (t *tx) outnumber(v *Volume, q *inquiry) {
-	if t.s.guards.restoredBelow {
-		return
-	}
 	if v.Epoch <= q.top {
 		v.Epoch = q.top + epochJump
 	}
@@ -192,13 +191,10 @@ func (t *tx) outnumber(v *Volume, q *inquiry) {
 	}
 }
 
-// outlast takes the generation above one that an agent has reported and that this
-// store never gave out: what the agent has acted on was another store's. That counts
-// for nothing, until it has acted on what this one gives out.
+// outlast handles an agent that reports a generation which this store has not reached: the
+// agent has acted for another store. It raises the generation above the reported one, and
+// the agent's generations count as 0 until it has acted on a wanted state of this store.
 func (t *tx) outlast(on *agent, reported uint64) uint64 {
-	if t.s.guards.restoredBelow {
-		return reported
-	}
 	if reported > t.s.meta.Generation {
 		on.foreign, t.raised = reported, true
 		t.gen = max(t.gen, reported+1)
@@ -209,12 +205,13 @@ func (t *tx) outlast(on *agent, reported uint64) uint64 {
 	return reported
 }
 
-// adopt takes over what the labels know of expansions after the backup. A leg that
-// missed one is given extents when the volume is expanded again, if not now.
+// adopt applies expansions that happened after the backup and are on the labels. A leg that
+// missed one gets its extents now or, if its drive has no room, when the volume is expanded
+// again.
 func (t *tx) adopt(v *Volume, q *inquiry) {
 	labels := q.labels()
 	for _, label := range labels {
-		if l := v.leg(label.Leg); begins(label.Extents, l.Extents) {
+		if l := v.leg(label.Leg); label.continues(l.Image) {
 			l.Extents = slices.Clone(label.Extents)
 		}
 	}
@@ -229,8 +226,8 @@ func (t *tx) adopt(v *Volume, q *inquiry) {
 	}
 }
 
-// settleLonger gives a leg the extents that its drive has it on, if they are more than
-// those of the record: it was not there when a store older than the drive was settled.
+// settleLonger gives a leg the extents that its drive's label lists, if the record has
+// fewer: the drive was away when a store older than its label was settled.
 func (t *tx) settleLonger(id block.VolumeID) {
 	for _, l := range t.peek(id).Legs {
 		on := t.s.targets[l.Node]
@@ -238,16 +235,16 @@ func (t *tx) settleLonger(id block.VolumeID) {
 			continue
 		}
 		for _, label := range on.drives[l.Drive].Legs {
-			if label.Leg == l.ID && count(label.Extents) > count(l.Extents) && begins(label.Extents, l.Extents) {
+			if label.Leg == l.ID && count(label.Extents) > count(l.Extents) && label.continues(l.Image) {
 				t.volume(id).leg(l.ID).Extents = slices.Clone(label.Extents)
 			}
 		}
 	}
 }
 
-// unseen lists the legs of a volume whose drives have not been read since the
-// start, and may still be. What a target says before it has acted on this manager's
-// orders may change: it may still be at those of an earlier one.
+// unseen lists the legs of a volume whose drives have not been read since the start and are
+// not confirmed dead. A report counts only once its target has acted on this manager's
+// orders: before that it may still carry out those of an earlier one.
 func (s *State) unseen(v *Volume) (legs []*Leg) {
 	for i := range v.Legs {
 		l := &v.Legs[i]
@@ -255,7 +252,7 @@ func (s *State) unseen(v *Volume) (legs []*Leg) {
 			continue
 		}
 		d, ok := s.driveReport(l)
-		if !ok || d.Error != "" || v.Backup != nil && s.targets[l.Node].status.Generation < v.Backup.Generation && !s.guards.restoredBelow {
+		if !ok || d.Error != "" || v.Backup != nil && s.targets[l.Node].status.Generation < v.Backup.Generation {
 			legs = append(legs, l)
 		}
 	}
@@ -277,7 +274,7 @@ func (s *State) restoredWaits(v *Volume) (waits []string) {
 	return waits
 }
 
-// stillRestored refuses what cannot be done before a restored volume was compared.
+// stillRestored is the refusal of a request until a restored volume has been compared.
 func (s *State) stillRestored(v *Volume) error {
 	return refused(ReasonNotReady, v.object(), "restored from a backup; it waits for %s", strings.Join(s.restoredWaits(v), ", and for ")).
 		hint("bring the machines back; run `weft node confirm-dead` for one that is gone for ever")

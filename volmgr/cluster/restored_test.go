@@ -13,8 +13,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// restored starts from a backup that was made before more commands ran; report
-// makes targets tell it what their drives say after them, and hosts what they noted.
+// restored starts from a backup that was made before more commands ran. report makes targets
+// report the labels, and hosts the notes, from after those commands.
 func restored(t *testing.T, more ...string) (state *State, report func(nodes ...string)) {
 	t.Helper()
 	s, reports := labelled(t)
@@ -36,7 +36,7 @@ func restored(t *testing.T, more ...string) (state *State, report func(nodes ...
 				in = InitiatorReported{Session: 1, Report: s.hostReport(name)}
 			} else {
 				r := reports(name)[0]
-				r.Generation = state.Generation() // it is at no other manager's orders
+				r.Generation = state.Generation() // it follows no other manager
 				in = TargetReported{Session: 1, Report: r}
 			}
 			if _, err := state.Step(t0, in); err != nil {
@@ -110,7 +110,7 @@ func isReason(err error, reason string) bool {
 	return ok && e.Reason == reason
 }
 
-// The backup does not know of a loss, and neither may any label.
+// The backup lacks a record of the loss, and so may every label.
 func TestLegThatWentStaleAfterTheBackupIsNotBelieved(t *testing.T) {
 	for name, c := range map[string]struct {
 		after []string
@@ -195,8 +195,8 @@ func TestColumnWithoutAllItsLabelsIsNotBelieved(t *testing.T) {
 	}
 }
 
-// The second restore begins with the numbers that the first one began with, and the
-// cluster has gone on since.
+// The second restore begins with the same numbers as the first, which the cluster has used
+// since.
 func TestABackupIsRestoredTwice(t *testing.T) {
 	s, _ := labelled(t)
 	backup := s.state.Records()
@@ -209,7 +209,7 @@ func TestABackupIsRestoredTwice(t *testing.T) {
 		keep(s.store, records)
 		s.state = loadStore(t, s.store)
 		s.session++
-		s.hosts["c1"].phase = map[string]Phase{} // it has let go of what is not wanted
+		s.hosts["c1"].phase = map[string]Phase{} // it has released what is not wanted
 		for _, line := range []string{"report t1", "report t2", "report t3"} {
 			s.run(line)
 		}
@@ -247,12 +247,12 @@ func TestABackupIsRestoredTwice(t *testing.T) {
 			served += len(e.legs)
 		}
 	}
-	if want := s.state.volumes[v.ID].inSync()[0]; served != want || want == 0 {
+	if want := s.state.volumes[v.ID].inSync()[0].Len(); served != want || want == 0 {
 		t.Errorf("after the second restore %d of %d legs in sync are served:\n%s%s", served, want, s.run("volume db1"), s.run("explain db1"))
 	}
 }
 
-// What an agent has acted on of another store does not count for this one.
+// The generations of another store that an agent has acted on do not count for this one.
 func TestAnAgentsWordOnAnotherStoresGenerationDoesNotCount(t *testing.T) {
 	state, report := restored(t)
 	s, _ := labelled(t)
@@ -269,7 +269,7 @@ func TestAnAgentsWordOnAnotherStoresGenerationDoesNotCount(t *testing.T) {
 	report("t2")
 }
 
-// A volume that was made after the backup is on the drives, and its space stays its own.
+// A volume that was made after the backup is on the drives, and its space stays taken.
 func TestStatusTellsOfVolumesThatARestoredStoreDoesNotKnow(t *testing.T) {
 	state, report := restored(t, "create db2 size=1GiB stripes=1 copies=2", "comply", "comply")
 	report("t1", "t2", "t3", "c1")
@@ -290,7 +290,7 @@ func TestStatusTellsOfVolumesThatARestoredStoreDoesNotKnow(t *testing.T) {
 	}
 }
 
-// restore starts the manager anew from records.
+// restore starts a new manager on a restored backup.
 func (s *script) restore(backup []Record) {
 	s.t.Helper()
 	records, err := Restored(s.now, backup)
@@ -302,12 +302,12 @@ func (s *script) restore(backup []Record) {
 	s.state = loadStore(s.t, s.store)
 	s.session++
 	for _, h := range s.hosts {
-		h.phase = map[string]Phase{} // it has let go of what is not wanted
+		h.phase = map[string]Phase{} // it has released what is not wanted
 	}
 }
 
-// Targets that have acted on the orders of a store that was restored before may still
-// be at those: they are not this store's, whatever numbers both have given out.
+// Targets may still carry out orders of a store that was restored earlier. Those do not
+// count as orders of this store, even if the numbers are the same.
 func TestOrdersOfAStoreThatWasRestoredBeforeDoNotCount(t *testing.T) {
 	for name, second := range map[string]func(s *script, first []Record){
 		"the same backup, and the second store has done more": func(s *script, first []Record) {
@@ -345,8 +345,8 @@ func TestOrdersOfAStoreThatWasRestoredBeforeDoNotCount(t *testing.T) {
 	}
 }
 
-// A copy that was suspect in the backup has been made anew since, as its label says.
-// Now its twin has lost its cache: the two must not count as equally bad.
+// A copy that was suspect in the backup has been rebuilt since, as its label says. Now its
+// peer has lost its cache: the two must not count as equally bad.
 func TestASuspicionOfTheBackupEndsWhereLabelsKnowMore(t *testing.T) {
 	s := suspected(t)
 	backup := s.state.Records()

@@ -8,13 +8,13 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// A drive's label has room for the records of some thousand legs. What a record can
-// come to take is reserved when a leg is placed, and again when its volume grows or
-// gets labels: a label that is full can then still take an epoch, which is the fence,
-// and every in-sync set.
+// A drive's label has room for the records of some thousand legs. The largest size that a
+// leg's record can reach is reserved when the leg is placed, and again when its volume grows
+// or gets labels. So even a full label can record a new epoch, which is the fence, and every
+// in-sync set.
 
-// record is the largest that a leg's record can become. A file system's name may
-// come to stand among the labels at any time.
+// record describes a leg's record at its largest. It always has room for a file system's
+// name, which may be added to the labels at any time.
 func (v *Volume) record(l *Leg) block.LegRecord {
 	r := recordOf(v.Layout, v.kept(), string(v.Name), v.Pool, v.Spread)
 	r.Runs = len(l.Extents)
@@ -32,12 +32,12 @@ func recordOf(layout block.Layout, labels map[string]string, names ...string) bl
 	return r
 }
 
-// record is the same of a leg in one piece, of a volume that is to be made.
+// record is the same for a leg of the requested volume, with its extents in one piece.
 func (in CreateVolume) record(layout block.Layout) block.LegRecord {
 	return recordOf(layout, in.Labels, string(in.Name), in.Pool, in.Spread)
 }
 
-// record is the largest that the record of a leg on a label can become.
+// record is the same for a leg that is on a label.
 func (l *LegLabel) record() block.LegRecord {
 	v := &l.Volume
 	r := recordOf(v.Layout, v.Labels, string(v.Name), v.Pool, v.Spread)
@@ -45,7 +45,7 @@ func (l *LegLabel) record() block.LegRecord {
 	return r
 }
 
-// labelRoom is how much of a drive's label is left for the records of other legs.
+// labelRoom is the room on a drive's label that is left for the records of more legs.
 func (s *State) labelRoom(d *Drive) block.Size {
 	taken := s.recorded[d.ID]
 	if on := s.targets[d.Node]; on != nil {
@@ -54,8 +54,8 @@ func (s *State) labelRoom(d *Drive) block.Size {
 	return block.LabelRoom - min(taken, block.LabelRoom)
 }
 
-// lacksRoom names a drive whose label has no room for a volume as it is to be, next
-// to what it takes there now; nil if there is none.
+// lacksRoom returns a drive whose label has no room to change a volume from now to next; nil
+// if there is none.
 func (s *State) lacksRoom(now, next *Volume) *Drive {
 	more := map[block.DriveID]int64{}
 	for i := range next.Legs {
@@ -72,7 +72,7 @@ func (s *State) lacksRoom(now, next *Volume) *Drive {
 	return nil
 }
 
-// labelFull refuses a change of a volume for want of room on a drive's label.
+// labelFull refuses a change of a volume because a drive's label has no room for it.
 func (s *State) labelFull(v *Volume, d *Drive, field string) error {
 	e := &Error{
 		Kind: ResourceExhausted, Reason: ReasonNoSpace, Field: field, Object: v.object(),

@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// wide is a volume of so many legs that few of them fill a drive's label.
+// wide is a volume of so many legs that a few such volumes fill a drive's label.
 func wide(i int) CreateVolume {
 	return CreateVolume{
 		Name: block.VolumeName(fmt.Sprintf("v%d", i)), Size: 64 * block.ExtentSize, Stripes: 64, Copies: 1, Seed: testSeed(i),
@@ -19,8 +19,8 @@ func wide(i int) CreateVolume {
 	}
 }
 
-// labelMustHold checks of every drive that what is reserved is what its legs can
-// take, and no more than there is.
+// labelMustHold checks for every drive that the room reserved on its label is what its legs
+// can take, and fits.
 func labelMustHold(t *testing.T, s *State) {
 	t.Helper()
 	want := map[block.DriveID]block.Size{}
@@ -80,7 +80,7 @@ func notes(name string, n int) map[string]string {
 	return labels
 }
 
-// What a volume gets later is reserved later, and refused where there is no room.
+// Room for what a volume gets later is reserved then, and refused if there is none.
 func TestWhatAVolumeGetsLaterNeedsRoomOnLabels(t *testing.T) {
 	s := grid(1, 1, 1, fixed(100_000))
 	if _, err := fillLabels(t, s); err == nil {
@@ -108,7 +108,7 @@ func TestWhatAVolumeGetsLaterNeedsRoomOnLabels(t *testing.T) {
 	labelMustHold(t, s)
 }
 
-// A drive in crumbs: each leg is in as many pieces as it has extents.
+// On a fragmented drive each leg has as many pieces as extents.
 func TestALegInManyPiecesTakesMoreOfALabel(t *testing.T) {
 	const extents = 400_000
 	crumbs := func() *State {
@@ -118,7 +118,7 @@ func TestALegInManyPiecesTakesMoreOfALabel(t *testing.T) {
 		for i := uint32(0); i < extents; i += 2 {
 			every = append(every, Extent{i, 1})
 		}
-		other.Legs = []Leg{{ID: block.LegID{UUID: testSeed(99).id(1)}, Drive: s.sortedDrives()[0], Node: "r0-n0", Extents: every, State: LegInSync}}
+		other.Legs = []Leg{{ID: block.LegID{UUID: testSeed(99).id(1)}, Drive: s.sortedDrives()[0], Node: "r0-n0", Image: plain(every), State: LegInSync}}
 		s.volumes[other.ID] = other
 		s.index(nil, other)
 		return s
@@ -126,7 +126,7 @@ func TestALegInManyPiecesTakesMoreOfALabel(t *testing.T) {
 	s := crumbs()
 	first, second := s.sortedDrives()[0], s.sortedDrives()[1]
 	s.drives[second].Extents = 150_000
-	// The first drive has the room, in 200 000 pieces of one extent, but its label has not.
+	// The first drive has space, in 200 000 pieces of one extent, but its label has no room.
 	if got := s.recorded[first]; got < 2*block.MiB {
 		t.Fatalf("the crumbs take %v of the label", got)
 	}
@@ -139,7 +139,7 @@ func TestALegInManyPiecesTakesMoreOfALabel(t *testing.T) {
 	if _, err := s.Step(t0, CreateVolume{Name: "b", Size: 100_000 * block.ExtentSize, Stripes: 1, Copies: 1, Seed: testSeed(2)}); err == nil {
 		t.Error("a leg in 100 000 pieces was placed where the label has no room for them")
 	}
-	// Nor does a leg grow into pieces that have no room.
+	// A leg does not grow into pieces for which the label has no room either.
 	v := s.volumes[s.byName["other"]]
 	v.Size = block.Size(extents/2) * block.ExtentSize
 	var e *Error
@@ -149,14 +149,14 @@ func TestALegInManyPiecesTakesMoreOfALabel(t *testing.T) {
 	}
 }
 
-// Legs that no record knows, as after a restore, are on the label all the same.
+// Legs without a record, as after a restore, take room on the label all the same.
 func TestStrayLegsTakeRoomOnTheLabel(t *testing.T) {
 	s := grid(1, 1, 1, fixed(100_000))
 	id := s.sortedDrives()[0]
 	var strays []LegLabel
 	for i := range 600 {
 		strays = append(strays, LegLabel{
-			Leg: block.LegID{UUID: testSeed(i).id(1)}, Extents: []Extent{{uint32(i), 1}},
+			Leg: block.LegID{UUID: testSeed(i).id(1)}, Image: plain([]Extent{{uint32(i), 1}}),
 			Volume: VolumeLabel{ID: block.VolumeID{UUID: testSeed(i).id(0)}, Layout: block.Layout{Stripes: 64, Copies: 2}},
 		})
 	}

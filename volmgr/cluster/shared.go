@@ -11,37 +11,36 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// A shared volume is attached to several hosts, all in one mode and at one epoch.
-// The first attach begins the epoch; further hosts join it, each with exports of
-// its own, which are named for its grant:
+// A shared volume is attached to several hosts, all in one mode and at one epoch. The
+// first attach begins the epoch. Further hosts join it. Each host has exports of its own,
+// named for its grant:
 //
 //	          Attach: the first begins an epoch        every column can be served
 //	(without) ──────────────────────────────► GRANTING ──────────────┐
 //	    ▲  │  Attach: a further one, once that was handed out        ▼
 //	    │  └────────────────────────────────────────────────────► GRANTED ◄──┐
 //	    │                                                            │       │
-//	    │ let go, or its exports gone       Detach            serves ▼       │
+//	    │ released, or exports removed      Detach            serves ▼       │
 //	    └────────────────────── DETACHING ◄──────────────────── ATTACHED     │
 //	                                                                 │       │
 //	      the host's boot changed: GRANTING until its exports are gone ──────┘
 //
-// Read-only, nobody writes: the copies stay equal, so nothing is recorded, a host
-// leaves a copy and comes back to it by itself, and a copy whose target has not
-// admitted the epoch joins when it has. It begins only with copies that are equal.
-// Hosts that read have no lease; therefore a grant to write that follows gives up no
-// copy that one of them may still read (see evictable).
+// A read-only volume sees no writes, so its copies stay equal. A host may leave a copy and
+// return to it without a record, and a copy whose target has not admitted the epoch joins
+// when it has. The copies must be equal when the epoch begins. Readers have no lease, so a
+// later grant to write evicts no copy that one of them may still read (see evictable).
 //
-// Shared block is for volumes of one copy. With more, a write that missed a copy
-// could be acknowledged only after all hosts had given that copy up.
+// Shared block is for volumes of one copy. With more copies, a write that missed one could
+// be acknowledged only after all hosts had given up that copy.
 //
-// A host that is to lose the volume by force while others keep it is fenced alone:
-// every target takes its exports down and says so (FenceAt). For one that only reads
-// no target is waited for that is offline: it is remembered instead. When the last
-// one goes by force the epoch ends, as it does for an exclusive volume.
+// A host that is detached by force while others keep the volume is fenced on its own: every
+// target removes its exports and confirms it (FenceAt). A read-only host does not wait for
+// targets that are offline: it is remembered as lingering instead. When the last host is
+// detached by force the epoch ends, as it does for an exclusive volume.
 
 func (m AttachMode) shared() bool { return m == AttachSharedReadOnly || m == AttachSharedBlock }
 
-// words is the mode as people say it, and as the command line spells it.
+// words is the mode as the command line spells it.
 func (m AttachMode) words() string { return strings.ToLower(strings.ReplaceAll(string(m), "_", "-")) }
 
 // attachments are all attachments of a volume.
@@ -75,8 +74,9 @@ func (v *Volume) users() string {
 	return some(names, 8)
 }
 
-// handedOut reports whether the host was told of the grant of this epoch. (Alone, it
-// leaves for a new one, see settleLeft.)
+// handedOut reports whether the host was told of the grant of this epoch. A shared
+// attachment may be GRANTING again after that; an exclusive one gets a new epoch then, see
+// settleLeft.
 func (a *Attachment) handedOut() bool {
 	return a.State != Granting || a.Mode.shared() && (a.FenceAt != 0 || a.Left)
 }
@@ -93,38 +93,38 @@ func (v *Volume) checkShared() error {
 		switch {
 		case !a.Mode.shared() || a.Mode != v.Shared[0].Mode || a.Epoch != v.Epoch:
 			return fmt.Errorf("%s shares it %s at epoch %d, %s %s at %d", a.Node, a.Mode, a.Epoch, v.Shared[0].Node, v.Shared[0].Mode, v.Epoch)
-		case a.Mode == AttachSharedBlock && v.Layout.Copies > 1:
-			return fmt.Errorf("%s shares it %s, and it has %d copies", a.Node, a.Mode, v.Layout.Copies)
+		case a.Mode == AttachSharedBlock && v.Layout.Group().Members > 1:
+			return fmt.Errorf("%s shares it %s, and it has %v", a.Node, a.Mode, v.Layout.Group())
 		}
 	}
 	return nil
 }
 
-// equal reports whether the legs in sync of each column hold the same, and nobody
-// of an earlier epoch can change that where it is not fenced.
+// equal reports whether the in-sync legs of each column hold the same data, and no host of
+// an earlier epoch can change one of them alone.
 func (v *Volume) equal() bool {
-	return !v.suspects() && (v.Clean || !slices.ContainsFunc(v.inSync(), func(n int) bool { return n > 1 }))
+	return !v.suspects() && (v.Clean || !slices.ContainsFunc(v.inSync(), func(s block.MemberSet) bool { return s.Len() > 1 }))
 }
 
-// mayShare refuses a shared mode that a volume cannot have.
+// mayShare refuses a mode in which the volume cannot be shared now.
 func (s *State) mayShare(v *Volume, mode AttachMode) error {
 	switch {
-	case mode == AttachSharedBlock && v.Layout.Copies > 1:
+	case mode == AttachSharedBlock && v.Layout.Group().Members > 1:
 		return &Error{
 			Kind: Unimplemented, Field: "mode", Object: v.object(),
 			Text: fmt.Sprintf("mode: %s: %s needs a volume with copies 1; this one has copies %d, and all writers would have to agree on each lost copy",
 				v.object(), mode.words(), v.Layout.Copies),
 			Metadata: map[string]string{"copies": fmt.Sprint(v.Layout.Copies)},
 		}
-	case mode == AttachSharedReadOnly && !v.equal() && !s.guards.sharesUnequal:
+	case mode == AttachSharedReadOnly && !v.equal():
 		return refused(ReasonCopiesDiffer, v.object(), "its copies may differ, since its last host did not release it cleanly").
 			hint("attach it to one host, which makes them equal: `weft attach %s --node NODE`; mount its file system there for writing, which replays the journal, and unmount it; then `weft detach %s`", v.Name, v.Name)
 	}
 	return nil
 }
 
-// sameName finds a host that shares a volume and whose exports would be called as
-// those of another one.
+// sameName finds a host that shares a volume and whose exports would have the same names as
+// n's.
 func (v *Volume) sameName(n *Node) *Attachment {
 	for i := range v.Shared {
 		if a := &v.Shared[i]; a.Node != n.Name && a.Host.Short() == n.Host.Short() {
@@ -134,7 +134,7 @@ func (v *Volume) sameName(n *Node) *Attachment {
 	return nil
 }
 
-// share adds a host to the epoch that stands, or begins one.
+// share adds a host to the current shared epoch, or begins one.
 func (t *tx) share(v *Volume, n *Node, mode AttachMode) {
 	a := Attachment{Node: n.Name, Host: n.Host, Mode: mode, State: Granting, BootID: n.InitiatorBoot, JoinedAt: t.gen, Since: t.now.UTC()}
 	if len(v.Shared) == 0 || v.Shared[0].Mode != mode {
@@ -146,7 +146,7 @@ func (t *tx) share(v *Volume, n *Node, mode AttachMode) {
 		"node", string(n.Name), "epoch", fmt.Sprint(v.Epoch), "mode", string(mode))
 }
 
-// settleShared moves the attachments of a shared volume on.
+// settleShared makes the due transitions of each attachment of a shared volume.
 func (t *tx) settleShared(id block.VolumeID) {
 	if len(t.peek(id).Shared) == 0 {
 		return
@@ -164,15 +164,15 @@ func (t *tx) settleShared(id block.VolumeID) {
 	}
 }
 
-// settleShareGrant lets a host in when each column has a leg that is fenced, and no
-// leg that is not can be used or written to: of a volume with one copy all are
-// fenced then, and of one that is clean nobody writes to the others.
+// settleShareGrant hands out a host's grant when every column can be read from fenced legs.
+// The legs that are not fenced do no harm: a volume of one copy then has none, and no host
+// writes to those of a clean volume.
 func (t *tx) settleShareGrant(id block.VolumeID, a *Attachment) {
 	v := t.peek(id)
 	if a.Left {
 		return
 	}
-	if keep, _ := t.s.grantSplit(v); slices.Contains(keep, 0) {
+	if keep, _ := t.s.grantSplit(v); v.unreadable(keep) >= 0 {
 		return
 	}
 	v = t.volume(id)
@@ -188,7 +188,7 @@ func (t *tx) sharerGranted(v *Volume, node block.NodeName) {
 		"node", string(node), "epoch", fmt.Sprint(v.Epoch), "mode", string(a.Mode))
 }
 
-// settleSharer takes note of what a host that may have the volume says of it.
+// settleSharer acts on the report of a host that may have the volume.
 func (t *tx) settleSharer(id block.VolumeID, a *Attachment) {
 	v := t.peek(id)
 	r, ok := t.s.attachmentReport(v, a)
@@ -210,7 +210,7 @@ func (t *tx) settleSharer(id block.VolumeID, a *Attachment) {
 	}
 }
 
-// settleLeaver takes a shared volume from a host that is to let go, once it has or is
+// settleLeaver ends the attachment of a detaching host once it has released the volume or is
 // dead.
 func (t *tx) settleLeaver(id block.VolumeID, a *Attachment, clean, unclean bool) {
 	switch {
@@ -223,7 +223,7 @@ func (t *tx) settleLeaver(id block.VolumeID, a *Attachment, clean, unclean bool)
 	}
 }
 
-// detachShared takes a shared volume from the node that is named, or from all.
+// detachShared detaches a shared volume from the named node, or from all.
 func (t *tx) detachShared(v *Volume, in Detach) {
 	if in.Force && in.Node == "" {
 		t.forceDetach(v, "forced")
@@ -246,13 +246,13 @@ func (t *tx) detachShared(v *Volume, in Detach) {
 			t.unshare(v.ID, a.Node, v.Clean, "before it was handed out")
 		case a.State != Detaching:
 			fresh.State, fresh.Since = Detaching, t.now.UTC()
-			t.volumeEvent(v, Info, EventDetaching, fmt.Sprintf("%s has to release it", a.Node), "node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
+			t.volumeEvent(v, Info, EventDetaching, fmt.Sprintf("waiting for %s to release the volume", a.Node), "node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
 		}
 	}
 }
 
-// forceSharer takes a shared volume from a host without its consent: by the end of
-// the epoch if nobody else has it, else by the end of that host's exports.
+// forceSharer detaches a shared volume from a host without its consent. It ends the epoch if
+// no other host has the volume, else it has that host's exports removed.
 func (t *tx) forceSharer(id block.VolumeID, node block.NodeName, why string) {
 	v := t.volume(id)
 	a := v.attachmentOf(node)
@@ -270,14 +270,15 @@ func (t *tx) forceSharer(id block.VolumeID, node block.NodeName, why string) {
 	}
 }
 
-// settleSharerFence goes on when no target has an export for the host any more.
+// settleSharerFence completes a detach, or the grant to the host's new boot, once no removal
+// of its old exports is waited for.
 func (t *tx) settleSharerFence(id block.VolumeID, a *Attachment) {
 	v := t.peek(id)
-	if len(t.s.sharerWaits(v, a)) > 0 && !t.s.guards.sharerNotFenced {
+	if len(t.s.sharerWaits(v, a)) > 0 {
 		return
 	}
 	if a.State == Detaching {
-		if len(t.s.exportsLeft(v, a)) > 0 { // at targets that are offline
+		if len(t.s.exportsLeft(v, a)) > 0 { // at offline targets
 			v = t.volume(id)
 			v.Lingering = append(v.Lingering, Lingerer{a.Node, a.BootID, a.Epoch, a.Mode})
 		}
@@ -291,7 +292,7 @@ func (t *tx) settleSharerFence(id block.VolumeID, a *Attachment) {
 	t.sharerGranted(v, a.Node)
 }
 
-// exportsLeft are the targets that have not confirmed that a host's exports are gone.
+// exportsLeft lists the targets that have not confirmed the removal of a host's exports.
 func (s *State) exportsLeft(v *Volume, a *Attachment) (nodes []block.NodeName) {
 	for i := range v.Legs {
 		node := v.Legs[i].Node
@@ -307,7 +308,7 @@ func (s *State) exportsLeft(v *Volume, a *Attachment) (nodes []block.NodeName) {
 	return slices.Compact(nodes)
 }
 
-// sharerWaits says which targets are still to take a host's exports down.
+// sharerWaits names the targets whose removal of a host's exports is waited for.
 func (s *State) sharerWaits(v *Volume, a *Attachment) (waits []string) {
 	for _, node := range s.exportsLeft(v, a) {
 		switch {
@@ -320,8 +321,8 @@ func (s *State) sharerWaits(v *Volume, a *Attachment) (waits []string) {
 	return waits
 }
 
-// unshare ends one attachment of a shared volume. clean: its host has let go, with
-// all that it wrote.
+// unshare ends one attachment of a shared volume. clean: its host has released the volume
+// and all its writes are on the drives.
 func (t *tx) unshare(id block.VolumeID, node block.NodeName, clean bool, how string) {
 	v := t.volume(id)
 	block := v.attachmentOf(node).Mode == AttachSharedBlock
@@ -333,13 +334,13 @@ func (t *tx) unshare(id block.VolumeID, node block.NodeName, clean bool, how str
 		"node", string(node), "epoch", fmt.Sprint(v.Epoch))
 }
 
-// sharerChanged lets a host's new boot, or identity, in where the old one was. What
-// the old boot had in flight may still be at the targets: before a writer is let in
-// again, they drain it.
+// sharerChanged moves a shared attachment to the host's new boot or identity. I/O of the old
+// boot may still be in flight at the targets, so they drain it before a writer is granted
+// the volume again.
 func (t *tx) sharerChanged(id block.VolumeID, n *Node) {
 	v := t.peek(id)
 	old := v.attachmentOf(n.Name)
-	if old == nil || !old.Mode.shared() || t.s.guards.bootIgnored {
+	if old == nil || !old.Mode.shared() {
 		return
 	}
 	booted := old.BootID != n.InitiatorBoot
@@ -350,7 +351,7 @@ func (t *tx) sharerChanged(id block.VolumeID, n *Node) {
 	a := v.attachmentOf(n.Name)
 	readOnly := a.Mode == AttachSharedReadOnly
 	switch {
-	case a.FenceAt != 0: // what it waits for is about the old one
+	case a.FenceAt != 0: // the old boot's exports are being removed already
 	case a.State == Detaching && readOnly:
 		t.unshare(id, n.Name, true, "it rebooted")
 	case a.State == Detaching:
@@ -367,9 +368,9 @@ func (t *tx) sharerChanged(id block.VolumeID, n *Node) {
 	}
 }
 
-// ---- hosts that may not know that their epoch is over ----
+// ---- hosts that may not know that their epoch has ended ----
 
-// linger ends a shared epoch; its hosts are remembered until nobody can read by it.
+// linger ends a shared epoch. Its hosts are remembered until none can read at it any more.
 func (v *Volume) linger() {
 	for i := range v.Shared {
 		if a := &v.Shared[i]; a.handedOut() && !a.Left {
@@ -379,8 +380,8 @@ func (v *Volume) linger() {
 	v.Shared = nil
 }
 
-// settleLingering forgets them when no leg is left that they could read: all are
-// fenced to an epoch after theirs.
+// settleLingering forgets lingering hosts when every in-sync leg is fenced to an epoch after
+// theirs, so that they can read none.
 func (t *tx) settleLingering(id block.VolumeID) {
 	v := t.peek(id)
 	if slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegInSync && !t.s.admitted(v, &l) }) {
@@ -393,12 +394,12 @@ func (t *tx) settleLingering(id block.VolumeID) {
 	}
 }
 
-// haunted reports whether a host that could write was not seen to let go.
+// haunted reports whether an earlier host that could write has not reported a release.
 func (v *Volume) haunted() bool {
 	return v.Holder != "" || slices.ContainsFunc(v.Lingering, func(l Lingerer) bool { return l.Mode != AttachSharedReadOnly })
 }
 
-// lingerers names them for people.
+// lingerers names the lingering hosts for people.
 func (v *Volume) lingerers() string {
 	var names []string
 	for _, l := range v.Lingering {
@@ -411,10 +412,9 @@ func (v *Volume) lingerers() string {
 	return "host " + some(slices.Compact(names), 8)
 }
 
-// readersLeft reports whether a host of a shared epoch that is over may still read
-// a leg that is not fenced.
+// readersLeft reports whether a lingering host may still read a leg that is not fenced.
 func (s *State) readersLeft(v *Volume) bool {
-	return !s.guards.readersForgotten && slices.ContainsFunc(v.Lingering, func(l Lingerer) bool {
+	return slices.ContainsFunc(v.Lingering, func(l Lingerer) bool {
 		n := s.nodes[l.Node]
 		return l.Node == "" || n != nil && !n.ConfirmedDead && n.InitiatorBoot == l.BootID
 	})
@@ -432,7 +432,7 @@ func (s *State) explainShared(e *Explanation, v *Volume) {
 	}
 	for i := range v.Shared {
 		a := &v.Shared[i]
-		e.Facts = append(e.Facts, fmt.Sprintf("attachment to %s at epoch %d is %s since %s", a.Node, a.Epoch, a.State, a.Since.UTC().Format(time.RFC3339)))
+		e.Facts = append(e.Facts, fmt.Sprintf("attachment to %s, epoch %d: %s since %s", a.Node, a.Epoch, strings.ToLower(string(a.State)), a.Since.UTC().Format(time.RFC3339)))
 		if v.open() {
 			for _, wait := range s.attachmentWaits(v, a) {
 				e.Waits = append(e.Waits, fmt.Sprintf("%s: %s", a.Node, wait))

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The records of shared volumes outlive this version, as those of others do.
+// The records of shared volumes outlive this version, as all records do.
 func TestRecordsOfSharedVolumesKeepTheirForm(t *testing.T) {
 	s, _ := labelled(t, "detach db1 force", "comply", "create db2 size=1GiB stripes=1 copies=2", "comply", "host c2",
 		"attach db2 c1 mode=SHARED_READ_ONLY", "attach db2 c2 mode=SHARED_READ_ONLY", "comply", "detach db2 force",
@@ -36,7 +36,7 @@ func TestRecordsOfSharedVolumesKeepTheirForm(t *testing.T) {
 	loadStore(t, s.store)
 }
 
-// What is written down of a shared volume is judged when it is read.
+// Load checks the record of a shared volume.
 func TestASharedVolumeThatCanNotBeIsNotLoaded(t *testing.T) {
 	s, _ := labelled(t, "detach db1 force", "comply", "create db2 size=1GiB stripes=1 copies=2", "comply",
 		"attach db2 c1 mode=SHARED_READ_ONLY", "comply")

@@ -15,12 +15,12 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Times that the decisions rest on.
+// Times that decisions depend on.
 const (
-	// OnlineWithin: an agent whose stream is open and that reported so recently is online.
+	// OnlineWithin: an agent is online if its stream is open and its last report is no older.
 	OnlineWithin = 5 * time.Second
-	// ClientLease: a host stops reading and writing a volume at most 8 s after it
-	// lost a leg that it cannot record; this leaves it two seconds more.
+	// ClientLease: a host that loses a leg and cannot record that stops reading and writing
+	// the volume within 8 s. The lease adds a margin of two seconds.
 	ClientLease = 10 * time.Second
 )
 
@@ -31,7 +31,7 @@ type Record struct {
 	Value []byte
 }
 
-// Outcome is what a step decided. Nothing of it may be told before Records are durable.
+// Outcome is what a step decided. None of it may be published before Records are durable.
 type Outcome struct {
 	Records []Record
 	Wake    []block.NodeName // nodes whose wanted state may have changed
@@ -39,12 +39,14 @@ type Outcome struct {
 	Result  any // as the input's type says
 }
 
-// schema numbers the form of the records.
+// schema is the version of the record format.
 const schema = 1
 
 type meta struct {
 	Schema     int             `json:"schema"`
 	ClusterID  block.ClusterID `json:"cluster_id"`
+	Term       uint64          `json:"term,omitempty"` // see term.go
+	Replaces   bool            `json:"replaces,omitempty"`
 	Generation uint64          `json:"generation"` // grows with every step that commits something
 	FirstEvent uint64          `json:"first_event"`
 	NextEvent  uint64          `json:"next_event"`
@@ -53,50 +55,52 @@ type meta struct {
 // State is everything that volmgr knows. Objects in the maps are never changed
 // in place: a step clones what it changes and swaps it in when it has succeeded.
 type State struct {
-	guards guards
-	now    time.Time // of the newest step
-	began  time.Time // of the first one since Load
-	full   time.Time // until then no node is looked for that could make room for another
-	meta   meta
+	clock
+	durable
+	derived
+	reported
+}
 
+// clock is what the state knows of the time. It starts empty with the process.
+type clock struct {
+	now   time.Time // of the newest step
+	began time.Time // of the first one since Load
+	full  time.Time // until then makeRoom refuses without looking for an unused node
+}
+
+// durable is what the records hold: Load makes an equal value from them.
+type durable struct {
+	meta    meta
 	nodes   map[block.NodeName]*Node
 	drives  map[block.DriveID]*Drive
 	pools   map[string]*Pool
 	volumes map[block.VolumeID]*Volume
 	events  []Event // oldest first
+}
 
-	// Derived from the above.
+// derived follows from durable. It is an index, so that a step need not search.
+type derived struct {
 	byName    map[block.VolumeName]block.VolumeID
 	drivesOn  map[block.NodeName]map[block.DriveID]bool
-	driveIDs  []block.DriveID                            // in order; nil when it has to be made again
+	driveIDs  []block.DriveID                            // in order; nil: to be sorted again
 	onNode    map[block.NodeName]map[block.VolumeID]bool // with a leg or the attachment there
 	onDrive   map[block.DriveID]map[block.LegID][]Extent
-	extents   map[block.DriveID][]Extent   // the same, by their start: to sort them for each new leg takes long
-	used      map[block.DriveID]uint32     // how many those are
-	recorded  map[block.DriveID]block.Size // what the records of legs can come to take of its label
-	unsettled map[block.VolumeID]bool      // that time or a report may move on
+	extents   map[block.DriveID][]Extent   // the same by start: sorting them for each new leg takes too long
+	used      map[block.DriveID]uint32     // how many extents those are
+	recorded  map[block.DriveID]block.Size // the most that the legs' records can take of its label
+	unsettled map[block.VolumeID]bool      // volumes that time or a report may change
+}
 
-	// What agents say; empty after Load.
+// reported is what agents report and what this manager observed of it. No record holds
+// any of it: after Load it is empty until they report.
+type reported struct {
 	targets    map[block.NodeName]*target
 	initiators map[block.NodeName]*initiator
 	strangers  map[strangerKey]stranger
 	fences     map[block.VolumeID]fence
-	served     map[block.VolumeID]bool      // that could be served since the manager started
-	unserved   map[block.VolumeID]time.Time // that could be, and cannot now: since when
+	served     map[block.VolumeID]bool      // volumes that can be served
+	unserved   map[block.VolumeID]time.Time // since when volumes that were served cannot be
 	trials     map[block.LegID]trial
-}
-
-// guards weaken single rules, so that tests can show that they would notice.
-type guards struct {
-	noFence, skipLease, keepUnreachable, staleEpochMayRecord, mayDropLastLeg,
-	serveBeforeEqual, sameDomain, revisionIgnored, forcedIsClean,
-	freeBeforeAbsent, bootIgnored, rebootForgotten, suspectServes,
-	toldBeforeGrown, shortLegRebuilt, labelsBehind,
-	readersForgotten, sharesUnequal, sharerNotFenced, nameOutlivesGrant,
-	durableIsLossy, cacheAsAdded, deadStandsIn, oldWordCounts,
-	driveLossForgotten, stalledWaits,
-	rebornForgotten, givesUpClean,
-	labelsBelieved, restoredBelow bool
 }
 
 // agent is the stream side of a target or initiator agent.
@@ -104,19 +108,20 @@ type agent struct {
 	session uint64
 	open    bool
 	status  AgentStatus
-	foreign uint64 // the generation of another store up to which it had acted; see outlast
+	foreign uint64 // reported generations up to this one are another store's; see outlast
+	term    uint64 // the highest that it has acted on
 }
 
 type target struct {
 	agent
-	report   *TargetReport // the newest; what follows says the same in other ways
+	report   *TargetReport // the newest; the fields below index it
 	as       uint64        // generation of the records that it was compared with
 	devices  []Device
 	drives   map[block.DriveID]DriveReport
 	legs     map[block.LegID]LegReport
 	labelled map[block.LegID]bool
-	strays   map[block.DriveID][]Extent   // of legs on labels that no record knows
-	unknown  map[block.DriveID]block.Size // what the records of those legs can take of the label
+	strays   map[block.DriveID][]Extent   // extents that labels list and no record has
+	unknown  map[block.DriveID]block.Size // the most that legs without a record can take of the label
 	admitted map[block.VolumeID]block.Epoch
 	exported map[block.LegID]bool
 	exports  map[block.NQN]bool
@@ -128,7 +133,7 @@ type initiator struct {
 	attachments map[block.VolumeID]AttachmentReport
 }
 
-// fence is when the first in-sync leg of a volume was seen fenced for an epoch.
+// fence says when the first in-sync leg of a volume was reported fenced for an epoch.
 type fence struct {
 	epoch block.Epoch
 	first time.Time
@@ -136,30 +141,36 @@ type fence struct {
 
 func empty() *State {
 	return &State{
-		nodes:      map[block.NodeName]*Node{},
-		drives:     map[block.DriveID]*Drive{},
-		pools:      map[string]*Pool{},
-		volumes:    map[block.VolumeID]*Volume{},
-		byName:     map[block.VolumeName]block.VolumeID{},
-		drivesOn:   map[block.NodeName]map[block.DriveID]bool{},
-		onNode:     map[block.NodeName]map[block.VolumeID]bool{},
-		onDrive:    map[block.DriveID]map[block.LegID][]Extent{},
-		extents:    map[block.DriveID][]Extent{},
-		used:       map[block.DriveID]uint32{},
-		recorded:   map[block.DriveID]block.Size{},
-		unsettled:  map[block.VolumeID]bool{},
-		targets:    map[block.NodeName]*target{},
-		initiators: map[block.NodeName]*initiator{},
-		strangers:  map[strangerKey]stranger{},
-		fences:     map[block.VolumeID]fence{},
-		served:     map[block.VolumeID]bool{},
-		unserved:   map[block.VolumeID]time.Time{},
-		trials:     map[block.LegID]trial{},
+		durable: durable{
+			nodes:   map[block.NodeName]*Node{},
+			drives:  map[block.DriveID]*Drive{},
+			pools:   map[string]*Pool{},
+			volumes: map[block.VolumeID]*Volume{},
+		},
+		derived: derived{
+			byName:    map[block.VolumeName]block.VolumeID{},
+			drivesOn:  map[block.NodeName]map[block.DriveID]bool{},
+			onNode:    map[block.NodeName]map[block.VolumeID]bool{},
+			onDrive:   map[block.DriveID]map[block.LegID][]Extent{},
+			extents:   map[block.DriveID][]Extent{},
+			used:      map[block.DriveID]uint32{},
+			recorded:  map[block.DriveID]block.Size{},
+			unsettled: map[block.VolumeID]bool{},
+		},
+		reported: reported{
+			targets:    map[block.NodeName]*target{},
+			initiators: map[block.NodeName]*initiator{},
+			strangers:  map[strangerKey]stranger{},
+			fences:     map[block.VolumeID]fence{},
+			served:     map[block.VolumeID]bool{},
+			unserved:   map[block.VolumeID]time.Time{},
+			trials:     map[block.LegID]trial{},
+		},
 	}
 }
 
-// New is a cluster with nothing in it but the default pool, and the records
-// that make it durable.
+// New returns a cluster that has only the default pool, and the records that make it
+// durable.
 func New(id block.ClusterID) (*State, []Record) {
 	s := empty()
 	s.meta = meta{Schema: schema, ClusterID: id, Generation: 1, FirstEvent: 1, NextEvent: 1}
@@ -247,8 +258,7 @@ func (s *State) load(r Record) error {
 	return fmt.Errorf("unknown kind %q", kind)
 }
 
-// decode refuses unknown fields: a store written by a newer version must not
-// lose what this one does not know.
+// decode refuses unknown fields: this version would drop them when it writes the record.
 func decode[T any](value []byte) (*T, error) {
 	d := json.NewDecoder(bytes.NewReader(value))
 	d.DisallowUnknownFields()
@@ -259,25 +269,27 @@ func decode[T any](value []byte) (*T, error) {
 	return x, nil
 }
 
-// Records is the whole state as records, in key order.
-func (s *State) Records() []Record {
+// Records returns the whole durable state as records, in key order.
+func (s *State) Records() []Record { return s.records() }
+
+func (d *durable) records() []Record {
 	var all []Record
-	for _, v := range s.volumes {
+	for _, v := range d.volumes {
 		all = append(all, encode(volumeKey(v.ID), v))
 	}
-	for _, n := range s.nodes {
+	for _, n := range d.nodes {
 		all = append(all, encode(nodeKey(n.Name), n))
 	}
-	for _, d := range s.drives {
-		all = append(all, encode(driveKey(d.ID), d))
+	for _, x := range d.drives {
+		all = append(all, encode(driveKey(x.ID), x))
 	}
-	for _, p := range s.pools {
+	for _, p := range d.pools {
 		all = append(all, encode(poolKey(p.Name), p))
 	}
-	for _, e := range s.events {
+	for _, e := range d.events {
 		all = append(all, encode(eventKey(e.Seq), e))
 	}
-	all = append(all, encode(metaKey, s.meta))
+	all = append(all, encode(metaKey, d.meta))
 	slices.SortFunc(all, func(a, b Record) int { return cmp.Compare(a.Key, b.Key) })
 	return all
 }
@@ -297,15 +309,15 @@ func encode(key string, value any) Record {
 	return Record{Key: key, Value: b}
 }
 
-// ClusterID names the cluster.
+// ClusterID is the identity of the cluster.
 func (s *State) ClusterID() block.ClusterID { return s.meta.ClusterID }
 
 // Generation is the number of the newest commit.
 func (s *State) Generation() uint64 { return s.meta.Generation }
 
-// Step takes one input at one time. An error means that it was refused and that
-// nothing has changed; it is then an *Error. Keep the monotonic reading in now:
-// leases must not end because somebody set the clock.
+// Step applies one input at the time now. An error means that the input was refused and
+// that nothing has changed; it is always an *Error. Keep the monotonic reading in now:
+// leases must not end because the clock was set.
 func (s *State) Step(now time.Time, in Input) (Outcome, error) {
 	t := newTx(s, now)
 	result, err := in.apply(t)
@@ -324,7 +336,7 @@ func (s *State) Step(now time.Time, in Input) (Outcome, error) {
 	return out, nil
 }
 
-// index takes old (or nil) out of the derived maps and puts new (or nil) in.
+// index removes old from the derived maps and adds new; either may be nil.
 func (s *State) index(old, new *Volume) {
 	if old != nil {
 		delete(s.byName, old.Name)
@@ -370,7 +382,7 @@ func keeps(v *Volume, l *Leg) bool {
 	return same != nil && same.Drive == l.Drive && slices.Equal(same.Extents, l.Extents)
 }
 
-// with puts extents into a list that is in order of their starts.
+// with inserts extents into a list that is sorted by start.
 func with(all, extents []Extent) []Extent {
 	for _, e := range extents {
 		at, _ := slices.BinarySearchFunc(all, e, byStart)
@@ -379,7 +391,7 @@ func with(all, extents []Extent) []Extent {
 	return all
 }
 
-// without takes extents out of such a list.
+// without removes extents from such a list.
 func without(all, extents []Extent) []Extent {
 	for _, e := range extents {
 		at, _ := slices.BinarySearchFunc(all, e, byStart)
@@ -409,7 +421,7 @@ func (s *State) indexDrive(old, new *Drive) {
 	}
 }
 
-// sortedDrives is every drive's id, in order.
+// sortedDrives returns every drive's id, in order.
 func (s *State) sortedDrives() []block.DriveID {
 	if s.driveIDs == nil {
 		s.driveIDs = sorted(s.drives)
@@ -431,7 +443,7 @@ func count(extents []Extent) (n uint32) {
 	return n
 }
 
-// sorted is the keys of m in order, so that a step does the same everywhere.
+// sorted returns the keys of m in order, so that a step is deterministic.
 func sorted[K interface {
 	comparable
 	~struct{ block.UUID }

@@ -97,7 +97,7 @@ func TestTheLeaseRunsByTheMonotonicClock(t *testing.T) {
 	one := s.targets[string(v.Legs[0].Node)]
 	one.comply(s.state.WantedTarget(one.name))
 	s.state.Step(now, TargetReported{s.session, one.report()})
-	// attach is refused without a target online; so ask again now that one is.
+	// attach is refused without a target online, so ask again now that one is online.
 	if _, err := s.state.Step(now, Attach{Volume: "db1", Node: "c1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -134,10 +134,10 @@ func TestEveryRefusalIsAnErrorOfThisPackage(t *testing.T) {
 	}
 }
 
-// FuzzLoad: whatever the store holds, Load answers or refuses, and what it
-// accepts can be asked about.
+// FuzzLoad: Load accepts or refuses any content of a store, and every query works on a
+// state that it accepts.
 func FuzzLoad(f *testing.F) {
-	w := newWorld(1, guards{})
+	w := newWorld(1)
 	for _, r := range w.state.Records() {
 		f.Add(r.Key, r.Value)
 	}
@@ -161,8 +161,8 @@ func FuzzLoad(f *testing.F) {
 	})
 }
 
-// The records on disk outlive this version: a change of their form shows here,
-// and needs a new schema number and a way to read the old one.
+// The records on disk outlive this version. A change of their form fails here: it needs a
+// new schema number and a way to read the old form.
 func TestRecordsKeepTheirForm(t *testing.T) {
 	s, _ := labelled(t, "label t1 rack=r1", "pool gold class=gold", "stale c1 db1 0.1")
 	var b strings.Builder

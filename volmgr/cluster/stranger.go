@@ -12,9 +12,9 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// stranger is an agent of another cluster that asks this one for orders: the address
-// that it was given is wrong, or this manager stands in place of the right one.
-// Nothing of what it reports is believed, and it is told nothing.
+// stranger is an agent of another cluster that reports to this manager: it was given a wrong
+// address, or this manager runs at the address of the right one. Its reports are ignored,
+// and it gets no wanted state.
 type stranger struct {
 	cluster block.ClusterID
 	seen    time.Time
@@ -27,27 +27,27 @@ type strangerKey struct {
 }
 
 const (
-	// strangerFor is how long one that does not ask any more is still shown; agents
-	// ask every 2 s.
+	// strangerFor is how long a stranger that has stopped asking is still shown; agents ask
+	// every 2 s.
 	strangerFor = 15 * time.Second
 
-	// maxStrangers bounds what names that anybody can make up take of memory.
+	// maxStrangers bounds the memory for names that any client can invent.
 	maxStrangers = 1000
 )
 
-// foreign reports whether an agent belongs to another cluster; one that belongs to
-// none yet has a zero id.
+// foreign reports whether an agent belongs to another cluster; zero means that it belongs to
+// none yet.
 func (s *State) foreign(cluster block.ClusterID) bool {
 	return !cluster.IsZero() && cluster != s.meta.ClusterID
 }
 
-// admit lets an agent of this cluster report, which is no stranger any more.
+// admit lets an agent of this cluster report: it is not a stranger any more.
 func (t *tx) admit(node block.NodeName, agent string) error {
 	delete(t.s.strangers, strangerKey{node, agent})
 	return t.makeRoom(node)
 }
 
-// stranger refuses an agent of another cluster, and notes that it was there.
+// stranger refuses an agent of another cluster and remembers it for a while.
 func (t *tx) stranger(node block.NodeName, agent string, of block.ClusterID) *Error {
 	key, own := strangerKey{node, agent}, t.s.meta.ClusterID
 	was, known := t.s.strangers[key]
@@ -61,12 +61,12 @@ func (t *tx) stranger(node block.NodeName, agent string, of block.ClusterID) *Er
 	return refused(ReasonOtherCluster, nodeObject(node), "%s", text).with("cluster", own.String())
 }
 
-// forgetStrangers leaves out those that ask no more.
+// forgetStrangers forgets strangers that have stopped asking.
 func (t *tx) forgetStrangers() {
 	maps.DeleteFunc(t.s.strangers, func(_ strangerKey, x stranger) bool { return t.now.Sub(x.seen) > strangerFor })
 }
 
-// sortedStrangers are all of them, by node and agent.
+// sortedStrangers returns all strangers, by node and agent.
 func (s *State) sortedStrangers() []strangerKey {
 	return slices.SortedFunc(maps.Keys(s.strangers), func(a, b strangerKey) int {
 		return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.agent, b.agent))
@@ -82,7 +82,7 @@ func (s *State) refusedAgent(key strangerKey) string {
 	return fmt.Sprintf("belongs to cluster %v, not to this one", x.cluster)
 }
 
-// wrongStrangers says for each other cluster which agents of it are here.
+// wrongStrangers names, for each other cluster, its agents that report to this manager.
 func (s *State) wrongStrangers() (sentences []string) {
 	agents := map[block.ClusterID][]string{}
 	for _, key := range s.sortedStrangers() {

@@ -11,28 +11,26 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// A leg in sync is suspect from the boot of its target, on a drive with a
-// volatile cache, until it is known what that boot has cost. Only a twin can
-// tell, and it may not have reported yet: volmgr and the target may have lost
-// power together, and the twin with them. The suspicion is durable, so another
-// restart of volmgr does not forget it.
+// When a target boots, or one of its drives was away or failed a flush, the in-sync legs on
+// drives with a volatile cache become suspect if their column has another copy: they may
+// have lost writes that only the cache held. Only a peer can show what was lost, and it may
+// not have reported yet: volmgr, the target and the peer may all have lost power together.
+// The suspicion is durable, so another restart of volmgr does not forget it.
 //
-// While it lasts nothing is served from the leg: it is not exported, does not
-// count as the leg that a column must keep, and is not named in sync on labels.
-// It ends when
+// A suspect leg serves nothing: it is not exported, does not count as the leg that a
+// column must keep, and is not listed as in sync on labels. The suspicion ends when
 //
-//   - a twin that is not suspect can be served, and its target has answered since:
-//     the leg is evicted and copied whole. A twin on a drive that is dead, or whose
-//     target may have lost its power too, takes no good copy with it;
-//   - no twin is left that is not suspect, because all of them lost their caches
-//     too, or are confirmed dead, or were promoted away: then no copy is better.
-//     What had been flushed is on all of them. If a host has the volume, one of
-//     them is kept and the others evicted, since they may differ and the host
-//     would read now from one and now from another; if none has, all are kept,
-//     since they are made equal before the next one does;
-//   - an operator promotes it, and so gives the others up.
+//   - a peer that is not suspect can be served, and its target has answered since: the
+//     suspect leg is evicted and copied whole. A peer on a dead drive, or on a target that
+//     may have lost power too, is no reason to evict what may be the last good copy;
+//   - no peer is left that is not suspect, because all lost their caches too, are
+//     confirmed dead, or went stale in a promotion: then no copy is better, and all of
+//     them hold every flushed write. If a host has the volume, one copy is kept and the
+//     others are evicted: they may differ, and the host would read now one, now another. If
+//     no host has it, all are kept, since they are made equal before the next host gets it;
+//   - an operator promotes it, and so gives up the others.
 
-// rebootLoss and driveLoss are why what a leg holds is not known.
+// rebootLoss and driveLoss are the reasons why a leg may have lost cached writes.
 const (
 	rebootLoss = "its target rebooted and may have lost cached writes"
 	driveLoss  = "its drive was away or failed a flush and may have lost cached writes"
@@ -40,7 +38,7 @@ const (
 
 func (l *Leg) loss() string { return cmp.Or(l.Loss, rebootLoss) }
 
-// suspectLeg notes that what a leg holds is not known until settleSuspects is.
+// suspectLeg makes a leg suspect. settleSuspects judges it later.
 func (t *tx) suspectLeg(v *Volume, id block.LegID) {
 	l := v.leg(id)
 	l.Suspect, l.SuspectAt = true, t.gen
@@ -52,23 +50,12 @@ func (t *tx) suspectLeg(v *Volume, id block.LegID) {
 // trusted reports whether a leg is known to hold every acknowledged write.
 func (l *Leg) trusted() bool { return l.State == LegInSync && !l.Suspect }
 
-// trusted counts the trusted legs of each column.
-func (v *Volume) trusted() []int {
-	n := make([]int, v.Layout.Stripes)
-	for i := range v.Legs {
-		if l := &v.Legs[i]; l.trusted() {
-			n[l.Column]++
-		}
-	}
-	return n
-}
-
 func (v *Volume) suspects() bool {
 	return slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Suspect })
 }
 
-// twins lists the other legs in sync of a leg's column.
-func (v *Volume) twins(l *Leg) (legs []*Leg) {
+// peers lists the other legs in sync of a leg's column.
+func (v *Volume) peers(l *Leg) (legs []*Leg) {
 	for _, o := range v.column(l.Column) {
 		if o.ID != l.ID && o.State == LegInSync {
 			legs = append(legs, o)
@@ -77,7 +64,7 @@ func (v *Volume) twins(l *Leg) (legs []*Leg) {
 	return legs
 }
 
-// settleSuspects judges the suspect legs of a volume whose twins allow it.
+// settleSuspects judges the suspect legs of a volume, as far as their peers have reported.
 func (t *tx) settleSuspects(id block.VolumeID) {
 	for _, l := range slices.Clone(t.peek(id).Legs) {
 		if now := t.peek(id).leg(l.ID); now.Suspect {
@@ -88,17 +75,24 @@ func (t *tx) settleSuspects(id block.VolumeID) {
 
 func (t *tx) settleSuspect(id block.VolumeID, l *Leg) {
 	var dead []block.LegID
-	for _, o := range t.peek(id).twins(l) {
+	var stand block.MemberSet
+	g := t.peek(id).Layout.Group()
+	for _, o := range t.peek(id).peers(l) {
 		switch {
 		case o.Suspect:
 		case t.s.standsIn(o, l):
-			t.evict(t.volume(id), l.ID, l.loss())
-			return
+			if stand = stand.With(o.Copy); g.Readable(stand) {
+				t.evict(t.volume(id), l.ID, l.loss())
+				return
+			}
 		case t.confirmedDead(o.Node):
 			dead = append(dead, o.ID)
 		default:
 			return // it may come back, with writes that l has lost
 		}
+	}
+	if g.Needs > 1 {
+		return // members of a code that lost different writes cannot be combined
 	}
 	for _, o := range dead {
 		t.evict(t.volume(id), o, "its node is confirmed dead")
@@ -106,30 +100,26 @@ func (t *tx) settleSuspect(id block.VolumeID, l *Leg) {
 	t.believe(id, l.Column)
 }
 
-// standsIn reports whether a twin that is not suspect can take the place of a leg that is.
+// standsIn reports whether a peer that is not suspect can replace a suspect leg.
 func (s *State) standsIn(o, l *Leg) bool {
-	if s.guards.deadStandsIn {
-		return s.targetOnline(o.Node)
-	}
 	return s.servable(o) && s.answeredSince(o.Node, l)
 }
 
-// answeredSince reports whether a target has acted on a wanted state that was made
-// after a leg became suspect: had it booted too, its report would have said so.
+// answeredSince reports whether a target has acted on a wanted state from after a leg
+// became suspect. Such a target has not booted in the same event: its report would say so.
 func (s *State) answeredSince(node block.NodeName, l *Leg) bool {
-	return s.targets[node].status.Generation >= l.SuspectAt || s.guards.oldWordCounts
+	return s.targets[node].status.Generation >= l.SuspectAt
 }
 
-// believe ends the suspicion in a column whose legs in sync are all suspect. A host
-// that has the volume goes on with one of them, which therefore must be one that
-// can be served.
+// believe ends the suspicion in a column whose in-sync legs are all suspect. If a host has
+// the volume it goes on with one of them, so believe waits until the best can be served.
 func (t *tx) believe(id block.VolumeID, column int) {
 	v := t.volume(id)
 	kept := v.leg(t.s.bestSuspect(v, column))
 	if v.open() && !t.s.servable(kept) {
 		return
 	}
-	for _, l := range v.twins(kept) {
+	for _, l := range v.peers(kept) {
 		if v.open() {
 			t.evict(v, l.ID, l.loss()+", like all copies")
 			continue
@@ -143,7 +133,8 @@ func (t *tx) believe(id block.VolumeID, column int) {
 	t.lostCache(v, kept)
 }
 
-// bestSuspect is the suspect leg of a column that can best be reached.
+// bestSuspect returns the suspect leg of a column that is easiest to reach: one that can be
+// served, else one on an online target.
 func (s *State) bestSuspect(v *Volume, column int) (best block.LegID) {
 	rank := -1
 	for _, l := range v.column(column) {
@@ -164,10 +155,10 @@ func (s *State) bestSuspect(v *Volume, column int) (best block.LegID) {
 	return best
 }
 
-// suspectWaitsFor says who can tell what a suspect leg is worth.
+// suspectWaitsFor says what a suspect leg waits for: its peers that are not suspect.
 func (s *State) suspectWaitsFor(v *Volume, l *Leg) string {
 	var who []string
-	for _, o := range v.twins(l) {
+	for _, o := range v.peers(l) {
 		switch {
 		case o.Suspect:
 		case !s.targetOnline(o.Node):

@@ -5,7 +5,6 @@ package cluster
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"time"
 
 	"weft.dev/weft/proto/block"
@@ -14,26 +13,23 @@ import (
 // This file is the only one that moves legs between in sync, stale and
 // rebuilding. The rules, each of which a test breaks on purpose:
 //
-//   - only the host of the epoch that stands may record;
-//   - the last in-sync leg of a column is never taken away;
-//   - recording a leg stale is otherwise always safe, whoever asks: what remains
-//     in sync has every acknowledged write, since none was acknowledged without it;
-//   - a leg that may have lost what only a cache held counts for nothing until it
-//     is judged (suspect.go);
-//   - a leg is put back only by the resync of this epoch and of this revision.
+//   - only the host of the current epoch may record;
+//   - the last in-sync leg of a column is never removed;
+//   - any other leg may be recorded stale safely, whichever side asks: the legs that stay
+//     in sync have every acknowledged write, since none was acknowledged without them;
+//   - a leg that may have lost cached writes counts for nothing until it is judged
+//     (suspect.go);
+//   - a leg returns only by a resync of this epoch and of this revision.
 
-// current finds the volume of a record request and checks the asker's standing.
+// current finds the volume of a record request and refuses a host that may not record.
 func (t *tx) current(id block.VolumeID, node block.NodeName, epoch block.Epoch) (*Volume, error) {
 	v := t.s.volumes[id]
 	if v == nil {
 		return nil, notFound("volume " + id.String())
 	}
-	if epoch < v.Epoch && !t.s.guards.staleEpochMayRecord {
+	if epoch < v.Epoch {
 		return nil, refused(ReasonEpochSuperseded, v.object(), "epoch %d is superseded by %d", epoch, v.Epoch).
 			with("epoch", fmt.Sprint(v.Epoch))
-	}
-	if t.s.guards.staleEpochMayRecord {
-		return v, nil
 	}
 	a := v.attachmentOf(node)
 	switch {
@@ -60,15 +56,15 @@ func (in RecordStale) apply(t *tx) (view, error) {
 		if l == nil {
 			return nil, invalid("leg_ids", "%v is not a leg of volume %s", id, v.Name)
 		}
-		if l.trusted() && !lost[id] {
-			left[l.Column]--
+		if l.trusted() {
+			left[l.Column] = left[l.Column].Without(l.Copy)
 		}
 		if l.State == LegInSync || l.State == LegRebuilding {
 			lost[id] = true
 		}
 	}
-	if c := slices.Index(left, 0); c >= 0 && !t.s.guards.mayDropLastLeg {
-		return nil, refused(ReasonLastLeg, v.object(), "column %d would be left without an in-sync leg", c).
+	if c := v.unreadable(left); c >= 0 {
+		return nil, refused(ReasonLastLeg, v.object(), "column %d would be left without %s", c, needed(v.Layout.Group())).
 			hint("its writes wait until a leg answers again").with("column", fmt.Sprint(c))
 	}
 	var seq uint64
@@ -84,7 +80,10 @@ func (in RecordStale) apply(t *tx) (view, error) {
 
 func recorded(t *tx, seq uint64) view {
 	r := Recorded{Time: t.now.UTC(), EventSeq: seq}
-	return func(*State) any { return r }
+	return func(s *State) any {
+		r.Term, r.Generation = s.meta.Term, s.meta.Generation
+		return r
+	}
 }
 
 func (in RecordInSync) apply(t *tx) (view, error) {
@@ -114,19 +113,18 @@ func (in RecordInSync) apply(t *tx) (view, error) {
 	return recorded(t, seq), nil
 }
 
-// good makes a leg in sync and forgets why it was not.
+// good makes a leg in sync and clears what described it as stale.
 func (l *Leg) good() {
 	l.State, l.Reason, l.StaleSince, l.StaleAt, l.CopyAll = LegInSync, "", time.Time{}, 0, false
 }
 
-// rebuilt judges one leg of RecordInSync. A repeat of what was recorded is fine.
+// rebuilt checks one leg of RecordInSync. A leg that is in sync already at this revision is
+// accepted, so a request may be repeated.
 func (t *tx) rebuilt(v *Volume, r RebuiltLeg) error {
 	l := v.leg(r.Leg)
 	switch {
 	case l == nil:
 		return invalid("legs", "%v is not a leg of volume %s", r.Leg, v.Name)
-	case t.s.guards.revisionIgnored:
-		return nil
 	case l.Revision != r.Revision:
 		return refused(ReasonRevisionMoved, v.object(), "%v became stale again: it is at revision %d, not %d", l, l.Revision, r.Revision)
 	case l.State == LegInSync:
@@ -145,7 +143,7 @@ func (t *tx) stale(v *Volume, id block.LegID, kind, reason string) uint64 {
 	if l.State == LegInSync {
 		v.Generation++
 	}
-	l.CopyAll = l.CopyAll || l.Suspect // what it lost is in no host's log
+	l.CopyAll = l.CopyAll || l.Suspect // no host's log lists what it lost
 	l.State, l.Reason, l.StaleSince, l.StaleAt, l.Suspect = LegStale, reason, t.now.UTC(), t.gen, false
 	l.Revision++
 	t.s.lost(l.ID, t.now)
@@ -153,11 +151,11 @@ func (t *tx) stale(v *Volume, id block.LegID, kind, reason string) uint64 {
 		"leg", id.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "revision", fmt.Sprint(l.Revision))
 }
 
-// evict is stale by volmgr's own decision. The caller has made sure that the
-// column keeps an in-sync leg; it is worth a crash if not.
+// evict makes a leg stale by volmgr's own decision. The caller has made sure that the
+// column can be read without it; evict panics if it cannot.
 func (t *tx) evict(v *Volume, id block.LegID, reason string) {
-	if l := v.leg(id); l.State == LegInSync && v.inSync()[l.Column] < 2 {
-		panic(fmt.Sprintf("cluster: evicting the last in-sync leg %v of column %d of volume %s", id, l.Column, v.Name))
+	if l := v.leg(id); l.State == LegInSync && !v.dispensable(l) {
+		panic(fmt.Sprintf("cluster: evicting an in-sync leg %v that cannot be spared, of column %d of volume %s", id, l.Column, v.Name))
 	}
 	t.stale(v, id, EventLegEvicted, reason)
 }
@@ -204,8 +202,8 @@ func (s *State) noCopier(v *Volume) string {
 	if v.Attachment == nil || v.Attachment.State != Attached {
 		return "the volume to be attached"
 	}
-	// A host whose I/O waits may wait for this very copy.
-	if r, ok := s.attachmentReport(v, v.Attachment); !ok || r.Phase != PhaseServing && (r.Phase != PhaseStalled || s.guards.stalledWaits) {
+	// A stalled host counts too: its I/O may wait for this very copy.
+	if r, ok := s.attachmentReport(v, v.Attachment); !ok || r.Phase != PhaseServing && r.Phase != PhaseStalled {
 		return fmt.Sprintf("host %s to serve the volume", v.Attachment.Node)
 	}
 	return ""
@@ -233,8 +231,8 @@ func (s *State) notCopied(v *Volume, l *Leg) string {
 	return ""
 }
 
-// targetRebooted has the node's copies judged that may have lost what only their
-// drives' caches held. A volume that was let go of cleanly had its caches flushed.
+// targetRebooted applies lossOf to the node's legs, which may have lost cached writes. It
+// skips volumes that were detached cleanly: their caches were flushed.
 func (t *tx) targetRebooted(name block.NodeName) {
 	for _, id := range sorted(t.s.onNode[name]) {
 		v := t.peek(id)
@@ -249,8 +247,8 @@ func (t *tx) targetRebooted(name block.NodeName) {
 	}
 }
 
-// drivesReturned has the copies judged on drives that may have lost what only their
-// caches held, though their target has not booted.
+// drivesReturned applies lossOf to the legs on drives that were away or failed a flush, and
+// so may have lost cached writes though their target has not booted.
 func (t *tx) drivesReturned(name block.NodeName, on *target, booted bool) {
 	for _, d := range t.s.recordedDrives(name) {
 		r, seen := on.drives[d.ID]
@@ -258,7 +256,7 @@ func (t *tx) drivesReturned(name block.NodeName, on *target, booted bool) {
 			continue
 		}
 		t.drives.edit(d.ID).Incarnation = r.Incarnation
-		if d.Incarnation == "" || booted || !t.volatileCache(d.ID) || t.s.guards.driveLossForgotten {
+		if d.Incarnation == "" || booted || !t.volatileCache(d.ID) {
 			continue
 		}
 		t.event(Warning, EventDriveReturned, d.object(), "it was away or failed a flush: unflushed data may be lost", "node", string(name), "drive", d.ID.String())
@@ -280,25 +278,25 @@ func (t *tx) driveReturned(d *Drive) {
 	}
 }
 
-// lossOf has a leg judged that may have lost what only its drive's cache held; why is
-// empty if its target booted.
+// lossOf handles a leg that may have lost cached writes: it becomes suspect, or stale if it
+// was rebuilding, or reborn if no copy is better. why is empty if its target booted.
 func (t *tx) lossOf(id block.VolumeID, l Leg, why string) {
 	if why != l.Loss {
 		t.volume(id).leg(l.ID).Loss = why
 	}
-	lossy := t.volatileCache(l.Drive) || t.s.guards.durableIsLossy
-	alone := len(t.peek(id).twins(&l)) == 0
+	lossy := t.volatileCache(l.Drive)
+	alone := !t.peek(id).dispensable(&l)
 	switch {
 	case l.State == LegRebuilding:
 		t.stale(t.volume(id), l.ID, EventLegStale, cmp.Or(why, "its target rebooted during the rebuild"))
 	case l.State != LegInSync || l.Suspect:
-	case !alone && lossy && !t.s.guards.rebootForgotten:
+	case !alone && lossy:
 		t.suspectLeg(t.volume(id), l.ID)
 	case alone && t.volatileCache(l.Drive) && t.peek(id).open():
 		v := t.volume(id)
 		t.lostCache(v, v.leg(l.ID))
 	}
-	// A host that still tracks what the leg misses must not trust the rest of it.
+	// A host's log of what a stale leg misses no longer lists all of it.
 	if v := t.peek(id); v.leg(l.ID).State == LegStale && t.volatileCache(l.Drive) {
 		t.volume(id).leg(l.ID).CopyAll = true
 	}
@@ -319,10 +317,10 @@ func (in PromoteStaleLeg) apply(t *tx) (view, error) {
 	case l == nil:
 		return nil, notFound(fmt.Sprintf("leg %v of volume %s", in.Leg, found.Name))
 	case found.State != VolumeReady:
-		return nil, refused(ReasonNotReady, found.object(), "%s", found.State)
+		return nil, refused(ReasonNotReady, found.object(), "%s", found.unready())
 	case found.Restored:
 		return nil, t.s.stillRestored(found)
-	case l.State == LegInSync && found.inSync()[l.Column] == 1:
+	case l.State == LegInSync && found.inSync()[l.Column] == block.Members(l.Copy):
 		return volumeResult(found.ID), nil // repeated
 	}
 	if err := t.s.mayPromote(found, l, in.AcceptDataLoss); err != nil {
@@ -333,10 +331,15 @@ func (in PromoteStaleLeg) apply(t *tx) (view, error) {
 	return volumeResult(v.ID), nil
 }
 
-// mayPromote refuses to make the only good leg of its column of one that need not be,
-// or that nobody has agreed to lose writes for.
+// mayPromote refuses to promote a leg while the volume is attached, while a good leg of its
+// column can be served, or while the operator has not accepted the loss of writes.
 func (s *State) mayPromote(v *Volume, l *Leg, acceptLoss bool) error {
 	switch {
+	case v.Layout.Group().Needs > 1:
+		return &Error{
+			Kind: Unimplemented, Object: v.object(),
+			Text: fmt.Sprintf("%s: a column of %v cannot be read from one leg, so none can be promoted alone", v.object(), v.Layout.Group()),
+		}
 	case l.State != LegStale && !l.Suspect:
 		return refused(ReasonLegNotStale, v.object(), "%v is %s: only a stale leg can be promoted", l, s.legFact(l)).
 			hint("`weft explain volume %s` says what the volume waits for", v.Name)
@@ -347,7 +350,7 @@ func (s *State) mayPromote(v *Volume, l *Leg, acceptLoss bool) error {
 		return refused(ReasonDataLoss, v.object(), "%v may have lost writes that only a cache held", l).
 			hint("if every other copy is gone for ever: `weft volume promote-stale %s %v --accept-data-loss`", v.Name, l.ID)
 	case !acceptLoss:
-		return refused(ReasonDataLoss, v.object(), "%v has missed writes since %v", l, l.StaleSince).
+		return refused(ReasonDataLoss, v.object(), "%v has missed writes since %s", l, l.StaleSince.UTC().Format(time.RFC3339)).
 			hint("if every good copy is gone for ever: `weft volume promote-stale %s %d.%d --accept-data-loss`", v.Name, l.Column, l.Copy)
 	}
 	for i := range v.Legs {
@@ -359,8 +362,8 @@ func (s *State) mayPromote(v *Volume, l *Leg, acceptLoss bool) error {
 	return nil
 }
 
-// promote begins a new lineage with one leg: whatever else the column has is
-// stale, good or not, and a new epoch keeps old and new apart.
+// promote makes one leg the only good one of its column. All other legs of the column
+// become stale, even good ones, and a new epoch keeps their old contents apart.
 func (t *tx) promote(v *Volume, id block.LegID) {
 	v.Epoch++
 	v.Clean = false

@@ -10,8 +10,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// simTarget is a target agent with its drives, in memory. It does at once what
-// it is told; how late it is told, and whether, is the test's affair.
+// simTarget is a target agent with its drives, in memory. It carries out a wanted state at
+// once; the test decides when, and whether, it gets one.
 type simTarget struct {
 	name     block.NodeName
 	of       block.ClusterID // of its drives
@@ -22,13 +22,13 @@ type simTarget struct {
 	drives   map[block.DriveID]*simDrive
 	admitted map[block.VolumeID]block.Epoch // on the labels: outlives a boot
 	exports  map[block.NQN]*simExport       // gone with a boot
-	wrong    string                         // what it was told that cannot be right
-	slow     bool                           // what legs grow by is zeroed only when zero is called
-	unzeroed bool                           // a weakened target: it uses what it has not zeroed
-	behind   func() bool                    // whether a label cannot be written just now; nil: it can
+	wrong    string                         // the inconsistency in what it was told, if there was one
+	slow     bool                           // new extents of legs are zeroed only when zero is called
+	unzeroed bool                           // a weakened target: it uses extents that it has not zeroed
+	behind   func() bool                    // whether labels cannot be written now; nil: they can
 	outlived bool                           // the manager's store may be older than its drives
-	rash     bool                           // a weakened target: it maps what the manager has not judged
-	mute     bool                           // of a version that does not say how large its legs are
+	rash     bool                           // a weakened target: it maps legs that the manager has not judged
+	mute     bool                           // of a version that does not report the sizes of legs
 }
 
 type simDrive struct {
@@ -36,10 +36,9 @@ type simDrive struct {
 	extents uint32
 	error   string
 	gone    bool // the device is not there
-	// incarnation is what it says that it is; empty: its agent is of a version that
-	// does not say.
+	// incarnation is the one that it reports; empty: its agent's version reports none.
 	incarnation string
-	judged      map[block.LegID]string // the one that the manager knows of
+	judged      map[block.LegID]string // the incarnation that the manager has judged
 	labels      map[block.LegID]LegLabel
 	wanted      map[block.LegID]block.Size
 }
@@ -102,7 +101,7 @@ func (t *simTarget) wantLeg(l WantedLeg) {
 		return
 	}
 	if _, ok := d.labels[l.Leg]; !ok && l.Volume.Generation > 1 {
-		return // what the drive has lost is not made again
+		return // a leg that the drive has lost is not carved again
 	}
 	if d.judged[l.Leg] = l.Incarnation; !t.judged(l.Leg) {
 		return
@@ -111,14 +110,14 @@ func (t *simTarget) wantLeg(l WantedLeg) {
 		return
 	}
 	label := LegLabel{
-		Leg: l.Leg, Column: l.Column, Copy: l.Copy, Extents: l.Extents, Zeroed: true,
+		Leg: l.Leg, Column: l.Column, Copy: l.Copy, Image: l.Image, Zeroed: true,
 		Revision: l.Revision, AdmittedEpoch: t.admitted[l.Volume.ID], Volume: l.Volume,
 		Boot: t.bootID(), Incarnation: d.incarnation,
 	}
 	old, ok := d.labels[l.Leg]
 	if ok && t.behind != nil && old.Revision == l.Revision && slices.Equal(old.Extents, l.Extents) && t.behind() {
 		d.wanted[l.Leg] = l.Size
-		return // it goes on to the exports, and tries again
+		return // it continues with the exports, and tries again
 	}
 	if ok && (old.ZeroedExtents != 0 || count(l.Extents) > count(old.Extents)) {
 		label.ZeroedExtents = old.zeroed()
@@ -130,8 +129,9 @@ func (t *simTarget) wantLeg(l WantedLeg) {
 	}
 }
 
-// carves checks that a leg is to be where it was and nobody else is. Else it is wrong;
-// a target that has outlived its store refuses, as the store does not know better.
+// carves checks that a leg is wanted where it was and overlaps no other leg. A violation sets
+// wrong. A target that has outlived its manager's store only refuses, since an older store
+// cannot know better.
 func (t *simTarget) carves(d *simDrive, l WantedLeg) bool {
 	for id, other := range d.labels {
 		moved := id == l.Leg && !begins(l.Extents, other.Extents)
@@ -149,7 +149,7 @@ func (t *simTarget) carves(d *simDrive, l WantedLeg) bool {
 	return true
 }
 
-// zero fills what legs have grown by with zeroes.
+// zero fills the new extents of legs with zeroes.
 func (t *simTarget) zero() {
 	for _, d := range t.drives {
 		for id, l := range d.labels {
@@ -159,7 +159,7 @@ func (t *simTarget) zero() {
 	}
 }
 
-// zeroed is how much of a leg has no data of others.
+// zeroed is how much of a leg holds no data of earlier volumes.
 func (t *simTarget) zeroed(leg block.LegID) block.Size {
 	for _, d := range t.drives {
 		if l, ok := d.labels[leg]; ok {
@@ -169,7 +169,7 @@ func (t *simTarget) zeroed(leg block.LegID) block.Size {
 	return 0
 }
 
-// size is how much of a leg can be used.
+// size is the usable size of a leg.
 func (t *simTarget) size(leg block.LegID) block.Size {
 	for _, d := range t.drives {
 		if _, ok := d.labels[leg]; ok && t.unzeroed {
@@ -192,7 +192,7 @@ func overlap(a, b []Extent) bool {
 	return false
 }
 
-// fence removes what is not wanted or below the admission, then admits.
+// fence removes the exports that are not wanted or below the admission, then admits.
 func (t *simTarget) fence(w TargetWanted) {
 	wanted := map[block.NQN]WantedExport{}
 	for _, x := range w.Exports {
@@ -218,7 +218,7 @@ func (t *simTarget) fence(w TargetWanted) {
 
 func (t *simTarget) export(w WantedExport) {
 	if w.Epoch < t.admitted[w.Volume] {
-		return // a floor: an old wanted state must not open it again
+		return // an old wanted state must not lower the admitted epoch
 	}
 	x := &simExport{volume: w.Volume, epoch: w.Epoch, host: w.Host, legs: map[block.LegID]block.UUID{}}
 	for _, n := range w.Namespaces {
@@ -229,7 +229,7 @@ func (t *simTarget) export(w WantedExport) {
 	t.exports[w.NQN] = x
 }
 
-// there reports whether a leg's drive is.
+// there reports whether a leg's drive is present.
 func (t *simTarget) there(leg block.LegID) bool {
 	for _, d := range t.drives {
 		if _, ok := d.labels[leg]; ok {
@@ -239,7 +239,7 @@ func (t *simTarget) there(leg block.LegID) bool {
 	return true
 }
 
-// judged reports whether the manager knows of the incarnation of a leg's drive.
+// judged reports whether the manager has judged a leg at its drive's present incarnation.
 func (t *simTarget) judged(leg block.LegID) bool {
 	for _, d := range t.drives {
 		if t.rash {
@@ -252,7 +252,7 @@ func (t *simTarget) judged(leg block.LegID) bool {
 	return true
 }
 
-// returns has the drives come back as others, after they were away.
+// returns brings the drives back with a new incarnation, after they were away.
 func (t *simTarget) returns(as string) {
 	for _, d := range t.drives {
 		d.incarnation = as

@@ -28,7 +28,7 @@ func (g Segment) String() string {
 	return strings.Join(pairs, ",")
 }
 
-// segments names some of them, for people.
+// segments names the first few segments, for people.
 func segments(all []Segment) string {
 	var names []string
 	for _, g := range all {
@@ -37,13 +37,13 @@ func segments(all []Segment) string {
 	return some(names, 4)
 }
 
-// allows reports whether legs may lie on a node.
+// allows reports whether legs may be placed on a node.
 func (in CreateVolume) allows(n *Node) bool {
 	return len(in.Topology) == 0 || slices.ContainsFunc(in.Topology, func(g Segment) bool { return g.holds(n) })
 }
 
-// behind is how far a node is from what is preferred: 0 in the first segment, 1 in
-// none, and 0 if nothing is preferred.
+// behind ranks a node by the preferred segments: 0 in the first, 1 in none, and 0 if none is
+// preferred.
 func (in CreateVolume) behind(n *Node) float64 {
 	if len(in.Preferred) == 0 {
 		return 0
@@ -55,7 +55,7 @@ func (in CreateVolume) behind(n *Node) float64 {
 	return float64(at) / float64(len(in.Preferred))
 }
 
-// misplaced refuses a volume that has a leg outside of the segments that are asked for.
+// misplaced refuses an existing volume that has a leg outside of the requested segments.
 func (t *tx) misplaced(in CreateVolume, v *Volume) error {
 	for i := range v.Legs {
 		if n := t.nodes.peek(v.Legs[i].Node); n != nil && !in.allows(n) {
@@ -65,16 +65,16 @@ func (t *tx) misplaced(in CreateVolume, v *Volume) error {
 	return nil
 }
 
-// Capacity is how much could be made of volumes of a kind.
+// Capacity is the space for volumes of one kind.
 type Capacity struct {
-	Available block.Size // by all of them together
-	Maximum   block.Size // by one, now
+	Available block.Size // for all of them together
+	Maximum   block.Size // for one, now
 	Minimum   block.Size
 }
 
-// Capacity tells what could be made of volumes such as in: of its copies, stripes,
-// chunk, pool, spread and topology, with the defaults of CreateVolume. The error
-// says which of them is wrong.
+// Capacity returns the space for volumes such as in, with its copies, stripes, chunk, pool,
+// spread and topology and the defaults of CreateVolume. The error says which of them is
+// wrong.
 func (s *State) Capacity(in CreateVolume) (Capacity, error) {
 	in.Name, in.Size = "capacity", minVolume
 	in, err := in.normal()
@@ -97,21 +97,23 @@ func (s *State) Capacity(in CreateVolume) (Capacity, error) {
 	return Capacity{Available: r.available(), Maximum: r.maximum(), Minimum: minVolume}, nil
 }
 
-// room is the drives with free extents for volumes of a kind, by domain.
+// room is the set of drives with space for volumes of one kind, by domain.
 type room struct {
 	in     CreateVolume
 	drives int
 	free   map[string][]*spot
-	most   uint32 // of one drive
+	most   uint32 // largest number of free extents on one drive
 }
 
-// records is how many legs of a volume with so many stripes a drive's label has room for.
+// records is the number of legs, of a volume with this many stripes, for which a drive's
+// label has room.
 func (r room) records(x *spot, stripes int) uint64 {
-	return uint64(x.room / r.in.record(block.Layout{Stripes: stripes, Copies: r.in.Copies}).Size())
+	return uint64(x.room / r.in.record(r.in.layout(stripes)).Size())
 }
 
-// available: n extents of columns fit if each of them can have its copies in
-// different domains, and a domain holds at most one copy of each.
+// available is the size that fits in all volumes together. n extents of columns fit if each
+// can have its copies in different domains. A domain holds at most one copy of each, so its
+// free extents count up to n.
 func (r room) available() block.Size {
 	var total uint64
 	for _, drives := range r.free {
@@ -119,7 +121,8 @@ func (r room) available() block.Size {
 			total += uint64(x.free())
 		}
 	}
-	return block.Size(largest(total/uint64(r.in.Copies), func(n uint64) bool {
+	g := r.in.group()
+	return block.Size(largest(total/uint64(g.Members), func(n uint64) bool {
 		var copies uint64
 		for _, drives := range r.free {
 			var in uint64
@@ -128,29 +131,29 @@ func (r room) available() block.Size {
 			}
 			copies += min(in, n)
 		}
-		return copies >= n*uint64(r.in.Copies)
-	})) * block.ExtentSize
+		return copies >= n*uint64(g.Members)
+	})) * block.Size(g.Needs) * block.ExtentSize
 }
 
-// maximum is the size above which placement finds no place, whatever stripes it
-// chooses where it may.
+// maximum is the largest size that placement can place, with any number of stripes that it
+// may choose.
 func (r room) maximum() (best block.Size) {
-	least, most := r.in.Stripes, r.in.Stripes
+	g, least, most := r.in.group(), r.in.Stripes, r.in.Stripes
 	if least == 0 {
-		least, most = 1, max(1, min(mostAutoStripes, r.drives/r.in.Copies))
+		least, most = 1, max(1, min(mostAutoStripes, r.drives/g.Members))
 	}
 	for stripes := least; stripes <= most; stripes++ {
-		size := block.Size(r.legExtents(stripes)) * block.ExtentSize * block.Size(stripes)
+		size := block.Size(r.legExtents(stripes)) * block.ExtentSize * block.Size(stripes*g.Needs)
 		size = min(size, maxVolume)
-		if r.in.Stripes != 0 || size > 0 && autoStripes(size, r.in.Copies, r.drives) >= stripes {
+		if r.in.Stripes != 0 || size > 0 && autoStripes(size, g.Members, r.drives) >= stripes {
 			best = max(best, size)
 		}
 	}
 	return best
 }
 
-// legExtents is how large the legs of a volume can be: a drive has room for so many
-// whole ones, and a domain at most one of each column.
+// legExtents is the largest leg, in extents, for which all legs of a volume fit: a drive
+// takes whole legs, and a domain at most one of each column.
 func (r room) legExtents(stripes int) uint64 {
 	return largest(uint64(r.most), func(n uint64) bool {
 		legs := 0
@@ -161,12 +164,12 @@ func (r room) legExtents(stripes int) uint64 {
 			}
 			legs += min(in, stripes)
 		}
-		return legs >= stripes*r.in.Copies
+		return legs >= stripes*r.in.group().Members
 	})
 }
 
-// largest is the largest n from 1 to most that fits, 0 if none does. What fits, fits
-// with less.
+// largest is the largest n from 1 to most that fits, 0 if none does. If n fits, every
+// smaller one must fit.
 func largest(most uint64, fits func(n uint64) bool) uint64 {
 	low, high := uint64(0), most
 	for low < high {

@@ -13,7 +13,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// try reports whether a volume can be made now, and takes it away again.
+// try reports whether a volume can be created now, and removes it again.
 func try(t *testing.T, s *State, in CreateVolume) bool {
 	t.Helper()
 	in.Name = "try"
@@ -143,7 +143,7 @@ func TestLegsLieInTheSegmentsThatAreAskedFor(t *testing.T) {
 			t.Errorf("%v is in rack %s", &l, r)
 		}
 	}
-	// The same again is the same; legs elsewhere are a conflict.
+	// A repeated request returns the same volume; one for another topology is a conflict.
 	if _, err := create(CreateVolume{Name: "a", Stripes: 3, Spread: "rack", Topology: []Segment{{"rack": "1"}, {"rack": "3"}}}); err != nil {
 		t.Errorf("the same create again = %v", err)
 	}
@@ -153,7 +153,7 @@ func TestLegsLieInTheSegmentsThatAreAskedFor(t *testing.T) {
 	}
 	// One rack has no two racks.
 	_, err = create(CreateVolume{Name: "b", Spread: "rack", Topology: []Segment{{"rack": "1"}}})
-	if !isReason(err, ReasonNoSpace) || !strings.Contains(err.Error(), "within rack=1 has 1") || !strings.Contains(err.Error(), "its node is not in rack=1") {
+	if !isReason(err, ReasonNoSpace) || !strings.Contains(err.Error(), "within rack=1 has them on 1") || !strings.Contains(err.Error(), "its node is not in rack=1") {
 		t.Errorf("two copies apart by rack in one rack = %v, want %s and why", err, ReasonNoSpace)
 	}
 	// By name, and with all labels of a segment.
@@ -187,7 +187,7 @@ func TestPreferredSegmentsAreTakenFirstAndNeverAtAnyPrice(t *testing.T) {
 	if n := len(slices.Compact(slices.Sorted(slices.Values(first)))); n < 2 {
 		t.Errorf("first legs are on %v: a drive that is full of them is still preferred", first)
 	}
-	// A preference for what is not there is none.
+	// A preference for a node that does not exist has no effect.
 	if _, err := s.Step(t0, CreateVolume{Name: "w", Size: block.GiB, Preferred: []Segment{{"node": "nowhere"}}, Seed: testSeed(99)}); err != nil {
 		t.Errorf("a preference that cannot be met = %v", err)
 	}

@@ -83,8 +83,8 @@ type scriptHost struct {
 	boot   int
 	phase  map[string]Phase
 	gaveUp GaveUp
-	old    block.Epoch // that it has not let go of yet; 0: the volume's is what it speaks of
-	heard  uint64      // the generation after which it hears nothing; 0: it hears all
+	old    block.Epoch // an older epoch that it reports on; 0: the volume's
+	heard  uint64      // the last generation that reaches it; 0: all do
 	of     block.ClusterID
 	notes  map[block.VolumeID]Evidence // on its disk
 }
@@ -253,6 +253,7 @@ var scriptCommands = map[string]func(*script, args) string{
 	"serve":       func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseServing) },
 	"equalize":    func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseEqualizing) },
 	"stall":       func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseStalled) },
+	"mounted":     func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseDetaching) },
 	"let-go":      (*script).letGo,
 	"deaf":        func(s *script, a args) string { s.hosts[a.word(0)].heard = s.state.Generation(); return "" },
 	"hear":        func(s *script, a args) string { s.hosts[a.word(0)].heard = 0; return s.reportHost(a.word(0)) },
@@ -332,8 +333,8 @@ func (s *script) reportTarget(t *simTarget) string {
 	return s.step(TargetReported{s.session, t.report()})
 }
 
-// repeat has an agent say that nothing has changed since its last report, with
-// "reached" but for the generation: it has acted on the newest wanted state.
+// repeat sends an agent's report that nothing has changed; with "reached", except that it has
+// acted on the newest wanted state.
 func (s *script) repeat(a args) string {
 	generation := uint64(0)
 	if a.has("reached") {
@@ -345,7 +346,7 @@ func (s *script) repeat(a args) string {
 	return s.step(TargetRepeated{s.session, a.node(0), generation})
 }
 
-// comply has targets do what is wanted of them and report; all if none is named.
+// comply makes targets carry out their wanted states and report; all if none is named.
 func (s *script) comply(a args) (out string) {
 	names := a.words
 	if len(names) == 0 {
@@ -385,6 +386,9 @@ func (s *script) hostReport(name string) InitiatorReport {
 				grant = a.Grant
 			}
 			a := AttachmentReport{Volume: v.ID, Epoch: v.Epoch, Grant: grant, Phase: h.phase[volume], Device: "/dev/weft/" + volume, GaveUp: h.gaveUp}
+			if a.Phase == PhaseDetaching {
+				a.WaitingFor = "the file system on /mnt"
+			}
 			if h.old != 0 {
 				a.Epoch, a.WaitingFor = h.old, fmt.Sprintf("the file system on /mnt has the device of epoch %d open, which is over", h.old)
 			}
@@ -397,8 +401,7 @@ func (s *script) hostReport(name string) InitiatorReport {
 	return r
 }
 
-// note has a host write down which legs of a volume are in sync, as the manager has
-// just told it.
+// note makes a host note which legs of a volume are in sync, as the manager has just told it.
 func (s *script) note(host, volume string) {
 	v, err := s.state.Volume(volume)
 	if err != nil || s.hosts[host] == nil || v.Layout.Copies == 1 {
@@ -435,7 +438,7 @@ func (s *script) letGo(a args) string {
 	return out
 }
 
-// giveUp has a host fail its device: give-up c1 db1 [lost]
+// giveUp makes a host fail its device: give-up c1 db1 [lost]
 func (s *script) giveUp(a args) string {
 	h := s.hosts[a.word(0)]
 	h.gaveUp = GaveUp{Why: "the host's reason", WritesLost: a.has("lost")}
@@ -443,7 +446,7 @@ func (s *script) giveUp(a args) string {
 	return s.letGo(args{words: []string{a.word(0), a.word(1), "unclean"}})
 }
 
-// oldDevice has a host speak of a device of an older epoch: old-device c1 db1 epoch=1
+// oldDevice makes a host report a device of an older epoch: old-device c1 db1 epoch=1
 func (s *script) oldDevice(a args) string {
 	h := s.hosts[a.word(0)]
 	h.old = block.Epoch(a.number("epoch", 0))
@@ -489,7 +492,7 @@ func (s *script) wait(a args) (out string) {
 	return out
 }
 
-// clock sets the clock forth or back: clock -24h
+// clock sets the clock forward or back: clock -24h
 func (s *script) clock(a args) string {
 	d, err := time.ParseDuration(a.word(0))
 	if err != nil {
@@ -586,7 +589,7 @@ func (s *script) foreign(a args) string {
 	return s.reportTarget(t)
 }
 
-// eraseWord is that of force=...; force=label is what is on the device.
+// eraseWord is the word of force=...; force=label is the one that the device needs.
 func (s *script) eraseWord(a args) string {
 	if a.options["force"] != "label" {
 		return strings.ReplaceAll(a.options["force"], "+", ", ")
@@ -595,7 +598,7 @@ func (s *script) eraseWord(a args) string {
 	return EraseWord(device)
 }
 
-// belongs has an agent be of this cluster or of another one: belongs c1 elsewhere
+// belongs makes an agent one of this cluster or of another: belongs c1 elsewhere
 func (s *script) belongs(a args) string {
 	of := clusterIn(a)
 	if t := s.targets[a.word(0)]; t != nil {
@@ -627,7 +630,7 @@ func (s *script) listNodes(args) (text string) {
 	return text
 }
 
-// fail t1 says_what is what a target's drives have from then on; nothing: none any more.
+// fail t1 says_what gives a target's drives an error; without a text it clears the error.
 func (s *script) fail(a args) string {
 	for _, d := range s.targets[a.word(0)].drives {
 		d.error = strings.ReplaceAll(a.word(1), "_", " ")
@@ -643,8 +646,8 @@ func (s *script) unplug(a args) string {
 	return s.reportTarget(t)
 }
 
-// cache t1 volatile|none changes what a target's drives have; with "later" it is not
-// reported yet.
+// cache t1 volatile|none changes the caches of a target's drives; with "later" the change is
+// not reported yet.
 func (s *script) cache(a args) string {
 	t := s.targets[a.word(0)]
 	for i := range t.devices {
@@ -656,8 +659,8 @@ func (s *script) cache(a args) string {
 	return s.reportTarget(t)
 }
 
-// returns has the drives of a target come back as others: return t1 as=2; later: its
-// next report says so
+// returns brings the drives of a target back with a new incarnation: return t1 as=2; later:
+// only its next report says so
 func (s *script) returns(a args) string {
 	t := s.targets[a.word(0)]
 	t.returns(a.options["as"])

@@ -11,13 +11,16 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// tx is one step under way: clones of what it changes, swapped into the state
-// by commit, forgotten if the input is refused.
+// tx is one step under way. It holds clones of the objects that it changes: commit swaps
+// them into the state, and a refused input drops them.
 type tx struct {
 	s   *State
 	now time.Time
-	gen uint64 // that a commit would have
-	// raised: the generation has to be committed, though nothing else may have changed.
+	gen uint64 // the generation after a commit
+	// term and replaces are those of meta after the step.
+	term     uint64
+	replaces bool
+	// raised: the generation has to be committed even if nothing else has changed.
 	raised bool
 
 	volumes overlay[block.VolumeID, Volume]
@@ -26,15 +29,15 @@ type tx struct {
 	pools   overlay[string, Pool]
 	events  []Event
 	unsure  map[block.VolumeID]bool // to settle before the commit
-	changed map[block.NodeName]bool // whose target can perhaps serve more or less than before
+	changed map[block.NodeName]bool // nodes whose targets may serve more or less than before
 }
 
-// view answers who asked, from the state after the step.
+// view makes the answer to the caller from the state after the step.
 type view func(*State) any
 
 func newTx(s *State, now time.Time) *tx {
 	return &tx{
-		s: s, now: now, gen: s.meta.Generation + 1,
+		s: s, now: now, gen: s.meta.Generation + 1, term: s.meta.Term, replaces: s.meta.Replaces,
 		volumes: over(s.volumes, (*Volume).clone),
 		nodes:   over(s.nodes, shallow[Node]),
 		drives:  over(s.drives, shallow[Drive]),
@@ -44,8 +47,8 @@ func newTx(s *State, now time.Time) *tx {
 	}
 }
 
-// overlay is one map of the state as a step sees it: what the step has changed,
-// over what was there. What is below is never changed in place.
+// overlay is one map of the state as a step sees it: the changes of the step over the
+// committed values, which are never changed in place.
 type overlay[K comparable, V any] struct {
 	below map[K]*V
 	upper map[K]*V // nil means deleted
@@ -56,13 +59,13 @@ func over[K comparable, V any](below map[K]*V, clone func(*V) *V) overlay[K, V] 
 	return overlay[K, V]{below, map[K]*V{}, clone}
 }
 
-// shallow clones what holds no memory that is changed in place.
+// shallow clones a value whose maps and slices are never changed in place.
 func shallow[V any](v *V) *V {
 	c := *v
 	return &c
 }
 
-// peek is the value of key, to be read only; nil if there is none.
+// peek returns the value of key for reading only; nil if there is none.
 func (o overlay[K, V]) peek(key K) *V {
 	if v, ok := o.upper[key]; ok {
 		return v
@@ -83,7 +86,7 @@ func (o overlay[K, V]) edit(key K) *V {
 func (o overlay[K, V]) set(key K, v *V) { o.upper[key] = v }
 func (o overlay[K, V]) drop(key K)      { o.upper[key] = nil }
 
-// commit swaps the changes of key in, and is the record that says so.
+// commit swaps in the change of key and returns its record.
 func (o overlay[K, V]) commit(key K, record string) Record {
 	v := o.upper[key]
 	if v == nil {
@@ -102,7 +105,7 @@ func (t *tx) volume(id block.VolumeID) *Volume {
 	return t.volumes.edit(id)
 }
 
-// node is a node for writing; one that is not there yet is made.
+// node returns a node for writing, and creates it if there is none.
 func (t *tx) node(name block.NodeName) *Node {
 	if t.nodes.peek(name) == nil {
 		t.nodes.set(name, &Node{Name: name})
@@ -110,7 +113,7 @@ func (t *tx) node(name block.NodeName) *Node {
 	return t.nodes.edit(name)
 }
 
-// settle moves on every volume that this step touched.
+// settle makes the due transitions of every volume that this step touched.
 func (t *tx) settle() {
 	for _, id := range sorted(t.unsure) {
 		if t.peek(id) != nil {
@@ -119,7 +122,7 @@ func (t *tx) settle() {
 	}
 }
 
-// settleNode marks the unsettled volumes that have to do with a node.
+// settleNode marks the unsettled volumes with a leg or an attachment on a node.
 func (t *tx) settleNode(name block.NodeName) {
 	on := t.s.onNode[name]
 	if len(on) < len(t.s.unsettled) {
@@ -137,8 +140,8 @@ func (t *tx) settleNode(name block.NodeName) {
 	}
 }
 
-// settleVolume makes every transition of one volume that its records and the
-// agents' newest reports allow. Doing it again changes nothing.
+// settleVolume makes every transition of one volume that its records and the agents'
+// newest reports allow. It is idempotent.
 func (t *tx) settleVolume(id block.VolumeID) {
 	t.settleRestored(id)
 	if t.peek(id).Restored {
@@ -164,7 +167,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	t.settleRebuilds(id)
 }
 
-// commit swaps the clones in and says what changed.
+// commit swaps the clones into the state and returns what changed.
 func (t *tx) commit() Outcome {
 	s, wake := t.s, map[block.NodeName]bool{}
 	var records []Record
@@ -202,15 +205,16 @@ func (t *tx) commit() Outcome {
 	t.noteServed()
 	records = append(records, t.commitEvents()...)
 	if len(records) > 0 || t.raised {
-		s.meta.Generation = t.gen
+		s.meta.Generation, s.meta.Term, s.meta.Replaces = t.gen, t.term, t.replaces
 		records = append(records, encode(metaKey, s.meta))
 	}
 	return Outcome{Records: records, Wake: slices.Sorted(maps.Keys(wake)), Events: t.events}
 }
 
-// noteServed records that a volume cannot be served any more, and for how long it
-// was not once it can be again. The changes of the step are in the state already.
-// What was not served since the manager started has just not been heard of.
+// noteServed writes an event when a volume becomes unavailable, and another with the
+// duration when it is available again. The changes of the step must be in the state
+// already. A volume that was never available since the manager started gets no event: its
+// targets may not have reported yet.
 func (t *tx) noteServed() {
 	s, check := t.s, map[block.VolumeID]bool{}
 	for id := range t.volumes.upper {
@@ -247,7 +251,7 @@ func (t *tx) noteServed() {
 	}
 }
 
-// unservedText names the first column of which no leg can be used.
+// unservedText names the first column that cannot be served, with the facts of its legs.
 func (s *State) unservedText(v *Volume) string {
 	for c := range v.Layout.Stripes {
 		if facts, served := s.columnFacts(v, c); !served {

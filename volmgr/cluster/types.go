@@ -15,7 +15,7 @@ type Node struct {
 	AgentLabels    map[string]string `json:"agent_labels,omitempty"`
 	Portals        []block.Portal    `json:"portals,omitempty"`
 	Host           block.Host        `json:"host,omitzero"`
-	// ConfirmedDead: an operator has said that the machine is off. Any report clears it.
+	// ConfirmedDead: an operator has confirmed that the machine is off. Any report clears it.
 	ConfirmedDead bool `json:"confirmed_dead,omitempty"`
 	// The boots that volmgr has acted on. They are durable, so that a reboot
 	// during a restart of volmgr is still seen.
@@ -28,7 +28,7 @@ type Node struct {
 	Initiator AgentStatus       `json:"-"`
 }
 
-// AgentStatus is what is known of one agent since volmgr started.
+// AgentStatus is what one agent has reported since volmgr started.
 type AgentStatus struct {
 	Known      bool
 	Online     bool
@@ -39,10 +39,10 @@ type AgentStatus struct {
 	Kernel     string
 	Generation uint64
 	Problems   []Problem
-	Refused    string // why no word of it is taken: it is of another cluster; derived, for readers
+	Refused    string // why its reports are ignored: it belongs to another cluster; derived, for readers
 }
 
-// Problem is something an agent tries to do and cannot yet.
+// Problem is something that an agent tries to do and cannot do yet.
 type Problem struct {
 	Object string // "leg <id>", "drive <id>", "export <nqn>", "attachment <volume id>"
 	Doing  string
@@ -50,7 +50,7 @@ type Problem struct {
 	Since  time.Time
 }
 
-// DriveState says how far a drive is taken in.
+// DriveState is where a drive is between AddDrive and its removal.
 //
 //	ADDING ──label reported──► READY ◄──seen again, usable──┐
 //	   │                         │ ──not in the report──► MISSING
@@ -65,11 +65,11 @@ const (
 	DriveMissing  DriveState = "MISSING"
 	DriveFailed   DriveState = "FAILED"
 	DriveRemoving DriveState = "REMOVING"
-	// DriveOffline is in no record, which says what its target last said.
+	// DriveOffline appears only in views: a record keeps the state that the target last reported.
 	DriveOffline DriveState = "OFFLINE"
 )
 
-// Drive is a device that Weft has taken in.
+// Drive is a device that was added to the cluster.
 type Drive struct {
 	ID            block.DriveID     `json:"id"`
 	Node          block.NodeName    `json:"node"`
@@ -87,8 +87,8 @@ type Drive struct {
 	Reason        string            `json:"reason,omitempty"`
 	Extents       uint32            `json:"extents,omitempty"` // 0 until its label was reported
 	RemovedAt     uint64            `json:"removed_at,omitempty"`
-	// Incarnation is what its target last said that it is. Another one may be without
-	// what only its cache held.
+	// Incarnation is the one that its target last reported. When it changes, data that
+	// only the drive's cache held may be lost.
 	Incarnation string `json:"incarnation,omitempty"`
 
 	Capacity  block.Size `json:"-"`
@@ -112,12 +112,12 @@ type Device struct {
 	DriveID       block.DriveID   // zero if it carries no label of ours
 	Cluster       block.ClusterID // of the label
 	Refused       string
-	Unread        string // why it is not known what it carries
+	Unread        string // why its label and signatures could not be read
 }
 
 // DefaultPool is the pool of volumes that name none. It always exists and holds
 // every drive.
-const DefaultPool = "default"
+const DefaultPool = block.DefaultPool
 
 // Pool is a set of drives that volumes may be placed on.
 type Pool struct {
@@ -135,7 +135,7 @@ type Extent struct {
 	Count uint32 `json:"count"`
 }
 
-// LegState says what a leg's content is worth.
+// LegState says whether a leg's content can be trusted.
 //
 //	CREATING ──every leg ready──► IN_SYNC ──RecordStale, eviction, reboot──► STALE
 //	                                 ▲                                      │   ▲
@@ -158,43 +158,48 @@ const (
 	LegDeleting   LegState = "DELETING"
 )
 
-// Leg is the extents of one drive that hold one copy of one column.
+// Leg is one member of a column, on one drive.
 type Leg struct {
-	ID         block.LegID    `json:"id"`
-	Column     int            `json:"column"`
-	Copy       int            `json:"copy"`
-	Drive      block.DriveID  `json:"drive"`
-	Node       block.NodeName `json:"node"`
-	Extents    []Extent       `json:"extents"`
-	State      LegState       `json:"state"`
-	Revision   uint64         `json:"revision"`
-	StaleSince time.Time      `json:"stale_since,omitzero"`
-	// StaleAt is the generation in which the leg became stale: it is rebuilt only
-	// after its target has acted on that generation, and so has drained what the
-	// old identity still had in flight.
+	ID     block.LegID    `json:"id"`
+	Column int            `json:"column"`
+	Copy   int            `json:"copy"`
+	Drive  block.DriveID  `json:"drive"`
+	Node   block.NodeName `json:"node"`
+	Image
+	State      LegState  `json:"state"`
+	Revision   uint64    `json:"revision"`
+	StaleSince time.Time `json:"stale_since,omitzero"`
+	// StaleAt is the generation in which the leg became stale. Its rebuild waits until its
+	// target has acted on that generation, and so has drained the I/O that was in flight
+	// under the old identity.
 	StaleAt uint64 `json:"stale_at,omitempty"`
 	Reason  string `json:"reason,omitempty"`
-	// CopyAll: the leg may lack writes that it had acknowledged, so its rebuild
-	// must not trust what a host's log says of it.
+	// CopyAll: the leg may lack writes that it had acknowledged, so its rebuild copies all
+	// of it and not only what a host's log lists.
 	CopyAll bool `json:"copy_all,omitempty"`
 	// Suspect: the leg is in sync by record, but its target rebooted and may have
 	// lost writes that only a cache held; see suspect.go.
 	Suspect bool `json:"suspect,omitempty"`
-	// SuspectAt is the generation in which it became suspect: only a target that has
-	// acted on that one since is known not to have been cut off by the same event.
+	// SuspectAt is the generation in which it became suspect. A target that has acted on
+	// that generation cannot have lost its power in the same event.
 	SuspectAt uint64 `json:"suspect_at,omitempty"`
-	// Loss is why the leg may last have lost cached writes; empty: its target rebooted.
+	// Loss is the latest reason why the leg may have lost cached writes; empty: its target
+	// rebooted.
 	Loss string `json:"loss,omitempty"`
-	// Reborn is the revision at which the leg last lost what only a cache held, and
-	// was kept in sync; see reborn.go.
+	// Reborn is the revision that the leg got when it last lost cached writes and was kept
+	// in sync all the same; see reborn.go.
 	Reborn uint64 `json:"reborn,omitempty"`
-	// Rebuilt is when the last rebuild ended well, for people. Failures counts those that
-	// ended badly since the leg was last good for a while: the next one waits, see backoff.go.
+	// Rebuilt is when the last rebuild succeeded, for people. Failures counts the rebuilds
+	// that failed since the leg was last good for a while. It sets the pause before the
+	// next one, see backoff.go.
 	Rebuilt  time.Time `json:"rebuilt,omitzero"`
 	Failures int       `json:"failures,omitempty"`
+	// Place numbers the leg among its volume's legs on its node, from 1. Its namespace
+	// gets that number, see nsid. 0 if the leg was carved before places were recorded.
+	Place int `json:"place,omitempty"`
 }
 
-// VolumeState is how far a volume's legs exist.
+// VolumeState says whether a volume's legs are being carved, exist, or are being freed.
 //
 //	CREATING ──every leg carved and zeroed──► READY ──DeleteVolume──► DELETING ──legs absent──► (no record)
 type VolumeState string
@@ -227,9 +232,9 @@ type Volume struct {
 	Spread string            `json:"spread"`
 	Labels map[string]string `json:"labels,omitempty"`
 	State  VolumeState       `json:"state"`
-	// Epoch is the newest grant, given or being given. Targets admit nothing below it.
+	// Epoch is that of the newest grant, handed out or not. Targets admit nothing below it.
 	Epoch block.Epoch `json:"epoch"`
-	// Clean: the in-sync legs of each column are identical and nobody can write.
+	// Clean: the in-sync legs of each column are identical and no host can write.
 	Clean bool `json:"clean"`
 	// Generation grows with each change of the in-sync sets.
 	Generation uint64      `json:"generation"`
@@ -238,37 +243,37 @@ type Volume struct {
 	// Shared are the attachments of a shared volume, all of one mode and at one
 	// epoch; see shared.go. There are none if Attachment is set.
 	Shared []Attachment `json:"shared,omitempty"`
-	// Holder is the host of the last grant that was handed out and not seen let
-	// go: until the next grant is complete it may still read and write.
+	// Holder is the host of the last exclusive grant, if it has not reported a release.
+	// It may read and write until the next grant is complete.
 	Holder block.NodeName `json:"holder,omitempty"`
-	// Lingering are the hosts that shared the volume and were not seen to let go: until
-	// a grant to write is complete they may still read.
+	// Lingering are hosts that shared the volume and have not reported a release. They may
+	// read until a grant to write is complete.
 	Lingering []Lingerer `json:"lingering,omitempty"`
 	Created   time.Time  `json:"created"`
-	// Restored: the record came from a backup and has not been compared with the
-	// labels of the legs yet, which may know of a leg that went stale since.
+	// Restored: the record came from a backup and has not been compared with the labels of
+	// the legs yet. A leg may have gone stale after the backup.
 	Restored bool `json:"restored,omitempty"`
-	// Backup is what the backup says of a volume that is Restored.
+	// Backup is what the backup recorded of a volume that is Restored.
 	Backup    *Backup `json:"backup,omitempty"`
 	DeletedAt uint64  `json:"deleted_at,omitempty"` // generation of DeleteVolume
-	// Formatted is the file system that was made on it, or is being made, see
-	// Formatting; Raw if it may hold anything, empty if it was never written.
+	// Formatted names the file system that was made on the volume, or is being made (see
+	// Formatting). It is Raw if the volume may hold anything, empty if it was never written.
 	Formatted string `json:"formatted,omitempty"`
-	// ExpandingTo is the size that the legs are growing to; 0 if they are not.
+	// ExpandingTo is the size that the legs grow to; 0 if no expansion is under way.
 	ExpandingTo block.Size `json:"expanding_to,omitempty"`
 
 	Health        Health   `json:"-"`
 	FenceWaitsFor []string `json:"-"` // see fenceWaits
 }
 
-// AttachMode is how a volume may be shared.
+// AttachMode says whether a volume is attached to one host or shared, and who may write.
 type AttachMode string
 
 // The attach modes.
 const (
 	AttachExclusive      AttachMode = "EXCLUSIVE"
-	AttachSharedReadOnly AttachMode = "SHARED_READ_ONLY" // any number of hosts, and none writes
-	AttachSharedBlock    AttachMode = "SHARED_BLOCK"     // any number of hosts that write; volumes of one copy
+	AttachSharedReadOnly AttachMode = "SHARED_READ_ONLY" // any number of hosts, which only read
+	AttachSharedBlock    AttachMode = "SHARED_BLOCK"     // any number of hosts, which may all write; only for volumes of one copy
 )
 
 // AttachmentState is drawn in attach.go.
@@ -291,22 +296,25 @@ type Attachment struct {
 	State    AttachmentState `json:"state"`
 	BootID   string          `json:"boot_id"`
 	Equalize bool            `json:"equalize,omitempty"` // set when the grant is handed out
-	// Left: the host let go by itself and ends. The grant waits for its next boot.
+	// Left: the host released the volume by itself, since it is shutting down. The grant
+	// waits for its next boot.
 	Left bool `json:"left,omitempty"`
-	// GaveUp is why the grant before this one ended, if it was the host that did.
+	// GaveUp is the reason why the host gave up the grant before this one; empty if it
+	// did not.
 	GaveUp string `json:"gave_up,omitempty"`
-	// FenceAt is the generation from which on no target may export a shared volume
-	// to this host; 0: they may. The others' exports stay.
+	// FenceAt is the generation from which no target may export a shared volume to this
+	// host; 0: they may. The exports to other hosts stay.
 	FenceAt uint64 `json:"fence_at,omitempty"`
-	// JoinedAt is the generation in which a host came to share the volume. A host may
-	// come back to an epoch that it had left: what it says counts from then on.
+	// JoinedAt is the generation in which the host joined those that share the volume. A
+	// host may rejoin an epoch that it had left: its reports count from JoinedAt on.
 	JoinedAt uint64 `json:"joined_at,omitempty"`
-	// KeptAt is the generation in which a detach was cancelled, until the host has
-	// acted on that; 0: none was. What it says from before may be that it let go.
+	// KeptAt is the generation in which a detach was cancelled, until the host has acted on
+	// it; 0: none was cancelled. An earlier report may still say that the host released
+	// the volume.
 	KeptAt uint64 `json:"kept_at,omitempty"`
-	// Grant numbers the grants of a shared epoch: it is the generation in which this one
-	// was handed out, and part of the names of its exports. A host that is let in again
-	// finds nothing under the names that it knew. 0: the epoch has one grant.
+	// Grant is the generation in which a grant of a shared epoch was handed out. It is part
+	// of the names of its exports, so a host that is granted the volume again finds nothing
+	// under the old names. 0: the epoch has one grant.
 	Grant uint64    `json:"grant,omitempty"`
 	Since time.Time `json:"since"`
 
@@ -320,8 +328,8 @@ type Attachment struct {
 	ResyncTotal block.Size       `json:"-"`
 }
 
-// Lingerer is a boot of a host that had a volume at an epoch; with no Node it is any
-// host, since the store that knew them was lost.
+// Lingerer is a boot of a host that had a volume at an epoch. An empty Node stands for any
+// host: the store that knew the hosts was lost.
 type Lingerer struct {
 	Node   block.NodeName `json:"node"`
 	BootID string         `json:"boot_id"`
@@ -350,7 +358,7 @@ type Event struct {
 	Attributes map[string]string `json:"attributes,omitempty"`
 }
 
-// Status is one screen's worth of the cluster.
+// Status is a summary of the cluster that fits on one screen.
 type Status struct {
 	ClusterID          block.ClusterID
 	Generation         uint64
@@ -367,7 +375,7 @@ type Status struct {
 	Wrong              []string // one sentence each, worst first
 }
 
-// Explanation says why a volume is as it is.
+// Explanation says why a volume is in its state, what it waits for and what to do.
 type Explanation struct {
 	Object  string
 	Summary string

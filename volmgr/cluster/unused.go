@@ -11,21 +11,21 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Who can reach the manager can have a node join, and another one with each name. So
-// the nodes that nobody has ever used are bounded: those without a drive, a leg, an
-// attachment or an operator's label. To forget such a node loses nothing: it joins
-// again when its agent reports.
+// Any client that can reach the manager can make nodes join, one for each name that it
+// invents. So unused nodes are bounded: those without a drive, a leg, an attachment or an
+// operator's label. Forgetting one loses nothing: it joins again when its agent reports.
 const (
 	MaxUnusedNodes = 5000
-	// unusedFor is how long an unused node has been silent before it makes room for a
-	// new one. It also keeps a flood of names from pushing all else out of the events.
+	// unusedFor is how long an unused node must be silent before a new node may replace it.
+	// It also keeps a flood of names from pushing all other events out of the history.
 	unusedFor = time.Hour
-	// lookAgain is how long it counts that there is none.
+	// lookAgain is how long makeRoom refuses new nodes after it found none to forget, so
+	// that it does not search for each.
 	lookAgain = 5 * time.Second
 )
 
-// makeRoom sees that a node can join: it forgets the unused one that has been silent
-// for longest, or refuses.
+// makeRoom makes sure that a node can join: it forgets the unused node that has been silent
+// longest, or refuses.
 func (t *tx) makeRoom(name block.NodeName) error {
 	if t.s.nodes[name] != nil || len(t.s.nodes) < MaxUnusedNodes {
 		return nil
@@ -58,7 +58,7 @@ func tooManyNodes(name block.NodeName) error {
 }
 
 func (s *State) unusedNodes() (names []block.NodeName) {
-	named := map[block.NodeName]bool{} // by hosts that may still have a volume
+	named := map[block.NodeName]bool{} // hosts that may still have a volume
 	for _, v := range s.volumes {
 		named[v.Holder] = true
 		for _, l := range v.Lingering {
@@ -73,7 +73,8 @@ func (s *State) unusedNodes() (names []block.NodeName) {
 	return names
 }
 
-// heard is when an agent of a node spoke last; before the first step nobody knows.
+// heard is when an agent of a node last reported; the first step of this process if none
+// has since.
 func (s *State) heard(name block.NodeName) time.Time {
 	at := s.began
 	if on := s.targets[name]; on != nil && on.status.Seen.After(at) {

@@ -10,30 +10,30 @@ import (
 	"strings"
 )
 
-// UpdateVolume changes what may change of a volume that is in use. Result: Volume.
+// UpdateVolume changes the properties that may change while a volume is in use.
+// Result: Volume.
 type UpdateVolume struct {
 	Volume       string
 	SetLabels    map[string]string
 	RemoveLabels []string
-	Formatted    string // empty: as it is; NotFormatted: the record is taken back
+	Formatted    string // empty: unchanged; NotFormatted: erase the record
 }
 
 // formattedLabel is where the labels of drives keep Volume.Formatted.
 const formattedLabel = ownLabels + "formatted"
 
-// mostFormatted is how long Volume.Formatted may be.
+// mostFormatted is the longest Volume.Formatted, in bytes.
 const mostFormatted = 64
 
-// ownLabels begins the keys that nobody else may set.
+// ownLabels is the prefix of keys that users cannot set.
 const ownLabels = "weft.dev/"
 
-// Formatting begins what Volume.Formatted says as long as a file system is being
-// made: "formatting ext4". Who finds this and an empty device may go on with it.
+// Formatting is the prefix of Volume.Formatted while a file system is being made:
+// "formatting ext4". A caller that finds it and an empty device may continue.
 const Formatting = "formatting "
 
-// Raw is Volume.Formatted of a volume that was given to somebody who may write
-// anything anywhere: it is never taken for an empty one. NotFormatted takes back what
-// is recorded.
+// Raw is Volume.Formatted of a volume that was attached for arbitrary writes: it is never
+// treated as empty. NotFormatted erases the record.
 const (
 	Raw          = "raw"
 	NotFormatted = "none"
@@ -53,7 +53,7 @@ func (in UpdateVolume) apply(t *tx) (view, error) {
 		}
 	}
 	labels := in.change(v.Labels)
-	// Of more than there may be, some may go; nothing may be added.
+	// A volume with too many labels may lose some, but not get more.
 	if why := tooMuch(labels); why != "" && len(in.SetLabels) > 0 {
 		return nil, invalid("set_labels", "%s would have %s", v.object(), why)
 	}
@@ -79,7 +79,7 @@ func (in UpdateVolume) apply(t *tx) (view, error) {
 	return volumeResult(v.ID), nil
 }
 
-// change is what labels become.
+// change returns the labels after the update.
 func (in UpdateVolume) change(labels map[string]string) map[string]string {
 	labels = maps.Clone(labels)
 	for _, key := range in.RemoveLabels {
@@ -95,9 +95,9 @@ func (in UpdateVolume) change(labels map[string]string) map[string]string {
 	return labels
 }
 
-// mayBecome refuses to forget a file system, or that one is being made. A volume of
-// which anything is true may turn out to have a file system; one is made on it only
-// after somebody has taken the record back.
+// mayBecome refuses an update that would forget a file system, made or being made. A Raw
+// volume may be recorded as having one, once it was found; but a file system is made on it
+// only after the record was erased.
 func (v *Volume) mayBecome(formatted string) error {
 	fs := strings.TrimPrefix(v.Formatted, Formatting)
 	switch {
@@ -110,16 +110,16 @@ func (v *Volume) mayBecome(formatted string) error {
 		return nil
 	case v.Formatted == "" || v.Formatted == formatted:
 		return nil
-	case v.Formatted == Raw && !strings.HasPrefix(formatted, Formatting): // it has been found
+	case v.Formatted == Raw && !strings.HasPrefix(formatted, Formatting): // a file system was found on it
 		return nil
-	case v.Formatted != fs && (formatted == fs || formatted == Raw): // it has been made, or will not be
+	case v.Formatted != fs && (formatted == fs || formatted == Raw): // the file system was made, or will not be made
 		return nil
 	}
 	return conflict(v.object(), "formatted", v.Formatted, formatted)
 }
 
-// orRaw is what is recorded after somebody may have written what nobody recorded. A
-// file system stays so: none is made on it again either.
+// orRaw returns the record after writes that it does not cover. A recorded file system
+// stays: none is made over it either.
 func orRaw(formatted string) string {
 	if formatted == "" || strings.HasPrefix(formatted, Formatting) {
 		return Raw
@@ -134,7 +134,7 @@ func some8(words []string) string {
 	return some(words, 8)
 }
 
-// kept are the labels that drives keep: those that are too many are not.
+// kept are the labels that drives keep: none if they are too many.
 func (v *Volume) kept() map[string]string {
 	if oversize(v.Labels) {
 		return nil
@@ -142,7 +142,7 @@ func (v *Volume) kept() map[string]string {
 	return v.Labels
 }
 
-// onDrives are the labels as the labels of drives keep them.
+// onDrives are the volume's labels and Formatted as drive labels keep them.
 func (v *Volume) onDrives() map[string]string {
 	labels := maps.Clone(v.kept())
 	if v.Formatted != "" {
@@ -154,7 +154,7 @@ func (v *Volume) onDrives() map[string]string {
 	return labels
 }
 
-// fromDrives takes apart what onDrives has put together.
+// fromDrives is the inverse of onDrives.
 func fromDrives(onDrives map[string]string) (labels map[string]string, formatted string) {
 	labels = maps.Clone(onDrives)
 	formatted = labels[formattedLabel]

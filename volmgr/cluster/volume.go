@@ -24,7 +24,7 @@ func (v *Volume) clone() *Volume {
 	return &c
 }
 
-// nodes lists the nodes that have to do with v, each once.
+// nodes lists the nodes with a leg of v or an attachment, each once.
 func (v *Volume) nodes() []block.NodeName {
 	var all []block.NodeName
 	for _, l := range v.Legs {
@@ -37,7 +37,7 @@ func (v *Volume) nodes() []block.NodeName {
 	return slices.Compact(all)
 }
 
-// unsettled reports whether settleVolume may still have something to do.
+// unsettled reports whether time or a report may make settleVolume change the volume.
 func (v *Volume) unsettled() bool {
 	if v.State != VolumeReady || v.Restored || v.ExpandingTo != 0 || v.suspects() {
 		return true
@@ -46,25 +46,28 @@ func (v *Volume) unsettled() bool {
 		return len(v.Lingering) > 0 || slices.ContainsFunc(v.Shared, func(a Attachment) bool { return a.State != Attached })
 	}
 	if v.Attachment == nil {
-		return v.Holder != "" || len(v.Lingering) > 0 // which the targets are to keep out
+		return v.Holder != "" || len(v.Lingering) > 0 // hosts that the targets have to fence
 	}
 	return v.Attachment.State != Attached || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State != LegInSync })
 }
 
-// check says what cannot be true of a volume, whoever wrote it down.
+// check refuses a volume record that is inconsistent, whatever its source.
 func (v *Volume) check() error {
 	if err := v.Layout.Check(); err != nil {
 		return err
 	}
 	for _, l := range v.Legs {
-		if l.Column < 0 || l.Column >= v.Layout.Stripes || l.Copy < 0 || l.Copy >= v.Layout.Copies {
+		if l.Column < 0 || l.Column >= v.Layout.Stripes || l.Copy < 0 || l.Copy >= v.Layout.Group().Members {
 			return fmt.Errorf("leg %v: column %d copy %d outside of layout %v", l.ID, l.Column, l.Copy, v.Layout)
+		}
+		if err := l.Image.check(); err != nil {
+			return fmt.Errorf("leg %v: %w", l.ID, err)
 		}
 		if l.State == LegRebuilding && v.Attachment == nil {
 			return fmt.Errorf("leg %v: rebuilding in a volume that is not attached exclusively", l.ID)
 		}
 	}
-	return v.checkShared()
+	return cmp.Or(v.checkPlaces(), v.checkShared())
 }
 
 func (v *Volume) leg(id block.LegID) *Leg {
@@ -86,29 +89,18 @@ func (v *Volume) column(c int) (legs []*Leg) {
 	return legs
 }
 
-// inSync counts the in-sync legs of each column.
-func (v *Volume) inSync() []int {
-	n := make([]int, v.Layout.Stripes)
-	for _, l := range v.Legs {
-		if l.State == LegInSync {
-			n[l.Column]++
-		}
-	}
-	return n
-}
-
 func (l *Leg) String() string {
 	return fmt.Sprintf("leg %d.%d on %s", l.Column, l.Copy, l.Node)
 }
 
-// The smallest and the largest volume. The largest is what the arithmetic, and a
-// device of the kernel, bear with ease.
+// The smallest and the largest volume. The largest is well within the limits of the
+// arithmetic here and of a kernel block device.
 const (
 	minVolume = block.MiB
 	maxVolume = 1024 * block.PiB
 )
 
-// checkSize says what is wrong with the size that somebody asks for.
+// checkSize refuses a requested size that no volume can have.
 func checkSize(size block.Size) error {
 	switch {
 	case size == 0:
@@ -124,24 +116,27 @@ func checkSize(size block.Size) error {
 	return nil
 }
 
-// normal is the request with its defaults filled in, or what is wrong with it.
-// Stripes 0 stays: it lets the placement choose.
+// normal returns the request with its defaults filled in, or refuses it. Stripes 0 stays,
+// since it lets the placement choose.
 func (in CreateVolume) normal() (CreateVolume, error) {
-	in.Copies = cmp.Or(in.Copies, 2)
+	if in.Data == 0 && in.Parity == 0 {
+		in.Copies = cmp.Or(in.Copies, block.DefaultCopies)
+	}
 	in.Chunk = cmp.Or(in.Chunk, block.DefaultChunk)
 	in.Pool = cmp.Or(in.Pool, DefaultPool)
-	in.Spread = cmp.Or(in.Spread, "node")
+	in.Spread = cmp.Or(in.Spread, block.DefaultSpread)
 	if _, err := block.ParseVolumeName(string(in.Name)); err != nil {
 		return in, invalid("name", "%v", err)
 	}
 	if err := checkSize(in.Size); err != nil {
 		return in, err
 	}
+	g := in.group()
 	switch {
-	case in.Copies < 1 || in.Copies > block.MaxCopies:
-		return in, invalid("copies", "%d: must be 1 to %d", in.Copies, block.MaxCopies)
-	case in.Stripes < 0 || in.Stripes > block.MaxStripes:
-		return in, invalid("stripes", "%d: must be 1 to %d, or 0 to let the manager choose", in.Stripes, block.MaxStripes)
+	case g.Kind == block.Mirror && !block.PropertyCopies.Allows(in.Copies):
+		return in, invalid(block.PropertyCopies.Field, "%d: must be %s", in.Copies, block.PropertyCopies.Bounds())
+	case !block.PropertyStripes.Allows(in.Stripes):
+		return in, invalid(block.PropertyStripes.Field, "%d: must be 1 to %d, or 0 to let the manager choose", in.Stripes, block.MaxStripes)
 	}
 	if err := cmp.Or(checkVolumeLabels("labels", in.Labels), checkSegments("topology", in.Topology), checkSegments("preferred", in.Preferred)); err != nil {
 		return in, err
@@ -152,10 +147,26 @@ func (in CreateVolume) normal() (CreateVolume, error) {
 	if err := (block.Layout{Stripes: 1, Copies: 1, Chunk: in.Chunk}).Check(); err != nil {
 		return in, invalid("chunk_bytes", "%v", err)
 	}
+	if err := in.layout(1).Check(); err != nil {
+		return in, invalid(groupField(g), "%v", err)
+	}
 	return in, nil
 }
 
-// differs compares a repeated create with what is there.
+// offered refuses a kind of redundancy group that no data path serves yet.
+func (in CreateVolume) offered() error {
+	g := in.group()
+	if g.Kind == block.Mirror {
+		return nil
+	}
+	e := &Error{
+		Kind: Unimplemented, Field: groupField(g), Object: "volume " + string(in.Name),
+		Text: fmt.Sprintf("volume %s: columns of %v are not offered yet: this version mirrors", in.Name, g),
+	}
+	return e.hint("ask for copies instead, up to %d", block.MaxCopies)
+}
+
+// differs refuses a repeated create that asks for something else than the existing volume.
 func (in CreateVolume) differs(v *Volume) error {
 	switch {
 	case v.State == VolumeDeleting:
@@ -167,6 +178,8 @@ func (in CreateVolume) differs(v *Volume) error {
 			return e.hint("to make it larger: `weft volume expand %s --size %v`", v.Name, in.Size)
 		}
 		return e.hint("a volume cannot be made smaller; use another name")
+	case in.Data != v.Layout.Data || in.Parity != v.Layout.Parity:
+		return conflict(v.object(), "parity", v.Layout.Group(), in.group())
 	case in.Copies != v.Layout.Copies:
 		return conflict(v.object(), "copies", v.Layout.Copies, in.Copies)
 	case in.Stripes != 0 && in.Stripes != v.Layout.Stripes:
@@ -188,6 +201,14 @@ func (in CreateVolume) apply(t *tx) (view, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := in.offered(); err != nil {
+		return nil, err
+	}
+	return in.create(t)
+}
+
+// create applies a request that has been checked.
+func (in CreateVolume) create(t *tx) (view, error) {
 	if id, ok := t.s.byName[in.Name]; ok {
 		return volumeResult(id), cmp.Or(in.differs(t.s.volumes[id]), t.misplaced(in, t.s.volumes[id]))
 	}
@@ -272,7 +293,7 @@ func (in DeleteVolume) apply(t *tx) (view, error) {
 	return nil, nil
 }
 
-// settleDeleting drops the legs that are gone from their drives, and then the volume.
+// settleDeleting drops the legs that their drives have freed, and then the volume.
 func (t *tx) settleDeleting(id block.VolumeID) {
 	v := t.peek(id)
 	if v.State != VolumeDeleting {
@@ -290,12 +311,12 @@ func (t *tx) settleDeleting(id block.VolumeID) {
 	t.volumes.drop(id)
 }
 
-// legGone reports whether a deleted leg's extents may be given to another: its
-// target has acted on the deletion (not on a wanted state from before it, in
-// which the leg had not been carved yet), sees the drive, and not the leg.
+// legGone reports whether a deleted leg's extents may be used by another leg. Its target must
+// see the drive and not the leg, and must have acted on the deletion: before that, the leg
+// may be missing only because it was not carved yet.
 func (t *tx) legGone(v *Volume, l *Leg) bool {
 	d := t.drives.peek(l.Drive)
-	if d == nil || t.nodes.peek(l.Node) == nil || t.s.guards.freeBeforeAbsent {
+	if d == nil || t.nodes.peek(l.Node) == nil {
 		return true
 	}
 	on := t.s.targets[l.Node]
@@ -307,14 +328,14 @@ func (t *tx) legGone(v *Volume, l *Leg) bool {
 	return seen && report.Error == "" && !has && !on.labelled[l.ID] && !on.exported[l.ID]
 }
 
-// legWaitsFor says why a leg is not yet carved, or not yet gone.
+// legWaitsFor says why a leg is not carved, or not freed, yet.
 func (s *State) legWaitsFor(l *Leg) string {
 	on, d := s.targets[l.Node], s.drives[l.Drive]
 	switch {
 	case on == nil || !on.status.Online:
 		return fmt.Sprintf("target %s is offline", l.Node)
 	case d != nil && d.State != DriveReady:
-		return fmt.Sprintf("drive %s on %s is %s%s", d.Device, d.Node, d.State, because(d.Reason))
+		return fmt.Sprintf("drive %s on %s is %s%s", d.Device, d.Node, strings.ToLower(string(d.State)), because(d.Reason))
 	}
 	if p, ok := on.problem("leg " + l.ID.String()); ok {
 		return fmt.Sprintf("target %s: %s: %s", l.Node, p.Doing, p.Cause)
@@ -328,7 +349,7 @@ func (s *State) legWaitsFor(l *Leg) string {
 	case ok && !r.Ready:
 		return fmt.Sprintf("target %s has zeroed %s", l.Node, r.Zeroed.Short())
 	case !ok:
-		return fmt.Sprintf("target %s has not started", l.Node)
+		return fmt.Sprintf("target %s has not begun to zero it", l.Node)
 	}
 	return ""
 }

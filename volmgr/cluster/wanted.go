@@ -3,18 +3,19 @@
 package cluster
 
 import (
+	"fmt"
 	"slices"
 
 	"weft.dev/weft/proto/block"
 )
 
-// WantedTarget is everything that a node's target agent is to have. It follows
-// from the records alone, so it is the same after Load.
+// WantedTarget returns the whole wanted state of a node's target agent. It follows from the
+// records alone, so it is the same after Load.
 func (s *State) WantedTarget(node block.NodeName) TargetWanted {
-	w := TargetWanted{Generation: s.meta.Generation, ClusterID: s.meta.ClusterID}
+	w := TargetWanted{Term: s.meta.Term, Generation: s.meta.Generation, ClusterID: s.meta.ClusterID}
 	for _, d := range s.recordedDrives(node) {
-		// A drive that has had its label is not to get another one: if it comes up
-		// blank, what it held is lost, and its legs must not pass for in sync.
+		// A drive that has had its label must not get another one: if it comes up blank its
+		// data is lost, and its legs must not pass for in sync.
 		if d.State != DriveAdding && d.State != DriveRemoving {
 			continue
 		}
@@ -26,7 +27,7 @@ func (s *State) WantedTarget(node block.NodeName) TargetWanted {
 	for _, id := range sorted(s.onNode[node]) {
 		v := s.volumes[id]
 		if v.Restored || v.undecided() {
-			continue // its labels may know more than the record
+			continue // its labels may hold evidence that the record lacks
 		}
 		label, here := v.label(), false
 		for _, l := range v.Legs {
@@ -52,17 +53,16 @@ func (s *State) wantedLeg(v *Volume, l Leg, label VolumeLabel) WantedLeg {
 	if d := s.drives[l.Drive]; d != nil {
 		incarnation = d.Incarnation
 	}
-	room := block.Size(count(l.Extents)) * block.ExtentSize
 	return WantedLeg{
-		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Extents: l.Extents,
-		Size: min(v.Layout.LegSize(v.planned()), room), Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting,
+		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Image: l.Image,
+		Size: min(v.Layout.LegSize(v.planned()), l.room()), Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting,
 		Incarnation: incarnation,
 	}
 }
 
-// label is the volume as the drives keep it, for the day the store is lost. What it
-// says of an epoch has to be true until the next one: a label that calls the volume
-// clean while it is being granted would say so of what was written since.
+// label returns the volume's definition for drive labels, from which a lost store is
+// rebuilt. It has to stay true until the next epoch: a label that called the volume clean
+// while it is being granted would still say so after the host has written.
 func (v *Volume) label() VolumeLabel {
 	label := VolumeLabel{
 		ID: v.ID, Name: v.Name, Size: v.Size, Layout: v.Layout, Pool: v.Pool, Spread: v.Spread,
@@ -81,22 +81,22 @@ func (v *Volume) label() VolumeLabel {
 	return label
 }
 
-// undecided reports whether an operator has to choose a copy of some column. What the
-// labels say may help with that, now or after another loss of the store.
+// undecided reports whether an operator has to choose a copy of some column. The labels may
+// be the evidence for that, now or after another loss of the store.
 func (v *Volume) undecided() bool {
-	return v.State == VolumeReady && slices.Contains(v.inSync(), 0)
+	return v.State == VolumeReady && v.unreadable(v.inSync()) >= 0
 }
 
-// quiet reports whether nobody has, or is being given, the volume to write at its
-// epoch. A host of an earlier one cannot have a leg recorded stale any more.
+// quiet reports whether no host has the volume, or is being granted it, for writing at its
+// epoch. Hosts of earlier epochs can no longer record a leg stale.
 func (v *Volume) quiet() bool {
 	return !slices.ContainsFunc(v.attachments(), func(a *Attachment) bool {
 		return a.Mode != AttachSharedReadOnly && (a.Mode.shared() || !a.Left)
 	})
 }
 
-// writer is the node that was last given the volume to write, or is being; empty if
-// it was seen to let go.
+// writer is the node of the newest exclusive grant, handed out or not; empty if that host
+// has released the volume.
 func (v *Volume) writer() block.NodeName {
 	if v.Attachment != nil && !v.Attachment.Left {
 		return v.Attachment.Node
@@ -104,12 +104,11 @@ func (v *Volume) writer() block.NodeName {
 	return v.Holder
 }
 
-// open reports whether the volume's legs may be exported: only under a grant
-// that was handed out.
+// open reports whether the volume's legs may be exported: only when a grant was handed out.
 func (v *Volume) open() bool { return slices.ContainsFunc(v.attachments(), (*Attachment).handedOut) }
 
-// exported reports whether a leg takes part in the data path. A stale one does
-// not: whoever still holds its old identity must find it gone.
+// exported reports whether a leg takes part in the data path. A stale leg does not: a host
+// that still uses its old identity must not reach it.
 func (l *Leg) exported() bool { return l.State == LegInSync || l.State == LegRebuilding }
 
 func (s *State) export(v *Volume, a *Attachment, node block.NodeName) (WantedExport, bool) {
@@ -122,37 +121,68 @@ func (s *State) export(v *Volume, a *Attachment, node block.NodeName) (WantedExp
 	}
 	for i := range v.Legs {
 		// A host is told of a suspect leg, but cannot reach it.
-		if l := &v.Legs[i]; l.Node == node && l.exported() && (!l.Suspect || s.guards.suspectServes) {
+		if l := &v.Legs[i]; l.Node == node && l.exported() && !l.Suspect {
 			x.Namespaces = append(x.Namespaces, WantedNamespace{v.nsid(l), l.ID, v.namespace(l)})
 		}
 	}
 	return x, len(x.Namespaces) > 0
 }
 
-// nqn names the subsystem through which a target exports a volume by one grant.
+// nqn names the subsystem through which a target exports a volume under one grant.
 func (s *State) nqn(v *Volume, a *Attachment, target block.NodeName) block.NQN {
-	if s.guards.nameOutlivesGrant {
-		return block.SubsystemNQN(v.ID, a.Epoch, a.Host, target)
-	}
 	return block.SharedNQN(v.ID, a.Epoch, a.Grant, a.Host, target)
 }
 
-// nsid is the leg's place in its subsystem. It turns with the revision, so that a
-// write which an old connection of a stale leg still had in flight finds no
-// namespace instead of the one that is being rebuilt. All stay below 1024, the
-// most that nvmet tells a host of.
+// maxPlaces is the largest number of legs of a volume on one node. One subsystem holds them,
+// and a node has at most one leg of a column.
+const maxPlaces = 256
+
+// nsid is the number of the leg's namespace in its subsystem. It changes with the revision,
+// so that a write still in flight on an old connection of a stale leg finds no namespace
+// rather than the one that is being rebuilt. All numbers stay below 1024, the most that
+// nvmet reports to a host.
 func (v *Volume) nsid(l *Leg) uint32 {
-	const places = block.MaxStripes * 4
-	return uint32(1 + l.Column*4 + l.Copy + places*int(l.Revision%3))
+	return uint32(l.place() + maxPlaces*int(l.Revision%3))
+}
+
+// place returns the recorded place. A leg from before places were recorded must keep its
+// namespace number, so its place follows from its column and copy, at four members a column.
+func (l *Leg) place() int {
+	if l.Place != 0 {
+		return l.Place
+	}
+	return 1 + l.Column*4 + l.Copy
+}
+
+// setPlaces numbers the legs of a volume on each node.
+func setPlaces(legs []Leg) {
+	last := map[block.NodeName]int{}
+	for i := range legs {
+		last[legs[i].Node]++
+		legs[i].Place = last[legs[i].Node]
+	}
+}
+
+// checkPlaces refuses legs that would have the same namespace.
+func (v *Volume) checkPlaces() error {
+	taken := map[block.NodeName]map[int]bool{}
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		if p := l.place(); p < 1 || p > maxPlaces || taken[l.Node][p] {
+			return fmt.Errorf("leg %v: place %d on node %s is taken, or not 1 to %d", l.ID, p, l.Node, maxPlaces)
+		}
+		put(taken, l.Node, l.place(), true)
+	}
+	return nil
 }
 
 func (v *Volume) namespace(l *Leg) block.UUID {
 	return block.NamespaceUUID(l.ID, v.Epoch, l.Revision)
 }
 
-// WantedInitiator is everything that a node's initiator agent is to have.
+// WantedInitiator returns the whole wanted state of a node's initiator agent.
 func (s *State) WantedInitiator(node block.NodeName) InitiatorWanted {
-	w := InitiatorWanted{Generation: s.meta.Generation, ClusterID: s.meta.ClusterID}
+	w := InitiatorWanted{Term: s.meta.Term, Generation: s.meta.Generation, ClusterID: s.meta.ClusterID}
 	for _, id := range sorted(s.onNode[node]) {
 		v := s.volumes[id]
 		if a := v.attachmentOf(node); a != nil && a.exported() {

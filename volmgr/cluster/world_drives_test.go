@@ -10,18 +10,18 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// hardware is what may happen to drives in the histories that have it: some have a
-// volatile cache and some have none, which a power cycle may change; one may lose its
-// power alone; and of one target they die, or take no more writes.
+// hardware is the trouble with drives in some histories: some drives have a volatile cache
+// and some have none, which a power cycle may change; a drive may lose power alone; and the
+// drives of one target die, or take no more writes.
 type hardware struct {
 	resets    int // how many drives lost their power alone
-	kinds     int // how many changed what cache they have
+	kinds     int // how many gained or lost a volatile cache
 	acts      int
 	bad       *wTarget // its drives die, or wear out
-	wears     bool     // else they die
-	badSince  int      // 0: they are well
+	wears     bool     // they wear out; false: they die
+	badSince  int      // 0: they are healthy
 	suspected map[block.LegID]int
-	excused   map[block.LegID]bool // may be suspect: it has, or is taken to have, lost its cache
+	excused   map[block.LegID]bool // may be suspect: they have, or are assumed to have, lost their caches
 }
 
 // withHardware adds trouble with drives to a history of caches.
@@ -47,7 +47,7 @@ func (w *world) isBad(t *wTarget) bool {
 func (w *world) worn(t *wTarget) bool { return w.isBad(t) && w.hardware.wears }
 func (w *world) dead(t *wTarget) bool { return w.isBad(t) && !w.hardware.wears }
 
-// gone reports whether nobody will ever read a leg again.
+// gone reports whether a leg can never be read again.
 func (w *world) gone(l *Leg) bool { return w.dead(w.target(l.Node)) }
 
 func (w *world) hardwareActs() (acted bool) {
@@ -65,7 +65,7 @@ func (w *world) hardwareActs() (acted bool) {
 	return true
 }
 
-// reset is a loss of power of a target's drives alone. They are back at once.
+// reset makes a target's drives alone lose power. They are back at once.
 func (w *world) reset(t *wTarget) {
 	if !t.up || w.dead(t) {
 		return
@@ -83,9 +83,9 @@ func (w *world) newIncarnation(t *wTarget) {
 	t.returns(fmt.Sprint(w.nextID))
 }
 
-// goBad has a target's drives wear out or die: by themselves, or together with the power
-// of the whole rack, when the others are back first, or before all others lose theirs. All
-// was well for a while then, so that there is something to lose.
+// goBad makes a target's drives wear out or die: alone, or in a power cut of the whole rack
+// after which the others come back first, or before all others lose power. Before that
+// everything works for a while, so that there is something to lose.
 func (w *world) goBad(bad *wTarget) {
 	how := w.rng.IntN(3)
 	w.heal()
@@ -126,7 +126,7 @@ func (w *world) die(t *wTarget) {
 	w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool { return c.link.Node == t.name && c.arrived })
 }
 
-// powerCycled is what a boot of a target may do to its drives.
+// powerCycled does to a target's drives what a boot may do.
 func (w *world) powerCycled(t *wTarget) {
 	if w.hardware == nil {
 		return
@@ -138,8 +138,8 @@ func (w *world) powerCycled(t *wTarget) {
 	t.cached = t.devices[0].VolatileCache
 }
 
-// changeCache gives a target's drives a volatile cache, while they lose their power, or
-// takes it. What they have acknowledged before that may still be in it until the next boot.
+// changeCache adds or removes the volatile cache of a target's drives while they lose power.
+// Writes that they acknowledged before may still be in it until the next boot.
 func (w *world) changeCache(t *wTarget, volatile bool) {
 	w.hardware.kinds++
 	t.devices[0].VolatileCache = volatile
@@ -153,8 +153,8 @@ func (w *world) changeCache(t *wTarget, volatile bool) {
 	}
 }
 
-// watch looks at what the manager gives up. A copy that may have lost its cache goes
-// only for one that was seen to be there since.
+// watch checks the manager's evictions. A copy that may have lost its cache may be evicted
+// only if another copy has been seen since.
 func (w *world) watch(events []Event) {
 	for _, e := range events {
 		id, err := block.ParseLegID(e.Attributes["leg"])
@@ -174,7 +174,7 @@ func (w *world) givenUpFor(id block.LegID, why string) string {
 		if l == nil || w.dead(w.target(l.Node)) {
 			continue
 		}
-		if !slices.ContainsFunc(v.twins(l), func(o *Leg) bool {
+		if !slices.ContainsFunc(v.peers(l), func(o *Leg) bool {
 			return !w.dead(w.target(o.Node)) || w.hardware.badSince > w.hardware.suspected[id]
 		}) {
 			return fmt.Sprintf("I1: given up for a copy on a drive that was dead: %s", why)
@@ -183,14 +183,15 @@ func (w *world) givenUpFor(id block.LegID, why string) string {
 	return ""
 }
 
-// unjudged reports whether the manager has not heard of what a leg's drive may have lost.
+// unjudged reports whether the manager does not know yet that a leg's drive may have lost
+// writes.
 func (w *world) unjudged(l *Leg) bool {
 	d, have := w.state.drives[l.Drive], w.target(l.Node).drives[l.Drive]
 	return w.hardware != nil && d != nil && have != nil && d.Incarnation != have.incarnation
 }
 
-// unflushed reports whether a flush of a leg is left out: the manager takes its drive
-// for one without a cache. (A host that has not heard of a new one is a known limit.)
+// unflushed reports whether hosts do not flush a leg, because the manager records no volatile
+// cache of its drive. (A host that does not know of a new cache yet is a known limit.)
 func (w *world) unflushed(l *wLink) bool {
 	for _, d := range w.state.drives {
 		if _, on := w.state.onDrive[d.ID][l.Leg]; on {
@@ -200,7 +201,7 @@ func (w *world) unflushed(l *wLink) bool {
 	return false
 }
 
-// wornLinks are the legs of a host's table to which a write cannot be done.
+// wornLinks returns the legs of a host's table that take no writes.
 func (w *world) wornLinks(v *wVolume) (legs []block.LegID) {
 	for c := range v.writes {
 		for _, id := range sorted(v.links) {
@@ -212,16 +213,17 @@ func (w *world) wornLinks(v *wVolume) (legs []block.LegID) {
 	return legs
 }
 
-// lacks reports whether all legs are in sync that can be.
+// lacks reports whether some leg that could be in sync is not.
 func (w *world) lacks(v *Volume) bool {
 	return slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State != LegInSync && !w.isBad(w.target(l.Node)) })
 }
 
-// decide is an operator who gives up what only dead drives hold, when all else is well.
+// decide acts as an operator who gives up data that only dead drives hold, when all else
+// works.
 func (w *world) decide() {
 	w.step(Detach{Volume: "s", Force: true})
 	if a := w.state.volumes[w.state.byName["a"]].Attachment; a != nil && a.State == Detaching {
-		w.step(Detach{Volume: "a", Force: true}) // it waits for a write that nothing can take
+		w.step(Detach{Volume: "a", Force: true}) // it waits for a write that no leg can take
 	}
 	for _, id := range sorted(w.state.volumes) {
 		v := w.state.volumes[id]

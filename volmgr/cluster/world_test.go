@@ -14,11 +14,10 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// world is a small cluster in which anything may happen at any time: agents
-// crash, links break, messages wait, the manager starts again. Hosts keep the
-// protocol; what they write is a growing number per register, so that an old
-// value is seen at a glance. After each step check compares what the legs hold
-// with what was acknowledged.
+// world is a small cluster in which anything may happen at any time: agents crash, links
+// break, messages wait, the manager restarts. Hosts follow the protocol. They write a growing
+// number to each register, so that an old value is easy to recognize. After each step check
+// compares the contents of the legs with the acknowledged writes.
 type world struct {
 	rng   *rand.Rand
 	state *State
@@ -28,63 +27,63 @@ type world struct {
 
 	targets []*wTarget
 	hosts   []*wHost
-	// saidLast is each agent's newest report that the manager which runs has heard.
+	// saidLast is each agent's newest report to the running manager.
 	saidLast map[block.NodeName]Input
 	reach    map[[2]block.NodeName]bool // host, target: false is cut
 	calls    []wCall                    // records on their way to the manager
 	writes   []*wCommand                // commands on their way to a leg
 
 	value   map[block.LegID][registers]int // what the legs hold
-	medium  map[block.LegID][registers]int // what of it outlives a boot, in the mood of caches
-	lossy   map[block.LegID]bool           // the leg lost its cache, and has not been copied to since
+	medium  map[block.LegID][registers]int // the part of it that survives a boot, in the mood caches
+	lossy   map[block.LegID]bool           // the leg lost its cache and was not rebuilt since
 	flushed map[wCell]int
 	acked   map[wCell]int
 	seen    map[wCell]int
-	told    map[block.VolumeID]block.Size // the largest size that a host has heard of
+	told    map[block.VolumeID]block.Size // the largest size that a host was told
 	nextID  int
 
 	mood            mood
 	ackBeforeRecord bool      // a weakened host
-	noFlush         bool      // a weakened host: a copy counts as whole while it is in a cache
-	leavesDirty     bool      // a weakened host: it says that it let go clean, with writes out
-	goesOn          bool      // a weakened host: it goes on with a leg that lost what it had not flushed
-	hardware        *hardware // nil: nothing is the matter with drives
-	notesLate       bool      // a weakened host: it goes on without a leg that its note still names
+	noFlush         bool      // a weakened host: a rebuild counts as complete while it is still in a cache
+	leavesDirty     bool      // a weakened host: it reports a clean release with writes in flight
+	goesOn          bool      // a weakened host: it continues with a leg that lost unflushed writes
+	hardware        *hardware // nil: drives do not fail
+	notesLate       bool      // a weakened host: it continues without a leg that its note still names
 	losesStore      bool      // the manager's store is lost from time to time
 	backup          []Record
-	lostStores      int  // how often it was lost
-	decided         int  // columns of several copies that were believed then
-	healed          bool // nothing more goes wrong, and nobody ends
-	leaves          int  // how often an ending host let go
+	lostStores      int  // how often the store was lost
+	decided         int  // columns of several copies whose in-sync set was proven then
+	healed          bool // no more faults, and no host shuts down
+	leaves          int  // how often a host released a volume to shut down
 	looks           int  // how often a host that shares a volume read
 	shares          int  // how often a host that shares a volume wrote
-	serves          int  // how often a host began to serve, to see that histories get anywhere
+	serves          int  // how often a host began to serve: shows that something happens in the histories
 	expanded        int  // how often a host was told of a larger size
-	renewed         int  // how often a host went on with a leg that lost its cache
-	givenUp         int  // how often one gave a volume up
+	renewed         int  // how often a host continued with a leg that lost its cache
+	givenUp         int  // how often a host gave up a volume
 	violation       string
 }
 
-// The last register lies in what a volume has from grown bytes on.
+// The last register is behind the first grown bytes of a volume.
 const (
 	registers = 3
 	tail      = registers - 1
 	grown     = block.GiB
 )
 
-// mood is the sort of trouble that a history has most of.
+// mood is the kind of fault that dominates a history.
 type mood int
 
 const (
 	mixed    mood = iota
 	flapping      // hosts lose and find targets
-	split         // targets lose the manager while hosts go on, and volumes are moved
+	split         // targets lose the manager while hosts continue, and volumes are moved
 	caches        // drives have volatile caches, and machines lose power together
 	sharing       // volumes are mostly shared, and targets lose the manager meanwhile
 	moods
 )
 
-// relinks is how soon, in percent of its turns, an agent finds the manager again.
+// relinks is the percentage of its turns in which a cut off agent finds the manager again.
 var relinks = map[mood]int{mixed: 15, flapping: 50, split: 4, caches: 10, sharing: 4}
 
 type wCell struct {
@@ -93,17 +92,31 @@ type wCell struct {
 	register int
 }
 
-// wAgent is the stream between an agent and the manager: both ways in order, and late.
+// wAgent is the stream between an agent and the manager. Both directions are in order, and
+// late.
 type wAgent struct {
 	up      bool
 	linked  bool
 	session uint64
+	newest  order // the newest that it has acted on; it survives a boot
+}
+
+// order is the term and generation of a wanted state.
+type order struct{ term, generation uint64 }
+
+// takes reports whether an agent acts on an order. It does not if it has acted on a later one.
+func (a *wAgent) takes(o order) bool {
+	if o.term < a.newest.term || o.term == a.newest.term && o.generation < a.newest.generation {
+		return false
+	}
+	a.newest = o
+	return true
 }
 
 type wTarget struct {
 	wAgent
 	*simTarget
-	cached bool // its drives may lose what was not flushed
+	cached bool // its drives may lose writes that were not flushed
 	inbox  []TargetWanted
 	outbox []TargetReport
 }
@@ -112,8 +125,8 @@ type wHost struct {
 	wAgent
 	name    block.NodeName
 	boot    int
-	ending  bool                        // it has been told to, and has let go what it could
-	notes   map[block.VolumeID]Evidence // on its disk: they outlive a boot
+	ending  bool                        // it is shutting down, and has released what it could
+	notes   map[block.VolumeID]Evidence // on its disk: they survive a boot
 	gen     uint64
 	inbox   []InitiatorWanted
 	outbox  []InitiatorReport
@@ -129,8 +142,8 @@ type wVolume struct {
 	links   map[block.LegID]*wLink // in the table
 	gone    map[block.LegID]uint64 // recorded stale up to this revision
 	writes  map[wCell]*wWrite      // one at a time per register
-	had     map[wCell]int          // what its device has acknowledged, or given to who read
-	durable map[wCell]int          // of that, what was flushed
+	had     map[wCell]int          // what its device has acknowledged, or returned to a read
+	durable map[wCell]int          // the part of that which was flushed
 }
 
 type wLink struct {
@@ -157,14 +170,14 @@ type wCommand struct {
 	arrived bool
 }
 
-// wCall is a RecordStale or RecordInSync with what its answer changes.
+// wCall is a RecordStale or RecordInSync on its way to the manager.
 type wCall struct {
 	host *wHost
 	boot int
 	in   Input
 }
 
-func newWorld(seed uint64, g guards) *world {
+func newWorld(seed uint64) *world {
 	w := &world{
 		rng: rand.New(rand.NewPCG(seed, 1)), store: map[string][]byte{}, now: t0,
 		reach: map[[2]block.NodeName]bool{}, value: map[block.LegID][registers]int{},
@@ -174,7 +187,6 @@ func newWorld(seed uint64, g guards) *world {
 	}
 	state, records := New(testCluster())
 	w.state = state
-	w.state.guards = g
 	keep(w.store, records)
 	for i := range 3 {
 		name := block.NodeName(fmt.Sprintf("t%d", i+1))
@@ -239,8 +251,8 @@ func (w *world) step(in Input) error {
 	return err
 }
 
-// repeats is a report as an agent sends it: if it is the last one of its stream, but
-// for the generation, it says only that.
+// repeats returns a report as an agent sends it: if it differs from the last one of its
+// stream only in the generation, it becomes a repeat.
 func (w *world) repeats(in Input) Input {
 	switch in := in.(type) {
 	case TargetReported:
@@ -296,7 +308,7 @@ func (w *world) act() {
 	}
 }
 
-// pass lets time go by. Contact with a leg is as old as the last moment it was there.
+// pass lets time go by. A leg that is live until then has its contact at that moment.
 func (w *world) pass(d time.Duration) {
 	for _, h := range w.hosts {
 		for _, v := range h.volumes {
@@ -339,7 +351,7 @@ func (w *world) targetActs(t *wTarget) {
 		t.zero()
 	case len(t.outbox) > 0 && w.chance(80):
 		r := t.outbox[0]
-		if !w.chance(15) { // else it comes twice
+		if !w.chance(15) { // else it arrives twice
 			t.outbox = t.outbox[1:]
 		}
 		w.step(TargetReported{t.session, r})
@@ -348,9 +360,17 @@ func (w *world) targetActs(t *wTarget) {
 	}
 }
 
+func (t *wTarget) report() TargetReport {
+	r := t.simTarget.report()
+	r.Highest = Term{testCluster(), t.newest.term}
+	return r
+}
+
 // comply acts on the oldest wanted state and drops the commands that it fenced.
 func (w *world) comply(t *wTarget) {
-	t.comply(t.inbox[0])
+	if wanted := t.inbox[0]; t.takes(order{wanted.Term, wanted.Generation}) {
+		t.comply(wanted)
+	}
 	t.inbox = t.inbox[1:]
 	w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool {
 		return c.link.Node == t.name && c.arrived && !t.serves(c.link)
@@ -402,7 +422,7 @@ func (w *world) hostActs(h *wHost) {
 func (h *wHost) bootID() string { return fmt.Sprintf("%s-boot-%d", h.name, h.boot) }
 
 func (w *world) hostReport(h *wHost) InitiatorReport {
-	r := InitiatorReport{Node: h.name, BootID: h.bootID(), Generation: h.gen, Host: hostOf(string(h.name))}
+	r := InitiatorReport{Node: h.name, BootID: h.bootID(), Highest: Term{testCluster(), h.newest.term}, Generation: h.gen, Host: hostOf(string(h.name))}
 	for _, id := range sorted(h.volumes) {
 		v := h.volumes[id]
 		a := AttachmentReport{Volume: id, Epoch: v.wanted.Epoch, Grant: v.wanted.Grant, Phase: PhaseConnecting}
@@ -422,7 +442,7 @@ func (w *world) hostReport(h *wHost) InitiatorReport {
 	return r
 }
 
-// note has a host write down which legs are in sync as far as it knows.
+// note makes a host note which legs are in sync as far as it knows.
 func (w *world) note(h *wHost, v *wVolume) {
 	if v.readOnly() {
 		return
@@ -436,9 +456,12 @@ func (w *world) note(h *wHost, v *wVolume) {
 	h.notes[v.wanted.Volume] = e
 }
 
-// obey takes a wanted state over: what is not wanted goes, what is new begins,
-// links that left the list or changed leave the tables.
+// obey applies a wanted state: it drops volumes that are not wanted, begins new ones, and
+// removes links that changed or are no longer listed from the tables.
 func (w *world) obey(h *wHost, wanted InitiatorWanted) {
+	if !h.takes(order{wanted.Term, wanted.Generation}) {
+		return
+	}
 	h.gen = wanted.Generation
 	listed := map[block.VolumeID]WantedAttachment{}
 	for _, a := range wanted.Attachments {
@@ -468,7 +491,7 @@ func (w *world) obey(h *wHost, wanted InitiatorWanted) {
 		if w.told[id] < a.Size {
 			w.expanded++
 			w.told[id] = a.Size
-			w.violation = cmp.Or(w.violation, w.checkLabels()) // nobody may have heard of it but this host
+			w.violation = cmp.Or(w.violation, w.checkLabels()) // perhaps only this host knows the new size
 		}
 		v.wanted = a
 		w.renew(h, v)
@@ -478,7 +501,7 @@ func (w *world) obey(h *wHost, wanted InitiatorWanted) {
 				w.drop(h, v, leg, l.Revision)
 				continue
 			}
-			// The answer to RecordInSync may be lost; this says the same.
+			// The answer to RecordInSync may be lost; the wanted state tells the same.
 			if !l.readable && a.Legs[i].State == LegInSync {
 				l.readable = true
 				w.note(h, v)
@@ -490,8 +513,8 @@ func (w *world) obey(h *wHost, wanted InitiatorWanted) {
 	}
 }
 
-// renew goes on with the legs of a table that have lost what only a cache held, if
-// that is nothing that anybody was told of. Else the host gives the volume up.
+// renew continues with legs that have lost their caches, if no unflushed data was
+// acknowledged or read. Else the host gives up the volume.
 func (w *world) renew(h *wHost, v *wVolume) {
 	for _, id := range sorted(v.links) {
 		l := v.links[id]
@@ -508,7 +531,7 @@ func (w *world) renew(h *wHost, v *wVolume) {
 		w.renewed++
 		l.WantedLink = v.wanted.Legs[i]
 		for _, x := range v.writes {
-			delete(x.done, id) // it may have lost that, too
+			delete(x.done, id) // the leg may have lost that write too
 		}
 		w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool {
 			return c.host == h && !c.arrived && c.link.Leg == id && c.link.Revision < l.Revision
@@ -525,7 +548,7 @@ func (v *wVolume) unflushed(column int) bool {
 	return false
 }
 
-// giveUp fails a volume's device. What has arrived at targets may still be done.
+// giveUp fails a volume's device. Commands that have arrived at targets may still be executed.
 func (w *world) giveUp(h *wHost, v *wVolume, lost bool) {
 	w.givenUp++
 	v.letGo, v.gaveUp, v.serving = PhaseDetachedUnclean, GaveUp{"it had to", lost}, false
@@ -533,7 +556,7 @@ func (w *world) giveUp(h *wHost, v *wVolume, lost bool) {
 	w.forget(h)
 }
 
-// forget drops the commands that have not left a host and that it no longer wants done.
+// forget drops the commands that have not arrived and that the host no longer needs.
 func (w *world) forget(h *wHost) {
 	w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool {
 		if c.host != h || c.arrived {
@@ -544,7 +567,7 @@ func (w *world) forget(h *wHost) {
 	})
 }
 
-// drop takes a leg out of the table for good: it is recorded stale.
+// drop removes a leg from the table for good: it is recorded stale.
 func (w *world) drop(h *wHost, v *wVolume, leg block.LegID, revision uint64) {
 	delete(v.links, leg)
 	if v.serving && !w.notesLate {
@@ -556,7 +579,8 @@ func (w *world) drop(h *wHost, v *wVolume, leg block.LegID, revision uint64) {
 	}
 }
 
-// release lets a volume go, clean if every leg has every write, and keeps it.
+// release releases a volume, cleanly if every leg has every write. The host keeps reporting
+// it.
 func (w *world) release(h *wHost, v *wVolume) {
 	switch {
 	case v.letGo != "":
@@ -573,7 +597,7 @@ func (w *world) release(h *wHost, v *wVolume) {
 	}
 }
 
-// dataActs lets one of a host's volumes do something.
+// dataActs makes one random step of the data path of a host.
 func (w *world) dataActs(h *wHost) {
 	if len(w.writes) > 0 && w.chance(40) {
 		w.commandActs(w.rng.IntN(len(w.writes)))
@@ -593,8 +617,8 @@ func (w *world) dataActs(h *wHost) {
 	}
 }
 
-// build connects every wanted in-sync leg, or has those it cannot reach
-// recorded, makes the copies equal if asked, and serves.
+// build connects every wanted in-sync leg, or has those that it cannot reach recorded stale,
+// makes the copies equal if asked, and serves.
 func (w *world) build(h *wHost, v *wVolume) {
 	links := map[block.LegID]*wLink{}
 	for _, l := range v.wanted.Legs {
@@ -652,8 +676,8 @@ func (w *world) lose(h *wHost, v *wVolume, legs ...block.LegID) {
 	w.calls = append(w.calls, wCall{h, h.boot, RecordStale{Node: h.name, Volume: v.wanted.Volume, Epoch: v.wanted.Epoch, Legs: legs, Reason: "lost"}})
 }
 
-// suspended: contact with a leg of the table is lost for longer than the lease
-// that the host gives itself.
+// suspended reports whether a leg of the table was out of contact for longer than the host's
+// own lease.
 func (w *world) suspended(v *wVolume) bool {
 	if v.readOnly() {
 		return false // it has no lease
@@ -677,7 +701,7 @@ func (w *world) serve(h *wHost, v *wVolume) {
 		return
 	}
 	if !w.healed && v.wanted.Mode == AttachExclusive && w.rng.IntN(500) == 0 {
-		w.giveUp(h, v, false) // it was told to let go, and then that it was not
+		w.giveUp(h, v, false) // as if it had released the device and the detach was then cancelled
 		return
 	}
 	lost := w.lost(h, v)
@@ -712,8 +736,7 @@ func (w *world) serve(h *wHost, v *wVolume) {
 
 func (v *wVolume) readOnly() bool { return v.wanted.Mode == AttachSharedReadOnly }
 
-// look is serve for a host that reads: it leaves legs and comes back to them, and
-// asks nobody.
+// look is serve for a read-only host: it leaves legs and returns to them without a record.
 func (w *world) look(h *wHost, v *wVolume) {
 	for _, l := range v.wanted.Legs {
 		switch {
@@ -734,12 +757,12 @@ func (w *world) look(h *wHost, v *wVolume) {
 	}
 }
 
-// settled reports whether nothing is under way to a volume's legs, and all answer.
+// settled reports whether no write is in flight to a volume's legs, and all answer.
 func (w *world) settled(h *wHost, v *wVolume) bool {
 	return len(v.writes) == 0 && len(w.lost(h, v)) == 0 && !w.suspended(v)
 }
 
-// flush has what a volume's legs hold outlive their caches.
+// flush makes the contents of a volume's legs survive the loss of their caches.
 func (w *world) flush(v *wVolume) {
 	maps.Copy(v.durable, v.had)
 	for leg, l := range v.links {
@@ -790,8 +813,8 @@ func (w *world) write(h *wHost, v *wVolume) {
 	v.writes[c] = x
 }
 
-// commandActs moves a command on: it arrives at the target, or it is executed
-// there, however late, as long as its export stands.
+// commandActs advances a command: it arrives at the target, or it is executed there, however
+// late, as long as its export exists.
 func (w *world) commandActs(i int) {
 	c := w.writes[i]
 	t := w.target(c.link.Node)
@@ -810,8 +833,8 @@ func (w *world) commandActs(i int) {
 	}
 }
 
-// checkWriter finds writes of a host that the others of a shared volume were told
-// to be gone: also if it, or an older boot of it, was let in again since.
+// checkWriter finds writes of a host, or of an older boot of it, that was detached from a
+// shared volume while others kept it. It may have been granted the volume again since.
 func (w *world) checkWriter(c *wCommand) {
 	v := w.state.volumes[c.volume]
 	if v == nil || len(v.Shared) == 0 || v.Epoch != c.epoch {
@@ -846,7 +869,7 @@ func (w *world) finish(h *wHost, v *wVolume) {
 			}
 		}
 		if len(x.need) > 0 && (done == len(x.need) || w.ackBeforeRecord && done > 0) {
-			if w.held(c) >= x.id { // else every leg has lost it again, with its cache
+			if w.held(c) >= x.id { // else every leg has lost it again with its cache
 				w.acked[c] = max(w.acked[c], x.id)
 				v.had[c] = max(v.had[c], x.id)
 			}
@@ -866,14 +889,14 @@ func (w *world) held(c wCell) (newest int) {
 	return newest
 }
 
-// read remembers what it saw of a register that is not being written.
+// read reads a register that is not being written, and remembers the value.
 func (w *world) read(h *wHost, v *wVolume) {
 	c := w.cell(v)
 	if v.writes[c] != nil || w.suspended(v) {
 		return
 	}
 	ids := sorted(v.links)
-	if len(ids) == 0 { // only a weakened manager takes them all
+	if len(ids) == 0 { // only a weakened manager removes all legs
 		return
 	}
 	id := pick(w, ids)
@@ -883,7 +906,7 @@ func (w *world) read(h *wHost, v *wVolume) {
 	}
 }
 
-// rebuild copies a column to a leg that is to come back, and reports those done.
+// rebuild copies a column to a rebuilding leg, and has copied legs recorded in sync.
 func (w *world) rebuild(h *wHost, v *wVolume) {
 	for _, l := range v.wanted.Legs {
 		if l.State != LegRebuilding || l.Revision <= v.gone[l.Leg] {
@@ -904,7 +927,7 @@ func (w *world) rebuild(h *wHost, v *wVolume) {
 			v.links[l.Leg] = &wLink{WantedLink: l, contact: w.now}
 			for c, x := range v.writes {
 				if c.column == l.Column {
-					x.need[l.Leg] = true // what was held goes to it, too
+					x.need[l.Leg] = true // a write that was held back goes to it too
 					delete(x.done, l.Leg)
 				}
 			}
@@ -912,7 +935,7 @@ func (w *world) rebuild(h *wHost, v *wVolume) {
 	}
 }
 
-// source is a live readable leg of a column in which no write is under way.
+// source returns a live readable leg of a column in which no write is in flight.
 func (w *world) source(h *wHost, v *wVolume, column int) *wLink {
 	for c := range v.writes {
 		if c.column == column && w.hardware == nil {
@@ -927,7 +950,7 @@ func (w *world) source(h *wHost, v *wVolume, column int) *wLink {
 	return nil
 }
 
-// callActs brings a record to the manager, sometimes twice, and its answer back.
+// callActs takes a record call to the manager, sometimes twice, and its answer back.
 func (w *world) callActs() {
 	if len(w.calls) == 0 {
 		return
@@ -943,7 +966,7 @@ func (w *world) callActs() {
 	err := w.step(c.in)
 	if in, stale := c.in.(RecordStale); err == nil && stale && w.hardware != nil {
 		for column := range w.state.volumes[in.Volume].Layout.Stripes {
-			w.forgive(w.state.volumes[in.Volume], column) // what a host gives up may be what was left
+			w.forgive(w.state.volumes[in.Volume], column) // the leg that a host drops may be the last with that data
 		}
 	}
 	if err != nil || !c.host.up || c.host.boot != c.boot || w.chance(20) {
@@ -963,7 +986,7 @@ func (w *world) answered(c wCall) {
 			return
 		}
 		for _, leg := range in.Legs {
-			// The answer is about the leg as it was asked about, or later.
+			// The answer is about the leg's revision in the request, or a later one.
 			revision := uint64(0)
 			for _, l := range v.wanted.Legs {
 				if l.Leg == leg {
@@ -989,7 +1012,7 @@ func (w *world) operatorActs() {
 	if w.mood == sharing {
 		name = pick(w, []string{"a", "s"})
 		if v := w.state.volumes[w.state.byName["a"]]; v.Attachment != nil && w.chance(50) {
-			w.step(Detach{Volume: "a"}) // a writer lets go, so that others may read
+			w.step(Detach{Volume: "a"}) // the writer releases it, so that others may read
 			return
 		}
 	}
@@ -1001,7 +1024,7 @@ func (w *world) operatorActs() {
 		w.step(Attach{Volume: name, Node: host.name, Mode: w.mode(name)})
 	case 4:
 		w.step(Detach{Volume: name})
-	case 5, 6: // a failover by hand
+	case 5, 6: // a manual failover
 		w.step(Detach{Volume: name, Force: true})
 		w.step(Attach{Volume: name, Node: host.name, Mode: w.mode(name)})
 	case 17, 18:
@@ -1011,7 +1034,7 @@ func (w *world) operatorActs() {
 			w.step(ConfirmNodeDead{host.name})
 		}
 	case 8:
-		if t := pick(w, w.targets); !t.up && w.hardware == nil { // else it may cost what only its copy holds
+		if t := pick(w, w.targets); !t.up && w.hardware == nil { // else data that only its copy holds may be lost
 			w.step(ConfirmNodeDead{t.name})
 		}
 	case 9, 10:
@@ -1021,7 +1044,7 @@ func (w *world) operatorActs() {
 	}
 }
 
-// mode is how a volume is to be attached.
+// mode picks the mode in which a volume is attached.
 func (w *world) mode(volume string) AttachMode {
 	often := 10
 	if w.mood == sharing {
@@ -1082,8 +1105,8 @@ func (w *world) moodActs(t *wTarget, h *wHost) {
 	}
 }
 
-// split cuts a target and the host that has volume a from the manager, though
-// not from one another, and moves the volume.
+// split cuts a target and the host that has volume a from the manager, but not from each
+// other, and moves the volume.
 func (w *world) split(t *wTarget) {
 	v := w.state.volumes[w.state.byName["a"]]
 	if w.mood == sharing && v.users() == "" {
@@ -1112,8 +1135,8 @@ func (w *world) split(t *wTarget) {
 	}
 }
 
-// expel has a host share volume s with others, leave them, or be taken out while it
-// does not hear of that and goes on.
+// expel makes a host share volume s with others, leave it, or be detached while it is cut
+// off and continues.
 func (w *world) expel(h *wHost) {
 	v := w.state.volumes[w.state.byName["s"]]
 	switch a := v.attachmentOf(h.name); {
@@ -1123,7 +1146,7 @@ func (w *world) expel(h *wHost) {
 	case w.chance(50):
 		w.unlinkHost(h)
 		w.step(Detach{Volume: "s", Node: h.name, Force: true})
-	case w.chance(50): // fenced, and let in again: it may not have heard of either
+	case w.chance(50): // fenced, and granted it again: it may not have heard of either
 		w.step(Detach{Volume: "s", Node: h.name, Force: true})
 		w.lasts()
 		w.step(Attach{Volume: "s", Node: h.name, Mode: AttachSharedBlock})
@@ -1133,7 +1156,7 @@ func (w *world) expel(h *wHost) {
 	}
 }
 
-// lasts has a split last for longer than a lease, while those that are linked act.
+// lasts keeps up a split for longer than a lease, while the linked targets act.
 func (w *world) lasts() {
 	for range 4 {
 		for _, t := range w.targets {
@@ -1148,7 +1171,7 @@ func (w *world) lasts() {
 	}
 }
 
-// rackCut is felt by all targets and nobody else. They are soon back.
+// rackCut cuts the power of all targets and of nothing else. Most are back soon.
 func (w *world) rackCut() {
 	for _, t := range w.targets {
 		w.crashTarget(t)
@@ -1160,7 +1183,7 @@ func (w *world) rackCut() {
 	}
 }
 
-// powerCut is felt by some of the targets and hosts and, mostly, by the manager.
+// powerCut cuts the power of some targets and hosts and, mostly, of the manager.
 func (w *world) powerCut() {
 	everywhere := w.chance(40)
 	for _, t := range w.targets {
@@ -1180,9 +1203,8 @@ func (w *world) powerCut() {
 	}
 }
 
-// loseCache takes from a target's legs what only their caches held. What every
-// leg in sync has lost so is lost for good, and nobody's fault, unless it had
-// been flushed.
+// loseCache makes a target's legs lose what only their caches held. Writes that every in-sync
+// leg has lost in this way are lost for good. That is no violation unless they were flushed.
 func (w *world) loseCache(t *wTarget) {
 	for _, id := range sorted(w.state.volumes) {
 		v := w.state.volumes[id]
@@ -1212,7 +1234,7 @@ func (w *world) forgive(v *Volume, column int) {
 		return
 	}
 	for _, id := range legs {
-		delete(w.lossy, id) // any of them may become the one that others are made equal to
+		delete(w.lossy, id) // any of them may be the source of the others from now on
 		for r := range registers {
 			c := wCell{v.ID, column, r}
 			w.acked[c] = min(w.acked[c], w.value[id][r])
@@ -1226,7 +1248,7 @@ func (w *world) forgive(v *Volume, column int) {
 
 func (w *world) unlinkTarget(t *wTarget) {
 	t.linked, t.inbox, t.outbox = false, nil, nil
-	if w.chance(50) { // else only silence tells
+	if w.chance(50) { // else the manager notices only the silence
 		w.step(TargetLost{t.session, t.name})
 	}
 }
@@ -1252,7 +1274,7 @@ func (w *world) crashTarget(t *wTarget) {
 	w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool { return c.link.Node == t.name && c.arrived })
 }
 
-// crashHost leaves what has arrived at targets to be executed there.
+// crashHost crashes a host. Commands that have arrived at targets may still be executed.
 func (w *world) crashHost(h *wHost) {
 	if !h.up {
 		return
@@ -1264,7 +1286,7 @@ func (w *world) crashHost(h *wHost) {
 	w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool { return c.host == h && !c.arrived })
 }
 
-// leave has a host that ends let go what it can: it reports so until it is gone.
+// leave shuts a host down: it releases what it can, and reports that until it crashes.
 func (w *world) leave(h *wHost) {
 	if !h.up {
 		return
@@ -1283,7 +1305,7 @@ func (w *world) leave(h *wHost) {
 	}
 }
 
-// restart loads the manager's store into a new one; all streams break.
+// restart starts a new manager on the old one's store; all streams break.
 func (w *world) restart() {
 	var records []Record
 	for _, key := range slices.Sorted(maps.Keys(w.store)) {
@@ -1299,11 +1321,11 @@ func (w *world) begin(records []Record) {
 		w.violation = fmt.Sprintf("load: %v", err)
 		return
 	}
-	s.guards = w.state.guards
 	w.state = s
 	clear(w.saidLast)
 	w.store = map[string][]byte{}
 	keep(w.store, records)
+	w.step(BeginTerm{})
 	for _, t := range w.targets {
 		t.linked, t.inbox, t.outbox, t.outlived = false, nil, nil, w.lostStores > 0
 	}
@@ -1312,8 +1334,8 @@ func (w *world) begin(records []Record) {
 	}
 }
 
-// storeActs keeps a backup, loses the store, or has an operator choose a copy that
-// nobody could judge.
+// storeActs takes a backup, loses the store, or has an operator choose a copy where none was
+// proven.
 func (w *world) storeActs() {
 	switch n := w.rng.IntN(10); {
 	case n < 2:
@@ -1327,8 +1349,8 @@ func (w *world) storeActs() {
 	}
 }
 
-// rebuildStore makes the store anew from the drives, which all are there, and from
-// the hosts that are.
+// rebuildStore rebuilds the store from the drives, which must all be there, and from the
+// hosts that are up.
 func (w *world) rebuildStore() {
 	var targets []TargetReport
 	var hosts []InitiatorReport
@@ -1345,7 +1367,7 @@ func (w *world) rebuildStore() {
 			hosts = append(hosts, w.hostReport(h))
 		}
 	}
-	s, text, err := newRebuild(w.state.guards, targets, hosts).rebuild(w.now, targets, hosts)
+	s, text, err := newRebuild(targets, hosts).rebuild(w.now, targets, hosts)
 	if err != nil || s.volumes[s.byName["a"]] == nil || s.volumes[s.byName["s"]] == nil {
 		w.violation = fmt.Sprintf("I8: rebuilt without a or s: %v %s", err, text)
 		return
@@ -1361,7 +1383,7 @@ func (w *world) rebuildStore() {
 	w.begin(s.Records())
 }
 
-// restore goes back to a backup, as often as not to the one that was restored before.
+// restore restores the last backup, often one that was restored before.
 func (w *world) restore() {
 	if w.backup == nil {
 		return
@@ -1371,7 +1393,11 @@ func (w *world) restore() {
 		w.backup = nil // of other volumes
 		return
 	}
-	records, err := Restored(w.now, w.backup)
+	clock := w.now
+	if w.chance(30) {
+		clock = time.Unix(0, 0) // the clock was not set
+	}
+	records, err := Restored(clock, w.backup)
 	if err != nil {
 		w.violation = fmt.Sprintf("restore: %v", err)
 		return
@@ -1380,8 +1406,8 @@ func (w *world) restore() {
 	w.begin(records)
 }
 
-// choose has an operator promote a leg of each column that has none in sync, when
-// nobody has the volume any more. What it lacks is lost, and nobody's fault.
+// choose has an operator promote a leg of each column that has none in sync, when no host
+// has the volume any more. The writes that it lacks are lost, which is no violation.
 func (w *world) choose() {
 	for _, id := range sorted(w.state.volumes) {
 		v := w.state.volumes[id]
@@ -1391,7 +1417,7 @@ func (w *world) choose() {
 		for c, n := range v.inSync() {
 			var legs []block.LegID
 			for _, l := range v.Legs {
-				if l.Column == c && w.target(l.Node).size(l.ID) >= v.Layout.LegSize(v.Size) { // else it is not there, or grows yet
+				if l.Column == c && w.target(l.Node).size(l.ID) >= v.Layout.LegSize(v.Size) { // else it is missing, or still growing
 					legs = append(legs, l.ID)
 				}
 			}
@@ -1423,7 +1449,7 @@ func (w *world) check() string {
 		return w.violation
 	}
 	for _, id := range sorted(w.state.volumes) {
-		if v := w.state.volumes[id]; v.State == VolumeReady && !v.Restored { // one that is was not judged yet
+		if v := w.state.volumes[id]; v.State == VolumeReady && !v.Restored { // a restored one is not judged yet
 			if bad := w.checkVolume(v); bad != "" {
 				return bad
 			}
@@ -1438,8 +1464,8 @@ func (w *world) check() string {
 	return ""
 }
 
-// checkLabels makes the store anew from the drives as they are now. It has to know
-// every size that a host may have written up to, with legs that have room for it.
+// checkLabels rebuilds a store from the drives as they are now. It has to know every size
+// that a host was told, with legs that have room for it.
 func (w *world) checkLabels() string {
 	var reports []TargetReport
 	for _, t := range w.targets {
@@ -1493,13 +1519,13 @@ func (w *world) checkVolume(v *Volume) string {
 		}
 		size := w.target(l.Node).size(l.ID)
 		if w.lostStores > 0 {
-			size = w.target(l.Node).zeroed(l.ID) // what it had grown to is mapped when the new manager says so
+			size = w.target(l.Node).zeroed(l.ID) // its full size is mapped once the new manager wants it
 		}
 		if size < v.Layout.LegSize(v.Size) {
 			return fmt.Sprintf("I10: %v is in sync with %v of a volume of %v", &l, size, v.Size)
 		}
 		if l.Suspect || w.unjudged(&l) || w.mood == caches && w.state.nodes[l.Node].TargetBoot != w.target(l.Node).bootID() {
-			continue // what it holds is not known, or not yet known to be unknown
+			continue // its content is in doubt, or the manager does not know yet that it is
 		}
 		for r := range registers {
 			if c := (wCell{v.ID, l.Column, r}); w.value[l.ID][r] < w.acked[c] {
@@ -1510,8 +1536,8 @@ func (w *world) checkVolume(v *Volume) string {
 	return ""
 }
 
-// checkReaders finds hosts that could read something older than what was
-// acknowledged or, while they have the volume, than what was read before.
+// checkReaders finds hosts that could read older data than was acknowledged or, while they
+// have the volume, than was read before.
 func (w *world) checkReaders() string {
 	for _, h := range w.hosts {
 		for _, id := range sorted(h.volumes) {
@@ -1545,13 +1571,13 @@ func (w *world) checkReaders() string {
 	return ""
 }
 
-// owns reports whether a host has the grant that stands.
+// owns reports whether a host has the current grant.
 func (w *world) owns(h *wHost, v *wVolume) bool {
 	x := w.state.volumes[v.wanted.Volume]
 	return x != nil && x.attachmentOf(h.name) != nil && x.Epoch == v.wanted.Epoch
 }
 
-// heal makes everything work again.
+// heal repairs all links and starts all machines.
 func (w *world) heal() {
 	w.reach = map[[2]block.NodeName]bool{}
 	for _, t := range w.targets {
@@ -1567,7 +1593,7 @@ func (w *world) heal() {
 	}
 }
 
-// settle runs rounds in which everyone does what they should.
+// settle runs rounds in which all agents do what is wanted.
 func (w *world) settle(rounds int) {
 	for range rounds {
 		for _, t := range w.targets {
@@ -1594,7 +1620,7 @@ func (w *world) settle(rounds int) {
 	}
 }
 
-// sharersWait tells of a host that does not get a volume that it shares.
+// sharersWait reports a host that does not get a volume that it shares.
 func (w *world) sharersWait() string {
 	for _, name := range []string{"a", "s"} {
 		v, err := w.state.Volume(name)
@@ -1607,7 +1633,7 @@ func (w *world) sharersWait() string {
 	return ""
 }
 
-// recovered heals the world and reports what then stays stuck.
+// recovered heals the world and reports what stays stuck after that.
 func (w *world) recovered() string {
 	w.healed = true
 	w.heal()
@@ -1648,7 +1674,7 @@ func (w *world) recovered() string {
 	return fmt.Sprintf("I7: stuck: %s; waits %q", e.Summary, e.Waits)
 }
 
-// unzeroed weakens the targets: they use what they have not zeroed.
+// unzeroed weakens the targets: they use extents that they have not zeroed.
 func (w *world) unzeroed() {
 	for _, t := range w.targets {
 		t.unzeroed = true

@@ -12,10 +12,10 @@ import (
 	"weft.dev/weft/volmgr/cluster"
 )
 
-// A commit that is too large for one Badger transaction (some 5 MiB: a target
-// with thousands of legs has booted) is staged under keys of its own, marked as
-// whole, and then carried out. Cut before the mark it never was; cut after it,
-// the next Open carries it out.
+// A commit that is too large for one Badger transaction (some 5 MiB, as when a target with
+// thousands of legs boots) is first staged under keys of its own. A mark says that it is
+// complete, and then it is carried out. After a crash before the mark the next Open drops
+// the staged parts; after a crash behind the mark it carries them out.
 const (
 	stagePrefix = "~" // sorts after every key of package cluster
 	stageMark   = stagePrefix + "whole"
@@ -25,7 +25,7 @@ const (
 
 func isStage(key string) bool { return strings.HasPrefix(key, stagePrefix) }
 
-// commitStaged keeps readers out, who would see the records of one part without the next.
+// commitStaged locks out readers, which could see the records of one part without the next.
 func (s *Store) commitStaged(records []cluster.Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,7 +51,7 @@ func (s *Store) stage(records []cluster.Record) error {
 	return s.apply([]cluster.Record{{Key: stageMark, Value: []byte{}}})
 }
 
-// partLength is how many of records make one part.
+// partLength is how many of the records go into the next part.
 func partLength(records []cluster.Record) int {
 	size := 0
 	for i, r := range records {
@@ -63,7 +63,8 @@ func partLength(records []cluster.Record) int {
 	return len(records)
 }
 
-// finish carries out what is staged as a whole and forgets the rest. It may be repeated.
+// finish carries out a complete staged commit and drops an incomplete one. It may be
+// repeated.
 func (s *Store) finish() error {
 	staged, err := s.staged()
 	if err != nil || len(staged) == 0 {
@@ -73,7 +74,7 @@ func (s *Store) finish() error {
 	for _, p := range parts {
 		forget = append(forget, cluster.Record{Key: p.Key})
 	}
-	if parts[len(parts)-1].Key != stageMark { // cut before it was whole
+	if parts[len(parts)-1].Key != stageMark { // a crash cut the staging short
 		parts = nil
 	}
 	for _, p := range parts {
@@ -91,7 +92,7 @@ func (s *Store) finish() error {
 	return s.apply(forget)
 }
 
-// staged is what is staged: the parts in order, then the mark if it is there.
+// staged returns the staged parts in order, then the mark if it is there.
 func (s *Store) staged() (staged []cluster.Record, err error) {
 	err = s.db.View(func(txn *badger.Txn) error {
 		return each(txn, stagePrefix, func(r cluster.Record) error {

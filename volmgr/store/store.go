@@ -2,12 +2,12 @@
 
 // Package store keeps the records of the volume manager's state on disk.
 //
-// A commit is one Badger transaction with synchronous writes: when it returns,
-// all of its records are durable; cut short, none of them is there. The store
-// knows nothing of what the records mean; package cluster does.
+// A commit is one Badger transaction with synchronous writes: when it returns, all of its
+// records are durable; if it is cut short, none is. Package cluster knows what the records
+// mean; the store does not.
 //
 //	dir/                Badger's files; Badger's own lock keeps a second process out
-//	dir.restoring/      a restore or first fill under way, renamed to dir when it is whole
+//	dir.restoring/      a store that is being created, renamed to dir when it is complete
 package store
 
 import (
@@ -31,19 +31,19 @@ import (
 	"weft.dev/weft/volmgr/cluster"
 )
 
-// Store is an open store. Load, Commit and Backup may be called side by side.
+// Store is an open store. Load, Commit and Backup may be called concurrently.
 type Store struct {
 	db *badger.DB
 	mu sync.RWMutex // held to write while a commit takes several transactions
 }
 
-// ErrInUse is what Open returns for a store that another process has open.
+// ErrInUse is returned by Open if another process has the store open.
 var ErrInUse = errors.New("another process has it open")
 
-// ErrNoStore is what Open returns for a directory that holds no store.
+// ErrNoStore is returned by Open if the directory holds no store.
 var ErrNoStore = errors.New("no store there")
 
-// ErrNotEmpty is what Create returns for a directory that holds something.
+// ErrNotEmpty is returned by Create if the directory is not empty.
 var ErrNotEmpty = errors.New("directory is not empty")
 
 // Open opens the store in dir; ErrNoStore if there is none.
@@ -54,8 +54,8 @@ func Open(dir string, log *slog.Logger) (*Store, error) {
 	return open(dir, log)
 }
 
-// Find returns nil if dir holds a store, and ErrNoStore if it does not, whatever
-// else it holds: Badger would begin a new one there.
+// Find returns nil if dir holds a store, else ErrNoStore, whatever else dir holds. Callers
+// need it because Badger would begin a new store there.
 func Find(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -71,8 +71,8 @@ func Find(dir string) error {
 }
 
 func open(dir string, log *slog.Logger) (*Store, error) {
-	// Values stay in the LSM tree, whose tables are checksummed and need no
-	// garbage collection of their own: the whole state is small.
+	// All values stay in the LSM tree, since the whole state is small: its tables have
+	// checksums and need no garbage collection of their own.
 	options := badger.DefaultOptions(dir).
 		WithSyncWrites(true).
 		WithValueThreshold(1 << 20).
@@ -82,7 +82,7 @@ func open(dir string, log *slog.Logger) (*Store, error) {
 		WithDetectConflicts(false). // one writer
 		WithLogger(badgerLog{log})
 	db, err := badger.Open(options)
-	if err != nil && strings.Contains(err.Error(), "Cannot acquire directory lock") { // Badger wraps in text alone
+	if err != nil && strings.Contains(err.Error(), "Cannot acquire directory lock") { // Badger's error wraps no value to compare
 		return nil, fmt.Errorf("open store %s: %w", dir, ErrInUse)
 	}
 	if err != nil {
@@ -95,7 +95,8 @@ func open(dir string, log *slog.Logger) (*Store, error) {
 	return s, nil
 }
 
-// CheckEmpty refuses a directory in which no store can be made: ErrNotEmpty.
+// CheckEmpty returns ErrNotEmpty for a directory that is not empty, in which no store can be
+// created.
 func CheckEmpty(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -107,14 +108,14 @@ func CheckEmpty(dir string) error {
 	return nil
 }
 
-// Create makes a store of records in dir, which must not exist or be empty. The
-// directory appears with all of the records or not at all.
+// Create creates a store with records in dir, which must be empty or not exist. The store
+// appears with all of the records or not at all.
 func Create(dir string, records []cluster.Record, log *slog.Logger) (err error) {
 	if err := CheckEmpty(dir); err != nil {
 		return fmt.Errorf("create store: %w", err)
 	}
 	temporary := filepath.Clean(dir) + ".restoring"
-	if err := os.RemoveAll(temporary); err != nil { // left by one that was cut short
+	if err := os.RemoveAll(temporary); err != nil { // left by a crash
 		return err
 	}
 	if err := os.MkdirAll(temporary, 0o700); err != nil {
@@ -158,7 +159,7 @@ func (s *Store) Load() (records []cluster.Record, err error) {
 	return records, nil
 }
 
-// view gives do every record, in key order, as of one moment.
+// view calls do for every record of one consistent snapshot, in key order.
 func (s *Store) view(do func(cluster.Record) error) error {
 	s.mu.RLock()
 	txn := s.db.NewTransaction(false)
@@ -189,7 +190,7 @@ func each(txn *badger.Txn, prefix string, do func(cluster.Record) error) error {
 	return nil
 }
 
-// Commit makes records durable, all or none. Of several with one key the last counts.
+// Commit makes records durable, all or none. If several have one key, the last counts.
 func (s *Store) Commit(records []cluster.Record) error {
 	err := s.apply(records)
 	if errors.Is(err, badger.ErrTxnTooBig) {
@@ -227,7 +228,7 @@ func (s *Store) Close() error { return s.db.Close() }
 // little endian, ends the file.
 const backupMagic = "WEFT-BACKUP-1\n"
 
-// Limits of what a backup may claim, checked before memory is taken.
+// Limits of the lengths in a backup, checked before memory is allocated.
 const (
 	maxKey   = 1 << 10
 	maxValue = 64 << 20
@@ -235,7 +236,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Backup writes a consistent copy of all records; commits go on meanwhile.
+// Backup writes a consistent copy of all records. Commits may run meanwhile.
 func (s *Store) Backup(w io.Writer) error {
 	sum := crc32.New(castagnoli)
 	out := bufio.NewWriter(io.MultiWriter(w, sum))
@@ -257,7 +258,7 @@ func (s *Store) Backup(w io.Writer) error {
 	return err
 }
 
-// ReadBackup reads what Backup wrote. One that is cut short or damaged is refused.
+// ReadBackup reads what Backup wrote. It refuses a backup that is truncated or damaged.
 func ReadBackup(r io.Reader) ([]cluster.Record, error) {
 	sum := crc32.New(castagnoli)
 	in := &summed{r: bufio.NewReader(r), sum: sum}
@@ -306,7 +307,7 @@ func readRecord(in *summed) (r cluster.Record, err error) {
 	return cluster.Record{Key: string(b[:key]), Value: b[key:]}, nil
 }
 
-// readAll reads n bytes, taking memory as they come and not as they are promised.
+// readAll reads n bytes. It allocates memory as bytes arrive, since n may be wrong.
 func readAll(in io.Reader, n int64) ([]byte, error) {
 	b, err := io.ReadAll(io.LimitReader(in, n))
 	if err == nil && int64(len(b)) < n {
@@ -322,7 +323,7 @@ func noEOF(err error) error {
 	return err
 }
 
-// summed reads and sums what is read.
+// summed reads from r and writes all that it read to sum.
 type summed struct {
 	r   *bufio.Reader
 	sum io.Writer
@@ -342,7 +343,7 @@ func (s *summed) ReadByte() (byte, error) {
 	return b, err
 }
 
-// badgerLog hands Badger's log on; what it calls Info is of use to its authors only.
+// badgerLog passes on Badger's log. Info becomes Debug, since it helps only Badger's authors.
 type badgerLog struct{ log *slog.Logger }
 
 func (l badgerLog) Errorf(f string, a ...any)   { l.log.Error("badger", "text", fmt.Sprintf(f, a...)) }

@@ -49,8 +49,8 @@ func load(t *testing.T, s *Store) []cluster.Record {
 	return records
 }
 
-// A commit that only the page cache holds is lost with the machine's power. No test
-// here can cut that, and a kill does not lose it; what is opened has to say so.
+// A commit that is only in the page cache is lost in a power cut. No test here can cut power,
+// and a kill does not lose it, so the test checks how the store is opened.
 func TestEveryCommitReachesTheDisk(t *testing.T) {
 	s, _ := create(t)
 	if o := s.db.Opts(); !o.SyncWrites || o.InMemory {
@@ -133,7 +133,7 @@ func FuzzReadBackup(f *testing.F) {
 	})
 }
 
-// committer is the name under which this test runs itself as a process to be killed.
+// committer is the variable that makes this test binary the process to be killed.
 const committer = "WEFT_STORE_COMMITTER"
 
 func TestMain(m *testing.M) {
@@ -205,7 +205,7 @@ func TestKilledProcessLosesNothingAcknowledged(t *testing.T) {
 	}
 }
 
-// large is more than one transaction of Badger's takes.
+// large returns more records than fit in one Badger transaction.
 func large() (records []cluster.Record) {
 	for i := range 12000 {
 		records = append(records, record(fmt.Sprintf("v/%06d", i), strings.Repeat(fmt.Sprint(i%10), 1000)))

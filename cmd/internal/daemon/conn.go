@@ -21,26 +21,24 @@ import (
 	"weft.dev/weft/proto/parts"
 )
 
-// Both ends find out within 5 s that the other machine is gone. The server does
-// it by HTTP/2 pings. gRPC lets a client ping every 10 s at most, so there the
-// kernel does it: TCP keepalive probes each second, and gRPC sets
-// TCP_USER_TIMEOUT to pingTimeout where keepalive is on, which limits both
+// Both ends notice within 5 s that the other machine is gone. The server uses HTTP/2 pings. gRPC
+// limits a client to a ping every 10 s, so there the kernel does it: TCP keepalive probes each
+// second, and gRPC sets TCP_USER_TIMEOUT to pingTimeout where keepalive is on, which limits both
 // probes and unacknowledged data.
 const (
 	pingEvery       = time.Second
 	pingTimeout     = 4 * time.Second
-	clientPingEvery = 10 * time.Second // the least that gRPC allows
+	clientPingEvery = 10 * time.Second // the minimum that gRPC allows
 )
 
-// Unix begins the address of a manager that answers on a socket: "unix:/path".
+// Unix is the prefix of a manager's address that is a socket: "unix:/path".
 const Unix = "unix:"
 
-// streamsMost is how many calls of one connection are served at a time; others wait.
+// streamsMost is how many calls of one connection are served at once; others wait.
 const streamsMost = 1000
 
-// Dial opens a connection to a volume manager; it is made in the background and
-// made again for ever, with a back-off of 0.2 to 2 s.
-func Dial(address string, files TLSFiles, options ...grpc.DialOption) (*grpc.ClientConn, error) {
+// dial opens a connection to one volume manager; see Dial.
+func dial(address string, files TLSFiles, options []grpc.DialOption) (*grpc.ClientConn, error) {
 	if path, socket := strings.CutPrefix(address, Unix); socket && !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("manager address %q: must be %s and an absolute path", address, Unix)
 	} else if _, _, err := net.SplitHostPort(address); err != nil && !socket {
@@ -73,7 +71,7 @@ func Dial(address string, files TLSFiles, options ...grpc.DialOption) (*grpc.Cli
 	return conn, nil
 }
 
-// NewServer makes a gRPC server with the health service, whose calls m counts.
+// NewServer makes a gRPC server with the health service; m counts its calls.
 func NewServer(files TLSFiles, m *Metrics) (*grpc.Server, error) {
 	creds, err := files.transport(TLSFiles.server)
 	if err != nil {
@@ -93,12 +91,12 @@ func NewServer(files TLSFiles, m *Metrics) (*grpc.Server, error) {
 	return server, nil
 }
 
-// stopTime is how long calls that are under way may take to end. Streams of
-// agents never end by themselves, so a volume manager that has agents takes all
-// of it. The CSI driver's calls are told to end, and do so sooner.
+// stopTime is how long calls under way may take to end. Agents' streams never end by themselves, so
+// a volume manager with agents always uses it up. The CSI driver's calls are cancelled, and end
+// sooner.
 const stopTime = time.Second
 
-// Serve is a part that answers on a listener, which it closes in the end.
+// Serve is a part that serves on a listener, and closes it at the end.
 func Serve(log *slog.Logger, listener net.Listener, server *grpc.Server) Part {
 	return Part{Name: "server", Run: func(ctx context.Context) error {
 		log.Info("listening", "address", listener.Addr().String())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package daemon is the plumbing that all of Weft's daemons share, and the
-// dialer that the operators' commands use too.
+// Package daemon is the plumbing shared by all of Weft's daemons; operators' commands use its
+// dialer too.
 //
 //	Run        starts the parts of a daemon and stops them in reverse order
 //	Dial       a connection to the volume manager: TLS, keepalive, back-off
@@ -34,15 +34,14 @@ type running struct {
 	err  error // valid once done is closed
 }
 
-// Run starts the parts and waits until ctx ends or one of them returns. Then it
-// stops them one after another, the last first: each may rely on those before
-// it until it has returned. The result is nil if all stopped because they were
-// told to.
+// Run starts the parts and waits until ctx ends or one of them returns. Then it stops them one at a
+// time, the last first: until a part has returned, it may rely on those before it. The result is
+// nil if all stopped because they were told to.
 func Run(ctx context.Context, log *slog.Logger, parts ...Part) error {
 	ended := make(chan *running, len(parts))
 	var all []*running
 	for _, p := range parts {
-		// Not ended by ctx, but in its turn.
+		// Each part is stopped in its turn, not by ctx.
 		partCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 		r := &running{Part: p, stop: stop, done: make(chan struct{})}
 		all = append(all, r)

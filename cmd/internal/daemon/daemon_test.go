@@ -24,7 +24,7 @@ import (
 
 var discard = slog.New(slog.DiscardHandler)
 
-// journal notes what happened, in order.
+// journal records what happened, in order.
 type journal struct {
 	mu    sync.Mutex
 	lines []string
@@ -36,7 +36,7 @@ func (j *journal) add(line string) {
 	j.lines = append(j.lines, line)
 }
 
-// part runs until stopped, and notes both ends of its life.
+// part runs until stopped, and records the start and the end.
 func (j *journal) part(name string, started chan<- struct{}) Part {
 	return Part{Name: name, Run: func(ctx context.Context) error {
 		started <- struct{}{}
@@ -78,7 +78,7 @@ func TestRunEndsWhenAPartFails(t *testing.T) {
 	}
 }
 
-// systemd is a socket as systemd gives a daemon, and what came in on it.
+// systemd is a socket as systemd gives to a daemon, and the messages received on it.
 func systemd(t *testing.T) *net.UnixConn {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "notify")
@@ -267,8 +267,8 @@ func TestServerStopsInSpiteOfAnEndlessStream(t *testing.T) {
 	}
 }
 
-// A peer that says hello and then nothing, not even an answer to pings, is what
-// a machine that lost its power looks like to the server.
+// A peer that says hello and then nothing, not even an answer to pings, looks to the server like a
+// machine that lost its power.
 func TestServerDropsASilentPeerWithinSixSeconds(t *testing.T) {
 	address := serve(t, TLSFiles{}, NewMetrics())
 	// It takes 5 s. A machine that is busy with other tests may lose a second once.
@@ -281,7 +281,7 @@ func TestServerDropsASilentPeerWithinSixSeconds(t *testing.T) {
 	t.Errorf("the connection was closed after %v, three times; want it closed within 6s", took)
 }
 
-// dropped is how long a server keeps a connection whose peer says nothing.
+// dropped is how long a server keeps a connection whose peer is silent.
 func dropped(t *testing.T, address string) time.Duration {
 	t.Helper()
 	conn, err := net.Dial("tcp", address)

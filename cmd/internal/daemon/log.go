@@ -25,7 +25,7 @@ func (o *Options) AddFlags(cmd *cobra.Command) {
 	f.StringVar(&o.MetricsListen, "metrics-listen", "", "`address` to serve /metrics and /healthz on, such as :9480; off if not given")
 }
 
-// Logger writes to w as the flags say.
+// Logger returns a logger to w as the flags say.
 func (o *Options) Logger(w io.Writer) (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(o.LogLevel)); err != nil {

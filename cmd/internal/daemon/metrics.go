@@ -5,6 +5,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -18,11 +19,11 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Metrics is a daemon's own registry: what it registers itself, the Go runtime
-// and the process, and the calls of its gRPC server.
+// Metrics is a daemon's own registry: the daemon's metrics, the Go runtime and the process, and the
+// calls of its gRPC server.
 type Metrics struct {
 	*prometheus.Registry
-	Alive func(context.Context) error // nil: a daemon that serves /healthz is alive
+	Alive func(context.Context) error // nil: a daemon counts as alive while it serves /healthz
 
 	calls   *prometheus.CounterVec
 	seconds *prometheus.HistogramVec
@@ -82,4 +83,21 @@ func (m *Metrics) Serve(log *slog.Logger, listener net.Listener) Part {
 		}
 		return nil
 	}}
+}
+
+// ServeMetrics serves a component's metrics if the options ask for metrics.
+func ServeMetrics(o Options, log *slog.Logger, m *Metrics, component any) ([]Part, error) {
+	if o.MetricsListen == "" {
+		return nil, nil
+	}
+	if c, ok := component.(prometheus.Collector); ok {
+		if err := m.Register(c); err != nil {
+			return nil, fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	listener, err := net.Listen("tcp", o.MetricsListen)
+	if err != nil {
+		return nil, fmt.Errorf("serve metrics: %w", err)
+	}
+	return []Part{m.Serve(log, listener)}, nil
 }

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// notify tells systemd of a change of state, as sd_notify(3) does: one datagram
-// to the socket that NOTIFY_SOCKET names. Without one it does nothing.
+// notify tells systemd about a change of state, as sd_notify(3) does: one datagram to the socket
+// that NOTIFY_SOCKET names. Without that variable it does nothing.
 func notify(log *slog.Logger, state string) {
 	if err := send(os.Getenv("NOTIFY_SOCKET"), state); err != nil {
 		log.Warn("notify systemd", "state", state, "err", err)
@@ -33,10 +33,9 @@ func send(socket, state string) error {
 	return err
 }
 
-// Watchdog is a part that tells systemd that the daemon is alive, each time
-// that alive answers without an error. If it does not for the time that the
-// unit's WatchdogSec gives, systemd restarts the daemon. ok is false where
-// systemd did not ask for it.
+// Watchdog is a part that tells systemd that the daemon is alive, each time that alive returns no
+// error. If that stops for the unit's WatchdogSec, systemd restarts the daemon. ok is false if
+// systemd did not ask for a watchdog.
 func Watchdog(log *slog.Logger, alive func(context.Context) error) (part Part, ok bool) {
 	micros, err := strconv.ParseUint(os.Getenv("WATCHDOG_USEC"), 10, 63)
 	if err != nil || micros == 0 {

@@ -15,18 +15,18 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// TLSFiles names the PEM files of one end of a connection. All empty means no
-// TLS. Only their names stand in arguments and logs, never what is in them.
+// TLSFiles names the PEM files of one end of a connection. All empty means no TLS. Only the names
+// appear in arguments and logs, never the content.
 type TLSFiles struct {
-	CA   string // who may have signed the other end
+	CA   string // the authorities that may have signed the other end's certificate
 	Cert string
 	Key  string
 }
 
 func (f TLSFiles) off() bool { return f == TLSFiles{} }
 
-// client is the configuration of the end that dials. A certificate of its own
-// is needed only where the server asks for one, as the manager does.
+// client is the configuration of the dialing end. It needs a certificate only if the server asks
+// for one, as the manager does.
 func (f TLSFiles) client() (*tls.Config, error) {
 	roots, err := f.roots()
 	if err != nil {
@@ -44,8 +44,8 @@ func (f TLSFiles) client() (*tls.Config, error) {
 	return config, nil
 }
 
-// server is the configuration of the end that listens: the other end must show
-// a certificate that CA has signed.
+// server is the configuration of the listening end: the other end must show a certificate signed by
+// CA.
 func (f TLSFiles) server() (*tls.Config, error) {
 	roots, err := f.roots()
 	if err != nil {
@@ -78,8 +78,8 @@ func (f TLSFiles) roots() (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// transport gives the credentials for a dialer or a listener. The files are
-// read once here, so that a mistake in them shows at the start.
+// transport returns the credentials for a dialer or a listener. It reads the files once, so that a
+// mistake in them shows at the start.
 func (f TLSFiles) transport(load func(TLSFiles) (*tls.Config, error)) (credentials.TransportCredentials, error) {
 	if f.off() {
 		return insecure.NewCredentials(), nil
@@ -90,8 +90,8 @@ func (f TLSFiles) transport(load func(TLSFiles) (*tls.Config, error)) (credentia
 	return reloading{f}, nil
 }
 
-// reloading reads the files for every handshake, so that certificates can be
-// renewed under a running daemon. What is connected already stays so.
+// reloading reads the files for every handshake, so that certificates can be renewed while the
+// daemon runs. Existing connections are not affected.
 type reloading struct{ files TLSFiles }
 
 func (r reloading) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {

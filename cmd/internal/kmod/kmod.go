@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kmod sees to it that the parts of the kernel that a daemon needs are
-// there: it looks for each, and runs modprobe only for those that are missing,
-// so that it works with parts that are built in, that an image has loaded
-// beforehand, and where there is no modprobe at all.
+// Package kmod makes sure that the kernel modules that a daemon needs are there. It looks for each,
+// and runs modprobe only for the missing ones. So it also works with built-in modules, with modules
+// that an image has loaded beforehand, and without modprobe.
 package kmod
 
 import (
@@ -16,14 +15,14 @@ import (
 	"strings"
 )
 
-// Module is one part of the kernel.
+// Module is a part of the kernel that may be a module.
 type Module struct {
-	Name string // as modprobe takes it
-	Sign string // path, under the root, that is there when the part is
+	Name string // as modprobe expects it
+	Sign string // path, under the root, that exists when the part is there
 }
 
-// The parts that Weft uses. A part that is built in and has no parameters shows no
-// directory in /sys/module; modprobe is then run, and does nothing.
+// The modules that Weft uses. A built-in one without parameters has no directory in /sys/module;
+// modprobe is then run, and does nothing.
 var (
 	ConfigFS = Module{"configfs", "sys/kernel/config"}
 	NvmetTCP = Module{"nvmet-tcp", "sys/module/nvmet_tcp"}
@@ -45,7 +44,7 @@ type Loader struct {
 	Modprobe func(ctx context.Context, m string) error // nil means the program
 }
 
-// Need loads what is missing, and names everything that cannot be had.
+// Need loads what is missing; its error names everything that cannot be loaded.
 func (l Loader) Need(ctx context.Context, modules ...Module) error {
 	var errs []error
 	for _, m := range modules {
@@ -55,20 +54,20 @@ func (l Loader) Need(ctx context.Context, modules ...Module) error {
 		if err := l.modprobe(ctx, m.Name); err != nil {
 			errs = append(errs, fmt.Errorf("load kernel module %s: %w", m.Name, err))
 		}
-		// No second look: a part that is built in and has no parameters
-		// has no directory in /sys/module, and modprobe knows it.
+		// No second look: a built-in part without parameters has no directory in /sys/module, but
+		// modprobe knows it.
 	}
 	return errors.Join(errs...)
 }
 
-// Present reports whether the sign of a part is there.
+// Present reports whether the sign of a part exists.
 func (l Loader) Present(m Module) bool {
 	_, err := os.Stat(filepath.Join("/", l.Root, m.Sign))
 	return err == nil
 }
 
-// Usable is Need, and then looks for what a loaded part makes elsewhere than in
-// /sys/module: a container may load a module and see nothing of it.
+// Usable is Need, and then looks for what a loaded part provides outside /sys/module: a container
+// may load a module and see nothing of it.
 func (l Loader) Usable(ctx context.Context, modules ...Module) error {
 	if err := l.Need(ctx, modules...); err != nil {
 		return err

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// State is whether a part of the kernel can be had.
+// State says whether a part of the kernel is available.
 type State int
 
 // The states, best first.
@@ -19,7 +19,7 @@ const (
 	NoModules              // no modules of the running kernel are on disk
 )
 
-// Look tells whether a part can be had. It loads nothing.
+// Look says whether a part is available. It loads nothing.
 func (l Loader) Look(m Module) State {
 	if l.Present(m) {
 		return Present
@@ -37,14 +37,14 @@ func (l Loader) Look(m Module) State {
 	return NotBuilt
 }
 
-// modules is where the running kernel's modules are.
+// modules is the directory of the running kernel's modules.
 func (l Loader) modules() string {
 	release, _ := os.ReadFile(filepath.Join("/", l.Root, "proc/sys/kernel/osrelease"))
 	return filepath.Join("/", l.Root, "lib/modules", strings.TrimSpace(string(release)))
 }
 
-// listed tells whether a list of files of modules, one in the beginning of each
-// line, has a name. Names are the same with - and _.
+// listed reports whether a list of module files, one at the beginning of each line, contains a
+// name. Names are the same with - and _.
 func listed(file, name string) bool {
 	text, _ := os.ReadFile(file)
 	for line := range strings.Lines(string(text)) {

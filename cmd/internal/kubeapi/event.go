@@ -40,24 +40,24 @@ type reference struct {
 	Kind       string `json:"kind"`
 	Namespace  string `json:"namespace"`
 	Name       string `json:"name"`
-	UID        string `json:"uid,omitempty"` // kubectl describe looks for it
+	UID        string `json:"uid,omitempty"` // kubectl describe searches by it
 }
 
 type source struct {
 	Component string `json:"component"`
 }
 
-// messageSize is what the API server takes of a message, in bytes.
+// messageSize is the API server's limit for a message, in bytes.
 const messageSize = 1024
 
-// PostClaimEvent makes an event of a PersistentVolumeClaim. One of this name that is
-// there already was made by another driver, or by this one.
+// PostClaimEvent creates an event of a PersistentVolumeClaim. An existing event of this name was
+// made by another driver, or by this one, and is no error.
 func (c *Client) PostClaimEvent(ctx context.Context, e csi.ClaimEvent) error {
 	severity := "Normal"
 	if e.Warning {
 		severity = "Warning"
 	}
-	at := e.Time.UTC().Truncate(time.Second) // what the API server keeps
+	at := e.Time.UTC().Truncate(time.Second) // the API server's precision
 	body, err := json.Marshal(eventObject{
 		APIVersion: "v1", Kind: "Event", Metadata: metadata{e.Name, e.Namespace},
 		InvolvedObject: reference{"v1", "PersistentVolumeClaim", e.Namespace, e.Claim, e.UID},

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kubeapi reads a Node object from Kubernetes' API and posts events of
-// PersistentVolumeClaims, as a pod. It is all that Weft's own programs want of
-// Kubernetes; a client library would be larger than they are.
+// PersistentVolumeClaims, as a pod. Weft's own programs need no more of Kubernetes; a client
+// library would be larger than they are.
 package kubeapi
 
 import (
@@ -23,24 +23,24 @@ import (
 	"time"
 )
 
-// account is where a pod has its token and the authority of the API server.
+// account is where a pod finds its token and the API server's CA certificate.
 const account = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// answerTime limits one question.
+// answerTime limits one request.
 const answerTime = 10 * time.Second
 
-// answerSize limits what is read of an answer; a Node object has some kilobytes for
-// each image and volume on it.
+// answerSize limits how much of an answer is read; a Node object has some kilobytes for each image
+// and volume on it.
 const answerSize = 16 << 20
 
-// Client asks an API server. It may be used by several goroutines.
+// Client talks to an API server. It may be used by several goroutines.
 type Client struct {
 	server string // https://HOST:PORT
-	dir    string // of token and ca.crt
+	dir    string // directory of token and ca.crt
 	http   http.Client
 }
 
-// InCluster makes a client of what each pod is given. It asks nothing yet.
+// InCluster makes a client from what every pod is given. It makes no request yet.
 func InCluster() (*Client, error) {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
@@ -60,19 +60,19 @@ func newClient(server, dir string) (*Client, error) {
 	}
 	return &Client{server: server, dir: dir, http: http.Client{
 		Timeout: answerTime,
-		// Not through a proxy that is meant for the outside: the token is in it.
+		// Not through a proxy for outside traffic: the token is in the request.
 		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}},
 	}}, nil
 }
 
-// Node is what Weft looks at in a Node object.
+// Node is the part of a Node object that Weft uses.
 type Node struct {
 	Labels   map[string]string
-	Leaving  bool     // it is being drained, shut down or taken away
+	Leaving  bool     // it is being drained, shut down or removed
 	Attached []string // unique names of the volumes attached to it
 }
 
-// AttachedOf are those of a driver's volumes that are attached.
+// AttachedOf returns a driver's volumes that are attached.
 func (n *Node) AttachedOf(driver string) []string {
 	var all []string
 	for _, name := range n.Attached {
@@ -83,8 +83,8 @@ func (n *Node) AttachedOf(driver string) []string {
 	return all
 }
 
-// taints that come before a node goes away: a drain's, and those of what scales
-// clusters. The kubelet's own shutdown makes the node not ready, with a message.
+// leavingTaints are set before a node goes away: by a drain, and by cluster autoscalers. The
+// kubelet's own shutdown makes the node not ready, with a message.
 var leavingTaints = map[string]bool{
 	"node.kubernetes.io/unschedulable":  true,
 	"node.kubernetes.io/out-of-service": true,
@@ -117,7 +117,7 @@ type nodeObject struct {
 	} `json:"status"`
 }
 
-// Node asks for a node.
+// Node reads a node.
 func (c *Client) Node(ctx context.Context, name string) (*Node, error) {
 	var o nodeObject
 	if err := c.get(ctx, "/api/v1/nodes/"+url.PathEscape(name), &o); err != nil {
@@ -142,7 +142,7 @@ func (c *Client) get(ctx context.Context, path string, to any) error {
 	return c.call(ctx, http.MethodGet, path, nil, to)
 }
 
-// refusal is an answer that is no success.
+// refusal is an answer other than success.
 type refusal struct {
 	code int
 	text string
@@ -150,9 +150,9 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.text }
 
-// call sends a request and takes the answer, if to is not nil.
+// call sends a request and decodes the answer into to, unless to is nil.
 func (c *Client) call(ctx context.Context, method, path string, body []byte, to any) error {
-	// Read anew each time: a token lasts an hour.
+	// Read each time: a token lasts an hour.
 	token, err := os.ReadFile(filepath.Join(c.dir, "token"))
 	if err != nil {
 		return fmt.Errorf("read the token: %w", err)
@@ -177,7 +177,7 @@ func (c *Client) call(ctx context.Context, method, path string, body []byte, to 
 	}
 	if answer.StatusCode/100 != 2 {
 		var why struct{ Message string }
-		_ = json.Unmarshal(said, &why) // if it is no Status object, the code has to do
+		_ = json.Unmarshal(said, &why) // if it is no Status object, the code has to suffice
 		return &refusal{answer.StatusCode, strings.TrimSpace(answer.Status + " " + why.Message)}
 	}
 	if to == nil {

@@ -114,7 +114,7 @@ func TestAServerOfAnotherAuthorityIsNotAsked(t *testing.T) {
 	c := serve(t, http.StatusOK, `{}`)
 	other := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(other.Close)
-	// httptest's servers share a certificate; a name that it is not for will do.
+	// httptest's servers share a certificate, which is not for this name.
 	c.server = strings.Replace(other.URL, "127.0.0.1", "localhost", 1)
 	if _, err := c.Node(t.Context(), "n1"); err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("Node = %v, want that the certificate is refused", err)

@@ -11,14 +11,14 @@ import (
 	"strconv"
 	"time"
 
-	"weft.dev/weft/proto/nvmetcp/backend"
+	"weft.dev/weft/target/backend"
 )
 
-// Role as the first argument makes this program one of the processes that are
-// measured, instead of the one that measures.
+// Role as the first argument makes this program one of the measured processes, instead of
+// the one that measures.
 const Role = "datapath-process"
 
-// Process is the main function of such a process.
+// Process is the main function of a measured process.
 func Process(args []string) error {
 	switch role := args[0]; role {
 	case "client":
@@ -32,7 +32,7 @@ func Process(args []string) error {
 	}
 }
 
-// number reads an argument that start was given as a number.
+// number parses an argument that start printed from a number.
 func number(arg string) int {
 	n, err := strconv.Atoi(arg)
 	if err != nil {
@@ -41,7 +41,7 @@ func number(arg string) int {
 	return n
 }
 
-// serve listens, says where, and tells what it has used when it is asked.
+// serve listens, prints its address, and reports its resource use when asked.
 func serve(kind string, args []string) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -74,7 +74,7 @@ func serve(kind string, args []string) error {
 	return answer(func(struct{}) usage { return ownUsage() })
 }
 
-// work does one job in the client process.
+// work runs one job in the client process.
 func work(j job) (r result) {
 	before := ownUsage()
 	r, err := j.do()
@@ -108,8 +108,8 @@ func (j job) do() (result, error) {
 	return result{}, fmt.Errorf("no kind of job %q", j.Kind)
 }
 
-// doDevice is a job on Weft's host, on a volume over several of them, or on a
-// block device of the kernel.
+// doDevice runs a job on Weft's host, on a volume over several hosts, or on a block device
+// of the kernel.
 func (j job) doDevice() (_ result, retErr error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -137,9 +137,9 @@ func (j job) doDevice() (_ result, retErr error) {
 	return loadDevice(d, j)
 }
 
-// serveBlock gives a volume out as a block device of the kernel, and says where
-// it is. That is never the process which makes the load: killed while it waits for
-// itself, it could not end.
+// serveBlock exports a volume as a kernel block device and prints its path. It never runs
+// in the process that generates the load: killed while it waits for its own device, that
+// process could not exit.
 func serveBlock(address string, stripes, copies int) (retErr error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()

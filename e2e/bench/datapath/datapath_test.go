@@ -54,7 +54,7 @@ func jobs() (all []job) {
 	return all
 }
 
-// TestMain lets this program be one of the processes, as the benchmark itself does.
+// TestMain lets the test program act as one of the processes, as the benchmark does.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == Role {
 		if err := Process(os.Args[2:]); err != nil {
@@ -152,7 +152,7 @@ func TestNBDRepliesAreTakenApart(t *testing.T) {
 		bad := slices.Clone(good)
 		bad[at] ^= 0x40
 		if _, _, err := (nbd{}).reply(bad, sizes); err == nil {
-			t.Errorf("a reply with a bad %s is taken", name)
+			t.Errorf("a reply with a bad %s is accepted", name)
 		}
 	}
 }

@@ -8,20 +8,19 @@
 //	├── client, pinned: makes the load                      ══ TCP ══╗
 //	└── servers, pinned: bare frames, Weft's controller, peers  ◄════╝
 //
-// What is measured, each in its turn in every round, so that what else goes on
-// in the machine falls on all:
+// Each round measures all of the following in turn, so that other load on the machine
+// affects all of them alike:
 //
-//   - the machine's limit: frames of the same sizes as NVMe/TCP has them, answered
-//     without looking at them. Once with blocking system calls as a C program makes
-//     them, once as Go's network poller does it; both read as much as there is and
-//     answer it with one write;
+//   - the machine's upper bound: unparsed frames with the sizes of NVMe/TCP. Once with
+//     blocking system calls, as a C program makes them, and once with Go's network
+//     poller; both read as much as there is and answer it with one write;
 //   - Weft: proto/nvmetcp/host against proto/nvmetcp/controller, the hosts under
-//     raid/engine (all legs on that one controller), and the block device before
-//     it, where "server" is the process that gives the device out;
-//   - what a user would take instead from the distribution: nbdkit, qemu-nbd,
-//     qemu-storage-daemon, tgt. NBD servers are driven by the same loop as the bare
-//     frames, tgt by libiscsi's iscsi-perf.
+//     raid/engine (with all legs on that one controller), and the block device on top,
+//     where "server" is the process that exports the device;
+//   - the distribution's alternatives: nbdkit, qemu-nbd, qemu-storage-daemon, tgt. The
+//     loop that drives the bare frames also drives NBD servers; libiscsi's iscsi-perf
+//     drives tgt.
 //
-// Figures of one machine say little about another. So ratios are printed: of each
-// round the ratio to the bare frames in it, and of these the median.
+// Absolute figures do not carry over to other machines, so ratios are printed: for each
+// round the ratio to the bare frames of that round, and over all rounds the median.
 package datapath

@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// A histogram counts durations in buckets that are at most an eighth wide. It
-// takes no memory after it was made.
+// A histogram counts durations in buckets at most an eighth wide. Once made, it allocates
+// nothing.
 type histogram [8 * 48]uint32
 
 func (h *histogram) add(d time.Duration) { h[bucket(uint64(max(d, 0)))]++ }
 
-// bucket is the number of the bucket of n: three bits after the highest one.
+// bucket is the number of n's bucket: n's highest bit and the three bits after it.
 func bucket(n uint64) int {
 	if n < 8 {
 		return int(n)
@@ -22,7 +22,7 @@ func bucket(n uint64) int {
 	return min(8*e+int(n>>e), len(histogram{})-1)
 }
 
-// floor is the least n in a bucket.
+// floor is the smallest n of a bucket.
 func floor(bucket int) uint64 {
 	if bucket < 16 {
 		return uint64(bucket)
@@ -44,7 +44,8 @@ func (h *histogram) count() (n uint64) {
 	return n
 }
 
-// quantile is a duration that the share q of all does not exceed, to an eighth.
+// quantile is a duration that a share q of all durations does not exceed, exact to an
+// eighth.
 func (h *histogram) quantile(q float64) time.Duration {
 	left := uint64(q * float64(h.count()))
 	for i, c := range h {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// job is one run of one workload on one server, as the client process gets it.
+// job is one run of one workload on one server, as sent to the client process.
 type job struct {
 	Kind    string // see client.go
 	Form    form
@@ -14,9 +14,9 @@ type job struct {
 	Export  string // of NBD
 	Write   bool
 	Size    int     // bytes of each IO
-	Depth   int     // under way at once
-	Random  bool    // else one after the other
-	Span    int64   // bytes of the device that are used
+	Depth   int     // IOs in flight
+	Random  bool    // otherwise sequential
+	Span    int64   // bytes of the device that the job uses
 	Seconds float64 // how long
 
 	Stripes, Copies int // of a volume
@@ -24,7 +24,7 @@ type job struct {
 
 func (j job) duration() time.Duration { return time.Duration(j.Seconds * float64(time.Second)) }
 
-// result is what the client process answers.
+// result is the client process's answer.
 type result struct {
 	IOPS     float64
 	P50, P99 time.Duration
@@ -38,7 +38,7 @@ func (r *result) fill(h *histogram, d time.Duration) {
 	r.P50, r.P99 = h.quantile(0.50), h.quantile(0.99)
 }
 
-// offsets says where each IO goes.
+// offsets chooses the place of each IO.
 type offsets struct {
 	size, blocks int64
 	random       bool

@@ -17,13 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options say how much is measured.
+// Options say how much to measure.
 type Options struct {
-	Rounds   int     // how often each workload runs on each server
-	Seconds  float64 // how long each run takes
-	Dir      string  // where the files for the file-backed part lie; empty: a temporary directory
-	Only     string  // workloads whose names contain it
-	Profiles string  // folder for processor profiles of our processes; empty: none
+	Rounds   int     // runs of each workload on each server
+	Seconds  float64 // duration of each run
+	Dir      string  // directory for the files of the file-backed part; empty: a temporary directory
+	Only     string  // only workloads whose names contain this
+	Profiles string  // directory for processor profiles of our processes; empty: none
 	Out      io.Writer
 }
 
@@ -53,14 +53,14 @@ var onFiles = []workload{
 	{"128k sequential write, depth 8", true, false, 128 << 10, 8},
 }
 
-// sample is one run, and what the server used for it.
+// sample is the result of one run, and the server's resource use during it.
 type sample struct {
 	result
-	server  float64 // microseconds of processor per IO
-	mallocs float64 // of the server per IO; less than 0: not known
+	server  float64 // microseconds of processor time per IO
+	mallocs float64 // of the server per IO; negative: unknown
 }
 
-// bench is what is measured together.
+// bench is the set of servers that are measured together.
 type bench struct {
 	Options
 	client    *process
@@ -82,7 +82,7 @@ func Measure(ctx context.Context, o Options) error {
 	serverCPU, clientCPU := 0, 1
 	if runtime.NumCPU() < 2 {
 		serverCPU, clientCPU = -1, -1
-		fmt.Fprintln(o.Out, "one processor only: servers and client share it")
+		fmt.Fprintln(o.Out, "only one processor: servers and client share it")
 	}
 	client, err := start(clientCPU, "client")
 	if err != nil {
@@ -109,7 +109,7 @@ func Measure(ctx context.Context, o Options) error {
 			fmt.Fprintf(o.Out, "left out: %s\n", m)
 		}
 		err = b.run(ctx, half.workloads)
-		for _, s := range slices.Backward(servers) { // a block device before what is below it
+		for _, s := range slices.Backward(servers) { // a block device ends before the servers below it
 			s.stop()
 		}
 		clean()
@@ -120,8 +120,8 @@ func Measure(ctx context.Context, o Options) error {
 	return nil
 }
 
-// alone waits until no other benchmark of this kind runs on the machine: both
-// would go first. It lasts until the file is closed.
+// alone waits until no other such benchmark runs on the machine, since both would claim
+// first priority. Closing the file lets the next one run.
 func alone(out io.Writer) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(os.TempDir(), "weft-bench.lock"), os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {
@@ -129,7 +129,7 @@ func alone(out io.Writer) (*os.File, error) {
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if err == unix.EWOULDBLOCK {
-		fmt.Fprintln(out, "waiting for another benchmark to end")
+		fmt.Fprintln(out, "waiting until another benchmark has ended")
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
 	}
 	if err != nil {
@@ -156,8 +156,8 @@ func (b *bench) run(ctx context.Context, workloads []workload) error {
 				if errors.Is(err, errNotMade) {
 					continue
 				}
-				if err != nil && ctx.Err() == nil && s.own == nil { // the peer's trouble
-					fmt.Fprintf(b.Out, "left out from here: %s: %v\n", s.name, err)
+				if err != nil && ctx.Err() == nil && s.own == nil { // the peer failed, not Weft
+					fmt.Fprintf(b.Out, "skipped from here on: %s: %v\n", s.name, err)
 					s.broken = true
 					continue
 				}
@@ -174,8 +174,8 @@ func (b *bench) run(ctx context.Context, workloads []workload) error {
 	return nil
 }
 
-// clientOf is the process for a job. A block device is served by threads of the
-// kernel, which would wait for ever behind a client that goes first.
+// clientOf is the client process for a job. Kernel threads serve a block device, and would
+// wait forever behind a client with first priority.
 func (b *bench) clientOf(j job) *process {
 	if j.Kind == "device" {
 		return b.plain
@@ -193,7 +193,7 @@ func (b *bench) one(ctx context.Context, s *server, w workload) (sample, error) 
 	}
 	var got sample
 	if s.iscsi != "" {
-		j.Seconds = math.Max(1, math.Round(j.Seconds)) // it counts whole ones
+		j.Seconds = math.Max(1, math.Round(j.Seconds)) // iscsi-perf counts whole seconds
 		got.result, err = iscsiPerf(ctx, s.iscsi, j, b.clientCPU)
 	} else {
 		err = b.clientOf(j).ask(j.duration(), j, &got.result)

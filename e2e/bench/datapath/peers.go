@@ -17,20 +17,20 @@ import (
 	"time"
 )
 
-// server is something that is measured: how to reach it, and what it has used.
+// server is a measured server: how to reach it, and how much it has used.
 type server struct {
 	name string
 	job  job // how the client reaches it
 	pid  int
-	own  *process // if it is one of ours
+	own  *process // set if it is one of ours
 	stop func()
-	// broken says that it failed once, and is not asked again.
+	// broken means that it failed once and is skipped from then on.
 	broken bool
-	// iscsi is the URL for iscsi-perf, which then makes the load.
+	// iscsi is the URL for iscsi-perf, which then generates the load.
 	iscsi string
 }
 
-// used is processor time and, of a server of ours, allocations.
+// used is the processor time and, for our own servers, the allocations.
 func (s *server) used() (u usage, err error) {
 	if s.own != nil {
 		err = s.own.ask(0, struct{}{}, &u)
@@ -54,7 +54,7 @@ func ours(name string, j job, cpu int, role ...string) (*server, error) {
 	return &server{name: name, job: j, own: p, stop: p.stop}, nil
 }
 
-// over is the same server, with more of Weft in front of it in the client.
+// over is the same server, used through more layers of Weft in the client.
 func (s *server) over(name, kind string, stripes, copies int) *server {
 	v := *s
 	v.name, v.stop = name, func() {}
@@ -62,7 +62,7 @@ func (s *server) over(name, kind string, stripes, copies int) *server {
 	return &v
 }
 
-// theirs starts a server of the distribution.
+// theirs starts a server from the distribution.
 func theirs(name string, j job, cpu int, program string, args ...string) (*server, error) {
 	path, err := lookUp(program)
 	if err != nil {
@@ -87,7 +87,7 @@ func theirs(name string, j job, cpu int, program string, args ...string) (*serve
 	return nil, fmt.Errorf("%s does not listen: %s", name, said.String())
 }
 
-// lookUp finds a program also where only root's PATH looks.
+// lookUp finds a program in PATH or in root's usual directories.
 func lookUp(program string) (string, error) {
 	path, err := exec.LookPath(program)
 	if err == nil {
@@ -101,7 +101,7 @@ func lookUp(program string) (string, error) {
 	return "", err
 }
 
-// freePort is one that nobody listens on just now.
+// freePort is a port that is not in use now.
 func freePort() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -112,9 +112,9 @@ func freePort() (string, error) {
 	return port, err
 }
 
-// peers starts what the distribution has, over file: in memory if direct is
-// false, else past the page cache where the peer can do that. Those that are
-// not installed are left out, and named.
+// peers starts the distribution's servers over file: in memory if direct is false,
+// otherwise past the page cache where the peer supports it. It skips and names those that
+// are not installed.
 func peers(ctx context.Context, file string, direct bool, cpu int) (all []*server, missing []string) {
 	type peer struct {
 		name  string
@@ -164,7 +164,7 @@ func peers(ctx context.Context, file string, direct bool, cpu int) (all []*serve
 
 // tgt is an iSCSI target in user space.
 func tgt(ctx context.Context, port, file string, direct bool, cpu int) (*server, error) {
-	control := strconv.Itoa(1000 + os.Getpid()%30000) // names its socket; others may run a tgtd, too
+	control := strconv.Itoa(1000 + os.Getpid()%30000) // names its socket; other users may run a tgtd, too
 	s, err := theirs("tgt", job{Address: "127.0.0.1:" + port}, cpu, "tgtd", "-f", "-C", control, "--iscsi", "portal=127.0.0.1:"+port)
 	if err != nil {
 		return nil, err
@@ -193,10 +193,10 @@ func tgt(ctx context.Context, port, file string, direct bool, cpu int) (*server,
 
 var iscsiAverage = regexp.MustCompile(`iops average (\d+)`)
 
-var errNotMade = errors.New("iscsi-perf makes no such load")
+var errNotMade = errors.New("iscsi-perf cannot generate this load")
 
-// iscsiPerf makes a job's load with libiscsi's tool, which can read only, and
-// says nothing of latencies.
+// iscsiPerf generates a job's load with libiscsi's tool, which only reads and reports no
+// latencies.
 func iscsiPerf(ctx context.Context, url string, j job, cpu int) (r result, err error) {
 	if j.Write {
 		return r, errNotMade

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pipe is one end of a TCP connection without any delay of its own.
+// pipe is one end of a TCP connection that adds no delay of its own.
 type pipe interface {
 	io.ReadWriteCloser
 }
 
-// form is how a process waits for its socket.
+// form is the way in which a process waits for its socket.
 type form string
 
 const (
@@ -44,7 +44,7 @@ func (f form) wrap(c net.Conn) (pipe, error) {
 func dial(f form, address string) (pipe, error) {
 	var c net.Conn
 	var err error
-	for range 100 { // a server that was just started may not listen yet
+	for range 100 { // a server that has just started may not listen yet
 		if c, err = net.DialTimeout("tcp", address, 2*time.Second); err == nil {
 			return f.wrap(c)
 		}
@@ -53,8 +53,8 @@ func dial(f form, address string) (pipe, error) {
 	return nil, err
 }
 
-// rawPipe makes its system calls without telling the scheduler: nothing else
-// runs in a process that uses it while it waits.
+// rawPipe makes its system calls without telling the Go scheduler: while it waits, nothing
+// else runs in its process.
 type rawPipe struct {
 	fd   int
 	file *os.File

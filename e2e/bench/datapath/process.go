@@ -19,15 +19,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pinned starts a command on one processor, and first in line there; if cpu is
-// less than 0 on all, as anything else. What it starts in turn stays there, too. It
-// ends with this process.
+// pinned starts a command on one processor, with first priority there; with a negative cpu
+// it starts it normally, on all processors. The command's children inherit this. The
+// command ends with this process.
 func pinned(cmd *exec.Cmd, cpu int) (wait func() error, err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started, ended := make(chan error), make(chan error, 1)
 	go func() {
-		// The thread is never used again, for it is pinned; it is kept until the
-		// end, for the command is killed with it.
+		// The thread is pinned, so it is not reused. It lives until the end, because the
+		// command is killed when it ends.
 		runtime.LockOSThread()
 		if cpu >= 0 {
 			var set unix.CPUSet
@@ -47,17 +47,17 @@ func pinned(cmd *exec.Cmd, cpu int) (wait func() error, err error) {
 	return func() error { return <-ended }, <-started
 }
 
-// goFirst has this thread, and what it starts, run as soon as there is something
-// to do, before everything else on the machine, if we may say so. Else a server
-// that sleeps would wait for the end of another program's slice (milliseconds),
-// and one that looks for work a moment longer would not: no fair comparison.
+// goFirst gives this thread and its children first priority on the machine, if permitted.
+// Without it, a server that sleeps waits for the end of another program's time slice
+// (milliseconds), while a server that polls a little longer does not. The comparison would
+// not be fair.
 func goFirst() {
 	a := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}
-	_ = unix.SchedSetAttr(0, &a, 0) // without leave we run as others do
+	_ = unix.SchedSetAttr(0, &a, 0) // without permission we run at normal priority
 }
 
-// process is another process of this program, which does what it is asked line
-// by line and ends with its input.
+// process is another process of this program. It answers requests line by line, and ends
+// when its input ends.
 type process struct {
 	cmd  *exec.Cmd
 	in   io.WriteCloser
@@ -84,12 +84,11 @@ func start(cpu int, role ...string) (*process, error) {
 	return p, err
 }
 
-// answerTime is how long a process may take for an answer, over and above the
-// time that its load runs.
+// answerTime is the time limit for an answer, in addition to the load's running time.
 const answerTime = time.Minute
 
-// ask sends a question and reads its answer. A process that does not answer within
-// d and answerTime is killed.
+// ask sends a question and reads its answer. If the answer does not come within d plus
+// answerTime, it kills the process.
 func (p *process) ask(d time.Duration, question, answer any) error {
 	defer time.AfterFunc(d+answerTime, func() { p.cmd.Process.Kill() }).Stop()
 	b, err := json.Marshal(question)
@@ -106,11 +105,11 @@ func (p *process) ask(d time.Duration, question, answer any) error {
 	return json.Unmarshal(line, answer)
 }
 
-// stop lets the process end, and waits until it has.
+// stop closes the process's input and waits until it has ended.
 func (p *process) stop() {
 	defer time.AfterFunc(answerTime, func() { p.cmd.Process.Kill() }).Stop()
 	p.in.Close()
-	_ = p.wait() // its end is what we want
+	_ = p.wait() // it has to end, however it does
 }
 
 // answer is the other end of ask.
@@ -134,7 +133,7 @@ func answer[Q, A any](do func(Q) A) error {
 	}
 }
 
-// processorTime is what a process has used, all its threads together.
+// processorTime is the processor time of all threads of a process.
 func processorTime(pid int) (time.Duration, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -152,7 +151,7 @@ func processorTime(pid int) (time.Duration, error) {
 	return time.Duration(ticks) * (time.Second / 100), nil // USER_HZ
 }
 
-// usage is what a process of ours has used.
+// usage is the resource use of one of our processes.
 type usage struct {
 	CPU     time.Duration
 	Mallocs uint64
@@ -163,15 +162,15 @@ func ownUsage() usage {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
-		panic(err) // with these arguments it cannot fail
+		panic(err) // cannot fail with these arguments
 	}
 	return usage{time.Duration(r.Utime.Nano() + r.Stime.Nano()), m.Mallocs}
 }
 
-// profilesIn names the variable that tells our processes where to write profiles.
+// profilesIn is the variable that tells our processes where to write profiles.
 const profilesIn = "WEFT_BENCH_PROFILES"
 
-// profileFor writes a profile of this process, if the environment asks for one.
+// profileFor writes a profile of this process if the environment asks for one.
 func profileFor(role string) (stop func()) {
 	dir := os.Getenv(profilesIn)
 	if dir == "" {

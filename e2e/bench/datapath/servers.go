@@ -10,14 +10,14 @@ import (
 	"path/filepath"
 )
 
-// bareFrames is what this machine can do at all.
+// bareFrames serves unparsed frames: the machine's upper bound.
 func bareFrames(f form, cpu int) (*server, error) {
 	name := map[form]string{blocking: "bare frames", poller: "bare frames, Go"}[f]
 	return ours(name, job{Kind: "frames", Form: f}, cpu, "frames", string(f))
 }
 
-// memoryServers are the limits, ours and the peers, over memory. What a peer can
-// not keep in memory of its own is a file in a RAM disk.
+// memoryServers are the limits, our servers and the peers, all serving memory. A peer that
+// cannot keep data in its own memory serves a file on a RAM disk.
 func memoryServers(ctx context.Context, _ Options, cpu int) (all []*server, missing []string, clean func(), err error) {
 	file, clean, err := backing("/dev/shm")
 	if err != nil {
@@ -48,7 +48,8 @@ func memoryServers(ctx context.Context, _ Options, cpu int) (all []*server, miss
 	return append(all, others...), append(missing, absent...), clean, nil
 }
 
-// fileServers are ours and the peers over a file, and a limit to compare with.
+// fileServers are our servers and the peers, all serving a file, and a limit for
+// comparison.
 func fileServers(ctx context.Context, o Options, cpu int) (all []*server, missing []string, clean func(), err error) {
 	file, clean, err := backing(o.Dir)
 	if err != nil {
@@ -66,7 +67,7 @@ func fileServers(ctx context.Context, o Options, cpu int) (all []*server, missin
 	return append([]*server{limit, s}, others...), missing, clean, nil
 }
 
-// backing makes a file whose blocks are all there.
+// backing creates a file with all of its blocks allocated.
 func backing(dir string) (file string, clean func(), err error) {
 	dir, err = os.MkdirTemp(dir, "weft-bench-*")
 	if err != nil {

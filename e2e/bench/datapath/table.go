@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// print prints what a workload gave, and returns its line of ratios.
+// print prints a workload's results and returns its row of ratios.
 func (b *bench) print(w workload, samples [][]sample) (row []string) {
 	fmt.Fprintf(b.Out, "%s\n", w.name)
 	t := tabwriter.NewWriter(b.Out, 0, 0, 2, ' ', tabwriter.AlignRight)

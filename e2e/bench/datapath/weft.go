@@ -13,14 +13,14 @@ import (
 
 	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/proto/nvmetcp/backend"
+	"weft.dev/weft/proto/block/ramdisk"
 	"weft.dev/weft/proto/nvmetcp/controller"
 	"weft.dev/weft/proto/nvmetcp/host"
 	"weft.dev/weft/raid/engine"
 )
 
-// deviceSize is how large the measured devices are; memory is taken for what is
-// written only.
+// deviceSize is the size of the measured devices. Memory is allocated only for written
+// blocks.
 const deviceSize = 256 * block.MiB
 
 var (
@@ -29,7 +29,7 @@ var (
 	initiator = block.HostFromID(block.UUID{0: 0xc1, 6: 0x40, 8: 0x80})
 )
 
-// serveDevice is Weft's controller in front of one device.
+// serveDevice serves one device through Weft's controller.
 func serveDevice(l net.Listener, d block.Device) error {
 	t, err := controller.New(controller.Config{})
 	if err != nil {
@@ -46,9 +46,9 @@ func serveDevice(l net.Listener, d block.Device) error {
 	return err
 }
 
-// filled is memory that was written, as a device in use has been.
+// filled is memory that has been written, like a device in use.
 func filled() (block.Device, error) {
-	m := backend.NewMemory(deviceSize, 0)
+	m := ramdisk.New(deviceSize, 0)
 	p := make([]byte, block.MiB)
 	for i := range p {
 		p[i] = byte(i * 7)
@@ -75,8 +75,8 @@ func reach(ctx context.Context, address string) (*host.Controller, block.Device,
 	return c, d, nil
 }
 
-// volume is one over legs that are all the same controller's device: what the
-// engine and more copies cost. Nobody looks at the data.
+// volume is a volume whose legs are all one controller's device. It measures the cost of
+// the engine and of more copies; the data is not checked.
 func volume(stripes, copies int, legs []block.Device) (*engine.Volume, error) {
 	v, err := engine.New(engine.Config{Layout: block.Layout{Stripes: stripes, Copies: copies, Chunk: block.DefaultChunk}, Size: deviceSize})
 	if err != nil {
@@ -90,7 +90,8 @@ func volume(stripes, copies int, legs []block.Device) (*engine.Volume, error) {
 	return v, nil
 }
 
-// bestAbility is the way in which export gives devices out here, or why it cannot.
+// bestAbility returns the best way for export to make block devices here, or why there is
+// none.
 func bestAbility() (best blockdev.Ability) {
 	for _, a := range blockdev.Probe() {
 		if best = a; a.Usable {
@@ -100,7 +101,7 @@ func bestAbility() (best blockdev.Ability) {
 	return best
 }
 
-// reachVolume is a volume over as many connections to a controller as it has legs.
+// reachVolume is a volume with one connection to the controller for each leg.
 func reachVolume(ctx context.Context, address string, stripes, copies int) (_ block.Device, closed func() error, err error) {
 	var hosts []*host.Controller
 	var legs []block.Device
@@ -131,14 +132,15 @@ func reachVolume(ctx context.Context, address string, stripes, copies int) (_ bl
 	}, nil
 }
 
-// inTime gives what closes something ten seconds.
+// inTime calls f with a time limit of ten seconds.
 func inTime(f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	return f(ctx)
 }
 
-// export gives a device to the kernel as `weft attach` does, and says where it is.
+// export makes a kernel block device of a device, as `weft attach` does, and returns its
+// path.
 func export(ctx context.Context, d block.Device) (node string, closed func() error, err error) {
 	dir, err := os.MkdirTemp("", "weft-bench-dev-*")
 	if err != nil {
@@ -157,7 +159,7 @@ func export(ctx context.Context, d block.Device) (node string, closed func() err
 	}, nil
 }
 
-// loadDevice keeps depth IOs under way on a device until the time is up.
+// loadDevice keeps depth IOs in flight on a device until the time is up.
 func loadDevice(d block.Device, j job) (result, error) {
 	type slot struct {
 		block.IO

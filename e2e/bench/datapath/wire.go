@@ -13,19 +13,19 @@ import (
 
 func addressOf(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
 
-// wire is a protocol as far as the load loop needs it. One request is answered
-// by one reply, which names the request's slot.
+// wire is the part of a protocol that the load loop needs. Each request has one reply,
+// which names the request's slot.
 type wire interface {
-	// greet does what comes before the first request.
+	// greet does the handshake before the first request.
 	greet(c pipe) error
-	// request appends a request to b; the data of a write may be anything.
+	// request appends a request to b; a write's data is arbitrary.
 	request(b []byte, slot int, write bool, off int64, size int) []byte
-	// reply reads the head of a reply: the slot it answers and how many bytes it
-	// has in all; 0 if b does not hold the head yet.
+	// reply parses the header of a reply: its slot, and its total length, or 0 if b does
+	// not hold the whole header yet.
 	reply(b []byte, size []int) (slot, length int, err error)
 }
 
-// extend makes b longer by n bytes that may be anything.
+// extend lengthens b by n arbitrary bytes.
 func extend(b []byte, n int) []byte {
 	for cap(b)-len(b) < n {
 		b = append(b[:cap(b)], 0)[:len(b)]
@@ -33,9 +33,9 @@ func extend(b []byte, n int) []byte {
 	return b[:len(b)+n]
 }
 
-// frames are the sizes of NVMe/TCP without its meaning: a capsule of 72 bytes,
-// with the data of a write behind it; data with a head of 24 bytes for an answer,
-// or a response capsule of 24 bytes. The first eight bytes say size and slot.
+// frames has the sizes of NVMe/TCP without its meaning. A request is a capsule of 72 bytes,
+// with a write's data behind it. The answer is data with a header of 24 bytes, or a
+// response capsule of 24 bytes. The first eight bytes hold size and slot.
 type frames struct{}
 
 const (
@@ -67,8 +67,8 @@ func (frames) reply(b []byte, _ []int) (slot, length int, err error) {
 	return int(binary.LittleEndian.Uint32(b[4:])), response + int(binary.LittleEndian.Uint32(b)), nil
 }
 
-// answer appends the replies to the requests that b begins with, and says how
-// many bytes it has used and how many more of the last request's data to skip.
+// answer appends the replies to the requests at the start of b. It returns how many bytes
+// of b it used, and how many more bytes of the last request's data to skip.
 func (frames) answer(out, b []byte) (_ []byte, used, skip int) {
 	for len(b)-used >= capsule {
 		size := binary.LittleEndian.Uint32(b[used:])
@@ -92,8 +92,8 @@ func (frames) answer(out, b []byte) (_ []byte, used, skip int) {
 	return out, used, 0
 }
 
-// serveFrames answers frames on every connection of a listener. With blocking
-// calls it serves one connection at a time.
+// serveFrames answers frames on all connections of a listener. With blocking calls it
+// serves one connection at a time.
 func serveFrames(l net.Listener, f form) error {
 	for {
 		c, err := l.Accept()
@@ -112,8 +112,8 @@ func serveFrames(l net.Listener, f form) error {
 	}
 }
 
-// echo serves one connection until it ends. A write whose data comes in parts is
-// answered with its head: the difference is less than what is measured.
+// echo serves one connection until it ends. It answers a write after its header, before all
+// of its data has come; the difference is smaller than the measurement's precision.
 func echo(c pipe) {
 	defer c.Close()
 	in, out := make([]byte, 1<<20), make([]byte, 0, 2<<20)
@@ -138,7 +138,9 @@ func echo(c pipe) {
 	}
 }
 
-// drive keeps depth requests under way on one connection until the time is up.
+// drive keeps depth requests in flight on one connection until the time is up.
+//
+// Long: this loop is the measuring instrument, and a call in it would be measured too.
 func drive(c pipe, w wire, j job) (result, error) {
 	var r result
 	if err := w.greet(c); err != nil {
@@ -184,7 +186,7 @@ func drive(c pipe, w wire, j job) (result, error) {
 			if length == 0 {
 				break
 			}
-			if at += length; at > have { // its last bytes are on the way
+			if at += length; at > have { // the rest of it is on its way
 				at, skip = have, at-have
 			}
 			h.add(now.Sub(sent[slot]))

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Demo tells the main job as a story, in virtual machines with real kernels: a
-// mirrored, striped volume over three targets is created, attached and written;
-// a target's power is cut; I/O stalls, and goes on without an error; the target
-// returns and gets what it missed; then the other copy's target dies.
+// Demo shows Weft's main job as a story in virtual machines with real kernels. It creates,
+// attaches and writes a mirrored, striped volume over three targets. A target's power is
+// cut: I/O stalls and continues without an error. The target returns and is resynchronized;
+// then the target with the other copy dies.
 package main
 
 import (
@@ -24,7 +24,7 @@ func main() {
 	start := time.Now()
 	code := testbed.Main("demo", *verbose, story)
 	if code == 0 {
-		fmt.Printf("\nmake demo-vm: PASS in %v: no error reached the application, every acknowledged write is there\n", time.Since(start).Round(time.Second))
+		fmt.Printf("\nmake demo-vm: PASS in %v: no error reached the application, every acknowledged write is on the volume\n", time.Since(start).Round(time.Second))
 	} else {
 		fmt.Printf("\nmake demo-vm: FAIL after %v: see above\n", time.Since(start).Round(time.Second))
 	}
@@ -35,7 +35,7 @@ func chapter(format string, args ...any) { fmt.Printf("\n— "+format+"\n", args
 
 func tell(format string, args ...any) { fmt.Printf("  "+format+"\n", args...) }
 
-// typed shows a command and what it printed, as an operator would see it.
+// typed prints a command and its output, as an operator would see them.
 func typed(b *testbed.Bed, args ...string) string {
 	fmt.Printf("  $ weft %s\n", strings.Join(args, " "))
 	out := b.Weft(args...)
@@ -48,28 +48,28 @@ func typed(b *testbed.Bed, args ...string) string {
 	return strings.TrimSpace(out)
 }
 
-const span = 16 // MiB that the writer uses
+const span = 16 // MiB; the part that the writer uses
 
 func story(t vm.TB) {
 	chapter("Five machines boot Debian's kernel %s: m1 (volmgr), t1 t2 t3 (targets with an NVMe drive each), c1 (client)", vm.KernelVersion())
 	begin := time.Now()
 	b := testbed.Start(t, testbed.Options{})
 	c1 := b.Clients[0]
-	tell("they are up, and their drives are added, after %v", time.Since(begin).Round(time.Second))
+	tell("they are up and their drives added after %v", time.Since(begin).Round(time.Second))
 	typed(b, "drive", "list")
 
 	chapter("A volume: two columns of two copies, never two copies on one node")
 	typed(b, "volume", "create", "db1", "--size", "512MiB", "--stripes", "2", "--copies", "2", "--wait")
 	device := typed(b, "attach", "db1", "--node", "c1")
 	run(t, c1, "mkfs.ext4 -q -E lazy_itable_init=0 "+device+" 128M; mkdir -p /mnt/db1; mount "+device+" /mnt/db1; cp -r /bin /mnt/db1/; sync; (cd /mnt/db1 && find . -type f | xargs sha256sum) > /tmp/sums; umount /mnt/db1")
-	tell("ext4 is on it, and files whose checksums are noted")
+	tell("it has an ext4 file system, and files with recorded checksums")
 	b.Detach("db1")
 	device = b.Attach("db1", c1)
 	check := "cd /mnt/db1; sha256sum -c /tmp/sums >/dev/null; cd /"
 	run(t, c1, "mount "+device+" /mnt/db1; "+check)
-	tell("after detach and attach every file is as it was")
+	tell("after detach and attach every file is unchanged")
 
-	chapter("A program writes to a file without pause and notes every acknowledged write; then the power of a target is cut")
+	chapter("A program writes to a file without pause and records every acknowledged write; then a target's power is cut")
 	file := "/mnt/db1/data"
 	run(t, c1, fmt.Sprintf("dd if=/dev/zero of=%s bs=1M count=%d conv=fsync 2>/dev/null", file, span))
 	w := b.Write(c1, file, span, 200, 1)
@@ -78,7 +78,7 @@ func story(t vm.TB) {
 	die(b, w, first)
 	typed(b, "explain", "volume", "db1")
 
-	chapter("%s returns and gets what it missed", first.Name())
+	chapter("%s returns and is resynchronized", first.Name())
 	begin = time.Now()
 	b.Up(first)
 	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, 3*time.Minute)
@@ -94,13 +94,13 @@ func story(t vm.TB) {
 	die(b, w, second)
 	w.Stop()
 	b.Verify(c1, file, span, testbed.Acks{}.Add(w))
-	tell("%d writes were acknowledged, and the last one of every block is there", len(w.Log()))
+	tell("%d writes were acknowledged, and the last one of every block is on the volume", len(w.Log()))
 	run(t, c1, check+"; umount /mnt/db1; e2fsck -fn "+device+" >/dev/null")
-	tell("the other files are as they were, and the file system is clean")
+	tell("the other files are unchanged, and the file system is clean")
 	typed(b, "status")
 }
 
-// die cuts a target's power and tells what the application noticed.
+// die cuts a target's power and reports what the application noticed.
 func die(b *testbed.Bed, w *testbed.Writer, target *vm.Machine) {
 	target.Kill()
 	tell("%s is dead", target.Name())
@@ -109,7 +109,7 @@ func die(b *testbed.Bed, w *testbed.Writer, target *vm.Machine) {
 	stall, _ := w.Stall()
 	tell("the application: a stall of %d ms, no error", stall.Milliseconds())
 	if e := b.LastEvent("volume db1", "leg.stale"); e != nil {
-		tell("volmgr, before the first write went on: %s", e.Text)
+		tell("volmgr's record, made before the first write continued: %s", e.Text)
 	}
 }
 

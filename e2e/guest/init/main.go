@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Init is the first program of a virtual machine of the scenarios: process 1,
-// and, with the argument "serve", the server that process 1 starts.
+// Init is the first program of the scenarios' virtual machines: process 1 and, with the
+// argument "serve", the server that process 1 starts.
 package main
 
 import (

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command build makes the parts of Kubernetes that the tests of e2e/kube run, or
-// takes from the cache those that are there. It can be stopped at any time, and
-// goes on where it was; the first run takes some 12 minutes on two cores.
+// Command build builds the parts of Kubernetes that the tests of e2e/kube run. Parts that
+// are in the cache are not built again. It can be interrupted and continues where it
+// stopped. The first run takes about 12 minutes on two cores.
 //
 //	go run ./e2e/kube/build [-jobs N]
 package main
@@ -19,7 +19,7 @@ import (
 )
 
 func main() {
-	jobs := flag.Int("jobs", 0, "how many packages are compiled at a time; 0: as many as there are processors")
+	jobs := flag.Int("jobs", 0, "packages to compile in parallel; 0: as many as there are processors")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

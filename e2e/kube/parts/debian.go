@@ -11,11 +11,11 @@ import (
 	"strings"
 )
 
-// debianPackages are unpacked, with no package that they depend on: these need
-// the C library and libseccomp, which a machine with apt has.
+// debianPackages are unpacked without their dependencies. They need only the C library and
+// libseccomp, which a machine with apt has.
 var debianPackages = []string{"containerd", "runc", "containernetworking-plugins"}
 
-// debianPrograms are those that must be in them.
+// debianPrograms are the programs that must be in the packages.
 var debianPrograms = []string{
 	"usr/bin/containerd", "usr/bin/containerd-shim-runc-v2", "usr/bin/ctr", "usr/sbin/runc",
 	"usr/lib/cni/bridge", "usr/lib/cni/host-local", "usr/lib/cni/loopback",

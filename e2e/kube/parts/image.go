@@ -20,8 +20,8 @@ import (
 	"time"
 )
 
-// image is a container image of one layer: busybox, with or without it, and one
-// program of ours or of Kubernetes.
+// image is a container image of one layer: one program of ours or of Kubernetes, with or
+// without busybox.
 type image struct {
 	file       string
 	names      []string
@@ -36,14 +36,14 @@ var images = []image{
 	{file: "agnhost", names: []string{Agnhost}, busybox: true, program: "agnhost", entrypoint: []string{"/bin/agnhost"}},
 }
 
-// entry is one file of a layer; a link if link is not empty, a folder if name ends in /.
+// entry is one file of a layer: a link if link is not empty, a directory if name ends in /.
 type entry struct {
 	name, link string
 	mode       int64
 	content    []byte
 }
 
-// layer is what an image consists of. bin has the programs, busybox the machine's.
+// layer lists an image's files. bin has the programs; busybox is the machine's.
 func (i image) layer(ctx context.Context, bin, busybox string) ([]entry, error) {
 	all := []entry{{name: "bin/", mode: 0o755}, {name: "tmp/", mode: 0o1777}, {name: "root/", mode: 0o700}}
 	if i.busybox {
@@ -73,7 +73,7 @@ func (i image) layer(ctx context.Context, bin, busybox string) ([]entry, error) 
 		all = append(all, entry{name: "bin/" + i.program, mode: 0o755, content: content})
 	}
 	if i.program == "agnhost" {
-		all = append(all, entry{name: "agnhost", link: "bin/agnhost"}) // where the suite calls it
+		all = append(all, entry{name: "agnhost", link: "bin/agnhost"}) // where the suite expects it
 	}
 	return all, nil
 }
@@ -130,7 +130,7 @@ func writeTar(w io.Writer, files []entry) error {
 	return t.Close()
 }
 
-// buildImage makes an image's archive, if it is not there.
+// buildImage builds an image's archive if it does not exist.
 func buildImage(ctx context.Context, i image, dir string) error {
 	file := filepath.Join(dir, "images", i.file+".tar")
 	if _, err := os.Stat(file); err == nil {
@@ -167,7 +167,7 @@ func staticBusybox(ctx context.Context) (string, error) {
 	return file, nil
 }
 
-// WriteProgram writes the archive of an image that is one static program.
+// WriteProgram writes the archive of an image with one static program.
 func WriteProgram(w io.Writer, name, program string) error {
 	content, err := os.ReadFile(program)
 	if err != nil {

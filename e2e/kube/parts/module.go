@@ -13,22 +13,22 @@ import (
 
 // module is a generated Go module in which programs are built.
 type module struct {
-	name     string // and the folder that it is in
+	name     string // also the name of its directory
 	requires []modver.Version
 	programs []program
-	suite    bool // it has the program of the external-storage suite
-	// of is the module whose libraries are taken, as far as it has them: what both
-	// need is then compiled once. nil: those that the modules ask for.
+	suite    bool // includes the program of the external-storage suite
+	// of is a module whose library versions this one uses as far as possible, so that
+	// shared packages are compiled once. nil: the versions that the module requires.
 	of *module
 }
 
-// program is a main package, or with test a package whose test program is made.
+// program is a main package or, with test set, a package whose test program is built.
 type program struct {
 	name, pkg string
 	test      bool
 }
 
-// output is the file that go build makes of a main package.
+// output is the file that go build writes for a main package.
 func (p program) output() string {
 	if p.test {
 		return p.name
@@ -47,7 +47,7 @@ func modules() []module {
 		requires: []modver.Version{{Path: "k8s.io/kubernetes", Version: Kubernetes}},
 		suite:    true,
 		programs: []program{
-			// etcd and ginkgo in the versions that Kubernetes itself asks for.
+			// etcd and ginkgo in the versions that Kubernetes requires.
 			{name: "etcd", pkg: "go.etcd.io/etcd/server/v3"},
 			{name: "kube-apiserver", pkg: k + "cmd/kube-apiserver"},
 			{name: "kube-controller-manager", pkg: k + "cmd/kube-controller-manager"},
@@ -59,8 +59,8 @@ func modules() []module {
 			{name: "e2e.test", pkg: "./" + suiteDir, test: true},
 		},
 	}
-	// By themselves these ask for the same libraries in slightly other versions: a
-	// thousand packages more to compile, for each of them.
+	// On their own, these would use the same libraries in slightly different versions: for
+	// each of them, a thousand more packages to compile.
 	sidecars := module{
 		name:     "sidecars",
 		requires: []modver.Version{{Path: c + "attacher/v4", Version: Attacher}, {Path: c + "resizer/v2", Version: Resizer}},
@@ -70,7 +70,7 @@ func modules() []module {
 		},
 		of: &kubernetes,
 	}
-	// It does not compile with client-go v0.37, which Kubernetes has.
+	// It does not compile with Kubernetes' client-go v0.37.
 	provisioner := module{
 		name:     "provisioner",
 		requires: []modver.Version{{Path: c + "provisioner/v6", Version: Provisioner}},
@@ -79,9 +79,9 @@ func modules() []module {
 	return []module{kubernetes, sidecars, provisioner}
 }
 
-// goMod is the go.mod of a module in which m's programs are built. theirs is the
-// go.mod of the first module that m requires. A requirement does not bring a
-// module's replacements with it, so they are given.
+// goMod is the go.mod of a module in which m's programs are built. theirs is the go.mod of
+// the first module that m requires. Its replacements do not apply to modules that require
+// it, so they are repeated.
 func (m module) goMod(theirs *modfile.File, replacements []modfile.Replace) ([]byte, error) {
 	if theirs.Go == nil {
 		return nil, fmt.Errorf("%s/go.mod names no version of Go", m.requires[0].Path)
@@ -112,8 +112,9 @@ func (m module) goMod(theirs *modfile.File, replacements []modfile.Replace) ([]b
 	return f.Format()
 }
 
-// ownReplacements are those of a module's go.mod. Those by a folder are Kubernetes'
-// staging modules, published under the version that belongs to Kubernetes'.
+// ownReplacements are the replacements in a module's go.mod. A replacement by a directory
+// is one of Kubernetes' staging modules, published under the version that belongs to
+// Kubernetes'.
 func ownReplacements(theirs *modfile.File) []modfile.Replace {
 	var all []modfile.Replace
 	for _, r := range theirs.Replace {
@@ -131,8 +132,8 @@ func replacement(path, version string) modfile.Replace {
 	return modfile.Replace{Old: modver.Version{Path: path}, New: modver.Version{Path: path, Version: version}}
 }
 
-// sameLibraries have a module take each library in the version in which it is among
-// those of another one, as "go list -m all" lists them.
+// sameLibraries pins each library to the version that another module uses, given the output
+// of "go list -m all" there.
 func sameLibraries(list string) []modfile.Replace {
 	var all []modfile.Replace
 	for line := range strings.Lines(list) {
@@ -148,7 +149,7 @@ func sameLibraries(list string) []modfile.Replace {
 	return all
 }
 
-// toolsGo imports the programs, for go mod tidy to keep what they need.
+// toolsGo imports the programs, so that go mod tidy keeps their dependencies.
 func (m module) toolsGo() []byte {
 	var b strings.Builder
 	b.WriteString("//go:build tools\n\npackage tools\n\nimport (\n")
@@ -161,7 +162,7 @@ func (m module) toolsGo() []byte {
 	return []byte(b.String())
 }
 
-// ldflags give Kubernetes its version: without, it is v0.0.0-master, and refuses
+// ldflags set Kubernetes' version. Without them it is v0.0.0-master, and Kubernetes refuses
 // others as too new.
 func (m module) ldflags() string {
 	flags := "-s -w"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package parts makes and finds the programs and container images of which
-// e2e/kube builds a Kubernetes cluster: Kubernetes, etcd and the CSI sidecars from
-// their Go modules, the container runtime from the distribution's packages
-// (unpacked, not installed), images from the programs. No registry of images is
-// asked, and nothing of it is in this module's go.mod: each program is built in a
-// module that is generated in the cache. Attacher and resizer are compiled
-// with the libraries of Kubernetes, not with those that they ask for.
+// Package parts builds and finds the programs and container images for e2e/kube's
+// Kubernetes cluster. Kubernetes, etcd and the CSI sidecars are built from their Go
+// modules. The container runtime comes from the distribution's packages, unpacked but not
+// installed. The images are made of these programs. No image registry is used, and this
+// module's go.mod lists none of it: each program is built in a generated module in the
+// cache. Attacher and resizer are compiled with Kubernetes' versions of the libraries, not
+// with their own.
 //
 //	<cache>/kube/<key of the versions>/
 //	    src/<module>/   go.mod, go.sum, tools.go
@@ -15,7 +15,7 @@
 //	    debian/         the unpacked packages
 //	    images/         docker archives, for ctr images import
 //
-// Each appears whole or not at all, so that a build that was cut goes on.
+// Each appears only when it is complete, so that an interrupted build can continue.
 package parts
 
 import (
@@ -29,7 +29,7 @@ import (
 	"strings"
 )
 
-// Versions of what is built. Kubernetes' staging modules are v0.37.1.
+// The versions to build. Kubernetes' staging modules are v0.37.1.
 const (
 	Kubernetes  = "v1.37.1"
 	Attacher    = "v4.13.0"
@@ -37,22 +37,22 @@ const (
 	Provisioner = "v6.3.0"
 )
 
-// Names that pods call the images by.
+// Names of the images in pods.
 const (
 	Pause   = "registry.k8s.io/pause:3.10.2"
 	Busybox = "registry.k8s.io/e2e-test-images/busybox:1.37.0-2"
-	Nginx   = "registry.k8s.io/e2e-test-images/nginx:1.27.0-2" // is Busybox; the suite's pods run nothing of nginx
+	Nginx   = "registry.k8s.io/e2e-test-images/nginx:1.27.0-2" // contains Busybox; the suite's pods run nothing of nginx
 	Agnhost = "registry.k8s.io/e2e-test-images/agnhost:2.66.1"
 )
 
-// format is part of the key; it changes when what is built of the same versions does.
+// format is part of the key; raise it when the same versions are built differently.
 const format = "2"
 
 // Parts is a complete set.
 type Parts struct{ dir string }
 
-// Find returns the parts if all are there. The error says which is not, and how
-// to make it.
+// Find returns the parts if they are complete. The error names what is missing and how to
+// build it.
 func Find() (Parts, error) {
 	dir, err := directory()
 	if err != nil {
@@ -109,7 +109,7 @@ func (p Parts) all() []string {
 	return files
 }
 
-// directory is that of the present versions in the cache.
+// directory is the cache directory of the present versions.
 func directory() (string, error) {
 	root := os.Getenv("WEFT_CACHE")
 	if root == "" {

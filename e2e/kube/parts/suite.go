@@ -2,13 +2,12 @@
 
 package parts
 
-// suiteDir is the folder, in the module of Kubernetes, of the program that runs the
+// suiteDir is the directory, in the Kubernetes module, of the program that runs the
 // external-storage suite.
 const suiteDir = "suite"
 
-// suiteTest is what Kubernetes' test/e2e has in e2e_test.go, with the
-// external-storage suite as the only one: the others are 85 packages more to compile,
-// and 2600 cases that are then skipped.
+// suiteTest stands in for e2e_test.go of Kubernetes' test/e2e, with the external-storage
+// suite alone. The other suites would compile 85 more packages, and skip 2600 cases.
 const suiteTest = `package suite
 
 import (

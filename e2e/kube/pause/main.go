@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command pause is the first process of each pod: it keeps the pod's namespaces
-// and takes the exit status of processes that lost their parent.
+// Command pause is the first process of each pod: it holds the pod's namespaces and reaps
+// orphans.
 package main
 
 import (

@@ -11,9 +11,9 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// Between the death of a controller and the end of its connections commands
-// still come in. An answer would fail them at the host, which sends again only
-// what has none.
+// After a controller has died its connections may still bring commands for a moment. They
+// must get no answer: an answer would fail them at the host, which resends only commands
+// without one.
 func TestACommandToADeadControllerHasNoAnswer(t *testing.T) {
 	w := newWorld(t)
 	h := w.attach(hostA)

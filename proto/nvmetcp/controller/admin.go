@@ -6,7 +6,7 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// admin does a command of the admin queue.
+// admin executes a command of the admin queue.
 func (c *conn) admin(r *request, p *nvmetcp.PDU, q *queue) error {
 	a := q.ctrl
 	op := r.cmd.Opcode()
@@ -37,10 +37,9 @@ func (c *conn) admin(r *request, p *nvmetcp.PDU, q *queue) error {
 	return nil
 }
 
-// abort ends an Asynchronous Event Request if the command names one. No other
-// command is ended early: IO that a Device has cannot be called back, and a
-// transfer that waits for the host is for the host to finish (Base, 5.1: best
-// effort).
+// abort ends an Asynchronous Event Request if the command names one. It ends no other
+// command early: IO inside a Device cannot be called back, and a transfer that waits for
+// the host is the host's to finish (Base, 5.1: best effort).
 func (r *request) abort(a *association) {
 	if uint16(r.cmd.CDW(10)) == 0 && a.abortEvent(uint16(r.cmd.CDW(10)>>16)) {
 		r.finish(nvmetcp.Success)
@@ -50,7 +49,7 @@ func (r *request) abort(a *association) {
 	r.finish(nvmetcp.Success)
 }
 
-// respond copies a data structure into the reply and ends the command.
+// respond copies a data structure into the reply and finishes the command.
 func (r *request) respond(b []byte) {
 	clear(r.data[copy(r.data, b):])
 	r.reply = r.data

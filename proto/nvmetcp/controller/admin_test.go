@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/block/ramdisk"
 	"weft.dev/weft/proto/nvmetcp"
-	"weft.dev/weft/proto/nvmetcp/backend"
 )
 
 // identify reads an Identify data structure.
@@ -30,7 +30,7 @@ func (p *peer) log(g nvmetcp.GetLog) []byte {
 
 func TestIdentifyTellsWhatThereIs(t *testing.T) {
 	w := newWorld(t)
-	if err := w.sub.AddNamespace(NamespaceConfig{NSID: 7, UUID: block.UUID{7}, NGUID: [16]byte{8}, Device: backend.NewMemory(1<<20, 512), ReadOnly: true, ANAGroup: 3}); err != nil {
+	if err := w.sub.AddNamespace(NamespaceConfig{NSID: 7, UUID: block.UUID{7}, NGUID: [16]byte{8}, Device: ramdisk.New(1<<20, 512), ReadOnly: true, ANAGroup: 3}); err != nil {
 		t.Fatal(err)
 	}
 	p := w.admin(hostA)
@@ -64,7 +64,7 @@ func TestIdentifyTellsWhatThereIs(t *testing.T) {
 	b, s = p.identify(nvmetcp.Identify{CNS: nvmetcp.CNSNamespace, NSID: 2})
 	p.must(s)
 	if slices.ContainsFunc(b, func(b byte) bool { return b != 0 }) {
-		t.Error("a namespace that is not is not all zeroes")
+		t.Error("a missing namespace is not reported as zeroes")
 	}
 	for _, cns := range []nvmetcp.CNS{nvmetcp.CNSControllerOfSet, nvmetcp.CNSActiveOfSet, nvmetcp.CNSCommandSets, nvmetcp.CNSControllers} {
 		_, s = p.identify(nvmetcp.Identify{CNS: cns})
@@ -118,7 +118,7 @@ func TestOnlyWhatIsInTheQueuesSizeAndNamesConnects(t *testing.T) {
 			if want := nvmetcp.ConnectInvalid(c.offset, c.data); c.offset+1 > 1 && p.last.Result() != want {
 				t.Errorf("result %#x, want %#x", p.last.Result(), want)
 			}
-			p.must(p.connect(hostA, testNQN, 0, 0xffff)) // the connection can still be used
+			p.must(p.connect(hostA, testNQN, 0, 0xffff)) // the connection is still usable
 		})
 	}
 }
@@ -196,7 +196,7 @@ func TestASilentHostIsGivenUp(t *testing.T) {
 	soon(t, "the controller is gone", func() bool { return len(w.sub.Controllers()) == 0 })
 }
 
-// TestAnyCommandKeepsAlive: the keep alive is traffic based, on any queue.
+// TestAnyCommandKeepsAlive: keep alive is traffic based, and any queue counts.
 func TestAnyCommandKeepsAlive(t *testing.T) {
 	w := newWorld(t)
 	h := w.attach(hostA)
@@ -208,7 +208,7 @@ func TestAnyCommandKeepsAlive(t *testing.T) {
 	var cmd nvmetcp.Command
 	cmd.SetOpcode(nvmetcp.AdminKeepAlive)
 	h.admin.must(h.admin.do(cmd, nil, nil))
-	h.io.ended() // and then it is silent
+	h.io.ended() // the host falls silent
 }
 
 func TestFeaturesAreSetAndRead(t *testing.T) {
@@ -249,7 +249,7 @@ func TestFeaturesAreSetAndRead(t *testing.T) {
 	got := make([]byte, 512)
 	p.must(p.do(nvmetcp.FeatureAccess{ID: nvmetcp.FeatureHostBehavior, Length: 512}.GetCommand(), nil, got))
 	if !slices.Equal(got, behavior) {
-		t.Error("host behavior is not read as it was set")
+		t.Error("the host behavior differs from the value set")
 	}
 	id := make([]byte, 16)
 	p.must(p.do(nvmetcp.FeatureAccess{ID: nvmetcp.FeatureHostID, Value: 1, Length: 16}.GetCommand(), nil, id))
@@ -276,7 +276,7 @@ func TestHostsAreToldOfNamespaces(t *testing.T) {
 	w := newWorld(t)
 	p := w.admin(hostA)
 	p.must(p.do(nvmetcp.FeatureAccess{ID: nvmetcp.FeatureAsyncEvents, Value: nvmetcp.EventNamespaces}.SetCommand(), nil, nil))
-	dev := backend.NewMemory(devSize, 4096)
+	dev := ramdisk.New(devSize, 4096)
 	changes := []struct {
 		name string
 		do   func() error
@@ -301,9 +301,8 @@ func TestHostsAreToldOfNamespaces(t *testing.T) {
 	}
 }
 
-// TestAnEventComesOnceUntilItsLogIsRead, also when nobody had asked for one yet.
-// TestAnEventIsSentWithoutLocks: a command that waits for memory goes on when
-// something was sent, and a log page takes the target's locks.
+// TestAnEventIsSentWithoutLocks: sending an event may let a command that waits for memory
+// continue, and that command may take the target's locks, as a log page does.
 func TestAnEventIsSentWithoutLocks(t *testing.T) {
 	w := newWorld(t)
 	p := w.admin(hostA)
@@ -330,7 +329,7 @@ func TestAnEventIsSentWithoutLocks(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(patience):
-		t.Fatal("the target waits for itself")
+		t.Fatal("the target deadlocks")
 	}
 	p.event(cid)
 	<-done
@@ -354,7 +353,7 @@ func TestAnEventComesOnceUntilItsLogIsRead(t *testing.T) {
 	p.event(cid)
 }
 
-// log2 reads a log page while an event request is open, which must stay open.
+// log2 reads a log page while an event request is outstanding. The request must stay so.
 func (p *peer) log2(t *testing.T, open uint16, g nvmetcp.GetLog) {
 	t.Helper()
 	cmd := g.Command()
@@ -376,11 +375,11 @@ func TestAnEventRequestCanBeAborted(t *testing.T) {
 	p.want(p.serve(cid, nil, nil), nvmetcp.AbortRequested)
 	p.must(p.serve(id, nil, nil))
 	if p.last.DW0() != 0 {
-		t.Error("the abort says that it did not abort")
+		t.Error("the abort reports that it aborted nothing")
 	}
 	p.must(p.do(abort, nil, nil))
 	if p.last.DW0() != 1 {
-		t.Error("the abort of nothing says that it aborted")
+		t.Error("the abort of an unknown command reports success")
 	}
 	for range maxEventRequests {
 		p.askForEvent()
@@ -414,13 +413,13 @@ func TestANAStatesAreToldAndHeld(t *testing.T) {
 	if err := other.SetANA(1, nvmetcp.ANAStateInaccessible); err != nil {
 		t.Fatal(err)
 	}
-	h.io.must(h.io.flush()) // which came through the first port
+	h.io.must(h.io.flush()) // this queue came through the first port
 	if err := w.sub.SetANAGroup(1, 9); err != nil {
 		t.Fatal(err)
 	}
 	h.io.must(h.io.flush())
 	if w.port.SetANA(0, nvmetcp.ANAStateOptimized) == nil || w.port.SetANA(1, 7) == nil || w.sub.SetANAGroup(1, 129) == nil {
-		t.Error("a group or state that there is not was accepted")
+		t.Error("an unknown group or state was accepted")
 	}
 }
 
@@ -467,7 +466,7 @@ func TestDiscoveryListsWhatTheHostMayConnectTo(t *testing.T) {
 		t.Errorf("discovery lists %q, generation %d after %d", after, g2, g1)
 	}
 	if names, _ := list(a); !slices.Equal(names, []string{first}) {
-		t.Errorf("discovery tells a host of %q", names)
+		t.Errorf("discovery lists %q to a host", names)
 	}
 	_, s := a.identify(nvmetcp.Identify{CNS: nvmetcp.CNSActiveNamespaces})
 	a.want(s, nvmetcp.InvalidField)

@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// association is a controller: what a host gets by connecting an admin queue.
+// association is a controller: a host gets one by connecting an admin queue.
 //
 //	            CC.EN                 CC.SHN
 //	disabled ──────────▶ enabled ──────────────▶ shut down
@@ -27,10 +27,10 @@ type association struct {
 	address string
 	since   time.Time
 	enabled atomic.Bool // CC.EN and CSTS.RDY
-	// writeThrough: the host has switched the volatile write cache off, so what it
-	// writes from then on is durable before it is answered.
+	// writeThrough is set when the host has switched the volatile write cache off: from
+	// then on each write is durable before it is answered.
 	writeThrough atomic.Bool
-	alive        atomic.Bool // something came since the keep-alive timer last looked
+	alive        atomic.Bool // something has arrived since the keep-alive timer's last check
 	dead         atomic.Bool
 	gone         chan struct{} // closed when its commands have left the Devices
 	killed       chan struct{} // closed when it is dead
@@ -42,22 +42,22 @@ type association struct {
 	csts     nvmetcp.ControllerStatus
 	kato     time.Duration
 	timer    *time.Timer
-	quiet    time.Duration // since something came
+	quiet    time.Duration // since the last arrival
 	events   events
 	features features
 }
 
-// errReplaced is why OnePerHost kills.
+// errReplaced is the reason for a kill by OnePerHost.
 var errReplaced = errors.New("the host has connected again")
 
-// newAssociation makes an association for a host that connects to s through p. It
-// kills and returns what that replaces, unless the host, as in keys, has to prove
-// itself first: anybody can say who he is.
+// newAssociation makes an association for a host that connects to s through p. It kills and
+// returns the associations that this one replaces, except if keys demand that the host
+// authenticate first: until then anybody can claim its name.
 func (p *Port) newAssociation(s *Subsystem, host block.Host, c *conn) (a *association, older []*association, keys Host, err error) {
 	t := p.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !p.leadsLocked(s) || !s.admitsLocked(host.NQN) { // that may have changed since find
+	if !p.leadsLocked(s) || !s.admitsLocked(host.NQN) { // may have changed since find
 		return nil, nil, keys, ErrClosed
 	}
 	if t.perHost[host.NQN] >= t.cfg.MaxControllersPerHost {
@@ -79,13 +79,13 @@ func (p *Port) newAssociation(s *Subsystem, host block.Host, c *conn) (a *associ
 	return a, older, keys, nil
 }
 
-// leadsLocked reports whether hosts reach s through p.
+// leadsLocked reports whether hosts can reach s through p.
 func (p *Port) leadsLocked(s *Subsystem) bool {
 	_, linked := p.linked[s]
 	return !p.closed && !s.closed && (linked || s.discovery)
 }
 
-// replaceLocked kills the other controllers of a's host, if it may have but one.
+// replaceLocked kills the other controllers of a's host, if it may have only one.
 func (s *Subsystem) replaceLocked(a *association) (older []*association) {
 	if !s.cfg.OnePerHost {
 		return nil
@@ -99,7 +99,7 @@ func (s *Subsystem) replaceLocked(a *association) (older []*association) {
 	return older
 }
 
-// replace has a, whose host has proved itself, take the place of its other controllers.
+// replace lets a, whose host has authenticated, replace the host's other controllers.
 func (a *association) replace() error {
 	t := a.sub.t
 	t.mu.Lock()
@@ -108,8 +108,8 @@ func (a *association) replace() error {
 	return a.await(older, t.cfg.StallTimeout)
 }
 
-// kill closes the association's connections; commands that are in Devices stay
-// there, and bury waits for them. It may be called again.
+// kill closes the association's connections. Its commands in Devices continue, and bury
+// waits for them. kill may be called again.
 func (a *association) kill(why error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -129,8 +129,8 @@ func (a *association) kill(why error) {
 	go a.bury()
 }
 
-// abandon kills an association before its host has heard of it, and leaves the
-// connection open for the answer.
+// abandon kills an association that the host has not heard of yet. The connection stays
+// open for the answer.
 func (a *association) abandon(why error) {
 	a.mu.Lock()
 	delete(a.queues, 0)
@@ -138,10 +138,10 @@ func (a *association) abandon(why error) {
 	a.kill(why)
 }
 
-// bury gives the controller id back when no command of a is in a Device.
+// bury frees the controller id once no command of a is in a Device.
 func (a *association) bury() {
 	defer a.sub.t.burials.Done()
-	a.sub.drain(context.Background()) // ends: its context does not
+	a.sub.drain(context.Background()) // terminates, although its context never ends
 	t := a.sub.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -179,7 +179,7 @@ func (a *association) join(c *conn, id uint16) error {
 	return nil
 }
 
-// operational says whether I/O commands are accepted.
+// operational returns the status that refuses I/O commands, or Success.
 func (a *association) operational() nvmetcp.Status {
 	if !a.enabled.Load() {
 		return nvmetcp.CommandSequenceError | dnr
@@ -187,9 +187,9 @@ func (a *association) operational() nvmetcp.Status {
 	return nvmetcp.Success
 }
 
-// setKATO starts the keep-alive timer anew; 0 stops it. Any command keeps alive
-// (traffic based keep alive, Base, 3.9), so the timer looks at what came four
-// times in that period: a silent host is given up after 1.25 to 1.5 of it.
+// setKATO restarts the keep-alive timer; 0 stops it. Any command counts as a keep alive
+// (traffic based keep alive, Base, 3.9), so the timer checks for arrivals four times per
+// KATO. A host that is silent for 1.25 to 1.5 KATO is disconnected.
 func (a *association) setKATO(d time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -213,17 +213,17 @@ func (a *association) look() {
 	if a.alive.Swap(false) {
 		a.quiet = 0
 	}
-	expired := a.quiet >= a.kato+a.kato/4 // Linux's host may be silent for all of it
+	expired := a.quiet >= a.kato+a.kato/4 // Linux's host may be silent for a whole KATO
 	if !expired {
 		a.timer.Reset(a.kato / 4)
 	}
 	a.mu.Unlock()
 	if expired {
-		a.kill(fmt.Errorf("nothing came for %v: the keep-alive timer expired", a.kato))
+		a.kill(fmt.Errorf("keep-alive timer expired: nothing received for %v", a.kato))
 	}
 }
 
-// info tells of a.
+// info describes a.
 func (a *association) info() ControllerInfo {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -10,33 +10,33 @@ import (
 	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
-// maxAuthMessage is more than any message of DH-HMAC-CHAP has.
+// maxAuthMessage is larger than any DH-HMAC-CHAP message.
 const maxAuthMessage = 8 << 10
 
-// maxAuthAttempts is how often a host may begin to prove itself before it has.
-// Each beginning costs a DH key.
+// maxAuthAttempts limits how often an unauthenticated host may start over. Each start costs
+// a DH key.
 const maxAuthAttempts = 3
 
-// proof is where the authentication of a queue stands. It belongs to the reader.
+// proof is the state of a queue's authentication. It belongs to the reader.
 type proof struct {
-	keys     Host // with a HostKey, or there is nothing to prove
+	keys     Host // without a HostKey there is nothing to prove
 	machine  *dhchap.Controller
 	attempts int
 	reply    []byte // waits for Authentication Receive
-	err      error  // the transaction has failed; told by reply, then the connection ends
+	err      error  // why the transaction failed; the reply says so, then the connection ends
 }
 
-// keysOf finds the secrets for a host.
+// keysOf returns the keys of a's host.
 func (s *Subsystem) keysOf(a *association) Host {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
 	return s.hosts[a.host.NQN]
 }
 
-// errNotProven ends a connection whose host has not proved itself.
-var errNotProven = errors.New("the host has not proved itself")
+// errNotProven ends the connection of a host that has not authenticated.
+var errNotProven = errors.New("the host has not authenticated")
 
-// authenticate does Authentication Send and Receive (Base, 6.1, 6.2 and 8.13).
+// authenticate executes Authentication Send and Receive (Base, 6.1, 6.2 and 8.13).
 func (c *conn) authenticate(r *request, p *nvmetcp.PDU, q *queue) error {
 	cmd := nvmetcp.ParseAuthCommand(&r.cmd)
 	switch {
@@ -52,8 +52,8 @@ func (c *conn) authenticate(r *request, p *nvmetcp.PDU, q *queue) error {
 	return nil
 }
 
-// authSend takes a message of the host's. It succeeds whatever the message is;
-// what is wrong with it is said in the reply.
+// authSend processes a message of the host. The command always succeeds; the reply says
+// what is wrong with the message.
 func (r *request) authSend() {
 	q := r.c.bound.Load()
 	p := &q.proof
@@ -76,7 +76,7 @@ func (r *request) authSend() {
 	if done {
 		r.c.introduced()
 		q.proven = true
-		r.c.log.Debug("host has proved itself", "subsystem", q.ctrl.sub.cfg.NQN, "cntlid", q.ctrl.id, "queue", q.id)
+		r.c.log.Debug("host authenticated", "subsystem", q.ctrl.sub.cfg.NQN, "cntlid", q.ctrl.id, "queue", q.id)
 	}
 	r.finish(nvmetcp.Success)
 }
@@ -96,7 +96,7 @@ func (q *queue) beginProof() error {
 	return err
 }
 
-// authReceive hands the reply out.
+// authReceive sends the reply.
 func (c *conn) authReceive(r *request, q *queue, n int) error {
 	p := &q.proof
 	if p.reply == nil || len(p.reply) > n {
@@ -109,7 +109,7 @@ func (c *conn) authReceive(r *request, q *queue, n int) error {
 	return p.end(c)
 }
 
-// end is the end of the connection if the transaction has failed.
+// end returns the error that ends the connection if the transaction has failed.
 func (p *proof) end(c *conn) error {
 	if p.err == nil {
 		return nil

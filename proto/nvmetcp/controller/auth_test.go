@@ -26,7 +26,7 @@ func keyed(t *testing.T) (w *world, hostKey, controllerKey dhchap.Key) {
 	}), hostKey, controllerKey
 }
 
-// authenticate proves the host with the keys given, and returns what it got.
+// authenticate authenticates the host with the given keys, and returns the outcome.
 func (p *peer) authenticate(h block.Host, hostKey, controllerKey dhchap.Key) error {
 	p.t.Helper()
 	m, err := dhchap.NewHost(dhchap.Config{
@@ -68,7 +68,7 @@ func TestAHostWithAKeyMustProveIt(t *testing.T) {
 		}
 		p.enable()
 
-		io := w.dial() // each queue on its own
+		io := w.dial() // each queue authenticates on its own
 		io.greet()
 		io.must(io.connect(hostA, testNQN, 1, result.ControllerID))
 		io.want(io.flush(), nvmetcp.AuthenticationRequired)
@@ -77,7 +77,7 @@ func TestAHostWithAKeyMustProveIt(t *testing.T) {
 		}
 		io.must(io.flush())
 	}
-	w.attach(hostB) // who has none
+	w.attach(hostB) // has no keys
 }
 
 func TestAHostWithAnotherKeyIsCutOff(t *testing.T) {
@@ -87,7 +87,7 @@ func TestAHostWithAnotherKeyIsCutOff(t *testing.T) {
 	p.greet()
 	p.must(p.connect(hostA, testNQN, 0, 0xffff))
 	if err := p.authenticate(hostA, other, dhchap.Key{}); err == nil {
-		t.Fatal("another key was accepted")
+		t.Fatal("a wrong key was accepted")
 	}
 	p.ended()
 }
@@ -104,7 +104,7 @@ func TestAHostThatDoesNotProveItselfIsCutOff(t *testing.T) {
 	p.ended()
 }
 
-// TestGuessingIsBounded: each beginning costs the target a DH key.
+// TestGuessingIsBounded: each attempt costs the target a DH key.
 func TestGuessingIsBounded(t *testing.T) {
 	w, _, _ := keyed(t)
 	p := w.dial()

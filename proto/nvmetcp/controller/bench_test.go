@@ -10,15 +10,15 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// BenchmarkRead measures 4 KiB reads of memory over loopback, with a peer that
-// does as little as it can: so many commands in one write, then their answers.
+// BenchmarkRead measures 4 KiB reads of memory over loopback. Its peer does as little as
+// possible: it sends many commands in one write, then reads their answers.
 func BenchmarkRead(b *testing.B) {
 	for _, depth := range []int{1, 32, 128} {
 		b.Run(fmt.Sprint("depth ", depth), func(b *testing.B) { pump(b, depth, nvmetcp.IORead) })
 	}
 }
 
-// BenchmarkWrite is BenchmarkRead the other way round.
+// BenchmarkWrite is BenchmarkRead for writes.
 func BenchmarkWrite(b *testing.B) {
 	for _, depth := range []int{1, 32, 128} {
 		b.Run(fmt.Sprint("depth ", depth), func(b *testing.B) { pump(b, depth, nvmetcp.IOWrite) })

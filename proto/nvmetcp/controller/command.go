@@ -11,7 +11,7 @@ import (
 
 const dnr = nvmetcp.DNR
 
-// command begins what a capsule asks for. An error ends the connection.
+// command starts the command of a capsule. An error ends the connection.
 func (c *conn) command(p *nvmetcp.PDU) error {
 	r := c.take()
 	if r == nil {
@@ -36,8 +36,8 @@ func (c *conn) command(p *nvmetcp.PDU) error {
 	return nil
 }
 
-// fetch gets n bytes of data from the host, in memory of size bytes, and then
-// calls then: from the capsule, or by asking for them with R2T.
+// fetch gets n bytes of data from the host into memory of size bytes, from the capsule or
+// by R2T, and then calls then.
 func (c *conn) fetch(r *request, p *nvmetcp.PDU, n, size int, then func(*request)) error {
 	sgl := r.cmd.SGL()
 	if int64(sgl.Length) != int64(n) {
@@ -60,11 +60,11 @@ func (c *conn) fetch(r *request, p *nvmetcp.PDU, n, size int, then func(*request
 	return nil
 }
 
-// fromCapsule takes n of the capsule's total bytes of data. This memory is not
-// counted: a queue cannot have more of it under way than its entries times the
-// capsule's size, and to wait for it would block the data of others behind it.
+// fromCapsule takes n of the capsule's total bytes of data. This memory does not count
+// towards the connection's limit: it cannot exceed the queue's entries times the capsule's
+// size, and waiting for it would block the data of other commands behind it.
 func (c *conn) fromCapsule(r *request, total, offset, n, size int, then func(*request)) error {
-	r.buf = c.t.memory.get(max(total, offset+size))
+	r.buf = c.t.buffers.get(max(total, offset+size))
 	err := c.r.ReadData(r.buf.b[:total])
 	if errors.Is(err, nvmetcp.ErrDataDigest) {
 		r.finish(nvmetcp.TransientTransportError)
@@ -79,7 +79,7 @@ func (c *conn) fromCapsule(r *request, total, offset, n, size int, then func(*re
 	return nil
 }
 
-// askForData sends one R2T for everything.
+// askForData sends one R2T for all of the data.
 func (r *request) askForData() {
 	r.c.mu.Lock()
 	r.taking = true
@@ -87,7 +87,7 @@ func (r *request) askForData() {
 	r.c.deliver(outgoing{r: r, kind: sendR2T})
 }
 
-// data takes an H2CData.
+// data processes an H2CData.
 func (c *conn) data(p *nvmetcp.PDU) error {
 	d := p.Data()
 	r := c.taker(d)
@@ -122,13 +122,13 @@ func (c *conn) data(p *nvmetcp.PDU) error {
 	return nil
 }
 
-// taker is the request that waits for data d; nil if there is none.
+// taker returns the request that waits for the data d, or nil.
 func (c *conn) taker(d nvmetcp.DataHeader) *request {
 	if int(d.TTAG) >= len(c.requests) {
 		return nil
 	}
 	r := c.requests[d.TTAG]
-	c.mu.Lock() // it may be with others, if the peer lies
+	c.mu.Lock() // a lying peer may name a request that other goroutines hold
 	defer c.mu.Unlock()
 	if !r.taking || r.cmd.CID() != d.CID {
 		return nil
@@ -136,7 +136,7 @@ func (c *conn) taker(d nvmetcp.DataHeader) *request {
 	return r
 }
 
-// answer gets memory for a reply of n bytes and then calls then, which fills r.data.
+// answer gets memory for a reply of n bytes and then calls then to fill r.data.
 func (c *conn) answer(r *request, n int, then func(*request)) {
 	if sgl := r.cmd.SGL(); sgl.Kind != nvmetcp.SGLTransport || int64(sgl.Length) != int64(n) {
 		r.finish(nvmetcp.InvalidSGLLength | dnr)

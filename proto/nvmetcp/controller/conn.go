@@ -15,13 +15,12 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// conn is one connection: one queue of a controller, once it is connected.
+// conn is one connection. Once connected, it is one queue of a controller.
 //
-// One goroutine reads what the socket holds and does all the commands in it;
-// completions are gathered, and written with one call before it reads again.
-// When a Device completes from elsewhere while that goroutine waits for the
-// host, whoever completes writes, without blocking. Only if the socket takes no
-// more is there a second goroutine, until it does.
+// One goroutine reads what the socket holds and executes all commands in it. Completions
+// are gathered and written with one call before it reads again. If a Device completes on
+// another goroutine while the reader waits for the host, that goroutine writes, without
+// blocking. Only while the socket is full a second goroutine does the writing.
 //
 //	      ┌─────────────▶ free ◀───────────────┐
 //	  capsule                                 sent
@@ -38,49 +37,49 @@ type conn struct {
 	// Of the reader's goroutine.
 	r       *nvmetcp.Reader
 	greeted bool
-	digests nvmetcp.ICReq // what the host asked for
+	digests nvmetcp.ICReq // what the host requested
 
-	// Of who holds the token (sending).
+	// Of the goroutine that holds the token (sending).
 	w      *nvmetcp.Writer
 	batch  []outgoing
 	pieces [][]byte
 
-	sendSoon func() // send(false), made once
+	sendSoon func() // send(false) as a value, to allocate it once
 
 	mu       sync.Mutex
 	out      []outgoing
-	sending  bool // somebody has the token
-	reading  bool // the reader is busy, and will send when it is not
+	sending  bool // a goroutine has the token
+	reading  bool // the reader is busy, and will send afterwards
 	requests []*request
 	free     []*request
 	limit    int // of len(requests)
-	held     int // bytes of memory of requests, without what is in capsules
+	held     int // bytes of requests' memory, without data from capsules
 	waiting  []*request
-	// memoryLimit is the most that held may be.
+	// memoryLimit is the limit of held.
 	memoryLimit int
 	closing     bool
-	quiet       sync.Cond // nobody has the token any more
+	quiet       sync.Cond // signaled when the token is free
 
 	bound atomic.Pointer[queue] // nil until Connect; set once, by the reader
 
-	dead    atomic.Bool  // closed: nothing goes to a Device any more
-	partial atomic.Int64 // when the PDU that is not whole yet was first waited for, Unix ns; 0: none
-	stuck   atomic.Int64 // when the peer last took something of what waits for it; 0: nothing waits
+	dead    atomic.Bool  // closed: no more commands go to a Device
+	partial atomic.Int64 // when the wait for the rest of an incomplete PDU began, Unix ns; 0: none
+	stuck   atomic.Int64 // when the peer last accepted some of the waiting data; 0: nothing waits
 	done    chan struct{}
 }
 
-// queue is what Connect makes of a connection.
+// queue is the queue that Connect binds to a connection.
 type queue struct {
 	ctrl   *association
 	id     uint16
 	size   uint32
 	noFlow bool
-	sqHead uint32 // of who holds the conn's token
-	proven bool   // authenticated, or nothing to prove; the reader's
+	sqHead uint32 // belongs to the holder of the conn's token
+	proven bool   // authenticated, or nothing to prove; belongs to the reader
 	proof  proof
 }
 
-// outgoing is something to be sent: of the request r, or raw bytes.
+// outgoing is something to send: for the request r, or raw bytes.
 type outgoing struct {
 	r    *request
 	kind kind
@@ -90,7 +89,7 @@ type outgoing struct {
 type kind uint8
 
 const (
-	sendReply kind = iota // data or completion; r is free after
+	sendReply kind = iota // data or completion; frees r
 	sendR2T
 	sendRaw
 )
@@ -116,7 +115,7 @@ func newConn(t *Target, p *Port, c net.Conn) *conn {
 	return n
 }
 
-// serve reads until the connection ends, and cleans up after it.
+// serve reads until the connection ends, and then cleans up.
 func (c *conn) serve() {
 	defer close(c.done)
 	defer c.awaitSender()
@@ -125,14 +124,14 @@ func (c *conn) serve() {
 	c.flushLast(err)
 	c.dead.Store(true)
 	if q := c.bound.Load(); q != nil {
-		q.ctrl.lose(c, err) // before the host sees the end: it may connect the queue anew
+		q.ctrl.lose(c, err) // before the host sees the connection end, since it may reconnect the queue
 	} else {
-		c.log.Debug("connection ended before it was connected", "err", err)
+		c.log.Debug("connection ended before connect", "err", err)
 	}
 	c.close()
 }
 
-// loop reads and does PDUs until something ends it.
+// loop reads and processes PDUs until an error ends the connection.
 func (c *conn) loop() error {
 	for {
 		pdu, err := c.r.Next()
@@ -148,7 +147,7 @@ func (c *conn) loop() error {
 	}
 }
 
-// Read gives the Reader more bytes; before it waits, everything is answered.
+// Read reads for the Reader. Before it waits, it sends all answers.
 func (c *conn) Read(p []byte) (int, error) {
 	if c.partial.Load() == 0 && c.r.Partial() {
 		c.partial.Store(time.Now().UnixNano())
@@ -164,8 +163,8 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// rest ends a batch: what is done is sent, and completions from now on are sent
-// by those who bring them.
+// rest ends a batch: it sends the completions so far. Goroutines with later completions
+// send them themselves.
 func (c *conn) rest() {
 	c.mu.Lock()
 	c.reading = false
@@ -178,8 +177,8 @@ func (c *conn) rest() {
 	c.send(false)
 }
 
-// close ends the connection. The socket is gone at once; what is in a Device
-// stays there, and its completion is dropped.
+// close closes the socket at once. Commands in a Device continue, and their completions are
+// dropped.
 func (c *conn) close() {
 	c.dead.Store(true)
 	c.sock.Close()
@@ -192,7 +191,7 @@ func (c *conn) close() {
 	c.mu.Unlock()
 }
 
-// receive does one PDU.
+// receive processes one PDU.
 func (c *conn) receive(p *nvmetcp.PDU) error {
 	if !c.greeted {
 		return c.greet(p)
@@ -243,8 +242,8 @@ func (c *conn) terminated(p *nvmetcp.PDU) error {
 	return &nvmetcp.TerminatedError{TermReq: t}
 }
 
-// flushLast tells the peer what it did wrong. The peer closes when it has read
-// that; it has a second to, so that a reset does not overtake the reason.
+// flushLast tells the peer what it did wrong, and gives it a second to read that and close.
+// A reset at once could overtake the reason.
 func (c *conn) flushLast(err error) {
 	var fatal *nvmetcp.FatalError
 	if !errors.As(err, &fatal) || c.dead.Load() {

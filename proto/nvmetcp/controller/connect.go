@@ -10,7 +10,7 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// fabrics does a Fabrics command. q is nil before Connect.
+// fabrics executes a Fabrics command. q is nil before Connect.
 func (c *conn) fabrics(r *request, p *nvmetcp.PDU, q *queue) error {
 	kind := r.cmd.FabricsType()
 	switch {
@@ -34,11 +34,11 @@ func (c *conn) fabrics(r *request, p *nvmetcp.PDU, q *queue) error {
 	return nil
 }
 
-// errDisconnected ends a connection that the host has ended with Disconnect.
+// errDisconnected ends a connection after the host's Disconnect.
 var errDisconnected = errors.New("the host has disconnected")
 
-// disconnect ends an I/O queue (Base, 6.4). The connection is closed when the
-// answer has been sent; the host may do so before.
+// disconnect ends an I/O queue (Base, 6.4). The connection is closed once the answer has
+// been sent, unless the host closes it first.
 func (c *conn) disconnect(r *request, q *queue) error {
 	if q.id == 0 {
 		r.finish(nvmetcp.ConnectInvalidQueueType | dnr)
@@ -49,7 +49,7 @@ func (c *conn) disconnect(r *request, q *queue) error {
 	return errDisconnected
 }
 
-// connectError is how a Connect is refused.
+// connectError is the reason for refusing a Connect.
 type connectError struct {
 	status nvmetcp.Status
 	result uint64
@@ -58,16 +58,17 @@ type connectError struct {
 
 func (e *connectError) Error() string { return e.why }
 
-// invalid names the field at fault (IATTR and IPO of the answer).
+// invalid names the invalid field (IATTR and IPO of the answer).
 func invalid(offset uint16, inData bool, why string) *connectError {
 	return &connectError{nvmetcp.ConnectInvalidParameters | dnr, nvmetcp.ConnectInvalid(offset, inData), why}
 }
 
-// maxAdminQueue is four times what Linux asks for. Data in capsules is not counted,
-// so the size bounds it, and anybody can have an admin queue for discovery.
+// maxAdminQueue is four times what Linux asks for. Data in capsules is not counted towards
+// memory, so the queue's size limits it. That matters because anybody may have an admin
+// queue for discovery.
 const maxAdminQueue = 128
 
-// connect does a Connect whose data is there (Base, 6.3).
+// connect executes a Connect whose data has arrived (Base, 6.3).
 func (r *request) connect() {
 	c := r.c
 	cmd := nvmetcp.ParseConnect(&r.cmd)
@@ -90,7 +91,7 @@ func (c *conn) join(r *request, cmd nvmetcp.Connect, data nvmetcp.ConnectData) *
 	case cmd.RecordFormat != 0:
 		return &connectError{nvmetcp.ConnectIncompatibleFormat | dnr, 0, "the record format is not 0"}
 	case cmd.QueueSize < 2 || int(cmd.QueueSize) > c.t.cfg.QueueDepth || cmd.QueueID == 0 && cmd.QueueSize > maxAdminQueue:
-		return invalid(nvmetcp.ConnectFieldQueueSize, false, "the queue's size cannot be")
+		return invalid(nvmetcp.ConnectFieldQueueSize, false, "the queue size is not supported")
 	case int(cmd.QueueID) > c.t.cfg.MaxIOQueues:
 		return invalid(nvmetcp.ConnectFieldQueueID, false, "there is no such queue")
 	}
@@ -107,7 +108,7 @@ func (c *conn) join(r *request, cmd nvmetcp.Connect, data nvmetcp.ConnectData) *
 	return c.joinIO(r, s, cmd, data)
 }
 
-// find looks a subsystem up that the host may connect to through the port.
+// find returns the subsystem, if the host may connect to it through the port.
 func (p *Port) find(data nvmetcp.ConnectData) (*Subsystem, *connectError) {
 	p.t.mu.Lock()
 	defer p.t.mu.Unlock()
@@ -126,7 +127,7 @@ func (p *Port) find(data nvmetcp.ConnectData) (*Subsystem, *connectError) {
 	return s, nil
 }
 
-// joinAdmin makes an association.
+// joinAdmin connects an admin queue: it makes an association.
 func (c *conn) joinAdmin(r *request, s *Subsystem, cmd nvmetcp.Connect, data nvmetcp.ConnectData) *connectError {
 	if data.ControllerID != nvmetcp.DynamicController {
 		return invalid(nvmetcp.ConnectFieldControllerID, true, "controllers are dynamic here")
@@ -145,7 +146,7 @@ func (c *conn) joinAdmin(r *request, s *Subsystem, cmd nvmetcp.Connect, data nvm
 	return nil
 }
 
-// await waits until the older associations' commands have left the Devices.
+// await waits until the commands of the older associations have left the Devices.
 func (a *association) await(older []*association, patience time.Duration) error {
 	late := time.NewTimer(patience)
 	defer late.Stop()
@@ -161,7 +162,7 @@ func (a *association) await(older []*association, patience time.Duration) error 
 	return nil
 }
 
-// joinIO adds an I/O queue to an association.
+// joinIO connects an I/O queue to an association.
 func (c *conn) joinIO(r *request, s *Subsystem, cmd nvmetcp.Connect, data nvmetcp.ConnectData) *connectError {
 	c.t.mu.Lock()
 	a := s.associations[data.ControllerID]
@@ -182,7 +183,7 @@ func (c *conn) joinIO(r *request, s *Subsystem, cmd nvmetcp.Connect, data nvmetc
 	return nil
 }
 
-// bind makes c a queue of a, and answers.
+// bind makes c a queue of a and answers the Connect.
 func (c *conn) bind(r *request, a *association, cmd nvmetcp.Connect, keys Host) {
 	q := &queue{ctrl: a, id: cmd.QueueID, size: cmd.QueueSize, noFlow: cmd.Attributes&nvmetcp.ConnectNoFlowControl != 0}
 	q.proof.keys = keys
@@ -195,7 +196,7 @@ func (c *conn) bind(r *request, a *association, cmd nvmetcp.Connect, keys Host) 
 	c.r.Grow(buffer)
 	c.mu.Lock()
 	c.memoryLimit = most
-	c.limit = 2*int(cmd.QueueSize) + 1 // a request that was answered is counted until the answer is known to be sent
+	c.limit = 2*int(cmd.QueueSize) + 1 // an answered request counts until its answer is known to be sent
 	c.mu.Unlock()
 	c.bound.Store(q)
 	if q.proven {
@@ -205,12 +206,12 @@ func (c *conn) bind(r *request, a *association, cmd nvmetcp.Connect, keys Host) 
 	r.finish(nvmetcp.Success)
 }
 
-// introduced ends the handshake: from here on, keep alive and the stall timeout
-// watch. Whoever only asks for discovery remains a stranger to the door, since
-// anybody may.
+// introduced ends the handshake: its timeout gives way to keep alive and the stall timeout.
+// The limiter still counts a connection for discovery as handshaking, since anybody may have
+// one.
 func (c *conn) introduced() {
 	c.sock.SetReadDeadline(time.Time{})
 	if !c.bound.Load().ctrl.sub.discovery {
-		c.t.door.known(c)
+		c.t.limiter.connected(c)
 	}
 }

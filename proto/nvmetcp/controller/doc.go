@@ -1,30 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controller is the controller end of NVMe over TCP: what nvmet is in
-// the Linux kernel, in Go, over anything that is a block.Device.
+// Package controller is the controller end of NVMe over TCP, as nvmet is in the Linux
+// kernel. It serves anything that is a block.Device.
 //
 //	Target ─┬─ Port  (a listener, ANA states) ──▶ connections, one goroutine each
 //	        └─ Subsystem ─┬─ Namespace ──▶ block.Device
 //	                      └─ controllers (an admin connection and I/O connections of one host)
 //
-// A [Target] holds subsystems and ports; a subsystem is reached through the
-// ports that it is linked to. Everything can be changed while hosts are
-// connected, from any goroutine; hosts learn of it by asynchronous events.
+// A [Target] holds subsystems and ports. Hosts reach a subsystem through the ports that it
+// is linked to. Everything can be changed from any goroutine while hosts are connected;
+// asynchronous events notify the hosts.
 //
 // # Fences
 //
-// What Weft needs above all of a target is to know when a host can no longer
-// write. [Subsystem.Close], [Subsystem.RemoveNamespace] and OnePerHost give it:
-// when they have returned, every command that came before has left the
-// Devices, and none comes any more.
+// Weft's main demand on a target is to know when a host can no longer write.
+// [Subsystem.Close], [Subsystem.RemoveNamespace] and OnePerHost provide this: when they
+// have returned, all earlier commands have left the Devices, and no new ones can enter.
 //
 // # Hostile peers
 //
-// Every length is checked before memory is taken for it. What one connection
-// may hold is bounded by [Config].MemoryPerConnection, how long it may take to
-// introduce itself by HandshakeTimeout, and how long for one PDU by
-// StallTimeout. A peer that breaks the protocol gets a Terminate Connection
-// Request that says where, and is cut off; others notice nothing.
+// Every length is checked before memory is allocated for it. [Config] limits each
+// connection: MemoryPerConnection its memory, HandshakeTimeout the time to connect, and
+// StallTimeout the time for one PDU. A peer that breaks the protocol gets a Terminate
+// Connection Request with the reason and is disconnected; other hosts are not affected.
 //
 // # Specifications
 //

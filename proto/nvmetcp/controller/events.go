@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// event is something that hosts are told of by Asynchronous Event Requests.
+// event is something that Asynchronous Event Requests report to hosts.
 type event uint8
 
 const (
@@ -19,7 +19,7 @@ const (
 	eventKinds
 )
 
-// wire is what the host reads, and the bit of the feature that asks for it.
+// wire is the event as the host reads it, and the feature bit that enables it.
 var wire = [eventKinds]struct {
 	nvmetcp.Event
 	bit uint32 // of FeatureAsyncEvents; 0: always on
@@ -33,8 +33,8 @@ var wire = [eventKinds]struct {
 // maxEventRequests is AERL plus one.
 const maxEventRequests = 4
 
-// events is what a controller has to tell. Once the host has been told of a
-// kind, it is not told again until it has read the log that goes with it.
+// events is what a controller has to report. After the host has been told of an event, that
+// kind is masked until the host reads the event's log page.
 type events struct {
 	requests []*request
 	masked   [eventKinds]bool
@@ -62,7 +62,7 @@ func (a *association) notifyLocked(e event) {
 	a.tellLocked()
 }
 
-// tellLocked answers requests with events as long as there are both.
+// tellLocked answers event requests while there are both events and requests.
 func (a *association) tellLocked() {
 	ev := &a.events
 	for len(ev.requests) > 0 && len(ev.queued) > 0 {
@@ -98,7 +98,7 @@ func (a *association) abortEvent(cid uint16) bool {
 	return true
 }
 
-// unmaskLocked lets e be told again: its log is being read.
+// unmaskLocked allows e to be reported again, since its log is being read.
 func (a *association) unmaskLocked(e event, retain bool) {
 	if retain {
 		return
@@ -107,7 +107,7 @@ func (a *association) unmaskLocked(e event, retain bool) {
 	a.events.queued = slices.DeleteFunc(a.events.queued, func(q event) bool { return q == e })
 }
 
-// namespaceChanged notes that a namespace has come, gone or changed.
+// namespaceChanged records that a namespace was added, removed or changed.
 func (a *association) namespaceChanged(nsid uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -122,10 +122,10 @@ func (a *association) namespaceChanged(nsid uint32) {
 	a.notifyLocked(eventNamespaces)
 }
 
-// maxNotices bounds what a host that does not read its log can make us keep.
+// maxNotices limits the notices kept for a host that does not read its log.
 const maxNotices = 64
 
-// reservationChanged notes what happened to a reservation of a namespace.
+// reservationChanged records an event of a namespace's reservation.
 func (a *association) reservationChanged(nsid uint32, e nvmetcp.ReservationEvent) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -142,7 +142,7 @@ func (a *association) reservationChanged(nsid uint32, e nvmetcp.ReservationEvent
 	a.notifyLocked(eventReservation)
 }
 
-// resetLocked forgets what belongs to an enabled controller (Base, 3.7.2).
+// resetLocked drops the state that a controller reset clears (Base, 3.7.2).
 func (a *association) resetLocked() {
 	for _, r := range a.events.requests {
 		r.finish(nvmetcp.AbortRequested | dnr)
@@ -152,7 +152,7 @@ func (a *association) resetLocked() {
 	a.writeThrough.Store(false)
 }
 
-// discoveryChangedLocked tells those who look at discovery.
+// discoveryChangedLocked notifies the hosts that are connected to discovery.
 func (t *Target) discoveryChangedLocked() {
 	t.generation++
 	for _, a := range t.discovery.associations {

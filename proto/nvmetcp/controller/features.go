@@ -11,7 +11,7 @@ import (
 
 // features are a controller's settings (Base, 5.27).
 type features struct {
-	plain           map[nvmetcp.FeatureID]uint32 // values that are kept and mean nothing here
+	plain           map[nvmetcp.FeatureID]uint32 // values that are stored but have no effect here
 	events          uint32
 	behavior        [512]byte
 	reservationMask map[uint32]uint32 // by NSID
@@ -27,7 +27,7 @@ func newFeatures() features {
 	}
 }
 
-// supportedEvents is what a controller of s can tell of (OAES).
+// supportedEvents is OAES: the events that a controller of s can report.
 func (s *Subsystem) supportedEvents() uint32 {
 	if s.discovery {
 		return nvmetcp.EventDiscovery
@@ -35,13 +35,13 @@ func (s *Subsystem) supportedEvents() uint32 {
 	return nvmetcp.EventNamespaces | nvmetcp.EventANA
 }
 
-// queues is how many I/O queues a controller may have.
+// queues is the number of I/O queues that a controller may have.
 func (t *Target) queues() nvmetcp.QueueCounts {
 	n := uint32(t.cfg.MaxIOQueues)
 	return nvmetcp.QueueCounts{Submission: n, Completion: n}
 }
 
-// What Get Features with SEL 3 says of a feature.
+// The capabilities of a feature, returned by Get Features with SEL 3.
 const (
 	featureSaveable   = 1 << 0
 	featureNamespaced = 1 << 1
@@ -79,7 +79,7 @@ func (c *conn) getFeature(r *request, a *association) {
 	c.answer(r, int(min(f.Length, pageSize)), func(r *request) { r.respond(data) })
 }
 
-// featureLocked is a feature's value, its data structure if it has one, and what it can do.
+// featureLocked returns a feature's value, its data structure if any, and its capabilities.
 func (a *association) featureLocked(f nvmetcp.FeatureAccess) (value uint32, data []byte, capability uint32, ok bool) {
 	if v, ok := a.features.plain[f.ID]; ok {
 		return v, nil, featureChangeable, true

@@ -9,17 +9,17 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/block/ramdisk"
 	"weft.dev/weft/proto/nvmetcp"
-	"weft.dev/weft/proto/nvmetcp/backend"
 )
 
-// moment is long enough for what must not happen to happen, were it wrong.
+// moment is long enough for a wrong target to do what it must not.
 const moment = 50 * time.Millisecond
 
-// slowWorld has a device that keeps writes, and a host with one of them in it.
+// slowWorld has a device that holds writes back, and a host with one write in it.
 func slowWorld(t *testing.T, change ...func(*Config, *SubsystemConfig)) (*world, *slowDevice, *host) {
 	t.Helper()
-	slow := newSlow(backend.NewMemory(devSize, 4096))
+	slow := newSlow(ramdisk.New(devSize, 4096))
 	w := newWorldOn(t, slow, change...)
 	t.Cleanup(slow.release) // before the world is closed
 	h := w.attach(hostA)
@@ -29,7 +29,7 @@ func slowWorld(t *testing.T, change ...func(*Config, *SubsystemConfig)) (*world,
 	return w, slow, h
 }
 
-// begin sends a command and does not wait for it.
+// begin sends a command without waiting for it.
 func (p *peer) begin(cmd nvmetcp.Command, out []byte) (cid uint16) {
 	p.t.Helper()
 	p.send(&cmd, out)
@@ -39,8 +39,8 @@ func (p *peer) begin(cmd nvmetcp.Command, out []byte) (cid uint16) {
 	return cmd.CID()
 }
 
-// during checks that f does not return while the write is held, and does, and
-// well, once it has landed.
+// during checks that f does not return while the write is held, and succeeds once it has
+// landed.
 func during(t *testing.T, slow *slowDevice, what string, f func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -71,7 +71,7 @@ func TestACloseOfASubsystemWaitsForTheDevice(t *testing.T) {
 func TestARemovedNamespaceIsOutOfTheDevice(t *testing.T) {
 	w, slow, h := slowWorld(t)
 	during(t, slow, "RemoveNamespace", func(ctx context.Context) error { return w.sub.RemoveNamespace(ctx, 1) })
-	h.io.must(h.io.serve(h.io.cid, nil, nil)) // the write was done, and its host hears it
+	h.io.must(h.io.serve(h.io.cid, nil, nil)) // the write was executed, and its host gets the answer
 	h.io.want(h.io.write(0, pattern(4096, 2)), nvmetcp.InvalidNamespace)
 	if n := slow.writesLanded(); n != 1 {
 		t.Errorf("%d writes landed, want 1: one came after the namespace was removed", n)
@@ -101,7 +101,7 @@ func TestARemoveThatGivesUpCanBeRepeated(t *testing.T) {
 		t.Fatalf("RemoveNamespace while a write is in the device = %v, want deadline exceeded", err)
 	}
 	add := func() error {
-		return w.sub.AddNamespace(NamespaceConfig{NSID: 1, UUID: block.UUID{9}, Device: backend.NewMemory(devSize, 4096)})
+		return w.sub.AddNamespace(NamespaceConfig{NSID: 1, UUID: block.UUID{9}, Device: ramdisk.New(devSize, 4096)})
 	}
 	if err := add(); !errors.Is(err, ErrExists) {
 		t.Errorf("AddNamespace before the old one is drained = %v, want ErrExists", err)
@@ -112,8 +112,8 @@ func TestARemoveThatGivesUpCanBeRepeated(t *testing.T) {
 	}
 }
 
-// TestRemovingANamespaceDoesNotWaitForASilentHost: a host that is cut off in the
-// middle of sending a write holds nvmet's barrier for as long as it is silent.
+// TestRemovingANamespaceDoesNotWaitForASilentHost: a host falls silent in the middle of
+// sending a write. With nvmet it would block the removal for as long as it is silent.
 func TestRemovingANamespaceDoesNotWaitForASilentHost(t *testing.T) {
 	w := newWorld(t)
 	h := w.attach(hostA)
@@ -128,10 +128,10 @@ func TestRemovingANamespaceDoesNotWaitForASilentHost(t *testing.T) {
 	}
 }
 
-// TestDataThatComesAfterTheFenceDoesNotLand: the write was admitted, its data is
-// still with the host when the namespace goes.
+// TestDataThatComesAfterTheFenceDoesNotLand: the target has accepted the write, and the
+// host still has its data when the namespace is removed.
 func TestDataThatComesAfterTheFenceDoesNotLand(t *testing.T) {
-	slow := newSlow(backend.NewMemory(devSize, 4096))
+	slow := newSlow(ramdisk.New(devSize, 4096))
 	w := newWorldOn(t, slow)
 	h := w.attach(hostA)
 	data := pattern(65536, 1)
@@ -190,8 +190,8 @@ func TestWithoutOnePerHostAHostHasManyControllers(t *testing.T) {
 	}
 }
 
-// TestTheNewestConnectWins: those that wait for the oldest's drain give up for
-// the newest, so that a host that retries does not lock itself out.
+// TestTheNewestConnectWins: Connects that wait for the oldest controller's drain give way
+// to the newest one. Otherwise a host that retries could lock itself out.
 func TestTheNewestConnectWins(t *testing.T) {
 	w, slow, _ := slowWorld(t, func(_ *Config, s *SubsystemConfig) { s.OnePerHost = true })
 	first, second := w.dial(), w.dial()
@@ -204,7 +204,7 @@ func TestTheNewestConnectWins(t *testing.T) {
 	go func() { status <- second.connect(hostA, testNQN, 0, nvmetcp.DynamicController) }()
 	pdu, err := first.r.Next()
 	if err == nil && (pdu.Type != nvmetcp.TypeCapsuleResp || pdu.Completion().Status() == nvmetcp.Success) {
-		t.Errorf("the connect that was overtaken got %v", pdu.Type)
+		t.Errorf("the overtaken connect got %v", pdu.Type)
 	}
 	slow.release()
 	second.must(<-status)
@@ -222,8 +222,8 @@ func TestAConnectWhoseOldControllerHangsIsToldToTryAgain(t *testing.T) {
 	slow.release()
 }
 
-// TestAControllersIDIsNotGivenAgainBeforeItsCommandsAreOut, or a host could
-// mistake the old one for its own.
+// TestAControllersIDIsNotGivenAgainBeforeItsCommandsAreOut: otherwise a host could mistake
+// the old controller for its own.
 func TestAControllersIDIsNotGivenAgainBeforeItsCommandsAreOut(t *testing.T) {
 	w, slow, h := slowWorld(t, func(_ *Config, s *SubsystemConfig) { s.CntlidMin, s.CntlidMax = 7, 7 })
 	h.admin.conn.Close()
@@ -260,8 +260,8 @@ func TestAHostThatIsNoLongerAllowedIsCutOff(t *testing.T) {
 	p.want(p.connect(hostA, testNQN, 0, nvmetcp.DynamicController), nvmetcp.ConnectInvalidHost)
 }
 
-// TestAHostThatComesAsItIsShutOutStaysOut: its Connect was looked at while it
-// could still come in.
+// TestAHostThatComesAsItIsShutOutStaysOut: its Connect was checked while it was still
+// allowed.
 func TestAHostThatComesAsItIsShutOutStaysOut(t *testing.T) {
 	w := newWorld(t)
 	c := &conn{address: "192.0.2.1"}

@@ -10,30 +10,30 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/block/ramdisk"
 	"weft.dev/weft/proto/nvmetcp"
-	"weft.dev/weft/proto/nvmetcp/backend"
 	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
-// FuzzConnections turns bytes into what peers send on up to four connections:
-// valid openings, commands of any content with data of any length, data PDUs for
-// transfers that may be or not, and plain bytes. Whatever they are, nothing
-// panics, every connection ends, memory is bounded, what the target sends can be
-// parsed, and an honest host is served after it.
+// FuzzConnections turns bytes into the traffic of peers on up to four connections: valid
+// openings, commands with any content and any length of data, data PDUs for transfers that
+// may not exist, and raw bytes. Whatever they send, nothing panics, every connection ends,
+// memory stays bounded, the target's output can be parsed, and an honest host is served
+// afterwards.
 func FuzzConnections(f *testing.F) {
 	for _, s := range seeds() {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, script []byte) {
 		if len(script) > 4<<10 {
-			t.Skip("long scripts find nothing more")
+			t.Skip("longer scripts find no more")
 		}
 		play(t, script)
 	})
 }
 
-// The steps of a script: each is a byte for the connection (its low two bits)
-// and the step (the others), and what the step takes.
+// The steps of a script. Each is a byte with the connection (low two bits) and the step
+// (the other bits), followed by the step's arguments.
 const (
 	stepGreet = iota
 	stepConnect
@@ -47,7 +47,7 @@ const (
 	steps
 )
 
-// provenNQN is the subsystem whose hosts must prove themselves.
+// provenNQN is the subsystem whose hosts must authenticate.
 const provenNQN block.NQN = "nqn.2026-11.dev.weft:proven"
 
 func step(conn, kind byte, rest ...byte) []byte { return append([]byte{kind<<2 | conn}, rest...) }
@@ -74,14 +74,14 @@ func seeds() [][]byte {
 	return seeds
 }
 
-// proving is a host that begins to prove itself.
+// proving is the script of a host that starts to authenticate.
 func proving() []byte {
 	m := (&dhchap.Negotiate{Transaction: 1, Hashes: []dhchap.Hash{dhchap.SHA256}, Groups: []dhchap.Group{dhchap.Null}}).Append(nil)
 	return bytes.Join([][]byte{step(0, stepGreet, 0), step(0, stepConnect, 0, 31, 2),
 		step(0, stepAuth, append([]byte{byte(len(m))}, m...)...), step(0, stepAuth, 0)}, nil)
 }
 
-// doing is a command with n times 256 bytes of data that repeats pattern.
+// doing is a command with n times 256 bytes of data, which repeat pattern.
 func doing(conn byte, c nvmetcp.Command, n byte, pattern []byte) []byte {
 	data := [patternSize]byte{}
 	copy(data[:], pattern)
@@ -153,7 +153,7 @@ func play(t *testing.T, script []byte) {
 		t.Fatal(err)
 	}
 	sub, _ := target.AddSubsystem(SubsystemConfig{NQN: testNQN, Hosts: []Host{{NQN: hostA.NQN}}})
-	if err := sub.AddNamespace(NamespaceConfig{NSID: 1, Device: limited{backend.NewMemory(1<<20, 4096)}}); err != nil {
+	if err := sub.AddNamespace(NamespaceConfig{NSID: 1, Device: limited{ramdisk.New(1<<20, 4096)}}); err != nil {
 		t.Fatal(err)
 	}
 	proven, _ := target.AddSubsystem(SubsystemConfig{NQN: provenNQN, Hosts: []Host{{NQN: hostA.NQN, HostKey: fuzzKey, Groups: []dhchap.Group{dhchap.Null}}}})
@@ -193,13 +193,13 @@ func play(t *testing.T, script []byte) {
 	}
 }
 
-// operate is what an operator does meanwhile. It can fail: then it was done before.
+// operate is what an operator does meanwhile. It may fail if it was done before.
 func operate(sub *Subsystem, port *Port, what byte) {
 	switch what % 5 {
 	case 0:
 		sub.ResizeNamespace(1)
 	case 1:
-		sub.AddNamespace(NamespaceConfig{NSID: 2, Device: backend.NewMemory(1<<20, 512)})
+		sub.AddNamespace(NamespaceConfig{NSID: 2, Device: ramdisk.New(1<<20, 512)})
 	case 2:
 		port.SetANA(1, nvmetcp.ANAStateNonOptimized+nvmetcp.ANAState(what>>3%2))
 	case 3:
@@ -209,7 +209,7 @@ func operate(sub *Subsystem, port *Port, what byte) {
 	}
 }
 
-// limited is a device that wants IOs in parts.
+// limited is a device that needs IOs in parts.
 type limited struct{ block.Device }
 
 func (l limited) Geometry() block.Geometry {
@@ -218,8 +218,8 @@ func (l limited) Geometry() block.Geometry {
 	return g
 }
 
-// settle waits until the target has sent all that there is, so that a script does
-// the same every time.
+// settle waits until the target has sent everything, so that a script always has the same
+// result.
 func settle(target *Target) {
 	for !settled(target) {
 		runtime.Gosched()
@@ -227,9 +227,9 @@ func settle(target *Target) {
 }
 
 func settled(target *Target) bool {
-	target.door.mu.Lock()
-	defer target.door.mu.Unlock()
-	for c := range target.door.inside {
+	target.limiter.mu.Lock()
+	defer target.limiter.mu.Unlock()
+	for c := range target.limiter.open {
 		c.mu.Lock()
 		busy := c.sending || len(c.out) > 0
 		c.mu.Unlock()
@@ -243,9 +243,9 @@ func settled(target *Target) bool {
 var fuzzKey, _ = dhchap.Generate(dhchap.SHA256, nil)
 
 func checkMemory(t *testing.T, target *Target) {
-	target.door.mu.Lock()
-	defer target.door.mu.Unlock()
-	for c := range target.door.inside {
+	target.limiter.mu.Lock()
+	defer target.limiter.mu.Unlock()
+	for c := range target.limiter.open {
 		c.mu.Lock()
 		if c.held < 0 || c.held > target.memoryLimit || len(c.requests) > c.limit {
 			t.Errorf("a connection holds %d bytes and %d requests", c.held, len(c.requests))

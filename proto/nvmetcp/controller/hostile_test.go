@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/block/ramdisk"
 	"weft.dev/weft/proto/nvmetcp"
-	"weft.dev/weft/proto/nvmetcp/backend"
 )
 
 // head makes a PDU's common header.
@@ -20,8 +20,8 @@ func head(kind nvmetcp.Type, flags, hlen, pdo uint8, plen uint32, rest int) []by
 	return append(b, make([]byte, rest)...)
 }
 
-// TestABrokenPDUIsAnsweredWithTheReason goes through what a peer may get wrong,
-// and checks after each that another host is served.
+// TestABrokenPDUIsAnsweredWithTheReason tries the errors that a peer can make, and checks
+// after each that another host is still served.
 func TestABrokenPDUIsAnsweredWithTheReason(t *testing.T) {
 	w := newWorld(t)
 	other := w.attach(hostB)
@@ -66,8 +66,8 @@ func TestABrokenPDUIsAnsweredWithTheReason(t *testing.T) {
 	}
 }
 
-// TestDataThatWasNotAskedForIsAnsweredWithTheReason is about H2CData that lies
-// about an R2T which there was.
+// TestDataThatWasNotAskedForIsAnsweredWithTheReason sends H2CData that does not match its
+// R2T.
 func TestDataThatWasNotAskedForIsAnsweredWithTheReason(t *testing.T) {
 	w := newWorld(t)
 	for _, c := range []struct {
@@ -111,10 +111,10 @@ func TestAHeaderThatChangedOnTheWayEndsTheConnection(t *testing.T) {
 	}
 }
 
-// TestDataThatChangedOnTheWayIsNotWritten, in the capsule and out of it; the
-// connection goes on (TCP, 3.3.1.1).
+// TestDataThatChangedOnTheWayIsNotWritten covers data in the capsule and in data PDUs. The
+// connection continues (TCP, 3.3.1.1).
 func TestDataThatChangedOnTheWayIsNotWritten(t *testing.T) {
-	slow := newSlow(backend.NewMemory(devSize, 4096))
+	slow := newSlow(ramdisk.New(devSize, 4096))
 	w := newWorldOn(t, slow)
 	h := w.attach(hostA, func(p *peer) { p.ic.DataDigest = true })
 	broken := &flipper{Conn: h.io.conn}
@@ -153,7 +153,7 @@ func (f *flipper) Write(b []byte) (int, error) {
 }
 
 func TestMoreCommandsThanTheQueueHasEntriesEndTheConnection(t *testing.T) {
-	slow := newSlow(backend.NewMemory(devSize, 4096))
+	slow := newSlow(ramdisk.New(devSize, 4096))
 	w := newWorldOn(t, slow)
 	t.Cleanup(slow.release)
 	h := w.attach(hostA)
@@ -169,7 +169,7 @@ func TestMoreCommandsThanTheQueueHasEntriesEndTheConnection(t *testing.T) {
 	slow.release()
 }
 
-// TestAConnectionThatSaysNothingIsClosed, at each point of the handshake.
+// TestAConnectionThatSaysNothingIsClosed falls silent at each point of the handshake.
 func TestAConnectionThatSaysNothingIsClosed(t *testing.T) {
 	w := newWorld(t, func(c *Config, _ *SubsystemConfig) { c.HandshakeTimeout = moment })
 	silent := w.dial()
@@ -191,8 +191,8 @@ func TestAConnectionThatHasConnectedMayBeSilent(t *testing.T) {
 	h.admin.must(h.admin.do(nvmetcp.PropertyGetCommand(nvmetcp.PropertyVS), nil, nil))
 }
 
-// TestATrickleIsCutOff: a PDU that comes byte by byte holds what it holds only
-// for so long, however alive the connection looks.
+// TestATrickleIsCutOff: a PDU that arrives byte by byte holds memory only for a limited
+// time, however alive the connection looks.
 func TestATrickleIsCutOff(t *testing.T) {
 	w := newWorld(t, func(c *Config, _ *SubsystemConfig) { c.StallTimeout = 4 * moment })
 	h := w.attach(hostA)
@@ -201,14 +201,14 @@ func TestATrickleIsCutOff(t *testing.T) {
 	b = append(b, cmd[:]...)
 	for _, one := range b[:70] {
 		if _, err := h.io.conn.Write([]byte{one}); err != nil {
-			return // cut off while it trickled
+			return // disconnected while it trickled
 		}
 		time.Sleep(moment / 8)
 	}
 	h.io.ended()
 }
 
-// TestAHostThatTakesNothingIsCutOff, and holds a bounded amount until then.
+// TestAHostThatTakesNothingIsCutOff also checks that it holds limited memory until then.
 func TestAHostThatTakesNothingIsCutOff(t *testing.T) {
 	w := newWorld(t, func(c *Config, _ *SubsystemConfig) { c.StallTimeout = 2 * moment })
 	h := w.attach(hostA)
@@ -222,8 +222,8 @@ func TestAHostThatTakesNothingIsCutOff(t *testing.T) {
 	other.io.must(other.io.flush())
 }
 
-// TestMemoryIsBoundedAndNobodyWaitsForEver reads much more at once than a
-// connection may hold.
+// TestMemoryIsBoundedAndNobodyWaitsForEver reads far more at once than a connection may
+// hold.
 func TestMemoryIsBoundedAndNobodyWaitsForEver(t *testing.T) {
 	w := newWorld(t, func(c *Config, _ *SubsystemConfig) { c.MemoryPerConnection = 2 * block.MiB })
 	h := w.attach(hostA)
@@ -252,10 +252,10 @@ func TestMemoryIsBoundedAndNobodyWaitsForEver(t *testing.T) {
 
 // connOf finds the target's end of a connection.
 func (w *world) connOf(p *peer) *conn {
-	d := w.target.door
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for c := range d.inside {
+	l := w.target.limiter
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c := range l.open {
 		if c.sock.RemoteAddr().String() == p.conn.LocalAddr().String() {
 			return c
 		}
@@ -265,13 +265,13 @@ func (w *world) connOf(p *peer) *conn {
 }
 
 func (w *world) connections() int {
-	w.target.door.mu.Lock()
-	defer w.target.door.mu.Unlock()
-	return len(w.target.door.inside)
+	w.target.limiter.mu.Lock()
+	defer w.target.limiter.mu.Unlock()
+	return len(w.target.limiter.open)
 }
 
-// TestAFloodOfConnectionsPushesItselfOut: those that introduce themselves are
-// let in while a flood goes on, and those inside are served.
+// TestAFloodOfConnectionsPushesItselfOut: during a flood, hosts that complete their
+// handshake get in, and connected hosts are served.
 func TestAFloodOfConnectionsPushesItselfOut(t *testing.T) {
 	w := newWorld(t, func(c *Config, _ *SubsystemConfig) { c.MaxHandshakes = 8 })
 	inside := w.attach(hostB)
@@ -290,8 +290,8 @@ func TestAFloodOfConnectionsPushesItselfOut(t *testing.T) {
 	}
 }
 
-// TestAFloodOfDiscoveryPushesItselfOut: anybody may ask for discovery, under any
-// name, and stay; those who may connect get in all the same.
+// TestAFloodOfDiscoveryPushesItselfOut: anybody may connect to discovery under any name and
+// stay. Hosts of the subsystem must get in nevertheless.
 func TestAFloodOfDiscoveryPushesItselfOut(t *testing.T) {
 	w := newWorld(t, func(c *Config, _ *SubsystemConfig) { c.MaxHandshakes, c.MaxConnections = 8, 24 })
 	for i := range 40 {
@@ -345,7 +345,7 @@ func TestAHostHasItsShareOfControllers(t *testing.T) {
 	w.admin(hostB)
 }
 
-// script is what a host sends, written down before there is anybody to answer.
+// script is what a host sends, recorded in advance.
 type script struct {
 	w   *nvmetcp.Writer
 	out buffered
@@ -370,7 +370,7 @@ func (s *script) bytes() []byte {
 	return s.out
 }
 
-// adminScript is what a host sends that connects an admin queue and asks for things.
+// adminScript connects an admin queue and sends some requests.
 func adminScript(s *Subsystem) []byte {
 	w := newScript()
 	d := nvmetcp.ConnectData{HostID: hostA.ID, ControllerID: nvmetcp.DynamicController, Subsystem: s.NQN(), Host: hostA.NQN}

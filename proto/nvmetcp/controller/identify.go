@@ -52,7 +52,7 @@ func (a *association) identify(i nvmetcp.Identify) ([]byte, nvmetcp.Status) {
 	return a.describeNamespace(i, ns)
 }
 
-// describeNamespace answers what is asked of a namespace that there is.
+// describeNamespace answers a request about an existing namespace.
 func (a *association) describeNamespace(i nvmetcp.Identify, ns *namespace) ([]byte, nvmetcp.Status) {
 	switch i.CNS {
 	case nvmetcp.CNSDescriptors, nvmetcp.CNSNamespaceOfSet, nvmetcp.CNSIndependentNamespace, nvmetcp.CNSNamespaceControllers:
@@ -67,15 +67,15 @@ func (a *association) describeNamespace(i nvmetcp.Identify, ns *namespace) ([]by
 		d := nvmetcp.Descriptors{UUID: ns.cfg.UUID, NGUID: ns.cfg.NGUID, HasSet: true}
 		return d.Append(nil), nvmetcp.Success
 	case nvmetcp.CNSNamespaceOfSet:
-		return nil, nvmetcp.Success // nothing that applies: no metadata, no protection
+		return nil, nvmetcp.Success // nothing to report: no metadata, no protection information
 	case nvmetcp.CNSIndependentNamespace:
 		return ns.independent().Append(nil), nvmetcp.Success
 	}
 	return nvmetcp.AppendControllerList(nil, a.sub.controllerIDs(i.ControllerID)), nvmetcp.Success
 }
 
-// identifyNamespace answers for one namespace: zeroes for an NSID that could be
-// and is not, and for all of them what they have in common (Base, 5.17.2.1).
+// identifyNamespace answers for one namespace (Base, 5.17.2.1): zeroes for a valid NSID
+// without a namespace, and for AllNamespaces what they have in common.
 func (a *association) identifyNamespace(i nvmetcp.Identify, ns *namespace) ([]byte, nvmetcp.Status) {
 	switch {
 	case ns != nil:
@@ -133,7 +133,7 @@ func (a *association) describe() nvmetcp.Controller {
 	return c
 }
 
-// largestNSID is NN: at least maxNamespaces, so that hosts expect ones to come.
+// largestNSID is NN. It is at least maxNamespaces, so that hosts expect more to be added.
 func (a *association) largestNSID() uint32 {
 	largest := uint32(maxNamespaces)
 	for _, n := range a.sub.namespaces() {
@@ -142,13 +142,13 @@ func (a *association) largestNSID() uint32 {
 	return largest
 }
 
-// nvmController says that Write Zeroes may be as large as a command can say,
-// which without it is taken for MDTS.
+// nvmController allows Write Zeroes up to the largest size that the command can name.
+// Without this, hosts apply MDTS.
 func (a *association) nvmController() nvmetcp.NVMController {
 	return nvmetcp.NVMController{WZSL: 13} // 32 MiB: 65536 blocks of 512 bytes
 }
 
-// reservationTypes is RESCAP: all types, and keys as of 1.3; nothing survives a restart.
+// reservationTypes is RESCAP: all types, and keys as of 1.3. Nothing survives a restart.
 const reservationTypes = 0xff &^ nvmetcp.RESCAPPersist
 
 func (n *namespace) describe() nvmetcp.Namespace {
@@ -173,7 +173,7 @@ func (n *namespace) independent() nvmetcp.IndependentNamespace {
 	}
 }
 
-// controllerIDs lists those from first on.
+// controllerIDs lists the controller ids from first on.
 func (s *Subsystem) controllerIDs(first uint16) (ids []uint16) {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
@@ -186,7 +186,7 @@ func (s *Subsystem) controllerIDs(first uint16) (ids []uint16) {
 	return ids
 }
 
-// groups lists the ANA groups that have namespaces, in order, with these.
+// groups lists the ANA groups that have namespaces, in order, and their namespaces.
 func (s *Subsystem) groups() (ids []uint32, members map[uint32][]uint32) {
 	members = map[uint32][]uint32{}
 	for _, n := range s.namespaces() {

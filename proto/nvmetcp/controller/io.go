@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// io begins an I/O command.
+// io starts an I/O command.
 func (c *conn) io(r *request, p *nvmetcp.PDU, q *queue) error {
 	if status := q.ctrl.operational(); status != nvmetcp.Success {
 		r.finish(status)
@@ -44,7 +44,8 @@ func (c *conn) io(r *request, p *nvmetcp.PDU, q *queue) error {
 	return nil
 }
 
-// locate fills in where a command's blocks are. It ends the command if they are not.
+// locate fills in the range of a command's blocks. If it is invalid, locate ends the
+// command.
 func (r *request) locate(transfer bool) bool {
 	off, n, ok := r.ns.shape.Load().span(r.cmd.SLBA(), r.cmd.Blocks())
 	if !ok {
@@ -71,7 +72,7 @@ func (r *request) submitRead() {
 	r.submit()
 }
 
-// write gets the data of a Write or Compare, in memory of times its size.
+// write fetches the data of a Write or Compare, into memory of times its size.
 func (c *conn) write(r *request, p *nvmetcp.PDU, times int, then func(*request)) error {
 	if !r.locate(true) {
 		return nil
@@ -84,10 +85,10 @@ func (r *request) submitWrite() {
 	r.submit()
 }
 
-// durable reports whether what the command writes must be on the medium first.
+// durable reports whether the command's data must be on the medium before the answer.
 func (r *request) durable() bool { return r.cmd.FUA() || r.association().writeThrough.Load() }
 
-// submitCompare reads into the second half of the memory; completed compares.
+// submitCompare reads into the second half of the memory; completed compares the halves.
 func (r *request) submitCompare() {
 	r.io.Op, r.io.Data = block.OpRead, r.data[r.want:]
 	r.submit()
@@ -102,7 +103,7 @@ func (r *request) writeZeroes() {
 
 func (c *conn) datasetManagement(r *request, p *nvmetcp.PDU) error {
 	least := r.cmd.RangeCount() * nvmetcp.RangeSize
-	// Linux always sends a whole page.
+	// Linux always sends a full page.
 	n := int(min(r.cmd.SGL().Length, pageSize))
 	if n < least {
 		r.finish(nvmetcp.InvalidSGLLength | dnr)
@@ -114,7 +115,7 @@ func (c *conn) datasetManagement(r *request, p *nvmetcp.PDU) error {
 // deallocate discards the ranges in r.data.
 func (r *request) deallocate() {
 	if r.cmd.CDW(11)&nvmetcp.DatasetDeallocate == 0 {
-		r.finish(nvmetcp.Success) // the rest are hints
+		r.finish(nvmetcp.Success) // the other attributes are hints
 		return
 	}
 	shape := r.ns.shape.Load()
@@ -143,9 +144,9 @@ func (r *request) deallocate() {
 
 // submit gives r.io, or r.parts, to the Device.
 func (r *request) submit() {
-	r.side = r.ns.gate.enter()
+	r.side = r.ns.inflight.enter()
 	if status := r.admit(); status != nvmetcp.Success {
-		r.ns.gate.leave(r.side)
+		r.ns.inflight.leave(r.side)
 		if status != abandoned {
 			r.finish(status)
 		}
@@ -161,12 +162,12 @@ func (r *request) submit() {
 	r.ns.cfg.Device.Submit(&r.io)
 }
 
-// abandoned: the connection is being closed. The host gets no answer: it would
-// be an error to it, while a command without an answer is sent again.
+// abandoned means that the connection is being closed. The host gets no answer, because it
+// resends a command without an answer, while an answer would fail the command.
 const abandoned = nvmetcp.AbortedSQDeletion
 
-// admit says whether a command may go to the Device. It is asked inside of the
-// gate, where what forbids it is either seen or waits for the command.
+// admit returns Success if a command may go to the Device. Call it for a command in flight: a
+// change that forbids the command is then either seen here, or waits for the command.
 func (r *request) admit() nvmetcp.Status {
 	ns, q := r.ns, r.c.bound.Load()
 	write := r.io.Op != block.OpRead
@@ -183,13 +184,13 @@ func (r *request) admit() nvmetcp.Status {
 	return r.c.port.state(ns.group.Load()).Status()
 }
 
-// pending counts the parts of a request that are with the Device.
+// pending counts the parts of a request that are in the Device.
 type pending struct {
 	left   atomic.Int32
 	failed atomic.Pointer[error]
 }
 
-// split makes parts of at most limit bytes of r.io.
+// split makes parts of r.io, each of at most limit bytes.
 func (r *request) split(limit int64) {
 	for at := int64(0); at < r.io.Len; at += limit {
 		part := block.IO{Op: r.io.Op, FUA: r.io.FUA, Unmap: r.io.Unmap, Off: r.io.Off + at, Len: min(limit, r.io.Len-at)}
@@ -218,15 +219,15 @@ func (r *request) submitParts() {
 			completed(&r.io)
 		}
 	}
-	for i := range parts { // r may be done, and used again, after the last
+	for i := range parts { // after the last part r may be done and reused
 		ns.cfg.Device.Submit(&parts[i])
 	}
 }
 
-// completed is what the Device calls, from any goroutine.
+// completed is called by the Device, from any goroutine.
 func completed(io *block.IO) {
 	r := io.Owner.(*request)
-	r.ns.gate.leave(r.side)
+	r.ns.inflight.leave(r.side)
 	status := statusOf(io)
 	r.count(status)
 	if status == nvmetcp.Success && r.cmd.Opcode() == nvmetcp.IOCompare && !bytes.Equal(r.data[:r.want], r.data[r.want:]) {
@@ -235,7 +236,7 @@ func completed(io *block.IO) {
 	r.finish(status)
 }
 
-// count adds the command to what SMART tells.
+// count adds the command to the SMART counters.
 func (r *request) count(status nvmetcp.Status) {
 	n := &r.association().sub.counters
 	switch {
@@ -250,7 +251,7 @@ func (r *request) count(status nvmetcp.Status) {
 	}
 }
 
-// statusOf is how the host hears of an IO's outcome.
+// statusOf translates an IO's outcome for the host.
 func statusOf(io *block.IO) nvmetcp.Status {
 	if io.Err == nil {
 		return nvmetcp.Success
@@ -259,10 +260,10 @@ func statusOf(io *block.IO) nvmetcp.Status {
 }
 
 func statusOfError(err error, op block.Op) nvmetcp.Status {
-	var status nvmetcp.Status // errors.As moves it to the heap
+	var status nvmetcp.Status // declared here because errors.As moves it to the heap
 	switch {
 	case errors.As(err, &status):
-		return status // a Device that is a namespace itself
+		return status // the Device is an NVMe namespace itself
 	case errors.Is(err, block.ErrRange):
 		return nvmetcp.LBAOutOfRange | dnr
 	case errors.Is(err, block.ErrReadOnly):

@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/block/ramdisk"
 	"weft.dev/weft/proto/nvmetcp"
-	"weft.dev/weft/proto/nvmetcp/backend"
 )
 
 func TestWhatWasWrittenIsRead(t *testing.T) {
@@ -27,7 +27,7 @@ func TestWhatWasWrittenIsRead(t *testing.T) {
 				got := make([]byte, n)
 				h.io.must(h.io.read(uint64(i), got))
 				if !bytes.Equal(got, data) {
-					t.Errorf("%d bytes are not read as they were written", n)
+					t.Errorf("%d bytes differ from those written", n)
 				}
 				h.io.must(h.io.flush())
 			}
@@ -37,7 +37,7 @@ func TestWhatWasWrittenIsRead(t *testing.T) {
 
 func TestDataBeginsWhereTheHostWantsIt(t *testing.T) {
 	w := newWorld(t)
-	h := w.attach(hostA, func(p *peer) { p.ic.HPDA = 31 }) // the Reader checks
+	h := w.attach(hostA, func(p *peer) { p.ic.HPDA = 31 }) // the Reader checks the padding
 	h.io.must(h.io.read(0, make([]byte, 8192)))
 }
 
@@ -91,7 +91,7 @@ func TestZeroedAndDeallocatedBlocks(t *testing.T) {
 	got := make([]byte, len(data))
 	h.io.must(h.io.read(0, got))
 	if !bytes.Equal(got, data) {
-		t.Error("other blocks than those meant were zeroed")
+		t.Error("blocks outside of the range were zeroed")
 	}
 
 	dsm.SetSGL(nvmetcp.InCapsule(16))
@@ -115,7 +115,7 @@ func TestAReadOnlyNamespaceIsOnlyRead(t *testing.T) {
 	h.io.must(h.io.do(on2(ioCommand(nvmetcp.IOFlush, 0, 0, nvmetcp.Transport(0))), nil, nil))
 }
 
-// TestACommandWhoseDataDoesNotFitIsRefused, and the connection goes on.
+// TestACommandWhoseDataDoesNotFitIsRefused also checks that the connection continues.
 func TestACommandWhoseDataDoesNotFitIsRefused(t *testing.T) {
 	w := newWorld(t)
 	h := w.attach(hostA)
@@ -138,7 +138,7 @@ func TestACommandWhoseDataDoesNotFitIsRefused(t *testing.T) {
 	h.io.must(h.io.flush())
 }
 
-// TestDataInTheCapsuleMayHaveAnOffset, which ICDOFF 0 leaves to the SGL.
+// TestDataInTheCapsuleMayHaveAnOffset: an ICDOFF of 0 leaves the offset to the SGL.
 func TestDataInTheCapsuleMayHaveAnOffset(t *testing.T) {
 	w := newWorld(t)
 	h := w.attach(hostA)
@@ -149,12 +149,12 @@ func TestDataInTheCapsuleMayHaveAnOffset(t *testing.T) {
 	got := make([]byte, 4096)
 	h.io.must(h.io.read(0, got))
 	if !bytes.Equal(got, data[4096:]) {
-		t.Error("the data was taken from elsewhere")
+		t.Error("the data was taken from a wrong offset")
 	}
 }
 
-// TestADevicesErrorsHaveTheirStatus, and are final: the host's own retries would
-// only delay what the volume's copies are for.
+// TestADevicesErrorsHaveTheirStatus: errors are final (DNR). A retry by the host would only
+// delay its use of the volume's other copies.
 func TestADevicesErrorsHaveTheirStatus(t *testing.T) {
 	for _, c := range []struct {
 		err         error
@@ -166,7 +166,7 @@ func TestADevicesErrorsHaveTheirStatus(t *testing.T) {
 		{block.ErrUnsupported, nvmetcp.InvalidOpcode, nvmetcp.InvalidOpcode},
 		{block.ErrGone, nvmetcp.InternalError, nvmetcp.InternalError},
 	} {
-		w := newWorldOn(t, failing{backend.NewMemory(devSize, 4096), c.err})
+		w := newWorldOn(t, failing{ramdisk.New(devSize, 4096), c.err})
 		h := w.attach(hostA)
 		for _, got := range [][2]nvmetcp.Status{{h.io.read(0, make([]byte, 4096)), c.read}, {h.io.write(0, make([]byte, 4096)), c.write}} {
 			if got[0] != got[1]|nvmetcp.DNR {
@@ -185,7 +185,7 @@ func (f failing) Submit(io *block.IO) { io.Complete(fmt.Errorf("the drive: %w", 
 
 // TestADeviceWithALimitGetsParts: MaxIO is smaller than what a command may carry.
 func TestADeviceWithALimitGetsParts(t *testing.T) {
-	limited := &limitedDevice{Device: backend.NewMemory(devSize, 4096)}
+	limited := &limitedDevice{Device: ramdisk.New(devSize, 4096)}
 	w := newWorldOn(t, limited)
 	h := w.attach(hostA)
 	data := pattern(1<<20, 9)
@@ -215,9 +215,9 @@ func (l *limitedDevice) Submit(io *block.IO) {
 	go l.Device.Submit(io)
 }
 
-// TestCompletionsComeInAnyOrder: the first command is slow, the later ones are not kept by it.
+// TestCompletionsComeInAnyOrder: a slow first command does not delay the later ones.
 func TestCompletionsComeInAnyOrder(t *testing.T) {
-	slow := newSlow(backend.NewMemory(devSize, 4096))
+	slow := newSlow(ramdisk.New(devSize, 4096))
 	w := newWorldOn(t, slow)
 	t.Cleanup(slow.release)
 	h := w.attach(hostA)
@@ -231,9 +231,9 @@ func TestCompletionsComeInAnyOrder(t *testing.T) {
 	h.io.must(h.io.serve(first, nil, nil))
 }
 
-// TestFUAReachesTheDevice: durable is what the host asks for, not what we think.
+// TestFUAReachesTheDevice: the host decides what must be durable.
 func TestFUAReachesTheDevice(t *testing.T) {
-	slow := newSlow(backend.NewMemory(devSize, 4096))
+	slow := newSlow(ramdisk.New(devSize, 4096))
 	w := newWorldOn(t, slow)
 	t.Cleanup(slow.release)
 	h := w.attach(hostA)
@@ -248,10 +248,10 @@ func TestFUAReachesTheDevice(t *testing.T) {
 	slow.waitHeld(2)
 }
 
-// TestIOTakesNoMemory: on the way of a read or write nothing is allocated.
+// TestIOTakesNoMemory: reads and writes allocate nothing.
 func TestIOTakesNoMemory(t *testing.T) {
 	if raceDetector {
-		t.Skip("the race detector makes sync.Pool forget")
+		t.Skip("the race detector makes sync.Pool drop items")
 	}
 	w := newWorld(t)
 	h := w.attach(hostA)
@@ -276,10 +276,10 @@ func TestIOTakesNoMemory(t *testing.T) {
 	}
 }
 
-// TestWithoutAWriteCacheWritesAreDurable: a host that switches the cache off has
-// each write on the medium before it is answered.
+// TestWithoutAWriteCacheWritesAreDurable: after a host has switched the cache off, each of
+// its writes is on the medium before the answer.
 func TestWithoutAWriteCacheWritesAreDurable(t *testing.T) {
-	slow := newSlow(backend.NewMemory(devSize, 4096))
+	slow := newSlow(ramdisk.New(devSize, 4096))
 	w := newWorldOn(t, slow)
 	h := w.attach(hostA)
 	var durable []bool

@@ -11,13 +11,13 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// counters is what the SMART log tells; of the whole subsystem.
+// counters are the SMART log's counters, for the whole subsystem.
 type counters struct {
 	read, written, reads, writes, mediaErrors atomic.Uint64
 }
 
-// logPage answers a Get Log Page command (Base, 5.16). The whole page is made,
-// and the part that was asked for is sent.
+// logPage answers a Get Log Page command (Base, 5.16). It builds the whole page and sends
+// the requested part.
 func (c *conn) logPage(r *request) {
 	g := nvmetcp.ParseGetLog(&r.cmd)
 	if g.Length > uint64(c.t.cfg.MDTS) || g.IndexOffset || g.Offset%4 != 0 {
@@ -78,8 +78,9 @@ func (a *association) supportedLogs() []byte {
 	return s.Append(nil)
 }
 
-// smart has what a target can know: how much was read and written. Wear and
-// temperature are the drive's, which may be shared by many; 0 and full spare.
+// smart reports what a target knows: how much was read and written. Wear and temperature
+// belong to the drives, which many subsystems may share; it reports 0 for them, and full
+// spare.
 func (a *association) smart(g nvmetcp.GetLog) ([]byte, nvmetcp.Status) {
 	if g.NSID != nvmetcp.AllNamespaces && g.NSID != 0 {
 		return nil, nvmetcp.InvalidField | dnr // LPA bit 0 is not set: no page per namespace
@@ -104,7 +105,7 @@ func (a *association) changedNamespaces(retain bool) []byte {
 	return log
 }
 
-// effects says that no command needs another one to wait.
+// effects says that no command must run alone.
 func effects() []byte {
 	var e nvmetcp.Effects
 	for _, op := range []nvmetcp.Opcode{nvmetcp.AdminGetLogPage, nvmetcp.AdminIdentify, nvmetcp.AdminAbort, nvmetcp.AdminSetFeatures,
@@ -121,12 +122,12 @@ func effects() []byte {
 	return e.Append(nil)
 }
 
-// anaLogSize is what Identify lets a host expect at most, MNAN namespaces in
-// ANAGRPMAX groups. Hosts that read in pieces (libnvme does) read so far: the
-// log is filled up, since to read beyond its end is an error.
+// anaLogSize is the largest log that Identify lets a host expect: MNAN namespaces in
+// ANAGRPMAX groups. Hosts that read in pieces, such as libnvme, read this far, and reading
+// beyond a log's end is an error. The log is therefore padded to this size.
 const anaLogSize = 16 + 32*maxANAGroups + 4*maxNamespaces
 
-// anaLog is made after the event was unmasked: a change that it lacks is told.
+// anaLog unmasks the event first, so that a later change causes a new event.
 func (a *association) anaLog(g nvmetcp.GetLog) []byte {
 	a.mu.Lock()
 	a.unmaskLocked(eventANA, g.RetainEvent)
@@ -162,7 +163,7 @@ func (a *association) reservationNotice() []byte {
 	return n.Append(nil)
 }
 
-// discoveryLog lists what the host may connect to, through every port.
+// discoveryLog lists the subsystems that the host may connect to, through every port.
 func (a *association) discoveryLog(c *conn, retain bool) []byte {
 	t := a.sub.t
 	t.mu.Lock()
@@ -187,11 +188,11 @@ func (a *association) discoveryLog(c *conn, retain bool) []byte {
 	return log.Append(nil)
 }
 
-// noFlowControl is the bit of TREQ that says that SQ flow control may be off.
+// noFlowControl is the bit of TREQ that allows SQ flow control to be off.
 const noFlowControl = 1 << 2
 
-// entry describes a subsystem behind a port; came is where the host came in,
-// which stands for a port that listens on all addresses.
+// entry describes a subsystem behind a port. came is the address that the host has
+// connected to; it is reported if the port listens on all addresses.
 func (p *Port) entry(s *Subsystem, came net.Addr) nvmetcp.DiscoveryEntry {
 	address, service := p.cfg.Address, p.cfg.Service
 	if host, port, err := net.SplitHostPort(p.l.Addr().String()); err == nil {

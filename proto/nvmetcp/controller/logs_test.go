@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// nvme-cli reads as much of the ANA log as Identify lets it expect, in pieces of 4 KiB.
+// nvme-cli reads as much of the ANA log as Identify announces, in pieces of 4 KiB.
 func TestTheANALogIsReadInPiecesToItsEnd(t *testing.T) {
 	w := newWorld(t)
 	p := w.admin(hostA)

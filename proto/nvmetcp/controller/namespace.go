@@ -15,22 +15,22 @@ import (
 
 // namespace is a Device as hosts see it.
 type namespace struct {
-	cfg   NamespaceConfig
-	gate  *gate // commands in the Device are inside
-	gone  atomic.Bool
-	shape atomic.Pointer[shape]
-	group atomic.Uint32
+	cfg      NamespaceConfig
+	inflight *inflight // commands in the Device
+	gone     atomic.Bool
+	shape    atomic.Pointer[shape]
+	group    atomic.Uint32
 
 	mu       sync.Mutex
 	reserved reservation.State
-	held     atomic.Bool // somebody has a reservation: see mayDo
+	held     atomic.Bool // there is a reservation: see mayDo
 }
 
 // shape is a Device's geometry in blocks.
 type shape struct {
 	shift  uint // a block is 1<<shift bytes
 	blocks uint64
-	maxIO  int64 // bytes; 0: any
+	maxIO  int64 // bytes; 0: no limit
 	block.Geometry
 }
 
@@ -46,12 +46,12 @@ func newNamespace(c NamespaceConfig) (*namespace, error) {
 	case c.ANAGroup > maxANAGroups:
 		return nil, fmt.Errorf("namespace %d: ANA group %d: must be 1 to %d", c.NSID, c.ANAGroup, maxANAGroups)
 	}
-	n := &namespace{cfg: c, gate: newGate()}
+	n := &namespace{cfg: c, inflight: newInflight()}
 	n.group.Store(c.ANAGroup)
 	return n, n.measure()
 }
 
-// measure takes the Device's geometry.
+// measure reads the Device's geometry.
 func (n *namespace) measure() error {
 	g := n.cfg.Device.Geometry()
 	if g.BlockSize < 512 || g.BlockSize > 64*block.KiB || g.BlockSize&(g.BlockSize-1) != 0 {
@@ -69,7 +69,8 @@ func (n *namespace) measure() error {
 
 var errEmpty = errors.New("the device has no block")
 
-// span is the bytes of blocks lba to lba+count; ok if the namespace has them.
+// span is the byte range of blocks lba to lba+count; ok is false beyond the namespace's
+// end.
 func (s *shape) span(lba uint64, count uint32) (off, n int64, ok bool) {
 	if lba > s.blocks || uint64(count) > s.blocks-lba {
 		return 0, 0, false
@@ -77,8 +78,8 @@ func (s *shape) span(lba uint64, count uint32) (off, n int64, ok bool) {
 	return int64(lba << s.shift), int64(count) << s.shift, true
 }
 
-// mayDo asks the reservations. It is called inside of the gate, so that a
-// preemption that follows a command is followed by that command's end.
+// mayDo checks the reservations. Call it for a command in flight: a preemption then either refuses
+// the command here, or waits for it.
 func (n *namespace) mayDo(h block.UUID, write bool) bool {
 	if !n.held.Load() {
 		return true

@@ -14,22 +14,22 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// bearable is how long an IO of a host may take while others misbehave. Unharmed
-// it takes less than a millisecond; the rest is for busy machines.
+// bearable is the longest that an IO may take while another host misbehaves. Undisturbed it
+// takes less than a millisecond; the rest is for busy machines.
 const bearable = 3 * time.Second
 
-// neighbour is a host that does its work while another misbehaves.
+// neighbour is a host that works while another one misbehaves.
 type neighbour struct {
 	w       *world
 	host    *host
 	ios     atomic.Int64
 	slowest atomic.Int64
-	most    int // bytes that the target's connections held
+	most    int // most bytes that the target's connections held
 	stop    chan struct{}
 	done    chan struct{}
 }
 
-// beside starts a host that writes, reads and connects anew all the time.
+// beside starts a host that writes, reads and reconnects all the time.
 func (w *world) beside() *neighbour {
 	n := &neighbour{w: w, host: w.attach(hostB), stop: make(chan struct{}), done: make(chan struct{})}
 	go func() {
@@ -50,7 +50,7 @@ func (w *world) beside() *neighbour {
 			n.within(func() { n.host.io.must(n.host.io.write(uint64(i%8), want)) })
 			n.within(func() { n.host.io.must(n.host.io.read(uint64(i%8), got)) })
 			if !bytes.Equal(got, want) {
-				w.t.Error("the neighbour read something else than it wrote")
+				w.t.Error("the neighbor read other data than it wrote")
 			}
 			n.most = max(n.most, w.held())
 		}
@@ -65,11 +65,11 @@ func (n *neighbour) within(do func()) {
 	n.slowest.Store(max(n.slowest.Load(), int64(time.Since(from))))
 }
 
-// held is how much memory the target holds for data of commands.
+// held is the memory that the target holds for data of commands.
 func (w *world) held() (sum int) {
-	w.target.door.mu.Lock()
-	defer w.target.door.mu.Unlock()
-	for c := range w.target.door.inside {
+	w.target.limiter.mu.Lock()
+	defer w.target.limiter.mu.Unlock()
+	for c := range w.target.limiter.open {
 		c.mu.Lock()
 		sum += c.held
 		c.mu.Unlock()
@@ -77,8 +77,8 @@ func (w *world) held() (sum int) {
 	return sum
 }
 
-// unharmed ends the neighbour once it has done so many IOs, and reports if one of
-// them took too long, or if the target held more for data than that many bytes.
+// unharmed ends the neighbour after the given number of IOs. It fails the test if one of
+// them took too long, or if the target held more than most bytes of data.
 func (n *neighbour) unharmed(ios int64, most block.Size) {
 	n.w.t.Helper()
 	soon(n.w.t, "the neighbour's IO", func() bool { return n.ios.Load() >= ios || n.ended() })
@@ -87,7 +87,7 @@ func (n *neighbour) unharmed(ios int64, most block.Size) {
 	n.host.io.conn.Close()
 	n.host.admin.conn.Close()
 	if d := time.Duration(n.slowest.Load()); d > bearable {
-		n.w.t.Errorf("an IO of the neighbour took %v", d)
+		n.w.t.Errorf("an IO of the neighbor took %v", d)
 	}
 	if n.most > int(most) {
 		n.w.t.Errorf("the target held %d bytes for data", n.most)
@@ -103,7 +103,7 @@ func (n *neighbour) ended() bool {
 	}
 }
 
-// from dials as another machine would.
+// from dials as if from another machine.
 func (w *world) from(address string) net.Conn {
 	w.t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
@@ -122,9 +122,9 @@ func TestSlowSendersHarmNobodyElse(t *testing.T) {
 	n := w.beside()
 	var slow []net.Conn
 	for range 50 {
-		slow = append(slow, w.from("127.0.0.2")) // do not come to the end of ICReq
+		slow = append(slow, w.from("127.0.0.2")) // never completes its ICReq
 	}
-	for range 4 { // do not come to the end of the data that they were asked for
+	for range 4 { // never sends all of the data that the target asked for
 		h := w.attach(hostA)
 		for range 2 {
 			h.io.begin(ioCommand(nvmetcp.IOWrite, 0, 256, nvmetcp.Transport(1<<20)), nil)
@@ -136,7 +136,7 @@ func TestSlowSendersHarmNobodyElse(t *testing.T) {
 	}
 	tick := time.NewTicker(moment / 4)
 	defer tick.Stop()
-	soon(t, "all that are slow are cut off", func() bool {
+	soon(t, "all slow connections are closed", func() bool {
 		<-tick.C
 		left := slow[:0]
 		for _, c := range slow {
@@ -163,10 +163,10 @@ func TestAFloodHarmsNobodyElse(t *testing.T) {
 		}
 		most, connections = max(most, runtime.NumGoroutine()-before), max(connections, w.connections())
 	}
-	// Those that are being closed count: an address has 64. The neighbour has two,
-	// and two more while it connects anew.
+	// Connections that are being closed count too: an address has 64. The neighbour has
+	// two, and two more while it reconnects.
 	if connections > 64+4 || most > 4*strangers {
-		t.Errorf("the target has %d connections and %d goroutines in a flood that may have %d", connections, most, strangers)
+		t.Errorf("the target has %d connections and %d goroutines in a flood limited to %d", connections, most, strangers)
 	}
 	n.unharmed(500, 2*block.MiB)
 }
@@ -204,8 +204,8 @@ func TestLyingLengthsHarmNobodyElse(t *testing.T) {
 	}
 }
 
-// TestStreamsThatEndAnywhereHarmNobodyElse ends an admin queue's connection after
-// each of its bytes, and an IO queue's, most of which is data, after many.
+// TestStreamsThatEndAnywhereHarmNobodyElse ends an admin queue's connection after each of
+// its bytes, and an IO queue's, which is mostly data, after many of them.
 func TestStreamsThatEndAnywhereHarmNobodyElse(t *testing.T) {
 	w := newWorld(t)
 	before := runtime.NumGoroutine()
@@ -229,8 +229,8 @@ func TestStreamsThatEndAnywhereHarmNobodyElse(t *testing.T) {
 	soon(t, "the goroutines are gone", func() bool { return runtime.NumGoroutine() <= before+1 })
 }
 
-// queueScript is what a host sends on an IO queue: writes in the capsule and by
-// R2T, which it does not wait for, and a read.
+// queueScript is what a host sends on an IO queue: writes in the capsule and by R2T,
+// without waiting for them, and a read.
 func queueScript(id uint16) []byte {
 	w := newScript()
 	d := nvmetcp.ConnectData{HostID: hostA.ID, ControllerID: id, Subsystem: testNQN, Host: hostA.NQN}
@@ -252,7 +252,7 @@ func TestAHostThatTakesNothingHarmsNobodyElse(t *testing.T) {
 		}
 		h.io.w.Flush()
 	}
-	soon(t, "they are cut off", func() bool {
+	soon(t, "they are disconnected", func() bool {
 		for _, c := range w.sub.Controllers() {
 			if c.Host.NQN == hostA.NQN && c.Queues > 0 {
 				return false

@@ -12,11 +12,11 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/block/ramdisk"
 	"weft.dev/weft/proto/nvmetcp"
-	"weft.dev/weft/proto/nvmetcp/backend"
 )
 
-// patience is how long a test waits for what must happen.
+// patience is the longest that a test waits for an expected event.
 const patience = 10 * time.Second
 
 const (
@@ -40,7 +40,7 @@ type world struct {
 
 func newWorld(t testing.TB, change ...func(*Config, *SubsystemConfig)) *world {
 	t.Helper()
-	return newWorldOn(t, backend.NewMemory(devSize, 4096), change...)
+	return newWorldOn(t, ramdisk.New(devSize, 4096), change...)
 }
 
 func newWorldOn(t testing.TB, device block.Device, change ...func(*Config, *SubsystemConfig)) *world {
@@ -65,7 +65,7 @@ func newWorldOn(t testing.TB, device block.Device, change ...func(*Config, *Subs
 	return w
 }
 
-// listen adds a port that is linked to the subsystem.
+// listen adds a port and links it to the subsystem.
 func (w *world) listen(id uint16) *Port {
 	w.t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -90,7 +90,7 @@ func (w *world) close() {
 	}
 }
 
-// peer is a host that does one thing at a time, and can misbehave.
+// peer is a host that does one thing at a time and can misbehave.
 type peer struct {
 	t    testing.TB
 	conn net.Conn
@@ -102,7 +102,7 @@ type peer struct {
 	last nvmetcp.Completion
 }
 
-// dial opens a connection and says nothing.
+// dial opens a connection and sends nothing.
 func (w *world) dial() *peer {
 	w.t.Helper()
 	conn, err := net.Dial("tcp", w.port.Addr().String())
@@ -148,8 +148,8 @@ func (p *peer) next() *nvmetcp.PDU {
 	return pdu
 }
 
-// do sends a command and serves it to its end. out goes to the controller, in
-// the capsule or as R2Ts ask for it; in takes what comes.
+// do sends a command and serves it until it is done. out is sent to the controller, in the
+// capsule or by R2T; in receives data.
 func (p *peer) do(cmd nvmetcp.Command, out, in []byte) nvmetcp.Status {
 	p.t.Helper()
 	p.send(&cmd, out)
@@ -169,7 +169,7 @@ func (p *peer) send(cmd *nvmetcp.Command, out []byte) {
 	}
 }
 
-// serve does what the controller asks for until the command is done.
+// serve answers the controller until the command is done.
 func (p *peer) serve(cid uint16, out, in []byte) nvmetcp.Status {
 	p.t.Helper()
 	for {
@@ -214,7 +214,7 @@ func (p *peer) connect(host block.Host, nqn block.NQN, queue uint16, cntlid uint
 	return p.do(c.Command(), d.Append(nil), nil)
 }
 
-// must fails the test if a command did not succeed.
+// must fails the test if a command failed.
 func (p *peer) must(s nvmetcp.Status) {
 	p.t.Helper()
 	if s != nvmetcp.Success {
@@ -222,7 +222,7 @@ func (p *peer) must(s nvmetcp.Status) {
 	}
 }
 
-// want fails the test if a command did not end with the code of want.
+// want fails the test unless a command ended with want's code.
 func (p *peer) want(s, want nvmetcp.Status) {
 	p.t.Helper()
 	if s.Code() != want {
@@ -314,8 +314,8 @@ func (p *peer) flush() nvmetcp.Status {
 	return p.do(ioCommand(nvmetcp.IOFlush, 0, 0, nvmetcp.Transport(0)), nil, nil)
 }
 
-// ended waits until the target has closed the connection, and returns the
-// TermReq that it sent, if any.
+// ended waits until the target has closed the connection. It returns the target's TermReq,
+// if any.
 func (p *peer) ended() *nvmetcp.TermReq {
 	p.t.Helper()
 	for {
@@ -339,7 +339,7 @@ func (p *peer) ended() *nvmetcp.TermReq {
 	}
 }
 
-// raw sends bytes as they are.
+// raw sends bytes unchanged.
 func (p *peer) raw(b []byte) {
 	p.t.Helper()
 	if err := p.w.Flush(); err != nil {
@@ -358,7 +358,7 @@ func pattern(n int, seed byte) []byte {
 	return b
 }
 
-// soon waits for a condition that other goroutines bring about.
+// soon waits until other goroutines make a condition true.
 func soon(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {

@@ -14,25 +14,25 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// PortConfig is what a port is made of.
+// PortConfig describes a port.
 type PortConfig struct {
-	ID uint16 // names the port to hosts; unique in a Target
+	ID uint16 // identifies the port to hosts; unique in a Target
 
-	// Where discovery says that the port is; empty: what the listener says, and
-	// for a listener on all addresses, the one that the asking host came to.
+	// The port's address in the discovery log. Empty means the listener's address, or, if
+	// that is the wildcard, the address that the asking host connected to.
 	Address, Service string
 
-	// Link are linked before the first host is let in: a host that comes to a
-	// port which lacks its subsystem yet is told that there is none, and may take
-	// that for the last word (Linux since 6.10 does).
+	// Link is linked before the first host is let in. A host that connects before its
+	// subsystem is linked is told that there is no such subsystem, and may never retry
+	// (Linux since 6.10 does not).
 	Link []*Subsystem
 }
 
 // maxANAGroups is ANAGRPMAX and NANAGRPID of Identify.
 const maxANAGroups = 128
 
-// Port is a listener and what is reached through it.
-// All methods may be called from any goroutine.
+// Port is a listener and the subsystems reached through it. All methods may be called from
+// any goroutine.
 type Port struct {
 	t   *Target
 	cfg PortConfig
@@ -47,10 +47,10 @@ type Port struct {
 	accepting sync.WaitGroup
 }
 
-// Addr is where the port listens.
+// Addr is the address that the port listens on.
 func (p *Port) Addr() net.Addr { return p.l.Addr() }
 
-// state is that of a group through this port.
+// state is a group's state through this port.
 func (p *Port) state(group uint32) nvmetcp.ANAState {
 	if m := *p.ana.Load(); len(m) > 0 {
 		if s, ok := m[group]; ok {
@@ -60,7 +60,7 @@ func (p *Port) state(group uint32) nvmetcp.ANAState {
 	return nvmetcp.ANAStateOptimized
 }
 
-// Link lets hosts reach s through the port; again is no error.
+// Link lets hosts reach s through the port. A repeated call is no error.
 func (p *Port) Link(s *Subsystem) error {
 	p.t.mu.Lock()
 	defer p.t.mu.Unlock()
@@ -74,8 +74,8 @@ func (p *Port) Link(s *Subsystem) error {
 	return nil
 }
 
-// Unlink ends that and kills the controllers of s that came through the port. It
-// does not wait for their commands: see Subsystem.Close and RemoveNamespace.
+// Unlink is the inverse of Link. It kills the controllers of s that came through the port
+// and does not wait for their commands: see Subsystem.Close and RemoveNamespace.
 func (p *Port) Unlink(s *Subsystem) {
 	p.t.mu.Lock()
 	defer p.t.mu.Unlock()
@@ -95,8 +95,8 @@ func (p *Port) killLocked(s *Subsystem, why error) {
 	}
 }
 
-// SetANA sets the state of a namespace group as seen through the port; hosts
-// are told. A group that was never set is optimized.
+// SetANA sets the state of a namespace group as seen through the port, and notifies hosts.
+// The default is optimized.
 func (p *Port) SetANA(group uint32, state nvmetcp.ANAState) error {
 	if group == 0 || group > maxANAGroups {
 		return fmt.Errorf("ANA group %d: must be 1 to %d", group, maxANAGroups)
@@ -104,7 +104,7 @@ func (p *Port) SetANA(group uint32, state nvmetcp.ANAState) error {
 	switch state {
 	case nvmetcp.ANAStateOptimized, nvmetcp.ANAStateNonOptimized, nvmetcp.ANAStateInaccessible, nvmetcp.ANAStateLost, nvmetcp.ANAStateChange:
 	default:
-		return fmt.Errorf("ANA state %#x: there is none such", uint8(state))
+		return fmt.Errorf("ANA state %#x: unknown", uint8(state))
 	}
 	p.t.mu.Lock()
 	defer p.t.mu.Unlock()
@@ -125,8 +125,8 @@ func (p *Port) SetANA(group uint32, state nvmetcp.ANAState) error {
 	return nil
 }
 
-// Close closes the listener and kills all controllers that came through it. It
-// does not wait for their commands.
+// Close closes the listener and kills all controllers that came through it, without waiting
+// for their commands.
 func (p *Port) Close() error {
 	p.t.mu.Lock()
 	if p.closed {
@@ -143,7 +143,7 @@ func (p *Port) Close() error {
 	p.t.discoveryChangedLocked()
 	p.t.mu.Unlock()
 	err := p.l.Close()
-	p.t.door.clear(p)
+	p.t.limiter.closePort(p)
 	p.accepting.Wait()
 	if err != nil && !errors.Is(err, net.ErrClosed) {
 		return fmt.Errorf("close port %d: %w", p.cfg.ID, err)
@@ -151,7 +151,7 @@ func (p *Port) Close() error {
 	return nil
 }
 
-// accept takes connections until the listener is closed.
+// accept accepts connections until the listener is closed.
 func (p *Port) accept() {
 	defer p.accepting.Done()
 	wait := 5 * time.Millisecond
@@ -164,7 +164,7 @@ func (p *Port) accept() {
 			if p.isClosed() {
 				return
 			}
-			// Out of descriptors, most likely: others will be closed.
+			// Probably out of file descriptors; connections that close will free some.
 			p.t.log.Warn("connection not accepted", "port", p.cfg.ID, "err", err)
 			time.Sleep(wait)
 			wait = min(2*wait, time.Second)
@@ -181,13 +181,13 @@ func (p *Port) isClosed() bool {
 	return p.closed
 }
 
-// admit starts a connection, if there is room for one.
+// admit starts a connection if the limits allow it.
 func (p *Port) admit(nc net.Conn) {
 	if tcp, ok := nc.(*net.TCPConn); ok {
 		tcp.SetNoDelay(true)
 	}
 	c := newConn(p.t, p, nc)
-	if err := p.t.door.enter(c); err != nil {
+	if err := p.t.limiter.add(c); err != nil {
 		p.t.log.Warn("connection refused", "port", p.cfg.ID, "address", c.address, "err", err)
 		nc.Close()
 		return
@@ -195,7 +195,7 @@ func (p *Port) admit(nc net.Conn) {
 	p.accepting.Add(1)
 	go func() {
 		defer p.accepting.Done()
-		defer p.t.door.leave(c)
+		defer p.t.limiter.remove(c)
 		c.serve()
 	}()
 }

@@ -18,7 +18,7 @@ func newKey(t *testing.T) dhchap.Key {
 	return k
 }
 
-// prove goes through one transaction, as a host that knows the keys.
+// prove runs one transaction of a host that knows the keys.
 func (p *peer) prove(cfg dhchap.Config) error {
 	p.t.Helper()
 	h, err := dhchap.NewHost(cfg)
@@ -42,7 +42,7 @@ func (p *peer) prove(cfg dhchap.Config) error {
 	}
 }
 
-// unproven is an admin queue of a host that has to prove itself.
+// unproven is an admin queue of a host that has to authenticate.
 func (w *world) unproven() *peer {
 	w.t.Helper()
 	p := w.dial()
@@ -83,12 +83,12 @@ func TestNewKeysCountWhenTheHostProvesItselfAgain(t *testing.T) {
 	if err := w.sub.SetHosts([]Host{{NQN: hostA.NQN, HostKey: second}}, false); err != nil {
 		t.Fatal(err)
 	}
-	p.must(p.do(nvmetcp.PropertyGetCommand(nvmetcp.PropertyVS), nil, nil)) // until then it stays as it was
+	p.must(p.do(nvmetcp.PropertyGetCommand(nvmetcp.PropertyVS), nil, nil)) // the old proof holds until the next authentication
 	if err := p.prove(proofOf(second, dhchap.Key{})); err != nil {
 		t.Errorf("with the new key: %v", err)
 	}
 	if err := p.prove(proofOf(first, dhchap.Key{})); err == nil {
-		t.Error("the old key is taken after the new one")
+		t.Error("the old key is accepted after the new one")
 	}
 	p.ended()
 }
@@ -102,13 +102,13 @@ func TestAHostIsHeldToTheHashesAndGroupsThatItMayUse(t *testing.T) {
 	weak.Hashes = []dhchap.Hash{dhchap.SHA256, dhchap.SHA384}
 	p := w.unproven()
 	if err := p.prove(weak); err == nil {
-		t.Error("a host is in with a hash that it may not use")
+		t.Error("a host authenticated with a hash that it may not use")
 	}
 	p.ended()
 	weak.Hashes, weak.Groups = nil, []dhchap.Group{dhchap.Null}
 	p = w.unproven()
 	if err := p.prove(weak); err == nil {
-		t.Error("a host is in with a group that it may not use")
+		t.Error("a host authenticated with a group that it may not use")
 	}
 	p.ended()
 	if err := w.unproven().prove(proofOf(k, dhchap.Key{})); err != nil {
@@ -116,8 +116,8 @@ func TestAHostIsHeldToTheHashesAndGroupsThatItMayUse(t *testing.T) {
 	}
 }
 
-// TestOnlyAProofReplacesAController: anybody can connect under a host's name, and
-// would otherwise cut it off.
+// TestOnlyAProofReplacesAController: anybody can connect under a host's name. Without a
+// proof that must not disconnect the host.
 func TestOnlyAProofReplacesAController(t *testing.T) {
 	host := newKey(t)
 	w := newWorld(t, func(_ *Config, s *SubsystemConfig) {

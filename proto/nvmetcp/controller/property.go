@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// version is what VS and Identify say.
+// version is the version reported by VS and Identify.
 const version nvmetcp.Version = 0x00020000
 
 func (a *association) capabilities() nvmetcp.Capabilities {
@@ -43,7 +43,7 @@ func (r *request) propertyGet(a *association) {
 	r.finish(nvmetcp.Success)
 }
 
-// propertySet writes one: there is none but CC (Base, 6.7).
+// propertySet writes a controller register (Base, 6.7); only CC can be written.
 func (r *request) propertySet(a *association) {
 	access := nvmetcp.ParseProperty(&r.cmd)
 	if access.Property != nvmetcp.PropertyCC || access.Size != 4 {
@@ -54,13 +54,13 @@ func (r *request) propertySet(a *association) {
 	r.finish(nvmetcp.Success)
 }
 
-// What CC.SHN and CSTS.SHST say.
+// The values of CC.SHN and CSTS.SHST.
 const (
 	shutdownNone     = 0
 	shutdownComplete = 2
 )
 
-// configure does what a new value of CC asks for (Base, 3.1.3.5 and 3.5).
+// configure applies a new value of CC (Base, 3.1.3.5 and 3.5).
 func (a *association) configure(value uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

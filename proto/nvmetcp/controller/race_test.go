@@ -4,4 +4,4 @@
 
 package controller
 
-const raceDetector = true // it makes sync.Pool forget at random
+const raceDetector = true // the detector makes sync.Pool drop items at random

@@ -7,35 +7,35 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// request is a command under way. A connection has as many as its queue can
-// need, and uses them again and again.
+// request is a command in progress. A connection allocates as many as its queue can need,
+// and reuses them.
 type request struct {
 	c   *conn
-	tag uint16 // its place in c.requests; the transfer tag of its R2T
+	tag uint16 // its index in c.requests; the transfer tag of its R2T
 	cmd nvmetcp.Command
 
 	ns    *namespace // of I/O commands
-	side  uint32     // of ns.gate, while in the Device
-	io    block.IO   // what is with the Device
-	parts []block.IO // what is with the Device if one IO is not enough
+	side  uint32     // of ns.inflight, while in the Device
+	io    block.IO   // the IO in the Device
+	parts []block.IO // the IOs in the Device if one is not enough
 
 	buf      *buffer
-	held     int            // what buf counts of c.held
-	data     []byte         // memory for what the host sends, or what it gets
-	size     int            // of data, while it waits for memory
-	ready    func(*request) // there is memory
+	held     int            // buf's share of c.held
+	data     []byte         // memory for the data from or to the host
+	size     int            // of data, while the request waits for memory
+	ready    func(*request) // called when there is memory
 	want     int            // bytes that the host sends
-	received uint32         // of them, in H2CData
-	taking   bool           // H2CData is welcome; guarded by c.mu
-	then     func(*request) // the host's data is there
+	received uint32         // of them, the bytes received in H2CData
+	taking   bool           // H2CData may come; guarded by c.mu
+	then     func(*request) // called when the host's data has arrived
 
 	status nvmetcp.Status
 	result uint64
 	reply  []byte // data for the host
 }
 
-// take finds a free request for a command; nil if the host has more under way
-// than its queue has entries.
+// take returns a free request for a command, or nil if the host has sent more commands than
+// its queue has entries.
 func (c *conn) take() *request {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -53,17 +53,16 @@ func (c *conn) take() *request {
 	return r
 }
 
-// freeLocked takes a request and its memory back.
+// freeLocked frees a request and its memory.
 func (c *conn) freeLocked(r *request) {
 	c.held -= r.held
-	c.t.memory.put(r.buf)
+	c.t.buffers.put(r.buf)
 	*r = request{c: c, tag: r.tag, io: block.IO{Owner: r, Done: completed}}
 	c.free = append(c.free, r)
 }
 
-// withMemory gets r memory of n bytes and then calls ready, at once or, if the
-// connection holds as much as it may, when others have been answered: first
-// come, first served.
+// withMemory allocates n bytes for r and then calls ready. If the connection already holds
+// as much as it may, r first waits until others have been answered, in order of arrival.
 func (c *conn) withMemory(r *request, n int, ready func(*request)) {
 	r.ready, r.size, r.held = ready, n, bufferSize(n)
 	c.mu.Lock()
@@ -77,7 +76,7 @@ func (c *conn) withMemory(r *request, n int, ready func(*request)) {
 	r.proceed()
 }
 
-// admitLocked takes those off the queue for whom there is memory now.
+// admitLocked takes off the queue the requests for which there is now memory.
 func (c *conn) admitLocked() (ready []*request) {
 	for len(c.waiting) > 0 && c.held+c.waiting[0].held <= c.memoryLimit {
 		ready = append(ready, c.waiting[0])
@@ -87,14 +86,14 @@ func (c *conn) admitLocked() (ready []*request) {
 	return ready
 }
 
-// proceed gives r its memory and lets it go on.
+// proceed allocates r's memory and continues it.
 func (r *request) proceed() {
-	r.buf = r.c.t.memory.get(r.size)
+	r.buf = r.c.t.buffers.get(r.size)
 	r.data = r.buf.b[:r.size]
 	r.ready(r)
 }
 
-// finish ends a command; reply goes to the host if status is Success.
+// finish ends a command. Its reply goes to the host only if status is Success.
 func (r *request) finish(status nvmetcp.Status) {
 	r.status = status
 	if status != nvmetcp.Success {

@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/proto/nvmetcp/reservation"
 )
 
-// reservation begins a reservation command (NVM, 3.2.8 to 3.2.11).
+// reservation starts a reservation command (NVM, 3.2.8 to 3.2.11).
 func (c *conn) reservation(r *request, p *nvmetcp.PDU) error {
 	switch r.cmd.Opcode() {
 	case nvmetcp.IOReservationRegister:
@@ -23,7 +23,7 @@ func (c *conn) reservation(r *request, p *nvmetcp.PDU) error {
 	}
 	report := nvmetcp.ParseReservationReport(&r.cmd)
 	switch {
-	case !report.Extended: // hosts over fabrics have identifiers of 128 bits
+	case !report.Extended: // hosts over fabrics have 128-bit identifiers
 		r.finish(nvmetcp.HostIDInconsistent | dnr)
 	case report.Length > uint64(c.t.cfg.MDTS):
 		r.finish(nvmetcp.InvalidField | dnr)
@@ -69,9 +69,9 @@ func (r *request) release() {
 	})
 }
 
-// acquire does Reservation Acquire. Preempt and Abort is answered when the
-// commands that were in the Device have left it: those of the preempted hosts
-// can then no longer land.
+// acquire executes Reservation Acquire. Preempt and Abort is answered only when the
+// commands in the Device have left it, so that the preempted hosts' writes can no longer
+// land.
 func (r *request) acquire() {
 	cmd, err := nvmetcp.ParseReservationAcquire(&r.cmd, r.data)
 	if err != nil || cmd.IgnoreKey {
@@ -96,7 +96,7 @@ func (r *request) acquire() {
 			return
 		}
 		go func() {
-			r.ns.gate.drain(context.Background())
+			r.ns.inflight.drain(context.Background())
 			r.finish(nvmetcp.Success)
 		}()
 	default:
@@ -108,7 +108,7 @@ type reservationChange func(*reservation.State, reservation.Host) ([]reservation
 
 func (r *request) reserve(change reservationChange) { r.finish(r.change(change)) }
 
-// change makes a step of the namespace's reservations and tells those concerned.
+// change applies a change to the namespace's reservations and notifies the hosts concerned.
 func (r *request) change(change reservationChange) nvmetcp.Status {
 	a, ns := r.association(), r.ns
 	if a.dead.Load() || ns.gone.Load() {
@@ -143,8 +143,8 @@ func (s *Subsystem) tellReservation(nsid uint32, notices []reservation.Notice) {
 	}
 }
 
-// report fills in the reservation status: one entry for each host, under the
-// controller id that stands for a host's dynamic controllers.
+// report fills in the reservation status, with one entry per host. The controller id in it
+// stands for all of a host's dynamic controllers.
 func (r *request) report() {
 	ns := r.ns
 	ns.mu.Lock()

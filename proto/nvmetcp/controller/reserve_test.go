@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/proto/block/ramdisk"
 	"weft.dev/weft/proto/nvmetcp"
-	"weft.dev/weft/proto/nvmetcp/backend"
 )
 
 func (p *peer) register(key uint64) nvmetcp.Status {
@@ -51,10 +51,10 @@ func TestAReservationKeepsOthersOut(t *testing.T) {
 	b.want(b.do(nvmetcp.ReservationReport{NSID: 1, Length: 4096}.Command(), nil, report), nvmetcp.HostIDInconsistent)
 }
 
-// TestPreemptAndAbortWaitsForTheVictimsCommands: when it is answered, a write of
-// the victim that was in the Device has landed, and none comes any more.
+// TestPreemptAndAbortWaitsForTheVictimsCommands: when the command is answered, the victim's
+// write in the Device has landed, and no other one can come.
 func TestPreemptAndAbortWaitsForTheVictimsCommands(t *testing.T) {
-	slow := newSlow(backend.NewMemory(devSize, 4096))
+	slow := newSlow(ramdisk.New(devSize, 4096))
 	w := newWorldOn(t, slow)
 	t.Cleanup(slow.release)
 	a, b := w.attach(hostA), w.attach(hostB)
@@ -74,7 +74,7 @@ func TestPreemptAndAbortWaitsForTheVictimsCommands(t *testing.T) {
 }
 
 func TestPreemptAloneDoesNotWait(t *testing.T) {
-	slow := newSlow(backend.NewMemory(devSize, 4096))
+	slow := newSlow(ramdisk.New(devSize, 4096))
 	w := newWorldOn(t, slow)
 	t.Cleanup(slow.release)
 	a, b := w.attach(hostA).io, w.attach(hostB).io
@@ -110,7 +110,7 @@ func TestHostsAreToldOfReservations(t *testing.T) {
 	}
 }
 
-// TestAReservationOutlivesItsController: it belongs to the host.
+// TestAReservationOutlivesItsController: a reservation belongs to the host.
 func TestAReservationOutlivesItsController(t *testing.T) {
 	w := newWorld(t)
 	a := w.attach(hostA)

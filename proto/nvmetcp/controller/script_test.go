@@ -15,8 +15,8 @@ import (
 	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
-// patternSize is how long what a command's data is made of is: a range of Dataset
-// Management, and the keys of a reservation.
+// patternSize is the length of the pattern that commands' data repeats: one range of
+// Dataset Management, or the two keys of a reservation command.
 const patternSize = 16
 
 type cursor struct{ b []byte }
@@ -29,8 +29,8 @@ func (c *cursor) take(n int) []byte {
 
 func (c *cursor) byte() byte { return c.take(1)[0] }
 
-// scriptConn is a connection whose peer is a script: what it sends is taken by
-// the target before the script goes on.
+// scriptConn is a connection whose peer is a script. The script continues only when the
+// target has read what it sent.
 type scriptConn struct {
 	mu      sync.Mutex
 	cond    sync.Cond
@@ -107,7 +107,7 @@ func (c *scriptConn) SetDeadline(time.Time) error      { return nil }
 func (c *scriptConn) SetReadDeadline(time.Time) error  { return nil }
 func (c *scriptConn) SetWriteDeadline(time.Time) error { return nil }
 
-// push gives the target bytes and waits until it has taken them.
+// push sends bytes to the target and waits until it has read them.
 func (c *scriptConn) push(b []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -119,7 +119,7 @@ func (c *scriptConn) push(b []byte) {
 	}
 }
 
-// end closes the script's end, waits for the target's, and parses what it sent.
+// end closes the script's end, waits for the target's, and parses the target's output.
 func (c *scriptConn) end(t *testing.T) {
 	c.mu.Lock()
 	c.eof = true
@@ -138,7 +138,7 @@ func (c *scriptConn) end(t *testing.T) {
 		}
 		var fatal *nvmetcp.FatalError
 		if errors.As(err, &fatal) {
-			t.Errorf("the target sent what is no PDU: %v", err)
+			t.Errorf("the target sent an invalid PDU: %v", err)
 		}
 		if err != nil {
 			return
@@ -177,7 +177,7 @@ func (c *scriptConn) play(kind byte, s *cursor) {
 }
 
 func (c *scriptConn) greet(digests byte) {
-	if !c.greeted { // the first one counts; others are refused
+	if !c.greeted { // only the first one counts; others are refused
 		c.greeted, c.digests = true, digests
 	}
 	c.push(nvmetcp.ICReq{MaxR2T: 1, HPDA: digests >> 2 & 31, HeaderDigest: digests&1 != 0, DataDigest: digests&2 != 0}.Append(nil))

@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// push adds something to be sent with the batch; the reader's goroutine calls it.
+// push adds something to the batch. Only the reader's goroutine calls it.
 func (c *conn) push(o outgoing) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -17,12 +17,12 @@ func (c *conn) push(o outgoing) {
 	}
 }
 
-// deliver adds something to be sent, from any goroutine, and sends it unless
-// somebody is at it, or the reader is busy and will. While other commands are under
-// way, a goroutine sends it: whoever brings this completion may be about to bring
-// theirs, and all of them go with one call. On an admin queue it always does: who
-// tells of an event holds locks, and what waits for memory, and goes on once
-// something was sent, takes them.
+// deliver adds something to send, from any goroutine. It also sends it, unless another
+// goroutine is sending or the reader is busy and will send. While other commands are in
+// flight, it leaves the sending to a new goroutine: the caller may have more completions,
+// and one call then sends them all. On an admin queue it always does so: a caller with an
+// event holds locks, and sending may continue a request that waited for memory and takes
+// them.
 func (c *conn) deliver(o outgoing) {
 	c.mu.Lock()
 	if c.closing {
@@ -45,9 +45,8 @@ func (c *conn) deliver(o outgoing) {
 	go c.sendSoon()
 }
 
-// send writes what waits until there is nothing or the socket is full: then a
-// goroutine goes on with it. The caller has set c.sending, and send or that
-// goroutine takes it back.
+// send writes until nothing is left or the socket is full; in the latter case a goroutine
+// continues. The caller has taken the token (c.sending); send or that goroutine returns it.
 func (c *conn) send(block bool) {
 	for {
 		if len(c.pieces) == 0 && !c.gather() {
@@ -66,13 +65,13 @@ func (c *conn) send(block bool) {
 	}
 }
 
-// hire starts the goroutine that goes on when the socket is full.
+// hire starts the goroutine that continues when the socket is full.
 func (c *conn) hire() {
 	c.stuck.Store(time.Now().UnixNano())
 	go c.send(true)
 }
 
-// awaitSender waits until what was to be sent has been, or cannot be.
+// awaitSender waits until everything has been sent or the socket has failed.
 func (c *conn) awaitSender() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -81,7 +80,7 @@ func (c *conn) awaitSender() {
 	}
 }
 
-// gather makes PDUs of what waits. It gives the token back if there is nothing.
+// gather makes PDUs of what waits. If nothing does, it returns the token.
 func (c *conn) gather() bool {
 	c.mu.Lock()
 	n := min(len(c.out), maxBatch)
@@ -110,14 +109,14 @@ func (c *conn) encode(o *outgoing) {
 		c.w.Raw(o.raw)
 	case sendR2T:
 		c.w.R2T(nvmetcp.DataHeader{CID: r.cmd.CID(), TTAG: r.tag, Length: uint32(r.want)})
-		o.r = nil // from now on it may be with the reader
+		o.r = nil // from now on the reader may own it
 	case sendReply:
 		c.encodeReply(r)
 	}
 }
 
-// encodeReply adds C2HData, if the command has data for the host and did well,
-// and CapsuleResp, unless SUCCESS stands for it (TCP, 3.3.2.2).
+// encodeReply adds C2HData, if the command succeeded and has data for the host, and
+// CapsuleResp, unless the SUCCESS flag replaces it (TCP, 3.3.2.2).
 func (c *conn) encodeReply(r *request) {
 	head := c.nextHead()
 	data := r.reply
@@ -139,7 +138,7 @@ func (c *conn) encodeReply(r *request) {
 	c.w.Completion(&cqe)
 }
 
-// nextHead is the submission queue's head after one more command.
+// nextHead advances the submission queue's head by one command.
 func (c *conn) nextHead() uint16 {
 	q := c.bound.Load()
 	if q == nil || q.noFlow {
@@ -149,7 +148,7 @@ func (c *conn) nextHead() uint16 {
 	return uint16(q.sqHead)
 }
 
-// sent frees what a batch has sent, and starts who waits for memory.
+// sent frees a batch's requests and continues those that waited for memory.
 func (c *conn) sent() {
 	c.w.Reset()
 	c.pieces = nil
@@ -167,8 +166,8 @@ func (c *conn) sent() {
 	}
 }
 
-// breakOff drops what was to be sent: the socket is broken. The reader finds
-// that out and ends the connection.
+// breakOff drops the unsent data, because the socket has failed. The reader notices and
+// ends the connection.
 func (c *conn) breakOff() {
 	c.dead.Store(true)
 	c.sock.Close()

@@ -8,8 +8,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// slowDevice keeps what it is told to until it is let go, and remembers what
-// reached the medium.
+// slowDevice holds the IOs that it is told to until release, and counts the writes that
+// have reached the medium.
 type slowDevice struct {
 	block.Device
 
@@ -26,7 +26,7 @@ func newSlow(d block.Device) *slowDevice {
 	return s
 }
 
-// hold keeps IOs that which picks from now on.
+// hold starts to hold the IOs that which selects.
 func (s *slowDevice) hold(which func(*block.IO) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,7 +59,7 @@ func (s *slowDevice) waitHeld(n int) {
 	}
 }
 
-// release lets everything go that is held, and holds nothing more.
+// release continues all held IOs and holds no more.
 func (s *slowDevice) release() {
 	s.mu.Lock()
 	held := s.held

@@ -10,18 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket writes many pieces with one system call, without blocking if asked to.
-// One goroutine at a time may write.
+// socket writes many pieces with one system call, and without blocking if asked to. Only
+// one goroutine at a time may write.
 type socket struct {
 	net.Conn
-	raw syscall.RawConn // nil: a connection that is no socket
+	raw syscall.RawConn // nil: the connection is not a socket
 
 	vec      []unix.Iovec
 	n        int
 	err      error
 	block    bool
-	attempt  func(fd uintptr) bool // writeOnce, made once
-	advanced func()                // called when a blocked write goes on
+	attempt  func(fd uintptr) bool // writeOnce as a value, to allocate it once
+	advanced func()                // called when a blocked write makes progress
 }
 
 func newSocket(c net.Conn) *socket {
@@ -35,11 +35,11 @@ func newSocket(c net.Conn) *socket {
 	return s
 }
 
-// maxVec is how many pieces the kernel takes at once (IOV_MAX).
+// maxVec is the most pieces that the kernel accepts at once (IOV_MAX).
 const maxVec = 1024
 
-// write sends pieces, of which it uses up what was sent: done says that it is
-// all. Without block, it returns when the socket takes no more.
+// write sends pieces and removes what was sent; done means that nothing is left. Without
+// block it returns when the socket is full.
 func (s *socket) write(pieces *[][]byte, block bool) (done bool, err error) {
 	if s.raw == nil {
 		return s.writePlain(pieces, block)
@@ -64,7 +64,7 @@ func (s *socket) write(pieces *[][]byte, block bool) (done bool, err error) {
 	return true, nil
 }
 
-// load makes the kernel's form of pieces.
+// load converts pieces to the kernel's form.
 func (s *socket) load(pieces [][]byte) {
 	s.vec = s.vec[:0]
 	for _, p := range pieces[:min(len(pieces), maxVec)] {
@@ -74,8 +74,8 @@ func (s *socket) load(pieces [][]byte) {
 	}
 }
 
-// writeOnce is called by the runtime, again when the socket is writable if it
-// returns false.
+// writeOnce is called by the runtime. If it returns false, the runtime calls it again when
+// the socket is writable.
 func (s *socket) writeOnce(fd uintptr) bool {
 	for {
 		n, _, errno := unix.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(s.vec))), uintptr(len(s.vec)))
@@ -110,7 +110,7 @@ func (s *socket) writePlain(pieces *[][]byte, block bool) (bool, error) {
 	return true, nil
 }
 
-// consume takes n bytes away from the front of pieces.
+// consume removes n bytes from the front of pieces.
 func consume(pieces *[][]byte, n int) {
 	p := *pieces
 	for len(p) > 0 && n >= len(p[0]) {

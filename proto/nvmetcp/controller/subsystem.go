@@ -15,43 +15,43 @@ import (
 	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
-// Host is who may connect to a subsystem.
+// Host is a host that may connect to a subsystem.
 type Host struct {
 	NQN block.NQN
-	// HostKey is the DH-HMAC-CHAP secret that the host must prove to know; zero:
-	// it need not prove anything.
+	// HostKey is the DH-HMAC-CHAP secret that the host must prove to know. Zero means that
+	// the host need not authenticate.
 	HostKey dhchap.Key
-	// ControllerKey is the secret with which the controller proves itself, if
-	// the host asks for it.
+	// ControllerKey is the secret with which the controller proves its identity, if the
+	// host asks for it.
 	ControllerKey dhchap.Key
-	// Hashes and Groups are what the proofs may be made with, the preferred
-	// first: with others the host is refused. Empty: all (see dhchap.Config).
+	// Hashes and Groups are those that authentication may use, the preferred ones first.
+	// Hosts that support none of them are refused. Empty: all (see dhchap.Config).
 	Hashes []dhchap.Hash
 	Groups []dhchap.Group
 }
 
-// SubsystemConfig is what a subsystem is made of.
+// SubsystemConfig describes a subsystem.
 type SubsystemConfig struct {
 	NQN      block.NQN
 	Serial   string // up to 20 printable ASCII characters
 	Model    string // up to 40; empty: "Weft"
 	Firmware string // up to 8; empty: "1"
 
-	// Controllers get ids from CntlidMin to CntlidMax; 0, 0 means 1 to 65519.
-	// Two targets that serve one NQN must have ranges that do not meet.
+	// Controllers get ids from CntlidMin to CntlidMax; 0, 0 means 1 to 65519. Two targets
+	// that serve one NQN must have disjoint ranges.
 	CntlidMin, CntlidMax uint16
 
 	Hosts        []Host // who may connect; empty: nobody
-	AllowAnyHost bool   // anybody may, without proof
+	AllowAnyHost bool   // any host may connect, without authentication
 
-	// OnePerHost: when a host connects a new admin queue, its older controllers
-	// of the subsystem are killed, and their commands have left the Devices,
-	// before the host gets its answer. A write that was delayed on an old
-	// connection can then not land after its retry on the new one.
+	// OnePerHost allows a host only one controller. When a host connects a new admin queue,
+	// its older controllers of the subsystem are killed, and the host gets its answer only
+	// when their commands have left the Devices. A write delayed on an old connection can
+	// then not land after its retry on the new one.
 	OnePerHost bool
 }
 
-// NamespaceConfig is what a namespace is made of.
+// NamespaceConfig describes a namespace.
 type NamespaceConfig struct {
 	NSID     uint32 // 1 to 0xfffffffe
 	UUID     block.UUID
@@ -61,24 +61,24 @@ type NamespaceConfig struct {
 	ReadOnly bool
 }
 
-// ControllerInfo tells of one association with a host.
+// ControllerInfo describes one association with a host.
 type ControllerInfo struct {
 	ID      uint16
 	Host    block.Host
-	Port    uint16    // id of the port that it came through
+	Port    uint16    // id of the port that the host connected to
 	Address string    // of the host
 	Since   time.Time // when it connected
 	Queues  int       // I/O queues that are connected
 }
 
-// Errors of a Subsystem's methods, wrapped.
+// Errors of a Subsystem's methods; they come wrapped.
 var (
 	ErrExists  = errors.New("exists already")
 	ErrUnknown = errors.New("no such namespace")
 )
 
-// Subsystem is what a host connects to: namespaces, and who may use them.
-// All methods may be called from any goroutine.
+// Subsystem is what a host connects to: namespaces, and the hosts that may use them. All
+// methods may be called from any goroutine.
 type Subsystem struct {
 	t         *Target
 	cfg       SubsystemConfig // Hosts and AllowAnyHost are in admission
@@ -91,9 +91,9 @@ type Subsystem struct {
 	closed       bool
 	hosts        map[block.NQN]Host
 	allowAny     bool
-	associations map[uint16]*association // until their commands have left the Devices
+	associations map[uint16]*association // including dead ones whose commands are still in Devices
 	nextID       uint16
-	leaving      map[uint32]*namespace // removed, and perhaps not drained
+	leaving      map[uint32]*namespace // removed, but perhaps not drained
 }
 
 func newSubsystem(t *Target, c SubsystemConfig) (*Subsystem, error) {
@@ -116,7 +116,7 @@ func newSubsystem(t *Target, c SubsystemConfig) (*Subsystem, error) {
 	return s, err
 }
 
-const maxCntlid = 65519 // higher ones have meanings of their own (Base, 3.1.1)
+const maxCntlid = 65519 // higher ones have special meanings (Base, 3.1.1)
 
 func (c SubsystemConfig) check() error {
 	if _, err := block.ParseNQN(string(c.NQN)); err != nil {
@@ -162,9 +162,9 @@ func (s *Subsystem) admitsLocked(n block.NQN) bool {
 	return ok || s.allowAny || s.discovery
 }
 
-// SetHosts replaces the hosts that may connect. Controllers of hosts that may no
-// longer are killed (but not waited for: see Close and RemoveNamespace). Keys
-// count from the next time on that a host proves itself.
+// SetHosts replaces the hosts that may connect. It kills the controllers of hosts that no
+// longer may, without waiting for them: see Close and RemoveNamespace. New keys apply from
+// the host's next authentication.
 func (s *Subsystem) SetHosts(hosts []Host, allowAny bool) error {
 	m, err := hostMap(hosts, allowAny)
 	if err != nil {
@@ -182,10 +182,10 @@ func (s *Subsystem) SetHosts(hosts []Host, allowAny bool) error {
 	return nil
 }
 
-// namespace finds one by its id; nil if there is none.
+// namespace returns the namespace with an id, or nil.
 func (s *Subsystem) namespace(nsid uint32) *namespace { return (*s.table.Load())[nsid] }
 
-// namespaces lists them in order of their ids.
+// namespaces lists the namespaces in order of their ids.
 func (s *Subsystem) namespaces() []*namespace {
 	return slices.SortedFunc(maps.Values(*s.table.Load()), func(a, b *namespace) int {
 		if a.cfg.NSID < b.cfg.NSID {
@@ -202,8 +202,8 @@ func (s *Subsystem) changeLocked(change func(map[uint32]*namespace)) {
 	s.table.Store(&m)
 }
 
-// AddNamespace adds a namespace; hosts are told. ErrExists if the NSID is taken,
-// also by one that was removed and still has commands in its Device.
+// AddNamespace adds a namespace and notifies hosts. The error is ErrExists if the NSID is
+// taken, which includes a removed namespace with commands in its Device.
 func (s *Subsystem) AddNamespace(c NamespaceConfig) error {
 	n, err := newNamespace(c)
 	if err != nil {
@@ -224,19 +224,19 @@ func (s *Subsystem) AddNamespace(c NamespaceConfig) error {
 	return nil
 }
 
-// maxNamespaces is what Identify says of NN and MNAN.
+// maxNamespaces is NN and MNAN of Identify.
 const maxNamespaces = 1024
 
-// RemoveNamespace removes a namespace and returns when no command that came
-// through it is in its Device. It does not wait for hosts, only for the Device.
-// If ctx ends before, the namespace is removed, and not yet drained: call again.
-// ErrUnknown if there is none.
+// RemoveNamespace removes a namespace and returns when no command that came through it is
+// in its Device. It waits only for the Device, not for hosts. If ctx ends first, the
+// namespace is removed but not drained: call again. The error is ErrUnknown if there is no
+// such namespace.
 func (s *Subsystem) RemoveNamespace(ctx context.Context, nsid uint32) error {
 	n := s.withdraw(nsid)
 	if n == nil {
 		return fmt.Errorf("remove namespace %d of %s: %w", nsid, s.cfg.NQN, ErrUnknown)
 	}
-	if err := n.gate.drain(ctx); err != nil {
+	if err := n.inflight.drain(ctx); err != nil {
 		return fmt.Errorf("remove namespace %d of %s: commands are still in its device: %w", nsid, s.cfg.NQN, err)
 	}
 	s.t.mu.Lock()
@@ -247,7 +247,7 @@ func (s *Subsystem) RemoveNamespace(ctx context.Context, nsid uint32) error {
 	return nil
 }
 
-// withdraw takes a namespace out of the table, or finds one that is out.
+// withdraw removes a namespace from the table, or returns one removed before.
 func (s *Subsystem) withdraw(nsid uint32) *namespace {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
@@ -262,8 +262,8 @@ func (s *Subsystem) withdraw(nsid uint32) *namespace {
 	return n
 }
 
-// ResizeNamespace reads the Device's geometry again and tells the hosts. A block
-// size that changes is refused.
+// ResizeNamespace reads the Device's geometry again and notifies the hosts. It refuses a
+// changed block size.
 func (s *Subsystem) ResizeNamespace(nsid uint32) error {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
@@ -281,7 +281,7 @@ func (s *Subsystem) ResizeNamespace(nsid uint32) error {
 	return nil
 }
 
-// SetANAGroup moves a namespace to another group; hosts are told.
+// SetANAGroup moves a namespace to another group and notifies hosts.
 func (s *Subsystem) SetANAGroup(nsid, group uint32) error {
 	if group == 0 || group > maxANAGroups {
 		return fmt.Errorf("ANA group %d: must be 1 to %d", group, maxANAGroups)
@@ -301,8 +301,8 @@ func (s *Subsystem) SetANAGroup(nsid, group uint32) error {
 	return nil
 }
 
-// Controllers lists the associations there are, also those that are killed and
-// have commands in a Device still.
+// Controllers lists the associations, including dead ones whose commands are still in a
+// Device.
 func (s *Subsystem) Controllers() []ControllerInfo {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
@@ -314,11 +314,10 @@ func (s *Subsystem) Controllers() []ControllerInfo {
 	return all
 }
 
-// Close removes the subsystem, kills its connections, and returns when every
-// command that came through it has left its Devices: nothing of any host can
-// reach the medium any more. If ctx ends before, that is not so yet (the error
-// wraps ctx's): nobody can connect any more, and Close may be called again. Until
-// it has succeeded, the name is taken.
+// Close removes the subsystem, kills its connections, and returns when every command that
+// came through it has left its Devices. After that, no host's write can reach the medium.
+// If ctx ends first, the error wraps ctx's: nobody can connect any more, but commands may
+// be left; Close may be called again. The name stays taken until Close has succeeded.
 func (s *Subsystem) Close(ctx context.Context) error {
 	s.shut()
 	if err := s.drain(ctx); err != nil {
@@ -332,7 +331,7 @@ func (s *Subsystem) Close(ctx context.Context) error {
 	return nil
 }
 
-// shut lets nobody in any more, and kills who is in.
+// shut refuses new hosts and kills the connected ones.
 func (s *Subsystem) shut() {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
@@ -356,21 +355,21 @@ func (s *Subsystem) drain(ctx context.Context) error {
 	all = slices.AppendSeq(all, maps.Values(s.leaving))
 	s.t.mu.Unlock()
 	for _, n := range all {
-		if err := n.gate.drain(ctx); err != nil {
+		if err := n.inflight.drain(ctx); err != nil {
 			return fmt.Errorf("namespace %d: %w", n.cfg.NSID, err)
 		}
 	}
 	return nil
 }
 
-// namespaceChangedLocked tells the hosts.
+// namespaceChangedLocked notifies the hosts.
 func (s *Subsystem) namespaceChangedLocked(nsid uint32) {
 	for _, a := range s.associations {
 		a.namespaceChanged(nsid)
 	}
 }
 
-// newIDLocked finds a controller id that is not in use, the longest unused first.
+// newIDLocked returns a free controller id, the longest unused first.
 func (s *Subsystem) newIDLocked() (uint16, bool) {
 	for range int(s.cfg.CntlidMax-s.cfg.CntlidMin) + 1 {
 		id := s.nextID

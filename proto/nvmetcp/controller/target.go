@@ -18,30 +18,29 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// Config holds the limits of a Target. Zero values mean the default that is named.
+// Config holds the limits of a Target. A zero value means the default given with the field.
 type Config struct {
-	Log *slog.Logger // nil: nowhere
+	Log *slog.Logger // nil: no log
 
-	// HandshakeTimeout is how long a connection may take from its first byte
-	// to the end of its Connect command, authentication included; 10 s.
+	// HandshakeTimeout is the time from a connection's first byte to the end of its Connect
+	// command, authentication included; default 10 s.
 	HandshakeTimeout time.Duration
-	// StallTimeout is how long a PDU that has begun may take to arrive, and how
-	// long a peer may take nothing of what is sent to it; 60 s.
+	// StallTimeout is the longest that a PDU may take to arrive once it has begun, and that
+	// a peer may accept none of the data sent to it; default 60 s.
 	StallTimeout time.Duration
 
-	MaxConnections           int // of the target; 4096
-	MaxConnectionsPerAddress int // of one remote address; 1024
-	MaxHandshakes            int // that have not introduced themselves yet, or are for discovery; 256
-	MaxControllersPerHost    int // over all subsystems; 512
+	MaxConnections           int // of the target; default 4096
+	MaxConnectionsPerAddress int // of one remote address; default 1024
+	MaxHandshakes            int // connections without a completed handshake, or for discovery; default 256
+	MaxControllersPerHost    int // over all subsystems; default 512
 
-	// MemoryPerConnection bounds the data of commands that one connection has
-	// under way; further commands wait. 16 MiB, and at least twice MDTS. Admin
-	// queues have MDTS.
+	// MemoryPerConnection limits the data of a connection's commands in flight; further
+	// commands wait. Default 16 MiB, and at least twice MDTS. Admin queues have MDTS.
 	MemoryPerConnection block.Size
-	MDTS                block.Size // largest transfer of one command, a power of two of at least 4 KiB; 1 MiB
-	InCapsule           block.Size // data inside of a command capsule on I/O queues; 16 KiB
-	MaxIOQueues         int        // of one controller; 64
-	QueueDepth          int        // largest submission queue; 1024
+	MDTS                block.Size // largest transfer of one command, a power of two of at least 4 KiB; default 1 MiB
+	InCapsule           block.Size // data in a command capsule on I/O queues; default 16 KiB
+	MaxIOQueues         int        // of one controller; default 64
+	QueueDepth          int        // largest submission queue; default 1024
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -92,11 +91,11 @@ func (c Config) check() error {
 	return nil
 }
 
-// adminMemory bounds what an admin queue, and one that is not connected yet, has
-// under way: enough for any command of theirs.
+// adminMemory limits the data in flight on an admin queue and on a connection before
+// Connect. It is enough for any of their commands.
 func (t *Target) adminMemory() int { return max(int(t.cfg.MDTS), maxAuthMessage) }
 
-// ErrClosed is what calls on a closed Target, Subsystem or Port answer.
+// ErrClosed is the error of calls on a closed Target, Subsystem or Port.
 var ErrClosed = errors.New("closed")
 
 // Target is a set of subsystems and the ports through which hosts reach them.
@@ -104,25 +103,24 @@ var ErrClosed = errors.New("closed")
 type Target struct {
 	cfg         Config
 	log         *slog.Logger
-	memory      memory
+	buffers     bufferPool
 	memoryLimit int
-	door        *door
+	limiter     *connLimiter
 	anaChanges  atomic.Uint64 // CHGCNT of the ANA log
 
-	// mu guards how subsystems, ports and associations hang together. It is not
-	// taken by I/O. Below it come association.mu and conn.mu.
+	// mu guards the links between subsystems, ports and associations. I/O does not take it.
+	// association.mu and conn.mu come after it.
 	mu         sync.Mutex
 	closed     bool
 	subsystems map[block.NQN]*Subsystem
 	ports      map[*Port]struct{}
-	discovery  *Subsystem // reached through every port
-	generation uint64     // of what discovery says
+	discovery  *Subsystem // reachable through every port
+	generation uint64     // of the discovery log
 	perHost    map[block.NQN]int
-	burials    sync.WaitGroup // associations whose commands are leaving the Devices
+	burials    sync.WaitGroup // dead associations whose commands have not left the Devices yet
 }
 
-// New makes a Target that serves nothing yet. The error names the field of c
-// that cannot be.
+// New makes a Target that serves nothing yet. An error names the invalid field of c.
 func New(c Config) (*Target, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -132,7 +130,7 @@ func New(c Config) (*Target, error) {
 		cfg: c, log: c.Log, memoryLimit: int(c.MemoryPerConnection), generation: 1,
 		subsystems: map[block.NQN]*Subsystem{}, ports: map[*Port]struct{}{}, perHost: map[block.NQN]int{},
 	}
-	t.door = newDoor(&t.cfg)
+	t.limiter = newConnLimiter(&t.cfg)
 	t.discovery, err = newSubsystem(t, SubsystemConfig{NQN: nvmetcp.DiscoveryNQN, Serial: "discovery"})
 	if err != nil {
 		return nil, err
@@ -141,8 +139,8 @@ func New(c Config) (*Target, error) {
 	return t, nil
 }
 
-// AddSubsystem adds a subsystem that no port is linked to yet. ErrExists if its
-// name is taken, also by one that is closed and not drained.
+// AddSubsystem adds a subsystem that is not linked to any port yet. The error is ErrExists
+// if its name is taken, which includes a closed subsystem that is not drained.
 func (t *Target) AddSubsystem(c SubsystemConfig) (*Subsystem, error) {
 	s, err := newSubsystem(t, c)
 	if err != nil {
@@ -160,7 +158,7 @@ func (t *Target) AddSubsystem(c SubsystemConfig) (*Subsystem, error) {
 	return s, nil
 }
 
-// Subsystem finds a subsystem by its name; nil if there is none.
+// Subsystem returns the subsystem with a name, or nil.
 func (t *Target) Subsystem(nqn block.NQN) *Subsystem {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -170,9 +168,9 @@ func (t *Target) Subsystem(nqn block.NQN) *Subsystem {
 	return nil
 }
 
-// Serve accepts connections from l until the Port or the Target is closed; l is
-// then closed too. Every port answers for the discovery subsystem; others have to
-// be linked. ErrExists if the port's id is taken; l is then left open.
+// Serve accepts connections from l until the Port or the Target is closed, which also
+// closes l. Every port serves the discovery subsystem; others have to be linked. The error
+// is ErrExists if the port's id is taken; l then stays open.
 func (t *Target) Serve(l net.Listener, c PortConfig) (*Port, error) {
 	p := &Port{t: t, cfg: c, l: l, linked: map[*Subsystem]struct{}{}}
 	p.ana.Store(&map[uint32]nvmetcp.ANAState{})
@@ -199,8 +197,8 @@ func (t *Target) Serve(l net.Listener, c PortConfig) (*Port, error) {
 	return p, nil
 }
 
-// Close closes the ports and the subsystems, as Subsystem.Close does, and waits
-// until the target's goroutines have ended.
+// Close closes the ports and the subsystems, as Subsystem.Close does, and waits until the
+// target's goroutines have ended.
 func (t *Target) Close(ctx context.Context) error {
 	t.mu.Lock()
 	t.closed = true
@@ -216,7 +214,7 @@ func (t *Target) Close(ctx context.Context) error {
 	for _, s := range subsystems {
 		errs = append(errs, s.Close(ctx))
 	}
-	t.door.close()
+	t.limiter.close()
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}

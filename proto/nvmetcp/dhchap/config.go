@@ -12,34 +12,33 @@ import (
 	"sync"
 )
 
-// Config is what one end knows before a transaction.
+// Config holds what one end knows before a transaction.
 type Config struct {
 	HostNQN      string
 	SubsystemNQN string
 
-	// HostKey is what the host proves to know. Needed.
+	// HostKey is the key that the host proves to know. Required.
 	HostKey Key
-	// ControllerKey is what the controller proves to know. With one, a host
-	// insists on the proof; a controller without one fails a host that asks.
+	// ControllerKey is the key that the controller proves to know. A host that has one
+	// insists on the proof. A controller without one fails a host that asks for it.
 	ControllerKey Key
 
-	// Hashes and Groups are those allowed, the preferred first; nothing else is
-	// ever used. The controller's order decides. Empty: all, short ones first,
-	// and the null group last.
+	// Hashes and Groups are the allowed ones, the preferred first. The controller's order
+	// decides. Empty: all of them, short ones first, and the null group last.
 	Hashes []Hash
 	Groups []Group
 
-	// Transaction is the host's number for this exchange: different ones for
-	// those that follow one another on a connection. A controller takes the host's.
+	// Transaction is the host's number for this exchange; successive exchanges on a
+	// connection need different ones. A controller uses the host's.
 	Transaction uint16
 
-	// Sequence numbers the challenges; nil: the one of the process.
+	// Sequence numbers the challenges; nil: one Sequence for the process.
 	Sequence *Sequence
-	// Random is where challenges and DH keys come from; nil: the system's.
+	// Random is the source of challenges and DH keys; nil: the system's.
 	Random io.Reader
 }
 
-// complete fills in what is left open.
+// complete fills in the defaults.
 func (c *Config) complete() error {
 	if c.HostNQN == "" || c.SubsystemNQN == "" {
 		return errors.New("DH-HMAC-CHAP: both NQNs are needed")
@@ -84,9 +83,9 @@ func (c *Config) random(n int) ([]byte, *Error) {
 	return b, nil
 }
 
-// Sequence gives the numbers of challenges: the first at random, then one more
-// each time, never 0 (Base 2.1, section 8.3.4.5.2). The zero Sequence is ready
-// for use, by several goroutines.
+// Sequence numbers challenges: the first number is random, each later one is one more, and
+// none is 0 (Base 2.1, section 8.3.4.5.2). The zero Sequence is ready for use, also by
+// several goroutines.
 type Sequence struct {
 	mu   sync.Mutex
 	last uint32

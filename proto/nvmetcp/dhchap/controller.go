@@ -8,9 +8,8 @@ import (
 	"slices"
 )
 
-// Controller is the controller's end of one transaction. It is not for use by
-// several goroutines at once. What a host can make it compute before it has
-// proved anything is one DH key and one DH secret.
+// Controller is the controller's end of one transaction. Only one goroutine at a time may
+// use it. An unauthenticated host can make it compute at most one DH key and one DH secret.
 type Controller struct {
 	cfg  Config
 	step func(in []byte) (out []byte, done bool, err *Error)
@@ -22,9 +21,8 @@ type Controller struct {
 	transaction uint16
 }
 
-// NewController waits for a Negotiate. For the next one on the same connection,
-// which authenticates again, make a new Controller. Its error is that of a
-// Config that cannot work.
+// NewController makes a Controller that waits for a Negotiate. Make a new one for each
+// transaction, also when a connection authenticates again. It fails if cfg is not usable.
 func NewController(cfg Config) (*Controller, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -34,11 +32,10 @@ func NewController(cfg Config) (*Controller, error) {
 	return c, nil
 }
 
-// Step takes a message received and gives the one to hand out at the host's next
-// Authentication Receive, nil if there is none. When done, the host is
-// authenticated; a message that comes with it is still to be handed out. An
-// error is an *Error and ends the transaction: the connection is to be closed
-// once the message that comes with it, if any, has been handed out.
+// Step processes a received message and returns the one to send at the host's next
+// Authentication Receive, or nil. When done, the host is authenticated; a message returned
+// with done must still be sent. An error is an *Error and ends the transaction: send the
+// message that comes with it, if any, and then close the connection.
 func (c *Controller) Step(in []byte) (out []byte, done bool, err error) {
 	out, done, failure := c.step(in)
 	if failure == nil {
@@ -125,9 +122,9 @@ func (c *Controller) reply(in []byte) ([]byte, bool, *Error) {
 		return nil, false, fail(Failed, "the host does not know its key")
 	}
 	m := Success1{Transaction: c.transaction, HashLen: uint8(size)}
-	// A challenge with sequence number 0 serves keys for TLS only and asks for no proof.
+	// A challenge with sequence number 0 is only for TLS keys and asks for no proof.
 	if len(r.Challenge) == 0 || r.Sequence == 0 {
-		c.step = c.success // some hosts send Success2 nevertheless
+		c.step = c.success // some hosts send Success2 even then
 		return m.Append(nil), true, nil
 	}
 	switch {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dhchap is DH-HMAC-CHAP, the in-band authentication of NVMe over
-// Fabrics (NVM Express Base 2.1, section 8.3.4.5; 8.13.5 in 2.0): the keys as
-// operators write them, the messages, and the two ends as pure state machines.
+// Package dhchap is DH-HMAC-CHAP, the in-band authentication of NVMe over Fabrics (NVM
+// Express Base 2.1, section 8.3.4.5; 8.13.5 in 2.0): the keys in their text form, the
+// messages, and the two ends as pure state machines.
 //
 // The messages travel as data of the Fabrics commands Authentication Send and
-// Authentication Receive; moving them is the caller's. Each end takes a message
-// in and gives a message out:
+// Authentication Receive; the caller transports them. Each end takes a message and returns
+// the next one:
 //
 //	host                                   controller
 //	Step(nil)  ── Negotiate ─────────────▶ Step
@@ -15,15 +15,14 @@
 //	Step, done ◀────────────── Success1 ──
 //	           ── Success2, if it did ───▶ Step, done
 //
-// The host always proves that it knows its key. With a controller key at the
-// host, the controller must prove that it knows that one, else the host refuses.
+// The host always proves that it knows its key. If the host has a controller key, the
+// controller must prove that it knows that key, or the host refuses it.
 //
-// It interoperates with Linux's nvme-tcp host and nvmet, which leave three
-// things open that are closed here: a Success1 without the proof that was asked
-// for, a hash or group in the Challenge that was not offered, and a challenge
-// sent back as one's own. Secure channel concatenation (keys for TLS from the
-// exchange) is refused: there is no TLS yet.
+// It interoperates with Linux's nvme-tcp host and nvmet, and refuses three things that they
+// accept: a Success1 without the requested proof, a Challenge with a hash or group that was
+// not offered, and an end's own challenge sent back to it. It also refuses secure channel
+// concatenation (TLS keys from the exchange): there is no TLS yet.
 //
-// A secret is only as good as its randomness: use Generate. The DH groups
-// protect weak secrets from an eavesdropper; they give the connection no secrecy.
+// A secret is only as strong as its randomness: use Generate. The DH groups protect weak
+// secrets from an eavesdropper; they do not encrypt the connection.
 package dhchap

@@ -20,8 +20,8 @@ type outcome struct {
 	messages               [][]byte
 }
 
-// run carries messages between the ends until none has one, changing each by
-// tamper, which may be nil.
+// run carries messages between the ends until neither has one to send. tamper may change
+// each message, and may be nil.
 func run(t *testing.T, host, controller stepper, tamper func(from string, m []byte) []byte) outcome {
 	t.Helper()
 	var o outcome
@@ -49,7 +49,7 @@ func run(t *testing.T, host, controller stepper, tamper func(from string, m []by
 		}
 		o.messages = append(o.messages, m)
 	}
-	t.Fatal("no end after 8 rounds")
+	t.Fatal("the exchange has not ended after 8 rounds")
 	return o
 }
 
@@ -147,7 +147,7 @@ func TestAHostOfAnotherNameIsRefusedWithTheSameSecret(t *testing.T) {
 	} {
 		hc := config(t)
 		cc := hc
-		hc.HostKey, cc.HostKey = key(t, 0, 1), key(t, 0, 1) // the key itself is bound to no name
+		hc.HostKey, cc.HostKey = key(t, 0, 1), key(t, 0, 1) // the key itself is not bound to a name
 		change(&hc)
 		h, c := ends(t, hc, cc)
 		if o := run(t, h, c, nil); o.host || o.controller {
@@ -208,7 +208,7 @@ func TestAReplayedReplyIsRefused(t *testing.T) {
 	}
 	_, done, err := again.Step(reply)
 	if done {
-		t.Error("a recorded reply was taken")
+		t.Error("a recorded reply was accepted")
 	}
 	mustBe(t, err, Failed, false)
 }
@@ -228,7 +228,7 @@ func TestAReplayedChallengeDoesNotProveAController(t *testing.T) {
 	}
 	_, done, err := again.Step(success)
 	if done {
-		t.Error("a recorded controller was taken")
+		t.Error("a recorded controller was accepted")
 	}
 	mustBe(t, err, Failed, false)
 }
@@ -322,7 +322,7 @@ func TestAMessageOutOfTurnIsRefused(t *testing.T) {
 	_, fresh := ends(t, cfg, cfg)
 	_, _, err := fresh.Step(o.messages[2])
 	mustBe(t, err, IncorrectMessage, false)
-	_, done, err := fresh.Step(o.messages[0]) // after a failure nothing is taken
+	_, done, err := fresh.Step(o.messages[0]) // after a failure it accepts nothing
 	if done {
 		t.Error("done after a failure")
 	}

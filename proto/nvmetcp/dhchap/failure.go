@@ -4,7 +4,7 @@ package dhchap
 
 import "fmt"
 
-// Explanation is why an authentication failed (Base 2.1, section 8.3.4.4.2).
+// Explanation is the reason why an authentication failed (Base 2.1, section 8.3.4.4.2).
 type Explanation uint8
 
 // The explanations.
@@ -38,11 +38,11 @@ func (e Explanation) String() string {
 	return fmt.Sprintf("explanation %d", uint8(e))
 }
 
-// Error is a failed authentication. Both ends end with one; there is no retry
-// within a transaction.
+// Error is a failed authentication. It ends the transaction at both ends; a transaction is
+// not retried.
 type Error struct {
 	Explanation Explanation
-	Peer        bool // the peer said so; else it was found here
+	Peer        bool // the peer reported the failure; otherwise this end found it
 	Detail      string
 }
 
@@ -62,7 +62,7 @@ func fail(e Explanation, format string, args ...any) *Error {
 	return &Error{Explanation: e, Detail: fmt.Sprintf(format, args...)}
 }
 
-// read parses with parse and checks the transaction.
+// read parses a message with parse and checks its transaction.
 func read[M any](in []byte, want Kind, transaction uint16, parse func([]byte) (M, error)) (M, *Error) {
 	var none M
 	kind, t, err := KindOf(in)

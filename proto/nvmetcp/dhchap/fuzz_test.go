@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// What is read is written back as the same bytes, but for what is reserved,
-// unknown or behind the message; and is read again as the same.
+// A message that was parsed is appended as the same bytes, except for reserved and unknown
+// fields and bytes behind the message. Parsed again, it is the same message.
 func FuzzMessage(f *testing.F) {
 	for _, l := range layouts {
 		f.Add(l.msg.Append(nil))
@@ -21,7 +21,7 @@ func FuzzMessage(f *testing.F) {
 		first := m.Append(nil)
 		again, err := parse(first)
 		if err != nil {
-			t.Fatalf("%x was read as %+v and is not read again: %v", b, m, err)
+			t.Fatalf("%x was parsed as %+v, but its encoding is not parsed: %v", b, m, err)
 		}
 		if second := again.Append(nil); !bytes.Equal(first, second) {
 			t.Fatalf("%x becomes %x, then %x", b, first, second)
@@ -35,13 +35,13 @@ func FuzzKey(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		k, err := ParseKey(s)
 		if err == nil && k.Representation() != s {
-			t.Fatalf("%q was read and is written as %q", s, k.Representation())
+			t.Fatalf("%q was parsed, but is written as %q", s, k.Representation())
 		}
 	})
 }
 
-// A peer that knows no key gets nowhere, whatever it sends: neither end is done,
-// and what is answered is a message of bounded size.
+// A peer that knows no key never authenticates, whatever it sends: neither end is done, and
+// every answer is a message of bounded size.
 func FuzzExchange(f *testing.F) {
 	for _, l := range layouts {
 		f.Add(l.msg.Append(nil), l.msg.Append(nil), l.msg.Append(nil))
@@ -70,7 +70,7 @@ func FuzzExchange(f *testing.F) {
 					t.Fatalf("%s is done", name)
 				}
 				if failed && err == nil {
-					t.Fatalf("%s goes on after a failure", name)
+					t.Fatalf("%s continues after a failure", name)
 				}
 				failed = err != nil
 				if len(out) > MaxMessage {
@@ -78,7 +78,7 @@ func FuzzExchange(f *testing.F) {
 				}
 				if out != nil {
 					if _, err := parse(out); err != nil {
-						t.Fatalf("%s answers with what cannot be read: %v", name, err)
+						t.Fatalf("%s answers with an invalid message: %v", name, err)
 					}
 				}
 			}

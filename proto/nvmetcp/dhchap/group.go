@@ -23,9 +23,8 @@ const (
 	FFDHE8192 Group = 5
 )
 
-// rfc7919 holds, per group, the size of the prime, the X of its formula, and the
-// size of a private exponent: RFC 7919, appendix A, rounded up to bytes of a
-// multiple of four.
+// rfc7919 holds for each group the size of the prime, the X of its formula, and the size of
+// a private exponent (RFC 7919, appendix A), rounded up to a multiple of four bytes.
 var rfc7919 = [...]struct {
 	bits     uint
 	x        int64
@@ -38,8 +37,8 @@ var rfc7919 = [...]struct {
 	FFDHE8192: {8192, 10965728, 52},
 }
 
-// Size is the length in bytes of a public value of the group and of the secret
-// that comes of it; 0 if there is none.
+// Size is the length in bytes of the group's public values and of the shared secret; 0 for
+// the null group.
 func (g Group) Size() int {
 	if int(g) >= len(rfc7919) {
 		return 0
@@ -59,11 +58,11 @@ func (g Group) String() string {
 	return fmt.Sprintf("DH group %d", uint8(g))
 }
 
-// primes are made once, when first asked for. RFC 7919 defines them by
+// primes are computed on first use. RFC 7919 defines them by
 //
 //	p = 2^b − 2^(b−64) + (⌊2^(b−130)·e⌋ + X)·2^64 − 1
 //
-// which is shorter than their digits and shows that nothing is hidden in them.
+// The formula is shorter than the digits, and shows that they hide nothing.
 var primes = [...]func() *big.Int{
 	FFDHE2048: sync.OnceValue(func() *big.Int { return prime(FFDHE2048) }),
 	FFDHE3072: sync.OnceValue(func() *big.Int { return prime(FFDHE3072) }),
@@ -77,7 +76,7 @@ func prime(g Group) *big.Int {
 	one := big.NewInt(1)
 	power := func(n uint) *big.Int { return new(big.Int).Lsh(one, n) }
 
-	// e is the sum of 1/n!; 128 further bits take up what rounding loses.
+	// e is the sum of 1/n!; the 128 extra bits absorb the rounding errors.
 	const guard = 128
 	e, term := new(big.Int), power(b-130+guard)
 	for n := int64(1); term.Sign() > 0; n++ {
@@ -94,10 +93,10 @@ func prime(g Group) *big.Int {
 
 // pair is one side's ephemeral key of one transaction.
 //
-// math/big does not take the same time for every exponent. Here that tells an
-// observer nothing of use: the exponent is random, serves two exponentiations
-// of one transaction and is forgotten, so there is no second sample to refine a
-// guess with; and what authenticates is the HMAC key, which never meets math/big.
+// math/big's running time depends on the exponent. An observer gains nothing from that
+// here: the exponent is random, serves two exponentiations of one transaction and is then
+// dropped, so there is no second sample. And what authenticates is the HMAC key, which
+// math/big never sees.
 type pair struct {
 	group   Group
 	private *big.Int
@@ -115,9 +114,9 @@ func newPair(g Group, random io.Reader) (*pair, error) {
 	return &pair{g, private, public.FillBytes(make([]byte, g.Size()))}, nil
 }
 
-// secret is what both sides have in common, at the group's full length. A peer's
-// value of 0, 1 or p−1 is refused: it would make the secret known to everybody.
-// In these groups (p = 2q+1, q prime) there are no others.
+// secret is the shared secret, at the group's full length. It refuses a peer's value of 0,
+// 1 or p−1, with which anybody could compute the secret. In these groups (p = 2q+1, q
+// prime) there are no other such values.
 func (k *pair) secret(peer []byte) ([]byte, error) {
 	if len(peer) != k.group.Size() {
 		return nil, fmt.Errorf("a %v value of %d bytes", k.group, len(peer))

@@ -12,7 +12,8 @@ import (
 	"io"
 )
 
-// Hash is the number of a hash function (Base 2.1, section 8.3.4.5.2). In a Key, 0 is none.
+// Hash is the number of a hash function (Base 2.1, section 8.3.4.5.2). In a Key, 0 means
+// none.
 type Hash uint8
 
 // The hash functions.
@@ -49,7 +50,7 @@ func (h Hash) String() string {
 	return fmt.Sprintf("SHA-%d", 8*h.Size())
 }
 
-// exchange is what both proofs of one transaction hash.
+// exchange is the input that both proofs of a transaction hash.
 type exchange struct {
 	hash        Hash
 	transaction uint16
@@ -58,19 +59,18 @@ type exchange struct {
 	session     []byte // the DH secret, nil in the null group
 }
 
-// hostProof is what a host that knows the key answers to challenge c1.
+// hostProof is the host's proof for challenge c1.
 func (x *exchange) hostProof(k Key, c1 []byte, seq uint32) []byte {
 	return x.proof(k.transformed(x.hostNQN), c1, seq, "HostHost", x.hostNQN, x.subsystem)
 }
 
-// controllerProof is what a controller that knows the key answers to challenge c2.
+// controllerProof is the controller's proof for challenge c2.
 func (x *exchange) controllerProof(k Key, c2 []byte, seq uint32) []byte {
 	return x.proof(k.transformed(x.subsystem), c2, seq, "Controller", x.subsystem, x.hostNQN)
 }
 
-// proof is the response of Base 2.1, section 8.3.4.5.4: numbers are little
-// endian, the byte after them says that no secure channel is wanted, and one
-// zero byte stands between the names.
+// proof is the response of Base 2.1, section 8.3.4.5.4. Numbers are little endian, the byte
+// after them requests no secure channel, and one zero byte separates the names.
 func (x *exchange) proof(key, challenge []byte, seq uint32, role, prover, verifier string) []byte {
 	if x.session != nil {
 		digest := x.hash.new()()

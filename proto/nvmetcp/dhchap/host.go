@@ -8,8 +8,7 @@ import (
 	"slices"
 )
 
-// Host is the host's end of one transaction. It is not for use by several
-// goroutines at once.
+// Host is the host's end of one transaction. Only one goroutine at a time may use it.
 type Host struct {
 	cfg  Config
 	step func(in []byte) (out []byte, done bool, err *Error)
@@ -19,7 +18,7 @@ type Host struct {
 	seq2     uint32
 }
 
-// NewHost begins a transaction. Its error is that of a Config that cannot work.
+// NewHost begins a transaction. It fails if cfg is not usable.
 func NewHost(cfg Config) (*Host, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -29,11 +28,10 @@ func NewHost(cfg Config) (*Host, error) {
 	return h, nil
 }
 
-// Step takes the message received, nil at first, and gives the one to send, nil
-// if there is none. When done, the host is authenticated, and so is the
-// controller if there is a controller key: nothing may be sent to the controller
-// before that is known. An error is an *Error and ends the transaction; a message
-// that comes with it tells the controller, after which the connection is to be closed.
+// Step processes the received message, nil at first, and returns the one to send, or nil.
+// When done, the host is authenticated, and so is the controller if there is a controller
+// key; before that, send nothing else to the controller. An error is an *Error and ends the
+// transaction: send the message that comes with it, if any, and close the connection.
 func (h *Host) Step(in []byte) (out []byte, done bool, err error) {
 	out, done, failure := h.step(in)
 	if failure == nil {
@@ -87,8 +85,8 @@ func (h *Host) challenge(in []byte) ([]byte, bool, *Error) {
 	return reply.Append(nil), false, nil
 }
 
-// acceptable refuses what was not offered, so that nobody between the ends can
-// talk them into something weaker than both were configured for.
+// acceptable refuses a choice that the host did not offer, so that an attacker in between
+// cannot make the ends use something weaker than both are configured for.
 func (h *Host) acceptable(c *Challenge) *Error {
 	switch {
 	case !slices.Contains(h.cfg.Hashes, c.Hash):

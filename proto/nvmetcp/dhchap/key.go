@@ -15,19 +15,17 @@ import (
 	"strings"
 )
 
-// Key is a secret that one side proves to know, with the hash by which it is
-// bound to that side's name. The zero Key is none. Printed or logged, it shows
-// its kind and never the secret.
+// Key is a secret that one side proves to know, with the hash that binds it to that side's
+// name. The zero Key means no key. It prints and logs as its kind, without the secret.
 type Key struct {
-	hash   Hash // 0: the secret is used as it is
+	hash   Hash // 0: the secret is used unchanged
 	secret string
 }
 
 const keyPrefix = "DHHC-1:"
 
-// ParseKey reads a key's representation, DHHC-1:<hash>:<base64 of secret and
-// CRC-32>: (Base 2.1, section 8.3.4.5.7). The secret is 32, 48 or 64 bytes.
-// Errors never carry the secret.
+// ParseKey reads a key's text form, DHHC-1:<hash>:<base64 of secret and CRC-32>: (Base 2.1,
+// section 8.3.4.5.7). The secret is 32, 48 or 64 bytes. Errors never contain the secret.
 func ParseKey(s string) (Key, error) {
 	rest, ok := strings.CutPrefix(s, keyPrefix)
 	if !ok {
@@ -45,7 +43,7 @@ func ParseKey(s string) (Key, error) {
 		return Key{}, errors.New("parsing a DH-HMAC-CHAP key: no colon at the end")
 	}
 	raw, err := base64.StdEncoding.Strict().DecodeString(encoded)
-	if err != nil || strings.ContainsAny(encoded, "\r\n") { // which the decoder would skip
+	if err != nil || strings.ContainsAny(encoded, "\r\n") { // the decoder would skip them
 		return Key{}, errors.New("parsing a DH-HMAC-CHAP key: its secret is not base64")
 	}
 	n := len(raw) - crc32.Size
@@ -58,8 +56,8 @@ func ParseKey(s string) (Key, error) {
 	return Key{hash: Hash(id[1] - '0'), secret: string(raw[:n])}, nil
 }
 
-// Generate makes a key of random bytes: as many as the hash's digest, 32 for
-// hash 0 (a key used as it is). A nil random is the system's.
+// Generate makes a key of random bytes: as many as the hash's digest, or 32 for hash 0 (a
+// key used unchanged). A nil random means the system's.
 func Generate(hash Hash, random io.Reader) (Key, error) {
 	n := 32
 	if hash != 0 {
@@ -77,11 +75,11 @@ func Generate(hash Hash, random io.Reader) (Key, error) {
 	return Key{hash: hash, secret: string(secret)}, nil
 }
 
-// IsZero tells whether there is no key.
+// IsZero reports whether there is no key.
 func (k Key) IsZero() bool { return k.secret == "" }
 
-// Representation is the key as ParseKey and the kernel read it. It holds the
-// secret: for files that only the owner reads, never for logs or arguments.
+// Representation is the text form that ParseKey and the kernel read. It contains the
+// secret: use it for files that only the owner can read, never for logs or arguments.
 func (k Key) Representation() string {
 	if k.IsZero() {
 		return ""
@@ -90,12 +88,12 @@ func (k Key) Representation() string {
 	return fmt.Sprintf("%s%02d:%s:", keyPrefix, uint8(k.hash), base64.StdEncoding.EncodeToString(raw))
 }
 
-// Equal tells, in time that depends on nothing secret, whether two keys are the same.
+// Equal reports whether two keys are the same, in constant time.
 func (k Key) Equal(other Key) bool {
 	return k.hash == other.hash && hmac.Equal([]byte(k.secret), []byte(other.secret))
 }
 
-// String is for people and logs: the kind of key only.
+// String is the kind of key, for people and logs.
 func (k Key) String() string {
 	if k.IsZero() {
 		return "no key"
@@ -103,18 +101,18 @@ func (k Key) String() string {
 	return fmt.Sprintf("%s%02d:(hidden)", keyPrefix, uint8(k.hash))
 }
 
-// Format keeps every verb of fmt from showing the secret.
+// Format keeps all verbs of fmt from showing the secret.
 func (k Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, k.String()) }
 
 // LogValue keeps structured logs from showing the secret.
 func (k Key) LogValue() slog.Value { return slog.StringValue(k.String()) }
 
-// MarshalText keeps encoders from showing the secret: it refuses. Use Representation.
+// MarshalText always fails, so that encoders cannot show the secret. Use Representation.
 func (k Key) MarshalText() ([]byte, error) {
 	return nil, errors.New("encoding a DH-HMAC-CHAP key: refused, it is a secret")
 }
 
-// transformed binds the secret to the name of who proves to know it.
+// transformed binds the secret to the prover's name.
 func (k Key) transformed(nqn string) []byte {
 	if k.hash == 0 {
 		return []byte(k.secret)

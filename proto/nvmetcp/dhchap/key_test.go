@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// The example of the specification, under each hash.
+// The example of the specification, with each hash.
 const exampleSecret = "ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n"
 
 func TestAKeyIsReadAndWrittenAsTheSpecificationDoes(t *testing.T) {
@@ -38,7 +38,7 @@ func TestAGeneratedKeyIsReadBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !again.Equal(k) {
-			t.Errorf("a %v key comes back as another", hash)
+			t.Errorf("a %v key is not the same after parsing", hash)
 		}
 		if want := max(32, hash.Size()); len(k.secret) != want {
 			t.Errorf("a %v key has %d bytes, want %d", hash, len(k.secret), want)
@@ -51,7 +51,7 @@ func TestAGeneratedKeyIsReadBack(t *testing.T) {
 		t.Error("a key of an unknown hash was generated")
 	}
 	if _, err := Generate(SHA256, bytes.NewReader(make([]byte, 31))); err == nil {
-		t.Error("a key was generated of too little randomness")
+		t.Error("a key was generated from too little randomness")
 	}
 }
 

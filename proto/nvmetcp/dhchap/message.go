@@ -7,8 +7,8 @@ import (
 	"fmt"
 )
 
-// Kind is what a message is: its type in the high byte, its identifier in the
-// low one (Base 2.1, section 8.3.4.4).
+// Kind is the kind of a message: its type in the high byte, its identifier in the low one
+// (Base 2.1, section 8.3.4.4).
 type Kind uint16
 
 // The messages.
@@ -42,8 +42,8 @@ func (k Kind) String() string {
 	return fmt.Sprintf("message %#06x", uint16(k))
 }
 
-// MaxMessage bounds the length of every message, as Linux does: enough for the
-// largest hash and group. A caller needs no buffer beyond it.
+// MaxMessage is the length limit of every message, the same as Linux's. It is enough for
+// the largest hash and group; callers need no larger buffer.
 const MaxMessage = 4096
 
 const (
@@ -56,7 +56,7 @@ const (
 	dhchapID      = 1
 )
 
-// KindOf tells what a message is, and the transaction it belongs to.
+// KindOf returns a message's kind and transaction.
 func KindOf(b []byte) (Kind, uint16, error) {
 	if len(b) < headerLen {
 		return 0, 0, fmt.Errorf("a message of %d bytes", len(b))
@@ -64,7 +64,7 @@ func KindOf(b []byte) (Kind, uint16, error) {
 	return Kind(b[0])<<8 | Kind(b[1]), binary.LittleEndian.Uint16(b[4:]), nil
 }
 
-// expect checks kind and least length; what follows the message is padding.
+// expect checks the kind and the minimum length. Bytes after the message are padding.
 func expect(b []byte, want Kind, least int) (transaction uint16, err error) {
 	kind, transaction, err := KindOf(b)
 	switch {
@@ -88,8 +88,8 @@ func appendHeader(b []byte, k Kind, transaction uint16) []byte {
 // Negotiate is the host's offer (Base 2.1, section 8.3.4.4.1).
 type Negotiate struct {
 	Transaction   uint16
-	SecureChannel uint8   // 0: no secure channel is wanted
-	Hashes        []Hash  // known ones, as the host prefers them; at most 30
+	SecureChannel uint8   // 0: no secure channel
+	Hashes        []Hash  // known ones, in the host's order of preference; at most 30
 	Groups        []Group // likewise
 }
 
@@ -108,8 +108,8 @@ func (m *Negotiate) Append(b []byte) []byte {
 	return append(b, d[:]...)
 }
 
-// ParseNegotiate reads an offer. Hashes, groups and protocols that are not known
-// here are left out; an offer without DH-HMAC-CHAP is an error.
+// ParseNegotiate reads an offer. It drops unknown hashes, groups and protocols; an offer
+// without DH-HMAC-CHAP is an error.
 func ParseNegotiate(b []byte) (Negotiate, error) {
 	t, err := expect(b, KindNegotiate, negotiateLen)
 	if err != nil {
@@ -145,7 +145,7 @@ func ParseNegotiate(b []byte) (Negotiate, error) {
 	return Negotiate{}, fmt.Errorf("parsing Negotiate: it does not offer DH-HMAC-CHAP")
 }
 
-// Challenge is the controller's (Base 2.1, section 8.3.4.5.2).
+// Challenge is the controller's challenge (Base 2.1, section 8.3.4.5.2).
 type Challenge struct {
 	Transaction uint16
 	Hash        Hash
@@ -165,8 +165,8 @@ func (m *Challenge) Append(b []byte) []byte {
 	return append(b, m.DH...)
 }
 
-// ParseChallenge reads a challenge; its slices point into b. Hash and group may
-// be unknown ones, lengths that do not fit the message are an error.
+// ParseChallenge reads a challenge; its slices point into b. The hash and the group may be
+// unknown. Lengths that exceed the message are an error.
 func ParseChallenge(b []byte) (Challenge, error) {
 	t, err := expect(b, KindChallenge, fixedLen)
 	if err != nil {
@@ -186,13 +186,13 @@ func ParseChallenge(b []byte) (Challenge, error) {
 	return m, nil
 }
 
-// Reply is the host's proof and, if it asks for one too, its own challenge
-// (Base 2.1, section 8.3.4.5.3).
+// Reply is the host's proof and, if the controller shall prove itself too, the host's
+// challenge (Base 2.1, section 8.3.4.5.3).
 type Reply struct {
 	Transaction uint16
 	Sequence    uint32 // of Challenge; 0 without one
 	Proof       []byte
-	Challenge   []byte // C2; empty: the controller need not prove anything
+	Challenge   []byte // C2; empty: the controller need not authenticate
 	DH          []byte // the host's public value; empty in the null group
 }
 
@@ -230,8 +230,8 @@ func ParseReply(b []byte) (Reply, error) {
 	return m, nil
 }
 
-// Success1 tells that the host's proof is good and carries the controller's, if
-// one was asked for (Base 2.1, section 8.3.4.5.4).
+// Success1 accepts the host's proof and carries the controller's, if the host asked for it
+// (Base 2.1, section 8.3.4.5.4).
 type Success1 struct {
 	Transaction uint16
 	HashLen     uint8
@@ -262,7 +262,7 @@ func ParseSuccess1(b []byte) (Success1, error) {
 	return m, nil
 }
 
-// Success2 tells that the controller's proof is good (Base 2.1, section 8.3.4.5.5).
+// Success2 accepts the controller's proof (Base 2.1, section 8.3.4.5.5).
 type Success2 struct {
 	Transaction uint16
 }
@@ -284,7 +284,7 @@ func ParseSuccess2(b []byte) (Success2, error) {
 type Failure struct {
 	Kind        Kind
 	Transaction uint16
-	Reason      uint8 // 1: authentication failure, the only one there is
+	Reason      uint8 // 1: authentication failure, the only reason
 	Explanation Explanation
 }
 

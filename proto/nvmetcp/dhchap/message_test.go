@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// layouts are messages with every byte where the specification's figures have it.
+// layouts are messages whose bytes are laid out as in the specification's figures.
 var layouts = []struct {
 	name string
 	msg  interface{ Append([]byte) []byte }
@@ -91,7 +91,7 @@ func TestMessagesHaveTheirLayout(t *testing.T) {
 		if err != nil || !reflect.DeepEqual(got, l.msg) {
 			t.Errorf("%s is read as\n%+v (%v), want\n%+v", l.name, got, err, l.msg)
 		}
-		for n := range want { // no prefix of a message is one
+		for n := range want { // no prefix of a message is a message
 			if m, err := parse(want[:n]); err == nil {
 				t.Errorf("%s: the first %d bytes were read as %+v", l.name, n, m)
 			}

@@ -20,7 +20,7 @@ func (h *hexBytes) UnmarshalText(b []byte) (err error) {
 	return err
 }
 
-// vectors are made by testdata/vectors.py.
+// vectors holds the output of testdata/vectors.py.
 type vectors struct {
 	Primes map[Group]hexBytes `json:"primes_sha256"`
 	Cases  []struct {

@@ -10,24 +10,25 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// errLost is what a command that is not an IO gets when its connection is lost.
+// errLost is the error of a command, other than an IO, whose connection is lost.
 var errLost = errors.New("connection lost")
 
-// errUnsent is what an IO gets that must not wait and was not sent.
+// errUnsent is the error of an IO that was not sent and must not wait.
 var errUnsent = errors.New("not connected")
 
-// maxFabricsCapsule is how much data a capsule takes on the admin queue, and with
-// a Fabrics command on any queue (TCP, 3.2.2.1: at least 8 KiB there).
+// maxFabricsCapsule is the capsule's room for data on the admin queue, and for a Fabrics
+// command on any queue (TCP, 3.2.2.1: at least 8 KiB there).
 const maxFabricsCapsule = 8 << 10
 
-// answer is the outcome of a command that somebody waits for.
+// answer is the outcome of a command that a caller waits for.
 type answer struct {
 	result nvmetcp.Completion
 	err    error
 }
 
-// do sends a command on a queue and waits. Data goes out, or comes in if the
-// command reads; it must not be touched after an error, as it may still be read.
+// do sends a command on a queue and waits for its completion. data is what the command
+// sends, or the buffer for what it reads. After an error data must not be touched: the
+// connection may still be using it.
 func (q *queue) do(ctx context.Context, cmd nvmetcp.Command, data []byte) (nvmetcp.Completion, error) {
 	told := make(chan answer, 1)
 	r := &request{cmd: cmd, data: data}
@@ -47,8 +48,8 @@ func (q *queue) do(ctx context.Context, cmd nvmetcp.Command, data []byte) (nvmet
 	}
 }
 
-// do sends a command on the admin queue and waits, within the time that one may
-// take. A controller that takes longer is given up.
+// do sends a command on the admin queue and waits, for at most ConnectTimeout. If the
+// controller takes longer, the session ends.
 func (s *session) do(ctx context.Context, cmd nvmetcp.Command, data []byte) (nvmetcp.Completion, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.c.cfg.ConnectTimeout)
 	defer cancel()
@@ -56,7 +57,7 @@ func (s *session) do(ctx context.Context, cmd nvmetcp.Command, data []byte) (nvm
 	if err != nil {
 		err = fmt.Errorf("%s: %w", nvmetcp.CommandName(&cmd, true), err)
 		if errors.Is(err, context.DeadlineExceeded) {
-			s.fail(err) // the controller does not answer: start over
+			s.fail(err) // the controller does not answer: reconnect
 		}
 	}
 	return result, err

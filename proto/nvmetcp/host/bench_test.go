@@ -7,11 +7,11 @@ import (
 	"testing"
 
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/proto/nvmetcp/backend"
+	"weft.dev/weft/proto/block/ramdisk"
 )
 
-// BenchmarkIO keeps depth IOs under way against our controller over memory, in
-// this process: both ends and the kernel's TCP share its processors.
+// BenchmarkIO keeps depth IOs in flight against our controller, which serves memory from
+// the same process: both ends and the kernel's TCP share its processors.
 func BenchmarkIO(b *testing.B) {
 	for _, c := range []struct {
 		op    block.Op
@@ -24,7 +24,7 @@ func BenchmarkIO(b *testing.B) {
 	} {
 		for _, queues := range []int{1, 2} {
 			b.Run(fmt.Sprintf("%v/%dk/depth%d/queues%d", c.op, c.size>>10, c.depth, queues), func(b *testing.B) {
-				w := newWorld(b, backend.NewMemory(64*block.MiB, blocks))
+				w := newWorld(b, ramdisk.New(64*block.MiB, blocks))
 				cfg := w.config()
 				cfg.IOQueues = queues
 				stream(b, space(b, connect(b, cfg), uuidA), c.op, c.size, c.depth)
@@ -33,8 +33,8 @@ func BenchmarkIO(b *testing.B) {
 	}
 }
 
-// stream keeps depth IOs under way until b.N are done. Each is submitted by the
-// completion of the one before, as the engine and ublk do it.
+// stream keeps depth IOs in flight until b.N are done. The completion of each IO submits
+// the next, as the engine and ublk do.
 func stream(b *testing.B, d block.Device, op block.Op, size, depth int) {
 	slots := int64(d.Geometry().Size) / int64(size)
 	ended := make(chan error, depth)
@@ -44,7 +44,7 @@ func stream(b *testing.B, d block.Device, op block.Op, size, depth int) {
 	share := b.N/depth + 1
 	for i := range depth {
 		n, at := share, uint64(i)
-		io := &block.IO{Op: op, Len: int64(size), Data: backend.Aligned(size)}
+		io := &block.IO{Op: op, Len: int64(size), Data: make([]byte, size)}
 		next := func() {
 			at = at*6364136223846793005 + 1442695040888963407
 			io.Off = int64(at>>11) % slots * int64(size)

@@ -10,8 +10,8 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// do sends a command that is no IO to the namespace and waits. It is not sent
-// again when the connection is lost: whether it was done is then open.
+// do sends a command other than an IO to the namespace and waits. If the connection is lost
+// the command is not sent again, and whether it was executed is unknown.
 func (n *Namespace) do(ctx context.Context, cmd nvmetcp.Command, data []byte) (nvmetcp.Completion, error) {
 	s := n.controller.session.Load()
 	if s == nil || !n.present() {
@@ -30,11 +30,11 @@ func (n *Namespace) do(ctx context.Context, cmd nvmetcp.Command, data []byte) (n
 	return result, err
 }
 
-// Compare reports whether p is what the namespace holds at off; both are multiples
-// of its block size, and p fits one command. A difference is
-// [nvmetcp.CompareFailure]. After another error p must be left alone.
+// Compare checks that the namespace holds p at off. Both off and len(p) are multiples of
+// the block size, and p fits one command. If the contents differ the error is
+// [nvmetcp.CompareFailure]; after any other error p must not be touched.
 func (n *Namespace) Compare(ctx context.Context, p []byte, off int64) error {
-	a := n.about.Load()
+	a := n.state.Load()
 	io := block.IO{Op: block.OpWrite, Off: off, Len: int64(len(p)), Data: p}
 	if err := a.Geometry.CheckIO(&io); err != nil || io.Len > a.maxIO {
 		return fmt.Errorf("compare %d bytes at %d, %v: %w", len(p), off, n, block.ErrRange)
@@ -53,31 +53,31 @@ func (n *Namespace) Compare(ctx context.Context, p []byte, off int64) error {
 
 // Register adds, replaces or removes the host's reservation key.
 func (n *Namespace) Register(ctx context.Context, r nvmetcp.ReservationRegister) error {
-	cmd, data := r.Command(n.about.Load().NSID)
+	cmd, data := r.Command(n.state.Load().NSID)
 	_, err := n.do(ctx, cmd, data)
 	return err
 }
 
-// Acquire takes a reservation, or preempts another host's.
+// Acquire acquires a reservation, or preempts another host's.
 func (n *Namespace) Acquire(ctx context.Context, r nvmetcp.ReservationAcquire) error {
-	cmd, data := r.Command(n.about.Load().NSID)
+	cmd, data := r.Command(n.state.Load().NSID)
 	_, err := n.do(ctx, cmd, data)
 	return err
 }
 
-// Release gives a reservation back, or clears all.
+// Release releases the host's reservation, or clears all.
 func (n *Namespace) Release(ctx context.Context, r nvmetcp.ReservationRelease) error {
-	cmd, data := r.Command(n.about.Load().NSID)
+	cmd, data := r.Command(n.state.Load().NSID)
 	_, err := n.do(ctx, cmd, data)
 	return err
 }
 
-// Reservations tells who is registered and who holds the reservation. The host
-// identifies itself with 128 bits, so the report is the extended one.
+// Reservations returns the registered hosts and the holder of the reservation. It asks for
+// the extended report, since the host identifies itself with 128 bits.
 func (n *Namespace) Reservations(ctx context.Context) (nvmetcp.ReservationStatus, error) {
-	for size := uint64(4 << 10); ; size = 4 << 20 { // enough for all of 65535
+	for size := uint64(4 << 10); ; size = 4 << 20 { // enough for all 65535
 		data := make([]byte, size)
-		cmd := nvmetcp.ReservationReport{NSID: n.about.Load().NSID, Length: size, Extended: true}.Command()
+		cmd := nvmetcp.ReservationReport{NSID: n.state.Load().NSID, Length: size, Extended: true}.Command()
 		if _, err := n.do(ctx, cmd, data); err != nil {
 			return nvmetcp.ReservationStatus{}, err
 		}

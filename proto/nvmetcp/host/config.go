@@ -15,57 +15,57 @@ import (
 	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
-// Config says what to connect to, as whom, and how. Zero values mean the default
-// that is named.
+// Config describes the connection: to which controller, as which host, and with which
+// limits. A zero value means the default given with the field.
 type Config struct {
-	// Portals are addresses of the controller, "address:port"; without a port 4420.
-	// They are tried in turn; all queues of a connection go to the same one.
+	// Portals are the addresses of the controller as "address:port"; the port defaults to
+	// 4420. They are tried in turn. All queues of a connection use the same one.
 	Portals   []string
 	Subsystem block.NQN
 	Host      block.Host
 
-	IOQueues   int // connections for IO; the controller may allow fewer; half of GOMAXPROCS, 1 to 4
-	QueueDepth int // commands under way on each of them; 128
-	BufferSize int // bytes that one read of an IO queue takes at most; 128 KiB
+	IOQueues   int // connections for IO; the controller may allow fewer; default half of GOMAXPROCS, 1 to 4
+	QueueDepth int // commands in flight on each of them; default 128
+	BufferSize int // largest single read of an IO queue, in bytes; default 128 KiB
 
-	// KATO is the keep alive timeout that the controller is told: it cuts off a host
-	// that it does not hear for so long. A keep alive is sent at half of it, and one
-	// that is not answered within KATO loses the connection. Default 5 s; less than
-	// 0 means none.
+	// KATO is the keep alive timeout that the host requests: the controller disconnects a
+	// host that is silent for longer. A keep alive is sent at half of it; if one is not
+	// answered within KATO, the host drops the connection. Default 5 s; negative means
+	// none.
 	KATO time.Duration
-	// CommandTimeout loses the connection when a command is under way for longer.
-	// 0: never; keep alives tell whether the controller lives.
+	// CommandTimeout is the time after which an unanswered command drops the connection. 0
+	// means never; keep alives then show whether the controller is alive.
 	CommandTimeout time.Duration
-	// ConnectTimeout bounds one attempt to connect, with all queues, and each admin
-	// command after; 5 s.
+	// ConnectTimeout limits each attempt to connect, with all queues, and each later admin
+	// command; default 5 s.
 	ConnectTimeout time.Duration
-	// ReconnectMin and ReconnectMax bound the pause between attempts, which doubles
-	// each time; 50 ms and 5 s.
+	// ReconnectMin and ReconnectMax limit the pause between attempts, which doubles each
+	// time; defaults 50 ms and 5 s.
 	ReconnectMin, ReconnectMax time.Duration
 
-	HeaderDigest, DataDigest bool // CRC32C of headers, of data; Connect fails if the controller will not
+	HeaderDigest, DataDigest bool // CRC32C of headers, of data; Connect fails if the controller does not agree
 
-	// HostKey is what the host proves to know if the controller asks for it;
-	// ControllerKey what the controller must prove: without the proof nothing is sent.
+	// HostKey proves the host's identity if the controller asks for it. If ControllerKey is
+	// set the controller must prove its own before the host sends anything.
 	HostKey, ControllerKey dhchap.Key
-	// AuthHashes and AuthGroups are what the proofs may be made with: a controller
-	// that chooses others is refused. Empty: all (see dhchap.Config).
+	// AuthHashes and AuthGroups are the hashes and groups that authentication may use; a
+	// controller that chooses others is refused. Empty: all (see dhchap.Config).
 	AuthHashes []dhchap.Hash
 	AuthGroups []dhchap.Group
 
-	Log *slog.Logger // nil: nowhere
-	// OnState is told every change of State, and OnNamespaces that Namespaces may
+	Log *slog.Logger // nil: no log
+	// OnState is called for every change of State, and OnNamespaces when Namespaces may
 	// have changed. They are called one at a time and must not block.
 	OnState      func(State)
 	OnNamespaces func()
 
-	// Dial replaces the dialer; tests.
+	// Dial replaces the dialer in tests.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 	discovery bool
 }
 
-// withDefaults checks c and fills in what was left out.
+// withDefaults checks c and fills in the defaults.
 func (c Config) withDefaults() (Config, error) {
 	switch {
 	case len(c.Portals) == 0:
@@ -108,7 +108,7 @@ func setDefault[T int | time.Duration](v *T, d T) {
 	}
 }
 
-// Phase is where a Controller is.
+// Phase is the state of a Controller's connection.
 //
 //	(Connect) ──▶ Live ◀──▶ Connecting
 //	               └────▶ Closed ◀──┘
@@ -131,11 +131,11 @@ func (p Phase) String() string {
 	return "connecting"
 }
 
-// State is how a Controller is.
+// State describes a Controller's connection.
 type State struct {
 	Phase   Phase
 	Since   time.Time
-	Portal  string // that it is, or was last, connected to
-	Session uint64 // counts the connections
+	Portal  string // the portal it is, or was last, connected to
+	Session uint64 // the number of the connection, which only grows
 	Err     error  // why the last connection was lost, or the last attempt failed
 }

@@ -14,33 +14,33 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// Controller is a connection to a controller of a subsystem, which is made again
-// whenever it is lost. All methods may be called by many goroutines.
+// Controller is a connection to a controller of a subsystem. It reconnects whenever the
+// connection is lost. All methods may be called by many goroutines.
 type Controller struct {
 	cfg          Config
-	ctx          context.Context // ends with Cut
+	ctx          context.Context // ends at Cut
 	cut          context.CancelFunc
 	over         chan struct{} // run has returned
 	session      atomic.Pointer[session]
-	outstanding  atomic.Int64 // IOs that were submitted and not completed
+	outstanding  atomic.Int64 // IOs that were submitted and have not completed
 	closing      atomic.Bool
 	drained      chan struct{}
 	transactions atomic.Uint32 // of authentication
 
-	mu     sync.Mutex
-	held   list // IOs that wait for a session, or for their namespace
-	state  State
-	spaces []*Namespace
-	found  []NamespaceInfo
-	isCut  bool
+	mu         sync.Mutex
+	held       list // IOs that wait for a session, or for their namespace to appear
+	state      State
+	namespaces []*Namespace
+	found      []NamespaceInfo
+	isCut      bool
 
 	tellMu   sync.Mutex // orders OnState and OnNamespaces
-	watchers []func()   // are told of both
+	watchers []func()   // called for both
 }
 
-// Connect connects to a controller. It tries until it succeeds or ctx ends, and
-// then returns why the last attempt failed. Later losses are made good without
-// the caller: see the package's text.
+// Connect connects to a controller. It tries until it succeeds or ctx ends, and then
+// returns the error of the last attempt. Later losses are repaired without the caller; see
+// the package comment.
 func Connect(ctx context.Context, cfg Config) (*Controller, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -58,7 +58,7 @@ func Connect(ctx context.Context, cfg Config) (*Controller, error) {
 	return c, nil
 }
 
-// reach makes a session, trying portal after portal until ctx ends.
+// reach opens a session, trying portal after portal until ctx ends.
 func (c *Controller) reach(ctx context.Context) (*session, error) {
 	pause := c.cfg.ReconnectMin
 	var last error
@@ -75,7 +75,7 @@ func (c *Controller) reach(ctx context.Context) (*session, error) {
 		}
 		c.cfg.Log.Debug("connect attempt failed", "subsystem", c.cfg.Subsystem, "err", err)
 		if ctx.Err() != nil {
-			// What ended with ctx says less than what failed before.
+			// The end of ctx says less about the cause than an earlier failure.
 			if last == nil {
 				last = err
 			}
@@ -106,7 +106,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// admit looks at a new session's namespaces and lets IO use it.
+// admit reads a new session's namespaces and lets IO use it.
 func (c *Controller) admit(ctx context.Context, s *session) error {
 	scan, cancel := context.WithTimeout(ctx, c.cfg.ConnectTimeout)
 	defer cancel()
@@ -114,7 +114,7 @@ func (c *Controller) admit(ctx context.Context, s *session) error {
 	if err != nil {
 		s.fail(err)
 		s.stop()
-		return fmt.Errorf("look at the namespaces of %s: %w", c.cfg.Subsystem, s.err)
+		return fmt.Errorf("scan the namespaces of %s: %w", c.cfg.Subsystem, s.err)
 	}
 	c.mu.Lock()
 	c.matchLocked(found, true)
@@ -157,7 +157,7 @@ func (c *Controller) run(s *session) {
 	c.tellState()
 }
 
-// lose ends a session, and keeps what was under way.
+// lose ends a session and keeps its unfinished IOs.
 func (c *Controller) lose(s *session) {
 	c.mu.Lock()
 	c.session.Store(nil)
@@ -205,8 +205,8 @@ func (c *Controller) route(r *request) {
 	}
 }
 
-// hold keeps r, or tells it what became of its device. It reports false if
-// things have changed since s refused it, or since its namespace was not there.
+// hold keeps r for later, or completes it with an error if it can never be sent. It returns
+// false if r may be routed again at once: the session or the namespace has changed.
 func (c *Controller) hold(r *request, s *session, refused bool) bool {
 	c.mu.Lock()
 	var err error
@@ -230,7 +230,7 @@ func (c *Controller) hold(r *request, s *session, refused bool) bool {
 	return true
 }
 
-// left counts an IO that has been completed.
+// left counts a completed IO.
 func (c *Controller) left() {
 	if c.outstanding.Add(-1) == 0 && c.closing.Load() {
 		select {
@@ -240,7 +240,7 @@ func (c *Controller) left() {
 	}
 }
 
-// State is how the controller is now.
+// State returns the current state.
 func (c *Controller) State() State {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -269,17 +269,16 @@ func (c *Controller) tellNamespaces() {
 	}
 }
 
-// watch has f called after every change of state and of namespaces.
+// watch registers f, to be called after every change of the state or the namespaces.
 func (c *Controller) watch(f func()) {
 	c.tellMu.Lock()
 	defer c.tellMu.Unlock()
 	c.watchers = append(c.watchers, f)
 }
 
-// Cut ends the connection at once and for good. IOs that were submitted complete
-// with [block.ErrGone]; what of them has reached the target is the target's. Cut
-// does not wait: when Done is closed nothing is sent any more and every IO has
-// been completed.
+// Cut ends the connection at once and for good. Outstanding IOs complete with
+// [block.ErrGone]; whether the target executes those that have reached it is unknown. Cut
+// does not wait: once Done is closed, nothing more is sent and every IO has completed.
 func (c *Controller) Cut() {
 	c.mu.Lock()
 	if !c.isCut {
@@ -291,22 +290,22 @@ func (c *Controller) Cut() {
 	c.cut()
 }
 
-// Rescan looks at the controller's namespaces again, as after an event that it
-// sends. It does not wait; OnNamespaces tells.
+// Rescan reads the controller's namespaces again, as after an event. It does not wait;
+// OnNamespaces reports the result.
 func (c *Controller) Rescan() {
 	if s := c.session.Load(); s != nil {
 		select {
 		case s.scans <- struct{}{}:
-		default: // one is due already
+		default: // a scan is due already
 		}
 	}
 }
 
-// Done is closed once the controller is cut or closed and nothing is under way.
+// Done is closed when the controller has been cut or closed and no IO is outstanding.
 func (c *Controller) Done() <-chan struct{} { return c.over }
 
-// Close takes no new IOs, waits for those that there are, shuts the controller
-// down and disconnects. If ctx ends before that it cuts, and returns why.
+// Close refuses new IOs, waits for the outstanding ones, shuts the controller down and
+// disconnects. If ctx ends first, Close cuts the connection and returns the cause.
 func (c *Controller) Close(ctx context.Context) error {
 	c.closing.Store(true)
 	err := c.drain(ctx)
@@ -333,8 +332,8 @@ func (c *Controller) drain(ctx context.Context) error {
 	return nil
 }
 
-// shutdown tells the controller that the host goes. What fails of it is of no
-// consequence: the connection is closed after.
+// shutdown tells the controller that the host is leaving. Errors do not matter: the
+// connection is closed next.
 func (s *session) shutdown(ctx context.Context) {
 	for _, q := range s.io {
 		if s.about.OFCS&nvmetcp.OFCSDisconnect != 0 {
@@ -351,5 +350,5 @@ func (s *session) shutdown(ctx context.Context) {
 
 var errKeepAlive = errors.New("keep alive not answered")
 
-// errSlow is why a connection is lost on which a command takes too long.
+// errSlow is the reason for dropping a connection whose command takes too long.
 var errSlow = errors.New("a command was not answered in time")

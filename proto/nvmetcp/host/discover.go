@@ -10,17 +10,17 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// maxDiscoveryEntries bounds what is read of a discovery log: 8 MiB.
+// maxDiscoveryEntries limits the discovery log that is read: 8 MiB.
 const maxDiscoveryEntries = 8 << 10
 
-// Discover asks the discovery controller at a portal, "address:port", for what a
-// host can connect to. It connects, asks and disconnects; ctx bounds it.
+// Discover asks the discovery controller at a portal, "address:port", for the subsystems
+// that a host can connect to. It connects, asks and disconnects, until ctx ends.
 func Discover(ctx context.Context, portal string, me block.Host) ([]nvmetcp.DiscoveryEntry, error) {
 	return DiscoverWith(ctx, Config{Portals: []string{portal}, Host: me})
 }
 
-// DiscoverWith is Discover with a Config: its digests, timeouts and keys hold. An
-// empty Subsystem is the well-known discovery subsystem.
+// DiscoverWith is Discover with the digests, timeouts and keys of a Config. An empty
+// Subsystem means the well-known discovery subsystem.
 func DiscoverWith(ctx context.Context, cfg Config) ([]nvmetcp.DiscoveryEntry, error) {
 	cfg.KATO, cfg.discovery = -1, true
 	if cfg.Subsystem == "" {
@@ -74,12 +74,12 @@ func (s *session) discover(ctx context.Context) ([]nvmetcp.DiscoveryEntry, error
 	return nil, fmt.Errorf("discovery log of %s changes faster than it can be read", s.portal)
 }
 
-// discoveryLog reads part of the log, in pieces that the controller can send.
+// discoveryLog reads a part of the log, in reads as large as the controller allows.
 func (s *session) discoveryLog(ctx context.Context, get nvmetcp.GetLog) (nvmetcp.DiscoveryLog, error) {
 	var all []byte
 	piece := uint64(s.maxIO) &^ 4095
 	if s.about.LPA&nvmetcp.LPAExtendedData == 0 {
-		piece = get.Length // it has no offsets
+		piece = get.Length // the controller knows no offsets
 	}
 	for left := get.Length; left > 0; left = get.Length - uint64(len(all)) {
 		part := get

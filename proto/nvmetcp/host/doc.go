@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package host is the host end of NVMe over TCP: what nvme-tcp is in the Linux
-// kernel, in Go. A namespace of a controller becomes a [block.Device].
+// Package host is the host end of NVMe over TCP, as nvme-tcp is in the Linux kernel. It
+// makes a controller's namespace a [block.Device].
 //
 //	c, err := host.Connect(ctx, host.Config{
 //		Portals: []string{"192.0.2.1:4420"}, Subsystem: nqn, Host: me,
@@ -15,28 +15,28 @@
 //
 // # Losing the connection
 //
-// A [Controller] connects again, with growing pauses and for ever, until Cut or
-// Close. IOs that were under way, and those submitted meanwhile, wait: they are
-// neither failed nor acknowledged, and are sent (again) over the new connection,
-// to the namespace that has the same UUID. If another one has its place they
-// fail with [block.ErrGone]. After Cut everything fails with ErrGone.
+// A [Controller] reconnects, with growing pauses and without limit, until Cut or Close. IOs
+// in flight and new ones wait meanwhile: they neither fail nor complete. They are sent
+// (again) over the new connection, to the namespace with the same UUID. If that NSID now
+// belongs to another namespace, they fail with [block.ErrGone]. After Cut all IOs fail with
+// ErrGone.
 //
-// # What sending again can do
+// # Risks of sending again
 //
-// A write that was under way when the connection was lost may still be on its way
-// in the target, and land after it has been sent again, acknowledged and
-// overwritten by a newer one. This end cannot prevent that: the old connection is
-// reset, but what the target has taken is the target's. Weft's own target closes
-// the hole: a host that connects again is answered only after its older
-// controllers are drained (controller.SubsystemConfig.OnePerHost). With another
-// target the window is as long as it takes to notice a dead connection; Linux's
-// own host has the same. A user who cannot live with it cuts instead of waiting.
+// A write in flight when the connection was lost may still be inside the target. It may
+// land after the host has sent it again, the target has acknowledged it, and a newer write
+// has replaced its data. The host cannot prevent that: it resets the old connection, but
+// cannot call back what the target has received. Weft's own target closes the hole: it
+// answers a host that reconnects only after draining the host's older controllers
+// (controller.SubsystemConfig.OnePerHost). With another target the window lasts until that
+// target notices the dead connection; Linux's own host has the same window. A user who
+// cannot accept this calls Cut instead of waiting.
 //
-// A target that lost its power may have lost writes that it acknowledged and that
-// no Flush made durable. [State.Session] grows with every connection, so that
-// whoever relies on a volatile cache can see it.
+// A target that loses power may lose writes that it acknowledged and that no Flush made
+// durable. [State.Session] grows with every connection, so that a user that relies on a
+// volatile cache can detect this.
 //
-// # What it does not do
+// # Not supported
 //
 // TLS, metadata, protection information, zoned and key-value command sets, and
 // SGLs of several descriptors, which TCP does not need.

@@ -12,9 +12,9 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// FuzzQueue has a controller that says anything to a queue with commands under
-// way. Whatever it says, the queue ends when the connection does, and every
-// command is either done once or given back.
+// FuzzQueue connects a queue with commands in flight to a controller that may send
+// anything. The queue must end when the connection does, and every command must either
+// complete once or be given back.
 func FuzzQueue(f *testing.F) {
 	var b bytes.Buffer
 	w := nvmetcp.NewWriter(&b, nvmetcp.WriterConfig{})
@@ -45,7 +45,7 @@ func FuzzQueue(f *testing.F) {
 		q.reader = nvmetcp.NewReader(ours, nvmetcp.ReaderConfig{Role: nvmetcp.RoleHost, MaxData: 1 << 31, BufferSize: 4096})
 		q.writer, q.maxData, q.capsule = nvmetcp.NewWriter(ours, nvmetcp.WriterConfig{}), 4096, 4096
 		n := &Namespace{controller: c}
-		n.about.Store(&aspect{NamespaceInfo: NamespaceInfo{NSID: 1, shift: 9}, present: true})
+		n.state.Store(&namespaceState{NamespaceInfo: NamespaceInfo{NSID: 1, shift: 9}, present: true})
 		done := map[*block.IO]int{}
 		ios := []*block.IO{
 			{Op: block.OpRead, Data: make([]byte, 512), Len: 512},

@@ -14,12 +14,12 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/block/ramdisk"
 	"weft.dev/weft/proto/nvmetcp"
-	"weft.dev/weft/proto/nvmetcp/backend"
 	"weft.dev/weft/proto/nvmetcp/controller"
 )
 
-// patience is how long a test waits for what must happen.
+// patience is the longest that a test waits for an expected event.
 const patience = 20 * time.Second
 
 const testNQN block.NQN = "nqn.2026-11.dev.weft:test"
@@ -95,7 +95,7 @@ func (w *world) config() Config {
 	return Config{Portals: []string{w.addr}, Subsystem: testNQN, Host: me, IOQueues: 2}
 }
 
-// connect connects, and cuts when the test ends.
+// connect connects, and cuts the connection when the test ends.
 func connect(t testing.TB, cfg Config) *Controller {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -150,7 +150,7 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 		"small reads":     func(c *Config) { c.BufferSize = 4096 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			device := backend.NewMemory(16*block.MiB, blocks)
+			device := ramdisk.New(16*block.MiB, blocks)
 			w := newWorld(t, device, func(c *controller.Config, _ *controller.SubsystemConfig) { c.MDTS = 64 * block.KiB })
 			cfg := w.config()
 			change(&cfg)
@@ -158,7 +158,7 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 			if g := n.Geometry(); g.Size != 16*block.MiB || g.BlockSize != blocks {
 				t.Fatalf("geometry %+v", g)
 			}
-			// From one block to many commands, in the capsule and by R2T, at once.
+			// From one block to many commands, in the capsule and by R2T, all at once.
 			var all sync.WaitGroup
 			off := int64(0)
 			for i, size := range []int{4096, 8192, 16384, 20480, 65536, 69632, 1 << 20, 3<<20 + 4096} {
@@ -187,7 +187,7 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 }
 
 func TestEveryOperationReachesTheMedium(t *testing.T) {
-	device := backend.NewMemory(8*block.MiB, blocks)
+	device := ramdisk.New(8*block.MiB, blocks)
 	n := space(t, connect(t, newWorld(t, device).config()), uuidA)
 	full := bytes.Repeat([]byte{7}, 1<<20)
 	if err := block.Do(n, &block.IO{Op: block.OpWrite, FUA: true, Data: full, Len: 1 << 20}); err != nil {
@@ -215,10 +215,10 @@ func TestEveryOperationReachesTheMedium(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := n.Compare(t.Context(), full[:8192], 0); err != nil {
-		t.Errorf("compare of what is the same: %v", err)
+		t.Errorf("compare of equal data: %v", err)
 	}
 	if err := n.Compare(t.Context(), noise(8192, 1), 0); !errors.Is(err, nvmetcp.CompareFailure) {
-		t.Errorf("compare of what differs: %v", err)
+		t.Errorf("compare of different data: %v", err)
 	}
 	if err := block.ReadAt(n, got[:4096], 8<<20); !errors.Is(err, block.ErrRange) {
 		t.Errorf("read beyond the end: %v", err)

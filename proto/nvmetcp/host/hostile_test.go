@@ -13,9 +13,9 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// TestAControllerThatBreaksTheProtocolIsCutOff lets the first connection's
-// controller answer one IO with something that it must not, and expects that it
-// is told so, and that the IO is done over the next connection.
+// TestAControllerThatBreaksTheProtocolIsCutOff: the controller of the first connection
+// answers one IO with a protocol error. The host must report the error to it, and complete
+// the IO over the next connection.
 func TestAControllerThatBreaksTheProtocolIsCutOff(t *testing.T) {
 	data := func(l *link, flags uint8, cid uint16, off uint32, n int) {
 		l.w.Data(nvmetcp.TypeC2HData, flags, nvmetcp.DataHeader{CID: cid, Offset: off}, make([]byte, n))
@@ -30,7 +30,7 @@ func TestAControllerThatBreaksTheProtocolIsCutOff(t *testing.T) {
 		"completion of an unknown command": {false, 4096, nvmetcp.FESInvalidHeader, func(l *link, cid uint16) { l.answer(cid^1, 0, 0) }},
 		"completion of no command":         {false, 4096, nvmetcp.FESInvalidHeader, func(l *link, cid uint16) { l.answer(0xffff, 0, 0) }},
 		"a second completion": {false, 4096, nvmetcp.FESInvalidHeader, func(l *link, cid uint16) {
-			l.answer(cid, nvmetcp.TransientTransportError, 0) // it is sent again after this one, as another command
+			l.answer(cid, nvmetcp.TransientTransportError, 0) // the resent command has another identifier
 			l.answer(cid, nvmetcp.TransientTransportError, 0)
 		}},
 		"data of an unknown command":  {false, 4096, nvmetcp.FESInvalidHeader, func(l *link, cid uint16) { data(l, last|success, cid^1, 0, 4096) }},
@@ -63,7 +63,7 @@ func TestAControllerThatBreaksTheProtocolIsCutOff(t *testing.T) {
 			broken := false
 			p.hook = func(l *link, cmd *nvmetcp.Command, _ []byte) bool {
 				if l.session > 1 || broken {
-					return l.session == 1 // what is sent again over the broken connection is left alone
+					return l.session == 1 // leave alone what is sent again over the broken connection
 				}
 				broken = true
 				c.do(l, cmd.CID())
@@ -76,7 +76,7 @@ func TestAControllerThatBreaksTheProtocolIsCutOff(t *testing.T) {
 					t.Fatal(err)
 				}
 				if !bytes.Equal(p.memory[:c.size], want) {
-					t.Error("what was written is not there")
+					t.Error("the written data is missing")
 				}
 			} else {
 				copy(p.memory, want)
@@ -154,8 +154,8 @@ func TestACompletionWithoutDataIsNoRead(t *testing.T) {
 	}
 }
 
-// A controller may fail a command before it has taken its data. The owner may use
-// the data again then: it must not be touched any more (the race detector looks).
+// A controller may fail a command before it has received the command's data. The owner may
+// then reuse the data, so the host must not touch it any more (the race detector checks).
 func TestAWriteThatFailsEarlyLetsGoOfItsData(t *testing.T) {
 	p := newPeer(t, 1<<20)
 	p.hook = func(l *link, cmd *nvmetcp.Command, _ []byte) bool {
@@ -188,7 +188,7 @@ func TestCompletionsMayComeInAnyOrder(t *testing.T) {
 		if len(kept) < 64 {
 			return true
 		}
-		for i := range kept { // the last first, and every other only after
+		for i := range kept { // in a scattered order
 			l.io(&kept[(len(kept)-1-i)*37%len(kept)], nil)
 		}
 		kept = nil
@@ -206,7 +206,7 @@ func TestCompletionsMayComeInAnyOrder(t *testing.T) {
 		}
 	}
 	if !bytes.Equal(got, p.memory[:len(got)]) {
-		t.Error("data of one read came to another")
+		t.Error("a read got the data of another one")
 	}
 }
 
@@ -221,7 +221,7 @@ func TestDamagedDataIsReadAgain(t *testing.T) {
 		damage--
 		pdu := nvmetcp.Header{Type: nvmetcp.TypeC2HData, Flags: nvmetcp.FlagDataDigest | nvmetcp.FlagLastPDU | nvmetcp.FlagSuccess, HLen: 24, PDO: 24, PLen: 24 + 4096 + 4}.Append(nil)
 		pdu = nvmetcp.DataHeader{CID: cmd.CID(), Length: 4096}.Append(pdu)
-		l.w.Raw(append(pdu, make([]byte, 4100)...)) // a digest of 0 is not that of zeroes
+		l.w.Raw(append(pdu, make([]byte, 4100)...)) // a digest of 0 does not fit zeroes
 		return true
 	}
 	cfg := p.config()

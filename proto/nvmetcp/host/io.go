@@ -9,14 +9,14 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// Submit starts an IO: see [block.Device]. Reads, writes and zeroes of any length
-// are split into as many commands as they take; if one of them fails the IO does.
+// Submit starts an IO: see [block.Device]. Reads, writes and zeroes of any length are split
+// into as many commands as needed. If one of the commands fails, the IO fails.
 func (n *Namespace) Submit(io *block.IO) { n.submit(io, false) }
 
-// submit is Submit; failed asks for an error instead of a wait when there is no
+// submit is Submit. If failed is set, the IO fails instead of waiting when there is no
 // connection or it is lost.
 func (n *Namespace) submit(io *block.IO, failed bool) {
-	c, a := n.controller, n.about.Load()
+	c, a := n.controller, n.state.Load()
 	c.outstanding.Add(1)
 	err := a.Geometry.CheckIO(io)
 	if c.closing.Load() {
@@ -27,7 +27,7 @@ func (n *Namespace) submit(io *block.IO, failed bool) {
 		err = block.ErrGone
 	}
 	if err != nil || limit == 0 {
-		io.Complete(err) // what has no command needs none: a discard, a flush without a cache
+		io.Complete(err) // needs no command: a discard where there is none, or a flush without a cache
 		c.left()
 		return
 	}
@@ -45,12 +45,13 @@ func (n *Namespace) submit(io *block.IO, failed bool) {
 		r := n.request(io, off, length, failed)
 		r.split = s
 		off, left = off+length, left-length
-		c.route(r) // io and s may be gone after the last
+		c.route(r) // io and s may be gone after the last part
 	}
 }
 
-// limit is how many bytes one command of the IO can cover; 0: there is no command.
-func (n *Namespace) limit(a *aspect, io *block.IO) int64 {
+// limit is the most bytes that one command of the IO can cover; 0 means no command is
+// needed.
+func (n *Namespace) limit(a *namespaceState, io *block.IO) int64 {
 	switch io.Op {
 	case block.OpFlush:
 		if a.Geometry.VolatileCache {
@@ -71,15 +72,15 @@ func (n *Namespace) limit(a *aspect, io *block.IO) int64 {
 	return a.maxIO
 }
 
-// hasZeroes reports whether there is a Write Zeroes. A controller may say so and
-// have none for this namespace: Linux's, over a file system that cannot, or one
-// for fewer blocks than the command can name.
-func (n *Namespace) hasZeroes(a *aspect) bool { return a.maxZeroes > 0 && !n.plain.Load() }
+// hasZeroes reports whether Write Zeroes works for the namespace. A controller may announce
+// the command and not support it here: Linux's target does so over a file system without
+// it, and for fewer blocks than the command can name.
+func (n *Namespace) hasZeroes(a *namespaceState) bool { return a.maxZeroes > 0 && !n.plain.Load() }
 
-// zeroesAsData is how many zeroes one Write can write.
-func (a *aspect) zeroesAsData() int64 { return min(a.maxIO, int64(len(zeroes))) }
+// zeroesAsData is the most zeroes that one Write can carry.
+func (a *namespaceState) zeroesAsData() int64 { return min(a.maxIO, int64(len(zeroes))) }
 
-// zeroes are written where there is no Write Zeroes.
+// zeroes is the data of Writes that stand in for Write Zeroes.
 var zeroes [64 << 10]byte
 
 // request makes the request for a part of an IO.
@@ -93,12 +94,12 @@ func (n *Namespace) request(io *block.IO, off, length int64, failed bool) *reque
 	return r
 }
 
-// prepare makes the command of an IO for a queue. Other commands are as they are.
+// prepare builds the command of an IO for a queue. Other commands are ready already.
 func (r *request) prepare(q *queue) {
 	if r.done != nil {
 		return
 	}
-	a := r.space.about.Load()
+	a := r.space.state.Load()
 	r.cmd = nvmetcp.Command{}
 	r.cmd.SetNSID(a.NSID)
 	r.cmd.SetOpcode(r.opcode(a))
@@ -128,7 +129,7 @@ func (r *request) prepare(q *queue) {
 	}
 }
 
-func (r *request) opcode(a *aspect) nvmetcp.Opcode {
+func (r *request) opcode(a *namespaceState) nvmetcp.Opcode {
 	switch r.op {
 	case block.OpRead:
 		return nvmetcp.IORead
@@ -144,8 +145,9 @@ func (r *request) opcode(a *aspect) nvmetcp.Opcode {
 	return nvmetcp.IOWrite
 }
 
-// zeroesMore reports whether zeroes, with this outcome of a command, take another
-// one: written as data they take several, and so does finding out that they must.
+// zeroesMore reports whether a Write Zeroes needs another command after this outcome: the
+// next Write, if zeroes are written as data, or the first one, if the controller has just
+// refused Write Zeroes.
 func (r *request) zeroesMore(err error) bool {
 	switch {
 	case r.done != nil || r.op != block.OpWriteZeroes:
@@ -160,8 +162,8 @@ func (r *request) zeroesMore(err error) bool {
 	return false
 }
 
-// cover sets which blocks the command is about.
-func (r *request) cover(a *aspect) {
+// cover sets the command's block range.
+func (r *request) cover(a *namespaceState) {
 	offset, length := r.offset, r.length
 	if r.out && r.op == block.OpWriteZeroes {
 		offset, length = r.offset+r.zeroed, int64(len(r.data))

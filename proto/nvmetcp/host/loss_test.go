@@ -16,12 +16,12 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/block/ramdisk"
 	"weft.dev/weft/proto/nvmetcp"
-	"weft.dev/weft/proto/nvmetcp/backend"
 	"weft.dev/weft/proto/nvmetcp/controller"
 )
 
-// cutter is a dialer whose connections break after so many bytes either way.
+// cutter is a dialer whose connections break after a number of bytes in either direction.
 type cutter struct {
 	mu     sync.Mutex
 	budget func() int // of the next connection
@@ -46,7 +46,7 @@ func (c *cutter) dial(ctx context.Context, network, address string) (net.Conn, e
 
 var errCut = errors.New("cut by the test")
 
-// spend takes n bytes off the budget and says how many of them may pass.
+// spend takes n bytes off the budget and returns how many of them may pass.
 func (c *cutConn) spend(n int) (int, error) {
 	left := c.left.Add(-int64(n))
 	if left >= 0 {
@@ -74,10 +74,10 @@ func (c *cutConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// TestNoIOIsLostWhereverTheConnectionBreaks breaks connections after each number
-// of bytes, and has writers that know what they have been promised.
+// TestNoIOIsLostWhereverTheConnectionBreaks breaks connections after every number of bytes.
+// Its writers remember what was acknowledged to them.
 func TestNoIOIsLostWhereverTheConnectionBreaks(t *testing.T) {
-	device := backend.NewMemory(16*block.MiB, blocks)
+	device := ramdisk.New(16*block.MiB, blocks)
 	w := newWorld(t, device, func(c *controller.Config, s *controller.SubsystemConfig) {
 		c.MDTS, s.OnePerHost = 64*block.KiB, true
 	})
@@ -108,7 +108,7 @@ func TestNoIOIsLostWhereverTheConnectionBreaks(t *testing.T) {
 					return
 				}
 				if err := outcome(t, startRead(n, got, off)); err != nil || !bytes.Equal(got, want) {
-					t.Errorf("read of what was acknowledged: %v", err)
+					t.Errorf("read of acknowledged data: %v", err)
 					return
 				}
 			}
@@ -116,7 +116,7 @@ func TestNoIOIsLostWhereverTheConnectionBreaks(t *testing.T) {
 	}
 	all.Wait()
 	if s := n.controller.State(); s.Session < 3 {
-		t.Errorf("only %d sessions: the test breaks too little", s.Session)
+		t.Errorf("only %d sessions: too few connections broke", s.Session)
 	}
 }
 
@@ -186,14 +186,14 @@ func TestIOWaitsForTheSameNamespaceOnly(t *testing.T) {
 			}
 		}
 	}
-	// It is not there after the reconnect: it may come yet.
+	// It is missing after the reconnect, but may still appear.
 	set(block.UUID{})
 	p.cutAll()
 	o := startWrite(n, noise(4096, 1), 0)
 	live(2)
 	select {
 	case err := <-o:
-		t.Fatalf("a write to a namespace that is not there was answered: %v", err)
+		t.Fatalf("a write to a missing namespace was answered: %v", err)
 	case <-time.After(20 * time.Millisecond):
 	}
 	set(uuidA)
@@ -201,7 +201,7 @@ func TestIOWaitsForTheSameNamespaceOnly(t *testing.T) {
 	if err := outcome(t, o); err != nil {
 		t.Fatal(err)
 	}
-	// Another one has its place.
+	// Another one takes its place.
 	set(uuidB)
 	p.cutAll()
 	o = startWrite(n, noise(4096, 2), 0)
@@ -213,7 +213,7 @@ func TestIOWaitsForTheSameNamespaceOnly(t *testing.T) {
 	}
 }
 
-// busy is a device that keeps its IOs until it is let go on.
+// busy is a device that keeps its IOs until the test releases them.
 type busy struct {
 	block.Device
 	goOn chan struct{}
@@ -226,11 +226,11 @@ func (b busy) Submit(io *block.IO) {
 	}()
 }
 
-// TestIOThatWaitsForItsTurnGoesToTheSameNamespaceOnly: while it waits in a queue
-// that is full, another namespace takes its own one's place.
+// TestIOThatWaitsForItsTurnGoesToTheSameNamespaceOnly: an IO waits in a full queue while
+// another namespace replaces its own.
 func TestIOThatWaitsForItsTurnGoesToTheSameNamespaceOnly(t *testing.T) {
-	w := newWorld(t, backend.NewMemory(block.MiB, blocks))
-	slow := busy{backend.NewMemory(block.MiB, blocks), make(chan struct{})}
+	w := newWorld(t, ramdisk.New(block.MiB, blocks))
+	slow := busy{ramdisk.New(block.MiB, blocks), make(chan struct{})}
 	w.add(2, uuidB, slow)
 	cfg := w.config()
 	cfg.IOQueues, cfg.QueueDepth = 1, 2
@@ -243,7 +243,7 @@ func TestIOThatWaitsForItsTurnGoesToTheSameNamespaceOnly(t *testing.T) {
 	if err := w.sub.RemoveNamespace(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
-	another := backend.NewMemory(block.MiB, blocks)
+	another := ramdisk.New(block.MiB, blocks)
 	w.add(1, block.UUID{7}, another)
 	await(t, told, "the other namespace", func() bool { _, err := c.Namespace(1, block.UUID{7}); return err == nil })
 	close(slow.goOn)
@@ -253,11 +253,11 @@ func TestIOThatWaitsForItsTurnGoesToTheSameNamespaceOnly(t *testing.T) {
 		}
 	}
 	if err := outcome(t, waits); !errors.Is(err, block.ErrGone) {
-		t.Errorf("a write to a namespace whose place another one has: %v", err)
+		t.Errorf("a write to a replaced namespace: %v", err)
 	}
 	got := make([]byte, 4096)
 	if err := block.ReadAt(another, got, 0); err != nil || !bytes.Equal(got, make([]byte, 4096)) {
-		t.Errorf("it went to the other one (%v)", err)
+		t.Errorf("it went to the replacement (%v)", err)
 	}
 }
 
@@ -287,8 +287,8 @@ func TestASilentControllerIsNoticed(t *testing.T) {
 	}
 }
 
-// TestAControllerThatTakesNothingIsNoticed: the socket is full, so that not even
-// a keep alive gets out.
+// TestAControllerThatTakesNothingIsNoticed: the socket is so full that not even a keep
+// alive can be sent.
 func TestAControllerThatTakesNothingIsNoticed(t *testing.T) {
 	p := newPeer(t, 64<<20)
 	block1 := make(chan struct{})
@@ -326,7 +326,7 @@ func TestCloseWaitsForWhatIsUnderWay(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	if err := outcome(t, startRead(n, make([]byte, 4096), 0)); !errors.Is(err, block.ErrGone) {
-		t.Errorf("an IO that came after Close: %v", err)
+		t.Errorf("an IO after Close: %v", err)
 	}
 	close(release)
 	if err := outcome(t, o); err != nil {
@@ -353,7 +353,7 @@ func TestCloseThatTakesTooLongCuts(t *testing.T) {
 }
 
 func TestConnectSaysWhyItFailed(t *testing.T) {
-	w := newWorld(t, backend.NewMemory(block.MiB, blocks))
+	w := newWorld(t, ramdisk.New(block.MiB, blocks))
 	for name, change := range map[string]func(*Config){
 		"connection refused":   func(c *Config) { c.Portals = []string{"127.0.0.1:1"} },
 		"invalid parameters":   func(c *Config) { c.Subsystem += "x" },
@@ -364,7 +364,7 @@ func TestConnectSaysWhyItFailed(t *testing.T) {
 		change(&cfg)
 		cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
 			if dials++; dials == 2 {
-				cancel() // what the first attempt came to is what is told
+				cancel() // the error to return is that of the first attempt
 			}
 			return new(net.Dialer).DialContext(ctx, network, address)
 		}
@@ -380,7 +380,7 @@ func TestConnectSaysWhyItFailed(t *testing.T) {
 }
 
 func TestAStreamThatEndsAnywhereIsNoConnection(t *testing.T) {
-	// A controller's whole part of a connection is cut after each byte.
+	// The controller's side of a connection is cut after each of its bytes.
 	p := newPeer(t, 1<<20)
 	for n := 1; n < 400; n += 7 {
 		left := n
@@ -398,7 +398,7 @@ func TestAStreamThatEndsAnywhereIsNoConnection(t *testing.T) {
 	}
 }
 
-// shortConn delivers so many bytes and then its end.
+// shortConn delivers a number of bytes and then EOF.
 type shortConn struct {
 	net.Conn
 	left *int

@@ -12,20 +12,20 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// MultipathConfig is for [Multipath].
+// MultipathConfig configures [Multipath].
 type MultipathConfig struct {
-	// Quiesce is how long a write waits that was under way on a path which was lost,
-	// before it is sent over another one: until then it may still land through the
-	// first, and undo what was written after it. It must be longer than the targets
-	// take to cut a silent host off. It does not wait if the lost path is there
-	// again first. Default: twice the longest KATO of the paths.
+	// Quiesce is how long a write waits that was in flight on a lost path, before it is
+	// sent over another one. Until then the write may still land through the lost path, and
+	// undo a newer one. Quiesce must be longer than the targets take to disconnect a silent
+	// host. The wait ends early if the lost path reconnects. Default: twice the longest
+	// KATO of the paths.
 	Quiesce time.Duration
 }
 
-// Paths is a [block.Device] over several controllers that lead to one namespace.
-// IO goes over one path at a time, the best by its ANA state, and over another
-// one when that is lost or says that it cannot serve. While there is none, IO
-// waits. When every controller has been cut or closed it fails.
+// Paths is a [block.Device] over several controllers that serve one namespace. IO uses one
+// path at a time, the best by its ANA state, and moves to another one when that path is
+// lost or reports that it cannot serve. While no path serves, IO waits. When every
+// controller has been cut or closed, IO fails.
 type Paths struct {
 	quiesce time.Duration
 	pool    sync.Pool
@@ -35,26 +35,26 @@ type Paths struct {
 	active *path
 	held   []*journey // wait for any path
 	wake   *time.Timer
-	wakeAt time.Time // when wake fires; zero: it does not
+	wakeAt time.Time // when wake fires; zero: it is not set
 }
 
-// path is one way. All is guarded by Paths.mu.
+// path is one of the paths. Its fields are guarded by Paths.mu.
 type path struct {
 	space   *Namespace
-	suspect uint64 // session in which it could not serve; 0: none
+	suspect uint64 // session in which it refused to serve; 0: none
 }
 
-// journey is an IO on its way over one path or another.
+// journey is an IO on its way over one or more paths.
 type journey struct {
-	io      block.IO // what goes over the path
+	io      block.IO // the IO that the path gets
 	whole   *block.IO
 	over    *path
-	session uint64    // of the path, when it was sent
-	after   time.Time // not over another path before this
+	session uint64    // of the path, at the time of sending
+	after   time.Time // earliest time to send it over another path
 }
 
-// Multipath makes a device of namespaces of several controllers. They must have
-// the same UUID, or NGUID, and block size.
+// Multipath makes a device of the same namespace of several controllers. All must have the
+// same UUID, NGUID and block size.
 func Multipath(cfg MultipathConfig, spaces ...*Namespace) (*Paths, error) {
 	if len(spaces) == 0 {
 		return nil, errors.New("multipath: no path")
@@ -84,8 +84,8 @@ func Multipath(cfg MultipathConfig, spaces ...*Namespace) (*Paths, error) {
 	return p, nil
 }
 
-// Geometry is that of the active path, but that it is no larger than any path that
-// serves knows: one learns after the other that the namespace has grown.
+// Geometry is that of the active path, with the smallest size that any usable path reports:
+// after a namespace grows, the paths learn its size one after the other.
 func (p *Paths) Geometry() block.Geometry {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -101,7 +101,7 @@ func (p *Paths) Geometry() block.Geometry {
 	return g
 }
 
-// Active is the path that IO goes over, nil if there is none.
+// Active is the path that IO uses, or nil.
 func (p *Paths) Active() *Namespace {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,7 +119,7 @@ func (p *Paths) Submit(io *block.IO) {
 	p.send(j)
 }
 
-// send sends over the best path, or keeps j until there is one.
+// send sends j over the best path, or keeps it until there is one.
 func (p *Paths) send(j *journey) {
 	p.mu.Lock()
 	way := p.chooseLocked()
@@ -138,8 +138,8 @@ func (p *Paths) send(j *journey) {
 	way.space.submit(&j.io, true)
 }
 
-// waitsLocked reports whether j must not be sent yet, and sees to it that it is
-// looked at again.
+// waitsLocked reports whether j must not be sent yet. If so, it sets the timer that tries j
+// again.
 func (p *Paths) waitsLocked(j *journey) bool {
 	wait := time.Until(j.after)
 	if wait <= 0 || waited(j) {
@@ -155,8 +155,8 @@ func (p *Paths) waitsLocked(j *journey) bool {
 	return true
 }
 
-// waited reports whether the path that j was lost on is there again: the target
-// has drained what was under way before it let the host connect.
+// waited reports whether j's wait is over because the path that lost it has reconnected:
+// its target drained the old commands before it let the host connect.
 func waited(j *journey) bool {
 	s := j.over.session()
 	return s != 0 && s != j.session
@@ -180,7 +180,7 @@ func (p *Paths) chooseLocked() *path {
 	return p.active
 }
 
-// session is the number of the path's session, 0 if there is none.
+// session is the number of the path's session, or 0.
 func (w *path) session() uint64 {
 	if s := w.space.controller.session.Load(); s != nil {
 		return s.number
@@ -188,9 +188,9 @@ func (w *path) session() uint64 {
 	return 0
 }
 
-// rank is how good a path is: 0 best, 3 of no use.
+// rank is how good a path is: 0 is best, 3 unusable.
 func (w *path) rank() int {
-	a := w.space.about.Load()
+	a := w.space.state.Load()
 	if s := w.session(); s == 0 || s == w.suspect || !a.present {
 		return 3
 	}
@@ -220,7 +220,7 @@ func (p *Paths) changed(way *path) {
 	p.again()
 }
 
-// again sends what is held and may go.
+// again tries to send everything that is held.
 func (p *Paths) again() {
 	p.mu.Lock()
 	held := p.held
@@ -231,7 +231,7 @@ func (p *Paths) again() {
 	}
 }
 
-// arrived is what a path calls when it is done with a journey.
+// arrived is called by a path that has finished with a journey.
 func (p *Paths) arrived(io *block.IO) {
 	j := io.Owner.(*journey)
 	var status nvmetcp.Status
@@ -247,7 +247,7 @@ func (p *Paths) arrived(io *block.IO) {
 		p.avoid(j)
 	case errors.As(err, &status) && status.IsPath():
 		p.avoid(j)
-		j.over.space.controller.Rescan() // it tells when the path may be tried again
+		j.over.space.controller.Rescan() // reports when the path may be tried again
 	default:
 		p.finish(j, err)
 		return
@@ -255,7 +255,7 @@ func (p *Paths) arrived(io *block.IO) {
 	p.send(j)
 }
 
-// avoid keeps IO off the path that j came back from, until something changes.
+// avoid keeps IO off the path that refused j, until the path changes.
 func (p *Paths) avoid(j *journey) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,15 +9,15 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/block/ramdisk"
 	"weft.dev/weft/proto/nvmetcp"
-	"weft.dev/weft/proto/nvmetcp/backend"
 	"weft.dev/weft/proto/nvmetcp/controller"
 )
 
-// twoPorts is a device over two ports of one target.
+// twoPorts is a device that uses two ports of one target.
 func twoPorts(t *testing.T) (w *world, second *controller.Port, p *Paths, told <-chan struct{}) {
 	t.Helper()
-	w = newWorld(t, backend.NewMemory(block.MiB, blocks))
+	w = newWorld(t, ramdisk.New(block.MiB, blocks))
 	second, addr := w.serve(2)
 	tell, told := teller()
 	a, b := w.config(), w.config()
@@ -53,13 +53,13 @@ func TestIOFollowsTheANAState(t *testing.T) {
 	check()
 	first := p.all[0].space
 	if p.Active() != first {
-		t.Error("of two that are as good the first is not taken")
+		t.Error("of two equal paths the first is not chosen")
 	}
 	set(w.port, nvmetcp.ANAStateNonOptimized)
 	await(t, told, "the second path", func() bool { return p.Active() == p.all[1].space })
 	check()
 	set(second, nvmetcp.ANAStateInaccessible)
-	check() // whether the host knows it already or not
+	check() // whether the host knows it yet or not
 	await(t, told, "the first path", func() bool { return p.Active() == first })
 	set(w.port, nvmetcp.ANAStateInaccessible)
 	await(t, told, "no path", func() bool { return p.Active() == nil })
@@ -114,7 +114,7 @@ func TestAWriteThatLostItsPathWaitsUntilItCanNotLandThereAnyMore(t *testing.T) {
 	a.listener.Close()
 	from := time.Now()
 	a.cutAll()
-	if err := outcome(t, startWrite(p, data, 8192)); err != nil { // one that never was on it does not wait
+	if err := outcome(t, startWrite(p, data, 8192)); err != nil { // a write that was never on the lost path does not wait
 		t.Fatal(err)
 	}
 	if err := outcome(t, o); err != nil || !bytes.Equal(b.memory[:4096], data) {
@@ -150,8 +150,8 @@ func TestWithoutAnyControllerIOFails(t *testing.T) {
 }
 
 func TestPathsOfDifferentNamespacesAreRefused(t *testing.T) {
-	w := newWorld(t, backend.NewMemory(block.MiB, blocks))
-	w.add(2, uuidB, backend.NewMemory(block.MiB, blocks))
+	w := newWorld(t, ramdisk.New(block.MiB, blocks))
+	w.add(2, uuidB, ramdisk.New(block.MiB, blocks))
 	c := connect(t, w.config())
 	if _, err := Multipath(MultipathConfig{}, space(t, c, uuidA), space(t, c, uuidB)); err == nil {
 		t.Fatal("no error")

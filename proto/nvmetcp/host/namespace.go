@@ -13,7 +13,7 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// NamespaceInfo is what a controller says of a namespace.
+// NamespaceInfo is what a controller reports of a namespace.
 type NamespaceInfo struct {
 	NSID     uint32
 	UUID     block.UUID // zero if it has none
@@ -21,28 +21,28 @@ type NamespaceInfo struct {
 	Geometry block.Geometry
 	ReadOnly bool
 	ANAGroup uint32
-	ANAState nvmetcp.ANAState // optimized if the controller does not say
-	Err      error            // why it cannot be used: its blocks are of a kind that Weft has no use for
+	ANAState nvmetcp.ANAState // optimized if the controller does not report ANA
+	Err      error            // why it cannot be used: Weft does not support its block format
 
 	shift      uint8 // blocks of 1<<shift bytes
 	maxIO      int64 // bytes of one read or write
-	maxZeroes  int64 // bytes of one Write Zeroes; 0: there is no such command
-	canUnmap   bool  // Write Zeroes may deallocate and zeroes are read after
+	maxZeroes  int64 // bytes of one Write Zeroes; 0: not supported
+	canUnmap   bool  // Write Zeroes may deallocate, and the blocks then read as zeroes
 	canDiscard bool
 	canCompare bool
 }
 
-// maxBlocks is how many blocks one command can cover (NLB), maxDiscard how many a
-// range of Dataset Management.
+// maxBlocks is the most blocks of one command (NLB), maxDiscard the most of one range of
+// Dataset Management.
 const (
 	maxBlocks  = 1 << 16
 	maxDiscard = 1<<32 - 1
 )
 
-// maxNamespaces bounds what is kept of a controller that finds no end.
+// maxNamespaces limits what is kept of a controller whose list never ends.
 const maxNamespaces = 8 << 10
 
-// scan asks the controller for its namespaces and how they are reached.
+// scan reads the controller's namespaces and their ANA states.
 func (s *session) scan(ctx context.Context) ([]NamespaceInfo, error) {
 	var all []NamespaceInfo
 	after, seen := uint32(0), 0
@@ -60,7 +60,7 @@ func (s *session) scan(ctx context.Context) ([]NamespaceInfo, error) {
 			}
 			info, err := s.look(ctx, id)
 			switch {
-			case errors.Is(err, nvmetcp.InvalidNamespace): // it has just gone
+			case errors.Is(err, nvmetcp.InvalidNamespace): // it has just been removed
 			case err != nil:
 				return nil, fmt.Errorf("namespace %d: %w", id, err)
 			default:
@@ -78,7 +78,7 @@ func (s *session) scan(ctx context.Context) ([]NamespaceInfo, error) {
 	return all, nil
 }
 
-// look asks for one namespace.
+// look reads one namespace.
 func (s *session) look(ctx context.Context, id uint32) (NamespaceInfo, error) {
 	i := NamespaceInfo{NSID: id, ANAState: nvmetcp.ANAStateOptimized}
 	ns, err := identified(ctx, s, nvmetcp.Identify{CNS: nvmetcp.CNSNamespace, NSID: id}, nvmetcp.ParseNamespace)
@@ -132,7 +132,7 @@ func (s *session) measure(i *NamespaceInfo, ns *nvmetcp.Namespace, size block.Si
 	i.canCompare = oncs&nvmetcp.ONCSCompare != 0
 }
 
-// lookANA fills in how the namespaces' groups are reached.
+// lookANA fills in the ANA states of the namespaces' groups.
 func (s *session) lookANA(ctx context.Context, all []NamespaceInfo) error {
 	// Room for every group and namespace; a controller cannot ask for more than this.
 	n := uint64(16+32*uint64(s.about.ANAGroups)+4*uint64(len(all))+3) &^ 3
@@ -154,16 +154,15 @@ func (s *session) lookANA(ctx context.Context, all []NamespaceInfo) error {
 	return nil
 }
 
-// Namespaces is what the controller last said that there is.
+// Namespaces returns the namespaces that the controller last reported.
 func (c *Controller) Namespaces() []NamespaceInfo {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.found)
 }
 
-// Namespace returns the namespace with an NSID and a UUID. A zero NSID or UUID
-// matches any. The Namespace stays the one with that UUID, whatever NSID it has
-// after a reconnect.
+// Namespace returns the namespace with an NSID and a UUID; a zero NSID or UUID matches any.
+// The Namespace keeps its UUID, whatever NSID that has after a reconnect.
 func (c *Controller) Namespace(nsid uint32, uuid block.UUID) (*Namespace, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -175,65 +174,64 @@ func (c *Controller) Namespace(nsid uint32, uuid block.UUID) (*Namespace, error)
 		if f.Err != nil {
 			return nil, fmt.Errorf("namespace %d of %s: %w", f.NSID, c.cfg.Subsystem, f.Err)
 		}
-		for _, n := range c.spaces {
-			if now := n.about.Load(); n.is(f) && now.present {
+		for _, n := range c.namespaces {
+			if now := n.state.Load(); n.is(f) && now.present {
 				return n, nil
 			}
 		}
 		n := &Namespace{controller: c}
-		n.about.Store(&aspect{NamespaceInfo: *f, present: true})
-		c.spaces = append(c.spaces, n)
+		n.state.Store(&namespaceState{NamespaceInfo: *f, present: true})
+		c.namespaces = append(c.namespaces, n)
 		return n, nil
 	}
 	return nil, fmt.Errorf("namespace %d with UUID %v of %s: %w", nsid, uuid, c.cfg.Subsystem, block.ErrGone)
 }
 
-// Namespace is a namespace of a controller, as a [block.Device]: IOs are split as
-// the controller needs it, and wait while there is no connection.
+// Namespace is a namespace of a controller, as a [block.Device]. It splits IOs to the
+// controller's limits and holds them while there is no connection.
 type Namespace struct {
 	controller *Controller
-	about      atomic.Pointer[aspect]
-	plain      atomic.Bool // it has refused Write Zeroes: zeroes are written as data
+	state      atomic.Pointer[namespaceState]
+	plain      atomic.Bool // it has refused Write Zeroes: send zeroes as data
 }
 
-// aspect is how a Namespace is at a time.
-type aspect struct {
+// namespaceState is the state of a Namespace at one time.
+type namespaceState struct {
 	NamespaceInfo
 	present bool  // the session has it
-	gone    error // why IO fails: it will not come back, or another one is in its place
-	shrunk  bool  // for good: its user would read and write beyond its end
+	gone    error // why IO fails: it was removed or replaced
+	shrunk  bool  // permanent: its user would read and write beyond the end
 }
 
-// is reports whether f is the same namespace, perhaps resized.
+// is reports whether f is the same namespace, possibly resized.
 func (n *Namespace) is(f *NamespaceInfo) bool {
-	now := n.about.Load()
+	now := n.state.Load()
 	if now.UUID.IsZero() && now.NGUID == [16]byte{} {
 		return f.NSID == now.NSID && f.UUID.IsZero() && f.NGUID == now.NGUID
 	}
 	return f.UUID == now.UUID && f.NGUID == now.NGUID
 }
 
-func (n *Namespace) present() bool { return n.about.Load().present }
-func (n *Namespace) gone() error   { return n.about.Load().gone }
+func (n *Namespace) present() bool { return n.state.Load().present }
+func (n *Namespace) gone() error   { return n.state.Load().gone }
 
-// matchLocked compares the Namespaces that are in use with what was found. c.mu is
-// held.
+// matchLocked compares the Namespaces in use with the reported ones. c.mu is held.
 func (c *Controller) matchLocked(found []NamespaceInfo, reconnect bool) {
 	c.found = found
-	for _, n := range c.spaces {
+	for _, n := range c.namespaces {
 		n.match(found, reconnect)
 	}
 }
 
-// match finds the namespace among those that there are. If it is not there, a
-// reconnect leaves open whether it comes: a target that starts may add its
-// namespaces one by one. While connected, it was removed.
+// match looks for the namespace among the reported ones. If it is missing after a reconnect
+// it may still appear, since a starting target may add its namespaces one by one. If it is
+// missing otherwise, it was removed.
 func (n *Namespace) match(found []NamespaceInfo, reconnect bool) {
-	old := n.about.Load()
+	old := n.state.Load()
 	if old.shrunk {
 		return
 	}
-	now := aspect{NamespaceInfo: old.NamespaceInfo, gone: old.gone}
+	now := namespaceState{NamespaceInfo: old.NamespaceInfo, gone: old.gone}
 	if !reconnect && now.gone == nil {
 		now.gone = fmt.Errorf("%v was removed: %w", n, block.ErrGone)
 	}
@@ -247,41 +245,40 @@ func (n *Namespace) match(found []NamespaceInfo, reconnect bool) {
 			now.gone = fmt.Errorf("%v has another one in its place: %w", n, block.ErrGone)
 		}
 	}
-	n.about.Store(&now)
+	n.state.Store(&now)
 }
 
-// become is how the namespace is now that it was seen as f.
-func (n *Namespace) become(old *aspect, f *NamespaceInfo) aspect {
-	now := aspect{NamespaceInfo: *f, present: true}
+// become is the namespace's state after it was reported as f.
+func (n *Namespace) become(old *namespaceState, f *NamespaceInfo) namespaceState {
+	now := namespaceState{NamespaceInfo: *f, present: true}
 	switch {
 	case f.Err != nil:
 		now.present, now.gone = false, fmt.Errorf("%v: %w: %w", n, f.Err, block.ErrGone)
 	case f.shift != old.shift:
 		now.present, now.gone = false, fmt.Errorf("%v has blocks of %v, and had %v: %w", n, f.Geometry.BlockSize, old.Geometry.BlockSize, block.ErrGone)
 	case f.Geometry.Size < old.Geometry.Size:
-		now = aspect{NamespaceInfo: old.NamespaceInfo, shrunk: true}
+		now = namespaceState{NamespaceInfo: old.NamespaceInfo, shrunk: true}
 		now.Err = fmt.Errorf("%v has shrunk from %v to %v", n, old.Geometry.Size, f.Geometry.Size)
 		now.gone = fmt.Errorf("%w: %w", now.Err, block.ErrGone)
 	}
 	return now
 }
 
-// Info is what the controller last said of the namespace.
-func (n *Namespace) Info() NamespaceInfo { return n.about.Load().NamespaceInfo }
+// Info is what the controller last reported of the namespace.
+func (n *Namespace) Info() NamespaceInfo { return n.state.Load().NamespaceInfo }
 
-// Geometry is that of the namespace as it was last seen; its size can grow. When a
-// namespace has become smaller, what its user has of it may be lost: the Namespace
-// keeps the size that it had, Info().Err says so, and IO fails with
-// [block.ErrGone], whatever size the namespace has later. Controller.Namespace
-// then makes another one, of the smaller size.
-func (n *Namespace) Geometry() block.Geometry { return n.about.Load().Geometry }
+// Geometry is the last reported geometry; its size can grow. If a namespace shrinks, its
+// user's data may be lost. The Namespace then keeps its old size, Info().Err says so, and
+// IO fails with [block.ErrGone], whatever size the namespace has later.
+// Controller.Namespace then returns a new Namespace of the smaller size.
+func (n *Namespace) Geometry() block.Geometry { return n.state.Load().Geometry }
 
-// UUID and NGUID identify the namespace; zero if it has none.
-func (n *Namespace) UUID() block.UUID { return n.about.Load().UUID }
+// UUID identifies the namespace; zero if it has none.
+func (n *Namespace) UUID() block.UUID { return n.state.Load().UUID }
 
-// NGUID is as UUID.
-func (n *Namespace) NGUID() [16]byte { return n.about.Load().NGUID }
+// NGUID identifies the namespace; zero if it has none.
+func (n *Namespace) NGUID() [16]byte { return n.state.Load().NGUID }
 
 func (n *Namespace) String() string {
-	return fmt.Sprintf("namespace %d of %s", n.about.Load().NSID, n.controller.cfg.Subsystem)
+	return fmt.Sprintf("namespace %d of %s", n.state.Load().NSID, n.controller.cfg.Subsystem)
 }

@@ -13,23 +13,23 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// peer is a controller that does what a test wants of it: by default it serves
-// one namespace in memory, and a hook can do anything else with an IO command.
+// peer is a controller for tests. By default it serves one namespace in memory; a hook can
+// handle IO commands in any other way.
 type peer struct {
 	t    testing.TB
 	addr string
 
-	// hook is asked first; true means that it has done with the command. After the
-	// first connection it is set by hang.
+	// hook gets each command first; true means that it has handled it. After the first
+	// connection it is set with hang.
 	hook func(l *link, cmd *nvmetcp.Command, data []byte) bool
-	// admin is the same on the admin queue.
+	// admin is the same for the admin queue.
 	admin func(l *link, cmd *nvmetcp.Command, data []byte) bool
-	// ended is told how each connection of IO queues ended.
+	// ended receives the error that ended each connection of an IO queue.
 	ended chan error
 
 	mu       sync.Mutex
 	memory   []byte
-	uuid     block.UUID // zero: the namespace is not there
+	uuid     block.UUID // zero: there is no namespace
 	sessions int
 	listener net.Listener
 	open     map[net.Conn]bool
@@ -44,7 +44,7 @@ type link struct {
 	w       *nvmetcp.Writer
 	qid     uint16
 	session int
-	writes  map[uint16]nvmetcp.Command // that wait for data
+	writes  map[uint16]nvmetcp.Command // waiting for data
 	events  []uint16                   // event requests
 }
 
@@ -286,7 +286,7 @@ func (l *link) io(cmd *nvmetcp.Command, data []byte) {
 	}
 }
 
-// start submits an IO and returns where its outcome comes.
+// start submits an IO and returns the channel for its outcome.
 func start(d block.Device, io *block.IO) <-chan error {
 	told := make(chan error, 1)
 	io.Done = func(io *block.IO) { told <- io.Err }

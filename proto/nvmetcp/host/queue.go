@@ -15,9 +15,9 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// queue is one connection: a submission and a completion queue. Anyone submits; a
-// writer goroutine sends everything that waits with one write, a reader goroutine
-// completes everything that one read brought.
+// queue is one connection: a submission and a completion queue. Any goroutine submits; the
+// writer goroutine sends all waiting requests with one write, and the reader goroutine
+// completes all that one read brought.
 type queue struct {
 	id      uint16
 	conn    net.Conn
@@ -25,36 +25,36 @@ type queue struct {
 	writer  *nvmetcp.Writer
 	maxData int             // bytes of one H2CData
 	capsule int             // bytes of in-capsule data
-	lost    func(error)     // tells the session that it has ended
+	lost    func(error)     // tells the session that the queue has ended
 	dead    <-chan struct{} // the session has ended
 
 	wake  chan struct{} // the writer has something to do
 	quit  chan struct{}
 	ended sync.WaitGroup // reader and writer
-	clock atomic.Uint32  // what requests note when they are sent; see session.watch
+	clock atomic.Uint32  // stamps requests when they are sent; see session.watch
 
 	mu        sync.Mutex
 	waiting   list
 	transfers list // R2Ts to answer; their requests are in slots
 	slots     []slot
 	free      []uint16
-	corked    bool // the reader is completing a batch and wakes the writer after
+	corked    bool // the reader is completing a batch and will wake the writer after it
 	closed    bool
-	err       error // why it closed
+	err       error // why the queue closed
 
-	// The writer's: what is in nvmetcp.Writer, and the R2Ts that it is answering.
+	// Of the writer: the requests in nvmetcp.Writer, and the R2Ts it is answering.
 	batch  []*request
 	grants []grant
 }
 
-// grant is an R2T and the command that it is for.
+// grant is an R2T and its command.
 type grant struct {
 	r    *request
 	data nvmetcp.DataHeader
 }
 
-// slot is a command identifier: its index in the low bits, above it what changes
-// with every use, so that a completion that comes twice is found out.
+// slot is the use of a command identifier. The low bits of an identifier are the slot's
+// index; the high bits change with every use, so that a repeated completion is detected.
 type slot struct {
 	r   *request
 	use uint16
@@ -62,7 +62,7 @@ type slot struct {
 
 const (
 	slotBits = 12
-	maxDepth = 1<<slotBits - 1 // so that no identifier is 0xffff, which stands for none
+	maxDepth = 1<<slotBits - 1 // so that no identifier is 0xffff, which means none
 	slotMask = 1<<slotBits - 1
 )
 
@@ -72,7 +72,7 @@ func newQueue(id uint16, conn net.Conn, depth int, s *session) *queue {
 	return q
 }
 
-// setDepth sets how many commands may be under way. Before start only.
+// setDepth sets the limit of commands in flight. Call it only before start.
 func (q *queue) setDepth(depth int) {
 	depth = min(depth, maxDepth)
 	q.slots = make([]slot, depth)
@@ -83,13 +83,13 @@ func (q *queue) setDepth(depth int) {
 	q.batch = make([]*request, 0, depth)
 }
 
-// start lets the queue serve.
+// start starts the queue's goroutines.
 func (q *queue) start() {
 	q.ended.Go(q.read)
 	q.ended.Go(q.write)
 }
 
-// submit takes a request, or reports that the queue is closed.
+// submit accepts a request, or returns false if the queue is closed.
 func (q *queue) submit(r *request) bool {
 	q.mu.Lock()
 	if q.closed {
@@ -112,7 +112,7 @@ func (q *queue) kick() {
 	}
 }
 
-// fail ends the queue from within: what it holds stays until stop.
+// fail ends the queue from within. Its requests stay until stop.
 func (q *queue) fail(err error) {
 	q.mu.Lock()
 	first := !q.closed
@@ -125,8 +125,8 @@ func (q *queue) fail(err error) {
 	}
 }
 
-// stop ends the connection, waits until nothing touches any request's data, and
-// returns what was not finished. Nothing is sent after.
+// stop ends the connection, waits until no request's data is in use, and returns the
+// unfinished requests. Nothing is sent afterwards.
 func (q *queue) stop() (unfinished list) {
 	q.mu.Lock()
 	q.closed = true
@@ -152,31 +152,30 @@ func (q *queue) stop() (unfinished list) {
 	return unfinished
 }
 
-// terminate closes the connection. A peer that broke the protocol is told how.
-// Otherwise the connection is reset, so that the kernel sends no more of what it
-// has: it could land after it was sent again.
+// terminate closes the connection. If the peer broke the protocol, it first gets the
+// reason. Otherwise the connection is reset, so that the kernel drops its unsent data: a
+// write in it could land after the same write has been sent again.
 func (q *queue) terminate(err error) {
 	var fatal *nvmetcp.FatalError
 	if errors.As(err, &fatal) {
-		q.conn.SetDeadline(time.Now().Add(goodbye)) //nolint:errcheck // it is given up in any case
+		q.conn.SetDeadline(time.Now().Add(goodbye)) //nolint:errcheck // the connection is closed in any case
 		if _, err := q.conn.Write(fatal.TermReq(false).Append(nil)); err == nil {
-			io.Copy(io.Discard, q.conn) //nolint:errcheck // the peer closes, or the deadline comes
+			io.Copy(io.Discard, q.conn) //nolint:errcheck // until the peer closes or the deadline comes
 		}
 	}
 	if tcp, ok := q.conn.(interface{ SetLinger(int) error }); ok {
-		tcp.SetLinger(0) //nolint:errcheck // a refusal leaves what the kernel has to be sent
+		tcp.SetLinger(0) //nolint:errcheck // if it fails, the kernel still sends its data
 	}
-	q.conn.Close() //nolint:errcheck // nothing is awaited of it
+	q.conn.Close() //nolint:errcheck // nothing depends on it
 }
 
-// goodbye is how long a peer that broke the protocol may take to read why.
+// goodbye is how long a peer that broke the protocol gets to read the reason.
 const goodbye = 200 * time.Millisecond
 
-// maxTries bounds how often an IO is sent again after an error that the connection
-// is to blame for.
+// maxTries limits how often an IO is sent again after a transport error.
 const maxTries = 3
 
-// finish tells the outcome that is in result, or sends the IO again.
+// finish reports the outcome in result, or sends the IO again.
 func (r *request) finish() {
 	err := r.outcome()
 	if r.zeroesMore(err) {
@@ -193,8 +192,8 @@ func (r *request) finish() {
 	r.tell(err)
 }
 
-// transient reports whether an IO failed on its way, not for what it is: data
-// came damaged here or there, or the controller asks to be sent it again.
+// transient reports whether an IO failed in transit: its data was damaged in either
+// direction, or the controller asks for a retry.
 func transient(err error) bool {
 	status, ok := err.(nvmetcp.Status) //nolint:errorlint // outcome does not wrap it
 	if !ok {
@@ -228,7 +227,7 @@ func (q *queue) write() {
 			return
 		case <-q.wake:
 		}
-		// Whoever is about to submit may do so first: one write for all of them.
+		// Let others submit first, so that one write carries all their requests.
 		runtime.Gosched()
 		for {
 			if !q.gather() {
@@ -244,10 +243,10 @@ func (q *queue) write() {
 	}
 }
 
-// maxFlush is about how many bytes are gathered for one write.
+// maxFlush is roughly how many bytes one write carries.
 const maxFlush = 1 << 20
 
-// gather takes what may be sent and adds it to the writer.
+// gather adds what may be sent to the writer.
 func (q *queue) gather() bool {
 	q.mu.Lock()
 	if q.closed {
@@ -263,7 +262,7 @@ func (q *queue) gather() bool {
 	for q.waiting.head != nil && len(q.free) > 0 && size < maxFlush {
 		r := q.waiting.pop()
 		if r.done == nil && !r.space.present() {
-			astray.push(r) // it has gone since, and another one may have its NSID
+			astray.push(r) // removed since; its NSID may belong to another one
 			continue
 		}
 		q.assign(r)
@@ -308,7 +307,7 @@ func (q *queue) assign(r *request) {
 	q.batch = append(q.batch, r)
 }
 
-// transfer adds the data that an R2T asked for, unless the command is done already.
+// transfer adds the data that an R2T asked for, unless the command is already done.
 func (q *queue) transfer(r *request, g nvmetcp.DataHeader) {
 	if r.state.Load()&completed != 0 {
 		return
@@ -325,7 +324,7 @@ func (q *queue) transfer(r *request, g nvmetcp.DataHeader) {
 	}
 }
 
-// sent lets go of what was written.
+// sent releases the requests that were written.
 func (q *queue) sent() {
 	for i, r := range q.batch {
 		q.batch[i] = nil
@@ -341,8 +340,8 @@ func (q *queue) read() {
 	for {
 		pdu, err := q.reader.Next()
 		if err == nil {
-			// More to complete without waiting: what that makes others submit is
-			// sent together, after the last of it.
+			// If the buffer holds more PDUs, wake the writer only after the last one: the
+			// submissions that these completions cause then go out together.
 			q.cork(q.reader.Buffered())
 			err = q.handle(pdu)
 		}
@@ -365,7 +364,7 @@ func (q *queue) cork(on bool) {
 	}
 }
 
-// handle does what a PDU asks for. An error ends the connection.
+// handle processes a PDU. An error ends the connection.
 func (q *queue) handle(pdu *nvmetcp.PDU) error {
 	switch pdu.Type {
 	case nvmetcp.TypeCapsuleResp:
@@ -380,7 +379,7 @@ func (q *queue) handle(pdu *nvmetcp.PDU) error {
 	return nvmetcp.Fatal(nvmetcp.FESSequence, 0, pdu.Head, fmt.Sprintf("%v on a connection that is established", pdu.Type))
 }
 
-// lookup finds the command under way that has an identifier.
+// lookup returns the command in flight with an identifier.
 func (q *queue) lookup(cid uint16) *request {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -391,7 +390,7 @@ func (q *queue) lookup(cid uint16) *request {
 	return q.slots[i].r
 }
 
-// leave takes a command's identifier back.
+// leave frees a command's identifier.
 func (q *queue) leave(cid uint16) *request {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -422,7 +421,7 @@ func (q *queue) complete(pdu *nvmetcp.PDU) error {
 	return nil
 }
 
-// done ends a command that has no identifier any more.
+// done completes a command whose identifier has been freed.
 func (q *queue) done(r *request, c nvmetcp.Completion) {
 	r.result = c
 	if r.complete() {
@@ -430,8 +429,8 @@ func (q *queue) done(r *request, c nvmetcp.Completion) {
 	}
 }
 
-// receive takes data to where the command wants it. Data comes in order: a
-// command's data PDUs are sent so (TCP, 3.3.2), and each offset is checked.
+// receive copies data into the command's buffer. A command's data PDUs come in order (TCP,
+// 3.3.2), and each offset is checked.
 func (q *queue) receive(pdu *nvmetcp.PDU) error {
 	d := pdu.Data()
 	r := q.lookup(d.CID)
@@ -458,8 +457,8 @@ func (q *queue) receive(pdu *nvmetcp.PDU) error {
 	return nil
 }
 
-// grant notes an R2T for the writer. One of a command is outstanding at a time,
-// and they come in order, as ICReq said.
+// grant queues an R2T for the writer. As agreed in ICReq, a command has one R2T outstanding
+// at a time, and they come in order.
 func (q *queue) grant(pdu *nvmetcp.PDU) error {
 	d := pdu.Data()
 	q.mu.Lock()

@@ -12,31 +12,31 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// request is one command from when it was asked for until its outcome is told. It
-// outlives connections: what was under way on a lost one is sent again.
+// request is one command, from its submission until its outcome is reported. It outlives
+// connections: if one is lost, the request is sent again.
 //
 //	held ──▶ waiting ──▶ under way ──▶ done
 //	  ▲         │            │
 //	  └─────────┴────────────┘  the connection is lost
 //
-// Whoever holds a request in one of these lists owns it, and nobody else touches
-// it, but for two things: under way it is the reader's, while the writer may have
-// its data in hand. state counts the writer's holds and knows whether the command
-// is completed; the last of the two finishes it.
+// The owner of the list that a request is in owns the request. There is one exception: a
+// request under way belongs to the reader, while the writer may still be sending its data.
+// state counts the writer's holds and records whether the command is completed; whichever
+// comes last finishes the request.
 type request struct {
 	next *request // in a list
 
 	cmd       nvmetcp.Command
-	data      []byte // what goes out or where what comes in goes
+	data      []byte // what is sent, or the buffer for what is received
 	out       bool   // data goes to the controller
 	inCapsule bool   // with the command
 	cid       uint16
-	tick      uint32 // of the queue's clock, when it was sent
+	tick      uint32 // the queue's clock when it was sent
 	tries     int
 
-	received uint32                  // bytes that came in
-	grant    nvmetcp.DataHeader      // the R2T that is to be answered
-	granted  uint32                  // bytes that R2Ts asked for so far
+	received uint32                  // bytes received
+	grant    nvmetcp.DataHeader      // the R2T to be answered
+	granted  uint32                  // bytes that R2Ts have asked for so far
 	granting bool                    // grant waits for the writer
 	damaged  bool                    // a data digest did not match
 	state    atomic.Uint32           // see hold, release, complete
@@ -50,29 +50,29 @@ type request struct {
 	op     block.Op
 	offset int64
 	length int64
-	zeroed int64 // of zeroes that are written as data: how many have been
+	zeroed int64 // if zeroes are written as data: bytes written so far
 	fua    bool
 	unmap  bool
-	failed bool // fail instead of hold when the connection is lost
+	failed bool // fail instead of waiting when the connection is lost
 	sent   bool // it may have reached the controller
 
-	// Of any other command: told once, must not block. The request is not used again.
+	// Of any other command: called once, must not block. The request is not reused.
 	done func(*request, error)
 }
 
-// completed is the bit of request.state beside the count of holds.
+// completed is the bit of request.state above the count of holds.
 const completed = 1 << 31
 
-// hold keeps the request from being finished.
+// hold prevents the request from being finished.
 func (r *request) hold() { r.state.Add(1) }
 
 // release ends a hold and reports whether the caller must finish the request.
 func (r *request) release() bool { return r.state.Add(^uint32(0)) == completed }
 
-// complete notes that the command is done and reports whether the caller must finish it.
+// complete records that the command is done and reports whether the caller must finish it.
 func (r *request) complete() bool { return r.state.Add(completed) == completed }
 
-// rewind makes a request that was under way as if it had never been sent.
+// rewind resets a request that was in flight, as if it had never been sent.
 func (r *request) rewind() {
 	r.state.Store(0)
 	r.received, r.granted, r.granting, r.damaged = 0, 0, false, false
@@ -108,21 +108,21 @@ func (l *list) pop() *request {
 	return r
 }
 
-// take moves everything out of l.
+// take moves all requests out of l.
 func (l *list) take() list {
 	all := *l
 	*l = list{}
 	return all
 }
 
-// append moves everything of m behind l.
+// append moves all requests of m to the end of l.
 func (l *list) append(m list) {
 	for r := m.pop(); r != nil; r = m.pop() {
 		l.push(r)
 	}
 }
 
-// split is an IO that takes several commands.
+// split is an IO that needs several commands.
 type split struct {
 	io   *block.IO
 	left atomic.Int64
@@ -135,7 +135,7 @@ var (
 	splits   = sync.Pool{New: func() any { return new(split) }}
 )
 
-// tell gives the outcome of a request to its owner, and the request back.
+// tell reports a request's outcome to its owner and frees the request.
 func (r *request) tell(err error) {
 	if r.done != nil {
 		r.done(r, err)
@@ -161,19 +161,19 @@ func (r *request) tell(err error) {
 	owner.left()
 }
 
-// forget drops what the request refers to.
+// forget clears the request's references.
 func (r *request) forget() {
 	r.data, r.space, r.io, r.split, r.done = nil, nil, nil, nil, nil
 	r.zeroed, r.tries, r.failed, r.sent = 0, 0, false, false
 	r.rewind()
 }
 
-// part counts one part of a split IO, and returns the IO after the last.
+// part counts one finished part of a split IO, and returns the IO after the last.
 func (s *split) part(err error) *block.IO {
 	if err != nil {
 		s.mu.Lock()
 		if s.err == nil || errors.Is(err, errLost) {
-			s.err = err // of all errors this one leaves open whether data was written
+			s.err = err // this error alone says that data may have been written
 		}
 		s.mu.Unlock()
 	}

@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// TestAConnectionThatIsGivenUpSendsNoMoreOfWhatItHas: the peer reads again after the
-// host has gone. What lay in the host's kernel must not reach it: by then the host may
-// have sent it again, and something else after it.
+// TestAConnectionThatIsGivenUpSendsNoMoreOfWhatItHas: the peer reads again after the host
+// has dropped the connection. Data left in the host's kernel must not reach it: by then the
+// host may have sent that data again, and newer data after it.
 func TestAConnectionThatIsGivenUpSendsNoMoreOfWhatItHas(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -32,7 +32,7 @@ func TestAConnectionThatIsGivenUpSendsNoMoreOfWhatItHas(t *testing.T) {
 
 	conn.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
 	var sent int64
-	for n := 0; err == nil; sent += int64(n) { // until nothing more fits on the way
+	for n := 0; err == nil; sent += int64(n) { // until the socket is full
 		n, err = conn.Write(make([]byte, 64<<10))
 	}
 	q := &queue{conn: conn}

@@ -14,17 +14,17 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/proto/nvmetcp/backend"
+	"weft.dev/weft/proto/block/ramdisk"
 )
 
-// resized is a device that says that it has another size.
+// resized is a device that reports another size.
 type resized struct {
 	block.Device
 	size atomic.Uint64
 }
 
 func newResized(size block.Size) *resized {
-	d := &resized{Device: backend.NewMemory(8*block.MiB, blocks)}
+	d := &resized{Device: ramdisk.New(8*block.MiB, blocks)}
 	d.size.Store(uint64(size))
 	return d
 }
@@ -35,7 +35,7 @@ func (d *resized) Geometry() block.Geometry {
 	return g
 }
 
-// resize has the target's namespace get another size.
+// resize changes the size of the target's namespace.
 func (d *resized) resize(t *testing.T, w *world, size block.Size) {
 	t.Helper()
 	d.size.Store(uint64(size))
@@ -44,7 +44,7 @@ func (d *resized) resize(t *testing.T, w *world, size block.Size) {
 	}
 }
 
-// line is a way to a target that can be cut.
+// line is a connection to a target that can be cut.
 type line struct {
 	mu    sync.Mutex
 	isCut bool
@@ -122,8 +122,8 @@ func TestANamespaceGrowsUnderIO(t *testing.T) {
 	users.Wait()
 }
 
-// TestANamespaceThatShrinksIsGone: what lay beyond its new end is lost, and to go
-// on with the rest would hide that.
+// TestANamespaceThatShrinksIsGone: the data beyond the new end is lost, and continuing with
+// the rest would hide that.
 func TestANamespaceThatShrinksIsGone(t *testing.T) {
 	for name, shrink := range map[string]func(resize func(), l *line){
 		"while connected": func(resize func(), _ *line) { resize() },
@@ -151,18 +151,18 @@ func TestANamespaceThatShrinksIsGone(t *testing.T) {
 				t.Errorf("the reason is %q, want %q in it", err, reason)
 			}
 			if g := n.Geometry(); g.Size != 2*block.MiB {
-				t.Errorf("its user sees it shrink, to %v", g.Size)
+				t.Errorf("the device shrank to %v under its user", g.Size)
 			}
 			gone := func() {
 				t.Helper()
 				if err := block.WriteAt(n, noise(4096, 1), 0); !errors.Is(err, block.ErrGone) || !strings.Contains(err.Error(), reason) {
-					t.Errorf("write to what has shrunk: %v", err)
+					t.Errorf("write to a shrunk namespace: %v", err)
 				}
 			}
 			gone()
 			small := space(t, c, uuidA)
 			if g := small.Geometry(); small == n || g.Size != block.MiB {
-				t.Errorf("who opens it anew finds %v", g.Size)
+				t.Errorf("opened again it has %v", g.Size)
 			}
 			if err := block.WriteAt(small, noise(4096, 1), 0); err != nil {
 				t.Error(err)
@@ -187,12 +187,12 @@ func TestPathsGrowWhenAllThatServeHaveGrown(t *testing.T) {
 	if p.Active() == nil {
 		t.Fatal("no path")
 	}
-	behind := *p.all[1].space.about.Load()
+	behind := *p.all[1].space.state.Load()
 	d.resize(t, w, 2*block.MiB)
 	await(t, told, "both to have grown", func() bool { return p.Geometry().Size == 2*block.MiB })
-	p.all[1].space.about.Store(&behind)
+	p.all[1].space.state.Store(&behind)
 	if g := p.Geometry(); g.Size != block.MiB {
-		t.Errorf("with a path that knows of 1 MiB they have %v", g.Size)
+		t.Errorf("with one path at 1 MiB the size is %v", g.Size)
 	}
 	p.all[1].space.controller.Rescan()
 	await(t, told, "the second path to look again", func() bool { return p.Geometry().Size == 2*block.MiB })

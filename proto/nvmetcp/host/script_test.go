@@ -15,10 +15,9 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// FuzzController has a controller that is honest, but for what a script makes of
-// its answers: bytes are changed, left out, sent twice, put in, and connections
-// end. Whatever comes of it, Connect returns, every IO is completed once, and
-// after a Cut nothing is left.
+// FuzzController connects to an honest controller whose answers a script damages: bytes are
+// changed, dropped, repeated and inserted, and connections end. Whatever happens, Connect
+// returns, every IO completes once, and after a Cut nothing is left.
 func FuzzController(f *testing.F) {
 	f.Add([]byte{})
 	for what := range byte(mischiefs) {
@@ -29,14 +28,14 @@ func FuzzController(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, script []byte) {
 		if len(script) > 1<<10 {
-			t.Skip("long scripts find nothing more")
+			t.Skip("longer scripts find no more")
 		}
 		defer time.AfterFunc(patience, func() { panic("the script hangs") }).Stop()
 		against(t, script)
 	})
 }
 
-// against connects to a controller that follows a script, and uses it.
+// against connects to a controller damaged by a script, and uses it.
 func against(t *testing.T, script []byte) {
 	p := &peer{t: t, ended: make(chan error, 1000), memory: make([]byte, 256<<10), uuid: uuidA}
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Millisecond)
@@ -65,7 +64,7 @@ func against(t *testing.T, script []byte) {
 	}
 	c.Cut()
 	<-c.Done()
-	close(told) // an IO that is completed twice panics
+	close(told) // an IO that completes twice panics
 	for range told {
 		sent--
 	}
@@ -74,7 +73,7 @@ func against(t *testing.T, script []byte) {
 	}
 }
 
-// use submits one IO of each kind and returns how many.
+// use submits one IO of each kind and returns their number.
 func use(n *Namespace, told chan<- *block.IO) int {
 	ios := []*block.IO{
 		{Op: block.OpRead, Len: 4096}, {Op: block.OpWrite, Len: 4096}, {Op: block.OpRead, Len: 128 << 10},
@@ -90,13 +89,13 @@ func use(n *Namespace, told chan<- *block.IO) int {
 	return len(ios)
 }
 
-// mangler dials connections to a peer and does the script to what it sends. A
-// mischief is five bytes: the connection (high two bits) and which of its answers
-// (low six), what is done, where (two bytes), and with what.
+// mangler dials connections to a peer and applies the script to what the peer sends. Each
+// step of the script is five bytes: the connection (high two bits) and which of its answers
+// (low six), the change, the position (two bytes), and the new value.
 type mangler struct {
 	p      *peer
 	script []byte
-	tired  func() // there were so many connections that the script has ended
+	tired  func() // called when so many connections were made that the script has ended
 
 	mu    sync.Mutex
 	conns []net.Conn
@@ -141,8 +140,8 @@ func (m *mangler) end() {
 	m.all.Wait()
 }
 
-// mangled is the peer's end of a connection. What it sends does not wait for the
-// host to read.
+// mangled is the peer's end of a connection. The peer's writes do not wait for the host to
+// read.
 type mangled struct {
 	net.Conn
 	m      *mangler
@@ -161,7 +160,7 @@ func (c *mangled) send() {
 		}
 	}
 	c.Close()
-	for range c.out { // until nobody sends any more
+	for range c.out { // until the peer has stopped sending
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// serve watches over a session until it ends or the controller is cut.
+// serve maintains a session until it ends or the controller is cut.
 func (c *Controller) serve(s *session) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	var tasks sync.WaitGroup
@@ -32,8 +32,8 @@ func (c *Controller) serve(s *session) {
 	tasks.Wait()
 }
 
-// keepAlive sends Keep Alive at half of its timeout. One that is not answered
-// until the next but one is due loses the session.
+// keepAlive sends Keep Alive at half of its timeout. If two are unanswered when the next
+// one is due, the session ends.
 func (s *session) keepAlive(ctx context.Context) {
 	ticker := time.NewTicker(s.c.cfg.KATO / 2)
 	defer ticker.Stop()
@@ -60,8 +60,8 @@ func (s *session) keepAlive(ctx context.Context) {
 	}
 }
 
-// watch ends the session when a command takes too long. Queues have a clock of
-// eighths of that time, so that no command reads the real one.
+// watch ends the session when a command takes too long. Each queue has a clock that counts
+// eighths of the timeout, so that commands need not read the real clock.
 func (s *session) watch(ctx context.Context) {
 	ticker := time.NewTicker(max(s.c.cfg.CommandTimeout/8, time.Millisecond))
 	defer ticker.Stop()
@@ -79,8 +79,8 @@ func (s *session) watch(ctx context.Context) {
 	}
 }
 
-// late moves the clock on and reports whether a command has been under way for
-// more than so many ticks.
+// late advances the clock and reports whether any command has been in flight for more than
+// the given number of ticks.
 func (q *queue) late(ticks uint32) bool {
 	now := q.clock.Add(1)
 	q.mu.Lock()
@@ -93,7 +93,7 @@ func (q *queue) late(ticks uint32) bool {
 	return false
 }
 
-// askForEvent keeps one Asynchronous Event Request at the controller.
+// askForEvent keeps one Asynchronous Event Request outstanding.
 func (s *session) askForEvent() {
 	var cmd nvmetcp.Command
 	cmd.SetOpcode(nvmetcp.AdminAsyncEvent)
@@ -104,12 +104,12 @@ func (s *session) askForEvent() {
 		}
 		select {
 		case s.events <- nvmetcp.ParseEvent(r.result.DW0()):
-		default: // so many are waiting that everything is looked at anyway
+		default: // so many are queued that everything is scanned anyway
 		}
 	}})
 }
 
-// attend looks at what events tell of.
+// attend handles events and scans.
 func (s *session) attend(ctx context.Context) {
 	for {
 		var err error
@@ -123,12 +123,12 @@ func (s *session) attend(ctx context.Context) {
 			err = s.rescan(ctx)
 		}
 		if err != nil && ctx.Err() == nil {
-			s.c.cfg.Log.Warn("look at what changed", "subsystem", s.c.cfg.Subsystem, "err", err)
+			s.c.cfg.Log.Warn("namespaces not scanned after an event", "subsystem", s.c.cfg.Subsystem, "err", err)
 		}
 	}
 }
 
-// event handles one event. Reading its log page lets the next one come.
+// event handles one event. Reading its log page rearms the event.
 func (s *session) event(ctx context.Context, e nvmetcp.Event) error {
 	s.c.cfg.Log.Debug("event", "subsystem", s.c.cfg.Subsystem, "type", e.Type, "info", e.Info, "log", e.Log)
 	switch {
@@ -138,7 +138,7 @@ func (s *session) event(ctx context.Context, e nvmetcp.Event) error {
 		}
 		return s.rescan(ctx)
 	case e.Type == nvmetcp.EventTypeNotice && e.Info == nvmetcp.NoticeANA:
-		return s.rescan(ctx) // it reads the ANA log
+		return s.rescan(ctx) // a scan reads the ANA log
 	case e.Log != 0:
 		_, err := s.log(ctx, nvmetcp.GetLog{ID: e.Log, NSID: nvmetcp.AllNamespaces, Length: nvmetcp.SmartSize})
 		return err
@@ -146,7 +146,7 @@ func (s *session) event(ctx context.Context, e nvmetcp.Event) error {
 	return nil
 }
 
-// rescan looks at the namespaces of a session that is in use.
+// rescan scans the namespaces of a session in use.
 func (s *session) rescan(ctx context.Context) error {
 	found, err := s.scan(ctx)
 	if err != nil {

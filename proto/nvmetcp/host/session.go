@@ -15,8 +15,8 @@ import (
 	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
-// session is one association with a controller: an admin queue, IO queues, and
-// what the controller said of itself. It ends as a whole.
+// session is one association with a controller: an admin queue, IO queues, and the
+// controller's properties. All of it ends together.
 type session struct {
 	c      *Controller
 	number uint64
@@ -34,20 +34,20 @@ type session struct {
 	capsule int   // bytes of in-capsule data on IO queues
 
 	events chan nvmetcp.Event
-	scans  chan struct{} // somebody wants the namespaces to be looked at
+	scans  chan struct{} // a scan of the namespaces was asked for
 
 	once sync.Once
 	dead chan struct{}
 	err  error // why it is dead
 }
 
-// adminDepth is what Linux uses too, and the least a controller must take.
+// adminDepth is Linux's value, and the smallest that a controller must accept.
 const adminDepth = 32
 
-// maxIOWithoutMDTS is how large a command may be if the controller has no limit.
+// maxIOWithoutMDTS is the largest command if the controller states no limit.
 const maxIOWithoutMDTS = 1 << 20
 
-// fail ends the session; the first reason stays.
+// fail ends the session; the first reason is kept.
 func (s *session) fail(err error) {
 	s.once.Do(func() {
 		s.err = err
@@ -55,7 +55,7 @@ func (s *session) fail(err error) {
 	})
 }
 
-// queues are all queues there are.
+// queues returns all queues.
 func (s *session) queues() []*queue {
 	if s.admin == nil {
 		return s.io
@@ -63,7 +63,7 @@ func (s *session) queues() []*queue {
 	return append([]*queue{s.admin}, s.io...)
 }
 
-// submit gives an IO to a queue, or reports that the session has ended.
+// submit gives an IO to a queue, or returns false if the session has ended.
 func (s *session) submit(r *request) bool {
 	i := uint32(0)
 	if len(s.io) > 1 {
@@ -72,7 +72,7 @@ func (s *session) submit(r *request) bool {
 	return s.io[i].submit(r)
 }
 
-// open makes a session through a portal. On error nothing is left of it.
+// open opens a session through a portal. On error it leaves nothing behind.
 func (c *Controller) open(ctx context.Context, portal string, number uint64) (_ *session, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.ConnectTimeout)
 	defer cancel()
@@ -97,8 +97,7 @@ func (c *Controller) open(ctx context.Context, portal string, number uint64) (_ 
 	return s, s.openIO(ctx)
 }
 
-// stop ends all connections and returns what IOs were not finished. Other
-// commands are told.
+// stop ends all connections and returns the unfinished IOs. Other commands fail.
 func (s *session) stop() (unfinished list) {
 	for _, q := range s.queues() {
 		all := q.stop()
@@ -129,18 +128,18 @@ func (s *session) connect(ctx context.Context, id uint16) (*queue, error) {
 	return q, nil
 }
 
-// dial connects and agrees on the connection's parameters.
+// dial connects and negotiates the connection's parameters.
 func (s *session) dial(ctx context.Context, id uint16) (*queue, error) {
 	cfg := &s.c.cfg
 	conn, err := cfg.Dial(ctx, "tcp", s.portal)
 	if err != nil {
 		return nil, err
 	}
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) }) //nolint:errcheck // ends what waits
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) }) //nolint:errcheck // interrupts reads and writes
 	defer stop()
 	q, err := s.agree(conn, id)
 	if err != nil {
-		conn.Close() //nolint:errcheck // nothing was sent that matters
+		conn.Close() //nolint:errcheck // nothing important was sent
 		if cause := context.Cause(ctx); cause != nil {
 			err = errors.Join(cause, err)
 		}
@@ -192,7 +191,7 @@ func (s *session) agree(conn net.Conn, id uint16) (*queue, error) {
 	return q, nil
 }
 
-// introduce sends Connect and authenticates.
+// introduce sends Connect and authenticates the host.
 func (s *session) introduce(ctx context.Context, q *queue) error {
 	cfg := &s.c.cfg
 	depth := len(q.slots)
@@ -225,8 +224,8 @@ func (s *session) introduce(ctx context.Context, q *queue) error {
 	return nil
 }
 
-// authenticate proves who the host is, and lets the controller prove what it is
-// if there is a key for that.
+// authenticate proves the host's identity and, if there is a key for it, checks the
+// controller's.
 func (s *session) authenticate(ctx context.Context, q *queue) error {
 	cfg := &s.c.cfg
 	if cfg.HostKey.IsZero() {
@@ -261,7 +260,7 @@ func (s *session) authenticate(ctx context.Context, q *queue) error {
 	}
 }
 
-// enable makes the controller ready and learns what it can do.
+// enable enables the controller and reads its properties.
 func (s *session) enable(ctx context.Context) error {
 	caps, err := s.property(ctx, nvmetcp.PropertyCAP)
 	if err != nil {
@@ -293,7 +292,7 @@ func (s *session) enable(ctx context.Context) error {
 	return nil
 }
 
-// await polls CSTS, as there is no event of it.
+// await polls CSTS: no event reports its changes.
 func (s *session) await(ctx context.Context, what string, is func(nvmetcp.ControllerStatus) bool) error {
 	ticker := time.NewTicker(10 * time.Millisecond)
 	defer ticker.Stop()

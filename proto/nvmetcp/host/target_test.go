@@ -9,13 +9,13 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/block/ramdisk"
 	"weft.dev/weft/proto/nvmetcp"
-	"weft.dev/weft/proto/nvmetcp/backend"
 	"weft.dev/weft/proto/nvmetcp/controller"
 	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
-// await looks again whenever something is told, until is says true.
+// await checks the condition is whenever told fires, until it is true.
 func await(t testing.TB, told <-chan struct{}, what string, is func() bool) {
 	t.Helper()
 	deadline := time.After(patience)
@@ -28,7 +28,7 @@ func await(t testing.TB, told <-chan struct{}, what string, is func() bool) {
 	}
 }
 
-// teller is a callback that must not block, and what waits for it.
+// teller returns a callback that does not block, and the channel it signals.
 func teller() (func(), <-chan struct{}) {
 	c := make(chan struct{}, 1)
 	return func() {
@@ -40,13 +40,13 @@ func teller() (func(), <-chan struct{}) {
 }
 
 func TestNamespacesComeChangeAndGo(t *testing.T) {
-	device := backend.NewMemory(block.MiB, blocks)
+	device := ramdisk.New(block.MiB, blocks)
 	w := newWorld(t, device)
 	cfg := w.config()
 	var told <-chan struct{}
 	cfg.OnNamespaces, told = teller()
 	c := connect(t, cfg)
-	w.add(7, uuidB, backend.NewMemory(2*block.MiB, 512))
+	w.add(7, uuidB, ramdisk.New(2*block.MiB, 512))
 	await(t, told, "the second namespace", func() bool { return len(c.Namespaces()) == 2 })
 	n, err := c.Namespace(7, uuidB)
 	if err != nil || n.Geometry().Size != 2*block.MiB || n.Geometry().BlockSize != 512 {
@@ -56,10 +56,10 @@ func TestNamespacesComeChangeAndGo(t *testing.T) {
 		t.Error(err)
 	}
 	if again, _ := c.Namespace(0, uuidB); again != n {
-		t.Error("the same namespace is another")
+		t.Error("the same namespace is a different object")
 	}
 	if _, err := c.Namespace(7, uuidA); !errors.Is(err, block.ErrGone) {
-		t.Errorf("a namespace with another's UUID: %v", err)
+		t.Errorf("a namespace with a wrong UUID: %v", err)
 	}
 	if err := w.sub.RemoveNamespace(t.Context(), 7); err != nil {
 		t.Fatal(err)
@@ -68,7 +68,7 @@ func TestNamespacesComeChangeAndGo(t *testing.T) {
 	if err := block.WriteAt(n, noise(512, 1), 512); !errors.Is(err, block.ErrGone) {
 		t.Errorf("write to a namespace that was removed: %v", err)
 	}
-	w.add(7, uuidB, backend.NewMemory(2*block.MiB, 512))
+	w.add(7, uuidB, ramdisk.New(2*block.MiB, 512))
 	await(t, told, "the second namespace again", func() bool { return len(c.Namespaces()) == 2 })
 	if err := block.WriteAt(n, noise(512, 1), 512); err != nil {
 		t.Errorf("write to a namespace that came back: %v", err)
@@ -88,7 +88,7 @@ func TestKeysOpenTheDoor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newWorld(t, backend.NewMemory(block.MiB, blocks), func(_ *controller.Config, s *controller.SubsystemConfig) {
+	w := newWorld(t, ramdisk.New(block.MiB, blocks), func(_ *controller.Config, s *controller.SubsystemConfig) {
 		s.Hosts = []controller.Host{{NQN: me.NQN, HostKey: key, ControllerKey: back}}
 	})
 	for name, c := range map[string]struct {
@@ -127,7 +127,7 @@ func TestKeysOpenTheDoor(t *testing.T) {
 }
 
 func TestDiscoverFindsWhatThereIs(t *testing.T) {
-	w := newWorld(t, backend.NewMemory(block.MiB, blocks))
+	w := newWorld(t, ramdisk.New(block.MiB, blocks))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	found, err := Discover(ctx, w.addr, me)
@@ -147,7 +147,7 @@ func TestDiscoverFindsWhatThereIs(t *testing.T) {
 
 func TestReservationsKeepOthersOut(t *testing.T) {
 	other := block.Host{NQN: "nqn.2014-08.org.nvmexpress:uuid:b", ID: block.UUID{0xb}}
-	w := newWorld(t, backend.NewMemory(block.MiB, blocks), func(_ *controller.Config, s *controller.SubsystemConfig) {
+	w := newWorld(t, ramdisk.New(block.MiB, blocks), func(_ *controller.Config, s *controller.SubsystemConfig) {
 		s.Hosts = append(s.Hosts, controller.Host{NQN: other.NQN})
 	})
 	a := space(t, connect(t, w.config()), uuidA)

@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// boasting is a peer that says it has Write Zeroes, and answers them so.
+// boasting is a peer that announces Write Zeroes and answers them with status.
 func boasting(t *testing.T, status nvmetcp.Status) (p *peer, refused func() int) {
 	p = newPeer(t, 1<<20)
 	for i := range p.memory {

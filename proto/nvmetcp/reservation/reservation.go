@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reservation decides who may do what to a namespace: NVM Express Base
-// Specification 2.0, section 8.19. It is a state machine and nothing else: no
-// I/O, no clock, no lock.
+// Package reservation decides which host may do what to a namespace: NVM Express Base
+// Specification 2.0, section 8.19. It is a pure state machine: no I/O, no clock, no lock.
 //
 //	            Register                Acquire
 //	stranger ────────────▶ registrant ────────────▶ holder
@@ -45,14 +44,14 @@ func (t Type) all() bool {
 // shared reports whether registrants may do what the holder may.
 func (t Type) shared() bool { return t >= WriteExclusiveRegistrants }
 
-// readsExcluded reports whether t keeps strangers from reading too.
+// readsExcluded reports whether t also keeps other hosts from reading.
 func (t Type) readsExcluded() bool {
 	return t == ExclusiveAccess || t == ExclusiveAccessRegistrants || t == ExclusiveAccessAllRegistrants
 }
 
 func (t Type) valid() bool { return t >= WriteExclusive && t <= ExclusiveAccessAllRegistrants }
 
-// What a command is refused with.
+// The errors with which commands are refused.
 var (
 	ErrConflict = errors.New("reservation conflict")                   // Reservation Conflict, 83h
 	ErrInvalid  = errors.New("invalid field in a reservation command") // Invalid Field in Command, 02h
@@ -64,7 +63,8 @@ type Registrant struct {
 	Key  uint64
 }
 
-// Event is what a registrant is told (Base 2.0, 5.16.1.22: reservation notification log page type).
+// Event is an event reported to a registrant (Base 2.0, 5.16.1.22: reservation notification
+// log page type).
 type Event uint8
 
 // The events.
@@ -80,25 +80,25 @@ type Notice struct {
 	Event Event
 }
 
-// State is who is registered with a namespace and who holds it. The zero value
-// is nobody. It is not safe for concurrent use.
+// State is the registrants of a namespace and the holder of its reservation. The zero value
+// has neither. It is not safe for concurrent use.
 type State struct {
 	generation  uint32
 	kind        Type
-	holder      Host         // unless kind is None or held by all registrants
+	holder      Host         // unused if kind is None, or if all registrants hold it
 	registrants []Registrant // in order of host
 }
 
-// Generation counts what changed (GEN of Reservation Report).
+// Generation counts the changes (GEN of Reservation Report).
 func (s *State) Generation() uint32 { return s.generation }
 
-// Type is that of the reservation that is held.
+// Type is the type of the current reservation.
 func (s *State) Type() Type { return s.kind }
 
-// Registrants are in order of host; the slice is the State's own.
+// Registrants returns the registrants in order of host. The slice belongs to the State.
 func (s *State) Registrants() []Registrant { return s.registrants }
 
-// Idle reports that nobody is registered, so everybody may do everything.
+// Idle reports that no host is registered, so that all hosts may do everything.
 func (s *State) Idle() bool { return len(s.registrants) == 0 }
 
 // Holds reports whether h holds the reservation.
@@ -122,8 +122,8 @@ func (s *State) MayWrite(h Host) bool {
 	return s.kind.shared() && registered
 }
 
-// Register makes h a registrant. With the key it has, nothing happens; with
-// another, ErrConflict: see Replace.
+// Register makes h a registrant. If h is one already, the same key changes nothing, and
+// another key is ErrConflict: see Replace.
 func (s *State) Register(h Host, key uint64) error {
 	if key == 0 {
 		return ErrInvalid
@@ -136,9 +136,8 @@ func (s *State) Register(h Host, key uint64) error {
 	return nil
 }
 
-// Unregister ends h's registration; with ignore whatever its key is. A
-// reservation that h held alone is released, and one of all registrants with
-// the last of them.
+// Unregister ends h's registration; with ignore, whatever its key. A reservation that h
+// held alone is released; one of all registrants is released with the last of them.
 func (s *State) Unregister(h Host, key uint64, ignore bool) ([]Notice, error) {
 	if old, ok := s.key(h); !ok || !ignore && old != key {
 		return nil, ErrConflict
@@ -151,7 +150,7 @@ func (s *State) Unregister(h Host, key uint64, ignore bool) ([]Notice, error) {
 	return s.releaseBy(h), nil
 }
 
-// Replace gives h another key; with ignore even a stranger, who so registers.
+// Replace changes h's key. With ignore it also registers a host that is no registrant.
 func (s *State) Replace(h Host, current, key uint64, ignore bool) error {
 	if key == 0 {
 		return ErrInvalid
@@ -164,8 +163,8 @@ func (s *State) Replace(h Host, current, key uint64, ignore bool) error {
 	return nil
 }
 
-// Acquire gives h the reservation if nobody has it. Holding it already, with
-// the same type, is success.
+// Acquire gives h the reservation if no host has it. If h already holds it with the same
+// type, that is success.
 func (s *State) Acquire(h Host, key uint64, t Type) error {
 	if !t.valid() {
 		return ErrInvalid
@@ -187,8 +186,10 @@ func (s *State) Acquire(h Host, key uint64, t Type) error {
 // holder's (or 0, for a reservation of all registrants), the reservation goes to
 // h with type t, and h stays registered.
 //
-// gone lists the hosts that lost their registration: of those, Preempt and
-// Abort has the commands under way ended.
+// gone lists the hosts that lost their registration. Preempt and Abort must end their
+// outstanding commands.
+//
+// Branches: the cases that the specification (section 8.19) tells apart.
 func (s *State) Preempt(h Host, key, victim uint64, t Type) (gone []Host, notices []Notice, err error) {
 	if !t.valid() {
 		return nil, nil, ErrInvalid
@@ -224,8 +225,8 @@ func (s *State) Preempt(h Host, key, victim uint64, t Type) (gone []Host, notice
 	return gone, notices, nil
 }
 
-// takeover gives the reservation to h after gone were expelled, and tells: the
-// expelled of that, and the others, if the type changes, of the old one's end.
+// takeover gives the reservation to h after the hosts gone were expelled. It notifies those
+// hosts and, if the type changes, also the others, whose reservation has ended.
 func (s *State) takeover(h Host, t Type, gone []Host) (notices []Notice) {
 	old := s.kind
 	s.kind, s.holder = t, h
@@ -244,8 +245,8 @@ func (s *State) takeover(h Host, t Type, gone []Host) (notices []Notice) {
 	return notices
 }
 
-// Release ends the reservation if h holds it; it must be of type t. By a
-// registrant that does not hold it nothing happens.
+// Release ends the reservation if h holds it; t must be its type. If h is a registrant but
+// does not hold it, nothing happens.
 func (s *State) Release(h Host, key uint64, t Type) ([]Notice, error) {
 	if !s.proves(h, key) {
 		return nil, ErrConflict
@@ -275,7 +276,7 @@ func (s *State) Clear(h Host, key uint64) ([]Notice, error) {
 	return notices, nil
 }
 
-// releaseBy ends the reservation and tells the registrants that shared it.
+// releaseBy ends the reservation and notifies the registrants that shared it.
 func (s *State) releaseBy(h Host) (notices []Notice) {
 	if s.kind.shared() {
 		for _, r := range s.registrants {
@@ -320,7 +321,7 @@ func (s *State) drop(h Host) {
 	}
 }
 
-// expel ends the registrations that which picks and returns their hosts.
+// expel ends the registrations selected by which and returns their hosts.
 func (s *State) expel(which func(Registrant) bool) (gone []Host) {
 	s.registrants = slices.DeleteFunc(s.registrants, func(r Registrant) bool {
 		if !which(r) {

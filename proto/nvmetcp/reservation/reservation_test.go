@@ -12,7 +12,7 @@ import (
 
 var a, b, c = Host{1}, Host{2}, Host{3}
 
-// with is a state where hosts are registered, each with its first byte as key.
+// with is a state with registered hosts; each host's key is its first byte.
 func with(t *testing.T, hosts ...Host) *State {
 	t.Helper()
 	s := &State{}
@@ -64,7 +64,7 @@ func TestRegister(t *testing.T) {
 		name string
 		err  error
 		want error
-		key  uint64 // of a after
+		key  uint64 // a's key afterwards
 	}{
 		{"the same key again", s.Register(a, 1), nil, 1},
 		{"another key", s.Register(a, 9), ErrConflict, 1},
@@ -221,8 +221,7 @@ func TestPreempt(t *testing.T) {
 	}
 }
 
-// TestAStateIsAlwaysSound does random things and checks after each what must
-// hold whatever happened.
+// TestAStateIsAlwaysSound makes random changes and checks the invariants after each.
 func TestAStateIsAlwaysSound(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	hosts := []Host{{1}, {2}, {3}, {4}}

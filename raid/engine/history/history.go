@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package history is what the user of a block device may see: a model for tests
-// that read and write one, with operations that overlap, crashes and losses of
-// power, and must tell whether what they read is right.
+// Package history models what a user of a block device may read. Tests use it to decide
+// whether data that they read is right, although operations overlap, hosts crash and
+// drives lose power.
 //
-// A [Unit] is what is known of one block: a register whose values have the
-// moments at which they began and were acknowledged. The tests of raid/engine and
-// e2e/fault keep one for each sector that they write.
+// A [Unit] is the knowledge about one block: a register, whose values have the moments at
+// which their writes began and were acknowledged. The tests of raid/engine and e2e/fault
+// keep one for each sector that they write.
 //
-// Moments are numbers of events, that grow; no two writes of a unit begin at the
-// same one, and none at 0. A value's number is the write's that left it, 0 for
+// Moments are increasing numbers of events. No two writes of a unit begin at the same
+// moment, and none at 0. A value has the number of the write that left it, or 0 for
 // zeroes, which more than one write may have left.
 package history
 
@@ -22,30 +22,30 @@ import (
 // never is a moment that has not come yet.
 const never = math.MaxInt64
 
-// value is what a unit may hold.
+// value is a value that a unit may hold.
 type value struct {
 	number uint64
 	began  int64
-	// settled is the first moment by which it is known to have happened, or never
-	// to: it was acknowledged, or seen, or whom it was given to cannot do it any more.
+	// settled is the first moment at which the write has certainly happened or will never
+	// happen: it was acknowledged or read, or its receiver can no longer do it.
 	settled int64
-	// past is the first moment by which it is known that a newer one took its place:
-	// no read that begins later may see it.
+	// past is the first moment at which a newer value has certainly replaced it: no read
+	// that begins later may return it.
 	past int64
-	// acked is when it was acknowledged, lost the first moment by which it cannot
-	// come back even if all drives lose their power: a newer one is durable.
+	// acked is when the write was acknowledged. lost is the first moment from which the
+	// value cannot come back even if all drives lose power: a newer one is durable.
 	acked, lost int64
-	// instead is when the oldest of those was settled that were seen in its place.
+	// instead is when the oldest of the values that were read in its place was settled.
 	instead int64
-	// repeats: it may happen more than once, so to have seen it settles nothing.
+	// repeats: the write may happen more than once, so reading the value settles nothing.
 	repeats bool
 }
 
-// Unit is what is known of one unit: the values that it may hold, or may have held
-// when reads under way began.
+// Unit is the knowledge about one unit: the values that it may hold, or may have held when
+// reads under way began.
 type Unit []value
 
-// Zeroes are units that hold zeroes.
+// Zeroes returns n units that hold zeroes.
 func Zeroes(n int) []Unit {
 	units, values := make([]Unit, n), make([]value, n)
 	for i := range units {
@@ -60,22 +60,21 @@ func (u *Unit) Write(number uint64, began int64) {
 	*u = append(*u, value{number: number, began: began, settled: never, past: never, acked: never, lost: never, instead: never})
 }
 
-// WriteRepeated notes that a write begins which may happen more than once until it is
-// acknowledged: its host sends it again if the answer is lost, and does not know
-// what other hosts have written there since.
+// WriteRepeated notes that a write begins that may happen more than once until it is
+// acknowledged: its host sends it again if the answer is lost, and does not know what other
+// hosts have written there since.
 func (u *Unit) WriteRepeated(number uint64, began int64) {
 	u.Write(number, began)
 	(*u)[len(*u)-1].repeats = true
 }
 
-// Prune forgets the values that no read may see any more, of those that began at
-// oldest or later.
+// Prune forgets the values that no read that began at oldest or later may return.
 func (u *Unit) Prune(oldest int64) {
 	*u = slices.DeleteFunc(*u, func(v value) bool { return v.past < oldest && v.lost < oldest })
 }
 
-// Acked notes that the write which began then is acknowledged: what was settled
-// before it began is past. It is wrong if something older was read in its place.
+// Acked notes that the write that began at began is acknowledged: values that were settled
+// before it began are past. It returns an error if an older value was read in its place.
 func (u Unit) Acked(began, now int64) error {
 	for i := range u {
 		switch v := &u[i]; {
@@ -90,8 +89,8 @@ func (u Unit) Acked(began, now int64) error {
 	return nil
 }
 
-// Discarded notes that the discard which began then has written zeroes by now, or
-// never will.
+// Discarded notes that the discard that began at began has written zeroes by now, or never
+// will.
 func (u Unit) Discarded(began, now int64) {
 	for i := range u {
 		if v := &u[i]; v.began == began {
@@ -100,8 +99,8 @@ func (u Unit) Discarded(began, now int64) {
 	}
 }
 
-// Flushed notes that a flush is acknowledged: what was acknowledged before it
-// began is durable.
+// Flushed notes that a flush is acknowledged: writes that were acknowledged before it began
+// are durable.
 func (u Unit) Flushed(began, now int64) {
 	for _, durable := range u {
 		if durable.acked < began {
@@ -110,7 +109,7 @@ func (u Unit) Flushed(began, now int64) {
 	}
 }
 
-// Durable notes that what the write that began then left cannot be lost any more.
+// Durable notes that the data of the write that began at began can no longer be lost.
 func (u Unit) Durable(began, now int64) {
 	for i := range u {
 		if v := &u[i]; v.settled < began {
@@ -119,14 +118,14 @@ func (u Unit) Durable(began, now int64) {
 	}
 }
 
-// Crashed notes that what was not acknowledged has happened by now, or never will.
+// Crashed notes that unacknowledged writes have happened by now, or never will.
 func (u Unit) Crashed(now int64) {
 	for i := range u {
 		u[i].settled = min(u[i].settled, now)
 	}
 }
 
-// PowerLost notes that whatever was not durable may be there or not.
+// PowerLost notes that data that was not durable may or may not be lost.
 func (u Unit) PowerLost(now int64) {
 	u.Crashed(now)
 	for i := range u {
@@ -134,8 +133,8 @@ func (u Unit) PowerLost(now int64) {
 	}
 }
 
-// Read notes what a read saw that began earlier and ends now. It is wrong if the
-// unit cannot have held that meanwhile.
+// Read notes the value that a read returned, which began at began and ends now. It returns
+// an error if the unit cannot have held that value in between.
 func (u Unit) Read(number uint64, began, now int64) error {
 	legal, same, settled := false, 0, int64(never)
 	for _, v := range u {
@@ -150,7 +149,7 @@ func (u Unit) Read(number uint64, began, now int64) error {
 		switch v := &u[i]; {
 		case v.number != number && v.settled < began:
 			v.past = min(v.past, now)
-			if same == 1 { // else who knows which of them
+			if same == 1 { // otherwise it is unknown which of them was read
 				v.instead = min(v.instead, settled)
 			}
 		case v.number == number && same == 1 && !v.repeats:
@@ -160,7 +159,7 @@ func (u Unit) Read(number uint64, began, now int64) error {
 	return nil
 }
 
-// At lists what may be seen from a moment on.
+// At returns the values that a read that begins at a moment may return.
 func (u Unit) At(began int64) (numbers []uint64) {
 	for _, v := range u {
 		if v.past >= began {
@@ -170,8 +169,8 @@ func (u Unit) At(began int64) (numbers []uint64) {
 	return numbers
 }
 
-// Has reports whether a copy that holds a number has the write which began then:
-// it holds what that wrote, or a value that was not settled before it began.
+// Has reports whether a copy that holds number has the write that began at began: the copy
+// holds the data of that write, or a value that was not settled before it began.
 func (u Unit) Has(number, written uint64, began int64) bool {
 	return slices.ContainsFunc(u, func(v value) bool {
 		return v.number == number && (number == written || v.settled >= began)

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package memfs is nvmet's configfs directory in memory: the same names, the same
-// refusals, with a [Server] in the place of the kernel's target.
+// Package memfs imitates nvmet's configfs directory in memory: the same names and the same
+// refusals, with a [Server] in place of the kernel's target.
 //
 //	nvmet.Diff ── steps ──> nvmet.Tree ──> memfs.FS ──> Server
 //	                              (nvmet.Files)         NVMe/TCP in user space,
 //	                                                    or nothing, in tests
 //
-// With it the user-space target is configured by the very steps that configure
-// the kernel's, in their order: that order is the fence. The suite of package
-// nvmet runs over it and over a kernel's configfs alike, which keeps it honest.
+// So the user-space target is configured by the same steps as the kernel's, in the same order: that
+// order is the fence. The suite of package nvmet runs on both this and a kernel's configfs, which
+// keeps the imitation true.
 package memfs
 
 import (
@@ -24,13 +24,13 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Root is where the tree seems to be.
+// Root is the path at which the tree appears to be.
 const Root = "/config/nvmet"
 
-// FS behaves as nvmet's configfs does on 5.15 to 7.2, as far as nvmet.Tree goes:
-// a mkdir makes attribute files, a rmdir refuses, attributes are checked. It is
-// the nvmet.Files of nvmet.OpenOn. Its methods may be called concurrently; those
-// that wait for the Server hold up no others.
+// FS behaves like nvmet's configfs on 5.15 to 7.2, as far as nvmet.Tree uses it: a mkdir makes
+// attribute files, a rmdir can be refused, attributes are checked. It implements nvmet.Files for
+// nvmet.OpenOn. Its methods may be called concurrently; one that waits for the Server delays no
+// other.
 type FS struct {
 	server Server
 
@@ -53,12 +53,12 @@ type port struct {
 	links map[string]string // link name to subsystem
 }
 
-// New is an nvmet that exports nothing yet.
+// New returns an nvmet without exports.
 func New(s Server) *FS {
 	return &FS{server: s, subsystems: map[string]*subsystem{}, ports: map[string]*port{}, hosts: map[string]bool{}}
 }
 
-// serve has the server do something that may take its time.
+// serveLocked calls the server without the lock, since the call may take its time.
 func (f *FS) serveLocked(do func() error) error {
 	f.mu.Unlock()
 	defer f.mu.Lock()
@@ -70,7 +70,7 @@ func parts(where string) []string {
 	return strings.Split(rest, "/")
 }
 
-// Mkdir makes a directory, and in it what the kernel puts there.
+// Mkdir makes a directory with the files that the kernel puts into it.
 func (f *FS) Mkdir(where string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -141,7 +141,7 @@ func (f *FS) mkNamespace(subsystem, name string) error {
 	return nil
 }
 
-// Rmdir removes a directory, with the attributes in it.
+// Rmdir removes a directory and its attributes.
 func (f *FS) Rmdir(where string) error {
 	p := parts(where)
 	if len(p) == 4 && p[2] == "namespaces" {
@@ -225,7 +225,7 @@ func (f *FS) rmPort(name string) error {
 	return nil
 }
 
-// disable waits for the drain, and as the kernel says enable=0 before it is over.
+// disable waits for the drain; like the kernel, it shows enable=0 before the drain has ended.
 func (f *FS) disable(subsystem, name string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -239,7 +239,7 @@ func (f *FS) disable(subsystem, name string) error {
 	s.namespaces[name]["enable"] = "0"
 	err := f.serveLocked(func() error { return f.server.RemoveNamespace(subsystem, nsid(name)) })
 	if err != nil {
-		s.namespaces[name]["enable"] = "1" // it is not known to be drained
+		s.namespaces[name]["enable"] = "1" // the drain may not have ended
 	}
 	return err
 }
@@ -283,7 +283,7 @@ func (f *FS) Write(where, value string) error {
 	return nil
 }
 
-// revalidateLocked has the server look at a device again.
+// revalidateLocked makes the server read a device's size again.
 func (f *FS) revalidateLocked(p []string, value string) error {
 	attrs, err := f.attrs(p)
 	if err != nil {
@@ -295,7 +295,7 @@ func (f *FS) revalidateLocked(p []string, value string) error {
 	return f.serveLocked(func() error { return f.server.ResizeNamespace(p[1], nsid(p[3])) })
 }
 
-// enable tells the server of a namespace.
+// enableLocked adds a namespace to the server.
 func (f *FS) enableLocked(subsystem, name string, attrs map[string]string) error {
 	if attrs["enable"] == "1" {
 		return nil
@@ -309,8 +309,8 @@ func (f *FS) enableLocked(subsystem, name string, attrs map[string]string) error
 	return f.serveLocked(func() error { return f.server.AddNamespace(subsystem, ns) })
 }
 
-// add tells the server of a subsystem, once something of it is to be served:
-// from then on its attributes stay.
+// addLocked adds a subsystem to the server, once any part of it is to be served: its attributes are
+// fixed from then on.
 func (f *FS) addLocked(name string) error {
 	s := f.subsystems[name]
 	if s.leaving {
@@ -355,6 +355,9 @@ func (f *FS) attrs(p []string) (map[string]string, error) {
 	return nil, unix.ENOENT
 }
 
+// check applies nvmet's rules to a value, and returns it in nvmet's form.
+//
+// Branches: one for each attribute.
 func (f *FS) check(p []string, attrs map[string]string, name, value string) error {
 	bad := false
 	switch name {
@@ -376,7 +379,7 @@ func (f *FS) check(p []string, attrs map[string]string, name, value string) erro
 		}
 		_, err := block.ParseUUID(value)
 		bad = value == "" || name != "device_path" && err != nil
-	default: // of a port
+	default: // a port's attribute
 		if len(f.ports[p[1]].links) > 0 {
 			return unix.EACCES
 		}
@@ -496,7 +499,7 @@ func (f *FS) Unlink(where string) error {
 	return f.allowLocked(p[1], f.subsystems[p[1]])
 }
 
-// links finds the directory of links that where is in, or is.
+// links finds the links directory that where is, or is in.
 func (f *FS) links(where string) (links map[string]string, name string) {
 	p := append(parts(where), "")
 	if len(p) < 4 {
@@ -511,7 +514,7 @@ func (f *FS) links(where string) (links map[string]string, name string) {
 	return nil, ""
 }
 
-// Readlink gives a relative path, as configfs does.
+// Readlink returns a relative path, as configfs does.
 func (f *FS) Readlink(where string) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -527,7 +530,7 @@ func (f *FS) Readlink(where string) (string, error) {
 	return "../../../../nvmet/" + kind + "/" + to, nil
 }
 
-// ReadDir lists links, and directories that were made.
+// ReadDir lists links and the directories made by Mkdir.
 func (f *FS) ReadDir(where string) ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -556,7 +559,7 @@ func names[V any](m map[string]V) []string {
 	return out
 }
 
-// Read gives an attribute with its newline.
+// Read returns an attribute with its newline.
 func (f *FS) Read(where string) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

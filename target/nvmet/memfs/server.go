@@ -4,28 +4,28 @@ package memfs
 
 import "weft.dev/weft/proto/block"
 
-// Server serves what the tree says. An error is what the file operation fails
-// with. FS makes no two calls at once about one namespace, or one link.
+// Server serves the content of the tree. The file operation fails with the error that the call
+// returns. FS never makes two calls at once for the same namespace or link.
 type Server interface {
-	// AddSubsystem comes before all else about a subsystem.
+	// AddSubsystem is the first call for a subsystem.
 	AddSubsystem(Subsystem) error
-	// SetHosts says who may connect from now on; it disconnects nobody.
+	// SetHosts sets who may connect from now on; it disconnects no host.
 	SetHosts(nqn string, hosts []block.NQN, anyHost bool) error
 	AddNamespace(nqn string, ns Namespace) error
-	// ResizeNamespace has the size of the namespace's device read again.
+	// ResizeNamespace reads the size of the namespace's device again.
 	ResizeNamespace(nqn string, nsid uint32) error
-	// RemoveNamespace returns when no command is left in the namespace's device.
+	// RemoveNamespace returns when no command for the namespace is left in its device.
 	RemoveNamespace(nqn string, nsid uint32) error
-	// RemoveSubsystem returns when nothing that came through the subsystem can
-	// reach a device any more: it is the fence.
+	// RemoveSubsystem is the fence: it returns when nothing that came through the subsystem can
+	// reach a device any more.
 	RemoveSubsystem(nqn string) error
-	// Link offers a subsystem on a port, which listens while it has any.
+	// Link offers a subsystem on a port, which listens while it has at least one.
 	Link(p Port, nqn string) error
 	// Unlink ends the connections to the subsystem that came through the port.
 	Unlink(port uint16, nqn string) error
 }
 
-// Subsystem is what a host sees of a subsystem.
+// Subsystem is a subsystem as hosts see it.
 type Subsystem struct {
 	NQN       block.NQN
 	Serial    string
@@ -42,7 +42,7 @@ type Namespace struct {
 	NGUID  block.UUID
 }
 
-// Port is where hosts come in.
+// Port is a portal through which hosts connect.
 type Port struct {
 	ID     uint16
 	Portal block.Portal

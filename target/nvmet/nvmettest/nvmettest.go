@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nvmettest is an nvmet for tests: its configfs in memory (package
-// memfs), which serves nobody.
+// Package nvmettest is an nvmet for tests: its configfs in memory (package memfs), without a
+// server.
 package nvmettest
 
 import (
@@ -13,22 +13,22 @@ import (
 	"weft.dev/weft/target/nvmet/memfs"
 )
 
-// Root is where the tree seems to be.
+// Root is the path at which the tree appears to be.
 const Root = memfs.Root
 
-// FS is the nvmet.Files of nvmet.OpenOn.
+// FS implements nvmet.Files for nvmet.OpenOn.
 type FS struct {
 	*memfs.FS
-	// Exists says whether enable=1 can open a device.
+	// Exists reports whether enable=1 can open a device.
 	Exists func(device string) bool
-	// Drain is called by an enable=0, or a rmdir, of an enabled namespace, and
-	// holds it up for as long as it likes. All are set before the first use.
+	// Drain is called when an enabled namespace is disabled or removed, and delays that as long as
+	// it likes. Set the functions before the first use.
 	Drain func(subsystem string)
 	// Resize is called when the size of a namespace's device is read again.
 	Resize func(subsystem string, nsid uint32)
 }
 
-// New is an nvmet that exports nothing, and can export the given devices.
+// New returns an nvmet without exports, which can export the given devices.
 func New(devices ...string) *FS {
 	f := &FS{
 		Exists: func(device string) bool { return slices.Contains(devices, device) },

@@ -26,7 +26,7 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{- /* what selects the pods of a component: (list $ COMPONENT) */ -}}
+{{- /* the selector of a component's pods: (list $ COMPONENT) */ -}}
 {{- define "weft.selector" -}}
 app.kubernetes.io/name: weft
 app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
@@ -57,12 +57,12 @@ annotations:
 
 {{- define "weft.manager" -}}
 {{- if not (or .Values.volmgr.enabled .Values.managerAddress) }}
-{{- fail "volmgr.enabled is false and managerAddress is empty: agents and driver would look for a manager that nobody runs" }}
+{{- fail "volmgr.enabled is false and managerAddress is empty: agents and driver would have no manager" }}
 {{- end }}
 {{- .Values.managerAddress | default (printf "weft-volmgr.%s.svc:%v" .Release.Namespace .Values.volmgr.port) -}}
 {{- end }}
 
-{{- /* flags that every daemon has: (list $ METRICS-PORT) */ -}}
+{{- /* flags of every daemon: (list $ METRICS-PORT) */ -}}
 {{- define "weft.daemonArgs" -}}
 {{- $v := (index . 0).Values -}}
 - --log-level={{ $v.logLevel }}
@@ -93,7 +93,7 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{- /* who is alive: (list $ PORT-NAME) */ -}}
+{{- /* the liveness probe of a daemon: PORT-NAME */ -}}
 {{- define "weft.liveness" -}}
 livenessProbe:
   httpGet:
@@ -105,7 +105,7 @@ livenessProbe:
   failureThreshold: 6
 {{- end }}
 
-{{- /* of a container that needs no rights at all */ -}}
+{{- /* the security context of a container that needs no rights */ -}}
 {{- define "weft.unprivileged" -}}
 securityContext:
   allowPrivilegeEscalation: false
@@ -114,7 +114,7 @@ securityContext:
     drop: [ALL]
 {{- end }}
 
-{{- /* where a pod may go: its values */ -}}
+{{- /* where a pod may be scheduled: its values */ -}}
 {{- define "weft.placement" -}}
 priorityClassName: {{ .priorityClassName }}
 {{- with .nodeSelector }}
@@ -142,8 +142,8 @@ affinity:
 {{- define "weft.labelsInit" -}}
 {{- if .Values.topologyLabels -}}
 initContainers:
-  # The one that speaks to Kubernetes. An agent that is only restarted does not
-  # need it: it must come up when the API server does not.
+  # Only this container uses Kubernetes' API. A restarted agent does not need it,
+  # so that it can start when the API server is down.
   - name: labels
     image: {{ include "weft.image" . }}
     imagePullPolicy: {{ .Values.image.pullPolicy }}
@@ -197,7 +197,7 @@ initContainers:
 {{- end }}
 {{- end }}
 
-{{- /* the account's token, for the containers that need it only */ -}}
+{{- /* the account's token, only for the containers that need it */ -}}
 {{- define "weft.tokenVolume" -}}
 - name: token
   projected:
@@ -212,8 +212,8 @@ initContainers:
               path: ca.crt
 {{- end }}
 
-{{- /* While the node is leaving, agent and driver stay until they have let go of its
-volumes: the values of the node. */ -}}
+{{- /* While the node is drained, agent and driver stay until its volumes are
+detached: the values of the node. */ -}}
 {{- define "weft.waitDetached" -}}
 {{- if .waitDetached -}}
 lifecycle:

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command helm does of Helm what "make manifests" and its tests need: it renders a
-// chart as "helm template" does, with Helm's own packages for that. Helm's command
-// line is two and a half times as many packages to compile.
+// Command helm is the part of Helm that "make manifests" and its tests need: it renders a
+// chart as "helm template" does, with Helm's own packages. Helm's whole command line would
+// compile two and a half times as many packages.
 //
 //	helm template RELEASE CHART --namespace NS --kube-version V [--values FILE] [--set KEY=VALUE,…]
 //
-// It is a module of its own, so that nothing of Helm is in Weft's go.mod. It refuses
-// charts with hooks or CRDs, which Weft's has none of.
+// It is a module of its own, to keep Helm out of Weft's go.mod. It refuses charts with
+// hooks or CRDs; Weft's chart has none.
 package main
 
 import (
@@ -38,10 +38,10 @@ func run(args []string, out io.Writer) error {
 		return errors.New("usage: helm template RELEASE CHART [flags]")
 	}
 	flags := flag.NewFlagSet("template", flag.ContinueOnError)
-	namespace := flags.String("namespace", "default", "of the release")
-	kube := flags.String("kube-version", "", "of the cluster")
-	values := flags.String("values", "", "a file of values")
-	set := flags.String("set", "", "values that go before those of the file")
+	namespace := flags.String("namespace", "default", "the release's namespace")
+	kube := flags.String("kube-version", "", "the cluster's version")
+	values := flags.String("values", "", "file of values")
+	set := flags.String("set", "", "values that override the file's")
 	if err := flags.Parse(args[3:]); err != nil {
 		return err
 	}

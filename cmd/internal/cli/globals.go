@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cli holds what the commands of weft share: common flags, the call to the manager,
+// waiting, output, errors with their hints and exit codes.
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/proto/pages"
+	"weft.dev/weft/proto/pb"
+)
+
+// Globals are the flags that every command has.
+type Globals struct {
+	Manager string
+	TLS     daemon.TLSFiles
+	Timeout time.Duration
+	Format  Format
+
+	Stdout, Stderr io.Writer
+	Version        string                           // of this program
+	Local          func() (address string, ok bool) // finds the user's weft dev; may be nil
+}
+
+// DefaultManager is where agents and commands look for the manager.
+const DefaultManager = "127.0.0.1:4480"
+
+// AddFlags adds the flags to the command and all commands below it.
+func (g *Globals) AddFlags(root *cobra.Command) {
+	f := root.PersistentFlags()
+	f.StringVar(&g.Manager, "manager", cmp.Or(os.Getenv("WEFT_MANAGER"), DefaultManager), "`address` of the volume manager, HOST:PORT or unix:PATH; of several, separated by commas, the one that leads is used [WEFT_MANAGER]")
+	f.StringVar(&g.TLS.CA, "tls-ca", os.Getenv("WEFT_TLS_CA"), "`file` of the certificate authorities to trust; enables TLS [WEFT_TLS_CA]")
+	f.StringVar(&g.TLS.Cert, "tls-cert", os.Getenv("WEFT_TLS_CERT"), "`file` of this program's certificate [WEFT_TLS_CERT]")
+	f.StringVar(&g.TLS.Key, "tls-key", os.Getenv("WEFT_TLS_KEY"), "`file` of this program's private key [WEFT_TLS_KEY]")
+	f.DurationVar(&g.Timeout, "timeout", 0, "give up after this long; with 0, each call has 10s and waiting has no limit")
+	f.VarP(&g.Format, "output", "o", "`table`, json or yaml")
+	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// CallTimeout limits one call, so that a manager that does not answer is not mistaken for a busy
+// one.
+const CallTimeout = 10 * time.Second
+
+// Call turns a function that talks to the manager into a RunE.
+func (g *Globals) Call(run func(ctx context.Context, api pb.ManagerClient, args []string, out *Output) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		ctx := cmd.Context()
+		if g.Timeout < 0 {
+			return UsageError{Err: fmt.Errorf("--timeout %v: must not be negative", g.Timeout), Hint: "0 is no limit on waiting"}
+		}
+		if g.Timeout > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, g.Timeout)
+			defer cancel()
+		}
+		conn, err := daemon.Dial(g.askedManager(cmd), g.TLS, grpc.WithUnaryInterceptor(LimitCall))
+		if err != nil {
+			return UsageError{Err: err}
+		}
+		defer conn.Close()
+		return run(ctx, pages.Client(conn), args, g.Out())
+	}
+}
+
+// askedManager is the manager that an operator's command calls: the given one, else the weft dev
+// that this user runs, else the default address.
+func (g *Globals) askedManager(cmd *cobra.Command) string {
+	if os.Getenv("WEFT_MANAGER") != "" || cmd.Flags().Changed("manager") {
+		return g.Manager
+	}
+	if g.Local != nil {
+		if address, ok := g.Local(); ok {
+			return address
+		}
+	}
+	return g.Manager
+}
+
+// LimitCall is a gRPC interceptor that applies CallTimeout, and names the manager that did not
+// answer.
+func LimitCall(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	limited, cancel := context.WithTimeout(ctx, CallTimeout)
+	defer cancel()
+	err := invoke(limited, method, req, reply, cc, opts...)
+	if whole, ok := ctx.Deadline(); ok && status.Code(err) == codes.DeadlineExceeded {
+		if this, _ := limited.Deadline(); this.Equal(whole) {
+			<-ctx.Done() // --timeout has ended the command; the manager is not at fault
+			return ctx.Err()
+		}
+	}
+	return unreachable(cc.Target(), err)
+}
+
+// Out is the output selected by the flags.
+func (g *Globals) Out() *Output {
+	return &Output{Format: g.Format, Stdout: g.Stdout, Stderr: g.Stderr, Now: time.Now}
+}
+
+// Group is a noun: a command that only groups its verbs.
+func Group(noun, short string, verbs ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     noun,
+		Short:   short,
+		Example: firstExamples(verbs),
+		Args:    cobra.ArbitraryArgs,
+		RunE:    NeedsVerb,
+	}
+	cmd.AddCommand(verbs...)
+	return cmd
+}
+
+// firstExamples lists one example of each verb.
+func firstExamples(verbs []*cobra.Command) string {
+	var lines []string
+	for _, verb := range verbs {
+		line, _, _ := strings.Cut(verb.Example, "\n")
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// NeedsVerb refuses a command line that ends at a noun or names an unknown verb.
+func NeedsVerb(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return UsageError{Err: fmt.Errorf("%q needs a command: %s", cmd.CommandPath(), strings.Join(verbsOf(cmd), ", ")), Hint: HelpHint(cmd)}
+	}
+	return UsageError{Err: fmt.Errorf("unknown command %q", cmd.CommandPath()+" "+args[0]), Hint: likeliest(cmd, args)}
+}
+
+func verbsOf(cmd *cobra.Command) []string {
+	var names []string
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() && sub.Name() != "help" {
+			names = append(names, sub.Name())
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// likeliest suggests the command that an unknown one was meant to be: one with a similar spelling,
+// one with noun and verb swapped, or else an existing one.
+func likeliest(cmd *cobra.Command, args []string) string {
+	cmd.SuggestionsMinimumDistance = 2 // this many letters may be wrong
+	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
+		return fmt.Sprintf("did you mean %q?", cmd.CommandPath()+" "+like[0])
+	}
+	if len(args) > 1 {
+		if found, rest, err := cmd.Find([]string{args[1], args[0]}); err == nil && len(rest) == 0 && found.Name() == args[0] {
+			return fmt.Sprintf("did you mean %q?", found.CommandPath())
+		}
+	}
+	if cmd.HasParent() {
+		return fmt.Sprintf("%q has: %s", cmd.CommandPath(), strings.Join(verbsOf(cmd), ", "))
+	}
+	return HelpHint(cmd)
+}
+
+// HelpHint says how to show a command's help.
+func HelpHint(cmd *cobra.Command) string { return fmt.Sprintf("run %q", cmd.CommandPath()+" --help") }
+
+// TakesMore checks that a command was given at least these arguments.
+func TakesMore(what ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		return Takes(what...)(cmd, args[:min(len(args), len(what))])
+	}
+}
+
+// Takes checks that a command was given exactly these arguments.
+func Takes(what ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) < len(what):
+			return UsageError{Err: fmt.Errorf("%s: missing", what[len(args)]), Hint: "usage: " + cmd.UseLine()}
+		case len(args) > len(what):
+			return UsageError{Err: fmt.Errorf("unexpected argument %q", args[len(what)]), Hint: "usage: " + cmd.UseLine()}
+		}
+		return nil
+	}
+}
+
+// NodeOrThis returns the given node, or this machine under the name that its agents use.
+func NodeOrThis(node string) (string, error) {
+	if node != "" {
+		return node, nil
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return "", UsageError{Err: fmt.Errorf("find this host's name: %w", err), Hint: "give --node"}
+	}
+	return strings.ToLower(host), nil
+}

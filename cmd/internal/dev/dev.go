@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package dev is "weft dev": a manager, a few targets and an initiator in one process, to try Weft
+// on one machine. All its state is in one directory, which directory.go describes.
+package dev
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/cmd/internal/manager"
+	"weft.dev/weft/initiator/blockdev"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pages"
+	"weft.dev/weft/proto/pb"
+)
+
+type options struct {
+	dir       string
+	manager   string // address to listen on; empty: a socket in the directory
+	targets   int
+	driveSize string
+	device    string // the kind of device that shows volumes
+	logLevel  string
+}
+
+// New makes the command.
+func New(g *cli.Globals) *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:   "dev",
+		Short: "Run a complete cluster in one process, to try Weft on this machine",
+		Long: `Run a volume manager, a few targets with one drive each, and an initiator, all
+in this process and in user space. No NVMe kernel module and no setup is needed.
+The drives are sparse files in a directory; volumes and their data are there
+again at the next run. Press Ctrl-C to end it.
+
+Other weft commands of the same user find it by themselves; with --dir it prints
+the WEFT_MANAGER to set. To see what a failure does, stop a target while a
+program writes to a volume.
+
+Nobody else can reach it: manager and targets answer on sockets in the
+directory, which only its user can open. With --manager ADDRESS the manager
+answers at that address instead, for everyone who can reach it.
+
+Block devices need root, and ublk, nbd, or FUSE with loop devices in the kernel.
+Without them it says so, and attach gives NVMe/TCP namespaces at the loopback
+address instead. Only a host that knows the URL can connect to them.`,
+		Example: `  weft dev
+  weft dev --dir /tmp/weft --targets 5 --drive-size 20GiB
+  weft dev stop-target t2`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return cli.NeedsVerb(cmd, args)
+			}
+			if cmd.Flags().Changed("manager") {
+				o.manager = g.Manager
+			}
+			return run(cmd.Context(), o, g)
+		},
+	}
+	cmd.PersistentFlags().StringVar(&o.dir, "dir", "", "`directory` of drives and state (default: weft/dev in the user's state directory)")
+	cmd.Flags().IntVar(&o.targets, "targets", 0, "`number` of targets (default: 3, or as many as exist)")
+	cmd.Flags().StringVar(&o.driveSize, "drive-size", "4GiB", "`size` of new drives")
+	cmd.Flags().StringVar(&o.device, "block-device", string(blockdev.Auto), "kind of block devices: `ublk`, nbd, fuse, auto for the best available, or none")
+	cmd.Flags().StringVar(&o.logLevel, "log-level", "info", "lowest `level` that is written to the log in the directory")
+	cmd.AddCommand(
+		newTargetVerb(&o, "stop", "Stop a target of weft dev, to see a failure",
+			"Stop a target of the running weft dev as a crash would: its connections end and\nnothing answers. Its drive keeps its data."),
+		newTargetVerb(&o, "start", "Start a stopped target of weft dev",
+			"Start a stopped target of the running weft dev again. Its legs receive the\nwrites that they missed."),
+		newStop(&o), newRebuild(&o, g),
+	)
+	return cmd
+}
+
+// cluster is a cluster in one process.
+type cluster struct {
+	options options
+	dir     *directory
+	node    block.NodeName // the initiator's name
+	log     *slog.Logger
+	out     *cli.Output
+	manager string // its address
+	conn    *daemon.Managers
+	targets *targetSet
+	devices string // the way to reach volumes
+	started time.Time
+}
+
+// mostTargets bounds the targets in one process.
+const mostTargets = 32
+
+func run(ctx context.Context, o options, g *cli.Globals) error {
+	return withCluster(o, g, func(d *cluster) error { return d.run(ctx) })
+}
+
+// withCluster opens and locks the directory, calls do, and releases the directory.
+func withCluster(o options, g *cli.Globals, do func(*cluster) error) (retErr error) {
+	started := time.Now()
+	path, err := pathOf(o.dir)
+	if err != nil {
+		return err
+	}
+	if o.targets < 0 || o.targets > mostTargets {
+		return cli.UsageError{Err: fmt.Errorf("--targets %d: must be 1 to %d", o.targets, mostTargets)}
+	}
+	size, err := block.ParseSize(o.driveSize)
+	if err != nil {
+		return cli.UsageError{Err: fmt.Errorf("--drive-size: %w", err)}
+	}
+	dir, err := openDirectory(path, g.Version)
+	if err != nil {
+		return err
+	}
+	defer func() { retErr = errors.Join(retErr, dir.close()) }()
+	if err := dir.grow(cmp.Or(o.targets, max(3, len(dir.state.Targets))), size); err != nil {
+		return err
+	}
+	file, err := dir.openLog()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	log, err := (&daemon.Options{LogFormat: "text", LogLevel: o.logLevel}).Logger(file)
+	if err != nil {
+		return cli.UsageError{Err: err}
+	}
+	name, err := cli.NodeOrThis("")
+	if err != nil {
+		return err
+	}
+	if free, err := freeSpace(path); err == nil && free < spaceReserve {
+		return fmt.Errorf("%s: %v is free there: `weft dev` needs %v at least", path, free, spaceReserve)
+	}
+	return do(&cluster{options: o, dir: dir, node: block.NodeName(name), log: log, out: g.Out(), started: started})
+}
+
+// run starts the cluster, and stops it in the reverse order when ctx ends or a command asks for it.
+func (d *cluster) run(ctx context.Context) error {
+	// If the terminal is closed, end in order rather than abort: disks may be mounted.
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGHUP)
+	defer stop()
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	if err := d.dir.needStore(ctx); err != nil {
+		return err
+	}
+	listener, done, err := d.open()
+	if err != nil {
+		return err
+	}
+	defer done()
+	for _, point := range d.dir.deadMounts() { // before the initiator removes the devices
+		d.tell("the file system at %s lost its device when an earlier run was killed: unmount it, and mount its volume again", point)
+	}
+	c := manager.Config{DataDir: d.dir.in("volmgr"), Version: d.dir.version}
+	return c.Serve(ctx, listener, d.log, func() ([]daemon.Part, error) {
+		control, err := serveControl(d.dir, d.targets, stop)
+		if err != nil {
+			return nil, err
+		}
+		initiator, err := d.initiator()
+		if err != nil {
+			return nil, err
+		}
+		return []daemon.Part{{Name: "targets", Run: d.targets.Run}, initiator, control, {Name: "session", Run: d.session}}, nil
+	})
+}
+
+// open makes what the manager and the targets need.
+func (d *cluster) open() (listener net.Listener, done func(), err error) {
+	if listener, err = d.listen(); err != nil {
+		return nil, nil, err
+	}
+	if d.conn, err = daemon.Dial(d.manager, daemon.TLSFiles{}); err != nil {
+		return nil, nil, errors.Join(err, listener.Close())
+	}
+	d.targets = newTargetSet(d.dir, pb.NewAgentsClient(d.conn), d.log, &spaceGuard{dir: d.dir.path, tell: d.tell})
+	return listener, func() { d.conn.Close(); listener.Close() }, nil
+}
+
+// listen opens the manager's socket, or the address that was asked for.
+func (d *cluster) listen() (net.Listener, error) {
+	d.manager = cmp.Or(d.options.manager, daemon.Unix+managerSocket(d.dir.path))
+	if path, socket := strings.CutPrefix(d.manager, daemon.Unix); socket {
+		return listenIn(path)
+	}
+	listener, err := net.Listen("tcp", d.manager)
+	if err != nil {
+		return nil, fmt.Errorf("--manager: %w", err)
+	}
+	d.manager = listener.Addr().String()
+	d.tell("the manager answers at %s: everyone who reaches it may do everything with this cluster", d.manager)
+	return listener, nil
+}
+
+// managerSocket is the socket of a directory's manager.
+func managerSocket(dir string) string { return filepath.Join(dir, "manager") }
+
+// LocalManager is the address of the manager of this user's weft dev, if one runs in the default
+// directory.
+func LocalManager() (address string, ok bool) {
+	dir := defaultPath()
+	if dir == "" || !answers(managerSocket(dir)) {
+		return "", false
+	}
+	return daemon.Unix + managerSocket(dir), true
+}
+
+// listenIn opens a socket in a directory of dev, which only its user can enter.
+func listenIn(path string) (net.Listener, error) {
+	listener, err := daemon.ListenUnix(path)
+	if errors.Is(err, syscall.EINVAL) {
+		err = fmt.Errorf("%w (a socket's path has at most 107 characters: use a shorter --dir)", err)
+	}
+	return listener, err
+}
+
+// answers reports whether a process listens at a socket.
+func answers(path string) bool {
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		return false
+	}
+	return conn.Close() == nil
+}
+
+// startPatience is how long a start may take without any message.
+const startPatience = 5 * time.Second
+
+// session does what an operator would do: it adds new drives to the cluster, and at the end makes
+// sure that nothing is mounted. The initiator then releases the volumes, and attaches them again in
+// the next run.
+func (d *cluster) session(ctx context.Context) error {
+	api := pages.Client(d.conn)
+	quiet := &cli.Output{Stdout: io.Discard, Stderr: io.Discard, Now: time.Now}
+	slow := time.AfterFunc(startPatience, func() { d.tell("still starting; see %s", d.dir.in("log")) })
+	defer slow.Stop()
+	if err := d.dir.addDrives(ctx, api, quiet); err != nil && ctx.Err() == nil {
+		return err
+	}
+	slow.Stop()
+	d.greet(ctx, api)
+	<-ctx.Done()
+	d.tell("ending")
+	return cmp.Or(d.awaitUnmounts(context.WithoutCancel(ctx), api), context.Cause(ctx))
+}
+
+func (d *cluster) tell(format string, args ...any) {
+	fmt.Fprintf(d.out.Stdout, "weft dev: "+format+"\n", args...)
+}
+
+// greet lists what exists, and what to do with it.
+func (d *cluster) greet(ctx context.Context, api pb.ManagerClient) {
+	if ctx.Err() != nil {
+		return
+	}
+	state := "new"
+	if !d.dir.fresh {
+		state = "as the last run left it"
+		if list, err := api.ListVolumes(ctx, &pb.ListVolumesRequest{}); err == nil && len(list.GetVolumes()) > 0 {
+			var names []string
+			for _, v := range list.GetVolumes() {
+				names = append(names, v.GetName())
+			}
+			state += ", with " + strings.Join(names, ", ")
+		}
+	}
+	d.tell("a cluster in %s, %s, ready after %v", d.dir.path, state, time.Since(d.started).Round(10*time.Millisecond))
+	d.tell("manager    %s", d.manager)
+	for _, t := range d.dir.state.Targets {
+		d.tell("target %-3s drive %s", t.Name, d.dir.in(t.Drive))
+	}
+	d.tell("initiator  %s: %s", d.node, d.devices)
+	d.tell("log        %s", d.dir.in("log"))
+	if d.manager != daemon.Unix+managerSocket(defaultPath()) {
+		d.tell("for other weft commands: export WEFT_MANAGER=%s", d.manager)
+	}
+	d.tell("try: weft volume create db1 --size 1GiB --stripes 2 --copies 2 --wait, weft attach db1; Ctrl-C ends")
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package keeper
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"weft.dev/weft/initiator/volume"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+// Parse refuses a wanted state that cannot be acted on; the error names the field.
+func Parse(p *pb.WantedAttachment) (*volume.Wanted, error) {
+	id, err := block.ParseVolumeID(p.GetVolumeId())
+	if err != nil {
+		return nil, fmt.Errorf("volume id: %w", err)
+	}
+	name, err := block.ParseVolumeName(p.GetVolumeName())
+	if err != nil {
+		return nil, err
+	}
+	w := &volume.Wanted{
+		Volume: id, Name: name,
+		Size:     block.Size(p.GetSizeBytes()),
+		Epoch:    block.Epoch(p.GetEpoch()),
+		Grant:    p.GetGrant(),
+		BootID:   p.GetBootId(),
+		Equalize: p.GetEqualize(),
+		Detach:   p.GetDetach(),
+		Layout: block.Layout{
+			Stripes: int(p.GetLayout().GetStripes()),
+			Copies:  int(p.GetLayout().GetCopies()),
+			Chunk:   block.Size(p.GetLayout().GetChunkBytes()),
+			Data:    int(p.GetLayout().GetData()),
+			Parity:  int(p.GetLayout().GetParity()),
+		},
+	}
+	if err := w.Layout.Check(); err != nil {
+		return nil, fmt.Errorf("layout: %w", err)
+	}
+	if w.Layout.Kind() != block.Mirror {
+		return nil, fmt.Errorf("layout %v: this version serves mirrors only", w.Layout)
+	}
+	if err := setMode(w, p.GetMode()); err != nil {
+		return nil, fmt.Errorf("mode %v: %w", p.GetMode(), err)
+	}
+	if w.Epoch == 0 || w.Size == 0 || w.Size%block.SectorSize != 0 {
+		return nil, fmt.Errorf("epoch %d, size %d: both must be positive, the size in whole sectors", w.Epoch, w.Size)
+	}
+	if want := w.Layout.LegSize(w.Size); block.Size(p.GetLegSizeBytes()) != want {
+		return nil, fmt.Errorf("leg size %d: must be %d for this size and layout", p.GetLegSizeBytes(), want)
+	}
+	for _, l := range p.GetLegs() {
+		link, err := parseLink(l, w.Layout)
+		if err != nil {
+			return nil, fmt.Errorf("leg %q: %w", l.GetLegId(), err)
+		}
+		if w.At(link.Column, link.Copy) != nil {
+			return nil, fmt.Errorf("leg %q: column %d has another copy %d", l.GetLegId(), link.Column, link.Copy)
+		}
+		if w.ReadOnly && link.Rebuilding {
+			return nil, fmt.Errorf("leg %q: to be rebuilt in a read-only attachment", l.GetLegId())
+		}
+		w.Links = append(w.Links, link)
+	}
+	slices.SortFunc(w.Links, func(a, b volume.Link) int {
+		return cmp.Or(cmp.Compare(a.Column, b.Column), cmp.Compare(a.Copy, b.Copy))
+	})
+	return w, nil
+}
+
+// setMode refuses a mode in which copies could diverge: with several writers, each host would
+// have to drop a lost copy before any of them acknowledges a write that the copy misses.
+func setMode(w *volume.Wanted, m pb.AttachMode) error {
+	switch m {
+	case pb.AttachMode_ATTACH_MODE_UNSPECIFIED, pb.AttachMode_ATTACH_MODE_EXCLUSIVE:
+	case pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY:
+		w.ReadOnly = true
+		if w.Equalize {
+			return errors.New("the copies cannot be made equal in a read-only attachment")
+		}
+	case pb.AttachMode_ATTACH_MODE_SHARED_BLOCK:
+		if w.Layout.Copies > 1 {
+			return fmt.Errorf("needs a volume with one copy; this one has %d", w.Layout.Copies)
+		}
+	default:
+		return errors.New("not known")
+	}
+	return nil
+}
+
+func parseLink(p *pb.WantedLink, layout block.Layout) (volume.Link, error) {
+	leg, err := block.ParseLegID(p.GetLegId())
+	if err != nil {
+		return volume.Link{}, err
+	}
+	nqn, err := block.ParseNQN(p.GetNqn())
+	if err != nil {
+		return volume.Link{}, err
+	}
+	uuid, err := block.ParseUUID(p.GetUuid())
+	if err != nil {
+		return volume.Link{}, err
+	}
+	l := volume.Link{
+		Leg: leg, NQN: nqn, UUID: uuid,
+		Column: int(p.GetColumn()), Copy: int(p.GetCopy()),
+		Rebuilding: p.GetState() == pb.LegState_LEG_STATE_REBUILDING,
+		Revision:   p.GetRevision(), Node: p.GetNode(), NSID: p.GetNsid(), WriteThrough: p.GetWriteThrough(), CopyAll: p.GetCopyAll(),
+		Reborn: p.GetReborn(),
+	}
+	if !l.Rebuilding && p.GetState() != pb.LegState_LEG_STATE_IN_SYNC {
+		return volume.Link{}, fmt.Errorf("state %v: must be in sync or rebuilding", p.GetState())
+	}
+	if l.Column >= layout.Stripes || l.Copy >= layout.Copies {
+		return volume.Link{}, fmt.Errorf("column %d copy %d: not in a layout of %v", l.Column, l.Copy, layout)
+	}
+	for _, p := range p.GetPortals() {
+		portal, err := parsePortal(p)
+		if err != nil {
+			return volume.Link{}, err
+		}
+		l.Portals = append(l.Portals, portal)
+	}
+	if len(l.Portals) == 0 {
+		return volume.Link{}, fmt.Errorf("portals: none")
+	}
+	return l, nil
+}
+
+func parsePortal(p *pb.Portal) (block.Portal, error) {
+	transports := map[pb.Transport]block.Transport{pb.Transport_TRANSPORT_TCP: block.TCP, pb.Transport_TRANSPORT_RDMA: block.RDMA}
+	transport, ok := transports[p.GetTransport()]
+	if !ok {
+		return block.Portal{}, fmt.Errorf("portal transport %v: not supported", p.GetTransport())
+	}
+	if p.GetPort() > 65535 {
+		return block.Portal{}, fmt.Errorf("portal port %d: must be 1 to 65535", p.GetPort())
+	}
+	port := cmp.Or(uint16(p.GetPort()), block.DefaultPort)
+	return block.Portal{Transport: transport, Address: p.GetAddress(), Port: port, Rail: p.GetRail()}, nil
+}
+
+// State is a keeper's public view of its volume.
+type State struct {
+	Report *pb.AttachmentReport // nil if there is nothing to report
+	Notes  []string             // what makes no progress, for people
+	Acted  uint64               // the generation of the wanted state last acted on
+	Idle   bool                 // the volume is not wanted, and nothing of it is left here
+	Left   bool                 // it was detached cleanly, though wanted, because its host shuts down
+}

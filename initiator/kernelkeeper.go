@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package initiator
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/volume"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/dm"
+)
+
+// How long calls into the kernel may take before they are left behind.
+const (
+	callTimeout    = 5 * time.Second
+	connectTimeout = 15 * time.Second
+)
+
+// capabilities are those of device-mapper and the kernel's NVMe host.
+var capabilities = volume.Capabilities{Tables: true, Outlives: true, KnowsUsers: true}
+
+// kernelKeeper keeps one volume on the kernel's data path: it observes (look.go) and carries
+// out (do.go) what package initiator/volume decides. Calls that may hang in the kernel are
+// made apart.
+type kernelKeeper struct {
+	*keeper.Keeper
+	volume block.VolumeID
+	agent  *Agent
+	path   *kernelPath
+	m      *machine
+	log    *slog.Logger
+
+	// Owned by the keeper's goroutine.
+	memory   *memory
+	links    []volume.Link // the last wanted ones, which tell what to look at
+	columns  int
+	pulses   map[block.LegID]*keeper.Pulse
+	reached  map[volume.Path]*reach
+	watched  map[string]bool
+	over     map[int]*atomic.Bool // by column: tells a running change to stop
+	seen     *seen                // the last look
+	top      dm.State
+	suspends bool // the device is being suspended in the kernel
+}
+
+// reach is the state of connecting a path.
+type reach struct {
+	keeper.Attempts
+	connecting bool
+}
+
+func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper {
+	k := &kernelKeeper{
+		volume: v, agent: a, path: path, m: path.machine,
+		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{}, watched: map[string]bool{},
+		over: map[int]*atomic.Bool{},
+	}
+	k.Keeper = keeper.New(keeper.Config{
+		Node: a.cfg.Node, Manager: a.cfg.Manager, Capabilities: capabilities,
+		Limits:   volume.Limits{Window: a.cfg.Window, Lease: a.cfg.Lease, Connect: volume.ConnectPatience, Retry: volume.RetryLast},
+		Evidence: a.evidence, Meter: meter{a}, Changed: a.changed, Log: a.cfg.Log,
+	}, v, k)
+	k.log = k.Log
+	k.remember()
+	return k
+}
+
+// remember reads the notes of an earlier agent.
+func (k *kernelKeeper) remember() {
+	mem, _, err := k.m.notes(k.volume)
+	if err != nil {
+		k.log.Warn("notes are unusable; resyncs will copy everything", "err", err)
+	}
+	k.memory = newMemory(mem.Memory, time.Now())
+	maps.Copy(k.memory.Slots, mem.Slots)
+	k.links = mem.links()
+	for _, l := range k.links { // their logs may be the only remains
+		k.columns = max(k.columns, l.Column+1)
+	}
+}
+
+// links are the legs in the tables at their last change: they are looked at until the manager
+// has said what it wants.
+func (m *memory) links() (all []volume.Link) {
+	for key, s := range m.Slots {
+		l := volume.Link{Leg: s.Leg, NQN: s.NQN, NSID: s.NSID, UUID: s.UUID}
+		if _, err := fmt.Sscanf(key, slotFormat, &l.Column, &l.Copy); err == nil && !l.UUID.IsZero() {
+			all = append(all, l)
+		}
+	}
+	return all
+}
+
+// Look implements keeper.Path.
+func (k *kernelKeeper) Look(ctx context.Context, w *volume.Wanted) (*volume.Seen, error) {
+	if w != nil {
+		k.links, k.columns = w.Links, w.Layout.Stripes
+	}
+	s, err := k.look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	k.adopt(w, s)
+	k.describe(w, s)
+	k.seen = s
+	return &s.Seen, nil
+}
+
+// Memory implements keeper.Path.
+func (k *kernelKeeper) Memory() *volume.Memory { return &k.memory.Memory }
+
+// Kept is the wanted state as far as the tables and the notes tell it.
+func (k *kernelKeeper) Kept() *volume.Wanted {
+	return &volume.Wanted{
+		Layout: block.Layout{Stripes: len(k.seen.columns), Copies: block.MaxCopies}, Links: k.links, ReadOnly: k.seen.ReadOnly,
+	}
+}
+
+// Device implements keeper.Path.
+func (k *kernelKeeper) Device() (path, number string, size block.Size) {
+	if !k.seen.Device.Named {
+		return "", "", 0
+	}
+	path, _ = k.m.nameOf(k.top.Number)
+	return path, k.top.Number.String(), k.seen.Device.Size
+}
+
+// adopt decides which grant the stack belongs to. It takes the notes' epoch, or else the epoch
+// of the legs under the stack; if there is no stack, it takes the wanted epoch.
+func (k *kernelKeeper) adopt(w *volume.Wanted, s *seen) {
+	stack := s.Device.Exists || slices.ContainsFunc(s.columns, func(c columnSeen) bool { return len(c.devices) > 0 })
+	if stack && k.memory.Epoch == 0 {
+		for n := range s.controllers {
+			if _, e, _, _, err := block.ParseSubsystemNQN(n); err == nil && e >= k.memory.Epoch {
+				k.memory.Epoch, k.memory.Grant = e, n.Grant()
+			}
+		}
+	}
+	if !stack && w != nil && !k.memory.Of(w) {
+		k.memory = newMemory(volume.Memory{Epoch: w.Epoch, Grant: w.Grant}, s.Now)
+		if noted, ok, err := k.m.notes(k.volume); err == nil && ok && noted.Of(w) {
+			k.memory.Over, k.memory.Gone = noted.Over, noted.Over != nil
+		}
+		k.Forget()
+	}
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volume
+
+import (
+	"hash/crc32"
+	"slices"
+
+	"weft.dev/weft/proto/block"
+)
+
+// column returns what column k should be; ok is false if it cannot be built or changed yet.
+func (p *planner) column(k int) (want Column, ok bool) {
+	c := p.s.Columns[k]
+	if c.Foreign != "" {
+		p.v.Wait("an operator: column %d: %s", k, c.Foreign)
+		return want, false
+	}
+	if p.c.Tables && p.w.Layout.Copies > 1 && !c.Log {
+		p.do(MakeLog{Column: k})
+		return want, false
+	}
+	want = Column{
+		Size: p.columnSize(k), Copies: make([]Copy, p.w.Layout.Copies), First: p.first(k),
+		Equalize: p.w.Equalize && !p.s.Device.Exists && !(c.Equalizing && c.Left == 0),
+	}
+	sources := 0
+	for copy := range want.Copies {
+		want.Copies[copy] = p.wantCopy(Place{k, copy})
+		if want.Copies[copy].State == InSync {
+			sources++
+		}
+	}
+	if p.c.Tables {
+		p.followOne(k, &want)
+	}
+	complete := p.complete(k)
+	if complete && sources == 0 {
+		p.v.Wait("a leg of column %d that is in sync", k)
+	}
+	return want, complete && sources > 0
+}
+
+// first is the copy of a column that this host prefers to read from. The readers of a shared
+// volume prefer different copies.
+func (p *planner) first(k int) int {
+	if !p.w.ReadOnly || len(p.w.Links) == 0 {
+		return 0
+	}
+	_, _, host, _, err := block.ParseSubsystemNQN(p.w.Links[0].NQN)
+	if err != nil {
+		return 0
+	}
+	return int((crc32.ChecksumIEEE([]byte(host)) + uint32(k)) % uint32(p.w.Layout.Copies))
+}
+
+// wantCopy returns the copy that a place should hold.
+func (p *planner) wantCopy(at Place) Copy {
+	i := p.memberAt(at)
+	if i < 0 {
+		return p.wantOutside(at)
+	}
+	m := p.members[i]
+	c := Copy{Leg: m.Leg, Dirty: p.copy(at).Dirty}
+	switch {
+	case m.Gone:
+		c.Track = !p.w.ReadOnly && p.s.Device.Exists && !p.untrusted(at.Column)
+	case m.Link != nil && p.inSync(m.Link):
+		c.State, c.Anew = InSync, p.anew(m)
+	case !m.Source: // even if it is recorded stale and cannot leave yet
+		c.State = Rebuilding
+	default:
+		c.State = InSync // lost, but no other copy can replace it: it stays
+	}
+	return c
+}
+
+// untrusted reports whether a column keeps a leg that has had errors: the log of what the
+// other copies miss is then incomplete.
+func (p *planner) untrusted(k int) bool {
+	return slices.ContainsFunc(p.members, func(m member) bool {
+		return m.Column == k && m.Source && !m.Gone && p.copy(m.Place).Error != ""
+	})
+}
+
+// anew reports whether a member must move to another device of its leg: the only source of a
+// column stays in place, so its leg may have come back as a new device.
+func (p *planner) anew(m member) bool {
+	others := slices.ContainsFunc(p.members, func(o member) bool {
+		return o.Column == m.Column && o.Leg != m.Leg && o.Source && !o.Gone
+	})
+	return !others && m.Source && p.s.Legs[m.Leg].Live && p.copy(m.Place).Moved != ""
+}
+
+// wantOutside is wantCopy for a place whose copy takes no part in I/O.
+func (p *planner) wantOutside(at Place) Copy {
+	k, l := p.s.Columns[at.Column], p.link(at)
+	c := k.Copies[at.Copy]
+	sole := k.Sources == 1 && !slices.ContainsFunc(p.members, func(m member) bool { return m.Column == at.Column && m.Source })
+	switch {
+	case p.w.ReadOnly && k.Built:
+		// The copy was dropped because its leg did not answer.
+		if p.inSync(l) && p.s.Legs[l.Leg].answers() && p.silence(l.Leg) == 0 && p.fitToJoin(l) {
+			return Copy{Leg: l.Leg, State: InSync, Anew: true}
+		}
+	case p.inSync(l) && (!k.Built || sole) && p.s.Legs[l.Leg].Live:
+		return Copy{Leg: l.Leg, State: InSync, Anew: true}
+	case l != nil && !p.inSync(l) && !p.m.Records.Stale(l) && p.s.Device.Exists && p.fitToJoin(l):
+		return Copy{Leg: l.Leg, State: Rebuilding, Anew: true, Dirty: c.Dirty}
+	case k.Built && c.Tracked:
+		return Copy{Leg: c.Leg, Track: true, Dirty: c.Dirty}
+	}
+	return Copy{}
+}
+
+// full reports whether a rebuilding leg may miss more than is tracked.
+func (p *planner) full(l *Link, c CopySeen) bool { return l.CopyAll || c.Leg != l.Leg || !c.Tracked }
+
+// complete reports whether every leg that is recorded in sync takes part in I/O, or can. A leg
+// that cannot, while another copy can, is recorded stale: at once if the column is built,
+// because the leg has missed writes.
+func (p *planner) complete(k int) bool {
+	c := p.s.Columns[k]
+	record, live := p.missing(k)
+	good := func(m member) bool { return m.Column == k && m.Source && !m.Gone && m.Lost == "" }
+	patient := p.s.Now.Sub(p.m.Since) < p.l.Connect
+	switch {
+	case len(record) == 0:
+		return true
+	case c.Built:
+		if !p.w.ReadOnly && slices.ContainsFunc(p.members, good) {
+			p.record(record)
+		}
+		return true
+	case live == 0 || patient:
+		return false
+	case p.w.ReadOnly: // the others join later
+		return true
+	}
+	p.record(record)
+	return false
+}
+
+// missing lists the legs of a column that are recorded in sync but neither take part in I/O
+// nor can; live counts the others that are ready to be added.
+func (p *planner) missing(k int) (record []Change, live int) {
+	c := p.s.Columns[k]
+	for copy := range p.w.Layout.Copies {
+		at := Place{k, copy}
+		l := p.link(at)
+		if !p.inSync(l) || p.memberAt(at) >= 0 {
+			continue
+		}
+		if p.s.Legs[l.Leg].Live && (!c.Built || c.Sources == 1 && p.w.Layout.Copies == 1) {
+			live++
+			continue
+		}
+		why, since := "cannot be connected", p.m.Since
+		if c.Built {
+			why, since = "was not in use", p.s.Now
+		}
+		record = append(record, Change{Leg: l.Leg, Revision: l.Revision, Column: k, Why: why, Since: since})
+		if !p.s.Device.Exists {
+			p.v.Wait("leg %s of column %d on %s: %s", l.Leg, k, l.Node, p.trouble(l))
+		}
+	}
+	return record, live
+}
+
+// recovered asks the manager to record a caught-up leg as in sync.
+func (p *planner) recovered(m member) {
+	c := p.copy(m.Place)
+	if c.State != CaughtUp || m.Source || m.Gone || m.Lost != "" || m.Link == nil || p.silence(m.Leg) > 0 || c.Moved != "" {
+		return
+	}
+	// The next host builds the volume from any leg in sync, so the leg must have the wanted
+	// size.
+	if short := p.short(m.Link); short != "" {
+		p.v.Note("record leg %s in sync: %s", m.Leg, short)
+		return
+	}
+	p.do(RecordInSync{Legs: []Change{{Leg: m.Leg, Revision: m.Link.Revision, Column: m.Column, Copied: c.Dirty}}})
+	if p.s.RecordError != "" {
+		p.v.Note("record leg %s in sync: %s", m.Leg, p.s.RecordError)
+	}
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volume
+
+// This file is for data paths that add and drop copies one by one (no Capabilities.Tables).
+
+func (p *planner) at(m member) At { return At{Place: m.Place, Leg: m.Leg, Revision: m.Link.Revision} }
+
+// promote starts reading from legs that are recorded in sync. It comes before others leave,
+// because a promoted leg may then be the last copy of its column.
+func (p *planner) promote() {
+	for _, m := range p.members {
+		if !p.c.Tables && p.copy(m.Place).State == CaughtUp && m.Source && m.Lost == "" {
+			p.do(Promote{At: p.at(m)})
+		}
+	}
+}
+
+// legsInSync lists the legs that a column is built from.
+func (p *planner) legsInSync(k int, want Column) (all []At) {
+	for copy, w := range want.Copies {
+		if w.State == InSync {
+			all = append(all, At{Place: Place{k, copy}, Leg: w.Leg, Revision: p.w.At(k, copy).Revision})
+		}
+	}
+	return all
+}
+
+// changeCopies adds returning legs to a column and asks for caught-up legs to be recorded. It
+// reports whether the copies are equal; if they are not, it starts equalizing them.
+func (p *planner) changeCopies(k int, want Column) (equal bool) {
+	c := p.s.Columns[k]
+	for copy, w := range want.Copies {
+		at := Place{k, copy}
+		switch i := p.memberAt(at); {
+		case i >= 0 && p.reborn(at):
+			p.renew(p.members[i])
+		case i >= 0:
+			p.recovered(p.members[i])
+		case w.State != Absent:
+			l := p.link(at)
+			p.do(Add{At: At{Place: at, Leg: l.Leg, Revision: l.Revision}, Full: p.full(l, c.Copies[copy])})
+		}
+	}
+	if k == 0 && c.Equalizing && !p.s.Copying && !p.s.Device.Exists && !p.w.Detach {
+		p.do(Equalize{})
+	}
+	return !c.Equalizing
+}
+
+// renew continues with a live leg whose lost cache held nothing that counts.
+func (p *planner) renew(m member) {
+	if m.Link != nil && p.s.Legs[m.Leg].Live {
+		p.do(Renew{At: p.at(m)})
+	}
+}

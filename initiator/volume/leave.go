@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volume
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
+// member is a copy that takes part in the volume's I/O, or that some I/O still waits for.
+type member struct {
+	Place
+	Leg     block.LegID
+	Node    string
+	Paths   []Path    // the paths to it
+	Link    *Link     // nil if the manager has it recorded stale
+	Source  bool      // it is in sync; else it is being rebuilt
+	Lost    string    // why it should leave; empty if it should not
+	Waiting bool      // I/O may be waiting on its paths
+	Gone    bool      // it leaves now
+	Stays   string    // why it stays although it is lost
+	since   time.Time // when its silence or error began
+}
+
+// on reports whether m can be reached only by these paths.
+func (m *member) on(paths map[Path]bool) bool {
+	return len(m.Paths) > 0 && !slices.ContainsFunc(m.Paths, func(p Path) bool { return !paths[p] })
+}
+
+// spared picks the member that stays when every source of a column is lost: the first source
+// that answers. It returns its index, or -1 if a source is not lost or none answers.
+func spared(members []*member, column int, answers func(block.LegID) bool) int {
+	first := -1
+	for i, m := range members {
+		switch {
+		case m.Column != column || !m.Source:
+		case m.Lost == "":
+			return -1
+		case first < 0 && m.Link != nil && answers(m.Leg):
+			first = i
+		}
+	}
+	return first
+}
+
+// leave sets Gone on the largest set of lost members that can leave. Each column keeps a
+// source, and a member whose last path is cut for another leaves with it.
+func leave(members []*member) {
+	blocked := map[block.LegID]bool{}
+	for range len(members) + 1 {
+		spread(members, blocked)
+		if !hold(members, blocked) {
+			return
+		}
+	}
+}
+
+// spread sets Gone on the lost members that are not blocked, and on the members whose every
+// path must be cut to release I/O.
+func spread(members []*member, blocked map[block.LegID]bool) {
+	for _, m := range members {
+		m.Gone = m.Lost != "" && !blocked[m.Leg]
+	}
+	cut := released(members)
+	for _, m := range members {
+		if m.on(cut) && !m.Gone && !blocked[m.Leg] {
+			m.Gone = true
+			if m.Lost == "" {
+				m.Lost = "its connection carries a lost leg"
+			}
+		}
+	}
+}
+
+// released returns the paths that must be cut for the members that leave.
+func released(members []*member) map[Path]bool {
+	cut := map[Path]bool{}
+	for _, m := range members {
+		for _, path := range m.Paths {
+			if m.Gone && m.Waiting {
+				cut[path] = true
+			}
+		}
+	}
+	return cut
+}
+
+// hold blocks the members that turn out to be unable to leave, and reports whether there are
+// any.
+func hold(members []*member, blocked map[block.LegID]bool) (more bool) {
+	stays := map[int]bool{}
+	needed := map[Path]*member{} // by path: the staying member that has no other
+	cut := released(members)
+	for _, m := range members {
+		if m.Gone {
+			continue
+		}
+		stays[m.Column] = stays[m.Column] || m.Source && m.Link != nil && m.Lost == ""
+		for _, path := range m.Paths {
+			if m.on(cut) {
+				needed[path] = m
+			}
+		}
+	}
+	for _, m := range members {
+		if !m.Gone || blocked[m.Leg] {
+			continue
+		}
+		switch other := m.carries(needed); {
+		case !stays[m.Column]:
+			m.Stays = "no other copy can stand in"
+		case m.Waiting && other != nil:
+			m.Stays = fmt.Sprintf("its connection carries leg %s of column %d, which must stay", other.Leg, other.Column)
+		default:
+			continue
+		}
+		blocked[m.Leg], more = true, true
+	}
+	return more
+}
+
+// carries returns the staying member that would lose its last path with those of m; nil if
+// none.
+func (m *member) carries(needed map[Path]*member) *member {
+	for _, path := range m.Paths {
+		if other := needed[path]; other != nil {
+			return other
+		}
+	}
+	return nil
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volume
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
+// findMembers finds the copies that take part in I/O, and which of them are lost.
+func (p *planner) findMembers() {
+	if p.members != nil {
+		return
+	}
+	p.members = []member{}
+	for k, c := range p.s.Columns {
+		for copy := range min(len(c.Copies), p.w.Layout.Copies) {
+			if m, ok := p.member(Place{k, copy}); ok {
+				p.members = append(p.members, m)
+			}
+		}
+		p.keepOne(k)
+	}
+}
+
+func (p *planner) memberAt(at Place) int {
+	return slices.IndexFunc(p.members, func(m member) bool { return m.Place == at })
+}
+
+// member finds the leg that takes part in a place. A copy whose rebuild failed takes no more
+// I/O but still counts: writes sent to it may be under way, and recording it stale ends the
+// revision that admits them. A copy that has not yet answered everything it was sent counts
+// too.
+func (p *planner) member(at Place) (member, bool) {
+	c, l := p.copy(at), p.link(at)
+	m := member{Place: at, Leg: c.Leg, Node: c.Node, Paths: p.pathsTo(c.Subsystem)}
+	if l != nil && l.Leg == c.Leg && !p.m.Records.Stale(l) && (!c.Superseded || p.reborn(at)) {
+		m.Link = l
+	}
+	if !c.inUse() && (c.State != Failed || (m.Link == nil || p.w.ReadOnly) && !c.Busy) {
+		return m, false
+	}
+	// Once a rebuilt leg is recorded in sync it is as good as the others, even if one of them
+	// is lost before anything is read from it.
+	m.Source = c.State == InSync || c.inUse() && m.Link != nil && p.inSync(m.Link)
+	p.judge(&m, c)
+	return m, true
+}
+
+// judge decides whether a member is lost, why, and whether I/O may be waiting on its paths.
+func (p *planner) judge(m *member, c CopySeen) {
+	l := p.s.Legs[m.Leg]
+	silence := p.silence(m.Leg)
+	m.since = p.s.Now
+	if silence > 0 {
+		m.since = l.silent()
+	}
+	m.Waiting = silence > 0 && c.Moved == "" || m.Link == nil && c.Busy && (!p.alive(m.Paths) || c.Oldest > p.l.Window)
+	switch {
+	case m.Link == nil:
+		m.Lost = "recorded stale"
+	case c.State == Failed:
+		m.Lost = "its rebuild failed: " + c.Error
+	case l.lost(p.s.Now, p.l.Window):
+		m.Lost = fmt.Sprintf("no answer for more than %v", p.l.Window)
+	case c.Error != "" && !p.w.ReadOnly: // a read was served by another copy
+		m.Lost = c.Error
+	case c.Moved != "":
+		m.Lost = c.Moved
+	case c.Busy && c.Oldest > p.l.Stuck:
+		m.Lost, m.Waiting = fmt.Sprintf("an I/O has not been answered for %v", c.Oldest.Round(time.Second)), true
+		m.since = p.s.Now.Add(-c.Oldest)
+	}
+}
+
+// silence is how long a leg has not answered.
+func (p *planner) silence(leg block.LegID) time.Duration { return p.s.Legs[leg].Silence(p.s.Now) }
+
+// answering reports whether a leg answers now.
+func (p *planner) answering(leg block.LegID) bool { return p.silence(leg) == 0 && p.s.Legs[leg].Live }
+
+// keepOne lets one leg stay despite its errors when every source of its column is lost: the
+// first that answers. The I/O that failed is sent to it again. (The log of what the others miss
+// is incomplete from then on.)
+func (p *planner) keepOne(column int) {
+	i := spared(p.copies(), column, p.answering)
+	if i < 0 {
+		return
+	}
+	m, say := &p.members[i], p.v.Note
+	if p.s.Waits {
+		say = p.v.Wait
+	}
+	say("leg %s of column %d on %s: %s, and no other copy can stand in", m.Leg, column, nodeOf(*m), m.Lost)
+	m.Lost = ""
+}
+
+func (p *planner) copies() []*member {
+	all := make([]*member, len(p.members))
+	for i := range p.members {
+		all[i] = &p.members[i]
+	}
+	return all
+}
+
+// dropLost decides which members leave now, has them recorded stale, and lets I/O continue
+// without them. A leg that its column cannot do without stays, and its I/O waits until the leg
+// is back.
+func (p *planner) dropLost() {
+	leave(p.copies())
+	var record []Change
+	var drop []At
+	var cut []Path
+	for _, m := range p.members {
+		switch {
+		case m.Lost != "" && !m.Gone:
+			p.v.Wait("leg %s of column %d on %s: %s, and %s", m.Leg, m.Column, nodeOf(m), m.Lost, m.Stays)
+		case !m.Gone:
+			continue
+		case m.Link != nil && !p.w.ReadOnly:
+			record = append(record, Change{Leg: m.Leg, Revision: m.Link.Revision, Column: m.Column, Why: m.Lost, Since: m.since})
+		}
+		if !m.Gone {
+			continue
+		}
+		if p.copy(m.Place).inUse() && !p.c.Tables {
+			drop = append(drop, At{Place: m.Place, Leg: m.Leg, Why: m.Lost})
+		}
+		for _, path := range m.Paths {
+			if m.Waiting && !slices.Contains(cut, path) {
+				cut = append(cut, path)
+			}
+		}
+	}
+	if len(record) > 0 {
+		p.record(record)
+	}
+	p.note()
+	if len(drop) > 0 {
+		p.do(Drop{Legs: drop})
+	}
+	for _, path := range cut {
+		p.cut(path)
+	}
+}
+
+// record asks the manager to record legs as stale; I/O waits for the answer.
+func (p *planner) record(legs []Change) {
+	p.do(RecordStale{Legs: legs})
+	if p.s.RecordError != "" {
+		p.v.Wait("volume manager, to record that leg %s is stale: %s", legs[0].Leg, p.s.RecordError)
+	}
+}
+
+func nodeOf(m member) string { return cmp.Or(m.Node, "another node") }

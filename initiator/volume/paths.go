@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volume
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"weft.dev/weft/proto/block"
+)
+
+// pathsPerLeg is the number of portals of a target that a host connects to for each subsystem.
+const pathsPerLeg = 1
+
+// connect asks for the paths that the legs need. This includes subsystems that were connected
+// before: some kernels drop a connection for good when a returning target is not complete yet.
+func (p *planner) connect() {
+	asked := map[block.NQN]bool{}
+	for i := range p.w.Links {
+		l := &p.w.Links[i]
+		if asked[l.NQN] || p.m.Records.Stale(l) {
+			continue
+		}
+		asked[l.NQN] = true
+		there := 0
+		for _, path := range p.s.Paths {
+			if path.Subsystem == l.NQN && path.usable() {
+				there++
+			}
+		}
+		if portals := p.portals(l); there < pathsPerLeg && len(portals) > 0 {
+			p.do(Connect{Path: Path{Subsystem: l.NQN, Portal: portals[0]}, Others: portals[1:]})
+		}
+	}
+}
+
+// portals lists the portals of a leg that are usable and not in use, the next to try first.
+// Columns start at different portals, and a portal that has refused goes to the end.
+func (p *planner) portals(l *Link) (all []block.Portal) {
+	for i := range l.Portals {
+		portal := l.Portals[(l.Column+i)%len(l.Portals)]
+		portal.Rail = "" // it does not change where the portal leads
+		if !p.fits(portal) || p.seen(Path{l.NQN, portal}).usable() {
+			continue
+		}
+		all = append(all, portal)
+	}
+	slices.SortStableFunc(all, func(a, b block.Portal) int {
+		return cmp.Compare(p.seen(Path{l.NQN, a}).Attempts, p.seen(Path{l.NQN, b}).Attempts)
+	})
+	return all
+}
+
+func (p *planner) fits(portal block.Portal) bool {
+	return p.c.Transports == nil || slices.Contains(p.c.Transports, portal.Transport)
+}
+
+// seen returns a path as it was found; the zero state means that nothing is known of it.
+func (p *planner) seen(path Path) PathSeen {
+	i := slices.IndexFunc(p.s.Paths, func(s PathSeen) bool { return s.Path == path })
+	if i < 0 {
+		return PathSeen{Path: path}
+	}
+	return p.s.Paths[i]
+}
+
+// pathsTo lists the existing paths to a subsystem. If there are none, one path without a
+// portal stands for any.
+func (p *planner) pathsTo(n block.NQN) (all []Path) {
+	for _, path := range p.s.Paths {
+		if path.Subsystem == n && path.made() {
+			all = append(all, path.Path)
+		}
+	}
+	if len(all) == 0 {
+		all = []Path{{Subsystem: n}}
+	}
+	return all
+}
+
+// alive reports whether one of the paths is live. It is also true if none of them exists,
+// because nothing waits on them then.
+func (p *planner) alive(paths []Path) bool {
+	there := false
+	for _, path := range paths {
+		s := p.seen(path)
+		if s.State == PathLive {
+			return true
+		}
+		there = there || s.made()
+	}
+	return !there
+}
+
+// mute reports whether the target of a path that counts as live seems to answer nothing at
+// all.
+func (p *planner) mute(path Path) bool {
+	if p.seen(path).State != PathLive {
+		return false
+	}
+	for _, l := range p.s.Legs {
+		for _, w := range l.Ways {
+			if w.Path == path && !w.Silent.IsZero() && !w.Peer {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// cut ends a path on which I/O may be waiting.
+func (p *planner) cut(path Path) {
+	if p.seen(path).made() {
+		p.do(Cut{Path: path, Mute: p.mute(path)})
+	}
+}
+
+// cutAll cuts every path.
+func (p *planner) cutAll() {
+	for _, path := range p.s.Paths {
+		p.cut(path.Path)
+	}
+}
+
+// disconnectAll ends all paths; nothing uses them any more.
+func (p *planner) disconnectAll() {
+	for _, path := range p.s.Paths {
+		if path.made() {
+			p.do(Disconnect{Path: path.Path, Mute: p.mute(path.Path)})
+		}
+	}
+}
+
+// cleanUp disconnects paths that nothing uses.
+func (p *planner) cleanUp() {
+	for _, path := range p.s.Paths {
+		wanted := slices.ContainsFunc(p.w.Links, func(l Link) bool { return l.NQN == path.Subsystem && !p.m.Records.Stale(&l) })
+		used := slices.ContainsFunc(p.members, func(m member) bool { return slices.Contains(m.Paths, path.Path) })
+		asked := slices.ContainsFunc(p.orders, func(o Order) bool { c, ok := o.(Cut); return ok && c.Path == path.Path })
+		if !wanted && !used && !asked && path.made() && path.usable() {
+			p.do(Disconnect{Path: path.Path, Mute: p.mute(path.Path)})
+		}
+	}
+}
+
+// connecting reports whether an attempt to connect is under way.
+func (p *planner) connecting() bool {
+	return slices.ContainsFunc(p.s.Paths, func(path PathSeen) bool { return path.State == PathConnecting })
+}
+
+// connected reports whether any path exists or is being made.
+func (p *planner) connected() bool {
+	return slices.ContainsFunc(p.s.Paths, func(path PathSeen) bool { return path.made() || path.usable() })
+}
+
+// Refusal is why the paths to a subsystem cannot be made; empty if they can.
+func (s *Seen) Refusal(n block.NQN) string {
+	for _, path := range s.Paths {
+		if path.Subsystem == n && path.Error != "" {
+			return path.Error
+		}
+	}
+	return ""
+}
+
+// trouble says why a leg is not live.
+func (p *planner) trouble(l *Link) string {
+	if e := p.s.Legs[l.Leg].Error; e != "" {
+		return e
+	}
+	if e := p.s.Refusal(l.NQN); e != "" {
+		return e
+	}
+	if !slices.ContainsFunc(l.Portals, p.fits) {
+		return fmt.Sprintf("node %s has no portal of the transports that this data path supports, %v", l.Node, p.c.Transports)
+	}
+	return "connecting"
+}

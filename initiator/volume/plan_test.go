@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volume
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
+// both runs a test for each kind of data path.
+func both(t *testing.T, stripes, copies int, f func(t *testing.T, w *world)) {
+	for name, caps := range ways {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(caps, stripes, copies)
+			f(t, w)
+			for _, b := range w.bad {
+				t.Error(b)
+			}
+		})
+	}
+}
+
+// until takes turns until the volume is in a phase, and returns the orders done.
+func (w *world) until(t *testing.T, phase Phase) (did []string) {
+	t.Helper()
+	for range 500 {
+		did = append(did, w.turn(1000)...)
+		if w.told.Phase == phase {
+			return did
+		}
+	}
+	t.Fatalf("the volume is %s, waiting for %q, want %s; done:\n%s", w.told.Phase, w.told.Waiting, phase, strings.Join(did, "\n"))
+	return nil
+}
+
+func (w *world) pass(d time.Duration) (did []string) {
+	for end := w.now.Add(d); w.now.Before(end); {
+		did = append(did, w.turn(1000)...)
+	}
+	return did
+}
+
+// before reports whether an order that begins with a comes before one that begins with b.
+func before(did []string, a, b string) bool {
+	find := func(s string) int {
+		return slices.IndexFunc(did, func(o string) bool { return strings.HasPrefix(o, s) })
+	}
+	return find(a) >= 0 && find(a) < find(b)
+}
+
+func TestALostLegIsRecordedAndNotedBeforeIOGoesOn(t *testing.T) {
+	both(t, 2, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.silent[1] = true
+		w.begin(0)
+		did := w.pass(5 * time.Second)
+		goesOn := map[bool]string{true: "column 0", false: "drop"}[w.caps.Tables]
+		if !before(did, "record-stale", "note") || !before(did, "note", goesOn) || !before(did, "note", "cut") {
+			t.Errorf("done:\n%s\nwant the record, the note, and then %s and the cut", strings.Join(did, "\n"), goesOn)
+		}
+		if cutsFirst := before(did, "cut", goesOn); cutsFirst != w.caps.Tables {
+			t.Errorf("the path ends first: %v, want %v: a table waits for the I/O below it", cutsFirst, w.caps.Tables)
+		}
+		if !w.wrote[0].done || w.told.Phase != Serving {
+			t.Errorf("the volume is %s, its write acknowledged: %v", w.told.Phase, w.wrote[0].done)
+		}
+		w.silent[1] = false
+		w.comeBack()
+		w.pass(5 * time.Second)
+		if !w.slots[Place{0, 1}].inSync || !w.slots[Place{1, 1}].inSync {
+			t.Error("the legs that are back are not in sync again")
+		}
+	})
+}
+
+// Random failures, and random numbers of orders carried out before the next look: no
+// acknowledged write is lost, no leg is read from that must not be and none is dropped that
+// must stay, and when everything works again the volume serves with all legs.
+func TestPromisesHoldWhateverHappens(t *testing.T) {
+	for seed := range uint64(40) {
+		both(t, 2, 2+int(seed%2), func(t *testing.T, w *world) {
+			random := rand.New(rand.NewPCG(seed, 1))
+			var story []string
+			for range 120 {
+				switch node := random.IntN(w.layout.Copies); random.IntN(8) {
+				case 0:
+					w.silent[node] = true
+					story = append(story, fmt.Sprintf("t%d falls silent", node))
+				case 1:
+					w.silent[node] = false
+					story = append(story, fmt.Sprintf("t%d answers", node))
+				case 2:
+					w.away = random.IntN(2) == 0
+					story = append(story, fmt.Sprintf("the manager is away: %v", w.away))
+				case 3:
+					w.comeBack()
+				default:
+					w.begin(random.IntN(w.layout.Stripes))
+				}
+				for range random.IntN(10) {
+					story = append(story, w.turn(random.IntN(6))...)
+				}
+			}
+			clear(w.silent)
+			w.away = false
+			for range 8 {
+				w.comeBack()
+				story = append(story, w.pass(2*time.Second)...)
+			}
+			for at, l := range w.slots {
+				if !l.inSync {
+					w.broken("leg %v is not in sync in the end", at)
+				}
+			}
+			if w.told.Phase != Serving || len(w.bad) > 0 {
+				t.Errorf("seed %d: the volume is %s, waiting for %q, in the end; the story:\n%s", seed, w.told.Phase, w.told.Waiting, strings.Join(story, "\n"))
+			}
+		})
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+func TestDetachIsCleanWhenEveryLegHasEveryWrite(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.open = true
+		w.wanted.Detach = true
+		w.pass(2 * time.Second)
+		if !w.device || w.told.Phase != Detaching || len(w.told.Waiting) == 0 {
+			t.Errorf("while it is open the device is there: %v, and the volume %s, waiting for %q", w.device, w.told.Phase, w.told.Waiting)
+		}
+		w.open, w.refusal = false, ""
+		if did := w.until(t, DetachedClean); !slices.Contains(did, "flush") || len(w.paths) > 0 {
+			t.Errorf("let go by\n%s\nwith %d paths left; want a flush, and none left", strings.Join(did, "\n"), len(w.paths))
+		}
+	})
+}
+
+// A volume that is removed by force fails the I/O of its users. It is not taken up again at
+// its epoch, because writes may be on some copies only.
+func TestWhatIsNotWantedIsGivenUpAndTakenAway(t *testing.T) {
+	both(t, 2, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.open, w.unwanted = true, true
+		did := w.pass(2 * time.Second)
+		if !before(did, "give-up", "cut") || !before(did, "cut", map[bool]string{true: "fail-column", false: "abort"}[w.caps.Tables]) {
+			t.Errorf("done:\n%s\nwant it given up, the paths cut, and then the rest", strings.Join(did, "\n"))
+		}
+		if w.device != w.caps.KnowsUsers || w.device && !w.broke {
+			t.Errorf("the device is there: %v, fails: %v; want it taken from its users, or failing for as long as they have it", w.device, w.broke)
+		}
+		w.open = false
+		if w.pass(2 * time.Second); w.device || w.built() || len(w.paths) > 0 {
+			t.Errorf("left: device %v, volume %v, paths %v", w.device, w.built(), w.paths)
+		}
+		w.unwanted = false
+		if w.pass(2 * time.Second); w.told.Phase != DetachedUnclean || w.told.GaveUp == nil || w.built() {
+			t.Errorf("wanted again at its epoch the volume is %s, given up: %v; want it left", w.told.Phase, w.told.GaveUp)
+		}
+		w.wanted.Epoch, w.memory.Epoch, w.memory.Gone, w.memory.Over = 2, 2, false, nil // as a keeper does when a new epoch begins
+		w.until(t, Serving)
+	})
+}
+
+// A leg that returns in sync but without its drive's cache ends the epoch, unless it is known
+// to lack nothing.
+func TestALegThatLostItsCacheEndsTheEpochUnlessItLacksNothing(t *testing.T) {
+	for name, caps := range ways {
+		for _, unflushed := range []bool{true, false} {
+			w := newWorld(caps, 1, 2)
+			w.until(t, Serving)
+			s := w.look()
+			s.Columns[0].Copies[1].Reborn, s.Columns[0].Copies[1].Unflushed = true, unflushed || !caps.KnowsFlushed
+			orders, v := Plan(w.wanted, w.memory, s, Limits{Lease: time.Minute}, caps)
+			_, renewed := find[Renew](orders)
+			end, over := find[GiveUp](orders)
+			if want := unflushed || !caps.KnowsFlushed; over != want || renewed == want || (v.GaveUp != nil) != want || over && !end.Over.WritesLost {
+				t.Errorf("%s, unflushed %v: orders %v, want the epoch given up %v, the leg renewed %v", name, unflushed, orders, want, !want)
+			}
+		}
+	}
+}
+
+// A leg is being rebuilt and recorded stale, but cannot leave because the only good copy has
+// fallen silent: it is still not read from.
+func TestALegThatCannotLeaveStaysWhatItIs(t *testing.T) {
+	w := newWorld(ways["tables"], 1, 2)
+	w.until(t, Serving)
+	s := w.look()
+	good, bad := legID(0, 0), legID(0, 1)
+	s.Columns[0].Copies[1].State = Rebuilding
+	w.memory.Records.NoteStale(bad, 0)
+	w.slots[Place{0, 1}].away = true
+	w.link()
+	silent := s.Legs[good]
+	silent.Ways[0].Silent, silent.Ways[0].Looks, silent.Ways[0].Answers = s.Now.Add(-5*time.Second), 9, false
+	s.Legs[good] = silent
+	var want Column
+	s.Columns[0].Differs = func(c Column) (bool, error) { want = c; return true, nil }
+	Plan(w.wanted, w.memory, s, Limits{Window: 2 * time.Second, Lease: 8 * time.Second}, w.caps)
+	if len(want.Copies) != 2 || want.Copies[0].State != InSync || want.Copies[1].State != Rebuilding {
+		t.Errorf("wanted %+v, want the silent leg in sync, and the other one still rebuilt", want.Copies)
+	}
+}
+
+func find[O Order](orders []Order) (O, bool) {
+	for _, o := range orders {
+		if found, ok := o.(O); ok {
+			return found, true
+		}
+	}
+	var none O
+	return none, false
+}
+
+func TestIOIsHeldForAReasonAndNoLongerThanItsLimit(t *testing.T) {
+	const snapshot Reason = "snapshot"
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.wanted.Holds = []Hold{{Reason: snapshot, Limit: 3 * time.Second}}
+		w.until(t, Stalled)
+		w.begin(0)
+		w.pass(2 * time.Second)
+		if !w.held || w.wrote[0].done || !slices.ContainsFunc(w.told.Waiting, func(s string) bool { return strings.Contains(s, "snapshot") }) {
+			t.Errorf("after 2s I/O is held: %v, waiting for %q", w.held, w.told.Waiting)
+		}
+		w.pass(2 * time.Second)
+		if w.held || !w.wrote[0].done || w.told.Phase != Serving || len(w.told.Notes) == 0 {
+			t.Errorf("after 4s I/O is held: %v, the volume %s with notes %q; want it to go on, and say so", w.held, w.told.Phase, w.told.Notes)
+		}
+		w.wanted.Holds = nil
+		w.memory.KeepHolds(w.wanted)
+		w.wanted.Holds = []Hold{{Reason: snapshot, Limit: 3 * time.Second}} // a second hold
+		if w.until(t, Stalled); !w.held {
+			t.Error("I/O is not held for the next one")
+		}
+		w.wanted.Holds = nil
+		w.memory.KeepHolds(w.wanted)
+		if w.until(t, Serving); w.held {
+			t.Error("I/O is held when nobody wants it any more")
+		}
+	})
+}
+
+// A host that does not know the wanted state keeps holding I/O, up to the limit.
+func TestWhatIsHeldStaysSoWhileTheManagerIsSilent(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.wanted.Holds = []Hold{{Reason: "move", Limit: 3 * time.Second}}
+		w.until(t, Stalled)
+		limits := Limits{Window: 2 * time.Second, Lease: 8 * time.Second}
+		kept := *w.wanted
+		kept.Holds = nil
+		s := w.look()
+		if orders, v := Guard(&kept, w.memory, s, limits, w.caps); len(orders) > 0 || v.Phase != Stalled {
+			t.Errorf("orders %v, %s; want none, and stalled", orders, v.Phase)
+		}
+		s.Now = s.Now.Add(4 * time.Second)
+		if orders, _ := Guard(&kept, w.memory, s, limits, w.caps); len(orders) != 1 || orders[0] != (ResumeIO{}) {
+			t.Errorf("after its limit: orders %v, want I/O to go on", orders)
+		}
+	})
+}
+
+// A leg with two paths is lost only when both are: its silence is that of the better path.
+func TestALegIsLostWithItsLastPath(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	good := WaySeen{Path: Path{"nqn.a", portal(0)}, Answers: true, Heard: now}
+	dead := WaySeen{Path: Path{"nqn.a", portal(1)}, Silent: now.Add(-5 * time.Second), Looks: 9, Heard: now.Add(-6 * time.Second)}
+	dying := WaySeen{Path: Path{"nqn.a", portal(0)}, Silent: now.Add(-time.Second), Looks: 9, Heard: now.Add(-time.Second)}
+	for _, c := range []struct {
+		name    string
+		ways    []WaySeen
+		lost    bool
+		silence time.Duration
+	}{
+		{"one answers", []WaySeen{good, dead}, false, 0},
+		{"one has just fallen silent", []WaySeen{dead, dying}, false, time.Second},
+		{"none answers", []WaySeen{dead, dead}, true, 5 * time.Second},
+		{"nothing is known", nil, false, 0},
+	} {
+		l := LegSeen{Ways: c.ways}
+		if lost, silence := l.lost(now, 2*time.Second), l.Silence(now); lost != c.lost || silence != c.silence {
+			t.Errorf("%s: lost %v, silent for %v; want %v, %v", c.name, lost, silence, c.lost, c.silence)
+		}
+	}
+	if at := (LegSeen{Ways: []WaySeen{dead, good}}).heard(); !at.Equal(now) {
+		t.Errorf("heard %v, want when the better way was", at)
+	}
+}
+
+// A leg that shares one of its two paths with a lost leg need not leave with it.
+func TestACutPathTakesOnlyThoseThatHaveNoOther(t *testing.T) {
+	a, b := Path{"nqn.b", portal(0)}, Path{"nqn.b", portal(1)}
+	lost, other, alone := silent(on(0, 1, "b")), on(1, 1, "b"), on(2, 1, "b")
+	lost.Paths, other.Paths, alone.Paths = []Path{a}, []Path{a, b}, []Path{a}
+	members := []*member{on(0, 0, "a"), lost, on(1, 0, "a"), other, on(2, 0, "a"), alone}
+	leave(members)
+	if !lost.Gone || other.Gone || !alone.Gone {
+		t.Errorf("lost leaves %v, who has another path %v, who has not %v; want true, false, true", lost.Gone, other.Gone, alone.Gone)
+	}
+}
+
+func TestPortalsAreTriedInTurn(t *testing.T) {
+	rdma := block.Portal{Transport: block.RDMA, Address: "192.0.2.9", Port: 4420}
+	l := &Link{Column: 1, NQN: "nqn.a", Portals: []block.Portal{portal(0), portal(1), rdma, portal(2)}}
+	refused := func(node, attempts int) PathSeen {
+		return PathSeen{Path: Path{"nqn.a", portal(node)}, State: PathRefused, Attempts: attempts}
+	}
+	p := &planner{c: ways["copies"], s: &Seen{}, w: &Wanted{Links: []Link{*l}}, m: &Memory{}}
+	for i, c := range []struct {
+		paths []PathSeen
+		want  []block.Portal
+	}{
+		{nil, []block.Portal{portal(1), portal(2), portal(0)}},
+		{[]PathSeen{refused(1, 1)}, []block.Portal{portal(2), portal(0), portal(1)}},
+		{[]PathSeen{refused(1, 1), refused(2, 1), refused(0, 1)}, []block.Portal{portal(1), portal(2), portal(0)}},
+		{[]PathSeen{{Path: Path{"nqn.a", portal(1)}, State: PathLive}}, []block.Portal{portal(2), portal(0)}},
+	} {
+		p.s.Paths = c.paths
+		if got := p.portals(l); !slices.Equal(got, c.want) {
+			t.Errorf("case %d: portals %v, want %v", i, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volume
+
+import (
+	"weft.dev/weft/proto/block"
+)
+
+// Records holds the manager's answers to this host about the legs of one epoch. A wanted state
+// that is older than an answer still shows the leg as it was before, so the answer wins.
+// Records is not safe for concurrent use.
+type Records struct {
+	stale  map[block.LegID]uint64 // at this revision
+	inSync map[block.LegID]uint64
+}
+
+// NewRecords returns the Records of an epoch with no answers yet.
+func NewRecords() Records {
+	return Records{stale: map[block.LegID]uint64{}, inSync: map[block.LegID]uint64{}}
+}
+
+// NoteStale notes that a leg's loss is recorded durably.
+func (r Records) NoteStale(leg block.LegID, revision uint64) {
+	r.stale[leg] = revision
+	delete(r.inSync, leg)
+}
+
+// NoteInSync notes that a leg's recovery is recorded durably.
+func (r Records) NoteInSync(leg block.LegID, revision uint64) {
+	r.inSync[leg] = revision
+	delete(r.stale, leg)
+}
+
+// Stale reports whether the manager has recorded l as stale for this host, whatever an older
+// wanted state still says.
+func (r Records) Stale(l *Link) bool {
+	revision, ok := r.stale[l.Leg]
+	return ok && l.Revision <= revision
+}
+
+// InSync reports whether l counts as in sync; a leg that is not wanted does not.
+func (r Records) InSync(l *Link) bool {
+	if l == nil || r.Stale(l) {
+		return false
+	}
+	revision, recorded := r.inSync[l.Leg]
+	return !l.Rebuilding || recorded && revision == l.Revision
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volume
+
+import (
+	"fmt"
+
+	"weft.dev/weft/proto/block"
+)
+
+// Phase is how far an attachment has come.
+type Phase string
+
+// The phases; the package comment draws them.
+const (
+	Connecting      Phase = "connecting"
+	Equalizing      Phase = "equalizing"
+	Serving         Phase = "serving"
+	Stalled         Phase = "stalled"
+	Detaching       Phase = "detaching"
+	DetachedClean   Phase = "detached_clean"
+	DetachedUnclean Phase = "detached_unclean"
+)
+
+// Over is why this host gave up an epoch.
+type Over struct {
+	Why        string `json:"why"`
+	WritesLost bool   `json:"writes_lost,omitempty"`
+}
+
+// Verdict is the result of a plan that goes to the manager.
+type Verdict struct {
+	Phase       Phase
+	Waiting     []string   // what I/O or the device waits for
+	Notes       []string   // what else makes no progress
+	Done, Total block.Size // bytes copied
+	GaveUp      *Over      // nil: it did not give up
+}
+
+// Wait adds something that I/O or the device waits for.
+func (v *Verdict) Wait(format string, args ...any) {
+	v.Waiting = append(v.Waiting, fmt.Sprintf(format, args...))
+}
+
+// Note adds something that makes no progress but holds nothing up.
+func (v *Verdict) Note(format string, args ...any) {
+	v.Notes = append(v.Notes, fmt.Sprintf(format, args...))
+}
+
+// Failed adds the orders that failed. If the volume does not serve and waits for nothing else,
+// it waits for them.
+func (v *Verdict) Failed(orders []string) {
+	v.Notes = append(v.Notes, orders...)
+	if v.Phase != Serving && len(v.Waiting) == 0 {
+		v.Waiting = append(v.Waiting, orders...)
+	}
+}
+
+// TooSmall says that a leg's namespace is smaller than the leg must be.
+func TooSmall(size, need block.Size) string {
+	return fmt.Sprintf("its namespace has %v; the leg must have %v", size, need)
+}

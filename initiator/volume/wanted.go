@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volume
+
+import (
+	"weft.dev/weft/proto/block"
+)
+
+// Wanted is the state of a volume on this host that the manager wants.
+type Wanted struct {
+	Volume   block.VolumeID
+	Name     block.VolumeName
+	Size     block.Size
+	Layout   block.Layout
+	Epoch    block.Epoch
+	Grant    uint64 // one of several in an epoch; 0 if the epoch has one
+	BootID   string
+	ReadOnly bool // it is shared by readers, and there is no writer
+	Equalize bool
+	Detach   bool
+	Holds    []Hold // reasons to hold its I/O
+	Links    []Link // by column, then copy
+}
+
+// Link is a leg that the manager wants used.
+type Link struct {
+	Leg          block.LegID
+	Column, Copy int
+	Rebuilding   bool // else in sync
+	Revision     uint64
+	Node         string
+	NQN          block.NQN
+	NSID         uint32
+	UUID         block.UUID
+	Portals      []block.Portal
+	WriteThrough bool
+	CopyAll      bool // the host's log does not cover all that it misses
+	// Reborn is the revision at which the leg last came back in sync but without its drive's
+	// cache; 0: never.
+	Reborn uint64
+}
+
+// At returns the link of a copy of a column, nil if the manager lists none.
+func (w *Wanted) At(column, copy int) *Link {
+	for i := range w.Links {
+		if w.Links[i].Column == column && w.Links[i].Copy == copy {
+			return &w.Links[i]
+		}
+	}
+	return nil
+}
+
+// Leaving returns w with a detach wanted, for a host that shuts down.
+func (w *Wanted) Leaving() *Wanted {
+	leaving := *w
+	leaving.Detach = true
+	return &leaving
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package block
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Property is something that can be asked of a volume when it is created. What the
+// manager, the command line and StorageClasses call it, and what they take if nothing is
+// said, comes from one table.
+type Property struct {
+	Field     string // of the manager's request, and of its refusals
+	Flag      string // of `weft volume create`; empty: it has none
+	Parameter string // of a StorageClass; empty: it has none
+	Default   string // as a person writes it; empty: none
+	// Least and Most bound a number; both 0: it is none.
+	Least, Most uint64
+	Later       string // how it is changed afterwards; empty: never
+}
+
+// The properties of a volume. The table is not changed at run time.
+var (
+	PropertySize    = Property{Field: "size_bytes", Flag: "size", Later: "weft volume expand"}
+	PropertyCopies  = Property{Field: "copies", Flag: "copies", Parameter: "copies", Default: fmt.Sprint(DefaultCopies), Least: 1, Most: MaxCopies}
+	PropertyStripes = Property{Field: "stripes", Flag: "stripes", Parameter: "stripes", Default: "0", Least: 0, Most: MaxStripes}
+	PropertyChunk   = Property{Field: "chunk_bytes", Flag: "chunk-size", Parameter: "chunkSize", Default: DefaultChunk.String()}
+	PropertyPool    = Property{Field: "pool", Flag: "pool", Parameter: "pool", Default: DefaultPool}
+	PropertySpread  = Property{Field: "spread", Flag: "spread", Parameter: "spread", Default: DefaultSpread}
+	PropertyLabels  = Property{Field: "labels", Flag: "label", Later: "weft volume set, or labels.KEY of a VolumeAttributesClass"}
+)
+
+// What is taken if a request does not say.
+const (
+	DefaultCopies = 2
+	DefaultPool   = "default"
+	DefaultSpread = "node" // the label that copies differ in
+)
+
+// Properties is the table, in the order in which people are told of it.
+func Properties() []Property {
+	return []Property{PropertySize, PropertyCopies, PropertyStripes, PropertyChunk, PropertyPool, PropertySpread, PropertyLabels}
+}
+
+// ParameterOf is the StorageClass parameter that fills a field of the manager's
+// request; ok is false if none does.
+func ParameterOf(field string) (parameter string, ok bool) {
+	all := Properties()
+	i := slices.IndexFunc(all, func(p Property) bool { return p.Field == field && p.Parameter != "" })
+	if i < 0 {
+		return "", false
+	}
+	return all[i].Parameter, true
+}
+
+// Bounds says what a number must be: "1 to 3".
+func (p Property) Bounds() string { return fmt.Sprintf("%d to %d", p.Least, p.Most) }
+
+// Allows reports whether a number is within the bounds.
+func (p Property) Allows(n int) bool { return n >= 0 && uint64(n) >= p.Least && uint64(n) <= p.Most }

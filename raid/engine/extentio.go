@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+
+	"weft.dev/weft/proto/block"
+)
+
+// kind says what an extent IO does to its range.
+type kind uint8
+
+const (
+	kindRead  kind = iota
+	kindWrite      // also write zeroes and discard
+	kindFlush      // of one column; has no range
+	kindCopy       // from a leg in sync to one that rebuilds
+	kindEqual      // from a leg in sync to the others, while no other IO is under way
+)
+
+// conflict reports whether two extent IOs that overlap must not be under way at once. Reads
+// wait for writes, because a crash could still undo the data that they would return. Copies
+// do not wait for reads: they write only to a leg that is not read. A held write is no
+// longer under way, see shard.yield.
+func conflict(a, b kind) bool {
+	switch {
+	case a == kindWrite:
+		return b == kindWrite || b == kindRead || b == kindCopy
+	case b == kindWrite:
+		return a == kindRead || a == kindCopy
+	}
+	return false
+}
+
+// phase is the progress of an extent IO.
+type phase uint8
+
+const (
+	phaseWaiting phase = iota // waits for its range, or is about to start
+	phaseParked               // the volume is suspended or equalizing, or the column has no leg in sync
+	phaseStarted
+)
+
+// job says what a copy is for; exactly one field is set. It is not an interface, because a
+// call through one would make effects escape to the heap for every IO.
+type job struct {
+	lane  *lane      // a copy of a rebuild
+	equal *equalLane // a copy of an equalizer
+	last  *rebuild   // the last flush of a rebuild
+}
+
+// start starts a job's extent IO, or starts it again. The shard is locked.
+func (j job) start(p *extentIO, e *effects) {
+	switch {
+	case j.lane != nil:
+		j.lane.start(p, e)
+	case j.equal != nil:
+		j.equal.start(p, e)
+	default:
+		j.last.startFlush(p, e)
+	}
+}
+
+// answered continues a job's extent IO after a leg's answer. The shard is locked.
+func (j job) answered(p *extentIO, s *legIO, err error, e *effects) {
+	switch {
+	case j.lane != nil:
+		j.lane.answered(p, s, err, e)
+	case j.equal != nil:
+		j.equal.answered(p, s, err, e)
+	default:
+		s.state = partNone
+		p.finish(err, e)
+	}
+}
+
+// dropped ends a job's extent IO if its leg was dropped and nothing else will end it. The
+// column is locked.
+func (j job) dropped(p *extentIO, e *effects) {
+	r := j.last
+	if j.lane != nil {
+		r = j.lane.r
+	}
+	if r != nil && p.c.legs[r.copy].inc != r.inc && !p.out() && p.phase != phaseWaiting {
+		p.finish(errLeft, e)
+	}
+}
+
+// done gives a job the result of its extent IO. Nothing is locked.
+func (j job) done(err error) {
+	switch {
+	case j.lane != nil:
+		j.lane.done(err)
+	case j.equal != nil:
+		j.equal.done(err)
+	case err == nil:
+		j.last.caughtUp()
+	}
+}
+
+// part is the state of an extent IO on one leg.
+type part uint8
+
+const (
+	partNone   part = iota
+	partOut         // sent to the leg's device
+	partDone        // complete
+	partFailed      // the leg failed it
+	partPaused      // to be continued, for example when the volume is resumed
+)
+
+// extentIO is the part of an IO, or the copy, that covers one extent. It is guarded by its
+// shard's mu.
+type extentIO struct {
+	c        *column
+	sh       *shard
+	io       *block.IO // the IO that it covers whole, or
+	req      *request  // the IO that it is a part of, or
+	job      job       // the job that it copies for
+	kind     kind
+	op       block.Op
+	fua      bool
+	unmap    bool
+	off, end int64 // in each leg
+	data     []byte
+
+	phase    phase
+	seq      uint64    // order of arrival in the shard
+	slot     int       // index in the shard's spans
+	blockers int       // the number of extent IOs that it waits for
+	waited   bool      // others wait for it, or are passed by it
+	yielded  bool      // a held write that copies pass
+	passed   int       // the number of unfinished copies that pass it
+	at       int64     // when it started
+	held     int64     // since when it is held; 0 if it is not
+	tried    uint8     // reads and copies: a bit for each copy that could not be read
+	other    bool      // one of them failed with something other than a medium error
+	err      error     // the result; of reads the last error
+	next     *extentIO // in effects
+	legs     [block.MaxCopies]legIO
+}
+
+// legIO is an extent IO on one leg, sent in as many IOs as the leg's MaxIO requires.
+type legIO struct {
+	io    block.IO
+	p     *extentIO
+	data  []byte
+	copy  int
+	state part
+	op    block.Op
+	zeros bool   // zeroes are written as data
+	inc   uint64 // of the leg, see leg.inc
+	dev   block.Device
+	gen   uint64 // of the device, see leg.gen
+	most  int64  // bytes of one IO
+	done  int64  // bytes that are complete
+	at    int64  // when it was sent
+	next  *legIO // in effects
+}
+
+func newExtentIO() any {
+	p := &extentIO{}
+	for i := range p.legs {
+		s := &p.legs[i]
+		s.p, s.copy, s.io.Owner, s.io.Done = p, i, s, answered
+	}
+	return p
+}
+
+// recycle clears the extent IO for its next use.
+func (p *extentIO) recycle() {
+	for i := range p.legs {
+		s := &p.legs[i]
+		s.state, s.dev, s.data, s.io.Data, s.io.Err, s.zeros = partNone, nil, nil, nil, nil, false
+	}
+	p.io, p.req, p.job, p.data, p.err, p.next = nil, nil, job{}, nil, nil, nil
+	p.blockers, p.waited, p.held, p.tried, p.other, p.phase = 0, false, 0, 0, false, phaseWaiting
+	p.yielded, p.passed = false, 0
+	p.fua, p.unmap = false, false
+}
+
+func (p *extentIO) length() int64 { return p.end - p.off }
+
+// out reports whether a leg has not answered yet.
+func (p *extentIO) out() bool {
+	for i := range p.legs {
+		if p.legs[i].state == partOut {
+			return true
+		}
+	}
+	return false
+}
+
+// effects are collected while shards are locked, and done once these are unlocked.
+type effects struct {
+	legIOs   *legIO    // to be sent to their devices
+	ready    *extentIO // to be started: nothing blocks them any more
+	finished *extentIO
+	failures []failure
+	rearm    *column // has something to retry
+}
+
+// failure is an error of a leg, to be noted by its column.
+type failure struct {
+	c    *column
+	copy int
+	inc  uint64
+	err  error
+	held bool // the extent IO is held
+}
+
+func (e *effects) submit(s *legIO) {
+	s.next = e.legIOs
+	e.legIOs = s
+}
+
+// run does the collected effects, and those that follow from them.
+func (e *effects) run() {
+	for {
+		switch {
+		case e.legIOs != nil:
+			s := e.legIOs
+			e.legIOs = s.next
+			s.next = nil
+			s.dev.Submit(&s.io)
+		case e.finished != nil:
+			p := e.finished
+			e.finished = p.next
+			p.complete()
+		case e.ready != nil:
+			p := e.ready
+			e.ready = p.next
+			p.next = nil
+			p.launch(e)
+		case len(e.failures) > 0:
+			f := e.failures[0]
+			e.failures = e.failures[1:]
+			f.c.legFailed(f, e)
+		case e.rearm != nil:
+			c := e.rearm
+			e.rearm = nil
+			c.armRetry()
+		default:
+			return
+		}
+	}
+}
+
+// complete passes on the result of an extent IO that has left its shard.
+func (p *extentIO) complete() {
+	v, io, req, job, err := p.c.v, p.io, p.req, p.job, p.err
+	p.recycle()
+	v.extentIOs.Put(p)
+	switch {
+	case io != nil:
+		io.Complete(err)
+		v.release()
+	case req != nil:
+		req.extentDone(err)
+	default:
+		job.done(err)
+		v.release()
+	}
+}
+
+// launch starts an extent IO that nothing blocks any more.
+func (p *extentIO) launch(e *effects) {
+	p.sh.mu.Lock()
+	p.start(e)
+	p.sh.mu.Unlock()
+}
+
+// start starts an extent IO that nothing blocks.
+func (p *extentIO) start(e *effects) {
+	c := p.c
+	switch {
+	case c.aborted:
+		p.finish(block.ErrGone, e)
+		return
+	case c.suspended || c.equalizing && p.kind != kindEqual:
+		p.phase = phaseParked
+		return
+	}
+	p.phase = phaseStarted
+	p.at = c.v.clock.now()
+	switch p.kind {
+	case kindRead:
+		p.startRead(e)
+	case kindWrite:
+		p.startWrite(e)
+	case kindFlush:
+		p.startFlush(e)
+	default:
+		p.job.start(p, e)
+	}
+}
+
+// issue sends an extent IO, or one step of a copy, to a leg.
+func (p *extentIO) issue(copy int, op block.Op, data []byte, e *effects) {
+	s, l := &p.legs[copy], &p.c.legs[copy]
+	if s.state != partPaused {
+		s.done, s.zeros = 0, false
+	}
+	s.inc, s.dev, s.gen, s.most = l.inc, l.dev, l.gen, l.maxIO
+	s.op, s.data = op, data
+	s.at = p.at
+	l.out.Add(1)
+	s.send(e)
+}
+
+// send sends its next IO to the device.
+func (s *legIO) send(e *effects) {
+	p := s.p
+	s.state = partOut
+	io := &s.io
+	io.Op, io.FUA, io.Unmap, io.Err = s.op, p.fua, p.unmap, nil
+	io.Off, io.Len, io.Data = p.off+s.done, p.length()-s.done, nil
+	if s.op == block.OpFlush {
+		io.Off, io.Len = 0, 0
+		e.submit(s)
+		return
+	}
+	if s.most > 0 && io.Len > s.most {
+		io.Len = s.most
+	}
+	switch {
+	case s.zeros:
+		io.Op, io.Unmap = block.OpWrite, false
+		io.Len = min(io.Len, int64(len(zeroes)))
+		io.Data = zeroes[:io.Len]
+	case s.data != nil:
+		io.Data = s.data[s.done : s.done+io.Len]
+	}
+	e.submit(s)
+}
+
+// writes reports whether s changes the leg's data.
+func (s *legIO) writes() bool { return s.op != block.OpRead && s.op != block.OpFlush }
+
+// restart makes a paused legIO start at its beginning. One that is out does so when it is
+// answered.
+func (s *legIO) restart() {
+	if s.state == partPaused {
+		s.done = 0
+	}
+}
+
+// zeroes is written to legs that do not support OpWriteZeroes. It is never changed.
+var zeroes [256 << 10]byte
+
+// answered is the Done of every IO that is sent to legs.
+func answered(io *block.IO) {
+	s := io.Owner.(*legIO)
+	p := s.p
+	var e effects
+	p.sh.mu.Lock()
+	s.answered(&e)
+	p.sh.mu.Unlock()
+	e.run()
+}
+
+// answered continues after the answer of the leg's device.
+func (s *legIO) answered(e *effects) {
+	p, l := s.p, &s.p.c.legs[s.copy]
+	void, err := s.count(l)
+	switch s.state = s.progress(l, void, err); s.state {
+	case partOut:
+		s.send(e)
+		return
+	case partPaused:
+		if (void || err != nil) && p.c.running() {
+			l.out.Add(-1)
+			p.again(s.copy, e)
+			return
+		}
+	case partFailed:
+		if s.gen == l.gen { // otherwise it is a read by an earlier device
+			e.failures = append(e.failures, failure{p.c, s.copy, s.inc, err, p.kind == kindWrite || p.kind == kindFlush})
+		}
+	case partDone:
+		if l.inc == s.inc && s.writes() {
+			l.wrote(p)
+		}
+	}
+	l.out.Add(-1)
+	if s.op == block.OpFlush {
+		l.flushed(s)
+	}
+	switch p.kind {
+	case kindRead:
+		p.readAnswered(s, err, e)
+	case kindWrite, kindFlush:
+		p.settle(e)
+	default:
+		p.job.answered(p, s, err, e)
+	}
+}
+
+// count adds up what the device has done. The answer is void if the leg has lost its cache
+// since it was given.
+func (s *legIO) count(l *leg) (void bool, err error) {
+	err = s.io.Err
+	current := l.inc == s.inc
+	if err != nil && errors.Is(err, block.ErrUnsupported) {
+		err = s.goWithout(err, current)
+	}
+	if err == nil && s.op != block.OpFlush {
+		s.done += s.io.Len
+	}
+	if void = current && s.gen < l.born && s.op != block.OpRead; void {
+		s.done = 0
+	}
+	return void, err
+}
+
+// progress returns the state after an answer: partOut if the next IO is to be sent at once.
+func (s *legIO) progress(l *leg, void bool, err error) part {
+	current := l.inc == s.inc
+	switch more := s.op != block.OpFlush && s.done < s.p.length(); {
+	case (err != nil || void) && current && s.gen != l.gen && s.op != block.OpRead:
+		return partPaused // to be sent to the leg's new device
+	case err != nil:
+		return partFailed
+	case more && current && s.p.c.running():
+		return partOut
+	case more:
+		return partPaused
+	}
+	return partDone
+}
+
+// goWithout continues without an operation that the leg does not support, or returns err if
+// that is not possible.
+func (s *legIO) goWithout(err error, current bool) error {
+	switch {
+	case s.op == block.OpDiscard: // it is a hint
+		s.io.Len = s.p.length() - s.done
+		return nil
+	case s.op == block.OpWriteZeroes && !s.zeros && current:
+		s.zeros, s.io.Len = true, 0
+		return nil
+	}
+	return err
+}
+
+// hold keeps an extent IO that no leg works on until it can be completed or sent again.
+func (p *extentIO) hold(e *effects) {
+	if p.c.aborted {
+		if !p.out() {
+			p.finish(block.ErrGone, e)
+		}
+		return
+	}
+	if p.held == 0 {
+		p.held = p.c.v.clock.now()
+	}
+	if p.kind == kindWrite && !p.c.v.weak.heldBlocks {
+		p.sh.yield(p, e)
+	}
+	e.rearm = p.c
+}
+
+// finish ends an extent IO and releases its range.
+func (p *extentIO) finish(err error, e *effects) {
+	p.err = err
+	p.sh.leave(p, e)
+	p.next = e.finished
+	e.finished = p
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/drive"
+)
+
+// disk is the part of a drive that the agent uses; *drive.Drive.
+type disk interface {
+	Label() *drive.Label
+	Update(func(*drive.Label) error) error
+	ZeroLeg(ctx context.Context, id block.LegID, progress func(done block.Size)) error
+	Erase() error
+	Close() error
+}
+
+// hardware is the part of the node's devices that the agent uses.
+type hardware interface {
+	Scan(ctx context.Context) ([]*pb.Device, error)
+	Open(path string) (disk, error)
+	Format(path string, cluster block.ClusterID, id block.DriveID, force string) error
+	Number(path string) (block.DeviceNumber, error)
+	// Sequence changes whenever a disk, another or the same one, is attached under a number.
+	Sequence(n block.DeviceNumber) string
+}
+
+// mapper is the part of the device mapper that the agent uses; *dm.Client.
+type mapper interface {
+	Devices(prefix string) ([]dm.State, error)
+	Do(dm.Step) error
+}
+
+// tools carry out orders. They may be used from many goroutines.
+type tools struct {
+	hardware hardware
+	mapper   func() (mapper, error)
+	drives   *openDrives
+	names    naming
+	progress func(block.LegID, block.Size) // of zeroing
+	boot     string                        // of this machine
+}
+
+// do carries out one order to its end.
+func (t tools) do(ctx context.Context, o order) error {
+	switch o := o.(type) {
+	case formatDrive:
+		return t.formatDrive(ctx, o)
+	case eraseDrive:
+		return t.eraseDrive(o)
+	case putLeg:
+		return t.update(o.drive, func(l *drive.Label) error { return l.PutLeg(newRecord(legRecord(l, o.leg.id), o, t.boot)) })
+	case freeLeg:
+		return t.update(o.drive, func(l *drive.Label) error { l.RemoveLeg(o.leg); return nil })
+	case admit:
+		return t.update(o.drive, func(l *drive.Label) error { l.Admit(o.volume, o.epoch); return nil })
+	case noteLoss:
+		return t.update(o.drive, func(l *drive.Label) error { l.Incarnation = max(l.Incarnation, o.incarnation); return nil })
+	case zeroLeg:
+		return t.zeroLeg(ctx, o)
+	case mapLeg:
+		m, err := t.mapper()
+		if err != nil {
+			return err
+		}
+		return m.Do(o.step)
+	case nameLeg:
+		return t.names.Set(o.leg, o.node)
+	}
+	return fmt.Errorf("unknown order %T", o)
+}
+
+// update writes a label. A drive whose label cannot be written is unusable until somebody has seen
+// to it.
+func (t tools) update(id block.DriveID, change func(*drive.Label) error) error {
+	d, release, err := t.drives.take(id)
+	if err != nil {
+		return err
+	}
+	defer release()
+	err = d.Update(change)
+	t.drives.judge(id, err)
+	return err
+}
+
+// formatDrive also opens the drive, so that the next observation finds it.
+func (t tools) formatDrive(ctx context.Context, o formatDrive) error {
+	if err := t.format(o); err != nil {
+		return err
+	}
+	t.drives.replaced(o.device, o.id)
+	ctx, cancel := context.WithTimeout(ctx, scanFor)
+	defer cancel()
+	return t.drives.refresh(ctx)
+}
+
+// format keeps a refresh from opening the device: the label is written more than once, and a drive
+// opened in between would take the last write for another program's.
+func (t tools) format(o formatDrive) error {
+	if !t.drives.begin(o.device) {
+		return errors.New("the device is being opened")
+	}
+	defer t.drives.end(o.device)
+	return t.hardware.Format(o.device, o.cluster, o.id, o.force)
+}
+
+func (t tools) eraseDrive(o eraseDrive) error {
+	d, release, err := t.drives.take(o.id)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := d.Erase(); err != nil {
+		t.drives.judge(o.id, err)
+		return err
+	}
+	t.drives.drop(o.id)
+	return nil
+}
+
+func (t tools) zeroLeg(ctx context.Context, o zeroLeg) error {
+	d, release, err := t.drives.take(o.drive)
+	if err != nil {
+		return err
+	}
+	defer release()
+	err = d.ZeroLeg(ctx, o.leg, func(done block.Size) { t.progress(o.leg, done) })
+	if ctx.Err() == nil {
+		t.drives.judge(o.drive, err)
+	}
+	return err
+}
+
+// newRecord returns the new record of a leg. It starts from the record on the drive at that moment,
+// so what only the drive knows (zeroed, admitted) is kept. The boot and the drive's incarnation are
+// current: the manager knew them when it sent the definition.
+func newRecord(old *pb.LegLabel, o putLeg, boot string) *pb.LegLabel {
+	w := o.leg
+	r := &pb.LegLabel{
+		LegId: w.GetLegId(), Column: w.GetColumn(), Copy: w.GetCopy(), Extents: w.GetExtents(), Image: w.GetImage(),
+		Revision: w.GetRevision(), Volume: proto.CloneOf(w.GetVolume()),
+		// The fence of the volume's other legs on this drive applies to this leg too.
+		AdmittedEpoch: uint64(o.floor), BootId: boot, Incarnation: o.incarnation,
+	}
+	if old != nil {
+		r.Zeroed, r.AdmittedEpoch = old.GetZeroed(), old.GetAdmittedEpoch()
+	}
+	return r
+}

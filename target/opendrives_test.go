@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"log/slog"
+	"syscall"
+	"testing"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/target/drive"
+)
+
+// Formatting writes the label more than once. A scan in between must not open the drive: it would
+// read a copy of the label that is about to be replaced.
+func TestADriveIsNotOpenedWhileItIsFormatted(t *testing.T) {
+	w := newWorld(t)
+	m := w.plug("/dev/d1", 4*block.GiB, "w1")
+	h := gatedHardware{w, &gate{left: -1}}
+	s := newOpenDrives(h, slog.New(slog.DiscardHandler))
+	scans := 0
+	m.after = func() {
+		if !s.refreshing.TryLock() {
+			return // a flush by an open, not by the format
+		}
+		s.refreshing.Unlock()
+		if _, err := drive.ReadLabel(m, m.size); err == nil {
+			scans++
+			if err := s.refresh(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	o := formatDrive{device: "/dev/d1", cluster: cluster, id: driveID(1)}
+	if err := (tools{drives: s, hardware: h}).formatDrive(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if scans < 2 {
+		t.Fatalf("%d scans found a label during the format, want one after each write of it", scans)
+	}
+	d, release, err := s.take(driveID(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if err := d.Update(func(l *drive.Label) error { l.Incarnation++; return nil }); err != nil {
+		t.Errorf("the label of a drive that was just formatted cannot be written: %v", err)
+	}
+}
+
+// refusing is hardware whose drives cannot be opened.
+type refusing struct {
+	gatedHardware
+	err error
+}
+
+func (h *refusing) Open(path string) (disk, error) {
+	if h.err != nil {
+		return nil, h.err
+	}
+	return h.gatedHardware.Open(path)
+}
+
+func TestADriveThatCannotBeOpenedSaysWhy(t *testing.T) {
+	w := newWorld(t)
+	m := w.plug("/dev/d1", 4*block.GiB, "w1")
+	if err := drive.Format(m, cluster, driveID(1), ""); err != nil {
+		t.Fatal(err)
+	}
+	h := &refusing{gatedHardware{w, &gate{left: -1}}, syscall.EIO}
+	s := newOpenDrives(h, slog.New(slog.DiscardHandler))
+	look := func() string {
+		_ = s.refresh(t.Context()) // fails in the same way
+		devices, _, _ := s.list()
+		return devices[0].GetUnread()
+	}
+	if got := look(); got != "open /dev/d1: input/output error" {
+		t.Errorf("the device says %q", got)
+	}
+	h.err = nil
+	if got := look(); got != "" {
+		t.Errorf("an open drive still says %q", got)
+	}
+}

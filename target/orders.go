@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"fmt"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/dm"
+)
+
+// order is one thing to do, other than a step in nvmet. Orders with the same key are carried out
+// one after another. String identifies an order.
+type order interface {
+	key() string
+	about() string // the object named when a problem with it is reported
+	String() string
+}
+
+// The orders; apply.go carries them out.
+type (
+	formatDrive struct {
+		id            block.DriveID
+		cluster       block.ClusterID
+		device, force string
+	}
+	eraseDrive struct{ id block.DriveID }
+	// putLeg carves a leg, or updates its record.
+	putLeg struct {
+		drive  block.DriveID
+		leg    wantedLeg
+		floor  block.Epoch
+		change string
+
+		incarnation string // of the drive
+	}
+	freeLeg struct {
+		drive block.DriveID
+		leg   block.LegID
+	}
+	admit struct {
+		drive  block.DriveID
+		volume block.VolumeID
+		epoch  block.Epoch
+	}
+	zeroLeg struct {
+		drive block.DriveID
+		leg   block.LegID
+	}
+	// noteLoss records on a drive that acknowledged writes may be lost, so that this is known after
+	// the process has ended.
+	noteLoss struct {
+		drive       block.DriveID
+		incarnation uint32
+	}
+	mapLeg struct {
+		leg  block.LegID
+		step dm.Step
+	}
+	// nameLeg points the leg's stable name at node; an empty node removes the name.
+	nameLeg struct {
+		leg  block.LegID
+		node string
+	}
+)
+
+func driveKey(id block.DriveID) string { return "drive " + id.String() }
+func legKey(id block.LegID) string     { return "leg " + id.String() }
+
+func (o formatDrive) key() string { return driveKey(o.id) }
+func (o eraseDrive) key() string  { return driveKey(o.id) }
+func (o putLeg) key() string      { return driveKey(o.drive) }
+func (o freeLeg) key() string     { return driveKey(o.drive) }
+func (o admit) key() string       { return driveKey(o.drive) }
+func (o zeroLeg) key() string     { return "zero " + o.leg.String() }
+func (o noteLoss) key() string    { return driveKey(o.drive) }
+func (o mapLeg) key() string      { return legKey(o.leg) }
+func (o nameLeg) key() string     { return legKey(o.leg) }
+
+func (o formatDrive) about() string { return driveKey(o.id) }
+func (o eraseDrive) about() string  { return driveKey(o.id) }
+func (o putLeg) about() string      { return legKey(o.leg.id) }
+func (o freeLeg) about() string     { return legKey(o.leg) }
+func (o admit) about() string       { return "volume " + o.volume.String() }
+func (o zeroLeg) about() string     { return legKey(o.leg) }
+func (o noteLoss) about() string    { return driveKey(o.drive) }
+func (o mapLeg) about() string      { return legKey(o.leg) }
+func (o nameLeg) about() string     { return legKey(o.leg) }
+
+func (o formatDrive) String() string { return fmt.Sprintf("format %s as drive %v", o.device, o.id) }
+func (o eraseDrive) String() string  { return fmt.Sprintf("erase the label of drive %v", o.id) }
+func (o putLeg) String() string {
+	return fmt.Sprintf("%s leg %v on drive %v", o.change, o.leg.id, o.drive)
+}
+func (o freeLeg) String() string { return fmt.Sprintf("free leg %v on drive %v", o.leg, o.drive) }
+func (o admit) String() string {
+	return fmt.Sprintf("record epoch %d of volume %v on drive %v", o.epoch, o.volume, o.drive)
+}
+func (o zeroLeg) String() string { return fmt.Sprintf("zero leg %v", o.leg) }
+func (o mapLeg) String() string  { return o.step.String() }
+func (o noteLoss) String() string {
+	return fmt.Sprintf("record on drive %v that it has lost acknowledged writes, as incarnation %d", o.drive, o.incarnation)
+}
+func (o nameLeg) String() string {
+	if o.node == "" {
+		return fmt.Sprintf("remove the name of leg %v", o.leg)
+	}
+	return fmt.Sprintf("name leg %v for %s", o.leg, o.node)
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/target/drive"
+	"weft.dev/weft/target/nvmet"
+)
+
+// floor is the epoch below which nothing of a volume may be exported: the highest epoch on any
+// label, whether or not its drive is usable.
+func (p *planner) floor(v block.VolumeID) block.Epoch {
+	floor := block.Epoch(0)
+	for _, d := range p.seen.drives {
+		for _, r := range d.label.Legs {
+			if r.GetVolume().GetVolumeId() == v.String() {
+				floor = max(floor, block.Epoch(r.GetAdmittedEpoch()))
+			}
+		}
+	}
+	return floor
+}
+
+func (p *planner) exports() {
+	for _, portal := range p.portals {
+		p.plan.exports.Ports = append(p.plan.exports.Ports, nvmet.Port{Portal: portal})
+	}
+	taken := map[block.LegID]block.NQN{}
+	for _, e := range p.want.exports {
+		p.export(e, taken)
+	}
+}
+
+func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
+	object := "export " + e.GetNqn()
+	const doing = "export"
+	// An export that is being fenced is no longer wanted, even if the wanted state still lists it.
+	if floor := max(p.floor(e.volume), p.want.admissions[e.volume]); e.epoch < floor {
+		p.problem(object, doing, "epoch %d is over; %d is admitted", e.epoch, floor)
+		return
+	}
+	s := e.subsystem()
+	old, exists := nvmet.Subsystem{}, false
+	if p.seen.exports != nil {
+		old, exists = p.seen.exports.Subsystem(s.NQN)
+	}
+	for _, w := range e.namespaces {
+		if other, ok := taken[w.leg]; ok && !nvmet.Shares(other, s.NQN) {
+			p.problem(object, doing, "leg %v is exported by %s", w.leg, other)
+			continue
+		}
+		ns := nvmet.Namespace{NSID: w.nsid, Device: p.legPath(w.leg, e.readOnly), UUID: w.uuid, NGUID: w.uuid, Enabled: true}
+		// An existing export stays even if its drive has trouble: the host decides what an I/O
+		// error means, and removing the namespace would only add another one.
+		if cause := p.notYet(e, w); cause != "" && !slices.Contains(old.Namespaces, ns) {
+			p.problem(object, doing, "leg %v: %s", w.leg, cause)
+			continue
+		}
+		taken[w.leg] = s.NQN
+		s.Namespaces = append(s.Namespaces, ns)
+	}
+	if len(s.Namespaces) == 0 && !exists {
+		return
+	}
+	c := nvmet.Config{Subsystems: []nvmet.Subsystem{s}}
+	if err := c.Check(); err != nil {
+		p.problem(object, doing, "%v", err)
+		return
+	}
+	p.plan.exports.Subsystems = append(p.plan.exports.Subsystems, s)
+	for i := range p.plan.exports.Ports {
+		port := &p.plan.exports.Ports[i]
+		port.Subsystems = append(port.Subsystems, nvmet.LinkTo(s.NQN))
+	}
+}
+
+// notYet says why a leg cannot be exported yet at an epoch.
+func (p *planner) notYet(e wantedExport, w wantedNamespace) string {
+	record := p.record(w.leg)
+	switch {
+	case record == nil:
+		return "no drive of this node holds it"
+	case record.GetVolume().GetVolumeId() != e.volume.String():
+		return "it belongs to volume " + record.GetVolume().GetVolumeId()
+	case block.Epoch(record.GetAdmittedEpoch()) != e.epoch:
+		return fmt.Sprintf("its drive has admitted epoch %d, not %d", record.GetAdmittedEpoch(), e.epoch)
+	case block.NamespaceUUID(w.leg, e.epoch, record.GetRevision()) != w.uuid:
+		return fmt.Sprintf("its drive has revision %d, which is not the wanted one", record.GetRevision())
+	case !p.ready[w.leg]:
+		return "not ready"
+	}
+	return ""
+}
+
+func (p *planner) record(id block.LegID) *pb.LegLabel {
+	for _, d := range p.seen.drives {
+		if r := legRecord(d.label, id); r != nil && p.unusable(d) == "" {
+			return r
+		}
+	}
+	return nil
+}
+
+// admissions determines which floors hold, and raises those that are wanted higher. A floor is
+// recorded only when nothing below it is left in nvmet, and it holds only when it is on the label
+// of every usable drive that has a leg of the volume.
+func (p *planner) admissions() {
+	p.plan.admissions = map[block.VolumeID]block.Epoch{}
+	volumes := p.volumes()
+	byID := func(a, b block.VolumeID) int { return cmp.Compare(a.String(), b.String()) }
+	for _, v := range slices.SortedFunc(maps.Keys(volumes), byID) {
+		asked := p.want.admissions[v]
+		if asked > 0 && !p.want.cluster.IsZero() {
+			p.admit(v, asked)
+		}
+		if epoch := p.recorded(v, asked); epoch > 0 && p.exportedBelow(v, epoch) == "" {
+			p.plan.admissions[v] = epoch
+		}
+	}
+}
+
+func (p *planner) volumes() map[block.VolumeID]bool {
+	volumes := map[block.VolumeID]bool{}
+	for v := range p.want.admissions {
+		volumes[v] = true
+	}
+	for _, d := range p.seen.drives {
+		for _, r := range d.label.Legs {
+			if v, err := block.ParseVolumeID(r.GetVolume().GetVolumeId()); err == nil {
+				volumes[v] = true
+			}
+		}
+	}
+	return volumes
+}
+
+func (p *planner) admit(v block.VolumeID, epoch block.Epoch) {
+	if cause := p.exportedBelow(v, epoch); cause != "" {
+		p.problem("volume "+v.String(), fmt.Sprintf("fence epochs below %d", epoch), "%s", cause)
+		return
+	}
+	for id, d := range p.seen.drives {
+		if p.unusable(d) == "" && lowest(d.label, v, epoch) < epoch {
+			p.order(admit{id, v, epoch})
+		}
+	}
+}
+
+// exportedBelow names something through which a host of an epoch below the given one may still
+// write to v; empty if there is nothing.
+func (p *planner) exportedBelow(v block.VolumeID, epoch block.Epoch) string {
+	if p.seen.exports == nil {
+		return "the exports are unknown"
+	}
+	for _, s := range p.seen.exports.Subsystems {
+		if !s.NQN.Ours() {
+			continue
+		}
+		volume, e, _, _, err := block.ParseSubsystemNQN(s.NQN)
+		if err == nil && (volume != v || e >= epoch) {
+			continue
+		}
+		if p.seen.busy(s.NQN) {
+			return fmt.Sprintf("export %s is still draining", s.NQN)
+		}
+		return fmt.Sprintf("export %s is still there", s.NQN)
+	}
+	return ""
+}
+
+// recorded is the epoch that every usable drive with a leg of v has on its label; asked, if there
+// is no such drive.
+func (p *planner) recorded(v block.VolumeID, asked block.Epoch) block.Epoch {
+	const none = ^block.Epoch(0)
+	epoch := none
+	for _, d := range p.seen.drives {
+		if d.err == "" {
+			epoch = lowest(d.label, v, epoch)
+		}
+	}
+	if epoch == none {
+		return asked
+	}
+	return epoch
+}
+
+// lowest is the lowest admitted epoch of v's legs on a drive, at most top.
+func lowest(l *drive.Label, v block.VolumeID, top block.Epoch) block.Epoch {
+	for _, r := range l.Legs {
+		if r.GetVolume().GetVolumeId() == v.String() {
+			top = min(top, block.Epoch(r.GetAdmittedEpoch()))
+		}
+	}
+	return top
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/drive"
+	"weft.dev/weft/target/nvmet"
+	"weft.dev/weft/target/userspace"
+)
+
+func (p *planner) leg(w wantedLeg) {
+	have, ok := p.seen.drives[w.drive]
+	cause := "drive " + w.drive.String() + " is not here"
+	if ok {
+		cause = p.unusable(have)
+	}
+	if w.GetRemove() {
+		p.removeLeg(w, have.label, cause)
+		return
+	}
+	if judged := w.GetIncarnation(); cause == "" && judged != "" && judged != have.identity() {
+		cause = "its drive may have lost writes since the manager judged what it holds"
+	}
+	report := &pb.LegReport{LegId: w.GetLegId(), Error: cause}
+	p.plan.legs = append(p.plan.legs, report)
+	if cause != "" {
+		return
+	}
+	record := legRecord(have.label, w.id)
+	change, err := recordChange(record, w)
+	if err != nil {
+		report.Error = err.Error()
+		p.problem(legKey(w.id), "record", "%v", err)
+		return
+	}
+	if change != "" {
+		p.order(putLeg{w.drive, w, p.floor(w.volume), change, have.identity()})
+	}
+	if record == nil {
+		return
+	}
+	if drive.Whole(record) {
+		report.ZeroedBytes = w.GetSizeBytes()
+	} else {
+		p.order(zeroLeg{w.drive, w.id})
+	}
+	if !record.GetZeroed() {
+		return
+	}
+	mapped := p.mapLeg(w, have, record)
+	large := mapped > 0 && mapped >= confirmed(w)
+	// A change of the record that leaves the revision alone leaves the leg ready.
+	report.Ready = large && record.GetRevision() == w.GetRevision()
+	report.SizeBytes = uint64(p.usable(w, mapped))
+	p.ready[w.id] = large
+}
+
+func legRecord(l *drive.Label, id block.LegID) *pb.LegLabel {
+	if l == nil {
+		return nil
+	}
+	i := slices.IndexFunc(l.Legs, func(r *pb.LegLabel) bool { return r.GetLegId() == id.String() })
+	if i < 0 {
+		return nil
+	}
+	return l.Legs[i]
+}
+
+// recordChange says how a leg's record must change: it is carved, updated or left alone. A record
+// that is ahead of the wanted state stays: the wanted state is outdated.
+func recordChange(record *pb.LegLabel, w wantedLeg) (string, error) {
+	if record == nil && w.GetVolume().GetGeneration() > 1 {
+		// A leg is carved once, while its volume is created. Carving it again would offer zeroes in
+		// place of the data that the drive has lost.
+		return "", errors.New("the drive no longer holds it: its data is lost")
+	}
+	if record == nil {
+		return "carve", nil
+	}
+	have, want := record.GetVolume(), w.GetVolume()
+	switch {
+	case have.GetVolumeId() != want.GetVolumeId():
+		return "", fmt.Errorf("the drive's label assigns it to volume %s, not %s", have.GetVolumeId(), want.GetVolumeId())
+	case record.GetRevision() > w.GetRevision():
+		return "", fmt.Errorf("the drive has revision %d, newer than %d", record.GetRevision(), w.GetRevision())
+	case have.GetGeneration() > want.GetGeneration():
+		return "", fmt.Errorf("the drive has generation %d of the volume, newer than %d", have.GetGeneration(), want.GetGeneration())
+	case have.GetEpoch() > want.GetEpoch():
+		return "", fmt.Errorf("the drive has epoch %d of the volume, newer than %d", have.GetEpoch(), want.GetEpoch())
+	case !drive.ImageOf(w).Extends(drive.ImageOf(record)):
+		return "", fmt.Errorf("the drive has it on extents %v, not %v", record.GetExtents(), w.GetExtents())
+	case !drive.ImageOf(record).Extends(drive.ImageOf(w)):
+		return fmt.Sprintf("record generation %d with extents %v of", want.GetGeneration(), w.GetExtents()), nil
+	case record.GetRevision() < w.GetRevision() || !proto.Equal(have, want):
+		return fmt.Sprintf("record generation %d, revision %d of", want.GetGeneration(), w.GetRevision()), nil
+	}
+	return "", nil
+}
+
+// legTable maps the first size bytes of a leg.
+func legTable(n block.DeviceNumber, image drive.Image, size block.Size) dm.Table {
+	var table dm.Table
+	var at block.Size
+	for _, s := range image.Segments(size) {
+		table = append(table, dm.Row{Start: at, Length: s.Length, Target: dm.Linear{Device: dm.RefTo(n), Offset: s.Offset}})
+		at += s.Length
+	}
+	return table
+}
+
+// removeLeg works from the outside in, one layer a round: export, name and device, record. The
+// leg's extents are freed when nothing can reach it any more.
+func (p *planner) removeLeg(w wantedLeg, label *drive.Label, cause string) {
+	const doing = "remove"
+	if p.seen.exports == nil || p.seen.mapped == nil || p.seen.names == nil {
+		p.problem(legKey(w.id), doing, "the exports and mappings are unknown")
+		return
+	}
+	if by := exporters(*p.seen.exports, p.legPath(w.id, false), p.legPath(w.id, true)); len(by) > 0 {
+		p.problem(legKey(w.id), doing, "exported by %s", by[0])
+		return
+	}
+	_, named := p.seen.names[w.id]
+	if named {
+		p.order(nameLeg{w.id, ""})
+	}
+	state, mapped := p.seen.mapped[w.id]
+	if mapped {
+		p.order(mapLeg{w.id, dm.Step{Op: dm.OpRemove, Device: state.Device()}})
+	}
+	if named || mapped {
+		return
+	}
+	if cause != "" {
+		p.problem(legKey(w.id), doing, "%s", cause)
+		return
+	}
+	// Extents are not given away while zeroing may still write to them.
+	if p.seen.zeroing(w.id) {
+		p.problem(legKey(w.id), doing, "it is being zeroed; stopping that")
+		return
+	}
+	// The write under way may be of the leg's record, so the record is not known to be gone.
+	if p.seen.writing(w.drive) {
+		p.plan.legs = append(p.plan.legs, &pb.LegReport{LegId: w.GetLegId(), Error: "the label of its drive is being written"})
+	}
+	if legRecord(label, w.id) != nil {
+		p.order(freeLeg{w.drive, w.id})
+	}
+}
+
+func exporters(c nvmet.Config, devices ...string) []block.NQN {
+	var out []block.NQN
+	for _, s := range c.Subsystems {
+		if slices.ContainsFunc(s.Namespaces, func(ns nvmet.Namespace) bool { return slices.Contains(devices, ns.Device) }) {
+			out = append(out, s.NQN)
+		}
+	}
+	return out
+}
+
+// legPath is the device path under which a leg is exported. A read-only leg has a name of its own,
+// by which the exporter recognizes it.
+func (p *planner) legPath(id block.LegID, readOnly bool) string {
+	file := path.Join(p.legDir, id.String())
+	if readOnly {
+		file += userspace.ReadOnly
+	}
+	return file
+}
+
+// legOf returns the leg that a path in dir belongs to.
+func legOf(dir, device string) (block.LegID, bool) {
+	id, err := block.ParseLegID(strings.TrimSuffix(path.Base(device), userspace.ReadOnly))
+	return id, err == nil && path.Dir(device) == dir
+}

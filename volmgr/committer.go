@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volmgr
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/cluster"
+)
+
+// committer makes the records of the state durable: today in the store of this machine,
+// later in a log that several managers share.
+type committer interface {
+	// Load returns all records that are durable, in key order.
+	Load() ([]cluster.Record, error)
+	// Commit makes records durable, all or none. After ErrOutcomeUnknown they may be durable
+	// or not, and Load tells which. After any other error nothing more can be made durable.
+	Commit([]cluster.Record) error
+	// Backup writes a consistent copy of all durable records.
+	Backup(io.Writer) error
+	Close() error
+}
+
+// ErrOutcomeUnknown is the error for an input whose commit failed, so that it may or may not
+// have taken effect. Callers repeat it: every input can be repeated.
+var ErrOutcomeUnknown = errors.New("it is not known whether this was recorded")
+
+// reasonOutcomeUnknown is how gRPC carries ErrOutcomeUnknown.
+const reasonOutcomeUnknown = "OUTCOME_UNKNOWN"
+
+// errStateLoaded ends the streams of agents: the state knows nothing of their reports.
+var errStateLoaded = status.Error(codes.Unavailable, "the volume manager has loaded its state again: report anew")
+
+// hooked is a committer that calls a test's hook instead, which may commit.
+type hooked struct {
+	committer
+	hook func(records []cluster.Record, commit func([]cluster.Record) error) error
+}
+
+// Commit is part of committer.
+func (h hooked) Commit(records []cluster.Record) error { return h.hook(records, h.committer.Commit) }
+
+// loadState returns the state of the durable records.
+func loadState(c committer) (*cluster.State, error) {
+	records, err := c.Load()
+	if err != nil {
+		return nil, err
+	}
+	return cluster.Load(records)
+}
+
+// startOver recovers from a failed commit of a batch. The state is then ahead of the durable
+// records, so it is replaced by one that is loaded from them. Every input of the batch gets
+// ErrOutcomeUnknown, even if it was refused: the refusal may rest on records that never
+// became durable. Looks see the loaded state, and agents report to it from the start. If
+// nothing more can be made durable, startOver returns the cause.
+func (m *Manager) startOver(batch []ask, cause error) error {
+	for _, a := range batch {
+		if a.input != nil {
+			a.reply <- answer{err: ErrOutcomeUnknown}
+		}
+	}
+	if !errors.Is(cause, ErrOutcomeUnknown) {
+		return cause
+	}
+	m.cfg.Log.Warn("commit failed: loading what is durable", "err", cause)
+	state, err := loadState(m.records)
+	if err != nil {
+		return errors.Join(cause, fmt.Errorf("load the records again: %w", err))
+	}
+	m.state = state
+	for _, sessions := range []map[block.NodeName]*session{m.targets, m.initiators} {
+		for _, s := range sessions {
+			s.cancel(errStateLoaded)
+		}
+		clear(sessions)
+	}
+	for _, a := range batch {
+		if a.look != nil {
+			a.look()
+			a.reply <- answer{}
+		}
+	}
+	return nil
+}
