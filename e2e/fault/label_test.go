@@ -52,3 +52,32 @@ func TestALabelWithOneEndSurvivesACutWrite(t *testing.T) {
 		})
 	}
 }
+
+// A volume is ready, and then all targets lose power and the manager its store: the volume must
+// be found on the drives.
+func TestAVolumeThatIsReadyIsOnItsDrives(t *testing.T) {
+	for seed := range uint64(4) { // varies what of the caches is lost
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			mirrored(t, asItIs, func(m *mirror) {
+				m.detach(m.clients[0], false)
+				m.clients[0].kill()
+				random := rand.New(rand.NewPCG(seed, 42))
+				for _, h := range m.targets {
+					h.loseAll(random)
+				}
+				m.loseStore()
+				for _, h := range m.targets {
+					h.start()
+				}
+				m.rebuildStore()
+				m.startManager()
+				for _, l := range m.volume().GetLegs() {
+					if l.GetState() != pb.LegState_LEG_STATE_IN_SYNC {
+						t.Errorf("leg %d.%d is %v: %s", l.GetColumn(), l.GetCopy(), l.GetState(), l.GetReason())
+					}
+				}
+			})
+		})
+	}
+}

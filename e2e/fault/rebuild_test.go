@@ -194,6 +194,47 @@ func TestACopyThatLostMoreThanItsHostKnowsIsCopiedInFull(t *testing.T) {
 	})
 }
 
+// The drive of the only copy in sync becomes read-only. A write waits, in a region that the
+// other copy misses: the region must be copied although the write waits.
+func TestAWriteThatWaitsDoesNotHoldUpTheRebuild(t *testing.T) {
+	mirrored(t, withoutCaches, func(m *mirror) {
+		m.put("c1", 1, everyUnit...)
+		m.network.part("c1", m.second.name, true)
+		m.put("c1", 2, 0, 1) // waits until the loss of the second copy is recorded
+		drive := m.first.platter
+		drive.set(func() { drive.refusal = errReadOnly })
+		written := make(chan error, 1)
+		go func() { written <- block.WriteAt(m.users.device("c1").volume, edition(3), 0) }()
+		time.Sleep(time.Second)
+		m.network.heal()
+		select {
+		case err := <-written:
+			if err != nil {
+				t.Fatal(err)
+			}
+		case <-time.After(patience):
+			t.Fatalf("the write still waits\n%s", m.explain())
+		}
+		m.holds("c1", 3, 0)
+		m.holds("c1", 2, 1)
+	})
+}
+
+// A drive fails all I/O but that of its label, so that rebuilds of its copy fail and wait ever longer. Then the
+// manager's clock is set back by a day, and the drive is repaired: the copy must be rebuilt
+// soon, and not a day later.
+func TestTheWaitForARebuildEndsAlthoughTheClockWasSetBack(t *testing.T) {
+	mirrored(t, withoutCaches, func(m *mirror) {
+		drive := m.second.platter
+		drive.set(func() { drive.badData = errMedium })
+		m.put("c1", 1, everyUnit...)
+		time.Sleep(20 * time.Second)
+		m.clock.Store(int64(-24 * time.Hour))
+		drive.well()
+		m.holdsWithout(m.first, 1, everyUnit...)
+	})
+}
+
 // The power of a target goes while its drive is being flushed: the data of that flush must be
 // copied again.
 func TestWhatAFlushUnderWayWasToKeepIsMissed(t *testing.T) {
