@@ -136,7 +136,7 @@ func newCluster(t TB, o clusterOptions) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	drives, err := os.MkdirTemp("", "weft-drives-")
+	drives, err := makeDrivesDir()
 	if err != nil {
 		return nil, err
 	}
@@ -234,6 +234,9 @@ func (c *Cluster) close() {
 	machines := c.machines
 	c.mu.Unlock()
 	for _, m := range machines {
+		if c.t.Failed() {
+			c.t.Logf("the end of %s's console:\n%s", m.name, m.Console())
+		}
 		m.Kill()
 	}
 	for _, n := range c.networks {

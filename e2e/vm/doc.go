@@ -41,6 +41,7 @@
 //	WEFT_KERNEL_DIR  a directory with boot/vmlinuz-* and lib/modules/*, for systems without apt
 //	WEFT_CACHE       where kernels and images are kept
 //	WEFT_VM_LOGS     where logs are kept (default: a directory under the system's temporary one)
+//	WEFT_VM_DRIVES   where drives are kept (default: in memory if 8 GiB are free, else under the temporary directory)
 //	WEFT_VM_KEEP     keep logs and drives of tests that passed
 //	WEFT_KVM         0: do not use KVM even where it works
 package vm
