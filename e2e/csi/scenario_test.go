@@ -98,6 +98,7 @@ func TestScenarioPodsVolumeOutlivesTargetAndClient(t *testing.T) {
 	w.NoErrors()
 	holds(t, c1, first.target, grown)
 
+	b.WaitHealth(name, pb.Health_HEALTH_HEALTHY, 2*time.Minute) // on a slow machine a copy may have been lost
 	dead := b.Holder(name, 0, 1)
 	dead.Kill()
 	w.AwaitProgress(200, time.Minute)
