@@ -13,6 +13,7 @@ import (
 
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/labelset"
 )
 
 // Bounds of a request. Those of labels are package cluster's.
@@ -101,7 +102,7 @@ const (
 type trimmer struct{ left []string }
 
 func (t *trimmer) labels(labels map[string]string) map[string]string {
-	kept, left := cluster.TrimLabels(labels)
+	kept, left := labelset.Trim(labels)
 	if left != "" {
 		t.left = append(t.left, "labels: "+left)
 	}
@@ -130,7 +131,7 @@ func (t *trimmer) problems(all []*pb.Problem) []*pb.Problem {
 
 func shorten(texts ...*string) {
 	for _, text := range texts {
-		*text = cluster.Shorten(*text, reportTextMost)
+		*text = labelset.Shorten(*text, reportTextMost)
 	}
 }
 

@@ -14,6 +14,9 @@ import (
 	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/evidence"
+	"weft.dev/weft/volmgr/image"
 )
 
 // This file converts package cluster's values to wire messages and back. Enumerations use
@@ -170,7 +173,7 @@ func pbLayout(l block.Layout) *pb.Layout {
 	return out
 }
 
-func pbExtent(e cluster.Extent) *pb.Extent { return &pb.Extent{Start: e.Start, Count: e.Count} }
+func pbExtent(e image.Extent) *pb.Extent { return &pb.Extent{Start: e.Start, Count: e.Count} }
 
 func pbVolume(v cluster.Volume) *pb.Volume {
 	out := &pb.Volume{
@@ -214,7 +217,7 @@ func pbAttachment(a cluster.Attachment) *pb.Attachment {
 	}
 }
 
-func pbEvent(e cluster.Event) *pb.Event {
+func pbEvent(e event.Event) *pb.Event {
 	return &pb.Event{
 		Seq: e.Seq, Time: pbTime(e.Time), Severity: toEnum[pb.Severity](pb.Severity_value, severityPrefix, e.Severity),
 		Kind: e.Kind, Object: e.Object, Text: e.Text, Attributes: e.Attributes,
@@ -227,7 +230,7 @@ func pbExplanation(e cluster.Explanation) *pb.Explanation {
 
 // ---- to agents ----
 
-func pbVolumeLabel(v cluster.VolumeLabel) *pb.VolumeLabel {
+func pbVolumeLabel(v evidence.VolumeLabel) *pb.VolumeLabel {
 	out := &pb.VolumeLabel{
 		VolumeId: v.ID.String(), Name: string(v.Name), SizeBytes: uint64(v.Size), Layout: pbLayout(v.Layout), Pool: v.Pool,
 		Spread: v.Spread, Labels: v.Labels, Epoch: uint64(v.Epoch), Generation: v.Generation, Clean: v.Clean,
@@ -335,7 +338,7 @@ func fromProblem(p *pb.Problem) cluster.Problem {
 	return cluster.Problem{Object: p.Object, Doing: p.Doing, Cause: p.Cause, Since: fromTime(p.Since)}
 }
 
-func fromExtent(e *pb.Extent) cluster.Extent { return cluster.Extent{Start: e.Start, Count: e.Count} }
+func fromExtent(e *pb.Extent) image.Extent { return image.Extent{Start: e.Start, Count: e.Count} }
 
 func fromDevice(d *pb.Device) (out cluster.Device, err error) {
 	out = cluster.Device{
@@ -390,8 +393,8 @@ func fromDriveReport(d *pb.DriveReport) (out cluster.DriveReport, err error) {
 	return out, err
 }
 
-func fromLegLabel(l *pb.LegLabel) (out cluster.LegLabel, err error) {
-	out = cluster.LegLabel{
+func fromLegLabel(l *pb.LegLabel) (out evidence.LegLabel, err error) {
+	out = evidence.LegLabel{
 		Column: int(l.Column), Copy: int(l.Copy), Image: fromImage(l.Image, l.Extents), Zeroed: l.Zeroed, ZeroedExtents: l.ZeroedExtents,
 		Revision: l.Revision, AdmittedEpoch: block.Epoch(l.AdmittedEpoch), Boot: l.BootId, Incarnation: l.Incarnation,
 	}
@@ -405,19 +408,19 @@ func fromLegLabel(l *pb.LegLabel) (out cluster.LegLabel, err error) {
 }
 
 // pbImage returns the kind of an image. There is only one so far.
-func pbImage(cluster.Image) pb.ImageKind { return pb.ImageKind_IMAGE_KIND_PLAIN }
+func pbImage(image.Image) pb.ImageKind { return pb.ImageKind_IMAGE_KIND_PLAIN }
 
 // fromImage keeps an unknown kind under its wire name, so that the image is refused later.
-func fromImage(kind pb.ImageKind, extents []*pb.Extent) cluster.Image {
-	out := cluster.Image{Kind: cluster.Plain, Extents: list(extents, fromExtent)}
+func fromImage(kind pb.ImageKind, extents []*pb.Extent) image.Image {
+	out := image.Image{Kind: image.Plain, Extents: list(extents, fromExtent)}
 	if kind != pb.ImageKind_IMAGE_KIND_UNSPECIFIED && kind != pb.ImageKind_IMAGE_KIND_PLAIN {
-		out.Kind = cluster.ImageKind(kind.String())
+		out.Kind = image.Kind(kind.String())
 	}
 	return out
 }
 
-func fromVolumeLabel(v *pb.VolumeLabel) (out cluster.VolumeLabel, err error) {
-	out = cluster.VolumeLabel{
+func fromVolumeLabel(v *pb.VolumeLabel) (out evidence.VolumeLabel, err error) {
+	out = evidence.VolumeLabel{
 		Name: block.VolumeName(v.Name), Size: block.Size(v.SizeBytes), Pool: v.Pool, Spread: v.Spread, Labels: v.Labels,
 		Epoch: block.Epoch(v.Epoch), Generation: v.Generation, Clean: v.Clean,
 		ExpandingTo: block.Size(v.ExpandingToBytes), Quiet: v.Quiet, Writer: block.NodeName(v.Writer),
@@ -487,12 +490,12 @@ func initiatorReport(r *pb.InitiatorReport) (out cluster.InitiatorReport, err er
 	return out, err
 }
 
-func fromEvidence(e *pb.Evidence) (out cluster.Evidence, err error) {
+func fromEvidence(e *pb.Evidence) (out evidence.Note, err error) {
 	out.Epoch = block.Epoch(e.Epoch)
 	if out.Volume, err = field("evidence.volume_id", e.VolumeId, block.ParseVolumeID); err != nil {
 		return out, err
 	}
-	out.Legs, err = listErr(e.Legs, func(l *pb.EvidenceLeg) (leg cluster.EvidenceLeg, err error) {
+	out.Legs, err = listErr(e.Legs, func(l *pb.EvidenceLeg) (leg evidence.NotedLeg, err error) {
 		leg.Revision = l.Revision
 		leg.Leg, err = field("evidence.legs.leg_id", l.LegId, block.ParseLegID)
 		return leg, err

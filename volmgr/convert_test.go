@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/event"
 )
 
 // fillMessage sets every field of a message to a value that is not zero.
@@ -100,7 +101,7 @@ func word(t reflect.Type) string {
 		reflect.TypeFor[cluster.DriveState](): cluster.DriveReady, reflect.TypeFor[cluster.LegState](): cluster.LegInSync,
 		reflect.TypeFor[cluster.VolumeState](): cluster.VolumeReady, reflect.TypeFor[cluster.Health](): cluster.Healthy,
 		reflect.TypeFor[cluster.AttachMode](): cluster.AttachExclusive, reflect.TypeFor[cluster.AttachmentState](): cluster.Granted,
-		reflect.TypeFor[cluster.Severity](): cluster.Trouble, reflect.TypeFor[block.Transport](): block.RDMA,
+		reflect.TypeFor[event.Severity](): event.Trouble, reflect.TypeFor[block.Transport](): block.RDMA,
 	}
 	if w, ok := words[t]; ok {
 		return reflect.ValueOf(w).String()
@@ -164,7 +165,7 @@ func TestAnswersLoseNoFieldOnTheWayOut(t *testing.T) {
 		targetWanted(filled[cluster.TargetWanted]()), initiatorWanted(filled[cluster.InitiatorWanted]()),
 		pbStatus(filled[cluster.Status](), "1"), pbNode(filled[cluster.Node]()), pbDevice(filled[cluster.Device]()),
 		pbDrive(filled[cluster.Drive]()), pbPool(filled[cluster.Pool]()), pbVolume(filled[cluster.Volume]()),
-		pbEvent(filled[cluster.Event]()), pbExplanation(filled[cluster.Explanation]()),
+		pbEvent(filled[event.Event]()), pbExplanation(filled[cluster.Explanation]()),
 	} {
 		unset(t, m.ProtoReflect(), string(m.ProtoReflect().Descriptor().Name()), excused)
 	}

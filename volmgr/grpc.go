@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/event"
 )
 
 // domain is the domain of the ErrorInfo details.
@@ -355,7 +356,7 @@ func (m *Manager) ListAttachments(ctx context.Context, r *pb.ListAttachmentsRequ
 
 // ListEvents lists events.
 func (m *Manager) ListEvents(ctx context.Context, r *pb.ListEventsRequest) (*pb.ListEventsResponse, error) {
-	entries := func(s *cluster.State, after string) (iter.Seq2[string, cluster.Event], error) {
+	entries := func(s *cluster.State, after string) (iter.Seq2[string, event.Event], error) {
 		return s.EventsAfter(r.Object, r.AfterSeq, int(r.Limit), after), nil
 	}
 	page, next, err := page(ctx, m, "events", r, entries, pbEvent)

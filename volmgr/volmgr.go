@@ -29,6 +29,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/store"
 )
 
@@ -276,14 +277,14 @@ func (m *Manager) spread(batch []ask, outcomes []cluster.Outcome) {
 }
 
 // logEvents logs the events of an input, with the caller's request id if there is one.
-func (m *Manager) logEvents(events []cluster.Event, request string) {
+func (m *Manager) logEvents(events []event.Event, request string) {
 	log := m.cfg.Log
 	if request != "" {
 		log = log.With("request", request)
 	}
 	for _, e := range events {
 		level := slog.LevelInfo
-		if e.Severity != cluster.Info {
+		if e.Severity != event.Info {
 			level = slog.LevelWarn
 		}
 		log.Log(context.Background(), level, e.Kind, "object", e.Object, "text", e.Text, "seq", e.Seq)

@@ -15,6 +15,7 @@ import (
 
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/event"
 )
 
 // Bounds of watches of events. A watch holds its place in the history and a few events in
@@ -95,7 +96,7 @@ func (m *Manager) WatchEvents(r *pb.WatchEventsRequest, stream grpc.ServerStream
 	stuck.Stop()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- m.tellEvents(ctx, r, func(e cluster.Event) error {
+		ended <- m.tellEvents(ctx, r, func(e event.Event) error {
 			stuck.Reset(patience)
 			defer stuck.Stop()
 			return stream.Send(pbEvent(e))
@@ -113,14 +114,14 @@ func (m *Manager) WatchEvents(r *pb.WatchEventsRequest, stream grpc.ServerStream
 
 // tellEvents passes events to tell until ctx ends. It takes a few of them at a time from the
 // history and continues after the last one, so a slow client needs no queue of its own.
-func (m *Manager) tellEvents(ctx context.Context, r *pb.WatchEventsRequest, tell func(cluster.Event) error) error {
+func (m *Manager) tellEvents(ctx context.Context, r *pb.WatchEventsRequest, tell func(event.Event) error) error {
 	news := make(chan struct{}, 1)
 	if err := m.look(ctx, func() { m.watchers[news] = true }); err != nil {
 		return err
 	}
 	defer m.look(context.Background(), func() { delete(m.watchers, news) })
 	for seen, last := r.AfterSeq, uint64(0); ; {
-		var events []cluster.Event
+		var events []event.Event
 		var gone error
 		if err := m.look(ctx, func() { events, seen, last, gone = m.state.EventsFrom(r.Object, seen, watchBatch) }); err != nil {
 			return err

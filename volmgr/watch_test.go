@@ -18,6 +18,7 @@ import (
 
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/event"
 )
 
 // happen causes at least n events.
@@ -52,7 +53,7 @@ func heap() int {
 
 func TestFiveThousandWatchesTakeLittleMemory(t *testing.T) {
 	r := newRig(t)
-	r.happen(cluster.MaxEvents)
+	r.happen(event.Max)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	before := heap()
@@ -89,16 +90,16 @@ func TestFiveThousandWatchesTakeLittleMemory(t *testing.T) {
 
 func TestAWatchGoesOnWhereItEndedOrSaysWhatIsGone(t *testing.T) {
 	r := newRig(t)
-	r.happen(cluster.MaxEvents + 1000)
+	r.happen(event.Max + 1000)
 	// Over several watches, each from where the last one ended, no event is lost or repeated.
 	var last uint64
-	for seen := 0; seen < cluster.MaxEvents; {
+	for seen := 0; seen < event.Max; {
 		ctx, cancel := context.WithCancel(t.Context())
 		watch, err := r.WatchEvents(ctx, &pb.WatchEventsRequest{AfterSeq: last})
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range min(3333, cluster.MaxEvents-seen) {
+		for range min(3333, event.Max-seen) {
 			e, err := watch.Recv()
 			if err != nil {
 				t.Fatal(err)
@@ -123,7 +124,7 @@ func TestAWatchGoesOnWhereItEndedOrSaysWhatIsGone(t *testing.T) {
 			first = info.Metadata["first_seq"]
 		}
 	}
-	if want := fmt.Sprint(last - cluster.MaxEvents + 1); first != want {
+	if want := fmt.Sprint(last - event.Max + 1); first != want {
 		t.Errorf("the first event that is kept is said to be %s, want %s", first, want)
 	}
 	// A watch of one object gets only its events.

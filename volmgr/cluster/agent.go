@@ -3,9 +3,9 @@
 package cluster
 
 import (
-	"slices"
-
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/evidence"
+	"weft.dev/weft/volmgr/image"
 )
 
 // TargetReport is the whole observed state of a target agent's node.
@@ -42,54 +42,14 @@ type DriveReport struct {
 	LabelGeneration uint64
 	Error           string
 	Incarnation     string // changes when writes that were not flushed may be lost
-	Legs            []LegLabel
+	Legs            []evidence.LegLabel
 }
 
-// LegLabel is a leg as the label of its drive describes it.
-type LegLabel struct {
-	Leg    block.LegID
-	Column int
-	Copy   int
-	Image
-	Zeroed bool
-	// ZeroedExtents is how many of the extents, from the first on, are zeroed or
-	// hold data; 0 means all if Zeroed.
-	ZeroedExtents uint32
-	Revision      uint64
-	AdmittedEpoch block.Epoch
-	Volume        VolumeLabel
-	// Boot is the machine's boot in which Volume was last written here; empty if not known.
-	Boot string
-	// Incarnation is the drive's at that write; empty if not known.
-	Incarnation string
-}
-
-// VolumeLabel is a volume's definition as drive labels hold it.
-type VolumeLabel struct {
-	ID         block.VolumeID
-	Name       block.VolumeName
-	Size       block.Size
-	Layout     block.Layout
-	Pool       string
-	Spread     string
-	Labels     map[string]string
-	Epoch      block.Epoch
-	Generation uint64
-	InSync     []block.LegID
-	Suspect    []block.LegID // in sync, but they may have lost what only a cache held
-	Clean      bool
-	Created    int64 // Unix nanoseconds, 0 if not known
-	// ExpandingTo is the size that the legs grow to; 0 if no expansion is under way.
-	ExpandingTo block.Size
-	// Quiet: no host has the volume, or is being granted it, for writing at Epoch.
-	Quiet bool
-	// Writer is the node of the newest grant to write, handed out or not.
-	Writer block.NodeName
-}
-
-// inSync reports whether a leg is in sync by the label, suspect or not.
-func (l *VolumeLabel) inSync(leg block.LegID) bool {
-	return slices.Contains(l.InSync, leg) || slices.Contains(l.Suspect, leg)
+// cut reports whether the machine has booted, or the drive has a new incarnation, since the
+// leg's label was written.
+func (d *DriveReport) cut(l evidence.LegLabel, boot string) bool {
+	known := l.Incarnation != "" && d.Incarnation != ""
+	return l.Boot != boot || known && l.Incarnation != d.Incarnation
 }
 
 // LegReport is a leg as its target sees it.
@@ -144,10 +104,10 @@ type WantedLeg struct {
 	Drive       block.DriveID
 	Column      int
 	Copy        int
-	Image
+	image.Image
 	Size     block.Size
 	Revision uint64
-	Volume   VolumeLabel
+	Volume   evidence.VolumeLabel
 	Remove   bool
 }
 
@@ -182,22 +142,7 @@ type InitiatorReport struct {
 	Highest     Term // as in TargetReport
 	Attachments []AttachmentReport
 	Problems    []Problem
-	Evidence    []Evidence
-}
-
-// Evidence is a host's durable note about a mirrored volume that it could write: at Epoch,
-// these legs hold every acknowledged write. The host writes it before it goes on without a
-// leg, and after a leg was recorded in sync, so it never names too many.
-type Evidence struct {
-	Volume block.VolumeID
-	Epoch  block.Epoch
-	Legs   []EvidenceLeg
-}
-
-// EvidenceLeg is a leg and the revision at which the host had it.
-type EvidenceLeg struct {
-	Leg      block.LegID
-	Revision uint64
+	Evidence    []evidence.Note
 }
 
 // Phase is the progress of an attachment on its host.

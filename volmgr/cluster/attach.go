@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
 )
 
 // The states of an attachment and their transitions. E is the volume's epoch:
@@ -41,52 +42,39 @@ import (
 // in-sync leg was fenced. A superseded host cannot record that it lost the fenced leg, so by
 // then it has stopped reading too.
 
+// Attach gives a volume to a host. The attachment is GRANTING until the older
+// epochs are fenced. Result: Attachment.
+type Attach struct {
+	Volume string
+	Node   block.NodeName
+	Mode   AttachMode // empty means AttachExclusive
+	// KeepsRecord: the caller keeps Volume.Formatted up to date. Otherwise it becomes Raw
+	// if the attachment can write and no file system is recorded.
+	KeepsRecord bool
+}
+
 func (in Attach) apply(t *tx) (view, error) {
 	mode := cmp.Or(in.Mode, AttachExclusive)
 	if mode != AttachExclusive && !mode.shared() {
 		return nil, invalid("mode", "%q is not known", in.Mode)
 	}
-	v, err := t.s.find(in.Volume)
+	v, n, err := t.s.parties(in)
 	if err != nil {
 		return nil, err
 	}
-	if v.State != VolumeReady {
-		return nil, refused(ReasonNotReady, v.object(), "%s", v.unready()).
-			hint("`weft explain volume %s` says what it waits for", v.Name)
-	}
-	n := t.s.nodes[in.Node]
-	if n == nil {
-		return nil, notFound(nodeObject(in.Node))
-	}
-	if n.Host.NQN == "" || n.InitiatorBoot == "" {
-		return nil, refused(ReasonNoInitiator, nodeObject(in.Node), "no initiator agent has ever reported from it").
-			hint("start `weft initiator` on %s", in.Node)
-	}
-	if n.ConfirmedDead {
-		return nil, refused(ReasonNodeOffline, nodeObject(in.Node), "confirmed dead").hint("it counts as alive again when its agent reports")
-	}
 	if v.users() != "" {
 		done, err := t.attachAgain(v, in.Node, mode)
-		if done && !in.KeepsRecord && mode != AttachSharedReadOnly {
-			t.handOut(v)
+		if done {
+			t.handOut(v, in.KeepsRecord, mode)
 		}
 		if done || err != nil {
 			return attachmentResult(v.ID, in.Node), err
 		}
 	}
-	if err := t.s.mayShare(v, mode); err != nil {
+	if err := t.s.mayAttach(v, n, mode); err != nil {
 		return nil, err
 	}
-	if err := t.s.attachable(v); err != nil {
-		return nil, err
-	}
-	if a := v.sameName(n); a != nil && a.Mode == mode {
-		return nil, refused(ReasonAttachedElse, v.object(), "attached to %s, whose host ID begins like that of %s", a.Node, n.Name).
-			hint("give %s another host ID", n.Name).with("node", string(a.Node))
-	}
-	if !in.KeepsRecord && mode != AttachSharedReadOnly {
-		t.handOut(v)
-	}
+	t.handOut(v, in.KeepsRecord, mode)
 	if mode.shared() {
 		t.share(t.volume(v.ID), n, mode)
 	} else {
@@ -95,9 +83,52 @@ func (in Attach) apply(t *tx) (view, error) {
 	return attachmentResult(v.ID, in.Node), nil
 }
 
+// parties finds the volume and the node of an Attach, and refuses a volume or a node that
+// can take part in none.
+func (s *State) parties(in Attach) (*Volume, *Node, error) {
+	v, err := s.find(in.Volume)
+	if err != nil {
+		return nil, nil, err
+	}
+	if v.State != VolumeReady {
+		return nil, nil, refused(ReasonNotReady, v.object(), "%s", v.unready()).
+			hint("`weft explain volume %s` says what it waits for", v.Name)
+	}
+	n := s.nodes[in.Node]
+	if n == nil {
+		return nil, nil, notFound(nodeObject(in.Node))
+	}
+	if n.Host.NQN == "" || n.InitiatorBoot == "" {
+		return nil, nil, refused(ReasonNoInitiator, nodeObject(in.Node), "no initiator agent has ever reported from it").
+			hint("start `weft initiator` on %s", in.Node)
+	}
+	if n.ConfirmedDead {
+		return nil, nil, refused(ReasonNodeOffline, nodeObject(in.Node), "confirmed dead").hint("it counts as alive again when its agent reports")
+	}
+	return v, n, nil
+}
+
+// mayAttach refuses a volume that cannot be served to a node in this mode now.
+func (s *State) mayAttach(v *Volume, n *Node, mode AttachMode) error {
+	if err := s.mayShare(v, mode); err != nil {
+		return err
+	}
+	if err := s.attachable(v); err != nil {
+		return err
+	}
+	if a := v.sameName(n); a != nil && a.Mode == mode {
+		return refused(ReasonAttachedElse, v.object(), "attached to %s, whose host ID begins like that of %s", a.Node, n.Name).
+			hint("give %s another host ID", n.Name).with("node", string(a.Node))
+	}
+	return nil
+}
+
 // handOut makes the volume Raw before its device is handed out to a caller that may write
 // without recording a file system.
-func (t *tx) handOut(v *Volume) {
+func (t *tx) handOut(v *Volume, keepsRecord bool, mode AttachMode) {
+	if keepsRecord || mode == AttachSharedReadOnly {
+		return
+	}
 	if after := orRaw(v.Formatted); after != v.Formatted {
 		t.volume(v.ID).Formatted = after
 	}
@@ -207,7 +238,7 @@ func (t *tx) grant(v *Volume, n *Node) {
 		Node: n.Name, Host: n.Host, Mode: AttachExclusive, Epoch: v.Epoch,
 		State: Granting, BootID: n.InitiatorBoot, Since: t.now.UTC(),
 	}
-	t.volumeEvent(v, Info, EventGranting, fmt.Sprintf("epoch %d for %s: fencing older epochs", v.Epoch, n.Name),
+	t.volumeEvent(v, event.Info, event.Granting, fmt.Sprintf("epoch %d for %s: fencing older epochs", v.Epoch, n.Name),
 		"node", string(n.Name), "epoch", fmt.Sprint(v.Epoch))
 }
 
@@ -255,7 +286,7 @@ func (t *tx) settleGrant(id block.VolumeID) {
 	a.State, a.Equalize, a.Since = Granted, !v.Clean, t.now.UTC()
 	v.Clean, v.Holder, v.Lingering = false, a.Node, nil
 	delete(t.s.fences, id)
-	t.volumeEvent(v, Info, EventGranted, fmt.Sprintf("epoch %d to %s", v.Epoch, a.Node),
+	t.volumeEvent(v, event.Info, event.Granted, fmt.Sprintf("epoch %d to %s", v.Epoch, a.Node),
 		"node", string(a.Node), "epoch", fmt.Sprint(v.Epoch), "equalize", fmt.Sprint(a.Equalize))
 }
 
@@ -321,7 +352,7 @@ func (t *tx) settleAttached(id block.VolumeID) {
 	if r, ok := t.s.attachmentReport(v, v.Attachment); ok && (r.Phase == PhaseServing || r.Phase == PhaseStalled) {
 		v = t.volume(id)
 		v.Attachment.State, v.Attachment.Since = Attached, t.now.UTC()
-		t.volumeEvent(v, Info, EventAttached, fmt.Sprintf("to %s as %s", v.Attachment.Node, r.Device),
+		t.volumeEvent(v, event.Info, event.Attached, fmt.Sprintf("to %s as %s", v.Attachment.Node, r.Device),
 			"node", string(v.Attachment.Node), "epoch", fmt.Sprint(v.Epoch), "device", r.Device)
 	}
 }
@@ -345,8 +376,15 @@ func (t *tx) settleLeft(id block.VolumeID) {
 	t.supersede(v)
 	left.State, left.Epoch, left.Equalize, left.Left, left.Since = Granting, v.Epoch, false, true, t.now.UTC()
 	v.Attachment = &left
-	t.volumeEvent(v, Info, EventLeft, fmt.Sprintf("%s has released it cleanly and is shutting down: epoch %d is for its next boot", left.Node, v.Epoch),
+	t.volumeEvent(v, event.Info, event.Left, fmt.Sprintf("%s has released it cleanly and is shutting down: epoch %d is for its next boot", left.Node, v.Epoch),
 		"node", string(left.Node), "epoch", fmt.Sprint(v.Epoch))
+}
+
+// Detach takes a volume from its host. Result: nil.
+type Detach struct {
+	Volume string
+	Node   block.NodeName // empty: every node
+	Force  bool           // do not wait for the host: fence it
 }
 
 func (in Detach) apply(t *tx) (view, error) {
@@ -372,9 +410,16 @@ func (in Detach) apply(t *tx) (view, error) {
 	case a.State != Detaching:
 		v := t.volume(found.ID)
 		v.Attachment.State, v.Attachment.Since = Detaching, t.now.UTC()
-		t.volumeEvent(v, Info, EventDetaching, fmt.Sprintf("waiting for %s to release the volume", a.Node), "node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
+		t.volumeEvent(v, event.Info, event.Detaching, fmt.Sprintf("waiting for %s to release the volume", a.Node), "node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
 	}
 	return nil, nil
+}
+
+// CancelDetach cancels a Detach that waits for its host. A host that releases the volume
+// before it hears of this is detached all the same. Result: nil.
+type CancelDetach struct {
+	Volume string
+	Node   block.NodeName // empty: every node
 }
 
 func (in CancelDetach) apply(t *tx) (view, error) {
@@ -415,7 +460,7 @@ func (t *tx) keep(id block.VolumeID, node block.NodeName) {
 	v := t.volume(id)
 	a := v.attachmentOf(node)
 	a.State, a.KeptAt, a.Since = Granted, t.gen, t.now.UTC()
-	t.volumeEvent(v, Info, EventDetachCancelled, fmt.Sprintf("%s keeps it", node), "node", string(node), "epoch", fmt.Sprint(v.Epoch))
+	t.volumeEvent(v, event.Info, event.DetachCancelled, fmt.Sprintf("%s keeps it", node), "node", string(node), "epoch", fmt.Sprint(v.Epoch))
 }
 
 // settleKept waits until hosts have heard that their detach was cancelled. A host that
@@ -442,7 +487,7 @@ func (t *tx) settleKept(id block.VolumeID) {
 func (t *tx) forceDetach(v *Volume, why string) {
 	who := v.users()
 	t.supersede(v)
-	t.volumeEvent(v, Warning, EventDetached, fmt.Sprintf("from %s, %s: fenced by epoch %d", who, why, v.Epoch),
+	t.volumeEvent(v, event.Warning, event.Detached, fmt.Sprintf("from %s, %s: fenced by epoch %d", who, why, v.Epoch),
 		"node", who, "epoch", fmt.Sprint(v.Epoch), "clean", fmt.Sprint(v.Clean))
 }
 
@@ -450,7 +495,7 @@ func (t *tx) detached(v *Volume, how string) {
 	node := v.Attachment.Node
 	v.Attachment = nil
 	t.abandonRebuilds(v, "detached")
-	t.volumeEvent(v, Info, EventDetached, fmt.Sprintf("from %s, %s", node, how),
+	t.volumeEvent(v, event.Info, event.Detached, fmt.Sprintf("from %s, %s", node, how),
 		"node", string(node), "epoch", fmt.Sprint(v.Epoch), "clean", fmt.Sprint(v.Clean))
 }
 

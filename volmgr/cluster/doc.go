@@ -29,7 +29,12 @@
 //	attach.go  grants, fences, leases, detaching      sync.go   legs going stale and coming back
 //	shared.go  volumes attached to several hosts      fence.go  earlier hosts that are not fenced yet
 //	volume.go  creating and deleting                  drive.go  adding and evicting drives
-//	placement.go where legs go                        wanted.go what the agents are told
-//	expand.go volumes that grow in use
+//	expand.go  volumes that grow in use               wanted.go what the agents are told
 //	explain.go why a volume is in its state           rebuild.go a lost store rebuilt from drive labels
+//	admit.go   which agents may report                term.go   managers that follow one another
+//
+// What needs no State is in packages of its own, which work on values alone: evidence (which
+// copies labels and hosts' notes prove good), placement (which drives take a volume's legs),
+// image (where on a drive), event (the history), backoff (pauses between rebuilds) and
+// labelset (bounds of labels).
 package cluster

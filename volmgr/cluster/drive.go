@@ -9,9 +9,19 @@ import (
 	"strings"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
 )
 
 func (d *Drive) object() string { return fmt.Sprintf("drive %s on %s", d.Device, d.Node) }
+
+// AddDrive adds a device that the node's inventory shows. Result: Drive.
+type AddDrive struct {
+	Node       block.NodeName
+	Device     string
+	Labels     map[string]string
+	ForceErase string // exactly what the refusal named
+	Seed       Seed
+}
 
 func (in AddDrive) apply(t *tx) (view, error) {
 	if t.s.nodes[in.Node] == nil {
@@ -49,8 +59,14 @@ func (in AddDrive) apply(t *tx) (view, error) {
 		return nil, invalid("seed", "drive %v exists: the seed was used before", d.ID)
 	}
 	t.drives.set(d.ID, d)
-	t.event(Info, EventDriveAdded, d.object(), "its label is being written", "node", string(d.Node), "drive", d.ID.String(), "force_erase", d.ForceErase)
+	t.event(event.Info, event.DriveAdded, d.object(), "its label is being written", "node", string(d.Node), "drive", d.ID.String(), "force_erase", d.ForceErase)
 	return driveResult(d.ID), nil
+}
+
+// SetDriveLabels replaces the labels of a drive. Legs that it holds stay. Result: Drive.
+type SetDriveLabels struct {
+	Drive  block.DriveID
+	Labels map[string]string
 }
 
 func (in SetDriveLabels) apply(t *tx) (view, error) {
@@ -65,7 +81,7 @@ func (in SetDriveLabels) apply(t *tx) (view, error) {
 		return driveResult(d.ID), nil
 	}
 	t.drives.edit(d.ID).Labels = maps.Clone(in.Labels)
-	t.event(Info, EventDriveLabeled, d.object(), pairs(in.Labels), "node", string(d.Node), "drive", d.ID.String())
+	t.event(event.Info, event.DriveLabeled, d.object(), pairs(in.Labels), "node", string(d.Node), "drive", d.ID.String())
 	return driveResult(d.ID), nil
 }
 
@@ -150,6 +166,9 @@ func orNothing(s string) string {
 	return s
 }
 
+// EvictDrive removes a drive from the cluster; refused while it holds legs. Result: nil.
+type EvictDrive struct{ Drive block.DriveID }
+
 func (in EvictDrive) apply(t *tx) (view, error) {
 	d := t.s.drives[in.Drive]
 	if d == nil {
@@ -167,13 +186,13 @@ func (in EvictDrive) apply(t *tx) (view, error) {
 	}
 	if lost {
 		t.drives.drop(d.ID)
-		t.event(Info, EventDriveRemoved, d.object(), "removed: its label cannot be erased", "node", string(d.Node), "drive", d.ID.String())
+		t.event(event.Info, event.DriveRemoved, d.object(), "removed: its label cannot be erased", "node", string(d.Node), "drive", d.ID.String())
 		t.settleNode(d.Node)
 		return nil, nil
 	}
 	fresh := t.drives.edit(d.ID)
 	fresh.State, fresh.Reason, fresh.RemovedAt = DriveRemoving, "", t.gen
-	t.event(Info, EventDriveRemoving, d.object(), "its label is being erased", "node", string(d.Node), "drive", d.ID.String())
+	t.event(event.Info, event.DriveRemoving, d.object(), "its label is being erased", "node", string(d.Node), "drive", d.ID.String())
 	return nil, nil
 }
 
@@ -210,7 +229,7 @@ func (t *tx) drivesReported(name block.NodeName, on *target) {
 			t.removingWaits(d, on)
 			if !seen && on.status.Generation >= d.RemovedAt {
 				t.drives.drop(d.ID)
-				t.event(Info, EventDriveRemoved, d.object(), "its label is erased", "node", string(name), "drive", d.ID.String())
+				t.event(event.Info, event.DriveRemoved, d.object(), "its label is erased", "node", string(name), "drive", d.ID.String())
 			}
 		case state != d.State:
 			fresh := t.drives.edit(d.ID)
@@ -238,11 +257,11 @@ func (t *tx) cachesReported(name block.NodeName, on *target, booted bool) {
 		}
 		d = t.drives.edit(d.ID)
 		d.VolatileCache = volatile
-		severity, text := Info, "it no longer has a volatile cache"
+		severity, text := event.Info, "it no longer has a volatile cache"
 		if volatile {
-			severity, text = Warning, "it has a volatile cache: hosts flush it, and a boot of its target may lose what was not flushed"
+			severity, text = event.Warning, "it has a volatile cache: hosts flush it, and a boot of its target may lose what was not flushed"
 		}
-		t.event(severity, EventDriveCache, d.object(), text, "node", string(name), "drive", d.ID.String(), "volatile", fmt.Sprint(volatile))
+		t.event(severity, event.DriveCache, d.object(), text, "node", string(name), "drive", d.ID.String(), "volatile", fmt.Sprint(volatile))
 	}
 }
 
@@ -296,12 +315,12 @@ func missingBecause(d *Drive, on *target) string {
 	return fmt.Sprintf("node %s does not see it", d.Node)
 }
 
-func driveEvent(state DriveState) (Severity, string) {
+func driveEvent(state DriveState) (event.Severity, string) {
 	switch state {
 	case DriveMissing:
-		return Trouble, EventDriveMissing
+		return event.Trouble, event.DriveMissing
 	case DriveFailed:
-		return Trouble, EventDriveFailed
+		return event.Trouble, event.DriveFailed
 	}
-	return Info, EventDriveReady
+	return event.Info, event.DriveReady
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/evidence"
+	"weft.dev/weft/volmgr/image"
 )
 
 // oneDrive is a cluster with target t1 and a ready drive on it, after more commands.
@@ -144,7 +146,7 @@ func TestNothingIsPlacedOverALegThatOnlyTheLabelKnows(t *testing.T) {
 	s, t1 := oneDrive(t)
 	for _, d := range t1.drives {
 		stray := block.LegID{UUID: testSeed(7).id(0)}
-		d.labels[stray] = LegLabel{Leg: stray, Image: plain([]Extent{{Start: 0, Count: 2}}), Zeroed: true}
+		d.labels[stray] = evidence.LegLabel{Leg: stray, Image: image.Of([]image.Extent{{Start: 0, Count: 2}}), Zeroed: true}
 	}
 	s.reportTarget(t1)
 	out := s.run("create db1 size=1GiB copies=1") + s.run("comply")

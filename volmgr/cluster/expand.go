@@ -8,6 +8,9 @@ import (
 	"strings"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/evidence"
+	"weft.dev/weft/volmgr/image"
 )
 
 // A volume can grow while it is in use. Its legs grow on their own drives, all of them or
@@ -24,7 +27,7 @@ import (
 // expansion does not wait for stale legs: those have to grow before they are rebuilt.
 //
 // Whichever labels a crash leaves, a store that is rebuilt from them knows every size that
-// a host was told: see grownOnDrives.
+// a host was told: see package evidence.
 
 // ExpandVolume makes a volume larger, in use or not. It is complete when the volume's Size
 // has changed. Result: Volume.
@@ -67,14 +70,14 @@ func (in ExpandVolume) apply(t *tx) (view, error) {
 	}
 	v.ExpandingTo = in.Size
 	v.Generation++ // so that each label shows whether it has the expansion
-	t.volumeEvent(v, Info, EventVolumeExpanding, fmt.Sprintf("from %v to %v", v.Size, in.Size),
+	t.volumeEvent(v, event.Info, event.VolumeExpanding, fmt.Sprintf("from %v to %v", v.Size, in.Size),
 		"size_bytes", fmt.Sprint(uint64(in.Size)))
 	return volumeResult(v.ID), nil
 }
 
 // mayGrow finds the extents of every leg for a larger size. It refuses if a drive or its
 // label has no room, or if a target's version cannot grow legs.
-func (s *State) mayGrow(v *Volume, size block.Size) ([][]Extent, error) {
+func (s *State) mayGrow(v *Volume, size block.Size) ([][]image.Extent, error) {
 	extents, err := s.growth(v, size)
 	if err != nil {
 		return nil, err
@@ -111,20 +114,20 @@ func (v *Volume) planned() block.Size { return max(v.Size, v.ExpandingTo) }
 
 // growth finds the extents of every leg for a larger size. The error says which drives have
 // too little space.
-func (s *State) growth(v *Volume, size block.Size) ([][]Extent, error) {
+func (s *State) growth(v *Volume, size block.Size) ([][]image.Extent, error) {
 	need := uint32(v.Layout.LegExtents(size))
 	wanted := map[block.DriveID]uint32{} // more extents, for all legs there
 	for _, l := range v.Legs {
-		wanted[l.Drive] += need - min(need, count(l.Extents))
+		wanted[l.Drive] += need - min(need, image.Count(l.Extents))
 	}
 	if s.short(wanted) {
 		return nil, s.noRoom(v, size, wanted)
 	}
-	taken := map[block.DriveID][]Extent{}
-	var grown [][]Extent
+	taken := map[block.DriveID][]image.Extent{}
+	var grown [][]image.Extent
 	for _, l := range v.Legs {
 		d := s.drives[l.Drive]
-		more := need - min(need, count(l.Extents))
+		more := need - min(need, image.Count(l.Extents))
 		if more == 0 {
 			grown = append(grown, l.Extents)
 			continue
@@ -132,7 +135,7 @@ func (s *State) growth(v *Volume, size block.Size) ([][]Extent, error) {
 		if taken[d.ID] == nil {
 			taken[d.ID] = s.carved(d)
 		}
-		extents := extend(l.Extents, taken[d.ID], d.Extents, more)
+		extents := image.Extend(l.Extents, taken[d.ID], d.Extents, more)
 		taken[d.ID] = append(taken[d.ID], extents...)
 		grown = append(grown, extents)
 	}
@@ -154,30 +157,8 @@ func (s *State) free(id block.DriveID) uint32 {
 	if d == nil {
 		return 0
 	}
-	used := s.used[id] + count(s.strays(d))
+	used := s.used[id] + image.Count(s.strays(d))
 	return d.Extents - min(used, d.Extents)
-}
-
-// extend returns a leg's extents and more new ones. The new ones follow the last extent if
-// that space is free, so that the leg stays in one piece.
-func extend(have, taken []Extent, total, more uint32) []Extent {
-	grown := slices.Clone(have)
-	last := &grown[len(grown)-1]
-	end := last.Start + last.Count
-	for _, h := range holes(slices.Clone(taken), total) {
-		if h.Start == end && h.Count >= more {
-			last.Count += more
-			return grown
-		}
-	}
-	for _, e := range firstFit(slices.Clone(taken), total, more) {
-		if last := &grown[len(grown)-1]; last.Start+last.Count == e.Start {
-			last.Count += e.Count
-			continue
-		}
-		grown = append(grown, e)
-	}
-	return grown
 }
 
 // noRoom refuses an expansion and lists, leg by leg, the free space of its drive.
@@ -194,7 +175,7 @@ func (s *State) noRoom(v *Volume, size block.Size, wanted map[block.DriveID]uint
 		bytes := func(extents uint32) string { return (block.Size(extents) * block.ExtentSize).Short() }
 		free := s.free(d.ID)
 		text := fmt.Sprintf("%v: drive %s has %s free", l, d.Device, bytes(free))
-		if n := need - min(need, count(l.Extents)); wanted[d.ID] > n {
+		if n := need - min(need, image.Count(l.Extents)); wanted[d.ID] > n {
 			text += fmt.Sprintf(" for %s of this volume's legs there", bytes(wanted[d.ID]))
 		}
 		if wanted[d.ID] > free {
@@ -223,7 +204,7 @@ func (t *tx) settleExpanding(id block.VolumeID) {
 	old := v.Size
 	v.Size, v.ExpandingTo = v.ExpandingTo, 0
 	v.Generation++
-	t.volumeEvent(v, Info, EventVolumeExpanded, fmt.Sprintf("from %v to %v", old, v.Size), "size_bytes", fmt.Sprint(uint64(v.Size)))
+	t.volumeEvent(v, event.Info, event.VolumeExpanded, fmt.Sprintf("from %v to %v", old, v.Size), "size_bytes", fmt.Sprint(uint64(v.Size)))
 }
 
 // expansionWaits names each exported leg that has not grown, and why.
@@ -240,13 +221,8 @@ func (s *State) expansionWaits(v *Volume) (waits []string) {
 // growthWaitsFor says why a leg does not count as grown; empty if it does.
 func (s *State) growthWaitsFor(v *Volume, l *Leg) string {
 	on, d := s.targets[l.Node], s.drives[l.Drive]
-	r, known := LegReport{}, false
-	if on != nil {
-		r, known = on.legs[l.ID]
-	}
-	size := v.Layout.LegSize(v.planned())
 	switch {
-	case known && r.Error == "" && r.Ready && r.Size >= size && s.labelKnows(v, l):
+	case s.grown(v, l):
 		return ""
 	case on == nil || !on.status.Online:
 		return fmt.Sprintf("target %s is offline", l.Node)
@@ -256,22 +232,32 @@ func (s *State) growthWaitsFor(v *Volume, l *Leg) string {
 	if p, ok := on.problem("leg " + l.ID.String()); ok {
 		return fmt.Sprintf("target %s: %s: %s", l.Node, p.Doing, p.Cause)
 	}
-	switch {
+	switch r, known := on.legs[l.ID]; {
 	case r.Error != "":
 		return fmt.Sprintf("target %s: %s", l.Node, r.Error)
 	case s.oldTarget(l):
 		return fmt.Sprintf("the version of target %s cannot grow legs", l.Node)
-	case known && r.Zeroed > 0 && r.Size < size:
+	case known && r.Zeroed > 0 && r.Size < v.Layout.LegSize(v.planned()):
 		return fmt.Sprintf("target %s has zeroed %s", l.Node, r.Zeroed.Short())
 	}
 	return fmt.Sprintf("target %s has not grown it yet", l.Node)
+}
+
+// grown reports whether a leg has the planned size, and its label says so.
+func (s *State) grown(v *Volume, l *Leg) bool {
+	on := s.targets[l.Node]
+	if on == nil {
+		return false
+	}
+	r, known := on.legs[l.ID]
+	return known && r.Error == "" && r.Ready && r.Size >= v.Layout.LegSize(v.planned()) && s.labelKnows(v, l)
 }
 
 // labelKnows reports whether a leg's label has the volume's newest in-sync sets and
 // expansion.
 func (s *State) labelKnows(v *Volume, l *Leg) bool {
 	d, _ := s.driveReport(l)
-	return slices.ContainsFunc(d.Legs, func(label LegLabel) bool {
+	return slices.ContainsFunc(d.Legs, func(label evidence.LegLabel) bool {
 		return label.Leg == l.ID && label.Volume.Generation >= v.Generation
 	})
 }
@@ -291,60 +277,4 @@ func (s *State) tall(v *Volume, l *Leg) bool {
 	}
 	r := on.legs[l.ID]
 	return s.oldTarget(l) || r.Size >= v.Layout.LegSize(v.Size)
-}
-
-// grownOnDrives returns the size of a volume by its labels: best is the newest of them,
-// legs are all that were found. If best shows an expansion under way, hosts may have been
-// told the new size, but only after all legs that best lists, also as suspect, had grown
-// and their labels said so. So if those legs are that large now, the new size is returned.
-// That is safe even if no host was told: the new part holds zeroes, or what hosts wrote.
-func grownOnDrives(best VolumeLabel, legs []LegLabel) block.Size {
-	if best.ExpandingTo <= best.Size {
-		return best.Size
-	}
-	need := uint32(best.Layout.LegExtents(best.ExpandingTo))
-	for i := range legs {
-		if l := &legs[i]; best.inSync(l.Leg) && l.zeroed() < need {
-			return best.Size
-		}
-	}
-	return best.ExpandingTo
-}
-
-// zeroed is the number of a leg's extents that its label says are zeroed or hold data.
-func (l *LegLabel) zeroed() uint32 {
-	switch {
-	case !l.Zeroed:
-		return 0
-	case l.ZeroedExtents != 0:
-		return l.ZeroedExtents
-	}
-	return count(l.Extents)
-}
-
-// beyond returns the extents of a leg's label after those of its record.
-func beyond(label, record []Extent) (more []Extent) {
-	skip := count(record)
-	for _, e := range label {
-		n := min(skip, e.Count)
-		skip -= n
-		if n < e.Count {
-			more = append(more, Extent{e.Start + n, e.Count - n})
-		}
-	}
-	return more
-}
-
-// begins reports whether the extents of whole begin with those of part.
-func begins(whole, part []Extent) bool {
-	return slices.Equal(extentList(part), extentList(whole)[:min(count(part), count(whole))])
-}
-
-func extentList(extents []Extent) (all []uint32) {
-	for _, e := range extents {
-		for i := range e.Count {
-			all = append(all, e.Start+i)
-		}
-	}
-	return all
 }

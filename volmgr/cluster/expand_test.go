@@ -3,12 +3,12 @@
 package cluster
 
 import (
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/image"
 )
 
 // expanding is labelled with an expansion of db1 to 2 GiB under way. The further commands
@@ -52,7 +52,7 @@ func TestRebuildInTheMiddleOfAnExpansion(t *testing.T) {
 			for i := range got.Legs {
 				l := &got.Legs[i]
 				on := s.targets[string(l.Node)]
-				if int(count(l.Extents)) < got.Layout.LegExtents(got.Size) {
+				if int(image.Count(l.Extents)) < got.Layout.LegExtents(got.Size) {
 					t.Errorf("%v has %v, too little for %v", l, l.Extents, got.Size)
 				}
 				if have := on.zeroed(l.ID); l.State == LegInSync && have < got.Layout.LegSize(got.Size) {
@@ -82,7 +82,7 @@ func TestARebuiltStoreHasRoomForALegThatMissedAnExpansion(t *testing.T) {
 	}
 	state, text := rebuilt(t, reports("t1", "t2", "t3"), s.hostReport("c1"))
 	got, _ := state.Volume("db1")
-	if l := got.Legs[1]; l.State != LegStale || count(l.Extents) != 8 {
+	if l := got.Legs[1]; l.State != LegStale || image.Count(l.Extents) != 8 {
 		t.Errorf("leg 0.1 is %s on %v, want it stale with 8 extents; report:\n%s", l.State, l.Extents, text)
 	}
 }
@@ -115,7 +115,7 @@ func TestRestoredVolumeKeepsWhatItGrewBy(t *testing.T) {
 			}
 			report(append(nodes, "c1")...)
 			v := restoredVolume(t, state)
-			if v.Size != c.size || count(v.Legs[0].Extents) != 8 || count(v.Legs[1].Extents) != 8 {
+			if v.Size != c.size || image.Count(v.Legs[0].Extents) != 8 || image.Count(v.Legs[1].Extents) != 8 {
 				t.Errorf("restored volume has %v on %v and %v, want %v on 8 extents each", v.Size, v.Legs[0].Extents, v.Legs[1].Extents, c.size)
 			}
 			for _, l := range v.Legs {
@@ -127,48 +127,4 @@ func TestRestoredVolumeKeepsWhatItGrewBy(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A leg's old extents stay first and in order, and no two legs share an extent.
-func TestALegGrowsBehindWhatItHas(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
-	for range 2000 {
-		const total = 40
-		legs := [][]Extent{}
-		for range 1 + random.IntN(6) {
-			if e, ok := carve(legs, total, 1+uint32(random.IntN(4))); ok {
-				legs = append(legs, e)
-			}
-		}
-		for range 8 {
-			i, more := random.IntN(len(legs)), 1+uint32(random.IntN(6))
-			taken := slices.Concat(legs...)
-			if count(holes(slices.Clone(taken), total)) < more {
-				continue
-			}
-			old := legs[i]
-			legs[i] = extend(old, taken, total, more)
-			if !begins(legs[i], old) || count(legs[i]) != count(old)+more {
-				t.Fatalf("%v with %d more is %v", old, more, legs[i])
-			}
-			seen := map[uint32]bool{}
-			for _, e := range extentList(slices.Concat(legs...)) {
-				if seen[e] || e >= total {
-					t.Fatalf("extent %d is given away twice, or is none: %v", e, legs)
-				}
-				seen[e] = true
-			}
-			if more := beyond(legs[i], old); !slices.Equal(extentList(more), extentList(legs[i])[count(old):]) {
-				t.Fatalf("beyond %v there is %v of %v", old, more, legs[i])
-			}
-		}
-	}
-}
-
-func carve(legs [][]Extent, total, need uint32) ([]Extent, bool) {
-	taken := slices.Concat(legs...)
-	if count(holes(slices.Clone(taken), total)) < need {
-		return nil, false
-	}
-	return firstFit(taken, total, need), true
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/labelset"
 )
 
 // Explain says why a volume is in its state, what it waits for and what an operator can do;
@@ -40,8 +41,8 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 			e.Waits = append(e.Waits, "the fence against an earlier host: "+wait)
 		}
 	}
-	if oversize(v.Labels) {
-		e.Facts = append(e.Facts, fmt.Sprintf("it has %s from an earlier version; drives do not store them", tooMuch(v.Labels)))
+	if excess := labelset.Excess(v.Labels); excess != "" {
+		e.Facts = append(e.Facts, fmt.Sprintf("it has %s from an earlier version; drives do not store them", excess))
 		e.Actions = append(e.Actions, fmt.Sprintf("remove labels: weft volume set %s --label KEY-, or --label '*-' for all of them", v.Name))
 	}
 	if v.State == VolumeReady {
@@ -161,7 +162,7 @@ func (s *State) explainRestored(e *Explanation, v *Volume) {
 			e.Actions = append(e.Actions, seeToDrive(l), gone(l.Node))
 		}
 	}
-	if host := s.inquire(v).awaits(s.confirmedDead); host != "" {
+	if host := s.inquire(v).Awaits(s.confirmedDead); host != "" {
 		e.Actions = append(e.Actions, fmt.Sprintf("start `weft initiator` on %s: it has a note of which copies are good", host), gone(host))
 	}
 }

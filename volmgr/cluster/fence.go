@@ -43,9 +43,7 @@ func (s *State) fenceWaits(v *Volume) []string {
 		switch {
 		case online && on.exported[l.ID]:
 			waits = append(waits, fmt.Sprintf("target %s to remove its export", l.Node))
-		case !v.haunted() || l.State != LegInSync || s.admitted(v, l):
-		case s.confirmedDead(l.Node):
-		case fenced[l.Column] && !s.readersLeft(v) && s.leaseLeft(v, s.now) == 0:
+		case !s.waitsForFence(v, l, fenced[l.Column]):
 		case !online:
 			waits = append(waits, fmt.Sprintf("target %s, which is offline, to fence epochs below %d", l.Node, v.Epoch))
 		default:
@@ -54,4 +52,13 @@ func (s *State) fenceWaits(v *Volume) []string {
 	}
 	slices.Sort(waits)
 	return slices.Compact(waits)
+}
+
+// waitsForFence reports whether a leg of a detached volume must still be fenced. columnFenced
+// says that a leg of its column is.
+func (s *State) waitsForFence(v *Volume, l *Leg, columnFenced bool) bool {
+	if !v.haunted() || l.State != LegInSync || s.admitted(v, l) || s.confirmedDead(l.Node) {
+		return false
+	}
+	return !columnFenced || s.readersLeft(v) || s.leaseLeft(v, s.now) > 0
 }

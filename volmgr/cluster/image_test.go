@@ -30,13 +30,3 @@ func TestAnImageOfAnUnknownKindIsRefusedByName(t *testing.T) {
 		t.Errorf("a mapped image: %v", err)
 	}
 }
-
-func TestAnImageContinuesOneOfItsKindAlone(t *testing.T) {
-	small, large := plain([]Extent{{4, 2}}), plain([]Extent{{4, 2}, {9, 1}})
-	if !large.continues(small) || small.continues(plain([]Extent{{5, 1}})) || (Image{"MAPPED", large.Extents}).continues(small) {
-		t.Error("an image continues another of its kind whose extents it begins with, and no other")
-	}
-	if large.room() != 3*block.ExtentSize {
-		t.Errorf("room %v, want 3 extents", large.room())
-	}
-}

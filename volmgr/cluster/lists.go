@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
 )
 
 // The lists of a cluster. Each is sorted by a key that does not change, so that a reader can
@@ -90,15 +91,45 @@ func (s *State) AttachmentsAfter(node block.NodeName, after string) iter.Seq2[st
 	return inOrder(all, after, key, func(x *of) Attachment { return s.attachmentView(x.v, x.a) })
 }
 
+// Events lists the newest limit events (0 means 1000) after a sequence number, oldest
+// first. If object is not empty, only events about it count.
+func (s *State) Events(object string, after uint64, limit int) []event.Event {
+	if limit <= 0 {
+		limit = 1000
+	}
+	return s.events.Newest(object, after, limit)
+}
+
+// EventsFrom continues the history after a sequence number: at most limit events, oldest
+// first, of object or, if that is empty, of all. seen is the number up to which events
+// were examined, last that of the newest event. After 0 the history begins with the oldest
+// event that is kept; after another number it is refused if events in between are gone.
+func (s *State) EventsFrom(object string, after uint64, limit int) (found []event.Event, seen, last uint64, err error) {
+	found, seen, ok := s.events.From(object, after, limit)
+	if !ok {
+		err = eventsGone(after+1, s.events.First())
+	}
+	return found, seen, s.events.Next() - 1, err
+}
+
+// eventsGone is the error for events that are not kept any more.
+func eventsGone(from, first uint64) error {
+	e := &Error{
+		Kind: FailedPrecondition, Reason: ReasonEventsGone,
+		Text: fmt.Sprintf("events %d to %d are gone: the newest %d are kept, from %d on", from, first-1, event.Max, first),
+	}
+	return e.hint("go on after %d, or list what is there with `weft event list`", first-1).with("first_seq", fmt.Sprint(first))
+}
+
 // EventsAfter lists the events that Events finds, by their number. Each key also holds the
 // end of the list, so that later pages leave out events that happen meanwhile.
-func (s *State) EventsAfter(object string, seq uint64, limit int, after string) iter.Seq2[string, Event] {
-	end := s.meta.NextEvent
+func (s *State) EventsAfter(object string, seq uint64, limit int, after string) iter.Seq2[string, event.Event] {
+	end := s.events.Next()
 	found := s.Events(object, seq, limit)
 	if n, _ := fmt.Sscanf(after, "%d to %d", &seq, &end); n == 2 {
-		found = s.Events(object, seq, MaxEvents)
+		found = s.Events(object, seq, event.Max)
 	}
-	return func(yield func(string, Event) bool) {
+	return func(yield func(string, event.Event) bool) {
 		for _, e := range found {
 			if e.Seq >= end || !yield(fmt.Sprintf("%d to %d", e.Seq, end), e) {
 				return

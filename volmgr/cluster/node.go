@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/image"
 )
 
 // labels returns the labels that placement sees: the operator's over the agents', and
@@ -36,8 +38,16 @@ func (n *Node) label(key string) string {
 	return n.AgentLabels[key]
 }
 
+func nodeObject(name block.NodeName) string { return "node " + string(name) }
+
 func nodeResult(name block.NodeName) view {
 	return func(s *State) any { return s.nodeView(s.nodes[name]) }
+}
+
+// SetNodeLabels replaces the labels that an operator gave a node. Result: Node.
+type SetNodeLabels struct {
+	Node   block.NodeName
+	Labels map[string]string
 }
 
 func (in SetNodeLabels) apply(t *tx) (view, error) {
@@ -57,6 +67,10 @@ func (in SetNodeLabels) apply(t *tx) (view, error) {
 	return nodeResult(in.Node), nil
 }
 
+// ConfirmNodeDead records that a machine is off, so that nothing waits for it any more.
+// Refused while an agent of it is online. Result: Node.
+type ConfirmNodeDead struct{ Node block.NodeName }
+
 func (in ConfirmNodeDead) apply(t *tx) (view, error) {
 	n := t.s.nodes[in.Node]
 	if n == nil {
@@ -70,7 +84,7 @@ func (in ConfirmNodeDead) apply(t *tx) (view, error) {
 		return nodeResult(in.Node), nil
 	}
 	t.node(in.Node).ConfirmedDead = true
-	t.event(Warning, EventNodeConfirmed, nodeObject(in.Node), "an operator has confirmed that it is off: nothing waits for it any more", "node", string(in.Node))
+	t.event(event.Warning, event.NodeConfirmed, nodeObject(in.Node), "an operator has confirmed that it is off: nothing waits for it any more", "node", string(in.Node))
 	t.settleNode(in.Node)
 	for id := range t.s.unsettled { // grants that wait for the lease of this node, their previous holder
 		if t.s.volumes[id].Holder == in.Node {
@@ -79,6 +93,9 @@ func (in ConfirmNodeDead) apply(t *tx) (view, error) {
 	}
 	return nodeResult(in.Node), nil
 }
+
+// RemoveNode forgets a node that is offline and has no legs or attachments. Result: nil.
+type RemoveNode struct{ Node block.NodeName }
 
 func (in RemoveNode) apply(t *tx) (view, error) {
 	if t.s.nodes[in.Node] == nil {
@@ -100,7 +117,7 @@ func (in RemoveNode) apply(t *tx) (view, error) {
 	for _, d := range t.s.recordedDrives(in.Node) {
 		t.drives.drop(d.ID)
 	}
-	t.event(Warning, EventNodeRemoved, nodeObject(in.Node), "removed, with its drives", "node", string(in.Node))
+	t.event(event.Warning, event.NodeRemoved, nodeObject(in.Node), "removed, with its drives", "node", string(in.Node))
 	t.forget(in.Node)
 	t.settleNode(in.Node)
 	return nil, nil
@@ -124,7 +141,7 @@ func some(names []string, n int) string {
 func (t *tx) join(name block.NodeName, labels map[string]string) {
 	n := t.s.nodes[name]
 	if n == nil {
-		t.event(Info, EventNodeJoined, nodeObject(name), "its first agent reported", "node", string(name))
+		t.event(event.Info, event.NodeJoined, nodeObject(name), "its first agent reported", "node", string(name))
 	}
 	if n == nil || n.ConfirmedDead {
 		t.node(name).ConfirmedDead = false
@@ -142,6 +159,15 @@ func (a *agent) heard(session uint64) bool {
 	}
 	a.session, a.open = session, true
 	return true
+}
+
+// TargetReported carries a report that came on a stream. Every stream that is opened gets
+// a higher Session, so reports of an older stream are ignored after a newer one has
+// reported, and so is its end. Result: nil, or the *Error that refuses an agent of another
+// cluster.
+type TargetReported struct {
+	Session uint64
+	Report  TargetReport
 }
 
 func (in TargetReported) apply(t *tx) (view, error) {
@@ -167,6 +193,14 @@ func (in TargetReported) apply(t *tx) (view, error) {
 	}
 	t.targetSays(on, r, false)
 	return nil, nil
+}
+
+// TargetRepeated: the target's last report on this session still holds, and the target has
+// acted on Generation; 0: no newer one. Result: nil.
+type TargetRepeated struct {
+	Session    uint64
+	Node       block.NodeName
+	Generation uint64
 }
 
 func (in TargetRepeated) apply(t *tx) (view, error) {
@@ -201,7 +235,7 @@ func (t *tx) targetSays(on *target, r *TargetReport, again bool) {
 	if boot != r.BootID {
 		t.node(r.Node).TargetBoot = r.BootID
 		if boot != "" {
-			t.event(Warning, EventNodeRebooted, nodeObject(r.Node), "its target has booted", "node", string(r.Node), "boot_id", r.BootID)
+			t.event(event.Warning, event.NodeRebooted, nodeObject(r.Node), "its target has booted", "node", string(r.Node), "boot_id", r.BootID)
 			t.targetRebooted(r.Node)
 			t.excuse(r.Node)
 		}
@@ -212,6 +246,9 @@ func (t *tx) targetSays(on *target, r *TargetReport, again bool) {
 	t.settleReplaced()
 	t.settleNode(r.Node)
 }
+
+// maxBootID is longer than any boot id of the kernel, or of agents in user space.
+const maxBootID = 256
 
 // refusal is the result of an input that is refused but leaves something to record.
 func refusal(e *Error) view { return func(*State) any { return e } }
@@ -233,7 +270,7 @@ func checkAgent(name block.NodeName, boot string) error {
 func (t *tx) targetSeen(on *target, r *TargetReport, again bool) {
 	// After a restart of the manager every agent reports for the first time: no event.
 	if !on.status.Online && (!on.status.Seen.IsZero() || t.nodes.peek(r.Node).TargetBoot == "") {
-		t.event(Info, EventTargetOnline, nodeObject(r.Node), "its target agent reports", "node", string(r.Node))
+		t.event(event.Info, event.TargetOnline, nodeObject(r.Node), "its target agent reports", "node", string(r.Node))
 	}
 	on.status = AgentStatus{
 		Known: true, Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version,
@@ -248,7 +285,7 @@ func (t *tx) targetSeen(on *target, r *TargetReport, again bool) {
 	on.drives = map[block.DriveID]DriveReport{}
 	on.legs = map[block.LegID]LegReport{}
 	on.labelled = map[block.LegID]bool{}
-	on.strays = map[block.DriveID][]Extent{}
+	on.strays = map[block.DriveID][]image.Extent{}
 	on.unknown = map[block.DriveID]block.Size{}
 	on.admitted = map[block.VolumeID]block.Epoch{}
 	on.exported = map[block.LegID]bool{}
@@ -257,11 +294,11 @@ func (t *tx) targetSeen(on *target, r *TargetReport, again bool) {
 		on.drives[d.Drive] = d
 		for _, l := range d.Legs {
 			on.labelled[l.Leg] = true
-			if more := beyond(l.Extents, t.s.onDrive[d.Drive][l.Leg]); len(more) > 0 {
+			if more := image.Beyond(l.Extents, t.s.onDrive[d.Drive][l.Leg]); len(more) > 0 {
 				on.strays[d.Drive] = append(on.strays[d.Drive], more...)
 			}
 			if _, known := t.s.onDrive[d.Drive][l.Leg]; !known {
-				on.unknown[d.Drive] += l.record().Size()
+				on.unknown[d.Drive] += labelRecord(&l).Size()
 			}
 		}
 	}
@@ -277,6 +314,13 @@ func (t *tx) targetSeen(on *target, r *TargetReport, again bool) {
 			on.exported[l] = true
 		}
 	}
+}
+
+// InitiatorReported carries a report that came on a stream; Session and Result as
+// in TargetReported.
+type InitiatorReported struct {
+	Session uint64
+	Report  InitiatorReport
 }
 
 func (in InitiatorReported) apply(t *tx) (view, error) {
@@ -303,6 +347,13 @@ func (in InitiatorReported) apply(t *tx) (view, error) {
 	}
 	t.initiatorSays(on, r)
 	return nil, nil
+}
+
+// InitiatorRepeated is TargetRepeated for initiators. Result: nil.
+type InitiatorRepeated struct {
+	Session    uint64
+	Node       block.NodeName
+	Generation uint64
 }
 
 func (in InitiatorRepeated) apply(t *tx) (view, error) {
@@ -348,14 +399,14 @@ func (t *tx) hostSeen(r *InitiatorReport) {
 	n := t.node(r.Node)
 	n.Host, n.InitiatorBoot = r.Host, r.BootID
 	if old.InitiatorBoot != "" && old.InitiatorBoot != r.BootID {
-		t.event(Warning, EventNodeRebooted, nodeObject(r.Node), "its initiator has booted", "node", string(r.Node), "boot_id", r.BootID)
+		t.event(event.Warning, event.NodeRebooted, nodeObject(r.Node), "its initiator has booted", "node", string(r.Node), "boot_id", r.BootID)
 	}
 	t.hostChanged(n)
 }
 
 func (t *tx) initiatorSeen(on *initiator, r *InitiatorReport) {
 	if !on.status.Online && (!on.status.Seen.IsZero() || t.nodes.peek(r.Node).InitiatorBoot == "") {
-		t.event(Info, EventInitiatorOnline, nodeObject(r.Node), "its initiator agent reports", "node", string(r.Node))
+		t.event(event.Info, event.InitiatorOnline, nodeObject(r.Node), "its initiator agent reports", "node", string(r.Node))
 	}
 	on.status = AgentStatus{
 		Known: true, Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version,
@@ -370,12 +421,24 @@ func (t *tx) initiatorSeen(on *initiator, r *InitiatorReport) {
 	}
 }
 
+// TargetLost: the stream closed. Result: nil.
+type TargetLost struct {
+	Session uint64
+	Node    block.NodeName
+}
+
 func (in TargetLost) apply(t *tx) (view, error) {
 	if on := t.s.targets[in.Node]; on != nil && on.session == in.Session {
 		on.open = false
 		t.targetSilent(in.Node, on, "its stream closed")
 	}
 	return nil, nil
+}
+
+// InitiatorLost: the stream closed. Result: nil.
+type InitiatorLost struct {
+	Session uint64
+	Node    block.NodeName
 }
 
 func (in InitiatorLost) apply(t *tx) (view, error) {
@@ -390,7 +453,7 @@ func (t *tx) targetSilent(name block.NodeName, on *target, why string) {
 	if on.status.Online {
 		on.status.Online = false
 		t.changed[name] = true
-		t.event(Warning, EventTargetOffline, nodeObject(name), why, "node", string(name))
+		t.event(event.Warning, event.TargetOffline, nodeObject(name), why, "node", string(name))
 		t.excuse(name)
 	}
 }
@@ -398,9 +461,13 @@ func (t *tx) targetSilent(name block.NodeName, on *target, why string) {
 func (t *tx) initiatorSilent(name block.NodeName, on *initiator, why string) {
 	if on.status.Online {
 		on.status.Online = false
-		t.event(Warning, EventInitiatorOffline, nodeObject(name), why, "node", string(name))
+		t.event(event.Warning, event.InitiatorOffline, nodeObject(name), why, "node", string(name))
 	}
 }
+
+// Tick lets time pass: agents go offline, leases run out. Once a second is enough.
+// Result: nil.
+type Tick struct{}
 
 // Tick marks silent agents as offline and lets leases run out.
 func (Tick) apply(t *tx) (view, error) {

@@ -3,8 +3,6 @@
 package cluster
 
 import (
-	"cmp"
-	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
 	"maps"
@@ -12,163 +10,117 @@ import (
 	"strings"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/image"
+	"weft.dev/weft/volmgr/placement"
 )
 
-// Placement is explicit: the drive of each leg is decided once and stored. A leg goes to the
-// best of a few random drives that can take it. This "power of many choices" fills 10 000
-// drives as evenly as a global optimum would, at a microsecond a leg, and nothing has to be
-// recomputed when drives are added.
-//
-// Legs of one column never share a node or a value of the volume's spread label. If random
-// picks find no placement, a second pass takes the emptiest domains first, which finds one
-// whenever there is one.
+// Where a volume's legs may go. Package placement chooses among the drives that this file
+// finds usable, and the refusals here say, drive by drive, why it found no place.
 
-const (
-	choices      = 16 // drives looked at for a leg
-	choicesLarge = 32 // for legs of 1 TiB and more, where a bad pick lasts
-	// The cost of a second leg of a volume on the same drive, or the same node, in units of
-	// fill: a drive that is a quarter fuller is still preferred to a shared one.
-	sharedDrive = 0.25
-	sharedNode  = 0.05
-	// The cost of a node in no preferred segment, compared with one in the first: a
-	// preferred drive is taken even if it is half fuller.
-	notPreferred = 0.5
-)
+// Segment is a part of the cluster: the nodes that have all of these labels. The label
+// "node" is the node's name.
+type Segment map[string]string
 
-// id draws the n-th identifier from a seed.
-func (s Seed) id(n uint32) block.UUID {
-	sum := sha256.Sum256(binary.BigEndian.AppendUint32(s[:], n))
-	return block.UUIDFromRandom([16]byte(sum[:16]))
-}
-
-// random is splitmix64: small, and the same on every platform and in every version.
-type random uint64
-
-func (r *random) intn(n int) int {
-	*r += 0x9e3779b97f4a7c15
-	z := uint64(*r)
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	return int((z ^ z>>31) % uint64(n))
-}
-
-// spot is a drive that can take legs, and what this request has placed on it so far.
-type spot struct {
-	drive  *Drive
-	domain string     // value of the spread label
-	used   uint32     // extents, this request's included
-	legs   int        // of this request
-	room   block.Size // on the drive's label
-	held   int        // legs that were there before
-	behind float64
-}
-
-func (s *spot) free() uint32 { return s.drive.Extents - min(s.used, s.drive.Extents) }
-
-// placer places the legs of one volume.
-type placer struct {
-	spots  []*spot
-	need   uint32     // extents of a leg
-	record block.Size // on the drive's label, with its extents in one piece
-	k      int
-	rng    random
-	onNode map[block.NodeName]int // legs of this request
-	firsts map[block.NodeName]int // those of them that are first in a column, which serve reads
-}
-
-// place finds room for a volume, or says why there is none.
-func (s *State) place(pool *Pool, in CreateVolume) (block.Layout, []Leg, error) {
-	spots, refusals := s.spots(pool, in)
-	if err := s.enoughDomains(pool, in, spots, refusals); err != nil {
-		return block.Layout{}, nil, err
-	}
-	most := in.Stripes
-	least := most
-	if most == 0 {
-		most, least = autoStripes(in.Size, in.group().Members, len(spots)), 1
-	}
-	for stripes := most; stripes >= least; stripes-- {
-		layout := in.layout(stripes)
-		for _, pick := range []func(*placer, []*spot) *spot{(*placer).sample, (*placer).emptiest} {
-			if legs := s.tryPlace(spots, layout, in, pick); legs != nil {
-				return layout, legs, nil
-			}
+// holds reports whether a node is in a segment.
+func (g Segment) holds(n *Node) bool {
+	for key, value := range g {
+		if n.label(key) != value {
+			return false
 		}
 	}
-	layout := in.layout(least)
-	if in.Stripes == 0 {
-		layout.Stripes = most
-	}
-	return layout, nil, noSpace(pool, in, layout, spots, refusals)
+	return true
 }
 
-// tryPlace places the legs of a layout; nil if there is no room. A leg in many extents needs
-// more room on a label than was assumed when its drive was picked. If it does not fit,
-// tryPlace starts again without that drive.
-func (s *State) tryPlace(spots []*spot, layout block.Layout, in CreateVolume, pick func(*placer, []*spot) *spot) []Leg {
-	for {
-		p := newPlacer(spots, layout, in)
-		columns := p.columns(layout, pick)
-		if columns == nil {
-			return nil
-		}
-		legs := s.carve(columns, p.need, in.Seed)
-		full := p.overfull(columns, legs)
-		if full == nil {
-			return legs
-		}
-		p.giveBack(columns)
-		spots = slices.DeleteFunc(slices.Clone(spots), func(x *spot) bool { return x == full })
+func (g Segment) String() string {
+	var pairs []string
+	for _, key := range slices.Sorted(maps.Keys(g)) {
+		pairs = append(pairs, key+"="+g[key])
 	}
+	return strings.Join(pairs, ",")
 }
 
-// overfull returns a drive whose label has no room for the extents of the legs placed there.
-func (p *placer) overfull(columns [][]*spot, legs []Leg) *spot {
-	at := slices.Concat(columns...)
-	pieces := map[*spot]block.Size{}
-	for i, x := range at {
-		pieces[x] += block.LegRecord{Runs: len(legs[i].Extents)}.Size() - block.LegRecord{Runs: 1}.Size()
+// segments names the first few segments, for people.
+func segments(all []Segment) string {
+	var names []string
+	for _, g := range all {
+		names = append(names, g.String())
 	}
-	for _, x := range at {
-		if pieces[x] > x.room {
-			return x
+	return some(names, 4)
+}
+
+// allows reports whether legs may be placed on a node.
+func (in CreateVolume) allows(n *Node) bool {
+	return len(in.Topology) == 0 || slices.ContainsFunc(in.Topology, func(g Segment) bool { return g.holds(n) })
+}
+
+// behind ranks a node by the preferred segments: 0 in the first, 1 in none, and 0 if none is
+// preferred.
+func (in CreateVolume) behind(n *Node) float64 {
+	if len(in.Preferred) == 0 {
+		return 0
+	}
+	at := slices.IndexFunc(in.Preferred, func(g Segment) bool { return g.holds(n) })
+	if at < 0 {
+		at = len(in.Preferred)
+	}
+	return float64(at) / float64(len(in.Preferred))
+}
+
+// checkSegments refuses segments that no node's labels could match.
+func checkSegments(field string, all []Segment) error {
+	for _, g := range all {
+		if err := checkLabels(field, g); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-func newPlacer(spots []*spot, layout block.Layout, in CreateVolume) *placer {
+// misplaced refuses an existing volume that has a leg outside of the requested segments.
+func (t *tx) misplaced(in CreateVolume, v *Volume) error {
+	for i := range v.Legs {
+		if n := t.nodes.peek(v.Legs[i].Node); n != nil && !in.allows(n) {
+			return conflict(v.object(), "topology", v.Legs[i].String(), segments(in.Topology))
+		}
+	}
+	return nil
+}
+
+// request is the volume as placement sees it.
+func (s *State) request(in CreateVolume) placement.Request {
 	seed := in.Seed.id(0)
-	p := &placer{
-		need: uint32(min(layout.LegExtents(in.Size), 1<<31)), k: choices,
-		rng:    random(binary.BigEndian.Uint64(seed[:8])),
-		onNode: map[block.NodeName]int{}, firsts: map[block.NodeName]int{},
-		record: in.record(layout).Size(),
+	return placement.Request{
+		Size: in.Size, Stripes: in.Stripes, Layout: in.layout,
+		Record: func(layout block.Layout) block.Size { return in.record(layout).Size() },
+		Random: binary.BigEndian.Uint64(seed[:8]),
+		Taken:  func(id block.DriveID) []image.Extent { return s.carved(s.drives[id]) },
 	}
-	if layout.LegSize(in.Size) >= block.TiB {
-		p.k = choicesLarge
-	}
-	p.spots = spots
-	return p
 }
 
-const mostAutoStripes = 8
-
-// autoStripes is the number of columns of a volume whose request leaves it open: one for
-// each 256 GiB up to 8, since a column is served by one kernel thread and read from one leg;
-// at least two from 1 GiB on, since below that whole extents would be wasted; and no more
-// than there are drives for.
-func autoStripes(size block.Size, members, drives int) int {
-	n := int(min((size+256*block.GiB-1)/(256*block.GiB), mostAutoStripes))
-	if size >= block.GiB {
-		n = max(n, 2)
+// place finds drives and extents for a volume's legs, or says why there are none.
+func (s *State) place(pool *Pool, in CreateVolume) (block.Layout, []Leg, error) {
+	drives, refusals := s.candidates(pool, in)
+	if err := s.enoughDomains(pool, in, drives, refusals); err != nil {
+		return block.Layout{}, nil, err
 	}
-	return max(1, min(n, drives/members))
+	layout, places := placement.Choose(drives, s.request(in))
+	if places == nil {
+		return layout, nil, s.noSpace(pool, in, layout, drives, refusals)
+	}
+	var legs []Leg
+	for _, at := range places {
+		legs = append(legs, Leg{
+			ID: block.LegID{UUID: in.Seed.id(uint32(len(legs) + 1))}, Column: at.Column, Copy: at.Copy,
+			Drive: at.Drive.ID, Node: at.Drive.Node, Image: image.Of(at.Extents), State: LegCreating, Revision: 1,
+		})
+	}
+	setPlaces(legs)
+	return layout, legs, nil
 }
 
-// spots lists the drives that the request can use now, in order of their ids, and for each
+// candidates lists the drives that the request can use now, in order of their ids, and for each
 // other drive the reason why it cannot.
-func (s *State) spots(pool *Pool, in CreateVolume) (usable []*spot, refusals []string) {
+func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Drive, refusals []string) {
 	type place struct {
 		node    *Node
 		online  bool
@@ -198,7 +150,10 @@ func (s *State) spots(pool *Pool, in CreateVolume) (usable []*spot, refusals []s
 		case at.domain == "":
 			why = fmt.Sprintf("its node has no label %q", in.Spread)
 		default:
-			usable = append(usable, &spot{drive: d, domain: at.domain, used: s.used[d.ID] + count(s.strays(d)), room: s.labelRoom(d), held: len(s.onDrive[d.ID]), behind: at.behind})
+			usable = append(usable, &placement.Drive{
+				ID: d.ID, Node: d.Node, Domain: at.domain, Extents: d.Extents, Used: s.used[d.ID] + image.Count(s.strays(d)),
+				Room: s.labelRoom(d), Behind: at.behind,
+			})
 			continue
 		}
 		refusals = append(refusals, fmt.Sprintf("%s: %s", d.object(), why))
@@ -207,189 +162,42 @@ func (s *State) spots(pool *Pool, in CreateVolume) (usable []*spot, refusals []s
 	return usable, refusals
 }
 
-// columns picks a drive for each leg of every column, first leg first. If there is no room
-// it returns nil and reserves nothing.
-func (p *placer) columns(layout block.Layout, pick func(*placer, []*spot) *spot) [][]*spot {
-	if len(p.spots) == 0 {
-		return nil
-	}
-	var columns [][]*spot
-	for range layout.Stripes {
-		var legs []*spot
-		for range layout.Group().Members {
-			x := pick(p, legs)
-			if x == nil {
-				p.giveBack(append(columns, legs))
-				return nil
-			}
-			x.used += p.need
-			x.room -= p.record
-			x.legs++
-			p.onNode[x.drive.Node]++
-			legs = append(legs, x)
-		}
-		p.rotate(legs)
-		columns = append(columns, legs)
-	}
-	return columns
-}
-
-func (p *placer) giveBack(columns [][]*spot) {
-	for _, x := range slices.Concat(columns...) {
-		x.used -= p.need
-		x.room += p.record
-		x.legs--
-	}
-}
-
-// rotate makes the most preferred leg the first of its column; among equals, the one whose
-// node has the fewest first legs. Reads go to first legs, so the reads of a volume use all
-// of its nodes.
-func (p *placer) rotate(legs []*spot) {
-	first := slices.MinFunc(legs, func(a, b *spot) int {
-		return cmp.Or(cmp.Compare(a.behind, b.behind), cmp.Compare(p.firsts[a.drive.Node], p.firsts[b.drive.Node]))
-	})
-	i := slices.Index(legs, first)
-	legs[0], legs[i] = legs[i], legs[0]
-	p.firsts[first.drive.Node]++
-}
-
-// fits reports whether a drive can take the next leg of a column.
-func (p *placer) fits(x *spot, column []*spot) bool {
-	if x.free() < p.need || x.room < p.record {
-		return false
-	}
-	return !slices.ContainsFunc(column, func(o *spot) bool {
-		return o.domain == x.domain || o.drive.Node == x.drive.Node
-	})
-}
-
-func (p *placer) score(x *spot) float64 {
-	fill := float64(x.used+p.need) / float64(x.drive.Extents)
-	return fill + sharedDrive*float64(x.legs) + sharedNode*float64(p.onNode[x.drive.Node]) + notPreferred*x.behind
-}
-
-// sample picks the best of k random drives that fit. It looks at all drives if there are
-// few, or if no random one fits.
-func (p *placer) sample(column []*spot) *spot {
-	var best *spot
-	consider := func(x *spot) bool {
-		if !p.fits(x, column) {
-			return false
-		}
-		if best == nil || p.score(x) < p.score(best) {
-			best = x
-		}
-		return true
-	}
-	if len(p.spots) > 2*p.k {
-		for met, tries := 0, 0; met < p.k && tries < 8*p.k; tries++ {
-			if consider(p.spots[p.rng.intn(len(p.spots))]) {
-				met++
-			}
-		}
-	}
-	if best == nil {
-		start := p.rng.intn(len(p.spots)) // so that equally good drives take turns
-		for i := range p.spots {
-			consider(p.spots[(start+i)%len(p.spots)])
-		}
-	}
-	return best
-}
-
-// emptiest picks the emptiest drive of the domain with room for the most legs.
-// Legs are all of one size and a column takes each domain once, so this greedy
-// choice finds a placement if there is one.
-func (p *placer) emptiest(column []*spot) *spot {
-	room := map[string]uint32{}
-	for _, x := range p.spots {
-		room[x.domain] += min(x.free()/p.need, uint32(x.room/p.record))
-	}
-	var best *spot
-	for _, x := range p.spots {
-		if !p.fits(x, column) {
-			continue
-		}
-		if best == nil || cmp.Or(cmp.Compare(room[x.domain], room[best.domain]), cmp.Compare(x.free(), best.free())) > 0 {
-			best = x
-		}
-	}
-	return best
-}
-
-// carve turns picked drives into legs with extents.
-func (s *State) carve(columns [][]*spot, need uint32, seed Seed) []Leg {
-	var legs []Leg
-	taken := map[block.DriveID][]Extent{}
-	for c, column := range columns {
-		for i, x := range column {
-			d := x.drive
-			if taken[d.ID] == nil {
-				taken[d.ID] = s.carved(d)
-			}
-			extents := firstFit(taken[d.ID], d.Extents, need)
-			taken[d.ID] = append(taken[d.ID], extents...)
-			legs = append(legs, Leg{
-				ID: block.LegID{UUID: seed.id(uint32(len(legs) + 1))}, Column: c, Copy: i,
-				Drive: d.ID, Node: d.Node, Image: plain(extents), State: LegCreating, Revision: 1,
-			})
-		}
-	}
-	setPlaces(legs)
-	return legs
-}
-
 // carved returns the extents of a drive that legs occupy, sorted except for the strays at
 // the end.
-func (s *State) carved(d *Drive) []Extent { return slices.Concat(s.extents[d.ID], s.strays(d)) }
+func (s *State) carved(d *Drive) []image.Extent { return slices.Concat(s.extents[d.ID], s.strays(d)) }
 
 // strays returns the extents that a drive's label lists and no record has, as after a
 // restore of an older backup. Targets keep those legs, so nothing else may be placed there.
-func (s *State) strays(d *Drive) []Extent {
+func (s *State) strays(d *Drive) []image.Extent {
 	if on := s.targets[d.Node]; on != nil {
 		return on.strays[d.ID]
 	}
 	return nil
 }
 
-// firstFit finds need free extents among total: the first hole that holds them all, or else
-// holes from the start on. The caller has checked that there are enough.
-func firstFit(taken []Extent, total, need uint32) []Extent {
-	holes := holes(taken, total)
-	for _, h := range holes {
-		if h.Count >= need {
-			return []Extent{{h.Start, need}}
-		}
-	}
-	var got []Extent
-	for _, h := range holes {
-		if need == 0 {
-			break
-		}
-		n := min(h.Count, need)
-		got = append(got, Extent{h.Start, n})
-		need -= n
-	}
-	if need > 0 {
-		panic(fmt.Sprintf("cluster: %d extents short on a drive of %d", need, total))
-	}
-	return got
+// Capacity is the space for volumes of one kind.
+type Capacity struct {
+	Available block.Size // for all of them together
+	Maximum   block.Size // for one, now
+	Minimum   block.Size
 }
 
-func holes(taken []Extent, total uint32) (free []Extent) {
-	slices.SortFunc(taken, byStart) // fast if they are sorted
-	next := uint32(0)
-	for _, e := range taken {
-		if e.Start > next {
-			free = append(free, Extent{next, e.Start - next})
-		}
-		next = max(next, e.Start+e.Count)
+// Capacity returns the space for volumes such as in, with its copies, stripes, chunk, pool,
+// spread and topology and the defaults of CreateVolume. The error says which of them is
+// wrong.
+func (s *State) Capacity(in CreateVolume) (Capacity, error) {
+	in.Name, in.Size = "capacity", minVolume
+	in, err := in.normal()
+	if err != nil {
+		return Capacity{}, err
 	}
-	if next < total {
-		free = append(free, Extent{next, total - next})
+	pool := s.pools[in.Pool]
+	if pool == nil {
+		return Capacity{}, notFound("pool " + in.Pool)
 	}
-	return free
+	drives, _ := s.candidates(pool, in)
+	space := placement.SpaceFor(drives, s.request(in), maxVolume)
+	return Capacity{Available: space.Available(), Maximum: space.Maximum(), Minimum: minVolume}, nil
 }
 
 // distinct names n different failure domains, for an error.
@@ -402,10 +210,10 @@ func distinct(n int, label string) string {
 
 // enoughDomains refuses a request whose columns have more members than there are failure
 // domains.
-func (s *State) enoughDomains(pool *Pool, in CreateVolume, spots []*spot, refusals []string) error {
+func (s *State) enoughDomains(pool *Pool, in CreateVolume, drives []*placement.Drive, refusals []string) error {
 	domains := map[string]map[string]bool{}
-	for _, x := range spots {
-		put(domains, x.domain, string(x.drive.Node), true)
+	for _, x := range drives {
+		put(domains, x.Domain, string(x.Node), true)
 	}
 	g := in.group()
 	if len(domains) >= g.Members {
@@ -431,9 +239,9 @@ func (s *State) enoughDomains(pool *Pool, in CreateVolume, spots []*spot, refusa
 	switch offline := s.offlineDomains(pool, in, domains); {
 	case len(domains)+len(offline) >= g.Members:
 		return e.hint("bring targets back: %s", some(offline, 8))
-	case len(spots) == 0 && len(pool.Selector) > 0:
+	case len(drives) == 0 && len(pool.Selector) > 0:
 		return e.hint("the pool selects drives with labels %s: `weft drive label DRIVE %s`, or the same on a node", pairs(pool.Selector), strings.ReplaceAll(pairs(pool.Selector), ",", " "))
-	case len(spots) == 0:
+	case len(drives) == 0:
 		return e.hint("`weft drive list` shows the drives, `weft drive add` adds more")
 	case in.Spread == "node":
 		return e.hint("add drives on more nodes with `weft drive add`, or ask for fewer copies")
@@ -460,25 +268,25 @@ func (s *State) offlineDomains(pool *Pool, in CreateVolume, have map[string]map[
 }
 
 // noSpace says, drive by drive, why a volume does not fit.
-func noSpace(pool *Pool, in CreateVolume, layout block.Layout, spots []*spot, refusals []string) error {
+func (s *State) noSpace(pool *Pool, in CreateVolume, layout block.Layout, drives []*placement.Drive, refusals []string) error {
 	need := layout.LegSize(in.Size).RoundUp(block.ExtentSize)
 	record := in.record(layout).Size()
 	var full []string
 	var room block.Size
 	labelled := true // no drive lacks only room on its label
-	for _, x := range spots {
-		free := block.Size(x.free()) * block.ExtentSize
+	for _, x := range drives {
+		free := block.Size(x.Free()) * block.ExtentSize
 		room += free
-		records := uint32(x.room / record)
-		text := fmt.Sprintf("%s: %s free", x.drive.object(), free.Short())
+		records := uint32(x.Room / record)
+		text := fmt.Sprintf("%s: %s free", s.drives[x.ID].object(), free.Short())
 		switch {
 		case free < need:
 			text += fmt.Sprintf(", %s short", (need - free).Short())
 		case block.Size(records) < free/need && int(records) < layout.Legs():
 			labelled = false
-			text += fmt.Sprintf(", room on its label for %d of %d legs beside the %d that are there", records, layout.Legs(), x.held)
+			text += fmt.Sprintf(", room on its label for %d of %d legs beside the %d that are there", records, layout.Legs(), len(s.onDrive[x.ID]))
 		default:
-			text += fmt.Sprintf(", room for %d of %d legs (%s %s)", free/need, layout.Legs(), in.Spread, x.domain)
+			text += fmt.Sprintf(", room for %d of %d legs (%s %s)", free/need, layout.Legs(), in.Spread, x.Domain)
 		}
 		full = append(full, text)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/image"
 )
 
 // grid is a cluster of racks × nodes × drives, all ready and online.
@@ -38,10 +39,10 @@ func fixed(n uint32) func(int) uint32 { return func(int) uint32 { return n } }
 // mustHold checks the promises of placement over all volumes.
 func mustHold(t *testing.T, s *State) {
 	t.Helper()
-	taken := map[block.DriveID][]Extent{}
+	taken := map[block.DriveID][]image.Extent{}
 	for _, v := range s.volumes {
 		for i, l := range v.Legs {
-			if n := count(l.Extents); n != uint32(v.Layout.LegExtents(v.Size)) {
+			if n := image.Count(l.Extents); n != uint32(v.Layout.LegExtents(v.Size)) {
 				t.Fatalf("%v of %s has %d extents, want %d", &l, v.Name, n, v.Layout.LegExtents(v.Size))
 			}
 			for _, o := range v.Legs[:i] {
@@ -54,7 +55,7 @@ func mustHold(t *testing.T, s *State) {
 					t.Fatalf("%v of %s: extent %v is not on the drive", &l, v.Name, x)
 				}
 				for _, o := range taken[l.Drive] {
-					if x.overlaps(o) {
+					if x.Overlaps(o) {
 						t.Fatalf("%v of %s: extent %v overlaps %v", &l, v.Name, x, o)
 					}
 				}
@@ -178,21 +179,6 @@ func TestFirstLegsRotateOverNodes(t *testing.T) {
 	for node, n := range firsts {
 		if n > 3 {
 			t.Errorf("node %s has %d of 8 first legs (%v), want them spread", node, n, firsts)
-		}
-	}
-}
-
-func TestManagerChoosesStripes(t *testing.T) {
-	for _, c := range []struct {
-		size           block.Size
-		copies, drives int
-		want           int
-	}{
-		{512 * block.MiB, 2, 100, 1}, {block.GiB, 2, 4, 2}, {block.GiB, 2, 3, 1}, {block.GiB, 1, 1, 1},
-		{300 * block.GiB, 2, 100, 2}, {1000 * block.GiB, 2, 100, 4}, {100 * block.TiB, 2, 100, 8}, {100 * block.TiB, 3, 9, 3},
-	} {
-		if got := autoStripes(c.size, c.copies, c.drives); got != c.want {
-			t.Errorf("autoStripes(%v, %d, %d) = %d, want %d", c.size, c.copies, c.drives, got, c.want)
 		}
 	}
 }

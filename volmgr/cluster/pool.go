@@ -8,10 +8,17 @@ import (
 	"strings"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
 )
 
 func poolResult(name string) view {
 	return func(s *State) any { return s.poolView(s.pools[name]) }
+}
+
+// CreatePool names a set of drives. Result: Pool.
+type CreatePool struct {
+	Name     string
+	Selector map[string]string
 }
 
 func (in CreatePool) apply(t *tx) (view, error) {
@@ -28,9 +35,12 @@ func (in CreatePool) apply(t *tx) (view, error) {
 		return poolResult(in.Name), nil
 	}
 	t.pools.set(in.Name, &Pool{Name: in.Name, Selector: maps.Clone(in.Selector)})
-	t.event(Info, EventPoolCreated, "pool "+in.Name, "", "pool", in.Name)
+	t.event(event.Info, event.PoolCreated, "pool "+in.Name, "", "pool", in.Name)
 	return poolResult(in.Name), nil
 }
+
+// DeletePool forgets a pool that no volume uses. Result: nil.
+type DeletePool struct{ Name string }
 
 func (in DeletePool) apply(t *tx) (view, error) {
 	if in.Name == DefaultPool {
@@ -49,7 +59,7 @@ func (in DeletePool) apply(t *tx) (view, error) {
 		return nil, refused(ReasonPoolInUse, "pool "+in.Name, "used by %s", some(users, 8))
 	}
 	t.pools.drop(in.Name)
-	t.event(Info, EventPoolDeleted, "pool "+in.Name, "", "pool", in.Name)
+	t.event(event.Info, event.PoolDeleted, "pool "+in.Name, "", "pool", in.Name)
 	return nil, nil
 }
 

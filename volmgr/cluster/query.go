@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/labelset"
 )
 
 // Nodes lists the nodes by name, including nodes that are known only by a refused agent.
@@ -28,7 +29,7 @@ func (s *State) Node(name block.NodeName) (Node, error) {
 
 func (s *State) nodeView(n *Node) Node {
 	v := *n
-	v.Labels = shown(n.labels())
+	v.Labels = labelset.Shown(n.labels())
 	if t := s.targets[n.Name]; t != nil {
 		v.Target = s.agentView(t.status)
 	}
@@ -82,7 +83,7 @@ func (s *State) driveView(d *Drive) Drive {
 	if v.State == DriveReady && !s.targetOnline(v.Node) {
 		v.State, v.Reason = DriveOffline, "its target is offline"
 	}
-	v.Labels = shown(d.Labels)
+	v.Labels = labelset.Shown(d.Labels)
 	v.Capacity = block.Size(d.Extents) * block.ExtentSize
 	v.Allocated = block.Size(s.used[d.ID]) * block.ExtentSize
 	return v
@@ -90,7 +91,7 @@ func (s *State) driveView(d *Drive) Drive {
 
 func (s *State) poolView(p *Pool) Pool {
 	v := *p
-	v.Selector = shown(p.Selector)
+	v.Selector = labelset.Shown(p.Selector)
 	for _, d := range s.drives {
 		if d.State != DriveRemoving && p.selects(d, s.nodes[d.Node]) {
 			d := s.driveView(d)
@@ -126,7 +127,7 @@ func (s *State) find(nameOrID string) (*Volume, error) {
 
 func (s *State) volumeView(v *Volume) Volume {
 	view := *v
-	view.Labels = shown(v.Labels)
+	view.Labels = labelset.Shown(v.Labels)
 	view.Legs = slices.Clone(v.Legs)
 	view.Health = s.health(v)
 	view.FenceWaitsFor = s.fenceWaits(v)

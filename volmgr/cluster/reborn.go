@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
 )
 
 // An in-sync leg that has lost its drive's cache stays in sync if no copy is better: it was
@@ -32,7 +33,7 @@ func (t *tx) lostCache(v *Volume, l *Leg) {
 	default:
 		l.Revision++
 		l.Reborn = l.Revision
-		t.volumeEvent(v, Warning, EventLegReborn, fmt.Sprintf("%v: %s, and no copy is better: %s continues only if it had flushed everything", l, l.loss(), v.users()),
+		t.volumeEvent(v, event.Warning, event.LegReborn, fmt.Sprintf("%v: %s, and no copy is better: %s continues only if it had flushed everything", l, l.loss(), v.users()),
 			"leg", l.ID.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "revision", fmt.Sprint(l.Revision))
 	}
 }
@@ -42,7 +43,7 @@ func (t *tx) lostCache(v *Volume, l *Leg) {
 // one can be granted to it.
 func (t *tx) shareAnew(v *Volume, l *Leg) {
 	why := fmt.Sprintf("%v: %s, and no copy is better", l, l.loss())
-	t.volumeEvent(v, Trouble, EventWritesLost, fmt.Sprintf("%s: writes that hosts had not flushed may be lost; the device of %s is replaced by a new one", why, v.users()),
+	t.volumeEvent(v, event.Trouble, event.WritesLost, fmt.Sprintf("%s: writes that hosts had not flushed may be lost; the device of %s is replaced by a new one", why, v.users()),
 		"leg", l.ID.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch))
 	hosts := slices.Clone(v.Shared)
 	t.supersede(v)
@@ -76,9 +77,9 @@ func (t *tx) settleGaveUp(id block.VolumeID) {
 // gaveUp writes the event that a host has given up its current grant.
 func (t *tx) gaveUp(v *Volume, r AttachmentReport) {
 	node := v.Attachment.Node
-	severity, kind, text := Warning, EventGaveUp, fmt.Sprintf("%s gave up epoch %d: %s", node, v.Epoch, r.GaveUp.Why)
+	severity, kind, text := event.Warning, event.GaveUp, fmt.Sprintf("%s gave up epoch %d: %s", node, v.Epoch, r.GaveUp.Why)
 	if r.GaveUp.WritesLost {
-		severity, kind = Trouble, EventWritesLost
+		severity, kind = event.Trouble, event.WritesLost
 		text += "; writes that were acknowledged but not flushed may be lost"
 	}
 	t.volumeEvent(v, severity, kind, text, "node", string(node), "epoch", fmt.Sprint(v.Epoch))

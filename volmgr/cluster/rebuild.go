@@ -11,13 +11,16 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/evidence"
+	"weft.dev/weft/volmgr/image"
 )
 
 // Rebuild makes a new state from the drives' labels and the hosts' notes, after the store
 // and its backups were lost. The text says, line by line, what was found and what an
 // operator has to check.
 //
-// The newest label of a volume is its definition. judge.go decides which of its copies are
+// The newest label of a volume is its definition. Package evidence decides which of its copies are
 // in sync. Every volume comes up detached and not clean, at an epoch far above any that a
 // target or host has seen. Pools are not on labels.
 func Rebuild(now time.Time, targets []TargetReport, hosts []InitiatorReport) (*State, string, error) {
@@ -38,13 +41,14 @@ func (r *rebuild) rebuild(now time.Time, targets []TargetReport, hosts []Initiat
 		generation, term = max(generation, report.Generation), max(term, report.Highest.of(id))
 	}
 	r.s.meta = meta{Schema: schema, ClusterID: id, Generation: generation + generationJump, FirstEvent: 1, NextEvent: 1}
+	r.s.events = event.NewLog(nil, 1, 1)
 	r.s.meta.replacing(now, term)
 	r.s.pools[DefaultPool] = &Pool{Name: DefaultPool}
 	r.volumes()
 	r.stretch()
 	r.users(hosts)
 	t := newTx(r.s, now)
-	t.event(Trouble, EventStoreRebuilt, "cluster", fmt.Sprintf("from the labels of %d drives on %d nodes: %d volumes", len(r.s.drives), len(r.s.nodes), len(r.s.volumes)))
+	t.event(event.Trouble, event.StoreRebuilt, "cluster", fmt.Sprintf("from the labels of %d drives on %d nodes: %d volumes", len(r.s.drives), len(r.s.nodes), len(r.s.volumes)))
 	t.commit()
 	return r.s, strings.Join(r.lines, "\n"), nil
 }
@@ -55,20 +59,20 @@ type rebuild struct {
 	now       time.Time
 	legs      map[block.LegID]placedLeg
 	admitted  map[block.VolumeID]block.Epoch // the highest that a target reports
-	inquiries map[block.VolumeID]*inquiry
-	labelled  map[block.DriveID][]Extent // extents of all legs that were found, used or not
+	inquiries map[block.VolumeID]*evidence.Inquiry
+	labelled  map[block.DriveID][]image.Extent // extents of all legs that were found, used or not
 	lines     []string
 }
 
 type placedLeg struct {
-	foundLeg
+	evidence.Found
 	drive *Drive
 }
 
 func newRebuild(targets []TargetReport, hosts []InitiatorReport) *rebuild {
 	r := &rebuild{
 		s: empty(), legs: map[block.LegID]placedLeg{}, admitted: map[block.VolumeID]block.Epoch{},
-		inquiries: map[block.VolumeID]*inquiry{}, labelled: map[block.DriveID][]Extent{},
+		inquiries: map[block.VolumeID]*evidence.Inquiry{}, labelled: map[block.DriveID][]image.Extent{},
 	}
 	for _, report := range targets {
 		r.node(report)
@@ -80,16 +84,16 @@ func newRebuild(targets []TargetReport, hosts []InitiatorReport) *rebuild {
 		l := r.legs[id]
 		q := r.inquiries[l.Volume.ID]
 		if q == nil {
-			q = newInquiry(nil)
-			q.top = r.admitted[l.Volume.ID]
+			q = evidence.New(nil)
+			q.Admitted(r.admitted[l.Volume.ID])
 			r.inquiries[l.Volume.ID] = q
 		}
-		q.leg(l.foundLeg)
+		q.Add(l.Found)
 	}
 	for id, q := range r.inquiries {
-		q.missing(q.newest.Layout)
+		q.Expect(q.Newest.Layout)
 		for i := range hosts {
-			q.host(id, &hosts[i])
+			hear(q, id, &hosts[i])
 		}
 	}
 	return r
@@ -139,7 +143,7 @@ func (r *rebuild) node(report TargetReport) {
 		r.s.indexDrive(nil, drive)
 		for _, l := range d.Legs {
 			r.labelled[d.Drive] = append(r.labelled[d.Drive], l.Extents...)
-			r.leg(placedLeg{foundLeg{LegLabel: l, node: report.Node, cut: d.cut(l, report.BootID), volatile: drive.VolatileCache}, drive})
+			r.leg(placedLeg{evidence.Found{LegLabel: l, Cut: d.cut(l, report.BootID), Volatile: drive.VolatileCache}, drive})
 		}
 	}
 }
@@ -197,22 +201,23 @@ func (r *rebuild) volumes() {
 	}
 }
 
-func (r *rebuild) volume(q *inquiry) {
-	best := q.newest
+func (r *rebuild) volume(q *evidence.Inquiry) {
+	best := q.Newest
 	labels, formatted := fromDrives(best.Labels)
-	if q.top > 0 { // it was granted, and the label may be older than the grant
+	size, _ := q.Size()
+	if q.Top > 0 { // it was granted, and the label may be older than the grant
 		formatted = orRaw(formatted)
 	}
 	v := &Volume{
-		ID: best.ID, Name: best.Name, Size: grownOnDrives(best, q.labels()), Layout: best.Layout, Pool: best.Pool, Spread: best.Spread,
-		Labels: labels, Formatted: formatted, State: VolumeReady, Epoch: q.top + epochJump, Generation: best.Generation + epochJump,
+		ID: best.ID, Name: best.Name, Size: size, Layout: best.Layout, Pool: best.Pool, Spread: best.Spread,
+		Labels: labels, Formatted: formatted, State: VolumeReady, Epoch: q.Top + epochJump, Generation: best.Generation + epochJump,
 		Created: time.Unix(0, best.Created).UTC(),
 	}
-	for _, id := range sorted(q.legs) {
+	for _, id := range sorted(q.Legs) {
 		l := r.legs[id]
 		v.Legs = append(v.Legs, Leg{
 			ID: l.Leg, Column: l.Column, Copy: l.Copy, Drive: l.drive.ID, Node: l.drive.Node, Image: l.Image,
-			State: LegStale, Revision: q.highest + epochJump, StaleSince: r.now.UTC(),
+			State: LegStale, Revision: q.Highest + epochJump, StaleSince: r.now.UTC(),
 		})
 	}
 	setPlaces(v.Legs) // safe: the new epoch changes all subsystem names
@@ -251,7 +256,7 @@ func (r *rebuild) fits(v *Volume) bool {
 		}
 		for _, x := range l.Extents {
 			outside := uint64(x.Start)+uint64(x.Count) > uint64(r.s.drives[l.Drive].Extents)
-			if outside || slices.ContainsFunc(taken, x.overlaps) {
+			if outside || slices.ContainsFunc(taken, x.Overlaps) {
 				r.say("volume %s (%v) is left out: extents %v of %v on drive %v belong to another leg", v.Name, v.ID, x, &l, l.Drive)
 				return false
 			}
@@ -269,16 +274,16 @@ func (r *rebuild) stretch() {
 		need := uint32(v.Layout.LegExtents(v.Size))
 		for i := range v.Legs {
 			l := &v.Legs[i]
-			have := count(l.Extents)
+			have := image.Count(l.Extents)
 			if have >= need {
 				continue
 			}
 			taken, d := slices.Concat(r.s.carved(r.s.drives[l.Drive]), r.labelled[l.Drive]), r.s.drives[l.Drive]
-			if room := holes(taken, d.Extents); count(room) < need-have {
+			if room := image.Holes(taken, d.Extents); image.Count(room) < need-have {
 				r.say("volume %s: %v is smaller than its volume and has no room to grow: it cannot be rebuilt", v.Name, l)
 				continue
 			}
-			l.Extents = extend(l.Extents, taken, d.Extents, need-have)
+			l.Extents = image.Extend(l.Extents, taken, d.Extents, need-have)
 			r.s.volumes[id] = v
 			r.s.index(old, v)
 			old, v = v, v.clone()
@@ -286,13 +291,9 @@ func (r *rebuild) stretch() {
 	}
 }
 
-func (e Extent) overlaps(o Extent) bool {
-	return e.Start < o.Start+o.Count && o.Start < e.Start+e.Count
-}
-
 // judge decides which legs of a volume are in sync.
-func (r *rebuild) judge(v *Volume, q *inquiry) {
-	if q.unborn() && len(q.legs) == v.Layout.Legs() {
+func (r *rebuild) judge(v *Volume, q *evidence.Inquiry) {
+	if q.Unborn() && len(q.Legs) == v.Layout.Legs() {
 		v.State, v.Clean = VolumeCreating, true
 		for i := range v.Legs {
 			v.Legs[i].State, v.Legs[i].StaleSince = LegCreating, time.Time{}
@@ -302,23 +303,23 @@ func (r *rebuild) judge(v *Volume, q *inquiry) {
 	}
 	for i := range v.Legs {
 		l := &v.Legs[i]
-		verdict := q.judge(l.ID, l.Column)
-		if l.Reason = verdict.why; verdict.good {
+		verdict := q.Judge(l.ID, l.Column)
+		if l.Reason = verdict.Why; verdict.Good {
 			l.good()
-			l.Suspect = verdict.suspect
+			l.Suspect = verdict.Suspect
 		}
 	}
-	v.Holder = q.holder("")
-	v.Lingering = q.lingering()
+	v.Holder = q.Holder("")
+	v.Lingering = lingering(q)
 	for c := range v.Layout.Stripes {
 		r.sayColumn(v, q, c)
 	}
-	r.say("volume %s: %v, %d of %d legs in sync, detached at epoch %d%s", v.Name, v.Size, legsIn(v.inSync()), v.Layout.Legs(), v.Epoch, q.basis())
+	r.say("volume %s: %v, %d of %d legs in sync, detached at epoch %d%s", v.Name, v.Size, legsIn(v.inSync()), v.Layout.Legs(), v.Epoch, q.Basis())
 }
 
 // sayColumn reports a column whose copy an operator has to choose: the evidence for each
 // copy, and the command that promotes it.
-func (r *rebuild) sayColumn(v *Volume, q *inquiry, column int) {
+func (r *rebuild) sayColumn(v *Volume, q *evidence.Inquiry, column int) {
 	legs := v.column(column)
 	switch {
 	case len(legs) == 0:
@@ -332,25 +333,12 @@ func (r *rebuild) sayColumn(v *Volume, q *inquiry, column int) {
 		r.say("  %v: %s", l, l.Reason)
 		r.say("    to choose it: weft volume promote-stale %s %d.%d --accept-data-loss", v.Name, l.Column, l.Copy)
 	}
-	if host := q.awaits(r.s.confirmedDead); host != "" {
+	if host := q.Awaits(r.s.confirmedDead); host != "" {
 		r.say("  host %s may have a note of which copies are good: start its agent and rebuild again before you start the manager", host)
 	}
-	if q.absent[column] {
+	if q.Absent(column) {
 		r.say("  or find the other drives and rebuild again before you start the manager")
 	}
-}
-
-// basis names the proof of the in-sync sets.
-func (q *inquiry) basis() string {
-	switch w := q.witness(); {
-	case q.alone():
-		return ""
-	case q.quiet():
-		return "; nobody has written since the newest label"
-	case w != nil:
-		return fmt.Sprintf("; host %s noted at epoch %d which copies are good", w.host, w.Epoch)
-	}
-	return ""
 }
 
 // users names the devices that hosts have and that the manager will remove when it starts.
@@ -369,4 +357,17 @@ func legsIn(sets []block.MemberSet) (total int) {
 		total += s.Len()
 	}
 	return total
+}
+
+// AwaitedHosts names the hosts that a Rebuild should wait for: by the labels they had a
+// volume last, and they have not reported what they noted of it.
+func AwaitedHosts(targets []TargetReport, hosts []InitiatorReport) []block.NodeName {
+	r := newRebuild(targets, hosts)
+	awaited := map[block.NodeName]bool{}
+	for _, q := range r.inquiries {
+		if host := q.Awaits(r.s.confirmedDead); host != "" {
+			awaited[host] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(awaited))
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/evidence"
 )
 
 // labelled is a cluster whose volume db1 is attached, and what its targets report.
@@ -453,7 +454,7 @@ func TestLabelsStayUntilACopyIsChosen(t *testing.T) {
 	s.state, _ = rebuilt(t, reports("t1", "t2", "t3"))
 	s.session, s.store = 2, map[string][]byte{}
 	keep(s.store, s.state.Records())
-	labels := func() (all []VolumeLabel) {
+	labels := func() (all []evidence.VolumeLabel) {
 		for _, r := range s.reports("t1", "t2", "t3") {
 			for _, l := range r.Drives[0].Legs {
 				all = append(all, l.Volume)

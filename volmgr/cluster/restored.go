@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/evidence"
+	"weft.dev/weft/volmgr/image"
 )
 
 // A restored state raises its numbers by these jumps. Grants, wanted states and revisions
@@ -40,7 +43,7 @@ func Restored(now time.Time, records []Record) ([]Record, error) {
 	for _, id := range sorted(s.volumes) {
 		t.restored(t.volume(id))
 	}
-	t.event(Trouble, EventStoreRestored, "cluster", fmt.Sprintf("from a backup: %d volumes are detached; each is served again once the labels of its legs have been seen", len(s.volumes)))
+	t.event(event.Trouble, event.StoreRestored, "cluster", fmt.Sprintf("from a backup: %d volumes are detached; each is served again once the labels of its legs have been seen", len(s.volumes)))
 	t.commit()
 	return s.Records(), nil
 }
@@ -90,56 +93,81 @@ func (t *tx) restored(v *Volume) {
 }
 
 // inquire collects the evidence of labels and hosts about a restored volume.
-func (s *State) inquire(v *Volume) *inquiry {
-	var known *VolumeLabel
+func (s *State) inquire(v *Volume) *evidence.Inquiry {
+	var known *evidence.VolumeLabel
 	if b := v.Backup; b != nil {
 		label := v.label()
 		label.Epoch, label.Quiet, label.Clean, label.Writer, label.InSync, label.Suspect = b.Epoch, b.Quiet, b.Clean, b.Writer, b.InSync, b.Suspect
 		known = &label
 	}
-	q := newInquiry(known)
+	q := evidence.New(known)
 	for i := range v.Legs {
 		l := &v.Legs[i]
 		on := s.targets[l.Node]
 		if on == nil {
 			continue
 		}
-		q.top = max(q.top, on.admitted[v.ID])
+		q.Admitted(on.admitted[v.ID])
 		report := on.drives[l.Drive]
 		for _, label := range report.Legs {
 			if label.Leg == l.ID {
 				drive := s.drives[l.Drive]
-				q.leg(foundLeg{LegLabel: label, node: l.Node, cut: report.cut(label, on.status.BootID), volatile: drive == nil || drive.VolatileCache})
+				q.Add(evidence.Found{LegLabel: label, Cut: report.cut(label, on.status.BootID), Volatile: drive == nil || drive.VolatileCache})
 			}
 		}
 	}
-	q.missing(v.Layout)
+	q.Expect(v.Layout)
 	for _, name := range slices.Sorted(maps.Keys(s.initiators)) {
 		if r := s.initiators[name].report; r != nil {
-			q.host(v.ID, r)
+			hear(q, v.ID, r)
 		}
 	}
 	return q
 }
 
+// hear adds to the evidence what a host reports of a volume.
+func hear(q *evidence.Inquiry, id block.VolumeID, r *InitiatorReport) {
+	var epochs []block.Epoch
+	for _, a := range r.Attachments {
+		if a.Volume == id {
+			epochs = append(epochs, a.Epoch)
+		}
+	}
+	var notes []evidence.Note
+	for _, n := range r.Evidence {
+		if n.Volume == id {
+			notes = append(notes, n)
+		}
+	}
+	q.Hear(r.Node, epochs, notes)
+}
+
+// lingering stands for hosts that may share a rebuilt volume unseen.
+func lingering(q *evidence.Inquiry) []Lingerer {
+	if !q.SharedUnseen() {
+		return nil
+	}
+	return []Lingerer{{Epoch: q.Top, Mode: AttachSharedReadOnly}}
+}
+
 // settleRestored compares a restored volume with the labels of its legs and with the note of
 // its last host, once all of them have been read or are confirmed dead. Until then the
 // volume cannot be attached, and its targets get no wanted state for it, so that they leave
-// the labels unchanged. judge.go decides which copies are believed.
+// the labels unchanged. Package evidence decides which copies are believed.
 func (t *tx) settleRestored(id block.VolumeID) {
 	v := t.peek(id)
 	if !v.Restored || len(t.s.unseen(v)) > 0 {
 		return
 	}
 	q := t.s.inquire(v)
-	if host := q.awaits(t.confirmedDead); host != "" {
+	if host := q.Awaits(t.confirmedDead); host != "" {
 		t.awaitHost(host)
 		return
 	}
 	v = t.volume(id)
 	v.Restored, v.Backup = false, nil
 	t.outnumber(v, q)
-	if v.State == VolumeCreating && q.unborn() {
+	if v.State == VolumeCreating && q.Unborn() {
 		return
 	}
 	v.State = VolumeReady
@@ -147,9 +175,9 @@ func (t *tx) settleRestored(id block.VolumeID) {
 	for i := range v.Legs {
 		t.resume(v, v.Legs[i].ID, q)
 	}
-	v.Holder = q.holder(v.Holder)
+	v.Holder = q.Holder(v.Holder)
 	v.Generation++
-	t.volumeEvent(v, Info, EventVolumeChecked, "its record was compared with the labels on the drives"+q.basis())
+	t.volumeEvent(v, event.Info, event.VolumeChecked, "its record was compared with the labels on the drives"+q.Basis())
 }
 
 // awaitHost adds a record for a host that is waited for, so that it can be confirmed dead
@@ -161,32 +189,32 @@ func (t *tx) awaitHost(host block.NodeName) {
 }
 
 // resume gives a leg of a restored volume the state that the inquiry found.
-func (t *tx) resume(v *Volume, id block.LegID, q *inquiry) {
+func (t *tx) resume(v *Volume, id block.LegID, q *evidence.Inquiry) {
 	l := v.leg(id)
-	switch verdict := q.judge(id, l.Column); {
-	case verdict.good:
+	switch verdict := q.Judge(id, l.Column); {
+	case verdict.Good:
 		l.good()
-		l.Suspect = verdict.suspect || l.Suspect && !verdict.final
+		l.Suspect = verdict.Suspect || l.Suspect && !verdict.Final
 	case l.State == LegStale:
-		l.Reason = verdict.why
+		l.Reason = verdict.Why
 	default:
-		t.stale(v, id, EventLegStale, verdict.why)
+		t.stale(v, id, event.LegStale, verdict.Why)
 	}
 }
 
 // outnumber raises a volume's numbers above all that agents have reported of it. It raises
 // them far above, since an order of an earlier manager may still be under way. Targets
 // refuse lower numbers, and hosts take them for ones that they knew before.
-func (t *tx) outnumber(v *Volume, q *inquiry) {
-	if v.Epoch <= q.top {
-		v.Epoch = q.top + epochJump
+func (t *tx) outnumber(v *Volume, q *evidence.Inquiry) {
+	if v.Epoch <= q.Top {
+		v.Epoch = q.Top + epochJump
 	}
 	for i := range v.Legs {
-		if l := &v.Legs[i]; l.Revision <= q.highest {
-			l.Revision = q.highest + epochJump
+		if l := &v.Legs[i]; l.Revision <= q.Highest {
+			l.Revision = q.Highest + epochJump
 		}
 	}
-	for _, l := range q.labels() {
+	for _, l := range q.Labels() {
 		v.Generation = max(v.Generation, l.Volume.Generation)
 	}
 }
@@ -208,17 +236,17 @@ func (t *tx) outlast(on *agent, reported uint64) uint64 {
 // adopt applies expansions that happened after the backup and are on the labels. A leg that
 // missed one gets its extents now or, if its drive has no room, when the volume is expanded
 // again.
-func (t *tx) adopt(v *Volume, q *inquiry) {
-	labels := q.labels()
-	for _, label := range labels {
-		if l := v.leg(label.Leg); label.continues(l.Image) {
+func (t *tx) adopt(v *Volume, q *evidence.Inquiry) {
+	for _, label := range q.Labels() {
+		if l := v.leg(label.Leg); label.Continues(l.Image) {
 			l.Extents = slices.Clone(label.Extents)
 		}
 	}
-	if len(labels) == 0 || q.newest.newer(&q.label) {
+	size, proven := q.Size()
+	if !proven {
 		return
 	}
-	v.Size, v.ExpandingTo = max(v.Size, grownOnDrives(q.label, labels)), 0
+	v.Size, v.ExpandingTo = max(v.Size, size), 0
 	if extents, err := t.s.growth(v, v.Size); err == nil {
 		for i := range v.Legs {
 			v.Legs[i].Extents = extents[i]
@@ -235,7 +263,7 @@ func (t *tx) settleLonger(id block.VolumeID) {
 			continue
 		}
 		for _, label := range on.drives[l.Drive].Legs {
-			if label.Leg == l.ID && count(label.Extents) > count(l.Extents) && label.continues(l.Image) {
+			if label.Leg == l.ID && image.Count(label.Extents) > image.Count(l.Extents) && label.Continues(l.Image) {
 				t.volume(id).leg(l.ID).Extents = slices.Clone(label.Extents)
 			}
 		}
@@ -268,7 +296,7 @@ func (s *State) restoredWaits(v *Volume) (waits []string) {
 	if len(names) > 0 {
 		waits = append(waits, "the labels of "+some(names, 8))
 	}
-	if host := s.inquire(v).awaits(s.confirmedDead); host != "" {
+	if host := s.inquire(v).Awaits(s.confirmedDead); host != "" {
 		waits = append(waits, fmt.Sprintf("host %s, which had the volume last, to report which copies are good", host))
 	}
 	return waits

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/evidence"
 )
 
 // A drive's label has room for the records of some thousand legs. The largest size that a
@@ -37,8 +38,8 @@ func (in CreateVolume) record(layout block.Layout) block.LegRecord {
 	return recordOf(layout, in.Labels, string(in.Name), in.Pool, in.Spread)
 }
 
-// record is the same for a leg that is on a label.
-func (l *LegLabel) record() block.LegRecord {
+// labelRecord is the same for a leg that is on a label.
+func labelRecord(l *evidence.LegLabel) block.LegRecord {
 	v := &l.Volume
 	r := recordOf(v.Layout, v.Labels, string(v.Name), v.Pool, v.Spread)
 	r.Runs = len(l.Extents)

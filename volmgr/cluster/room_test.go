@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/evidence"
+	"weft.dev/weft/volmgr/image"
 )
 
 // wide is a volume of so many legs that a few such volumes fill a drive's label.
@@ -114,11 +116,11 @@ func TestALegInManyPiecesTakesMoreOfALabel(t *testing.T) {
 	crumbs := func() *State {
 		s := grid(1, 1, 2, fixed(extents))
 		other := &Volume{ID: block.VolumeID{UUID: testSeed(99).id(0)}, Name: "other", Layout: block.Layout{Stripes: 1, Copies: 1, Chunk: block.DefaultChunk}, State: VolumeReady}
-		var every []Extent
+		var every []image.Extent
 		for i := uint32(0); i < extents; i += 2 {
-			every = append(every, Extent{i, 1})
+			every = append(every, image.Extent{Start: i, Count: 1})
 		}
-		other.Legs = []Leg{{ID: block.LegID{UUID: testSeed(99).id(1)}, Drive: s.sortedDrives()[0], Node: "r0-n0", Image: plain(every), State: LegInSync}}
+		other.Legs = []Leg{{ID: block.LegID{UUID: testSeed(99).id(1)}, Drive: s.sortedDrives()[0], Node: "r0-n0", Image: image.Of(every), State: LegInSync}}
 		s.volumes[other.ID] = other
 		s.index(nil, other)
 		return s
@@ -153,11 +155,11 @@ func TestALegInManyPiecesTakesMoreOfALabel(t *testing.T) {
 func TestStrayLegsTakeRoomOnTheLabel(t *testing.T) {
 	s := grid(1, 1, 1, fixed(100_000))
 	id := s.sortedDrives()[0]
-	var strays []LegLabel
+	var strays []evidence.LegLabel
 	for i := range 600 {
-		strays = append(strays, LegLabel{
-			Leg: block.LegID{UUID: testSeed(i).id(1)}, Image: plain([]Extent{{uint32(i), 1}}),
-			Volume: VolumeLabel{ID: block.VolumeID{UUID: testSeed(i).id(0)}, Layout: block.Layout{Stripes: 64, Copies: 2}},
+		strays = append(strays, evidence.LegLabel{
+			Leg: block.LegID{UUID: testSeed(i).id(1)}, Image: image.Of([]image.Extent{{Start: uint32(i), Count: 1}}),
+			Volume: evidence.VolumeLabel{ID: block.VolumeID{UUID: testSeed(i).id(0)}, Layout: block.Layout{Stripes: 64, Copies: 2}},
 		})
 	}
 	newTx(s, t0).targetSeen(s.targets["r0-n0"], &TargetReport{Node: "r0-n0", Drives: []DriveReport{{Drive: id, Legs: strays}}}, false)

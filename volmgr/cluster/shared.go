@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
 )
 
 // A shared volume is attached to several hosts, all in one mode and at one epoch. The
@@ -142,7 +143,7 @@ func (t *tx) share(v *Volume, n *Node, mode AttachMode) {
 	}
 	a.Epoch = v.Epoch
 	v.Shared = append(v.Shared, a)
-	t.volumeEvent(v, Info, EventGranting, fmt.Sprintf("epoch %d for %s, %s; hosts that share it: %d", v.Epoch, n.Name, mode.words(), len(v.Shared)),
+	t.volumeEvent(v, event.Info, event.Granting, fmt.Sprintf("epoch %d for %s, %s; hosts that share it: %d", v.Epoch, n.Name, mode.words(), len(v.Shared)),
 		"node", string(n.Name), "epoch", fmt.Sprint(v.Epoch), "mode", string(mode))
 }
 
@@ -184,7 +185,7 @@ func (t *tx) settleShareGrant(id block.VolumeID, a *Attachment) {
 func (t *tx) sharerGranted(v *Volume, node block.NodeName) {
 	a := v.attachmentOf(node)
 	a.State, a.Since, a.FenceAt, a.Left, a.Grant = Granted, t.now.UTC(), 0, false, t.gen
-	t.volumeEvent(v, Info, EventGranted, fmt.Sprintf("epoch %d to %s, %s", v.Epoch, node, a.Mode.words()),
+	t.volumeEvent(v, event.Info, event.Granted, fmt.Sprintf("epoch %d to %s, %s", v.Epoch, node, a.Mode.words()),
 		"node", string(node), "epoch", fmt.Sprint(v.Epoch), "mode", string(a.Mode))
 }
 
@@ -200,12 +201,12 @@ func (t *tx) settleSharer(id block.VolumeID, a *Attachment) {
 	case clean:
 		fresh := t.volume(id).attachmentOf(a.Node)
 		fresh.State, fresh.Left, fresh.Since = Granting, true, t.now.UTC()
-		t.volumeEvent(v, Info, EventLeft, fmt.Sprintf("%s has released it and is shutting down: it is admitted again at its next boot", a.Node),
+		t.volumeEvent(v, event.Info, event.Left, fmt.Sprintf("%s has released it and is shutting down: it is admitted again at its next boot", a.Node),
 			"node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
 	case a.State == Granted && ok && (r.Phase == PhaseServing || r.Phase == PhaseStalled):
 		fresh := t.volume(id).attachmentOf(a.Node)
 		fresh.State, fresh.Since = Attached, t.now.UTC()
-		t.volumeEvent(v, Info, EventAttached, fmt.Sprintf("to %s as %s, %s", a.Node, r.Device, a.Mode.words()),
+		t.volumeEvent(v, event.Info, event.Attached, fmt.Sprintf("to %s as %s, %s", a.Node, r.Device, a.Mode.words()),
 			"node", string(a.Node), "epoch", fmt.Sprint(v.Epoch), "device", r.Device)
 	}
 }
@@ -246,7 +247,7 @@ func (t *tx) detachShared(v *Volume, in Detach) {
 			t.unshare(v.ID, a.Node, v.Clean, "before it was handed out")
 		case a.State != Detaching:
 			fresh.State, fresh.Since = Detaching, t.now.UTC()
-			t.volumeEvent(v, Info, EventDetaching, fmt.Sprintf("waiting for %s to release the volume", a.Node), "node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
+			t.volumeEvent(v, event.Info, event.Detaching, fmt.Sprintf("waiting for %s to release the volume", a.Node), "node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
 		}
 	}
 }
@@ -265,7 +266,7 @@ func (t *tx) forceSharer(id block.VolumeID, node block.NodeName, why string) {
 		t.unshare(id, node, true, why)
 	case a.State != Detaching || a.FenceAt == 0:
 		a.State, a.FenceAt, a.Since = Detaching, t.gen, t.now.UTC()
-		t.volumeEvent(v, Warning, EventDetaching, fmt.Sprintf("%s, %s: its exports are being removed", node, why),
+		t.volumeEvent(v, event.Warning, event.Detaching, fmt.Sprintf("%s, %s: its exports are being removed", node, why),
 			"node", string(node), "epoch", fmt.Sprint(v.Epoch))
 	}
 }
@@ -330,7 +331,7 @@ func (t *tx) unshare(id block.VolumeID, node block.NodeName, clean bool, how str
 	if block && len(v.Shared) == 0 {
 		v.Clean = clean
 	}
-	t.volumeEvent(v, Info, EventDetached, fmt.Sprintf("from %s, %s; hosts that still share it: %d", node, how, len(v.Shared)),
+	t.volumeEvent(v, event.Info, event.Detached, fmt.Sprintf("from %s, %s; hosts that still share it: %d", node, how, len(v.Shared)),
 		"node", string(node), "epoch", fmt.Sprint(v.Epoch))
 }
 
@@ -363,7 +364,7 @@ func (t *tx) sharerChanged(id block.VolumeID, n *Node) {
 		t.sharerGranted(v, n.Name)
 	default:
 		a.State, a.FenceAt, a.Since = Granting, t.gen, t.now.UTC()
-		t.volumeEvent(v, Info, EventGranting, fmt.Sprintf("epoch %d for the new boot of %s: the old boot's exports are being removed", v.Epoch, n.Name),
+		t.volumeEvent(v, event.Info, event.Granting, fmt.Sprintf("epoch %d for the new boot of %s: the old boot's exports are being removed", v.Epoch, n.Name),
 			"node", string(n.Name), "epoch", fmt.Sprint(v.Epoch))
 	}
 }

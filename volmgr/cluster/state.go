@@ -5,6 +5,8 @@ package cluster
 import (
 	"bytes"
 	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -13,6 +15,9 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/backoff"
+	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/image"
 )
 
 // Times that decisions depend on.
@@ -31,12 +36,28 @@ type Record struct {
 	Value []byte
 }
 
+// Input is something that happened: a request, a report or a tick. Each is declared beside
+// its apply.
+type Input interface {
+	apply(*tx) (view, error)
+}
+
 // Outcome is what a step decided. None of it may be published before Records are durable.
 type Outcome struct {
 	Records []Record
 	Wake    []block.NodeName // nodes whose wanted state may have changed
-	Events  []Event
+	Events  []event.Event
 	Result  any // as the input's type says
+}
+
+// Seed is 32 random bytes that come with an input. Ids and choices are drawn from it, so
+// the same input always has the same outcome.
+type Seed [32]byte
+
+// id draws the n-th identifier from a seed.
+func (s Seed) id(n uint32) block.UUID {
+	sum := sha256.Sum256(binary.BigEndian.AppendUint32(s[:], n))
+	return block.UUIDFromRandom([16]byte(sum[:16]))
 }
 
 // schema is the version of the record format.
@@ -75,7 +96,7 @@ type durable struct {
 	drives  map[block.DriveID]*Drive
 	pools   map[string]*Pool
 	volumes map[block.VolumeID]*Volume
-	events  []Event // oldest first
+	events  event.Log
 }
 
 // derived follows from durable. It is an index, so that a step need not search.
@@ -84,11 +105,11 @@ type derived struct {
 	drivesOn  map[block.NodeName]map[block.DriveID]bool
 	driveIDs  []block.DriveID                            // in order; nil: to be sorted again
 	onNode    map[block.NodeName]map[block.VolumeID]bool // with a leg or the attachment there
-	onDrive   map[block.DriveID]map[block.LegID][]Extent
-	extents   map[block.DriveID][]Extent   // the same by start: sorting them for each new leg takes too long
-	used      map[block.DriveID]uint32     // how many extents those are
-	recorded  map[block.DriveID]block.Size // the most that the legs' records can take of its label
-	unsettled map[block.VolumeID]bool      // volumes that time or a report may change
+	onDrive   map[block.DriveID]map[block.LegID][]image.Extent
+	extents   map[block.DriveID][]image.Extent // the same by start: sorting them for each new leg takes too long
+	used      map[block.DriveID]uint32         // how many extents those are
+	recorded  map[block.DriveID]block.Size     // the most that the legs' records can take of its label
+	unsettled map[block.VolumeID]bool          // volumes that time or a report may change
 }
 
 // reported is what agents report and what this manager observed of it. No record holds
@@ -100,7 +121,7 @@ type reported struct {
 	fences     map[block.VolumeID]fence
 	served     map[block.VolumeID]bool      // volumes that can be served
 	unserved   map[block.VolumeID]time.Time // since when volumes that were served cannot be
-	trials     map[block.LegID]trial
+	trials     backoff.Trials
 }
 
 // agent is the stream side of a target or initiator agent.
@@ -120,8 +141,8 @@ type target struct {
 	drives   map[block.DriveID]DriveReport
 	legs     map[block.LegID]LegReport
 	labelled map[block.LegID]bool
-	strays   map[block.DriveID][]Extent   // extents that labels list and no record has
-	unknown  map[block.DriveID]block.Size // the most that legs without a record can take of the label
+	strays   map[block.DriveID][]image.Extent // extents that labels list and no record has
+	unknown  map[block.DriveID]block.Size     // the most that legs without a record can take of the label
 	admitted map[block.VolumeID]block.Epoch
 	exported map[block.LegID]bool
 	exports  map[block.NQN]bool
@@ -151,8 +172,8 @@ func empty() *State {
 			byName:    map[block.VolumeName]block.VolumeID{},
 			drivesOn:  map[block.NodeName]map[block.DriveID]bool{},
 			onNode:    map[block.NodeName]map[block.VolumeID]bool{},
-			onDrive:   map[block.DriveID]map[block.LegID][]Extent{},
-			extents:   map[block.DriveID][]Extent{},
+			onDrive:   map[block.DriveID]map[block.LegID][]image.Extent{},
+			extents:   map[block.DriveID][]image.Extent{},
 			used:      map[block.DriveID]uint32{},
 			recorded:  map[block.DriveID]block.Size{},
 			unsettled: map[block.VolumeID]bool{},
@@ -164,7 +185,7 @@ func empty() *State {
 			fences:     map[block.VolumeID]fence{},
 			served:     map[block.VolumeID]bool{},
 			unserved:   map[block.VolumeID]time.Time{},
-			trials:     map[block.LegID]trial{},
+			trials:     backoff.Trials{},
 		},
 	}
 }
@@ -174,6 +195,7 @@ func empty() *State {
 func New(id block.ClusterID) (*State, []Record) {
 	s := empty()
 	s.meta = meta{Schema: schema, ClusterID: id, Generation: 1, FirstEvent: 1, NextEvent: 1}
+	s.events = event.NewLog(nil, 1, 1)
 	s.pools[DefaultPool] = &Pool{Name: DefaultPool}
 	return s, s.Records()
 }
@@ -181,8 +203,9 @@ func New(id block.ClusterID) (*State, []Record) {
 // Load rebuilds the state that the records describe. Their order does not matter.
 func Load(records []Record) (*State, error) {
 	s := empty()
+	var events []event.Event
 	for _, r := range records {
-		if err := s.load(r); err != nil {
+		if err := s.load(r, &events); err != nil {
 			return nil, fmt.Errorf("load record %q: %w", r.Key, err)
 		}
 	}
@@ -194,14 +217,14 @@ func Load(records []Record) (*State, error) {
 			return nil, fmt.Errorf("load record %q: no record of its node %s", driveKey(d.ID), d.Node)
 		}
 	}
-	slices.SortFunc(s.events, func(a, b Event) int { return cmp.Compare(a.Seq, b.Seq) })
+	s.events = event.NewLog(events, s.meta.FirstEvent, s.meta.NextEvent)
 	if _, ok := s.pools[DefaultPool]; !ok {
 		s.pools[DefaultPool] = &Pool{Name: DefaultPool}
 	}
 	return s, nil
 }
 
-func (s *State) load(r Record) error {
+func (s *State) load(r Record, events *[]event.Event) error {
 	kind, _, ok := strings.Cut(r.Key, "/")
 	if !ok {
 		return fmt.Errorf("no kind in the key")
@@ -241,11 +264,11 @@ func (s *State) load(r Record) error {
 		s.pools[p.Name] = p
 		return nil
 	case "e":
-		e, err := decode[Event](r.Value)
+		e, err := decode[event.Event](r.Value)
 		if err != nil {
 			return err
 		}
-		s.events = append(s.events, *e)
+		*events = append(*events, *e)
 		return nil
 	case "m":
 		m, err := decode[meta](r.Value)
@@ -286,7 +309,7 @@ func (d *durable) records() []Record {
 	for _, p := range d.pools {
 		all = append(all, encode(poolKey(p.Name), p))
 	}
-	for _, e := range d.events {
+	for _, e := range d.events.All() {
 		all = append(all, encode(eventKey(e.Seq), e))
 	}
 	all = append(all, encode(metaKey, d.meta))
@@ -346,9 +369,9 @@ func (s *State) index(old, new *Volume) {
 		}
 		for _, l := range old.Legs {
 			if !keeps(new, &l) {
-				s.extents[l.Drive] = without(s.extents[l.Drive], l.Extents)
+				s.extents[l.Drive] = image.Remove(s.extents[l.Drive], l.Extents)
 			}
-			s.used[l.Drive] -= count(s.onDrive[l.Drive][l.ID])
+			s.used[l.Drive] -= image.Count(s.onDrive[l.Drive][l.ID])
 			delete(s.onDrive[l.Drive], l.ID)
 			s.recorded[l.Drive] -= old.record(&l).Size()
 		}
@@ -365,10 +388,10 @@ func (s *State) index(old, new *Volume) {
 	}
 	for _, l := range new.Legs {
 		if !keeps(old, &l) {
-			s.extents[l.Drive] = with(s.extents[l.Drive], l.Extents)
+			s.extents[l.Drive] = image.Insert(s.extents[l.Drive], l.Extents)
 		}
 		put(s.onDrive, l.Drive, l.ID, l.Extents)
-		s.used[l.Drive] += count(l.Extents)
+		s.used[l.Drive] += image.Count(l.Extents)
 		s.recorded[l.Drive] += new.record(&l).Size()
 	}
 }
@@ -381,31 +404,6 @@ func keeps(v *Volume, l *Leg) bool {
 	same := v.leg(l.ID)
 	return same != nil && same.Drive == l.Drive && slices.Equal(same.Extents, l.Extents)
 }
-
-// with inserts extents into a list that is sorted by start.
-func with(all, extents []Extent) []Extent {
-	for _, e := range extents {
-		at, _ := slices.BinarySearchFunc(all, e, byStart)
-		all = slices.Insert(all, at, e)
-	}
-	return all
-}
-
-// without removes extents from such a list.
-func without(all, extents []Extent) []Extent {
-	for _, e := range extents {
-		at, _ := slices.BinarySearchFunc(all, e, byStart)
-		for ; at < len(all) && all[at].Start == e.Start; at++ {
-			if all[at] == e {
-				all = slices.Delete(all, at, at+1)
-				break
-			}
-		}
-	}
-	return all
-}
-
-func byStart(a, b Extent) int { return cmp.Compare(a.Start, b.Start) }
 
 // indexDrive is index for drives.
 func (s *State) indexDrive(old, new *Drive) {
@@ -434,13 +432,6 @@ func put[A, B comparable, C any](m map[A]map[B]C, a A, b B, c C) {
 		m[a] = map[B]C{}
 	}
 	m[a][b] = c
-}
-
-func count(extents []Extent) (n uint32) {
-	for _, e := range extents {
-		n += e.Count
-	}
-	return n
 }
 
 // sorted returns the keys of m in order, so that a step is deterministic.

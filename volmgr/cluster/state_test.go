@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
 )
 
 func TestAReportThatSaysNothingNewCommitsNothing(t *testing.T) {
@@ -68,7 +69,7 @@ func TestOldEventsGoFirst(t *testing.T) {
 	s, records := New(testCluster())
 	store := map[string][]byte{}
 	keep(store, records)
-	for i := range MaxEvents/2 + 50 {
+	for i := range event.Max/2 + 50 {
 		for _, in := range []Input{CreatePool{Name: fmt.Sprintf("p%d", i)}, DeletePool{Name: fmt.Sprintf("p%d", i)}} {
 			out, err := s.Step(t0, in)
 			if err != nil {
@@ -77,16 +78,16 @@ func TestOldEventsGoFirst(t *testing.T) {
 			keep(store, out.Records)
 		}
 	}
-	events := s.Events("", 0, 2*MaxEvents)
-	if len(events) != MaxEvents || events[0].Seq != 101 || events[MaxEvents-1].Seq != MaxEvents+100 {
-		t.Fatalf("Events = %d from %d to %d, want the newest %d", len(events), events[0].Seq, events[len(events)-1].Seq, MaxEvents)
+	events := s.Events("", 0, 2*event.Max)
+	if len(events) != event.Max || events[0].Seq != 101 || events[event.Max-1].Seq != event.Max+100 {
+		t.Fatalf("Events = %d from %d to %d, want the newest %d", len(events), events[0].Seq, events[len(events)-1].Seq, event.Max)
 	}
 	again := loadStore(t, store)
 	if got := again.Events("pool p7", 0, 0); len(got) != 0 {
 		t.Errorf("Events(pool p7) = %v, want them gone", got)
 	}
-	if got := again.Events("", MaxEvents+98, 0); len(got) != 2 || got[0].Object != got[1].Object {
-		t.Errorf("Events(after %d) = %v, want the last two, oldest first", MaxEvents+98, got)
+	if got := again.Events("", event.Max+98, 0); len(got) != 2 || got[0].Object != got[1].Object {
+		t.Errorf("Events(after %d) = %v, want the last two, oldest first", event.Max+98, got)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
 )
 
 // When a target boots, or one of its drives was away or failed a flush, the in-sync legs on
@@ -43,7 +44,7 @@ func (t *tx) suspectLeg(v *Volume, id block.LegID) {
 	l := v.leg(id)
 	l.Suspect, l.SuspectAt = true, t.gen
 	v.Generation++
-	t.volumeEvent(v, Warning, EventLegSuspect, fmt.Sprintf("%v: %s; no other copy has reported since", l, l.loss()),
+	t.volumeEvent(v, event.Warning, event.LegSuspect, fmt.Sprintf("%v: %s; no other copy has reported since", l, l.loss()),
 		"leg", id.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch))
 }
 
@@ -128,7 +129,7 @@ func (t *tx) believe(id block.VolumeID, column int) {
 	}
 	kept.Suspect = false
 	v.Generation++
-	t.volumeEvent(v, Warning, EventLegBelieved, fmt.Sprintf("%v: %s, and no copy is better", kept, kept.loss()),
+	t.volumeEvent(v, event.Warning, event.LegBelieved, fmt.Sprintf("%v: %s, and no copy is better", kept, kept.loss()),
 		"leg", kept.ID.String(), "node", string(kept.Node), "epoch", fmt.Sprint(v.Epoch))
 	t.lostCache(v, kept)
 }

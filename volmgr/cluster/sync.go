@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/backoff"
+	"weft.dev/weft/volmgr/event"
 )
 
 // This file is the only one that moves legs between in sync, stale and
@@ -41,6 +43,16 @@ func (t *tx) current(id block.VolumeID, node block.NodeName, epoch block.Epoch) 
 	return v, nil
 }
 
+// RecordStale removes legs from the in-sync sets on behalf of the attached host: all of
+// them or, with an error, none. Result: Recorded.
+type RecordStale struct {
+	Node   block.NodeName
+	Volume block.VolumeID
+	Epoch  block.Epoch
+	Legs   []block.LegID
+	Reason string
+}
+
 func (in RecordStale) apply(t *tx) (view, error) {
 	v, err := t.current(in.Volume, in.Node, in.Epoch)
 	if err != nil {
@@ -71,11 +83,21 @@ func (in RecordStale) apply(t *tx) (view, error) {
 	for _, id := range in.Legs {
 		if lost[id] {
 			t.failed(t.volume(v.ID).leg(id))
-			seq = t.stale(t.volume(v.ID), id, EventLegStale, in.Reason)
+			seq = t.stale(t.volume(v.ID), id, event.LegStale, in.Reason)
 			delete(lost, id)
 		}
 	}
 	return recorded(t, seq), nil
+}
+
+// Recorded says when, and as which event, a change of the in-sync sets became durable.
+// EventSeq is 0 if nothing had to change. Term and Generation are those of the state after
+// the change.
+type Recorded struct {
+	Time       time.Time
+	EventSeq   uint64
+	Term       uint64
+	Generation uint64
 }
 
 func recorded(t *tx, seq uint64) view {
@@ -84,6 +106,21 @@ func recorded(t *tx, seq uint64) view {
 		r.Term, r.Generation = s.meta.Term, s.meta.Generation
 		return r
 	}
+}
+
+// RecordInSync returns rebuilt legs to the in-sync sets. Result: Recorded.
+type RecordInSync struct {
+	Node   block.NodeName
+	Volume block.VolumeID
+	Epoch  block.Epoch
+	Legs   []RebuiltLeg
+}
+
+// RebuiltLeg is a leg whose resync is complete.
+type RebuiltLeg struct {
+	Leg      block.LegID
+	Revision uint64
+	Copied   block.Size
 }
 
 func (in RecordInSync) apply(t *tx) (view, error) {
@@ -105,9 +142,9 @@ func (in RecordInSync) apply(t *tx) (view, error) {
 		l := v.leg(r.Leg)
 		l.good()
 		l.Rebuilt = t.now.UTC()
-		t.s.trials[l.ID] = trial{good: t.now}
+		t.s.trials.Rebuilt(l.ID, t.now)
 		v.Generation++
-		seq = t.volumeEvent(v, Info, EventLegInSync, fmt.Sprintf("%v: %s copied", l, r.Copied.Short()),
+		seq = t.volumeEvent(v, event.Info, event.LegInSync, fmt.Sprintf("%v: %s copied", l, r.Copied.Short()),
 			"leg", l.ID.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "bytes_copied", fmt.Sprint(uint64(r.Copied)))
 	}
 	return recorded(t, seq), nil
@@ -146,8 +183,8 @@ func (t *tx) stale(v *Volume, id block.LegID, kind, reason string) uint64 {
 	l.CopyAll = l.CopyAll || l.Suspect // no host's log lists what it lost
 	l.State, l.Reason, l.StaleSince, l.StaleAt, l.Suspect = LegStale, reason, t.now.UTC(), t.gen, false
 	l.Revision++
-	t.s.lost(l.ID, t.now)
-	return t.volumeEvent(v, Warning, kind, fmt.Sprintf("%v%s", l, because(reason)),
+	t.s.trials.Lost(l.ID, t.now)
+	return t.volumeEvent(v, event.Warning, kind, fmt.Sprintf("%v%s", l, because(reason)),
 		"leg", id.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "revision", fmt.Sprint(l.Revision))
 }
 
@@ -157,13 +194,51 @@ func (t *tx) evict(v *Volume, id block.LegID, reason string) {
 	if l := v.leg(id); l.State == LegInSync && !v.dispensable(l) {
 		panic(fmt.Sprintf("cluster: evicting an in-sync leg %v that cannot be spared, of column %d of volume %s", id, l.Column, v.Name))
 	}
-	t.stale(v, id, EventLegEvicted, reason)
+	t.stale(v, id, event.LegEvicted, reason)
 }
 
 func (t *tx) abandonRebuilds(v *Volume, why string) {
 	for _, l := range v.Legs {
 		if l.State == LegRebuilding {
-			t.stale(v, l.ID, EventLegStale, why)
+			t.stale(v, l.ID, event.LegStale, why)
+		}
+	}
+}
+
+// failed counts a loss during a rebuild, or soon after one. Any other loss resets the count,
+// and so does one of a target that was away, since that explains it.
+func (t *tx) failed(l *Leg) {
+	away := !t.s.targetOnline(l.Node)
+	if (l.State == LegRebuilding || t.s.trials.Fresh(l.ID, t.now)) && !away {
+		l.Failures++
+	} else {
+		l.Failures = 0
+	}
+}
+
+// excuse resets the failures of a node's legs when its target turns out to be away: the
+// losses may have been recorded before that was known.
+func (t *tx) excuse(node block.NodeName) {
+	for id := range t.s.onNode[node] {
+		for _, l := range t.peek(id).Legs {
+			if l.Node == node && l.Failures > 0 {
+				t.volume(id).leg(l.ID).Failures = 0
+			}
+		}
+	}
+}
+
+// pauses reports whether a stale leg's pause is not over yet.
+func (s *State) pauses(l *Leg) bool {
+	lost := s.trials.LostAt(l.ID)
+	return backoff.Pause(l.Failures) > 0 && (lost.IsZero() || s.now.Sub(lost) < backoff.Pause(l.Failures))
+}
+
+// settleTrials begins the pauses of legs that were lost before the manager started.
+func (t *tx) settleTrials(id block.VolumeID) {
+	for _, l := range t.peek(id).Legs {
+		if l.State == LegStale && t.s.trials.LostAt(l.ID).IsZero() {
+			t.s.trials.Lost(l.ID, t.now)
 		}
 	}
 }
@@ -184,7 +259,7 @@ func (t *tx) settleRebuilds(id block.VolumeID) {
 		busy[l.Column] = true
 		v = t.volume(id)
 		v.leg(l.ID).State = LegRebuilding
-		t.volumeEvent(v, Info, EventLegRebuilding, l.String(),
+		t.volumeEvent(v, event.Info, event.LegRebuilding, l.String(),
 			"leg", l.ID.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "revision", fmt.Sprint(l.Revision))
 	}
 }
@@ -226,7 +301,7 @@ func (s *State) notCopied(v *Volume, l *Leg) string {
 	case on.status.Generation < l.StaleAt || on.exported[l.ID]:
 		return fmt.Sprintf("target %s to remove the stale export", l.Node)
 	case s.pauses(l):
-		return fmt.Sprintf("the end of a pause of %v: the rebuild failed, or the leg was lost soon after, %d times in a row", l.pause(), l.Failures)
+		return fmt.Sprintf("the end of a pause of %v: the rebuild failed, or the leg was lost soon after, %d times in a row", backoff.Pause(l.Failures), l.Failures)
 	}
 	return ""
 }
@@ -259,7 +334,7 @@ func (t *tx) drivesReturned(name block.NodeName, on *target, booted bool) {
 		if d.Incarnation == "" || booted || !t.volatileCache(d.ID) {
 			continue
 		}
-		t.event(Warning, EventDriveReturned, d.object(), "it was away or failed a flush: unflushed data may be lost", "node", string(name), "drive", d.ID.String())
+		t.event(event.Warning, event.DriveReturned, d.object(), "it was away or failed a flush: unflushed data may be lost", "node", string(name), "drive", d.ID.String())
 		t.driveReturned(d)
 	}
 }
@@ -288,7 +363,7 @@ func (t *tx) lossOf(id block.VolumeID, l Leg, why string) {
 	alone := !t.peek(id).dispensable(&l)
 	switch {
 	case l.State == LegRebuilding:
-		t.stale(t.volume(id), l.ID, EventLegStale, cmp.Or(why, "its target rebooted during the rebuild"))
+		t.stale(t.volume(id), l.ID, event.LegStale, cmp.Or(why, "its target rebooted during the rebuild"))
 	case l.State != LegInSync || l.Suspect:
 	case !alone && lossy:
 		t.suspectLeg(t.volume(id), l.ID)
@@ -305,6 +380,14 @@ func (t *tx) lossOf(id block.VolumeID, l Leg, why string) {
 func (t *tx) volatileCache(id block.DriveID) bool {
 	d := t.drives.peek(id)
 	return d == nil || d.VolatileCache
+}
+
+// PromoteStaleLeg makes a stale leg the only good one of its column. The writes that it
+// missed are lost. Result: Volume.
+type PromoteStaleLeg struct {
+	Volume         string
+	Leg            block.LegID
+	AcceptDataLoss bool
 }
 
 func (in PromoteStaleLeg) apply(t *tx) (view, error) {
@@ -374,9 +457,9 @@ func (t *tx) promote(v *Volume, id block.LegID) {
 	chosen.Revision++
 	for _, l := range v.Legs {
 		if l.Column == chosen.Column && l.ID != id && l.State == LegInSync {
-			t.stale(v, l.ID, EventLegStale, "another leg was promoted in its place")
+			t.stale(v, l.ID, event.LegStale, "another leg was promoted in its place")
 		}
 	}
-	t.volumeEvent(v, Trouble, EventLegPromoted, fmt.Sprintf("%v: the writes that it missed are lost", chosen),
+	t.volumeEvent(v, event.Trouble, event.LegPromoted, fmt.Sprintf("%v: the writes that it missed are lost", chosen),
 		"leg", id.String(), "node", string(chosen.Node), "epoch", fmt.Sprint(v.Epoch))
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/evidence"
+	"weft.dev/weft/volmgr/image"
 )
 
 // simTarget is a target agent with its drives, in memory. It carries out a wanted state at
@@ -39,7 +41,7 @@ type simDrive struct {
 	// incarnation is the one that it reports; empty: its agent's version reports none.
 	incarnation string
 	judged      map[block.LegID]string // the incarnation that the manager has judged
-	labels      map[block.LegID]LegLabel
+	labels      map[block.LegID]evidence.LegLabel
 	wanted      map[block.LegID]block.Size
 }
 
@@ -87,7 +89,7 @@ func (t *simTarget) wantDrive(d WantedDrive) {
 	case t.drives[d.Drive] == nil:
 		t.devices[i].DriveID = d.Drive
 		t.devices[i].Signatures = nil
-		t.drives[d.Drive] = &simDrive{device: d.Device, extents: uint32(t.devices[i].Size / block.ExtentSize), labels: map[block.LegID]LegLabel{}, wanted: map[block.LegID]block.Size{}, judged: map[block.LegID]string{}}
+		t.drives[d.Drive] = &simDrive{device: d.Device, extents: uint32(t.devices[i].Size / block.ExtentSize), labels: map[block.LegID]evidence.LegLabel{}, wanted: map[block.LegID]block.Size{}, judged: map[block.LegID]string{}}
 	}
 }
 
@@ -109,7 +111,7 @@ func (t *simTarget) wantLeg(l WantedLeg) {
 	if !t.carves(d, l) {
 		return
 	}
-	label := LegLabel{
+	label := evidence.LegLabel{
 		Leg: l.Leg, Column: l.Column, Copy: l.Copy, Image: l.Image, Zeroed: true,
 		Revision: l.Revision, AdmittedEpoch: t.admitted[l.Volume.ID], Volume: l.Volume,
 		Boot: t.bootID(), Incarnation: d.incarnation,
@@ -119,8 +121,8 @@ func (t *simTarget) wantLeg(l WantedLeg) {
 		d.wanted[l.Leg] = l.Size
 		return // it continues with the exports, and tries again
 	}
-	if ok && (old.ZeroedExtents != 0 || count(l.Extents) > count(old.Extents)) {
-		label.ZeroedExtents = old.zeroed()
+	if ok && (old.ZeroedExtents != 0 || image.Count(l.Extents) > image.Count(old.Extents)) {
+		label.ZeroedExtents = old.ZeroedSoFar()
 	}
 	d.labels[l.Leg] = label
 	d.wanted[l.Leg] = l.Size
@@ -134,7 +136,7 @@ func (t *simTarget) wantLeg(l WantedLeg) {
 // cannot know better.
 func (t *simTarget) carves(d *simDrive, l WantedLeg) bool {
 	for id, other := range d.labels {
-		moved := id == l.Leg && !begins(l.Extents, other.Extents)
+		moved := id == l.Leg && !l.Continues(other.Image)
 		over := id != l.Leg && overlap(l.Extents, other.Extents)
 		switch {
 		case !moved && !over:
@@ -163,7 +165,7 @@ func (t *simTarget) zero() {
 func (t *simTarget) zeroed(leg block.LegID) block.Size {
 	for _, d := range t.drives {
 		if l, ok := d.labels[leg]; ok {
-			return block.Size(l.zeroed()) * block.ExtentSize
+			return block.Size(l.ZeroedSoFar()) * block.ExtentSize
 		}
 	}
 	return 0
@@ -181,7 +183,7 @@ func (t *simTarget) size(leg block.LegID) block.Size {
 	return 0
 }
 
-func overlap(a, b []Extent) bool {
+func overlap(a, b []image.Extent) bool {
 	for _, x := range a {
 		for _, y := range b {
 			if x.Start < y.Start+y.Count && y.Start < x.Start+x.Count {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
 )
 
 // A term is the reign of one manager, a process that has opened the store. Agents remember
@@ -65,7 +66,7 @@ func (t *tx) acted(on *agent, node block.NodeName, what string, highest Term, ge
 	case term <= t.term:
 		return t.outlast(on, generation)
 	case was <= t.term:
-		t.event(Trouble, EventManagerReplaced, nodeObject(node), fmt.Sprintf("its %s agent follows a volume manager of term %d and ignores this one, of term %d", what, term, t.term), "node", string(node))
+		t.event(event.Trouble, event.ManagerReplaced, nodeObject(node), fmt.Sprintf("its %s agent follows a volume manager of term %d and ignores this one, of term %d", what, term, t.term), "node", string(node))
 	}
 	return 0
 }

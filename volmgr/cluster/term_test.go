@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
 )
 
 // apply steps, and stores the records.
@@ -58,7 +59,7 @@ func TestAReplacedManagerStaysBehind(t *testing.T) {
 	for _, in := range []Input{target, initiator} {
 		for again := range 2 {
 			out := apply(t, s, store, in)
-			if said := slices.ContainsFunc(out.Events, func(e Event) bool { return e.Kind == EventManagerReplaced }); said != (again == 0) {
+			if said := slices.ContainsFunc(out.Events, func(e event.Event) bool { return e.Kind == event.ManagerReplaced }); said != (again == 0) {
 				t.Errorf("report %d of %T: events %v, want one that says it the first time", again+1, in, out.Events)
 			}
 		}

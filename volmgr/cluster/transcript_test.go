@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/evidence"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the transcripts' outcomes anew")
@@ -86,7 +87,7 @@ type scriptHost struct {
 	old    block.Epoch // an older epoch that it reports on; 0: the volume's
 	heard  uint64      // the last generation that reaches it; 0: all do
 	of     block.ClusterID
-	notes  map[block.VolumeID]Evidence // on its disk
+	notes  map[block.VolumeID]evidence.Note // on its disk
 }
 
 var t0 = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -364,7 +365,7 @@ func (s *script) comply(a args) (out string) {
 func hostOf(name string) block.Host { return block.HostFromID(Seed(sha256.Sum256([]byte(name))).id(0)) }
 
 func (s *script) newHost(a args) string {
-	s.hosts[a.word(0)] = &scriptHost{boot: 1, phase: map[string]Phase{}, notes: map[block.VolumeID]Evidence{}, of: clusterIn(a)}
+	s.hosts[a.word(0)] = &scriptHost{boot: 1, phase: map[string]Phase{}, notes: map[block.VolumeID]evidence.Note{}, of: clusterIn(a)}
 	return s.reportHost(a.word(0))
 }
 
@@ -407,10 +408,10 @@ func (s *script) note(host, volume string) {
 	if err != nil || s.hosts[host] == nil || v.Layout.Copies == 1 {
 		return
 	}
-	e := Evidence{Volume: v.ID, Epoch: v.Epoch}
+	e := evidence.Note{Volume: v.ID, Epoch: v.Epoch}
 	for _, l := range v.Legs {
 		if l.State == LegInSync {
-			e.Legs = append(e.Legs, EvidenceLeg{l.ID, l.Revision})
+			e.Legs = append(e.Legs, evidence.NotedLeg{Leg: l.ID, Revision: l.Revision})
 		}
 	}
 	s.hosts[host].notes[v.ID] = e

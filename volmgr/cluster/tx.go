@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
 )
 
 // tx is one step under way. It holds clones of the objects that it changes: commit swaps
@@ -27,7 +28,7 @@ type tx struct {
 	nodes   overlay[block.NodeName, Node]
 	drives  overlay[block.DriveID, Drive]
 	pools   overlay[string, Pool]
-	events  []Event
+	events  []event.Event
 	unsure  map[block.VolumeID]bool // to settle before the commit
 	changed map[block.NodeName]bool // nodes whose targets may serve more or less than before
 }
@@ -211,6 +212,45 @@ func (t *tx) commit() Outcome {
 	return Outcome{Records: records, Wake: slices.Sorted(maps.Keys(wake)), Events: t.events}
 }
 
+// event adds an event to the step. attributes alternate keys and values; empty values are
+// left out.
+func (t *tx) event(severity event.Severity, kind, object, text string, attributes ...string) uint64 {
+	e := event.Event{
+		Seq: t.s.events.Next() + uint64(len(t.events)), Time: t.now.UTC(),
+		Severity: severity, Kind: kind, Object: object, Text: text,
+	}
+	for i := 0; i+1 < len(attributes); i += 2 {
+		if attributes[i+1] == "" {
+			continue
+		}
+		if e.Attributes == nil {
+			e.Attributes = map[string]string{}
+		}
+		e.Attributes[attributes[i]] = attributes[i+1]
+	}
+	t.events = append(t.events, e)
+	return e.Seq
+}
+
+func (t *tx) volumeEvent(v *Volume, severity event.Severity, kind, text string, attributes ...string) uint64 {
+	attributes = append([]string{"volume", string(v.Name), "volume_id", v.ID.String()}, attributes...)
+	return t.event(severity, kind, v.object(), text, attributes...)
+}
+
+// commitEvents adds the step's events and drops the oldest.
+func (t *tx) commitEvents() []Record {
+	var records []Record
+	s := t.s
+	for _, e := range t.events {
+		records = append(records, encode(eventKey(e.Seq), e))
+	}
+	for _, seq := range s.events.Append(t.events) {
+		records = append(records, Record{Key: eventKey(seq)})
+	}
+	s.meta.FirstEvent, s.meta.NextEvent = s.events.First(), s.events.Next()
+	return records
+}
+
 // noteServed writes an event when a volume becomes unavailable, and another with the
 // duration when it is available again. The changes of the step must be in the state
 // already. A volume that was never available since the manager started gets no event: its
@@ -240,13 +280,13 @@ func (t *tx) noteServed() {
 		case ok && missing:
 			delete(s.unserved, id)
 			s.served[id] = true
-			t.volumeEvent(v, Info, EventVolumeServed, fmt.Sprintf("it can be served again, after %v", t.now.Sub(since).Round(time.Millisecond)))
+			t.volumeEvent(v, event.Info, event.VolumeServed, fmt.Sprintf("it can be served again, after %v", t.now.Sub(since).Round(time.Millisecond)))
 		case ok:
 			s.served[id] = true
 		case s.served[id]:
 			delete(s.served, id)
 			s.unserved[id] = t.now
-			t.volumeEvent(v, Warning, EventVolumeUnserved, s.unservedText(v))
+			t.volumeEvent(v, event.Warning, event.VolumeUnserved, s.unservedText(v))
 		}
 	}
 }

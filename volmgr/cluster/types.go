@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/image"
 )
 
 // Node is a machine that runs a target agent, an initiator agent, or both.
@@ -129,12 +130,6 @@ type Pool struct {
 	Drives    int        `json:"-"`
 }
 
-// Extent is a run of extents of a drive.
-type Extent struct {
-	Start uint32 `json:"start"`
-	Count uint32 `json:"count"`
-}
-
 // LegState says whether a leg's content can be trusted.
 //
 //	CREATING ──every leg ready──► IN_SYNC ──RecordStale, eviction, reboot──► STALE
@@ -165,7 +160,7 @@ type Leg struct {
 	Copy   int            `json:"copy"`
 	Drive  block.DriveID  `json:"drive"`
 	Node   block.NodeName `json:"node"`
-	Image
+	image.Image
 	State      LegState  `json:"state"`
 	Revision   uint64    `json:"revision"`
 	StaleSince time.Time `json:"stale_since,omitzero"`
@@ -191,7 +186,7 @@ type Leg struct {
 	Reborn uint64 `json:"reborn,omitempty"`
 	// Rebuilt is when the last rebuild succeeded, for people. Failures counts the rebuilds
 	// that failed since the leg was last good for a while. It sets the pause before the
-	// next one, see backoff.go.
+	// next one, see package backoff.
 	Rebuilt  time.Time `json:"rebuilt,omitzero"`
 	Failures int       `json:"failures,omitempty"`
 	// Place numbers the leg among its volume's legs on its node, from 1. Its namespace
@@ -335,27 +330,6 @@ type Lingerer struct {
 	BootID string         `json:"boot_id"`
 	Epoch  block.Epoch    `json:"epoch"`
 	Mode   AttachMode     `json:"mode"`
-}
-
-// Severity of an event.
-type Severity string
-
-// The severities.
-const (
-	Info    Severity = "INFO"
-	Warning Severity = "WARNING"
-	Trouble Severity = "ERROR" // a person is needed
-)
-
-// Event is one durable fact of the cluster's history.
-type Event struct {
-	Seq        uint64            `json:"seq"`
-	Time       time.Time         `json:"time"`
-	Severity   Severity          `json:"severity"`
-	Kind       string            `json:"kind"`   // see events.go
-	Object     string            `json:"object"` // "volume db1", "node t1"
-	Text       string            `json:"text"`
-	Attributes map[string]string `json:"attributes,omitempty"`
 }
 
 // Status is a summary of the cluster that fits on one screen.

@@ -8,6 +8,9 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/labelset"
 )
 
 // UpdateVolume changes the properties that may change while a volume is in use.
@@ -20,13 +23,26 @@ type UpdateVolume struct {
 }
 
 // formattedLabel is where the labels of drives keep Volume.Formatted.
-const formattedLabel = ownLabels + "formatted"
+const formattedLabel = labelset.Own + "formatted"
 
 // mostFormatted is the longest Volume.Formatted, in bytes.
 const mostFormatted = 64
 
-// ownLabels is the prefix of keys that users cannot set.
-const ownLabels = "weft.dev/"
+// checkLabels refuses labels, or a selector of labels, that no object may have.
+func checkLabels(field string, labels map[string]string) error {
+	if why := labelset.Check(labels); why != "" {
+		return invalid(field, "%s", why)
+	}
+	return nil
+}
+
+// checkVolumeLabels also refuses keys that have another meaning among a volume's labels.
+func checkVolumeLabels(field string, labels map[string]string) error {
+	if why := labelset.CheckVolume(labels); why != "" {
+		return invalid(field, "%s", why)
+	}
+	return nil
+}
 
 // Formatting is the prefix of Volume.Formatted while a file system is being made:
 // "formatting ext4". A caller that finds it and an empty device may continue.
@@ -54,7 +70,7 @@ func (in UpdateVolume) apply(t *tx) (view, error) {
 	}
 	labels := in.change(v.Labels)
 	// A volume with too many labels may lose some, but not get more.
-	if why := tooMuch(labels); why != "" && len(in.SetLabels) > 0 {
+	if why := labelset.Excess(labels); why != "" && len(in.SetLabels) > 0 {
 		return nil, invalid("set_labels", "%s would have %s", v.object(), why)
 	}
 	if !maps.Equal(labels, v.Labels) {
@@ -65,7 +81,7 @@ func (in UpdateVolume) apply(t *tx) (view, error) {
 		}
 		t.volume(v.ID).Labels = labels
 		keys := slices.Sorted(maps.Keys(in.SetLabels))
-		t.volumeEvent(v, Info, EventVolumeUpdated, fmt.Sprintf("labels set: %s; removed: %s",
+		t.volumeEvent(v, event.Info, event.VolumeUpdated, fmt.Sprintf("labels set: %s; removed: %s",
 			some8(keys), some8(in.RemoveLabels)))
 	}
 	if in.Formatted != "" && in.Formatted != cmp.Or(v.Formatted, NotFormatted) {
@@ -74,7 +90,7 @@ func (in UpdateVolume) apply(t *tx) (view, error) {
 		if in.Formatted == NotFormatted {
 			fresh.Formatted = ""
 		}
-		t.volumeEvent(v, Info, EventVolumeFormatted, in.Formatted)
+		t.volumeEvent(v, event.Info, event.VolumeFormatted, in.Formatted)
 	}
 	return volumeResult(v.ID), nil
 }
@@ -84,7 +100,7 @@ func (in UpdateVolume) change(labels map[string]string) map[string]string {
 	labels = maps.Clone(labels)
 	for _, key := range in.RemoveLabels {
 		delete(labels, key)
-		if key == everyLabel {
+		if key == labelset.Every {
 			clear(labels)
 		}
 	}
@@ -136,7 +152,7 @@ func some8(words []string) string {
 
 // kept are the labels that drives keep: none if they are too many.
 func (v *Volume) kept() map[string]string {
-	if oversize(v.Labels) {
+	if labelset.Excess(v.Labels) != "" {
 		return nil
 	}
 	return v.Labels

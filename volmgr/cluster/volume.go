@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/labelset"
 )
 
 func (v *Volume) object() string { return "volume " + string(v.Name) }
@@ -60,7 +62,7 @@ func (v *Volume) check() error {
 		if l.Column < 0 || l.Column >= v.Layout.Stripes || l.Copy < 0 || l.Copy >= v.Layout.Group().Members {
 			return fmt.Errorf("leg %v: column %d copy %d outside of layout %v", l.ID, l.Column, l.Copy, v.Layout)
 		}
-		if err := l.Image.check(); err != nil {
+		if err := l.Image.Check(); err != nil {
 			return fmt.Errorf("leg %v: %w", l.ID, err)
 		}
 		if l.State == LegRebuilding && v.Attachment == nil {
@@ -116,6 +118,26 @@ func checkSize(size block.Size) error {
 	return nil
 }
 
+// CreateVolume places a volume and has its legs carved. Result: Volume.
+type CreateVolume struct {
+	Name    block.VolumeName
+	Size    block.Size
+	Copies  int        // 0 means 2
+	Stripes int        // 0 lets the manager choose
+	Chunk   block.Size // 0 means block.DefaultChunk
+	// A code of Data and Parity legs instead of copies. It is refused, since no data path
+	// serves one yet.
+	Data, Parity int
+	Pool         string // empty means DefaultPool
+	Spread       string // empty means "node"
+	Labels       map[string]string
+	// The node of each leg must have the labels of one of Topology's segments; empty: any
+	// node. Among those, nodes of an earlier segment of Preferred are better.
+	Topology  []Segment
+	Preferred []Segment
+	Seed      Seed
+}
+
 // normal returns the request with its defaults filled in, or refuses it. Stripes 0 stays,
 // since it lets the placement choose.
 func (in CreateVolume) normal() (CreateVolume, error) {
@@ -141,8 +163,8 @@ func (in CreateVolume) normal() (CreateVolume, error) {
 	if err := cmp.Or(checkVolumeLabels("labels", in.Labels), checkSegments("topology", in.Topology), checkSegments("preferred", in.Preferred)); err != nil {
 		return in, err
 	}
-	if len(in.Spread) > MaxLabelKey {
-		return in, invalid("spread", "%q has %d bytes; at most %d are allowed", Shorten(in.Spread, 40), len(in.Spread), MaxLabelKey)
+	if len(in.Spread) > labelset.MostKey {
+		return in, invalid("spread", "%q has %d bytes; at most %d are allowed", labelset.Shorten(in.Spread, 40), len(in.Spread), labelset.MostKey)
 	}
 	if err := (block.Layout{Stripes: 1, Copies: 1, Chunk: in.Chunk}).Check(); err != nil {
 		return in, invalid("chunk_bytes", "%v", err)
@@ -230,7 +252,7 @@ func (in CreateVolume) create(t *tx) (view, error) {
 	}
 	t.volumes.set(v.ID, v)
 	t.unsure[v.ID] = true
-	t.volumeEvent(v, Info, EventVolumeCreating, fmt.Sprintf("%v, %v, on %s", v.Size, v.Layout, places(v.Legs)))
+	t.volumeEvent(v, event.Info, event.VolumeCreating, fmt.Sprintf("%v, %v, on %s", v.Size, v.Layout, places(v.Legs)))
 	return volumeResult(v.ID), nil
 }
 
@@ -265,13 +287,17 @@ func (t *tx) settleCreating(id block.VolumeID) {
 	for i := range v.Legs {
 		v.Legs[i].State = LegInSync
 	}
-	t.volumeEvent(v, Info, EventVolumeReady, "every leg is allocated and zeroed")
+	t.volumeEvent(v, event.Info, event.VolumeReady, "every leg is allocated and zeroed")
 }
 
 func (s *State) legReady(l *Leg) bool {
 	t := s.targets[l.Node]
 	return t != nil && t.legs[l.ID].Ready && t.legs[l.ID].Error == ""
 }
+
+// DeleteVolume frees a detached volume's legs. It succeeds if there is no such volume.
+// Result: nil.
+type DeleteVolume struct{ Volume string }
 
 func (in DeleteVolume) apply(t *tx) (view, error) {
 	found, err := t.s.find(in.Volume)
@@ -289,7 +315,7 @@ func (in DeleteVolume) apply(t *tx) (view, error) {
 	for i := range v.Legs {
 		v.Legs[i].State = LegDeleting
 	}
-	t.volumeEvent(v, Info, EventVolumeDeleting, "its legs are being freed")
+	t.volumeEvent(v, event.Info, event.VolumeDeleting, "its legs are being freed")
 	return nil, nil
 }
 
@@ -307,7 +333,7 @@ func (t *tx) settleDeleting(id block.VolumeID) {
 	if len(v.Legs) > 0 {
 		return
 	}
-	t.volumeEvent(v, Info, EventVolumeDeleted, "every leg is freed")
+	t.volumeEvent(v, event.Info, event.VolumeDeleted, "every leg is freed")
 	t.volumes.drop(id)
 }
 

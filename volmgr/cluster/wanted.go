@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/evidence"
 )
 
 // WantedTarget returns the whole wanted state of a node's target agent. It follows from the
@@ -48,14 +49,14 @@ func (s *State) WantedTarget(node block.NodeName) TargetWanted {
 	return w
 }
 
-func (s *State) wantedLeg(v *Volume, l Leg, label VolumeLabel) WantedLeg {
+func (s *State) wantedLeg(v *Volume, l Leg, label evidence.VolumeLabel) WantedLeg {
 	incarnation := ""
 	if d := s.drives[l.Drive]; d != nil {
 		incarnation = d.Incarnation
 	}
 	return WantedLeg{
 		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Image: l.Image,
-		Size: min(v.Layout.LegSize(v.planned()), l.room()), Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting,
+		Size: min(v.Layout.LegSize(v.planned()), l.Capacity()), Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting,
 		Incarnation: incarnation,
 	}
 }
@@ -63,8 +64,8 @@ func (s *State) wantedLeg(v *Volume, l Leg, label VolumeLabel) WantedLeg {
 // label returns the volume's definition for drive labels, from which a lost store is
 // rebuilt. It has to stay true until the next epoch: a label that called the volume clean
 // while it is being granted would still say so after the host has written.
-func (v *Volume) label() VolumeLabel {
-	label := VolumeLabel{
+func (v *Volume) label() evidence.VolumeLabel {
+	label := evidence.VolumeLabel{
 		ID: v.ID, Name: v.Name, Size: v.Size, Layout: v.Layout, Pool: v.Pool, Spread: v.Spread,
 		Labels: v.onDrives(), Epoch: v.Epoch, Generation: v.Generation, Created: v.Created.UnixNano(),
 		ExpandingTo: v.ExpandingTo, Quiet: v.quiet(), Writer: v.writer(),

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
 )
 
 // hardware is the trouble with drives in some histories: some drives have a volatile cache
@@ -155,14 +156,14 @@ func (w *world) changeCache(t *wTarget, volatile bool) {
 
 // watch checks the manager's evictions. A copy that may have lost its cache may be evicted
 // only if another copy has been seen since.
-func (w *world) watch(events []Event) {
+func (w *world) watch(events []event.Event) {
 	for _, e := range events {
 		id, err := block.ParseLegID(e.Attributes["leg"])
 		switch {
 		case err != nil:
-		case e.Kind == EventLegSuspect:
+		case e.Kind == event.LegSuspect:
 			w.hardware.suspected[id] = w.hardware.acts
-		case e.Kind == EventLegEvicted && strings.Contains(e.Text, "may have lost cached writes"):
+		case e.Kind == event.LegEvicted && strings.Contains(e.Text, "may have lost cached writes"):
 			w.violation = w.givenUpFor(id, e.Text)
 		}
 	}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/evidence"
+	"weft.dev/weft/volmgr/image"
 )
 
 // world is a small cluster in which anything may happen at any time: agents crash, links
@@ -125,8 +127,8 @@ type wHost struct {
 	wAgent
 	name    block.NodeName
 	boot    int
-	ending  bool                        // it is shutting down, and has released what it could
-	notes   map[block.VolumeID]Evidence // on its disk: they survive a boot
+	ending  bool                             // it is shutting down, and has released what it could
+	notes   map[block.VolumeID]evidence.Note // on its disk: they survive a boot
 	gen     uint64
 	inbox   []InitiatorWanted
 	outbox  []InitiatorReport
@@ -197,7 +199,7 @@ func newWorld(seed uint64) *world {
 		w.targets = append(w.targets, t)
 	}
 	for i := range 2 {
-		h := &wHost{name: block.NodeName(fmt.Sprintf("c%d", i+1)), boot: 1, volumes: map[block.VolumeID]*wVolume{}, notes: map[block.VolumeID]Evidence{}}
+		h := &wHost{name: block.NodeName(fmt.Sprintf("c%d", i+1)), boot: 1, volumes: map[block.VolumeID]*wVolume{}, notes: map[block.VolumeID]evidence.Note{}}
 		h.up = true
 		w.hosts = append(w.hosts, h)
 	}
@@ -447,10 +449,10 @@ func (w *world) note(h *wHost, v *wVolume) {
 	if v.readOnly() {
 		return
 	}
-	e := Evidence{Volume: v.wanted.Volume, Epoch: v.wanted.Epoch}
+	e := evidence.Note{Volume: v.wanted.Volume, Epoch: v.wanted.Epoch}
 	for _, leg := range sorted(v.links) {
 		if l := v.links[leg]; l.readable {
-			e.Legs = append(e.Legs, EvidenceLeg{leg, l.Revision})
+			e.Legs = append(e.Legs, evidence.NotedLeg{Leg: leg, Revision: l.Revision})
 		}
 	}
 	h.notes[v.wanted.Volume] = e
@@ -1490,7 +1492,7 @@ func (w *world) checkLabels() string {
 				return fmt.Sprintf("I8: rebuilt %s has %v, and %v has %v", v.Name, v.Size, &l, t.zeroed(l.ID))
 			}
 		}
-		if !slices.ContainsFunc(v.Legs, func(l Leg) bool { return int(count(l.Extents)) < v.Layout.LegExtents(v.Size) }) {
+		if !slices.ContainsFunc(v.Legs, func(l Leg) bool { return int(image.Count(l.Extents)) < v.Layout.LegExtents(v.Size) }) {
 			continue
 		}
 		return fmt.Sprintf("I8: rebuilt %s has a leg without room for %v: %s", v.Name, v.Size, text)

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package backoff spaces out the rebuilds of legs whose writes fail. Such a leg may look
+// healthy to its host and its target, which report at once that it can be rebuilt again.
+//
+// A rebuild fails if it does not complete, or if the leg is lost within a minute after it.
+// After the first failure the leg is rebuilt at once, after the second it waits for a
+// second, then twice as long each time, up to a minute. The count of failures is durable and
+// its owner's. The start of a pause is not durable, since it is a monotonic time: after a
+// restart of the manager a pause starts again.
+package backoff
+
+import (
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
+const (
+	first   = time.Second
+	longest = time.Minute
+)
+
+// Pause is how long a leg has to wait for its next rebuild after this many failures in a row.
+func Pause(failures int) time.Duration {
+	if failures < 2 {
+		return 0
+	}
+	return min(first<<min(failures-2, 10), longest)
+}
+
+// Trials says for each leg when it was last lost, and when it was last rebuilt, since the
+// manager started.
+type Trials map[block.LegID]trial
+
+type trial struct{ lost, good time.Time }
+
+// Lost notes that a leg was lost.
+func (t Trials) Lost(leg block.LegID, now time.Time) {
+	x := t[leg]
+	x.lost = now
+	t[leg] = x
+}
+
+// Rebuilt notes that a leg was rebuilt.
+func (t Trials) Rebuilt(leg block.LegID, now time.Time) { t[leg] = trial{good: now} }
+
+// LostAt is when a leg was last lost; zero if that is not known.
+func (t Trials) LostAt(leg block.LegID) time.Time { return t[leg].lost }
+
+// Fresh reports whether a leg was rebuilt so recently that a loss now is a failure of the
+// rebuild.
+func (t Trials) Fresh(leg block.LegID, now time.Time) bool {
+	good := t[leg].good
+	return !good.IsZero() && now.Sub(good) < longest
+}

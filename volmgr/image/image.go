@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package image says where the bytes of a leg are on its drive, and finds free space there.
+//
+// A drive is divided into extents of block.ExtentSize, numbered from 0. An image is an
+// ordered list of runs of extents:
+//
+//	drive   0    4  6      9 10
+//	        ├────┼──┼──────┼──┼─────
+//	             └1┘       └2┘        the image {4, 2}, {9, 1}: three extents
+//
+// The functions on runs never change their arguments' elements, except Holes, which may
+// sort its first argument.
+package image
+
+import (
+	"fmt"
+
+	"weft.dev/weft/proto/block"
+)
+
+// Image says where the bytes of a leg are on its drive. A plain image is the leg's extents,
+// one after another.
+type Image struct {
+	Kind    Kind     `json:"image,omitempty"`
+	Extents []Extent `json:"extents"`
+}
+
+// Kind is the format of an image.
+type Kind string
+
+// Plain is the kind of every image so far; stores do not spell it out.
+const Plain Kind = ""
+
+// Of returns the plain image of these extents.
+func Of(extents []Extent) Image { return Image{Plain, extents} }
+
+// Check refuses an image of a kind that this version does not know.
+func (i Image) Check() error {
+	if i.Kind != Plain {
+		return fmt.Errorf("image of kind %q: this version knows plain ones", i.Kind)
+	}
+	return nil
+}
+
+// Capacity is the size of all extents.
+func (i Image) Capacity() block.Size { return block.Size(Count(i.Extents)) * block.ExtentSize }
+
+// Continues reports whether the image is equal to old or an expansion of it: of the same
+// kind, and its extents begin with those of old.
+func (i Image) Continues(old Image) bool { return i.Kind == old.Kind && begins(i.Extents, old.Extents) }
