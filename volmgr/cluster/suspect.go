@@ -74,26 +74,30 @@ func (t *tx) settleSuspects(id block.VolumeID) {
 	}
 }
 
+// settleSuspect judges one suspect leg by all of its peers: a peer that can stand in decides,
+// whatever the others may still report.
 func (t *tx) settleSuspect(id block.VolumeID, l *Leg) {
 	var dead []block.LegID
 	var stand block.MemberSet
+	awaited := false // a peer may come back, with writes that l has lost
 	g := t.peek(id).Layout.Group()
 	for _, o := range t.peek(id).peers(l) {
 		switch {
 		case o.Suspect:
 		case t.s.standsIn(o, l):
-			if stand = stand.With(o.Copy); g.Readable(stand) {
-				t.evict(t.volume(id), l.ID, l.loss())
-				return
-			}
+			stand = stand.With(o.Copy)
 		case t.confirmedDead(o.Node):
 			dead = append(dead, o.ID)
 		default:
-			return // it may come back, with writes that l has lost
+			awaited = true
 		}
 	}
-	if g.Needs > 1 {
-		return // members of a code that lost different writes cannot be combined
+	switch {
+	case g.Readable(stand):
+		t.evict(t.volume(id), l.ID, l.loss())
+		return
+	case awaited || g.Needs > 1: // members of a code that lost different writes cannot be combined
+		return
 	}
 	for _, o := range dead {
 		t.evict(t.volume(id), o, "its node is confirmed dead")
