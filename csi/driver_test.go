@@ -171,8 +171,15 @@ func TestTheVolumeThatIsMadeIsInTheLog(t *testing.T) {
 	m, log := newFakeManager(), &logBuffer{}
 	m.stuck = true
 	client := csi.NewControllerClient(serve(t, newDriver(t, m, ModeController, log).Server).conn)
-	_, err := client.CreateVolume(callContext(t, 100*time.Millisecond), createRequest("pvc-1"))
-	refused(t, "create what does not come to its end", err, codes.DeadlineExceeded)
+	ctx, cancel := context.WithCancel(t.Context())
+	answer := make(chan error, 1)
+	go func() {
+		_, err := client.CreateVolume(ctx, createRequest("pvc-1"))
+		answer <- err
+	}()
+	until(t, "the driver waits for the volume", func() bool { return lineOf(log, "waiting") != "" })
+	cancel()
+	refused(t, "create what does not come to its end", <-answer, codes.Canceled)
 	until(t, "the driver ends the call", func() bool { return lineOf(log, "answered") != "" })
 	for _, message := range []string{"waiting", "answered"} {
 		if line := lineOf(log, message); !strings.Contains(line, " name=pvc-1 volume="+firstID+" ") {
