@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -138,12 +137,12 @@ func (s *controllerServer) findOrCreate(ctx context.Context, c creation) (*pb.Vo
 // creationRefused adds the distinctions that the manager's answer does not make.
 func (s *controllerServer) creationRefused(ctx context.Context, c creation, err error) error {
 	switch st := status.Convert(err); {
-	case st.Code() == codes.NotFound && strings.HasPrefix(st.Message(), "pool "):
+	case infoOf(st).GetReason() == pb.ReasonNoPool:
 		return status.Errorf(codes.InvalidArgument, "parameters: %s: %s", paramPool, st.Message())
 	case st.Code() == codes.AlreadyExists:
 		// Another process was faster; a repeated request finds the volume that it created.
 		return status.Errorf(codes.Aborted, "%s: %s", c.doing(), st.Message())
-	case st.Code() == codes.ResourceExhausted && fieldOf(st) == "copies":
+	case st.Code() == codes.ResourceExhausted && fieldOf(st) == block.PropertyCopies.Field:
 		// Too few nodes have the class's label, or have different values of it. Nodes may get the
 		// label later, so the request is not at fault.
 		return status.Errorf(codes.ResourceExhausted, "parameters: %s=%s, %s=%d: %s: %s", paramSpread, c.params.spread, paramCopies, c.params.copies, c.doing(), st.Message())

@@ -174,7 +174,7 @@ func (m *fakeManager) CreateVolume(_ context.Context, r *pb.CreateVolumeRequest,
 			return nil, withDetail(codes.ResourceExhausted, "volume "+r.Name+": copies need different values of a label", "NO_SPACE", "copies")
 		}
 		if r.Pool != "default" {
-			return nil, status.Errorf(codes.NotFound, "pool %s: not found", r.Pool)
+			return nil, withDetail(codes.NotFound, fmt.Sprintf("pool %s: not found", r.Pool), pb.ReasonNoPool, "")
 		}
 		m.made++
 		v := &pb.Volume{

@@ -462,6 +462,19 @@ func carries(err error, want string) bool {
 	return false
 }
 
+// Programs branch on this reason, never on the text.
+func TestAnUnknownPoolHasItsReason(t *testing.T) {
+	r := newRig(t)
+	_, err := r.CreateVolume(t.Context(), &pb.CreateVolumeRequest{Name: "a", SizeBytes: 1 << 30, Pool: "gold"})
+	if status.Code(err) != codes.NotFound || reason(err) != pb.ReasonNoPool {
+		t.Errorf("a volume in an unknown pool: %v for the reason %q, want NotFound for %s", err, reason(err), pb.ReasonNoPool)
+	}
+	_, err = r.GetCapacity(t.Context(), &pb.GetCapacityRequest{Pool: "gold"})
+	if reason(err) != pb.ReasonNoPool {
+		t.Errorf("the capacity of an unknown pool: %v for the reason %q, want %s", err, reason(err), pb.ReasonNoPool)
+	}
+}
+
 func TestWhatWasAnsweredSurvivesARestart(t *testing.T) {
 	r := newRig(t)
 	const n = 500

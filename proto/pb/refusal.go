@@ -22,6 +22,9 @@ const (
 	LeaderKey       = "leader"
 )
 
+// ReasonNoPool is the reason of a NOT_FOUND answer to a request that names an unknown pool.
+const ReasonNoPool = "NO_SUCH_POOL"
+
 // NotLeader reports whether err is that answer, and the leader's address, which may be
 // empty.
 func NotLeader(err error) (leader string, refused bool) {

@@ -44,6 +44,7 @@ const (
 	ReasonDeviceUnusable   = "DEVICE_UNUSABLE"
 	ReasonForeignData      = "FOREIGN_DATA"
 	ReasonPoolInUse        = "POOL_IN_USE"
+	ReasonNoPool           = "NO_SUCH_POOL"
 	ReasonNoSpace          = "NO_SPACE"
 	ReasonDataLoss         = "DATA_LOSS"
 	ReasonLegNotStale      = "LEG_NOT_STALE"
@@ -76,6 +77,13 @@ func invalid(field, format string, args ...any) *Error {
 
 func notFound(object string) *Error {
 	return &Error{Kind: NotFound, Object: object, Text: object + ": not found"}
+}
+
+// noPool refuses a request that names an unknown pool.
+func noPool(name string) *Error {
+	e := notFound("pool " + name)
+	e.Reason = ReasonNoPool
+	return e
 }
 
 // conflict refuses to create an object that exists with another value of one parameter.

@@ -193,7 +193,7 @@ func (s *State) Capacity(in CreateVolume) (Capacity, error) {
 	}
 	pool := s.pools[in.Pool]
 	if pool == nil {
-		return Capacity{}, notFound("pool " + in.Pool)
+		return Capacity{}, noPool(in.Pool)
 	}
 	drives, _ := s.candidates(pool, in)
 	space := placement.SpaceFor(drives, s.request(in), maxVolume)

@@ -236,7 +236,7 @@ func (in CreateVolume) create(t *tx) (view, error) {
 	}
 	pool := t.s.pools[in.Pool]
 	if pool == nil {
-		return nil, notFound("pool " + in.Pool)
+		return nil, noPool(in.Pool)
 	}
 	layout, legs, err := t.s.place(pool, in)
 	if err != nil {
