@@ -36,9 +36,51 @@ func (s *State) nodeView(n *Node) Node {
 	if i := s.initiators[n.Name]; i != nil {
 		v.Initiator = s.agentView(i.status)
 	}
+	v.Target.Problems, v.Initiator.Problems = s.named(n.Name, v.Target.Problems), s.named(n.Name, v.Initiator.Problems)
 	v.Target.Refused = s.refusedAgent(strangerKey{n.Name, "target"})
 	v.Initiator.Refused = s.refusedAgent(strangerKey{n.Name, "initiator"})
 	return v
+}
+
+// named returns an agent's problems with the names that people know their objects by. An
+// object without a record keeps its id.
+func (s *State) named(node block.NodeName, problems []Problem) []Problem {
+	problems = slices.Clone(problems)
+	for i := range problems {
+		if name := s.objectName(node, problems[i].Object); name != "" {
+			problems[i].Object = name
+		}
+	}
+	return problems
+}
+
+// objectName is the name of a drive, leg, export or attachment that an agent knows by an id.
+func (s *State) objectName(node block.NodeName, object string) string {
+	kind, id, _ := strings.Cut(object, " ")
+	if kind == "drive" {
+		if d, err := block.ParseDriveID(id); err == nil && s.drives[d] != nil {
+			return s.drives[d].object()
+		}
+		return ""
+	}
+	for _, volume := range sorted(s.onNode[node]) {
+		v := s.volumes[volume]
+		switch kind {
+		case "leg":
+			if leg, err := block.ParseLegID(id); err == nil && v.leg(leg) != nil {
+				return fmt.Sprintf("%v of %s", v.leg(leg), v.object())
+			}
+		case "attachment":
+			if id == volume.String() {
+				return v.object()
+			}
+		case "export":
+			if strings.Contains(id, volume.String()) {
+				return "export of " + v.object()
+			}
+		}
+	}
+	return ""
 }
 
 func (s *State) agentView(a AgentStatus) AgentStatus {
