@@ -46,7 +46,7 @@ func dial(address string, files TLSFiles, options []grpc.DialOption) (*grpc.Clie
 	}
 	creds, err := files.transport(TLSFiles.client)
 	if err != nil {
-		return nil, fmt.Errorf("tls: %w", err)
+		return nil, err
 	}
 	dialer := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: pingEvery, Interval: pingEvery, Count: 2}}
 	options = append([]grpc.DialOption{
@@ -75,7 +75,7 @@ func dial(address string, files TLSFiles, options []grpc.DialOption) (*grpc.Clie
 func NewServer(files TLSFiles, m *Metrics) (*grpc.Server, error) {
 	creds, err := files.transport(TLSFiles.server)
 	if err != nil {
-		return nil, fmt.Errorf("tls: %w", err)
+		return nil, err
 	}
 	server := grpc.NewServer(
 		grpc.Creds(creds),

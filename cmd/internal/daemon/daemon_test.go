@@ -306,8 +306,15 @@ func TestDialNamesWhatIsWrong(t *testing.T) {
 			t.Errorf("Dial(%q) = %v, want %q", address, err, want)
 		}
 	}
-	if _, err := Dial("m1:4480", TLSFiles{Cert: "x", Key: "y"}); err == nil || !strings.Contains(err.Error(), "--tls-ca") {
-		t.Errorf("Dial with a certificate and no authority = %v, want it to name --tls-ca", err)
+	for flag, files := range map[string]TLSFiles{
+		"--tls-ca: ":                    {Cert: "x", Key: "y"},
+		"--tls-ca: open /nope: ":        {CA: "/nope"},
+		"--tls-ca: no certificate in ":  {CA: "daemon_test.go"},
+		"--tls-cert, --tls-key: open x": {CA: newAuthority(t).issue(t, t.TempDir(), "m1").CA, Cert: "x", Key: "y"},
+	} {
+		if _, err := Dial("m1:4480", files); err == nil || !strings.HasPrefix(err.Error(), flag) {
+			t.Errorf("Dial with %+v = %v, want it to name the flag and the file: %q", files, err, flag)
+		}
 	}
 }
 

@@ -38,7 +38,7 @@ func (f TLSFiles) client() (*tls.Config, error) {
 	}
 	cert, err := tls.LoadX509KeyPair(f.Cert, f.Key)
 	if err != nil {
-		return nil, fmt.Errorf("load the certificate: %w", err)
+		return nil, fmt.Errorf("--tls-cert, --tls-key: %w", err)
 	}
 	config.Certificates = []tls.Certificate{cert}
 	return config, nil
@@ -53,7 +53,7 @@ func (f TLSFiles) server() (*tls.Config, error) {
 	}
 	cert, err := tls.LoadX509KeyPair(f.Cert, f.Key)
 	if err != nil {
-		return nil, fmt.Errorf("load the certificate: %w", err)
+		return nil, fmt.Errorf("--tls-cert, --tls-key: %w", err)
 	}
 	return &tls.Config{
 		Certificates: []tls.Certificate{cert},
@@ -69,11 +69,11 @@ func (f TLSFiles) roots() (*x509.CertPool, error) {
 	}
 	pem, err := os.ReadFile(f.CA)
 	if err != nil {
-		return nil, fmt.Errorf("read the authorities: %w", err)
+		return nil, fmt.Errorf("--tls-ca: %w", err)
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("read the authorities: no certificate in %s", f.CA)
+		return nil, fmt.Errorf("--tls-ca: no certificate in %s", f.CA)
 	}
 	return pool, nil
 }
