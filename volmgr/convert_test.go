@@ -160,6 +160,8 @@ func TestAnswersLoseNoFieldOnTheWayOut(t *testing.T) {
 		// Package parts sets these when it sends a state.
 		"TargetWanted.scale.part": true, "TargetWanted.scale.more": true, "TargetWanted.scale.unchanged": true,
 		"InitiatorWanted.scale.part": true, "InitiatorWanted.scale.more": true, "InitiatorWanted.scale.unchanged": true,
+		"TargetWanted.scale.difference": true, "TargetWanted.scale.lost": true,
+		"InitiatorWanted.scale.difference": true, "InitiatorWanted.scale.lost": true,
 	}
 	for _, m := range []proto.Message{
 		targetWanted(filled[cluster.TargetWanted]()), initiatorWanted(filled[cluster.InitiatorWanted]()),

@@ -15,14 +15,18 @@ import (
 	"weft.dev/weft/volmgr/cluster"
 )
 
-// session is the newest stream of an agent. Each wanted state is complete, so only the
-// newest one has to be sent. It is built when the stream is ready for it: a slow agent
-// neither blocks the loop nor makes it build states that are never sent.
+// session is the newest stream of an agent. Only the newest wanted state has to be sent, as
+// a whole or as its difference from the last one sent. It is built when the stream is ready
+// for it: a slow agent neither blocks the loop nor makes it build states that are never sent.
 type session struct {
-	number  uint64
-	news    chan struct{} // of size 1: the wanted state may have changed
-	greeted bool          // owned by the loop: the first report was accepted
-	cancel  context.CancelCauseFunc
+	number uint64
+	news   chan struct{} // of size 1: the wanted state may have changed
+	cancel context.CancelCauseFunc
+
+	// Owned by the loop.
+	greeted bool                    // the first report was accepted
+	changed map[block.VolumeID]bool // of which the wanted state may have changed since it was last sent
+	every   bool                    // anything may have
 }
 
 var errSuperseded = status.Error(codes.Aborted, "a newer stream of the same node has taken over")
@@ -37,6 +41,7 @@ type kind[Report, Wanted parts.State] struct {
 	repeated func(number uint64, node block.NodeName, generation uint64) cluster.Input
 	lost     func(number uint64, node block.NodeName) cluster.Input
 	wanted   func(*Manager, block.NodeName) Wanted
+	cut      func(Wanted) (head Wanted, pieces pieces[Wanted])
 }
 
 var targetKind = kind[*pb.TargetReport, *pb.TargetWanted]{
@@ -57,6 +62,7 @@ var targetKind = kind[*pb.TargetReport, *pb.TargetWanted]{
 	wanted: func(m *Manager, node block.NodeName) *pb.TargetWanted {
 		return targetWanted(m.state.WantedTarget(node))
 	},
+	cut: cutTarget,
 }
 
 var initiatorKind = kind[*pb.InitiatorReport, *pb.InitiatorWanted]{
@@ -77,6 +83,7 @@ var initiatorKind = kind[*pb.InitiatorReport, *pb.InitiatorWanted]{
 	wanted: func(m *Manager, node block.NodeName) *pb.InitiatorWanted {
 		return initiatorWanted(m.state.WantedInitiator(node))
 	},
+	cut: cutInitiator,
 }
 
 // Target serves the stream of a target agent.
@@ -179,7 +186,15 @@ func sendNewest[Report, Wanted parts.State](ctx context.Context, m *Manager, str
 		if err := m.look(ctx, func() { wanted = k.wanted(m, node) }); err != nil {
 			return err
 		}
-		if err := stream.Send(wanted); err != nil {
+		if !stream.TakesDifferences() {
+			if err := stream.Send(wanted); err != nil {
+				return err
+			}
+			continue
+		}
+		stream.Starts(wanted.GetTerm())
+		head, pieces := k.cut(wanted)
+		if err := stream.SendPieces(head, true, pieces.list(nil)); err != nil {
 			return err
 		}
 	}
@@ -211,6 +226,9 @@ func takeReports[Report, Wanted parts.State](ctx context.Context, m *Manager, st
 		}
 		if r, err = stream.Recv(); err != nil {
 			return err
+		}
+		if stream.Lost() {
+			poke(s.news)
 		}
 	}
 }

@@ -8,9 +8,14 @@
 // arrived. A report that equals the previous one is replaced by a short message that says
 // so.
 //
-// Peers of an older version know no parts and would take one for an empty state. Each side
-// therefore says in every state that it understands parts, and a manager sends whole states
-// to an agent that does not.
+// A wanted state goes to an agent as its difference from the one before, if the agent can
+// take that: see difference.go. The agent's end makes whole states of the differences. A
+// sum over both shows whether the two ends hold the same; if they do not, the agent's end
+// says so with its next report and drops what comes until the whole state is sent again.
+//
+// Peers of an older version know no parts and no differences, and would take one for an
+// empty state. Each side therefore says in every state what it understands, and a manager
+// sends whole states to an agent that does not.
 package parts
 
 import (
@@ -41,12 +46,13 @@ const (
 type State interface {
 	proto.Message
 	GetGeneration() uint64
+	GetTerm() uint64
 	GetScale() *pb.Scale
 }
 
 // Understood is the Scale of every state that is sent as one message: it tells the peer
-// that this side understands parts.
-func Understood() *pb.Scale { return &pb.Scale{Understood: true} }
+// that this side understands parts and differences.
+func Understood() *pb.Scale { return &pb.Scale{Understood: true, Differences: true} }
 
 // Stream is one end of a stream of states. One goroutine may send while another
 // receives.
@@ -63,6 +69,12 @@ type Stream[Out, In State] struct {
 	last  Out          // the last whole state that was sent, if repeats
 	parts []byte       // the parts received so far
 	heard bool         // a whole state has been received
+
+	differs atomic.Bool // the peer takes differences
+	given   given       // what SendPieces has sent; of the goroutine that sends
+	held    held[In]    // the state in pieces; of the goroutine that receives
+	// lost: the end that receives differences cannot follow any more.
+	lost atomic.Bool
 }
 
 // What is known of a peer.
@@ -89,16 +101,31 @@ func Wanting[Out, In State](s stream[Out, In]) *Stream[Out, In] {
 
 // Send sends a state: whole, in parts, or as a note that it is unchanged.
 func (s *Stream[Out, In]) Send(m Out) error {
-	if s.repeats {
-		if s.last.ProtoReflect().IsValid() && s.peer.Load() == understands && Same(s.last, m) {
-			return s.stream.Send(carrier(m, m.GetGeneration(), &pb.Scale{Understood: true, Unchanged: true}))
-		}
-		s.last = m
+	if !s.repeats {
+		return s.send(m)
 	}
+	if s.last.ProtoReflect().IsValid() && s.peer.Load() == understands && Same(s.last, m) {
+		return s.repeat(m)
+	}
+	s.last = m
+	if err := s.send(m); err != nil || !s.lost.Load() {
+		return err
+	}
+	return s.repeat(m)
+}
+
+func (s *Stream[Out, In]) send(m Out) error {
 	if size := proto.Size(m); size <= partMost || s.takesWhole(size) {
 		return s.stream.Send(m)
 	}
 	return s.cut(m)
+}
+
+// repeat sends a note that the last state still holds, and whether this end needs a whole one.
+func (s *Stream[Out, In]) repeat(m Out) error {
+	scale := Understood()
+	scale.Unchanged, scale.Lost = true, s.lost.Load()
+	return s.stream.Send(carrier(m, m.GetGeneration(), scale))
 }
 
 // takesWhole reports whether a state of this size is sent whole. A peer gets no parts if it
@@ -121,17 +148,44 @@ func (s *Stream[Out, In]) cut(m Out) error {
 	for len(all) > 0 {
 		part := all[:min(len(all), partMost)]
 		all = all[len(part):]
-		if err := s.stream.Send(carrier(m, 0, &pb.Scale{Understood: true, Part: part, More: len(all) > 0})); err != nil {
+		if err := s.stream.Send(carrier(m, 0, &pb.Scale{Understood: true, Differences: true, Part: part, More: len(all) > 0})); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Recv returns the next state once all its parts have arrived, or a message that says that
-// the state is unchanged. When a new state begins, the parts of an interrupted one are
-// dropped.
+// Recv returns the next state once all of it has arrived, or a message that says that the
+// state is unchanged. When a new state begins, the parts of an interrupted one are dropped.
 func (s *Stream[Out, In]) Recv() (In, error) {
+	for {
+		m, err := s.recv()
+		if err != nil {
+			return m, err
+		}
+		if m.GetScale().GetDifference() == nil {
+			if s.repeats {
+				s.held = held[In]{}
+				s.lost.Store(false)
+			}
+			return m, nil
+		}
+		if !s.repeats {
+			return m, status.Errorf(codes.InvalidArgument, "%s: a difference; a manager takes whole reports", name(m))
+		}
+		whole, ok, err := s.held.apply(m)
+		if err != nil {
+			return whole, status.Errorf(codes.InvalidArgument, "%s in pieces: %v", name(m), err)
+		}
+		s.lost.Store(!ok)
+		if ok {
+			return whole, nil
+		}
+	}
+}
+
+// recv returns the next message once all its parts have arrived.
+func (s *Stream[Out, In]) recv() (In, error) {
 	var none In
 	for {
 		m, err := s.stream.Recv()
@@ -162,6 +216,12 @@ func (s *Stream[Out, In]) note(scale *pb.Scale) {
 		s.peer.Store(understands)
 	} else {
 		s.peer.CompareAndSwap(unknown, doesNot)
+	}
+	if scale.GetDifferences() {
+		s.differs.Store(true)
+	}
+	if !s.repeats && scale.GetLost() {
+		s.lost.Store(true)
 	}
 }
 
