@@ -248,23 +248,25 @@ func TestNothingOfAFailedCommitIsTold(t *testing.T) {
 		return cluster.CreatePool{Name: "gold", Selector: map[string]string{"class": class}}
 	}
 	var seen []string
-	batch := []ask{{input: gold("a")}, {input: gold("b")}, {look: func() {
+	asks := []ask{{input: gold("a")}, {input: gold("b")}, {look: func() {
 		for name := range m.state.PoolsAfter("") {
 			seen = append(seen, name)
 		}
 	}}}
-	for i := range batch {
-		batch[i].reply = make(chan answer, 1)
+	b := &batch{}
+	for i := range asks {
+		asks[i].reply = make(chan answer, 1)
+		m.stepThrough(b, asks[i])
 	}
-	if err := m.work(batch); err != nil {
+	if err := m.finish(b); err != nil {
 		t.Fatal(err)
 	}
-	for i, a := range batch[:2] {
+	for i, a := range asks[:2] {
 		if got := <-a.reply; !errors.Is(got.err, ErrOutcomeUnknown) {
 			t.Errorf("input %d = %v, want that its outcome is not known", i, got)
 		}
 	}
-	if got := <-batch[2].reply; got.err != nil || !slices.Equal(seen, []string{cluster.DefaultPool}) {
+	if got := <-asks[2].reply; got.err != nil || !slices.Equal(seen, []string{cluster.DefaultPool}) {
 		t.Errorf("the look = %v and saw the pools %v", got, seen)
 	}
 }

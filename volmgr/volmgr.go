@@ -9,10 +9,11 @@
 //
 // Package cluster decides and package store keeps the records; this package passes inputs
 // in and outcomes out. The loop takes all waiting inputs, steps through them, commits the
-// records in one transaction, and only then answers callers and wakes streams. If a commit
-// fails, the state is ahead of the durable records and none of it may be published: see
-// committer.go. With a store of its own, Run ends with the error and the process must be
-// restarted.
+// records in one transaction, and only then answers callers and wakes streams. A record of
+// lost legs goes before all other inputs and ends its batch, since a host's writes wait for
+// it. If a commit fails, the state is ahead of the durable records and none of it may be
+// published: see committer.go. With a store of its own, Run ends with the error and the
+// process must be restarted.
 package volmgr
 
 import (
@@ -64,6 +65,7 @@ type Manager struct {
 	records committer
 	state   *cluster.State // owned by Run
 	asks    chan ask
+	urgent  chan ask      // records of lost legs
 	ended   chan struct{} // closed when Run returns
 	metrics metrics
 	watches watches
@@ -152,7 +154,7 @@ func newManager(cfg Config, records committer, state *cluster.State) *Manager {
 		records = hooked{records, cfg.Commit}
 	}
 	return &Manager{
-		cfg: cfg, records: records, state: state, asks: make(chan ask), ended: make(chan struct{}), metrics: newMetrics(),
+		cfg: cfg, records: records, state: state, asks: make(chan ask), urgent: make(chan ask), ended: make(chan struct{}), metrics: newMetrics(),
 		targets: map[block.NodeName]*session{}, initiators: map[block.NodeName]*session{}, watchers: map[chan struct{}]bool{}, watches: watches{patience: watchPatience},
 	}
 }
@@ -183,16 +185,16 @@ func (m *Manager) Run(ctx context.Context) error {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
 	for {
-		var batch []ask
+		var first ask
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			batch = append(batch, ask{input: cluster.Tick{}, reply: make(chan answer, 1)})
-		case a := <-m.asks:
-			batch = append(batch, a)
+			first = ask{input: cluster.Tick{}, reply: make(chan answer, 1)}
+		case first = <-m.urgent:
+		case first = <-m.asks:
 		}
-		if err := m.work(m.drain(batch)); err != nil {
+		if err := m.work(first); err != nil {
 			return err
 		}
 	}
@@ -203,7 +205,7 @@ func (m *Manager) Run(ctx context.Context) error {
 func (m *Manager) beginTerm(ctx context.Context) error {
 	for {
 		begin := ask{input: cluster.BeginTerm{}, reply: make(chan answer, 1)}
-		if err := m.work([]ask{begin}); err != nil {
+		if err := m.work(begin); err != nil {
 			return err
 		}
 		if err := (<-begin.reply).err; !errors.Is(err, ErrOutcomeUnknown) || ctx.Err() != nil {
@@ -212,55 +214,93 @@ func (m *Manager) beginTerm(ctx context.Context) error {
 	}
 }
 
-// drain adds the other requests that wait, up to batchMost.
-func (m *Manager) drain(batch []ask) []ask {
-	for len(batch) < batchMost {
-		select {
-		case a := <-m.asks:
-			batch = append(batch, a)
-		default:
-			return batch
-		}
-	}
-	return batch
+// batch is what is stepped through before one commit.
+type batch struct {
+	asks     []ask
+	outcomes []cluster.Outcome // of each of asks
+	answers  []answer
+	records  []cluster.Record
+	urgent   bool // one of asks is a record of lost legs
 }
 
-// work steps through a batch, commits it, and only then answers.
-func (m *Manager) work(batch []ask) error {
-	outcomes, answers := make([]cluster.Outcome, len(batch)), make([]answer, len(batch))
-	var records []cluster.Record
-	begin := m.cfg.Now()
-	for i, a := range batch {
-		if a.input == nil {
-			continue
-		}
-		out, err := m.state.Step(m.cfg.Now(), a.input)
-		outcomes[i], answers[i] = out, answer{out.Result, err}
-		records = append(records, out.Records...)
+// stepThrough adds a request to a batch.
+func (m *Manager) stepThrough(b *batch, a ask) {
+	var out cluster.Outcome
+	var got answer
+	if a.input != nil {
+		var err error
+		out, err = m.state.Step(m.cfg.Now(), a.input)
+		got = answer{out.Result, err}
 	}
+	b.asks, b.outcomes, b.answers = append(b.asks, a), append(b.outcomes, out), append(b.answers, got)
+	b.records = append(b.records, out.Records...)
+}
+
+// takeUrgent adds the records of lost legs that wait.
+func (m *Manager) takeUrgent(b *batch) {
+	for len(b.asks) < batchMost {
+		select {
+		case a := <-m.urgent:
+			b.urgent = true
+			m.stepThrough(b, a)
+		default:
+			return
+		}
+	}
+}
+
+// fill steps through a request and the others that wait, up to batchMost. Before each one it
+// takes the records of lost legs that have come meanwhile, and none after them.
+func (m *Manager) fill(first ask) *batch {
+	b := &batch{}
+	m.takeUrgent(b)
+	m.stepThrough(b, first)
+	for {
+		m.takeUrgent(b)
+		if b.urgent || len(b.asks) >= batchMost {
+			return b
+		}
+		select {
+		case a := <-m.asks:
+			m.stepThrough(b, a)
+		default:
+			return b
+		}
+	}
+}
+
+// work steps through a request and those that wait, commits, and only then answers.
+func (m *Manager) work(first ask) error {
+	begin := m.cfg.Now()
+	b := m.fill(first)
 	m.metrics.step.Observe(m.cfg.Now().Sub(begin).Seconds())
-	if len(records) > 0 {
-		begin = m.cfg.Now()
-		if err := m.records.Commit(records); err != nil {
-			return m.startOver(batch, err)
+	return m.finish(b)
+}
+
+// finish commits a batch and then answers.
+func (m *Manager) finish(b *batch) error {
+	if len(b.records) > 0 {
+		begin := m.cfg.Now()
+		if err := m.records.Commit(b.records); err != nil {
+			return m.startOver(b.asks, err)
 		}
 		m.metrics.commit.Observe(m.cfg.Now().Sub(begin).Seconds())
 	}
-	for i, a := range batch {
+	for i, a := range b.asks {
 		if a.look != nil {
 			a.look()
 		}
-		a.reply <- answers[i]
+		a.reply <- b.answers[i]
 	}
-	m.spread(batch, outcomes)
+	m.spread(b)
 	return nil
 }
 
 // spread publishes outcomes to the log, the agents and the watchers of events.
-func (m *Manager) spread(batch []ask, outcomes []cluster.Outcome) {
+func (m *Manager) spread(b *batch) {
 	wake, events := map[block.NodeName]bool{}, false
-	for i, out := range outcomes {
-		m.logEvents(out.Events, batch[i].request)
+	for i, out := range b.outcomes {
+		m.logEvents(out.Events, b.asks[i].request)
 		events = events || len(out.Events) > 0
 		for _, n := range out.Wake {
 			wake[n] = true
@@ -320,8 +360,12 @@ func (m *Manager) look(ctx context.Context, f func()) error {
 
 func (m *Manager) ask(ctx context.Context, a ask) (any, error) {
 	a.reply = make(chan answer, 1)
+	queue := m.asks
+	if _, ok := a.input.(cluster.RecordStale); ok {
+		queue = m.urgent
+	}
 	select {
-	case m.asks <- a:
+	case queue <- a:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	case <-m.ended:

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volmgr
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/cluster"
+)
+
+// A host's writes wait for the record of a lost leg, so it overtakes all that waits, and its
+// commit is not made longer by what comes after it.
+func TestTheRecordOfALostLegGoesBeforeAllThatWaits(t *testing.T) {
+	kinds := func(b *batch) (all []string) {
+		for _, a := range b.asks {
+			all = append(all, fmt.Sprintf("%T", a.input))
+		}
+		return all
+	}
+	const pool, record = "cluster.CreatePool", "cluster.RecordStale"
+	for what, c := range map[string]struct {
+		comesAt int // while this input is stepped through, from 1; 0: before all
+		want    []string
+	}{
+		"waiting with creates": {0, []string{record, pool}},
+		"during a batch":       {3, []string{pool, pool, pool, record}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				state, _ := cluster.New(block.ClusterID{UUID: newUUID()})
+				m := newManager(Config{}.withDefaults(), nil, state)
+				defer synctest.Wait()
+				defer close(m.ended)
+				loses := func() {
+					go func() { _, _ = m.step(t.Context(), cluster.RecordStale{}) }()
+					synctest.Wait()
+				}
+				steps := 0
+				m.cfg.Now = func() time.Time {
+					if steps++; steps == c.comesAt {
+						loses()
+					}
+					return time.Now()
+				}
+				for i := range 20 {
+					go func() { _, _ = m.step(t.Context(), cluster.CreatePool{Name: fmt.Sprintf("p%d", i)}) }()
+				}
+				synctest.Wait()
+				if c.comesAt == 0 {
+					loses()
+				}
+				if got := kinds(m.fill(<-m.asks)); !slices.Equal(got, c.want) {
+					t.Errorf("a batch of %v, want %v", got, c.want)
+				}
+			})
+		})
+	}
+}
