@@ -125,6 +125,7 @@ func (in RemoveNode) apply(t *tx) (view, error) {
 
 func (t *tx) forget(name block.NodeName) {
 	t.nodes.drop(name)
+	t.s.fields = nil
 	delete(t.s.targets, name)
 	delete(t.s.initiators, name)
 }
@@ -268,6 +269,9 @@ func checkAgent(name block.NodeName, boot string) error {
 
 // targetSeen replaces the state of a target with its newest report.
 func (t *tx) targetSeen(on *target, r *TargetReport, again bool) {
+	if !on.status.Online {
+		t.s.fields = nil
+	}
 	// After a restart of the manager every agent reports for the first time: no event.
 	if !on.status.Online && (!on.status.Seen.IsZero() || t.nodes.peek(r.Node).TargetBoot == "") {
 		t.event(event.Info, event.TargetOnline, nodeObject(r.Node), "its target agent reports", "node", string(r.Node))
@@ -452,6 +456,7 @@ func (in InitiatorLost) apply(t *tx) (view, error) {
 func (t *tx) targetSilent(name block.NodeName, on *target, why string) {
 	if on.status.Online {
 		on.status.Online = false
+		t.s.fields = nil
 		t.changed[name] = true
 		t.event(event.Warning, event.TargetOffline, nodeObject(name), why, "node", string(name))
 		t.excuse(name)

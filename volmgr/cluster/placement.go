@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"weft.dev/weft/proto/block"
@@ -97,8 +98,32 @@ func (s *State) request(in CreateVolume) placement.Request {
 	}
 }
 
-// place finds drives and extents for a volume's legs, or says why there are none.
+// place finds drives and extents for a volume's legs, or says why there are none. In most
+// cases a few random drives are enough. If they are not, it looks at all of them.
 func (s *State) place(pool *Pool, in CreateVolume) (block.Layout, []Leg, error) {
+	if layout, legs := s.sampled(pool, in); legs != nil {
+		return layout, legs, nil
+	}
+	return s.placeAmongAll(pool, in)
+}
+
+// sampled places a volume as placeAmongAll would, but builds only the candidates that it looks
+// at. It returns no legs if it would have to look at all of them.
+func (s *State) sampled(pool *Pool, in CreateVolume) (block.Layout, []Leg) {
+	f := s.field(pool, in)
+	if f.domains < in.group().Members {
+		return block.Layout{}, nil
+	}
+	at := func(i int) *placement.Drive {
+		x := f.drives[i]
+		return s.candidate(x.drive, x.domain, in.behind(x.node))
+	}
+	layout, places := placement.Sample(len(f.drives), at, s.request(in))
+	return layout, in.legs(places)
+}
+
+// placeAmongAll is place, looking at all drives.
+func (s *State) placeAmongAll(pool *Pool, in CreateVolume) (block.Layout, []Leg, error) {
 	drives, refusals := s.candidates(pool, in)
 	if err := s.enoughDomains(pool, in, drives, refusals); err != nil {
 		return block.Layout{}, nil, err
@@ -107,7 +132,11 @@ func (s *State) place(pool *Pool, in CreateVolume) (block.Layout, []Leg, error) 
 	if places == nil {
 		return layout, nil, s.noSpace(pool, in, layout, drives, refusals)
 	}
-	var legs []Leg
+	return layout, in.legs(places), nil
+}
+
+// legs are the legs of the requested volume at these places; nil if there are none.
+func (in CreateVolume) legs(places []placement.Place) (legs []Leg) {
 	for _, at := range places {
 		legs = append(legs, Leg{
 			ID: block.LegID{UUID: in.Seed.id(uint32(len(legs) + 1))}, Column: at.Column, Copy: at.Copy,
@@ -115,7 +144,72 @@ func (s *State) place(pool *Pool, in CreateVolume) (block.Layout, []Leg, error) 
 		})
 	}
 	setPlaces(legs)
-	return layout, legs, nil
+	return legs
+}
+
+// fields are the drives that requests can use, for the few kinds of requests that there are.
+// They follow from the drives, nodes, pools and online targets, and not from the volumes, so
+// they last through many creates. Any change of those clears them.
+type fields map[string]*field
+
+// fieldsMost is how many kinds of requests are remembered.
+const fieldsMost = 16
+
+// field is what candidates would list, in the same order.
+type field struct {
+	drives  []usable
+	domains int // in how many failure domains they are
+}
+
+type usable struct {
+	drive  *Drive
+	node   *Node
+	domain string
+}
+
+// field returns the drives that a request can use.
+func (s *State) field(pool *Pool, in CreateVolume) *field {
+	key := strings.Join([]string{pool.Name, in.Spread, in.topology()}, "\x00")
+	if f := s.fields[key]; f != nil {
+		return f
+	}
+	f, domains, allowed := &field{}, map[string]bool{}, map[block.NodeName]bool{}
+	for name, n := range s.nodes {
+		allowed[name] = s.targetOnline(name) && in.allows(n)
+	}
+	for _, id := range s.sortedDrives() {
+		d := s.drives[id]
+		n := s.nodes[d.Node]
+		domain := n.label(in.Spread)
+		if allowed[d.Node] && d.State == DriveReady && domain != "" && pool.selects(d, n) {
+			f.drives = append(f.drives, usable{d, n, domain})
+			domains[domain] = true
+		}
+	}
+	f.domains = len(domains)
+	if len(s.fields) >= fieldsMost || s.fields == nil {
+		s.fields = fields{}
+	}
+	s.fields[key] = f
+	return f
+}
+
+// topology is the text of the segments that the request allows.
+func (in CreateVolume) topology() string {
+	var all []string
+	for _, g := range in.Topology {
+		all = append(all, strconv.Quote(g.String()))
+	}
+	slices.Sort(all)
+	return strings.Join(all, ",")
+}
+
+// candidate is a drive as placement sees it.
+func (s *State) candidate(d *Drive, domain string, behind float64) *placement.Drive {
+	return &placement.Drive{
+		ID: d.ID, Node: d.Node, Domain: domain, Extents: d.Extents, Used: s.used[d.ID] + image.Count(s.strays(d)),
+		Room: s.labelRoom(d), Behind: behind,
+	}
 }
 
 // candidates lists the drives that the request can use now, in order of their ids, and for each
@@ -150,10 +244,7 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 		case at.domain == "":
 			why = fmt.Sprintf("its node has no label %q", in.Spread)
 		default:
-			usable = append(usable, &placement.Drive{
-				ID: d.ID, Node: d.Node, Domain: at.domain, Extents: d.Extents, Used: s.used[d.ID] + image.Count(s.strays(d)),
-				Room: s.labelRoom(d), Behind: at.behind,
-			})
+			usable = append(usable, s.candidate(d, at.domain, at.behind))
 			continue
 		}
 		refusals = append(refusals, fmt.Sprintf("%s: %s", d.object(), why))

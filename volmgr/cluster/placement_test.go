@@ -5,7 +5,9 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -197,6 +199,86 @@ func BenchmarkCreateVolume(b *testing.B) {
 	for i := 0; b.Loop(); i++ {
 		if _, err := s.Step(t0, CreateVolume{Name: block.VolumeName(fmt.Sprintf("v%d", i)), Size: block.GiB, Spread: "rack", Seed: testSeed(i)}); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// Looking at a few drives must not change where legs go: whatever the request and the state
+// of the drives, the places are those that looking at all drives finds.
+func TestSampledDrivesAreThoseOfTheFullWalk(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	quick, full := 0, 0
+	for round := range 12 {
+		s := grid(3+rng.IntN(5), 1+rng.IntN(6), 1+rng.IntN(20), func(i int) uint32 { return uint32(10 + 13*i%90) })
+		s.pools["gold"] = &Pool{Name: "gold", Selector: map[string]string{"class": "gold"}}
+		for _, d := range s.drives {
+			if rng.IntN(3) > 0 {
+				d.Labels = map[string]string{"class": "gold"}
+			}
+		}
+		for i := range 150 {
+			disturb(t, s, rng)
+			in, err := CreateVolume{
+				Name: block.VolumeName(fmt.Sprintf("v%d", i)), Size: block.Size(1+rng.IntN(3000)) * block.MiB,
+				Copies: 1 + rng.IntN(3), Stripes: rng.IntN(4), Spread: []string{"node", "rack", "room"}[rng.IntN(8)%3], Seed: testSeed(1000*round + i),
+				Pool: []string{"", "", "gold"}[rng.IntN(3)],
+			}.normal()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if rng.IntN(3) == 0 {
+				in.Topology = []Segment{{"rack": "0"}, {"rack": "1"}, {"rack": "2"}}
+				in.Preferred = in.Topology[1:]
+			}
+			layout, legs := s.sampled(s.pools[in.Pool], in)
+			wantLayout, want, wantErr := s.placeAmongAll(s.pools[in.Pool], in)
+			if legs == nil {
+				full++
+			} else if quick++; wantErr != nil || layout != wantLayout || !cmp.Equal(legs, want) {
+				t.Fatalf("%+v is placed as %v %v, among all drives as %v %v, %v", in, layout, legs, wantLayout, want, wantErr)
+			}
+			if _, err := s.Step(t0, in); (err == nil) != (wantErr == nil) {
+				t.Fatalf("Step = %v, among all drives %v", err, wantErr)
+			}
+		}
+	}
+	if quick < 300 || full < 300 {
+		t.Errorf("%d placements among a few drives and %d among all, want many of both", quick, full)
+	}
+}
+
+// disturb changes which drives may be used, as reports and operators do, and frees space.
+func disturb(t *testing.T, s *State, rng *rand.Rand) {
+	t.Helper()
+	step := func(in Input) {
+		if _, err := s.Step(t0, in); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ids, names := s.sortedDrives(), slices.Sorted(maps.Keys(s.nodes))
+	node := names[rng.IntN(len(names))]
+	switch rng.IntN(12) {
+	case 0:
+		step(TargetLost{Node: node})
+	case 1:
+		for _, name := range names {
+			if s.targets[name] == nil || !s.targets[name].status.Online {
+				r := TargetReport{Node: name, BootID: "b", Labels: s.nodes[name].AgentLabels}
+				for _, d := range s.Drives(name) {
+					r.Drives = append(r.Drives, DriveReport{Drive: d.ID, Extents: d.Extents, Device: d.Device})
+				}
+				step(TargetReported{Report: r})
+			}
+		}
+	case 2:
+		step(SetDriveLabels{Drive: ids[rng.IntN(len(ids))], Labels: map[string]string{"class": []string{"gold", "iron"}[rng.IntN(2)]}})
+	case 3:
+		step(SetNodeLabels{Node: node, Labels: map[string]string{"rack": fmt.Sprint(rng.IntN(8)), "room": fmt.Sprint(rng.IntN(4))}})
+	case 4:
+		for id, v := range s.volumes {
+			s.index(v, nil)
+			delete(s.volumes, id)
+			break
 		}
 	}
 }

@@ -110,6 +110,7 @@ type derived struct {
 	used      map[block.DriveID]uint32         // how many extents those are
 	recorded  map[block.DriveID]block.Size     // the most that the legs' records can take of its label
 	unsettled map[block.VolumeID]bool          // volumes that time or a report may change
+	fields    fields                           // also of what is reported: see field
 }
 
 // reported is what agents report and what this manager observed of it. No record holds

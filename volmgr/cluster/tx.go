@@ -203,6 +203,9 @@ func (t *tx) commit() Outcome {
 	for _, name := range slices.Sorted(maps.Keys(t.pools.upper)) {
 		records = append(records, t.pools.commit(name, poolKey(name)))
 	}
+	if len(t.drives.upper)+len(t.nodes.upper)+len(t.pools.upper) > 0 {
+		s.fields = nil
+	}
 	t.noteServed()
 	records = append(records, t.commitEvents()...)
 	if len(records) > 0 || t.raised {

@@ -93,9 +93,38 @@ func Choose(drives []*Drive, r Request) (block.Layout, []Place) {
 	return layout, nil
 }
 
+// Sample is Choose for many drives of which only some have to be looked at: at returns the
+// one of a number below n. It returns the places that Choose would, or none if Choose would
+// look at all drives.
+func Sample(n int, at func(int) *Drive, r Request) (block.Layout, []Place) {
+	stripes := r.Stripes
+	if stripes == 0 {
+		stripes = autoStripes(r.Size, r.group().Members, n)
+	}
+	seen := map[int]*Drive{}
+	p := newPlacer(nil, r.Layout(stripes), r)
+	p.n, p.at = n, func(i int) *Drive {
+		if seen[i] == nil {
+			seen[i] = at(i)
+		}
+		return seen[i]
+	}
+	columns := p.columns(r.Layout(stripes), (*placer).few)
+	if columns == nil {
+		return r.Layout(stripes), nil
+	}
+	places := p.carve(columns, r.Taken)
+	if overfull(places) != nil {
+		return r.Layout(stripes), nil
+	}
+	return r.Layout(stripes), places
+}
+
 // placer places the legs of one volume.
 type placer struct {
-	drives []*Drive
+	drives []*Drive // in Sample none
+	n      int      // how many drives there are
+	at     func(int) *Drive
 	need   uint32     // extents of a leg
 	record block.Size // on the drive's label, with its extents in one piece
 	k      int
@@ -106,7 +135,7 @@ type placer struct {
 
 func newPlacer(drives []*Drive, layout block.Layout, r Request) *placer {
 	p := &placer{
-		drives: drives, need: uint32(min(layout.LegExtents(r.Size), 1<<31)), k: choices, rng: random(r.Random),
+		drives: drives, n: len(drives), at: func(i int) *Drive { return drives[i] }, need: uint32(min(layout.LegExtents(r.Size), 1<<31)), k: choices, rng: random(r.Random),
 		onNode: map[block.NodeName]int{}, firsts: map[block.NodeName]int{},
 		record: r.Record(layout),
 	}
@@ -167,7 +196,7 @@ func autoStripes(size block.Size, members, drives int) int {
 // columns picks a drive for each leg of every column, first leg first. If there is no room
 // it returns nil and reserves nothing.
 func (p *placer) columns(layout block.Layout, pick func(*placer, []*Drive) *Drive) [][]*Drive {
-	if len(p.drives) == 0 {
+	if p.n == 0 {
 		return nil
 	}
 	var columns [][]*Drive
@@ -226,30 +255,41 @@ func (p *placer) score(x *Drive) float64 {
 	return fill + sharedDrive*float64(x.legs) + sharedNode*float64(p.onNode[x.Node]) + notPreferred*x.Behind
 }
 
+// few picks the best of k random drives that fit; nil if none does, or if there are few
+// drives at all.
+func (p *placer) few(column []*Drive) (best *Drive) {
+	if p.n <= 2*p.k {
+		return nil
+	}
+	for met, tries := 0, 0; met < p.k && tries < 8*p.k; tries++ {
+		x := p.at(p.rng.intn(p.n))
+		if p.fits(x, column) {
+			best = p.better(x, best)
+			met++
+		}
+	}
+	return best
+}
+
+// better returns the one with the lower score, or x if best is nil.
+func (p *placer) better(x, best *Drive) *Drive {
+	if best == nil || p.score(x) < p.score(best) {
+		return x
+	}
+	return best
+}
+
 // sample picks the best of k random drives that fit. It looks at all drives if there are
 // few, or if no random one fits.
 func (p *placer) sample(column []*Drive) *Drive {
+	if best := p.few(column); best != nil {
+		return best
+	}
 	var best *Drive
-	consider := func(x *Drive) bool {
-		if !p.fits(x, column) {
-			return false
-		}
-		if best == nil || p.score(x) < p.score(best) {
-			best = x
-		}
-		return true
-	}
-	if len(p.drives) > 2*p.k {
-		for met, tries := 0, 0; met < p.k && tries < 8*p.k; tries++ {
-			if consider(p.drives[p.rng.intn(len(p.drives))]) {
-				met++
-			}
-		}
-	}
-	if best == nil {
-		start := p.rng.intn(len(p.drives)) // so that equally good drives take turns
-		for i := range p.drives {
-			consider(p.drives[(start+i)%len(p.drives)])
+	start := p.rng.intn(len(p.drives)) // so that equally good drives take turns
+	for i := range p.drives {
+		if x := p.drives[(start+i)%len(p.drives)]; p.fits(x, column) {
+			best = p.better(x, best)
 		}
 	}
 	return best
