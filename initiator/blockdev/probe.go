@@ -83,6 +83,21 @@ func (s system) root(a *Ability, what string) bool {
 	return false
 }
 
+// uringRefused says why a ring with these flags is refused here, and how to enable it; "" if it
+// is not.
+func (s system) uringRefused(flags uint32) (why, fix string) {
+	disabled, _ := os.ReadFile(filepath.Join(s.proc, "sys/kernel/io_uring_disabled"))
+	if strings.TrimSpace(string(disabled)) == "2" {
+		return "io_uring is disabled", "sysctl kernel.io_uring_disabled=1"
+	}
+	ring, err := newURing(4, flags)
+	if err != nil {
+		return fmt.Sprintf("io_uring is refused: %v", err), "allow io_uring (a container's seccomp profile forbids it)"
+	}
+	ring.close()
+	return "", ""
+}
+
 // administers reports whether this process has CAP_SYS_ADMIN.
 func (s system) administers() bool {
 	text, err := os.ReadFile(filepath.Join(s.proc, "self/status"))

@@ -317,22 +317,17 @@ func cleanUBLK(ctx context.Context, sys system, o Options) error {
 
 func (s system) probeUBLK(a *Ability) {
 	a.Survives = true
-	disabled, _ := os.ReadFile(filepath.Join(s.proc, "sys/kernel/io_uring_disabled"))
 	switch {
 	case !exists(s.control("ublk-control")):
 		s.missing(a, "ublk_drv", "the kernel has no ublk driver loaded")
 	case !s.root(a, "ublk devices"):
-	case strings.TrimSpace(string(disabled)) == "2":
-		a.Reason, a.Fix = "io_uring, which ublk needs, is disabled", "sysctl kernel.io_uring_disabled=1"
 	case !s.opens(a, "ublk-control"):
 	default:
-		ring, err := newURing(4, true)
-		if err != nil {
-			a.Reason = fmt.Sprintf("io_uring, which ublk needs, is refused: %v", err)
-			a.Fix = "allow io_uring (a container's seccomp profile forbids it)"
+		why, fix := s.uringRefused(uringSQE128)
+		if why != "" {
+			a.Reason, a.Fix = "ublk needs io_uring, and "+why, fix
 			return
 		}
-		ring.close()
 		a.Usable, a.Reason = true, "the ublk driver is loaded"
 	}
 }

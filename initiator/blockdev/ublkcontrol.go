@@ -136,7 +136,7 @@ func withUBLK(sys system, f func(*ublkControl) error) error {
 			return fmt.Errorf("open ublk-control: %w", err)
 		}
 		defer unix.Close(fd)
-		ring, err := newURing(4, true)
+		ring, err := newURing(4, uringSQE128)
 		if err != nil {
 			return err
 		}

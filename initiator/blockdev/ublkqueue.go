@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -35,13 +34,13 @@ const (
 	ublkFlagNoUnmap = 1 << 15
 
 	ublkMaxDepth = 4096
-	eventData    = ^uint64(0)
 )
 
 // ublkQueue serves one queue of a device. The driver requires all commands to come from the
 // thread that sent the first, so each queue has its own thread. Whoever completes a request
-// puts it into done; the thread passes it on, and an eventfd wakes the thread if it sleeps.
+// puts it into the mailbox; the thread passes it on.
 type ublkQueue struct {
+	mailbox[*ublkRequest]
 	id    uint16
 	depth int
 	char  int // the device's /dev/ublkc
@@ -49,8 +48,6 @@ type ublkQueue struct {
 	code  func(number uint32) uint32
 
 	ring     *uring
-	event    int
-	woken    kernelMemory // the value read from event
 	descs    []byte
 	bufs     []byte
 	size     int // of one buffer
@@ -58,24 +55,20 @@ type ublkQueue struct {
 	severed  *atomic.Bool // shared by the device's queues
 	scratch  uint64       // gets the data of requests once the queue is dead
 	dead     bool         // the thread has seen severed: every request is answered with an error
-
-	mu      sync.Mutex
-	done    []*ublkRequest
-	sleeps  bool
-	left    bool // after run
-	running int  // tags that the driver or we have
+	running  int          // tags that the driver or we have
 }
 
 type ublkRequest struct {
 	request
 	queue    *ublkQueue
 	tag      uint16
-	given    bool // the device has it
+	given    bool // the device has it; guarded by the queue's mu
 	answered bool // answered while severed, before the device completed it
 }
 
 func newUBLKQueue(id uint16, depth, size, char int, g *gate, severed *atomic.Bool, encoded bool) (q *ublkQueue, err error) {
-	q = &ublkQueue{id: id, depth: depth, size: size, char: char, gate: g, severed: severed, event: -1}
+	q = &ublkQueue{id: id, depth: depth, size: size, char: char, gate: g, severed: severed}
+	q.event = -1
 	q.code = func(n uint32) uint32 { return ublkCode(n, 16, encoded) }
 	defer func() {
 		if err != nil {
@@ -95,13 +88,11 @@ func newUBLKQueue(id uint16, depth, size, char int, g *gate, severed *atomic.Boo
 		return q, fmt.Errorf("map the buffers of queue %d: %w", id, err)
 	}
 	q.scratch = uint64(uintptr(unsafe.Pointer(&q.bufs[depth*size])))
-	zero := uint64(0)
-	q.woken = ublkMemory(&zero)
 	_, err = serving.open(func() ([]int, error) {
-		if q.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+		if err := q.open(); err != nil {
 			return nil, err
 		}
-		if q.ring, err = newURing(uint32(2*(depth+1)), false); err != nil {
+		if q.ring, err = newURing(uint32(2*(depth+1)), 0); err != nil {
 			return nil, err
 		}
 		return []int{q.ring.fd}, nil
@@ -130,7 +121,7 @@ func (q *ublkQueue) run(fetched func(error)) {
 		q.command(ublkFetch, &q.requests[i], 0)
 	}
 	q.running = q.depth
-	q.listen()
+	q.listen(q.ring)
 	err := q.ring.enter(false)
 	q.ring.ended(q.ended) // if the driver refuses a command, it does so at once
 	if err == nil && q.running < q.depth {
@@ -161,19 +152,13 @@ func (q *ublkQueue) command(number uint32, r *ublkRequest, result int32) {
 	binary.NativeEndian.PutUint64(s.cmd[8:], addr)
 }
 
-// listen makes the ring report writes to the eventfd.
-func (q *ublkQueue) listen() {
-	s := q.ring.next()
-	s.opcode, s.fd, s.addr, s.len, s.userData = uringOpRead, int32(q.event), q.woken.addr(), 8, eventData
-}
-
 func (q *ublkQueue) ended(data uint64, res int32) {
 	if data == eventData {
 		if q.severed.Load() && !q.dead {
 			q.dead = true
 			q.abandon()
 		}
-		q.listen()
+		q.listen(q.ring)
 		return
 	}
 	if res < 0 { // ENODEV: no more requests; any other error means a protocol mismatch
@@ -219,62 +204,17 @@ func finishUBLK(f *request) {
 	q := r.queue
 	q.mu.Lock()
 	r.given = false
-	if r.answered || q.left {
-		q.mu.Unlock()
-		return
+	if !r.answered {
+		q.putLocked(r)
 	}
-	q.done = append(q.done, r)
-	if q.sleeps {
-		q.sleeps = false
-		q.wakeLocked()
-	}
-	q.mu.Unlock()
-}
-
-// wake makes the thread look at severed.
-func (q *ublkQueue) wake() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if !q.left {
-		q.wakeLocked()
-	}
-}
-
-func (q *ublkQueue) wakeLocked() {
-	one := [8]byte{}
-	binary.NativeEndian.PutUint64(one[:], 1)
-	_, _ = unix.Write(q.event, one[:])
-}
-
-// sleep reports whether the thread may wait for the kernel; from then on, whoever completes a
-// request wakes it.
-func (q *ublkQueue) sleep() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.sleeps = len(q.done) == 0
-	return q.sleeps
-}
-
-func (q *ublkQueue) awake() {
-	q.mu.Lock()
-	q.sleeps = false
 	q.mu.Unlock()
 }
 
 // flushDone passes the completed requests to the driver.
 func (q *ublkQueue) flushDone() {
-	q.mu.Lock()
-	done := q.done
-	q.done = nil
-	q.mu.Unlock()
-	for _, r := range done {
+	for _, r := range q.collect() {
 		q.command(ublkCommit, r, ublkResult(&r.IO))
 	}
-	q.mu.Lock()
-	if q.done == nil {
-		q.done = done[:0]
-	}
-	q.mu.Unlock()
 }
 
 // ublkResult is the number of bytes read or written, or a negated errno.
@@ -308,18 +248,13 @@ func (q *ublkQueue) leave() {
 	if q.left {
 		return
 	}
-	q.left = true
 	if q.ring != nil {
 		serving.forget(q.ring.fd)
 		q.ring.close()
 	}
-	if q.event >= 0 {
-		unix.Close(q.event)
-	}
-	for _, m := range [][]byte{q.descs, q.woken} {
-		if m != nil {
-			_ = unix.Munmap(m)
-		}
+	q.leaveLocked()
+	if q.descs != nil {
+		_ = unix.Munmap(q.descs)
 	}
 }
 

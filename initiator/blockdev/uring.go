@@ -13,16 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file implements the part of io_uring(7) that the ublk driver needs: one thread submits
+// This file implements the part of io_uring(7) that ublk and FUSE need: one thread submits
 // commands and reads of an eventfd, and waits for their completions.
 
 const (
 	uringOpRead = 22
 	uringOpCmd  = 46
 
-	uringCoopTaskrun = 1 << 8
-	uringSQE128      = 1 << 10
-	uringNoMmap      = 1 << 14 // from Linux 6.5 on
+	uringCoopTaskrun  = 1 << 8
+	uringSQE128       = 1 << 10 // entries of 128 bytes
+	uringSingleIssuer = 1 << 12
+	uringDeferTaskrun = 1 << 13 // from Linux 6.1 on: the kernel's work for the thread waits for enter
+	uringNoMmap       = 1 << 14 // from Linux 6.5 on
 
 	uringEnterGetEvents = 1 << 0
 
@@ -80,13 +82,12 @@ type uring struct {
 	cqes              []uringCQE
 }
 
-func newURing(entries uint32, large bool) (r *uring, err error) {
+func newURing(entries, flags uint32) (r *uring, err error) {
 	r = &uring{entrySize: 64}
-	flags := uint32(uringCoopTaskrun)
-	if large {
+	if flags&uringSQE128 != 0 {
 		r.entrySize = 128
-		flags |= uringSQE128
 	}
+	flags |= uringCoopTaskrun
 	if r.ownMemory(entries, flags) == nil {
 		return r, nil
 	}

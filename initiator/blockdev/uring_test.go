@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func ring(t *testing.T, large bool) *uring {
+func ring(t *testing.T, flags uint32) *uring {
 	t.Helper()
-	r, err := newURing(8, large)
+	r, err := newURing(8, flags)
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
 		t.Skipf("no io_uring here: %v", err)
 	}
@@ -27,8 +27,8 @@ func ring(t *testing.T, large bool) *uring {
 }
 
 func TestARingWaitsForAnEvent(t *testing.T) {
-	for _, large := range []bool{false, true} {
-		r := ring(t, large)
+	for _, flags := range []uint32{0, uringSQE128} {
+		r := ring(t, flags)
 		event, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 		if err != nil {
 			t.Fatal(err)
@@ -61,7 +61,7 @@ func TestARingWaitsForAnEvent(t *testing.T) {
 }
 
 func TestARefusedCommandEnds(t *testing.T) {
-	r := ring(t, true)
+	r := ring(t, uringSQE128)
 	s := r.next()
 	s.opcode, s.fd, s.off = uringOpCmd, -1, 1
 	ends := false
@@ -109,7 +109,7 @@ func TestARingIsNotMapped(t *testing.T) {
 		t.Skipf("this kernel takes no memory of ours for a ring: %v", err)
 	}
 	own.close()
-	ring(t, false)
+	ring(t, 0)
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
 		t.Fatal(err)

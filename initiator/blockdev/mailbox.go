@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blockdev
+
+import (
+	"encoding/binary"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// eventData marks the completion of a read of a mailbox's eventfd.
+const eventData = ^uint64(0)
+
+// mailbox takes completed requests to the thread that owns a ring, since a driver accepts
+// commands from that thread alone. An eventfd, which the ring reads, wakes the thread if it
+// waits for the kernel.
+type mailbox[T any] struct {
+	event int
+	woken kernelMemory // the value read from event
+
+	mu          sync.Mutex
+	done, taken []T
+	sleeps      bool
+	left        bool // the thread takes nothing any more
+}
+
+func (m *mailbox[T]) open() (err error) {
+	zero := uint64(0)
+	m.woken = ublkMemory(&zero)
+	m.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC)
+	return err
+}
+
+// leaveLocked releases what open made.
+func (m *mailbox[T]) leaveLocked() {
+	m.left = true
+	if m.event >= 0 {
+		unix.Close(m.event)
+	}
+	if m.woken != nil {
+		m.woken.free()
+	}
+}
+
+// listen makes the ring report writes to the eventfd.
+func (m *mailbox[T]) listen(r *uring) {
+	s := r.next()
+	s.opcode, s.fd, s.addr, s.len, s.userData = uringOpRead, int32(m.event), m.woken.addr(), 8, eventData
+}
+
+// putLocked hands v over, unless the thread has left.
+func (m *mailbox[T]) putLocked(v T) {
+	if m.left {
+		return
+	}
+	m.done = append(m.done, v)
+	if m.sleeps {
+		m.sleeps = false
+		m.wakeLocked()
+	}
+}
+
+// wake makes the thread look around.
+func (m *mailbox[T]) wake() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.left {
+		m.wakeLocked()
+	}
+}
+
+func (m *mailbox[T]) wakeLocked() {
+	one := [8]byte{}
+	binary.NativeEndian.PutUint64(one[:], 1)
+	_, _ = unix.Write(m.event, one[:])
+}
+
+// sleep reports whether the thread may wait for the kernel; from then on, whoever puts
+// something in wakes it.
+func (m *mailbox[T]) sleep() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.sleeps = len(m.done) == 0
+	return m.sleeps
+}
+
+func (m *mailbox[T]) awake() {
+	m.mu.Lock()
+	m.sleeps = false
+	m.mu.Unlock()
+}
+
+// collect returns what was put in. The slice is valid until the next call.
+func (m *mailbox[T]) collect() []T {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.done, m.taken = m.taken[:0], m.done
+	return m.taken
+}
