@@ -57,6 +57,8 @@ type finding struct {
 	OK  bool   `json:"ok"`
 	Why string `json:"reason"`
 	Fix string `json:"fix"` // how to enable it; "" if it works, or cannot be enabled
+
+	Faster string `json:"faster,omitempty"` // what would make it faster, if it works
 }
 
 // choice is the data path that an agent with --datapath auto uses.
@@ -87,7 +89,7 @@ func runDoctor(d doctor, out *cli.Output) error {
 func (d doctor) look() diagnosis {
 	found := diagnosis{Kernel: d.text("proc/sys/kernel/osrelease"), Root: d.euid == 0, Checks: d.checks()}
 	for _, a := range d.devices {
-		f := finding{Way: string(a.Kind), OK: a.Usable, Why: a.Reason, Fix: a.Fix}
+		f := finding{Way: string(a.Kind), OK: a.Usable, Why: a.Reason, Fix: a.Fix, Faster: a.Faster}
 		if a.Usable && a.Survives {
 			f.Why += "; I/O can wait for a restarting agent"
 		}
@@ -195,6 +197,7 @@ func (found diagnosis) print(w io.Writer) {
 		fmt.Fprintf(w, "--datapath auto: the %s %s\n", c.For, c.sentence())
 	}
 	printFixes(w, "\nto enable the others:\n", found.Paths, found.BlockDevices)
+	printFaster(w, "\nto make block devices faster:\n", found.BlockDevices)
 	fmt.Fprintln(w)
 	rows = nil
 	for _, f := range found.Checks {
@@ -235,6 +238,15 @@ func printFixes(w io.Writer, heading string, lists ...[]finding) {
 			fmt.Fprint(w, heading)
 			heading = ""
 			fmt.Fprintf(w, "  %s: %s\n", strings.TrimSpace(f.For+" "+f.Way), f.Fix)
+		}
+	}
+}
+
+func printFaster(w io.Writer, heading string, list []finding) {
+	for _, f := range list {
+		if f.Faster != "" {
+			fmt.Fprintf(w, "%s  %s: %s\n", heading, f.Way, f.Faster)
+			heading = ""
 		}
 	}
 }

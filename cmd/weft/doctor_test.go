@@ -47,6 +47,7 @@ func TestDoctorSaysWhatAMachineCanDo(t *testing.T) {
 		"bare": func(d *doctor) {
 			os.RemoveAll(filepath.Join(d.root, "lib"))
 			d.devices[1] = blockdev.Ability{Kind: blockdev.NBD, Reason: "the kernel has no nbd driver loaded"}
+			d.devices[2].Faster = "FUSE may not use io_uring: echo Y > /sys/module/fuse/parameters/enable_uring"
 			for _, tool := range []string{"usr/bin/udevadm", "usr/sbin/lvm", "sbin/mdadm", "usr/lib/udev/rules.d/70-nvmf-autoconnect.rules"} {
 				d.put(t, tool, "")
 			}

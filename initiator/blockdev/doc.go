@@ -20,6 +20,9 @@
 //     4k read takes some 4 µs of processor time, half of it for the copy to the reader
 //     and the completion, and 2 µs of the loop driver's single worker. The worker is not
 //     the limit, unless other work keeps its processor busy: it has no priority.
+//     Where the kernel has FUSE over io_uring (Linux 6.14 and newer) and an administrator
+//     has switched it on (fuse.enable_uring), requests and answers go over io_uring. If
+//     that does not work when the device is made, the device is made without it.
 //
 // All kinds have this in common: size and block size are those of the device's geometry; a
 // flush from the kernel becomes a flush of the device, unless the geometry has no volatile
@@ -45,6 +48,7 @@
 // with its users, and the pending I/O is sent again. In every other case the next Export of
 // the name, or Remove, removes what is left. A file system that is still mounted on a dead
 // device keeps that device until it is unmounted, but never reaches the new one.
+//
 // # Memory
 //
 // Dirty pages of the device are written through this process. If the kernel had to write such

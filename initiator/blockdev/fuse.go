@@ -29,7 +29,8 @@ type fuseDisk struct {
 	sys   system
 	fs    *fuseFS
 	conn  *fuseConn
-	place string // where it is mounted
+	rings *fuseRings // nil: plain FUSE
+	place string     // where it is mounted
 	loop  string
 	ended chan struct{} // the loop device has released the file, or the connection is gone
 }
@@ -39,12 +40,8 @@ func fuseFile(o Options) string   { return filepath.Join(fusePlace(o), string(o.
 func fuseSource(o Options) string { return "weft-" + string(o.Name) }
 
 func exportFUSE(ctx context.Context, sys system, g *gate, o Options) (_ frontend, err error) {
-	d := &fuseDisk{sys: sys, place: fusePlace(o), ended: make(chan struct{})}
-	d.fs = newFuseFS(g, string(o.Name), d.ended)
-	if err := os.MkdirAll(d.place, 0o700); err != nil {
-		return nil, fmt.Errorf("mount fuse: %w", err)
-	}
-	if err := d.mount(fuseSource(o), o.Log); err != nil {
+	d, err := mountFUSE(ctx, sys, g, o)
+	if err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -72,6 +69,73 @@ func exportFUSE(ctx context.Context, sys system, g *gate, o Options) (_ frontend
 	}
 	d.fs.kept.Store(true)
 	return d, nil
+}
+
+// mountFUSE mounts the file system and serves it: over io_uring if the machine allows that and
+// it works, else over the connection's descriptor alone.
+func mountFUSE(ctx context.Context, sys system, g *gate, o Options) (*fuseDisk, error) {
+	if cpus, why, _ := sys.fuseRingState(); cpus > 0 {
+		d, err := mountFUSEWith(ctx, sys, g, o, cpus)
+		if err == nil {
+			return d, nil
+		}
+		o.Log.Warn("FUSE does not work over io_uring here, and goes on without", "err", err)
+	} else {
+		o.Log.Debug("FUSE works without io_uring", "because", why)
+	}
+	return mountFUSEWith(ctx, sys, g, o, 0)
+}
+
+// mountFUSEWith uses io_uring if cpus, the number of the kernel's queues, is not 0.
+func mountFUSEWith(ctx context.Context, sys system, g *gate, o Options, cpus int) (*fuseDisk, error) {
+	d := &fuseDisk{sys: sys, place: fusePlace(o), ended: make(chan struct{})}
+	d.fs = newFuseFS(g, string(o.Name), d.ended)
+	if d.fs.ring = cpus > 0; d.fs.ring {
+		d.fs.maxIO = fuseRingMaxIO
+	}
+	if err := os.MkdirAll(d.place, 0o700); err != nil {
+		return nil, fmt.Errorf("mount fuse: %w", err)
+	}
+	if err := d.mount(fuseSource(o), o.Log); err != nil || cpus == 0 {
+		return d, err
+	}
+	if err := d.useRings(ctx, cpus, o.Log); err != nil {
+		d.unmount()
+		return nil, err
+	}
+	return d, nil
+}
+
+// ringPatience is how long the first request over io_uring may take. It needs nothing from the
+// device.
+const ringPatience = 5 * time.Second
+
+// useRings serves all further requests over io_uring. The kernel holds them until each of its
+// queues has an entry. A first request shows that they arrive.
+func (d *fuseDisk) useRings(ctx context.Context, cpus int, log *slog.Logger) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, ringPatience)
+	defer cancel()
+	select {
+	case agreed := <-d.fs.begun:
+		if !agreed {
+			return errors.New("the kernel did not offer io_uring")
+		}
+	case <-d.ended:
+		return errors.New("the kernel ended the connection")
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the kernel's first request: %w", ctx.Err())
+	}
+	if d.rings, err = startFuseRings(d.conn.fd, cpus, d.fs, log, d.abort); err != nil {
+		return err
+	}
+	err = apartWithin(ctx, func() error {
+		var st unix.Stat_t
+		return unix.Stat(d.place, &st)
+	})
+	if err != nil {
+		return fmt.Errorf("the first request over io_uring: %w", err)
+	}
+	return nil
 }
 
 // setUpLimit is how long the device may take to answer the first reads of a new loop device.
@@ -206,12 +270,20 @@ func (d *fuseDisk) sever(ctx context.Context) error {
 
 // unmount ends the connection and removes the mount, whoever has the file open.
 func (d *fuseDisk) unmount() {
-	_ = unix.Unmount(d.place, unix.MNT_FORCE|unix.MNT_DETACH)
-	d.fs.end()
+	d.abort()
+	if d.rings != nil {
+		d.rings.stop()
+	}
 	if d.conn != nil {
 		d.conn.shut()
 	}
 	_ = os.Remove(d.place)
+}
+
+// abort makes the kernel fail all I/O of the file system, present and future.
+func (d *fuseDisk) abort() {
+	_ = unix.Unmount(d.place, unix.MNT_FORCE|unix.MNT_DETACH)
+	d.fs.end()
 }
 
 // cleanFUSE removes what a dead process left under a name.

@@ -3,9 +3,14 @@
 package blockdev
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,11 +22,18 @@ import (
 // TestFUSE runs the suite over FUSE and a loop device, which most kernels support.
 func TestFUSE(t *testing.T) {
 	require(t, FUSE)
+	setFUSERing(t, false)
+	runFUSESuite(t)
+}
+
+// runFUSESuite runs the suite in the way in which FUSE works now.
+func runFUSESuite(t *testing.T) {
 	runSuite(t, FUSE)
 	for name, test := range map[string]func(*testing.T, *world){
 		"ADeviceThatAnswersNothingIsSetUpAndTornDown": testUnanswering,
 		"AReadThatIsNotAnsweredEndsTheSetUp":          testSetUpLimit,
 		"OnlyWhatWasNotFlushedIsFlushed":              testFlushes,
+		"AFrozenProcessHoldsIO":                       testFrozen,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newWorld(t, FUSE)) })
 	}
@@ -115,4 +127,48 @@ func require(t *testing.T, k Kind) {
 		t.Fatalf("%s is there, but: %s", k, a.Reason)
 	}
 	t.Skipf("%s: %s", k, a.Reason)
+}
+
+func testFrozen(t *testing.T, w *world) {
+	server := w.serveElsewhere(filepath.Join(t.TempDir(), "disk"), "")
+	fd := w.use("/dev/weft/" + string(w.o.Name))
+	freeze(t, server.Process)
+	p := randomBytes(8192)
+	written := do(func() error { _, err := unix.Pwrite(fd, p, 1<<20); return err })
+	select {
+	case err := <-written:
+		t.Errorf("a write while the process was frozen = %v, want that it waits", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	w.must(server.Process.Signal(unix.SIGCONT))
+	w.must(w.within("the write", written))
+	got := aligned(len(p))
+	_, err := unix.Pread(fd, got, 1<<20)
+	if w.must(err); !bytes.Equal(got, p) {
+		t.Error("what was read is not what was written")
+	}
+	w.leave(fd)
+	w.kill(server)
+	w.must(Remove(w.limit(), w.o))
+}
+
+// freeze returns when all threads of a process stand still.
+func freeze(t *testing.T, p *os.Process) {
+	t.Helper()
+	if err := p.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	stands := func() bool {
+		tasks, _ := filepath.Glob(filepath.Join("/proc", strconv.Itoa(p.Pid), "task/*/stat"))
+		return !slices.ContainsFunc(tasks, func(file string) bool {
+			text, err := os.ReadFile(file)
+			_, state, _ := strings.Cut(string(text), ") ")
+			return err == nil && !strings.HasPrefix(state, "T")
+		})
+	}
+	for deadline := time.Now().Add(5 * time.Second); !stands(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("process %d does not stop", p.Pid)
+		}
+	}
 }

@@ -3,6 +3,7 @@
 package blockdev
 
 import (
+	"fmt"
 	"log/slog"
 	"os"
 	"sync"
@@ -91,7 +92,7 @@ func newFuseRequest(room int) *fuseRequest {
 	return q
 }
 
-// get returns a request with room for n bytes, nil if n is more than the protocol allows.
+// get returns a request with room for n bytes.
 func (c *fuseConn) get(n int, unique uint64) *fuseRequest {
 	for _, p := range fusePools {
 		if n <= p.room {
@@ -100,7 +101,7 @@ func (c *fuseConn) get(n int, unique uint64) *fuseRequest {
 			return q
 		}
 	}
-	return nil
+	panic(fmt.Sprintf("a FUSE request of %d bytes", n)) // fuseFS.take lets none pass
 }
 
 func (q *fuseRequest) put() {
@@ -152,106 +153,51 @@ func (c *fuseConn) take(in *fuseRequest, n int) *fuseRequest {
 		return in
 	}
 	header := (*fuse.InHeader)(unsafe.Pointer(&frame[0]))
-	q, errno := in, syscall.Errno(0)
-	switch header.Opcode {
-	case fuseWrite:
-		if q, errno = c.takeWrite(in, frame); q == in {
-			in = c.get(int(fuseMaxWrite), 0)
-		}
-	case fuseRead:
-		q, errno = c.takeRead(frame)
-	case fuseFsync:
-		q, errno = c.takeFsync(header)
-	case fuseFallocate:
-		q, errno = c.takeFallocate(frame)
-	default:
-		c.others(header, frame)
+	unique := header.Unique // the answer will overwrite it
+	if header.Opcode == fuseInit {
+		a, ring := c.fs.init(frame)
+		c.answer(unique, a)
+		c.fs.begun <- ring // the only one
 		return in
 	}
-	if q == nil {
-		c.reply(header.Unique, errno)
+	data := 0
+	if header.Opcode == fuseWrite && n > writeInSize {
+		frame, data = frame[:writeInSize], n-writeInSize
+	}
+	io, ask, a := c.fs.take(frame, data)
+	if !ask {
+		c.answer(unique, a)
 		return in
+	}
+	q := in
+	switch {
+	case io.Op == block.OpWrite && data > copyLimit:
+		in = c.get(int(fuseMaxWrite), 0)
+		q.unique = unique
+	case io.Op == block.OpWrite:
+		q = c.get(data, unique)
+		copy(q.room(data), in.room(data))
+	case io.Op == block.OpRead:
+		q = c.get(int(io.Len), unique)
+	default:
+		q = c.get(0, unique)
+	}
+	q.IO = io
+	if io.Op == block.OpWrite || io.Op == block.OpRead {
+		q.Data = q.room(int(io.Len))
 	}
 	c.fs.gate.submit(&q.request)
 	return in
 }
 
-// body returns a request's structure; nil if the request is too short.
-func body[T any](frame []byte) *T {
-	if len(frame) < int(unsafe.Sizeof(*new(T))) {
-		return nil
+// answer answers a request that the device has nothing to do with.
+func (c *fuseConn) answer(unique uint64, a fuseAnswer) {
+	if a.none {
+		return
 	}
-	return (*T)(unsafe.Pointer(&frame[0]))
-}
-
-func (c *fuseConn) takeRead(frame []byte) (*fuseRequest, syscall.Errno) {
-	in := body[fuse.ReadIn](frame)
-	if in == nil || in.NodeId != fileNode {
-		return nil, unix.EINVAL
-	}
-	size := uint64(c.fs.gate.geometry.Load().Size)
-	if in.Offset >= size {
-		return nil, 0 // end of file: no bytes
-	}
-	n := int(min(uint64(in.Size), size-in.Offset))
-	q := c.get(n, in.Unique)
-	if q == nil || n == 0 {
-		return nil, unix.EINVAL
-	}
-	q.IO = block.IO{Op: block.OpRead, Off: int64(in.Offset), Len: int64(n), Data: q.room(n)}
-	return q, 0
-}
-
-// takeWrite makes the request in place, or copies it to a smaller one.
-func (c *fuseConn) takeWrite(in *fuseRequest, frame []byte) (*fuseRequest, syscall.Errno) {
-	w := body[fuse.WriteIn](frame)
-	if w == nil || w.NodeId != fileNode || int64(w.Size) != int64(len(frame)-writeInSize) || w.Size == 0 {
-		return nil, unix.EINVAL
-	}
-	n, off, unique := int(w.Size), int64(w.Offset), w.Unique // the answer will overwrite them
-	q := in
-	if n <= copyLimit {
-		q = c.get(n, unique)
-		copy(q.room(n), in.room(n))
-	}
-	q.unique = unique
-	q.IO = block.IO{Op: block.OpWrite, Off: off, Len: int64(n), Data: q.room(n)}
-	return q, 0
-}
-
-// takeFsync: the loop driver sends an fsync when it is set up, and a program that opens the
-// loop device meanwhile waits for it and cannot be killed. The device may take any time for a
-// flush, so it is asked only if there is something to flush. Once there are users, that
-// includes data that a dead process acknowledged but did not flush.
-func (c *fuseConn) takeFsync(header *fuse.InHeader) (*fuseRequest, syscall.Errno) {
-	if g := c.fs.gate; g.clean() && (g.everFlushed.Load() || !c.fs.kept.Load()) {
-		return nil, 0
-	}
-	q := c.get(0, header.Unique)
-	q.IO = block.IO{Op: block.OpFlush}
-	return q, 0
-}
-
-// takeFallocate: the loop driver punches a hole for a discard, and also for zeroing that may
-// deallocate, so after either the range must read as zeroes.
-func (c *fuseConn) takeFallocate(frame []byte) (*fuseRequest, syscall.Errno) {
-	in := body[fuse.FallocateIn](frame)
-	if in == nil || in.NodeId != fileNode {
-		return nil, unix.EINVAL
-	}
-	mode := in.Mode &^ unix.FALLOC_FL_KEEP_SIZE
-	if mode != unix.FALLOC_FL_PUNCH_HOLE && mode != unix.FALLOC_FL_ZERO_RANGE {
-		return nil, unix.EOPNOTSUPP
-	}
-	q := c.get(0, in.Unique)
-	q.IO = block.IO{Op: block.OpWriteZeroes, Unmap: mode == unix.FALLOC_FL_PUNCH_HOLE, Off: int64(in.Offset), Len: int64(in.Length)}
-	return q, 0
-}
-
-// reply answers without data.
-func (c *fuseConn) reply(unique uint64, errno syscall.Errno) {
-	out := fuse.OutHeader{Length: uint32(outHeaderSize), Status: -int32(errno), Unique: unique}
-	c.write((*[unsafe.Sizeof(out)]byte)(unsafe.Pointer(&out))[:])
+	b := make([]byte, outHeaderSize, outHeaderSize+len(a.data))
+	*(*fuse.OutHeader)(unsafe.Pointer(&b[0])) = fuse.OutHeader{Length: uint32(outHeaderSize + len(a.data)), Status: -int32(a.errno), Unique: unique}
+	c.write(append(b, a.data...))
 }
 
 // write writes an answer. It does not wait: the kernel copies the answer to the requester.

@@ -24,6 +24,8 @@ type Ability struct {
 	Fix      string   // how to enable it; "" if it is usable, or nothing helps
 	Modules  []string // modules that must be loaded, and can be
 	Survives bool     // I/O waits for the successor of a dead process, see Options.Resume
+	Ring     bool     // FUSE: requests come over io_uring
+	Faster   string   // what would make a usable kind faster; "" if there is nothing
 }
 
 // Probe checks each kind, best first. It changes nothing and loads nothing.
@@ -64,6 +66,12 @@ func (s system) probeFUSE(a *Ability) {
 	case !s.root(a, "FUSE mounts and loop devices"):
 	case s.filesystem("fuse") && s.opens(a, "fuse") && s.opens(a, "loop-control"):
 		a.Usable, a.Reason = true, "FUSE and loop devices are available"
+		cpus, why, fix := s.fuseRingState()
+		if a.Ring = cpus > 0; a.Ring {
+			a.Reason = "FUSE, over io_uring, and loop devices are available"
+		} else if fix != "" {
+			a.Faster = fmt.Sprintf("%s: %s", why, fix)
+		}
 	case a.Reason != "":
 	default:
 		s.missing(a, "fuse", "the kernel has no FUSE")

@@ -83,6 +83,8 @@ func TestTheDriversStructsHaveItsSizes(t *testing.T) {
 		"ublk_params":           {unsafe.Sizeof(ublkParams{}), 64},
 		"ublksrv_io_desc":       {unsafe.Sizeof(ublkDesc{}), 24},
 		"ublksrv_ctrl_cmd":      {unsafe.Offsetof(ublkCommand{}.number), ublkCommandSize},
+		"fuse_uring_req_header": {unsafe.Offsetof(fuseEntryHeader{}.memory), fuseEntryHeaderSize},
+		"a header's room":       {unsafe.Sizeof(fuseEntryHeader{}), 512},
 		"discard":               {unsafe.Offsetof(ublkParams{}.discardUnit), 44},
 		"dev_sectors":           {unsafe.Offsetof(ublkParams{}.sectors), 24},
 	} {

@@ -48,6 +48,20 @@ func chooseDevice(wish string, abilities []blockdev.Ability) (kind blockdev.Kind
 	return "", abilities[len(abilities)-1].Reason, nil // the last kind is the one that almost every kernel has
 }
 
+// wayOf says how a kind of block device is made here.
+func wayOf(kind blockdev.Kind, abilities []blockdev.Ability) string {
+	for _, a := range abilities {
+		switch {
+		case a.Kind != kind:
+		case a.Ring:
+			return string(kind) + " over io_uring"
+		case a.Faster != "":
+			return string(kind) + " (weft doctor says how to make them faster)"
+		}
+	}
+	return string(kind)
+}
+
 // initiator is the part that makes block devices of volumes, or serves them where this machine can
 // make none.
 func (d *cluster) initiator() (daemon.Part, error) {
@@ -60,12 +74,13 @@ func (d *cluster) initiator() (daemon.Part, error) {
 		StateDir: d.dir.in("initiator"), RunDir: d.dir.runDir(), Log: d.log.With("initiator", d.node),
 		Datapath: initiator.User, Dial: d.dir.dialTarget,
 	}
-	kind, none, err := chooseDevice(d.options.device, blockdev.Probe())
+	abilities := blockdev.Probe()
+	kind, none, err := chooseDevice(d.options.device, abilities)
 	if err != nil {
 		return daemon.Part{}, err
 	}
 	config.BlockDevice = kind
-	d.devices = "block devices through " + string(kind)
+	d.devices = "block devices through " + wayOf(kind, abilities)
 	end := func(context.Context) error { return nil }
 	if none != "" {
 		server, err := newVolumeServer(d.log)
