@@ -7,7 +7,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
@@ -76,17 +75,19 @@ func (a *Agent) Collect(out chan<- prometheus.Metric) {
 	gauge := func(desc *prometheus.Desc, v float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, v, labels...)
 	}
-	phases := map[string]int{}
+	phases, states := map[string]int{}, map[string]int{}
 	for number := range pb.AttachmentPhase_name {
-		if phase := keeper.PhaseName(pb.AttachmentPhase(number)); phase != "unspecified" {
-			phases[phase] = 0
-		}
+		phases[pb.Word(pb.AttachmentPhase(number))] = 0
 	}
-	states := map[string]int{"live": 0, "connecting": 0, "lost": 0, "absent": 0}
+	for number := range pb.LinkState_name {
+		states[pb.Word(pb.LinkState(number))] = 0
+	}
+	delete(phases, pb.Word(pb.AttachmentPhase_ATTACHMENT_PHASE_UNSPECIFIED))
+	delete(states, pb.Word(pb.LinkState_LINK_STATE_UNSPECIFIED))
 	for _, r := range a.report().GetAttachments() {
-		phases[keeper.PhaseName(r.GetPhase())]++
+		phases[pb.Word(r.GetPhase())]++
 		for _, l := range r.GetLegs() {
-			states[l.GetState()]++
+			states[pb.Word(l.GetState())]++
 		}
 	}
 	for phase, n := range phases {

@@ -170,7 +170,7 @@ func trimInitiator(r *pb.InitiatorReport) {
 	for _, a := range r.Attachments {
 		shorten(&a.Device, &a.DeviceNumber, &a.WaitingFor)
 		for _, l := range a.Legs {
-			shorten(&l.State, &l.Device, &l.Error)
+			shorten(&l.Device, &l.Error)
 		}
 	}
 	r.Problems = t.problems(r.Problems)

@@ -3,6 +3,8 @@
 package volmgr
 
 import (
+	"slices"
+	"strconv"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -31,6 +33,7 @@ const (
 	attachmentStatePrefix = "ATTACHMENT_STATE_"
 	severityPrefix        = "SEVERITY_"
 	phasePrefix           = "ATTACHMENT_PHASE_"
+	linkStatePrefix       = "LINK_STATE_"
 )
 
 // toEnum returns the enumeration value of a word; an unknown word gives UNSPECIFIED.
@@ -38,11 +41,16 @@ func toEnum[E interface{ ~int32 }, W ~string](values map[string]int32, prefix st
 	return E(values[prefix+string(word)])
 }
 
-// fromEnum returns the word of an enumeration value; UNSPECIFIED gives the empty word.
+// fromEnum returns the word of an enumeration value; UNSPECIFIED gives the empty word. A value
+// that this version does not know gives its number, which equals no word: a mode of access, for
+// example, must not be taken for the default one.
 func fromEnum[W ~string](e protoreflect.Enum, prefix string) W {
 	value := e.Descriptor().Values().ByNumber(e.Number())
-	if value == nil || e.Number() == 0 {
+	switch {
+	case e.Number() == 0:
 		return ""
+	case value == nil:
+		return W(strconv.Itoa(int(e.Number())))
 	}
 	return W(string(value.Name())[len(prefix):])
 }
@@ -312,6 +320,13 @@ func fromTerm(number uint64, of string) (cluster.Term, error) {
 	return cluster.Term{Cluster: id, Number: number}, err
 }
 
+// fromPortals leaves out portals of transports that this version does not know: hosts could not
+// use them.
+func fromPortals(all []*pb.Portal) []block.Portal {
+	known := slices.DeleteFunc(slices.Clone(all), func(p *pb.Portal) bool { return pb.Transport_name[int32(p.Transport)] == "" })
+	return list(known, fromPortal)
+}
+
 func fromPortal(p *pb.Portal) block.Portal {
 	out := block.Portal{Transport: block.TCP, Address: p.Address, Port: uint16(p.Port), Rail: p.Rail}
 	if p.Transport == pb.Transport_TRANSPORT_RDMA {
@@ -357,7 +372,7 @@ func targetReport(r *pb.TargetReport) (out cluster.TargetReport, err error) {
 	trimTarget(r)
 	out = cluster.TargetReport{
 		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Kernel: r.Kernel,
-		Portals: list(r.Portals, fromPortal), Generation: r.Generation, Problems: list(r.Problems, fromProblem),
+		Portals: fromPortals(r.Portals), Generation: r.Generation, Problems: list(r.Problems, fromProblem),
 	}
 	if out.ClusterID, err = maybe("cluster_id", r.ClusterId, block.ParseClusterID); err != nil {
 		return out, err
@@ -508,7 +523,7 @@ func fromAttachmentReport(a *pb.AttachmentReport) (out cluster.AttachmentReport,
 		Epoch: block.Epoch(a.Epoch), Grant: a.Grant, Phase: fromEnum[cluster.Phase](a.Phase, phasePrefix), Device: a.Device, WaitingFor: a.WaitingFor,
 		ResyncDone: block.Size(a.ResyncDoneBytes), ResyncTotal: block.Size(a.ResyncTotalBytes),
 		Size: block.Size(a.SizeBytes), Number: a.DeviceNumber,
-		GaveUp: cluster.GaveUp{Why: a.GetGaveUp().GetWhy(), WritesLost: a.GetGaveUp().GetWritesLost()},
+		GaveUp: fromGaveUp(a.GetGaveUp()),
 	}
 	if out.Volume, err = field("attachments.volume_id", a.VolumeId, block.ParseVolumeID); err != nil {
 		return out, err
@@ -517,8 +532,16 @@ func fromAttachmentReport(a *pb.AttachmentReport) (out cluster.AttachmentReport,
 	return out, err
 }
 
+func fromGaveUp(g *pb.GaveUp) cluster.GaveUp {
+	out := cluster.GaveUp{Why: g.GetWhy(), WritesLost: g.GetWritesLost()}
+	if r := g.GetReason(); r != pb.GiveUpReason_GIVE_UP_REASON_UNSPECIFIED {
+		out.Reason = pb.Word(r)
+	}
+	return out
+}
+
 func fromLegLink(l *pb.LegLink) (out cluster.LegLink, err error) {
-	out = cluster.LegLink{Revision: l.Revision, State: l.State, Device: l.Device, Error: l.Error}
+	out = cluster.LegLink{Revision: l.Revision, State: fromEnum[cluster.LinkState](l.State, linkStatePrefix), Device: l.Device, Error: l.Error}
 	out.Leg, err = field("attachments.legs.leg_id", l.LegId, block.ParseLegID)
 	return out, err
 }

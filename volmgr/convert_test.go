@@ -173,6 +173,23 @@ func TestAnswersLoseNoFieldOnTheWayOut(t *testing.T) {
 	}
 }
 
+// A newer program may send values that this one does not know.
+func TestUnknownValuesAreNotTakenForOthers(t *testing.T) {
+	if mode := fromEnum[cluster.AttachMode](pb.AttachMode(77), attachModePrefix); mode == "" || mode == cluster.AttachExclusive {
+		t.Errorf("an unknown mode of access is %q, want none that exists", mode)
+	}
+	report, err := fromAttachmentReport(&pb.AttachmentReport{
+		VolumeId: uuid(1), Phase: 77, Legs: []*pb.LegLink{{LegId: uuid(2), State: 77}}, GaveUp: &pb.GaveUp{Why: "it had to", Reason: 77},
+	})
+	if err != nil || report.Phase != "77" || report.Legs[0].State != "77" || report.GaveUp != (cluster.GaveUp{Why: "it had to", Reason: "77"}) {
+		t.Errorf("a report with unknown values is %+v, %v; want their numbers", report, err)
+	}
+	portals := fromPortals([]*pb.Portal{{Transport: 77, Address: "192.0.2.9"}, {Address: "192.0.2.1"}})
+	if len(portals) != 1 || portals[0].Address != "192.0.2.1" || portals[0].Transport != block.TCP {
+		t.Errorf("portals %v, want the one of an unknown transport left out", portals)
+	}
+}
+
 func TestLayoutsCrossTheWire(t *testing.T) {
 	for _, want := range []block.Layout{
 		{Stripes: 2, Copies: 3, Chunk: block.MiB},

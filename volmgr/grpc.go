@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"slices"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -373,16 +374,35 @@ func (m *Manager) RecordStale(ctx context.Context, r *pb.RecordStaleRequest) (*p
 		return nil, err
 	}
 	in := cluster.RecordStale{Node: block.NodeName(r.Node), Volume: volume, Epoch: block.Epoch(r.Epoch), Reason: r.Reason}
-	for _, text := range r.LegIds {
-		leg, err := field("leg_ids", text, block.ParseLegID)
-		if err != nil {
-			return nil, err
-		}
-		in.Legs = append(in.Legs, leg)
+	if in.Legs, in.Reasons, err = staleLegs(r); err != nil {
+		return nil, err
 	}
 	return call(ctx, m, in, func(r cluster.Recorded) *pb.RecordStaleResponse {
 		return &pb.RecordStaleResponse{Recorded: pbTime(r.Time), EventSeq: r.EventSeq, Term: r.Term, Generation: r.Generation}
 	})
+}
+
+// staleLegs returns the legs of a request, and the reasons that it gives. Hosts of older
+// versions list only ids.
+func staleLegs(r *pb.RecordStaleRequest) (legs []block.LegID, why map[block.LegID]cluster.StaleReason, err error) {
+	if legs, err = listErr(r.LegIds, func(id string) (block.LegID, error) { return field("leg_ids", id, block.ParseLegID) }); err != nil {
+		return nil, nil, err
+	}
+	why = map[block.LegID]cluster.StaleReason{}
+	for _, l := range r.Legs {
+		leg, err := field("legs.leg_id", l.LegId, block.ParseLegID)
+		if err != nil {
+			return nil, nil, err
+		}
+		if !slices.Contains(legs, leg) {
+			legs = append(legs, leg)
+		}
+		why[leg] = cluster.StaleReason{Text: l.Text}
+		if l.Reason != pb.StaleReason_STALE_REASON_UNSPECIFIED {
+			why[leg] = cluster.StaleReason{Word: pb.Word(l.Reason), Text: l.Text}
+		}
+	}
+	return legs, why, nil
 }
 
 // RecordInSync returns rebuilt legs to the in-sync sets; that is durable when it answers.

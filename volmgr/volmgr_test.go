@@ -360,9 +360,18 @@ func TestVolumeLivesThroughCreateAttachStaleRebuildDetach(t *testing.T) {
 	eventually(t, "db1 is attached", r.attached("db1"))
 
 	v := r.volume("db1")
-	stale := &pb.RecordStaleRequest{Node: "c1", VolumeId: v.Id, Epoch: v.Epoch, LegIds: []string{v.Legs[1].Id}, Reason: "test"}
+	stale := &pb.RecordStaleRequest{Node: "c1", VolumeId: v.Id, Epoch: v.Epoch, LegIds: []string{v.Legs[1].Id}, Reason: "text for older managers",
+		Legs: []*pb.StaleLeg{{LegId: v.Legs[1].Id, Reason: pb.StaleReason_STALE_REASON_NO_ANSWER, Text: "no answer for more than 2s"}}}
 	if _, err := r.agents.RecordStale(ctx, stale); err != nil {
 		t.Fatal(err)
+	}
+	events, err := r.ListEvents(ctx, &pb.ListEventsRequest{Object: "volume db1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i := slices.IndexFunc(events.Events, func(e *pb.Event) bool { return e.Kind == "leg.stale" }); i < 0 ||
+		events.Events[i].Attributes["reason"] != "no_answer" || !strings.Contains(events.Events[i].Text, "no answer for more than 2s") {
+		t.Errorf("the events are %v, want one of the stale leg, with its reason", events.Events)
 	}
 	_, err = r.agents.RecordStale(ctx, &pb.RecordStaleRequest{Node: "c1", VolumeId: v.Id, Epoch: v.Epoch, LegIds: []string{v.Legs[0].Id}})
 	if status.Code(err) != codes.FailedPrecondition || reason(err) != "LAST_LEG" {

@@ -126,7 +126,7 @@ func attachmentReport(w *pb.WantedAttachment, mounted bool) *pb.AttachmentReport
 	}
 	r.Device, r.SizeBytes, r.DeviceNumber = "/dev/weft/"+w.GetVolumeName(), w.GetSizeBytes(), "253:4"
 	for _, l := range w.GetLegs() {
-		r.Legs = append(r.Legs, &pb.LegLink{LegId: l.GetLegId(), Revision: l.GetRevision(), State: "live"})
+		r.Legs = append(r.Legs, &pb.LegLink{LegId: l.GetLegId(), Revision: l.GetRevision(), State: pb.LinkState_LINK_STATE_LIVE})
 	}
 	return r
 }

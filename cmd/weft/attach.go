@@ -32,7 +32,7 @@ var modes = map[string]pb.AttachMode{
 }
 
 // mode returns m as --mode spells it.
-func mode(m pb.AttachMode) string { return strings.ReplaceAll(cli.Word(m), "_", "-") }
+func mode(m pb.AttachMode) string { return strings.ReplaceAll(pb.Word(m), "_", "-") }
 
 func newAttach(g *cli.Globals) *cobra.Command {
 	var o attachOptions

@@ -44,7 +44,7 @@ func runAttachmentList(ctx context.Context, api pb.ManagerClient, o attachmentLi
 		var rows [][]string
 		for _, a := range all.GetAttachments() {
 			rows = append(rows, []string{
-				a.GetVolumeName(), a.GetNode(), mode(a.GetMode()), cli.Word(a.GetState()), strconv.FormatUint(a.GetEpoch(), 10),
+				a.GetVolumeName(), a.GetNode(), mode(a.GetMode()), pb.Word(a.GetState()), strconv.FormatUint(a.GetEpoch(), 10),
 				a.GetDevice(), out.Age(a.GetSince()), resync(a), a.GetWaitingFor(),
 			})
 		}

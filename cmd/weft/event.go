@@ -71,7 +71,7 @@ func eventTable(w io.Writer, events []*pb.Event) {
 	var rows [][]string
 	for _, e := range events {
 		rows = append(rows, []string{
-			strconv.FormatUint(e.GetSeq(), 10), e.GetTime().AsTime().UTC().Format(time.RFC3339), cli.Word(e.GetSeverity()),
+			strconv.FormatUint(e.GetSeq(), 10), e.GetTime().AsTime().UTC().Format(time.RFC3339), pb.Word(e.GetSeverity()),
 			e.GetKind(), e.GetObject(), e.GetText(),
 		})
 	}
@@ -87,7 +87,7 @@ func printEvent(o *cli.Output, e *pb.Event) {
 		fmt.Fprintln(o.Stdout, "---")
 		o.Print(e, nil)
 	default:
-		fmt.Fprintf(o.Stdout, "%s  %-7s  %s: %s\n", e.GetTime().AsTime().UTC().Format(time.RFC3339), cli.Word(e.GetSeverity()), e.GetObject(), e.GetText())
+		fmt.Fprintf(o.Stdout, "%s  %-7s  %s: %s\n", e.GetTime().AsTime().UTC().Format(time.RFC3339), pb.Word(e.GetSeverity()), e.GetObject(), e.GetText())
 	}
 }
 

@@ -168,7 +168,7 @@ func runVolumeList(ctx context.Context, api pb.ManagerClient, out *cli.Output) e
 		var rows [][]string
 		for _, v := range volumes.GetVolumes() {
 			rows = append(rows, []string{
-				v.GetName(), cli.Size(v.GetSizeBytes()), layout(v.GetLayout()), v.GetPool(), cli.Word(v.GetState()),
+				v.GetName(), cli.Size(v.GetSizeBytes()), layout(v.GetLayout()), v.GetPool(), pb.Word(v.GetState()),
 				health(v), attached(v), out.Age(v.GetCreated()),
 			})
 		}
@@ -187,7 +187,7 @@ func attached(v *pb.Volume) string {
 	for _, a := range attachmentsOf(v) {
 		node := a.GetNode()
 		if a.GetState() != pb.AttachmentState_ATTACHMENT_STATE_ATTACHED {
-			node += " (" + cli.Word(a.GetState()) + ")"
+			node += " (" + pb.Word(a.GetState()) + ")"
 		}
 		nodes = append(nodes, node)
 	}
@@ -235,7 +235,7 @@ func describeVolume(w io.Writer, v *pb.Volume, out *cli.Output) {
 		"spread", v.GetSpread(),
 		"labels", cli.Pairs(v.GetLabels()),
 		"formatted", v.GetFormatted(),
-		"state", cli.Word(v.GetState()),
+		"state", pb.Word(v.GetState()),
 		"health", health(v),
 		"space", space(v),
 		"epoch", strconv.FormatUint(v.GetEpoch(), 10),
@@ -250,7 +250,7 @@ func health(v *pb.Volume) string {
 	if v.GetHealth() == pb.Health_HEALTH_UNSPECIFIED {
 		return ""
 	}
-	return cli.Word(v.GetHealth())
+	return pb.Word(v.GetHealth())
 }
 
 // space formats how much drive space a volume occupies: whole extents, for each copy.
@@ -293,7 +293,7 @@ func describeAttachment(w io.Writer, a *pb.Attachment, out *cli.Output) {
 		"attached to", a.GetNode(),
 		"mode", mode(a.GetMode()),
 		"epoch", strconv.FormatUint(a.GetEpoch(), 10),
-		"state", cli.Word(a.GetState()) + " for " + out.Age(a.GetSince()),
+		"state", pb.Word(a.GetState()) + " for " + out.Age(a.GetSince()),
 		"device", a.GetDevice(),
 	}
 	if a.GetWaitingFor() != "" {
@@ -314,7 +314,7 @@ func describeLegs(w io.Writer, legs []*pb.Leg, out *cli.Output) {
 	var rows [][]string
 	for _, leg := range legs {
 		rows = append(rows, []string{
-			strconv.Itoa(int(leg.GetColumn())), strconv.Itoa(int(leg.GetCopy())), cli.ShortID(leg.GetId()), cli.Word(leg.GetState()),
+			strconv.Itoa(int(leg.GetColumn())), strconv.Itoa(int(leg.GetCopy())), cli.ShortID(leg.GetId()), pb.Word(leg.GetState()),
 			leg.GetNode(), cli.ShortID(leg.GetDriveId()), strconv.FormatUint(leg.GetRevision(), 10), out.Age(leg.GetStaleSince()), leg.GetReason(),
 		})
 	}

@@ -298,5 +298,5 @@ func (k *Keeper) publish(w *volume.Wanted, s *volume.Seen, v volume.Verdict, gen
 
 func (k *Keeper) linkReport(s *volume.Seen, l *volume.Link) *pb.LegLink {
 	state, why := s.Link(l, k.cfg.Limits.Window)
-	return &pb.LegLink{LegId: l.Leg.String(), Revision: l.Revision, Device: s.Legs[l.Leg].Device, State: string(state), Error: why}
+	return &pb.LegLink{LegId: l.Leg.String(), Revision: l.Revision, Device: s.Legs[l.Leg].Device, State: pb.Value[pb.LinkState](string(state)), Error: why}
 }

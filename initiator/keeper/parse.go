@@ -119,30 +119,30 @@ func parseLink(p *pb.WantedLink, layout block.Layout) (volume.Link, error) {
 	if l.Column >= layout.Stripes || l.Copy >= layout.Copies {
 		return volume.Link{}, fmt.Errorf("column %d copy %d: not in a layout of %v", l.Column, l.Copy, layout)
 	}
-	for _, p := range p.GetPortals() {
-		portal, err := parsePortal(p)
-		if err != nil {
-			return volume.Link{}, err
-		}
-		l.Portals = append(l.Portals, portal)
-	}
-	if len(l.Portals) == 0 {
-		return volume.Link{}, fmt.Errorf("portals: none")
+	if l.Portals, err = parsePortals(p.GetPortals()); err != nil {
+		return volume.Link{}, fmt.Errorf("portals: %w", err)
 	}
 	return l, nil
 }
 
-func parsePortal(p *pb.Portal) (block.Portal, error) {
+// parsePortals leaves out portals of transports that this version does not know.
+func parsePortals(all []*pb.Portal) (known []block.Portal, err error) {
 	transports := map[pb.Transport]block.Transport{pb.Transport_TRANSPORT_TCP: block.TCP, pb.Transport_TRANSPORT_RDMA: block.RDMA}
-	transport, ok := transports[p.GetTransport()]
-	if !ok {
-		return block.Portal{}, fmt.Errorf("portal transport %v: not supported", p.GetTransport())
+	for _, p := range all {
+		transport, ok := transports[p.GetTransport()]
+		if !ok {
+			continue
+		}
+		if p.GetPort() > 65535 {
+			return nil, fmt.Errorf("port %d: must be 1 to 65535", p.GetPort())
+		}
+		port := cmp.Or(uint16(p.GetPort()), block.DefaultPort)
+		known = append(known, block.Portal{Transport: transport, Address: p.GetAddress(), Port: port, Rail: p.GetRail()})
 	}
-	if p.GetPort() > 65535 {
-		return block.Portal{}, fmt.Errorf("portal port %d: must be 1 to 65535", p.GetPort())
+	if len(known) == 0 {
+		return nil, fmt.Errorf("none of the %d has a transport that this version knows", len(all))
 	}
-	port := cmp.Or(uint16(p.GetPort()), block.DefaultPort)
-	return block.Portal{Transport: transport, Address: p.GetAddress(), Port: port, Rail: p.GetRail()}, nil
+	return known, nil
 }
 
 // State is a keeper's public view of its volume.

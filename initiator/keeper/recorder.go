@@ -68,12 +68,15 @@ func (r *Recorder) Refusal() string { return r.refusal }
 // acknowledged. The answer goes into the records of the epoch.
 func (r *Recorder) Stale(epoch block.Epoch, records volume.Records, legs []volume.Change) Request {
 	now := time.Now()
-	request := &pb.RecordStaleRequest{Node: string(r.node), VolumeId: r.volume.String(), Epoch: uint64(epoch), Reason: legs[0].Why}
+	request := &pb.RecordStaleRequest{Node: string(r.node), VolumeId: r.volume.String(), Epoch: uint64(epoch), Reason: legs[0].Why.Text}
 	for _, l := range legs {
 		request.LegIds = append(request.LegIds, l.Leg.String())
+		request.Legs = append(request.Legs, &pb.StaleLeg{
+			LegId: l.Leg.String(), Reason: pb.Value[pb.StaleReason](string(l.Why.Reason)), Text: l.Why.Text,
+		})
 		if r.losses[l.Leg] == nil {
 			r.losses[l.Leg] = &loss{column: l.Column, since: l.Since, detected: now}
-			r.log.Warn("leg lost", "leg", l.Leg.String(), "column", l.Column, "why", l.Why, "detect", now.Sub(l.Since))
+			r.log.Warn("leg lost", "leg", l.Leg.String(), "column", l.Column, "why", l.Why.Text, "detect", now.Sub(l.Since))
 			r.meter.LegLost()
 		}
 	}

@@ -67,7 +67,7 @@ func TestALossIsTimedFromSilenceToRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		manager, meter := &clerk{err: status.Error(codes.Unavailable, "no quorum")}, &tally{}
 		r, records := newTestRecorder(manager, meter), volume.NewRecords()
-		leg := volume.Change{Leg: legID(1, 0), Revision: 7, Column: 1, Why: "silent", Since: time.Now()}
+		leg := volume.Change{Leg: legID(1, 0), Revision: 7, Column: 1, Why: volume.Loss{Reason: volume.NoAnswer, Text: "silent"}, Since: time.Now()}
 		time.Sleep(2 * time.Second)
 		if err := do(r.Stale(3, records, []volume.Change{leg})); err == nil || r.Refusal() != "no quorum" || r.Due() {
 			t.Errorf("refused: %v, refusal %q, due %v; want an error, its words, and not due", err, r.Refusal(), r.Due())
@@ -92,7 +92,8 @@ func TestALossIsTimedFromSilenceToRelease(t *testing.T) {
 		if d := cmp.Diff(want, meter, cmp.AllowUnexported(tally{})); d != "" {
 			t.Errorf("the meter is off (-want +got):\n%s", d)
 		}
-		request := &pb.RecordStaleRequest{Node: "c1", VolumeId: block.VolumeID{}.String(), Epoch: 3, LegIds: []string{leg.Leg.String()}, Reason: "silent"}
+		request := &pb.RecordStaleRequest{Node: "c1", VolumeId: block.VolumeID{}.String(), Epoch: 3, LegIds: []string{leg.Leg.String()}, Reason: "silent",
+			Legs: []*pb.StaleLeg{{LegId: leg.Leg.String(), Reason: pb.StaleReason_STALE_REASON_NO_ANSWER, Text: "silent"}}}
 		if d := cmp.Diff([]*pb.RecordStaleRequest{request, request}, manager.stale, protocmp.Transform()); d != "" {
 			t.Errorf("requests (-want +got):\n%s", d)
 		}
@@ -102,7 +103,7 @@ func TestALossIsTimedFromSilenceToRelease(t *testing.T) {
 func TestALossIsForgottenWithItsEpoch(t *testing.T) {
 	meter := &tally{}
 	r := newTestRecorder(&clerk{}, meter)
-	leg := volume.Change{Leg: legID(0, 1), Why: "error"}
+	leg := volume.Change{Leg: legID(0, 1), Why: volume.Loss{Reason: volume.IOError, Text: "error"}}
 	if err := do(r.Stale(3, volume.NewRecords(), []volume.Change{leg})); err != nil {
 		t.Fatal(err)
 	}

@@ -10,25 +10,17 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// phases maps the phases to those on the wire.
-var phases = map[volume.Phase]pb.AttachmentPhase{
-	volume.Connecting:      pb.AttachmentPhase_ATTACHMENT_PHASE_CONNECTING,
-	volume.Equalizing:      pb.AttachmentPhase_ATTACHMENT_PHASE_EQUALIZING,
-	volume.Serving:         pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING,
-	volume.Stalled:         pb.AttachmentPhase_ATTACHMENT_PHASE_STALLED,
-	volume.Detaching:       pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHING,
-	volume.DetachedClean:   pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_CLEAN,
-	volume.DetachedUnclean: pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_UNCLEAN,
-}
+// The planner's phases, link states and reasons are the words of the wire's enumerations, which
+// pb.Value finds.
 
 // Report turns a verdict into the report on an attachment; device and legs are left out.
 func Report(v volume.Verdict, id block.VolumeID, epoch block.Epoch, grant uint64) *pb.AttachmentReport {
 	r := &pb.AttachmentReport{
-		VolumeId: id.String(), Epoch: uint64(epoch), Grant: grant, Phase: phases[v.Phase],
+		VolumeId: id.String(), Epoch: uint64(epoch), Grant: grant, Phase: pb.Value[pb.AttachmentPhase](string(v.Phase)),
 		WaitingFor: strings.Join(v.Waiting, "; "), ResyncDoneBytes: uint64(v.Done), ResyncTotalBytes: uint64(v.Total),
 	}
 	if v.GaveUp != nil {
-		r.GaveUp = &pb.GaveUp{Why: v.GaveUp.Why, WritesLost: v.GaveUp.WritesLost}
+		r.GaveUp = &pb.GaveUp{Why: v.GaveUp.Why, WritesLost: v.GaveUp.WritesLost, Reason: pb.Value[pb.GiveUpReason](string(v.GaveUp.Reason))}
 	}
 	return r
 }
@@ -38,9 +30,4 @@ func News(a, b *pb.AttachmentReport) bool {
 	return a.GetGrant() != b.GetGrant() || a.GetPhase() != b.GetPhase() || a.GetWaitingFor() != b.GetWaitingFor() ||
 		a.GetGaveUp().GetWhy() != b.GetGaveUp().GetWhy() ||
 		a.GetDevice() != b.GetDevice() || a.GetDeviceNumber() != b.GetDeviceNumber() || a.GetSizeBytes() != b.GetSizeBytes()
-}
-
-// PhaseName is the name of a phase in metrics, such as "serving".
-func PhaseName(p pb.AttachmentPhase) string {
-	return strings.ToLower(strings.TrimPrefix(p.String(), "ATTACHMENT_PHASE_"))
 }

@@ -81,7 +81,7 @@ func (k *Keeper) drop(o volume.Drop) error {
 			failed = errors.Join(failed, err)
 			continue
 		}
-		k.log.Info("leg dropped", "leg", l.Leg.String(), "column", l.Column, "why", l.Why)
+		k.log.Info("leg dropped", "leg", l.Leg.String(), "column", l.Column, "why", l.Why.Text)
 		k.Released(l.Leg)
 	}
 	return failed

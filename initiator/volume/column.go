@@ -122,7 +122,7 @@ func (p *planner) full(l *Link, c CopySeen) bool { return l.CopyAll || c.Leg != 
 func (p *planner) complete(k int) bool {
 	c := p.s.Columns[k]
 	record, live := p.missing(k)
-	good := func(m member) bool { return m.Column == k && m.Source && !m.Gone && m.Lost == "" }
+	good := func(m member) bool { return m.Column == k && m.Source && !m.Gone && !m.Lost.any() }
 	patient := p.s.Now.Sub(p.m.Since) < p.l.Connect
 	switch {
 	case len(record) == 0:
@@ -155,9 +155,9 @@ func (p *planner) missing(k int) (record []Change, live int) {
 			live++
 			continue
 		}
-		why, since := "cannot be connected", p.m.Since
+		why, since := lost(NotConnected, "cannot be connected"), p.m.Since
 		if c.Built {
-			why, since = "was not in use", p.s.Now
+			why, since = lost(NotInUse, "was not in use"), p.s.Now
 		}
 		record = append(record, Change{Leg: l.Leg, Revision: l.Revision, Column: k, Why: why, Since: since})
 		if !p.s.Device.Exists {
@@ -170,7 +170,7 @@ func (p *planner) missing(k int) (record []Change, live int) {
 // recovered asks the manager to record a caught-up leg as in sync.
 func (p *planner) recovered(m member) {
 	c := p.copy(m.Place)
-	if c.State != CaughtUp || m.Source || m.Gone || m.Lost != "" || m.Link == nil || p.silence(m.Leg) > 0 || c.Moved != "" {
+	if c.State != CaughtUp || m.Source || m.Gone || m.Lost.any() || m.Link == nil || p.silence(m.Leg) > 0 || c.Moved != "" {
 		return
 	}
 	// The next host builds the volume from any leg in sync, so the leg must have the wanted

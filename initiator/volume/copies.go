@@ -10,7 +10,7 @@ func (p *planner) at(m member) At { return At{Place: m.Place, Leg: m.Leg, Revisi
 // because a promoted leg may then be the last copy of its column.
 func (p *planner) promote() {
 	for _, m := range p.members {
-		if !p.c.Tables && p.copy(m.Place).State == CaughtUp && m.Source && m.Lost == "" {
+		if !p.c.Tables && p.copy(m.Place).State == CaughtUp && m.Source && !m.Lost.any() {
 			p.do(Promote{At: p.at(m)})
 		}
 	}

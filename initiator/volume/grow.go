@@ -64,7 +64,7 @@ func (p *planner) haveRoom(k int) bool {
 // noRoom says why a member cannot take part in a larger volume; empty if it can.
 func (p *planner) noRoom(m member) string {
 	switch {
-	case m.Link == nil || p.c.Tables && m.Lost != "":
+	case m.Link == nil || p.c.Tables && m.Lost.any():
 		return "it is to leave first"
 	case p.c.Tables && (p.silence(m.Leg) > 0 || p.copy(m.Place).Moved != "" && !p.anew(m)): // the change would wait for it
 		return "it does not answer"

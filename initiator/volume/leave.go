@@ -18,7 +18,7 @@ type member struct {
 	Paths   []Path    // the paths to it
 	Link    *Link     // nil if the manager has it recorded stale
 	Source  bool      // it is in sync; else it is being rebuilt
-	Lost    string    // why it should leave; empty if it should not
+	Lost    Loss      // why it should leave
 	Waiting bool      // I/O may be waiting on its paths
 	Gone    bool      // it leaves now
 	Stays   string    // why it stays although it is lost
@@ -37,7 +37,7 @@ func spared(members []*member, column int, answers func(block.LegID) bool) int {
 	for i, m := range members {
 		switch {
 		case m.Column != column || !m.Source:
-		case m.Lost == "":
+		case !m.Lost.any():
 			return -1
 		case first < 0 && m.Link != nil && answers(m.Leg):
 			first = i
@@ -62,14 +62,14 @@ func leave(members []*member) {
 // path must be cut to release I/O.
 func spread(members []*member, blocked map[block.LegID]bool) {
 	for _, m := range members {
-		m.Gone = m.Lost != "" && !blocked[m.Leg]
+		m.Gone = m.Lost.any() && !blocked[m.Leg]
 	}
 	cut := released(members)
 	for _, m := range members {
 		if m.on(cut) && !m.Gone && !blocked[m.Leg] {
 			m.Gone = true
-			if m.Lost == "" {
-				m.Lost = "its connection carries a lost leg"
+			if !m.Lost.any() {
+				m.Lost = lost(SharedPath, "its connection carries a lost leg")
 			}
 		}
 	}
@@ -98,7 +98,7 @@ func hold(members []*member, blocked map[block.LegID]bool) (more bool) {
 		if m.Gone {
 			continue
 		}
-		stays[m.Column] = stays[m.Column] || m.Source && m.Link != nil && m.Lost == ""
+		stays[m.Column] = stays[m.Column] || m.Source && m.Link != nil && !m.Lost.any()
 		for _, path := range m.Paths {
 			if m.on(cut) {
 				needed[path] = m

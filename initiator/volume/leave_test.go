@@ -20,8 +20,8 @@ func on(column, copy int, node string) *member {
 	return &member{Place: Place{column, copy}, Leg: l.Leg, Paths: []Path{{Subsystem: block.NQN(node)}}, Link: l, Source: true}
 }
 
-func silent(m *member) *member { m.Lost, m.Waiting = "silent", true; return m }
-func broken(m *member) *member { m.Lost = "error"; return m }
+func silent(m *member) *member { m.Lost, m.Waiting = lost(NoAnswer, "silent"), true; return m }
+func broken(m *member) *member { m.Lost = lost(IOError, "error"); return m }
 func copied(m *member) *member { m.Source = false; return m }
 
 func TestWhatLeaves(t *testing.T) {

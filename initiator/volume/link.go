@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// LinkState is how well a host reaches a leg, for the report.
+// LinkState is how well a host reaches a leg, in the words of pb.LinkState.
 type LinkState string
 
 // The states of a link.

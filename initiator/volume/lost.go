@@ -4,7 +4,6 @@ package volume
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
@@ -62,17 +61,17 @@ func (p *planner) judge(m *member, c CopySeen) {
 	m.Waiting = silence > 0 && c.Moved == "" || m.Link == nil && c.Busy && (!p.alive(m.Paths) || c.Oldest > p.l.Window)
 	switch {
 	case m.Link == nil:
-		m.Lost = "recorded stale"
+		m.Lost = lost(recordedStale, "recorded stale")
 	case c.State == Failed:
-		m.Lost = "its rebuild failed: " + c.Error
+		m.Lost = lost(RebuildFailed, "its rebuild failed: %s", c.Error)
 	case l.lost(p.s.Now, p.l.Window):
-		m.Lost = fmt.Sprintf("no answer for more than %v", p.l.Window)
+		m.Lost = lost(NoAnswer, "no answer for more than %v", p.l.Window)
 	case c.Error != "" && !p.w.ReadOnly: // a read was served by another copy
-		m.Lost = c.Error
+		m.Lost = lost(IOError, "%s", c.Error)
 	case c.Moved != "":
-		m.Lost = c.Moved
+		m.Lost = lost(DeviceGone, "%s", c.Moved)
 	case c.Busy && c.Oldest > p.l.Stuck:
-		m.Lost, m.Waiting = fmt.Sprintf("an I/O has not been answered for %v", c.Oldest.Round(time.Second)), true
+		m.Lost, m.Waiting = lost(IOStuck, "an I/O has not been answered for %v", c.Oldest.Round(time.Second)), true
 		m.since = p.s.Now.Add(-c.Oldest)
 	}
 }
@@ -96,7 +95,7 @@ func (p *planner) keepOne(column int) {
 		say = p.v.Wait
 	}
 	say("leg %s of column %d on %s: %s, and no other copy can stand in", m.Leg, column, nodeOf(*m), m.Lost)
-	m.Lost = ""
+	m.Lost = Loss{}
 }
 
 func (p *planner) copies() []*member {
@@ -117,7 +116,7 @@ func (p *planner) dropLost() {
 	var cut []Path
 	for _, m := range p.members {
 		switch {
-		case m.Lost != "" && !m.Gone:
+		case m.Lost.any() && !m.Gone:
 			p.v.Wait("leg %s of column %d on %s: %s, and %s", m.Leg, m.Column, nodeOf(m), m.Lost, m.Stays)
 		case !m.Gone:
 			continue

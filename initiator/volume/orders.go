@@ -44,7 +44,7 @@ type At struct {
 	Place
 	Leg      block.LegID
 	Revision uint64
-	Why      string // Drop: why it leaves
+	Why      Loss // Drop: why it leaves
 }
 
 func (a At) String() string { return fmt.Sprintf("%s@%d", a.Leg, a.Revision) }

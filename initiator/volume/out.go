@@ -114,11 +114,11 @@ func (p *planner) settled() bool {
 		if at < 0 && p.w.ReadOnly {
 			continue
 		}
-		if at < 0 || p.members[at].Lost != "" || p.silence(l.Leg) > 0 {
+		if at < 0 || p.members[at].Lost.any() || p.silence(l.Leg) > 0 {
 			return false
 		}
 	}
-	return !slices.ContainsFunc(p.members, func(m member) bool { return m.Source && m.Lost != "" })
+	return !slices.ContainsFunc(p.members, func(m member) bool { return m.Source && m.Lost.any() })
 }
 
 // hopeless reports whether a leg has been silent for the whole lease.

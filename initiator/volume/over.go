@@ -24,7 +24,7 @@ func (p *planner) end() {
 	switch {
 	case p.s.ReadOnly || p.w != nil && !p.m.Of(p.w): // it is over anyway
 	case p.w == nil:
-		p.ends = &Over{Why: "it was removed by force while the volume manager did not want it here"}
+		p.ends = &Over{Reason: Removed, Why: "it was removed by force while the volume manager did not want it here"}
 	case p.w.Grant == 0:
 		p.ends = p.lostWrites()
 	}
@@ -41,7 +41,7 @@ func (p *planner) over() *Over {
 	case p.ends != nil:
 		return p.ends
 	case p.m.Over == nil && p.m.Gone && !p.m.Clean && !p.w.Detach:
-		return &Over{Why: "it had been released, but not cleanly"}
+		return &Over{Reason: Unclean, Why: "it had been released, but not cleanly"}
 	}
 	return p.m.Over
 }
@@ -80,8 +80,8 @@ func (p *planner) lostWrites() *Over {
 				continue
 			}
 			return &Over{ // writes are lost only if there was a device
-				WritesLost: p.s.Device.Exists || p.w.Detach,
-				Why:        fmt.Sprintf("leg %s of column %d on %s returned without data that only its drive's cache had held", l.Leg, k, l.Node),
+				WritesLost: p.s.Device.Exists || p.w.Detach, Reason: LostCache,
+				Why: fmt.Sprintf("leg %s of column %d on %s returned without data that only its drive's cache had held", l.Leg, k, l.Node),
 			}
 		}
 	}

@@ -53,7 +53,7 @@ func (p *planner) hasErrors(k int) bool {
 		if !m.Source {
 			continue
 		}
-		if m.Gone || m.Lost != "" {
+		if m.Gone || m.Lost.any() {
 			return false
 		}
 		sources, ill = sources+1, bad

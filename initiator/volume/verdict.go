@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Phase is how far an attachment has come.
+// Phase is how far an attachment has come, in the words of pb.AttachmentPhase.
 type Phase string
 
 // The phases; the package comment draws them.
@@ -24,9 +24,20 @@ const (
 
 // Over is why this host gave up an epoch.
 type Over struct {
-	Why        string `json:"why"`
-	WritesLost bool   `json:"writes_lost,omitempty"`
+	Why        string       `json:"why"` // for people
+	WritesLost bool         `json:"writes_lost,omitempty"`
+	Reason     GiveUpReason `json:"reason,omitempty"` // empty in notes of older versions
 }
+
+// GiveUpReason is the reason for which an epoch is given up, in the words of pb.GiveUpReason.
+type GiveUpReason string
+
+// The reasons; over.go explains them.
+const (
+	LostCache GiveUpReason = "lost_cache" // a leg lost writes with its drive's cache, or may have
+	Removed   GiveUpReason = "removed"    // the device was removed while the manager did not want it here
+	Unclean   GiveUpReason = "unclean"    // the volume had been released, but not cleanly
+)
 
 // Verdict is the result of a plan that goes to the manager.
 type Verdict struct {

@@ -18,6 +18,7 @@ package pb
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	_ "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -93,6 +94,181 @@ func (x AttachmentPhase) Number() protoreflect.EnumNumber {
 // Deprecated: Use AttachmentPhase.Descriptor instead.
 func (AttachmentPhase) EnumDescriptor() ([]byte, []int) {
 	return file_weft_v1_agent_proto_rawDescGZIP(), []int{0}
+}
+
+type GiveUpReason int32
+
+const (
+	GiveUpReason_GIVE_UP_REASON_UNSPECIFIED GiveUpReason = 0
+	GiveUpReason_GIVE_UP_REASON_LOST_CACHE  GiveUpReason = 1 // a leg lost writes with its drive's cache, or may have
+	GiveUpReason_GIVE_UP_REASON_REMOVED     GiveUpReason = 2 // the device was removed while the manager did not want it there
+	GiveUpReason_GIVE_UP_REASON_UNCLEAN     GiveUpReason = 3 // the volume had been released, but not cleanly
+)
+
+// Enum value maps for GiveUpReason.
+var (
+	GiveUpReason_name = map[int32]string{
+		0: "GIVE_UP_REASON_UNSPECIFIED",
+		1: "GIVE_UP_REASON_LOST_CACHE",
+		2: "GIVE_UP_REASON_REMOVED",
+		3: "GIVE_UP_REASON_UNCLEAN",
+	}
+	GiveUpReason_value = map[string]int32{
+		"GIVE_UP_REASON_UNSPECIFIED": 0,
+		"GIVE_UP_REASON_LOST_CACHE":  1,
+		"GIVE_UP_REASON_REMOVED":     2,
+		"GIVE_UP_REASON_UNCLEAN":     3,
+	}
+)
+
+func (x GiveUpReason) Enum() *GiveUpReason {
+	p := new(GiveUpReason)
+	*p = x
+	return p
+}
+
+func (x GiveUpReason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (GiveUpReason) Descriptor() protoreflect.EnumDescriptor {
+	return file_weft_v1_agent_proto_enumTypes[1].Descriptor()
+}
+
+func (GiveUpReason) Type() protoreflect.EnumType {
+	return &file_weft_v1_agent_proto_enumTypes[1]
+}
+
+func (x GiveUpReason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use GiveUpReason.Descriptor instead.
+func (GiveUpReason) EnumDescriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{1}
+}
+
+// LinkState is how well a host reaches a leg.
+type LinkState int32
+
+const (
+	LinkState_LINK_STATE_UNSPECIFIED LinkState = 0
+	LinkState_LINK_STATE_LIVE        LinkState = 1 // it answers
+	LinkState_LINK_STATE_CONNECTING  LinkState = 2 // it is being connected, or has been silent for a moment
+	LinkState_LINK_STATE_LOST        LinkState = 3 // it has been silent for longer than the window
+	LinkState_LINK_STATE_ABSENT      LinkState = 4 // there is no connection
+)
+
+// Enum value maps for LinkState.
+var (
+	LinkState_name = map[int32]string{
+		0: "LINK_STATE_UNSPECIFIED",
+		1: "LINK_STATE_LIVE",
+		2: "LINK_STATE_CONNECTING",
+		3: "LINK_STATE_LOST",
+		4: "LINK_STATE_ABSENT",
+	}
+	LinkState_value = map[string]int32{
+		"LINK_STATE_UNSPECIFIED": 0,
+		"LINK_STATE_LIVE":        1,
+		"LINK_STATE_CONNECTING":  2,
+		"LINK_STATE_LOST":        3,
+		"LINK_STATE_ABSENT":      4,
+	}
+)
+
+func (x LinkState) Enum() *LinkState {
+	p := new(LinkState)
+	*p = x
+	return p
+}
+
+func (x LinkState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (LinkState) Descriptor() protoreflect.EnumDescriptor {
+	return file_weft_v1_agent_proto_enumTypes[2].Descriptor()
+}
+
+func (LinkState) Type() protoreflect.EnumType {
+	return &file_weft_v1_agent_proto_enumTypes[2]
+}
+
+func (x LinkState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use LinkState.Descriptor instead.
+func (LinkState) EnumDescriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{2}
+}
+
+type StaleReason int32
+
+const (
+	StaleReason_STALE_REASON_UNSPECIFIED    StaleReason = 0
+	StaleReason_STALE_REASON_NO_ANSWER      StaleReason = 1 // it was silent for longer than the window
+	StaleReason_STALE_REASON_IO_ERROR       StaleReason = 2 // an I/O to it failed
+	StaleReason_STALE_REASON_IO_STUCK       StaleReason = 3 // it answers probes, but an I/O to it was not answered
+	StaleReason_STALE_REASON_REBUILD_FAILED StaleReason = 4 // it could not be rebuilt
+	StaleReason_STALE_REASON_DEVICE_GONE    StaleReason = 5 // it came back as another device
+	StaleReason_STALE_REASON_SHARED_PATH    StaleReason = 6 // its only connection was cut for another leg
+	StaleReason_STALE_REASON_NOT_CONNECTED  StaleReason = 7 // it could not be connected in time
+	StaleReason_STALE_REASON_NOT_IN_USE     StaleReason = 8 // the volume was in use without it
+)
+
+// Enum value maps for StaleReason.
+var (
+	StaleReason_name = map[int32]string{
+		0: "STALE_REASON_UNSPECIFIED",
+		1: "STALE_REASON_NO_ANSWER",
+		2: "STALE_REASON_IO_ERROR",
+		3: "STALE_REASON_IO_STUCK",
+		4: "STALE_REASON_REBUILD_FAILED",
+		5: "STALE_REASON_DEVICE_GONE",
+		6: "STALE_REASON_SHARED_PATH",
+		7: "STALE_REASON_NOT_CONNECTED",
+		8: "STALE_REASON_NOT_IN_USE",
+	}
+	StaleReason_value = map[string]int32{
+		"STALE_REASON_UNSPECIFIED":    0,
+		"STALE_REASON_NO_ANSWER":      1,
+		"STALE_REASON_IO_ERROR":       2,
+		"STALE_REASON_IO_STUCK":       3,
+		"STALE_REASON_REBUILD_FAILED": 4,
+		"STALE_REASON_DEVICE_GONE":    5,
+		"STALE_REASON_SHARED_PATH":    6,
+		"STALE_REASON_NOT_CONNECTED":  7,
+		"STALE_REASON_NOT_IN_USE":     8,
+	}
+)
+
+func (x StaleReason) Enum() *StaleReason {
+	p := new(StaleReason)
+	*p = x
+	return p
+}
+
+func (x StaleReason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (StaleReason) Descriptor() protoreflect.EnumDescriptor {
+	return file_weft_v1_agent_proto_enumTypes[3].Descriptor()
+}
+
+func (StaleReason) Type() protoreflect.EnumType {
+	return &file_weft_v1_agent_proto_enumTypes[3]
+}
+
+func (x StaleReason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use StaleReason.Descriptor instead.
+func (StaleReason) EnumDescriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 // Scale says how a state, reported or wanted, is sent over a stream. Only package
@@ -1982,8 +2158,9 @@ func (x *AttachmentReport) GetGrant() uint64 {
 // detach. The host does not use the volume again at this epoch; it needs a new grant.
 type GaveUp struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Why           string                 `protobuf:"bytes,1,opt,name=why,proto3" json:"why,omitempty"`
+	Why           string                 `protobuf:"bytes,1,opt,name=why,proto3" json:"why,omitempty"`                                  // for people
 	WritesLost    bool                   `protobuf:"varint,2,opt,name=writes_lost,json=writesLost,proto3" json:"writes_lost,omitempty"` // acknowledged writes may be lost
+	Reason        GiveUpReason           `protobuf:"varint,3,opt,name=reason,proto3,enum=weft.v1.GiveUpReason" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2032,14 +2209,21 @@ func (x *GaveUp) GetWritesLost() bool {
 	return false
 }
 
+func (x *GaveUp) GetReason() GiveUpReason {
+	if x != nil {
+		return x.Reason
+	}
+	return GiveUpReason_GIVE_UP_REASON_UNSPECIFIED
+}
+
 // LegLink is a host's view of one leg.
 type LegLink struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LegId         string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
 	Revision      uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
-	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`   // "live", "connecting", "lost", "absent"
 	Device        string                 `protobuf:"bytes,4,opt,name=device,proto3" json:"device,omitempty"` // nvme1n1
-	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
+	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`   // for people
+	State         LinkState              `protobuf:"varint,6,opt,name=state,proto3,enum=weft.v1.LinkState" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2088,13 +2272,6 @@ func (x *LegLink) GetRevision() uint64 {
 	return 0
 }
 
-func (x *LegLink) GetState() string {
-	if x != nil {
-		return x.State
-	}
-	return ""
-}
-
 func (x *LegLink) GetDevice() string {
 	if x != nil {
 		return x.Device
@@ -2107,6 +2284,13 @@ func (x *LegLink) GetError() string {
 		return x.Error
 	}
 	return ""
+}
+
+func (x *LegLink) GetState() LinkState {
+	if x != nil {
+		return x.State
+	}
+	return LinkState_LINK_STATE_UNSPECIFIED
 }
 
 type InitiatorWanted struct {
@@ -2468,12 +2652,14 @@ func (x *WantedLink) GetReborn() uint64 {
 }
 
 type RecordStaleRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	VolumeId      string                 `protobuf:"bytes,2,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	LegIds        []string               `protobuf:"bytes,4,rep,name=leg_ids,json=legIds,proto3" json:"leg_ids,omitempty"`
-	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Node     string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	VolumeId string                 `protobuf:"bytes,2,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	Epoch    uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The ids of legs, and the text of the first one, for managers that do not know legs.
+	LegIds        []string    `protobuf:"bytes,4,rep,name=leg_ids,json=legIds,proto3" json:"leg_ids,omitempty"`
+	Reason        string      `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	Legs          []*StaleLeg `protobuf:"bytes,6,rep,name=legs,proto3" json:"legs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2543,6 +2729,74 @@ func (x *RecordStaleRequest) GetReason() string {
 	return ""
 }
 
+func (x *RecordStaleRequest) GetLegs() []*StaleLeg {
+	if x != nil {
+		return x.Legs
+	}
+	return nil
+}
+
+// StaleLeg is a leg that a host continues without.
+type StaleLeg struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LegId         string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
+	Reason        StaleReason            `protobuf:"varint,2,opt,name=reason,proto3,enum=weft.v1.StaleReason" json:"reason,omitempty"`
+	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"` // the reason and its details, for people
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StaleLeg) Reset() {
+	*x = StaleLeg{}
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StaleLeg) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StaleLeg) ProtoMessage() {}
+
+func (x *StaleLeg) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
+func (*StaleLeg) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *StaleLeg) GetLegId() string {
+	if x != nil {
+		return x.LegId
+	}
+	return ""
+}
+
+func (x *StaleLeg) GetReason() StaleReason {
+	if x != nil {
+		return x.Reason
+	}
+	return StaleReason_STALE_REASON_UNSPECIFIED
+}
+
+func (x *StaleLeg) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 type RecordStaleResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Recorded *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=recorded,proto3" json:"recorded,omitempty"`
@@ -2557,7 +2811,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2569,7 +2823,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2582,7 +2836,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -2625,7 +2879,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2637,7 +2891,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2650,7 +2904,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -2692,7 +2946,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2704,7 +2958,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2717,7 +2971,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -2752,7 +3006,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2764,7 +3018,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2777,7 +3031,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -2805,7 +3059,7 @@ var File_weft_v1_agent_proto protoreflect.FileDescriptor
 
 const file_weft_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x13weft/v1/agent.proto\x12\aweft.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13weft/v1/types.proto\"\xd8\x01\n" +
+	"\x13weft/v1/agent.proto\x12\aweft.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13weft/v1/types.proto\"\xd8\x01\n" +
 	"\x05Scale\x12\x1e\n" +
 	"\n" +
 	"understood\x18\x01 \x01(\bR\n" +
@@ -3015,17 +3269,18 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\rdevice_number\x18\n" +
 	" \x01(\tR\fdeviceNumber\x12(\n" +
 	"\agave_up\x18\r \x01(\v2\x0f.weft.v1.GaveUpR\x06gaveUp\x12\x14\n" +
-	"\x05grant\x18\x0e \x01(\x04R\x05grant\";\n" +
+	"\x05grant\x18\x0e \x01(\x04R\x05grant\"j\n" +
 	"\x06GaveUp\x12\x10\n" +
 	"\x03why\x18\x01 \x01(\tR\x03why\x12\x1f\n" +
 	"\vwrites_lost\x18\x02 \x01(\bR\n" +
-	"writesLost\"\x80\x01\n" +
+	"writesLost\x12-\n" +
+	"\x06reason\x18\x03 \x01(\x0e2\x15.weft.v1.GiveUpReasonR\x06reason\"\x9a\x01\n" +
 	"\aLegLink\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x14\n" +
-	"\x05state\x18\x03 \x01(\tR\x05state\x12\x16\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x16\n" +
 	"\x06device\x18\x04 \x01(\tR\x06device\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"\xc7\x01\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\x12(\n" +
+	"\x05state\x18\x06 \x01(\x0e2\x12.weft.v1.LinkStateR\x05stateJ\x04\b\x03\x10\x04\"\xc7\x01\n" +
 	"\x0fInitiatorWanted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -3066,13 +3321,18 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	" \x03(\v2\x0f.weft.v1.PortalR\aportals\x12#\n" +
 	"\rwrite_through\x18\v \x01(\bR\fwriteThrough\x12\x19\n" +
 	"\bcopy_all\x18\f \x01(\bR\acopyAll\x12\x16\n" +
-	"\x06reborn\x18\r \x01(\x04R\x06reborn\"\x8c\x01\n" +
+	"\x06reborn\x18\r \x01(\x04R\x06reborn\"\xb3\x01\n" +
 	"\x12RecordStaleRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tvolume_id\x18\x02 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x17\n" +
 	"\aleg_ids\x18\x04 \x03(\tR\x06legIds\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"\x9e\x01\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12%\n" +
+	"\x04legs\x18\x06 \x03(\v2\x11.weft.v1.StaleLegR\x04legs\"c\n" +
+	"\bStaleLeg\x12\x15\n" +
+	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12,\n" +
+	"\x06reason\x18\x02 \x01(\x0e2\x14.weft.v1.StaleReasonR\x06reason\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\"\x9e\x01\n" +
 	"\x13RecordStaleResponse\x126\n" +
 	"\brecorded\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\brecorded\x12\x1b\n" +
 	"\tevent_seq\x18\x02 \x01(\x04R\beventSeq\x12\x12\n" +
@@ -3104,7 +3364,28 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x18ATTACHMENT_PHASE_STALLED\x10\x04\x12\x1e\n" +
 	"\x1aATTACHMENT_PHASE_DETACHING\x10\x05\x12#\n" +
 	"\x1fATTACHMENT_PHASE_DETACHED_CLEAN\x10\x06\x12%\n" +
-	"!ATTACHMENT_PHASE_DETACHED_UNCLEAN\x10\a2\xa0\x02\n" +
+	"!ATTACHMENT_PHASE_DETACHED_UNCLEAN\x10\a*\x85\x01\n" +
+	"\fGiveUpReason\x12\x1e\n" +
+	"\x1aGIVE_UP_REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
+	"\x19GIVE_UP_REASON_LOST_CACHE\x10\x01\x12\x1a\n" +
+	"\x16GIVE_UP_REASON_REMOVED\x10\x02\x12\x1a\n" +
+	"\x16GIVE_UP_REASON_UNCLEAN\x10\x03*\x83\x01\n" +
+	"\tLinkState\x12\x1a\n" +
+	"\x16LINK_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fLINK_STATE_LIVE\x10\x01\x12\x19\n" +
+	"\x15LINK_STATE_CONNECTING\x10\x02\x12\x13\n" +
+	"\x0fLINK_STATE_LOST\x10\x03\x12\x15\n" +
+	"\x11LINK_STATE_ABSENT\x10\x04*\x97\x02\n" +
+	"\vStaleReason\x12\x1c\n" +
+	"\x18STALE_REASON_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16STALE_REASON_NO_ANSWER\x10\x01\x12\x19\n" +
+	"\x15STALE_REASON_IO_ERROR\x10\x02\x12\x19\n" +
+	"\x15STALE_REASON_IO_STUCK\x10\x03\x12\x1f\n" +
+	"\x1bSTALE_REASON_REBUILD_FAILED\x10\x04\x12\x1c\n" +
+	"\x18STALE_REASON_DEVICE_GONE\x10\x05\x12\x1c\n" +
+	"\x18STALE_REASON_SHARED_PATH\x10\x06\x12\x1e\n" +
+	"\x1aSTALE_REASON_NOT_CONNECTED\x10\a\x12\x1b\n" +
+	"\x17STALE_REASON_NOT_IN_USE\x10\b2\xa0\x02\n" +
 	"\x06Agents\x12:\n" +
 	"\x06Target\x12\x15.weft.v1.TargetReport\x1a\x15.weft.v1.TargetWanted(\x010\x01\x12C\n" +
 	"\tInitiator\x12\x18.weft.v1.InitiatorReport\x1a\x18.weft.v1.InitiatorWanted(\x010\x01\x12H\n" +
@@ -3123,114 +3404,122 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 	return file_weft_v1_agent_proto_rawDescData
 }
 
-var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(AttachmentPhase)(0),          // 0: weft.v1.AttachmentPhase
-	(*Scale)(nil),                 // 1: weft.v1.Scale
-	(*Difference)(nil),            // 2: weft.v1.Difference
-	(*Piece)(nil),                 // 3: weft.v1.Piece
-	(*TargetReport)(nil),          // 4: weft.v1.TargetReport
-	(*DriveReport)(nil),           // 5: weft.v1.DriveReport
-	(*LegLabel)(nil),              // 6: weft.v1.LegLabel
-	(*VolumeLabel)(nil),           // 7: weft.v1.VolumeLabel
-	(*LegReport)(nil),             // 8: weft.v1.LegReport
-	(*Admission)(nil),             // 9: weft.v1.Admission
-	(*ExportReport)(nil),          // 10: weft.v1.ExportReport
-	(*TargetWanted)(nil),          // 11: weft.v1.TargetWanted
-	(*WantedDrive)(nil),           // 12: weft.v1.WantedDrive
-	(*WantedLeg)(nil),             // 13: weft.v1.WantedLeg
-	(*WantedExport)(nil),          // 14: weft.v1.WantedExport
-	(*WantedNamespace)(nil),       // 15: weft.v1.WantedNamespace
-	(*InitiatorReport)(nil),       // 16: weft.v1.InitiatorReport
-	(*Evidence)(nil),              // 17: weft.v1.Evidence
-	(*EvidenceLeg)(nil),           // 18: weft.v1.EvidenceLeg
-	(*AttachmentReport)(nil),      // 19: weft.v1.AttachmentReport
-	(*GaveUp)(nil),                // 20: weft.v1.GaveUp
-	(*LegLink)(nil),               // 21: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 22: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 23: weft.v1.WantedAttachment
-	(*WantedLink)(nil),            // 24: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 25: weft.v1.RecordStaleRequest
-	(*RecordStaleResponse)(nil),   // 26: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 27: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 28: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 29: weft.v1.RecordInSyncResponse
-	nil,                           // 30: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 31: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 32: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 33: weft.v1.Portal
-	(*Device)(nil),                // 34: weft.v1.Device
-	(*Problem)(nil),               // 35: weft.v1.Problem
-	(*Extent)(nil),                // 36: weft.v1.Extent
-	(ImageKind)(0),                // 37: weft.v1.ImageKind
-	(*Layout)(nil),                // 38: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
-	(*Host)(nil),                  // 40: weft.v1.Host
-	(AttachMode)(0),               // 41: weft.v1.AttachMode
-	(LegState)(0),                 // 42: weft.v1.LegState
+	(GiveUpReason)(0),             // 1: weft.v1.GiveUpReason
+	(LinkState)(0),                // 2: weft.v1.LinkState
+	(StaleReason)(0),              // 3: weft.v1.StaleReason
+	(*Scale)(nil),                 // 4: weft.v1.Scale
+	(*Difference)(nil),            // 5: weft.v1.Difference
+	(*Piece)(nil),                 // 6: weft.v1.Piece
+	(*TargetReport)(nil),          // 7: weft.v1.TargetReport
+	(*DriveReport)(nil),           // 8: weft.v1.DriveReport
+	(*LegLabel)(nil),              // 9: weft.v1.LegLabel
+	(*VolumeLabel)(nil),           // 10: weft.v1.VolumeLabel
+	(*LegReport)(nil),             // 11: weft.v1.LegReport
+	(*Admission)(nil),             // 12: weft.v1.Admission
+	(*ExportReport)(nil),          // 13: weft.v1.ExportReport
+	(*TargetWanted)(nil),          // 14: weft.v1.TargetWanted
+	(*WantedDrive)(nil),           // 15: weft.v1.WantedDrive
+	(*WantedLeg)(nil),             // 16: weft.v1.WantedLeg
+	(*WantedExport)(nil),          // 17: weft.v1.WantedExport
+	(*WantedNamespace)(nil),       // 18: weft.v1.WantedNamespace
+	(*InitiatorReport)(nil),       // 19: weft.v1.InitiatorReport
+	(*Evidence)(nil),              // 20: weft.v1.Evidence
+	(*EvidenceLeg)(nil),           // 21: weft.v1.EvidenceLeg
+	(*AttachmentReport)(nil),      // 22: weft.v1.AttachmentReport
+	(*GaveUp)(nil),                // 23: weft.v1.GaveUp
+	(*LegLink)(nil),               // 24: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 25: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 26: weft.v1.WantedAttachment
+	(*WantedLink)(nil),            // 27: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 28: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 29: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 30: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 31: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 32: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 33: weft.v1.RecordInSyncResponse
+	nil,                           // 34: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 35: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 36: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 37: weft.v1.Portal
+	(*Device)(nil),                // 38: weft.v1.Device
+	(*Problem)(nil),               // 39: weft.v1.Problem
+	(*Extent)(nil),                // 40: weft.v1.Extent
+	(ImageKind)(0),                // 41: weft.v1.ImageKind
+	(*Layout)(nil),                // 42: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
+	(*Host)(nil),                  // 44: weft.v1.Host
+	(AttachMode)(0),               // 45: weft.v1.AttachMode
+	(LegState)(0),                 // 46: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
-	2,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
-	3,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	30, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	33, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	34, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
-	5,  // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
-	8,  // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
-	9,  // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
-	10, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	35, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
-	1,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
-	6,  // 11: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	36, // 12: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
-	7,  // 13: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	37, // 14: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	38, // 15: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	31, // 16: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	39, // 17: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	12, // 18: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	13, // 19: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
-	9,  // 20: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	14, // 21: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
-	1,  // 22: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	36, // 23: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	7,  // 24: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	37, // 25: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	40, // 26: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	15, // 27: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	32, // 28: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	40, // 29: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	19, // 30: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	35, // 31: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	17, // 32: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	1,  // 33: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	18, // 34: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	5,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
+	6,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
+	34, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	37, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	38, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	8,  // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
+	11, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
+	12, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
+	13, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
+	39, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	4,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
+	9,  // 11: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
+	40, // 12: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	10, // 13: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
+	41, // 14: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	42, // 15: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	35, // 16: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	43, // 17: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	15, // 18: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	16, // 19: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	12, // 20: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
+	17, // 21: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	4,  // 22: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
+	40, // 23: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	10, // 24: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	41, // 25: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	44, // 26: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	18, // 27: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	36, // 28: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	44, // 29: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	22, // 30: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	39, // 31: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	20, // 32: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	4,  // 33: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	21, // 34: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
 	0,  // 35: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	21, // 36: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	20, // 37: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	23, // 38: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	1,  // 39: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	38, // 40: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	41, // 41: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	24, // 42: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	42, // 43: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	33, // 44: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	39, // 45: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	28, // 46: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	4,  // 47: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	16, // 48: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	25, // 49: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	27, // 50: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	11, // 51: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	22, // 52: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	26, // 53: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	29, // 54: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	51, // [51:55] is the sub-list for method output_type
-	47, // [47:51] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	24, // 36: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	23, // 37: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	1,  // 38: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	2,  // 39: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	26, // 40: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	4,  // 41: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	42, // 42: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	45, // 43: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	27, // 44: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	46, // 45: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	37, // 46: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	29, // 47: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	3,  // 48: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	43, // 49: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	32, // 50: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	7,  // 51: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	19, // 52: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	28, // 53: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	31, // 54: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	14, // 55: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	25, // 56: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	30, // 57: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	33, // 58: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	55, // [55:59] is the sub-list for method output_type
+	51, // [51:55] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -3244,8 +3533,8 @@ func file_weft_v1_agent_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   32,
+			NumEnums:      4,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

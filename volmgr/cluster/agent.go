@@ -178,15 +178,27 @@ type AttachmentReport struct {
 // GaveUp reports that a host has failed its device, or released it in another way than
 // asked, and does not serve the volume again at that epoch.
 type GaveUp struct {
-	Why        string
-	WritesLost bool // acknowledged writes may be lost
+	Why        string // for people
+	WritesLost bool   // acknowledged writes may be lost
+	Reason     string // its word; empty if the host did not give one
 }
+
+// LinkState is how well a host reaches a leg; empty if it is not known.
+type LinkState string
+
+// The states of a link.
+const (
+	LinkLive       LinkState = "LIVE"
+	LinkConnecting LinkState = "CONNECTING"
+	LinkLost       LinkState = "LOST"
+	LinkAbsent     LinkState = "ABSENT"
+)
 
 // LegLink is how a host sees one leg.
 type LegLink struct {
 	Leg      block.LegID
 	Revision uint64
-	State    string // "live", "connecting", "lost", "absent"
+	State    LinkState
 	Device   string
 	Error    string
 }

@@ -82,7 +82,7 @@ func (t *tx) gaveUp(v *Volume, r AttachmentReport) {
 		severity, kind = event.Trouble, event.WritesLost
 		text += "; writes that were acknowledged but not flushed may be lost"
 	}
-	t.volumeEvent(v, severity, kind, text, "node", string(node), "epoch", fmt.Sprint(v.Epoch))
+	t.volumeEvent(v, severity, kind, text, "node", string(node), "epoch", fmt.Sprint(v.Epoch), "reason", r.GaveUp.Reason)
 }
 
 // lettingGo returns the report on a host's older device of a volume, if the host waits to

@@ -50,7 +50,15 @@ type RecordStale struct {
 	Volume block.VolumeID
 	Epoch  block.Epoch
 	Legs   []block.LegID
-	Reason string
+	Reason string // for people, of the legs that Reasons lacks
+
+	Reasons map[block.LegID]StaleReason
+}
+
+// StaleReason is why a host continues without a leg.
+type StaleReason struct {
+	Word string // of the wire's enumeration; empty if the host did not give one
+	Text string // for people
 }
 
 func (in RecordStale) apply(t *tx) (view, error) {
@@ -83,7 +91,8 @@ func (in RecordStale) apply(t *tx) (view, error) {
 	for _, id := range in.Legs {
 		if lost[id] {
 			t.failed(t.volume(v.ID).leg(id))
-			seq = t.stale(t.volume(v.ID), id, event.LegStale, in.Reason)
+			why := in.Reasons[id]
+			seq = t.stale(t.volume(v.ID), id, event.LegStale, cmp.Or(why.Text, in.Reason), "reason", why.Word)
 			delete(lost, id)
 		}
 	}
@@ -175,7 +184,7 @@ func (t *tx) rebuilt(v *Volume, r RebuiltLeg) error {
 }
 
 // stale records one leg, in sync or rebuilding, as missing writes.
-func (t *tx) stale(v *Volume, id block.LegID, kind, reason string) uint64 {
+func (t *tx) stale(v *Volume, id block.LegID, kind, reason string, attributes ...string) uint64 {
 	l := v.leg(id)
 	if l.State == LegInSync {
 		v.Generation++
@@ -184,8 +193,8 @@ func (t *tx) stale(v *Volume, id block.LegID, kind, reason string) uint64 {
 	l.State, l.Reason, l.StaleSince, l.StaleAt, l.Suspect = LegStale, reason, t.now.UTC(), t.gen, false
 	l.Revision++
 	t.s.trials.Lost(l.ID, t.now)
-	return t.volumeEvent(v, event.Warning, kind, fmt.Sprintf("%v%s", l, because(reason)),
-		"leg", id.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "revision", fmt.Sprint(l.Revision))
+	attributes = append([]string{"leg", id.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "revision", fmt.Sprint(l.Revision)}, attributes...)
+	return t.volumeEvent(v, event.Warning, kind, fmt.Sprintf("%v%s", l, because(reason)), attributes...)
 }
 
 // evict makes a leg stale by volmgr's own decision. The caller has made sure that the

@@ -553,7 +553,7 @@ func (v *wVolume) unflushed(column int) bool {
 // giveUp fails a volume's device. Commands that have arrived at targets may still be executed.
 func (w *world) giveUp(h *wHost, v *wVolume, lost bool) {
 	w.givenUp++
-	v.letGo, v.gaveUp, v.serving = PhaseDetachedUnclean, GaveUp{"it had to", lost}, false
+	v.letGo, v.gaveUp, v.serving = PhaseDetachedUnclean, GaveUp{Why: "it had to", WritesLost: lost}, false
 	v.links, v.writes = map[block.LegID]*wLink{}, map[wCell]*wWrite{}
 	w.forget(h)
 }

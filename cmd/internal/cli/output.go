@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
 )
 
 // Format is the value of -o.
@@ -175,19 +176,6 @@ func Pairs(labels map[string]string) string {
 // OrNone returns text, or "none" if it is empty.
 func OrNone(text string) string { return cmp.Or(text, "none") }
 
-// Word is an enum's value in lower case without its type's prefix: LEG_STATE_IN_SYNC
-// is "in_sync". Tables, JSON and YAML use the same words.
-func Word(e protoreflect.Enum) string { return enumWord(e.Descriptor(), e.Number()) }
-
-func enumWord(d protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
-	v := d.Values().ByNumber(n)
-	if v == nil {
-		return strconv.Itoa(int(n))
-	}
-	prefix := strings.TrimSuffix(string(d.Values().ByNumber(0).Name()), "UNSPECIFIED")
-	return strings.ToLower(strings.TrimPrefix(string(v.Name()), prefix))
-}
-
 // indented is m as JSON. It does not use protojson, which prints 64-bit integers as strings and
 // varies its whitespace at random. Here keys are the field names of the .proto files in their
 // order, all are always present, sizes are plain integers, enums are words as in tables, and unset
@@ -268,7 +256,7 @@ func appendValue(b []byte, f protoreflect.FieldDescriptor, v protoreflect.Value)
 	case protoreflect.MessageKind:
 		return appendMessage(b, v.Message())
 	case protoreflect.EnumKind:
-		return appendString(b, enumWord(f.Enum(), v.Enum()))
+		return appendString(b, pb.WordOf(f.Enum(), v.Enum()))
 	case protoreflect.StringKind:
 		return appendString(b, v.String())
 	case protoreflect.BytesKind:
