@@ -57,6 +57,11 @@ type slot struct {
 	Dirty  block.Size  `json:"dirty,omitempty"` // bytes to copy when its rebuild began
 }
 
+// superseded reports whether the manager has since replaced the identity of the slot's leg.
+func (s slot) superseded(l *volume.Link) bool {
+	return l != nil && s.Leg == l.Leg && !s.UUID.IsZero() && s.UUID != l.UUID
+}
+
 const slotFormat = "%d.%d"
 
 func slotKey(column, copy int) string { return fmt.Sprintf(slotFormat, column, copy) }
@@ -131,22 +136,26 @@ func (k *kernelKeeper) describeCopy(s *seen, column, copy int) volume.CopySeen {
 	if l != nil && l.Leg == leg {
 		seen.Node = l.Node
 	}
-	switch {
-	case slices.Contains(c.Sources, device):
-		seen.State = volume.InSync
-	case c.total > 0 && c.inSync >= c.total:
-		seen.State = volume.CaughtUp
-	default:
-		seen.State = volume.Rebuilding
-	}
+	seen.State = c.stateOf(device)
 	if h := c.health[device]; h != 0 && h != dm.Alive {
 		seen.Error = fmt.Sprintf("device-mapper reports a %v", h)
 	}
-	seen.Superseded = l != nil && slot.Leg == l.Leg && slot.Device == device && !slot.UUID.IsZero() && slot.UUID != l.UUID
+	seen.Superseded = slot.Device == device && slot.superseded(l)
 	if now := s.legs[leg].device; now != "" && now != device {
 		seen.Moved = fmt.Sprintf("its device %s is gone", device)
 	}
 	return seen
+}
+
+// stateOf is the state of a copy that takes part in I/O through device.
+func (c columnSeen) stateOf(device dm.Ref) volume.CopyState {
+	switch {
+	case slices.Contains(c.Sources, device):
+		return volume.InSync
+	case c.total > 0 && c.inSync >= c.total:
+		return volume.CaughtUp
+	}
+	return volume.Rebuilding
 }
 
 // link is the leg wanted in a place, or the one wanted last if the wanted state is not known.

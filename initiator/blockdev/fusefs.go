@@ -146,6 +146,8 @@ func (fs *fuseFS) fallocate(in *fuse.FallocateIn) (io block.IO, errno syscall.Er
 }
 
 // answer answers a request that does not involve the device.
+//
+// Branches: one for each kind of request.
 func (fs *fuseFS) answer(header *fuse.InHeader, frame []byte) fuseAnswer {
 	switch header.Opcode {
 	case fuseForget, fuseBatchForget:

@@ -55,22 +55,29 @@ func Parse(p *pb.WantedAttachment) (*volume.Wanted, error) {
 		return nil, fmt.Errorf("leg size %d: must be %d for this size and layout", p.GetLegSizeBytes(), want)
 	}
 	for _, l := range p.GetLegs() {
-		link, err := parseLink(l, w.Layout)
-		if err != nil {
+		if err := addLink(w, l); err != nil {
 			return nil, fmt.Errorf("leg %q: %w", l.GetLegId(), err)
 		}
-		if w.At(link.Column, link.Copy) != nil {
-			return nil, fmt.Errorf("leg %q: column %d has another copy %d", l.GetLegId(), link.Column, link.Copy)
-		}
-		if w.ReadOnly && link.Rebuilding {
-			return nil, fmt.Errorf("leg %q: to be rebuilt in a read-only attachment", l.GetLegId())
-		}
-		w.Links = append(w.Links, link)
 	}
 	slices.SortFunc(w.Links, func(a, b volume.Link) int {
 		return cmp.Or(cmp.Compare(a.Column, b.Column), cmp.Compare(a.Copy, b.Copy))
 	})
 	return w, nil
+}
+
+// addLink adds a leg, which must fit to the others.
+func addLink(w *volume.Wanted, p *pb.WantedLink) error {
+	l, err := parseLink(p, w.Layout)
+	switch {
+	case err != nil:
+		return err
+	case w.At(l.Column, l.Copy) != nil:
+		return fmt.Errorf("column %d has another copy %d", l.Column, l.Copy)
+	case w.ReadOnly && l.Rebuilding:
+		return errors.New("to be rebuilt in a read-only attachment")
+	}
+	w.Links = append(w.Links, l)
+	return nil
 }
 
 // setMode refuses a mode in which copies could diverge: with several writers, each host would

@@ -12,6 +12,8 @@ import (
 )
 
 // Do implements keeper.Path.
+//
+// Branches: one for each kind of order.
 func (k *Keeper) Do(ctx context.Context, w *volume.Wanted, o volume.Order) error {
 	switch o := o.(type) {
 	case volume.Connect:

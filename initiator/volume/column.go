@@ -96,22 +96,35 @@ func (p *planner) anew(m member) bool {
 func (p *planner) wantOutside(at Place) Copy {
 	k, l := p.s.Columns[at.Column], p.link(at)
 	c := k.Copies[at.Copy]
-	sole := k.Sources == 1 && !slices.ContainsFunc(p.members, func(m member) bool { return m.Column == at.Column && m.Source })
 	switch {
 	case p.w.ReadOnly && k.Built:
-		// The copy was dropped because its leg did not answer.
-		if p.inSync(l) && p.s.Legs[l.Leg].answers() && p.silence(l.Leg) == 0 && p.fitToJoin(l) {
+		if p.rejoins(l) {
 			return Copy{Leg: l.Leg, State: InSync, Anew: true}
 		}
-	case p.inSync(l) && (!k.Built || sole) && p.s.Legs[l.Leg].Live:
+	case p.inSync(l) && (!k.Built || p.soleUnknown(at.Column)) && p.s.Legs[l.Leg].Live:
 		return Copy{Leg: l.Leg, State: InSync, Anew: true}
-	case l != nil && !p.inSync(l) && !p.m.Records.Stale(l) && p.s.Device.Exists && p.fitToJoin(l):
+	case p.toRebuild(l) && p.s.Device.Exists && p.fitToJoin(l):
 		return Copy{Leg: l.Leg, State: Rebuilding, Anew: true, Dirty: c.Dirty}
 	case k.Built && c.Tracked:
 		return Copy{Leg: c.Leg, Track: true, Dirty: c.Dirty}
 	}
 	return Copy{}
 }
+
+// rejoins reports whether a leg that a read-only column dropped, because it did not answer, can
+// be read again.
+func (p *planner) rejoins(l *Link) bool {
+	return p.inSync(l) && p.s.Legs[l.Leg].answers() && p.silence(l.Leg) == 0 && p.fitToJoin(l)
+}
+
+// soleUnknown reports whether a column has a single source that cannot be identified.
+func (p *planner) soleUnknown(column int) bool {
+	known := slices.ContainsFunc(p.members, func(m member) bool { return m.Column == column && m.Source })
+	return p.s.Columns[column].Sources == 1 && !known
+}
+
+// toRebuild reports whether a leg is wanted and misses writes.
+func (p *planner) toRebuild(l *Link) bool { return l != nil && !p.inSync(l) && !p.m.Records.Stale(l) }
 
 // full reports whether a rebuilding leg may miss more than is tracked.
 func (p *planner) full(l *Link, c CopySeen) bool { return l.CopyAll || c.Leg != l.Leg || !c.Tracked }

@@ -17,16 +17,11 @@ func (p *planner) grow() {
 		return
 	}
 	d := p.s.Device
-	if p.c.Tables {
-		// A suspended device would be resumed by the change, and a silent leg would block the
-		// change.
-		silent := slices.ContainsFunc(p.members, func(m member) bool { return p.silence(m.Leg) > 0 })
-		if d.Exists && d.Size < p.w.Size && !p.s.Held && !p.s.Holding && !silent && p.leaseLeft() > 0 && p.longEnough() {
+	switch {
+	case p.c.Tables:
+		if d.Exists && d.Size < p.w.Size && p.longEnough() && p.changeable() {
 			p.do(GrowDevice{})
 		}
-		return
-	}
-	switch {
 	case p.s.Size == 0:
 	case p.w.Size < p.s.Size:
 		p.v.Note("volume has %v and is wanted with %v: volumes cannot shrink", p.s.Size, p.w.Size)
@@ -35,6 +30,13 @@ func (p *planner) grow() {
 	case p.w.Size > p.s.Size && p.roomEverywhere():
 		p.do(Grow{})
 	}
+}
+
+// changeable reports whether the table of the device can be changed now: that would resume a
+// suspended device, and wait for a silent leg.
+func (p *planner) changeable() bool {
+	silent := slices.ContainsFunc(p.members, func(m member) bool { return p.silence(m.Leg) > 0 })
+	return !p.s.Held && !p.s.Holding && !silent && p.leaseLeft() > 0
 }
 
 func (p *planner) roomEverywhere() bool {

@@ -115,16 +115,14 @@ func (p *planner) dropLost() {
 	var drop []At
 	var cut []Path
 	for _, m := range p.members {
-		switch {
-		case m.Lost.any() && !m.Gone:
-			p.v.Wait("leg %s of column %d on %s: %s, and %s", m.Leg, m.Column, nodeOf(m), m.Lost, m.Stays)
-		case !m.Gone:
-			continue
-		case m.Link != nil && !p.w.ReadOnly:
-			record = append(record, Change{Leg: m.Leg, Revision: m.Link.Revision, Column: m.Column, Why: m.Lost, Since: m.since})
-		}
 		if !m.Gone {
+			if m.Lost.any() {
+				p.v.Wait("leg %s of column %d on %s: %s, and %s", m.Leg, m.Column, nodeOf(m), m.Lost, m.Stays)
+			}
 			continue
+		}
+		if m.Link != nil && !p.w.ReadOnly {
+			record = append(record, Change{Leg: m.Leg, Revision: m.Link.Revision, Column: m.Column, Why: m.Lost, Since: m.since})
 		}
 		if p.copy(m.Place).inUse() && !p.c.Tables {
 			drop = append(drop, At{Place: m.Place, Leg: m.Leg, Why: m.Lost})

@@ -65,24 +65,9 @@ func (p *planner) hasErrors(k int) bool {
 // rebuilding copy goes first, then the copy that the log already covers.
 func (p *planner) followOne(k int, want *Column) {
 	c := p.s.Columns[k]
-	best := -1
-	follows := func(w Copy) bool { return w.State == Rebuilding || w.Track }
-	rank := func(copy int) (n int) {
-		if want.Copies[copy].State == Rebuilding {
-			n += 2
-		}
-		if c.Copies[copy].Tracked {
-			n++
-		}
-		return n
-	}
+	best := p.followed(k, want)
 	for copy, w := range want.Copies {
-		if follows(w) && (best < 0 || rank(copy) > rank(best)) {
-			best = copy
-		}
-	}
-	for copy, w := range want.Copies {
-		if copy != best && follows(w) {
+		if copy != best && w.followed() {
 			want.Copies[copy] = Copy{}
 		}
 	}
@@ -100,6 +85,29 @@ func (p *planner) followOne(k int, want *Column) {
 		to.Dirty = min(want.Size, c.Left)
 	}
 }
+
+// followed chooses the copy that the log covers; -1 if there is none to cover.
+func (p *planner) followed(k int, want *Column) int {
+	rank := func(copy int) (n int) {
+		if want.Copies[copy].State == Rebuilding {
+			n += 2
+		}
+		if p.s.Columns[k].Copies[copy].Tracked {
+			n++
+		}
+		return n
+	}
+	best := -1
+	for copy, w := range want.Copies {
+		if w.followed() && (best < 0 || rank(copy) > rank(best)) {
+			best = copy
+		}
+	}
+	return best
+}
+
+// followed reports whether the log has to cover a copy.
+func (c Copy) followed() bool { return c.State == Rebuilding || c.Track }
 
 // ---- the way out ----
 
