@@ -163,13 +163,19 @@ func (k *kernelKeeper) connected(path volume.Path, r *reach, o fabrics.Options, 
 // suspend holds the I/O of the device. The call returns when the I/O under way below has
 // ended, which may be never; new I/O waits from the start.
 func (k *kernelKeeper) suspend(ctx context.Context, s *seen, o volume.HoldIO) error {
-	k.memory.HoldBegan(o, s.Now)
+	if k.memory.HoldBegan(o, s.Now) {
+		// A later agent must not hold I/O for it anew.
+		if err := k.m.note(k.volume, k.memory); err != nil {
+			delete(k.memory.Holds, o.Hold)
+			return err
+		}
+	}
 	if k.suspends || s.Held {
 		return volume.ErrLater
 	}
 	k.suspends = true
 	name := k.top.Name
-	k.log.Warn("device suspended", "for", o.Reason)
+	k.log.Warn("device suspended", "for", o.For())
 	go func() {
 		err := k.m.dm.Suspend(name, true, true)
 		k.Tell(func() {

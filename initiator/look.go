@@ -112,6 +112,7 @@ func (k *kernelKeeper) lookAtDevices(ctx context.Context, s *seen) error {
 		}
 		s.Device, s.ReadOnly = d, k.top.ReadOnly
 		s.Holdable, s.Held, s.Holding = d.Exists && !d.Failed, k.top.Suspended, k.suspends
+		s.Quiet = s.Held // a suspend ends when the I/O under way has
 	}
 	// There may be more than the wanted state says, or that may not be known.
 	for i := k.columns; i < block.MaxStripes && len(devices) > 0; i++ {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
@@ -54,6 +55,9 @@ func Parse(p *pb.WantedAttachment) (*volume.Wanted, error) {
 	if want := w.Layout.LegSize(w.Size); block.Size(p.GetLegSizeBytes()) != want {
 		return nil, fmt.Errorf("leg size %d: must be %d for this size and layout", p.GetLegSizeBytes(), want)
 	}
+	if w.Holds, err = parseHolds(p.GetHolds()); err != nil {
+		return nil, err
+	}
 	for _, l := range p.GetLegs() {
 		if err := addLink(w, l); err != nil {
 			return nil, fmt.Errorf("leg %q: %w", l.GetLegId(), err)
@@ -98,6 +102,25 @@ func setMode(w *volume.Wanted, m pb.AttachMode) error {
 		return errors.New("not known")
 	}
 	return nil
+}
+
+// longestHold bounds how long I/O may be held: a host's file systems and programs wait for it.
+const longestHold = time.Minute
+
+func parseHolds(all []*pb.Hold) (holds []volume.Hold, err error) {
+	for _, h := range all {
+		id, limit := h.GetId(), h.GetLimit().AsDuration()
+		switch {
+		case id == "":
+			return nil, errors.New("hold: it has no id")
+		case slices.ContainsFunc(holds, func(o volume.Hold) bool { return o.ID == id }):
+			return nil, fmt.Errorf("hold %q: it is listed twice", id)
+		case limit <= 0 || limit > longestHold:
+			return nil, fmt.Errorf("hold %q: limit %v: must be positive and at most %v", id, limit, longestHold)
+		}
+		holds = append(holds, volume.Hold{ID: id, Limit: limit})
+	}
+	return holds, nil
 }
 
 func parseLink(p *pb.WantedLink, layout block.Layout) (volume.Link, error) {

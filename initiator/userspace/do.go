@@ -20,7 +20,7 @@ func (k *Keeper) Do(ctx context.Context, w *volume.Wanted, o volume.Order) error
 		return k.connect(ctx, o)
 	case volume.HoldIO:
 		k.memory.HoldBegan(o, time.Now())
-		k.log.Warn("volume suspended", "for", o.Reason)
+		k.log.Warn("volume suspended", "for", o.For())
 		k.stack.volume.Suspend()
 		return nil
 	case volume.ResumeIO:

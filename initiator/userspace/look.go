@@ -81,7 +81,7 @@ func (k *Keeper) lookAtVolume(s *volume.Seen, w *volume.Wanted) {
 	}
 	status := st.volume.Status()
 	s.ReadOnly, s.Size, s.Flushed, s.Copying = st.wanted.ReadOnly, status.Size, st.flushed, st.equalizing
-	s.Holdable, s.Held, s.Waits = true, status.Suspended, status.Held > 0
+	s.Holdable, s.Held, s.Quiet, s.Waits = true, status.Suspended, true, status.Held > 0
 	if st.equalizing {
 		s.Done, s.Total = status.Equalized.Done, status.Equalized.Total
 	}
@@ -89,6 +89,7 @@ func (k *Keeper) lookAtVolume(s *volume.Seen, w *volume.Wanted) {
 		c := volume.ColumnSeen{Exists: true, Built: true, Size: st.wanted.Layout.LegSize(status.Size), Equalizing: !st.equal}
 		for copy, leg := range legs {
 			seen := k.lookAtCopy(w, volume.Place{Column: column, Copy: copy}, leg)
+			s.Quiet = s.Quiet && leg.Outstanding == 0
 			switch seen.State {
 			case volume.InSync:
 				c.Sources++

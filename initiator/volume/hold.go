@@ -8,39 +8,54 @@ import (
 	"time"
 )
 
-// Reason says why I/O is held.
-type Reason string
-
-// Lease holds I/O because another host may have been granted the volume.
-const Lease Reason = "lease"
-
-// Hold asks for I/O to be held for a reason. I/O continues after the limit, whether or not the
-// work that needed the hold is done. The lease is no such request and has no limit: it holds
-// I/O when the legs fall silent.
+// Hold asks for I/O to be held. I/O continues after the limit, whether or not the work that
+// needed the hold is done. The lease is no such request and has no limit: it holds I/O when the
+// legs fall silent, because another host may have been granted the volume.
 type Hold struct {
-	Reason Reason
-	Limit  time.Duration
+	ID    string
+	Limit time.Duration
 }
 
 // Began records when a hold began.
 type Began struct {
-	At    time.Time
-	Limit time.Duration
+	At    time.Time     `json:"-"` // zero if an earlier agent began it: it has ended then
+	Limit time.Duration `json:"limit"`
 }
 
-// HoldBegan remembers when a hold began. A lease is not remembered, since it depends only on
-// when the legs last answered.
-func (m *Memory) HoldBegan(o HoldIO, now time.Time) {
-	if _, held := m.Holds[o.Reason]; !held && o.Reason != Lease {
-		m.Holds[o.Reason] = Began{At: now, Limit: o.Limit}
+// HoldState is how far a hold has come, in the words of pb.HoldState.
+type HoldState string
+
+// The states of a hold.
+//
+//	pending ──► held ──► ended
+//	   └───────────────────▲
+const (
+	HoldPending HoldState = "pending" // I/O may still reach a leg
+	HoldHeld    HoldState = "held"    // no I/O is under way, and none begins
+	HoldEnded   HoldState = "ended"   // its limit has passed, or the agent has restarted: I/O continues
+)
+
+// HoldSeen is a requested hold and its state.
+type HoldSeen struct {
+	ID    string
+	State HoldState
+}
+
+// HoldBegan remembers when a hold began, and reports whether that is new. A lease is not
+// remembered, since it depends only on when the legs last answered.
+func (m *Memory) HoldBegan(o HoldIO, now time.Time) (begins bool) {
+	if _, known := m.Holds[o.Hold]; known || o.Hold == "" {
+		return false
 	}
+	m.Holds[o.Hold] = Began{At: now, Limit: o.Limit}
+	return true
 }
 
 // KeepHolds forgets holds that are no longer requested. A hold that has ended but is still
 // requested is remembered, so that I/O is not held for it again.
 func (m *Memory) KeepHolds(w *Wanted) {
-	maps.DeleteFunc(m.Holds, func(r Reason, _ Began) bool {
-		return w == nil || !slices.ContainsFunc(w.Holds, func(h Hold) bool { return h.Reason == r })
+	maps.DeleteFunc(m.Holds, func(id string, _ Began) bool {
+		return w == nil || !slices.ContainsFunc(w.Holds, func(h Hold) bool { return h.ID == id })
 	})
 }
 
@@ -48,26 +63,13 @@ func (m *Memory) KeepHolds(w *Wanted) {
 // suspended the I/O, it is resumed only after every remaining leg has answered, because the
 // lease may have expired meanwhile.
 func (p *planner) holdIO() {
-	if !p.s.Holdable || p.s.Holding {
-		return
-	}
-	held := false
-	for _, h := range p.wantedHolds() {
-		began, known := p.m.Holds[h.Reason]
-		switch {
-		case known && p.s.Now.Sub(began.At) >= h.Limit:
-			p.v.Note("I/O was held for a %s for %v, and goes on", h.Reason, h.Limit)
-			continue
-		case !known || !p.s.Held:
-			p.do(HoldIO(h))
-		}
-		p.v.Wait("the end of a %s; I/O is held for it", h.Reason)
-		held = true
-	}
+	held := p.holdForRequests()
 	switch {
+	case !p.s.Holdable || p.s.Holding:
+		return
 	case p.w.ReadOnly: // no host may write until the readers can reach no leg
 	case !p.s.Held && p.leaseLeft() <= 0:
-		p.do(HoldIO{Reason: Lease})
+		p.do(HoldIO{})
 		return
 	case p.s.Held && !p.allAnswer():
 		p.v.Wait("all legs to answer; the volume is suspended")
@@ -78,14 +80,40 @@ func (p *planner) holdIO() {
 	}
 }
 
+// holdForRequests holds I/O for the requested holds that have not ended, and reports whether
+// there are any.
+func (p *planner) holdForRequests() (held bool) {
+	for _, h := range p.wantedHolds() {
+		began, known := p.m.Holds[h.ID]
+		state := HoldPending
+		switch {
+		case known && p.s.Now.Sub(began.At) >= h.Limit:
+			p.v.Note("hold %s has ended after %v, and I/O continues", h.ID, h.Limit)
+			p.v.Holds = append(p.v.Holds, HoldSeen{h.ID, HoldEnded})
+			continue
+		case !p.s.Holdable || p.s.Holding:
+		case !known || !p.s.Held:
+			p.do(HoldIO{Hold: h.ID, Limit: h.Limit})
+		case p.s.Quiet:
+			state = HoldHeld
+		}
+		p.v.Holds = append(p.v.Holds, HoldSeen{h.ID, state})
+		if p.s.Holdable {
+			p.v.Wait("the end of hold %s, for at most %v", h.ID, h.Limit)
+			held = true
+		}
+	}
+	return held
+}
+
 // wantedHolds lists the requested holds, or those in force while the wanted state is unknown.
 func (p *planner) wantedHolds() []Hold {
 	if !p.guards {
 		return p.w.Holds
 	}
 	var all []Hold
-	for _, r := range slices.Sorted(maps.Keys(p.m.Holds)) {
-		all = append(all, Hold{Reason: r, Limit: p.m.Holds[r].Limit})
+	for _, id := range slices.Sorted(maps.Keys(p.m.Holds)) {
+		all = append(all, Hold{ID: id, Limit: p.m.Holds[id].Limit})
 	}
 	return all
 }

@@ -56,10 +56,10 @@ type (
 		Path
 		Others []block.Portal
 	}
-	// HoldIO suspends all I/O of the volume, for a reason and no longer than its limit.
+	// HoldIO suspends all I/O of the volume.
 	HoldIO struct {
-		Reason Reason
-		Limit  time.Duration // 0: none
+		Hold  string        // empty: because of the lease
+		Limit time.Duration // of Hold
 	}
 	// ResumeIO lets it continue.
 	ResumeIO struct{}
@@ -144,7 +144,7 @@ type (
 )
 
 func (o Connect) String() string      { return "connect " + o.Path.String() }
-func (o HoldIO) String() string       { return "hold I/O for a " + string(o.Reason) }
+func (o HoldIO) String() string       { return "hold I/O for " + o.For() }
 func (o ResumeIO) String() string     { return "resume I/O" }
 func (o RecordStale) String() string  { return "record-stale" + legsOf(o.Legs) }
 func (o RecordInSync) String() string { return "record-in-sync" + legsOf(o.Legs) }
@@ -171,6 +171,14 @@ func (o Drop) String() string         { return "drop" + legsOf(o.Legs) }
 func (o Grow) String() string         { return "grow" }
 func (o Dismantle) String() string    { return "dismantle" + clean(o.Clean) }
 func (o Abort) String() string        { return "abort" }
+
+// For is the reason to hold I/O, for people.
+func (o HoldIO) For() string {
+	if o.Hold == "" {
+		return "the lease"
+	}
+	return "hold " + o.Hold
+}
 
 func (o Add) String() string {
 	s := "rebuild " + o.At.String()

@@ -3,6 +3,7 @@
 package volume
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -221,40 +222,93 @@ func find[O Order](orders []Order) (O, bool) {
 	return none, false
 }
 
-func TestIOIsHeldForAReasonAndNoLongerThanItsLimit(t *testing.T) {
-	const snapshot Reason = "snapshot"
+// hold is the state of the only requested hold.
+func (w *world) hold() HoldState {
+	if len(w.told.Holds) != 1 {
+		return ""
+	}
+	return w.told.Holds[0].State
+}
+
+func TestIOIsHeldOnRequestAndNoLongerThanTheLimit(t *testing.T) {
 	both(t, 1, 2, func(t *testing.T, w *world) {
 		w.until(t, Serving)
-		w.wanted.Holds = []Hold{{Reason: snapshot, Limit: 3 * time.Second}}
+		w.begin(0)
+		w.wanted.Holds = []Hold{{ID: "s1", Limit: 3 * time.Second}}
+		if w.turn(1000); w.hold() != HoldPending {
+			t.Errorf("while I/O is under way the hold is %q, want it pending", w.hold())
+		}
 		w.until(t, Stalled)
 		w.begin(0)
 		w.pass(2 * time.Second)
-		if !w.held || w.wrote[0].done || !slices.ContainsFunc(w.told.Waiting, func(s string) bool { return strings.Contains(s, "snapshot") }) {
-			t.Errorf("after 2s I/O is held: %v, waiting for %q", w.held, w.told.Waiting)
+		if !w.held || w.hold() != HoldHeld || w.wrote[1].done || !slices.ContainsFunc(w.told.Waiting, func(s string) bool { return strings.Contains(s, "s1") }) {
+			t.Errorf("after 2s I/O is held: %v, the hold is %q, waiting for %q", w.held, w.hold(), w.told.Waiting)
 		}
 		w.pass(2 * time.Second)
-		if w.held || !w.wrote[0].done || w.told.Phase != Serving || len(w.told.Notes) == 0 {
-			t.Errorf("after 4s I/O is held: %v, the volume %s with notes %q; want it to go on, and say so", w.held, w.told.Phase, w.told.Notes)
+		if w.held || w.hold() != HoldEnded || !w.wrote[1].done || w.told.Phase != Serving || len(w.told.Notes) == 0 {
+			t.Errorf("after 4s I/O is held: %v, the hold %q, the volume %s with notes %q; want I/O to continue, and the report to say so", w.held, w.hold(), w.told.Phase, w.told.Notes)
 		}
-		w.wanted.Holds = nil
-		w.memory.KeepHolds(w.wanted)
-		w.wanted.Holds = []Hold{{Reason: snapshot, Limit: 3 * time.Second}} // a second hold
+		w.request(Hold{ID: "s2", Limit: 3 * time.Second})
 		if w.until(t, Stalled); !w.held {
-			t.Error("I/O is not held for the next one")
+			t.Error("I/O is not held for the next hold")
 		}
-		w.wanted.Holds = nil
-		w.memory.KeepHolds(w.wanted)
-		if w.until(t, Serving); w.held {
-			t.Error("I/O is held when nobody wants it any more")
+		w.request()
+		if w.until(t, Serving); w.held || len(w.told.Holds) > 0 {
+			t.Errorf("after the release I/O is held: %v, with holds %v", w.held, w.told.Holds)
+		}
+	})
+}
+
+// request replaces the requested holds, as a keeper does.
+func (w *world) request(holds ...Hold) {
+	w.wanted.Holds = holds
+	w.memory.KeepHolds(w.wanted)
+}
+
+// The longest of several holds decides, and each is reported.
+func TestIOIsHeldUntilTheLastHoldEnds(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.request(Hold{ID: "s1", Limit: time.Second}, Hold{ID: "s2", Limit: 3 * time.Second})
+		w.pass(2 * time.Second)
+		if want := []HoldSeen{{"s1", HoldEnded}, {"s2", HoldHeld}}; !w.held || !slices.Equal(w.told.Holds, want) {
+			t.Errorf("after 2s I/O is held: %v, for %v; want %v", w.held, w.told.Holds, want)
+		}
+		w.pass(2 * time.Second)
+		if w.held {
+			t.Error("I/O is held after the last hold's limit")
+		}
+	})
+}
+
+// An agent that finds I/O held by an earlier one lets it continue: it cannot know for how long
+// it was held.
+func TestAHoldEndsWithItsAgent(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.request(Hold{ID: "s1", Limit: time.Minute})
+		w.until(t, Stalled)
+		kept, err := json.Marshal(w.memory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.memory = &Memory{}
+		if err := json.Unmarshal(kept, w.memory); err != nil {
+			t.Fatal(err)
+		}
+		w.memory.Begin(w.now)
+		w.pass(time.Second)
+		if w.held || w.hold() != HoldEnded {
+			t.Errorf("after a restart I/O is held: %v, the hold is %q; want it ended", w.held, w.hold())
 		}
 	})
 }
 
 // A host that does not know the wanted state keeps holding I/O, up to the limit.
-func TestWhatIsHeldStaysSoWhileTheManagerIsSilent(t *testing.T) {
+func TestAHoldLastsWhileTheManagerIsSilent(t *testing.T) {
 	both(t, 1, 2, func(t *testing.T, w *world) {
 		w.until(t, Serving)
-		w.wanted.Holds = []Hold{{Reason: "move", Limit: 3 * time.Second}}
+		w.wanted.Holds = []Hold{{ID: "m1", Limit: 3 * time.Second}}
 		w.until(t, Stalled)
 		limits := Limits{Window: 2 * time.Second, Lease: 8 * time.Second}
 		kept := *w.wanted
@@ -265,7 +319,7 @@ func TestWhatIsHeldStaysSoWhileTheManagerIsSilent(t *testing.T) {
 		}
 		s.Now = s.Now.Add(4 * time.Second)
 		if orders, _ := Guard(&kept, w.memory, s, limits, w.caps); len(orders) != 1 || orders[0] != (ResumeIO{}) {
-			t.Errorf("after its limit: orders %v, want I/O to go on", orders)
+			t.Errorf("after its limit: orders %v, want I/O to continue", orders)
 		}
 	})
 }

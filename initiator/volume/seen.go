@@ -239,6 +239,7 @@ type Seen struct {
 	Holdable    bool       // I/O can be held
 	Held        bool       // I/O is held
 	Holding     bool       // I/O is being suspended
+	Quiet       bool       // no I/O to a leg is under way; says something only while I/O is held
 	Waits       bool       // an I/O is waiting for a leg
 	Copying     bool       // the copies are being made equal
 	Flushed     bool       // flushed since the device was removed
@@ -267,18 +268,23 @@ type Memory struct {
 	Gone bool `json:"gone,omitempty"`
 	// Over: why the volume is not taken up again at this epoch; nil if it may be.
 	Over *Over `json:"over,omitempty"`
+	// Holds are the holds that have begun, by id. An agent that finds one of an earlier agent
+	// does not know when it began, so the hold has ended.
+	Holds map[string]Began `json:"holds,omitempty"`
 
 	Since   time.Time         `json:"-"` // the first look at this epoch
 	Records Records           `json:"-"` // the manager's answers
 	Used    bool              `json:"-"` // the volume was built
 	Retried map[int]time.Time `json:"-"` // by column: when its errors were last cleared
-	Holds   map[Reason]Began  `json:"-"` // when each hold began
 }
 
 // Begin sets what is not kept across restarts, at the first look at an epoch.
 func (m *Memory) Begin(now time.Time) {
 	m.Since, m.Records = now, NewRecords()
-	m.Retried, m.Holds = map[int]time.Time{}, map[Reason]Began{}
+	m.Retried = map[int]time.Time{}
+	if m.Holds == nil {
+		m.Holds = map[string]Began{}
+	}
 }
 
 // Of reports whether the memory belongs to the grant that w wants.

@@ -46,6 +46,7 @@ type Verdict struct {
 	Notes       []string   // what else makes no progress
 	Done, Total block.Size // bytes copied
 	GaveUp      *Over      // nil: it did not give up
+	Holds       []HoldSeen // the requested holds
 }
 
 // Wait adds something that I/O or the device waits for.

@@ -18,7 +18,7 @@ type Wanted struct {
 	ReadOnly bool // it is shared by readers, and there is no writer
 	Equalize bool
 	Detach   bool
-	Holds    []Hold // reasons to hold its I/O
+	Holds    []Hold // requests to hold its I/O
 	Links    []Link // by column, then copy
 }
 

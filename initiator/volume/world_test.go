@@ -38,6 +38,7 @@ type world struct {
 	device  bool
 	open    bool
 	held    bool
+	quiet   bool // what was under way when I/O was held has ended
 	flushed bool
 	noted   Note
 	refusal string // why the device could not be removed last time
@@ -139,7 +140,7 @@ func (w *world) comeBack() {
 func (w *world) look() *Seen {
 	s := &Seen{
 		Now: w.now, Clock: w.now, Legs: map[block.LegID]LegSeen{}, ReadOnly: w.wanted.ReadOnly, Noted: w.noted,
-		Held: w.held, Holdable: w.built(), Flushed: w.flushed, Copying: true,
+		Held: w.held, Quiet: w.quiet, Holdable: w.built(), Flushed: w.flushed, Copying: true,
 		Device: DeviceSeen{Exists: w.device, Named: w.named, Failed: w.broke, Size: block.GiB, Refusal: w.refusal, Open: w.open && (w.caps.KnowsUsers || w.refusal != "")},
 	}
 	if w.built() {
@@ -213,6 +214,7 @@ func (w *world) differs(column int, want Column) bool {
 // turn looks, plans, and carries out the first n orders.
 func (w *world) turn(n int) (did []string) {
 	w.now = w.now.Add(200 * time.Millisecond)
+	defer func(held bool) { w.quiet = held && w.held }(w.held)
 	for at, l := range w.slots {
 		if c := &w.columns[at.Column].Copies[at.Copy]; c.State == Rebuilding && !w.silent[at.Copy] {
 			if l.settling = !l.settling; !l.settling && w.copyTo(at, l) {
@@ -271,7 +273,7 @@ func (w *world) do(s *Seen, o Order) error {
 		delete(w.paths, o.Path)
 	case HoldIO:
 		w.memory.HoldBegan(o, w.now)
-		w.held = true
+		w.held, w.quiet = true, false
 	case ResumeIO:
 		w.held = false
 		for at, l := range w.slots {

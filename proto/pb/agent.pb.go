@@ -18,7 +18,7 @@ package pb
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
-	_ "google.golang.org/protobuf/types/known/durationpb"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -96,6 +96,58 @@ func (AttachmentPhase) EnumDescriptor() ([]byte, []int) {
 	return file_weft_v1_agent_proto_rawDescGZIP(), []int{0}
 }
 
+type HoldState int32
+
+const (
+	HoldState_HOLD_STATE_UNSPECIFIED HoldState = 0
+	HoldState_HOLD_STATE_PENDING     HoldState = 1 // I/O may still reach a leg
+	HoldState_HOLD_STATE_HELD        HoldState = 2 // no I/O is under way, and none begins
+	HoldState_HOLD_STATE_ENDED       HoldState = 3 // its limit has passed, or the host's agent has restarted: I/O continues
+)
+
+// Enum value maps for HoldState.
+var (
+	HoldState_name = map[int32]string{
+		0: "HOLD_STATE_UNSPECIFIED",
+		1: "HOLD_STATE_PENDING",
+		2: "HOLD_STATE_HELD",
+		3: "HOLD_STATE_ENDED",
+	}
+	HoldState_value = map[string]int32{
+		"HOLD_STATE_UNSPECIFIED": 0,
+		"HOLD_STATE_PENDING":     1,
+		"HOLD_STATE_HELD":        2,
+		"HOLD_STATE_ENDED":       3,
+	}
+)
+
+func (x HoldState) Enum() *HoldState {
+	p := new(HoldState)
+	*p = x
+	return p
+}
+
+func (x HoldState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (HoldState) Descriptor() protoreflect.EnumDescriptor {
+	return file_weft_v1_agent_proto_enumTypes[1].Descriptor()
+}
+
+func (HoldState) Type() protoreflect.EnumType {
+	return &file_weft_v1_agent_proto_enumTypes[1]
+}
+
+func (x HoldState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use HoldState.Descriptor instead.
+func (HoldState) EnumDescriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{1}
+}
+
 type GiveUpReason int32
 
 const (
@@ -132,11 +184,11 @@ func (x GiveUpReason) String() string {
 }
 
 func (GiveUpReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[1].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[2].Descriptor()
 }
 
 func (GiveUpReason) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[1]
+	return &file_weft_v1_agent_proto_enumTypes[2]
 }
 
 func (x GiveUpReason) Number() protoreflect.EnumNumber {
@@ -145,7 +197,7 @@ func (x GiveUpReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GiveUpReason.Descriptor instead.
 func (GiveUpReason) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{1}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{2}
 }
 
 // LinkState is how well a host reaches a leg.
@@ -188,11 +240,11 @@ func (x LinkState) String() string {
 }
 
 func (LinkState) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[2].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[3].Descriptor()
 }
 
 func (LinkState) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[2]
+	return &file_weft_v1_agent_proto_enumTypes[3]
 }
 
 func (x LinkState) Number() protoreflect.EnumNumber {
@@ -201,7 +253,7 @@ func (x LinkState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LinkState.Descriptor instead.
 func (LinkState) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 type StaleReason int32
@@ -255,11 +307,11 @@ func (x StaleReason) String() string {
 }
 
 func (StaleReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[3].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[4].Descriptor()
 }
 
 func (StaleReason) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[3]
+	return &file_weft_v1_agent_proto_enumTypes[4]
 }
 
 func (x StaleReason) Number() protoreflect.EnumNumber {
@@ -268,7 +320,7 @@ func (x StaleReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StaleReason.Descriptor instead.
 func (StaleReason) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 // Scale says how a state, reported or wanted, is sent over a stream. Only package
@@ -2036,6 +2088,7 @@ type AttachmentReport struct {
 	DeviceNumber     string                 `protobuf:"bytes,10,opt,name=device_number,json=deviceNumber,proto3" json:"device_number,omitempty"` // of the device: "253:4"
 	GaveUp           *GaveUp                `protobuf:"bytes,13,opt,name=gave_up,json=gaveUp,proto3" json:"gave_up,omitempty"`                   // unset: the host has not given up
 	Grant            uint64                 `protobuf:"varint,14,opt,name=grant,proto3" json:"grant,omitempty"`                                  // of the WantedAttachment that this reports on
+	Holds            []*HoldReport          `protobuf:"bytes,15,rep,name=holds,proto3" json:"holds,omitempty"`                                   // of the wanted holds
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -2154,6 +2207,67 @@ func (x *AttachmentReport) GetGrant() uint64 {
 	return 0
 }
 
+func (x *AttachmentReport) GetHolds() []*HoldReport {
+	if x != nil {
+		return x.Holds
+	}
+	return nil
+}
+
+// HoldReport is how far a wanted hold has come. A host of a version without holds reports
+// none.
+type HoldReport struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	State         HoldState              `protobuf:"varint,2,opt,name=state,proto3,enum=weft.v1.HoldState" json:"state,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HoldReport) Reset() {
+	*x = HoldReport{}
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HoldReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HoldReport) ProtoMessage() {}
+
+func (x *HoldReport) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
+func (*HoldReport) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *HoldReport) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *HoldReport) GetState() HoldState {
+	if x != nil {
+		return x.State
+	}
+	return HoldState_HOLD_STATE_UNSPECIFIED
+}
+
 // GaveUp states that the host has failed its device, or lost it without being asked to
 // detach. The host does not use the volume again at this epoch; it needs a new grant.
 type GaveUp struct {
@@ -2167,7 +2281,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2179,7 +2293,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2192,7 +2306,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -2230,7 +2344,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2356,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +2369,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -2306,7 +2420,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2318,7 +2432,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2331,7 +2445,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -2384,14 +2498,15 @@ type WantedAttachment struct {
 	Legs         []*WantedLink          `protobuf:"bytes,11,rep,name=legs,proto3" json:"legs,omitempty"`
 	// The grants of a shared volume have the same epoch and differ in this number. As with
 	// epochs, a device built for another grant has ended, and its I/O fails.
-	Grant         uint64 `protobuf:"varint,14,opt,name=grant,proto3" json:"grant,omitempty"`
+	Grant         uint64  `protobuf:"varint,14,opt,name=grant,proto3" json:"grant,omitempty"`
+	Holds         []*Hold `protobuf:"bytes,15,rep,name=holds,proto3" json:"holds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2403,7 +2518,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2416,7 +2531,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -2503,6 +2618,68 @@ func (x *WantedAttachment) GetGrant() uint64 {
 	return 0
 }
 
+func (x *WantedAttachment) GetHolds() []*Hold {
+	if x != nil {
+		return x.Holds
+	}
+	return nil
+}
+
+// Hold asks the host to hold the volume's I/O for as long as the hold is listed, but not
+// beyond its limit: requests then wait, and none reaches a leg. A hold that has ended stays
+// ended while it is listed, so each new one needs a new id.
+type Hold struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Limit         *durationpb.Duration   `protobuf:"bytes,2,opt,name=limit,proto3" json:"limit,omitempty"` // from the moment in which the host begins to hold I/O
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Hold) Reset() {
+	*x = Hold{}
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Hold) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Hold) ProtoMessage() {}
+
+func (x *Hold) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Hold.ProtoReflect.Descriptor instead.
+func (*Hold) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Hold) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Hold) GetLimit() *durationpb.Duration {
+	if x != nil {
+		return x.Limit
+	}
+	return nil
+}
+
 // WantedLink is one leg of an attachment. Only IN_SYNC and REBUILDING legs are listed;
 // the host must remove a leg that is no longer listed from its tables.
 type WantedLink struct {
@@ -2532,7 +2709,7 @@ type WantedLink struct {
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2544,7 +2721,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2557,7 +2734,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -2666,7 +2843,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2678,7 +2855,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2691,7 +2868,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -2748,7 +2925,7 @@ type StaleLeg struct {
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2760,7 +2937,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2773,7 +2950,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -2811,7 +2988,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2823,7 +3000,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2836,7 +3013,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -2879,7 +3056,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2891,7 +3068,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2904,7 +3081,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -2946,7 +3123,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2958,7 +3135,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2971,7 +3148,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -3006,7 +3183,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3018,7 +3195,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3031,7 +3208,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -3253,7 +3430,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04legs\x18\x03 \x03(\v2\x14.weft.v1.EvidenceLegR\x04legs\"@\n" +
 	"\vEvidenceLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"\xb2\x03\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\xdd\x03\n" +
 	"\x10AttachmentReport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12.\n" +
@@ -3269,7 +3446,12 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\rdevice_number\x18\n" +
 	" \x01(\tR\fdeviceNumber\x12(\n" +
 	"\agave_up\x18\r \x01(\v2\x0f.weft.v1.GaveUpR\x06gaveUp\x12\x14\n" +
-	"\x05grant\x18\x0e \x01(\x04R\x05grant\"j\n" +
+	"\x05grant\x18\x0e \x01(\x04R\x05grant\x12)\n" +
+	"\x05holds\x18\x0f \x03(\v2\x13.weft.v1.HoldReportR\x05holds\"F\n" +
+	"\n" +
+	"HoldReport\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x12.weft.v1.HoldStateR\x05state\"j\n" +
 	"\x06GaveUp\x12\x10\n" +
 	"\x03why\x18\x01 \x01(\tR\x03why\x12\x1f\n" +
 	"\vwrites_lost\x18\x02 \x01(\bR\n" +
@@ -3289,7 +3471,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12;\n" +
 	"\vattachments\x18\x03 \x03(\v2\x19.weft.v1.WantedAttachmentR\vattachments\x12$\n" +
 	"\x05scale\x18\x04 \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
-	"\x04term\x18\x05 \x01(\x04R\x04term\"\x89\x03\n" +
+	"\x04term\x18\x05 \x01(\x04R\x04term\"\xae\x03\n" +
 	"\x10WantedAttachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
 	"\vvolume_name\x18\x02 \x01(\tR\n" +
@@ -3305,7 +3487,11 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x06detach\x18\n" +
 	" \x01(\bR\x06detach\x12'\n" +
 	"\x04legs\x18\v \x03(\v2\x13.weft.v1.WantedLinkR\x04legs\x12\x14\n" +
-	"\x05grant\x18\x0e \x01(\x04R\x05grant\"\xe5\x02\n" +
+	"\x05grant\x18\x0e \x01(\x04R\x05grant\x12#\n" +
+	"\x05holds\x18\x0f \x03(\v2\r.weft.v1.HoldR\x05holds\"G\n" +
+	"\x04Hold\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12/\n" +
+	"\x05limit\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05limit\"\xe5\x02\n" +
 	"\n" +
 	"WantedLink\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
@@ -3364,7 +3550,12 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x18ATTACHMENT_PHASE_STALLED\x10\x04\x12\x1e\n" +
 	"\x1aATTACHMENT_PHASE_DETACHING\x10\x05\x12#\n" +
 	"\x1fATTACHMENT_PHASE_DETACHED_CLEAN\x10\x06\x12%\n" +
-	"!ATTACHMENT_PHASE_DETACHED_UNCLEAN\x10\a*\x85\x01\n" +
+	"!ATTACHMENT_PHASE_DETACHED_UNCLEAN\x10\a*j\n" +
+	"\tHoldState\x12\x1a\n" +
+	"\x16HOLD_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12HOLD_STATE_PENDING\x10\x01\x12\x13\n" +
+	"\x0fHOLD_STATE_HELD\x10\x02\x12\x14\n" +
+	"\x10HOLD_STATE_ENDED\x10\x03*\x85\x01\n" +
 	"\fGiveUpReason\x12\x1e\n" +
 	"\x1aGIVE_UP_REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19GIVE_UP_REASON_LOST_CACHE\x10\x01\x12\x1a\n" +
@@ -3404,122 +3595,130 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 	return file_weft_v1_agent_proto_rawDescData
 }
 
-var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(AttachmentPhase)(0),          // 0: weft.v1.AttachmentPhase
-	(GiveUpReason)(0),             // 1: weft.v1.GiveUpReason
-	(LinkState)(0),                // 2: weft.v1.LinkState
-	(StaleReason)(0),              // 3: weft.v1.StaleReason
-	(*Scale)(nil),                 // 4: weft.v1.Scale
-	(*Difference)(nil),            // 5: weft.v1.Difference
-	(*Piece)(nil),                 // 6: weft.v1.Piece
-	(*TargetReport)(nil),          // 7: weft.v1.TargetReport
-	(*DriveReport)(nil),           // 8: weft.v1.DriveReport
-	(*LegLabel)(nil),              // 9: weft.v1.LegLabel
-	(*VolumeLabel)(nil),           // 10: weft.v1.VolumeLabel
-	(*LegReport)(nil),             // 11: weft.v1.LegReport
-	(*Admission)(nil),             // 12: weft.v1.Admission
-	(*ExportReport)(nil),          // 13: weft.v1.ExportReport
-	(*TargetWanted)(nil),          // 14: weft.v1.TargetWanted
-	(*WantedDrive)(nil),           // 15: weft.v1.WantedDrive
-	(*WantedLeg)(nil),             // 16: weft.v1.WantedLeg
-	(*WantedExport)(nil),          // 17: weft.v1.WantedExport
-	(*WantedNamespace)(nil),       // 18: weft.v1.WantedNamespace
-	(*InitiatorReport)(nil),       // 19: weft.v1.InitiatorReport
-	(*Evidence)(nil),              // 20: weft.v1.Evidence
-	(*EvidenceLeg)(nil),           // 21: weft.v1.EvidenceLeg
-	(*AttachmentReport)(nil),      // 22: weft.v1.AttachmentReport
-	(*GaveUp)(nil),                // 23: weft.v1.GaveUp
-	(*LegLink)(nil),               // 24: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 25: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 26: weft.v1.WantedAttachment
-	(*WantedLink)(nil),            // 27: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 28: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 29: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 30: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 31: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 32: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 33: weft.v1.RecordInSyncResponse
-	nil,                           // 34: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 35: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 36: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 37: weft.v1.Portal
-	(*Device)(nil),                // 38: weft.v1.Device
-	(*Problem)(nil),               // 39: weft.v1.Problem
-	(*Extent)(nil),                // 40: weft.v1.Extent
-	(ImageKind)(0),                // 41: weft.v1.ImageKind
-	(*Layout)(nil),                // 42: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
-	(*Host)(nil),                  // 44: weft.v1.Host
-	(AttachMode)(0),               // 45: weft.v1.AttachMode
-	(LegState)(0),                 // 46: weft.v1.LegState
+	(HoldState)(0),                // 1: weft.v1.HoldState
+	(GiveUpReason)(0),             // 2: weft.v1.GiveUpReason
+	(LinkState)(0),                // 3: weft.v1.LinkState
+	(StaleReason)(0),              // 4: weft.v1.StaleReason
+	(*Scale)(nil),                 // 5: weft.v1.Scale
+	(*Difference)(nil),            // 6: weft.v1.Difference
+	(*Piece)(nil),                 // 7: weft.v1.Piece
+	(*TargetReport)(nil),          // 8: weft.v1.TargetReport
+	(*DriveReport)(nil),           // 9: weft.v1.DriveReport
+	(*LegLabel)(nil),              // 10: weft.v1.LegLabel
+	(*VolumeLabel)(nil),           // 11: weft.v1.VolumeLabel
+	(*LegReport)(nil),             // 12: weft.v1.LegReport
+	(*Admission)(nil),             // 13: weft.v1.Admission
+	(*ExportReport)(nil),          // 14: weft.v1.ExportReport
+	(*TargetWanted)(nil),          // 15: weft.v1.TargetWanted
+	(*WantedDrive)(nil),           // 16: weft.v1.WantedDrive
+	(*WantedLeg)(nil),             // 17: weft.v1.WantedLeg
+	(*WantedExport)(nil),          // 18: weft.v1.WantedExport
+	(*WantedNamespace)(nil),       // 19: weft.v1.WantedNamespace
+	(*InitiatorReport)(nil),       // 20: weft.v1.InitiatorReport
+	(*Evidence)(nil),              // 21: weft.v1.Evidence
+	(*EvidenceLeg)(nil),           // 22: weft.v1.EvidenceLeg
+	(*AttachmentReport)(nil),      // 23: weft.v1.AttachmentReport
+	(*HoldReport)(nil),            // 24: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 25: weft.v1.GaveUp
+	(*LegLink)(nil),               // 26: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 27: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 28: weft.v1.WantedAttachment
+	(*Hold)(nil),                  // 29: weft.v1.Hold
+	(*WantedLink)(nil),            // 30: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 31: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 32: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 33: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 34: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 35: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 36: weft.v1.RecordInSyncResponse
+	nil,                           // 37: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 38: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 39: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 40: weft.v1.Portal
+	(*Device)(nil),                // 41: weft.v1.Device
+	(*Problem)(nil),               // 42: weft.v1.Problem
+	(*Extent)(nil),                // 43: weft.v1.Extent
+	(ImageKind)(0),                // 44: weft.v1.ImageKind
+	(*Layout)(nil),                // 45: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 46: google.protobuf.Timestamp
+	(*Host)(nil),                  // 47: weft.v1.Host
+	(AttachMode)(0),               // 48: weft.v1.AttachMode
+	(*durationpb.Duration)(nil),   // 49: google.protobuf.Duration
+	(LegState)(0),                 // 50: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
-	5,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
-	6,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	34, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	37, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	38, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
-	8,  // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
-	11, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
-	12, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
-	13, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	39, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
-	4,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
-	9,  // 11: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	40, // 12: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
-	10, // 13: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	41, // 14: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	42, // 15: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	35, // 16: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	43, // 17: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	15, // 18: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	16, // 19: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
-	12, // 20: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	17, // 21: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
-	4,  // 22: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	40, // 23: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	10, // 24: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	41, // 25: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	44, // 26: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	18, // 27: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	36, // 28: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	44, // 29: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	22, // 30: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	39, // 31: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	20, // 32: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	4,  // 33: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	21, // 34: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	6,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
+	7,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
+	37, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	40, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	41, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	9,  // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
+	12, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
+	13, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
+	14, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
+	42, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	5,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
+	10, // 11: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
+	43, // 12: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	11, // 13: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
+	44, // 14: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	45, // 15: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	38, // 16: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	46, // 17: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	16, // 18: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	17, // 19: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	13, // 20: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
+	18, // 21: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	5,  // 22: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
+	43, // 23: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	11, // 24: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	44, // 25: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	47, // 26: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	19, // 27: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	39, // 28: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	47, // 29: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	23, // 30: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	42, // 31: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	21, // 32: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	5,  // 33: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	22, // 34: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
 	0,  // 35: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	24, // 36: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	23, // 37: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	1,  // 38: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	2,  // 39: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	26, // 40: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	4,  // 41: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	42, // 42: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	45, // 43: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	27, // 44: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	46, // 45: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	37, // 46: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	29, // 47: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	3,  // 48: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	43, // 49: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	32, // 50: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	7,  // 51: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	19, // 52: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	28, // 53: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	31, // 54: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	14, // 55: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	25, // 56: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	30, // 57: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	33, // 58: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	55, // [55:59] is the sub-list for method output_type
-	51, // [51:55] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	26, // 36: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	25, // 37: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	24, // 38: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	1,  // 39: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	2,  // 40: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	3,  // 41: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	28, // 42: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	5,  // 43: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	45, // 44: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	48, // 45: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	30, // 46: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	29, // 47: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	49, // 48: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	50, // 49: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	40, // 50: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	32, // 51: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	4,  // 52: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	46, // 53: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	35, // 54: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	8,  // 55: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	20, // 56: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	31, // 57: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	34, // 58: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	15, // 59: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	27, // 60: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	33, // 61: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	36, // 62: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	59, // [59:63] is the sub-list for method output_type
+	55, // [55:59] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -3533,8 +3732,8 @@ func file_weft_v1_agent_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   33,
+			NumEnums:      5,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
