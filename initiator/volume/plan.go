@@ -36,7 +36,7 @@ func Plan(w *Wanted, m *Memory, s *Seen, l Limits, c Capabilities) ([]Order, Ver
 	case w == nil || s.Built() && !m.Of(w) || p.over() != nil:
 		p.tearDown()
 	case w.Detach:
-		p.letGo()
+		p.detach()
 	default:
 		p.serve()
 		p.v.Phase = p.phase()
@@ -167,7 +167,7 @@ func (p *planner) phase() Phase {
 // device makes and names the volume's device once all columns exist and are equal.
 func (p *planner) device(ready bool) {
 	switch d := p.s.Device; {
-	case p.w.Detach: // letGo removes it
+	case p.w.Detach: // detach removes it
 	case d.Exists && d.Ended:
 		p.do(CloseDevice{})
 	case d.Exists && !d.Named:

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// letGo removes a volume that has no users, after every write has reached every leg.
-func (p *planner) letGo() {
+// detach removes a volume that has no users, after every write has reached every leg.
+func (p *planner) detach() {
 	if p.m.Gone && !p.s.Built() && !p.connected() {
 		p.v.Phase = DetachedUnclean
 		if p.m.Clean {
@@ -19,23 +19,23 @@ func (p *planner) letGo() {
 	p.findMembers()
 	switch {
 	case p.s.Device.Exists:
-		p.letDeviceGo()
+		p.detachDevice()
 	case p.c.Tables:
 		well := p.m.Clean && p.settled()
 		p.removeColumns(well)
-		p.letPathsGo(well, p.m.Clean)
+		p.detachPaths(well, p.m.Clean)
 	case p.s.Built():
-		p.letVolumeGo()
+		p.detachVolume()
 	default:
 		// A volume that was never built is unchanged since the grant.
-		p.letPathsGo(true, p.m.Clean || !p.m.Used && !p.w.Equalize && !p.c.Outlives)
+		p.detachPaths(true, p.m.Clean || !p.m.Used && !p.w.Equalize && !p.c.Outlives)
 	}
 	p.v.Phase = Detaching
 }
 
-// letDeviceGo removes a device that nobody has open, once every leg has every write or a leg
+// detachDevice removes a device that nobody has open, once every leg has every write or a leg
 // has been silent for too long to wait for it.
-func (p *planner) letDeviceGo() {
+func (p *planner) detachDevice() {
 	d, hopeless := p.s.Device, p.hopeless()
 	if p.c.KnowsUsers {
 		clean := p.settled()
@@ -65,8 +65,8 @@ func (p *planner) letDeviceGo() {
 	}
 }
 
-// letVolumeGo takes apart a volume whose device is gone.
-func (p *planner) letVolumeGo() {
+// detachVolume takes apart a volume whose device is gone.
+func (p *planner) detachVolume() {
 	if p.hopeless() {
 		p.do(Dismantle{})
 		return
@@ -83,8 +83,8 @@ func (p *planner) letVolumeGo() {
 	}
 }
 
-// letPathsGo disconnects the paths, and then ends the epoch.
-func (p *planner) letPathsGo(well, clean bool) {
+// detachPaths disconnects the paths, and then ends the epoch.
+func (p *planner) detachPaths(well, clean bool) {
 	if well {
 		p.disconnectAll()
 	}
