@@ -117,12 +117,12 @@ func lowestFirst(c columnSeen) []dm.State {
 // call makes a call that may hang in the kernel. If it does, the call is left behind, and the
 // same call is not started again until it has returned.
 func (k *kernelKeeper) call(ctx context.Context, what string, f func() error) error {
-	return k.apart(ctx, what, callTimeout, f, func(err error) error { return err })
+	return k.await(ctx, what, callTimeout, f, func(err error) error { return err })
 }
 
-// apart runs f apart; the keeper waits for it with patience.
-func (k *kernelKeeper) apart(ctx context.Context, what string, patience time.Duration, f func() error, finish func(error) error) error {
-	return k.Apart(ctx, keeper.Call{What: what, Patience: patience}, func(context.Context) error { return f() }, finish)
+// await runs f on its own goroutine, and waits for it with patience.
+func (k *kernelKeeper) await(ctx context.Context, what string, patience time.Duration, f func() error, finish func(error) error) error {
+	return k.Await(ctx, keeper.Call{What: what, Patience: patience}, func(context.Context) error { return f() }, finish)
 }
 
 func (k *kernelKeeper) connect(ctx context.Context, s *seen, o volume.Connect) error {
@@ -197,7 +197,7 @@ func (k *kernelKeeper) release(ctx context.Context, s *seen, path volume.Path, m
 			controllers = append(controllers, c)
 		}
 	}
-	return k.apart(ctx, "release "+path.String(), keeper.Patience, func() error { return k.disconnect(ctx, controllers, mute) }, func(err error) error {
+	return k.await(ctx, "release "+path.String(), keeper.Patience, func() error { return k.disconnect(ctx, controllers, mute) }, func(err error) error {
 		if err == nil {
 			delete(k.reached, path)
 		}
@@ -261,7 +261,7 @@ func (k *kernelKeeper) column(ctx context.Context, w *volume.Wanted, s *seen, o 
 	if o.Retry {
 		mem.Retried[o.Column] = s.Now
 	}
-	return k.apart(ctx, what, keeper.Patience, func() error { return k.changeColumn(o.Column, steps, over) }, func(err error) error {
+	return k.await(ctx, what, keeper.Patience, func() error { return k.changeColumn(o.Column, steps, over) }, func(err error) error {
 		delete(k.over, o.Column)
 		if err != nil || k.memory != mem {
 			return err
@@ -314,7 +314,7 @@ func (k *kernelKeeper) growTop(ctx context.Context, w *volume.Wanted, s *seen) e
 		}
 	}
 	top, want := k.top, topOf(w)
-	return k.apart(ctx, what, keeper.Patience, func() error { return k.m.growTop(top, want, mirrors) }, func(err error) error {
+	return k.await(ctx, what, keeper.Patience, func() error { return k.m.growTop(top, want, mirrors) }, func(err error) error {
 		if err == nil {
 			k.log.Info("device has grown", "from", top.Table.Size().String(), "to", w.Size.String())
 		}

@@ -27,8 +27,8 @@ const (
 var capabilities = volume.Capabilities{Tables: true, Outlives: true, KnowsUsers: true}
 
 // kernelKeeper keeps one volume on the kernel's data path: it observes (look.go) and carries
-// out (do.go) what package initiator/volume decides. Calls that may hang in the kernel are
-// made apart.
+// out (do.go) what package initiator/volume decides. Calls that may hang in the kernel go
+// through await.
 type kernelKeeper struct {
 	*keeper.Keeper
 	volume block.VolumeID

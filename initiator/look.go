@@ -268,7 +268,7 @@ func (k *kernelKeeper) prepare(ctx context.Context, n fabrics.Namespace, l *volu
 		return errors.New(volume.TooSmall(n.Size, need))
 	}
 	writeThrough := l.WriteThrough
-	return k.apart(ctx, "prepare "+n.Name, keeper.Patience, func() error {
+	return k.await(ctx, "prepare "+n.Name, keeper.Patience, func() error {
 		switch err := k.m.host.SetWriteThrough(n.Head, writeThrough); {
 		case err != nil && writeThrough:
 			return err

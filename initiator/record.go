@@ -22,10 +22,10 @@ func (k *kernelKeeper) recordInSync(ctx context.Context, s *seen, o volume.Recor
 	}
 	for _, l := range o.Legs {
 		h := s.legs[l.Leg].head()
-		// The flush runs apart from the request: if a leg hangs, its flush ends only when the
+		// The flush is not part of the request: if a leg hangs, its flush ends only when the
 		// leg is recorded stale.
 		flush := func() error { return k.m.host.Flush(h) }
-		if err := k.apart(ctx, "flush "+h.Name, keeper.Patience, flush, func(err error) error { return err }); err != nil {
+		if err := k.await(ctx, "flush "+h.Name, keeper.Patience, flush, func(err error) error { return err }); err != nil {
 			return err
 		}
 	}

@@ -76,7 +76,7 @@ func (t *Tree) Connect(ctx context.Context, o Options) (Controller, error) {
 		return Controller{}, fmt.Errorf("connect %s: this kernel's nvme-fabrics has no option %s", o.NQN, strings.Join(unknown, ", "))
 	}
 	made := make(chan int, 1)
-	err = t.apart(ctx, "connect", string(o.NQN)+" at "+o.Portal.String(), func() error {
+	err = t.await(ctx, "connect", string(o.NQN)+" at "+o.Portal.String(), func() error {
 		instance, err := t.create(o)
 		made <- instance
 		return err
@@ -133,7 +133,7 @@ func (t *Tree) connected(o Options) (Controller, error) {
 // A controller that is gone counts as disconnected, even if another one has its name by now:
 // the kernel reuses numbers.
 func (t *Tree) Disconnect(ctx context.Context, c Controller) error {
-	return t.apart(ctx, "disconnect", c.Name, func() error {
+	return t.await(ctx, "disconnect", c.Name, func() error {
 		err := t.remove(c)
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
 			return nil

@@ -127,9 +127,9 @@ func errno(err error) error {
 	return err
 }
 
-// apart runs call on a goroutine of its own and waits for it or for ctx. Object is busy until
+// await runs call on a goroutine of its own and waits for it or for ctx. Object is busy until
 // call has returned.
-func (t *Tree) apart(ctx context.Context, op, object string, call func() error) error {
+func (t *Tree) await(ctx context.Context, op, object string, call func() error) error {
 	t.mu.Lock()
 	if t.busy[object] {
 		t.mu.Unlock()

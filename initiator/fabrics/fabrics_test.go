@@ -233,25 +233,25 @@ func TestCallsThatStayInTheKernelAreLeftBehind(t *testing.T) {
 	release, began := make(chan struct{}), make(chan struct{})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	err := k.apart(ctx, "delete", "nvme0", func() error { close(began); <-release; return nil })
+	err := k.await(ctx, "delete", "nvme0", func() error { close(began); <-release; return nil })
 	<-began
 	if !errors.Is(err, ctx.Err()) {
-		t.Errorf("apart = %v, want the context's error", err)
+		t.Errorf("await = %v, want the context's error", err)
 	}
-	if err := k.apart(t.Context(), "delete", "nvme0", func() error { return nil }); !errors.Is(err, ErrBusy) {
-		t.Errorf("apart of the same object = %v, want ErrBusy", err)
+	if err := k.await(t.Context(), "delete", "nvme0", func() error { return nil }); !errors.Is(err, ErrBusy) {
+		t.Errorf("await of the same object = %v, want ErrBusy", err)
 	}
-	if err := k.apart(t.Context(), "delete", "nvme1", func() error { return nil }); err != nil {
-		t.Errorf("apart of another object = %v, want nil", err)
+	if err := k.await(t.Context(), "delete", "nvme1", func() error { return nil }); err != nil {
+		t.Errorf("await of another object = %v, want nil", err)
 	}
 	close(release)
 	for range 100 {
-		if err = k.apart(t.Context(), "delete", "nvme0", func() error { return nil }); err == nil {
+		if err = k.await(t.Context(), "delete", "nvme0", func() error { return nil }); err == nil {
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	t.Errorf("apart after the call has returned = %v, want nil", err)
+	t.Errorf("await after the call has returned = %v, want nil", err)
 }
 
 func TestHostIdentityIsMadeOnceAndGarbageIsLeftAlone(t *testing.T) {

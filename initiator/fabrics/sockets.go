@@ -62,7 +62,7 @@ func (t *Tree) DestroySockets(ctx context.Context, p block.Portal) (destroyed in
 		return 0, &Error{Op: "destroy sockets to", Path: p.String(), Err: err}
 	}
 	count := make(chan int, 1)
-	err = t.apart(ctx, "destroy sockets to", p.String(), func() error {
+	err = t.await(ctx, "destroy sockets to", p.String(), func() error {
 		n, err := destroySockets(address.Unmap(), p.Port)
 		count <- n
 		if err != nil {

@@ -32,7 +32,7 @@ type Told struct {
 }
 
 // Inbox is how others reach a keeper's goroutine: with the wanted state, with a request to
-// look soon, and with the outcomes of calls made apart. Its methods may be called from any
+// look soon, and with the outcomes of calls that were left behind. Its methods may be called from any
 // goroutine, except Drain and End, which only the keeper calls.
 type Inbox struct {
 	wake   chan struct{}

@@ -20,7 +20,7 @@ import (
 
 // Path is a data path, for one volume: it observes the volume and carries out orders. Its
 // methods are called on the keeper's goroutine and must not wait for long: slow calls go
-// through [Keeper.Apart].
+// through [Keeper.Await].
 type Path interface {
 	// Look finds what exists of the volume; w is the wanted state, nil if the volume is not
 	// wanted or its wanted state is not known.
@@ -226,18 +226,18 @@ func (k *Keeper) MayAsk() bool { return k.Due() && !k.busy[asking] }
 const asking = "ask the volume manager for a record"
 
 // ask asks the manager for a record. It makes one request at a time, so that answers arrive in
-// the order of the records. A slow manager is waited for apart, because the lease may end
+// the order of the records. The wait is bounded, because the lease may end
 // meanwhile.
 func (k *Keeper) ask(ctx context.Context, request func() Request) error {
 	if !k.MayAsk() {
 		return volume.ErrLater
 	}
 	r := request()
-	return k.Apart(ctx, Call{What: asking, Limit: RecordTimeout}, r.Send, r.Done)
+	return k.Await(ctx, Call{What: asking, Limit: RecordTimeout}, r.Send, r.Done)
 }
 
 // note writes down which legs are in sync, and returns when the note is durable. A disk that
-// hangs is waited for apart, because the lease may end meanwhile.
+// hangs is not waited for, because the lease may end meanwhile.
 func (k *Keeper) note(ctx context.Context, n evidence.Note) error {
 	book := k.cfg.Evidence
 	if book == nil {
@@ -248,7 +248,7 @@ func (k *Keeper) note(ctx context.Context, n evidence.Note) error {
 		return volume.ErrLater
 	}
 	write := func(context.Context) error { return book.Write(k.Volume, n) }
-	return k.Apart(ctx, Call{What: "note which legs are in sync"}, write, func(err error) error {
+	return k.Await(ctx, Call{What: "note which legs are in sync"}, write, func(err error) error {
 		k.noteError = ""
 		if err != nil {
 			k.noteError = err.Error()

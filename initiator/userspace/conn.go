@@ -121,7 +121,7 @@ func (k *Keeper) disconnect(ctx context.Context, n volume.Path) error {
 	if r == nil || r.connection == nil {
 		return nil
 	}
-	return k.apart(ctx, "disconnect "+n.String(), callTimeout, r.connection.Close, func(err error) error {
+	return k.await(ctx, "disconnect "+n.String(), callTimeout, r.connection.Close, func(err error) error {
 		if err != nil {
 			k.log.Debug("disconnect", "nqn", n.Subsystem, "err", err)
 		}

@@ -125,7 +125,7 @@ func (k *Keeper) renew(w *volume.Wanted, l volume.At) error {
 // abort removes the stack even if it is in use.
 func (k *Keeper) abort(ctx context.Context) error {
 	st, device := k.stack, k.stack.device
-	return k.apart(ctx, "remove the volume", callTimeout, func(ctx context.Context) error {
+	return k.await(ctx, "remove the volume", callTimeout, func(ctx context.Context) error {
 		return st.abort(ctx, device)
 	}, func(err error) error {
 		if err == nil && k.stack == st {

@@ -25,7 +25,7 @@ const (
 var capabilities = volume.Capabilities{KnowsFlushed: true, Transports: []block.Transport{block.TCP}}
 
 // Keeper keeps one volume: it observes (look.go) and carries out (do.go) what package
-// initiator/volume decides. Calls that may wait for somebody else are made apart.
+// initiator/volume decides. Calls that may wait for somebody else go through await.
 type Keeper struct {
 	*keeper.Keeper
 	volume block.VolumeID
@@ -124,7 +124,7 @@ func (k *Keeper) extendLease(w *volume.Wanted, s *volume.Seen) {
 	k.stack.lease.extend(s.Clock.Add(volume.LeaseLeft(k.stack.wanted, &k.memory.Memory, s, k.path.limits(), capabilities)))
 }
 
-// apart runs f apart, until its limit at most.
-func (k *Keeper) apart(ctx context.Context, what string, limit time.Duration, f func(context.Context) error, finish func(error) error) error {
-	return k.Apart(ctx, keeper.Call{What: what, Limit: limit}, f, finish)
+// await runs f on its own goroutine, until its limit at most.
+func (k *Keeper) await(ctx context.Context, what string, limit time.Duration, f func(context.Context) error, finish func(error) error) error {
+	return k.Await(ctx, keeper.Call{What: what, Limit: limit}, f, finish)
 }

@@ -145,7 +145,7 @@ func (k *Keeper) export(ctx context.Context, w *volume.Wanted) error {
 	ctx, st.cancel = context.WithCancel(ctx)
 	size := st.volume.Geometry().Size // at least; it may grow meanwhile
 	var device Exported
-	return k.apart(ctx, what, exportTimeout, func(ctx context.Context) (err error) {
+	return k.await(ctx, what, exportTimeout, func(ctx context.Context) (err error) {
 		device, err = k.cfg.Export(ctx, st.volume, w.Name)
 		return err
 	}, func(err error) error {
@@ -187,7 +187,7 @@ func (k *Keeper) grow(w *volume.Wanted) error {
 // resize makes the device as large as the volume.
 func (k *Keeper) resize(ctx context.Context) error {
 	st, size := k.stack, k.stack.volume.Geometry().Size
-	return k.apart(ctx, "resize the device", callTimeout, st.device.Resize, func(err error) error {
+	return k.await(ctx, "resize the device", callTimeout, st.device.Resize, func(err error) error {
 		if err == nil && st.device != nil {
 			st.size = size
 			k.log.Info("device has grown", "size", size.String())
@@ -199,7 +199,7 @@ func (k *Keeper) resize(ctx context.Context) error {
 // closeDevice removes the device, unless somebody has it open.
 func (k *Keeper) closeDevice(ctx context.Context, force bool) error {
 	st := k.stack
-	return k.apart(ctx, "remove the device", callTimeout, func(ctx context.Context) error {
+	return k.await(ctx, "remove the device", callTimeout, func(ctx context.Context) error {
 		return st.device.Close(ctx, force)
 	}, func(err error) error {
 		st.refusal, st.open = "", false
@@ -215,7 +215,7 @@ func (k *Keeper) closeDevice(ctx context.Context, force bool) error {
 // flush makes the drives write out their caches. It waits as long as a leg delays it.
 func (k *Keeper) flush(ctx context.Context) error {
 	st := k.stack
-	return k.apart(ctx, "flush", callTimeout, func(context.Context) error { return block.Flush(st.volume) }, func(err error) error {
+	return k.await(ctx, "flush", callTimeout, func(context.Context) error { return block.Flush(st.volume) }, func(err error) error {
 		st.flushed = err == nil
 		return err
 	})
@@ -233,7 +233,7 @@ func (k *Keeper) dismantle(ctx context.Context, clean bool) error {
 	if !clean {
 		return finish(st.abort(ctx, nil))
 	}
-	return k.apart(ctx, "disassemble the volume", callTimeout, st.volume.Close, finish)
+	return k.await(ctx, "disassemble the volume", callTimeout, st.volume.Close, finish)
 }
 
 // abort removes the volume, and its device if it has one; those who wait for them get errors.

@@ -28,11 +28,11 @@ type Call struct {
 // Busy reports whether a call was left behind and has not returned yet.
 func (k *Keeper) Busy(what string) bool { return k.busy[what] }
 
-// Apart runs f on its own goroutine and then finish, with f's outcome, on the keeper's. It
+// Await runs f on its own goroutine and then finish, with f's outcome, on the keeper's. It
 // waits for f as long as its patience lasts. After that it leaves f behind, and finish runs
 // when f has returned. Meanwhile the keeper keeps the lease and does its other work, and the
 // same call is not started again.
-func (k *Keeper) Apart(ctx context.Context, c Call, f func(context.Context) error, finish func(error) error) error {
+func (k *Keeper) Await(ctx context.Context, c Call, f func(context.Context) error, finish func(error) error) error {
 	if k.busy[c.What] {
 		return fmt.Errorf("%w: %s", ErrBusy, c.What)
 	}
