@@ -26,8 +26,8 @@ const (
 // capabilities are those of device-mapper and the kernel's NVMe host.
 var capabilities = volume.Capabilities{Tables: true, Outlives: true, KnowsUsers: true}
 
-// kernelKeeper keeps one volume on the kernel's data path: it observes (look.go) and carries
-// out (do.go) what package initiator/volume decides. Calls that may hang in the kernel go
+// kernelKeeper keeps one volume on the kernel's data path: it observes (observe.go) and carries
+// out (apply.go) what package initiator/volume decides. Calls that may hang in the kernel go
 // through await.
 type kernelKeeper struct {
 	*keeper.Keeper
@@ -98,12 +98,12 @@ func (m *memory) links() (all []volume.Link) {
 	return all
 }
 
-// Look implements keeper.Path.
-func (k *kernelKeeper) Look(ctx context.Context, w *volume.Wanted) (*volume.Seen, error) {
+// Observe implements keeper.Path.
+func (k *kernelKeeper) Observe(ctx context.Context, w *volume.Wanted) (*volume.Seen, error) {
 	if w != nil {
 		k.links, k.columns = w.Links, w.Layout.Stripes
 	}
-	s, err := k.look(ctx)
+	s, err := k.observe(ctx)
 	if err != nil {
 		return nil, err
 	}

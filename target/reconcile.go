@@ -151,11 +151,11 @@ func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives m
 	s.zeroing = func(id block.LegID) bool { return r.jobs.under(zeroLeg{leg: id}.key()) }
 	s.writing = func(id block.DriveID) bool { return r.jobs.under(driveKey(id)) }
 	var err error
-	s.mapped, err = r.lookAtLegs()
+	s.mapped, err = r.observeLegs()
 	note("device mapper", err)
 	s.names, err = r.names.List()
 	note(r.legDir, err)
-	s.exports, s.busy, err = r.lookAtExports(ctx)
+	s.exports, s.busy, err = r.observeExports(ctx)
 	note("nvmet", err)
 	if s.exports != nil {
 		r.sizes.forget(*s.exports)
@@ -164,7 +164,7 @@ func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives m
 	return s, problems
 }
 
-func (r *reconciler) lookAtLegs() (map[block.LegID]dm.State, error) {
+func (r *reconciler) observeLegs() (map[block.LegID]dm.State, error) {
 	m, err := r.mapper.get()
 	if err != nil {
 		return nil, err
@@ -182,7 +182,7 @@ func (r *reconciler) lookAtLegs() (map[block.LegID]dm.State, error) {
 	return out, nil
 }
 
-func (r *reconciler) lookAtExports(ctx context.Context) (*nvmet.Config, func(block.NQN) bool, error) {
+func (r *reconciler) observeExports(ctx context.Context) (*nvmet.Config, func(block.NQN) bool, error) {
 	e, err := r.exports.get()
 	if err != nil {
 		return nil, nil, err

@@ -22,15 +22,15 @@ import (
 // methods are called on the keeper's goroutine and must not wait for long: slow calls go
 // through [Keeper.Await].
 type Path interface {
-	// Look finds what exists of the volume; w is the wanted state, nil if the volume is not
+	// Observe finds what exists of the volume; w is the wanted state, nil if the volume is not
 	// wanted or its wanted state is not known.
-	Look(ctx context.Context, w *volume.Wanted) (*volume.Seen, error)
+	Observe(ctx context.Context, w *volume.Wanted) (*volume.Seen, error)
 
-	// Do carries out an order. RecordStale and WriteNote never reach it: the keeper does them
+	// Apply carries out an order. RecordStale and WriteNote never reach it: the keeper does them
 	// itself. It returns volume.ErrLater for an order that is not due or is under way.
-	Do(ctx context.Context, w *volume.Wanted, o volume.Order) error
+	Apply(ctx context.Context, w *volume.Wanted, o volume.Order) error
 
-	// Memory returns the memory of the volume. Look and Do may replace it.
+	// Memory returns the memory of the volume. Observe and Apply may replace it.
 	Memory() *volume.Memory
 
 	// Kept is the last wanted state of the volume that is here, nil if there is none. The
@@ -65,7 +65,7 @@ type Config struct {
 	Log          *slog.Logger
 }
 
-// Keeper runs one volume: one goroutine that looks, plans, acts and reports, over and over.
+// Keeper runs one volume: one goroutine that observes, plans, applies and reports, over and over.
 // Calls that may wait for somebody else run on goroutines of their own and deliver their
 // results as events.
 type Keeper struct {
@@ -149,7 +149,7 @@ func (k *Keeper) Run(ctx context.Context) {
 	}
 }
 
-// turn looks, plans and acts; it reports whether another look at once is worthwhile.
+// turn observes, plans and applies; it reports whether another look at once is worthwhile.
 func (k *Keeper) turn(ctx context.Context) (again bool) {
 	k.Drain()
 	told := k.Told()
@@ -157,7 +157,7 @@ func (k *Keeper) turn(ctx context.Context) (again bool) {
 	if k.leaving && w != nil {
 		w = w.Leaving()
 	}
-	s, err := k.path.Look(ctx, w)
+	s, err := k.path.Observe(ctx, w)
 	if err != nil {
 		k.publish(w, nil, volume.Verdict{Phase: k.phase, Waiting: []string{err.Error()}}, told.Generation)
 		return false
@@ -210,7 +210,7 @@ func (k *Keeper) do(ctx context.Context, w *volume.Wanted, o volume.Order) error
 	case volume.WriteNote:
 		return k.note(ctx, o.Note)
 	}
-	return k.path.Do(ctx, w, o)
+	return k.path.Apply(ctx, w, o)
 }
 
 // RecordInSync tells the manager that legs have caught up; until it answers they count as

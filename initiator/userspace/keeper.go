@@ -24,7 +24,7 @@ const (
 // capabilities are those of the engine and of this process's connections.
 var capabilities = volume.Capabilities{KnowsFlushed: true, Transports: []block.Transport{block.TCP}}
 
-// Keeper keeps one volume: it observes (look.go) and carries out (do.go) what package
+// Keeper keeps one volume: it observes (observe.go) and carries out (apply.go) what package
 // initiator/volume decides. Calls that may wait for somebody else go through await.
 type Keeper struct {
 	*keeper.Keeper
@@ -82,13 +82,13 @@ func (k *Keeper) GiveUp(ctx context.Context) {
 	}
 }
 
-// Look implements keeper.Path.
-func (k *Keeper) Look(_ context.Context, w *volume.Wanted) (*volume.Seen, error) {
+// Observe implements keeper.Path.
+func (k *Keeper) Observe(_ context.Context, w *volume.Wanted) (*volume.Seen, error) {
 	if w != nil && k.stack == nil && !k.memory.Of(w) {
 		k.memory = newMemory(volume.Memory{Epoch: w.Epoch, Grant: w.Grant, Over: k.path.over(k.volume, w.Epoch)}, time.Now())
 		k.Forget()
 	}
-	s := k.look(w)
+	s := k.observe(w)
 	k.extendLease(w, s)
 	return s, nil
 }

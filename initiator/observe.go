@@ -36,7 +36,7 @@ type legSeen struct {
 
 func (l legSeen) head() fabrics.Head { return fabrics.Head{Name: l.name, Dev: string(l.device)} }
 
-func (k *kernelKeeper) look(ctx context.Context) (*seen, error) {
+func (k *kernelKeeper) observe(ctx context.Context) (*seen, error) {
 	s := &seen{legs: map[block.LegID]legSeen{}, controllers: map[block.NQN][]fabrics.Controller{}}
 	s.Seen = volume.Seen{
 		Now: time.Now(), Clock: k.agent.cfg.Clock(), Legs: map[block.LegID]volume.LegSeen{},
@@ -51,19 +51,19 @@ func (k *kernelKeeper) look(ctx context.Context) (*seen, error) {
 			s.controllers[c.NQN] = append(s.controllers[c.NQN], c)
 		}
 	}
-	k.lookAtPaths(s)
-	if err := k.lookAtDevices(ctx, s); err != nil {
+	k.observePaths(s)
+	if err := k.observeDevices(ctx, s); err != nil {
 		return nil, err
 	}
 	for i := range k.links {
-		k.lookAtLeg(ctx, s, &k.links[i])
+		k.observeLeg(ctx, s, &k.links[i])
 	}
 	k.probe(s)
 	return s, nil
 }
 
-// lookAtPaths finds the controllers, and the attempts to connect.
-func (k *kernelKeeper) lookAtPaths(s *seen) {
+// observePaths finds the controllers, and the attempts to connect.
+func (k *kernelKeeper) observePaths(s *seen) {
 	for _, n := range slices.Sorted(maps.Keys(s.controllers)) {
 		for _, c := range s.controllers[n] {
 			state := volume.PathSilent
@@ -91,7 +91,7 @@ func pathOf(c fabrics.Controller) volume.Path {
 	return volume.Path{Subsystem: c.NQN, Portal: c.Portal()}
 }
 
-func (k *kernelKeeper) lookAtDevices(ctx context.Context, s *seen) error {
+func (k *kernelKeeper) observeDevices(ctx context.Context, s *seen) error {
 	devices, err := k.m.dm.Devices(mirror.TopUUID(k.volume))
 	if err != nil {
 		return err
@@ -121,7 +121,7 @@ func (k *kernelKeeper) lookAtDevices(ctx context.Context, s *seen) error {
 		}
 	}
 	for i := range k.columns {
-		c, err := k.lookAtColumn(i, devices)
+		c, err := k.observeColumn(i, devices)
 		if err != nil {
 			return err
 		}
@@ -151,7 +151,7 @@ func fails(t dm.Table) bool {
 	return !slices.ContainsFunc(t, func(r dm.Row) bool { _, ok := r.Target.(dm.ErrorTarget); return !ok })
 }
 
-func (k *kernelKeeper) lookAtColumn(i int, devices []dm.State) (columnSeen, error) {
+func (k *kernelKeeper) observeColumn(i int, devices []dm.State) (columnSeen, error) {
 	c := columnSeen{name: mirror.ColumnName(k.volume, i), health: map[dm.Ref]dm.Health{}}
 	var of dm.State
 	for _, d := range devices {
@@ -176,12 +176,12 @@ func (k *kernelKeeper) lookAtColumn(i int, devices []dm.State) (columnSeen, erro
 		c.foreign = err.Error()
 		return c, nil
 	}
-	return c, k.lookAtHealth(&c)
+	return c, k.observeHealth(&c)
 }
 
-// lookAtHealth reads the errors that the mirrors of a column report for their legs. The mirror
+// observeHealth reads the errors that the mirrors of a column report for their legs. The mirror
 // uses a rebuilding leg through a device of ours.
-func (k *kernelKeeper) lookAtHealth(c *columnSeen) error {
+func (k *kernelKeeper) observeHealth(c *columnSeen) error {
 	names := map[dm.Ref]dm.State{}
 	for _, d := range c.devices {
 		names[dm.RefTo(d.Number)] = d
@@ -213,7 +213,7 @@ func (k *kernelKeeper) lookAtHealth(c *columnSeen) error {
 	return nil
 }
 
-func (k *kernelKeeper) lookAtLeg(ctx context.Context, s *seen, l *volume.Link) {
+func (k *kernelKeeper) observeLeg(ctx context.Context, s *seen, l *volume.Link) {
 	var told volume.LegSeen
 	n, err := k.m.host.FindNamespace(l.NQN, l.NSID, l.UUID)
 	live := err == nil && n.Live

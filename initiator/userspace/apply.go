@@ -11,10 +11,10 @@ import (
 	"weft.dev/weft/raid/engine"
 )
 
-// Do implements keeper.Path.
+// Apply implements keeper.Path.
 //
 // Branches: one for each kind of order.
-func (k *Keeper) Do(ctx context.Context, w *volume.Wanted, o volume.Order) error {
+func (k *Keeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) error {
 	switch o := o.(type) {
 	case volume.Connect:
 		return k.connect(ctx, o)

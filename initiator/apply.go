@@ -16,8 +16,8 @@ import (
 	"weft.dev/weft/raid/dm/mirror"
 )
 
-// Do implements keeper.Path.
-func (k *kernelKeeper) Do(ctx context.Context, w *volume.Wanted, o volume.Order) error {
+// Apply implements keeper.Path.
+func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) error {
 	s := k.seen
 	switch o := o.(type) {
 	case volume.Connect:

@@ -23,28 +23,28 @@ type device struct {
 	durable    *atomic.Bool // its drive has no volatile cache
 }
 
-func (k *Keeper) look(w *volume.Wanted) *volume.Seen {
+func (k *Keeper) observe(w *volume.Wanted) *volume.Seen {
 	s := &volume.Seen{
 		Now: time.Now(), Clock: k.cfg.Clock(), Legs: map[block.LegID]volume.LegSeen{},
 	}
-	k.lookAtPaths(s)
+	k.observePaths(s)
 	if w == nil && k.stack != nil {
 		w = k.stack.wanted
 	}
-	k.lookAtVolume(s, w)
+	k.observeVolume(s, w)
 	if w == nil {
 		clear(k.pulses)
 		clear(k.devices)
 		return s
 	}
 	for i := range w.Links {
-		s.Legs[w.Links[i].Leg] = k.lookAtLeg(s, w, &w.Links[i])
+		s.Legs[w.Links[i].Leg] = k.observeLeg(s, w, &w.Links[i])
 	}
 	return s
 }
 
-// lookAtPaths finds the connections and the attempts to make some.
-func (k *Keeper) lookAtPaths(s *volume.Seen) {
+// observePaths finds the connections and the attempts to make some.
+func (k *Keeper) observePaths(s *volume.Seen) {
 	for path, t := range k.tries {
 		switch {
 		case k.conns[path] != nil:
@@ -71,7 +71,7 @@ func (k *Keeper) lookAtPaths(s *volume.Seen) {
 	slices.SortFunc(s.Paths, func(a, b volume.PathSeen) int { return a.Path.Compare(b.Path) })
 }
 
-func (k *Keeper) lookAtVolume(s *volume.Seen, w *volume.Wanted) {
+func (k *Keeper) observeVolume(s *volume.Seen, w *volume.Wanted) {
 	st := k.stack
 	if st == nil {
 		for range layoutOf(w).Stripes {
@@ -88,7 +88,7 @@ func (k *Keeper) lookAtVolume(s *volume.Seen, w *volume.Wanted) {
 	for column, legs := range status.Legs {
 		c := volume.ColumnSeen{Exists: true, Built: true, Size: st.wanted.Layout.LegSize(status.Size), Equalizing: !st.equal}
 		for copy, leg := range legs {
-			seen := k.lookAtCopy(w, volume.Place{Column: column, Copy: copy}, leg)
+			seen := k.observeCopy(w, volume.Place{Column: column, Copy: copy}, leg)
 			s.Quiet = s.Quiet && leg.Outstanding == 0
 			switch seen.State {
 			case volume.InSync:
@@ -121,8 +121,8 @@ var states = map[engine.State]volume.CopyState{
 	engine.InSync: volume.InSync, engine.CaughtUp: volume.CaughtUp, engine.Rebuilding: volume.Rebuilding, engine.Dropped: volume.Failed,
 }
 
-// lookAtCopy describes the leg that the engine has, or last had, in a place.
-func (k *Keeper) lookAtCopy(w *volume.Wanted, at volume.Place, status engine.LegStatus) volume.CopySeen {
+// observeCopy describes the leg that the engine has, or last had, in a place.
+func (k *Keeper) observeCopy(w *volume.Wanted, at volume.Place, status engine.LegStatus) volume.CopySeen {
 	slot, known := k.memory.slots[at]
 	if !known {
 		return volume.CopySeen{}
@@ -140,7 +140,7 @@ func (k *Keeper) lookAtCopy(w *volume.Wanted, at volume.Place, status engine.Leg
 	return seen
 }
 
-func (k *Keeper) lookAtLeg(s *volume.Seen, w *volume.Wanted, l *volume.Link) volume.LegSeen {
+func (k *Keeper) observeLeg(s *volume.Seen, w *volume.Wanted, l *volume.Link) volume.LegSeen {
 	var seen volume.LegSeen
 	path, r := k.connectionTo(l.NQN)
 	seen.Found = r != nil
