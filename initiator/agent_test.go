@@ -690,7 +690,7 @@ func TestNotesThatAnAgentDidNotComeToWriteAreMadeUpFor(t *testing.T) {
 		}
 		w.start()
 		time.Sleep(2 * time.Second)
-		m := &machine{runDir: filepath.Join(w.dir, "run")}
+		m := &kernel{runDir: filepath.Join(w.dir, "run")}
 		mem, _, err := m.notes(w.volume)
 		if got, want := mem.slot(0, 1).Leg, legID(0, 1); got != want || err != nil {
 			t.Errorf("leg noted for copy 1 = %v, %v; want %v", got, err, want)

@@ -35,17 +35,17 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 	case volume.GrowDevice:
 		return k.growTop(ctx, w, s)
 	case volume.CloseDevice:
-		if err := k.call(ctx, "remove-device", func() error { return k.m.dm.Remove(k.top.Name, false) }); err != nil {
+		if err := k.call(ctx, "remove-device", func() error { return k.kernel.dm.Remove(k.top.Name, false) }); err != nil {
 			return err
 		}
 		k.memory.Clean = o.Clean
-		return k.m.note(k.volume, k.memory)
+		return k.kernel.note(k.volume, k.memory)
 	case volume.Forget:
 		return k.forget(w, o.Clean)
 	case volume.GiveUp:
 		k.log.Error("epoch given up", "epoch", k.memory.Epoch, "why", o.Over.Why, "writes_lost", o.Over.WritesLost)
 		k.memory.Over = &o.Over
-		return k.m.note(k.volume, k.memory)
+		return k.kernel.note(k.volume, k.memory)
 	case volume.FailColumn:
 		k.stopChange(o.Column)
 	case volume.RemoveColumn:
@@ -66,31 +66,31 @@ func (k *kernelKeeper) touch(w *volume.Wanted, s *seen, o volume.Order) error {
 	top := k.top
 	switch o := o.(type) {
 	case volume.MakeLog:
-		return k.m.makeLog(k.volume, o.Column)
+		return k.kernel.makeLog(k.volume, o.Column)
 	case volume.MakeDevice:
 		if err := k.flushEqualized(w, s); err != nil {
 			return err
 		}
-		return k.m.makeTop(topOf(w), w.Layout.Copies > 1)
+		return k.kernel.makeTop(topOf(w), w.Layout.Copies > 1)
 	case volume.NameDevice:
-		d, err := k.m.device(mirror.TopUUID(k.volume))
+		d, err := k.kernel.device(mirror.TopUUID(k.volume))
 		if err != nil {
 			return err
 		}
-		return k.m.expose(w.Name, d.Number)
+		return k.kernel.expose(w.Name, d.Number)
 	case volume.ResumeIO:
-		return k.m.dm.Resume(top.Name, dm.UdevNormal)
+		return k.kernel.dm.Resume(top.Name, dm.UdevNormal)
 	case volume.Flush:
-		return k.m.flush(top.Number)
+		return k.kernel.flush(top.Number)
 	case volume.HideDevice:
-		return k.m.hide(top.Number)
+		return k.kernel.hide(top.Number)
 	case volume.FailDevice:
-		return k.m.fail(top)
+		return k.kernel.fail(top)
 	case volume.FailColumn:
-		return k.m.fail(lowestFirst(s.columns[o.Column])...)
+		return k.kernel.fail(lowestFirst(s.columns[o.Column])...)
 	case volume.RemoveColumn:
 		for _, d := range slices.Backward(lowestFirst(s.columns[o.Column])) {
-			if err := k.m.dm.Remove(d.Name, false); err != nil && !dm.NotFound(err) {
+			if err := k.kernel.dm.Remove(d.Name, false); err != nil && !dm.NotFound(err) {
 				return err
 			}
 		}
@@ -142,7 +142,7 @@ func (k *kernelKeeper) connect(ctx context.Context, s *seen, o volume.Connect) e
 	go func() {
 		ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 		defer cancel()
-		_, err := k.m.host.Connect(ctx, options)
+		_, err := k.kernel.host.Connect(ctx, options)
 		k.Tell(func() { k.connected(o.Path, r, options, err) })
 	}()
 	return nil
@@ -165,7 +165,7 @@ func (k *kernelKeeper) connected(path volume.Path, r *reach, o fabrics.Options, 
 func (k *kernelKeeper) suspend(ctx context.Context, s *seen, o volume.HoldIO) error {
 	if k.memory.HoldBegan(o, s.Now) {
 		// A later agent must not hold I/O for it anew.
-		if err := k.m.note(k.volume, k.memory); err != nil {
+		if err := k.kernel.note(k.volume, k.memory); err != nil {
 			delete(k.memory.Holds, o.Hold)
 			return err
 		}
@@ -177,7 +177,7 @@ func (k *kernelKeeper) suspend(ctx context.Context, s *seen, o volume.HoldIO) er
 	name := k.top.Name
 	k.log.Warn("device suspended", "for", o.For())
 	go func() {
-		err := k.m.dm.Suspend(name, true, true)
+		err := k.kernel.dm.Suspend(name, true, true)
 		k.Tell(func() {
 			k.suspends = false
 			if err != nil && ctx.Err() == nil {
@@ -210,12 +210,12 @@ func (k *kernelKeeper) disconnect(ctx context.Context, controllers []fabrics.Con
 	defer cancel()
 	for _, c := range controllers {
 		if mute && c.Transport == block.TCP {
-			if _, err := k.m.host.DestroySockets(ctx, c.Portal()); err != nil {
+			if _, err := k.kernel.host.DestroySockets(ctx, c.Portal()); err != nil {
 				k.log.Warn("sockets not destroyed; release will take longer", "controller", c.Name, "err", err)
 			}
 			k.waitUntilNotLive(ctx, c)
 		}
-		if err := k.m.host.Disconnect(ctx, c); err != nil {
+		if err := k.kernel.host.Disconnect(ctx, c); err != nil {
 			return err
 		}
 		k.log.Info("disconnected", "nqn", c.NQN, "controller", c.Name, "forced", mute)
@@ -228,7 +228,7 @@ func (k *kernelKeeper) disconnect(ctx context.Context, controllers []fabrics.Con
 // answer.
 func (k *kernelKeeper) waitUntilNotLive(ctx context.Context, c fabrics.Controller) {
 	for range 10 {
-		all, err := k.m.host.Controllers()
+		all, err := k.kernel.host.Controllers()
 		live := slices.ContainsFunc(all, func(now fabrics.Controller) bool { return now.Name == c.Name && now.State == fabrics.Live })
 		if err != nil || !live {
 			return
@@ -271,7 +271,7 @@ func (k *kernelKeeper) column(ctx context.Context, w *volume.Wanted, s *seen, o 
 		}
 		mem.Gone, mem.Clean = false, false
 		k.ReleasedColumn(o.Column)
-		return k.m.note(k.volume, mem)
+		return k.kernel.note(k.volume, mem)
 	})
 }
 
@@ -284,11 +284,11 @@ func (k *kernelKeeper) changeColumn(column int, steps []mirror.Step, over *atomi
 		var err error
 		switch {
 		case step.Log != nil:
-			err = k.m.writeLog(k.volume, column, step.Log.Image)
+			err = k.kernel.writeLog(k.volume, column, step.Log.Image)
 		case step.LogTo > 0:
-			err = k.m.dm.DoWith(*step.DM, func() error { return k.m.growLog(k.volume, column, step.LogTo) })
+			err = k.kernel.dm.DoWith(*step.DM, func() error { return k.kernel.growLog(k.volume, column, step.LogTo) })
 		default:
-			err = k.m.dm.Do(*step.DM)
+			err = k.kernel.dm.Do(*step.DM)
 		}
 		if err != nil {
 			return err
@@ -314,7 +314,7 @@ func (k *kernelKeeper) growTop(ctx context.Context, w *volume.Wanted, s *seen) e
 		}
 	}
 	top, want := k.top, topOf(w)
-	return k.await(ctx, what, keeper.Patience, func() error { return k.m.growTop(top, want, mirrors) }, func(err error) error {
+	return k.await(ctx, what, keeper.Patience, func() error { return k.kernel.growTop(top, want, mirrors) }, func(err error) error {
 		if err == nil {
 			k.log.Info("device has grown", "from", top.Table.Size().String(), "to", w.Size.String())
 		}
@@ -333,7 +333,7 @@ func topOf(w *volume.Wanted) dm.Device {
 // which the manager asks for until it has it, and the note of an epoch that was given up.
 func (k *kernelKeeper) forget(w *volume.Wanted, clean bool) error {
 	for i := range k.columns {
-		if err := k.m.dropLog(k.volume, i); err != nil {
+		if err := k.kernel.dropLog(k.volume, i); err != nil {
 			return err
 		}
 	}
@@ -346,18 +346,18 @@ func (k *kernelKeeper) forget(w *volume.Wanted, clean bool) error {
 	detached := w != nil && w.Detach && (k.memory.Of(w) || k.memory.Epoch == 0)
 	if !detached {
 		k.memory = newMemory(volume.Memory{}, time.Now())
-		return remove(k.m.notesFile(k.volume))
+		return remove(k.kernel.notesFile(k.volume))
 	}
 	k.memory = newMemory(volume.Memory{Epoch: w.Epoch, Grant: w.Grant, Gone: true, Clean: clean}, time.Now())
 	k.log.Info("detached", "epoch", w.Epoch, "clean", clean)
-	return k.m.note(k.volume, k.memory)
+	return k.kernel.note(k.volume, k.memory)
 }
 
 // bury forgets an epoch that was given up, except for that fact, which outlives the keeper and
 // the agent. The notes of another epoch replace it.
 func (k *kernelKeeper) bury(w *volume.Wanted, why *volume.Over) error {
 	grave := newMemory(volume.Memory{Epoch: k.memory.Epoch, Gone: true, Over: why}, time.Now())
-	if err := k.m.note(k.volume, grave); err != nil {
+	if err := k.kernel.note(k.volume, grave); err != nil {
 		return err
 	}
 	if w == nil || w.Epoch != grave.Epoch {

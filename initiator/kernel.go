@@ -3,111 +3,364 @@
 package initiator
 
 import (
+	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
-	"maps"
-	"slices"
-	"sync"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/raid/dm/mirror"
 )
 
-// kernelPath is the kernel's data path: its NVMe host and device-mapper.
-type kernelPath struct {
-	agent   *Agent
-	machine *machine
-	uevents func(context.Context, func()) error // nil: none
-	done    func() error                        // nil: nothing to close
+// This file touches the machine for the agent: device nodes, the run directory, and sequences
+// of device-mapper calls. It decides nothing.
 
-	mu       sync.Mutex
-	answered map[string]time.Time // by address of a portal: when a probe through it last succeeded
+// host is what the agent uses of fabrics.Tree.
+type host interface {
+	Controllers() ([]fabrics.Controller, error)
+	FindNamespace(nqn block.NQN, nsid uint32, uuid block.UUID) (fabrics.Namespace, error)
+	Connect(ctx context.Context, o fabrics.Options) (fabrics.Controller, error)
+	Disconnect(ctx context.Context, c fabrics.Controller) error
+	DestroySockets(ctx context.Context, p block.Portal) (int, error)
+	SetWriteThrough(h fabrics.Head, through bool) error
+	SetIOTimeout(p fabrics.Path, d time.Duration) error
+	Probe(h fabrics.Head) error
+	Flush(h fabrics.Head) error
 }
 
-func newKernelPath(a *Agent, m *machine) *kernelPath {
-	return &kernelPath{agent: a, machine: m, answered: map[string]time.Time{}}
+// mapper is what the agent uses of dm.Client.
+type mapper interface {
+	Devices(prefix string) ([]dm.State, error)
+	MirrorStatus(name string) (dm.MirrorStatus, error)
+	Do(s dm.Step) error
+	DoWith(s dm.Step, between func() error) error
+	Load(name string, t dm.Table) error
+	Suspend(name string, noflush, skipLockFS bool) error
+	Resume(name string, u dm.Udev) error
+	Remove(name string, deferred bool) error
+	Wait(ctx context.Context, name string, eventNr uint32) (dm.Info, error)
 }
 
-// openKernelPath opens the kernel's interfaces, and refuses a kernel that cannot keep Weft's
-// promises.
-func openKernelPath(a *Agent) (*kernelPath, error) {
-	cfg := a.cfg
-	tree := fabrics.New(cfg.SysDir, cfg.DevDir)
-	if err := tree.Check(); err != nil {
-		return nil, err
+// loops is what the agent uses of dm.Loops.
+type loops interface {
+	Find(file string) (dm.Loop, bool, error)
+	Attach(file string) (dm.Loop, error)
+	Detach(l dm.Loop) error
+}
+
+// kernel is everything that the data path touches; tests have their own.
+type kernel struct {
+	host   host
+	dm     mapper
+	loops  loops
+	runDir string
+	devDir string
+	sysDir string
+}
+
+func (k *kernel) logFile(v block.VolumeID, column int) string {
+	return filepath.Join(k.runDir, fmt.Sprintf("%s-c%d.log", v, column))
+}
+
+func (k *kernel) notesFile(v block.VolumeID) string {
+	return filepath.Join(k.runDir, v.String()+".json")
+}
+
+// makeLog makes the RAM disk of a column's log. An existing log is kept: if a table uses it,
+// it is the valid one.
+func (k *kernel) makeLog(v block.VolumeID, column int) error {
+	if err := os.MkdirAll(k.runDir, 0o700); err != nil {
+		return fmt.Errorf("make log: %w", err)
 	}
-	client, err := dm.Open()
+	f, err := os.OpenFile(k.logFile(v, column), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, err
+		return fmt.Errorf("make log: %w", err)
 	}
-	lock, err := lockState(cfg.StateDir, unix.LOCK_SH)
-	if err != nil {
-		return nil, errors.Join(err, client.Close())
+	if err := errors.Join(f.Truncate(int64(mirror.LogDeviceSize)), f.Close()); err != nil {
+		return fmt.Errorf("make log: %w", err)
 	}
-	p := newKernelPath(a, &machine{
-		host: tree, dm: client, loops: dm.Loops{Dev: cfg.DevDir, Sys: cfg.SysDir},
-		runDir: cfg.RunDir, devDir: cfg.DevDir, sysDir: cfg.SysDir,
-	})
-	p.uevents, p.done = fabrics.Watch, func() error { return errors.Join(client.Close(), lock.Close()) }
-	return p, nil
+	_, err = k.loops.Attach(k.logFile(v, column))
+	return err
 }
 
-func (p *kernelPath) held() ([]block.VolumeID, error) { return mapped(p.machine.dm.Devices) }
+// writeLog writes an image into the file under a column's log device. The file is neither
+// truncated nor replaced, because the loop device uses it.
+func (k *kernel) writeLog(v block.VolumeID, column int, image mirror.LogImage) error {
+	f, err := os.OpenFile(k.logFile(v, column), os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("write log: %w", err)
+	}
+	_, err = f.WriteAt(image.Bytes(), 0)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("write log: %w", err)
+	}
+	return nil
+}
 
-func (p *kernelPath) keeper(v block.VolumeID) volumeKeeper { return newKernelKeeper(p.agent, p, v) }
-
-func (p *kernelPath) watch(ctx context.Context, poke func()) error {
-	if p.uevents == nil {
+// growLog extends a column's log for a table that is not live yet. It leaves alone a file that
+// holds no log: the table treats all regions as dirty then.
+func (k *kernel) growLog(v block.VolumeID, column int, regions uint64) error {
+	b, err := os.ReadFile(k.logFile(v, column))
+	if err != nil {
+		return fmt.Errorf("grow log: %w", err)
+	}
+	image, err := mirror.ParseLog(b)
+	if errors.Is(err, mirror.ErrLog) {
 		return nil
 	}
-	return p.uevents(ctx, poke)
-}
-
-func (p *kernelPath) close() error {
-	if p.done == nil {
-		return nil
-	}
-	return p.done()
-}
-
-// answers notes that a target answers at an address.
-func (p *kernelPath) answers(at fabrics.Address) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.answered[at.Traddr+" "+at.Trsvcid] = time.Now()
-}
-
-func (p *kernelPath) answeredSince(at fabrics.Address, t time.Time) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return !t.IsZero() && p.answered[at.Traddr+" "+at.Trsvcid].After(t)
-}
-
-// found lists the volumes that have left something on this machine.
-func (p *kernelPath) found() []block.VolumeID {
-	all := map[block.VolumeID]bool{}
-	for _, v := range p.machine.noted() {
-		all[v] = true
-	}
-	held, err := p.held()
 	if err != nil {
-		p.agent.log.Warn("look for attached volumes", "err", err)
+		return fmt.Errorf("grow log: %w", err)
 	}
-	for _, v := range held {
-		all[v] = true
+	return k.writeLog(v, column, image.Grow(regions))
+}
+
+func (k *kernel) dropLog(v block.VolumeID, column int) error {
+	file := k.logFile(v, column)
+	loop, ok, err := k.loops.Find(file)
+	if err == nil && ok {
+		err = k.loops.Detach(loop)
 	}
-	controllers, err := p.machine.host.Controllers()
 	if err != nil {
-		p.agent.log.Warn("look for connected legs", "err", err)
+		return err
 	}
-	for _, c := range controllers {
-		if v, _, _, _, err := block.ParseSubsystemNQN(c.NQN); err == nil && c.HostNQN == p.agent.host().NQN {
-			all[v] = true
+	return remove(file)
+}
+
+// remove removes a file, which may be gone already.
+func remove(file string) error {
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// notes reads what was remembered of a volume. If ok is false there is nothing usable, and
+// every resync will be a full one.
+func (k *kernel) notes(v block.VolumeID) (mem memory, ok bool, err error) {
+	b, err := os.ReadFile(k.notesFile(v))
+	if errors.Is(err, fs.ErrNotExist) {
+		return memory{}, false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &mem)
+	}
+	if err != nil {
+		return memory{}, false, fmt.Errorf("read notes on volume %s: %w", v, err)
+	}
+	return mem, true, nil
+}
+
+// note remembers mem. A tmpfs needs no fsync; the rename keeps readers from seeing a partial
+// file.
+func (k *kernel) note(v block.VolumeID, mem *memory) error {
+	b, err := json.MarshalIndent(mem, "", "\t")
+	if err != nil {
+		return fmt.Errorf("write notes on volume %s: %w", v, err)
+	}
+	if err := os.MkdirAll(k.runDir, 0o700); err != nil {
+		return fmt.Errorf("write notes on volume %s: %w", v, err)
+	}
+	file := k.notesFile(v)
+	if err := os.WriteFile(file+".new", append(b, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write notes on volume %s: %w", v, err)
+	}
+	if err := os.Rename(file+".new", file); err != nil {
+		return fmt.Errorf("write notes on volume %s: %w", v, err)
+	}
+	return nil
+}
+
+// noted lists the volumes with a note.
+func (k *kernel) noted() []block.VolumeID {
+	files, _ := filepath.Glob(filepath.Join(k.runDir, "*.json"))
+	var all []block.VolumeID
+	for _, f := range files {
+		if v, err := block.ParseVolumeID(strings.TrimSuffix(filepath.Base(f), ".json")); err == nil {
+			all = append(all, v)
 		}
 	}
-	return slices.Collect(maps.Keys(all))
+	return all
+}
+
+// ---- the volume's name ----
+
+func (k *kernel) namePath(name block.VolumeName) string {
+	return filepath.Join(k.devDir, "weft", string(name))
+}
+
+func linkTo(n block.DeviceNumber) string { return fmt.Sprintf("../dm-%d", n.Minor) }
+
+func (k *kernel) exposed(n block.DeviceNumber) bool {
+	_, found := k.nameOf(n)
+	return found
+}
+
+// nameOf finds the name of a device in <dev>/weft.
+func (k *kernel) nameOf(n block.DeviceNumber) (path string, found bool) {
+	links, _ := filepath.Glob(filepath.Join(k.devDir, "weft", "*"))
+	for _, l := range links {
+		if to, err := os.Readlink(l); err == nil && to == linkTo(n) && !strings.HasSuffix(l, newSuffix) {
+			return l, true
+		}
+	}
+	return "", false
+}
+
+const newSuffix = "~new" // "~" cannot occur in a volume's name
+
+func (k *kernel) expose(name block.VolumeName, n block.DeviceNumber) error {
+	path := k.namePath(name)
+	// The name may be held by a process that serves a volume in user space, perhaps of another
+	// cluster.
+	if err := blockdev.Held(k.devDir, name); err != nil {
+		return fmt.Errorf("expose %s: %w", name, err)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("expose %s: %w", name, err)
+	}
+	if err := remove(path + newSuffix); err != nil {
+		return fmt.Errorf("expose %s: %w", name, err)
+	}
+	if err := os.Symlink(linkTo(n), path+newSuffix); err != nil {
+		return fmt.Errorf("expose %s: %w", name, err)
+	}
+	if err := os.Rename(path+newSuffix, path); err != nil {
+		return fmt.Errorf("expose %s: %w", name, err)
+	}
+	return nil
+}
+
+// hide removes a device's name; a name that belongs to another device stays.
+func (k *kernel) hide(n block.DeviceNumber) error {
+	path, found := k.nameOf(n)
+	if !found {
+		return nil
+	}
+	return remove(path)
+}
+
+// ---- the device ----
+
+// makeTop makes a volume's device. Over mirrors, discards are disabled: a discard that a leg
+// misses is neither held nor logged.
+func (k *kernel) makeTop(d dm.Device, mirrored bool) error {
+	if err := k.dm.Do(dm.Step{Op: dm.OpCreate, Device: d}); err != nil {
+		return err
+	}
+	if !mirrored {
+		return nil
+	}
+	top, err := k.device(d.UUID)
+	if err != nil {
+		return err
+	}
+	return k.discardsOff(top)
+}
+
+func (k *kernel) discardsOff(d dm.State) error {
+	file := filepath.Join(k.sysDir, "block", fmt.Sprintf("dm-%d", d.Number.Minor), "queue/discard_max_bytes")
+	if err := os.WriteFile(file, []byte("0"), 0); err != nil {
+		return fmt.Errorf("switch discards of %s off: %w", d.Name, err)
+	}
+	return nil
+}
+
+// growTop makes a volume's device longer, while it is in use. With the new table the device
+// takes over the limits of the columns. So discards are disabled on the columns first, and
+// there is no moment in which the device accepts some.
+func (k *kernel) growTop(top dm.State, want dm.Device, mirrors []dm.State) error {
+	for _, c := range mirrors {
+		if err := k.discardsOff(c); err != nil {
+			return err
+		}
+	}
+	for _, step := range dm.Diff([]dm.State{top}, []dm.Device{want}) {
+		if err := k.dm.Do(step); err != nil {
+			return err
+		}
+	}
+	if len(mirrors) == 0 {
+		return nil
+	}
+	return k.discardsOff(top)
+}
+
+func (k *kernel) device(uuid string) (dm.State, error) {
+	all, err := k.dm.Devices(uuid)
+	if err != nil {
+		return dm.State{}, err
+	}
+	for _, d := range all {
+		if d.UUID == uuid {
+			return d, nil
+		}
+	}
+	return dm.State{}, fmt.Errorf("device %s: %w", uuid, fs.ErrNotExist)
+}
+
+// flush makes the drives write out their caches.
+func (k *kernel) flush(n block.DeviceNumber) error {
+	f, err := os.OpenFile(filepath.Join(k.devDir, fmt.Sprintf("dm-%d", n.Minor)), os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("flush: %w", err)
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		return fmt.Errorf("flush: %w", err)
+	}
+	return nil
+}
+
+// fail makes all present and future I/O on devices fail. The lowest device goes first, because
+// a device can be switched only after the I/O that it waits for below has ended.
+func (k *kernel) fail(devices ...dm.State) error {
+	for _, d := range devices {
+		if len(d.Table) == 0 {
+			continue
+		}
+		if err := k.dm.Load(d.Name, dm.Whole(d.Table.Size(), dm.ErrorTarget{})); err != nil {
+			return err
+		}
+		// Suspend with a flush, so that mirrors fail the writes they hold. Do not freeze a file
+		// system first, since that would not succeed.
+		if !d.Suspended {
+			if err := k.dm.Suspend(d.Name, false, true); err != nil {
+				return err
+			}
+		}
+		if err := k.dm.Resume(d.Name, dm.UdevInner); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// users names the processes that have a device open, for people.
+func (k *kernel) users(n block.DeviceNumber) string {
+	var all []string
+	holders, _ := os.ReadDir(filepath.Join(k.sysDir, "block", fmt.Sprintf("dm-%d", n.Minor), "holders"))
+	for _, h := range holders {
+		all = append(all, h.Name())
+	}
+	f, err := os.Open("/proc/self/mountinfo")
+	if err == nil {
+		defer f.Close()
+		for lines := bufio.NewScanner(f); lines.Scan(); {
+			if fields := strings.Fields(lines.Text()); len(fields) > 4 && fields[2] == n.String() {
+				all = append(all, "the file system on "+fields[4])
+			}
+		}
+	}
+	if len(all) == 0 {
+		return "a process"
+	}
+	return strings.Join(all, ", ")
 }

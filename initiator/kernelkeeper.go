@@ -34,7 +34,7 @@ type kernelKeeper struct {
 	volume block.VolumeID
 	agent  *Agent
 	path   *kernelPath
-	m      *machine
+	kernel *kernel
 	log    *slog.Logger
 
 	// Owned by the keeper's goroutine.
@@ -58,7 +58,7 @@ type reach struct {
 
 func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper {
 	k := &kernelKeeper{
-		volume: v, agent: a, path: path, m: path.machine,
+		volume: v, agent: a, path: path, kernel: path.kernel,
 		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{}, watched: map[string]bool{},
 		over: map[int]*atomic.Bool{},
 	}
@@ -74,7 +74,7 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 
 // remember reads the notes of an earlier agent.
 func (k *kernelKeeper) remember() {
-	mem, _, err := k.m.notes(k.volume)
+	mem, _, err := k.kernel.notes(k.volume)
 	if err != nil {
 		k.log.Warn("notes are unusable; resyncs will copy everything", "err", err)
 	}
@@ -128,7 +128,7 @@ func (k *kernelKeeper) Device() (path, number string, size block.Size) {
 	if !k.seen.Device.Named {
 		return "", "", 0
 	}
-	path, _ = k.m.nameOf(k.top.Number)
+	path, _ = k.kernel.nameOf(k.top.Number)
 	return path, k.top.Number.String(), k.seen.Device.Size
 }
 
@@ -145,7 +145,7 @@ func (k *kernelKeeper) adopt(w *volume.Wanted, s *seen) {
 	}
 	if !stack && w != nil && !k.memory.Of(w) {
 		k.memory = newMemory(volume.Memory{Epoch: w.Epoch, Grant: w.Grant}, s.Now)
-		if noted, ok, err := k.m.notes(k.volume); err == nil && ok && noted.Of(w) {
+		if noted, ok, err := k.kernel.notes(k.volume); err == nil && ok && noted.Of(w) {
 			k.memory.Over, k.memory.Gone = noted.Over, noted.Over != nil
 		}
 		k.Forget()

@@ -63,7 +63,7 @@ func TestAnAgentThatDiesAgainAndAgainSuspendsInTime(t *testing.T) {
 func TestAnAgentThatFindsADeviceOfLegsItDoesNotKnowSuspendsIt(t *testing.T) {
 	in(t, 1, 2, func(w *world) {
 		w.stop()
-		if err := remove((&machine{runDir: w.dir + "/run"}).notesFile(w.volume)); err != nil {
+		if err := remove((&kernel{runDir: w.dir + "/run"}).notesFile(w.volume)); err != nil {
 			t.Fatal(err)
 		}
 		w.cutOff()

@@ -42,7 +42,7 @@ const kept = `{
 // An agent that takes over a machine with attached volumes reads its predecessor's notes, and
 // an agent after a downgrade reads its own.
 func TestNotesOfAnEarlierAgentAreRead(t *testing.T) {
-	m := machine{runDir: t.TempDir()}
+	m := kernel{runDir: t.TempDir()}
 	id := block.VolumeID{UUID: block.UUIDFromRandom([16]byte{9})}
 	if err := os.WriteFile(m.notesFile(id), []byte(kept), 0o600); err != nil {
 		t.Fatal(err)

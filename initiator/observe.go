@@ -42,7 +42,7 @@ func (k *kernelKeeper) observe(ctx context.Context) (*seen, error) {
 		Now: time.Now(), Clock: k.agent.cfg.Clock(), Legs: map[block.LegID]volume.LegSeen{},
 		Copying: true, // mirrors start to copy by themselves
 	}
-	all, err := k.m.host.Controllers()
+	all, err := k.kernel.host.Controllers()
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +92,7 @@ func pathOf(c fabrics.Controller) volume.Path {
 }
 
 func (k *kernelKeeper) observeDevices(ctx context.Context, s *seen) error {
-	devices, err := k.m.dm.Devices(mirror.TopUUID(k.volume))
+	devices, err := k.kernel.dm.Devices(mirror.TopUUID(k.volume))
 	if err != nil {
 		return err
 	}
@@ -104,11 +104,11 @@ func (k *kernelKeeper) observeDevices(ctx context.Context, s *seen) error {
 	}
 	if k.top.Name != "" {
 		d := volume.DeviceSeen{
-			Exists: k.top.Live, Named: k.m.exposed(k.top.Number), Failed: fails(k.top.Table),
+			Exists: k.top.Live, Named: k.kernel.exposed(k.top.Number), Failed: fails(k.top.Table),
 			Size: k.top.Table.Size(), Open: k.top.Open > 0,
 		}
 		if d.Open && k.leaves() {
-			d.Users = k.m.users(k.top.Number)
+			d.Users = k.kernel.users(k.top.Number)
 		}
 		s.Device, s.ReadOnly = d, k.top.ReadOnly
 		s.Holdable, s.Held, s.Holding = d.Exists && !d.Failed, k.top.Suspended, k.suspends
@@ -162,7 +162,7 @@ func (k *kernelKeeper) observeColumn(i int, devices []dm.State) (columnSeen, err
 			of = d
 		}
 	}
-	loop, ok, err := k.m.loops.Find(k.m.logFile(k.volume, i))
+	loop, ok, err := k.kernel.loops.Find(k.kernel.logFile(k.volume, i))
 	if err != nil {
 		return c, err
 	}
@@ -190,7 +190,7 @@ func (k *kernelKeeper) observeHealth(c *columnSeen) error {
 		if len(d.Table) != 1 || d.Table[0].Target.Type() != "mirror" {
 			continue
 		}
-		status, err := k.m.dm.MirrorStatus(d.Name)
+		status, err := k.kernel.dm.MirrorStatus(d.Name)
 		if err != nil {
 			return err
 		}
@@ -215,7 +215,7 @@ func (k *kernelKeeper) observeHealth(c *columnSeen) error {
 
 func (k *kernelKeeper) observeLeg(ctx context.Context, s *seen, l *volume.Link) {
 	var told volume.LegSeen
-	n, err := k.m.host.FindNamespace(l.NQN, l.NSID, l.UUID)
+	n, err := k.kernel.host.FindNamespace(l.NQN, l.NSID, l.UUID)
 	live := err == nil && n.Live
 	if err != nil && !errors.Is(err, fabrics.ErrNoNamespace) {
 		told.Error = err.Error()
@@ -269,14 +269,14 @@ func (k *kernelKeeper) prepare(ctx context.Context, n fabrics.Namespace, l *volu
 	}
 	writeThrough := l.WriteThrough
 	return k.await(ctx, "prepare "+n.Name, keeper.Patience, func() error {
-		switch err := k.m.host.SetWriteThrough(n.Head, writeThrough); {
+		switch err := k.kernel.host.SetWriteThrough(n.Head, writeThrough); {
 		case err != nil && writeThrough:
 			return err
 		case err != nil: // its target announces no cache anyway
 			k.log.Debug("flushes not asked for", "head", n.Name, "err", err)
 		}
 		for _, p := range n.Paths {
-			if err := k.m.host.SetIOTimeout(p, k.agent.cfg.IOTimeout); err != nil {
+			if err := k.kernel.host.SetIOTimeout(p, k.agent.cfg.IOTimeout); err != nil {
 				k.log.Debug("io timeout not set", "path", p.Name, "err", err)
 			}
 		}
@@ -295,7 +295,7 @@ func (k *kernelKeeper) probe(s *seen) {
 		head := seen.head()
 		addresses := s.controllers[seen.nqn]
 		go func() {
-			err := k.m.host.Probe(head)
+			err := k.kernel.host.Probe(head)
 			k.Tell(func() {
 				p.Answered(err)
 				for _, c := range addresses {
@@ -318,7 +318,7 @@ func (k *kernelKeeper) watch(ctx context.Context, d dm.State) {
 	go func() {
 		defer k.Tell(func() { delete(k.watched, d.Name) })
 		for ctx.Err() == nil {
-			info, err := k.m.dm.Wait(ctx, d.Name, nr)
+			info, err := k.kernel.dm.Wait(ctx, d.Name, nr)
 			if err != nil {
 				return
 			}

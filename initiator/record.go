@@ -24,7 +24,7 @@ func (k *kernelKeeper) recordInSync(ctx context.Context, s *seen, o volume.Recor
 		h := s.legs[l.Leg].head()
 		// The flush is not part of the request: if a leg hangs, its flush ends only when the
 		// leg is recorded stale.
-		flush := func() error { return k.m.host.Flush(h) }
+		flush := func() error { return k.kernel.host.Flush(h) }
 		if err := k.await(ctx, "flush "+h.Name, keeper.Patience, flush, func(err error) error { return err }); err != nil {
 			return err
 		}
@@ -41,7 +41,7 @@ func (k *kernelKeeper) flushEqualized(w *volume.Wanted, s *seen) error {
 	for _, id := range slices.SortedFunc(maps.Keys(s.legs), func(a, b block.LegID) int { return bytes.Compare(a.UUID[:], b.UUID[:]) }) {
 		l := s.legs[id]
 		if s.Legs[id].Live && slices.ContainsFunc(s.columns, func(c columnSeen) bool { return c.has(l.device) }) {
-			if err := k.m.host.Flush(l.head()); err != nil {
+			if err := k.kernel.host.Flush(l.head()); err != nil {
 				return err
 			}
 		}

@@ -901,7 +901,7 @@ func (w *world) agent(log *slog.Logger) *Agent {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	a.path = newKernelPath(a, &machine{
+	a.path = newKernelPath(a, &kernel{
 		host: w, dm: w, loops: loopsOf{w}, runDir: filepath.Join(w.dir, "run"), devDir: filepath.Join(w.dir, "dev"), sysDir: filepath.Join(w.dir, "sys"),
 	})
 	return a
