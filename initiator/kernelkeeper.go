@@ -24,7 +24,7 @@ const (
 )
 
 // capabilities are those of device-mapper and the kernel's NVMe host.
-var capabilities = volume.Capabilities{Tables: true, Outlives: true, KnowsUsers: true}
+var capabilities = volume.Capabilities{Tables: true, Outlives: true, KnowsUsers: true, Multipath: true}
 
 // kernelKeeper keeps one volume on the kernel's data path: it observes (observe.go) and carries
 // out (apply.go) what package initiator/volume decides. Calls that may hang in the kernel go

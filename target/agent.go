@@ -145,6 +145,9 @@ type kernel struct {
 	// the kernel's own data path.
 	before   func() (k kernel, serves bool, err error)
 	readOnly bool // supports read-only exports
+	// paths says how many controllers a host may have of the exports that are made from now on.
+	// Nil where that has no limit, in the kernel.
+	paths func(map[block.NQN]int)
 }
 
 // exporter is the part of nvmet that the agent uses; *nvmet.Tree.

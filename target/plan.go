@@ -50,7 +50,8 @@ type driveSeen struct {
 // plan holds the orders, the wanted exports and the facts to report.
 type plan struct {
 	orders     []order
-	exports    nvmet.Config // as nvmet should be
+	exports    nvmet.Config      // as nvmet should be
+	paths      map[block.NQN]int // controllers that a host may have; 1 if it is not listed
 	resizes    []resize
 	problems   []problem
 	legs       []*pb.LegReport
@@ -73,7 +74,7 @@ type planner struct {
 
 func makePlan(s seen, w wanted, legDir string, portals []block.Portal) plan {
 	p := planner{seen: s, want: w, legDir: legDir, portals: portals, ready: map[block.LegID]bool{}}
-	p.plan.problems = w.problems
+	p.plan.problems, p.plan.paths = w.problems, map[block.NQN]int{}
 	if w.cluster.IsZero() {
 		p.admissions() // earlier admissions still hold
 		return p.plan

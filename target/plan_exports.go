@@ -75,6 +75,9 @@ func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 		return
 	}
 	p.plan.exports.Subsystems = append(p.plan.exports.Subsystems, s)
+	if n := e.GetPaths(); n > 1 {
+		p.plan.paths[s.NQN] = int(n)
+	}
 	for i := range p.plan.exports.Ports {
 		port := &p.plan.exports.Ports[i]
 		port.Subsystems = append(port.Subsystems, nvmet.LinkTo(s.NQN))

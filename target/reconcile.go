@@ -124,6 +124,9 @@ func (r *reconciler) export(ctx context.Context, s seen, p plan) bool {
 	if len(steps)+len(p.resizes) == 0 || err != nil {
 		return false
 	}
+	if set := r.agent.kernel.paths; set != nil {
+		set(p.paths)
+	}
 	done, failures := e.Apply(ctx, steps, patience)
 	r.failures = failures
 	if done > 0 {

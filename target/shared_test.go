@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -88,6 +89,38 @@ func TestAHostThatIsTakenOutDoesNotDisturbTheOthers(t *testing.T) {
 		}
 		other.Cut()
 	})
+}
+
+// A host that may have one path loses its controller when it connects through another portal. A
+// host that may have two keeps both.
+func TestAHostHasAsManyPathsAsItsExportAllows(t *testing.T) {
+	for paths, stays := range map[uint32]bool{0: false, 1: false, 2: true} {
+		in(t, User, func(t *testing.T, w *world) {
+			w.more = []block.Portal{{Transport: block.TCP, Address: "192.0.2.2", Port: 4420}}
+			w.run()
+			wish := want().drive(1).volume(1, 1, 1)
+			wish.Exports[0].Paths = paths
+			w.manager.set(wish.TargetWanted)
+			w.until("export ready", exportsReady(1))
+			time.Sleep(2 * time.Second)
+			first, err := w.connectAt("192.0.2.1:4420", host, 1, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer first.Cut()
+			session := first.State().Session
+			second, err := w.connectAt("192.0.2.2:4420", host, 1, 1)
+			if err == nil {
+				defer second.Cut()
+			} else if stays {
+				t.Fatal(err)
+			}
+			time.Sleep(5 * time.Second)
+			if now := first.State().Session; (now == session) != stays {
+				t.Errorf("with %d paths wanted the first controller is in session %d after %d; want it to stay: %v", paths, now, session, stays)
+			}
+		})
+	}
 }
 
 func TestAHostThatIsOnlyToReadCanNotWrite(t *testing.T) {

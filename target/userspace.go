@@ -33,6 +33,7 @@ func userKernel(c Config) (kernel, error) {
 		watch:    watchUser(c),
 		close:    m.Close,
 		readOnly: true,
+		paths:    m.Exports.SetPaths,
 		before:   func() (kernel, bool, error) { return kernelBefore(c) },
 	}, nil
 }

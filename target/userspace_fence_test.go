@@ -21,10 +21,14 @@ func (w *world) connect(n byte, epoch block.Epoch) (*nvme.Controller, error) {
 }
 
 func (w *world) connectAs(host block.Host, n byte, epoch block.Epoch) (*nvme.Controller, error) {
+	return w.connectAt("192.0.2.1:4420", host, n, epoch)
+}
+
+func (w *world) connectAt(portal string, host block.Host, n byte, epoch block.Epoch) (*nvme.Controller, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	defer cancel()
 	return nvme.Connect(ctx, nvme.Config{
-		Portals: []string{"192.0.2.1:4420"}, Subsystem: block.SubsystemNQN(volumeID(n), epoch, host, "t1"), Host: host,
+		Portals: []string{portal}, Subsystem: block.SubsystemNQN(volumeID(n), epoch, host, "t1"), Host: host,
 		IOQueues: 1, Dial: w.dial,
 	})
 }

@@ -179,6 +179,7 @@ func (w *world) userKernel(gate *gate) kernel {
 		mapper:   func() (mapper, error) { return gatedMapper{w, gate}, nil },
 		names:    legs,
 		readOnly: true,
+		paths:    exports.SetPaths,
 		exports:  func() (exporter, error) { return nvmet.OpenOn(memfs.Root, gatedFiles{exports, gate}) },
 		watch:    func(ctx context.Context, _ func()) error { <-ctx.Done(); return context.Cause(ctx) },
 		close: func(ctx context.Context) error {

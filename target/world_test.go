@@ -34,7 +34,8 @@ import (
 
 // world is a machine with its kernel, and a manager: everything that outlives an agent.
 type world struct {
-	log  *slog.Logger // of the agent; nil: none
+	log  *slog.Logger   // of the agent; nil: none
+	more []block.Portal // portals besides the first
 	t    *testing.T
 	root string
 
@@ -91,7 +92,7 @@ func (w *world) runUntil(operations int) {
 	gate := &gate{left: operations, crash: cancel}
 	a, err := New(Config{
 		Node: "t1", Labels: map[string]string{"rack": "r1"}, Manager: &w.manager, Version: "test", Root: w.root,
-		Portals: []block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: 4420}},
+		Portals: append([]block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: 4420}}, w.more...),
 		Log:     cmp.Or(w.log, slog.New(slog.DiscardHandler)),
 	})
 	if err != nil {

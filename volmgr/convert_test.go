@@ -156,7 +156,7 @@ func TestAnswersLoseNoFieldOnTheWayOut(t *testing.T) {
 		// The agents take the default range of controller ids.
 		"TargetWanted.exports.cntlid_min": true, "TargetWanted.exports.cntlid_max": true,
 		// The manager does not ask for these yet.
-		"InitiatorWanted.attachments.holds": true,
+		"InitiatorWanted.attachments.holds": true, "InitiatorWanted.attachments.legs.paths": true, "TargetWanted.exports.paths": true,
 		// fillMessage sets a duration of less than a second.
 		"Node.target.silent.seconds": true, "Node.initiator.silent.seconds": true,
 		// Package parts sets these when it sends a state.

@@ -51,7 +51,7 @@ func (o *ourSubsystem) start(queues int) {
 		// As our agent sets it: without it, a write that an old connection left in the
 		// device may land after its retry on the new connection. A host with two paths has
 		// two controllers.
-		OnePerHost: o.spec.ports < 2,
+		PerHost: map[bool]int{true: 1}[o.spec.ports < 2],
 	})
 	must(o.t, err)
 	for nsid := range o.sizes {

@@ -141,7 +141,7 @@ func parseLink(p *pb.WantedLink, layout block.Layout) (volume.Link, error) {
 		Column: int(p.GetColumn()), Copy: int(p.GetCopy()),
 		Rebuilding: p.GetState() == pb.LegState_LEG_STATE_REBUILDING,
 		Revision:   p.GetRevision(), Node: p.GetNode(), NSID: p.GetNsid(), WriteThrough: p.GetWriteThrough(), CopyAll: p.GetCopyAll(),
-		Reborn: p.GetReborn(),
+		Reborn: p.GetReborn(), Paths: int(p.GetPaths()),
 	}
 	if !l.Rebuilding && p.GetState() != pb.LegState_LEG_STATE_IN_SYNC {
 		return volume.Link{}, fmt.Errorf("state %v: must be in sync or rebuilding", p.GetState())

@@ -10,9 +10,6 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// pathsPerLeg is the number of portals of a target that a host connects to for each subsystem.
-const pathsPerLeg = 1
-
 // connect asks for the paths that the legs need. This includes subsystems that were connected
 // before: some kernels drop a connection for good when a returning target is not complete yet.
 func (p *planner) connect() {
@@ -29,10 +26,18 @@ func (p *planner) connect() {
 				there++
 			}
 		}
-		if portals := p.portals(l); there < pathsPerLeg && len(portals) > 0 {
+		if portals := p.portals(l); there < p.paths(l) && len(portals) > 0 {
 			p.do(Connect{Path: Path{Subsystem: l.NQN, Portal: portals[0]}, Others: portals[1:]})
 		}
 	}
+}
+
+// paths is the number of portals that this host connects to for a leg's subsystem.
+func (p *planner) paths(l *Link) int {
+	if !p.c.Multipath {
+		return 1
+	}
+	return max(1, l.Paths)
 }
 
 // portals lists the portals of a leg that are usable and not in use, the next to try first.

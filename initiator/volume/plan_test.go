@@ -363,6 +363,30 @@ func TestACutPathTakesOnlyThoseThatHaveNoOther(t *testing.T) {
 	}
 }
 
+// A host connects to as many portals of a leg as the wanted state says, one if it says nothing
+// or the data path cannot use several.
+func TestALegHasAsManyPathsAsWanted(t *testing.T) {
+	for name, caps := range ways {
+		for wanted, want := range map[int]int{0: 1, 1: 1, 2: 2, 9: 3} {
+			if !caps.Multipath {
+				want = 1
+			}
+			l := Link{NQN: "nqn.a", Portals: []block.Portal{portal(0), portal(1), portal(2)}, Paths: wanted}
+			s := &Seen{}
+			for range 5 { // turns
+				p := &planner{c: caps, s: s, w: &Wanted{Links: []Link{l}}, m: &Memory{}}
+				p.connect()
+				for _, o := range p.orders {
+					s.Paths = append(s.Paths, PathSeen{Path: o.(Connect).Path, State: PathConnecting})
+				}
+			}
+			if len(s.Paths) != want {
+				t.Errorf("%s: with %d wanted it connects %v, want %d paths", name, wanted, s.Paths, want)
+			}
+		}
+	}
+}
+
 func TestPortalsAreTriedInTurn(t *testing.T) {
 	rdma := block.Portal{Transport: block.RDMA, Address: "192.0.2.9", Port: 4420}
 	l := &Link{Column: 1, NQN: "nqn.a", Portals: []block.Portal{portal(0), portal(1), rdma, portal(2)}}

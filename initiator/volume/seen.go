@@ -322,6 +322,8 @@ type Capabilities struct {
 	// KnowsFlushed: the host can tell whether a leg that lost its cache lacks acknowledged
 	// writes.
 	KnowsFlushed bool
+	// Multipath: the data path can use several paths to a leg.
+	Multipath bool
 	// Transports that paths can use; nil means all.
 	Transports []block.Transport
 }

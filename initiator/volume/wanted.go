@@ -33,6 +33,7 @@ type Link struct {
 	NSID         uint32
 	UUID         block.UUID
 	Portals      []block.Portal
+	Paths        int // portals to connect to at a time; 0 means 1
 	WriteThrough bool
 	CopyAll      bool // the host's log does not cover all that it misses
 	// Reborn is the revision at which the leg last came back in sync but without its drive's

@@ -1643,16 +1643,19 @@ func (x *WantedLeg) GetImage() ImageKind {
 
 // WantedExport is one nvmet subsystem: a (volume, epoch, host) on this target.
 type WantedExport struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	VolumeId      string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Nqn           string                 `protobuf:"bytes,3,opt,name=nqn,proto3" json:"nqn,omitempty"`
-	Serial        string                 `protobuf:"bytes,4,opt,name=serial,proto3" json:"serial,omitempty"` // at most 20 characters
-	Host          *Host                  `protobuf:"bytes,5,opt,name=host,proto3" json:"host,omitempty"`     // the only one allowed
-	CntlidMin     uint32                 `protobuf:"varint,6,opt,name=cntlid_min,json=cntlidMin,proto3" json:"cntlid_min,omitempty"`
-	CntlidMax     uint32                 `protobuf:"varint,7,opt,name=cntlid_max,json=cntlidMax,proto3" json:"cntlid_max,omitempty"`
-	Namespaces    []*WantedNamespace     `protobuf:"bytes,8,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
-	ReadOnly      bool                   `protobuf:"varint,9,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"` // the host may only read
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId   string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	Epoch      uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Nqn        string                 `protobuf:"bytes,3,opt,name=nqn,proto3" json:"nqn,omitempty"`
+	Serial     string                 `protobuf:"bytes,4,opt,name=serial,proto3" json:"serial,omitempty"` // at most 20 characters
+	Host       *Host                  `protobuf:"bytes,5,opt,name=host,proto3" json:"host,omitempty"`     // the only one allowed
+	CntlidMin  uint32                 `protobuf:"varint,6,opt,name=cntlid_min,json=cntlidMin,proto3" json:"cntlid_min,omitempty"`
+	CntlidMax  uint32                 `protobuf:"varint,7,opt,name=cntlid_max,json=cntlidMax,proto3" json:"cntlid_max,omitempty"`
+	Namespaces []*WantedNamespace     `protobuf:"bytes,8,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	ReadOnly   bool                   `protobuf:"varint,9,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"` // the host may only read
+	// How many controllers the host may have at a time, each through another portal. 0 means
+	// 1. It never changes for an export.
+	Paths         uint32 `protobuf:"varint,10,opt,name=paths,proto3" json:"paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1748,6 +1751,13 @@ func (x *WantedExport) GetReadOnly() bool {
 		return x.ReadOnly
 	}
 	return false
+}
+
+func (x *WantedExport) GetPaths() uint32 {
+	if x != nil {
+		return x.Paths
+	}
+	return 0
 }
 
 type WantedNamespace struct {
@@ -2702,7 +2712,10 @@ type WantedLink struct {
 	// cache and was kept in sync; 0: never. A host that uses the leg at a lower revision
 	// continues under the new identity if none of the writes acknowledged to it since its
 	// last flush were in that cache. Otherwise it fails the device and reports GaveUp.
-	Reborn        uint64 `protobuf:"varint,13,opt,name=reborn,proto3" json:"reborn,omitempty"`
+	Reborn uint64 `protobuf:"varint,13,opt,name=reborn,proto3" json:"reborn,omitempty"`
+	// How many portals the host connects to at a time. 0 means 1. Hosts that cannot use
+	// several connect to one. The target's export must allow as many.
+	Paths         uint32 `protobuf:"varint,14,opt,name=paths,proto3" json:"paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2824,6 +2837,13 @@ func (x *WantedLink) GetCopyAll() bool {
 func (x *WantedLink) GetReborn() uint64 {
 	if x != nil {
 		return x.Reborn
+	}
+	return 0
+}
+
+func (x *WantedLink) GetPaths() uint32 {
+	if x != nil {
+		return x.Paths
 	}
 	return 0
 }
@@ -3383,7 +3403,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x06remove\x18\t \x01(\bR\x06remove\x12 \n" +
 	"\vincarnation\x18\n" +
 	" \x01(\tR\vincarnation\x12(\n" +
-	"\x05image\x18\v \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\"\xa3\x02\n" +
+	"\x05image\x18\v \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\"\xb9\x02\n" +
 	"\fWantedExport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -3397,7 +3417,9 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"namespaces\x18\b \x03(\v2\x18.weft.v1.WantedNamespaceR\n" +
 	"namespaces\x12\x1b\n" +
-	"\tread_only\x18\t \x01(\bR\breadOnly\"P\n" +
+	"\tread_only\x18\t \x01(\bR\breadOnly\x12\x14\n" +
+	"\x05paths\x18\n" +
+	" \x01(\rR\x05paths\"P\n" +
 	"\x0fWantedNamespace\x12\x12\n" +
 	"\x04nsid\x18\x01 \x01(\rR\x04nsid\x12\x15\n" +
 	"\x06leg_id\x18\x02 \x01(\tR\x05legId\x12\x12\n" +
@@ -3491,7 +3513,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x05holds\x18\x0f \x03(\v2\r.weft.v1.HoldR\x05holds\"G\n" +
 	"\x04Hold\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12/\n" +
-	"\x05limit\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05limit\"\xe5\x02\n" +
+	"\x05limit\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05limit\"\xfb\x02\n" +
 	"\n" +
 	"WantedLink\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
@@ -3507,7 +3529,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	" \x03(\v2\x0f.weft.v1.PortalR\aportals\x12#\n" +
 	"\rwrite_through\x18\v \x01(\bR\fwriteThrough\x12\x19\n" +
 	"\bcopy_all\x18\f \x01(\bR\acopyAll\x12\x16\n" +
-	"\x06reborn\x18\r \x01(\x04R\x06reborn\"\xb3\x01\n" +
+	"\x06reborn\x18\r \x01(\x04R\x06reborn\x12\x14\n" +
+	"\x05paths\x18\x0e \x01(\rR\x05paths\"\xb3\x01\n" +
 	"\x12RecordStaleRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tvolume_id\x18\x02 \x01(\tR\bvolumeId\x12\x14\n" +

@@ -24,10 +24,11 @@ const ReadOnly = ".ro"
 
 // Exports is a target in user space that serves the content of nvmet's configfs tree. A host has
 // one controller of a subsystem at a time, so a write delayed on an old connection cannot land
-// after its retry on a new one.
+// after its retry on a new one, unless SetPaths allows it more.
 type Exports struct {
 	*memfs.FS
 	target *controller.Target
+	server *server
 }
 
 // NewExports serves the devices that device finds by path. listen opens a portal; nil means TCP.
@@ -43,7 +44,16 @@ func NewExports(log *slog.Logger, listen func(block.Portal) (net.Listener, error
 		target: target, listen: listen, device: device,
 		subsystems: map[string]*controller.Subsystem{}, ports: map[uint16]*openPort{}, spaces: map[spaceKey]*space{},
 	}
-	return &Exports{FS: memfs.New(s), target: target}, nil
+	return &Exports{FS: memfs.New(s), target: target, server: s}, nil
+}
+
+// SetPaths says how many controllers a host may have of subsystems that are added from now on;
+// those that it does not name allow one. Configfs has no attribute for it: the kernel's target
+// allows any number.
+func (e *Exports) SetPaths(paths map[block.NQN]int) {
+	e.server.mu.Lock()
+	defer e.server.mu.Unlock()
+	e.server.paths = paths
 }
 
 // Close ends all exports, and returns when no command is left in any device.
@@ -63,6 +73,7 @@ type server struct {
 	subsystems map[string]*controller.Subsystem
 	ports      map[uint16]*openPort
 	spaces     map[spaceKey]*space
+	paths      map[block.NQN]int
 }
 
 type spaceKey struct {
@@ -83,14 +94,14 @@ type openPort struct {
 }
 
 func (s *server) AddSubsystem(c memfs.Subsystem) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	added, err := s.target.AddSubsystem(controller.SubsystemConfig{
-		NQN: c.NQN, Serial: c.Serial, Model: c.Model, CntlidMin: c.CntlidMin, CntlidMax: c.CntlidMax, OnePerHost: true,
+		NQN: c.NQN, Serial: c.Serial, Model: c.Model, CntlidMin: c.CntlidMin, CntlidMax: c.CntlidMax, PerHost: max(1, s.paths[c.NQN]),
 	})
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.subsystems[string(c.NQN)] = added
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,7 +48,7 @@ type association struct {
 	features features
 }
 
-// errReplaced is the reason for a kill by OnePerHost.
+// errReplaced is the reason for a kill by PerHost.
 var errReplaced = errors.New("the host has connected again")
 
 // newAssociation makes an association for a host that connects to s through p. It kills and
@@ -85,16 +86,27 @@ func (p *Port) leadsLocked(s *Subsystem) bool {
 	return !p.closed && !s.closed && (linked || s.discovery)
 }
 
-// replaceLocked kills the other controllers of a's host, if it may have only one.
+// replaceLocked kills and returns the controllers of a's host that a replaces; see
+// SubsystemConfig.PerHost.
 func (s *Subsystem) replaceLocked(a *association) (older []*association) {
-	if !s.cfg.OnePerHost {
+	if s.cfg.PerHost == 0 {
 		return nil
 	}
+	var others []*association
 	for _, o := range s.associations {
 		if o != a && o.host.NQN == a.host.NQN {
-			o.kill(errReplaced)
-			older = append(older, o)
+			others = append(others, o)
 		}
+	}
+	slices.SortFunc(others, func(x, y *association) int { return y.since.Compare(x.since) })
+	stay := s.cfg.PerHost - 1
+	for _, o := range others {
+		if stay > 0 && o.port != a.port && !o.dead.Load() {
+			stay--
+			continue
+		}
+		o.kill(errReplaced)
+		older = append(older, o)
 	}
 	return older
 }

@@ -14,7 +14,7 @@
 // # Fences
 //
 // Weft's main demand on a target is to know when a host can no longer write.
-// [Subsystem.Close], [Subsystem.RemoveNamespace] and OnePerHost provide this: when they
+// [Subsystem.Close], [Subsystem.RemoveNamespace] and PerHost provide this: when they
 // have returned, all earlier commands have left the Devices, and no new ones can enter.
 //
 // # Hostile peers

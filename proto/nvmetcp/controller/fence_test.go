@@ -149,7 +149,7 @@ func TestDataThatComesAfterTheFenceDoesNotLand(t *testing.T) {
 }
 
 func TestAHostsNewControllerWaitsForItsOldOnesWrites(t *testing.T) {
-	w, slow, old := slowWorld(t, func(_ *Config, s *SubsystemConfig) { s.OnePerHost = true })
+	w, slow, old := slowWorld(t, func(_ *Config, s *SubsystemConfig) { s.PerHost = 1 })
 	connected := make(chan *peer, 1)
 	p := w.dial()
 	p.greet()
@@ -173,14 +173,14 @@ func TestAHostsNewControllerWaitsForItsOldOnesWrites(t *testing.T) {
 }
 
 func TestAnotherHostDoesNotKillAController(t *testing.T) {
-	w := newWorld(t, func(_ *Config, s *SubsystemConfig) { s.OnePerHost = true })
+	w := newWorld(t, func(_ *Config, s *SubsystemConfig) { s.PerHost = 1 })
 	a := w.attach(hostA)
 	b := w.attach(hostB)
 	a.io.must(a.io.flush())
 	b.io.must(b.io.flush())
 }
 
-func TestWithoutOnePerHostAHostHasManyControllers(t *testing.T) {
+func TestWithoutALimitAHostHasManyControllers(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.attach(hostA), w.attach(hostA)
 	a.io.must(a.io.flush())
@@ -190,10 +190,29 @@ func TestWithoutOnePerHostAHostHasManyControllers(t *testing.T) {
 	}
 }
 
+// TestAHostHasAControllerAtEachOfItsPorts: one that connects replaces the one of its port, and
+// the oldest if the host has more ports than it may have controllers.
+func TestAHostHasAControllerAtEachOfItsPorts(t *testing.T) {
+	w := newWorld(t, func(_ *Config, s *SubsystemConfig) { s.PerHost = 2 })
+	first := w.attach(hostA)
+	w.port = w.listen(2)
+	second := w.attach(hostA)
+	first.io.must(first.io.flush())
+	second.io.must(second.io.flush())
+	again := w.attach(hostA)
+	second.io.ended()
+	first.io.must(first.io.flush())
+	w.port = w.listen(3)
+	third := w.attach(hostA)
+	first.io.ended()
+	again.io.must(again.io.flush())
+	third.io.must(third.io.flush())
+}
+
 // TestTheNewestConnectWins: Connects that wait for the oldest controller's drain give way
 // to the newest one. Otherwise a host that retries could lock itself out.
 func TestTheNewestConnectWins(t *testing.T) {
-	w, slow, _ := slowWorld(t, func(_ *Config, s *SubsystemConfig) { s.OnePerHost = true })
+	w, slow, _ := slowWorld(t, func(_ *Config, s *SubsystemConfig) { s.PerHost = 1 })
 	first, second := w.dial(), w.dial()
 	first.greet()
 	d := nvmetcp.ConnectData{HostID: hostA.ID, ControllerID: nvmetcp.DynamicController, Subsystem: testNQN, Host: hostA.NQN}
@@ -211,7 +230,7 @@ func TestTheNewestConnectWins(t *testing.T) {
 }
 
 func TestAConnectWhoseOldControllerHangsIsToldToTryAgain(t *testing.T) {
-	w, slow, _ := slowWorld(t, func(c *Config, s *SubsystemConfig) { s.OnePerHost, c.StallTimeout = true, moment })
+	w, slow, _ := slowWorld(t, func(c *Config, s *SubsystemConfig) { s.PerHost, c.StallTimeout = 1, moment })
 	p := w.dial()
 	p.greet()
 	s := p.connect(hostA, testNQN, 0, nvmetcp.DynamicController)

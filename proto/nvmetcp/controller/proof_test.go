@@ -121,7 +121,7 @@ func TestAHostIsHeldToTheHashesAndGroupsThatItMayUse(t *testing.T) {
 func TestOnlyAProofReplacesAController(t *testing.T) {
 	host := newKey(t)
 	w := newWorld(t, func(_ *Config, s *SubsystemConfig) {
-		s.OnePerHost, s.Hosts = true, []Host{{NQN: hostA.NQN, HostKey: host}}
+		s.PerHost, s.Hosts = 1, []Host{{NQN: hostA.NQN, HostKey: host}}
 	})
 	prove := func(p *peer) *peer {
 		t.Helper()

@@ -44,11 +44,13 @@ type SubsystemConfig struct {
 	Hosts        []Host // who may connect; empty: nobody
 	AllowAnyHost bool   // any host may connect, without authentication
 
-	// OnePerHost allows a host only one controller. When a host connects a new admin queue,
-	// its older controllers of the subsystem are killed, and the host gets its answer only
-	// when their commands have left the Devices. A write delayed on an old connection can
-	// then not land after its retry on the new one.
-	OnePerHost bool
+	// PerHost is the number of controllers that a host may have, each through another port;
+	// 0: any number. When a host connects a new admin queue, it replaces the host's
+	// controllers of the same port, and the oldest ones beyond the number: they are killed,
+	// and the host gets its answer only when their commands have left the Devices. A write
+	// delayed on an old connection can then not land after its retry on the new one. With
+	// more than one, the host itself must not retry a write on another path before that.
+	PerHost int
 }
 
 // NamespaceConfig describes a namespace.

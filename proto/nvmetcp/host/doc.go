@@ -28,7 +28,7 @@
 // has replaced its data. The host cannot prevent that: it resets the old connection, but
 // cannot call back what the target has received. Weft's own target closes the hole: it
 // answers a host that reconnects only after draining the host's older controllers
-// (controller.SubsystemConfig.OnePerHost). With another target the window lasts until that
+// (controller.SubsystemConfig.PerHost). With another target the window lasts until that
 // target notices the dead connection; Linux's own host has the same window. A user who
 // cannot accept this calls Cut instead of waiting.
 //

@@ -79,7 +79,7 @@ func (c *cutConn) Write(p []byte) (int, error) {
 func TestNoIOIsLostWhereverTheConnectionBreaks(t *testing.T) {
 	device := ramdisk.New(16*block.MiB, blocks)
 	w := newWorld(t, device, func(c *controller.Config, s *controller.SubsystemConfig) {
-		c.MDTS, s.OnePerHost = 64*block.KiB, true
+		c.MDTS, s.PerHost = 64*block.KiB, 1
 	})
 	r := rand.New(rand.NewPCG(11, 12))
 	breaks := 0
