@@ -560,7 +560,7 @@ func TestTheCopyThatIsRebuiltReplacesALastOneThatTakesNoWrites(t *testing.T) {
 		w.failDrive(0, 0)
 		time.Sleep(7 * time.Second)
 		w.expect("its mirror is told to try it again", "reload c0: mirror t0 c0-back1", "reload c0: mirror t0 c0-back1")
-		if !w.problem("leg "+legID(0, 0).String(), "on t0", "device-mapper reports", "no other copy can stand in") {
+		if !w.problem("leg "+legID(0, 0).String(), "on t0", "device-mapper reports", "no other copy can replace it") {
 			t.Error("nobody is told of the leg that keeps the rebuild from its end")
 		}
 		w.finishResync()

@@ -156,7 +156,7 @@ func (k *kernelKeeper) connected(path volume.Path, r *reach, o fabrics.Options, 
 		return
 	}
 	if r.Fail(err) {
-		k.log.Warn("connect", "nqn", o.NQN, "portal", o.Portal.String(), "err", err)
+		k.log.Warn("connection failed", "nqn", o.NQN, "portal", o.Portal.String(), "err", err)
 	}
 }
 
@@ -181,7 +181,7 @@ func (k *kernelKeeper) suspend(ctx context.Context, s *seen, o volume.HoldIO) er
 		k.Tell(func() {
 			k.suspends = false
 			if err != nil && ctx.Err() == nil {
-				k.log.Warn("suspend device", "err", err)
+				k.log.Warn("device not suspended", "err", err)
 			}
 		})
 	}()

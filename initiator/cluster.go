@@ -112,7 +112,7 @@ func (a *Agent) refuse(other, why string) {
 		return
 	}
 	a.cluster.other, a.cluster.why = other, why
-	a.log.Error("volume manager is not obeyed: its instructions are ignored, and the attachments stay",
+	a.log.Error("volume manager is not obeyed: its orders are ignored, and the attachments stay as they are",
 		"why", why, "cluster", a.cluster.own, "its_cluster", other, "do", whatToDo)
 }
 

@@ -269,7 +269,7 @@ func (k *kernel) makeTop(d dm.Device, mirrored bool) error {
 func (k *kernel) discardsOff(d dm.State) error {
 	file := filepath.Join(k.sysDir, "block", fmt.Sprintf("dm-%d", d.Number.Minor), "queue/discard_max_bytes")
 	if err := os.WriteFile(file, []byte("0"), 0); err != nil {
-		return fmt.Errorf("switch discards of %s off: %w", d.Name, err)
+		return fmt.Errorf("disable discards of %s: %w", d.Name, err)
 	}
 	return nil
 }

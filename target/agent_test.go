@@ -347,7 +347,7 @@ func TestForeignDataIsNotTouched(t *testing.T) {
 		}
 		wish.Drives[0].ForceErase = strings.Join(signatures, ", ")
 		w.manager.set(wish)
-		w.until("taken in by force", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 1 })
+		w.until("added by force", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 1 })
 	})
 }
 
@@ -371,7 +371,7 @@ func TestADriveOfAnotherClusterIsTakenInByForce(t *testing.T) {
 		}
 		wish.Drives[0].ForceErase = word
 		w.manager.set(wish.leg(1, 1, 1, 0).TargetWanted)
-		w.until("taken in by force, nothing left of the old drive", func(r *pb.TargetReport) bool {
+		w.until("added by force, nothing left of the old drive", func(r *pb.TargetReport) bool {
 			return len(r.GetDrives()) == 1 && r.GetDrives()[0].GetDriveId() == driveID(1).String() &&
 				r.GetClusterId() == cluster.String() && legReport(r, 1).GetReady()
 		})

@@ -55,7 +55,7 @@ func (a *Agent) replaced(err error) {
 	a.behind = err.Error()
 	a.mu.Unlock()
 	if said != err.Error() {
-		a.log.Error("volume manager is not obeyed: its instructions are ignored, and the exports stay", "err", err)
+		a.log.Error("volume manager is not obeyed: its orders are ignored, and the exports stay as they are", "err", err)
 		poke(a.wake)
 	}
 }

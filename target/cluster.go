@@ -89,7 +89,7 @@ func (a *Agent) obeyed(other, why string) {
 		other = ""
 	}
 	if other != "" && a.other != other {
-		a.log.Error("volume manager is not obeyed: its instructions are ignored, and the exports stay", "why", why, "its_cluster", other,
+		a.log.Error("volume manager is not obeyed: its orders are ignored, and the exports stay as they are", "why", why, "its_cluster", other,
 			"do", "start the right volume manager at this address, or correct --manager; drives can move to another cluster when nothing on them is exported")
 	}
 	a.other = other

@@ -132,7 +132,7 @@ func (p *planner) unusable(d driveSeen) string {
 }
 
 func (p *planner) formatDrive(w wantedDrive) {
-	const doing = "take in"
+	const doing = "add"
 	device, err := findDevice(p.seen.devices, w.WantedDrive)
 	if err != nil {
 		p.problem(driveKey(w.id), doing, "%v", err)

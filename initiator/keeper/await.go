@@ -71,7 +71,7 @@ func (k *Keeper) Await(ctx context.Context, c Call, f func(context.Context) erro
 		k.Tell(func() {
 			delete(k.busy, c.What)
 			if err := finish(err); !errors.Is(err, volume.ErrLater) {
-				k.Log.Info("call has returned after all", "call", c.What, "after", time.Since(began), "err", err)
+				k.Log.Info("delayed call has returned", "call", c.What, "after", time.Since(began), "err", err)
 			}
 		})
 	}()

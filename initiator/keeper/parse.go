@@ -78,7 +78,7 @@ func addLink(w *volume.Wanted, p *pb.WantedLink) error {
 	case w.At(l.Column, l.Copy) != nil:
 		return fmt.Errorf("column %d has another copy %d", l.Column, l.Copy)
 	case w.ReadOnly && l.Rebuilding:
-		return errors.New("to be rebuilt in a read-only attachment")
+		return errors.New("a read-only attachment cannot rebuild it")
 	}
 	w.Links = append(w.Links, l)
 	return nil
@@ -99,7 +99,7 @@ func setMode(w *volume.Wanted, m pb.AttachMode) error {
 			return fmt.Errorf("needs a volume with one copy; this one has %d", w.Layout.Copies)
 		}
 	default:
-		return errors.New("not known")
+		return errors.New("this version does not know it")
 	}
 	return nil
 }

@@ -103,7 +103,7 @@ func (k *Keeper) add(w *volume.Wanted, l volume.Add) error {
 	slot.tracked = true // from now on the engine knows what the leg misses, even if it is dropped
 	slot.dirty = v.Status().Legs[l.Column][l.Copy].Resync.Total
 	k.memory.slots[l.Place] = slot
-	k.log.Info("leg is back", "leg", l.Leg.String(), "column", l.Column, "to_copy", slot.dirty.String(), "full", l.Full)
+	k.log.Info("rebuild of a leg has begun", "leg", l.Leg.String(), "column", l.Column, "to_copy", slot.dirty.String(), "full", l.Full)
 	return nil
 }
 

@@ -96,7 +96,7 @@ func (k *Keeper) connected(n volume.Path, r *reach, c connection, err error) {
 	}
 	t := k.tries[n]
 	if t.Fail(err) {
-		k.log.Warn("connect", "nqn", n.Subsystem, "err", err)
+		k.log.Warn("connection failed", "nqn", n.Subsystem, "err", err)
 	}
 	k.tries[n] = t
 }

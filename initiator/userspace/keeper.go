@@ -78,7 +78,7 @@ func (k *Keeper) GiveUp(ctx context.Context) {
 	}
 	k.log.Warn("volume given up; its copies will be made equal", "open", k.stack.open)
 	if err := k.stack.abort(ctx, k.stack.device); err != nil {
-		k.log.Warn("remove the device", "err", err)
+		k.log.Warn("device not removed", "err", err)
 	}
 }
 

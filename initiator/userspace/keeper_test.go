@@ -165,7 +165,7 @@ func TestTheLastCopyOfAColumnStays(t *testing.T) {
 		time.Sleep(6 * time.Second)
 		w.expect("nothing can be dropped")
 		r := w.report()
-		if !pending(done) || r.Phase != stalled || !strings.Contains(r.WaitingFor, "no other copy can stand in") {
+		if !pending(done) || r.Phase != stalled || !strings.Contains(r.WaitingFor, "no other copy can replace it") {
 			t.Errorf("%v, waiting for %q; want STALLED, with the reason, and the write held", r.Phase, r.WaitingFor)
 		}
 		w.answer("t0")
@@ -191,7 +191,7 @@ func TestACopyThatStaysForTheSakeOfAnotherColumnSaysSo(t *testing.T) {
 		r := w.report()
 		last := legID(1, 1).String()
 		if !strings.Contains(r.WaitingFor, "leg "+legID(0, 1).String()+" of column 0 on t1: no answer for more than 2s, and its connection carries leg "+last) ||
-			!strings.Contains(r.WaitingFor, "leg "+last+" of column 1 on t1: no answer for more than 2s, and no other copy can stand in") {
+			!strings.Contains(r.WaitingFor, "leg "+last+" of column 1 on t1: no answer for more than 2s, and no other copy can replace it") {
 			t.Errorf("waiting for %q; want the reason of each column", r.WaitingFor)
 		}
 		w.answer("t1")

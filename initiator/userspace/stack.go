@@ -122,7 +122,7 @@ func (k *Keeper) equalize(ctx context.Context) error {
 			st.cancel()
 			if err != nil {
 				st.again = time.Now().Add(keeper.RetryInterval)
-				k.log.Warn("copies not equal yet", "err", err)
+				k.log.Warn("copies could not be made equal; trying again", "err", err)
 				return
 			}
 			st.equal = true
@@ -162,7 +162,7 @@ func (k *Keeper) export(ctx context.Context, w *volume.Wanted) error {
 			return nil
 		}
 		st.device, st.size, st.flushed, st.refusal, st.open = device, size, false, "", false
-		k.log.Info("device is there", "device", device.Path())
+		k.log.Info("device made", "device", device.Path())
 		go func() {
 			select {
 			case <-device.Done():

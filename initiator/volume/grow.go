@@ -24,7 +24,7 @@ func (p *planner) grow() {
 		}
 	case p.s.Size == 0:
 	case p.w.Size < p.s.Size:
-		p.v.Note("volume has %v and is wanted with %v: volumes cannot shrink", p.s.Size, p.w.Size)
+		p.v.Note("volume has %v, but %v is wanted: volumes cannot shrink", p.s.Size, p.w.Size)
 	case d.Exists && !d.Ended && d.Size < p.s.Size:
 		p.do(GrowDevice{})
 	case p.w.Size > p.s.Size && p.roomEverywhere():
@@ -67,7 +67,7 @@ func (p *planner) haveRoom(k int) bool {
 func (p *planner) noRoom(m member) string {
 	switch {
 	case m.Link == nil || p.c.Tables && m.Lost.any():
-		return "it is to leave first"
+		return "it must leave the volume first"
 	case p.c.Tables && (p.silence(m.Leg) > 0 || p.copy(m.Place).Moved != "" && !p.anew(m)): // the change would wait for it
 		return "it does not answer"
 	}
@@ -75,7 +75,7 @@ func (p *planner) noRoom(m member) string {
 		return short
 	}
 	if p.c.Tables && p.joins(m) {
-		return "it is to be in sync first"
+		return "it must be in sync first"
 	}
 	return ""
 }

@@ -111,7 +111,7 @@ func hold(members []*member, blocked map[block.LegID]bool) (more bool) {
 		}
 		switch other := m.carries(needed); {
 		case !stays[m.Column]:
-			m.Stays = "no other copy can stand in"
+			m.Stays = "no other copy can replace it"
 		case m.Waiting && other != nil:
 			m.Stays = fmt.Sprintf("its connection carries leg %s of column %d, which must stay", other.Leg, other.Column)
 		default:

@@ -25,7 +25,7 @@ func broken(m *member) *member { m.Lost = lost(IOError, "error"); return m }
 func copied(m *member) *member { m.Source = false; return m }
 
 func TestWhatLeaves(t *testing.T) {
-	const alone = "no other copy can stand in"
+	const alone = "no other copy can replace it"
 	for _, c := range []struct {
 		name    string
 		members []*member

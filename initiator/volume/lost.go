@@ -94,7 +94,7 @@ func (p *planner) keepOne(column int) {
 	if p.s.Waits {
 		say = p.v.Wait
 	}
-	say("leg %s of column %d on %s: %s, and no other copy can stand in", m.Leg, column, nodeOf(*m), m.Lost)
+	say("leg %s of column %d on %s: %s, and no other copy can replace it", m.Leg, column, nodeOf(*m), m.Lost)
 	m.Lost = Loss{}
 }
 

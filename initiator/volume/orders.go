@@ -206,7 +206,7 @@ func legsOf[L fmt.Stringer](legs []L) string {
 
 func mute(m bool) string {
 	if m {
-		return ", which is mute"
+		return ", whose target does not answer"
 	}
 	return ""
 }

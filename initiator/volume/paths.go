@@ -178,7 +178,7 @@ func (p *planner) trouble(l *Link) string {
 		return e
 	}
 	if !slices.ContainsFunc(l.Portals, p.fits) {
-		return fmt.Sprintf("node %s has no portal of the transports that this data path supports, %v", l.Node, p.c.Transports)
+		return fmt.Sprintf("node %s has no portal of a transport that this data path supports (%v)", l.Node, p.c.Transports)
 	}
 	return "connecting"
 }

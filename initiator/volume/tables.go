@@ -151,7 +151,7 @@ func (p *planner) columnSize(k int) block.Size {
 	case !c.Built || c.Size == want:
 		return want
 	case c.Size > want:
-		p.v.Note("column %d has %v and is wanted with %v: columns cannot shrink", k, c.Size, want)
+		p.v.Note("column %d has %v, but %v is wanted: columns cannot shrink", k, c.Size, want)
 	case p.w.Detach:
 	case c.CannotGrow != "":
 		p.v.Note("grow to %v: column %d: %s; it can at the next attach", p.w.Size, k, c.CannotGrow)

@@ -138,7 +138,7 @@ func (c Config) Check() error {
 	devices := map[string]block.NQN{}
 	for _, s := range c.Subsystems {
 		if seen[s.NQN] {
-			return fmt.Errorf("subsystem %s: wanted twice", s.NQN)
+			return fmt.Errorf("subsystem %s: listed twice", s.NQN)
 		}
 		seen[s.NQN] = true
 		if err := s.check(); err != nil {
@@ -160,13 +160,13 @@ func (s Subsystem) check() error {
 	}
 	switch {
 	case !s.NQN.Ours():
-		return fmt.Errorf("not a name of ours")
+		return fmt.Errorf("not a name that Weft gives")
 	case s.Serial == "" || len(s.Serial) > 20 || !printable(s.Serial):
 		return fmt.Errorf("serial %q: must be 1 to 20 printable characters", s.Serial)
 	case s.Model == "" || len(s.Model) > 40 || !printable(s.Model):
 		return fmt.Errorf("model %q: must be 1 to 40 printable characters", s.Model)
 	case s.CntlidMin < 1 || s.CntlidMax > DefaultCntlidMax || s.CntlidMin >= s.CntlidMax:
-		return fmt.Errorf("cntlid %d to %d: must grow, within %d to %d", s.CntlidMin, s.CntlidMax, DefaultCntlidMin, DefaultCntlidMax)
+		return fmt.Errorf("cntlid %d to %d: must be a range within %d to %d", s.CntlidMin, s.CntlidMax, DefaultCntlidMin, DefaultCntlidMax)
 	case s.AllowAnyHost:
 		return fmt.Errorf("allow_any_host: must be off")
 	}
@@ -195,7 +195,7 @@ func (s Subsystem) checkNamespaces() error {
 		case ns.NSID == 0 || ns.NSID == 0xffffffff:
 			return fmt.Errorf("namespace %d: must be 1 to 4294967294", ns.NSID)
 		case seen[ns.NSID]:
-			return fmt.Errorf("namespace %d: wanted twice", ns.NSID)
+			return fmt.Errorf("namespace %d: listed twice", ns.NSID)
 		case !strings.HasPrefix(ns.Device, "/") || !printable(ns.Device):
 			return fmt.Errorf("namespace %d: device %q: must be an absolute path", ns.NSID, ns.Device)
 		case ns.UUID.IsZero() || ns.NGUID.IsZero():
@@ -219,12 +219,12 @@ func (c Config) checkPorts(known map[block.NQN]bool) error {
 			return fmt.Errorf("portal %s: port id %d is not one of ours", p.Portal, p.ID)
 		}
 		if seen[where] {
-			return fmt.Errorf("portal %s: wanted twice", p.Portal)
+			return fmt.Errorf("portal %s: listed twice", p.Portal)
 		}
 		seen[where] = true
 		for _, l := range p.Subsystems {
 			if !known[l.To] || l != LinkTo(l.To) {
-				return fmt.Errorf("portal %s: subsystem %s: not a wanted one", p.Portal, l.To)
+				return fmt.Errorf("portal %s: subsystem %s: not in the list", p.Portal, l.To)
 			}
 		}
 	}

@@ -161,7 +161,7 @@ func (d *Drives) Open(path string) (*Disk, error) {
 func (h *held) begin(id block.DriveID, label uint32) {
 	noted, err := h.drives.losses.read(id)
 	if err != nil {
-		h.drives.log.Warn("what the process before noted of a drive's losses is not known", "drive", id, "err", err)
+		h.drives.log.Warn("cannot read what the previous process noted of a drive's lost writes", "drive", id, "err", err)
 	}
 	if h.opened.CompareAndSwap(nil, &beginning{id, max(label, noted)}) && h.file.Losses() > 0 {
 		h.noteLoss()
@@ -178,7 +178,7 @@ func (h *held) noteLoss() {
 	h.noting.Lock()
 	defer h.noting.Unlock()
 	if err := h.drives.losses.write(began.id, h.incarnation()); err != nil {
-		h.drives.log.Warn("a drive's loss of writes is not noted for the next process; its label will tell of it", "drive", began.id, "err", err)
+		h.drives.log.Warn("cannot note a drive's lost writes for the next process; only the drive's label will record them", "drive", began.id, "err", err)
 	}
 }
 
