@@ -136,7 +136,7 @@ func (k *kernelKeeper) observeDevices(ctx context.Context, s *seen) error {
 // leaves reports whether the device is to be removed. Only then is it worth finding out who
 // has it open, which takes much reading.
 func (k *kernelKeeper) leaves() bool {
-	w := k.Told().Wanted
+	w := k.Last().Wanted
 	return w == nil || w.Detach || !k.memory.Of(w)
 }
 
@@ -214,19 +214,19 @@ func (k *kernelKeeper) observeHealth(c *columnSeen) error {
 }
 
 func (k *kernelKeeper) observeLeg(ctx context.Context, s *seen, l *volume.Link) {
-	var told volume.LegSeen
+	var leg volume.LegSeen
 	n, err := k.kernel.host.FindNamespace(l.NQN, l.NSID, l.UUID)
 	live := err == nil && n.Live
 	if err != nil && !errors.Is(err, fabrics.ErrNoNamespace) {
-		told.Error = err.Error()
+		leg.Error = err.Error()
 	}
-	told.Found, told.Device, told.Size = n.Dev != "", n.Name, n.Size
+	leg.Found, leg.Device, leg.Size = n.Dev != "", n.Name, n.Size
 	if live {
 		if err := k.prepare(ctx, n, l, k.need(s, l.Column)); err != nil {
-			told.Error = err.Error()
+			leg.Error = err.Error()
 		}
 	}
-	seen := legSeen{nqn: l.NQN, device: dm.Ref(n.Dev), name: n.Name, fit: live && told.Error == ""}
+	seen := legSeen{nqn: l.NQN, device: dm.Ref(n.Dev), name: n.Name, fit: live && leg.Error == ""}
 	p := k.pulses[l.Leg]
 	if p == nil || seen.device != "" {
 		p = p.Of(string(seen.device))
@@ -237,19 +237,19 @@ func (k *kernelKeeper) observeLeg(ctx context.Context, s *seen, l *volume.Link) 
 	for _, c := range s.controllers[l.NQN] { // a probe may use any of them
 		on := way
 		on.Path, on.Peer = pathOf(c), k.path.answeredSince(c.Address, way.Silent)
-		told.Ways = append(told.Ways, on)
+		leg.Ways = append(leg.Ways, on)
 	}
-	if len(told.Ways) == 0 {
-		told.Ways = []volume.WaySeen{way}
+	if len(leg.Ways) == 0 {
+		leg.Ways = []volume.WaySeen{way}
 	}
-	told.Live = seen.fit && p.Met
-	s.legs[l.Leg], s.Legs[l.Leg] = seen, told
+	leg.Live = seen.fit && p.Met
+	s.legs[l.Leg], s.Legs[l.Leg] = seen, leg
 }
 
 // need is the size that a leg must have: for a column that is built, the column's present
 // size, because a volume that is wanted larger keeps serving.
 func (k *kernelKeeper) need(s *seen, column int) block.Size {
-	w := k.Told().Wanted
+	w := k.Last().Wanted
 	if w == nil {
 		return 0
 	}

@@ -23,8 +23,8 @@ const (
 	RetryInterval = 500 * time.Millisecond // after a refused request
 )
 
-// Told is the last message of [Inbox.Want].
-type Told struct {
+// Message is what [Inbox.Want] tells a keeper.
+type Message struct {
 	Known      bool // the manager has said something
 	Wanted     *volume.Wanted
 	Problem    string // why the wanted state cannot be acted on; empty if it can
@@ -40,7 +40,7 @@ type Inbox struct {
 	ended  chan struct{}
 
 	mu   sync.Mutex
-	told Told
+	last Message
 }
 
 // NewInbox makes an empty Inbox.
@@ -52,22 +52,22 @@ func NewInbox() *Inbox {
 // wanted state cannot be acted on, and the volume stays as it is.
 func (b *Inbox) Want(w *volume.Wanted, problem string, generation uint64) {
 	b.mu.Lock()
-	b.told = Told{Known: true, Wanted: w, Problem: problem, Generation: generation}
+	b.last = Message{Known: true, Wanted: w, Problem: problem, Generation: generation}
 	b.mu.Unlock()
 	b.Poke()
 }
 
-// Told returns what Want last told the keeper.
-func (b *Inbox) Told() Told {
+// Last returns what Want last told the keeper.
+func (b *Inbox) Last() Message {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.told
+	return b.last
 }
 
 // Unwanted reports whether the keeper was told that its volume is not wanted.
 func (b *Inbox) Unwanted() bool {
-	told := b.Told()
-	return told.Known && told.Wanted == nil
+	last := b.Last()
+	return last.Known && last.Wanted == nil
 }
 
 // Poke makes the keeper look soon.

@@ -11,14 +11,14 @@ import (
 
 func TestAnInboxHasTheLastWantedState(t *testing.T) {
 	b := NewInbox()
-	if b.Unwanted() || b.Told().Known {
+	if b.Unwanted() || b.Last().Known {
 		t.Error("before the manager has said anything a volume counts as not wanted")
 	}
 	w := &volume.Wanted{Epoch: 2}
 	b.Want(&volume.Wanted{Epoch: 1}, "", 1)
 	b.Want(w, "no such mode", 2)
-	if got, want := b.Told(), (Told{Known: true, Wanted: w, Problem: "no such mode", Generation: 2}); got != want {
-		t.Errorf("Told() = %+v, want %+v", got, want)
+	if got, want := b.Last(), (Message{Known: true, Wanted: w, Problem: "no such mode", Generation: 2}); got != want {
+		t.Errorf("Last() = %+v, want %+v", got, want)
 	}
 	if b.Unwanted() {
 		t.Error("a volume that is wanted counts as not wanted")

@@ -152,34 +152,34 @@ func (k *Keeper) Run(ctx context.Context) {
 // turn observes, plans and applies; it reports whether another look at once is worthwhile.
 func (k *Keeper) turn(ctx context.Context) (again bool) {
 	k.Drain()
-	told := k.Told()
-	w := told.Wanted
+	last := k.Last()
+	w := last.Wanted
 	if k.leaving && w != nil {
 		w = w.Leaving()
 	}
 	s, err := k.path.Observe(ctx, w)
 	if err != nil {
-		k.publish(w, nil, volume.Verdict{Phase: k.phase, Waiting: []string{err.Error()}}, told.Generation)
+		k.publish(w, nil, volume.Verdict{Phase: k.phase, Waiting: []string{err.Error()}}, last.Generation)
 		return false
 	}
 	s.RecordError, s.Noted, s.NoteError = k.Refusal(), k.noted, k.noteError
 	m := k.path.Memory()
-	if !told.Known || told.Problem != "" {
+	if !last.Known || last.Problem != "" {
 		kept := k.path.Kept()
 		orders, v := volume.Guard(kept, m, s, k.cfg.Limits, k.cfg.Capabilities)
-		if told.Problem != "" {
-			v.Waiting = append(v.Waiting, told.Problem)
+		if last.Problem != "" {
+			v.Waiting = append(v.Waiting, last.Problem)
 		}
 		_, failed := k.doAll(ctx, kept, s, orders)
 		v.Notes = append(v.Notes, failed...)
-		k.publish(w, s, v, told.Generation)
+		k.publish(w, s, v, last.Generation)
 		return false
 	}
 	m.KeepHolds(w)
 	orders, v := volume.Plan(w, m, s, k.cfg.Limits, k.cfg.Capabilities)
 	did, failed := k.doAll(ctx, w, s, orders)
 	v.Failed(failed)
-	k.publish(w, s, v, told.Generation)
+	k.publish(w, s, v, last.Generation)
 	return did
 }
 

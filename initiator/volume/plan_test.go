@@ -32,11 +32,11 @@ func (w *world) until(t *testing.T, phase Phase) (did []string) {
 	t.Helper()
 	for range 500 {
 		did = append(did, w.turn(1000)...)
-		if w.told.Phase == phase {
+		if w.verdict.Phase == phase {
 			return did
 		}
 	}
-	t.Fatalf("the volume is %s, waiting for %q, want %s; done:\n%s", w.told.Phase, w.told.Waiting, phase, strings.Join(did, "\n"))
+	t.Fatalf("the volume is %s, waiting for %q, want %s; done:\n%s", w.verdict.Phase, w.verdict.Waiting, phase, strings.Join(did, "\n"))
 	return nil
 }
 
@@ -68,8 +68,8 @@ func TestALostLegIsRecordedAndNotedBeforeIOGoesOn(t *testing.T) {
 		if cutsFirst := before(did, "cut", goesOn); cutsFirst != w.caps.Tables {
 			t.Errorf("the path ends first: %v, want %v: a table waits for the I/O below it", cutsFirst, w.caps.Tables)
 		}
-		if !w.wrote[0].done || w.told.Phase != Serving {
-			t.Errorf("the volume is %s, its write acknowledged: %v", w.told.Phase, w.wrote[0].done)
+		if !w.wrote[0].done || w.verdict.Phase != Serving {
+			t.Errorf("the volume is %s, its write acknowledged: %v", w.verdict.Phase, w.wrote[0].done)
 		}
 		w.silent[1] = false
 		w.comeBack()
@@ -119,8 +119,8 @@ func TestPromisesHoldWhateverHappens(t *testing.T) {
 					w.broken("leg %v is not in sync in the end", at)
 				}
 			}
-			if w.told.Phase != Serving || len(w.bad) > 0 {
-				t.Errorf("seed %d: the volume is %s, waiting for %q, in the end; the story:\n%s", seed, w.told.Phase, w.told.Waiting, strings.Join(story, "\n"))
+			if w.verdict.Phase != Serving || len(w.bad) > 0 {
+				t.Errorf("seed %d: the volume is %s, waiting for %q, in the end; the story:\n%s", seed, w.verdict.Phase, w.verdict.Waiting, strings.Join(story, "\n"))
 			}
 		})
 		if t.Failed() {
@@ -135,8 +135,8 @@ func TestDetachIsCleanWhenEveryLegHasEveryWrite(t *testing.T) {
 		w.open = true
 		w.wanted.Detach = true
 		w.pass(2 * time.Second)
-		if !w.device || w.told.Phase != Detaching || len(w.told.Waiting) == 0 {
-			t.Errorf("while it is open the device is there: %v, and the volume %s, waiting for %q", w.device, w.told.Phase, w.told.Waiting)
+		if !w.device || w.verdict.Phase != Detaching || len(w.verdict.Waiting) == 0 {
+			t.Errorf("while it is open the device is there: %v, and the volume %s, waiting for %q", w.device, w.verdict.Phase, w.verdict.Waiting)
 		}
 		w.open, w.refusal = false, ""
 		if did := w.until(t, DetachedClean); !slices.Contains(did, "flush") || len(w.paths) > 0 {
@@ -163,8 +163,8 @@ func TestWhatIsNotWantedIsGivenUpAndTakenAway(t *testing.T) {
 			t.Errorf("left: device %v, volume %v, paths %v", w.device, w.built(), w.paths)
 		}
 		w.unwanted = false
-		if w.pass(2 * time.Second); w.told.Phase != DetachedUnclean || w.told.GaveUp == nil || w.built() {
-			t.Errorf("wanted again at its epoch the volume is %s, given up: %v; want it left", w.told.Phase, w.told.GaveUp)
+		if w.pass(2 * time.Second); w.verdict.Phase != DetachedUnclean || w.verdict.GaveUp == nil || w.built() {
+			t.Errorf("wanted again at its epoch the volume is %s, given up: %v; want it left", w.verdict.Phase, w.verdict.GaveUp)
 		}
 		w.wanted.Epoch, w.memory.Epoch, w.memory.Gone, w.memory.Over = 2, 2, false, nil // as a keeper does when a new epoch begins
 		w.until(t, Serving)
@@ -224,10 +224,10 @@ func find[O Order](orders []Order) (O, bool) {
 
 // hold is the state of the only requested hold.
 func (w *world) hold() HoldState {
-	if len(w.told.Holds) != 1 {
+	if len(w.verdict.Holds) != 1 {
 		return ""
 	}
-	return w.told.Holds[0].State
+	return w.verdict.Holds[0].State
 }
 
 func TestIOIsHeldOnRequestAndNoLongerThanTheLimit(t *testing.T) {
@@ -241,20 +241,20 @@ func TestIOIsHeldOnRequestAndNoLongerThanTheLimit(t *testing.T) {
 		w.until(t, Stalled)
 		w.begin(0)
 		w.pass(2 * time.Second)
-		if !w.held || w.hold() != HoldHeld || w.wrote[1].done || !slices.ContainsFunc(w.told.Waiting, func(s string) bool { return strings.Contains(s, "s1") }) {
-			t.Errorf("after 2s I/O is held: %v, the hold is %q, waiting for %q", w.held, w.hold(), w.told.Waiting)
+		if !w.held || w.hold() != HoldHeld || w.wrote[1].done || !slices.ContainsFunc(w.verdict.Waiting, func(s string) bool { return strings.Contains(s, "s1") }) {
+			t.Errorf("after 2s I/O is held: %v, the hold is %q, waiting for %q", w.held, w.hold(), w.verdict.Waiting)
 		}
 		w.pass(2 * time.Second)
-		if w.held || w.hold() != HoldEnded || !w.wrote[1].done || w.told.Phase != Serving || len(w.told.Notes) == 0 {
-			t.Errorf("after 4s I/O is held: %v, the hold %q, the volume %s with notes %q; want I/O to continue, and the report to say so", w.held, w.hold(), w.told.Phase, w.told.Notes)
+		if w.held || w.hold() != HoldEnded || !w.wrote[1].done || w.verdict.Phase != Serving || len(w.verdict.Notes) == 0 {
+			t.Errorf("after 4s I/O is held: %v, the hold %q, the volume %s with notes %q; want I/O to continue, and the report to say so", w.held, w.hold(), w.verdict.Phase, w.verdict.Notes)
 		}
 		w.request(Hold{ID: "s2", Limit: 3 * time.Second})
 		if w.until(t, Stalled); !w.held {
 			t.Error("I/O is not held for the next hold")
 		}
 		w.request()
-		if w.until(t, Serving); w.held || len(w.told.Holds) > 0 {
-			t.Errorf("after the release I/O is held: %v, with holds %v", w.held, w.told.Holds)
+		if w.until(t, Serving); w.held || len(w.verdict.Holds) > 0 {
+			t.Errorf("after the release I/O is held: %v, with holds %v", w.held, w.verdict.Holds)
 		}
 	})
 }
@@ -271,8 +271,8 @@ func TestIOIsHeldUntilTheLastHoldEnds(t *testing.T) {
 		w.until(t, Serving)
 		w.request(Hold{ID: "s1", Limit: time.Second}, Hold{ID: "s2", Limit: 3 * time.Second})
 		w.pass(2 * time.Second)
-		if want := []HoldSeen{{"s1", HoldEnded}, {"s2", HoldHeld}}; !w.held || !slices.Equal(w.told.Holds, want) {
-			t.Errorf("after 2s I/O is held: %v, for %v; want %v", w.held, w.told.Holds, want)
+		if want := []HoldSeen{{"s1", HoldEnded}, {"s2", HoldHeld}}; !w.held || !slices.Equal(w.verdict.Holds, want) {
+			t.Errorf("after 2s I/O is held: %v, for %v; want %v", w.held, w.verdict.Holds, want)
 		}
 		w.pass(2 * time.Second)
 		if w.held {

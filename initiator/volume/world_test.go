@@ -46,10 +46,10 @@ type world struct {
 	unwanted bool // the manager does not want the volume here
 	broke    bool // the device fails all I/O
 
-	next  int // number of the next write
-	wrote []write
-	told  Verdict
-	bad   []string // broken promises
+	next    int // number of the next write
+	wrote   []write
+	verdict Verdict
+	bad     []string // broken promises
 }
 
 // since is when a node last answered, and when its silence began.
@@ -229,7 +229,7 @@ func (w *world) turn(n int) (did []string) {
 		wanted = nil
 	}
 	orders, v := Plan(wanted, w.memory, s, limits, w.caps)
-	w.told = v
+	w.verdict = v
 	for _, o := range orders {
 		if n--; n < 0 {
 			break
