@@ -107,7 +107,7 @@ func decide(volume *pb.Volume, asked string, e mount.Contents) (plan, error) {
 	return p, nil
 }
 
-const defaultFSType = "ext4"
+var defaultFSType = block.PropertyFileSystem.Default
 
 // mkfs returns the program that makes a file system, and its arguments. fresh says that the volume
 // was never written; e2fs is the version of e2fsprogs.

@@ -28,23 +28,20 @@ type parameters struct {
 	about           map[string]string // the claim that the volume is for, from the provisioner
 }
 
-// The names of parameters: volume parameters come from the table of properties, the others are the
-// driver's own.
+// The names of parameters come from the table of properties.
 var (
 	paramCopies  = block.PropertyCopies.Parameter
 	paramStripes = block.PropertyStripes.Parameter
 	paramChunk   = block.PropertyChunk.Parameter
 	paramPool    = block.PropertyPool.Parameter
 	paramSpread  = block.PropertySpread.Parameter
-)
 
-const (
-	paramTransport = "transport"
-	paramFSType    = "fsType"
+	paramTransport = block.PropertyTransport.Parameter
+	paramFSType    = block.PropertyFileSystem.Parameter
 )
 
 // fileSystems are the ones that the node service can make and grow.
-var fileSystems = []string{"ext4", "xfs"}
+var fileSystems = block.PropertyFileSystem.Words()
 
 // provisionerPrefix begins keys that sidecars set, never an administrator. Those of
 // --extra-create-metadata and --extra-modify-metadata name the claim that a volume is for.
@@ -58,7 +55,7 @@ var metadataKeys = []string{
 func parseParameters(given map[string]string) (parameters, error) {
 	p := parameters{
 		copies: block.DefaultCopies, chunk: block.DefaultChunk, pool: block.DefaultPool, spread: block.DefaultSpread,
-		transport: "auto", about: map[string]string{},
+		transport: block.PropertyTransport.Default, about: map[string]string{},
 	}
 	for _, key := range slices.Sorted(maps.Keys(given)) {
 		if err := p.set(key, given[key]); err != nil {
@@ -94,19 +91,21 @@ func (p *parameters) set(key, value string) (err error) {
 	case paramSpread:
 		p.spread, err = value, given(value)
 	case paramTransport:
-		p.transport, err = value, oneOf(value, "tcp", "auto")
+		p.transport, err = value, oneOf(value, block.PropertyTransport.Words()...)
 	case paramFSType:
 		p.fsType, err = value, oneOf(value, fileSystems...)
 	default:
 		if !slices.Contains(metadataKeys, key) {
-			return fmt.Errorf("not known; known are %s and %s", strings.Join(append(volumeParameters(), paramTransport), ", "), paramFSType)
+			known := volumeParameters()
+			last := len(known) - 1
+			return fmt.Errorf("not known; known are %s and %s", strings.Join(known[:last], ", "), known[last])
 		}
 		p.about[key] = value
 	}
 	return err
 }
 
-// volumeParameters lists the parameters that are properties of a volume.
+// volumeParameters lists the parameters of a StorageClass.
 func volumeParameters() (names []string) {
 	for _, p := range block.Properties() {
 		if p.Parameter != "" {

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -322,5 +324,50 @@ func TestCapacityIsAskedWithTheWholeClass(t *testing.T) {
 	}
 	if _, err := parseParameters(classParameters(map[string]string{"copys": "1"})); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("an unknown key = %v, want InvalidArgument", err)
+	}
+}
+
+// The parameters of a StorageClass, their defaults and their bounds are those of the table of
+// properties, and the reference lists just these.
+func TestParametersAreThoseOfTheTable(t *testing.T) {
+	plain, err := parseParameters(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, unknown := parseParameters(map[string]string{"iops": "1"})
+	reference, err := os.ReadFile("../docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range block.Properties() {
+		if p.Parameter == "" {
+			continue
+		}
+		got, err := parseParameters(map[string]string{p.Parameter: p.Default})
+		if p == block.PropertyFileSystem {
+			got.fsType = "" // the node takes its default, unless the volume has a file system
+		}
+		if diff := cmp.Diff(plain, got, cmp.AllowUnexported(parameters{})); err != nil || diff != "" {
+			t.Errorf("%s=%s, its default, makes a difference (%v):\n%s", p.Parameter, p.Default, err, diff)
+		}
+		bad := ""
+		if p.Most > 0 {
+			bad = fmt.Sprint(p.Most + 1)
+		} else if p.Choices != "" {
+			bad = "other"
+		}
+		if _, err := parseParameters(map[string]string{p.Parameter: bad}); err == nil || !strings.Contains(err.Error(), "parameters: "+p.Parameter) {
+			t.Errorf("%s=%q: %v, want it refused by name", p.Parameter, bad, err)
+		}
+		if !strings.Contains(fmt.Sprint(unknown), p.Parameter) {
+			t.Errorf("%v lacks %s", unknown, p.Parameter)
+		}
+		row := regexp.MustCompile("(?m)^\\| `" + p.Parameter + "`[^|]*\\| `" + p.Default + "` \\|")
+		if !row.Match(reference) {
+			t.Errorf("docs/kubernetes.md has no row for %s with default %s", p.Parameter, p.Default)
+		}
+	}
+	if defaultFSType != block.PropertyFileSystem.Default {
+		t.Errorf("a node makes %s, the table says %s", defaultFSType, block.PropertyFileSystem.Default)
 	}
 }

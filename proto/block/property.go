@@ -5,18 +5,20 @@ package block
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Property is something that can be asked of a volume when it is created. What the
 // manager, the command line and StorageClasses call it, and what they take if nothing is
 // said, comes from one table.
 type Property struct {
-	Field     string // of the manager's request, and of its refusals
+	Field     string // of the manager's request, and of its refusals; empty: the manager does not know it
 	Flag      string // of `weft volume create`; empty: it has none
 	Parameter string // of a StorageClass; empty: it has none
 	Default   string // as a person writes it; empty: none
 	// Least and Most bound a number; both 0: it is none.
 	Least, Most uint64
+	Choices     string // the allowed words, separated by spaces; empty: any text
 	Later       string // how it is changed afterwards; empty: never
 }
 
@@ -29,6 +31,9 @@ var (
 	PropertyPool    = Property{Field: "pool", Flag: "pool", Parameter: "pool", Default: DefaultPool}
 	PropertySpread  = Property{Field: "spread", Flag: "spread", Parameter: "spread", Default: DefaultSpread}
 	PropertyLabels  = Property{Field: "labels", Flag: "label", Later: "weft volume set, or labels.KEY of a VolumeAttributesClass"}
+	// Those of a StorageClass alone: how the node reaches the volume, and what it makes on it.
+	PropertyTransport  = Property{Parameter: "transport", Default: "auto", Choices: "tcp auto"}
+	PropertyFileSystem = Property{Parameter: "fsType", Default: "ext4", Choices: "ext4 xfs"}
 )
 
 // What is taken if a request does not say.
@@ -40,7 +45,7 @@ const (
 
 // Properties is the table, in the order in which people are told of it.
 func Properties() []Property {
-	return []Property{PropertySize, PropertyCopies, PropertyStripes, PropertyChunk, PropertyPool, PropertySpread, PropertyLabels}
+	return []Property{PropertySize, PropertyCopies, PropertyStripes, PropertyChunk, PropertyPool, PropertySpread, PropertyLabels, PropertyTransport, PropertyFileSystem}
 }
 
 // ParameterOf is the StorageClass parameter that fills a field of the manager's
@@ -53,6 +58,19 @@ func ParameterOf(field string) (parameter string, ok bool) {
 	}
 	return all[i].Parameter, true
 }
+
+// FlagOf is the flag that fills a field of the manager's request; ok is false if none does.
+func FlagOf(field string) (flag string, ok bool) {
+	all := Properties()
+	i := slices.IndexFunc(all, func(p Property) bool { return p.Field == field && p.Flag != "" })
+	if i < 0 {
+		return "", false
+	}
+	return all[i].Flag, true
+}
+
+// Words lists the allowed words; none if any text is allowed.
+func (p Property) Words() []string { return strings.Fields(p.Choices) }
 
 // Bounds says what a number must be: "1 to 3".
 func (p Property) Bounds() string { return fmt.Sprintf("%d to %d", p.Least, p.Most) }

@@ -4,6 +4,8 @@ package block
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 )
 
@@ -14,7 +16,10 @@ func TestPropertiesAreToldApartAndTheirDefaultsAreAllowed(t *testing.T) {
 			if seen[name] {
 				t.Errorf("two properties are %s", name)
 			}
-			seen[name] = name != "parameter " && name != "flag "
+			seen[name] = !strings.HasSuffix(name, " ")
+		}
+		if words := p.Words(); len(words) > 0 && !slices.Contains(words, p.Default) {
+			t.Errorf("%s: default %q is none of %v", p.Parameter, p.Default, words)
 		}
 		var n int
 		if p.Most == 0 {
@@ -29,6 +34,12 @@ func TestPropertiesAreToldApartAndTheirDefaultsAreAllowed(t *testing.T) {
 	}
 	if got, ok := ParameterOf("chunk_bytes"); got != "chunkSize" || !ok {
 		t.Errorf("chunk_bytes is filled by %q", got)
+	}
+	if got, ok := FlagOf("chunk_bytes"); got != "chunk-size" || !ok {
+		t.Errorf("chunk_bytes is filled by --%s", got)
+	}
+	if got, ok := FlagOf("seed"); ok {
+		t.Errorf("an unknown field is filled by --%s", got)
 	}
 	if got, ok := ParameterOf("size_bytes"); ok {
 		t.Errorf("size_bytes is filled by %q, want by no parameter", got)

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -39,4 +40,42 @@ func TestProblemsNameWhatPeopleKnow(t *testing.T) {
 			t.Errorf("the report itself was changed to %q", reported[0].Object)
 		}
 	}
+}
+
+// What a request leaves open is filled in from the table of properties.
+func TestAVolumeGetsTheDefaultsOfTheTable(t *testing.T) {
+	in, err := CreateVolume{Name: "db1", Size: block.GiB}.normal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for p, got := range map[block.Property]any{
+		block.PropertyCopies: in.Copies, block.PropertyStripes: in.Stripes, block.PropertyChunk: in.Chunk,
+		block.PropertyPool: in.Pool, block.PropertySpread: in.Spread,
+	} {
+		if fmt.Sprint(got) != p.Default {
+			t.Errorf("%s: default %v, the table says %s", p.Field, got, p.Default)
+		}
+	}
+	for _, p := range block.Properties() {
+		if p.Most == 0 {
+			continue
+		}
+		in := CreateVolume{Name: "db1", Size: block.GiB}
+		switch p {
+		case block.PropertyCopies:
+			in.Copies = int(p.Most) + 1
+		case block.PropertyStripes:
+			in.Stripes = int(p.Most) + 1
+		default:
+			t.Errorf("the bounds of %s are not tested", p.Field)
+		}
+		if _, err := in.normal(); !refusesField(err, p.Field) {
+			t.Errorf("%s above %d: %v, want it refused by name", p.Field, p.Most, err)
+		}
+	}
+}
+
+func refusesField(err error, field string) bool {
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Kind == InvalidArgument && e.Field == field
 }

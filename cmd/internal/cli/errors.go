@@ -16,6 +16,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"weft.dev/weft/proto/block"
 )
 
 // The exit codes; ExitCodesText tables them for operators.
@@ -306,12 +307,9 @@ func flagOf(field string) string {
 		return "DRIVE"
 	case "device":
 		return "DEVICE"
-	case "size_bytes":
-		return "--size"
-	case "chunk_bytes":
-		return "--chunk-size"
-	case "labels":
-		return "--label"
+	}
+	if flag, ok := block.FlagOf(field); ok {
+		return "--" + flag
 	}
 	return "--" + strings.ReplaceAll(field, "_", "-")
 }
