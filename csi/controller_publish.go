@@ -239,7 +239,7 @@ func (s *controllerServer) mayForce(ctx context.Context, v *pb.Volume, a *pb.Att
 	s.mu.Unlock()
 	switch {
 	case waited >= s.cfg.DetachGrace:
-		why = "it has not released the volume in time: " + a.WaitingFor
+		why = "it did not release the volume in time: " + a.WaitingFor
 	case look:
 		nodes, err := s.cfg.Manager.ListNodes(ctx, &pb.ListNodesRequest{})
 		if err != nil {

@@ -138,9 +138,9 @@ func publishedAlready(a attachment, req publishing, m mount.Mount) error {
 	isNode := m.Device != a.number
 	switch {
 	case isNode != req.block || !req.block && m.Root != "/":
-		return status.Errorf(codes.AlreadyExists, "volume %s: %s already has it, in another way than requested", a.volume.Name, req.target)
+		return status.Errorf(codes.AlreadyExists, "volume %s: it is already published at %s in another way than requested", a.volume.Name, req.target)
 	case m.ReadOnly() != req.readOnly:
-		return status.Errorf(codes.AlreadyExists, "volume %s: %s already has it, with read-only %v instead of %v", a.volume.Name, req.target, m.ReadOnly(), req.readOnly)
+		return status.Errorf(codes.AlreadyExists, "volume %s: it is already published at %s with read-only %v instead of %v", a.volume.Name, req.target, m.ReadOnly(), req.readOnly)
 	}
 	return nil
 }
@@ -164,7 +164,7 @@ func (s *nodeServer) checkAlone(a attachment, req publishing, all mount.Table) e
 		others = all.FileSystemOn(a.number, staged...)
 	}
 	if len(others) > 0 {
-		return status.Errorf(codes.FailedPrecondition, "volume %s: it is for a single writer, and %s has it", a.volume.Name, others.Points())
+		return status.Errorf(codes.FailedPrecondition, "volume %s: it has a single writer, and it is mounted on %s", a.volume.Name, others.Points())
 	}
 	return nil
 }
@@ -212,7 +212,7 @@ func (s *nodeServer) unpublish(ctx context.Context, t *task, id, target string) 
 		return err
 	}
 	if err := s.kernel.Remove(target); err != nil {
-		return status.Errorf(codes.Internal, "volume %s: unmounted, and its target is still there: %v", id, err)
+		return status.Errorf(codes.Internal, "volume %s: unmounted, but the mount point could not be removed: %v", id, err)
 	}
 	return nil
 }

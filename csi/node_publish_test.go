@@ -202,9 +202,9 @@ func TestUnstageIsNotOverWhileAnUnmountOfAnotherProcessHangs(t *testing.T) {
 	w := newNodeWorld(t)
 	succeeds(t, "stage", w.stageErr())
 	w.disk.claimed = true
-	refused(t, "unstage", w.unstageErr(), codes.FailedPrecondition, "cannot be seen")
+	refused(t, "unstage", w.unstageErr(), codes.FailedPrecondition, "this process cannot see")
 	w.restart()
-	refused(t, "unstage", w.unstageErr(), codes.FailedPrecondition, "cannot be seen")
+	refused(t, "unstage", w.unstageErr(), codes.FailedPrecondition, "this process cannot see")
 	refused(t, "stage", w.stageErr(), codes.Unavailable, "open exclusively")
 	w.disk.claimed = false
 	succeeds(t, "unstage", w.unstageErr())

@@ -296,7 +296,7 @@ func (s *nodeServer) prepare(ctx context.Context, t *task, a attachment, d mount
 		return "", err
 	}
 	if p.format && req.readOnly {
-		return "", status.Errorf(codes.FailedPrecondition, "volume %s: it has no file system yet, and none is made for a read-only access mode", a.volume.Name)
+		return "", status.Errorf(codes.FailedPrecondition, "volume %s: it has no file system yet, and a read-only access mode does not create one", a.volume.Name)
 	}
 	// A wrong option must be found before mkfs.
 	if _, err := mountOptions(p.fsType, req.flags, req.readOnly); err != nil {
@@ -482,7 +482,7 @@ func (s *nodeServer) grow(ctx context.Context, t *task, d mount.Disk, fsType, po
 }
 
 // errGrowsUnmounted means that this process cannot grow a file system in use.
-var errGrowsUnmounted = errors.New("grow the file system: while it is mounted, that needs the capability SYS_RESOURCE, which this process lacks; it is grown when it is staged next")
+var errGrowsUnmounted = errors.New("grow the file system: while it is mounted, that needs the capability SYS_RESOURCE, which this process lacks; it grows when the volume is staged next")
 
 // runGrow grows a file system to a size, at its mount point or on its device.
 func (s *nodeServer) runGrow(ctx context.Context, t *task, d mount.Disk, fsType, where string, size uint64) error {

@@ -137,7 +137,7 @@ func (s *nodeServer) stillClaimed(ctx context.Context, id string, device block.D
 		return nil
 	}
 	if busy, err := d.Busy(); err == nil && busy {
-		return status.Errorf(codes.FailedPrecondition, "volume %s: its device %s is still in use by something that cannot be seen from here: a file system that is being unmounted, or another device on top of it", id, a.Device)
+		return status.Errorf(codes.FailedPrecondition, "volume %s: its device %s is still in use by something that this process cannot see: a file system that is being unmounted, or another device stacked on it", id, a.Device)
 	}
 	return nil
 }
@@ -192,7 +192,7 @@ func (s *nodeServer) unmountAll(ctx context.Context, t *task, id, path string, c
 func (s *nodeServer) unmountHeld(ctx context.Context, id string, m mount.Mount, device block.DeviceNumber, cause error) error {
 	dead, err := s.superseded(ctx, id, device)
 	if err == nil && dead {
-		logOf(ctx).Warn("detaching a mount of an earlier attachment under its users", "point", m.Point, "device", device.String(), "cause", cause)
+		logOf(ctx).Warn("detaching the mount of an earlier attachment although it is in use", "point", m.Point, "device", device.String(), "cause", cause)
 		if err := s.kernel.Unmount(m.Point, true); err != nil {
 			return status.Error(codes.Unavailable, err.Error())
 		}
@@ -202,7 +202,7 @@ func (s *nodeServer) unmountHeld(ctx context.Context, id string, m mount.Mount, 
 	if errors.Is(cause, unix.EBUSY) {
 		holders := s.kernel.Holders(m)
 		if len(holders) == 0 {
-			holders = []string{"something that cannot be seen from here"}
+			holders = []string{"something that this process cannot see"}
 		}
 		text += "; held by " + strings.Join(holders, ", ")
 	}

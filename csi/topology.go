@@ -54,7 +54,7 @@ func nodeSegments(clusterID string, labels map[string]string) (segments, leftOut
 			leftOut[label] = "its value is not 1 to 63 letters, digits, '-', '_' and '.'"
 			continue
 		case taken[strings.ToLower(key)]:
-			leftOut[label] = "another one differs only in case"
+			leftOut[label] = "another label differs only in case"
 			continue
 		}
 		taken[strings.ToLower(key)] = true

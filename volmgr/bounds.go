@@ -124,7 +124,7 @@ func (t *trimmer) problems(all []*pb.Problem) []*pb.Problem {
 		shorten(&p.Object, &p.Doing, &p.Cause)
 	}
 	for _, left := range t.left {
-		all = append(all, &pb.Problem{Object: "report", Doing: "take all of it", Cause: left, Since: timestamppb.Now()})
+		all = append(all, &pb.Problem{Object: "report", Doing: "accept the whole report", Cause: left, Since: timestamppb.Now()})
 	}
 	return all
 }

@@ -35,7 +35,7 @@ var ErrOutcomeUnknown = errors.New("it is not known whether this was recorded")
 const reasonOutcomeUnknown = "OUTCOME_UNKNOWN"
 
 // errStateLoaded ends the streams of agents: the state knows nothing of their reports.
-var errStateLoaded = status.Error(codes.Unavailable, "the volume manager has loaded its state again: report anew")
+var errStateLoaded = status.Error(codes.Unavailable, "the volume manager has reloaded its state: report again in full")
 
 // hooked is a committer that calls a test's hook instead, which may commit.
 type hooked struct {

@@ -376,7 +376,7 @@ func newVolumePromoteStale(g *cli.Globals) *cobra.Command {
 		Short: "Accept a stale leg as the good one of its column, losing the writes it missed",
 		Long: `Make a stale leg the only in-sync leg of its column. The writes that it missed
 are lost; files may be damaged in their middle. Use it only when every good leg
-of the column is gone for ever; if one may come back, wait for it. Use it also
+of the column is gone for good; if one may come back, wait for it. Use it also
 when a rebuilt or restored store cannot tell which copy of a column is good:
 "weft explain volume" lists the evidence for each.
 

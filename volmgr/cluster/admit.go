@@ -96,7 +96,7 @@ func (s *State) wrongStrangers() (sentences []string) {
 		agents[id] = append(agents[id], fmt.Sprintf("%s's %s", key.node, key.agent))
 	}
 	for _, id := range sorted(agents) {
-		sentences = append(sentences, fmt.Sprintf("agents of cluster %v ask this manager, and are refused (%s): is this manager at the right address, with the right store?",
+		sentences = append(sentences, fmt.Sprintf("agents of cluster %v report to this manager and are refused (%s): check this manager's address and its store",
 			id, some(agents[id], 8)))
 	}
 	return sentences

@@ -103,7 +103,7 @@ func (s *State) parties(in Attach) (*Volume, *Node, error) {
 			hint("start `weft initiator` on %s", in.Node)
 	}
 	if n.ConfirmedDead {
-		return nil, nil, refused(ReasonNodeOffline, nodeObject(in.Node), "confirmed dead").hint("it counts as alive again when its agent reports")
+		return nil, nil, refused(ReasonNodeOffline, nodeObject(in.Node), "confirmed dead").hint("the node counts as alive again once one of its agents reports")
 	}
 	return v, n, nil
 }
@@ -117,7 +117,7 @@ func (s *State) mayAttach(v *Volume, n *Node, mode AttachMode) error {
 		return err
 	}
 	if a := v.sameName(n); a != nil && a.Mode == mode {
-		return refused(ReasonAttachedElse, v.object(), "attached to %s, whose host ID begins like that of %s", a.Node, n.Name).
+		return refused(ReasonAttachedElse, v.object(), "attached to %s, whose host ID begins with the same characters as that of %s", a.Node, n.Name).
 			hint("give %s another host ID", n.Name).with("node", string(a.Node))
 	}
 	return nil
@@ -190,7 +190,7 @@ func (s *State) attachable(v *Volume) error {
 		return nil
 	}
 	return refused(ReasonNoInSyncLeg, v.object(), "no in-sync leg can be reached: %s", strings.Join(columns, "; ")).
-		hint("bring the targets back; `weft explain volume %s` lists what can be done if they are gone for ever", v.Name)
+		hint("bring the targets back; `weft explain volume %s` lists what can be done if they are gone for good", v.Name)
 }
 
 // driveReason says in brackets why a leg's drive is not ready.
@@ -376,7 +376,7 @@ func (t *tx) settleLeft(id block.VolumeID) {
 	t.supersede(v)
 	left.State, left.Epoch, left.Equalize, left.Left, left.Since = Granting, v.Epoch, false, true, t.now.UTC()
 	v.Attachment = &left
-	t.volumeEvent(v, event.Info, event.Left, fmt.Sprintf("%s has released it cleanly and is shutting down: epoch %d is for its next boot", left.Node, v.Epoch),
+	t.volumeEvent(v, event.Info, event.Left, fmt.Sprintf("%s released the volume cleanly to shut down: epoch %d is reserved for its next boot", left.Node, v.Epoch),
 		"node", string(left.Node), "epoch", fmt.Sprint(v.Epoch))
 }
 
@@ -406,7 +406,7 @@ func (in Detach) apply(t *tx) (view, error) {
 	case a.Left:
 		t.detached(t.volume(found.ID), "which had released it")
 	case a.State == Granting:
-		t.detached(t.volume(found.ID), "before it was handed out")
+		t.detached(t.volume(found.ID), "before the grant was handed out")
 	case a.State != Detaching:
 		v := t.volume(found.ID)
 		v.Attachment.State, v.Attachment.Since = Detaching, t.now.UTC()
@@ -460,7 +460,7 @@ func (t *tx) keep(id block.VolumeID, node block.NodeName) {
 	v := t.volume(id)
 	a := v.attachmentOf(node)
 	a.State, a.KeptAt, a.Since = Granted, t.gen, t.now.UTC()
-	t.volumeEvent(v, event.Info, event.DetachCancelled, fmt.Sprintf("%s keeps it", node), "node", string(node), "epoch", fmt.Sprint(v.Epoch))
+	t.volumeEvent(v, event.Info, event.DetachCancelled, fmt.Sprintf("%s keeps the volume", node), "node", string(node), "epoch", fmt.Sprint(v.Epoch))
 }
 
 // settleKept waits until hosts have heard that their detach was cancelled. A host that
@@ -573,7 +573,7 @@ func (s *State) deviceWaitsFor(v *Volume, a *Attachment) string {
 		return fmt.Sprintf("host %s to release epoch %d: %s", a.Node, r.Epoch, r.WaitingFor)
 	}
 	if a.KeptAt != 0 { // the host's report is still about the detach
-		return s.hostWait(a.Node, "to learn that it keeps the volume")
+		return s.hostWait(a.Node, "to hear that its detach was cancelled")
 	}
 	r, reported := s.attachmentReport(v, a)
 	if reported && r.WaitingFor != "" {
@@ -630,7 +630,7 @@ func (s *State) grantWaits(v *Volume) (waits []string) {
 		case s.readersLeft(v):
 			wait += fmt.Sprintf(" (%s may still read from it)", v.lingerers())
 		case left > 0:
-			wait += fmt.Sprintf(" (left out in %v)", left.Round(time.Second))
+			wait += fmt.Sprintf(" (its copy is left out in %v)", left.Round(time.Second))
 		}
 		if !slices.Contains(waits, wait) { // name a target with several legs once
 			waits = append(waits, wait)

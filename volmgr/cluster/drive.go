@@ -140,7 +140,7 @@ func (s *State) usable(in AddDrive, dev Device) error {
 		return s.foreignDrive(in, dev, word)
 	case len(dev.Holders) > 0:
 		return refused(ReasonDeviceUnusable, object, "in use: %s", strings.Join(dev.Holders, ", ")).
-			hint("stop what uses it; there is no force for this").with("holders", strings.Join(dev.Holders, ", "))
+			hint("stop the program that uses it; --force-erase does not apply").with("holders", strings.Join(dev.Holders, ", "))
 	case dev.ReadOnly:
 		return refused(ReasonDeviceUnusable, object, "read-only")
 	case dev.Refused != "" && (word == "" || !strings.Contains(dev.Refused, word)):
@@ -259,7 +259,7 @@ func (t *tx) cachesReported(name block.NodeName, on *target, booted bool) {
 		d.VolatileCache = volatile
 		severity, text := event.Info, "it no longer has a volatile cache"
 		if volatile {
-			severity, text = event.Warning, "it has a volatile cache: hosts flush it, and a boot of its target may lose what was not flushed"
+			severity, text = event.Warning, "it has a volatile cache: hosts flush it, and unflushed data may be lost when its target reboots"
 		}
 		t.event(severity, event.DriveCache, d.object(), text, "node", string(name), "drive", d.ID.String(), "volatile", fmt.Sprint(volatile))
 	}
@@ -310,7 +310,7 @@ func missingBecause(d *Drive, on *target) string {
 		return fmt.Sprintf("node %s sees %s without its label%s", d.Node, d.Device, because(dev.Refused))
 	}
 	if i := slices.IndexFunc(on.devices, func(dev Device) bool { return dev.DriveID == d.ID }); i >= 0 {
-		return fmt.Sprintf("node %s sees it as %s and has not opened it yet: it may not answer", d.Node, on.devices[i].Path)
+		return fmt.Sprintf("node %s sees it as %s but has not opened it yet: the device may not respond", d.Node, on.devices[i].Path)
 	}
 	return fmt.Sprintf("node %s does not see it", d.Node)
 }

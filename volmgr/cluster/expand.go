@@ -188,7 +188,7 @@ func (s *State) noRoom(v *Volume, size block.Size, wanted map[block.DriveID]uint
 		Text: fmt.Sprintf("%s: no space because each of its %d legs would grow from %v to %v on its own drive%s",
 			v.object(), len(v.Legs), v.Layout.LegSize(v.Size), v.Layout.LegSize(size), listed(legs)),
 	}
-	return e.hint("delete volumes that have legs on these drives: a leg does not move to another one")
+	return e.hint("delete volumes that have legs on these drives: legs do not move to other drives")
 }
 
 // settleExpanding raises a volume's size once its legs have grown. Only then are hosts told.

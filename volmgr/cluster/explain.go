@@ -82,12 +82,12 @@ func (s *State) explainUnready(e *Explanation, v *Volume) {
 		}
 		e.Waits = append(e.Waits, fmt.Sprintf("%v: %s", l, why))
 		if d := s.drives[l.Drive]; d != nil && v.State == VolumeDeleting && (d.State == DriveFailed || d.State == DriveMissing) {
-			e.Actions = append(e.Actions, fmt.Sprintf("if the drive is gone for ever: weft drive evict %s", d.ID))
+			e.Actions = append(e.Actions, fmt.Sprintf("if the drive is gone for good: weft drive evict %s", d.ID))
 		}
 		if !s.targetOnline(l.Node) {
 			e.Actions = append(e.Actions, s.bringBack(l.Node))
 			if v.State == VolumeDeleting {
-				e.Actions = append(e.Actions, fmt.Sprintf("if %s is gone for ever: weft node confirm-dead %s && weft node remove %s", l.Node, l.Node, l.Node))
+				e.Actions = append(e.Actions, fmt.Sprintf("if %s is gone for good: weft node confirm-dead %s && weft node remove %s", l.Node, l.Node, l.Node))
 			} else {
 				e.Actions = append(e.Actions, fmt.Sprintf("or abandon the volume: weft volume delete %s", v.Name))
 			}
@@ -107,7 +107,7 @@ func (s *State) explainAttachment(e *Explanation, v *Volume) {
 		e.Facts = append(e.Facts, fmt.Sprintf("%s gave up its device of the previous epoch: %s; programs that had it open get errors until they open it again", a.Node, a.GaveUp))
 	}
 	if r, old := s.lettingGo(v, a); old {
-		e.Actions = append(e.Actions, fmt.Sprintf("on %s, unmount the device of epoch %d or end the programs that have it open; then the next device is made", a.Node, r.Epoch))
+		e.Actions = append(e.Actions, fmt.Sprintf("on %s, unmount the device of epoch %d or stop the programs that have it open; then the new device is created", a.Node, r.Epoch))
 	}
 	switch a.State {
 	case Granting:
@@ -152,7 +152,7 @@ func (s *State) detachActions(v *Volume, a *Attachment) []string {
 // explainRestored says how an operator can end the waits of a restored volume.
 func (s *State) explainRestored(e *Explanation, v *Volume) {
 	gone := func(node block.NodeName) string {
-		return fmt.Sprintf("if machine %s is gone for ever: weft node confirm-dead %s", node, node)
+		return fmt.Sprintf("if machine %s is gone for good: weft node confirm-dead %s", node, node)
 	}
 	for _, l := range s.unseen(v) {
 		switch d, read := s.driveReport(l); {
@@ -163,7 +163,7 @@ func (s *State) explainRestored(e *Explanation, v *Volume) {
 		}
 	}
 	if host := s.inquire(v).Awaits(s.confirmedDead); host != "" {
-		e.Actions = append(e.Actions, fmt.Sprintf("start `weft initiator` on %s: it has a note of which copies are good", host), gone(host))
+		e.Actions = append(e.Actions, fmt.Sprintf("start `weft initiator` on %s: its note says which copies are good", host), gone(host))
 	}
 }
 
@@ -230,7 +230,7 @@ func explainMissing(e *Explanation, v *Volume, column int) {
 	}
 	e.Facts = append(e.Facts, fmt.Sprintf("column %d has %d of its %v: the others were not on any drive that could be read when the store was rebuilt", column, found, g))
 	e.Actions = append(e.Actions, "if their drives can be read now: stop the manager and rebuild the store again with `weft volmgr rebuild-from-drives`",
-		fmt.Sprintf("if they are gone for ever: copy what %s holds to a new volume", v.object()))
+		fmt.Sprintf("if they are gone for good: copy what %s holds to a new volume", v.object()))
 }
 
 func seeToDrive(l *Leg) string {
@@ -247,9 +247,9 @@ func (s *State) explainSuspect(e *Explanation, v *Volume, l *Leg) {
 		case o.Suspect:
 		case !s.targetOnline(o.Node):
 			e.Actions = append(e.Actions, s.bringBack(o.Node),
-				fmt.Sprintf("if machine %s is gone for ever, and the data that only its copy holds may be lost: weft node confirm-dead %s", o.Node, o.Node))
+				fmt.Sprintf("if machine %s is gone for good, and you accept the loss of data that only its copy holds: weft node confirm-dead %s", o.Node, o.Node))
 		case !s.servable(o):
-			e.Actions = append(e.Actions, seeToDrive(o), fmt.Sprintf("if it is gone for ever, and the data that only %v holds may be lost: %sweft volume promote-stale %s %v --accept-data-loss",
+			e.Actions = append(e.Actions, seeToDrive(o), fmt.Sprintf("if it is gone for good, and you accept the loss of data that only %v holds: %sweft volume promote-stale %s %v --accept-data-loss",
 				o, detachFirst(v), v.Name, l.ID))
 		}
 	}
@@ -304,10 +304,10 @@ func (s *State) explainColumn(e *Explanation, v *Volume, column int) {
 		return
 	}
 	for _, l := range stale {
-		when := fmt.Sprintf("if every good copy of column %d is gone for ever: return to the state of %s and lose later writes",
+		when := fmt.Sprintf("if every good copy of column %d is gone for good: return to the state of %s and lose later writes",
 			column, l.StaleSince.UTC().Format(time.RFC3339))
 		if v.inSync()[column] == 0 { // a rebuilt or restored store could not tell which is good
-			when = fmt.Sprintf("if the evidence favors %v over the other copies of column %d: accept it and lose what only others hold", l, column)
+			when = fmt.Sprintf("if the evidence favors %v over the other copies of column %d: accept it and lose writes that only the other copies hold", l, column)
 		}
 		e.Actions = append(e.Actions, fmt.Sprintf("%s: %sweft volume promote-stale %s %d.%d --accept-data-loss", when, detachFirst(v), v.Name, l.Column, l.Copy))
 	}

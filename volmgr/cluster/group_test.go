@@ -138,7 +138,7 @@ func TestARequestForACodeIsRefused(t *testing.T) {
 	s := grid(6, 1, 1, fixed(64))
 	_, err := s.Step(time.Unix(1, 0), codeRequest())
 	var e *Error
-	if !errors.As(err, &e) || e.Kind != Unimplemented || e.Text != "volume wide: columns of 4+2 members are not offered yet: this version mirrors" {
+	if !errors.As(err, &e) || e.Kind != Unimplemented || e.Text != "volume wide: columns of 4+2 members are not supported yet: this version offers mirrors only" {
 		t.Errorf("create: %v", err)
 	}
 	if len(s.volumes) != 0 {

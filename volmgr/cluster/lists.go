@@ -118,7 +118,7 @@ func eventsGone(from, first uint64) error {
 		Kind: FailedPrecondition, Reason: ReasonEventsGone,
 		Text: fmt.Sprintf("events %d to %d are gone: the newest %d are kept, from %d on", from, first-1, event.Max, first),
 	}
-	return e.hint("go on after %d, or list what is there with `weft event list`", first-1).with("first_seq", fmt.Sprint(first))
+	return e.hint("continue after %d, or list the events that are kept with `weft event list`", first-1).with("first_seq", fmt.Sprint(first))
 }
 
 // EventsAfter lists the events that Events finds, by their number. Each key also holds the

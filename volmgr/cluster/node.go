@@ -102,7 +102,7 @@ func (in RemoveNode) apply(t *tx) (view, error) {
 		return nil, nil
 	}
 	if t.s.targetOnline(in.Node) || t.s.initiatorOnline(in.Node) {
-		return nil, refused(ReasonNodeOnline, nodeObject(in.Node), "its agent is online and would join again").hint("stop weft on %s first", in.Node)
+		return nil, refused(ReasonNodeOnline, nodeObject(in.Node), "its agent is online and would join again").hint("stop Weft's agents on %s first", in.Node)
 	}
 	var users []string
 	for _, id := range sorted(t.s.onNode[in.Node]) {
@@ -220,7 +220,7 @@ func (in TargetRepeated) apply(t *tx) (view, error) {
 // noReport refuses the repeat of a report that this manager does not have, because the node
 // was removed. The agent then opens a new stream and reports in full.
 func noReport(node block.NodeName) error {
-	return refused(ReasonNoReport, nodeObject(node), "nothing is known of its agent until it reports again")
+	return refused(ReasonNoReport, nodeObject(node), "its agent is unknown until it reports in full")
 }
 
 // targetSays acts on a target's report, which with again is a repeated one.
@@ -236,7 +236,7 @@ func (t *tx) targetSays(on *target, r *TargetReport, again bool) {
 	if boot != r.BootID {
 		t.node(r.Node).TargetBoot = r.BootID
 		if boot != "" {
-			t.event(event.Warning, event.NodeRebooted, nodeObject(r.Node), "its target has booted", "node", string(r.Node), "boot_id", r.BootID)
+			t.event(event.Warning, event.NodeRebooted, nodeObject(r.Node), "its target rebooted", "node", string(r.Node), "boot_id", r.BootID)
 			t.targetRebooted(r.Node)
 			t.excuse(r.Node)
 		}
@@ -403,7 +403,7 @@ func (t *tx) hostSeen(r *InitiatorReport) {
 	n := t.node(r.Node)
 	n.Host, n.InitiatorBoot = r.Host, r.BootID
 	if old.InitiatorBoot != "" && old.InitiatorBoot != r.BootID {
-		t.event(event.Warning, event.NodeRebooted, nodeObject(r.Node), "its initiator has booted", "node", string(r.Node), "boot_id", r.BootID)
+		t.event(event.Warning, event.NodeRebooted, nodeObject(r.Node), "its initiator rebooted", "node", string(r.Node), "boot_id", r.BootID)
 	}
 	t.hostChanged(n)
 }

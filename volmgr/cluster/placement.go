@@ -375,7 +375,7 @@ func (s *State) noSpace(pool *Pool, in CreateVolume, layout block.Layout, drives
 			text += fmt.Sprintf(", %s short", (need - free).Short())
 		case block.Size(records) < free/need && int(records) < layout.Legs():
 			labelled = false
-			text += fmt.Sprintf(", room on its label for %d of %d legs beside the %d that are there", records, layout.Legs(), len(s.onDrive[x.ID]))
+			text += fmt.Sprintf(", room on its label for %d of %d legs besides the %d there", records, layout.Legs(), len(s.onDrive[x.ID]))
 		default:
 			text += fmt.Sprintf(", room for %d of %d legs (%s %s)", free/need, layout.Legs(), in.Spread, x.Domain)
 		}

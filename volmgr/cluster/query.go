@@ -325,7 +325,7 @@ func (s *State) unknown() (wrong []string) {
 		}
 	}
 	for _, id := range sorted(names) {
-		wrong = append(wrong, fmt.Sprintf("volume %s (%v) is on drives of %s but not in this store, which is older: the drives keep it, and `weft volmgr rebuild-from-drives` recovers it",
+		wrong = append(wrong, fmt.Sprintf("volume %s (%v) is on drives of %s but not in this store, which is older than they are: the drives keep its data, and `weft volmgr rebuild-from-drives` recovers it",
 			names[id], id, some(nodes[id], 8)))
 	}
 	return wrong

@@ -33,7 +33,7 @@ func (t *tx) lostCache(v *Volume, l *Leg) {
 	default:
 		l.Revision++
 		l.Reborn = l.Revision
-		t.volumeEvent(v, event.Warning, event.LegReborn, fmt.Sprintf("%v: %s, and no copy is better: %s continues only if it had flushed everything", l, l.loss(), v.users()),
+		t.volumeEvent(v, event.Warning, event.LegReborn, fmt.Sprintf("%v: %s, and no copy is better: %s continues only if it had flushed all writes", l, l.loss(), v.users()),
 			"leg", l.ID.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "revision", fmt.Sprint(l.Revision))
 	}
 }

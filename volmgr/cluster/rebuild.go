@@ -78,7 +78,7 @@ func newRebuild(targets []TargetReport, hosts []InitiatorReport) *rebuild {
 		r.node(report)
 	}
 	for _, what := range Unread(targets) {
-		r.say("not read, so that the legs on it are left out: %s", what)
+		r.say("not read, so its legs are left out: %s", what)
 	}
 	for _, id := range sorted(r.legs) {
 		l := r.legs[id]
@@ -164,7 +164,7 @@ func Unread(targets []TargetReport) (all []string) {
 			case dev.Unread != "":
 				all = append(all, fmt.Sprintf("device %s on %s: %s", dev.Path, report.Node, dev.Unread))
 			case !dev.DriveID.IsZero() && !opened[dev.DriveID]:
-				all = append(all, fmt.Sprintf("drive %v on %s: %s has its label, and was not opened", dev.DriveID, report.Node, dev.Path))
+				all = append(all, fmt.Sprintf("drive %v on %s: %s carries its label but was not opened", dev.DriveID, report.Node, dev.Path))
 			}
 		}
 	}
@@ -298,7 +298,7 @@ func (r *rebuild) judge(v *Volume, q *evidence.Inquiry) {
 		for i := range v.Legs {
 			v.Legs[i].State, v.Legs[i].StaleSince = LegCreating, time.Time{}
 		}
-		r.say("volume %s was being created: that continues", v.Name)
+		r.say("volume %s was being created: its creation continues", v.Name)
 		return
 	}
 	for i := range v.Legs {
@@ -328,7 +328,7 @@ func (r *rebuild) sayColumn(v *Volume, q *evidence.Inquiry, column int) {
 	case v.Layout.Group().Readable(v.inSync()[column]):
 		return
 	}
-	r.say("volume %s: column %d: %d of %d legs found, none is proven, so an operator has to choose one:", v.Name, column, len(legs), v.Layout.Group().Members)
+	r.say("volume %s: column %d: %d of %d legs found, the evidence proves none of them, so an operator has to choose one:", v.Name, column, len(legs), v.Layout.Group().Members)
 	for _, l := range legs {
 		r.say("  %v: %s", l, l.Reason)
 		r.say("    to choose it: weft volume promote-stale %s %d.%d --accept-data-loss", v.Name, l.Column, l.Copy)

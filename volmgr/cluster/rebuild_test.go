@@ -251,7 +251,7 @@ func TestAHostsWordThatUpholdsNoCopyProvesNothing(t *testing.T) {
 		t.Errorf("rebuilt legs = %v, want none believed; report:\n%s", got, text)
 	}
 	for _, l := range restoredVolume(t, state).Legs {
-		if !strings.HasPrefix(l.Reason, "host c1 noted at epoch 1 no copy in its present state") || !strings.Contains(l.Reason, "its label (generation") {
+		if !strings.HasPrefix(l.Reason, "the note of host c1 from epoch 1 matches no copy in its present state") || !strings.Contains(l.Reason, "its label (generation") {
 			t.Errorf("%v is not believed because %q, want what speaks for it", &l, l.Reason)
 		}
 	}
@@ -342,7 +342,7 @@ func TestRebuildBelievesNoIncompleteColumn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(got.Legs) != 1 || got.Legs[0].State != LegStale || !strings.Contains(text, "none is proven") {
+	if len(got.Legs) != 1 || got.Legs[0].State != LegStale || !strings.Contains(text, "the evidence proves none of them") {
 		t.Errorf("rebuilt legs = %+v; want the found one stale; report:\n%s", got.Legs, text)
 	}
 	_, err = state.Step(t0, PromoteStaleLeg{Volume: "db1", Leg: got.Legs[0].ID, AcceptDataLoss: true})
@@ -361,7 +361,7 @@ func TestDrivesThatWereNotReadAreNamed(t *testing.T) {
 		want   string
 	}{
 		"it does not answer": {func(r *TargetReport) { r.Drives[0].Error, r.Drives[0].Legs = "it does not answer", nil }, "it does not answer"},
-		"not opened yet":     {func(r *TargetReport) { r.Drives = nil }, "has its label, and was not opened"},
+		"not opened yet":     {func(r *TargetReport) { r.Drives = nil }, "carries its label but was not opened"},
 		"not even its label": {func(r *TargetReport) { r.Devices[0].Unread, r.Drives = "it does not answer", nil }, "device /dev/nvme0n1 on t2: it does not answer"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -441,7 +441,7 @@ func TestASuspectCopyIsFoundAsOne(t *testing.T) {
 	}
 	state, _ = rebuilt(t, all)
 	for _, l := range restoredVolume(t, state).Legs {
-		if l.State != LegStale || !strings.Contains(l.Reason, "all may have lost what only caches held: its label (generation") {
+		if l.State != LegStale || !strings.Contains(l.Reason, "all copies may have lost cached writes: its label (generation") {
 			t.Errorf("%v is %s (%s), want it left to an operator, with what speaks for it", &l, l.State, l.Reason)
 		}
 	}

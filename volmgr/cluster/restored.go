@@ -43,7 +43,7 @@ func Restored(now time.Time, records []Record) ([]Record, error) {
 	for _, id := range sorted(s.volumes) {
 		t.restored(t.volume(id))
 	}
-	t.event(event.Trouble, event.StoreRestored, "cluster", fmt.Sprintf("from a backup: %d volumes are detached; each is served again once the labels of its legs have been seen", len(s.volumes)))
+	t.event(event.Trouble, event.StoreRestored, "cluster", fmt.Sprintf("from a backup: %d volumes are detached; each is served again once the labels of its legs have been read", len(s.volumes)))
 	t.commit()
 	return s.Records(), nil
 }
@@ -305,7 +305,7 @@ func (s *State) restoredWaits(v *Volume) (waits []string) {
 // stillRestored is the refusal of a request until a restored volume has been compared.
 func (s *State) stillRestored(v *Volume) error {
 	return refused(ReasonNotReady, v.object(), "restored from a backup; it waits for %s", strings.Join(s.restoredWaits(v), ", and for ")).
-		hint("bring the machines back; run `weft node confirm-dead` for one that is gone for ever")
+		hint("bring the machines back; run `weft node confirm-dead` for one that is gone for good")
 }
 
 func (s *State) driveReport(l *Leg) (DriveReport, bool) {

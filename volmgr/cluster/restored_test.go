@@ -144,7 +144,7 @@ func TestRestoredVolumeWaitsForItsLastHost(t *testing.T) {
 			report(legNodes(restoredVolume(t, state))...)
 			e, err := state.Explain("db1")
 			if err != nil || !slices.ContainsFunc(e.Waits, func(w string) bool { return strings.Contains(w, "host "+string(c.host)) }) ||
-				!slices.Contains(e.Actions, "if machine "+string(c.host)+" is gone for ever: weft node confirm-dead "+string(c.host)) {
+				!slices.Contains(e.Actions, "if machine "+string(c.host)+" is gone for good: weft node confirm-dead "+string(c.host)) {
 				t.Errorf("Explain(db1) = %+v, %v; want it to wait for %s", e, err, c.host)
 			}
 			for _, in := range []Input{ConfirmNodeDead{Node: c.host}, Tick{}} {

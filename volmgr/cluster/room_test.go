@@ -51,7 +51,7 @@ func TestALabelThatIsFullTakesNoMoreLegs(t *testing.T) {
 	s := grid(1, 1, 2, fixed(100_000))
 	n, err := fillLabels(t, s)
 	var e *Error
-	if !errors.As(err, &e) || e.Kind != ResourceExhausted || !strings.Contains(e.Text, "room on its label for 25 of 64 legs beside the 576") {
+	if !errors.As(err, &e) || e.Kind != ResourceExhausted || !strings.Contains(e.Text, "room on its label for 25 of 64 legs besides the 576") {
 		t.Fatalf("after %d volumes: %v, want it refused for want of room on labels", n, err)
 	}
 	if c, err := s.Capacity(wide(n)); err != nil || c.Maximum != 0 {

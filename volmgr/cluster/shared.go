@@ -201,7 +201,7 @@ func (t *tx) settleSharer(id block.VolumeID, a *Attachment) {
 	case clean:
 		fresh := t.volume(id).attachmentOf(a.Node)
 		fresh.State, fresh.Left, fresh.Since = Granting, true, t.now.UTC()
-		t.volumeEvent(v, event.Info, event.Left, fmt.Sprintf("%s has released it and is shutting down: it is admitted again at its next boot", a.Node),
+		t.volumeEvent(v, event.Info, event.Left, fmt.Sprintf("%s released the volume to shut down: it is admitted again at its next boot", a.Node),
 			"node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))
 	case a.State == Granted && ok && (r.Phase == PhaseServing || r.Phase == PhaseStalled):
 		fresh := t.volume(id).attachmentOf(a.Node)
@@ -244,7 +244,7 @@ func (t *tx) detachShared(v *Volume, in Detach) {
 		case a.Left:
 			t.unshare(v.ID, a.Node, true, "which had released it")
 		case !a.handedOut():
-			t.unshare(v.ID, a.Node, v.Clean, "before it was handed out")
+			t.unshare(v.ID, a.Node, v.Clean, "before the grant was handed out")
 		case a.State != Detaching:
 			fresh.State, fresh.Since = Detaching, t.now.UTC()
 			t.volumeEvent(v, event.Info, event.Detaching, fmt.Sprintf("waiting for %s to release the volume", a.Node), "node", string(a.Node), "epoch", fmt.Sprint(v.Epoch))

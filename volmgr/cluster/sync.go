@@ -38,7 +38,7 @@ func (t *tx) current(id block.VolumeID, node block.NodeName, epoch block.Epoch) 
 	case a == nil || a.Epoch != epoch || !a.exported():
 		return nil, refused(ReasonNotAttached, v.object(), "not attached to %s at epoch %d", node, epoch)
 	case a.Mode == AttachSharedReadOnly:
-		return nil, refused(ReasonReadOnly, v.object(), "%s has it read-only: no copy misses writes", node)
+		return nil, refused(ReasonReadOnly, v.object(), "%s has the volume read-only, so no copy can miss writes", node)
 	}
 	return v, nil
 }
@@ -178,7 +178,7 @@ func (t *tx) rebuilt(v *Volume, r RebuiltLeg) error {
 	case l.State != LegRebuilding:
 		return refused(ReasonRevisionMoved, v.object(), "%v is not being rebuilt", l)
 	case !t.s.admitted(v, l):
-		return refused(ReasonNotFenced, v.object(), "%s has not confirmed epoch %d since the manager started", l.Node, v.Epoch).hint("ask again")
+		return refused(ReasonNotFenced, v.object(), "%s has not confirmed epoch %d since the manager started", l.Node, v.Epoch).hint("try again")
 	}
 	return nil
 }
@@ -310,7 +310,7 @@ func (s *State) notCopied(v *Volume, l *Leg) string {
 	case on.status.Generation < l.StaleAt || on.exported[l.ID]:
 		return fmt.Sprintf("target %s to remove the stale export", l.Node)
 	case s.pauses(l):
-		return fmt.Sprintf("the end of a pause of %v: the rebuild failed, or the leg was lost soon after, %d times in a row", backoff.Pause(l.Failures), l.Failures)
+		return fmt.Sprintf("the end of a pause of %v, since the rebuild failed, or the leg was lost soon after it, %d times in a row", backoff.Pause(l.Failures), l.Failures)
 	}
 	return ""
 }
@@ -439,11 +439,11 @@ func (s *State) mayPromote(v *Volume, l *Leg, acceptLoss bool) error {
 		return refused(ReasonAttached, v.object(), "attached to %s", v.users()).
 			hint("`weft detach %s` first; with --force if its host is lost", v.Name)
 	case l.Suspect && !acceptLoss:
-		return refused(ReasonDataLoss, v.object(), "%v may have lost writes that only a cache held", l).
-			hint("if every other copy is gone for ever: `weft volume promote-stale %s %v --accept-data-loss`", v.Name, l.ID)
+		return refused(ReasonDataLoss, v.object(), "%v may have lost cached writes", l).
+			hint("if every other copy is gone for good: `weft volume promote-stale %s %v --accept-data-loss`", v.Name, l.ID)
 	case !acceptLoss:
 		return refused(ReasonDataLoss, v.object(), "%v has missed writes since %s", l, l.StaleSince.UTC().Format(time.RFC3339)).
-			hint("if every good copy is gone for ever: `weft volume promote-stale %s %d.%d --accept-data-loss`", v.Name, l.Column, l.Copy)
+			hint("if every good copy is gone for good: `weft volume promote-stale %s %d.%d --accept-data-loss`", v.Name, l.Column, l.Copy)
 	}
 	for i := range v.Legs {
 		if o := &v.Legs[i]; o.Column == l.Column && o.trusted() && s.servable(o) {

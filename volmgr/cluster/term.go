@@ -105,5 +105,5 @@ func (s *State) wrongTerms() (wrong []string) {
 		return nil
 	}
 	slices.Sort(nodes)
-	return []string{fmt.Sprintf("nodes %v follow a volume manager of a later term than this one's, %d, and ignore this one: it was replaced, or its store is a copy; stop it", slices.Compact(nodes), s.meta.Term)}
+	return []string{fmt.Sprintf("nodes %v follow a volume manager of a later term than this one's, %d, and ignore this one: it was replaced, or its store is a copy; stop this manager", slices.Compact(nodes), s.meta.Term)}
 }

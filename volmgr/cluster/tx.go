@@ -283,7 +283,7 @@ func (t *tx) noteServed() {
 		case ok && missing:
 			delete(s.unserved, id)
 			s.served[id] = true
-			t.volumeEvent(v, event.Info, event.VolumeServed, fmt.Sprintf("it can be served again, after %v", t.now.Sub(since).Round(time.Millisecond)))
+			t.volumeEvent(v, event.Info, event.VolumeServed, fmt.Sprintf("it can be served again after %v", t.now.Sub(since).Round(time.Millisecond)))
 		case ok:
 			s.served[id] = true
 		case s.served[id]:

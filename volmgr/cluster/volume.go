@@ -183,7 +183,7 @@ func (in CreateVolume) offered() error {
 	}
 	e := &Error{
 		Kind: Unimplemented, Field: groupField(g), Object: "volume " + string(in.Name),
-		Text: fmt.Sprintf("volume %s: columns of %v are not offered yet: this version mirrors", in.Name, g),
+		Text: fmt.Sprintf("volume %s: columns of %v are not supported yet: this version offers mirrors only", in.Name, g),
 	}
 	return e.hint("ask for copies instead, up to %d", block.MaxCopies)
 }

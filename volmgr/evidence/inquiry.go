@@ -241,7 +241,7 @@ func (q *Inquiry) Basis() string {
 	case q.alone():
 		return ""
 	case q.quiet():
-		return "; nobody has written since the newest label"
+		return "; no host has written since the newest label"
 	case w != nil:
 		return fmt.Sprintf("; host %s noted at epoch %d which copies are good", w.host, w.Epoch)
 	}

@@ -70,10 +70,10 @@ func (q *Inquiry) doubt(column int) string {
 		return fmt.Sprintf("hosts %s both claim to have had epoch %d", strings.Join(claims, " and "), q.Top)
 	}
 	if q.quiet() {
-		return "the newest label names no copy of its column as in sync: all may have lost what only caches held"
+		return "the newest label names no copy of its column as in sync: all copies may have lost cached writes"
 	}
 	if w := q.witness(); w != nil {
-		return fmt.Sprintf("host %s noted at epoch %d no copy in its present state, so its note may be outdated", w.host, w.Epoch)
+		return fmt.Sprintf("the note of host %s from epoch %d matches no copy in its present state, so it may be outdated", w.host, w.Epoch)
 	}
 	who, said := "the host that had it then", "has not reported"
 	if w := q.Newest.Writer; w != "" && q.Newest.Epoch == q.Top {
@@ -82,7 +82,7 @@ func (q *Inquiry) doubt(column int) string {
 			said = "has no note of it"
 		}
 	}
-	return fmt.Sprintf("a copy may have missed writes at epoch %d without a label that says so, and %s %s", q.Top, who, said)
+	return fmt.Sprintf("a copy may have missed writes at epoch %d that no label shows, and %s %s", q.Top, who, said)
 }
 
 // pleads lists the evidence for a leg whose column is not proven.
