@@ -92,7 +92,6 @@ type fuseRing struct {
 	fail func() // ends the connection
 
 	cpus    []int
-	ring    *uring
 	entries []fuseEntry
 	headers []byte
 	data    []byte
@@ -245,13 +244,11 @@ func (q *fuseRing) settle() {
 // open makes the ring, on the thread that will use it.
 func (q *fuseRing) open() error {
 	_, err := serving.open(func() (_ []int, err error) {
-		if err := q.mailbox.open(); err != nil {
+		ring, err := newURing(uint32(len(q.entries)+1), fuseRingFlags)
+		if err != nil {
 			return nil, err
 		}
-		if q.ring, err = newURing(uint32(len(q.entries)+1), fuseRingFlags); err != nil {
-			return nil, err
-		}
-		return []int{q.ring.fd}, nil
+		return []int{ring.fd}, q.mailbox.open(ring)
 	})
 	return err
 }
@@ -259,10 +256,6 @@ func (q *fuseRing) open() error {
 func (q *fuseRing) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.ring != nil {
-		serving.forget(q.ring.fd)
-		q.ring.close()
-	}
 	q.leaveLocked()
 }
 
@@ -274,7 +267,7 @@ func (q *fuseRing) register() error {
 		s.addr, s.len = uint64(uintptr(unsafe.Pointer(&e.header.memory))), uint32(len(e.header.memory))
 	}
 	q.running = len(q.entries)
-	q.listen(q.ring)
+	q.listen()
 	if err := q.ring.enter(false); err != nil {
 		return err
 	}
@@ -313,7 +306,7 @@ func (q *fuseRing) ended(data uint64, res int32) {
 	switch {
 	case data == eventData:
 		if !q.stopped.Load() {
-			q.listen(q.ring)
+			q.listen()
 		}
 	case res == 0:
 		q.take(&q.entries[data])

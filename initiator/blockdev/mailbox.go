@@ -5,18 +5,20 @@ package blockdev
 import (
 	"encoding/binary"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// eventData marks the completion of a read of a mailbox's eventfd.
+// eventData marks the completions in a ring that stand for a call of wake.
 const eventData = ^uint64(0)
 
 // mailbox takes completed requests to the thread that owns a ring, since a driver accepts
-// commands from that thread alone. An eventfd, which the ring reads, wakes the thread if it
-// waits for the kernel.
+// commands from that thread alone. If the thread waits for the kernel, a message to the ring
+// wakes it, or in older kernels an eventfd, which the ring reads.
 type mailbox[T any] struct {
-	event int
+	ring  *uring
+	event int          // -1 if the ring takes messages
 	woken kernelMemory // the value read from event
 
 	mu          sync.Mutex
@@ -25,16 +27,25 @@ type mailbox[T any] struct {
 	left        bool // the thread takes nothing any more
 }
 
-func (m *mailbox[T]) open() (err error) {
+// open makes a mailbox of the thread that owns r.
+func (m *mailbox[T]) open(r *uring) (err error) {
+	m.ring, m.event = r, -1
+	if r.message(eventData) == nil {
+		return nil
+	}
 	zero := uint64(0)
 	m.woken = ublkMemory(&zero)
 	m.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC)
 	return err
 }
 
-// leaveLocked releases what open made.
+// leaveLocked releases the ring and what open made.
 func (m *mailbox[T]) leaveLocked() {
 	m.left = true
+	if m.ring != nil {
+		serving.forget(m.ring.fd)
+		m.ring.close()
+	}
 	if m.event >= 0 {
 		unix.Close(m.event)
 	}
@@ -43,10 +54,12 @@ func (m *mailbox[T]) leaveLocked() {
 	}
 }
 
-// listen makes the ring report writes to the eventfd.
-func (m *mailbox[T]) listen(r *uring) {
-	s := r.next()
-	s.opcode, s.fd, s.addr, s.len, s.userData = uringOpRead, int32(m.event), m.woken.addr(), 8, eventData
+// listen makes the ring report the next call of wake.
+func (m *mailbox[T]) listen() {
+	if m.event >= 0 {
+		s := m.ring.next()
+		s.opcode, s.fd, s.addr, s.len, s.userData = uringOpRead, int32(m.event), m.woken.addr(), 8, eventData
+	}
 }
 
 // putLocked hands v over, unless the thread has left.
@@ -65,12 +78,18 @@ func (m *mailbox[T]) putLocked(v T) {
 func (m *mailbox[T]) wake() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.left {
+	if !m.left && m.ring != nil {
 		m.wakeLocked()
 	}
 }
 
 func (m *mailbox[T]) wakeLocked() {
+	if m.event < 0 {
+		for m.ring.message(eventData) != nil { // only for want of memory: it has worked before
+			time.Sleep(time.Millisecond)
+		}
+		return
+	}
 	one := [8]byte{}
 	binary.NativeEndian.PutUint64(one[:], 1)
 	_, _ = unix.Write(m.event, one[:])

@@ -47,7 +47,6 @@ type ublkQueue struct {
 	gate  *gate
 	code  func(number uint32) uint32
 
-	ring     *uring
 	descs    []byte
 	bufs     []byte
 	size     int // of one buffer
@@ -89,13 +88,11 @@ func newUBLKQueue(id uint16, depth, size, char int, g *gate, severed *atomic.Boo
 	}
 	q.scratch = uint64(uintptr(unsafe.Pointer(&q.bufs[depth*size])))
 	_, err = serving.open(func() ([]int, error) {
-		if err := q.open(); err != nil {
+		ring, err := newURing(uint32(2*(depth+1)), 0)
+		if err != nil {
 			return nil, err
 		}
-		if q.ring, err = newURing(uint32(2*(depth+1)), 0); err != nil {
-			return nil, err
-		}
-		return []int{q.ring.fd}, nil
+		return []int{ring.fd}, q.open(ring)
 	})
 	if err != nil {
 		return q, err
@@ -121,7 +118,7 @@ func (q *ublkQueue) run(fetched func(error)) {
 		q.command(ublkFetch, &q.requests[i], 0)
 	}
 	q.running = q.depth
-	q.listen(q.ring)
+	q.listen()
 	err := q.ring.enter(false)
 	q.ring.ended(q.ended) // if the driver refuses a command, it does so at once
 	if err == nil && q.running < q.depth {
@@ -158,7 +155,7 @@ func (q *ublkQueue) ended(data uint64, res int32) {
 			q.dead = true
 			q.abandon()
 		}
-		q.listen(q.ring)
+		q.listen()
 		return
 	}
 	if res < 0 { // ENODEV: no more requests; any other error means a protocol mismatch
@@ -247,10 +244,6 @@ func (q *ublkQueue) leave() {
 	defer q.mu.Unlock()
 	if q.left {
 		return
-	}
-	if q.ring != nil {
-		serving.forget(q.ring.fd)
-		q.ring.close()
 	}
 	q.leaveLocked()
 	if q.descs != nil {

@@ -8,6 +8,7 @@ import (
 	"math/bits"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -17,8 +18,11 @@ import (
 // commands and reads of an eventfd, and waits for their completions.
 
 const (
-	uringOpRead = 22
-	uringOpCmd  = 46
+	uringOpRead    = 22
+	uringOpMessage = 40
+	uringOpCmd     = 46
+
+	uringSendMessage = 31 // from Linux 6.13 on
 
 	uringCoopTaskrun  = 1 << 8
 	uringSQE128       = 1 << 10 // entries of 128 bytes
@@ -219,6 +223,17 @@ func (r *uring) enter(wait bool) error {
 			return nil
 		}
 	}
+}
+
+// message makes a completion with this user data appear in the ring. Unlike all other methods,
+// any thread may call it while the ring is open.
+func (r *uring) message(userData uint64) error {
+	s := uringSQE{opcode: uringOpMessage, fd: int32(r.fd), off: userData}
+	_, _, e := syscall.RawSyscall6(unix.SYS_IO_URING_REGISTER, ^uintptr(0), uringSendMessage, uintptr(unsafe.Pointer(&s)), 1, 0, 0)
+	if e != 0 {
+		return os.NewSyscallError("io_uring_register", e)
+	}
+	return nil
 }
 
 // ended calls f for each completion.

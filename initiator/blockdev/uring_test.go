@@ -4,6 +4,7 @@ package blockdev
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -118,5 +119,42 @@ func TestARingIsNotMapped(t *testing.T) {
 	}
 	if strings.Contains(string(maps), "io_uring") {
 		t.Error("the ring is mapped")
+	}
+}
+
+func TestARingTakesMessagesOfOtherThreads(t *testing.T) {
+	for _, flags := range []uint32{0, fuseRingFlags} {
+		done := make(chan error, 1)
+		go onOwnThread(func() {
+			done <- func() error {
+				r, err := newURing(8, flags)
+				if err != nil {
+					return err
+				}
+				defer r.close()
+				if err := r.message(0); err != nil {
+					return err
+				}
+				got, want := uint64(0), uint64(0)
+				for round := range uint64(50) { // more than the ring has entries
+					if round > 0 {
+						time.AfterFunc(time.Millisecond, func() { _ = r.message(round) })
+					}
+					if err := r.enter(true); err != nil {
+						return err
+					}
+					r.ended(func(data uint64, _ int32) { got += data; want += round })
+				}
+				if got != want {
+					return fmt.Errorf("messages add up to %d, want %d", got, want)
+				}
+				return nil
+			}()
+		})
+		if err := <-done; errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
+			t.Skipf("this kernel's rings take no messages: %v", err)
+		} else if err != nil {
+			t.Error(err)
+		}
 	}
 }
