@@ -83,6 +83,7 @@ func (c *conn) fromCapsule(r *request, total, offset, n, size int, then func(*re
 func (r *request) askForData() {
 	r.c.mu.Lock()
 	r.taking = true
+	r.c.taking++
 	r.c.mu.Unlock()
 	r.c.deliver(outgoing{r: r, kind: sendR2T})
 }
@@ -113,6 +114,7 @@ func (c *conn) data(p *nvmetcp.PDU) error {
 	}
 	c.mu.Lock()
 	r.taking = false
+	c.taking--
 	c.mu.Unlock()
 	if r.status != nvmetcp.Success {
 		r.finish(r.status)

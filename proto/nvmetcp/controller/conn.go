@@ -13,14 +13,16 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/nvmetcp"
+	"weft.dev/weft/proto/nvmetcp/socket"
 )
 
 // conn is one connection. Once connected, it is one queue of a controller.
 //
 // One goroutine reads what the socket holds and executes all commands in it. Completions
-// are gathered and written with one call before it reads again. If a Device completes on
-// another goroutine while the reader waits for the host, that goroutine writes, without
-// blocking. Only while the socket is full a second goroutine does the writing.
+// are gathered and written with one call before it reads again, or in parts before that
+// (socket.Pace). If a Device completes on another goroutine while the reader waits for the
+// host, that goroutine writes, without blocking. Only while the socket is full a second
+// goroutine does the writing.
 //
 //	      ┌─────────────▶ free ◀───────────────┐
 //	  capsule                                 sent
@@ -30,7 +32,7 @@ import (
 type conn struct {
 	t       *Target
 	port    *Port
-	sock    *socket
+	sock    *socket.Conn
 	log     *slog.Logger
 	address string
 
@@ -38,6 +40,7 @@ type conn struct {
 	r       *nvmetcp.Reader
 	greeted bool
 	digests nvmetcp.ICReq // what the host requested
+	pace    socket.Pace
 
 	// Of the goroutine that holds the token (sending).
 	w      *nvmetcp.Writer
@@ -52,6 +55,7 @@ type conn struct {
 	reading  bool // the reader is busy, and will send afterwards
 	requests []*request
 	free     []*request
+	taking   int // requests that wait for H2CData
 	limit    int // of len(requests)
 	held     int // bytes of requests' memory, without data from capsules
 	waiting  []*request
@@ -105,9 +109,10 @@ const (
 )
 
 func newConn(t *Target, p *Port, c net.Conn) *conn {
-	n := &conn{t: t, port: p, sock: newSocket(c), address: remoteHost(c), limit: handshakeSlots, memoryLimit: t.adminMemory(), done: make(chan struct{})}
+	n := &conn{t: t, port: p, sock: socket.New(c), address: remoteHost(c), limit: handshakeSlots, memoryLimit: t.adminMemory(), done: make(chan struct{})}
 	n.log = t.log.With("host_address", c.RemoteAddr().String())
-	n.sock.advanced = func() { n.stuck.Store(time.Now().UnixNano()) }
+	n.sock.Expecting = n.expecting
+	n.sock.Advanced = func() { n.stuck.Store(time.Now().UnixNano()) }
 	n.r = nvmetcp.NewReader(n, nvmetcp.ReaderConfig{Role: nvmetcp.RoleController, MaxCapsuleData: adminCapsule, BufferSize: handshakeBuffer})
 	n.w = nvmetcp.NewWriter(nil, nvmetcp.WriterConfig{})
 	n.quiet.L = &n.mu
@@ -141,6 +146,10 @@ func (c *conn) loop() error {
 		if err := c.receive(pdu); err != nil {
 			return err
 		}
+		c.pace.Took()
+		if c.r.Buffered() { // otherwise Read sends
+			c.early()
+		}
 		if c.partial.Load() != 0 && !c.r.Partial() {
 			c.partial.Store(0)
 		}
@@ -154,6 +163,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	}
 	c.rest()
 	n, err := c.sock.Read(p)
+	c.pace.End(c.sock.Waited())
 	c.mu.Lock()
 	c.reading = true
 	c.mu.Unlock()
@@ -161,6 +171,30 @@ func (c *conn) Read(p []byte) (int, error) {
 		q.ctrl.alive.Store(true)
 	}
 	return n, err
+}
+
+// expecting reports whether only the host can bring more work: no command is in a Device,
+// whose completion would have to find a processor.
+func (c *conn) expecting() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.requests)-len(c.free) == c.taking
+}
+
+// early sends the completions so far, if the host should have them before the batch ends.
+func (c *conn) early() {
+	c.mu.Lock()
+	n, last := len(c.out), 0
+	if n > 0 && c.out[n-1].r != nil {
+		last = len(c.out[n-1].r.reply)
+	}
+	if c.sending || n == 0 || !c.pace.Due(n, last) {
+		c.mu.Unlock()
+		return
+	}
+	c.sending = true
+	c.mu.Unlock()
+	c.send(false)
 }
 
 // rest ends a batch: it sends the completions so far. Goroutines with later completions

@@ -52,7 +52,7 @@ func (c *conn) send(block bool) {
 		if len(c.pieces) == 0 && !c.gather() {
 			return
 		}
-		done, err := c.sock.write(&c.pieces, block)
+		done, err := c.sock.Send(&c.pieces, block)
 		if err != nil {
 			c.breakOff()
 			return

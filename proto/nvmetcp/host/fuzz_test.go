@@ -42,8 +42,8 @@ func FuzzQueue(f *testing.F) {
 		c.outstanding.Store(3)
 		s := &session{c: c, dead: make(chan struct{}), capsule: 4096}
 		q := newQueue(1, ours, 8, s)
-		q.reader = nvmetcp.NewReader(ours, nvmetcp.ReaderConfig{Role: nvmetcp.RoleHost, MaxData: 1 << 31, BufferSize: 4096})
-		q.writer, q.maxData, q.capsule = nvmetcp.NewWriter(ours, nvmetcp.WriterConfig{}), 4096, 4096
+		q.reader = nvmetcp.NewReader(q, nvmetcp.ReaderConfig{Role: nvmetcp.RoleHost, MaxData: 1 << 31, BufferSize: 4096})
+		q.writer, q.maxData, q.capsule = nvmetcp.NewWriter(nil, nvmetcp.WriterConfig{}), 4096, 4096
 		n := &Namespace{controller: c}
 		n.state.Store(&namespaceState{NamespaceInfo: NamespaceInfo{NSID: 1, shift: 9}, present: true})
 		done := map[*block.IO]int{}

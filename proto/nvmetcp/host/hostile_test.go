@@ -48,8 +48,8 @@ func TestAControllerThatBreaksTheProtocolIsCutOff(t *testing.T) {
 		"R2T that wraps":              {true, 65536, nvmetcp.FESOutOfRange, func(l *link, cid uint16) { l.w.R2T(nvmetcp.DataHeader{CID: cid, Offset: 1<<32 - 4, Length: 8}) }},
 		"R2T with a gap":              {true, 65536, nvmetcp.FESOutOfRange, func(l *link, cid uint16) { l.w.R2T(nvmetcp.DataHeader{CID: cid, Offset: 4096, Length: 4096}) }},
 		"the first data asked for twice": {true, 65536, nvmetcp.FESOutOfRange, func(l *link, cid uint16) {
-			l.w.R2T(nvmetcp.DataHeader{CID: cid, Length: 65536})
-			l.w.R2T(nvmetcp.DataHeader{CID: cid, Length: 65536})
+			l.w.R2T(nvmetcp.DataHeader{CID: cid, Length: 32768}) // more would be sent before the second is read
+			l.w.R2T(nvmetcp.DataHeader{CID: cid, Length: 32768})
 		}},
 		"ICResp again":     {false, 4096, nvmetcp.FESSequence, func(l *link, cid uint16) { l.w.Raw(nvmetcp.ICResp{MaxH2CData: 4096}.Append(nil)) }},
 		"a host's PDU":     {false, 4096, nvmetcp.FESInvalidHeader, func(l *link, cid uint16) { l.w.Command(&nvmetcp.Command{}, nil) }},

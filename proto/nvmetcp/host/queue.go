@@ -7,20 +7,21 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"weft.dev/weft/proto/nvmetcp"
+	"weft.dev/weft/proto/nvmetcp/socket"
 )
 
-// queue is one connection: a submission and a completion queue. Any goroutine submits; the
-// writer goroutine sends all waiting requests with one write, and the reader goroutine
-// completes all that one read brought.
+// queue is one connection: a submission and a completion queue. Any goroutine submits. The
+// reader goroutine completes all that one read brought, and then sends what was submitted
+// meanwhile with one write; see send.go for who else sends.
 type queue struct {
 	id      uint16
 	conn    net.Conn
+	sock    *socket.Conn // conn
 	reader  *nvmetcp.Reader
 	writer  *nvmetcp.Writer
 	maxData int             // bytes of one H2CData
@@ -33,16 +34,26 @@ type queue struct {
 	ended sync.WaitGroup // reader and writer
 	clock atomic.Uint32  // stamps requests when they are sent; see session.watch
 
+	// Of the reader.
+	pace socket.Pace
+
 	mu        sync.Mutex
 	waiting   list
 	transfers list // R2Ts to answer; their requests are in slots
 	slots     []slot
 	free      []uint16
-	corked    bool // the reader is completing a batch and will wake the writer after it
+	fresh     int  // requests and R2Ts since the last gather
+	bulk      int  // the length of the last one's data
+	corked    bool // the reader is completing a batch and will send after it
+	sending   bool // a goroutine has the token
+	full      bool // the token is the writer's: the socket was full
 	closed    bool
-	err       error // why the queue closed
+	err       error     // why the queue closed
+	quiet     sync.Cond // signaled when no goroutine is sending
 
-	// Of the writer: the requests in nvmetcp.Writer, and the R2Ts it is answering.
+	// Of the holder of the token: what is in nvmetcp.Writer, its requests, and the R2Ts it
+	// is answering.
+	pieces [][]byte
 	batch  []*request
 	grants []grant
 }
@@ -68,6 +79,9 @@ const (
 
 func newQueue(id uint16, conn net.Conn, depth int, s *session) *queue {
 	q := &queue{id: id, conn: conn, lost: s.fail, dead: s.dead, wake: make(chan struct{}, 1), quit: make(chan struct{})}
+	q.sock = socket.New(conn)
+	q.sock.Expecting = q.expecting
+	q.quiet.L = &q.mu
 	q.setDepth(depth)
 	return q
 }
@@ -96,20 +110,21 @@ func (q *queue) submit(r *request) bool {
 		q.mu.Unlock()
 		return false
 	}
+	alone := q.waiting.head == nil && len(q.free) == len(q.slots)
 	q.waiting.push(r)
-	wake := !q.corked
+	q.noteLocked(r)
+	if q.corked || q.sending {
+		q.mu.Unlock()
+		return true
+	}
+	q.sending = alone
 	q.mu.Unlock()
-	if wake {
+	if alone {
+		q.send()
+	} else {
 		q.kick()
 	}
 	return true
-}
-
-func (q *queue) kick() {
-	select {
-	case q.wake <- struct{}{}:
-	default:
-	}
 }
 
 // fail ends the queue from within. Its requests stay until stop.
@@ -135,6 +150,7 @@ func (q *queue) stop() (unfinished list) {
 	close(q.quit)
 	q.terminate(err)
 	q.ended.Wait()
+	q.awaitSender()
 
 	for r := q.transfers.pop(); r != nil; r = q.transfers.pop() {
 		if r.release() {
@@ -219,149 +235,58 @@ func (r *request) outcome() error {
 	return nil
 }
 
-// write is the writer goroutine.
-func (q *queue) write() {
-	for {
-		select {
-		case <-q.quit:
-			return
-		case <-q.wake:
-		}
-		// Let others submit first, so that one write carries all their requests.
-		runtime.Gosched()
-		for {
-			if !q.gather() {
-				break
-			}
-			err := q.writer.Flush()
-			q.sent()
-			if err != nil {
-				q.fail(err)
-				return
-			}
-		}
-	}
-}
-
-// maxFlush is roughly how many bytes one write carries.
-const maxFlush = 1 << 20
-
-// gather adds what may be sent to the writer.
-func (q *queue) gather() bool {
-	q.mu.Lock()
-	if q.closed {
-		q.mu.Unlock()
-		return false
-	}
-	for r := q.transfers.pop(); r != nil; r = q.transfers.pop() {
-		q.grants = append(q.grants, grant{r, r.grant})
-		r.granting = false
-	}
-	size := 0
-	var astray list
-	for q.waiting.head != nil && len(q.free) > 0 && size < maxFlush {
-		r := q.waiting.pop()
-		if r.done == nil && !r.space.present() {
-			astray.push(r) // removed since; its NSID may belong to another one
-			continue
-		}
-		q.assign(r)
-		size += nvmetcp.CapsuleCmdSize
-		if r.inCapsule {
-			size += len(r.data)
-		}
-	}
-	q.mu.Unlock()
-	for r := astray.pop(); r != nil; r = astray.pop() {
-		r.space.controller.route(r)
-	}
-	for _, r := range q.batch {
-		if r.inCapsule {
-			q.writer.Command(&r.cmd, r.data)
-		} else {
-			q.writer.Command(&r.cmd, nil)
-		}
-	}
-	for _, g := range q.grants {
-		q.batch = append(q.batch, g.r)
-		q.transfer(g.r, g.data)
-	}
-	clear(q.grants)
-	q.grants = q.grants[:0]
-	return len(q.batch) > 0
-}
-
-// assign gives a request its command identifier. q.mu is held.
-func (q *queue) assign(r *request) {
-	i := q.free[len(q.free)-1]
-	q.free = q.free[:len(q.free)-1]
-	s := &q.slots[i]
-	s.use += 1 << slotBits
-	s.r = r
-	r.cid = s.use | i
-	r.tick = q.clock.Load()
-	r.sent = true
-	r.prepare(q)
-	r.cmd.SetCID(r.cid)
-	r.hold()
-	q.batch = append(q.batch, r)
-}
-
-// transfer adds the data that an R2T asked for, unless the command is already done.
-func (q *queue) transfer(r *request, g nvmetcp.DataHeader) {
-	if r.state.Load()&completed != 0 {
-		return
-	}
-	for left := r.data[g.Offset:][:g.Length]; len(left) > 0; {
-		n := min(len(left), q.maxData)
-		flags := uint8(0)
-		if n == len(left) {
-			flags = nvmetcp.FlagLastPDU
-		}
-		q.writer.Data(nvmetcp.TypeH2CData, flags, g, left[:n])
-		g.Offset += uint32(n)
-		left = left[n:]
-	}
-}
-
-// sent releases the requests that were written.
-func (q *queue) sent() {
-	for i, r := range q.batch {
-		q.batch[i] = nil
-		if r.release() {
-			r.finish()
-		}
-	}
-	q.batch = q.batch[:0]
-}
-
 // read is the reader goroutine.
 func (q *queue) read() {
 	for {
 		pdu, err := q.reader.Next()
 		if err == nil {
-			// If the buffer holds more PDUs, wake the writer only after the last one: the
-			// submissions that these completions cause then go out together.
-			q.cork(q.reader.Buffered())
 			err = q.handle(pdu)
 		}
 		if err != nil {
 			q.fail(err)
 			return
 		}
+		q.pace.Took()
+		if q.reader.Buffered() { // otherwise Read sends
+			q.flush(false)
+		}
 	}
 }
 
-func (q *queue) cork(on bool) {
-	if q.corked == on {
+// Read reads for the Reader. Before it may wait, it sends what was submitted. Submissions
+// that the completions in this read cause then go out together.
+func (q *queue) Read(p []byte) (int, error) {
+	q.flush(true)
+	n, err := q.sock.Read(p)
+	q.pace.End(q.sock.Waited())
+	q.mu.Lock()
+	q.corked = true
+	q.mu.Unlock()
+	return n, err
+}
+
+// flush sends what was submitted while the reader completes a batch: all of it if that was
+// the end of the batch, and otherwise if the controller should have it before.
+func (q *queue) flush(end bool) {
+	q.mu.Lock()
+	if end {
+		q.corked = false
+	}
+	ready := q.transfers.head != nil || q.waiting.head != nil && len(q.free) > 0
+	if !ready || q.sending || q.closed || !end && !q.pace.Due(q.fresh, q.bulk) {
+		q.mu.Unlock()
 		return
 	}
+	q.sending = true
+	q.mu.Unlock()
+	q.send()
+}
+
+// expecting reports whether the controller has something to answer.
+func (q *queue) expecting() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.corked = on
-	if !on && (q.transfers.head != nil || q.waiting.head != nil && len(q.free) > 0) {
-		q.kick()
-	}
+	return q.id != 0 && len(q.free) != len(q.slots)
 }
 
 // handle processes a PDU. An error ends the connection.
@@ -401,9 +326,6 @@ func (q *queue) leave(cid uint16) *request {
 	r := q.slots[i].r
 	q.slots[i].r = nil
 	q.free = append(q.free, i)
-	if !q.corked && q.waiting.head != nil {
-		q.kick()
-	}
 	return r
 }
 
@@ -479,8 +401,7 @@ func (q *queue) grant(pdu *nvmetcp.PDU) error {
 	r.granted += d.Length
 	r.hold()
 	q.transfers.push(r)
-	if !q.corked {
-		q.kick()
-	}
+	q.fresh++
+	q.bulk = int(d.Length)
 	return nil
 }

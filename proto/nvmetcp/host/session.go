@@ -161,7 +161,7 @@ func (s *session) agree(conn net.Conn, id uint16) (*queue, error) {
 		return nil, err
 	}
 	rc := nvmetcp.ReaderConfig{Role: nvmetcp.RoleHost, MaxData: 1 << 31, BufferSize: size}
-	q.reader = nvmetcp.NewReader(conn, rc)
+	q.reader = nvmetcp.NewReader(q, rc)
 	pdu, err := q.reader.Next()
 	if err != nil {
 		return nil, fmt.Errorf("receive ICResp: %w", err)
@@ -182,7 +182,7 @@ func (s *session) agree(conn net.Conn, id uint16) (*queue, error) {
 	}
 	rc.HeaderDigest, rc.DataDigest = got.HeaderDigest, got.DataDigest
 	q.reader.Configure(rc)
-	q.writer = nvmetcp.NewWriter(conn, nvmetcp.WriterConfig{HeaderDigest: got.HeaderDigest, DataDigest: got.DataDigest, Align: got.CPDA})
+	q.writer = nvmetcp.NewWriter(nil, nvmetcp.WriterConfig{HeaderDigest: got.HeaderDigest, DataDigest: got.DataDigest, Align: got.CPDA})
 	q.maxData = int(min(got.MaxH2CData, 1<<30))
 	q.capsule = maxFabricsCapsule
 	if id != 0 {

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// lookFor is how long a Read looks again: about the cost of being woken.
+	lookFor = 50 * time.Microsecond
+	// maxLooks bounds it where time stands still (testing/synctest).
+	maxLooks = 1024
+	// attendAlone and attendMany are how long a reader that never waits may keep a single
+	// processor, or one of many: there it wakes another thread to have a look.
+	attendAlone = 250 * time.Microsecond
+	attendMany  = time.Millisecond
+)
+
+// habit decides whether a connection looks again, by what that brought lately.
+type habit struct {
+	failures int // in a row
+	skip     int // the number of waits in which it does not look again
+}
+
+const maxFailures = 7
+
+// may reports whether to look again in this wait.
+func (h *habit) may() bool {
+	if h.skip > 0 {
+		h.skip--
+		return false
+	}
+	return true
+}
+
+// paid notes that data came while it looked.
+func (h *habit) paid() { h.failures = 0 }
+
+// failed notes that none came.
+func (h *habit) failed() {
+	h.failures = min(h.failures+1, maxFailures)
+	h.skip = 1<<h.failures - 1
+}
+
+// crowd counts the goroutines that look again at this moment, and says when none may. It
+// belongs to the whole program because processors do.
+var crowd struct {
+	lookers atomic.Int32
+	until   atomic.Int64 // nobody looks before this time, in nanoseconds since epoch
+	pause   atomic.Int64 // the length of the last pause that disturbed asked for
+}
+
+// epoch makes times comparable as numbers.
+var epoch = time.Now()
+
+const (
+	// maxTurns is how many goroutines may take turns in looking on a single processor.
+	maxTurns = 4
+	// crowdPause is how long nobody looks when more wanted to.
+	crowdPause = time.Millisecond
+	// stolen is how long a look may take. If it takes longer, something else has run on
+	// this processor.
+	stolen = 100 * time.Microsecond
+	// Something else that is ready to run ends the looking for leastPause, and if it is
+	// still there afterwards, for longer and longer.
+	leastPause = 10 * time.Millisecond
+	mostPause  = 2560 * time.Millisecond
+)
+
+// look looks again for a moment, and reports whether data has come.
+func (c *Conn) look(fd uintptr) bool {
+	if !c.habit.may() || c.Expecting != nil && !c.Expecting() {
+		return false
+	}
+	start, processors := time.Now(), runtime.GOMAXPROCS(0)
+	if !enter(start, processors) {
+		return false
+	}
+	defer crowd.lookers.Add(-1)
+	last := start
+	for range maxLooks {
+		if processors == 1 {
+			runtime.Gosched() // with more, this would wake another thread each time
+		}
+		found, now := c.take(fd), time.Now()
+		if now.Sub(last) > stolen {
+			disturbed(now)
+		}
+		last = now
+		if found {
+			c.habit.paid()
+			c.hush(fd, processors)
+			return true
+		}
+		if now.Sub(start) >= lookFor {
+			break
+		}
+	}
+	c.habit.failed()
+	return false
+}
+
+// enter counts one more that looks, if there may be one more.
+func enter(now time.Time, processors int) bool {
+	at := int64(now.Sub(epoch))
+	if at < crowd.until.Load() {
+		return false
+	}
+	limit := int32(processors / 2)
+	if processors == 1 {
+		limit = maxTurns
+	}
+	if crowd.lookers.Add(1) <= limit {
+		return true
+	}
+	crowd.lookers.Add(-1)
+	if processors == 1 {
+		// Who waits in the poller is not noticed while others look.
+		crowd.until.Store(at + int64(crowdPause))
+	}
+	return false
+}
+
+// disturbed ends all looking for a while. A program that always runs loses its processor to
+// others for a whole time slice of each, milliseconds. One that sleeps in between is woken
+// ahead of them.
+func disturbed(now time.Time) {
+	at, pause := int64(now.Sub(epoch)), crowd.pause.Load()
+	if at < crowd.until.Load() {
+		return
+	}
+	if at-crowd.until.Load() > 2*pause {
+		pause = 0
+	}
+	pause = min(max(2*pause, int64(leastPause)), int64(mostPause))
+	crowd.pause.Store(pause)
+	crowd.until.Store(at + pause)
+}
+
+// hushedBytes is how much must arrive to wake a thread while the reader looks for itself.
+const hushedBytes = 64 << 10
+
+// hush stops the kernel from telling the runtime's poller of each arrival, while the reader
+// finds the data by itself. Otherwise each arrival would wake another thread for nothing.
+// With one processor, no thread waits in the poller while the reader looks.
+func (c *Conn) hush(fd uintptr, processors int) {
+	if processors > 1 && !c.hushed {
+		c.hushed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, hushedBytes) == nil
+	}
+}
+
+// speak ends hush. If data has come meanwhile, the kernel now tells the poller.
+func (c *Conn) speak(fd uintptr) {
+	if c.hushed {
+		c.hushed = false
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, 1) // it worked for the larger value
+	}
+}
+
+// attend gives the rest of the program its turn, if this reader has not waited for a while.
+// Only a goroutine that waits makes the runtime look at its queues and its poller. On a
+// single processor nothing else would run for up to ten milliseconds.
+func (c *Conn) attend() {
+	now := time.Now()
+	if c.rested.IsZero() {
+		c.rested = now
+	}
+	if now.Sub(c.rested) < attendAlone {
+		return
+	}
+	alone := runtime.GOMAXPROCS(0) == 1
+	if !alone && now.Sub(c.rested) < attendMany {
+		return
+	}
+	c.rested = now
+	runtime.Gosched()
+	if alone {
+		nudge()
+	}
+}
+
+// bell is an eventfd that the runtime's poller watches, or nil.
+var bell = sync.OnceValue(func() syscall.RawConn {
+	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+	if err != nil {
+		return nil
+	}
+	raw, err := os.NewFile(uintptr(fd), "eventfd").SyscallConn()
+	if err != nil {
+		return nil
+	}
+	return raw
+})
+
+// nudge makes the runtime look at its poller: it waits there for an event that it causes
+// itself, and every other event is found with it.
+func nudge() {
+	if raw := bell(); raw != nil {
+		_ = raw.Read(ring) // it fails only if the eventfd is closed, which it never is
+	}
+}
+
+// ring consumes the event, or causes it and waits for it.
+func ring(fd uintptr) bool {
+	count := [8]byte{0: 1}
+	_, _, errno := syscall.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&count)), uintptr(len(count)))
+	if errno != unix.EAGAIN {
+		return true
+	}
+	count = [8]byte{0: 1}
+	_, _, errno = syscall.RawSyscall(unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(&count)), uintptr(len(count)))
+	return errno != 0
+}
