@@ -72,7 +72,7 @@ func TestBareFramesAreAnsweredOneForOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.stop()
-	for _, f := range []form{poller, blocking} {
+	for _, f := range []form{poller, blocking, busy} {
 		s, err := bareFrames(f, -1)
 		if err != nil {
 			t.Fatal(err)

@@ -23,6 +23,7 @@ type form string
 const (
 	blocking form = "blocking" // the thread sleeps in read, as in C
 	poller   form = "poller"   // the goroutine sleeps, the runtime polls
+	busy     form = "busy"     // nothing sleeps: the thread asks again until there is something
 )
 
 func (f form) wrap(c net.Conn) (pipe, error) {
@@ -35,7 +36,7 @@ func (f form) wrap(c net.Conn) (pipe, error) {
 	}
 	c.Close()
 	fd := int(file.Fd())
-	if err := unix.SetNonblock(fd, false); err != nil {
+	if err := unix.SetNonblock(fd, f == busy); err != nil {
 		return nil, err
 	}
 	return &rawPipe{fd, file}, nil
@@ -53,8 +54,8 @@ func dial(f form, address string) (pipe, error) {
 	return nil, err
 }
 
-// rawPipe makes its system calls without telling the Go scheduler: while it waits, nothing
-// else runs in its process.
+// rawPipe makes its system calls without telling the Go scheduler: while it waits, or asks
+// again, nothing else runs in its process.
 type rawPipe struct {
 	fd   int
 	file *os.File
@@ -64,7 +65,7 @@ func (p *rawPipe) Read(b []byte) (int, error) {
 	for {
 		n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(p.fd), addressOf(b), uintptr(len(b)))
 		switch {
-		case errno == unix.EINTR:
+		case errno == unix.EINTR || errno == unix.EAGAIN:
 		case errno != 0:
 			return 0, fmt.Errorf("read: %w", errno)
 		case n == 0:
@@ -79,7 +80,7 @@ func (p *rawPipe) Write(b []byte) (int, error) {
 	for done := 0; done < len(b); {
 		n, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(p.fd), addressOf(b[done:]), uintptr(len(b)-done))
 		switch {
-		case errno == unix.EINTR:
+		case errno == unix.EINTR || errno == unix.EAGAIN:
 		case errno != 0:
 			return done, fmt.Errorf("write: %w", errno)
 		default:

@@ -12,7 +12,7 @@ import (
 
 // bareFrames serves unparsed frames: the machine's upper bound.
 func bareFrames(f form, cpu int) (*server, error) {
-	name := map[form]string{blocking: "bare frames", poller: "bare frames, Go"}[f]
+	name := map[form]string{busy: "bare frames, busy", blocking: "bare frames", poller: "bare frames, Go"}[f]
 	return ours(name, job{Kind: "frames", Form: f}, cpu, "frames", string(f))
 }
 
@@ -23,7 +23,7 @@ func memoryServers(ctx context.Context, _ Options, cpu int) (all []*server, miss
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	for _, f := range []form{blocking, poller} {
+	for _, f := range []form{blocking, busy, poller} {
 		s, err := bareFrames(f, cpu)
 		if err != nil {
 			return nil, nil, nil, err

@@ -92,8 +92,8 @@ func (frames) answer(out, b []byte) (_ []byte, used, skip int) {
 	return out, used, 0
 }
 
-// serveFrames answers frames on all connections of a listener. With blocking calls it
-// serves one connection at a time.
+// serveFrames answers frames on all connections of a listener. Without the runtime's poller
+// it serves one connection at a time.
 func serveFrames(l net.Listener, f form) error {
 	for {
 		c, err := l.Accept()
@@ -104,7 +104,7 @@ func serveFrames(l net.Listener, f form) error {
 		if err != nil {
 			return err
 		}
-		if f == blocking {
+		if f != poller {
 			echo(p)
 			continue
 		}
