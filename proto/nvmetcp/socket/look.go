@@ -67,8 +67,8 @@ const (
 	maxTurns = 4
 	// crowdPause is how long nobody looks when more wanted to.
 	crowdPause = time.Millisecond
-	// stolen is how long a look may take. If it takes longer, something else has run on
-	// this processor.
+	// stolen is how long a look that finds nothing may take. If it takes longer, another
+	// program has run on this processor.
 	stolen = 100 * time.Microsecond
 	// Something else that is ready to run ends the looking for leastPause, and if it is
 	// still there afterwards, for longer and longer.
@@ -88,22 +88,24 @@ func (c *Conn) look(fd uintptr) bool {
 	defer crowd.lookers.Add(-1)
 	last := start
 	for range maxLooks {
-		if processors == 1 {
-			runtime.Gosched() // with more, this would wake another thread each time
+		if processors == 1 { // with more, this would wake another thread each time
+			runtime.Gosched()
+			last = time.Now()
 		}
-		found, now := c.take(fd), time.Now()
-		if now.Sub(last) > stolen {
-			disturbed(now)
-		}
-		last = now
-		if found {
+		if c.take(fd) {
 			c.habit.paid()
 			c.hush(fd, processors)
 			return true
 		}
+		now := time.Now()
+		if now.Sub(last) > stolen {
+			disturbed(now)
+			break
+		}
 		if now.Sub(start) >= lookFor {
 			break
 		}
+		last = now
 	}
 	c.habit.failed()
 	return false
