@@ -67,8 +67,12 @@ func FuzzReader(f *testing.F) {
 		if err.Error() != again.Error() {
 			t.Fatalf("in one piece: %v; byte by byte: %v", err, again)
 		}
-		if !bytes.Equal(whole, parts) {
-			t.Fatal("in one piece and byte by byte differ")
+		both, third := collect(a.reader(twoPlaces{iotest.HalfReader(bytes.NewReader(stream))}, role), true)
+		if err.Error() != third.Error() {
+			t.Fatalf("in one piece: %v; into two places: %v", err, third)
+		}
+		if !bytes.Equal(whole, parts) || !bytes.Equal(whole, both) {
+			t.Fatal("in one piece, byte by byte and into two places differ")
 		}
 		if len(whole) > len(stream) {
 			t.Fatalf("%d bytes came of %d", len(whole), len(stream))

@@ -69,17 +69,24 @@ type ReaderConfig struct {
 // A fault of the peer is a [*FatalError]. The end of the stream is io.EOF between two PDUs
 // and io.ErrUnexpectedEOF within one. After an error the Reader returns it forever.
 type Reader struct {
-	src io.Reader
-	cfg ReaderConfig
+	src  io.Reader
+	both bothReader // src, or nil if it cannot do that
+	cfg  ReaderConfig
 
 	buf        []byte
 	start, end int // buf[start:end] has been read but not handed out
 
 	head    [maxHeaderSize]byte // the current PDU's header, copied because the buffer moves
 	pdu     PDU
-	pending int // bytes of the current PDU after its header that are not handed out yet
-	pad     int // padding before the data, included in pending
+	pending int  // bytes of the current PDU after its header that are not handed out yet
+	pad     int  // padding before the data, included in pending
+	bulk    bool // the last data was large, see need
 	err     error
+}
+
+// bothReader reads into p and, when p is full, on into q, with one system call.
+type bothReader interface {
+	ReadBoth(p, q []byte) (int, error)
 }
 
 // NewReader makes a Reader of the stream src.
@@ -87,7 +94,9 @@ func NewReader(src io.Reader, cfg ReaderConfig) *Reader {
 	if cfg.BufferSize == 0 {
 		cfg.BufferSize = 256 << 10
 	}
-	return &Reader{src: src, cfg: cfg, buf: make([]byte, max(cfg.BufferSize, 4<<10))}
+	r := &Reader{src: src, cfg: cfg, buf: make([]byte, max(cfg.BufferSize, 4<<10))}
+	r.both, _ = src.(bothReader)
+	return r
 }
 
 // Configure sets what ICReq and ICResp negotiated. It applies from the next PDU on.
@@ -181,7 +190,11 @@ func (r *Reader) need(n int) error {
 			r.end = copy(r.buf, r.buf[r.start:r.end])
 			r.start = 0
 		}
-		got, err := r.src.Read(r.buf[r.end:])
+		room := r.buf[r.end:]
+		if r.bulk && len(room) > bulkAhead && n <= bulkAhead {
+			room = room[:bulkAhead]
+		}
+		got, err := r.src.Read(room)
 		r.end += got
 		if err != nil && r.end-r.start < n {
 			if r.start != r.end {
@@ -196,6 +209,13 @@ func (r *Reader) need(n int) error {
 // compactBelow is the size below which a remainder is moved to the buffer's start before a
 // read: a cheap way to make room for the read.
 const compactBelow = 4 << 10
+
+// While data is large, no more than bulkAhead is read ahead into the buffer: the data that
+// comes next can then be read directly to its place, and is not copied.
+const (
+	bulkAhead = 4 << 10
+	bulkData  = 64 << 10
+)
 
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
@@ -247,6 +267,7 @@ func (r *Reader) ReadData(dst []byte) error {
 	if len(dst) != int(r.pdu.DataLen) || r.pending < len(dst) {
 		return fmt.Errorf("take %d bytes of %v's data: it has %d, and %d are left", len(dst), r.pdu.Type, r.pdu.DataLen, r.pending)
 	}
+	r.bulk = len(dst) >= bulkData
 	if err := r.readData(dst); err != nil {
 		return r.fail(unexpected(err))
 	}
@@ -288,10 +309,18 @@ func (r *Reader) readData(dst []byte) error {
 // fill reads while the buffer is empty: directly into dst if much is missing, otherwise
 // into the buffer, so that the same read brings the bytes that follow.
 func (r *Reader) fill(dst []byte) (int, error) {
-	if len(dst) >= directAbove {
+	if len(dst) < directAbove {
+		return 0, r.need(1)
+	}
+	if r.both == nil {
 		return r.src.Read(dst)
 	}
-	return 0, r.need(1)
+	n, err := r.both.ReadBoth(dst, r.buf[:min(len(r.buf), bulkAhead)])
+	if n > len(dst) {
+		r.start, r.end = 0, n-len(dst)
+		n = len(dst)
+	}
+	return n, err
 }
 
 // directAbove is the number of missing bytes above which fill reads directly into dst.

@@ -35,10 +35,22 @@ func (a agreed) writer(dst io.Writer) *Writer {
 
 // sources are the ways in which a stream can arrive.
 var sources = map[string]func(io.Reader) io.Reader{
-	"whole":     func(r io.Reader) io.Reader { return r },
-	"bytewise":  iotest.OneByteReader,
-	"halves":    iotest.HalfReader,
-	"error too": iotest.DataErrReader,
+	"whole":        func(r io.Reader) io.Reader { return r },
+	"bytewise":     iotest.OneByteReader,
+	"halves":       iotest.HalfReader,
+	"error too":    iotest.DataErrReader,
+	"both":         func(r io.Reader) io.Reader { return twoPlaces{r} },
+	"halves, both": func(r io.Reader) io.Reader { return twoPlaces{iotest.HalfReader(r)} },
+}
+
+// twoPlaces reads into two places at once, as package socket does.
+type twoPlaces struct{ io.Reader }
+
+func (s twoPlaces) ReadBoth(p, q []byte) (int, error) {
+	b := make([]byte, len(p)+len(q))
+	n, err := s.Read(b)
+	copy(q, b[copy(p, b[:n]):n])
+	return n, err
 }
 
 func noise(n int) []byte {

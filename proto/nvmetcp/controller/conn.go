@@ -156,13 +156,16 @@ func (c *conn) loop() error {
 	}
 }
 
-// Read reads for the Reader. Before it waits, it sends all answers.
-func (c *conn) Read(p []byte) (int, error) {
+// Read reads for the Reader.
+func (c *conn) Read(p []byte) (int, error) { return c.ReadBoth(p, nil) }
+
+// ReadBoth reads for the Reader. Before it waits, it sends all answers.
+func (c *conn) ReadBoth(p, q []byte) (int, error) {
 	if c.partial.Load() == 0 && c.r.Partial() {
 		c.partial.Store(time.Now().UnixNano())
 	}
 	c.rest()
-	n, err := c.sock.Read(p)
+	n, err := c.sock.ReadBoth(p, q)
 	c.pace.End(c.sock.Waited())
 	c.mu.Lock()
 	c.reading = true

@@ -253,11 +253,14 @@ func (q *queue) read() {
 	}
 }
 
-// Read reads for the Reader. Before it may wait, it sends what was submitted. Submissions
-// that the completions in this read cause then go out together.
-func (q *queue) Read(p []byte) (int, error) {
+// Read reads for the Reader.
+func (q *queue) Read(p []byte) (int, error) { return q.ReadBoth(p, nil) }
+
+// ReadBoth reads for the Reader. Before it may wait, it sends what was submitted.
+// Submissions that the completions in this read cause then go out together.
+func (q *queue) ReadBoth(p, more []byte) (int, error) {
 	q.flush(true)
-	n, err := q.sock.Read(p)
+	n, err := q.sock.ReadBoth(p, more)
 	q.pace.End(q.sock.Waited())
 	q.mu.Lock()
 	q.corked = true
