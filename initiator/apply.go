@@ -43,8 +43,6 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 	case volume.Forget:
 		return k.forget(w, o.Clean)
 	case volume.GiveUp:
-		k.log.Error("epoch given up", "epoch", k.memory.Epoch, "why", o.Over.Why, "writes_lost", o.Over.WritesLost)
-		k.memory.Over = &o.Over
 		return k.kernel.note(k.volume, k.memory)
 	case volume.FailColumn:
 		k.stopChange(o.Column)
@@ -329,40 +327,26 @@ func topOf(w *volume.Wanted) dm.Device {
 	return top
 }
 
-// forget removes a volume from the run directory. Two things stay: the outcome of a detach,
-// which the manager asks for until it has it, and the note of an epoch that was given up.
+// forget removes a volume from the run directory, except for what remains of its epoch. That an
+// epoch was given up outlives the keeper and the agent; the notes of another epoch replace it.
 func (k *kernelKeeper) forget(w *volume.Wanted, clean bool) error {
 	for i := range k.columns {
 		if err := k.kernel.dropLog(k.volume, i); err != nil {
 			return err
 		}
 	}
-	if ended := k.memory.Over; ended != nil {
-		return k.bury(w, ended)
+	was, now := k.memory, newMemory(k.memory.Ended(w, clean), time.Now())
+	kept := now
+	if was.Over != nil {
+		kept = newMemory(volume.Memory{Epoch: was.Epoch, Gone: true, Over: was.Over}, time.Now())
 	}
-	if w == nil {
-		k.agent.evidence.Leave(k.volume, k.memory.Gone && k.memory.Clean)
-	}
-	detached := w != nil && w.Detach && (k.memory.Of(w) || k.memory.Epoch == 0)
-	if !detached {
-		k.memory = newMemory(volume.Memory{}, time.Now())
+	if kept.Epoch == 0 {
+		k.memory = now
 		return remove(k.kernel.notesFile(k.volume))
 	}
-	k.memory = newMemory(volume.Memory{Epoch: w.Epoch, Grant: w.Grant, Gone: true, Clean: clean}, time.Now())
-	k.log.Info("detached", "epoch", w.Epoch, "clean", clean)
-	return k.kernel.note(k.volume, k.memory)
-}
-
-// bury forgets an epoch that was given up, except for that fact, which outlives the keeper and
-// the agent. The notes of another epoch replace it.
-func (k *kernelKeeper) bury(w *volume.Wanted, why *volume.Over) error {
-	grave := newMemory(volume.Memory{Epoch: k.memory.Epoch, Gone: true, Over: why}, time.Now())
-	if err := k.kernel.note(k.volume, grave); err != nil {
+	if err := k.kernel.note(k.volume, kept); err != nil {
 		return err
 	}
-	if w == nil || w.Epoch != grave.Epoch {
-		grave = newMemory(volume.Memory{}, time.Now())
-	}
-	k.memory = grave
+	k.memory = now
 	return nil
 }

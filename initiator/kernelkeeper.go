@@ -144,10 +144,11 @@ func (k *kernelKeeper) adopt(w *volume.Wanted, s *seen) {
 		}
 	}
 	if !stack && w != nil && !k.memory.Of(w) {
-		k.memory = newMemory(volume.Memory{Epoch: w.Epoch, Grant: w.Grant}, s.Now)
+		var over *volume.Over
 		if noted, ok, err := k.kernel.notes(k.volume); err == nil && ok && noted.Of(w) {
-			k.memory.Over, k.memory.Gone = noted.Over, noted.Over != nil
+			over = noted.Over
 		}
+		k.memory = newMemory(volume.Granted(w, over), s.Now)
 		k.Forget()
 	}
 }

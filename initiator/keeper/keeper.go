@@ -27,7 +27,9 @@ type Path interface {
 	Observe(ctx context.Context, w *volume.Wanted) (*volume.Seen, error)
 
 	// Apply carries out an order. RecordStale and WriteNote never reach it: the keeper does them
-	// itself. It returns volume.ErrLater for an order that is not due or is under way.
+	// itself. A GiveUp is in the memory already, and the path only has to keep it. After a Forget
+	// the memory is what Memory.Ended left of it. Apply returns volume.ErrLater for an order that
+	// is not due or is under way.
 	Apply(ctx context.Context, w *volume.Wanted, o volume.Order) error
 
 	// Memory returns the memory of the volume. Observe and Apply may replace it.
@@ -209,8 +211,40 @@ func (k *Keeper) do(ctx context.Context, w *volume.Wanted, o volume.Order) error
 		return k.ask(ctx, func() Request { return k.Stale(m.Epoch, m.Records, o.Legs) })
 	case volume.WriteNote:
 		return k.note(ctx, o.Note)
+	case volume.GiveUp:
+		return k.giveUp(ctx, w, o)
+	case volume.Forget:
+		return k.forget(ctx, w, o)
 	}
 	return k.path.Apply(ctx, w, o)
+}
+
+// giveUp notes that this host gave up the epoch, before anything of it is removed.
+func (k *Keeper) giveUp(ctx context.Context, w *volume.Wanted, o volume.GiveUp) error {
+	m := k.path.Memory()
+	m.Over = &o.Over
+	if err := k.path.Apply(ctx, w, o); err != nil {
+		return err
+	}
+	k.Log.Error("epoch given up", "epoch", m.Epoch, "why", o.Over.Why, "writes_lost", o.Over.WritesLost)
+	return nil
+}
+
+// forget ends an epoch, and with it what is known of its losses and, once the volume is no longer
+// wanted here, the need for its note.
+func (k *Keeper) forget(ctx context.Context, w *volume.Wanted, o volume.Forget) error {
+	was := k.path.Memory()
+	if err := k.path.Apply(ctx, w, o); err != nil {
+		return err
+	}
+	k.Forget()
+	if w == nil && k.cfg.Evidence != nil {
+		k.cfg.Evidence.Leave(k.Volume, was.Gone && was.Clean)
+	}
+	if m := k.path.Memory(); m.Gone && m.Over == nil {
+		k.Log.Info("detached", "epoch", m.Epoch, "clean", m.Clean)
+	}
+	return nil
 }
 
 // RecordInSync tells the manager that legs have caught up; until it answers they count as

@@ -43,9 +43,7 @@ func (k *Keeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) er
 	case volume.Renew:
 		return k.renew(w, o.At)
 	case volume.GiveUp:
-		k.memory.Over = &o.Over
 		k.path.gaveUp(k.volume, k.memory.Epoch, &o.Over)
-		k.log.Error("epoch given up", "epoch", k.memory.Epoch, "why", o.Over.Why, "writes_lost", o.Over.WritesLost)
 		return nil
 	case volume.Promote:
 		return k.stack.volume.Promote(o.Column, o.Copy)
@@ -136,22 +134,9 @@ func (k *Keeper) abort(ctx context.Context) error {
 	})
 }
 
-// forget ends an epoch. It remembers the outcome of a detach, since the manager asks until it
-// has it.
+// forget ends an epoch.
 func (k *Keeper) forget(w *volume.Wanted, clean bool) {
-	was := k.memory
-	if k.cfg.Evidence != nil && w == nil {
-		k.cfg.Evidence.Leave(k.volume, was.Gone && was.Clean)
-	}
-	k.memory = newMemory(volume.Memory{}, time.Now())
-	k.Forget()
+	k.memory = newMemory(k.memory.Ended(w, clean), time.Now())
 	clear(k.devices)
 	clear(k.pulses)
-	switch {
-	case was.Over != nil && w != nil && was.Of(w) && w.Grant == 0: // a shared volume has another grant
-		k.memory.Epoch, k.memory.Gone, k.memory.Over = was.Epoch, true, was.Over
-	case w != nil && w.Detach && (was.Of(w) || was.Epoch == 0):
-		k.memory.Epoch, k.memory.Grant, k.memory.Gone, k.memory.Clean = w.Epoch, w.Grant, true, clean
-		k.log.Info("detached", "epoch", w.Epoch, "clean", clean)
-	}
 }

@@ -85,7 +85,7 @@ func (k *Keeper) GiveUp(ctx context.Context) {
 // Observe implements keeper.Path.
 func (k *Keeper) Observe(_ context.Context, w *volume.Wanted) (*volume.Seen, error) {
 	if w != nil && k.stack == nil && !k.memory.Of(w) {
-		k.memory = newMemory(volume.Memory{Epoch: w.Epoch, Grant: w.Grant, Over: k.path.over(k.volume, w.Epoch)}, time.Now())
+		k.memory = newMemory(volume.Granted(w, k.path.over(k.volume, w.Epoch)), time.Now())
 		k.Forget()
 	}
 	s := k.observe(w)

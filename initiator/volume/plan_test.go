@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -209,6 +210,35 @@ func TestALegThatCannotLeaveStaysWhatItIs(t *testing.T) {
 	Plan(w.wanted, w.memory, s, Limits{Window: 2 * time.Second, Lease: 8 * time.Second}, w.caps)
 	if len(want.Copies) != 2 || want.Copies[0].State != InSync || want.Copies[1].State != Rebuilding {
 		t.Errorf("wanted %+v, want the silent leg in sync, and the other one still rebuilt", want.Copies)
+	}
+}
+
+// What remains of an epoch is the outcome of a detach, or that the epoch was given up, as long as
+// the same grant is wanted. A grant of a shared volume begins anew.
+func TestWhatRemainsOfAnEpoch(t *testing.T) {
+	over := &Over{Why: "it had to"}
+	for _, c := range []struct {
+		name   string
+		was    Memory
+		wanted *Wanted
+		want   Memory
+	}{
+		{"not wanted any more", Memory{Epoch: 2, Over: over}, nil, Memory{}},
+		{"detached", Memory{Epoch: 2, Grant: 3}, &Wanted{Epoch: 2, Grant: 3, Detach: true}, Memory{Epoch: 2, Grant: 3, Gone: true, Clean: true}},
+		{"detached before it was built", Memory{}, &Wanted{Epoch: 2, Detach: true}, Memory{Epoch: 2, Gone: true, Clean: true}},
+		{"of an older grant", Memory{Epoch: 1}, &Wanted{Epoch: 2, Detach: true}, Memory{}},
+		{"given up, and still wanted", Memory{Epoch: 2, Over: over}, &Wanted{Epoch: 2}, Memory{Epoch: 2, Gone: true, Over: over}},
+		{"given up, and to be detached", Memory{Epoch: 2, Over: over}, &Wanted{Epoch: 2, Detach: true}, Memory{Epoch: 2, Gone: true, Over: over}},
+		{"given up, and granted again", Memory{Epoch: 2, Over: over}, &Wanted{Epoch: 3}, Memory{}},
+	} {
+		if got := c.was.Ended(c.wanted, true); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: %+v remains, want %+v", c.name, got, c.want)
+		}
+	}
+	for grant, given := range map[uint64]bool{0: true, 4: false} {
+		if m := Granted(&Wanted{Epoch: 2, Grant: grant}, over); m.Gone != given || (m.Over != nil) != given || m.Epoch != 2 || m.Grant != grant {
+			t.Errorf("grant %d begins with %+v; want it given up: %v", grant, m, given)
+		}
 	}
 }
 

@@ -287,6 +287,30 @@ func (m *Memory) Begin(now time.Time) {
 	}
 }
 
+// Granted is the memory of the grant that w wants, as it begins. Over is why this host gave up the
+// epoch before; nil if it did not. Grants of a shared volume have one epoch, and each stands for
+// itself.
+func Granted(w *Wanted, over *Over) Memory {
+	if w.Grant != 0 {
+		over = nil
+	}
+	return Memory{Epoch: w.Epoch, Grant: w.Grant, Over: over, Gone: over != nil}
+}
+
+// Ended is what remains of the memory when nothing of its epoch is left: the outcome of a detach,
+// which the manager asks for until it has it, or that the epoch was given up. Clean: every leg has
+// every write.
+func (m *Memory) Ended(w *Wanted, clean bool) Memory {
+	switch {
+	case w == nil:
+	case m.Over != nil && m.Of(w) && w.Grant == 0:
+		return Memory{Epoch: m.Epoch, Gone: true, Over: m.Over}
+	case w.Detach && (m.Of(w) || m.Epoch == 0):
+		return Memory{Epoch: w.Epoch, Grant: w.Grant, Gone: true, Clean: clean}
+	}
+	return Memory{}
+}
+
 // Of reports whether the memory belongs to the grant that w wants.
 func (m *Memory) Of(w *Wanted) bool { return m.Epoch == w.Epoch && m.Grant == w.Grant }
 
