@@ -160,6 +160,30 @@ func TestWhatWasTakenAwayIsNotTakenUpAgainAtItsEpoch(t *testing.T) {
 	}
 }
 
+// TestNothingIsRemovedBeforeTheEpochIsNotedAsGivenUp: otherwise a later agent would take the volume
+// up again.
+func TestNothingIsRemovedBeforeTheEpochIsNotedAsGivenUp(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		blocked := filepath.Join(w.dir, "run", w.volume.String()+".json.new")
+		if err := os.Mkdir(blocked, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments = nil })
+		time.Sleep(5 * time.Second)
+		w.expect("while the note cannot be written")
+		if err := os.Remove(blocked); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second)
+		w.empty()
+		w.took()
+		w.attach() // at the same epoch
+		if r := w.until(unclean); r.GaveUp.GetWhy() == "" {
+			t.Errorf("reported %v, want the epoch given up", r)
+		}
+	})
+}
+
 // loseNotes removes an agent's notes.
 func (w *world) loseNotes() {
 	files, err := filepath.Glob(filepath.Join(w.dir, "run/*.json"))

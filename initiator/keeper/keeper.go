@@ -224,6 +224,7 @@ func (k *Keeper) giveUp(ctx context.Context, w *volume.Wanted, o volume.GiveUp) 
 	m := k.path.Memory()
 	m.Over = &o.Over
 	if err := k.path.Apply(ctx, w, o); err != nil {
+		m.Over = nil // so that the planner asks for it again
 		return err
 	}
 	k.Log.Error("epoch given up", "epoch", m.Epoch, "why", o.Over.Why, "writes_lost", o.Over.WritesLost)
