@@ -74,7 +74,7 @@ func (m *Manager) startOver(batch []ask, cause error) error {
 	if err != nil {
 		return errors.Join(cause, fmt.Errorf("load the records again: %w", err))
 	}
-	m.state = state
+	m.state, m.fork = state, nil
 	for _, sessions := range []map[block.NodeName]*session{m.targets, m.initiators} {
 		for _, s := range sessions {
 			s.cancel(errStateLoaded)

@@ -111,27 +111,27 @@ func do[P any](ctx context.Context, m *Manager, in cluster.Input) (*P, error) {
 
 // read gets a value from the state and converts it.
 func read[T any, P any](ctx context.Context, m *Manager, get func(*cluster.State) (T, error), convert func(T) P) (p P, err error) {
-	var value T
-	var refused error
-	if err := m.read(ctx, func() { value, refused = get(m.state) }); err != nil {
+	state, err := m.read(ctx)
+	if err != nil {
 		return p, toStatus(err)
 	}
-	if refused != nil {
-		return p, toStatus(refused)
+	value, err := get(state)
+	if err != nil {
+		return p, toStatus(err)
 	}
 	return convert(value), nil
 }
 
-// read is look for a request that may ask for a consistency in its metadata. In the loop of
-// one manager every read sees all that was answered before, which meets both kinds.
-func (m *Manager) read(ctx context.Context, f func()) error {
+// read is snapshot for a request that may ask for a consistency in its metadata. A snapshot
+// of one manager has all that was answered before, which meets both kinds.
+func (m *Manager) read(ctx context.Context) (*cluster.State, error) {
 	for _, how := range metadata.ValueFromIncomingContext(ctx, pb.ReadKey) {
 		if how != pb.ReadLinearizable && how != pb.ReadStale {
-			return &cluster.Error{Kind: cluster.InvalidArgument, Field: pb.ReadKey,
+			return nil, &cluster.Error{Kind: cluster.InvalidArgument, Field: pb.ReadKey,
 				Text: fmt.Sprintf("%s: %q is neither %s nor %s", pb.ReadKey, how, pb.ReadLinearizable, pb.ReadStale)}
 		}
 	}
-	return m.look(ctx, f)
+	return m.snapshot(ctx)
 }
 
 // field parses a field of a request; an error names it.

@@ -53,33 +53,33 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 	out <- m.metrics.commit
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	var sum cluster.Status
-	var term uint64
+	var state *cluster.State
 	count := map[*prometheus.Desc]map[[2]string]int{volumesDesc: {}, drivesDesc: {}, nodesDesc: {}, attachmentsDesc: {}, streamsDesc: {}}
 	err := m.look(ctx, func() {
-		sum, term = m.state.Status(), m.state.Term()
+		state = m.forked()
 		count[streamsDesc][[2]string{"target"}] = len(m.targets)
 		count[streamsDesc][[2]string{"initiator"}] = len(m.initiators)
-		for _, v := range m.state.Volumes() {
-			count[volumesDesc][[2]string{string(v.Health)}]++
-		}
-		for _, d := range m.state.Drives("") {
-			count[drivesDesc][[2]string{string(d.State)}]++
-		}
-		for _, a := range m.state.AttachmentsAfter("", "") {
-			count[attachmentsDesc][[2]string{string(a.State)}]++
-		}
-		for _, n := range m.state.Nodes() {
-			for agent, s := range map[string]cluster.AgentStatus{"target": n.Target, "initiator": n.Initiator} {
-				if s.Known {
-					count[nodesDesc][[2]string{agent, map[bool]string{true: "1", false: "0"}[s.Online]}]++
-				}
-			}
-		}
 	})
 	if err != nil {
 		return // the loop is not running, or is busy for longer
 	}
+	for _, v := range state.Volumes() {
+		count[volumesDesc][[2]string{string(v.Health)}]++
+	}
+	for _, d := range state.Drives("") {
+		count[drivesDesc][[2]string{string(d.State)}]++
+	}
+	for _, a := range state.AttachmentsAfter("", "") {
+		count[attachmentsDesc][[2]string{string(a.State)}]++
+	}
+	for _, n := range state.Nodes() {
+		for agent, s := range map[string]cluster.AgentStatus{"target": n.Target, "initiator": n.Initiator} {
+			if s.Known {
+				count[nodesDesc][[2]string{agent, map[bool]string{true: "1", false: "0"}[s.Online]}]++
+			}
+		}
+	}
+	sum, term := state.Status(), state.Term()
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}

@@ -36,26 +36,23 @@ func page[T any, P proto.Message](ctx context.Context, m *Manager, list string, 
 	if err != nil {
 		return nil, "", toStatus(err)
 	}
-	var refused error
-	err = m.read(ctx, func() {
-		var all iter.Seq2[string, T]
-		if all, refused = entries(m.state, after); refused != nil {
-			return
-		}
-		last, bytes := "", 0
-		for key, value := range all {
-			if bytes >= pageBytes || r.GetPageSize() > 0 && len(page) == int(r.GetPageSize()) {
-				next = token(list, last)
-				return
-			}
-			message := convert(value)
-			page, last, bytes = append(page, message), key, bytes+proto.Size(message)
-		}
-	})
+	state, err := m.read(ctx)
 	if err != nil {
 		return nil, "", toStatus(err)
 	}
-	return page, next, toStatus(refused)
+	all, err := entries(state, after)
+	if err != nil {
+		return nil, "", toStatus(err)
+	}
+	last, bytes := "", 0
+	for key, value := range all {
+		if bytes >= pageBytes || r.GetPageSize() > 0 && len(page) == int(r.GetPageSize()) {
+			return page, token(list, last), nil
+		}
+		message := convert(value)
+		page, last, bytes = append(page, message), key, bytes+proto.Size(message)
+	}
+	return page, "", nil
 }
 
 func token(list, key string) string {

@@ -4,6 +4,8 @@ package volmgr
 
 import (
 	"context"
+	"maps"
+	"slices"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -24,9 +26,10 @@ type session struct {
 	cancel context.CancelCauseFunc
 
 	// Owned by the loop.
-	greeted bool                    // the first report was accepted
-	changed map[block.VolumeID]bool // of which the wanted state may have changed since it was last sent
-	every   bool                    // anything may have
+	greeted bool // the first report was accepted
+	// changed are the volumes of which the wanted state may have changed since it was last
+	// sent; nil: anything of it may have, or nothing was sent.
+	changed map[block.VolumeID]bool
 }
 
 var errSuperseded = status.Error(codes.Aborted, "a newer stream of the same node has taken over")
@@ -40,8 +43,11 @@ type kind[Report, Wanted parts.State] struct {
 	input    func(number uint64, r Report) (cluster.Input, error)
 	repeated func(number uint64, node block.NodeName, generation uint64) cluster.Input
 	lost     func(number uint64, node block.NodeName) cluster.Input
-	wanted   func(*Manager, block.NodeName) Wanted
-	cut      func(Wanted) (head Wanted, pieces pieces[Wanted])
+	// wanted is the whole wanted state of a node, part what it says of some volumes, and
+	// perhaps of more.
+	wanted func(*cluster.State, block.NodeName) Wanted
+	part   func(*cluster.State, block.NodeName, []block.VolumeID) Wanted
+	cut    func(Wanted) (head Wanted, pieces pieces[Wanted])
 }
 
 var targetKind = kind[*pb.TargetReport, *pb.TargetWanted]{
@@ -59,8 +65,11 @@ var targetKind = kind[*pb.TargetReport, *pb.TargetWanted]{
 	lost: func(number uint64, node block.NodeName) cluster.Input {
 		return cluster.TargetLost{Session: number, Node: node}
 	},
-	wanted: func(m *Manager, node block.NodeName) *pb.TargetWanted {
-		return targetWanted(m.state.WantedTarget(node))
+	wanted: func(s *cluster.State, node block.NodeName) *pb.TargetWanted {
+		return targetWanted(s.WantedTarget(node))
+	},
+	part: func(s *cluster.State, node block.NodeName, volumes []block.VolumeID) *pb.TargetWanted {
+		return targetWanted(s.WantedTargetOf(node, volumes))
 	},
 	cut: cutTarget,
 }
@@ -80,8 +89,11 @@ var initiatorKind = kind[*pb.InitiatorReport, *pb.InitiatorWanted]{
 	lost: func(number uint64, node block.NodeName) cluster.Input {
 		return cluster.InitiatorLost{Session: number, Node: node}
 	},
-	wanted: func(m *Manager, node block.NodeName) *pb.InitiatorWanted {
-		return initiatorWanted(m.state.WantedInitiator(node))
+	wanted: func(s *cluster.State, node block.NodeName) *pb.InitiatorWanted {
+		return initiatorWanted(s.WantedInitiator(node))
+	},
+	part: func(s *cluster.State, node block.NodeName, volumes []block.VolumeID) *pb.InitiatorWanted {
+		return initiatorWanted(s.WantedInitiatorOf(node, volumes))
 	},
 	cut: cutInitiator,
 }
@@ -182,22 +194,33 @@ func sendNewest[Report, Wanted parts.State](ctx context.Context, m *Manager, str
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		var wanted Wanted
-		if err := m.look(ctx, func() { wanted = k.wanted(m, node) }); err != nil {
+		var state *cluster.State
+		var changed map[block.VolumeID]bool
+		if err := m.look(ctx, func() {
+			state, changed = m.forked(), s.changed
+			s.changed = map[block.VolumeID]bool{}
+		}); err != nil {
 			return err
 		}
-		if !stream.TakesDifferences() {
-			if err := stream.Send(wanted); err != nil {
-				return err
-			}
-			continue
-		}
-		stream.Starts(wanted.GetTerm())
-		head, pieces := k.cut(wanted)
-		if err := stream.SendPieces(head, true, pieces.list(nil)); err != nil {
+		if err := sendChanged(stream, k, node, state, changed); err != nil {
 			return err
 		}
 	}
+}
+
+// sendChanged sends the wanted state of a node: to an agent that can take that, only what has
+// changed of it. changed lists the volumes that may have; nil: anything may have.
+func sendChanged[Report, Wanted parts.State](stream *parts.Stream[Wanted, Report], k kind[Report, Wanted],
+	node block.NodeName, state *cluster.State, changed map[block.VolumeID]bool) error {
+	if !stream.TakesDifferences() {
+		return stream.Send(k.wanted(state, node))
+	}
+	if stream.Starts(state.Term()) || changed == nil {
+		head, pieces := k.cut(k.wanted(state, node))
+		return stream.SendPieces(head, true, pieces.list(nil))
+	}
+	head, pieces := k.cut(k.part(state, node, slices.Collect(maps.Keys(changed))))
+	return stream.SendPieces(head, false, pieces.list(changed))
 }
 
 func takeReports[Report, Wanted parts.State](ctx context.Context, m *Manager, stream *parts.Stream[Wanted, Report],
@@ -244,11 +267,21 @@ func (k kind[Report, Wanted]) said(number uint64, node block.NodeName, r Report)
 	return k.input(number, r)
 }
 
-// wake tells a node's streams that its wanted state may have changed. It runs in the loop,
-// after the commit.
-func (m *Manager) wake(node block.NodeName) {
+// wake tells a node's streams that its wanted state of these volumes may have changed, or with
+// nil anything of it. It runs in the loop, after the commit.
+func (m *Manager) wake(node block.NodeName, changed map[block.VolumeID]bool) {
 	for _, sessions := range []map[block.NodeName]*session{m.targets, m.initiators} {
-		if s := sessions[node]; s != nil && s.greeted {
+		s := sessions[node]
+		if s == nil {
+			continue
+		}
+		if changed == nil {
+			s.changed = nil
+		}
+		if s.changed != nil {
+			maps.Copy(s.changed, changed)
+		}
+		if s.greeted {
 			poke(s.news)
 		}
 	}

@@ -14,6 +14,8 @@
 // it. If a commit fails, the state is ahead of the durable records and none of it may be
 // published: see committer.go. With a store of its own, Run ends with the error and the
 // process must be restarted.
+//
+// Lists, status and wanted states are made from snapshots of the state, beside the loop.
 package volmgr
 
 import (
@@ -64,6 +66,7 @@ type Manager struct {
 	cfg     Config
 	records committer
 	state   *cluster.State // owned by Run
+	fork    *cluster.State // of state, for readers; nil if it has been stepped since. Owned by Run
 	asks    chan ask
 	urgent  chan ask      // records of lost legs
 	ended   chan struct{} // closed when Run returns
@@ -228,6 +231,7 @@ func (m *Manager) stepThrough(b *batch, a ask) {
 	var out cluster.Outcome
 	var got answer
 	if a.input != nil {
+		m.fork = nil
 		var err error
 		out, err = m.state.Step(m.cfg.Now(), a.input)
 		got = answer{out.Result, err}
@@ -298,16 +302,13 @@ func (m *Manager) finish(b *batch) error {
 
 // spread publishes outcomes to the log, the agents and the watchers of events.
 func (m *Manager) spread(b *batch) {
-	wake, events := map[block.NodeName]bool{}, false
+	events := false
 	for i, out := range b.outcomes {
 		m.logEvents(out.Events, b.asks[i].request)
 		events = events || len(out.Events) > 0
-		for _, n := range out.Wake {
-			wake[n] = true
+		for node, changed := range out.Changed {
+			m.wake(node, changed)
 		}
-	}
-	for node := range wake {
-		m.wake(node)
 	}
 	if events {
 		for w := range m.watchers {
@@ -352,7 +353,23 @@ func requestOf(ctx context.Context) string {
 	return ""
 }
 
-// look runs f in the loop, where it may read the state. All of the state is durable then.
+// snapshot returns the state for a reader, who may take long: it does not change. All of it
+// is durable, and it has all that was answered before the call.
+func (m *Manager) snapshot(ctx context.Context) (s *cluster.State, err error) {
+	err = m.look(ctx, func() { s = m.forked() })
+	return s, err
+}
+
+// forked returns a fork of the state, in the loop.
+func (m *Manager) forked() *cluster.State {
+	if m.fork == nil {
+		m.fork = m.state.Fork()
+	}
+	return m.fork
+}
+
+// look runs f in the loop, where it may read the state. All of the state is durable then. The
+// loop waits for f: what takes longer reads a snapshot.
 func (m *Manager) look(ctx context.Context, f func()) error {
 	_, err := m.ask(ctx, ask{look: f})
 	return err

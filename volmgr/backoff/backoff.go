@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/cow"
 )
 
 const (
@@ -30,27 +31,32 @@ func Pause(failures int) time.Duration {
 }
 
 // Trials says for each leg when it was last lost, and when it was last rebuilt, since the
-// manager started.
-type Trials map[block.LegID]trial
+// manager started. A copy of it stays as it is if the writer then changes, see package cow.
+type Trials struct{ of cow.Map[block.LegID, trial] }
 
 type trial struct{ lost, good time.Time }
 
 // Lost notes that a leg was lost.
-func (t Trials) Lost(leg block.LegID, now time.Time) {
-	x := t[leg]
+func (t *Trials) Lost(w *cow.Writer, leg block.LegID, now time.Time) {
+	x := t.of.Get(leg)
 	x.lost = now
-	t[leg] = x
+	t.of.Set(w, leg, x)
 }
 
 // Rebuilt notes that a leg was rebuilt.
-func (t Trials) Rebuilt(leg block.LegID, now time.Time) { t[leg] = trial{good: now} }
+func (t *Trials) Rebuilt(w *cow.Writer, leg block.LegID, now time.Time) {
+	t.of.Set(w, leg, trial{good: now})
+}
+
+// Forget forgets a leg.
+func (t *Trials) Forget(w *cow.Writer, leg block.LegID) { t.of.Delete(w, leg) }
 
 // LostAt is when a leg was last lost; zero if that is not known.
-func (t Trials) LostAt(leg block.LegID) time.Time { return t[leg].lost }
+func (t *Trials) LostAt(leg block.LegID) time.Time { return t.of.Get(leg).lost }
 
 // Fresh reports whether a leg was rebuilt so recently that a loss now is a failure of the
 // rebuild.
-func (t Trials) Fresh(leg block.LegID, now time.Time) bool {
-	good := t[leg].good
+func (t *Trials) Fresh(leg block.LegID, now time.Time) bool {
+	good := t.of.Get(leg).good
 	return !good.IsZero() && now.Sub(good) < longest
 }

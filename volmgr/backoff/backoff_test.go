@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/cow"
 )
 
 func TestThePauseDoublesUpToAMinute(t *testing.T) {
@@ -20,12 +21,12 @@ func TestThePauseDoublesUpToAMinute(t *testing.T) {
 }
 
 func TestALossSoonAfterARebuildIsItsFailure(t *testing.T) {
-	trials, leg, now := Trials{}, block.LegID{}, time.Unix(1000, 0)
+	trials, w, leg, now := Trials{}, new(cow.Writer), block.LegID{}, time.Unix(1000, 0)
 	if trials.Fresh(leg, now) {
 		t.Error("a leg that was never rebuilt counts as fresh")
 	}
-	trials.Lost(leg, now)
-	trials.Rebuilt(leg, now.Add(time.Second))
+	trials.Lost(w, leg, now)
+	trials.Rebuilt(w, leg, now.Add(time.Second))
 	if !trials.LostAt(leg).IsZero() {
 		t.Error("a rebuilt leg counts as lost")
 	}

@@ -152,14 +152,14 @@ func tooManyNodes(name block.NodeName) error {
 
 func (s *State) unusedNodes() (names []block.NodeName) {
 	named := map[block.NodeName]bool{} // hosts that may still have a volume
-	for _, v := range s.volumes {
+	for _, v := range s.volumes.All() {
 		named[v.Holder] = true
 		for _, l := range v.Lingering {
 			named[l.Node] = true
 		}
 	}
 	for name, n := range s.nodes {
-		if len(s.drivesOn[name]) == 0 && len(s.onNode[name]) == 0 && len(n.OperatorLabels) == 0 && !named[name] {
+		if len(s.drivesOn[name]) == 0 && s.onNode.Get(name).Len() == 0 && len(n.OperatorLabels) == 0 && !named[name] {
 			names = append(names, name)
 		}
 	}

@@ -135,7 +135,7 @@ func (t *tx) handOut(v *Volume, keepsRecord bool, mode AttachMode) {
 }
 
 func attachmentResult(id block.VolumeID, node block.NodeName) view {
-	return func(s *State) any { v := s.volumes[id]; return s.attachmentView(v, v.attachmentOf(node)) }
+	return func(s *State) any { v := s.volumes.Get(id); return s.attachmentView(v, v.attachmentOf(node)) }
 }
 
 // attachAgain checks an Attach of a volume that is attached: done if this host already has
@@ -525,7 +525,7 @@ func (t *tx) settleDetaching(id block.VolumeID) {
 // hostChanged moves a node's attachments to its new boot or identity, by a new grant. The
 // old boot cannot come back, but its I/O may still be in flight at the targets.
 func (t *tx) hostChanged(n *Node) {
-	for _, id := range sorted(t.s.onNode[n.Name]) {
+	for _, id := range sortedIDs(t.s.onNode.Get(n.Name).Keys()) {
 		t.sharerChanged(id, n)
 		a := t.peek(id).Attachment
 		if a == nil || a.Node != n.Name {

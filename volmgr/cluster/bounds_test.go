@@ -61,7 +61,7 @@ func TestLabelsAreBoundedWhereverTheyComeFrom(t *testing.T) {
 // A store of an earlier version may hold labels beyond today's bounds.
 func TestLabelsThatWereTakenOnceDoNotStopAnything(t *testing.T) {
 	s, _ := labelled(t)
-	old := s.state.volumes[s.state.byName["db1"]].clone()
+	old := s.state.volumes.Get(s.state.idOf("db1")).clone()
 	old.Labels = map[string]string{"owner": "me", "zz-note": strings.Repeat("x", 3<<20)}
 	for i := range 30_000 {
 		old.Labels[fmt.Sprintf("k%d", i)] = strings.Repeat("v", 50)

@@ -207,8 +207,8 @@ func (s *State) driveError(d *Drive) string {
 // usersOf names the volumes with legs on a drive. Legs that are being deleted count only
 // with deleting, that is if the drive can still free them.
 func (s *State) usersOf(d *Drive, deleting bool) (names []string) {
-	for _, id := range sorted(s.onNode[d.Node]) {
-		v := s.volumes[id]
+	for _, id := range sortedIDs(s.onNode.Get(d.Node).Keys()) {
+		v := s.volumes.Get(id)
 		for _, l := range v.Legs {
 			if l.Drive == d.ID && (deleting || l.State != LegDeleting) {
 				names = append(names, string(v.Name))

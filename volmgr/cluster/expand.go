@@ -157,7 +157,7 @@ func (s *State) free(id block.DriveID) uint32 {
 	if d == nil {
 		return 0
 	}
-	used := s.used[id] + image.Count(s.strays(d))
+	used := s.used.Get(id) + image.Count(s.strays(d))
 	return d.Extents - min(used, d.Extents)
 }
 

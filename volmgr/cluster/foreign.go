@@ -20,7 +20,7 @@ func carriesLabel(dev Device) bool {
 }
 
 // isNew reports whether the cluster has no drives and no volumes.
-func (s *State) isNew() bool { return len(s.drives) == 0 && len(s.volumes) == 0 }
+func (s *State) isNew() bool { return len(s.drives) == 0 && s.volumes.Len() == 0 }
 
 // foreignDrive refuses a device with a Weft label, and says which cluster owns it.
 func (s *State) foreignDrive(in AddDrive, dev Device, word string) *Error {

@@ -31,7 +31,7 @@ func codeVolume(t *testing.T, racks int) (*State, *Volume) {
 		t.Fatal(err)
 	}
 	step.commit()
-	v := s.volumes[s.byName["wide"]].clone()
+	v := s.volumes.Get(s.idOf("wide")).clone()
 	v.State, v.Epoch = VolumeReady, 1
 	for i := range v.Legs {
 		v.Legs[i].State = LegInSync
@@ -39,8 +39,8 @@ func codeVolume(t *testing.T, racks int) (*State, *Volume) {
 	for _, d := range s.drives {
 		s.targets[d.Node].drives = map[block.DriveID]DriveReport{d.ID: {Drive: d.ID}}
 	}
-	s.index(s.volumes[v.ID], v)
-	s.volumes[v.ID] = v
+	s.index(s.volumes.Get(v.ID), v)
+	s.volumes.Set(s.by, v.ID, v)
 	return s, v
 }
 
@@ -71,7 +71,7 @@ func loadedLayout(t *testing.T, records []Record) block.Layout {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.volumes[s.byName["wide"]].Layout
+	return s.volumes.Get(s.idOf("wide")).Layout
 }
 
 // The test takes down each set of racks, and compares the volume's conditions with a count
@@ -129,7 +129,7 @@ func TestACodeKeepsAsManyMembersInSyncAsItNeeds(t *testing.T) {
 	if err := lose(2); !errors.As(err, &refused) || refused.Reason != ReasonLastLeg || !strings.Contains(err.Error(), "column 0 would be left without 4 in-sync legs") {
 		t.Errorf("the third of a 4+2 column: %v", err)
 	}
-	if now := s.volumes[v.ID]; now.dispensable(now.column(0)[2]) || !now.dispensable(now.column(1)[2]) {
+	if now := s.volumes.Get(v.ID); now.dispensable(now.column(0)[2]) || !now.dispensable(now.column(1)[2]) {
 		t.Errorf("column 0 is said to spare a member more, or column 1 none")
 	}
 }
@@ -141,8 +141,8 @@ func TestARequestForACodeIsRefused(t *testing.T) {
 	if !errors.As(err, &e) || e.Kind != Unimplemented || e.Text != "volume wide: columns of 4+2 members are not supported yet: this version offers mirrors only" {
 		t.Errorf("create: %v", err)
 	}
-	if len(s.volumes) != 0 {
-		t.Errorf("a refused request made %d volumes", len(s.volumes))
+	if s.volumes.Len() != 0 {
+		t.Errorf("a refused request made %d volumes", s.volumes.Len())
 	}
 	both := codeRequest()
 	both.Copies = 2

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/cow"
 	"weft.dev/weft/volmgr/event"
 )
 
@@ -41,7 +42,13 @@ func (s *State) PoolsAfter(after string) iter.Seq2[string, Pool] {
 
 // VolumesAfter lists volumes by name.
 func (s *State) VolumesAfter(after string) iter.Seq2[string, Volume] {
-	return inOrder(s.volumes, after, func(v *Volume) string { return string(v.Name) }, s.volumeView)
+	return func(yield func(string, Volume) bool) {
+		for name, id := range s.byName.After(after) {
+			if !yield(name, s.volumeView(s.volumes.Get(id))) {
+				return
+			}
+		}
+	}
 }
 
 // DrivesAfter lists the drives of a node, or all if node is empty, by node and device.
@@ -75,20 +82,32 @@ func (s *State) DevicesAfter(node block.NodeName, after string) (iter.Seq2[strin
 // AttachmentsAfter lists the attachments of a node, or all if node is empty, by volume
 // and node.
 func (s *State) AttachmentsAfter(node block.NodeName, after string) iter.Seq2[string, Attachment] {
-	type of struct {
-		v *Volume
-		a *Attachment
-	}
-	all := map[*Attachment]*of{}
-	for _, v := range s.volumes {
-		for _, a := range v.attachments() {
-			if node == "" || a.Node == node {
-				all[a] = &of{v, a}
+	first, _, _ := strings.Cut(after, keySeparator)
+	return func(yield func(string, Attachment) bool) {
+		for name, id := range s.volumesOf(node).From(first) {
+			v := s.volumes.Get(id)
+			all := v.attachments()
+			slices.SortFunc(all, func(a, b *Attachment) int { return cmp.Compare(a.Node, b.Node) })
+			for _, a := range all {
+				key := name + keySeparator + string(a.Node)
+				if (node == "" || a.Node == node) && key > after && !yield(key, s.attachmentView(v, a)) {
+					return
+				}
 			}
 		}
 	}
-	key := func(x *of) string { return string(x.v.Name) + keySeparator + string(x.a.Node) }
-	return inOrder(all, after, key, func(x *of) Attachment { return s.attachmentView(x.v, x.a) })
+}
+
+// volumesOf is the volumes that may have an attachment to a node, or all, by name.
+func (s *State) volumesOf(node block.NodeName) cow.Sorted[block.VolumeID] {
+	if node == "" {
+		return s.byName
+	}
+	var on cow.Sorted[block.VolumeID]
+	for id := range s.onNode.Get(node).Keys() {
+		on = on.Set(string(s.volumes.Get(id).Name), id)
+	}
+	return on
 }
 
 // Events lists the newest limit events (0 means 1000) after a sequence number, oldest

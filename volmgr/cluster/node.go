@@ -87,7 +87,7 @@ func (in ConfirmNodeDead) apply(t *tx) (view, error) {
 	t.event(event.Warning, event.NodeConfirmed, nodeObject(in.Node), "an operator has confirmed that it is off: nothing waits for it any more", "node", string(in.Node))
 	t.settleNode(in.Node)
 	for id := range t.s.unsettled { // grants that wait for the lease of this node, their previous holder
-		if t.s.volumes[id].Holder == in.Node {
+		if t.s.volumes.Get(id).Holder == in.Node {
 			t.unsure[id] = true
 		}
 	}
@@ -105,8 +105,8 @@ func (in RemoveNode) apply(t *tx) (view, error) {
 		return nil, refused(ReasonNodeOnline, nodeObject(in.Node), "its agent is online and would join again").hint("stop Weft's agents on %s first", in.Node)
 	}
 	var users []string
-	for _, id := range sorted(t.s.onNode[in.Node]) {
-		if v := t.s.volumes[id]; v.State != VolumeDeleting {
+	for _, id := range sortedIDs(t.s.onNode.Get(in.Node).Keys()) {
+		if v := t.s.volumes.Get(id); v.State != VolumeDeleting {
 			users = append(users, string(v.Name))
 		}
 	}
@@ -152,6 +152,29 @@ func (t *tx) join(name block.NodeName, labels map[string]string) {
 	}
 }
 
+// target returns what a node's target has said, for a change that forks do not see; nil if
+// there is none.
+func (t *tx) target(name block.NodeName) *target {
+	on := t.s.targets[name]
+	if on != nil && on.by != t.s.by {
+		c := *on
+		c.by, on = t.s.by, &c
+		t.s.targets[name] = on
+	}
+	return on
+}
+
+// initiator is target for initiators.
+func (t *tx) initiator(name block.NodeName) *initiator {
+	on := t.s.initiators[name]
+	if on != nil && on.by != t.s.by {
+		c := *on
+		c.by, on = t.s.by, &c
+		t.s.initiators[name] = on
+	}
+	return on
+}
+
 // heard notes a report on a stream. It returns false if the agent has already reported on a
 // newer one.
 func (a *agent) heard(session uint64) bool {
@@ -184,7 +207,7 @@ func (in TargetReported) apply(t *tx) (view, error) {
 	if err := t.admit(r.Node, "target"); err != nil {
 		return nil, err
 	}
-	on := t.s.targets[r.Node]
+	on := t.target(r.Node)
 	if on == nil {
 		on = &target{}
 		t.s.targets[r.Node] = on
@@ -205,7 +228,7 @@ type TargetRepeated struct {
 }
 
 func (in TargetRepeated) apply(t *tx) (view, error) {
-	on := t.s.targets[in.Node]
+	on := t.target(in.Node)
 	if on == nil || on.report == nil || on.session < in.Session {
 		return nil, noReport(in.Node)
 	}
@@ -341,7 +364,7 @@ func (in InitiatorReported) apply(t *tx) (view, error) {
 	if err := t.admit(r.Node, "initiator"); err != nil {
 		return nil, err
 	}
-	on := t.s.initiators[r.Node]
+	on := t.initiator(r.Node)
 	if on == nil {
 		on = &initiator{}
 		t.s.initiators[r.Node] = on
@@ -361,7 +384,7 @@ type InitiatorRepeated struct {
 }
 
 func (in InitiatorRepeated) apply(t *tx) (view, error) {
-	on := t.s.initiators[in.Node]
+	on := t.initiator(in.Node)
 	if on == nil || on.report == nil || on.session < in.Session {
 		return nil, noReport(in.Node)
 	}
@@ -432,7 +455,7 @@ type TargetLost struct {
 }
 
 func (in TargetLost) apply(t *tx) (view, error) {
-	if on := t.s.targets[in.Node]; on != nil && on.session == in.Session {
+	if on := t.target(in.Node); on != nil && on.session == in.Session {
 		on.open = false
 		t.targetSilent(in.Node, on, "its stream closed")
 	}
@@ -446,7 +469,7 @@ type InitiatorLost struct {
 }
 
 func (in InitiatorLost) apply(t *tx) (view, error) {
-	if on := t.s.initiators[in.Node]; on != nil && on.session == in.Session {
+	if on := t.initiator(in.Node); on != nil && on.session == in.Session {
 		on.open = false
 		t.initiatorSilent(in.Node, on, "its stream closed")
 	}
@@ -477,13 +500,13 @@ type Tick struct{}
 // Tick marks silent agents as offline and lets leases run out.
 func (Tick) apply(t *tx) (view, error) {
 	for _, name := range slices.Sorted(maps.Keys(t.s.targets)) {
-		if on := t.s.targets[name]; t.now.Sub(on.status.Seen) > OnlineWithin {
-			t.targetSilent(name, on, silence(t.now, on.status.Seen))
+		if on := &t.s.targets[name].status; on.Online && t.now.Sub(on.Seen) > OnlineWithin {
+			t.targetSilent(name, t.target(name), silence(t.now, on.Seen))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.s.initiators)) {
-		if on := t.s.initiators[name]; t.now.Sub(on.status.Seen) > OnlineWithin {
-			t.initiatorSilent(name, on, silence(t.now, on.status.Seen))
+		if on := &t.s.initiators[name].status; on.Online && t.now.Sub(on.Seen) > OnlineWithin {
+			t.initiatorSilent(name, t.initiator(name), silence(t.now, on.Seen))
 		}
 	}
 	for id := range t.s.unsettled {

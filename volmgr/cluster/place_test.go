@@ -28,7 +28,7 @@ func TestLegsOfAnOlderStoreKeepTheirNamespaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := loaded.volumes[loaded.byName["db1"]].clone()
+	v := loaded.volumes.Get(loaded.idOf("db1")).clone()
 	for i := range v.Legs {
 		l := &v.Legs[i]
 		if l.Place != 0 {
@@ -65,7 +65,7 @@ func TestNamespacesOfManyMembersDiffer(t *testing.T) {
 			t.Fatal(err)
 		}
 		step.commit()
-		v := s.volumes[s.byName["db1"]].clone()
+		v := s.volumes.Get(s.idOf("db1")).clone()
 		if err := v.check(); err != nil {
 			t.Errorf("%v: %v", v.Layout, err)
 		}

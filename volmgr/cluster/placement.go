@@ -207,7 +207,7 @@ func (in CreateVolume) topology() string {
 // candidate is a drive as placement sees it.
 func (s *State) candidate(d *Drive, domain string, behind float64) *placement.Drive {
 	return &placement.Drive{
-		ID: d.ID, Node: d.Node, Domain: domain, Extents: d.Extents, Used: s.used[d.ID] + image.Count(s.strays(d)),
+		ID: d.ID, Node: d.Node, Domain: domain, Extents: d.Extents, Used: s.used.Get(d.ID) + image.Count(s.strays(d)),
 		Room: s.labelRoom(d), Behind: behind,
 	}
 }

@@ -42,7 +42,7 @@ func fixed(n uint32) func(int) uint32 { return func(int) uint32 { return n } }
 func mustHold(t *testing.T, s *State) {
 	t.Helper()
 	taken := map[block.DriveID][]image.Extent{}
-	for _, v := range s.volumes {
+	for _, v := range s.volumes.All() {
 		for i, l := range v.Legs {
 			if n := image.Count(l.Extents); n != uint32(v.Layout.LegExtents(v.Size)) {
 				t.Fatalf("%v of %s has %d extents, want %d", &l, v.Name, n, v.Layout.LegExtents(v.Size))
@@ -82,10 +82,10 @@ func TestPlacementKeepsCopiesApartAndExtentsDisjoint(t *testing.T) {
 					t.Fatalf("Step(%+v) = %v, want space or ResourceExhausted", in, err)
 				}
 			}
-			if rng.IntN(4) == 0 && len(s.volumes) > 0 { // holes
-				for id, v := range s.volumes {
+			if rng.IntN(4) == 0 && s.volumes.Len() > 0 { // holes
+				for id, v := range s.volumes.All() {
 					s.index(v, nil)
-					delete(s.volumes, id)
+					s.volumes.Delete(s.by, id)
 					break
 				}
 			}
@@ -106,12 +106,12 @@ func TestPlacementFillsDrivesEvenly(t *testing.T) {
 		if _, err := s.Step(t0, CreateVolume{Name: block.VolumeName(fmt.Sprintf("v%d", i)), Size: size, Spread: "rack", Seed: testSeed(i)}); err != nil {
 			t.Fatal(err)
 		}
-		v := s.volumes[s.byName[block.VolumeName(fmt.Sprintf("v%d", i))]]
+		v := s.volumes.Get(s.idOf(block.VolumeName(fmt.Sprintf("v%d", i))))
 		used += uint32(v.Layout.LegExtents(size) * v.Layout.Legs())
 	}
 	mean, most, least := float64(used)/float64(total), 0.0, 1.0
 	for id, d := range s.drives {
-		fill := float64(s.used[id]) / float64(d.Extents)
+		fill := float64(s.used.Get(id)) / float64(d.Extents)
 		most, least = max(most, fill), min(least, fill)
 	}
 	t.Logf("mean %.3f, least %.3f, most %.3f", mean, least, most)
@@ -173,7 +173,7 @@ func TestFirstLegsRotateOverNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	firsts := map[block.NodeName]int{}
-	for _, l := range s.volumes[s.byName["v"]].Legs {
+	for _, l := range s.volumes.Get(s.idOf("v")).Legs {
 		if l.Copy == 0 {
 			firsts[l.Node]++
 		}
@@ -275,9 +275,9 @@ func disturb(t *testing.T, s *State, rng *rand.Rand) {
 	case 3:
 		step(SetNodeLabels{Node: node, Labels: map[string]string{"rack": fmt.Sprint(rng.IntN(8)), "room": fmt.Sprint(rng.IntN(4))}})
 	case 4:
-		for id, v := range s.volumes {
+		for id, v := range s.volumes.All() {
 			s.index(v, nil)
-			delete(s.volumes, id)
+			s.volumes.Delete(s.by, id)
 			break
 		}
 	}

@@ -50,7 +50,7 @@ func (in DeletePool) apply(t *tx) (view, error) {
 		return nil, nil
 	}
 	var users []string
-	for _, v := range t.s.volumes {
+	for _, v := range t.s.volumes.All() {
 		if v.Pool == in.Name {
 			users = append(users, string(v.Name))
 		}

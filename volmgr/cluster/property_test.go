@@ -5,12 +5,16 @@ package cluster
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/cow"
 )
 
 var histories = flag.Uint64("histories", 120, "random histories to try")
@@ -214,6 +218,13 @@ func TestEachPromiseOfAgentsIsNeeded(t *testing.T) {
 	}
 }
 
+// plain is the durable part of a state, with its volumes in a map of Go's.
+func plain(s *State) (durable, map[block.VolumeID]*Volume) {
+	d := s.durable
+	d.volumes = cow.Map[block.VolumeID, *Volume]{}
+	return d, maps.Collect(s.volumes.All())
+}
+
 // A manager that starts on the store has what the manager before it made durable, and
 // nothing that agents reported to that one.
 func TestTheStoreHoldsWhatIsDurableAndNothingElse(t *testing.T) {
@@ -229,10 +240,12 @@ func TestTheStoreHoldsWhatIsDurableAndNothingElse(t *testing.T) {
 			w.act()
 		}
 		fresh := loadStore(t, w.store)
-		if !reflect.DeepEqual(w.state.durable, fresh.durable) {
-			events := cmpopts.IgnoreFields(durable{}, "events") // thousands: a diff of them takes minutes
-			t.Errorf("seed %d: durable state before and after Load (-want +got):\n%s", seed,
-				cmp.Diff(w.state.durable, fresh.durable, cmp.AllowUnexported(durable{}, meta{}), events))
+		want, volumes := plain(w.state)
+		got, loaded := plain(fresh)
+		if !reflect.DeepEqual(want, got) || !reflect.DeepEqual(volumes, loaded) {
+			events := cmpopts.IgnoreFields(durable{}, "events", "volumes") // thousands: a diff of them takes minutes
+			t.Errorf("seed %d: durable state before and after Load (-want +got):\n%s%s", seed,
+				cmp.Diff(want, got, cmp.AllowUnexported(durable{}, meta{}), events), cmp.Diff(volumes, loaded))
 		}
 		if blank := empty(); !reflect.DeepEqual(fresh.reported, blank.reported) || fresh.clock != blank.clock {
 			t.Errorf("seed %d: after Load, agents have said %+v at %+v, want nothing", seed, fresh.reported, fresh.clock)
@@ -256,11 +269,11 @@ func TestWhatIsDerivedFollowsTheRecords(t *testing.T) {
 		}
 		fresh := loadStore(t, w.store)
 		for id := range w.state.drives {
-			if got, want := w.state.extents[id], fresh.extents[id]; !slices.Equal(got, want) || len(got) == 0 != (w.state.used[id] == 0) {
+			if got, want := w.state.extents[id], fresh.extents[id]; !slices.Equal(got, want) || len(got) == 0 != (w.state.used.Get(id) == 0) {
 				t.Errorf("seed %d: drive %v has the extents %v in use, want %v", seed, id, got, want)
 			}
-			if w.state.used[id] != fresh.used[id] {
-				t.Errorf("seed %d: drive %v has %d extents in use, want %d", seed, id, w.state.used[id], fresh.used[id])
+			if w.state.used.Get(id) != fresh.used.Get(id) {
+				t.Errorf("seed %d: drive %v has %d extents in use, want %d", seed, id, w.state.used.Get(id), fresh.used.Get(id))
 			}
 		}
 	}

@@ -63,8 +63,8 @@ func (s *State) objectName(node block.NodeName, object string) string {
 		}
 		return ""
 	}
-	for _, volume := range sorted(s.onNode[node]) {
-		v := s.volumes[volume]
+	for _, volume := range s.volumesOn(node) {
+		v := s.volumes.Get(volume)
 		switch kind {
 		case "leg":
 			if leg, err := block.ParseLegID(id); err == nil && v.leg(leg) != nil {
@@ -127,7 +127,7 @@ func (s *State) driveView(d *Drive) Drive {
 	}
 	v.Labels = labelset.Shown(d.Labels)
 	v.Capacity = block.Size(d.Extents) * block.ExtentSize
-	v.Allocated = block.Size(s.used[d.ID]) * block.ExtentSize
+	v.Allocated = block.Size(s.used.Get(d.ID)) * block.ExtentSize
 	return v
 }
 
@@ -158,11 +158,11 @@ func (s *State) Volume(nameOrID string) (Volume, error) {
 }
 
 func (s *State) find(nameOrID string) (*Volume, error) {
-	if id, ok := s.byName[block.VolumeName(nameOrID)]; ok {
-		return s.volumes[id], nil
+	if id, ok := s.byName.Find(nameOrID); ok {
+		return s.volumes.Get(id), nil
 	}
-	if id, err := block.ParseVolumeID(nameOrID); err == nil && s.volumes[id] != nil {
-		return s.volumes[id], nil
+	if id, err := block.ParseVolumeID(nameOrID); err == nil && s.volumes.Get(id) != nil {
+		return s.volumes.Get(id), nil
 	}
 	return nil, notFound("volume " + nameOrID)
 }
@@ -268,7 +268,7 @@ const maxWrong = 40
 
 // Status summarizes the cluster.
 func (s *State) Status() Status {
-	st := Status{ClusterID: s.meta.ClusterID, Generation: s.meta.Generation, Nodes: len(s.nodes), Drives: len(s.drives), Volumes: len(s.volumes)}
+	st := Status{ClusterID: s.meta.ClusterID, Generation: s.meta.Generation, Nodes: len(s.nodes), Drives: len(s.drives), Volumes: s.volumes.Len()}
 	var drives, nodes, degraded []string
 	for _, d := range s.Drives("") {
 		st.Capacity += d.Capacity
@@ -317,7 +317,7 @@ func (s *State) unknown() (wrong []string) {
 	for _, node := range slices.Sorted(maps.Keys(s.targets)) {
 		for id, d := range s.targets[node].drives {
 			for _, l := range d.Legs {
-				if s.drives[id] != nil && s.volumes[l.Volume.ID] == nil && !slices.Contains(nodes[l.Volume.ID], string(node)) {
+				if s.drives[id] != nil && s.volumes.Get(l.Volume.ID) == nil && !slices.Contains(nodes[l.Volume.ID], string(node)) {
 					names[l.Volume.ID] = l.Volume.Name
 					nodes[l.Volume.ID] = append(nodes[l.Volume.ID], string(node))
 				}

@@ -48,7 +48,7 @@ func (r *rebuild) rebuild(now time.Time, targets []TargetReport, hosts []Initiat
 	r.stretch()
 	r.users(hosts)
 	t := newTx(r.s, now)
-	t.event(event.Trouble, event.StoreRebuilt, "cluster", fmt.Sprintf("from the labels of %d drives on %d nodes: %d volumes", len(r.s.drives), len(r.s.nodes), len(r.s.volumes)))
+	t.event(event.Trouble, event.StoreRebuilt, "cluster", fmt.Sprintf("from the labels of %d drives on %d nodes: %d volumes", len(r.s.drives), len(r.s.nodes), r.s.volumes.Len()))
 	t.commit()
 	return r.s, strings.Join(r.lines, "\n"), nil
 }
@@ -229,7 +229,7 @@ func (r *rebuild) volume(q *evidence.Inquiry) {
 		return
 	}
 	slices.SortFunc(v.Legs, func(a, b Leg) int { return cmp.Or(cmp.Compare(a.Column, b.Column), cmp.Compare(a.Copy, b.Copy)) })
-	for other := r.s.byName[v.Name]; r.s.volumes[other] != nil; other = r.s.byName[v.Name] {
+	for other := r.s.idOf(v.Name); r.s.volumes.Get(other) != nil; other = r.s.idOf(v.Name) {
 		name := block.VolumeName(fmt.Sprintf("%.54s-%s", v.Name, v.ID.String()[:8]))
 		r.say("volume %s (%v) has the same name as %v and is now called %s", v.Name, v.ID, other, name)
 		v.Name = name
@@ -241,7 +241,7 @@ func (r *rebuild) volume(q *evidence.Inquiry) {
 		r.say("volume %s was being expanded to %v and has %v: expand it again", v.Name, best.ExpandingTo, v.Size)
 	}
 	r.judge(v, q)
-	r.s.volumes[v.ID] = v
+	r.s.volumes.Set(r.s.by, v.ID, v)
 	r.s.index(nil, v)
 }
 
@@ -268,8 +268,8 @@ func (r *rebuild) fits(v *Volume) bool {
 // stretch finds new extents for legs whose labels missed an expansion. The planned ones were
 // only in the lost store.
 func (r *rebuild) stretch() {
-	for _, id := range sorted(r.s.volumes) {
-		old := r.s.volumes[id]
+	for _, id := range sortedIDs(r.s.volumes.Keys()) {
+		old := r.s.volumes.Get(id)
 		v := old.clone()
 		need := uint32(v.Layout.LegExtents(v.Size))
 		for i := range v.Legs {
@@ -284,7 +284,7 @@ func (r *rebuild) stretch() {
 				continue
 			}
 			l.Extents = image.Extend(l.Extents, taken, d.Extents, need-have)
-			r.s.volumes[id] = v
+			r.s.volumes.Set(r.s.by, id, v)
 			r.s.index(old, v)
 			old, v = v, v.clone()
 		}
@@ -345,7 +345,7 @@ func (r *rebuild) sayColumn(v *Volume, q *evidence.Inquiry, column int) {
 func (r *rebuild) users(hosts []InitiatorReport) {
 	for _, report := range hosts {
 		for _, a := range report.Attachments {
-			if v := r.s.volumes[a.Volume]; v != nil && a.Device != "" {
+			if v := r.s.volumes.Get(a.Volume); v != nil && a.Device != "" {
 				r.say("volume %s is in use on %s as %s: unmount it there before you start the manager, which removes the device", v.Name, report.Node, a.Device)
 			}
 		}

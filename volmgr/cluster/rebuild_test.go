@@ -56,7 +56,7 @@ func rebuilt(t *testing.T, reports []TargetReport, hosts ...InitiatorReport) (*S
 
 func TestRebuildFindsEverythingThatTheLabelsSay(t *testing.T) {
 	s, reports := labelled(t)
-	want := *s.state.volumes[s.state.byName["db1"]]
+	want := *s.state.volumes.Get(s.state.idOf("db1"))
 	state, text := rebuilt(t, reports("t1", "t2", "t3"), s.hostReport("c1"))
 	got, err := state.Volume("db1")
 	if err != nil {
@@ -88,7 +88,7 @@ func TestARebuiltVolumeIsAheadOfLabelsThatAreBeingWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	const underWay = 1000 // more than an old manager can have asked for meanwhile
-	if newest := s.state.volumes[got.ID].Generation; got.Generation < newest+underWay {
+	if newest := s.state.volumes.Get(got.ID).Generation; got.Generation < newest+underWay {
 		t.Errorf("generation %d, labels have %d: want it %d ahead at least", got.Generation, newest, underWay)
 	}
 }
@@ -504,7 +504,7 @@ func TestARebuiltStoreGivesUpNoCopyThatAReaderMayHave(t *testing.T) {
 	}
 	s.run("comply")
 	v := restoredVolume(t, s.state)
-	if v.Attachment == nil || v.Attachment.State != Granted || len(v.Lingering) > 0 || len(s.targets[away].exports) > 0 && !s.state.admitted(s.state.volumes[v.ID], &v.Legs[1]) {
+	if v.Attachment == nil || v.Attachment.State != Granted || len(v.Lingering) > 0 || len(s.targets[away].exports) > 0 && !s.state.admitted(s.state.volumes.Get(v.ID), &v.Legs[1]) {
 		t.Errorf("after its target has fenced the reader:\n%s", s.run("volume db1"))
 	}
 }

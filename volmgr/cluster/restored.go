@@ -40,10 +40,10 @@ func Restored(now time.Time, records []Record) ([]Record, error) {
 	s.meta.Generation += generationJump + generationRate*uint64(max(0, now.Unix()))
 	s.meta.replacing(now, s.meta.Term)
 	t := newTx(s, now)
-	for _, id := range sorted(s.volumes) {
+	for _, id := range sortedIDs(s.volumes.Keys()) {
 		t.restored(t.volume(id))
 	}
-	t.event(event.Trouble, event.StoreRestored, "cluster", fmt.Sprintf("from a backup: %d volumes are detached; each is served again once the labels of its legs have been read", len(s.volumes)))
+	t.event(event.Trouble, event.StoreRestored, "cluster", fmt.Sprintf("from a backup: %d volumes are detached; each is served again once the labels of its legs have been read", s.volumes.Len()))
 	t.commit()
 	return s.Records(), nil
 }

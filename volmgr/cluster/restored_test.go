@@ -247,7 +247,7 @@ func TestABackupIsRestoredTwice(t *testing.T) {
 			served += len(e.legs)
 		}
 	}
-	if want := s.state.volumes[v.ID].inSync()[0].Len(); served != want || want == 0 {
+	if want := s.state.volumes.Get(v.ID).inSync()[0].Len(); served != want || want == 0 {
 		t.Errorf("after the second restore %d of %d legs in sync are served:\n%s%s", served, want, s.run("volume db1"), s.run("explain db1"))
 	}
 }

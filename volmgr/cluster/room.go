@@ -48,7 +48,7 @@ func labelRecord(l *evidence.LegLabel) block.LegRecord {
 
 // labelRoom is the room on a drive's label that is left for the records of more legs.
 func (s *State) labelRoom(d *Drive) block.Size {
-	taken := s.recorded[d.ID]
+	taken := s.recorded.Get(d.ID)
 	if on := s.targets[d.Node]; on != nil {
 		taken += on.unknown[d.ID]
 	}

@@ -26,14 +26,14 @@ func wide(i int) CreateVolume {
 func labelMustHold(t *testing.T, s *State) {
 	t.Helper()
 	want := map[block.DriveID]block.Size{}
-	for _, v := range s.volumes {
+	for _, v := range s.volumes.All() {
 		for i := range v.Legs {
 			want[v.Legs[i].Drive] += v.record(&v.Legs[i]).Size()
 		}
 	}
 	for id, n := range want {
-		if n > block.LabelRoom || n != s.recorded[id] {
-			t.Fatalf("the legs of drive %v can take %v of its label, %v are reserved, of %v", id, n, s.recorded[id], block.LabelRoom)
+		if n > block.LabelRoom || n != s.recorded.Get(id) {
+			t.Fatalf("the legs of drive %v can take %v of its label, %v are reserved, of %v", id, n, s.recorded.Get(id), block.LabelRoom)
 		}
 	}
 }
@@ -65,7 +65,7 @@ func TestALabelThatIsFullTakesNoMoreLegs(t *testing.T) {
 	if _, err := s.Step(t0, in); err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range s.volumes[s.byName[in.Name]].Legs {
+	for _, l := range s.volumes.Get(s.idOf(in.Name)).Legs {
 		if l.Drive != id && s.labelRoom(s.drives[l.Drive]) > block.LabelRoom {
 			t.Errorf("%v is on a drive whose label is full", &l)
 		}
@@ -88,7 +88,7 @@ func TestWhatAVolumeGetsLaterNeedsRoomOnLabels(t *testing.T) {
 	if _, err := fillLabels(t, s); err == nil {
 		t.Fatal("the label is never full")
 	}
-	for _, v := range s.volumes {
+	for _, v := range s.volumes.All() {
 		v.State = VolumeReady
 	}
 	refuses := func(in Input) {
@@ -121,7 +121,7 @@ func TestALegInManyPiecesTakesMoreOfALabel(t *testing.T) {
 			every = append(every, image.Extent{Start: i, Count: 1})
 		}
 		other.Legs = []Leg{{ID: block.LegID{UUID: testSeed(99).id(1)}, Drive: s.sortedDrives()[0], Node: "r0-n0", Image: image.Of(every), State: LegInSync}}
-		s.volumes[other.ID] = other
+		s.volumes.Set(s.by, other.ID, other)
 		s.index(nil, other)
 		return s
 	}
@@ -129,20 +129,20 @@ func TestALegInManyPiecesTakesMoreOfALabel(t *testing.T) {
 	first, second := s.sortedDrives()[0], s.sortedDrives()[1]
 	s.drives[second].Extents = 150_000
 	// The first drive has space, in 200 000 pieces of one extent, but its label has no room.
-	if got := s.recorded[first]; got < 2*block.MiB {
+	if got := s.recorded.Get(first); got < 2*block.MiB {
 		t.Fatalf("the crumbs take %v of the label", got)
 	}
 	if _, err := s.Step(t0, CreateVolume{Name: "a", Size: 100_000 * block.ExtentSize, Stripes: 1, Copies: 1, Seed: testSeed(1)}); err != nil {
 		t.Fatal(err)
 	}
-	if l := s.volumes[s.byName["a"]].Legs[0]; l.Drive != second || len(l.Extents) != 1 {
+	if l := s.volumes.Get(s.idOf("a")).Legs[0]; l.Drive != second || len(l.Extents) != 1 {
 		t.Errorf("the leg is on %v in %d pieces, want it in one on the other drive", l.Drive, len(l.Extents))
 	}
 	if _, err := s.Step(t0, CreateVolume{Name: "b", Size: 100_000 * block.ExtentSize, Stripes: 1, Copies: 1, Seed: testSeed(2)}); err == nil {
 		t.Error("a leg in 100 000 pieces was placed where the label has no room for them")
 	}
 	// A leg does not grow into pieces for which the label has no room either.
-	v := s.volumes[s.byName["other"]]
+	v := s.volumes.Get(s.idOf("other"))
 	v.Size = block.Size(extents/2) * block.ExtentSize
 	var e *Error
 	_, err := s.Step(t0, ExpandVolume{Volume: "other", Size: block.Size(extents-10) * block.ExtentSize})

@@ -15,7 +15,7 @@ func TestRecordsOfSharedVolumesKeepTheirForm(t *testing.T) {
 	s, _ := labelled(t, "detach db1 force", "comply", "create db2 size=1GiB stripes=1 copies=2", "comply", "host c2",
 		"attach db2 c1 mode=SHARED_READ_ONLY", "attach db2 c2 mode=SHARED_READ_ONLY", "comply", "detach db2 force",
 		"attach db2 c1 mode=SHARED_READ_ONLY")
-	v := s.state.volumes[s.state.byName["db2"]]
+	v := s.state.volumes.Get(s.state.idOf("db2"))
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(s.store[volumeKey(v.ID)], &fields); err != nil {
 		t.Fatal(err)
@@ -40,7 +40,7 @@ func TestRecordsOfSharedVolumesKeepTheirForm(t *testing.T) {
 func TestASharedVolumeThatCanNotBeIsNotLoaded(t *testing.T) {
 	s, _ := labelled(t, "detach db1 force", "comply", "create db2 size=1GiB stripes=1 copies=2", "comply",
 		"attach db2 c1 mode=SHARED_READ_ONLY", "comply")
-	good := *s.state.volumes[s.state.byName["db2"]]
+	good := *s.state.volumes.Get(s.state.idOf("db2"))
 	for name, spoil := range map[string]func(*Volume){
 		"a mirrored volume shared for writing": func(v *Volume) { v.Shared[0].Mode = AttachSharedBlock },
 		"one of another epoch":                 func(v *Volume) { v.Shared[0].Epoch-- },

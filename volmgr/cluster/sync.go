@@ -25,7 +25,7 @@ import (
 
 // current finds the volume of a record request and refuses a host that may not record.
 func (t *tx) current(id block.VolumeID, node block.NodeName, epoch block.Epoch) (*Volume, error) {
-	v := t.s.volumes[id]
+	v := t.s.volumes.Get(id)
 	if v == nil {
 		return nil, notFound("volume " + id.String())
 	}
@@ -151,7 +151,7 @@ func (in RecordInSync) apply(t *tx) (view, error) {
 		l := v.leg(r.Leg)
 		l.good()
 		l.Rebuilt = t.now.UTC()
-		t.s.trials.Rebuilt(l.ID, t.now)
+		t.s.trials.Rebuilt(t.s.by, l.ID, t.now)
 		v.Generation++
 		seq = t.volumeEvent(v, event.Info, event.LegInSync, fmt.Sprintf("%v: %s copied", l, r.Copied.Short()),
 			"leg", l.ID.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "bytes_copied", fmt.Sprint(uint64(r.Copied)))
@@ -192,7 +192,7 @@ func (t *tx) stale(v *Volume, id block.LegID, kind, reason string, attributes ..
 	l.CopyAll = l.CopyAll || l.Suspect // no host's log lists what it lost
 	l.State, l.Reason, l.StaleSince, l.StaleAt, l.Suspect = LegStale, reason, t.now.UTC(), t.gen, false
 	l.Revision++
-	t.s.trials.Lost(l.ID, t.now)
+	t.s.trials.Lost(t.s.by, l.ID, t.now)
 	attributes = append([]string{"leg", id.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "revision", fmt.Sprint(l.Revision)}, attributes...)
 	return t.volumeEvent(v, event.Warning, kind, fmt.Sprintf("%v%s", l, because(reason)), attributes...)
 }
@@ -228,7 +228,7 @@ func (t *tx) failed(l *Leg) {
 // excuse resets the failures of a node's legs when its target turns out to be away: the
 // losses may have been recorded before that was known.
 func (t *tx) excuse(node block.NodeName) {
-	for id := range t.s.onNode[node] {
+	for id := range t.s.onNode.Get(node).Keys() {
 		for _, l := range t.peek(id).Legs {
 			if l.Node == node && l.Failures > 0 {
 				t.volume(id).leg(l.ID).Failures = 0
@@ -247,7 +247,7 @@ func (s *State) pauses(l *Leg) bool {
 func (t *tx) settleTrials(id block.VolumeID) {
 	for _, l := range t.peek(id).Legs {
 		if l.State == LegStale && t.s.trials.LostAt(l.ID).IsZero() {
-			t.s.trials.Lost(l.ID, t.now)
+			t.s.trials.Lost(t.s.by, l.ID, t.now)
 		}
 	}
 }
@@ -318,7 +318,7 @@ func (s *State) notCopied(v *Volume, l *Leg) string {
 // targetRebooted applies lossOf to the node's legs, which may have lost cached writes. It
 // skips volumes that were detached cleanly: their caches were flushed.
 func (t *tx) targetRebooted(name block.NodeName) {
-	for _, id := range sorted(t.s.onNode[name]) {
+	for _, id := range sortedIDs(t.s.onNode.Get(name).Keys()) {
 		v := t.peek(id)
 		if v.State != VolumeReady || v.Clean || v.Restored {
 			continue // a restored one is judged by its labels
@@ -349,7 +349,7 @@ func (t *tx) drivesReturned(name block.NodeName, on *target, booted bool) {
 }
 
 func (t *tx) driveReturned(d *Drive) {
-	for _, id := range sorted(t.s.onNode[d.Node]) {
+	for _, id := range sortedIDs(t.s.onNode.Get(d.Node).Keys()) {
 		v := t.peek(id)
 		if v.State != VolumeReady || v.Clean {
 			continue

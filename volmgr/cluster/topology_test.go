@@ -25,9 +25,9 @@ func try(t *testing.T, s *State, in CreateVolume) bool {
 	if err != nil {
 		return false
 	}
-	v := s.volumes[s.byName["try"]]
+	v := s.volumes.Get(s.idOf("try"))
 	s.index(v, nil)
-	delete(s.volumes, v.ID)
+	s.volumes.Delete(s.by, v.ID)
 	return true
 }
 
@@ -129,9 +129,9 @@ func TestCapacityIsRefusedForWhatCreateRefuses(t *testing.T) {
 func TestLegsLieInTheSegmentsThatAreAskedFor(t *testing.T) {
 	s := grid(4, 2, 2, fixed(40))
 	create := func(in CreateVolume) (*Volume, error) {
-		in.Size, in.Seed = 4*block.GiB, testSeed(len(s.volumes)+1)
+		in.Size, in.Seed = 4*block.GiB, testSeed(s.volumes.Len()+1)
 		_, err := s.Step(t0, in)
-		return s.volumes[s.byName[in.Name]], err
+		return s.volumes.Get(s.idOf(in.Name)), err
 	}
 	rack := func(l Leg) string { return s.nodes[l.Node].label("rack") }
 	v, err := create(CreateVolume{Name: "a", Stripes: 3, Spread: "rack", Topology: []Segment{{"rack": "1"}, {"rack": "3"}}})
@@ -175,7 +175,7 @@ func TestPreferredSegmentsAreTakenFirstAndNeverAtAnyPrice(t *testing.T) {
 		if _, err := s.Step(t0, in); err != nil {
 			t.Fatal(err)
 		}
-		v := s.volumes[s.byName[in.Name]]
+		v := s.volumes.Get(s.idOf(in.Name))
 		first = append(first, v.Legs[0].Node)
 		if i == 0 && v.Legs[1].Node != "r1-n1" {
 			t.Errorf("the second leg is on %s, want the node of the next segment", v.Legs[1].Node)

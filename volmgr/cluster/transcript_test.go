@@ -383,7 +383,7 @@ func (s *script) hostReport(name string) InitiatorReport {
 		v, err := s.state.Volume(volume)
 		if err == nil && h.phase[volume] != "" {
 			grant := uint64(0)
-			if a := s.state.volumes[v.ID].attachmentOf(block.NodeName(name)); a != nil {
+			if a := s.state.volumes.Get(v.ID).attachmentOf(block.NodeName(name)); a != nil {
 				grant = a.Grant
 			}
 			a := AttachmentReport{Volume: v.ID, Epoch: v.Epoch, Grant: grant, Phase: h.phase[volume], Device: "/dev/weft/" + volume, GaveUp: h.gaveUp}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/cow"
 	"weft.dev/weft/volmgr/event"
 )
 
@@ -39,7 +40,7 @@ type view func(*State) any
 func newTx(s *State, now time.Time) *tx {
 	return &tx{
 		s: s, now: now, gen: s.meta.Generation + 1, term: s.meta.Term, replaces: s.meta.Replaces,
-		volumes: over(s.volumes, (*Volume).clone),
+		volumes: overCow(s.by, &s.volumes, (*Volume).clone),
 		nodes:   over(s.nodes, shallow[Node]),
 		drives:  over(s.drives, shallow[Drive]),
 		pools:   over(s.pools, shallow[Pool]),
@@ -51,13 +52,31 @@ func newTx(s *State, now time.Time) *tx {
 // overlay is one map of the state as a step sees it: the changes of the step over the
 // committed values, which are never changed in place.
 type overlay[K comparable, V any] struct {
-	below map[K]*V
-	upper map[K]*V // nil means deleted
+	below func(K) *V
+	put   func(K, *V) // changes what is below; nil deletes
+	upper map[K]*V    // nil means deleted
 	clone func(*V) *V
 }
 
 func over[K comparable, V any](below map[K]*V, clone func(*V) *V) overlay[K, V] {
-	return overlay[K, V]{below, map[K]*V{}, clone}
+	put := func(key K, v *V) {
+		if below[key] = v; v == nil {
+			delete(below, key)
+		}
+	}
+	return overlay[K, V]{func(key K) *V { return below[key] }, put, map[K]*V{}, clone}
+}
+
+// overCow is over for a map that can be copied.
+func overCow[K comparable, V any](by *cow.Writer, below *cow.Map[K, *V], clone func(*V) *V) overlay[K, V] {
+	put := func(key K, v *V) {
+		if v == nil {
+			below.Delete(by, key)
+			return
+		}
+		below.Set(by, key, v)
+	}
+	return overlay[K, V]{below.Get, put, map[K]*V{}, clone}
 }
 
 // shallow clones a value whose maps and slices are never changed in place.
@@ -71,14 +90,14 @@ func (o overlay[K, V]) peek(key K) *V {
 	if v, ok := o.upper[key]; ok {
 		return v
 	}
-	return o.below[key]
+	return o.below(key)
 }
 
 // edit is peek for writing.
 func (o overlay[K, V]) edit(key K) *V {
 	v, ok := o.upper[key]
-	if !ok && o.below[key] != nil {
-		v = o.clone(o.below[key])
+	if below := o.below(key); !ok && below != nil {
+		v = o.clone(below)
 		o.upper[key] = v
 	}
 	return v
@@ -90,11 +109,10 @@ func (o overlay[K, V]) drop(key K)      { o.upper[key] = nil }
 // commit swaps in the change of key and returns its record.
 func (o overlay[K, V]) commit(key K, record string) Record {
 	v := o.upper[key]
+	o.put(key, v)
 	if v == nil {
-		delete(o.below, key)
 		return Record{Key: record}
 	}
-	o.below[key] = v
 	return encode(record, v)
 }
 
@@ -125,9 +143,9 @@ func (t *tx) settle() {
 
 // settleNode marks the unsettled volumes with a leg or an attachment on a node.
 func (t *tx) settleNode(name block.NodeName) {
-	on := t.s.onNode[name]
-	if len(on) < len(t.s.unsettled) {
-		for id := range on {
+	on := t.s.onNode.Get(name)
+	if on.Len() < len(t.s.unsettled) {
+		for id := range on.Keys() {
 			if t.s.unsettled[id] {
 				t.unsure[id] = true
 			}
@@ -135,7 +153,7 @@ func (t *tx) settleNode(name block.NodeName) {
 		return
 	}
 	for id := range t.s.unsettled {
-		if on[id] {
+		if on.Has(id) {
 			t.unsure[id] = true
 		}
 	}
@@ -170,18 +188,18 @@ func (t *tx) settleVolume(id block.VolumeID) {
 
 // commit swaps the clones into the state and returns what changed.
 func (t *tx) commit() Outcome {
-	s, wake := t.s, map[block.NodeName]bool{}
+	s, wake := t.s, woken{}
 	var records []Record
 	for _, id := range sorted(t.volumes.upper) {
-		old, v := s.volumes[id], t.volumes.upper[id]
+		old, v := s.volumes.Get(id), t.volumes.upper[id]
 		s.index(old, v)
-		wakeVolume(wake, old)
-		wakeVolume(wake, v)
+		wake.users(old)
+		wake.users(v)
 		records = append(records, t.volumes.commit(id, volumeKey(id)))
 		if v == nil {
 			delete(s.fences, id)
 			for i := 0; old != nil && i < len(old.Legs); i++ {
-				delete(s.trials, old.Legs[i].ID)
+				s.trials.Forget(s.by, old.Legs[i].ID)
 			}
 		}
 	}
@@ -191,7 +209,7 @@ func (t *tx) commit() Outcome {
 		t.wakeFlushers(wake, old, d)
 		for _, x := range []*Drive{d, old} {
 			if x != nil {
-				wake[x.Node] = true
+				wake[x.Node] = nil
 			}
 		}
 		records = append(records, t.drives.commit(id, driveKey(id)))
@@ -204,7 +222,7 @@ func (t *tx) commit() Outcome {
 		records = append(records, t.pools.commit(name, poolKey(name)))
 	}
 	if len(t.drives.upper)+len(t.nodes.upper)+len(t.pools.upper) > 0 {
-		s.fields = nil
+		s.fields, s.still = nil, nil
 	}
 	t.noteServed()
 	records = append(records, t.commitEvents()...)
@@ -212,7 +230,7 @@ func (t *tx) commit() Outcome {
 		s.meta.Generation, s.meta.Term, s.meta.Replaces = t.gen, t.term, t.replaces
 		records = append(records, encode(metaKey, s.meta))
 	}
-	return Outcome{Records: records, Wake: slices.Sorted(maps.Keys(wake)), Events: t.events}
+	return Outcome{Records: records, Wake: slices.Sorted(maps.Keys(wake)), Changed: wake, Events: t.events}
 }
 
 // event adds an event to the step. attributes alternate keys and values; empty values are
@@ -269,10 +287,10 @@ func (t *tx) noteServed() {
 		}
 	}
 	for node := range t.changed {
-		maps.Copy(check, s.onNode[node])
+		maps.Insert(check, s.onNode.Get(node).All())
 	}
 	for _, id := range sorted(check) {
-		v := s.volumes[id]
+		v := s.volumes.Get(id)
 		if v == nil || v.State != VolumeReady {
 			delete(s.served, id)
 			delete(s.unserved, id)
@@ -304,35 +322,51 @@ func (s *State) unservedText(v *Volume) string {
 	return "it cannot be served"
 }
 
-func wakeVolume(wake map[block.NodeName]bool, v *Volume) {
+// woken are the nodes to wake and, for each, the volumes of which its wanted state may have
+// changed; nil if anything of it may have.
+type woken map[block.NodeName]map[block.VolumeID]bool
+
+func (w woken) volume(node block.NodeName, id block.VolumeID) {
+	all, there := w[node]
+	if !there {
+		all = map[block.VolumeID]bool{}
+		w[node] = all
+	}
+	if all != nil {
+		all[id] = true
+	}
+}
+
+// users wakes the nodes with a leg of a volume or an attachment.
+func (w woken) users(v *Volume) {
 	if v == nil {
 		return
 	}
 	for _, n := range v.nodes() {
-		wake[n] = true
+		w.volume(n, v.ID)
 	}
 }
 
 // wakeFlushers wakes the hosts that are told whether a drive's legs need flushes.
-func (t *tx) wakeFlushers(wake map[block.NodeName]bool, old, new *Drive) {
+func (t *tx) wakeFlushers(wake woken, old, new *Drive) {
 	if old == nil || new == nil || old.VolatileCache == new.VolatileCache {
 		return
 	}
-	for id := range t.s.onNode[new.Node] {
-		for _, a := range t.s.volumes[id].attachments() {
-			wake[a.Node] = true
+	for id := range t.s.onNode.Get(new.Node).Keys() {
+		for _, a := range t.s.volumes.Get(id).attachments() {
+			wake.volume(a.Node, id)
 		}
 	}
 }
 
 // wakePeers wakes the hosts that are told where a target listens.
-func (t *tx) wakePeers(wake map[block.NodeName]bool, old, new *Node) {
+func (t *tx) wakePeers(wake woken, old, new *Node) {
 	if old == nil || new == nil || slices.Equal(old.Portals, new.Portals) {
 		return
 	}
-	for id := range t.s.onNode[new.Name] {
-		for _, a := range t.s.volumes[id].attachments() {
-			wake[a.Node] = true
+	for id := range t.s.onNode.Get(new.Name).Keys() {
+		for _, a := range t.s.volumes.Get(id).attachments() {
+			wake.volume(a.Node, id)
 		}
 	}
 }

@@ -231,8 +231,8 @@ func (in CreateVolume) apply(t *tx) (view, error) {
 
 // create applies a request that has been checked.
 func (in CreateVolume) create(t *tx) (view, error) {
-	if id, ok := t.s.byName[in.Name]; ok {
-		return volumeResult(id), cmp.Or(in.differs(t.s.volumes[id]), t.misplaced(in, t.s.volumes[id]))
+	if id, ok := t.s.byName.Find(string(in.Name)); ok {
+		return volumeResult(id), cmp.Or(in.differs(t.s.volumes.Get(id)), t.misplaced(in, t.s.volumes.Get(id)))
 	}
 	pool := t.s.pools[in.Pool]
 	if pool == nil {
@@ -266,7 +266,7 @@ func places(legs []Leg) string {
 }
 
 func volumeResult(id block.VolumeID) view {
-	return func(s *State) any { return s.volumeView(s.volumes[id]) }
+	return func(s *State) any { return s.volumeView(s.volumes.Get(id)) }
 }
 
 // settleCreating makes a volume ready when every leg is allocated and zeroed: all

@@ -13,6 +13,17 @@ import (
 // WantedTarget returns the whole wanted state of a node's target agent. It follows from the
 // records alone, so it is the same after Load.
 func (s *State) WantedTarget(node block.NodeName) TargetWanted {
+	return s.WantedTargetOf(node, s.volumesOn(node))
+}
+
+// volumesOn returns the volumes with a leg or an attachment on a node, in order.
+func (s *State) volumesOn(node block.NodeName) []block.VolumeID {
+	return sortedIDs(s.onNode.Get(node).Keys())
+}
+
+// WantedTargetOf is the part of WantedTarget that is about drives and some volumes, which
+// need not exist.
+func (s *State) WantedTargetOf(node block.NodeName, volumes []block.VolumeID) TargetWanted {
 	w := TargetWanted{Term: s.meta.Term, Generation: s.meta.Generation, ClusterID: s.meta.ClusterID}
 	for _, d := range s.recordedDrives(node) {
 		// A drive that has had its label must not get another one: if it comes up blank its
@@ -25,9 +36,9 @@ func (s *State) WantedTarget(node block.NodeName) TargetWanted {
 			ForceErase: d.ForceErase, Remove: d.State == DriveRemoving,
 		})
 	}
-	for _, id := range sorted(s.onNode[node]) {
-		v := s.volumes[id]
-		if v.Restored || v.undecided() {
+	for _, id := range volumes {
+		v := s.volumes.Get(id)
+		if v == nil || v.Restored || v.undecided() {
 			continue // its labels may hold evidence that the record lacks
 		}
 		label, here := v.label(), false
@@ -183,9 +194,18 @@ func (v *Volume) namespace(l *Leg) block.UUID {
 
 // WantedInitiator returns the whole wanted state of a node's initiator agent.
 func (s *State) WantedInitiator(node block.NodeName) InitiatorWanted {
+	return s.WantedInitiatorOf(node, s.volumesOn(node))
+}
+
+// WantedInitiatorOf is the part of WantedInitiator that is about some volumes, which need not
+// exist.
+func (s *State) WantedInitiatorOf(node block.NodeName, volumes []block.VolumeID) InitiatorWanted {
 	w := InitiatorWanted{Term: s.meta.Term, Generation: s.meta.Generation, ClusterID: s.meta.ClusterID}
-	for _, id := range sorted(s.onNode[node]) {
-		v := s.volumes[id]
+	for _, id := range volumes {
+		v := s.volumes.Get(id)
+		if v == nil {
+			continue
+		}
 		if a := v.attachmentOf(node); a != nil && a.exported() {
 			w.Attachments = append(w.Attachments, s.wantedAttachment(v, a))
 		}

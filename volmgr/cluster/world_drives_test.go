@@ -119,9 +119,9 @@ func (w *world) die(t *wTarget) {
 	for _, d := range t.drives {
 		d.gone = true
 	}
-	for _, id := range sorted(w.state.volumes) {
-		for column := range w.state.volumes[id].Layout.Stripes {
-			w.forgive(w.state.volumes[id], column)
+	for _, id := range sortedIDs(w.state.volumes.Keys()) {
+		for column := range w.state.volumes.Get(id).Layout.Stripes {
+			w.forgive(w.state.volumes.Get(id), column)
 		}
 	}
 	w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool { return c.link.Node == t.name && c.arrived })
@@ -170,7 +170,7 @@ func (w *world) watch(events []event.Event) {
 }
 
 func (w *world) givenUpFor(id block.LegID, why string) string {
-	for _, v := range w.state.volumes {
+	for _, v := range w.state.volumes.All() {
 		l := v.leg(id)
 		if l == nil || w.dead(w.target(l.Node)) {
 			continue
@@ -223,16 +223,16 @@ func (w *world) lacks(v *Volume) bool {
 // works.
 func (w *world) decide() {
 	w.step(Detach{Volume: "s", Force: true})
-	if a := w.state.volumes[w.state.byName["a"]].Attachment; a != nil && a.State == Detaching {
+	if a := w.state.volumes.Get(w.state.idOf("a")).Attachment; a != nil && a.State == Detaching {
 		w.step(Detach{Volume: "a", Force: true}) // it waits for a write that no leg can take
 	}
-	for _, id := range sorted(w.state.volumes) {
-		v := w.state.volumes[id]
+	for _, id := range sortedIDs(w.state.volumes.Keys()) {
+		v := w.state.volumes.Get(id)
 		if v.State != VolumeReady {
 			continue
 		}
 		for c := range v.Layout.Stripes {
-			w.decideColumn(w.state.volumes[id], c)
+			w.decideColumn(w.state.volumes.Get(id), c)
 		}
 	}
 }

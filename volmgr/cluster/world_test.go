@@ -21,6 +21,8 @@ import (
 // number to each register, so that an old value is easy to recognize. After each step check
 // compares the contents of the legs with the acknowledged writes.
 type world struct {
+	stepped func(Input, Outcome) // nil, or called after each step
+
 	rng   *rand.Rand
 	state *State
 	store map[string][]byte
@@ -235,6 +237,9 @@ func (w *world) create(name block.VolumeName) {
 func (w *world) step(in Input) error {
 	out, err := w.state.Step(w.now, w.repeats(in))
 	keep(w.store, out.Records)
+	if w.stepped != nil {
+		w.stepped(in, out)
+	}
 	if w.hardware != nil {
 		w.watch(out.Events)
 	}
@@ -838,7 +843,7 @@ func (w *world) commandActs(i int) {
 // checkWriter finds writes of a host, or of an older boot of it, that was detached from a
 // shared volume while others kept it. It may have been granted the volume again since.
 func (w *world) checkWriter(c *wCommand) {
-	v := w.state.volumes[c.volume]
+	v := w.state.volumes.Get(c.volume)
 	if v == nil || len(v.Shared) == 0 || v.Epoch != c.epoch {
 		return
 	}
@@ -882,7 +887,7 @@ func (w *world) finish(h *wHost, v *wVolume) {
 
 // held is the newest value of a register on a leg in sync.
 func (w *world) held(c wCell) (newest int) {
-	v := w.state.volumes[c.volume]
+	v := w.state.volumes.Get(c.volume)
 	for i := 0; v != nil && i < len(v.Legs); i++ {
 		if l := &v.Legs[i]; l.Column == c.column && l.State == LegInSync {
 			newest = max(newest, w.value[l.ID][c.register])
@@ -967,8 +972,8 @@ func (w *world) callActs() {
 	}
 	err := w.step(c.in)
 	if in, stale := c.in.(RecordStale); err == nil && stale && w.hardware != nil {
-		for column := range w.state.volumes[in.Volume].Layout.Stripes {
-			w.forgive(w.state.volumes[in.Volume], column) // the leg that a host drops may be the last with that data
+		for column := range w.state.volumes.Get(in.Volume).Layout.Stripes {
+			w.forgive(w.state.volumes.Get(in.Volume), column) // the leg that a host drops may be the last with that data
 		}
 	}
 	if err != nil || !c.host.up || c.host.boot != c.boot || w.chance(20) {
@@ -980,7 +985,7 @@ func (w *world) callActs() {
 func (w *world) answered(c wCall) {
 	switch in := c.in.(type) {
 	case RecordStale:
-		if x := w.state.volumes[in.Volume]; x == nil || x.attachmentOf(in.Node) == nil || x.attachmentOf(in.Node).Epoch != in.Epoch {
+		if x := w.state.volumes.Get(in.Volume); x == nil || x.attachmentOf(in.Node) == nil || x.attachmentOf(in.Node).Epoch != in.Epoch {
 			w.violation = fmt.Sprintf("I4: %s recorded at epoch %d without having the volume", in.Node, in.Epoch)
 		}
 		v := c.host.volumes[in.Volume]
@@ -1013,7 +1018,7 @@ func (w *world) operatorActs() {
 	name := pick(w, []string{"a", "a", "a", "b", "s"})
 	if w.mood == sharing {
 		name = pick(w, []string{"a", "s"})
-		if v := w.state.volumes[w.state.byName["a"]]; v.Attachment != nil && w.chance(50) {
+		if v := w.state.volumes.Get(w.state.idOf("a")); v.Attachment != nil && w.chance(50) {
 			w.step(Detach{Volume: "a"}) // the writer releases it, so that others may read
 			return
 		}
@@ -1110,7 +1115,7 @@ func (w *world) moodActs(t *wTarget, h *wHost) {
 // split cuts a target and the host that has volume a from the manager, but not from each
 // other, and moves the volume.
 func (w *world) split(t *wTarget) {
-	v := w.state.volumes[w.state.byName["a"]]
+	v := w.state.volumes.Get(w.state.idOf("a"))
 	if w.mood == sharing && v.users() == "" {
 		w.step(Attach{Volume: "a", Node: pick(w, w.hosts).name, Mode: AttachSharedReadOnly})
 	}
@@ -1140,7 +1145,7 @@ func (w *world) split(t *wTarget) {
 // expel makes a host share volume s with others, leave it, or be detached while it is cut
 // off and continues.
 func (w *world) expel(h *wHost) {
-	v := w.state.volumes[w.state.byName["s"]]
+	v := w.state.volumes.Get(w.state.idOf("s"))
 	switch a := v.attachmentOf(h.name); {
 	case a == nil && w.chance(50):
 		w.step(Attach{Volume: "s", Node: h.name, Mode: AttachSharedBlock})
@@ -1208,8 +1213,8 @@ func (w *world) powerCut() {
 // loseCache makes a target's legs lose what only their caches held. Writes that every in-sync
 // leg has lost in this way are lost for good. That is no violation unless they were flushed.
 func (w *world) loseCache(t *wTarget) {
-	for _, id := range sorted(w.state.volumes) {
-		v := w.state.volumes[id]
+	for _, id := range sortedIDs(w.state.volumes.Keys()) {
+		v := w.state.volumes.Get(id)
 		for _, l := range v.Legs {
 			if l.Node == t.name {
 				w.value[l.ID] = w.medium[l.ID]
@@ -1370,11 +1375,11 @@ func (w *world) rebuildStore() {
 		}
 	}
 	s, text, err := newRebuild(targets, hosts).rebuild(w.now, targets, hosts)
-	if err != nil || s.volumes[s.byName["a"]] == nil || s.volumes[s.byName["s"]] == nil {
+	if err != nil || s.volumes.Get(s.idOf("a")) == nil || s.volumes.Get(s.idOf("s")) == nil {
 		w.violation = fmt.Sprintf("I8: rebuilt without a or s: %v %s", err, text)
 		return
 	}
-	for _, v := range s.volumes {
+	for _, v := range s.volumes.All() {
 		for c, n := range v.inSync() {
 			if n > 0 && v.Layout.Copies > 1 && v.State == VolumeReady && len(v.Legs) > c {
 				w.decided++
@@ -1391,7 +1396,7 @@ func (w *world) restore() {
 		return
 	}
 	old, err := Load(w.backup)
-	if err != nil || !slices.Equal(sorted(old.volumes), sorted(w.state.volumes)) {
+	if err != nil || !slices.Equal(sortedIDs(old.volumes.Keys()), sortedIDs(w.state.volumes.Keys())) {
 		w.backup = nil // of other volumes
 		return
 	}
@@ -1411,8 +1416,8 @@ func (w *world) restore() {
 // choose has an operator promote a leg of each column that has none in sync, when no host
 // has the volume any more. The writes that it lacks are lost, which is no violation.
 func (w *world) choose() {
-	for _, id := range sorted(w.state.volumes) {
-		v := w.state.volumes[id]
+	for _, id := range sortedIDs(w.state.volumes.Keys()) {
+		v := w.state.volumes.Get(id)
 		if v.State != VolumeReady || v.Restored || v.users() != "" || w.used(id) {
 			continue
 		}
@@ -1450,8 +1455,8 @@ func (w *world) check() string {
 	if w.violation != "" {
 		return w.violation
 	}
-	for _, id := range sorted(w.state.volumes) {
-		if v := w.state.volumes[id]; v.State == VolumeReady && !v.Restored { // a restored one is not judged yet
+	for _, id := range sortedIDs(w.state.volumes.Keys()) {
+		if v := w.state.volumes.Get(id); v.State == VolumeReady && !v.Restored { // a restored one is not judged yet
 			if bad := w.checkVolume(v); bad != "" {
 				return bad
 			}
@@ -1479,8 +1484,8 @@ func (w *world) checkLabels() string {
 	if err != nil {
 		return fmt.Sprintf("I8: %v", err)
 	}
-	for _, id := range sorted(s.volumes) {
-		v, have := s.volumes[id], w.state.volumes[id]
+	for _, id := range sortedIDs(s.volumes.Keys()) {
+		v, have := s.volumes.Get(id), w.state.volumes.Get(id)
 		if have == nil || have.State != VolumeReady || have.Restored || v.State != VolumeReady {
 			continue
 		}
@@ -1575,7 +1580,7 @@ func (w *world) checkReaders() string {
 
 // owns reports whether a host has the current grant.
 func (w *world) owns(h *wHost, v *wVolume) bool {
-	x := w.state.volumes[v.wanted.Volume]
+	x := w.state.volumes.Get(v.wanted.Volume)
 	return x != nil && x.attachmentOf(h.name) != nil && x.Epoch == v.wanted.Epoch
 }
 
@@ -1656,7 +1661,7 @@ func (w *world) recovered() string {
 			continue
 		}
 		w.step(Detach{Volume: "s"})
-		v := w.state.volumes[w.state.byName["a"]]
+		v := w.state.volumes.Get(w.state.idOf("a"))
 		if len(v.Shared) > 0 {
 			w.step(Detach{Volume: "a"})
 			continue
@@ -1665,7 +1670,7 @@ func (w *world) recovered() string {
 			w.step(Attach{Volume: "a", Node: "c1"})
 			continue
 		}
-		if s := w.state.volumes[w.state.byName["s"]]; s != nil && s.users() != "" {
+		if s := w.state.volumes.Get(w.state.idOf("s")); s != nil && s.users() != "" {
 			continue
 		}
 		if v.Attachment.State == Attached && v.ExpandingTo == 0 && !w.lacks(v) {
