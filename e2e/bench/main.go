@@ -31,6 +31,7 @@ var (
 	seconds  = flag.Float64("seconds", 0, "seconds per run; 0: half a second in the part user, three in the part vm")
 	deaths   = flag.Int("deaths", 3, "vm: how many times to kill a target")
 	dir      = flag.String("dir", "", "user: directory for the files of the file-backed half")
+	section  = flag.String("section", "", "user: run only sections whose titles contain this: in memory, block devices, on files")
 	only     = flag.String("only", "", "user: run only workloads whose names contain this")
 	profiles = flag.String("profiles", "", "user: directory for CPU profiles of our own processes")
 	verbose  = flag.Bool("v", false, "vm: also print what the machines do")
@@ -56,7 +57,7 @@ func parts() (code int) {
 	if *part != "vm" {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 		defer stop()
-		err := datapath.Measure(ctx, datapath.Options{Rounds: cmp.Or(*rounds, 5), Seconds: cmp.Or(*seconds, 0.5), Dir: *dir, Only: *only, Profiles: *profiles, Out: os.Stdout})
+		err := datapath.Measure(ctx, datapath.Options{Rounds: cmp.Or(*rounds, 5), Seconds: cmp.Or(*seconds, 0.5), Dir: *dir, Section: *section, Only: *only, Profiles: *profiles, Out: os.Stdout})
 		if err != nil {
 			fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 			return 1

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/target/backend"
 )
 
@@ -27,6 +28,9 @@ func Process(args []string) error {
 	case "device":
 		defer profileFor(role)()
 		return serveBlock(args[1], number(args[2]), number(args[3]))
+	case "memory-device":
+		defer profileFor(role)()
+		return serveMemoryBlock()
 	default:
 		return serve(role, args[1:])
 	}
@@ -148,7 +152,22 @@ func serveBlock(address string, stripes, copies int) (retErr error) {
 		return err
 	}
 	defer func() { retErr = errors.Join(retErr, closed()) }()
-	node, unexport, err := export(ctx, v)
+	return serveExported(ctx, v)
+}
+
+// serveMemoryBlock exports memory of this process as a kernel block device.
+func serveMemoryBlock() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	d, err := filled()
+	if err != nil {
+		return err
+	}
+	return serveExported(ctx, d)
+}
+
+func serveExported(ctx context.Context, d block.Device) (retErr error) {
+	node, unexport, err := export(ctx, d)
 	if err != nil {
 		return err
 	}

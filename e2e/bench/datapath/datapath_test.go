@@ -3,13 +3,18 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"net"
 	"os"
+	"os/exec"
 	"slices"
 	"testing"
 	"time"
+
+	"weft.dev/weft/initiator/blockdev"
 )
 
 func TestHistogramIsRightToAnEighth(t *testing.T) {
@@ -136,6 +141,32 @@ func TestABlockDeviceTakesTheSameJobs(t *testing.T) {
 	}
 	if u, err := s.used(); err != nil || u.CPU == 0 {
 		t.Errorf("the process of the device has used %+v, %v", u, err)
+	}
+}
+
+func TestTheBareFUSEServerTakesTheSameJobs(t *testing.T) {
+	if a := bestAbility(); a.Kind != blockdev.FUSE || !a.Usable {
+		t.Skipf("needs FUSE: %s", a.Reason)
+	}
+	if _, err := exec.LookPath("gcc"); err != nil {
+		t.Skip(err)
+	}
+	for _, uring := range []bool{false, true} {
+		var s *server
+		err := withFUSE(uring, func() (err error) { s, err = bareFUSE(t.TempDir(), uring); return err })
+		if uring && errors.Is(err, fs.ErrNotExist) {
+			t.Skip(err)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.stop)
+		for _, j := range jobs() {
+			j.Kind, j.Address = s.job.Kind, s.job.Address
+			if r := work(j); r.Err != "" || r.IOPS == 0 {
+				t.Errorf("%s: %+v: %+v", s.name, j, r)
+			}
+		}
 	}
 }
 

@@ -15,12 +15,16 @@
 //     blocking system calls, as a C program makes them, and once with Go's network
 //     poller; both read as much as there is and answer it with one write;
 //   - Weft: proto/nvmetcp/host against proto/nvmetcp/controller, the hosts under
-//     raid/engine (with all legs on that one controller), and the block device on top,
-//     where "server" is the process that exports the device;
+//     raid/engine (with all legs on that one controller);
 //   - the distribution's alternatives: nbdkit, qemu-nbd, qemu-storage-daemon, tgt. The
 //     loop that drives the bare frames also drives NBD servers; libiscsi's iscsi-perf
 //     drives tgt.
 //
+// Another part measures block devices, where "server" is the process that exports the device:
+// Weft's over its own memory (what the front end costs), over one leg and over two, and as
+// the upper bound a C program that serves a file in memory through FUSE, below a loop device.
+// Both ways of FUSE are measured, if the machine lets this program switch io_uring on for it.
+//
 // Absolute figures do not carry over to other machines, so ratios are printed: for each
-// round the ratio to the bare frames of that round, and over all rounds the median.
+// round the ratio to the upper bound of that round, and over all rounds the median.
 package datapath

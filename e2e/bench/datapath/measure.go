@@ -22,6 +22,7 @@ type Options struct {
 	Rounds   int     // runs of each workload on each server
 	Seconds  float64 // duration of each run
 	Dir      string  // directory for the files of the file-backed part; empty: a temporary directory
+	Section  string  // only sections whose titles contain this
 	Only     string  // only workloads whose names contain this
 	Profiles string  // directory for processor profiles of our processes; empty: none
 	Out      io.Writer
@@ -69,7 +70,7 @@ type bench struct {
 	servers   []*server
 }
 
-// Measure runs both halves, over memory and over files, and prints their tables.
+// Measure runs all sections (in memory, block devices, on files) and prints their tables.
 func Measure(ctx context.Context, o Options) error {
 	if o.Profiles != "" {
 		os.Setenv(profilesIn, o.Profiles) // the processes inherit it
@@ -94,21 +95,29 @@ func Measure(ctx context.Context, o Options) error {
 		return err
 	}
 	defer plain.stop()
-	for _, half := range []struct {
+	for _, section := range []struct {
 		title     string
 		open      func(ctx context.Context, o Options, cpu int) ([]*server, []string, func(), error)
 		workloads []workload
-	}{{"in memory", memoryServers, inMemory}, {"on files, past the page cache where the server can do that", fileServers, onFiles}} {
-		servers, missing, clean, err := half.open(ctx, o, serverCPU)
+	}{{"in memory", memoryServers, inMemory}, {"block devices over memory", deviceServers, inMemory}, {"on files, past the page cache where the server can do that", fileServers, onFiles}} {
+		if !strings.Contains(section.title, o.Section) {
+			continue
+		}
+		servers, missing, clean, err := section.open(ctx, o, serverCPU)
 		if err != nil {
 			return err
 		}
+		if len(servers) == 0 {
+			fmt.Fprintf(o.Out, "\nleft out: %s\n", strings.Join(missing, "; "))
+			clean()
+			continue
+		}
 		b := &bench{o, client, plain, clientCPU, servers}
-		fmt.Fprintf(o.Out, "\n## %s\n\n", half.title)
+		fmt.Fprintf(o.Out, "\n## %s\n\n", section.title)
 		for _, m := range missing {
 			fmt.Fprintf(o.Out, "left out: %s\n", m)
 		}
-		err = b.run(ctx, half.workloads)
+		err = b.run(ctx, section.workloads)
 		for _, s := range slices.Backward(servers) { // a block device ends before the servers below it
 			s.stop()
 		}

@@ -35,17 +35,8 @@ func memoryServers(ctx context.Context, _ Options, cpu int) (all []*server, miss
 		return nil, nil, nil, err
 	}
 	all = append(all, s, s.over("RAID1", "volume", 1, 2), s.over("RAID10", "volume", 2, 2))
-	if a := bestAbility(); a.Usable {
-		d, err := ours("RAID1 as block device ("+string(a.Kind)+")", job{Kind: "device"}, -1, "device", s.job.Address, "1", "2")
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		all = append(all, d)
-	} else {
-		missing = append(missing, "block device: "+a.Reason)
-	}
 	others, absent := peers(ctx, file, false, cpu)
-	return append(all, others...), append(missing, absent...), clean, nil
+	return append(all, others...), absent, clean, nil
 }
 
 // fileServers are our servers and the peers, all serving a file, and a limit for
