@@ -699,7 +699,11 @@ func (w *world) Load(name string, t dm.Table) error {
 func (w *world) Suspend(name string, noflush, skip bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.find(name).Suspended = true
+	d := w.find(name)
+	if d == nil { // it was removed while the agent asked
+		return unix.ENXIO
+	}
+	d.Suspended = true
 	if noflush {
 		w.did("suspend %s", short(name))
 	}
