@@ -44,7 +44,7 @@ type patience struct {
 	since  time.Time
 	looked time.Time // when the driver last checked whether the node is lost
 	lost   string    // the result: why it is lost; empty if it is not
-	told   bool      // the log already says that the waiting has ended
+	logged bool      // the log already says that the waiting has ended
 }
 
 func newController(cfg Config) *controllerServer {

@@ -280,10 +280,10 @@ func lost(nodes []*pb.Node, name string, grace time.Duration) string {
 func (s *controllerServer) tellFenced(ctx context.Context, of leave, why string) {
 	s.mu.Lock()
 	p := s.leaving[of]
-	told := p.told
-	p.told = true
+	logged := p.logged
+	p.logged = true
 	s.mu.Unlock()
-	if !told {
+	if !logged {
 		logOf(ctx).Warn("fencing the volume", "node", of.node, "epoch", of.epoch, "why", why)
 	}
 }

@@ -31,7 +31,7 @@ type nodeServer struct {
 	kernel mount.Kernel
 	making chan struct{} // a slot for each caller whose file system is being made
 	asked  *questions    // questions to file systems that may not have been answered yet
-	told   sync.Map      // labels omitted from the topology that have been logged
+	logged sync.Map      // labels omitted from the topology that have been logged
 	// took receives the duration of each step.
 	took func(step string, took time.Duration)
 }
@@ -317,7 +317,7 @@ func (s *nodeServer) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest)
 	segments, leftOut := nodeSegments(cluster.ClusterId, node.Labels)
 	for label, why := range leftOut {
 		value := node.Labels[label]
-		if _, told := s.told.LoadOrStore(label+"="+value, true); !told { // the call is made again and again
+		if _, logged := s.logged.LoadOrStore(label+"="+value, true); !logged { // the call is made again and again
 			logOf(ctx).Warn("label left out of the topology", "node", s.cfg.Node, "label", label, "value", value, "why", why)
 		}
 	}

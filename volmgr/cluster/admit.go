@@ -18,27 +18,27 @@ import (
 
 // ---- agents of another cluster ----
 
-// stranger is an agent of another cluster that reports to this manager: it was given a wrong
+// foreignAgent is an agent of another cluster that reports to this manager: it was given a wrong
 // address, or this manager runs at the address of the right one. Its reports are ignored,
 // and it gets no wanted state.
-type stranger struct {
+type foreignAgent struct {
 	cluster block.ClusterID
 	seen    time.Time
 }
 
-// strangerKey names the agent: "target" or "initiator" of a node.
-type strangerKey struct {
+// agentKey names the agent: "target" or "initiator" of a node.
+type agentKey struct {
 	node  block.NodeName
 	agent string
 }
 
 const (
-	// strangerFor is how long a stranger that has stopped asking is still shown; agents ask
+	// shownFor is how long a foreign agent that has stopped asking is still shown; agents ask
 	// every 2 s.
-	strangerFor = 15 * time.Second
+	shownFor = 15 * time.Second
 
-	// maxStrangers bounds the memory for names that any client can invent.
-	maxStrangers = 1000
+	// maxForeignAgents bounds the memory for names that any client can invent.
+	maxForeignAgents = 1000
 )
 
 // foreign reports whether an agent belongs to another cluster; zero means that it belongs to
@@ -47,18 +47,18 @@ func (s *State) foreign(cluster block.ClusterID) bool {
 	return !cluster.IsZero() && cluster != s.meta.ClusterID
 }
 
-// admit lets an agent of this cluster report: it is not a stranger any more.
+// admit lets an agent of this cluster report: it is no longer foreign.
 func (t *tx) admit(node block.NodeName, agent string) error {
-	delete(t.s.strangers, strangerKey{node, agent})
+	delete(t.s.foreignAgents, agentKey{node, agent})
 	return t.makeRoom(node)
 }
 
-// stranger refuses an agent of another cluster and remembers it for a while.
-func (t *tx) stranger(node block.NodeName, agent string, of block.ClusterID) *Error {
-	key, own := strangerKey{node, agent}, t.s.meta.ClusterID
-	was, known := t.s.strangers[key]
-	if known || len(t.s.strangers) < maxStrangers {
-		t.s.strangers[key] = stranger{cluster: of, seen: t.now}
+// refuseForeign refuses an agent of another cluster and remembers it for a while.
+func (t *tx) refuseForeign(node block.NodeName, agent string, of block.ClusterID) *Error {
+	key, own := agentKey{node, agent}, t.s.meta.ClusterID
+	was, known := t.s.foreignAgents[key]
+	if known || len(t.s.foreignAgents) < maxForeignAgents {
+		t.s.foreignAgents[key] = foreignAgent{cluster: of, seen: t.now}
 	}
 	text := fmt.Sprintf("its %s agent belongs to cluster %v; this is %v", agent, of, own)
 	if was.cluster != of {
@@ -67,32 +67,32 @@ func (t *tx) stranger(node block.NodeName, agent string, of block.ClusterID) *Er
 	return refused(ReasonOtherCluster, nodeObject(node), "%s", text).with("cluster", own.String())
 }
 
-// forgetStrangers forgets strangers that have stopped asking.
-func (t *tx) forgetStrangers() {
-	maps.DeleteFunc(t.s.strangers, func(_ strangerKey, x stranger) bool { return t.now.Sub(x.seen) > strangerFor })
+// forgetForeignAgents forgets foreign agents that have stopped asking.
+func (t *tx) forgetForeignAgents() {
+	maps.DeleteFunc(t.s.foreignAgents, func(_ agentKey, x foreignAgent) bool { return t.now.Sub(x.seen) > shownFor })
 }
 
-// sortedStrangers returns all strangers, by node and agent.
-func (s *State) sortedStrangers() []strangerKey {
-	return slices.SortedFunc(maps.Keys(s.strangers), func(a, b strangerKey) int {
+// sortedForeignAgents returns all foreign agents, by node and agent.
+func (s *State) sortedForeignAgents() []agentKey {
+	return slices.SortedFunc(maps.Keys(s.foreignAgents), func(a, b agentKey) int {
 		return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.agent, b.agent))
 	})
 }
 
 // refusedAgent says why an agent is refused; empty if it is not.
-func (s *State) refusedAgent(key strangerKey) string {
-	x, ok := s.strangers[key]
+func (s *State) refusedAgent(key agentKey) string {
+	x, ok := s.foreignAgents[key]
 	if !ok {
 		return ""
 	}
 	return fmt.Sprintf("belongs to cluster %v, not to this one", x.cluster)
 }
 
-// wrongStrangers names, for each other cluster, its agents that report to this manager.
-func (s *State) wrongStrangers() (sentences []string) {
+// wrongAgents names, for each other cluster, its agents that report to this manager.
+func (s *State) wrongAgents() (sentences []string) {
 	agents := map[block.ClusterID][]string{}
-	for _, key := range s.sortedStrangers() {
-		id := s.strangers[key].cluster
+	for _, key := range s.sortedForeignAgents() {
+		id := s.foreignAgents[key].cluster
 		agents[id] = append(agents[id], fmt.Sprintf("%s's %s", key.node, key.agent))
 	}
 	for _, id := range sorted(agents) {
@@ -154,7 +154,7 @@ func (s *State) unusedNodes() (names []block.NodeName) {
 	named := map[block.NodeName]bool{} // hosts that may still have a volume
 	for _, v := range s.volumes.All() {
 		named[v.Holder] = true
-		for _, l := range v.Lingering {
+		for _, l := range v.FormerHosts {
 			named[l.Node] = true
 		}
 	}

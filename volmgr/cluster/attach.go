@@ -247,7 +247,7 @@ func (t *tx) grant(v *Volume, n *Node) {
 func (t *tx) supersede(v *Volume) {
 	v.Epoch++
 	v.Attachment = nil
-	v.linger()
+	v.endShared()
 	t.abandonRebuilds(v, fmt.Sprintf("epoch %d began", v.Epoch))
 }
 
@@ -284,7 +284,7 @@ func (t *tx) settleGrant(id block.VolumeID) {
 	v = t.volume(id)
 	a := v.Attachment
 	a.State, a.Equalize, a.Since = Granted, !v.Clean, t.now.UTC()
-	v.Clean, v.Holder, v.Lingering = false, a.Node, nil
+	v.Clean, v.Holder, v.FormerHosts = false, a.Node, nil
 	delete(t.s.fences, id)
 	t.volumeEvent(v, event.Info, event.Granted, fmt.Sprintf("epoch %d to %s", v.Epoch, a.Node),
 		"node", string(a.Node), "epoch", fmt.Sprint(v.Epoch), "equalize", fmt.Sprint(a.Equalize))
@@ -449,14 +449,14 @@ func (in CancelDetach) apply(t *tx) (view, error) {
 	}
 	for _, a := range asked {
 		if a.State == Detaching {
-			t.keep(found.ID, a.Node)
+			t.withdrawDetach(found.ID, a.Node)
 		}
 	}
 	return nil, nil
 }
 
-// keep withdraws a detach: the host keeps the volume.
-func (t *tx) keep(id block.VolumeID, node block.NodeName) {
+// withdrawDetach withdraws a detach: the host keeps the volume.
+func (t *tx) withdrawDetach(id block.VolumeID, node block.NodeName) {
 	v := t.volume(id)
 	a := v.attachmentOf(node)
 	a.State, a.KeptAt, a.Since = Granted, t.gen, t.now.UTC()
@@ -569,7 +569,7 @@ func (s *State) attachmentWaits(v *Volume, a *Attachment) []string {
 
 // deviceWaitsFor says why a host does not serve a volume that it was granted.
 func (s *State) deviceWaitsFor(v *Volume, a *Attachment) string {
-	if r, old := s.lettingGo(v, a); old {
+	if r, old := s.releasing(v, a); old {
 		return fmt.Sprintf("host %s to release epoch %d: %s", a.Node, r.Epoch, r.WaitingFor)
 	}
 	if a.KeptAt != 0 { // the host's report is still about the detach
@@ -628,7 +628,7 @@ func (s *State) grantWaits(v *Volume) (waits []string) {
 		case !g.Readable(keep[l.Column]):
 			wait += fmt.Sprintf(" (no other in-sync leg of column %d can be used)", l.Column)
 		case s.readersLeft(v):
-			wait += fmt.Sprintf(" (%s may still read from it)", v.lingerers())
+			wait += fmt.Sprintf(" (%s may still read from it)", v.formerHosts())
 		case left > 0:
 			wait += fmt.Sprintf(" (its copy is left out in %v)", left.Round(time.Second))
 		}

@@ -269,8 +269,8 @@ func (s *State) oldTarget(l *Leg) bool {
 	return on != nil && on.legs[l.ID].Ready && on.legs[l.ID].Size == 0
 }
 
-// tall reports whether a leg is large enough for its volume.
-func (s *State) tall(v *Volume, l *Leg) bool {
+// largeEnough reports whether a leg is large enough for its volume.
+func (s *State) largeEnough(v *Volume, l *Leg) bool {
 	on := s.targets[l.Node]
 	if on == nil {
 		return false

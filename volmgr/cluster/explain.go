@@ -66,8 +66,8 @@ func (s *State) volumeFact(v *Volume) string {
 	if v.Holder != "" && (v.Attachment == nil || v.Attachment.Node != v.Holder) {
 		fact += fmt.Sprintf("; host %s had it last and has not confirmed its release", v.Holder)
 	}
-	if len(v.Lingering) > 0 {
-		fact += fmt.Sprintf("; %s shared it and has not confirmed its release", v.lingerers())
+	if len(v.FormerHosts) > 0 {
+		fact += fmt.Sprintf("; %s shared it and has not confirmed its release", v.formerHosts())
 	}
 	return fact
 }
@@ -106,7 +106,7 @@ func (s *State) explainAttachment(e *Explanation, v *Volume) {
 	if a.GaveUp != "" {
 		e.Facts = append(e.Facts, fmt.Sprintf("%s gave up its device of the previous epoch: %s; programs that had it open get errors until they open it again", a.Node, a.GaveUp))
 	}
-	if r, old := s.lettingGo(v, a); old {
+	if r, old := s.releasing(v, a); old {
 		e.Actions = append(e.Actions, fmt.Sprintf("on %s, unmount the device of epoch %d or stop the programs that have it open; then the new device is created", a.Node, r.Epoch))
 	}
 	switch a.State {

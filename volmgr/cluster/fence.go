@@ -12,7 +12,7 @@ import (
 // settleFence starts the lease clock of a detached volume whose last host has not reported
 // a release.
 func (t *tx) settleFence(id block.VolumeID) {
-	if v := t.peek(id); v.users() == "" && v.haunted() {
+	if v := t.peek(id); v.users() == "" && v.writerMayRemain() {
 		t.noteFence(v)
 	}
 }
@@ -57,7 +57,7 @@ func (s *State) fenceWaits(v *Volume) []string {
 // waitsForFence reports whether a leg of a detached volume must still be fenced. columnFenced
 // says that a leg of its column is.
 func (s *State) waitsForFence(v *Volume, l *Leg, columnFenced bool) bool {
-	if !v.haunted() || l.State != LegInSync || s.admitted(v, l) || s.confirmedDead(l.Node) {
+	if !v.writerMayRemain() || l.State != LegInSync || s.admitted(v, l) || s.confirmedDead(l.Node) {
 		return false
 	}
 	return !columnFenced || s.readersLeft(v) || s.leaseLeft(v, s.now) > 0

@@ -24,10 +24,10 @@ const keySeparator = "\x00"
 // NodesAfter lists nodes by name, including nodes that are known only by a refused agent.
 func (s *State) NodesAfter(after string) iter.Seq2[string, Node] {
 	nodes := s.nodes
-	if len(s.strangers) > 0 {
+	if len(s.foreignAgents) > 0 {
 		nodes = maps.Clone(nodes)
 	}
-	for key := range s.strangers {
+	for key := range s.foreignAgents {
 		if nodes[key.node] == nil {
 			nodes[key.node] = &Node{Name: key.node}
 		}

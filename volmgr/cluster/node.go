@@ -202,7 +202,7 @@ func (in TargetReported) apply(t *tx) (view, error) {
 	// A node that exports nothing may join with drives of another cluster: they are left
 	// alone, and can be added by force.
 	if t.s.foreign(r.ClusterID) && len(r.Exports) > 0 {
-		return refusal(t.stranger(r.Node, "target", r.ClusterID)), nil
+		return refusal(t.refuseForeign(r.Node, "target", r.ClusterID)), nil
 	}
 	if err := t.admit(r.Node, "target"); err != nil {
 		return nil, err
@@ -261,7 +261,7 @@ func (t *tx) targetSays(on *target, r *TargetReport, again bool) {
 		if boot != "" {
 			t.event(event.Warning, event.NodeRebooted, nodeObject(r.Node), "its target rebooted", "node", string(r.Node), "boot_id", r.BootID)
 			t.targetRebooted(r.Node)
-			t.excuse(r.Node)
+			t.resetFailures(r.Node)
 		}
 	}
 	t.drivesReturned(r.Node, on, boot != r.BootID)
@@ -359,7 +359,7 @@ func (in InitiatorReported) apply(t *tx) (view, error) {
 		return nil, invalid("host", "%v", err)
 	}
 	if t.s.foreign(r.ClusterID) {
-		return refusal(t.stranger(r.Node, "initiator", r.ClusterID)), nil
+		return refusal(t.refuseForeign(r.Node, "initiator", r.ClusterID)), nil
 	}
 	if err := t.admit(r.Node, "initiator"); err != nil {
 		return nil, err
@@ -482,7 +482,7 @@ func (t *tx) targetSilent(name block.NodeName, on *target, why string) {
 		t.s.fields = nil
 		t.changed[name] = true
 		t.event(event.Warning, event.TargetOffline, nodeObject(name), why, "node", string(name))
-		t.excuse(name)
+		t.resetFailures(name)
 	}
 }
 
@@ -512,7 +512,7 @@ func (Tick) apply(t *tx) (view, error) {
 	for id := range t.s.unsettled {
 		t.unsure[id] = true
 	}
-	t.forgetStrangers()
+	t.forgetForeignAgents()
 	return nil, nil
 }
 

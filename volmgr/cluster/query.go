@@ -37,8 +37,8 @@ func (s *State) nodeView(n *Node) Node {
 		v.Initiator = s.agentView(i.status)
 	}
 	v.Target.Problems, v.Initiator.Problems = s.named(n.Name, v.Target.Problems), s.named(n.Name, v.Initiator.Problems)
-	v.Target.Refused = s.refusedAgent(strangerKey{n.Name, "target"})
-	v.Initiator.Refused = s.refusedAgent(strangerKey{n.Name, "initiator"})
+	v.Target.Refused = s.refusedAgent(agentKey{n.Name, "target"})
+	v.Initiator.Refused = s.refusedAgent(agentKey{n.Name, "initiator"})
 	return v
 }
 
@@ -177,7 +177,7 @@ func (s *State) volumeView(v *Volume) Volume {
 		a := s.attachmentView(v, v.Attachment)
 		view.Attachment = &a
 	}
-	view.Shared, view.Lingering = slices.Clone(v.Shared), slices.Clone(v.Lingering)
+	view.Shared, view.FormerHosts = slices.Clone(v.Shared), slices.Clone(v.FormerHosts)
 	for i := range view.Shared {
 		view.Shared[i] = s.attachmentView(v, &v.Shared[i])
 	}
@@ -303,7 +303,7 @@ func (s *State) Status() Status {
 			}
 		}
 	}
-	st.Wrong = append(st.Wrong, slices.Concat(s.wrongTerms(), s.wrongStrangers(), s.wrongDrives(), nodes, degraded, s.unknown(), drives)...)
+	st.Wrong = append(st.Wrong, slices.Concat(s.wrongTerms(), s.wrongAgents(), s.wrongDrives(), nodes, degraded, s.unknown(), drives)...)
 	if extra := len(st.Wrong) - maxWrong; extra > 0 {
 		st.Wrong = append(st.Wrong[:maxWrong], fmt.Sprintf("and %d more", extra))
 	}

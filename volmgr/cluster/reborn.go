@@ -85,9 +85,9 @@ func (t *tx) gaveUp(v *Volume, r AttachmentReport) {
 	t.volumeEvent(v, severity, kind, text, "node", string(node), "epoch", fmt.Sprint(v.Epoch), "reason", r.GaveUp.Reason)
 }
 
-// lettingGo returns the report on a host's older device of a volume, if the host waits to
+// releasing returns the report on a host's older device of a volume, if the host waits to
 // release that device before it builds the next one.
-func (s *State) lettingGo(v *Volume, a *Attachment) (AttachmentReport, bool) {
+func (s *State) releasing(v *Volume, a *Attachment) (AttachmentReport, bool) {
 	i := s.initiators[a.Node]
 	if i == nil || i.status.BootID != a.BootID {
 		return AttachmentReport{}, false

@@ -310,7 +310,7 @@ func (r *rebuild) judge(v *Volume, q *evidence.Inquiry) {
 		}
 	}
 	v.Holder = q.Holder("")
-	v.Lingering = lingering(q)
+	v.FormerHosts = unseenHosts(q)
 	for c := range v.Layout.Stripes {
 		r.sayColumn(v, q, c)
 	}

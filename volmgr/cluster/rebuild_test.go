@@ -157,11 +157,11 @@ func TestAVolumeInUseIsRebuiltOnItsHostsWordAlone(t *testing.T) {
 // waited for.
 func TestAVolumeThatNobodyWritesIsRebuiltOnItsLabels(t *testing.T) {
 	for name, after := range map[string][]string{
-		"detached":            {"stale c1 db1 0.1", "let-go c1 db1", "detach db1", "comply"},
+		"detached":            {"stale c1 db1 0.1", "release c1 db1", "detach db1", "comply"},
 		"detached by force":   {"stale c1 db1 0.1", "detach db1 force", "comply"},
-		"left":                {"stale c1 db1 0.1", "let-go c1 db1", "comply"},
-		"grant taken back":    {"stale c1 db1 0.1", "let-go c1 db1", "detach db1", "comply", "lost t1", "attach db1 c1", "detach db1", "comply"},
-		"let go, not clean":   {"stale c1 db1 0.1", "detach db1", "let-go c1 db1 unclean", "comply"},
+		"left":                {"stale c1 db1 0.1", "release c1 db1", "comply"},
+		"grant taken back":    {"stale c1 db1 0.1", "release c1 db1", "detach db1", "comply", "lost t1", "attach db1 c1", "detach db1", "comply"},
+		"let go, not clean":   {"stale c1 db1 0.1", "detach db1", "release c1 db1 unclean", "comply"},
 		"one label is behind": {"stale c1 db1 0.1", "detach db1 force", "comply t1"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -182,8 +182,8 @@ func TestAVolumeThatNobodyWritesIsRebuiltOnItsLabels(t *testing.T) {
 // written during it.
 func TestALabelOfTheTimeOfAGrantIsNotBelieved(t *testing.T) {
 	for name, before := range map[string][]string{
-		"after a clean detach":  {"let-go c1 db1", "detach db1", "comply"},
-		"after the host's boot": {"let-go c1 db1", "comply", "reboot c1", "comply"},
+		"after a clean detach":  {"release c1 db1", "detach db1", "comply"},
+		"after the host's boot": {"release c1 db1", "comply", "reboot c1", "comply"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, reports := labelled(t, append(before, "attach db1 c1", "comply", "serve c1 db1", "stale c1 db1 0.0")...)
@@ -212,9 +212,9 @@ func TestAHostsWordIsBelievedOnlyIfItIsTheLast(t *testing.T) {
 	if got := legStates(t, state); !slices.Equal(got, []LegState{LegStale, LegInSync}) {
 		t.Errorf("rebuilt legs on the word of both = %v, want c2's; report:\n%s", got, text)
 	}
-	twin := s.hostReport("c2")
-	twin.Node = "c3"
-	state, text = rebuilt(t, all, s.hostReport("c2"), twin)
+	second := s.hostReport("c2")
+	second.Node = "c3"
+	state, text = rebuilt(t, all, s.hostReport("c2"), second)
 	if got := legStates(t, state); slices.Contains(got, LegInSync) || !strings.Contains(text, "both claim") {
 		t.Errorf("rebuilt legs on the word of two hosts for one epoch = %v, want none; report:\n%s", got, text)
 	}
@@ -481,7 +481,7 @@ func TestLabelsStayUntilACopyIsChosen(t *testing.T) {
 // Hosts that share a volume read-only have no lease, and neither labels nor notes name them.
 // So a copy that may still be exported to one is not evicted for a writer.
 func TestARebuiltStoreGivesUpNoCopyThatAReaderMayHave(t *testing.T) {
-	s, reports := labelled(t, "host c2", "let-go c1 db1", "detach db1", "comply",
+	s, reports := labelled(t, "host c2", "release c1 db1", "detach db1", "comply",
 		"attach db1 c2 mode=SHARED_READ_ONLY", "comply", "comply", "serve c2 db1", "comply")
 	legs := restoredVolume(t, s.state).Legs
 	here, away := string(legs[0].Node), string(legs[1].Node)
@@ -504,7 +504,7 @@ func TestARebuiltStoreGivesUpNoCopyThatAReaderMayHave(t *testing.T) {
 	}
 	s.run("comply")
 	v := restoredVolume(t, s.state)
-	if v.Attachment == nil || v.Attachment.State != Granted || len(v.Lingering) > 0 || len(s.targets[away].exports) > 0 && !s.state.admitted(s.state.volumes.Get(v.ID), &v.Legs[1]) {
+	if v.Attachment == nil || v.Attachment.State != Granted || len(v.FormerHosts) > 0 || len(s.targets[away].exports) > 0 && !s.state.admitted(s.state.volumes.Get(v.ID), &v.Legs[1]) {
 		t.Errorf("after its target has fenced the reader:\n%s", s.run("volume db1"))
 	}
 }

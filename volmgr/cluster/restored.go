@@ -80,7 +80,7 @@ func (t *tx) restored(v *Volume) {
 	if v.Attachment != nil {
 		v.Holder, v.Attachment = v.Attachment.Node, nil
 	}
-	v.linger()
+	v.endShared()
 	v.Restored = v.State != VolumeDeleting
 	for i := range v.Legs {
 		l := &v.Legs[i]
@@ -142,12 +142,12 @@ func hear(q *evidence.Inquiry, id block.VolumeID, r *InitiatorReport) {
 	q.Hear(r.Node, epochs, notes)
 }
 
-// lingering stands for hosts that may share a rebuilt volume unseen.
-func lingering(q *evidence.Inquiry) []Lingerer {
+// unseenHosts stands for hosts that may share a rebuilt volume unseen.
+func unseenHosts(q *evidence.Inquiry) []FormerHost {
 	if !q.SharedUnseen() {
 		return nil
 	}
-	return []Lingerer{{Epoch: q.Top, Mode: AttachSharedReadOnly}}
+	return []FormerHost{{Epoch: q.Top, Mode: AttachSharedReadOnly}}
 }
 
 // settleRestored compares a restored volume with the labels of its legs and with the note of
@@ -224,10 +224,10 @@ func (t *tx) outnumber(v *Volume, q *evidence.Inquiry) {
 // the agent's generations count as 0 until it has acted on a wanted state of this store.
 func (t *tx) outlast(on *agent, reported uint64) uint64 {
 	if reported > t.s.meta.Generation {
-		on.foreign, t.raised = reported, true
+		on.otherStore, t.raised = reported, true
 		t.gen = max(t.gen, reported+1)
 	}
-	if reported <= on.foreign {
+	if reported <= on.otherStore {
 		return 0
 	}
 	return reported

@@ -221,7 +221,7 @@ func TestABackupIsRestoredTwice(t *testing.T) {
 	}
 	restore()
 	for range 3 {
-		for _, line := range []string{"attach db1 c1", "comply", "comply", "serve c1 db1", "stale c1 db1 0.1", "comply", "serve c1 db1", "comply", "in-sync c1 db1 0.1", "let-go c1 db1", "detach db1 force", "comply"} {
+		for _, line := range []string{"attach db1 c1", "comply", "comply", "serve c1 db1", "stale c1 db1 0.1", "comply", "serve c1 db1", "comply", "in-sync c1 db1 0.1", "release c1 db1", "detach db1 force", "comply"} {
 			s.run(line)
 		}
 	}

@@ -36,7 +36,7 @@ import (
 //
 // A host that is detached by force while others keep the volume is fenced on its own: every
 // target removes its exports and confirms it (FenceAt). A read-only host does not wait for
-// targets that are offline: it is remembered as lingering instead. When the last host is
+// targets that are offline: it is remembered as a former host instead. When the last host is
 // detached by force the epoch ends, as it does for an exclusive volume.
 
 func (m AttachMode) shared() bool { return m == AttachSharedReadOnly || m == AttachSharedBlock }
@@ -281,7 +281,7 @@ func (t *tx) settleSharerFence(id block.VolumeID, a *Attachment) {
 	if a.State == Detaching {
 		if len(t.s.exportsLeft(v, a)) > 0 { // at offline targets
 			v = t.volume(id)
-			v.Lingering = append(v.Lingering, Lingerer{a.Node, a.BootID, a.Epoch, a.Mode})
+			v.FormerHosts = append(v.FormerHosts, FormerHost{a.Node, a.BootID, a.Epoch, a.Mode})
 		}
 		t.unshare(id, a.Node, false, "its exports are gone")
 		return
@@ -371,39 +371,39 @@ func (t *tx) sharerChanged(id block.VolumeID, n *Node) {
 
 // ---- hosts that may not know that their epoch has ended ----
 
-// linger ends a shared epoch. Its hosts are remembered until none can read at it any more.
-func (v *Volume) linger() {
+// endShared ends a shared epoch. Its hosts are remembered until none can read at it any more.
+func (v *Volume) endShared() {
 	for i := range v.Shared {
 		if a := &v.Shared[i]; a.handedOut() && !a.Left {
-			v.Lingering = append(v.Lingering, Lingerer{a.Node, a.BootID, a.Epoch, a.Mode})
+			v.FormerHosts = append(v.FormerHosts, FormerHost{a.Node, a.BootID, a.Epoch, a.Mode})
 		}
 	}
 	v.Shared = nil
 }
 
-// settleLingering forgets lingering hosts when every in-sync leg is fenced to an epoch after
+// settleFormerHosts forgets former hosts when every in-sync leg is fenced to an epoch after
 // theirs, so that they can read none.
-func (t *tx) settleLingering(id block.VolumeID) {
+func (t *tx) settleFormerHosts(id block.VolumeID) {
 	v := t.peek(id)
 	if slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegInSync && !t.s.admitted(v, &l) }) {
 		return
 	}
-	over := func(l Lingerer) bool { return l.Epoch < v.Epoch }
-	if slices.ContainsFunc(v.Lingering, over) {
+	over := func(l FormerHost) bool { return l.Epoch < v.Epoch }
+	if slices.ContainsFunc(v.FormerHosts, over) {
 		v = t.volume(id)
-		v.Lingering = slices.DeleteFunc(v.Lingering, over)
+		v.FormerHosts = slices.DeleteFunc(v.FormerHosts, over)
 	}
 }
 
-// haunted reports whether an earlier host that could write has not reported a release.
-func (v *Volume) haunted() bool {
-	return v.Holder != "" || slices.ContainsFunc(v.Lingering, func(l Lingerer) bool { return l.Mode != AttachSharedReadOnly })
+// writerMayRemain reports whether an earlier host that could write has not reported a release.
+func (v *Volume) writerMayRemain() bool {
+	return v.Holder != "" || slices.ContainsFunc(v.FormerHosts, func(l FormerHost) bool { return l.Mode != AttachSharedReadOnly })
 }
 
-// lingerers names the lingering hosts for people.
-func (v *Volume) lingerers() string {
+// formerHosts names the former hosts for people.
+func (v *Volume) formerHosts() string {
 	var names []string
-	for _, l := range v.Lingering {
+	for _, l := range v.FormerHosts {
 		if l.Node == "" {
 			return "a host that this store does not know"
 		}
@@ -413,9 +413,9 @@ func (v *Volume) lingerers() string {
 	return "host " + some(slices.Compact(names), 8)
 }
 
-// readersLeft reports whether a lingering host may still read a leg that is not fenced.
+// readersLeft reports whether a former host may still read a leg that is not fenced.
 func (s *State) readersLeft(v *Volume) bool {
-	return slices.ContainsFunc(v.Lingering, func(l Lingerer) bool {
+	return slices.ContainsFunc(v.FormerHosts, func(l FormerHost) bool {
 		n := s.nodes[l.Node]
 		return l.Node == "" || n != nil && !n.ConfirmedDead && n.InitiatorBoot == l.BootID
 	})

@@ -123,13 +123,13 @@ type derived struct {
 // reported is what agents report and what this manager observed of it. No record holds
 // any of it: after Load it is empty until they report.
 type reported struct {
-	targets    map[block.NodeName]*target
-	initiators map[block.NodeName]*initiator
-	strangers  map[strangerKey]stranger
-	fences     map[block.VolumeID]fence
-	served     map[block.VolumeID]bool      // volumes that can be served
-	unserved   map[block.VolumeID]time.Time // since when volumes that were served cannot be
-	trials     backoff.Trials
+	targets       map[block.NodeName]*target
+	initiators    map[block.NodeName]*initiator
+	foreignAgents map[agentKey]foreignAgent
+	fences        map[block.VolumeID]fence
+	served        map[block.VolumeID]bool      // volumes that can be served
+	unserved      map[block.VolumeID]time.Time // since when volumes that were served cannot be
+	trials        backoff.Trials
 }
 
 // volumeSet is a set of volumes.
@@ -137,11 +137,11 @@ type volumeSet = cow.Map[block.VolumeID, bool]
 
 // agent is the stream side of a target or initiator agent.
 type agent struct {
-	session uint64
-	open    bool
-	status  AgentStatus
-	foreign uint64 // reported generations up to this one are another store's; see outlast
-	term    uint64 // the highest that it has acted on
+	session    uint64
+	open       bool
+	status     AgentStatus
+	otherStore uint64 // reported generations up to this one are another store's; see outlast
+	term       uint64 // the highest that it has acted on
 }
 
 type target struct {
@@ -188,12 +188,12 @@ func empty() *State {
 			unsettled: map[block.VolumeID]bool{},
 		},
 		reported: reported{
-			targets:    map[block.NodeName]*target{},
-			initiators: map[block.NodeName]*initiator{},
-			strangers:  map[strangerKey]stranger{},
-			fences:     map[block.VolumeID]fence{},
-			served:     map[block.VolumeID]bool{},
-			unserved:   map[block.VolumeID]time.Time{},
+			targets:       map[block.NodeName]*target{},
+			initiators:    map[block.NodeName]*initiator{},
+			foreignAgents: map[agentKey]foreignAgent{},
+			fences:        map[block.VolumeID]fence{},
+			served:        map[block.VolumeID]bool{},
+			unserved:      map[block.VolumeID]time.Time{},
 		},
 	}
 }
@@ -362,7 +362,7 @@ func (s *State) Fork() *State {
 	s.by = new(cow.Writer)
 	f.by, f.nodes, f.drives, f.pools, f.drivesOn = nil, s.still.nodes, s.still.drives, s.still.pools, s.still.drivesOn
 	f.targets, f.initiators = maps.Clone(s.targets), maps.Clone(s.initiators)
-	f.strangers, f.fences = maps.Clone(s.strangers), maps.Clone(s.fences)
+	f.foreignAgents, f.fences = maps.Clone(s.foreignAgents), maps.Clone(s.fences)
 	// Only steps use these, and they change in place.
 	f.onDrive, f.extents, f.unsettled, f.served, f.unserved, f.fields, f.still = nil, nil, nil, nil, nil, nil, nil
 	return &f

@@ -225,9 +225,9 @@ func (t *tx) failed(l *Leg) {
 	}
 }
 
-// excuse resets the failures of a node's legs when its target turns out to be away: the
+// resetFailures resets the failures of a node's legs when its target turns out to be away: the
 // losses may have been recorded before that was known.
-func (t *tx) excuse(node block.NodeName) {
+func (t *tx) resetFailures(node block.NodeName) {
 	for id := range t.s.onNode.Get(node).Keys() {
 		for _, l := range t.peek(id).Legs {
 			if l.Node == node && l.Failures > 0 {
@@ -303,7 +303,7 @@ func (s *State) notCopied(v *Volume, l *Leg) string {
 		return fmt.Sprintf("the drive of %v, which is not ready%s", l, s.driveReason(l))
 	case !s.legReady(l):
 		return fmt.Sprintf("target %s to map the leg%s", l.Node, because(s.legError(l)))
-	case !s.tall(v, l):
+	case !s.largeEnough(v, l):
 		return fmt.Sprintf("target %s to grow %v to %v, as it missed an expansion", l.Node, l, v.Layout.LegSize(v.Size))
 	case !s.admitted(v, l):
 		return fmt.Sprintf("target %s to fence epochs below %d", l.Node, v.Epoch)

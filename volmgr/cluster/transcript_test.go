@@ -255,7 +255,7 @@ var scriptCommands = map[string]func(*script, args) string{
 	"equalize":    func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseEqualizing) },
 	"stall":       func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseStalled) },
 	"mounted":     func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseDetaching) },
-	"let-go":      (*script).letGo,
+	"release":     (*script).release,
 	"deaf":        func(s *script, a args) string { s.hosts[a.word(0)].heard = s.state.Generation(); return "" },
 	"hear":        func(s *script, a args) string { s.hosts[a.word(0)].heard = 0; return s.reportHost(a.word(0)) },
 	"give-up":     (*script).giveUp,
@@ -425,7 +425,7 @@ func (s *script) host(name, volume string, phase Phase) string {
 	return s.reportHost(name)
 }
 
-func (s *script) letGo(a args) string {
+func (s *script) release(a args) string {
 	phase := PhaseDetachedClean
 	if a.has("unclean") {
 		phase = PhaseDetachedUnclean
@@ -444,7 +444,7 @@ func (s *script) giveUp(a args) string {
 	h := s.hosts[a.word(0)]
 	h.gaveUp = GaveUp{Why: "the host's reason", WritesLost: a.has("lost")}
 	defer func() { h.gaveUp = GaveUp{} }()
-	return s.letGo(args{words: []string{a.word(0), a.word(1), "unclean"}})
+	return s.release(args{words: []string{a.word(0), a.word(1), "unclean"}})
 }
 
 // oldDevice makes a host report a device of an older epoch: old-device c1 db1 epoch=1
@@ -716,7 +716,7 @@ func (s *script) volume(a args) string {
 		}
 		b.WriteString("\n")
 	}
-	for _, l := range v.Lingering {
+	for _, l := range v.FormerHosts {
 		fmt.Fprintf(&b, "  %s may still have it, %s\n", l.BootID, l.Mode.words())
 	}
 	for _, why := range v.FenceWaitsFor {

@@ -173,7 +173,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 		return
 	}
 	t.settleSuspects(id)
-	t.settleLingering(id)
+	t.settleFormerHosts(id)
 	t.settleKept(id)
 	t.settleShared(id)
 	t.settleFence(id)

@@ -241,10 +241,10 @@ type Volume struct {
 	// Holder is the host of the last exclusive grant, if it has not reported a release.
 	// It may read and write until the next grant is complete.
 	Holder block.NodeName `json:"holder,omitempty"`
-	// Lingering are hosts that shared the volume and have not reported a release. They may
+	// FormerHosts are hosts that shared the volume and have not reported a release. They may
 	// read until a grant to write is complete.
-	Lingering []Lingerer `json:"lingering,omitempty"`
-	Created   time.Time  `json:"created"`
+	FormerHosts []FormerHost `json:"lingering,omitempty"`
+	Created     time.Time    `json:"created"`
 	// Restored: the record came from a backup and has not been compared with the labels of
 	// the legs yet. A leg may have gone stale after the backup.
 	Restored bool `json:"restored,omitempty"`
@@ -323,9 +323,9 @@ type Attachment struct {
 	ResyncTotal block.Size       `json:"-"`
 }
 
-// Lingerer is a boot of a host that had a volume at an epoch. An empty Node stands for any
+// FormerHost is a boot of a host that had a volume at an epoch. An empty Node stands for any
 // host: the store that knew the hosts was lost.
-type Lingerer struct {
+type FormerHost struct {
 	Node   block.NodeName `json:"node"`
 	BootID string         `json:"boot_id"`
 	Epoch  block.Epoch    `json:"epoch"`

@@ -18,7 +18,7 @@ func (v *Volume) object() string { return "volume " + string(v.Name) }
 
 func (v *Volume) clone() *Volume {
 	c := *v
-	c.Legs, c.Shared, c.Lingering = slices.Clone(v.Legs), slices.Clone(v.Shared), slices.Clone(v.Lingering)
+	c.Legs, c.Shared, c.FormerHosts = slices.Clone(v.Legs), slices.Clone(v.Shared), slices.Clone(v.FormerHosts)
 	if v.Attachment != nil {
 		a := *v.Attachment
 		c.Attachment = &a
@@ -45,10 +45,10 @@ func (v *Volume) unsettled() bool {
 		return true
 	}
 	if len(v.Shared) > 0 {
-		return len(v.Lingering) > 0 || slices.ContainsFunc(v.Shared, func(a Attachment) bool { return a.State != Attached })
+		return len(v.FormerHosts) > 0 || slices.ContainsFunc(v.Shared, func(a Attachment) bool { return a.State != Attached })
 	}
 	if v.Attachment == nil {
-		return v.Holder != "" || len(v.Lingering) > 0 // hosts that the targets have to fence
+		return v.Holder != "" || len(v.FormerHosts) > 0 // hosts that the targets have to fence
 	}
 	return v.Attachment.State != Attached || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State != LegInSync })
 }

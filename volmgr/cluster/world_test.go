@@ -141,7 +141,7 @@ type wHost struct {
 type wVolume struct {
 	wanted  WantedAttachment
 	serving bool
-	letGo   Phase
+	release Phase
 	gaveUp  GaveUp
 	links   map[block.LegID]*wLink // in the table
 	gone    map[block.LegID]uint64 // recorded stale up to this revision
@@ -434,8 +434,8 @@ func (w *world) hostReport(h *wHost) InitiatorReport {
 		v := h.volumes[id]
 		a := AttachmentReport{Volume: id, Epoch: v.wanted.Epoch, Grant: v.wanted.Grant, Phase: PhaseConnecting}
 		switch {
-		case v.letGo != "":
-			a.Phase, a.GaveUp = v.letGo, v.gaveUp
+		case v.release != "":
+			a.Phase, a.GaveUp = v.release, v.gaveUp
 		case v.serving && w.hardware != nil && (len(w.lost(h, v)) > 0 || len(w.wornLinks(v)) > 0):
 			a.Phase = PhaseStalled
 		case v.serving:
@@ -478,7 +478,7 @@ func (w *world) obey(h *wHost, wanted InitiatorWanted) {
 	}
 	for id, v := range h.volumes {
 		if a, ok := listed[id]; !ok || a.Epoch != v.wanted.Epoch || a.Grant != v.wanted.Grant {
-			if v.letGo == PhaseDetachedClean && !ok {
+			if v.release == PhaseDetachedClean && !ok {
 				delete(h.notes, id)
 			}
 			delete(h.volumes, id)
@@ -558,7 +558,7 @@ func (v *wVolume) unflushed(column int) bool {
 // giveUp fails a volume's device. Commands that have arrived at targets may still be executed.
 func (w *world) giveUp(h *wHost, v *wVolume, lost bool) {
 	w.givenUp++
-	v.letGo, v.gaveUp, v.serving = PhaseDetachedUnclean, GaveUp{Why: "it had to", WritesLost: lost}, false
+	v.release, v.gaveUp, v.serving = PhaseDetachedUnclean, GaveUp{Why: "it had to", WritesLost: lost}, false
 	v.links, v.writes = map[block.LegID]*wLink{}, map[wCell]*wWrite{}
 	w.forget(h)
 }
@@ -590,16 +590,16 @@ func (w *world) drop(h *wHost, v *wVolume, leg block.LegID, revision uint64) {
 // it.
 func (w *world) release(h *wHost, v *wVolume) {
 	switch {
-	case v.letGo != "":
+	case v.release != "":
 	case !v.serving:
-		v.letGo = PhaseDetachedUnclean
+		v.release = PhaseDetachedUnclean
 	case v.readOnly():
-		v.letGo, v.serving = PhaseDetachedClean, false
+		v.release, v.serving = PhaseDetachedClean, false
 	case w.settled(h, v):
 		w.flush(v)
-		v.letGo, v.serving = PhaseDetachedClean, false
+		v.release, v.serving = PhaseDetachedClean, false
 	}
-	if v.letGo != "" {
+	if v.release != "" {
 		v.links = map[block.LegID]*wLink{}
 	}
 }
@@ -616,7 +616,7 @@ func (w *world) dataActs(h *wHost) {
 	}
 	v := h.volumes[pick(w, ids)]
 	switch {
-	case v.letGo != "":
+	case v.release != "":
 	case !v.serving:
 		w.build(h, v)
 	default:
@@ -1301,13 +1301,13 @@ func (w *world) leave(h *wHost) {
 	h.ending = true
 	for _, id := range sorted(h.volumes) {
 		v := h.volumes[id]
-		if !v.serving || v.letGo != "" || !v.readOnly() && !w.settled(h, v) && !w.leavesDirty {
+		if !v.serving || v.release != "" || !v.readOnly() && !w.settled(h, v) && !w.leavesDirty {
 			continue
 		}
 		if !v.readOnly() {
 			w.flush(v)
 		}
-		v.letGo, v.serving, v.links = PhaseDetachedClean, false, map[block.LegID]*wLink{}
+		v.release, v.serving, v.links = PhaseDetachedClean, false, map[block.LegID]*wLink{}
 		w.leaves++
 	}
 }

@@ -46,8 +46,8 @@ type Found struct {
 	Volatile bool // its drive may lose writes that were not flushed
 }
 
-// testimony is a host's note of the volume.
-type testimony struct {
+// hostNote is a host's note of the volume.
+type hostNote struct {
 	host block.NodeName
 	Note
 }
@@ -63,7 +63,7 @@ type Inquiry struct {
 	backup bool        // Newest comes from the backup
 	label  VolumeLabel // the newest of the labels
 	absent []bool      // by column: the label of one of its legs was not found
-	notes  []testimony
+	notes  []hostNote
 	heard  map[block.NodeName]bool // hosts that have reported
 }
 
@@ -99,7 +99,7 @@ func (q *Inquiry) Hear(host block.NodeName, epochs []block.Epoch, notes []Note) 
 		q.Top = max(q.Top, epoch)
 	}
 	for _, n := range notes {
-		q.notes = append(q.notes, testimony{host, n})
+		q.notes = append(q.notes, hostNote{host, n})
 		q.Top = max(q.Top, n.Epoch)
 		for _, l := range n.Legs {
 			q.Highest = max(q.Highest, l.Revision)
@@ -132,11 +132,11 @@ func (q *Inquiry) Unborn() bool { return q.Newest.Generation <= 1 && len(q.Newes
 // quiet reports whether no host can have written since the newest definition.
 func (q *Inquiry) quiet() bool { return q.Newest.Quiet && q.Newest.Epoch >= q.Top }
 
-// witness returns the evidence of the host that had the volume at the highest epoch; nil if
+// lastNote returns the evidence of the host that had the volume at the highest epoch; nil if
 // that host has not reported it. Only one host can have had it then, so if two claim it
 // neither is believed.
-func (q *Inquiry) witness() *testimony {
-	var found *testimony
+func (q *Inquiry) lastNote() *hostNote {
+	var found *hostNote
 	for i := range q.notes {
 		switch h := &q.notes[i]; {
 		case h.Epoch != q.Top:
@@ -163,10 +163,10 @@ func (q *Inquiry) named(column int) bool {
 	return q.readable(column, func(l Found) bool { return q.Newest.inSync(l.Leg) })
 }
 
-// upheld reports whether a column can be read from the legs that match the witness's note.
+// upheld reports whether a column can be read from the legs that match the last note.
 func (q *Inquiry) upheld(column int) bool {
-	w := q.witness()
-	return w != nil && q.readable(column, func(l Found) bool { return w.against(l) == "" })
+	note := q.lastNote()
+	return note != nil && q.readable(column, func(l Found) bool { return note.against(l) == "" })
 }
 
 // readable reports whether a column can be read from its good legs alone.
@@ -204,8 +204,8 @@ func (q *Inquiry) Holder(was block.NodeName) block.NodeName {
 	if q.quiet() {
 		return was
 	}
-	if w := q.witness(); w != nil {
-		return w.host
+	if note := q.lastNote(); note != nil {
+		return note.host
 	}
 	return cmp.Or(q.Newest.Writer, was)
 }
@@ -237,13 +237,13 @@ func (q *Inquiry) Size() (block.Size, bool) {
 
 // Basis names the proof of the in-sync sets.
 func (q *Inquiry) Basis() string {
-	switch w := q.witness(); {
+	switch note := q.lastNote(); {
 	case q.alone():
 		return ""
 	case q.quiet():
 		return "; no host has written since the newest label"
-	case w != nil:
-		return fmt.Sprintf("; host %s noted at epoch %d which copies are good", w.host, w.Epoch)
+	case note != nil:
+		return fmt.Sprintf("; host %s noted at epoch %d which copies are good", note.host, note.Epoch)
 	}
 	return ""
 }

@@ -26,10 +26,10 @@ func (q *Inquiry) Judge(leg block.LegID, column int) Verdict {
 	case !found:
 		return Verdict{Why: "its own label was not found"}
 	case !q.proven(column):
-		return Verdict{Why: q.doubt(column) + ": " + q.pleads(l)}
+		return Verdict{Why: q.doubt(column) + ": " + q.evidenceFor(l)}
 	}
-	if w := q.witness(); !q.alone() && !q.quiet() && w != nil {
-		if why := w.against(l); why != "" {
+	if note := q.lastNote(); !q.alone() && !q.quiet() && note != nil {
+		if why := note.against(l); why != "" {
 			return Verdict{Why: why}
 		}
 	} else if !q.Newest.inSync(leg) {
@@ -42,15 +42,15 @@ func (q *Inquiry) Judge(leg block.LegID, column int) Verdict {
 }
 
 // against says why a leg is not in sync by a host's evidence; empty if it is.
-func (w *testimony) against(l Found) string {
-	i := slices.IndexFunc(w.Legs, func(e NotedLeg) bool { return e.Leg == l.Leg })
+func (note *hostNote) against(l Found) string {
+	i := slices.IndexFunc(note.Legs, func(e NotedLeg) bool { return e.Leg == l.Leg })
 	switch {
 	case i < 0:
-		return fmt.Sprintf("host %s noted at epoch %d that it is not in sync", w.host, w.Epoch)
-	case l.AdmittedEpoch < w.Epoch:
-		return fmt.Sprintf("its drive admitted epoch %d, but host %s had it at epoch %d", l.AdmittedEpoch, w.host, w.Epoch)
-	case l.Revision > w.Legs[i].Revision:
-		return fmt.Sprintf("its drive has revision %d, but host %s had revision %d in sync", l.Revision, w.host, w.Legs[i].Revision)
+		return fmt.Sprintf("host %s noted at epoch %d that it is not in sync", note.host, note.Epoch)
+	case l.AdmittedEpoch < note.Epoch:
+		return fmt.Sprintf("its drive admitted epoch %d, but host %s had it at epoch %d", l.AdmittedEpoch, note.host, note.Epoch)
+	case l.Revision > note.Legs[i].Revision:
+		return fmt.Sprintf("its drive has revision %d, but host %s had revision %d in sync", l.Revision, note.host, note.Legs[i].Revision)
 	}
 	return ""
 }
@@ -72,8 +72,8 @@ func (q *Inquiry) doubt(column int) string {
 	if q.quiet() {
 		return "the newest label names no copy of its column as in sync: all copies may have lost cached writes"
 	}
-	if w := q.witness(); w != nil {
-		return fmt.Sprintf("the note of host %s from epoch %d matches no copy in its present state, so it may be outdated", w.host, w.Epoch)
+	if note := q.lastNote(); note != nil {
+		return fmt.Sprintf("the note of host %s from epoch %d matches no copy in its present state, so it may be outdated", note.host, note.Epoch)
 	}
 	who, said := "the host that had it then", "has not reported"
 	if w := q.Newest.Writer; w != "" && q.Newest.Epoch == q.Top {
@@ -85,8 +85,8 @@ func (q *Inquiry) doubt(column int) string {
 	return fmt.Sprintf("a copy may have missed writes at epoch %d that no label shows, and %s %s", q.Top, who, said)
 }
 
-// pleads lists the evidence for a leg whose column is not proven.
-func (q *Inquiry) pleads(l Found) string {
+// evidenceFor lists the evidence for a leg whose column is not proven.
+func (q *Inquiry) evidenceFor(l Found) string {
 	words := []string{fmt.Sprintf("its label (generation %d, epoch %d, revision %d) %s as in sync",
 		l.Volume.Generation, l.Volume.Epoch, l.Revision, lists(l.Volume.InSync, l.Leg))}
 	switch {
@@ -120,8 +120,8 @@ func lists(inSync []block.LegID, leg block.LegID) string {
 }
 
 // newestHosts returns the evidence of the two newest hosts, newest first.
-func (q *Inquiry) newestHosts() []testimony {
+func (q *Inquiry) newestHosts() []hostNote {
 	hosts := slices.Clone(q.notes)
-	slices.SortStableFunc(hosts, func(a, b testimony) int { return cmp.Or(cmp.Compare(b.Epoch, a.Epoch), cmp.Compare(a.host, b.host)) })
+	slices.SortStableFunc(hosts, func(a, b hostNote) int { return cmp.Or(cmp.Compare(b.Epoch, a.Epoch), cmp.Compare(a.host, b.host)) })
 	return hosts[:min(len(hosts), 2)]
 }
