@@ -60,7 +60,7 @@ func (o *volmgrOptions) needStore(ctx context.Context, log *slog.Logger) error {
 	if err == nil || !o.awaitStore || !errors.Is(err, volmgr.ErrNoStore) {
 		return err
 	}
-	log.Error("waiting for a store", "data", o.dataDir, "err", err, "ways_on", waysOn(o.dataDir))
+	log.Error("waiting for a store", "data", o.dataDir, "err", err, "hints", startHints(o.dataDir))
 	alive, err := daemon.ServeMetrics(o.Options, log, daemon.NewMetrics(), nil)
 	if err != nil {
 		return err
@@ -115,12 +115,12 @@ func (o *volmgrOptions) findStore() error {
 	}
 	err = fmt.Errorf("open the store in %s: %w", o.dataDir, err)
 	if errors.Is(err, volmgr.ErrNoStore) {
-		return cli.RefusedError{Err: err, Hints: waysOn(o.dataDir)}
+		return cli.RefusedError{Err: err, Hints: startHints(o.dataDir)}
 	}
 	return err
 }
 
-func waysOn(dataDir string) []string {
+func startHints(dataDir string) []string {
 	return []string{
 		"if a store should be there: is its disk mounted, is --data-dir right?",
 		fmt.Sprintf("for a new cluster: `weft volmgr init --data-dir %s`", dataDir),

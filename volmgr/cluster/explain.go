@@ -159,7 +159,7 @@ func (s *State) explainRestored(e *Explanation, v *Volume) {
 		case !s.targetOnline(l.Node):
 			e.Actions = append(e.Actions, s.bringBack(l.Node), gone(l.Node))
 		case !read || d.Error != "":
-			e.Actions = append(e.Actions, seeToDrive(l), gone(l.Node))
+			e.Actions = append(e.Actions, checkDrive(l), gone(l.Node))
 		}
 	}
 	if host := s.inquire(v).Awaits(s.confirmedDead); host != "" {
@@ -208,7 +208,7 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 			case !s.targetOnline(l.Node):
 				e.Actions = append(e.Actions, s.bringBack(l.Node))
 			case l.Failures > 0:
-				e.Actions = append(e.Actions, seeToDrive(l))
+				e.Actions = append(e.Actions, checkDrive(l))
 			}
 		case l.State == LegRebuilding:
 			e.Waits = append(e.Waits, fmt.Sprintf("host %s to copy %v%s", v.Attachment.Node, l, s.progress(v)))
@@ -233,7 +233,7 @@ func explainMissing(e *Explanation, v *Volume, column int) {
 		fmt.Sprintf("if they are gone for good: copy what %s holds to a new volume", v.object()))
 }
 
-func seeToDrive(l *Leg) string {
+func checkDrive(l *Leg) string {
 	return fmt.Sprintf("check the drive of %v: `weft drive list` says what is wrong", l)
 }
 
@@ -249,7 +249,7 @@ func (s *State) explainSuspect(e *Explanation, v *Volume, l *Leg) {
 			e.Actions = append(e.Actions, s.bringBack(o.Node),
 				fmt.Sprintf("if machine %s is gone for good, and you accept the loss of data that only its copy holds: weft node confirm-dead %s", o.Node, o.Node))
 		case !s.servable(o):
-			e.Actions = append(e.Actions, seeToDrive(o), fmt.Sprintf("if it is gone for good, and you accept the loss of data that only %v holds: %sweft volume promote-stale %s %v --accept-data-loss",
+			e.Actions = append(e.Actions, checkDrive(o), fmt.Sprintf("if it is gone for good, and you accept the loss of data that only %v holds: %sweft volume promote-stale %s %v --accept-data-loss",
 				o, detachFirst(v), v.Name, l.ID))
 		}
 	}
@@ -295,7 +295,7 @@ func (s *State) explainColumn(e *Explanation, v *Volume, column int) {
 	for _, l := range good {
 		e.Waits = append(e.Waits, fmt.Sprintf("%v, which holds every write of column %d", l, column))
 		if s.targetOnline(l.Node) {
-			e.Actions = append(e.Actions, seeToDrive(l))
+			e.Actions = append(e.Actions, checkDrive(l))
 			continue
 		}
 		e.Actions = append(e.Actions, s.bringBack(l.Node))

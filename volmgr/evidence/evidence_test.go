@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package evidence
+
+import (
+	"strings"
+	"testing"
+
+	"weft.dev/weft/proto/block"
+)
+
+// leg is the id of copy n of the only column.
+func leg(n int) block.LegID { return block.LegID{UUID: block.UUID{byte(n + 1)}} }
+
+// mirror is the evidence of two labels that both list both copies, as written at an epoch in
+// which host c1 has the volume.
+func mirror(change ...func(*Found)) *Inquiry {
+	q := New(nil)
+	for n := range 2 {
+		f := Found{LegLabel: LegLabel{
+			Leg: leg(n), Copy: n, Revision: 1, AdmittedEpoch: 3, Incarnation: "i1",
+			Volume: VolumeLabel{
+				ID: block.VolumeID{UUID: block.UUID{9}}, Layout: block.Layout{Stripes: 1, Copies: 2}, Epoch: 3, Generation: 5,
+				InSync: []block.LegID{leg(0), leg(1)}, Writer: "c1",
+			},
+		}, Volatile: true}
+		for _, c := range change {
+			c(&f)
+		}
+		q.Add(f)
+	}
+	return q
+}
+
+func note(epoch block.Epoch, legs ...NotedLeg) Note { return Note{Epoch: epoch, Legs: legs} }
+
+func quiet(f *Found) { f.Volume.Quiet = true }
+
+func TestACopyIsBelievedOnProofAlone(t *testing.T) {
+	alive := func(block.NodeName) bool { return false }
+	layout := block.Layout{Stripes: 1, Copies: 2}
+	for name, c := range map[string]struct {
+		q      *Inquiry
+		notes  map[block.NodeName]Note
+		good   [2]bool
+		why    string // of the first that is not good
+		awaits block.NodeName
+	}{
+		"labels of a volume in use":    {q: mirror(), why: "host c1 has not reported", awaits: "c1"},
+		"labels of a quiet volume":     {q: mirror(quiet), good: [2]bool{true, true}},
+		"a later epoch was admitted":   {q: mirror(quiet, func(f *Found) { f.AdmittedEpoch = 4 }), why: "has not reported", awaits: "c1"},
+		"the last host names both":     {q: mirror(), notes: map[block.NodeName]Note{"c1": note(3, NotedLeg{leg(0), 1}, NotedLeg{leg(1), 1})}, good: [2]bool{true, true}},
+		"the last host names one":      {q: mirror(), notes: map[block.NodeName]Note{"c1": note(3, NotedLeg{leg(1), 1})}, good: [2]bool{false, true}, why: "noted at epoch 3 that it is not in sync"},
+		"the note is of an old host":   {q: mirror(), notes: map[block.NodeName]Note{"c1": note(2, NotedLeg{leg(0), 1})}, why: "has no note of it"},
+		"two hosts claim the epoch":    {q: mirror(), notes: map[block.NodeName]Note{"c1": note(3, NotedLeg{leg(0), 1}), "c2": note(3, NotedLeg{leg(1), 1})}, why: "both claim to have had epoch 3"},
+		"the note is of old revisions": {q: mirror(func(f *Found) { f.Revision = 2 }), notes: map[block.NodeName]Note{"c1": note(3, NotedLeg{leg(0), 1}, NotedLeg{leg(1), 1})}, why: "matches no copy in its present state"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.q.Expect(layout)
+			for host, n := range c.notes {
+				c.q.Hear(host, nil, []Note{n})
+			}
+			why := ""
+			for n := range 2 {
+				v := c.q.Judge(leg(n), 0)
+				if v.Good != c.good[n] {
+					t.Errorf("copy %d is good: %v (%s), want %v", n, v.Good, v.Why, c.good[n])
+				}
+				if why == "" {
+					why = v.Why
+				}
+			}
+			if !strings.Contains(why, c.why) {
+				t.Errorf("the reason is %q, want %q in it", why, c.why)
+			}
+			if got := c.q.Awaits(alive); got != c.awaits {
+				t.Errorf("it awaits %q, want %q", got, c.awaits)
+			}
+		})
+	}
+}
+
+func TestAColumnWithoutAllItsLabelsProvesNothing(t *testing.T) {
+	q := mirror(quiet)
+	q.Expect(block.Layout{Stripes: 1, Copies: 3})
+	if v := q.Judge(leg(0), 0); v.Good || !q.Absent(0) || !strings.Contains(v.Why, "label of another leg") {
+		t.Errorf("with two labels of three: %+v", v)
+	}
+}
+
+func TestAnExpansionIsProvenByAllLegsThatHaveGrown(t *testing.T) {
+	for _, grown := range []uint32{4, 8} {
+		q := mirror(quiet, func(f *Found) {
+			f.Volume.Size, f.Volume.ExpandingTo, f.Zeroed, f.ZeroedExtents = block.GiB, 2*block.GiB, true, 8
+			if f.Copy == 1 {
+				f.ZeroedExtents = grown
+			}
+		})
+		want := map[uint32]block.Size{4: block.GiB, 8: 2 * block.GiB}[grown]
+		if size, proven := q.Size(); size != want || !proven {
+			t.Errorf("with %d of 8 extents zeroed on one leg the size is %v, %v; want %v", grown, size, proven, want)
+		}
+	}
+}
