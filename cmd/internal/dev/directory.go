@@ -219,7 +219,7 @@ func (d *directory) needStore(ctx context.Context) error {
 	if len(labelled) > 0 {
 		return cli.RefusedError{
 			Err:   fmt.Errorf("%s: the manager's store is gone, and %d of the drives belong to its cluster", store, len(labelled)),
-			Hints: []string{"`weft dev rebuild` makes it anew from what the drives say of their volumes"},
+			Hints: []string{"`weft dev rebuild` rebuilds it from the labels of the drives"},
 		}
 	}
 	_, err = volmgr.Init(volmgr.Config{Dir: store, Version: d.version})
