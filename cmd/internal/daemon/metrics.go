@@ -4,7 +4,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -61,8 +60,8 @@ func (m *Metrics) stream(server any, stream grpc.ServerStream, info *grpc.Stream
 	return err
 }
 
-// Serve is a part that serves /metrics and /healthz on a listener.
-func (m *Metrics) Serve(log *slog.Logger, listener net.Listener) Part {
+// routes serves /metrics and /healthz.
+func (m *Metrics) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
@@ -74,15 +73,12 @@ func (m *Metrics) Serve(log *slog.Logger, listener net.Listener) Part {
 		}
 		w.Write([]byte("ok\n"))
 	})
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	return Part{Name: "metrics", Run: func(ctx context.Context) error {
-		log.Info("serving metrics", "address", listener.Addr().String())
-		defer context.AfterFunc(ctx, func() { server.Close() })()
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			return err
-		}
-		return nil
-	}}
+	return mux
+}
+
+// Serve is a part that serves /metrics and /healthz on a listener.
+func (m *Metrics) Serve(log *slog.Logger, listener net.Listener) Part {
+	return ServeHTTP(log, "metrics", listener, m.routes())
 }
 
 // ServeMetrics serves a component's metrics if the options ask for metrics.
