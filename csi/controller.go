@@ -119,8 +119,8 @@ func (s *controllerServer) volume(ctx context.Context, id string) (*pb.Volume, e
 // The manager has no call that waits. Most waits end after one or two round trips between the
 // manager and its agents, so the first polls come fast.
 const (
-	firstLook = 10 * time.Millisecond
-	lastLook  = 500 * time.Millisecond
+	firstPause   = 10 * time.Millisecond
+	longestPause = 500 * time.Millisecond
 )
 
 // await asks until nothing is left to wait for, an error comes, or ctx ends; the error then names
@@ -129,7 +129,7 @@ func await(ctx context.Context, doing string, ask func() (waitingFor string, err
 	pause := time.NewTimer(0)
 	defer pause.Stop()
 	waitingFor, said := "an answer of the volume manager", ""
-	for next := firstLook; ; next = min(next*3/2, lastLook) {
+	for next := firstPause; ; next = min(next*3/2, longestPause) {
 		select {
 		case <-ctx.Done():
 			return waitEnded(ctx, doing, waitingFor)

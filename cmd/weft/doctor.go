@@ -119,7 +119,7 @@ func (d doctor) kernel(what string, need ...kmod.Module) finding {
 	var load, never []string
 	state := kmod.Present
 	for _, m := range need {
-		switch s := (kmod.Loader{Root: d.root}).Look(m); s {
+		switch s := (kmod.Loader{Root: d.root}).StateOf(m); s {
 		case kmod.Present:
 		case kmod.Loadable:
 			load = append(load, m.Name)

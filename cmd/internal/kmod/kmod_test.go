@@ -52,16 +52,16 @@ func TestLookTellsWhatCouldBeLoaded(t *testing.T) {
 		}
 	}
 	l := Loader{Root: root}
-	if got := l.Look(NBD); got != NoModules {
-		t.Errorf("Look(nbd) = %v in an empty tree, want NoModules", got)
+	if got := l.StateOf(NBD); got != NoModules {
+		t.Errorf("StateOf(nbd) = %v in an empty tree, want NoModules", got)
 	}
 	put("proc/sys/kernel/osrelease", "6.1.0-test\n")
 	put("lib/modules/6.1.0-test/modules.dep", "kernel/drivers/block/nbd.ko.xz:\nkernel/drivers/nvme/host/nvme-tcp.ko: kernel/x.ko\n")
 	put("lib/modules/6.1.0-test/modules.builtin", "kernel/drivers/md/dm-mod.ko\n")
 	put("dev/fuse", "")
 	for m, want := range map[Module]State{NBD: Loadable, NvmeTCP: Loadable, DM: Present, FUSE: Present, UBLK: NotBuilt} {
-		if got := l.Look(m); got != want {
-			t.Errorf("Look(%s) = %v, want %v", m.Name, got, want)
+		if got := l.StateOf(m); got != want {
+			t.Errorf("StateOf(%s) = %v, want %v", m.Name, got, want)
 		}
 	}
 }

@@ -19,8 +19,8 @@ const (
 	NoModules              // no modules of the running kernel are on disk
 )
 
-// Look says whether a part is available. It loads nothing.
-func (l Loader) Look(m Module) State {
+// StateOf says whether a part is available. It loads nothing.
+func (l Loader) StateOf(m Module) State {
 	if l.Present(m) {
 		return Present
 	}
