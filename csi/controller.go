@@ -128,7 +128,7 @@ const (
 func await(ctx context.Context, doing string, ask func() (waitingFor string, err error)) error {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
-	waitingFor, said := "an answer of the volume manager", ""
+	waitingFor, said := "an answer from the volume manager", ""
 	for next := firstPause; ; next = min(next*3/2, longestPause) {
 		select {
 		case <-ctx.Done():

@@ -99,7 +99,7 @@ func (s *controllerServer) attach(ctx context.Context, v *pb.Volume, node string
 	case a.State == pb.AttachmentState_ATTACHMENT_STATE_DETACHING:
 		return nil, status.Errorf(codes.Aborted, "%s: it is being detached from there and waits for %s", doing, detachingWaits(a))
 	case attachedMode(a) != mode:
-		return nil, status.Errorf(codes.AlreadyExists, "%s: it is attached there as %s, not as %s as requested", doing, modeText(attachedMode(a)), modeText(mode))
+		return nil, status.Errorf(codes.AlreadyExists, "%s: it is attached there as %s, but %s was requested", doing, modeText(attachedMode(a)), modeText(mode))
 	default:
 		return a, nil
 	}

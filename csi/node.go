@@ -211,7 +211,7 @@ func (s *nodeServer) attached(ctx context.Context, t *task, id string, p publica
 		case now.Epoch < uint64(p.epoch):
 			return fmt.Sprintf("epoch %d; the manager has %d", p.epoch, now.Epoch), nil
 		case attachedMode(now) != p.mode:
-			return "", status.Errorf(codes.FailedPrecondition, "%s: it is attached as %s, not as %s as requested", doing, modeText(attachedMode(now)), modeText(p.mode))
+			return "", status.Errorf(codes.FailedPrecondition, "%s: it is attached as %s, but %s was requested", doing, modeText(attachedMode(now)), modeText(p.mode))
 		case now.State == pb.AttachmentState_ATTACHMENT_STATE_DETACHING:
 			return "", status.Errorf(codes.Aborted, "%s: it is being detached", doing)
 		case now.State != pb.AttachmentState_ATTACHMENT_STATE_ATTACHED:
