@@ -39,8 +39,8 @@ modules nvme-tcp, dm-mod, dm-mirror, loop and tcp_diag; missing ones are loaded.
 
 With --datapath user, this process does the work and provides the devices through
 ublk, nbd, or FUSE with a loop device, whichever the kernel has. This needs root.
-The devices end with the process and return with it: stop it only when nobody
-uses them.
+The devices disappear with the process and return with it: stop it only when no
+program uses them.
 
 With --datapath auto, the agent uses the kernel where possible, and logs its
 choice and the reason.`,
