@@ -30,8 +30,8 @@ type HoldState string
 //	pending ──► held ──► ended
 //	   └───────────────────▲
 const (
-	HoldPending HoldState = "pending" // I/O may still reach a leg
-	HoldHeld    HoldState = "held"    // no I/O is under way, and none begins
+	HoldPending HoldState = "pending" // I/O of users may still be under way
+	HoldHeld    HoldState = "held"    // no I/O of users is under way, and none begins
 	HoldEnded   HoldState = "ended"   // its limit has passed, or the agent has restarted: I/O continues
 )
 

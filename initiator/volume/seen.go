@@ -239,7 +239,7 @@ type Seen struct {
 	Holdable    bool       // I/O can be held
 	Held        bool       // I/O is held
 	Holding     bool       // I/O is being suspended
-	Quiet       bool       // no I/O to a leg is under way; says something only while I/O is held
+	Quiet       bool       // no I/O of users is under way; says something only while I/O is held
 	Waits       bool       // an I/O is waiting for a leg
 	Copying     bool       // the copies are being made equal
 	Flushed     bool       // flushed since the device was removed

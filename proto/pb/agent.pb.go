@@ -100,8 +100,8 @@ type HoldState int32
 
 const (
 	HoldState_HOLD_STATE_UNSPECIFIED HoldState = 0
-	HoldState_HOLD_STATE_PENDING     HoldState = 1 // I/O may still reach a leg
-	HoldState_HOLD_STATE_HELD        HoldState = 2 // no I/O is under way, and none begins
+	HoldState_HOLD_STATE_PENDING     HoldState = 1 // I/O of users may still be under way
+	HoldState_HOLD_STATE_HELD        HoldState = 2 // no I/O of users is under way, and none begins; a rebuild may continue
 	HoldState_HOLD_STATE_ENDED       HoldState = 3 // its limit has passed, or the host's agent has restarted: I/O continues
 )
 
@@ -2636,7 +2636,7 @@ func (x *WantedAttachment) GetHolds() []*Hold {
 }
 
 // Hold asks the host to hold the volume's I/O for as long as the hold is listed, but not
-// beyond its limit: requests then wait, and none reaches a leg. A hold that has ended stays
+// beyond its limit: users' requests then wait, and none reaches a leg. A hold that has ended stays
 // ended while it is listed, so each new one needs a new id.
 type Hold struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
