@@ -157,6 +157,18 @@ func (e *Exported) Node() string { return e.sys.node(e.front.disk()) }
 // Kind is the way it is provided.
 func (e *Exported) Kind() Kind { return e.kind }
 
+// Way is how the kernel and this process exchange requests, in words: a kind may have more than
+// one way.
+func (e *Exported) Way() string {
+	if d, ok := e.front.(*fuseDisk); ok && d.rings != nil {
+		return overURing
+	}
+	return string(e.kind)
+}
+
+// overURing is the way of FUSE devices that use io_uring.
+const overURing = "fuse over io_uring"
+
 // Number is the kernel's number of the device.
 func (e *Exported) Number() block.DeviceNumber { return e.number }
 

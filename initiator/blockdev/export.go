@@ -66,7 +66,7 @@ func Export(ctx context.Context, dev block.Device, o Options) (_ *Exported, err 
 	if err := errors.Join(writeRecord(o, r), e.sys.expose(o.Name, e.front.disk())); err != nil {
 		return nil, fmt.Errorf("export %s: %w", o.Name, err)
 	}
-	o.Log.Info("block device created", "kind", string(e.kind), "disk", e.front.disk(), "number", e.number.String(), "resumed", e.resumed)
+	o.Log.Info("block device created", "kind", string(e.kind), "way", e.Way(), "disk", e.front.disk(), "number", e.number.String(), "resumed", e.resumed)
 	return e, nil
 }
 

@@ -74,8 +74,8 @@ func exportFUSE(ctx context.Context, sys system, g *gate, o Options) (_ frontend
 // mountFUSE mounts the file system and serves it: over io_uring if the machine allows that and
 // it works, else over the connection's descriptor alone.
 func mountFUSE(ctx context.Context, sys system, g *gate, o Options) (*fuseDisk, error) {
-	if cpus, why, _ := sys.fuseRingState(); cpus > 0 {
-		d, err := mountFUSEWith(ctx, sys, g, o, cpus)
+	if depths, why, _ := sys.fuseRingState(); depths != nil {
+		d, err := mountFUSEWith(ctx, sys, g, o, depths)
 		if err == nil {
 			return d, nil
 		}
@@ -83,23 +83,24 @@ func mountFUSE(ctx context.Context, sys system, g *gate, o Options) (*fuseDisk, 
 	} else {
 		o.Log.Debug("FUSE works without io_uring", "because", why)
 	}
-	return mountFUSEWith(ctx, sys, g, o, 0)
+	return mountFUSEWith(ctx, sys, g, o, nil)
 }
 
-// mountFUSEWith uses io_uring if cpus, the number of the kernel's queues, is not 0.
-func mountFUSEWith(ctx context.Context, sys system, g *gate, o Options, cpus int) (*fuseDisk, error) {
+// mountFUSEWith uses io_uring if depths, the numbers of entries in the kernel's queues, is not
+// nil.
+func mountFUSEWith(ctx context.Context, sys system, g *gate, o Options, depths []int) (*fuseDisk, error) {
 	d := &fuseDisk{sys: sys, place: fusePlace(o), ended: make(chan struct{})}
 	d.fs = newFuseFS(g, string(o.Name), d.ended)
-	if d.fs.ring = cpus > 0; d.fs.ring {
+	if d.fs.ring = depths != nil; d.fs.ring {
 		d.fs.maxIO = fuseRingMaxIO
 	}
 	if err := os.MkdirAll(d.place, 0o700); err != nil {
 		return nil, fmt.Errorf("mount fuse: %w", err)
 	}
-	if err := d.mount(fuseSource(o), o.Log); err != nil || cpus == 0 {
+	if err := d.mount(fuseSource(o), o.Log); err != nil || !d.fs.ring {
 		return d, err
 	}
-	if err := d.useRings(ctx, cpus, o.Log); err != nil {
+	if err := d.useRings(ctx, depths, o.Log); err != nil {
 		d.unmount()
 		return nil, err
 	}
@@ -112,7 +113,7 @@ const ringPatience = 5 * time.Second
 
 // useRings serves all further requests over io_uring. The kernel holds them until each of its
 // queues has an entry. A first request shows that they arrive.
-func (d *fuseDisk) useRings(ctx context.Context, cpus int, log *slog.Logger) (err error) {
+func (d *fuseDisk) useRings(ctx context.Context, depths []int, log *slog.Logger) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, ringPatience)
 	defer cancel()
 	select {
@@ -125,7 +126,7 @@ func (d *fuseDisk) useRings(ctx context.Context, cpus int, log *slog.Logger) (er
 	case <-ctx.Done():
 		return fmt.Errorf("wait for the kernel's first request: %w", ctx.Err())
 	}
-	if d.rings, err = startFuseRings(d.conn.fd, cpus, d.fs, log, d.abort); err != nil {
+	if d.rings, err = startFuseRings(d.conn.fd, depths, d.fs, log, d.abort); err != nil {
 		return err
 	}
 	err = apartWithin(ctx, func() error {

@@ -26,7 +26,7 @@ import (
 //
 //	the kernel's queues    cpu 0   cpu 1   cpu 2   cpu 3
 //	entries                 ▯▯▯     ▯▯▯     ▯▯▯     ▯▯▯     each with memory of ours
-//	threads, rings          └── 0 ──┘       └── 1 ──┘
+//	threads, rings             0       1       0       1
 //
 // The kernel has one queue for each processor, and puts a request into the queue of the
 // processor on which it is made. We register entries with each queue, which are commands that
@@ -53,10 +53,22 @@ const (
 	fuseRingThreads = 4
 )
 
-// ringEntries is how many requests of one processor can be under way together, of a machine
-// with so many processors. Memory is used only by entries that have been used, with the last
-// one used first.
-func ringEntries(cpus int) int { return min(max(1024/cpus, 16), 64) }
+// ringDepths is the number of entries in the kernel's queue of each processor that it could
+// have; there must be one at least. Processors that are there get as many as a busy device
+// needs, since the loop driver makes all of a device's requests on one processor at a time.
+// Memory is used only by entries that have been used, and the last one used is used first.
+func ringDepths(possible int, online []int) []int {
+	depths := make([]int, possible)
+	for cpu := range depths {
+		depths[cpu] = 4
+	}
+	for _, cpu := range online {
+		if cpu < possible {
+			depths[cpu] = min(max(2048/len(online), 32), 64)
+		}
+	}
+	return depths
+}
 
 // fuseEntryHeader is struct fuse_uring_req_header, and what registers it.
 type fuseEntryHeader struct {
@@ -110,10 +122,10 @@ type fuseRings struct {
 	ended   sync.Once
 }
 
-// startFuseRings registers entries for the queues of a machine with so many processors. If it
-// fails, the caller ends the connection. fail must end the connection; it is called if a ring
+// startFuseRings registers entries with the kernel's queues. If it fails, the caller ends the
+// connection. fail must end the connection; it is called if a ring
 // cannot serve any more.
-func startFuseRings(fd, cpus int, fs *fuseFS, log *slog.Logger, fail func()) (_ *fuseRings, err error) {
+func startFuseRings(fd int, depths []int, fs *fuseFS, log *slog.Logger, fail func()) (_ *fuseRings, err error) {
 	fds, err := serving.open(func() ([]int, error) {
 		fd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 		return []int{fd}, os.NewSyscallError("fcntl", err)
@@ -128,13 +140,13 @@ func startFuseRings(fd, cpus int, fs *fuseFS, log *slog.Logger, fail func()) (_ 
 		}
 	}()
 	registered := make(chan error, fuseRingThreads)
-	n := min(fuseRingThreads, cpus, runtime.NumCPU())
+	n := min(fuseRingThreads, len(depths), runtime.NumCPU())
 	for i := range n {
 		q := &fuseRing{fs: fs, fd: rs.fd, log: log, fail: fail}
-		for cpu := i * cpus / n; cpu < (i+1)*cpus/n; cpu++ {
+		for cpu := i; cpu < len(depths); cpu += n {
 			q.cpus = append(q.cpus, cpu)
 		}
-		if err := q.allocate(ringEntries(cpus)); err != nil {
+		if err := q.allocate(depths); err != nil {
 			return nil, err
 		}
 		rs.all = append(rs.all, q)
@@ -173,9 +185,14 @@ func onOwnThread(f func()) {
 }
 
 // allocate makes the entries and their memory.
-func (q *fuseRing) allocate(each int) (err error) {
+func (q *fuseRing) allocate(depths []int) (err error) {
 	const rw, anonymous = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANON | unix.MAP_NORESERVE
-	n, stride := each*len(q.cpus), int(unsafe.Sizeof(fuseEntryHeader{}))
+	for _, cpu := range q.cpus {
+		for range depths[cpu] {
+			q.entries = append(q.entries, fuseEntry{ring: q, number: len(q.entries), cpu: uint16(cpu)})
+		}
+	}
+	n, stride := len(q.entries), int(unsafe.Sizeof(fuseEntryHeader{}))
 	if q.headers, err = unix.Mmap(-1, 0, n*stride, rw, anonymous); err != nil {
 		return fmt.Errorf("map headers: %w", err)
 	}
@@ -185,10 +202,9 @@ func (q *fuseRing) allocate(each int) (err error) {
 	}
 	q.event = -1
 	q.users.Store(1)
-	q.entries = make([]fuseEntry, n)
 	for i := range q.entries {
 		e := &q.entries[i]
-		e.ring, e.number, e.cpu, e.finish, e.front = q, i, uint16(q.cpus[i/each]), finishFuseEntry, e
+		e.finish, e.front = finishFuseEntry, e
 		e.header = (*fuseEntryHeader)(unsafe.Pointer(&q.headers[i*stride]))
 		e.data = q.data[i*int(fuseRingMaxIO):][:fuseRingMaxIO]
 		e.header.memory[0] = unix.Iovec{Base: &e.header.inOut[0], Len: fuseEntryHeaderSize}
@@ -384,43 +400,49 @@ func (q *fuseRing) commit(e *fuseEntry, n int, errno syscall.Errno) {
 	q.command(fuseCommit, e)
 }
 
-// fuseRingState says whether this machine's FUSE can use io_uring: cpus is the number of its
-// queues, or 0. Otherwise why says what is missing, and fix how to enable it, if that is
-// possible.
-func (s system) fuseRingState() (cpus int, why, fix string) {
+// fuseRingState says whether this machine's FUSE can use io_uring: depths is what ringDepths
+// says of it, or nil. In that case why says what is missing, and fix how to enable it, if that
+// is possible.
+func (s system) fuseRingState() (depths []int, why, fix string) {
 	const parameter = "module/fuse/parameters/enable_uring"
 	enabled, err := os.ReadFile(filepath.Join(s.sys, parameter))
 	switch {
 	case err != nil:
-		return 0, "this kernel's FUSE cannot use io_uring (Linux 6.14 can)", ""
+		return nil, "this kernel's FUSE cannot use io_uring (Linux 6.14 can)", ""
 	case !strings.HasPrefix(string(enabled), "Y"):
-		return 0, "FUSE may not use io_uring", "echo Y > " + filepath.Join("/sys", parameter) + "; to keep it over a reboot, add fuse.enable_uring=Y to the kernel's command line"
+		return nil, "FUSE may not use io_uring", "echo Y > " + filepath.Join("/sys", parameter) + "; to keep it over a reboot, add fuse.enable_uring=Y to the kernel's command line"
 	}
 	if why, fix := s.uringRefused(fuseRingFlags); why != "" {
-		return 0, why, fix
+		return nil, why, fix
 	}
-	text, _ := os.ReadFile(filepath.Join(s.sys, "devices/system/cpu/possible"))
-	if cpus = countList(string(text)); cpus == 0 {
-		return 0, "the number of processors is unknown", ""
+	possible := s.processors("possible")
+	if len(possible) == 0 {
+		return nil, "the number of processors is unknown", ""
 	}
-	return cpus, "", ""
+	return ringDepths(len(possible), s.processors("online")), "", ""
 }
 
-// countList counts the members of a list such as 0-3,8.
-func countList(list string) (n int) {
-	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
+// processors lists the processors in a file of sysfs.
+func (s system) processors(file string) []int {
+	text, _ := os.ReadFile(filepath.Join(s.sys, "devices/system/cpu", file))
+	return parseList(strings.TrimSpace(string(text)))
+}
+
+// parseList returns the members of a list such as 0-3,8; nil if it is none.
+func parseList(list string) (all []int) {
+	for part := range strings.SplitSeq(list, ",") {
 		from, to, isRange := strings.Cut(part, "-")
-		first, err := strconv.Atoi(from)
-		if err != nil {
-			return 0
+		if !isRange {
+			to = from
 		}
-		last := first
-		if isRange {
-			if last, err = strconv.Atoi(to); err != nil {
-				return 0
-			}
+		first, err1 := strconv.Atoi(from)
+		last, err2 := strconv.Atoi(to)
+		if err1 != nil || err2 != nil {
+			return nil
 		}
-		n += last - first + 1
+		for n := first; n <= last; n++ {
+			all = append(all, n)
+		}
 	}
-	return n
+	return all
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -57,13 +58,13 @@ func setFUSERing(t *testing.T, on bool) {
 func TestFUSEOverURing(t *testing.T) {
 	require(t, FUSE)
 	setFUSERing(t, true)
-	if cpus, why, _ := systemOf(Options{DevDir: devices}).fuseRingState(); cpus == 0 {
+	if depths, why, _ := systemOf(Options{DevDir: devices}).fuseRingState(); depths == nil {
 		t.Skip(why)
 	}
 	w := newWorld(t, FUSE)
 	e := w.export()
-	if e.front.(*fuseDisk).rings == nil {
-		t.Fatal("the device was made without io_uring")
+	if e.Way() != overURing {
+		t.Fatalf("the device works through %s, want io_uring", e.Way())
 	}
 	w.close(e)
 	runFUSESuite(t)
@@ -88,13 +89,12 @@ func fakeMachine(t *testing.T, files map[string]string) system {
 
 func TestFUSEGoesOnWithoutIOURing(t *testing.T) {
 	require(t, FUSE)
-	cpus, _, _ := systemOf(Options{DevDir: devices}).fuseRingState()
 	for what, c := range map[string]struct {
 		offered bool
 		cpus    string
 	}{
 		"the kernel does not offer it":                   {false, "0-1"},
-		"the kernel refuses an entry of the last thread": {true, "0-" + strconv.Itoa(max(cpus, possible(t)))},
+		"the kernel refuses an entry of the last thread": {true, "0-" + strconv.Itoa(possible(t))},
 	} {
 		t.Run(what, func(t *testing.T) {
 			setFUSERing(t, c.offered)
@@ -129,7 +129,7 @@ func TestFUSEGivesUpIOURingThatDoesNotAnswer(t *testing.T) {
 	w.must(err)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if _, err := mountFUSEWith(ctx, systemOf(o), newGate(w.disk), o, possible(t)-1); err == nil {
+	if _, err := mountFUSEWith(ctx, systemOf(o), newGate(w.disk), o, ringDepths(possible(t)-1, nil)); err == nil {
 		t.Error("it works although one processor has no entries")
 	}
 	w.close(w.export())
@@ -138,18 +138,42 @@ func TestFUSEGivesUpIOURingThatDoesNotAnswer(t *testing.T) {
 // possible is the number of the kernel's processors.
 func possible(t *testing.T) int {
 	t.Helper()
-	text, err := os.ReadFile("/sys/devices/system/cpu/possible")
-	if err != nil {
-		t.Skip(err)
+	n := len(systemOf(Options{DevDir: devices}).processors("possible"))
+	if n == 0 {
+		t.Skip("the number of processors is unknown")
 	}
-	return countList(string(text))
+	return n
 }
 
-func TestAListOfProcessorsIsCounted(t *testing.T) {
-	for list, want := range map[string]int{"0\n": 1, "0-3\n": 4, "0-3,8-11,20": 9, "": 0, "a": 0, "0-": 0} {
-		if got := countList(list); got != want {
-			t.Errorf("countList(%q) = %d, want %d", list, got, want)
+func TestAListOfProcessorsIsParsed(t *testing.T) {
+	for list, want := range map[string][]int{"0": {0}, "0-3": {0, 1, 2, 3}, "0-1,8-9,20": {0, 1, 8, 9, 20}, "": nil, "a": nil, "0-": nil} {
+		if got := parseList(list); !slices.Equal(got, want) {
+			t.Errorf("parseList(%q) = %v, want %v", list, got, want)
 		}
+	}
+}
+
+func TestEachProcessorHasEntriesAndThoseThatAreThereHaveMany(t *testing.T) {
+	for _, c := range []struct {
+		possible int
+		online   []int
+		want     []int
+	}{
+		{2, []int{0, 1}, []int{64, 64}},
+		{4, []int{0, 2}, []int{64, 4, 64, 4}},
+		{1, []int{0, 7}, []int{64}},
+		{2, nil, []int{4, 4}},
+	} {
+		if got := ringDepths(c.possible, c.online); !slices.Equal(got, c.want) {
+			t.Errorf("ringDepths(%d, %v) = %v, want %v", c.possible, c.online, got, c.want)
+		}
+	}
+	all := make([]int, 128)
+	for i := range all {
+		all[i] = i
+	}
+	if got := ringDepths(128, all)[127]; got != 32 {
+		t.Errorf("one of 128 processors has %d entries, want 32", got)
 	}
 }
 
@@ -170,9 +194,9 @@ func TestProbeSaysHowFUSEGetsFaster(t *testing.T) {
 			t.Logf("not checked: %s", refused)
 			continue
 		}
-		cpus, why, fix := s.fuseRingState()
-		if cpus != c.cpus || !strings.Contains(why, c.why) || !strings.Contains(fix, c.fix) {
-			t.Errorf("%s: %d, %q, %q; want %d, %q, %q", what, cpus, why, fix, c.cpus, c.why, c.fix)
+		depths, why, fix := s.fuseRingState()
+		if len(depths) != c.cpus || !strings.Contains(why, c.why) || !strings.Contains(fix, c.fix) {
+			t.Errorf("%s: %d, %q, %q; want %d, %q, %q", what, len(depths), why, fix, c.cpus, c.why, c.fix)
 		}
 	}
 }

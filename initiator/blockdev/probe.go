@@ -66,8 +66,8 @@ func (s system) probeFUSE(a *Ability) {
 	case !s.root(a, "FUSE mounts and loop devices"):
 	case s.filesystem("fuse") && s.opens(a, "fuse") && s.opens(a, "loop-control"):
 		a.Usable, a.Reason = true, "FUSE and loop devices are available"
-		cpus, why, fix := s.fuseRingState()
-		if a.Ring = cpus > 0; a.Ring {
+		depths, why, fix := s.fuseRingState()
+		if a.Ring = depths != nil; a.Ring {
 			a.Reason = "FUSE, over io_uring, and loop devices are available"
 		} else if fix != "" {
 			a.Faster = fmt.Sprintf("%s: %s", why, fix)
