@@ -28,7 +28,7 @@ type columnSeen struct {
 	health        map[dm.Ref]dm.Health
 	inSync, total uint64 // regions
 
-	at [block.MaxCopies]dm.Ref // by copy: its device in the tables; empty if none
+	at [block.MaxSlots]dm.Ref // by copy: its device in the tables; empty if none
 }
 
 func (c columnSeen) copying() bool {
@@ -94,7 +94,7 @@ func (k *kernelKeeper) describe(w *volume.Wanted, s *seen) {
 				seen.CannotGrow = err.Error()
 			}
 		}
-		for copy := range block.MaxCopies {
+		for copy := range block.MaxSlots {
 			seen.Copies = append(seen.Copies, k.describeCopy(s, i, copy))
 		}
 		known := func(d dm.Ref) bool { return d == "" || slices.Contains(c.at[:], d) }

@@ -146,7 +146,7 @@ func parseLink(p *pb.WantedLink, layout block.Layout) (volume.Link, error) {
 	if !l.Rebuilding && p.GetState() != pb.LegState_LEG_STATE_IN_SYNC {
 		return volume.Link{}, fmt.Errorf("state %v: must be in sync or rebuilding", p.GetState())
 	}
-	if l.Column >= layout.Stripes || l.Copy >= layout.Copies {
+	if l.Column >= layout.Stripes || l.Copy >= layout.Slots() {
 		return volume.Link{}, fmt.Errorf("column %d copy %d: not in a layout of %v", l.Column, l.Copy, layout)
 	}
 	if l.Portals, err = parsePortals(p.GetPortals()); err != nil {

@@ -75,7 +75,7 @@ func (k *Keeper) observeVolume(s *volume.Seen, w *volume.Wanted) {
 	st := k.stack
 	if st == nil {
 		for range layoutOf(w).Stripes {
-			s.Columns = append(s.Columns, volume.ColumnSeen{Copies: make([]volume.CopySeen, w.Layout.Copies)})
+			s.Columns = append(s.Columns, volume.ColumnSeen{Copies: make([]volume.CopySeen, w.Layout.Slots())})
 		}
 		return
 	}

@@ -21,7 +21,7 @@ func (p *planner) column(k int) (want Column, ok bool) {
 		return want, false
 	}
 	want = Column{
-		Size: p.columnSize(k), Copies: make([]Copy, p.w.Layout.Copies), First: p.first(k),
+		Size: p.columnSize(k), Copies: make([]Copy, p.w.Layout.Slots()), First: p.first(k),
 		Equalize: p.w.Equalize && !p.s.Device.Exists && !(c.Equalizing && c.Left == 0),
 	}
 	sources := 0
@@ -158,7 +158,7 @@ func (p *planner) complete(k int) bool {
 // nor can; live counts the others that are ready to be added.
 func (p *planner) missing(k int) (record []Change, live int) {
 	c := p.s.Columns[k]
-	for copy := range p.w.Layout.Copies {
+	for copy := range p.w.Layout.Slots() {
 		at := Place{k, copy}
 		l := p.link(at)
 		if !p.inSync(l) || p.memberAt(at) >= 0 {

@@ -17,7 +17,7 @@ func (p *planner) findMembers() {
 	}
 	p.members = []member{}
 	for k, c := range p.s.Columns {
-		for copy := range min(len(c.Copies), p.w.Layout.Copies) {
+		for copy := range min(len(c.Copies), p.w.Layout.Slots()) {
 			if m, ok := p.member(Place{k, copy}); ok {
 				p.members = append(p.members, m)
 			}

@@ -71,7 +71,7 @@ func (p *planner) reborn(at Place) bool {
 // lostWrites finds a leg that has lost acknowledged writes, or may have.
 func (p *planner) lostWrites() *Over {
 	for k, c := range p.s.Columns {
-		for copy := range min(len(c.Copies), p.w.Layout.Copies) {
+		for copy := range min(len(c.Copies), p.w.Layout.Slots()) {
 			at, l := Place{k, copy}, p.w.At(k, copy)
 			if !c.Built || !p.reborn(at) {
 				continue

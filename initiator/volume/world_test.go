@@ -85,8 +85,11 @@ func newWorld(caps Capabilities, stripes, copies int) *world {
 	w.wanted = &Wanted{Name: "db1", Size: block.GiB, Layout: w.layout, Epoch: 1}
 	for column := range stripes {
 		w.columns = append(w.columns, ColumnSeen{Log: true})
-		for copy := range copies {
-			w.slots[Place{column, copy}] = &leg{id: legID(column, copy), holds: map[int]bool{}, inSync: true}
+		for copy := range w.layout.Slots() {
+			w.slots[Place{column, copy}] = &leg{holds: map[int]bool{}}
+			if copy < copies {
+				w.slots[Place{column, copy}] = &leg{id: legID(column, copy), holds: map[int]bool{}, inSync: true}
+			}
 			w.columns[column].Copies = append(w.columns[column].Copies, CopySeen{})
 		}
 	}

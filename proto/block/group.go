@@ -20,7 +20,8 @@ const (
 const MaxMembers = 32
 
 // Group is a redundancy group: the legs of one column of a volume, which together store the
-// column's data. Members are numbered from 0; in a code, the data members come first.
+// column's data. Members are numbered from 0; in a code, the data members come first. While a
+// mirror's copy is made again elsewhere, the new copy has a number that is not in All.
 type Group struct {
 	Kind    GroupKind
 	Members int
@@ -60,7 +61,15 @@ func (g Group) Tolerates() int { return g.Members - g.Needs }
 func (g Group) Survives(lost MemberSet) bool { return g.Readable(g.All() &^ lost) }
 
 // Readable reports whether all of the data can be read from the good members alone.
-func (g Group) Readable(good MemberSet) bool { return (good & g.All()).Len() >= g.Needs }
+func (g Group) Readable(good MemberSet) bool { return g.count(good) >= g.Needs }
+
+// count is how many of the good members count: in a mirror one is as good as another.
+func (g Group) count(good MemberSet) int {
+	if g.Kind == Mirror {
+		return min(good.Len(), g.Members)
+	}
+	return (good & g.All()).Len()
+}
 
 // Sources chooses from the good members those to read all of the data from: as few as
 // possible, and data members before parity members. The set is empty if the good members do
@@ -93,8 +102,11 @@ func (c Condition) String() string {
 }
 
 // Condition is the group's condition without the lost members.
-func (g Group) Condition(lost MemberSet) Condition {
-	switch n := (lost & g.All()).Len(); {
+func (g Group) Condition(lost MemberSet) Condition { return g.ConditionOf(g.All() &^ lost) }
+
+// ConditionOf is the group's condition with these good members.
+func (g Group) ConditionOf(good MemberSet) Condition {
+	switch n := g.Members - g.count(good); {
 	case n == 0:
 		return Whole
 	case n < g.Tolerates():

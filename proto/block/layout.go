@@ -20,6 +20,7 @@ type Layout struct {
 const (
 	MaxStripes   = 64
 	MaxCopies    = 3
+	MaxSlots     = MaxCopies + 1 // see Layout.Slots
 	DefaultChunk = 128 * KiB
 )
 
@@ -58,6 +59,15 @@ func (l Layout) Check() error {
 		return fmt.Errorf("chunk %v: must be a power of two from 4KiB to 16MiB", l.Chunk)
 	}
 	return nil
+}
+
+// Slots is how many legs a column can have: those of its group and, if it is a mirror of
+// several copies, one more while a copy is made again elsewhere.
+func (l Layout) Slots() int {
+	if n := l.Group().Members; l.Kind() == Code || n == 1 {
+		return n
+	}
+	return l.Copies + 1
 }
 
 // Legs is the number of legs of a volume with this layout.

@@ -144,15 +144,18 @@ func (p *extentIO) answer(err error, e *effects) {
 func (c *column) choose(p *extentIO) int {
 	const stream = 8
 	best, least := -1, int64(0)
-	n := len(c.legs)
-	turn := int(uint64(p.off)>>c.v.plan.unit+uint64(c.index)) % n
-	for i := range n {
-		copy := (turn + i) % n
+	var ready [block.MaxSlots]int
+	n := 0
+	for copy := range c.legs {
 		l := &c.legs[copy]
-		if l.state != InSync && !(c.v.weak.readRebuilding && l.state == Rebuilding && p.kind == kindRead) || p.tried>>copy&1 == 1 {
-			continue
+		if (l.state == InSync || c.v.weak.readRebuilding && l.state == Rebuilding && p.kind == kindRead) && p.tried>>copy&1 == 0 {
+			ready[n] = copy
+			n++
 		}
-		out := l.out.Load()
+	}
+	for i := range n {
+		copy := ready[(int(uint64(p.off)>>c.v.plan.unit+uint64(c.index))+i)%n]
+		out := c.legs[copy].out.Load()
 		if copy == p.sh.lastCopy && p.off == p.sh.lastEnd {
 			out -= stream
 		}

@@ -408,7 +408,7 @@ func TestOnlyWhatIsSafeCanBeAdded(t *testing.T) {
 		"rebuilding though it is in sync":  v.Add(0, 0, legs[0], Rebuilding, false),
 		"too small":                        v.Add(0, 1, newMemory(block.MiB), Rebuilding, true),
 		"blocks too large":                 v.Add(0, 1, big, Rebuilding, true),
-		"no such leg":                      v.Add(0, 2, legs[1], Rebuilding, true),
+		"no such leg":                      v.Add(0, cfg.Layout.Slots(), legs[1], Rebuilding, true),
 		"promoted though it misses writes": v.Promote(1, 1),
 	} {
 		if err == nil {
@@ -565,5 +565,38 @@ func TestLegsThatKnowNoZeroesAreWrittenThem(t *testing.T) {
 	want := append(fill(4<<20, 1)[:1<<20], make([]byte, 3<<20)...)
 	if !bytes.Equal(m.data, want) || !bytes.Equal(legs[0].(*memory).data, want) {
 		t.Error("copies differ, or are not what they must be")
+	}
+}
+
+// While a copy is made again elsewhere, its column has one member more than its copies: the new
+// one catches up beside both old ones, and then one of those leaves.
+func TestACopyMovesBesideTheOthers(t *testing.T) {
+	cfg := Config{Layout: layout(1, 2, block.DefaultChunk), Size: 16 * block.MiB}
+	events := make(chan Event, 10)
+	cfg.OnEvent = func(e Event) { events <- e }
+	legs := memories(cfg)
+	v := volume(t, cfg, legs...)
+	want := fill(1<<20, 1)
+	if err := block.WriteAt(v, want, 0); err != nil {
+		t.Fatal(err)
+	}
+	added := newMemory(cfg.Layout.LegSize(cfg.Size))
+	if err := v.Add(0, 2, added, Rebuilding, true); err != nil {
+		t.Fatal(err)
+	}
+	if e := wait(t, events); e.Kind != LegCaughtUp || e.Copy != 2 {
+		t.Fatalf("event %+v, want copy 2 caught up", e)
+	}
+	if err := v.Promote(0, 2); err != nil {
+		t.Fatal(err)
+	}
+	for copy := range 2 { // the new copy alone has everything
+		if err := v.Drop(0, copy); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := make([]byte, len(want))
+	if err := block.ReadAt(v, got, 0); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("ReadAt through the new copy = %v, equal %v", err, bytes.Equal(got, want))
 	}
 }

@@ -138,7 +138,7 @@ type extentIO struct {
 	other    bool      // one of them failed with something other than a medium error
 	err      error     // the result; of reads the last error
 	next     *extentIO // in effects
-	legs     [block.MaxCopies]legIO
+	legs     [block.MaxSlots]legIO
 }
 
 // legIO is an extent IO on one leg, sent in as many IOs as the leg's MaxIO requires.

@@ -10,7 +10,7 @@ import (
 )
 
 func (v *Volume) leg(column, copy int) (*column, *leg, error) {
-	if column < 0 || column >= len(v.columns) || copy < 0 || copy >= v.cfg.Layout.Copies {
+	if column < 0 || column >= len(v.columns) || copy < 0 || copy >= v.cfg.Layout.Slots() {
 		return nil, nil, fmt.Errorf("leg %d.%d: the volume is %v", column, copy, v.cfg.Layout)
 	}
 	c := &v.columns[column]

@@ -192,7 +192,7 @@ func (v *Volume) Retry(column, copy int) error {
 // forget forgets the errors of legs that have had none for a while. It reports whether the
 // column must be looked at again. The column is locked.
 func (c *column) forget() (again bool) {
-	var failed [block.MaxCopies]bool
+	var failed [block.MaxSlots]bool
 	for _, p := range c.snapshot() {
 		again = again || p.held != 0
 		for copy := range c.legs {

@@ -590,8 +590,8 @@ func (w *world) describe() string {
 	s := w.v.Status()
 	text := fmt.Sprintf("%v of %v, held %d suspended %v equalizing %v", s.Size, w.wanted, s.Held, s.Suspended, s.Equalizing)
 	for k, legs := range s.Legs {
-		for i, l := range legs {
-			sim := w.legs[k][i]
+		for i, sim := range w.legs[k] {
+			l := legs[i]
 			text += fmt.Sprintf("; %d.%d %v out %d dirty %d recorded %v alive %v rebooted %v worn %v", k, i, l.State, l.Outstanding, l.Dirty, sim.inSync, sim.alive, sim.rebooted, sim.worn)
 		}
 	}

@@ -95,7 +95,7 @@ func newVolume(cfg Config, c clock) (*Volume, error) {
 	regions := v.plan.regions(int64(cfg.Size))
 	for k := range v.columns {
 		c := &v.columns[k]
-		c.v, c.index, c.legs = v, k, make([]leg, cfg.Layout.Copies)
+		c.v, c.index, c.legs = v, k, make([]leg, cfg.Layout.Slots())
 		c.size = v.plan.legSize(int64(cfg.Size))
 		for i := range c.legs {
 			l := &c.legs[i]

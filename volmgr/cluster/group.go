@@ -66,7 +66,7 @@ func (s *State) serving(v *Volume) []block.MemberSet {
 func (s *State) conditions(v *Volume) (all []block.Condition) {
 	g := v.Layout.Group()
 	for _, good := range s.serving(v) {
-		all = append(all, g.Condition(g.All()&^good))
+		all = append(all, g.ConditionOf(good))
 	}
 	return all
 }
@@ -80,7 +80,7 @@ func (s *State) explainRedundancy(e *Explanation, v *Volume) {
 	}
 	for c, good := range s.serving(v) {
 		n := good.Len()
-		fact := fmt.Sprintf("column %d is %v: %d of its %d members can be read and %d are needed", c, g.Condition(g.All()&^good), n, g.Members, g.Needs)
+		fact := fmt.Sprintf("column %d is %v: %d of its %d members can be read and %d are needed", c, g.ConditionOf(good), n, g.Members, g.Needs)
 		if n >= g.Needs {
 			fact += fmt.Sprintf(", so it survives the loss of %d more", n-g.Needs)
 		}

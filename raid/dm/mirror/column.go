@@ -102,8 +102,8 @@ func (c Column) checkLegs() error {
 		}
 	}
 	switch {
-	case len(c.Legs) == 0 || len(c.Legs) > block.MaxCopies:
-		return fmt.Errorf("%d legs, want 1 to %d", len(c.Legs), block.MaxCopies)
+	case len(c.Legs) == 0 || len(c.Legs) > block.MaxSlots:
+		return fmt.Errorf("%d legs, want 1 to %d", len(c.Legs), block.MaxSlots)
 	case inSync == 0:
 		return fmt.Errorf("no leg in sync")
 	case stale > 1: // a log describes what one leg misses
