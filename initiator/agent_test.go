@@ -338,21 +338,6 @@ func TestDetachWaitsForTheLastUser(t *testing.T) {
 	})
 }
 
-func TestADetachThatIsCancelledLeavesTheDeviceAsItIs(t *testing.T) {
-	in(t, 2, 2, func(w *world) {
-		w.mu.Lock()
-		w.open = 1
-		w.mu.Unlock()
-		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Detach = true })
-		w.until(detaching)
-		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Detach = false })
-		w.until(serving)
-		w.closeDevice()
-		time.Sleep(10 * time.Second)
-		w.expect("nothing is done")
-	})
-}
-
 func TestDetachOfWhatWasNeverThereIsUnclean(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1, 2)

@@ -346,21 +346,6 @@ func TestAVolumeOfOneCopyGrows(t *testing.T) {
 	})
 }
 
-func TestAVolumeThatIsWantedSmallerStaysAsItIs(t *testing.T) {
-	in(t, 2, 2, func(w *world) {
-		w.change(func(all *pb.InitiatorWanted) {
-			a := all.Attachments[0]
-			a.SizeBytes = uint64(w.size / 2)
-			a.LegSizeBytes = uint64(w.layout.LegSize(w.size / 2))
-		})
-		time.Sleep(2 * time.Second)
-		w.expect("nothing")
-		if a := w.attachment(); a.SizeBytes != uint64(w.size) || a.Phase != serving || !w.problem("cannot shrink") {
-			t.Errorf("reported %v", a)
-		}
-	})
-}
-
 // TestAVolumeThatIsWantedLargerBeforeItIsBuiltIsMadeSo, but not before its legs are larger.
 func TestAVolumeThatIsWantedLargerBeforeItIsBuiltIsMadeSo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -163,14 +163,3 @@ func TestADeviceThatDoesNotGrowIsTriedAgain(t *testing.T) {
 		}
 	})
 }
-
-func TestAVolumeThatIsWantedSmallerStaysAsItIs(t *testing.T) {
-	served(t, 1, 2, func(w *world) {
-		w.want(func(x *volume.Wanted) { x.Size = volumeSize / 2 })
-		time.Sleep(2 * time.Second)
-		w.expect("nothing")
-		if r := w.report(); r.SizeBytes != uint64(volumeSize) || r.Phase != serving || !w.noted("cannot shrink") {
-			t.Errorf("%v with %d bytes, notes %q", r.Phase, r.SizeBytes, w.keeper.State().Notes)
-		}
-	})
-}

@@ -476,22 +476,6 @@ func TestDetachRefusesWhileOpenThenFlushesAndLetsGoClean(t *testing.T) {
 	})
 }
 
-func TestADetachThatIsCancelledLeavesTheDeviceAsItIs(t *testing.T) {
-	served(t, 1, 2, func(w *world) {
-		w.opened("the file system on /mnt")
-		w.want(func(x *volume.Wanted) { x.Detach = true })
-		w.until(detaching)
-		w.want(func(x *volume.Wanted) { x.Detach = false })
-		w.until(serving)
-		w.opened("")
-		time.Sleep(10 * time.Second)
-		w.expect("nothing is done")
-		if err := <-w.write(0, 1); err != nil {
-			t.Errorf("a write = %v", err)
-		}
-	})
-}
-
 func TestDetachWithALegThatCanNotBeRecordedIsNotClean(t *testing.T) {
 	served(t, 1, 2, func(w *world) {
 		w.deafen()

@@ -83,14 +83,14 @@ func TestALostLegIsRecordedAndNotedBeforeIOGoesOn(t *testing.T) {
 
 // Random failures, and random numbers of orders carried out before the next look: no
 // acknowledged write is lost, no leg is read from that must not be and none is dropped that
-// must stay, and when everything works again the volume serves with all legs.
+// must stay, and when everything works again the volume serves with all legs, as large as wanted.
 func TestPromisesHoldWhateverHappens(t *testing.T) {
 	for seed := range uint64(40) {
 		both(t, 2, 2+int(seed%2), func(t *testing.T, w *world) {
 			random := rand.New(rand.NewPCG(seed, 1))
 			var story []string
 			for range 120 {
-				switch node := random.IntN(w.layout.Copies); random.IntN(8) {
+				switch node := random.IntN(w.layout.Copies); random.IntN(10) {
 				case 0:
 					w.silent[node] = true
 					story = append(story, fmt.Sprintf("t%d falls silent", node))
@@ -102,6 +102,12 @@ func TestPromisesHoldWhateverHappens(t *testing.T) {
 					story = append(story, fmt.Sprintf("the manager is away: %v", w.away))
 				case 3:
 					w.comeBack()
+				case 4:
+					w.request(Hold{ID: fmt.Sprint(len(story)), Limit: time.Duration(1+random.IntN(4)) * time.Second})
+					story = append(story, fmt.Sprintf("I/O is to be held: %v", w.wanted.Holds))
+				case 5:
+					w.wanted.Size, w.larger[node] = 2*block.GiB, 2*block.GiB
+					story = append(story, fmt.Sprintf("the volume is to grow, and t%d has room", node))
 				default:
 					w.begin(random.IntN(w.layout.Stripes))
 				}
@@ -111,6 +117,10 @@ func TestPromisesHoldWhateverHappens(t *testing.T) {
 			}
 			clear(w.silent)
 			w.away = false
+			w.request()
+			for node := range w.layout.Copies {
+				w.larger[node] = 2 * block.GiB
+			}
 			for range 8 {
 				w.comeBack()
 				story = append(story, w.pass(2*time.Second)...)
@@ -120,8 +130,8 @@ func TestPromisesHoldWhateverHappens(t *testing.T) {
 					w.broken("leg %v is not in sync in the end", at)
 				}
 			}
-			if w.verdict.Phase != Serving || len(w.bad) > 0 {
-				t.Errorf("seed %d: the volume is %s, waiting for %q, in the end; the story:\n%s", seed, w.verdict.Phase, w.verdict.Waiting, strings.Join(story, "\n"))
+			if w.verdict.Phase != Serving || w.deviceSize != w.wanted.Size || w.held || len(w.bad) > 0 {
+				t.Errorf("seed %d: the volume is %s with %v, waiting for %q, in the end; the story:\n%s", seed, w.verdict.Phase, w.deviceSize, w.verdict.Waiting, strings.Join(story, "\n"))
 			}
 		})
 		if t.Failed() {
@@ -211,6 +221,105 @@ func TestALegThatCannotLeaveStaysWhatItIs(t *testing.T) {
 	if len(want.Copies) < 2 || want.Copies[0].State != InSync || want.Copies[1].State != Rebuilding {
 		t.Errorf("wanted %+v, want the silent leg in sync, and the other one still rebuilt", want.Copies)
 	}
+}
+
+// A volume grows while it serves, but not before every leg in use has room.
+func TestAVolumeGrowsOnceEveryLegInUseHasRoom(t *testing.T) {
+	both(t, 2, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.wanted.Size = 2 * block.GiB
+		w.larger[0] = 2 * block.GiB
+		w.pass(2 * time.Second)
+		if w.deviceSize != block.GiB || w.verdict.Phase != Serving || !slices.ContainsFunc(w.verdict.Notes, func(n string) bool { return strings.Contains(n, "on t1") }) {
+			t.Errorf("with one copy that is larger the device has %v, %s with notes %q; want 1GiB, serving, and which leg is too short", w.deviceSize, w.verdict.Phase, w.verdict.Notes)
+		}
+		w.larger[1] = 2 * block.GiB
+		w.begin(0)
+		w.pass(2 * time.Second)
+		if w.deviceSize != 2*block.GiB || w.verdict.Phase != Serving || !w.wrote[0].done {
+			t.Errorf("with both the device has %v, %s, the write acknowledged: %v; want 2GiB", w.deviceSize, w.verdict.Phase, w.wrote[0].done)
+		}
+	})
+}
+
+// A lost leg does not keep a volume from growing. It is rebuilt only when it has room itself.
+func TestAVolumeGrowsWithoutALostLeg(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.silent[1] = true
+		w.pass(5 * time.Second)
+		w.wanted.Size, w.larger[0] = 2*block.GiB, 2*block.GiB
+		w.pass(2 * time.Second)
+		if w.deviceSize != 2*block.GiB {
+			t.Errorf("without the lost leg the device has %v, want 2GiB", w.deviceSize)
+		}
+		w.silent[1] = false
+		w.comeBack()
+		w.pass(5 * time.Second)
+		if w.slots[Place{0, 1}].inSync {
+			t.Error("a leg without room is in sync again")
+		}
+		w.larger[1] = 2 * block.GiB
+		w.pass(5 * time.Second)
+		if !w.slots[Place{0, 1}].inSync || w.verdict.Phase != Serving {
+			t.Errorf("with room the leg is in sync: %v, the volume %s", w.slots[Place{0, 1}].inSync, w.verdict.Phase)
+		}
+	})
+}
+
+func TestAVolumeDoesNotShrink(t *testing.T) {
+	both(t, 2, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.wanted.Size = block.GiB / 2
+		if did := w.pass(2 * time.Second); len(did) > 0 || w.deviceSize != block.GiB || w.verdict.Phase != Serving ||
+			!slices.ContainsFunc(w.verdict.Notes, func(n string) bool { return strings.Contains(n, "cannot shrink") }) {
+			t.Errorf("done %q; the device has %v, %s with notes %q; want nothing done, and the reason", did, w.deviceSize, w.verdict.Phase, w.verdict.Notes)
+		}
+	})
+}
+
+func TestThereIsNoDeviceBeforeTheCopiesAreEqual(t *testing.T) {
+	both(t, 2, 2, func(t *testing.T, w *world) {
+		w.wanted.Equalize = true
+		w.until(t, Equalizing)
+		w.until(t, Serving)
+	})
+}
+
+// A reader writes nothing, so it continues without a silent copy and takes it back, and no record
+// is made of either.
+func TestAReaderLeavesACopyAndTakesItBackWithoutARecord(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.wanted.ReadOnly = true
+		w.until(t, Serving)
+		w.silent[1] = true
+		did := w.pass(5 * time.Second)
+		if c := w.columns[0].Copies[1]; c.State != Absent || w.verdict.Phase != Serving {
+			t.Errorf("the silent copy is %v, the volume %s; want it left, and serving", c.State, w.verdict.Phase)
+		}
+		w.silent[1] = false
+		did = append(did, w.pass(5*time.Second)...)
+		if c := w.columns[0].Copies[1]; c.State != InSync {
+			t.Errorf("the copy that answers again is %v, want it in use", c.State)
+		}
+		if slices.ContainsFunc(did, func(o string) bool { return strings.HasPrefix(o, "record") || o == "note" }) {
+			t.Errorf("done:\n%s\nwant neither a record nor a note", strings.Join(did, "\n"))
+		}
+	})
+}
+
+func TestADetachThatIsCancelledLeavesTheVolumeAsItIs(t *testing.T) {
+	both(t, 2, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.open, w.wanted.Detach = true, true
+		w.until(t, Detaching)
+		w.wanted.Detach = false
+		w.until(t, Serving)
+		w.open, w.refusal = false, ""
+		if did := w.pass(5 * time.Second); len(did) > 0 || !w.device {
+			t.Errorf("done %q, and the device is there: %v; want nothing done", did, w.device)
+		}
+	})
 }
 
 // What remains of an epoch is the outcome of a detach, or that the epoch was given up, as long as

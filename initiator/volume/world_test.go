@@ -43,6 +43,11 @@ type world struct {
 	noted   Note
 	refusal string // why the device could not be removed last time
 
+	size       block.Size         // of the volume
+	deviceSize block.Size         // of its device
+	larger     map[int]block.Size // by node: the volume that its legs have room for; GiB if not listed
+	equalizing bool               // the copies are being made equal
+
 	unwanted bool // the manager does not want the volume here
 	broke    bool // the device fails all I/O
 
@@ -81,6 +86,7 @@ func newWorld(caps Capabilities, stripes, copies int) *world {
 	w := &world{
 		caps: caps, now: time.Unix(1e9, 0), layout: block.Layout{Stripes: stripes, Copies: copies, Chunk: block.DefaultChunk},
 		silent: map[int]bool{}, since: map[int]since{}, paths: map[Path]bool{}, slots: map[Place]*leg{}, memory: &Memory{},
+		size: block.GiB, larger: map[int]block.Size{},
 	}
 	w.wanted = &Wanted{Name: "db1", Size: block.GiB, Layout: w.layout, Epoch: 1}
 	for column := range stripes {
@@ -143,11 +149,11 @@ func (w *world) comeBack() {
 func (w *world) look() *Seen {
 	s := &Seen{
 		Now: w.now, Clock: w.now, Legs: map[block.LegID]LegSeen{}, ReadOnly: w.wanted.ReadOnly, Noted: w.noted,
-		Held: w.held, Quiet: w.quiet, Holdable: w.built(), Flushed: w.flushed, Copying: true,
-		Device: DeviceSeen{Exists: w.device, Named: w.named, Failed: w.broke, Size: block.GiB, Refusal: w.refusal, Open: w.open && (w.caps.KnowsUsers || w.refusal != "")},
+		Held: w.held, Quiet: w.quiet, Holdable: w.built(), Flushed: w.flushed, Copying: w.caps.Tables || w.equalizing,
+		Device: DeviceSeen{Exists: w.device, Named: w.named, Failed: w.broke, Size: w.deviceSize, Refusal: w.refusal, Open: w.open && (w.caps.KnowsUsers || w.refusal != "")},
 	}
 	if w.built() {
-		s.Size = block.GiB
+		s.Size = w.size
 	}
 	for _, path := range slices.SortedFunc(maps.Keys(w.paths), func(a, b Path) int { return int(a.Portal.Address[8]) - int(b.Portal.Address[8]) }) {
 		s.Paths = append(s.Paths, PathSeen{Path: path, State: PathLive})
@@ -166,7 +172,7 @@ func (w *world) look() *Seen {
 		w.since[node] = t
 		for column := range w.layout.Stripes {
 			s.Legs[legID(column, node)] = LegSeen{
-				Live: !t.heard.IsZero() && w.paths[path] && t.silent.IsZero(), Size: w.layout.LegSize(block.GiB),
+				Live: !t.heard.IsZero() && w.paths[path] && t.silent.IsZero() && w.fits(column, node), Size: w.layout.LegSize(w.room(node)),
 				Ways: []WaySeen{{Path: path, Silent: t.silent, Looks: t.looks, Answers: t.silent.IsZero(), Heard: t.heard}},
 			}
 		}
@@ -199,9 +205,21 @@ func (w *world) built() bool {
 	return slices.ContainsFunc(w.columns, func(c ColumnSeen) bool { return c.Exists })
 }
 
+// room is the size of the volume that a node's legs have room for.
+func (w *world) room(node int) block.Size { return max(block.GiB, w.larger[node]) }
+
+// fits reports whether a node's leg is large enough to be used now.
+func (w *world) fits(column, node int) bool {
+	need := w.layout.LegSize(w.wanted.Size)
+	if c := w.columns[column]; c.Built {
+		need = min(need, c.Size)
+	}
+	return w.layout.LegSize(w.room(node)) >= need
+}
+
 func (w *world) differs(column int, want Column) bool {
 	c := w.columns[column]
-	if !c.Built {
+	if !c.Built || c.Size != want.Size || c.Equalizing && !want.Equalize {
 		return true
 	}
 	for copy, to := range want.Copies {
@@ -225,6 +243,7 @@ func (w *world) turn(n int) (did []string) {
 			}
 		}
 	}
+	w.equalize()
 	s := w.look()
 	limits := Limits{Window: 2 * time.Second, Lease: 8 * time.Second, Stuck: time.Minute, Connect: ConnectPatience, Retry: RetryLast}
 	wanted := w.wanted
@@ -245,6 +264,22 @@ func (w *world) turn(n int) (did []string) {
 	}
 	w.check()
 	return did
+}
+
+// equalize copies a part of each column whose copies are being made equal.
+func (w *world) equalize() {
+	for k := range w.columns {
+		c := &w.columns[k]
+		copying := c.Equalizing && (w.caps.Tables || w.equalizing)
+		for copy, seen := range c.Copies {
+			copying = copying && (!seen.inUse() || w.reaches(copy))
+		}
+		if !copying {
+			continue
+		}
+		c.Left -= min(c.Left, c.Size/4)
+		c.Equalizing = c.Left > 0 || w.caps.Tables // a table says so until the column is changed
+	}
 }
 
 // copyTo copies to a leg from a leg in sync that answers, if there is one.
@@ -291,12 +326,33 @@ func (w *world) do(s *Seen, o Order) error {
 	case SetColumn:
 		return w.setColumn(o)
 	case Build:
+		w.size = w.wanted.Size
 		for _, at := range o.Legs {
 			w.put(at.Place, InSync)
+			c := &w.columns[at.Column]
+			c.Equalizing, c.Left = w.wanted.Equalize, c.Size
+		}
+	case Equalize:
+		w.equalizing = true
+	case Grow:
+		w.size = w.wanted.Size
+		for k := range w.columns {
+			w.growColumn(k, w.layout.LegSize(w.size))
+		}
+	case GrowDevice:
+		w.deviceSize = w.wanted.Size
+		for _, c := range w.columns {
+			if c.Size < w.layout.LegSize(w.deviceSize) {
+				w.broken("the device grows to %v over a column of %v", w.deviceSize, c.Size)
+			}
 		}
 	case Add:
 		if !o.Full && !w.slots[o.Place].tracked {
 			w.broken("%v is rebuilt in part, and nobody knows what it misses", o)
+		}
+		if w.wanted.ReadOnly {
+			w.put(o.Place, InSync)
+			break
 		}
 		w.put(o.Place, Rebuilding)
 	case Promote:
@@ -306,7 +362,10 @@ func (w *world) do(s *Seen, o Order) error {
 			w.take(at.Place, true)
 		}
 	case MakeDevice:
-		w.device, w.named, w.flushed = true, !w.caps.KnowsUsers, false
+		w.device, w.named, w.flushed, w.deviceSize = true, !w.caps.KnowsUsers, false, w.wanted.Size
+		if slices.ContainsFunc(w.columns, func(c ColumnSeen) bool { return c.Equalizing }) {
+			w.broken("the device is made before the copies are equal")
+		}
 	case NameDevice:
 		w.named = true
 	case HideDevice:
@@ -392,6 +451,12 @@ func (w *world) setColumn(o SetColumn) error {
 			w.broken("%v is rebuilt in part, and nobody knows what it misses", at)
 		}
 	}
+	c := &w.columns[o.Column]
+	if o.Want.Equalize && !c.Built { // a mirror that is built is equal, or is being made so
+		c.Equalizing, c.Left = true, o.Want.Size
+	}
+	c.Equalizing = c.Equalizing && o.Want.Equalize
+	defer w.growColumn(o.Column, o.Want.Size)
 	for copy, to := range o.Want.Copies {
 		at := Place{o.Column, copy}
 		was := w.columns[o.Column].Copies[copy].State
@@ -410,7 +475,10 @@ func (w *world) setColumn(o SetColumn) error {
 
 func (w *world) put(at Place, state CopyState) {
 	c := &w.columns[at.Column]
-	c.Exists, c.Built, c.Size = true, true, w.layout.LegSize(block.GiB)
+	if !c.Built {
+		c.Size = w.layout.LegSize(w.wanted.Size)
+	}
+	c.Exists, c.Built = true, true
 	l := w.slots[at]
 	// A source that stays because no other copy can replace it has every write.
 	if state == InSync && !l.inSync && c.Copies[at.Copy].State != InSync {
@@ -420,6 +488,16 @@ func (w *world) put(at Place, state CopyState) {
 		l.using, l.tracked = l.revision, true
 	}
 	c.Copies[at.Copy].State = state
+}
+
+// growColumn fails the test if a leg in use has no room.
+func (w *world) growColumn(k int, size block.Size) {
+	for copy, seen := range w.columns[k].Copies {
+		if seen.inUse() && size > w.layout.LegSize(w.room(copy)) {
+			w.broken("column %d grows to %v, and leg %d of it has no room", k, size, copy)
+		}
+	}
+	w.columns[k].Size = size
 }
 
 func (w *world) take(at Place, track bool) {
