@@ -88,7 +88,7 @@ func (s system) foreign(name block.VolumeName) (disk string, lives bool) {
 }
 
 func lockClaim(path string) (*claim, error) {
-	// A thread that waits for the dead device must not keep it open, see apart.
+	// A thread that waits for the dead device must not keep it open, see unshared.
 	var f *os.File
 	_, err := serving.open(func() (_ []int, err error) {
 		if f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600); err != nil {

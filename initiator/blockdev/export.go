@@ -276,7 +276,7 @@ func lasting(users []User) bool {
 // it. It takes as long as the device needs. A device through which nothing was written gets no
 // request.
 func (e *Exported) quiesce(ctx context.Context) error {
-	err := apartWithin(ctx, func() error {
+	err := unsharedWithin(ctx, func() error {
 		fd, err := unix.Open(e.Node(), unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if err == nil {
 			const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER

@@ -129,7 +129,7 @@ func (d *fuseDisk) useRings(ctx context.Context, depths []int, log *slog.Logger)
 	if d.rings, err = startFuseRings(d.conn.fd, depths, d.fs, log, d.abort); err != nil {
 		return err
 	}
-	err = apartWithin(ctx, func() error {
+	err = unsharedWithin(ctx, func() error {
 		var st unix.Stat_t
 		return unix.Stat(d.place, &st)
 	})
@@ -144,13 +144,13 @@ func (d *fuseDisk) useRings(ctx context.Context, depths []int, log *slog.Logger)
 // that has ended.
 const setUpLimit = 10 * time.Second
 
-// setUp runs f, which makes the loop device, on a thread apart. If that takes too long it ends
+// setUp runs f, which makes the loop device, on an unshared thread. If that takes too long it ends
 // the connection, which makes f return.
 func (d *fuseDisk) setUp(ctx context.Context, f func() error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, setUpLimit, errUnanswered)
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- apart(f) }()
+	go func() { done <- unshared(f) }()
 	select {
 	case err := <-done:
 		return err
@@ -161,7 +161,7 @@ func (d *fuseDisk) setUp(ctx context.Context, f func() error) error {
 	go func() {
 		defer close(ended)
 		if <-done == nil {
-			_ = apart(func() error { return d.sys.detachLoop(d.loop) })
+			_ = unshared(func() error { return d.sys.detachLoop(d.loop) })
 		}
 	}()
 	select {
@@ -228,7 +228,7 @@ func (d *fuseDisk) disk() string          { return d.loop }
 func (d *fuseDisk) gone() <-chan struct{} { return d.ended }
 
 func (d *fuseDisk) resize(block.Size) error {
-	err := apart(func() error {
+	err := unshared(func() error {
 		// The loop driver uses the size that the file had at the last stat.
 		var st unix.Stat_t
 		if err := unix.Stat(filepath.Join(d.place, d.fs.name), &st); err != nil {
@@ -243,7 +243,7 @@ func (d *fuseDisk) resize(block.Size) error {
 }
 
 func (d *fuseDisk) stop(ctx context.Context) error {
-	if err := apartWithin(ctx, func() error { return d.sys.detachLoop(d.loop) }); err != nil {
+	if err := unsharedWithin(ctx, func() error { return d.sys.detachLoop(d.loop) }); err != nil {
 		return err
 	}
 	patience := time.NewTimer(2 * time.Second)
@@ -255,7 +255,7 @@ func (d *fuseDisk) stop(ctx context.Context) error {
 	case <-ctx.Done():
 	case <-patience.C:
 	}
-	if err := apart(func() error { return d.sys.keepLoop(d.loop) }); errors.Is(err, unix.ENXIO) {
+	if err := unshared(func() error { return d.sys.keepLoop(d.loop) }); errors.Is(err, unix.ENXIO) {
 		d.unmount() // it has released the file just now
 		return nil
 	} else if err != nil {
@@ -266,7 +266,7 @@ func (d *fuseDisk) stop(ctx context.Context) error {
 
 func (d *fuseDisk) sever(ctx context.Context) error {
 	d.unmount() // fails all pending I/O, even what the device does not complete
-	return apartWithin(ctx, func() error { return d.sys.detachLoop(d.loop) })
+	return unsharedWithin(ctx, func() error { return d.sys.detachLoop(d.loop) })
 }
 
 // unmount ends the connection and removes the mount, whoever has the file open.

@@ -170,7 +170,7 @@ func (fs *fuseFS) answer(header *fuse.InHeader, frame []byte) fuseAnswer {
 		if header.NodeId != fileNode {
 			return fuseAnswer{errno: unix.EINVAL}
 		}
-		// No flush: a killed process would wait for it, see apart.
+		// No flush: a killed process would wait for it, see unshared.
 		return answerWith(&fuse.OpenOut{Fh: fs.opens.Add(1), OpenFlags: fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES | fuse.FOPEN_NOFLUSH})
 	case fuseRelease:
 		if in := body[fuse.ReleaseIn](frame); in != nil && in.Fh == 1 && fs.kept.Load() {

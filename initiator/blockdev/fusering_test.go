@@ -108,7 +108,7 @@ func TestFUSEGoesOnWithoutIOURing(t *testing.T) {
 				t.Error("it works over io_uring")
 			}
 			var st unix.Stat_t
-			w.must(w.within("a request", do(func() error { return apart(func() error { return unix.Stat(fuseFile(o), &st) }) })))
+			w.must(w.within("a request", do(func() error { return unshared(func() error { return unix.Stat(fuseFile(o), &st) }) })))
 			if st.Size != int64(plain.Size) {
 				t.Errorf("the file has %d bytes, want %d", st.Size, plain.Size)
 			}

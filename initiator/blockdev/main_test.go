@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 		waitForItself(os.Args[1:])
 	}
 	// go test logs the files that a test looks at, to decide when its cached result is valid. A
-	// thread apart does not have that log's descriptor, and these tests depend on the kernel,
+	// unshared thread does not have that log's descriptor, and these tests depend on the kernel,
 	// not on files.
 	flag.Parse()
 	if err := flag.Set("test.testlogfile", ""); err != nil {
@@ -78,7 +78,7 @@ func waitForItself(args []string) {
 		os.Exit(1)
 	}
 	disk.hold(isWrite)
-	go apart(func() error {
+	go unshared(func() error {
 		fd, err := unix.Open(e.Node(), unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if err == nil {
 			_, err = unix.Pwrite(fd, make([]byte, 4096), 0)

@@ -52,7 +52,7 @@ func exportNBD(_ context.Context, sys system, g *gate, o Options) (_ frontend, e
 	}
 	defer closeAll(theirs)
 	c := nbdConfig{geometry: *g.geometry.Load(), sockets: theirs, mark: mark(o), resumable: d.look}
-	err = apart(func() error { d.index, err = nbdConnect(c); return err }, theirs...)
+	err = unshared(func() error { d.index, err = nbdConnect(c); return err }, theirs...)
 	if err != nil {
 		d.hangUp()
 		return nil, fmt.Errorf("connect an nbd device: %w", err)
@@ -84,7 +84,7 @@ func (d *nbdDisk) reconnect(g *gate, o Options) error {
 	}
 	defer closeAll(theirs)
 	c := nbdConfig{geometry: *g.geometry.Load(), sockets: theirs, mark: mark(o)}
-	if err := apart(func() error { return nbdReconfigure(d.index, c) }, theirs...); err != nil {
+	if err := unshared(func() error { return nbdReconfigure(d.index, c) }, theirs...); err != nil {
 		d.hangUp()
 		return fmt.Errorf("reconnect %s: %w", d.disk(), err)
 	}
@@ -149,11 +149,11 @@ func (d *nbdDisk) resize(s block.Size) error {
 	geometry := *g
 	geometry.Size = s
 	c := nbdConfig{geometry: geometry, mark: d.sys.diskText(d.disk(), "backend")}
-	return apart(func() error { return nbdReconfigure(d.index, c) })
+	return unshared(func() error { return nbdReconfigure(d.index, c) })
 }
 
 func (d *nbdDisk) stop(ctx context.Context) error {
-	err := apart(func() error {
+	err := unshared(func() error {
 		// While we hold it exclusively nobody can mount it.
 		fd, err := unix.Open(d.sys.node(d.disk()), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 		if errors.Is(err, unix.EBUSY) {
@@ -173,7 +173,7 @@ func (d *nbdDisk) stop(ctx context.Context) error {
 }
 
 func (d *nbdDisk) sever(context.Context) error {
-	err := apart(func() error { return nbdDisconnect(d.index) })
+	err := unshared(func() error { return nbdDisconnect(d.index) })
 	d.hangUp()
 	return err
 }

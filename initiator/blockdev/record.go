@@ -22,7 +22,7 @@ type nameLock struct{ f *os.File }
 
 func lockName(runDir string, name block.VolumeName) (*nameLock, error) {
 	path := filepath.Join(runDir, string(name)+".lock")
-	// A thread that waits for the dead device must not keep it open, see apart.
+	// A thread that waits for the dead device must not keep it open, see unshared.
 	var f *os.File
 	_, err := serving.open(func() (_ []int, err error) {
 		if f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600); err != nil {

@@ -121,16 +121,16 @@ type ublkCommand struct {
 const ublkCommandSize = 32
 
 // ublkControl is /dev/ublk-control with a ring to send commands on. Use its methods from one
-// thread, and one that is apart: starting a device reads from it.
+// thread, and an unshared one: starting a device reads from it.
 type ublkControl struct {
 	ring    *uring
 	fd      int
 	encoded bool
 }
 
-// withUBLK calls f with the control device, on a thread apart from what this process serves.
+// withUBLK calls f with the control device, on an unshared thread.
 func withUBLK(sys system, f func(*ublkControl) error) error {
-	return apart(func() error {
+	return unshared(func() error {
 		fd, err := unix.Open(sys.control("ublk-control"), unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return fmt.Errorf("open ublk-control: %w", err)

@@ -113,7 +113,7 @@ func newURing(entries, flags uint32) (r *uring, err error) {
 
 // ownMemory places the ring in memory of this process. A mapped ring lives as long as the
 // process's memory, and so as long as any of its threads. A thread that waits for the device
-// of the ring, see apart, would then keep a killed process, and the device, forever: since
+// of the ring, see unshared, would then keep a killed process, and the device, forever: since
 // Linux 6.7 the device ends when the ring does.
 func (r *uring) ownMemory(entries, flags uint32) (err error) {
 	const rw, anonymous = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANON | unix.MAP_POPULATE

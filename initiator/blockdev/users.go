@@ -193,7 +193,7 @@ func (s system) isOneOf(path string, devices []block.DeviceNumber) bool {
 // claimed reports whether somebody holds the disk exclusively: a mount, a holder. It does not
 // detect plain readers and writers.
 func (s system) claimed(disk string) bool {
-	err := apart(func() error {
+	err := unshared(func() error {
 		fd, err := unix.Open(s.node(disk), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 		if err == nil {
 			unix.Close(fd)

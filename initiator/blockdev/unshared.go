@@ -21,7 +21,7 @@ import (
 //
 // A thread that itself waited for such an answer would never end. The descriptor would stay
 // open, and only the administrator of fusectl could get the thread out. So whatever this
-// process does to its own devices is done apart.
+// process does to its own devices is done unshared.
 var serving descriptors
 
 type descriptors struct {
@@ -99,17 +99,17 @@ func (d *descriptors) leave(keep []int) error {
 	return nil
 }
 
-// apart runs f, which waits for a device that this process serves, on a thread that does not
+// unshared runs f, which waits for a device that this process serves, on a thread that does not
 // keep the device alive. Of the process's descriptors f has only those in keep.
-func apart(f func() error, keep ...int) error {
+func unshared(f func() error, keep ...int) error {
 	done := make(chan error, 1)
 	go func() { done <- onThread(f, keep) }()
 	return <-done
 }
 
-// apartWithin is apart, but waits no longer than ctx lasts. It cannot stop f: f continues
+// unsharedWithin is unshared, but waits no longer than ctx lasts. It cannot stop f: f continues
 // then, and its outcome is lost.
-func apartWithin(ctx context.Context, f func() error) error {
+func unsharedWithin(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- onThread(f, nil) }()
 	select {
@@ -126,7 +126,7 @@ func onThread(f func() error, keep []int) error {
 		// Go never ends the first thread, so that thread's table would stay. While it is locked
 		// here, another goroutine gets another thread.
 		defer runtime.UnlockOSThread()
-		return apart(f, keep...)
+		return unshared(f, keep...)
 	}
 	// Not unlocked, so that the thread, and its table, end with the goroutine.
 	if err := serving.leave(keep); err != nil {
