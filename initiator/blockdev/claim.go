@@ -138,7 +138,7 @@ func Held(devDir string, name block.VolumeName) error {
 		return s.taken(name)
 	}
 	if err != nil {
-		return fmt.Errorf("look who has %s: %w", s.link(name), err)
+		return fmt.Errorf("find who holds %s: %w", s.link(name), err)
 	}
 	if c.isThere() {
 		c.release()

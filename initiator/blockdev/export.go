@@ -310,6 +310,6 @@ func (e *Exported) usersWithin(ctx context.Context) (users []User, err error) {
 	case a := <-done:
 		return a.users, a.err
 	case <-ctx.Done():
-		return nil, fmt.Errorf("look who has %s open: %w", e.Node(), ctx.Err())
+		return nil, fmt.Errorf("find who has %s open: %w", e.Node(), ctx.Err())
 	}
 }

@@ -79,7 +79,7 @@ func mountFUSE(ctx context.Context, sys system, g *gate, o Options) (*fuseDisk, 
 		if err == nil {
 			return d, nil
 		}
-		o.Log.Warn("FUSE does not work over io_uring here, and goes on without", "err", err)
+		o.Log.Warn("FUSE cannot use io_uring here; serving without it", "err", err)
 	} else {
 		o.Log.Debug("FUSE works without io_uring", "because", why)
 	}
@@ -214,7 +214,7 @@ func (d *fuseDisk) tune(o Options) error {
 	if most := d.sys.diskText(d.loop, "queue/discard_max_bytes"); most == "0" && d.fs.gate.geometry.Load().DiscardUnit > 0 {
 		// Once it is 0 the kernel accepts no other value: it must be a multiple of the
 		// granularity, which is then 0 as well.
-		o.Log.Warn("another program has switched discards off for this loop device", "disk", d.loop)
+		o.Log.Warn("another program has disabled the discards of this loop device", "disk", d.loop)
 	}
 	if d.sys.diskText(d.loop, "queue/rotational") != "0" {
 		if err := d.sys.setDisk(d.loop, "queue/rotational", "0"); err != nil {

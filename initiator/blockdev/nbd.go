@@ -132,11 +132,11 @@ func (d *nbdDisk) hangUp() {
 // tune sets what affects speed only: the next user of the device inherits it.
 func (d *nbdDisk) tune(o Options) {
 	if err := d.sys.setDisk(d.disk(), "queue/max_sectors_kb", "1024"); err != nil {
-		o.Log.Debug("requests stay small", "err", err)
+		o.Log.Debug("size of requests not raised", "err", err)
 	}
 	if d.look {
 		if err := d.sys.setDisk(d.disk(), "queue/io_timeout", strconv.FormatInt(nbdLook.Milliseconds(), 10)); err != nil {
-			o.Log.Debug("a resumed device will wait longer", "err", err)
+			o.Log.Debug("timeout of a resumed device not lowered", "err", err)
 		}
 	}
 }
@@ -239,7 +239,7 @@ func failNBD(ctx context.Context, sys system, o Options, disk string) error {
 	blockSize, _ := strconv.ParseUint(sys.diskText(disk, "queue/logical_block_size"), 10, 64)
 	g := newGate(deadDevice{block.Geometry{Size: block.Size(size) * block.SectorSize, BlockSize: block.Size(blockSize)}})
 	if err := d.reconnect(g, o); err != nil {
-		o.Log.Debug("nothing waits there", "disk", disk, "err", err)
+		o.Log.Debug("dead nbd device not reconnected", "disk", disk, "err", err)
 	}
 	err = d.sever(ctx)
 	return errors.Join(err, sys.waitNBDFree(ctx, disk))

@@ -301,7 +301,7 @@ func (s system) ublksOf(mark uint64) (ids []uint32, err error) {
 func cleanUBLK(ctx context.Context, sys system, o Options) error {
 	ids, err := sys.ublksOf(markNumber(o))
 	if err != nil {
-		o.Log.Debug("ublk devices are not looked at", "err", err)
+		o.Log.Debug("ublk devices cannot be listed", "err", err)
 		return nil
 	}
 	var errs []error

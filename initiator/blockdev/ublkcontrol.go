@@ -196,7 +196,7 @@ func (c *ublkControl) info(id uint32) (info ublkInfo, err error) {
 	memory := ublkMemory(&info)
 	defer memory.free()
 	if err := c.do(ublkCommand{number: ublkGetDevInfo, id: id, queue: ^uint16(0), len: uint16(unsafe.Sizeof(info)), addr: memory.addr()}); err != nil {
-		return info, fmt.Errorf("look at ublk device %d: %w", id, err)
+		return info, fmt.Errorf("read ublk device %d: %w", id, err)
 	}
 	return *(*ublkInfo)(memory.pointer()), nil
 }
