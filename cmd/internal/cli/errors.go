@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -232,18 +233,20 @@ func NewReport(err error) Report {
 		return r
 	}
 	r.Error = s.Message()
+	object := r.Error // of an error of our own, which begins with what it is about
 	for _, detail := range s.Details() {
 		switch d := detail.(type) {
 		case *errdetails.BadRequest:
 			r.addFields(d, name)
 		case *errdetails.ErrorInfo:
 			r.Reason = d.GetReason()
+			object = cmp.Or(d.GetMetadata()["object"], object)
 			r.hint(d.GetMetadata()["hint"])
 			r.hint(reasonHint(d))
 		}
 	}
 	if r.Code == ExitNotFound {
-		r.hint(listHint(r.Error))
+		r.hint(listHint(object))
 	}
 	if r.Code == ExitUnreachable {
 		r.hint(unreachableHint(r.Error))
@@ -324,8 +327,8 @@ func reasonHint(d *errdetails.ErrorInfo) string {
 }
 
 // listHint names the command that lists the existing objects when one was not found.
-func listHint(message string) string {
-	switch kind, _, _ := strings.Cut(message, " "); kind {
+func listHint(object string) string {
+	switch kind, _, _ := strings.Cut(object, " "); kind {
 	case "volume", "node", "drive", "pool":
 		return fmt.Sprintf("`weft %s list` lists the %ss that exist", kind, kind)
 	}
