@@ -104,7 +104,7 @@ func TestOtherUsersReachNothingOfDev(t *testing.T) {
 	defer stop()
 	manager := said.await(t, "manager")
 	said.await(t, "try:")
-	served := attachOne(t, manager)
+	served := attachOne(t, manager, "db1")
 
 	for _, address := range listeners(t) {
 		if !strings.HasPrefix(served, "nvme-tcp://"+address+"/") {
@@ -121,7 +121,7 @@ func TestOtherUsersReachNothingOfDev(t *testing.T) {
 }
 
 // attachOne creates and attaches a volume and returns the path that shows it.
-func attachOne(t *testing.T, manager string) string {
+func attachOne(t *testing.T, manager, name string) string {
 	t.Helper()
 	conn, err := daemon.Dial(manager, daemon.TLSFiles{})
 	if err != nil {
@@ -131,7 +131,7 @@ func attachOne(t *testing.T, manager string) string {
 	api := pb.NewManagerClient(conn)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	if _, err := api.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: "db1", SizeBytes: 16 << 20, Copies: 2}); err != nil {
+	if _, err := api.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: name, SizeBytes: 16 << 20, Copies: 2}); err != nil {
 		t.Fatal(err)
 	}
 	node, err := cli.NodeOrThis("")
@@ -139,9 +139,9 @@ func attachOne(t *testing.T, manager string) string {
 		t.Fatal(err)
 	}
 	for {
-		a, err := api.Attach(ctx, &pb.AttachRequest{Volume: "db1", Node: node})
+		a, err := api.Attach(ctx, &pb.AttachRequest{Volume: name, Node: node})
 		if ctx.Err() != nil {
-			t.Fatalf("db1 is %v, %v", a, err)
+			t.Fatalf("%s is %v, %v", name, a, err)
 		}
 		if a.GetDevice() != "" {
 			return a.GetDevice()
