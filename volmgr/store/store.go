@@ -78,6 +78,8 @@ func open(dir string, log *slog.Logger) (*Store, error) {
 		WithValueThreshold(1 << 20).
 		WithMemTableSize(32 << 20).
 		WithNumMemtables(2).
+		WithNumCompactors(2). // the least; each looks for work 20 times a second
+
 		WithBlockCacheSize(8 << 20).
 		WithDetectConflicts(false). // one writer
 		WithLogger(badgerLog{log})

@@ -34,6 +34,10 @@ const (
 // Unix is the prefix of a manager's address that is a socket: "unix:/path".
 const Unix = "unix:"
 
+// window is how much data may be on its way to a peer. It is fixed: gRPC otherwise answers each
+// report with a ping to measure the connection.
+const window = 1 << 20
+
 // streamsMost is how many calls of one connection are served at once; others wait.
 const streamsMost = 1000
 
@@ -58,6 +62,7 @@ func dial(address string, files TLSFiles, options []grpc.DialOption) (*grpc.Clie
 			return dialer.DialContext(ctx, "tcp", address)
 		}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: clientPingEvery, Timeout: pingTimeout, PermitWithoutStream: true}),
+		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
 			MinConnectTimeout: 3 * time.Second,
@@ -82,6 +87,7 @@ func NewServer(files TLSFiles, m *Metrics) (*grpc.Server, error) {
 		grpc.MaxRecvMsgSize(parts.MaxMessage),
 		grpc.MaxSendMsgSize(parts.MaxMessage),
 		grpc.MaxConcurrentStreams(streamsMost),
+		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(window),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingEvery, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: clientPingEvery / 2, PermitWithoutStream: true}),
 		grpc.UnaryInterceptor(m.unary),

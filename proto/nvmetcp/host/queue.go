@@ -110,7 +110,8 @@ func (q *queue) submit(r *request) bool {
 		q.mu.Unlock()
 		return false
 	}
-	alone := q.waiting.head == nil && len(q.free) == len(q.slots)
+	// The admin queue always waits for an event, and has little else to do.
+	alone := q.waiting.head == nil && (q.id == 0 || len(q.free) == len(q.slots))
 	q.waiting.push(r)
 	q.noteLocked(r)
 	if q.corked || q.sending {
