@@ -166,7 +166,7 @@ func (c *conn) ReadBoth(p, q []byte) (int, error) {
 	}
 	c.rest()
 	n, err := c.sock.ReadBoth(p, q)
-	c.pace.End(c.sock.Waited())
+	c.pace.End(c.sock.Idled())
 	c.mu.Lock()
 	c.reading = true
 	c.mu.Unlock()

@@ -262,7 +262,7 @@ func (q *queue) Read(p []byte) (int, error) { return q.ReadBoth(p, nil) }
 func (q *queue) ReadBoth(p, more []byte) (int, error) {
 	q.flush(true)
 	n, err := q.sock.ReadBoth(p, more)
-	q.pace.End(q.sock.Waited())
+	q.pace.End(q.sock.Idled())
 	q.mu.Lock()
 	q.corked = true
 	q.mu.Unlock()

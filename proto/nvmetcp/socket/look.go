@@ -57,16 +57,18 @@ var crowd struct {
 	lookers atomic.Int32
 	until   atomic.Int64 // nobody looks before this time, in nanoseconds since epoch
 	pause   atomic.Int64 // the length of the last pause that disturbed asked for
+
+	_     [64]byte      // on a cache line of its own:
+	reads atomic.Uint64 // of all connections
 }
 
 // epoch makes times comparable as numbers.
 var epoch = time.Now()
 
 const (
-	// maxTurns is how many goroutines may take turns in looking on a single processor.
-	maxTurns = 4
-	// crowdPause is how long nobody looks when more wanted to.
-	crowdPause = time.Millisecond
+	// aloneAfter is how many reads in a row, without one of another connection, make a
+	// connection the only busy one.
+	aloneAfter = 64
 	// stolen is how long a look that finds nothing may take. If it takes longer, another
 	// program has run on this processor.
 	stolen = 100 * time.Microsecond
@@ -86,15 +88,14 @@ func (c *Conn) look(fd uintptr) bool {
 		return false
 	}
 	defer crowd.lookers.Add(-1)
+	if processors == 1 {
+		return c.lookForAll(fd, start)
+	}
 	last := start
 	for range maxLooks {
-		if processors == 1 { // with more, this would wake another thread each time
-			runtime.Gosched()
-			last = time.Now()
-		}
 		if c.take(fd) {
 			c.habit.paid()
-			c.hush(fd, processors)
+			c.hush(fd)
 			return true
 		}
 		now := time.Now()
@@ -111,24 +112,45 @@ func (c *Conn) look(fd uintptr) bool {
 	return false
 }
 
+// lookForAll is look on a single processor. Nothing else can run meanwhile, so goroutines
+// that are ready get their turn between two looks, and if another connection has data, this
+// one waits with it in the poller, which then finds both.
+func (c *Conn) lookForAll(fd uintptr, start time.Time) bool {
+	c.watch(fd, c.alone < aloneAfter)
+	for range maxLooks {
+		runtime.Gosched()
+		last := time.Now()
+		if c.watched {
+			if ready := readable(); ready >= 0 && ready != int(fd) {
+				return false
+			}
+		}
+		if c.take(fd) {
+			c.habit.paid()
+			return true
+		}
+		now := time.Now()
+		if now.Sub(last) > stolen {
+			disturbed(now)
+			break
+		}
+		if now.Sub(start) >= lookFor {
+			break
+		}
+	}
+	c.habit.failed()
+	return false
+}
+
 // enter counts one more that looks, if there may be one more.
 func enter(now time.Time, processors int) bool {
-	at := int64(now.Sub(epoch))
-	if at < crowd.until.Load() {
+	if int64(now.Sub(epoch)) < crowd.until.Load() {
 		return false
 	}
-	limit := int32(processors / 2)
-	if processors == 1 {
-		limit = maxTurns
-	}
-	if crowd.lookers.Add(1) <= limit {
+	if crowd.lookers.Add(1) <= int32(max(1, processors/2)) {
 		return true
 	}
 	crowd.lookers.Add(-1)
-	if processors == 1 {
-		// Who waits in the poller is not noticed while others look.
-		crowd.until.Store(at + int64(crowdPause))
-	}
 	return false
 }
 
@@ -154,8 +176,8 @@ const hushedBytes = 64 << 10
 // hush stops the kernel from telling the runtime's poller of each arrival, while the reader
 // finds the data by itself. Otherwise each arrival would wake another thread for nothing.
 // With one processor, no thread waits in the poller while the reader looks.
-func (c *Conn) hush(fd uintptr, processors int) {
-	if processors > 1 && !c.hushed {
+func (c *Conn) hush(fd uintptr) {
+	if !c.hushed {
 		c.hushed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, hushedBytes) == nil
 	}
 }
@@ -188,6 +210,42 @@ func (c *Conn) attend() {
 	if alone {
 		nudge()
 	}
+}
+
+// watched is an epoll instance of the connections of a program with a single processor, or
+// negative.
+var watched = sync.OnceValue(func() int {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return -1
+	}
+	return fd
+})
+
+// watch says whether readable finds this connection. It no longer does once the connection
+// is closed.
+func (c *Conn) watch(fd uintptr, on bool) {
+	if c.watched == on || watched() < 0 {
+		return
+	}
+	op, event := unix.EPOLL_CTL_DEL, unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}
+	if on {
+		op = unix.EPOLL_CTL_ADD
+	}
+	if unix.EpollCtl(watched(), op, int(fd), &event) == nil {
+		c.watched = on
+	}
+}
+
+// readable returns a watched connection that has data, or a negative number. It does not
+// wait.
+func readable() int {
+	var event unix.EpollEvent
+	n, _, errno := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(watched()), uintptr(unsafe.Pointer(&event)), 1, 0, 0, 0)
+	if errno != 0 || n == 0 {
+		return -1
+	}
+	return int(event.Fd)
 }
 
 // bell is an eventfd that the runtime's poller watches, or nil.

@@ -6,11 +6,11 @@ package socket
 //
 // Sending once, after the whole batch, needs the fewest system calls. But the peer then has
 // nothing to do meanwhile, and afterwards this end waits for the peer: both work by turns.
-// So where the end of a large batch was followed by a wait, part of the next batch is sent
-// early. Where more had already arrived, the peer is busy, and parts grow again.
+// So where this end idled after a large batch, part of the next batch is sent early. Where
+// more had already arrived, or there was other work, parts grow again.
 type Pace struct {
 	after int // messages to send at once; 0: not set yet
-	calm  int // large batches in a row after which more had arrived
+	calm  int // large batches in a row after which there was more to do
 	n     int // messages taken out of this batch
 }
 
@@ -34,13 +34,13 @@ func (p *Pace) Due(ready, bytes int) bool {
 	return ready >= p.after || bytes >= largePart
 }
 
-// End notes the end of a batch, and whether this end then had to wait.
-func (p *Pace) End(waited bool) {
+// End notes the end of a batch, and whether this end then idled; see [Conn.Idled].
+func (p *Pace) End(idled bool) {
 	n := p.n
 	p.n = 0
 	switch {
 	case n <= leastPart:
-	case waited:
+	case idled:
 		p.after, p.calm = max(min(p.after, n)/2, leastPart), 0
 	default:
 		if p.calm++; p.calm == calmFor {

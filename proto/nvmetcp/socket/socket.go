@@ -14,8 +14,9 @@
 //
 //   - habit: a connection looks again only where that found data lately. After failures it
 //     does so ever more rarely, down to one wait in 128.
-//   - crowd: at most half of the program's processors look at the same time. With a single
-//     processor, goroutines that are ready run between two looks.
+//   - crowd: at most half of the program's processors look at the same time, and none for a
+//     while after another program has taken one of them. With a single processor, goroutines
+//     that are ready run between two looks, and one looks for all connections.
 //   - attend: a reader that never waits still gives the rest of the program its turn, four
 //     times in a millisecond.
 //
@@ -26,6 +27,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"syscall"
 	"time"
 	"unsafe"
@@ -52,8 +54,13 @@ type Conn struct {
 	reading func(fd uintptr) bool // readOnce as a value, to allocate it once
 	waited  bool                  // this Read found nothing at first
 	blocked bool                  // and it has waited in the poller
+	idled   bool                  // see Idled
+	before  uint64                // crowd.reads when it found nothing
+	last    uint64                // crowd.reads after the last Read
+	alone   int                   // Reads in a row without one of another connection
 	rested  time.Time             // when a Read last did, or attend gave others their turn
 	hushed  bool                  // see hush
+	watched bool                  // see watch
 	habit   habit
 
 	// Of the goroutine that sends.
@@ -82,7 +89,7 @@ func (c *Conn) Read(p []byte) (int, error) { return c.ReadBoth(p, nil) }
 // ReadBoth reads into p and, when p is full, on into q, with one system call. It returns the
 // total number of bytes.
 func (c *Conn) ReadBoth(p, q []byte) (int, error) {
-	c.waited, c.blocked = false, false
+	c.waited, c.blocked, c.idled = false, false, false
 	if c.raw == nil {
 		return c.Conn.Read(p)
 	}
@@ -96,6 +103,7 @@ func (c *Conn) ReadBoth(p, q []byte) (int, error) {
 	if c.blocked {
 		c.rested = time.Now()
 	}
+	c.count(crowd.reads.Add(1))
 	switch {
 	case err != nil:
 		return 0, err
@@ -107,8 +115,18 @@ func (c *Conn) ReadBoth(p, q []byte) (int, error) {
 	return c.got, nil
 }
 
-// Waited reports whether the last Read found nothing when it began.
-func (c *Conn) Waited() bool { return c.waited }
+// count notes what a Read says about other connections. reads counts the Reads of all.
+func (c *Conn) count(reads uint64) {
+	c.idled = c.waited && reads-c.before <= uint64(runtime.GOMAXPROCS(0))
+	if c.alone++; reads != c.last+1 {
+		c.alone = 0
+	}
+	c.last = reads
+}
+
+// Idled reports whether the last Read found nothing at first, and no processor had much else
+// to do until data came: each other one may have served one Read of another connection.
+func (c *Conn) Idled() bool { return c.idled }
 
 // readOnce is called by the runtime. If it returns false, the runtime calls it again when
 // there is something to read.
@@ -119,11 +137,14 @@ func (c *Conn) readOnce(fd uintptr) bool {
 	if c.waited { // the runtime was wrong, for example because looking again found the data first
 		return false
 	}
-	c.waited = true
+	c.waited, c.before = true, crowd.reads.Load()
 	if c.look(fd) {
 		return true
 	}
 	c.speak(fd)
+	if runtime.GOMAXPROCS(0) == 1 {
+		c.watch(fd, c.alone < aloneAfter)
+	}
 	c.blocked = true
 	return false
 }
