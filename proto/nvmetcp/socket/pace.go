@@ -15,7 +15,7 @@ type Pace struct {
 }
 
 const (
-	leastPart = 8
+	leastPart = 12
 	mostPart  = 128
 	calmFor   = 16
 	// largePart is how many bytes are worth a system call of their own.

@@ -25,8 +25,8 @@ func TestPartsAreSentEarlyOnlyWhileThePeerWouldIdle(t *testing.T) {
 		t.Errorf("the first batch is sent in %d parts before its end", n)
 	}
 	p.parts(32, 0, true)
-	if n := p.parts(32, 0, true); n != 4 {
-		t.Errorf("after waits, %d parts of a batch of 32 are sent early, want 4", n)
+	if n := p.parts(32, 0, true); n != 2 {
+		t.Errorf("after waits, %d parts of a batch of 32 are sent early, want 2", n)
 	}
 	for range 10 * calmFor {
 		p.parts(32, 0, false)
