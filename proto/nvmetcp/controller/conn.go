@@ -187,11 +187,13 @@ func (c *conn) expecting() bool {
 // early sends the completions so far, if the host should have them before the batch ends.
 func (c *conn) early() {
 	c.mu.Lock()
-	n, last := len(c.out), 0
-	if n > 0 && c.out[n-1].r != nil {
-		last = len(c.out[n-1].r.reply)
+	bytes := 0
+	for i := range c.out {
+		if r := c.out[i].r; r != nil {
+			bytes += len(r.reply)
+		}
 	}
-	if c.sending || n == 0 || !c.pace.Due(n, last) {
+	if c.sending || len(c.out) == 0 || !c.pace.Due(len(c.out), bytes) {
 		c.mu.Unlock()
 		return
 	}

@@ -43,7 +43,7 @@ type queue struct {
 	slots     []slot
 	free      []uint16
 	fresh     int  // requests and R2Ts since the last gather
-	bulk      int  // the length of the last one's data
+	bulk      int  // the length of their data
 	corked    bool // the reader is completing a batch and will send after it
 	sending   bool // a goroutine has the token
 	full      bool // the token is the writer's: the socket was full
@@ -406,6 +406,6 @@ func (q *queue) grant(pdu *nvmetcp.PDU) error {
 	r.hold()
 	q.transfers.push(r)
 	q.fresh++
-	q.bulk = int(d.Length)
+	q.bulk += int(d.Length)
 	return nil
 }

@@ -19,9 +19,8 @@ import (
 // noteLocked counts a request for socket.Pace.
 func (q *queue) noteLocked(r *request) {
 	q.fresh++
-	q.bulk = 0
 	if r.op == block.OpWrite && r.length <= int64(q.capsule) {
-		q.bulk = int(r.length)
+		q.bulk += int(r.length)
 	}
 }
 
@@ -156,7 +155,7 @@ func (q *queue) gather() bool {
 func (q *queue) take() (astray list, some bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.fresh = 0
+	q.fresh, q.bulk = 0, 0
 	if !q.closed {
 		astray = q.takeLocked()
 	}

@@ -18,15 +18,15 @@ const (
 	leastPart = 12
 	mostPart  = 128
 	calmFor   = 16
-	// largePart is how many bytes are worth a system call of their own.
-	largePart = 64 << 10
+	// largePart is how many bytes are always worth a system call.
+	largePart = 256 << 10
 )
 
 // Took counts a message that was taken out of the batch.
 func (p *Pace) Took() { p.n++ }
 
 // Due reports whether the messages that are ready should be sent, although the batch is not
-// at its end. bytes is the length of the last one's data.
+// at its end. bytes is the length of their data.
 func (p *Pace) Due(ready, bytes int) bool {
 	if p.after == 0 {
 		p.after = mostPart

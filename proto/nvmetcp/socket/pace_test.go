@@ -10,7 +10,7 @@ func (p *Pace) parts(n, bytes int, waited bool) (sends int) {
 	ready := 0
 	for range n {
 		p.Took()
-		if ready++; p.Due(ready, bytes) {
+		if ready++; p.Due(ready, ready*bytes) {
 			sends++
 			ready = 0
 		}
@@ -40,7 +40,7 @@ func TestPartsAreSentEarlyOnlyWhileThePeerWouldIdle(t *testing.T) {
 	if n := p.parts(32, 0, true); n != 0 {
 		t.Errorf("after small batches, %d parts are sent early: waits after them say nothing", n)
 	}
-	if n := p.parts(8, largePart, true); n != 8 {
-		t.Errorf("%d of 8 large messages are sent at once", n)
+	if n := p.parts(8, largePart/2, true); n != 4 {
+		t.Errorf("8 large messages are sent in %d parts, want 4", n)
 	}
 }
