@@ -14,7 +14,7 @@ export CGO_ENABLED = 0
 export GOFLAGS ?= -trimpath
 
 .DEFAULT_GOAL := help
-.PHONY: help faults mutants demo demo-test demo-vm test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image manifests bench fuzz install clean
+.PHONY: help bench-compare bench-peers faults mutants demo demo-test demo-vm test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image manifests bench fuzz install clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -78,8 +78,19 @@ kube-e2e-quick: ## run a part of that suite that takes two minutes
 bench: ## measure what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=vm: the kernel path; PART=csi: what a pod waits for)
 	@e2e/install.sh $(if $(filter user csi,$(PART)),,vm) $(if $(filter vm csi,$(PART)),,bench)
 	go build -o bin/bench ./e2e/bench
-	$(if $(filter csi,$(PART)),,bin/bench -part "$(PART)")
+	$(if $(filter csi,$(PART)),,bin/bench -part "$(PART)" -results "$(RESULTS)")
 	$(if $(filter csi all,$(PART)),go test -run '^$$' -bench . -benchtime 30x ./e2e/csi)
+
+RESULTS ?= bin/bench.json# where bench keeps the results of the user-space path
+LAST = docs/performance-user.json# the results that docs/performance.md shows
+bench-compare: ## measure the user-space path and compare it with the results in docs; fails if Weft is worse
+	@$(MAKE) --no-print-directory bench PART=user
+	@bin/bench -results "$(RESULTS)" -compare "$(LAST)"
+
+bench-peers: ## name the peers that bench measures beside Weft here, and how to get those that are missing
+	@e2e/install.sh bench
+	@go build -o bin/bench ./e2e/bench
+	@bin/bench -peers
 
 faults: ## inject thousands of faults into the user-space path, with new seeds (FAULTS=3000)
 	go test -count=1 -timeout 60m -run TestNothingIsLost ./e2e/fault -faults $${FAULTS:-3000} -first $$(date +%s)

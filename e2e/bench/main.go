@@ -33,6 +33,9 @@ var (
 	dir      = flag.String("dir", "", "user: directory for the files of the file-backed half")
 	section  = flag.String("section", "", "user: run only sections whose titles contain this: in memory, block devices, on files")
 	only     = flag.String("only", "", "user: run only workloads whose names contain this")
+	results  = flag.String("results", "", "user: file for the results")
+	peers    = flag.Bool("peers", false, "name the programs of others that the part user compares with, instead of measuring")
+	before   = flag.String("compare", "", "compare -results with those in this file instead of measuring")
 	profiles = flag.String("profiles", "", "user: directory for CPU profiles of our own processes")
 	verbose  = flag.Bool("v", false, "vm: also print what the machines do")
 )
@@ -50,14 +53,38 @@ func main() {
 		fmt.Fprintf(os.Stderr, "bench: no part %q: user, vm or all\n", *part)
 		os.Exit(2)
 	}
+	if *peers {
+		datapath.Peers(os.Stdout)
+		return
+	}
+	if *before != "" {
+		os.Exit(compared())
+	}
 	os.Exit(parts())
+}
+
+// compared compares two files of results. It fails if Weft is worse than before.
+func compared() (code int) {
+	old, err := datapath.ReadResults(*before)
+	if err == nil {
+		var now *datapath.Results
+		if now, err = datapath.ReadResults(*results); err == nil {
+			if n := datapath.Compare(os.Stdout, old, now); n > 0 {
+				fmt.Fprintf(os.Stderr, "bench: %d of Weft's ratios are worse than before\n", n)
+				return 1
+			}
+			return 0
+		}
+	}
+	fmt.Fprintf(os.Stderr, "bench: compare: %v\n", err)
+	return 1
 }
 
 func parts() (code int) {
 	if *part != "vm" {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 		defer stop()
-		err := datapath.Measure(ctx, datapath.Options{Rounds: cmp.Or(*rounds, 5), Seconds: cmp.Or(*seconds, 0.5), Dir: *dir, Section: *section, Only: *only, Profiles: *profiles, Out: os.Stdout})
+		err := datapath.Measure(ctx, datapath.Options{Rounds: cmp.Or(*rounds, 5), Seconds: cmp.Or(*seconds, 0.5), Dir: *dir, Section: *section, Only: *only, Profiles: *profiles, Results: *results, Out: os.Stdout})
 		if err != nil {
 			fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 			return 1

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -185,5 +186,46 @@ func TestNBDRepliesAreTakenApart(t *testing.T) {
 		if _, _, err := (nbd{}).reply(bad, sizes); err == nil {
 			t.Errorf("a reply with a bad %s is accepted", name)
 		}
+	}
+}
+
+func TestTheOutputOfSPDKsClientIsUnderstood(t *testing.T) {
+	r, err := parsePerf(`
+Latency summary for TCP (addr:127.0.0.1 subnqn:x) NSID 1 from core 1:
+=================================================================================
+ 50.00000% :   12.902us
+ 99.00000% :   32.100us
+ 99.90000% :   55.200us
+========================================================
+                                                                           Latency(us)
+Device Information                     :       IOPS      MiB/s    Average        min        max
+TCP  (addr:127.0.0.1) NSID 1 from core 1:   72330.00     282.54      13.21      10.02     300.00
+Total                                    :   72330.50     282.54      13.21      10.02     300.00
+`)
+	if err != nil || r.IOPS != 72330.5 || r.P50 != 12902*time.Nanosecond || r.P99 != 32100*time.Nanosecond {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if _, err := parsePerf("EAL: no memory"); err == nil {
+		t.Error("output without a total is accepted")
+	}
+}
+
+func TestAWorseRatioIsFoundOnlyBeyondTheSpread(t *testing.T) {
+	row := func(server string, ratio, least, most float64) Row {
+		return Row{Section: "in memory", Workload: "w", Server: server, Ratio: ratio, Least: least, Most: most}
+	}
+	old := &Results{Rows: []Row{row("weft", 1, 0.95, 1.05), row("RAID1", 1, 0.9, 1.1), row("tgt", 1, 1, 1), row("RAID10", 1, 1, 1)}}
+	now := &Results{Rows: []Row{row("weft", 0.8, 0.75, 0.9), row("RAID1", 0.8, 0.7, 0.95), row("tgt", 0.1, 0.1, 0.1), row("RAID10", 0.96, 0.96, 0.96), row("new", 1, 1, 1)}}
+	path := t.TempDir() + "/results"
+	if err := now.write(path); err != nil {
+		t.Fatal(err)
+	}
+	now, err := ReadResults(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if n := Compare(&out, old, now); n != 1 {
+		t.Errorf("%d of Weft's rows are worse, want 1 (weft; RAID1's spreads overlap, RAID10 lost 4 %%, tgt is not ours):\n%s", n, &out)
 	}
 }

@@ -11,14 +11,17 @@
 // Each round measures all of the following in turn, so that other load on the machine
 // affects all of them alike:
 //
-//   - the machine's upper bound: unparsed frames with the sizes of NVMe/TCP. Once with
-//     blocking system calls, as a C program makes them, and once with Go's network
-//     poller; both read as much as there is and answer it with one write;
+//   - the machine's upper bound: unparsed frames with the sizes of NVMe/TCP. Once without
+//     ever waiting (both ends ask again until there is something), once with blocking
+//     system calls, as a C program makes them, and once with Go's network poller; all read
+//     as much as there is and answer it with one write;
 //   - Weft: proto/nvmetcp/host against proto/nvmetcp/controller, the hosts under
 //     raid/engine (with all legs on that one controller);
 //   - the distribution's alternatives: nbdkit, qemu-nbd, qemu-storage-daemon, tgt. The
 //     loop that drives the bare frames also drives NBD servers; libiscsi's iscsi-perf
-//     drives tgt.
+//     drives tgt;
+//   - SPDK, if the environment names a built one: its polling target with our host and with
+//     its own client, and its client on our target.
 //
 // Another part measures block devices, where "server" is the process that exports the device:
 // Weft's over its own memory (what the front end costs), over one leg and over two, and as
@@ -26,5 +29,5 @@
 // Both ways of FUSE are measured, if the machine lets this program switch io_uring on for it.
 //
 // Absolute figures do not carry over to other machines, so ratios are printed: for each
-// round the ratio to the upper bound of that round, and over all rounds the median.
+// round the ratio to the upper bound of that round, and over all rounds the median, with the least and the most.
 package datapath

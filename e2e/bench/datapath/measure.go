@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -25,6 +24,7 @@ type Options struct {
 	Section  string  // only sections whose titles contain this
 	Only     string  // only workloads whose names contain this
 	Profiles string  // directory for processor profiles of our processes; empty: none
+	Results  string  // file for the results; empty: none
 	Out      io.Writer
 }
 
@@ -68,6 +68,8 @@ type bench struct {
 	plain     *process // the client of block devices; see clientOf
 	clientCPU int
 	servers   []*server
+	section   string
+	results   *Results
 }
 
 // Measure runs all sections (in memory, block devices, on files) and prints their tables.
@@ -95,6 +97,7 @@ func Measure(ctx context.Context, o Options) error {
 		return err
 	}
 	defer plain.stop()
+	results := newResults(o)
 	for _, section := range []struct {
 		title     string
 		open      func(ctx context.Context, o Options, cpu int) ([]*server, []string, func(), error)
@@ -112,7 +115,7 @@ func Measure(ctx context.Context, o Options) error {
 			clean()
 			continue
 		}
-		b := &bench{o, client, plain, clientCPU, servers}
+		b := &bench{o, client, plain, clientCPU, servers, section.title, results}
 		fmt.Fprintf(o.Out, "\n## %s\n\n", section.title)
 		for _, m := range missing {
 			fmt.Fprintf(o.Out, "left out: %s\n", m)
@@ -126,7 +129,7 @@ func Measure(ctx context.Context, o Options) error {
 			return err
 		}
 	}
-	return nil
+	return results.write(o.Results)
 }
 
 // alone waits until no other such benchmark runs on the machine, since both would claim
@@ -196,15 +199,21 @@ func (b *bench) clientOf(j job) *process {
 func (b *bench) one(ctx context.Context, s *server, w workload) (sample, error) {
 	j := s.job
 	j.Write, j.Random, j.Size, j.Depth, j.Span, j.Seconds = w.write, w.random, w.size, w.depth, int64(deviceSize), b.Seconds
+	s.pause(false)
+	defer s.pause(true)
 	before, err := s.used()
 	if err != nil {
 		return sample{}, err
 	}
 	var got sample
-	if s.iscsi != "" {
-		j.Seconds = math.Max(1, math.Round(j.Seconds)) // iscsi-perf counts whole seconds
+	switch {
+	case s.iscsi != "":
+		j.Seconds = wholeSeconds(j.Seconds)
 		got.result, err = iscsiPerf(ctx, s.iscsi, j, b.clientCPU)
-	} else {
+	case s.perf != "":
+		j.Seconds = wholeSeconds(j.Seconds)
+		got.result, err = spdkPerf(ctx, s.perf, j, b.clientCPU)
+	default:
 		err = b.clientOf(j).ask(j.duration(), j, &got.result)
 		if err == nil && got.Err != "" {
 			err = errors.New(got.Err)

@@ -28,6 +28,9 @@ type server struct {
 	broken bool
 	// iscsi is the URL for iscsi-perf, which then generates the load.
 	iscsi string
+	// perf is the path of SPDK's client, which then generates the load.
+	perf  string
+	polls bool // see pause
 }
 
 // used is the processor time and, for our own servers, the allocations.

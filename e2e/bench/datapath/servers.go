@@ -23,7 +23,7 @@ func memoryServers(ctx context.Context, _ Options, cpu int) (all []*server, miss
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	for _, f := range []form{blocking, busy, poller} {
+	for _, f := range []form{busy, blocking, poller} {
 		s, err := bareFrames(f, cpu)
 		if err != nil {
 			return nil, nil, nil, err
@@ -35,8 +35,12 @@ func memoryServers(ctx context.Context, _ Options, cpu int) (all []*server, miss
 		return nil, nil, nil, err
 	}
 	all = append(all, s, s.over("RAID1", "volume", 1, 2), s.over("RAID10", "volume", 2, 2))
+	polled, err := spdk(s, cpu)
+	if err != nil {
+		missing = append(missing, "SPDK: "+err.Error())
+	}
 	others, absent := peers(ctx, file, false, cpu)
-	return append(all, others...), absent, clean, nil
+	return append(append(all, polled...), others...), append(missing, absent...), clean, nil
 }
 
 // fileServers are our servers and the peers, all serving a file, and a limit for

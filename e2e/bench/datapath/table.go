@@ -26,12 +26,15 @@ func (b *bench) print(w workload, samples [][]sample) (row []string) {
 		for r, got := range samples[i] {
 			ratios = append(ratios, got.IOPS/samples[0][r].IOPS)
 		}
-		ratio := fmt.Sprintf("%.2f", median(ratios, func(f float64) float64 { return f }))
-		row = append(row, ratio)
 		us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
-		fmt.Fprintf(t, "%s\t%.0f\t%s\t%s\t%s\t%.1f\t%s\t%s\t%s\t\n", s.name, of(func(x sample) float64 { return x.IOPS }), ratio,
-			known(of(func(x sample) float64 { return us(x.P50) }), "%.0f µs"), known(of(func(x sample) float64 { return us(x.P99) }), "%.0f µs"),
-			of(func(x sample) float64 { return x.server }), known(of(func(x sample) float64 { return x.CPU }), "%.1f"),
+		r := Row{Section: b.section, Workload: w.name, Server: s.name, IOPS: of(func(x sample) float64 { return x.IOPS }),
+			Ratio: median(ratios, func(f float64) float64 { return f }), Least: slices.Min(ratios), Most: slices.Max(ratios),
+			P50: of(func(x sample) float64 { return us(x.P50) }), P99: of(func(x sample) float64 { return us(x.P99) }),
+			ServerCPU: of(func(x sample) float64 { return x.server }), ClientCPU: of(func(x sample) float64 { return x.CPU })}
+		b.results.Rows = append(b.results.Rows, r)
+		row = append(row, r.spread())
+		fmt.Fprintf(t, "%s\t%.0f\t%s\t%s\t%s\t%.1f\t%s\t%s\t%s\t\n", s.name, r.IOPS, r.spread(),
+			known(r.P50, "%.0f µs"), known(r.P99, "%.0f µs"), r.ServerCPU, known(r.ClientCPU, "%.1f"),
 			allocs(of(func(x sample) float64 { return x.mallocs })), clientAllocs(s, of(func(x sample) float64 { return x.Mallocs })))
 	}
 	t.Flush()
@@ -54,7 +57,7 @@ func allocs(v float64) string {
 }
 
 func clientAllocs(s *server, v float64) string {
-	if s.iscsi != "" {
+	if s.iscsi != "" || s.perf != "" {
 		return "–"
 	}
 	return allocs(v)
