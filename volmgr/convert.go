@@ -396,6 +396,44 @@ func targetReport(r *pb.TargetReport) (out cluster.TargetReport, err error) {
 	return out, err
 }
 
+// fromChange converts what a partial report says beside its entries: which drives stand only
+// for some of their labels, and what is gone.
+func fromChange(drives []cluster.DriveReport, c parts.Change) (own []cluster.DriveReport, out cluster.Change, err error) {
+	out = cluster.Change{Partial: true, Labels: map[block.DriveID][]evidence.LegLabel{}, Gone: cluster.Gone{Labels: map[block.DriveID][]block.LegID{}}}
+	for _, d := range drives {
+		if len(d.Legs) == 0 {
+			own = append(own, d)
+			continue
+		}
+		out.Labels[d.Drive] = append(out.Labels[d.Drive], d.Legs...)
+	}
+	gone := &out.Gone
+	if gone.Legs, err = listErr(c.Gone.Legs, block.ParseLegID); err != nil {
+		return nil, out, err
+	}
+	if gone.Drives, err = listErr(c.Gone.Drives, block.ParseDriveID); err != nil {
+		return nil, out, err
+	}
+	if gone.Admissions, err = listErr(c.Gone.Admissions, block.ParseVolumeID); err != nil {
+		return nil, out, err
+	}
+	for _, nqn := range c.Gone.Exports {
+		gone.Exports = append(gone.Exports, block.NQN(nqn))
+	}
+	for _, label := range c.Gone.Labels {
+		drive, err := block.ParseDriveID(label[0])
+		if err != nil {
+			return nil, out, err
+		}
+		leg, err := block.ParseLegID(label[1])
+		if err != nil {
+			return nil, out, err
+		}
+		gone.Labels[drive] = append(gone.Labels[drive], leg)
+	}
+	return own, out, nil
+}
+
 func fromDriveReport(d *pb.DriveReport) (out cluster.DriveReport, err error) {
 	out = cluster.DriveReport{Device: d.Device, Extents: d.Extents, LabelGeneration: d.LabelGeneration, Error: d.Error, Incarnation: d.Incarnation}
 	if out.Drive, err = field("drives.drive_id", d.DriveId, block.ParseDriveID); err != nil {

@@ -40,7 +40,7 @@ type kind[Report, Wanted parts.State] struct {
 	node     func(Report) string
 	boot     func(Report) string
 	status   func(cluster.Node) cluster.AgentStatus
-	input    func(number uint64, r Report) (cluster.Input, error)
+	input    func(number uint64, r Report, c parts.Change) (cluster.Input, error)
 	repeated func(number uint64, node block.NodeName, generation uint64) cluster.Input
 	lost     func(number uint64, node block.NodeName) cluster.Input
 	// wanted is the whole wanted state of a node, part what it says of some volumes, and
@@ -55,9 +55,14 @@ var targetKind = kind[*pb.TargetReport, *pb.TargetWanted]{
 	node:     (*pb.TargetReport).GetNode,
 	boot:     (*pb.TargetReport).GetBootId,
 	status:   func(n cluster.Node) cluster.AgentStatus { return n.Target },
-	input: func(number uint64, r *pb.TargetReport) (cluster.Input, error) {
-		report, err := targetReport(r)
-		return cluster.TargetReported{Session: number, Report: report}, err
+	input: func(number uint64, r *pb.TargetReport, c parts.Change) (cluster.Input, error) {
+		in := cluster.TargetReported{Session: number}
+		var err error
+		if in.Report, err = targetReport(r); err != nil || !c.Partial {
+			return in, err
+		}
+		in.Report.Drives, in.Change, err = fromChange(in.Report.Drives, c)
+		return in, err
 	},
 	repeated: func(number uint64, node block.NodeName, generation uint64) cluster.Input {
 		return cluster.TargetRepeated{Session: number, Node: node, Generation: generation}
@@ -79,7 +84,7 @@ var initiatorKind = kind[*pb.InitiatorReport, *pb.InitiatorWanted]{
 	node:     (*pb.InitiatorReport).GetNode,
 	boot:     (*pb.InitiatorReport).GetBootId,
 	status:   func(n cluster.Node) cluster.AgentStatus { return n.Initiator },
-	input: func(number uint64, r *pb.InitiatorReport) (cluster.Input, error) {
+	input: func(number uint64, r *pb.InitiatorReport, _ parts.Change) (cluster.Input, error) {
 		report, err := initiatorReport(r)
 		return cluster.InitiatorReported{Session: number, Report: report}, err
 	},
@@ -229,7 +234,7 @@ func takeReports[Report, Wanted parts.State](ctx context.Context, m *Manager, st
 		_, _ = m.step(ctx, k.repeated(s.number, node, 0))
 	}
 	for greeted := false; ; greeted = true {
-		in, err := k.said(s.number, node, r)
+		in, err := k.said(s.number, node, r, stream.Change())
 		if err != nil {
 			return err
 		}
@@ -257,14 +262,14 @@ func takeReports[Report, Wanted parts.State](ctx context.Context, m *Manager, st
 }
 
 // said converts a message of an agent to an input.
-func (k kind[Report, Wanted]) said(number uint64, node block.NodeName, r Report) (cluster.Input, error) {
+func (k kind[Report, Wanted]) said(number uint64, node block.NodeName, r Report, c parts.Change) (cluster.Input, error) {
 	if r.GetScale().GetUnchanged() {
 		return k.repeated(number, node, r.GetGeneration()), nil
 	}
 	if name := k.node(r); name != string(node) {
 		return nil, &cluster.Error{Kind: cluster.InvalidArgument, Field: "node", Text: "node: " + name + " on the stream of " + string(node)}
 	}
-	return k.input(number, r)
+	return k.input(number, r, c)
 }
 
 // wake tells a node's streams that its wanted state of these volumes may have changed, or with

@@ -20,14 +20,27 @@ type Piece[M State] struct {
 	// State has the entries of its lists that are about this thing. Without any the piece
 	// is gone.
 	State M
+
+	// In a report, which is cut each time that it is sent, State is made only if the entry is
+	// not the one of last time: of is its address, and fill adds it to an empty State.
+	of   any
+	fill func(M)
 }
 
 // given is what the other end holds of a state, as its sender knows it.
 type given struct {
 	number uint64
 	term   uint64
-	sums   map[string]uint64 // the hash of each piece; nil: the other end holds nothing
+	round  uint64           // counts the calls of difference
+	pieces map[string]*mark // nil: the other end holds nothing
 	sum    uint64
+}
+
+// mark is what is remembered of a piece that was sent.
+type mark struct {
+	hash  uint64
+	of    any    // see Piece
+	round uint64 // the last one in which it was there
 }
 
 // held is a state in pieces, as its receiver has them.
@@ -59,9 +72,9 @@ func (s *Stream[Out, In]) TakesDifferences() bool { return s.differs.Load() }
 // sends calls it.
 func (s *Stream[Out, In]) Starts(term uint64) bool {
 	if s.lost.Swap(false) || s.given.term != term {
-		s.given.sums, s.given.term = nil, term
+		s.given.pieces, s.given.term = nil, term
 	}
-	return s.given.sums == nil
+	return s.given.pieces == nil
 }
 
 // Lost reports whether the other end has said that it needs the whole state.
@@ -71,40 +84,58 @@ func (s *Stream[Out, In]) Lost() bool { return s.lost.Load() }
 // are not lists. The pieces are all that may have changed or, with all, the whole state. A
 // piece that is as the other end has it is not sent again.
 func (s *Stream[Out, In]) SendPieces(head Out, all bool, pieces []Piece[Out]) error {
-	g := &s.given
-	d := &pb.Difference{From: g.number, To: g.number + 1}
-	if g.sums == nil {
-		if !all {
-			return fmt.Errorf("send difference: the other end holds nothing to differ from")
-		}
-		d.From, g.sums, g.sum = 0, map[string]uint64{}, 0
+	if s.given.pieces == nil && !all {
+		return fmt.Errorf("send difference: the other end holds nothing to differ from")
 	}
-	left := map[string]bool{}
-	if all {
-		for key := range g.sums {
-			left[key] = true
-		}
+	d, err := difference(&s.given, all, pieces)
+	if err != nil {
+		return err
 	}
-	for _, p := range pieces {
-		delete(left, p.Key)
-		content, err := content(p.State)
-		if err != nil {
-			return err
-		}
-		if g.note(p.Key, content) {
-			d.Pieces = append(d.Pieces, &pb.Piece{Key: p.Key, Content: content})
-		}
-	}
-	for key := range left {
-		g.note(key, nil)
-		d.Pieces = append(d.Pieces, &pb.Piece{Key: key})
-	}
-	d.Sum, g.number = g.sum, d.To
+	return s.sendDifference(head, d)
+}
+
+func (s *Stream[Out, In]) sendDifference(head Out, d *pb.Difference) error {
+	s.given.number = d.To
 	m := proto.CloneOf(head)
 	scale := Understood()
 	scale.Difference = d
 	setScale(m, scale)
 	return s.send(m)
+}
+
+// difference returns what turns the given state into the next one, which is the given one
+// from then on.
+func difference[M State](g *given, all bool, pieces []Piece[M]) (*pb.Difference, error) {
+	g.round++
+	d := &pb.Difference{From: g.number, To: g.number + 1}
+	if g.pieces == nil {
+		d.From, g.pieces, g.sum = 0, map[string]*mark{}, 0
+	}
+	for _, p := range pieces {
+		if old := g.pieces[p.Key]; old != nil && p.of != nil && old.of == p.of {
+			old.round = g.round
+			continue
+		}
+		if p.fill != nil {
+			p.State = p.State.ProtoReflect().New().Interface().(M)
+			p.fill(p.State)
+		}
+		content, err := content(p.State)
+		if err != nil {
+			return nil, err
+		}
+		if g.note(p.Key, content, mark{of: p.of, round: g.round}) {
+			d.Pieces = append(d.Pieces, &pb.Piece{Key: p.Key, Content: content})
+		}
+	}
+	for key, m := range g.pieces {
+		if all && m.round != g.round {
+			g.note(key, nil, mark{})
+			d.Pieces = append(d.Pieces, &pb.Piece{Key: key})
+		}
+	}
+	d.Sum = g.sum
+	return d, nil
 }
 
 // content serializes a piece. The same piece always gives the same bytes.
@@ -116,17 +147,19 @@ func content[M State](m M) ([]byte, error) {
 }
 
 // note records that the other end gets a piece, and reports whether it is new to it.
-func (g *given) note(key string, content []byte) bool {
-	old, had := g.sums[key]
+func (g *given) note(key string, content []byte, m mark) bool {
+	old, had := g.pieces[key]
+	if had {
+		g.sum -= old.hash
+	}
 	if len(content) == 0 {
-		delete(g.sums, key)
-		g.sum -= old
+		delete(g.pieces, key)
 		return had
 	}
-	h := hash(key, content)
-	g.sums[key] = h
-	g.sum += h - old
-	return !had || h != old
+	m.hash = hash(key, content)
+	g.pieces[key] = &m
+	g.sum += m.hash
+	return !had || m.hash != old.hash
 }
 
 // apply turns the held state into the next one, and returns that. ok is false if the
@@ -178,17 +211,15 @@ func (h *held[M]) put(p *pb.Piece, state M) error {
 func (h *held[M]) join(head M) M {
 	whole := proto.CloneOf(head)
 	setScale(whole, Understood())
-	to := whole.ProtoReflect()
 	for _, key := range h.keys {
-		h.pieces[key].state.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
-			if f.IsList() {
-				list := to.Mutable(f).List()
-				for i := range v.List().Len() {
-					list.Append(v.List().Get(i))
-				}
-			}
-			return true
-		})
+		switch to := any(whole).(type) {
+		case *pb.TargetWanted:
+			from := any(h.pieces[key].state).(*pb.TargetWanted)
+			to.Drives, to.Legs = append(to.Drives, from.Drives...), append(to.Legs, from.Legs...)
+			to.Admissions, to.Exports = append(to.Admissions, from.Admissions...), append(to.Exports, from.Exports...)
+		case *pb.InitiatorWanted:
+			to.Attachments = append(to.Attachments, any(h.pieces[key].state).(*pb.InitiatorWanted).Attachments...)
+		}
 	}
 	return whole
 }

@@ -30,7 +30,7 @@ func (v volumes) piece(id int) *pb.TargetWanted {
 
 func (v volumes) pieces(of ...int) (all []Piece[*pb.TargetWanted]) {
 	for _, id := range of {
-		all = append(all, Piece[*pb.TargetWanted]{fmt.Sprintf("%06d", id), v.piece(id)})
+		all = append(all, Piece[*pb.TargetWanted]{Key: fmt.Sprintf("%06d", id), State: v.piece(id)})
 	}
 	return all
 }
@@ -211,5 +211,27 @@ func TestADifferenceOfNothingIsRefused(t *testing.T) {
 	}
 	if err := e.manager.SendPieces(&pb.TargetWanted{}, false, nil); err == nil || !strings.Contains(err.Error(), "holds nothing") {
 		t.Errorf("SendPieces of a part, first = %v, want a refusal", err)
+	}
+}
+
+// Every list of a wanted state has to be joined, also one that is added later.
+func TestDifferencesHaveEveryListOfAWantedState(t *testing.T) {
+	e := newEnds(t)
+	full := &pb.TargetWanted{}
+	for i, fields := 0, full.ProtoReflect().Descriptor().Fields(); i < fields.Len(); i++ {
+		if f := fields.Get(i); f.IsList() {
+			full.ProtoReflect().Mutable(f).List().AppendMutable()
+		}
+	}
+	if err := e.manager.SendPieces(&pb.TargetWanted{}, true, []Piece[*pb.TargetWanted]{{Key: "x", State: full}}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := e.agent.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	full.Scale = Understood()
+	if !proto.Equal(got, full) {
+		t.Errorf("%v arrived as %v", full, got)
 	}
 }

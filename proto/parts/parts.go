@@ -66,13 +66,16 @@ type Stream[Out, In State] struct {
 	most    int // stateMost; smaller in tests
 
 	peer  atomic.Int32 // what is known of the peer
-	last  Out          // the last whole state that was sent, if repeats
+	last  Out          // the last whole state that was sent, if repeats; none if it was sent as a difference
 	parts []byte       // the parts received so far
 	heard bool         // a whole state has been received
 
-	differs atomic.Bool // the peer takes differences
-	given   given       // what SendPieces has sent; of the goroutine that sends
-	held    held[In]    // the state in pieces; of the goroutine that receives
+	differs atomic.Bool      // the peer takes differences
+	given   given            // what SendPieces has sent; of the goroutine that sends
+	held    held[In]         // the state in pieces; of the goroutine that receives
+	head    *pb.TargetReport // of the last report that was sent as a difference
+	sums    sums             // of the pieces of the last report; of the goroutine that receives
+	change  Change           // of the last report that was received
 	// lost: the end that receives differences cannot follow any more.
 	lost atomic.Bool
 }
@@ -107,11 +110,33 @@ func (s *Stream[Out, In]) Send(m Out) error {
 	if s.last.ProtoReflect().IsValid() && s.peer.Load() == understands && Same(s.last, m) {
 		return s.repeat(m)
 	}
-	s.last = m
-	if err := s.send(m); err != nil || !s.lost.Load() {
+	err := s.sendReport(m)
+	if err != nil || !s.lost.Load() {
 		return err
 	}
 	return s.repeat(m)
+}
+
+// sendReport sends a report: as a difference, if it is one that can be cut and the manager
+// takes that.
+func (s *Stream[Out, In]) sendReport(m Out) error {
+	head, pieces, ok := cutReport(m)
+	if !ok || !s.TakesDifferences() {
+		s.last = m
+		return s.send(m)
+	}
+	starts := s.given.pieces == nil
+	d, err := difference(&s.given, true, pieces)
+	if err != nil {
+		return err
+	}
+	var none Out
+	s.last = none
+	if !starts && len(d.Pieces) == 0 && Same(s.head, head) {
+		return s.repeat(m)
+	}
+	s.head = head
+	return s.sendDifference(any(head).(Out), d)
 }
 
 func (s *Stream[Out, In]) send(m Out) error {
@@ -163,15 +188,13 @@ func (s *Stream[Out, In]) Recv() (In, error) {
 		if err != nil {
 			return m, err
 		}
-		if m.GetScale().GetDifference() == nil {
-			if s.repeats {
-				s.held = held[In]{}
-				s.lost.Store(false)
-			}
-			return m, nil
-		}
 		if !s.repeats {
-			return m, status.Errorf(codes.InvalidArgument, "%s: a difference; a manager takes whole reports", name(m))
+			return s.report(m)
+		}
+		if m.GetScale().GetDifference() == nil {
+			s.held = held[In]{}
+			s.lost.Store(false)
+			return m, nil
 		}
 		whole, ok, err := s.held.apply(m)
 		if err != nil {
@@ -183,6 +206,30 @@ func (s *Stream[Out, In]) Recv() (In, error) {
 		}
 	}
 }
+
+// report returns a report as the manager gets it, see Change.
+func (s *Stream[Out, In]) report(m In) (In, error) {
+	var none In
+	r, ok := any(m).(*pb.TargetReport)
+	switch {
+	case m.GetScale().GetUnchanged():
+		return m, nil
+	case m.GetScale().GetDifference() == nil:
+		s.sums, s.change = sums{}, Change{}
+		return m, nil
+	case !ok:
+		return none, status.Errorf(codes.InvalidArgument, "%s: these are sent whole", name(m))
+	}
+	r, change, err := s.sums.apply(r)
+	if err != nil {
+		return none, err
+	}
+	s.change = change
+	return any(r).(In), nil
+}
+
+// Change says how the last report that Recv returned relates to the one before.
+func (s *Stream[Out, In]) Change() Change { return s.change }
 
 // recv returns the next message once all its parts have arrived.
 func (s *Stream[Out, In]) recv() (In, error) {

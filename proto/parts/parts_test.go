@@ -42,12 +42,18 @@ func pair[Report, Wanted State]() (agent *Stream[Report, Wanted], manager *Strea
 	return Reporting[Report, Wanted](end[Report, Wanted]{up, down}), Wanting[Wanted, Report](end[Wanted, Report]{down, up}), up, down
 }
 
-// acquainted is a pair whose ends have both sent a state.
+// acquainted is a pair whose ends have both sent a state. The manager knows parts, but no
+// differences.
 func acquainted(t *testing.T) (agent *Stream[*pb.TargetReport, *pb.TargetWanted], manager *Stream[*pb.TargetWanted, *pb.TargetReport],
 	up *wire[*pb.TargetReport], down *wire[*pb.TargetWanted]) {
 	agent, manager, up, down = pair[*pb.TargetReport, *pb.TargetWanted]()
 	send(t, agent, manager, up, &pb.TargetReport{Node: "t1", Scale: Understood()})
-	send(t, manager, agent, down, &pb.TargetWanted{Scale: Understood()})
+	if err := manager.Send(&pb.TargetWanted{Scale: &pb.Scale{Understood: true}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := agent.Recv(); err != nil {
+		t.Fatal(err)
+	}
 	return agent, manager, up, down
 }
 

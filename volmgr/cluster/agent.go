@@ -3,7 +3,10 @@
 package cluster
 
 import (
+	"maps"
+
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/cow"
 	"weft.dev/weft/volmgr/evidence"
 	"weft.dev/weft/volmgr/image"
 )
@@ -25,6 +28,25 @@ type TargetReport struct {
 	Admissions []Admission
 	Exports    []ExportReport
 	Problems   []Problem
+}
+
+// Change says how a TargetReport relates to the last one of its session.
+type Change struct {
+	// Partial: Legs, Admissions and Exports of the report list only what has changed, and
+	// Drives only drives of which something else than their labels has. Those have no Legs:
+	// the labels that have changed are in Labels.
+	Partial bool
+	Labels  map[block.DriveID][]evidence.LegLabel
+	Gone    Gone
+}
+
+// Gone lists what a partial report does not list and is not there any more.
+type Gone struct {
+	Legs       []block.LegID
+	Drives     []block.DriveID
+	Labels     map[block.DriveID][]block.LegID
+	Admissions []block.VolumeID
+	Exports    []block.NQN
 }
 
 // Term identifies the reign of one manager of a cluster.
@@ -242,4 +264,171 @@ type WantedLink struct {
 	WriteThrough bool
 	CopyAll      bool
 	Reborn       uint64
+}
+
+// target is what a node's target has said.
+type target struct {
+	by *cow.Writer // may change it in place
+	agent
+	report *TargetReport // the newest, without the lists that follow
+
+	devices  []Device
+	drives   map[block.DriveID]DriveReport // replaced by each report that changes it
+	legs     cow.Map[block.LegID, LegReport]
+	labelled cow.Map[block.LegID, int] // on how many labels
+	admitted cow.Map[block.VolumeID, block.Epoch]
+	exports  cow.Map[block.NQN, []block.LegID]
+	exported cow.Map[block.LegID, int] // in how many exports
+
+	// Of each drive, as the labels were when they were last compared with the records.
+	strays   map[block.DriveID][]image.Extent // extents that labels list and no record has
+	unknown  map[block.DriveID]block.Size     // the most that legs without a record can take of the label
+	compared map[block.DriveID]uint64         // the count of touches then
+}
+
+// observe takes a report, whole or partial. It reports whether more or less may be servable
+// than before.
+func (on *target) observe(r *TargetReport, c *Change) (serving bool) {
+	if c.Partial {
+		on.drives = maps.Clone(on.drives)
+	} else {
+		*on = target{by: on.by, agent: on.agent, drives: map[block.DriveID]DriveReport{}, compared: map[block.DriveID]uint64{}}
+	}
+	serving = !c.Partial || len(r.Drives) > 0 || len(c.Gone.Drives) > 0
+	for _, l := range r.Legs {
+		serving = serving || on.legs.Get(l.Leg).Error != l.Error
+		on.legs.Set(on.by, l.Leg, l)
+	}
+	for _, id := range c.Gone.Legs {
+		serving = serving || on.legs.Get(id).Error != ""
+		on.legs.Delete(on.by, id)
+	}
+	on.observeDrives(r, c)
+	for _, a := range r.Admissions {
+		on.admitted.Set(on.by, a.Volume, a.Epoch)
+	}
+	for _, id := range c.Gone.Admissions {
+		on.admitted.Delete(on.by, id)
+	}
+	exports := map[block.NQN][]block.LegID{}
+	for _, e := range r.Exports {
+		exports[e.NQN] = append(exports[e.NQN], e.Legs...)
+	}
+	for _, nqn := range c.Gone.Exports {
+		on.export(nqn, nil)
+		on.exports.Delete(on.by, nqn)
+	}
+	for nqn, legs := range exports {
+		on.export(nqn, legs)
+	}
+	return serving
+}
+
+// export notes the legs that a subsystem exports.
+func (on *target) export(nqn block.NQN, legs []block.LegID) {
+	for _, id := range on.exports.Get(nqn) {
+		tally(on.by, &on.exported, id, -1)
+	}
+	for _, id := range legs {
+		tally(on.by, &on.exported, id, 1)
+	}
+	on.exports.Set(on.by, nqn, legs)
+}
+
+// tally adds to a count, and drops it at 0.
+func tally[K comparable](by *cow.Writer, counts *cow.Map[K, int], key K, n int) {
+	if n += counts.Get(key); n > 0 {
+		counts.Set(by, key, n)
+		return
+	}
+	counts.Delete(by, key)
+}
+
+func (on *target) observeDrives(r *TargetReport, c *Change) {
+	for _, d := range r.Drives {
+		if c.Partial {
+			d.Legs = on.drives[d.Drive].Legs
+		}
+		on.drives[d.Drive] = d
+		for i := range d.Legs {
+			if !c.Partial {
+				tally(on.by, &on.labelled, d.Legs[i].Leg, 1)
+			}
+		}
+	}
+	changed := map[block.DriveID]map[block.LegID]bool{}
+	for id, labels := range c.Labels {
+		for i := range labels {
+			put(changed, id, labels[i].Leg, true)
+		}
+	}
+	for id, legs := range c.Gone.Labels {
+		for _, leg := range legs {
+			put(changed, id, leg, true)
+		}
+	}
+	for id, legs := range changed {
+		on.relabel(id, legs, c.Labels[id])
+	}
+	for _, id := range c.Gone.Drives {
+		delete(on.drives, id)
+	}
+}
+
+// relabel replaces the labels of some legs on a drive.
+func (on *target) relabel(id block.DriveID, legs map[block.LegID]bool, with []evidence.LegLabel) {
+	d := on.drives[id]
+	d.Drive = id
+	labels := make([]evidence.LegLabel, 0, len(d.Legs)+len(with))
+	for i := range d.Legs {
+		if leg := d.Legs[i].Leg; legs[leg] {
+			tally(on.by, &on.labelled, leg, -1)
+			continue
+		}
+		labels = append(labels, d.Legs[i])
+	}
+	for i := range with {
+		tally(on.by, &on.labelled, with[i].Leg, 1)
+	}
+	d.Legs = append(labels, with...)
+	on.drives[id] = d
+	delete(on.compared, id)
+}
+
+// compare looks for what labels list and the records do not, on drives where either has
+// changed since.
+func (s *State) compare(on *target) {
+	strays, unknown := maps.Clone(on.strays), maps.Clone(on.unknown)
+	if strays == nil {
+		strays, unknown = map[block.DriveID][]image.Extent{}, map[block.DriveID]block.Size{}
+	}
+	for id := range strays {
+		if _, there := on.drives[id]; !there {
+			delete(strays, id)
+		}
+	}
+	for id := range unknown {
+		if _, there := on.drives[id]; !there {
+			delete(unknown, id)
+		}
+	}
+	for id, d := range on.drives {
+		if at, ok := on.compared[id]; ok && s.touched[id] <= at {
+			continue
+		}
+		on.compared[id] = s.touches
+		delete(strays, id)
+		delete(unknown, id)
+		for i := range d.Legs {
+			l := &d.Legs[i]
+			recorded, known := s.onDrive[id][l.Leg]
+			if more := image.Beyond(l.Extents, recorded); len(more) > 0 {
+				strays[id] = append(strays[id], more...)
+			}
+			if !known {
+				unknown[id] += labelRecord(l).Size()
+			}
+		}
+	}
+	on.strays, on.unknown = strays, unknown
 }

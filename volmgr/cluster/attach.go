@@ -254,7 +254,7 @@ func (t *tx) supersede(v *Volume) {
 // admitted reports whether a leg's target has confirmed the volume's epoch.
 func (s *State) admitted(v *Volume, l *Leg) bool {
 	t := s.targets[l.Node]
-	return t != nil && t.admitted[v.ID] >= v.Epoch
+	return t != nil && t.admitted.Get(v.ID) >= v.Epoch
 }
 
 // settleGrant hands out the grant when every column can be read from fenced legs and every

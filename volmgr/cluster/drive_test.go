@@ -109,7 +109,7 @@ func TestALegThatItsTargetCanNotServeIsNotGranted(t *testing.T) {
 	}
 	r := t1.report()
 	r.Legs = []LegReport{{Leg: v.Legs[0].ID, Error: "the drive does not hold it any more"}}
-	s.step(TargetReported{s.session, r})
+	s.step(TargetReported{Session: s.session, Report: r})
 	out := s.run("attach db1 c1") + s.run("explain db1")
 	if !strings.Contains(out, ReasonNoInSyncLeg) || !strings.Contains(out, "does not hold it any more") {
 		t.Errorf("attach of a volume whose only leg is lost says\n%s\nwant %s and why", out, ReasonNoInSyncLeg)
@@ -125,7 +125,7 @@ func TestANodeWithDrivesOfAnotherClusterMayJoinIfItExportsNothing(t *testing.T) 
 	word := fmt.Sprintf("weft drive %v of cluster %v", r.Devices[0].DriveID, r.ClusterID)
 	r.Devices[0].Signatures = []string{word}
 	r.Devices[0].Refused = "it carries " + word + ", which is erased only if forced by exactly that name"
-	if out := s.step(TargetReported{s.session, r}); strings.Contains(out, ReasonOtherCluster) {
+	if out := s.step(TargetReported{Session: s.session, Report: r}); strings.Contains(out, ReasonOtherCluster) {
 		t.Errorf("its report is refused: %s", out)
 	}
 	in := AddDrive{Node: "t1", Device: r.Devices[0].Path, Seed: s.seed()}
@@ -137,7 +137,7 @@ func TestANodeWithDrivesOfAnotherClusterMayJoinIfItExportsNothing(t *testing.T) 
 		t.Errorf("add-drive with %q = %s, want it taken", word, out)
 	}
 	r.Exports = []ExportReport{{NQN: "nqn.2026-11.dev.weft:x"}}
-	if out := s.step(TargetReported{s.session, r}); !strings.Contains(out, ReasonOtherCluster) {
+	if out := s.step(TargetReported{Session: s.session, Report: r}); !strings.Contains(out, ReasonOtherCluster) {
 		t.Errorf("a report with exports of another cluster = %q, want it refused", out)
 	}
 }
@@ -164,7 +164,7 @@ func TestADriveThatIsSeenAndNotOpenIsNotCalledAbsent(t *testing.T) {
 	s.run("target t1 drives=4GiB")
 	report := s.targets["t1"].report()
 	report.Drives = nil
-	s.step(TargetReported{s.session, report})
+	s.step(TargetReported{Session: s.session, Report: report})
 	for _, d := range s.state.Drives("t1") {
 		if d.State != DriveMissing || !strings.Contains(d.Reason, "has not opened it yet") {
 			t.Errorf("drive is %s (%s), want it said that it is there", d.State, d.Reason)

@@ -232,7 +232,7 @@ func (s *State) growthWaitsFor(v *Volume, l *Leg) string {
 	if p, ok := on.problem("leg " + l.ID.String()); ok {
 		return fmt.Sprintf("target %s: %s: %s", l.Node, p.Doing, p.Cause)
 	}
-	switch r, known := on.legs[l.ID]; {
+	switch r, known := on.legs.Find(l.ID); {
 	case r.Error != "":
 		return fmt.Sprintf("target %s: %s", l.Node, r.Error)
 	case s.oldTarget(l):
@@ -249,7 +249,7 @@ func (s *State) grown(v *Volume, l *Leg) bool {
 	if on == nil {
 		return false
 	}
-	r, known := on.legs[l.ID]
+	r, known := on.legs.Find(l.ID)
 	return known && r.Error == "" && r.Ready && r.Size >= v.Layout.LegSize(v.planned()) && s.labelKnows(v, l)
 }
 
@@ -266,7 +266,7 @@ func (s *State) labelKnows(v *Volume, l *Leg) bool {
 // treats a leg with more extents than it has carved as an error.
 func (s *State) oldTarget(l *Leg) bool {
 	on := s.targets[l.Node]
-	return on != nil && on.legs[l.ID].Ready && on.legs[l.ID].Size == 0
+	return on != nil && on.legs.Get(l.ID).Ready && on.legs.Get(l.ID).Size == 0
 }
 
 // largeEnough reports whether a leg is large enough for its volume.
@@ -275,6 +275,6 @@ func (s *State) largeEnough(v *Volume, l *Leg) bool {
 	if on == nil {
 		return false
 	}
-	r := on.legs[l.ID]
+	r := on.legs.Get(l.ID)
 	return s.oldTarget(l) || r.Size >= v.Layout.LegSize(v.Size)
 }

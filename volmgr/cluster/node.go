@@ -12,7 +12,6 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/event"
-	"weft.dev/weft/volmgr/image"
 )
 
 // labels returns the labels that placement sees: the operator's over the agents', and
@@ -192,6 +191,7 @@ func (a *agent) heard(session uint64) bool {
 type TargetReported struct {
 	Session uint64
 	Report  TargetReport
+	Change  Change
 }
 
 func (in TargetReported) apply(t *tx) (view, error) {
@@ -199,23 +199,29 @@ func (in TargetReported) apply(t *tx) (view, error) {
 	if err := checkAgent(r.Node, r.BootID); err != nil {
 		return nil, err
 	}
+	on := t.target(r.Node)
+	if in.Change.Partial && (on == nil || on.report == nil || on.session != in.Session) {
+		return nil, noReport(r.Node)
+	}
 	// A node that exports nothing may join with drives of another cluster: they are left
 	// alone, and can be added by force.
-	if t.s.foreign(r.ClusterID) && len(r.Exports) > 0 {
+	if t.s.foreign(r.ClusterID) && (len(r.Exports) > 0 || in.Change.Partial && on.exports.Len() > 0) {
 		return refusal(t.refuseForeign(r.Node, "target", r.ClusterID)), nil
 	}
 	if err := t.admit(r.Node, "target"); err != nil {
 		return nil, err
 	}
-	on := t.target(r.Node)
 	if on == nil {
-		on = &target{}
+		on = &target{by: t.s.by}
 		t.s.targets[r.Node] = on
 	}
 	if !on.heard(in.Session) {
 		return nil, nil
 	}
-	t.targetSays(on, r, false)
+	if on.observe(r, &in.Change) {
+		t.changed[r.Node] = true
+	}
+	t.targetSays(on, r)
 	return nil, nil
 }
 
@@ -235,7 +241,7 @@ func (in TargetRepeated) apply(t *tx) (view, error) {
 	if on.heard(in.Session) {
 		r := *on.report
 		r.Generation = cmp.Or(in.Generation, r.Generation)
-		t.targetSays(on, &r, true)
+		t.targetSays(on, &r)
 	}
 	return nil, nil
 }
@@ -246,12 +252,14 @@ func noReport(node block.NodeName) error {
 	return refused(ReasonNoReport, nodeObject(node), "its agent is unknown until it reports in full")
 }
 
-// targetSays acts on a target's report, which with again is a repeated one.
-func (t *tx) targetSays(on *target, r *TargetReport, again bool) {
+// targetSays acts on a target's report, of which on has the lists already.
+func (t *tx) targetSays(on *target, r *TargetReport) {
 	r.Generation = t.acted(&on.agent, r.Node, "target", r.Highest, r.Generation)
 	t.join(r.Node, r.Labels)
-	t.changed[r.Node] = t.changed[r.Node] || !again || !on.status.Online
-	t.targetSeen(on, r, again)
+	if !on.status.Online {
+		t.changed[r.Node] = true
+	}
+	t.targetSeen(on, r)
 	if !slices.Equal(t.nodes.peek(r.Node).Portals, r.Portals) {
 		t.node(r.Node).Portals = slices.Clone(r.Portals)
 	}
@@ -290,8 +298,8 @@ func checkAgent(name block.NodeName, boot string) error {
 	return nil
 }
 
-// targetSeen replaces the state of a target with its newest report.
-func (t *tx) targetSeen(on *target, r *TargetReport, again bool) {
+// targetSeen notes what a target's newest report says beside its lists.
+func (t *tx) targetSeen(on *target, r *TargetReport) {
 	if !on.status.Online {
 		t.s.fields = nil
 	}
@@ -303,44 +311,10 @@ func (t *tx) targetSeen(on *target, r *TargetReport, again bool) {
 		Known: true, Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version,
 		Kernel: r.Kernel, Generation: r.Generation, Problems: r.Problems,
 	}
-	on.report = r
-	if again && on.as == t.s.meta.Generation {
-		return // the indexes are current: nothing was recorded since they were built
-	}
-	on.as = t.s.meta.Generation
-	on.devices = r.Devices
-	on.drives = map[block.DriveID]DriveReport{}
-	on.legs = map[block.LegID]LegReport{}
-	on.labelled = map[block.LegID]bool{}
-	on.strays = map[block.DriveID][]image.Extent{}
-	on.unknown = map[block.DriveID]block.Size{}
-	on.admitted = map[block.VolumeID]block.Epoch{}
-	on.exported = map[block.LegID]bool{}
-	on.exports = map[block.NQN]bool{}
-	for _, d := range r.Drives {
-		on.drives[d.Drive] = d
-		for _, l := range d.Legs {
-			on.labelled[l.Leg] = true
-			if more := image.Beyond(l.Extents, t.s.onDrive[d.Drive][l.Leg]); len(more) > 0 {
-				on.strays[d.Drive] = append(on.strays[d.Drive], more...)
-			}
-			if _, known := t.s.onDrive[d.Drive][l.Leg]; !known {
-				on.unknown[d.Drive] += labelRecord(&l).Size()
-			}
-		}
-	}
-	for _, l := range r.Legs {
-		on.legs[l.Leg] = l
-	}
-	for _, a := range r.Admissions {
-		on.admitted[a.Volume] = a.Epoch
-	}
-	for _, e := range r.Exports {
-		on.exports[e.NQN] = true
-		for _, l := range e.Legs {
-			on.exported[l] = true
-		}
-	}
+	head := *r
+	head.Drives, head.Legs, head.Admissions, head.Exports = nil, nil, nil, nil
+	on.report, on.devices = &head, r.Devices
+	t.s.compare(on)
 }
 
 // InitiatorReported carries a report that came on a stream; Session and Result as

@@ -228,7 +228,7 @@ func (s *State) servable(l *Leg) bool {
 // legError is the error that the target reports of a leg; empty if there is none.
 func (s *State) legError(l *Leg) string {
 	if t := s.targets[l.Node]; t != nil {
-		return t.legs[l.ID].Error
+		return t.legs.Get(l.ID).Error
 	}
 	return ""
 }

@@ -107,7 +107,7 @@ func (s *State) inquire(v *Volume) *evidence.Inquiry {
 		if on == nil {
 			continue
 		}
-		q.Admitted(on.admitted[v.ID])
+		q.Admitted(on.admitted.Get(v.ID))
 		report := on.drives[l.Drive]
 		for _, label := range report.Legs {
 			if label.Leg == l.ID {

@@ -162,7 +162,9 @@ func TestStrayLegsTakeRoomOnTheLabel(t *testing.T) {
 			Volume: evidence.VolumeLabel{ID: block.VolumeID{UUID: testSeed(i).id(0)}, Layout: block.Layout{Stripes: 64, Copies: 2}},
 		})
 	}
-	newTx(s, t0).targetSeen(s.targets["r0-n0"], &TargetReport{Node: "r0-n0", Drives: []DriveReport{{Drive: id, Legs: strays}}}, false)
+	if _, err := s.Step(t0, TargetReported{Report: TargetReport{Node: "r0-n0", BootID: "1", Drives: []DriveReport{{Drive: id, Device: "/dev/d9", Extents: 100_000, Legs: strays}}}}); err != nil {
+		t.Fatal(err)
+	}
 	var e *Error
 	if _, err := s.Step(t0, wide(0)); !errors.As(err, &e) || !strings.Contains(e.Text, "room on its label for") {
 		t.Errorf("a volume beside 600 stray legs: %v, want it refused for want of room on the label", err)

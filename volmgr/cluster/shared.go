@@ -300,7 +300,7 @@ func (s *State) exportsLeft(v *Volume, a *Attachment) (nodes []block.NodeName) {
 		on := s.targets[node]
 		switch {
 		case s.confirmedDead(node):
-		case on != nil && on.status.Generation >= a.FenceAt && !on.exports[s.nqn(v, a, node)]:
+		case on != nil && on.status.Generation >= a.FenceAt && !on.exports.Has(s.nqn(v, a, node)):
 		default:
 			nodes = append(nodes, node)
 		}

@@ -116,8 +116,10 @@ type derived struct {
 	used      cow.Map[block.DriveID, uint32]     // how many extents those are
 	recorded  cow.Map[block.DriveID, block.Size] // the most that the legs' records can take of its label
 	unsettled map[block.VolumeID]bool            // volumes that time or a report may change
-	fields    fields                             // also of what is reported: see field
-	still     *still                             // what the last fork has of the maps that change seldom; nil: they have changed
+	touched   map[block.DriveID]uint64           // when legs were last placed there or removed, as a count
+	touches   uint64
+	fields    fields // also of what is reported: see field
+	still     *still // what the last fork has of the maps that change seldom; nil: they have changed
 }
 
 // reported is what agents report and what this manager observed of it. No record holds
@@ -142,22 +144,6 @@ type agent struct {
 	status     AgentStatus
 	otherStore uint64 // reported generations up to this one are another store's; see outlast
 	term       uint64 // the highest that it has acted on
-}
-
-type target struct {
-	by *cow.Writer // may change it in place
-	agent
-	report   *TargetReport // the newest; the fields below index it
-	as       uint64        // generation of the records that it was compared with
-	devices  []Device
-	drives   map[block.DriveID]DriveReport
-	legs     map[block.LegID]LegReport
-	labelled map[block.LegID]bool
-	strays   map[block.DriveID][]image.Extent // extents that labels list and no record has
-	unknown  map[block.DriveID]block.Size     // the most that legs without a record can take of the label
-	admitted map[block.VolumeID]block.Epoch
-	exported map[block.LegID]bool
-	exports  map[block.NQN]bool
 }
 
 type initiator struct {
@@ -186,6 +172,7 @@ func empty() *State {
 			onDrive:   map[block.DriveID]map[block.LegID][]image.Extent{},
 			extents:   map[block.DriveID][]image.Extent{},
 			unsettled: map[block.VolumeID]bool{},
+			touched:   map[block.DriveID]uint64{},
 		},
 		reported: reported{
 			targets:       map[block.NodeName]*target{},
@@ -364,7 +351,7 @@ func (s *State) Fork() *State {
 	f.targets, f.initiators = maps.Clone(s.targets), maps.Clone(s.initiators)
 	f.foreignAgents, f.fences = maps.Clone(s.foreignAgents), maps.Clone(s.fences)
 	// Only steps use these, and they change in place.
-	f.onDrive, f.extents, f.unsettled, f.served, f.unserved, f.fields, f.still = nil, nil, nil, nil, nil, nil, nil
+	f.onDrive, f.extents, f.touched, f.unsettled, f.served, f.unserved, f.fields, f.still = nil, nil, nil, nil, nil, nil, nil, nil
 	return &f
 }
 
@@ -403,6 +390,7 @@ func (s *State) Step(now time.Time, in Input) (Outcome, error) {
 
 // index removes old from the derived maps and adds new; either may be nil.
 func (s *State) index(old, new *Volume) {
+	s.touches++
 	if old != nil {
 		s.byName = s.byName.Delete(string(old.Name))
 		delete(s.unsettled, old.ID)
@@ -418,6 +406,7 @@ func (s *State) index(old, new *Volume) {
 			s.used.Set(s.by, l.Drive, s.used.Get(l.Drive)-image.Count(s.onDrive[l.Drive][l.ID]))
 			delete(s.onDrive[l.Drive], l.ID)
 			s.recorded.Set(s.by, l.Drive, s.recorded.Get(l.Drive)-old.record(&l).Size())
+			s.touched[l.Drive] = s.touches
 		}
 	}
 	if new == nil {
@@ -439,6 +428,7 @@ func (s *State) index(old, new *Volume) {
 		put(s.onDrive, l.Drive, l.ID, l.Extents)
 		s.used.Set(s.by, l.Drive, s.used.Get(l.Drive)+image.Count(l.Extents))
 		s.recorded.Set(s.by, l.Drive, s.recorded.Get(l.Drive)+new.record(&l).Size())
+		s.touched[l.Drive] = s.touches
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 func TestAReportThatSaysNothingNewCommitsNothing(t *testing.T) {
 	s, _ := labelled(t)
 	for _, target := range s.targets {
-		out, err := s.state.Step(s.now, TargetReported{s.session, target.report()})
+		out, err := s.state.Step(s.now, TargetReported{Session: s.session, Report: target.report()})
 		if err != nil || len(out.Records) > 0 || len(out.Wake) > 0 {
 			t.Errorf("Step(same report of %s) = %d records, wake %v, %v; want nothing", target.name, len(out.Records), out.Wake, err)
 		}
@@ -33,10 +33,10 @@ func TestAReportThatSaysNothingNewCommitsNothing(t *testing.T) {
 func TestAnOlderStreamCanNotSpeakAfterANewerOne(t *testing.T) {
 	s, _ := labelled(t)
 	t1 := s.targets["t1"]
-	s.state.Step(s.now, TargetReported{7, t1.report()})
+	s.state.Step(s.now, TargetReported{Session: 7, Report: t1.report()})
 	old := t1.report()
 	old.BootID = "an older boot"
-	for _, in := range []Input{TargetReported{3, old}, TargetLost{3, "t1"}} {
+	for _, in := range []Input{TargetReported{Session: 3, Report: old}, TargetLost{3, "t1"}} {
 		out, err := s.state.Step(s.now, in)
 		n, _ := s.state.Node("t1")
 		if err != nil || len(out.Events) > 0 || !n.Target.Online || n.Target.BootID != t1.bootID() {
@@ -52,7 +52,7 @@ func TestAnOlderStreamCanNotSpeakAfterANewerOne(t *testing.T) {
 func TestAnAgentIsSilentSinceItsLastReport(t *testing.T) {
 	s, _ := labelled(t)
 	t1 := s.targets["t1"]
-	s.state.Step(s.now, TargetReported{s.session, t1.report()})
+	s.state.Step(s.now, TargetReported{Session: s.session, Report: t1.report()})
 	later := s.now.Add(OnlineWithin)
 	s.state.Step(later, Tick{})
 	if n, _ := s.state.Node("t1"); !n.Target.Online || n.Target.Silent != 0 {
@@ -97,18 +97,18 @@ func TestTheLeaseRunsByTheMonotonicClock(t *testing.T) {
 	v, _ := s.state.Volume("db1")
 	one := s.targets[string(v.Legs[0].Node)]
 	one.comply(s.state.WantedTarget(one.name))
-	s.state.Step(now, TargetReported{s.session, one.report()})
+	s.state.Step(now, TargetReported{Session: s.session, Report: one.report()})
 	// attach is refused without a target online, so ask again now that one is online.
 	if _, err := s.state.Step(now, Attach{Volume: "db1", Node: "c1"}); err != nil {
 		t.Fatal(err)
 	}
 	one.comply(s.state.WantedTarget(one.name))
-	s.state.Step(now, TargetReported{s.session, one.report()})
+	s.state.Step(now, TargetReported{Session: s.session, Report: one.report()})
 	for _, c := range []struct {
 		after time.Duration
 		want  AttachmentState
 	}{{ClientLease - time.Millisecond, Granting}, {ClientLease, Granted}} {
-		s.state.Step(now.Add(c.after), TargetReported{s.session, one.report()})
+		s.state.Step(now.Add(c.after), TargetReported{Session: s.session, Report: one.report()})
 		if v, _ := s.state.Volume("db1"); v.Attachment.State != c.want {
 			t.Errorf("%v after the first fence the attachment is %s, want %s", c.after, v.Attachment.State, c.want)
 		}

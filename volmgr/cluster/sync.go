@@ -307,7 +307,7 @@ func (s *State) notCopied(v *Volume, l *Leg) string {
 		return fmt.Sprintf("target %s to grow %v to %v, as it missed an expansion", l.Node, l, v.Layout.LegSize(v.Size))
 	case !s.admitted(v, l):
 		return fmt.Sprintf("target %s to fence epochs below %d", l.Node, v.Epoch)
-	case on.status.Generation < l.StaleAt || on.exported[l.ID]:
+	case on.status.Generation < l.StaleAt || on.exported.Has(l.ID):
 		return fmt.Sprintf("target %s to remove the stale export", l.Node)
 	case s.pauses(l):
 		return fmt.Sprintf("the end of a pause of %v, since the rebuild failed, or the leg was lost soon after it, %d times in a row", backoff.Pause(l.Failures), l.Failures)

@@ -32,7 +32,7 @@ func newStore() (*State, map[string][]byte) {
 
 // agentSays returns reports of a node's agents that they have acted on an order.
 func agentSays(node block.NodeName, o order) (target, initiator Input) {
-	return TargetReported{1, TargetReport{Node: node, BootID: "1", Highest: Term{testCluster(), o.term}, Generation: o.generation}},
+	return TargetReported{Session: 1, Report: TargetReport{Node: node, BootID: "1", Highest: Term{testCluster(), o.term}, Generation: o.generation}},
 		InitiatorReported{1, InitiatorReport{Node: node, BootID: "1", Highest: Term{testCluster(), o.term}, Generation: o.generation, Host: hostOf(string(node))}}
 }
 
@@ -64,7 +64,7 @@ func TestAReplacedManagerStaysBehind(t *testing.T) {
 			}
 		}
 	}
-	elsewhere := TargetReported{1, TargetReport{Node: "n2", BootID: "1", Highest: Term{block.ClusterID{UUID: block.UUID{9}}, 7}, Generation: s.Generation()}}
+	elsewhere := TargetReported{Session: 1, Report: TargetReport{Node: "n2", BootID: "1", Highest: Term{block.ClusterID{UUID: block.UUID{9}}, 7}, Generation: s.Generation()}}
 	apply(t, s, store, elsewhere)
 	if n, err := s.Node("n2"); err != nil || n.Target.Generation == 0 {
 		t.Errorf("a term of another cluster counts here (%v)", err)

@@ -331,7 +331,7 @@ func (s *script) newTarget(a args) string {
 }
 
 func (s *script) reportTarget(t *simTarget) string {
-	return s.step(TargetReported{s.session, t.report()})
+	return s.step(TargetReported{Session: s.session, Report: t.report()})
 }
 
 // repeat sends an agent's report that nothing has changed; with "reached", except that it has

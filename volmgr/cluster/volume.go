@@ -292,7 +292,7 @@ func (t *tx) settleCreating(id block.VolumeID) {
 
 func (s *State) legReady(l *Leg) bool {
 	t := s.targets[l.Node]
-	return t != nil && t.legs[l.ID].Ready && t.legs[l.ID].Error == ""
+	return t != nil && t.legs.Get(l.ID).Ready && t.legs.Get(l.ID).Error == ""
 }
 
 // DeleteVolume frees a detached volume's legs. It succeeds if there is no such volume.
@@ -350,8 +350,8 @@ func (t *tx) legGone(v *Volume, l *Leg) bool {
 		return false
 	}
 	report, seen := on.drives[l.Drive]
-	_, has := on.legs[l.ID]
-	return seen && report.Error == "" && !has && !on.labelled[l.ID] && !on.exported[l.ID]
+	has := on.legs.Has(l.ID)
+	return seen && report.Error == "" && !has && !on.labelled.Has(l.ID) && !on.exported.Has(l.ID)
 }
 
 // legWaitsFor says why a leg is not carved, or not freed, yet.
@@ -366,7 +366,7 @@ func (s *State) legWaitsFor(l *Leg) string {
 	if p, ok := on.problem("leg " + l.ID.String()); ok {
 		return fmt.Sprintf("target %s: %s: %s", l.Node, p.Doing, p.Cause)
 	}
-	r, ok := on.legs[l.ID]
+	r, ok := on.legs.Find(l.ID)
 	switch {
 	case ok && r.Error != "":
 		return fmt.Sprintf("target %s: %s", l.Node, r.Error)

@@ -235,7 +235,11 @@ func (w *world) create(name block.VolumeName) {
 
 // step gives the manager an input and sends the wanted states out.
 func (w *world) step(in Input) error {
-	out, err := w.state.Step(w.now, w.repeats(in))
+	said := w.repeats(in)
+	out, err := w.state.Step(w.now, said)
+	if is, ok := in.(TargetReported); ok && err == nil && w.violation == "" {
+		w.violation = w.state.misheard(is)
+	}
 	keep(w.store, out.Records)
 	if w.stepped != nil {
 		w.stepped(in, out)
@@ -268,6 +272,9 @@ func (w *world) repeats(in Input) Input {
 		last.Report.Generation = in.Report.Generation
 		if ok && reflect.DeepEqual(last, in) {
 			return TargetRepeated{in.Session, in.Report.Node, in.Report.Generation}
+		}
+		if on := w.state.targets[in.Report.Node]; ok && last.Session == in.Session && on != nil && on.report != nil && on.session == in.Session {
+			return in.since(&last.Report)
 		}
 	case InitiatorReported:
 		last, ok := w.saidLast[in.Report.Node].(InitiatorReported)
@@ -361,7 +368,7 @@ func (w *world) targetActs(t *wTarget) {
 		if !w.chance(15) { // else it arrives twice
 			t.outbox = t.outbox[1:]
 		}
-		w.step(TargetReported{t.session, r})
+		w.step(TargetReported{Session: t.session, Report: r})
 	case len(t.outbox) < 2:
 		t.outbox = append(t.outbox, t.report())
 	}
@@ -390,7 +397,7 @@ func (w *world) comply(t *wTarget) {
 func (w *world) linkTarget(t *wTarget) {
 	t.session++
 	t.linked, t.inbox, t.outbox = true, nil, nil
-	w.step(TargetReported{t.session, t.report()})
+	w.step(TargetReported{Session: t.session, Report: t.report()})
 	t.inbox = []TargetWanted{w.state.WantedTarget(t.name)}
 }
 
@@ -1171,7 +1178,7 @@ func (w *world) lasts() {
 				w.comply(t)
 			}
 			if t.up && t.linked {
-				w.step(TargetReported{t.session, t.report()})
+				w.step(TargetReported{Session: t.session, Report: t.report()})
 			}
 		}
 		w.pass(4 * time.Second)
@@ -1608,7 +1615,7 @@ func (w *world) settle(rounds int) {
 				w.comply(t)
 			}
 			t.zero()
-			w.step(TargetReported{t.session, t.report()})
+			w.step(TargetReported{Session: t.session, Report: t.report()})
 		}
 		for _, h := range w.hosts {
 			for len(h.inbox) > 0 {
