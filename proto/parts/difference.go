@@ -5,6 +5,7 @@ package parts
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -31,8 +32,9 @@ type Piece[M State] struct {
 type given struct {
 	number uint64
 	term   uint64
-	round  uint64           // counts the calls of difference
+	round  uint64           // counts the differences that were made
 	pieces map[string]*mark // nil: the other end holds nothing
+	known  map[any]*mark    // the marks of pieces of a report, by their entries
 	sum    uint64
 }
 
@@ -87,6 +89,7 @@ func (s *Stream[Out, In]) SendPieces(head Out, all bool, pieces []Piece[Out]) er
 	if s.given.pieces == nil && !all {
 		return fmt.Errorf("send difference: the other end holds nothing to differ from")
 	}
+	s.given.round++
 	d, err := difference(&s.given, all, pieces)
 	if err != nil {
 		return err
@@ -106,15 +109,13 @@ func (s *Stream[Out, In]) sendDifference(head Out, d *pb.Difference) error {
 // difference returns what turns the given state into the next one, which is the given one
 // from then on.
 func difference[M State](g *given, all bool, pieces []Piece[M]) (*pb.Difference, error) {
-	g.round++
 	d := &pb.Difference{From: g.number, To: g.number + 1}
 	if g.pieces == nil {
-		d.From, g.pieces, g.sum = 0, map[string]*mark{}, 0
+		d.From, g.pieces, g.known, g.sum = 0, map[string]*mark{}, map[any]*mark{}, 0
 	}
 	for _, p := range pieces {
-		if old := g.pieces[p.Key]; old != nil && p.of != nil && old.of == p.of {
-			old.round = g.round
-			continue
+		if old := g.pieces[p.Key]; p.fill != nil && old != nil && old.round == g.round {
+			return nil, errTwice
 		}
 		if p.fill != nil {
 			p.State = p.State.ProtoReflect().New().Interface().(M)
@@ -146,11 +147,25 @@ func content[M State](m M) ([]byte, error) {
 	return proto.MarshalOptions{Deterministic: true}.Marshal(m)
 }
 
+// same reports whether an entry of a report was there last time, and notes that it still is.
+func (g *given) same(of any) bool {
+	m := g.known[of]
+	if m != nil {
+		m.round = g.round
+	}
+	return m != nil
+}
+
+// errTwice is the error of difference if a report has two entries about one thing, of which one
+// was there last time: its piece has to be made of both.
+var errTwice = errors.New("two entries about one thing")
+
 // note records that the other end gets a piece, and reports whether it is new to it.
 func (g *given) note(key string, content []byte, m mark) bool {
 	old, had := g.pieces[key]
 	if had {
 		g.sum -= old.hash
+		delete(g.known, old.of)
 	}
 	if len(content) == 0 {
 		delete(g.pieces, key)
@@ -158,6 +173,9 @@ func (g *given) note(key string, content []byte, m mark) bool {
 	}
 	m.hash = hash(key, content)
 	g.pieces[key] = &m
+	if m.of != nil {
+		g.known[m.of] = &m
+	}
 	g.sum += m.hash
 	return !had || m.hash != old.hash
 }

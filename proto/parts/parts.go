@@ -19,6 +19,7 @@
 package parts
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -120,13 +121,19 @@ func (s *Stream[Out, In]) Send(m Out) error {
 // sendReport sends a report: as a difference, if it is one that can be cut and the manager
 // takes that.
 func (s *Stream[Out, In]) sendReport(m Out) error {
-	head, pieces, ok := cutReport(m)
+	g := &s.given
+	g.round++
+	head, pieces, ok := cutReport(m, g.same)
 	if !ok || !s.TakesDifferences() {
 		s.last = m
 		return s.send(m)
 	}
-	starts := s.given.pieces == nil
-	d, err := difference(&s.given, true, pieces)
+	starts := g.pieces == nil
+	d, err := difference(g, true, pieces)
+	if errors.Is(err, errTwice) {
+		*g = given{number: g.number}
+		return s.sendReport(m)
+	}
 	if err != nil {
 		return err
 	}

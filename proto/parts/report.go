@@ -42,15 +42,14 @@ type Change struct {
 }
 
 // cutReport cuts a report into pieces, in the order of its lists; ok is false for a message
-// that is sent whole. The head holds all but the four lists.
-func cutReport(m proto.Message) (head *pb.TargetReport, pieces []Piece[*pb.TargetReport], ok bool) {
+// that is sent whole. The head holds all but the four lists. Entries that are the same as last
+// time are left out: there may be thousands, of which few change.
+func cutReport(m proto.Message, same func(of any) bool) (head *pb.TargetReport, pieces []Piece[*pb.TargetReport], ok bool) {
 	r, ok := m.(*pb.TargetReport)
 	if !ok {
 		return nil, nil, false
 	}
-	most := 2*len(r.Legs) + len(r.Drives) + len(r.Admissions) + len(r.Exports)
-	at := make(map[string]int, most)
-	pieces = make([]Piece[*pb.TargetReport], 0, most)
+	at := map[string]int{}
 	add := func(key string, of any, content func(*pb.TargetReport)) {
 		if i, twice := at[key]; twice {
 			first := pieces[i].fill
@@ -61,21 +60,29 @@ func cutReport(m proto.Message) (head *pb.TargetReport, pieces []Piece[*pb.Targe
 		pieces = append(pieces, Piece[*pb.TargetReport]{Key: key, of: of, fill: content})
 	}
 	for _, l := range r.Legs {
-		add(legKind+l.LegId, l, func(r *pb.TargetReport) { r.Legs = append(r.Legs, l) })
+		if !same(l) {
+			add(legKind+l.LegId, l, func(r *pb.TargetReport) { r.Legs = append(r.Legs, l) })
+		}
 	}
 	for _, d := range r.Drives {
 		add(driveKind+d.DriveId, nil, func(r *pb.TargetReport) { r.Drives = append(r.Drives, withoutLabels(d)) })
 		for _, l := range d.Legs {
-			add(labelKind+d.DriveId+"/"+l.LegId, l, func(r *pb.TargetReport) {
-				r.Drives = append(r.Drives, &pb.DriveReport{DriveId: d.DriveId, Legs: []*pb.LegLabel{l}})
-			})
+			if !same(l) {
+				add(labelKind+d.DriveId+"/"+l.LegId, l, func(r *pb.TargetReport) {
+					r.Drives = append(r.Drives, &pb.DriveReport{DriveId: d.DriveId, Legs: []*pb.LegLabel{l}})
+				})
+			}
 		}
 	}
 	for _, a := range r.Admissions {
-		add(admissionKind+a.VolumeId, a, func(r *pb.TargetReport) { r.Admissions = append(r.Admissions, a) })
+		if !same(a) {
+			add(admissionKind+a.VolumeId, a, func(r *pb.TargetReport) { r.Admissions = append(r.Admissions, a) })
+		}
 	}
 	for _, x := range r.Exports {
-		add(exportKind+x.Nqn, x, func(r *pb.TargetReport) { r.Exports = append(r.Exports, x) })
+		if !same(x) {
+			add(exportKind+x.Nqn, x, func(r *pb.TargetReport) { r.Exports = append(r.Exports, x) })
+		}
 	}
 	head = &pb.TargetReport{
 		Node: r.Node, Labels: r.Labels, BootId: r.BootId, Version: r.Version, Kernel: r.Kernel, Portals: r.Portals, ClusterId: r.ClusterId,

@@ -129,6 +129,40 @@ func TestDifferencesOfReportsSayWhatTheWholeSays(t *testing.T) {
 	}
 }
 
+// Agents keep entries that do not change from report to report, and may report a thing twice.
+func TestEntriesThatStayAreNotSentAgain(t *testing.T) {
+	agent, manager, up, down := pair[*pb.TargetReport, *pb.TargetWanted]()
+	send(t, agent, manager, up, &pb.TargetReport{Node: "t1", Scale: Understood()})
+	send(t, manager, agent, down, &pb.TargetWanted{Scale: Understood()})
+	legs := []*pb.LegReport{{LegId: "a"}, {LegId: "b"}, {LegId: "c"}}
+	var known know
+	for i, c := range []struct {
+		legs  []*pb.LegReport
+		sends int
+	}{
+		{legs, 3}, {legs[1:], 0}, {legs, 1}, {append(legs[:2:2], &pb.LegReport{LegId: "c", Ready: true}), 1},
+		{append(legs[:2:2], &pb.LegReport{LegId: "b", Ready: true}), 3}, {append(legs[:2:2], &pb.LegReport{LegId: "b", Ready: true}), 0}, {legs, 2},
+	} {
+		got, _, _ := send(t, agent, manager, up, &pb.TargetReport{Node: "t1", Scale: Understood(), Legs: c.legs})
+		if got.GetScale().GetUnchanged() {
+			continue
+		}
+		known.hear(got, manager.Change())
+		want := map[string]bool{}
+		for _, l := range c.legs {
+			want[l.LegId] = l.Ready
+		}
+		for id, ready := range want {
+			if l, ok := known.legs[id].(*pb.LegReport); !ok || l.Ready != ready {
+				t.Errorf("report %d: of leg %s is known %v, want ready %v", i, id, l, ready)
+			}
+		}
+		if len(known.legs) != len(want) || len(got.Legs) != c.sends {
+			t.Errorf("report %d sent %d legs, and %d are known; want %d and %d", i, len(got.Legs), len(known.legs), c.sends, len(want))
+		}
+	}
+}
+
 // One leg of 2000 changes: that, and not the report, is sent.
 func TestAChangeOfOneLegIsSmallOnTheWire(t *testing.T) {
 	agent, manager, up, down := pair[*pb.TargetReport, *pb.TargetWanted]()
