@@ -80,13 +80,19 @@ func blockdevSuite() kernelSuite {
 		vm.Suite{Package: "./initiator/blockdev", Env: []string{"TMPDIR=/var/lib/weft"}},
 		[]vm.MachineOption{vm.StateDiskOf("8GiB"), vm.Modules("nbd", "loop", "fuse", "ublk_drv")},
 	}
-	s.suite.MaySkip = map[string]string{"TestKernelBlockdevUBLK/ItGrowsWhileOpen": "the ublk driver can resize from Linux 6.16 on"}
+	const noRing = "FUSE can use io_uring from Linux 6.14 on"
+	s.suite.MaySkip = map[string]string{
+		"TestKernelBlockdevUBLK/ItGrowsWhileOpen": "the ublk driver can resize from Linux 6.16 on",
+		"TestFUSEOverURing":                       noRing,
+		"TestFUSEGivesUpIOURingThatDoesNotAnswer": noRing + ", and this needs two processors",
+		"TestFUSEGoesOnWithoutIOURing/.*":         noRing,
+		"TestARingTakesMessagesOfOtherThreads":    "rings take messages from Linux 6.13 on",
+	}
 	if vm.KernelVersion() == "6.1" {
 		s.machine[1] = vm.Modules("nbd", "loop", "fuse")
-		s.suite.MaySkip = map[string]string{
-			"TestKernelBlockdevUBLK": "this kernel was built without ublk",
-			"TestARingIsNotMapped":   "needs Linux 6.5",
-		}
+		delete(s.suite.MaySkip, "TestKernelBlockdevUBLK/ItGrowsWhileOpen")
+		s.suite.MaySkip["TestKernelBlockdevUBLK"] = "this kernel was built without ublk"
+		s.suite.MaySkip["TestARingIsNotMapped"] = "needs Linux 6.5"
 	}
 	return s
 }
