@@ -244,7 +244,9 @@ func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 	defer drives.closeAll()
 	defer a.close()
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return a.reconcile(ctx, base, drives) })
+	health := newMonitor(a.kernel.hardware)
+	g.Go(func() error { return a.reconcile(ctx, base, drives, health) })
+	g.Go(func() error { return health.run(ctx, drives) })
 	g.Go(func() error { return a.inventory(ctx, drives) })
 	g.Go(func() error { return a.converse(ctx) })
 	g.Go(func() error { return a.watch(ctx) })
@@ -351,8 +353,8 @@ func (a *Agent) watch(ctx context.Context) error {
 }
 
 // reconcile runs the loop that makes all decisions.
-func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, drives *openDrives) error {
-	r := newReconciler(a, base, drives)
+func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, drives *openDrives, health *monitor) error {
+	r := newReconciler(a, base, drives, health)
 	timer := time.NewTicker(lookEvery)
 	defer timer.Stop()
 	for {

@@ -32,6 +32,9 @@ type hardware interface {
 	Number(path string) (block.DeviceNumber, error)
 	// Sequence changes whenever a disk, another or the same one, is attached under a number.
 	Sequence(n block.DeviceNumber) string
+	// Smart may take as long as the drive takes to answer. Nil: it has no such log.
+	Smart(path string) (*pb.SmartLog, error)
+	IOs(path string) drive.IOs
 }
 
 // mapper is the part of the device mapper that the agent uses; *dm.Client.

@@ -16,12 +16,13 @@ import (
 
 // nodeDevices is the hardware of this node.
 type nodeDevices struct {
+	sensors
 	root      string
 	inventory *drive.Inventory
 }
 
 func newNodeDevices(root string) nodeDevices {
-	return nodeDevices{root: root, inventory: drive.NewInventory(root)}
+	return nodeDevices{sensors: sensors{root}, root: root, inventory: drive.NewInventory(root)}
 }
 
 func (m nodeDevices) Scan(ctx context.Context) ([]*pb.Device, error) { return m.inventory.Scan(ctx) }

@@ -25,6 +25,7 @@ type reconciler struct {
 	agent  *Agent
 	base   *pb.TargetReport
 	drives *openDrives
+	health *monitor
 	names  naming
 	jobs   *jobs
 	legDir string
@@ -42,10 +43,10 @@ type reconciler struct {
 	last     *pb.TargetReport
 }
 
-func newReconciler(a *Agent, base *pb.TargetReport, drives *openDrives) *reconciler {
+func newReconciler(a *Agent, base *pb.TargetReport, drives *openDrives, health *monitor) *reconciler {
 	legDir := a.config.legDir()
 	r := &reconciler{
-		agent: a, base: base, drives: drives, names: a.kernel.names, legDir: legDir,
+		agent: a, base: base, drives: drives, health: health, names: a.kernel.names, legDir: legDir,
 		mapper: lazy[mapper]{open: a.kernel.mapper}, exports: lazy[exporter]{open: a.kernel.exports},
 		since: map[problem]time.Time{}, sizes: sizes{},
 	}
@@ -72,7 +73,7 @@ func (r *reconciler) round(ctx context.Context) bool {
 		return false // a report now would list the drives as gone
 	}
 	message := r.agent.currentWanted()
-	s, problems := r.observe(ctx, devices, drives)
+	s, problems := r.observe(ctx, r.health.with(devices), drives)
 	if ctx.Err() != nil {
 		return false // the observation was interrupted and says nothing
 	}

@@ -26,7 +26,7 @@ func userKernel(c Config) (kernel, error) {
 		return kernel{}, err
 	}
 	return kernel{
-		hardware: userDrives{m.Drives},
+		hardware: userDrives{m.Drives, sensors{c.Root}},
 		mapper:   func() (mapper, error) { return m.Legs, nil },
 		names:    m.Legs,
 		exports:  func() (exporter, error) { return m.Exports.OpenTree() },
@@ -55,7 +55,10 @@ func kernelBefore(c Config) (kernel, bool, error) {
 }
 
 // userDrives adapts the drives to the hardware that openDrives expects.
-type userDrives struct{ *userspace.Drives }
+type userDrives struct {
+	*userspace.Drives
+	sensors
+}
 
 // Open opens the drive at path.
 func (d userDrives) Open(path string) (disk, error) {

@@ -188,6 +188,12 @@ type medium struct {
 	after  func()        // is called after each flush
 	slow   chan struct{} // Zero takes one from it for each chunk
 	wwid   string
+
+	smart  *pb.SmartLog
+	unread error         // why smart cannot be read
+	silent chan struct{} // reading smart waits until it is closed
+	ios    drive.IOs
+	reads  int // of smart
 }
 
 func (w *world) plug(path string, size block.Size, wwid string) *medium {
@@ -370,6 +376,34 @@ func (h gatedHardware) Sequence(block.DeviceNumber) string {
 	h.world.mu.Lock()
 	defer h.world.mu.Unlock()
 	return h.world.sequence
+}
+
+// Smart does not count as an operation: it changes nothing.
+func (h gatedHardware) Smart(path string) (*pb.SmartLog, error) {
+	m, err := h.world.medium(path)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	m.reads++
+	silent := m.silent
+	m.mu.Unlock()
+	if silent != nil {
+		<-silent
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return proto.CloneOf(m.smart), m.unread
+}
+
+func (h gatedHardware) IOs(path string) drive.IOs {
+	m, err := h.world.medium(path)
+	if err != nil {
+		return drive.IOs{}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.ios
 }
 
 type gatedDisk struct {

@@ -46,7 +46,7 @@ var arrows = map[string][]string{
 	"volmgr/cluster":    {"volmgr/backoff", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/image", "volmgr/labelset", "volmgr/placement", "proto/block"},
 	"volmgr/store":      {"volmgr/cluster", "proto/block", "proto/durable"},
 	"volmgr":            {"volmgr/cluster", "volmgr/event", "volmgr/evidence", "volmgr/image", "volmgr/labelset", "volmgr/store", "proto/block", "proto/parts", "proto/pb"},
-	"target/drive":      {"proto/block", "proto/pb"},
+	"target/drive":      {"proto/block", "proto/nvmetcp", "proto/pb"},
 	"target/backend":    {"proto/block"},
 	"target/nvmet":      {"target/nvmet/memfs", "proto/block"}, // memfs: in nvmettest
 	"proto/uevent":      {},

@@ -82,24 +82,26 @@ type DriveState int32
 
 const (
 	DriveState_DRIVE_STATE_UNSPECIFIED DriveState = 0
-	DriveState_DRIVE_STATE_ADDING      DriveState = 1 // recorded, label not yet written
-	DriveState_DRIVE_STATE_READY       DriveState = 2 // labelled, may hold legs
-	DriveState_DRIVE_STATE_MISSING     DriveState = 3 // its node is online but does not find it
-	DriveState_DRIVE_STATE_FAILED      DriveState = 4 // found but not usable: see reason
-	DriveState_DRIVE_STATE_REMOVING    DriveState = 5 // label being erased
-	DriveState_DRIVE_STATE_OFFLINE     DriveState = 6 // it was ready; its target agent is offline, so its present state is unknown
+	DriveState_DRIVE_STATE_ADDING      DriveState = 1  // recorded, label not yet written
+	DriveState_DRIVE_STATE_READY       DriveState = 2  // labelled, may hold legs
+	DriveState_DRIVE_STATE_MISSING     DriveState = 3  // its node is online but does not find it
+	DriveState_DRIVE_STATE_FAILED      DriveState = 4  // found but not usable: see reason
+	DriveState_DRIVE_STATE_REMOVING    DriveState = 5  // label being erased
+	DriveState_DRIVE_STATE_OFFLINE     DriveState = 6  // it was ready; its target agent is offline, so its present state is unknown
+	DriveState_DRIVE_STATE_SUSPECT     DriveState = 60 // in use, but it shows signs of failing: see reason
 )
 
 // Enum value maps for DriveState.
 var (
 	DriveState_name = map[int32]string{
-		0: "DRIVE_STATE_UNSPECIFIED",
-		1: "DRIVE_STATE_ADDING",
-		2: "DRIVE_STATE_READY",
-		3: "DRIVE_STATE_MISSING",
-		4: "DRIVE_STATE_FAILED",
-		5: "DRIVE_STATE_REMOVING",
-		6: "DRIVE_STATE_OFFLINE",
+		0:  "DRIVE_STATE_UNSPECIFIED",
+		1:  "DRIVE_STATE_ADDING",
+		2:  "DRIVE_STATE_READY",
+		3:  "DRIVE_STATE_MISSING",
+		4:  "DRIVE_STATE_FAILED",
+		5:  "DRIVE_STATE_REMOVING",
+		6:  "DRIVE_STATE_OFFLINE",
+		60: "DRIVE_STATE_SUSPECT",
 	}
 	DriveState_value = map[string]int32{
 		"DRIVE_STATE_UNSPECIFIED": 0,
@@ -109,6 +111,7 @@ var (
 		"DRIVE_STATE_FAILED":      4,
 		"DRIVE_STATE_REMOVING":    5,
 		"DRIVE_STATE_OFFLINE":     6,
+		"DRIVE_STATE_SUSPECT":     60,
 	}
 )
 
@@ -936,6 +939,7 @@ type Drive struct {
 	Reason         string                 `protobuf:"bytes,13,opt,name=reason,proto3" json:"reason,omitempty"`
 	CapacityBytes  uint64                 `protobuf:"varint,14,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`    // the size of all its extents
 	AllocatedBytes uint64                 `protobuf:"varint,15,opt,name=allocated_bytes,json=allocatedBytes,proto3" json:"allocated_bytes,omitempty"` // used by legs
+	Health         *DriveHealth           `protobuf:"bytes,60,opt,name=health,proto3" json:"health,omitempty"`                                        // as its target last read it; unset if its target is offline
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1075,6 +1079,221 @@ func (x *Drive) GetAllocatedBytes() uint64 {
 	return 0
 }
 
+func (x *Drive) GetHealth() *DriveHealth {
+	if x != nil {
+		return x.Health
+	}
+	return nil
+}
+
+// DriveHealth is what a drive says of itself, and how fast it is. Its target reads it once
+// a minute.
+type DriveHealth struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Time   *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`     // when it was read, by the node's clock
+	Unread string                 `protobuf:"bytes,2,opt,name=unread,proto3" json:"unread,omitempty"` // why smart could not be read; empty if it was, or if the drive is not NVMe
+	Smart  *SmartLog              `protobuf:"bytes,3,opt,name=smart,proto3" json:"smart,omitempty"`
+	// The reads and writes of the device since the reading before, and the mean time that they took.
+	Ios           uint64               `protobuf:"varint,4,opt,name=ios,proto3" json:"ios,omitempty"`
+	Latency       *durationpb.Duration `protobuf:"bytes,5,opt,name=latency,proto3" json:"latency,omitempty"` // unset if there were none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DriveHealth) Reset() {
+	*x = DriveHealth{}
+	mi := &file_weft_v1_types_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DriveHealth) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DriveHealth) ProtoMessage() {}
+
+func (x *DriveHealth) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_types_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DriveHealth.ProtoReflect.Descriptor instead.
+func (*DriveHealth) Descriptor() ([]byte, []int) {
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *DriveHealth) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *DriveHealth) GetUnread() string {
+	if x != nil {
+		return x.Unread
+	}
+	return ""
+}
+
+func (x *DriveHealth) GetSmart() *SmartLog {
+	if x != nil {
+		return x.Smart
+	}
+	return nil
+}
+
+func (x *DriveHealth) GetIos() uint64 {
+	if x != nil {
+		return x.Ios
+	}
+	return 0
+}
+
+func (x *DriveHealth) GetLatency() *durationpb.Duration {
+	if x != nil {
+		return x.Latency
+	}
+	return nil
+}
+
+// SmartLog is the SMART / Health Information log of an NVMe drive (NVM Express Base
+// Specification 2.0, 5.16.1.3).
+type SmartLog struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Bit 0: spare below the threshold, 1: temperature outside the limits, 2: reliability
+	// degraded, 3: read-only, 4: the backup of volatile memory failed, 5: persistent memory
+	// region read-only or unreliable.
+	CriticalWarning       uint32 `protobuf:"varint,1,opt,name=critical_warning,json=criticalWarning,proto3" json:"critical_warning,omitempty"`
+	Celsius               int32  `protobuf:"varint,2,opt,name=celsius,proto3" json:"celsius,omitempty"` // composite temperature
+	SparePercent          uint32 `protobuf:"varint,3,opt,name=spare_percent,json=sparePercent,proto3" json:"spare_percent,omitempty"`
+	SpareThresholdPercent uint32 `protobuf:"varint,4,opt,name=spare_threshold_percent,json=spareThresholdPercent,proto3" json:"spare_threshold_percent,omitempty"`
+	UsedPercent           uint32 `protobuf:"varint,5,opt,name=used_percent,json=usedPercent,proto3" json:"used_percent,omitempty"`    // of the life that the vendor expects; can exceed 100
+	ReadBytes             uint64 `protobuf:"varint,6,opt,name=read_bytes,json=readBytes,proto3" json:"read_bytes,omitempty"`          // by hosts, in units of 512 000 bytes
+	WrittenBytes          uint64 `protobuf:"varint,7,opt,name=written_bytes,json=writtenBytes,proto3" json:"written_bytes,omitempty"` // the same
+	PowerOnHours          uint64 `protobuf:"varint,8,opt,name=power_on_hours,json=powerOnHours,proto3" json:"power_on_hours,omitempty"`
+	UnsafeShutdowns       uint64 `protobuf:"varint,9,opt,name=unsafe_shutdowns,json=unsafeShutdowns,proto3" json:"unsafe_shutdowns,omitempty"`
+	MediaErrors           uint64 `protobuf:"varint,10,opt,name=media_errors,json=mediaErrors,proto3" json:"media_errors,omitempty"`    // media and data integrity errors
+	ErrorEntries          uint64 `protobuf:"varint,11,opt,name=error_entries,json=errorEntries,proto3" json:"error_entries,omitempty"` // of the error information log, over the drive's life
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
+}
+
+func (x *SmartLog) Reset() {
+	*x = SmartLog{}
+	mi := &file_weft_v1_types_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SmartLog) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SmartLog) ProtoMessage() {}
+
+func (x *SmartLog) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_types_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SmartLog.ProtoReflect.Descriptor instead.
+func (*SmartLog) Descriptor() ([]byte, []int) {
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *SmartLog) GetCriticalWarning() uint32 {
+	if x != nil {
+		return x.CriticalWarning
+	}
+	return 0
+}
+
+func (x *SmartLog) GetCelsius() int32 {
+	if x != nil {
+		return x.Celsius
+	}
+	return 0
+}
+
+func (x *SmartLog) GetSparePercent() uint32 {
+	if x != nil {
+		return x.SparePercent
+	}
+	return 0
+}
+
+func (x *SmartLog) GetSpareThresholdPercent() uint32 {
+	if x != nil {
+		return x.SpareThresholdPercent
+	}
+	return 0
+}
+
+func (x *SmartLog) GetUsedPercent() uint32 {
+	if x != nil {
+		return x.UsedPercent
+	}
+	return 0
+}
+
+func (x *SmartLog) GetReadBytes() uint64 {
+	if x != nil {
+		return x.ReadBytes
+	}
+	return 0
+}
+
+func (x *SmartLog) GetWrittenBytes() uint64 {
+	if x != nil {
+		return x.WrittenBytes
+	}
+	return 0
+}
+
+func (x *SmartLog) GetPowerOnHours() uint64 {
+	if x != nil {
+		return x.PowerOnHours
+	}
+	return 0
+}
+
+func (x *SmartLog) GetUnsafeShutdowns() uint64 {
+	if x != nil {
+		return x.UnsafeShutdowns
+	}
+	return 0
+}
+
+func (x *SmartLog) GetMediaErrors() uint64 {
+	if x != nil {
+		return x.MediaErrors
+	}
+	return 0
+}
+
+func (x *SmartLog) GetErrorEntries() uint64 {
+	if x != nil {
+		return x.ErrorEntries
+	}
+	return 0
+}
+
 // Device is one block device that a node's inventory found, Weft's or not.
 type Device struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1094,13 +1313,14 @@ type Device struct {
 	Refused       string                 `protobuf:"bytes,14,opt,name=refused,proto3" json:"refused,omitempty"`                      // why it cannot be added; empty if it can
 	Unread        string                 `protobuf:"bytes,15,opt,name=unread,proto3" json:"unread,omitempty"`                        // why its contents are unknown; empty if they are known
 	ClusterId     string                 `protobuf:"bytes,16,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"` // of the Weft label that it carries
+	Health        *DriveHealth           `protobuf:"bytes,60,opt,name=health,proto3" json:"health,omitempty"`                        // of a device with a Weft label
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_weft_v1_types_proto_msgTypes[6]
+	mi := &file_weft_v1_types_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1112,7 +1332,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[6]
+	mi := &file_weft_v1_types_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1125,7 +1345,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{6}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Device) GetPath() string {
@@ -1240,6 +1460,13 @@ func (x *Device) GetClusterId() string {
 	return ""
 }
 
+func (x *Device) GetHealth() *DriveHealth {
+	if x != nil {
+		return x.Health
+	}
+	return nil
+}
+
 // Pool is a set of drives that volumes may be placed on.
 type Pool struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -1254,7 +1481,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_weft_v1_types_proto_msgTypes[7]
+	mi := &file_weft_v1_types_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1266,7 +1493,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[7]
+	mi := &file_weft_v1_types_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1279,7 +1506,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Pool) GetName() string {
@@ -1332,7 +1559,7 @@ type Layout struct {
 
 func (x *Layout) Reset() {
 	*x = Layout{}
-	mi := &file_weft_v1_types_proto_msgTypes[8]
+	mi := &file_weft_v1_types_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1344,7 +1571,7 @@ func (x *Layout) String() string {
 func (*Layout) ProtoMessage() {}
 
 func (x *Layout) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[8]
+	mi := &file_weft_v1_types_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1357,7 +1584,7 @@ func (x *Layout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layout.ProtoReflect.Descriptor instead.
 func (*Layout) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Layout) GetStripes() uint32 {
@@ -1406,7 +1633,7 @@ type Extent struct {
 
 func (x *Extent) Reset() {
 	*x = Extent{}
-	mi := &file_weft_v1_types_proto_msgTypes[9]
+	mi := &file_weft_v1_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1418,7 +1645,7 @@ func (x *Extent) String() string {
 func (*Extent) ProtoMessage() {}
 
 func (x *Extent) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[9]
+	mi := &file_weft_v1_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1431,7 +1658,7 @@ func (x *Extent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extent.ProtoReflect.Descriptor instead.
 func (*Extent) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Extent) GetStart() uint32 {
@@ -1470,7 +1697,7 @@ type Leg struct {
 
 func (x *Leg) Reset() {
 	*x = Leg{}
-	mi := &file_weft_v1_types_proto_msgTypes[10]
+	mi := &file_weft_v1_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1482,7 +1709,7 @@ func (x *Leg) String() string {
 func (*Leg) ProtoMessage() {}
 
 func (x *Leg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[10]
+	mi := &file_weft_v1_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1495,7 +1722,7 @@ func (x *Leg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leg.ProtoReflect.Descriptor instead.
 func (*Leg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Leg) GetId() string {
@@ -1606,7 +1833,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_weft_v1_types_proto_msgTypes[11]
+	mi := &file_weft_v1_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1618,7 +1845,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[11]
+	mi := &file_weft_v1_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1631,7 +1858,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Volume) GetId() string {
@@ -1790,7 +2017,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_weft_v1_types_proto_msgTypes[12]
+	mi := &file_weft_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1802,7 +2029,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[12]
+	mi := &file_weft_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1815,7 +2042,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Attachment) GetVolumeId() string {
@@ -1932,7 +2159,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_weft_v1_types_proto_msgTypes[13]
+	mi := &file_weft_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1944,7 +2171,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[13]
+	mi := &file_weft_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1957,7 +2184,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -2051,7 +2278,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x06object\x18\x01 \x01(\tR\x06object\x12\x14\n" +
 	"\x05doing\x18\x02 \x01(\tR\x05doing\x12\x14\n" +
 	"\x05cause\x18\x03 \x01(\tR\x05cause\x120\n" +
-	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x89\x04\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xb7\x04\n" +
 	"\x05Drive\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
@@ -2070,10 +2297,31 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x05state\x18\f \x01(\x0e2\x13.weft.v1.DriveStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\r \x01(\tR\x06reason\x12%\n" +
 	"\x0ecapacity_bytes\x18\x0e \x01(\x04R\rcapacityBytes\x12'\n" +
-	"\x0fallocated_bytes\x18\x0f \x01(\x04R\x0eallocatedBytes\x1a9\n" +
+	"\x0fallocated_bytes\x18\x0f \x01(\x04R\x0eallocatedBytes\x12,\n" +
+	"\x06health\x18< \x01(\v2\x14.weft.v1.DriveHealthR\x06health\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc3\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc5\x01\n" +
+	"\vDriveHealth\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
+	"\x06unread\x18\x02 \x01(\tR\x06unread\x12'\n" +
+	"\x05smart\x18\x03 \x01(\v2\x11.weft.v1.SmartLogR\x05smart\x12\x10\n" +
+	"\x03ios\x18\x04 \x01(\x04R\x03ios\x123\n" +
+	"\alatency\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\alatency\"\xac\x03\n" +
+	"\bSmartLog\x12)\n" +
+	"\x10critical_warning\x18\x01 \x01(\rR\x0fcriticalWarning\x12\x18\n" +
+	"\acelsius\x18\x02 \x01(\x05R\acelsius\x12#\n" +
+	"\rspare_percent\x18\x03 \x01(\rR\fsparePercent\x126\n" +
+	"\x17spare_threshold_percent\x18\x04 \x01(\rR\x15spareThresholdPercent\x12!\n" +
+	"\fused_percent\x18\x05 \x01(\rR\vusedPercent\x12\x1d\n" +
+	"\n" +
+	"read_bytes\x18\x06 \x01(\x04R\treadBytes\x12#\n" +
+	"\rwritten_bytes\x18\a \x01(\x04R\fwrittenBytes\x12$\n" +
+	"\x0epower_on_hours\x18\b \x01(\x04R\fpowerOnHours\x12)\n" +
+	"\x10unsafe_shutdowns\x18\t \x01(\x04R\x0funsafeShutdowns\x12!\n" +
+	"\fmedia_errors\x18\n" +
+	" \x01(\x04R\vmediaErrors\x12#\n" +
+	"\rerror_entries\x18\v \x01(\x04R\ferrorEntries\"\xf1\x03\n" +
 	"\x06Device\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x16\n" +
@@ -2098,7 +2346,8 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\arefused\x18\x0e \x01(\tR\arefused\x12\x16\n" +
 	"\x06unread\x18\x0f \x01(\tR\x06unread\x12\x1d\n" +
 	"\n" +
-	"cluster_id\x18\x10 \x01(\tR\tclusterId\"\xf8\x01\n" +
+	"cluster_id\x18\x10 \x01(\tR\tclusterId\x12,\n" +
+	"\x06health\x18< \x01(\v2\x14.weft.v1.DriveHealthR\x06health\"\xf8\x01\n" +
 	"\x04Pool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\bselector\x18\x02 \x03(\v2\x1b.weft.v1.Pool.SelectorEntryR\bselector\x12%\n" +
@@ -2199,7 +2448,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\tTransport\x12\x19\n" +
 	"\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rTRANSPORT_TCP\x10\x01\x12\x12\n" +
-	"\x0eTRANSPORT_RDMA\x10\x02*\xbc\x01\n" +
+	"\x0eTRANSPORT_RDMA\x10\x02*\xd5\x01\n" +
 	"\n" +
 	"DriveState\x12\x1b\n" +
 	"\x17DRIVE_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
@@ -2208,7 +2457,8 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x13DRIVE_STATE_MISSING\x10\x03\x12\x16\n" +
 	"\x12DRIVE_STATE_FAILED\x10\x04\x12\x18\n" +
 	"\x14DRIVE_STATE_REMOVING\x10\x05\x12\x17\n" +
-	"\x13DRIVE_STATE_OFFLINE\x10\x06*=\n" +
+	"\x13DRIVE_STATE_OFFLINE\x10\x06\x12\x17\n" +
+	"\x13DRIVE_STATE_SUSPECT\x10<*=\n" +
 	"\tImageKind\x12\x1a\n" +
 	"\x16IMAGE_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10IMAGE_KIND_PLAIN\x10\x01*\x9b\x01\n" +
@@ -2261,7 +2511,7 @@ func file_weft_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_weft_v1_types_proto_goTypes = []any{
 	(Transport)(0),                // 0: weft.v1.Transport
 	(DriveState)(0),               // 1: weft.v1.DriveState
@@ -2278,58 +2528,65 @@ var file_weft_v1_types_proto_goTypes = []any{
 	(*AgentStatus)(nil),           // 12: weft.v1.AgentStatus
 	(*Problem)(nil),               // 13: weft.v1.Problem
 	(*Drive)(nil),                 // 14: weft.v1.Drive
-	(*Device)(nil),                // 15: weft.v1.Device
-	(*Pool)(nil),                  // 16: weft.v1.Pool
-	(*Layout)(nil),                // 17: weft.v1.Layout
-	(*Extent)(nil),                // 18: weft.v1.Extent
-	(*Leg)(nil),                   // 19: weft.v1.Leg
-	(*Volume)(nil),                // 20: weft.v1.Volume
-	(*Attachment)(nil),            // 21: weft.v1.Attachment
-	(*Event)(nil),                 // 22: weft.v1.Event
-	nil,                           // 23: weft.v1.Node.LabelsEntry
-	nil,                           // 24: weft.v1.Drive.LabelsEntry
-	nil,                           // 25: weft.v1.Pool.SelectorEntry
-	nil,                           // 26: weft.v1.Volume.LabelsEntry
-	nil,                           // 27: weft.v1.Event.AttributesEntry
-	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 29: google.protobuf.Duration
+	(*DriveHealth)(nil),           // 15: weft.v1.DriveHealth
+	(*SmartLog)(nil),              // 16: weft.v1.SmartLog
+	(*Device)(nil),                // 17: weft.v1.Device
+	(*Pool)(nil),                  // 18: weft.v1.Pool
+	(*Layout)(nil),                // 19: weft.v1.Layout
+	(*Extent)(nil),                // 20: weft.v1.Extent
+	(*Leg)(nil),                   // 21: weft.v1.Leg
+	(*Volume)(nil),                // 22: weft.v1.Volume
+	(*Attachment)(nil),            // 23: weft.v1.Attachment
+	(*Event)(nil),                 // 24: weft.v1.Event
+	nil,                           // 25: weft.v1.Node.LabelsEntry
+	nil,                           // 26: weft.v1.Drive.LabelsEntry
+	nil,                           // 27: weft.v1.Pool.SelectorEntry
+	nil,                           // 28: weft.v1.Volume.LabelsEntry
+	nil,                           // 29: weft.v1.Event.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 31: google.protobuf.Duration
 }
 var file_weft_v1_types_proto_depIdxs = []int32{
 	0,  // 0: weft.v1.Portal.transport:type_name -> weft.v1.Transport
-	23, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
+	25, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
 	9,  // 2: weft.v1.Node.portals:type_name -> weft.v1.Portal
 	10, // 3: weft.v1.Node.host:type_name -> weft.v1.Host
 	12, // 4: weft.v1.Node.target:type_name -> weft.v1.AgentStatus
 	12, // 5: weft.v1.Node.initiator:type_name -> weft.v1.AgentStatus
-	28, // 6: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
+	30, // 6: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
 	13, // 7: weft.v1.AgentStatus.problems:type_name -> weft.v1.Problem
-	29, // 8: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
-	28, // 9: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	24, // 10: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
+	31, // 8: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
+	30, // 9: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	26, // 10: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
 	1,  // 11: weft.v1.Drive.state:type_name -> weft.v1.DriveState
-	25, // 12: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
-	18, // 13: weft.v1.Leg.extents:type_name -> weft.v1.Extent
-	3,  // 14: weft.v1.Leg.state:type_name -> weft.v1.LegState
-	28, // 15: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
-	17, // 16: weft.v1.Volume.layout:type_name -> weft.v1.Layout
-	26, // 17: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
-	4,  // 18: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
-	5,  // 19: weft.v1.Volume.health:type_name -> weft.v1.Health
-	19, // 20: weft.v1.Volume.legs:type_name -> weft.v1.Leg
-	21, // 21: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
-	28, // 22: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	21, // 23: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
-	6,  // 24: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
-	7,  // 25: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
-	28, // 26: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
-	28, // 27: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
-	8,  // 28: weft.v1.Event.severity:type_name -> weft.v1.Severity
-	27, // 29: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
-	30, // [30:30] is the sub-list for method output_type
-	30, // [30:30] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	15, // 12: weft.v1.Drive.health:type_name -> weft.v1.DriveHealth
+	30, // 13: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
+	16, // 14: weft.v1.DriveHealth.smart:type_name -> weft.v1.SmartLog
+	31, // 15: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
+	15, // 16: weft.v1.Device.health:type_name -> weft.v1.DriveHealth
+	27, // 17: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
+	20, // 18: weft.v1.Leg.extents:type_name -> weft.v1.Extent
+	3,  // 19: weft.v1.Leg.state:type_name -> weft.v1.LegState
+	30, // 20: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
+	19, // 21: weft.v1.Volume.layout:type_name -> weft.v1.Layout
+	28, // 22: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
+	4,  // 23: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
+	5,  // 24: weft.v1.Volume.health:type_name -> weft.v1.Health
+	21, // 25: weft.v1.Volume.legs:type_name -> weft.v1.Leg
+	23, // 26: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
+	30, // 27: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	23, // 28: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
+	6,  // 29: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
+	7,  // 30: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
+	30, // 31: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
+	30, // 32: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
+	8,  // 33: weft.v1.Event.severity:type_name -> weft.v1.Severity
+	29, // 34: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
+	35, // [35:35] is the sub-list for method output_type
+	35, // [35:35] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_types_proto_init() }
@@ -2337,14 +2594,14 @@ func file_weft_v1_types_proto_init() {
 	if File_weft_v1_types_proto != nil {
 		return
 	}
-	file_weft_v1_types_proto_msgTypes[8].OneofWrappers = []any{}
+	file_weft_v1_types_proto_msgTypes[10].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_types_proto_rawDesc), len(file_weft_v1_types_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   19,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
