@@ -146,6 +146,9 @@ func trimTarget(r *pb.TargetReport) {
 	r.Devices = first(t, "devices", r.Devices, devicesMost)
 	for _, d := range r.Devices {
 		shorten(&d.Path, &d.Model, &d.Serial, &d.Wwid, &d.Refused)
+		if d.Health != nil {
+			shorten(&d.Health.Unread)
+		}
 		d.Holders, d.Signatures = first(t, "holders of "+d.Path, d.Holders, marksMost), first(t, "signatures on "+d.Path, d.Signatures, marksMost)
 		for _, marks := range [][]string{d.Holders, d.Signatures} {
 			for i := range marks {

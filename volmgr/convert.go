@@ -154,7 +154,7 @@ func pbDevice(d cluster.Device) *pb.Device {
 	return &pb.Device{
 		Path: d.Path, Model: d.Model, Serial: d.Serial, Wwid: d.WWID, SizeBytes: uint64(d.Size), BlockSize: d.BlockSize,
 		NumaNode: d.NUMANode, Rotational: d.Rotational, VolatileCache: d.VolatileCache, ReadOnly: d.ReadOnly,
-		Holders: d.Holders, Signatures: d.Signatures, DriveId: id(d.DriveID.UUID), ClusterId: id(d.Cluster.UUID), Refused: d.Refused, Unread: d.Unread,
+		Holders: d.Holders, Signatures: d.Signatures, DriveId: id(d.DriveID.UUID), ClusterId: id(d.Cluster.UUID), Refused: d.Refused, Unread: d.Unread, Health: pbHealth(d.Health),
 	}
 }
 
@@ -163,7 +163,7 @@ func pbDrive(d cluster.Drive) *pb.Drive {
 		Id: d.ID.String(), Node: string(d.Node), Device: d.Device, Model: d.Model, Serial: d.Serial, Wwid: d.WWID,
 		SizeBytes: uint64(d.Size), BlockSize: d.BlockSize, NumaNode: d.NUMANode, VolatileCache: d.VolatileCache,
 		Labels: d.Labels, State: toEnum[pb.DriveState](pb.DriveState_value, driveStatePrefix, d.State), Reason: d.Reason,
-		CapacityBytes: uint64(d.Capacity), AllocatedBytes: uint64(d.Allocated),
+		CapacityBytes: uint64(d.Capacity), AllocatedBytes: uint64(d.Allocated), Health: pbHealth(d.Health),
 	}
 }
 
@@ -359,7 +359,7 @@ func fromDevice(d *pb.Device) (out cluster.Device, err error) {
 	out = cluster.Device{
 		Path: d.Path, Model: d.Model, Serial: d.Serial, WWID: d.Wwid, Size: block.Size(d.SizeBytes), BlockSize: d.BlockSize,
 		NUMANode: d.NumaNode, Rotational: d.Rotational, VolatileCache: d.VolatileCache, ReadOnly: d.ReadOnly,
-		Holders: d.Holders, Signatures: d.Signatures, Refused: d.Refused, Unread: d.Unread,
+		Holders: d.Holders, Signatures: d.Signatures, Refused: d.Refused, Unread: d.Unread, Health: fromHealth(d.Health),
 	}
 	if out.DriveID, err = maybe("devices.drive_id", d.DriveId, block.ParseDriveID); err != nil {
 		return out, err

@@ -3,10 +3,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -50,20 +52,32 @@ func runDriveDevices(ctx context.Context, api pb.ManagerClient, node string, out
 	})
 }
 
-type driveListOptions struct{ node string }
+type driveListOptions struct {
+	node   string
+	health bool
+}
 
 func newDriveList(g *cli.Globals) *cobra.Command {
 	var o driveListOptions
 	cmd := &cobra.Command{
-		Use:     "list",
-		Short:   "List the drives of the cluster",
-		Example: "  weft drive list\n  weft drive list --node t1",
+		Use:   "list",
+		Short: "List the drives of the cluster",
+		Long: `List the drives of the cluster.
+
+With --health, show what their targets last read of them, which they do once a
+minute: the percentage of its life that a drive has used (WEAR), its SPARE
+capacity and TEMPerature, its media and data integrity ERRORS, how often its
+power was CUT without warning, the bytes WRITTEN to it, and the mean time that a
+read or write took in the last minute (LATENCY). A dash stands for what a drive
+does not tell.`,
+		Example: "  weft drive list\n  weft drive list --node t1\n  weft drive list --health",
 		Args:    cli.Takes(),
 		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *cli.Output) error {
 			return runDriveList(ctx, api, o, out)
 		}),
 	}
 	cmd.Flags().StringVar(&o.node, "node", "", "only the drives of this `node`")
+	cmd.Flags().BoolVar(&o.health, "health", false, "show wear, spare, temperature, errors and latency")
 	return cmd
 }
 
@@ -73,6 +87,10 @@ func runDriveList(ctx context.Context, api pb.ManagerClient, o driveListOptions,
 		return err
 	}
 	return out.Print(drives, func(w io.Writer) {
+		if o.health {
+			printHealth(w, drives.GetDrives())
+			return
+		}
 		var rows [][]string
 		for _, d := range drives.GetDrives() {
 			rows = append(rows, []string{
@@ -82,6 +100,37 @@ func runDriveList(ctx context.Context, api pb.ManagerClient, o driveListOptions,
 		}
 		cli.Table(w, "DRIVE NODE DEVICE MODEL CAPACITY USED STATE LABELS REASON", rows...)
 	})
+}
+
+// printHealth is the table of `weft drive list --health`.
+func printHealth(w io.Writer, drives []*pb.Drive) {
+	var rows [][]string
+	for _, d := range drives {
+		row := []string{cli.ShortID(d.GetId()), d.GetNode(), d.GetDevice(), pb.Word(d.GetState())}
+		row = append(row, healthColumns(d.GetHealth())...)
+		rows = append(rows, append(row, cmp.Or(d.GetReason(), d.GetHealth().GetUnread())))
+	}
+	cli.Table(w, "DRIVE NODE DEVICE STATE WEAR SPARE TEMP ERRORS CUTS WRITTEN LATENCY REASON", rows...)
+}
+
+// healthColumns are what a drive's log says, and its latency.
+func healthColumns(h *pb.DriveHealth) []string {
+	var latency string
+	if h.GetLatency() != nil {
+		latency = h.GetLatency().AsDuration().Round(10 * time.Microsecond).String()
+	}
+	s := h.GetSmart()
+	if s == nil {
+		return []string{"", "", "", "", "", "", latency}
+	}
+	spare := fmt.Sprintf("%d%%", s.GetSparePercent())
+	if s.GetSparePercent() == 0 && s.GetSpareThresholdPercent() == 0 {
+		spare = "" // as virtual drives do
+	}
+	return []string{
+		fmt.Sprintf("%d%%", s.GetUsedPercent()), spare, fmt.Sprintf("%d°C", s.GetCelsius()), fmt.Sprint(s.GetMediaErrors()),
+		fmt.Sprint(s.GetUnsafeShutdowns()), cli.Size(s.GetWrittenBytes()), latency,
+	}
 }
 
 // used is the used share of a capacity.

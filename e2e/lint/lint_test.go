@@ -42,10 +42,11 @@ var arrows = map[string][]string{
 	"volmgr/backoff":    {"volmgr/cow", "proto/block"},
 	"volmgr/cow":        {},
 	"volmgr/event":      {},
+	"volmgr/health":     {},
 	"volmgr/labelset":   {},
-	"volmgr/cluster":    {"volmgr/backoff", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/image", "volmgr/labelset", "volmgr/placement", "proto/block"},
+	"volmgr/cluster":    {"volmgr/backoff", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "proto/block"},
 	"volmgr/store":      {"volmgr/cluster", "proto/block", "proto/durable"},
-	"volmgr":            {"volmgr/cluster", "volmgr/event", "volmgr/evidence", "volmgr/image", "volmgr/labelset", "volmgr/store", "proto/block", "proto/parts", "proto/pb"},
+	"volmgr":            {"volmgr/cluster", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/store", "proto/block", "proto/parts", "proto/pb"},
 	"target/drive":      {"proto/block", "proto/nvmetcp", "proto/pb"},
 	"target/backend":    {"proto/block"},
 	"target/nvmet":      {"target/nvmet/memfs", "proto/block"}, // memfs: in nvmettest
@@ -99,7 +100,7 @@ var bans = map[string][]string{
 }
 
 // pure packages decide and do nothing: no I/O, no clock, no logger, no randomness.
-var pure = []string{"raid", "raid/dm/mirror", "volmgr/backoff", "volmgr/cluster", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/image", "volmgr/labelset", "volmgr/placement", "proto/block", "proto/nvmetcp/reservation", "initiator/volume"}
+var pure = []string{"raid", "raid/dm/mirror", "volmgr/backoff", "volmgr/cluster", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "proto/block", "proto/nvmetcp/reservation", "initiator/volume"}
 
 var impure = []string{"os", "net", "context", "log", "log/slog", "syscall", "math/rand", "math/rand/v2", "crypto/rand", "io/fs", "os/exec"}
 

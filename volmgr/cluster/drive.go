@@ -10,6 +10,7 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/health"
 )
 
 func (d *Drive) object() string { return fmt.Sprintf("drive %s on %s", d.Device, d.Node) }
@@ -323,4 +324,76 @@ func driveEvent(state DriveState) (event.Severity, string) {
 		return event.Trouble, event.DriveFailed
 	}
 	return event.Info, event.DriveReady
+}
+
+// Suspect says why a drive is suspect: it shows signs of failing, by the rule of package health.
+// Empty: it does not. Such a drive serves its legs and gets no new ones. Whatever moves legs away
+// from drives before they fail begins here.
+func (d *Drive) Suspect() string { return d.Signs.Why() }
+
+// drivesJudged notes what a node's newest report says of the health of its drives.
+func (t *tx) drivesJudged(name block.NodeName, on *target) {
+	readings, slow := on.readings()
+	for _, d := range t.s.recordedDrives(name) {
+		d := t.drives.peek(d.ID)
+		if d == nil {
+			continue // removed by this report
+		}
+		signs := d.Signs.Next(readings[d.ID], slow[d.ID], t.now)
+		if signs == d.Signs {
+			continue
+		}
+		was := d.Suspect()
+		d = t.drives.edit(d.ID)
+		d.Signs = signs
+		switch why := d.Suspect(); {
+		case why == was:
+		case why == "":
+			t.event(event.Info, event.DriveWell, d.object(), "it shows no sign of failing any more", "node", string(name), "drive", d.ID.String())
+		default:
+			t.event(event.Warning, event.DriveSuspect, d.object(), why, "node", string(name), "drive", d.ID.String())
+		}
+	}
+}
+
+// readings are the newest ones of a node's drives, and what each says of those that are slower
+// than their peers.
+func (on *target) readings() (map[block.DriveID]health.Reading, map[block.DriveID]string) {
+	readings, slow := map[block.DriveID]health.Reading{}, map[block.DriveID]string{}
+	var ids []block.DriveID
+	var timings []health.Timing
+	for _, dev := range on.devices {
+		if dev.Health != nil && !dev.DriveID.IsZero() {
+			readings[dev.DriveID] = *dev.Health
+			ids = append(ids, dev.DriveID)
+			timings = append(timings, health.Timing{Model: dev.Model, IOs: dev.Health.IOs, Latency: dev.Health.Latency})
+		}
+	}
+	for i, why := range health.Outliers(timings) {
+		slow[ids[i]] = why
+	}
+	return readings, slow
+}
+
+// readingOf is the newest reading of a drive's health; nil if there is none, or if its target is
+// offline.
+func (s *State) readingOf(d *Drive) *health.Reading {
+	if !s.targetOnline(d.Node) {
+		return nil
+	}
+	devices := s.targets[d.Node].devices
+	if i := slices.IndexFunc(devices, func(dev Device) bool { return dev.DriveID == d.ID }); i >= 0 {
+		return devices[i].Health
+	}
+	return nil
+}
+
+// explainDrive adds that a leg's drive is suspect, and what to do.
+func (s *State) explainDrive(e *Explanation, l *Leg) {
+	d := s.drives[l.Drive]
+	if d == nil || d.Suspect() == "" {
+		return
+	}
+	e.Facts = append(e.Facts, fmt.Sprintf("%s, which holds %v, is suspect: %s", d.object(), l, d.Suspect()))
+	e.Actions = append(e.Actions, fmt.Sprintf("replace %s before it fails; `weft drive list --health` shows what it reports", d.object()))
 }

@@ -199,6 +199,7 @@ func (s *State) explainGrant(e *Explanation, v *Volume) {
 func (s *State) explainLegs(e *Explanation, v *Volume) {
 	for i := range v.Legs {
 		l := &v.Legs[i]
+		s.explainDrive(e, l)
 		switch {
 		case l.Suspect:
 			s.explainSuspect(e, v, l)

@@ -275,6 +275,7 @@ func (t *tx) targetSays(on *target, r *TargetReport) {
 	t.drivesReturned(r.Node, on, boot != r.BootID)
 	t.cachesReported(r.Node, on, boot != r.BootID)
 	t.drivesReported(r.Node, on)
+	t.drivesJudged(r.Node, on)
 	t.settleReplaced()
 	t.settleNode(r.Node)
 }

@@ -181,7 +181,7 @@ func (s *State) field(pool *Pool, in CreateVolume) *field {
 		d := s.drives[id]
 		n := s.nodes[d.Node]
 		domain := n.label(in.Spread)
-		if allowed[d.Node] && d.State == DriveReady && domain != "" && pool.selects(d, n) {
+		if allowed[d.Node] && d.State == DriveReady && d.Suspect() == "" && domain != "" && pool.selects(d, n) {
 			f.drives = append(f.drives, usable{d, n, domain})
 			domains[domain] = true
 		}
@@ -241,6 +241,8 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 			why = "its target is offline"
 		case d.State != DriveReady:
 			why = fmt.Sprintf("%s%s", strings.ToLower(string(d.State)), because(d.Reason))
+		case d.Suspect() != "":
+			why = "suspect: " + d.Suspect()
 		case at.domain == "":
 			why = fmt.Sprintf("its node has no label %q", in.Spread)
 		default:

@@ -122,9 +122,13 @@ func (s *State) recordedDrives(node block.NodeName) []*Drive {
 // offline, since it may have failed meanwhile.
 func (s *State) driveView(d *Drive) Drive {
 	v := *d
-	if v.State == DriveReady && !s.targetOnline(v.Node) {
+	if v.State == DriveReady && d.Suspect() != "" {
+		v.State, v.Reason = DriveSuspect, d.Suspect()
+	}
+	if d.State == DriveReady && !s.targetOnline(v.Node) {
 		v.State, v.Reason = DriveOffline, "its target is offline"
 	}
+	v.Health = s.readingOf(d)
 	v.Labels = labelset.Shown(d.Labels)
 	v.Capacity = block.Size(d.Extents) * block.ExtentSize
 	v.Allocated = block.Size(s.used.Get(d.ID)) * block.ExtentSize
@@ -273,7 +277,7 @@ func (s *State) Status() Status {
 	for _, d := range s.Drives("") {
 		st.Capacity += d.Capacity
 		st.Allocated += d.Allocated
-		if d.State != DriveReady {
+		if d.State != DriveReady && d.State != DriveSuspect { // a suspect one is in use
 			st.DrivesNotReady++
 		}
 		if d.State != DriveReady && d.State != DriveOffline { // offline: its node's sentence says so

@@ -274,6 +274,7 @@ var scriptCommands = map[string]func(*script, args) string{
 	"fail":        (*script).fail,
 	"cache":       (*script).cache,
 	"return":      (*script).returns,
+	"health":      (*script).health,
 	"add-drive":   (*script).addDrive,
 	"evict-drive": (*script).evictDrive,
 	"attach": func(s *script, a args) string {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/health"
 	"weft.dev/weft/volmgr/image"
 )
 
@@ -68,6 +69,9 @@ const (
 	DriveRemoving DriveState = "REMOVING"
 	// DriveOffline appears only in views: a record keeps the state that the target last reported.
 	DriveOffline DriveState = "OFFLINE"
+	// DriveSuspect appears only in views too: a ready drive with signs of failing. It serves its
+	// legs, and gets no new ones.
+	DriveSuspect DriveState = "SUSPECT"
 )
 
 // Drive is a device that was added to the cluster.
@@ -91,9 +95,12 @@ type Drive struct {
 	// Incarnation is the one that its target last reported. When it changes, data that
 	// only the drive's cache held may be lost.
 	Incarnation string `json:"incarnation,omitempty"`
+	// Signs are those of failing that its readings have shown; see Suspect.
+	Signs health.Record `json:"signs,omitzero"`
 
-	Capacity  block.Size `json:"-"`
-	Allocated block.Size `json:"-"`
+	Capacity  block.Size      `json:"-"`
+	Allocated block.Size      `json:"-"`
+	Health    *health.Reading `json:"-"` // the newest; nil if there is none, or if its target is offline
 }
 
 // Device is one block device that a node's inventory found, ours or not.
@@ -113,7 +120,8 @@ type Device struct {
 	DriveID       block.DriveID   // zero if it carries no label of ours
 	Cluster       block.ClusterID // of the label
 	Refused       string
-	Unread        string // why its label and signatures could not be read
+	Unread        string          // why its label and signatures could not be read
+	Health        *health.Reading // of a drive; nil: none
 }
 
 // DefaultPool is the pool of volumes that name none. It always exists and holds

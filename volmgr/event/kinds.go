@@ -21,6 +21,8 @@ const (
 	DriveLabeled     = "drive.labeled"
 	DriveCache       = "drive.cache"    // it has a volatile cache now, or none any more
 	DriveReturned    = "drive.returned" // data that only its cache held may be lost
+	DriveSuspect     = "drive.suspect"  // it shows signs of failing
+	DriveWell        = "drive.well"     // it no longer does
 	DriveRemoving    = "drive.removing"
 	DriveRemoved     = "drive.removed"
 	PoolCreated      = "pool.created"
