@@ -103,6 +103,22 @@ func (d *Drive) Fail(ctx context.Context, f DriveFault) error {
 	return nil
 }
 
+// Warn sets the critical warning bits of a running NVMe drive's health log (QEMU knows bits 0
+// to 5). It lasts until the machine's next boot.
+func (d *Drive) Warn(ctx context.Context, bits uint8) error {
+	b, err := d.machine.current()
+	if err != nil {
+		return err
+	}
+	_, err = b.qmp.do(ctx, "qom-set", map[string]any{
+		"path": "/machine/peripheral/" + d.id + "-device", "property": "smart_critical_warning", "value": bits,
+	})
+	if err != nil {
+		return fmt.Errorf("warn of drive %s of %s: %w", d.Serial, d.machine.name, err)
+	}
+	return nil
+}
+
 // setFault inserts a failing filter between the drive's node and its file, or removes it.
 func (b *boot) setFault(ctx context.Context, d *Drive, f DriveFault) error {
 	file := d.id + "-file"
