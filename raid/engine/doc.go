@@ -42,6 +42,10 @@
 //     return different data for a discarded block. If one of a column's legs does not
 //     support discards, a discard does nothing on that column.
 //
+//   - A scrub (see Scrub) compares the copies in sync while the volume is in use, and says
+//     where they differ. By the rules above they never do, unless a drive has changed what
+//     it was given.
+//
 // # What it asks of its owner
 //
 // A leg's device owns the memory of an IO until it answers. So after Drop of a leg that

@@ -17,6 +17,7 @@ const (
 	kindFlush      // of one column; has no range
 	kindCopy       // from a leg in sync to one that rebuilds
 	kindEqual      // from a leg in sync to the others, while no other IO is under way
+	kindScrub      // reads all legs in sync
 )
 
 // conflict reports whether two extent IOs that overlap must not be under way at once. Reads
@@ -26,9 +27,9 @@ const (
 func conflict(a, b kind) bool {
 	switch {
 	case a == kindWrite:
-		return b == kindWrite || b == kindRead || b == kindCopy
+		return b == kindWrite || b == kindRead || b == kindCopy || b == kindScrub
 	case b == kindWrite:
-		return a == kindRead || a == kindCopy
+		return a == kindRead || a == kindCopy || a == kindScrub
 	}
 	return false
 }
@@ -48,6 +49,7 @@ type job struct {
 	lane  *lane      // a copy of a rebuild
 	equal *equalLane // a copy of an equalizer
 	last  *rebuild   // the last flush of a rebuild
+	scrub *Scrub     // a comparison
 }
 
 // start starts a job's extent IO, or starts it again. The shard is locked.
@@ -57,6 +59,8 @@ func (j job) start(p *extentIO, e *effects) {
 		j.lane.start(p, e)
 	case j.equal != nil:
 		j.equal.start(p, e)
+	case j.scrub != nil:
+		j.scrub.start(p, e)
 	default:
 		j.last.startFlush(p, e)
 	}
@@ -69,6 +73,8 @@ func (j job) answered(p *extentIO, s *legIO, err error, e *effects) {
 		j.lane.answered(p, s, err, e)
 	case j.equal != nil:
 		j.equal.answered(p, s, err, e)
+	case j.scrub != nil:
+		j.scrub.answered(p, s, err, e)
 	default:
 		s.state = partNone
 		p.finish(err, e)
@@ -94,6 +100,8 @@ func (j job) done(err error) {
 		j.lane.done(err)
 	case j.equal != nil:
 		j.equal.done(err)
+	case j.scrub != nil:
+		j.scrub.done(err)
 	case err == nil:
 		j.last.caughtUp()
 	}

@@ -226,12 +226,7 @@ func (ln *lane) copied() {
 // longer for the later lanes, so a rebuild always makes progress.
 func (ln *lane) pause() time.Duration {
 	c := ln.r.c
-	served := uint64(0)
-	for i := range c.shards {
-		c.shards[i].mu.Lock()
-		served += c.shards[i].served
-		c.shards[i].mu.Unlock()
-	}
+	served := c.served()
 	if served == ln.served {
 		return 0
 	}

@@ -28,7 +28,7 @@ type span struct {
 func (sh *shard) enter(p *extentIO) {
 	sh.seq++
 	p.seq, p.slot = sh.seq, len(sh.spans)
-	if p.kind != kindCopy {
+	if p.kind != kindCopy && p.kind != kindScrub {
 		sh.served++
 	}
 	for i := range sh.spans {
@@ -125,6 +125,16 @@ func (sh *shard) leave(p *extentIO, e *effects) {
 			o.p.unblock(e)
 		}
 	}
+}
+
+// served counts the extent IOs of users.
+func (c *column) served() (n uint64) {
+	for i := range c.shards {
+		c.shards[i].mu.Lock()
+		n += c.shards[i].served
+		c.shards[i].mu.Unlock()
+	}
+	return n
 }
 
 // snapshot returns the shard's extent IOs, oldest first, for a caller that changes the list.

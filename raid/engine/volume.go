@@ -62,6 +62,7 @@ type guards struct {
 	halfEqual      bool // a leg dropped before copies were equal counts as equal
 	unflushed      bool // a rebuilt leg is not flushed
 	heldBlocks     bool // copies do not pass held writes
+	scrubPasses    bool // a scrub and writes do not wait for one another
 	forgetPassed   bool // a held write ignores the copies that pass it
 	lateReads      bool // reads are answered even if another host may have written meanwhile
 	renewAnyway    bool // a leg that has lost its cache continues, whatever was in it
@@ -74,7 +75,8 @@ func (v *Volume) conflict(a, b kind) bool {
 		return conflict(a, b)
 	}
 	read, copy := a == kindRead || b == kindRead, a == kindCopy || b == kindCopy
-	return !v.weak.noRangeLock && !(v.weak.readsPass && read) && !(v.weak.copiesPass && copy) && conflict(a, b)
+	scrub := a == kindScrub || b == kindScrub
+	return !v.weak.noRangeLock && !(v.weak.scrubPasses && scrub) && !(v.weak.readsPass && read) && !(v.weak.copiesPass && copy) && conflict(a, b)
 }
 
 // current is Config.Current, unless a guard weakens it.
@@ -202,7 +204,7 @@ func (v *Volume) Close(ctx context.Context) error {
 	v.each(func(c *column, e *effects) {
 		c.stopRebuilds()
 		for _, p := range c.snapshot() {
-			if p.kind == kindCopy && !p.out() && p.phase != phaseWaiting {
+			if (p.kind == kindCopy || p.kind == kindScrub) && !p.out() && p.phase != phaseWaiting {
 				p.finish(errLeft, e)
 			}
 		}
