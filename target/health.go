@@ -101,7 +101,7 @@ func (m *monitor) look(devices []*pb.Device) {
 func (v *vitals) begin(ios drive.IOs) {
 	since := ios.Since(v.ios)
 	v.began, v.ios = time.Now(), ios
-	v.next = &pb.DriveHealth{Time: timestamppb.New(v.began), Ios: since.Count}
+	v.next = &pb.DriveHealth{Time: timestamppb.New(v.began), Ios: since.Count, IoBytes: since.Bytes}
 	if since.Count > 0 {
 		v.next.Latency = durationpb.New(since.Mean())
 	}

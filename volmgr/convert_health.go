@@ -11,7 +11,7 @@ func pbHealth(r *health.Reading) *pb.DriveHealth {
 	if r == nil {
 		return nil
 	}
-	out := &pb.DriveHealth{Time: pbTime(r.Time), Unread: r.Unread, Ios: r.IOs, Latency: pbDuration(r.Latency)}
+	out := &pb.DriveHealth{Time: pbTime(r.Time), Unread: r.Unread, Ios: r.IOs, IoBytes: r.Bytes, Latency: pbDuration(r.Latency)}
 	if s := r.Smart; s != nil {
 		out.Smart = &pb.SmartLog{
 			CriticalWarning: uint32(s.Warning), Celsius: int32(s.Celsius), SparePercent: uint32(s.Spare), SpareThresholdPercent: uint32(s.SpareThreshold),
@@ -26,7 +26,7 @@ func fromHealth(h *pb.DriveHealth) *health.Reading {
 	if h == nil {
 		return nil
 	}
-	out := &health.Reading{Time: fromTime(h.Time), Unread: h.Unread, IOs: h.Ios, Latency: h.Latency.AsDuration()}
+	out := &health.Reading{Time: fromTime(h.Time), Unread: h.Unread, IOs: h.Ios, Bytes: h.IoBytes, Latency: h.Latency.AsDuration()}
 	if s := h.Smart; s != nil {
 		out.Smart = &health.Smart{
 			Warning: uint8(s.CriticalWarning), Celsius: int(s.Celsius), Spare: int(s.SparePercent), SpareThreshold: int(s.SpareThresholdPercent),

@@ -1095,7 +1095,8 @@ type DriveHealth struct {
 	Smart  *SmartLog              `protobuf:"bytes,3,opt,name=smart,proto3" json:"smart,omitempty"`
 	// The reads and writes of the device since the reading before, and the mean time that they took.
 	Ios           uint64               `protobuf:"varint,4,opt,name=ios,proto3" json:"ios,omitempty"`
-	Latency       *durationpb.Duration `protobuf:"bytes,5,opt,name=latency,proto3" json:"latency,omitempty"` // unset if there were none
+	Latency       *durationpb.Duration `protobuf:"bytes,5,opt,name=latency,proto3" json:"latency,omitempty"`                 // unset if there were none
+	IoBytes       uint64               `protobuf:"varint,6,opt,name=io_bytes,json=ioBytes,proto3" json:"io_bytes,omitempty"` // that they read, wrote or zeroed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1163,6 +1164,13 @@ func (x *DriveHealth) GetLatency() *durationpb.Duration {
 		return x.Latency
 	}
 	return nil
+}
+
+func (x *DriveHealth) GetIoBytes() uint64 {
+	if x != nil {
+		return x.IoBytes
+	}
+	return 0
 }
 
 // SmartLog is the SMART / Health Information log of an NVMe drive (NVM Express Base
@@ -2301,13 +2309,14 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x06health\x18< \x01(\v2\x14.weft.v1.DriveHealthR\x06health\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc5\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe0\x01\n" +
 	"\vDriveHealth\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
 	"\x06unread\x18\x02 \x01(\tR\x06unread\x12'\n" +
 	"\x05smart\x18\x03 \x01(\v2\x11.weft.v1.SmartLogR\x05smart\x12\x10\n" +
 	"\x03ios\x18\x04 \x01(\x04R\x03ios\x123\n" +
-	"\alatency\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\alatency\"\xac\x03\n" +
+	"\alatency\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\alatency\x12\x19\n" +
+	"\bio_bytes\x18\x06 \x01(\x04R\aioBytes\"\xac\x03\n" +
 	"\bSmartLog\x12)\n" +
 	"\x10critical_warning\x18\x01 \x01(\rR\x0fcriticalWarning\x12\x18\n" +
 	"\acelsius\x18\x02 \x01(\x05R\acelsius\x12#\n" +

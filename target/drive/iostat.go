@@ -8,22 +8,25 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"weft.dev/weft/proto/block"
 )
 
-// IOs are the reads and writes that a block device has completed since it appeared, and the time
-// that they took together.
+// IOs are the reads and writes that a block device has completed since it appeared, and the bytes
+// and the time of all of them together. The zeroing of a range counts as writes.
 type IOs struct {
 	Count uint64
+	Bytes uint64
 	Time  time.Duration
 }
 
 // Since returns what came after an earlier reading of the same device. If a counter is lower than
 // it was, the device is another one and all of it is new.
 func (n IOs) Since(before IOs) IOs {
-	if n.Count < before.Count || n.Time < before.Time {
+	if n.Count < before.Count || n.Bytes < before.Bytes || n.Time < before.Time {
 		return n
 	}
-	return IOs{n.Count - before.Count, n.Time - before.Time}
+	return IOs{n.Count - before.Count, n.Bytes - before.Bytes, n.Time - before.Time}
 }
 
 // Mean is the mean time of one; 0 if there were none.
@@ -46,7 +49,7 @@ func CompletedIOs(root, path string) IOs {
 }
 
 // parseStat reads a stat file (Linux, Documentation/block/stat.rst): fields 1 and 5 count reads and
-// writes, 4 and 8 are the milliseconds that they took.
+// writes, 3 and 7 their sectors, 4 and 8 the milliseconds that they took.
 func parseStat(text string) (IOs, error) {
 	fields := strings.Fields(text)
 	if len(fields) < 8 {
@@ -54,14 +57,14 @@ func parseStat(text string) (IOs, error) {
 	}
 	var n [8]uint64
 	for i := range n {
-		v, err := strconv.ParseUint(fields[i], 10, 53) // longer than a machine can run
+		v, err := strconv.ParseUint(fields[i], 10, 53) // longer than a machine can run, and 4 EiB
 		if err != nil {
 			return IOs{}, fmt.Errorf("stat %q: field %d: %w", text, i+1, err)
 		}
 		n[i] = v
 	}
 	const longest = uint64(1<<63-1) / uint64(time.Millisecond)
-	return IOs{Count: n[0] + n[4], Time: time.Duration(min(n[3]+n[7], longest)) * time.Millisecond}, nil
+	return IOs{Count: n[0] + n[4], Bytes: (n[2] + n[6]) * uint64(block.SectorSize), Time: time.Duration(min(n[3]+n[7], longest)) * time.Millisecond}, nil
 }
 
 // blockName is the kernel's name of the device at a path in /dev.

@@ -97,7 +97,7 @@ func FuzzSmart(f *testing.F) {
 func TestTheKernelsCountersOfADevice(t *testing.T) {
 	const stat = "  339000   142 20992832   55340   412000  5210 52992001   98000   0   61000  160320   0 0 0 0 120 900\n"
 	got, err := parseStat(stat)
-	if want := (IOs{751000, 153340 * time.Millisecond}); err != nil || got != want {
+	if want := (IOs{751000, 73984833 * 512, 153340 * time.Millisecond}); err != nil || got != want {
 		t.Errorf("parseStat = %v, %v, want %v", got, err, want)
 	}
 	for _, bad := range []string{"", "1 2 3 4 5 6 7", "1 2 3 x 5 6 7 8", "1 2 3 -4 5 6 7 8"} {
@@ -105,10 +105,10 @@ func TestTheKernelsCountersOfADevice(t *testing.T) {
 			t.Errorf("parseStat(%q) = %v, want an error", bad, got)
 		}
 	}
-	if got := (IOs{300, 4 * time.Second}).Since(IOs{100, time.Second}); got != (IOs{200, 3 * time.Second}) || got.Mean() != 15*time.Millisecond {
+	if got := (IOs{300, 5000, 4 * time.Second}).Since(IOs{100, 2000, time.Second}); got != (IOs{200, 3000, 3 * time.Second}) || got.Mean() != 15*time.Millisecond {
 		t.Errorf("200 more in 3 s are %v with a mean of %v", got, got.Mean())
 	}
-	if got := (IOs{5, time.Second}).Since(IOs{100, 2 * time.Second}); got != (IOs{5, time.Second}) {
+	if got := (IOs{5, 512, time.Second}).Since(IOs{100, 512, 2 * time.Second}); got != (IOs{5, 512, time.Second}) {
 		t.Errorf("since a counter that was higher: %v, want all of the new device's", got)
 	}
 	if got := (IOs{}).Mean(); got != 0 {
@@ -145,7 +145,7 @@ func TestTheControllerOfANamespace(t *testing.T) {
 			t.Errorf("the controller of %s is %q, want nvme0", path, got)
 		}
 	}
-	if got := CompletedIOs(m.root, "/dev/nvme0n1p2"); got != (IOs{3, 7 * time.Millisecond}) {
+	if got := CompletedIOs(m.root, "/dev/nvme0n1p2"); got != (IOs{3, 16 * 512, 7 * time.Millisecond}) {
 		t.Errorf("the partition's counters are %v", got)
 	}
 	if got := CompletedIOs(m.root, "/dev/sda"); got != (IOs{}) {

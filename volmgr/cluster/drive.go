@@ -366,7 +366,7 @@ func (on *target) readings() (map[block.DriveID]health.Reading, map[block.DriveI
 		if dev.Health != nil && !dev.DriveID.IsZero() {
 			readings[dev.DriveID] = *dev.Health
 			ids = append(ids, dev.DriveID)
-			timings = append(timings, health.Timing{Model: dev.Model, IOs: dev.Health.IOs, Latency: dev.Health.Latency})
+			timings = append(timings, health.Timing{Model: dev.Model, IOs: dev.Health.IOs, Bytes: dev.Health.Bytes, Latency: dev.Health.Latency})
 		}
 	}
 	for i, why := range health.Outliers(timings) {

@@ -10,7 +10,8 @@
 //   - for 10 minutes after it was last an outlier: in a minute, its reads and writes took more
 //     than 5 times as long on average as those of its peers, and more than 20 ms. Its peers are
 //     the other drives of its model on its node, at least two. Drives that did fewer than 100
-//     reads and writes in that minute are not compared.
+//     reads and writes in that minute are not compared, nor those whose reads and writes had
+//     more than 256 KiB on average: a drive that is being zeroed takes its time.
 //
 // The percentage of its life that a drive has used is no sign: by the specification a drive at
 // 100 % may go on for long, and one that fails says so with a warning or with its spare. Nor is
@@ -36,6 +37,7 @@ const (
 	slowTimes  = 5
 	slowLeast  = 20 * time.Millisecond
 	fewestIOs  = 100
+	largestIO  = 256 << 10 // bytes, on average
 	leastPeers = 2
 )
 
@@ -45,6 +47,7 @@ type Reading struct {
 	Unread  string    // why Smart could not be read
 	Smart   *Smart    // nil if it was not read, or if the drive has no such log
 	IOs     uint64    // reads and writes in about a minute
+	Bytes   uint64    // of all of them
 	Latency time.Duration
 }
 
@@ -152,6 +155,7 @@ func (s *Smart) warnings() string {
 type Timing struct {
 	Model   string // empty: unknown
 	IOs     uint64
+	Bytes   uint64
 	Latency time.Duration
 }
 
@@ -159,7 +163,7 @@ type Timing struct {
 func Outliers(all []Timing) []string {
 	out := make([]string, len(all))
 	for i, t := range all {
-		if t.Latency <= slowLeast || !t.busy() {
+		if t.Latency <= slowLeast || !t.comparable() {
 			continue
 		}
 		peers := t.peers(slices.Concat(all[:i], all[i+1:]))
@@ -174,12 +178,13 @@ func Outliers(all []Timing) []string {
 	return out
 }
 
-func (t Timing) busy() bool { return t.IOs >= fewestIOs }
+// comparable reports whether a drive did enough reads and writes, of usual sizes.
+func (t Timing) comparable() bool { return t.IOs >= fewestIOs && t.Bytes/t.IOs <= largestIO }
 
 // peers returns the times of those among others that a drive can be compared with, sorted.
 func (t Timing) peers(others []Timing) (times []time.Duration) {
 	for _, o := range others {
-		if t.Model != "" && o.Model == t.Model && o.busy() {
+		if t.Model != "" && o.Model == t.Model && o.comparable() {
 			times = append(times, o.Latency)
 		}
 	}

@@ -124,7 +124,7 @@ func TestTheRecordOutlivesTheManager(t *testing.T) {
 // timings are drives of one model with these mean times in milliseconds; 0: an idle drive.
 func timings(model string, means ...int) (all []Timing) {
 	for _, ms := range means {
-		t := Timing{Model: model, IOs: 100, Latency: time.Duration(ms) * time.Millisecond}
+		t := Timing{Model: model, IOs: 100, Bytes: 100 * 256 << 10, Latency: time.Duration(ms) * time.Millisecond}
 		if ms == 0 {
 			t.IOs = 99
 		}
@@ -145,7 +145,8 @@ func TestOnlyADriveFarBehindItsPeersIsAnOutlier(t *testing.T) {
 		"all of them":               {timings("a", 90, 80, 100), -1},
 		"one peer":                  {timings("a", 1, 90), -1},
 		"idle peers":                {timings("a", 1, 0, 90), -1},
-		"too few of its own":        {append(timings("a", 1, 1), Timing{"a", 99, time.Second}), -1},
+		"too few of its own":        {append(timings("a", 1, 1), Timing{"a", 99, 99, time.Second}), -1},
+		"zeroing":                   {append(timings("a", 1, 1), Timing{"a", 100, 100*256<<10 + 100, time.Second}), -1},
 		"peers of another model":    {append(timings("b", 1, 1), timings("a", 90, 1)...), -1},
 		"models that are not known": {timings("", 1, 1, 90), -1},
 		"of two peers, the slower":  {timings("a", 1, 20, 90), -1},
