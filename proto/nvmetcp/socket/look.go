@@ -57,6 +57,7 @@ var crowd struct {
 	lookers atomic.Int32
 	until   atomic.Int64 // nobody looks before this time, in nanoseconds since epoch
 	pause   atomic.Int64 // the length of the last pause that disturbed asked for
+	load    load
 
 	_     [64]byte      // on a cache line of its own:
 	reads atomic.Uint64 // of all connections
@@ -144,7 +145,7 @@ func (c *Conn) lookForAll(fd uintptr, start time.Time) bool {
 
 // enter counts one more that looks, if there may be one more.
 func enter(now time.Time, processors int) bool {
-	if int64(now.Sub(epoch)) < crowd.until.Load() {
+	if at := int64(now.Sub(epoch)); at < crowd.until.Load() || crowd.load.busy(at) {
 		return false
 	}
 	if crowd.lookers.Add(1) <= int32(max(1, processors/2)) {

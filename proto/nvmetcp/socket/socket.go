@@ -14,9 +14,11 @@
 //
 //   - habit: a connection looks again only where that found data lately. After failures it
 //     does so ever more rarely, down to one wait in 128.
-//   - crowd: at most half of the program's processors look at the same time, and none for a
-//     while after another program has taken one of them. With a single processor, goroutines
-//     that are ready run between two looks, and one looks for all connections.
+//   - crowd: at most half of the program's processors look at the same time. With a single
+//     processor, goroutines that are ready run between two looks, and one looks for all
+//     connections.
+//   - load: nobody looks while more of the machine's threads are ready to run than it has
+//     processors, or for a while after another program has taken one from a looker.
 //   - attend: a reader that never waits still gives the rest of the program its turn, four
 //     times in a millisecond.
 //

@@ -35,10 +35,22 @@ func pair(t testing.TB) (a, b *Conn) {
 	return New(c), New(d)
 }
 
+// quiet makes the machine seem idle.
+func quiet() {
+	crowd.until.Store(0)
+	crowd.load.score.Store(0)
+	crowd.load.next.Store(1 << 62)
+}
+
 // processors runs the test with so many of them.
 func processors(t testing.TB, n int) {
 	old := runtime.GOMAXPROCS(n)
 	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
+}
+
+func TestMain(m *testing.M) {
+	quiet() // tests of looking do not depend on the machine
+	os.Exit(m.Run())
 }
 
 // send sends p and fails the test if that does not work.
@@ -112,7 +124,7 @@ func TestDataThatComesSoonIsNotWaitedFor(t *testing.T) {
 		}
 		var p [2]byte
 		for range 100 {
-			crowd.until.Store(0) // whatever else the machine does
+			quiet()
 			if n, err := b.Read(p[:]); n != 1 || err != nil {
 				t.Fatalf("Read = %d, %v", n, err)
 			}
@@ -162,7 +174,7 @@ func TestLookingInVainIsGivenUp(t *testing.T) {
 }
 
 func TestNoMoreThanHalfOfTheProcessorsLook(t *testing.T) {
-	crowd.until.Store(0)
+	quiet()
 	now := time.Now()
 	for _, c := range []struct{ processors, most int }{{1, 1}, {2, 1}, {3, 1}, {4, 2}, {64, 32}} {
 		got := 0
@@ -179,8 +191,8 @@ func TestNoMoreThanHalfOfTheProcessorsLook(t *testing.T) {
 }
 
 func TestLookingEndsForLongerAndLongerBesideOtherPrograms(t *testing.T) {
-	defer crowd.until.Store(0)
-	crowd.until.Store(0)
+	defer quiet()
+	quiet()
 	crowd.pause.Store(0)
 	now := time.Now()
 	for want := leastPause; want <= mostPause; want *= 2 {
@@ -345,7 +357,7 @@ func TestReadAndSendTakeNoMemory(t *testing.T) {
 func TestALookEndsWhenAnotherConnectionHasData(t *testing.T) {
 	processors(t, 1)
 	for range 50 {
-		crowd.until.Store(0)
+		quiet()
 		if b := lookBesideAnother(t); b.habit.failures == 0 && b.blocked && !b.Idled() {
 			return
 		}
@@ -378,4 +390,48 @@ func lookBesideAnother(t *testing.T) *Conn {
 	}
 	other.Wait()
 	return b
+}
+
+func TestNobodyLooksWhileThreadsWaitForAProcessor(t *testing.T) {
+	var l load
+	l.next.Store(1 << 62)
+	l.note(3, 2)
+	if l.busy(0) {
+		t.Error("one thread too many at one moment counts as busy")
+	}
+	l.note(3, 2)
+	if !l.busy(0) {
+		t.Error("threads that keep waiting do not count as busy")
+	}
+	for range 2 * scoreMost {
+		l.note(9, 2)
+	}
+	for range scoreMost {
+		l.note(2, 2)
+	}
+	if l.busy(0) {
+		t.Error("it stays busy although no thread waits any more")
+	}
+}
+
+func TestTheKernelsCountsAreUnderstood(t *testing.T) {
+	for text, want := range map[string]int{"0.20 0.18 0.12 1/80 11206\n": 1, "13.98 10.44 10.15 27/1080 1\n": 27} {
+		if n, ok := parseLoad([]byte(text)); n != want || !ok {
+			t.Errorf("%q: %d threads are ready, %v; want %d", text, n, ok, want)
+		}
+	}
+	if _, ok := parseLoad([]byte("nonsense")); ok {
+		t.Error("nonsense is understood")
+	}
+	for text, want := range map[string]int{"0\n": 1, "0-1\n": 2, "0-3,8,10-11\n": 7, "": 0, "x": 0} {
+		if n := parseOnline(text); n != want {
+			t.Errorf("%q: %d processors, want %d", text, n, want)
+		}
+	}
+	if n, ok := readyThreads(); !ok || n < 1 {
+		t.Errorf("%d threads are ready here, %v; this one is", n, ok)
+	}
+	if n := onlineProcessors(); n < runtime.NumCPU() {
+		t.Errorf("%d processors, of which this test may use %d", n, runtime.NumCPU())
+	}
 }
