@@ -3,6 +3,7 @@
 package parts
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -49,12 +50,12 @@ type mark struct {
 type held[M State] struct {
 	number uint64 // 0: none
 	term   uint64
-	keys   []string // in order
-	pieces map[string]hashed[M]
+	pieces []heldPiece[M] // in the order of their keys
 	sum    uint64
 }
 
-type hashed[M State] struct {
+type heldPiece[M State] struct {
+	key   string
 	state M
 	hash  uint64
 }
@@ -185,11 +186,12 @@ func (g *given) note(key string, content []byte, m mark) bool {
 func (h *held[M]) apply(m M) (whole M, ok bool, err error) {
 	d := m.GetScale().GetDifference()
 	if d.From == 0 {
-		*h = held[M]{term: m.GetTerm(), pieces: map[string]hashed[M]{}}
+		*h = held[M]{term: m.GetTerm()}
 	} else if d.From != h.number || m.GetTerm() != h.term {
 		*h = held[M]{}
 		return whole, false, nil
 	}
+	slices.SortFunc(d.Pieces, func(a, b *pb.Piece) int { return cmp.Compare(a.Key, b.Key) })
 	for _, p := range d.Pieces {
 		if err := h.put(p, m.ProtoReflect().New().Interface().(M)); err != nil {
 			return whole, false, err
@@ -204,23 +206,26 @@ func (h *held[M]) apply(m M) (whole M, ok bool, err error) {
 
 // put replaces one piece. state is an empty message for its content.
 func (h *held[M]) put(p *pb.Piece, state M) error {
-	old, had := h.pieces[p.Key]
-	at, _ := slices.BinarySearch(h.keys, p.Key)
-	h.sum -= old.hash
-	switch {
-	case len(p.Content) > 0:
-		if err := proto.Unmarshal(p.Content, state); err != nil {
-			return err
-		}
-		h.pieces[p.Key] = hashed[M]{state, hash(p.Key, p.Content)}
-		h.sum += h.pieces[p.Key].hash
-		if !had {
-			h.keys = slices.Insert(h.keys, at, p.Key)
-		}
-	case had:
-		delete(h.pieces, p.Key)
-		h.keys = slices.Delete(h.keys, at, at+1)
+	at, had := slices.BinarySearchFunc(h.pieces, p.Key, func(x heldPiece[M], key string) int { return cmp.Compare(x.key, key) })
+	if had {
+		h.sum -= h.pieces[at].hash
 	}
+	if len(p.Content) == 0 {
+		if had {
+			h.pieces = slices.Delete(h.pieces, at, at+1)
+		}
+		return nil
+	}
+	if err := proto.Unmarshal(p.Content, state); err != nil {
+		return err
+	}
+	fresh := heldPiece[M]{p.Key, state, hash(p.Key, p.Content)}
+	h.sum += fresh.hash
+	if had {
+		h.pieces[at] = fresh
+		return nil
+	}
+	h.pieces = slices.Insert(h.pieces, at, fresh)
 	return nil
 }
 
@@ -229,14 +234,19 @@ func (h *held[M]) put(p *pb.Piece, state M) error {
 func (h *held[M]) join(head M) M {
 	whole := proto.CloneOf(head)
 	setScale(whole, Understood())
-	for _, key := range h.keys {
-		switch to := any(whole).(type) {
-		case *pb.TargetWanted:
-			from := any(h.pieces[key].state).(*pb.TargetWanted)
+	n := len(h.pieces)
+	switch to := any(whole).(type) {
+	case *pb.TargetWanted:
+		to.Legs, to.Admissions = make([]*pb.WantedLeg, 0, n), make([]*pb.Admission, 0, n) // a volume often has one leg here
+		for i := range h.pieces {
+			from := any(h.pieces[i].state).(*pb.TargetWanted)
 			to.Drives, to.Legs = append(to.Drives, from.Drives...), append(to.Legs, from.Legs...)
 			to.Admissions, to.Exports = append(to.Admissions, from.Admissions...), append(to.Exports, from.Exports...)
-		case *pb.InitiatorWanted:
-			to.Attachments = append(to.Attachments, any(h.pieces[key].state).(*pb.InitiatorWanted).Attachments...)
+		}
+	case *pb.InitiatorWanted:
+		to.Attachments = make([]*pb.WantedAttachment, 0, n)
+		for i := range h.pieces {
+			to.Attachments = append(to.Attachments, any(h.pieces[i].state).(*pb.InitiatorWanted).Attachments...)
 		}
 	}
 	return whole

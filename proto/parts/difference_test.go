@@ -142,9 +142,7 @@ func TestAnAgentThatCannotFollowGetsTheWholeState(t *testing.T) {
 			e.down.sent = nil
 		},
 		"another content": func(e *ends) {
-			h := e.agent.held.pieces["000003"]
-			h.hash++
-			e.agent.held.pieces["000003"] = h
+			e.agent.held.pieces[2].hash++
 			e.agent.held.sum++
 		},
 		"another term": func(e *ends) { e.agent.held.term = 6 },
