@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"maps"
+	"slices"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/cow"
@@ -284,6 +285,8 @@ type target struct {
 	strays   map[block.DriveID][]image.Extent // extents that labels list and no record has
 	unknown  map[block.DriveID]block.Size     // the most that legs without a record can take of the label
 	compared map[block.DriveID]uint64         // the count of touches then
+	// relabelled are the labels that have changed since.
+	relabelled map[block.DriveID][]evidence.LegLabel
 }
 
 // observe takes a report, whole or partial. It reports whether more or less may be servable
@@ -292,7 +295,7 @@ func (on *target) observe(r *TargetReport, c *Change) (serving bool) {
 	if c.Partial {
 		on.drives = maps.Clone(on.drives)
 	} else {
-		*on = target{by: on.by, agent: on.agent, drives: map[block.DriveID]DriveReport{}, compared: map[block.DriveID]uint64{}}
+		*on = target{by: on.by, agent: on.agent, drives: map[block.DriveID]DriveReport{}, compared: map[block.DriveID]uint64{}, relabelled: map[block.DriveID][]evidence.LegLabel{}}
 	}
 	serving = !c.Partial || len(r.Drives) > 0 || len(c.Gone.Drives) > 0
 	for _, l := range r.Legs {
@@ -392,7 +395,7 @@ func (on *target) relabel(id block.DriveID, legs map[block.LegID]bool, with []ev
 	}
 	d.Legs = append(labels, with...)
 	on.drives[id] = d
-	delete(on.compared, id)
+	on.relabelled[id] = append(on.relabelled[id], with...)
 }
 
 // compare looks for what labels list and the records do not, on drives where either has
@@ -413,10 +416,12 @@ func (s *State) compare(on *target) {
 		}
 	}
 	for id, d := range on.drives {
-		if at, ok := on.compared[id]; ok && s.touched[id] <= at {
+		same := s.stillMatches(on, id)
+		on.compared[id] = s.touches
+		delete(on.relabelled, id)
+		if same {
 			continue
 		}
-		on.compared[id] = s.touches
 		delete(strays, id)
 		delete(unknown, id)
 		for i := range d.Legs {
@@ -431,4 +436,21 @@ func (s *State) compare(on *target) {
 		}
 	}
 	on.strays, on.unknown = strays, unknown
+}
+
+// stillMatches reports whether a comparison of a drive's label with the records would find what
+// the last one found. If all was in order, new records leave it so, and of the labels only those
+// that have changed need a look.
+func (s *State) stillMatches(on *target, id block.DriveID) bool {
+	at, compared := on.compared[id]
+	if !compared || s.removed[id] > at {
+		return false
+	}
+	if _, relabelled := on.relabelled[id]; len(on.strays[id]) > 0 || on.unknown[id] > 0 {
+		return s.touched[id] <= at && !relabelled
+	}
+	return !slices.ContainsFunc(on.relabelled[id], func(l evidence.LegLabel) bool {
+		recorded, known := s.onDrive[id][l.Leg]
+		return !known || len(image.Beyond(l.Extents, recorded)) > 0
+	})
 }

@@ -117,6 +117,7 @@ type derived struct {
 	recorded  cow.Map[block.DriveID, block.Size] // the most that the legs' records can take of its label
 	unsettled map[block.VolumeID]bool            // volumes that time or a report may change
 	touched   map[block.DriveID]uint64           // when legs were last placed there or removed, as a count
+	removed   map[block.DriveID]uint64           // the same, only of removed or moved ones
 	touches   uint64
 	fields    fields // also of what is reported: see field
 	still     *still // what the last fork has of the maps that change seldom; nil: they have changed
@@ -173,6 +174,7 @@ func empty() *State {
 			extents:   map[block.DriveID][]image.Extent{},
 			unsettled: map[block.VolumeID]bool{},
 			touched:   map[block.DriveID]uint64{},
+			removed:   map[block.DriveID]uint64{},
 		},
 		reported: reported{
 			targets:       map[block.NodeName]*target{},
@@ -351,7 +353,7 @@ func (s *State) Fork() *State {
 	f.targets, f.initiators = maps.Clone(s.targets), maps.Clone(s.initiators)
 	f.foreignAgents, f.fences = maps.Clone(s.foreignAgents), maps.Clone(s.fences)
 	// Only steps use these, and they change in place.
-	f.onDrive, f.extents, f.touched, f.unsettled, f.served, f.unserved, f.fields, f.still = nil, nil, nil, nil, nil, nil, nil, nil
+	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.served, f.unserved, f.fields, f.still = nil, nil, nil, nil, nil, nil, nil, nil, nil
 	return &f
 }
 
@@ -401,6 +403,7 @@ func (s *State) index(old, new *Volume) {
 		}
 		for _, l := range old.Legs {
 			if !keeps(new, &l) {
+				s.removed[l.Drive] = s.touches
 				s.extents[l.Drive] = image.Remove(s.extents[l.Drive], l.Extents)
 			}
 			s.used.Set(s.by, l.Drive, s.used.Get(l.Drive)-image.Count(s.onDrive[l.Drive][l.ID]))
