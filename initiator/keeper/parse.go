@@ -58,6 +58,12 @@ func Parse(p *pb.WantedAttachment) (*volume.Wanted, error) {
 	if w.Holds, err = parseHolds(p.GetHolds()); err != nil {
 		return nil, err
 	}
+	if s := p.GetScrub(); s != nil {
+		if s.GetId() == "" {
+			return nil, errors.New("scrub: it has no id")
+		}
+		w.Scrub = &volume.Scrub{ID: s.GetId(), Rate: block.Size(s.GetBytesPerSecond())}
+	}
 	for _, l := range p.GetLegs() {
 		if err := addLink(w, l); err != nil {
 			return nil, fmt.Errorf("leg %q: %w", l.GetLegId(), err)

@@ -74,3 +74,15 @@ func TestUnknownValuesAreNotTakenForOthers(t *testing.T) {
 		}
 	}
 }
+
+func TestAScrubNeedsAnID(t *testing.T) {
+	p := wanted()
+	p.Scrub = &pb.Scrub{Id: "s1", BytesPerSecond: 1 << 20}
+	if w, err := Parse(p); err != nil || *w.Scrub != (volume.Scrub{ID: "s1", Rate: 1 << 20}) {
+		t.Errorf("Parse(scrub %v) = %v, %v", p.Scrub, w, err)
+	}
+	p.Scrub = &pb.Scrub{}
+	if _, err := Parse(p); err == nil {
+		t.Error("a scrub without an id was accepted")
+	}
+}

@@ -23,10 +23,39 @@ func Report(v volume.Verdict, id block.VolumeID, epoch block.Epoch, grant uint64
 	for _, h := range v.Holds {
 		r.Holds = append(r.Holds, &pb.HoldReport{Id: h.ID, State: pb.Value[pb.HoldState](string(h.State))})
 	}
+	r.Scrub = scrubReport(v.Scrub)
 	if v.GaveUp != nil {
 		r.GaveUp = &pb.GaveUp{Why: v.GaveUp.Why, WritesLost: v.GaveUp.WritesLost, Reason: pb.Value[pb.GiveUpReason](string(v.GaveUp.Reason))}
 	}
 	return r
+}
+
+func scrubReport(s *volume.ScrubSeen) *pb.ScrubReport {
+	if s == nil {
+		return nil
+	}
+	r := &pb.ScrubReport{
+		Id: s.ID, Done: s.Done, DoneBytes: uint64(s.Compared), TotalBytes: uint64(s.Total), AloneBytes: uint64(s.Alone), Found: uint64(s.Found),
+	}
+	for _, f := range s.FirstFound {
+		out := &pb.ScrubFinding{Column: uint32(f.Column), Offset: uint64(f.Off), Length: uint64(f.Length)}
+		for _, g := range f.Equal {
+			out.Equal = append(out.Equal, copies(g))
+		}
+		if len(f.Unreadable) > 0 {
+			out.Unreadable = copies(f.Unreadable)
+		}
+		r.Findings = append(r.Findings, out)
+	}
+	return r
+}
+
+func copies(all []int) *pb.Copies {
+	out := &pb.Copies{}
+	for _, copy := range all {
+		out.Copies = append(out.Copies, uint32(copy))
+	}
+	return out
 }
 
 func sameHold(a, b *pb.HoldReport) bool {
@@ -37,5 +66,6 @@ func sameHold(a, b *pb.HoldReport) bool {
 func News(a, b *pb.AttachmentReport) bool {
 	return a.GetGrant() != b.GetGrant() || a.GetPhase() != b.GetPhase() || a.GetWaitingFor() != b.GetWaitingFor() ||
 		a.GetGaveUp().GetWhy() != b.GetGaveUp().GetWhy() || !slices.EqualFunc(a.GetHolds(), b.GetHolds(), sameHold) ||
+		a.GetScrub().GetFound() != b.GetScrub().GetFound() || a.GetScrub().GetDone() != b.GetScrub().GetDone() ||
 		a.GetDevice() != b.GetDevice() || a.GetDeviceNumber() != b.GetDeviceNumber() || a.GetSizeBytes() != b.GetSizeBytes()
 }

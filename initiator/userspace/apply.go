@@ -55,6 +55,8 @@ func (k *Keeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) er
 		return k.resize(ctx)
 	case volume.CloseDevice:
 		return k.closeDevice(ctx, o.Force)
+	case volume.StartScrub, volume.StopScrub:
+		return k.scrub(ctx, o)
 	case volume.Flush:
 		return k.flush(ctx)
 	case volume.Dismantle:

@@ -82,6 +82,7 @@ func (k *Keeper) observeVolume(s *volume.Seen, w *volume.Wanted) {
 	status := st.volume.Status()
 	s.ReadOnly, s.Size, s.Flushed, s.Copying = st.wanted.ReadOnly, status.Size, st.flushed, st.equalizing
 	s.Holdable, s.Held, s.Quiet, s.Waits = true, status.Suspended, true, status.Held > 0
+	s.Scrub = st.scrub.seen()
 	if st.equalizing {
 		s.Done, s.Total = status.Equalized.Done, status.Equalized.Total
 	}

@@ -28,6 +28,7 @@ type stack struct {
 	flushed    bool               // since the device was closed
 	refusal    string             // why the last attempt to close the device failed
 	open       bool               // that was because somebody has it open
+	scrub      *scrub             // the last one; nil: none
 }
 
 // build builds the volume from its legs in sync.

@@ -21,7 +21,7 @@ type Order interface{ String() string }
 // carried out. A note may name too few legs, never too many.
 func Alone(o Order, s *Seen) bool {
 	switch o := o.(type) {
-	case Connect, RecordInSync, MakeLog, SetColumn, Add, Promote, Renew, Grow, GrowDevice, CloseDevice:
+	case Connect, RecordInSync, MakeLog, SetColumn, Add, Promote, Renew, Grow, GrowDevice, CloseDevice, StartScrub, StopScrub:
 		return true
 	case WriteNote:
 		return s.Noted.Within(o.Note)
@@ -33,7 +33,7 @@ func Alone(o Order, s *Seen) bool {
 // yet.
 func Begins(o Order) bool {
 	switch o.(type) {
-	case Connect, HoldIO, Equalize:
+	case Connect, HoldIO, Equalize, StartScrub:
 		return true
 	}
 	return false

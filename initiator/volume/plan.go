@@ -82,6 +82,7 @@ func (p *planner) serve() {
 	p.grow()
 	p.noteMore()
 	p.cleanUp()
+	p.scrub()
 	p.v.Done, p.v.Total = p.s.Done, p.s.Total
 }
 

@@ -244,6 +244,7 @@ type Seen struct {
 	Copying     bool       // the copies are being made equal
 	Flushed     bool       // flushed since the device was removed
 	Done, Total block.Size // bytes copied
+	Scrub       *ScrubSeen // nil: none has begun
 
 	// What the keeper adds: the manager's last error when it was asked for a record, the legs
 	// noted in sync on this host's disk, and why that note still names too many.
@@ -346,6 +347,8 @@ type Capabilities struct {
 	// KnowsFlushed: the host can tell whether a leg that lost its cache lacks acknowledged
 	// writes.
 	KnowsFlushed bool
+	// Scrubs: the data path can compare the copies of a volume in use.
+	Scrubs bool
 	// Multipath: the data path can use several paths to a leg.
 	Multipath bool
 	// Transports that paths can use; nil means all.

@@ -47,6 +47,7 @@ type Verdict struct {
 	Done, Total block.Size // bytes copied
 	GaveUp      *Over      // nil: it did not give up
 	Holds       []HoldSeen // the requested holds
+	Scrub       *ScrubSeen // the wanted scrub; nil: it has not begun
 }
 
 // Wait adds something that I/O or the device waits for.

@@ -19,6 +19,7 @@ type Wanted struct {
 	Equalize bool
 	Detach   bool
 	Holds    []Hold // requests to hold its I/O
+	Scrub    *Scrub // nil: none is wanted
 	Links    []Link // by column, then copy
 }
 

@@ -2099,6 +2099,7 @@ type AttachmentReport struct {
 	GaveUp           *GaveUp                `protobuf:"bytes,13,opt,name=gave_up,json=gaveUp,proto3" json:"gave_up,omitempty"`                   // unset: the host has not given up
 	Grant            uint64                 `protobuf:"varint,14,opt,name=grant,proto3" json:"grant,omitempty"`                                  // of the WantedAttachment that this reports on
 	Holds            []*HoldReport          `protobuf:"bytes,15,rep,name=holds,proto3" json:"holds,omitempty"`                                   // of the wanted holds
+	Scrub            *ScrubReport           `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"`                                   // of the wanted scrub; unset if it has not begun
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -2224,6 +2225,228 @@ func (x *AttachmentReport) GetHolds() []*HoldReport {
 	return nil
 }
 
+func (x *AttachmentReport) GetScrub() *ScrubReport {
+	if x != nil {
+		return x.Scrub
+	}
+	return nil
+}
+
+// ScrubReport is how far a wanted scrub has come and what it has found. A host whose data
+// path cannot scrub reports none.
+type ScrubReport struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Done          bool                   `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`                            // everything was looked at
+	DoneBytes     uint64                 `protobuf:"varint,3,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"` // of one copy of each column, all columns together
+	TotalBytes    uint64                 `protobuf:"varint,4,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	AloneBytes    uint64                 `protobuf:"varint,5,opt,name=alone_bytes,json=aloneBytes,proto3" json:"alone_bytes,omitempty"` // of done_bytes: there were no two copies to compare
+	Found         uint64                 `protobuf:"varint,6,opt,name=found,proto3" json:"found,omitempty"`                             // how many findings there were
+	Findings      []*ScrubFinding        `protobuf:"bytes,7,rep,name=findings,proto3" json:"findings,omitempty"`                        // the first of them
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScrubReport) Reset() {
+	*x = ScrubReport{}
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScrubReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScrubReport) ProtoMessage() {}
+
+func (x *ScrubReport) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
+func (*ScrubReport) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ScrubReport) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ScrubReport) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
+func (x *ScrubReport) GetDoneBytes() uint64 {
+	if x != nil {
+		return x.DoneBytes
+	}
+	return 0
+}
+
+func (x *ScrubReport) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *ScrubReport) GetAloneBytes() uint64 {
+	if x != nil {
+		return x.AloneBytes
+	}
+	return 0
+}
+
+func (x *ScrubReport) GetFound() uint64 {
+	if x != nil {
+		return x.Found
+	}
+	return 0
+}
+
+func (x *ScrubReport) GetFindings() []*ScrubFinding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+// ScrubFinding is a range of a column whose copies differ, or that a copy cannot read.
+type ScrubFinding struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Column        uint32                 `protobuf:"varint,1,opt,name=column,proto3" json:"column,omitempty"`
+	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // in each leg
+	Length        uint64                 `protobuf:"varint,3,opt,name=length,proto3" json:"length,omitempty"`
+	Equal         []*Copies              `protobuf:"bytes,4,rep,name=equal,proto3" json:"equal,omitempty"`           // groups of copies with the same data
+	Unreadable    *Copies                `protobuf:"bytes,5,opt,name=unreadable,proto3" json:"unreadable,omitempty"` // unset: none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScrubFinding) Reset() {
+	*x = ScrubFinding{}
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScrubFinding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScrubFinding) ProtoMessage() {}
+
+func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
+func (*ScrubFinding) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ScrubFinding) GetColumn() uint32 {
+	if x != nil {
+		return x.Column
+	}
+	return 0
+}
+
+func (x *ScrubFinding) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *ScrubFinding) GetLength() uint64 {
+	if x != nil {
+		return x.Length
+	}
+	return 0
+}
+
+func (x *ScrubFinding) GetEqual() []*Copies {
+	if x != nil {
+		return x.Equal
+	}
+	return nil
+}
+
+func (x *ScrubFinding) GetUnreadable() *Copies {
+	if x != nil {
+		return x.Unreadable
+	}
+	return nil
+}
+
+type Copies struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Copies        []uint32               `protobuf:"varint,1,rep,packed,name=copies,proto3" json:"copies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Copies) Reset() {
+	*x = Copies{}
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Copies) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Copies) ProtoMessage() {}
+
+func (x *Copies) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Copies.ProtoReflect.Descriptor instead.
+func (*Copies) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Copies) GetCopies() []uint32 {
+	if x != nil {
+		return x.Copies
+	}
+	return nil
+}
+
 // HoldReport is how far a wanted hold has come. A host of a version without holds reports
 // none.
 type HoldReport struct {
@@ -2236,7 +2459,7 @@ type HoldReport struct {
 
 func (x *HoldReport) Reset() {
 	*x = HoldReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2248,7 +2471,7 @@ func (x *HoldReport) String() string {
 func (*HoldReport) ProtoMessage() {}
 
 func (x *HoldReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2261,7 +2484,7 @@ func (x *HoldReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
 func (*HoldReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *HoldReport) GetId() string {
@@ -2291,7 +2514,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2526,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2539,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -2354,7 +2577,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2366,7 +2589,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2379,7 +2602,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -2430,7 +2653,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2442,7 +2665,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2455,7 +2678,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -2510,13 +2733,14 @@ type WantedAttachment struct {
 	// epochs, a device built for another grant has ended, and its I/O fails.
 	Grant         uint64  `protobuf:"varint,14,opt,name=grant,proto3" json:"grant,omitempty"`
 	Holds         []*Hold `protobuf:"bytes,15,rep,name=holds,proto3" json:"holds,omitempty"`
+	Scrub         *Scrub  `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2528,7 +2752,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2541,7 +2765,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -2635,6 +2859,68 @@ func (x *WantedAttachment) GetHolds() []*Hold {
 	return nil
 }
 
+func (x *WantedAttachment) GetScrub() *Scrub {
+	if x != nil {
+		return x.Scrub
+	}
+	return nil
+}
+
+// Scrub asks the host to compare the copies of the volume while it serves it. Nothing is
+// changed. A scrub that is no longer listed stops; it goes on from the beginning if it is
+// listed again, or if the host's agent has restarted. Each new one needs a new id.
+type Scrub struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Id             string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	BytesPerSecond uint64                 `protobuf:"varint,2,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // most that is read of each leg; 0: no limit
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Scrub) Reset() {
+	*x = Scrub{}
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Scrub) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Scrub) ProtoMessage() {}
+
+func (x *Scrub) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
+func (*Scrub) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *Scrub) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Scrub) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
 // Hold asks the host to hold the volume's I/O for as long as the hold is listed, but not
 // beyond its limit: users' requests then wait, and none reaches a leg. A hold that has ended stays
 // ended while it is listed, so each new one needs a new id.
@@ -2648,7 +2934,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2660,7 +2946,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2673,7 +2959,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Hold) GetId() string {
@@ -2722,7 +3008,7 @@ type WantedLink struct {
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2734,7 +3020,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2747,7 +3033,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -2863,7 +3149,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2875,7 +3161,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2888,7 +3174,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -2945,7 +3231,7 @@ type StaleLeg struct {
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2957,7 +3243,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2970,7 +3256,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -3008,7 +3294,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3020,7 +3306,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3033,7 +3319,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -3076,7 +3362,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3088,7 +3374,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3101,7 +3387,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -3143,7 +3429,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3155,7 +3441,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3168,7 +3454,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -3203,7 +3489,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3215,7 +3501,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3228,7 +3514,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -3452,7 +3738,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04legs\x18\x03 \x03(\v2\x14.weft.v1.EvidenceLegR\x04legs\"@\n" +
 	"\vEvidenceLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"\xdd\x03\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\x89\x04\n" +
 	"\x10AttachmentReport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12.\n" +
@@ -3469,7 +3755,29 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	" \x01(\tR\fdeviceNumber\x12(\n" +
 	"\agave_up\x18\r \x01(\v2\x0f.weft.v1.GaveUpR\x06gaveUp\x12\x14\n" +
 	"\x05grant\x18\x0e \x01(\x04R\x05grant\x12)\n" +
-	"\x05holds\x18\x0f \x03(\v2\x13.weft.v1.HoldReportR\x05holds\"F\n" +
+	"\x05holds\x18\x0f \x03(\v2\x13.weft.v1.HoldReportR\x05holds\x12*\n" +
+	"\x05scrub\x18< \x01(\v2\x14.weft.v1.ScrubReportR\x05scrub\"\xdb\x01\n" +
+	"\vScrubReport\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04done\x18\x02 \x01(\bR\x04done\x12\x1d\n" +
+	"\n" +
+	"done_bytes\x18\x03 \x01(\x04R\tdoneBytes\x12\x1f\n" +
+	"\vtotal_bytes\x18\x04 \x01(\x04R\n" +
+	"totalBytes\x12\x1f\n" +
+	"\valone_bytes\x18\x05 \x01(\x04R\n" +
+	"aloneBytes\x12\x14\n" +
+	"\x05found\x18\x06 \x01(\x04R\x05found\x121\n" +
+	"\bfindings\x18\a \x03(\v2\x15.weft.v1.ScrubFindingR\bfindings\"\xae\x01\n" +
+	"\fScrubFinding\x12\x16\n" +
+	"\x06column\x18\x01 \x01(\rR\x06column\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
+	"\x06length\x18\x03 \x01(\x04R\x06length\x12%\n" +
+	"\x05equal\x18\x04 \x03(\v2\x0f.weft.v1.CopiesR\x05equal\x12/\n" +
+	"\n" +
+	"unreadable\x18\x05 \x01(\v2\x0f.weft.v1.CopiesR\n" +
+	"unreadable\" \n" +
+	"\x06Copies\x12\x16\n" +
+	"\x06copies\x18\x01 \x03(\rR\x06copies\"F\n" +
 	"\n" +
 	"HoldReport\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
@@ -3493,7 +3801,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12;\n" +
 	"\vattachments\x18\x03 \x03(\v2\x19.weft.v1.WantedAttachmentR\vattachments\x12$\n" +
 	"\x05scale\x18\x04 \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
-	"\x04term\x18\x05 \x01(\x04R\x04term\"\xae\x03\n" +
+	"\x04term\x18\x05 \x01(\x04R\x04term\"\xd4\x03\n" +
 	"\x10WantedAttachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
 	"\vvolume_name\x18\x02 \x01(\tR\n" +
@@ -3510,7 +3818,11 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	" \x01(\bR\x06detach\x12'\n" +
 	"\x04legs\x18\v \x03(\v2\x13.weft.v1.WantedLinkR\x04legs\x12\x14\n" +
 	"\x05grant\x18\x0e \x01(\x04R\x05grant\x12#\n" +
-	"\x05holds\x18\x0f \x03(\v2\r.weft.v1.HoldR\x05holds\"G\n" +
+	"\x05holds\x18\x0f \x03(\v2\r.weft.v1.HoldR\x05holds\x12$\n" +
+	"\x05scrub\x18< \x01(\v2\x0e.weft.v1.ScrubR\x05scrub\"A\n" +
+	"\x05Scrub\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
+	"\x10bytes_per_second\x18\x02 \x01(\x04R\x0ebytesPerSecond\"G\n" +
 	"\x04Hold\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12/\n" +
 	"\x05limit\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05limit\"\xfb\x02\n" +
@@ -3619,7 +3931,7 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(AttachmentPhase)(0),          // 0: weft.v1.AttachmentPhase
 	(HoldState)(0),                // 1: weft.v1.HoldState
@@ -3645,103 +3957,112 @@ var file_weft_v1_agent_proto_goTypes = []any{
 	(*Evidence)(nil),              // 21: weft.v1.Evidence
 	(*EvidenceLeg)(nil),           // 22: weft.v1.EvidenceLeg
 	(*AttachmentReport)(nil),      // 23: weft.v1.AttachmentReport
-	(*HoldReport)(nil),            // 24: weft.v1.HoldReport
-	(*GaveUp)(nil),                // 25: weft.v1.GaveUp
-	(*LegLink)(nil),               // 26: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 27: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 28: weft.v1.WantedAttachment
-	(*Hold)(nil),                  // 29: weft.v1.Hold
-	(*WantedLink)(nil),            // 30: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 31: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 32: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 33: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 34: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 35: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 36: weft.v1.RecordInSyncResponse
-	nil,                           // 37: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 38: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 39: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 40: weft.v1.Portal
-	(*Device)(nil),                // 41: weft.v1.Device
-	(*Problem)(nil),               // 42: weft.v1.Problem
-	(*Extent)(nil),                // 43: weft.v1.Extent
-	(ImageKind)(0),                // 44: weft.v1.ImageKind
-	(*Layout)(nil),                // 45: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 46: google.protobuf.Timestamp
-	(*Host)(nil),                  // 47: weft.v1.Host
-	(AttachMode)(0),               // 48: weft.v1.AttachMode
-	(*durationpb.Duration)(nil),   // 49: google.protobuf.Duration
-	(LegState)(0),                 // 50: weft.v1.LegState
+	(*ScrubReport)(nil),           // 24: weft.v1.ScrubReport
+	(*ScrubFinding)(nil),          // 25: weft.v1.ScrubFinding
+	(*Copies)(nil),                // 26: weft.v1.Copies
+	(*HoldReport)(nil),            // 27: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 28: weft.v1.GaveUp
+	(*LegLink)(nil),               // 29: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 30: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 31: weft.v1.WantedAttachment
+	(*Scrub)(nil),                 // 32: weft.v1.Scrub
+	(*Hold)(nil),                  // 33: weft.v1.Hold
+	(*WantedLink)(nil),            // 34: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 35: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 36: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 37: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 38: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 39: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 40: weft.v1.RecordInSyncResponse
+	nil,                           // 41: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 42: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 43: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 44: weft.v1.Portal
+	(*Device)(nil),                // 45: weft.v1.Device
+	(*Problem)(nil),               // 46: weft.v1.Problem
+	(*Extent)(nil),                // 47: weft.v1.Extent
+	(ImageKind)(0),                // 48: weft.v1.ImageKind
+	(*Layout)(nil),                // 49: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 50: google.protobuf.Timestamp
+	(*Host)(nil),                  // 51: weft.v1.Host
+	(AttachMode)(0),               // 52: weft.v1.AttachMode
+	(*durationpb.Duration)(nil),   // 53: google.protobuf.Duration
+	(LegState)(0),                 // 54: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
 	6,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
 	7,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	37, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	40, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	41, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	41, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	44, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	45, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
 	9,  // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
 	12, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
 	13, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
 	14, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	42, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	46, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
 	5,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
 	10, // 11: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	43, // 12: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	47, // 12: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
 	11, // 13: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	44, // 14: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	45, // 15: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	38, // 16: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	46, // 17: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	48, // 14: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	49, // 15: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	42, // 16: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	50, // 17: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
 	16, // 18: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
 	17, // 19: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
 	13, // 20: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
 	18, // 21: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
 	5,  // 22: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	43, // 23: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	47, // 23: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
 	11, // 24: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	44, // 25: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	47, // 26: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	48, // 25: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	51, // 26: weft.v1.WantedExport.host:type_name -> weft.v1.Host
 	19, // 27: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	39, // 28: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	47, // 29: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	43, // 28: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	51, // 29: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
 	23, // 30: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	42, // 31: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	46, // 31: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
 	21, // 32: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
 	5,  // 33: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
 	22, // 34: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
 	0,  // 35: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	26, // 36: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	25, // 37: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	24, // 38: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	1,  // 39: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	2,  // 40: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	3,  // 41: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	28, // 42: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	5,  // 43: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	45, // 44: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	48, // 45: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	30, // 46: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	29, // 47: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	49, // 48: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	50, // 49: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	40, // 50: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	32, // 51: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	4,  // 52: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	46, // 53: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	35, // 54: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	8,  // 55: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	20, // 56: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	31, // 57: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	34, // 58: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	15, // 59: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	27, // 60: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	33, // 61: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	36, // 62: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	59, // [59:63] is the sub-list for method output_type
-	55, // [55:59] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	29, // 36: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	28, // 37: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	27, // 38: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	24, // 39: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	25, // 40: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	26, // 41: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	26, // 42: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	1,  // 43: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	2,  // 44: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	3,  // 45: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	31, // 46: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	5,  // 47: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	49, // 48: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	52, // 49: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	34, // 50: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	33, // 51: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	32, // 52: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	53, // 53: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	54, // 54: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	44, // 55: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	36, // 56: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	4,  // 57: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	50, // 58: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	39, // 59: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	8,  // 60: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	20, // 61: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	35, // 62: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	38, // 63: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	15, // 64: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	30, // 65: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	37, // 66: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	40, // 67: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	64, // [64:68] is the sub-list for method output_type
+	60, // [60:64] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -3756,7 +4077,7 @@ func file_weft_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   35,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volume
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestAScrubIsStartedOnceAndStopped(t *testing.T) {
+	wanted := &Scrub{ID: "s1"}
+	for what, c := range map[string]struct {
+		want   *Scrub
+		have   *ScrubSeen
+		device bool
+		held   bool
+		order  string
+		shown  bool
+	}{
+		"none is wanted":             {device: true},
+		"wanted":                     {want: wanted, device: true, order: "scrub s1"},
+		"before there is a device":   {want: wanted},
+		"while I/O is held":          {want: wanted, device: true, held: true},
+		"running":                    {want: wanted, have: &ScrubSeen{ID: "s1", Running: true}, device: true, shown: true},
+		"done":                       {want: wanted, have: &ScrubSeen{ID: "s1", Done: true}, device: true, shown: true},
+		"stopped early":              {want: wanted, have: &ScrubSeen{ID: "s1"}, device: true, order: "scrub s1", shown: true},
+		"no longer wanted":           {have: &ScrubSeen{ID: "s1", Running: true}, device: true, order: "stop scrub"},
+		"no longer wanted, and done": {have: &ScrubSeen{ID: "s1", Done: true}, device: true},
+		"another is running":         {want: wanted, have: &ScrubSeen{ID: "s0", Running: true}, device: true, order: "stop scrub"},
+		"another is done":            {want: wanted, have: &ScrubSeen{ID: "s0", Done: true}, device: true, order: "scrub s1"},
+	} {
+		p := &planner{w: &Wanted{Scrub: c.want}, s: &Seen{Scrub: c.have, Device: DeviceSeen{Exists: c.device}, Held: c.held}, c: Capabilities{Scrubs: true}}
+		p.scrub()
+		var got []string
+		for _, o := range p.orders {
+			got = append(got, o.String())
+		}
+		if strings.Join(got, ", ") != c.order || (p.v.Scrub != nil) != c.shown {
+			t.Errorf("%s: orders %q, shown %v; want %q, %v", what, got, p.v.Scrub, c.order, c.shown)
+		}
+	}
+}
+
+func TestAPathThatCannotScrubSaysSo(t *testing.T) {
+	p := &planner{w: &Wanted{Scrub: &Scrub{ID: "s1"}}, s: &Seen{Device: DeviceSeen{Exists: true}}}
+	if p.scrub(); len(p.orders) > 0 || len(p.v.Notes) != 1 || p.v.Scrub != nil {
+		t.Errorf("orders %v, notes %q, scrub %v; want a note", p.orders, p.v.Notes, p.v.Scrub)
+	}
+}
