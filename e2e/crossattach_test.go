@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+
 	"weft.dev/weft/e2e/testbed"
 	"weft.dev/weft/e2e/vm"
 	"weft.dev/weft/proto/block"
@@ -134,7 +137,7 @@ func (c *cross) attachAfterDeath(client *vm.Machine) {
 // targetChanges switches a target to user space and back to the kernel: while db1 is
 // detached, and while it is attached and written.
 func (c *cross) targetChanges(target, kernel, user *vm.Machine) {
-	before := strings.TrimSpace(c.Weft("drive", "list", "-o", "json"))
+	before := c.drives()
 	c.Datapath(target, "user")
 	c.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, time.Minute)
 	c.writeAndDetach(kernel)
@@ -148,9 +151,22 @@ func (c *cross) targetChanges(target, kernel, user *vm.Machine) {
 	c.detach()
 	c.attach(kernel)
 	c.detach()
-	if after := strings.TrimSpace(c.Weft("drive", "list", "-o", "json")); after != before {
-		c.Errorf("the drives were\n%s\nand are\n%s", before, after)
+	if diff := cmp.Diff(before, c.drives(), protocmp.Transform()); diff != "" {
+		c.Errorf("the drives have changed (-before +after):\n%s", diff)
 	}
+}
+
+// drives lists the drives without their health, which changes with time.
+func (c *cross) drives() []*pb.Drive {
+	c.Helper()
+	all, err := c.API.ListDrives(c.Context(), &pb.ListDrivesRequest{})
+	if err != nil {
+		c.Fatal(err)
+	}
+	for _, d := range all.Drives {
+		d.Health = nil
+	}
+	return all.Drives
 }
 
 // copiesEqual reads the legs of db1 from the targets' drives and compares those that mirror
