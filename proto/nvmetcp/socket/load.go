@@ -31,8 +31,12 @@ const (
 	scoreMost = 16
 )
 
-// busy reports whether threads wait for a processor, and counts them if that is due.
+// busy reports whether threads wait for a processor, and counts them if that is due. To a
+// program with real-time priority it does not matter: who started it has decided who waits.
 func (l *load) busy(at int64) bool {
+	if realTime() {
+		return false
+	}
 	if next := l.next.Load(); at >= next && l.next.CompareAndSwap(next, at+int64(countEvery)) {
 		if ready, ok := readyThreads(); ok {
 			l.note(ready, onlineProcessors())
@@ -49,6 +53,12 @@ func (l *load) note(ready, processors int) {
 	}
 	l.score.Store(min(max(score, 0), scoreMost))
 }
+
+// realTime reports whether this program has real-time priority.
+var realTime = sync.OnceValue(func() bool {
+	a, err := unix.SchedGetAttr(0, 0)
+	return err == nil && (a.Policy == unix.SCHED_FIFO || a.Policy == unix.SCHED_RR)
+})
 
 // loadavg is /proc/loadavg, or negative. It is opened once because it is read often.
 var loadavg = sync.OnceValue(func() int {
