@@ -80,9 +80,9 @@ func legRecord(l *drive.Label, id block.LegID) *pb.LegLabel {
 // recordChange says how a leg's record must change: it is carved, updated or left alone. A record
 // that is ahead of the wanted state stays: the wanted state is outdated.
 func recordChange(record *pb.LegLabel, w wantedLeg) (string, error) {
-	if record == nil && w.GetVolume().GetGeneration() > 1 {
-		// A leg is carved once, while its volume is created. Carving it again would offer zeroes in
-		// place of the data that the drive has lost.
+	if record == nil && w.GetVolume().GetGeneration() > 1 && !w.GetBlank() {
+		// A leg is carved once, while its volume is created or while it is blank. Carving it again
+		// would offer zeroes in place of the data that the drive has lost.
 		return "", errors.New("the drive no longer holds it: its data is lost")
 	}
 	if record == nil {

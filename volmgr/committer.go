@@ -74,6 +74,7 @@ func (m *Manager) startOver(batch []ask, cause error) error {
 	if err != nil {
 		return errors.Join(cause, fmt.Errorf("load the records again: %w", err))
 	}
+	state.SetPolicy(m.cfg.policy())
 	m.state, m.fork = state, nil
 	for _, sessions := range []map[block.NodeName]*session{m.targets, m.initiators} {
 		for _, s := range sessions {

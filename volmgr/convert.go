@@ -243,6 +243,7 @@ func pbVolumeLabel(v evidence.VolumeLabel) *pb.VolumeLabel {
 		VolumeId: v.ID.String(), Name: string(v.Name), SizeBytes: uint64(v.Size), Layout: pbLayout(v.Layout), Pool: v.Pool,
 		Spread: v.Spread, Labels: v.Labels, Epoch: uint64(v.Epoch), Generation: v.Generation, Clean: v.Clean,
 		InSyncLegs: list(v.InSync, block.LegID.String), SuspectLegs: list(v.Suspect, block.LegID.String), ExpandingToBytes: uint64(v.ExpandingTo),
+		OtherLegs: list(v.Others, block.LegID.String), ListsAllLegs: v.ListsAll, CrowdedColumns: list(v.Crowded, func(c int) uint32 { return uint32(c) }),
 		Quiet: v.Quiet, Writer: string(v.Writer),
 	}
 	if v.Created != 0 {
@@ -269,7 +270,7 @@ func pbWantedDrive(d cluster.WantedDrive) *pb.WantedDrive {
 func pbWantedLeg(l cluster.WantedLeg) *pb.WantedLeg {
 	return &pb.WantedLeg{
 		LegId: l.Leg.String(), DriveId: l.Drive.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), Extents: list(l.Extents, pbExtent), Image: pbImage(l.Image),
-		SizeBytes: uint64(l.Size), Revision: l.Revision, Volume: pbVolumeLabel(l.Volume), Remove: l.Remove, Incarnation: l.Incarnation,
+		SizeBytes: uint64(l.Size), Revision: l.Revision, Volume: pbVolumeLabel(l.Volume), Remove: l.Remove, Incarnation: l.Incarnation, Blank: l.Blank,
 	}
 }
 
@@ -477,6 +478,7 @@ func fromVolumeLabel(v *pb.VolumeLabel) (out evidence.VolumeLabel, err error) {
 		Name: block.VolumeName(v.Name), Size: block.Size(v.SizeBytes), Pool: v.Pool, Spread: v.Spread, Labels: v.Labels,
 		Epoch: block.Epoch(v.Epoch), Generation: v.Generation, Clean: v.Clean,
 		ExpandingTo: block.Size(v.ExpandingToBytes), Quiet: v.Quiet, Writer: block.NodeName(v.Writer),
+		ListsAll: v.ListsAllLegs, Crowded: list(v.CrowdedColumns, func(c uint32) int { return int(c) }),
 	}
 	if v.Layout != nil {
 		out.Layout = block.Layout{
@@ -495,8 +497,13 @@ func fromVolumeLabel(v *pb.VolumeLabel) (out evidence.VolumeLabel, err error) {
 	}); err != nil {
 		return out, err
 	}
-	out.Suspect, err = listErr(v.SuspectLegs, func(text string) (block.LegID, error) {
+	if out.Suspect, err = listErr(v.SuspectLegs, func(text string) (block.LegID, error) {
 		return field("drives.legs.volume.suspect_legs", text, block.ParseLegID)
+	}); err != nil {
+		return out, err
+	}
+	out.Others, err = listErr(v.OtherLegs, func(text string) (block.LegID, error) {
+		return field("drives.legs.volume.other_legs", text, block.ParseLegID)
 	})
 	return out, err
 }

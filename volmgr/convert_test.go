@@ -56,7 +56,7 @@ func fieldValue(f protoreflect.FieldDescriptor) protoreflect.Value {
 		return protoreflect.ValueOfString("nqn.2014-08.org.nvmexpress:uuid:" + uuid(7))
 	case name == "node":
 		return protoreflect.ValueOfString("n1")
-	case strings.HasSuffix(name, "id") && name != "wwid" && name != "boot_id", name == "leg_ids", name == "in_sync_legs", name == "suspect_legs":
+	case strings.HasSuffix(name, "id") && name != "wwid" && name != "boot_id", name == "leg_ids", name == "in_sync_legs", name == "suspect_legs", name == "other_legs":
 		return protoreflect.ValueOfString(uuid(7))
 	default:
 		return protoreflect.ValueOfString(name)

@@ -19,6 +19,7 @@
 package volmgr
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -42,6 +43,9 @@ type Config struct {
 	Version string // shown to operators
 	Log     *slog.Logger
 	Now     func() time.Time // nil means time.Now; must keep the monotonic reading
+	// ReplaceAfter is how long a leg may be away before it is made again elsewhere; 0 means
+	// cluster.DefaultReplaceAfter, below 0 never.
+	ReplaceAfter time.Duration
 
 	// Commit is called in place of the store's, which it gets as commit, so that a test can
 	// delay commits or make them fail; nil means that nothing is in between.
@@ -56,6 +60,10 @@ func (c Config) withDefaults() Config {
 		c.Now = time.Now
 	}
 	return c
+}
+
+func (c Config) policy() cluster.Policy {
+	return cluster.Policy{ReplaceAfter: cmp.Or(c.ReplaceAfter, cluster.DefaultReplaceAfter)}
 }
 
 // Manager is a volume manager. Register its services, then Run it.
@@ -156,6 +164,7 @@ func newManager(cfg Config, records committer, state *cluster.State) *Manager {
 	if cfg.Commit != nil {
 		records = hooked{records, cfg.Commit}
 	}
+	state.SetPolicy(cfg.policy())
 	return &Manager{
 		cfg: cfg, records: records, state: state, asks: make(chan ask), urgent: make(chan ask), ended: make(chan struct{}), metrics: newMetrics(),
 		targets: map[block.NodeName]*session{}, initiators: map[block.NodeName]*session{}, watchers: map[chan struct{}]bool{}, watches: watches{patience: watchPatience},

@@ -8,12 +8,14 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/cmd/internal/manager"
+	"weft.dev/weft/volmgr/cluster"
 )
 
 // defaultDataDir is where a manager keeps its store.
@@ -24,6 +26,7 @@ type volmgrOptions struct {
 	dataDir, listen string
 	awaitStore      bool
 	tls             daemon.TLSFiles
+	replaceAfter    time.Duration
 }
 
 func newVolmgr(g *cli.Globals) *cobra.Command {
@@ -57,6 +60,7 @@ what to do and ends; with --await-store it waits for a store instead.`,
 	o.AddFlags(cmd)
 	cmd.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "`directory` of the store, created by \"weft volmgr init\"")
 	cmd.Flags().BoolVar(&o.awaitStore, "await-store", false, "if there is no store, wait for one instead of ending")
+	cmd.Flags().DurationVar(&o.replaceAfter, "replace-after", cluster.DefaultReplaceAfter, "make a leg again elsewhere after it was away for this `duration`; 0 means never")
 	o.addListen(cmd, "`address` to answer on")
 	cmd.AddCommand(newVolmgrInit(g), newVolmgrBackup(g), newVolmgrRestore(g), newVolmgrRebuild(g))
 	return cmd
@@ -106,6 +110,9 @@ func (o *volmgrOptions) open(log *slog.Logger) (net.Listener, error) {
 
 // serve runs a manager on a listener until ctx ends.
 func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *slog.Logger) error {
-	c := manager.Config{Options: o.Options, DataDir: o.dataDir, TLS: o.tls, Version: version()}
+	c := manager.Config{Options: o.Options, DataDir: o.dataDir, TLS: o.tls, Version: version(), ReplaceAfter: o.replaceAfter}
+	if o.replaceAfter == 0 {
+		c.ReplaceAfter = -1
+	}
 	return storeError(o.dataDir, c.Serve(ctx, listener, log, nil))
 }

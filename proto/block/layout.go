@@ -73,6 +73,10 @@ func (l Layout) Slots() int {
 // Legs is the number of legs of a volume with this layout.
 func (l Layout) Legs() int { return l.Stripes * l.Group().Members }
 
+// MostLegs is how many legs the volume can have while one of each column is made again
+// elsewhere.
+func (l Layout) MostLegs() int { return l.Stripes * l.Slots() }
+
 // LegSize is the size of each leg of a volume of the given size: its share of the data,
 // rounded up to whole chunks and to 1 MiB.
 func (l Layout) LegSize(volume Size) Size {

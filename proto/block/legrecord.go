@@ -21,7 +21,7 @@ const LabelRoom = 3*MiB - 4*KiB
 const (
 	recordFixed = 512 // everything except the following
 	recordRun   = 14
-	recordLeg   = 39 // the id of one leg that is in sync or suspect
+	recordLeg   = 39 // the id of one leg
 	recordLabel = 12 // without its text
 )
 

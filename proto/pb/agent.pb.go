@@ -989,9 +989,15 @@ type VolumeLabel struct {
 	Writer string `protobuf:"bytes,15,opt,name=writer,proto3" json:"writer,omitempty"` // the node that last had, or is being granted, write access
 	// Legs that are recorded in sync, but may have lost data that was only in their
 	// drives' caches. No leg is in both lists.
-	SuspectLegs   []string `protobuf:"bytes,16,rep,name=suspect_legs,json=suspectLegs,proto3" json:"suspect_legs,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	SuspectLegs []string `protobuf:"bytes,16,rep,name=suspect_legs,json=suspectLegs,proto3" json:"suspect_legs,omitempty"`
+	// The volume's other legs. A leg of the volume that a newer label does not list was made
+	// again elsewhere: it counts for nothing.
+	OtherLegs    []string `protobuf:"bytes,17,rep,name=other_legs,json=otherLegs,proto3" json:"other_legs,omitempty"`
+	ListsAllLegs bool     `protobuf:"varint,18,opt,name=lists_all_legs,json=listsAllLegs,proto3" json:"lists_all_legs,omitempty"` // older versions did not list the other legs
+	// Columns that have one leg more than they have copies, while one is made again elsewhere.
+	CrowdedColumns []uint32 `protobuf:"varint,19,rep,packed,name=crowded_columns,json=crowdedColumns,proto3" json:"crowded_columns,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *VolumeLabel) Reset() {
@@ -1132,6 +1138,27 @@ func (x *VolumeLabel) GetWriter() string {
 func (x *VolumeLabel) GetSuspectLegs() []string {
 	if x != nil {
 		return x.SuspectLegs
+	}
+	return nil
+}
+
+func (x *VolumeLabel) GetOtherLegs() []string {
+	if x != nil {
+		return x.OtherLegs
+	}
+	return nil
+}
+
+func (x *VolumeLabel) GetListsAllLegs() bool {
+	if x != nil {
+		return x.ListsAllLegs
+	}
+	return false
+}
+
+func (x *VolumeLabel) GetCrowdedColumns() []uint32 {
+	if x != nil {
+		return x.CrowdedColumns
 	}
 	return nil
 }
@@ -1528,8 +1555,11 @@ type WantedLeg struct {
 	Remove    bool                   `protobuf:"varint,9,opt,name=remove,proto3" json:"remove,omitempty"` // unmap and free
 	// The drive's incarnation up to which the manager has judged the leg's data; empty:
 	// any. If the drive has another one, the leg is not mapped: it may have lost writes.
-	Incarnation   string    `protobuf:"bytes,10,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	Image         ImageKind `protobuf:"varint,11,opt,name=image,proto3,enum=weft.v1.ImageKind" json:"image,omitempty"`
+	Incarnation string    `protobuf:"bytes,10,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Image       ImageKind `protobuf:"varint,11,opt,name=image,proto3,enum=weft.v1.ImageKind" json:"image,omitempty"`
+	// The leg has no data: if the drive has no record of it, it is carved anew, whatever the
+	// volume's generation.
+	Blank         bool `protobuf:"varint,12,opt,name=blank,proto3" json:"blank,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1639,6 +1669,13 @@ func (x *WantedLeg) GetImage() ImageKind {
 		return x.Image
 	}
 	return ImageKind_IMAGE_KIND_UNSPECIFIED
+}
+
+func (x *WantedLeg) GetBlank() bool {
+	if x != nil {
+		return x.Blank
+	}
+	return false
 }
 
 // WantedExport is one nvmet subsystem: a (volume, epoch, host) on this target.
@@ -3614,7 +3651,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\aboot_id\x18\n" +
 	" \x01(\tR\x06bootId\x12 \n" +
 	"\vincarnation\x18\v \x01(\tR\vincarnation\x12(\n" +
-	"\x05image\x18\f \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\"\xca\x04\n" +
+	"\x05image\x18\f \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\"\xb8\x05\n" +
 	"\vVolumeLabel\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -3636,7 +3673,11 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x12expanding_to_bytes\x18\r \x01(\x04R\x10expandingToBytes\x12\x14\n" +
 	"\x05quiet\x18\x0e \x01(\bR\x05quiet\x12\x16\n" +
 	"\x06writer\x18\x0f \x01(\tR\x06writer\x12!\n" +
-	"\fsuspect_legs\x18\x10 \x03(\tR\vsuspectLegs\x1a9\n" +
+	"\fsuspect_legs\x18\x10 \x03(\tR\vsuspectLegs\x12\x1d\n" +
+	"\n" +
+	"other_legs\x18\x11 \x03(\tR\totherLegs\x12$\n" +
+	"\x0elists_all_legs\x18\x12 \x01(\bR\flistsAllLegs\x12'\n" +
+	"\x0fcrowded_columns\x18\x13 \x03(\rR\x0ecrowdedColumns\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x01\n" +
@@ -3675,7 +3716,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x06serial\x18\x04 \x01(\tR\x06serial\x12\x1f\n" +
 	"\vforce_erase\x18\x05 \x01(\tR\n" +
 	"forceErase\x12\x16\n" +
-	"\x06remove\x18\x06 \x01(\bR\x06remove\"\xe1\x02\n" +
+	"\x06remove\x18\x06 \x01(\bR\x06remove\"\xf7\x02\n" +
 	"\tWantedLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x19\n" +
 	"\bdrive_id\x18\x02 \x01(\tR\adriveId\x12\x16\n" +
@@ -3689,7 +3730,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x06remove\x18\t \x01(\bR\x06remove\x12 \n" +
 	"\vincarnation\x18\n" +
 	" \x01(\tR\vincarnation\x12(\n" +
-	"\x05image\x18\v \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\"\xb9\x02\n" +
+	"\x05image\x18\v \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\x12\x14\n" +
+	"\x05blank\x18\f \x01(\bR\x05blank\"\xb9\x02\n" +
 	"\fWantedExport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +

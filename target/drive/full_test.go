@@ -94,7 +94,7 @@ func TestAFullLabelCanStillBeFenced(t *testing.T) {
 // TestTheReserveIsEnoughForEveryField fills in every field of a record. If this test does not know
 // a field, no room is reserved for it: count it in block.LegRecord, and then here.
 func TestTheReserveIsEnoughForEveryField(t *testing.T) {
-	const legs, runs = block.MaxStripes * block.MaxCopies, 100
+	const legs, runs = block.MaxStripes * block.MaxSlots, 100
 	id := legID(1).String()
 	texts := map[protoreflect.FullName]string{
 		"weft.v1.VolumeLabel.writer": string(make([]byte, 63)), "weft.v1.LegLabel.boot_id": id,
@@ -113,8 +113,12 @@ func TestTheReserveIsEnoughForEveryField(t *testing.T) {
 				for range runs {
 					r.Extents = append(r.Extents, &pb.Extent{Start: math.MaxUint32, Count: math.MaxUint32})
 				}
-			case f.FullName() == "weft.v1.VolumeLabel.in_sync_legs":
-			case f.FullName() == "weft.v1.VolumeLabel.suspect_legs": // a leg is in one of two lists, and takes more here
+			case f.FullName() == "weft.v1.VolumeLabel.in_sync_legs", f.FullName() == "weft.v1.VolumeLabel.other_legs":
+			case f.FullName() == "weft.v1.VolumeLabel.crowded_columns":
+				for column := range uint32(block.MaxStripes) {
+					r.Volume.CrowdedColumns = append(r.Volume.CrowdedColumns, column)
+				}
+			case f.FullName() == "weft.v1.VolumeLabel.suspect_legs": // a leg is in one of three lists, and takes most here
 				for range legs {
 					r.Volume.SuspectLegs = append(r.Volume.SuspectLegs, id)
 				}

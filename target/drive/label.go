@@ -250,9 +250,9 @@ func (l *Label) reserved() (sum block.Size) {
 
 func reserved(leg *pb.LegLabel) block.Size {
 	v := leg.GetVolume()
-	legs := Layout(v.GetLayout()).Legs()
+	legs := Layout(v.GetLayout()).MostLegs()
 	r := block.LegRecord{
-		Legs: max(legs, len(v.GetInSyncLegs())+len(v.GetSuspectLegs())), Runs: len(leg.GetExtents()), Labels: len(v.GetLabels()),
+		Legs: max(legs, len(v.GetInSyncLegs())+len(v.GetSuspectLegs())+len(v.GetOtherLegs())), Runs: len(leg.GetExtents()), Labels: len(v.GetLabels()),
 		Text: len(v.GetName()) + len(v.GetPool()) + len(v.GetSpread()),
 	}
 	for key, value := range v.GetLabels() {

@@ -132,6 +132,7 @@ type WantedLeg struct {
 	Revision uint64
 	Volume   evidence.VolumeLabel
 	Remove   bool
+	Blank    bool // it has no data, and may be carved though the volume has some
 }
 
 // WantedExport is one subsystem to export.

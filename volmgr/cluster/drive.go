@@ -167,33 +167,24 @@ func orNothing(s string) string {
 	return s
 }
 
-// EvictDrive removes a drive from the cluster; refused while it holds legs. Result: nil.
+// EvictDrive removes a drive from the cluster, once its legs were made again elsewhere. A second
+// request removes a drive that failed while its label was being erased. Result: nil.
 type EvictDrive struct{ Drive block.DriveID }
 
 func (in EvictDrive) apply(t *tx) (view, error) {
 	d := t.s.drives[in.Drive]
-	if d == nil {
+	if d == nil || d.State == DriveRemoving && !t.lostDrive(d) {
 		return nil, nil
 	}
-	// A drive that cannot be erased is removed at once. A second request does that also to
-	// a drive that failed while its label was being erased.
-	lost := d.State == DriveMissing || d.State == DriveFailed || t.confirmedDead(d.Node) ||
-		d.State == DriveRemoving && t.s.driveError(d) != ""
-	if d.State == DriveRemoving && !lost {
+	if t.removeDrive(d) {
 		return nil, nil
 	}
-	if users := t.s.usersOf(d, !lost); len(users) > 0 {
-		return nil, refused(ReasonDriveInUse, d.object(), "holds legs of %s", some(users, 8)).hint("delete those volumes first")
+	if err := t.s.movable(d.object(), t.s.legsOn(d.Node, d.ID)); err != nil {
+		return nil, err
 	}
-	if lost {
-		t.drives.drop(d.ID)
-		t.event(event.Info, event.DriveRemoved, d.object(), "removed: its label cannot be erased", "node", string(d.Node), "drive", d.ID.String())
-		t.settleNode(d.Node)
-		return nil, nil
+	if d.Leaving != LeaveEvict {
+		t.leaveDrive(d, LeaveEvict)
 	}
-	fresh := t.drives.edit(d.ID)
-	fresh.State, fresh.Reason, fresh.RemovedAt = DriveRemoving, "", t.gen
-	t.event(event.Info, event.DriveRemoving, d.object(), "its label is being erased", "node", string(d.Node), "drive", d.ID.String())
 	return nil, nil
 }
 

@@ -118,6 +118,9 @@ func (s *State) growth(v *Volume, size block.Size) ([][]image.Extent, error) {
 	need := uint32(v.Layout.LegExtents(size))
 	wanted := map[block.DriveID]uint32{} // more extents, for all legs there
 	for _, l := range v.Legs {
+		if !l.member() {
+			continue
+		}
 		wanted[l.Drive] += need - min(need, image.Count(l.Extents))
 	}
 	if s.short(wanted) {
@@ -128,7 +131,7 @@ func (s *State) growth(v *Volume, size block.Size) ([][]image.Extent, error) {
 	for _, l := range v.Legs {
 		d := s.drives[l.Drive]
 		more := need - min(need, image.Count(l.Extents))
-		if more == 0 {
+		if more == 0 || !l.member() {
 			grown = append(grown, l.Extents)
 			continue
 		}
@@ -255,10 +258,13 @@ func (s *State) grown(v *Volume, l *Leg) bool {
 
 // labelKnows reports whether a leg's label has the volume's newest in-sync sets and
 // expansion.
-func (s *State) labelKnows(v *Volume, l *Leg) bool {
+func (s *State) labelKnows(v *Volume, l *Leg) bool { return s.labelHas(l, v.Generation) }
+
+// labelHas reports whether a leg's label has a generation of its volume.
+func (s *State) labelHas(l *Leg, generation uint64) bool {
 	d, _ := s.driveReport(l)
 	return slices.ContainsFunc(d.Legs, func(label evidence.LegLabel) bool {
-		return label.Leg == l.ID && label.Volume.Generation >= v.Generation
+		return label.Leg == l.ID && label.Volume.Generation >= generation
 	})
 }
 

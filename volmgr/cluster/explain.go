@@ -201,6 +201,8 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 		l := &v.Legs[i]
 		s.explainDrive(e, l)
 		switch {
+		case !l.member():
+			s.explainRetired(e, l)
 		case l.Suspect:
 			s.explainSuspect(e, v, l)
 		case l.State == LegStale:
@@ -219,6 +221,8 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 	for c := range v.Layout.Stripes {
 		s.explainColumn(e, v, c)
 		explainMissing(e, v, c)
+		waits, actions := s.replacementWaits(v, c)
+		e.Waits, e.Actions = append(e.Waits, waits...), append(e.Actions, actions...)
 	}
 }
 
@@ -226,7 +230,7 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 func explainMissing(e *Explanation, v *Volume, column int) {
 	found := len(v.column(column))
 	g := v.Layout.Group()
-	if found == g.Members {
+	if found >= g.Members {
 		return
 	}
 	e.Facts = append(e.Facts, fmt.Sprintf("column %d has %d of its %v: the others were not on any drive that could be read when the store was rebuilt", column, found, g))
@@ -288,7 +292,7 @@ func (s *State) explainColumn(e *Explanation, v *Volume, column int) {
 		case l.trusted():
 			good = append(good, l)
 		case l.Suspect: // explainSuspect covers it
-		case s.servable(l):
+		case s.servable(l) && !l.Blank:
 			stale = append(stale, l)
 		}
 	}

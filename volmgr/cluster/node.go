@@ -105,7 +105,7 @@ func (in RemoveNode) apply(t *tx) (view, error) {
 	}
 	var users []string
 	for _, id := range sortedIDs(t.s.onNode.Get(in.Node).Keys()) {
-		if v := t.s.volumes.Get(id); v.State != VolumeDeleting {
+		if v := t.s.volumes.Get(id); v.State != VolumeDeleting && v.uses(in.Node) {
 			users = append(users, string(v.Name))
 		}
 	}
@@ -278,6 +278,7 @@ func (t *tx) targetSays(on *target, r *TargetReport) {
 	t.drivesJudged(r.Node, on)
 	t.settleReplaced()
 	t.settleNode(r.Node)
+	t.settleDrives(r.Node)
 }
 
 // maxBootID is longer than any boot id of the kernel, or of agents in user space.
@@ -303,6 +304,7 @@ func checkAgent(name block.NodeName, boot string) error {
 func (t *tx) targetSeen(on *target, r *TargetReport) {
 	if !on.status.Online {
 		t.s.fields = nil
+		t.backFromMaintenance(r.Node, on)
 	}
 	// After a restart of the manager every agent reports for the first time: no event.
 	if !on.status.Online && (!on.status.Seen.IsZero() || t.nodes.peek(r.Node).TargetBoot == "") {
@@ -487,6 +489,8 @@ func (Tick) apply(t *tx) (view, error) {
 	for id := range t.s.unsettled {
 		t.unsure[id] = true
 	}
+	t.noteAway()
+	t.settleMaintenance()
 	t.forgetForeignAgents()
 	return nil, nil
 }

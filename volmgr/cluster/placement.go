@@ -176,13 +176,13 @@ func (s *State) field(pool *Pool, in CreateVolume) *field {
 	}
 	f, domains, allowed := &field{}, map[string]bool{}, map[block.NodeName]bool{}
 	for name, n := range s.nodes {
-		allowed[name] = s.targetOnline(name) && in.allows(n)
+		allowed[name] = s.targetOnline(name) && n.shunned() == "" && in.allows(n)
 	}
 	for _, id := range s.sortedDrives() {
 		d := s.drives[id]
 		n := s.nodes[d.Node]
 		domain := n.label(in.Spread)
-		if allowed[d.Node] && d.State == DriveReady && d.Suspect() == "" && domain != "" && pool.selects(d, n) {
+		if allowed[d.Node] && d.State == DriveReady && d.Suspect() == "" && d.Leaving == "" && domain != "" && pool.selects(d, n) {
 			f.drives = append(f.drives, usable{d, n, domain})
 			domains[domain] = true
 		}
@@ -244,6 +244,10 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 			why = fmt.Sprintf("%s%s", strings.ToLower(string(d.State)), because(d.Reason))
 		case d.Suspect() != "":
 			why = "suspect: " + d.Suspect()
+		case at.node.shunned() != "":
+			why = at.node.shunned()
+		case d.Leaving != "":
+			why = d.Leaving.words()
 		case at.domain == "":
 			why = fmt.Sprintf("its node has no label %q", in.Spread)
 		default:

@@ -130,6 +130,9 @@ func (s *State) driveView(d *Drive) Drive {
 	}
 	v.Health = s.readingOf(d)
 	v.Labels = labelset.Shown(d.Labels)
+	if d.Leaving != "" {
+		v.Reason = strings.Join(slices.DeleteFunc([]string{v.Reason, d.Leaving.words()}, func(w string) bool { return w == "" }), "; ")
+	}
 	v.Capacity = block.Size(d.Extents) * block.ExtentSize
 	v.Allocated = block.Size(s.used.Get(d.ID)) * block.ExtentSize
 	return v
@@ -192,7 +195,7 @@ func (s *State) volumeView(v *Volume) Volume {
 			l.Reason = s.legWaitsFor(l)
 		case l.Suspect:
 			l.Reason = fmt.Sprintf("suspect: %s; waits for %s", l.loss(), s.suspectWaitsFor(v, l))
-		case l.State == LegStale:
+		case l.State == LegStale && l.member():
 			if why := s.rebuildWaitsFor(v, l); why != "" {
 				l.Reason += "; rebuild waits for " + why
 			}
@@ -210,12 +213,12 @@ func (s *State) health(v *Volume) Health {
 	switch {
 	case worst == block.Lost:
 		return Unavailable
+	case worst == block.Whole: // also while a copy is moved
+		return Healthy
 	case slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegRebuilding }):
 		return Rebuilding
-	case worst != block.Whole:
-		return Degraded
 	}
-	return Healthy
+	return Degraded
 }
 
 // servable reports whether a leg's target is online, its drive is ready, and the target

@@ -220,6 +220,11 @@ func (r *rebuild) volume(q *evidence.Inquiry) {
 			State: LegStale, Revision: q.Highest + epochJump, StaleSince: r.now.UTC(),
 		})
 	}
+	for i := range v.Legs {
+		if q.Replaced(v.Legs[i].ID) {
+			v.Legs[i].State, v.Legs[i].Reason = LegDeleting, "it was made again elsewhere"
+		}
+	}
 	setPlaces(v.Legs) // safe: the new epoch changes all subsystem names
 	if err := v.check(); err != nil {
 		r.say("volume %s (%v) is left out: %v", v.Name, v.ID, err)
@@ -280,7 +285,12 @@ func (r *rebuild) stretch() {
 			}
 			taken, d := slices.Concat(r.s.carved(r.s.drives[l.Drive]), r.labelled[l.Drive]), r.s.drives[l.Drive]
 			if room := image.Holes(taken, d.Extents); image.Count(room) < need-have {
-				r.say("volume %s: %v is smaller than its volume and has no room to grow: it cannot be rebuilt", v.Name, l)
+				r.say("volume %s: %v is smaller than its volume and has no room to grow: it is made again elsewhere", v.Name, l)
+				if l.Leave = v.replaceable(); l.Leave {
+					r.s.volumes.Set(r.s.by, id, v)
+					r.s.index(old, v)
+					old, v = v, v.clone()
+				}
 				continue
 			}
 			l.Extents = image.Extend(l.Extents, taken, d.Extents, need-have)
@@ -303,6 +313,9 @@ func (r *rebuild) judge(v *Volume, q *evidence.Inquiry) {
 	}
 	for i := range v.Legs {
 		l := &v.Legs[i]
+		if !l.member() {
+			continue
+		}
 		verdict := q.Judge(l.ID, l.Column)
 		if l.Reason = verdict.Why; verdict.Good {
 			l.good()

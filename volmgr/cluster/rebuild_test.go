@@ -436,7 +436,7 @@ func TestASuspectCopyIsFoundAsOne(t *testing.T) {
 	for i := range all {
 		for j := range all[i].Drives[0].Legs {
 			label := &all[i].Drives[0].Legs[j].Volume
-			label.InSync, label.Suspect = nil, nil
+			label.InSync, label.Suspect, label.ListsAll = nil, nil, false
 		}
 	}
 	state, _ = rebuilt(t, all)

@@ -86,6 +86,9 @@ func (t *tx) restored(v *Volume) {
 		l := &v.Legs[i]
 		l.Revision += epochJump
 		l.StaleAt = 0
+		if l.Blank { // or it came into sync after the backup, or was never carved
+			l.Blank, l.Leave = false, true
+		}
 		if l.State == LegRebuilding {
 			l.State, l.Reason, l.StaleSince = LegStale, "a restore interrupted its rebuild", t.now.UTC()
 		}
@@ -173,7 +176,9 @@ func (t *tx) settleRestored(id block.VolumeID) {
 	v.State = VolumeReady
 	t.adopt(v, q)
 	for i := range v.Legs {
-		t.resume(v, v.Legs[i].ID, q)
+		if v.Legs[i].member() {
+			t.resume(v, v.Legs[i].ID, q)
+		}
 	}
 	v.Holder = q.Holder(v.Holder)
 	v.Generation++
@@ -276,7 +281,7 @@ func (t *tx) settleLonger(id block.VolumeID) {
 func (s *State) unseen(v *Volume) (legs []*Leg) {
 	for i := range v.Legs {
 		l := &v.Legs[i]
-		if s.confirmedDead(l.Node) {
+		if s.confirmedDead(l.Node) || !l.member() {
 			continue
 		}
 		d, ok := s.driveReport(l)

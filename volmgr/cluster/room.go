@@ -23,7 +23,7 @@ func (v *Volume) record(l *Leg) block.LegRecord {
 }
 
 func recordOf(layout block.Layout, labels map[string]string, names ...string) block.LegRecord {
-	r := block.LegRecord{Legs: layout.Legs(), Runs: 1, Labels: len(labels) + 1, Text: len(formattedLabel) + mostFormatted}
+	r := block.LegRecord{Legs: layout.MostLegs(), Runs: 1, Labels: len(labels) + 1, Text: len(formattedLabel) + mostFormatted}
 	for _, name := range names {
 		r.Text += len(name)
 	}

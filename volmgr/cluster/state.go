@@ -86,6 +86,7 @@ type State struct {
 	durable
 	derived
 	reported
+	policy Policy
 }
 
 // clock is what the state knows of the time. It starts empty with the process.
@@ -93,6 +94,8 @@ type clock struct {
 	now   time.Time // of the newest step
 	began time.Time // of the first one since Load
 	full  time.Time // until then makeRoom refuses without looking for an unused node
+
+	lookedAway time.Time // when noteAway last looked at volumes
 }
 
 // durable is what the records hold: Load makes an equal value from them.
@@ -133,6 +136,8 @@ type reported struct {
 	served        map[block.VolumeID]bool      // volumes that can be served
 	unserved      map[block.VolumeID]time.Time // since when volumes that were served cannot be
 	trials        backoff.Trials
+	away          map[block.DriveID]time.Time // since when drives cannot be used
+	crowded       map[block.VolumeID]bool     // volumes for whose next leg there was no room
 }
 
 // volumeSet is a set of volumes.
@@ -183,6 +188,8 @@ func empty() *State {
 			fences:        map[block.VolumeID]fence{},
 			served:        map[block.VolumeID]bool{},
 			unserved:      map[block.VolumeID]time.Time{},
+			away:          map[block.DriveID]time.Time{},
+			crowded:       map[block.VolumeID]bool{},
 		},
 	}
 }
@@ -353,7 +360,7 @@ func (s *State) Fork() *State {
 	f.targets, f.initiators = maps.Clone(s.targets), maps.Clone(s.initiators)
 	f.foreignAgents, f.fences = maps.Clone(s.foreignAgents), maps.Clone(s.fences)
 	// Only steps use these, and they change in place.
-	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.served, f.unserved, f.fields, f.still = nil, nil, nil, nil, nil, nil, nil, nil, nil
+	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.served, f.unserved, f.fields, f.still, f.crowded = nil, nil, nil, nil, nil, nil, nil, nil, nil, nil
 	return &f
 }
 

@@ -119,7 +119,7 @@ func TestEveryRefusalIsAnErrorOfThisPackage(t *testing.T) {
 	s, _ := labelled(t)
 	id := block.VolumeID{UUID: block.UUID{1}}
 	for _, in := range []Input{
-		SetNodeLabels{Node: "x"}, ConfirmNodeDead{"x"}, RemoveNode{"t1"}, AddDrive{Node: "x"}, EvictDrive{s.state.volumes.Get(s.state.idOf("db1")).Legs[0].Drive},
+		SetNodeLabels{Node: "x"}, ConfirmNodeDead{"x"}, RemoveNode{"t1"}, AddDrive{Node: "x"}, DrainDrive{}, MoveLeg{Volume: "x"}, CordonNode{Node: "x"}, MaintainNode{Node: "t1"},
 		CreatePool{}, DeletePool{DefaultPool}, CreateVolume{}, DeleteVolume{"db1"}, PromoteStaleLeg{Volume: "x"}, Attach{Volume: "x"}, Detach{Volume: "x"},
 		TargetReported{}, InitiatorReported{}, RecordStale{Volume: id}, RecordInSync{Volume: id},
 	} {

@@ -68,7 +68,7 @@ func (v *Volume) peers(l *Leg) (legs []*Leg) {
 // settleSuspects judges the suspect legs of a volume, as far as their peers have reported.
 func (t *tx) settleSuspects(id block.VolumeID) {
 	for _, l := range slices.Clone(t.peek(id).Legs) {
-		if now := t.peek(id).leg(l.ID); now.Suspect {
+		if now := t.peek(id).leg(l.ID); now.Suspect && now.member() {
 			t.settleSuspect(id, now)
 		}
 	}

@@ -5,6 +5,7 @@ package cluster
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	"weft.dev/weft/proto/block"
@@ -161,7 +162,7 @@ func (in RecordInSync) apply(t *tx) (view, error) {
 
 // good makes a leg in sync and clears what described it as stale.
 func (l *Leg) good() {
-	l.State, l.Reason, l.StaleSince, l.StaleAt, l.CopyAll = LegInSync, "", time.Time{}, 0, false
+	l.State, l.Reason, l.StaleSince, l.StaleAt, l.CopyAll, l.Blank = LegInSync, "", time.Time{}, 0, false, false
 }
 
 // rebuilt checks one leg of RecordInSync. A leg that is in sync already at this revision is
@@ -261,8 +262,10 @@ func (t *tx) settleRebuilds(id block.VolumeID) {
 	for _, l := range v.Legs {
 		busy[l.Column] = busy[l.Column] || l.State == LegRebuilding
 	}
-	for _, l := range v.Legs {
-		if l.State != LegStale || busy[l.Column] || t.s.rebuildWaitsFor(v, &l) != "" {
+	legs := slices.Clone(v.Legs) // first those of which only changes are copied
+	slices.SortStableFunc(legs, func(a, b Leg) int { return cmp.Compare(rank(a.Blank), rank(b.Blank)) })
+	for _, l := range legs {
+		if l.State != LegStale || !l.member() || busy[l.Column] || t.s.rebuildWaitsFor(v, &l) != "" {
 			continue
 		}
 		busy[l.Column] = true
@@ -271,6 +274,13 @@ func (t *tx) settleRebuilds(id block.VolumeID) {
 		t.volumeEvent(v, event.Info, event.LegRebuilding, l.String(),
 			"leg", l.ID.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "revision", fmt.Sprint(l.Revision))
 	}
+}
+
+func rank(last bool) int {
+	if last {
+		return 1
+	}
+	return 0
 }
 
 // rebuildWaitsFor says why a stale leg is not being rebuilt; empty if it may be.
@@ -309,6 +319,10 @@ func (s *State) notCopied(v *Volume, l *Leg) string {
 		return fmt.Sprintf("target %s to fence epochs below %d", l.Node, v.Epoch)
 	case on.status.Generation < l.StaleAt || on.exported.Has(l.ID):
 		return fmt.Sprintf("target %s to remove the stale export", l.Node)
+	case l.Blank && s.labelsLack(v, l.Column, l.Listed) != nil:
+		return fmt.Sprintf("the label of %v to list the new leg", s.labelsLack(v, l.Column, l.Listed))
+	case s.nodes[l.Node] != nil && !s.nodes[l.Node].MaintainedUntil.IsZero():
+		return fmt.Sprintf("the end of the maintenance of %s, at %s at the latest", l.Node, s.nodes[l.Node].MaintainedUntil.Format(time.RFC3339))
 	case s.pauses(l):
 		return fmt.Sprintf("the end of a pause of %v, since the rebuild failed, or the leg was lost soon after it, %d times in a row", backoff.Pause(l.Failures), l.Failures)
 	}
@@ -432,6 +446,8 @@ func (s *State) mayPromote(v *Volume, l *Leg, acceptLoss bool) error {
 			Kind: Unimplemented, Object: v.object(),
 			Text: fmt.Sprintf("%s: a column of %v cannot be read from one leg, so none can be promoted alone", v.object(), v.Layout.Group()),
 		}
+	case l.Blank || !l.member():
+		return refused(ReasonLegNotStale, v.object(), "%v never held the volume's data, or was made again elsewhere: it cannot be promoted", l)
 	case l.State != LegStale && !l.Suspect:
 		return refused(ReasonLegNotStale, v.object(), "%v is %s: only a stale leg can be promoted", l, s.legFact(l)).
 			hint("`weft explain volume %s` says what the volume waits for", v.Name)

@@ -102,7 +102,7 @@ func (t *simTarget) wantLeg(l WantedLeg) {
 		delete(d.labels, l.Leg)
 		return
 	}
-	if _, ok := d.labels[l.Leg]; !ok && l.Volume.Generation > 1 {
+	if _, ok := d.labels[l.Leg]; !ok && l.Volume.Generation > 1 && !l.Blank {
 		return // a leg that the drive has lost is not carved again
 	}
 	if d.judged[l.Leg] = l.Incarnation; !t.judged(l.Leg) {

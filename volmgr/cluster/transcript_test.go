@@ -281,6 +281,25 @@ var scriptCommands = map[string]func(*script, args) string{
 		return s.step(Attach{a.word(0), a.node(1), AttachMode(a.options["mode"]), a.options["by"] != "hand"})
 	},
 	"detach": (*script).detach,
+	"replace-after": func(s *script, a args) string {
+		after, _ := time.ParseDuration(a.word(0))
+		s.state.SetPolicy(Policy{ReplaceAfter: after})
+		return ""
+	},
+	"move": func(s *script, a args) string {
+		in := MoveLeg{Volume: a.word(0), To: block.NodeName(a.options["to"])}
+		fmt.Sscanf(a.word(1), "%d.%d", &in.Column, &in.Copy)
+		return s.step(in)
+	},
+	"drain-drive": func(s *script, a args) string {
+		return s.step(DrainDrive{Drive: s.state.Drives(a.node(0))[0].ID, Cancel: a.has("cancel")})
+	},
+	"cordon":   func(s *script, a args) string { return s.step(CordonNode{Node: a.node(0), Drain: a.has("drain")}) },
+	"uncordon": func(s *script, a args) string { return s.step(UncordonNode{a.node(0)}) },
+	"maintain": func(s *script, a args) string {
+		d, _ := time.ParseDuration(a.options["for"])
+		return s.step(MaintainNode{Node: a.node(0), For: d, Force: a.has("force")})
+	},
 	"update": (*script).update,
 	"expand": func(s *script, a args) string {
 		return s.step(ExpandVolume{a.word(0), s.size(a.options["size"])})

@@ -11,6 +11,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/cow"
 	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/image"
 )
 
 // tx is one step under way. It holds clones of the objects that it changes: commit swaps
@@ -30,8 +31,9 @@ type tx struct {
 	drives  overlay[block.DriveID, Drive]
 	pools   overlay[string, Pool]
 	events  []event.Event
-	unsure  map[block.VolumeID]bool // to settle before the commit
-	changed map[block.NodeName]bool // nodes whose targets may serve more or less than before
+	unsure  map[block.VolumeID]bool            // to settle before the commit
+	carved  map[block.DriveID][][]image.Extent // of legs that this step has added
+	changed map[block.NodeName]bool            // nodes whose targets may serve more or less than before
 }
 
 // view makes the answer to the caller from the state after the step.
@@ -45,6 +47,7 @@ func newTx(s *State, now time.Time) *tx {
 		drives:  over(s.drives, shallow[Drive]),
 		pools:   over(s.pools, shallow[Pool]),
 		unsure:  map[block.VolumeID]bool{},
+		carved:  map[block.DriveID][][]image.Extent{},
 		changed: map[block.NodeName]bool{},
 	}
 }
@@ -183,6 +186,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	t.settleDetaching(id)
 	t.settleLeft(id)
 	t.settleExpanding(id)
+	t.settleCopies(id)
 	t.settleRebuilds(id)
 }
 

@@ -23,6 +23,11 @@ type Node struct {
 	// during a restart of volmgr is still seen.
 	TargetBoot    string `json:"target_boot,omitempty"`
 	InitiatorBoot string `json:"initiator_boot,omitempty"`
+	// Cordoned: no new legs. Draining: its legs are made again elsewhere. MaintainedUntil: its
+	// absence until then is announced. See upkeep.go.
+	Cordoned        bool      `json:"cordoned,omitempty"`
+	Draining        bool      `json:"draining,omitempty"`
+	MaintainedUntil time.Time `json:"maintained_until,omitzero"`
 
 	// Derived, for readers.
 	Labels    map[string]string `json:"-"` // the operator's over the agents', and "node"
@@ -97,6 +102,8 @@ type Drive struct {
 	Incarnation string `json:"incarnation,omitempty"`
 	// Signs are those of failing that its readings have shown; see Suspect.
 	Signs health.Record `json:"signs,omitzero"`
+	// Leaving: its legs are made again elsewhere; see upkeep.go.
+	Leaving DriveLeave `json:"leaving,omitempty"`
 
 	Capacity  block.Size      `json:"-"`
 	Allocated block.Size      `json:"-"`
@@ -146,7 +153,7 @@ type Pool struct {
 //	                                 │                       drained, ready │   new grant, detach
 //	                                 └────────────── REBUILDING ◄───────────┘   │
 //	                                                     └──────────────────────┘
-//	any ──DeleteVolume──► DELETING ──reported absent──► (no record)
+//	any ──DeleteVolume, or made again elsewhere──► DELETING ──reported absent──► (no record)
 //
 // Each step into STALE raises the leg's revision, and with it the identity under
 // which it is exported.
@@ -200,6 +207,16 @@ type Leg struct {
 	// Place numbers the leg among its volume's legs on its node, from 1. Its namespace
 	// gets that number, see nsid. 0 if the leg was carved before places were recorded.
 	Place int `json:"place,omitempty"`
+	// Blank: the leg was added to take the place of another one, and never held the volume's
+	// data. Listed is the volume's generation since which labels list it.
+	Blank  bool   `json:"blank,omitempty"`
+	Listed uint64 `json:"listed,omitempty"`
+	// Leave: an operator asked to move the leg.
+	Leave bool `json:"leave,omitempty"`
+	// Retired is the volume's generation since which labels do not list the leg, which was made
+	// again elsewhere; 0: they do. FreedAt is the generation in which its deletion began.
+	Retired uint64 `json:"retired,omitempty"`
+	FreedAt uint64 `json:"freed_at,omitempty"`
 }
 
 // VolumeState says whether a volume's legs are being carved, exist, or are being freed.
@@ -264,6 +281,8 @@ type Volume struct {
 	Formatted string `json:"formatted,omitempty"`
 	// ExpandingTo is the size that the legs grow to; 0 if no expansion is under way.
 	ExpandingTo block.Size `json:"expanding_to,omitempty"`
+	// Placed is the last place that a leg got which was made again elsewhere; 0: none was.
+	Placed int `json:"placed,omitempty"`
 
 	Health        Health   `json:"-"`
 	FenceWaitsFor []string `json:"-"` // see fenceWaits

@@ -41,7 +41,7 @@ func (v *Volume) nodes() []block.NodeName {
 
 // unsettled reports whether time or a report may make settleVolume change the volume.
 func (v *Volume) unsettled() bool {
-	if v.State != VolumeReady || v.Restored || v.ExpandingTo != 0 || v.suspects() {
+	if v.State != VolumeReady || v.Restored || v.ExpandingTo != 0 || v.suspects() || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegStale || l.State == LegDeleting || l.Leave }) {
 		return true
 	}
 	if len(v.Shared) > 0 {
@@ -59,7 +59,7 @@ func (v *Volume) check() error {
 		return err
 	}
 	for _, l := range v.Legs {
-		if l.Column < 0 || l.Column >= v.Layout.Stripes || l.Copy < 0 || l.Copy >= v.Layout.Group().Members {
+		if l.Column < 0 || l.Column >= v.Layout.Stripes || l.Copy < 0 || l.Copy >= v.Layout.Slots() {
 			return fmt.Errorf("leg %v: column %d copy %d outside of layout %v", l.ID, l.Column, l.Copy, v.Layout)
 		}
 		if err := l.Image.Check(); err != nil {
@@ -81,10 +81,15 @@ func (v *Volume) leg(id block.LegID) *Leg {
 	return nil
 }
 
-// column lists the legs of a column.
+// uses reports whether a node has a leg that counts, or an attachment.
+func (v *Volume) uses(node block.NodeName) bool {
+	return v.attachmentOf(node) != nil || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Node == node && l.State != LegDeleting })
+}
+
+// column lists the legs of a column, without those that were made again elsewhere.
 func (v *Volume) column(c int) (legs []*Leg) {
 	for i := range v.Legs {
-		if l := &v.Legs[i]; l.Column == c {
+		if l := &v.Legs[i]; l.Column == c && l.member() {
 			legs = append(legs, l)
 		}
 	}
@@ -346,7 +351,7 @@ func (t *tx) legGone(v *Volume, l *Leg) bool {
 		return true
 	}
 	on := t.s.targets[l.Node]
-	if on == nil || on.status.Generation < v.DeletedAt {
+	if on == nil || on.status.Generation < max(v.DeletedAt, l.FreedAt) {
 		return false
 	}
 	report, seen := on.drives[l.Drive]

@@ -68,7 +68,7 @@ func (s *State) wantedLeg(v *Volume, l Leg, label evidence.VolumeLabel) WantedLe
 	return WantedLeg{
 		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Image: l.Image,
 		Size: min(v.Layout.LegSize(v.planned()), l.Capacity()), Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting,
-		Incarnation: incarnation,
+		Incarnation: incarnation, Blank: l.Blank && l.State == LegStale && l.member(),
 	}
 }
 
@@ -82,12 +82,24 @@ func (v *Volume) label() evidence.VolumeLabel {
 		ExpandingTo: v.ExpandingTo, Quiet: v.quiet(), Writer: v.writer(),
 	}
 	label.Clean = v.Clean && label.Quiet
+	label.ListsAll = true
+	count := make([]int, v.Layout.Stripes)
 	for _, l := range v.Legs {
+		if l.member() {
+			count[l.Column]++
+		}
 		switch {
 		case l.trusted():
 			label.InSync = append(label.InSync, l.ID)
 		case l.State == LegInSync:
 			label.Suspect = append(label.Suspect, l.ID)
+		case l.member():
+			label.Others = append(label.Others, l.ID)
+		}
+	}
+	for c, n := range count {
+		if n > v.Layout.Group().Members {
+			label.Crowded = append(label.Crowded, c)
 		}
 	}
 	return label

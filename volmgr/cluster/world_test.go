@@ -47,13 +47,14 @@ type world struct {
 	nextID  int
 
 	mood            mood
-	ackBeforeRecord bool      // a weakened host
-	noFlush         bool      // a weakened host: a rebuild counts as complete while it is still in a cache
-	leavesDirty     bool      // a weakened host: it reports a clean release with writes in flight
-	goesOn          bool      // a weakened host: it continues with a leg that lost unflushed writes
-	hardware        *hardware // nil: drives do not fail
-	notesLate       bool      // a weakened host: it continues without a leg that its note still names
-	losesStore      bool      // the manager's store is lost from time to time
+	ackBeforeRecord bool        // a weakened host
+	noFlush         bool        // a weakened host: a rebuild counts as complete while it is still in a cache
+	leavesDirty     bool        // a weakened host: it reports a clean release with writes in flight
+	goesOn          bool        // a weakened host: it continues with a leg that lost unflushed writes
+	hardware        *hardware   // nil: drives do not fail
+	moves           *movesWorld // nil: legs stay where they are
+	notesLate       bool        // a weakened host: it continues without a leg that its note still names
+	losesStore      bool        // the manager's store is lost from time to time
 	backup          []Record
 	lostStores      int  // how often the store was lost
 	decided         int  // columns of several copies whose in-sync set was proven then
@@ -235,8 +236,17 @@ func (w *world) create(name block.VolumeName) {
 
 // step gives the manager an input and sends the wanted states out.
 func (w *world) step(in Input) error {
+	before := map[block.LegID]Leg{}
+	if v := w.state.volumes.Get(w.state.idOf("a")); v != nil && w.moves != nil {
+		for _, l := range v.Legs {
+			before[l.ID] = l
+		}
+	}
 	said := w.repeats(in)
 	out, err := w.state.Step(w.now, said)
+	if v := w.state.volumes.Get(w.state.idOf("a")); v != nil && w.moves != nil {
+		w.violation = cmp.Or(w.violation, w.checkMove(before, v))
+	}
 	if is, ok := in.(TargetReported); ok && err == nil && w.violation == "" {
 		w.violation = w.state.misheard(is)
 	}
@@ -1031,6 +1041,10 @@ func (w *world) operatorActs() {
 		}
 	}
 	host := pick(w, w.hosts)
+	if w.moves != nil && w.chance(40) {
+		w.moveActs()
+		return
+	}
 	switch w.rng.IntN(19) {
 	case 14, 15, 16:
 		w.step(ExpandVolume{name, pick(w, []block.Size{768 * block.MiB, grown, grown, grown + 256*block.MiB})})
@@ -1336,6 +1350,7 @@ func (w *world) begin(records []Record) {
 		return
 	}
 	w.state = s
+	w.state.SetPolicy(w.policy())
 	clear(w.saidLast)
 	w.store = map[string][]byte{}
 	keep(w.store, records)
@@ -1431,7 +1446,7 @@ func (w *world) choose() {
 		for c, n := range v.inSync() {
 			var legs []block.LegID
 			for _, l := range v.Legs {
-				if l.Column == c && w.target(l.Node).size(l.ID) >= v.Layout.LegSize(v.Size) { // else it is missing, or still growing
+				if l.Column == c && l.member() && w.target(l.Node).size(l.ID) >= v.Layout.LegSize(v.Size) { // else it is missing, or still growing
 					legs = append(legs, l.ID)
 				}
 			}
@@ -1504,13 +1519,18 @@ func (w *world) checkLabels() string {
 				return fmt.Sprintf("I8: rebuilt %s has %v, and %v has %v", v.Name, v.Size, &l, t.zeroed(l.ID))
 			}
 		}
-		if !slices.ContainsFunc(v.Legs, func(l Leg) bool { return int(image.Count(l.Extents)) < v.Layout.LegExtents(v.Size) }) {
+		if !slices.ContainsFunc(v.Legs, func(l Leg) bool {
+			return l.member() && !l.Leave && int(image.Count(l.Extents)) < v.Layout.LegExtents(v.Size)
+		}) {
 			continue
 		}
 		return fmt.Sprintf("I8: rebuilt %s has a leg without room for %v: %s", v.Name, v.Size, text)
 	}
 	return ""
 }
+
+// hadMoves: an operator may have cancelled a move to the node of the leg that was to leave.
+func (w *world) hadMoves() bool { return w.moves != nil }
 
 func (w *world) checkVolume(v *Volume) string {
 	for c, n := range v.inSync() {
@@ -1521,7 +1541,7 @@ func (w *world) checkVolume(v *Volume) string {
 	granted := v.open() && v.attachments()[0].Mode != AttachSharedReadOnly
 	for _, l := range v.Legs {
 		for _, o := range v.Legs {
-			if l.ID != o.ID && l.Column == o.Column && (l.Node == o.Node) {
+			if l.ID != o.ID && l.Column == o.Column && l.Node == o.Node && l.member() && o.member() && w.state.leaving(&l) == "" && w.state.leaving(&o) == "" && !w.hadMoves() {
 				return fmt.Sprintf("I5: %v and %v share a domain", &l, &o)
 			}
 		}

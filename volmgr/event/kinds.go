@@ -7,6 +7,9 @@ const (
 	NodeJoined       = "node.joined"
 	NodeRebooted     = "node.rebooted"
 	NodeConfirmed    = "node.confirmed-dead"
+	NodeCordoned     = "node.cordoned"
+	NodeUncordoned   = "node.uncordoned"
+	NodeMaintained   = "node.maintenance" // its absence is announced
 	NodeRemoved      = "node.removed"
 	TargetOnline     = "target.online"
 	TargetOffline    = "target.offline"
@@ -23,6 +26,7 @@ const (
 	DriveReturned    = "drive.returned" // data that only its cache held may be lost
 	DriveSuspect     = "drive.suspect"  // it shows signs of failing
 	DriveWell        = "drive.well"     // it no longer does
+	DriveLeaving     = "drive.leaving"  // its legs are made again elsewhere, or not any more
 	DriveRemoving    = "drive.removing"
 	DriveRemoved     = "drive.removed"
 	PoolCreated      = "pool.created"
@@ -53,6 +57,9 @@ const (
 	LegReborn        = "leg.reborn" // kept in sync though it may have lost cached writes; its host is told
 	LegRebuilding    = "leg.rebuilding"
 	LegInSync        = "leg.in-sync"
+	LegAdded         = "leg.added"   // to take the place of one that leaves
+	LegRetired       = "leg.retired" // made again elsewhere
+	LegFreed         = "leg.freed"   // a retired leg is erased
 	LegPromoted      = "leg.promoted"
 	StoreRebuilt     = "store.rebuilt"
 	StoreRestored    = "store.restored"

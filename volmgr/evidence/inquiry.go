@@ -10,7 +10,10 @@
 //
 // A column with several copies is believed only on one of these proofs. Each needs the
 // labels of all its legs, because a later grant of the volume has left its epoch on at
-// least one of them.
+// least one of them. Which legs these are is what the newest label lists. A leg that it does
+// not list was made again elsewhere, and counts for nothing. (A new leg comes into sync only
+// after the labels of all legs in sync list it, so no set of labels can be complete by an old
+// list while a leg of a newer list went on alone.)
 //
 //   - No host can have written since the newest label: it is quiet, and no leg has
 //     admitted a later epoch. Its in-sync set, with the suspects, is the last one.
@@ -111,16 +114,20 @@ func (q *Inquiry) Hear(host block.NodeName, epochs []block.Epoch, notes []Note) 
 func (q *Inquiry) Expect(layout block.Layout) {
 	q.layout = layout
 	found := make([]int, layout.Stripes)
-	for _, l := range q.Legs {
-		if l.Column < layout.Stripes {
+	for id, l := range q.Legs {
+		if l.Column < layout.Stripes && q.Newest.Has(id) {
 			found[l.Column]++
 		}
 	}
 	q.absent = make([]bool, layout.Stripes)
 	for c := range q.absent {
-		q.absent[c] = found[c] < layout.Group().Members
+		q.absent[c] = found[c] < q.Newest.members(c)
 	}
 }
+
+// Replaced reports whether a leg was made again elsewhere by the newest label: it counts for
+// nothing, whatever its own label says.
+func (q *Inquiry) Replaced(leg block.LegID) bool { return !q.Newest.Has(leg) }
 
 // Absent reports whether the label of a leg of a column was not found.
 func (q *Inquiry) Absent(column int) bool { return q.absent[column] }
@@ -173,7 +180,7 @@ func (q *Inquiry) upheld(column int) bool {
 func (q *Inquiry) readable(column int, good func(Found) bool) bool {
 	var members block.MemberSet
 	for _, l := range q.Legs {
-		if l.Column == column && good(l) {
+		if l.Column == column && !q.Replaced(l.Leg) && good(l) {
 			members = members.With(l.Copy)
 		}
 	}

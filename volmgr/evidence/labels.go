@@ -53,8 +53,15 @@ type VolumeLabel struct {
 	Generation uint64
 	InSync     []block.LegID
 	Suspect    []block.LegID // in sync, but they may have lost what only a cache held
-	Clean      bool
-	Created    int64 // Unix nanoseconds, 0 if not known
+	// Others are the volume's legs that are neither in InSync nor in Suspect. ListsAll: they
+	// are listed. Labels of older versions do not list them.
+	Others   []block.LegID
+	ListsAll bool
+	// Crowded are the columns that have one leg more than members, while a copy is made again
+	// elsewhere.
+	Crowded []int
+	Clean   bool
+	Created int64 // Unix nanoseconds, 0 if not known
 	// ExpandingTo is the size that the legs grow to; 0 if no expansion is under way.
 	ExpandingTo block.Size
 	// Quiet: no host has the volume, or is being granted it, for writing at Epoch.
@@ -66,6 +73,20 @@ type VolumeLabel struct {
 // inSync reports whether a leg is in sync by the label, suspect or not.
 func (l *VolumeLabel) inSync(leg block.LegID) bool {
 	return slices.Contains(l.InSync, leg) || slices.Contains(l.Suspect, leg)
+}
+
+// Has reports whether a leg belongs to the volume, as far as the label can tell.
+func (l *VolumeLabel) Has(leg block.LegID) bool {
+	return !l.ListsAll || l.inSync(leg) || slices.Contains(l.Others, leg)
+}
+
+// members is how many legs a column has.
+func (l *VolumeLabel) members(column int) int {
+	n := l.Layout.Group().Members
+	if slices.Contains(l.Crowded, column) {
+		n++
+	}
+	return n
 }
 
 // newer orders definitions of a volume by age. Generation and epoch only grow, and within

@@ -20,11 +20,15 @@ type Verdict struct {
 }
 
 // Judge says whether a leg of a column is in sync.
+//
+// Branches: each is one reason for which a leg is not believed.
 func (q *Inquiry) Judge(leg block.LegID, column int) Verdict {
 	l, found := q.Legs[leg]
 	switch {
 	case !found:
 		return Verdict{Why: "its own label was not found"}
+	case q.Replaced(leg):
+		return Verdict{Why: "the newest label does not list it: it was made again elsewhere"}
 	case !q.proven(column):
 		return Verdict{Why: q.doubt(column) + ": " + q.evidenceFor(l)}
 	}

@@ -26,12 +26,13 @@ type Config struct {
 	DataDir        string // of the store
 	Version        string // of this program
 	TLS            daemon.TLSFiles
+	ReplaceAfter   time.Duration // see volmgr.Config
 }
 
 // Serve runs a manager on a listener until ctx ends. It also runs the parts that more returns, if
 // more is not nil: they rely on the manager and stop before it.
 func (c Config) Serve(ctx context.Context, listener net.Listener, log *slog.Logger, more func() ([]daemon.Part, error)) (err error) {
-	m, err := volmgr.New(volmgr.Config{Dir: c.DataDir, Version: c.Version, Log: log})
+	m, err := volmgr.New(volmgr.Config{Dir: c.DataDir, Version: c.Version, Log: log, ReplaceAfter: c.ReplaceAfter})
 	if err != nil {
 		return fmt.Errorf("open the store in %s: %w", c.DataDir, err)
 	}

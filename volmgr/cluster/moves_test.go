@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
+// moves makes legs leave all the time: operators move them, empty drives and nodes, announce
+// maintenances, and a leg is made again elsewhere when it was away for half a minute.
+func moves(w *world) {
+	for i := range 3 {
+		name := block.NodeName(fmt.Sprintf("t%d", len(w.targets)+1))
+		t := &wTarget{simTarget: newSimTarget(name, map[string]string{"rack": fmt.Sprintf("r%d", 4+i)}, 1536*block.MiB)}
+		t.up, t.slow, t.cached = true, true, w.mood == caches
+		t.devices[0].VolatileCache = t.cached
+		w.targets = append(w.targets, t)
+		w.linkTarget(t)
+		w.step(AddDrive{Node: name, Device: t.devices[0].Path, Seed: w.seed()})
+	}
+	w.settle(3)
+	w.moves = &movesWorld{}
+	w.state.SetPolicy(w.policy())
+}
+
+// movesWorld counts what happens in a history of moves.
+type movesWorld struct{ added, retired, freed, fewer int }
+
+func (w *world) policy() Policy {
+	if w.moves == nil {
+		return Policy{}
+	}
+	return Policy{ReplaceAfter: 30 * time.Second}
+}
+
+// moveActs is an operator who empties and refills parts of the cluster.
+func (w *world) moveActs() {
+	t := pick(w, w.targets)
+	switch w.rng.IntN(8) {
+	case 0, 1, 2:
+		if v := w.state.volumes.Get(w.state.idOf("a")); v != nil {
+			l := pick(w, v.Legs)
+			w.step(MoveLeg{Volume: "a", Column: l.Column, Copy: l.Copy})
+		}
+	case 3:
+		w.step(CordonNode{Node: t.name, Drain: true})
+	case 4:
+		w.step(UncordonNode{Node: pick(w, w.targets).name})
+	case 5:
+		w.step(MaintainNode{Node: t.name, For: time.Minute})
+	case 6, 7:
+		for _, d := range w.state.recordedDrives(t.name) {
+			w.step(DrainDrive{Drive: d.ID, Cancel: d.Leaving != ""})
+		}
+	}
+}
+
+// checkMove compares the legs of a column before and after a step: only what happens to the
+// legs themselves may leave it with fewer in sync, and never a move.
+func (w *world) checkMove(before map[block.LegID]Leg, v *Volume) string {
+	for _, l := range v.Legs {
+		was, known := before[l.ID]
+		switch {
+		case !known && l.Blank:
+			w.moves.added++
+		case known && was.Retired == 0 && l.Retired != 0:
+			w.moves.retired++
+			good := v.trusted()[l.Column].Len()
+			if was.State == LegInSync && good < v.Layout.Copies {
+				return fmt.Sprintf("I11: %v was retired in sync, and %d of %d copies are left", &l, good, v.Layout.Copies)
+			}
+		case l.Blank && l.State == LegInSync:
+			return fmt.Sprintf("I12: %v is in sync and blank", &l)
+		}
+	}
+	return ""
+}
+
+func TestRandomHistoriesOfMoves(t *testing.T) {
+	t.Parallel()
+	for name, setting := range map[string]func(*world){"moves": moves, "lost stores": func(w *world) { moves(w); losesStore(w) }} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			seeds := *histories / 2
+			if testing.Short() {
+				seeds = min(seeds, 10)
+			}
+			added, retired, served := 0, 0, 0
+			for seed := range seeds {
+				bad, w := history(seed, setting)
+				if bad != "" {
+					t.Fatal(bad)
+				}
+				added, retired, served = added+w.moves.added, retired+w.moves.retired, served+w.serves
+			}
+			did := fmt.Sprintf("%d histories added %d legs, retired %d, and served %d times", seeds, added, retired, served)
+			if n := int(seeds); added < n*2 || retired < n || served < n*3 {
+				t.Errorf("%s, want more", did)
+			}
+			t.Log(did)
+		})
+	}
+}

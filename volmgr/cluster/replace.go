@@ -1,0 +1,550 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/image"
+	"weft.dev/weft/volmgr/placement"
+)
+
+// A mirror's copies are made again elsewhere: because a drive or its target has been away for
+// too long, is known to be dead, is being emptied, or because an operator moves a leg. Such a
+// leg "leaves". It goes in this order, and each step is durable before the next one:
+//
+//	add       a new leg, blank and stale, is placed beside the old ones
+//	labels    of all in-sync legs of the column list the new leg
+//	rebuild   the host copies all of it, as for any stale leg
+//	in sync   the column now has one leg in sync more than it needs
+//	retire    the leaving leg becomes stale; labels do not list it any more
+//	labels    of all in-sync legs of the column do not list it
+//	free      its target erases it; then the record is dropped
+//
+// So a column never has fewer legs in sync than before the move, and a leg that its drive
+// brings back later is on no label's list: a store that is rebuilt from the drives does not
+// believe it (see package evidence).
+//
+// What to do follows from the records and reports alone, so a manager that restarts at any
+// step goes on from there. A column has at most one leg more than it has copies.
+
+// Policy is what an operator configures of a manager.
+type Policy struct {
+	// ReplaceAfter is how long a leg may be away before it is made again elsewhere; 0: never.
+	ReplaceAfter time.Duration
+}
+
+// DefaultReplaceAfter is longer than a boot or an upgrade of a machine takes.
+const DefaultReplaceAfter = 15 * time.Minute
+
+// SetPolicy sets the policy of the steps that follow.
+func (s *State) SetPolicy(p Policy) { s.policy = p }
+
+// member reports whether a leg is one of its column's copies, or becomes one.
+func (l *Leg) member() bool { return l.State != LegDeleting && l.Retired == 0 }
+
+// replaceable reports whether the volume's legs can be made again elsewhere. A volume of one
+// copy has no second leg to copy from while it is in use.
+func (v *Volume) replaceable() bool {
+	return v.State == VolumeReady && !v.Restored && v.Layout.Slots() > v.Layout.Group().Members
+}
+
+// leaves says why a leg has to be made again elsewhere; empty if it may stay. n and d are its
+// node and drive, nil if there is no record of them.
+func (s *State) leaves(l *Leg, n *Node, d *Drive) string {
+	switch {
+	case l.Leave:
+		return "it is being moved"
+	case d == nil || n == nil:
+		return "its drive was removed"
+	case d.Leaving == LeaveEvict:
+		return "its drive is being evicted"
+	case d.Leaving == LeaveDrain:
+		return "its drive is being drained"
+	case n.Draining:
+		return fmt.Sprintf("node %s is being drained", n.Name)
+	case n.ConfirmedDead:
+		return fmt.Sprintf("node %s is confirmed dead", n.Name)
+	case !n.MaintainedUntil.IsZero(): // its absence is announced
+		return ""
+	}
+	if left, away := s.awayLeft(d.ID); away && left <= 0 {
+		return fmt.Sprintf("its drive has been away for more than %v", s.policy.ReplaceAfter)
+	}
+	return ""
+}
+
+// awayLeft is how much longer a drive that is away may stay so.
+func (s *State) awayLeft(id block.DriveID) (left time.Duration, away bool) {
+	since, away := s.away[id]
+	if !away || s.policy.ReplaceAfter <= 0 {
+		return 0, false
+	}
+	return s.policy.ReplaceAfter - s.now.Sub(since), true
+}
+
+func (s *State) leaving(l *Leg) string { return s.leaves(l, s.nodes[l.Node], s.drives[l.Drive]) }
+
+func (t *tx) leaving(l *Leg) string {
+	return t.s.leaves(l, t.nodes.peek(l.Node), t.drives.peek(l.Drive))
+}
+
+// awayLook is how often noteAway looks.
+const awayLook = 5 * time.Second
+
+// noteAway starts and stops the clocks of drives that cannot be used, and has the volumes
+// settled whose legs are to leave. The clocks start anew when the manager starts.
+func (t *tx) noteAway() {
+	s := t.s
+	if t.now.Sub(s.lookedAway) < awayLook {
+		return
+	}
+	s.lookedAway = t.now
+	clear(s.crowded)
+	away := map[block.DriveID]time.Time{}
+	for _, id := range s.sortedDrives() {
+		d := s.drives[id]
+		ready := s.targetOnline(d.Node) && d.State == DriveReady
+		if !ready {
+			away[id] = t.now
+			if since, ok := s.away[id]; ok {
+				away[id] = since
+			}
+		}
+		n := s.nodes[d.Node]
+		late := s.policy.ReplaceAfter > 0 && !ready && t.now.Sub(away[id]) >= s.policy.ReplaceAfter
+		if late || d.Leaving != "" || n.Draining || !ready && n.ConfirmedDead {
+			t.settleDriveVolumes(d)
+		}
+		if d.Leaving == LeaveEvict {
+			t.settleDrive(d)
+		}
+	}
+	s.away = away
+}
+
+// settleDriveVolumes marks the volumes with a leg on a drive.
+func (t *tx) settleDriveVolumes(d *Drive) {
+	for id := range t.s.onNode.Get(d.Node).Keys() {
+		if slices.ContainsFunc(t.peek(id).Legs, func(l Leg) bool { return l.Drive == d.ID }) {
+			t.unsure[id] = true
+		}
+	}
+}
+
+// settleCopies takes the next step of each column with a leg that leaves, or has left.
+func (t *tx) settleCopies(id block.VolumeID) {
+	if t.peek(id).State != VolumeReady || t.peek(id).Restored {
+		return
+	}
+	t.freeRetired(id)
+	if !t.peek(id).replaceable() {
+		return
+	}
+	for c := range t.peek(id).Layout.Stripes {
+		t.settleColumn(id, c)
+	}
+}
+
+func (t *tx) settleColumn(id block.VolumeID, column int) {
+	v := t.peek(id)
+	wanted, stay := v.Layout.Group().Members, 0
+	legs := v.column(column)
+	for _, l := range legs {
+		if t.leaving(l) == "" {
+			stay++
+		}
+	}
+	switch {
+	case len(legs) > wanted:
+		if l, why := t.superfluous(v, column); l != nil {
+			t.retire(t.volume(id), l.ID, why)
+		}
+	case stay < wanted && v.trusted()[column] != 0:
+		t.addLeg(id, column, "")
+	}
+}
+
+// superfluous returns the leg of a column that can be given up now, and why; nil if none can.
+func (t *tx) superfluous(v *Volume, column int) (superfluous *Leg, why string) {
+	legs := v.column(column)
+	leaving := slices.ContainsFunc(legs, func(l *Leg) bool { return t.leaving(l) != "" })
+	for _, l := range slices.Backward(legs) { // the newest copies have the highest numbers
+		reason, needless := t.needless(v, l, leaving)
+		switch {
+		case !needless:
+		case l.Blank:
+			return l, reason
+		case superfluous == nil || superfluous.State == LegInSync && l.State != LegInSync:
+			superfluous, why = l, reason
+		}
+	}
+	return superfluous, why
+}
+
+// needless reports whether one leg of a column that has one too many can be given up, and why.
+// leaving: some leg of the column leaves. A leg that has data can be given up only if as many
+// others as the column needs are in sync and can be served.
+func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless bool) {
+	switch reason := t.leaving(l); {
+	case l.Blank && reason != "": // it has nothing to lose
+		return reason, true
+	case l.Blank && !leaving && l.State == LegStale && t.s.othersReturned(v, l):
+		return "the leg that it was to replace is back", true
+	case t.others(v, l) < v.Layout.Group().Members:
+		return "", false
+	case !leaving:
+		return "the column has enough copies without it", true
+	default:
+		return reason, reason != ""
+	}
+}
+
+// others is how many other legs of a leg's column are in sync and can be served.
+func (t *tx) others(v *Volume, l *Leg) (n int) {
+	for _, o := range v.column(l.Column) {
+		if o.ID != l.ID && o.trusted() && t.s.servable(o) {
+			n++
+		}
+	}
+	return n
+}
+
+// othersReturned reports whether all other legs of a column could be rebuilt or are in sync:
+// then a blank leg, whose copy has not begun, is not needed.
+func (s *State) othersReturned(v *Volume, l *Leg) bool {
+	return !slices.ContainsFunc(v.column(l.Column), func(o *Leg) bool { return o.ID != l.ID && !s.servable(o) })
+}
+
+// ---- adding a leg ----
+
+// addLeg places a new leg in a column. The next look tries again if there is no room.
+func (t *tx) addLeg(id block.VolumeID, column int, to block.NodeName) error {
+	if t.s.crowded[id] {
+		return nil
+	}
+	v := t.peek(id)
+	place, err := t.s.newPlace(v, column, to, t.seedFor(v, column), t.lookup())
+	if err != nil {
+		t.s.crowded[id] = true
+		return err
+	}
+	t.carved[place.Drive.ID] = append(t.carved[place.Drive.ID], place.Extents)
+	v = t.volume(id)
+	v.Generation++
+	v.Placed = v.nextPlace()
+	l := Leg{
+		ID: block.LegID{UUID: t.seedFor(v, column).id(1)}, Column: column, Copy: v.freeSlot(column), Place: v.Placed,
+		Drive: place.Drive.ID, Node: place.Drive.Node, Image: image.Of(place.Extents), State: LegStale, Revision: 1,
+		StaleSince: t.now.UTC(), StaleAt: t.gen, CopyAll: true, Blank: true, Listed: v.Generation, Reason: "it is new and has no data yet",
+	}
+	v.Legs = append(v.Legs, l)
+	v.sortLegs()
+	t.volumeEvent(v, event.Info, event.LegAdded, fmt.Sprintf("%v, on drive %s%s", &l, t.drives.peek(l.Drive).Device, because(t.whyAdded(v, column))),
+		"leg", l.ID.String(), "node", string(l.Node))
+	return nil
+}
+
+// whyAdded names the legs of a column that leave.
+func (t *tx) whyAdded(v *Volume, column int) string {
+	var all []string
+	for _, l := range v.column(column) {
+		if why := t.leaving(l); why != "" {
+			all = append(all, fmt.Sprintf("%v leaves, since %s", l, why))
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
+// seedFor draws a new leg's id and its random choices from what is unique to this step.
+func (t *tx) seedFor(v *Volume, column int) Seed {
+	text := append([]byte("leg"), v.ID.UUID[:]...)
+	text = binary.BigEndian.AppendUint64(text, t.gen)
+	return sha256.Sum256(binary.BigEndian.AppendUint32(text, uint32(column)))
+}
+
+// lookup is what newPlace looks at beside the state: nodes and drives, and the extents of legs
+// that the step under way has placed already.
+type lookup struct {
+	node   func(block.NodeName) *Node
+	drive  func(block.DriveID) *Drive
+	carved map[block.DriveID][][]image.Extent
+}
+
+func (t *tx) lookup() lookup { return lookup{t.nodes.peek, t.drives.peek, t.carved} }
+
+func (s *State) lookup() lookup {
+	return lookup{func(name block.NodeName) *Node { return s.nodes[name] }, func(id block.DriveID) *Drive { return s.drives[id] }, nil}
+}
+
+// newPlace finds a drive for one more leg of a column, by the rules for new volumes: in the
+// volume's pool, in another failure domain and on another node than each copy that stays. It
+// may be on the node of a leg that leaves. to restricts it to one node, unless it is empty.
+func (s *State) newPlace(v *Volume, column int, to block.NodeName, seed Seed, at lookup) (placement.Place, error) {
+	pool := s.pools[v.Pool]
+	if pool == nil {
+		return placement.Place{}, noPool(v.Pool)
+	}
+	in := CreateVolume{Name: v.Name, Spread: v.Spread, Copies: 1, Chunk: v.Layout.Chunk}
+	usable, refusals := s.candidates(pool, in)
+	one := block.Layout{Stripes: 1, Copies: 1, Chunk: v.Layout.Chunk}
+	record := v.record(&Leg{Image: image.Of(make([]image.Extent, 1))}).Size()
+	var fit []*placement.Drive
+	for _, x := range usable {
+		for _, leg := range at.carved[x.ID] {
+			x.Used, x.Room = x.Used+image.Count(leg), x.Room-min(x.Room, record)
+		}
+		if why := s.unfit(v, column, to, x, at); why != "" {
+			refusals = append(refusals, fmt.Sprintf("%s: %s", s.drives[x.ID].object(), why))
+			continue
+		}
+		fit = append(fit, x)
+	}
+	if len(fit) > 0 {
+		_, places := placement.Choose(fit, placement.Request{
+			Size: v.Layout.LegSize(v.planned()), Stripes: 1,
+			Layout: func(int) block.Layout { return one },
+			Record: func(block.Layout) block.Size { return record },
+			Random: binary.BigEndian.Uint64(seed[:8]),
+			Taken: func(id block.DriveID) []image.Extent {
+				return slices.Concat(append([][]image.Extent{s.carved(s.drives[id])}, at.carved[id]...)...)
+			},
+		})
+		if places != nil {
+			return places[0], nil
+		}
+	}
+	for _, x := range fit {
+		refusals = append(refusals, fmt.Sprintf("%s: %s free", s.drives[x.ID].object(), (block.Size(x.Free())*block.ExtentSize).Short()))
+	}
+	slices.Sort(refusals)
+	e := &Error{
+		Kind: ResourceExhausted, Reason: ReasonNoSpace, Object: v.object(),
+		Text: fmt.Sprintf("%s: no place for another copy of column %d, which takes %s%s", v.object(), column, v.Layout.LegSize(v.planned()).RoundUp(block.ExtentSize).Short(), listed(refusals)),
+	}
+	return placement.Place{}, e.hint("add a drive in pool %s with `weft drive add`, on a node that holds no copy of this column", v.Pool)
+}
+
+// unfit says why a drive cannot take a leg of a column beside those that stay; empty if it can.
+func (s *State) unfit(v *Volume, column int, to block.NodeName, x *placement.Drive, at lookup) string {
+	if to != "" && x.Node != to {
+		return fmt.Sprintf("not on node %s", to)
+	}
+	if n, d := at.node(x.Node), at.drive(x.ID); n == nil || d == nil || n.shunned() != "" || d.Leaving != "" {
+		return "it takes no new legs"
+	}
+	for _, l := range v.column(column) {
+		n := at.node(l.Node)
+		switch leaves := s.leaves(l, n, at.drive(l.Drive)) != ""; {
+		case l.Drive == x.ID:
+			return fmt.Sprintf("it holds %v", l)
+		case leaves || n == nil:
+		case l.Node == x.Node:
+			return fmt.Sprintf("its node holds %v", l)
+		case n.label(v.Spread) == x.Domain:
+			return fmt.Sprintf("%s %s holds %v", v.Spread, x.Domain, l)
+		}
+	}
+	return ""
+}
+
+// freeSlot is the lowest copy number that no leg of a column has, not even one that is being
+// freed, if there is such a number.
+func (v *Volume) freeSlot(column int) int {
+	var members, all block.MemberSet
+	for _, l := range v.Legs {
+		if l.Column != column {
+			continue
+		}
+		all = all.With(l.Copy)
+		if l.member() {
+			members = members.With(l.Copy)
+		}
+	}
+	for _, taken := range []block.MemberSet{all, members} {
+		for n := range v.Layout.Slots() {
+			if !taken.Has(n) {
+				return n
+			}
+		}
+	}
+	panic(fmt.Sprintf("cluster: column %d of volume %s has no slot for another leg", column, v.Name))
+}
+
+// nextPlace is a place that no leg of the volume has or had lately, on any node. So a command
+// that is still on its way to a leg that has left finds no namespace under its number.
+func (v *Volume) nextPlace() int {
+	taken := map[int]bool{}
+	next := v.Placed
+	for i := range v.Legs {
+		p := v.Legs[i].place()
+		taken[p] = true
+		if v.Placed == 0 {
+			next = max(next, p)
+		}
+	}
+	for range maxPlaces {
+		if next = next%maxPlaces + 1; !taken[next] {
+			return next
+		}
+	}
+	panic(fmt.Sprintf("cluster: volume %s has no place for another leg", v.Name))
+}
+
+// sortLegs puts the legs in order of column and copy, those that are being freed last.
+func (v *Volume) sortLegs() {
+	slices.SortStableFunc(v.Legs, func(a, b Leg) int {
+		left := map[bool]int{true: 1}
+		if c := a.Column - b.Column; c != 0 {
+			return c
+		}
+		if c := left[!a.member()] - left[!b.member()]; c != 0 {
+			return c
+		}
+		return a.Copy - b.Copy
+	})
+}
+
+// ---- forgetting a leg ----
+
+// retire gives up a leg: it is not in sync any more, and labels do not list it.
+func (t *tx) retire(v *Volume, id block.LegID, why string) {
+	l := v.leg(id)
+	switch l.State {
+	case LegInSync:
+		t.evict(v, id, "it is made again elsewhere: "+why)
+	case LegRebuilding:
+		t.stale(v, id, event.LegStale, why)
+	}
+	v.Generation++
+	l.Retired, l.Leave = v.Generation, false
+	l.Reason = "it was made again elsewhere"
+	t.volumeEvent(v, event.Info, event.LegRetired, fmt.Sprintf("%v: %s", l, why), "leg", id.String(), "node", string(l.Node))
+	v.sortLegs()
+}
+
+// freeRetired has retired legs freed once the labels of their columns' legs in sync do not list
+// them, and drops the records of those that are freed.
+func (t *tx) freeRetired(id block.VolumeID) {
+	v := t.peek(id)
+	for _, l := range v.Legs {
+		switch {
+		case l.State == LegDeleting && t.legGone(v, &l):
+			v = t.volume(id)
+			v.Legs = slices.DeleteFunc(v.Legs, func(o Leg) bool { return o.ID == l.ID })
+			t.volumeEvent(v, event.Info, event.LegFreed, fmt.Sprintf("%v: its drive has no record of it", &l), "leg", l.ID.String(), "node", string(l.Node))
+		case l.State == LegStale && l.Retired > 0 && t.s.labelsLack(v, l.Column, l.Retired) == nil:
+			v = t.volume(id)
+			gone := v.leg(l.ID)
+			gone.State, gone.FreedAt = LegDeleting, t.gen
+		}
+	}
+}
+
+// labelsLack returns a leg in sync of a column whose label is older than a generation; nil if
+// there is none.
+func (s *State) labelsLack(v *Volume, column int, generation uint64) *Leg {
+	for _, l := range v.column(column) {
+		if l.State == LegInSync && !s.labelHas(l, generation) {
+			return l
+		}
+	}
+	return nil
+}
+
+// ---- for people ----
+
+// replacementWaits says why a leg that should be made again elsewhere is not yet; empty if
+// nothing is in the way, or if it may stay.
+func (s *State) replacementWaits(v *Volume, column int) (waits, actions []string) {
+	legs, stay := v.column(column), 0
+	for _, l := range legs {
+		if s.leaving(l) == "" {
+			stay++
+		}
+	}
+	g := v.Layout.Group()
+	switch {
+	case !v.replaceable():
+		return nil, nil
+	case len(legs) > g.Members:
+		return s.retirementWaits(v, legs), nil
+	case stay < g.Members && v.trusted()[column] != 0:
+		_, err := s.newPlace(v, column, "", Seed{}, s.lookup())
+		if e, ok := err.(*Error); ok {
+			return []string{"a place for another copy: " + strings.TrimPrefix(e.Text, v.object()+": ")}, []string{e.Hint}
+		}
+		return nil, nil
+	}
+	for _, l := range legs {
+		left, away := s.awayLeft(l.Drive)
+		n := s.nodes[l.Node]
+		if away && left > 0 && l.State != LegInSync && n != nil && n.MaintainedUntil.IsZero() {
+			waits = append(waits, fmt.Sprintf("%v to return within %v; after that it is made again elsewhere", l, left.Round(time.Second)))
+			if d := s.drives[l.Drive]; d != nil {
+				actions = append(actions, fmt.Sprintf("if the drive of %v is gone for ever, do not wait: weft drive evict %s", l, d.ID))
+			}
+		}
+	}
+	return waits, actions
+}
+
+// retirementWaits says what a column with a leg too many waits for.
+func (s *State) retirementWaits(v *Volume, legs []*Leg) (waits []string) {
+	good := 0
+	for _, l := range legs {
+		if l.trusted() && s.servable(l) {
+			good++
+		}
+	}
+	for _, l := range legs {
+		if why := s.leaving(l); why != "" && good <= v.Layout.Group().Members && l.trusted() {
+			waits = append(waits, fmt.Sprintf("another leg of column %d to be in sync before %v is given up (%s)", l.Column, l, why))
+		}
+	}
+	return waits
+}
+
+// explainRetired covers legs that were made again elsewhere and are not freed yet.
+func (s *State) explainRetired(e *Explanation, l *Leg) {
+	if l.State != LegDeleting {
+		e.Facts = append(e.Facts, fmt.Sprintf("%v was made again elsewhere; it is freed once the labels of the other legs show that", l))
+		return
+	}
+	e.Waits = append(e.Waits, fmt.Sprintf("%v, which was made again elsewhere, to be freed: %s", l, s.legWaitsFor(l)))
+	if !s.targetOnline(l.Node) || s.drives[l.Drive] != nil && s.drives[l.Drive].State != DriveReady {
+		e.Actions = append(e.Actions, fmt.Sprintf("if the drive of %v is gone for ever: weft drive evict %s", l, l.Drive))
+	}
+}
+
+// legsOn returns, by volume, the legs on a node that count, or only those on a drive of it.
+func (s *State) legsOn(node block.NodeName, drive block.DriveID) map[block.VolumeID][]*Leg {
+	all := map[block.VolumeID][]*Leg{}
+	for id := range s.onNode.Get(node).Keys() {
+		v := s.volumes.Get(id)
+		for i := range v.Legs {
+			if l := &v.Legs[i]; l.Node == node && l.member() && (drive.IsZero() || l.Drive == drive) {
+				all[id] = append(all[id], l)
+			}
+		}
+	}
+	return all
+}
+
+// maintained lists the nodes whose absence is announced.
+func (s *State) maintained() (names []block.NodeName) {
+	for name, n := range s.nodes {
+		if !n.MaintainedUntil.IsZero() {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}

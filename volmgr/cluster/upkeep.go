@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
+)
+
+// What an operator asks for so that drives and nodes can be emptied, replaced, or switched off
+// for a while. Cordoned nodes and leaving drives take no new legs; replace.go moves those that
+// they have.
+
+// DriveLeave says whether a drive's legs move away, and what follows.
+type DriveLeave string
+
+// The ways in which a drive is left.
+const (
+	LeaveDrain DriveLeave = "DRAIN" // it stays in the cluster, empty
+	LeaveEvict DriveLeave = "EVICT" // it is removed once it is empty
+)
+
+// shunned says why new legs are not placed on a node; empty if they may be.
+func (n *Node) shunned() string {
+	switch {
+	case n.Draining:
+		return "its node is being drained"
+	case !n.MaintainedUntil.IsZero():
+		return "its node is under maintenance"
+	case n.Cordoned:
+		return "its node is cordoned"
+	}
+	return ""
+}
+
+// leavingWords are for people.
+func (l DriveLeave) words() string {
+	return map[DriveLeave]string{LeaveDrain: "being drained", LeaveEvict: "being evicted"}[l]
+}
+
+// ---- drives ----
+
+// DrainDrive has the legs of a drive made again elsewhere, and keeps new ones away; Cancel ends
+// that, and an eviction that waits for it. Result: Drive.
+type DrainDrive struct {
+	Drive  block.DriveID
+	Cancel bool
+}
+
+func (in DrainDrive) apply(t *tx) (view, error) {
+	d := t.s.drives[in.Drive]
+	if d == nil {
+		return nil, notFound("drive " + in.Drive.String())
+	}
+	if d.State == DriveRemoving {
+		return nil, refused(ReasonDriveInUse, d.object(), "being removed")
+	}
+	want := LeaveDrain
+	if in.Cancel {
+		want = ""
+	} else if err := t.s.movable(d.object(), t.s.legsOn(d.Node, d.ID)); err != nil {
+		return nil, err
+	}
+	if d.Leaving != want {
+		t.leaveDrive(d, want)
+	}
+	return driveResult(d.ID), nil
+}
+
+// leaveDrive changes whether a drive's legs move away.
+func (t *tx) leaveDrive(d *Drive, how DriveLeave) {
+	t.drives.edit(d.ID).Leaving = how
+	text := cmp.Or(how.words(), "its legs stay")
+	if how != "" {
+		text += ": its legs are made again elsewhere"
+	}
+	t.event(event.Info, event.DriveLeaving, d.object(), text, "node", string(d.Node), "drive", d.ID.String())
+	clear(t.s.crowded)
+	t.settleDriveVolumes(d)
+}
+
+// movable refuses legs that cannot be made again elsewhere: those of volumes of one copy, and
+// those that are the only good ones of their columns on a drive that is gone.
+func (s *State) movable(object string, legs map[block.VolumeID][]*Leg) error {
+	for _, id := range sorted(legs) {
+		v := s.volumes.Get(id)
+		switch {
+		case v.State != VolumeReady:
+			return refused(ReasonNotReady, object, "holds legs of %s, which is %s", v.Name, v.unready())
+		case !v.replaceable():
+			return refused(ReasonDriveInUse, object, "holds legs of %s, which has a single copy of its data", v.Name).
+				hint("a volume of one copy is not moved: copy what it holds to a new volume and delete it")
+		}
+		for _, l := range legs[id] {
+			if !s.servable(l) && l.trusted() && !v.Layout.Group().Readable(v.trusted()[l.Column].Without(l.Copy)) {
+				return refused(ReasonDriveInUse, object, "%v of %s is the only good copy of its column and cannot be read", l, v.Name).
+					hint("`weft explain volume %s` says what can be done", v.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// settleDrives removes the drives of a node that are to be evicted and are empty.
+func (t *tx) settleDrives(node block.NodeName) {
+	for _, d := range t.s.recordedDrives(node) {
+		if d.Leaving == LeaveEvict {
+			t.settleDrive(d)
+		}
+	}
+}
+
+func (t *tx) settleDrive(d *Drive) {
+	if now := t.drives.peek(d.ID); now != nil && now.State != DriveRemoving {
+		t.removeDrive(now)
+	}
+}
+
+// lostDrive reports whether a drive's label cannot be erased.
+func (t *tx) lostDrive(d *Drive) bool {
+	return d.State == DriveMissing || d.State == DriveFailed || t.confirmedDead(d.Node) ||
+		d.State == DriveRemoving && t.s.driveError(d) != ""
+}
+
+// removeDrive removes a drive that no leg needs, and reports whether it could.
+func (t *tx) removeDrive(d *Drive) bool {
+	lost := t.lostDrive(d)
+	if len(t.s.usersOf(d, !lost)) > 0 {
+		return false
+	}
+	if lost {
+		t.drives.drop(d.ID)
+		t.event(event.Info, event.DriveRemoved, d.object(), "removed: its label cannot be erased", "node", string(d.Node), "drive", d.ID.String())
+		t.settleNode(d.Node)
+		return true
+	}
+	fresh := t.drives.edit(d.ID)
+	fresh.State, fresh.Reason, fresh.RemovedAt = DriveRemoving, "", t.gen
+	t.event(event.Info, event.DriveRemoving, d.object(), "its label is being erased", "node", string(d.Node), "drive", d.ID.String())
+	return true
+}
+
+// ---- nodes ----
+
+// CordonNode keeps new legs away from a node. With Drain, the legs that it has are made again
+// elsewhere too. Result: Node.
+type CordonNode struct {
+	Node  block.NodeName
+	Drain bool
+}
+
+func (in CordonNode) apply(t *tx) (view, error) {
+	n := t.s.nodes[in.Node]
+	if n == nil {
+		return nil, notFound(nodeObject(in.Node))
+	}
+	legs := t.s.legsOn(in.Node, block.DriveID{})
+	if in.Drain {
+		if err := t.s.movable(nodeObject(in.Node), legs); err != nil {
+			return nil, err
+		}
+	}
+	if n.Cordoned && (n.Draining || !in.Drain) {
+		return nodeResult(in.Node), nil
+	}
+	text := "it takes no new legs"
+	n = t.node(in.Node)
+	n.Cordoned, n.Draining = true, n.Draining || in.Drain
+	if in.Drain {
+		text += ", and those that it has are made again elsewhere"
+		clear(t.s.crowded)
+		for id := range legs {
+			t.unsure[id] = true
+		}
+	}
+	t.event(event.Info, event.NodeCordoned, nodeObject(in.Node), text, "node", string(in.Node))
+	return nodeResult(in.Node), nil
+}
+
+// UncordonNode ends a cordon, a drain and a maintenance. Result: Node.
+type UncordonNode struct{ Node block.NodeName }
+
+func (in UncordonNode) apply(t *tx) (view, error) {
+	n := t.s.nodes[in.Node]
+	if n == nil {
+		return nil, notFound(nodeObject(in.Node))
+	}
+	if n.shunned() != "" {
+		t.endMaintenance(in.Node, "it takes legs again")
+		n = t.node(in.Node)
+		n.Cordoned, n.Draining = false, false
+	}
+	return nodeResult(in.Node), nil
+}
+
+func (t *tx) endMaintenance(name block.NodeName, why string) {
+	t.node(name).MaintainedUntil = time.Time{}
+	t.event(event.Info, event.NodeUncordoned, nodeObject(name), why, "node", string(name))
+	t.settleNode(name)
+}
+
+// backFromMaintenance ends the maintenance of a node whose target was away and reports again.
+func (t *tx) backFromMaintenance(name block.NodeName, on *target) {
+	if n := t.nodes.peek(name); !n.MaintainedUntil.IsZero() && !on.status.Seen.IsZero() {
+		t.endMaintenance(name, "its target is back: its maintenance is over")
+	}
+}
+
+// longestMaintenance bounds how long the legs of a node may stay away unreplaced.
+const longestMaintenance = 24 * time.Hour
+
+// MaintainNode announces that a node is switched off for a while. Its legs that hosts use become
+// stale now, so that no write waits for them when the node stops, and nothing on it is made again
+// elsewhere before the time is over. It is refused if a volume in use cannot do without the node,
+// unless Force is set. The maintenance ends when the time is over, when the node's target is back
+// after it was away, or with UncordonNode. Result: Node.
+type MaintainNode struct {
+	Node  block.NodeName
+	For   time.Duration
+	Force bool
+}
+
+func (in MaintainNode) apply(t *tx) (view, error) {
+	if t.s.nodes[in.Node] == nil {
+		return nil, notFound(nodeObject(in.Node))
+	}
+	if in.For <= 0 || in.For > longestMaintenance {
+		return nil, invalid("for", "%v: must be positive and at most %v", in.For, longestMaintenance)
+	}
+	if needed := t.s.needed(in.Node); len(needed) > 0 && !in.Force {
+		return nil, refused(ReasonNodeInUse, nodeObject(in.Node), "volumes in use would stop without it: %s", some(needed, 8)).
+			hint("wait until their other copies are in sync (`weft explain volume %s`), or use --force", needed[0])
+	}
+	until := t.now.UTC().Add(in.For)
+	t.node(in.Node).MaintainedUntil = until
+	t.event(event.Info, event.NodeMaintained, nodeObject(in.Node), fmt.Sprintf("under maintenance until %s: its legs are left out and not made again elsewhere", until.Format(time.RFC3339)), "node", string(in.Node))
+	t.leaveOut(in.Node)
+	return nodeResult(in.Node), nil
+}
+
+// needed names the volumes in use that cannot be served without a node.
+func (s *State) needed(node block.NodeName) (names []string) {
+	legs := s.legsOn(node, block.DriveID{})
+	for _, id := range sorted(legs) {
+		v := s.volumes.Get(id)
+		if v.open() && slices.ContainsFunc(legs[id], func(l *Leg) bool { return l.trusted() && !s.spare(v, l) }) {
+			names = append(names, string(v.Name))
+		}
+	}
+	return names
+}
+
+// leaveOut records the legs of a node stale that hosts write and can do without.
+func (t *tx) leaveOut(node block.NodeName) {
+	legs := t.s.legsOn(node, block.DriveID{})
+	for _, id := range sorted(legs) {
+		if v := t.peek(id); v.State != VolumeReady || v.Attachment == nil || !v.open() {
+			continue
+		}
+		for _, l := range legs[id] {
+			if l := t.peek(id).leg(l.ID); l.State == LegRebuilding || l.trusted() && t.s.spare(t.peek(id), l) {
+				t.stale(t.volume(id), l.ID, event.LegStale, "its node is under maintenance")
+			}
+		}
+	}
+}
+
+// spare reports whether a leg's column can be read from its other legs that are served now.
+func (s *State) spare(v *Volume, l *Leg) bool {
+	return v.Layout.Group().Readable(s.serving(v)[l.Column].Without(l.Copy))
+}
+
+// settleMaintenance ends the maintenances whose time is over.
+func (t *tx) settleMaintenance() {
+	for _, name := range t.s.maintained() {
+		if !t.now.Before(t.nodes.peek(name).MaintainedUntil) {
+			t.endMaintenance(name, "the time of its maintenance is over")
+		}
+	}
+}
+
+// ---- legs ----
+
+// MoveLeg has one leg made again elsewhere, on a node if one is named. Result: Volume.
+type MoveLeg struct {
+	Volume string
+	Column int
+	Copy   int
+	To     block.NodeName
+}
+
+func (in MoveLeg) apply(t *tx) (view, error) {
+	v, err := t.s.find(in.Volume)
+	if err != nil {
+		return nil, err
+	}
+	if v.State != VolumeReady || v.Restored {
+		return nil, refused(ReasonNotReady, v.object(), "%s", v.unready())
+	}
+	if in.To != "" && t.s.nodes[in.To] == nil {
+		return nil, notFound(nodeObject(in.To))
+	}
+	var leg *Leg
+	for _, l := range v.column(in.Column) {
+		if l.Copy == in.Copy {
+			leg = l
+		}
+	}
+	if leg == nil {
+		return nil, notFound(fmt.Sprintf("leg %d.%d of %s", in.Column, in.Copy, v.object()))
+	}
+	if err := t.s.movable(v.object(), map[block.VolumeID][]*Leg{v.ID: {leg}}); err != nil {
+		return nil, err
+	}
+	if leg.Leave {
+		return volumeResult(v.ID), nil
+	}
+	if len(v.column(in.Column)) > v.Layout.Group().Members {
+		return nil, refused(ReasonNotReady, v.object(), "another leg of column %d is being moved", in.Column).
+			hint("wait until `weft explain volume %s` no longer shows it", v.Name)
+	}
+	t.volume(v.ID).leg(leg.ID).Leave = true
+	delete(t.s.crowded, v.ID)
+	if err := t.addLeg(v.ID, in.Column, in.To); err != nil {
+		return nil, err
+	}
+	return volumeResult(v.ID), nil
+}
