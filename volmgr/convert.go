@@ -189,7 +189,7 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 		Labels: v.Labels, State: toEnum[pb.VolumeState](pb.VolumeState_value, volumeStatePrefix, v.State),
 		Health: toEnum[pb.Health](pb.Health_value, healthPrefix, v.Health),
 		Epoch:  uint64(v.Epoch), Clean: v.Clean, Generation: v.Generation, Created: pbTime(v.Created),
-		ExpandingToBytes: uint64(v.ExpandingTo), Formatted: v.Formatted, FenceWaitsFor: v.FenceWaitsFor,
+		ExpandingToBytes: uint64(v.ExpandingTo), Formatted: v.Formatted, FenceWaitsFor: v.FenceWaitsFor, Scrub: pbScrub(v.Scrub),
 	}
 	for _, l := range v.Legs {
 		out.Legs = append(out.Legs, pbLeg(v.ID, l))
@@ -293,7 +293,7 @@ func pbWantedAttachment(a cluster.WantedAttachment) *pb.WantedAttachment {
 	return &pb.WantedAttachment{
 		VolumeId: a.Volume.String(), VolumeName: string(a.VolumeName), SizeBytes: uint64(a.Size), Layout: pbLayout(a.Layout),
 		LegSizeBytes: uint64(a.LegSize), Epoch: uint64(a.Epoch), Mode: toEnum[pb.AttachMode](pb.AttachMode_value, attachModePrefix, a.Mode),
-		BootId: a.BootID, Equalize: a.Equalize, Detach: a.Detach, Legs: list(a.Legs, pbWantedLink), Grant: a.Grant,
+		BootId: a.BootID, Equalize: a.Equalize, Detach: a.Detach, Legs: list(a.Legs, pbWantedLink), Grant: a.Grant, Scrub: pbWantedScrub(a.Scrub),
 	}
 }
 
@@ -567,7 +567,7 @@ func fromAttachmentReport(a *pb.AttachmentReport) (out cluster.AttachmentReport,
 	out = cluster.AttachmentReport{
 		Epoch: block.Epoch(a.Epoch), Grant: a.Grant, Phase: fromEnum[cluster.Phase](a.Phase, phasePrefix), Device: a.Device, WaitingFor: a.WaitingFor,
 		ResyncDone: block.Size(a.ResyncDoneBytes), ResyncTotal: block.Size(a.ResyncTotalBytes),
-		Size: block.Size(a.SizeBytes), Number: a.DeviceNumber,
+		Size: block.Size(a.SizeBytes), Number: a.DeviceNumber, Scrub: fromScrubReport(a.Scrub),
 		GaveUp: fromGaveUp(a.GetGaveUp()),
 	}
 	if out.Volume, err = field("attachments.volume_id", a.VolumeId, block.ParseVolumeID); err != nil {

@@ -282,6 +282,11 @@ func (m *Manager) ExpandVolume(ctx context.Context, r *pb.ExpandVolumeRequest) (
 	return call(ctx, m, cluster.ExpandVolume{Volume: r.Volume, Size: block.Size(r.SizeBytes)}, pbVolume)
 }
 
+// ScrubVolume begins to compare the copies of a volume, or stops.
+func (m *Manager) ScrubVolume(ctx context.Context, r *pb.ScrubVolumeRequest) (*pb.Volume, error) {
+	return call(ctx, m, cluster.ScrubVolume{Volume: r.Volume, Stop: r.Stop, Rate: block.Size(r.BytesPerSecond), Seed: newSeed()}, pbVolume)
+}
+
 // UpdateVolume changes the properties that may change while a volume is in use.
 func (m *Manager) UpdateVolume(ctx context.Context, r *pb.UpdateVolumeRequest) (*pb.Volume, error) {
 	in := cluster.UpdateVolume{Volume: r.Volume, SetLabels: r.SetLabels, RemoveLabels: r.RemoveLabels, Formatted: r.Formatted}

@@ -21,7 +21,7 @@ import (
 
 func newVolume(g *cli.Globals) *cobra.Command {
 	return cli.Group("volume", "Manage volumes: the block devices that users ask for",
-		newVolumeCreate(g), newVolumeList(g), newVolumeDescribe(g), newVolumeExpand(g), newVolumeSet(g), newVolumeDelete(g), newVolumePromoteStale(g))
+		newVolumeCreate(g), newVolumeList(g), newVolumeDescribe(g), newVolumeExpand(g), newVolumeScrub(g), newVolumeSet(g), newVolumeDelete(g), newVolumePromoteStale(g))
 }
 
 // sizeFlag is a block.Size on the command line.

@@ -161,3 +161,47 @@ func runVolumeSet(ctx context.Context, api pb.ManagerClient, volume string, chan
 	}
 	return out.Print(v, nil)
 }
+
+type volumeScrubOptions struct {
+	volume string
+	rate   block.Size
+	stop   bool
+}
+
+func newVolumeScrub(g *cli.Globals) *cobra.Command {
+	var o volumeScrubOptions
+	cmd := &cobra.Command{
+		Use:   "scrub VOLUME",
+		Short: "Compare the copies of an attached volume while it is in use",
+		Long: `Compare the copies of an attached volume while it is in use, in the background:
+users' I/O goes first. Nothing is changed. Each of the first 64 ranges that
+differ or cannot be read is an event; the log of the volume's host has all of
+them. "weft explain volume" shows the progress and the result.
+
+Only hosts with the user-space data path can compare copies. A scrub begins again
+when its host, or the agent there, starts anew.`,
+		Example:           "  weft volume scrub db1 --rate 100MiB\n  weft volume scrub db1 --stop",
+		Args:              cli.Takes("VOLUME"),
+		ValidArgsFunction: g.CompleteVolumes,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
+			o.volume = args[0]
+			return runVolumeScrub(ctx, api, o, out)
+		}),
+	}
+	cmd.Flags().Var(sizeFlag{&o.rate}, "rate", "most that is read of each leg in a second, as a `size`; without it there is no limit")
+	cmd.Flags().BoolVar(&o.stop, "stop", false, "stop the scrub that is under way")
+	return cmd
+}
+
+func runVolumeScrub(ctx context.Context, api pb.ManagerClient, o volumeScrubOptions, out *cli.Output) error {
+	v, err := api.ScrubVolume(ctx, &pb.ScrubVolumeRequest{Volume: o.volume, Stop: o.stop, BytesPerSecond: uint64(o.rate)})
+	if err != nil {
+		return err
+	}
+	if v.GetScrub() != nil && v.GetScrub().GetEnded() == nil {
+		out.Say("the copies of volume %s are being compared", v.GetName())
+	} else {
+		out.Say("volume %s is not being compared", v.GetName())
+	}
+	return out.Print(v, nil)
+}

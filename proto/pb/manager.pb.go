@@ -1382,6 +1382,66 @@ func (x *ExpandVolumeRequest) GetSizeBytes() uint64 {
 	return 0
 }
 
+type ScrubVolumeRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Volume         string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // name or id
+	Stop           bool                   `protobuf:"varint,2,opt,name=stop,proto3" json:"stop,omitempty"`
+	BytesPerSecond uint64                 `protobuf:"varint,3,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // most that is read of each leg; 0: no limit
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ScrubVolumeRequest) Reset() {
+	*x = ScrubVolumeRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScrubVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScrubVolumeRequest) ProtoMessage() {}
+
+func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScrubVolumeRequest.ProtoReflect.Descriptor instead.
+func (*ScrubVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ScrubVolumeRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *ScrubVolumeRequest) GetStop() bool {
+	if x != nil {
+		return x.Stop
+	}
+	return false
+}
+
+func (x *ScrubVolumeRequest) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
 type UpdateVolumeRequest struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Volume       string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // name or id
@@ -1397,7 +1457,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1409,7 +1469,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1422,7 +1482,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UpdateVolumeRequest) GetVolume() string {
@@ -1466,7 +1526,7 @@ type GetCapacityRequest struct {
 
 func (x *GetCapacityRequest) Reset() {
 	*x = GetCapacityRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1478,7 +1538,7 @@ func (x *GetCapacityRequest) String() string {
 func (*GetCapacityRequest) ProtoMessage() {}
 
 func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1491,7 +1551,7 @@ func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCapacityRequest.ProtoReflect.Descriptor instead.
 func (*GetCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GetCapacityRequest) GetCopies() uint32 {
@@ -1540,7 +1600,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +1612,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +1625,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Capacity) GetAvailableBytes() uint64 {
@@ -1598,7 +1658,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1610,7 +1670,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1623,7 +1683,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetVolumeRequest) GetVolume() string {
@@ -1643,7 +1703,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1655,7 +1715,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1668,7 +1728,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListVolumesRequest) GetPageSize() uint32 {
@@ -1695,7 +1755,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1707,7 +1767,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1720,7 +1780,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -1746,7 +1806,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1758,7 +1818,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1771,7 +1831,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DeleteVolumeRequest) GetVolume() string {
@@ -1789,7 +1849,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1801,7 +1861,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1814,7 +1874,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
 }
 
 type ExplainVolumeRequest struct {
@@ -1826,7 +1886,7 @@ type ExplainVolumeRequest struct {
 
 func (x *ExplainVolumeRequest) Reset() {
 	*x = ExplainVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1838,7 +1898,7 @@ func (x *ExplainVolumeRequest) String() string {
 func (*ExplainVolumeRequest) ProtoMessage() {}
 
 func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1851,7 +1911,7 @@ func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ExplainVolumeRequest) GetVolume() string {
@@ -1874,7 +1934,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1886,7 +1946,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1899,7 +1959,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Explanation) GetObject() string {
@@ -1948,7 +2008,7 @@ type PromoteStaleLegRequest struct {
 
 func (x *PromoteStaleLegRequest) Reset() {
 	*x = PromoteStaleLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1960,7 +2020,7 @@ func (x *PromoteStaleLegRequest) String() string {
 func (*PromoteStaleLegRequest) ProtoMessage() {}
 
 func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1973,7 +2033,7 @@ func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteStaleLegRequest.ProtoReflect.Descriptor instead.
 func (*PromoteStaleLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PromoteStaleLegRequest) GetVolume() string {
@@ -2012,7 +2072,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2024,7 +2084,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2037,7 +2097,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AttachRequest) GetVolume() string {
@@ -2082,7 +2142,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2094,7 +2154,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2107,7 +2167,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DetachRequest) GetVolume() string {
@@ -2146,7 +2206,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2158,7 +2218,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2171,7 +2231,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
 }
 
 type ListAttachmentsRequest struct {
@@ -2185,7 +2245,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2197,7 +2257,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2210,7 +2270,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListAttachmentsRequest) GetNode() string {
@@ -2244,7 +2304,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[39]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2316,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[39]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2329,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
@@ -2299,7 +2359,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[40]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2311,7 +2371,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[40]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2324,7 +2384,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListEventsRequest) GetObject() string {
@@ -2372,7 +2432,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2384,7 +2444,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2397,7 +2457,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -2424,7 +2484,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2436,7 +2496,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2449,7 +2509,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WatchEventsRequest) GetObject() string {
@@ -2474,7 +2534,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2486,7 +2546,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2499,7 +2559,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
 }
 
 type BackupChunk struct {
@@ -2511,7 +2571,7 @@ type BackupChunk struct {
 
 func (x *BackupChunk) Reset() {
 	*x = BackupChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2523,7 +2583,7 @@ func (x *BackupChunk) String() string {
 func (*BackupChunk) ProtoMessage() {}
 
 func (x *BackupChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2536,7 +2596,7 @@ func (x *BackupChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupChunk.ProtoReflect.Descriptor instead.
 func (*BackupChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *BackupChunk) GetData() []byte {
@@ -2663,7 +2723,11 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x13ExpandVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"\xfa\x01\n" +
+	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"j\n" +
+	"\x12ScrubVolumeRequest\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x12\n" +
+	"\x04stop\x18\x02 \x01(\bR\x04stop\x12(\n" +
+	"\x10bytes_per_second\x18\x03 \x01(\x04R\x0ebytesPerSecond\"\xfa\x01\n" +
 	"\x13UpdateVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12J\n" +
 	"\n" +
@@ -2741,7 +2805,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\tafter_seq\x18\x02 \x01(\x04R\bafterSeq\"\x0f\n" +
 	"\rBackupRequest\"!\n" +
 	"\vBackupChunk\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xc1\x0e\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\xfe\x0e\n" +
 	"\aManager\x127\n" +
 	"\tGetStatus\x12\x19.weft.v1.GetStatusRequest\x1a\x0f.weft.v1.Status\x12B\n" +
 	"\tListNodes\x12\x19.weft.v1.ListNodesRequest\x1a\x1a.weft.v1.ListNodesResponse\x12=\n" +
@@ -2765,7 +2829,8 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\tGetVolume\x12\x19.weft.v1.GetVolumeRequest\x1a\x0f.weft.v1.Volume\x12H\n" +
 	"\vListVolumes\x12\x1b.weft.v1.ListVolumesRequest\x1a\x1c.weft.v1.ListVolumesResponse\x12K\n" +
 	"\fDeleteVolume\x12\x1c.weft.v1.DeleteVolumeRequest\x1a\x1d.weft.v1.DeleteVolumeResponse\x12=\n" +
-	"\fExpandVolume\x12\x1c.weft.v1.ExpandVolumeRequest\x1a\x0f.weft.v1.Volume\x12=\n" +
+	"\fExpandVolume\x12\x1c.weft.v1.ExpandVolumeRequest\x1a\x0f.weft.v1.Volume\x12;\n" +
+	"\vScrubVolume\x12\x1b.weft.v1.ScrubVolumeRequest\x1a\x0f.weft.v1.Volume\x12=\n" +
 	"\fUpdateVolume\x12\x1c.weft.v1.UpdateVolumeRequest\x1a\x0f.weft.v1.Volume\x12=\n" +
 	"\vGetCapacity\x12\x1b.weft.v1.GetCapacityRequest\x1a\x11.weft.v1.Capacity\x12D\n" +
 	"\rExplainVolume\x12\x1d.weft.v1.ExplainVolumeRequest\x1a\x14.weft.v1.Explanation\x12C\n" +
@@ -2790,7 +2855,7 @@ func file_weft_v1_manager_proto_rawDescGZIP() []byte {
 	return file_weft_v1_manager_proto_rawDescData
 }
 
-var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_weft_v1_manager_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: weft.v1.GetStatusRequest
 	(*Status)(nil),                  // 1: weft.v1.Status
@@ -2816,62 +2881,63 @@ var file_weft_v1_manager_proto_goTypes = []any{
 	(*CreateVolumeRequest)(nil),     // 21: weft.v1.CreateVolumeRequest
 	(*Segment)(nil),                 // 22: weft.v1.Segment
 	(*ExpandVolumeRequest)(nil),     // 23: weft.v1.ExpandVolumeRequest
-	(*UpdateVolumeRequest)(nil),     // 24: weft.v1.UpdateVolumeRequest
-	(*GetCapacityRequest)(nil),      // 25: weft.v1.GetCapacityRequest
-	(*Capacity)(nil),                // 26: weft.v1.Capacity
-	(*GetVolumeRequest)(nil),        // 27: weft.v1.GetVolumeRequest
-	(*ListVolumesRequest)(nil),      // 28: weft.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 29: weft.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),     // 30: weft.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),    // 31: weft.v1.DeleteVolumeResponse
-	(*ExplainVolumeRequest)(nil),    // 32: weft.v1.ExplainVolumeRequest
-	(*Explanation)(nil),             // 33: weft.v1.Explanation
-	(*PromoteStaleLegRequest)(nil),  // 34: weft.v1.PromoteStaleLegRequest
-	(*AttachRequest)(nil),           // 35: weft.v1.AttachRequest
-	(*DetachRequest)(nil),           // 36: weft.v1.DetachRequest
-	(*DetachResponse)(nil),          // 37: weft.v1.DetachResponse
-	(*ListAttachmentsRequest)(nil),  // 38: weft.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil), // 39: weft.v1.ListAttachmentsResponse
-	(*ListEventsRequest)(nil),       // 40: weft.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),      // 41: weft.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),      // 42: weft.v1.WatchEventsRequest
-	(*BackupRequest)(nil),           // 43: weft.v1.BackupRequest
-	(*BackupChunk)(nil),             // 44: weft.v1.BackupChunk
-	nil,                             // 45: weft.v1.SetNodeLabelsRequest.LabelsEntry
-	nil,                             // 46: weft.v1.AddDriveRequest.LabelsEntry
-	nil,                             // 47: weft.v1.SetDriveLabelsRequest.LabelsEntry
-	nil,                             // 48: weft.v1.CreatePoolRequest.SelectorEntry
-	nil,                             // 49: weft.v1.CreateVolumeRequest.LabelsEntry
-	nil,                             // 50: weft.v1.Segment.LabelsEntry
-	nil,                             // 51: weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	(*Node)(nil),                    // 52: weft.v1.Node
-	(*Device)(nil),                  // 53: weft.v1.Device
-	(*Drive)(nil),                   // 54: weft.v1.Drive
-	(*Pool)(nil),                    // 55: weft.v1.Pool
-	(*Volume)(nil),                  // 56: weft.v1.Volume
-	(AttachMode)(0),                 // 57: weft.v1.AttachMode
-	(*Attachment)(nil),              // 58: weft.v1.Attachment
-	(*Event)(nil),                   // 59: weft.v1.Event
+	(*ScrubVolumeRequest)(nil),      // 24: weft.v1.ScrubVolumeRequest
+	(*UpdateVolumeRequest)(nil),     // 25: weft.v1.UpdateVolumeRequest
+	(*GetCapacityRequest)(nil),      // 26: weft.v1.GetCapacityRequest
+	(*Capacity)(nil),                // 27: weft.v1.Capacity
+	(*GetVolumeRequest)(nil),        // 28: weft.v1.GetVolumeRequest
+	(*ListVolumesRequest)(nil),      // 29: weft.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 30: weft.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),     // 31: weft.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),    // 32: weft.v1.DeleteVolumeResponse
+	(*ExplainVolumeRequest)(nil),    // 33: weft.v1.ExplainVolumeRequest
+	(*Explanation)(nil),             // 34: weft.v1.Explanation
+	(*PromoteStaleLegRequest)(nil),  // 35: weft.v1.PromoteStaleLegRequest
+	(*AttachRequest)(nil),           // 36: weft.v1.AttachRequest
+	(*DetachRequest)(nil),           // 37: weft.v1.DetachRequest
+	(*DetachResponse)(nil),          // 38: weft.v1.DetachResponse
+	(*ListAttachmentsRequest)(nil),  // 39: weft.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil), // 40: weft.v1.ListAttachmentsResponse
+	(*ListEventsRequest)(nil),       // 41: weft.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),      // 42: weft.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),      // 43: weft.v1.WatchEventsRequest
+	(*BackupRequest)(nil),           // 44: weft.v1.BackupRequest
+	(*BackupChunk)(nil),             // 45: weft.v1.BackupChunk
+	nil,                             // 46: weft.v1.SetNodeLabelsRequest.LabelsEntry
+	nil,                             // 47: weft.v1.AddDriveRequest.LabelsEntry
+	nil,                             // 48: weft.v1.SetDriveLabelsRequest.LabelsEntry
+	nil,                             // 49: weft.v1.CreatePoolRequest.SelectorEntry
+	nil,                             // 50: weft.v1.CreateVolumeRequest.LabelsEntry
+	nil,                             // 51: weft.v1.Segment.LabelsEntry
+	nil,                             // 52: weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	(*Node)(nil),                    // 53: weft.v1.Node
+	(*Device)(nil),                  // 54: weft.v1.Device
+	(*Drive)(nil),                   // 55: weft.v1.Drive
+	(*Pool)(nil),                    // 56: weft.v1.Pool
+	(*Volume)(nil),                  // 57: weft.v1.Volume
+	(AttachMode)(0),                 // 58: weft.v1.AttachMode
+	(*Attachment)(nil),              // 59: weft.v1.Attachment
+	(*Event)(nil),                   // 60: weft.v1.Event
 }
 var file_weft_v1_manager_proto_depIdxs = []int32{
-	52, // 0: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
-	45, // 1: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
-	53, // 2: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
-	54, // 3: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
-	46, // 4: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
-	47, // 5: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
-	48, // 6: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
-	55, // 7: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
-	49, // 8: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
+	53, // 0: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
+	46, // 1: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
+	54, // 2: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
+	55, // 3: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
+	47, // 4: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
+	48, // 5: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
+	49, // 6: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
+	56, // 7: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
+	50, // 8: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
 	22, // 9: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
 	22, // 10: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
-	50, // 11: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
-	51, // 12: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	51, // 11: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
+	52, // 12: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
 	22, // 13: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
-	56, // 14: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
-	57, // 15: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
-	58, // 16: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
-	59, // 17: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
+	57, // 14: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
+	58, // 15: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
+	59, // 16: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
+	60, // 17: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
 	0,  // 18: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
 	2,  // 19: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
 	4,  // 20: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
@@ -2886,50 +2952,52 @@ var file_weft_v1_manager_proto_depIdxs = []int32{
 	17, // 29: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
 	19, // 30: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
 	21, // 31: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
-	27, // 32: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
-	28, // 33: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
-	30, // 34: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
+	28, // 32: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
+	29, // 33: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
+	31, // 34: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
 	23, // 35: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
-	24, // 36: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
-	25, // 37: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
-	32, // 38: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
-	34, // 39: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
-	35, // 40: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
-	36, // 41: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
-	38, // 42: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
-	40, // 43: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
-	42, // 44: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
-	43, // 45: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
-	1,  // 46: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
-	3,  // 47: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
-	52, // 48: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
-	52, // 49: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
-	7,  // 50: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
-	9,  // 51: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
-	11, // 52: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
-	54, // 53: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
-	54, // 54: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
-	15, // 55: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
-	55, // 56: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
-	18, // 57: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
-	20, // 58: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
-	56, // 59: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
-	56, // 60: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
-	29, // 61: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
-	31, // 62: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
-	56, // 63: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
-	56, // 64: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
-	26, // 65: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
-	33, // 66: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
-	56, // 67: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
-	58, // 68: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
-	37, // 69: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
-	39, // 70: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
-	41, // 71: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
-	59, // 72: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
-	44, // 73: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
-	46, // [46:74] is the sub-list for method output_type
-	18, // [18:46] is the sub-list for method input_type
+	24, // 36: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
+	25, // 37: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
+	26, // 38: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
+	33, // 39: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
+	35, // 40: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
+	36, // 41: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
+	37, // 42: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
+	39, // 43: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
+	41, // 44: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
+	43, // 45: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
+	44, // 46: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
+	1,  // 47: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
+	3,  // 48: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
+	53, // 49: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
+	53, // 50: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
+	7,  // 51: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
+	9,  // 52: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
+	11, // 53: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
+	55, // 54: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
+	55, // 55: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
+	15, // 56: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
+	56, // 57: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
+	18, // 58: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
+	20, // 59: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
+	57, // 60: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
+	57, // 61: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
+	30, // 62: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
+	32, // 63: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
+	57, // 64: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
+	57, // 65: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
+	57, // 66: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
+	27, // 67: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
+	34, // 68: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
+	57, // 69: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
+	59, // 70: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
+	38, // 71: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
+	40, // 72: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
+	42, // 73: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
+	60, // 74: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
+	45, // 75: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
+	47, // [47:76] is the sub-list for method output_type
+	18, // [18:47] is the sub-list for method input_type
 	18, // [18:18] is the sub-list for extension type_name
 	18, // [18:18] is the sub-list for extension extendee
 	0,  // [0:18] is the sub-list for field type_name
@@ -2947,7 +3015,7 @@ func file_weft_v1_manager_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_manager_proto_rawDesc), len(file_weft_v1_manager_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   52,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -49,6 +49,7 @@ const (
 	Manager_ListVolumes_FullMethodName     = "/weft.v1.Manager/ListVolumes"
 	Manager_DeleteVolume_FullMethodName    = "/weft.v1.Manager/DeleteVolume"
 	Manager_ExpandVolume_FullMethodName    = "/weft.v1.Manager/ExpandVolume"
+	Manager_ScrubVolume_FullMethodName     = "/weft.v1.Manager/ScrubVolume"
 	Manager_UpdateVolume_FullMethodName    = "/weft.v1.Manager/UpdateVolume"
 	Manager_GetCapacity_FullMethodName     = "/weft.v1.Manager/GetCapacity"
 	Manager_ExplainVolume_FullMethodName   = "/weft.v1.Manager/ExplainVolume"
@@ -92,6 +93,10 @@ type ManagerClient interface {
 	// The volume's size_bytes shows when its legs have grown, and the attachment's
 	// size_bytes when the host's device has. A smaller size is refused.
 	ExpandVolume(ctx context.Context, in *ExpandVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// ScrubVolume compares the copies of an attached volume while it is in use, or stops
+	// doing so. It returns when the decision is durable. Nothing is changed: what differs is
+	// in the events.
+	ScrubVolume(ctx context.Context, in *ScrubVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 	// UpdateVolume changes the properties that may change while a volume is in use.
 	UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 	// GetCapacity returns how much space there is for new volumes of a kind.
@@ -301,6 +306,16 @@ func (c *managerClient) ExpandVolume(ctx context.Context, in *ExpandVolumeReques
 	return out, nil
 }
 
+func (c *managerClient) ScrubVolume(ctx context.Context, in *ScrubVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, Manager_ScrubVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *managerClient) UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Volume)
@@ -450,6 +465,10 @@ type ManagerServer interface {
 	// The volume's size_bytes shows when its legs have grown, and the attachment's
 	// size_bytes when the host's device has. A smaller size is refused.
 	ExpandVolume(context.Context, *ExpandVolumeRequest) (*Volume, error)
+	// ScrubVolume compares the copies of an attached volume while it is in use, or stops
+	// doing so. It returns when the decision is durable. Nothing is changed: what differs is
+	// in the events.
+	ScrubVolume(context.Context, *ScrubVolumeRequest) (*Volume, error)
 	// UpdateVolume changes the properties that may change while a volume is in use.
 	UpdateVolume(context.Context, *UpdateVolumeRequest) (*Volume, error)
 	// GetCapacity returns how much space there is for new volumes of a kind.
@@ -532,6 +551,9 @@ func (UnimplementedManagerServer) DeleteVolume(context.Context, *DeleteVolumeReq
 }
 func (UnimplementedManagerServer) ExpandVolume(context.Context, *ExpandVolumeRequest) (*Volume, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExpandVolume not implemented")
+}
+func (UnimplementedManagerServer) ScrubVolume(context.Context, *ScrubVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method ScrubVolume not implemented")
 }
 func (UnimplementedManagerServer) UpdateVolume(context.Context, *UpdateVolumeRequest) (*Volume, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateVolume not implemented")
@@ -908,6 +930,24 @@ func _Manager_ExpandVolume_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_ScrubVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ScrubVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).ScrubVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_ScrubVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).ScrubVolume(ctx, req.(*ScrubVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Manager_UpdateVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(UpdateVolumeRequest)
 	if err := dec(in); err != nil {
@@ -1152,6 +1192,10 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ExpandVolume",
 			Handler:    _Manager_ExpandVolume_Handler,
+		},
+		{
+			MethodName: "ScrubVolume",
+			Handler:    _Manager_ScrubVolume_Handler,
 		},
 		{
 			MethodName: "UpdateVolume",

@@ -1834,7 +1834,8 @@ type Volume struct {
 	Attachments []*Attachment `protobuf:"bytes,18,rep,name=attachments,proto3" json:"attachments,omitempty"` // all of them, if it is shared; attachment is the first
 	// Targets that have not yet confirmed that no earlier host can write, by name, each
 	// with the reason. When it is empty on a detached volume, no host can write.
-	FenceWaitsFor []string `protobuf:"bytes,19,rep,name=fence_waits_for,json=fenceWaitsFor,proto3" json:"fence_waits_for,omitempty"`
+	FenceWaitsFor []string     `protobuf:"bytes,19,rep,name=fence_waits_for,json=fenceWaitsFor,proto3" json:"fence_waits_for,omitempty"`
+	Scrub         *VolumeScrub `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"` // the last one; unset: there was none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2002,6 +2003,106 @@ func (x *Volume) GetFenceWaitsFor() []string {
 	return nil
 }
 
+func (x *Volume) GetScrub() *VolumeScrub {
+	if x != nil {
+		return x.Scrub
+	}
+	return nil
+}
+
+// VolumeScrub is a comparison of a volume's copies.
+type VolumeScrub struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Began         *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=began,proto3" json:"began,omitempty"`
+	Ended         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=ended,proto3" json:"ended,omitempty"`                           // unset: it has not ended
+	Stopped       bool                   `protobuf:"varint,3,opt,name=stopped,proto3" json:"stopped,omitempty"`                      // on request, before its end
+	Found         uint64                 `protobuf:"varint,4,opt,name=found,proto3" json:"found,omitempty"`                          // ranges that differ or cannot be read; each is an event
+	DoneBytes     uint64                 `protobuf:"varint,5,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"` // of one copy of each column, all columns together
+	TotalBytes    uint64                 `protobuf:"varint,6,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	AloneBytes    uint64                 `protobuf:"varint,7,opt,name=alone_bytes,json=aloneBytes,proto3" json:"alone_bytes,omitempty"` // there were no two copies to compare
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeScrub) Reset() {
+	*x = VolumeScrub{}
+	mi := &file_weft_v1_types_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeScrub) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeScrub) ProtoMessage() {}
+
+func (x *VolumeScrub) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_types_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeScrub.ProtoReflect.Descriptor instead.
+func (*VolumeScrub) Descriptor() ([]byte, []int) {
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *VolumeScrub) GetBegan() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Began
+	}
+	return nil
+}
+
+func (x *VolumeScrub) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *VolumeScrub) GetStopped() bool {
+	if x != nil {
+		return x.Stopped
+	}
+	return false
+}
+
+func (x *VolumeScrub) GetFound() uint64 {
+	if x != nil {
+		return x.Found
+	}
+	return 0
+}
+
+func (x *VolumeScrub) GetDoneBytes() uint64 {
+	if x != nil {
+		return x.DoneBytes
+	}
+	return 0
+}
+
+func (x *VolumeScrub) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *VolumeScrub) GetAloneBytes() uint64 {
+	if x != nil {
+		return x.AloneBytes
+	}
+	return 0
+}
+
 // Attachment is a grant of a volume to a host at one epoch.
 type Attachment struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
@@ -2025,7 +2126,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_weft_v1_types_proto_msgTypes[14]
+	mi := &file_weft_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2037,7 +2138,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[14]
+	mi := &file_weft_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2050,7 +2151,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Attachment) GetVolumeId() string {
@@ -2167,7 +2268,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_weft_v1_types_proto_msgTypes[15]
+	mi := &file_weft_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2179,7 +2280,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[15]
+	mi := &file_weft_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2192,7 +2293,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -2391,7 +2492,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\vstale_since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"staleSince\x12\x16\n" +
-	"\x06reason\x18\v \x01(\tR\x06reason\"\xe9\x05\n" +
+	"\x06reason\x18\v \x01(\tR\x06reason\"\x95\x06\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -2417,10 +2518,22 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x12expanding_to_bytes\x18\x10 \x01(\x04R\x10expandingToBytes\x12\x1c\n" +
 	"\tformatted\x18\x11 \x01(\tR\tformatted\x125\n" +
 	"\vattachments\x18\x12 \x03(\v2\x13.weft.v1.AttachmentR\vattachments\x12&\n" +
-	"\x0ffence_waits_for\x18\x13 \x03(\tR\rfenceWaitsFor\x1a9\n" +
+	"\x0ffence_waits_for\x18\x13 \x03(\tR\rfenceWaitsFor\x12*\n" +
+	"\x05scrub\x18< \x01(\v2\x14.weft.v1.VolumeScrubR\x05scrub\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xef\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x82\x02\n" +
+	"\vVolumeScrub\x120\n" +
+	"\x05began\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05began\x120\n" +
+	"\x05ended\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x18\n" +
+	"\astopped\x18\x03 \x01(\bR\astopped\x12\x14\n" +
+	"\x05found\x18\x04 \x01(\x04R\x05found\x12\x1d\n" +
+	"\n" +
+	"done_bytes\x18\x05 \x01(\x04R\tdoneBytes\x12\x1f\n" +
+	"\vtotal_bytes\x18\x06 \x01(\x04R\n" +
+	"totalBytes\x12\x1f\n" +
+	"\valone_bytes\x18\a \x01(\x04R\n" +
+	"aloneBytes\"\xef\x03\n" +
 	"\n" +
 	"Attachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
@@ -2520,7 +2633,7 @@ func file_weft_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_weft_v1_types_proto_goTypes = []any{
 	(Transport)(0),                // 0: weft.v1.Transport
 	(DriveState)(0),               // 1: weft.v1.DriveState
@@ -2545,57 +2658,61 @@ var file_weft_v1_types_proto_goTypes = []any{
 	(*Extent)(nil),                // 20: weft.v1.Extent
 	(*Leg)(nil),                   // 21: weft.v1.Leg
 	(*Volume)(nil),                // 22: weft.v1.Volume
-	(*Attachment)(nil),            // 23: weft.v1.Attachment
-	(*Event)(nil),                 // 24: weft.v1.Event
-	nil,                           // 25: weft.v1.Node.LabelsEntry
-	nil,                           // 26: weft.v1.Drive.LabelsEntry
-	nil,                           // 27: weft.v1.Pool.SelectorEntry
-	nil,                           // 28: weft.v1.Volume.LabelsEntry
-	nil,                           // 29: weft.v1.Event.AttributesEntry
-	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 31: google.protobuf.Duration
+	(*VolumeScrub)(nil),           // 23: weft.v1.VolumeScrub
+	(*Attachment)(nil),            // 24: weft.v1.Attachment
+	(*Event)(nil),                 // 25: weft.v1.Event
+	nil,                           // 26: weft.v1.Node.LabelsEntry
+	nil,                           // 27: weft.v1.Drive.LabelsEntry
+	nil,                           // 28: weft.v1.Pool.SelectorEntry
+	nil,                           // 29: weft.v1.Volume.LabelsEntry
+	nil,                           // 30: weft.v1.Event.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 31: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 32: google.protobuf.Duration
 }
 var file_weft_v1_types_proto_depIdxs = []int32{
 	0,  // 0: weft.v1.Portal.transport:type_name -> weft.v1.Transport
-	25, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
+	26, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
 	9,  // 2: weft.v1.Node.portals:type_name -> weft.v1.Portal
 	10, // 3: weft.v1.Node.host:type_name -> weft.v1.Host
 	12, // 4: weft.v1.Node.target:type_name -> weft.v1.AgentStatus
 	12, // 5: weft.v1.Node.initiator:type_name -> weft.v1.AgentStatus
-	30, // 6: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
+	31, // 6: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
 	13, // 7: weft.v1.AgentStatus.problems:type_name -> weft.v1.Problem
-	31, // 8: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
-	30, // 9: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	26, // 10: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
+	32, // 8: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
+	31, // 9: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	27, // 10: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
 	1,  // 11: weft.v1.Drive.state:type_name -> weft.v1.DriveState
 	15, // 12: weft.v1.Drive.health:type_name -> weft.v1.DriveHealth
-	30, // 13: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
+	31, // 13: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
 	16, // 14: weft.v1.DriveHealth.smart:type_name -> weft.v1.SmartLog
-	31, // 15: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
+	32, // 15: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
 	15, // 16: weft.v1.Device.health:type_name -> weft.v1.DriveHealth
-	27, // 17: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
+	28, // 17: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
 	20, // 18: weft.v1.Leg.extents:type_name -> weft.v1.Extent
 	3,  // 19: weft.v1.Leg.state:type_name -> weft.v1.LegState
-	30, // 20: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
+	31, // 20: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
 	19, // 21: weft.v1.Volume.layout:type_name -> weft.v1.Layout
-	28, // 22: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
+	29, // 22: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
 	4,  // 23: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
 	5,  // 24: weft.v1.Volume.health:type_name -> weft.v1.Health
 	21, // 25: weft.v1.Volume.legs:type_name -> weft.v1.Leg
-	23, // 26: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
-	30, // 27: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	23, // 28: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
-	6,  // 29: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
-	7,  // 30: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
-	30, // 31: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
-	30, // 32: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
-	8,  // 33: weft.v1.Event.severity:type_name -> weft.v1.Severity
-	29, // 34: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
-	35, // [35:35] is the sub-list for method output_type
-	35, // [35:35] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	24, // 26: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
+	31, // 27: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	24, // 28: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
+	23, // 29: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
+	31, // 30: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
+	31, // 31: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
+	6,  // 32: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
+	7,  // 33: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
+	31, // 34: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
+	31, // 35: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
+	8,  // 36: weft.v1.Event.severity:type_name -> weft.v1.Severity
+	30, // 37: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
+	38, // [38:38] is the sub-list for method output_type
+	38, // [38:38] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_types_proto_init() }
@@ -2610,7 +2727,7 @@ func file_weft_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_types_proto_rawDesc), len(file_weft_v1_types_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   21,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -194,9 +194,10 @@ type AttachmentReport struct {
 	Legs        []LegLink
 	ResyncDone  block.Size
 	ResyncTotal block.Size
-	Size        block.Size // of the device
-	Number      string     // of the device: "253:4"
-	GaveUp      GaveUp     // zero: it has not
+	Size        block.Size   // of the device
+	Number      string       // of the device: "253:4"
+	GaveUp      GaveUp       // zero: it has not
+	Scrub       *ScrubReport // nil: none has begun
 }
 
 // GaveUp reports that a host has failed its device, or released it in another way than
@@ -249,6 +250,7 @@ type WantedAttachment struct {
 	Equalize   bool
 	Detach     bool
 	Legs       []WantedLink
+	Scrub      *WantedScrub // nil: none
 }
 
 // WantedLink is one leg, in sync or rebuilding, of an attachment.

@@ -47,6 +47,7 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 	}
 	if v.State == VolumeReady {
 		s.explainExpansion(e, v)
+		s.explainScrub(e, v)
 		s.explainLegs(e, v)
 	}
 	slices.Sort(e.Actions)

@@ -178,7 +178,7 @@ func (s *State) volumeView(v *Volume) Volume {
 	view := *v
 	view.Labels = labelset.Shown(v.Labels)
 	view.Legs = slices.Clone(v.Legs)
-	view.Health = s.health(v)
+	view.Health, view.Scrub = s.health(v), s.scrubView(v)
 	view.FenceWaitsFor = s.fenceWaits(v)
 	if v.Attachment != nil {
 		a := s.attachmentView(v, v.Attachment)
@@ -310,7 +310,7 @@ func (s *State) Status() Status {
 			}
 		}
 	}
-	st.Wrong = append(st.Wrong, slices.Concat(s.wrongTerms(), s.wrongAgents(), s.wrongDrives(), nodes, degraded, s.unknown(), drives)...)
+	st.Wrong = append(st.Wrong, slices.Concat(s.wrongTerms(), s.wrongAgents(), s.wrongDrives(), nodes, s.wrongCopies(), degraded, s.unknown(), drives)...)
 	if extra := len(st.Wrong) - maxWrong; extra > 0 {
 		st.Wrong = append(st.Wrong[:maxWrong], fmt.Sprintf("and %d more", extra))
 	}

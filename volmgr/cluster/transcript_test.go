@@ -84,6 +84,7 @@ type scriptHost struct {
 	boot   int
 	phase  map[string]Phase
 	gaveUp GaveUp
+	scrub  *ScrubReport
 	old    block.Epoch // an older epoch that it reports on; 0: the volume's
 	heard  uint64      // the last generation that reaches it; 0: all do
 	of     block.ClusterID
@@ -275,6 +276,8 @@ var scriptCommands = map[string]func(*script, args) string{
 	"cache":       (*script).cache,
 	"return":      (*script).returns,
 	"health":      (*script).health,
+	"scrub":       (*script).scrub,
+	"scrubbed":    (*script).scrubbed,
 	"add-drive":   (*script).addDrive,
 	"evict-drive": (*script).evictDrive,
 	"attach": func(s *script, a args) string {
@@ -407,6 +410,7 @@ func (s *script) hostReport(name string) InitiatorReport {
 				grant = a.Grant
 			}
 			a := AttachmentReport{Volume: v.ID, Epoch: v.Epoch, Grant: grant, Phase: h.phase[volume], Device: "/dev/weft/" + volume, GaveUp: h.gaveUp}
+			a.Scrub = h.scrub
 			if a.Phase == PhaseDetaching {
 				a.WaitingFor = "the file system on /mnt"
 			}

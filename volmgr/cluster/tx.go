@@ -187,6 +187,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	t.settleLeft(id)
 	t.settleExpanding(id)
 	t.settleCopies(id)
+	t.settleScrub(id)
 	t.settleRebuilds(id)
 }
 

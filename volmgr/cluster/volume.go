@@ -41,7 +41,7 @@ func (v *Volume) nodes() []block.NodeName {
 
 // unsettled reports whether time or a report may make settleVolume change the volume.
 func (v *Volume) unsettled() bool {
-	if v.State != VolumeReady || v.Restored || v.ExpandingTo != 0 || v.suspects() || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegStale || l.State == LegDeleting || l.Leave }) {
+	if v.State != VolumeReady || v.Restored || v.ExpandingTo != 0 || v.suspects() || v.Scrub.wanted() || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegStale || l.State == LegDeleting || l.Leave }) {
 		return true
 	}
 	if len(v.Shared) > 0 {

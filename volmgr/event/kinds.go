@@ -37,6 +37,9 @@ const (
 	VolumeFormatted  = "volume.formatted"
 	VolumeExpanding  = "volume.expanding"
 	VolumeExpanded   = "volume.expanded"
+	ScrubBegan       = "volume.scrubbing" // its host compares its copies
+	ScrubFound       = "volume.scrub-found"
+	ScrubEnded       = "volume.scrubbed"
 	VolumeDeleting   = "volume.deleting"
 	VolumeDeleted    = "volume.deleted"
 	Granting         = "volume.granting"
