@@ -121,7 +121,7 @@ func (q *Inquiry) Expect(layout block.Layout) {
 	}
 	q.absent = make([]bool, layout.Stripes)
 	for c := range q.absent {
-		q.absent[c] = found[c] < q.Newest.members(c)
+		q.absent[c] = found[c] < q.Newest.members(layout, c)
 	}
 }
 

@@ -81,8 +81,8 @@ func (l *VolumeLabel) Has(leg block.LegID) bool {
 }
 
 // members is how many legs a column has.
-func (l *VolumeLabel) members(column int) int {
-	n := l.Layout.Group().Members
+func (l *VolumeLabel) members(layout block.Layout, column int) int {
+	n := layout.Group().Members
 	if slices.Contains(l.Crowded, column) {
 		n++
 	}
