@@ -223,6 +223,8 @@ func fillAll(m protoreflect.Message) {
 			fillAll(m.Mutable(f).List().AppendMutable().Message())
 		case !f.IsList() && f.Message() != nil:
 			fillAll(m.Mutable(f).Message())
+		case f.IsList() && f.Kind() == protoreflect.Uint32Kind:
+			m.Mutable(f).List().Append(protoreflect.ValueOfUint32(7))
 		case f.IsList():
 			m.Mutable(f).List().Append(protoreflect.ValueOfString("x"))
 		case f.Kind() == protoreflect.StringKind:

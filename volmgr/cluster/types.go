@@ -282,8 +282,8 @@ type Volume struct {
 	// ExpandingTo is the size that the legs grow to; 0 if no expansion is under way.
 	ExpandingTo block.Size `json:"expanding_to,omitempty"`
 	// Placed is the last place that a leg got which was made again elsewhere; 0: none was.
-	Placed int `json:"placed,omitempty"`
-	Scrub       *Scrub     `json:"scrub,omitempty"` // the last one; never changed in place
+	Placed int    `json:"placed,omitempty"`
+	Scrub  *Scrub `json:"scrub,omitempty"` // the last one; never changed in place
 
 	Health        Health   `json:"-"`
 	FenceWaitsFor []string `json:"-"` // see fenceWaits
