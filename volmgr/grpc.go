@@ -9,6 +9,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -225,6 +226,35 @@ func (m *Manager) EvictDrive(ctx context.Context, r *pb.EvictDriveRequest) (*pb.
 		return nil, err
 	}
 	return do[pb.EvictDriveResponse](ctx, m, cluster.EvictDrive{Drive: id})
+}
+
+// DrainDrive empties a drive, or ends that.
+func (m *Manager) DrainDrive(ctx context.Context, r *pb.DrainDriveRequest) (*pb.Drive, error) {
+	id, err := field("drive_id", r.DriveId, block.ParseDriveID)
+	if err != nil {
+		return nil, err
+	}
+	return call(ctx, m, cluster.DrainDrive{Drive: id, Cancel: r.Cancel}, pbDrive)
+}
+
+// CordonNode keeps new legs away from a node, and can drain it.
+func (m *Manager) CordonNode(ctx context.Context, r *pb.CordonNodeRequest) (*pb.Node, error) {
+	return call(ctx, m, cluster.CordonNode{Node: block.NodeName(r.Node), Drain: r.Drain}, pbNode)
+}
+
+// UncordonNode ends a cordon, a drain and a maintenance.
+func (m *Manager) UncordonNode(ctx context.Context, r *pb.UncordonNodeRequest) (*pb.Node, error) {
+	return call(ctx, m, cluster.UncordonNode{Node: block.NodeName(r.Node)}, pbNode)
+}
+
+// MaintainNode announces that a node is switched off for a while.
+func (m *Manager) MaintainNode(ctx context.Context, r *pb.MaintainNodeRequest) (*pb.Node, error) {
+	return call(ctx, m, cluster.MaintainNode{Node: block.NodeName(r.Node), For: time.Duration(r.Seconds) * time.Second, Force: r.Force}, pbNode)
+}
+
+// MoveLeg has one leg made again elsewhere.
+func (m *Manager) MoveLeg(ctx context.Context, r *pb.MoveLegRequest) (*pb.Volume, error) {
+	return call(ctx, m, cluster.MoveLeg{Volume: r.Volume, Column: int(r.Column), Copy: int(r.Copy), To: block.NodeName(r.To)}, pbVolume)
 }
 
 // CreatePool names a set of drives.

@@ -19,7 +19,7 @@ import (
 
 func newDrive(g *cli.Globals) *cobra.Command {
 	return cli.Group("drive", "Manage drives: the devices that Weft uses, and those it could use",
-		newDriveDevices(g), newDriveList(g), newDriveAdd(g), newDriveLabel(g), newDriveEvict(g))
+		newDriveDevices(g), newDriveList(g), newDriveAdd(g), newDriveLabel(g), newDriveDrain(g), newDriveEvict(g))
 }
 
 func newDriveDevices(g *cli.Globals) *cobra.Command {
@@ -220,8 +220,11 @@ func runDriveLabel(ctx context.Context, api pb.ManagerClient, drive string, labe
 
 func newDriveEvict(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
-		Use:               "evict DRIVE",
-		Short:             "Remove a drive and erase Weft's label on it; refused while it holds legs",
+		Use:   "evict DRIVE",
+		Short: "Remove a drive, after its legs were made again elsewhere",
+		Long: `Remove a drive and erase Weft's label on it. Its legs are made again elsewhere
+first; those of a drive that is gone at once. Refused for a drive with legs of
+volumes of one copy, or with the only good copy of a column that cannot be read.`,
 		Example:           "  weft drive evict 4f1c22aa",
 		Args:              cli.Takes("DRIVE"),
 		ValidArgsFunction: g.CompleteDrives,

@@ -19,7 +19,7 @@ import (
 
 func newNode(g *cli.Globals) *cobra.Command {
 	return cli.Group("node", "Manage nodes: the machines that run agents",
-		newNodeList(g), newNodeLabel(g), newNodeConfirmDead(g), newNodeRemove(g))
+		newNodeList(g), newNodeLabel(g), newNodeCordon(g), newNodeDrain(g), newNodeMaintain(g), newNodeUncordon(g), newNodeConfirmDead(g), newNodeRemove(g))
 }
 
 func newNodeList(g *cli.Globals) *cobra.Command {
@@ -224,4 +224,131 @@ func runNodeRemove(ctx context.Context, api pb.ManagerClient, node string, out *
 		out.Say("node %s does not exist: nothing to remove", node)
 	}
 	return nil
+}
+
+// The commands that empty drives and nodes, announce maintenance, and move legs.
+
+func newDriveDrain(g *cli.Globals) *cobra.Command {
+	var cancel bool
+	cmd := &cobra.Command{
+		Use:   "drain DRIVE",
+		Short: "Move a drive's legs elsewhere and keep new ones away",
+		Long: `Move a drive's legs elsewhere and keep new ones away. Each leg is copied first and
+given up only after the copy is in sync. The drive stays in the cluster; with
+--cancel its legs stay too, also if it was to be evicted.`,
+		Example:           "  weft drive drain 4f1c22aa\n  weft drive drain 4f1c22aa --cancel",
+		Args:              cli.Takes("DRIVE"),
+		ValidArgsFunction: g.CompleteDrives,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
+			id, err := resolveDrive(ctx, api, args[0])
+			if err != nil {
+				return err
+			}
+			if _, err := api.DrainDrive(ctx, &pb.DrainDriveRequest{DriveId: id, Cancel: cancel}); err != nil {
+				return err
+			}
+			if cancel {
+				out.Say("drive %s keeps its legs", cli.ShortID(id))
+				return nil
+			}
+			out.Say("drive %s is being drained", cli.ShortID(id))
+			return nil
+		}),
+	}
+	cmd.Flags().BoolVar(&cancel, "cancel", false, "keep the drive and the legs that it still has")
+	return cmd
+}
+
+func newNodeCordon(g *cli.Globals) *cobra.Command {
+	return nodeUpkeep(g, "cordon NODE", "Keep new legs away from a node", "", "%s takes no new legs",
+		func(ctx context.Context, api pb.ManagerClient, node string) error {
+			_, err := api.CordonNode(ctx, &pb.CordonNodeRequest{Node: node})
+			return err
+		})
+}
+
+func newNodeDrain(g *cli.Globals) *cobra.Command {
+	return nodeUpkeep(g, "drain NODE", "Move a node's legs elsewhere and keep new ones away", `Move a node's legs elsewhere and keep new ones away. Each leg is copied first and
+given up only after the copy is in sync. "weft volume list" and "weft explain
+volume" show what is left; "weft node uncordon" ends it.`, "%s is being drained",
+		func(ctx context.Context, api pb.ManagerClient, node string) error {
+			_, err := api.CordonNode(ctx, &pb.CordonNodeRequest{Node: node, Drain: true})
+			return err
+		})
+}
+
+func newNodeUncordon(g *cli.Globals) *cobra.Command {
+	return nodeUpkeep(g, "uncordon NODE", "End a node's cordon, drain or maintenance", "", "%s takes legs again",
+		func(ctx context.Context, api pb.ManagerClient, node string) error {
+			_, err := api.UncordonNode(ctx, &pb.UncordonNodeRequest{Node: node})
+			return err
+		})
+}
+
+func newNodeMaintain(g *cli.Globals) *cobra.Command {
+	var length time.Duration
+	var force bool
+	cmd := nodeUpkeep(g, "maintain NODE", "Announce that a node is switched off for a while", `Announce that a node is switched off for a while. Its legs that hosts use are
+recorded stale now, so that no write waits for them when it stops, and they are
+not made again elsewhere before the time is over. When the node is back, only
+changes are copied. Refused if a volume in use would stop without the node.`, "%s is under maintenance",
+		func(ctx context.Context, api pb.ManagerClient, node string) error {
+			if length < time.Second {
+				return cli.UsageError{Err: fmt.Errorf("--for %v: must be at least a second", length)}
+			}
+			_, err := api.MaintainNode(ctx, &pb.MaintainNodeRequest{Node: node, Seconds: uint32(length / time.Second), Force: force})
+			return err
+		})
+	cmd.Example = "  weft node maintain t3 --for 15m"
+	cmd.Flags().DurationVar(&length, "for", 15*time.Minute, "the `time` that it may take")
+	cmd.Flags().BoolVar(&force, "force", false, "even if volumes in use stop without the node")
+	return cmd
+}
+
+// nodeUpkeep is a command with a node for its only argument.
+func nodeUpkeep(g *cli.Globals, use, short, long, said string, do func(context.Context, pb.ManagerClient, string) error) *cobra.Command {
+	verb, _, _ := strings.Cut(use, " ")
+	return &cobra.Command{
+		Use: use, Short: short, Long: long, Example: "  weft node " + verb + " t3",
+		Args:              cli.Takes("NODE"),
+		ValidArgsFunction: g.CompleteNode,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
+			if err := do(ctx, api, args[0]); err != nil {
+				return err
+			}
+			out.Say(said, args[0])
+			return nil
+		}),
+	}
+}
+
+func newLeg(g *cli.Globals) *cobra.Command {
+	return cli.Group("leg", "Manage legs: the copies of a volume's columns", newLegMove(g))
+}
+
+func newLegMove(g *cli.Globals) *cobra.Command {
+	var to string
+	cmd := &cobra.Command{
+		Use:   "move VOLUME COLUMN.COPY",
+		Short: "Move one leg of a volume to another drive",
+		Long: `Move one leg of a volume to another drive. A new leg is copied first; the old one
+is given up only after the new one is in sync, so redundancy does not drop. The
+copy is made by the host to which the volume is attached.`,
+		Example:           "  weft leg move db1 0.1\n  weft leg move db1 0.1 --to t4",
+		Args:              cli.Takes("VOLUME", "COLUMN.COPY"),
+		ValidArgsFunction: g.CompleteVolumes,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
+			r := &pb.MoveLegRequest{Volume: args[0], To: to}
+			if n, err := fmt.Sscanf(args[1], "%d.%d", &r.Column, &r.Copy); n != 2 || err != nil {
+				return cli.UsageError{Err: fmt.Errorf("leg %q: want COLUMN.COPY, such as 0.1", args[1])}
+			}
+			if _, err := api.MoveLeg(ctx, r); err != nil {
+				return err
+			}
+			out.Say("leg %s of %s is being moved", args[1], args[0])
+			return nil
+		}),
+	}
+	cmd.Flags().StringVar(&to, "to", "", "the `node` that gets the leg; any by default")
+	return cmd
 }

@@ -41,7 +41,7 @@ Most commands talk to the volume manager. The daemons are "weft volmgr",
 	g.AddFlags(root)
 	root.AddCommand(
 		newStatus(g), newExplain(g), newAttach(g), newDetach(g),
-		newNode(g), newDrive(g), newPool(g), newVolume(g), newAttachment(g), newEvent(g),
+		newNode(g), newDrive(g), newPool(g), newVolume(g), newLeg(g), newAttachment(g), newEvent(g),
 		newVolmgr(g), newTarget(g), newInitiator(g), newCSI(g), dev.New(g),
 		newDoctor(g), newKubernetes(g), newVersion(g), newCompletion(), newExitCodes(),
 	)

@@ -915,6 +915,282 @@ func (*EvictDriveResponse) Descriptor() ([]byte, []int) {
 	return file_weft_v1_manager_proto_rawDescGZIP(), []int{15}
 }
 
+type DrainDriveRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DriveId       string                 `protobuf:"bytes,1,opt,name=drive_id,json=driveId,proto3" json:"drive_id,omitempty"`
+	Cancel        bool                   `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"` // the drive's legs stay, also if it was to be evicted
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainDriveRequest) Reset() {
+	*x = DrainDriveRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainDriveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainDriveRequest) ProtoMessage() {}
+
+func (x *DrainDriveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainDriveRequest.ProtoReflect.Descriptor instead.
+func (*DrainDriveRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *DrainDriveRequest) GetDriveId() string {
+	if x != nil {
+		return x.DriveId
+	}
+	return ""
+}
+
+func (x *DrainDriveRequest) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+type CordonNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Drain         bool                   `protobuf:"varint,2,opt,name=drain,proto3" json:"drain,omitempty"` // its legs are made again elsewhere
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CordonNodeRequest) Reset() {
+	*x = CordonNodeRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CordonNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CordonNodeRequest) ProtoMessage() {}
+
+func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CordonNodeRequest.ProtoReflect.Descriptor instead.
+func (*CordonNodeRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *CordonNodeRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *CordonNodeRequest) GetDrain() bool {
+	if x != nil {
+		return x.Drain
+	}
+	return false
+}
+
+type UncordonNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UncordonNodeRequest) Reset() {
+	*x = UncordonNodeRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UncordonNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UncordonNodeRequest) ProtoMessage() {}
+
+func (x *UncordonNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UncordonNodeRequest.ProtoReflect.Descriptor instead.
+func (*UncordonNodeRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *UncordonNodeRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+type MaintainNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Seconds       uint32                 `protobuf:"varint,2,opt,name=seconds,proto3" json:"seconds,omitempty"` // how long its legs are not made again elsewhere
+	Force         bool                   `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`     // even if volumes in use stop without it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MaintainNodeRequest) Reset() {
+	*x = MaintainNodeRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MaintainNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MaintainNodeRequest) ProtoMessage() {}
+
+func (x *MaintainNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MaintainNodeRequest.ProtoReflect.Descriptor instead.
+func (*MaintainNodeRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *MaintainNodeRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *MaintainNodeRequest) GetSeconds() uint32 {
+	if x != nil {
+		return x.Seconds
+	}
+	return 0
+}
+
+func (x *MaintainNodeRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type MoveLegRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // name or id
+	Column        uint32                 `protobuf:"varint,2,opt,name=column,proto3" json:"column,omitempty"`
+	Copy          uint32                 `protobuf:"varint,3,opt,name=copy,proto3" json:"copy,omitempty"`
+	To            string                 `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"` // node; empty: any
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveLegRequest) Reset() {
+	*x = MoveLegRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveLegRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveLegRequest) ProtoMessage() {}
+
+func (x *MoveLegRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveLegRequest.ProtoReflect.Descriptor instead.
+func (*MoveLegRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *MoveLegRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *MoveLegRequest) GetColumn() uint32 {
+	if x != nil {
+		return x.Column
+	}
+	return 0
+}
+
+func (x *MoveLegRequest) GetCopy() uint32 {
+	if x != nil {
+		return x.Copy
+	}
+	return 0
+}
+
+func (x *MoveLegRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
 type CreatePoolRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -925,7 +1201,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[16]
+	mi := &file_weft_v1_manager_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -937,7 +1213,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[16]
+	mi := &file_weft_v1_manager_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -950,7 +1226,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CreatePoolRequest) GetName() string {
@@ -977,7 +1253,7 @@ type ListPoolsRequest struct {
 
 func (x *ListPoolsRequest) Reset() {
 	*x = ListPoolsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[17]
+	mi := &file_weft_v1_manager_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +1265,7 @@ func (x *ListPoolsRequest) String() string {
 func (*ListPoolsRequest) ProtoMessage() {}
 
 func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[17]
+	mi := &file_weft_v1_manager_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1278,7 @@ func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsRequest.ProtoReflect.Descriptor instead.
 func (*ListPoolsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListPoolsRequest) GetPageSize() uint32 {
@@ -1029,7 +1305,7 @@ type ListPoolsResponse struct {
 
 func (x *ListPoolsResponse) Reset() {
 	*x = ListPoolsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[18]
+	mi := &file_weft_v1_manager_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1041,7 +1317,7 @@ func (x *ListPoolsResponse) String() string {
 func (*ListPoolsResponse) ProtoMessage() {}
 
 func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[18]
+	mi := &file_weft_v1_manager_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1054,7 +1330,7 @@ func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsResponse.ProtoReflect.Descriptor instead.
 func (*ListPoolsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListPoolsResponse) GetPools() []*Pool {
@@ -1080,7 +1356,7 @@ type DeletePoolRequest struct {
 
 func (x *DeletePoolRequest) Reset() {
 	*x = DeletePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[19]
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1092,7 +1368,7 @@ func (x *DeletePoolRequest) String() string {
 func (*DeletePoolRequest) ProtoMessage() {}
 
 func (x *DeletePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[19]
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1105,7 +1381,7 @@ func (x *DeletePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoolRequest.ProtoReflect.Descriptor instead.
 func (*DeletePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeletePoolRequest) GetName() string {
@@ -1123,7 +1399,7 @@ type DeletePoolResponse struct {
 
 func (x *DeletePoolResponse) Reset() {
 	*x = DeletePoolResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[20]
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1135,7 +1411,7 @@ func (x *DeletePoolResponse) String() string {
 func (*DeletePoolResponse) ProtoMessage() {}
 
 func (x *DeletePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[20]
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1148,7 +1424,7 @@ func (x *DeletePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoolResponse.ProtoReflect.Descriptor instead.
 func (*DeletePoolResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
 }
 
 type CreateVolumeRequest struct {
@@ -1173,7 +1449,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1185,7 +1461,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1198,7 +1474,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -1295,7 +1571,7 @@ type Segment struct {
 
 func (x *Segment) Reset() {
 	*x = Segment{}
-	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1307,7 +1583,7 @@ func (x *Segment) String() string {
 func (*Segment) ProtoMessage() {}
 
 func (x *Segment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1320,7 +1596,7 @@ func (x *Segment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Segment.ProtoReflect.Descriptor instead.
 func (*Segment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Segment) GetLabels() map[string]string {
@@ -1340,7 +1616,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1352,7 +1628,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1365,7 +1641,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExpandVolumeRequest) GetVolume() string {
@@ -1393,7 +1669,7 @@ type ScrubVolumeRequest struct {
 
 func (x *ScrubVolumeRequest) Reset() {
 	*x = ScrubVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1405,7 +1681,7 @@ func (x *ScrubVolumeRequest) String() string {
 func (*ScrubVolumeRequest) ProtoMessage() {}
 
 func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1418,7 +1694,7 @@ func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ScrubVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ScrubVolumeRequest) GetVolume() string {
@@ -1457,7 +1733,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1469,7 +1745,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1482,7 +1758,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *UpdateVolumeRequest) GetVolume() string {
@@ -1526,7 +1802,7 @@ type GetCapacityRequest struct {
 
 func (x *GetCapacityRequest) Reset() {
 	*x = GetCapacityRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1538,7 +1814,7 @@ func (x *GetCapacityRequest) String() string {
 func (*GetCapacityRequest) ProtoMessage() {}
 
 func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1551,7 +1827,7 @@ func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCapacityRequest.ProtoReflect.Descriptor instead.
 func (*GetCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetCapacityRequest) GetCopies() uint32 {
@@ -1600,7 +1876,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1612,7 +1888,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1625,7 +1901,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Capacity) GetAvailableBytes() uint64 {
@@ -1658,7 +1934,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1670,7 +1946,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1683,7 +1959,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetVolumeRequest) GetVolume() string {
@@ -1703,7 +1979,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +1991,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +2004,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListVolumesRequest) GetPageSize() uint32 {
@@ -1755,7 +2031,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1767,7 +2043,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1780,7 +2056,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -1806,7 +2082,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1818,7 +2094,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1831,7 +2107,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DeleteVolumeRequest) GetVolume() string {
@@ -1849,7 +2125,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +2137,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +2150,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
 }
 
 type ExplainVolumeRequest struct {
@@ -1886,7 +2162,7 @@ type ExplainVolumeRequest struct {
 
 func (x *ExplainVolumeRequest) Reset() {
 	*x = ExplainVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1898,7 +2174,7 @@ func (x *ExplainVolumeRequest) String() string {
 func (*ExplainVolumeRequest) ProtoMessage() {}
 
 func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1911,7 +2187,7 @@ func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExplainVolumeRequest) GetVolume() string {
@@ -1934,7 +2210,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1946,7 +2222,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1959,7 +2235,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Explanation) GetObject() string {
@@ -2008,7 +2284,7 @@ type PromoteStaleLegRequest struct {
 
 func (x *PromoteStaleLegRequest) Reset() {
 	*x = PromoteStaleLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2020,7 +2296,7 @@ func (x *PromoteStaleLegRequest) String() string {
 func (*PromoteStaleLegRequest) ProtoMessage() {}
 
 func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2033,7 +2309,7 @@ func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteStaleLegRequest.ProtoReflect.Descriptor instead.
 func (*PromoteStaleLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PromoteStaleLegRequest) GetVolume() string {
@@ -2072,7 +2348,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2084,7 +2360,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2097,7 +2373,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AttachRequest) GetVolume() string {
@@ -2142,7 +2418,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2154,7 +2430,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2167,7 +2443,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DetachRequest) GetVolume() string {
@@ -2206,7 +2482,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2218,7 +2494,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2231,7 +2507,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
 }
 
 type ListAttachmentsRequest struct {
@@ -2245,7 +2521,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[39]
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2257,7 +2533,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[39]
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2270,7 +2546,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListAttachmentsRequest) GetNode() string {
@@ -2304,7 +2580,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[40]
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2316,7 +2592,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[40]
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2329,7 +2605,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
@@ -2359,7 +2635,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2371,7 +2647,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2384,7 +2660,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListEventsRequest) GetObject() string {
@@ -2432,7 +2708,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2444,7 +2720,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2457,7 +2733,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -2484,7 +2760,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2496,7 +2772,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2509,7 +2785,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *WatchEventsRequest) GetObject() string {
@@ -2534,7 +2810,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2546,7 +2822,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2559,7 +2835,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{49}
 }
 
 type BackupChunk struct {
@@ -2571,7 +2847,7 @@ type BackupChunk struct {
 
 func (x *BackupChunk) Reset() {
 	*x = BackupChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	mi := &file_weft_v1_manager_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2583,7 +2859,7 @@ func (x *BackupChunk) String() string {
 func (*BackupChunk) ProtoMessage() {}
 
 func (x *BackupChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	mi := &file_weft_v1_manager_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2596,7 +2872,7 @@ func (x *BackupChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupChunk.ProtoReflect.Descriptor instead.
 func (*BackupChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *BackupChunk) GetData() []byte {
@@ -2679,7 +2955,24 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\".\n" +
 	"\x11EvictDriveRequest\x12\x19\n" +
 	"\bdrive_id\x18\x01 \x01(\tR\adriveId\"\x14\n" +
-	"\x12EvictDriveResponse\"\xaa\x01\n" +
+	"\x12EvictDriveResponse\"F\n" +
+	"\x11DrainDriveRequest\x12\x19\n" +
+	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12\x16\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel\"=\n" +
+	"\x11CordonNodeRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
+	"\x05drain\x18\x02 \x01(\bR\x05drain\")\n" +
+	"\x13UncordonNodeRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"Y\n" +
+	"\x13MaintainNodeRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
+	"\aseconds\x18\x02 \x01(\rR\aseconds\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"d\n" +
+	"\x0eMoveLegRequest\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x16\n" +
+	"\x06column\x18\x02 \x01(\rR\x06column\x12\x12\n" +
+	"\x04copy\x18\x03 \x01(\rR\x04copy\x12\x0e\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\"\xaa\x01\n" +
 	"\x11CreatePoolRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12D\n" +
 	"\bselector\x18\x02 \x03(\v2(.weft.v1.CreatePoolRequest.SelectorEntryR\bselector\x1a;\n" +
@@ -2805,7 +3098,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\tafter_seq\x18\x02 \x01(\x04R\bafterSeq\"\x0f\n" +
 	"\rBackupRequest\"!\n" +
 	"\vBackupChunk\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xfe\x0e\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\xa0\x11\n" +
 	"\aManager\x127\n" +
 	"\tGetStatus\x12\x19.weft.v1.GetStatusRequest\x1a\x0f.weft.v1.Status\x12B\n" +
 	"\tListNodes\x12\x19.weft.v1.ListNodesRequest\x1a\x1a.weft.v1.ListNodesResponse\x12=\n" +
@@ -2819,7 +3112,14 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\bAddDrive\x12\x18.weft.v1.AddDriveRequest\x1a\x0e.weft.v1.Drive\x12@\n" +
 	"\x0eSetDriveLabels\x12\x1e.weft.v1.SetDriveLabelsRequest\x1a\x0e.weft.v1.Drive\x12E\n" +
 	"\n" +
-	"EvictDrive\x12\x1a.weft.v1.EvictDriveRequest\x1a\x1b.weft.v1.EvictDriveResponse\x127\n" +
+	"EvictDrive\x12\x1a.weft.v1.EvictDriveRequest\x1a\x1b.weft.v1.EvictDriveResponse\x128\n" +
+	"\n" +
+	"DrainDrive\x12\x1a.weft.v1.DrainDriveRequest\x1a\x0e.weft.v1.Drive\x127\n" +
+	"\n" +
+	"CordonNode\x12\x1a.weft.v1.CordonNodeRequest\x1a\r.weft.v1.Node\x12;\n" +
+	"\fUncordonNode\x12\x1c.weft.v1.UncordonNodeRequest\x1a\r.weft.v1.Node\x12;\n" +
+	"\fMaintainNode\x12\x1c.weft.v1.MaintainNodeRequest\x1a\r.weft.v1.Node\x123\n" +
+	"\aMoveLeg\x12\x17.weft.v1.MoveLegRequest\x1a\x0f.weft.v1.Volume\x127\n" +
 	"\n" +
 	"CreatePool\x12\x1a.weft.v1.CreatePoolRequest\x1a\r.weft.v1.Pool\x12B\n" +
 	"\tListPools\x12\x19.weft.v1.ListPoolsRequest\x1a\x1a.weft.v1.ListPoolsResponse\x12E\n" +
@@ -2855,7 +3155,7 @@ func file_weft_v1_manager_proto_rawDescGZIP() []byte {
 	return file_weft_v1_manager_proto_rawDescData
 }
 
-var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_weft_v1_manager_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: weft.v1.GetStatusRequest
 	(*Status)(nil),                  // 1: weft.v1.Status
@@ -2873,71 +3173,76 @@ var file_weft_v1_manager_proto_goTypes = []any{
 	(*SetDriveLabelsRequest)(nil),   // 13: weft.v1.SetDriveLabelsRequest
 	(*EvictDriveRequest)(nil),       // 14: weft.v1.EvictDriveRequest
 	(*EvictDriveResponse)(nil),      // 15: weft.v1.EvictDriveResponse
-	(*CreatePoolRequest)(nil),       // 16: weft.v1.CreatePoolRequest
-	(*ListPoolsRequest)(nil),        // 17: weft.v1.ListPoolsRequest
-	(*ListPoolsResponse)(nil),       // 18: weft.v1.ListPoolsResponse
-	(*DeletePoolRequest)(nil),       // 19: weft.v1.DeletePoolRequest
-	(*DeletePoolResponse)(nil),      // 20: weft.v1.DeletePoolResponse
-	(*CreateVolumeRequest)(nil),     // 21: weft.v1.CreateVolumeRequest
-	(*Segment)(nil),                 // 22: weft.v1.Segment
-	(*ExpandVolumeRequest)(nil),     // 23: weft.v1.ExpandVolumeRequest
-	(*ScrubVolumeRequest)(nil),      // 24: weft.v1.ScrubVolumeRequest
-	(*UpdateVolumeRequest)(nil),     // 25: weft.v1.UpdateVolumeRequest
-	(*GetCapacityRequest)(nil),      // 26: weft.v1.GetCapacityRequest
-	(*Capacity)(nil),                // 27: weft.v1.Capacity
-	(*GetVolumeRequest)(nil),        // 28: weft.v1.GetVolumeRequest
-	(*ListVolumesRequest)(nil),      // 29: weft.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 30: weft.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),     // 31: weft.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),    // 32: weft.v1.DeleteVolumeResponse
-	(*ExplainVolumeRequest)(nil),    // 33: weft.v1.ExplainVolumeRequest
-	(*Explanation)(nil),             // 34: weft.v1.Explanation
-	(*PromoteStaleLegRequest)(nil),  // 35: weft.v1.PromoteStaleLegRequest
-	(*AttachRequest)(nil),           // 36: weft.v1.AttachRequest
-	(*DetachRequest)(nil),           // 37: weft.v1.DetachRequest
-	(*DetachResponse)(nil),          // 38: weft.v1.DetachResponse
-	(*ListAttachmentsRequest)(nil),  // 39: weft.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil), // 40: weft.v1.ListAttachmentsResponse
-	(*ListEventsRequest)(nil),       // 41: weft.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),      // 42: weft.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),      // 43: weft.v1.WatchEventsRequest
-	(*BackupRequest)(nil),           // 44: weft.v1.BackupRequest
-	(*BackupChunk)(nil),             // 45: weft.v1.BackupChunk
-	nil,                             // 46: weft.v1.SetNodeLabelsRequest.LabelsEntry
-	nil,                             // 47: weft.v1.AddDriveRequest.LabelsEntry
-	nil,                             // 48: weft.v1.SetDriveLabelsRequest.LabelsEntry
-	nil,                             // 49: weft.v1.CreatePoolRequest.SelectorEntry
-	nil,                             // 50: weft.v1.CreateVolumeRequest.LabelsEntry
-	nil,                             // 51: weft.v1.Segment.LabelsEntry
-	nil,                             // 52: weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	(*Node)(nil),                    // 53: weft.v1.Node
-	(*Device)(nil),                  // 54: weft.v1.Device
-	(*Drive)(nil),                   // 55: weft.v1.Drive
-	(*Pool)(nil),                    // 56: weft.v1.Pool
-	(*Volume)(nil),                  // 57: weft.v1.Volume
-	(AttachMode)(0),                 // 58: weft.v1.AttachMode
-	(*Attachment)(nil),              // 59: weft.v1.Attachment
-	(*Event)(nil),                   // 60: weft.v1.Event
+	(*DrainDriveRequest)(nil),       // 16: weft.v1.DrainDriveRequest
+	(*CordonNodeRequest)(nil),       // 17: weft.v1.CordonNodeRequest
+	(*UncordonNodeRequest)(nil),     // 18: weft.v1.UncordonNodeRequest
+	(*MaintainNodeRequest)(nil),     // 19: weft.v1.MaintainNodeRequest
+	(*MoveLegRequest)(nil),          // 20: weft.v1.MoveLegRequest
+	(*CreatePoolRequest)(nil),       // 21: weft.v1.CreatePoolRequest
+	(*ListPoolsRequest)(nil),        // 22: weft.v1.ListPoolsRequest
+	(*ListPoolsResponse)(nil),       // 23: weft.v1.ListPoolsResponse
+	(*DeletePoolRequest)(nil),       // 24: weft.v1.DeletePoolRequest
+	(*DeletePoolResponse)(nil),      // 25: weft.v1.DeletePoolResponse
+	(*CreateVolumeRequest)(nil),     // 26: weft.v1.CreateVolumeRequest
+	(*Segment)(nil),                 // 27: weft.v1.Segment
+	(*ExpandVolumeRequest)(nil),     // 28: weft.v1.ExpandVolumeRequest
+	(*ScrubVolumeRequest)(nil),      // 29: weft.v1.ScrubVolumeRequest
+	(*UpdateVolumeRequest)(nil),     // 30: weft.v1.UpdateVolumeRequest
+	(*GetCapacityRequest)(nil),      // 31: weft.v1.GetCapacityRequest
+	(*Capacity)(nil),                // 32: weft.v1.Capacity
+	(*GetVolumeRequest)(nil),        // 33: weft.v1.GetVolumeRequest
+	(*ListVolumesRequest)(nil),      // 34: weft.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 35: weft.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),     // 36: weft.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),    // 37: weft.v1.DeleteVolumeResponse
+	(*ExplainVolumeRequest)(nil),    // 38: weft.v1.ExplainVolumeRequest
+	(*Explanation)(nil),             // 39: weft.v1.Explanation
+	(*PromoteStaleLegRequest)(nil),  // 40: weft.v1.PromoteStaleLegRequest
+	(*AttachRequest)(nil),           // 41: weft.v1.AttachRequest
+	(*DetachRequest)(nil),           // 42: weft.v1.DetachRequest
+	(*DetachResponse)(nil),          // 43: weft.v1.DetachResponse
+	(*ListAttachmentsRequest)(nil),  // 44: weft.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil), // 45: weft.v1.ListAttachmentsResponse
+	(*ListEventsRequest)(nil),       // 46: weft.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),      // 47: weft.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),      // 48: weft.v1.WatchEventsRequest
+	(*BackupRequest)(nil),           // 49: weft.v1.BackupRequest
+	(*BackupChunk)(nil),             // 50: weft.v1.BackupChunk
+	nil,                             // 51: weft.v1.SetNodeLabelsRequest.LabelsEntry
+	nil,                             // 52: weft.v1.AddDriveRequest.LabelsEntry
+	nil,                             // 53: weft.v1.SetDriveLabelsRequest.LabelsEntry
+	nil,                             // 54: weft.v1.CreatePoolRequest.SelectorEntry
+	nil,                             // 55: weft.v1.CreateVolumeRequest.LabelsEntry
+	nil,                             // 56: weft.v1.Segment.LabelsEntry
+	nil,                             // 57: weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	(*Node)(nil),                    // 58: weft.v1.Node
+	(*Device)(nil),                  // 59: weft.v1.Device
+	(*Drive)(nil),                   // 60: weft.v1.Drive
+	(*Pool)(nil),                    // 61: weft.v1.Pool
+	(*Volume)(nil),                  // 62: weft.v1.Volume
+	(AttachMode)(0),                 // 63: weft.v1.AttachMode
+	(*Attachment)(nil),              // 64: weft.v1.Attachment
+	(*Event)(nil),                   // 65: weft.v1.Event
 }
 var file_weft_v1_manager_proto_depIdxs = []int32{
-	53, // 0: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
-	46, // 1: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
-	54, // 2: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
-	55, // 3: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
-	47, // 4: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
-	48, // 5: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
-	49, // 6: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
-	56, // 7: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
-	50, // 8: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
-	22, // 9: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
-	22, // 10: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
-	51, // 11: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
-	52, // 12: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	22, // 13: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
-	57, // 14: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
-	58, // 15: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
-	59, // 16: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
-	60, // 17: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
+	58, // 0: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
+	51, // 1: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
+	59, // 2: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
+	60, // 3: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
+	52, // 4: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
+	53, // 5: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
+	54, // 6: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
+	61, // 7: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
+	55, // 8: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
+	27, // 9: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
+	27, // 10: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
+	56, // 11: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
+	57, // 12: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	27, // 13: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
+	62, // 14: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
+	63, // 15: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
+	64, // 16: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
+	65, // 17: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
 	0,  // 18: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
 	2,  // 19: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
 	4,  // 20: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
@@ -2948,56 +3253,66 @@ var file_weft_v1_manager_proto_depIdxs = []int32{
 	12, // 25: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
 	13, // 26: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
 	14, // 27: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
-	16, // 28: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
-	17, // 29: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
-	19, // 30: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
-	21, // 31: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
-	28, // 32: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
-	29, // 33: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
-	31, // 34: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
-	23, // 35: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
-	24, // 36: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
-	25, // 37: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
-	26, // 38: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
-	33, // 39: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
-	35, // 40: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
-	36, // 41: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
-	37, // 42: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
-	39, // 43: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
-	41, // 44: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
-	43, // 45: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
-	44, // 46: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
-	1,  // 47: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
-	3,  // 48: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
-	53, // 49: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
-	53, // 50: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
-	7,  // 51: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
-	9,  // 52: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
-	11, // 53: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
-	55, // 54: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
-	55, // 55: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
-	15, // 56: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
-	56, // 57: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
-	18, // 58: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
-	20, // 59: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
-	57, // 60: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
-	57, // 61: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
-	30, // 62: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
-	32, // 63: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
-	57, // 64: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
-	57, // 65: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
-	57, // 66: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
-	27, // 67: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
-	34, // 68: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
-	57, // 69: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
-	59, // 70: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
-	38, // 71: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
-	40, // 72: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
-	42, // 73: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
-	60, // 74: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
-	45, // 75: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
-	47, // [47:76] is the sub-list for method output_type
-	18, // [18:47] is the sub-list for method input_type
+	16, // 28: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
+	17, // 29: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
+	18, // 30: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
+	19, // 31: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
+	20, // 32: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
+	21, // 33: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
+	22, // 34: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
+	24, // 35: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
+	26, // 36: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
+	33, // 37: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
+	34, // 38: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
+	36, // 39: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
+	28, // 40: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
+	29, // 41: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
+	30, // 42: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
+	31, // 43: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
+	38, // 44: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
+	40, // 45: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
+	41, // 46: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
+	42, // 47: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
+	44, // 48: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
+	46, // 49: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
+	48, // 50: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
+	49, // 51: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
+	1,  // 52: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
+	3,  // 53: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
+	58, // 54: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
+	58, // 55: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
+	7,  // 56: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
+	9,  // 57: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
+	11, // 58: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
+	60, // 59: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
+	60, // 60: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
+	15, // 61: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
+	60, // 62: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
+	58, // 63: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
+	58, // 64: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
+	58, // 65: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
+	62, // 66: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
+	61, // 67: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
+	23, // 68: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
+	25, // 69: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
+	62, // 70: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
+	62, // 71: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
+	35, // 72: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
+	37, // 73: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
+	62, // 74: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
+	62, // 75: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
+	62, // 76: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
+	32, // 77: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
+	39, // 78: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
+	62, // 79: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
+	64, // 80: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
+	43, // 81: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
+	45, // 82: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
+	47, // 83: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
+	65, // 84: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
+	50, // 85: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
+	52, // [52:86] is the sub-list for method output_type
+	18, // [18:52] is the sub-list for method input_type
 	18, // [18:18] is the sub-list for extension type_name
 	18, // [18:18] is the sub-list for extension extendee
 	0,  // [0:18] is the sub-list for field type_name
@@ -3015,7 +3330,7 @@ func file_weft_v1_manager_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_manager_proto_rawDesc), len(file_weft_v1_manager_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   53,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

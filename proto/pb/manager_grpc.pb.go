@@ -41,6 +41,11 @@ const (
 	Manager_AddDrive_FullMethodName        = "/weft.v1.Manager/AddDrive"
 	Manager_SetDriveLabels_FullMethodName  = "/weft.v1.Manager/SetDriveLabels"
 	Manager_EvictDrive_FullMethodName      = "/weft.v1.Manager/EvictDrive"
+	Manager_DrainDrive_FullMethodName      = "/weft.v1.Manager/DrainDrive"
+	Manager_CordonNode_FullMethodName      = "/weft.v1.Manager/CordonNode"
+	Manager_UncordonNode_FullMethodName    = "/weft.v1.Manager/UncordonNode"
+	Manager_MaintainNode_FullMethodName    = "/weft.v1.Manager/MaintainNode"
+	Manager_MoveLeg_FullMethodName         = "/weft.v1.Manager/MoveLeg"
 	Manager_CreatePool_FullMethodName      = "/weft.v1.Manager/CreatePool"
 	Manager_ListPools_FullMethodName       = "/weft.v1.Manager/ListPools"
 	Manager_DeletePool_FullMethodName      = "/weft.v1.Manager/DeletePool"
@@ -80,8 +85,18 @@ type ManagerClient interface {
 	AddDrive(ctx context.Context, in *AddDriveRequest, opts ...grpc.CallOption) (*Drive, error)
 	// SetDriveLabels replaces a drive's labels. Legs on the drive stay there.
 	SetDriveLabels(ctx context.Context, in *SetDriveLabelsRequest, opts ...grpc.CallOption) (*Drive, error)
-	// EvictDrive removes a drive from Weft. It is refused while the drive holds legs.
+	// EvictDrive removes a drive from Weft, once its legs were made again elsewhere.
 	EvictDrive(ctx context.Context, in *EvictDriveRequest, opts ...grpc.CallOption) (*EvictDriveResponse, error)
+	// DrainDrive has a drive's legs made again elsewhere, and keeps new ones away.
+	DrainDrive(ctx context.Context, in *DrainDriveRequest, opts ...grpc.CallOption) (*Drive, error)
+	// CordonNode keeps new legs away from a node, and can drain it.
+	CordonNode(ctx context.Context, in *CordonNodeRequest, opts ...grpc.CallOption) (*Node, error)
+	// UncordonNode ends a cordon, a drain and a maintenance.
+	UncordonNode(ctx context.Context, in *UncordonNodeRequest, opts ...grpc.CallOption) (*Node, error)
+	// MaintainNode announces that a node is switched off for a while.
+	MaintainNode(ctx context.Context, in *MaintainNodeRequest, opts ...grpc.CallOption) (*Node, error)
+	// MoveLeg has one leg made again elsewhere.
+	MoveLeg(ctx context.Context, in *MoveLegRequest, opts ...grpc.CallOption) (*Volume, error)
 	CreatePool(ctx context.Context, in *CreatePoolRequest, opts ...grpc.CallOption) (*Pool, error)
 	ListPools(ctx context.Context, in *ListPoolsRequest, opts ...grpc.CallOption) (*ListPoolsResponse, error)
 	DeletePool(ctx context.Context, in *DeletePoolRequest, opts ...grpc.CallOption) (*DeletePoolResponse, error)
@@ -220,6 +235,56 @@ func (c *managerClient) EvictDrive(ctx context.Context, in *EvictDriveRequest, o
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EvictDriveResponse)
 	err := c.cc.Invoke(ctx, Manager_EvictDrive_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) DrainDrive(ctx context.Context, in *DrainDriveRequest, opts ...grpc.CallOption) (*Drive, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Drive)
+	err := c.cc.Invoke(ctx, Manager_DrainDrive_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) CordonNode(ctx context.Context, in *CordonNodeRequest, opts ...grpc.CallOption) (*Node, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Node)
+	err := c.cc.Invoke(ctx, Manager_CordonNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) UncordonNode(ctx context.Context, in *UncordonNodeRequest, opts ...grpc.CallOption) (*Node, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Node)
+	err := c.cc.Invoke(ctx, Manager_UncordonNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) MaintainNode(ctx context.Context, in *MaintainNodeRequest, opts ...grpc.CallOption) (*Node, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Node)
+	err := c.cc.Invoke(ctx, Manager_MaintainNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) MoveLeg(ctx context.Context, in *MoveLegRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, Manager_MoveLeg_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -452,8 +517,18 @@ type ManagerServer interface {
 	AddDrive(context.Context, *AddDriveRequest) (*Drive, error)
 	// SetDriveLabels replaces a drive's labels. Legs on the drive stay there.
 	SetDriveLabels(context.Context, *SetDriveLabelsRequest) (*Drive, error)
-	// EvictDrive removes a drive from Weft. It is refused while the drive holds legs.
+	// EvictDrive removes a drive from Weft, once its legs were made again elsewhere.
 	EvictDrive(context.Context, *EvictDriveRequest) (*EvictDriveResponse, error)
+	// DrainDrive has a drive's legs made again elsewhere, and keeps new ones away.
+	DrainDrive(context.Context, *DrainDriveRequest) (*Drive, error)
+	// CordonNode keeps new legs away from a node, and can drain it.
+	CordonNode(context.Context, *CordonNodeRequest) (*Node, error)
+	// UncordonNode ends a cordon, a drain and a maintenance.
+	UncordonNode(context.Context, *UncordonNodeRequest) (*Node, error)
+	// MaintainNode announces that a node is switched off for a while.
+	MaintainNode(context.Context, *MaintainNodeRequest) (*Node, error)
+	// MoveLeg has one leg made again elsewhere.
+	MoveLeg(context.Context, *MoveLegRequest) (*Volume, error)
 	CreatePool(context.Context, *CreatePoolRequest) (*Pool, error)
 	ListPools(context.Context, *ListPoolsRequest) (*ListPoolsResponse, error)
 	DeletePool(context.Context, *DeletePoolRequest) (*DeletePoolResponse, error)
@@ -527,6 +602,21 @@ func (UnimplementedManagerServer) SetDriveLabels(context.Context, *SetDriveLabel
 }
 func (UnimplementedManagerServer) EvictDrive(context.Context, *EvictDriveRequest) (*EvictDriveResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EvictDrive not implemented")
+}
+func (UnimplementedManagerServer) DrainDrive(context.Context, *DrainDriveRequest) (*Drive, error) {
+	return nil, status.Error(codes.Unimplemented, "method DrainDrive not implemented")
+}
+func (UnimplementedManagerServer) CordonNode(context.Context, *CordonNodeRequest) (*Node, error) {
+	return nil, status.Error(codes.Unimplemented, "method CordonNode not implemented")
+}
+func (UnimplementedManagerServer) UncordonNode(context.Context, *UncordonNodeRequest) (*Node, error) {
+	return nil, status.Error(codes.Unimplemented, "method UncordonNode not implemented")
+}
+func (UnimplementedManagerServer) MaintainNode(context.Context, *MaintainNodeRequest) (*Node, error) {
+	return nil, status.Error(codes.Unimplemented, "method MaintainNode not implemented")
+}
+func (UnimplementedManagerServer) MoveLeg(context.Context, *MoveLegRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method MoveLeg not implemented")
 }
 func (UnimplementedManagerServer) CreatePool(context.Context, *CreatePoolRequest) (*Pool, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreatePool not implemented")
@@ -782,6 +872,96 @@ func _Manager_EvictDrive_Handler(srv interface{}, ctx context.Context, dec func(
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ManagerServer).EvictDrive(ctx, req.(*EvictDriveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_DrainDrive_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainDriveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).DrainDrive(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_DrainDrive_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).DrainDrive(ctx, req.(*DrainDriveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_CordonNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CordonNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).CordonNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_CordonNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).CordonNode(ctx, req.(*CordonNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_UncordonNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UncordonNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).UncordonNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_UncordonNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).UncordonNode(ctx, req.(*UncordonNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_MaintainNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MaintainNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).MaintainNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_MaintainNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).MaintainNode(ctx, req.(*MaintainNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_MoveLeg_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MoveLegRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).MoveLeg(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_MoveLeg_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).MoveLeg(ctx, req.(*MoveLegRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1160,6 +1340,26 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "EvictDrive",
 			Handler:    _Manager_EvictDrive_Handler,
+		},
+		{
+			MethodName: "DrainDrive",
+			Handler:    _Manager_DrainDrive_Handler,
+		},
+		{
+			MethodName: "CordonNode",
+			Handler:    _Manager_CordonNode_Handler,
+		},
+		{
+			MethodName: "UncordonNode",
+			Handler:    _Manager_UncordonNode_Handler,
+		},
+		{
+			MethodName: "MaintainNode",
+			Handler:    _Manager_MaintainNode_Handler,
+		},
+		{
+			MethodName: "MoveLeg",
+			Handler:    _Manager_MoveLeg_Handler,
 		},
 		{
 			MethodName: "CreatePool",
