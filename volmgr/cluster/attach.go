@@ -29,7 +29,7 @@ import (
 //	     │  └───────────────────  DETACHING
 //	     └── from anywhere: Detach force, host confirmed dead: E+1, not clean
 //
-// A host that cannot continue (reborn.go), or that has released the volume in another way
+// A host that cannot continue (suspect.go), or that has released the volume in another way
 // than asked, gives up the grant: GRANTED or ATTACHED ──► GRANTING at E+1, not clean.
 //
 // A host whose data path runs in its process releases the volume before that process ends:

@@ -197,7 +197,7 @@ type Leg struct {
 	// rebooted.
 	Loss string `json:"loss,omitempty"`
 	// Reborn is the revision that the leg got when it last lost cached writes and was kept
-	// in sync all the same; see reborn.go.
+	// in sync all the same; see suspect.go.
 	Reborn uint64 `json:"reborn,omitempty"`
 	// Rebuilt is when the last rebuild succeeded, for people. Failures counts the rebuilds
 	// that failed since the leg was last good for a while. It sets the pause before the
