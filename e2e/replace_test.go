@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"weft.dev/weft/e2e/testbed"
+	"weft.dev/weft/proto/pb"
+)
+
+// A target is lost for good, under writes on the kernel data path. Once an operator says so,
+// its copy is made again on another target. At last a healthy
+// copy is moved to that target, and serves alone.
+func TestScenarioReplaced(t *testing.T) {
+	b := testbed.Start(t, testbed.Options{})
+	c1 := b.Clients[0]
+	b.Create("db1", "256MiB", 1, 2)
+	device := b.Attach("db1", c1)
+	acks := testbed.Acks{}
+	w := b.Write(c1, device, span, 200, 1)
+	w.AwaitProgress(100, time.Minute)
+
+	dead := b.Holder("db1", 0, 1)
+	killUnderWrites(t, b, w, dead)
+	b.Weft("node", "confirm-dead", dead.Name(), "--powered-off")
+	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, 3*time.Minute)
+	w.AwaitProgress(50, time.Minute)
+	w.NoErrors()
+
+	b.Up(dead)
+	first := b.Holder("db1", 0, 0)
+	b.Weft("leg", "move", "db1", "0.0", "--to", dead.Name())
+	b.Eventually(3*time.Minute, "the copies are on the other two targets", func(context.Context) error {
+		v := b.Volume("db1")
+		for _, l := range v.Legs {
+			if l.Node == first.Name() {
+				return fmt.Errorf("%s still has one", first.Name())
+			}
+		}
+		if v.Health != pb.Health_HEALTH_HEALTHY {
+			return fmt.Errorf("it is %v", v.Health)
+		}
+		return nil
+	})
+	w.AwaitProgress(50, time.Minute)
+	w.NoErrors()
+	for _, h := range b.Targets {
+		if h != first && h != dead {
+			killUnderWrites(t, b, w, h)
+		}
+	}
+	w.Stop()
+	w.NoErrors()
+	b.Verify(c1, device, span, acks.Add(w))
+}
