@@ -32,6 +32,15 @@ func TestScenarioReplaced(t *testing.T) {
 	w.NoErrors()
 
 	b.Up(dead)
+	b.Eventually(2*time.Minute, dead.Name()+"'s drive is ready", func(ctx context.Context) error {
+		all, err := b.API.ListDrives(ctx, &pb.ListDrivesRequest{})
+		for _, d := range all.GetDrives() {
+			if d.Node == dead.Name() && d.State != pb.DriveState_DRIVE_STATE_READY {
+				err = fmt.Errorf("it is %v: %s", d.State, d.Reason)
+			}
+		}
+		return err
+	})
 	first := b.Holder("db1", 0, 0)
 	b.Weft("leg", "move", "db1", "0.0", "--to", dead.Name())
 	b.Eventually(3*time.Minute, "the copies are on the other two targets", func(context.Context) error {
