@@ -33,11 +33,14 @@
 //     rebuild does not wait for held writes: it copies the data below them, and they
 //     then start again. So a leg that can be read but no longer written can still be
 //     replaced.
+//
 //   - Writes that overlap go to the legs one after another. A read waits for the writes
 //     that it overlaps, and a write for such reads. So copies differ only while a write
 //     is under way, and a value that was read once is on all copies (invariant 9).
+//
 //   - Data that was not yet flushed on a leg when the leg was dropped counts as missed. So
 //     a leg that lost its cache in a power failure is repaired too.
+//
 //   - A discard on a mirror becomes a write of zeroes that may unmap, because copies may
 //     return different data for a discarded block. If one of a column's legs does not
 //     support discards, a discard does nothing on that column.
