@@ -26,7 +26,10 @@ func TestScenarioReplaced(t *testing.T) {
 
 	dead := b.Holder("db1", 0, 1)
 	killUnderWrites(t, b, w, dead)
-	b.Weft("node", "confirm-dead", dead.Name(), "--powered-off")
+	b.Eventually(time.Minute, dead.Name()+" is known to be off", func(ctx context.Context) error {
+		_, err := b.API.ConfirmNodeDead(ctx, &pb.ConfirmNodeDeadRequest{Node: dead.Name()})
+		return err // until its agent counts as offline
+	})
 	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, 3*time.Minute)
 	w.AwaitProgress(50, time.Minute)
 	w.NoErrors()
