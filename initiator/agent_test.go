@@ -299,6 +299,42 @@ func TestRebuiltLegStandsInAsSoonAsItIsRecorded(t *testing.T) {
 	})
 }
 
+// TestAMirrorBelowReleasesItsWritesWhileTheColumnAboveWaitsForThem: dm-mirror holds a write that
+// failed on a leg until its own table is replaced, and the switch of the column above waits for
+// that write.
+func TestAMirrorBelowReleasesItsWritesWhileTheColumnAboveWaitsForThem(t *testing.T) {
+	in(t, 1, 3, func(w *world) {
+		w.fallSilent("t2")
+		time.Sleep(4 * time.Second)
+		w.write(0, 1)
+		w.mu.Lock()
+		w.equal = false
+		w.mu.Unlock()
+		w.answer("t2")
+		w.comesBack(0, 2, 1)
+		time.Sleep(3 * time.Second)
+		w.took()
+		hang := make(chan struct{})
+		w.mu.Lock()
+		w.hang = map[string]chan struct{}{"c0": hang}
+		w.mu.Unlock()
+		w.finishResync()
+		time.Sleep(time.Second)
+		w.expect("the switch of the column waits in the kernel", "flush t2", "record-in-sync c0.2@1 copied 256KiB")
+		w.failDrive(0, 0)
+		time.Sleep(4 * time.Second)
+		w.expect("the mirror below drops the leg", "record-stale c0.0", "reload c0-in: linear", "disconnect t0")
+		w.mu.Lock()
+		delete(w.hang, "c0")
+		w.mu.Unlock()
+		close(hang)
+		time.Sleep(4 * time.Second)
+		w.expect("the switch returns", "reload c0: mirror dead t1 t2", "remove c0-back2", "remove c0-in",
+			"create c0-in: mirror t1 t2", "create c0-lost0: error", "reload c0: mirror keep_log c0-in c0-lost0")
+		w.until(serving)
+	})
+}
+
 func TestRebuiltLegThatHangsInItsFlushIsNotRecordedInSyncButStale(t *testing.T) {
 	in(t, 1, 2, func(w *world) {
 		w.beginRebuild(1)

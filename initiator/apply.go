@@ -3,6 +3,7 @@
 package initiator
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync/atomic"
@@ -54,8 +55,8 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 
 // stopChange makes a running change of a column end after its present step.
 func (k *kernelKeeper) stopChange(column int) {
-	if over := k.over[column]; over != nil {
-		over.Store(true)
+	if c := k.changes[column]; c != nil {
+		c.over.Store(true)
 	}
 }
 
@@ -240,27 +241,30 @@ func (k *kernelKeeper) waitUntilNotLive(ctx context.Context, c fabrics.Controlle
 }
 
 // column carries out the steps of a column, and remembers its copies afterwards. Each step
-// suspends the column and so waits for I/O below. If a leg with such I/O is lost meanwhile,
-// the keeper continues and releases that leg, and the new table becomes live after all. That
-// is safe: no leg can have been added by it, and the next plan releases what waits in it.
-// Going back to the old table would not be safe: a rebuilding mirror whose leg has been
-// recorded in sync must not become live again with a dirty region.
+// suspends a device and so waits for I/O below. If a leg with such I/O is lost meanwhile, the
+// keeper continues and releases that leg, and the new table becomes live after all. That is
+// safe: no leg can have been added by it, and the next plan releases what waits in it. Going
+// back to the old table would not be safe: a rebuilding mirror whose leg has been recorded in
+// sync must not become live again with a dirty region.
 func (k *kernelKeeper) column(ctx context.Context, w *volume.Wanted, s *seen, o volume.SetColumn) error {
 	what := o.String()
-	if k.Busy(what) {
+	switch {
+	case k.Busy(what) && o.Retry:
 		return volume.ErrLater
+	case k.Busy(what):
+		return k.unblock(ctx, w, s, o)
 	}
 	steps, slots, err := k.stepsTo(w, s, o.Column, o.Want, o.Retry)
 	if err != nil {
 		return err
 	}
-	over, mem := new(atomic.Bool), k.memory
-	k.over[o.Column] = over
+	c, mem := &change{}, k.memory
+	k.changes[o.Column] = c
 	if o.Retry {
 		mem.Retried[o.Column] = s.Now
 	}
-	return k.await(ctx, what, keeper.Patience, func() error { return k.changeColumn(o.Column, steps, over) }, func(err error) error {
-		delete(k.over, o.Column)
+	return k.await(ctx, what, keeper.Patience, func() error { return k.changeColumn(o.Column, steps, c) }, func(err error) error {
+		delete(k.changes, o.Column)
 		if err != nil || k.memory != mem {
 			return err
 		}
@@ -273,11 +277,41 @@ func (k *kernelKeeper) column(ctx context.Context, w *volume.Wanted, s *seen, o 
 	})
 }
 
-// changeColumn stops between two steps when over is set.
-func (k *kernelKeeper) changeColumn(column int, steps []mirror.Step, over *atomic.Bool) error {
+// unblock helps a change of a column that waits in the kernel for writes that an inner mirror
+// holds for a leg that leaves.
+func (k *kernelKeeper) unblock(ctx context.Context, w *volume.Wanted, s *seen, o volume.SetColumn) error {
+	c, what := k.changes[o.Column], o.String()+", below"
+	if c == nil || k.Busy(what) {
+		return volume.ErrLater
+	}
+	want, _ := k.columnOf(w, s, o.Column, o.Want)
+	steps, err := mirror.Release(s.columns[o.Column].devices, want)
+	switch at := c.at.Load(); {
+	case err != nil:
+		return err
+	case len(steps) == 0 || at == nil || *at == steps[0].DM.Device.Name:
+		return volume.ErrLater
+	}
+	return k.await(ctx, what, keeper.Patience, func() error { return k.changeColumn(o.Column, steps, &change{}) }, func(err error) error {
+		return cmp.Or(err, volume.ErrLater)
+	})
+}
+
+// change is a change of a column that is under way. It may be used from several goroutines.
+type change struct {
+	over atomic.Bool            // it ends after its present step
+	at   atomic.Pointer[string] // the device of that step; nil for a log
+}
+
+// changeColumn stops between two steps when the change is over.
+func (k *kernelKeeper) changeColumn(column int, steps []mirror.Step, c *change) error {
 	for _, step := range steps {
-		if over.Load() {
+		if c.over.Load() {
 			return volume.ErrLater
+		}
+		c.at.Store(nil)
+		if step.DM != nil {
+			c.at.Store(&step.DM.Device.Name)
 		}
 		var err error
 		switch {

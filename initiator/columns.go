@@ -182,18 +182,24 @@ func (k *kernelKeeper) reborn(s *seen, l *volume.Link, c *columnSeen) bool {
 // afterwards. With retry the column stays as it is, and the errors of its legs are cleared.
 func (k *kernelKeeper) stepsTo(w *volume.Wanted, s *seen, column int, want volume.Column, retry bool) ([]mirror.Step, []slot, error) {
 	c := s.columns[column]
-	t := mirror.NewColumn(w.Volume, column, w.Layout, w.Size, c.log)
+	t, slots := k.columnOf(w, s, column, want)
+	if retry {
+		return mirror.Refresh(c.devices, t), slots, nil
+	}
+	steps, err := mirror.Plan(c.devices, t)
+	return steps, slots, err
+}
+
+// columnOf returns a wanted column for the tables, and what to remember of its copies.
+func (k *kernelKeeper) columnOf(w *volume.Wanted, s *seen, column int, want volume.Column) (mirror.Column, []slot) {
+	t := mirror.NewColumn(w.Volume, column, w.Layout, w.Size, s.columns[column].log)
 	t.Size, t.Equalize, t.ReadOnly, t.First, t.Full = want.Size, want.Equalize, w.ReadOnly, want.First, want.Full
 	var slots []slot
 	for copy, w := range want.Copies {
 		leg, slot := k.legFor(s, column, copy, w)
 		t.Legs, slots = append(t.Legs, leg), append(slots, slot)
 	}
-	if retry {
-		return mirror.Refresh(c.devices, t), slots, nil
-	}
-	steps, err := mirror.Plan(c.devices, t)
-	return steps, slots, err
+	return t, slots
 }
 
 // legFor returns a copy for the tables, and what to remember of it.

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"weft.dev/weft/initiator/keeper"
@@ -44,8 +43,8 @@ type kernelKeeper struct {
 	pulses   map[block.LegID]*keeper.Pulse
 	reached  map[volume.Path]*reach
 	watched  map[string]bool
-	over     map[int]*atomic.Bool // by column: tells a running change to stop
-	seen     *seen                // the last look
+	changes  map[int]*change // by column: those that have not returned
+	seen     *seen           // the last look
 	top      dm.State
 	suspends bool // the device is being suspended in the kernel
 }
@@ -60,7 +59,7 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 	k := &kernelKeeper{
 		volume: v, agent: a, path: path, kernel: path.kernel,
 		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{}, watched: map[string]bool{},
-		over: map[int]*atomic.Bool{},
+		changes: map[int]*change{},
 	}
 	k.Keeper = keeper.New(keeper.Config{
 		Node: a.cfg.Node, Manager: a.cfg.Manager, Capabilities: capabilities,

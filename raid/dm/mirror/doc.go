@@ -59,8 +59,7 @@
 // it too, or the leg is recorded stale again and leaves.
 //
 // A step can block in its suspend when a leg below hangs or an inner mirror holds writes.
-// Then look at the legs, record what has changed, make a new plan, and do its steps up to
-// the first one on that device; see dm.Client.DoContext.
+// Then look at the legs, record what has changed, and do the steps of [Release].
 //
 // dm-mirror does not track discards, and it fails a discard that a leg failed instead of
 // holding it. Callers switch discards off on a mirrored volume

@@ -111,6 +111,28 @@ func Plan(devices []dm.State, want Column) ([]Step, error) {
 	return want.grow(steps, mine, want.goal(got).Shape()), nil
 }
 
+// Release returns the steps, if any, that are to be done while a step on the column's own
+// device has not returned: the inner mirror drops the legs that are to leave, and so
+// releases the writes that the column's suspend waits for. They do not change the column.
+func Release(devices []dm.State, want Column) ([]Step, error) {
+	mine := slices.DeleteFunc(slices.Clone(devices), func(s dm.State) bool { return !want.owns(s.Name) })
+	got, err := Observe(want.Name, mine)
+	if err != nil || got.Kind == ShapeNothing {
+		return nil, err
+	}
+	want.Size, want.Region = got.Size, got.Region
+	if want.Region == 0 {
+		want.Region = raid.RegionSize(want.Size)
+	}
+	r := router{c: want.goal(got), got: got, at: got.Shape}
+	r.releaseInner(mine)
+	var steps []Step
+	for _, h := range r.hops {
+		mine = appendInner(&steps, mine, *h.inner, h.why)
+	}
+	return steps, nil
+}
+
 // grow appends the steps that make the devices of a shape longer, the lowest first: so
 // each device grows before the one above it uses the new part.
 func (c Column) grow(steps []Step, devices []dm.State, s Shape) []Step {

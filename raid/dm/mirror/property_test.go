@@ -447,7 +447,7 @@ var errEnded = errors.New("ended")
 
 // do waits for an action as an agent waits for an ioctl that may block. If it takes long,
 // the agent looks at the legs again, records what has changed, and makes the inner mirror
-// release its writes (see DoContext).
+// release its writes (see Release).
 func (h *history) do(act func() error) error {
 	err := act()
 	if err == nil {
@@ -473,7 +473,7 @@ func (h *history) do(act func() error) error {
 }
 
 // unblock does what an agent does while one of its steps blocks: it gives up the legs that
-// block it, and does the steps of a new plan that come before that step.
+// block it, and has the inner mirror release what it holds for them.
 func (h *history) unblock() error {
 	for _, c := range h.copies {
 		switch {
@@ -487,12 +487,12 @@ func (h *history) unblock() error {
 			c.state = Absent
 		}
 	}
-	steps, err := Plan(h.states(), h.wanted())
+	steps, err := Release(h.states(), h.wanted())
 	if err != nil {
-		return fmt.Errorf("plan: %w", err)
+		return fmt.Errorf("release: %w", err)
 	}
 	for _, s := range steps {
-		if s.DM == nil || s.DM.Device.Name != "c-in" || h.rules.skipInner {
+		if h.rules.skipInner {
 			return nil
 		}
 		h.note("meanwhile: %v", s)
