@@ -28,7 +28,7 @@ func moves(w *world) {
 }
 
 // movesWorld counts what happens in a history of moves.
-type movesWorld struct{ added, retired, freed, fewer int }
+type movesWorld struct{ added, retired int }
 
 func (w *world) policy() Policy {
 	if w.moves == nil {
