@@ -233,8 +233,8 @@ func newDriveDrain(g *cli.Globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain DRIVE",
 		Short: "Move a drive's legs elsewhere and keep new ones away",
-		Long: `Move a drive's legs elsewhere and keep new ones away. Each leg is copied first and
-given up only after the copy is in sync. The drive stays in the cluster; with
+		Long: `Move a drive's legs elsewhere and keep new ones away. Each leg is copied first
+and given up only after the copy is in sync. The drive stays in the cluster; with
 --cancel its legs stay too, also if it was to be evicted.`,
 		Example:           "  weft drive drain 4f1c22aa\n  weft drive drain 4f1c22aa --cancel",
 		Args:              cli.Takes("DRIVE"),
