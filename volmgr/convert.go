@@ -573,7 +573,13 @@ func fromAttachmentReport(a *pb.AttachmentReport) (out cluster.AttachmentReport,
 	if out.Volume, err = field("attachments.volume_id", a.VolumeId, block.ParseVolumeID); err != nil {
 		return out, err
 	}
-	out.Legs, err = listErr(a.Legs, fromLegLink)
+	if out.Legs, err = listErr(a.Legs, fromLegLink); err != nil {
+		return out, err
+	}
+	out.Tells = a.InUse != nil
+	out.InUse, err = listErr(a.GetInUse().GetLegIds(), func(id string) (block.LegID, error) {
+		return field("attachments.in_use.leg_ids", id, block.ParseLegID)
+	})
 	return out, err
 }
 

@@ -301,13 +301,7 @@ func (k *Keeper) publish(w *volume.Wanted, s *volume.Seen, v volume.Verdict, gen
 	m := k.path.Memory()
 	r := Report(v, k.Volume, m.Epoch, m.Grant)
 	if s != nil {
-		path, number, size := k.path.Device()
-		r.Device, r.DeviceNumber, r.SizeBytes = path, number, uint64(size)
-	}
-	if s != nil && w != nil {
-		for i := range w.Links {
-			r.Legs = append(r.Legs, k.linkReport(s, &w.Links[i]))
-		}
+		k.describe(r, w, s)
 	}
 	if said := fmt.Sprint(v.Phase, v.Waiting); said != k.said {
 		k.said = said
@@ -328,6 +322,22 @@ func (k *Keeper) publish(w *volume.Wanted, s *volume.Seen, v volume.Verdict, gen
 	k.mu.Unlock()
 	if was.Acted != generation || News(was.Report, now.Report) {
 		k.cfg.Changed()
+	}
+}
+
+// describe adds to a report what was seen of the device and the legs.
+func (k *Keeper) describe(r *pb.AttachmentReport, w *volume.Wanted, s *volume.Seen) {
+	path, number, size := k.path.Device()
+	r.Device, r.DeviceNumber, r.SizeBytes = path, number, uint64(size)
+	r.InUse = &pb.InUse{}
+	for _, leg := range s.InUse() {
+		r.InUse.LegIds = append(r.InUse.LegIds, leg.String())
+	}
+	if w == nil {
+		return
+	}
+	for i := range w.Links {
+		r.Legs = append(r.Legs, k.linkReport(s, &w.Links[i]))
 	}
 }
 

@@ -66,6 +66,7 @@ func sameHold(a, b *pb.HoldReport) bool {
 func News(a, b *pb.AttachmentReport) bool {
 	return a.GetGrant() != b.GetGrant() || a.GetPhase() != b.GetPhase() || a.GetWaitingFor() != b.GetWaitingFor() ||
 		a.GetGaveUp().GetWhy() != b.GetGaveUp().GetWhy() || !slices.EqualFunc(a.GetHolds(), b.GetHolds(), sameHold) ||
+		!slices.Equal(a.GetInUse().GetLegIds(), b.GetInUse().GetLegIds()) ||
 		a.GetScrub().GetFound() != b.GetScrub().GetFound() || a.GetScrub().GetDone() != b.GetScrub().GetDone() ||
 		a.GetDevice() != b.GetDevice() || a.GetDeviceNumber() != b.GetDeviceNumber() || a.GetSizeBytes() != b.GetSizeBytes()
 }

@@ -258,6 +258,18 @@ func (s *Seen) Built() bool {
 	return s.Device.Exists || slices.ContainsFunc(s.Columns, func(c ColumnSeen) bool { return c.Exists })
 }
 
+// InUse lists the legs that take part in the volume's I/O, or still have to answer some.
+func (s *Seen) InUse() (legs []block.LegID) {
+	for _, column := range s.Columns {
+		for _, c := range column.Copies {
+			if c.inUse() || c.State == Failed && c.Busy {
+				legs = append(legs, c.Leg)
+			}
+		}
+	}
+	return legs
+}
+
 // Memory is what the host knows of a volume but cannot find out by looking. The fields exported
 // to JSON outlive the agent if the volume does.
 type Memory struct {

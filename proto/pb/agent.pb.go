@@ -2136,6 +2136,7 @@ type AttachmentReport struct {
 	GaveUp           *GaveUp                `protobuf:"bytes,13,opt,name=gave_up,json=gaveUp,proto3" json:"gave_up,omitempty"`                   // unset: the host has not given up
 	Grant            uint64                 `protobuf:"varint,14,opt,name=grant,proto3" json:"grant,omitempty"`                                  // of the WantedAttachment that this reports on
 	Holds            []*HoldReport          `protobuf:"bytes,15,rep,name=holds,proto3" json:"holds,omitempty"`                                   // of the wanted holds
+	InUse            *InUse                 `protobuf:"bytes,16,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`                      // unset if the host cannot tell
 	Scrub            *ScrubReport           `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"`                                   // of the wanted scrub; unset if it has not begun
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -2262,9 +2263,61 @@ func (x *AttachmentReport) GetHolds() []*HoldReport {
 	return nil
 }
 
+func (x *AttachmentReport) GetInUse() *InUse {
+	if x != nil {
+		return x.InUse
+	}
+	return nil
+}
+
 func (x *AttachmentReport) GetScrub() *ScrubReport {
 	if x != nil {
 		return x.Scrub
+	}
+	return nil
+}
+
+// InUse lists the legs that take part in a volume's I/O on a host, wanted or not.
+type InUse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LegIds        []string               `protobuf:"bytes,1,rep,name=leg_ids,json=legIds,proto3" json:"leg_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InUse) Reset() {
+	*x = InUse{}
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InUse) ProtoMessage() {}
+
+func (x *InUse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InUse.ProtoReflect.Descriptor instead.
+func (*InUse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *InUse) GetLegIds() []string {
+	if x != nil {
+		return x.LegIds
 	}
 	return nil
 }
@@ -2286,7 +2339,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2298,7 +2351,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2364,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ScrubReport) GetId() string {
@@ -2377,7 +2430,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2389,7 +2442,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2402,7 +2455,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ScrubFinding) GetColumn() uint32 {
@@ -2449,7 +2502,7 @@ type Copies struct {
 
 func (x *Copies) Reset() {
 	*x = Copies{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2461,7 +2514,7 @@ func (x *Copies) String() string {
 func (*Copies) ProtoMessage() {}
 
 func (x *Copies) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2474,7 +2527,7 @@ func (x *Copies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Copies.ProtoReflect.Descriptor instead.
 func (*Copies) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Copies) GetCopies() []uint32 {
@@ -2496,7 +2549,7 @@ type HoldReport struct {
 
 func (x *HoldReport) Reset() {
 	*x = HoldReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2508,7 +2561,7 @@ func (x *HoldReport) String() string {
 func (*HoldReport) ProtoMessage() {}
 
 func (x *HoldReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2521,7 +2574,7 @@ func (x *HoldReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
 func (*HoldReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *HoldReport) GetId() string {
@@ -2551,7 +2604,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2563,7 +2616,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2576,7 +2629,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -2614,7 +2667,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2626,7 +2679,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2639,7 +2692,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -2690,7 +2743,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2702,7 +2755,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2715,7 +2768,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -2777,7 +2830,7 @@ type WantedAttachment struct {
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2789,7 +2842,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2802,7 +2855,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -2916,7 +2969,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2928,7 +2981,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2941,7 +2994,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Scrub) GetId() string {
@@ -2971,7 +3024,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2983,7 +3036,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2996,7 +3049,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Hold) GetId() string {
@@ -3045,7 +3098,7 @@ type WantedLink struct {
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3057,7 +3110,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3070,7 +3123,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -3186,7 +3239,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3198,7 +3251,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3211,7 +3264,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -3268,7 +3321,7 @@ type StaleLeg struct {
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3280,7 +3333,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3293,7 +3346,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -3331,7 +3384,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3343,7 +3396,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3356,7 +3409,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -3399,7 +3452,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3411,7 +3464,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3424,7 +3477,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -3466,7 +3519,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3478,7 +3531,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3491,7 +3544,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -3526,7 +3579,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3538,7 +3591,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3551,7 +3604,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -3780,7 +3833,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04legs\x18\x03 \x03(\v2\x14.weft.v1.EvidenceLegR\x04legs\"@\n" +
 	"\vEvidenceLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"\x89\x04\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\xb0\x04\n" +
 	"\x10AttachmentReport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12.\n" +
@@ -3797,8 +3850,11 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	" \x01(\tR\fdeviceNumber\x12(\n" +
 	"\agave_up\x18\r \x01(\v2\x0f.weft.v1.GaveUpR\x06gaveUp\x12\x14\n" +
 	"\x05grant\x18\x0e \x01(\x04R\x05grant\x12)\n" +
-	"\x05holds\x18\x0f \x03(\v2\x13.weft.v1.HoldReportR\x05holds\x12*\n" +
-	"\x05scrub\x18< \x01(\v2\x14.weft.v1.ScrubReportR\x05scrub\"\xdb\x01\n" +
+	"\x05holds\x18\x0f \x03(\v2\x13.weft.v1.HoldReportR\x05holds\x12%\n" +
+	"\x06in_use\x18\x10 \x01(\v2\x0e.weft.v1.InUseR\x05inUse\x12*\n" +
+	"\x05scrub\x18< \x01(\v2\x14.weft.v1.ScrubReportR\x05scrub\" \n" +
+	"\x05InUse\x12\x17\n" +
+	"\aleg_ids\x18\x01 \x03(\tR\x06legIds\"\xdb\x01\n" +
 	"\vScrubReport\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\bR\x04done\x12\x1d\n" +
@@ -3973,7 +4029,7 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(AttachmentPhase)(0),          // 0: weft.v1.AttachmentPhase
 	(HoldState)(0),                // 1: weft.v1.HoldState
@@ -3999,112 +4055,114 @@ var file_weft_v1_agent_proto_goTypes = []any{
 	(*Evidence)(nil),              // 21: weft.v1.Evidence
 	(*EvidenceLeg)(nil),           // 22: weft.v1.EvidenceLeg
 	(*AttachmentReport)(nil),      // 23: weft.v1.AttachmentReport
-	(*ScrubReport)(nil),           // 24: weft.v1.ScrubReport
-	(*ScrubFinding)(nil),          // 25: weft.v1.ScrubFinding
-	(*Copies)(nil),                // 26: weft.v1.Copies
-	(*HoldReport)(nil),            // 27: weft.v1.HoldReport
-	(*GaveUp)(nil),                // 28: weft.v1.GaveUp
-	(*LegLink)(nil),               // 29: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 30: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 31: weft.v1.WantedAttachment
-	(*Scrub)(nil),                 // 32: weft.v1.Scrub
-	(*Hold)(nil),                  // 33: weft.v1.Hold
-	(*WantedLink)(nil),            // 34: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 35: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 36: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 37: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 38: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 39: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 40: weft.v1.RecordInSyncResponse
-	nil,                           // 41: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 42: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 43: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 44: weft.v1.Portal
-	(*Device)(nil),                // 45: weft.v1.Device
-	(*Problem)(nil),               // 46: weft.v1.Problem
-	(*Extent)(nil),                // 47: weft.v1.Extent
-	(ImageKind)(0),                // 48: weft.v1.ImageKind
-	(*Layout)(nil),                // 49: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 50: google.protobuf.Timestamp
-	(*Host)(nil),                  // 51: weft.v1.Host
-	(AttachMode)(0),               // 52: weft.v1.AttachMode
-	(*durationpb.Duration)(nil),   // 53: google.protobuf.Duration
-	(LegState)(0),                 // 54: weft.v1.LegState
+	(*InUse)(nil),                 // 24: weft.v1.InUse
+	(*ScrubReport)(nil),           // 25: weft.v1.ScrubReport
+	(*ScrubFinding)(nil),          // 26: weft.v1.ScrubFinding
+	(*Copies)(nil),                // 27: weft.v1.Copies
+	(*HoldReport)(nil),            // 28: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 29: weft.v1.GaveUp
+	(*LegLink)(nil),               // 30: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 31: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 32: weft.v1.WantedAttachment
+	(*Scrub)(nil),                 // 33: weft.v1.Scrub
+	(*Hold)(nil),                  // 34: weft.v1.Hold
+	(*WantedLink)(nil),            // 35: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 36: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 37: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 38: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 39: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 40: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 41: weft.v1.RecordInSyncResponse
+	nil,                           // 42: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 43: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 44: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 45: weft.v1.Portal
+	(*Device)(nil),                // 46: weft.v1.Device
+	(*Problem)(nil),               // 47: weft.v1.Problem
+	(*Extent)(nil),                // 48: weft.v1.Extent
+	(ImageKind)(0),                // 49: weft.v1.ImageKind
+	(*Layout)(nil),                // 50: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 51: google.protobuf.Timestamp
+	(*Host)(nil),                  // 52: weft.v1.Host
+	(AttachMode)(0),               // 53: weft.v1.AttachMode
+	(*durationpb.Duration)(nil),   // 54: google.protobuf.Duration
+	(LegState)(0),                 // 55: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
 	6,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
 	7,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	41, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	44, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	45, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	42, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	45, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	46, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
 	9,  // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
 	12, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
 	13, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
 	14, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	46, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	47, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
 	5,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
 	10, // 11: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	47, // 12: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	48, // 12: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
 	11, // 13: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	48, // 14: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	49, // 15: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	42, // 16: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	50, // 17: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	49, // 14: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	50, // 15: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	43, // 16: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	51, // 17: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
 	16, // 18: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
 	17, // 19: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
 	13, // 20: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
 	18, // 21: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
 	5,  // 22: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	47, // 23: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	48, // 23: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
 	11, // 24: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	48, // 25: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	51, // 26: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	49, // 25: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	52, // 26: weft.v1.WantedExport.host:type_name -> weft.v1.Host
 	19, // 27: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	43, // 28: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	51, // 29: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	44, // 28: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	52, // 29: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
 	23, // 30: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	46, // 31: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	47, // 31: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
 	21, // 32: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
 	5,  // 33: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
 	22, // 34: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
 	0,  // 35: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	29, // 36: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	28, // 37: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	27, // 38: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	24, // 39: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	25, // 40: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	26, // 41: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	26, // 42: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	1,  // 43: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	2,  // 44: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	3,  // 45: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	31, // 46: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	5,  // 47: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	49, // 48: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	52, // 49: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	34, // 50: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	33, // 51: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	32, // 52: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	53, // 53: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	54, // 54: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	44, // 55: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	36, // 56: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	4,  // 57: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	50, // 58: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	39, // 59: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	8,  // 60: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	20, // 61: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	35, // 62: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	38, // 63: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	15, // 64: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	30, // 65: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	37, // 66: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	40, // 67: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	64, // [64:68] is the sub-list for method output_type
-	60, // [60:64] is the sub-list for method input_type
-	60, // [60:60] is the sub-list for extension type_name
-	60, // [60:60] is the sub-list for extension extendee
-	0,  // [0:60] is the sub-list for field type_name
+	30, // 36: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	29, // 37: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	28, // 38: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	24, // 39: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	25, // 40: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	26, // 41: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	27, // 42: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	27, // 43: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	1,  // 44: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	2,  // 45: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	3,  // 46: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	32, // 47: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	5,  // 48: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	50, // 49: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	53, // 50: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	35, // 51: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	34, // 52: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	33, // 53: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	54, // 54: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	55, // 55: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	45, // 56: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	37, // 57: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	4,  // 58: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	51, // 59: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	40, // 60: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	8,  // 61: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	20, // 62: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	36, // 63: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	39, // 64: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	15, // 65: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	31, // 66: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	38, // 67: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	41, // 68: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	65, // [65:69] is the sub-list for method output_type
+	61, // [61:65] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -4119,7 +4177,7 @@ func file_weft_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   39,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -192,6 +192,8 @@ type AttachmentReport struct {
 	Device      string
 	WaitingFor  string
 	Legs        []LegLink
+	InUse       []block.LegID // legs that take part in I/O there, wanted or not
+	Tells       bool          // the host tells InUse
 	ResyncDone  block.Size
 	ResyncTotal block.Size
 	Size        block.Size   // of the device

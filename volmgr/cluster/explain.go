@@ -203,7 +203,7 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 		s.explainDrive(e, l)
 		switch {
 		case !l.member():
-			s.explainRetired(e, l)
+			s.explainRetired(e, v, l)
 		case l.Suspect:
 			s.explainSuspect(e, v, l)
 		case l.State == LegStale:

@@ -28,7 +28,7 @@ func moves(w *world) {
 }
 
 // movesWorld counts what happens in a history of moves.
-type movesWorld struct{ added, retired int }
+type movesWorld struct{ added, retired, drained int }
 
 func (w *world) policy() Policy {
 	if w.moves == nil {
@@ -73,6 +73,8 @@ func (w *world) checkMove(before map[block.LegID]Leg, v *Volume) string {
 			if was.State == LegInSync && good < v.Layout.Copies {
 				return fmt.Sprintf("I11: %v was retired in sync, and %d of %d copies are left", &l, good, v.Layout.Copies)
 			}
+		case known && was.Draining != 0 && l.Draining == 0:
+			w.moves.drained++
 		case l.Blank && l.State == LegInSync:
 			return fmt.Sprintf("I12: %v is in sync and blank", &l)
 		}
@@ -82,23 +84,27 @@ func (w *world) checkMove(before map[block.LegID]Leg, v *Volume) string {
 
 func TestRandomHistoriesOfMoves(t *testing.T) {
 	t.Parallel()
-	for name, setting := range map[string]func(*world){"moves": moves, "lost stores": func(w *world) { moves(w); losesStore(w) }} {
+	for name, setting := range map[string]func(*world){
+		"moves":       moves,
+		"lost stores": func(w *world) { moves(w); losesStore(w) },
+		"old hosts":   func(w *world) { moves(w); w.oldHosts = true },
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			seeds := *histories / 2
 			if testing.Short() {
 				seeds = min(seeds, 10)
 			}
-			added, retired, served := 0, 0, 0
+			added, retired, drained, served := 0, 0, 0, 0
 			for seed := range seeds {
 				bad, w := history(seed, setting)
 				if bad != "" {
 					t.Fatal(bad)
 				}
-				added, retired, served = added+w.moves.added, retired+w.moves.retired, served+w.serves
+				added, retired, drained, served = added+w.moves.added, retired+w.moves.retired, drained+w.moves.drained, served+w.serves
 			}
-			did := fmt.Sprintf("%d histories added %d legs, retired %d, and served %d times", seeds, added, retired, served)
-			if n := int(seeds); added < n*2 || retired < n || served < n*3 {
+			did := fmt.Sprintf("%d histories added %d legs, retired %d of which %d drained, and served %d times", seeds, added, retired, drained, served)
+			if n := int(seeds); added < n*2 || retired < n || served < n*3 || (drained == 0) != (name == "old hosts") {
 				t.Errorf("%s, want more", did)
 			}
 			t.Log(did)

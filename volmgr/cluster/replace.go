@@ -25,7 +25,7 @@ import (
 //	rebuild   the host copies all of it, as for any stale leg
 //	in sync   the column now has one leg in sync more than it needs
 //	retire    the leaving leg becomes stale; labels do not list it any more
-//	labels    of all in-sync legs of the column do not list it
+//	labels    of all in-sync legs of the column do not list it, and no host uses it
 //	free      its target erases it; then the record is dropped
 //
 // So a column never has fewer legs in sync than before the move, and a leg that its drive
@@ -419,7 +419,7 @@ func (t *tx) retire(v *Volume, id block.LegID, why string) {
 	l := v.leg(id)
 	switch l.State {
 	case LegInSync:
-		t.evict(v, id, "it is made again elsewhere: "+why)
+		t.dismiss(v, id, "it is made again elsewhere: "+why)
 	case LegRebuilding:
 		t.stale(v, id, event.LegStale, why)
 	}
@@ -440,7 +440,7 @@ func (t *tx) freeRetired(id block.VolumeID) {
 			v = t.volume(id)
 			v.Legs = slices.DeleteFunc(v.Legs, func(o Leg) bool { return o.ID == l.ID })
 			t.volumeEvent(v, event.Info, event.LegFreed, fmt.Sprintf("%v: its drive has no record of it", &l), "leg", l.ID.String(), "node", string(l.Node))
-		case l.State == LegStale && l.Retired > 0 && t.s.labelsLack(v, l.Column, l.Retired) == nil:
+		case l.State == LegStale && l.Retired > 0 && l.Draining == 0 && t.s.labelsLack(v, l.Column, l.Retired) == nil:
 			v = t.volume(id)
 			gone := v.leg(l.ID)
 			gone.State, gone.FreedAt = LegDeleting, t.gen
@@ -513,7 +513,11 @@ func (s *State) retirementWaits(v *Volume, legs []*Leg) (waits []string) {
 }
 
 // explainRetired covers legs that were made again elsewhere and are not freed yet.
-func (s *State) explainRetired(e *Explanation, l *Leg) {
+func (s *State) explainRetired(e *Explanation, v *Volume, l *Leg) {
+	if v.drains(l) {
+		e.Waits = append(e.Waits, fmt.Sprintf("%s to stop using %v, which was made again elsewhere", v.Attachment.Node, l))
+		return
+	}
 	if l.State != LegDeleting {
 		e.Facts = append(e.Facts, fmt.Sprintf("%v was made again elsewhere; it is freed once the labels of the other legs show that", l))
 		return

@@ -207,6 +207,44 @@ func (t *tx) evict(v *Volume, id block.LegID, reason string) {
 	t.stale(v, id, event.LegEvicted, reason)
 }
 
+// dismiss is evict for a leg that is well: its host stops using it before its export ends, so
+// no I/O fails. A host that shares the volume could read what others no longer write there, so
+// only an exclusive attachment is waited for, and only if its host tells what it uses.
+func (t *tx) dismiss(v *Volume, id block.LegID, reason string) {
+	t.evict(v, id, reason)
+	a := v.Attachment
+	if a == nil || !a.handedOut() {
+		return
+	}
+	if r, ok := t.s.attachmentReport(v, a); ok && r.Tells {
+		l := v.leg(id)
+		l.Draining, l.DrainingAt = v.Epoch, t.gen
+		l.Revision-- // until that export ends
+	}
+}
+
+// drains reports whether a stale leg is still exported to the host that used it.
+func (v *Volume) drains(l *Leg) bool {
+	return l.State == LegStale && l.Draining != 0 && l.Draining == v.Epoch && v.Attachment != nil && v.Attachment.handedOut()
+}
+
+// settleDraining ends the exports of legs that their host has stopped using.
+func (t *tx) settleDraining(id block.VolumeID) {
+	for _, l := range t.peek(id).Legs {
+		if v := t.peek(id); l.Draining != 0 && (!v.drains(&l) || t.s.released(v, &l)) {
+			end := t.volume(id).leg(l.ID)
+			end.Draining, end.DrainingAt, end.StaleAt = 0, 0, t.gen
+			end.Revision++
+		}
+	}
+}
+
+// released reports whether the host of a volume has stopped using a leg that drains.
+func (s *State) released(v *Volume, l *Leg) bool {
+	r, ok := s.attachmentReport(v, v.Attachment)
+	return ok && r.Tells && s.initiators[v.Attachment.Node].status.Generation >= l.DrainingAt && !slices.Contains(r.InUse, l.ID)
+}
+
 func (t *tx) abandonRebuilds(v *Volume, why string) {
 	for _, l := range v.Legs {
 		if l.State == LegRebuilding {

@@ -89,6 +89,7 @@ type scriptHost struct {
 	heard  uint64      // the last generation that reaches it; 0: all do
 	of     block.ClusterID
 	notes  map[block.VolumeID]evidence.Note // on its disk
+	uses   map[block.VolumeID][]block.LegID // the legs that it says it uses; nil: it does not tell
 }
 
 var t0 = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -253,6 +254,7 @@ var scriptCommands = map[string]func(*script, args) string{
 	"report":      func(s *script, a args) string { return s.reportTarget(s.targets[a.word(0)]) },
 	"repeat":      (*script).repeat,
 	"serve":       func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseServing) },
+	"uses":        (*script).uses,
 	"equalize":    func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseEqualizing) },
 	"stall":       func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseStalled) },
 	"mounted":     func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseDetaching) },
@@ -388,7 +390,7 @@ func (s *script) comply(a args) (out string) {
 func hostOf(name string) block.Host { return block.HostFromID(Seed(sha256.Sum256([]byte(name))).id(0)) }
 
 func (s *script) newHost(a args) string {
-	s.hosts[a.word(0)] = &scriptHost{boot: 1, phase: map[string]Phase{}, notes: map[block.VolumeID]evidence.Note{}, of: clusterIn(a)}
+	s.hosts[a.word(0)] = &scriptHost{boot: 1, phase: map[string]Phase{}, uses: map[block.VolumeID][]block.LegID{}, notes: map[block.VolumeID]evidence.Note{}, of: clusterIn(a)}
 	return s.reportHost(a.word(0))
 }
 
@@ -410,7 +412,7 @@ func (s *script) hostReport(name string) InitiatorReport {
 				grant = a.Grant
 			}
 			a := AttachmentReport{Volume: v.ID, Epoch: v.Epoch, Grant: grant, Phase: h.phase[volume], Device: "/dev/weft/" + volume, GaveUp: h.gaveUp}
-			a.Scrub = h.scrub
+			a.Scrub, a.InUse, a.Tells = h.scrub, h.uses[v.ID], h.uses[v.ID] != nil
 			if a.Phase == PhaseDetaching {
 				a.WaitingFor = "the file system on /mnt"
 			}
@@ -447,6 +449,17 @@ func (s *script) host(name, volume string, phase Phase) string {
 		s.note(name, volume)
 	}
 	return s.reportHost(name)
+}
+
+// uses makes a host say which legs take part in the I/O of a volume: uses c1 db1 0.0 0.1
+func (s *script) uses(a args) string {
+	var legs []block.LegID
+	for _, name := range a.words[2:] {
+		legs = append(legs, s.legArg(a.word(1), name).ID)
+	}
+	h := s.hosts[a.word(0)]
+	h.uses[s.state.idOf(block.VolumeName(a.word(1)))] = legs
+	return s.reportHost(a.word(0))
 }
 
 func (s *script) release(a args) string {

@@ -175,6 +175,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	if t.peek(id) == nil {
 		return
 	}
+	t.settleDraining(id)
 	t.settleSuspects(id)
 	t.settleFormerHosts(id)
 	t.settleKept(id)

@@ -217,6 +217,11 @@ type Leg struct {
 	// again elsewhere; 0: they do. FreedAt is the generation in which its deletion began.
 	Retired uint64 `json:"retired,omitempty"`
 	FreedAt uint64 `json:"freed_at,omitempty"`
+	// Draining is set on a leg that the manager made stale while it was well: its export of
+	// this epoch stays, under the same revision, until the host has stopped using it.
+	// DrainingAt is the generation in which that began.
+	Draining   block.Epoch `json:"draining,omitempty"`
+	DrainingAt uint64      `json:"draining_at,omitempty"`
 }
 
 // VolumeState says whether a volume's legs are being carved, exist, or are being freed.

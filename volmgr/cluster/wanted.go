@@ -144,8 +144,12 @@ func (s *State) export(v *Volume, a *Attachment, node block.NodeName) (WantedExp
 		Serial: block.SerialNumber(v.ID), Host: a.Host, ReadOnly: a.Mode == AttachSharedReadOnly,
 	}
 	for i := range v.Legs {
+		l := &v.Legs[i]
+		if l.Node != node {
+			continue
+		}
 		// A host is told of a suspect leg, but cannot reach it.
-		if l := &v.Legs[i]; l.Node == node && l.exported() && !l.Suspect {
+		if v.drains(l) || l.exported() && !l.Suspect {
 			x.Namespaces = append(x.Namespaces, WantedNamespace{v.nsid(l), l.ID, v.namespace(l)})
 		}
 	}

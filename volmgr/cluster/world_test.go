@@ -58,6 +58,7 @@ type world struct {
 	backup          []Record
 	lostStores      int  // how often the store was lost
 	decided         int  // columns of several copies whose in-sync set was proven then
+	oldHosts        bool // hosts do not tell which legs they use
 	healed          bool // no more faults, and no host shuts down
 	leaves          int  // how often a host released a volume to shut down
 	looks           int  // how often a host that shares a volume read
@@ -457,6 +458,10 @@ func (w *world) hostReport(h *wHost) InitiatorReport {
 			a.Phase = PhaseStalled
 		case v.serving:
 			a.Phase = PhaseServing
+		}
+		a.Tells = !w.oldHosts
+		for _, leg := range sorted(v.links) {
+			a.InUse = append(a.InUse, leg)
 		}
 		r.Attachments = append(r.Attachments, a)
 	}
