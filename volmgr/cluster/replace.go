@@ -191,14 +191,20 @@ func (t *tx) superfluous(v *Volume, column int) (superfluous *Leg, why string) {
 
 // needless reports whether one leg of a column that has one too many can be given up, and why.
 // leaving: some leg of the column leaves. A leg that has data can be given up only if as many
-// others as the column needs are in sync and can be served.
+// others as the column needs are in sync and can be served. For one that was stale and away, two
+// others are enough: else a column of three copies that lost two could have only one of them
+// made again.
 func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless bool) {
+	enough := v.Layout.Group().Members
+	if l.State == LegStale && l.StaleAt < t.gen && !t.s.servable(l) && t.leaving(l) != "" {
+		enough = min(enough, 2)
+	}
 	switch reason := t.leaving(l); {
 	case l.Blank && reason != "": // it has nothing to lose
 		return reason, true
 	case l.Blank && !leaving && l.State == LegStale && t.s.othersReturned(v, l):
 		return "the leg that it was to replace is back", true
-	case t.others(v, l) < v.Layout.Group().Members:
+	case t.others(v, l) < enough:
 		return "", false
 	case !leaving:
 		return "the column has enough copies without it", true
