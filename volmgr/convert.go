@@ -238,6 +238,68 @@ func pbExplanation(e cluster.Explanation) *pb.Explanation {
 
 // ---- to agents ----
 
+// pbConsequences leaves out the mildest consequences if the answer would be too large.
+func pbConsequences(c cluster.Consequences) *pb.WhatIfResponse {
+	all := &pb.WhatIfResponse{
+		Nodes: list(c.Nodes, func(n block.NodeName) string { return string(n) }), DriveIds: list(c.Drives, block.DriveID.String),
+		CopiedBytes: uint64(c.Copied),
+	}
+	if c.ReplaceAfter > 0 {
+		all.ReplaceAfter = durationpb.New(c.ReplaceAfter)
+	}
+	size := 0
+	for i := range c.Volumes {
+		v := &c.Volumes[i]
+		all.VolumesLosingData += one(v.DataLost)
+		all.VolumesUnavailable += one(v.Stops() && !v.DataLost)
+		all.VolumesDegraded += one(v.Degrades())
+		all.LegsLost += uint32(len(v.Legs))
+		all.LegsWithoutPlace += uint32(v.Unplaced())
+		if size >= pageBytes {
+			all.VolumesLeftOut++
+			continue
+		}
+		all.Volumes = append(all.Volumes, pbVolumeLoss(v))
+		size += proto.Size(all.Volumes[i])
+	}
+	for _, a := range c.Attachments {
+		if size >= pageBytes {
+			all.AttachmentsLeftOut++
+			continue
+		}
+		all.Attachments = append(all.Attachments, pbAttachment(a))
+		size += proto.Size(all.Attachments[len(all.Attachments)-1])
+	}
+	return all
+}
+
+func one(yes bool) uint32 {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+func pbVolumeLoss(c *cluster.Consequence) *pb.VolumeLoss {
+	v := &pb.VolumeLoss{
+		VolumeId: c.Volume.String(), VolumeName: string(c.Name), SizeBytes: uint64(c.Size),
+		Before: toEnum[pb.Health](pb.Health_value, healthPrefix, c.Before), After: toEnum[pb.Health](pb.Health_value, healthPrefix, c.After),
+		DataLost: c.DataLost, Hosts: c.Hosts, CopyWaitsFor: c.CopyWaits,
+	}
+	for _, l := range c.Legs {
+		lost := &pb.LegLoss{
+			Column: uint32(l.Column), Copy: uint32(l.Copy), Node: string(l.Node), DriveId: l.Drive.String(),
+			State: toEnum[pb.LegState](pb.LegState_value, legStatePrefix, l.State), SizeBytes: uint64(l.Size),
+			To: string(l.To), Why: l.Why,
+		}
+		if l.To != "" {
+			lost.ToDriveId = l.ToDrive.String()
+		}
+		v.Legs = append(v.Legs, lost)
+	}
+	return v
+}
+
 func pbVolumeLabel(v evidence.VolumeLabel) *pb.VolumeLabel {
 	out := &pb.VolumeLabel{
 		VolumeId: v.ID.String(), Name: string(v.Name), SizeBytes: uint64(v.Size), Layout: pbLayout(v.Layout), Pool: v.Pool,

@@ -257,6 +257,19 @@ func (m *Manager) MoveLeg(ctx context.Context, r *pb.MoveLegRequest) (*pb.Volume
 	return call(ctx, m, cluster.MoveLeg{Volume: r.Volume, Column: int(r.Column), Copy: int(r.Copy), To: block.NodeName(r.To)}, pbVolume)
 }
 
+// WhatIf says what a loss would lead to. It works on a snapshot, beside the loop.
+func (m *Manager) WhatIf(ctx context.Context, r *pb.WhatIfRequest) (*pb.WhatIfResponse, error) {
+	loss := cluster.Loss{Labels: r.Labels}
+	for _, name := range r.Nodes {
+		loss.Nodes = append(loss.Nodes, block.NodeName(name))
+	}
+	var err error
+	if loss.Drives, err = listErr(r.DriveIds, func(id string) (block.DriveID, error) { return field("drive_ids", id, block.ParseDriveID) }); err != nil {
+		return nil, err
+	}
+	return read(ctx, m, func(s *cluster.State) (cluster.Consequences, error) { return s.WhatIf(loss) }, pbConsequences)
+}
+
 // CreatePool names a set of drives.
 func (m *Manager) CreatePool(ctx context.Context, r *pb.CreatePoolRequest) (*pb.Pool, error) {
 	return call(ctx, m, cluster.CreatePool{Name: r.Name, Selector: r.Selector}, pbPool)

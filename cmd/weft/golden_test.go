@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"weft.dev/weft/cmd/internal/cli"
@@ -89,6 +90,25 @@ func (s *stub) ExplainVolume(context.Context, *pb.ExplainVolumeRequest, ...grpc.
 	}, nil
 }
 
+func (s *stub) WhatIf(_ context.Context, r *pb.WhatIfRequest, _ ...grpc.CallOption) (*pb.WhatIfResponse, error) {
+	leg := func(copy uint32, to, why string) *pb.LegLoss {
+		l := &pb.LegLoss{Copy: copy, Node: "t1", DriveId: s.drives[0].GetId(), State: pb.LegState_LEG_STATE_IN_SYNC, SizeBytes: 5 << 30, To: to, Why: why}
+		if to != "" {
+			l.ToDriveId = s.drives[1].GetId()
+		}
+		return l
+	}
+	return &pb.WhatIfResponse{
+		Nodes: r.GetNodes(), DriveIds: []string{s.drives[0].GetId()}, ReplaceAfter: durationpb.New(15 * time.Minute),
+		VolumesLosingData: 1, VolumesDegraded: 1, LegsLost: 3, LegsWithoutPlace: 2, CopiedBytes: 5 << 30,
+		Volumes: []*pb.VolumeLoss{
+			{VolumeId: s.volume.GetId(), VolumeName: "scratch", SizeBytes: 5 << 30, Before: pb.Health_HEALTH_HEALTHY, After: pb.Health_HEALTH_UNAVAILABLE, DataLost: true, CopyWaitsFor: "the volume to be attached", Legs: []*pb.LegLoss{leg(0, "", "the volume has a single copy")}},
+			{VolumeId: s.volume.GetId(), VolumeName: "db1", SizeBytes: 10 << 30, Before: pb.Health_HEALTH_HEALTHY, After: pb.Health_HEALTH_DEGRADED, Hosts: "gpu1", Legs: []*pb.LegLoss{leg(0, "t3", ""), leg(1, "", "no place for another copy of column 1, which takes 5GiB: drive /dev/nvme0n1 on t2: 1GiB free")}},
+		},
+		Attachments: []*pb.Attachment{{VolumeName: "web", Node: "t1"}},
+	}, nil
+}
+
 // db1 is a volume that lost a leg while attached.
 func db1() *stub {
 	const id, driveA, driveB = "0b5e2f7e-1c1d-4a3e-9a52-6f7c1a2b3c4d", "4f1c22aa-0000-4000-8000-000000000001", "9c01aa37-0000-4000-8000-000000000002"
@@ -158,6 +178,9 @@ func TestTablesAndJSONStayAsTheyAre(t *testing.T) {
 		},
 		"explain": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 			return runExplainVolume(ctx, api, "db1", out)
+		},
+		"what-if": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
+			return runWhatIfLose(ctx, api, []string{"node", "t1"}, nil, out)
 		},
 	}
 	for name, run := range runs {

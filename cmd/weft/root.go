@@ -40,7 +40,7 @@ Most commands talk to the volume manager. The daemons are "weft volmgr",
 	root.SetVersionTemplate("weft {{.Version}} " + runtime.Version() + "\n")
 	g.AddFlags(root)
 	root.AddCommand(
-		newStatus(g), newExplain(g), newAttach(g), newDetach(g),
+		newStatus(g), newExplain(g), newWhatIf(g), newAttach(g), newDetach(g),
 		newNode(g), newDrive(g), newPool(g), newVolume(g), newLeg(g), newAttachment(g), newEvent(g),
 		newVolmgr(g), newTarget(g), newInitiator(g), newCSI(g), dev.New(g),
 		newDoctor(g), newKubernetes(g), newVersion(g), newCompletion(), newExitCodes(),

@@ -21,6 +21,7 @@ package pb
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -1191,6 +1192,427 @@ func (x *MoveLegRequest) GetTo() string {
 	return ""
 }
 
+// WhatIfRequest names what is lost for good, all at once.
+type WhatIfRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []string               `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	DriveIds      []string               `protobuf:"bytes,2,rep,name=drive_ids,json=driveIds,proto3" json:"drive_ids,omitempty"`
+	Labels        map[string]string      `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // and all nodes that have all of these; empty: none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhatIfRequest) Reset() {
+	*x = WhatIfRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhatIfRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhatIfRequest) ProtoMessage() {}
+
+func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhatIfRequest.ProtoReflect.Descriptor instead.
+func (*WhatIfRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *WhatIfRequest) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *WhatIfRequest) GetDriveIds() []string {
+	if x != nil {
+		return x.DriveIds
+	}
+	return nil
+}
+
+func (x *WhatIfRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+type WhatIfResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Nodes    []string               `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`                       // that are lost
+	DriveIds []string               `protobuf:"bytes,2,rep,name=drive_ids,json=driveIds,proto3" json:"drive_ids,omitempty"` // that are lost, with those of the nodes
+	// How long legs may be away before they are made again elsewhere. Unset: that does not
+	// happen before an operator confirms the loss.
+	ReplaceAfter       *durationpb.Duration `protobuf:"bytes,3,opt,name=replace_after,json=replaceAfter,proto3" json:"replace_after,omitempty"`
+	VolumesLosingData  uint32               `protobuf:"varint,4,opt,name=volumes_losing_data,json=volumesLosingData,proto3" json:"volumes_losing_data,omitempty"`
+	VolumesUnavailable uint32               `protobuf:"varint,5,opt,name=volumes_unavailable,json=volumesUnavailable,proto3" json:"volumes_unavailable,omitempty"` // that stop, but lose no data
+	VolumesDegraded    uint32               `protobuf:"varint,6,opt,name=volumes_degraded,json=volumesDegraded,proto3" json:"volumes_degraded,omitempty"`          // that stay in service with less redundancy than now
+	LegsLost           uint32               `protobuf:"varint,7,opt,name=legs_lost,json=legsLost,proto3" json:"legs_lost,omitempty"`
+	LegsWithoutPlace   uint32               `protobuf:"varint,8,opt,name=legs_without_place,json=legsWithoutPlace,proto3" json:"legs_without_place,omitempty"`
+	CopiedBytes        uint64               `protobuf:"varint,9,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`             // to make the others again
+	Volumes            []*VolumeLoss        `protobuf:"bytes,10,rep,name=volumes,proto3" json:"volumes,omitempty"`                                        // those with a leg there, worst first
+	VolumesLeftOut     uint32               `protobuf:"varint,11,opt,name=volumes_left_out,json=volumesLeftOut,proto3" json:"volumes_left_out,omitempty"` // of volumes, as the answer would be too large
+	Attachments        []*Attachment        `protobuf:"bytes,12,rep,name=attachments,proto3" json:"attachments,omitempty"`                                // to lost hosts
+	AttachmentsLeftOut uint32               `protobuf:"varint,13,opt,name=attachments_left_out,json=attachmentsLeftOut,proto3" json:"attachments_left_out,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *WhatIfResponse) Reset() {
+	*x = WhatIfResponse{}
+	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhatIfResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhatIfResponse) ProtoMessage() {}
+
+func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhatIfResponse.ProtoReflect.Descriptor instead.
+func (*WhatIfResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *WhatIfResponse) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *WhatIfResponse) GetDriveIds() []string {
+	if x != nil {
+		return x.DriveIds
+	}
+	return nil
+}
+
+func (x *WhatIfResponse) GetReplaceAfter() *durationpb.Duration {
+	if x != nil {
+		return x.ReplaceAfter
+	}
+	return nil
+}
+
+func (x *WhatIfResponse) GetVolumesLosingData() uint32 {
+	if x != nil {
+		return x.VolumesLosingData
+	}
+	return 0
+}
+
+func (x *WhatIfResponse) GetVolumesUnavailable() uint32 {
+	if x != nil {
+		return x.VolumesUnavailable
+	}
+	return 0
+}
+
+func (x *WhatIfResponse) GetVolumesDegraded() uint32 {
+	if x != nil {
+		return x.VolumesDegraded
+	}
+	return 0
+}
+
+func (x *WhatIfResponse) GetLegsLost() uint32 {
+	if x != nil {
+		return x.LegsLost
+	}
+	return 0
+}
+
+func (x *WhatIfResponse) GetLegsWithoutPlace() uint32 {
+	if x != nil {
+		return x.LegsWithoutPlace
+	}
+	return 0
+}
+
+func (x *WhatIfResponse) GetCopiedBytes() uint64 {
+	if x != nil {
+		return x.CopiedBytes
+	}
+	return 0
+}
+
+func (x *WhatIfResponse) GetVolumes() []*VolumeLoss {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *WhatIfResponse) GetVolumesLeftOut() uint32 {
+	if x != nil {
+		return x.VolumesLeftOut
+	}
+	return 0
+}
+
+func (x *WhatIfResponse) GetAttachments() []*Attachment {
+	if x != nil {
+		return x.Attachments
+	}
+	return nil
+}
+
+func (x *WhatIfResponse) GetAttachmentsLeftOut() uint32 {
+	if x != nil {
+		return x.AttachmentsLeftOut
+	}
+	return 0
+}
+
+// VolumeLoss is what a loss would mean for one volume.
+type VolumeLoss struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId      string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	VolumeName    string                 `protobuf:"bytes,2,opt,name=volume_name,json=volumeName,proto3" json:"volume_name,omitempty"`
+	SizeBytes     uint64                 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Before        Health                 `protobuf:"varint,4,opt,name=before,proto3,enum=weft.v1.Health" json:"before,omitempty"`
+	After         Health                 `protobuf:"varint,5,opt,name=after,proto3,enum=weft.v1.Health" json:"after,omitempty"`                // once its host knows, before legs are made again
+	DataLost      bool                   `protobuf:"varint,6,opt,name=data_lost,json=dataLost,proto3" json:"data_lost,omitempty"`              // a column has no copy left that is in sync
+	Hosts         string                 `protobuf:"bytes,7,opt,name=hosts,proto3" json:"hosts,omitempty"`                                     // to which it is attached
+	CopyWaitsFor  string                 `protobuf:"bytes,8,opt,name=copy_waits_for,json=copyWaitsFor,proto3" json:"copy_waits_for,omitempty"` // what has to happen before its legs are copied; empty: nothing
+	Legs          []*LegLoss             `protobuf:"bytes,9,rep,name=legs,proto3" json:"legs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeLoss) Reset() {
+	*x = VolumeLoss{}
+	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeLoss) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeLoss) ProtoMessage() {}
+
+func (x *VolumeLoss) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeLoss.ProtoReflect.Descriptor instead.
+func (*VolumeLoss) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *VolumeLoss) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *VolumeLoss) GetVolumeName() string {
+	if x != nil {
+		return x.VolumeName
+	}
+	return ""
+}
+
+func (x *VolumeLoss) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *VolumeLoss) GetBefore() Health {
+	if x != nil {
+		return x.Before
+	}
+	return Health_HEALTH_UNSPECIFIED
+}
+
+func (x *VolumeLoss) GetAfter() Health {
+	if x != nil {
+		return x.After
+	}
+	return Health_HEALTH_UNSPECIFIED
+}
+
+func (x *VolumeLoss) GetDataLost() bool {
+	if x != nil {
+		return x.DataLost
+	}
+	return false
+}
+
+func (x *VolumeLoss) GetHosts() string {
+	if x != nil {
+		return x.Hosts
+	}
+	return ""
+}
+
+func (x *VolumeLoss) GetCopyWaitsFor() string {
+	if x != nil {
+		return x.CopyWaitsFor
+	}
+	return ""
+}
+
+func (x *VolumeLoss) GetLegs() []*LegLoss {
+	if x != nil {
+		return x.Legs
+	}
+	return nil
+}
+
+// LegLoss is a leg that would be lost, and where it would be made again.
+type LegLoss struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Column        uint32                 `protobuf:"varint,1,opt,name=column,proto3" json:"column,omitempty"`
+	Copy          uint32                 `protobuf:"varint,2,opt,name=copy,proto3" json:"copy,omitempty"`
+	Node          string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	DriveId       string                 `protobuf:"bytes,4,opt,name=drive_id,json=driveId,proto3" json:"drive_id,omitempty"`
+	State         LegState               `protobuf:"varint,5,opt,name=state,proto3,enum=weft.v1.LegState" json:"state,omitempty"` // now
+	SizeBytes     uint64                 `protobuf:"varint,6,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	To            string                 `protobuf:"bytes,7,opt,name=to,proto3" json:"to,omitempty"` // the node where it is made again; empty: it has no place
+	ToDriveId     string                 `protobuf:"bytes,8,opt,name=to_drive_id,json=toDriveId,proto3" json:"to_drive_id,omitempty"`
+	Why           string                 `protobuf:"bytes,9,opt,name=why,proto3" json:"why,omitempty"` // it is not made again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LegLoss) Reset() {
+	*x = LegLoss{}
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LegLoss) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LegLoss) ProtoMessage() {}
+
+func (x *LegLoss) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LegLoss.ProtoReflect.Descriptor instead.
+func (*LegLoss) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *LegLoss) GetColumn() uint32 {
+	if x != nil {
+		return x.Column
+	}
+	return 0
+}
+
+func (x *LegLoss) GetCopy() uint32 {
+	if x != nil {
+		return x.Copy
+	}
+	return 0
+}
+
+func (x *LegLoss) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *LegLoss) GetDriveId() string {
+	if x != nil {
+		return x.DriveId
+	}
+	return ""
+}
+
+func (x *LegLoss) GetState() LegState {
+	if x != nil {
+		return x.State
+	}
+	return LegState_LEG_STATE_UNSPECIFIED
+}
+
+func (x *LegLoss) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *LegLoss) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *LegLoss) GetToDriveId() string {
+	if x != nil {
+		return x.ToDriveId
+	}
+	return ""
+}
+
+func (x *LegLoss) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
 type CreatePoolRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1201,7 +1623,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1635,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1648,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreatePoolRequest) GetName() string {
@@ -1253,7 +1675,7 @@ type ListPoolsRequest struct {
 
 func (x *ListPoolsRequest) Reset() {
 	*x = ListPoolsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1265,7 +1687,7 @@ func (x *ListPoolsRequest) String() string {
 func (*ListPoolsRequest) ProtoMessage() {}
 
 func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1278,7 +1700,7 @@ func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsRequest.ProtoReflect.Descriptor instead.
 func (*ListPoolsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListPoolsRequest) GetPageSize() uint32 {
@@ -1305,7 +1727,7 @@ type ListPoolsResponse struct {
 
 func (x *ListPoolsResponse) Reset() {
 	*x = ListPoolsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1317,7 +1739,7 @@ func (x *ListPoolsResponse) String() string {
 func (*ListPoolsResponse) ProtoMessage() {}
 
 func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1330,7 +1752,7 @@ func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsResponse.ProtoReflect.Descriptor instead.
 func (*ListPoolsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListPoolsResponse) GetPools() []*Pool {
@@ -1356,7 +1778,7 @@ type DeletePoolRequest struct {
 
 func (x *DeletePoolRequest) Reset() {
 	*x = DeletePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1368,7 +1790,7 @@ func (x *DeletePoolRequest) String() string {
 func (*DeletePoolRequest) ProtoMessage() {}
 
 func (x *DeletePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1381,7 +1803,7 @@ func (x *DeletePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoolRequest.ProtoReflect.Descriptor instead.
 func (*DeletePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeletePoolRequest) GetName() string {
@@ -1399,7 +1821,7 @@ type DeletePoolResponse struct {
 
 func (x *DeletePoolResponse) Reset() {
 	*x = DeletePoolResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1411,7 +1833,7 @@ func (x *DeletePoolResponse) String() string {
 func (*DeletePoolResponse) ProtoMessage() {}
 
 func (x *DeletePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1424,7 +1846,7 @@ func (x *DeletePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoolResponse.ProtoReflect.Descriptor instead.
 func (*DeletePoolResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
 }
 
 type CreateVolumeRequest struct {
@@ -1449,7 +1871,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1461,7 +1883,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1474,7 +1896,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -1571,7 +1993,7 @@ type Segment struct {
 
 func (x *Segment) Reset() {
 	*x = Segment{}
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1583,7 +2005,7 @@ func (x *Segment) String() string {
 func (*Segment) ProtoMessage() {}
 
 func (x *Segment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1596,7 +2018,7 @@ func (x *Segment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Segment.ProtoReflect.Descriptor instead.
 func (*Segment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Segment) GetLabels() map[string]string {
@@ -1616,7 +2038,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1628,7 +2050,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1641,7 +2063,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExpandVolumeRequest) GetVolume() string {
@@ -1669,7 +2091,7 @@ type ScrubVolumeRequest struct {
 
 func (x *ScrubVolumeRequest) Reset() {
 	*x = ScrubVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +2103,7 @@ func (x *ScrubVolumeRequest) String() string {
 func (*ScrubVolumeRequest) ProtoMessage() {}
 
 func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +2116,7 @@ func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ScrubVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ScrubVolumeRequest) GetVolume() string {
@@ -1733,7 +2155,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1745,7 +2167,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1758,7 +2180,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *UpdateVolumeRequest) GetVolume() string {
@@ -1802,7 +2224,7 @@ type GetCapacityRequest struct {
 
 func (x *GetCapacityRequest) Reset() {
 	*x = GetCapacityRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1814,7 +2236,7 @@ func (x *GetCapacityRequest) String() string {
 func (*GetCapacityRequest) ProtoMessage() {}
 
 func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1827,7 +2249,7 @@ func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCapacityRequest.ProtoReflect.Descriptor instead.
 func (*GetCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetCapacityRequest) GetCopies() uint32 {
@@ -1876,7 +2298,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1888,7 +2310,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1901,7 +2323,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Capacity) GetAvailableBytes() uint64 {
@@ -1934,7 +2356,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1946,7 +2368,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1959,7 +2381,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetVolumeRequest) GetVolume() string {
@@ -1979,7 +2401,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1991,7 +2413,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2004,7 +2426,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListVolumesRequest) GetPageSize() uint32 {
@@ -2031,7 +2453,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2043,7 +2465,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2056,7 +2478,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -2082,7 +2504,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2094,7 +2516,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2107,7 +2529,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeleteVolumeRequest) GetVolume() string {
@@ -2125,7 +2547,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2137,7 +2559,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2150,7 +2572,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
 }
 
 type ExplainVolumeRequest struct {
@@ -2162,7 +2584,7 @@ type ExplainVolumeRequest struct {
 
 func (x *ExplainVolumeRequest) Reset() {
 	*x = ExplainVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2174,7 +2596,7 @@ func (x *ExplainVolumeRequest) String() string {
 func (*ExplainVolumeRequest) ProtoMessage() {}
 
 func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2187,7 +2609,7 @@ func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExplainVolumeRequest) GetVolume() string {
@@ -2210,7 +2632,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_weft_v1_manager_proto_msgTypes[39]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2222,7 +2644,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[39]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2235,7 +2657,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Explanation) GetObject() string {
@@ -2284,7 +2706,7 @@ type PromoteStaleLegRequest struct {
 
 func (x *PromoteStaleLegRequest) Reset() {
 	*x = PromoteStaleLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[40]
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2296,7 +2718,7 @@ func (x *PromoteStaleLegRequest) String() string {
 func (*PromoteStaleLegRequest) ProtoMessage() {}
 
 func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[40]
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2309,7 +2731,7 @@ func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteStaleLegRequest.ProtoReflect.Descriptor instead.
 func (*PromoteStaleLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PromoteStaleLegRequest) GetVolume() string {
@@ -2348,7 +2770,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2360,7 +2782,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2373,7 +2795,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AttachRequest) GetVolume() string {
@@ -2418,7 +2840,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2430,7 +2852,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2443,7 +2865,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DetachRequest) GetVolume() string {
@@ -2482,7 +2904,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2494,7 +2916,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2507,7 +2929,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{47}
 }
 
 type ListAttachmentsRequest struct {
@@ -2521,7 +2943,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2533,7 +2955,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2546,7 +2968,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListAttachmentsRequest) GetNode() string {
@@ -2580,7 +3002,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	mi := &file_weft_v1_manager_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +3014,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	mi := &file_weft_v1_manager_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +3027,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
@@ -2635,7 +3057,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[46]
+	mi := &file_weft_v1_manager_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2647,7 +3069,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[46]
+	mi := &file_weft_v1_manager_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2660,7 +3082,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListEventsRequest) GetObject() string {
@@ -2708,7 +3130,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[47]
+	mi := &file_weft_v1_manager_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2720,7 +3142,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[47]
+	mi := &file_weft_v1_manager_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2733,7 +3155,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{47}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -2760,7 +3182,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[48]
+	mi := &file_weft_v1_manager_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2772,7 +3194,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[48]
+	mi := &file_weft_v1_manager_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2785,7 +3207,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{48}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *WatchEventsRequest) GetObject() string {
@@ -2810,7 +3232,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[49]
+	mi := &file_weft_v1_manager_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2822,7 +3244,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[49]
+	mi := &file_weft_v1_manager_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2835,7 +3257,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{49}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{53}
 }
 
 type BackupChunk struct {
@@ -2847,7 +3269,7 @@ type BackupChunk struct {
 
 func (x *BackupChunk) Reset() {
 	*x = BackupChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[50]
+	mi := &file_weft_v1_manager_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +3281,7 @@ func (x *BackupChunk) String() string {
 func (*BackupChunk) ProtoMessage() {}
 
 func (x *BackupChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[50]
+	mi := &file_weft_v1_manager_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +3294,7 @@ func (x *BackupChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupChunk.ProtoReflect.Descriptor instead.
 func (*BackupChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{50}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *BackupChunk) GetData() []byte {
@@ -2886,7 +3308,7 @@ var File_weft_v1_manager_proto protoreflect.FileDescriptor
 
 const file_weft_v1_manager_proto_rawDesc = "" +
 	"\n" +
-	"\x15weft/v1/manager.proto\x12\aweft.v1\x1a\x13weft/v1/types.proto\"\x12\n" +
+	"\x15weft/v1/manager.proto\x12\aweft.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13weft/v1/types.proto\"\x12\n" +
 	"\x10GetStatusRequest\"\xbc\x03\n" +
 	"\x06Status\x12\x1d\n" +
 	"\n" +
@@ -2972,7 +3394,53 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x16\n" +
 	"\x06column\x18\x02 \x01(\rR\x06column\x12\x12\n" +
 	"\x04copy\x18\x03 \x01(\rR\x04copy\x12\x0e\n" +
-	"\x02to\x18\x04 \x01(\tR\x02to\"\xaa\x01\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\"\xb9\x01\n" +
+	"\rWhatIfRequest\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\tR\x05nodes\x12\x1b\n" +
+	"\tdrive_ids\x18\x02 \x03(\tR\bdriveIds\x12:\n" +
+	"\x06labels\x18\x03 \x03(\v2\".weft.v1.WhatIfRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbf\x04\n" +
+	"\x0eWhatIfResponse\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\tR\x05nodes\x12\x1b\n" +
+	"\tdrive_ids\x18\x02 \x03(\tR\bdriveIds\x12>\n" +
+	"\rreplace_after\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\freplaceAfter\x12.\n" +
+	"\x13volumes_losing_data\x18\x04 \x01(\rR\x11volumesLosingData\x12/\n" +
+	"\x13volumes_unavailable\x18\x05 \x01(\rR\x12volumesUnavailable\x12)\n" +
+	"\x10volumes_degraded\x18\x06 \x01(\rR\x0fvolumesDegraded\x12\x1b\n" +
+	"\tlegs_lost\x18\a \x01(\rR\blegsLost\x12,\n" +
+	"\x12legs_without_place\x18\b \x01(\rR\x10legsWithoutPlace\x12!\n" +
+	"\fcopied_bytes\x18\t \x01(\x04R\vcopiedBytes\x12-\n" +
+	"\avolumes\x18\n" +
+	" \x03(\v2\x13.weft.v1.VolumeLossR\avolumes\x12(\n" +
+	"\x10volumes_left_out\x18\v \x01(\rR\x0evolumesLeftOut\x125\n" +
+	"\vattachments\x18\f \x03(\v2\x13.weft.v1.AttachmentR\vattachments\x120\n" +
+	"\x14attachments_left_out\x18\r \x01(\rR\x12attachmentsLeftOut\"\xb8\x02\n" +
+	"\n" +
+	"VolumeLoss\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
+	"\vvolume_name\x18\x02 \x01(\tR\n" +
+	"volumeName\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\x12'\n" +
+	"\x06before\x18\x04 \x01(\x0e2\x0f.weft.v1.HealthR\x06before\x12%\n" +
+	"\x05after\x18\x05 \x01(\x0e2\x0f.weft.v1.HealthR\x05after\x12\x1b\n" +
+	"\tdata_lost\x18\x06 \x01(\bR\bdataLost\x12\x14\n" +
+	"\x05hosts\x18\a \x01(\tR\x05hosts\x12$\n" +
+	"\x0ecopy_waits_for\x18\b \x01(\tR\fcopyWaitsFor\x12$\n" +
+	"\x04legs\x18\t \x03(\v2\x10.weft.v1.LegLossR\x04legs\"\xee\x01\n" +
+	"\aLegLoss\x12\x16\n" +
+	"\x06column\x18\x01 \x01(\rR\x06column\x12\x12\n" +
+	"\x04copy\x18\x02 \x01(\rR\x04copy\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x12\x19\n" +
+	"\bdrive_id\x18\x04 \x01(\tR\adriveId\x12'\n" +
+	"\x05state\x18\x05 \x01(\x0e2\x11.weft.v1.LegStateR\x05state\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x06 \x01(\x04R\tsizeBytes\x12\x0e\n" +
+	"\x02to\x18\a \x01(\tR\x02to\x12\x1e\n" +
+	"\vto_drive_id\x18\b \x01(\tR\ttoDriveId\x12\x10\n" +
+	"\x03why\x18\t \x01(\tR\x03why\"\xaa\x01\n" +
 	"\x11CreatePoolRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12D\n" +
 	"\bselector\x18\x02 \x03(\v2(.weft.v1.CreatePoolRequest.SelectorEntryR\bselector\x1a;\n" +
@@ -3098,7 +3566,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\tafter_seq\x18\x02 \x01(\x04R\bafterSeq\"\x0f\n" +
 	"\rBackupRequest\"!\n" +
 	"\vBackupChunk\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xa0\x11\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\xdb\x11\n" +
 	"\aManager\x127\n" +
 	"\tGetStatus\x12\x19.weft.v1.GetStatusRequest\x1a\x0f.weft.v1.Status\x12B\n" +
 	"\tListNodes\x12\x19.weft.v1.ListNodesRequest\x1a\x1a.weft.v1.ListNodesResponse\x12=\n" +
@@ -3119,7 +3587,8 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"CordonNode\x12\x1a.weft.v1.CordonNodeRequest\x1a\r.weft.v1.Node\x12;\n" +
 	"\fUncordonNode\x12\x1c.weft.v1.UncordonNodeRequest\x1a\r.weft.v1.Node\x12;\n" +
 	"\fMaintainNode\x12\x1c.weft.v1.MaintainNodeRequest\x1a\r.weft.v1.Node\x123\n" +
-	"\aMoveLeg\x12\x17.weft.v1.MoveLegRequest\x1a\x0f.weft.v1.Volume\x127\n" +
+	"\aMoveLeg\x12\x17.weft.v1.MoveLegRequest\x1a\x0f.weft.v1.Volume\x129\n" +
+	"\x06WhatIf\x12\x16.weft.v1.WhatIfRequest\x1a\x17.weft.v1.WhatIfResponse\x127\n" +
 	"\n" +
 	"CreatePool\x12\x1a.weft.v1.CreatePoolRequest\x1a\r.weft.v1.Pool\x12B\n" +
 	"\tListPools\x12\x19.weft.v1.ListPoolsRequest\x1a\x1a.weft.v1.ListPoolsResponse\x12E\n" +
@@ -3155,7 +3624,7 @@ func file_weft_v1_manager_proto_rawDescGZIP() []byte {
 	return file_weft_v1_manager_proto_rawDescData
 }
 
-var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
 var file_weft_v1_manager_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: weft.v1.GetStatusRequest
 	(*Status)(nil),                  // 1: weft.v1.Status
@@ -3178,144 +3647,162 @@ var file_weft_v1_manager_proto_goTypes = []any{
 	(*UncordonNodeRequest)(nil),     // 18: weft.v1.UncordonNodeRequest
 	(*MaintainNodeRequest)(nil),     // 19: weft.v1.MaintainNodeRequest
 	(*MoveLegRequest)(nil),          // 20: weft.v1.MoveLegRequest
-	(*CreatePoolRequest)(nil),       // 21: weft.v1.CreatePoolRequest
-	(*ListPoolsRequest)(nil),        // 22: weft.v1.ListPoolsRequest
-	(*ListPoolsResponse)(nil),       // 23: weft.v1.ListPoolsResponse
-	(*DeletePoolRequest)(nil),       // 24: weft.v1.DeletePoolRequest
-	(*DeletePoolResponse)(nil),      // 25: weft.v1.DeletePoolResponse
-	(*CreateVolumeRequest)(nil),     // 26: weft.v1.CreateVolumeRequest
-	(*Segment)(nil),                 // 27: weft.v1.Segment
-	(*ExpandVolumeRequest)(nil),     // 28: weft.v1.ExpandVolumeRequest
-	(*ScrubVolumeRequest)(nil),      // 29: weft.v1.ScrubVolumeRequest
-	(*UpdateVolumeRequest)(nil),     // 30: weft.v1.UpdateVolumeRequest
-	(*GetCapacityRequest)(nil),      // 31: weft.v1.GetCapacityRequest
-	(*Capacity)(nil),                // 32: weft.v1.Capacity
-	(*GetVolumeRequest)(nil),        // 33: weft.v1.GetVolumeRequest
-	(*ListVolumesRequest)(nil),      // 34: weft.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 35: weft.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),     // 36: weft.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),    // 37: weft.v1.DeleteVolumeResponse
-	(*ExplainVolumeRequest)(nil),    // 38: weft.v1.ExplainVolumeRequest
-	(*Explanation)(nil),             // 39: weft.v1.Explanation
-	(*PromoteStaleLegRequest)(nil),  // 40: weft.v1.PromoteStaleLegRequest
-	(*AttachRequest)(nil),           // 41: weft.v1.AttachRequest
-	(*DetachRequest)(nil),           // 42: weft.v1.DetachRequest
-	(*DetachResponse)(nil),          // 43: weft.v1.DetachResponse
-	(*ListAttachmentsRequest)(nil),  // 44: weft.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil), // 45: weft.v1.ListAttachmentsResponse
-	(*ListEventsRequest)(nil),       // 46: weft.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),      // 47: weft.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),      // 48: weft.v1.WatchEventsRequest
-	(*BackupRequest)(nil),           // 49: weft.v1.BackupRequest
-	(*BackupChunk)(nil),             // 50: weft.v1.BackupChunk
-	nil,                             // 51: weft.v1.SetNodeLabelsRequest.LabelsEntry
-	nil,                             // 52: weft.v1.AddDriveRequest.LabelsEntry
-	nil,                             // 53: weft.v1.SetDriveLabelsRequest.LabelsEntry
-	nil,                             // 54: weft.v1.CreatePoolRequest.SelectorEntry
-	nil,                             // 55: weft.v1.CreateVolumeRequest.LabelsEntry
-	nil,                             // 56: weft.v1.Segment.LabelsEntry
-	nil,                             // 57: weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	(*Node)(nil),                    // 58: weft.v1.Node
-	(*Device)(nil),                  // 59: weft.v1.Device
-	(*Drive)(nil),                   // 60: weft.v1.Drive
-	(*Pool)(nil),                    // 61: weft.v1.Pool
-	(*Volume)(nil),                  // 62: weft.v1.Volume
-	(AttachMode)(0),                 // 63: weft.v1.AttachMode
-	(*Attachment)(nil),              // 64: weft.v1.Attachment
-	(*Event)(nil),                   // 65: weft.v1.Event
+	(*WhatIfRequest)(nil),           // 21: weft.v1.WhatIfRequest
+	(*WhatIfResponse)(nil),          // 22: weft.v1.WhatIfResponse
+	(*VolumeLoss)(nil),              // 23: weft.v1.VolumeLoss
+	(*LegLoss)(nil),                 // 24: weft.v1.LegLoss
+	(*CreatePoolRequest)(nil),       // 25: weft.v1.CreatePoolRequest
+	(*ListPoolsRequest)(nil),        // 26: weft.v1.ListPoolsRequest
+	(*ListPoolsResponse)(nil),       // 27: weft.v1.ListPoolsResponse
+	(*DeletePoolRequest)(nil),       // 28: weft.v1.DeletePoolRequest
+	(*DeletePoolResponse)(nil),      // 29: weft.v1.DeletePoolResponse
+	(*CreateVolumeRequest)(nil),     // 30: weft.v1.CreateVolumeRequest
+	(*Segment)(nil),                 // 31: weft.v1.Segment
+	(*ExpandVolumeRequest)(nil),     // 32: weft.v1.ExpandVolumeRequest
+	(*ScrubVolumeRequest)(nil),      // 33: weft.v1.ScrubVolumeRequest
+	(*UpdateVolumeRequest)(nil),     // 34: weft.v1.UpdateVolumeRequest
+	(*GetCapacityRequest)(nil),      // 35: weft.v1.GetCapacityRequest
+	(*Capacity)(nil),                // 36: weft.v1.Capacity
+	(*GetVolumeRequest)(nil),        // 37: weft.v1.GetVolumeRequest
+	(*ListVolumesRequest)(nil),      // 38: weft.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 39: weft.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),     // 40: weft.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),    // 41: weft.v1.DeleteVolumeResponse
+	(*ExplainVolumeRequest)(nil),    // 42: weft.v1.ExplainVolumeRequest
+	(*Explanation)(nil),             // 43: weft.v1.Explanation
+	(*PromoteStaleLegRequest)(nil),  // 44: weft.v1.PromoteStaleLegRequest
+	(*AttachRequest)(nil),           // 45: weft.v1.AttachRequest
+	(*DetachRequest)(nil),           // 46: weft.v1.DetachRequest
+	(*DetachResponse)(nil),          // 47: weft.v1.DetachResponse
+	(*ListAttachmentsRequest)(nil),  // 48: weft.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil), // 49: weft.v1.ListAttachmentsResponse
+	(*ListEventsRequest)(nil),       // 50: weft.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),      // 51: weft.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),      // 52: weft.v1.WatchEventsRequest
+	(*BackupRequest)(nil),           // 53: weft.v1.BackupRequest
+	(*BackupChunk)(nil),             // 54: weft.v1.BackupChunk
+	nil,                             // 55: weft.v1.SetNodeLabelsRequest.LabelsEntry
+	nil,                             // 56: weft.v1.AddDriveRequest.LabelsEntry
+	nil,                             // 57: weft.v1.SetDriveLabelsRequest.LabelsEntry
+	nil,                             // 58: weft.v1.WhatIfRequest.LabelsEntry
+	nil,                             // 59: weft.v1.CreatePoolRequest.SelectorEntry
+	nil,                             // 60: weft.v1.CreateVolumeRequest.LabelsEntry
+	nil,                             // 61: weft.v1.Segment.LabelsEntry
+	nil,                             // 62: weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	(*Node)(nil),                    // 63: weft.v1.Node
+	(*Device)(nil),                  // 64: weft.v1.Device
+	(*Drive)(nil),                   // 65: weft.v1.Drive
+	(*durationpb.Duration)(nil),     // 66: google.protobuf.Duration
+	(*Attachment)(nil),              // 67: weft.v1.Attachment
+	(Health)(0),                     // 68: weft.v1.Health
+	(LegState)(0),                   // 69: weft.v1.LegState
+	(*Pool)(nil),                    // 70: weft.v1.Pool
+	(*Volume)(nil),                  // 71: weft.v1.Volume
+	(AttachMode)(0),                 // 72: weft.v1.AttachMode
+	(*Event)(nil),                   // 73: weft.v1.Event
 }
 var file_weft_v1_manager_proto_depIdxs = []int32{
-	58, // 0: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
-	51, // 1: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
-	59, // 2: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
-	60, // 3: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
-	52, // 4: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
-	53, // 5: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
-	54, // 6: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
-	61, // 7: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
-	55, // 8: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
-	27, // 9: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
-	27, // 10: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
-	56, // 11: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
-	57, // 12: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	27, // 13: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
-	62, // 14: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
-	63, // 15: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
-	64, // 16: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
-	65, // 17: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
-	0,  // 18: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
-	2,  // 19: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
-	4,  // 20: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
-	5,  // 21: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
-	6,  // 22: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
-	8,  // 23: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
-	10, // 24: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
-	12, // 25: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
-	13, // 26: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
-	14, // 27: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
-	16, // 28: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
-	17, // 29: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
-	18, // 30: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
-	19, // 31: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
-	20, // 32: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
-	21, // 33: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
-	22, // 34: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
-	24, // 35: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
-	26, // 36: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
-	33, // 37: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
-	34, // 38: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
-	36, // 39: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
-	28, // 40: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
-	29, // 41: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
-	30, // 42: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
-	31, // 43: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
-	38, // 44: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
-	40, // 45: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
-	41, // 46: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
-	42, // 47: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
-	44, // 48: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
-	46, // 49: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
-	48, // 50: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
-	49, // 51: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
-	1,  // 52: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
-	3,  // 53: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
-	58, // 54: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
-	58, // 55: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
-	7,  // 56: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
-	9,  // 57: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
-	11, // 58: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
-	60, // 59: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
-	60, // 60: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
-	15, // 61: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
-	60, // 62: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
-	58, // 63: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
-	58, // 64: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
-	58, // 65: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
-	62, // 66: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
-	61, // 67: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
-	23, // 68: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
-	25, // 69: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
-	62, // 70: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
-	62, // 71: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
-	35, // 72: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
-	37, // 73: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
-	62, // 74: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
-	62, // 75: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
-	62, // 76: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
-	32, // 77: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
-	39, // 78: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
-	62, // 79: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
-	64, // 80: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
-	43, // 81: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
-	45, // 82: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
-	47, // 83: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
-	65, // 84: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
-	50, // 85: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
-	52, // [52:86] is the sub-list for method output_type
-	18, // [18:52] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	63, // 0: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
+	55, // 1: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
+	64, // 2: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
+	65, // 3: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
+	56, // 4: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
+	57, // 5: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
+	58, // 6: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
+	66, // 7: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
+	23, // 8: weft.v1.WhatIfResponse.volumes:type_name -> weft.v1.VolumeLoss
+	67, // 9: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
+	68, // 10: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
+	68, // 11: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
+	24, // 12: weft.v1.VolumeLoss.legs:type_name -> weft.v1.LegLoss
+	69, // 13: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
+	59, // 14: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
+	70, // 15: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
+	60, // 16: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
+	31, // 17: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
+	31, // 18: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
+	61, // 19: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
+	62, // 20: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	31, // 21: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
+	71, // 22: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
+	72, // 23: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
+	67, // 24: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
+	73, // 25: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
+	0,  // 26: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
+	2,  // 27: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
+	4,  // 28: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
+	5,  // 29: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
+	6,  // 30: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
+	8,  // 31: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
+	10, // 32: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
+	12, // 33: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
+	13, // 34: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
+	14, // 35: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
+	16, // 36: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
+	17, // 37: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
+	18, // 38: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
+	19, // 39: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
+	20, // 40: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
+	21, // 41: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
+	25, // 42: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
+	26, // 43: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
+	28, // 44: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
+	30, // 45: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
+	37, // 46: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
+	38, // 47: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
+	40, // 48: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
+	32, // 49: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
+	33, // 50: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
+	34, // 51: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
+	35, // 52: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
+	42, // 53: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
+	44, // 54: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
+	45, // 55: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
+	46, // 56: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
+	48, // 57: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
+	50, // 58: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
+	52, // 59: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
+	53, // 60: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
+	1,  // 61: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
+	3,  // 62: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
+	63, // 63: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
+	63, // 64: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
+	7,  // 65: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
+	9,  // 66: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
+	11, // 67: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
+	65, // 68: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
+	65, // 69: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
+	15, // 70: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
+	65, // 71: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
+	63, // 72: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
+	63, // 73: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
+	63, // 74: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
+	71, // 75: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
+	22, // 76: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
+	70, // 77: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
+	27, // 78: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
+	29, // 79: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
+	71, // 80: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
+	71, // 81: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
+	39, // 82: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
+	41, // 83: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
+	71, // 84: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
+	71, // 85: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
+	71, // 86: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
+	36, // 87: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
+	43, // 88: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
+	71, // 89: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
+	67, // 90: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
+	47, // 91: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
+	49, // 92: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
+	51, // 93: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
+	73, // 94: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
+	54, // 95: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
+	61, // [61:96] is the sub-list for method output_type
+	26, // [26:61] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_manager_proto_init() }
@@ -3330,7 +3817,7 @@ func file_weft_v1_manager_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_manager_proto_rawDesc), len(file_weft_v1_manager_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   58,
+			NumMessages:   63,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -46,6 +46,7 @@ const (
 	Manager_UncordonNode_FullMethodName    = "/weft.v1.Manager/UncordonNode"
 	Manager_MaintainNode_FullMethodName    = "/weft.v1.Manager/MaintainNode"
 	Manager_MoveLeg_FullMethodName         = "/weft.v1.Manager/MoveLeg"
+	Manager_WhatIf_FullMethodName          = "/weft.v1.Manager/WhatIf"
 	Manager_CreatePool_FullMethodName      = "/weft.v1.Manager/CreatePool"
 	Manager_ListPools_FullMethodName       = "/weft.v1.Manager/ListPools"
 	Manager_DeletePool_FullMethodName      = "/weft.v1.Manager/DeletePool"
@@ -97,6 +98,8 @@ type ManagerClient interface {
 	MaintainNode(ctx context.Context, in *MaintainNodeRequest, opts ...grpc.CallOption) (*Node, error)
 	// MoveLeg has one leg made again elsewhere.
 	MoveLeg(ctx context.Context, in *MoveLegRequest, opts ...grpc.CallOption) (*Volume, error)
+	// WhatIf says what the loss of nodes and drives would lead to. It changes nothing.
+	WhatIf(ctx context.Context, in *WhatIfRequest, opts ...grpc.CallOption) (*WhatIfResponse, error)
 	CreatePool(ctx context.Context, in *CreatePoolRequest, opts ...grpc.CallOption) (*Pool, error)
 	ListPools(ctx context.Context, in *ListPoolsRequest, opts ...grpc.CallOption) (*ListPoolsResponse, error)
 	DeletePool(ctx context.Context, in *DeletePoolRequest, opts ...grpc.CallOption) (*DeletePoolResponse, error)
@@ -285,6 +288,16 @@ func (c *managerClient) MoveLeg(ctx context.Context, in *MoveLegRequest, opts ..
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Volume)
 	err := c.cc.Invoke(ctx, Manager_MoveLeg_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) WhatIf(ctx context.Context, in *WhatIfRequest, opts ...grpc.CallOption) (*WhatIfResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WhatIfResponse)
+	err := c.cc.Invoke(ctx, Manager_WhatIf_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -529,6 +542,8 @@ type ManagerServer interface {
 	MaintainNode(context.Context, *MaintainNodeRequest) (*Node, error)
 	// MoveLeg has one leg made again elsewhere.
 	MoveLeg(context.Context, *MoveLegRequest) (*Volume, error)
+	// WhatIf says what the loss of nodes and drives would lead to. It changes nothing.
+	WhatIf(context.Context, *WhatIfRequest) (*WhatIfResponse, error)
 	CreatePool(context.Context, *CreatePoolRequest) (*Pool, error)
 	ListPools(context.Context, *ListPoolsRequest) (*ListPoolsResponse, error)
 	DeletePool(context.Context, *DeletePoolRequest) (*DeletePoolResponse, error)
@@ -617,6 +632,9 @@ func (UnimplementedManagerServer) MaintainNode(context.Context, *MaintainNodeReq
 }
 func (UnimplementedManagerServer) MoveLeg(context.Context, *MoveLegRequest) (*Volume, error) {
 	return nil, status.Error(codes.Unimplemented, "method MoveLeg not implemented")
+}
+func (UnimplementedManagerServer) WhatIf(context.Context, *WhatIfRequest) (*WhatIfResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method WhatIf not implemented")
 }
 func (UnimplementedManagerServer) CreatePool(context.Context, *CreatePoolRequest) (*Pool, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreatePool not implemented")
@@ -962,6 +980,24 @@ func _Manager_MoveLeg_Handler(srv interface{}, ctx context.Context, dec func(int
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ManagerServer).MoveLeg(ctx, req.(*MoveLegRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_WhatIf_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WhatIfRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).WhatIf(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_WhatIf_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).WhatIf(ctx, req.(*WhatIfRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1360,6 +1396,10 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "MoveLeg",
 			Handler:    _Manager_MoveLeg_Handler,
+		},
+		{
+			MethodName: "WhatIf",
+			Handler:    _Manager_WhatIf_Handler,
 		},
 		{
 			MethodName: "CreatePool",

@@ -27,7 +27,7 @@
 // leg in every column. Where the rules are:
 //
 //	attach.go  grants, fences, leases, detaching      sync.go   legs going stale and coming back
-//	shared.go  volumes attached to several hosts
+//	shared.go  volumes attached to several hosts      whatif.go what a loss would lead to
 //	volume.go  creating and deleting                  drive.go  adding and evicting drives
 //	expand.go  volumes that grow in use               wanted.go what the agents are told
 //	explain.go why a volume is in its state           rebuild.go a lost store rebuilt from drive labels
