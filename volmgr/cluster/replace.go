@@ -167,7 +167,7 @@ func (t *tx) settleColumn(id block.VolumeID, column int) {
 		if l, why := t.superfluous(v, column); l != nil {
 			t.retire(t.volume(id), l.ID, why)
 		}
-	case stay < wanted && v.trusted()[column] != 0:
+	case stay < wanted && t.s.serving(v)[column] != 0: // else there is nothing to copy from
 		t.addLeg(id, column, "")
 	}
 }
@@ -482,7 +482,7 @@ func (s *State) replacementWaits(v *Volume, column int) (waits, actions []string
 		return nil, nil
 	case len(legs) > g.Members:
 		return s.retirementWaits(v, legs), nil
-	case stay < g.Members && v.trusted()[column] != 0:
+	case stay < g.Members && s.serving(v)[column] != 0:
 		_, err := s.newPlace(v, column, "", Seed{}, s.lookup())
 		if e, ok := err.(*Error); ok {
 			return []string{"a place for another copy: " + strings.TrimPrefix(e.Text, v.object()+": ")}, []string{e.Hint}
