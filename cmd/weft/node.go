@@ -285,24 +285,80 @@ func newNodeUncordon(g *cli.Globals) *cobra.Command {
 		})
 }
 
+type nodeMaintainOptions struct {
+	node   string
+	length time.Duration
+	force  bool
+	noWait bool
+}
+
 func newNodeMaintain(g *cli.Globals) *cobra.Command {
-	var length time.Duration
-	var force bool
-	cmd := nodeUpkeep(g, "maintain NODE", "Announce that a node is switched off for a while", `Announce that a node is switched off for a while. Its legs that hosts use are
-recorded stale now, so that no write waits for them when it stops, and they are
-not made again elsewhere before the time is over. When the node is back, only
-changes are copied. Refused if a volume in use would stop without the node.`, "%s is under maintenance",
-		func(ctx context.Context, api pb.ManagerClient, node string) error {
-			if length < time.Second {
-				return cli.UsageError{Err: fmt.Errorf("--for %v: must be at least a second", length)}
-			}
-			_, err := api.MaintainNode(ctx, &pb.MaintainNodeRequest{Node: node, Seconds: uint32(length / time.Second), Force: force})
-			return err
-		})
-	cmd.Example = "  weft node maintain t3 --for 15m"
-	cmd.Flags().DurationVar(&length, "for", 15*time.Minute, "the `time` that it may take")
-	cmd.Flags().BoolVar(&force, "force", false, "even if volumes in use stop without the node")
+	var o nodeMaintainOptions
+	cmd := &cobra.Command{
+		Use:   "maintain NODE",
+		Short: "Announce that a node is switched off for a while",
+		Long: `Announce that a node is switched off for a while, and wait until it can be
+stopped without a pause of I/O. Its legs that hosts write are recorded stale now,
+and the hosts leave them out. Nothing is made again elsewhere before the time is
+over. When the node is back, only changes are copied.
+
+Refused if a volume in use would stop without the node: it has a single copy, or
+no other copy is in sync. With --force the I/O of such volumes waits while the
+node is off.`,
+		Example:           "  weft node maintain t3 --for 15m",
+		Args:              cli.Takes("NODE"),
+		ValidArgsFunction: g.CompleteNode,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
+			o.node = args[0]
+			return runNodeMaintain(ctx, api, o, out)
+		}),
+	}
+	cmd.Flags().DurationVar(&o.length, "for", 15*time.Minute, "the `time` that it may take")
+	cmd.Flags().BoolVar(&o.force, "force", false, "even if volumes in use stop without the node")
+	cmd.Flags().BoolVar(&o.noWait, "no-wait", false, "return at once; stop the node only after the command without this has returned")
 	return cmd
+}
+
+func runNodeMaintain(ctx context.Context, api pb.ManagerClient, o nodeMaintainOptions, out *cli.Output) error {
+	if o.length < time.Second {
+		return cli.UsageError{Err: fmt.Errorf("--for %v: must be at least a second", o.length)}
+	}
+	n, err := api.MaintainNode(ctx, &pb.MaintainNodeRequest{Node: o.node, Seconds: uint32(o.length / time.Second), Force: o.force})
+	if err != nil {
+		return err
+	}
+	until := n.GetMaintainedUntil().AsTime().UTC().Format(time.RFC3339)
+	if o.noWait {
+		out.Say("node %s is under maintenance until %s", o.node, until)
+		return out.Print(n, nil)
+	}
+	err = cli.Wait(ctx, out, cli.RequestStands, func(ctx context.Context) (string, error) {
+		if n, err = nodeNamed(ctx, api, o.node); err != nil {
+			return "", err
+		}
+		return strings.Join(n.GetStopWaitsFor(), "; "), nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, volume := range n.GetStopsIoOf() {
+		out.Warn("while %s is off, I/O waits: volume %s", o.node, volume)
+	}
+	out.Say("node %s can be stopped now; its maintenance ends when it is back, at %s at the latest", o.node, until)
+	return out.Print(n, nil)
+}
+
+func nodeNamed(ctx context.Context, api pb.ManagerClient, name string) (*pb.Node, error) {
+	nodes, err := api.ListNodes(ctx, &pb.ListNodesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range nodes.GetNodes() {
+		if n.GetName() == name {
+			return n, nil
+		}
+	}
+	return nil, fmt.Errorf("node %s was removed", name)
 }
 
 // nodeUpkeep is a command with a node for its only argument.

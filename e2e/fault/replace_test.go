@@ -148,3 +148,66 @@ func TestAHealthyCopyIsMovedUnderWrites(t *testing.T) {
 		m.holds("c1", 2, 2)
 	})
 }
+
+// longestPut writes for a while and returns the longest time that one write took.
+func (m *mirror) longestPut(number *uint64, d time.Duration) (longest time.Duration) {
+	m.t.Helper()
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		*number++
+		began := time.Now()
+		m.put("c1", *number, int64(*number)%sharedUnits)
+		longest = max(longest, time.Since(began))
+		time.Sleep(10 * time.Millisecond)
+	}
+	return longest
+}
+
+// A target is stopped for maintenance under writes. If that is announced, no write waits longer
+// than 0.2 s, from the announcement to the copy's return; if it is not, one does.
+func TestAnAnnouncedMaintenanceStallsNoWrite(t *testing.T) {
+	for _, announced := range []bool{true, false} {
+		t.Run(fmt.Sprintf("announced %v", announced), func(t *testing.T) {
+			spared(t, func(m *mirror, _ *targetHost) {
+				number := uint64(1)
+				m.put("c1", number, everyUnit...)
+				longest := m.longestPut(&number, 2*time.Second)
+				if announced {
+					if _, err := m.operator.MaintainNode(context.Background(), &pb.MaintainNodeRequest{Node: m.second.name, Seconds: 900}); err != nil {
+						t.Fatal(err)
+					}
+					began := time.Now()
+					for {
+						longest = max(longest, m.longestPut(&number, 10*time.Millisecond))
+						if n := m.node(m.second.name); n.GetMaintainedUntil() != nil && len(n.GetStopWaitsFor())+len(n.GetStopsIoOf()) == 0 {
+							break
+						}
+						if time.Since(began) > 10*time.Second {
+							t.Fatalf("after 10 s %s waits for %q", m.second.name, m.node(m.second.name).GetStopWaitsFor())
+						}
+					}
+					t.Logf("safe to stop after %v", time.Since(began))
+				}
+				m.second.kill()
+				longest = max(longest, m.longestPut(&number, 20*time.Second))
+				m.second.start()
+				longest = max(longest, m.longestPut(&number, 10*time.Second))
+				m.copiesOn(m.first, m.second)
+				m.sameCopies()
+				t.Logf("the longest of %d writes took %v", number, longest)
+				if longest > 200*time.Millisecond == announced {
+					t.Errorf("announced %v: the longest write took %v", announced, longest)
+				}
+			})
+		})
+	}
+}
+
+// node returns what the manager says of a node.
+func (m *mirror) node(name string) *pb.Node {
+	m.t.Helper()
+	nodes, err := m.operator.ListNodes(context.Background(), &pb.ListNodesRequest{})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return nodes.GetNodes()[slices.IndexFunc(nodes.GetNodes(), func(n *pb.Node) bool { return n.GetName() == name })]
+}

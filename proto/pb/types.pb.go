@@ -638,14 +638,19 @@ func (x *Host) GetId() string {
 
 // Node is a machine that runs a target agent, an initiator agent, or both.
 type Node struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Labels        map[string]string      `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // failure domains: zone, rack, ...; "node" is implied
-	Portals       []*Portal              `protobuf:"bytes,3,rep,name=portals,proto3" json:"portals,omitempty"`                                                                         // as reported by its target agent
-	Host          *Host                  `protobuf:"bytes,4,opt,name=host,proto3" json:"host,omitempty"`                                                                               // as reported by its initiator agent
-	Target        *AgentStatus           `protobuf:"bytes,5,opt,name=target,proto3" json:"target,omitempty"`
-	Initiator     *AgentStatus           `protobuf:"bytes,6,opt,name=initiator,proto3" json:"initiator,omitempty"`
-	ConfirmedDead bool                   `protobuf:"varint,7,opt,name=confirmed_dead,json=confirmedDead,proto3" json:"confirmed_dead,omitempty"` // an operator has confirmed that the machine is off
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Name            string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Labels          map[string]string      `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // failure domains: zone, rack, ...; "node" is implied
+	Portals         []*Portal              `protobuf:"bytes,3,rep,name=portals,proto3" json:"portals,omitempty"`                                                                         // as reported by its target agent
+	Host            *Host                  `protobuf:"bytes,4,opt,name=host,proto3" json:"host,omitempty"`                                                                               // as reported by its initiator agent
+	Target          *AgentStatus           `protobuf:"bytes,5,opt,name=target,proto3" json:"target,omitempty"`
+	Initiator       *AgentStatus           `protobuf:"bytes,6,opt,name=initiator,proto3" json:"initiator,omitempty"`
+	ConfirmedDead   bool                   `protobuf:"varint,7,opt,name=confirmed_dead,json=confirmedDead,proto3" json:"confirmed_dead,omitempty"`      // an operator has confirmed that the machine is off
+	MaintainedUntil *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=maintained_until,json=maintainedUntil,proto3" json:"maintained_until,omitempty"` // its absence until then is announced; unset: it is not
+	// Of a node under maintenance: what has to happen before it can be stopped without a pause
+	// of I/O, and the volumes whose I/O waits all the same while it is off, each with the reason.
+	StopWaitsFor  []string `protobuf:"bytes,9,rep,name=stop_waits_for,json=stopWaitsFor,proto3" json:"stop_waits_for,omitempty"`
+	StopsIoOf     []string `protobuf:"bytes,10,rep,name=stops_io_of,json=stopsIoOf,proto3" json:"stops_io_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -727,6 +732,27 @@ func (x *Node) GetConfirmedDead() bool {
 		return x.ConfirmedDead
 	}
 	return false
+}
+
+func (x *Node) GetMaintainedUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.MaintainedUntil
+	}
+	return nil
+}
+
+func (x *Node) GetStopWaitsFor() []string {
+	if x != nil {
+		return x.StopWaitsFor
+	}
+	return nil
+}
+
+func (x *Node) GetStopsIoOf() []string {
+	if x != nil {
+		return x.StopsIoOf
+	}
+	return nil
 }
 
 // AgentStatus is what the volume manager knows of one agent.
@@ -2357,7 +2383,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x04rail\x18\x04 \x01(\tR\x04rail\"(\n" +
 	"\x04Host\x12\x10\n" +
 	"\x03nqn\x18\x01 \x01(\tR\x03nqn\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\tR\x02id\"\xdf\x02\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\xec\x03\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
 	"\x06labels\x18\x02 \x03(\v2\x19.weft.v1.Node.LabelsEntryR\x06labels\x12)\n" +
@@ -2365,7 +2391,11 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x04host\x18\x04 \x01(\v2\r.weft.v1.HostR\x04host\x12,\n" +
 	"\x06target\x18\x05 \x01(\v2\x14.weft.v1.AgentStatusR\x06target\x122\n" +
 	"\tinitiator\x18\x06 \x01(\v2\x14.weft.v1.AgentStatusR\tinitiator\x12%\n" +
-	"\x0econfirmed_dead\x18\a \x01(\bR\rconfirmedDead\x1a9\n" +
+	"\x0econfirmed_dead\x18\a \x01(\bR\rconfirmedDead\x12E\n" +
+	"\x10maintained_until\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x0fmaintainedUntil\x12$\n" +
+	"\x0estop_waits_for\x18\t \x03(\tR\fstopWaitsFor\x12\x1e\n" +
+	"\vstops_io_of\x18\n" +
+	" \x03(\tR\tstopsIoOf\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd1\x02\n" +
@@ -2676,43 +2706,44 @@ var file_weft_v1_types_proto_depIdxs = []int32{
 	10, // 3: weft.v1.Node.host:type_name -> weft.v1.Host
 	12, // 4: weft.v1.Node.target:type_name -> weft.v1.AgentStatus
 	12, // 5: weft.v1.Node.initiator:type_name -> weft.v1.AgentStatus
-	31, // 6: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
-	13, // 7: weft.v1.AgentStatus.problems:type_name -> weft.v1.Problem
-	32, // 8: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
-	31, // 9: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	27, // 10: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
-	1,  // 11: weft.v1.Drive.state:type_name -> weft.v1.DriveState
-	15, // 12: weft.v1.Drive.health:type_name -> weft.v1.DriveHealth
-	31, // 13: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
-	16, // 14: weft.v1.DriveHealth.smart:type_name -> weft.v1.SmartLog
-	32, // 15: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
-	15, // 16: weft.v1.Device.health:type_name -> weft.v1.DriveHealth
-	28, // 17: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
-	20, // 18: weft.v1.Leg.extents:type_name -> weft.v1.Extent
-	3,  // 19: weft.v1.Leg.state:type_name -> weft.v1.LegState
-	31, // 20: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
-	19, // 21: weft.v1.Volume.layout:type_name -> weft.v1.Layout
-	29, // 22: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
-	4,  // 23: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
-	5,  // 24: weft.v1.Volume.health:type_name -> weft.v1.Health
-	21, // 25: weft.v1.Volume.legs:type_name -> weft.v1.Leg
-	24, // 26: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
-	31, // 27: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	24, // 28: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
-	23, // 29: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
-	31, // 30: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
-	31, // 31: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
-	6,  // 32: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
-	7,  // 33: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
-	31, // 34: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
-	31, // 35: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
-	8,  // 36: weft.v1.Event.severity:type_name -> weft.v1.Severity
-	30, // 37: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
-	38, // [38:38] is the sub-list for method output_type
-	38, // [38:38] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	31, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
+	31, // 7: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
+	13, // 8: weft.v1.AgentStatus.problems:type_name -> weft.v1.Problem
+	32, // 9: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
+	31, // 10: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	27, // 11: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
+	1,  // 12: weft.v1.Drive.state:type_name -> weft.v1.DriveState
+	15, // 13: weft.v1.Drive.health:type_name -> weft.v1.DriveHealth
+	31, // 14: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
+	16, // 15: weft.v1.DriveHealth.smart:type_name -> weft.v1.SmartLog
+	32, // 16: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
+	15, // 17: weft.v1.Device.health:type_name -> weft.v1.DriveHealth
+	28, // 18: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
+	20, // 19: weft.v1.Leg.extents:type_name -> weft.v1.Extent
+	3,  // 20: weft.v1.Leg.state:type_name -> weft.v1.LegState
+	31, // 21: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
+	19, // 22: weft.v1.Volume.layout:type_name -> weft.v1.Layout
+	29, // 23: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
+	4,  // 24: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
+	5,  // 25: weft.v1.Volume.health:type_name -> weft.v1.Health
+	21, // 26: weft.v1.Volume.legs:type_name -> weft.v1.Leg
+	24, // 27: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
+	31, // 28: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	24, // 29: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
+	23, // 30: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
+	31, // 31: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
+	31, // 32: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
+	6,  // 33: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
+	7,  // 34: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
+	31, // 35: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
+	31, // 36: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
+	8,  // 37: weft.v1.Event.severity:type_name -> weft.v1.Severity
+	30, // 38: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
+	39, // [39:39] is the sub-list for method output_type
+	39, // [39:39] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_types_proto_init() }

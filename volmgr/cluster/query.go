@@ -36,6 +36,7 @@ func (s *State) nodeView(n *Node) Node {
 	if i := s.initiators[n.Name]; i != nil {
 		v.Initiator = s.agentView(i.status)
 	}
+	v.StopWaits, v.StopsIO = s.stopWaits(n)
 	v.Target.Problems, v.Initiator.Problems = s.named(n.Name, v.Target.Problems), s.named(n.Name, v.Initiator.Problems)
 	v.Target.Refused = s.refusedAgent(agentKey{n.Name, "target"})
 	v.Initiator.Refused = s.refusedAgent(agentKey{n.Name, "initiator"})

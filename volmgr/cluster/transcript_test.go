@@ -663,6 +663,12 @@ func (s *script) listNodes(args) (text string) {
 				text += fmt.Sprintf("; its %s %s", agent, refused)
 			}
 		}
+		for _, waits := range n.StopWaits {
+			text += "; to be stopped it waits for " + waits
+		}
+		for _, volume := range n.StopsIO {
+			text += "; it stops " + volume
+		}
 		text += "\n"
 	}
 	return text

@@ -187,6 +187,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	t.settleDetaching(id)
 	t.settleLeft(id)
 	t.settleExpanding(id)
+	t.settleMaintained(id)
 	t.settleCopies(id)
 	t.settleScrub(id)
 	t.settleRebuilds(id)

@@ -31,6 +31,8 @@ type Node struct {
 
 	// Derived, for readers.
 	Labels    map[string]string `json:"-"` // the operator's over the agents', and "node"
+	StopWaits []string          `json:"-"` // under maintenance: what has to happen before it may stop
+	StopsIO   []string          `json:"-"` // under maintenance: volumes whose I/O waits while it is off
 	Target    AgentStatus       `json:"-"`
 	Initiator AgentStatus       `json:"-"`
 }

@@ -234,40 +234,81 @@ func (in MaintainNode) apply(t *tx) (view, error) {
 	}
 	if needed := t.s.needed(in.Node); len(needed) > 0 && !in.Force {
 		return nil, refused(ReasonNodeInUse, nodeObject(in.Node), "volumes in use would stop without it: %s", some(needed, 8)).
-			hint("wait until their other copies are in sync (`weft explain volume %s`), or use --force", needed[0])
+			hint("wait until other copies are in sync, and detach volumes of a single copy; with --force their I/O waits while the node is off")
 	}
 	until := t.now.UTC().Add(in.For)
 	t.node(in.Node).MaintainedUntil = until
 	t.event(event.Info, event.NodeMaintained, nodeObject(in.Node), fmt.Sprintf("under maintenance until %s: its legs are left out and not made again elsewhere", until.Format(time.RFC3339)), "node", string(in.Node))
-	t.leaveOut(in.Node)
+	t.settleUsersOf(in.Node)
 	return nodeResult(in.Node), nil
 }
 
-// needed names the volumes in use that cannot be served without a node.
+// needed names the volumes in use that cannot be served without a node, each with the reason.
 func (s *State) needed(node block.NodeName) (names []string) {
 	legs := s.legsOn(node, block.DriveID{})
 	for _, id := range sorted(legs) {
 		v := s.volumes.Get(id)
-		if v.open() && slices.ContainsFunc(legs[id], func(l *Leg) bool { return l.trusted() && !s.spare(v, l) }) {
-			names = append(names, string(v.Name))
+		if !v.open() || !slices.ContainsFunc(legs[id], func(l *Leg) bool { return l.trusted() && !s.spare(v, l) }) {
+			continue
 		}
+		why := "no other copy is in sync"
+		if v.Layout.Group().Members == 1 {
+			why = "a single copy"
+		}
+		names = append(names, fmt.Sprintf("%s (%s)", v.Name, why))
 	}
 	return names
 }
 
-// leaveOut records the legs of a node stale that hosts write and can do without.
-func (t *tx) leaveOut(node block.NodeName) {
-	legs := t.s.legsOn(node, block.DriveID{})
-	for _, id := range sorted(legs) {
-		if v := t.peek(id); v.State != VolumeReady || v.Attachment == nil || !v.open() {
+// settleUsersOf settles the volumes in use with a leg on a node that hosts write.
+func (t *tx) settleUsersOf(node block.NodeName) {
+	for id := range t.s.onNode.Get(node).Keys() {
+		if v := t.peek(id); v != nil && v.Attachment != nil && v.open() && slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Node == node && l.exported() }) {
+			t.unsure[id] = true
+		}
+	}
+}
+
+// settleMaintained records the legs on nodes under maintenance stale that a host writes and can
+// do without, also if it has come to use them, or can do without them, only since the maintenance
+// began.
+func (t *tx) settleMaintained(id block.VolumeID) {
+	v := t.peek(id)
+	if v.State != VolumeReady || v.Attachment == nil || !v.open() {
+		return
+	}
+	for _, l := range v.Legs {
+		n := t.nodes.peek(l.Node)
+		if n == nil || n.MaintainedUntil.IsZero() || !l.member() {
 			continue
 		}
+		if l := t.peek(id).leg(l.ID); l.State == LegRebuilding || l.trusted() && t.s.spare(t.peek(id), l) {
+			t.stale(t.volume(id), l.ID, event.LegStale, "its node is under maintenance")
+		}
+	}
+}
+
+// stopWaits says what has to happen before a node under maintenance can be stopped without a
+// pause of I/O: hosts have to leave its stale legs out. stops names the volumes whose I/O waits
+// all the same while the node is off. Both are empty of a node that is not under maintenance, and
+// waits of one whose target has stopped.
+func (s *State) stopWaits(n *Node) (waits, stops []string) {
+	if n.MaintainedUntil.IsZero() {
+		return nil, nil
+	}
+	legs := s.legsOn(n.Name, block.DriveID{})
+	for _, id := range sorted(legs) {
+		v := s.volumes.Get(id)
 		for _, l := range legs[id] {
-			if l := t.peek(id).leg(l.ID); l.State == LegRebuilding || l.trusted() && t.s.spare(t.peek(id), l) {
-				t.stale(t.volume(id), l.ID, event.LegStale, "its node is under maintenance")
+			for _, a := range v.attachments() {
+				on := s.initiators[a.Node]
+				if s.targetOnline(n.Name) && l.State == LegStale && a.handedOut() && (on == nil || on.status.Generation < l.StaleAt) {
+					waits = append(waits, fmt.Sprintf("host %s to leave out %v of %s", a.Node, l, v.object()))
+				}
 			}
 		}
 	}
+	return waits, s.needed(n.Name)
 }
 
 // spare reports whether a leg's column can be read from its other legs that are served now.
@@ -275,12 +316,15 @@ func (s *State) spare(v *Volume, l *Leg) bool {
 	return v.Layout.Group().Readable(s.serving(v)[l.Column].Without(l.Copy))
 }
 
-// settleMaintenance ends the maintenances whose time is over.
+// settleMaintenance ends the maintenances whose time is over. The others may find legs that are
+// no longer needed.
 func (t *tx) settleMaintenance() {
 	for _, name := range t.s.maintained() {
 		if !t.now.Before(t.nodes.peek(name).MaintainedUntil) {
 			t.endMaintenance(name, "the time of its maintenance is over")
+			continue
 		}
+		t.settleUsersOf(name)
 	}
 }
 
