@@ -44,6 +44,9 @@ func TestScenarioReplaced(t *testing.T) {
 		}
 		return err
 	})
+	w.Stop()
+	acks.Add(w)
+	w = b.Write(c1, device, span, 200, w.Next())
 	first := b.Holder("db1", 0, 0)
 	b.Weft("leg", "move", "db1", "0.0", "--to", dead.Name())
 	b.Eventually(3*time.Minute, "the copies are on the other two targets", func(context.Context) error {
@@ -60,6 +63,8 @@ func TestScenarioReplaced(t *testing.T) {
 	})
 	w.AwaitProgress(50, time.Minute)
 	w.NoErrors()
+	stall, _ := w.Stall()
+	t.Logf("while the copy was moved, the longest pause between two writes was %v", stall.Round(time.Millisecond))
 	for _, h := range b.Targets {
 		if h != first && h != dead {
 			killUnderWrites(t, b, w, h)

@@ -425,9 +425,11 @@ func (t *tx) retire(v *Volume, id block.LegID, why string) {
 	l := v.leg(id)
 	switch l.State {
 	case LegInSync:
-		t.dismiss(v, id, "it is made again elsewhere: "+why)
+		t.evict(v, id, "it is made again elsewhere: "+why)
+		t.drain(v, id)
 	case LegRebuilding:
 		t.stale(v, id, event.LegStale, why)
+		t.drain(v, id)
 	}
 	v.Generation++
 	l.Retired, l.Leave = v.Generation, false

@@ -207,11 +207,11 @@ func (t *tx) evict(v *Volume, id block.LegID, reason string) {
 	t.stale(v, id, event.LegEvicted, reason)
 }
 
-// dismiss is evict for a leg that is well: its host stops using it before its export ends, so
-// no I/O fails. A host that shares the volume could read what others no longer write there, so
-// only an exclusive attachment is waited for, and only if its host tells what it uses.
-func (t *tx) dismiss(v *Volume, id block.LegID, reason string) {
-	t.evict(v, id, reason)
+// drain lets a leg's host stop using it before its export ends, so that no I/O fails. The leg
+// was well and has just become stale. A host that shares the volume could read what others no
+// longer write there, so only an exclusive attachment is waited for, and only if its host tells
+// what it uses.
+func (t *tx) drain(v *Volume, id block.LegID) {
 	a := v.Attachment
 	if a == nil || !a.handedOut() {
 		return

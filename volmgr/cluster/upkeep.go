@@ -284,6 +284,7 @@ func (t *tx) settleMaintained(id block.VolumeID) {
 		}
 		if l := t.peek(id).leg(l.ID); l.State == LegRebuilding || l.trusted() && t.s.spare(t.peek(id), l) {
 			t.stale(t.volume(id), l.ID, event.LegStale, "its node is under maintenance")
+			t.drain(t.volume(id), l.ID)
 		}
 	}
 }
@@ -302,7 +303,7 @@ func (s *State) stopWaits(n *Node) (waits, stops []string) {
 		for _, l := range legs[id] {
 			for _, a := range v.attachments() {
 				on := s.initiators[a.Node]
-				if s.targetOnline(n.Name) && l.State == LegStale && a.handedOut() && (on == nil || on.status.Generation < l.StaleAt) {
+				if s.targetOnline(n.Name) && l.State == LegStale && a.handedOut() && (v.drains(l) || on == nil || on.status.Generation < l.StaleAt) {
 					waits = append(waits, fmt.Sprintf("host %s to leave out %v of %s", a.Node, l, v.object()))
 				}
 			}
