@@ -27,6 +27,9 @@ type column struct {
 	aborted    bool
 	armed      bool // a timer is set that retries held IO
 	backoff    time.Duration
+
+	turn    uint8         // of writes that enter; see settling
+	emptied chan struct{} // one slot: a shard has no write of the other turn left
 }
 
 // leg is one copy of a column.

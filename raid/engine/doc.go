@@ -49,6 +49,13 @@
 //     where they differ. By the rules above they never do, unless a drive has changed what
 //     it was given.
 //
+// # After a crash
+//
+// Copies may differ in writes that were under way when an earlier client crashed. Equalize
+// makes them equal before the volume is used; EqualizeParts does so where the targets' lists
+// say that they may differ. Members, Settle and Written are for the checkpoints that keep
+// these lists short: see package raid/checkpoint.
+//
 // # What it asks of its owner
 //
 // A leg's device owns the memory of an IO until it answers. So after Drop of a leg that

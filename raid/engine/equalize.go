@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/checkpoint"
 )
 
 // equalLanes is the number of copies that an equalizer has under way at once.
@@ -23,15 +24,14 @@ type equalizer struct {
 
 	mu      sync.Mutex
 	lanes   []equalLane
-	column  int     // the next unit to look at
-	off     int64   //
+	parts   []unit  // what is left to look at
 	again   []*unit // those that failed
 	flushes int     // columns whose flush was started, as the last step
 	running bool    // an Equalize waits for it
 	err     error
 	ended   chan struct{} // closed when it stops running
 	made    block.Size
-	leg     int64 // bytes of each leg to compare; what the volume grows by is equal
+	total   block.Size
 }
 
 // unit is the range that one copy makes equal. An empty one stands for a flush of the
@@ -57,8 +57,19 @@ type equalLane struct {
 // After an error or the end of ctx it can be called again, also after a Drop, and
 // continues where it stopped. Add legs to rebuild after it, with full set, because the
 // regions that they miss are not known.
-func (v *Volume) Equalize(ctx context.Context) error {
-	q, ended, err := v.beginEqualize()
+func (v *Volume) Equalize(ctx context.Context) error { return v.EqualizeParts(ctx, nil) }
+
+// Part is the part of a column in which its copies may differ: the ranges of each leg if
+// these are known, otherwise all of it.
+type Part struct {
+	Known  bool
+	Ranges []checkpoint.Range // in order, not overlapping
+}
+
+// EqualizeParts is Equalize of a part of each column. If it is called again after an error,
+// the parts of the first call count.
+func (v *Volume) EqualizeParts(ctx context.Context, parts []Part) error {
+	q, ended, err := v.beginEqualize(parts)
 	if err != nil || q == nil {
 		return err
 	}
@@ -73,8 +84,8 @@ func (v *Volume) Equalize(ctx context.Context) error {
 
 // beginEqualize starts an equalizer, which closes ended when it stops. q is nil if there
 // is nothing to make equal.
-func (v *Volume) beginEqualize() (q *equalizer, ended chan struct{}, err error) {
-	if q, err = v.equalizing(); err != nil {
+func (v *Volume) beginEqualize(parts []Part) (q *equalizer, ended chan struct{}, err error) {
+	if q, err = v.equalizing(parts); err != nil {
 		return nil, nil, fmt.Errorf("make copies equal: %w", err)
 	}
 	if q == nil {
@@ -101,7 +112,7 @@ func (v *Volume) endEqualize(q *equalizer) error {
 
 // equalizing returns the equalizer that has not finished, or a new one; nil if there is
 // nothing to make equal.
-func (v *Volume) equalizing() (*equalizer, error) {
+func (v *Volume) equalizing(parts []Part) (*equalizer, error) {
 	v.change.Lock()
 	defer v.change.Unlock()
 	if v.closed.Load() {
@@ -110,7 +121,8 @@ func (v *Volume) equalizing() (*equalizer, error) {
 	if q := v.equalizer.Load(); q != nil || v.cfg.Layout.Copies == 1 {
 		return q, nil
 	}
-	q := &equalizer{v: v, lanes: make([]equalLane, equalLanes), leg: v.plan.legSize(v.size.Load())}
+	q := &equalizer{v: v, lanes: make([]equalLane, equalLanes)}
+	q.plan(parts)
 	for i := range q.lanes {
 		q.lanes[i].q = q
 		q.lanes[i].step = q.lanes[i].next
@@ -137,6 +149,23 @@ func (v *Volume) equalizing() (*equalizer, error) {
 	}
 	v.equalizer.Store(q)
 	return q, nil
+}
+
+// plan lists what to look at. What the volume grows by later is equal.
+func (q *equalizer) plan(parts []Part) {
+	leg := q.v.plan.legSize(q.v.size.Load())
+	for k := range q.v.columns {
+		ranges := []checkpoint.Range{{Off: 0, End: leg}}
+		if k < len(parts) && parts[k].Known {
+			ranges = parts[k].Ranges
+		}
+		for _, r := range ranges {
+			if end := min(r.End, leg); r.Off < end {
+				q.parts = append(q.parts, unit{k, r.Off, end})
+				q.total += block.Size(end - r.Off)
+			}
+		}
+	}
 }
 
 // mayEqualize returns an error if copies cannot be made equal now. The column is locked.
@@ -212,7 +241,7 @@ func (q *equalizer) progress() Progress {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return Progress{q.made, block.Size(q.leg) * block.Size(len(q.v.columns))}
+	return Progress{q.made, q.total}
 }
 
 // next starts the lane's next unit.
@@ -247,10 +276,11 @@ func (q *equalizer) take() *unit {
 		q.again = q.again[:n-1]
 		return u
 	}
-	if q.column < len(q.v.columns) {
-		u := &unit{q.column, q.off, min(q.off+q.v.copyUnit, q.leg)}
-		if q.off = u.end; q.off == q.leg {
-			q.column, q.off = q.column+1, 0
+	if len(q.parts) > 0 {
+		part := &q.parts[0]
+		u := &unit{part.column, part.off, min(part.off-part.off%q.v.copyUnit+q.v.copyUnit, part.end)}
+		if part.off = u.end; part.off == part.end {
+			q.parts = q.parts[1:]
 		}
 		return u
 	}

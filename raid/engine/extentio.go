@@ -134,6 +134,7 @@ type extentIO struct {
 	data     []byte
 
 	phase    phase
+	turn     uint8     // of a write; see settling
 	seq      uint64    // order of arrival in the shard
 	slot     int       // index in the shard's spans
 	blockers int       // the number of extent IOs that it waits for

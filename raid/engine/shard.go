@@ -16,6 +16,10 @@ type shard struct {
 	served   uint64 // extent IOs of users
 	lastEnd  int64  // of the last read
 	lastCopy int    // which leg had it
+
+	writes  [2]int // those in spans, by turn; see settling
+	written uint64 // see Volume.Written
+	gaveUp  bool   // a write has failed
 }
 
 type span struct {
@@ -30,6 +34,9 @@ func (sh *shard) enter(p *extentIO) {
 	p.seq, p.slot = sh.seq, len(sh.spans)
 	if p.kind != kindCopy && p.kind != kindScrub {
 		sh.served++
+	}
+	if p.kind == kindWrite {
+		sh.entered(p)
 	}
 	for i := range sh.spans {
 		o := &sh.spans[i]
@@ -106,6 +113,9 @@ func (p *extentIO) outlive(e *effects) {
 
 // leave removes an extent IO, and unblocks those that waited for it.
 func (sh *shard) leave(p *extentIO, e *effects) {
+	if p.kind == kindWrite {
+		sh.left(p)
+	}
 	last := len(sh.spans) - 1
 	sh.spans[p.slot] = sh.spans[last]
 	sh.spans[p.slot].p.slot = p.slot

@@ -39,7 +39,10 @@ func (l *simLeg) grow(size block.Size, rubbish bool) {
 		}
 		l.tags = append(l.tags, tag)
 	}
-	l.g.Size = max(l.g.Size, size)
+	if l.g.Size < size {
+		l.g.Size = size
+		l.track()
+	}
 }
 
 // largeEnough reports whether a leg has room for the volume as it is recorded. One

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/checkpoint"
 )
 
 // sector is the unit of the simulated legs: it is written whole or not at all, and
@@ -16,9 +17,12 @@ const sector = 512
 
 // simLeg is the medium of a leg, which outlives engines and connections.
 type simLeg struct {
-	r     *rand.Rand
-	g     block.Geometry
-	tags  []uint64
+	r    *rand.Rand
+	g    block.Geometry
+	tags []uint64
+	// tracker lists what is written; nil without checkpoints.
+	tracker *checkpoint.Tracker
+
 	cache map[int]uint64 // sectors that are not durable, and what they would be after a power loss
 	order []int          // of cache's keys
 	alive bool
@@ -44,6 +48,9 @@ func newSimLeg(r *rand.Rand, size block.Size) *simLeg {
 	}
 	return l
 }
+
+// track begins a new list of writes.
+func (l *simLeg) track() { l.tracker = checkpoint.NewTracker(l.g.Size) }
 
 // connect makes a new connection to the leg.
 func (l *simLeg) connect() *simDevice {
@@ -97,6 +104,9 @@ func (l *simLeg) write(s int, tag uint64, durable bool) {
 // apply does some of an IO.
 func (l *simLeg) apply(o *simOp, n int) {
 	first := int(o.io.Off / sector)
+	if l.tracker != nil && o.io.Op != block.OpRead && n > 0 {
+		l.tracker.Mark(o.io.Off, o.io.Len)
+	}
 	for ; n > 0 && o.at < o.sectors(); n-- {
 		s, at := first+o.at, o.at*sector
 		switch o.io.Op {
@@ -129,6 +139,7 @@ func (l *simLeg) losePower() {
 	clear(l.cache)
 	l.order = l.order[:0]
 	l.alive, l.rebooted = false, true
+	l.track()
 	l.limbo = nil
 	if l.dev != nil {
 		l.dev.silent = true

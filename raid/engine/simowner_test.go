@@ -67,7 +67,7 @@ func (w *world) attach() {
 }
 
 func (w *world) beginEqualize() {
-	q, ended, err := w.v.beginEqualize()
+	q, ended, err := w.v.beginEqualize(w.parts())
 	if err != nil {
 		w.fail("%w", err)
 		return
@@ -92,6 +92,7 @@ func (w *world) equalize() {
 	w.ended = nil
 	if err := w.v.endEqualize(w.equal); err == nil {
 		w.equal, w.serving = nil, true
+		w.checkEqual()
 	}
 }
 

@@ -23,6 +23,7 @@ type world struct {
 	cfg    Config
 	weak   guards
 	errant errant
+	marks  *simCheckpoints // nil: no checkpoints are taken
 	faults bool
 
 	legs [][]*simLeg // by column and copy
@@ -123,6 +124,9 @@ func (w *world) act() {
 	if len(w.ios) < 12 && !w.resting && w.v != nil && w.r.IntN(4) == 0 {
 		w.submit()
 		return
+	}
+	if w.marks != nil && w.v != nil && (w.serving || w.marks.always) && w.marks.r.IntN(3) == 0 {
+		w.checkpoint()
 	}
 	switch n := w.r.IntN(200); {
 	case n < 110:

@@ -99,6 +99,7 @@ func newVolume(cfg Config, c clock) (*Volume, error) {
 		c := &v.columns[k]
 		c.v, c.index, c.legs = v, k, make([]leg, cfg.Layout.Slots())
 		c.size = v.plan.legSize(int64(cfg.Size))
+		c.emptied = make(chan struct{}, 1)
 		for i := range c.legs {
 			l := &c.legs[i]
 			l.cached, l.flushing = newBitmap(regions), newBitmap(regions)
