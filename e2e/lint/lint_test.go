@@ -72,7 +72,7 @@ var arrows = map[string][]string{
 	"raid/checkpoint":           {"proto/block"},
 	"raid/engine":               {"raid", "raid/checkpoint", "proto/block"},
 	"raid/engine/history":       {},
-	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "target/backend", "raid/dm", "proto/nvmetcp/controller", "proto/nvmetcp", "proto/block", "proto/durable", "proto/pb"},
+	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "target/backend", "raid/dm", "raid/checkpoint", "proto/nvmetcp/controller", "proto/nvmetcp", "proto/block", "proto/durable", "proto/pb"},
 	"initiator/blockdev":        {"proto/block"},
 	"initiator/keeper":          {"initiator/evidence", "initiator/volume", "proto/block", "proto/pb"},
 	"initiator/evidence":        {"initiator/volume", "proto/block", "proto/durable", "proto/pb"},

@@ -16,6 +16,7 @@ const (
 	LogANA               LogID = 0x0c
 	LogDiscovery         LogID = 0x70
 	LogReservations      LogID = 0x80
+	LogWritten           LogID = 0xc0 // Weft's own, see WrittenLog
 )
 
 // The lengths of log pages and of their entries.

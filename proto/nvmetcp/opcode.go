@@ -22,6 +22,7 @@ const (
 	AdminSecuritySend Opcode = 0x81
 	AdminSecurityRecv Opcode = 0x82
 	AdminSanitize     Opcode = 0x84
+	AdminCheckpoint   Opcode = 0xc0 // Weft's own, see Checkpoint
 )
 
 // Opcodes on I/O queues (NVM, figure 16).
@@ -82,7 +83,7 @@ var adminNames = map[Opcode]string{
 	AdminGetLogPage: "Get Log Page", AdminIdentify: "Identify", AdminAbort: "Abort",
 	AdminSetFeatures: "Set Features", AdminGetFeatures: "Get Features", AdminAsyncEvent: "Asynchronous Event Request",
 	AdminKeepAlive: "Keep Alive", AdminFormatNVM: "Format NVM", AdminSecuritySend: "Security Send",
-	AdminSecurityRecv: "Security Receive", AdminSanitize: "Sanitize",
+	AdminSecurityRecv: "Security Receive", AdminSanitize: "Sanitize", AdminCheckpoint: "Checkpoint",
 }
 
 var ioNames = map[Opcode]string{

@@ -128,6 +128,8 @@ var logStructures = []structure{
 	of("SupportedLogs", SupportedLogsSize, ParseSupportedLogs, func(v SupportedLogs) []byte { return v.Append(nil) }),
 	of("ANALog", anaHeaderSize, ParseANALog, func(v ANALog) []byte { return v.Append(nil) }),
 	of("DiscoveryLog", DiscoveryEntrySize, ParseDiscoveryLog, func(v DiscoveryLog) []byte { v.Records = uint64(len(v.Entries)); return v.Append(nil) }),
+	commandOf("Checkpoint", 0, plain(ParseCheckpoint), noMore(Checkpoint.Command)),
+	of("WrittenLog", WrittenHeaderSize, ParseWrittenLog, func(v WrittenLog) []byte { return v.Append(nil) }),
 	of("ReservationNotice", ReservationNotifySize, ParseReservationNotice, func(v ReservationNotice) []byte { return v.Append(nil) }),
 }
 

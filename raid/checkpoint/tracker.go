@@ -109,6 +109,14 @@ func (t *Tracker) Commit(token Token) error {
 	return nil
 }
 
+// Forget makes the list worthless until the next checkpoint: the leg may lack data that is
+// listed no more.
+func (t *Tracker) Forget() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.committed, t.begun = 0, 0
+}
+
 // List returns what is listed.
 func (t *Tracker) List() List {
 	t.mu.Lock()

@@ -130,7 +130,7 @@ func (s *server) SetHosts(nqn string, hosts []block.NQN, anyHost bool) error {
 	return subsystem.SetHosts(allowed, anyHost)
 }
 
-func (s *server) AddNamespace(nqn string, ns memfs.Namespace) error {
+func (s *server) AddNamespace(nqn string, ns memfs.Namespace) (retErr error) {
 	subsystem, err := s.subsystem(nqn)
 	if err != nil {
 		return err
@@ -139,9 +139,18 @@ func (s *server) AddNamespace(nqn string, ns memfs.Namespace) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", ns.Device, err)
 	}
+	readOnly := strings.HasSuffix(ns.Device, ReadOnly)
+	if e, ok := device.(*exported); ok && !readOnly {
+		e.opened()
+		defer func() {
+			if retErr != nil {
+				e.closed()
+			}
+		}()
+	}
 	size := device.Geometry().Size // before the namespace reads it: at worst hosts are told once too often
 	err = subsystem.AddNamespace(controller.NamespaceConfig{
-		NSID: ns.NSID, UUID: ns.UUID, NGUID: ns.NGUID, Device: device, ReadOnly: strings.HasSuffix(ns.Device, ReadOnly),
+		NSID: ns.NSID, UUID: ns.UUID, NGUID: ns.NGUID, Device: device, ReadOnly: readOnly,
 	})
 	if err != nil {
 		return err
@@ -190,8 +199,18 @@ func (s *server) RemoveNamespace(nqn string, nsid uint32) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.spaces, spaceKey{nqn, nsid})
+	s.removedLocked(spaceKey{nqn, nsid})
 	return nil
+}
+
+// removedLocked forgets a namespace that no host can write to any more.
+func (s *server) removedLocked(k spaceKey) {
+	if known := s.spaces[k]; known != nil {
+		if e, ok := known.device.(*exported); ok {
+			e.closed()
+		}
+	}
+	delete(s.spaces, k)
 }
 
 func (s *server) RemoveSubsystem(nqn string) error {
@@ -208,6 +227,11 @@ func (s *server) RemoveSubsystem(nqn string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.subsystems, nqn)
+	for k := range s.spaces {
+		if k.nqn == nqn {
+			s.removedLocked(k)
+		}
+	}
 	return nil
 }
 

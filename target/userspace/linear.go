@@ -8,13 +8,15 @@ import (
 	"sync/atomic"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/checkpoint"
 )
 
 // linear is a leg: a block.Device made of segments of a drive. Its table can be replaced while it
 // is in use.
 type linear struct {
-	size  block.Size
-	table atomic.Pointer[table] // nil: removed
+	size    block.Size
+	table   atomic.Pointer[table] // nil: removed
+	writers writers
 }
 
 func newLinear(t *table) *linear {
@@ -56,6 +58,9 @@ func (l *linear) Submit(io *block.IO) {
 		io.Complete(err)
 		return
 	}
+	if io.Op != block.OpRead && io.Op != block.OpFlush {
+		t.written.Mark(io.Off, io.Len)
+	}
 	t.submit(io)
 }
 
@@ -77,6 +82,12 @@ type table struct {
 	segments []segment // by start
 	geometry block.Geometry
 
+	// written lists the writes. A new table begins a new list, about which nothing is known until
+	// the next checkpoint. losses is that of the drive when the list began, or when a
+	// checkpoint last began.
+	written *checkpoint.Tracker
+	losses  atomic.Uint64
+
 	// users counts the IOs under way, plus one until retire.
 	users   atomic.Int64
 	drained chan struct{}
@@ -97,7 +108,8 @@ func (t *table) settle(size block.Size) error {
 		}
 	}
 	g.Size = size
-	t.geometry = g
+	t.geometry, t.written = g, checkpoint.NewTracker(size)
+	t.losses.Store(t.below.Losses())
 	return nil
 }
 

@@ -31,6 +31,8 @@ func (c *conn) admin(r *request, p *nvmetcp.PDU, q *queue) error {
 		a.takeEventRequest(r)
 	case nvmetcp.AdminAbort:
 		r.abort(a)
+	case nvmetcp.AdminCheckpoint:
+		r.finish(a.checkpoint(r))
 	default:
 		r.finish(nvmetcp.InvalidOpcode | dnr)
 	}

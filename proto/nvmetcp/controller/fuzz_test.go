@@ -128,6 +128,10 @@ func adminCommands() []nvmetcp.Command {
 		nvmetcp.PropertyGetCommand(nvmetcp.PropertyCAP), nvmetcp.PropertySetCommand(nvmetcp.PropertyCC, 0),
 		nvmetcp.PropertySetCommand(nvmetcp.PropertyCC, 0x464001),
 	}
+	for _, commit := range []bool{false, true} {
+		all = append(all, nvmetcp.Checkpoint{NSID: 1, Token: 5, Commit: commit}.Command())
+	}
+	all = append(all, nvmetcp.GetLog{ID: nvmetcp.LogWritten, NSID: 1, Length: 64}.Command())
 	for cns := range nvmetcp.CNSCommandSets + 1 {
 		all = append(all, nvmetcp.Identify{CNS: cns, NSID: 1}.Command())
 	}

@@ -60,6 +60,8 @@ func (a *association) page(r *request, g nvmetcp.GetLog) ([]byte, nvmetcp.Status
 		return a.discoveryLog(r.c, g.RetainEvent), nvmetcp.Success
 	case nvmetcp.LogReservations:
 		return a.reservationNotice(), nvmetcp.Success
+	case nvmetcp.LogWritten:
+		return a.writtenLog(g.NSID)
 	}
 	return nil, nvmetcp.InvalidLogPage | dnr
 }
@@ -72,7 +74,7 @@ func (a *association) supportedLogs() []byte {
 		return s.Append(nil)
 	}
 	for _, id := range []nvmetcp.LogID{nvmetcp.LogErrors, nvmetcp.LogSmart, nvmetcp.LogFirmware, nvmetcp.LogChangedNamespaces,
-		nvmetcp.LogEffects, nvmetcp.LogANA, nvmetcp.LogReservations} {
+		nvmetcp.LogEffects, nvmetcp.LogANA, nvmetcp.LogReservations, nvmetcp.LogWritten} {
 		s[id] = 1
 	}
 	return s.Append(nil)
@@ -109,7 +111,7 @@ func (a *association) changedNamespaces(retain bool) []byte {
 func effects() []byte {
 	var e nvmetcp.Effects
 	for _, op := range []nvmetcp.Opcode{nvmetcp.AdminGetLogPage, nvmetcp.AdminIdentify, nvmetcp.AdminAbort, nvmetcp.AdminSetFeatures,
-		nvmetcp.AdminGetFeatures, nvmetcp.AdminAsyncEvent, nvmetcp.AdminKeepAlive} {
+		nvmetcp.AdminGetFeatures, nvmetcp.AdminAsyncEvent, nvmetcp.AdminKeepAlive, nvmetcp.AdminCheckpoint} {
 		e.Admin[op] = nvmetcp.EffectSupported
 	}
 	for _, op := range []nvmetcp.Opcode{nvmetcp.IOFlush, nvmetcp.IORead, nvmetcp.IOCompare, nvmetcp.IOReservationRegister,

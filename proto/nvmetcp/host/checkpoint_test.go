@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"reflect"
+	"sync"
+	"testing"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/block/ramdisk"
+	"weft.dev/weft/proto/nvmetcp"
+)
+
+// listing is a device that keeps a list of writes.
+type listing struct {
+	block.Device
+
+	mu    sync.Mutex
+	log   nvmetcp.WrittenLog
+	got   []nvmetcp.Checkpoint
+	err   error
+	reads int
+	moves int // the list is of another checkpoint after so many reads
+}
+
+func (d *listing) Checkpoint(k nvmetcp.Checkpoint) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.got = append(d.got, k)
+	return d.err
+}
+
+func (d *listing) Written() (nvmetcp.WrittenLog, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.reads++; d.reads == d.moves {
+		d.log.Committed++
+	}
+	return d.log, d.err
+}
+
+func TestAListOfWritesIsReadWhole(t *testing.T) {
+	d := &listing{Device: ramdisk.New(block.MiB, blocks), log: nvmetcp.WrittenLog{Committed: 7, Begun: 8, Region: 65536, Words: 60_000}}
+	for i := range d.log.Words {
+		d.log.Regions = append(d.log.Regions, i*i)
+	}
+	w := newWorld(t, d)
+	n := space(t, connect(t, w.config()), uuidA)
+	got, err := n.Written(t.Context())
+	if err != nil || !reflect.DeepEqual(got, d.log) {
+		t.Errorf("Written: %d words, %v; want the %d of the device", len(got.Regions), err, len(d.log.Regions))
+	}
+	d.mu.Lock()
+	d.moves = d.reads + 3
+	d.mu.Unlock()
+	if _, err := n.Written(t.Context()); err == nil {
+		t.Error("Written while a checkpoint is taken: no error")
+	}
+	d.log = nvmetcp.WrittenLog{Words: mostWords + 1}
+	if _, err := n.Written(t.Context()); !errors.Is(err, block.ErrRange) {
+		t.Errorf("Written of an endless list: %v, want %v", err, block.ErrRange)
+	}
+}
+
+func TestCheckpointsReachTheDevice(t *testing.T) {
+	d := &listing{Device: ramdisk.New(block.MiB, blocks)}
+	w := newWorld(t, d)
+	n := space(t, connect(t, w.config()), uuidA)
+	for _, commit := range []bool{false, true} {
+		if err := n.Checkpoint(t.Context(), commit, 1<<40+5); err != nil {
+			t.Error(err)
+		}
+	}
+	want := []nvmetcp.Checkpoint{{NSID: 1, Token: 1<<40 + 5}, {NSID: 1, Token: 1<<40 + 5, Commit: true}}
+	if !reflect.DeepEqual(d.got, want) {
+		t.Errorf("the device got %+v, want %+v", d.got, want)
+	}
+	if err := n.Checkpoint(t.Context(), false, 0); err == nil {
+		t.Error("a checkpoint without a token: no error")
+	}
+	d.err = errors.New("not now")
+	if err := n.Checkpoint(t.Context(), false, 6); !errors.Is(err, nvmetcp.CommandSequenceError) {
+		t.Errorf("a checkpoint that the device refuses: %v, want %v", err, nvmetcp.CommandSequenceError)
+	}
+	if _, err := n.Written(t.Context()); err == nil {
+		t.Error("a list that the device refuses: no error")
+	}
+}
+
+func TestADeviceWithoutAListSaysSo(t *testing.T) {
+	w := newWorld(t, ramdisk.New(block.MiB, blocks))
+	n := space(t, connect(t, w.config()), uuidA)
+	if err := n.Checkpoint(t.Context(), false, 5); !errors.Is(err, block.ErrUnsupported) {
+		t.Errorf("a checkpoint without a list: %v, want %v", err, block.ErrUnsupported)
+	}
+	if _, err := n.Written(t.Context()); !errors.Is(err, nvmetcp.InvalidLogPage) {
+		t.Errorf("the list of a device without one: %v, want %v", err, nvmetcp.InvalidLogPage)
+	}
+}
