@@ -77,7 +77,7 @@ var arrows = map[string][]string{
 	"initiator/keeper":          {"initiator/evidence", "initiator/volume", "proto/block", "proto/pb"},
 	"initiator/evidence":        {"initiator/volume", "proto/block", "proto/durable", "proto/pb"},
 	"initiator/volume":          {"proto/block"},
-	"initiator/userspace":       {"initiator/keeper", "initiator/volume", "initiator/blockdev", "initiator/evidence", "raid/engine", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
+	"initiator/userspace":       {"initiator/keeper", "initiator/volume", "initiator/blockdev", "initiator/evidence", "raid/checkpoint", "raid/engine", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
 	"e2e/kube":                  {"e2e/kube/parts", "e2e/operator", "initiator/blockdev", "proto/pages", "proto/pb"},
 	"e2e/kube/parts":            {},
 	"e2e/bench/datapath":        {"target/backend", "raid/engine", "initiator/blockdev", "proto/nvmetcp", "proto/block"},

@@ -33,7 +33,7 @@ func (k *Keeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) er
 		k.cut(o.Path)
 		return nil
 	case volume.Build:
-		return k.build(w, o)
+		return k.build(ctx, w, o)
 	case volume.Equalize:
 		return k.equalize(ctx)
 	case volume.Add:

@@ -84,7 +84,7 @@ func (k *Keeper) observeVolume(s *volume.Seen, w *volume.Wanted) {
 	s.Holdable, s.Held, s.Quiet, s.Waits = true, status.Suspended, true, status.Held > 0
 	s.Scrub = st.scrub.seen()
 	if st.equalizing {
-		s.Done, s.Total = status.Equalized.Done, status.Equalized.Total
+		s.Done, s.Total, s.Whole = status.Equalized.Done, status.Equalized.Total, st.whole
 	}
 	for column, legs := range status.Legs {
 		c := volume.ColumnSeen{Exists: true, Built: true, Size: st.wanted.Layout.LegSize(status.Size), Equalizing: !st.equal}

@@ -5,6 +5,7 @@ package userspace
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"weft.dev/weft/initiator/blockdev"
@@ -24,15 +25,19 @@ type stack struct {
 	equal      bool       // the copies are equal
 	equalizing bool
 	again      time.Time          // when Equalize may be tried again
+	failed     int                // how often it was tried in vain
+	whole      string             // why copies are compared whole; empty: they are not
 	cancel     context.CancelFunc // of Equalize and of Export
 	flushed    bool               // since the device was closed
 	refusal    string             // why the last attempt to close the device failed
 	open       bool               // that was because somebody has it open
 	scrub      *scrub             // the last one; nil: none
+
+	stopCheckpoints context.CancelFunc
 }
 
 // build builds the volume from its legs in sync.
-func (k *Keeper) build(w *volume.Wanted, o volume.Build) error {
+func (k *Keeper) build(ctx context.Context, w *volume.Wanted, o volume.Build) error {
 	lease := newLease(k.cfg.Clock)
 	config := engine.Config{Layout: w.Layout, Size: w.Size, BlockSize: block.SectorSize, FailMedium: true, ReadOnly: w.ReadOnly, OnEvent: k.event}
 	if !w.ReadOnly {
@@ -53,9 +58,9 @@ func (k *Keeper) build(w *volume.Wanted, o volume.Build) error {
 		}
 		slots[l.Place] = slotOf(w, l)
 	}
-	k.stack = &stack{wanted: w, volume: v, lease: lease, equal: !w.Equalize || w.Layout.Copies == 1, cancel: func() {}}
+	k.stack = &stack{wanted: w, volume: v, lease: lease, equal: !w.Equalize || w.Layout.Copies == 1, cancel: func() {}, stopCheckpoints: func() {}}
 	k.memory.slots, k.memory.Used = slots, true
-	k.trackIfEqual()
+	k.trackIfEqual(ctx)
 	if k.stack.equal && !w.ReadOnly {
 		// Until the first flush, the engine must assume that a leg with a cache lacks data
 		// written before. It lacks none: the volume was flushed when it was detached.
@@ -91,11 +96,13 @@ func slotOf(w *volume.Wanted, l volume.At) slot {
 	return slot{leg: l.Leg, revision: l.Revision, node: link.Node, nqn: link.NQN}
 }
 
-// trackIfEqual notes that from now on the engine knows everything that a dropped leg misses.
-func (k *Keeper) trackIfEqual() {
+// trackIfEqual notes that from now on the engine knows everything that a dropped leg misses,
+// and has the targets list what is written.
+func (k *Keeper) trackIfEqual(ctx context.Context) {
 	if !k.stack.equal {
 		return
 	}
+	k.startCheckpoints(ctx)
 	for at, slot := range k.memory.slots {
 		slot.tracked = slot.tracked || k.stack.volume.Status().Legs[at.Column][at.Copy].State == engine.InSync
 		k.memory.slots[at] = slot
@@ -114,26 +121,46 @@ func (k *Keeper) equalize(ctx context.Context) error {
 	if st.equalizing || time.Now().Before(st.again) {
 		return volume.ErrLater
 	}
+	long, columns, last := ctx, st.wanted.Layout.Stripes, st.failed >= listAttempts
 	ctx, st.cancel = context.WithCancel(ctx)
 	st.equalizing = true
 	go func() {
-		err := st.volume.Equalize(ctx)
+		err := k.equalizeUnequal(ctx, st, columns, last)
 		k.Tell(func() {
 			st.equalizing = false
 			st.cancel()
 			if err != nil {
 				st.again = time.Now().Add(keeper.RetryInterval)
+				st.failed++
 				k.log.Warn("copies could not be made equal; trying again", "err", err)
 				return
 			}
 			st.equal = true
 			if k.stack == st {
-				k.trackIfEqual()
+				k.trackIfEqual(long)
 			}
 			k.log.Info("copies are equal")
 		})
 	}()
 	return nil
+}
+
+// listAttempts is how often targets are asked for their lists before copies are compared whole.
+const listAttempts = 3
+
+// equalizeUnequal makes the copies equal where they may differ: everywhere if this is the last
+// attempt and a target does not answer.
+func (k *Keeper) equalizeUnequal(ctx context.Context, st *stack, columns int, last bool) error {
+	parts, whole, err := unequal(ctx, st.volume, columns)
+	switch {
+	case err != nil && !last:
+		return fmt.Errorf("ask the targets what was written: %w", err)
+	case err != nil:
+		whole = err.Error()
+	}
+	k.Tell(func() { st.whole = whole })
+	k.log.Info("making the copies equal", "whole_because", whole)
+	return st.volume.EqualizeParts(ctx, parts)
 }
 
 // export makes the device. That reads from the volume, and the reads may be held.
@@ -225,6 +252,7 @@ func (k *Keeper) flush(ctx context.Context) error {
 // dismantle takes apart a volume that has no device any more.
 func (k *Keeper) dismantle(ctx context.Context, clean bool) error {
 	st := k.stack
+	st.stopCheckpoints()
 	finish := func(err error) error {
 		if err == nil && k.stack == st {
 			k.stack, k.memory.Clean = nil, clean
@@ -242,6 +270,7 @@ func (k *Keeper) dismantle(ctx context.Context, clean bool) error {
 // answered.
 func (st *stack) abort(ctx context.Context, device Exported) error {
 	st.cancel()
+	st.stopCheckpoints()
 	st.volume.Abort()
 	if device == nil {
 		return nil

@@ -24,6 +24,7 @@ import (
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/checkpoint"
 )
 
 const (
@@ -76,6 +77,9 @@ type fakeLeg struct {
 	reads   int    // data reads
 	cached  bool   // written since its last flush
 	flushes int
+	list    *checkpoint.Tracker // nil: its target keeps none
+	listErr error               // the target's answer about the list
+	slow    time.Duration       // it takes so long for a data read
 }
 
 func legID(column, copy int) block.LegID {
@@ -276,7 +280,11 @@ func (c *fakeConn) Namespace(_ uint32, id block.UUID) (block.Device, error) {
 	defer c.w.mu.Unlock()
 	for _, l := range c.w.wanted.Links {
 		if l.UUID == id {
-			return &fakeDev{c: c, id: id, leg: c.w.legs[l.Leg]}, nil
+			d, leg := &fakeDev{c: c, id: id, leg: c.w.legs[l.Leg]}, c.w.legs[l.Leg]
+			if leg.list != nil {
+				return listedDev{d, leg}, nil
+			}
+			return d, nil
 		}
 	}
 	return nil, fmt.Errorf("no namespace %v", id)
@@ -385,7 +393,12 @@ func (d *fakeDev) Submit(io *block.IO) {
 		copy(d.leg.kept(), d.leg.data)
 		d.leg.cached = false
 	}
+	slow := d.leg.slow
 	w.mu.Unlock()
+	if slow > 0 && io.Op == block.OpRead && io.Off > 0 {
+		time.AfterFunc(slow, func() { answer(err) })
+		return
+	}
 	answer(err)
 }
 

@@ -42,6 +42,9 @@ func (p *planner) changeCopies(k int, want Column) (equal bool) {
 			p.do(Add{At: At{Place: at, Leg: l.Leg, Revision: l.Revision}, Full: p.full(l, c.Copies[copy])})
 		}
 	}
+	if k == 0 && c.Equalizing && p.s.Whole != "" {
+		p.v.Wait("all of the copies to be compared, because %s", p.s.Whole)
+	}
 	if k == 0 && c.Equalizing && !p.s.Copying && !p.s.Device.Exists && !p.w.Detach {
 		p.do(Equalize{})
 	}

@@ -242,6 +242,7 @@ type Seen struct {
 	Quiet       bool       // no I/O of users is under way; says something only while I/O is held
 	Waits       bool       // an I/O is waiting for a leg
 	Copying     bool       // the copies are being made equal
+	Whole       string     // why they are compared whole; empty: they are not
 	Flushed     bool       // flushed since the device was removed
 	Done, Total block.Size // bytes copied
 	Scrub       *ScrubSeen // nil: none has begun

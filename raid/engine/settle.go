@@ -21,10 +21,18 @@ func (v *Volume) Members(column int) (all []checkpoint.Member) {
 	defer c.unlock()
 	for i := range c.legs {
 		if l := &c.legs[i]; l.state == InSync {
-			all = append(all, checkpoint.Member{Copy: i, Stay: l.inc})
+			all = append(all, checkpoint.Member{Copy: i, Stay: l.inc + l.gen})
 		}
 	}
 	return all
+}
+
+// Device returns the device of a leg, nil if it has none.
+func (v *Volume) Device(column, copy int) block.Device {
+	c := &v.columns[column]
+	c.shards[0].mu.Lock()
+	defer c.shards[0].mu.Unlock()
+	return c.legs[copy].dev
 }
 
 // Written counts the bytes of a column that writes have touched since New, each write as at

@@ -576,14 +576,18 @@ func (s *State) deviceWaitsFor(v *Volume, a *Attachment) string {
 		return s.hostWait(a.Node, "to hear that its detach was cancelled")
 	}
 	r, reported := s.attachmentReport(v, a)
-	if reported && r.WaitingFor != "" {
+	equalizing := a.State == Granted && reported && r.Phase == PhaseEqualizing
+	switch {
+	case equalizing && r.WaitingFor != "":
+		return s.hostWait(a.Node, "to make the copies equal"+progress(r)) + ": " + r.WaitingFor
+	case reported && r.WaitingFor != "":
 		return r.WaitingFor
 	}
 	if p, ok := s.hostProblem(v, a); ok {
 		return fmt.Sprintf("%s: %s: %s", a.Node, p.Doing, p.Cause)
 	}
 	switch {
-	case a.State == Granted && reported && r.Phase == PhaseEqualizing:
+	case equalizing:
 		return s.hostWait(a.Node, "to make the copies equal"+progress(r))
 	case a.State == Granted:
 		return s.hostWait(a.Node, "to build the device")
