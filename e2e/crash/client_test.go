@@ -29,6 +29,7 @@ const (
 	clientManager = "WEFT_CRASH_MANAGER"
 	clientDir     = "WEFT_CRASH_DIR"
 	clientWrites  = "WEFT_CRASH_WRITES"
+	clientBehind  = "WEFT_CRASH_BEHIND"
 )
 
 func TestMain(m *testing.M) {
@@ -47,7 +48,12 @@ func client(name string) error {
 	if err != nil {
 		return err
 	}
+	behind, err := time.ParseDuration(os.Getenv(clientBehind))
+	if err != nil {
+		return err
+	}
 	var in, out atomic.Int64
+	var first atomic.Pointer[string] // the target that gets everything at once
 	log, err := os.Create(filepath.Join(os.Getenv(clientDir), name+".log"))
 	if err != nil {
 		return err
@@ -59,7 +65,11 @@ func client(name string) error {
 		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 			var d net.Dialer
 			c, err := d.DialContext(ctx, network, address)
-			return counted{c, &in, &out}, err
+			first.CompareAndSwap(nil, &address)
+			if *first.Load() == address {
+				return counted{c, &in, &out, 0}, err
+			}
+			return counted{c, &in, &out, behind}, err
 		},
 		Export: func(_ context.Context, volume block.Device, _ block.VolumeName) (userspace.Exported, error) {
 			fmt.Println("served", in.Load(), out.Load())
@@ -75,10 +85,11 @@ func client(name string) error {
 	return agent.Run(context.Background())
 }
 
-// counted counts a connection's bytes.
+// counted counts a connection's bytes, and may send them late.
 type counted struct {
 	net.Conn
 	in, out *atomic.Int64
+	late    time.Duration
 }
 
 func (c counted) Read(p []byte) (int, error) {
@@ -88,6 +99,7 @@ func (c counted) Read(p []byte) (int, error) {
 }
 
 func (c counted) Write(p []byte) (int, error) {
+	time.Sleep(c.late)
 	n, err := c.Conn.Write(p)
 	c.out.Add(int64(n))
 	return n, err

@@ -25,6 +25,7 @@ const (
 	checkpointSize  = 256 * block.MiB
 	checkpointIdle  = 10 * time.Second // without writes: a target may have begun a new list
 	checkpointRetry = time.Second
+	refusedRetry    = time.Minute // a target may be upgraded
 
 	lookBusy = 50 * time.Millisecond // how often a column with writes is looked at
 	lookIdle = 250 * time.Millisecond
@@ -73,10 +74,10 @@ type checkpoints struct {
 	column int
 	log    *slog.Logger
 
-	last    moment // of the last checkpoint
-	seen    uint64 // written, at the last look
-	refused []checkpoint.Member
+	last    moment    // of the last checkpoint
+	seen    uint64    // written, at the last look
 	next    time.Time // after a failure
+	refused bool      // the last one was
 }
 
 // moment is the state of a column when a checkpoint began.
@@ -114,7 +115,7 @@ func (c *checkpoints) due(now moment) bool {
 	switch {
 	case len(now.members) < 2: // a single copy differs from no other
 		return false
-	case slices.Equal(now.members, c.refused), now.at.Before(c.next):
+	case now.at.Before(c.next):
 		return false
 	case !slices.Equal(now.members, c.last.members):
 		return true
@@ -131,13 +132,15 @@ func (c *checkpoints) take(ctx context.Context, now moment) {
 	switch {
 	case ctx.Err() != nil:
 	case errors.Is(err, block.ErrUnsupported):
-		c.refused = now.members
-		c.log.Info("no checkpoints are taken: a leg's target keeps no list of writes for this host; after a crash the copies will be compared whole", "column", c.column, "err", err)
+		if c.next = time.Now().Add(refusedRetry); !c.refused {
+			c.log.Info("no checkpoints are taken: a leg's target keeps no list of writes for this host; after a crash the copies will be compared whole", "column", c.column, "err", err)
+		}
+		c.refused = true
 	case err != nil:
 		c.next = time.Now().Add(checkpointRetry)
 		c.log.Debug("checkpoint not taken", "column", c.column, "err", err)
 	default:
-		c.last = now
+		c.last, c.refused = now, false
 		c.last.members = members
 	}
 }
