@@ -84,6 +84,7 @@ type scriptHost struct {
 	boot   int
 	phase  map[string]Phase
 	gaveUp GaveUp
+	whole  bool // it compares all of the copies
 	scrub  *ScrubReport
 	old    block.Epoch // an older epoch that it reports on; 0: the volume's
 	heard  uint64      // the last generation that reaches it; 0: all do
@@ -255,7 +256,7 @@ var scriptCommands = map[string]func(*script, args) string{
 	"repeat":      (*script).repeat,
 	"serve":       func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseServing) },
 	"uses":        (*script).uses,
-	"equalize":    func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseEqualizing) },
+	"equalize":    (*script).equalize,
 	"stall":       func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseStalled) },
 	"mounted":     func(s *script, a args) string { return s.host(a.word(0), a.word(1), PhaseDetaching) },
 	"release":     (*script).release,
@@ -412,7 +413,11 @@ func (s *script) hostReport(name string) InitiatorReport {
 				grant = a.Grant
 			}
 			a := AttachmentReport{Volume: v.ID, Epoch: v.Epoch, Grant: grant, Phase: h.phase[volume], Device: "/dev/weft/" + volume, GaveUp: h.gaveUp}
-			a.Scrub, a.InUse, a.Tells = h.scrub, h.uses[v.ID], h.uses[v.ID] != nil
+			a.Scrub = h.scrub
+			if a.Phase == PhaseEqualizing && h.whole {
+				a.WaitingFor, a.ResyncDone, a.ResyncTotal = "all of the copies to be compared, because of the host's reason", block.GiB, 8*block.GiB
+			}
+			a.InUse, a.Tells = h.uses[v.ID], h.uses[v.ID] != nil
 			if a.Phase == PhaseDetaching {
 				a.WaitingFor = "the file system on /mnt"
 			}
@@ -460,6 +465,12 @@ func (s *script) uses(a args) string {
 	h := s.hosts[a.word(0)]
 	h.uses[s.state.idOf(block.VolumeName(a.word(1)))] = legs
 	return s.reportHost(a.word(0))
+}
+
+// equalize lets a host make the copies equal: equalize c1 db1 [whole]
+func (s *script) equalize(a args) string {
+	s.hosts[a.word(0)].whole = a.has("whole")
+	return s.host(a.word(0), a.word(1), PhaseEqualizing)
 }
 
 func (s *script) release(a args) string {
