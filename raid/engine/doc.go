@@ -47,7 +47,7 @@
 //
 //   - A scrub (see Scrub) compares the copies in sync while the volume is in use, and says
 //     where they differ. By the rules above they never do, unless a drive has changed what
-//     it was given.
+//     it was given. If asked to, it repairs what it finds by the rules of Repair.
 //
 // # After a crash
 //

@@ -12,20 +12,26 @@ import (
 type kind uint8
 
 const (
-	kindRead  kind = iota
-	kindWrite      // also write zeroes and discard
-	kindFlush      // of one column; has no range
-	kindCopy       // from a leg in sync to one that rebuilds
-	kindEqual      // from a leg in sync to the others, while no other IO is under way
-	kindScrub      // reads all legs in sync
+	kindRead   kind = iota
+	kindWrite       // also write zeroes and discard
+	kindFlush       // of one column; has no range
+	kindCopy        // from a leg in sync to one that rebuilds
+	kindEqual       // from a leg in sync to the others, while no other IO is under way
+	kindScrub       // reads all legs in sync
+	kindRepair      // reads all legs in sync, and writes to some of them
 )
 
 // conflict reports whether two extent IOs that overlap must not be under way at once. Reads
 // wait for writes, because a crash could still undo the data that they would return. Copies
 // do not wait for reads: they write only to a leg that is not read. A held write is no
-// longer under way, see shard.yield.
+// longer under way, see shard.yield. A repair waits for all that reads or writes its range: it
+// changes the legs in sync.
 func conflict(a, b kind) bool {
 	switch {
+	case a == kindRepair:
+		return b != kindFlush && b != kindEqual
+	case b == kindRepair:
+		return a != kindFlush && a != kindEqual
 	case a == kindWrite:
 		return b == kindWrite || b == kindRead || b == kindCopy || b == kindScrub
 	case b == kindWrite:
@@ -49,7 +55,7 @@ type job struct {
 	lane  *lane      // a copy of a rebuild
 	equal *equalLane // a copy of an equalizer
 	last  *rebuild   // the last flush of a rebuild
-	scrub *Scrub     // a comparison
+	scrub *Scrub     // a comparison or a repair
 }
 
 // start starts a job's extent IO, or starts it again. The shard is locked.
@@ -92,6 +98,9 @@ func (j job) dropped(p *extentIO, e *effects) {
 		p.finish(errLeft, e)
 	}
 }
+
+// quiet reports whether a leg's error is not reported to the owner.
+func (j job) quiet(s *legIO, err error) bool { return j.scrub != nil && j.scrub.quiet(s, err) }
 
 // done gives a job the result of its extent IO. Nothing is locked.
 func (j job) done(err error) {
@@ -384,9 +393,7 @@ func (s *legIO) answered(e *effects) {
 			return
 		}
 	case partFailed:
-		if s.gen == l.gen { // otherwise it is a read by an earlier device
-			e.failures = append(e.failures, failure{p.c, s.copy, s.inc, err, p.kind == kindWrite || p.kind == kindFlush})
-		}
+		s.failed(l, err, e)
 	case partDone:
 		if l.inc == s.inc && s.writes() {
 			l.wrote(p)
@@ -403,6 +410,14 @@ func (s *legIO) answered(e *effects) {
 		p.settle(e)
 	default:
 		p.job.answered(p, s, err, e)
+	}
+}
+
+// failed notes the error of the leg, unless an earlier device of it gave it, to a read.
+func (s *legIO) failed(l *leg, err error, e *effects) {
+	p := s.p
+	if s.gen == l.gen && !p.job.quiet(s, err) {
+		e.failures = append(e.failures, failure{p.c, s.copy, s.inc, err, p.kind == kindWrite || p.kind == kindFlush})
 	}
 }
 

@@ -7,21 +7,37 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"weft.dev/weft/proto/block"
 )
 
-// errOthers ends a comparison that says nothing, because another host may have written since.
-var errOthers = errors.New("another host may have written")
+var (
+	// errOthers ends a comparison that says nothing, because another host may have written since.
+	errOthers = errors.New("another host may have written")
+	// errNarrow ends a comparison that is made again block by block, to find those that cannot be
+	// read.
+	errNarrow = errors.New("a part of the range cannot be read")
+)
 
 // ScrubConfig describes a scrub.
 type ScrubConfig struct {
-	// Rate is the most that is read of each leg in a second; 0: no limit.
+	// Rate is the most that is read of each leg in a second; 0: no limit. See Scrub.SetRate.
 	Rate block.Size
-	// Found is called with what a comparison found, one at a time. It must not block.
+	// From is where it begins; the zero value means the beginning of the volume.
+	From ScrubPosition
+	// Found is called with what the comparison of a range found, one at a time. It must not block.
 	Found func(Finding)
+	// Repair says that and how findings are repaired; nil: they are not.
+	Repair *Repair
+}
+
+// ScrubPosition is a place in a scrub's way through the volume, which goes column by column.
+type ScrubPosition struct {
+	Column int
+	Off    block.Size // in each leg
 }
 
 // Finding is a range of a column whose copies in sync are not known to be equal.
@@ -34,10 +50,12 @@ type Finding struct {
 	// Unreadable lists the copies that could not be read. A copy that has a medium error there
 	// counts as missing the region, as after any other read.
 	Unreadable []int
+	// Right is the copy whose data is right by the rule of Repair; -1: none is known.
+	Right int
 }
 
 // Scrub compares the copies in sync of a volume that is in use, a small range at a time, and
-// reports where they differ. It changes nothing: the engine cannot tell which copy is right.
+// reports where they differ. Without Repair it changes nothing.
 //
 // A comparison has its range locked as a read has: it waits for the writes that it overlaps, and
 // such writes wait for it. So what differs is not under way. What differs is read a second time
@@ -51,30 +69,52 @@ type Scrub struct {
 	cfg ScrubConfig
 
 	mu       sync.Mutex
-	column   int // of the next range
+	column   int // of the next comparison
 	off      int64
+	settled  ScrubPosition // everything before it is compared, told, and repaired
+	rate     block.Size
 	busy     bool // a step is under way or waits for a timer
 	running  bool // a Run waits for it
+	asks     bool // it waits for Proceed
 	err      error
 	ended    chan struct{} // closed when it stops running
 	compared block.Size    // of each leg, summed over the columns
 	skipped  block.Size    // the part of it of which there was one copy, or none
 
 	// Used only by the goroutine that does the next step.
-	bufs    [block.MaxSlots][]byte
-	length  int64
-	began   int64
-	served  uint64
-	again   bool // the range differed once
-	alone   bool // fewer than two copies were there to compare
-	finding *Finding
+	bufs   [block.MaxSlots][]byte
+	length int64
+	began  int64
+	served uint64
+	again  bool      // the range differed once
+	alone  bool      // fewer than two copies were there to compare
+	narrow int64     // up to here in each leg, block by block
+	pieces []Finding // of the comparison that ends
+	found  []Finding // in the range, see done
+	fix    repair
 }
 
-// NewScrub makes a scrub of the whole volume, which begins with Run.
+// NewScrub makes a scrub of the volume, which begins with Run.
 func (v *Volume) NewScrub(cfg ScrubConfig) *Scrub {
-	s := &Scrub{v: v, cfg: cfg}
+	s := &Scrub{v: v, cfg: cfg, column: cfg.From.Column, off: int64(cfg.From.Off), rate: cfg.Rate, settled: cfg.From}
+	s.compared = block.Size(v.plan.legSize(v.size.Load()))*block.Size(s.column) + cfg.From.Off
 	s.step = s.next
 	return s
+}
+
+// SetRate changes ScrubConfig.Rate.
+func (s *Scrub) SetRate(rate block.Size) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rate = rate
+}
+
+// Position returns the place before which everything is compared, told, and repaired. A scrub from
+// there continues this one.
+func (s *Scrub) Position() ScrubPosition {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.settled
 }
 
 // Run compares until everything was compared, or ctx ends. After the end of ctx it can be called
@@ -138,7 +178,7 @@ func (s *Scrub) end(err error) {
 	}
 }
 
-// next starts the comparison of the next range.
+// next starts the next comparison or repair.
 func (s *Scrub) next() {
 	v := s.v
 	v.active.Add(1) // first: Close waits for it from now on, or is seen
@@ -152,46 +192,53 @@ func (s *Scrub) next() {
 			s.bufs[i] = make([]byte, v.copyUnit)
 		}
 	}
-	s.began, s.again, s.finding = v.clock.now(), false, nil
+	s.began, s.again = v.clock.now(), false
+	if f := s.fix.next(); f != nil {
+		s.length = int64(f.Length)
+		v.copies(&v.columns[f.Column], kindRepair, int64(f.Off), int64(f.Off+f.Length), job{scrub: s})
+		return
+	}
+	s.pieces = nil
 	v.copies(&v.columns[column], kindScrub, off, off+s.length, job{scrub: s})
 }
 
-// place finds the next range, or stops.
+// place finds the next range to compare, or stops.
 func (s *Scrub) place() (column int, off int64, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	size := s.v.plan.legSize(s.v.size.Load()) // it may have grown
-	if s.column < len(s.v.columns) && s.off >= size {
-		s.column, s.off = s.column+1, 0
+	if s.column < len(s.v.columns) && s.off >= size && s.fix.next() == nil {
+		s.column, s.off, s.narrow = s.column+1, 0, 0
 	}
 	switch {
 	case s.v.closed.Load():
 		s.end(block.ErrGone)
-	case s.v.cfg.Layout.Slots() == 1 || s.column == len(s.v.columns):
+	case s.v.cfg.Layout.Slots() == 1 || s.column >= len(s.v.columns):
 		s.end(nil)
 	}
-	if !s.running {
+	if !s.running || s.asks {
 		s.busy = false
 		return 0, 0, false
 	}
-	s.length = min(s.v.copyUnit-s.off%s.v.copyUnit, size-s.off)
+	s.length = max(0, min(s.v.copyUnit-s.off%s.v.copyUnit, size-s.off))
+	if s.off < s.narrow {
+		s.length = min(s.length, scrubBlock)
+	}
 	return s.column, s.off, true
 }
 
-// done ends one comparison and starts the next.
+// done ends one comparison or repair, and starts the next. What a range of copyUnit bytes holds is
+// told once all of it is compared, and repaired after that.
 func (s *Scrub) done(err error) {
 	v := s.v
-	if err == nil {
-		if s.finding != nil && s.cfg.Found != nil {
-			s.cfg.Found(*s.finding)
-		}
-		s.mu.Lock()
-		s.off += s.length
-		s.compared += block.Size(s.length)
-		if s.alone {
-			s.skipped += block.Size(s.length)
-		}
-		s.mu.Unlock()
+	switch {
+	case errors.Is(err, errNarrow):
+		s.narrow = s.off + s.length
+	case err != nil: // again
+	case s.fix.next() != nil:
+		s.repaired()
+	default:
+		s.piece()
 	}
 	pause := s.pause()
 	if errors.Is(err, errOthers) {
@@ -204,10 +251,60 @@ func (s *Scrub) done(err error) {
 	s.kick()
 }
 
+// piece ends one comparison.
+func (s *Scrub) piece() {
+	s.mu.Lock()
+	s.off += s.length
+	s.compared += block.Size(s.length)
+	if s.alone {
+		s.skipped += block.Size(s.length)
+	}
+	whole := s.off%s.v.copyUnit == 0 || s.off >= s.v.plan.legSize(s.v.size.Load())
+	s.mu.Unlock()
+	for _, f := range s.pieces {
+		s.found = join(s.found, f)
+	}
+	if !whole {
+		return
+	}
+	found := s.found
+	s.found = nil
+	for _, f := range found {
+		if s.cfg.Found != nil {
+			s.cfg.Found(f)
+		}
+	}
+	if s.cfg.Repair != nil && len(found) > 0 {
+		s.repair(found)
+		return
+	}
+	s.settle()
+}
+
+// settle notes that everything before the next comparison is done.
+func (s *Scrub) settle() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settled = ScrubPosition{s.column, block.Size(s.off)}
+}
+
+// join adds a finding, to the one before it if it continues that.
+func join(all []Finding, f Finding) []Finding {
+	if n := len(all); n > 0 {
+		last := &all[n-1]
+		same := last.Right == f.Right && slices.Equal(last.Unreadable, f.Unreadable) && slices.EqualFunc(last.Copies, f.Copies, slices.Equal)
+		if same && last.Column == f.Column && last.Off+last.Length == f.Off {
+			last.Length += f.Length
+			return all
+		}
+	}
+	return append(all, f)
+}
+
 // pause is how long to wait before the next comparison.
 func (s *Scrub) pause() time.Duration {
 	s.mu.Lock()
-	c := &s.v.columns[min(s.column, len(s.v.columns)-1)]
+	c, rate := &s.v.columns[min(s.column, len(s.v.columns)-1)], s.rate
 	s.mu.Unlock()
 	took := time.Duration(s.v.clock.now() - s.began)
 	var pause time.Duration
@@ -215,8 +312,8 @@ func (s *Scrub) pause() time.Duration {
 		s.served = served
 		pause = min(max(took, time.Millisecond), longPause)
 	}
-	if s.cfg.Rate > 0 {
-		due := time.Duration(float64(s.length) / float64(s.cfg.Rate) * float64(time.Second))
+	if rate > 0 {
+		due := time.Duration(float64(s.length) / float64(rate) * float64(time.Second))
 		pause = max(pause, due-took)
 	}
 	return pause
@@ -235,12 +332,21 @@ func (s *Scrub) start(p *extentIO, e *effects) {
 	}
 }
 
+// quiet reports whether a leg's error is not reported to the owner: a medium error in what a repair
+// is about to write again. If that does not help, it is reported.
+func (s *Scrub) quiet(on *legIO, err error) bool {
+	return s.cfg.Repair != nil && !s.fix.wrote && on.op == block.OpRead && errors.Is(err, block.ErrMedium)
+}
+
 // answered waits for the answers of all legs.
 func (s *Scrub) answered(p *extentIO, on *legIO, err error, e *effects) {
 	c := p.c
 	if err != nil {
 		on.state = partNone
-		if c.legs[on.copy].inc == on.inc {
+		switch {
+		case s.fix.writing:
+			s.fix.failed(p, on, err)
+		case c.legs[on.copy].inc == on.inc:
 			p.failedToRead(on.copy, err)
 		}
 	}
@@ -249,7 +355,10 @@ func (s *Scrub) answered(p *extentIO, on *legIO, err error, e *effects) {
 	case c.aborted:
 		p.finish(block.ErrGone, e)
 	case c.suspended || p.paused(): // start again once resumed
+		s.fix.writing, p.fua = false, false
 		p.begin(e)
+	case s.fix.writing:
+		s.verify(p, e)
 	default:
 		s.compare(p, e)
 	}
@@ -275,7 +384,47 @@ func (p *extentIO) begin(e *effects) {
 
 // compare ends a comparison, or reads the range again because the copies differ.
 func (s *Scrub) compare(p *extentIO, e *effects) {
-	var copies, unreadable []int
+	copies, unreadable := p.read()
+	if !p.c.v.current() {
+		p.finish(errOthers, e)
+		return
+	}
+	if p.kind == kindRepair {
+		s.mend(p, copies, unreadable, e)
+		return
+	}
+	s.alone = len(copies) < 2
+	from, end := s.differing(copies, p.length())
+	switch {
+	case len(unreadable) > 0 && !p.other && p.length() > scrubBlock:
+		p.finish(errNarrow, e)
+		return
+	case from == end && len(unreadable) == 0:
+		p.finish(nil, e)
+		return
+	case from < end && !s.again:
+		s.again = true
+		p.begin(e)
+		return
+	}
+	if len(unreadable) > 0 {
+		from, end = 0, p.length()
+	}
+	for off := from; off < end; off += scrubBlock {
+		groups := s.groups(copies, off, min(off+scrubBlock, end))
+		if len(groups) == 1 && len(unreadable) == 0 {
+			continue
+		}
+		s.pieces = join(s.pieces, Finding{
+			Column: p.c.index, Off: block.Size(p.off + off), Length: block.Size(min(off+scrubBlock, end) - off),
+			Copies: groups, Unreadable: unreadable, Right: s.right(p.c.index, groups, len(copies)+len(unreadable)),
+		})
+	}
+	p.finish(nil, e)
+}
+
+// read lists the copies in sync that were read, and those that could not be.
+func (p *extentIO) read() (copies, unreadable []int) {
 	for copy := range p.c.legs {
 		on, l := &p.legs[copy], &p.c.legs[copy]
 		switch {
@@ -286,27 +435,7 @@ func (s *Scrub) compare(p *extentIO, e *effects) {
 			copies = append(copies, copy)
 		}
 	}
-	s.alone = len(copies) < 2
-	from, end := s.differing(copies, p.length())
-	switch {
-	case !p.c.v.current():
-		p.finish(errOthers, e)
-		return
-	case from == end && len(unreadable) == 0:
-		p.finish(nil, e)
-		return
-	case from < end && !s.again:
-		s.again = true
-		p.begin(e)
-		return
-	case from == end:
-		from, end = 0, p.length()
-	}
-	s.finding = &Finding{
-		Column: p.c.index, Off: block.Size(p.off + from), Length: block.Size(end - from),
-		Copies: s.groups(copies, from, end), Unreadable: unreadable,
-	}
-	p.finish(nil, e)
+	return copies, unreadable
 }
 
 // scrubBlock is the unit in which differences are reported.

@@ -48,8 +48,8 @@ func TestAScrubFindsWhatDiffersAndChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []Finding{
-		{Column: 0, Off: 0, Length: 4096, Copies: [][]int{{0}, {1, 2}}},
-		{Column: 1, Off: 2<<20 + 4096, Length: 8192, Copies: [][]int{{0, 1}, {2}}},
+		{Column: 0, Off: 0, Length: 4096, Copies: [][]int{{0}, {1, 2}}, Right: -1},
+		{Column: 1, Off: 2<<20 + 4096, Length: 8192, Copies: [][]int{{0, 1}, {2}}, Right: -1},
 	}
 	if diff := cmp.Diff(want, *found); diff != "" {
 		t.Errorf("found (-want +got):\n%s", diff)
@@ -210,7 +210,8 @@ func TestAScrubKeepsItsRate(t *testing.T) {
 
 // scrubs plays random histories with a scrub always under way, and returns the first violation.
 // A difference is one.
-func scrubs(from, most uint64, weak guards) (violation string, compared block.Size) {
+func scrubs(from, most uint64, weak guards) (violation string, compared block.Size, outcomes map[Outcome]int) {
+	outcomes = map[Outcome]int{}
 	for seed := from; seed < from+most; seed++ {
 		w := newWorld(seed, weak, errant{})
 		var s *Scrub
@@ -228,25 +229,29 @@ func scrubs(from, most uint64, weak guards) (violation string, compared block.Si
 				end()
 			}
 			if s == nil && w.v != nil && w.serving {
-				s = w.v.NewScrub(ScrubConfig{Found: func(f Finding) {
+				cfg := ScrubConfig{Found: func(f Finding) {
 					if len(f.Copies) > 1 {
 						w.fail("the scrub found %+v", f)
 					}
-				}})
+				}}
+				if seed%2 == 1 { // what has a medium error is written again
+					cfg.Repair = &Repair{Ended: func(_ Finding, o Outcome, _ error) { outcomes[o]++ }}
+				}
+				s = w.v.NewScrub(cfg)
 				if _, err := s.run(); err != nil {
 					w.fail("scrub: %w", err)
 				}
 			}
 			if w.bad != nil {
-				return fmt.Sprintf("seed %d: %v", seed, w.bad), compared
+				return fmt.Sprintf("seed %d: %v", seed, w.bad), compared, outcomes
 			}
 		}
 		end()
 		if w.finish(); w.bad != nil {
-			return fmt.Sprintf("seed %d after healing: %v", seed, w.bad), compared
+			return fmt.Sprintf("seed %d after healing: %v", seed, w.bad), compared, outcomes
 		}
 	}
-	return "", compared
+	return "", compared, outcomes
 }
 
 func (s *Scrub) busyOrRunning() bool {
@@ -260,21 +265,24 @@ func TestAScrubOfRandomHistoriesFindsNoDifference(t *testing.T) {
 	if testing.Short() || raced {
 		most = 60
 	}
-	bad, compared := scrubs(0, most, guards{})
+	bad, compared, outcomes := scrubs(0, most, guards{})
 	if bad != "" {
 		t.Fatal(bad)
 	}
 	if compared < block.Size(most)*40*block.KiB { // pauses for users leave time for one range or two
 		t.Errorf("only %v were compared", compared)
 	}
-	t.Logf("%v were compared", compared)
+	if outcomes[Repaired] == 0 {
+		t.Error("nothing was repaired")
+	}
+	t.Logf("%v were compared; repairs: %v", compared, outcomes)
 }
 
 func TestAScrubThatPassesWritesSeesDifferences(t *testing.T) {
 	if raced {
 		t.Skip("one goroutine has no races; run it without the detector")
 	}
-	bad, _ := scrubs(0, 300, guards{scrubPasses: true})
+	bad, _, _ := scrubs(0, 300, guards{scrubPasses: true})
 	if bad == "" {
 		t.Error("no difference in 300 histories")
 	}

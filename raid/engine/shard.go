@@ -32,7 +32,7 @@ type span struct {
 func (sh *shard) enter(p *extentIO) {
 	sh.seq++
 	p.seq, p.slot = sh.seq, len(sh.spans)
-	if p.kind != kindCopy && p.kind != kindScrub {
+	if p.kind != kindCopy && p.kind != kindScrub && p.kind != kindRepair {
 		sh.served++
 	}
 	if p.kind == kindWrite {

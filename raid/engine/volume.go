@@ -75,7 +75,7 @@ func (v *Volume) conflict(a, b kind) bool {
 		return conflict(a, b)
 	}
 	read, copy := a == kindRead || b == kindRead, a == kindCopy || b == kindCopy
-	scrub := a == kindScrub || b == kindScrub
+	scrub := a == kindScrub || b == kindScrub || a == kindRepair || b == kindRepair
 	return !v.weak.noRangeLock && !(v.weak.scrubPasses && scrub) && !(v.weak.readsPass && read) && !(v.weak.copiesPass && copy) && conflict(a, b)
 }
 
@@ -205,7 +205,7 @@ func (v *Volume) Close(ctx context.Context) error {
 	v.each(func(c *column, e *effects) {
 		c.stopRebuilds()
 		for _, p := range c.snapshot() {
-			if (p.kind == kindCopy || p.kind == kindScrub) && !p.out() && p.phase != phaseWaiting {
+			if (p.kind == kindCopy || p.kind == kindScrub || p.kind == kindRepair) && !p.out() && p.phase != phaseWaiting {
 				p.finish(errLeft, e)
 			}
 		}
