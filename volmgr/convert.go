@@ -34,6 +34,7 @@ const (
 	severityPrefix        = "SEVERITY_"
 	phasePrefix           = "ATTACHMENT_PHASE_"
 	linkStatePrefix       = "LINK_STATE_"
+	scrubOutcomePrefix    = "SCRUB_OUTCOME_"
 )
 
 // toEnum returns the enumeration value of a word; an unknown word gives UNSPECIFIED.
@@ -191,6 +192,10 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 		Health: toEnum[pb.Health](pb.Health_value, healthPrefix, v.Health),
 		Epoch:  uint64(v.Epoch), Clean: v.Clean, Generation: v.Generation, Created: pbTime(v.Created),
 		ExpandingToBytes: uint64(v.ExpandingTo), Formatted: v.Formatted, FenceWaitsFor: v.FenceWaitsFor, Scrub: pbScrub(v.Scrub),
+		ScrubEverySeconds: uint64(v.ScrubEvery / time.Second), ScrubBytesPerSecond: uint64(v.ScrubRate),
+	}
+	for i := range v.PastScrubs {
+		out.PastScrubs = append(out.PastScrubs, pbScrub(&v.PastScrubs[i]))
 	}
 	for _, l := range v.Legs {
 		out.Legs = append(out.Legs, pbLeg(v.ID, l))
@@ -630,7 +635,7 @@ func fromAttachmentReport(a *pb.AttachmentReport) (out cluster.AttachmentReport,
 	out = cluster.AttachmentReport{
 		Epoch: block.Epoch(a.Epoch), Grant: a.Grant, Phase: fromEnum[cluster.Phase](a.Phase, phasePrefix), Device: a.Device, WaitingFor: a.WaitingFor,
 		ResyncDone: block.Size(a.ResyncDoneBytes), ResyncTotal: block.Size(a.ResyncTotalBytes),
-		Size: block.Size(a.SizeBytes), Number: a.DeviceNumber, Scrub: fromScrubReport(a.Scrub),
+		Size: block.Size(a.SizeBytes), Number: a.DeviceNumber, Scrub: fromScrubReport(a.Scrub), Scrubs: a.Scrubs,
 		GaveUp: fromGaveUp(a.GetGaveUp()),
 	}
 	if out.Volume, err = field("attachments.volume_id", a.VolumeId, block.ParseVolumeID); err != nil {

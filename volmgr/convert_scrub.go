@@ -15,6 +15,22 @@ func pbScrub(c *cluster.Scrub) *pb.VolumeScrub {
 	return &pb.VolumeScrub{
 		Began: pbTime(c.Began), Ended: pbTime(c.Ended), Stopped: c.Stopped, Found: uint64(c.Found),
 		DoneBytes: uint64(c.Done), TotalBytes: uint64(c.Total), AloneBytes: uint64(c.Alone),
+		BytesPerSecond: uint64(c.Rate), Paused: c.Paused, Repair: c.Repair, Repaired: uint64(c.Repaired), Scheduled: c.Scheduled, From: list(c.From, pbPlace),
+	}
+}
+
+func pbPlace(l cluster.ScrubLeg) *pb.Place {
+	return &pb.Place{Column: uint32(l.Column), Copy: uint32(l.Copy)}
+}
+
+func fromPlace(p *pb.Place) cluster.ScrubLeg {
+	return cluster.ScrubLeg{Column: int(p.Column), Copy: int(p.Copy)}
+}
+
+func fromScrubRequest(r *pb.ScrubVolumeRequest) cluster.ScrubVolume {
+	return cluster.ScrubVolume{
+		Volume: r.Volume, Rate: block.Size(r.BytesPerSecond), Stop: r.Stop, Pause: r.Pause, Resume: r.Resume,
+		Repair: r.Repair, From: list(r.From, fromPlace), Seed: newSeed(),
 	}
 }
 
@@ -22,7 +38,10 @@ func pbWantedScrub(c *cluster.WantedScrub) *pb.Scrub {
 	if c == nil {
 		return nil
 	}
-	return &pb.Scrub{Id: c.ID, BytesPerSecond: uint64(c.Rate)}
+	return &pb.Scrub{
+		Id: c.ID, BytesPerSecond: uint64(c.Rate), Repair: c.Repair, From: list(c.From, pbPlace),
+		Begin: &pb.ScrubPosition{Column: uint32(c.Begin.Column), Offset: uint64(c.Begin.Off)}, Run: c.Run, Recorded: uint64(c.Recorded),
+	}
 }
 
 func fromScrubReport(r *pb.ScrubReport) *cluster.ScrubReport {
@@ -30,10 +49,18 @@ func fromScrubReport(r *pb.ScrubReport) *cluster.ScrubReport {
 		return nil
 	}
 	out := &cluster.ScrubReport{
-		ID: r.Id, Done: r.Done, Compared: block.Size(r.DoneBytes), Total: block.Size(r.TotalBytes), Alone: block.Size(r.AloneBytes), Found: int(r.Found),
+		ID: r.Id, Run: r.Run, Done: r.Done, Repairs: r.Repairs, Compared: block.Size(r.DoneBytes), Total: block.Size(r.TotalBytes),
+		Position:    cluster.ScrubPosition{Column: int(r.GetPosition().GetColumn()), Off: block.Size(r.GetPosition().GetOffset())},
+		ScrubCounts: cluster.ScrubCounts{Found: int(r.Found), Settled: int(r.Settled), Repaired: int(r.Repaired), Alone: block.Size(r.AloneBytes)},
 	}
 	for _, f := range r.Findings {
-		finding := cluster.ScrubFinding{Column: int(f.Column), Off: block.Size(f.Offset), Length: block.Size(f.Length), Unreadable: fromCopies(f.Unreadable)}
+		finding := cluster.ScrubFinding{
+			Column: int(f.Column), Off: block.Size(f.Offset), Length: block.Size(f.Length), Unreadable: fromCopies(f.Unreadable),
+			Right: -1, Outcome: fromEnum[cluster.ScrubOutcome](f.Outcome, scrubOutcomePrefix), Error: f.Error,
+		}
+		if f.Right != nil {
+			finding.Right = int(*f.Right)
+		}
 		for _, g := range f.Equal {
 			finding.Equal = append(finding.Equal, fromCopies(g))
 		}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -325,14 +326,22 @@ func (m *Manager) ExpandVolume(ctx context.Context, r *pb.ExpandVolumeRequest) (
 	return call(ctx, m, cluster.ExpandVolume{Volume: r.Volume, Size: block.Size(r.SizeBytes)}, pbVolume)
 }
 
-// ScrubVolume begins to compare the copies of a volume, or stops.
+// ScrubVolume begins to compare the copies of a volume, or pauses or stops that.
 func (m *Manager) ScrubVolume(ctx context.Context, r *pb.ScrubVolumeRequest) (*pb.Volume, error) {
-	return call(ctx, m, cluster.ScrubVolume{Volume: r.Volume, Stop: r.Stop, Rate: block.Size(r.BytesPerSecond), Seed: newSeed()}, pbVolume)
+	return call(ctx, m, fromScrubRequest(r), pbVolume)
 }
 
 // UpdateVolume changes the properties that may change while a volume is in use.
 func (m *Manager) UpdateVolume(ctx context.Context, r *pb.UpdateVolumeRequest) (*pb.Volume, error) {
 	in := cluster.UpdateVolume{Volume: r.Volume, SetLabels: r.SetLabels, RemoveLabels: r.RemoveLabels, Formatted: r.Formatted}
+	if r.ScrubEverySeconds != nil {
+		every := time.Duration(min(*r.ScrubEverySeconds, math.MaxInt64/uint64(time.Second))) * time.Second
+		in.ScrubEvery = &every
+	}
+	if r.ScrubBytesPerSecond != nil {
+		rate := block.Size(*r.ScrubBytesPerSecond)
+		in.ScrubRate = &rate
+	}
 	return call(ctx, m, in, pbVolume)
 }
 

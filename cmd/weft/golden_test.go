@@ -162,6 +162,16 @@ func TestTablesAndJSONStayAsTheyAre(t *testing.T) {
 		"volume": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 			return runVolumeDescribe(ctx, api, "db1", out)
 		},
+		"scrubs": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
+			v := api.(*stub).volume
+			v.ScrubEverySeconds, v.ScrubBytesPerSecond = 7*24*3600, 50<<20
+			v.Scrub = &pb.VolumeScrub{Began: ago(time.Hour), Repair: true, From: []*pb.Place{{Copy: 1}}, DoneBytes: 2 << 30, TotalBytes: 10 << 30, Found: 3, Repaired: 2, Paused: true}
+			v.PastScrubs = []*pb.VolumeScrub{
+				{Began: ago(9 * time.Hour), Ended: ago(8 * time.Hour), Scheduled: true, DoneBytes: 10 << 30, Found: 3},
+				{Began: ago(99 * time.Hour), Ended: ago(98 * time.Hour), Stopped: true, DoneBytes: 1 << 30},
+			}
+			return runVolumeDescribe(ctx, api, "db1", out)
+		},
 		"shared": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 			s := api.(*stub)
 			first, second := s.volume.GetAttachment(), proto.CloneOf(s.volume.GetAttachment())
@@ -213,5 +223,26 @@ func golden(t *testing.T, name string, got []byte) {
 	}
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", path, diff)
+	}
+}
+
+func TestTimesInDaysAndPlacesOfLegs(t *testing.T) {
+	for text, want := range map[string]time.Duration{"7d": 7 * 24 * time.Hour, "12h": 12 * time.Hour, "1h30m": 90 * time.Minute, "off": 0} {
+		if got, err := parseDays(text); err != nil || got != want {
+			t.Errorf("parseDays(%q) = %v, %v; want %v", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "d", "-1d", "7 d", "999999d", "0s", "-1h", "often"} {
+		if got, err := parseDays(text); err == nil {
+			t.Errorf("parseDays(%q) = %v", text, got)
+		}
+	}
+	if got, err := parsePlace("3.1"); err != nil || got.GetColumn() != 3 || got.GetCopy() != 1 {
+		t.Errorf("parsePlace(3.1) = %v, %v", got, err)
+	}
+	for _, text := range []string{"", "1", "1.", ".1", "-1.0", "1.2.3", "a.b"} {
+		if got, err := parsePlace(text); err == nil {
+			t.Errorf("parsePlace(%q) = %v", text, got)
+		}
 	}
 }

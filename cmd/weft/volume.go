@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
@@ -221,6 +222,7 @@ func runVolumeDescribe(ctx context.Context, api pb.ManagerClient, volume string,
 		describeAttachments(w, attachmentsOf(v), out)
 		fmt.Fprintln(w)
 		describeLegs(w, v.GetLegs(), out)
+		describeScrubs(w, v, out)
 	})
 }
 
@@ -241,6 +243,7 @@ func describeVolume(w io.Writer, v *pb.Volume, out *cli.Output) {
 		"epoch", strconv.FormatUint(v.GetEpoch(), 10),
 		"clean", strconv.FormatBool(v.GetClean()),
 		"generation", strconv.FormatUint(v.GetGeneration(), 10),
+		"scrub", scrubSchedule(v),
 		"age", out.Age(v.GetCreated()),
 	)
 }
@@ -319,6 +322,37 @@ func describeLegs(w io.Writer, legs []*pb.Leg, out *cli.Output) {
 		})
 	}
 	cli.Table(w, "COLUMN COPY LEG STATE NODE DRIVE REVISION SINCE REASON", rows...)
+}
+
+// describeScrubs lists the last scrubs of a volume, newest first.
+func describeScrubs(w io.Writer, v *pb.Volume, out *cli.Output) {
+	if v.GetScrub() == nil {
+		return
+	}
+	var rows [][]string
+	for _, c := range append([]*pb.VolumeScrub{v.GetScrub()}, v.GetPastScrubs()...) {
+		what, state := "compare", "ended"
+		if c.GetRepair() {
+			what = "repair"
+		}
+		if c.GetScheduled() {
+			what += ", scheduled"
+		}
+		switch {
+		case c.GetStopped():
+			state = "stopped"
+		case c.GetPaused():
+			state = "paused"
+		case c.GetEnded() == nil:
+			state = "wanted"
+		}
+		rows = append(rows, []string{
+			c.GetBegan().AsTime().UTC().Format(time.RFC3339), out.Age(c.GetEnded()), what, state, cli.Size(c.GetDoneBytes()),
+			strconv.FormatUint(c.GetFound(), 10), strconv.FormatUint(c.GetRepaired(), 10),
+		})
+	}
+	fmt.Fprintln(w)
+	cli.Table(w, "SCRUB ENDED KIND STATE DONE FOUND REPAIRED", rows...)
 }
 
 // properties prints names and values in two columns.

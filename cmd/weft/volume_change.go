@@ -4,10 +4,16 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/block"
@@ -96,11 +102,10 @@ func smallDevice(v *pb.Volume) string {
 }
 
 func newVolumeSet(g *cli.Globals) *cobra.Command {
-	var changes []string
-	var formatted string
+	var o volumeSetOptions
 	cmd := &cobra.Command{
-		Use:   "set VOLUME [--label KEY=VALUE] [--formatted none]",
-		Short: "Change a volume's labels, or what it is recorded to hold",
+		Use:   "set VOLUME [--label KEY=VALUE] [--formatted none] [--scrub-every TIME]",
+		Short: "Change a volume's labels, its schedule of scrubs, or what it is recorded to hold",
 		Long: `Set labels of a volume with KEY=VALUE, and remove them with KEY-, or all of them
 with '*-'. Other labels stay. A volume has at most 64 labels, with keys of up to
 317 bytes and values of up to 256, 8 KiB together.
@@ -109,30 +114,112 @@ The use of a volume is recorded before it is written: the file system that was
 made on it for a pod, or "raw" if it was attached by hand or as a raw device. No
 file system is made for a pod on a volume that is recorded as raw. With
 --formatted none you state that nothing on the volume is needed, so that a file
-system can be made. The volume must not be attached.`,
+system can be made. The volume must not be attached.
+
+With --scrub-every the copies are compared that often while the volume is
+attached, as "weft volume scrub" does without --repair. The first time is chosen
+so that volumes are not compared all at once, and one host compares one volume at
+a time. A schedule uses the manager's clock.`,
 		Example: `  weft volume set db1 --label tier=gold --label owner-
+  weft volume set db1 --scrub-every 7d --scrub-rate 50MiB
+  weft volume set db1 --scrub-every off
   weft volume set db1 --formatted none`,
 		Args:              cli.Takes("VOLUME"),
 		ValidArgsFunction: g.CompleteVolumes,
 		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
-			return runVolumeSet(ctx, api, args[0], changes, formatted, out)
+			o.volume = args[0]
+			return runVolumeSet(ctx, api, o, out)
 		}),
 	}
-	cmd.Flags().StringArrayVar(&changes, "label", nil, "`key=value` to set, or key- to remove; may be repeated")
-	cmd.Flags().StringVar(&formatted, "formatted", "", "`none` states that nothing on the volume is needed, so that Kubernetes may format it")
+	f := cmd.Flags()
+	f.StringArrayVar(&o.labels, "label", nil, "`key=value` to set, or key- to remove; may be repeated")
+	f.StringVar(&o.formatted, "formatted", "", "`none` states that nothing on the volume is needed, so that Kubernetes may format it")
+	f.StringVar(&o.every, "scrub-every", "", "compare the copies that often: a `time` such as 7d or 12h, from 1h; \"off\" for never")
+	f.StringVar(&o.rate, "scrub-rate", "", "most that such a scrub reads of each leg in a second, as a `size` from 64KiB; \"off\" for no limit")
 	return cmd
 }
 
-func runVolumeSet(ctx context.Context, api pb.ManagerClient, volume string, changes []string, formatted string, out *cli.Output) error {
-	switch {
-	case len(changes) == 0 && formatted == "":
-		return cli.UsageError{Err: fmt.Errorf("nothing to change: --label or --formatted is missing"), Hint: "such as --label tier=gold, or --label tier- to remove it"}
-	case formatted != "" && formatted != "none":
-		return cli.UsageError{Err: fmt.Errorf("--formatted %q is not known", formatted), Hint: "use none: nothing on the volume is needed"}
+type volumeSetOptions struct {
+	volume, formatted string
+	labels            []string
+	every, rate       string // empty: unchanged
+}
+
+// off is the word for a schedule or a limit that is not wanted.
+const off = "off"
+
+// schedule adds the schedule of scrubs to a request.
+func (o volumeSetOptions) schedule(r *pb.UpdateVolumeRequest) error {
+	if o.every != "" {
+		every, err := parseDays(o.every)
+		if err != nil {
+			return cli.UsageError{Err: fmt.Errorf("--scrub-every %q: not a time", o.every), Hint: "such as 7d or 12h, or off"}
+		}
+		r.ScrubEverySeconds = proto.Uint64(uint64(every / time.Second))
 	}
-	r := &pb.UpdateVolumeRequest{Volume: volume, Formatted: formatted}
+	if o.rate != "" {
+		var rate block.Size
+		if o.rate != off {
+			var err error
+			if rate, err = block.ParseSize(o.rate); err != nil {
+				return cli.UsageError{Err: fmt.Errorf("--scrub-rate: %w", err)}
+			}
+		}
+		r.ScrubBytesPerSecond = proto.Uint64(uint64(rate))
+	}
+	return nil
+}
+
+// parseDays parses a duration, which may be in days; off is 0.
+func parseDays(text string) (time.Duration, error) {
+	if text == off {
+		return 0, nil
+	}
+	if n, ok := strings.CutSuffix(text, "d"); ok {
+		days, err := strconv.ParseUint(n, 10, 16)
+		return time.Duration(days) * 24 * time.Hour, err
+	}
+	d, err := time.ParseDuration(text)
+	if err == nil && d < time.Second {
+		err = errors.New("too short")
+	}
+	return d, err
+}
+
+func runVolumeSet(ctx context.Context, api pb.ManagerClient, o volumeSetOptions, out *cli.Output) error {
+	switch {
+	case len(o.labels) == 0 && o.formatted == "" && o.every == "" && o.rate == "":
+		return cli.UsageError{Err: fmt.Errorf("nothing to change: --label, --scrub-every or --formatted is missing"), Hint: "such as --label tier=gold, or --label tier- to remove it"}
+	case o.formatted != "" && o.formatted != "none":
+		return cli.UsageError{Err: fmt.Errorf("--formatted %q is not known", o.formatted), Hint: "use none: nothing on the volume is needed"}
+	}
+	r := &pb.UpdateVolumeRequest{Volume: o.volume, Formatted: o.formatted}
+	if err := o.setLabels(r); err != nil {
+		return err
+	}
+	if err := o.schedule(r); err != nil {
+		return err
+	}
+	v, err := api.UpdateVolume(ctx, r)
+	if err != nil {
+		return err
+	}
+	if len(o.labels) > 0 {
+		out.Say("volume %s has labels %s", v.GetName(), cli.OrNone(cli.Pairs(v.GetLabels())))
+	}
+	if o.formatted != "" {
+		out.Say("Kubernetes may now make a file system on volume %s", v.GetName())
+	}
+	if o.every != "" || o.rate != "" {
+		out.Say("the copies of volume %s are compared %s", v.GetName(), scrubSchedule(v))
+	}
+	return out.Print(v, nil)
+}
+
+// setLabels adds the changes of labels to a request.
+func (o volumeSetOptions) setLabels(r *pb.UpdateVolumeRequest) (err error) {
 	var set []string
-	for _, change := range changes {
+	for _, change := range o.labels {
 		key, remove := strings.CutSuffix(change, "-")
 		if remove && !strings.Contains(change, "=") {
 			r.RemoveLabels = append(r.RemoveLabels, key)
@@ -140,7 +227,6 @@ func runVolumeSet(ctx context.Context, api pb.ManagerClient, volume string, chan
 		}
 		set = append(set, change)
 	}
-	var err error
 	if r.SetLabels, err = parsePairs(set); err != nil {
 		return err
 	}
@@ -149,38 +235,60 @@ func runVolumeSet(ctx context.Context, api pb.ManagerClient, volume string, chan
 			return cli.UsageError{Err: fmt.Errorf("label %q: both set and removed", key)}
 		}
 	}
-	v, err := api.UpdateVolume(ctx, r)
-	if err != nil {
-		return err
+	return nil
+}
+
+// scrubSchedule is how often a volume's copies are compared.
+func scrubSchedule(v *pb.Volume) string {
+	every := time.Duration(v.GetScrubEverySeconds()) * time.Second
+	if every == 0 {
+		return "on request"
 	}
-	if len(changes) > 0 {
-		out.Say("volume %s has labels %s", v.GetName(), cli.OrNone(cli.Pairs(v.GetLabels())))
+	text := "every " + every.String()
+	if day := 24 * time.Hour; every%day == 0 {
+		text = fmt.Sprintf("every %dd", every/day)
 	}
-	if formatted != "" {
-		out.Say("Kubernetes may now make a file system on volume %s", v.GetName())
+	if rate := v.GetScrubBytesPerSecond(); rate != 0 {
+		text += fmt.Sprintf(", %s a second", cli.Size(rate))
 	}
-	return out.Print(v, nil)
+	return text
 }
 
 type volumeScrubOptions struct {
-	volume string
-	rate   block.Size
-	stop   bool
+	volume              string
+	rate                block.Size
+	stop, pause, resume bool
+	repair, wait        bool
+	from                []string
 }
 
 func newVolumeScrub(g *cli.Globals) *cobra.Command {
 	var o volumeScrubOptions
 	cmd := &cobra.Command{
 		Use:   "scrub VOLUME",
-		Short: "Compare the copies of an attached volume while it is in use",
+		Short: "Compare the copies of an attached volume while it is in use, and repair them",
 		Long: `Compare the copies of an attached volume while it is in use, in the background:
-users' I/O goes first. Nothing is changed. Each of the first 64 ranges that
-differ or cannot be read is an event; the log of the volume's host has all of
-them. "weft explain volume" shows the progress and the result.
+users' I/O goes first. Each of the first 64 ranges that differ or cannot be read
+is an event; the log of the volume's host has all of them. "weft explain volume"
+shows the progress and the result, "weft volume describe" the last scrubs.
 
-Only hosts with the user-space data path can compare copies. A scrub begins again
-when its host, or the agent there, starts anew.`,
-		Example:           "  weft volume scrub db1 --rate 100MiB\n  weft volume scrub db1 --stop",
+Without --repair nothing is changed. With it, a range is written again from a
+copy that is known to be right:
+
+  1. the copies that can be read agree, and the others have a medium error there;
+  2. of three copies, two agree;
+  3. --from names the copy of that column, as COLUMN.COPY.
+
+The first of these that applies decides. If none does, the range stays as it is.
+What is found is an event before it is repaired, and what became of it is
+another.
+
+Only hosts with the user-space data path can compare copies. A scrub goes on
+where it was after a pause, a restart, or the next attach. Repeat the command
+with --rate to change the rate of the scrub that is under way.`,
+		Example: `  weft volume scrub db1 --rate 100MiB
+  weft volume scrub db1 --pause
+  weft volume scrub db1 --repair --from 0.1 --wait`,
 		Args:              cli.Takes("VOLUME"),
 		ValidArgsFunction: g.CompleteVolumes,
 		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
@@ -188,20 +296,88 @@ when its host, or the agent there, starts anew.`,
 			return runVolumeScrub(ctx, api, o, out)
 		}),
 	}
-	cmd.Flags().Var(sizeFlag{&o.rate}, "rate", "most that is read of each leg in a second, as a `size`; without it there is no limit")
-	cmd.Flags().BoolVar(&o.stop, "stop", false, "stop the scrub that is under way")
+	f := cmd.Flags()
+	f.Var(sizeFlag{&o.rate}, "rate", "most that is read of each leg in a second, as a `size` from 64KiB; without it there is no limit")
+	f.BoolVar(&o.stop, "stop", false, "stop the scrub that is under way")
+	f.BoolVar(&o.pause, "pause", false, "stop it for now; it keeps its place")
+	f.BoolVar(&o.resume, "resume", false, "let it go on after a pause")
+	f.BoolVar(&o.repair, "repair", false, "write again what differs or cannot be read, where it is known which copy is right")
+	f.StringArrayVar(&o.from, "from", nil, "with --repair, the `leg` of a column that is right where copies differ and no two of three agree, such as 0.1; may be repeated for other columns")
+	f.BoolVar(&o.wait, "wait", false, "wait until the scrub has ended, and print what it found")
 	return cmd
 }
 
 func runVolumeScrub(ctx context.Context, api pb.ManagerClient, o volumeScrubOptions, out *cli.Output) error {
-	v, err := api.ScrubVolume(ctx, &pb.ScrubVolumeRequest{Volume: o.volume, Stop: o.stop, BytesPerSecond: uint64(o.rate)})
+	r := &pb.ScrubVolumeRequest{Volume: o.volume, Stop: o.stop, Pause: o.pause, Resume: o.resume, BytesPerSecond: uint64(o.rate), Repair: o.repair}
+	for _, leg := range o.from {
+		place, err := parsePlace(leg)
+		if err != nil {
+			return err
+		}
+		r.From = append(r.From, place)
+	}
+	if o.wait && (o.stop || o.pause) {
+		return cli.UsageError{Err: errors.New("--wait: there is nothing to wait for")}
+	}
+	v, err := api.ScrubVolume(ctx, r)
 	if err != nil {
 		return err
 	}
-	if v.GetScrub() != nil && v.GetScrub().GetEnded() == nil {
-		out.Say("the copies of volume %s are being compared", v.GetName())
-	} else {
+	switch c := v.GetScrub(); {
+	case c == nil || c.GetEnded() != nil:
 		out.Say("volume %s is not being compared", v.GetName())
+	case c.GetPaused():
+		out.Say("the scrub of volume %s is paused", v.GetName())
+	case c.GetRepair():
+		out.Say("the copies of volume %s are being compared and repaired", v.GetName())
+	default:
+		out.Say("the copies of volume %s are being compared", v.GetName())
 	}
-	return out.Print(v, nil)
+	if !o.wait {
+		return out.Print(v, nil)
+	}
+	began := v.GetScrub().GetBegan().AsTime()
+	if v, err = waitForScrub(ctx, api, v.GetId(), out); err != nil {
+		return err
+	}
+	events, err := api.ListEvents(ctx, &pb.ListEventsRequest{Object: "volume " + v.GetName(), Limit: mostScrubEvents})
+	if err != nil {
+		return err
+	}
+	found := slices.DeleteFunc(events.GetEvents(), func(e *pb.Event) bool {
+		return !strings.HasPrefix(e.GetKind(), "volume.scrub") || e.GetTime().AsTime().Before(began)
+	})
+	return out.Print(v, func(w io.Writer) { eventTable(w, found) })
+}
+
+// mostScrubEvents is more than the events of one scrub.
+const mostScrubEvents = 500
+
+// parsePlace parses a leg's place, COLUMN.COPY.
+func parsePlace(text string) (*pb.Place, error) {
+	column, copy, _ := strings.Cut(text, ".")
+	c, err := strconv.ParseUint(column, 10, 16)
+	n, err2 := strconv.ParseUint(copy, 10, 16)
+	if err != nil || err2 != nil {
+		return nil, cli.UsageError{Err: fmt.Errorf("--from %q: not COLUMN.COPY", text), Hint: "such as 0.1; `weft volume describe` lists the legs"}
+	}
+	return &pb.Place{Column: uint32(c), Copy: uint32(n)}, nil
+}
+
+// waitForScrub returns once no scrub of a volume is under way.
+func waitForScrub(ctx context.Context, api pb.ManagerClient, volume string, out *cli.Output) (v *pb.Volume, err error) {
+	err = cli.Wait(ctx, out, cli.RequestStands, func(ctx context.Context) (string, error) {
+		if v, err = api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume}); err != nil {
+			return "", err
+		}
+		c := v.GetScrub()
+		switch {
+		case c.GetEnded() != nil || c == nil:
+			return "", nil
+		case c.GetPaused():
+			return fmt.Sprintf("the scrub of volume %s, which is paused", v.GetName()), nil
+		}
+		return fmt.Sprintf("the scrub of volume %s, which is at %d %%", v.GetName(), 100*c.GetDoneBytes()/max(1, c.GetTotalBytes())), nil
+	})
+	return v, err
 }

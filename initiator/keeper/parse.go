@@ -58,11 +58,8 @@ func Parse(p *pb.WantedAttachment) (*volume.Wanted, error) {
 	if w.Holds, err = parseHolds(p.GetHolds()); err != nil {
 		return nil, err
 	}
-	if s := p.GetScrub(); s != nil {
-		if s.GetId() == "" {
-			return nil, errors.New("scrub: it has no id")
-		}
-		w.Scrub = &volume.Scrub{ID: s.GetId(), Rate: block.Size(s.GetBytesPerSecond())}
+	if w.Scrub, err = parseScrub(p.GetScrub(), w.Layout); err != nil {
+		return nil, fmt.Errorf("scrub: %w", err)
 	}
 	for _, l := range p.GetLegs() {
 		if err := addLink(w, l); err != nil {
@@ -109,6 +106,35 @@ func setMode(w *volume.Wanted, m pb.AttachMode) error {
 	}
 	return nil
 }
+
+// scrubUnit is what the position of a scrub is a multiple of.
+const scrubUnit = 4 * block.KiB
+
+func parseScrub(p *pb.Scrub, layout block.Layout) (*volume.Scrub, error) {
+	if p == nil {
+		return nil, nil
+	}
+	if p.GetId() == "" {
+		return nil, errors.New("it has no id")
+	}
+	s := &volume.Scrub{
+		ID: p.GetId(), Rate: block.Size(p.GetBytesPerSecond()), Repair: p.GetRepair(), Run: p.GetRun(), Recorded: int(p.GetRecorded()),
+		Begin: volume.ScrubPosition{Column: int(p.GetBegin().GetColumn()), Off: block.Size(p.GetBegin().GetOffset())},
+	}
+	if s.Begin.Column >= layout.Stripes || s.Begin.Off%scrubUnit != 0 || s.Begin.Off > maxOffset {
+		return nil, fmt.Errorf("it begins in column %d at %d: not in a layout of %v, or not in whole blocks", s.Begin.Column, uint64(s.Begin.Off), layout)
+	}
+	for _, at := range p.GetFrom() {
+		if int(at.GetColumn()) >= layout.Stripes || int(at.GetCopy()) >= layout.Slots() {
+			return nil, fmt.Errorf("column %d copy %d: not in a layout of %v", at.GetColumn(), at.GetCopy(), layout)
+		}
+		s.From = append(s.From, volume.Place{Column: int(at.GetColumn()), Copy: int(at.GetCopy())})
+	}
+	return s, nil
+}
+
+// maxOffset bounds the position of a scrub, so that sums of offsets do not overflow.
+const maxOffset = block.Size(1 << 60)
 
 // longestHold bounds how long I/O may be held: a host's file systems and programs wait for it.
 const longestHold = time.Minute

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"weft.dev/weft/initiator/volume"
@@ -77,9 +78,30 @@ func TestUnknownValuesAreNotTakenForOthers(t *testing.T) {
 
 func TestAScrubNeedsAnID(t *testing.T) {
 	p := wanted()
-	p.Scrub = &pb.Scrub{Id: "s1", BytesPerSecond: 1 << 20}
-	if w, err := Parse(p); err != nil || *w.Scrub != (volume.Scrub{ID: "s1", Rate: 1 << 20}) {
-		t.Errorf("Parse(scrub %v) = %v, %v", p.Scrub, w, err)
+	p.Layout.Copies = 2
+	p.Scrub = &pb.Scrub{
+		Id: "s1", BytesPerSecond: 1 << 20, Repair: true, From: []*pb.Place{{Copy: 1}}, Begin: &pb.ScrubPosition{Offset: 8192}, Run: "r", Recorded: 3,
+	}
+	want := &volume.Scrub{ID: "s1", Rate: 1 << 20, Repair: true, From: []volume.Place{{Column: 0, Copy: 1}}, Begin: volume.ScrubPosition{Off: 8192}, Run: "r", Recorded: 3}
+	w, err := Parse(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, w.Scrub); diff != "" {
+		t.Errorf("scrub (-want +got):\n%s", diff)
+	}
+	for what, change := range map[string]func(*pb.Scrub){
+		"column behind the last": func(s *pb.Scrub) { s.Begin.Column = 99 },
+		"half a block":           func(s *pb.Scrub) { s.Begin.Offset = 512 },
+		"offset that overflows":  func(s *pb.Scrub) { s.Begin.Offset = 1 << 63 },
+		"copy that is not there": func(s *pb.Scrub) { s.From[0].Copy = 99 },
+		"copy of no column":      func(s *pb.Scrub) { s.From[0].Column = 99 },
+	} {
+		bad := proto.CloneOf(p)
+		change(bad.Scrub)
+		if w, err := Parse(bad); err == nil {
+			t.Errorf("%s: Parse(%v) = %+v", what, bad.Scrub, w.Scrub)
+		}
 	}
 	p.Scrub = &pb.Scrub{}
 	if _, err := Parse(p); err == nil {

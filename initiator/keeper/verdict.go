@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
+
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -23,7 +25,7 @@ func Report(v volume.Verdict, id block.VolumeID, epoch block.Epoch, grant uint64
 	for _, h := range v.Holds {
 		r.Holds = append(r.Holds, &pb.HoldReport{Id: h.ID, State: pb.Value[pb.HoldState](string(h.State))})
 	}
-	r.Scrub = scrubReport(v.Scrub)
+	r.Scrub, r.Scrubs = scrubReport(v.Scrub), v.Scrubs
 	if v.GaveUp != nil {
 		r.GaveUp = &pb.GaveUp{Why: v.GaveUp.Why, WritesLost: v.GaveUp.WritesLost, Reason: pb.Value[pb.GiveUpReason](string(v.GaveUp.Reason))}
 	}
@@ -36,9 +38,17 @@ func scrubReport(s *volume.ScrubSeen) *pb.ScrubReport {
 	}
 	r := &pb.ScrubReport{
 		Id: s.ID, Done: s.Done, DoneBytes: uint64(s.Compared), TotalBytes: uint64(s.Total), AloneBytes: uint64(s.Alone), Found: uint64(s.Found),
+		Run: s.Run, Repairs: s.Repairs, Settled: uint64(s.Settled), Repaired: uint64(s.Repaired),
+		Position: &pb.ScrubPosition{Column: uint32(s.Position.Column), Offset: uint64(s.Position.Off)},
 	}
 	for _, f := range s.FirstFound {
-		out := &pb.ScrubFinding{Column: uint32(f.Column), Offset: uint64(f.Off), Length: uint64(f.Length)}
+		out := &pb.ScrubFinding{
+			Column: uint32(f.Column), Offset: uint64(f.Off), Length: uint64(f.Length),
+			Outcome: pb.Value[pb.ScrubOutcome](string(f.Outcome)), Error: f.Error,
+		}
+		if f.Right >= 0 {
+			out.Right = proto.Uint32(uint32(f.Right))
+		}
 		for _, g := range f.Equal {
 			out.Equal = append(out.Equal, copies(g))
 		}
@@ -62,11 +72,15 @@ func sameHold(a, b *pb.HoldReport) bool {
 	return a.GetId() == b.GetId() && a.GetState() == b.GetState()
 }
 
+func scrubNews(a, b *pb.ScrubReport) bool {
+	return a.GetRun() != b.GetRun() || a.GetFound() != b.GetFound() || a.GetSettled() != b.GetSettled() || a.GetDone() != b.GetDone()
+}
+
 // News reports whether b differs from a in something that the manager must hear at once.
 func News(a, b *pb.AttachmentReport) bool {
 	return a.GetGrant() != b.GetGrant() || a.GetPhase() != b.GetPhase() || a.GetWaitingFor() != b.GetWaitingFor() ||
 		a.GetGaveUp().GetWhy() != b.GetGaveUp().GetWhy() || !slices.EqualFunc(a.GetHolds(), b.GetHolds(), sameHold) ||
 		!slices.Equal(a.GetInUse().GetLegIds(), b.GetInUse().GetLegIds()) ||
-		a.GetScrub().GetFound() != b.GetScrub().GetFound() || a.GetScrub().GetDone() != b.GetScrub().GetDone() ||
+		scrubNews(a.GetScrub(), b.GetScrub()) ||
 		a.GetDevice() != b.GetDevice() || a.GetDeviceNumber() != b.GetDeviceNumber() || a.GetSizeBytes() != b.GetSizeBytes()
 }

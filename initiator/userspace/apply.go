@@ -55,7 +55,7 @@ func (k *Keeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) er
 		return k.resize(ctx)
 	case volume.CloseDevice:
 		return k.closeDevice(ctx, o.Force)
-	case volume.StartScrub, volume.StopScrub:
+	case volume.StartScrub, volume.StopScrub, volume.ProceedScrub, volume.SetScrubRate:
 		return k.scrub(ctx, o)
 	case volume.Flush:
 		return k.flush(ctx)

@@ -3,6 +3,7 @@
 package userspace
 
 import (
+	"bytes"
 	"errors"
 	"testing"
 	"time"
@@ -38,6 +39,7 @@ func TestAWantedScrubReportsWhatDiffers(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		want := &pb.ScrubReport{
 			Id: "s1", Done: true, DoneBytes: uint64(volumeSize), TotalBytes: uint64(volumeSize), Found: 1,
+			Run: w.report().Scrub.GetRun(), Position: &pb.ScrubPosition{Column: 1, Offset: uint64(volumeSize) / 2},
 			Findings: []*pb.ScrubFinding{{Column: 1, Offset: 64 << 10, Length: 4096, Equal: []*pb.Copies{{Copies: []uint32{0}}, {Copies: []uint32{1}}}}},
 		}
 		if diff := cmp.Diff(want, w.report().Scrub, protocmp.Transform()); diff != "" {
@@ -58,6 +60,114 @@ func TestAWantedScrubReportsWhatDiffers(t *testing.T) {
 		if r := w.report().Scrub; r != nil {
 			t.Errorf("without a wanted scrub there is %v", r)
 		}
+	})
+}
+
+// dataOf returns a part of a leg's medium.
+func (w *world) dataOf(column, copy int, at, n int64) []byte {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return bytes.Clone(w.legs[legID(column, copy)].data[at : at+n])
+}
+
+// What differs is repaired once the manager has recorded it, and not before. A range for which no
+// copy is named stays.
+func TestAScrubRepairsWhatTheManagerHasRecorded(t *testing.T) {
+	served(t, 2, 2, func(w *world) {
+		w.rot(0, 0, 64<<10)
+		w.rot(1, 1, 64<<10)
+		rotten := w.dataOf(1, 1, 64<<10, 4096)
+		want := &volume.Scrub{ID: "s1", Repair: true, From: []volume.Place{{Column: 1, Copy: 0}}}
+		w.scrub(want)
+		time.Sleep(time.Minute)
+		r := w.report().Scrub
+		if r.GetDone() || r.GetFound() != 2 || r.GetSettled() != 1 || !bytes.Equal(w.dataOf(1, 1, 64<<10, 4096), rotten) {
+			t.Errorf("before the manager has recorded it: %v", r)
+		}
+		told := *want
+		told.Run, told.Recorded = r.GetRun(), 2
+		w.scrub(&told)
+		time.Sleep(10 * time.Second)
+		r = w.report().Scrub
+		if !r.GetDone() || r.GetSettled() != 2 || r.GetRepaired() != 1 || !r.GetRepairs() {
+			t.Errorf("after the repair: %v", r)
+		}
+		for i, want := range []pb.ScrubOutcome{pb.ScrubOutcome_SCRUB_OUTCOME_NOT_KNOWN, pb.ScrubOutcome_SCRUB_OUTCOME_REPAIRED} {
+			if got := r.GetFindings()[i].GetOutcome(); got != want {
+				t.Errorf("outcome of finding %d is %v, want %v", i, got, want)
+			}
+		}
+		if !bytes.Equal(w.dataOf(1, 1, 64<<10, 4096), w.dataOf(1, 0, 64<<10, 4096)) || bytes.Equal(w.dataOf(0, 0, 64<<10, 4096), w.dataOf(0, 1, 64<<10, 4096)) {
+			t.Error("want that column 1 is repaired and column 0 is as it was")
+		}
+		w.expect("nothing else is done")
+	})
+}
+
+// A block with a medium error is written again in place: its leg is not recorded stale.
+func TestAMediumErrorIsRepairedInPlace(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.mu.Lock()
+		w.legs[legID(0, 1)].scratch = 1<<20 + 5000
+		w.mu.Unlock()
+		w.rot(0, 1, 1<<20+5000)
+		want := &volume.Scrub{ID: "s1", Repair: true}
+		w.scrub(want)
+		time.Sleep(10 * time.Second)
+		told := *want
+		told.Run, told.Recorded = w.report().Scrub.GetRun(), 1
+		w.scrub(&told)
+		time.Sleep(10 * time.Second)
+		r := w.report().Scrub
+		if !r.GetDone() || r.GetFound() != 1 || r.GetRepaired() != 1 || r.GetAloneBytes() != 4096 {
+			t.Errorf("scrub %v, want one block repaired", r)
+		}
+		if f := r.GetFindings()[0]; f.GetOffset() != 1<<20+4096 || f.GetLength() != 4096 || f.GetRight() != 0 {
+			t.Errorf("finding %v, want the block that cannot be read", f)
+		}
+		if !bytes.Equal(w.dataOf(0, 0, 1<<20, 8192), w.dataOf(0, 1, 1<<20, 8192)) {
+			t.Error("the copies differ")
+		}
+		w.expect("no leg is recorded stale")
+	})
+}
+
+func TestAScrubBeginsWhereItIsTold(t *testing.T) {
+	served(t, 2, 2, func(w *world) {
+		w.rot(0, 1, 64<<10)
+		w.rot(1, 1, 64<<10)
+		w.rot(1, 1, 1<<20)
+		w.scrub(&volume.Scrub{ID: "s1", Begin: volume.ScrubPosition{Column: 1, Off: block.MiB}})
+		time.Sleep(10 * time.Second)
+		if r := w.report().Scrub; !r.GetDone() || r.GetFound() != 1 || r.GetDoneBytes() != r.GetTotalBytes() {
+			t.Errorf("scrub %v, want it done, with what is behind its beginning", r)
+		}
+	})
+}
+
+func TestTheRateOfAScrubChangesWhileItRuns(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.scrub(&volume.Scrub{ID: "s1", Rate: 128 * block.KiB})
+		time.Sleep(5 * time.Second)
+		if r := w.report().Scrub; r.GetDone() {
+			t.Errorf("4 MiB at 128 KiB/s took 5 s: %v", r)
+		}
+		w.scrub(&volume.Scrub{ID: "s1", Rate: 100 * block.MiB})
+		time.Sleep(6 * time.Second)
+		if r := w.report().Scrub; !r.GetDone() {
+			t.Errorf("6 s after it may read faster: %v", r)
+		}
+	})
+}
+
+// A scrub that waits for the manager does not outlive its volume.
+func TestADetachDoesNotWaitForARepair(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.rot(0, 0, 64<<10)
+		w.scrub(&volume.Scrub{ID: "s1", Repair: true})
+		time.Sleep(5 * time.Second)
+		w.want(func(x *volume.Wanted) { x.Detach = true })
+		w.until(clean)
 	})
 }
 

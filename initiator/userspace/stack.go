@@ -259,6 +259,7 @@ func (k *Keeper) dismantle(ctx context.Context, clean bool) error {
 		}
 		return err
 	}
+	st.scrub.stop()
 	if !clean {
 		return finish(st.abort(ctx, nil))
 	}
@@ -271,6 +272,7 @@ func (k *Keeper) dismantle(ctx context.Context, clean bool) error {
 func (st *stack) abort(ctx context.Context, device Exported) error {
 	st.cancel()
 	st.stopCheckpoints()
+	st.scrub.stop()
 	st.volume.Abort()
 	if device == nil {
 		return nil

@@ -73,6 +73,7 @@ type fakeLeg struct {
 	err     error  // its answer to writes
 	bad     error  // its answer to data reads; probes are at offset 0
 	head    error  // its answer to reads at offset 0
+	scratch int64  // this place cannot be read until it is written; 0: none
 	changes int    // requests other than reads
 	reads   int    // data reads
 	cached  bool   // written since its last flush
@@ -378,6 +379,9 @@ func (d *fakeDev) Submit(io *block.IO) {
 		} else {
 			d.leg.reads++
 		}
+		if s := d.leg.scratch; s != 0 && io.Off <= s && s < io.Off+io.Len {
+			err = block.ErrMedium
+		}
 		if err == nil {
 			copy(io.Data, d.leg.data[io.Off:])
 		}
@@ -385,6 +389,9 @@ func (d *fakeDev) Submit(io *block.IO) {
 		if err = d.leg.err; err == nil {
 			copy(d.leg.data[io.Off:], io.Data)
 			d.leg.cached = true
+			if s := d.leg.scratch; io.Off <= s && s < io.Off+io.Len {
+				d.leg.scratch = 0
+			}
 		}
 		if err == nil && io.FUA {
 			copy(d.leg.kept()[io.Off:], io.Data)

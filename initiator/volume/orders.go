@@ -21,7 +21,7 @@ type Order interface{ String() string }
 // carried out. A note may name too few legs, never too many.
 func Alone(o Order, s *Seen) bool {
 	switch o := o.(type) {
-	case Connect, RecordInSync, MakeLog, SetColumn, Add, Promote, Renew, Grow, GrowDevice, CloseDevice, StartScrub, StopScrub:
+	case Connect, RecordInSync, MakeLog, SetColumn, Add, Promote, Renew, Grow, GrowDevice, CloseDevice, StartScrub, StopScrub, ProceedScrub, SetScrubRate:
 		return true
 	case WriteNote:
 		return s.Noted.Within(o.Note)

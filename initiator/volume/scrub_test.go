@@ -28,6 +28,10 @@ func TestAScrubIsStartedOnceAndStopped(t *testing.T) {
 		"no longer wanted, and done": {have: &ScrubSeen{ID: "s1", Done: true}, device: true},
 		"another is running":         {want: wanted, have: &ScrubSeen{ID: "s0", Running: true}, device: true, order: "stop scrub"},
 		"another is done":            {want: wanted, have: &ScrubSeen{ID: "s0", Done: true}, device: true, order: "scrub s1"},
+		"the rate has changed":       {want: &Scrub{ID: "s1", Rate: 1 << 20}, have: &ScrubSeen{ID: "s1", Running: true}, device: true, order: "scrub at 1MiB a second", shown: true},
+		"it asks":                    {want: &Scrub{ID: "s1", Run: "r", Recorded: 1}, have: &ScrubSeen{ID: "s1", Run: "r", Running: true, Asks: true, Found: 2}, device: true, shown: true},
+		"it asks, all is recorded":   {want: &Scrub{ID: "s1", Run: "r", Recorded: 2}, have: &ScrubSeen{ID: "s1", Run: "r", Running: true, Asks: true, Found: 2}, device: true, order: "let scrub repair", shown: true},
+		"another run is recorded":    {want: &Scrub{ID: "s1", Run: "q", Recorded: 2}, have: &ScrubSeen{ID: "s1", Run: "r", Running: true, Asks: true, Found: 2}, device: true, shown: true},
 	} {
 		p := &planner{w: &Wanted{Scrub: c.want}, s: &Seen{Scrub: c.have, Device: DeviceSeen{Exists: c.device}, Held: c.held}, c: Capabilities{Scrubs: true}}
 		p.scrub()

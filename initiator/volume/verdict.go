@@ -48,6 +48,7 @@ type Verdict struct {
 	GaveUp      *Over      // nil: it did not give up
 	Holds       []HoldSeen // the requested holds
 	Scrub       *ScrubSeen // the wanted scrub; nil: it has not begun
+	Scrubs      bool       // the data path can compare copies
 }
 
 // Wait adds something that I/O or the device waits for.

@@ -96,6 +96,61 @@ func (AttachmentPhase) EnumDescriptor() ([]byte, []int) {
 	return file_weft_v1_agent_proto_rawDescGZIP(), []int{0}
 }
 
+type ScrubOutcome int32
+
+const (
+	ScrubOutcome_SCRUB_OUTCOME_UNSPECIFIED  ScrubOutcome = 0 // its repair has not ended, or none is wanted
+	ScrubOutcome_SCRUB_OUTCOME_NOT_KNOWN    ScrubOutcome = 1 // it is not known which copy is right; nothing was written
+	ScrubOutcome_SCRUB_OUTCOME_REPAIRED     ScrubOutcome = 2 // copies were written, and all are equal
+	ScrubOutcome_SCRUB_OUTCOME_GONE         ScrubOutcome = 3 // the copies were equal when they were read again
+	ScrubOutcome_SCRUB_OUTCOME_NOT_REPAIRED ScrubOutcome = 4 // a copy could not be read or written
+)
+
+// Enum value maps for ScrubOutcome.
+var (
+	ScrubOutcome_name = map[int32]string{
+		0: "SCRUB_OUTCOME_UNSPECIFIED",
+		1: "SCRUB_OUTCOME_NOT_KNOWN",
+		2: "SCRUB_OUTCOME_REPAIRED",
+		3: "SCRUB_OUTCOME_GONE",
+		4: "SCRUB_OUTCOME_NOT_REPAIRED",
+	}
+	ScrubOutcome_value = map[string]int32{
+		"SCRUB_OUTCOME_UNSPECIFIED":  0,
+		"SCRUB_OUTCOME_NOT_KNOWN":    1,
+		"SCRUB_OUTCOME_REPAIRED":     2,
+		"SCRUB_OUTCOME_GONE":         3,
+		"SCRUB_OUTCOME_NOT_REPAIRED": 4,
+	}
+)
+
+func (x ScrubOutcome) Enum() *ScrubOutcome {
+	p := new(ScrubOutcome)
+	*p = x
+	return p
+}
+
+func (x ScrubOutcome) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ScrubOutcome) Descriptor() protoreflect.EnumDescriptor {
+	return file_weft_v1_agent_proto_enumTypes[1].Descriptor()
+}
+
+func (ScrubOutcome) Type() protoreflect.EnumType {
+	return &file_weft_v1_agent_proto_enumTypes[1]
+}
+
+func (x ScrubOutcome) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ScrubOutcome.Descriptor instead.
+func (ScrubOutcome) EnumDescriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{1}
+}
+
 type HoldState int32
 
 const (
@@ -132,11 +187,11 @@ func (x HoldState) String() string {
 }
 
 func (HoldState) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[1].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[2].Descriptor()
 }
 
 func (HoldState) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[1]
+	return &file_weft_v1_agent_proto_enumTypes[2]
 }
 
 func (x HoldState) Number() protoreflect.EnumNumber {
@@ -145,7 +200,7 @@ func (x HoldState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use HoldState.Descriptor instead.
 func (HoldState) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{1}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{2}
 }
 
 type GiveUpReason int32
@@ -184,11 +239,11 @@ func (x GiveUpReason) String() string {
 }
 
 func (GiveUpReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[2].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[3].Descriptor()
 }
 
 func (GiveUpReason) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[2]
+	return &file_weft_v1_agent_proto_enumTypes[3]
 }
 
 func (x GiveUpReason) Number() protoreflect.EnumNumber {
@@ -197,7 +252,7 @@ func (x GiveUpReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GiveUpReason.Descriptor instead.
 func (GiveUpReason) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 // LinkState is how well a host reaches a leg.
@@ -240,11 +295,11 @@ func (x LinkState) String() string {
 }
 
 func (LinkState) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[3].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[4].Descriptor()
 }
 
 func (LinkState) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[3]
+	return &file_weft_v1_agent_proto_enumTypes[4]
 }
 
 func (x LinkState) Number() protoreflect.EnumNumber {
@@ -253,7 +308,7 @@ func (x LinkState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LinkState.Descriptor instead.
 func (LinkState) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 type StaleReason int32
@@ -307,11 +362,11 @@ func (x StaleReason) String() string {
 }
 
 func (StaleReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[4].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[5].Descriptor()
 }
 
 func (StaleReason) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[4]
+	return &file_weft_v1_agent_proto_enumTypes[5]
 }
 
 func (x StaleReason) Number() protoreflect.EnumNumber {
@@ -320,7 +375,7 @@ func (x StaleReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StaleReason.Descriptor instead.
 func (StaleReason) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 // Scale says how a state, reported or wanted, is sent over a stream. Only package
@@ -2138,6 +2193,7 @@ type AttachmentReport struct {
 	Holds            []*HoldReport          `protobuf:"bytes,15,rep,name=holds,proto3" json:"holds,omitempty"`                                   // of the wanted holds
 	InUse            *InUse                 `protobuf:"bytes,16,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`                      // unset if the host cannot tell
 	Scrub            *ScrubReport           `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"`                                   // of the wanted scrub; unset if it has not begun
+	Scrubs           bool                   `protobuf:"varint,61,opt,name=scrubs,proto3" json:"scrubs,omitempty"`                                // the host can compare the copies
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -2277,6 +2333,13 @@ func (x *AttachmentReport) GetScrub() *ScrubReport {
 	return nil
 }
 
+func (x *AttachmentReport) GetScrubs() bool {
+	if x != nil {
+		return x.Scrubs
+	}
+	return false
+}
+
 // InUse lists the legs that take part in a volume's I/O on a host, wanted or not.
 type InUse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2325,14 +2388,22 @@ func (x *InUse) GetLegIds() []string {
 // ScrubReport is how far a wanted scrub has come and what it has found. A host whose data
 // path cannot scrub reports none.
 type ScrubReport struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Done          bool                   `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`                            // everything was looked at
-	DoneBytes     uint64                 `protobuf:"varint,3,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"` // of one copy of each column, all columns together
-	TotalBytes    uint64                 `protobuf:"varint,4,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
-	AloneBytes    uint64                 `protobuf:"varint,5,opt,name=alone_bytes,json=aloneBytes,proto3" json:"alone_bytes,omitempty"` // of done_bytes: there were no two copies to compare
-	Found         uint64                 `protobuf:"varint,6,opt,name=found,proto3" json:"found,omitempty"`                             // how many findings there were
-	Findings      []*ScrubFinding        `protobuf:"bytes,7,rep,name=findings,proto3" json:"findings,omitempty"`                        // the first of them
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Id         string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Done       bool                   `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`                            // everything was looked at
+	DoneBytes  uint64                 `protobuf:"varint,3,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"` // of one copy of each column, all columns together
+	TotalBytes uint64                 `protobuf:"varint,4,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	AloneBytes uint64                 `protobuf:"varint,5,opt,name=alone_bytes,json=aloneBytes,proto3" json:"alone_bytes,omitempty"` // of done_bytes: there were no two copies to compare
+	Found      uint64                 `protobuf:"varint,6,opt,name=found,proto3" json:"found,omitempty"`                             // how many findings there were
+	Findings   []*ScrubFinding        `protobuf:"bytes,7,rep,name=findings,proto3" json:"findings,omitempty"`                        // the first of them
+	// The host begins a scrub anew under another run when its agent has restarted, or when the
+	// scrub was not wanted meanwhile. What follows, alone_bytes, found and findings are of this
+	// run.
+	Run           string         `protobuf:"bytes,8,opt,name=run,proto3" json:"run,omitempty"`
+	Position      *ScrubPosition `protobuf:"bytes,9,opt,name=position,proto3" json:"position,omitempty"`   // what is before it is looked at, and repaired
+	Repairs       bool           `protobuf:"varint,10,opt,name=repairs,proto3" json:"repairs,omitempty"`   // the host repairs what it finds, as wanted
+	Settled       uint64         `protobuf:"varint,11,opt,name=settled,proto3" json:"settled,omitempty"`   // of the findings, in order: their repair has ended, or was not tried
+	Repaired      uint64         `protobuf:"varint,12,opt,name=repaired,proto3" json:"repaired,omitempty"` // of them: the copies are equal now
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2416,6 +2487,94 @@ func (x *ScrubReport) GetFindings() []*ScrubFinding {
 	return nil
 }
 
+func (x *ScrubReport) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *ScrubReport) GetPosition() *ScrubPosition {
+	if x != nil {
+		return x.Position
+	}
+	return nil
+}
+
+func (x *ScrubReport) GetRepairs() bool {
+	if x != nil {
+		return x.Repairs
+	}
+	return false
+}
+
+func (x *ScrubReport) GetSettled() uint64 {
+	if x != nil {
+		return x.Settled
+	}
+	return 0
+}
+
+func (x *ScrubReport) GetRepaired() uint64 {
+	if x != nil {
+		return x.Repaired
+	}
+	return 0
+}
+
+// ScrubPosition is a place in a scrub's way through a volume, which goes column by column.
+type ScrubPosition struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Column        uint32                 `protobuf:"varint,1,opt,name=column,proto3" json:"column,omitempty"`
+	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // in each leg
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScrubPosition) Reset() {
+	*x = ScrubPosition{}
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScrubPosition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScrubPosition) ProtoMessage() {}
+
+func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScrubPosition.ProtoReflect.Descriptor instead.
+func (*ScrubPosition) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ScrubPosition) GetColumn() uint32 {
+	if x != nil {
+		return x.Column
+	}
+	return 0
+}
+
+func (x *ScrubPosition) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
 // ScrubFinding is a range of a column whose copies differ, or that a copy cannot read.
 type ScrubFinding struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2424,13 +2583,16 @@ type ScrubFinding struct {
 	Length        uint64                 `protobuf:"varint,3,opt,name=length,proto3" json:"length,omitempty"`
 	Equal         []*Copies              `protobuf:"bytes,4,rep,name=equal,proto3" json:"equal,omitempty"`           // groups of copies with the same data
 	Unreadable    *Copies                `protobuf:"bytes,5,opt,name=unreadable,proto3" json:"unreadable,omitempty"` // unset: none
+	Right         *uint32                `protobuf:"varint,6,opt,name=right,proto3,oneof" json:"right,omitempty"`    // the copy that is right; unset: not known, or nothing is repaired
+	Outcome       ScrubOutcome           `protobuf:"varint,7,opt,name=outcome,proto3,enum=weft.v1.ScrubOutcome" json:"outcome,omitempty"`
+	Error         string                 `protobuf:"bytes,8,opt,name=error,proto3" json:"error,omitempty"` // why it is not repaired
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2442,7 +2604,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2455,7 +2617,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ScrubFinding) GetColumn() uint32 {
@@ -2493,6 +2655,27 @@ func (x *ScrubFinding) GetUnreadable() *Copies {
 	return nil
 }
 
+func (x *ScrubFinding) GetRight() uint32 {
+	if x != nil && x.Right != nil {
+		return *x.Right
+	}
+	return 0
+}
+
+func (x *ScrubFinding) GetOutcome() ScrubOutcome {
+	if x != nil {
+		return x.Outcome
+	}
+	return ScrubOutcome_SCRUB_OUTCOME_UNSPECIFIED
+}
+
+func (x *ScrubFinding) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 type Copies struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Copies        []uint32               `protobuf:"varint,1,rep,packed,name=copies,proto3" json:"copies,omitempty"`
@@ -2502,7 +2685,7 @@ type Copies struct {
 
 func (x *Copies) Reset() {
 	*x = Copies{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2514,7 +2697,7 @@ func (x *Copies) String() string {
 func (*Copies) ProtoMessage() {}
 
 func (x *Copies) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2527,7 +2710,7 @@ func (x *Copies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Copies.ProtoReflect.Descriptor instead.
 func (*Copies) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Copies) GetCopies() []uint32 {
@@ -2549,7 +2732,7 @@ type HoldReport struct {
 
 func (x *HoldReport) Reset() {
 	*x = HoldReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2561,7 +2744,7 @@ func (x *HoldReport) String() string {
 func (*HoldReport) ProtoMessage() {}
 
 func (x *HoldReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2574,7 +2757,7 @@ func (x *HoldReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
 func (*HoldReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HoldReport) GetId() string {
@@ -2604,7 +2787,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2616,7 +2799,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2629,7 +2812,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -2667,7 +2850,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2679,7 +2862,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2692,7 +2875,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -2743,7 +2926,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2755,7 +2938,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2768,7 +2951,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -2830,7 +3013,7 @@ type WantedAttachment struct {
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2842,7 +3025,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2855,7 +3038,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -2956,20 +3139,27 @@ func (x *WantedAttachment) GetScrub() *Scrub {
 	return nil
 }
 
-// Scrub asks the host to compare the copies of the volume while it serves it. Nothing is
-// changed. A scrub that is no longer listed stops; it goes on from the beginning if it is
-// listed again, or if the host's agent has restarted. Each new one needs a new id.
+// Scrub asks the host to compare the copies of the volume while it serves it. A scrub that is
+// no longer listed stops. Each new one needs a new id.
 type Scrub struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Id             string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	BytesPerSecond uint64                 `protobuf:"varint,2,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // most that is read of each leg; 0: no limit
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Write again what differs or cannot be read, as ScrubVolumeRequest has it.
+	Repair bool           `protobuf:"varint,3,opt,name=repair,proto3" json:"repair,omitempty"`
+	From   []*Place       `protobuf:"bytes,4,rep,name=from,proto3" json:"from,omitempty"`
+	Begin  *ScrubPosition `protobuf:"bytes,5,opt,name=begin,proto3" json:"begin,omitempty"` // where to begin; what is before it was looked at
+	// Of this run so many findings are recorded. A host repairs no others: so a repair is
+	// recorded before it is made.
+	Run           string `protobuf:"bytes,6,opt,name=run,proto3" json:"run,omitempty"`
+	Recorded      uint64 `protobuf:"varint,7,opt,name=recorded,proto3" json:"recorded,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2981,7 +3171,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2994,7 +3184,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Scrub) GetId() string {
@@ -3007,6 +3197,41 @@ func (x *Scrub) GetId() string {
 func (x *Scrub) GetBytesPerSecond() uint64 {
 	if x != nil {
 		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *Scrub) GetRepair() bool {
+	if x != nil {
+		return x.Repair
+	}
+	return false
+}
+
+func (x *Scrub) GetFrom() []*Place {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *Scrub) GetBegin() *ScrubPosition {
+	if x != nil {
+		return x.Begin
+	}
+	return nil
+}
+
+func (x *Scrub) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *Scrub) GetRecorded() uint64 {
+	if x != nil {
+		return x.Recorded
 	}
 	return 0
 }
@@ -3024,7 +3249,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3036,7 +3261,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3049,7 +3274,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Hold) GetId() string {
@@ -3098,7 +3323,7 @@ type WantedLink struct {
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3110,7 +3335,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3123,7 +3348,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -3239,7 +3464,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3251,7 +3476,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3264,7 +3489,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -3321,7 +3546,7 @@ type StaleLeg struct {
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3333,7 +3558,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3346,7 +3571,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -3384,7 +3609,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3396,7 +3621,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3409,7 +3634,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -3452,7 +3677,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3464,7 +3689,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3477,7 +3702,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -3519,7 +3744,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3531,7 +3756,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3544,7 +3769,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -3579,7 +3804,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3591,7 +3816,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3604,7 +3829,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -3833,7 +4058,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04legs\x18\x03 \x03(\v2\x14.weft.v1.EvidenceLegR\x04legs\"@\n" +
 	"\vEvidenceLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"\xb0\x04\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\xc8\x04\n" +
 	"\x10AttachmentReport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12.\n" +
@@ -3852,9 +4077,10 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x05grant\x18\x0e \x01(\x04R\x05grant\x12)\n" +
 	"\x05holds\x18\x0f \x03(\v2\x13.weft.v1.HoldReportR\x05holds\x12%\n" +
 	"\x06in_use\x18\x10 \x01(\v2\x0e.weft.v1.InUseR\x05inUse\x12*\n" +
-	"\x05scrub\x18< \x01(\v2\x14.weft.v1.ScrubReportR\x05scrub\" \n" +
+	"\x05scrub\x18< \x01(\v2\x14.weft.v1.ScrubReportR\x05scrub\x12\x16\n" +
+	"\x06scrubs\x18= \x01(\bR\x06scrubs\" \n" +
 	"\x05InUse\x12\x17\n" +
-	"\aleg_ids\x18\x01 \x03(\tR\x06legIds\"\xdb\x01\n" +
+	"\aleg_ids\x18\x01 \x03(\tR\x06legIds\"\xf1\x02\n" +
 	"\vScrubReport\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\bR\x04done\x12\x1d\n" +
@@ -3865,7 +4091,16 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\valone_bytes\x18\x05 \x01(\x04R\n" +
 	"aloneBytes\x12\x14\n" +
 	"\x05found\x18\x06 \x01(\x04R\x05found\x121\n" +
-	"\bfindings\x18\a \x03(\v2\x15.weft.v1.ScrubFindingR\bfindings\"\xae\x01\n" +
+	"\bfindings\x18\a \x03(\v2\x15.weft.v1.ScrubFindingR\bfindings\x12\x10\n" +
+	"\x03run\x18\b \x01(\tR\x03run\x122\n" +
+	"\bposition\x18\t \x01(\v2\x16.weft.v1.ScrubPositionR\bposition\x12\x18\n" +
+	"\arepairs\x18\n" +
+	" \x01(\bR\arepairs\x12\x18\n" +
+	"\asettled\x18\v \x01(\x04R\asettled\x12\x1a\n" +
+	"\brepaired\x18\f \x01(\x04R\brepaired\"?\n" +
+	"\rScrubPosition\x12\x16\n" +
+	"\x06column\x18\x01 \x01(\rR\x06column\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x9a\x02\n" +
 	"\fScrubFinding\x12\x16\n" +
 	"\x06column\x18\x01 \x01(\rR\x06column\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
@@ -3873,7 +4108,11 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x05equal\x18\x04 \x03(\v2\x0f.weft.v1.CopiesR\x05equal\x12/\n" +
 	"\n" +
 	"unreadable\x18\x05 \x01(\v2\x0f.weft.v1.CopiesR\n" +
-	"unreadable\" \n" +
+	"unreadable\x12\x19\n" +
+	"\x05right\x18\x06 \x01(\rH\x00R\x05right\x88\x01\x01\x12/\n" +
+	"\aoutcome\x18\a \x01(\x0e2\x15.weft.v1.ScrubOutcomeR\aoutcome\x12\x14\n" +
+	"\x05error\x18\b \x01(\tR\x05errorB\b\n" +
+	"\x06_right\" \n" +
 	"\x06Copies\x12\x16\n" +
 	"\x06copies\x18\x01 \x03(\rR\x06copies\"F\n" +
 	"\n" +
@@ -3917,10 +4156,15 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04legs\x18\v \x03(\v2\x13.weft.v1.WantedLinkR\x04legs\x12\x14\n" +
 	"\x05grant\x18\x0e \x01(\x04R\x05grant\x12#\n" +
 	"\x05holds\x18\x0f \x03(\v2\r.weft.v1.HoldR\x05holds\x12$\n" +
-	"\x05scrub\x18< \x01(\v2\x0e.weft.v1.ScrubR\x05scrub\"A\n" +
+	"\x05scrub\x18< \x01(\v2\x0e.weft.v1.ScrubR\x05scrub\"\xd9\x01\n" +
 	"\x05Scrub\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
-	"\x10bytes_per_second\x18\x02 \x01(\x04R\x0ebytesPerSecond\"G\n" +
+	"\x10bytes_per_second\x18\x02 \x01(\x04R\x0ebytesPerSecond\x12\x16\n" +
+	"\x06repair\x18\x03 \x01(\bR\x06repair\x12\"\n" +
+	"\x04from\x18\x04 \x03(\v2\x0e.weft.v1.PlaceR\x04from\x12,\n" +
+	"\x05begin\x18\x05 \x01(\v2\x16.weft.v1.ScrubPositionR\x05begin\x12\x10\n" +
+	"\x03run\x18\x06 \x01(\tR\x03run\x12\x1a\n" +
+	"\brecorded\x18\a \x01(\x04R\brecorded\"G\n" +
 	"\x04Hold\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12/\n" +
 	"\x05limit\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05limit\"\xfb\x02\n" +
@@ -3983,7 +4227,13 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x18ATTACHMENT_PHASE_STALLED\x10\x04\x12\x1e\n" +
 	"\x1aATTACHMENT_PHASE_DETACHING\x10\x05\x12#\n" +
 	"\x1fATTACHMENT_PHASE_DETACHED_CLEAN\x10\x06\x12%\n" +
-	"!ATTACHMENT_PHASE_DETACHED_UNCLEAN\x10\a*j\n" +
+	"!ATTACHMENT_PHASE_DETACHED_UNCLEAN\x10\a*\x9e\x01\n" +
+	"\fScrubOutcome\x12\x1d\n" +
+	"\x19SCRUB_OUTCOME_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17SCRUB_OUTCOME_NOT_KNOWN\x10\x01\x12\x1a\n" +
+	"\x16SCRUB_OUTCOME_REPAIRED\x10\x02\x12\x16\n" +
+	"\x12SCRUB_OUTCOME_GONE\x10\x03\x12\x1e\n" +
+	"\x1aSCRUB_OUTCOME_NOT_REPAIRED\x10\x04*j\n" +
 	"\tHoldState\x12\x1a\n" +
 	"\x16HOLD_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12HOLD_STATE_PENDING\x10\x01\x12\x13\n" +
@@ -4028,141 +4278,148 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 	return file_weft_v1_agent_proto_rawDescData
 }
 
-var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(AttachmentPhase)(0),          // 0: weft.v1.AttachmentPhase
-	(HoldState)(0),                // 1: weft.v1.HoldState
-	(GiveUpReason)(0),             // 2: weft.v1.GiveUpReason
-	(LinkState)(0),                // 3: weft.v1.LinkState
-	(StaleReason)(0),              // 4: weft.v1.StaleReason
-	(*Scale)(nil),                 // 5: weft.v1.Scale
-	(*Difference)(nil),            // 6: weft.v1.Difference
-	(*Piece)(nil),                 // 7: weft.v1.Piece
-	(*TargetReport)(nil),          // 8: weft.v1.TargetReport
-	(*DriveReport)(nil),           // 9: weft.v1.DriveReport
-	(*LegLabel)(nil),              // 10: weft.v1.LegLabel
-	(*VolumeLabel)(nil),           // 11: weft.v1.VolumeLabel
-	(*LegReport)(nil),             // 12: weft.v1.LegReport
-	(*Admission)(nil),             // 13: weft.v1.Admission
-	(*ExportReport)(nil),          // 14: weft.v1.ExportReport
-	(*TargetWanted)(nil),          // 15: weft.v1.TargetWanted
-	(*WantedDrive)(nil),           // 16: weft.v1.WantedDrive
-	(*WantedLeg)(nil),             // 17: weft.v1.WantedLeg
-	(*WantedExport)(nil),          // 18: weft.v1.WantedExport
-	(*WantedNamespace)(nil),       // 19: weft.v1.WantedNamespace
-	(*InitiatorReport)(nil),       // 20: weft.v1.InitiatorReport
-	(*Evidence)(nil),              // 21: weft.v1.Evidence
-	(*EvidenceLeg)(nil),           // 22: weft.v1.EvidenceLeg
-	(*AttachmentReport)(nil),      // 23: weft.v1.AttachmentReport
-	(*InUse)(nil),                 // 24: weft.v1.InUse
-	(*ScrubReport)(nil),           // 25: weft.v1.ScrubReport
-	(*ScrubFinding)(nil),          // 26: weft.v1.ScrubFinding
-	(*Copies)(nil),                // 27: weft.v1.Copies
-	(*HoldReport)(nil),            // 28: weft.v1.HoldReport
-	(*GaveUp)(nil),                // 29: weft.v1.GaveUp
-	(*LegLink)(nil),               // 30: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 31: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 32: weft.v1.WantedAttachment
-	(*Scrub)(nil),                 // 33: weft.v1.Scrub
-	(*Hold)(nil),                  // 34: weft.v1.Hold
-	(*WantedLink)(nil),            // 35: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 36: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 37: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 38: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 39: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 40: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 41: weft.v1.RecordInSyncResponse
-	nil,                           // 42: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 43: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 44: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 45: weft.v1.Portal
-	(*Device)(nil),                // 46: weft.v1.Device
-	(*Problem)(nil),               // 47: weft.v1.Problem
-	(*Extent)(nil),                // 48: weft.v1.Extent
-	(ImageKind)(0),                // 49: weft.v1.ImageKind
-	(*Layout)(nil),                // 50: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 51: google.protobuf.Timestamp
-	(*Host)(nil),                  // 52: weft.v1.Host
-	(AttachMode)(0),               // 53: weft.v1.AttachMode
-	(*durationpb.Duration)(nil),   // 54: google.protobuf.Duration
-	(LegState)(0),                 // 55: weft.v1.LegState
+	(ScrubOutcome)(0),             // 1: weft.v1.ScrubOutcome
+	(HoldState)(0),                // 2: weft.v1.HoldState
+	(GiveUpReason)(0),             // 3: weft.v1.GiveUpReason
+	(LinkState)(0),                // 4: weft.v1.LinkState
+	(StaleReason)(0),              // 5: weft.v1.StaleReason
+	(*Scale)(nil),                 // 6: weft.v1.Scale
+	(*Difference)(nil),            // 7: weft.v1.Difference
+	(*Piece)(nil),                 // 8: weft.v1.Piece
+	(*TargetReport)(nil),          // 9: weft.v1.TargetReport
+	(*DriveReport)(nil),           // 10: weft.v1.DriveReport
+	(*LegLabel)(nil),              // 11: weft.v1.LegLabel
+	(*VolumeLabel)(nil),           // 12: weft.v1.VolumeLabel
+	(*LegReport)(nil),             // 13: weft.v1.LegReport
+	(*Admission)(nil),             // 14: weft.v1.Admission
+	(*ExportReport)(nil),          // 15: weft.v1.ExportReport
+	(*TargetWanted)(nil),          // 16: weft.v1.TargetWanted
+	(*WantedDrive)(nil),           // 17: weft.v1.WantedDrive
+	(*WantedLeg)(nil),             // 18: weft.v1.WantedLeg
+	(*WantedExport)(nil),          // 19: weft.v1.WantedExport
+	(*WantedNamespace)(nil),       // 20: weft.v1.WantedNamespace
+	(*InitiatorReport)(nil),       // 21: weft.v1.InitiatorReport
+	(*Evidence)(nil),              // 22: weft.v1.Evidence
+	(*EvidenceLeg)(nil),           // 23: weft.v1.EvidenceLeg
+	(*AttachmentReport)(nil),      // 24: weft.v1.AttachmentReport
+	(*InUse)(nil),                 // 25: weft.v1.InUse
+	(*ScrubReport)(nil),           // 26: weft.v1.ScrubReport
+	(*ScrubPosition)(nil),         // 27: weft.v1.ScrubPosition
+	(*ScrubFinding)(nil),          // 28: weft.v1.ScrubFinding
+	(*Copies)(nil),                // 29: weft.v1.Copies
+	(*HoldReport)(nil),            // 30: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 31: weft.v1.GaveUp
+	(*LegLink)(nil),               // 32: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 33: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 34: weft.v1.WantedAttachment
+	(*Scrub)(nil),                 // 35: weft.v1.Scrub
+	(*Hold)(nil),                  // 36: weft.v1.Hold
+	(*WantedLink)(nil),            // 37: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 38: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 39: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 40: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 41: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 42: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 43: weft.v1.RecordInSyncResponse
+	nil,                           // 44: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 45: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 46: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 47: weft.v1.Portal
+	(*Device)(nil),                // 48: weft.v1.Device
+	(*Problem)(nil),               // 49: weft.v1.Problem
+	(*Extent)(nil),                // 50: weft.v1.Extent
+	(ImageKind)(0),                // 51: weft.v1.ImageKind
+	(*Layout)(nil),                // 52: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 53: google.protobuf.Timestamp
+	(*Host)(nil),                  // 54: weft.v1.Host
+	(AttachMode)(0),               // 55: weft.v1.AttachMode
+	(*Place)(nil),                 // 56: weft.v1.Place
+	(*durationpb.Duration)(nil),   // 57: google.protobuf.Duration
+	(LegState)(0),                 // 58: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
-	6,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
-	7,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	42, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	45, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	46, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
-	9,  // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
-	12, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
-	13, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
-	14, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	47, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
-	5,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
-	10, // 11: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	48, // 12: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
-	11, // 13: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	49, // 14: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	50, // 15: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	43, // 16: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	51, // 17: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	16, // 18: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	17, // 19: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
-	13, // 20: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	18, // 21: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
-	5,  // 22: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	48, // 23: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	11, // 24: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	49, // 25: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	52, // 26: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	19, // 27: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	44, // 28: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	52, // 29: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	23, // 30: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	47, // 31: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	21, // 32: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	5,  // 33: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	22, // 34: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	7,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
+	8,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
+	44, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	47, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	48, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	10, // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
+	13, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
+	14, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
+	15, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
+	49, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	6,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
+	11, // 11: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
+	50, // 12: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	12, // 13: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
+	51, // 14: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	52, // 15: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	45, // 16: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	53, // 17: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	17, // 18: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	18, // 19: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	14, // 20: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
+	19, // 21: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	6,  // 22: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
+	50, // 23: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	12, // 24: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	51, // 25: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	54, // 26: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	20, // 27: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	46, // 28: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	54, // 29: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	24, // 30: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	49, // 31: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	22, // 32: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	6,  // 33: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	23, // 34: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
 	0,  // 35: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	30, // 36: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	29, // 37: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	28, // 38: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	24, // 39: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	25, // 40: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	26, // 41: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	27, // 42: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	27, // 43: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	1,  // 44: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	2,  // 45: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	3,  // 46: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	32, // 47: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	5,  // 48: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	50, // 49: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	53, // 50: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	35, // 51: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	34, // 52: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	33, // 53: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	54, // 54: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	55, // 55: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	45, // 56: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	37, // 57: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	4,  // 58: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	51, // 59: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	40, // 60: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	8,  // 61: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	20, // 62: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	36, // 63: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	39, // 64: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	15, // 65: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	31, // 66: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	38, // 67: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	41, // 68: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	65, // [65:69] is the sub-list for method output_type
-	61, // [61:65] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	32, // 36: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	31, // 37: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	30, // 38: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	25, // 39: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	26, // 40: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	28, // 41: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	27, // 42: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	29, // 43: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	29, // 44: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	1,  // 45: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	2,  // 46: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	3,  // 47: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	4,  // 48: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	34, // 49: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	6,  // 50: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	52, // 51: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	55, // 52: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	37, // 53: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	36, // 54: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	35, // 55: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	56, // 56: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	27, // 57: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	57, // 58: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	58, // 59: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	47, // 60: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	39, // 61: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	5,  // 62: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	53, // 63: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	42, // 64: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	9,  // 65: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	21, // 66: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	38, // 67: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	41, // 68: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	16, // 69: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	33, // 70: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	40, // 71: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	43, // 72: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	69, // [69:73] is the sub-list for method output_type
+	65, // [65:69] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -4171,13 +4428,14 @@ func file_weft_v1_agent_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
+	file_weft_v1_agent_proto_msgTypes[22].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   40,
+			NumEnums:      6,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

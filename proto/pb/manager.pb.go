@@ -2084,9 +2084,16 @@ type ScrubVolumeRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Volume         string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // name or id
 	Stop           bool                   `protobuf:"varint,2,opt,name=stop,proto3" json:"stop,omitempty"`
-	BytesPerSecond uint64                 `protobuf:"varint,3,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // most that is read of each leg; 0: no limit
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	BytesPerSecond uint64                 `protobuf:"varint,3,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // most that is read of each leg; 0: no limit, or as it is
+	// Write again what differs or cannot be read, where it is known which copy is right: the
+	// copies that can be read agree, or of three copies two. Where neither is so, a copy named
+	// in from is right, and nothing is written if there is none.
+	Repair        bool     `protobuf:"varint,4,opt,name=repair,proto3" json:"repair,omitempty"`
+	From          []*Place `protobuf:"bytes,5,rep,name=from,proto3" json:"from,omitempty"`
+	Pause         bool     `protobuf:"varint,6,opt,name=pause,proto3" json:"pause,omitempty"`   // it keeps its place
+	Resume        bool     `protobuf:"varint,7,opt,name=resume,proto3" json:"resume,omitempty"` // after a pause
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ScrubVolumeRequest) Reset() {
@@ -2140,6 +2147,34 @@ func (x *ScrubVolumeRequest) GetBytesPerSecond() uint64 {
 	return 0
 }
 
+func (x *ScrubVolumeRequest) GetRepair() bool {
+	if x != nil {
+		return x.Repair
+	}
+	return false
+}
+
+func (x *ScrubVolumeRequest) GetFrom() []*Place {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *ScrubVolumeRequest) GetPause() bool {
+	if x != nil {
+		return x.Pause
+	}
+	return false
+}
+
+func (x *ScrubVolumeRequest) GetResume() bool {
+	if x != nil {
+		return x.Resume
+	}
+	return false
+}
+
 type UpdateVolumeRequest struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Volume       string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // name or id
@@ -2148,9 +2183,13 @@ type UpdateVolumeRequest struct {
 	// The volume's use; see Volume.formatted. It is recorded before the volume is
 	// written; a client that finds it set never makes another file system. "none" clears
 	// it, for a detached volume without useful data.
-	Formatted     string `protobuf:"bytes,4,opt,name=formatted,proto3" json:"formatted,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Formatted string `protobuf:"bytes,4,opt,name=formatted,proto3" json:"formatted,omitempty"`
+	// How often a scrub of the volume begins by itself while it is attached; 0: never. Unset:
+	// unchanged.
+	ScrubEverySeconds   *uint64 `protobuf:"varint,60,opt,name=scrub_every_seconds,json=scrubEverySeconds,proto3,oneof" json:"scrub_every_seconds,omitempty"`
+	ScrubBytesPerSecond *uint64 `protobuf:"varint,61,opt,name=scrub_bytes_per_second,json=scrubBytesPerSecond,proto3,oneof" json:"scrub_bytes_per_second,omitempty"` // of such a scrub; 0: no limit
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *UpdateVolumeRequest) Reset() {
@@ -2209,6 +2248,20 @@ func (x *UpdateVolumeRequest) GetFormatted() string {
 		return x.Formatted
 	}
 	return ""
+}
+
+func (x *UpdateVolumeRequest) GetScrubEverySeconds() uint64 {
+	if x != nil && x.ScrubEverySeconds != nil {
+		return *x.ScrubEverySeconds
+	}
+	return 0
+}
+
+func (x *UpdateVolumeRequest) GetScrubBytesPerSecond() uint64 {
+	if x != nil && x.ScrubBytesPerSecond != nil {
+		return *x.ScrubBytesPerSecond
+	}
+	return 0
 }
 
 type GetCapacityRequest struct {
@@ -3484,20 +3537,28 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x13ExpandVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"j\n" +
+	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"\xd4\x01\n" +
 	"\x12ScrubVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x12\n" +
 	"\x04stop\x18\x02 \x01(\bR\x04stop\x12(\n" +
-	"\x10bytes_per_second\x18\x03 \x01(\x04R\x0ebytesPerSecond\"\xfa\x01\n" +
+	"\x10bytes_per_second\x18\x03 \x01(\x04R\x0ebytesPerSecond\x12\x16\n" +
+	"\x06repair\x18\x04 \x01(\bR\x06repair\x12\"\n" +
+	"\x04from\x18\x05 \x03(\v2\x0e.weft.v1.PlaceR\x04from\x12\x14\n" +
+	"\x05pause\x18\x06 \x01(\bR\x05pause\x12\x16\n" +
+	"\x06resume\x18\a \x01(\bR\x06resume\"\x9c\x03\n" +
 	"\x13UpdateVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12J\n" +
 	"\n" +
 	"set_labels\x18\x02 \x03(\v2+.weft.v1.UpdateVolumeRequest.SetLabelsEntryR\tsetLabels\x12#\n" +
 	"\rremove_labels\x18\x03 \x03(\tR\fremoveLabels\x12\x1c\n" +
-	"\tformatted\x18\x04 \x01(\tR\tformatted\x1a<\n" +
+	"\tformatted\x18\x04 \x01(\tR\tformatted\x123\n" +
+	"\x13scrub_every_seconds\x18< \x01(\x04H\x00R\x11scrubEverySeconds\x88\x01\x01\x128\n" +
+	"\x16scrub_bytes_per_second\x18= \x01(\x04H\x01R\x13scrubBytesPerSecond\x88\x01\x01\x1a<\n" +
 	"\x0eSetLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa0\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x16\n" +
+	"\x14_scrub_every_secondsB\x19\n" +
+	"\x17_scrub_bytes_per_second\"\xa0\x01\n" +
 	"\x12GetCapacityRequest\x12\x16\n" +
 	"\x06copies\x18\x01 \x01(\rR\x06copies\x12\x18\n" +
 	"\astripes\x18\x02 \x01(\rR\astripes\x12\x12\n" +
@@ -3697,9 +3758,10 @@ var file_weft_v1_manager_proto_goTypes = []any{
 	(Health)(0),                     // 68: weft.v1.Health
 	(LegState)(0),                   // 69: weft.v1.LegState
 	(*Pool)(nil),                    // 70: weft.v1.Pool
-	(*Volume)(nil),                  // 71: weft.v1.Volume
-	(AttachMode)(0),                 // 72: weft.v1.AttachMode
-	(*Event)(nil),                   // 73: weft.v1.Event
+	(*Place)(nil),                   // 71: weft.v1.Place
+	(*Volume)(nil),                  // 72: weft.v1.Volume
+	(AttachMode)(0),                 // 73: weft.v1.AttachMode
+	(*Event)(nil),                   // 74: weft.v1.Event
 }
 var file_weft_v1_manager_proto_depIdxs = []int32{
 	63, // 0: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
@@ -3722,87 +3784,88 @@ var file_weft_v1_manager_proto_depIdxs = []int32{
 	31, // 17: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
 	31, // 18: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
 	61, // 19: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
-	62, // 20: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	31, // 21: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
-	71, // 22: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
-	72, // 23: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
-	67, // 24: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
-	73, // 25: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
-	0,  // 26: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
-	2,  // 27: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
-	4,  // 28: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
-	5,  // 29: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
-	6,  // 30: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
-	8,  // 31: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
-	10, // 32: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
-	12, // 33: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
-	13, // 34: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
-	14, // 35: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
-	16, // 36: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
-	17, // 37: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
-	18, // 38: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
-	19, // 39: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
-	20, // 40: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
-	21, // 41: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
-	25, // 42: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
-	26, // 43: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
-	28, // 44: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
-	30, // 45: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
-	37, // 46: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
-	38, // 47: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
-	40, // 48: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
-	32, // 49: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
-	33, // 50: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
-	34, // 51: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
-	35, // 52: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
-	42, // 53: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
-	44, // 54: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
-	45, // 55: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
-	46, // 56: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
-	48, // 57: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
-	50, // 58: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
-	52, // 59: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
-	53, // 60: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
-	1,  // 61: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
-	3,  // 62: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
-	63, // 63: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
-	63, // 64: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
-	7,  // 65: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
-	9,  // 66: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
-	11, // 67: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
-	65, // 68: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
-	65, // 69: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
-	15, // 70: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
-	65, // 71: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
-	63, // 72: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
-	63, // 73: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
-	63, // 74: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
-	71, // 75: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
-	22, // 76: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
-	70, // 77: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
-	27, // 78: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
-	29, // 79: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
-	71, // 80: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
-	71, // 81: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
-	39, // 82: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
-	41, // 83: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
-	71, // 84: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
-	71, // 85: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
-	71, // 86: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
-	36, // 87: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
-	43, // 88: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
-	71, // 89: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
-	67, // 90: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
-	47, // 91: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
-	49, // 92: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
-	51, // 93: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
-	73, // 94: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
-	54, // 95: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
-	61, // [61:96] is the sub-list for method output_type
-	26, // [26:61] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	71, // 20: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
+	62, // 21: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	31, // 22: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
+	72, // 23: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
+	73, // 24: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
+	67, // 25: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
+	74, // 26: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
+	0,  // 27: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
+	2,  // 28: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
+	4,  // 29: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
+	5,  // 30: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
+	6,  // 31: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
+	8,  // 32: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
+	10, // 33: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
+	12, // 34: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
+	13, // 35: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
+	14, // 36: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
+	16, // 37: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
+	17, // 38: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
+	18, // 39: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
+	19, // 40: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
+	20, // 41: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
+	21, // 42: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
+	25, // 43: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
+	26, // 44: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
+	28, // 45: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
+	30, // 46: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
+	37, // 47: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
+	38, // 48: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
+	40, // 49: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
+	32, // 50: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
+	33, // 51: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
+	34, // 52: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
+	35, // 53: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
+	42, // 54: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
+	44, // 55: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
+	45, // 56: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
+	46, // 57: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
+	48, // 58: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
+	50, // 59: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
+	52, // 60: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
+	53, // 61: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
+	1,  // 62: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
+	3,  // 63: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
+	63, // 64: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
+	63, // 65: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
+	7,  // 66: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
+	9,  // 67: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
+	11, // 68: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
+	65, // 69: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
+	65, // 70: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
+	15, // 71: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
+	65, // 72: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
+	63, // 73: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
+	63, // 74: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
+	63, // 75: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
+	72, // 76: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
+	22, // 77: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
+	70, // 78: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
+	27, // 79: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
+	29, // 80: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
+	72, // 81: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
+	72, // 82: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
+	39, // 83: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
+	41, // 84: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
+	72, // 85: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
+	72, // 86: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
+	72, // 87: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
+	36, // 88: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
+	43, // 89: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
+	72, // 90: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
+	67, // 91: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
+	47, // 92: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
+	49, // 93: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
+	51, // 94: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
+	74, // 95: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
+	54, // 96: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
+	62, // [62:97] is the sub-list for method output_type
+	27, // [27:62] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_manager_proto_init() }
@@ -3811,6 +3874,7 @@ func file_weft_v1_manager_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
+	file_weft_v1_manager_proto_msgTypes[34].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

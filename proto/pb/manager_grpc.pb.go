@@ -111,9 +111,9 @@ type ManagerClient interface {
 	// The volume's size_bytes shows when its legs have grown, and the attachment's
 	// size_bytes when the host's device has. A smaller size is refused.
 	ExpandVolume(ctx context.Context, in *ExpandVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
-	// ScrubVolume compares the copies of an attached volume while it is in use, or stops
-	// doing so. It returns when the decision is durable. Nothing is changed: what differs is
-	// in the events.
+	// ScrubVolume compares the copies of an attached volume while it is in use, or pauses or
+	// stops that. It returns when the decision is durable. What differs is in the events.
+	// Nothing is changed unless repair is set.
 	ScrubVolume(ctx context.Context, in *ScrubVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 	// UpdateVolume changes the properties that may change while a volume is in use.
 	UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
@@ -555,9 +555,9 @@ type ManagerServer interface {
 	// The volume's size_bytes shows when its legs have grown, and the attachment's
 	// size_bytes when the host's device has. A smaller size is refused.
 	ExpandVolume(context.Context, *ExpandVolumeRequest) (*Volume, error)
-	// ScrubVolume compares the copies of an attached volume while it is in use, or stops
-	// doing so. It returns when the decision is durable. Nothing is changed: what differs is
-	// in the events.
+	// ScrubVolume compares the copies of an attached volume while it is in use, or pauses or
+	// stops that. It returns when the decision is durable. What differs is in the events.
+	// Nothing is changed unless repair is set.
 	ScrubVolume(context.Context, *ScrubVolumeRequest) (*Volume, error)
 	// UpdateVolume changes the properties that may change while a volume is in use.
 	UpdateVolume(context.Context, *UpdateVolumeRequest) (*Volume, error)

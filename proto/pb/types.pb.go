@@ -1860,10 +1860,13 @@ type Volume struct {
 	Attachments []*Attachment `protobuf:"bytes,18,rep,name=attachments,proto3" json:"attachments,omitempty"` // all of them, if it is shared; attachment is the first
 	// Targets that have not yet confirmed that no earlier host can write, by name, each
 	// with the reason. When it is empty on a detached volume, no host can write.
-	FenceWaitsFor []string     `protobuf:"bytes,19,rep,name=fence_waits_for,json=fenceWaitsFor,proto3" json:"fence_waits_for,omitempty"`
-	Scrub         *VolumeScrub `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"` // the last one; unset: there was none
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	FenceWaitsFor       []string       `protobuf:"bytes,19,rep,name=fence_waits_for,json=fenceWaitsFor,proto3" json:"fence_waits_for,omitempty"`
+	Scrub               *VolumeScrub   `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"`                                                             // the last one; unset: there was none
+	PastScrubs          []*VolumeScrub `protobuf:"bytes,61,rep,name=past_scrubs,json=pastScrubs,proto3" json:"past_scrubs,omitempty"`                                 // those before it, newest first; a few
+	ScrubEverySeconds   uint64         `protobuf:"varint,62,opt,name=scrub_every_seconds,json=scrubEverySeconds,proto3" json:"scrub_every_seconds,omitempty"`         // how often a scrub begins by itself; 0: never
+	ScrubBytesPerSecond uint64         `protobuf:"varint,63,opt,name=scrub_bytes_per_second,json=scrubBytesPerSecond,proto3" json:"scrub_bytes_per_second,omitempty"` // of such a scrub, as in VolumeScrub
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Volume) Reset() {
@@ -2036,18 +2039,46 @@ func (x *Volume) GetScrub() *VolumeScrub {
 	return nil
 }
 
-// VolumeScrub is a comparison of a volume's copies.
+func (x *Volume) GetPastScrubs() []*VolumeScrub {
+	if x != nil {
+		return x.PastScrubs
+	}
+	return nil
+}
+
+func (x *Volume) GetScrubEverySeconds() uint64 {
+	if x != nil {
+		return x.ScrubEverySeconds
+	}
+	return 0
+}
+
+func (x *Volume) GetScrubBytesPerSecond() uint64 {
+	if x != nil {
+		return x.ScrubBytesPerSecond
+	}
+	return 0
+}
+
+// VolumeScrub is a comparison of a volume's copies, and a repair of what differs if that was
+// asked for.
 type VolumeScrub struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Began         *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=began,proto3" json:"began,omitempty"`
-	Ended         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=ended,proto3" json:"ended,omitempty"`                           // unset: it has not ended
-	Stopped       bool                   `protobuf:"varint,3,opt,name=stopped,proto3" json:"stopped,omitempty"`                      // on request, before its end
-	Found         uint64                 `protobuf:"varint,4,opt,name=found,proto3" json:"found,omitempty"`                          // ranges that differ or cannot be read; each is an event
-	DoneBytes     uint64                 `protobuf:"varint,5,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"` // of one copy of each column, all columns together
-	TotalBytes    uint64                 `protobuf:"varint,6,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
-	AloneBytes    uint64                 `protobuf:"varint,7,opt,name=alone_bytes,json=aloneBytes,proto3" json:"alone_bytes,omitempty"` // there were no two copies to compare
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Began          *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=began,proto3" json:"began,omitempty"`
+	Ended          *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=ended,proto3" json:"ended,omitempty"`                           // unset: it has not ended
+	Stopped        bool                   `protobuf:"varint,3,opt,name=stopped,proto3" json:"stopped,omitempty"`                      // on request, before its end
+	Found          uint64                 `protobuf:"varint,4,opt,name=found,proto3" json:"found,omitempty"`                          // ranges that differ or cannot be read; each is an event
+	DoneBytes      uint64                 `protobuf:"varint,5,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"` // of one copy of each column, all columns together
+	TotalBytes     uint64                 `protobuf:"varint,6,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	AloneBytes     uint64                 `protobuf:"varint,7,opt,name=alone_bytes,json=aloneBytes,proto3" json:"alone_bytes,omitempty"`               // there were no two copies to compare
+	BytesPerSecond uint64                 `protobuf:"varint,8,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // most that is read of each leg; 0: no limit
+	Paused         bool                   `protobuf:"varint,9,opt,name=paused,proto3" json:"paused,omitempty"`                                         // on request
+	Repair         bool                   `protobuf:"varint,10,opt,name=repair,proto3" json:"repair,omitempty"`                                        // what is found is repaired, where it is known which copy is right
+	From           []*Place               `protobuf:"bytes,11,rep,name=from,proto3" json:"from,omitempty"`                                             // the copies that are right where nothing else tells
+	Repaired       uint64                 `protobuf:"varint,12,opt,name=repaired,proto3" json:"repaired,omitempty"`                                    // of found: the copies were repaired, and are equal now
+	Scheduled      bool                   `protobuf:"varint,13,opt,name=scheduled,proto3" json:"scheduled,omitempty"`                                  // begun by the volume's schedule
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *VolumeScrub) Reset() {
@@ -2129,6 +2160,101 @@ func (x *VolumeScrub) GetAloneBytes() uint64 {
 	return 0
 }
 
+func (x *VolumeScrub) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *VolumeScrub) GetPaused() bool {
+	if x != nil {
+		return x.Paused
+	}
+	return false
+}
+
+func (x *VolumeScrub) GetRepair() bool {
+	if x != nil {
+		return x.Repair
+	}
+	return false
+}
+
+func (x *VolumeScrub) GetFrom() []*Place {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *VolumeScrub) GetRepaired() uint64 {
+	if x != nil {
+		return x.Repaired
+	}
+	return 0
+}
+
+func (x *VolumeScrub) GetScheduled() bool {
+	if x != nil {
+		return x.Scheduled
+	}
+	return false
+}
+
+// Place is the place of a leg in its volume.
+type Place struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Column        uint32                 `protobuf:"varint,1,opt,name=column,proto3" json:"column,omitempty"`
+	Copy          uint32                 `protobuf:"varint,2,opt,name=copy,proto3" json:"copy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Place) Reset() {
+	*x = Place{}
+	mi := &file_weft_v1_types_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Place) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Place) ProtoMessage() {}
+
+func (x *Place) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_types_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Place.ProtoReflect.Descriptor instead.
+func (*Place) Descriptor() ([]byte, []int) {
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Place) GetColumn() uint32 {
+	if x != nil {
+		return x.Column
+	}
+	return 0
+}
+
+func (x *Place) GetCopy() uint32 {
+	if x != nil {
+		return x.Copy
+	}
+	return 0
+}
+
 // Attachment is a grant of a volume to a host at one epoch.
 type Attachment struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
@@ -2152,7 +2278,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_weft_v1_types_proto_msgTypes[15]
+	mi := &file_weft_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2164,7 +2290,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[15]
+	mi := &file_weft_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2177,7 +2303,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Attachment) GetVolumeId() string {
@@ -2294,7 +2420,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_weft_v1_types_proto_msgTypes[16]
+	mi := &file_weft_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2306,7 +2432,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[16]
+	mi := &file_weft_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2319,7 +2445,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -2522,7 +2648,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\vstale_since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"staleSince\x12\x16\n" +
-	"\x06reason\x18\v \x01(\tR\x06reason\"\x95\x06\n" +
+	"\x06reason\x18\v \x01(\tR\x06reason\"\xb1\a\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -2549,10 +2675,14 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\tformatted\x18\x11 \x01(\tR\tformatted\x125\n" +
 	"\vattachments\x18\x12 \x03(\v2\x13.weft.v1.AttachmentR\vattachments\x12&\n" +
 	"\x0ffence_waits_for\x18\x13 \x03(\tR\rfenceWaitsFor\x12*\n" +
-	"\x05scrub\x18< \x01(\v2\x14.weft.v1.VolumeScrubR\x05scrub\x1a9\n" +
+	"\x05scrub\x18< \x01(\v2\x14.weft.v1.VolumeScrubR\x05scrub\x125\n" +
+	"\vpast_scrubs\x18= \x03(\v2\x14.weft.v1.VolumeScrubR\n" +
+	"pastScrubs\x12.\n" +
+	"\x13scrub_every_seconds\x18> \x01(\x04R\x11scrubEverySeconds\x123\n" +
+	"\x16scrub_bytes_per_second\x18? \x01(\x04R\x13scrubBytesPerSecond\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x82\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xba\x03\n" +
 	"\vVolumeScrub\x120\n" +
 	"\x05began\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05began\x120\n" +
 	"\x05ended\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x18\n" +
@@ -2563,7 +2693,17 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\vtotal_bytes\x18\x06 \x01(\x04R\n" +
 	"totalBytes\x12\x1f\n" +
 	"\valone_bytes\x18\a \x01(\x04R\n" +
-	"aloneBytes\"\xef\x03\n" +
+	"aloneBytes\x12(\n" +
+	"\x10bytes_per_second\x18\b \x01(\x04R\x0ebytesPerSecond\x12\x16\n" +
+	"\x06paused\x18\t \x01(\bR\x06paused\x12\x16\n" +
+	"\x06repair\x18\n" +
+	" \x01(\bR\x06repair\x12\"\n" +
+	"\x04from\x18\v \x03(\v2\x0e.weft.v1.PlaceR\x04from\x12\x1a\n" +
+	"\brepaired\x18\f \x01(\x04R\brepaired\x12\x1c\n" +
+	"\tscheduled\x18\r \x01(\bR\tscheduled\"3\n" +
+	"\x05Place\x12\x16\n" +
+	"\x06column\x18\x01 \x01(\rR\x06column\x12\x12\n" +
+	"\x04copy\x18\x02 \x01(\rR\x04copy\"\xef\x03\n" +
 	"\n" +
 	"Attachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
@@ -2663,7 +2803,7 @@ func file_weft_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_weft_v1_types_proto_goTypes = []any{
 	(Transport)(0),                // 0: weft.v1.Transport
 	(DriveState)(0),               // 1: weft.v1.DriveState
@@ -2689,61 +2829,64 @@ var file_weft_v1_types_proto_goTypes = []any{
 	(*Leg)(nil),                   // 21: weft.v1.Leg
 	(*Volume)(nil),                // 22: weft.v1.Volume
 	(*VolumeScrub)(nil),           // 23: weft.v1.VolumeScrub
-	(*Attachment)(nil),            // 24: weft.v1.Attachment
-	(*Event)(nil),                 // 25: weft.v1.Event
-	nil,                           // 26: weft.v1.Node.LabelsEntry
-	nil,                           // 27: weft.v1.Drive.LabelsEntry
-	nil,                           // 28: weft.v1.Pool.SelectorEntry
-	nil,                           // 29: weft.v1.Volume.LabelsEntry
-	nil,                           // 30: weft.v1.Event.AttributesEntry
-	(*timestamppb.Timestamp)(nil), // 31: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 32: google.protobuf.Duration
+	(*Place)(nil),                 // 24: weft.v1.Place
+	(*Attachment)(nil),            // 25: weft.v1.Attachment
+	(*Event)(nil),                 // 26: weft.v1.Event
+	nil,                           // 27: weft.v1.Node.LabelsEntry
+	nil,                           // 28: weft.v1.Drive.LabelsEntry
+	nil,                           // 29: weft.v1.Pool.SelectorEntry
+	nil,                           // 30: weft.v1.Volume.LabelsEntry
+	nil,                           // 31: weft.v1.Event.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 32: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 33: google.protobuf.Duration
 }
 var file_weft_v1_types_proto_depIdxs = []int32{
 	0,  // 0: weft.v1.Portal.transport:type_name -> weft.v1.Transport
-	26, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
+	27, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
 	9,  // 2: weft.v1.Node.portals:type_name -> weft.v1.Portal
 	10, // 3: weft.v1.Node.host:type_name -> weft.v1.Host
 	12, // 4: weft.v1.Node.target:type_name -> weft.v1.AgentStatus
 	12, // 5: weft.v1.Node.initiator:type_name -> weft.v1.AgentStatus
-	31, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
-	31, // 7: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
+	32, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
+	32, // 7: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
 	13, // 8: weft.v1.AgentStatus.problems:type_name -> weft.v1.Problem
-	32, // 9: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
-	31, // 10: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	27, // 11: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
+	33, // 9: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
+	32, // 10: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	28, // 11: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
 	1,  // 12: weft.v1.Drive.state:type_name -> weft.v1.DriveState
 	15, // 13: weft.v1.Drive.health:type_name -> weft.v1.DriveHealth
-	31, // 14: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
+	32, // 14: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
 	16, // 15: weft.v1.DriveHealth.smart:type_name -> weft.v1.SmartLog
-	32, // 16: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
+	33, // 16: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
 	15, // 17: weft.v1.Device.health:type_name -> weft.v1.DriveHealth
-	28, // 18: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
+	29, // 18: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
 	20, // 19: weft.v1.Leg.extents:type_name -> weft.v1.Extent
 	3,  // 20: weft.v1.Leg.state:type_name -> weft.v1.LegState
-	31, // 21: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
+	32, // 21: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
 	19, // 22: weft.v1.Volume.layout:type_name -> weft.v1.Layout
-	29, // 23: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
+	30, // 23: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
 	4,  // 24: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
 	5,  // 25: weft.v1.Volume.health:type_name -> weft.v1.Health
 	21, // 26: weft.v1.Volume.legs:type_name -> weft.v1.Leg
-	24, // 27: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
-	31, // 28: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	24, // 29: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
+	25, // 27: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
+	32, // 28: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	25, // 29: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
 	23, // 30: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
-	31, // 31: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
-	31, // 32: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
-	6,  // 33: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
-	7,  // 34: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
-	31, // 35: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
-	31, // 36: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
-	8,  // 37: weft.v1.Event.severity:type_name -> weft.v1.Severity
-	30, // 38: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
-	39, // [39:39] is the sub-list for method output_type
-	39, // [39:39] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	23, // 31: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
+	32, // 32: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
+	32, // 33: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
+	24, // 34: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
+	6,  // 35: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
+	7,  // 36: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
+	32, // 37: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
+	32, // 38: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
+	8,  // 39: weft.v1.Event.severity:type_name -> weft.v1.Severity
+	31, // 40: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
+	41, // [41:41] is the sub-list for method output_type
+	41, // [41:41] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_types_proto_init() }
@@ -2758,7 +2901,7 @@ func file_weft_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_types_proto_rawDesc), len(file_weft_v1_types_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   22,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

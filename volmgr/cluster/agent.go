@@ -200,6 +200,7 @@ type AttachmentReport struct {
 	Number      string       // of the device: "253:4"
 	GaveUp      GaveUp       // zero: it has not
 	Scrub       *ScrubReport // nil: none has begun
+	Scrubs      bool         // the host can compare copies
 }
 
 // GaveUp reports that a host has failed its device, or released it in another way than

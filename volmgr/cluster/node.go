@@ -491,6 +491,7 @@ func (Tick) apply(t *tx) (view, error) {
 	}
 	t.noteAway()
 	t.settleMaintenance()
+	t.settleSchedules()
 	t.forgetForeignAgents()
 	return nil, nil
 }

@@ -95,7 +95,8 @@ type clock struct {
 	began time.Time // of the first one since Load
 	full  time.Time // until then makeRoom refuses without looking for an unused node
 
-	lookedAway time.Time // when noteAway last looked at volumes
+	lookedAway     time.Time // when noteAway last looked at volumes
+	lookedAtScrubs time.Time // when settleSchedules last did
 }
 
 // durable is what the records hold: Load makes an equal value from them.

@@ -86,6 +86,7 @@ type scriptHost struct {
 	gaveUp GaveUp
 	whole  bool // it compares all of the copies
 	scrub  *ScrubReport
+	scrubs bool
 	old    block.Epoch // an older epoch that it reports on; 0: the volume's
 	heard  uint64      // the last generation that reaches it; 0: all do
 	of     block.ClusterID
@@ -281,8 +282,14 @@ var scriptCommands = map[string]func(*script, args) string{
 	"health":      (*script).health,
 	"scrub":       (*script).scrub,
 	"scrubbed":    (*script).scrubbed,
-	"add-drive":   (*script).addDrive,
-	"evict-drive": (*script).evictDrive,
+	"scrub-every": (*script).scrubEvery,
+	"can-scrub": func(s *script, a args) string {
+		s.hosts[a.word(0)].scrubs = true
+		return s.reportHost(a.word(0))
+	},
+	"wanted-scrub": (*script).wantedScrub,
+	"add-drive":    (*script).addDrive,
+	"evict-drive":  (*script).evictDrive,
 	"attach": func(s *script, a args) string {
 		return s.step(Attach{a.word(0), a.node(1), AttachMode(a.options["mode"]), a.options["by"] != "hand"})
 	},
@@ -413,7 +420,7 @@ func (s *script) hostReport(name string) InitiatorReport {
 				grant = a.Grant
 			}
 			a := AttachmentReport{Volume: v.ID, Epoch: v.Epoch, Grant: grant, Phase: h.phase[volume], Device: "/dev/weft/" + volume, GaveUp: h.gaveUp}
-			a.Scrub = h.scrub
+			a.Scrub, a.Scrubs = h.scrub, h.scrubs
 			if a.Phase == PhaseEqualizing && h.whole {
 				a.WaitingFor, a.ResyncDone, a.ResyncTotal = "all of the copies to be compared, because of the host's reason", block.GiB, 8*block.GiB
 			}

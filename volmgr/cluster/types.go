@@ -289,8 +289,14 @@ type Volume struct {
 	// ExpandingTo is the size that the legs grow to; 0 if no expansion is under way.
 	ExpandingTo block.Size `json:"expanding_to,omitempty"`
 	// Placed is the last place that a leg got which was made again elsewhere; 0: none was.
-	Placed int    `json:"placed,omitempty"`
-	Scrub  *Scrub `json:"scrub,omitempty"` // the last one; never changed in place
+	Placed     int     `json:"placed,omitempty"`
+	Scrub      *Scrub  `json:"scrub,omitempty"`       // the last one; never changed in place
+	PastScrubs []Scrub `json:"past_scrubs,omitempty"` // those before it, newest first; never changed in place
+	// ScrubEvery is how often a scrub begins by itself, 0: never, and ScrubRate its rate.
+	// ScrubSince is when that was set.
+	ScrubEvery time.Duration `json:"scrub_every,omitempty"`
+	ScrubRate  block.Size    `json:"scrub_rate,omitempty"`
+	ScrubSince time.Time     `json:"scrub_since,omitzero"`
 
 	Health        Health   `json:"-"`
 	FenceWaitsFor []string `json:"-"` // see fenceWaits

@@ -8,7 +8,9 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/labelset"
 )
@@ -20,6 +22,9 @@ type UpdateVolume struct {
 	SetLabels    map[string]string
 	RemoveLabels []string
 	Formatted    string // empty: unchanged; NotFormatted: erase the record
+	// ScrubEvery and ScrubRate are those of Volume; nil: unchanged.
+	ScrubEvery *time.Duration
+	ScrubRate  *block.Size
 }
 
 // formattedLabel is where the labels of drives keep Volume.Formatted.
@@ -92,7 +97,7 @@ func (in UpdateVolume) apply(t *tx) (view, error) {
 		}
 		t.volumeEvent(v, event.Info, event.VolumeFormatted, in.Formatted)
 	}
-	return volumeResult(v.ID), nil
+	return volumeResult(v.ID), t.schedule(t.peek(v.ID), in.ScrubEvery, in.ScrubRate)
 }
 
 // change returns the labels after the update.

@@ -39,6 +39,8 @@ const (
 	VolumeExpanded   = "volume.expanded"
 	ScrubBegan       = "volume.scrubbing" // its host compares its copies
 	ScrubFound       = "volume.scrub-found"
+	ScrubRepair      = "volume.scrub-repair" // what became of a range that was found and was to be repaired
+	ScrubPaused      = "volume.scrub-paused" // or it goes on
 	ScrubEnded       = "volume.scrubbed"
 	VolumeDeleting   = "volume.deleting"
 	VolumeDeleted    = "volume.deleted"
