@@ -222,6 +222,7 @@ func (r *chaos) round(n int) {
 	}
 	c.verify()
 	c.sameCopies()
+	c.noDifference()
 	c.user.resume()
 	r.check()
 }
@@ -341,6 +342,7 @@ func (r *chaos) kinds() []kind {
 		{"restart target", 1, r.restartTarget},
 		{"blackout", 1, r.blackout},
 		{"expand", 4, r.expand},
+		{"scrub", 3, r.scrub},
 	}
 }
 
