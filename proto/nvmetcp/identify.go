@@ -113,7 +113,18 @@ type Controller struct {
 	FCATT                       uint8  // bit 0: static controllers
 	MSDBD                       uint8  // maximum number of SGL data descriptors
 	OFCS                        uint16 // bit 0: Disconnect
+
+	// PerHost is Weft's own, in the vendor specific part: how many controllers of the
+	// subsystem a host may have. A further one replaces the oldest, and is answered only when
+	// the commands of that one have left the devices. 0: there is no such promise.
+	PerHost uint16
 }
+
+// Where PerHost is, and the mark before it: other targets may have something else there.
+const (
+	vendorOffset = 3072
+	vendorMark   = "weft"
+)
 
 // The bits of Controller fields.
 const (
@@ -189,6 +200,10 @@ func (c *Controller) Append(b []byte) []byte {
 	le.PutUint16(o[1800:], c.ICDOFF)
 	o[1802], o[1803] = c.FCATT, c.MSDBD
 	le.PutUint16(o[1804:], c.OFCS)
+	if c.PerHost != 0 {
+		copy(o[vendorOffset:], vendorMark)
+		le.PutUint16(o[vendorOffset+len(vendorMark):], c.PerHost)
+	}
 	return b
 }
 
@@ -197,7 +212,7 @@ func ParseController(b []byte) (Controller, error) {
 	if len(b) < IdentifySize {
 		return Controller{}, short("identify controller", len(b), IdentifySize)
 	}
-	return Controller{
+	c := Controller{
 		VendorID: le.Uint16(b[0:]), SubsystemVendorID: le.Uint16(b[2:]),
 		Serial: text(b[4:24]), Model: text(b[24:64]), Firmware: text(b[64:72]),
 		ArbitrationBurst: b[72], IEEE: [3]byte(b[73:76]), CMIC: b[76], MDTS: b[77],
@@ -214,7 +229,11 @@ func ParseController(b []byte) (Controller, error) {
 		Subsystem: string(untilZero(b[768 : 768+223])),
 		IOCapsule: le.Uint32(b[1792:]), IOResponse: le.Uint32(b[1796:]), ICDOFF: le.Uint16(b[1800:]),
 		FCATT: b[1802], MSDBD: b[1803], OFCS: le.Uint16(b[1804:]),
-	}, nil
+	}
+	if own := b[vendorOffset:]; string(own[:len(vendorMark)]) == vendorMark {
+		c.PerHost = le.Uint16(own[len(vendorMark):])
+	}
+	return c, nil
 }
 
 // putText fills out with s and spaces.

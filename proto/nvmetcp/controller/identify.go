@@ -130,6 +130,7 @@ func (a *association) describe() nvmetcp.Controller {
 	c.Namespaces, c.MaxNamespaces = a.largestNSID(), maxNamespaces
 	c.ONCS = nvmetcp.ONCSCompare | nvmetcp.ONCSDatasetManagement | nvmetcp.ONCSWriteZeroes | nvmetcp.ONCSReservations
 	c.VWC = nvmetcp.VWCPresent | 2<<1 // Flush takes one namespace
+	c.PerHost = uint16(min(s.cfg.PerHost, 0xffff))
 	return c
 }
 

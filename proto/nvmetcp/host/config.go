@@ -29,10 +29,12 @@ type Config struct {
 	BufferSize int // largest single read of an IO queue, in bytes; default 128 KiB
 
 	// KATO is the keep alive timeout that the host requests: the controller disconnects a
-	// host that is silent for longer. A keep alive is sent at half of it; if one is not
-	// answered within KATO, the host drops the connection. Default 5 s; negative means
-	// none.
+	// host that is silent for longer. If a keep alive is not answered within KATO, the host
+	// drops the connection. Default 5 s; negative means none.
 	KATO time.Duration
+	// KeepAliveEvery is the interval of keep alives, half of KATO at most and by default. A
+	// shorter one lets Answered notice a silent controller sooner.
+	KeepAliveEvery time.Duration
 	// CommandTimeout is the time after which an unanswered command drops the connection. 0
 	// means never; keep alives then show whether the controller is alive.
 	CommandTimeout time.Duration
@@ -79,16 +81,15 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	portals := make([]string, len(c.Portals))
 	for i, p := range c.Portals {
-		portals[i] = p
-		if _, _, err := net.SplitHostPort(p); err != nil {
-			portals[i] = net.JoinHostPort(p, fmt.Sprint(block.DefaultPort))
-		}
+		portals[i] = withPort(p)
 	}
 	c.Portals = portals
 	setDefault(&c.IOQueues, min(max(runtime.GOMAXPROCS(0)/2, 1), 4))
 	setDefault(&c.QueueDepth, 128)
 	setDefault(&c.BufferSize, 128<<10)
 	setDefault(&c.KATO, 5*time.Second)
+	setDefault(&c.KeepAliveEvery, c.KATO/2)
+	c.KeepAliveEvery = min(c.KeepAliveEvery, c.KATO/2)
 	setDefault(&c.ConnectTimeout, 5*time.Second)
 	setDefault(&c.ReconnectMin, 50*time.Millisecond)
 	setDefault(&c.ReconnectMax, 5*time.Second)
@@ -100,6 +101,14 @@ func (c Config) withDefaults() (Config, error) {
 		c.Dial = new(net.Dialer).DialContext
 	}
 	return c, nil
+}
+
+// withPort adds the default port to an address that has none.
+func withPort(portal string) string {
+	if _, _, err := net.SplitHostPort(portal); err != nil {
+		return net.JoinHostPort(portal, fmt.Sprint(block.DefaultPort))
+	}
+	return portal
 }
 
 func setDefault[T int | time.Duration](v *T, d T) {

@@ -24,12 +24,16 @@ type Controller struct {
 	session      atomic.Pointer[session]
 	outstanding  atomic.Int64 // IOs that were submitted and have not completed
 	closing      atomic.Bool
+	replaces     atomic.Bool // see Replaces
+	heard        atomic.Bool // see Answered
 	drained      chan struct{}
 	transactions atomic.Uint32 // of authentication
 
 	mu         sync.Mutex
 	held       list // IOs that wait for a session, or for their namespace to appear
 	state      State
+	portals    []string                // where to connect
+	moved      context.CancelCauseFunc // ends the attempts to connect; nil: there are none
 	namespaces []*Namespace
 	found      []NamespaceInfo
 	isCut      bool
@@ -48,7 +52,7 @@ func Connect(ctx context.Context, cfg Config) (*Controller, error) {
 	}
 	c := &Controller{cfg: cfg, over: make(chan struct{}), drained: make(chan struct{}, 1)}
 	c.ctx, c.cut = context.WithCancel(context.Background())
-	c.state = State{Since: time.Now()}
+	c.state, c.portals = State{Since: time.Now()}, cfg.Portals
 	s, err := c.reach(ctx)
 	if err != nil {
 		c.cut()
@@ -58,15 +62,35 @@ func Connect(ctx context.Context, cfg Config) (*Controller, error) {
 	return c, nil
 }
 
-// reach opens a session, trying portal after portal until ctx ends.
+// reach opens a session, until it succeeds or ctx ends.
 func (c *Controller) reach(ctx context.Context) (*session, error) {
+	for {
+		trying, moved := context.WithCancelCause(ctx)
+		c.mu.Lock()
+		c.moved = moved
+		portals := c.portals
+		c.mu.Unlock()
+		s, err := c.tryAll(trying, portals)
+		c.mu.Lock()
+		c.moved = nil
+		c.mu.Unlock()
+		over := context.Cause(trying)
+		moved(nil)
+		if err == nil || !errors.Is(over, errMoved) {
+			return s, err
+		}
+	}
+}
+
+// tryAll tries portal after portal until ctx ends.
+func (c *Controller) tryAll(ctx context.Context, portals []string) (*session, error) {
 	pause := c.cfg.ReconnectMin
 	var last error
 	for i := 0; ; i++ {
 		c.mu.Lock()
 		number := c.state.Session + 1
 		c.mu.Unlock()
-		s, err := c.open(ctx, c.cfg.Portals[i%len(c.cfg.Portals)], number)
+		s, err := c.open(ctx, portals[i%len(portals)], number)
 		if err == nil && !c.cfg.discovery {
 			err = c.admit(ctx, s)
 		}
@@ -85,7 +109,7 @@ func (c *Controller) reach(ctx context.Context) (*session, error) {
 		c.mu.Lock()
 		c.state.Err = err
 		c.mu.Unlock()
-		if (i+1)%len(c.cfg.Portals) != 0 {
+		if (i+1)%len(portals) != 0 {
 			continue
 		}
 		if !sleep(ctx, pause) {
@@ -106,7 +130,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// admit reads a new session's namespaces and lets IO use it.
+// admit reads a new session's namespaces and lets IO use it, unless ctx has ended: the session
+// may then lead through a portal that is no longer wanted.
 func (c *Controller) admit(ctx context.Context, s *session) error {
 	scan, cancel := context.WithTimeout(ctx, c.cfg.ConnectTimeout)
 	defer cancel()
@@ -117,6 +142,12 @@ func (c *Controller) admit(ctx context.Context, s *session) error {
 		return fmt.Errorf("scan the namespaces of %s: %w", c.cfg.Subsystem, s.err)
 	}
 	c.mu.Lock()
+	if err := context.Cause(ctx); err != nil {
+		c.mu.Unlock()
+		s.fail(err)
+		s.stop()
+		return fmt.Errorf("connect to %s at %s: %w", c.cfg.Subsystem, s.portal, err)
+	}
 	c.matchLocked(found, true)
 	held := list{}
 	if !c.isCut {
@@ -289,6 +320,34 @@ func (c *Controller) Cut() {
 	c.mu.Unlock()
 	c.cut()
 }
+
+// Move ends the present session, or the attempts to open one, and continues through other
+// portals. As after any loss of the connection, IOs wait meanwhile, and those in flight are sent
+// again. That is safe if the controller says so: see Replaces.
+func (c *Controller) Move(portals ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.portals = nil
+	for _, p := range portals {
+		c.portals = append(c.portals, withPort(p))
+	}
+	if c.moved != nil {
+		c.moved(errMoved)
+	}
+	if s := c.session.Load(); s != nil {
+		s.fail(errMoved)
+	}
+}
+
+var errMoved = errors.New("the connection is moved to another portal")
+
+// Replaces reports whether the target promises that a host has one controller of the subsystem:
+// before it answers a host that connects again, through whatever portal, the commands of the
+// host's older controller have left the devices. It is that of the last session.
+func (c *Controller) Replaces() bool { return c.replaces.Load() }
+
+// Answered reports whether anything has been received since the last call, on any queue.
+func (c *Controller) Answered() bool { return c.heard.Swap(false) }
 
 // Rescan reads the controller's namespaces again, as after an event. It does not wait;
 // OnNamespaces reports the result.

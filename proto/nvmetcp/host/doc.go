@@ -28,7 +28,9 @@
 // has replaced its data. The host cannot prevent that: it resets the old connection, but
 // cannot call back what the target has received. Weft's own target closes the hole: it
 // answers a host that reconnects only after draining the host's older controllers
-// (controller.SubsystemConfig.PerHost). With another target the window lasts until that
+// (controller.SubsystemConfig.PerHost), whichever of its portals the host comes through, and
+// says so (Controller.Replaces). So Controller.Move is safe there: it continues through another
+// portal when one falls silent. With another target the window lasts until that
 // target notices the dead connection; Linux's own host has the same window. A user who
 // cannot accept this calls Cut instead of waiting.
 //

@@ -32,10 +32,11 @@ func (c *Controller) serve(s *session) {
 	tasks.Wait()
 }
 
-// keepAlive sends Keep Alive at half of its timeout. If two are unanswered when the next
-// one is due, the session ends.
+// keepAlive sends Keep Alive at half of its timeout, or more often if Config says so. If those
+// of a whole timeout are unanswered when the next one is due, the session ends.
 func (s *session) keepAlive(ctx context.Context) {
-	ticker := time.NewTicker(s.c.cfg.KATO / 2)
+	most := uint32(s.c.cfg.KATO / s.c.cfg.KeepAliveEvery)
+	ticker := time.NewTicker(s.c.cfg.KeepAliveEvery)
 	defer ticker.Stop()
 	var sent, answered atomic.Uint32
 	for {
@@ -44,7 +45,7 @@ func (s *session) keepAlive(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		if sent.Load()-answered.Load() >= 2 {
+		if sent.Load()-answered.Load() >= most {
 			s.fail(fmt.Errorf("%w within %v", errKeepAlive, s.c.cfg.KATO))
 			return
 		}
