@@ -14,6 +14,8 @@ import (
 // Apply implements keeper.Path.
 //
 // Branches: one for each kind of order.
+//
+// Long: likewise.
 func (k *Keeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) error {
 	switch o := o.(type) {
 	case volume.Connect:
@@ -29,6 +31,9 @@ func (k *Keeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) er
 		return nil
 	case volume.Drop:
 		return k.drop(o)
+	case volume.Move:
+		k.move(o)
+		return nil
 	case volume.Cut:
 		k.cut(o.Path)
 		return nil

@@ -18,12 +18,13 @@ type dial func(ctx context.Context, o dialOptions) (connection, error)
 
 // dialOptions say where to connect, and as which host.
 type dialOptions struct {
-	portals   []string // address:port, to be tried in turn
+	portal    string // address:port
 	subsystem block.NQN
 	host      block.Host
 	ioQueues  int
-	keepAlive time.Duration
-	changed   func() // called when Live or Namespace may have a new answer; must not block
+	keepAlive time.Duration // its timeout
+	every     time.Duration // its interval
+	changed   func()        // called when Live or Namespace may have a new answer; must not block
 	log       *slog.Logger
 }
 
@@ -40,6 +41,17 @@ type connection interface {
 	// It does not wait.
 	Rescan()
 
+	// Answered reports whether anything has come back since the last call.
+	Answered() bool
+
+	// Replaces reports whether its target drains the host's older controller before it answers
+	// the next one.
+	Replaces() bool
+
+	// Move continues through another portal. It does not wait. I/O that was sent and is not
+	// answered is sent again there.
+	Move(portal string)
+
 	// Cut ends it at once: pending I/O fails, and no more of it is sent.
 	Cut()
 
@@ -51,6 +63,18 @@ type connection interface {
 type reach struct {
 	connection connection // nil while connecting
 	cancel     context.CancelFunc
+
+	heard    time.Time // when anything last came back, or it was moved
+	looks    int       // since then
+	answered bool      // it has answered since it was connected or moved
+}
+
+// look notes whether anything has come back.
+func (r *reach) look(now time.Time) {
+	r.looks++
+	if r.connection.Answered() {
+		r.heard, r.looks, r.answered = now, 0, true
+	}
 }
 
 // connect begins to make a connection.
@@ -59,13 +83,14 @@ func (k *Keeper) connect(ctx context.Context, o volume.Connect) error {
 		return volume.ErrLater
 	}
 	options := dialOptions{
-		portals: []string{address(o.Portal)}, subsystem: o.Subsystem, host: k.cfg.Host(),
-		ioQueues: k.cfg.IOQueues, keepAlive: k.cfg.KeepAlive, changed: k.Poke, log: k.log,
+		portal: address(o.Portal), subsystem: o.Subsystem, host: k.cfg.Host(), ioQueues: k.cfg.IOQueues,
+		keepAlive: k.cfg.KeepAlive, every: k.cfg.Window / 8, changed: k.Poke, log: k.log,
 	}
-	for _, other := range o.Others {
-		options.portals = append(options.portals, address(other))
+	limit := connectTimeout
+	if o.Others {
+		limit = connectTimeout / 4
 	}
-	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	r := &reach{cancel: cancel}
 	k.conns[o.Path] = r
 	go func() {
@@ -86,9 +111,9 @@ func (k *Keeper) connected(n volume.Path, r *reach, c connection, err error) {
 		return
 	}
 	if err == nil {
-		r.connection = c
+		r.connection, r.heard = c, time.Now()
 		delete(k.tries, n)
-		k.log.Info("connected", "nqn", n.Subsystem)
+		k.log.Info("connected", "nqn", n.Subsystem, "portal", n.Portal.String())
 		return
 	}
 	if k.conns[n] == r {
@@ -99,6 +124,25 @@ func (k *Keeper) connected(n volume.Path, r *reach, c connection, err error) {
 		k.log.Warn("connection failed", "nqn", n.Subsystem, "err", err)
 	}
 	k.tries[n] = t
+}
+
+// move continues a connection through another portal.
+func (k *Keeper) move(o volume.Move) {
+	r := k.conns[o.Path]
+	if r == nil || r.connection == nil {
+		return
+	}
+	now := time.Now()
+	if o.Silent > 0 {
+		k.log.Warn("path is silent; moving to another portal", "path", o.Path.String(), "to", o.To.String(), "silent", o.Silent.Round(time.Millisecond))
+		k.memory.FellSilent(volume.PathSeen{Path: o.Path, Answered: r.answered}, now)
+	}
+	delete(k.conns, o.Path)
+	to := volume.Path{Subsystem: o.Subsystem, Portal: o.To}
+	delete(k.tries, to)
+	k.conns[to] = r
+	r.heard, r.looks, r.answered = now, 0, false
+	r.connection.Move(address(o.To))
 }
 
 // cut ends a connection at once.

@@ -23,8 +23,8 @@ func dialHost(way Dial) dial {
 
 func connect(ctx context.Context, way Dial, o dialOptions) (connection, error) {
 	c, err := host.Connect(ctx, host.Config{
-		Portals: o.portals, Subsystem: o.subsystem, Host: o.host,
-		IOQueues: o.ioQueues, KATO: o.keepAlive, ReconnectMax: reconnectMax, Dial: way, Log: o.log,
+		Portals: []string{o.portal}, Subsystem: o.subsystem, Host: o.host,
+		IOQueues: o.ioQueues, KATO: o.keepAlive, KeepAliveEvery: o.every, ReconnectMax: reconnectMax, Dial: way, Log: o.log,
 		OnState: func(host.State) { o.changed() }, OnNamespaces: o.changed,
 	})
 	if err != nil {
@@ -45,6 +45,8 @@ func (c *hostConnection) Live() (bool, error) {
 	}
 	return false, s.Err
 }
+
+func (c *hostConnection) Move(portal string) { c.Controller.Move(portal) }
 
 // Namespace also makes the controller look again if it does not know the namespace, because
 // the event that announces one may have been lost with a connection. It does so only from time

@@ -22,7 +22,7 @@ const (
 )
 
 // capabilities are those of the engine and of this process's connections.
-var capabilities = volume.Capabilities{KnowsFlushed: true, Scrubs: true, Transports: []block.Transport{block.TCP}}
+var capabilities = volume.Capabilities{KnowsFlushed: true, Scrubs: true, Moves: true, Transports: []block.Transport{block.TCP}}
 
 // Keeper keeps one volume: it observes (observe.go) and carries out (apply.go) what package
 // initiator/volume decides. Calls that may wait for somebody else go through await.
@@ -58,7 +58,10 @@ func newKeeper(p *Path, v block.VolumeID) *Keeper {
 }
 
 func (p *Path) limits() volume.Limits {
-	return volume.Limits{Window: p.cfg.Window, Lease: p.cfg.Lease, Stuck: stuckIO, Connect: volume.ConnectPatience, Retry: volume.RetryLast}
+	return volume.Limits{
+		Window: p.cfg.Window, Lease: p.cfg.Lease, FailOver: p.cfg.Window / 4, Quiesce: volume.Quiesce,
+		Stuck: stuckIO, Connect: volume.ConnectPatience, Retry: volume.RetryLast,
+	}
 }
 
 // Left reports whether nothing is left that could still be detached cleanly.

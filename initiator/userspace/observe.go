@@ -57,6 +57,8 @@ func (k *Keeper) observePaths(s *volume.Seen) {
 	for path, r := range k.conns {
 		seen := volume.PathSeen{Path: path, State: volume.PathConnecting, Attempts: k.tries[path].Failed, Error: k.tries[path].Error}
 		if r.connection != nil {
+			r.look(s.Now)
+			seen.Heard, seen.Looks, seen.Answered, seen.Replaces = r.heard, r.looks, r.answered, r.connection.Replaces()
 			live, err := r.connection.Live()
 			seen.State = volume.PathSilent
 			if live {

@@ -61,8 +61,19 @@ type world struct {
 // fakeNode is a target.
 type fakeNode struct {
 	silent bool
-	down   bool // it also refuses connections
+	rails  map[string]bool // addresses that are silent while the target is not
+	keeps  bool            // it keeps a host's older controllers, as Linux does
+	down   bool            // it also refuses connections
 	conns  []*fakeConn
+}
+
+// mute reports whether the target does not answer at an address.
+func (n *fakeNode) mute(address string) bool { return n.silent || n.rails[address] }
+
+// nodeAt is the target at an address: "t0", or "t0-b" for another portal of it.
+func nodeAt(address string) string {
+	name, _, _ := strings.Cut(address, "-")
+	return name
 }
 
 // fakeLeg is a leg on its drive.
@@ -110,7 +121,7 @@ func from(t *testing.T, stripes, copies int, first, f func(w *world)) {
 		w.wanted = &volume.Wanted{Volume: w.volume, Name: "db1", Size: volumeSize, Layout: layout, Epoch: 1, BootID: "b"}
 		for column := range stripes {
 			for copy := range copies {
-				w.nodes[node(copy)] = &fakeNode{}
+				w.nodes[node(copy)] = &fakeNode{rails: map[string]bool{}}
 				w.legs[legID(column, copy)] = &fakeLeg{name: fmt.Sprintf("c%d.%d", column, copy), data: make([]byte, layout.LegSize(volumeSize))}
 				w.wanted.Links = append(w.wanted.Links, w.link(column, copy))
 			}
@@ -240,6 +251,7 @@ func (w *world) until(phase pb.AttachmentPhase) *pb.AttachmentReport {
 type fakeConn struct {
 	w    *world
 	node string
+	at   string // the address of the portal
 	cut  bool
 	kept []keptIO // I/O it does not answer
 }
@@ -251,22 +263,23 @@ type keptIO struct {
 }
 
 func (w *world) dial(ctx context.Context, o dialOptions) (connection, error) {
-	name, _, _ := strings.Cut(o.portals[0], ":")
+	at, _, _ := strings.Cut(o.portal, ":")
+	name := nodeAt(at)
 	w.mu.Lock()
 	n := w.nodes[name]
 	switch {
 	case n.down:
 		w.mu.Unlock()
 		return nil, errors.New("connection refused")
-	case n.silent:
+	case n.mute(at):
 		w.mu.Unlock()
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
-	c := &fakeConn{w: w, node: name}
+	c := &fakeConn{w: w, node: name, at: at}
 	n.conns = append(n.conns, c)
 	w.mu.Unlock()
-	w.did("connect %s", name)
+	w.did("connect %s", at)
 	return c, nil
 }
 
@@ -274,6 +287,31 @@ func (c *fakeConn) Live() (bool, error) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	return !c.cut, nil // a silent target still counts as connected
+}
+
+func (c *fakeConn) Answered() bool {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	return !c.w.nodes[c.node].mute(c.at)
+}
+
+func (c *fakeConn) Replaces() bool {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	return !c.w.nodes[c.node].keeps
+}
+
+// Move sends the I/O that was not answered again, through the other portal.
+func (c *fakeConn) Move(portal string) {
+	c.w.mu.Lock()
+	c.at, _, _ = strings.Cut(portal, ":")
+	kept := c.kept
+	c.kept = nil
+	c.w.mu.Unlock()
+	c.w.did("move to %s", c.at)
+	for _, k := range kept {
+		k.answer(nil)
+	}
 }
 
 func (c *fakeConn) Namespace(_ uint32, id block.UUID) (block.Device, error) {
@@ -353,7 +391,7 @@ func (d *fakeDev) Submit(io *block.IO) {
 		w.mu.Unlock()
 		answer(block.ErrGone)
 		return
-	case w.nodes[d.c.node].silent, w.gone[d.id]:
+	case w.nodes[d.c.node].mute(d.c.at), w.gone[d.id]:
 		d.c.kept = append(d.c.kept, keptIO{d.id, func(err error) {
 			if err == nil {
 				d.Submit(io)

@@ -133,6 +133,7 @@ func (p *planner) dropLost() {
 			}
 		}
 	}
+	p.failOver(cut)
 	if len(record) > 0 {
 		p.record(record)
 	}

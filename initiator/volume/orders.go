@@ -21,7 +21,7 @@ type Order interface{ String() string }
 // carried out. A note may name too few legs, never too many.
 func Alone(o Order, s *Seen) bool {
 	switch o := o.(type) {
-	case Connect, RecordInSync, MakeLog, SetColumn, Add, Promote, Renew, Grow, GrowDevice, CloseDevice, StartScrub, StopScrub, ProceedScrub, SetScrubRate:
+	case Connect, Move, RecordInSync, MakeLog, SetColumn, Add, Promote, Renew, Grow, GrowDevice, CloseDevice, StartScrub, StopScrub, ProceedScrub, SetScrubRate:
 		return true
 	case WriteNote:
 		return s.Noted.Within(o.Note)
@@ -33,7 +33,7 @@ func Alone(o Order, s *Seen) bool {
 // yet.
 func Begins(o Order) bool {
 	switch o.(type) {
-	case Connect, HoldIO, Equalize, StartScrub:
+	case Connect, Move, HoldIO, Equalize, StartScrub:
 		return true
 	}
 	return false
@@ -51,10 +51,17 @@ func (a At) String() string { return fmt.Sprintf("%s@%d", a.Leg, a.Revision) }
 
 // The orders for every volume.
 type (
-	// Connect makes a path. Others are equally good portals.
+	// Connect makes a path. Others: there are other portals to try if this one does not answer.
 	Connect struct {
 		Path
-		Others []block.Portal
+		Others bool
+	}
+	// Move ends the connection of a path and continues through another portal, with all I/O. If
+	// Silent, the path has not answered for so long.
+	Move struct {
+		Path
+		To     block.Portal
+		Silent time.Duration
 	}
 	// HoldIO suspends all I/O of the volume.
 	HoldIO struct {
@@ -144,6 +151,7 @@ type (
 )
 
 func (o Connect) String() string      { return "connect " + o.Path.String() }
+func (o Move) String() string         { return "move " + o.Path.String() + " to " + o.To.String() }
 func (o HoldIO) String() string       { return "hold I/O for " + o.For() }
 func (o ResumeIO) String() string     { return "resume I/O" }
 func (o RecordStale) String() string  { return "record-stale" + legsOf(o.Legs) }

@@ -27,7 +27,7 @@ func (p *planner) connect() {
 			}
 		}
 		if portals := p.portals(l); there < p.paths(l) && len(portals) > 0 {
-			p.do(Connect{Path: Path{Subsystem: l.NQN, Portal: portals[0]}, Others: portals[1:]})
+			p.do(Connect{Path: Path{Subsystem: l.NQN, Portal: portals[0]}, Others: len(portals) > 1})
 		}
 	}
 }
@@ -41,7 +41,8 @@ func (p *planner) paths(l *Link) int {
 }
 
 // portals lists the portals of a leg that are usable and not in use, the next to try first.
-// Columns start at different portals, and a portal that has refused goes to the end.
+// Columns start at different portals. A portal that has refused goes to the end, and after it
+// those that have fallen silent lately, the latest last.
 func (p *planner) portals(l *Link) (all []block.Portal) {
 	for i := range l.Portals {
 		portal := l.Portals[(l.Column+i)%len(l.Portals)]
@@ -52,7 +53,11 @@ func (p *planner) portals(l *Link) (all []block.Portal) {
 		all = append(all, portal)
 	}
 	slices.SortStableFunc(all, func(a, b block.Portal) int {
-		return cmp.Compare(p.seen(Path{l.NQN, a}).Attempts, p.seen(Path{l.NQN, b}).Attempts)
+		x, y := Path{l.NQN, a}, Path{l.NQN, b}
+		return cmp.Or(
+			p.suspect(x).Compare(p.suspect(y)),
+			cmp.Compare(p.seen(x).Attempts, p.seen(y).Attempts),
+		)
 	})
 	return all
 }

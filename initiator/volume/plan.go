@@ -59,6 +59,7 @@ func Guard(w *Wanted, m *Memory, s *Seen, l Limits, c Capabilities) ([]Order, Ve
 		p.findMembers()
 		p.v.Notes = nil // no order follows from these
 		p.holdIO()
+		p.failOver(nil)
 	}
 	return p.orders, p.v
 }

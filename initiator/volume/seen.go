@@ -53,6 +53,14 @@ type PathSeen struct {
 	State    PathState
 	Attempts int    // failures since it was last live
 	Error    string // why it cannot be connected
+
+	// Only where [Capabilities] has Moves, and for a connection that was made:
+	Heard    time.Time // when anything last came back on it, or it was moved here
+	Looks    int       // how often the host has looked since then
+	Answered bool      // it has answered since it was connected or moved here
+	// Replaces: the target promises to drain this host's older controller before it answers the
+	// next one, through whatever portal.
+	Replaces bool
 }
 
 // made reports whether there is a connection to end.
@@ -290,12 +298,14 @@ type Memory struct {
 	Records Records           `json:"-"` // the manager's answers
 	Used    bool              `json:"-"` // the volume was built
 	Retried map[int]time.Time `json:"-"` // by column: when its errors were last cleared
+
+	Suspects map[Path]Suspect `json:"-"` // portals that have fallen silent
 }
 
 // Begin sets what is not kept across restarts, at the first look at an epoch.
 func (m *Memory) Begin(now time.Time) {
 	m.Since, m.Records = now, NewRecords()
-	m.Retried = map[int]time.Time{}
+	m.Retried, m.Suspects = map[int]time.Time{}, map[Path]Suspect{}
 	if m.Holds == nil {
 		m.Holds = map[string]Began{}
 	}
@@ -332,15 +342,22 @@ func (m *Memory) Of(w *Wanted) bool { return m.Epoch == w.Epoch && m.Grant == w.
 const (
 	ConnectPatience = 10 * time.Second // to wait for a leg in sync before it is recorded stale
 	RetryLast       = 5 * time.Second  // to wait before a last copy with errors is tried again
+	// Quiesce is for targets that keep the old controller of a host that connects again, such as
+	// Linux's: the host ends a silent connection after its keep-alive timeout, the target after
+	// twice that time at most, and what is in its drives has some time to leave them.
+	Quiesce = 10 * time.Second
 )
 
 // Limits are the times that decisions depend on.
 type Limits struct {
-	Window  time.Duration // silence after which a leg is lost
-	Lease   time.Duration // silence after which reads stop
-	Stuck   time.Duration // that one I/O may take while its leg answers probes
-	Connect time.Duration // to wait for a leg in sync while another is there
-	Retry   time.Duration // until a last copy with errors is tried again
+	Window time.Duration // silence after which a leg is lost
+	Lease  time.Duration // silence after which reads stop
+	// Silence after which a path moves to another portal: FailOver where the target replaces the
+	// old controller; Quiesce where only time shows that it is gone.
+	FailOver, Quiesce time.Duration
+	Stuck             time.Duration // that one I/O may take while its leg answers probes
+	Connect           time.Duration // to wait for a leg in sync while another is there
+	Retry             time.Duration // until a last copy with errors is tried again
 }
 
 // Capabilities say what a data path can do.
@@ -364,6 +381,8 @@ type Capabilities struct {
 	Scrubs bool
 	// Multipath: the data path can use several paths to a leg.
 	Multipath bool
+	// Moves: the data path can move a path, with its I/O, to another portal of its target.
+	Moves bool
 	// Transports that paths can use; nil means all.
 	Transports []block.Transport
 }

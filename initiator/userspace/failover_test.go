@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/initiator/volume"
+	"weft.dev/weft/proto/block"
+)
+
+// railed is like served, with two portals for each target: t0 and t0-b.
+func railed(t *testing.T, stripes, copies int, f func(w *world)) {
+	t.Helper()
+	from(t, stripes, copies, func(w *world) {
+		for i := range w.wanted.Links {
+			w.wanted.Links[i].Portals = portalsOf(w.wanted.Links[i].Node, "", "-b")
+		}
+	}, func(w *world) {
+		w.until(serving)
+		w.took()
+		f(w)
+	})
+}
+
+func portalsOf(node string, suffixes ...string) (all []block.Portal) {
+	for _, s := range suffixes {
+		all = append(all, block.Portal{Transport: block.TCP, Address: node + s, Port: 4420})
+	}
+	return all
+}
+
+// fails makes the rail of an active path silent, and reports that address.
+func (w *world) fails(node string) string {
+	at := w.activeAt(node)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.nodes[node].rails[at] = true
+	return at
+}
+
+func (w *world) activeAt(node string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range w.nodes[node].conns {
+		if !c.cut {
+			return c.at
+		}
+	}
+	return ""
+}
+
+func (w *world) moves() (n int) {
+	for _, did := range w.took() {
+		if strings.HasPrefix(did, "move ") {
+			n++
+		}
+	}
+	return n
+}
+
+func TestASilentPathMovesToAnotherPortalWithoutARecord(t *testing.T) {
+	railed(t, 1, 2, func(w *world) {
+		was := w.fails("t0")
+		done := w.write(4096, 7)
+		time.Sleep(400 * time.Millisecond)
+		if !pending(done) {
+			t.Error("a write was acknowledged before a silent leg had it")
+		}
+		time.Sleep(time.Second)
+		if pending(done) {
+			t.Fatal("the write is not acknowledged")
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if now := w.activeAt("t0"); now == was {
+			t.Errorf("the path is still at %s", now)
+		}
+		if a, b := w.holds(0, 0, 4096), w.holds(0, 1, 4096); a != 7 || b != 7 {
+			t.Errorf("the copies hold %d and %d, want 7 and 7", a, b)
+		}
+		time.Sleep(time.Minute)
+		w.expect("in the minute after", "move to "+w.activeAt("t0"))
+	})
+}
+
+func TestALegWhoseTargetIsSilentAtAllPortalsIsLostInTime(t *testing.T) {
+	railed(t, 1, 2, func(w *world) {
+		w.fallSilent("t0")
+		done := w.write(4096, 7)
+		time.Sleep(3 * time.Second)
+		if pending(done) {
+			t.Fatal("the write is not acknowledged after the leg's window")
+		}
+		if did := w.took(); !slices.Contains(did, "record-stale c0.0") || !slices.ContainsFunc(did, func(s string) bool { return strings.HasPrefix(s, "cut t0") }) {
+			t.Errorf("it did %q, want the leg recorded stale and cut", did)
+		}
+	})
+}
+
+// A drive that hangs is no silent path: its target answers, at both portals alike.
+func TestAPathWhoseTargetAnswersStays(t *testing.T) {
+	railed(t, 1, 2, func(w *world) {
+		w.mu.Lock()
+		w.gone[w.wanted.At(0, 0).UUID] = true // I/O to the leg is not answered
+		w.mu.Unlock()
+		done := w.write(4096, 7)
+		time.Sleep(3 * time.Second)
+		if pending(done) {
+			t.Fatal("the write is not acknowledged after the leg's window")
+		}
+		if w.moves() > 0 {
+			t.Error("the path was moved")
+		}
+	})
+}
+
+// A target that keeps the host's old controller could still execute its writes: the path moves
+// only after that controller must be gone, and until then the leg is lost as if it had one portal.
+func TestAPathToATargetThatKeepsOldControllersMovesLate(t *testing.T) {
+	railed(t, 1, 1, func(w *world) {
+		w.mu.Lock()
+		w.nodes["t0"].keeps = true
+		w.mu.Unlock()
+		w.fails("t0")
+		done := w.write(4096, 7)
+		time.Sleep(volume.Quiesce - time.Second)
+		if !pending(done) || w.moves() > 0 {
+			t.Error("the path was moved while the old controller may execute writes")
+		}
+		time.Sleep(2 * time.Second)
+		if pending(done) || <-done != nil {
+			t.Error("the write was not acknowledged through the other portal")
+		}
+	})
+}
+
+// The volume's only copy waits for its target, whichever portal that comes back at.
+func TestTheLastCopyIsTriedAtEachOfItsPortals(t *testing.T) {
+	railed(t, 1, 1, func(w *world) {
+		at := w.activeAt("t0")
+		w.fallSilent("t0")
+		done := w.write(4096, 7)
+		time.Sleep(20 * time.Second)
+		w.mu.Lock()
+		w.nodes["t0"].rails[at] = true
+		w.mu.Unlock()
+		w.answer("t0")
+		time.Sleep(2 * time.Second)
+		if pending(done) || <-done != nil {
+			t.Error("the write was not acknowledged through the portal that works")
+		}
+	})
+}
