@@ -44,6 +44,7 @@ type cluster struct {
 	user    *user
 	layout  block.Layout // of the volume
 	size    block.Size   // the size that it should have
+	rails   []string     // of each target besides its first one: "-b" for t1-b
 	pass    func(time.Duration)
 	random  *mathrand.Rand // chooses the behavior of the daemons' surroundings
 	clock   atomic.Int64   // the error of the manager's wall clock
@@ -390,7 +391,7 @@ func (h *targetHost) agent(at *machine) func(context.Context) error {
 	c.t.Helper()
 	conn := c.dialManager(at, grpc.WithStreamInterceptor(h.tellOfCache))
 	agent, err := target.New(target.Config{
-		Node: block.NodeName(h.name), Portals: []block.Portal{{Transport: block.TCP, Address: h.name, Port: block.DefaultPort}},
+		Node: block.NodeName(h.name), Portals: h.portals(),
 		Manager: pb.NewAgentsClient(conn), Version: "fault", Log: c.log.With("node", h.name), Root: h.root,
 		Datapath: target.User, Files: []string{"/drive"}, FilesOnly: true, Newest: filepath.Join(h.root, "newest"),
 		Listen: func(p block.Portal) (net.Listener, error) {
@@ -407,6 +408,15 @@ func (h *targetHost) agent(at *machine) func(context.Context) error {
 		defer conn.Close()
 		return agent.Run(ctx)
 	}
+}
+
+// portals are at each of the target's rails.
+func (h *targetHost) portals() []block.Portal {
+	all := []block.Portal{{Transport: block.TCP, Address: h.name, Port: block.DefaultPort}}
+	for _, rail := range h.cluster.rails {
+		all = append(all, block.Portal{Transport: block.TCP, Address: h.name + rail, Port: block.DefaultPort, Rail: rail[1:]})
+	}
+	return all
 }
 
 // reports are a target's reports to the manager, corrected to tell the truth about its drive's

@@ -129,6 +129,16 @@ func (p *platter) hang() { p.set(func() { p.hangLocked(false) }) }
 // hangWrites makes the drive answer only reads until well is called.
 func (p *platter) hangWrites() { p.set(func() { p.hangLocked(true) }) }
 
+// overtake ends a hang for all requests but those that the drive holds back now: it does so until
+// goOn is called.
+func (p *platter) overtake() (goOn func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	held := p.stuck
+	p.stuck, p.readable = nil, false
+	return sync.OnceFunc(func() { close(held) })
+}
+
 func (p *platter) hangLocked(readable bool) {
 	if p.stuck == nil {
 		p.stuck, p.readable = make(chan struct{}), readable

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -28,8 +29,15 @@ type network struct {
 	conns     map[*conn]bool
 }
 
-// pair names two hosts in one direction.
+// pair names two hosts in one direction. A further network of a host, a rail, has a name of its
+// own, such as t1-b, and what holds for the host's first network does not hold for it.
 type pair struct{ from, to string }
+
+// hostOf is the host that has a rail.
+func hostOf(rail string) string {
+	host, _, _ := strings.Cut(rail, "-")
+	return host
+}
 
 func (p pair) back() pair { return pair{p.to, p.from} }
 
@@ -250,13 +258,13 @@ func (m *machine) dial(ctx context.Context, host, address string) (*conn, error)
 		case m.dead:
 			n.mu.Unlock()
 			return fail(syscall.ENETDOWN)
-		case n.links[way].cut || n.links[way.back()].cut || n.off[host]:
+		case n.links[way].cut || n.links[way.back()].cut || n.off[hostOf(host)]:
 		case n.listeners[address] == nil:
 			n.mu.Unlock()
 			return fail(syscall.ECONNREFUSED)
 		default:
 			defer n.mu.Unlock()
-			return m.connectLocked(n.listeners[address]), nil
+			return m.connectLocked(n.listeners[address], way), nil
 		}
 		n.mu.Unlock()
 		select {
@@ -267,9 +275,8 @@ func (m *machine) dial(ctx context.Context, host, address string) (*conn, error)
 	}
 }
 
-func (m *machine) connectLocked(l *listener) *conn {
+func (m *machine) connectLocked(l *listener, way pair) *conn {
 	n := m.network
-	way := pair{m.host, l.at.host}
 	there, back := newStream(n, way), newStream(n, way.back())
 	near := &conn{at: m, remote: l.address, in: back, out: there}
 	far := &conn{at: l.at, remote: m.host, in: there, out: back}

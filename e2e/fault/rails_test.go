@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"weft.dev/weft/proto/block"
+)
+
+// railed is like copied for one client, with two rails to each target.
+func railed(t *testing.T, copies int, f func(*mirror)) {
+	copied(t, copies, 1, func(c *cluster) {
+		withoutCaches(c)
+		c.rails = []string{"-b"}
+	}, f)
+}
+
+// rail is the rail of c1's connection to a target, and the other one.
+func (m *mirror) rail(of *targetHost) (active, other string) {
+	m.network.mu.Lock()
+	defer m.network.mu.Unlock()
+	for c := range m.network.conns {
+		if c.out.pair == (pair{"c1", of.name + "-b"}) {
+			return of.name + "-b", of.name
+		}
+	}
+	return of.name, of.name + "-b"
+}
+
+// write begins to write an edition to a unit.
+func (m *mirror) write(number uint64, at int64) <-chan error {
+	done, device := make(chan error, 1), m.users.device("c1").volume
+	m.did("c1 writes edition %d", number)
+	go func() { done <- block.WriteAt(device, edition(number), at*unit) }()
+	return done
+}
+
+// acknowledged waits for writes.
+func (m *mirror) acknowledged(writes ...<-chan error) {
+	m.t.Helper()
+	for _, done := range writes {
+		select {
+		case err := <-done:
+			if err != nil {
+				m.t.Fatal(err)
+			}
+		case <-time.After(time.Minute):
+			m.t.Fatal("a write is not acknowledged within a minute")
+		}
+	}
+}
+
+// revisions are those of the legs; each loss gives a leg a new one.
+func (m *mirror) revisions() (all []string) {
+	m.t.Helper()
+	for _, l := range m.volume().GetLegs() {
+		all = append(all, fmt.Sprintf("%s: %v at revision %d", l.GetNode(), l.GetState(), l.GetRevision()))
+	}
+	return all
+}
+
+// Each direction of a rail, and both, fall silent while the user writes. The writes go on through
+// the other rail, before the leg counts as lost.
+func TestALegGoesOnThroughAnotherRail(t *testing.T) {
+	for _, name := range []string{"both ways", "towards the target", "towards the host"} {
+		t.Run(name, func(t *testing.T) {
+			railed(t, 2, func(m *mirror) {
+				m.put("c1", 1, everyUnit...)
+				legs := m.revisions()
+				rail, other := m.rail(m.first)
+				m.network.cut("c1", rail, name != "towards the host")
+				m.network.cut(rail, "c1", name != "towards the target")
+				began := time.Now()
+				m.acknowledged(m.write(2, 0))
+				if took := time.Since(began); took > 1500*time.Millisecond {
+					t.Errorf("a write took %v, want less than the window of a leg, 2 s", took)
+				}
+				m.put("c1", 2, everyUnit...)
+				if now, _ := m.rail(m.first); now != other {
+					t.Errorf("the connection is through %s, want %s", now, other)
+				}
+				time.Sleep(10 * time.Second)
+				m.network.heal()
+				time.Sleep(10 * time.Second)
+				if now := m.revisions(); !slices.Equal(now, legs) {
+					t.Errorf("the legs were %q and are %q", legs, now)
+				}
+				m.holdsWithout(m.second, 2, everyUnit...)
+			})
+		})
+	}
+}
+
+// A write is sent and held up on a rail that falls silent. Its retry through the other rail is
+// acknowledged, and a newer write to the same place. Then the rail delivers what it has held up.
+func TestAWriteThatASilentRailHeldUpDoesNotLandAfterItsRetry(t *testing.T) {
+	railed(t, 1, func(m *mirror) {
+		m.put("c1", 1, 0)
+		rail, _ := m.rail(m.first)
+		m.network.delay("c1", rail, time.Millisecond) // so that it is sent whole
+		m.network.part("c1", rail, true)
+		m.acknowledged(m.write(2, 0))
+		m.acknowledged(m.write(3, 0))
+		m.network.part("c1", rail, false)
+		time.Sleep(time.Second)
+		m.holds("c1", 3, 0)
+	})
+}
+
+// The target has received a write when the rail falls silent, and its reader of that connection
+// goes on only after the write's retry, and a newer write, were acknowledged.
+func TestAWriteReceivedThroughASilentRailDoesNotLandAfterItsRetry(t *testing.T) {
+	railed(t, 1, func(m *mirror) {
+		m.put("c1", 1, 0)
+		rail, _ := m.rail(m.first)
+		m.network.delay("c1", rail, time.Millisecond)
+		goOn := sync.OnceFunc(m.network.stall(rail, "c1"))
+		defer goOn()
+		again := m.write(2, 0)
+		time.Sleep(100 * time.Millisecond)
+		m.network.part("c1", rail, true)
+		m.acknowledged(again)
+		m.acknowledged(m.write(3, 0))
+		goOn()
+		time.Sleep(time.Second)
+		m.holds("c1", 3, 0)
+	})
+}
+
+// A write is inside the target's drive, which is slow, when the rail falls silent. Nothing is
+// acknowledged through the other rail before that write has left the drive.
+func TestNoWriteIsAcknowledgedThroughAnotherRailWhileAnOldOneIsInTheDrive(t *testing.T) {
+	railed(t, 1, func(m *mirror) {
+		m.put("c1", 1, 0)
+		rail, _ := m.rail(m.first)
+		m.first.platter.hangWrites()
+		old := m.write(2, 0)
+		time.Sleep(100 * time.Millisecond)
+		m.network.part("c1", rail, true)
+		time.Sleep(time.Second)
+		goOn := m.first.platter.overtake()
+		defer goOn()
+		newer := m.write(3, 1)
+		time.Sleep(3 * time.Second)
+		select {
+		case err := <-newer:
+			t.Fatalf("a write was acknowledged, with %v, while an older connection's write is in the drive", err)
+		default:
+		}
+		goOn()
+		m.acknowledged(old, newer)
+		m.acknowledged(m.write(4, 0))
+		time.Sleep(time.Second)
+		m.holds("c1", 4, 0)
+		m.holds("c1", 3, 1)
+	})
+}
