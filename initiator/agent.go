@@ -342,6 +342,9 @@ func (a *Agent) report() *pb.InitiatorReport {
 		for _, n := range s.Notes {
 			r.Problems = append(r.Problems, a.problemLocked("attachment "+v.String(), "keep the volume", n))
 		}
+		for _, p := range s.Suspects {
+			r.Problems = append(r.Problems, a.problemLocked("paths "+v.String(), "use every portal", p))
+		}
 	}
 	return r
 }

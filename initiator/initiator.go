@@ -31,11 +31,14 @@ const (
 	User   Datapath = "user"   // this process: volumes end with it; package userspace
 )
 
+// railLabel is the label of a node with the network rail that it prefers.
+const railLabel = "rail"
+
 // Config configures an agent. Node, Manager and Version are required, and so is BootID except
 // on the data path User; everything else has a default.
 type Config struct {
 	Node    block.NodeName
-	Labels  map[string]string // failure domains of this machine
+	Labels  map[string]string // failure domains of this machine, and the rail that it prefers
 	Version string
 	Kernel  string // uname -r, for people
 	BootID  string // /proc/sys/kernel/random/boot_id

@@ -61,8 +61,10 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{}, watched: map[string]bool{},
 		changes: map[int]*change{},
 	}
+	can := capabilities
+	can.Rail = a.cfg.Labels[railLabel]
 	k.Keeper = keeper.New(keeper.Config{
-		Node: a.cfg.Node, Manager: a.cfg.Manager, Capabilities: capabilities,
+		Node: a.cfg.Node, Manager: a.cfg.Manager, Capabilities: can,
 		Limits:   volume.Limits{Window: a.cfg.Window, Lease: a.cfg.Lease, Connect: volume.ConnectPatience, Retry: volume.RetryLast},
 		Evidence: a.evidence, Meter: meter{a}, Changed: a.changed, Log: a.cfg.Log,
 	}, v, k)

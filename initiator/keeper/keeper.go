@@ -310,7 +310,7 @@ func (k *Keeper) publish(w *volume.Wanted, s *volume.Seen, v volume.Verdict, gen
 	k.phase = v.Phase
 	now := State{
 		Acted: generation, Notes: append(v.Notes, slices.Sorted(maps.Keys(k.busy))...),
-		Left: k.leaving && v.Phase == volume.DetachedClean,
+		Suspects: v.Suspects, Left: k.leaving && v.Phase == volume.DetachedClean,
 	}
 	idle := w == nil && s != nil && s.Empty() && m.Epoch == 0 && len(k.busy) == 0
 	if !idle && r.Epoch != 0 {
@@ -320,7 +320,7 @@ func (k *Keeper) publish(w *volume.Wanted, s *volume.Seen, v volume.Verdict, gen
 	was := k.state
 	k.state, k.idle = now, idle
 	k.mu.Unlock()
-	if was.Acted != generation || News(was.Report, now.Report) {
+	if now.news(was) {
 		k.cfg.Changed()
 	}
 }

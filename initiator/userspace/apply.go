@@ -34,6 +34,8 @@ func (k *Keeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) er
 	case volume.Move:
 		k.move(o)
 		return nil
+	case volume.Try:
+		return k.try(ctx, o.Path)
 	case volume.Cut:
 		k.cut(o.Path)
 		return nil
@@ -146,4 +148,5 @@ func (k *Keeper) forget(w *volume.Wanted, clean bool) {
 	k.memory = newMemory(k.memory.Ended(w, clean), time.Now())
 	clear(k.devices)
 	clear(k.pulses)
+	clear(k.tried)
 }

@@ -66,15 +66,21 @@ type reach struct {
 
 	heard    time.Time // when anything last came back, or it was moved
 	looks    int       // since then
-	answered bool      // it has answered since it was connected or moved
+	live     bool      // at the last look
+	answered bool      // it has been live since it was connected or moved
+	greeted  bool      // while it is not live: something has come back since it was live or moved
 }
 
 // look notes whether anything has come back.
-func (r *reach) look(now time.Time) {
+func (r *reach) look(now time.Time, live bool) {
 	r.looks++
-	if r.connection.Answered() {
-		r.heard, r.looks, r.answered = now, 0, true
+	lost := r.live && !live
+	r.live, r.answered = live, r.answered || live
+	heard := r.connection.Answered()
+	if heard {
+		r.heard, r.looks = now, 0
 	}
+	r.greeted = !live && !lost && (heard || r.greeted) // what came before the loss does not count
 }
 
 // connect begins to make a connection.
@@ -134,15 +140,39 @@ func (k *Keeper) move(o volume.Move) {
 	}
 	now := time.Now()
 	if o.Silent > 0 {
-		k.log.Warn("path is silent; moving to another portal", "path", o.Path.String(), "to", o.To.String(), "silent", o.Silent.Round(time.Millisecond))
-		k.memory.FellSilent(volume.PathSeen{Path: o.Path, Answered: r.answered}, now)
+		level := slog.LevelDebug // the next attempt of the same outage
+		if o.Answered {
+			level = slog.LevelWarn
+		}
+		k.log.Log(context.Background(), level, "path is silent; moving to another portal", "path", o.Path.String(), "to", o.To.String(), "silent", o.Silent.Round(time.Millisecond))
+		k.memory.FellSilent(o.PathSeen, now)
+	} else {
+		k.log.Info("moving to the portal of choice", "path", o.Path.String(), "to", o.To.String())
 	}
 	delete(k.conns, o.Path)
 	to := volume.Path{Subsystem: o.Subsystem, Portal: o.To}
 	delete(k.tries, to)
 	k.conns[to] = r
-	r.heard, r.looks, r.answered = now, 0, false
+	r.heard, r.looks, r.live, r.answered, r.greeted = now, 0, false, false, false
 	r.connection.Move(address(o.To))
+}
+
+// try begins to find out whether a portal can be reached.
+func (k *Keeper) try(ctx context.Context, path volume.Path) error {
+	if k.trying[path] {
+		return volume.ErrLater
+	}
+	k.trying[path] = true
+	go func() {
+		ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+		defer cancel()
+		err := k.path.reachable(ctx, address(path.Portal))
+		k.Tell(func() {
+			delete(k.trying, path)
+			k.tried[path] = volume.Tried{At: time.Now(), OK: err == nil}
+		})
+	}()
+	return nil
 }
 
 // cut ends a connection at once.

@@ -156,3 +156,66 @@ func TestTheLastCopyIsTriedAtEachOfItsPortals(t *testing.T) {
 		}
 	})
 }
+
+// A rail that is back is used again, after a while that doubles with each outage.
+func TestAPathGoesBackToARailThatHasRecovered(t *testing.T) {
+	railed(t, 1, 2, func(w *world) {
+		home := w.activeAt("t0")
+		back := func() {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.nodes["t0"].rails[home] = false
+		}
+		var away []time.Duration
+		for range 3 {
+			w.fails("t0")
+			time.Sleep(2 * time.Second)
+			back()
+			began := time.Now()
+			for w.activeAt("t0") != home {
+				if time.Sleep(time.Second); time.Since(began) > 5*time.Minute {
+					t.Fatalf("the path has not gone back; it was away for %v before", away)
+				}
+			}
+			away = append(away, time.Since(began).Round(10*time.Second))
+		}
+		if want := []time.Duration{10 * time.Second, 20 * time.Second, 40 * time.Second}; !slices.Equal(away, want) {
+			t.Errorf("the path was away for %v, want %v", away, want)
+		}
+		for _, did := range w.took() {
+			if !strings.HasPrefix(did, "move ") {
+				t.Errorf("it did %q, want moves only", did)
+			}
+		}
+	})
+}
+
+// A rail that stays down is not gone back to, and the operator is told while it is suspect.
+func TestAPathDoesNotGoBackToARailThatIsDown(t *testing.T) {
+	railed(t, 1, 2, func(w *world) {
+		down := w.fails("t0")
+		time.Sleep(2 * time.Second)
+		if notes := w.keeper.State().Suspects; !slices.ContainsFunc(notes, func(n string) bool { return strings.Contains(n, down) && strings.Contains(n, "suspect") }) {
+			t.Errorf("the suspects are %q, want %s", notes, down)
+		}
+		w.took()
+		time.Sleep(5 * time.Minute)
+		w.expect("while the rail was down")
+	})
+}
+
+// An operator gives a target another portal, and takes the old one away.
+func TestAPathFollowsThePortalsOfItsTarget(t *testing.T) {
+	railed(t, 1, 2, func(w *world) {
+		done := w.write(4096, 7)
+		w.want(func(x *volume.Wanted) { x.Links[0].Portals = portalsOf("t0", "-c") })
+		time.Sleep(10 * time.Second)
+		if at := w.activeAt("t0"); at != "t0-c" {
+			t.Errorf("the path is at %s, want t0-c", at)
+		}
+		if pending(done) || <-done != nil {
+			t.Error("the write was not acknowledged")
+		}
+		w.expect("after the change", "move to t0-c")
+	})
+}

@@ -5,6 +5,7 @@ package userspace
 import (
 	"context"
 	"errors"
+	"net"
 	"time"
 
 	"weft.dev/weft/initiator/keeper"
@@ -19,6 +20,20 @@ const reconnectMax = 500 * time.Millisecond
 // dialHost connects by NVMe/TCP through way; nil means the network.
 func dialHost(way Dial) dial {
 	return func(ctx context.Context, o dialOptions) (connection, error) { return connect(ctx, way, o) }
+}
+
+// reachable reports whether something accepts connections at a portal.
+func reachable(way Dial) func(ctx context.Context, portal string) error {
+	if way == nil {
+		way = new(net.Dialer).DialContext
+	}
+	return func(ctx context.Context, portal string) error {
+		c, err := way(ctx, "tcp", portal)
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	}
 }
 
 func connect(ctx context.Context, way Dial, o dialOptions) (connection, error) {

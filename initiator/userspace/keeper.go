@@ -17,6 +17,7 @@ import (
 const (
 	callTimeout    = 5 * time.Second
 	connectTimeout = 4 * time.Second
+	tryTimeout     = time.Second
 	exportTimeout  = 30 * time.Second
 	stuckIO        = 10 * time.Second
 )
@@ -40,6 +41,8 @@ type Keeper struct {
 	devices map[block.LegID]device
 	pulses  map[block.LegID]*keeper.Pulse
 	tries   map[volume.Path]keeper.Attempts
+	trying  map[volume.Path]bool
+	tried   map[volume.Path]volume.Tried
 }
 
 func newKeeper(p *Path, v block.VolumeID) *Keeper {
@@ -47,14 +50,20 @@ func newKeeper(p *Path, v block.VolumeID) *Keeper {
 		volume: v, path: p, cfg: p.cfg,
 		memory: newMemory(volume.Memory{}, time.Time{}),
 		conns:  map[volume.Path]*reach{}, devices: map[block.LegID]device{}, pulses: map[block.LegID]*keeper.Pulse{},
-		tries: map[volume.Path]keeper.Attempts{},
+		tries: map[volume.Path]keeper.Attempts{}, trying: map[volume.Path]bool{}, tried: map[volume.Path]volume.Tried{},
 	}
 	k.Keeper = keeper.New(keeper.Config{
-		Node: p.cfg.Node, Manager: p.cfg.Manager, Capabilities: capabilities, Limits: p.limits(),
+		Node: p.cfg.Node, Manager: p.cfg.Manager, Capabilities: p.capabilities(), Limits: p.limits(),
 		Evidence: p.cfg.Evidence, Meter: p.cfg.Meter, Changed: p.cfg.Changed, Log: p.cfg.Log,
 	}, v, k)
 	k.log = k.Log
 	return k
+}
+
+func (p *Path) capabilities() volume.Capabilities {
+	c := capabilities
+	c.Rail = p.cfg.Rail
+	return c
 }
 
 func (p *Path) limits() volume.Limits {

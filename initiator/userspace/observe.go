@@ -4,6 +4,7 @@ package userspace
 
 import (
 	"errors"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -57,9 +58,10 @@ func (k *Keeper) observePaths(s *volume.Seen) {
 	for path, r := range k.conns {
 		seen := volume.PathSeen{Path: path, State: volume.PathConnecting, Attempts: k.tries[path].Failed, Error: k.tries[path].Error}
 		if r.connection != nil {
-			r.look(s.Now)
-			seen.Heard, seen.Looks, seen.Answered, seen.Replaces = r.heard, r.looks, r.answered, r.connection.Replaces()
 			live, err := r.connection.Live()
+			r.look(s.Now, live)
+			seen.Heard, seen.Looks, seen.Answered, seen.Greeted = r.heard, r.looks, r.answered, r.greeted
+			seen.Replaces = r.connection.Replaces()
 			seen.State = volume.PathSilent
 			if live {
 				seen.State = volume.PathLive
@@ -70,6 +72,7 @@ func (k *Keeper) observePaths(s *volume.Seen) {
 		}
 		s.Paths = append(s.Paths, seen)
 	}
+	s.Tried = maps.Clone(k.tried)
 	slices.SortFunc(s.Paths, func(a, b volume.PathSeen) int { return a.Path.Compare(b.Path) })
 }
 

@@ -34,6 +34,7 @@ type Config struct {
 
 	Export Export // makes the volumes' devices; Devices(blockdev.Options{})
 	Dial   Dial   // connects to targets; net.Dialer
+	Rail   string // the rail that this host prefers; empty: none
 
 	Evidence *evidence.Book // notes which legs are in sync; nil: no notes
 
@@ -94,8 +95,9 @@ func (noMeter) Stalled(_, _, _ time.Duration) {}
 
 // Path makes keepers.
 type Path struct {
-	cfg  Config
-	dial dial
+	cfg       Config
+	dial      dial
+	reachable func(ctx context.Context, portal string) error // whether a portal can be reached
 
 	mu      sync.Mutex
 	givenUp map[block.VolumeID]epochOver // it outlives a volume's keeper
@@ -151,7 +153,7 @@ func New(cfg Config) *Path {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Path{cfg: cfg, dial: dialHost(cfg.Dial), givenUp: map[block.VolumeID]epochOver{}}
+	return &Path{cfg: cfg, dial: dialHost(cfg.Dial), reachable: reachable(cfg.Dial), givenUp: map[block.VolumeID]epochOver{}}
 }
 
 // Keeper makes the keeper of a volume; Run does the work.

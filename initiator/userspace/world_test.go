@@ -129,7 +129,7 @@ func from(t *testing.T, stripes, copies int, first, f func(w *world)) {
 		path := New(Config{
 			Node: "h1", Manager: manager{world: w}, Host: func() block.Host { return block.Host{} }, Export: w.export, Clock: w.clock,
 		})
-		path.dial = w.dial
+		path.dial, path.reachable = w.dial, w.reachable
 		w.keeper = path.Keeper(w.volume)
 		first(w)
 		w.tell()
@@ -281,6 +281,22 @@ func (w *world) dial(ctx context.Context, o dialOptions) (connection, error) {
 	w.mu.Unlock()
 	w.did("connect %s", at)
 	return c, nil
+}
+
+func (w *world) reachable(ctx context.Context, portal string) error {
+	at, _, _ := strings.Cut(portal, ":")
+	w.mu.Lock()
+	n := w.nodes[nodeAt(at)]
+	down, mute := n.down, n.mute(at)
+	w.mu.Unlock()
+	switch {
+	case down:
+		return errors.New("connection refused")
+	case mute:
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return nil
 }
 
 func (c *fakeConn) Live() (bool, error) {

@@ -3,6 +3,7 @@
 package volume
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -40,8 +41,11 @@ func (s Suspect) until() time.Time {
 }
 
 // FellSilent remembers that a path has fallen silent and moves elsewhere. An outage counts once,
-// however often the path is tried meanwhile.
+// however often the path is tried meanwhile. A portal that was greeted is not to blame.
 func (m *Memory) FellSilent(path PathSeen, now time.Time) {
+	if path.greeted() {
+		return
+	}
 	s := m.Suspects[path.Path]
 	if now.Sub(s.Last) > suspectForgets {
 		s.Times = 0
@@ -76,18 +80,94 @@ func (p *planner) failOver(cut []Path) {
 			continue
 		}
 		if to := p.portals(l); len(to) > 0 {
-			p.do(Move{Path: path.Path, To: to[0], Silent: silent})
+			p.do(Move{PathSeen: path, To: to[0], Silent: silent})
 		}
 	}
 }
 
+// How often a portal is tried before a path goes back to it, and for how long the outcome counts.
+const tryEvery = 5 * time.Second
+
+// goBack moves paths that work to the portal where they belong, once that is trusted again and can
+// be reached: rails stay balanced after one was down, and when portals are added or removed. Only
+// targets for which that is quick are worth it.
+func (p *planner) goBack() {
+	if !p.c.Moves {
+		return
+	}
+	for _, path := range p.s.Paths {
+		l := p.linkOf(path.Subsystem)
+		if l == nil || p.paths(l) > 1 || path.State != PathLive || !path.Answered || path.Looks > 0 || !path.Replaces {
+			continue
+		}
+		to, ok := p.home(l)
+		if !ok || to == path.Path || p.hangs(path.Subsystem) {
+			continue
+		}
+		switch tried := p.s.Tried[to]; {
+		case p.s.Now.Sub(tried.At) >= tryEvery:
+			p.do(Try{to})
+		case tried.OK:
+			p.do(Move{PathSeen: path, To: to.Portal})
+		}
+	}
+}
+
+// hangs reports whether a leg of a subsystem does not answer. If its path moved, the others would
+// wait for its commands, too.
+func (p *planner) hangs(n block.NQN) bool {
+	return slices.ContainsFunc(p.w.Links, func(l Link) bool { return l.NQN == n && !p.answering(l.Leg) })
+}
+
+// home is the path to a leg's subsystem that is used if all is well; false if none is trusted.
+func (p *planner) home(l *Link) (Path, bool) {
+	for _, portal := range p.inTurn(l) {
+		if path := (Path{l.NQN, portal}); p.suspect(path).IsZero() {
+			return path, true
+		}
+	}
+	return Path{}, false
+}
+
+// noteSuspects tells the operator which portals are suspect.
+func (p *planner) noteSuspects() {
+	told := map[Path]bool{}
+	for i := range p.w.Links {
+		l := &p.w.Links[i]
+		for _, portal := range p.inTurn(l) {
+			path := Path{l.NQN, portal}
+			until := p.suspect(path)
+			if until.IsZero() || told[path] {
+				continue
+			}
+			told[path] = true
+			p.v.Suspects = append(p.v.Suspects, fmt.Sprintf("portal %v of %s is suspect: it has fallen silent %s, and is used again from %s on, earlier only if no other answers",
+				portal, l.Node, times(p.m.Suspects[path].Times), until.UTC().Format(time.RFC3339)))
+		}
+	}
+}
+
+func times(n int) string {
+	if n == 1 {
+		return "once"
+	}
+	return fmt.Sprintf("%d times", n)
+}
+
 // patience is how long a path may be silent before it moves.
 func (p *planner) patience(path PathSeen) time.Duration {
-	if path.Replaces {
-		return p.l.FailOver
+	switch {
+	case !path.Replaces:
+		return p.l.Quiesce
+	case path.greeted():
+		return p.l.Window
 	}
-	return p.l.Quiesce
+	return p.l.FailOver
 }
+
+// greeted reports whether the target answers at a portal but does not let the host in yet: it
+// waits for commands of the host's older controller, as it would at its other portals.
+func (s PathSeen) greeted() bool { return s.State == PathSilent && s.Greeted }
 
 // linkOf returns a wanted leg of a subsystem, nil if there is none.
 func (p *planner) linkOf(n block.NQN) *Link {

@@ -43,6 +43,10 @@ func TestASilentPathMovesToTheNextPortal(t *testing.T) {
 		want   []string
 	}{
 		{"silent", func(*planner, *PathSeen) {}, []string{to(1)}},
+		{"that waits for its older controller's commands", func(_ *planner, path *PathSeen) { path.State, path.Greeted = PathSilent, true }, nil},
+		{"that waits for them for long", func(p *planner, path *PathSeen) {
+			path.State, path.Greeted, path.Heard = PathSilent, true, p.s.Now.Add(-3*time.Second)
+		}, []string{to(1)}},
 		{"disconnected", func(_ *planner, path *PathSeen) { path.State = PathSilent }, []string{to(1)}},
 		{"for a moment only", func(p *planner, path *PathSeen) { path.Heard = p.s.Now.Add(-500 * time.Millisecond) }, nil},
 		{"seen twice, by a host that was frozen", func(_ *planner, path *PathSeen) { path.Looks = 2 }, nil},
@@ -93,6 +97,9 @@ func TestAPortalThatFallsSilentAgainIsTrustedLater(t *testing.T) {
 	if first, still, second := fell(true), fell(false), fell(true); first != quarantineLeast || still != first || second != 2*first {
 		t.Errorf("suspect for %v, after another attempt for %v, after another outage for %v", first, still, second)
 	}
+	if m.FellSilent(PathSeen{Path: at, State: PathSilent, Answered: true, Greeted: true}, now); m.Suspects[at].Times != 2 {
+		t.Error("a portal is suspect although its target has answered there")
+	}
 	for range 20 {
 		fell(true)
 	}
@@ -102,5 +109,109 @@ func TestAPortalThatFallsSilentAgainIsTrustedLater(t *testing.T) {
 	now = now.Add(suspectForgets + time.Second)
 	if d := fell(true); d != quarantineLeast {
 		t.Errorf("after a long time without an outage suspect for %v, want %v", d, quarantineLeast)
+	}
+}
+
+// back is a planner whose path works but is not at home, where the leg's portal was tried and
+// reached a moment ago.
+func back() (p *planner, home Path) {
+	p = mover()
+	l := &p.w.Links[0]
+	path := &p.s.Paths[0]
+	path.Heard, path.Looks = p.s.Now, 0
+	p.s.Legs = map[block.LegID]LegSeen{l.Leg: {Live: true}}
+	home = Path{l.NQN, p.inTurn(l)[0]}
+	if path.Portal == home.Portal {
+		path.Portal = p.inTurn(l)[1]
+	}
+	p.s.Tried = map[Path]Tried{home: {At: p.s.Now.Add(-time.Second), OK: true}}
+	return p, home
+}
+
+func TestAPathGoesBackToItsPortal(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(p *planner, home Path)
+		want   func(p *planner, home Path) string
+	}{
+		{"reached", func(*planner, Path) {}, func(p *planner, home Path) string {
+			return fmt.Sprintf("move %v to %v", p.s.Paths[0].Path, home.Portal)
+		}},
+		{"not tried yet", func(p *planner, home Path) { p.s.Tried = nil }, func(_ *planner, home Path) string { return "try " + home.String() }},
+		{"tried long ago", func(p *planner, home Path) { p.s.Tried[home] = Tried{At: p.s.Now.Add(-tryEvery), OK: true} }, func(_ *planner, home Path) string { return "try " + home.String() }},
+		{"not reached", func(p *planner, home Path) { p.s.Tried[home] = Tried{At: p.s.Now} }, nil},
+		{"suspect", func(p *planner, home Path) { // and the third one is not better
+			p.m.FellSilent(PathSeen{Path: home, Answered: true}, p.s.Now)
+			p.w.Links[0].Portals = []block.Portal{home.Portal, p.s.Paths[0].Portal}
+		}, nil},
+		{"at home", func(p *planner, home Path) { p.s.Paths[0].Portal = home.Portal }, nil},
+		{"while the path is silent", func(p *planner, _ Path) { p.s.Paths[0].Looks = 1 }, nil},
+		{"before the path has answered", func(p *planner, _ Path) { p.s.Paths[0].Answered = false }, nil},
+		{"while a drive behind it hangs", func(p *planner, _ Path) { p.s.Legs = nil }, nil},
+		{"of a target that keeps old controllers", func(p *planner, _ Path) { p.s.Paths[0].Replaces = false }, nil},
+		{"after the portal in use is no longer listed", func(p *planner, home Path) { p.w.Links[0].Portals = []block.Portal{home.Portal} }, func(p *planner, home Path) string {
+			return fmt.Sprintf("move %v to %v", p.s.Paths[0].Path, home.Portal)
+		}},
+	} {
+		p, home := back()
+		c.change(p, home)
+		var want []string
+		if c.want != nil {
+			want = []string{c.want(p, home)}
+		}
+		p.goBack()
+		if got := p.moves(); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", c.name, got, want)
+		}
+	}
+}
+
+// Volumes begin at different rails, and so do the columns of a volume and the copies of a column.
+func TestRailsAreBalanced(t *testing.T) {
+	rails := func(node string) (all []block.Portal) {
+		for _, rail := range []string{"a", "b"} {
+			all = append(all, block.Portal{Transport: block.TCP, Address: node + rail, Port: 4420, Rail: rail})
+		}
+		if node == "t1" { // targets may list their portals in any order
+			slices.Reverse(all)
+		}
+		return all
+	}
+	first := func(volume, column, copy int, rail string) string {
+		l := Link{Column: column, Copy: copy, Portals: rails(fmt.Sprintf("t%d", copy))}
+		p := &planner{c: Capabilities{Rail: rail}, w: &Wanted{Volume: block.VolumeID{UUID: block.UUIDFromRandom([16]byte{byte(volume)})}}, m: &Memory{}, s: &Seen{}}
+		return p.inTurn(&l)[0].Address[2:]
+	}
+	used := map[string]int{}
+	for volume := range 64 {
+		a := first(volume, 0, 0, "")
+		used[a]++
+		if b := first(volume, 0, 1, ""); b == a {
+			t.Errorf("volume %d: both copies of a column begin at rail %s", volume, a)
+		}
+		if b := first(volume, 1, 0, ""); b == a {
+			t.Errorf("volume %d: two columns begin at rail %s", volume, a)
+		}
+		if b := first(volume, 0, 1, "b"); b != "b" {
+			t.Errorf("volume %d: a host of rail b begins at rail %s", volume, b)
+		}
+		if b := first(volume, 0, 0, "elsewhere"); b != a {
+			t.Errorf("volume %d: a host of a rail that the target lacks begins at rail %s, others at %s", volume, b, a)
+		}
+	}
+	if used["a"] < 16 || used["b"] < 16 {
+		t.Errorf("64 volumes begin at the rails %v", used)
+	}
+}
+
+func TestTheOperatorIsToldOfSuspectPortals(t *testing.T) {
+	p := mover()
+	at := PathSeen{Path: Path{"nqn.a", portal(1)}, Answered: true}
+	p.m.FellSilent(at, p.s.Now)
+	p.m.FellSilent(at, p.s.Now)
+	p.noteSuspects()
+	want := []string{"portal tcp://192.0.2.2:4420 of t0 is suspect: it has fallen silent 2 times, and is used again from 2001-09-09T01:47:00Z on, earlier only if no other answers"}
+	if !slices.Equal(p.v.Suspects, want) {
+		t.Errorf("suspects %q, want %q", p.v.Suspects, want)
 	}
 }

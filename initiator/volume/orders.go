@@ -21,7 +21,7 @@ type Order interface{ String() string }
 // carried out. A note may name too few legs, never too many.
 func Alone(o Order, s *Seen) bool {
 	switch o := o.(type) {
-	case Connect, Move, RecordInSync, MakeLog, SetColumn, Add, Promote, Renew, Grow, GrowDevice, CloseDevice, StartScrub, StopScrub, ProceedScrub, SetScrubRate:
+	case Connect, Move, Try, RecordInSync, MakeLog, SetColumn, Add, Promote, Renew, Grow, GrowDevice, CloseDevice, StartScrub, StopScrub, ProceedScrub, SetScrubRate:
 		return true
 	case WriteNote:
 		return s.Noted.Within(o.Note)
@@ -33,7 +33,7 @@ func Alone(o Order, s *Seen) bool {
 // yet.
 func Begins(o Order) bool {
 	switch o.(type) {
-	case Connect, Move, HoldIO, Equalize, StartScrub:
+	case Connect, Move, Try, HoldIO, Equalize, StartScrub:
 		return true
 	}
 	return false
@@ -59,10 +59,12 @@ type (
 	// Move ends the connection of a path and continues through another portal, with all I/O. If
 	// Silent, the path has not answered for so long.
 	Move struct {
-		Path
+		PathSeen
 		To     block.Portal
 		Silent time.Duration
 	}
+	// Try begins to find out whether a portal that is not in use can be reached.
+	Try struct{ Path }
 	// HoldIO suspends all I/O of the volume.
 	HoldIO struct {
 		Hold  string        // empty: because of the lease
@@ -152,6 +154,7 @@ type (
 
 func (o Connect) String() string      { return "connect " + o.Path.String() }
 func (o Move) String() string         { return "move " + o.Path.String() + " to " + o.To.String() }
+func (o Try) String() string          { return "try " + o.Path.String() }
 func (o HoldIO) String() string       { return "hold I/O for " + o.For() }
 func (o ResumeIO) String() string     { return "resume I/O" }
 func (o RecordStale) String() string  { return "record-stale" + legsOf(o.Legs) }

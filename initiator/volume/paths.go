@@ -5,6 +5,7 @@ package volume
 import (
 	"cmp"
 	"fmt"
+	"hash/crc32"
 	"slices"
 
 	"weft.dev/weft/proto/block"
@@ -40,17 +41,14 @@ func (p *planner) paths(l *Link) int {
 	return max(1, l.Paths)
 }
 
-// portals lists the portals of a leg that are usable and not in use, the next to try first.
-// Columns start at different portals. A portal that has refused goes to the end, and after it
-// those that have fallen silent lately, the latest last.
+// portals lists the portals of a leg that are usable and not in use, the next to try first. A
+// portal that has refused goes to the end, and after it those that have fallen silent lately, the
+// latest last.
 func (p *planner) portals(l *Link) (all []block.Portal) {
-	for i := range l.Portals {
-		portal := l.Portals[(l.Column+i)%len(l.Portals)]
-		portal.Rail = "" // it does not change where the portal leads
-		if !p.fits(portal) || p.seen(Path{l.NQN, portal}).usable() {
-			continue
+	for _, portal := range p.inTurn(l) {
+		if !p.seen(Path{l.NQN, portal}).usable() {
+			all = append(all, portal)
 		}
-		all = append(all, portal)
 	}
 	slices.SortStableFunc(all, func(a, b block.Portal) int {
 		x, y := Path{l.NQN, a}, Path{l.NQN, b}
@@ -59,6 +57,34 @@ func (p *planner) portals(l *Link) (all []block.Portal) {
 			cmp.Compare(p.seen(x).Attempts, p.seen(y).Attempts),
 		)
 	})
+	return all
+}
+
+// inTurn lists the portals that fit, as this leg would use them if all were alike. Volumes begin
+// at different rails, and so do the columns of a volume and the copies of a column. The host's own
+// rail comes first.
+func (p *planner) inTurn(l *Link) (all []block.Portal) {
+	for _, portal := range l.Portals {
+		if p.fits(portal) {
+			all = append(all, portal)
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(all, func(a, b block.Portal) int { return cmp.Compare(a.Rail, b.Rail) }) // targets may list them differently
+	first := (int(crc32.ChecksumIEEE(p.w.Volume.UUID[:])%uint32(len(all))) + l.Column + l.Copy) % len(all)
+	all = append(all[first:], all[:first]...)
+	own := func(portal block.Portal) int {
+		if p.c.Rail != "" && portal.Rail == p.c.Rail {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(all, func(a, b block.Portal) int { return cmp.Compare(own(a), own(b)) })
+	for i := range all {
+		all[i].Rail = "" // it does not change where the portal leads
+	}
 	return all
 }
 

@@ -83,6 +83,8 @@ func (p *planner) serve() {
 	p.grow()
 	p.noteMore()
 	p.cleanUp()
+	p.goBack()
+	p.noteSuspects()
 	p.scrub()
 	p.v.Done, p.v.Total = p.s.Done, p.s.Total
 }

@@ -528,7 +528,7 @@ func TestALegHasAsManyPathsAsWanted(t *testing.T) {
 
 func TestPortalsAreTriedInTurn(t *testing.T) {
 	rdma := block.Portal{Transport: block.RDMA, Address: "192.0.2.9", Port: 4420}
-	l := &Link{Column: 1, NQN: "nqn.a", Portals: []block.Portal{portal(0), portal(1), rdma, portal(2)}}
+	l := &Link{NQN: "nqn.a", Portals: []block.Portal{portal(0), portal(1), rdma, portal(2)}} // a volume that begins at the second
 	refused := func(node, attempts int) PathSeen {
 		return PathSeen{Path: Path{"nqn.a", portal(node)}, State: PathRefused, Attempts: attempts}
 	}

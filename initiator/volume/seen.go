@@ -57,10 +57,17 @@ type PathSeen struct {
 	// Only where [Capabilities] has Moves, and for a connection that was made:
 	Heard    time.Time // when anything last came back on it, or it was moved here
 	Looks    int       // how often the host has looked since then
-	Answered bool      // it has answered since it was connected or moved here
+	Answered bool      // it has been live since it was connected or moved here
+	Greeted  bool      // while it is silent: something has come back since it was live, or was moved here
 	// Replaces: the target promises to drain this host's older controller before it answers the
 	// next one, through whatever portal.
 	Replaces bool
+}
+
+// Tried is the outcome of trying whether a portal can be reached.
+type Tried struct {
+	At time.Time // of the outcome
+	OK bool
 }
 
 // made reports whether there is a connection to end.
@@ -240,6 +247,7 @@ type Seen struct {
 	Clock       time.Time               // the time on the lease clock
 	Legs        map[block.LegID]LegSeen // the wanted legs and those in use
 	Paths       []PathSeen              // all paths of this volume, whatever the epoch
+	Tried       map[Path]Tried          // portals that were tried beside the path in use
 	Columns     []ColumnSeen
 	Device      DeviceSeen
 	ReadOnly    bool       // the volume that is here is read-only
@@ -383,6 +391,8 @@ type Capabilities struct {
 	Multipath bool
 	// Moves: the data path can move a path, with its I/O, to another portal of its target.
 	Moves bool
+	// Rail is the network rail that this host prefers; empty: none.
+	Rail string
 	// Transports that paths can use; nil means all.
 	Transports []block.Transport
 }

@@ -44,6 +44,7 @@ type Verdict struct {
 	Phase       Phase
 	Waiting     []string   // what I/O or the device waits for
 	Notes       []string   // what else makes no progress
+	Suspects    []string   // portals that have fallen silent lately
 	Done, Total block.Size // bytes copied
 	GaveUp      *Over      // nil: it did not give up
 	Holds       []HoldSeen // the requested holds

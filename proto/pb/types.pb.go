@@ -879,8 +879,9 @@ func (x *AgentStatus) GetRefused() string {
 // Problem is an operation that an agent keeps trying and that fails so far.
 type Problem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// An agent reports "leg <id>", "drive <id>", "export <nqn>" or "attachment <volume id>"; in a
-	// Node it is what people know it by, such as "leg 0.1 on t2 of volume db1".
+	// An agent reports "leg <id>", "drive <id>", "export <nqn>", "attachment <volume id>" or
+	// "paths <volume id>"; in a Node it is what people know it by, such as "leg 0.1 on t2 of
+	// volume db1".
 	Object        string                 `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
 	Doing         string                 `protobuf:"bytes,2,opt,name=doing,proto3" json:"doing,omitempty"` // what was being done
 	Cause         string                 `protobuf:"bytes,3,opt,name=cause,proto3" json:"cause,omitempty"`

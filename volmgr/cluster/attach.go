@@ -606,6 +606,20 @@ func (s *State) hostProblem(v *Volume, a *Attachment) (Problem, bool) {
 	return Problem{}, false
 }
 
+// pathProblems lists what a host reports of its paths to a volume: nothing waits for that.
+func (s *State) pathProblems(v *Volume, a *Attachment) (facts []string) {
+	i := s.initiators[a.Node]
+	if i == nil {
+		return nil
+	}
+	for _, p := range i.status.Problems {
+		if p.Object == "paths "+v.ID.String() {
+			facts = append(facts, fmt.Sprintf("on host %s, %s", a.Node, p.Cause))
+		}
+	}
+	return facts
+}
+
 func (s *State) hostWait(node block.NodeName, what string) string {
 	if !s.initiatorOnline(node) {
 		return fmt.Sprintf("host %s, which is offline, %s", node, what)

@@ -75,6 +75,10 @@ func (s *State) objectName(node block.NodeName, object string) string {
 			if id == volume.String() {
 				return v.object()
 			}
+		case "paths":
+			if id == volume.String() {
+				return "paths of " + v.object()
+			}
 		case "export":
 			if strings.Contains(id, volume.String()) {
 				return "export of " + v.object()

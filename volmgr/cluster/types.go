@@ -53,7 +53,7 @@ type AgentStatus struct {
 
 // Problem is something that an agent tries to do and cannot do yet.
 type Problem struct {
-	Object string // "leg <id>", "drive <id>", "export <nqn>", "attachment <volume id>"
+	Object string // "leg <id>", "drive <id>", "export <nqn>", "attachment <volume id>", "paths <volume id>"
 	Doing  string
 	Cause  string
 	Since  time.Time
