@@ -44,7 +44,7 @@ type cluster struct {
 	user    *user
 	layout  block.Layout // of the volume
 	size    block.Size   // the size that it should have
-	rails   []string     // of each target besides its first one: "-b" for t1-b
+	rails   []string     // of each target; empty: one without a name
 	pass    func(time.Duration)
 	random  *mathrand.Rand // chooses the behavior of the daemons' surroundings
 	clock   atomic.Int64   // the error of the manager's wall clock
@@ -411,10 +411,12 @@ func (h *targetHost) agent(at *machine) func(context.Context) error {
 }
 
 // portals are at each of the target's rails.
-func (h *targetHost) portals() []block.Portal {
-	all := []block.Portal{{Transport: block.TCP, Address: h.name, Port: block.DefaultPort}}
+func (h *targetHost) portals() (all []block.Portal) {
 	for _, rail := range h.cluster.rails {
-		all = append(all, block.Portal{Transport: block.TCP, Address: h.name + rail, Port: block.DefaultPort, Rail: rail[1:]})
+		all = append(all, block.Portal{Transport: block.TCP, Address: h.name + "-" + rail, Port: block.DefaultPort, Rail: rail})
+	}
+	if len(all) == 0 {
+		all = []block.Portal{{Transport: block.TCP, Address: h.name, Port: block.DefaultPort}}
 	}
 	return all
 }

@@ -86,6 +86,9 @@ func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 		for i, h := range c.targets {
 			h.platter.volatile, h.platter.random = w.volatile(i), rand.New(rand.NewPCG(seed, uint64(10+i)))
 		}
+		if w.rails {
+			c.rails = []string{"a", "b"}
+		}
 		if w.disk {
 			c.store = filepath.Join(t.TempDir(), "m1")
 		}
@@ -130,6 +133,7 @@ type world struct {
 	flushes int    // one in so many of the user's operations is a flush
 	disk    bool   // the manager's store is on a disk
 	dark    bool   // targets lose power once the volume has been created
+	rails   bool   // targets are reached on two rails
 }
 
 func newWorld(seed uint64) world {
@@ -137,7 +141,7 @@ func newWorld(seed uint64) world {
 	w := world{
 		layout: layouts[seed%uint64(len(layouts))], caches: "volatile",
 		flushes: []int{20, 20, 200}[random.IntN(3)], disk: random.IntN(4) == 0,
-		dark: random.IntN(2) == 0,
+		dark: random.IntN(2) == 0, rails: rand.New(rand.NewPCG(seed, 3)).IntN(3) == 0,
 	}
 	switch n := random.IntN(4); {
 	case n == 0 || w.layout.Copies == 1: // with one copy, a lost cache is lost data
@@ -154,7 +158,7 @@ func (w world) volatile(target int) bool {
 }
 
 func (w world) String() string {
-	return fmt.Sprintf("%v, caches: %s, one flush in %d operations, store on a disk: %v", w.layout, w.caches, w.flushes, w.disk)
+	return fmt.Sprintf("%v, caches: %s, one flush in %d operations, store on a disk: %v, two rails: %v", w.layout, w.caches, w.flushes, w.disk, w.rails)
 }
 
 // tell prints what happened, if a life failed.
@@ -322,6 +326,7 @@ func (r *chaos) kinds() []kind {
 		{"restart client", 1, r.restartClient},
 		{"cut link", 5, r.cutLink},
 		{"isolate", 3, r.isolate},
+		{"cut rail", 6, r.cutRail},
 		{"delay link", 3, r.delayLink},
 		{"slow medium", 5, r.slowMedium},
 		{"break medium", 2, r.breakMedium},
@@ -600,6 +605,31 @@ func (r *chaos) cutLink() string {
 		n.part(a, b, false)
 	})
 	return fmt.Sprintf("%s does not reach %s; both ways: %v", a, b, both)
+}
+
+// cutRail cuts or delays one rail of a target, for a client.
+func (r *chaos) cutRail() string {
+	c := r.cluster
+	if len(c.rails) == 0 {
+		return ""
+	}
+	client, rail := r.client().name, r.holder().name+"-"+c.rails[r.random.IntN(len(c.rails))]
+	longest := []time.Duration{time.Second, 15 * time.Second}[r.random.IntN(2)] // a flapping cable, or a rail that is down
+	back := func() { c.network.part(client, rail, false) }
+	way := r.random.IntN(4)
+	switch way {
+	case 0:
+		c.network.part(client, rail, true)
+	case 1:
+		c.network.cut(client, rail, true)
+	case 2:
+		c.network.cut(rail, client, true)
+	default:
+		c.network.delay(client, rail, longest/2)
+		back = func() { c.network.delay(client, rail, 0) }
+	}
+	r.later(longest, fmt.Sprintf("%s is back for %s", rail, client), back)
+	return fmt.Sprintf("%s %s for %s", rail, []string{"is down", "gets nothing", "answers nothing", "is slow"}[way], client)
 }
 
 func (r *chaos) isolate() string {

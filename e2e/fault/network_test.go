@@ -29,9 +29,13 @@ type network struct {
 	conns     map[*conn]bool
 }
 
-// pair names two hosts in one direction. A further network of a host, a rail, has a name of its
-// own, such as t1-b, and what holds for the host's first network does not hold for it.
+// pair names two hosts in one direction. A host may be reached on several rails, such as t1-a and
+// t1-b. What holds between two hosts holds on each of their rails; what holds on one rail does not
+// hold on the others.
 type pair struct{ from, to string }
+
+// hosts is the pair of the hosts alone.
+func (p pair) hosts() pair { return pair{hostOf(p.from), hostOf(p.to)} }
 
 // hostOf is the host that has a rail.
 func hostOf(rail string) string {
@@ -97,7 +101,7 @@ func (n *network) heal() {
 func (n *network) reset(a, b string) {
 	n.change(func() {
 		for c := range n.conns {
-			if way := c.out.pair; way == (pair{a, b}) || way == (pair{b, a}) {
+			if way := c.out.pair.hosts(); way == (pair{a, b}) || way == (pair{b, a}) {
 				n.drop(c, func() { c.out.breakOff() })
 			}
 		}
@@ -119,7 +123,19 @@ func (n *network) change(f func()) {
 func (n *network) state(p pair) link {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.links[p]
+	return n.stateLocked(p)
+}
+
+func (n *network) stateLocked(p pair) link {
+	rail, hosts := n.links[p], n.links[p.hosts()]
+	if p == p.hosts() || hosts == (link{}) {
+		return rail
+	}
+	all := link{cut: rail.cut || hosts.cut, since: rail.since, delay: rail.delay + hosts.delay}
+	if hosts.cut && (!rail.cut || hosts.since.Before(rail.since)) {
+		all.since = hosts.since
+	}
+	return all
 }
 
 // machine is one run of a process on a host, as the network sees it.
@@ -258,7 +274,7 @@ func (m *machine) dial(ctx context.Context, host, address string) (*conn, error)
 		case m.dead:
 			n.mu.Unlock()
 			return fail(syscall.ENETDOWN)
-		case n.links[way].cut || n.links[way.back()].cut || n.off[hostOf(host)]:
+		case n.stateLocked(way).cut || n.stateLocked(way.back()).cut || n.off[hostOf(host)]:
 		case n.listeners[address] == nil:
 			n.mu.Unlock()
 			return fail(syscall.ECONNREFUSED)

@@ -5,6 +5,7 @@ package fault
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -16,7 +17,7 @@ import (
 func railed(t *testing.T, copies int, f func(*mirror)) {
 	copied(t, copies, 1, func(c *cluster) {
 		withoutCaches(c)
-		c.rails = []string{"-b"}
+		c.rails = []string{"a", "b"}
 	}, f)
 }
 
@@ -26,10 +27,10 @@ func (m *mirror) rail(of *targetHost) (active, other string) {
 	defer m.network.mu.Unlock()
 	for c := range m.network.conns {
 		if c.out.pair == (pair{"c1", of.name + "-b"}) {
-			return of.name + "-b", of.name
+			return of.name + "-b", of.name + "-a"
 		}
 	}
-	return of.name, of.name + "-b"
+	return of.name + "-a", of.name + "-b"
 }
 
 // write begins to write an edition to a unit.
@@ -158,5 +159,42 @@ func TestNoWriteIsAcknowledgedThroughAnotherRailWhileAnOldOneIsInTheDrive(t *tes
 		time.Sleep(time.Second)
 		m.holds("c1", 4, 0)
 		m.holds("c1", 3, 1)
+	})
+}
+
+// A rail flaps: it is down for a second, again and again. It is used again only after it has been
+// left alone for longer and longer, and the operator sees why. No leg is lost.
+func TestARailThatFlapsIsLeftAlone(t *testing.T) {
+	railed(t, 2, func(m *mirror) {
+		legs := m.revisions()
+		home, other := m.rail(m.first)
+		moves := 0
+		for range 60 {
+			at, _ := m.rail(m.first)
+			m.network.part("c1", home, true)
+			m.acknowledged(m.write(1, 0))
+			time.Sleep(time.Second)
+			m.network.part("c1", home, false)
+			if now, _ := m.rail(m.first); now != at {
+				moves++
+			}
+			time.Sleep(time.Second)
+		}
+		if now, _ := m.rail(m.first); now != other || moves > 5 {
+			t.Errorf("in two minutes of flapping the connection left the rail %d times, and is at %s", moves, now)
+		}
+		if said := m.explain(); !strings.Contains(said, "on host c1, portal tcp://"+home) {
+			t.Errorf("explain says:\n%s", said)
+		}
+		time.Sleep(10 * time.Minute)
+		if now, _ := m.rail(m.first); now != home {
+			t.Errorf("ten minutes after the last outage the connection is at %s, want %s", now, home)
+		}
+		if said := m.explain(); strings.Contains(said, "suspect") {
+			t.Errorf("explain still says:\n%s", said)
+		}
+		if now := m.revisions(); !slices.Equal(now, legs) {
+			t.Errorf("the legs were %q and are %q", legs, now)
+		}
 	})
 }
