@@ -198,3 +198,33 @@ func TestARailThatFlapsIsLeftAlone(t *testing.T) {
 		}
 	})
 }
+
+// An operator takes a rail from a target and gives it another, while a volume is in use: the
+// target restarts with other portals.
+func TestAConnectionFollowsThePortalsOfItsTarget(t *testing.T) {
+	railed(t, 2, func(m *mirror) {
+		m.put("c1", 1, everyUnit...)
+		at, other := m.rail(m.first)
+		m.first.leave()
+		m.rails = []string{"c", other[len(m.first.name)+1:]}
+		m.first.start()
+		m.acknowledged(m.write(2, 0))
+		m.attachedAndHealthy()
+		m.network.part("c1", other, true)
+		m.acknowledged(m.write(3, 0))
+		time.Sleep(time.Minute)
+		m.attachedAndHealthy()
+		m.network.mu.Lock()
+		used := map[string]bool{}
+		for c := range m.network.conns {
+			if c.out.pair.from == "c1" && hostOf(c.out.pair.to) == m.first.name {
+				used[c.out.pair.to] = true
+			}
+		}
+		m.network.mu.Unlock()
+		if added := m.first.name + "-c"; len(used) != 1 || !used[added] {
+			t.Errorf("the connection is at %v, want %s; it was at %s", used, added, at)
+		}
+		m.holdsWithout(m.second, 3, 0)
+	})
+}
