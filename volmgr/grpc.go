@@ -333,7 +333,7 @@ func (m *Manager) ScrubVolume(ctx context.Context, r *pb.ScrubVolumeRequest) (*p
 
 // UpdateVolume changes the properties that may change while a volume is in use.
 func (m *Manager) UpdateVolume(ctx context.Context, r *pb.UpdateVolumeRequest) (*pb.Volume, error) {
-	in := cluster.UpdateVolume{Volume: r.Volume, SetLabels: r.SetLabels, RemoveLabels: r.RemoveLabels, Formatted: r.Formatted}
+	in := cluster.UpdateVolume{Volume: r.Volume, SetLabels: r.SetLabels, RemoveLabels: r.RemoveLabels, Formatted: r.Formatted, Copies: int(r.Copies)}
 	if r.ScrubEverySeconds != nil {
 		every := time.Duration(min(*r.ScrubEverySeconds, math.MaxInt64/uint64(time.Second))) * time.Second
 		in.ScrubEvery = &every

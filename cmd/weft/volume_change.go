@@ -101,14 +101,27 @@ func smallDevice(v *pb.Volume) string {
 	return ""
 }
 
+type volumeSetOptions struct {
+	volume, formatted string
+	copies            uint32
+	labels            []string
+	every, rate       string // empty: unchanged
+}
+
 func newVolumeSet(g *cli.Globals) *cobra.Command {
 	var o volumeSetOptions
 	cmd := &cobra.Command{
-		Use:   "set VOLUME [--label KEY=VALUE] [--formatted none] [--scrub-every TIME]",
-		Short: "Change a volume's labels, its schedule of scrubs, or what it is recorded to hold",
+		Use:   "set VOLUME [--copies N] [--label KEY=VALUE] [--formatted none] [--scrub-every TIME]",
+		Short: "Change a volume's copies, labels or scrubs, or what it is recorded to hold",
 		Long: `Set labels of a volume with KEY=VALUE, and remove them with KEY-, or all of them
 with '*-'. Other labels stay. A volume has at most 64 labels, with keys of up to
 317 bytes and values of up to 256, 8 KiB together.
+
+With --copies, the volume has 1, 2 or 3 copies of its data from now on, in use or
+not. New legs are placed on drives that hold no copy, and the host that has the
+volume copies them; "weft explain volume" shows the progress. Fewer copies need
+as many good ones; the others are given up and freed. A volume that was attached
+with a single copy gets more only after it is detached.
 
 The use of a volume is recorded before it is written: the file system that was
 made on it for a pod, or "raw" if it was attached by hand or as a raw device. No
@@ -121,6 +134,7 @@ attached, as "weft volume scrub" does without --repair. The first time is chosen
 so that volumes are not compared all at once, and one host compares one volume at
 a time. A schedule uses the manager's clock.`,
 		Example: `  weft volume set db1 --label tier=gold --label owner-
+  weft volume set db1 --copies 3
   weft volume set db1 --scrub-every 7d --scrub-rate 50MiB
   weft volume set db1 --scrub-every off
   weft volume set db1 --formatted none`,
@@ -132,17 +146,12 @@ a time. A schedule uses the manager's clock.`,
 		}),
 	}
 	f := cmd.Flags()
+	f.Uint32Var(&o.copies, "copies", 0, "how many copies of the data, on different drives, 1 to 3; `0` leaves them as they are")
 	f.StringArrayVar(&o.labels, "label", nil, "`key=value` to set, or key- to remove; may be repeated")
 	f.StringVar(&o.formatted, "formatted", "", "`none` states that nothing on the volume is needed, so that Kubernetes may format it")
 	f.StringVar(&o.every, "scrub-every", "", "compare the copies that often: a `time` such as 7d or 12h, from 1h; \"off\" for never")
 	f.StringVar(&o.rate, "scrub-rate", "", "most that such a scrub reads of each leg in a second, as a `size` from 64KiB; \"off\" for no limit")
 	return cmd
-}
-
-type volumeSetOptions struct {
-	volume, formatted string
-	labels            []string
-	every, rate       string // empty: unchanged
 }
 
 // off is the word for a schedule or a limit that is not wanted.
@@ -188,12 +197,12 @@ func parseDays(text string) (time.Duration, error) {
 
 func runVolumeSet(ctx context.Context, api pb.ManagerClient, o volumeSetOptions, out *cli.Output) error {
 	switch {
-	case len(o.labels) == 0 && o.formatted == "" && o.every == "" && o.rate == "":
-		return cli.UsageError{Err: fmt.Errorf("nothing to change: --label, --scrub-every or --formatted is missing"), Hint: "such as --label tier=gold, or --label tier- to remove it"}
+	case len(o.labels) == 0 && o.formatted == "" && o.copies == 0 && o.every == "" && o.rate == "":
+		return cli.UsageError{Err: fmt.Errorf("nothing to change: --copies, --label, --scrub-every or --formatted is missing"), Hint: "such as --label tier=gold, or --label tier- to remove it"}
 	case o.formatted != "" && o.formatted != "none":
 		return cli.UsageError{Err: fmt.Errorf("--formatted %q is not known", o.formatted), Hint: "use none: nothing on the volume is needed"}
 	}
-	r := &pb.UpdateVolumeRequest{Volume: o.volume, Formatted: o.formatted}
+	r := &pb.UpdateVolumeRequest{Volume: o.volume, Formatted: o.formatted, Copies: o.copies}
 	if err := o.setLabels(r); err != nil {
 		return err
 	}
@@ -203,6 +212,9 @@ func runVolumeSet(ctx context.Context, api pb.ManagerClient, o volumeSetOptions,
 	v, err := api.UpdateVolume(ctx, r)
 	if err != nil {
 		return err
+	}
+	if o.copies > 0 {
+		out.Say("volume %s has %d copies now%s", v.GetName(), o.copies, toCopy(v))
 	}
 	if len(o.labels) > 0 {
 		out.Say("volume %s has labels %s", v.GetName(), cli.OrNone(cli.Pairs(v.GetLabels())))
@@ -252,6 +264,23 @@ func scrubSchedule(v *pb.Volume) string {
 		text += fmt.Sprintf(", %s a second", cli.Size(rate))
 	}
 	return text
+}
+
+// toCopy says that some legs of a volume have no data yet.
+func toCopy(v *pb.Volume) string {
+	n := 0
+	for _, l := range v.GetLegs() {
+		if s := l.GetState(); s == pb.LegState_LEG_STATE_STALE || s == pb.LegState_LEG_STATE_REBUILDING {
+			n++
+		}
+	}
+	switch {
+	case n == 0:
+		return ""
+	case v.GetAttachment() == nil:
+		return fmt.Sprintf("; legs that are copied when it is attached: %d", n)
+	}
+	return fmt.Sprintf("; legs that its host copies now: %d", n)
 }
 
 type volumeScrubOptions struct {

@@ -211,3 +211,53 @@ func (m *mirror) node(name string) *pb.Node {
 	}
 	return nodes.GetNodes()[slices.IndexFunc(nodes.GetNodes(), func(n *pb.Node) bool { return n.GetName() == name })]
 }
+
+// A volume in use gets a third copy under writes, loses both old ones, and goes on. It then gets
+// fewer copies again, down to one, and is attached again with one.
+func TestAVolumeInUseGetsMoreCopiesAndFewer(t *testing.T) {
+	spared(t, func(m *mirror, spare *targetHost) {
+		set := func(copies uint32) {
+			t.Helper()
+			if _, err := m.operator.UpdateVolume(context.Background(), &pb.UpdateVolumeRequest{Volume: volumeName, Copies: copies}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		number := uint64(1)
+		m.put("c1", number, everyUnit...)
+		set(3)
+		m.longestPut(&number, 2*time.Second)
+		m.copiesOn(m.first, m.second, spare)
+		m.sameCopies()
+		m.put("c1", number, everyUnit...)
+		m.first.kill()
+		m.second.kill()
+		m.holds("c1", number, everyUnit...)
+		m.longestPut(&number, 5*time.Second)
+		m.first.start()
+		m.second.start()
+		m.copiesOn(m.first, m.second, spare)
+		m.sameCopies()
+		set(2)
+		if longest := m.longestPut(&number, 2*time.Second); longest > 200*time.Millisecond {
+			t.Errorf("with a copy less, a write took %v", longest)
+		}
+		m.copiesOn(m.first, m.second)
+		set(1)
+		if longest := m.longestPut(&number, 2*time.Second); longest > 200*time.Millisecond {
+			t.Errorf("with two copies less, a write took %v", longest)
+		}
+		m.copiesOn(m.first)
+		m.put("c1", number, everyUnit...)
+		m.detach(m.clients[0], false)
+		set(2)
+		m.attachAs(m.clients[1], pb.AttachMode_ATTACH_MODE_EXCLUSIVE)
+		m.holds("c2", number, everyUnit...)
+		m.eventually("two copies again", func(context.Context) error {
+			if m.volume().GetHealth() != pb.Health_HEALTH_HEALTHY {
+				return errors.New(m.explain())
+			}
+			return nil
+		})
+		m.sameCopies()
+	})
+}

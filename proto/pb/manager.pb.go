@@ -2184,6 +2184,9 @@ type UpdateVolumeRequest struct {
 	// written; a client that finds it set never makes another file system. "none" clears
 	// it, for a detached volume without useful data.
 	Formatted string `protobuf:"bytes,4,opt,name=formatted,proto3" json:"formatted,omitempty"`
+	// How many copies the volume has from now on; 0: as before. The answer comes when the
+	// decision is durable: the host that has the volume copies new legs after that.
+	Copies uint32 `protobuf:"varint,5,opt,name=copies,proto3" json:"copies,omitempty"`
 	// How often a scrub of the volume begins by itself while it is attached; 0: never. Unset:
 	// unchanged.
 	ScrubEverySeconds   *uint64 `protobuf:"varint,60,opt,name=scrub_every_seconds,json=scrubEverySeconds,proto3,oneof" json:"scrub_every_seconds,omitempty"`
@@ -2248,6 +2251,13 @@ func (x *UpdateVolumeRequest) GetFormatted() string {
 		return x.Formatted
 	}
 	return ""
+}
+
+func (x *UpdateVolumeRequest) GetCopies() uint32 {
+	if x != nil {
+		return x.Copies
+	}
+	return 0
 }
 
 func (x *UpdateVolumeRequest) GetScrubEverySeconds() uint64 {
@@ -3545,13 +3555,14 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x06repair\x18\x04 \x01(\bR\x06repair\x12\"\n" +
 	"\x04from\x18\x05 \x03(\v2\x0e.weft.v1.PlaceR\x04from\x12\x14\n" +
 	"\x05pause\x18\x06 \x01(\bR\x05pause\x12\x16\n" +
-	"\x06resume\x18\a \x01(\bR\x06resume\"\x9c\x03\n" +
+	"\x06resume\x18\a \x01(\bR\x06resume\"\xb4\x03\n" +
 	"\x13UpdateVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12J\n" +
 	"\n" +
 	"set_labels\x18\x02 \x03(\v2+.weft.v1.UpdateVolumeRequest.SetLabelsEntryR\tsetLabels\x12#\n" +
 	"\rremove_labels\x18\x03 \x03(\tR\fremoveLabels\x12\x1c\n" +
-	"\tformatted\x18\x04 \x01(\tR\tformatted\x123\n" +
+	"\tformatted\x18\x04 \x01(\tR\tformatted\x12\x16\n" +
+	"\x06copies\x18\x05 \x01(\rR\x06copies\x123\n" +
 	"\x13scrub_every_seconds\x18< \x01(\x04H\x00R\x11scrubEverySeconds\x88\x01\x01\x128\n" +
 	"\x16scrub_bytes_per_second\x18= \x01(\x04H\x01R\x13scrubBytesPerSecond\x88\x01\x01\x1a<\n" +
 	"\x0eSetLabelsEntry\x12\x10\n" +

@@ -284,6 +284,7 @@ func (t *tx) settleGrant(id block.VolumeID) {
 	v = t.volume(id)
 	a := v.Attachment
 	a.State, a.Equalize, a.Since = Granted, !v.Clean, t.now.UTC()
+	a.Copies = 0 // the host is told the present layout
 	v.Clean, v.Holder, v.FormerHosts = false, a.Node, nil
 	delete(t.s.fences, id)
 	t.volumeEvent(v, event.Info, event.Granted, fmt.Sprintf("epoch %d to %s", v.Epoch, a.Node),

@@ -32,7 +32,7 @@
 //	expand.go  volumes that grow in use               wanted.go what the agents are told
 //	explain.go why a volume is in its state           rebuild.go a lost store rebuilt from drive labels
 //	admit.go   which agents may report                term.go   managers that follow one another
-//	replace.go legs that are made again elsewhere     upkeep.go draining, maintenance, moves
+//	replace.go legs that are made again elsewhere     upkeep.go draining, maintenance, moves, copies
 //
 // What needs no State is in packages of its own, which work on values alone: evidence (which
 // copies labels and hosts' notes prove good), placement (which drives take a volume's legs),

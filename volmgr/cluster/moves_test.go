@@ -28,7 +28,10 @@ func moves(w *world) {
 }
 
 // movesWorld counts what happens in a history of moves.
-type movesWorld struct{ added, retired, drained int }
+type movesWorld struct {
+	added, retired, drained, changed int
+	copies                           bool // operators also change how many copies there are
+}
 
 func (w *world) policy() Policy {
 	if w.moves == nil {
@@ -40,6 +43,12 @@ func (w *world) policy() Policy {
 // moveActs is an operator who empties and refills parts of the cluster.
 func (w *world) moveActs() {
 	t := pick(w, w.targets)
+	if w.moves.copies && w.chance(15) {
+		if w.step(UpdateVolume{Volume: "a", Copies: 2 + w.rng.IntN(2)}) == nil {
+			w.moves.changed++
+		}
+		return
+	}
 	switch w.rng.IntN(8) {
 	case 0, 1, 2:
 		if v := w.state.volumes.Get(w.state.idOf("a")); v != nil {
@@ -88,6 +97,7 @@ func TestRandomHistoriesOfMoves(t *testing.T) {
 		"moves":       moves,
 		"lost stores": func(w *world) { moves(w); losesStore(w) },
 		"old hosts":   func(w *world) { moves(w); w.oldHosts = true },
+		"copies":      func(w *world) { moves(w); w.moves.copies = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -95,15 +105,15 @@ func TestRandomHistoriesOfMoves(t *testing.T) {
 			if testing.Short() {
 				seeds = min(seeds, 10)
 			}
-			added, retired, drained, served := 0, 0, 0, 0
+			added, retired, drained, changed, served := 0, 0, 0, 0, 0
 			for seed := range seeds {
 				bad, w := history(seed, setting)
 				if bad != "" {
 					t.Fatal(bad)
 				}
-				added, retired, drained, served = added+w.moves.added, retired+w.moves.retired, drained+w.moves.drained, served+w.serves
+				added, retired, drained, changed, served = added+w.moves.added, retired+w.moves.retired, drained+w.moves.drained, changed+w.moves.changed, served+w.serves
 			}
-			did := fmt.Sprintf("%d histories added %d legs, retired %d of which %d drained, and served %d times", seeds, added, retired, drained, served)
+			did := fmt.Sprintf("%d histories added %d legs, retired %d of which %d drained, changed the copies %d times, and served %d times", seeds, added, retired, drained, changed, served)
 			if n := int(seeds); added < n*2 || retired < n || served < n*3 || (drained == 0) != (name == "old hosts") {
 				t.Errorf("%s, want more", did)
 			}

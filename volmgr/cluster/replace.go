@@ -237,6 +237,9 @@ func (t *tx) addLeg(id block.VolumeID, column int, to block.NodeName) error {
 		return nil
 	}
 	v := t.peek(id)
+	if err := v.noSlot(column); err != nil {
+		return err
+	}
 	place, err := t.s.newPlace(v, column, to, t.seedFor(v, column), t.lookup())
 	if err != nil {
 		t.s.crowded[id] = true
@@ -246,8 +249,12 @@ func (t *tx) addLeg(id block.VolumeID, column int, to block.NodeName) error {
 	v = t.volume(id)
 	v.Generation++
 	v.Placed = v.nextPlace()
+	nth := uint32(1)
+	for v.leg(block.LegID{UUID: t.seedFor(v, column).id(nth)}) != nil { // a second leg of the column in this step
+		nth++
+	}
 	l := Leg{
-		ID: block.LegID{UUID: t.seedFor(v, column).id(1)}, Column: column, Copy: v.freeSlot(column), Place: v.Placed,
+		ID: block.LegID{UUID: t.seedFor(v, column).id(nth)}, Column: column, Copy: v.freeSlot(column), Place: v.Placed,
 		Drive: place.Drive.ID, Node: place.Drive.Node, Image: image.Of(place.Extents), State: LegStale, Revision: 1,
 		StaleSince: t.now.UTC(), StaleAt: t.gen, CopyAll: true, Blank: true, Listed: v.Generation, Reason: "it is new and has no data yet",
 	}
@@ -256,6 +263,15 @@ func (t *tx) addLeg(id block.VolumeID, column int, to block.NodeName) error {
 	t.volumeEvent(v, event.Info, event.LegAdded, fmt.Sprintf("%v, on drive %s%s", &l, t.drives.peek(l.Drive).Device, because(t.whyAdded(v, column))),
 		"leg", l.ID.String(), "node", string(l.Node))
 	return nil
+}
+
+// noSlot refuses one more leg of a column if the host of the volume has made no room for it.
+func (v *Volume) noSlot(column int) error {
+	if len(v.column(column)) < v.slots() {
+		return nil
+	}
+	return refused(ReasonAttached, v.object(), "no room for another copy of column %d on %s, which was granted the volume before it got more copies", column, v.users()).
+		hint("`weft detach %s` and attach it again", v.Name)
 }
 
 // whyAdded names the legs of a column that leave.
@@ -375,7 +391,7 @@ func (v *Volume) freeSlot(column int) int {
 		}
 	}
 	for _, taken := range []block.MemberSet{all, members} {
-		for n := range v.Layout.Slots() {
+		for n := range v.slots() {
 			if !taken.Has(n) {
 				return n
 			}
@@ -485,11 +501,7 @@ func (s *State) replacementWaits(v *Volume, column int) (waits, actions []string
 	case len(legs) > g.Members:
 		return s.retirementWaits(v, legs), nil
 	case stay < g.Members && s.serving(v)[column] != 0:
-		_, err := s.newPlace(v, column, "", Seed{}, s.lookup())
-		if e, ok := err.(*Error); ok {
-			return []string{"a place for another copy: " + strings.TrimPrefix(e.Text, v.object()+": ")}, []string{e.Hint}
-		}
-		return nil, nil
+		return s.placeWaits(v, column)
 	}
 	for _, l := range legs {
 		left, away := s.awayLeft(l.Drive)
@@ -502,6 +514,18 @@ func (s *State) replacementWaits(v *Volume, column int) (waits, actions []string
 		}
 	}
 	return waits, actions
+}
+
+// placeWaits says what one more leg of a column waits for before it is placed.
+func (s *State) placeWaits(v *Volume, column int) (waits, actions []string) {
+	err := v.noSlot(column)
+	if err == nil {
+		_, err = s.newPlace(v, column, "", Seed{}, s.lookup())
+	}
+	if e, ok := err.(*Error); ok {
+		return []string{"a place for another copy: " + strings.TrimPrefix(e.Text, v.object()+": ")}, []string{e.Hint}
+	}
+	return nil, nil
 }
 
 // retirementWaits says what a column with a leg too many waits for.

@@ -794,7 +794,7 @@ func (s *script) volume(a args) string {
 
 // update changes a volume: update db1 set.tier=gold remove.owner= formatted=ext4
 func (s *script) update(a args) string {
-	in := UpdateVolume{Volume: a.word(0), Formatted: strings.ReplaceAll(a.options["formatted"], "_", " "), SetLabels: map[string]string{}}
+	in := UpdateVolume{Volume: a.word(0), Formatted: strings.ReplaceAll(a.options["formatted"], "_", " "), SetLabels: map[string]string{}, Copies: a.number("copies", 0)}
 	for key, value := range a.options {
 		if name, ok := strings.CutPrefix(key, "set."); ok {
 			in.SetLabels[name] = value

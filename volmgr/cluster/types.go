@@ -353,6 +353,9 @@ type Attachment struct {
 	// under the old names. 0: the epoch has one grant.
 	Grant uint64    `json:"grant,omitempty"`
 	Since time.Time `json:"since"`
+	// Copies is how many the layout had when the grant was handed out, if that has changed
+	// since: the host goes on with that layout. 0: it has not changed.
+	Copies int `json:"copies,omitempty"`
 
 	VolumeID    block.VolumeID   `json:"-"`
 	VolumeName  block.VolumeName `json:"-"`

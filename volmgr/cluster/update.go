@@ -22,6 +22,7 @@ type UpdateVolume struct {
 	SetLabels    map[string]string
 	RemoveLabels []string
 	Formatted    string // empty: unchanged; NotFormatted: erase the record
+	Copies       int    // 0: unchanged
 	// ScrubEvery and ScrubRate are those of Volume; nil: unchanged.
 	ScrubEvery *time.Duration
 	ScrubRate  *block.Size
@@ -72,6 +73,12 @@ func (in UpdateVolume) apply(t *tx) (view, error) {
 		if err := v.mayBecome(in.Formatted); err != nil {
 			return nil, err
 		}
+	}
+	if in.Copies != 0 {
+		if err := t.setCopies(v, in.Copies); err != nil {
+			return nil, err
+		}
+		v = t.peek(v.ID)
 	}
 	labels := in.change(v.Labels)
 	// A volume with too many labels may lose some, but not get more.

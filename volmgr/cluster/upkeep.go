@@ -376,3 +376,142 @@ func (in MoveLeg) apply(t *tx) (view, error) {
 	}
 	return volumeResult(v.ID), nil
 }
+
+// ---- how many copies ----
+
+// A volume gets more copies as it gets a copy again elsewhere: new legs, blank and stale, are
+// placed and copied. It gets fewer by giving up legs in good order. A host that has the volume
+// has made room for as many legs as the layout of its grant has slots; see Attachment.Copies.
+
+// setCopies changes how many copies a volume has. All legs are placed, or none.
+func (t *tx) setCopies(v *Volume, copies int) error {
+	if copies == v.Layout.Copies {
+		return nil
+	}
+	next := v.Layout
+	next.Copies = copies
+	if err := t.s.mayHave(v, next); err != nil {
+		return err
+	}
+	was := v.Layout
+	fresh := t.volume(v.ID)
+	if a := fresh.Attachment; a != nil {
+		a.Copies = cmp.Or(a.Copies, was.Copies)
+	}
+	fresh.Generation++
+	fresh.Layout = next
+	delete(t.s.crowded, v.ID)
+	t.volumeEvent(v, event.Info, event.VolumeUpdated, fmt.Sprintf("copies: %d, before %d", copies, was.Copies))
+	for column := range next.Stripes {
+		for range copies - was.Copies {
+			if err := t.addLeg(v.ID, column, ""); err != nil {
+				delete(t.s.crowded, v.ID)
+				return err
+			}
+		}
+		if copies < was.Copies {
+			t.keepOnly(v.ID, column)
+		}
+	}
+	if d := t.s.lacksRoom(v, t.peek(v.ID)); d != nil {
+		return t.s.labelFull(v, d, block.PropertyCopies.Field)
+	}
+	return nil
+}
+
+// mayHave refuses a number of copies that a volume cannot have now.
+func (s *State) mayHave(v *Volume, next block.Layout) error {
+	copies := next.Copies
+	switch {
+	case v.Layout.Kind() != block.Mirror:
+		return &Error{Kind: Unimplemented, Object: v.object(), Text: fmt.Sprintf("%s: columns of %v have no copies", v.object(), v.Layout.Group())}
+	case !block.PropertyCopies.Allows(copies):
+		return invalid(block.PropertyCopies.Field, "%d: must be %s", copies, block.PropertyCopies.Bounds())
+	case v.State != VolumeReady || v.Restored:
+		return refused(ReasonNotReady, v.object(), "%s", v.unready())
+	case v.ExpandingTo != 0:
+		return refused(ReasonNotReady, v.object(), "it is being expanded").hint("wait until `weft explain volume %s` no longer shows it", v.Name)
+	case len(v.Shared) > 0:
+		return refused(ReasonAttached, v.object(), "shared by %s: its copies can be changed while one host has it alone, or none", v.users()).
+			hint("`weft detach %s` first", v.Name)
+	case v.Attachment != nil && copies > v.Attachment.layout(v).Slots():
+		return refused(ReasonAttached, v.object(), "attached to %s, which was granted it with %s and has no room for %d", v.users(), v.Attachment.layout(v).Group(), copies).
+			hint("`weft detach %s` first; it can be attached again at once", v.Name)
+	}
+	for column, legs := range v.columns() {
+		if len(legs) != v.Layout.Copies {
+			return refused(ReasonNotReady, v.object(), "a leg of column %d is being moved or made again", column).
+				hint("wait until `weft explain volume %s` no longer shows it", v.Name)
+		}
+		if good := len(s.keepers(legs, next)); good < copies && copies < v.Layout.Copies {
+			return refused(ReasonNotReady, v.object(), "column %d would keep %d good copies: of the %d that can stay, %d are in sync and can be reached",
+				column, good, slotted(legs, next), good).
+				hint("wait until all copies are in sync; if they are, `weft leg move` gives a leg with a high number a lower one")
+		}
+	}
+	return nil
+}
+
+// columns lists the legs of each column, without those that were made again elsewhere.
+func (v *Volume) columns() (all [][]*Leg) {
+	for c := range v.Layout.Stripes {
+		all = append(all, v.column(c))
+	}
+	return all
+}
+
+// slotted counts the legs that have a slot in a layout.
+func slotted(legs []*Leg, layout block.Layout) (n int) {
+	for _, l := range legs {
+		if l.Copy < layout.Slots() {
+			n++
+		}
+	}
+	return n
+}
+
+// keepers are the legs that a layout with fewer copies keeps: the first that are in sync, can be
+// served, and have a slot in it.
+func (s *State) keepers(legs []*Leg, layout block.Layout) (keep []*Leg) {
+	for _, l := range legs {
+		if len(keep) < layout.Copies && l.Copy < layout.Slots() && l.trusted() && s.servable(l) {
+			keep = append(keep, l)
+		}
+	}
+	return keep
+}
+
+// keepOnly gives up the legs of a column that its volume's layout does not keep.
+func (t *tx) keepOnly(id block.VolumeID, column int) {
+	v := t.volume(id)
+	keep := map[block.LegID]bool{}
+	for _, l := range t.s.keepers(v.column(column), v.Layout) {
+		keep[l.ID] = true
+	}
+	var rest []block.LegID
+	for _, l := range v.column(column) {
+		if !keep[l.ID] {
+			rest = append(rest, l.ID)
+		}
+	}
+	for _, leg := range rest {
+		t.retire(v, leg, "the volume has fewer copies now")
+	}
+}
+
+// slots is how many legs a column can have now: as many as the layout allows, and as the host
+// that has the volume has made room for.
+func (v *Volume) slots() int {
+	n := v.Layout.Slots()
+	if v.Attachment != nil {
+		n = min(n, v.Attachment.layout(v).Slots())
+	}
+	return n
+}
+
+// layout is the volume's layout as the host was granted it.
+func (a *Attachment) layout(v *Volume) block.Layout {
+	layout := v.Layout
+	layout.Copies = cmp.Or(a.Copies, layout.Copies)
+	return layout
+}

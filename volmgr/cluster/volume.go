@@ -59,7 +59,11 @@ func (v *Volume) check() error {
 		return err
 	}
 	for _, l := range v.Legs {
-		if l.Column < 0 || l.Column >= v.Layout.Stripes || l.Copy < 0 || l.Copy >= v.Layout.Slots() {
+		slots := v.Layout.Slots()
+		if !l.member() { // the volume may have had more copies
+			slots = max(slots, block.MaxSlots)
+		}
+		if l.Column < 0 || l.Column >= v.Layout.Stripes || l.Copy < 0 || l.Copy >= slots {
 			return fmt.Errorf("leg %v: column %d copy %d outside of layout %v", l.ID, l.Column, l.Copy, v.Layout)
 		}
 		if err := l.Image.Check(); err != nil {

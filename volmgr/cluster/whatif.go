@@ -432,7 +432,10 @@ func (p *play) noPlace(old, v *Volume, column int) string {
 	case !v.Layout.Group().Readable(left):
 		return "no copy in sync is left to copy from" + p.older(old, column)
 	}
-	_, err := p.s.newPlace(v, column, "", Seed{}, p.s.lookup())
+	err := v.noSlot(column)
+	if err == nil {
+		_, err = p.s.newPlace(v, column, "", Seed{}, p.s.lookup())
+	}
 	if e, ok := err.(*Error); ok {
 		return strings.TrimPrefix(e.Text, v.object()+": ")
 	}
