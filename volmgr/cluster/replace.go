@@ -191,12 +191,12 @@ func (t *tx) superfluous(v *Volume, column int) (superfluous *Leg, why string) {
 
 // needless reports whether one leg of a column that has one too many can be given up, and why.
 // leaving: some leg of the column leaves. A leg that has data can be given up only if as many
-// others as the column needs are in sync and can be served. For one that was stale and away, two
+// others as the column needs are in sync and can be served. For one that was stale before, two
 // others are enough: else a column of three copies that lost two could have only one of them
 // made again.
 func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless bool) {
 	enough := v.Layout.Group().Members
-	if l.State == LegStale && l.StaleAt < t.gen && !t.s.servable(l) && t.leaving(l) != "" {
+	if l.State == LegStale && l.StaleAt < t.gen && t.leaving(l) != "" {
 		enough = min(enough, 2)
 	}
 	switch reason := t.leaving(l); {
