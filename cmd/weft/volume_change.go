@@ -195,9 +195,13 @@ func parseDays(text string) (time.Duration, error) {
 	return d, err
 }
 
+func (o volumeSetOptions) changeNothing() bool {
+	return len(o.labels) == 0 && o.formatted == "" && o.copies == 0 && o.every == "" && o.rate == ""
+}
+
 func runVolumeSet(ctx context.Context, api pb.ManagerClient, o volumeSetOptions, out *cli.Output) error {
 	switch {
-	case len(o.labels) == 0 && o.formatted == "" && o.copies == 0 && o.every == "" && o.rate == "":
+	case o.changeNothing():
 		return cli.UsageError{Err: fmt.Errorf("nothing to change: --copies, --label, --scrub-every or --formatted is missing"), Hint: "such as --label tier=gold, or --label tier- to remove it"}
 	case o.formatted != "" && o.formatted != "none":
 		return cli.UsageError{Err: fmt.Errorf("--formatted %q is not known", o.formatted), Hint: "use none: nothing on the volume is needed"}
