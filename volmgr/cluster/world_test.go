@@ -460,9 +460,7 @@ func (w *world) hostReport(h *wHost) InitiatorReport {
 			a.Phase = PhaseServing
 		}
 		a.Tells = !w.oldHosts
-		for _, leg := range sorted(v.links) {
-			a.InUse = append(a.InUse, leg)
-		}
+		a.InUse = sorted(v.links)
 		r.Attachments = append(r.Attachments, a)
 	}
 	for _, id := range sorted(h.notes) {
