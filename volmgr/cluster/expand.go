@@ -66,7 +66,11 @@ func (in ExpandVolume) apply(t *tx) (view, error) {
 	}
 	v = t.volume(v.ID)
 	for i := range v.Legs {
-		v.Legs[i].Extents = extents[i]
+		l := &v.Legs[i]
+		if more := image.Beyond(extents[i], l.Extents); len(more) > 0 {
+			t.carved[l.Drive] = append(t.carved[l.Drive], more)
+		}
+		l.Extents = extents[i]
 	}
 	v.ExpandingTo = in.Size
 	v.Generation++ // so that each label shows whether it has the expansion

@@ -292,8 +292,8 @@ func (t *tx) seedFor(v *Volume, column int) Seed {
 	return sha256.Sum256(binary.BigEndian.AppendUint32(text, uint32(column)))
 }
 
-// lookup is what newPlace looks at beside the state: nodes and drives, and the extents of legs
-// that the step under way has placed already.
+// lookup is what newPlace looks at beside the state: nodes and drives, and the extents that the
+// step under way has given to legs already.
 type lookup struct {
 	node   func(block.NodeName) *Node
 	drive  func(block.DriveID) *Drive

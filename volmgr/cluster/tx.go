@@ -32,7 +32,7 @@ type tx struct {
 	pools   overlay[string, Pool]
 	events  []event.Event
 	unsure  map[block.VolumeID]bool            // to settle before the commit
-	carved  map[block.DriveID][][]image.Extent // of legs that this step has added
+	carved  map[block.DriveID][][]image.Extent // that this step has given to legs
 	changed map[block.NodeName]bool            // nodes whose targets may serve more or less than before
 }
 
