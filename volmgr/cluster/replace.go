@@ -72,6 +72,8 @@ func (s *State) leaves(l *Leg, n *Node, d *Drive) string {
 		return fmt.Sprintf("node %s is being drained", n.Name)
 	case n.ConfirmedDead:
 		return fmt.Sprintf("node %s is confirmed dead", n.Name)
+	case s.unrecorded(l):
+		return "its drive has no record of it"
 	case !n.MaintainedUntil.IsZero(): // its absence is announced
 		return ""
 	}
@@ -79,6 +81,17 @@ func (s *State) leaves(l *Leg, n *Node, d *Drive) string {
 		return fmt.Sprintf("its drive has been away for more than %v", s.policy.ReplaceAfter)
 	}
 	return ""
+}
+
+// unrecorded reports whether a stale leg, which once had data, is missing from its drive, though
+// the drive is there. A restored store knows such a leg if it was replaced after the backup.
+func (s *State) unrecorded(l *Leg) bool {
+	on := s.targets[l.Node]
+	if l.State != LegStale || l.Blank || on == nil || !on.status.Online {
+		return false
+	}
+	report, seen := on.drives[l.Drive]
+	return seen && report.Error == "" && !on.legs.Has(l.ID) && !on.labelled.Has(l.ID) && !on.exported.Has(l.ID)
 }
 
 // awayLeft is how much longer a drive that is away may stay so.
