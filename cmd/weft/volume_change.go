@@ -270,16 +270,16 @@ func scrubSchedule(v *pb.Volume) string {
 	return text
 }
 
-// toCopy says that some legs of a volume have no data yet.
+// toCopy says how many copies of the data are still to be made.
 func toCopy(v *pb.Volume) string {
-	n := 0
+	n := int(v.GetLayout().GetStripes() * v.GetLayout().GetCopies())
 	for _, l := range v.GetLegs() {
-		if s := l.GetState(); s == pb.LegState_LEG_STATE_STALE || s == pb.LegState_LEG_STATE_REBUILDING {
-			n++
+		if l.GetState() == pb.LegState_LEG_STATE_IN_SYNC {
+			n--
 		}
 	}
 	switch {
-	case n == 0:
+	case n <= 0:
 		return ""
 	case v.GetAttachment() == nil:
 		return fmt.Sprintf("; legs that are copied when it is attached: %d", n)

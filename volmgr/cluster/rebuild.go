@@ -222,7 +222,7 @@ func (r *rebuild) volume(q *evidence.Inquiry) {
 	}
 	for i := range v.Legs {
 		if q.Replaced(v.Legs[i].ID) {
-			v.Legs[i].State, v.Legs[i].Reason = LegDeleting, "it was made again elsewhere"
+			v.Legs[i].State, v.Legs[i].Reason = LegDeleting, "it was given up"
 		}
 	}
 	setPlaces(v.Legs) // safe: the new epoch changes all subsystem names

@@ -454,7 +454,7 @@ func (t *tx) retire(v *Volume, id block.LegID, why string) {
 	l := v.leg(id)
 	switch l.State {
 	case LegInSync:
-		t.evict(v, id, "it is made again elsewhere: "+why)
+		t.evict(v, id, "it is given up: "+why)
 		t.drain(v, id)
 	case LegRebuilding:
 		t.stale(v, id, event.LegStale, why)
@@ -462,7 +462,7 @@ func (t *tx) retire(v *Volume, id block.LegID, why string) {
 	}
 	v.Generation++
 	l.Retired, l.Leave = v.Generation, false
-	l.Reason = "it was made again elsewhere"
+	l.Reason = "it was given up: " + why
 	t.volumeEvent(v, event.Info, event.LegRetired, fmt.Sprintf("%v: %s", l, why), "leg", id.String(), "node", string(l.Node))
 	v.sortLegs()
 }
@@ -560,14 +560,14 @@ func (s *State) retirementWaits(v *Volume, legs []*Leg) (waits []string) {
 // explainRetired covers legs that were made again elsewhere and are not freed yet.
 func (s *State) explainRetired(e *Explanation, v *Volume, l *Leg) {
 	if v.drains(l) {
-		e.Waits = append(e.Waits, fmt.Sprintf("%s to stop using %v, which was made again elsewhere", v.Attachment.Node, l))
+		e.Waits = append(e.Waits, fmt.Sprintf("%s to stop using %v, which was given up", v.Attachment.Node, l))
 		return
 	}
 	if l.State != LegDeleting {
-		e.Facts = append(e.Facts, fmt.Sprintf("%v was made again elsewhere; it is freed once the labels of the other legs show that", l))
+		e.Facts = append(e.Facts, fmt.Sprintf("%v was given up; it is freed once the labels of the other legs show that", l))
 		return
 	}
-	e.Waits = append(e.Waits, fmt.Sprintf("%v, which was made again elsewhere, to be freed: %s", l, s.legWaitsFor(l)))
+	e.Waits = append(e.Waits, fmt.Sprintf("%v, which was given up, to be freed: %s", l, s.legWaitsFor(l)))
 	if !s.targetOnline(l.Node) || s.drives[l.Drive] != nil && s.drives[l.Drive].State != DriveReady {
 		e.Actions = append(e.Actions, fmt.Sprintf("if the drive of %v is gone for ever: weft drive evict %s", l, l.Drive))
 	}

@@ -485,7 +485,7 @@ func (s *State) mayPromote(v *Volume, l *Leg, acceptLoss bool) error {
 			Text: fmt.Sprintf("%s: a column of %v cannot be read from one leg, so none can be promoted alone", v.object(), v.Layout.Group()),
 		}
 	case l.Blank || !l.member():
-		return refused(ReasonLegNotStale, v.object(), "%v never held the volume's data, or was made again elsewhere: it cannot be promoted", l)
+		return refused(ReasonLegNotStale, v.object(), "%v never held the volume's data, or was given up: it cannot be promoted", l)
 	case l.State != LegStale && !l.Suspect:
 		return refused(ReasonLegNotStale, v.object(), "%v is %s: only a stale leg can be promoted", l, s.legFact(l)).
 			hint("`weft explain volume %s` says what the volume waits for", v.Name)
