@@ -156,12 +156,29 @@ func (f ScrubFinding) place() string {
 func (f ScrubFinding) String() string {
 	text := f.place()
 	if len(f.Equal) > 1 {
-		text += fmt.Sprintf(": copies %v differ", f.Equal)
+		text += ": copies " + unequal(f.Equal)
 	}
 	if len(f.Unreadable) > 0 {
-		text += fmt.Sprintf(": copies %v cannot be read", f.Unreadable)
+		text += ": copies " + joined(f.Unreadable, ", ") + " cannot be read"
 	}
 	return text
+}
+
+// unequal shows groups of copies with the same data: 0 = 2 ≠ 1
+func unequal(groups [][]int) string {
+	var all []string
+	for _, g := range groups {
+		all = append(all, joined(g, " = "))
+	}
+	return strings.Join(all, " ≠ ")
+}
+
+func joined(copies []int, by string) string {
+	var all []string
+	for _, c := range copies {
+		all = append(all, fmt.Sprint(c))
+	}
+	return strings.Join(all, by)
 }
 
 // rule says which copy is right, and why.
