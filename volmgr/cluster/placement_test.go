@@ -282,3 +282,47 @@ func disturb(t *testing.T, s *State, rng *rand.Rand) {
 		}
 	}
 }
+
+// volumeOnGrid returns a volume of two copies in a state of many drives, and what a step looks at.
+func volumeOnGrid(t testing.TB, s *State) (*Volume, lookup) {
+	t.Helper()
+	if _, err := s.Step(t0, CreateVolume{Name: "v", Size: block.GiB, Copies: 2, Stripes: 1, Spread: "rack", Seed: testSeed(1)}); err != nil {
+		t.Fatal(err)
+	}
+	at := s.lookup()
+	at.step = true
+	return s.volumes.Get(s.idOf("v")), at
+}
+
+func TestANewLegAmongManyDrivesHasAFailureDomainOfItsOwn(t *testing.T) {
+	s := grid(5, 20, 10, func(i int) uint32 { return uint32(1 + i%40) })
+	v, at := volumeOnGrid(t, s)
+	to := s.drives[s.sortedDrives()[17]].Node
+	for i := range 300 {
+		p, err := s.newPlace(v, 0, "", testSeed(i), at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range v.Legs {
+			if rack := s.nodes[l.Node].label("rack"); rack == s.nodes[p.Drive.Node].label("rack") {
+				t.Fatalf("seed %d: the new leg is on %s, in rack %s, as %v is", i, p.Drive.Node, rack, &l)
+			}
+		}
+		if s.unfit(v, 0, to, s.candidate(s.drives[s.sortedDrives()[17]], "", 0), at) == "" {
+			if p, err := s.newPlace(v, 0, to, testSeed(i), at); err != nil || p.Drive.Node != to {
+				t.Fatalf("seed %d: a leg that is to be on %s is on %v, %v", i, to, p, err)
+			}
+		}
+	}
+}
+
+// Legs that are made again elsewhere are placed while all other decisions wait.
+func BenchmarkNewPlace(b *testing.B) {
+	s := grid(25, 25, 16, fixed(30720)) // 10 000 drives
+	v, at := volumeOnGrid(b, s)
+	for i := 0; b.Loop(); i++ {
+		if _, err := s.newPlace(v, 0, "", testSeed(i), at); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

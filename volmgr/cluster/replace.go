@@ -311,12 +311,13 @@ type lookup struct {
 	node   func(block.NodeName) *Node
 	drive  func(block.DriveID) *Drive
 	carved map[block.DriveID][][]image.Extent
+	step   bool // a step is under way
 }
 
-func (t *tx) lookup() lookup { return lookup{t.nodes.peek, t.drives.peek, t.carved} }
+func (t *tx) lookup() lookup { return lookup{t.nodes.peek, t.drives.peek, t.carved, true} }
 
 func (s *State) lookup() lookup {
-	return lookup{func(name block.NodeName) *Node { return s.nodes[name] }, func(id block.DriveID) *Drive { return s.drives[id] }, nil}
+	return lookup{func(name block.NodeName) *Node { return s.nodes[name] }, func(id block.DriveID) *Drive { return s.drives[id] }, nil, false}
 }
 
 // newPlace finds a drive for one more leg of a column, by the rules for new volumes: in the
@@ -328,34 +329,20 @@ func (s *State) newPlace(v *Volume, column int, to block.NodeName, seed Seed, at
 		return placement.Place{}, noPool(v.Pool)
 	}
 	in := CreateVolume{Name: v.Name, Spread: v.Spread, Copies: 1, Chunk: v.Layout.Chunk}
-	usable, refusals := s.candidates(pool, in)
-	one := block.Layout{Stripes: 1, Copies: 1, Chunk: v.Layout.Chunk}
-	record := v.record(&Leg{Image: image.Of(make([]image.Extent, 1))}).Size()
-	var fit []*placement.Drive
-	for _, x := range usable {
-		for _, leg := range at.carved[x.ID] {
-			x.Used, x.Room = x.Used+image.Count(leg), x.Room-min(x.Room, record)
-		}
-		if why := s.unfit(v, column, to, x, at); why != "" {
-			refusals = append(refusals, fmt.Sprintf("%s: %s", s.drives[x.ID].object(), why))
-			continue
-		}
-		fit = append(fit, x)
-	}
-	if len(fit) > 0 {
-		_, places := placement.Choose(fit, placement.Request{
-			Size: v.Layout.LegSize(v.planned()), Stripes: 1,
-			Layout: func(int) block.Layout { return one },
-			Record: func(block.Layout) block.Size { return record },
-			Random: binary.BigEndian.Uint64(seed[:8]),
-			Taken: func(id block.DriveID) []image.Extent {
-				return slices.Concat(append([][]image.Extent{s.carved(s.drives[id])}, at.carved[id]...)...)
-			},
-		})
-		if places != nil {
+	request := s.requestLeg(v, seed, at)
+	if some, _ := s.fitting(v, column, to, s.sample(pool, in, request.Random, at), at); len(some) > 0 {
+		if _, places := placement.Choose(some, request); places != nil {
 			return places[0], nil
 		}
 	}
+	usable, refusals := s.candidates(pool, in)
+	fit, unfit := s.fitting(v, column, to, usable, at)
+	if len(fit) > 0 {
+		if _, places := placement.Choose(fit, request); places != nil {
+			return places[0], nil
+		}
+	}
+	refusals = append(refusals, unfit...)
 	for _, x := range fit {
 		refusals = append(refusals, fmt.Sprintf("%s: %s free", s.drives[x.ID].object(), (block.Size(x.Free())*block.ExtentSize).Short()))
 	}
@@ -365,6 +352,63 @@ func (s *State) newPlace(v *Volume, column int, to block.NodeName, seed Seed, at
 		Text: fmt.Sprintf("%s: no place for another copy of column %d, which takes %s%s", v.object(), column, v.Layout.LegSize(v.planned()).RoundUp(block.ExtentSize).Short(), listed(refusals)),
 	}
 	return placement.Place{}, e.hint("add a drive in pool %s with `weft drive add`, on a node that holds no copy of this column", v.Pool)
+}
+
+// requestLeg is one leg of a volume as placement sees it.
+func (s *State) requestLeg(v *Volume, seed Seed, at lookup) placement.Request {
+	one := block.Layout{Stripes: 1, Copies: 1, Chunk: v.Layout.Chunk}
+	return placement.Request{
+		Size: v.Layout.LegSize(v.planned()), Stripes: 1,
+		Layout: func(int) block.Layout { return one },
+		Record: func(block.Layout) block.Size { return v.legRecord() },
+		Random: binary.BigEndian.Uint64(seed[:8]),
+		Taken: func(id block.DriveID) []image.Extent {
+			return slices.Concat(append([][]image.Extent{s.carved(s.drives[id])}, at.carved[id]...)...)
+		},
+	}
+}
+
+// legRecord is the size of a leg's record on a label, if its extents are in one piece.
+func (v *Volume) legRecord() block.Size {
+	return v.record(&Leg{Image: image.Of(make([]image.Extent, 1))}).Size()
+}
+
+// sampleSize is how many drives are looked at for a new leg before all are.
+const sampleSize = 32
+
+// sample returns some drives for a new leg, from a random one on; none if there are few, or if no
+// step is under way: only steps may use fields.
+func (s *State) sample(pool *Pool, in CreateVolume, random uint64, at lookup) (some []*placement.Drive) {
+	if !at.step {
+		return nil
+	}
+	f := s.field(pool, in)
+	if len(f.drives) <= 2*sampleSize {
+		return nil
+	}
+	n := uint64(len(f.drives))
+	for i := range uint64(sampleSize) { // in order of their ids, which are random
+		x := f.drives[(random%n+i*(n/sampleSize))%n]
+		some = append(some, s.candidate(x.drive, x.domain, 0))
+	}
+	return some
+}
+
+// fitting returns the drives that can take a leg of a column, and why the others cannot. It
+// counts what the step under way has given away already.
+func (s *State) fitting(v *Volume, column int, to block.NodeName, drives []*placement.Drive, at lookup) (fit []*placement.Drive, refusals []string) {
+	record := v.legRecord()
+	for _, x := range drives {
+		for _, leg := range at.carved[x.ID] {
+			x.Used, x.Room = x.Used+image.Count(leg), x.Room-min(x.Room, record)
+		}
+		if why := s.unfit(v, column, to, x, at); why != "" {
+			refusals = append(refusals, fmt.Sprintf("%s: %s", s.drives[x.ID].object(), why))
+			continue
+		}
+		fit = append(fit, x)
+	}
+	return fit, refusals
 }
 
 // unfit says why a drive cannot take a leg of a column beside those that stay; empty if it can.
