@@ -566,7 +566,7 @@ func (s *State) replacementWaits(v *Volume, column int) (waits, actions []string
 		if away && left > 0 && l.State != LegInSync && n != nil && n.MaintainedUntil.IsZero() {
 			waits = append(waits, fmt.Sprintf("%v to return within %v; after that it is made again elsewhere", l, left.Round(time.Second)))
 			if d := s.drives[l.Drive]; d != nil {
-				actions = append(actions, fmt.Sprintf("if the drive of %v is gone for ever, do not wait: weft drive evict %s", l, d.ID))
+				actions = append(actions, fmt.Sprintf("if the drive of %v is gone for good, do not wait: weft drive evict %s", l, d.ID))
 			}
 		}
 	}
@@ -612,8 +612,12 @@ func (s *State) explainRetired(e *Explanation, v *Volume, l *Leg) {
 		return
 	}
 	e.Waits = append(e.Waits, fmt.Sprintf("%v, which was given up, to be freed: %s", l, s.legWaitsFor(l)))
-	if !s.targetOnline(l.Node) || s.drives[l.Drive] != nil && s.drives[l.Drive].State != DriveReady {
-		e.Actions = append(e.Actions, fmt.Sprintf("if the drive of %v is gone for ever: weft drive evict %s", l, l.Drive))
+	switch d, online := s.drives[l.Drive], s.targetOnline(l.Node); {
+	case d == nil || online && d.State == DriveReady:
+	case d.Leaving != LeaveEvict:
+		e.Actions = append(e.Actions, fmt.Sprintf("if the drive of %v is gone for good: weft drive evict %s", l, l.Drive))
+	case !online:
+		e.Actions = append(e.Actions, fmt.Sprintf("if node %s is gone for good: weft node confirm-dead %s, then weft node remove %s", l.Node, l.Node, l.Node))
 	}
 }
 
