@@ -54,7 +54,7 @@ interop: ## test Linux's NVMe/TCP host and target with ours, in a virtual machin
 	WEFT_RUN="$${WEFT_RUN:-$(PAIRS)}" go test -count=1 -v -timeout 40m -run '^TestInterop' ./e2e
 
 e2e: ## run the scenarios in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKilled)
-	go test -count=$(COUNT) -v -timeout 85m -p 1 -run '^TestScenario.*$(RUN)' ./e2e ./e2e/csi
+	e2e/scenarios.sh -count=$(COUNT) -v -timeout 85m -p 1 -run '^TestScenario.*$(RUN)' ./e2e ./e2e/csi
 
 kube-bins: ## build Kubernetes and its CSI sidecars from their Go modules into the cache (8 minutes the first time; continues after an interruption)
 	@e2e/install.sh kube

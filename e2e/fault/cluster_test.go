@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -626,6 +627,11 @@ func (c *cluster) healthy() {
 		s, err := c.operator.GetStatus(ctx, &pb.GetStatusRequest{})
 		if err == nil && len(s.GetWrong()) > 0 {
 			err = errors.New(s.GetWrong()[0])
+			if strings.Contains(err.Error(), "by its last scrub") {
+				// What could not be read may have been written again since: another scrub tells.
+				_, again := c.operator.ScrubVolume(ctx, &pb.ScrubVolumeRequest{Volume: volumeName})
+				err = errors.Join(err, again)
+			}
 		}
 		return err
 	})

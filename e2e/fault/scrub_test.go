@@ -166,7 +166,7 @@ func (c *cluster) noDifference() {
 	c.eventually("the events", func(ctx context.Context) error {
 		events, err := c.operator.ListEvents(ctx, &pb.ListEventsRequest{Object: "volume " + volumeName, Limit: 1000})
 		for _, e := range events.GetEvents() {
-			if e.GetKind() == "volume.scrub-found" && strings.Contains(e.GetText(), "differ") {
+			if e.GetKind() == "volume.scrub-found" && strings.Contains(e.GetText(), "≠") {
 				c.t.Errorf("%v: %s", e.GetTime().AsTime(), e.GetText())
 			}
 		}

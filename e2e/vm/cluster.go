@@ -227,6 +227,28 @@ func (c *Cluster) fail(format string, args ...any) {
 	}
 }
 
+// stoppedDrive is what a kernel says of an emulated drive that no longer answers.
+var stoppedDrive = regexp.MustCompile(`nvme nvme\d+: I/O .*timeout, (aborting|reset)`)
+
+// noteStoppedDrive tells e2e/scenarios.sh that this test failed while a drive of QEMU had stopped
+// for at least the 30 s that kernels wait.
+func (c *Cluster) noteStoppedDrive(machine, line string) {
+	c.t.Logf("QEMU's drive of %s has stopped answering: %s", machine, line)
+	name := os.Getenv("WEFT_VM_STOPPED")
+	if name == "" {
+		return
+	}
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err == nil {
+		test, _, _ := strings.Cut(c.t.Name(), "/")
+		_, err = fmt.Fprintln(f, test)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		c.t.Errorf("note that a drive has stopped: %v", err)
+	}
+}
+
 // close kills the machines and removes the files that are no longer needed.
 func (c *Cluster) close() {
 	c.mu.Lock()
@@ -235,7 +257,11 @@ func (c *Cluster) close() {
 	c.mu.Unlock()
 	for _, m := range machines {
 		if c.t.Failed() {
-			c.t.Logf("the end of %s's console:\n%s", m.name, m.Console())
+			console := m.Console()
+			c.t.Logf("the end of %s's console:\n%s", m.name, console)
+			if line := stoppedDrive.FindString(console); line != "" {
+				c.noteStoppedDrive(m.name, line)
+			}
 		}
 		m.Kill()
 	}
