@@ -68,6 +68,7 @@ type reach struct {
 	looks    int       // since then
 	live     bool      // at the last look
 	answered bool      // it has been live since it was connected or moved
+	closing  bool      // it is being disconnected
 	greeted  bool      // while it is not live: something has come back since it was live or moved
 }
 
@@ -135,7 +136,7 @@ func (k *Keeper) connected(n volume.Path, r *reach, c connection, err error) {
 // move continues a connection through another portal.
 func (k *Keeper) move(o volume.Move) {
 	r := k.conns[o.Path]
-	if r == nil || r.connection == nil {
+	if r == nil || r.connection == nil || r.closing {
 		return
 	}
 	now := time.Now()
@@ -195,6 +196,7 @@ func (k *Keeper) disconnect(ctx context.Context, n volume.Path) error {
 	if r == nil || r.connection == nil {
 		return nil
 	}
+	r.closing = true // whatever is wanted meanwhile: it cannot be used again
 	return k.await(ctx, "disconnect "+n.String(), callTimeout, r.connection.Close, func(err error) error {
 		if err != nil {
 			k.log.Debug("disconnect", "nqn", n.Subsystem, "err", err)
