@@ -87,11 +87,7 @@ func (s *State) leaves(l *Leg, n *Node, d *Drive) string {
 // the drive is there. A restored store knows such a leg if it was replaced after the backup.
 func (s *State) unrecorded(l *Leg) bool {
 	on := s.targets[l.Node]
-	if l.State != LegStale || l.Blank || on == nil || !on.status.Online {
-		return false
-	}
-	report, seen := on.drives[l.Drive]
-	return seen && report.Error == "" && !on.legs.Has(l.ID) && !on.labelled.Has(l.ID) && !on.exported.Has(l.ID)
+	return l.State == LegStale && !l.Blank && on != nil && on.status.Online && on.lacks(l)
 }
 
 // awayLeft is how much longer a drive that is away may stay so.
@@ -168,21 +164,25 @@ func (t *tx) settleCopies(id block.VolumeID) {
 
 func (t *tx) settleColumn(id block.VolumeID, column int) {
 	v := t.peek(id)
-	wanted, stay := v.Layout.Group().Members, 0
-	legs := v.column(column)
-	for _, l := range legs {
-		if t.leaving(l) == "" {
-			stay++
-		}
-	}
+	wanted, legs := v.Layout.Group().Members, v.column(column)
 	switch {
 	case len(legs) > wanted:
 		if l, why := t.superfluous(v, column); l != nil {
 			t.retire(t.volume(id), l.ID, why)
 		}
-	case stay < wanted && t.s.serving(v)[column] != 0: // else there is nothing to copy from
+	case len(staying(legs, t.leaving)) < wanted && t.s.serving(v)[column] != 0: // else there is nothing to copy from
 		t.addLeg(id, column, "")
 	}
+}
+
+// staying are those of some legs that need not be made again.
+func staying(legs []*Leg, leaving func(*Leg) string) (stay []*Leg) {
+	for _, l := range legs {
+		if leaving(l) == "" {
+			stay = append(stay, l)
+		}
+	}
+	return stay
 }
 
 // superfluous returns the leg of a column that can be given up now, and why; nil if none can.
@@ -227,13 +227,8 @@ func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless boo
 }
 
 // others is how many other legs of a leg's column are in sync and can be served.
-func (t *tx) others(v *Volume, l *Leg) (n int) {
-	for _, o := range v.column(l.Column) {
-		if o.ID != l.ID && o.trusted() && t.s.servable(o) {
-			n++
-		}
-	}
-	return n
+func (t *tx) others(v *Volume, l *Leg) int {
+	return t.s.serving(v)[l.Column].Without(l.Copy).Len()
 }
 
 // othersReturned reports whether all other legs of a column could be rebuilt or are in sync:
@@ -545,19 +540,13 @@ func (s *State) labelsLack(v *Volume, column int, generation uint64) *Leg {
 // replacementWaits says why a leg that should be made again elsewhere is not yet; empty if
 // nothing is in the way, or if it may stay.
 func (s *State) replacementWaits(v *Volume, column int) (waits, actions []string) {
-	legs, stay := v.column(column), 0
-	for _, l := range legs {
-		if s.leaving(l) == "" {
-			stay++
-		}
-	}
-	g := v.Layout.Group()
+	legs, g := v.column(column), v.Layout.Group()
 	switch {
 	case !v.replaceable():
 		return nil, nil
 	case len(legs) > g.Members:
-		return s.retirementWaits(v, legs), nil
-	case stay < g.Members && s.serving(v)[column] != 0:
+		return s.retirementWaits(v, column), nil
+	case len(staying(legs, s.leaving)) < g.Members && s.serving(v)[column] != 0:
 		return s.placeWaits(v, column)
 	}
 	for _, l := range legs {
@@ -575,26 +564,31 @@ func (s *State) replacementWaits(v *Volume, column int) (waits, actions []string
 
 // placeWaits says what one more leg of a column waits for before it is placed.
 func (s *State) placeWaits(v *Volume, column int) (waits, actions []string) {
+	if why, hint := s.noPlaceFor(v, column); why != "" {
+		return []string{"a place for another copy: " + why}, []string{hint}
+	}
+	return nil, nil
+}
+
+// noPlaceFor says why one more leg of a column cannot be placed; empty if it can.
+func (s *State) noPlaceFor(v *Volume, column int) (why, hint string) {
 	err := v.noSlot(column)
 	if err == nil {
 		_, err = s.newPlace(v, column, "", Seed{}, s.lookup())
 	}
 	if e, ok := err.(*Error); ok {
-		return []string{"a place for another copy: " + strings.TrimPrefix(e.Text, v.object()+": ")}, []string{e.Hint}
+		return strings.TrimPrefix(e.Text, v.object()+": "), e.Hint
 	}
-	return nil, nil
+	return "", ""
 }
 
 // retirementWaits says what a column with a leg too many waits for.
-func (s *State) retirementWaits(v *Volume, legs []*Leg) (waits []string) {
-	good := 0
-	for _, l := range legs {
-		if l.trusted() && s.servable(l) {
-			good++
-		}
+func (s *State) retirementWaits(v *Volume, column int) (waits []string) {
+	if s.serving(v)[column].Len() > v.Layout.Group().Members {
+		return nil
 	}
-	for _, l := range legs {
-		if why := s.leaving(l); why != "" && good <= v.Layout.Group().Members && l.trusted() {
+	for _, l := range v.column(column) {
+		if why := s.leaving(l); why != "" && l.trusted() {
 			waits = append(waits, fmt.Sprintf("another leg of column %d to be in sync before %v is given up (%s)", l.Column, l, why))
 		}
 	}

@@ -276,14 +276,14 @@ func (in ScrubVolume) check(v *Volume) error {
 // scrubLegs finds the legs in sync that an operator has named.
 func (v *Volume) scrubLegs(named []ScrubLeg) (legs []ScrubLeg, err error) {
 	for _, n := range named {
-		i := slices.IndexFunc(v.Legs, func(l Leg) bool { return l.member() && l.Column == n.Column && l.Copy == n.Copy })
+		l := v.legAt(n.Column, n.Copy)
 		switch {
-		case i < 0:
+		case l == nil:
 			return nil, invalid("from", "volume %s has no leg %d.%d", v.Name, n.Column, n.Copy)
-		case v.Legs[i].State != LegInSync:
-			return nil, refused(ReasonNotReady, v.object(), "%v is not in sync, so it is not known to be right", &v.Legs[i])
+		case l.State != LegInSync:
+			return nil, refused(ReasonNotReady, v.object(), "%v is not in sync, so it is not known to be right", l)
 		}
-		legs = append(legs, ScrubLeg{n.Column, n.Copy, v.Legs[i].ID})
+		legs = append(legs, ScrubLeg{n.Column, n.Copy, l.ID})
 	}
 	return legs, nil
 }
@@ -305,14 +305,13 @@ func (t *tx) changeScrub(in ScrubVolume, v *Volume) error {
 	}
 	v = t.volume(v.ID)
 	t.noteScrub(v)
-	next := *v.Scrub
-	next.Paused = in.Pause
-	v.Scrub = &next
+	c := v.editScrub()
+	c.Paused = in.Pause
 	text := "goes on"
 	if in.Pause {
 		text = "paused"
 	}
-	t.volumeEvent(v, event.Info, event.ScrubPaused, fmt.Sprintf("%s at %s of %s", text, next.Done.Short(), v.scrubTotal().Short()))
+	t.volumeEvent(v, event.Info, event.ScrubPaused, fmt.Sprintf("%s at %s of %s", text, c.Done.Short(), v.scrubTotal().Short()))
 	return nil
 }
 
@@ -337,11 +336,15 @@ func (t *tx) continueScrub(in ScrubVolume, v *Volume) error {
 	case in.Rate == 0 || in.Rate == v.Scrub.Rate:
 		return nil
 	}
-	v = t.volume(v.ID)
-	next := *v.Scrub
-	next.Rate = in.Rate
-	v.Scrub = &next
+	t.volume(v.ID).editScrub().Rate = in.Rate
 	return nil
+}
+
+// editScrub replaces a volume's scrub, which is never changed in place, and returns the new one.
+func (v *Volume) editScrub() *Scrub {
+	c := *v.Scrub
+	v.Scrub = &c
+	return &c
 }
 
 func legList(legs []ScrubLeg) string {

@@ -350,12 +350,7 @@ func (in MoveLeg) apply(t *tx) (view, error) {
 	if in.To != "" && t.s.nodes[in.To] == nil {
 		return nil, notFound(nodeObject(in.To))
 	}
-	var leg *Leg
-	for _, l := range v.column(in.Column) {
-		if l.Copy == in.Copy {
-			leg = l
-		}
-	}
+	leg := v.legAt(in.Column, in.Copy)
 	if leg == nil {
 		return nil, notFound(fmt.Sprintf("leg %d.%d of %s", in.Column, in.Copy, v.object()))
 	}

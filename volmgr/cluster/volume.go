@@ -85,6 +85,16 @@ func (v *Volume) leg(id block.LegID) *Leg {
 	return nil
 }
 
+// legAt returns the leg in a place of the layout; nil if there is none.
+func (v *Volume) legAt(column, copy int) *Leg {
+	for _, l := range v.column(column) {
+		if l.Copy == copy {
+			return l
+		}
+	}
+	return nil
+}
+
 // uses reports whether a node has a leg that counts, or an attachment.
 func (v *Volume) uses(node block.NodeName) bool {
 	return v.attachmentOf(node) != nil || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Node == node && l.State != LegDeleting })
@@ -358,9 +368,13 @@ func (t *tx) legGone(v *Volume, l *Leg) bool {
 	if on == nil || on.status.Generation < max(v.DeletedAt, l.FreedAt) {
 		return false
 	}
-	report, seen := on.drives[l.Drive]
-	has := on.legs.Has(l.ID)
-	return seen && report.Error == "" && !has && !on.labelled.Has(l.ID) && !on.exported.Has(l.ID)
+	return on.lacks(l)
+}
+
+// lacks reports whether a target sees a leg's drive and nothing of the leg.
+func (t *target) lacks(l *Leg) bool {
+	report, seen := t.drives[l.Drive]
+	return seen && report.Error == "" && !t.legs.Has(l.ID) && !t.labelled.Has(l.ID) && !t.exported.Has(l.ID)
 }
 
 // legWaitsFor says why a leg is not carved, or not freed, yet.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"weft.dev/weft/proto/block"
@@ -394,7 +393,7 @@ func (p *play) unfinished(all []Consequence) map[block.VolumeID][]block.LegID {
 
 // stay are the legs of a column that need not be made again.
 func (p *play) stay(v *Volume, column int) []*Leg {
-	return slices.DeleteFunc(v.column(column), func(l *Leg) bool { return p.s.leaving(l) != "" })
+	return staying(v.column(column), p.s.leaving)
 }
 
 // places finds where the lost legs of a volume are made again, or why they are not.
@@ -432,14 +431,8 @@ func (p *play) noPlace(old, v *Volume, column int) string {
 	case !v.Layout.Group().Readable(left):
 		return "no copy in sync is left to copy from" + p.older(old, column)
 	}
-	err := v.noSlot(column)
-	if err == nil {
-		_, err = p.s.newPlace(v, column, "", Seed{}, p.s.lookup())
-	}
-	if e, ok := err.(*Error); ok {
-		return strings.TrimPrefix(e.Text, v.object()+": ")
-	}
-	return "the column waits for another of its copies"
+	why, _ := p.s.noPlaceFor(v, column)
+	return cmp.Or(why, "the column waits for another of its copies")
 }
 
 // older names the newest stale leg of a column that is left, which an operator could promote.
