@@ -47,6 +47,19 @@ func RegionSize(leg block.Size) block.Size {
 // Regions returns the number of regions of a leg; the last one may be shorter.
 func Regions(leg, region block.Size) uint64 { return uint64((leg + region - 1) / region) }
 
+// WordMask has the bits of regions first to last that lie in a word of a bitmap, at 64 regions a
+// word. The word must hold one of them.
+func WordMask(word, first, last uint64) uint64 {
+	mask := ^uint64(0)
+	if word == first/64 {
+		mask <<= first % 64
+	}
+	if word == last/64 {
+		mask &= ^uint64(0) >> (63 - last%64)
+	}
+	return mask
+}
+
 func ceilPow2(n block.Size) block.Size {
 	if n <= 1 {
 		return 1

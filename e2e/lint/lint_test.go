@@ -69,7 +69,7 @@ var arrows = map[string][]string{
 	"proto/nvmetcp/socket":      {},
 	"proto/nvmetcp/controller":  {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/nvmetcp/reservation", "proto/nvmetcp/socket", "proto/block"},
 	"proto/nvmetcp/host":        {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/nvmetcp/socket", "proto/block"},
-	"raid/checkpoint":           {"proto/block"},
+	"raid/checkpoint":           {"raid", "proto/block"},
 	"raid/engine":               {"raid", "raid/checkpoint", "proto/block"},
 	"raid/engine/history":       {},
 	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "target/backend", "raid/dm", "raid/checkpoint", "proto/nvmetcp/controller", "proto/nvmetcp", "proto/block", "proto/durable", "proto/pb"},

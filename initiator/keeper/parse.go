@@ -107,9 +107,6 @@ func setMode(w *volume.Wanted, m pb.AttachMode) error {
 	return nil
 }
 
-// scrubUnit is what the position of a scrub is a multiple of.
-const scrubUnit = 4 * block.KiB
-
 func parseScrub(p *pb.Scrub, layout block.Layout) (*volume.Scrub, error) {
 	if p == nil {
 		return nil, nil
@@ -121,7 +118,7 @@ func parseScrub(p *pb.Scrub, layout block.Layout) (*volume.Scrub, error) {
 		ID: p.GetId(), Rate: block.Size(p.GetBytesPerSecond()), Repair: p.GetRepair(), Run: p.GetRun(), Recorded: int(p.GetRecorded()),
 		Begin: volume.ScrubPosition{Column: int(p.GetBegin().GetColumn()), Off: block.Size(p.GetBegin().GetOffset())},
 	}
-	if s.Begin.Column >= layout.Stripes || s.Begin.Off%scrubUnit != 0 || s.Begin.Off > maxOffset {
+	if s.Begin.Column >= layout.Stripes || s.Begin.Off%block.ScrubUnit != 0 || s.Begin.Off > maxOffset {
 		return nil, fmt.Errorf("it begins in column %d at %d: not in a layout of %v, or not in whole blocks", s.Begin.Column, uint64(s.Begin.Off), layout)
 	}
 	for _, at := range p.GetFrom() {

@@ -24,6 +24,10 @@ const (
 	DefaultChunk = 128 * KiB
 )
 
+// ScrubUnit is the unit in which a scrub tells where copies differ. Its positions are multiples of
+// it.
+const ScrubUnit = 4 * KiB
+
 // Kind is the kind of each column's redundancy group.
 func (l Layout) Kind() GroupKind {
 	if l.Data != 0 || l.Parity != 0 {

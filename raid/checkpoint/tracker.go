@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid"
 )
 
 // Token identifies a checkpoint of a column. Hosts choose it at random; 0 is none.
@@ -61,14 +62,7 @@ func (t *Tracker) Mark(off, length int64) {
 	}
 	first, last := uint64(off)>>t.shift, uint64(off+length-1)>>t.shift
 	for i := first / 64; i <= last/64; i++ {
-		mask := ^uint64(0)
-		if i == first/64 {
-			mask <<= first % 64
-		}
-		if i == last/64 {
-			mask &= ^uint64(0) >> (63 - last%64)
-		}
-		if t.now[i].Load()&mask != mask {
+		if mask := raid.WordMask(i, first, last); t.now[i].Load()&mask != mask {
 			t.now[i].Or(mask)
 		}
 	}

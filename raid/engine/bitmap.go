@@ -5,6 +5,8 @@ package engine
 import (
 	"math/bits"
 	"sync/atomic"
+
+	"weft.dev/weft/raid"
 )
 
 // bitmap is a set of regions. Bits may be set and cleared concurrently; grow and
@@ -42,14 +44,7 @@ func grown(old []atomic.Uint64, n uint64) []atomic.Uint64 {
 // set puts the regions from first to last into the set.
 func (b *bitmap) set(first, last uint64) {
 	for i := first / 64; i <= last/64; i++ {
-		mask := ^uint64(0)
-		if i == first/64 {
-			mask <<= first % 64
-		}
-		if i == last/64 {
-			mask &= ^uint64(0) >> (63 - last%64)
-		}
-		b.or(i, mask)
+		b.or(i, raid.WordMask(i, first, last))
 	}
 }
 

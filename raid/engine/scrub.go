@@ -439,7 +439,7 @@ func (p *extentIO) read() (copies, unreadable []int) {
 }
 
 // scrubBlock is the unit in which differences are reported.
-const scrubBlock = 4096
+const scrubBlock = int64(block.ScrubUnit)
 
 // differing returns the bounds of the blocks in which any two of the copies differ; equal bounds:
 // in none.

@@ -401,14 +401,11 @@ func (s *State) scrubReport(v *Volume) (ScrubReport, bool) {
 		return ScrubReport{}, false
 	}
 	report := *r.Scrub
-	if p := report.Position; p.Column < 0 || p.Column >= v.Layout.Stripes || p.Off%scrubBlock != 0 || p.Off > v.Layout.LegSize(v.planned()) {
+	if p := report.Position; p.Column < 0 || p.Column >= v.Layout.Stripes || p.Off%block.ScrubUnit != 0 || p.Off > v.Layout.LegSize(v.planned()) {
 		report.Position = ScrubPosition{} // a host could not begin there
 	}
 	return report, true
 }
-
-// scrubBlock is what the position of a scrub is a multiple of.
-const scrubBlock = 4 * block.KiB
 
 // scrubTotal is how much a scrub compares, of a leg, summed over the columns.
 func (v *Volume) scrubTotal() block.Size {

@@ -209,18 +209,13 @@ func iscsiPerf(ctx context.Context, url string, j job, cpu int) (r result, err e
 		args = append(args, "-r")
 	}
 	cmd := exec.CommandContext(ctx, "iscsi-perf", append(args, url)...)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	wait, err := pinned(cmd, cpu)
-	if err == nil {
-		err = wait()
-	}
+	out, err := outputOf(cmd, cpu)
 	if err != nil {
-		return r, fmt.Errorf("iscsi-perf: %w: %s", err, out.String())
+		return r, err
 	}
-	found := iscsiAverage.FindAllStringSubmatch(out.String(), -1)
+	found := iscsiAverage.FindAllStringSubmatch(out, -1)
 	if len(found) == 0 {
-		return r, fmt.Errorf("iscsi-perf printed %q", out.String())
+		return r, fmt.Errorf("iscsi-perf printed %q", out)
 	}
 	r.IOPS, err = strconv.ParseFloat(found[len(found)-1][1], 64)
 	return r, err

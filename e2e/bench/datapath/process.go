@@ -4,12 +4,14 @@ package datapath
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -45,6 +47,20 @@ func pinned(cmd *exec.Cmd, cpu int) (wait func() error, err error) {
 		}
 	}()
 	return func() error { return <-ended }, <-started
+}
+
+// outputOf runs a pinned command to its end and returns what it printed.
+func outputOf(cmd *exec.Cmd, cpu int) (string, error) {
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	wait, err := pinned(cmd, cpu)
+	if err == nil {
+		err = wait()
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", filepath.Base(cmd.Args[0]), err, out.String())
+	}
+	return out.String(), nil
 }
 
 // goFirst gives this thread and its children first priority on the machine, if permitted.

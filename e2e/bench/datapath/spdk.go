@@ -3,7 +3,6 @@
 package datapath
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -141,16 +140,11 @@ func spdkPerf(ctx context.Context, client string, j job, cpu int) (r result, err
 	where := fmt.Sprintf("trtype:TCP adrfam:IPv4 traddr:%s trsvcid:%s subnqn:%s hostnqn:%s", host, port, subsystem, initiator.NQN)
 	cmd := exec.CommandContext(ctx, client, "-q", strconv.Itoa(j.Depth), "-o", strconv.Itoa(j.Size), "-w", pattern,
 		"-t", strconv.Itoa(int(j.Seconds)), "-c", fmt.Sprintf("%#x", 1<<cpu), "--no-huge", "-s", "512", "-L", "-r", where)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	wait, err := pinned(cmd, cpu)
-	if err == nil {
-		err = wait()
-	}
+	out, err := outputOf(cmd, cpu)
 	if err != nil {
-		return r, fmt.Errorf("%s: %w: %s", filepath.Base(client), err, out.String())
+		return r, err
 	}
-	return parsePerf(out.String())
+	return parsePerf(out)
 }
 
 // parsePerf takes IOPS and latencies from the output of SPDK's client.

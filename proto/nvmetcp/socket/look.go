@@ -100,17 +100,23 @@ func (c *Conn) look(fd uintptr) bool {
 			return true
 		}
 		now := time.Now()
-		if now.Sub(last) > stolen {
-			disturbed(now)
-			break
-		}
-		if now.Sub(start) >= lookFor {
+		if lookedEnough(start, last, now) {
 			break
 		}
 		last = now
 	}
 	c.habit.failed()
 	return false
+}
+
+// lookedEnough reports whether to stop looking: it has lasted long enough, or somebody else had
+// the processor since last.
+func lookedEnough(start, last, now time.Time) bool {
+	if now.Sub(last) > stolen {
+		disturbed(now)
+		return true
+	}
+	return now.Sub(start) >= lookFor
 }
 
 // lookForAll is look on a single processor. Nothing else can run meanwhile, so goroutines
@@ -130,12 +136,7 @@ func (c *Conn) lookForAll(fd uintptr, start time.Time) bool {
 			c.habit.paid()
 			return true
 		}
-		now := time.Now()
-		if now.Sub(last) > stolen {
-			disturbed(now)
-			break
-		}
-		if now.Sub(start) >= lookFor {
+		if lookedEnough(start, last, time.Now()) {
 			break
 		}
 	}
