@@ -86,6 +86,8 @@ type Config struct {
 	Root   string // holds sys, proc and dev; empty means "/"
 	Newest string // file that keeps the newest order acted on; empty means one in <Root>/dev/weft
 
+	HealthEvery time.Duration // between two readings of a drive's health; 0 means package target's HealthEvery
+
 	Datapath  Datapath // empty means Kernel
 	Files     []string // User: regular files used as drives; absolute paths
 	FilesOnly bool     // User: leave the machine's block devices alone
@@ -244,7 +246,7 @@ func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 	defer drives.closeAll()
 	defer a.close()
 	g, ctx := errgroup.WithContext(ctx)
-	health := newMonitor(a.kernel.hardware)
+	health := newMonitor(a.kernel.hardware, a.config.HealthEvery)
 	g.Go(func() error { return a.reconcile(ctx, base, drives, health) })
 	g.Go(func() error { return health.run(ctx, drives) })
 	g.Go(func() error { return a.inventory(ctx, drives) })

@@ -3,6 +3,7 @@
 package target
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -18,7 +19,7 @@ import (
 
 // The timing of the readings of the drives' health.
 const (
-	healthEvery = time.Minute
+	HealthEvery = time.Minute     // between two readings of a drive, if Config does not say
 	healthLook  = 5 * time.Second // how soon a new drive is read for the first time
 	// healthFor is how long a drive may take to answer before the report says that it does not.
 	healthFor = 10 * time.Second
@@ -37,6 +38,7 @@ func (s sensors) IOs(path string) drive.IOs { return drive.CompletedIOs(s.root, 
 // A drive that does not answer keeps one goroutine, and no other drive waits for it.
 type monitor struct {
 	hardware hardware
+	every    time.Duration // between two readings of a drive
 
 	mu     sync.Mutex
 	drives map[string]*vitals // by path
@@ -51,7 +53,9 @@ type vitals struct {
 	last  *pb.DriveHealth // the newest complete one; nil: none. Never changed once it is here
 }
 
-func newMonitor(h hardware) *monitor { return &monitor{hardware: h, drives: map[string]*vitals{}} }
+func newMonitor(h hardware, every time.Duration) *monitor {
+	return &monitor{hardware: h, every: cmp.Or(every, HealthEvery), drives: map[string]*vitals{}}
+}
 
 // run reads until ctx ends. Readings that hang outlive it.
 func (m *monitor) run(ctx context.Context, drives *openDrives) error {
@@ -86,7 +90,7 @@ func (m *monitor) look(devices []*pb.Device) {
 			v = &vitals{drive: d.GetDriveId(), ios: m.hardware.IOs(path)}
 			m.drives[path] = v
 		}
-		if v.next == nil && time.Since(v.began) >= healthEvery {
+		if v.next == nil && time.Since(v.began) >= m.every {
 			v.begin(m.hardware.IOs(path))
 			go m.read(path, v)
 		}

@@ -69,6 +69,24 @@ func TestTheHealthOfADriveIsReportedOnceAMinute(t *testing.T) {
 	})
 }
 
+func TestTheHealthOfADriveIsReadAsOftenAsConfigured(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.healthEvery = 10 * time.Second
+		m, err := w.medium("/dev/d1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+		w.manager.set(want().drive(1).volume(1, 1, 1).TargetWanted)
+		w.until("export ready", exportsReady(1))
+		m.set(func() { m.reads = 0 })
+		time.Sleep(10 * time.Minute)
+		if n := readings(m); n < 55 || n > 61 {
+			t.Errorf("the log was read %d times in 10 minutes, want every 10 s", n)
+		}
+	})
+}
+
 func TestADeviceThatIsNoDriveIsNotAsked(t *testing.T) {
 	withHealth(t, func(t *testing.T, w *world, _ *medium) {
 		blank := w.plug("/dev/d9", 1<<30, "w9")

@@ -36,8 +36,10 @@ import (
 type world struct {
 	log  *slog.Logger   // of the agent; nil: none
 	more []block.Portal // portals besides the first
-	t    *testing.T
-	root string
+
+	healthEvery time.Duration // see Config
+	t           *testing.T
+	root        string
 
 	mu      sync.Mutex
 	media   map[string]*medium // by path; those that are plugged in
@@ -92,8 +94,9 @@ func (w *world) runUntil(operations int) {
 	gate := &gate{left: operations, crash: cancel}
 	a, err := New(Config{
 		Node: "t1", Labels: map[string]string{"rack": "r1"}, Manager: &w.manager, Version: "test", Root: w.root,
-		Portals: append([]block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: 4420}}, w.more...),
-		Log:     cmp.Or(w.log, slog.New(slog.DiscardHandler)),
+		Portals:     append([]block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: 4420}}, w.more...),
+		HealthEvery: w.healthEvery,
+		Log:         cmp.Or(w.log, slog.New(slog.DiscardHandler)),
 	})
 	if err != nil {
 		w.t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,6 +22,7 @@ type targetOptions struct {
 	portals  []string
 	datapath string
 	files    []string
+	health   time.Duration
 }
 
 func newTarget(g *cli.Globals) *cobra.Command {
@@ -56,6 +58,7 @@ manager withdraws them.`,
 	cmd.Flags().StringArrayVar(&o.portals, "portal", nil, "`address` at which clients reach this node, tcp://ADDRESS[:4420][#RAIL], or its network, tcp://198.51.100.0/24; may be repeated")
 	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "data `path`: kernel, user (this process) or auto")
 	cmd.Flags().StringArrayVar(&o.files, "drive-file", nil, "`file` that can be added as a drive, with --datapath user; may be repeated")
+	cmd.Flags().DurationVar(&o.health, "health-every", target.HealthEvery, "`time` between two readings of a drive's health, at least 5s")
 	return cmd
 }
 
@@ -63,6 +66,9 @@ func runTarget(ctx context.Context, o targetOptions, g *cli.Globals) error {
 	portals, err := parsePortals(o.portals)
 	if err != nil {
 		return err
+	}
+	if o.health < 5*time.Second {
+		return cli.UsageError{Err: fmt.Errorf("--health-every %v is too often", o.health), Hint: "use 5s or more"}
 	}
 	files, user, err := o.driveFiles()
 	if err != nil {
@@ -76,7 +82,7 @@ func runTarget(ctx context.Context, o targetOptions, g *cli.Globals) error {
 		}
 		return target.New(target.Config{
 			Node: b.node, Labels: b.labels, Portals: portals, Manager: b.manager, Next: b.next, Version: version(), Log: b.log,
-			Datapath: target.Datapath(datapath), Files: files,
+			Datapath: target.Datapath(datapath), Files: files, HealthEvery: o.health,
 		})
 	})
 }

@@ -47,6 +47,8 @@ type Options struct {
 	// ClientPorts are TCP ports of the clients that this machine can reach; see
 	// vm.Machine.Forwarded.
 	ClientPorts []int
+	// TargetFlags are more flags of the target agents.
+	TargetFlags []string
 }
 
 // Bed is a running cluster.
@@ -58,10 +60,11 @@ type Bed struct {
 	Clients []*vm.Machine
 	API     pb.ManagerClient
 
-	weft      string // path of weft on this machine
-	caches    bool
-	daemons   map[*vm.Machine]*vm.Daemon
-	datapaths map[*vm.Machine]string // set by Datapath
+	weft        string // path of weft on this machine
+	caches      bool
+	targetFlags []string
+	daemons     map[*vm.Machine]*vm.Daemon
+	datapaths   map[*vm.Machine]string // set by Datapath
 }
 
 // Draw defines the machines of a cluster without booting them.
@@ -78,7 +81,7 @@ func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 	if o.Drives == 0 {
 		o.Drives = 1
 	}
-	b := &Bed{T: t, Cluster: vm.NewCluster(t, options...), caches: o.Caches, daemons: map[*vm.Machine]*vm.Daemon{}, datapaths: map[*vm.Machine]string{}}
+	b := &Bed{T: t, Cluster: vm.NewCluster(t, options...), caches: o.Caches, targetFlags: o.TargetFlags, daemons: map[*vm.Machine]*vm.Daemon{}, datapaths: map[*vm.Machine]string{}}
 	b.Manager = b.Cluster.Machine("m1", vm.StateDisk(), vm.Forward(managerPort), vm.Memory(320))
 	for i := range o.Targets {
 		machine := []vm.MachineOption{vm.Modules("nvmet-tcp", "dm-mod")}
@@ -241,6 +244,7 @@ func (b *Bed) daemonArgs(m *vm.Machine) (argv []string) {
 		return []string{"volmgr", "--data-dir", managerStore, "--listen", fmt.Sprintf(":%d", managerPort)}
 	case 't':
 		argv = []string{"target", "--node", m.Name(), "--manager", manager, "--portal", "tcp://" + m.Addr(), "--label", "rack=r" + m.Name()[1:]}
+		argv = append(argv, b.targetFlags...)
 	default:
 		argv = []string{"initiator", "--node", m.Name(), "--manager", manager, "--state-dir", "/var/lib/weft/initiator", "--run-dir", "/run/weft/initiator"}
 	}
