@@ -208,7 +208,7 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 		case l.Suspect:
 			s.explainSuspect(e, v, l)
 		case l.State == LegStale:
-			e.Waits = append(e.Waits, fmt.Sprintf("rebuild of %v: %s", l, s.rebuildWaitsFor(v, l)))
+			e.Waits = append(e.Waits, fmt.Sprintf("rebuild of %v: %s", l, s.rebuildWaits(v, l)))
 			switch {
 			case !s.targetOnline(l.Node):
 				e.Actions = append(e.Actions, s.bringBack(l.Node))
@@ -226,6 +226,19 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 		waits, actions := s.replacementWaits(v, c)
 		e.Waits, e.Actions = append(e.Waits, waits...), append(e.Actions, actions...)
 	}
+}
+
+// rebuildWaits says what the rebuild of a stale leg waits for, also if nothing is in its way.
+func (s *State) rebuildWaits(v *Volume, l *Leg) string {
+	if why := s.rebuildWaitsFor(v, l); why != "" {
+		return why
+	}
+	for _, o := range v.Legs {
+		if o.Column == l.Column && o.State == LegRebuilding {
+			return fmt.Sprintf("the rebuild of %v; a column copies to one leg at a time", &o)
+		}
+	}
+	return "the manager to begin it, which takes a second at most"
 }
 
 // explainMissing covers legs that a rebuilt store did not find on any drive.

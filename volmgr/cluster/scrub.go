@@ -159,7 +159,7 @@ func (f ScrubFinding) String() string {
 		text += ": copies " + unequal(f.Equal)
 	}
 	if len(f.Unreadable) > 0 {
-		text += ": copies " + joined(f.Unreadable, ", ") + " cannot be read"
+		text += ": " + namedCopies(f.Unreadable) + " cannot be read"
 	}
 	return text
 }
@@ -181,6 +181,22 @@ func joined(copies []int, by string) string {
 	return strings.Join(all, by)
 }
 
+// namedCopies is "copy 0" or "copies 0, 1 and 2".
+func namedCopies(copies []int) string {
+	last := len(copies) - 1
+	if last == 0 {
+		return fmt.Sprintf("copy %d", copies[0])
+	}
+	return fmt.Sprintf("copies %s and %d", joined(copies[:last], ", "), copies[last])
+}
+
+func areRight(copies []int) string {
+	if len(copies) == 1 {
+		return namedCopies(copies) + " is right"
+	}
+	return namedCopies(copies) + " are right"
+}
+
 // rule says which copy is right, and why.
 func (f ScrubFinding) rule(from []ScrubLeg) string {
 	named := slices.ContainsFunc(from, func(l ScrubLeg) bool { return l.Column == f.Column && l.Copy == f.Right })
@@ -189,11 +205,11 @@ func (f ScrubFinding) rule(from []ScrubLeg) string {
 	case f.Right < 0 || i < 0:
 		return "it is not known which copy is right"
 	case len(f.Equal) == 1:
-		return fmt.Sprintf("copies %v are right: all that can be read agree", f.Equal[i])
+		return areRight(f.Equal[i]) + ": all that can be read agree"
 	case len(f.Equal[i]) == 1 && named:
 		return fmt.Sprintf("copy %d is right: an operator named it", f.Right)
 	}
-	return fmt.Sprintf("copies %v are right: they are the majority", f.Equal[i])
+	return areRight(f.Equal[i]) + ": they are the majority"
 }
 
 // ended says what became of a finding that was to be repaired.
