@@ -232,11 +232,15 @@ func (v *Volume) drains(l *Leg) bool {
 func (t *tx) settleDraining(id block.VolumeID) {
 	for _, l := range t.peek(id).Legs {
 		if v := t.peek(id); l.Draining != 0 && (!v.drains(&l) || t.s.released(v, &l)) {
-			end := t.volume(id).leg(l.ID)
-			end.Draining, end.DrainingAt, end.StaleAt = 0, 0, t.gen
-			end.Revision++
+			t.endDraining(id, l.ID)
 		}
 	}
+}
+
+func (t *tx) endDraining(id block.VolumeID, leg block.LegID) {
+	l := t.volume(id).leg(leg)
+	l.Draining, l.DrainingAt, l.StaleAt = 0, 0, t.gen
+	l.Revision++
 }
 
 // released reports whether the host of a volume has stopped using a leg that drains.
@@ -435,6 +439,9 @@ func (t *tx) lossOf(id block.VolumeID, l Leg, why string) {
 	// A host's log of what a stale leg misses no longer lists all of it.
 	if v := t.peek(id); v.leg(l.ID).State == LegStale && t.volatileCache(l.Drive) {
 		t.volume(id).leg(l.ID).CopyAll = true
+		if l.Draining != 0 { // its host would read what it lost
+			t.endDraining(id, l.ID)
+		}
 	}
 }
 
