@@ -327,7 +327,7 @@ func pbAdmission(a cluster.Admission) *pb.Admission {
 func targetWanted(w cluster.TargetWanted) *pb.TargetWanted {
 	return &pb.TargetWanted{
 		Term: w.Term, Generation: w.Generation, ClusterId: w.ClusterID.String(), Drives: list(w.Drives, pbWantedDrive), Legs: list(w.Legs, pbWantedLeg),
-		Admissions: list(w.Admissions, pbAdmission), Exports: list(w.Exports, pbWantedExport), Scale: parts.Understood(),
+		Admissions: list(w.Admissions, pbAdmission), Exports: list(w.Exports, pbWantedExport), MayStop: w.MayStop, Scale: parts.Understood(),
 	}
 }
 
@@ -441,7 +441,7 @@ func targetReport(r *pb.TargetReport) (out cluster.TargetReport, err error) {
 	trimTarget(r)
 	out = cluster.TargetReport{
 		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Kernel: r.Kernel,
-		Portals: fromPortals(r.Portals), Generation: r.Generation, Problems: list(r.Problems, fromProblem),
+		Portals: fromPortals(r.Portals), Generation: r.Generation, Problems: list(r.Problems, fromProblem), Stopping: r.Stopping,
 	}
 	if out.ClusterID, err = maybe("cluster_id", r.ClusterId, block.ParseClusterID); err != nil {
 		return out, err

@@ -51,7 +51,7 @@ func cutTarget(w *pb.TargetWanted) (head *pb.TargetWanted, all pieces[*pb.Target
 		p := piece(x.VolumeId)
 		p.Exports = append(p.Exports, x)
 	}
-	return &pb.TargetWanted{Generation: w.Generation, ClusterId: w.ClusterId, Term: w.Term}, all
+	return &pb.TargetWanted{Generation: w.Generation, ClusterId: w.ClusterId, Term: w.Term, MayStop: w.MayStop}, all
 }
 
 func cutInitiator(w *pb.InitiatorWanted) (head *pb.InitiatorWanted, all pieces[*pb.InitiatorWanted]) {

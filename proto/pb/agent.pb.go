@@ -626,6 +626,10 @@ type TargetReport struct {
 	Scale         *Scale                 `protobuf:"bytes,15,opt,name=scale,proto3" json:"scale,omitempty"`
 	Term          uint64                 `protobuf:"varint,16,opt,name=term,proto3" json:"term,omitempty"`                                         // the highest that the agent has acted on; 0: none
 	TermClusterId string                 `protobuf:"bytes,17,opt,name=term_cluster_id,json=termClusterId,proto3" json:"term_cluster_id,omitempty"` // the cluster whose term that is
+	// The exports of the node are about to end: hosts are to stop using its legs first, where
+	// they can do without them. The target stops when the wanted state says may_stop, or soon
+	// in any case.
+	Stopping      bool `protobuf:"varint,18,opt,name=stopping,proto3" json:"stopping,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -777,6 +781,13 @@ func (x *TargetReport) GetTermClusterId() string {
 		return x.TermClusterId
 	}
 	return ""
+}
+
+func (x *TargetReport) GetStopping() bool {
+	if x != nil {
+		return x.Stopping
+	}
+	return false
 }
 
 // DriveReport is a drive with a Weft label, and the label's contents.
@@ -1410,15 +1421,18 @@ func (x *ExportReport) GetLegIds() []string {
 }
 
 type TargetWanted struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
-	ClusterId     string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Drives        []*WantedDrive         `protobuf:"bytes,3,rep,name=drives,proto3" json:"drives,omitempty"` // to add or to remove; a drive that is READY, or was, is not listed
-	Legs          []*WantedLeg           `protobuf:"bytes,4,rep,name=legs,proto3" json:"legs,omitempty"`     // a leg on a label that is not listed is left alone and reported
-	Admissions    []*Admission           `protobuf:"bytes,5,rep,name=admissions,proto3" json:"admissions,omitempty"`
-	Exports       []*WantedExport        `protobuf:"bytes,6,rep,name=exports,proto3" json:"exports,omitempty"` // exports of ours that are not listed are fenced: unlinked, drained, removed
-	Scale         *Scale                 `protobuf:"bytes,7,opt,name=scale,proto3" json:"scale,omitempty"`
-	Term          uint64                 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"` // of the manager
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Generation uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	ClusterId  string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Drives     []*WantedDrive         `protobuf:"bytes,3,rep,name=drives,proto3" json:"drives,omitempty"` // to add or to remove; a drive that is READY, or was, is not listed
+	Legs       []*WantedLeg           `protobuf:"bytes,4,rep,name=legs,proto3" json:"legs,omitempty"`     // a leg on a label that is not listed is left alone and reported
+	Admissions []*Admission           `protobuf:"bytes,5,rep,name=admissions,proto3" json:"admissions,omitempty"`
+	Exports    []*WantedExport        `protobuf:"bytes,6,rep,name=exports,proto3" json:"exports,omitempty"` // exports of ours that are not listed are fenced: unlinked, drained, removed
+	Scale      *Scale                 `protobuf:"bytes,7,opt,name=scale,proto3" json:"scale,omitempty"`
+	Term       uint64                 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"` // of the manager
+	// A target that is stopping need not wait any longer: no host uses a leg here that it can
+	// do without.
+	MayStop       bool `protobuf:"varint,9,opt,name=may_stop,json=mayStop,proto3" json:"may_stop,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1507,6 +1521,13 @@ func (x *TargetWanted) GetTerm() uint64 {
 		return x.Term
 	}
 	return 0
+}
+
+func (x *TargetWanted) GetMayStop() bool {
+	if x != nil {
+		return x.MayStop
+	}
+	return false
 }
 
 // WantedDrive is a drive that gets a Weft label or, with remove, loses it. A drive that
@@ -3878,7 +3899,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03sum\x18\x04 \x01(\x04R\x03sum\"3\n" +
 	"\x05Piece\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"\xc3\x05\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\xdf\x05\n" +
 	"\fTargetReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x129\n" +
 	"\x06labels\x18\x02 \x03(\v2!.weft.v1.TargetReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -3902,7 +3923,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\bproblems\x18\x0e \x03(\v2\x10.weft.v1.ProblemR\bproblems\x12$\n" +
 	"\x05scale\x18\x0f \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
 	"\x04term\x18\x10 \x01(\x04R\x04term\x12&\n" +
-	"\x0fterm_cluster_id\x18\x11 \x01(\tR\rtermClusterId\x1a9\n" +
+	"\x0fterm_cluster_id\x18\x11 \x01(\tR\rtermClusterId\x12\x1a\n" +
+	"\bstopping\x18\x12 \x01(\bR\bstopping\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x83\x02\n" +
@@ -3972,7 +3994,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\fExportReport\x12\x10\n" +
 	"\x03nqn\x18\x01 \x01(\tR\x03nqn\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x17\n" +
-	"\aleg_ids\x18\x03 \x03(\tR\x06legIds\"\xc2\x02\n" +
+	"\aleg_ids\x18\x03 \x03(\tR\x06legIds\"\xdd\x02\n" +
 	"\fTargetWanted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -3986,7 +4008,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"admissions\x12/\n" +
 	"\aexports\x18\x06 \x03(\v2\x15.weft.v1.WantedExportR\aexports\x12$\n" +
 	"\x05scale\x18\a \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
-	"\x04term\x18\b \x01(\x04R\x04term\"\xa5\x01\n" +
+	"\x04term\x18\b \x01(\x04R\x04term\x12\x19\n" +
+	"\bmay_stop\x18\t \x01(\bR\amayStop\"\xa5\x01\n" +
 	"\vWantedDrive\x12\x19\n" +
 	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12\x16\n" +
 	"\x06device\x18\x02 \x01(\tR\x06device\x12\x12\n" +

@@ -29,6 +29,7 @@ type TargetReport struct {
 	Admissions []Admission
 	Exports    []ExportReport
 	Problems   []Problem
+	Stopping   bool // its exports are about to end: see upkeep.go
 }
 
 // Change says how a TargetReport relates to the last one of its session.
@@ -107,6 +108,7 @@ type TargetWanted struct {
 	Legs       []WantedLeg
 	Admissions []Admission
 	Exports    []WantedExport
+	MayStop    bool // it is stopping, and no host uses a leg of it that it can do without
 }
 
 // WantedDrive is a drive to label or, with Remove, to erase. A drive that has its label is

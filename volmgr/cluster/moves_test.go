@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -31,6 +32,8 @@ func moves(w *world) {
 type movesWorld struct {
 	added, retired, drained, changed int
 	copies                           bool // operators also change how many copies there are
+	stops                            bool // targets also stop in order
+	stopped                          int
 }
 
 func (w *world) policy() Policy {
@@ -49,6 +52,10 @@ func (w *world) moveActs() {
 		}
 		return
 	}
+	if w.moves.stops && w.chance(30) {
+		t.stopping = t.up // it may go on, and is stuck then
+		return
+	}
 	switch w.rng.IntN(8) {
 	case 0, 1, 2:
 		if v := w.state.volumes.Get(w.state.idOf("a")); v != nil {
@@ -65,6 +72,27 @@ func (w *world) moveActs() {
 		for _, d := range w.state.recordedDrives(t.name) {
 			w.step(DrainDrive{Drive: d.ID, Cancel: d.Leaving != ""})
 		}
+	}
+}
+
+// mayStop checks that no host uses a leg of a target that may stop, if it could do without, and
+// mostly stops the target.
+func (w *world) mayStop(t *wTarget) {
+	for _, h := range w.hosts {
+		for _, id := range sorted(h.volumes) {
+			v, record := h.volumes[id], w.state.volumes.Get(id)
+			for _, leg := range sorted(v.links) {
+				if l := v.links[leg]; l.Node == t.name && w.owns(h, v) && record.leg(leg).State == LegStale {
+					w.violation = fmt.Sprintf("I13: %s may stop, and %s still uses %v", t.name, h.name, record.leg(leg))
+				}
+			}
+		}
+	}
+	if w.chance(80) && !w.healed { // else it is stuck, and stays so
+		w.moves.stopped++
+		w.unlinkTarget(t)
+		t.up, t.stopping, t.gen, t.exports = false, false, 0, map[block.NQN]*simExport{}
+		w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool { return c.link.Node == t.name && c.arrived })
 	}
 }
 
@@ -98,6 +126,7 @@ func TestRandomHistoriesOfMoves(t *testing.T) {
 		"lost stores": func(w *world) { moves(w); losesStore(w) },
 		"old hosts":   func(w *world) { moves(w); w.oldHosts = true },
 		"copies":      func(w *world) { moves(w); w.moves.copies = true },
+		"stops":       func(w *world) { moves(w); w.moves.stops = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -105,16 +134,17 @@ func TestRandomHistoriesOfMoves(t *testing.T) {
 			if testing.Short() {
 				seeds = min(seeds, 10)
 			}
-			added, retired, drained, changed, served := 0, 0, 0, 0, 0
+			added, retired, drained, changed, stopped, served := 0, 0, 0, 0, 0, 0
 			for seed := range seeds {
 				bad, w := history(seed, setting)
 				if bad != "" {
 					t.Fatal(bad)
 				}
 				added, retired, drained, changed, served = added+w.moves.added, retired+w.moves.retired, drained+w.moves.drained, changed+w.moves.changed, served+w.serves
+				stopped += w.moves.stopped
 			}
-			did := fmt.Sprintf("%d histories added %d legs, retired %d of which %d drained, changed the copies %d times, and served %d times", seeds, added, retired, drained, changed, served)
-			if n := int(seeds); added < n*2 || retired < n || served < n*3 || (drained*10 < retired) != (name == "old hosts") {
+			did := fmt.Sprintf("%d histories added %d legs, retired %d of which %d drained, changed the copies %d times, stopped %d targets, and served %d times", seeds, added, retired, drained, changed, stopped, served)
+			if n := int(seeds); added < n*2 || retired < n || served < n*3 || (drained*10 < retired) != (name == "old hosts") || (stopped < n) != (name != "stops") {
 				t.Errorf("%s, want more", did)
 			}
 			t.Log(did)

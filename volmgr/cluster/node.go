@@ -126,6 +126,7 @@ func (t *tx) forget(name block.NodeName) {
 	t.nodes.drop(name)
 	t.s.fields = nil
 	delete(t.s.targets, name)
+	delete(t.s.stopping, name)
 	delete(t.s.initiators, name)
 }
 
@@ -317,6 +318,7 @@ func (t *tx) targetSeen(on *target, r *TargetReport) {
 	head := *r
 	head.Drives, head.Legs, head.Admissions, head.Exports = nil, nil, nil, nil
 	on.report, on.devices = &head, r.Devices
+	t.stopSaid(r)
 	t.s.compare(on)
 }
 
@@ -457,6 +459,7 @@ func (t *tx) targetSilent(name block.NodeName, on *target, why string) {
 	if on.status.Online {
 		on.status.Online = false
 		t.s.fields = nil
+		delete(t.s.stopping, name)
 		t.changed[name] = true
 		t.event(event.Warning, event.TargetOffline, nodeObject(name), why, "node", string(name))
 		t.resetFailures(name)

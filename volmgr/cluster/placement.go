@@ -176,7 +176,7 @@ func (s *State) field(pool *Pool, in CreateVolume) *field {
 	}
 	f, domains, allowed := &field{}, map[string]bool{}, map[block.NodeName]bool{}
 	for name, n := range s.nodes {
-		allowed[name] = s.targetOnline(name) && n.shunned() == "" && in.allows(n)
+		allowed[name] = s.targetOnline(name) && !s.stops(name) && n.shunned() == "" && in.allows(n)
 	}
 	for _, id := range s.sortedDrives() {
 		d := s.drives[id]
@@ -240,6 +240,8 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 			why = fmt.Sprintf("its node is not in %s", segments(in.Topology))
 		case !at.online:
 			why = "its target is offline"
+		case s.stops(d.Node):
+			why = "its target is stopping"
 		case d.State != DriveReady:
 			why = fmt.Sprintf("%s%s", strings.ToLower(string(d.State)), because(d.Reason))
 		case d.Suspect() != "":

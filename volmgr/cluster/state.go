@@ -139,6 +139,7 @@ type reported struct {
 	trials        backoff.Trials
 	away          map[block.DriveID]time.Time // since when drives cannot be used
 	crowded       map[block.VolumeID]bool     // volumes for whose next leg there was no room
+	stopping      map[block.NodeName]stop     // targets that say that they stop; see upkeep.go
 }
 
 // volumeSet is a set of volumes.
@@ -191,6 +192,7 @@ func empty() *State {
 			unserved:      map[block.VolumeID]time.Time{},
 			away:          map[block.DriveID]time.Time{},
 			crowded:       map[block.VolumeID]bool{},
+			stopping:      map[block.NodeName]stop{},
 		},
 	}
 }
@@ -359,7 +361,7 @@ func (s *State) Fork() *State {
 	s.by = new(cow.Writer)
 	f.by, f.nodes, f.drives, f.pools, f.drivesOn = nil, s.still.nodes, s.still.drives, s.still.pools, s.still.drivesOn
 	f.targets, f.initiators = maps.Clone(s.targets), maps.Clone(s.initiators)
-	f.foreignAgents, f.fences = maps.Clone(s.foreignAgents), maps.Clone(s.fences)
+	f.foreignAgents, f.fences, f.stopping = maps.Clone(s.foreignAgents), maps.Clone(s.fences), maps.Clone(s.stopping)
 	// Only steps use these, and they change in place.
 	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.served, f.unserved, f.fields, f.still, f.crowded = nil, nil, nil, nil, nil, nil, nil, nil, nil, nil
 	return &f

@@ -363,8 +363,8 @@ func (s *State) notCopied(v *Volume, l *Leg) string {
 		return fmt.Sprintf("target %s to remove the stale export", l.Node)
 	case l.Blank && s.labelsLack(v, l.Column, l.Listed) != nil:
 		return fmt.Sprintf("the label of %v to list the new leg", s.labelsLack(v, l.Column, l.Listed))
-	case s.nodes[l.Node] != nil && !s.nodes[l.Node].MaintainedUntil.IsZero():
-		return fmt.Sprintf("the end of the maintenance of %s, at %s at the latest", l.Node, s.nodes[l.Node].MaintainedUntil.Format(time.RFC3339))
+	case s.leftOutUntil(l.Node) != "":
+		return s.leftOutUntil(l.Node)
 	case s.pauses(l):
 		return fmt.Sprintf("the end of a pause of %v, since the rebuild failed, or the leg was lost soon after it, %d times in a row", backoff.Pause(l.Failures), l.Failures)
 	}

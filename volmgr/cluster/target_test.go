@@ -31,6 +31,7 @@ type simTarget struct {
 	outlived bool                           // the manager's store may be older than its drives
 	rash     bool                           // a weakened target: it maps legs that the manager has not judged
 	mute     bool                           // of a version that does not report the sizes of legs
+	stopping bool                           // its exports are about to end
 }
 
 type simDrive struct {
@@ -282,7 +283,7 @@ func (t *simTarget) bootID() string { return fmt.Sprintf("%s-boot-%d", t.name, t
 
 func (t *simTarget) report() TargetReport {
 	r := TargetReport{
-		Node: t.name, Labels: t.labels, BootID: t.bootID(), ClusterID: t.of, Generation: t.gen, Devices: slices.Clone(t.devices),
+		Node: t.name, Labels: t.labels, BootID: t.bootID(), ClusterID: t.of, Generation: t.gen, Devices: slices.Clone(t.devices), Stopping: t.stopping,
 		Portals: []block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: block.DefaultPort}},
 	}
 	for _, id := range sorted(t.drives) {

@@ -266,6 +266,7 @@ var scriptCommands = map[string]func(*script, args) string{
 	"give-up":     (*script).giveUp,
 	"old-device":  (*script).oldDevice,
 	"lost":        (*script).lost,
+	"stops":       (*script).stops,
 	"reboot":      (*script).reboot,
 	"wait":        (*script).wait,
 	"clock":       (*script).clock,
@@ -515,6 +516,13 @@ func (s *script) lost(a args) string {
 		return s.step(TargetLost{s.session, a.node(0)})
 	}
 	return s.step(InitiatorLost{s.session, a.node(0)})
+}
+
+// stops makes a target say that it stops: stops t1; or, with "no-more", be there again.
+func (s *script) stops(a args) string {
+	t := s.targets[a.word(0)]
+	t.stopping = !a.has("no-more")
+	return s.reportTarget(t)
 }
 
 func (s *script) reboot(a args) string {
@@ -843,6 +851,9 @@ func (s *script) wanted(a args) string {
 		return b.String()
 	}
 	w := s.state.WantedTarget(a.node(0))
+	if w.MayStop {
+		b.WriteString("may stop\n")
+	}
 	for _, d := range w.Drives {
 		fmt.Fprintf(&b, "drive %s force %q remove %v\n", d.Device, d.ForceErase, d.Remove)
 	}

@@ -232,6 +232,7 @@ func (t *tx) commit() Outcome {
 		s.fields, s.still = nil, nil
 	}
 	t.noteServed()
+	t.wakeStopping(wake)
 	records = append(records, t.commitEvents()...)
 	if len(records) > 0 || t.raised {
 		s.meta.Generation, s.meta.Term, s.meta.Replaces = t.gen, t.term, t.replaces
@@ -341,6 +342,13 @@ func (w woken) volume(node block.NodeName, id block.VolumeID) {
 	}
 	if all != nil {
 		all[id] = true
+	}
+}
+
+// head wakes a node of whose wanted state only what is about no volume may have changed.
+func (w woken) head(node block.NodeName) {
+	if _, there := w[node]; !there {
+		w[node] = map[block.VolumeID]bool{}
 	}
 }
 

@@ -269,21 +269,44 @@ func (t *tx) settleUsersOf(node block.NodeName) {
 	}
 }
 
-// settleMaintained records the legs on nodes under maintenance stale that a host writes and can
-// do without, also if it has come to use them, or can do without them, only since the maintenance
-// began.
+// leftOut says why hosts are to leave out the legs of a node that they can do without; empty if
+// they are not.
+func (t *tx) leftOut(name block.NodeName) string {
+	switch n := t.nodes.peek(name); {
+	case n != nil && !n.MaintainedUntil.IsZero():
+		return "its node is under maintenance"
+	case t.s.stops(name):
+		return "its target was about to stop"
+	}
+	return ""
+}
+
+// leftOutUntil says what ends that; empty if it is not so.
+func (s *State) leftOutUntil(name block.NodeName) string {
+	switch n := s.nodes[name]; {
+	case n != nil && !n.MaintainedUntil.IsZero():
+		return fmt.Sprintf("the end of the maintenance of %s, at %s at the latest", name, n.MaintainedUntil.Format(time.RFC3339))
+	case s.stops(name):
+		return fmt.Sprintf("target %s, which is stopping, to be back", name)
+	}
+	return ""
+}
+
+// settleMaintained records the legs on nodes under maintenance, and on targets that stop, stale
+// that a host writes and can do without, also if it has come to use them, or can do without them,
+// only since the maintenance began.
 func (t *tx) settleMaintained(id block.VolumeID) {
 	v := t.peek(id)
 	if v.State != VolumeReady || v.Attachment == nil || !v.open() {
 		return
 	}
 	for _, l := range v.Legs {
-		n := t.nodes.peek(l.Node)
-		if n == nil || n.MaintainedUntil.IsZero() || !l.member() {
+		why := t.leftOut(l.Node)
+		if why == "" || !l.member() {
 			continue
 		}
 		if l := t.peek(id).leg(l.ID); l.State == LegRebuilding || l.trusted() && t.s.spare(t.peek(id), l) {
-			t.stale(t.volume(id), l.ID, event.LegStale, "its node is under maintenance")
+			t.stale(t.volume(id), l.ID, event.LegStale, why)
 			t.drain(t.volume(id), l.ID)
 		}
 	}
@@ -297,19 +320,28 @@ func (s *State) stopWaits(n *Node) (waits, stops []string) {
 	if n.MaintainedUntil.IsZero() {
 		return nil, nil
 	}
-	legs := s.legsOn(n.Name, block.DriveID{})
+	return s.stillUsing(n.Name), s.needed(n.Name)
+}
+
+// stillUsing lists the stale legs of a target that hosts have not left out yet; none of one that
+// has stopped.
+func (s *State) stillUsing(node block.NodeName) (waits []string) {
+	if !s.targetOnline(node) {
+		return nil
+	}
+	legs := s.legsOn(node, block.DriveID{})
 	for _, id := range sorted(legs) {
 		v := s.volumes.Get(id)
 		for _, l := range legs[id] {
 			for _, a := range v.attachments() {
 				on := s.initiators[a.Node]
-				if s.targetOnline(n.Name) && l.State == LegStale && a.handedOut() && (v.drains(l) || on == nil || on.status.Generation < l.StaleAt) {
+				if l.State == LegStale && a.handedOut() && (v.drains(l) || on == nil || on.status.Generation < l.StaleAt) {
 					waits = append(waits, fmt.Sprintf("host %s to leave out %v of %s", a.Node, l, v.object()))
 				}
 			}
 		}
 	}
-	return waits, s.needed(n.Name)
+	return waits
 }
 
 // spare reports whether a leg's column can be read from its other legs that are served now.
@@ -326,6 +358,56 @@ func (t *tx) settleMaintenance() {
 			continue
 		}
 		t.settleUsersOf(name)
+	}
+}
+
+// ---- targets that stop ----
+
+// A target whose exports are about to end says so in its reports. Until it is gone its legs are
+// treated like those of a node under maintenance. No record holds that: it ends with the target's
+// stream, with the first report of the next process, and after stopAtMost.
+
+// stopAtMost bounds how long a target that stops is treated so. It stops within seconds, whatever
+// it is told; one that still reports by then is stuck, and its legs are worth more than its word.
+const stopAtMost = 30 * time.Second
+
+// stop is what is known of a target that stops.
+type stop struct {
+	since time.Time
+	may   bool // it is told that it may
+}
+
+// stops reports whether a target is about to stop.
+func (s *State) stops(name block.NodeName) bool {
+	told, ok := s.stopping[name]
+	return ok && s.now.Sub(told.since) < stopAtMost
+}
+
+// stopSaid notes whether a target's newest report says that it stops.
+func (t *tx) stopSaid(r *TargetReport) {
+	_, known := t.s.stopping[r.Node]
+	switch {
+	case known && !r.Stopping:
+		delete(t.s.stopping, r.Node)
+		t.s.fields = nil
+	case r.Stopping && !known:
+		t.s.stopping[r.Node] = stop{since: t.now}
+		t.s.fields = nil
+		t.event(event.Info, event.TargetStopping, nodeObject(r.Node), "its target agent is stopping: hosts leave out its legs that they can do without", "node", string(r.Node))
+		t.settleUsersOf(r.Node)
+	}
+}
+
+// wakeStopping wakes the targets that may stop now, since no host uses their stale legs any more,
+// and those that may not any more. The changes of the step must be in the state already.
+func (t *tx) wakeStopping(wake woken) {
+	for name, told := range t.s.stopping {
+		may := t.s.stops(name) && len(t.s.stillUsing(name)) == 0
+		if may != told.may {
+			told.may = may
+			t.s.stopping[name] = told
+			wake.head(name)
+		}
 	}
 }
 

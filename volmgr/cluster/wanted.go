@@ -10,8 +10,8 @@ import (
 	"weft.dev/weft/volmgr/evidence"
 )
 
-// WantedTarget returns the whole wanted state of a node's target agent. It follows from the
-// records alone, so it is the same after Load.
+// WantedTarget returns the whole wanted state of a node's target agent. All but MayStop follows
+// from the records alone, so it is the same after Load.
 func (s *State) WantedTarget(node block.NodeName) TargetWanted {
 	return s.WantedTargetOf(node, s.volumesOn(node))
 }
@@ -24,7 +24,7 @@ func (s *State) volumesOn(node block.NodeName) []block.VolumeID {
 // WantedTargetOf is the part of WantedTarget that is about drives and some volumes, which
 // need not exist.
 func (s *State) WantedTargetOf(node block.NodeName, volumes []block.VolumeID) TargetWanted {
-	w := TargetWanted{Term: s.meta.Term, Generation: s.meta.Generation, ClusterID: s.meta.ClusterID}
+	w := TargetWanted{Term: s.meta.Term, Generation: s.meta.Generation, ClusterID: s.meta.ClusterID, MayStop: s.stopping[node].may}
 	for _, d := range s.recordedDrives(node) {
 		// A drive that has had its label must not get another one: if it comes up blank its
 		// data is lost, and its legs must not pass for in sync.

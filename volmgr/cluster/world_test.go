@@ -395,8 +395,12 @@ func (t *wTarget) report() TargetReport {
 func (w *world) comply(t *wTarget) {
 	if wanted := t.inbox[0]; t.takes(order{wanted.Term, wanted.Generation}) {
 		t.comply(wanted)
+		if t.inbox = t.inbox[1:]; wanted.MayStop && t.stopping && w.state.stopping[t.name].may {
+			w.mayStop(t)
+		}
+	} else {
+		t.inbox = t.inbox[1:]
 	}
-	t.inbox = t.inbox[1:]
 	w.writes = slices.DeleteFunc(w.writes, func(c *wCommand) bool {
 		return c.link.Node == t.name && c.arrived && !t.serves(c.link)
 	})

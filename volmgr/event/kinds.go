@@ -12,6 +12,7 @@ const (
 	NodeMaintained   = "node.maintenance" // its absence is announced
 	NodeRemoved      = "node.removed"
 	TargetOnline     = "target.online"
+	TargetStopping   = "target.stopping" // its exports are about to end, in order
 	TargetOffline    = "target.offline"
 	InitiatorOnline  = "initiator.online"
 	InitiatorOffline = "initiator.offline"
