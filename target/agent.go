@@ -27,7 +27,8 @@
 // from memory. A drain that hangs is reported as a problem; it delays that volume alone.
 //
 // Where there is no nvmet, package userspace stands in for the kernel: see [Datapath]. All of the
-// above holds there too, except that exports end with the process.
+// above holds there too, except that exports end with the process. So such an agent asks hosts to
+// leave its exports before it stops: see goodbye.go.
 //
 // Calls that can hang in the kernel run in goroutines of their own, so the report goes out every
 // second regardless.
@@ -88,6 +89,10 @@ type Config struct {
 
 	HealthEvery time.Duration // between two readings of a drive's health; 0 means package target's HealthEvery
 
+	// Goodbye is called when the agent is asked to stop: do the node's exports end with it? Then
+	// hosts leave them first. Nil: they do not, or it is not told.
+	Goodbye func(context.Context) bool
+
 	Datapath  Datapath // empty means Kernel
 	Files     []string // User: regular files used as drives; absolute paths
 	FilesOnly bool     // User: leave the machine's block devices alone
@@ -125,6 +130,7 @@ type Agent struct {
 
 	wake   chan struct{} // something may have changed
 	rescan chan struct{} // a device may have come or gone
+	parted chan struct{} // an agent that is stopping need not serve on
 
 	mu      sync.Mutex
 	wanted  *pb.TargetWanted // nil until the first word from the manager
@@ -133,6 +139,9 @@ type Agent struct {
 	report  *pb.TargetReport // nil until the first observation
 	changed chan struct{}    // closed when report is replaced
 	zeroed  map[block.LegID]block.Size
+
+	heard    bool // the stream to the manager is open, and has carried a wanted state
+	stopping bool // reports say so
 }
 
 // kernel is everything that the agent touches; tests have their own.
@@ -186,13 +195,13 @@ func New(c Config) (*Agent, error) {
 	}
 	return &Agent{
 		config: c, log: c.Log, kernel: k, newest: new(authority.Note),
-		wake: make(chan struct{}, 1), rescan: make(chan struct{}, 1),
+		wake: make(chan struct{}, 1), rescan: make(chan struct{}, 1), parted: make(chan struct{}, 1),
 		changed: make(chan struct{}), zeroed: map[block.LegID]block.Size{},
 	}, nil
 }
 
-// Run works until ctx ends. The kernel's exports stay as they are; those served by this process are
-// withdrawn before Run returns.
+// Run works until ctx ends, and a little longer if there is a goodbye to say. The kernel's exports
+// stay as they are; those served by this process are withdrawn before Run returns.
 func (a *Agent) Run(ctx context.Context) error {
 	held, err := a.config.lock(ctx)
 	if err != nil {
@@ -206,6 +215,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("target agent: %w", err)
 	}
+	ctx, end := a.untilGoodbye(ctx)
+	defer end()
 	if err := a.succeed(ctx, base); err != nil {
 		return fmt.Errorf("target agent: %w", err)
 	}
@@ -388,6 +399,11 @@ func (a *Agent) setProgress(id block.LegID, done block.Size) {
 func (a *Agent) publish(r *pb.TargetReport) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.publishLocked(r)
+}
+
+func (a *Agent) publishLocked(r *pb.TargetReport) {
+	r.Stopping = a.stopping
 	a.report = r
 	close(a.changed)
 	a.changed = make(chan struct{})

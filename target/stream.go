@@ -67,6 +67,7 @@ func (a *Agent) talk(ctx context.Context) error {
 	err = a.tell(ctx, s)
 	cancel(err)
 	<-listened
+	a.conversing(false, false)
 	return err
 }
 
@@ -114,6 +115,7 @@ func (a *Agent) listen(s stream) error {
 		news := !proto.Equal(a.wanted, w)
 		a.wanted, a.behind = w, ""
 		a.mu.Unlock()
+		a.conversing(true, w.GetMayStop())
 		if news {
 			a.log.Debug("wanted state", "generation", w.GetGeneration())
 			poke(a.wake)

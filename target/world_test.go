@@ -63,8 +63,11 @@ type world struct {
 	tree   func() (*nvmet.Tree, error)
 	labels func() []*drive.Label
 
-	gate *gate // of the agent that runs
-	stop func()
+	goodbye func(context.Context) bool // of the agent's configuration
+
+	gate  *gate // of the agent that runs
+	stop  func()
+	leave func() time.Duration // stops the agent in order, and returns how long that took
 }
 
 func newWorld(t *testing.T) *world {
@@ -97,6 +100,7 @@ func (w *world) runUntil(operations int) {
 		Portals:     append([]block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: 4420}}, w.more...),
 		HealthEvery: w.healthEvery,
 		Log:         cmp.Or(w.log, slog.New(slog.DiscardHandler)),
+		Goodbye:     w.goodbye,
 	})
 	if err != nil {
 		w.t.Fatal(err)
@@ -107,6 +111,12 @@ func (w *world) runUntil(operations int) {
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = a.Run(ctx) }() //nolint:errcheck // it ends when it is told to
 	w.gate = gate
+	w.leave = func() time.Duration {
+		began := time.Now()
+		cancel()
+		<-ended
+		return time.Since(began)
+	}
 	w.stop = func() {
 		gate.shut()
 		cancel()
