@@ -341,6 +341,7 @@ type targetHost struct {
 	host
 	root    string
 	platter *platter
+	leaving atomic.Bool // it is asked to stop, and not killed
 }
 
 func (h *targetHost) String() string { return h.name }
@@ -386,6 +387,18 @@ func (h *targetHost) kill() {
 	h.platter.killed()
 }
 
+// longestGoodbye is a little longer than an agent that is asked to stop serves on.
+const longestGoodbye = 4 * time.Second
+
+// leave stops the agent in order. A drive that hangs answers it at last: see platter.killed.
+func (h *targetHost) leave() {
+	h.leaving.Store(true)
+	defer h.leaving.Store(false)
+	defer time.AfterFunc(longestGoodbye, h.platter.killed).Stop()
+	h.host.leave()
+	h.platter.killed()
+}
+
 // agent returns one run of the agent.
 func (h *targetHost) agent(at *machine) func(context.Context) error {
 	c, grip := h.cluster, h.platter.lend(at)
@@ -395,6 +408,7 @@ func (h *targetHost) agent(at *machine) func(context.Context) error {
 		Node: block.NodeName(h.name), Portals: h.portals(),
 		Manager: pb.NewAgentsClient(conn), Version: "fault", Log: c.log.With("node", h.name), Root: h.root,
 		Datapath: target.User, Files: []string{"/drive"}, FilesOnly: true, Newest: filepath.Join(h.root, "newest"),
+		Goodbye: func(context.Context) bool { return h.leaving.Load() },
 		Listen: func(p block.Portal) (net.Listener, error) {
 			return at.listen(net.JoinHostPort(p.Address, fmt.Sprint(p.Port)))
 		},

@@ -345,6 +345,7 @@ func (r *chaos) kinds() []kind {
 		{"step clock", 1, r.stepClock},
 		{"double", 1, r.double},
 		{"restart target", 1, r.restartTarget},
+		{"stop target", 3, r.stopTarget},
 		{"blackout", 1, r.blackout},
 		{"expand", 4, r.expand},
 		{"scrub", 3, r.scrub},
@@ -1041,11 +1042,21 @@ func (r *chaos) restartTarget() string {
 	if h.process == nil {
 		return ""
 	}
-	h.platter.set(h.platter.goOnLocked)
-	h.platter.killed()
 	h.leave()
 	h.start()
 	return h.name + " is restarted"
+}
+
+// stopTarget stops a target in order, and starts it again later.
+func (r *chaos) stopTarget() string {
+	h := r.holder()
+	if h.process == nil {
+		return ""
+	}
+	began := time.Now()
+	h.leave()
+	r.later(12*time.Second, h.name+" is started", h.start)
+	return fmt.Sprintf("%s is stopped in order, which took %v", h.name, time.Since(began).Round(time.Millisecond))
 }
 
 // losePowers cuts the power of several targets while the clients keep running. As with a

@@ -202,6 +202,76 @@ func TestAnAnnouncedMaintenanceStallsNoWrite(t *testing.T) {
 	}
 }
 
+// A target is stopped in order under writes, as by systemctl stop, and stopped again right after
+// it is back. No write waits longer than 0.2 s, from the stop to the copy's return. A target that
+// does not say goodbye costs its hosts their patience.
+func TestAnOrderlyStopStallsNoWrite(t *testing.T) {
+	for _, goodbye := range []bool{true, false} {
+		t.Run(fmt.Sprintf("goodbye %v", goodbye), func(t *testing.T) {
+			spared(t, func(m *mirror, _ *targetHost) {
+				number := uint64(1)
+				m.put("c1", number, everyUnit...)
+				longest := m.longestPut(&number, 2*time.Second)
+				for range 3 {
+					stopped := make(chan time.Duration, 1)
+					go func() {
+						began := time.Now()
+						if goodbye {
+							m.second.leave()
+						} else {
+							m.second.host.leave()
+						}
+						stopped <- time.Since(began)
+					}()
+					for len(stopped) == 0 {
+						longest = max(longest, m.longestPut(&number, 10*time.Millisecond))
+					}
+					t.Logf("stopped after %v", <-stopped)
+					longest = max(longest, m.longestPut(&number, 20*time.Second))
+					m.second.start()
+					longest = max(longest, m.longestPut(&number, 5*time.Second))
+					m.copiesOn(m.first, m.second)
+				}
+				m.sameCopies()
+				t.Logf("the longest of %d writes took %v", number, longest)
+				if longest > 200*time.Millisecond == goodbye {
+					t.Errorf("goodbye %v: the longest write took %v", goodbye, longest)
+				}
+			})
+		})
+	}
+}
+
+// Both targets of a volume stop at once: one copy stays in sync, and the write that waits for it
+// is acknowledged when it is back. A target that is told nothing stops all the same.
+func TestTargetsThatStopTogetherLoseNothing(t *testing.T) {
+	spared(t, func(m *mirror, _ *targetHost) {
+		m.put("c1", 1, everyUnit...)
+		both := make(chan time.Duration, 2)
+		for _, h := range []*targetHost{m.first, m.second} {
+			go func() {
+				began := time.Now()
+				h.leave()
+				both <- time.Since(began)
+			}()
+		}
+		for range 2 {
+			if d := <-both; d > longestGoodbye {
+				t.Errorf("a target stopped after %v", d)
+			}
+		}
+		late := m.write(2, 0)
+		time.Sleep(5 * time.Second)
+		m.second.start()
+		m.first.start()
+		m.acknowledged(late)
+		m.copiesOn(m.first, m.second)
+		m.sameCopies()
+		m.holds("c1", 2, 0)
+		m.holds("c1", 1, 1, 2, 3)
+	})
+}
+
 // node returns what the manager says of a node.
 func (m *mirror) node(name string) *pb.Node {
 	m.t.Helper()
