@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/cmd/internal/kmod"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/target"
@@ -40,6 +41,10 @@ and dm-mod; missing ones are loaded.
 With --datapath user, this process serves the legs itself over NVMe/TCP. Its
 exports end with the process and return with it. It only needs permission to open
 the drives, which may be files.
+
+An agent whose exports are about to end asks hosts to leave them first, which
+takes 3 seconds at most: in user space at each stop, in the kernel when systemd
+shuts the machine down.
 
 With --datapath auto, the agent uses the kernel where possible, and logs its
 choice and the reason. Both paths serve the same drives, one at a time. If an
@@ -82,9 +87,19 @@ func runTarget(ctx context.Context, o targetOptions, g *cli.Globals) error {
 		}
 		return target.New(target.Config{
 			Node: b.node, Labels: b.labels, Portals: portals, Manager: b.manager, Next: b.next, Version: version(), Log: b.log,
-			Datapath: target.Datapath(datapath), Files: files, HealthEvery: o.health,
+			Datapath: target.Datapath(datapath), Files: files, HealthEvery: o.health, Goodbye: goodbye(target.Datapath(datapath)),
 		})
 	})
+}
+
+// goodbye says when the exports of an agent end with it: in user space always. Those in the kernel
+// outlive the agent, which may be restarted or replaced by another version, and end when the
+// machine stops.
+func goodbye(d target.Datapath) func(context.Context) bool {
+	if d == target.User {
+		return func(context.Context) bool { return true }
+	}
+	return daemon.MachineStops
 }
 
 // driveFiles returns the absolute paths of --drive-file, and the reason, if any, that they require

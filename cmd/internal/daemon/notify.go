@@ -8,7 +8,9 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -31,6 +33,20 @@ func send(socket, state string) error {
 	defer conn.Close()
 	_, err = conn.Write([]byte(state))
 	return err
+}
+
+// askFor bounds how long systemd may take to answer.
+const askFor = time.Second
+
+// MachineStops reports whether systemd is shutting the machine down. It is false where systemd
+// does not answer, as in a container.
+func MachineStops(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, askFor)
+	defer cancel()
+	ask := exec.CommandContext(ctx, "systemctl", "is-system-running")
+	ask.WaitDelay = askFor
+	state, _ := ask.Output() //nolint:errcheck // it fails in all states but one, and prints the state nevertheless
+	return strings.TrimSpace(string(state)) == "stopping"
 }
 
 // Watchdog is a part that tells systemd that the daemon is alive, each time that alive returns no
