@@ -49,6 +49,9 @@
 //     where they differ. By the rules above they never do, unless a drive has changed what
 //     it was given. If asked to, it repairs what it finds by the rules of Repair.
 //
+//   - Rebuilds and scrubs keep below the rates that the owner sets, and slow down, to a least
+//     rate, while they make users' IO take more than twice as long as it does without them.
+//
 // # After a crash
 //
 // Copies may differ in writes that were under way when an earlier client crashed. Equalize

@@ -32,6 +32,9 @@ type Config struct {
 	// Region is the unit of tracking, a power of two from 4KiB. Zero means
 	// raid.RegionSize of a leg. It stays the same when the volume grows.
 	Region block.Size
+	// RebuildRate is the most that rebuilds copy in a second, all legs together; 0: no limit.
+	// See Volume.SetRebuildRate.
+	RebuildRate block.Size
 	// FailMedium: fail a read with block.ErrMedium if all copies in sync failed it so.
 	// Otherwise such a read is held and tried again, as after all other errors.
 	FailMedium bool

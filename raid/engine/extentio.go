@@ -151,6 +151,7 @@ type extentIO struct {
 	yielded  bool      // a held write that copies pass
 	passed   int       // the number of unfinished copies that pass it
 	at       int64     // when it started
+	watched  bool      // its latency says how the background's work slows users down
 	held     int64     // since when it is held; 0 if it is not
 	tried    uint8     // reads and copies: a bit for each copy that could not be read
 	other    bool      // one of them failed with something other than a medium error
@@ -195,7 +196,7 @@ func (p *extentIO) recycle() {
 	p.io, p.req, p.job, p.data, p.err, p.next = nil, nil, job{}, nil, nil, nil
 	p.blockers, p.waited, p.held, p.tried, p.other, p.phase = 0, false, 0, 0, false, phaseWaiting
 	p.yielded, p.passed = false, 0
-	p.fua, p.unmap = false, false
+	p.fua, p.unmap, p.watched = false, false, false
 }
 
 func (p *extentIO) length() int64 { return p.end - p.off }
@@ -302,6 +303,7 @@ func (p *extentIO) start(e *effects) {
 	}
 	p.phase = phaseStarted
 	p.at = c.v.clock.now()
+	p.watched = (p.kind == kindRead || p.kind == kindWrite) && c.v.background.watches(p.at)
 	switch p.kind {
 	case kindRead:
 		p.startRead(e)
@@ -488,6 +490,9 @@ func (p *extentIO) hold(e *effects) {
 // finish ends an extent IO and releases its range.
 func (p *extentIO) finish(err error, e *effects) {
 	p.err = err
+	if p.watched && p.held == 0 && err == nil {
+		p.c.v.background.served(p.at, p.c.v.clock.now())
+	}
 	p.sh.leave(p, e)
 	p.next = e.finished
 	e.finished = p

@@ -62,6 +62,11 @@ type lane struct {
 	unread   uint // how many times in a row the copy could not be read
 }
 
+// SetRebuildRate changes Config.RebuildRate.
+func (v *Volume) SetRebuildRate(rate block.Size) {
+	v.background.setRate(&v.rebuildLimit, rate)
+}
+
 func newRebuild(c *column, copy int, inc uint64) *rebuild {
 	r := &rebuild{c: c, copy: copy, inc: inc}
 	r.lanes = make([]lane, min(mostLanes, max(1, allLanes/len(c.v.columns))))
@@ -94,11 +99,15 @@ func (ln *lane) next() {
 	if !ln.take() {
 		return
 	}
+	ln.began = r.c.v.clock.now()
+	if rest := r.c.v.background.begin(ln.began); rest > 0 {
+		r.c.v.clock.after(rest, ln.kick)
+		return
+	}
 	ln.length = min(ln.end-ln.off, r.c.v.copyUnit)
 	if ln.buf == nil {
 		ln.buf = make([]byte, min(r.c.v.copyUnit, 1<<r.c.v.plan.region))
 	}
-	ln.began = r.c.v.clock.now()
 	r.c.v.copies(r.c, kindCopy, ln.off, ln.off+ln.length, job{lane: ln})
 }
 
@@ -182,8 +191,10 @@ func (r *rebuild) bounds(region uint64) (off, end int64) {
 // done ends one copy of the lane and starts the next.
 func (ln *lane) done(err error) {
 	r := ln.r
+	v := r.c.v
+	rest := v.background.end(&v.rebuildLimit, ln.began, v.clock.now(), ln.length)
 	if errors.Is(err, errUnread) {
-		r.c.v.clock.after(min(firstRetry<<ln.unread, lastRetry), ln.kick)
+		v.clock.after(min(firstRetry<<ln.unread, lastRetry), ln.kick)
 		ln.unread = min(ln.unread+1, 8)
 		return
 	}
@@ -197,8 +208,8 @@ func (ln *lane) done(err error) {
 	if ln.off += ln.length; ln.off >= ln.end {
 		ln.copied()
 	}
-	if pause := ln.pause(); pause > 0 {
-		r.c.v.clock.after(pause, ln.kick)
+	if pause := max(ln.pause(), rest); pause > 0 {
+		v.clock.after(pause, ln.kick)
 		return
 	}
 	ln.kick()

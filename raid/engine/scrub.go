@@ -62,7 +62,7 @@ type Finding struct {
 // before it is reported. A volume of one copy has nothing to compare.
 //
 // After each comparison the scrub waits for as long as that took if users' IO was served
-// meanwhile, and for longer if Rate requires it.
+// meanwhile, and for longer if Rate or the latency of users' IO requires it.
 type Scrub struct {
 	trampoline
 	v   *Volume
@@ -72,10 +72,10 @@ type Scrub struct {
 	column   int // of the next comparison
 	off      int64
 	settled  ScrubPosition // everything before it is compared, told, and repaired
-	rate     block.Size
-	busy     bool // a step is under way or waits for a timer
-	running  bool // a Run waits for it
-	asks     bool // it waits for Proceed
+	limit    limiter       // guarded by Volume.background
+	busy     bool          // a step is under way or waits for a timer
+	running  bool          // a Run waits for it
+	asks     bool          // it waits for Proceed
 	err      error
 	ended    chan struct{} // closed when it stops running
 	compared block.Size    // of each leg, summed over the columns
@@ -96,7 +96,7 @@ type Scrub struct {
 
 // NewScrub makes a scrub of the volume, which begins with Run.
 func (v *Volume) NewScrub(cfg ScrubConfig) *Scrub {
-	s := &Scrub{v: v, cfg: cfg, column: cfg.From.Column, off: int64(cfg.From.Off), rate: cfg.Rate, settled: cfg.From}
+	s := &Scrub{v: v, cfg: cfg, column: cfg.From.Column, off: int64(cfg.From.Off), limit: limiter{rate: cfg.Rate}, settled: cfg.From}
 	s.compared = block.Size(v.plan.legSize(v.size.Load()))*block.Size(s.column) + cfg.From.Off
 	s.step = s.next
 	return s
@@ -104,9 +104,7 @@ func (v *Volume) NewScrub(cfg ScrubConfig) *Scrub {
 
 // SetRate changes ScrubConfig.Rate.
 func (s *Scrub) SetRate(rate block.Size) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.rate = rate
+	s.v.background.setRate(&s.limit, rate)
 }
 
 // Position returns the place before which everything is compared, told, and repaired. A scrub from
@@ -187,12 +185,16 @@ func (s *Scrub) next() {
 	if !ok {
 		return
 	}
+	s.began, s.again = v.clock.now(), false
+	if rest := v.background.begin(s.began); rest > 0 {
+		v.clock.after(rest, s.kick)
+		return
+	}
 	for i := range v.cfg.Layout.Slots() {
 		if s.bufs[i] == nil {
 			s.bufs[i] = make([]byte, v.copyUnit)
 		}
 	}
-	s.began, s.again = v.clock.now(), false
 	if f := s.fix.next(); f != nil {
 		s.length = int64(f.Length)
 		v.copies(&v.columns[f.Column], kindRepair, int64(f.Off), int64(f.Off+f.Length), job{scrub: s})
@@ -304,17 +306,13 @@ func join(all []Finding, f Finding) []Finding {
 // pause is how long to wait before the next comparison.
 func (s *Scrub) pause() time.Duration {
 	s.mu.Lock()
-	c, rate := &s.v.columns[min(s.column, len(s.v.columns)-1)], s.rate
+	c := &s.v.columns[min(s.column, len(s.v.columns)-1)]
 	s.mu.Unlock()
-	took := time.Duration(s.v.clock.now() - s.began)
-	var pause time.Duration
+	now := s.v.clock.now()
+	pause := s.v.background.end(&s.limit, s.began, now, s.length)
 	if served := c.served(); served != s.served {
 		s.served = served
-		pause = min(max(took, time.Millisecond), longPause)
-	}
-	if rate > 0 {
-		due := time.Duration(float64(s.length) / float64(rate) * float64(time.Second))
-		pause = max(pause, due-took)
+		pause = max(pause, min(max(time.Duration(now-s.began), time.Millisecond), longPause))
 	}
 	return pause
 }

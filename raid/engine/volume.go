@@ -46,6 +46,9 @@ type Volume struct {
 	change    sync.Mutex
 	equalizer atomic.Pointer[equalizer]
 	events    events
+
+	background   background
+	rebuildLimit limiter // guarded by background
 }
 
 // guards weaken single rules, so that tests can show that a loss of the rule is noticed.
@@ -89,7 +92,7 @@ func newVolume(cfg Config, c clock) (*Volume, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("make volume: %w", err)
 	}
-	v := &Volume{cfg: cfg, clock: c, copyUnit: copyUnit, plan: newPlan(cfg.Layout, cfg.Region), drained: make(chan struct{}, 1)}
+	v := &Volume{cfg: cfg, clock: c, copyUnit: copyUnit, plan: newPlan(cfg.Layout, cfg.Region), drained: make(chan struct{}, 1), rebuildLimit: limiter{rate: cfg.RebuildRate}}
 	v.size.Store(int64(cfg.Size))
 	v.extentIOs.New = newExtentIO
 	v.reqs.New = func() any { return &request{v: v} }
