@@ -108,6 +108,8 @@ func (k *kernelKeeper) describe(w *volume.Wanted, s *seen) {
 			total := block.Size(c.total) * c.Region
 			if c.Kind == mirror.ShapeRebuilding {
 				total = max(k.memory.slot(i, c.Copy).Dirty, c.left())
+				copied := &s.Columns[i].Copies[c.Copy]
+				copied.Done, copied.Total = total-c.left(), total
 			}
 			s.Total += total
 			s.Done += total - c.left()

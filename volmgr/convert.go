@@ -193,6 +193,7 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 		Epoch:  uint64(v.Epoch), Clean: v.Clean, Generation: v.Generation, Created: pbTime(v.Created),
 		ExpandingToBytes: uint64(v.ExpandingTo), Formatted: v.Formatted, FenceWaitsFor: v.FenceWaitsFor, Scrub: pbScrub(v.Scrub),
 		ScrubEverySeconds: uint64(v.ScrubEvery / time.Second), ScrubBytesPerSecond: uint64(v.ScrubRate),
+		RebuildBytesPerSecond: uint64(v.RebuildRate), Rebuilds: list(v.Rebuilds, pbRebuild),
 	}
 	for i := range v.PastScrubs {
 		out.PastScrubs = append(out.PastScrubs, pbScrub(&v.PastScrubs[i]))
@@ -362,6 +363,7 @@ func pbWantedAttachment(a cluster.WantedAttachment) *pb.WantedAttachment {
 		VolumeId: a.Volume.String(), VolumeName: string(a.VolumeName), SizeBytes: uint64(a.Size), Layout: pbLayout(a.Layout),
 		LegSizeBytes: uint64(a.LegSize), Epoch: uint64(a.Epoch), Mode: toEnum[pb.AttachMode](pb.AttachMode_value, attachModePrefix, a.Mode),
 		BootId: a.BootID, Equalize: a.Equalize, Detach: a.Detach, Legs: list(a.Legs, pbWantedLink), Grant: a.Grant, Scrub: pbWantedScrub(a.Scrub),
+		RebuildBytesPerSecond: uint64(a.RebuildRate),
 	}
 }
 
@@ -369,7 +371,7 @@ func pbWantedLink(l cluster.WantedLink) *pb.WantedLink {
 	return &pb.WantedLink{
 		LegId: l.Leg.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), State: toEnum[pb.LegState](pb.LegState_value, legStatePrefix, l.State),
 		Revision: l.Revision, Node: string(l.Node), Nqn: string(l.NQN), Nsid: l.NSID, Uuid: l.UUID.String(),
-		Portals: list(l.Portals, pbPortal), WriteThrough: l.WriteThrough, CopyAll: l.CopyAll, Reborn: l.Reborn,
+		Portals: list(l.Portals, pbPortal), WriteThrough: l.WriteThrough, CopyAll: l.CopyAll, CopyAllSince: l.CopyAllSince, Reborn: l.Reborn,
 	}
 }
 
@@ -637,6 +639,9 @@ func fromAttachmentReport(a *pb.AttachmentReport) (out cluster.AttachmentReport,
 		ResyncDone: block.Size(a.ResyncDoneBytes), ResyncTotal: block.Size(a.ResyncTotalBytes),
 		Size: block.Size(a.SizeBytes), Number: a.DeviceNumber, Scrub: fromScrubReport(a.Scrub), Scrubs: a.Scrubs,
 		GaveUp: fromGaveUp(a.GetGaveUp()),
+	}
+	if out.Copies, err = listErr(a.Copies, fromCopyReport); err != nil {
+		return out, err
 	}
 	if out.Volume, err = field("attachments.volume_id", a.VolumeId, block.ParseVolumeID); err != nil {
 		return out, err

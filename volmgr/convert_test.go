@@ -160,7 +160,7 @@ func TestAnswersLoseNoFieldOnTheWayOut(t *testing.T) {
 		// fillMessage sets a duration of less than a second.
 		"Node.target.silent.seconds": true, "Node.initiator.silent.seconds": true,
 		"Device.health.latency.seconds": true, "Drive.health.latency.seconds": true,
-		"Volume.scrub_every_seconds": true,
+		"Volume.scrub_every_seconds": true, "Volume.rebuilds.left.seconds": true,
 		// Package parts sets these when it sends a state.
 		"TargetWanted.scale.part": true, "TargetWanted.scale.more": true, "TargetWanted.scale.unchanged": true,
 		"InitiatorWanted.scale.part": true, "InitiatorWanted.scale.more": true, "InitiatorWanted.scale.unchanged": true,

@@ -342,6 +342,10 @@ func (m *Manager) UpdateVolume(ctx context.Context, r *pb.UpdateVolumeRequest) (
 		rate := block.Size(*r.ScrubBytesPerSecond)
 		in.ScrubRate = &rate
 	}
+	if r.RebuildBytesPerSecond != nil {
+		rate := block.Size(*r.RebuildBytesPerSecond)
+		in.RebuildRate = &rate
+	}
 	return call(ctx, m, in, pbVolume)
 }
 

@@ -172,6 +172,16 @@ func TestTablesAndJSONStayAsTheyAre(t *testing.T) {
 			}
 			return runVolumeDescribe(ctx, api, "db1", out)
 		},
+		"rebuilds": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
+			v := api.(*stub).volume
+			v.RebuildBytesPerSecond = 500 << 20
+			v.Rebuilds = []*pb.Rebuild{
+				{LegId: v.Legs[0].Id, Copy: 2, Node: "t4", Replaces: "t2", Began: ago(time.Minute), DoneBytes: 12 << 30, TotalBytes: 40 << 30, BytesPerSecond: 210 << 20, Left: durationpb.New(137 * time.Second)},
+				{LegId: v.Legs[0].Id, Copy: 1, Node: "t2", Began: ago(3 * time.Hour), Ended: ago(2 * time.Hour), DoneBytes: 3 << 30, TotalBytes: 3 << 30},
+				{LegId: v.Legs[0].Id, Copy: 1, Node: "t2", Began: ago(5 * time.Hour), Ended: ago(4 * time.Hour), Failed: "no answer for 2s", DoneBytes: 1 << 30, TotalBytes: 3 << 30},
+			}
+			return runVolumeDescribe(ctx, api, "db1", out)
+		},
 		"shared": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 			s := api.(*stub)
 			first, second := s.volume.GetAttachment(), proto.CloneOf(s.volume.GetAttachment())

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -223,6 +224,7 @@ func runVolumeDescribe(ctx context.Context, api pb.ManagerClient, volume string,
 		fmt.Fprintln(w)
 		describeLegs(w, v.GetLegs(), out)
 		describeScrubs(w, v, out)
+		describeRebuilds(w, v, out)
 	})
 }
 
@@ -244,6 +246,7 @@ func describeVolume(w io.Writer, v *pb.Volume, out *cli.Output) {
 		"clean", strconv.FormatBool(v.GetClean()),
 		"generation", strconv.FormatUint(v.GetGeneration(), 10),
 		"scrub", scrubSchedule(v),
+		"rebuild rate", cmp.Or(rebuildRate(v), "no limit"),
 		"age", out.Age(v.GetCreated()),
 	)
 }
@@ -353,6 +356,34 @@ func describeScrubs(w io.Writer, v *pb.Volume, out *cli.Output) {
 	}
 	fmt.Fprintln(w)
 	cli.Table(w, "SCRUB ENDED KIND STATE DONE FOUND REPAIRED", rows...)
+}
+
+// describeRebuilds lists the copies that a volume's host makes or made of its data, newest first.
+func describeRebuilds(w io.Writer, v *pb.Volume, out *cli.Output) {
+	if len(v.GetRebuilds()) == 0 {
+		return
+	}
+	var rows [][]string
+	for _, r := range v.GetRebuilds() {
+		state, took := "in sync", r.GetEnded().AsTime().Sub(r.GetBegan().AsTime()).Round(time.Second).String()
+		speed := ""
+		switch {
+		case r.GetEnded() == nil:
+			state, took = used(r.GetDoneBytes(), r.GetTotalBytes()), ""
+			if r.GetBytesPerSecond() > 0 {
+				speed = cli.Size(r.GetBytesPerSecond()) + "/s"
+				state += ", " + r.GetLeft().AsDuration().String() + " left"
+			}
+		case r.GetFailed() != "":
+			state = "ended early: " + r.GetFailed()
+		}
+		rows = append(rows, []string{
+			r.GetBegan().AsTime().UTC().Format(time.RFC3339), out.Age(r.GetEnded()), fmt.Sprintf("%d.%d", r.GetColumn(), r.GetCopy()),
+			r.GetReplaces(), r.GetNode(), cli.Size(r.GetDoneBytes()), took, speed, state,
+		})
+	}
+	fmt.Fprintln(w)
+	cli.Table(w, "REBUILD ENDED LEG FROM TO COPIED TOOK SPEED RESULT", rows...)
 }
 
 // properties prints names and values in two columns.

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -106,13 +107,14 @@ type volumeSetOptions struct {
 	copies            uint32
 	labels            []string
 	every, rate       string // empty: unchanged
+	rebuildRate       string // likewise
 }
 
 func newVolumeSet(g *cli.Globals) *cobra.Command {
 	var o volumeSetOptions
 	cmd := &cobra.Command{
-		Use:   "set VOLUME [--copies N] [--label KEY=VALUE] [--formatted none] [--scrub-every TIME]",
-		Short: "Change a volume's copies, labels or scrubs, or what it is recorded to hold",
+		Use:   "set VOLUME [--copies N] [--label KEY=VALUE] [--formatted none] [--scrub-every TIME] [--rebuild-rate SIZE]",
+		Short: "Change a volume's copies, labels, scrubs or rate of rebuilds, or what it is recorded to hold",
 		Long: `Set labels of a volume with KEY=VALUE, and remove them with KEY-, or all of them
 with '*-'. Other labels stay. A volume has at most 64 labels, with keys of up to
 317 bytes and values of up to 256, 8 KiB together.
@@ -132,11 +134,17 @@ system can be made. The volume must not be attached.
 With --scrub-every the copies are compared that often while the volume is
 attached, as "weft volume scrub" does without --repair. The first time is chosen
 so that volumes are not compared all at once, and one host compares one volume at
-a time. A schedule uses the manager's clock.`,
+a time. A schedule uses the manager's clock.
+
+With --rebuild-rate, a host on the user-space path copies no more than that to
+legs in a second, all legs of the volume together. At any rate, it copies more
+slowly while that makes other I/O take more than twice as long, down to 8 MiB a
+second. A host on the kernel's path ignores the rate.`,
 		Example: `  weft volume set db1 --label tier=gold --label owner-
   weft volume set db1 --copies 3
   weft volume set db1 --scrub-every 7d --scrub-rate 50MiB
   weft volume set db1 --scrub-every off
+  weft volume set db1 --rebuild-rate 500MiB
   weft volume set db1 --formatted none`,
 		Args:              cli.Takes("VOLUME"),
 		ValidArgsFunction: g.CompleteVolumes,
@@ -151,13 +159,14 @@ a time. A schedule uses the manager's clock.`,
 	f.StringVar(&o.formatted, "formatted", "", "`none` states that nothing on the volume is needed, so that Kubernetes may format it")
 	f.StringVar(&o.every, "scrub-every", "", "compare the copies that often: a `time` such as 7d or 12h, from 1h; \"off\" for never")
 	f.StringVar(&o.rate, "scrub-rate", "", "most that such a scrub reads of each leg in a second, as a `size` from 64KiB; \"off\" for no limit")
+	f.StringVar(&o.rebuildRate, "rebuild-rate", "", "most that is copied to legs in a second, as a `size` from 1MiB; \"off\" for no limit")
 	return cmd
 }
 
 // off is the word for a schedule or a limit that is not wanted.
 const off = "off"
 
-// schedule adds the schedule of scrubs to a request.
+// schedule adds the schedule of scrubs and the rates to a request.
 func (o volumeSetOptions) schedule(r *pb.UpdateVolumeRequest) error {
 	if o.every != "" {
 		every, err := parseDays(o.every)
@@ -167,16 +176,32 @@ func (o volumeSetOptions) schedule(r *pb.UpdateVolumeRequest) error {
 		r.ScrubEverySeconds = proto.Uint64(uint64(every / time.Second))
 	}
 	if o.rate != "" {
-		var rate block.Size
-		if o.rate != off {
-			var err error
-			if rate, err = block.ParseSize(o.rate); err != nil {
-				return cli.UsageError{Err: fmt.Errorf("--scrub-rate: %w", err)}
-			}
+		rate, err := parseRate("--scrub-rate", o.rate)
+		if err != nil {
+			return err
 		}
 		r.ScrubBytesPerSecond = proto.Uint64(uint64(rate))
 	}
+	if o.rebuildRate != "" {
+		rate, err := parseRate("--rebuild-rate", o.rebuildRate)
+		if err != nil {
+			return err
+		}
+		r.RebuildBytesPerSecond = proto.Uint64(uint64(rate))
+	}
 	return nil
+}
+
+// parseRate parses the bytes a second of a flag; off is 0.
+func parseRate(flag, text string) (block.Size, error) {
+	if text == off {
+		return 0, nil
+	}
+	rate, err := block.ParseSize(text)
+	if err != nil {
+		return 0, cli.UsageError{Err: fmt.Errorf("%s: %w", flag, err)}
+	}
+	return rate, nil
 }
 
 // parseDays parses a duration, which may be in days; off is 0.
@@ -196,13 +221,13 @@ func parseDays(text string) (time.Duration, error) {
 }
 
 func (o volumeSetOptions) changeNothing() bool {
-	return len(o.labels) == 0 && o.formatted == "" && o.copies == 0 && o.every == "" && o.rate == ""
+	return len(o.labels) == 0 && o.formatted == "" && o.copies == 0 && o.every == "" && o.rate == "" && o.rebuildRate == ""
 }
 
 func runVolumeSet(ctx context.Context, api pb.ManagerClient, o volumeSetOptions, out *cli.Output) error {
 	switch {
 	case o.changeNothing():
-		return cli.UsageError{Err: fmt.Errorf("nothing to change: --copies, --label, --scrub-every or --formatted is missing"), Hint: "such as --label tier=gold, or --label tier- to remove it"}
+		return cli.UsageError{Err: fmt.Errorf("nothing to change: --copies, --label, --scrub-every, --rebuild-rate or --formatted is missing"), Hint: "such as --label tier=gold, or --label tier- to remove it"}
 	case o.formatted != "" && o.formatted != "none":
 		return cli.UsageError{Err: fmt.Errorf("--formatted %q is not known", o.formatted), Hint: "use none: nothing on the volume is needed"}
 	}
@@ -229,7 +254,18 @@ func runVolumeSet(ctx context.Context, api pb.ManagerClient, o volumeSetOptions,
 	if o.every != "" || o.rate != "" {
 		out.Say("the copies of volume %s are compared %s", v.GetName(), scrubSchedule(v))
 	}
+	if o.rebuildRate != "" {
+		out.Say("legs of volume %s are copied at %s", v.GetName(), cmp.Or(rebuildRate(v), "any rate"))
+	}
 	return out.Print(v, nil)
+}
+
+// rebuildRate is the most that is copied to a volume's legs; empty: no limit.
+func rebuildRate(v *pb.Volume) string {
+	if v.GetRebuildBytesPerSecond() == 0 {
+		return ""
+	}
+	return cli.Size(v.GetRebuildBytesPerSecond()) + " a second"
 }
 
 // setLabels adds the changes of labels to a request.

@@ -26,12 +26,13 @@ func Parse(p *pb.WantedAttachment) (*volume.Wanted, error) {
 	}
 	w := &volume.Wanted{
 		Volume: id, Name: name,
-		Size:     block.Size(p.GetSizeBytes()),
-		Epoch:    block.Epoch(p.GetEpoch()),
-		Grant:    p.GetGrant(),
-		BootID:   p.GetBootId(),
-		Equalize: p.GetEqualize(),
-		Detach:   p.GetDetach(),
+		Size:        block.Size(p.GetSizeBytes()),
+		Epoch:       block.Epoch(p.GetEpoch()),
+		Grant:       p.GetGrant(),
+		BootID:      p.GetBootId(),
+		Equalize:    p.GetEqualize(),
+		Detach:      p.GetDetach(),
+		RebuildRate: block.Size(p.GetRebuildBytesPerSecond()),
 		Layout: block.Layout{
 			Stripes: int(p.GetLayout().GetStripes()),
 			Copies:  int(p.GetLayout().GetCopies()),
@@ -169,7 +170,7 @@ func parseLink(p *pb.WantedLink, layout block.Layout) (volume.Link, error) {
 		Leg: leg, NQN: nqn, UUID: uuid,
 		Column: int(p.GetColumn()), Copy: int(p.GetCopy()),
 		Rebuilding: p.GetState() == pb.LegState_LEG_STATE_REBUILDING,
-		Revision:   p.GetRevision(), Node: p.GetNode(), NSID: p.GetNsid(), WriteThrough: p.GetWriteThrough(), CopyAll: p.GetCopyAll(),
+		Revision:   p.GetRevision(), Node: p.GetNode(), NSID: p.GetNsid(), WriteThrough: p.GetWriteThrough(), CopyAll: p.GetCopyAll(), CopyAllSince: p.GetCopyAllSince(),
 		Reborn: p.GetReborn(), Paths: int(p.GetPaths()),
 	}
 	if !l.Rebuilding && p.GetState() != pb.LegState_LEG_STATE_IN_SYNC {

@@ -26,6 +26,9 @@ func Report(v volume.Verdict, id block.VolumeID, epoch block.Epoch, grant uint64
 		r.Holds = append(r.Holds, &pb.HoldReport{Id: h.ID, State: pb.Value[pb.HoldState](string(h.State))})
 	}
 	r.Scrub, r.Scrubs = scrubReport(v.Scrub), v.Scrubs
+	for _, c := range v.Copies {
+		r.Copies = append(r.Copies, &pb.CopyReport{LegId: c.Leg.String(), DoneBytes: uint64(c.Done), TotalBytes: uint64(c.Total), BytesPerSecond: uint64(c.Speed)})
+	}
 	if v.GaveUp != nil {
 		r.GaveUp = &pb.GaveUp{Why: v.GaveUp.Why, WritesLost: v.GaveUp.WritesLost, Reason: pb.Value[pb.GiveUpReason](string(v.GaveUp.Reason))}
 	}

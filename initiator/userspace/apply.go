@@ -45,6 +45,10 @@ func (k *Keeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) er
 		return k.equalize(ctx)
 	case volume.Add:
 		return k.add(w, o)
+	case volume.SetRebuildRate:
+		k.stack.volume.SetRebuildRate(o.Rate)
+		k.stack.rebuildRate = o.Rate
+		return nil
 	case volume.RecordInSync:
 		return k.RecordInSync(ctx, o)
 	case volume.Renew:
@@ -109,6 +113,12 @@ func (k *Keeper) add(w *volume.Wanted, l volume.Add) error {
 	slot := slotOf(w, l.At)
 	slot.tracked = true // from now on the engine knows what the leg misses, even if it is dropped
 	slot.dirty = v.Status().Legs[l.Column][l.Copy].Resync.Total
+	if was := k.memory.slots[l.Place]; was.leg == l.Leg {
+		slot.whole = was.whole
+	}
+	if l.Full {
+		slot.whole = l.Revision
+	}
 	k.memory.slots[l.Place] = slot
 	k.log.Info("rebuild of a leg has begun", "leg", l.Leg.String(), "column", l.Column, "to_copy", slot.dirty.String(), "full", l.Full)
 	return nil

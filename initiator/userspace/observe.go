@@ -87,7 +87,7 @@ func (k *Keeper) observeVolume(s *volume.Seen, w *volume.Wanted) {
 	status := st.volume.Status()
 	s.ReadOnly, s.Size, s.Flushed, s.Copying = st.wanted.ReadOnly, status.Size, st.flushed, st.equalizing
 	s.Holdable, s.Held, s.Quiet, s.Waits = true, status.Suspended, true, status.Held > 0
-	s.Scrub = st.scrub.seen()
+	s.Scrub, s.RebuildRate = st.scrub.seen(), st.rebuildRate
 	if st.equalizing {
 		s.Done, s.Total, s.Whole = status.Equalized.Done, status.Equalized.Total, st.whole
 	}
@@ -134,7 +134,8 @@ func (k *Keeper) observeCopy(w *volume.Wanted, at volume.Place, status engine.Le
 		return volume.CopySeen{}
 	}
 	seen := volume.CopySeen{
-		State: states[status.State], Leg: slot.leg, Node: slot.node, Subsystem: slot.nqn, Tracked: slot.tracked, Dirty: slot.dirty,
+		State: states[status.State], Leg: slot.leg, Node: slot.node, Subsystem: slot.nqn, Tracked: slot.tracked, Dirty: slot.dirty, Whole: slot.whole,
+		Done: status.Resync.Done, Total: status.Resync.Total, Speed: status.Speed,
 		Busy: status.Outstanding > 0, Oldest: status.Oldest, Unflushed: status.Unflushed,
 	}
 	if l := w.At(at.Column, at.Copy); l != nil && l.Leg == slot.leg {

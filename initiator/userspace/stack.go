@@ -33,13 +33,15 @@ type stack struct {
 	open       bool               // that was because somebody has it open
 	scrub      *scrub             // the last one; nil: none
 
+	rebuildRate block.Size
+
 	stopCheckpoints context.CancelFunc
 }
 
 // build builds the volume from its legs in sync.
 func (k *Keeper) build(ctx context.Context, w *volume.Wanted, o volume.Build) error {
 	lease := newLease(k.cfg.Clock)
-	config := engine.Config{Layout: w.Layout, Size: w.Size, BlockSize: block.SectorSize, FailMedium: true, ReadOnly: w.ReadOnly, OnEvent: k.event}
+	config := engine.Config{Layout: w.Layout, Size: w.Size, BlockSize: block.SectorSize, FailMedium: true, ReadOnly: w.ReadOnly, RebuildRate: w.RebuildRate, OnEvent: k.event}
 	if !w.ReadOnly {
 		config.Current = lease.runs
 	}
@@ -58,7 +60,7 @@ func (k *Keeper) build(ctx context.Context, w *volume.Wanted, o volume.Build) er
 		}
 		slots[l.Place] = slotOf(w, l)
 	}
-	k.stack = &stack{wanted: w, volume: v, lease: lease, equal: !w.Equalize || w.Layout.Copies == 1, cancel: func() {}, stopCheckpoints: func() {}}
+	k.stack = &stack{wanted: w, volume: v, rebuildRate: w.RebuildRate, lease: lease, equal: !w.Equalize || w.Layout.Copies == 1, cancel: func() {}, stopCheckpoints: func() {}}
 	k.memory.slots, k.memory.Used = slots, true
 	k.trackIfEqual(ctx)
 	if k.stack.equal && !w.ReadOnly {
@@ -78,6 +80,7 @@ type slot struct {
 	nqn      block.NQN
 	tracked  bool       // the engine knows everything that it may miss
 	dirty    block.Size // bytes to copy when its rebuild began
+	whole    uint64     // the revision at which a copy of all of it began; 0: none did
 }
 
 // memory is what the keeper knows of an epoch but cannot find out by looking.

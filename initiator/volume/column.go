@@ -127,7 +127,15 @@ func (p *planner) soleUnknown(column int) bool {
 func (p *planner) toRebuild(l *Link) bool { return l != nil && !p.inSync(l) && !p.m.Records.Stale(l) }
 
 // full reports whether a rebuilding leg may miss more than is tracked.
-func (p *planner) full(l *Link, c CopySeen) bool { return l.CopyAll || c.Leg != l.Leg || !c.Tracked }
+func (p *planner) full(l *Link, c CopySeen) bool {
+	return l.CopyAll && !c.continues(l) || c.Leg != l.Leg || !c.Tracked
+}
+
+// continues reports whether a copy of all of a leg began here since it became necessary, so that
+// only the rest, and what was written since, is missing.
+func (c CopySeen) continues(l *Link) bool {
+	return c.Whole > 0 && l.CopyAllSince > 0 && c.Whole >= l.CopyAllSince
+}
 
 // complete reports whether every leg that is recorded in sync takes part in I/O, or can. A leg
 // that cannot, while another copy can, is recorded stale: at once if the column is built,

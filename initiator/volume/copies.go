@@ -2,7 +2,8 @@
 
 package volume
 
-// This file is for data paths that add and drop copies one by one (no Capabilities.Tables).
+// This file is for data paths that add and drop copies one by one (no Capabilities.Tables), and
+// for what is said of rebuilds.
 
 func (p *planner) at(m member) At { return At{Place: m.Place, Leg: m.Leg, Revision: m.Link.Revision} }
 
@@ -49,6 +50,24 @@ func (p *planner) changeCopies(k int, want Column) (equal bool) {
 		p.do(Equalize{})
 	}
 	return !c.Equalizing
+}
+
+// pace has rebuilds keep the wanted rate.
+func (p *planner) pace() {
+	if p.c.Paces && p.s.Built() && p.s.RebuildRate != p.w.RebuildRate {
+		p.do(SetRebuildRate{p.w.RebuildRate})
+	}
+}
+
+// tellCopies says how far rebuilds have come.
+func (p *planner) tellCopies() {
+	for _, column := range p.s.Columns {
+		for _, c := range column.Copies {
+			if c.State == Rebuilding && c.Total > 0 {
+				p.v.Copies = append(p.v.Copies, CopyTold{Leg: c.Leg, Done: c.Done, Total: c.Total, Speed: c.Speed})
+			}
+		}
+	}
 }
 
 // renew continues with a live leg whose lost cache held nothing that counts.

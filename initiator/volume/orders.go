@@ -207,6 +207,11 @@ func (o CloseDevice) String() string {
 	return s
 }
 
+// SetRebuildRate changes the most that rebuilds copy in a second.
+type SetRebuildRate struct{ Rate block.Size }
+
+func (o SetRebuildRate) String() string { return "rebuild at " + o.Rate.String() + " a second" }
+
 func legsOf[L fmt.Stringer](legs []L) string {
 	var s strings.Builder
 	for _, l := range legs {

@@ -79,6 +79,7 @@ func (p *planner) serve() {
 	p.holdIO()
 	p.promote()
 	p.dropLost()
+	p.pace()
 	p.device(p.columns())
 	p.grow()
 	p.noteMore()
@@ -87,6 +88,7 @@ func (p *planner) serve() {
 	p.noteSuspects()
 	p.scrub()
 	p.v.Done, p.v.Total = p.s.Done, p.s.Total
+	p.tellCopies()
 }
 
 // columns builds or changes each column, and reports whether all its in-sync copies are in

@@ -180,6 +180,11 @@ type CopySeen struct {
 	Oldest time.Duration
 
 	Dirty block.Size // bytes to copy when its rebuild began
+	// Done, Total and Speed are of its rebuild: bytes, and bytes in a second lately, 0: not known.
+	Done, Total, Speed block.Size
+	// Whole is the revision of the leg at which a copy of all of it began, since which all that it
+	// misses is tracked; 0: none did, or that is not known.
+	Whole uint64
 }
 
 func (c CopySeen) inUse() bool {
@@ -262,6 +267,7 @@ type Seen struct {
 	Flushed     bool       // flushed since the device was removed
 	Done, Total block.Size // bytes copied
 	Scrub       *ScrubSeen // nil: none has begun
+	RebuildRate block.Size // as in Wanted
 
 	// What the keeper adds: the manager's last error when it was asked for a record, the legs
 	// noted in sync on this host's disk, and why that note still names too many.
@@ -387,6 +393,8 @@ type Capabilities struct {
 	KnowsFlushed bool
 	// Scrubs: the data path can compare the copies of a volume in use.
 	Scrubs bool
+	// Paces: the data path can keep rebuilds below a rate.
+	Paces bool
 	// Multipath: the data path can use several paths to a leg.
 	Multipath bool
 	// Moves: the data path can move a path, with its I/O, to another portal of its target.

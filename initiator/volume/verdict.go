@@ -50,6 +50,13 @@ type Verdict struct {
 	Holds       []HoldSeen // the requested holds
 	Scrub       *ScrubSeen // the wanted scrub; nil: it has not begun
 	Scrubs      bool       // the data path can compare copies
+	Copies      []CopyTold // the legs that are copied to
+}
+
+// CopyTold is how far the rebuild of a leg has come, in bytes. Speed is in a second; 0: not known.
+type CopyTold struct {
+	Leg                block.LegID
+	Done, Total, Speed block.Size
 }
 
 // Wait adds something that I/O or the device waits for.

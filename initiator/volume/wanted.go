@@ -20,7 +20,9 @@ type Wanted struct {
 	Detach   bool
 	Holds    []Hold // requests to hold its I/O
 	Scrub    *Scrub // nil: none is wanted
-	Links    []Link // by column, then copy
+	// RebuildRate is the most that is copied to legs in a second; 0: no limit.
+	RebuildRate block.Size
+	Links       []Link // by column, then copy
 }
 
 // Link is a leg that the manager wants used.
@@ -37,6 +39,8 @@ type Link struct {
 	Paths        int // portals to connect to at a time; 0 means 1
 	WriteThrough bool
 	CopyAll      bool // the host's log does not cover all that it misses
+	// CopyAllSince: with CopyAll, the revision since which that is so; 0: not known.
+	CopyAllSince uint64
 	// Reborn is the revision at which the leg last came back in sync but without its drive's
 	// cache; 0: never.
 	Reborn uint64

@@ -2215,6 +2215,7 @@ type AttachmentReport struct {
 	InUse            *InUse                 `protobuf:"bytes,16,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`                      // unset if the host cannot tell
 	Scrub            *ScrubReport           `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"`                                   // of the wanted scrub; unset if it has not begun
 	Scrubs           bool                   `protobuf:"varint,61,opt,name=scrubs,proto3" json:"scrubs,omitempty"`                                // the host can compare the copies
+	Copies           []*CopyReport          `protobuf:"bytes,62,rep,name=copies,proto3" json:"copies,omitempty"`                                 // to legs that are being rebuilt
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -2361,6 +2362,82 @@ func (x *AttachmentReport) GetScrubs() bool {
 	return false
 }
 
+func (x *AttachmentReport) GetCopies() []*CopyReport {
+	if x != nil {
+		return x.Copies
+	}
+	return nil
+}
+
+// CopyReport is how far the rebuild of a leg has come.
+type CopyReport struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	LegId          string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
+	DoneBytes      uint64                 `protobuf:"varint,2,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"`
+	TotalBytes     uint64                 `protobuf:"varint,3,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	BytesPerSecond uint64                 `protobuf:"varint,4,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // lately; 0: not known
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *CopyReport) Reset() {
+	*x = CopyReport{}
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyReport) ProtoMessage() {}
+
+func (x *CopyReport) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
+func (*CopyReport) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *CopyReport) GetLegId() string {
+	if x != nil {
+		return x.LegId
+	}
+	return ""
+}
+
+func (x *CopyReport) GetDoneBytes() uint64 {
+	if x != nil {
+		return x.DoneBytes
+	}
+	return 0
+}
+
+func (x *CopyReport) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *CopyReport) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
 // InUse lists the legs that take part in a volume's I/O on a host, wanted or not.
 type InUse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2371,7 +2448,7 @@ type InUse struct {
 
 func (x *InUse) Reset() {
 	*x = InUse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2383,7 +2460,7 @@ func (x *InUse) String() string {
 func (*InUse) ProtoMessage() {}
 
 func (x *InUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2396,7 +2473,7 @@ func (x *InUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InUse.ProtoReflect.Descriptor instead.
 func (*InUse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *InUse) GetLegIds() []string {
@@ -2431,7 +2508,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2443,7 +2520,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2456,7 +2533,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ScrubReport) GetId() string {
@@ -2554,7 +2631,7 @@ type ScrubPosition struct {
 
 func (x *ScrubPosition) Reset() {
 	*x = ScrubPosition{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2566,7 +2643,7 @@ func (x *ScrubPosition) String() string {
 func (*ScrubPosition) ProtoMessage() {}
 
 func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2579,7 +2656,7 @@ func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubPosition.ProtoReflect.Descriptor instead.
 func (*ScrubPosition) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ScrubPosition) GetColumn() uint32 {
@@ -2613,7 +2690,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2625,7 +2702,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2638,7 +2715,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ScrubFinding) GetColumn() uint32 {
@@ -2706,7 +2783,7 @@ type Copies struct {
 
 func (x *Copies) Reset() {
 	*x = Copies{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2718,7 +2795,7 @@ func (x *Copies) String() string {
 func (*Copies) ProtoMessage() {}
 
 func (x *Copies) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2731,7 +2808,7 @@ func (x *Copies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Copies.ProtoReflect.Descriptor instead.
 func (*Copies) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Copies) GetCopies() []uint32 {
@@ -2753,7 +2830,7 @@ type HoldReport struct {
 
 func (x *HoldReport) Reset() {
 	*x = HoldReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2765,7 +2842,7 @@ func (x *HoldReport) String() string {
 func (*HoldReport) ProtoMessage() {}
 
 func (x *HoldReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2778,7 +2855,7 @@ func (x *HoldReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
 func (*HoldReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *HoldReport) GetId() string {
@@ -2808,7 +2885,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2820,7 +2897,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2833,7 +2910,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -2871,7 +2948,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2883,7 +2960,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2896,7 +2973,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -2947,7 +3024,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2959,7 +3036,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2972,7 +3049,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -3025,16 +3102,17 @@ type WantedAttachment struct {
 	Legs         []*WantedLink          `protobuf:"bytes,11,rep,name=legs,proto3" json:"legs,omitempty"`
 	// The grants of a shared volume have the same epoch and differ in this number. As with
 	// epochs, a device built for another grant has ended, and its I/O fails.
-	Grant         uint64  `protobuf:"varint,14,opt,name=grant,proto3" json:"grant,omitempty"`
-	Holds         []*Hold `protobuf:"bytes,15,rep,name=holds,proto3" json:"holds,omitempty"`
-	Scrub         *Scrub  `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Grant                 uint64  `protobuf:"varint,14,opt,name=grant,proto3" json:"grant,omitempty"`
+	Holds                 []*Hold `protobuf:"bytes,15,rep,name=holds,proto3" json:"holds,omitempty"`
+	Scrub                 *Scrub  `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"`
+	RebuildBytesPerSecond uint64  `protobuf:"varint,61,opt,name=rebuild_bytes_per_second,json=rebuildBytesPerSecond,proto3" json:"rebuild_bytes_per_second,omitempty"` // as in Volume; 0: no limit
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3046,7 +3124,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3059,7 +3137,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -3160,6 +3238,13 @@ func (x *WantedAttachment) GetScrub() *Scrub {
 	return nil
 }
 
+func (x *WantedAttachment) GetRebuildBytesPerSecond() uint64 {
+	if x != nil {
+		return x.RebuildBytesPerSecond
+	}
+	return 0
+}
+
 // Scrub asks the host to compare the copies of the volume while it serves it. A scrub that is
 // no longer listed stops. Each new one needs a new id.
 type Scrub struct {
@@ -3180,7 +3265,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3192,7 +3277,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3205,7 +3290,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Scrub) GetId() string {
@@ -3270,7 +3355,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3282,7 +3367,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3295,7 +3380,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Hold) GetId() string {
@@ -3337,14 +3422,18 @@ type WantedLink struct {
 	Reborn uint64 `protobuf:"varint,13,opt,name=reborn,proto3" json:"reborn,omitempty"`
 	// How many portals the host connects to at a time. 0 means 1. Hosts that cannot use
 	// several connect to one. The target's export must allow as many.
-	Paths         uint32 `protobuf:"varint,14,opt,name=paths,proto3" json:"paths,omitempty"`
+	Paths uint32 `protobuf:"varint,14,opt,name=paths,proto3" json:"paths,omitempty"`
+	// With copy_all, the revision of the leg since which it is needed; 0: not known. A host that
+	// began to copy all of the leg at this revision or a later one, and has tracked what the leg
+	// misses since, copies only that.
+	CopyAllSince  uint64 `protobuf:"varint,15,opt,name=copy_all_since,json=copyAllSince,proto3" json:"copy_all_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3356,7 +3445,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3369,7 +3458,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -3470,6 +3559,13 @@ func (x *WantedLink) GetPaths() uint32 {
 	return 0
 }
 
+func (x *WantedLink) GetCopyAllSince() uint64 {
+	if x != nil {
+		return x.CopyAllSince
+	}
+	return 0
+}
+
 type RecordStaleRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Node     string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -3485,7 +3581,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3497,7 +3593,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3510,7 +3606,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -3567,7 +3663,7 @@ type StaleLeg struct {
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3579,7 +3675,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3592,7 +3688,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -3630,7 +3726,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3642,7 +3738,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3655,7 +3751,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -3698,7 +3794,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3710,7 +3806,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3723,7 +3819,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -3765,7 +3861,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3777,7 +3873,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3790,7 +3886,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -3825,7 +3921,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3837,7 +3933,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3850,7 +3946,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -4081,7 +4177,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04legs\x18\x03 \x03(\v2\x14.weft.v1.EvidenceLegR\x04legs\"@\n" +
 	"\vEvidenceLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"\xc8\x04\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\xf5\x04\n" +
 	"\x10AttachmentReport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12.\n" +
@@ -4101,7 +4197,16 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x05holds\x18\x0f \x03(\v2\x13.weft.v1.HoldReportR\x05holds\x12%\n" +
 	"\x06in_use\x18\x10 \x01(\v2\x0e.weft.v1.InUseR\x05inUse\x12*\n" +
 	"\x05scrub\x18< \x01(\v2\x14.weft.v1.ScrubReportR\x05scrub\x12\x16\n" +
-	"\x06scrubs\x18= \x01(\bR\x06scrubs\" \n" +
+	"\x06scrubs\x18= \x01(\bR\x06scrubs\x12+\n" +
+	"\x06copies\x18> \x03(\v2\x13.weft.v1.CopyReportR\x06copies\"\x8d\x01\n" +
+	"\n" +
+	"CopyReport\x12\x15\n" +
+	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1d\n" +
+	"\n" +
+	"done_bytes\x18\x02 \x01(\x04R\tdoneBytes\x12\x1f\n" +
+	"\vtotal_bytes\x18\x03 \x01(\x04R\n" +
+	"totalBytes\x12(\n" +
+	"\x10bytes_per_second\x18\x04 \x01(\x04R\x0ebytesPerSecond\" \n" +
 	"\x05InUse\x12\x17\n" +
 	"\aleg_ids\x18\x01 \x03(\tR\x06legIds\"\xf1\x02\n" +
 	"\vScrubReport\x12\x0e\n" +
@@ -4161,7 +4266,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12;\n" +
 	"\vattachments\x18\x03 \x03(\v2\x19.weft.v1.WantedAttachmentR\vattachments\x12$\n" +
 	"\x05scale\x18\x04 \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
-	"\x04term\x18\x05 \x01(\x04R\x04term\"\xd4\x03\n" +
+	"\x04term\x18\x05 \x01(\x04R\x04term\"\x8d\x04\n" +
 	"\x10WantedAttachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
 	"\vvolume_name\x18\x02 \x01(\tR\n" +
@@ -4179,7 +4284,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04legs\x18\v \x03(\v2\x13.weft.v1.WantedLinkR\x04legs\x12\x14\n" +
 	"\x05grant\x18\x0e \x01(\x04R\x05grant\x12#\n" +
 	"\x05holds\x18\x0f \x03(\v2\r.weft.v1.HoldR\x05holds\x12$\n" +
-	"\x05scrub\x18< \x01(\v2\x0e.weft.v1.ScrubR\x05scrub\"\xd9\x01\n" +
+	"\x05scrub\x18< \x01(\v2\x0e.weft.v1.ScrubR\x05scrub\x127\n" +
+	"\x18rebuild_bytes_per_second\x18= \x01(\x04R\x15rebuildBytesPerSecond\"\xd9\x01\n" +
 	"\x05Scrub\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
 	"\x10bytes_per_second\x18\x02 \x01(\x04R\x0ebytesPerSecond\x12\x16\n" +
@@ -4190,7 +4296,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\brecorded\x18\a \x01(\x04R\brecorded\"G\n" +
 	"\x04Hold\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12/\n" +
-	"\x05limit\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05limit\"\xfb\x02\n" +
+	"\x05limit\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05limit\"\xa1\x03\n" +
 	"\n" +
 	"WantedLink\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
@@ -4207,7 +4313,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\rwrite_through\x18\v \x01(\bR\fwriteThrough\x12\x19\n" +
 	"\bcopy_all\x18\f \x01(\bR\acopyAll\x12\x16\n" +
 	"\x06reborn\x18\r \x01(\x04R\x06reborn\x12\x14\n" +
-	"\x05paths\x18\x0e \x01(\rR\x05paths\"\xb3\x01\n" +
+	"\x05paths\x18\x0e \x01(\rR\x05paths\x12$\n" +
+	"\x0ecopy_all_since\x18\x0f \x01(\x04R\fcopyAllSince\"\xb3\x01\n" +
 	"\x12RecordStaleRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tvolume_id\x18\x02 \x01(\tR\bvolumeId\x12\x14\n" +
@@ -4302,7 +4409,7 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(AttachmentPhase)(0),          // 0: weft.v1.AttachmentPhase
 	(ScrubOutcome)(0),             // 1: weft.v1.ScrubOutcome
@@ -4329,120 +4436,122 @@ var file_weft_v1_agent_proto_goTypes = []any{
 	(*Evidence)(nil),              // 22: weft.v1.Evidence
 	(*EvidenceLeg)(nil),           // 23: weft.v1.EvidenceLeg
 	(*AttachmentReport)(nil),      // 24: weft.v1.AttachmentReport
-	(*InUse)(nil),                 // 25: weft.v1.InUse
-	(*ScrubReport)(nil),           // 26: weft.v1.ScrubReport
-	(*ScrubPosition)(nil),         // 27: weft.v1.ScrubPosition
-	(*ScrubFinding)(nil),          // 28: weft.v1.ScrubFinding
-	(*Copies)(nil),                // 29: weft.v1.Copies
-	(*HoldReport)(nil),            // 30: weft.v1.HoldReport
-	(*GaveUp)(nil),                // 31: weft.v1.GaveUp
-	(*LegLink)(nil),               // 32: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 33: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 34: weft.v1.WantedAttachment
-	(*Scrub)(nil),                 // 35: weft.v1.Scrub
-	(*Hold)(nil),                  // 36: weft.v1.Hold
-	(*WantedLink)(nil),            // 37: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 38: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 39: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 40: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 41: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 42: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 43: weft.v1.RecordInSyncResponse
-	nil,                           // 44: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 45: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 46: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 47: weft.v1.Portal
-	(*Device)(nil),                // 48: weft.v1.Device
-	(*Problem)(nil),               // 49: weft.v1.Problem
-	(*Extent)(nil),                // 50: weft.v1.Extent
-	(ImageKind)(0),                // 51: weft.v1.ImageKind
-	(*Layout)(nil),                // 52: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 53: google.protobuf.Timestamp
-	(*Host)(nil),                  // 54: weft.v1.Host
-	(AttachMode)(0),               // 55: weft.v1.AttachMode
-	(*Place)(nil),                 // 56: weft.v1.Place
-	(*durationpb.Duration)(nil),   // 57: google.protobuf.Duration
-	(LegState)(0),                 // 58: weft.v1.LegState
+	(*CopyReport)(nil),            // 25: weft.v1.CopyReport
+	(*InUse)(nil),                 // 26: weft.v1.InUse
+	(*ScrubReport)(nil),           // 27: weft.v1.ScrubReport
+	(*ScrubPosition)(nil),         // 28: weft.v1.ScrubPosition
+	(*ScrubFinding)(nil),          // 29: weft.v1.ScrubFinding
+	(*Copies)(nil),                // 30: weft.v1.Copies
+	(*HoldReport)(nil),            // 31: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 32: weft.v1.GaveUp
+	(*LegLink)(nil),               // 33: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 34: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 35: weft.v1.WantedAttachment
+	(*Scrub)(nil),                 // 36: weft.v1.Scrub
+	(*Hold)(nil),                  // 37: weft.v1.Hold
+	(*WantedLink)(nil),            // 38: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 39: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 40: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 41: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 42: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 43: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 44: weft.v1.RecordInSyncResponse
+	nil,                           // 45: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 46: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 47: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 48: weft.v1.Portal
+	(*Device)(nil),                // 49: weft.v1.Device
+	(*Problem)(nil),               // 50: weft.v1.Problem
+	(*Extent)(nil),                // 51: weft.v1.Extent
+	(ImageKind)(0),                // 52: weft.v1.ImageKind
+	(*Layout)(nil),                // 53: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 54: google.protobuf.Timestamp
+	(*Host)(nil),                  // 55: weft.v1.Host
+	(AttachMode)(0),               // 56: weft.v1.AttachMode
+	(*Place)(nil),                 // 57: weft.v1.Place
+	(*durationpb.Duration)(nil),   // 58: google.protobuf.Duration
+	(LegState)(0),                 // 59: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
 	7,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
 	8,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	44, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	47, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	48, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	45, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	48, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	49, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
 	10, // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
 	13, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
 	14, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
 	15, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	49, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	50, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
 	6,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
 	11, // 11: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	50, // 12: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	51, // 12: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
 	12, // 13: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	51, // 14: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	52, // 15: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	45, // 16: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	53, // 17: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	52, // 14: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	53, // 15: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	46, // 16: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	54, // 17: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
 	17, // 18: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
 	18, // 19: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
 	14, // 20: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
 	19, // 21: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
 	6,  // 22: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	50, // 23: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	51, // 23: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
 	12, // 24: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	51, // 25: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	54, // 26: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	52, // 25: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	55, // 26: weft.v1.WantedExport.host:type_name -> weft.v1.Host
 	20, // 27: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	46, // 28: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	54, // 29: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	47, // 28: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	55, // 29: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
 	24, // 30: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	49, // 31: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	50, // 31: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
 	22, // 32: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
 	6,  // 33: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
 	23, // 34: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
 	0,  // 35: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	32, // 36: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	31, // 37: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	30, // 38: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	25, // 39: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	26, // 40: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	28, // 41: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	27, // 42: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
-	29, // 43: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	29, // 44: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	1,  // 45: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
-	2,  // 46: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	3,  // 47: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	4,  // 48: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	34, // 49: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	6,  // 50: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	52, // 51: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	55, // 52: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	37, // 53: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	36, // 54: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	35, // 55: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	56, // 56: weft.v1.Scrub.from:type_name -> weft.v1.Place
-	27, // 57: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	57, // 58: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	58, // 59: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	47, // 60: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	39, // 61: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	5,  // 62: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	53, // 63: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	42, // 64: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	9,  // 65: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	21, // 66: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	38, // 67: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	41, // 68: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	16, // 69: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	33, // 70: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	40, // 71: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	43, // 72: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	69, // [69:73] is the sub-list for method output_type
-	65, // [65:69] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	33, // 36: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	32, // 37: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	31, // 38: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	26, // 39: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	27, // 40: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	25, // 41: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
+	29, // 42: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	28, // 43: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	30, // 44: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	30, // 45: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	1,  // 46: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	2,  // 47: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	3,  // 48: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	4,  // 49: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	35, // 50: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	6,  // 51: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	53, // 52: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	56, // 53: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	38, // 54: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	37, // 55: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	36, // 56: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	57, // 57: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	28, // 58: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	58, // 59: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	59, // 60: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	48, // 61: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	40, // 62: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	5,  // 63: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	54, // 64: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	43, // 65: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	9,  // 66: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	21, // 67: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	39, // 68: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	42, // 69: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	16, // 70: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	34, // 71: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	41, // 72: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	44, // 73: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	70, // [70:74] is the sub-list for method output_type
+	66, // [66:70] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -4451,14 +4560,14 @@ func file_weft_v1_agent_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_agent_proto_msgTypes[22].OneofWrappers = []any{}
+	file_weft_v1_agent_proto_msgTypes[23].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   41,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

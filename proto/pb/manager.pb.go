@@ -2191,8 +2191,11 @@ type UpdateVolumeRequest struct {
 	// unchanged.
 	ScrubEverySeconds   *uint64 `protobuf:"varint,60,opt,name=scrub_every_seconds,json=scrubEverySeconds,proto3,oneof" json:"scrub_every_seconds,omitempty"`
 	ScrubBytesPerSecond *uint64 `protobuf:"varint,61,opt,name=scrub_bytes_per_second,json=scrubBytesPerSecond,proto3,oneof" json:"scrub_bytes_per_second,omitempty"` // of such a scrub; 0: no limit
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// The most that its host copies to legs in a second, all of them together; 0: no limit.
+	// Unset: unchanged.
+	RebuildBytesPerSecond *uint64 `protobuf:"varint,62,opt,name=rebuild_bytes_per_second,json=rebuildBytesPerSecond,proto3,oneof" json:"rebuild_bytes_per_second,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
 func (x *UpdateVolumeRequest) Reset() {
@@ -2270,6 +2273,13 @@ func (x *UpdateVolumeRequest) GetScrubEverySeconds() uint64 {
 func (x *UpdateVolumeRequest) GetScrubBytesPerSecond() uint64 {
 	if x != nil && x.ScrubBytesPerSecond != nil {
 		return *x.ScrubBytesPerSecond
+	}
+	return 0
+}
+
+func (x *UpdateVolumeRequest) GetRebuildBytesPerSecond() uint64 {
+	if x != nil && x.RebuildBytesPerSecond != nil {
+		return *x.RebuildBytesPerSecond
 	}
 	return 0
 }
@@ -3555,7 +3565,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x06repair\x18\x04 \x01(\bR\x06repair\x12\"\n" +
 	"\x04from\x18\x05 \x03(\v2\x0e.weft.v1.PlaceR\x04from\x12\x14\n" +
 	"\x05pause\x18\x06 \x01(\bR\x05pause\x12\x16\n" +
-	"\x06resume\x18\a \x01(\bR\x06resume\"\xb4\x03\n" +
+	"\x06resume\x18\a \x01(\bR\x06resume\"\x8f\x04\n" +
 	"\x13UpdateVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12J\n" +
 	"\n" +
@@ -3564,12 +3574,14 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\tformatted\x18\x04 \x01(\tR\tformatted\x12\x16\n" +
 	"\x06copies\x18\x05 \x01(\rR\x06copies\x123\n" +
 	"\x13scrub_every_seconds\x18< \x01(\x04H\x00R\x11scrubEverySeconds\x88\x01\x01\x128\n" +
-	"\x16scrub_bytes_per_second\x18= \x01(\x04H\x01R\x13scrubBytesPerSecond\x88\x01\x01\x1a<\n" +
+	"\x16scrub_bytes_per_second\x18= \x01(\x04H\x01R\x13scrubBytesPerSecond\x88\x01\x01\x12<\n" +
+	"\x18rebuild_bytes_per_second\x18> \x01(\x04H\x02R\x15rebuildBytesPerSecond\x88\x01\x01\x1a<\n" +
 	"\x0eSetLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x16\n" +
 	"\x14_scrub_every_secondsB\x19\n" +
-	"\x17_scrub_bytes_per_second\"\xa0\x01\n" +
+	"\x17_scrub_bytes_per_secondB\x1b\n" +
+	"\x19_rebuild_bytes_per_second\"\xa0\x01\n" +
 	"\x12GetCapacityRequest\x12\x16\n" +
 	"\x06copies\x18\x01 \x01(\rR\x06copies\x12\x18\n" +
 	"\astripes\x18\x02 \x01(\rR\astripes\x12\x12\n" +

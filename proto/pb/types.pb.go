@@ -1866,8 +1866,11 @@ type Volume struct {
 	PastScrubs          []*VolumeScrub `protobuf:"bytes,61,rep,name=past_scrubs,json=pastScrubs,proto3" json:"past_scrubs,omitempty"`                                 // those before it, newest first; a few
 	ScrubEverySeconds   uint64         `protobuf:"varint,62,opt,name=scrub_every_seconds,json=scrubEverySeconds,proto3" json:"scrub_every_seconds,omitempty"`         // how often a scrub begins by itself; 0: never
 	ScrubBytesPerSecond uint64         `protobuf:"varint,63,opt,name=scrub_bytes_per_second,json=scrubBytesPerSecond,proto3" json:"scrub_bytes_per_second,omitempty"` // of such a scrub, as in VolumeScrub
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// The most that its host copies to legs in a second, all of them together; 0: no limit.
+	RebuildBytesPerSecond uint64     `protobuf:"varint,64,opt,name=rebuild_bytes_per_second,json=rebuildBytesPerSecond,proto3" json:"rebuild_bytes_per_second,omitempty"`
+	Rebuilds              []*Rebuild `protobuf:"bytes,65,rep,name=rebuilds,proto3" json:"rebuilds,omitempty"` // those under way and the last ones, newest first
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
 func (x *Volume) Reset() {
@@ -2061,6 +2064,161 @@ func (x *Volume) GetScrubBytesPerSecond() uint64 {
 	return 0
 }
 
+func (x *Volume) GetRebuildBytesPerSecond() uint64 {
+	if x != nil {
+		return x.RebuildBytesPerSecond
+	}
+	return 0
+}
+
+func (x *Volume) GetRebuilds() []*Rebuild {
+	if x != nil {
+		return x.Rebuilds
+	}
+	return nil
+}
+
+// Rebuild is the copying of a column's data to one leg.
+type Rebuild struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	LegId          string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
+	Column         uint32                 `protobuf:"varint,2,opt,name=column,proto3" json:"column,omitempty"`
+	Copy           uint32                 `protobuf:"varint,3,opt,name=copy,proto3" json:"copy,omitempty"`
+	Node           string                 `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`                      // of the leg
+	DriveId        string                 `protobuf:"bytes,5,opt,name=drive_id,json=driveId,proto3" json:"drive_id,omitempty"` // of the leg
+	Replaces       string                 `protobuf:"bytes,6,opt,name=replaces,proto3" json:"replaces,omitempty"`              // the node of the leg that it takes the place of; empty: the leg was there before
+	Began          *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=began,proto3" json:"began,omitempty"`
+	Ended          *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=ended,proto3" json:"ended,omitempty"`   // unset: it is under way
+	Failed         string                 `protobuf:"bytes,9,opt,name=failed,proto3" json:"failed,omitempty"` // why it ended early; empty: the leg is in sync, or not yet
+	DoneBytes      uint64                 `protobuf:"varint,10,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"`
+	TotalBytes     uint64                 `protobuf:"varint,11,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`               // 0: not known
+	BytesPerSecond uint64                 `protobuf:"varint,12,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // lately, of one under way; 0: not known
+	Left           *durationpb.Duration   `protobuf:"bytes,13,opt,name=left,proto3" json:"left,omitempty"`                                              // of one under way, at that rate; unset: not known
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Rebuild) Reset() {
+	*x = Rebuild{}
+	mi := &file_weft_v1_types_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Rebuild) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Rebuild) ProtoMessage() {}
+
+func (x *Rebuild) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_types_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Rebuild.ProtoReflect.Descriptor instead.
+func (*Rebuild) Descriptor() ([]byte, []int) {
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Rebuild) GetLegId() string {
+	if x != nil {
+		return x.LegId
+	}
+	return ""
+}
+
+func (x *Rebuild) GetColumn() uint32 {
+	if x != nil {
+		return x.Column
+	}
+	return 0
+}
+
+func (x *Rebuild) GetCopy() uint32 {
+	if x != nil {
+		return x.Copy
+	}
+	return 0
+}
+
+func (x *Rebuild) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Rebuild) GetDriveId() string {
+	if x != nil {
+		return x.DriveId
+	}
+	return ""
+}
+
+func (x *Rebuild) GetReplaces() string {
+	if x != nil {
+		return x.Replaces
+	}
+	return ""
+}
+
+func (x *Rebuild) GetBegan() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Began
+	}
+	return nil
+}
+
+func (x *Rebuild) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *Rebuild) GetFailed() string {
+	if x != nil {
+		return x.Failed
+	}
+	return ""
+}
+
+func (x *Rebuild) GetDoneBytes() uint64 {
+	if x != nil {
+		return x.DoneBytes
+	}
+	return 0
+}
+
+func (x *Rebuild) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *Rebuild) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *Rebuild) GetLeft() *durationpb.Duration {
+	if x != nil {
+		return x.Left
+	}
+	return nil
+}
+
 // VolumeScrub is a comparison of a volume's copies, and a repair of what differs if that was
 // asked for.
 type VolumeScrub struct {
@@ -2084,7 +2242,7 @@ type VolumeScrub struct {
 
 func (x *VolumeScrub) Reset() {
 	*x = VolumeScrub{}
-	mi := &file_weft_v1_types_proto_msgTypes[14]
+	mi := &file_weft_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2096,7 +2254,7 @@ func (x *VolumeScrub) String() string {
 func (*VolumeScrub) ProtoMessage() {}
 
 func (x *VolumeScrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[14]
+	mi := &file_weft_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2109,7 +2267,7 @@ func (x *VolumeScrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeScrub.ProtoReflect.Descriptor instead.
 func (*VolumeScrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *VolumeScrub) GetBegan() *timestamppb.Timestamp {
@@ -2214,7 +2372,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_weft_v1_types_proto_msgTypes[15]
+	mi := &file_weft_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2226,7 +2384,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[15]
+	mi := &file_weft_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2239,7 +2397,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Place) GetColumn() uint32 {
@@ -2279,7 +2437,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_weft_v1_types_proto_msgTypes[16]
+	mi := &file_weft_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2291,7 +2449,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[16]
+	mi := &file_weft_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2304,7 +2462,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Attachment) GetVolumeId() string {
@@ -2421,7 +2579,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_weft_v1_types_proto_msgTypes[17]
+	mi := &file_weft_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2433,7 +2591,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[17]
+	mi := &file_weft_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2446,7 +2604,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -2649,7 +2807,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\vstale_since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"staleSince\x12\x16\n" +
-	"\x06reason\x18\v \x01(\tR\x06reason\"\xb1\a\n" +
+	"\x06reason\x18\v \x01(\tR\x06reason\"\x98\b\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -2680,10 +2838,29 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\vpast_scrubs\x18= \x03(\v2\x14.weft.v1.VolumeScrubR\n" +
 	"pastScrubs\x12.\n" +
 	"\x13scrub_every_seconds\x18> \x01(\x04R\x11scrubEverySeconds\x123\n" +
-	"\x16scrub_bytes_per_second\x18? \x01(\x04R\x13scrubBytesPerSecond\x1a9\n" +
+	"\x16scrub_bytes_per_second\x18? \x01(\x04R\x13scrubBytesPerSecond\x127\n" +
+	"\x18rebuild_bytes_per_second\x18@ \x01(\x04R\x15rebuildBytesPerSecond\x12,\n" +
+	"\brebuilds\x18A \x03(\v2\x10.weft.v1.RebuildR\brebuilds\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xba\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xac\x03\n" +
+	"\aRebuild\x12\x15\n" +
+	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
+	"\x06column\x18\x02 \x01(\rR\x06column\x12\x12\n" +
+	"\x04copy\x18\x03 \x01(\rR\x04copy\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\x12\x19\n" +
+	"\bdrive_id\x18\x05 \x01(\tR\adriveId\x12\x1a\n" +
+	"\breplaces\x18\x06 \x01(\tR\breplaces\x120\n" +
+	"\x05began\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05began\x120\n" +
+	"\x05ended\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
+	"\x06failed\x18\t \x01(\tR\x06failed\x12\x1d\n" +
+	"\n" +
+	"done_bytes\x18\n" +
+	" \x01(\x04R\tdoneBytes\x12\x1f\n" +
+	"\vtotal_bytes\x18\v \x01(\x04R\n" +
+	"totalBytes\x12(\n" +
+	"\x10bytes_per_second\x18\f \x01(\x04R\x0ebytesPerSecond\x12-\n" +
+	"\x04left\x18\r \x01(\v2\x19.google.protobuf.DurationR\x04left\"\xba\x03\n" +
 	"\vVolumeScrub\x120\n" +
 	"\x05began\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05began\x120\n" +
 	"\x05ended\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x18\n" +
@@ -2804,7 +2981,7 @@ func file_weft_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_weft_v1_types_proto_goTypes = []any{
 	(Transport)(0),                // 0: weft.v1.Transport
 	(DriveState)(0),               // 1: weft.v1.DriveState
@@ -2829,65 +3006,70 @@ var file_weft_v1_types_proto_goTypes = []any{
 	(*Extent)(nil),                // 20: weft.v1.Extent
 	(*Leg)(nil),                   // 21: weft.v1.Leg
 	(*Volume)(nil),                // 22: weft.v1.Volume
-	(*VolumeScrub)(nil),           // 23: weft.v1.VolumeScrub
-	(*Place)(nil),                 // 24: weft.v1.Place
-	(*Attachment)(nil),            // 25: weft.v1.Attachment
-	(*Event)(nil),                 // 26: weft.v1.Event
-	nil,                           // 27: weft.v1.Node.LabelsEntry
-	nil,                           // 28: weft.v1.Drive.LabelsEntry
-	nil,                           // 29: weft.v1.Pool.SelectorEntry
-	nil,                           // 30: weft.v1.Volume.LabelsEntry
-	nil,                           // 31: weft.v1.Event.AttributesEntry
-	(*timestamppb.Timestamp)(nil), // 32: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 33: google.protobuf.Duration
+	(*Rebuild)(nil),               // 23: weft.v1.Rebuild
+	(*VolumeScrub)(nil),           // 24: weft.v1.VolumeScrub
+	(*Place)(nil),                 // 25: weft.v1.Place
+	(*Attachment)(nil),            // 26: weft.v1.Attachment
+	(*Event)(nil),                 // 27: weft.v1.Event
+	nil,                           // 28: weft.v1.Node.LabelsEntry
+	nil,                           // 29: weft.v1.Drive.LabelsEntry
+	nil,                           // 30: weft.v1.Pool.SelectorEntry
+	nil,                           // 31: weft.v1.Volume.LabelsEntry
+	nil,                           // 32: weft.v1.Event.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 34: google.protobuf.Duration
 }
 var file_weft_v1_types_proto_depIdxs = []int32{
 	0,  // 0: weft.v1.Portal.transport:type_name -> weft.v1.Transport
-	27, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
+	28, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
 	9,  // 2: weft.v1.Node.portals:type_name -> weft.v1.Portal
 	10, // 3: weft.v1.Node.host:type_name -> weft.v1.Host
 	12, // 4: weft.v1.Node.target:type_name -> weft.v1.AgentStatus
 	12, // 5: weft.v1.Node.initiator:type_name -> weft.v1.AgentStatus
-	32, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
-	32, // 7: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
+	33, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
+	33, // 7: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
 	13, // 8: weft.v1.AgentStatus.problems:type_name -> weft.v1.Problem
-	33, // 9: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
-	32, // 10: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	28, // 11: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
+	34, // 9: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
+	33, // 10: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	29, // 11: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
 	1,  // 12: weft.v1.Drive.state:type_name -> weft.v1.DriveState
 	15, // 13: weft.v1.Drive.health:type_name -> weft.v1.DriveHealth
-	32, // 14: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
+	33, // 14: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
 	16, // 15: weft.v1.DriveHealth.smart:type_name -> weft.v1.SmartLog
-	33, // 16: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
+	34, // 16: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
 	15, // 17: weft.v1.Device.health:type_name -> weft.v1.DriveHealth
-	29, // 18: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
+	30, // 18: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
 	20, // 19: weft.v1.Leg.extents:type_name -> weft.v1.Extent
 	3,  // 20: weft.v1.Leg.state:type_name -> weft.v1.LegState
-	32, // 21: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
+	33, // 21: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
 	19, // 22: weft.v1.Volume.layout:type_name -> weft.v1.Layout
-	30, // 23: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
+	31, // 23: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
 	4,  // 24: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
 	5,  // 25: weft.v1.Volume.health:type_name -> weft.v1.Health
 	21, // 26: weft.v1.Volume.legs:type_name -> weft.v1.Leg
-	25, // 27: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
-	32, // 28: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	25, // 29: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
-	23, // 30: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
-	23, // 31: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
-	32, // 32: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
-	32, // 33: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
-	24, // 34: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
-	6,  // 35: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
-	7,  // 36: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
-	32, // 37: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
-	32, // 38: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
-	8,  // 39: weft.v1.Event.severity:type_name -> weft.v1.Severity
-	31, // 40: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
-	41, // [41:41] is the sub-list for method output_type
-	41, // [41:41] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	26, // 27: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
+	33, // 28: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	26, // 29: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
+	24, // 30: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
+	24, // 31: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
+	23, // 32: weft.v1.Volume.rebuilds:type_name -> weft.v1.Rebuild
+	33, // 33: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
+	33, // 34: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
+	34, // 35: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
+	33, // 36: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
+	33, // 37: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
+	25, // 38: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
+	6,  // 39: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
+	7,  // 40: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
+	33, // 41: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
+	33, // 42: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
+	8,  // 43: weft.v1.Event.severity:type_name -> weft.v1.Severity
+	32, // 44: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
+	45, // [45:45] is the sub-list for method output_type
+	45, // [45:45] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_types_proto_init() }
@@ -2902,7 +3084,7 @@ func file_weft_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_types_proto_rawDesc), len(file_weft_v1_types_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   23,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

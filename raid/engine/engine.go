@@ -102,7 +102,8 @@ type LegStatus struct {
 	// Dirty counts the regions that the leg misses, of Regions in all. A rebuild copies
 	// until Dirty is zero.
 	Dirty, Regions uint64
-	Resync         Progress // Rebuilding: of the rebuild
+	Resync         Progress   // Rebuilding: of the rebuild
+	Speed          block.Size // Rebuilding: what it copied in a second lately; 0: not known
 }
 
 // Status is the status of a volume at one moment.

@@ -49,13 +49,15 @@ const (
 	phaseStarted
 )
 
-// job says what a copy is for; exactly one field is set. It is not an interface, because a
+// job says what a copy is for; exactly one of its pointers is set. It is not an interface, because a
 // call through one would make effects escape to the heap for every IO.
 type job struct {
 	lane  *lane      // a copy of a rebuild
 	equal *equalLane // a copy of an equalizer
-	last  *rebuild   // the last flush of a rebuild
+	last  *rebuild   // the last flush of a rebuild, or with midway one before it
 	scrub *Scrub     // a comparison or a repair
+
+	midway bool
 }
 
 // start starts a job's extent IO, or starts it again. The shard is locked.
@@ -111,7 +113,7 @@ func (j job) done(err error) {
 		j.equal.done(err)
 	case j.scrub != nil:
 		j.scrub.done(err)
-	case err == nil:
+	case err == nil && !j.midway:
 		j.last.caughtUp()
 	}
 }

@@ -18,6 +18,9 @@ const (
 	mostLanes = 4
 	allLanes  = 16
 	longPause = 100 * time.Millisecond
+	// flushUnit is how much a rebuild copies before it makes that durable. What is not durable
+	// when its leg is dropped is copied again.
+	flushUnit = 256 << 20
 )
 
 // errLeft ends a copy whose leg was dropped meanwhile.
@@ -40,6 +43,8 @@ type rebuild struct {
 	cursor    uint64 // the next region to look at
 	lanes     []lane
 	finishing bool // everything is copied
+	speed     speedometer
+	unflushed int64 // bytes copied since the last flush began
 }
 
 // lane makes one copy after another.
@@ -208,11 +213,35 @@ func (ln *lane) done(err error) {
 	if ln.off += ln.length; ln.off >= ln.end {
 		ln.copied()
 	}
+	r.count(ln.length)
 	if pause := max(ln.pause(), rest); pause > 0 {
 		v.clock.after(pause, ln.kick)
 		return
 	}
 	ln.kick()
+}
+
+// count adds up what is copied, and makes it durable from time to time.
+func (r *rebuild) count(n int64) {
+	v := r.c.v
+	r.mu.Lock()
+	r.speed.add(v.clock.now(), n)
+	r.unflushed += n
+	due := r.unflushed >= v.flushUnit
+	if due {
+		r.unflushed = 0
+	}
+	r.mu.Unlock()
+	if due && r.caches() {
+		v.copies(r.c, kindCopy, 0, 0, job{last: r, midway: true})
+	}
+}
+
+// caches reports whether the leg has a volatile cache.
+func (r *rebuild) caches() bool {
+	r.c.shards[0].mu.Lock()
+	defer r.c.shards[0].mu.Unlock()
+	return r.c.legs[r.copy].caches.Load() && !r.c.v.weak.unflushed
 }
 
 // copied ends a region: the leg no longer misses it.
@@ -285,10 +314,7 @@ func (ln *lane) answered(p *extentIO, s *legIO, err error, e *effects) {
 
 // flush makes the copied data durable, before the leg counts as caught up.
 func (r *rebuild) flush() {
-	r.c.shards[0].mu.Lock()
-	caches := r.c.legs[r.copy].caches.Load() && !r.c.v.weak.unflushed
-	r.c.shards[0].mu.Unlock()
-	if caches {
+	if r.caches() {
 		r.c.v.copies(r.c, kindCopy, 0, 0, job{last: r})
 		return
 	}
@@ -336,6 +362,26 @@ func (c *column) failed(copy int) bool {
 		}
 	}
 	return false
+}
+
+// speedEvery is the time over which the speed of a rebuild is measured.
+const speedEvery = 5 * time.Second
+
+// speedometer measures how fast a rebuild has been lately.
+type speedometer struct {
+	since, bytes int64
+	last         block.Size // in a second, before since; 0: not known
+}
+
+func (m *speedometer) add(now, bytes int64) {
+	if m.since == 0 {
+		m.since = now
+	}
+	m.bytes += bytes
+	if past := now - m.since; past >= int64(speedEvery) {
+		m.last = block.Size(float64(m.bytes) / float64(past) * float64(time.Second))
+		m.since, m.bytes = now, 0
+	}
 }
 
 // trampoline runs one step after another in a loop. A step that calls kick before it

@@ -38,6 +38,7 @@ func (w *world) attach() {
 		return
 	}
 	v.weak, v.copyUnit = w.weak, 64<<10<<w.r.IntN(3)
+	v.flushUnit = 2 * v.copyUnit
 	for k, copies := range w.legs {
 		for _, l := range copies {
 			// What restarted may have lost what was not durable.

@@ -62,7 +62,18 @@ func (c *column) status(s *Status, held *int64) []LegStatus {
 			region := block.Size(1) << c.v.plan.region
 			leg.Resync.Total = block.Size(l.total) * region
 			leg.Resync.Done = leg.Resync.Total - min(leg.Resync.Total, block.Size(leg.Dirty)*region)
+			leg.Speed = l.rebuild.lately()
 		}
 	}
 	return legs
+}
+
+// lately is how much a rebuild copies in a second; nil copies nothing.
+func (r *rebuild) lately() block.Size {
+	if r == nil {
+		return 0
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.speed.last
 }

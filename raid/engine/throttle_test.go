@@ -263,3 +263,78 @@ func TestAThrottleIsNeverBelowItsLeastRate(t *testing.T) {
 		}
 	}
 }
+
+// What a leg with a cache was given is durable in steps, so a leg that leaves during its rebuild and
+// returns misses little of what was copied.
+func TestAnInterruptedRebuildGoesOnWhereItWas(t *testing.T) {
+	const size, speed = block.GiB, block.GiB
+	v, c, events := spindles(t, Config{Size: size, RebuildRate: 64 * block.MiB}, speed)
+	v.flushUnit = 64 << 20
+	cached := &cachedSpindle{newSpindle(c, size, speed)}
+	if err := v.Add(0, 1, cached, Rebuilding, true); err != nil {
+		t.Fatal(err)
+	}
+	c.runUntil(func() bool { return false }, 10*time.Second)
+	if err := v.Drop(0, 1); err != nil {
+		t.Fatal(err)
+	}
+	missed := block.Size(v.Status().Legs[0][1].Dirty) * block.Size(1<<v.plan.region)
+	if rest := size - 10*64*block.MiB; missed < rest || missed > rest+80*block.MiB {
+		t.Errorf("the leg misses %v after 10s at 64MiB/s, want %v and what was not flushed", missed, rest)
+	}
+	c.runUntil(func() bool { return false }, time.Second) // it answers all that it was sent
+	if err := v.Add(0, 1, cached, Rebuilding, false); err != nil {
+		t.Fatal(err)
+	}
+	if took := c.runUntil(func() bool { return len(events) > 0 }, time.Hour); took > 8*time.Second {
+		t.Errorf("the rest took %v", took)
+	}
+	if e := wait(t, events); e.Kind != LegCaughtUp {
+		t.Errorf("event %+v", e)
+	}
+}
+
+// cachedSpindle has a volatile cache.
+type cachedSpindle struct{ *spindle }
+
+func (d *cachedSpindle) Geometry() block.Geometry {
+	g := d.spindle.Geometry()
+	g.VolatileCache = true
+	return g
+}
+
+func TestOnlyTheLastFlushOfARebuildEndsIt(t *testing.T) {
+	v, legs, events := mirrorOf(t, 2)
+	if err := v.Drop(0, 1); err != nil {
+		t.Fatal(err)
+	}
+	v.flushUnit = 16 << 20 // all of it
+	back := &slow{memory: newMemory(16 * block.MiB)}
+	if err := v.Add(0, 1, back, Rebuilding, true); err != nil {
+		t.Fatal(err)
+	}
+	var both []*block.IO
+	until(t, func() bool {
+		answerAll(legs[:1])
+		back.mu.Lock()
+		kept := back.kept
+		back.kept = nil
+		back.mu.Unlock()
+		for _, io := range kept {
+			if io.Op == block.OpFlush {
+				both = append(both, io)
+				continue
+			}
+			back.memory.Submit(io)
+		}
+		return len(both) == 2
+	})
+	both[0].Complete(nil)
+	if s := v.Status().Legs[0][1].State; s != Rebuilding || len(events) > 0 {
+		t.Errorf("after the first flush the leg is %v", s)
+	}
+	both[1].Complete(nil)
+	if e := wait(t, events); e.Kind != LegCaughtUp {
+		t.Errorf("event %+v", e)
+	}
+}

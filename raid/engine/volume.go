@@ -30,8 +30,10 @@ type Volume struct {
 	plan     plan
 	clock    clock
 	copyUnit int64 // bytes that a rebuild copies at once
-	weak     guards
-	columns  []column
+	// flushUnit is how many bytes it copies before a flush.
+	flushUnit int64
+	weak      guards
+	columns   []column
 
 	size      atomic.Int64
 	maxIO     atomic.Int64 // the smallest limit of the legs, 0 if they have none
@@ -92,7 +94,7 @@ func newVolume(cfg Config, c clock) (*Volume, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("make volume: %w", err)
 	}
-	v := &Volume{cfg: cfg, clock: c, copyUnit: copyUnit, plan: newPlan(cfg.Layout, cfg.Region), drained: make(chan struct{}, 1), rebuildLimit: limiter{rate: cfg.RebuildRate}}
+	v := &Volume{cfg: cfg, clock: c, copyUnit: copyUnit, flushUnit: flushUnit, plan: newPlan(cfg.Layout, cfg.Region), drained: make(chan struct{}, 1), rebuildLimit: limiter{rate: cfg.RebuildRate}}
 	v.size.Store(int64(cfg.Size))
 	v.extentIOs.New = newExtentIO
 	v.reqs.New = func() any { return &request{v: v} }

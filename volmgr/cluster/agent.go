@@ -203,6 +203,7 @@ type AttachmentReport struct {
 	GaveUp      GaveUp       // zero: it has not
 	Scrub       *ScrubReport // nil: none has begun
 	Scrubs      bool         // the host can compare copies
+	Copies      []CopyReport // of the legs that it copies to
 }
 
 // GaveUp reports that a host has failed its device, or released it in another way than
@@ -256,6 +257,8 @@ type WantedAttachment struct {
 	Detach     bool
 	Legs       []WantedLink
 	Scrub      *WantedScrub // nil: none
+
+	RebuildRate block.Size // see Volume.RebuildRate
 }
 
 // WantedLink is one leg, in sync or rebuilding, of an attachment.
@@ -272,6 +275,7 @@ type WantedLink struct {
 	Portals      []block.Portal
 	WriteThrough bool
 	CopyAll      bool
+	CopyAllSince uint64
 	Reborn       uint64
 }
 

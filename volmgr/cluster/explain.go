@@ -48,6 +48,7 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 	if v.State == VolumeReady {
 		s.explainExpansion(e, v)
 		s.explainScrub(e, v)
+		s.explainRebuilds(e, v)
 		s.explainLegs(e, v)
 	}
 	slices.Sort(e.Actions)
@@ -216,7 +217,7 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 				e.Actions = append(e.Actions, checkDrive(l))
 			}
 		case l.State == LegRebuilding:
-			e.Waits = append(e.Waits, fmt.Sprintf("host %s to copy %v%s", v.Attachment.Node, l, s.progress(v)))
+			e.Waits = append(e.Waits, fmt.Sprintf("host %s to copy %v%s", v.Attachment.Node, l, s.copying(v, l)))
 		}
 	}
 	s.explainRedundancy(e, v)

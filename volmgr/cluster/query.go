@@ -184,6 +184,7 @@ func (s *State) volumeView(v *Volume) Volume {
 	view.Labels = labelset.Shown(v.Labels)
 	view.Legs = slices.Clone(v.Legs)
 	view.Health, view.Scrub = s.health(v), s.scrubView(v)
+	view.Rebuilds = s.rebuildViews(v)
 	view.FenceWaitsFor = s.fenceWaits(v)
 	if v.Attachment != nil {
 		a := s.attachmentView(v, v.Attachment)

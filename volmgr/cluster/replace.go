@@ -264,7 +264,7 @@ func (t *tx) addLeg(id block.VolumeID, column int, to block.NodeName) error {
 	l := Leg{
 		ID: block.LegID{UUID: t.seedFor(v, column).id(nth)}, Column: column, Copy: v.freeSlot(column), Place: v.Placed,
 		Drive: place.Drive.ID, Node: place.Drive.Node, Image: image.Of(place.Extents), State: LegStale, Revision: 1,
-		StaleSince: t.now.UTC(), StaleAt: t.gen, CopyAll: true, Blank: true, Listed: v.Generation, Reason: "it is new and has no data yet",
+		StaleSince: t.now.UTC(), StaleAt: t.gen, CopyAll: true, CopyAllSince: 1, Blank: true, Listed: v.Generation, Reason: "it is new and has no data yet",
 	}
 	v.Legs = append(v.Legs, l)
 	v.sortLegs()

@@ -150,6 +150,7 @@ func (in RecordInSync) apply(t *tx) (view, error) {
 		}
 		v = t.volume(v.ID)
 		l := v.leg(r.Leg)
+		t.endRebuild(v, l.ID, r.Copied, "")
 		l.good()
 		l.Rebuilt = t.now.UTC()
 		t.s.trials.Rebuilt(t.s.by, l.ID, t.now)
@@ -162,8 +163,11 @@ func (in RecordInSync) apply(t *tx) (view, error) {
 
 // good makes a leg in sync and clears what described it as stale.
 func (l *Leg) good() {
-	l.State, l.Reason, l.StaleSince, l.StaleAt, l.CopyAll, l.Blank = LegInSync, "", time.Time{}, 0, false, false
+	l.State, l.Reason, l.StaleSince, l.StaleAt, l.CopyAll, l.CopyAllSince, l.Blank = LegInSync, "", time.Time{}, 0, false, 0, false
 }
+
+// copyAll notes that what a stale leg misses is not known from now on.
+func (l *Leg) copyAll() { l.CopyAll, l.CopyAllSince = true, l.Revision }
 
 // rebuilt checks one leg of RecordInSync. A leg that is in sync already at this revision is
 // accepted, so a request may be repeated.
@@ -190,9 +194,15 @@ func (t *tx) stale(v *Volume, id block.LegID, kind, reason string, attributes ..
 	if l.State == LegInSync {
 		v.Generation++
 	}
-	l.CopyAll = l.CopyAll || l.Suspect // no host's log lists what it lost
+	if l.State == LegRebuilding {
+		t.endRebuild(v, id, 0, reason)
+	}
+	suspect := l.Suspect
 	l.State, l.Reason, l.StaleSince, l.StaleAt, l.Suspect = LegStale, reason, t.now.UTC(), t.gen, false
 	l.Revision++
+	if suspect { // no host's log lists what it lost
+		l.copyAll()
+	}
 	t.s.trials.Lost(t.s.by, l.ID, t.now)
 	attributes = append([]string{"leg", id.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "revision", fmt.Sprint(l.Revision)}, attributes...)
 	return t.volumeEvent(v, event.Warning, kind, fmt.Sprintf("%v%s", l, because(reason)), attributes...)
@@ -313,6 +323,7 @@ func (t *tx) settleRebuilds(id block.VolumeID) {
 		busy[l.Column] = true
 		v = t.volume(id)
 		v.leg(l.ID).State = LegRebuilding
+		t.beginRebuild(v, &l)
 		t.volumeEvent(v, event.Info, event.LegRebuilding, l.String(),
 			"leg", l.ID.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "revision", fmt.Sprint(l.Revision))
 	}
@@ -438,10 +449,10 @@ func (t *tx) lossOf(id block.VolumeID, l Leg, why string) {
 	}
 	// A host's log of what a stale leg misses no longer lists all of it.
 	if v := t.peek(id); v.leg(l.ID).State == LegStale && t.volatileCache(l.Drive) {
-		t.volume(id).leg(l.ID).CopyAll = true
 		if l.Draining != 0 { // its host would read what it lost
 			t.endDraining(id, l.ID)
 		}
+		t.volume(id).leg(l.ID).copyAll()
 	}
 }
 

@@ -87,6 +87,7 @@ type scriptHost struct {
 	whole  bool // it compares all of the copies
 	scrub  *ScrubReport
 	scrubs bool
+	copies []CopyReport
 	old    block.Epoch // an older epoch that it reports on; 0: the volume's
 	heard  uint64      // the last generation that reaches it; 0: all do
 	of     block.ClusterID
@@ -289,6 +290,9 @@ var scriptCommands = map[string]func(*script, args) string{
 		return s.reportHost(a.word(0))
 	},
 	"wanted-scrub": (*script).wantedScrub,
+	"copied":       (*script).copied,
+	"rebuild-rate": (*script).rebuildRate,
+	"rebuilds":     (*script).rebuilds,
 	"add-drive":    (*script).addDrive,
 	"evict-drive":  (*script).evictDrive,
 	"attach": func(s *script, a args) string {
@@ -421,7 +425,7 @@ func (s *script) hostReport(name string) InitiatorReport {
 				grant = a.Grant
 			}
 			a := AttachmentReport{Volume: v.ID, Epoch: v.Epoch, Grant: grant, Phase: h.phase[volume], Device: "/dev/weft/" + volume, GaveUp: h.gaveUp}
-			a.Scrub, a.Scrubs = h.scrub, h.scrubs
+			a.Scrub, a.Scrubs, a.Copies = h.scrub, h.scrubs, h.copies
 			if a.Phase == PhaseEqualizing && h.whole {
 				a.WaitingFor, a.ResyncDone, a.ResyncTotal = "all of the copies to be compared, because of the host's reason", block.GiB, 8*block.GiB
 			}

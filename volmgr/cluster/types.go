@@ -189,6 +189,10 @@ type Leg struct {
 	// CopyAll: the leg may lack writes that it had acknowledged, so its rebuild copies all
 	// of it and not only what a host's log lists.
 	CopyAll bool `json:"copy_all,omitempty"`
+	// CopyAllSince is the revision since which CopyAll holds. A host that began to copy all of
+	// the leg at that revision or a later one, and knows what it misses since, need not begin
+	// anew. 0: not known.
+	CopyAllSince uint64 `json:"copy_all_since,omitempty"`
 	// Suspect: the leg is in sync by record, but its target rebooted and may have
 	// lost writes that only a cache held; see suspect.go.
 	Suspect bool `json:"suspect,omitempty"`
@@ -297,6 +301,11 @@ type Volume struct {
 	ScrubEvery time.Duration `json:"scrub_every,omitempty"`
 	ScrubRate  block.Size    `json:"scrub_rate,omitempty"`
 	ScrubSince time.Time     `json:"scrub_since,omitzero"`
+	// RebuildRate is the most that its host copies to legs in a second, all of them together; 0:
+	// no limit.
+	RebuildRate block.Size `json:"rebuild_rate,omitempty"`
+	// Rebuilds are those under way and the last ones, newest first; never changed in place.
+	Rebuilds []LegRebuild `json:"rebuilds,omitempty"`
 
 	Health        Health   `json:"-"`
 	FenceWaitsFor []string `json:"-"` // see fenceWaits

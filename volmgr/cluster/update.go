@@ -26,6 +26,8 @@ type UpdateVolume struct {
 	// ScrubEvery and ScrubRate are those of Volume; nil: unchanged.
 	ScrubEvery *time.Duration
 	ScrubRate  *block.Size
+	// RebuildRate is that of Volume; nil: unchanged.
+	RebuildRate *block.Size
 }
 
 // formattedLabel is where the labels of drives keep Volume.Formatted.
@@ -104,7 +106,10 @@ func (in UpdateVolume) apply(t *tx) (view, error) {
 		}
 		t.volumeEvent(v, event.Info, event.VolumeFormatted, in.Formatted)
 	}
-	return volumeResult(v.ID), t.schedule(t.peek(v.ID), in.ScrubEvery, in.ScrubRate)
+	if err := t.schedule(t.peek(v.ID), in.ScrubEvery, in.ScrubRate); err != nil {
+		return nil, err
+	}
+	return volumeResult(v.ID), t.setRebuildRate(t.peek(v.ID), in.RebuildRate)
 }
 
 // change returns the labels after the update.

@@ -233,6 +233,7 @@ func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 	w := WantedAttachment{
 		Volume: v.ID, VolumeName: v.Name, Size: v.Size, Layout: a.layout(v), LegSize: v.Layout.LegSize(v.Size),
 		Epoch: v.Epoch, Grant: a.Grant, Mode: a.Mode, BootID: a.BootID, Equalize: a.Equalize, Detach: a.State == Detaching, Scrub: v.wantedScrub(a),
+		RebuildRate: v.RebuildRate,
 	}
 	for i := range v.Legs {
 		l := &v.Legs[i]
@@ -241,7 +242,7 @@ func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 		}
 		link := WantedLink{
 			Leg: l.ID, Column: l.Column, Copy: l.Copy, State: l.State, Revision: l.Revision, Node: l.Node,
-			NQN: s.nqn(v, a, l.Node), NSID: v.nsid(l), UUID: v.namespace(l), CopyAll: l.CopyAll,
+			NQN: s.nqn(v, a, l.Node), NSID: v.nsid(l), UUID: v.namespace(l), CopyAll: l.CopyAll, CopyAllSince: l.CopyAllSince,
 			Reborn: l.Reborn,
 		}
 		if n := s.nodes[l.Node]; n != nil {

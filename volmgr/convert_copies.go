@@ -3,6 +3,8 @@
 package volmgr
 
 import (
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
@@ -71,4 +73,21 @@ func fromScrubReport(r *pb.ScrubReport) *cluster.ScrubReport {
 
 func fromCopies(c *pb.Copies) []int {
 	return list(c.GetCopies(), func(copy uint32) int { return int(copy) })
+}
+
+func pbRebuild(r cluster.LegRebuild) *pb.Rebuild {
+	out := &pb.Rebuild{
+		LegId: r.Leg.String(), Column: uint32(r.Column), Copy: uint32(r.Copy), Node: string(r.Node), DriveId: r.Drive.String(), Replaces: string(r.Replaces),
+		Began: pbTime(r.Began), Ended: pbTime(r.Ended), Failed: r.Failed, DoneBytes: uint64(r.Done), TotalBytes: uint64(r.Total), BytesPerSecond: uint64(r.Speed),
+	}
+	if r.Left > 0 {
+		out.Left = durationpb.New(r.Left)
+	}
+	return out
+}
+
+func fromCopyReport(c *pb.CopyReport) (out cluster.CopyReport, err error) {
+	out = cluster.CopyReport{Done: block.Size(c.DoneBytes), Total: block.Size(c.TotalBytes), Speed: block.Size(c.BytesPerSecond)}
+	out.Leg, err = field("attachments.copies.leg_id", c.LegId, block.ParseLegID)
+	return out, err
 }
