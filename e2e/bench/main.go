@@ -9,7 +9,8 @@
 // several times; the result is the median of the ratios.
 //
 // The part "user" runs on the machine itself, over the user-space data path; see package
-// datapath.
+// datapath. So does the part "failover", which measures how long I/O stalls there when a target
+// or a path fails; see package failover.
 package main
 
 import (
@@ -22,17 +23,19 @@ import (
 	"slices"
 
 	"weft.dev/weft/e2e/bench/datapath"
+	"weft.dev/weft/e2e/bench/failover"
 	"weft.dev/weft/e2e/testbed"
 )
 
 var (
-	part     = flag.String("part", "all", "which part to run: user, vm or all")
-	rounds   = flag.Int("rounds", 0, "runs of each workload on each device; 0: five in the part user, three in the part vm")
+	part     = flag.String("part", "all", "which part to run: user, failover, vm or all")
+	rounds   = flag.Int("rounds", 0, "runs of each workload on each device, or of each failure; 0: five in the part user, ten in the part failover, three in the part vm")
 	seconds  = flag.Float64("seconds", 0, "seconds per run; 0: half a second in the part user, three in the part vm")
+	weft     = flag.String("weft", "bin/weft", "failover: the `program` to measure")
 	deaths   = flag.Int("deaths", 3, "vm: how many times to kill a target")
 	dir      = flag.String("dir", "", "user: directory for the files of the file-backed half")
 	section  = flag.String("section", "", "user: run only sections whose titles contain this: in memory, block devices, on files")
-	only     = flag.String("only", "", "user: run only workloads whose names contain this")
+	only     = flag.String("only", "", "user, failover: run only workloads or failures whose names contain this")
 	results  = flag.String("results", "", "user: file for the results")
 	peers    = flag.Bool("peers", false, "name the programs of others that the part user compares with, instead of measuring")
 	before   = flag.String("compare", "", "compare -results with those in this file instead of measuring")
@@ -49,8 +52,8 @@ func main() {
 		return
 	}
 	flag.Parse()
-	if !slices.Contains([]string{"user", "vm", "all"}, *part) {
-		fmt.Fprintf(os.Stderr, "bench: no part %q: user, vm or all\n", *part)
+	if !slices.Contains([]string{"user", "failover", "vm", "all"}, *part) {
+		fmt.Fprintf(os.Stderr, "bench: no part %q: user, failover, vm or all\n", *part)
 		os.Exit(2)
 	}
 	if *peers {
@@ -81,16 +84,22 @@ func compared() (code int) {
 }
 
 func parts() (code int) {
-	if *part != "vm" {
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-		defer stop()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if *part == "failover" || *part == "all" {
+		if err := failover.Measure(ctx, failover.Options{Weft: *weft, Rounds: cmp.Or(*rounds, 10), Only: *only, Out: os.Stdout}); err != nil {
+			fmt.Fprintf(os.Stderr, "bench: %v\n", err)
+			return 1
+		}
+	}
+	if *part == "user" || *part == "all" {
 		err := datapath.Measure(ctx, datapath.Options{Rounds: cmp.Or(*rounds, 5), Seconds: cmp.Or(*seconds, 0.5), Dir: *dir, Section: *section, Only: *only, Profiles: *profiles, Results: *results, Out: os.Stdout})
 		if err != nil {
 			fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 			return 1
 		}
 	}
-	if *part != "user" {
+	if *part == "vm" || *part == "all" {
 		*rounds, *seconds = cmp.Or(*rounds, 3), cmp.Or(*seconds, 3)
 		code = testbed.Main("bench", *verbose, measure)
 	}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package failover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"weft.dev/weft/proto/pages"
+	"weft.dev/weft/proto/pb"
+)
+
+const (
+	volume    = "db1"
+	copies    = 2
+	driveSize = 2 << 30
+	// patience is how long any step may take.
+	patience = time.Minute
+)
+
+// cluster is a manager, two targets, and a client that writes.
+type cluster struct {
+	dir     string
+	daemons []*daemon // in the order of their start
+	targets []*daemon
+	conn    *grpc.ClientConn
+	manager pb.ManagerClient
+	client  *client
+}
+
+func newCluster(ctx context.Context, weft string, rails int) (c *cluster, retErr error) {
+	c = &cluster{}
+	defer func() {
+		if retErr != nil {
+			retErr = errors.Join(retErr, c.close())
+		}
+	}()
+	var err error
+	if c.dir, err = os.MkdirTemp("", "weft-failover-"); err != nil {
+		return c, err
+	}
+	address, err := freeAddress()
+	if err != nil {
+		return c, err
+	}
+	store := filepath.Join(c.dir, "store")
+	if out, err := program(weft, "volmgr", "init", "--data-dir", store).CombinedOutput(); err != nil {
+		return c, fmt.Errorf("weft volmgr init: %w: %s", err, out)
+	}
+	if _, err := c.run("manager", program(weft, "volmgr", "--data-dir", store, "--listen", address)); err != nil {
+		return c, err
+	}
+	if c.conn, err = grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		return c, err
+	}
+	c.manager = pages.Client(c.conn)
+	for i := range copies {
+		if err := c.addTarget(ctx, weft, address, fmt.Sprintf("t%d", i+1), rails); err != nil {
+			return c, err
+		}
+	}
+	if c.client, err = newClient(c.dir, c.conn); err != nil {
+		return c, err
+	}
+	return c, c.attach(ctx)
+}
+
+// program is a weft command in this environment without its settings.
+func program(weft string, args ...string) *exec.Cmd {
+	cmd := exec.Command(weft, args...)
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "WEFT_") })
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+// freeAddress is a loopback address at which nobody listens.
+func freeAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
+}
+
+func (c *cluster) addTarget(ctx context.Context, weft, manager, name string, rails int) error {
+	drive := filepath.Join(c.dir, name+".drive")
+	if err := errors.Join(os.WriteFile(drive, nil, 0o600), os.Truncate(drive, driveSize)); err != nil {
+		return err
+	}
+	args := []string{"target", "--node", name, "--manager", manager, "--datapath", "user", "--drive-file", drive}
+	var portals []string
+	for i := range rails {
+		address, err := freeAddress()
+		if err != nil {
+			return err
+		}
+		portals = append(portals, address)
+		args = append(args, "--portal", fmt.Sprintf("tcp://%s#rail%d", address, i+1))
+	}
+	t, err := c.run(name, program(weft, args...))
+	if err != nil {
+		return err
+	}
+	t.portals = portals
+	c.targets = append(c.targets, t)
+	return c.eventually(ctx, "the drive of "+name, func(ctx context.Context) error {
+		d, err := c.manager.AddDrive(ctx, &pb.AddDriveRequest{Node: name, Device: drive})
+		if err == nil && d.GetState() != pb.DriveState_DRIVE_STATE_READY {
+			err = fmt.Errorf("it is %v", d.GetState())
+		}
+		return err
+	})
+}
+
+// attach creates the volume, attaches it, and begins to write.
+func (c *cluster) attach(ctx context.Context) error {
+	err := c.eventually(ctx, "the volume", func(ctx context.Context) error {
+		v, err := c.manager.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: volume, SizeBytes: 1 << 30, Copies: copies, Stripes: 1})
+		if err == nil && v.GetState() != pb.VolumeState_VOLUME_STATE_READY {
+			err = fmt.Errorf("it is %v", v.GetState())
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.eventually(ctx, "the attachment", func(ctx context.Context) error {
+		_, err := c.manager.Attach(ctx, &pb.AttachRequest{Volume: volume, Node: clientName})
+		return err
+	}); err != nil {
+		return err
+	}
+	return c.healthy(ctx)
+}
+
+// healthy waits until the volume is written, and both copies are in sync.
+func (c *cluster) healthy(ctx context.Context) error {
+	return c.eventually(ctx, "a healthy volume", func(ctx context.Context) error {
+		v, err := c.manager.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume})
+		switch {
+		case err != nil:
+			return err
+		case v.GetHealth() != pb.Health_HEALTH_HEALTHY:
+			return fmt.Errorf("it is %v", v.GetHealth())
+		case !c.client.writer.writes():
+			return errors.New("nobody writes")
+		}
+		return nil
+	})
+}
+
+// eventually repeats try until it returns no error.
+func (c *cluster) eventually(ctx context.Context, what string, try func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		err := try(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %w", what, err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// explain is what an operator would be told.
+func (c *cluster) explain(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	e, err := c.manager.ExplainVolume(ctx, &pb.ExplainVolumeRequest{Volume: volume})
+	if err != nil {
+		return err.Error()
+	}
+	return strings.Join(slices.Concat([]string{e.GetSummary()}, e.GetFacts(), e.GetWaits()), "\n  ")
+}
+
+// close ends everything and removes the files.
+func (c *cluster) close() error {
+	if c.client != nil {
+		c.client.close()
+	}
+	for _, d := range slices.Backward(c.daemons) {
+		_ = d.end(syscall.SIGKILL) // it may have ended before
+	}
+	if c.conn != nil {
+		c.conn.Close()
+	}
+	return os.RemoveAll(c.dir)
+}
+
+// daemon is a program that is started again and again.
+type daemon struct {
+	args    *exec.Cmd
+	log     string
+	process *exec.Cmd
+	portals []string // of a target
+}
+
+func (c *cluster) run(name string, args *exec.Cmd) (*daemon, error) {
+	d := &daemon{args: args, log: filepath.Join(c.dir, name+".log")}
+	c.daemons = append(c.daemons, d)
+	return d, d.start()
+}
+
+func (d *daemon) start() error {
+	log, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	d.process = exec.Command(d.args.Path, d.args.Args[1:]...)
+	d.process.Env, d.process.SysProcAttr, d.process.Stderr = d.args.Env, d.args.SysProcAttr, log
+	return d.process.Start()
+}
+
+// end sends a signal that ends the process, and waits for that.
+func (d *daemon) end(signal syscall.Signal) error {
+	if err := d.process.Process.Signal(signal); err != nil {
+		return err
+	}
+	d.process.Wait() //nolint:errcheck // it says only which signal it was
+	return nil
+}
