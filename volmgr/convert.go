@@ -172,6 +172,23 @@ func pbDrive(d cluster.Drive) *pb.Drive {
 func pbPool(p cluster.Pool) *pb.Pool {
 	return &pb.Pool{
 		Name: p.Name, Selector: p.Selector, CapacityBytes: uint64(p.Capacity), AllocatedBytes: uint64(p.Allocated), Drives: uint32(p.Drives),
+		Rebalance: pbRebalance(p.Rebalance),
+	}
+}
+
+func pbRebalance(r *cluster.Rebalance) *pb.PoolRebalance {
+	if r == nil {
+		return nil
+	}
+	return &pb.PoolRebalance{
+		Began: pbTime(r.Began), Ended: pbTime(r.Ended), Stopped: r.Stopped, MaxMoves: uint32(r.MaxMoves), Moves: uint32(r.Moves), Moving: uint32(r.Moving),
+	}
+}
+
+func pbPlannedMove(m cluster.PlannedMove) *pb.PlannedMove {
+	return &pb.PlannedMove{
+		Volume: string(m.Volume), Column: uint32(m.Column), Copy: uint32(m.Copy), SizeBytes: uint64(m.Size),
+		FromNode: string(m.FromNode), FromDriveId: m.From.String(), ToNode: string(m.ToNode), ToDriveId: m.To.String(),
 	}
 }
 

@@ -271,6 +271,19 @@ func (m *Manager) WhatIf(ctx context.Context, r *pb.WhatIfRequest) (*pb.WhatIfRe
 	return read(ctx, m, func(s *cluster.State) (cluster.Consequences, error) { return s.WhatIf(loss) }, pbConsequences)
 }
 
+// RebalancePool begins to rebalance a pool, ends that, or says what it would do.
+func (m *Manager) RebalancePool(ctx context.Context, r *pb.RebalancePoolRequest) (*pb.RebalancePoolResponse, error) {
+	if r.DryRun {
+		return read(ctx, m, func(s *cluster.State) ([]cluster.PlannedMove, error) { return s.PlanRebalance(r.Pool, int(r.MaxMoves)) },
+			func(plan []cluster.PlannedMove) *pb.RebalancePoolResponse {
+				return &pb.RebalancePoolResponse{Moves: list(plan, pbPlannedMove)}
+			})
+	}
+	return call(ctx, m, cluster.RebalancePool{Pool: r.Pool, Stop: r.Stop, MaxMoves: int(r.MaxMoves)}, func(p cluster.Pool) *pb.RebalancePoolResponse {
+		return &pb.RebalancePoolResponse{Pool: pbPool(p)}
+	})
+}
+
 // CreatePool names a set of drives.
 func (m *Manager) CreatePool(ctx context.Context, r *pb.CreatePoolRequest) (*pb.Pool, error) {
 	return call(ctx, m, cluster.CreatePool{Name: r.Name, Selector: r.Selector}, pbPool)

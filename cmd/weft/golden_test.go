@@ -67,8 +67,15 @@ func (s *stub) ListDevices(context.Context, *pb.ListDevicesRequest, ...grpc.Call
 
 func (s *stub) ListPools(context.Context, *pb.ListPoolsRequest, ...grpc.CallOption) (*pb.ListPoolsResponse, error) {
 	return &pb.ListPoolsResponse{Pools: []*pb.Pool{
-		{Name: "default", CapacityBytes: 4 << 40, AllocatedBytes: 1 << 40, Drives: 3},
+		{Name: "default", CapacityBytes: 4 << 40, AllocatedBytes: 1 << 40, Drives: 3, Rebalance: &pb.PoolRebalance{Began: ago(time.Hour), Moves: 5, Moving: 2}},
 		{Name: "fast", Selector: map[string]string{"tier": "1", "class": "nvme"}},
+	}}, nil
+}
+
+func (s *stub) RebalancePool(context.Context, *pb.RebalancePoolRequest, ...grpc.CallOption) (*pb.RebalancePoolResponse, error) {
+	l := s.volume.GetLegs()[0]
+	return &pb.RebalancePoolResponse{Moves: []*pb.PlannedMove{
+		{Volume: "db1", Column: 0, Copy: 1, SizeBytes: 40 << 30, FromNode: "t1", FromDriveId: l.GetDriveId(), ToNode: "t4", ToDriveId: s.volume.GetLegs()[1].GetDriveId()},
 	}}, nil
 }
 
@@ -157,7 +164,10 @@ func TestTablesAndJSONStayAsTheyAre(t *testing.T) {
 		"drives": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 			return runDriveList(ctx, api, driveListOptions{}, out)
 		},
-		"pools":   runPoolList,
+		"pools": runPoolList,
+		"moves": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
+			return runPoolRebalance(ctx, api, poolRebalanceOptions{pool: "default", dryRun: true}, out)
+		},
 		"volumes": runVolumeList,
 		"volume": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 			return runVolumeDescribe(ctx, api, "db1", out)

@@ -114,7 +114,7 @@ func newVolumeSet(g *cli.Globals) *cobra.Command {
 	var o volumeSetOptions
 	cmd := &cobra.Command{
 		Use:   "set VOLUME [--copies N] [--label KEY=VALUE] [--formatted none] [--scrub-every TIME] [--rebuild-rate SIZE]",
-		Short: "Change a volume's copies, labels, scrubs or rate of rebuilds, or what it is recorded to hold",
+		Short: "Change a volume's copies, labels, scrubs, rebuilds, or recorded use",
 		Long: `Set labels of a volume with KEY=VALUE, and remove them with KEY-, or all of them
 with '*-'. Other labels stay. A volume has at most 64 labels, with keys of up to
 317 bytes and values of up to 256, 8 KiB together.

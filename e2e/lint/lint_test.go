@@ -39,12 +39,13 @@ var arrows = map[string][]string{
 	"volmgr/image":      {"proto/block"},
 	"volmgr/evidence":   {"volmgr/image", "proto/block"},
 	"volmgr/placement":  {"volmgr/image", "proto/block"},
+	"volmgr/rebalance":  {"proto/block"},
 	"volmgr/backoff":    {"volmgr/cow", "proto/block"},
 	"volmgr/cow":        {},
 	"volmgr/event":      {},
 	"volmgr/health":     {},
 	"volmgr/labelset":   {},
-	"volmgr/cluster":    {"volmgr/backoff", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "proto/block"},
+	"volmgr/cluster":    {"volmgr/backoff", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "volmgr/rebalance", "proto/block"},
 	"volmgr/store":      {"volmgr/cluster", "proto/block", "proto/durable"},
 	"volmgr":            {"volmgr/cluster", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/store", "proto/block", "proto/parts", "proto/pb"},
 	"target/drive":      {"proto/block", "proto/nvmetcp", "proto/pb"},
@@ -103,7 +104,7 @@ var bans = map[string][]string{
 }
 
 // pure packages decide and do nothing: no I/O, no clock, no logger, no randomness.
-var pure = []string{"raid", "raid/dm/mirror", "volmgr/backoff", "volmgr/cluster", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "proto/block", "proto/nvmetcp/reservation", "initiator/volume"}
+var pure = []string{"raid", "raid/dm/mirror", "volmgr/backoff", "volmgr/cluster", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "volmgr/rebalance", "proto/block", "proto/nvmetcp/reservation", "initiator/volume"}
 
 var impure = []string{"os", "net", "context", "log", "log/slog", "syscall", "math/rand", "math/rand/v2", "crypto/rand", "io/fs", "os/exec"}
 

@@ -1124,6 +1124,227 @@ func (x *MaintainNodeRequest) GetForce() bool {
 	return false
 }
 
+type RebalancePoolRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Stop          bool                   `protobuf:"varint,2,opt,name=stop,proto3" json:"stop,omitempty"`                         // begin no more moves, and give up those whose copy has not begun
+	MaxMoves      uint32                 `protobuf:"varint,3,opt,name=max_moves,json=maxMoves,proto3" json:"max_moves,omitempty"` // in all; 0: as many as it takes
+	DryRun        bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`       // change nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebalancePoolRequest) Reset() {
+	*x = RebalancePoolRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebalancePoolRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebalancePoolRequest) ProtoMessage() {}
+
+func (x *RebalancePoolRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebalancePoolRequest.ProtoReflect.Descriptor instead.
+func (*RebalancePoolRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *RebalancePoolRequest) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *RebalancePoolRequest) GetStop() bool {
+	if x != nil {
+		return x.Stop
+	}
+	return false
+}
+
+func (x *RebalancePoolRequest) GetMaxMoves() uint32 {
+	if x != nil {
+		return x.MaxMoves
+	}
+	return 0
+}
+
+func (x *RebalancePoolRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type RebalancePoolResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          *Pool                  `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Moves         []*PlannedMove         `protobuf:"bytes,2,rep,name=moves,proto3" json:"moves,omitempty"` // with dry_run: in order, as things are now
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebalancePoolResponse) Reset() {
+	*x = RebalancePoolResponse{}
+	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebalancePoolResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebalancePoolResponse) ProtoMessage() {}
+
+func (x *RebalancePoolResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebalancePoolResponse.ProtoReflect.Descriptor instead.
+func (*RebalancePoolResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *RebalancePoolResponse) GetPool() *Pool {
+	if x != nil {
+		return x.Pool
+	}
+	return nil
+}
+
+func (x *RebalancePoolResponse) GetMoves() []*PlannedMove {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
+}
+
+// PlannedMove is a leg that would move to another drive.
+type PlannedMove struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // its name
+	Column        uint32                 `protobuf:"varint,2,opt,name=column,proto3" json:"column,omitempty"`
+	Copy          uint32                 `protobuf:"varint,3,opt,name=copy,proto3" json:"copy,omitempty"`
+	SizeBytes     uint64                 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	FromNode      string                 `protobuf:"bytes,5,opt,name=from_node,json=fromNode,proto3" json:"from_node,omitempty"`
+	FromDriveId   string                 `protobuf:"bytes,6,opt,name=from_drive_id,json=fromDriveId,proto3" json:"from_drive_id,omitempty"`
+	ToNode        string                 `protobuf:"bytes,7,opt,name=to_node,json=toNode,proto3" json:"to_node,omitempty"`
+	ToDriveId     string                 `protobuf:"bytes,8,opt,name=to_drive_id,json=toDriveId,proto3" json:"to_drive_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlannedMove) Reset() {
+	*x = PlannedMove{}
+	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlannedMove) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlannedMove) ProtoMessage() {}
+
+func (x *PlannedMove) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlannedMove.ProtoReflect.Descriptor instead.
+func (*PlannedMove) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *PlannedMove) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *PlannedMove) GetColumn() uint32 {
+	if x != nil {
+		return x.Column
+	}
+	return 0
+}
+
+func (x *PlannedMove) GetCopy() uint32 {
+	if x != nil {
+		return x.Copy
+	}
+	return 0
+}
+
+func (x *PlannedMove) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *PlannedMove) GetFromNode() string {
+	if x != nil {
+		return x.FromNode
+	}
+	return ""
+}
+
+func (x *PlannedMove) GetFromDriveId() string {
+	if x != nil {
+		return x.FromDriveId
+	}
+	return ""
+}
+
+func (x *PlannedMove) GetToNode() string {
+	if x != nil {
+		return x.ToNode
+	}
+	return ""
+}
+
+func (x *PlannedMove) GetToDriveId() string {
+	if x != nil {
+		return x.ToDriveId
+	}
+	return ""
+}
+
 type MoveLegRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // name or id
@@ -1136,7 +1357,7 @@ type MoveLegRequest struct {
 
 func (x *MoveLegRequest) Reset() {
 	*x = MoveLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[20]
+	mi := &file_weft_v1_manager_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1148,7 +1369,7 @@ func (x *MoveLegRequest) String() string {
 func (*MoveLegRequest) ProtoMessage() {}
 
 func (x *MoveLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[20]
+	mi := &file_weft_v1_manager_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1161,7 +1382,7 @@ func (x *MoveLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveLegRequest.ProtoReflect.Descriptor instead.
 func (*MoveLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MoveLegRequest) GetVolume() string {
@@ -1204,7 +1425,7 @@ type WhatIfRequest struct {
 
 func (x *WhatIfRequest) Reset() {
 	*x = WhatIfRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1216,7 +1437,7 @@ func (x *WhatIfRequest) String() string {
 func (*WhatIfRequest) ProtoMessage() {}
 
 func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1229,7 +1450,7 @@ func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfRequest.ProtoReflect.Descriptor instead.
 func (*WhatIfRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WhatIfRequest) GetNodes() []string {
@@ -1276,7 +1497,7 @@ type WhatIfResponse struct {
 
 func (x *WhatIfResponse) Reset() {
 	*x = WhatIfResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1288,7 +1509,7 @@ func (x *WhatIfResponse) String() string {
 func (*WhatIfResponse) ProtoMessage() {}
 
 func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1301,7 +1522,7 @@ func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfResponse.ProtoReflect.Descriptor instead.
 func (*WhatIfResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WhatIfResponse) GetNodes() []string {
@@ -1413,7 +1634,7 @@ type VolumeLoss struct {
 
 func (x *VolumeLoss) Reset() {
 	*x = VolumeLoss{}
-	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1646,7 @@ func (x *VolumeLoss) String() string {
 func (*VolumeLoss) ProtoMessage() {}
 
 func (x *VolumeLoss) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +1659,7 @@ func (x *VolumeLoss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeLoss.ProtoReflect.Descriptor instead.
 func (*VolumeLoss) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *VolumeLoss) GetVolumeId() string {
@@ -1522,7 +1743,7 @@ type LegLoss struct {
 
 func (x *LegLoss) Reset() {
 	*x = LegLoss{}
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1534,7 +1755,7 @@ func (x *LegLoss) String() string {
 func (*LegLoss) ProtoMessage() {}
 
 func (x *LegLoss) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1547,7 +1768,7 @@ func (x *LegLoss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLoss.ProtoReflect.Descriptor instead.
 func (*LegLoss) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LegLoss) GetColumn() uint32 {
@@ -1623,7 +1844,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1635,7 +1856,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1648,7 +1869,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CreatePoolRequest) GetName() string {
@@ -1675,7 +1896,7 @@ type ListPoolsRequest struct {
 
 func (x *ListPoolsRequest) Reset() {
 	*x = ListPoolsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1687,7 +1908,7 @@ func (x *ListPoolsRequest) String() string {
 func (*ListPoolsRequest) ProtoMessage() {}
 
 func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1700,7 +1921,7 @@ func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsRequest.ProtoReflect.Descriptor instead.
 func (*ListPoolsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListPoolsRequest) GetPageSize() uint32 {
@@ -1727,7 +1948,7 @@ type ListPoolsResponse struct {
 
 func (x *ListPoolsResponse) Reset() {
 	*x = ListPoolsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1739,7 +1960,7 @@ func (x *ListPoolsResponse) String() string {
 func (*ListPoolsResponse) ProtoMessage() {}
 
 func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1752,7 +1973,7 @@ func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsResponse.ProtoReflect.Descriptor instead.
 func (*ListPoolsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListPoolsResponse) GetPools() []*Pool {
@@ -1778,7 +1999,7 @@ type DeletePoolRequest struct {
 
 func (x *DeletePoolRequest) Reset() {
 	*x = DeletePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1790,7 +2011,7 @@ func (x *DeletePoolRequest) String() string {
 func (*DeletePoolRequest) ProtoMessage() {}
 
 func (x *DeletePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1803,7 +2024,7 @@ func (x *DeletePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoolRequest.ProtoReflect.Descriptor instead.
 func (*DeletePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DeletePoolRequest) GetName() string {
@@ -1821,7 +2042,7 @@ type DeletePoolResponse struct {
 
 func (x *DeletePoolResponse) Reset() {
 	*x = DeletePoolResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1833,7 +2054,7 @@ func (x *DeletePoolResponse) String() string {
 func (*DeletePoolResponse) ProtoMessage() {}
 
 func (x *DeletePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1846,7 +2067,7 @@ func (x *DeletePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoolResponse.ProtoReflect.Descriptor instead.
 func (*DeletePoolResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
 }
 
 type CreateVolumeRequest struct {
@@ -1871,7 +2092,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1883,7 +2104,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1896,7 +2117,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -1993,7 +2214,7 @@ type Segment struct {
 
 func (x *Segment) Reset() {
 	*x = Segment{}
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2005,7 +2226,7 @@ func (x *Segment) String() string {
 func (*Segment) ProtoMessage() {}
 
 func (x *Segment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2018,7 +2239,7 @@ func (x *Segment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Segment.ProtoReflect.Descriptor instead.
 func (*Segment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Segment) GetLabels() map[string]string {
@@ -2038,7 +2259,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2050,7 +2271,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2063,7 +2284,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExpandVolumeRequest) GetVolume() string {
@@ -2098,7 +2319,7 @@ type ScrubVolumeRequest struct {
 
 func (x *ScrubVolumeRequest) Reset() {
 	*x = ScrubVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2110,7 +2331,7 @@ func (x *ScrubVolumeRequest) String() string {
 func (*ScrubVolumeRequest) ProtoMessage() {}
 
 func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2123,7 +2344,7 @@ func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ScrubVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ScrubVolumeRequest) GetVolume() string {
@@ -2200,7 +2421,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2212,7 +2433,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2225,7 +2446,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *UpdateVolumeRequest) GetVolume() string {
@@ -2297,7 +2518,7 @@ type GetCapacityRequest struct {
 
 func (x *GetCapacityRequest) Reset() {
 	*x = GetCapacityRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2309,7 +2530,7 @@ func (x *GetCapacityRequest) String() string {
 func (*GetCapacityRequest) ProtoMessage() {}
 
 func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2322,7 +2543,7 @@ func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCapacityRequest.ProtoReflect.Descriptor instead.
 func (*GetCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetCapacityRequest) GetCopies() uint32 {
@@ -2371,7 +2592,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2383,7 +2604,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2396,7 +2617,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Capacity) GetAvailableBytes() uint64 {
@@ -2429,7 +2650,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2441,7 +2662,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2454,7 +2675,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetVolumeRequest) GetVolume() string {
@@ -2474,7 +2695,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2486,7 +2707,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2499,7 +2720,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListVolumesRequest) GetPageSize() uint32 {
@@ -2526,7 +2747,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[39]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2538,7 +2759,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[39]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2551,7 +2772,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -2577,7 +2798,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[40]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2589,7 +2810,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[40]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2602,7 +2823,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DeleteVolumeRequest) GetVolume() string {
@@ -2620,7 +2841,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2632,7 +2853,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2645,7 +2866,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
 }
 
 type ExplainVolumeRequest struct {
@@ -2657,7 +2878,7 @@ type ExplainVolumeRequest struct {
 
 func (x *ExplainVolumeRequest) Reset() {
 	*x = ExplainVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2669,7 +2890,7 @@ func (x *ExplainVolumeRequest) String() string {
 func (*ExplainVolumeRequest) ProtoMessage() {}
 
 func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2682,7 +2903,7 @@ func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ExplainVolumeRequest) GetVolume() string {
@@ -2705,7 +2926,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2717,7 +2938,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2730,7 +2951,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Explanation) GetObject() string {
@@ -2779,7 +3000,7 @@ type PromoteStaleLegRequest struct {
 
 func (x *PromoteStaleLegRequest) Reset() {
 	*x = PromoteStaleLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +3012,7 @@ func (x *PromoteStaleLegRequest) String() string {
 func (*PromoteStaleLegRequest) ProtoMessage() {}
 
 func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,7 +3025,7 @@ func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteStaleLegRequest.ProtoReflect.Descriptor instead.
 func (*PromoteStaleLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PromoteStaleLegRequest) GetVolume() string {
@@ -2843,7 +3064,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	mi := &file_weft_v1_manager_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2855,7 +3076,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	mi := &file_weft_v1_manager_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2868,7 +3089,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *AttachRequest) GetVolume() string {
@@ -2913,7 +3134,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[46]
+	mi := &file_weft_v1_manager_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2925,7 +3146,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[46]
+	mi := &file_weft_v1_manager_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2938,7 +3159,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DetachRequest) GetVolume() string {
@@ -2977,7 +3198,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[47]
+	mi := &file_weft_v1_manager_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2989,7 +3210,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[47]
+	mi := &file_weft_v1_manager_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3002,7 +3223,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{47}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{50}
 }
 
 type ListAttachmentsRequest struct {
@@ -3016,7 +3237,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[48]
+	mi := &file_weft_v1_manager_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3028,7 +3249,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[48]
+	mi := &file_weft_v1_manager_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3041,7 +3262,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{48}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListAttachmentsRequest) GetNode() string {
@@ -3075,7 +3296,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[49]
+	mi := &file_weft_v1_manager_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3087,7 +3308,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[49]
+	mi := &file_weft_v1_manager_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3100,7 +3321,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{49}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
@@ -3130,7 +3351,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[50]
+	mi := &file_weft_v1_manager_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3142,7 +3363,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[50]
+	mi := &file_weft_v1_manager_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3155,7 +3376,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{50}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListEventsRequest) GetObject() string {
@@ -3203,7 +3424,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[51]
+	mi := &file_weft_v1_manager_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3215,7 +3436,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[51]
+	mi := &file_weft_v1_manager_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3228,7 +3449,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{51}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -3255,7 +3476,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[52]
+	mi := &file_weft_v1_manager_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3267,7 +3488,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[52]
+	mi := &file_weft_v1_manager_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3280,7 +3501,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{52}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *WatchEventsRequest) GetObject() string {
@@ -3305,7 +3526,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[53]
+	mi := &file_weft_v1_manager_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3317,7 +3538,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[53]
+	mi := &file_weft_v1_manager_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3330,7 +3551,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{53}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{56}
 }
 
 type BackupChunk struct {
@@ -3342,7 +3563,7 @@ type BackupChunk struct {
 
 func (x *BackupChunk) Reset() {
 	*x = BackupChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[54]
+	mi := &file_weft_v1_manager_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3354,7 +3575,7 @@ func (x *BackupChunk) String() string {
 func (*BackupChunk) ProtoMessage() {}
 
 func (x *BackupChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[54]
+	mi := &file_weft_v1_manager_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3367,7 +3588,7 @@ func (x *BackupChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupChunk.ProtoReflect.Descriptor instead.
 func (*BackupChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{54}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *BackupChunk) GetData() []byte {
@@ -3462,7 +3683,25 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x13MaintainNodeRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aseconds\x18\x02 \x01(\rR\aseconds\x12\x14\n" +
-	"\x05force\x18\x03 \x01(\bR\x05force\"d\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"t\n" +
+	"\x14RebalancePoolRequest\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x12\n" +
+	"\x04stop\x18\x02 \x01(\bR\x04stop\x12\x1b\n" +
+	"\tmax_moves\x18\x03 \x01(\rR\bmaxMoves\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"f\n" +
+	"\x15RebalancePoolResponse\x12!\n" +
+	"\x04pool\x18\x01 \x01(\v2\r.weft.v1.PoolR\x04pool\x12*\n" +
+	"\x05moves\x18\x02 \x03(\v2\x14.weft.v1.PlannedMoveR\x05moves\"\xea\x01\n" +
+	"\vPlannedMove\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x16\n" +
+	"\x06column\x18\x02 \x01(\rR\x06column\x12\x12\n" +
+	"\x04copy\x18\x03 \x01(\rR\x04copy\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x04 \x01(\x04R\tsizeBytes\x12\x1b\n" +
+	"\tfrom_node\x18\x05 \x01(\tR\bfromNode\x12\"\n" +
+	"\rfrom_drive_id\x18\x06 \x01(\tR\vfromDriveId\x12\x17\n" +
+	"\ato_node\x18\a \x01(\tR\x06toNode\x12\x1e\n" +
+	"\vto_drive_id\x18\b \x01(\tR\ttoDriveId\"d\n" +
 	"\x0eMoveLegRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x16\n" +
 	"\x06column\x18\x02 \x01(\rR\x06column\x12\x12\n" +
@@ -3650,7 +3889,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\tafter_seq\x18\x02 \x01(\x04R\bafterSeq\"\x0f\n" +
 	"\rBackupRequest\"!\n" +
 	"\vBackupChunk\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xdb\x11\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\xab\x12\n" +
 	"\aManager\x127\n" +
 	"\tGetStatus\x12\x19.weft.v1.GetStatusRequest\x1a\x0f.weft.v1.Status\x12B\n" +
 	"\tListNodes\x12\x19.weft.v1.ListNodesRequest\x1a\x1a.weft.v1.ListNodesResponse\x12=\n" +
@@ -3677,7 +3916,8 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"CreatePool\x12\x1a.weft.v1.CreatePoolRequest\x1a\r.weft.v1.Pool\x12B\n" +
 	"\tListPools\x12\x19.weft.v1.ListPoolsRequest\x1a\x1a.weft.v1.ListPoolsResponse\x12E\n" +
 	"\n" +
-	"DeletePool\x12\x1a.weft.v1.DeletePoolRequest\x1a\x1b.weft.v1.DeletePoolResponse\x12=\n" +
+	"DeletePool\x12\x1a.weft.v1.DeletePoolRequest\x1a\x1b.weft.v1.DeletePoolResponse\x12N\n" +
+	"\rRebalancePool\x12\x1d.weft.v1.RebalancePoolRequest\x1a\x1e.weft.v1.RebalancePoolResponse\x12=\n" +
 	"\fCreateVolume\x12\x1c.weft.v1.CreateVolumeRequest\x1a\x0f.weft.v1.Volume\x127\n" +
 	"\tGetVolume\x12\x19.weft.v1.GetVolumeRequest\x1a\x0f.weft.v1.Volume\x12H\n" +
 	"\vListVolumes\x12\x1b.weft.v1.ListVolumesRequest\x1a\x1c.weft.v1.ListVolumesResponse\x12K\n" +
@@ -3708,7 +3948,7 @@ func file_weft_v1_manager_proto_rawDescGZIP() []byte {
 	return file_weft_v1_manager_proto_rawDescData
 }
 
-var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
+var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_weft_v1_manager_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: weft.v1.GetStatusRequest
 	(*Status)(nil),                  // 1: weft.v1.Status
@@ -3730,165 +3970,172 @@ var file_weft_v1_manager_proto_goTypes = []any{
 	(*CordonNodeRequest)(nil),       // 17: weft.v1.CordonNodeRequest
 	(*UncordonNodeRequest)(nil),     // 18: weft.v1.UncordonNodeRequest
 	(*MaintainNodeRequest)(nil),     // 19: weft.v1.MaintainNodeRequest
-	(*MoveLegRequest)(nil),          // 20: weft.v1.MoveLegRequest
-	(*WhatIfRequest)(nil),           // 21: weft.v1.WhatIfRequest
-	(*WhatIfResponse)(nil),          // 22: weft.v1.WhatIfResponse
-	(*VolumeLoss)(nil),              // 23: weft.v1.VolumeLoss
-	(*LegLoss)(nil),                 // 24: weft.v1.LegLoss
-	(*CreatePoolRequest)(nil),       // 25: weft.v1.CreatePoolRequest
-	(*ListPoolsRequest)(nil),        // 26: weft.v1.ListPoolsRequest
-	(*ListPoolsResponse)(nil),       // 27: weft.v1.ListPoolsResponse
-	(*DeletePoolRequest)(nil),       // 28: weft.v1.DeletePoolRequest
-	(*DeletePoolResponse)(nil),      // 29: weft.v1.DeletePoolResponse
-	(*CreateVolumeRequest)(nil),     // 30: weft.v1.CreateVolumeRequest
-	(*Segment)(nil),                 // 31: weft.v1.Segment
-	(*ExpandVolumeRequest)(nil),     // 32: weft.v1.ExpandVolumeRequest
-	(*ScrubVolumeRequest)(nil),      // 33: weft.v1.ScrubVolumeRequest
-	(*UpdateVolumeRequest)(nil),     // 34: weft.v1.UpdateVolumeRequest
-	(*GetCapacityRequest)(nil),      // 35: weft.v1.GetCapacityRequest
-	(*Capacity)(nil),                // 36: weft.v1.Capacity
-	(*GetVolumeRequest)(nil),        // 37: weft.v1.GetVolumeRequest
-	(*ListVolumesRequest)(nil),      // 38: weft.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 39: weft.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),     // 40: weft.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),    // 41: weft.v1.DeleteVolumeResponse
-	(*ExplainVolumeRequest)(nil),    // 42: weft.v1.ExplainVolumeRequest
-	(*Explanation)(nil),             // 43: weft.v1.Explanation
-	(*PromoteStaleLegRequest)(nil),  // 44: weft.v1.PromoteStaleLegRequest
-	(*AttachRequest)(nil),           // 45: weft.v1.AttachRequest
-	(*DetachRequest)(nil),           // 46: weft.v1.DetachRequest
-	(*DetachResponse)(nil),          // 47: weft.v1.DetachResponse
-	(*ListAttachmentsRequest)(nil),  // 48: weft.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil), // 49: weft.v1.ListAttachmentsResponse
-	(*ListEventsRequest)(nil),       // 50: weft.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),      // 51: weft.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),      // 52: weft.v1.WatchEventsRequest
-	(*BackupRequest)(nil),           // 53: weft.v1.BackupRequest
-	(*BackupChunk)(nil),             // 54: weft.v1.BackupChunk
-	nil,                             // 55: weft.v1.SetNodeLabelsRequest.LabelsEntry
-	nil,                             // 56: weft.v1.AddDriveRequest.LabelsEntry
-	nil,                             // 57: weft.v1.SetDriveLabelsRequest.LabelsEntry
-	nil,                             // 58: weft.v1.WhatIfRequest.LabelsEntry
-	nil,                             // 59: weft.v1.CreatePoolRequest.SelectorEntry
-	nil,                             // 60: weft.v1.CreateVolumeRequest.LabelsEntry
-	nil,                             // 61: weft.v1.Segment.LabelsEntry
-	nil,                             // 62: weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	(*Node)(nil),                    // 63: weft.v1.Node
-	(*Device)(nil),                  // 64: weft.v1.Device
-	(*Drive)(nil),                   // 65: weft.v1.Drive
-	(*durationpb.Duration)(nil),     // 66: google.protobuf.Duration
-	(*Attachment)(nil),              // 67: weft.v1.Attachment
-	(Health)(0),                     // 68: weft.v1.Health
-	(LegState)(0),                   // 69: weft.v1.LegState
-	(*Pool)(nil),                    // 70: weft.v1.Pool
-	(*Place)(nil),                   // 71: weft.v1.Place
-	(*Volume)(nil),                  // 72: weft.v1.Volume
-	(AttachMode)(0),                 // 73: weft.v1.AttachMode
-	(*Event)(nil),                   // 74: weft.v1.Event
+	(*RebalancePoolRequest)(nil),    // 20: weft.v1.RebalancePoolRequest
+	(*RebalancePoolResponse)(nil),   // 21: weft.v1.RebalancePoolResponse
+	(*PlannedMove)(nil),             // 22: weft.v1.PlannedMove
+	(*MoveLegRequest)(nil),          // 23: weft.v1.MoveLegRequest
+	(*WhatIfRequest)(nil),           // 24: weft.v1.WhatIfRequest
+	(*WhatIfResponse)(nil),          // 25: weft.v1.WhatIfResponse
+	(*VolumeLoss)(nil),              // 26: weft.v1.VolumeLoss
+	(*LegLoss)(nil),                 // 27: weft.v1.LegLoss
+	(*CreatePoolRequest)(nil),       // 28: weft.v1.CreatePoolRequest
+	(*ListPoolsRequest)(nil),        // 29: weft.v1.ListPoolsRequest
+	(*ListPoolsResponse)(nil),       // 30: weft.v1.ListPoolsResponse
+	(*DeletePoolRequest)(nil),       // 31: weft.v1.DeletePoolRequest
+	(*DeletePoolResponse)(nil),      // 32: weft.v1.DeletePoolResponse
+	(*CreateVolumeRequest)(nil),     // 33: weft.v1.CreateVolumeRequest
+	(*Segment)(nil),                 // 34: weft.v1.Segment
+	(*ExpandVolumeRequest)(nil),     // 35: weft.v1.ExpandVolumeRequest
+	(*ScrubVolumeRequest)(nil),      // 36: weft.v1.ScrubVolumeRequest
+	(*UpdateVolumeRequest)(nil),     // 37: weft.v1.UpdateVolumeRequest
+	(*GetCapacityRequest)(nil),      // 38: weft.v1.GetCapacityRequest
+	(*Capacity)(nil),                // 39: weft.v1.Capacity
+	(*GetVolumeRequest)(nil),        // 40: weft.v1.GetVolumeRequest
+	(*ListVolumesRequest)(nil),      // 41: weft.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 42: weft.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),     // 43: weft.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),    // 44: weft.v1.DeleteVolumeResponse
+	(*ExplainVolumeRequest)(nil),    // 45: weft.v1.ExplainVolumeRequest
+	(*Explanation)(nil),             // 46: weft.v1.Explanation
+	(*PromoteStaleLegRequest)(nil),  // 47: weft.v1.PromoteStaleLegRequest
+	(*AttachRequest)(nil),           // 48: weft.v1.AttachRequest
+	(*DetachRequest)(nil),           // 49: weft.v1.DetachRequest
+	(*DetachResponse)(nil),          // 50: weft.v1.DetachResponse
+	(*ListAttachmentsRequest)(nil),  // 51: weft.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil), // 52: weft.v1.ListAttachmentsResponse
+	(*ListEventsRequest)(nil),       // 53: weft.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),      // 54: weft.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),      // 55: weft.v1.WatchEventsRequest
+	(*BackupRequest)(nil),           // 56: weft.v1.BackupRequest
+	(*BackupChunk)(nil),             // 57: weft.v1.BackupChunk
+	nil,                             // 58: weft.v1.SetNodeLabelsRequest.LabelsEntry
+	nil,                             // 59: weft.v1.AddDriveRequest.LabelsEntry
+	nil,                             // 60: weft.v1.SetDriveLabelsRequest.LabelsEntry
+	nil,                             // 61: weft.v1.WhatIfRequest.LabelsEntry
+	nil,                             // 62: weft.v1.CreatePoolRequest.SelectorEntry
+	nil,                             // 63: weft.v1.CreateVolumeRequest.LabelsEntry
+	nil,                             // 64: weft.v1.Segment.LabelsEntry
+	nil,                             // 65: weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	(*Node)(nil),                    // 66: weft.v1.Node
+	(*Device)(nil),                  // 67: weft.v1.Device
+	(*Drive)(nil),                   // 68: weft.v1.Drive
+	(*Pool)(nil),                    // 69: weft.v1.Pool
+	(*durationpb.Duration)(nil),     // 70: google.protobuf.Duration
+	(*Attachment)(nil),              // 71: weft.v1.Attachment
+	(Health)(0),                     // 72: weft.v1.Health
+	(LegState)(0),                   // 73: weft.v1.LegState
+	(*Place)(nil),                   // 74: weft.v1.Place
+	(*Volume)(nil),                  // 75: weft.v1.Volume
+	(AttachMode)(0),                 // 76: weft.v1.AttachMode
+	(*Event)(nil),                   // 77: weft.v1.Event
 }
 var file_weft_v1_manager_proto_depIdxs = []int32{
-	63, // 0: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
-	55, // 1: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
-	64, // 2: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
-	65, // 3: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
-	56, // 4: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
-	57, // 5: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
-	58, // 6: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
-	66, // 7: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
-	23, // 8: weft.v1.WhatIfResponse.volumes:type_name -> weft.v1.VolumeLoss
-	67, // 9: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
-	68, // 10: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
-	68, // 11: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
-	24, // 12: weft.v1.VolumeLoss.legs:type_name -> weft.v1.LegLoss
-	69, // 13: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
-	59, // 14: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
-	70, // 15: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
-	60, // 16: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
-	31, // 17: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
-	31, // 18: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
-	61, // 19: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
-	71, // 20: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
-	62, // 21: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	31, // 22: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
-	72, // 23: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
-	73, // 24: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
-	67, // 25: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
-	74, // 26: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
-	0,  // 27: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
-	2,  // 28: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
-	4,  // 29: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
-	5,  // 30: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
-	6,  // 31: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
-	8,  // 32: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
-	10, // 33: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
-	12, // 34: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
-	13, // 35: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
-	14, // 36: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
-	16, // 37: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
-	17, // 38: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
-	18, // 39: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
-	19, // 40: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
-	20, // 41: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
-	21, // 42: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
-	25, // 43: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
-	26, // 44: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
-	28, // 45: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
-	30, // 46: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
-	37, // 47: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
-	38, // 48: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
-	40, // 49: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
-	32, // 50: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
-	33, // 51: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
-	34, // 52: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
-	35, // 53: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
-	42, // 54: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
-	44, // 55: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
-	45, // 56: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
-	46, // 57: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
-	48, // 58: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
-	50, // 59: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
-	52, // 60: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
-	53, // 61: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
-	1,  // 62: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
-	3,  // 63: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
-	63, // 64: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
-	63, // 65: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
-	7,  // 66: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
-	9,  // 67: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
-	11, // 68: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
-	65, // 69: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
-	65, // 70: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
-	15, // 71: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
-	65, // 72: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
-	63, // 73: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
-	63, // 74: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
-	63, // 75: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
-	72, // 76: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
-	22, // 77: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
-	70, // 78: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
-	27, // 79: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
-	29, // 80: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
-	72, // 81: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
-	72, // 82: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
-	39, // 83: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
-	41, // 84: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
-	72, // 85: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
-	72, // 86: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
-	72, // 87: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
-	36, // 88: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
-	43, // 89: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
-	72, // 90: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
-	67, // 91: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
-	47, // 92: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
-	49, // 93: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
-	51, // 94: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
-	74, // 95: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
-	54, // 96: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
-	62, // [62:97] is the sub-list for method output_type
-	27, // [27:62] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	66, // 0: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
+	58, // 1: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
+	67, // 2: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
+	68, // 3: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
+	59, // 4: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
+	60, // 5: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
+	69, // 6: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
+	22, // 7: weft.v1.RebalancePoolResponse.moves:type_name -> weft.v1.PlannedMove
+	61, // 8: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
+	70, // 9: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
+	26, // 10: weft.v1.WhatIfResponse.volumes:type_name -> weft.v1.VolumeLoss
+	71, // 11: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
+	72, // 12: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
+	72, // 13: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
+	27, // 14: weft.v1.VolumeLoss.legs:type_name -> weft.v1.LegLoss
+	73, // 15: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
+	62, // 16: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
+	69, // 17: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
+	63, // 18: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
+	34, // 19: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
+	34, // 20: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
+	64, // 21: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
+	74, // 22: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
+	65, // 23: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	34, // 24: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
+	75, // 25: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
+	76, // 26: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
+	71, // 27: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
+	77, // 28: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
+	0,  // 29: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
+	2,  // 30: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
+	4,  // 31: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
+	5,  // 32: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
+	6,  // 33: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
+	8,  // 34: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
+	10, // 35: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
+	12, // 36: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
+	13, // 37: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
+	14, // 38: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
+	16, // 39: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
+	17, // 40: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
+	18, // 41: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
+	19, // 42: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
+	23, // 43: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
+	24, // 44: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
+	28, // 45: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
+	29, // 46: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
+	31, // 47: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
+	20, // 48: weft.v1.Manager.RebalancePool:input_type -> weft.v1.RebalancePoolRequest
+	33, // 49: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
+	40, // 50: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
+	41, // 51: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
+	43, // 52: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
+	35, // 53: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
+	36, // 54: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
+	37, // 55: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
+	38, // 56: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
+	45, // 57: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
+	47, // 58: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
+	48, // 59: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
+	49, // 60: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
+	51, // 61: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
+	53, // 62: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
+	55, // 63: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
+	56, // 64: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
+	1,  // 65: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
+	3,  // 66: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
+	66, // 67: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
+	66, // 68: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
+	7,  // 69: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
+	9,  // 70: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
+	11, // 71: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
+	68, // 72: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
+	68, // 73: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
+	15, // 74: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
+	68, // 75: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
+	66, // 76: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
+	66, // 77: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
+	66, // 78: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
+	75, // 79: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
+	25, // 80: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
+	69, // 81: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
+	30, // 82: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
+	32, // 83: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
+	21, // 84: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
+	75, // 85: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
+	75, // 86: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
+	42, // 87: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
+	44, // 88: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
+	75, // 89: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
+	75, // 90: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
+	75, // 91: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
+	39, // 92: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
+	46, // 93: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
+	75, // 94: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
+	71, // 95: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
+	50, // 96: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
+	52, // 97: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
+	54, // 98: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
+	77, // 99: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
+	57, // 100: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
+	65, // [65:101] is the sub-list for method output_type
+	29, // [29:65] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_manager_proto_init() }
@@ -3897,14 +4144,14 @@ func file_weft_v1_manager_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_manager_proto_msgTypes[34].OneofWrappers = []any{}
+	file_weft_v1_manager_proto_msgTypes[37].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_manager_proto_rawDesc), len(file_weft_v1_manager_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   63,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

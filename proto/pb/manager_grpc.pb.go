@@ -50,6 +50,7 @@ const (
 	Manager_CreatePool_FullMethodName      = "/weft.v1.Manager/CreatePool"
 	Manager_ListPools_FullMethodName       = "/weft.v1.Manager/ListPools"
 	Manager_DeletePool_FullMethodName      = "/weft.v1.Manager/DeletePool"
+	Manager_RebalancePool_FullMethodName   = "/weft.v1.Manager/RebalancePool"
 	Manager_CreateVolume_FullMethodName    = "/weft.v1.Manager/CreateVolume"
 	Manager_GetVolume_FullMethodName       = "/weft.v1.Manager/GetVolume"
 	Manager_ListVolumes_FullMethodName     = "/weft.v1.Manager/ListVolumes"
@@ -103,6 +104,9 @@ type ManagerClient interface {
 	CreatePool(ctx context.Context, in *CreatePoolRequest, opts ...grpc.CallOption) (*Pool, error)
 	ListPools(ctx context.Context, in *ListPoolsRequest, opts ...grpc.CallOption) (*ListPoolsResponse, error)
 	DeletePool(ctx context.Context, in *DeletePoolRequest, opts ...grpc.CallOption) (*DeletePoolResponse, error)
+	// RebalancePool begins to move legs from the fullest drives of a pool to its emptiest ones, or
+	// ends that, or says which legs would move. An earlier call does not have to end first.
+	RebalancePool(ctx context.Context, in *RebalancePoolRequest, opts ...grpc.CallOption) (*RebalancePoolResponse, error)
 	CreateVolume(ctx context.Context, in *CreateVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 	GetVolume(ctx context.Context, in *GetVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
@@ -334,6 +338,16 @@ func (c *managerClient) DeletePool(ctx context.Context, in *DeletePoolRequest, o
 	return out, nil
 }
 
+func (c *managerClient) RebalancePool(ctx context.Context, in *RebalancePoolRequest, opts ...grpc.CallOption) (*RebalancePoolResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RebalancePoolResponse)
+	err := c.cc.Invoke(ctx, Manager_RebalancePool_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *managerClient) CreateVolume(ctx context.Context, in *CreateVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Volume)
@@ -547,6 +561,9 @@ type ManagerServer interface {
 	CreatePool(context.Context, *CreatePoolRequest) (*Pool, error)
 	ListPools(context.Context, *ListPoolsRequest) (*ListPoolsResponse, error)
 	DeletePool(context.Context, *DeletePoolRequest) (*DeletePoolResponse, error)
+	// RebalancePool begins to move legs from the fullest drives of a pool to its emptiest ones, or
+	// ends that, or says which legs would move. An earlier call does not have to end first.
+	RebalancePool(context.Context, *RebalancePoolRequest) (*RebalancePoolResponse, error)
 	CreateVolume(context.Context, *CreateVolumeRequest) (*Volume, error)
 	GetVolume(context.Context, *GetVolumeRequest) (*Volume, error)
 	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
@@ -644,6 +661,9 @@ func (UnimplementedManagerServer) ListPools(context.Context, *ListPoolsRequest) 
 }
 func (UnimplementedManagerServer) DeletePool(context.Context, *DeletePoolRequest) (*DeletePoolResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeletePool not implemented")
+}
+func (UnimplementedManagerServer) RebalancePool(context.Context, *RebalancePoolRequest) (*RebalancePoolResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RebalancePool not implemented")
 }
 func (UnimplementedManagerServer) CreateVolume(context.Context, *CreateVolumeRequest) (*Volume, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateVolume not implemented")
@@ -1056,6 +1076,24 @@ func _Manager_DeletePool_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_RebalancePool_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RebalancePoolRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).RebalancePool(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_RebalancePool_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).RebalancePool(ctx, req.(*RebalancePoolRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Manager_CreateVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CreateVolumeRequest)
 	if err := dec(in); err != nil {
@@ -1412,6 +1450,10 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeletePool",
 			Handler:    _Manager_DeletePool_Handler,
+		},
+		{
+			MethodName: "RebalancePool",
+			Handler:    _Manager_RebalancePool_Handler,
 		},
 		{
 			MethodName: "CreateVolume",

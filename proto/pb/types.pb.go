@@ -1510,6 +1510,7 @@ type Pool struct {
 	CapacityBytes  uint64                 `protobuf:"varint,3,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`
 	AllocatedBytes uint64                 `protobuf:"varint,4,opt,name=allocated_bytes,json=allocatedBytes,proto3" json:"allocated_bytes,omitempty"`
 	Drives         uint32                 `protobuf:"varint,5,opt,name=drives,proto3" json:"drives,omitempty"`
+	Rebalance      *PoolRebalance         `protobuf:"bytes,6,opt,name=rebalance,proto3" json:"rebalance,omitempty"` // the last one; unset: there was none
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1579,6 +1580,98 @@ func (x *Pool) GetDrives() uint32 {
 	return 0
 }
 
+func (x *Pool) GetRebalance() *PoolRebalance {
+	if x != nil {
+		return x.Rebalance
+	}
+	return nil
+}
+
+// PoolRebalance moves legs from the fullest drives of a pool to its emptiest ones.
+type PoolRebalance struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Began         *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=began,proto3" json:"began,omitempty"`
+	Ended         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=ended,proto3" json:"ended,omitempty"`                        // unset: it is under way
+	Stopped       bool                   `protobuf:"varint,3,opt,name=stopped,proto3" json:"stopped,omitempty"`                   // on request
+	MaxMoves      uint32                 `protobuf:"varint,4,opt,name=max_moves,json=maxMoves,proto3" json:"max_moves,omitempty"` // 0: as many as it takes
+	Moves         uint32                 `protobuf:"varint,5,opt,name=moves,proto3" json:"moves,omitempty"`                       // begun
+	Moving        uint32                 `protobuf:"varint,6,opt,name=moving,proto3" json:"moving,omitempty"`                     // of these, the legs that are being moved now
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolRebalance) Reset() {
+	*x = PoolRebalance{}
+	mi := &file_weft_v1_types_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolRebalance) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolRebalance) ProtoMessage() {}
+
+func (x *PoolRebalance) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_types_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolRebalance.ProtoReflect.Descriptor instead.
+func (*PoolRebalance) Descriptor() ([]byte, []int) {
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *PoolRebalance) GetBegan() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Began
+	}
+	return nil
+}
+
+func (x *PoolRebalance) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *PoolRebalance) GetStopped() bool {
+	if x != nil {
+		return x.Stopped
+	}
+	return false
+}
+
+func (x *PoolRebalance) GetMaxMoves() uint32 {
+	if x != nil {
+		return x.MaxMoves
+	}
+	return 0
+}
+
+func (x *PoolRebalance) GetMoves() uint32 {
+	if x != nil {
+		return x.Moves
+	}
+	return 0
+}
+
+func (x *PoolRebalance) GetMoving() uint32 {
+	if x != nil {
+		return x.Moving
+	}
+	return 0
+}
+
 // Layout is S columns (stripes) of C copies each: RAID0 has C=1, RAID1 S=1.
 type Layout struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -1594,7 +1687,7 @@ type Layout struct {
 
 func (x *Layout) Reset() {
 	*x = Layout{}
-	mi := &file_weft_v1_types_proto_msgTypes[10]
+	mi := &file_weft_v1_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1606,7 +1699,7 @@ func (x *Layout) String() string {
 func (*Layout) ProtoMessage() {}
 
 func (x *Layout) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[10]
+	mi := &file_weft_v1_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1619,7 +1712,7 @@ func (x *Layout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layout.ProtoReflect.Descriptor instead.
 func (*Layout) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Layout) GetStripes() uint32 {
@@ -1668,7 +1761,7 @@ type Extent struct {
 
 func (x *Extent) Reset() {
 	*x = Extent{}
-	mi := &file_weft_v1_types_proto_msgTypes[11]
+	mi := &file_weft_v1_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1680,7 +1773,7 @@ func (x *Extent) String() string {
 func (*Extent) ProtoMessage() {}
 
 func (x *Extent) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[11]
+	mi := &file_weft_v1_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1693,7 +1786,7 @@ func (x *Extent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extent.ProtoReflect.Descriptor instead.
 func (*Extent) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Extent) GetStart() uint32 {
@@ -1732,7 +1825,7 @@ type Leg struct {
 
 func (x *Leg) Reset() {
 	*x = Leg{}
-	mi := &file_weft_v1_types_proto_msgTypes[12]
+	mi := &file_weft_v1_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1744,7 +1837,7 @@ func (x *Leg) String() string {
 func (*Leg) ProtoMessage() {}
 
 func (x *Leg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[12]
+	mi := &file_weft_v1_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1757,7 +1850,7 @@ func (x *Leg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leg.ProtoReflect.Descriptor instead.
 func (*Leg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Leg) GetId() string {
@@ -1875,7 +1968,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_weft_v1_types_proto_msgTypes[13]
+	mi := &file_weft_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1887,7 +1980,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[13]
+	mi := &file_weft_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1900,7 +1993,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Volume) GetId() string {
@@ -2100,7 +2193,7 @@ type Rebuild struct {
 
 func (x *Rebuild) Reset() {
 	*x = Rebuild{}
-	mi := &file_weft_v1_types_proto_msgTypes[14]
+	mi := &file_weft_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2112,7 +2205,7 @@ func (x *Rebuild) String() string {
 func (*Rebuild) ProtoMessage() {}
 
 func (x *Rebuild) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[14]
+	mi := &file_weft_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2125,7 +2218,7 @@ func (x *Rebuild) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rebuild.ProtoReflect.Descriptor instead.
 func (*Rebuild) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Rebuild) GetLegId() string {
@@ -2242,7 +2335,7 @@ type VolumeScrub struct {
 
 func (x *VolumeScrub) Reset() {
 	*x = VolumeScrub{}
-	mi := &file_weft_v1_types_proto_msgTypes[15]
+	mi := &file_weft_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2254,7 +2347,7 @@ func (x *VolumeScrub) String() string {
 func (*VolumeScrub) ProtoMessage() {}
 
 func (x *VolumeScrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[15]
+	mi := &file_weft_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2267,7 +2360,7 @@ func (x *VolumeScrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeScrub.ProtoReflect.Descriptor instead.
 func (*VolumeScrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *VolumeScrub) GetBegan() *timestamppb.Timestamp {
@@ -2372,7 +2465,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_weft_v1_types_proto_msgTypes[16]
+	mi := &file_weft_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2384,7 +2477,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[16]
+	mi := &file_weft_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2397,7 +2490,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Place) GetColumn() uint32 {
@@ -2437,7 +2530,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_weft_v1_types_proto_msgTypes[17]
+	mi := &file_weft_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2449,7 +2542,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[17]
+	mi := &file_weft_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2462,7 +2555,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Attachment) GetVolumeId() string {
@@ -2579,7 +2672,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_weft_v1_types_proto_msgTypes[18]
+	mi := &file_weft_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2591,7 +2684,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[18]
+	mi := &file_weft_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2604,7 +2697,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -2772,16 +2865,24 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x06unread\x18\x0f \x01(\tR\x06unread\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x10 \x01(\tR\tclusterId\x12,\n" +
-	"\x06health\x18< \x01(\v2\x14.weft.v1.DriveHealthR\x06health\"\xf8\x01\n" +
+	"\x06health\x18< \x01(\v2\x14.weft.v1.DriveHealthR\x06health\"\xae\x02\n" +
 	"\x04Pool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\bselector\x18\x02 \x03(\v2\x1b.weft.v1.Pool.SelectorEntryR\bselector\x12%\n" +
 	"\x0ecapacity_bytes\x18\x03 \x01(\x04R\rcapacityBytes\x12'\n" +
 	"\x0fallocated_bytes\x18\x04 \x01(\x04R\x0eallocatedBytes\x12\x16\n" +
-	"\x06drives\x18\x05 \x01(\rR\x06drives\x1a;\n" +
+	"\x06drives\x18\x05 \x01(\rR\x06drives\x124\n" +
+	"\trebalance\x18\x06 \x01(\v2\x16.weft.v1.PoolRebalanceR\trebalance\x1a;\n" +
 	"\rSelectorEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa5\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd8\x01\n" +
+	"\rPoolRebalance\x120\n" +
+	"\x05began\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05began\x120\n" +
+	"\x05ended\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x18\n" +
+	"\astopped\x18\x03 \x01(\bR\astopped\x12\x1b\n" +
+	"\tmax_moves\x18\x04 \x01(\rR\bmaxMoves\x12\x14\n" +
+	"\x05moves\x18\x05 \x01(\rR\x05moves\x12\x16\n" +
+	"\x06moving\x18\x06 \x01(\rR\x06moving\"\xa5\x01\n" +
 	"\x06Layout\x12\x18\n" +
 	"\astripes\x18\x01 \x01(\rR\astripes\x12\x16\n" +
 	"\x06copies\x18\x02 \x01(\rR\x06copies\x12\x1f\n" +
@@ -2981,7 +3082,7 @@ func file_weft_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_weft_v1_types_proto_goTypes = []any{
 	(Transport)(0),                // 0: weft.v1.Transport
 	(DriveState)(0),               // 1: weft.v1.DriveState
@@ -3002,74 +3103,78 @@ var file_weft_v1_types_proto_goTypes = []any{
 	(*SmartLog)(nil),              // 16: weft.v1.SmartLog
 	(*Device)(nil),                // 17: weft.v1.Device
 	(*Pool)(nil),                  // 18: weft.v1.Pool
-	(*Layout)(nil),                // 19: weft.v1.Layout
-	(*Extent)(nil),                // 20: weft.v1.Extent
-	(*Leg)(nil),                   // 21: weft.v1.Leg
-	(*Volume)(nil),                // 22: weft.v1.Volume
-	(*Rebuild)(nil),               // 23: weft.v1.Rebuild
-	(*VolumeScrub)(nil),           // 24: weft.v1.VolumeScrub
-	(*Place)(nil),                 // 25: weft.v1.Place
-	(*Attachment)(nil),            // 26: weft.v1.Attachment
-	(*Event)(nil),                 // 27: weft.v1.Event
-	nil,                           // 28: weft.v1.Node.LabelsEntry
-	nil,                           // 29: weft.v1.Drive.LabelsEntry
-	nil,                           // 30: weft.v1.Pool.SelectorEntry
-	nil,                           // 31: weft.v1.Volume.LabelsEntry
-	nil,                           // 32: weft.v1.Event.AttributesEntry
-	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 34: google.protobuf.Duration
+	(*PoolRebalance)(nil),         // 19: weft.v1.PoolRebalance
+	(*Layout)(nil),                // 20: weft.v1.Layout
+	(*Extent)(nil),                // 21: weft.v1.Extent
+	(*Leg)(nil),                   // 22: weft.v1.Leg
+	(*Volume)(nil),                // 23: weft.v1.Volume
+	(*Rebuild)(nil),               // 24: weft.v1.Rebuild
+	(*VolumeScrub)(nil),           // 25: weft.v1.VolumeScrub
+	(*Place)(nil),                 // 26: weft.v1.Place
+	(*Attachment)(nil),            // 27: weft.v1.Attachment
+	(*Event)(nil),                 // 28: weft.v1.Event
+	nil,                           // 29: weft.v1.Node.LabelsEntry
+	nil,                           // 30: weft.v1.Drive.LabelsEntry
+	nil,                           // 31: weft.v1.Pool.SelectorEntry
+	nil,                           // 32: weft.v1.Volume.LabelsEntry
+	nil,                           // 33: weft.v1.Event.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 35: google.protobuf.Duration
 }
 var file_weft_v1_types_proto_depIdxs = []int32{
 	0,  // 0: weft.v1.Portal.transport:type_name -> weft.v1.Transport
-	28, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
+	29, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
 	9,  // 2: weft.v1.Node.portals:type_name -> weft.v1.Portal
 	10, // 3: weft.v1.Node.host:type_name -> weft.v1.Host
 	12, // 4: weft.v1.Node.target:type_name -> weft.v1.AgentStatus
 	12, // 5: weft.v1.Node.initiator:type_name -> weft.v1.AgentStatus
-	33, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
-	33, // 7: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
+	34, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
+	34, // 7: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
 	13, // 8: weft.v1.AgentStatus.problems:type_name -> weft.v1.Problem
-	34, // 9: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
-	33, // 10: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	29, // 11: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
+	35, // 9: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
+	34, // 10: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	30, // 11: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
 	1,  // 12: weft.v1.Drive.state:type_name -> weft.v1.DriveState
 	15, // 13: weft.v1.Drive.health:type_name -> weft.v1.DriveHealth
-	33, // 14: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
+	34, // 14: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
 	16, // 15: weft.v1.DriveHealth.smart:type_name -> weft.v1.SmartLog
-	34, // 16: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
+	35, // 16: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
 	15, // 17: weft.v1.Device.health:type_name -> weft.v1.DriveHealth
-	30, // 18: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
-	20, // 19: weft.v1.Leg.extents:type_name -> weft.v1.Extent
-	3,  // 20: weft.v1.Leg.state:type_name -> weft.v1.LegState
-	33, // 21: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
-	19, // 22: weft.v1.Volume.layout:type_name -> weft.v1.Layout
-	31, // 23: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
-	4,  // 24: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
-	5,  // 25: weft.v1.Volume.health:type_name -> weft.v1.Health
-	21, // 26: weft.v1.Volume.legs:type_name -> weft.v1.Leg
-	26, // 27: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
-	33, // 28: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	26, // 29: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
-	24, // 30: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
-	24, // 31: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
-	23, // 32: weft.v1.Volume.rebuilds:type_name -> weft.v1.Rebuild
-	33, // 33: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
-	33, // 34: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
-	34, // 35: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
-	33, // 36: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
-	33, // 37: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
-	25, // 38: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
-	6,  // 39: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
-	7,  // 40: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
-	33, // 41: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
-	33, // 42: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
-	8,  // 43: weft.v1.Event.severity:type_name -> weft.v1.Severity
-	32, // 44: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
-	45, // [45:45] is the sub-list for method output_type
-	45, // [45:45] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	31, // 18: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
+	19, // 19: weft.v1.Pool.rebalance:type_name -> weft.v1.PoolRebalance
+	34, // 20: weft.v1.PoolRebalance.began:type_name -> google.protobuf.Timestamp
+	34, // 21: weft.v1.PoolRebalance.ended:type_name -> google.protobuf.Timestamp
+	21, // 22: weft.v1.Leg.extents:type_name -> weft.v1.Extent
+	3,  // 23: weft.v1.Leg.state:type_name -> weft.v1.LegState
+	34, // 24: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
+	20, // 25: weft.v1.Volume.layout:type_name -> weft.v1.Layout
+	32, // 26: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
+	4,  // 27: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
+	5,  // 28: weft.v1.Volume.health:type_name -> weft.v1.Health
+	22, // 29: weft.v1.Volume.legs:type_name -> weft.v1.Leg
+	27, // 30: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
+	34, // 31: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	27, // 32: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
+	25, // 33: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
+	25, // 34: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
+	24, // 35: weft.v1.Volume.rebuilds:type_name -> weft.v1.Rebuild
+	34, // 36: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
+	34, // 37: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
+	35, // 38: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
+	34, // 39: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
+	34, // 40: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
+	26, // 41: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
+	6,  // 42: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
+	7,  // 43: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
+	34, // 44: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
+	34, // 45: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
+	8,  // 46: weft.v1.Event.severity:type_name -> weft.v1.Severity
+	33, // 47: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
+	48, // [48:48] is the sub-list for method output_type
+	48, // [48:48] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_types_proto_init() }
@@ -3077,14 +3182,14 @@ func file_weft_v1_types_proto_init() {
 	if File_weft_v1_types_proto != nil {
 		return
 	}
-	file_weft_v1_types_proto_msgTypes[10].OneofWrappers = []any{}
+	file_weft_v1_types_proto_msgTypes[11].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_types_proto_rawDesc), len(file_weft_v1_types_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -89,8 +89,7 @@ func (u *users) begin(v *Volume, c *virtual, pause time.Duration) {
 	r := rand.New(rand.NewPCG(1, 2))
 	io := &block.IO{Op: block.OpRead, Len: 4096, Data: make([]byte, 4096)}
 	var began int64
-	var next func()
-	next = func() {
+	next := func() {
 		if u.stop {
 			return
 		}

@@ -495,6 +495,7 @@ func (Tick) apply(t *tx) (view, error) {
 	t.noteAway()
 	t.settleMaintenance()
 	t.settleSchedules()
+	t.settleRebalances()
 	t.forgetForeignAgents()
 	return nil, nil
 }

@@ -146,6 +146,11 @@ func (s *State) driveView(d *Drive) Drive {
 func (s *State) poolView(p *Pool) Pool {
 	v := *p
 	v.Selector = labelset.Shown(p.Selector)
+	if p.Rebalance != nil {
+		r := *p.Rebalance
+		r.Moving = len(s.rebalanced(p, s.volumes.Get))
+		v.Rebalance = &r
+	}
 	for _, d := range s.drives {
 		if d.State != DriveRemoving && p.selects(d, s.nodes[d.Node]) {
 			d := s.driveView(d)

@@ -60,6 +60,8 @@ func (v *Volume) replaceable() bool {
 // node and drive, nil if there is no record of them.
 func (s *State) leaves(l *Leg, n *Node, d *Drive) string {
 	switch {
+	case l.Leave && l.Rebalanced:
+		return "it is moved to a drive that is less full"
 	case l.Leave:
 		return "it is being moved"
 	case d == nil || n == nil:
@@ -241,6 +243,10 @@ func (s *State) othersReturned(v *Volume, l *Leg) bool {
 
 // addLeg places a new leg in a column. The next look tries again if there is no room.
 func (t *tx) addLeg(id block.VolumeID, column int, to block.NodeName) error {
+	return t.addLegAt(id, column, to, t.lookup())
+}
+
+func (t *tx) addLegAt(id block.VolumeID, column int, to block.NodeName, at lookup) error {
 	if t.s.crowded[id] {
 		return nil
 	}
@@ -248,7 +254,7 @@ func (t *tx) addLeg(id block.VolumeID, column int, to block.NodeName) error {
 	if err := v.noSlot(column); err != nil {
 		return err
 	}
-	place, err := t.s.newPlace(v, column, to, t.seedFor(v, column), t.lookup())
+	place, err := t.s.newPlace(v, column, to, t.seedFor(v, column), at)
 	if err != nil {
 		t.s.crowded[id] = true
 		return err
@@ -306,13 +312,16 @@ type lookup struct {
 	node   func(block.NodeName) *Node
 	drive  func(block.DriveID) *Drive
 	carved map[block.DriveID][][]image.Extent
-	step   bool // a step is under way
+	step   bool          // a step is under way
+	only   block.DriveID // the drive to use; zero: any
 }
 
-func (t *tx) lookup() lookup { return lookup{t.nodes.peek, t.drives.peek, t.carved, true} }
+func (t *tx) lookup() lookup {
+	return lookup{node: t.nodes.peek, drive: t.drives.peek, carved: t.carved, step: true}
+}
 
 func (s *State) lookup() lookup {
-	return lookup{func(name block.NodeName) *Node { return s.nodes[name] }, func(id block.DriveID) *Drive { return s.drives[id] }, nil, false}
+	return lookup{node: func(name block.NodeName) *Node { return s.nodes[name] }, drive: func(id block.DriveID) *Drive { return s.drives[id] }}
 }
 
 // newPlace finds a drive for one more leg of a column, by the rules for new volumes: in the
@@ -408,6 +417,9 @@ func (s *State) fitting(v *Volume, column int, to block.NodeName, drives []*plac
 
 // unfit says why a drive cannot take a leg of a column beside those that stay; empty if it can.
 func (s *State) unfit(v *Volume, column int, to block.NodeName, x *placement.Drive, at lookup) string {
+	if !at.only.IsZero() && x.ID != at.only {
+		return "another drive is asked for"
+	}
 	if to != "" && x.Node != to {
 		return fmt.Sprintf("not on node %s", to)
 	}
@@ -500,7 +512,7 @@ func (t *tx) retire(v *Volume, id block.LegID, why string) {
 		t.drain(v, id)
 	}
 	v.Generation++
-	l.Retired, l.Leave = v.Generation, false
+	l.Retired, l.Leave, l.Rebalanced = v.Generation, false, false
 	l.Reason = "it was given up: " + why
 	t.volumeEvent(v, event.Info, event.LegRetired, fmt.Sprintf("%v: %s", l, why), "leg", id.String(), "node", string(l.Node))
 	v.sortLegs()

@@ -97,6 +97,8 @@ type clock struct {
 
 	lookedAway     time.Time // when noteAway last looked at volumes
 	lookedAtScrubs time.Time // when settleSchedules last did
+
+	lookedRebalance time.Time // when settleRebalances last did
 }
 
 // durable is what the records hold: Load makes an equal value from them.

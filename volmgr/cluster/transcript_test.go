@@ -293,6 +293,7 @@ var scriptCommands = map[string]func(*script, args) string{
 	"copied":       (*script).copied,
 	"rebuild-rate": (*script).rebuildRate,
 	"rebuilds":     (*script).rebuilds,
+	"rebalance":    (*script).rebalance,
 	"add-drive":    (*script).addDrive,
 	"evict-drive":  (*script).evictDrive,
 	"attach": func(s *script, a args) string {

@@ -141,6 +141,8 @@ const DefaultPool = block.DefaultPool
 type Pool struct {
 	Name     string            `json:"name"`
 	Selector map[string]string `json:"selector,omitempty"`
+	// Rebalance is the last one; nil: there was none.
+	Rebalance *Rebalance `json:"rebalance,omitempty"`
 
 	Capacity  block.Size `json:"-"`
 	Allocated block.Size `json:"-"`
@@ -219,6 +221,8 @@ type Leg struct {
 	Listed uint64 `json:"listed,omitempty"`
 	// Leave: an operator asked to move the leg.
 	Leave bool `json:"leave,omitempty"`
+	// Rebalanced: it leaves because its drive is among the fullest of its pool.
+	Rebalanced bool `json:"rebalanced,omitempty"`
 	// Retired is the volume's generation since which labels do not list the leg, which was made
 	// again elsewhere; 0: they do. FreedAt is the generation in which its deletion began.
 	Retired uint64 `json:"retired,omitempty"`

@@ -5,11 +5,15 @@ package cluster
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/image"
+	"weft.dev/weft/volmgr/placement"
+	"weft.dev/weft/volmgr/rebalance"
 )
 
 // What an operator asks for so that drives and nodes can be emptied, replaced, or switched off
@@ -591,4 +595,281 @@ func (a *Attachment) layout(v *Volume) block.Layout {
 	layout := v.Layout
 	layout.Copies = cmp.Or(a.Copies, layout.Copies)
 	return layout
+}
+
+// ---- rebalancing ----
+
+// Legs of a pool move from its fullest drives to its emptiest ones while an operator wants that:
+// package rebalance chooses them, and replace.go moves them as any other leg, so redundancy never
+// drops. Only volumes in good order move, one leg of each at a time: a leg of a detached volume could
+// not be copied.
+
+const (
+	rebalanceLook  = 10 * time.Second
+	mostRebalanced = 2    // moves at a time in a pool
+	mostPlanned    = 1000 // moves of a plan
+	mostRefused    = 32   // moves that are tried in vain in one look
+)
+
+// Rebalance is the rebalancing of a pool; it is never changed in place.
+type Rebalance struct {
+	Began    time.Time `json:"began"`
+	Ended    time.Time `json:"ended,omitzero"` // zero: it is under way
+	Stopped  bool      `json:"stopped,omitempty"`
+	MaxMoves int       `json:"max_moves,omitempty"` // 0: as many as it takes
+	Moves    int       `json:"moves,omitempty"`     // begun
+
+	Moving int `json:"-"` // derived, for readers: legs that are being moved
+}
+
+func (r *Rebalance) active() bool { return r != nil && r.Ended.IsZero() }
+
+// RebalancePool begins to rebalance a pool, with MaxMoves moves at most unless that is 0, or stops
+// that. Result: Pool.
+type RebalancePool struct {
+	Pool     string
+	Stop     bool
+	MaxMoves int
+}
+
+func (in RebalancePool) apply(t *tx) (view, error) {
+	p := t.s.pools[in.Pool]
+	switch {
+	case p == nil:
+		return nil, noPool(in.Pool)
+	case in.Stop && in.MaxMoves > 0:
+		return nil, invalid("stop", "cannot be asked for together with max_moves")
+	case in.Stop && p.Rebalance.active():
+		t.stopRebalance(p)
+	case in.Stop: // repeated
+	case p.Rebalance.active():
+		next := *p.Rebalance
+		next.MaxMoves = in.MaxMoves
+		t.pools.edit(p.Name).Rebalance = &next
+	default:
+		t.pools.edit(p.Name).Rebalance = &Rebalance{Began: t.now.UTC(), MaxMoves: in.MaxMoves}
+		t.event(event.Info, event.PoolRebalancing, "pool "+p.Name, "legs move from its fullest drives to its emptiest ones")
+		t.s.lookedRebalance = time.Time{}
+	}
+	return poolResult(in.Pool), nil
+}
+
+// settleRebalances begins the next moves.
+func (t *tx) settleRebalances() {
+	s := t.s
+	if t.now.Sub(s.lookedRebalance) < rebalanceLook {
+		return
+	}
+	s.lookedRebalance = t.now
+	for _, name := range slices.Sorted(maps.Keys(s.pools)) {
+		if p := t.pools.peek(name); p != nil && p.Rebalance.active() {
+			t.rebalance(p)
+		}
+	}
+}
+
+func (t *tx) rebalance(p *Pool) {
+	next := *p.Rebalance
+	moving := len(t.s.rebalanced(p, t.peek))
+	b := t.s.balancer(p, t.peek, t.lookup())
+	for moving < mostRebalanced && (next.MaxMoves == 0 || next.Moves < next.MaxMoves) {
+		m, ok := b.next()
+		if !ok || len(b.refused) > mostRefused {
+			break
+		}
+		if !t.moveTo(m) {
+			b.refused[m] = true
+			continue
+		}
+		moving++
+		next.Moves++
+		b = t.s.balancer(p, t.peek, t.lookup())
+	}
+	if moving == 0 {
+		t.endRebalance(p, next, false)
+		return
+	}
+	if next != *p.Rebalance {
+		t.pools.edit(p.Name).Rebalance = &next
+	}
+}
+
+// moveTo has a leg made again on a drive. It reports whether there is room for it.
+func (t *tx) moveTo(m rebalance.Move) bool {
+	v := t.volume(m.Leg.Volume)
+	l := v.leg(m.Leg.ID)
+	column := l.Column
+	l.Leave, l.Rebalanced = true, true
+	delete(t.s.crowded, v.ID)
+	at := t.lookup()
+	at.only = m.To
+	if err := t.addLegAt(v.ID, column, "", at); err != nil {
+		l = t.volume(m.Leg.Volume).leg(m.Leg.ID)
+		l.Leave, l.Rebalanced = false, false
+		delete(t.s.crowded, v.ID)
+		return false
+	}
+	return true
+}
+
+// stopRebalance ends a rebalancing. A leg whose copy has begun still moves, any other stays.
+func (t *tx) stopRebalance(p *Pool) {
+	for _, at := range t.s.rebalanced(p, t.peek) {
+		begun := slices.ContainsFunc(at.volume.column(at.leg.Column), func(l *Leg) bool { return l.Blank && l.State == LegRebuilding })
+		if !begun {
+			l := t.volume(at.volume.ID).leg(at.leg.ID)
+			l.Leave, l.Rebalanced = false, false
+		}
+	}
+	t.endRebalance(p, *p.Rebalance, true)
+}
+
+func (t *tx) endRebalance(p *Pool, next Rebalance, stopped bool) {
+	next.Ended, next.Stopped = t.now.UTC(), stopped
+	t.pools.edit(p.Name).Rebalance = &next
+	text := fmt.Sprintf("%s moved; volumes that are detached or not in good order were left out", plural(next.Moves, "leg"))
+	if stopped {
+		text = fmt.Sprintf("stopped after the begin of %s", plural(next.Moves, "move"))
+	}
+	t.event(event.Info, event.PoolRebalanced, "pool "+p.Name, text)
+}
+
+// legOf is a leg and its volume.
+type legOf struct {
+	volume *Volume
+	leg    *Leg
+}
+
+// rebalanced lists the legs of a pool that are being moved to rebalance it.
+func (s *State) rebalanced(p *Pool, volume func(block.VolumeID) *Volume) (all []legOf) {
+	for id := range s.volumes.All() {
+		v := volume(id)
+		if v == nil || v.Pool != p.Name {
+			continue
+		}
+		for i := range v.Legs {
+			if l := &v.Legs[i]; l.Rebalanced && l.Leave {
+				all = append(all, legOf{v, l})
+			}
+		}
+	}
+	return all
+}
+
+// settled reports whether a volume is attached and all its legs are in sync and stay.
+func (s *State) settled(v *Volume) bool {
+	if v.State != VolumeReady || !v.replaceable() || v.ExpandingTo != 0 || s.noCopier(v) != "" {
+		return false
+	}
+	return !slices.ContainsFunc(v.Legs, func(l Leg) bool { return !l.trusted() || !l.member() || s.leaving(&l) != "" })
+}
+
+// balancer finds moves for a pool.
+type balancer struct {
+	s       *State
+	pool    *Pool
+	volume  func(block.VolumeID) *Volume
+	at      lookup
+	drives  []rebalance.Drive
+	legs    []rebalance.Leg
+	refused map[rebalance.Move]bool
+	usable  map[string]map[block.DriveID]*placement.Drive // by spread
+}
+
+func (s *State) balancer(p *Pool, volume func(block.VolumeID) *Volume, at lookup) *balancer {
+	b := &balancer{s: s, pool: p, volume: volume, at: at, refused: map[rebalance.Move]bool{}, usable: map[string]map[block.DriveID]*placement.Drive{}}
+	used := map[block.DriveID]uint32{}
+	for id := range s.volumes.All() {
+		v := volume(id)
+		if v == nil {
+			continue
+		}
+		mine := v.Pool == p.Name && s.settled(v)
+		for i := range v.Legs {
+			l := &v.Legs[i]
+			if !l.member() || l.Leave {
+				continue // its space is about to be free
+			}
+			used[l.Drive] += image.Count(l.Extents)
+			if mine {
+				b.legs = append(b.legs, rebalance.Leg{Volume: id, ID: l.ID, Drive: l.Drive, Extents: image.Count(l.Extents)})
+			}
+		}
+	}
+	for id, x := range b.drivesFor(block.DefaultSpread) {
+		b.drives = append(b.drives, rebalance.Drive{ID: id, Extents: x.Extents, Used: used[id]})
+	}
+	return b
+}
+
+// drivesFor are the drives that volumes of a spread can be placed on.
+func (b *balancer) drivesFor(spread string) map[block.DriveID]*placement.Drive {
+	all, ok := b.usable[spread]
+	if !ok {
+		some, _ := b.s.candidates(b.pool, CreateVolume{Spread: spread})
+		all = map[block.DriveID]*placement.Drive{}
+		for _, x := range some {
+			all[x.ID] = x
+		}
+		b.usable[spread] = all
+	}
+	return all
+}
+
+// next is the next move.
+func (b *balancer) next() (rebalance.Move, bool) { return rebalance.Next(b.drives, b.legs, b.fits) }
+
+// fits reports whether a leg may be on a drive, by the rules of placement.
+func (b *balancer) fits(l rebalance.Leg, to block.DriveID) bool {
+	v := b.volume(l.Volume)
+	x := b.drivesFor(v.Spread)[to]
+	if x == nil || b.refused[rebalance.Move{Leg: l, To: to}] || x.Free() < l.Extents || x.Room < v.legRecord() {
+		return false
+	}
+	v = v.clone()
+	v.leg(l.ID).Leave = true
+	return v.noSlot(v.leg(l.ID).Column) == nil && b.s.unfit(v, v.leg(l.ID).Column, "", x, b.at) == ""
+}
+
+// PlannedMove is a leg that would move to another drive.
+type PlannedMove struct {
+	Volume       block.VolumeName
+	Column, Copy int
+	Size         block.Size
+	From, To     block.DriveID
+	FromNode     block.NodeName
+	ToNode       block.NodeName
+}
+
+// PlanRebalance lists the moves that would rebalance a pool as things are now, at most so many
+// unless that is 0. It changes nothing.
+func (s *State) PlanRebalance(pool string, most int) (plan []PlannedMove, err error) {
+	p := s.pools[pool]
+	if p == nil {
+		return nil, noPool(pool)
+	}
+	changed := map[block.VolumeID]*Volume{}
+	volume := func(id block.VolumeID) *Volume {
+		if v := changed[id]; v != nil {
+			return v
+		}
+		return s.volumes.Get(id)
+	}
+	if most == 0 || most > mostPlanned {
+		most = mostPlanned
+	}
+	b := s.balancer(p, volume, s.lookup())
+	for len(plan) < most {
+		m, ok := b.next()
+		if !ok {
+			break
+		}
+		v := volume(m.Leg.Volume).clone()
+		l, to := v.leg(m.Leg.ID), s.drives[m.To]
+		plan = append(plan, PlannedMove{v.Name, l.Column, l.Copy, block.Size(m.Leg.Extents) * block.ExtentSize, l.Drive, m.To, l.Node, to.Node})
+		l.Drive, l.Node = to.ID, to.Node
+		changed[v.ID] = v
+		b = s.balancer(p, volume, s.lookup())
+	}
+	return plan, nil
 }

@@ -32,6 +32,8 @@ const (
 	DriveRemoved     = "drive.removed"
 	PoolCreated      = "pool.created"
 	PoolDeleted      = "pool.deleted"
+	PoolRebalancing  = "pool.rebalancing"
+	PoolRebalanced   = "pool.rebalanced"
 	VolumeCreating   = "volume.creating"
 	VolumeReady      = "volume.ready"
 	VolumeUpdated    = "volume.updated"
