@@ -44,6 +44,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -182,6 +183,9 @@ func New(c Config) (*Agent, error) {
 	}
 	if err := ports.Check(); err != nil {
 		return nil, fmt.Errorf("target agent: Portals: %w", err)
+	}
+	if i := slices.IndexFunc(c.Portals, func(p block.Portal) bool { return p.Transport == block.RDMA }); i >= 0 && c.Datapath == User {
+		return nil, fmt.Errorf("target agent: Portals: %s: the user-space data path has no RDMA", c.Portals[i])
 	}
 	if c.Root == "" {
 		c.Root = "/"

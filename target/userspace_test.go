@@ -288,3 +288,11 @@ func (l *pipeListener) Close() error {
 func (l *pipeListener) Addr() net.Addr {
 	return &net.TCPAddr{IP: net.ParseIP(l.portal.Address), Port: int(l.portal.Port)}
 }
+
+// Hosts would be told of a portal over RDMA, and find TCP there.
+func TestUserSpaceRefusesRDMAPortals(t *testing.T) {
+	c := Config{Node: "t1", Manager: &manager{}, Root: t.TempDir(), Datapath: User, Portals: []block.Portal{{Transport: block.RDMA, Address: "192.0.2.1", Port: 4420}}}
+	if _, err := New(c); err == nil || !strings.Contains(err.Error(), "rdma://192.0.2.1:4420: the user-space data path has no RDMA") {
+		t.Errorf("New = %v, want a refusal that names the portal", err)
+	}
+}

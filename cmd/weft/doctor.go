@@ -23,8 +23,9 @@ func newDoctor(g *cli.Globals) *cobra.Command {
 		Short: "Report what this machine supports and how to enable the rest",
 		Long: `Inspect this machine without changing anything and without the manager: which
 data paths a target and an initiator can use here, which one "auto" selects and
-why, how to enable the others, and whether other programs on the machine could
-touch data inside legs and volumes. Run it as the user that runs the agents.`,
+why, how to enable the others, whether other programs on the machine could
+touch data inside legs and volumes, and what RDMA devices lack. Run it as the
+user that runs the agents.`,
 		Example: "  weft doctor\n  weft doctor -o json",
 		Args:    cli.Takes(),
 		RunE: func(*cobra.Command, []string) error {

@@ -8,6 +8,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"weft.dev/weft/cmd/internal/kmod"
+	"weft.dev/weft/cmd/internal/rdma"
 )
 
 // text reads a small file of the machine; "" if it does not exist.
@@ -43,7 +46,7 @@ func (d doctor) says(text string, files ...string) bool {
 
 // checks looks for programs and settings that could interfere with legs, volumes or agents.
 func (d doctor) checks() []finding {
-	return []finding{d.checkUdev(), d.checkLVM(), d.checkMD(), d.checkAutoconnect(), d.checkRun(), d.checkFlusher()}
+	return append([]finding{d.checkUdev(), d.checkLVM(), d.checkMD(), d.checkAutoconnect(), d.checkRun(), d.checkFlusher()}, d.checkRDMA()...)
 }
 
 func (d doctor) udev() bool { return d.has("usr/bin/udevadm", "bin/udevadm", "sbin/udevadm") }
@@ -115,6 +118,24 @@ func (d doctor) checkRun() finding {
 		f.Fix = "mount a tmpfs on /run, or start weft initiator with a --run-dir on one"
 	}
 	return f
+}
+
+// checkRDMA looks at what RDMA devices lack, and whether the kernel can use them.
+func (d doctor) checkRDMA() (all []finding) {
+	m := rdma.Read(d.root)
+	for _, f := range m.Findings() {
+		all = append(all, finding{Way: f.About, OK: f.OK, Why: f.Why, Fix: f.Fix})
+	}
+	var lacks []string
+	for _, need := range []kmod.Module{kmod.NvmetRDMA, kmod.NvmeRDMA} {
+		if (kmod.Loader{Root: d.root}).StateOf(need) > kmod.Loadable {
+			lacks = append(lacks, need.Name)
+		}
+	}
+	if len(m.Ports) > 0 && len(lacks) > 0 {
+		all = append(all, finding{Way: "rdma", Why: "there are RDMA devices, but the kernel has no " + strings.Join(lacks, ", "), Fix: "boot a kernel that has them, such as the distribution's generic one"})
+	}
+	return all
 }
 
 const capSysResource = 24 // linux/capability.h

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -52,6 +53,7 @@ agent in user space finds exports in the kernel, it serves those there until the
 manager withdraws them.`,
 		Example: `  weft target --manager m1:4480 --portal tcp://192.0.2.11 --label rack=r1
   weft target --node t1 --portal tcp://192.0.2.11:4420 --portal tcp://[2001:db8::11]
+  weft target --portal tcp://192.0.2.11#a --portal rdma://198.51.100.11#roce
   weft target --portal tcp://192.0.2.11 --datapath user --drive-file /srv/weft/drive1`,
 		Args: cli.Takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -60,7 +62,7 @@ manager withdraws them.`,
 		},
 	}
 	o.addFlags(cmd)
-	cmd.Flags().StringArrayVar(&o.portals, "portal", nil, "`address` at which clients reach this node, tcp://ADDRESS[:4420][#RAIL], or its network, tcp://198.51.100.0/24; may be repeated")
+	cmd.Flags().StringArrayVar(&o.portals, "portal", nil, "`address` at which clients reach this node, tcp://ADDRESS[:4420][#RAIL] or rdma://…, or its network, tcp://198.51.100.0/24; may be repeated")
 	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "data `path`: kernel, user (this process) or auto")
 	cmd.Flags().StringArrayVar(&o.files, "drive-file", nil, "`file` that can be added as a drive, with --datapath user; may be repeated")
 	cmd.Flags().DurationVar(&o.health, "health-every", target.HealthEvery, "`time` between two readings of a drive's health, at least 5s")
@@ -80,8 +82,7 @@ func runTarget(ctx context.Context, o targetOptions, g *cli.Globals) error {
 		return err
 	}
 	return runAgent(ctx, o.agentOptions, g.Stderr, nil, func(b agentBase) (agent, error) {
-		datapath, err := chooseDatapath(ctx, o.datapath, user, b.log, kmod.Loader{},
-			kmod.ConfigFS, kmod.Nvmet, kmod.NvmetTCP, kmod.DM)
+		datapath, err := chooseDatapath(ctx, o.datapath, user, b.log, kmod.Loader{}, modulesFor(portals)...)
 		if err != nil {
 			return nil, err
 		}
@@ -100,6 +101,15 @@ func goodbye(d target.Datapath) func(context.Context) bool {
 		return func(context.Context) bool { return true }
 	}
 	return daemon.MachineStops
+}
+
+// modulesFor lists the kernel modules that a target needs for its portals.
+func modulesFor(portals []block.Portal) []kmod.Module {
+	need := []kmod.Module{kmod.ConfigFS, kmod.Nvmet, kmod.NvmetTCP, kmod.DM}
+	if slices.ContainsFunc(portals, func(p block.Portal) bool { return p.Transport == block.RDMA }) {
+		need = append(need, kmod.NvmetRDMA)
+	}
+	return need
 }
 
 // driveFiles returns the absolute paths of --drive-file, and the reason, if any, that they require

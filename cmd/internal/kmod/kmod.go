@@ -24,18 +24,20 @@ type Module struct {
 // The modules that Weft uses. A built-in one without parameters has no directory in /sys/module;
 // modprobe is then run, and does nothing.
 var (
-	ConfigFS = Module{"configfs", "sys/kernel/config"}
-	NvmetTCP = Module{"nvmet-tcp", "sys/module/nvmet_tcp"}
-	Nvmet    = Module{"nvmet", "sys/kernel/config/nvmet"}
-	NvmeTCP  = Module{"nvme-tcp", "sys/module/nvme_tcp"}
-	Fabrics  = Module{"nvme-fabrics", "dev/nvme-fabrics"}
-	DM       = Module{"dm-mod", "dev/mapper/control"}
-	DMMirror = Module{"dm-mirror", "sys/module/dm_mirror"}
-	Loop     = Module{"loop", "dev/loop-control"}
-	TCPDiag  = Module{"tcp_diag", "sys/module/tcp_diag"}
-	UBLK     = Module{"ublk_drv", "dev/ublk-control"}
-	NBD      = Module{"nbd", "sys/module/nbd"}
-	FUSE     = Module{"fuse", "dev/fuse"}
+	ConfigFS  = Module{"configfs", "sys/kernel/config"}
+	NvmetTCP  = Module{"nvmet-tcp", "sys/module/nvmet_tcp"}
+	Nvmet     = Module{"nvmet", "sys/kernel/config/nvmet"}
+	NvmetRDMA = Module{"nvmet-rdma", "sys/module/nvmet_rdma"}
+	NvmeTCP   = Module{"nvme-tcp", "sys/module/nvme_tcp"}
+	NvmeRDMA  = Module{"nvme-rdma", "sys/module/nvme_rdma"}
+	Fabrics   = Module{"nvme-fabrics", "dev/nvme-fabrics"}
+	DM        = Module{"dm-mod", "dev/mapper/control"}
+	DMMirror  = Module{"dm-mirror", "sys/module/dm_mirror"}
+	Loop      = Module{"loop", "dev/loop-control"}
+	TCPDiag   = Module{"tcp_diag", "sys/module/tcp_diag"}
+	UBLK      = Module{"ublk_drv", "dev/ublk-control"}
+	NBD       = Module{"nbd", "sys/module/nbd"}
+	FUSE      = Module{"fuse", "dev/fuse"}
 )
 
 // Loader loads modules. The zero value looks under / and runs modprobe.
