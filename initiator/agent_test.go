@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"weft.dev/weft/initiator/evidence"
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
 )
@@ -664,6 +665,103 @@ func TestConnectionThatDoesNotGoHoldsUpNoOther(t *testing.T) {
 		w.answer("t0")
 		close(hang)
 	})
+}
+
+// overRDMA is like in, with portals of these transports, and a manager that answers nothing more.
+func overRDMA(t *testing.T, f func(w *world), transports ...pb.Transport) {
+	t.Helper()
+	from(t, 1, 2, func(w *world) { w.transports = transports }, func(w *world) {
+		w.hears(false)
+		f(w)
+		w.answer("t1")
+	})
+}
+
+// hears makes the manager answer, or not.
+func (w *world) hears(answers bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.deaf = !answers
+}
+
+// A kernel that tries to connect to a silent target over RDMA deletes the controller only a minute
+// later. Its I/O does not wait for that.
+func TestAnRDMAConnectionThatIsGoneIsLetGo(t *testing.T) {
+	overRDMA(t, func(w *world) {
+		hang := make(chan struct{})
+		w.mu.Lock()
+		w.firmly = map[string]chan struct{}{"t1": hang}
+		w.mu.Unlock()
+		w.fallSilent("t1")
+		time.Sleep(3 * time.Second)
+		w.expect("before it is recorded", "fail-fast t1 true")
+		w.notice("t1")
+		time.Sleep(2 * time.Second)
+		w.expect("not recorded yet")
+		w.hears(true)
+		time.Sleep(2 * time.Second)
+		w.expect("recorded", "record-stale c0.1", "create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1")
+		close(hang)
+		time.Sleep(time.Second)
+		w.expect("a minute later", "disconnect t1")
+	}, pb.Transport_TRANSPORT_RDMA)
+}
+
+// If the kernel has noticed the loss before the agent, it soon tries to connect: the controller
+// goes before that, and the mirror holds the writes until the record is made.
+func TestAnRDMAConnectionGoesBeforeTheKernelTriesAgain(t *testing.T) {
+	overRDMA(t, func(w *world) {
+		w.fallSilent("t1")
+		w.notice("t1")
+		time.Sleep(3 * time.Second)
+		w.expect("before it is recorded", "fail-fast t1 true", "disconnect t1")
+		w.hears(true)
+		time.Sleep(2 * time.Second)
+		w.expect("recorded", "record-stale c0.1", "create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1")
+	}, pb.Transport_TRANSPORT_RDMA)
+}
+
+// I/O over RDMA waits for a leg that answers again in time, and for one that has no substitute.
+func TestAnRDMAConnectionFailsFastOnlyWhileAnotherLegServes(t *testing.T) {
+	overRDMA(t, func(w *world) {
+		w.fallSilent("t1")
+		time.Sleep(3 * time.Second)
+		w.expect("lost", "fail-fast t1 true")
+		w.answer("t1")
+		time.Sleep(2 * time.Second)
+		w.expect("back", "fail-fast t1 false")
+		w.hears(true)
+		w.fallSilent("t1")
+		time.Sleep(15 * time.Second)
+		w.took()
+		w.fallSilent("t0")
+		time.Sleep(5 * time.Second)
+		w.expect("the last leg")
+		w.answer("t0")
+	}, pb.Transport_TRANSPORT_RDMA)
+}
+
+// A portal that has fallen silent is tried after the others.
+func TestALegComesBackThroughAnotherPortal(t *testing.T) {
+	overRDMA(t, func(w *world) {
+		w.hears(true)
+		w.fallSilent("t1")
+		time.Sleep(5 * time.Second)
+		w.took()
+		w.mu.Lock()
+		first := w.firstOver
+		w.mu.Unlock()
+		w.answer("t1")
+		w.comesBack(0, 1, 1)
+		time.Sleep(time.Second)
+		again := "connect t1 over rdma"
+		if first["t1"] == block.RDMA {
+			again = "connect t1"
+		}
+		if took := w.took(); len(took) == 0 || took[0] != again {
+			t.Errorf("after %s fell silent: %q, want %s first", first["t1"], took, again)
+		}
+	}, pb.Transport_TRANSPORT_TCP, pb.Transport_TRANSPORT_RDMA)
 }
 
 func TestLastLegIsTriedAgainAfterAnError(t *testing.T) {

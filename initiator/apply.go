@@ -5,6 +5,7 @@ package initiator
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -27,6 +28,8 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 		return k.recordInSync(ctx, s, o)
 	case volume.HoldIO:
 		return k.suspend(ctx, s, o)
+	case volume.FailFast:
+		return k.failFast(ctx, s, o.Path, o.On)
 	case volume.Cut:
 		return k.release(ctx, s, o.Path, o.Mute)
 	case volume.Disconnect:
@@ -135,16 +138,29 @@ func (k *kernelKeeper) connect(ctx context.Context, s *seen, o volume.Connect) e
 	}
 	options := fabrics.Options{
 		Portal: o.Portal, NQN: o.Subsystem, Host: k.agent.host(),
-		IOQueues: k.agent.cfg.IOQueues, KeepAlive: k.agent.cfg.KeepAlive, ReconnectDelay: time.Second,
+		IOQueues: k.agent.cfg.IOQueues, KeepAlive: k.agent.cfg.KeepAlive, ReconnectDelay: reconnectDelay(o.Portal),
 	}
 	r.connecting = true
 	go func() {
 		ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 		defer cancel()
-		_, err := k.kernel.host.Connect(ctx, options)
-		k.Tell(func() { k.connected(o.Path, r, options, err) })
+		c, err := k.kernel.host.Connect(ctx, options)
+		k.Tell(func() {
+			delete(k.fast, c.Name)
+			k.connected(o.Path, r, options, err)
+		})
 	}()
 	return nil
+}
+
+// reconnectDelay is how long the kernel waits between attempts to connect again. With RDMA an
+// attempt at a silent target takes more than a minute, and the controller cannot be deleted until
+// it ends: the first one begins only when the leg must have been found lost.
+func reconnectDelay(p block.Portal) time.Duration {
+	if p.Transport == block.RDMA {
+		return 5 * time.Second
+	}
+	return time.Second
 }
 
 func (k *kernelKeeper) connected(path volume.Path, r *reach, o fabrics.Options, err error) {
@@ -187,16 +203,30 @@ func (k *kernelKeeper) suspend(ctx context.Context, s *seen, o volume.HoldIO) er
 	return nil
 }
 
+// ending is a controller that is to be deleted. If it fails fast, its I/O fails as soon as the
+// kernel has noticed that its connection is gone, and then connects anew.
+type ending struct {
+	fabrics.Controller
+	failsFast bool
+}
+
 // release deletes a path's controllers, so that all I/O that waits on them fails. If the
 // target is silent, it first cuts their connections.
 func (k *kernelKeeper) release(ctx context.Context, s *seen, path volume.Path, mute bool) error {
-	var controllers []fabrics.Controller
+	what := "release " + path.String()
+	var all []ending
 	for _, c := range s.controllers[path.Subsystem] {
-		if pathOf(c) == path {
-			controllers = append(controllers, c)
+		if pathOf(c) != path {
+			continue
 		}
+		if !k.Busy(what) && !c.Going() && (mute || c.State != fabrics.Live) {
+			// Another portal is tried first: the kernel would try this one for a minute, if it is
+			// one of RDMA, and connect to nobody else meanwhile.
+			k.memory.FellSilent(volume.PathSeen{Path: path, Answered: true}, s.Now)
+		}
+		all = append(all, ending{c, k.fast[c.Name]})
 	}
-	return k.await(ctx, "release "+path.String(), keeper.Patience, func() error { return k.disconnect(ctx, controllers, mute) }, func(err error) error {
+	return k.await(ctx, what, keeper.Patience, func() error { return k.disconnect(ctx, all, mute) }, func(err error) error {
 		if err == nil {
 			delete(k.reached, path)
 		}
@@ -204,17 +234,13 @@ func (k *kernelKeeper) release(ctx context.Context, s *seen, path volume.Path, m
 	})
 }
 
-func (k *kernelKeeper) disconnect(ctx context.Context, controllers []fabrics.Controller, mute bool) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	for _, c := range controllers {
-		if mute && c.Transport == block.TCP {
-			if _, err := k.kernel.host.DestroySockets(ctx, c.Portal()); err != nil {
-				k.log.Warn("sockets not destroyed; release will take longer", "controller", c.Name, "err", err)
-			}
-			k.waitUntilNotLive(ctx, c)
+func (k *kernelKeeper) disconnect(ctx context.Context, all []ending, mute bool) error {
+	for _, c := range all {
+		if c.failsFast && (mute || c.State != fabrics.Live) && k.awaitChange(ctx, c.Controller, noticeTimeout, fabrics.Live, fabrics.Resetting) {
+			k.letGo(ctx, c.Controller)
+			continue
 		}
-		if err := k.kernel.host.Disconnect(ctx, c); err != nil {
+		if err := k.delete(ctx, c.Controller, mute); err != nil {
 			return err
 		}
 		k.log.Info("disconnected", "nqn", c.NQN, "controller", c.Name, "forced", mute)
@@ -222,19 +248,62 @@ func (k *kernelKeeper) disconnect(ctx context.Context, controllers []fabrics.Con
 	return nil
 }
 
-// waitUntilNotLive waits for the kernel to notice that a controller's sockets are gone. If it
-// deleted a controller that it believes live, it would first tell the target, and wait for an
-// answer.
-func (k *kernelKeeper) waitUntilNotLive(ctx context.Context, c fabrics.Controller) {
-	for range 10 {
+// delete deletes a controller. If it deleted one that the kernel believes live, the kernel would
+// first tell the target, and wait for an answer.
+func (k *kernelKeeper) delete(ctx context.Context, c fabrics.Controller, mute bool) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if mute && c.Transport == block.TCP {
+		if _, err := k.kernel.host.DestroySockets(ctx, c.Portal()); err != nil {
+			k.log.Warn("sockets not destroyed; release will take longer", "controller", c.Name, "err", err)
+		}
+		k.awaitChange(ctx, c, 500*time.Millisecond, fabrics.Live)
+	}
+	return k.kernel.host.Disconnect(ctx, c)
+}
+
+// failFast makes a path's I/O fail once the kernel has noticed that its connection is gone, or
+// wait again. If the kernel has noticed that already, the controller goes now: it waits for a while
+// before it connects, see reconnectDelay.
+func (k *kernelKeeper) failFast(ctx context.Context, s *seen, path volume.Path, on bool) error {
+	var errs error
+	for _, c := range s.controllers[path.Subsystem] {
+		if pathOf(c) != path || c.Going() {
+			continue
+		}
+		late, err := k.kernel.host.SetFailFast(c, on)
+		k.fast[c.Name] = on && err == nil && !late
+		if on && late {
+			k.letGo(ctx, c)
+		}
+		errs = errors.Join(errs, err)
+	}
+	return errs
+}
+
+// letGo begins to delete a controller. That may take a minute, and nothing waits for it here.
+func (k *kernelKeeper) letGo(ctx context.Context, c fabrics.Controller) {
+	if c.Going() {
+		return
+	}
+	go func() {
+		if err := k.kernel.host.Disconnect(ctx, c); !errors.Is(err, fabrics.ErrBusy) {
+			k.log.Info("disconnected", "nqn", c.NQN, "controller", c.Name, "forced", true, "err", err)
+		}
+	}()
+}
+
+// awaitChange waits until a controller is no longer in any of these states, and reports whether it is.
+func (k *kernelKeeper) awaitChange(ctx context.Context, c fabrics.Controller, patience time.Duration, states ...string) bool {
+	for deadline := time.Now().Add(patience); ; {
 		all, err := k.kernel.host.Controllers()
-		live := slices.ContainsFunc(all, func(now fabrics.Controller) bool { return now.Name == c.Name && now.State == fabrics.Live })
-		if err != nil || !live {
-			return
+		there := err != nil || slices.ContainsFunc(all, func(now fabrics.Controller) bool { return now.Name == c.Name && slices.Contains(states, now.State) })
+		if !there || time.Now().After(deadline) {
+			return !there
 		}
 		select {
 		case <-ctx.Done():
-			return
+			return false
 		case <-time.After(50 * time.Millisecond):
 		}
 	}

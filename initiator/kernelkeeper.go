@@ -20,6 +20,7 @@ import (
 const (
 	callTimeout    = 5 * time.Second
 	connectTimeout = 15 * time.Second
+	noticeTimeout  = 10 * time.Second // within it, keep-alives or the time limit of I/O end a silent connection
 )
 
 // capabilities are those of device-mapper and the kernel's NVMe host.
@@ -42,6 +43,7 @@ type kernelKeeper struct {
 	columns  int
 	pulses   map[block.LegID]*keeper.Pulse
 	reached  map[volume.Path]*reach
+	fast     map[string]bool // controllers whose I/O fails once the kernel has noticed that the connection is gone
 	watched  map[string]bool
 	changes  map[int]*change // by column: those that have not returned
 	seen     *seen           // the last look
@@ -58,7 +60,7 @@ type reach struct {
 func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper {
 	k := &kernelKeeper{
 		volume: v, agent: a, path: path, kernel: path.kernel,
-		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{}, watched: map[string]bool{},
+		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{}, fast: map[string]bool{}, watched: map[string]bool{},
 		changes: map[int]*change{},
 	}
 	can := capabilities

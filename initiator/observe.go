@@ -64,18 +64,23 @@ func (k *kernelKeeper) observe(ctx context.Context) (*seen, error) {
 
 // observePaths finds the controllers, and the attempts to connect.
 func (k *kernelKeeper) observePaths(s *seen) {
+	there := map[string]bool{}
 	for _, n := range slices.Sorted(maps.Keys(s.controllers)) {
 		for _, c := range s.controllers[n] {
+			there[c.Name] = true
 			state := volume.PathSilent
 			switch {
+			case c.Going() && slices.ContainsFunc(s.controllers[n], func(o fabrics.Controller) bool { return !o.Going() && pathOf(o) == pathOf(c) }):
+				continue // its successor counts
 			case c.Going():
 				state = volume.PathReleased
 			case c.State == fabrics.Live:
 				state = volume.PathLive
 			}
-			s.Paths = append(s.Paths, volume.PathSeen{Path: pathOf(c), State: state})
+			s.Paths = append(s.Paths, volume.PathSeen{Path: pathOf(c), State: state, Lingers: c.Transport == block.RDMA, FailsFast: c.FailsFast})
 		}
 	}
+	maps.DeleteFunc(k.fast, func(name string, _ bool) bool { return !there[name] })
 	tried := slices.SortedFunc(maps.Keys(k.reached), volume.Path.Compare)
 	for _, path := range tried {
 		r, state := k.reached[path], volume.PathRefused

@@ -68,6 +68,8 @@ type world struct {
 	strict     bool                     // and refuses reports to another cluster
 	hang       map[string]chan struct{} // by device: its reload hangs in the kernel until this is closed
 	firmly     map[string]chan struct{} // by node: the same for a disconnect
+	transports []pb.Transport           // of the portals of each target; TCP if empty
+	firstOver  map[string]block.Transport
 	frozen     map[string]chan struct{} // by node: the same for setting a queue's limits
 	grown      map[string]bool          // nodes whose namespaces fit twice the size
 	dying      func() bool              // whether one more device can be resized
@@ -163,12 +165,24 @@ func (w *world) attach() *pb.WantedAttachment {
 				LegId: legID(column, copy).String(), Column: uint32(column), Copy: uint32(copy),
 				State: pb.LegState_LEG_STATE_IN_SYNC, Node: node(copy), Nqn: string(w.nqn(node(copy))),
 				Nsid: uint32(1 + column*4 + copy), Uuid: block.NamespaceUUID(legID(column, copy), block.Epoch(w.epoch), 0).String(),
-				Portals: []*pb.Portal{{Transport: pb.Transport_TRANSPORT_TCP, Address: fmt.Sprintf("192.0.2.%d", copy+1), Port: 4420}},
+				Portals: w.portals(copy),
 			})
 		}
 	}
 	w.change(func(all *pb.InitiatorWanted) { all.Attachments = []*pb.WantedAttachment{a} })
 	return a
+}
+
+// portals are those of a target: one with TCP, or one with each of transports.
+func (w *world) portals(copy int) (all []*pb.Portal) {
+	transports := w.transports
+	if len(transports) == 0 {
+		transports = []pb.Transport{pb.Transport_TRANSPORT_TCP}
+	}
+	for _, t := range transports {
+		all = append(all, &pb.Portal{Transport: t, Address: fmt.Sprintf("192.0.2.%d", copy+1), Port: 4420})
+	}
+	return all
 }
 
 // change changes the wanted state and sends it.
@@ -194,7 +208,7 @@ func (w *world) comesBack(column, copy int, revision uint64) {
 			LegId: legID(column, copy).String(), Column: uint32(column), Copy: uint32(copy), Revision: revision,
 			State: pb.LegState_LEG_STATE_REBUILDING, Node: node(copy), Nqn: string(w.nqn(node(copy))),
 			Nsid: uint32(1 + column*4 + copy), Uuid: block.NamespaceUUID(legID(column, copy), block.Epoch(w.epoch), revision).String(),
-			Portals: []*pb.Portal{{Transport: pb.Transport_TRANSPORT_TCP, Address: fmt.Sprintf("192.0.2.%d", copy+1), Port: 4420}},
+			Portals: w.portals(copy),
 		})
 	})
 }
@@ -294,11 +308,21 @@ func (w *world) Connect(_ context.Context, o fabrics.Options) (fabrics.Controlle
 	}
 	w.next++
 	c := fabrics.Controller{
-		Name: fmt.Sprintf("nvme%d", w.next), State: fabrics.Live, Transport: block.TCP, NQN: o.NQN, HostNQN: o.Host.NQN,
+		Name: fmt.Sprintf("nvme%d", w.next), State: fabrics.Live, Transport: o.Portal.Transport, NQN: o.NQN, HostNQN: o.Host.NQN,
 		Address: fabrics.Address{Traddr: o.Portal.Address, Trsvcid: "4420"},
 	}
 	w.ctrl = append(w.ctrl, c)
-	w.did("connect %s", target)
+	over := ""
+	if c.Transport != block.TCP {
+		over = " over " + string(c.Transport)
+	}
+	w.did("connect %s%s", target, over)
+	if w.firstOver == nil {
+		w.firstOver = map[string]block.Transport{}
+	}
+	if _, again := w.firstOver[target]; !again {
+		w.firstOver[target] = c.Transport
+	}
 	for _, a := range w.wanted.Attachments {
 		for _, l := range a.Legs {
 			if l.Nqn == string(o.NQN) {
@@ -339,6 +363,15 @@ func (w *world) Disconnect(ctx context.Context, c fabrics.Controller) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if hang := w.firmly[w.nodeAt(c.Address.Traddr)]; hang != nil {
+		for i := range w.ctrl {
+			if w.ctrl[i].Name != c.Name {
+				continue
+			}
+			if w.ctrl[i].Going() {
+				return fabrics.ErrBusy
+			}
+			w.ctrl[i].State = "deleting"
+		}
 		w.mu.Unlock()
 		select {
 		case <-hang:
@@ -393,6 +426,29 @@ func (w *world) DestroySockets(_ context.Context, p block.Portal) (int, error) {
 		}
 	}
 	return 1, nil
+}
+
+func (w *world) SetFailFast(c fabrics.Controller, on bool) (late bool, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	i := slices.IndexFunc(w.ctrl, func(now fabrics.Controller) bool { return now.Name == c.Name })
+	if i < 0 {
+		return false, unix.ENOENT
+	}
+	w.ctrl[i].FailsFast = on
+	w.did("fail-fast %s %v", w.nodeAt(c.Address.Traddr), on)
+	return w.ctrl[i].State == fabrics.Connecting, nil
+}
+
+// notice makes the kernel notice that the connections to a target are gone.
+func (w *world) notice(target string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range w.ctrl {
+		if w.nodeAt(w.ctrl[i].Address.Traddr) == target {
+			w.ctrl[i].State = fabrics.Connecting
+		}
+	}
 }
 
 func (w *world) SetWriteThrough(fabrics.Head, bool) error { return nil }

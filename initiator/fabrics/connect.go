@@ -62,21 +62,25 @@ func (t *Tree) fabricsNode() string { return filepath.Join(t.dev, "nvme-fabrics"
 
 // Connect makes a controller and returns when it is live; its namespaces appear a little
 // later. If the controller exists already, it is returned as it is. The kernel gives up on a
-// silent TCP target after about 13 s. If ctx ends first the call is left behind, and a
-// controller that it still makes is found by [Tree.Controllers].
+// silent target after about 13 s with TCP, and after more than a minute with RDMA; meanwhile it
+// makes no other controller. If ctx ends first the call is left behind, and a controller that it
+// still makes is found by [Tree.Controllers].
 func (t *Tree) Connect(ctx context.Context, o Options) (Controller, error) {
 	if err := o.Check(); err != nil {
 		return Controller{}, fmt.Errorf("connect %s: %w", o.NQN, err)
 	}
-	features, err := t.Supported()
-	if err != nil {
-		return Controller{}, err
-	}
-	if unknown := features.missing(o); len(unknown) > 0 {
-		return Controller{}, fmt.Errorf("connect %s: this kernel's nvme-fabrics has no option %s", o.NQN, strings.Join(unknown, ", "))
-	}
 	made := make(chan int, 1)
-	err = t.await(ctx, "connect", string(o.NQN)+" at "+o.Portal.String(), func() error {
+	err := t.await(ctx, "connect", string(o.NQN)+" at "+o.Portal.String(), func() error {
+		features, err := t.Supported() // waits while anybody connects: the kernel has one lock for all
+		if err != nil {
+			return err
+		}
+		if unknown := features.missing(o); len(unknown) > 0 {
+			return fmt.Errorf("connect %s: this kernel's nvme-fabrics has no option %s", o.NQN, strings.Join(unknown, ", "))
+		}
+		if ctx.Err() != nil { // given up meanwhile
+			return context.Cause(ctx)
+		}
 		instance, err := t.create(o)
 		made <- instance
 		return err
@@ -142,11 +146,30 @@ func (t *Tree) Disconnect(ctx context.Context, c Controller) error {
 	})
 }
 
-// remove opens the file before it checks whose it is: if the controller goes in between, the
-// file goes with it, and the write reaches no other controller.
-func (t *Tree) remove(c Controller) error {
+// SetFailFast decides what becomes of I/O on a controller when the kernel notices that the
+// connection is gone: it fails at once, or waits for the connection. Once the kernel connects anew
+// it keeps the old setting; late reports that it may do so already. This is for RDMA: there are no
+// sockets to destroy, and a controller that is connecting to a silent target is deleted only when
+// that attempt ends, after more than a minute.
+func (t *Tree) SetFailFast(c Controller, on bool) (late bool, err error) {
+	value := "-1"
+	if on {
+		value = "0"
+	}
+	if err := t.tell(c, "fast_io_fail_tmo", value); err != nil {
+		return false, err
+	}
+	now, err := t.controller(c.Name)
+	return now.NQN != c.NQN || now.State != Live && now.State != Resetting, err
+}
+
+func (t *Tree) remove(c Controller) error { return t.tell(c, "delete_controller", "1") }
+
+// tell opens the file before it checks whose it is: if the controller goes in between, the file
+// goes with it, and the write reaches no other controller.
+func (t *Tree) tell(c Controller, name, value string) error {
 	dir := "class/nvme/" + c.Name + "/"
-	f, err := t.open(dir + "delete_controller")
+	f, err := t.open(dir + name)
 	if err != nil {
 		return err
 	}
@@ -154,5 +177,5 @@ func (t *Tree) remove(c Controller) error {
 	if now, err := t.controller(c.Name); err != nil || now.NQN != c.NQN || now.HostNQN != c.HostNQN {
 		return err
 	}
-	return t.put(f, "1")
+	return t.put(f, value)
 }

@@ -350,3 +350,37 @@ func TestDisconnectLeavesAControllerThatHasTakenTheName(t *testing.T) {
 		t.Errorf("delete_controller = %q, want 1", got)
 	}
 }
+
+func TestOnlyRDMAFailsFastAndSaysSo(t *testing.T) {
+	files := map[string]string{"class/nvme/nvme3/fast_io_fail_tmo": ""} // "off" in the kernel; a plain file keeps what is not overwritten
+	addSubsystem(files, 3, 3, Live, nil)
+	files["class/nvme/nvme3/transport"] = "rdma"
+	k := tree(t, files)
+	look := func() Controller {
+		t.Helper()
+		c, err := k.controller("nvme3")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	if c := look(); c.FailsFast || c.Transport != block.RDMA {
+		t.Errorf("at first it is %+v, want that its I/O waits", c)
+	}
+	for _, on := range []bool{true, false} {
+		if late, err := k.SetFailFast(look(), on); late || err != nil {
+			t.Errorf("SetFailFast(%v) of a live controller = %v, %v, want in time", on, late, err)
+		}
+		if c := look(); c.FailsFast != on {
+			t.Errorf("after SetFailFast(%v) it is %+v", on, c)
+		}
+	}
+	for state, want := range map[string]bool{Resetting: false, Connecting: true} {
+		if err := os.WriteFile(k.path("class/nvme/nvme3/state"), []byte(state+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if late, err := k.SetFailFast(look(), true); late != want || err != nil {
+			t.Errorf("SetFailFast of one that is %s: late %v, %v, want %v", state, late, err, want)
+		}
+	}
+}

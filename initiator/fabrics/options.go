@@ -15,8 +15,9 @@ import (
 // Options are the options of a controller. Each field names the option of /dev/nvme-fabrics
 // that it becomes.
 //
-// ctrl_loss_tmo is always -1 and fast_io_fail_tmo is never given: when the last path of a leg
-// is lost, its I/O must wait until the loss is recorded, however long that takes.
+// ctrl_loss_tmo is always -1 and fast_io_fail_tmo is not given: when the last path of a leg is
+// lost, its I/O must wait until the loss is recorded, however long that takes. See SetFailFast for
+// the exception.
 type Options struct {
 	Portal         block.Portal  // transport, traddr, trsvcid
 	NQN            block.NQN     // nqn

@@ -18,6 +18,7 @@ import (
 // The states of a controller that matter here; the kernel has more.
 const (
 	Live       = "live"
+	Resetting  = "resetting"
 	Connecting = "connecting"
 )
 
@@ -31,6 +32,7 @@ type Controller struct {
 	HostNQN   block.NQN       // hostnqn
 	HostID    string          // hostid
 	Instance  int             // the number in Name
+	FailsFast bool            // fast_io_fail_tmo is set; see SetFailFast
 }
 
 // Going reports whether c is being removed, and so no longer usable.
@@ -149,7 +151,11 @@ func (t *Tree) controller(name string) (Controller, error) {
 	address, _ := t.read(dir + "address")
 	hostNQN, _ := t.read(dir + "hostnqn")
 	c.HostID, _ = t.read(dir + "hostid")
-	c.Transport, c.HostNQN, c.Address = block.Transport(transport), block.NQN(hostNQN), ParseAddress(address)
+	if c.Transport = block.Transport(transport); c.Transport == block.RDMA {
+		after, _ := t.read(dir + "fast_io_fail_tmo")
+		c.FailsFast = after == "0"
+	}
+	c.HostNQN, c.Address = block.NQN(hostNQN), ParseAddress(address)
 	return c, nil
 }
 

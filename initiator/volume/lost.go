@@ -134,6 +134,7 @@ func (p *planner) dropLost() {
 		}
 	}
 	p.failOver(cut)
+	p.failFast(cut)
 	if len(record) > 0 {
 		p.record(record)
 	}

@@ -21,7 +21,7 @@ type Order interface{ String() string }
 // carried out. A note may name too few legs, never too many.
 func Alone(o Order, s *Seen) bool {
 	switch o := o.(type) {
-	case Connect, Move, Try, RecordInSync, MakeLog, SetColumn, Add, Promote, Renew, Grow, GrowDevice, CloseDevice, StartScrub, StopScrub, ProceedScrub, SetScrubRate:
+	case Connect, Move, Try, FailFast, RecordInSync, MakeLog, SetColumn, Add, Promote, Renew, Grow, GrowDevice, CloseDevice, StartScrub, StopScrub, ProceedScrub, SetScrubRate:
 		return true
 	case WriteNote:
 		return s.Noted.Within(o.Note)
@@ -83,6 +83,12 @@ type (
 	Cut struct {
 		Path
 		Mute bool
+	}
+	// FailFast makes the I/O on a path fail, or wait again, from the moment in which the host
+	// notices that the connection is gone. What has been noticed before makes no difference.
+	FailFast struct {
+		Path
+		On bool
 	}
 	// Disconnect ends a path that nothing uses.
 	Disconnect struct {
@@ -161,6 +167,12 @@ func (o RecordStale) String() string  { return "record-stale" + legsOf(o.Legs) }
 func (o RecordInSync) String() string { return "record-in-sync" + legsOf(o.Legs) }
 func (o WriteNote) String() string    { return "note" }
 func (o Cut) String() string          { return "cut " + o.Path.String() + mute(o.Mute) }
+func (o FailFast) String() string {
+	if o.On {
+		return "fail fast " + o.Path.String()
+	}
+	return "fail fast no more " + o.Path.String()
+}
 func (o Disconnect) String() string   { return "disconnect " + o.Path.String() + mute(o.Mute) }
 func (o MakeDevice) String() string   { return "make-device" }
 func (o NameDevice) String() string   { return "name-device" }

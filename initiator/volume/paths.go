@@ -152,6 +152,18 @@ func (p *planner) cut(path Path) {
 	}
 }
 
+// failFast prepares paths that are about to be cut, where the cut could take a minute by the time
+// the record is made. Until then the mirrors hold the writes that fail. All other paths must let
+// I/O wait: it could have no other copy to go to.
+func (p *planner) failFast(cut []Path) {
+	for _, path := range p.s.Paths {
+		leaves := slices.Contains(cut, path.Path)
+		if path.Lingers && path.FailsFast != leaves && (path.State == PathLive || path.State == PathSilent && leaves) {
+			p.do(FailFast{Path: path.Path, On: leaves})
+		}
+	}
+}
+
 // cutAll cuts every path.
 func (p *planner) cutAll() {
 	for _, path := range p.s.Paths {
@@ -176,6 +188,33 @@ func (p *planner) cleanUp() {
 		asked := slices.ContainsFunc(p.orders, func(o Order) bool { c, ok := o.(Cut); return ok && c.Path == path.Path })
 		if !wanted && !used && !asked && path.made() && path.usable() {
 			p.do(Disconnect{Path: path.Path, Mute: p.mute(path.Path)})
+		}
+	}
+}
+
+// endSurplus disconnects live paths beyond the number that a leg is to have. A data path that does
+// not move paths may have left an attempt to connect behind, which then succeeded beside another:
+// the kernel would change from one path to the other without anybody draining the first.
+func (p *planner) endSurplus() {
+	if p.c.Moves {
+		return
+	}
+	seen := map[block.NQN]bool{}
+	for i := range p.w.Links {
+		l := &p.w.Links[i]
+		if seen[l.NQN] || p.hangs(l.NQN) {
+			continue
+		}
+		seen[l.NQN] = true
+		live := 0
+		for _, portal := range p.inTurn(l) {
+			path := Path{l.NQN, portal}
+			if p.seen(path).State != PathLive {
+				continue
+			}
+			if live++; live > p.paths(l) {
+				p.do(Disconnect{Path: path})
+			}
 		}
 	}
 }

@@ -84,6 +84,7 @@ func (p *planner) serve() {
 	p.grow()
 	p.noteMore()
 	p.cleanUp()
+	p.endSurplus()
 	p.goBack()
 	p.noteSuspects()
 	p.scrub()

@@ -526,6 +526,71 @@ func TestALegHasAsManyPathsAsWanted(t *testing.T) {
 	}
 }
 
+// A path whose end can take a minute is prepared for it, if and only if it is about to be cut.
+func TestAPathThatLingersFailsFastOnlyWhenItIsCut(t *testing.T) {
+	at := Path{"nqn.a", portal(0)}
+	for _, c := range []struct {
+		path PathSeen
+		cut  bool
+		want string
+	}{
+		{PathSeen{State: PathLive, Lingers: true}, true, "fail fast"},
+		{PathSeen{State: PathSilent, Lingers: true}, true, "fail fast"},
+		{PathSeen{State: PathReleased, Lingers: true}, true, ""},
+		{PathSeen{State: PathLive, Lingers: true, FailsFast: true}, true, ""},
+		{PathSeen{State: PathLive, Lingers: true}, false, ""},
+		{PathSeen{State: PathLive, Lingers: true, FailsFast: true}, false, "fail fast no more"},
+		{PathSeen{State: PathSilent, Lingers: true, FailsFast: true}, false, ""},
+		{PathSeen{State: PathLive}, true, ""},
+	} {
+		c.path.Path = at
+		p := &planner{s: &Seen{Paths: []PathSeen{c.path}}}
+		var cut []Path
+		if c.cut {
+			cut = []Path{at}
+		}
+		p.failFast(cut)
+		got := ""
+		if len(p.orders) > 0 {
+			got = strings.TrimSuffix(p.orders[0].String(), " "+at.String())
+		}
+		if got != c.want || len(p.orders) > 1 {
+			t.Errorf("%+v, cut %v: %v, want %q", c.path, c.cut, p.orders, c.want)
+		}
+	}
+}
+
+// An attempt that was left behind and then succeeds makes a second path, which nobody wants.
+func TestALegHasNoMorePathsThanWanted(t *testing.T) {
+	l := Link{Leg: legID(0, 0), NQN: "nqn.a", Portals: []block.Portal{portal(0), portal(1)}} // it begins at the second
+	end := "disconnect " + Path{"nqn.a", portal(0)}.String()
+	for _, c := range []struct {
+		name   string
+		change func(*planner)
+		want   string
+	}{
+		{"of two, one of which is wanted", func(*planner) {}, end},
+		{"of two wanted", func(p *planner) { p.w.Links[0].Paths = 2 }, ""},
+		{"with one that is silent", func(p *planner) { p.s.Paths[1].State = PathSilent }, ""},
+		{"to a leg that does not answer", func(p *planner) { p.s.Legs = nil }, ""},
+		{"that the data path moves", func(p *planner) { p.c.Moves = true }, ""},
+	} {
+		p := &planner{c: ways["tables"], w: &Wanted{Links: []Link{l}}, m: &Memory{}, s: &Seen{
+			Legs:  map[block.LegID]LegSeen{l.Leg: {Live: true}},
+			Paths: []PathSeen{{Path: Path{"nqn.a", portal(0)}, State: PathLive}, {Path: Path{"nqn.a", portal(1)}, State: PathLive}},
+		}}
+		c.change(p)
+		p.endSurplus()
+		got := ""
+		for _, o := range p.orders {
+			got += o.String()
+		}
+		if got != c.want {
+			t.Errorf("live paths %s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
 func TestPortalsAreTriedInTurn(t *testing.T) {
 	rdma := block.Portal{Transport: block.RDMA, Address: "192.0.2.9", Port: 4420}
 	l := &Link{NQN: "nqn.a", Portals: []block.Portal{portal(0), portal(1), rdma, portal(2)}} // a volume that begins at the second

@@ -53,6 +53,9 @@ type PathSeen struct {
 	State    PathState
 	Attempts int    // failures since it was last live
 	Error    string // why it cannot be connected
+	// Lingers: if the host has noticed that the connection is gone, ending the path can take a
+	// minute. FailsFast: its I/O does not wait for that; it fails as soon as the host notices.
+	Lingers, FailsFast bool
 
 	// Only where [Capabilities] has Moves, and for a connection that was made:
 	Heard    time.Time // when anything last came back on it, or it was moved here
