@@ -84,6 +84,7 @@ type Net struct {
 	Name string // the interface's new name
 	CIDR string
 	MTU  int
+	RoCE string // an RDMA device in software of this name is made over it; "" for none
 }
 
 // Kind is the kind of a Reply.

@@ -236,6 +236,12 @@ func (n Net) configure(links []netlink.Link) error {
 	if err := netlink.LinkSetUp(link); err != nil {
 		return fmt.Errorf("set %s up: %w", n.Name, err)
 	}
+	if n.RoCE == "" {
+		return nil
+	}
+	if err := netlink.RdmaLinkAdd(n.RoCE, "rxe", n.Name); err != nil {
+		return fmt.Errorf("make RDMA device %s over %s: %w", n.RoCE, n.Name, err)
+	}
 	return nil
 }
 

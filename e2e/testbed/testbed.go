@@ -49,6 +49,10 @@ type Options struct {
 	ClientPorts []int
 	// TargetFlags are more flags of the target agents.
 	TargetFlags []string
+	// RoCE gives targets and clients a second network, Bed.RoCE, with RDMA in software, and
+	// each target a portal on it, of rail "roce". Clients prefer that rail. The portal of the first
+	// network is of rail "tcp".
+	RoCE bool
 }
 
 // Bed is a running cluster.
@@ -59,6 +63,7 @@ type Bed struct {
 	Targets []*vm.Machine
 	Clients []*vm.Machine
 	API     pb.ManagerClient
+	RoCE    *vm.Network // see Options.RoCE; nil without
 
 	weft        string // path of weft on this machine
 	caches      bool
@@ -83,15 +88,20 @@ func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 	}
 	b := &Bed{T: t, Cluster: vm.NewCluster(t, options...), caches: o.Caches, targetFlags: o.TargetFlags, daemons: map[*vm.Machine]*vm.Daemon{}, datapaths: map[*vm.Machine]string{}}
 	b.Manager = b.Cluster.Machine("m1", vm.StateDisk(), vm.Forward(managerPort), vm.Memory(320))
+	var onRoCE []vm.MachineOption
+	if o.RoCE {
+		b.RoCE = b.Cluster.AddNetwork("roce")
+		onRoCE = append(onRoCE, vm.RoCE(b.RoCE))
+	}
 	for i := range o.Targets {
-		machine := []vm.MachineOption{vm.Modules("nvmet-tcp", "dm-mod")}
+		machine := append([]vm.MachineOption{vm.Modules("nvmet-tcp", "dm-mod")}, onRoCE...)
 		for d := range o.Drives {
 			machine = append(machine, vm.NVMe(o.DriveSize, fmt.Sprintf("T%dD%d", i+1, d+1)))
 		}
 		b.Targets = append(b.Targets, b.Cluster.Machine(fmt.Sprintf("t%d", i+1), machine...))
 	}
 	for i := range o.Clients {
-		machine := []vm.MachineOption{vm.StateDisk(), vm.Memory(448), vm.Modules(clientModules()...)}
+		machine := append([]vm.MachineOption{vm.StateDisk(), vm.Memory(448), vm.Modules(clientModules()...)}, onRoCE...)
 		for _, port := range o.ClientPorts {
 			machine = append(machine, vm.Forward(port))
 		}
@@ -243,15 +253,26 @@ func (b *Bed) daemonArgs(m *vm.Machine) (argv []string) {
 	case 'm':
 		return []string{"volmgr", "--data-dir", managerStore, "--listen", fmt.Sprintf(":%d", managerPort)}
 	case 't':
-		argv = []string{"target", "--node", m.Name(), "--manager", manager, "--portal", "tcp://" + m.Addr(), "--label", "rack=r" + m.Name()[1:]}
-		argv = append(argv, b.targetFlags...)
+		argv = []string{"target", "--node", m.Name(), "--manager", manager, "--label", "rack=r" + m.Name()[1:]}
+		argv = append(append(argv, b.portals(m)...), b.targetFlags...)
 	default:
 		argv = []string{"initiator", "--node", m.Name(), "--manager", manager, "--state-dir", "/var/lib/weft/initiator", "--run-dir", "/run/weft/initiator"}
+	}
+	if m.Name()[0] == 'c' && b.RoCE != nil {
+		argv = append(argv, "--label", "rail=roce")
 	}
 	if path := b.datapaths[m]; path != "" {
 		argv = append(argv, "--datapath", path)
 	}
 	return argv
+}
+
+// portals are the options for the portals of a target.
+func (b *Bed) portals(m *vm.Machine) []string {
+	if b.RoCE == nil {
+		return []string{"--portal", "tcp://" + m.Addr()}
+	}
+	return []string{"--portal", "tcp://" + m.Addr() + "#tcp", "--portal", "rdma://" + m.AddrOn(b.RoCE) + "#roce"}
 }
 
 // AddDrives adds every drive of every target and waits until all are ready.

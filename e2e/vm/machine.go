@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -154,7 +155,11 @@ func (m *Machine) Boot(ctx context.Context) error {
 func (m *Machine) setup() guest.Setup {
 	s := guest.Setup{Hostname: m.name, Modules: m.options.modules, Kmsg: m.options.kmsg}
 	for i, n := range m.nics {
-		s.Nets = append(s.Nets, guest.Net{MAC: n.mac, Name: fmt.Sprintf("eth%d", i), CIDR: n.addr + "/24", MTU: n.net.mtu})
+		net := guest.Net{MAC: n.mac, Name: fmt.Sprintf("eth%d", i), CIDR: n.addr + "/24", MTU: n.net.mtu}
+		if slices.Contains(m.options.roce, n.net) {
+			net.RoCE = fmt.Sprintf("roce%d", i)
+		}
+		s.Nets = append(s.Nets, net)
 	}
 	if len(m.forwards) > 0 {
 		s.Nets = append(s.Nets, guest.Net{MAC: forwardMAC, Name: "forward0", CIDR: forwardCIDR, MTU: 1500})

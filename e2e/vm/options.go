@@ -10,6 +10,7 @@ type machineOptions struct {
 	cpus    int
 	drives  []driveOption
 	nets    []*Network
+	roce    []*Network // those with an RDMA device
 	modules []string
 	kernel  []string // further words of the kernel's command line
 	state   string   // size of the state disk, "" for none
@@ -54,6 +55,15 @@ func StateDiskOf(size string) MachineOption { return func(o *machineOptions) { o
 // On connects the machine to another network.
 func On(n *Network) MachineOption {
 	return func(o *machineOptions) { o.nets = append(o.nets, n) }
+}
+
+// RoCE connects the machine to another network, and makes an RDMA device in software over it
+// (rdma_rxe), as "rdma link add roce1 type rxe netdev eth1" would: roce1 over eth1.
+func RoCE(n *Network) MachineOption {
+	return func(o *machineOptions) {
+		o.nets, o.roce = append(o.nets, n), append(o.roce, n)
+		o.modules = append(o.modules, "rdma_rxe")
+	}
 }
 
 // Forward makes a TCP port of the guest reachable from this machine, at the loopback
