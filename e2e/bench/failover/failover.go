@@ -9,7 +9,8 @@
 //
 // The manager and the targets are processes of their own, over the loopback network. A writer
 // writes 4 KiB at a time to a mirrored volume, about a thousand times a second. In each round one
-// target fails and comes back, and the longest write of the round is its stall.
+// target fails and comes back, and the longest write of the round is its stall. The last column
+// says how long the longest write took just before the failures: how busy the machine is.
 package failover
 
 import (
