@@ -77,7 +77,8 @@ kube-e2e-quick: ## run a part of that suite that takes two minutes
 
 bench: ## measure what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=failover: how long I/O stalls there when a target or a path fails; PART=vm: the kernel path; PART=csi: what a pod waits for; PART=manager: the volume manager with many volumes, VOLUMES=10000 for another number)
 	@$(if $(filter failover,$(PART)),,e2e/install.sh $(if $(filter user csi manager,$(PART)),,vm) $(if $(filter vm csi manager,$(PART)),,bench))
-	go build -o bin/ ./e2e/bench ./cmd/weft
+	go build -o bin/bench ./e2e/bench
+	@$(if $(filter failover all,$(PART)),$(MAKE) --no-print-directory build)
 	$(if $(filter csi manager,$(PART)),,bin/bench -part "$(PART)" -results "$(RESULTS)")
 	$(if $(filter csi all,$(PART)),go test -run '^$$' -bench . -benchtime 30x ./e2e/csi)
 	$(if $(filter manager all,$(PART)),go test -run '^$$' -bench 'DecisionAmong|VolumesThrough|RecordOfALost' -benchtime 1x -timeout 30m ./volmgr/cluster ./volmgr)
