@@ -370,7 +370,7 @@ const speedEvery = 5 * time.Second
 // speedometer measures how fast a rebuild has been lately.
 type speedometer struct {
 	since, bytes int64
-	last         block.Size // in a second, before since; 0: not known
+	last         atomic.Int64 // in a second, before since; 0: not known
 }
 
 func (m *speedometer) add(now, bytes int64) {
@@ -379,7 +379,7 @@ func (m *speedometer) add(now, bytes int64) {
 	}
 	m.bytes += bytes
 	if past := now - m.since; past >= int64(speedEvery) {
-		m.last = block.Size(float64(m.bytes) / float64(past) * float64(time.Second))
+		m.last.Store(int64(float64(m.bytes) / float64(past) * float64(time.Second)))
 		m.since, m.bytes = now, 0
 	}
 }

@@ -68,12 +68,11 @@ func (c *column) status(s *Status, held *int64) []LegStatus {
 	return legs
 }
 
-// lately is how much a rebuild copies in a second; nil copies nothing.
+// lately is how much a rebuild copies in a second; nil copies nothing. It takes no lock: shards are
+// locked, and whoever has locked mu may wait for these.
 func (r *rebuild) lately() block.Size {
 	if r == nil {
 		return 0
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.speed.last
+	return block.Size(r.speed.last.Load())
 }
