@@ -47,6 +47,7 @@ var arrows = map[string][]string{
 	"volmgr/labelset":   {},
 	"volmgr/cluster":    {"volmgr/backoff", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "volmgr/rebalance", "proto/block"},
 	"volmgr/store":      {"volmgr/cluster", "proto/block", "proto/durable"},
+	"volmgr/quorum/wal": {"proto/block", "proto/durable"},
 	"volmgr":            {"volmgr/cluster", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/store", "proto/block", "proto/parts", "proto/pb"},
 	"target/drive":      {"proto/block", "proto/nvmetcp", "proto/pb"},
 	"target/backend":    {"proto/block"},
@@ -60,6 +61,8 @@ var arrows = map[string][]string{
 	"deploy":            {}, // what makes manifests and the image: of the tree, not in it
 	"cmd":               {"cmd", "volmgr", "target", "initiator", "csi", "raid", "proto"},
 	"e2e":               {"e2e", "proto"},
+
+	"volmgr/quorum/wal/waltest": {"volmgr/quorum/wal"},
 
 	// The user-space data path: one interface, block.Device, from the drive's
 	// file on the target to the device node on the client.
