@@ -47,6 +47,7 @@ var arrows = map[string][]string{
 	"volmgr/labelset":   {},
 	"volmgr/cluster":    {"volmgr/backoff", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "volmgr/rebalance", "proto/block"},
 	"volmgr/store":      {"volmgr/cluster", "proto/block", "proto/durable"},
+	"volmgr/quorum":     {"volmgr/quorum/wal"}, // its plain values
 	"volmgr/quorum/wal": {"proto/block", "proto/durable"},
 	"volmgr":            {"volmgr/cluster", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/store", "proto/block", "proto/parts", "proto/pb"},
 	"target/drive":      {"proto/block", "proto/nvmetcp", "proto/pb"},
@@ -63,6 +64,7 @@ var arrows = map[string][]string{
 	"e2e":               {"e2e", "proto"},
 
 	"volmgr/quorum/wal/waltest": {"volmgr/quorum/wal"},
+	"volmgr/quorum/member":      {"volmgr/quorum", "volmgr/quorum/wal"},
 
 	// The user-space data path: one interface, block.Device, from the drive's
 	// file on the target to the device node on the client.
@@ -100,6 +102,7 @@ var without = map[string]string{
 var bans = map[string][]string{
 	"golang.org/x/sys/unix":        {"raid/dm", "target/nvmet", "target/drive", "target", "proto/uevent", "proto/agentlock", "initiator/fabrics", "initiator", "e2e", "cmd/internal", "target/userspace", "initiator/blockdev", "proto/nvmetcp", "csi"},
 	"github.com/dgraph-io/badger":  {"volmgr/store"},
+	"go.etcd.io/raft":              {"volmgr/quorum"},
 	"github.com/container-storage": {"csi", "e2e/csi"},
 	"github.com/spf13/cobra":       {"cmd"},
 	"github.com/u-root":            {"e2e"},
@@ -107,7 +110,7 @@ var bans = map[string][]string{
 }
 
 // pure packages decide and do nothing: no I/O, no clock, no logger, no randomness.
-var pure = []string{"raid", "raid/dm/mirror", "volmgr/backoff", "volmgr/cluster", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "volmgr/rebalance", "proto/block", "proto/nvmetcp/reservation", "initiator/volume"}
+var pure = []string{"raid", "raid/dm/mirror", "volmgr/backoff", "volmgr/cluster", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "volmgr/quorum", "volmgr/rebalance", "proto/block", "proto/nvmetcp/reservation", "initiator/volume"}
 
 var impure = []string{"os", "net", "context", "log", "log/slog", "syscall", "math/rand", "math/rand/v2", "crypto/rand", "io/fs", "os/exec"}
 

@@ -61,7 +61,9 @@ func (d *Disk) begin() error {
 func (d *Disk) AfterCut(random *rand.Rand) *Disk {
 	after := New()
 	found := map[*inode]*inode{}
-	for name, file := range d.names[random.IntN(len(d.names))] {
+	names := d.names[random.IntN(len(d.names))]
+	for _, name := range slices.Sorted(maps.Keys(names)) { // so that one seed gives one outcome
+		file := names[name]
 		if found[file] == nil {
 			data := file.remains(random)
 			found[file] = &inode{data: data, synced: slices.Clone(data)}
