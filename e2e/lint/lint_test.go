@@ -46,7 +46,8 @@ var arrows = map[string][]string{
 	"volmgr/health":     {},
 	"volmgr/labelset":   {},
 	"volmgr/cluster":    {"volmgr/backoff", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "volmgr/rebalance", "proto/block"},
-	"volmgr/store":      {"volmgr/cluster", "proto/block", "proto/durable"},
+	"volmgr/store":      {"volmgr/cluster", "volmgr/quorum", "proto/block", "proto/durable"},
+	"volmgr/replicated": {"volmgr/cluster", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/wal", "volmgr/store", "proto/block"},
 	"volmgr/quorum":     {"volmgr/quorum/wal"}, // its plain values
 	"volmgr/quorum/wal": {"proto/block", "proto/durable"},
 	"volmgr":            {"volmgr/cluster", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/store", "proto/block", "proto/parts", "proto/pb"},

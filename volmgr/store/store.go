@@ -70,10 +70,12 @@ func Find(dir string) error {
 	return ErrNoStore
 }
 
-func open(dir string, log *slog.Logger) (*Store, error) {
+func open(dir string, log *slog.Logger) (*Store, error) { return openWith(options(dir, log), dir) }
+
+func options(dir string, log *slog.Logger) badger.Options {
 	// All values stay in the LSM tree, since the whole state is small: its tables have
 	// checksums and need no garbage collection of their own.
-	options := badger.DefaultOptions(dir).
+	return badger.DefaultOptions(dir).
 		WithSyncWrites(true).
 		WithValueThreshold(1 << 20).
 		WithMemTableSize(32 << 20).
@@ -83,6 +85,9 @@ func open(dir string, log *slog.Logger) (*Store, error) {
 		WithBlockCacheSize(8 << 20).
 		WithDetectConflicts(false). // one writer
 		WithLogger(badgerLog{log})
+}
+
+func openWith(options badger.Options, dir string) (*Store, error) {
 	db, err := badger.Open(options)
 	if err != nil && strings.Contains(err.Error(), "Cannot acquire directory lock") { // Badger's error wraps no value to compare
 		return nil, fmt.Errorf("open store %s: %w", dir, ErrInUse)
@@ -163,12 +168,21 @@ func (s *Store) Load() (records []cluster.Record, err error) {
 
 // view calls do for every record of one consistent snapshot, in key order.
 func (s *Store) view(do func(cluster.Record) error) error {
-	s.mu.RLock()
-	txn := s.db.NewTransaction(false)
-	s.mu.RUnlock()
+	txn := s.reading()
 	defer txn.Discard()
+	return viewed(txn, do)
+}
+
+// reading begins a consistent snapshot.
+func (s *Store) reading() *badger.Txn {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.db.NewTransaction(false)
+}
+
+func viewed(txn *badger.Txn, do func(cluster.Record) error) error {
 	return each(txn, "", func(r cluster.Record) error {
-		if isStage(r.Key) {
+		if isStage(r.Key) || r.Key == appliedKey {
 			return nil
 		}
 		return do(r)
@@ -240,10 +254,16 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // Backup writes a consistent copy of all records. Commits may run meanwhile.
 func (s *Store) Backup(w io.Writer) error {
+	txn := s.reading()
+	defer txn.Discard()
+	return backup(txn, w)
+}
+
+func backup(txn *badger.Txn, w io.Writer) error {
 	sum := crc32.New(castagnoli)
 	out := bufio.NewWriter(io.MultiWriter(w, sum))
 	out.WriteString(backupMagic)
-	err := s.view(func(r cluster.Record) error {
+	err := viewed(txn, func(r cluster.Record) error {
 		out.Write(binary.AppendUvarint(binary.AppendUvarint(nil, uint64(len(r.Key))), uint64(len(r.Value))))
 		out.WriteString(r.Key)
 		_, err := out.Write(r.Value)

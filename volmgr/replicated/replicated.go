@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package replicated makes a manager's records durable at a majority of the managers.
+//
+//	Commit ─► one loop, which owns the member ─► log, other managers, store ─► Commit returns
+//	Receive ─►
+//	ticks   ─►
+//
+// A single manager is the same with one member: a commit is one fsync, of the log. A store
+// that has been without a quorum becomes one of a single voter, with its records as they are.
+package replicated
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"io"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/quorum"
+	"weft.dev/weft/volmgr/quorum/member"
+	"weft.dev/weft/volmgr/quorum/wal"
+	"weft.dev/weft/volmgr/store"
+)
+
+// TickEvery is how long a tick of the quorum takes. A leader that is silent for 0.6 s to
+// 1.2 s is replaced.
+const TickEvery = 50 * time.Millisecond
+
+// handOverWithin is how long a leader that stops waits for another one to lead.
+const handOverWithin = 2 * time.Second
+
+// ErrStopped is the error of requests when Run has ended.
+var ErrStopped = errors.New("the quorum's member is stopping")
+
+// ErrRemoved is returned by Run when this manager was removed from the quorum. It can join
+// again with an empty directory.
+var ErrRemoved = errors.New("this manager was removed from the quorum")
+
+// Config says what a member is.
+type Config struct {
+	Dir     string // of its store, which must exist
+	Address string // where other managers reach it
+	Log     *slog.Logger
+	// Cluster and Term, the highest so far, are for a store that has been without a quorum.
+	Cluster block.ClusterID
+	Term    uint64
+	// Send sends a message to another member, or loses it; nil means that there are none. It
+	// must not wait.
+	Send func(member.Outgoing)
+}
+
+// Store is a manager's records, which a quorum keeps. Run it.
+type Store struct {
+	cfg      Config
+	replica  *store.Replica
+	member   *member.Member
+	requests chan request
+	received chan message
+	reports  chan []quorum.Input // that nobody waits for
+	ended    chan struct{}       // closed when Run returns
+	status   atomic.Pointer[Status]
+
+	// Owned by Run.
+	tickets quorum.Ticket
+	waiting map[quorum.Ticket]chan error
+}
+
+// Status is what a member knows of the quorum.
+type Status struct {
+	ID      quorum.ID
+	Role    quorum.Role
+	Leader  quorum.ID // 0 means that none is known
+	Term    uint64
+	Applied quorum.Position
+}
+
+// request becomes an input once it has a ticket.
+type request struct {
+	input func(quorum.Ticket) quorum.Input
+	reply chan error // buffered
+}
+
+type message struct {
+	quorum.Message
+	content io.Reader
+	staged  chan error // buffered
+}
+
+// requestsMost is the largest number of requests that are stepped through at once.
+const requestsMost = 128
+
+// Open opens a store in cfg.Dir. If there is no log yet, it begins a quorum of one voter.
+func Open(cfg Config) (*Store, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Send == nil {
+		cfg.Send = func(o member.Outgoing) { lose(o) }
+	}
+	replica, err := store.OpenReplica(cfg.Dir, cfg.Log)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{cfg: cfg, replica: replica, requests: make(chan request), received: make(chan message), reports: make(chan []quorum.Input), ended: make(chan struct{}), waiting: map[quorum.Ticket]chan error{}}
+	if err := s.open(); err != nil {
+		return nil, errors.Join(err, replica.Close())
+	}
+	return s, nil
+}
+
+// lose drops a message.
+func lose(o member.Outgoing) {
+	if o.Content != nil {
+		o.Content.Close()
+	}
+}
+
+func (s *Store) open() (err error) {
+	dir := wal.InDirectory(store.QuorumDir(s.cfg.Dir))
+	if errors.Is(wal.Find(dir), wal.ErrNoLog) {
+		owner := wal.Owner{Cluster: s.cfg.Cluster, Member: newID()}
+		if err := member.Found(dir, s.replica, owner, s.cfg.Address, s.cfg.Term); err != nil {
+			return err
+		}
+		s.cfg.Log.Info("new quorum of one manager", "member", quorum.ID(owner.Member), "dir", s.cfg.Dir)
+	}
+	s.member, err = member.Open(member.Config{Log: dir, Store: s.replica, Send: s.cfg.Send})
+	s.publish()
+	return err
+}
+
+// Join makes an empty log beside the store in dir, whose records the leader replaces, for a
+// member that another one adds to the quorum. It returns the new member.
+func Join(dir string, cluster block.ClusterID) (quorum.ID, error) {
+	id := newID()
+	return quorum.ID(id), member.Join(wal.InDirectory(store.QuorumDir(dir)), wal.Owner{Cluster: cluster, Member: id})
+}
+
+func newID() uint64 {
+	var random [8]byte
+	rand.Read(random[:])
+	return max(1, binary.LittleEndian.Uint64(random[:]))
+}
+
+// Run steps the member until ctx ends; then a leader hands over. It returns the error of a log
+// or a store that fails: the process must end then.
+func (s *Store) Run(ctx context.Context) error {
+	defer close(s.ended)
+	tick := time.NewTicker(TickEvery)
+	defer tick.Stop()
+	if err := s.step(); err != nil {
+		return err
+	}
+	done, stopping := ctx.Done(), (<-chan time.Time)(nil)
+	for {
+		var err error
+		select {
+		case <-done:
+			done, stopping = nil, time.After(handOverWithin)
+			err = s.step(quorum.Transfer{})
+		case <-stopping:
+			return nil
+		case <-tick.C:
+			err = s.step(quorum.Tick{})
+		case r := <-s.requests:
+			err = s.step(s.taken(r)...)
+		case inputs := <-s.reports:
+			err = s.step(inputs...)
+		case m := <-s.received:
+			err = s.receive(m)
+		}
+		if err != nil {
+			return err
+		}
+		status := s.Status()
+		members := status.Applied.Members
+		if _, there := members.Find(status.ID); len(members) > 0 && !there {
+			return ErrRemoved
+		}
+		if done == nil && (status.Role != quorum.Leader || len(members.Voters()) == 1) {
+			return nil
+		}
+	}
+}
+
+// taken returns the inputs of a request and of the others that wait.
+func (s *Store) taken(r request) (inputs []quorum.Input) {
+	for {
+		s.tickets++
+		s.waiting[s.tickets] = r.reply
+		inputs = append(inputs, r.input(s.tickets))
+		if len(inputs) == requestsMost {
+			return inputs
+		}
+		select {
+		case r = <-s.requests:
+		default:
+			return inputs
+		}
+	}
+}
+
+func (s *Store) step(inputs ...quorum.Input) error {
+	answers, err := s.member.Step(inputs...)
+	before := s.Status()
+	s.publish()
+	if now := s.Status(); now.Role != before.Role || now.Leader != before.Leader {
+		s.cfg.Log.Info("quorum", "member", now.ID, "role", now.Role, "leader", now.Leader, "term", now.Term)
+	}
+	for _, a := range answers {
+		s.waiting[a.Ticket] <- a.Err
+		delete(s.waiting, a.Ticket)
+	}
+	return err
+}
+
+// publish lets others see what the member knows.
+func (s *Store) publish() {
+	if s.member == nil {
+		return
+	}
+	n := s.member.Node()
+	role, leader := n.Role()
+	s.status.Store(&Status{n.ID(), role, leader, n.Term(), n.Applied()})
+}
+
+func (s *Store) receive(m message) error {
+	if _, ok := m.Snapshot(); ok {
+		err := s.member.Stage(m.Message, m.content)
+		m.staged <- err
+		if err != nil {
+			s.cfg.Log.Warn("snapshot of another manager", "from", m.From(), "err", err)
+			return nil // the leader sends it again
+		}
+	}
+	return s.step(quorum.Receive{Message: m.Message})
+}
+
+// Status returns what the member knows of the quorum.
+func (s *Store) Status() Status { return *s.status.Load() }
+
+// do passes a request to the loop and waits for its answer.
+func (s *Store) do(ctx context.Context, input func(quorum.Ticket) quorum.Input) error {
+	r := request{input, make(chan error, 1)}
+	select {
+	case s.requests <- r:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-s.ended:
+		return ErrStopped
+	}
+	select {
+	case err := <-r.reply:
+		return err
+	case <-ctx.Done():
+		return errors.Join(quorum.ErrUnknown, context.Cause(ctx))
+	case <-s.ended:
+		return errors.Join(quorum.ErrUnknown, ErrStopped)
+	}
+}
+
+// Commit makes records durable at a majority of the managers, all or none, and then in this
+// one's store. It returns quorum.ErrNotLeading or ErrBusy if nothing was recorded, and
+// ErrUnknown if that is not known.
+func (s *Store) Commit(ctx context.Context, records []cluster.Record) error {
+	data := store.EncodeRecords(records)
+	return s.do(ctx, func(t quorum.Ticket) quorum.Input { return quorum.Propose{Ticket: t, Data: data} })
+}
+
+// Confirm returns nil if this manager's store has all that was committed anywhere before the
+// call. Only the leader can tell.
+func (s *Store) Confirm(ctx context.Context) error {
+	return s.do(ctx, func(t quorum.Ticket) quorum.Input { return quorum.Read{Ticket: t} })
+}
+
+// AddLearner adds a manager, which follows and does not vote.
+func (s *Store) AddLearner(ctx context.Context, m quorum.Member) error {
+	return s.do(ctx, func(t quorum.Ticket) quorum.Input { return quorum.AddLearner{Ticket: t, Member: m} })
+}
+
+// Promote gives a manager that has caught up a vote.
+func (s *Store) Promote(ctx context.Context, id quorum.ID) error {
+	return s.do(ctx, func(t quorum.Ticket) quorum.Input { return quorum.Promote{Ticket: t, ID: id} })
+}
+
+// Remove removes a manager for good.
+func (s *Store) Remove(ctx context.Context, id quorum.ID) error {
+	return s.do(ctx, func(t quorum.Ticket) quorum.Input { return quorum.Remove{Ticket: t, ID: id} })
+}
+
+// Receive passes a message of another member on. Content comes with a snapshot; it is read
+// before Receive returns.
+func (s *Store) Receive(ctx context.Context, m quorum.Message, content io.Reader) error {
+	received := message{m, content, make(chan error, 1)}
+	select {
+	case s.received <- received:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-s.ended:
+		return ErrStopped
+	}
+	if _, ok := m.Snapshot(); !ok {
+		return nil
+	}
+	select {
+	case err := <-received.staged:
+		return err
+	case <-s.ended:
+		return ErrStopped
+	}
+}
+
+// Lost says that messages to a member were lost; a snapshot may have been among them.
+func (s *Store) Lost(ctx context.Context, id quorum.ID) error {
+	return s.report(ctx, quorum.Unreachable{ID: id}, quorum.SnapshotSent{ID: id})
+}
+
+// SnapshotSent says that a member has a snapshot.
+func (s *Store) SnapshotSent(ctx context.Context, id quorum.ID) error {
+	return s.report(ctx, quorum.SnapshotSent{ID: id, OK: true})
+}
+
+func (s *Store) report(ctx context.Context, inputs ...quorum.Input) error {
+	select {
+	case s.reports <- inputs:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-s.ended:
+		return ErrStopped
+	}
+}
+
+// Load returns the records of this manager's store, in key order. See Confirm.
+func (s *Store) Load() ([]cluster.Record, error) { return s.replica.Load() }
+
+// Backup writes a consistent copy of this manager's store.
+func (s *Store) Backup(w io.Writer) error { return s.replica.Backup(w) }
+
+// Close closes log and store. Call it after Run has returned.
+func (s *Store) Close() error { return errors.Join(s.member.Close(), s.replica.Close()) }
