@@ -68,6 +68,10 @@ func untag(e *raftpb.Entry) (tag, []byte) {
 }
 
 func (p Propose) step(n *Node) error {
+	if p.Term != n.hard.Term {
+		n.answer(p.Ticket, ErrNotLeading)
+		return nil
+	}
 	return n.propose(p.Ticket, false, func() error { return n.raft.Propose(tag{n.id, p.Ticket}.prefix(p.Data)) })
 }
 
@@ -97,7 +101,7 @@ func (n *Node) propose(t Ticket, change bool, do func() error) error {
 }
 
 func (r Read) step(n *Node) error {
-	if !n.leading {
+	if !n.leading || r.Term != n.hard.Term {
 		n.answer(r.Ticket, ErrNotLeading)
 		return nil
 	}

@@ -87,14 +87,21 @@ type (
 	Tick struct{}
 	// Receive is a message from another member.
 	Receive struct{ Message Message }
-	// Propose asks for an entry. It is answered when the entry is applied.
+	// Propose asks for an entry, which was decided on the state of a leader of this term. It is
+	// answered when the entry is applied. It is not taken in another term, even if the member
+	// leads again: others may have led meanwhile.
 	Propose struct {
 		Ticket Ticket
+		Term   uint64
 		Data   []byte
 	}
-	// Read asks whether the state may be read. It is answered when all is applied that was
-	// committed when it was asked.
-	Read struct{ Ticket Ticket }
+	// Read asks whether a state may be read that has all that was applied since the beginning
+	// of a leader's term. It is answered when all is applied that was committed when it was
+	// asked.
+	Read struct {
+		Ticket Ticket
+		Term   uint64
+	}
 	// AddLearner adds a member, which follows and does not vote.
 	AddLearner struct {
 		Ticket Ticket
@@ -218,7 +225,8 @@ func (n *Node) Role() (Role, ID) {
 // ID returns the member.
 func (n *Node) ID() ID { return n.id }
 
-// Term returns the number of the newest election that the member knows of.
+// Term returns the number of the newest election that the member knows of. It is the one in
+// which a leader leads.
 func (n *Node) Term() uint64 { return n.hard.Term }
 
 // Applied returns how far the outputs have been applied.

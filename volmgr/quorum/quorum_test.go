@@ -4,6 +4,7 @@ package quorum
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -42,7 +43,7 @@ func run(t *testing.T, n *Node, s *wal.State, inputs ...Input) (committed []Entr
 // Proposals of one step are one write, and come out in order with their answers.
 func TestProposalsOfOneStepAreOneWrite(t *testing.T) {
 	n, s := alone(t)
-	out, err := n.Step(Propose{1, []byte("a")}, Propose{2, []byte("b")})
+	out, err := n.Step(Propose{1, n.Term(), []byte("a")}, Propose{2, n.Term(), []byte("b")})
 	if err != nil || len(out.Entries) != 2 || len(out.Committed) != 0 || len(out.Answers) != 0 {
 		t.Fatalf("Step = %+v, %v; want two entries to save, and nothing committed yet", out, err)
 	}
@@ -59,10 +60,26 @@ func TestProposalsOfOneStepAreOneWrite(t *testing.T) {
 	}
 }
 
+// What was decided in an earlier term of the same leader is not taken: others may have led
+// meanwhile.
+func TestAnEarlierTermsDecisionIsNotTaken(t *testing.T) {
+	n, s := alone(t)
+	term := n.Term()
+	n, err := New(1, *s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, n, s)
+	committed, answers := run(t, n, s, Propose{1, term, []byte("a")}, Read{2, term}, Read{3, n.Term()})
+	if want := []Answer{{1, ErrNotLeading}, {2, ErrNotLeading}, {3, nil}}; !slices.Equal(answers, want) || len(committed) > 0 {
+		t.Errorf("committed %v, answers %v; want nothing and %v", committed, answers, want)
+	}
+}
+
 // After a restart a lone voter applies its log again from the base on, in a later term.
 func TestARestartedNodeAppliesItsLogAgain(t *testing.T) {
 	n, s := alone(t)
-	run(t, n, s, Propose{1, []byte("a")})
+	run(t, n, s, Propose{1, n.Term(), []byte("a")})
 	term := n.Term()
 	n, err := New(1, *s)
 	if err != nil {
@@ -81,13 +98,13 @@ func TestARestartedNodeAppliesItsLogAgain(t *testing.T) {
 func TestABaseHasTheMembersOfItsTime(t *testing.T) {
 	n, s := alone(t)
 	for i := range Ticket(5) {
-		run(t, n, s, Propose{i + 1, []byte(strings.Repeat("x", 100))})
+		run(t, n, s, Propose{i + 1, n.Term(), []byte(strings.Repeat("x", 100))})
 	}
 	_, answers := run(t, n, s, AddLearner{10, Member{ID: 2, Address: "m2"}})
 	if len(answers) != 1 || answers[0].Err != nil {
 		t.Fatal(answers)
 	}
-	run(t, n, s, Propose{11, []byte("y")})
+	run(t, n, s, Propose{11, n.Term(), []byte("y")})
 	for _, c := range []struct {
 		keep    int64
 		members int
@@ -114,7 +131,7 @@ func TestABaseHasTheMembersOfItsTime(t *testing.T) {
 // A log that ends before what it says is committed has lost its end.
 func TestALogThatLacksWhatIsCommittedIsRefused(t *testing.T) {
 	n, s := alone(t)
-	run(t, n, s, Propose{1, []byte("a")})
+	run(t, n, s, Propose{1, n.Term(), []byte("a")})
 	s.Hard.Commit = 100
 	if _, err := New(1, *s); !errors.Is(err, ErrOlderDisk) {
 		t.Errorf("New = %v, want %v", err, ErrOlderDisk)

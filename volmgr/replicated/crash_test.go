@@ -28,11 +28,11 @@ func TestAPowerCutLosesNothingCommitted(t *testing.T) {
 	for i := range 300 {
 		r := record(fmt.Sprintf("k%04d", i), strings.Repeat("x", 100))
 		want = append(want, r)
-		if err := m.Commit(t.Context(), []cluster.Record{r}); err != nil {
+		if err := m.commit([]cluster.Record{r}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := m.Commit(t.Context(), []cluster.Record{{Key: "a"}}); err != nil {
+	if err := m.commit([]cluster.Record{{Key: "a"}}); err != nil {
 		t.Fatal(err)
 	}
 	random := rand.New(rand.NewPCG(1, 1))
@@ -53,7 +53,7 @@ func TestAPowerCutLosesNothingCommitted(t *testing.T) {
 			})
 			ms := &managers{t: t, all: ms.all}
 			again := ms.start(dir)
-			ms.eventually("it leads", func() error { return again.Confirm(t.Context()) })
+			ms.eventually("it leads", func() error { return again.Confirm(t.Context(), again.Status().Term) })
 			ms.holdsSoon(again, want...)
 			if err := again.stop(); err != nil {
 				t.Error(err)

@@ -78,6 +78,9 @@ type Status struct {
 	Leader  quorum.ID // 0 means that none is known
 	Term    uint64
 	Applied quorum.Position
+
+	changed chan struct{} // closed when Role, Leader or Term are others
+	over    chan struct{} // of a leader: closed when its term is over
 }
 
 // request becomes an input once it has a ticket.
@@ -130,9 +133,11 @@ func (s *Store) open() (err error) {
 		}
 		s.cfg.Log.Info("new quorum of one manager", "member", quorum.ID(owner.Member), "dir", s.cfg.Dir)
 	}
-	s.member, err = member.Open(member.Config{Log: dir, Store: s.replica, Send: s.cfg.Send})
+	if s.member, err = member.Open(member.Config{Log: dir, Store: s.replica, Send: s.cfg.Send}); err != nil {
+		return err
+	}
 	s.publish()
-	return err
+	return nil
 }
 
 // Join makes an empty log beside the store in dir, whose records the leader replaces, for a
@@ -208,11 +213,7 @@ func (s *Store) taken(r request) (inputs []quorum.Input) {
 
 func (s *Store) step(inputs ...quorum.Input) error {
 	answers, err := s.member.Step(inputs...)
-	before := s.Status()
 	s.publish()
-	if now := s.Status(); now.Role != before.Role || now.Leader != before.Leader {
-		s.cfg.Log.Info("quorum", "member", now.ID, "role", now.Role, "leader", now.Leader, "term", now.Term)
-	}
 	for _, a := range answers {
 		s.waiting[a.Ticket] <- a.Err
 		delete(s.waiting, a.Ticket)
@@ -220,14 +221,25 @@ func (s *Store) step(inputs ...quorum.Input) error {
 	return err
 }
 
-// publish lets others see what the member knows.
+// publish lets others see what the member knows. Who leads is published before an answer of
+// that term, and that a term is over before the answers that say so.
 func (s *Store) publish() {
-	if s.member == nil {
-		return
-	}
 	n := s.member.Node()
 	role, leader := n.Role()
-	s.status.Store(&Status{n.ID(), role, leader, n.Term(), n.Applied()})
+	was := s.status.Load()
+	now := &Status{n.ID(), role, leader, n.Term(), n.Applied(), nil, nil}
+	if was != nil && was.Role == role && was.Leader == leader && was.Term == now.Term {
+		now.changed, now.over = was.changed, was.over
+		s.status.Store(now)
+		return
+	}
+	now.changed, now.over = make(chan struct{}), make(chan struct{})
+	s.status.Store(now)
+	s.cfg.Log.Info("quorum", "member", now.ID, "role", role, "leader", leader, "term", now.Term)
+	if was != nil {
+		close(was.changed)
+		close(was.over)
+	}
 }
 
 func (s *Store) receive(m message) error {
@@ -266,17 +278,35 @@ func (s *Store) do(ctx context.Context, input func(quorum.Ticket) quorum.Input) 
 }
 
 // Commit makes records durable at a majority of the managers, all or none, and then in this
-// one's store. It returns quorum.ErrNotLeading or ErrBusy if nothing was recorded, and
-// ErrUnknown if that is not known.
-func (s *Store) Commit(ctx context.Context, records []cluster.Record) error {
+// one's store. They were decided by this manager as leader of a term. It returns
+// quorum.ErrNotLeading or ErrBusy if nothing was recorded, and ErrUnknown if that is not known.
+func (s *Store) Commit(ctx context.Context, term uint64, records []cluster.Record) error {
 	data := store.EncodeRecords(records)
-	return s.do(ctx, func(t quorum.Ticket) quorum.Input { return quorum.Propose{Ticket: t, Data: data} })
+	return s.do(ctx, func(t quorum.Ticket) quorum.Input { return quorum.Propose{Ticket: t, Term: term, Data: data} })
 }
 
-// Confirm returns nil if this manager's store has all that was committed anywhere before the
-// call. Only the leader can tell.
-func (s *Store) Confirm(ctx context.Context) error {
-	return s.do(ctx, func(t quorum.Ticket) quorum.Input { return quorum.Read{Ticket: t} })
+// Confirm returns nil if this manager leads in a term, and its store has all that was committed
+// anywhere before the call.
+func (s *Store) Confirm(ctx context.Context, term uint64) error {
+	return s.do(ctx, func(t quorum.Ticket) quorum.Input { return quorum.Read{Ticket: t, Term: term} })
+}
+
+// Lead waits until this manager leads, and returns its term, and a channel that is closed when
+// that term is over. The store then has all that was committed in earlier terms.
+func (s *Store) Lead(ctx context.Context) (term uint64, over <-chan struct{}, err error) {
+	for {
+		now := s.status.Load()
+		if now.Role == quorum.Leader {
+			return now.Term, now.over, nil
+		}
+		select {
+		case <-now.changed:
+		case <-ctx.Done():
+			return 0, nil, context.Cause(ctx)
+		case <-s.ended:
+			return 0, nil, ErrStopped
+		}
+	}
 }
 
 // AddLearner adds a manager, which follows and does not vote.

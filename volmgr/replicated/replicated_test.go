@@ -78,6 +78,11 @@ func (ms *managers) start(dir string) *manager {
 	return m
 }
 
+// commit commits as a leader that has just decided.
+func (m *manager) commit(records []cluster.Record) error {
+	return m.Commit(context.Background(), m.Status().Term, records)
+}
+
 // send delivers a message in the background, or reports it lost.
 func (ms *managers) send(ctx context.Context, from *manager, o member.Outgoing) {
 	ms.mu.Lock()
@@ -189,14 +194,14 @@ func (ms *managers) holdsSoon(m *manager, want ...cluster.Record) {
 func TestAnExistingStoreBecomesAQuorumOfOne(t *testing.T) {
 	ms, all := quorumOf(t, 1, record("a", "1"), record("b", "2"))
 	m := all[0]
-	if err := m.Commit(t.Context(), []cluster.Record{record("c", "3"), {Key: "a"}}); err != nil {
+	if err := m.commit([]cluster.Record{record("c", "3"), {Key: "a"}}); err != nil {
 		t.Fatal(err)
 	}
 	ms.holdsSoon(m, record("b", "2"), record("c", "3"))
 	if err := m.stop(); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Commit(t.Context(), nil); !errors.Is(err, ErrStopped) {
+	if err := m.commit(nil); !errors.Is(err, ErrStopped) {
 		t.Errorf("Commit after Run has ended = %v, want %v", err, ErrStopped)
 	}
 	again := ms.start(m.dir)
@@ -212,13 +217,13 @@ func TestAnExistingStoreBecomesAQuorumOfOne(t *testing.T) {
 func TestOneManagerBecomesThree(t *testing.T) {
 	ms, all := quorumOf(t, 3, record("a", "1"))
 	first := all[0]
-	if err := first.Commit(t.Context(), []cluster.Record{record("b", "2")}); err != nil {
+	if err := first.commit([]cluster.Record{record("b", "2")}); err != nil {
 		t.Fatal(err)
 	}
 	for _, m := range all {
 		ms.holdsSoon(m, record("a", "1"), record("b", "2"))
 	}
-	if err := all[1].Commit(t.Context(), []cluster.Record{record("x", "x")}); !errors.Is(err, quorum.ErrNotLeading) {
+	if err := all[1].commit([]cluster.Record{record("x", "x")}); !errors.Is(err, quorum.ErrNotLeading) {
 		t.Errorf("Commit at a follower = %v, want %v", err, quorum.ErrNotLeading)
 	}
 	if got := all[1].Status(); got.Leader != first.id {
@@ -230,13 +235,46 @@ func TestOneManagerBecomesThree(t *testing.T) {
 	}
 	next := ms.leader()
 	t.Logf("handed over after %v", time.Since(begin))
-	if err := next.Confirm(t.Context()); err != nil {
+	if err := next.Confirm(t.Context(), next.Status().Term); err != nil {
 		t.Errorf("Confirm at the new leader = %v", err)
 	}
-	if err := next.Commit(t.Context(), []cluster.Record{record("c", "3")}); err != nil {
+	if err := next.commit([]cluster.Record{record("c", "3")}); err != nil {
 		t.Fatal(err)
 	}
 	ms.holdsSoon(ms.start(first.dir), record("a", "1"), record("b", "2"), record("c", "3"))
+}
+
+// A term that is over is announced, and what was decided in it is not taken any more.
+func TestATermEnds(t *testing.T) {
+	ms, all := quorumOf(t, 3)
+	term, over, err := all[0].Lead(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := all[0].Commit(t.Context(), term, []cluster.Record{record("a", "1")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := all[0].report(t.Context(), quorum.Transfer{}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-over:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the term is not over")
+	}
+	if err := all[0].Commit(t.Context(), term, []cluster.Record{record("b", "2")}); !errors.Is(err, quorum.ErrNotLeading) {
+		t.Errorf("Commit of the term before = %v, want %v", err, quorum.ErrNotLeading)
+	}
+	next := ms.leader()
+	if later, _, err := next.Lead(t.Context()); err != nil || later <= term {
+		t.Errorf("Lead = %d, %v; want a later term than %d", later, err, term)
+	}
+	ms.holdsSoon(next, record("a", "1"))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, _, err := all[0].Lead(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Lead at a follower = %v, want that it waits", err)
+	}
 }
 
 // A manager that is removed stops, and the others go on.
@@ -256,7 +294,7 @@ func TestARemovedManagerStops(t *testing.T) {
 	if err := all[2].stop(); !errors.Is(err, ErrRemoved) {
 		t.Errorf("Run = %v, want %v", err, ErrRemoved)
 	}
-	if err := all[0].Commit(t.Context(), []cluster.Record{record("a", "1")}); err != nil {
+	if err := all[0].commit([]cluster.Record{record("a", "1")}); err != nil {
 		t.Error(err)
 	}
 	ms.holdsSoon(all[1], record("a", "1"))
@@ -289,7 +327,7 @@ func BenchmarkCommit(b *testing.B) {
 	b.Run("today", commits(func() error { return plain.Commit(entry) }))
 	for _, n := range []int{1, 3} {
 		_, all := quorumOf(b, n)
-		b.Run(fmt.Sprintf("quorum-of-%d", n), commits(func() error { return all[0].Commit(b.Context(), entry) }))
+		b.Run(fmt.Sprintf("quorum-of-%d", n), commits(func() error { return all[0].commit(entry) }))
 		for _, m := range all {
 			m.stop()
 		}

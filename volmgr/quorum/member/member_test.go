@@ -101,8 +101,8 @@ func TestAFollowerDecidesNothing(t *testing.T) {
 		t.Errorf("Role = %v, %v; want a follower of %v", r, id, leader.id)
 	}
 	for what, in := range map[string]quorum.Input{
-		"propose": quorum.Propose{Ticket: 1000, Data: []byte("{}")},
-		"read":    quorum.Read{Ticket: 1000},
+		"propose": quorum.Propose{Ticket: 1000, Term: leader.member.Node().Term(), Data: []byte("{}")},
+		"read":    quorum.Read{Ticket: 1000, Term: leader.member.Node().Term()},
 		"add":     quorum.AddLearner{Ticket: 1000, Member: quorum.Member{ID: 99}},
 		"promote": quorum.Promote{Ticket: 1000, ID: 99},
 		"remove":  quorum.Remove{Ticket: 1000, ID: leader.id},
@@ -244,7 +244,7 @@ func TestAFailedSyncEndsTheMember(t *testing.T) {
 	w := newWorld(t, 1, 1)
 	m := w.machines[0]
 	m.disk.FailSync = true
-	_, err := m.member.Step(quorum.Propose{Ticket: 1000, Data: []byte("{}")})
+	_, err := m.member.Step(quorum.Propose{Ticket: 1000, Term: m.member.Node().Term(), Data: []byte("{}")})
 	if !errors.Is(err, waltest.ErrFailed) {
 		t.Fatalf("Step = %v, want %v", err, waltest.ErrFailed)
 	}

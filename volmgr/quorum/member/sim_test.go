@@ -348,14 +348,14 @@ func (w *world) propose(m *machine) {
 	w.proposals = append(w.proposals, p)
 	w.byTicket[m.member][m.tickets] = p
 	text, _ := json.Marshal(record{n, p.keys, make([]byte, w.random.IntN(200))})
-	w.step(m, quorum.Propose{Ticket: m.tickets, Data: text})
+	w.step(m, quorum.Propose{Ticket: m.tickets, Term: m.member.Node().Term(), Data: text})
 }
 
 func (w *world) read(m *machine) {
 	m.tickets++
 	w.order++
 	w.reads[m.member][m.tickets] = read{w.order}
-	w.step(m, quorum.Read{Ticket: m.tickets})
+	w.step(m, quorum.Read{Ticket: m.tickets, Term: m.member.Node().Term()})
 }
 
 // leader is a member that says that it leads; several may at a time.
