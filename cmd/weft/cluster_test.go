@@ -7,9 +7,11 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -62,16 +64,21 @@ func startCluster(ts *testscript.TestScript, neg bool, nodes []string) {
 	}
 }
 
-// freePort is an unused port of this machine.
+// freePort sets a variable to a port that nobody listens on. The kernel gives ports from 32768 on to
+// whoever asks for any, so one of those could be taken before the script uses it.
 func freePort(env *testscript.Env, name string) error {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
+	for {
+		port := strconv.Itoa(10000 + rand.IntN(22000))
+		listener, err := net.Listen("tcp", "127.0.0.1:"+port)
+		if errors.Is(err, syscall.EADDRINUSE) {
+			continue
+		}
+		if err == nil {
+			listener.Close()
+			env.Setenv(name, port)
+		}
 		return err
 	}
-	_, port, err := net.SplitHostPort(listener.Addr().String())
-	env.Setenv(name, port)
-	listener.Close()
-	return err
 }
 
 // scrape writes the content of a URL to stdout.
