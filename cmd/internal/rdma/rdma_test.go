@@ -48,7 +48,7 @@ func machine(t *testing.T, name string, changes map[string]string) Machine {
 	return Read(root)
 }
 
-// The tree was recorded in a virtual machine of the scenarios, on Debian's 6.1.
+// The tree follows a listing of a virtual machine of the scenarios, on Debian's 6.1.
 func TestSoftRoCEIsRead(t *testing.T) {
 	got := machine(t, "rxe.txtar", nil)
 	want := Machine{
