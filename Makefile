@@ -71,9 +71,9 @@ FOCUS ?= .
 kube-e2e: kube-bins ## run Kubernetes' own external-storage suite (FOCUS='volume-expand', FSTYPE=xfs)
 	WEFT_KUBE_FOCUS='$(FOCUS)' WEFT_KUBE_FSTYPE='$(FSTYPE)' $(KUBE) -run '^TestKubeSuite'
 
-QUICK = should store data|should write files of various sizes|should support volume SELinux mount options|should concurrently access the single volume from pods on the same node|ReadWriteOncePod|fsgroupchangepolicy
+QUICK_CASES = should store data|should write files of various sizes|should support volume SELinux mount options|should concurrently access the single volume from pods on the same node|ReadWriteOncePod|fsgroupchangepolicy
 kube-e2e-quick: ## run a part of that suite that takes two minutes
-	@$(MAKE) --no-print-directory kube-e2e FOCUS='$(QUICK)'
+	@$(MAKE) --no-print-directory kube-e2e FOCUS='$(QUICK_CASES)'
 
 bench: ## measure what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=failover: how long I/O stalls there when a target or a path fails; PART=vm: the kernel path; PART=csi: what a pod waits for; PART=manager: the volume manager with many volumes, VOLUMES=10000 for another number)
 	@$(if $(filter failover,$(PART)),,e2e/install.sh $(if $(filter user csi manager,$(PART)),,vm) $(if $(filter vm csi manager,$(PART)),,bench))
