@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -230,6 +231,17 @@ func (c *Cluster) fail(format string, args ...any) {
 // stoppedDrive is what a kernel says of an emulated drive that no longer answers.
 var stoppedDrive = regexp.MustCompile(`nvme nvme\d+: I/O .*timeout, (aborting|reset)`)
 
+// awaitStoppedDrives gives the machines' kernels the time to say that a drive does not answer: they
+// wait for 30 s, and a test may have failed before.
+func awaitStoppedDrives(machines []*Machine) {
+	for range 35 {
+		if slices.ContainsFunc(machines, func(m *Machine) bool { return stoppedDrive.MatchString(m.Console()) }) {
+			return
+		}
+		time.Sleep(time.Second)
+	}
+}
+
 // noteStoppedDrive tells e2e/scenarios.sh that this test failed while a drive of QEMU had stopped
 // for at least the 30 s that kernels wait.
 func (c *Cluster) noteStoppedDrive(machine, line string) {
@@ -255,6 +267,9 @@ func (c *Cluster) close() {
 	c.closing = true
 	machines := c.machines
 	c.mu.Unlock()
+	if c.t.Failed() {
+		awaitStoppedDrives(machines)
+	}
 	for _, m := range machines {
 		if c.t.Failed() {
 			console := m.Console()
