@@ -31,6 +31,7 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 	case volume.FailFast:
 		return k.failFast(ctx, s, o.Path, o.On)
 	case volume.Cut:
+		k.countOutage(s, o.Path, o.Mute)
 		return k.release(ctx, s, o.Path, o.Mute)
 	case volume.Disconnect:
 		return k.release(ctx, s, o.Path, o.Mute)
@@ -147,6 +148,7 @@ func (k *kernelKeeper) connect(ctx context.Context, s *seen, o volume.Connect) e
 		c, err := k.kernel.host.Connect(ctx, options)
 		k.Tell(func() {
 			delete(k.fast, c.Name)
+			delete(k.silent, c.Name)
 			k.connected(o.Path, r, options, err)
 		})
 	}()
@@ -210,21 +212,27 @@ type ending struct {
 	failsFast bool
 }
 
+// countOutage notes, once for each controller, that a path has fallen silent, so that another portal
+// is tried first: the kernel would try this one for a minute, if it is one of RDMA, and connect to
+// nobody else meanwhile.
+func (k *kernelKeeper) countOutage(s *seen, path volume.Path, mute bool) {
+	for _, c := range s.controllers[path.Subsystem] {
+		if pathOf(c) == path && !c.Going() && (mute || c.State != fabrics.Live) && !k.silent[c.Name] {
+			k.silent[c.Name] = true
+			k.memory.FellSilent(volume.PathSeen{Path: path, Answered: true}, s.Now)
+		}
+	}
+}
+
 // release deletes a path's controllers, so that all I/O that waits on them fails. If the
 // target is silent, it first cuts their connections.
 func (k *kernelKeeper) release(ctx context.Context, s *seen, path volume.Path, mute bool) error {
 	what := "release " + path.String()
 	var all []ending
 	for _, c := range s.controllers[path.Subsystem] {
-		if pathOf(c) != path {
-			continue
+		if pathOf(c) == path {
+			all = append(all, ending{c, k.fast[c.Name]})
 		}
-		if !k.Busy(what) && !c.Going() && (mute || c.State != fabrics.Live) {
-			// Another portal is tried first: the kernel would try this one for a minute, if it is
-			// one of RDMA, and connect to nobody else meanwhile.
-			k.memory.FellSilent(volume.PathSeen{Path: path, Answered: true}, s.Now)
-		}
-		all = append(all, ending{c, k.fast[c.Name]})
 	}
 	return k.await(ctx, what, keeper.Patience, func() error { return k.disconnect(ctx, all, mute) }, func(err error) error {
 		if err == nil {

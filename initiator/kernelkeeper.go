@@ -44,6 +44,7 @@ type kernelKeeper struct {
 	pulses   map[block.LegID]*keeper.Pulse
 	reached  map[volume.Path]*reach
 	fast     map[string]bool // controllers whose I/O fails once the kernel has noticed that the connection is gone
+	silent   map[string]bool // controllers whose outage is counted
 	watched  map[string]bool
 	changes  map[int]*change // by column: those that have not returned
 	seen     *seen           // the last look
@@ -60,7 +61,7 @@ type reach struct {
 func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper {
 	k := &kernelKeeper{
 		volume: v, agent: a, path: path, kernel: path.kernel,
-		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{}, fast: map[string]bool{}, watched: map[string]bool{},
+		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{}, fast: map[string]bool{}, silent: map[string]bool{}, watched: map[string]bool{},
 		changes: map[int]*change{},
 	}
 	can := capabilities

@@ -80,7 +80,9 @@ func (k *kernelKeeper) observePaths(s *seen) {
 			s.Paths = append(s.Paths, volume.PathSeen{Path: pathOf(c), State: state, Lingers: c.Transport == block.RDMA, FailsFast: c.FailsFast})
 		}
 	}
-	maps.DeleteFunc(k.fast, func(name string, _ bool) bool { return !there[name] })
+	for _, names := range []map[string]bool{k.fast, k.silent} {
+		maps.DeleteFunc(names, func(name string, _ bool) bool { return !there[name] })
+	}
 	tried := slices.SortedFunc(maps.Keys(k.reached), volume.Path.Compare)
 	for _, path := range tried {
 		r, state := k.reached[path], volume.PathRefused
