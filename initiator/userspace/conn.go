@@ -34,6 +34,10 @@ type connection interface {
 	// Live reports whether it is connected, and if not, why.
 	Live() (bool, error)
 
+	// Session is the number of the session that I/O uses now, which grows each time it is connected
+	// anew; 0 while it is not connected.
+	Session() uint64
+
 	// Namespace finds a leg behind it; it does not wait.
 	Namespace(nsid uint32, id block.UUID) (block.Device, error)
 

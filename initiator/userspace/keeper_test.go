@@ -664,6 +664,19 @@ func TestADriveThatGetsAVolatileCacheIsFlushedAtOnce(t *testing.T) {
 		w.want(durable(true, true))
 		time.Sleep(time.Second)
 		flushes("without caches again", 0, 0)
+		// The target of copy 1 was away. Its drive may have got a cache, and the manager has not said anything
+		// since.
+		w.mu.Lock()
+		for _, c := range w.nodes["t1"].conns {
+			c.again++
+		}
+		w.mu.Unlock()
+		flushes("connected anew, before the host has looked", 0, 1)
+		time.Sleep(time.Second)
+		flushes("connected anew", 0, 1)
+		w.want(durable(true, true))
+		time.Sleep(time.Second)
+		flushes("said anew", 0, 0)
 	})
 }
 

@@ -21,7 +21,32 @@ type device struct {
 	connection connection
 	nsid       uint32
 	uuid       block.UUID
-	durable    *atomic.Bool // its drive has no volatile cache
+	trust      *trust
+}
+
+// trust says in which session of a connection the manager's word holds that a leg's drive has no
+// volatile cache. The drive of a target that lost its power may have got one, and a host that is cut
+// off from the manager does not hear of that: in each later session, the manager has to say it anew.
+type trust struct {
+	session atomic.Uint64 // 0: in none
+
+	seen uint64         // the last session
+	word *volume.Wanted // the manager's last word before that session
+}
+
+// look takes the manager's word.
+func (t *trust) look(session uint64, w *volume.Wanted, durable bool) {
+	if session != t.seen && session != 0 {
+		if t.seen != 0 {
+			t.word = w
+		}
+		t.seen = session
+	}
+	if durable && w != t.word {
+		t.session.Store(t.seen)
+	} else {
+		t.session.Store(0)
+	}
 }
 
 func (k *Keeper) observe(w *volume.Wanted) *volume.Seen {
@@ -151,7 +176,7 @@ func (k *Keeper) observeLeg(s *volume.Seen, w *volume.Wanted, l *volume.Link) vo
 	var seen volume.LegSeen
 	path, r := k.connectionTo(l.NQN)
 	seen.Found = r != nil
-	d, err := k.find(l)
+	d, err := k.find(w, l)
 	switch {
 	case err != nil:
 		seen.Error = err.Error()
@@ -197,14 +222,14 @@ func (k *Keeper) connectionTo(n block.NQN) (volume.Path, *reach) {
 }
 
 // find returns the device of a leg, which is empty if there is no connection.
-func (k *Keeper) find(l *volume.Link) (device, error) {
+func (k *Keeper) find(w *volume.Wanted, l *volume.Link) (device, error) {
 	_, r := k.connectionTo(l.NQN)
 	if r == nil {
 		delete(k.devices, l.Leg)
 		return device{}, nil
 	}
 	if d := k.devices[l.Leg]; d.connection == r.connection && d.nsid == l.NSID && d.uuid == l.UUID {
-		d.durable.Store(l.WriteThrough)
+		d.trust.look(r.connection.Session(), w, l.WriteThrough)
 		return d, nil
 	}
 	delete(k.devices, l.Leg)
@@ -212,9 +237,9 @@ func (k *Keeper) find(l *volume.Link) (device, error) {
 	if err != nil {
 		return device{}, err
 	}
-	d := device{connection: r.connection, nsid: l.NSID, uuid: l.UUID, durable: new(atomic.Bool)}
-	d.durable.Store(l.WriteThrough)
-	d.Device = legDevice{dev, d.durable}
+	d := device{connection: r.connection, nsid: l.NSID, uuid: l.UUID, trust: new(trust)}
+	d.trust.look(r.connection.Session(), w, l.WriteThrough)
+	d.Device = legDevice{dev, r.connection, d.trust}
 	k.devices[l.Leg] = d
 	return d, nil
 }
@@ -235,17 +260,24 @@ func (k *Keeper) probe(p *keeper.Pulse, d device) {
 // target reports a volatile cache: acknowledged writes then need no flush.
 type legDevice struct {
 	block.Device
-	durable *atomic.Bool // the manager's latest word
+	connection connection
+	trust      *trust
+}
+
+// durable reports whether the drive is known to have no volatile cache.
+func (d legDevice) durable() bool {
+	session := d.trust.session.Load()
+	return session != 0 && session == d.connection.Session()
 }
 
 func (d legDevice) Geometry() block.Geometry {
 	g := d.Device.Geometry()
-	g.VolatileCache = g.VolatileCache && !d.durable.Load()
+	g.VolatileCache = g.VolatileCache && !d.durable()
 	return g
 }
 
 func (d legDevice) Submit(io *block.IO) {
-	if io.Op == block.OpFlush && d.durable.Load() {
+	if io.Op == block.OpFlush && d.durable() {
 		io.Complete(nil)
 		return
 	}

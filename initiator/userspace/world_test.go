@@ -249,11 +249,12 @@ func (w *world) until(phase pb.AttachmentPhase) *pb.AttachmentReport {
 // ---- targets ----
 
 type fakeConn struct {
-	w    *world
-	node string
-	at   string // the address of the portal
-	cut  bool
-	kept []keptIO // I/O it does not answer
+	w     *world
+	node  string
+	at    string // the address of the portal
+	cut   bool
+	again uint64   // how often it was connected anew
+	kept  []keptIO // I/O it does not answer
 }
 
 // keptIO is I/O sent to one identity of a leg.
@@ -303,6 +304,12 @@ func (c *fakeConn) Live() (bool, error) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	return !c.cut, nil // a silent target still counts as connected
+}
+
+func (c *fakeConn) Session() uint64 {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	return 1 + c.again
 }
 
 func (c *fakeConn) Answered() bool {

@@ -346,6 +346,15 @@ var errMoved = errors.New("the connection is moved to another portal")
 // host's older controller have left the devices. It is that of the last session.
 func (c *Controller) Replaces() bool { return c.replaces.Load() }
 
+// Session returns the number of the connection that I/O uses now: see State.Session. It is 0 while
+// there is none.
+func (c *Controller) Session() uint64 {
+	if s := c.session.Load(); s != nil {
+		return s.number
+	}
+	return 0
+}
+
 // Answered reports whether anything has been received since the last call, on any queue.
 func (c *Controller) Answered() bool { return c.heard.Swap(false) }
 
