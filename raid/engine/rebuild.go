@@ -197,7 +197,11 @@ func (r *rebuild) bounds(region uint64) (off, end int64) {
 func (ln *lane) done(err error) {
 	r := ln.r
 	v := r.c.v
-	rest := v.background.end(&v.rebuildLimit, ln.began, v.clock.now(), ln.length)
+	moved := ln.length
+	if err != nil {
+		moved = 0
+	}
+	rest := v.background.end(&v.rebuildLimit, ln.began, v.clock.now(), moved)
 	if errors.Is(err, errUnread) {
 		v.clock.after(min(firstRetry<<ln.unread, lastRetry), ln.kick)
 		ln.unread = min(ln.unread+1, 8)
