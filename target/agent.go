@@ -47,6 +47,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -125,7 +126,7 @@ type Agent struct {
 	kernel kernel
 	// leaving: the agent works in the data path of an earlier agent until nothing is exported
 	// there.
-	leaving bool
+	leaving atomic.Bool
 	// newest is the newest order acted on; Run reads it.
 	newest *authority.Note
 
@@ -238,14 +239,15 @@ func (a *Agent) succeed(ctx context.Context, base *pb.TargetReport) error {
 		return nil
 	}
 	own := a.kernel
-	defer func() { a.kernel, a.leaving = own, false }()
+	defer func() { a.kernel = own; a.leaving.Store(false) }()
 	for {
 		old, serves, err := own.before()
 		if err != nil || !serves {
 			return err
 		}
 		a.log.Warn("the kernel still has exports of an earlier agent: it serves them until they are no longer wanted", "then", a.config.Datapath)
-		a.kernel, a.leaving = old, true
+		a.kernel = old
+		a.leaving.Store(true)
 		if err := a.serve(ctx, base); !errors.Is(err, errLeft) {
 			return err
 		}

@@ -52,11 +52,11 @@ func (a *Agent) goodbye(ctx context.Context) {
 }
 
 // part has all reports from now on say that the agent is stopping. It returns false if there is
-// no export to leave, or no manager to tell.
+// no export that ends with it, or no manager to tell.
 func (a *Agent) part() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.heard || len(a.report.GetExports()) == 0 {
+	if !a.heard || a.leaving.Load() || len(a.report.GetExports()) == 0 {
 		return false
 	}
 	a.stopping = true

@@ -93,7 +93,7 @@ func (r *reconciler) round(ctx context.Context) bool {
 		r.publish(s, p)
 		return false
 	}
-	if r.left = r.agent.leaving && s.exportsNothing() && r.jobs.none(); r.left {
+	if r.left = r.agent.leaving.Load() && s.exportsNothing() && r.jobs.none(); r.left {
 		return false
 	}
 	started := r.jobs.start(ctx, p.orders)
