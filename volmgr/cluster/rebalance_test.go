@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -151,6 +152,37 @@ func TestAddedDrivesTakeTheirShare(t *testing.T) {
 	}
 	if again, _ := s.state.PlanRebalance(block.DefaultPool, 0); len(again) != 0 {
 		t.Errorf("at the end there is still a plan: %v", again)
+	}
+}
+
+// A volume that nobody can copy any more gives its place to others.
+func TestVolumesThatAreDetachedDoNotHoldUpARebalancing(t *testing.T) {
+	const volumes = 12
+	s := rebalancing(t, volumes)
+	s.run("rebalance default")
+	s.run("wait 11s c1 t1 t2 t3 t4 t5")
+	detached := 0
+	for _, v := range s.state.volumes.All() {
+		if slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Leave }) {
+			s.run("detach " + string(v.Name))
+			detached++
+		}
+	}
+	if detached != mostRebalanced {
+		t.Fatalf("%d volumes have a leg that moves, want %d", detached, mostRebalanced)
+	}
+	began := s.fills()
+	for range 20 {
+		s.run("wait 11s c1 t1 t2 t3 t4 t5")
+		s.run("comply")
+	}
+	if r := s.state.pools[block.DefaultPool].Rebalance; r.active() && s.inOrder(t) == 0 {
+		t.Errorf("nothing moves, and the rebalancing goes on: %+v, %v, at first %v", r, s.fills(), began)
+	}
+	for _, v := range s.state.volumes.All() {
+		if v.Attachment == nil && slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Leave }) {
+			t.Errorf("%s is detached, and a leg of it is still to move", v.Name)
+		}
 	}
 }
 

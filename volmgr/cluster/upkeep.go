@@ -670,7 +670,18 @@ func (t *tx) settleRebalances() {
 
 func (t *tx) rebalance(p *Pool) {
 	next := *p.Rebalance
-	moving := len(t.s.rebalanced(p, t.peek))
+	moving, away := 0, 0
+	for _, at := range t.s.rebalanced(p, t.peek) {
+		switch {
+		case t.s.noCopier(at.volume) == "":
+			moving++
+		case at.begun():
+			away++ // it goes on when a host has the volume again, and nothing waits for that
+		default:
+			t.stays(at)
+			next.Moves--
+		}
+	}
 	b := t.s.balancer(p, t.peek, t.lookup())
 	for moving < mostRebalanced && (next.MaxMoves == 0 || next.Moves < next.MaxMoves) {
 		m, ok := b.next()
@@ -685,7 +696,7 @@ func (t *tx) rebalance(p *Pool) {
 		next.Moves++
 		b = t.s.balancer(p, t.peek, t.lookup())
 	}
-	if moving == 0 {
+	if moving+away == 0 {
 		t.endRebalance(p, next, false)
 		return
 	}
@@ -715,10 +726,8 @@ func (t *tx) moveTo(m rebalance.Move) bool {
 // stopRebalance ends a rebalancing. A leg whose copy has begun still moves, any other stays.
 func (t *tx) stopRebalance(p *Pool) {
 	for _, at := range t.s.rebalanced(p, t.peek) {
-		begun := slices.ContainsFunc(at.volume.column(at.leg.Column), func(l *Leg) bool { return l.Blank && l.State == LegRebuilding })
-		if !begun {
-			l := t.volume(at.volume.ID).leg(at.leg.ID)
-			l.Leave, l.Rebalanced = false, false
+		if !at.begun() {
+			t.stays(at)
 		}
 	}
 	t.endRebalance(p, *p.Rebalance, true)
@@ -738,6 +747,17 @@ func (t *tx) endRebalance(p *Pool, next Rebalance, stopped bool) {
 type legOf struct {
 	volume *Volume
 	leg    *Leg
+}
+
+// begun reports whether a leg that moves is being copied.
+func (at legOf) begun() bool {
+	return slices.ContainsFunc(at.volume.column(at.leg.Column), func(l *Leg) bool { return l.Blank && l.State == LegRebuilding })
+}
+
+// stays takes a move back.
+func (t *tx) stays(at legOf) {
+	l := t.volume(at.volume.ID).leg(at.leg.ID)
+	l.Leave, l.Rebalanced = false, false
 }
 
 // rebalanced lists the legs of a pool that are being moved to rebalance it.
@@ -774,7 +794,12 @@ type balancer struct {
 	legs    []rebalance.Leg
 	refused map[rebalance.Move]bool
 	usable  map[string]map[block.DriveID]*placement.Drive // by spread
+	tried   int
 }
+
+// mostTried is how many pairs of a leg and a drive are tried in one look, some microseconds each:
+// everything else waits meanwhile.
+const mostTried = 20_000
 
 func (s *State) balancer(p *Pool, volume func(block.VolumeID) *Volume, at lookup) *balancer {
 	b := &balancer{s: s, pool: p, volume: volume, at: at, refused: map[rebalance.Move]bool{}, usable: map[string]map[block.DriveID]*placement.Drive{}}
@@ -821,6 +846,9 @@ func (b *balancer) next() (rebalance.Move, bool) { return rebalance.Next(b.drive
 
 // fits reports whether a leg may be on a drive, by the rules of placement.
 func (b *balancer) fits(l rebalance.Leg, to block.DriveID) bool {
+	if b.tried++; b.tried > mostTried {
+		return false
+	}
 	v := b.volume(l.Volume)
 	x := b.drivesFor(v.Spread)[to]
 	if x == nil || b.refused[rebalance.Move{Leg: l, To: to}] || x.Free() < l.Extents || x.Room < v.legRecord() {
