@@ -165,6 +165,7 @@ func TestVolumesThatAreDetachedDoNotHoldUpARebalancing(t *testing.T) {
 	for _, v := range s.state.volumes.All() {
 		if slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Leave }) {
 			s.run("detach " + string(v.Name))
+			s.run("release c1 " + string(v.Name))
 			detached++
 		}
 	}
