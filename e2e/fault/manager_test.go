@@ -219,14 +219,17 @@ func afterPowerLoss(from, to string) error {
 		if err := errors.Join(os.RemoveAll(to), os.Mkdir(to, 0o700)); err != nil {
 			return err
 		}
+		var failed error
 		for name := range before {
 			if err := leave(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
-				return fmt.Errorf("copy %s: %w", name, err)
+				failed = fmt.Errorf("copy %s: %w", name, err)
+				break
 			}
 		}
-		// The store may clean up at any time: the copy must show a single moment.
+		// The store may clean up at any time, also while a file is read: the copy must show a single
+		// moment.
 		if after, err := inventory(from); err != nil || maps.Equal(before, after) {
-			return err
+			return errors.Join(failed, err)
 		}
 	}
 }
