@@ -484,6 +484,14 @@ func driveWithAFileSystem(t *testing.T, b *testbed.Bed, target *vm.Machine) {
 		return err
 	})
 	shell(t, target, "mkfs.ext4 -q -L precious "+spare.Device+"; sync; dd if="+spare.Device+" bs=1M count=32 2>/dev/null | sha256sum > /tmp/before")
+	// Until then the manager takes the drive for blank, and only the target would refuse it.
+	b.Eventually(time.Minute, "the file system is reported", func(context.Context) error {
+		out, err := b.Try("drive", "devices", target.Name())
+		if err == nil && !strings.Contains(out, "precious") {
+			err = fmt.Errorf("devices: %s", out)
+		}
+		return err
+	})
 	b.Eventually(time.Minute, "the file system is refused", func(ctx context.Context) error {
 		_, err := b.Try("drive", "add", target.Name(), spare.Device)
 		var failed *operator.CommandError
