@@ -7,11 +7,9 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -19,6 +17,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/e2e/operator"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr"
 )
@@ -64,21 +63,15 @@ func startCluster(ts *testscript.TestScript, neg bool, nodes []string) {
 	}
 }
 
-// freePort sets a variable to a port that nobody listens on. The kernel gives ports from 32768 on to
-// whoever asks for any, so one of those could be taken before the script uses it.
+// freePort sets a variable to a port that nobody listens on.
 func freePort(env *testscript.Env, name string) error {
-	for {
-		port := strconv.Itoa(10000 + rand.IntN(22000))
-		listener, err := net.Listen("tcp", "127.0.0.1:"+port)
-		if errors.Is(err, syscall.EADDRINUSE) {
-			continue
-		}
-		if err == nil {
-			listener.Close()
-			env.Setenv(name, port)
-		}
+	address, err := operator.FreeAddress()
+	if err != nil {
 		return err
 	}
+	_, port, err := net.SplitHostPort(address)
+	env.Setenv(name, port)
+	return err
 }
 
 // scrape writes the content of a URL to stdout.

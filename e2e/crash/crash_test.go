@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,6 +22,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"weft.dev/weft/e2e/operator"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
@@ -117,14 +119,16 @@ func (l *lab) startTarget(name string, size block.Size) {
 	if err := errors.Join(os.WriteFile(drive, nil, 0o600), os.Truncate(drive, int64(size))); err != nil {
 		l.t.Fatal(err)
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0") // a portal must be known before a target listens on it
+	address, err := operator.FreeAddress() // a portal must be known before a target listens on it
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	port := listener.Addr().(*net.TCPAddr).Port
-	listener.Close()
+	at, err := netip.ParseAddrPort(address)
+	if err != nil {
+		l.t.Fatal(err)
+	}
 	agent, err := target.New(target.Config{
-		Node: block.NodeName(name), Portals: []block.Portal{{Transport: block.TCP, Address: "127.0.0.1", Port: uint16(port)}},
+		Node: block.NodeName(name), Portals: []block.Portal{{Transport: block.TCP, Address: at.Addr().String(), Port: at.Port()}},
 		Manager: pb.NewAgentsClient(l.dial()), Version: "test", Log: l.log.With("at", name),
 		Datapath: target.User, Files: []string{drive}, FilesOnly: true,
 	})

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -39,7 +38,7 @@ func (d *demo) start() {
 	}
 	fmt.Printf("  $ weft %s\n", strings.Join(args, " "))
 	c.process = exec.Command(d.weft, args...)
-	c.process.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "WEFT_") })
+	c.process.Env = operator.Environment()
 	c.process.Stderr = os.Stderr
 	// Ctrl-C must reach only the story, which then ends the cluster itself.
 	c.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}

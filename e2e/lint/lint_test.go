@@ -88,8 +88,8 @@ var arrows = map[string][]string{
 	"e2e/kube":                  {"e2e/kube/parts", "e2e/operator", "initiator/blockdev", "proto/pages", "proto/pb"},
 	"e2e/kube/parts":            {},
 	"e2e/bench/datapath":        {"target/backend", "raid/engine", "initiator/blockdev", "proto/nvmetcp", "proto/block"},
-	"e2e/bench/failover":        {"initiator", "initiator/userspace", "proto/block", "proto/pages", "proto/pb"},
-	"e2e/crash":                 {"volmgr", "target", "initiator", "initiator/userspace", "proto/block", "proto/pages", "proto/pb"},
+	"e2e/bench/failover":        {"e2e/operator", "initiator", "initiator/userspace", "proto/block", "proto/pages", "proto/pb"},
+	"e2e/crash":                 {"e2e/operator", "volmgr", "target", "initiator", "initiator/userspace", "proto/block", "proto/pages", "proto/pb"},
 	"e2e/fault":                 {"volmgr", "volmgr/cluster", "volmgr/store", "target", "target/backend", "target/userspace", "initiator", "initiator/userspace", "initiator/blockdev", "raid/engine", "proto/nvmetcp", "proto/nvmetcp/host", "proto/nvmetcp/controller", "proto/block", "proto/pb", "e2e/workload"},
 }
 

@@ -228,7 +228,7 @@ func (c *Cluster) fail(format string, args ...any) {
 	}
 }
 
-// stoppedDrive is what a kernel says of an emulated drive that no longer answers.
+// stoppedDrive matches the line that a kernel prints when an emulated drive does not answer.
 var stoppedDrive = regexp.MustCompile(`nvme nvme\d+: I/O .*timeout, (aborting|reset)`)
 
 // awaitStoppedDrives gives the machines' kernels the time to say that a drive does not answer: they

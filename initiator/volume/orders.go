@@ -85,7 +85,7 @@ type (
 		Mute bool
 	}
 	// FailFast makes the I/O on a path fail, or wait again, from the moment in which the host
-	// notices that the connection is gone. What has been noticed before makes no difference.
+	// notices that the connection is gone. It changes nothing on a path whose loss the host has noticed already.
 	FailFast struct {
 		Path
 		On bool

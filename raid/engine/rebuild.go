@@ -18,8 +18,8 @@ const (
 	mostLanes = 4
 	allLanes  = 16
 	longPause = 100 * time.Millisecond
-	// flushUnit is how much a rebuild copies before it makes that durable. What is not durable
-	// when its leg is dropped is copied again.
+	// flushUnit is how much a rebuild copies between two flushes of its leg. If the leg is
+	// dropped, data that was not flushed is copied again.
 	flushUnit = 256 << 20
 )
 

@@ -21,7 +21,7 @@ import (
 	"strings"
 )
 
-// Machine is what the kernel shows of RDMA.
+// Machine lists the RDMA devices and portals of a machine.
 type Machine struct {
 	Portals []netip.Addr // at which the kernel's target is to listen with RDMA
 	Cards   []Card

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"weft.dev/weft/e2e/operator"
 	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
 )
@@ -51,7 +51,7 @@ func newCluster(ctx context.Context, weft string, rails int) (c *cluster, retErr
 	if c.dir, err = os.MkdirTemp("", "weft-failover-"); err != nil {
 		return c, err
 	}
-	address, err := freeAddress()
+	address, err := operator.FreeAddress()
 	if err != nil {
 		return c, err
 	}
@@ -80,18 +80,9 @@ func newCluster(ctx context.Context, weft string, rails int) (c *cluster, retErr
 // program is a weft command in this environment without its settings.
 func program(weft string, args ...string) *exec.Cmd {
 	cmd := exec.Command(weft, args...)
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "WEFT_") })
+	cmd.Env = operator.Environment()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	return cmd
-}
-
-// freeAddress is a loopback address at which nobody listens.
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
 }
 
 func (c *cluster) addTarget(ctx context.Context, weft, manager, name string, rails int) error {
@@ -102,7 +93,7 @@ func (c *cluster) addTarget(ctx context.Context, weft, manager, name string, rai
 	args := []string{"target", "--node", name, "--manager", manager, "--datapath", "user", "--drive-file", drive}
 	var portals []string
 	for i := range rails {
-		address, err := freeAddress()
+		address, err := operator.FreeAddress()
 		if err != nil {
 			return err
 		}
@@ -178,7 +169,7 @@ func (c *cluster) eventually(ctx context.Context, what string, try func(context.
 	}
 }
 
-// explain is what an operator would be told.
+// explain returns what `weft explain` says of the volume.
 func (c *cluster) explain(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
