@@ -123,6 +123,9 @@ func awaitPath(t *testing.T, b *testbed.Bed, target *vm.Machine, transports ...s
 		all := controllers(t, b.Clients[0])
 		for line := range strings.Lines(all) {
 			f := strings.Fields(line) // name state transport address
+			if len(f) < 4 {
+				continue // it went away while its files were read
+			}
 			at, _, _ := strings.Cut(f[3], ",")
 			if ours := at == "traddr="+target.Addr() || at == "traddr="+target.AddrOn(b.RoCE); ours && f[1] == "live" {
 				live = append(live, f[2])
