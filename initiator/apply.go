@@ -19,6 +19,8 @@ import (
 )
 
 // Apply implements keeper.Path.
+//
+// Branches: one for each kind of order.
 func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) error {
 	s := k.seen
 	switch o := o.(type) {
@@ -37,6 +39,8 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 		return k.release(ctx, s, o.Path, o.Mute)
 	case volume.SetColumn:
 		return k.column(ctx, w, s, o)
+	case volume.FlushLegs:
+		return k.flushLegs(ctx, s, o)
 	case volume.GrowDevice:
 		return k.growTop(ctx, w, s)
 	case volume.CloseDevice:

@@ -76,3 +76,14 @@ func TestAHoldWithoutALimitIsRefused(t *testing.T) {
 		}
 	})
 }
+
+// A healthy leg leaves while the device is suspended, after the copy that stays was flushed.
+func TestALegIsLeftOutWhileTheDeviceIsSuspended(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Legs[1].LeaveOut = "its node is under maintenance" })
+		time.Sleep(2 * time.Second)
+		w.expect("asked to leave out a leg", "suspend top", "flush t0", "record-stale c0.1",
+			"create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1", "resume top", "disconnect t1")
+		w.until(serving)
+	})
+}

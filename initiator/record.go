@@ -5,6 +5,7 @@ package initiator
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -21,15 +22,38 @@ func (k *kernelKeeper) recordInSync(ctx context.Context, s *seen, o volume.Recor
 		return volume.ErrLater
 	}
 	for _, l := range o.Legs {
-		h := s.legs[l.Leg].head()
 		// The flush is not part of the request: if a leg hangs, its flush ends only when the
 		// leg is recorded stale.
-		flush := func() error { return k.kernel.host.Flush(h) }
-		if err := k.await(ctx, "flush "+h.Name, keeper.Patience, flush, func(err error) error { return err }); err != nil {
+		if err := k.flushLeg(ctx, s, l.Leg); err != nil {
 			return err
 		}
 	}
 	return k.RecordInSync(ctx, o)
+}
+
+func (k *kernelKeeper) flushLeg(ctx context.Context, s *seen, leg block.LegID) error {
+	h := s.legs[leg].head()
+	flush := func() error { return k.kernel.host.Flush(h) }
+	return k.await(ctx, "flush "+h.Name, keeper.Patience, flush, func(err error) error { return err })
+}
+
+// flushLegs makes the drives of some legs write out their caches.
+func (k *kernelKeeper) flushLegs(ctx context.Context, s *seen, o volume.FlushLegs) error {
+	for _, l := range o.Legs {
+		if !s.columns[l.Column].has(s.legs[l.Leg].device) {
+			return fmt.Errorf("leg %s: its column uses another device", l.Leg)
+		}
+		if err := k.flushLeg(ctx, s, l.Leg); err != nil {
+			return fmt.Errorf("leg %s: %w", l.Leg, err)
+		}
+		// The kernel sends no flush to a drive without a cache. A read shows that it is there.
+		h := s.legs[l.Leg].head()
+		probe := func() error { return k.kernel.host.Probe(h) }
+		if err := k.await(ctx, "read "+h.Name, keeper.Patience, probe, func(err error) error { return err }); err != nil {
+			return fmt.Errorf("leg %s: %w", l.Leg, err)
+		}
+	}
+	return nil
 }
 
 // flushEqualized flushes the copies that were made equal before the device is available: the

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -269,6 +270,24 @@ func TestTargetsThatStopTogetherLoseNothing(t *testing.T) {
 		m.sameCopies()
 		m.holds("c1", 2, 0)
 		m.holds("c1", 1, 1, 2, 3)
+	})
+}
+
+// A target loses its power, with writes in its drive's cache, and the other one is stopped in
+// order before the host has noticed. The copy that still has the writes is not given up.
+func TestAnOrderlyStopLosesNothingThatTheOtherTargetHasLost(t *testing.T) {
+	mirrored(t, func(*cluster) {}, func(m *mirror) {
+		m.put("c1", 1, everyUnit...)
+		m.flush("c1")
+		m.put("c1", 2, everyUnit...)
+		m.first.powerOff(rand.New(rand.NewPCG(1, 1)))
+		time.Sleep(30 * time.Millisecond)
+		m.second.leave()
+		m.first.start()
+		m.second.start()
+		m.attachedAndHealthy()
+		m.holds("c1", 2, everyUnit...)
+		m.sameCopies()
 	})
 }
 

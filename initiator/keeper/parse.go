@@ -171,7 +171,7 @@ func parseLink(p *pb.WantedLink, layout block.Layout) (volume.Link, error) {
 		Column: int(p.GetColumn()), Copy: int(p.GetCopy()),
 		Rebuilding: p.GetState() == pb.LegState_LEG_STATE_REBUILDING,
 		Revision:   p.GetRevision(), Node: p.GetNode(), NSID: p.GetNsid(), WriteThrough: p.GetWriteThrough(), CopyAll: p.GetCopyAll(), CopyAllSince: p.GetCopyAllSince(),
-		Reborn: p.GetReborn(), Paths: int(p.GetPaths()),
+		Reborn: p.GetReborn(), Paths: int(p.GetPaths()), LeaveOut: p.GetLeaveOut(),
 	}
 	if !l.Rebuilding && p.GetState() != pb.LegState_LEG_STATE_IN_SYNC {
 		return volume.Link{}, fmt.Errorf("state %v: must be in sync or rebuilding", p.GetState())

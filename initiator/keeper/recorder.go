@@ -74,7 +74,7 @@ func (r *Recorder) Stale(epoch block.Epoch, records volume.Records, legs []volum
 		request.Legs = append(request.Legs, &pb.StaleLeg{
 			LegId: l.Leg.String(), Reason: pb.Value[pb.StaleReason](string(l.Why.Reason)), Text: l.Why.Text,
 		})
-		if r.losses[l.Leg] == nil {
+		if r.losses[l.Leg] == nil && l.Why.Reason != volume.LeftOut {
 			r.losses[l.Leg] = &loss{column: l.Column, since: l.Since, detected: now}
 			r.log.Warn("leg lost", "leg", l.Leg.String(), "column", l.Column, "why", l.Why.Text, "detect", now.Sub(l.Since))
 			r.meter.LegLost()

@@ -70,6 +70,8 @@ func (k *Keeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) er
 		return k.scrub(ctx, o)
 	case volume.Flush:
 		return k.flush(ctx)
+	case volume.FlushLegs:
+		return k.flushLegs(ctx, o)
 	case volume.Dismantle:
 		return k.dismantle(ctx, o.Clean)
 	case volume.Abort:

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"weft.dev/weft/initiator/blockdev"
@@ -241,6 +242,43 @@ func (k *Keeper) closeDevice(ctx context.Context, force bool) error {
 		st.device = nil
 		return nil
 	})
+}
+
+// flushLegs waits until no I/O is under way, and makes the drives of some legs write out their
+// caches. A drive without a cache is asked all the same: its answer shows that the leg is there.
+func (k *Keeper) flushLegs(ctx context.Context, o volume.FlushLegs) error {
+	v := k.stack.volume
+	return k.await(ctx, o.String(), keeper.Patience, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, keeper.Patience)
+		defer cancel()
+		for !quiet(v.Status()) {
+			select {
+			case <-time.After(time.Millisecond):
+			case <-ctx.Done():
+				return fmt.Errorf("wait for the I/O under way: %w", ctx.Err())
+			}
+		}
+		for _, l := range o.Legs {
+			d, ok := v.Device(l.Column, l.Copy).(device)
+			if !ok {
+				return fmt.Errorf("leg %s: %w", l.Leg, block.ErrGone)
+			}
+			if err := block.Flush(d.Device.(legDevice).Device); err != nil {
+				return fmt.Errorf("leg %s: %w", l.Leg, err)
+			}
+		}
+		return nil
+	}, func(err error) error { return err })
+}
+
+// quiet reports whether no I/O has been sent to a leg and not been answered.
+func quiet(s engine.Status) bool {
+	for _, column := range s.Legs {
+		if slices.ContainsFunc(column, func(l engine.LegStatus) bool { return l.Outstanding > 0 }) {
+			return false
+		}
+	}
+	return true
 }
 
 // flush makes the drives write out their caches. It waits as long as a leg delays it.

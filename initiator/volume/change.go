@@ -48,6 +48,7 @@ const (
 	SharedPath    StaleReason = "shared_path"    // its only connection was cut for another leg
 	NotConnected  StaleReason = "not_connected"  // it could not be connected in time
 	NotInUse      StaleReason = "not_in_use"     // the volume was in use without it
+	LeftOut       StaleReason = "left_out"       // the manager asked for that
 )
 
 // recordedStale marks a leg that is recorded stale already. No host asks to record it again, so

@@ -144,7 +144,8 @@ func (p *planner) complete(k int) bool {
 	c := p.s.Columns[k]
 	record, live := p.missing(k)
 	good := func(m member) bool { return m.Column == k && m.Source && !m.Gone && !m.Lost.any() }
-	patient := p.s.Now.Sub(p.m.Since) < p.l.Connect
+	needed := func(c Change) bool { return c.Why.Reason != LeftOut }
+	patient := p.s.Now.Sub(p.m.Since) < p.l.Connect && slices.ContainsFunc(record, needed)
 	switch {
 	case len(record) == 0:
 		return true
@@ -177,8 +178,11 @@ func (p *planner) missing(k int) (record []Change, live int) {
 			continue
 		}
 		why, since := lost(NotConnected, "cannot be connected"), p.m.Since
-		if c.Built {
+		switch {
+		case c.Built:
 			why, since = lost(NotInUse, "was not in use"), p.s.Now
+		case l.LeaveOut != "":
+			why = lost(LeftOut, "%s", l.LeaveOut)
 		}
 		record = append(record, Change{Leg: l.Leg, Revision: l.Revision, Column: k, Why: why, Since: since})
 		if !p.s.Device.Exists {

@@ -64,6 +64,7 @@ func (m *Memory) KeepHolds(w *Wanted) {
 // lease may have expired meanwhile.
 func (p *planner) holdIO() {
 	held := p.holdForRequests()
+	held = p.holdToLeaveOut() || held
 	switch {
 	case !p.s.Holdable || p.s.Holding:
 		return

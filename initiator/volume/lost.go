@@ -110,6 +110,7 @@ func (p *planner) copies() []*member {
 // without them. A leg that its column cannot do without stays, and its I/O waits until the leg
 // is back.
 func (p *planner) dropLost() {
+	flush := p.leaveOut()
 	leave(p.copies())
 	var record []Change
 	var drop []At
@@ -135,6 +136,9 @@ func (p *planner) dropLost() {
 	}
 	p.failOver(cut)
 	p.failFast(cut)
+	if len(flush) > 0 {
+		p.do(FlushLegs{Legs: flush})
+	}
 	if len(record) > 0 {
 		p.record(record)
 	}

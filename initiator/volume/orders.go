@@ -32,8 +32,10 @@ func Alone(o Order, s *Seen) bool {
 // Begins reports whether o only starts something, so that a new look would find nothing more
 // yet.
 func Begins(o Order) bool {
-	switch o.(type) {
-	case Connect, Move, Try, HoldIO, Equalize, StartScrub:
+	switch o := o.(type) {
+	case HoldIO:
+		return !o.LeaveOut // the flush comes next
+	case Connect, Move, Try, Equalize, StartScrub:
 		return true
 	}
 	return false
@@ -67,8 +69,9 @@ type (
 	Try struct{ Path }
 	// HoldIO suspends all I/O of the volume.
 	HoldIO struct {
-		Hold  string        // empty: because of the lease
-		Limit time.Duration // of Hold
+		Hold     string        // empty: because of the lease, or LeaveOut
+		Limit    time.Duration // of Hold
+		LeaveOut bool          // so that legs can be left out
 	}
 	// ResumeIO lets it continue.
 	ResumeIO struct{}
@@ -108,6 +111,9 @@ type (
 	CloseDevice struct{ Clean, Force bool }
 	// Flush makes the drives write out their caches.
 	Flush struct{}
+	// FlushLegs, while I/O is held, waits until none is under way and makes the drives of some
+	// legs write out their caches. It fails if one of them is not what the volume uses any more.
+	FlushLegs struct{ Legs []At }
 	// GiveUp ends this epoch for good.
 	GiveUp struct{ Over Over }
 	// Forget ends an epoch after everything of it is gone. Clean: every leg has every write.
@@ -179,6 +185,7 @@ func (o NameDevice) String() string   { return "name-device" }
 func (o HideDevice) String() string   { return "hide-device" }
 func (o GrowDevice) String() string   { return "grow-device" }
 func (o Flush) String() string        { return "flush" }
+func (o FlushLegs) String() string    { return "flush" + legsOf(o.Legs) }
 func (o GiveUp) String() string       { return "give-up: " + o.Over.Why }
 func (o Forget) String() string       { return "forget" + clean(o.Clean) }
 func (o MakeLog) String() string      { return fmt.Sprintf("make-log %d", o.Column) }
@@ -197,7 +204,10 @@ func (o Abort) String() string        { return "abort" }
 
 // For is the reason to hold I/O, for people.
 func (o HoldIO) For() string {
-	if o.Hold == "" {
+	switch {
+	case o.LeaveOut:
+		return "legs to be left out"
+	case o.Hold == "":
 		return "the lease"
 	}
 	return "hold " + o.Hold

@@ -18,8 +18,10 @@ type planner struct {
 	guards  bool     // the wanted state is not known
 	members []member // nil: not looked for yet
 	orders  []Order
-	ends    *Over // why the epoch is given up now
-	v       Verdict
+	// leavesOut: I/O is held, or about to be, so that legs can be left out.
+	leavesOut bool
+	ends      *Over // why the epoch is given up now
+	v         Verdict
 }
 
 func (p *planner) do(o Order) { p.orders = append(p.orders, o) }

@@ -108,6 +108,12 @@ func TestPromisesHoldWhateverHappens(t *testing.T) {
 				case 5:
 					w.wanted.Size, w.larger[node] = 2*block.GiB, 2*block.GiB
 					story = append(story, fmt.Sprintf("the volume is to grow, and t%d has room", node))
+				case 6:
+					w.ask(random.IntN(w.layout.Copies + 1))
+					story = append(story, fmt.Sprintf("legs on %v are to be left out", w.leaves))
+				case 7:
+					w.hangs[node] = !w.hangs[node]
+					story = append(story, fmt.Sprintf("drives that hang: %v", w.hangs))
 				default:
 					w.begin(random.IntN(w.layout.Stripes))
 				}
@@ -116,8 +122,10 @@ func TestPromisesHoldWhateverHappens(t *testing.T) {
 				}
 			}
 			clear(w.silent)
+			clear(w.hangs)
 			w.away = false
 			w.request()
+			w.ask(w.layout.Copies)
 			for node := range w.layout.Copies {
 				w.larger[node] = 2 * block.GiB
 			}
@@ -394,6 +402,82 @@ func TestIOIsHeldOnRequestAndNoLongerThanTheLimit(t *testing.T) {
 		w.request()
 		if w.until(t, Serving); w.held || len(w.verdict.Holds) > 0 {
 			t.Errorf("after the release I/O is held: %v, with holds %v", w.held, w.verdict.Holds)
+		}
+	})
+}
+
+// ask has the manager ask for the legs on one node to be left out; Copies stands for none.
+func (w *world) ask(node int) {
+	clear(w.leaves)
+	if node < w.layout.Copies {
+		w.leaves[node] = true
+	}
+	w.link()
+}
+
+// A healthy leg leaves only when another copy has everything that was acknowledged on its medium,
+// and the write that comes meanwhile waits no longer than that takes.
+func TestALegIsLeftOutOnceAnotherCopyIsFlushed(t *testing.T) {
+	both(t, 2, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.begin(0)
+		w.pass(time.Second)
+		w.ask(1)
+		did := w.turn(1000)
+		w.begin(0)
+		did = append(did, w.pass(2*time.Second)...)
+		goesOn := map[bool]string{true: "column 0", false: "drop"}[w.caps.Tables]
+		for _, order := range [][2]string{{"hold I/O for legs to be left out", "flush"}, {"flush", "record-stale"}, {"record-stale", goesOn}, {goesOn, "resume I/O"}} {
+			if !before(did, order[0], order[1]) {
+				t.Errorf("%q does not come before %q; done:\n%s", order[0], order[1], strings.Join(did, "\n"))
+			}
+		}
+		if w.slots[Place{0, 1}].inSync || w.slots[Place{1, 1}].inSync || !w.wrote[1].done || w.held || w.verdict.Phase != Serving {
+			t.Errorf("I/O is held: %v, the write acknowledged: %v, the volume %s; done:\n%s", w.held, w.wrote[1].done, w.verdict.Phase, strings.Join(did, "\n"))
+		}
+	})
+}
+
+// Where no copy that stays can be flushed, the leg stays, and I/O continues with both.
+func TestALegIsNotLeftOutWhileNoOtherCopyAnswers(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.hangs[0] = true
+		w.ask(1)
+		did := w.pass(5 * time.Second)
+		w.begin(0)
+		did = append(did, w.pass(time.Second)...)
+		if holds := strings.Count(strings.Join(did, "\n"), "hold I/O"); holds != 1 || w.held || !w.wrote[0].done || !w.slots[Place{0, 1}].inSync {
+			t.Errorf("I/O was held %d times, is held: %v; done:\n%s", holds, w.held, strings.Join(did, "\n"))
+		}
+		clear(w.hangs)
+		w.silent[0] = true
+		did = w.pass(time.Second)
+		if strings.Contains(strings.Join(did, "\n"), "record-stale") || !w.slots[Place{0, 1}].inSync {
+			t.Errorf("the other copy is silent; done:\n%s", strings.Join(did, "\n"))
+		}
+		w.pass(20 * time.Second)
+		if w.slots[Place{0, 0}].inSync || !w.slots[Place{0, 1}].inSync {
+			t.Error("of a silent copy and one that is to be left out, the silent one must go")
+		}
+		delete(w.silent, 0)
+		w.comeBack()
+		w.pass(20 * time.Second)
+		if !w.slots[Place{0, 0}].inSync || w.slots[Place{0, 1}].inSync {
+			t.Error("once the other copy is back, the leg must be left out")
+		}
+	})
+}
+
+// A host that begins to use a volume does not wait for a leg that it is to leave out.
+func TestAVolumeIsBuiltWithoutALegToBeLeftOut(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.silent[1] = true
+		w.ask(1)
+		began := w.now
+		w.until(t, Serving)
+		if took := w.now.Sub(began); took > 3*time.Second {
+			t.Errorf("it took %v", took)
 		}
 	})
 }

@@ -317,6 +317,8 @@ type Memory struct {
 	Retried map[int]time.Time `json:"-"` // by column: when its errors were last cleared
 
 	Suspects map[Path]Suspect `json:"-"` // portals that have fallen silent
+
+	LeavingOut LeavingOut `json:"-"`
 }
 
 // Begin sets what is not kept across restarts, at the first look at an epoch.

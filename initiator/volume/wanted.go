@@ -44,6 +44,9 @@ type Link struct {
 	// Reborn is the revision at which the leg last came back in sync but without its drive's
 	// cache; 0: never.
 	Reborn uint64
+	// LeaveOut: why the volume shall go on without this leg in sync; empty: it shall not. See
+	// leaveout.go.
+	LeaveOut string
 }
 
 // At returns the link of a copy of a column, nil if the manager lists none.

@@ -30,6 +30,8 @@ type world struct {
 	memory  *Memory
 	away    bool          // the manager does not answer
 	silent  map[int]bool  // nodes that do not answer
+	hangs   map[int]bool  // nodes whose drives do not answer a flush
+	leaves  map[int]bool  // nodes whose legs are to be left out
 	since   map[int]since // by node
 	paths   map[Path]bool // connected paths
 	columns []ColumnSeen
@@ -67,6 +69,7 @@ type since struct {
 type leg struct {
 	id       block.LegID
 	holds    map[int]bool // the writes on it, by number
+	durable  map[int]bool // those that its drive's cache cannot lose
 	inSync   bool         // recorded so
 	away     bool         // recorded stale, and not listed for this host again
 	revision uint64
@@ -85,7 +88,7 @@ type write struct {
 func newWorld(caps Capabilities, stripes, copies int) *world {
 	w := &world{
 		caps: caps, now: time.Unix(1e9, 0), layout: block.Layout{Stripes: stripes, Copies: copies, Chunk: block.DefaultChunk},
-		silent: map[int]bool{}, since: map[int]since{}, paths: map[Path]bool{}, slots: map[Place]*leg{}, memory: &Memory{},
+		silent: map[int]bool{}, hangs: map[int]bool{}, leaves: map[int]bool{}, since: map[int]since{}, paths: map[Path]bool{}, slots: map[Place]*leg{}, memory: &Memory{},
 		size: block.GiB, larger: map[int]block.Size{},
 	}
 	w.wanted = &Wanted{Name: "db1", Size: block.GiB, Layout: w.layout, Epoch: 1}
@@ -122,9 +125,13 @@ func (w *world) link() {
 	for column := range w.layout.Stripes {
 		for copy := range w.layout.Copies {
 			if l := w.slots[Place{column, copy}]; !l.away {
+				why := ""
+				if w.leaves[copy] {
+					why = "its target is about to stop"
+				}
 				changed.Links = append(changed.Links, Link{
 					Leg: l.id, Column: column, Copy: copy, Rebuilding: !l.inSync, Revision: l.revision,
-					Node: fmt.Sprintf("t%d", copy), NQN: w.subsystem(copy), Portals: []block.Portal{portal(copy)},
+					Node: fmt.Sprintf("t%d", copy), NQN: w.subsystem(copy), Portals: []block.Portal{portal(copy)}, LeaveOut: why,
 				})
 			}
 		}
@@ -311,8 +318,20 @@ func (w *world) do(s *Seen, o Order) error {
 		delete(w.paths, o.Path)
 	case HoldIO:
 		w.memory.HoldBegan(o, w.now)
+		if o.LeaveOut {
+			w.memory.HoldsToLeaveOut(w.now)
+		}
 		w.held, w.quiet = true, false
+	case FlushLegs:
+		for _, at := range o.Legs {
+			if !w.reaches(at.Copy) || w.hangs[at.Copy] {
+				return errDown
+			}
+			w.slots[at.Place].durable = maps.Clone(w.slots[at.Place].holds)
+		}
+		w.memory.LeavingOut.Flushed = true
 	case ResumeIO:
+		w.memory.Resumed(w.now)
 		w.held = false
 		for at, l := range w.slots {
 			if c := w.columns[at.Column].Copies[at.Copy]; c.inUse() && (!w.reaches(at.Copy) || l.away) {
@@ -419,6 +438,9 @@ func (w *world) record(o Order) error {
 	}
 	if stale, ok := o.(RecordStale); ok {
 		for _, c := range stale.Legs {
+			if c.Why.Reason == LeftOut && w.device {
+				w.checkDurable(c.Column)
+			}
 			w.memory.Records.NoteStale(c.Leg, c.Revision)
 			for _, l := range w.slots {
 				if l.id == c.Leg {
@@ -550,6 +572,18 @@ func (w *world) check() {
 			}
 		}
 	}
+}
+
+// checkDurable fails the test unless a leg that stays has every acknowledged write on its medium.
+func (w *world) checkDurable(column int) {
+	for copy := range w.layout.Copies {
+		l := w.slots[Place{column, copy}]
+		lacks := func(o write) bool { return o.column == column && o.done && !l.durable[o.number] }
+		if l.inSync && !w.leaves[copy] && !slices.ContainsFunc(w.wrote, lacks) {
+			return
+		}
+	}
+	w.broken("a leg of column %d is left out, and the others may lose acknowledged writes with their caches", column)
 }
 
 func (w *world) broken(format string, args ...any) {

@@ -323,6 +323,7 @@ const (
 	StaleReason_STALE_REASON_SHARED_PATH    StaleReason = 6 // its only connection was cut for another leg
 	StaleReason_STALE_REASON_NOT_CONNECTED  StaleReason = 7 // it could not be connected in time
 	StaleReason_STALE_REASON_NOT_IN_USE     StaleReason = 8 // the volume was in use without it
+	StaleReason_STALE_REASON_LEFT_OUT       StaleReason = 9 // the manager asked for that; see WantedLink.leave_out
 )
 
 // Enum value maps for StaleReason.
@@ -337,6 +338,7 @@ var (
 		6: "STALE_REASON_SHARED_PATH",
 		7: "STALE_REASON_NOT_CONNECTED",
 		8: "STALE_REASON_NOT_IN_USE",
+		9: "STALE_REASON_LEFT_OUT",
 	}
 	StaleReason_value = map[string]int32{
 		"STALE_REASON_UNSPECIFIED":    0,
@@ -348,6 +350,7 @@ var (
 		"STALE_REASON_SHARED_PATH":    6,
 		"STALE_REASON_NOT_CONNECTED":  7,
 		"STALE_REASON_NOT_IN_USE":     8,
+		"STALE_REASON_LEFT_OUT":       9,
 	}
 )
 
@@ -3426,7 +3429,10 @@ type WantedLink struct {
 	// With copy_all, the revision of the leg since which it is needed; 0: not known. A host that
 	// began to copy all of the leg at this revision or a later one, and has tracked what the leg
 	// misses since, copies only that.
-	CopyAllSince  uint64 `protobuf:"varint,15,opt,name=copy_all_since,json=copyAllSince,proto3" json:"copy_all_since,omitempty"`
+	CopyAllSince uint64 `protobuf:"varint,15,opt,name=copy_all_since,json=copyAllSince,proto3" json:"copy_all_since,omitempty"`
+	// Not empty: the host shall leave out this leg in sync, for this reason. It asks for the record
+	// (STALE_REASON_LEFT_OUT) once another copy has everything that was acknowledged on its medium.
+	LeaveOut      string `protobuf:"bytes,16,opt,name=leave_out,json=leaveOut,proto3" json:"leave_out,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3564,6 +3570,13 @@ func (x *WantedLink) GetCopyAllSince() uint64 {
 		return x.CopyAllSince
 	}
 	return 0
+}
+
+func (x *WantedLink) GetLeaveOut() string {
+	if x != nil {
+		return x.LeaveOut
+	}
+	return ""
 }
 
 type RecordStaleRequest struct {
@@ -4296,7 +4309,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\brecorded\x18\a \x01(\x04R\brecorded\"G\n" +
 	"\x04Hold\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12/\n" +
-	"\x05limit\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05limit\"\xa1\x03\n" +
+	"\x05limit\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05limit\"\xbe\x03\n" +
 	"\n" +
 	"WantedLink\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
@@ -4314,7 +4327,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\bcopy_all\x18\f \x01(\bR\acopyAll\x12\x16\n" +
 	"\x06reborn\x18\r \x01(\x04R\x06reborn\x12\x14\n" +
 	"\x05paths\x18\x0e \x01(\rR\x05paths\x12$\n" +
-	"\x0ecopy_all_since\x18\x0f \x01(\x04R\fcopyAllSince\"\xb3\x01\n" +
+	"\x0ecopy_all_since\x18\x0f \x01(\x04R\fcopyAllSince\x12\x1b\n" +
+	"\tleave_out\x18\x10 \x01(\tR\bleaveOut\"\xb3\x01\n" +
 	"\x12RecordStaleRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tvolume_id\x18\x02 \x01(\tR\bvolumeId\x12\x14\n" +
@@ -4379,7 +4393,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0fLINK_STATE_LIVE\x10\x01\x12\x19\n" +
 	"\x15LINK_STATE_CONNECTING\x10\x02\x12\x13\n" +
 	"\x0fLINK_STATE_LOST\x10\x03\x12\x15\n" +
-	"\x11LINK_STATE_ABSENT\x10\x04*\x97\x02\n" +
+	"\x11LINK_STATE_ABSENT\x10\x04*\xb2\x02\n" +
 	"\vStaleReason\x12\x1c\n" +
 	"\x18STALE_REASON_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16STALE_REASON_NO_ANSWER\x10\x01\x12\x19\n" +
@@ -4389,7 +4403,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x18STALE_REASON_DEVICE_GONE\x10\x05\x12\x1c\n" +
 	"\x18STALE_REASON_SHARED_PATH\x10\x06\x12\x1e\n" +
 	"\x1aSTALE_REASON_NOT_CONNECTED\x10\a\x12\x1b\n" +
-	"\x17STALE_REASON_NOT_IN_USE\x10\b2\xa0\x02\n" +
+	"\x17STALE_REASON_NOT_IN_USE\x10\b\x12\x19\n" +
+	"\x15STALE_REASON_LEFT_OUT\x10\t2\xa0\x02\n" +
 	"\x06Agents\x12:\n" +
 	"\x06Target\x12\x15.weft.v1.TargetReport\x1a\x15.weft.v1.TargetWanted(\x010\x01\x12C\n" +
 	"\tInitiator\x12\x18.weft.v1.InitiatorReport\x1a\x18.weft.v1.InitiatorWanted(\x010\x01\x12H\n" +

@@ -277,6 +277,7 @@ type WantedLink struct {
 	CopyAll      bool
 	CopyAllSince uint64
 	Reborn       uint64
+	LeaveOut     string // why the host shall leave it out; empty: it shall not
 }
 
 // target is what a node's target has said.

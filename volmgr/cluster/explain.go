@@ -218,6 +218,8 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 			}
 		case l.State == LegRebuilding:
 			e.Waits = append(e.Waits, fmt.Sprintf("host %s to copy %v%s", v.Attachment.Node, l, s.copying(v, l)))
+		case s.asked[v.ID][l.ID] != "" && v.Attachment != nil:
+			e.Waits = append(e.Waits, fmt.Sprintf("host %s to leave out %v: %s", v.Attachment.Node, l, s.asked[v.ID][l.ID]))
 		}
 	}
 	s.explainRedundancy(e, v)

@@ -459,7 +459,7 @@ func (t *tx) targetSilent(name block.NodeName, on *target, why string) {
 	if on.status.Online {
 		on.status.Online = false
 		t.s.fields = nil
-		delete(t.s.stopping, name)
+		t.stopEnded(name)
 		t.changed[name] = true
 		t.event(event.Warning, event.TargetOffline, nodeObject(name), why, "node", string(name))
 		t.resetFailures(name)

@@ -156,9 +156,6 @@ func (t *tx) settleCopies(id block.VolumeID) {
 		return
 	}
 	t.freeRetired(id)
-	if !t.peek(id).replaceable() {
-		return
-	}
 	for c := range t.peek(id).Layout.Stripes {
 		t.settleColumn(id, c)
 	}
@@ -167,14 +164,23 @@ func (t *tx) settleCopies(id block.VolumeID) {
 func (t *tx) settleColumn(id block.VolumeID, column int) {
 	v := t.peek(id)
 	wanted, legs := v.Layout.Group().Members, v.column(column)
-	switch {
-	case len(legs) > wanted:
-		if l, why := t.superfluous(v, column); l != nil {
-			t.retire(t.volume(id), l.ID, why)
-		}
+	switch l, why := t.toGiveUp(v, column); {
+	case l != nil && t.hostDecides(v, l):
+	case l != nil:
+		t.retire(t.volume(id), l.ID, why)
+	case len(legs) > wanted || !v.replaceable():
 	case len(staying(legs, t.leaving)) < wanted && t.s.serving(v)[column] != 0: // else there is nothing to copy from
 		t.addLeg(id, column, "")
 	}
+}
+
+// toGiveUp returns the leg to give up of a column that has too many, and why; nil if it has not, or
+// none can be given up now.
+func (t *tx) toGiveUp(v *Volume, column int) (l *Leg, why string) {
+	if v.State != VolumeReady || v.Restored || len(v.column(column)) <= v.Layout.Group().Members {
+		return nil, ""
+	}
+	return t.superfluous(v, column)
 }
 
 // staying are those of some legs that need not be made again.
@@ -554,10 +560,10 @@ func (s *State) labelsLack(v *Volume, column int, generation uint64) *Leg {
 func (s *State) replacementWaits(v *Volume, column int) (waits, actions []string) {
 	legs, g := v.column(column), v.Layout.Group()
 	switch {
-	case !v.replaceable():
-		return nil, nil
 	case len(legs) > g.Members:
 		return s.retirementWaits(v, column), nil
+	case !v.replaceable():
+		return nil, nil
 	case len(staying(legs, s.leaving)) < g.Members && s.serving(v)[column] != 0:
 		return s.placeWaits(v, column)
 	}

@@ -142,6 +142,9 @@ type reported struct {
 	away          map[block.DriveID]time.Time // since when drives cannot be used
 	crowded       map[block.VolumeID]bool     // volumes for whose next leg there was no room
 	stopping      map[block.NodeName]stop     // targets that say that they stop; see upkeep.go
+	// asked are the legs in sync that a volume's host is asked to leave out, with the reasons; see
+	// upkeep.go. The inner maps do not change.
+	asked map[block.VolumeID]map[block.LegID]string
 }
 
 // volumeSet is a set of volumes.
@@ -195,6 +198,7 @@ func empty() *State {
 			away:          map[block.DriveID]time.Time{},
 			crowded:       map[block.VolumeID]bool{},
 			stopping:      map[block.NodeName]stop{},
+			asked:         map[block.VolumeID]map[block.LegID]string{},
 		},
 	}
 }
@@ -363,7 +367,8 @@ func (s *State) Fork() *State {
 	s.by = new(cow.Writer)
 	f.by, f.nodes, f.drives, f.pools, f.drivesOn = nil, s.still.nodes, s.still.drives, s.still.pools, s.still.drivesOn
 	f.targets, f.initiators = maps.Clone(s.targets), maps.Clone(s.initiators)
-	f.foreignAgents, f.fences, f.stopping = maps.Clone(s.foreignAgents), maps.Clone(s.fences), maps.Clone(s.stopping)
+	f.foreignAgents, f.fences = maps.Clone(s.foreignAgents), maps.Clone(s.fences)
+	f.stopping, f.asked = maps.Clone(s.stopping), maps.Clone(s.asked)
 	// Only steps use these, and they change in place.
 	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.served, f.unserved, f.fields, f.still, f.crowded = nil, nil, nil, nil, nil, nil, nil, nil, nil, nil
 	return &f

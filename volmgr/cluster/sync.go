@@ -18,8 +18,10 @@ import (
 //
 //   - only the host of the current epoch may record;
 //   - the last in-sync leg of a column is never removed;
-//   - any other leg may be recorded stale safely, whichever side asks: the legs that stay
-//     in sync have every acknowledged write, since none was acknowledged without them;
+//   - any other leg may be recorded stale when its host asks: the legs that stay in sync have
+//     every acknowledged write, since none was acknowledged without them;
+//   - the manager does not give up a healthy leg that a host uses: what the others
+//     acknowledged may be in their drives' caches, which only the host can flush (upkeep.go);
 //   - a leg that may have lost cached writes counts for nothing until it is judged
 //     (suspect.go);
 //   - a leg returns only by a resync of this epoch and of this revision.
@@ -62,6 +64,9 @@ type StaleReason struct {
 	Text string // for people
 }
 
+// leftOutReason is the word for a leg that the host was asked to leave out.
+const leftOutReason = "left_out"
+
 func (in RecordStale) apply(t *tx) (view, error) {
 	v, err := t.current(in.Volume, in.Node, in.Epoch)
 	if err != nil {
@@ -91,9 +96,14 @@ func (in RecordStale) apply(t *tx) (view, error) {
 	var seq uint64
 	for _, id := range in.Legs {
 		if lost[id] {
-			t.failed(t.volume(v.ID).leg(id))
 			why := in.Reasons[id]
+			if why.Word != leftOutReason {
+				t.failed(t.volume(v.ID).leg(id))
+			}
 			seq = t.stale(t.volume(v.ID), id, event.LegStale, cmp.Or(why.Text, in.Reason), "reason", why.Word)
+			if why.Word == leftOutReason {
+				t.drain(t.volume(v.ID), id)
+			}
 			delete(lost, id)
 		}
 	}

@@ -273,6 +273,7 @@ var scriptCommands = map[string]func(*script, args) string{
 	"clock":       (*script).clock,
 	"restart":     (*script).restart,
 	"stale":       (*script).stale,
+	"leaves-out":  (*script).leavesOut,
 	"in-sync":     (*script).inSync,
 	"foreign":     (*script).foreign,
 	"belongs":     (*script).belongs,
@@ -622,6 +623,30 @@ func (s *script) stale(a args) string {
 	out := s.step(in)
 	s.note(a.word(0), a.word(1))
 	return out
+}
+
+// leaves-out c1 db1 0.1 ...: the host does as it is asked.
+func (s *script) leavesOut(a args) string {
+	v, err := s.state.Volume(a.word(1))
+	if err != nil {
+		return printError(err)
+	}
+	in := RecordStale{Node: a.node(0), Volume: v.ID, Epoch: v.Epoch, Reasons: map[block.LegID]StaleReason{}}
+	for _, name := range a.words[2:] {
+		leg := s.legArg(a.word(1), name).ID
+		for _, attachment := range s.state.WantedInitiator(in.Node).Attachments {
+			for _, l := range attachment.Legs {
+				if l.Leg == leg && l.LeaveOut != "" {
+					in.Legs = append(in.Legs, leg)
+					in.Reasons[leg] = StaleReason{Word: leftOutReason, Text: l.LeaveOut}
+				}
+			}
+		}
+	}
+	if len(in.Legs) == 0 {
+		return "it is not asked to\n"
+	}
+	return s.step(in)
 }
 
 // in-sync c1 db1 0.1 [revision=n] [epoch=n]

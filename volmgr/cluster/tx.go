@@ -32,6 +32,7 @@ type tx struct {
 	pools   overlay[string, Pool]
 	events  []event.Event
 	unsure  map[block.VolumeID]bool            // to settle before the commit
+	retold  map[block.VolumeID]bool            // whose hosts are asked for something else
 	carved  map[block.DriveID][][]image.Extent // that this step has given to legs
 	changed map[block.NodeName]bool            // nodes whose targets may serve more or less than before
 }
@@ -47,6 +48,7 @@ func newTx(s *State, now time.Time) *tx {
 		drives:  over(s.drives, shallow[Drive]),
 		pools:   over(s.pools, shallow[Pool]),
 		unsure:  map[block.VolumeID]bool{},
+		retold:  map[block.VolumeID]bool{},
 		carved:  map[block.DriveID][][]image.Extent{},
 		changed: map[block.NodeName]bool{},
 	}
@@ -187,7 +189,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	t.settleDetaching(id)
 	t.settleLeft(id)
 	t.settleExpanding(id)
-	t.settleMaintained(id)
+	t.settleLeftOut(id)
 	t.settleCopies(id)
 	t.settleScrub(id)
 	t.settleRebuilds(id)
@@ -205,6 +207,7 @@ func (t *tx) commit() Outcome {
 		records = append(records, t.volumes.commit(id, volumeKey(id)))
 		if v == nil {
 			delete(s.fences, id)
+			delete(s.asked, id)
 			for i := 0; old != nil && i < len(old.Legs); i++ {
 				s.trials.Forget(s.by, old.Legs[i].ID)
 			}
@@ -232,6 +235,7 @@ func (t *tx) commit() Outcome {
 		s.fields, s.still = nil, nil
 	}
 	t.noteServed()
+	t.wakeAsked(wake)
 	t.wakeStopping(wake)
 	records = append(records, t.commitEvents()...)
 	if len(records) > 0 || t.raised {

@@ -206,6 +206,7 @@ func (t *tx) endMaintenance(name block.NodeName, why string) {
 	t.node(name).MaintainedUntil = time.Time{}
 	t.event(event.Info, event.NodeUncordoned, nodeObject(name), why, "node", string(name))
 	t.settleNode(name)
+	t.settleUsersOf(name)
 }
 
 // backFromMaintenance ends the maintenance of a node whose target was away and reports again.
@@ -274,12 +275,12 @@ func (t *tx) settleUsersOf(node block.NodeName) {
 }
 
 // leftOut says why hosts are to leave out the legs of a node that they can do without; empty if
-// they are not.
-func (t *tx) leftOut(name block.NodeName) string {
-	switch n := t.nodes.peek(name); {
+// they are not. n is its record, which may be nil.
+func (s *State) leftOut(n *Node, name block.NodeName) string {
+	switch {
 	case n != nil && !n.MaintainedUntil.IsZero():
 		return "its node is under maintenance"
-	case t.s.stops(name):
+	case s.stops(name):
 		return "its target was about to stop"
 	}
 	return ""
@@ -296,22 +297,55 @@ func (s *State) leftOutUntil(name block.NodeName) string {
 	return ""
 }
 
-// settleMaintained records the legs on nodes under maintenance, and on targets that stop, stale
-// that a host writes and can do without, also if it has come to use them, or can do without them,
-// only since the maintenance began.
-func (t *tx) settleMaintained(id block.VolumeID) {
-	v := t.peek(id)
-	if v.State != VolumeReady || v.Attachment == nil || !v.open() {
-		return
-	}
-	for _, l := range v.Legs {
-		why := t.leftOut(l.Node)
-		if why == "" || !l.member() {
-			continue
+// settleLeftOut asks a volume's host to leave out healthy legs: those on nodes under maintenance,
+// and on targets that stop, which it can do without, and those that a column has too many. The host
+// has them recorded stale once another copy has everything that was acknowledged on its medium:
+// only the host knows that the others answer, and can flush their drives' caches. A leg that is
+// being rebuilt on such a node is recorded stale at once.
+func (t *tx) settleLeftOut(id block.VolumeID) {
+	ask := map[block.LegID]string{}
+	if v := t.peek(id); v.State == VolumeReady && v.Attachment != nil && v.open() {
+		serving := t.s.serving(v)
+		for _, l := range v.Legs {
+			why := t.s.leftOut(t.nodes.peek(l.Node), l.Node)
+			switch without := serving[l.Column].Without(l.Copy); {
+			case why == "" || !l.member():
+			case l.State == LegRebuilding:
+				t.stale(t.volume(id), l.ID, event.LegStale, why)
+				t.drain(t.volume(id), l.ID)
+			case l.trusted() && v.Layout.Group().Readable(without):
+				serving[l.Column] = without
+				ask[l.ID] = why
+			}
 		}
-		if l := t.peek(id).leg(l.ID); l.State == LegRebuilding || l.trusted() && t.s.spare(t.peek(id), l) {
-			t.stale(t.volume(id), l.ID, event.LegStale, why)
-			t.drain(t.volume(id), l.ID)
+		for c := range v.Layout.Stripes {
+			if l, why := t.toGiveUp(v, c); l != nil && t.hostDecides(v, l) {
+				ask[l.ID] = why
+			}
+		}
+	}
+	if !maps.Equal(t.s.asked[id], ask) {
+		t.s.asked[id] = ask
+		t.retold[id] = true
+	}
+	if len(ask) == 0 {
+		delete(t.s.asked, id)
+	}
+}
+
+// hostDecides reports whether a leg may be given up only when the volume's host has left it out:
+// it has the leg in use, and only one other copy to rely on.
+func (t *tx) hostDecides(v *Volume, l *Leg) bool {
+	return l.trusted() && v.Attachment != nil && v.open() && t.others(v, l) < 2
+}
+
+// wakeAsked wakes the hosts that are asked to leave out other legs than before.
+func (t *tx) wakeAsked(wake woken) {
+	for id := range t.retold {
+		if v := t.s.volumes.Get(id); v != nil {
+			for _, a := range v.attachments() {
+				wake.volume(a.Node, id)
+			}
 		}
 	}
 }
@@ -327,8 +361,8 @@ func (s *State) stopWaits(n *Node) (waits, stops []string) {
 	return s.stillUsing(n.Name), s.needed(n.Name)
 }
 
-// stillUsing lists the stale legs of a target that hosts have not left out yet; none of one that
-// has stopped.
+// stillUsing lists the legs of a target that hosts are to leave out and have not yet; none of one
+// that has stopped.
 func (s *State) stillUsing(node block.NodeName) (waits []string) {
 	if !s.targetOnline(node) {
 		return nil
@@ -339,7 +373,8 @@ func (s *State) stillUsing(node block.NodeName) (waits []string) {
 		for _, l := range legs[id] {
 			for _, a := range v.attachments() {
 				on := s.initiators[a.Node]
-				if l.State == LegStale && a.handedOut() && (v.drains(l) || on == nil || on.status.Generation < l.StaleAt) {
+				uses := l.State == LegStale && (v.drains(l) || on == nil || on.status.Generation < l.StaleAt) || s.asked[id][l.ID] != ""
+				if uses && a.handedOut() {
 					waits = append(waits, fmt.Sprintf("host %s to leave out %v of %s", a.Node, l, v.object()))
 				}
 			}
@@ -361,6 +396,9 @@ func (t *tx) settleMaintenance() {
 			t.endMaintenance(name, "the time of its maintenance is over")
 			continue
 		}
+		t.settleUsersOf(name)
+	}
+	for name := range t.s.stopping {
 		t.settleUsersOf(name)
 	}
 }
@@ -392,13 +430,21 @@ func (t *tx) stopSaid(r *TargetReport) {
 	_, known := t.s.stopping[r.Node]
 	switch {
 	case known && !r.Stopping:
-		delete(t.s.stopping, r.Node)
-		t.s.fields = nil
+		t.stopEnded(r.Node)
 	case r.Stopping && !known:
 		t.s.stopping[r.Node] = stop{since: t.now}
 		t.s.fields = nil
 		t.event(event.Info, event.TargetStopping, nodeObject(r.Node), "its target agent is stopping: hosts leave out its legs that they can do without", "node", string(r.Node))
 		t.settleUsersOf(r.Node)
+	}
+}
+
+// stopEnded forgets that a target was about to stop: it is gone, or another process reports.
+func (t *tx) stopEnded(name block.NodeName) {
+	if _, known := t.s.stopping[name]; known {
+		delete(t.s.stopping, name)
+		t.s.fields = nil
+		t.settleUsersOf(name)
 	}
 }
 
@@ -562,7 +608,8 @@ func (s *State) keepers(legs []*Leg, layout block.Layout) (keep []*Leg) {
 	return keep
 }
 
-// keepOnly gives up the legs of a column that its volume's layout does not keep.
+// keepOnly gives up the legs of a column that its volume's layout does not keep; where the host
+// decides, once it has left them out.
 func (t *tx) keepOnly(id block.VolumeID, column int) {
 	v := t.volume(id)
 	keep := map[block.LegID]bool{}
@@ -571,7 +618,7 @@ func (t *tx) keepOnly(id block.VolumeID, column int) {
 	}
 	var rest []block.LegID
 	for _, l := range v.column(column) {
-		if !keep[l.ID] {
+		if !keep[l.ID] && !t.hostDecides(v, l) {
 			rest = append(rest, l.ID)
 		}
 	}

@@ -251,6 +251,7 @@ func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 		if d := s.drives[l.Drive]; d != nil {
 			link.WriteThrough = !d.VolatileCache
 		}
+		link.LeaveOut = s.asked[v.ID][l.ID]
 		w.Legs = append(w.Legs, link)
 	}
 	return w

@@ -48,6 +48,7 @@ type world struct {
 
 	mood            mood
 	ackBeforeRecord bool        // a weakened host
+	leavesUnflushed bool        // a weakened host: it leaves out legs without a flush of the copies that stay
 	noFlush         bool        // a weakened host: a rebuild counts as complete while it is still in a cache
 	leavesDirty     bool        // a weakened host: it reports a clean release with writes in flight
 	goesOn          bool        // a weakened host: it continues with a leg that lost unflushed writes
@@ -747,6 +748,10 @@ func (w *world) serve(h *wHost, v *wVolume) {
 		w.finish(h, v)
 		return
 	}
+	if legs := v.leavesOut(); len(legs) > 0 && len(lost) == 0 && !w.suspended(v) {
+		w.leaveOut(h, v, legs)
+		return
+	}
 	if !w.healed && (w.chance(2) || w.leavesDirty && len(v.writes) > 0 && w.chance(20)) {
 		w.leave(h)
 		return
@@ -761,6 +766,38 @@ func (w *world) serve(h *wHost, v *wVolume) {
 		w.read(h, v)
 	case 3, 4:
 		w.rebuild(h, v)
+	}
+	w.finish(h, v)
+}
+
+// leavesOut are the legs that the host is asked to leave out, where another copy stays.
+func (v *wVolume) leavesOut() (legs []block.LegID) {
+	asked := map[block.LegID]bool{}
+	for _, l := range v.wanted.Legs {
+		asked[l.Leg] = l.LeaveOut != ""
+	}
+	for _, id := range sorted(v.links) {
+		stays := func(o *wLink) bool { return o.Column == v.links[id].Column && o.readable && !asked[o.Leg] }
+		if asked[id] && v.links[id].readable && slices.ContainsFunc(slices.Collect(maps.Values(v.links)), stays) {
+			legs = append(legs, id)
+		}
+	}
+	return legs
+}
+
+// leaveOut holds I/O, flushes, and has the legs recorded stale.
+func (w *world) leaveOut(h *wHost, v *wVolume, legs []block.LegID) {
+	if w.leavesUnflushed || w.settled(h, v) {
+		if !w.leavesUnflushed {
+			w.flush(v)
+		}
+		w.lose(h, v, legs...)
+		in := w.calls[len(w.calls)-1].in.(RecordStale)
+		in.Reasons = map[block.LegID]StaleReason{}
+		for _, leg := range legs {
+			in.Reasons[leg] = StaleReason{Word: leftOutReason, Text: "it is asked to"}
+		}
+		w.calls[len(w.calls)-1].in = in
 	}
 	w.finish(h, v)
 }

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volume
+
+import (
+	"slices"
+	"time"
+)
+
+// A volume leaves out a healthy leg when the manager asks for that, before its target stops for
+// example. The copies that stay may have acknowledged writes in their drives' caches only, or may
+// have lost power a moment ago. So they get everything onto their media first, and the leg counts
+// as in sync until then:
+//
+//	hold I/O ──► flush a copy that stays ──► record the leg stale ──► drop it ──► resume I/O
+//
+// No write is acknowledged between the flush and the record.
+
+// Times of an attempt to leave out legs.
+const (
+	leaveOutWithin = time.Second      // until the flush, for which I/O is held, has succeeded
+	leaveOutAgain  = 10 * time.Second // from one attempt to the next
+)
+
+// LeavingOut is how far a volume has come in leaving out legs.
+type LeavingOut struct {
+	Began   time.Time // when I/O was held for it; zero: it is not
+	Flushed bool      // since then, copies that stay were flushed
+	Ended   time.Time // the last attempt
+}
+
+// HoldsToLeaveOut notes that I/O is being held so that legs can be left out.
+func (m *Memory) HoldsToLeaveOut(now time.Time) {
+	if m.LeavingOut.Began.IsZero() {
+		m.LeavingOut.Began = now
+	}
+}
+
+// Resumed notes that I/O continues.
+func (m *Memory) Resumed(now time.Time) {
+	if !m.LeavingOut.Began.IsZero() {
+		m.LeavingOut = LeavingOut{Ended: now}
+	}
+}
+
+// holdToLeaveOut holds I/O so that legs can be left out, and reports whether it is to be held.
+// Legs that are lost go first. Once the manager may have recorded the legs, I/O continues only
+// without them.
+func (p *planner) holdToLeaveOut() bool {
+	at := &p.m.LeavingOut
+	lost := slices.ContainsFunc(p.members, func(m member) bool { return m.Lost.any() })
+	switch {
+	case lost || !p.s.Holdable || !slices.ContainsFunc(p.members, p.asked):
+		return false
+	case at.Flushed:
+	case at.Began.IsZero() && !at.Ended.IsZero() && p.s.Now.Sub(at.Ended) < leaveOutAgain:
+		return false
+	case at.Began.IsZero() || !p.s.Held && !p.s.Holding:
+		p.do(HoldIO{LeaveOut: true})
+	case p.s.Now.Sub(at.Began) >= leaveOutWithin:
+		p.v.Note("leave out legs: the copies that stay were not flushed within %v; next attempt in %v", leaveOutWithin, leaveOutAgain)
+		return false
+	}
+	p.leavesOut = true
+	return true
+}
+
+// leaveOut marks the members that are to be left out as lost, while I/O is held. It returns the
+// copies to flush before they are recorded stale.
+func (p *planner) leaveOut() (flush []At) {
+	if !p.leavesOut || p.m.LeavingOut.Began.IsZero() || !p.s.Held {
+		return nil
+	}
+	for i := range p.members {
+		m := &p.members[i]
+		if !p.asked(*m) {
+			continue
+		}
+		for _, at := range p.stay(m.Column) {
+			if !slices.Contains(flush, at) {
+				flush = append(flush, at)
+			}
+		}
+		m.Lost = lost(LeftOut, "%s", m.Link.LeaveOut)
+	}
+	return flush
+}
+
+// asked reports whether a member is to be left out and can be: another copy of its column stays
+// and answers.
+func (p *planner) asked(m member) bool { return p.asks(m) && len(p.stay(m.Column)) > 0 }
+
+func (p *planner) asks(m member) bool {
+	return m.Link != nil && m.Link.LeaveOut != "" && m.Source && !p.w.ReadOnly && !p.w.Detach
+}
+
+// stay lists the copies of a column that stay and answer.
+func (p *planner) stay(column int) (all []At) {
+	for _, m := range p.members {
+		c := p.copy(m.Place)
+		if m.Column == column && m.Source && m.Link != nil && !c.Superseded && !c.Reborn && !m.Lost.any() && !p.asks(m) && p.answering(m.Leg) {
+			all = append(all, p.at(m))
+		}
+	}
+	return all
+}
