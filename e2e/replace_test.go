@@ -13,8 +13,9 @@ import (
 )
 
 // A target is lost for good, under writes on the kernel data path. Once an operator says so,
-// its copy is made again on another target. At last a healthy
-// copy is moved to that target, and serves alone.
+// its copy is made again on another target. Then a healthy copy is moved to that target. At last the
+// other target is taken out for maintenance and loses its power, which no write notices, and the
+// moved copy serves alone.
 func TestScenarioReplaced(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{})
 	c1 := b.Clients[0]
@@ -65,11 +66,20 @@ func TestScenarioReplaced(t *testing.T) {
 	w.NoErrors()
 	stall, _ := w.Stall()
 	t.Logf("while the copy was moved, the longest pause between two writes was %v", stall.Round(time.Millisecond))
+	w.Stop()
+	acks.Add(w)
+	w = b.Write(c1, device, span, 200, w.Next())
 	for _, h := range b.Targets {
 		if h != first && h != dead {
-			killUnderWrites(t, b, w, h)
+			b.Weft("node", "maintain", h.Name(), "--for", "10m")
+			h.Kill()
 		}
 	}
+	w.AwaitProgress(200*8, time.Minute)
+	if stall, _ = w.Stall(); stall > 2500*time.Millisecond {
+		t.Errorf("a target was taken out in order, and the writer stalled for %v", stall)
+	}
+	t.Logf("while a target was taken out in order, the longest pause between two writes was %v", stall.Round(time.Millisecond))
 	w.Stop()
 	w.NoErrors()
 	b.Verify(c1, device, span, acks.Add(w))

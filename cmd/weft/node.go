@@ -298,9 +298,9 @@ func newNodeMaintain(g *cli.Globals) *cobra.Command {
 		Use:   "maintain NODE",
 		Short: "Announce that a node is switched off for a while",
 		Long: `Announce that a node is switched off for a while, and wait until it can be
-stopped without a pause of I/O. Its legs that hosts write are recorded stale now,
-and the hosts leave them out. Nothing is made again elsewhere before the time is
-over. When the node is back, only changes are copied.
+stopped without a pause of I/O. The hosts leave out its legs, once other copies
+have on their media what was acknowledged. Nothing is made again elsewhere before
+the time is over. When the node is back, only changes are copied.
 
 Refused if a volume in use would stop without the node: it has a single copy, or
 no other copy is in sync. With --force the I/O of such volumes waits while the
