@@ -81,3 +81,33 @@ func TestAForkIsNotStepped(t *testing.T) {
 	}()
 	_, _ = s.Fork().Step(t0, Tick{})
 }
+
+// A copy goes its own way: neither it nor the state that it was made of sees what is done to the
+// other.
+func TestACopyGoesItsOwnWay(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(moods) {
+		w := newWorld(seed)
+		losesStore(w)
+		for i := range historySteps {
+			if w.act(); i%200 != 0 {
+				continue
+			}
+			here, there := w.state, w.state.Copy()
+			before := looks(here)
+			if after := looks(there); after != before {
+				t.Fatalf("seed %d: a copy shows\n%s\nwant\n%s", seed, after, before)
+			}
+			w.state = there // the history goes on with the copy
+			for range 50 {
+				w.act()
+			}
+			if after := looks(here); after != before {
+				t.Fatalf("seed %d: what was done to its copy shows in a state:\n%s\nwant\n%s", seed, after, before)
+			}
+		}
+		if w.violation != "" {
+			t.Fatalf("seed %d: after its copies: %s", seed, w.violation)
+		}
+	}
+}

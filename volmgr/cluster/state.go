@@ -374,6 +374,41 @@ func (s *State) Fork() *State {
 	return &f
 }
 
+// Copy returns a state that is equal to s and can be stepped: what is done to one does not show
+// in the other. A search over all that may happen begins each branch with one (e2e/explore).
+func (s *State) Copy() *State {
+	c := *s
+	s.by, c.by = new(cow.Writer), new(cow.Writer)
+	c.fields, c.still, c.driveIDs = nil, nil, nil
+	c.nodes, c.drives, c.pools = maps.Clone(s.nodes), maps.Clone(s.drives), maps.Clone(s.pools)
+	c.events = event.NewLog(slices.Clone(s.events.All()), s.events.First(), s.events.Next())
+	c.drivesOn, c.onDrive = cloneEach(s.drivesOn), cloneEach(s.onDrive)
+	c.extents = maps.Clone(s.extents)
+	for drive, extents := range c.extents {
+		c.extents[drive] = slices.Clone(extents)
+	}
+	c.unsettled, c.touched, c.removed = maps.Clone(s.unsettled), maps.Clone(s.touched), maps.Clone(s.removed)
+	c.targets, c.initiators = maps.Clone(s.targets), maps.Clone(s.initiators)
+	for node, on := range c.targets {
+		own := *on
+		own.compared, own.relabelled = maps.Clone(on.compared), maps.Clone(on.relabelled)
+		c.targets[node] = &own
+	}
+	c.foreignAgents, c.fences = maps.Clone(s.foreignAgents), maps.Clone(s.fences)
+	c.stopping, c.asked = maps.Clone(s.stopping), maps.Clone(s.asked)
+	c.served, c.unserved, c.away, c.crowded = maps.Clone(s.served), maps.Clone(s.unserved), maps.Clone(s.away), maps.Clone(s.crowded)
+	return &c
+}
+
+// cloneEach clones a map of maps.
+func cloneEach[A, B comparable, C any](m map[A]map[B]C) map[A]map[B]C {
+	m = maps.Clone(m)
+	for a, b := range m {
+		m[a] = maps.Clone(b)
+	}
+	return m
+}
+
 // still holds copies of the maps that change only with the records of nodes, drives and
 // pools, so that forks can share them.
 type still struct {
