@@ -149,13 +149,34 @@ func (m *mutation) try(ctx context.Context, dir string, byName map[string]*mutat
 	if err != nil {
 		return outcome{broken, err.Error()}
 	}
-	arguments := append([]string{"test", "-count=1", "-failfast", "-overlay", overlay, "-timeout", o.timeout.String()}, m.tests(o)...)
+	found := runTests(ctx, overlay, o, m.tests(o))
+	if found.verdict != noticed || o.faults > 0 || !m.traced() {
+		return found
+	}
+	if again := runTests(ctx, overlay, o, []string{"-run", "^TestKeptTracesBreakNothing$/^" + m.name + `\.txt$`, "./e2e/explore"}); again.verdict != noticed {
+		return outcome{again.verdict, "its trace in e2e/explore breaks nothing: " + again.why}
+	}
+	return found
+}
+
+// runTests runs tests over the mutated files.
+func runTests(ctx context.Context, overlay string, o options, tests []string) outcome {
+	arguments := append([]string{"test", "-count=1", "-failfast", "-overlay", overlay, "-timeout", o.timeout.String()}, tests...)
 	ctx, cancel := context.WithTimeout(ctx, o.timeout+time.Minute)
 	defer cancel()
 	command := exec.CommandContext(ctx, "go", arguments...)
 	command.WaitDelay = 10 * time.Second
 	out, err := command.CombinedOutput()
 	return read(string(out), err)
+}
+
+// traces is where the traces are kept that show what happens without a guard.
+const traces = "e2e/explore/testdata"
+
+// traced reports whether a trace of the mutation is kept: its steps must break a promise, too.
+func (m *mutation) traced() bool {
+	_, err := os.Stat(filepath.Join(traces, m.name+".txt"))
+	return err == nil
 }
 
 // tests returns the arguments that select the tests.

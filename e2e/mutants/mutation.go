@@ -32,6 +32,8 @@ import (
 // If random faults trigger a mutation too rarely, a directed test places them:
 //
 //	whole: TestALateReportOfARebuildIsNotTakenForANewerOnes
+//
+// Where e2e/explore/testdata has NAME.txt, its steps must break a promise as well.
 type mutation struct {
 	name     string
 	what     string   // what is wrong then, as a sentence

@@ -42,6 +42,20 @@ func TestEachMutationFitsTheCode(t *testing.T) {
 	}
 }
 
+// Each trace that package explore keeps belongs to a mutation.
+func TestEachTraceIsOfAMutation(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join("..", "..", traces, "*.txt"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d traces, %v", len(files), err)
+	}
+	for _, file := range files {
+		name := strings.TrimSuffix(filepath.Base(file), ".txt")
+		if _, err := os.Stat(filepath.Join("list", name+".txtar")); err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
+}
+
 func TestAMutationIsReadWhole(t *testing.T) {
 	const good = "what: w\nfile: f.go\ntest: ./a ./b\nrun: TestX\nflags: -n 3\nquick: yes\nwhole: TestY\n-- before --\nif x {\n-- after --\nif false {\n"
 	m, err := parse("n", []byte(good))
