@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -137,7 +138,29 @@ func (a *scriptedInitiator) run(ctx context.Context) error {
 		return err
 	}
 	news := receive(stream.Recv, &a.mu, &a.wanted)
-	return reportFor(ctx, news, func() error { return stream.Send(a.report()) })
+	return reportFor(ctx, news, func() error { return errors.Join(a.leaveOut(ctx), stream.Send(a.report())) })
+}
+
+// leaveOut leaves out the legs that the manager asks for.
+func (a *scriptedInitiator) leaveOut(ctx context.Context) error {
+	a.mu.Lock()
+	wanted := a.wanted
+	a.mu.Unlock()
+	for _, w := range wanted.GetAttachments() {
+		r := &pb.RecordStaleRequest{Node: a.node, VolumeId: w.GetVolumeId(), Epoch: w.GetEpoch()}
+		for _, l := range w.GetLegs() {
+			if l.GetLeaveOut() != "" {
+				r.LegIds = append(r.LegIds, l.GetLegId())
+				r.Legs = append(r.Legs, &pb.StaleLeg{LegId: l.GetLegId(), Reason: pb.StaleReason_STALE_REASON_LEFT_OUT, Text: l.GetLeaveOut()})
+			}
+		}
+		if len(r.Legs) > 0 {
+			if _, err := a.api.RecordStale(ctx, r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // receive keeps the latest message, and signals each one.

@@ -24,6 +24,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/dgraph-io/badger/v4"
 
@@ -87,9 +88,22 @@ func options(dir string, log *slog.Logger) badger.Options {
 		WithLogger(badgerLog{log})
 }
 
+// locked reports whether Badger could not lock a directory. Its error wraps no value to compare.
+func locked(err error) bool {
+	return strings.Contains(err.Error(), "Cannot acquire directory lock")
+}
+
+// lockPatience is how long opening a store waits for its lock. A process that ends may hold it for
+// a moment more, and so may a child that this process is just starting.
+const lockPatience = time.Second
+
 func openWith(options badger.Options, dir string) (*Store, error) {
 	db, err := badger.Open(options)
-	if err != nil && strings.Contains(err.Error(), "Cannot acquire directory lock") { // Badger's error wraps no value to compare
+	for end := time.Now().Add(lockPatience); err != nil && locked(err) && time.Now().Before(end); {
+		time.Sleep(50 * time.Millisecond)
+		db, err = badger.Open(options)
+	}
+	if err != nil && locked(err) {
 		return nil, fmt.Errorf("open store %s: %w", dir, ErrInUse)
 	}
 	if err != nil {
