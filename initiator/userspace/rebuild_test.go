@@ -27,6 +27,7 @@ func interrupted(t *testing.T, then func(w *world)) {
 		time.Sleep(4 * time.Second)
 		w.answer("t1")
 		w.want(func(x *volume.Wanted) { x.Links = x.Links[:1] })
+		time.Sleep(time.Second) // the host has dropped it
 		w.rebuilds(1, 1, 256*block.KiB)
 		time.Sleep(6 * time.Second) // of 16
 		r := w.report()

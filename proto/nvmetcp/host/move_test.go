@@ -45,6 +45,9 @@ func TestAMovedConnectionServesAfterItsOldCommandsHaveLeft(t *testing.T) {
 	write := startWrite(n, want, 0)
 	wait(t, slow.entered, "the write to reach the device")
 	c.Move(second)
+	for end := time.Now().Add(10 * time.Second); c.Session() == 1 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond) // until the old connection takes no more
+	}
 	other := startWrite(space(t, c, uuidA), want, 0)
 	select {
 	case err := <-other:
