@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,6 +34,8 @@ type fuseDisk struct {
 	place string     // where it is mounted
 	loop  string
 	ended chan struct{} // the loop device has released the file, or the connection is gone
+
+	aborted sync.Once
 }
 
 func fusePlace(o Options) string  { return filepath.Join(o.RunDir, string(o.Name)+".fuse") }
@@ -281,10 +284,13 @@ func (d *fuseDisk) unmount() {
 	_ = os.Remove(d.place)
 }
 
-// abort makes the kernel fail all I/O of the file system, present and future.
+// abort makes the kernel fail all I/O of the file system, present and future. It does so once:
+// later, another file system may be mounted at the same place.
 func (d *fuseDisk) abort() {
-	_ = unix.Unmount(d.place, unix.MNT_FORCE|unix.MNT_DETACH)
-	d.fs.end()
+	d.aborted.Do(func() {
+		_ = unix.Unmount(d.place, unix.MNT_FORCE|unix.MNT_DETACH)
+		d.fs.end()
+	})
 }
 
 // cleanFUSE removes what a dead process left under a name.

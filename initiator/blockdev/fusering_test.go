@@ -117,6 +117,24 @@ func TestFUSEGoesOnWithoutIOURing(t *testing.T) {
 	}
 }
 
+// A goroutine of the first file system may end it once more when the second is at its place.
+func TestFUSEEndsNoFileSystemThatIsMountedLater(t *testing.T) {
+	require(t, FUSE)
+	setFUSERing(t, false)
+	w := newWorld(t, FUSE)
+	o, err := w.o.withDefaults()
+	w.must(err)
+	first, err := mountFUSE(w.limit(), systemOf(o), newGate(w.disk), o)
+	w.must(err)
+	first.unmount()
+	second, err := mountFUSE(w.limit(), systemOf(o), newGate(w.disk), o)
+	w.must(err)
+	first.abort()
+	var st unix.Stat_t
+	w.must(w.within("a request", do(func() error { return unshared(func() error { return unix.Stat(fuseFile(o), &st) }) })))
+	second.unmount()
+}
+
 // The kernel holds all requests until each of its queues has an entry.
 func TestFUSEGivesUpIOURingThatDoesNotAnswer(t *testing.T) {
 	require(t, FUSE)
