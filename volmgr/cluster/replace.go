@@ -150,37 +150,34 @@ func (t *tx) settleDriveVolumes(d *Drive) {
 	}
 }
 
-// settleCopies takes the next step of each column with a leg that leaves, or has left.
-func (t *tx) settleCopies(id block.VolumeID) {
+// settleCopies takes the next step of each column with a leg that leaves, or has left. It adds to ask
+// the legs that can be given up once the volume's host has left them out.
+func (t *tx) settleCopies(id block.VolumeID, ask map[block.LegID]string) {
 	if t.peek(id).State != VolumeReady || t.peek(id).Restored {
 		return
 	}
 	t.freeRetired(id)
 	for c := range t.peek(id).Layout.Stripes {
-		t.settleColumn(id, c)
+		t.settleColumn(id, c, ask)
 	}
 }
 
-func (t *tx) settleColumn(id block.VolumeID, column int) {
+func (t *tx) settleColumn(id block.VolumeID, column int, ask map[block.LegID]string) {
 	v := t.peek(id)
 	wanted, legs := v.Layout.Group().Members, v.column(column)
-	switch l, why := t.toGiveUp(v, column); {
-	case l != nil && t.hostDecides(v, l):
-	case l != nil:
-		t.retire(t.volume(id), l.ID, why)
-	case len(legs) > wanted || !v.replaceable():
+	switch {
+	case len(legs) > wanted:
+		switch l, why := t.superfluous(v, column); {
+		case l == nil:
+		case t.hostDecides(v, l):
+			ask[l.ID] = why
+		default:
+			t.retire(t.volume(id), l.ID, why)
+		}
+	case !v.replaceable():
 	case len(staying(legs, t.leaving)) < wanted && t.s.serving(v)[column] != 0: // else there is nothing to copy from
 		t.addLeg(id, column, "")
 	}
-}
-
-// toGiveUp returns the leg to give up of a column that has too many, and why; nil if it has not, or
-// none can be given up now.
-func (t *tx) toGiveUp(v *Volume, column int) (l *Leg, why string) {
-	if v.State != VolumeReady || v.Restored || len(v.column(column)) <= v.Layout.Group().Members {
-		return nil, ""
-	}
-	return t.superfluous(v, column)
 }
 
 // staying are those of some legs that need not be made again.

@@ -366,9 +366,7 @@ func (s *State) Fork() *State {
 	f := *s
 	s.by = new(cow.Writer)
 	f.by, f.nodes, f.drives, f.pools, f.drivesOn = nil, s.still.nodes, s.still.drives, s.still.pools, s.still.drivesOn
-	f.targets, f.initiators = maps.Clone(s.targets), maps.Clone(s.initiators)
-	f.foreignAgents, f.fences = maps.Clone(s.foreignAgents), maps.Clone(s.fences)
-	f.stopping, f.asked = maps.Clone(s.stopping), maps.Clone(s.asked)
+	f.reported = s.reported.visible()
 	// Only steps use these, and they change in place.
 	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.served, f.unserved, f.fields, f.still, f.crowded = nil, nil, nil, nil, nil, nil, nil, nil, nil, nil
 	return &f
@@ -388,16 +386,22 @@ func (s *State) Copy() *State {
 		c.extents[drive] = slices.Clone(extents)
 	}
 	c.unsettled, c.touched, c.removed = maps.Clone(s.unsettled), maps.Clone(s.touched), maps.Clone(s.removed)
-	c.targets, c.initiators = maps.Clone(s.targets), maps.Clone(s.initiators)
+	c.reported = s.reported.visible()
 	for node, on := range c.targets {
 		own := *on
 		own.compared, own.relabelled = maps.Clone(on.compared), maps.Clone(on.relabelled)
 		c.targets[node] = &own
 	}
-	c.foreignAgents, c.fences = maps.Clone(s.foreignAgents), maps.Clone(s.fences)
-	c.stopping, c.asked = maps.Clone(s.stopping), maps.Clone(s.asked)
 	c.served, c.unserved, c.away, c.crowded = maps.Clone(s.served), maps.Clone(s.unserved), maps.Clone(s.away), maps.Clone(s.crowded)
 	return &c
+}
+
+// visible returns r with own copies of the maps that readers see.
+func (r reported) visible() reported {
+	r.targets, r.initiators = maps.Clone(r.targets), maps.Clone(r.initiators)
+	r.foreignAgents, r.fences = maps.Clone(r.foreignAgents), maps.Clone(r.fences)
+	r.stopping, r.asked = maps.Clone(r.stopping), maps.Clone(r.asked)
+	return r
 }
 
 // cloneEach clones a map of maps.

@@ -189,8 +189,9 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	t.settleDetaching(id)
 	t.settleLeft(id)
 	t.settleExpanding(id)
-	t.settleLeftOut(id)
-	t.settleCopies(id)
+	ask := t.settleLeftOut(id)
+	t.settleCopies(id, ask)
+	t.settleAsked(id, ask)
 	t.settleScrub(id)
 	t.settleRebuilds(id)
 }
@@ -366,15 +367,20 @@ func (w woken) users(v *Volume) {
 	}
 }
 
+// hosts wakes the nodes that have a volume attached, or are about to.
+func (w woken) hosts(v *Volume) {
+	for _, a := range v.attachments() {
+		w.volume(a.Node, v.ID)
+	}
+}
+
 // wakeFlushers wakes the hosts that are told whether a drive's legs need flushes.
 func (t *tx) wakeFlushers(wake woken, old, new *Drive) {
 	if old == nil || new == nil || old.VolatileCache == new.VolatileCache {
 		return
 	}
 	for id := range t.s.onNode.Get(new.Node).Keys() {
-		for _, a := range t.s.volumes.Get(id).attachments() {
-			wake.volume(a.Node, id)
-		}
+		wake.hosts(t.s.volumes.Get(id))
 	}
 }
 
@@ -384,8 +390,6 @@ func (t *tx) wakePeers(wake woken, old, new *Node) {
 		return
 	}
 	for id := range t.s.onNode.Get(new.Name).Keys() {
-		for _, a := range t.s.volumes.Get(id).attachments() {
-			wake.volume(a.Node, id)
-		}
+		wake.hosts(t.s.volumes.Get(id))
 	}
 }

@@ -297,40 +297,50 @@ func (s *State) leftOutUntil(name block.NodeName) string {
 	return ""
 }
 
-// settleLeftOut asks a volume's host to leave out healthy legs: those on nodes under maintenance,
-// and on targets that stop, which it can do without, and those that a column has too many. The host
-// has them recorded stale once another copy has everything that was acknowledged on its medium:
+// settleLeftOut returns the healthy legs, with the reasons, that a volume's host is to leave out
+// because their nodes are under maintenance or their targets stop, and that it can do without. The
+// host has them recorded stale once another copy has everything that was acknowledged on its medium:
 // only the host knows that the others answer, and can flush their drives' caches. A leg that is
 // being rebuilt on such a node is recorded stale at once.
-func (t *tx) settleLeftOut(id block.VolumeID) {
-	ask := map[block.LegID]string{}
-	if v := t.peek(id); v.State == VolumeReady && v.Attachment != nil && v.open() {
-		serving := t.s.serving(v)
-		for _, l := range v.Legs {
-			why := t.s.leftOut(t.nodes.peek(l.Node), l.Node)
-			switch without := serving[l.Column].Without(l.Copy); {
-			case why == "" || !l.member():
-			case l.State == LegRebuilding:
-				t.stale(t.volume(id), l.ID, event.LegStale, why)
-				t.drain(t.volume(id), l.ID)
-			case l.trusted() && v.Layout.Group().Readable(without):
-				serving[l.Column] = without
-				ask[l.ID] = why
-			}
+func (t *tx) settleLeftOut(id block.VolumeID) (ask map[block.LegID]string) {
+	ask = map[block.LegID]string{}
+	v := t.peek(id)
+	if v.State != VolumeReady || v.Attachment == nil || !v.open() {
+		return ask
+	}
+	var serving []block.MemberSet // looked up once it is needed
+	for _, l := range v.Legs {
+		why := t.s.leftOut(t.nodes.peek(l.Node), l.Node)
+		if why == "" || !l.member() {
+			continue
 		}
-		for c := range v.Layout.Stripes {
-			if l, why := t.toGiveUp(v, c); l != nil && t.hostDecides(v, l) {
-				ask[l.ID] = why
-			}
+		if l.State == LegRebuilding {
+			t.stale(t.volume(id), l.ID, event.LegStale, why)
+			t.drain(t.volume(id), l.ID)
+			continue
+		}
+		if serving == nil {
+			serving = t.s.serving(v)
+		}
+		if without := serving[l.Column].Without(l.Copy); l.trusted() && v.Layout.Group().Readable(without) {
+			serving[l.Column] = without
+			ask[l.ID] = why
 		}
 	}
-	if !maps.Equal(t.s.asked[id], ask) {
-		t.s.asked[id] = ask
-		t.retold[id] = true
-	}
-	if len(ask) == 0 {
+	return ask
+}
+
+// settleAsked asks a volume's host to leave out some legs, and no others.
+func (t *tx) settleAsked(id block.VolumeID, ask map[block.LegID]string) {
+	switch {
+	case maps.Equal(t.s.asked[id], ask):
+		return
+	case len(ask) == 0:
 		delete(t.s.asked, id)
+	default:
+		t.s.asked[id] = ask
 	}
+	t.retold[id] = true
 }
 
 // hostDecides reports whether a leg may be given up only when the volume's host has left it out:
@@ -343,9 +353,7 @@ func (t *tx) hostDecides(v *Volume, l *Leg) bool {
 func (t *tx) wakeAsked(wake woken) {
 	for id := range t.retold {
 		if v := t.s.volumes.Get(id); v != nil {
-			for _, a := range v.attachments() {
-				wake.volume(a.Node, id)
-			}
+			wake.hosts(v)
 		}
 	}
 }
