@@ -626,12 +626,14 @@ func (t *tx) keepOnly(id block.VolumeID, column int) {
 	}
 	var rest []block.LegID
 	for _, l := range v.column(column) {
-		if !keep[l.ID] && !t.hostDecides(v, l) {
+		if !keep[l.ID] {
 			rest = append(rest, l.ID)
 		}
 	}
 	for _, leg := range rest {
-		t.retire(v, leg, "the volume has fewer copies now")
+		if !t.hostDecides(v, v.leg(leg)) {
+			t.retire(v, leg, "the volume has fewer copies now")
+		}
 	}
 }
 
