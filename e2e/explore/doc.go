@@ -19,10 +19,10 @@
 //
 // # What happens when
 //
-// Time passes only when nothing else is under way, except for Config.Slownesses. Messages arrive and hosts take their turns
-// at once, except for the Config.Lates that come arbitrarily late; with Lates negative, each may come
-// late, any number of times. Users' writes, rebuilds and the commands that a dead host has left at a
-// target come in every order in any case.
+// Time passes only when nothing else is under way, except for Config.Slownesses. Messages arrive and
+// hosts take their turns at once, except for Config.Lates of them, which may come at any later time;
+// with Lates negative, each may come late, any number of times. Users' writes, rebuilds and the
+// commands that a dead host has left at a target come in every order in any case.
 //
 // # What holds in every world
 //
@@ -33,7 +33,7 @@
 //   - No host may write to a copy at an older epoch than the one that another host was granted.
 //   - The copies of a volume that is recorded clean are equal.
 //   - A host's note names only copies that hold what it has acknowledged.
-//   - If nothing else breaks, what is broken may heal in such a way that the volume serves again, or
+//   - If nothing else breaks, the broken parts can heal in such a way that the volume serves again, or
 //     can be attached.
 //
 // # What it leaves out

@@ -108,14 +108,14 @@ func (e *encoder) fields(v reflect.Value) {
 	}
 }
 
-// time writes a time as its age, in ticks, most at most. Times here have no monotonic reading, so their fields are
-// nanoseconds and seconds since the year 1.
+// time writes a time as its age in ticks, or as most if it is older. Times here have no monotonic
+// reading, so their fields are nanoseconds and seconds since the year 1.
 func (e *encoder) time(v reflect.Value, most int64) {
 	if v.Field(0).Uint() == 0 && v.Field(1).Int() == 0 {
 		e.number(0)
 		return
 	}
-	at := time.Time{}.Add(0).Unix() + v.Field(1).Int()
+	at := time.Time{}.Unix() + v.Field(1).Int()
 	age := e.now.Sub(time.Unix(at, 0))
 	e.number(1 + uint64(min(max(int64(age/tick), 0), most)))
 }

@@ -71,9 +71,7 @@ type slot struct {
 	Whole    uint64
 }
 
-func (s *slot) inUse() bool {
-	return s.State == volume.InSync || s.State == volume.Rebuilding || s.State == volume.CaughtUp
-}
+func (s *slot) inUse() bool { return s.State.InUse() }
 
 // said is the host's last report on the volume.
 type said struct {
@@ -197,7 +195,7 @@ func (h host) answered(c request, ok bool) host {
 	return h
 }
 
-// report is what the host's agent reports.
+// report returns the report of the host's agent.
 func (h *host) report(r *rig) cluster.InitiatorReport {
 	x := cluster.InitiatorReport{
 		Node: hostName(h.Index), BootID: h.boot(), Host: identityOf(h.Index), ClusterID: clusterID,

@@ -54,7 +54,7 @@ const (
 	restarts
 )
 
-// decided is what became of an input.
+// decided is the outcome of an input.
 type decided struct {
 	manager int32
 	wake    uint8 // agents whose wanted state may have changed

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/cluster"
 )
@@ -30,9 +31,9 @@ const (
 
 var clusterID = block.ClusterID{UUID: block.UUIDFromRandom([16]byte{0xce})}
 
-// Config is one configuration: its size, and how often each thing may happen. What is not listed
-// may happen any number of times: agents find the manager again, machines start, links heal, and
-// time passes while nothing else is left to do.
+// Config describes a cluster to explore: its size, and how often each event may happen. Events
+// that are not listed may happen any number of times: agents find the manager again, machines
+// start, links heal, and time passes while nothing else is left to do.
 type Config struct {
 	Name   string `json:",omitempty"`
 	Copies int    `json:",omitempty"`
@@ -217,7 +218,7 @@ func (r *rig) copied(h int32, i int) int32 {
 	return r.step(hostCopied, h, int32(i), func() int32 {
 		own := *r.hosts.at(h)
 		st := *own.Stack
-		st.Slots[i].State = "caught up"
+		st.Slots[i].State = volume.CaughtUp
 		own.Stack = &st
 		return r.host(own)
 	})

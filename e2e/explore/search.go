@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// Found is what a search has found.
+// Found is the outcome of a search.
 type Found struct {
 	States, Steps int
 	Depth         int      // of the state that is farthest from the beginning
 	Complete      bool     // every state was visited
 	Broken        string   // the promise that does not hold; empty: all hold
 	Trace         []string // the shortest way there, a step a line
-	// What real code was run for that, each on other values.
+	// How often the real code of the manager and of the hosts ran for it, each time on other values.
 	Decisions, Turns int
 }
 

@@ -13,7 +13,7 @@ import (
 	"weft.dev/weft/volmgr/cluster"
 )
 
-// looked is what a host finds when it looks.
+// looked is a host's observation of the targets and of its own connections.
 type looked struct {
 	host      int32
 	sees      [targets]int32 // the exports for it that it reaches; see rig.visible
@@ -182,7 +182,7 @@ func linkAt(w *volume.Wanted, i int) *volume.Link {
 	return w.At(0, i)
 }
 
-// seen is what the planner is told.
+// seen returns the observation that the planner decides on.
 func (t *actor) seen() *volume.Seen {
 	h, w := t.host, t.host.kept()
 	s := &volume.Seen{Now: noon, Clock: noon, Legs: map[block.LegID]volume.LegSeen{}, Noted: h.Note}

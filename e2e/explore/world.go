@@ -2,6 +2,8 @@
 
 package explore
 
+import "weft.dev/weft/initiator/volume"
+
 // world is everything at one moment. Managers, targets, hosts and messages are numbers of values
 // that the rig holds, so a world is small, and equal worlds are ==. Masks are of targets, of hosts,
 // or of copies, which are those of the targets.
@@ -26,7 +28,7 @@ type world struct {
 	cut                      [targets]uint8 // hosts that do not reach it
 
 	// The data path: one block. Writes are numbered, and a leg's content is the last write that it
-	// executed; its medium is what survives the loss of its cache.
+	// executed; its medium holds the last one that survives the loss of its cache.
 	content, medium [targets]uint8
 	late            [targets]command // left at a target by a connection or a host that has ended
 	write           [hosts]write
@@ -319,10 +321,10 @@ func (r *rig) effectOn(w *world, h, i int, t effects) {
 	}
 }
 
-// shown is what a read from the first copy of a host returns.
+// shown returns the write that a read from the first copy of a host sees.
 func (r *rig) shown(w *world, h int) uint8 {
 	for i := range r.Copies {
-		if r.hosts.at(w.host[h]).Stack.Slots[i].State == "in sync" {
+		if r.hosts.at(w.host[h]).Stack.Slots[i].State == volume.InSync {
 			return w.content[i]
 		}
 	}

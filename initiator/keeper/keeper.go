@@ -209,22 +209,6 @@ func (k *Keeper) do(ctx context.Context, w *volume.Wanted, o volume.Order) error
 	switch o := o.(type) {
 	case volume.RecordStale:
 		return k.ask(ctx, func() Request { return k.Stale(m.Epoch, m.Records, o.Legs) })
-	case volume.HoldIO:
-		if o.LeaveOut {
-			m.HoldsToLeaveOut(time.Now())
-		}
-	case volume.FlushLegs:
-		if err := k.path.Apply(ctx, w, o); err != nil {
-			return err
-		}
-		m.LeavingOut.Flushed = true
-		return nil
-	case volume.ResumeIO:
-		if err := k.path.Apply(ctx, w, o); err != nil {
-			return err
-		}
-		m.Resumed(time.Now())
-		return nil
 	case volume.WriteNote:
 		return k.note(ctx, o.Note)
 	case volume.GiveUp:
@@ -232,7 +216,11 @@ func (k *Keeper) do(ctx context.Context, w *volume.Wanted, o volume.Order) error
 	case volume.Forget:
 		return k.forget(ctx, w, o)
 	}
-	return k.path.Apply(ctx, w, o)
+	if err := k.path.Apply(ctx, w, o); err != nil {
+		return err
+	}
+	m.Did(o, time.Now())
+	return nil
 }
 
 // giveUp notes that this host gave up the epoch, before anything of it is removed.

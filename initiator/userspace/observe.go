@@ -111,7 +111,7 @@ func (k *Keeper) observeVolume(s *volume.Seen, w *volume.Wanted) {
 	}
 	status := st.volume.Status()
 	s.ReadOnly, s.Size, s.Flushed, s.Copying = st.wanted.ReadOnly, status.Size, st.flushed, st.equalizing
-	s.Holdable, s.Held, s.Quiet, s.Waits = true, status.Suspended, true, status.Held > 0
+	s.Holdable, s.Held, s.Quiet, s.Waits = true, status.Suspended, quiet(status), status.Held > 0
 	s.Scrub, s.RebuildRate = st.scrub.seen(), st.rebuildRate
 	if st.equalizing {
 		s.Done, s.Total, s.Whole = status.Equalized.Done, status.Equalized.Total, st.whole
@@ -120,7 +120,6 @@ func (k *Keeper) observeVolume(s *volume.Seen, w *volume.Wanted) {
 		c := volume.ColumnSeen{Exists: true, Built: true, Size: st.wanted.Layout.LegSize(status.Size), Equalizing: !st.equal}
 		for copy, leg := range legs {
 			seen := k.observeCopy(w, volume.Place{Column: column, Copy: copy}, leg)
-			s.Quiet = s.Quiet && leg.Outstanding == 0
 			switch seen.State {
 			case volume.InSync:
 				c.Sources++

@@ -41,9 +41,12 @@ type HoldSeen struct {
 	State HoldState
 }
 
-// HoldBegan remembers when a hold began, and reports whether that is new. A lease is not
-// remembered, since it depends only on when the legs last answered.
+// HoldBegan remembers when a hold began, and reports whether an agent that follows has to know it
+// too. A lease is not remembered, since it depends only on when the legs last answered.
 func (m *Memory) HoldBegan(o HoldIO, now time.Time) (begins bool) {
+	if o.LeaveOut && m.LeavingOut.Began.IsZero() {
+		m.LeavingOut.Began = now
+	}
 	if _, known := m.Holds[o.Hold]; known || o.Hold == "" {
 		return false
 	}

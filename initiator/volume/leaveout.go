@@ -29,17 +29,15 @@ type LeavingOut struct {
 	Ended   time.Time // the last attempt
 }
 
-// HoldsToLeaveOut notes that I/O is being held so that legs can be left out.
-func (m *Memory) HoldsToLeaveOut(now time.Time) {
-	if m.LeavingOut.Began.IsZero() {
-		m.LeavingOut.Began = now
-	}
-}
-
-// Resumed notes that I/O continues.
-func (m *Memory) Resumed(now time.Time) {
-	if !m.LeavingOut.Began.IsZero() {
-		m.LeavingOut = LeavingOut{Ended: now}
+// Did notes that an order was carried out.
+func (m *Memory) Did(o Order, now time.Time) {
+	switch o.(type) {
+	case FlushLegs:
+		m.LeavingOut.Flushed = true
+	case ResumeIO:
+		if !m.LeavingOut.Began.IsZero() {
+			m.LeavingOut = LeavingOut{Ended: now}
+		}
 	}
 }
 

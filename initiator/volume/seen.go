@@ -159,6 +159,9 @@ const (
 	Failed     CopyState = "failed"     // its rebuild failed; it takes no part any more
 )
 
+// InUse reports whether the copy gets writes.
+func (s CopyState) InUse() bool { return s == InSync || s == Rebuilding || s == CaughtUp }
+
 // CopySeen is a place of the volume, and the copy in it.
 type CopySeen struct {
 	State     CopyState
@@ -190,9 +193,7 @@ type CopySeen struct {
 	Whole uint64
 }
 
-func (c CopySeen) inUse() bool {
-	return c.State == InSync || c.State == Rebuilding || c.State == CaughtUp
-}
+func (c CopySeen) inUse() bool { return c.State.InUse() }
 
 // ColumnSeen is one column of a volume.
 type ColumnSeen struct {

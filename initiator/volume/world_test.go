@@ -264,6 +264,7 @@ func (w *world) turn(n int) (did []string) {
 			break
 		}
 		if err := w.do(s, o); err == nil {
+			w.memory.Did(o, w.now)
 			did = append(did, o.String())
 		} else if !Alone(o, s) {
 			break
@@ -318,9 +319,6 @@ func (w *world) do(s *Seen, o Order) error {
 		delete(w.paths, o.Path)
 	case HoldIO:
 		w.memory.HoldBegan(o, w.now)
-		if o.LeaveOut {
-			w.memory.HoldsToLeaveOut(w.now)
-		}
 		w.held, w.quiet = true, false
 	case FlushLegs:
 		for _, at := range o.Legs {
@@ -329,9 +327,7 @@ func (w *world) do(s *Seen, o Order) error {
 			}
 			w.slots[at.Place].durable = maps.Clone(w.slots[at.Place].holds)
 		}
-		w.memory.LeavingOut.Flushed = true
 	case ResumeIO:
-		w.memory.Resumed(w.now)
 		w.held = false
 		for at, l := range w.slots {
 			if c := w.columns[at.Column].Copies[at.Copy]; c.inUse() && (!w.reaches(at.Copy) || l.away) {
