@@ -349,7 +349,7 @@ func filledManager(b *testing.B, volumes, attached int) (pb.AgentsClient, pb.Man
 	if err != nil {
 		b.Fatal(err)
 	}
-	m := newManager(Config{Dir: dir}.withDefaults(), records, f.state)
+	m := newManager(Config{Dir: dir}.withDefaults(), alone{records}, f.state)
 	ctx, cancel := context.WithCancel(context.Background())
 	var group sync.WaitGroup
 	group.Go(func() {

@@ -157,6 +157,9 @@ func (u *unsure) told(generation uint64) {
 // unknown, agents get no order that is not durable, and after all calls were repeated the
 // cluster is as requested.
 func TestAnyCommitMayFail(t *testing.T) {
+	if *overQuorum {
+		t.Skip("it looks into the state before the manager leads")
+	}
 	failed := 0
 	for at := 1; ; at++ {
 		u, unknown := &unsure{at: at}, 0

@@ -3,6 +3,7 @@
 package volmgr
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,13 +11,21 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/cluster"
 )
 
-// committer makes the records of the state durable: today in the store of this machine,
-// later in a log that several managers share.
+// committer makes the records of the state durable: in the store of this machine, or in a log
+// that several managers share.
 type committer interface {
+	// Run does what goes on in the background until ctx ends. An error ends the manager.
+	Run(context.Context) error
+	// Lead waits until this manager may decide. It returns a channel that is closed when it may
+	// not any more; nil means never. All that was committed before is durable here then.
+	Lead(context.Context) (over <-chan struct{}, err error)
+	// Confirm returns nil if this manager still leads: what it knows is what there is.
+	Confirm() error
+	// Leader is the address of the manager that leads; empty if that is not known.
+	Leader() string
 	// Load returns all records that are durable, in key order.
 	Load() ([]cluster.Record, error)
 	// Commit makes records durable, all or none. After ErrOutcomeUnknown they may be durable
@@ -70,23 +79,22 @@ func (m *Manager) startOver(batch []ask, cause error) error {
 		return cause
 	}
 	m.cfg.Log.Warn("commit failed: loading what is durable", "err", cause)
-	state, err := loadState(m.records)
-	if err != nil {
+	if err := m.load(); err != nil {
 		return errors.Join(cause, fmt.Errorf("load the records again: %w", err))
 	}
-	state.SetPolicy(m.cfg.policy())
-	m.state, m.fork = state, nil
-	for _, sessions := range []map[block.NodeName]*session{m.targets, m.initiators} {
-		for _, s := range sessions {
-			s.cancel(errStateLoaded)
-		}
-		clear(sessions)
+	m.endSessions(errStateLoaded)
+	confirmed := m.records.Confirm()
+	if confirmed != nil && !errors.Is(confirmed, ErrOutcomeUnknown) {
+		return confirmed
 	}
 	for _, a := range batch {
-		if a.look != nil {
-			a.look()
-			a.reply <- answer{}
+		if a.look == nil {
+			continue
 		}
+		if confirmed == nil {
+			a.look()
+		}
+		a.reply <- answer{err: confirmed}
 	}
 	return nil
 }

@@ -47,11 +47,14 @@ func toStatus(err error) error {
 		return err
 	}
 	var e *cluster.Error
+	var led notLeading
 	switch {
 	case errors.As(err, &e):
 		return refusal(e)
 	case errors.Is(err, ErrOutcomeUnknown):
 		return detailed(codes.Unavailable, &cluster.Error{Reason: reasonOutcomeUnknown, Text: err.Error(), Hint: "repeat the command"})
+	case errors.As(err, &led):
+		return detailed(codes.Unavailable, led.refusal())
 	case errors.Is(err, ErrStopped):
 		return status.Error(codes.Unavailable, err.Error())
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

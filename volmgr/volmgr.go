@@ -15,6 +15,12 @@
 // published: see committer.go. With a store of its own, Run ends with the error and the
 // process must be restarted.
 //
+// In a quorum (Config.Quorum, which no command sets yet) several managers keep the records, and
+// the loop runs only at the one that leads. A leader that is deposed forgets the state, and
+// loads it when it leads again. What it answers without having recorded anything, it answers
+// after a majority has confirmed that it still leads. Others answer ErrNotLeading, with the
+// leader's address.
+//
 // Lists, status and wanted states are made from snapshots of the state, beside the loop.
 package volmgr
 
@@ -27,6 +33,7 @@ import (
 	"log/slog"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
@@ -46,6 +53,10 @@ type Config struct {
 	// ReplaceAfter is how long a leg may be away before it is made again elsewhere; 0 means
 	// cluster.DefaultReplaceAfter, below 0 never.
 	ReplaceAfter time.Duration
+
+	// Quorum keeps the records together with other managers; nil means in this one's store
+	// alone.
+	Quorum *Quorum
 
 	// Commit is called in place of the store's, which it gets as commit, so that a test can
 	// delay commits or make them fail; nil means that nothing is in between.
@@ -125,15 +136,22 @@ func New(cfg Config) (*Manager, error) {
 	if cfg.Dir == "" {
 		return nil, errors.New("volmgr: Dir: missing")
 	}
+	if cfg.Quorum != nil {
+		s, err := openShared(cfg)
+		if err != nil {
+			return nil, err
+		}
+		return newManager(cfg, s, nil), nil // the state is loaded when it leads
+	}
 	s, err := store.Open(cfg.Dir, cfg.Log)
 	if err != nil {
 		return nil, err
 	}
-	state, err := loadState(s)
+	state, err := loadState(alone{s})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("store %s: %w", cfg.Dir, err), s.Close())
 	}
-	return newManager(cfg, s, state), nil
+	return newManager(cfg, alone{s}, state), nil
 }
 
 // Init begins a new cluster: it creates the store in cfg.Dir, which must be empty or not
@@ -164,7 +182,9 @@ func newManager(cfg Config, records committer, state *cluster.State) *Manager {
 	if cfg.Commit != nil {
 		records = hooked{records, cfg.Commit}
 	}
-	state.SetPolicy(cfg.policy())
+	if state != nil {
+		state.SetPolicy(cfg.policy())
+	}
 	return &Manager{
 		cfg: cfg, records: records, state: state, asks: make(chan ask), urgent: make(chan ask), ended: make(chan struct{}), metrics: newMetrics(),
 		targets: map[block.NodeName]*session{}, initiators: map[block.NodeName]*session{}, watchers: map[chan struct{}]bool{}, watches: watches{patience: watchPatience},
@@ -187,20 +207,56 @@ const tickEvery = 250 * time.Millisecond
 // Badger's limit of some 5 MiB.
 const batchMost = 128
 
-// Run is the loop. It returns when ctx ends, or with the error of a failed commit. It begins
-// a new term before it answers anything.
+// Run returns when ctx ends, or with the error of a failed commit. In a quorum it decides only
+// while it leads.
 func (m *Manager) Run(ctx context.Context) error {
 	defer close(m.ended)
-	if err := m.beginTerm(ctx); err != nil {
+	afterwards, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return m.records.Run(afterwards) }) // the loop's last commit needs it
+	group.Go(func() error {
+		defer stop()
+		for {
+			if err := m.lead(ctx); !errors.Is(err, errDeposed) || ctx.Err() != nil {
+				return err
+			}
+			m.depose()
+		}
+	})
+	return group.Wait()
+}
+
+// lead is the loop. It waits until this manager leads, and returns errDeposed when it does not
+// any more. It begins a new term before it answers anything.
+func (m *Manager) lead(ctx context.Context) error {
+	over, err := m.awaitLead(ctx)
+	if err != nil && ctx.Err() != nil {
+		return nil
+	}
+	if err == nil && m.state == nil {
+		err = m.load()
+	}
+	if err == nil {
+		err = m.beginTerm(ctx, over)
+	}
+	if err != nil {
 		return err
 	}
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
 	for {
+		select { // before all else: what is decided after that is in vain
+		case <-over:
+			return errDeposed
+		default:
+		}
 		var first ask
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-over:
+			return errDeposed
 		case <-tick.C:
 			first = ask{input: cluster.Tick{}, reply: make(chan answer, 1)}
 		case first = <-m.urgent:
@@ -214,8 +270,13 @@ func (m *Manager) Run(ctx context.Context) error {
 
 // beginTerm makes this manager's term durable. If the outcome of that is unknown, it begins
 // the next one.
-func (m *Manager) beginTerm(ctx context.Context) error {
+func (m *Manager) beginTerm(ctx context.Context, over <-chan struct{}) error {
 	for {
+		select {
+		case <-over:
+			return errDeposed
+		default:
+		}
 		begin := ask{input: cluster.BeginTerm{}, reply: make(chan answer, 1)}
 		if err := m.work(begin); err != nil {
 			return err
@@ -298,6 +359,8 @@ func (m *Manager) finish(b *batch) error {
 			return m.startOver(b.asks, err)
 		}
 		m.metrics.commit.Observe(m.cfg.Now().Sub(begin).Seconds())
+	} else if err := m.records.Confirm(); err != nil {
+		return m.startOver(b.asks, err)
 	}
 	for i, a := range b.asks {
 		if a.look != nil {

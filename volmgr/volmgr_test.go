@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -69,9 +70,18 @@ func initialized(t testing.TB) string {
 	return dir
 }
 
+var overQuorum = flag.Bool("quorum", false, "the managers keep their records in a quorum of one")
+
+func quorumOfOne() *Quorum {
+	if *overQuorum {
+		return &Quorum{Address: "m1"}
+	}
+	return nil
+}
+
 func (r *rig) start() {
 	r.t.Helper()
-	m, err := New(Config{Dir: r.dir, Log: r.log})
+	m, err := New(Config{Dir: r.dir, Log: r.log, Quorum: quorumOfOne()})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -90,6 +100,12 @@ func (r *rig) start() {
 		r.reports = map[string]*pb.TargetReport{}
 	}
 	r.ManagerClient, r.agents = pages.Client(conn), pb.NewAgentsClient(conn)
+	if *overQuorum {
+		eventually(r.t, "it leads", func() bool {
+			_, err := r.ListPools(ctx, &pb.ListPoolsRequest{})
+			return err == nil
+		})
+	}
 	r.stop = sync.OnceFunc(func() {
 		cancel()
 		stopServing()

@@ -140,6 +140,11 @@ func (s *Store) open() (err error) {
 	return nil
 }
 
+// Exists reports whether the store in dir is that of a member.
+func Exists(dir string) bool {
+	return wal.Find(wal.InDirectory(store.QuorumDir(dir))) == nil
+}
+
 // Join makes an empty log beside the store in dir, whose records the leader replaces, for a
 // member that another one adds to the quorum. It returns the new member.
 func Join(dir string, cluster block.ClusterID) (quorum.ID, error) {

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volmgr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/volmgr/quorum"
+	"weft.dev/weft/volmgr/quorum/member"
+	"weft.dev/weft/volmgr/replicated"
+	"weft.dev/weft/volmgr/store"
+)
+
+// replicas are several managers in one process, with a network that can cut one of them off.
+type replicas struct {
+	t   *testing.T
+	mu  sync.Mutex
+	all map[quorum.ID]*replica
+}
+
+type replica struct {
+	*Manager
+	id      quorum.ID
+	inbox   chan func()
+	cut     bool // guarded by replicas.mu
+	ctx     context.Context
+	stop    func()
+	stopped chan struct{}
+}
+
+func (ps *replicas) start(dir, address string) *replica {
+	ps.t.Helper()
+	p := &replica{inbox: make(chan func(), 256), stopped: make(chan struct{})}
+	p.ctx, p.stop = context.WithCancel(context.Background())
+	var err error
+	p.Manager, err = New(Config{Dir: dir, Quorum: &Quorum{Address: address, Send: func(o member.Outgoing) { ps.send(p, o) }}})
+	if err != nil {
+		ps.t.Fatal(err)
+	}
+	p.id = p.shared().Status().ID
+	ps.mu.Lock()
+	ps.all[p.id] = p
+	ps.mu.Unlock()
+	go func() {
+		defer close(p.stopped)
+		if err := errors.Join(p.Run(p.ctx), p.Close()); err != nil {
+			ps.t.Errorf("%s: %v", address, err)
+		}
+	}()
+	go func() {
+		for {
+			select {
+			case deliver := <-p.inbox:
+				deliver()
+			case <-p.stopped:
+				return
+			}
+		}
+	}()
+	ps.t.Cleanup(func() { p.stop(); <-p.stopped })
+	return p
+}
+
+func (p *replica) shared() *shared { return p.records.(*shared) }
+
+func (ps *replicas) send(from *replica, o member.Outgoing) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	to := ps.all[o.To()]
+	if to == nil || to.cut || from.cut {
+		if o.Content != nil {
+			o.Content.Close()
+			go from.shared().Lost(from.ctx, o.To())
+		}
+		return
+	}
+	select {
+	case to.inbox <- func() {
+		err := to.shared().Receive(to.ctx, o.Message, o.Content)
+		if o.Content == nil {
+			return
+		}
+		o.Content.Close()
+		if err != nil {
+			from.shared().Lost(from.ctx, o.To())
+			return
+		}
+		from.shared().Store.SnapshotSent(from.ctx, o.To())
+	}:
+	default:
+	}
+}
+
+// three managers, of which the first one leads.
+func three(t *testing.T) (*replicas, []*replica) {
+	ps := &replicas{t: t, all: map[quorum.ID]*replica{}}
+	all := []*replica{ps.start(initialized(t), "m1:9800")}
+	eventually(t, "one manager leads", func() bool { return all[0].shared().Status().Role == quorum.Leader })
+	cluster := loadedID(t, all[0])
+	for _, address := range []string{"m2:9800", "m3:9800"} {
+		dir := filepath.Join(t.TempDir(), "volmgr")
+		if err := store.Create(dir, nil, slog.New(slog.DiscardHandler)); err != nil {
+			t.Fatal(err)
+		}
+		id, err := replicated.Join(dir, cluster)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, ps.start(dir, address))
+		eventually(t, address+" is added", func() bool {
+			return all[0].shared().AddLearner(t.Context(), quorum.Member{ID: id, Address: address}) == nil
+		})
+		eventually(t, address+" votes", func() bool { return all[0].shared().Promote(t.Context(), id) == nil })
+	}
+	return ps, all
+}
+
+// leads waits until one of the managers answers.
+func leads(t *testing.T, all ...*replica) (leader *replica) {
+	t.Helper()
+	eventually(t, "one of them answers", func() bool {
+		for _, p := range all {
+			if _, err := p.ListPools(t.Context(), &pb.ListPoolsRequest{}); err == nil {
+				leader = p
+				return true
+			}
+		}
+		return false
+	})
+	return leader
+}
+
+func pools(t *testing.T, p *replica) (names []string) {
+	t.Helper()
+	all, err := p.ListPools(t.Context(), &pb.ListPoolsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pool := range all.GetPools() {
+		names = append(names, pool.GetName())
+	}
+	return names
+}
+
+// Another manager leads when the first one stops, and has all that was answered. Who does not
+// lead says who does.
+func TestAnotherManagerLeads(t *testing.T) {
+	_, all := three(t)
+	if _, err := all[0].CreatePool(t.Context(), &pb.CreatePoolRequest{Name: "gold"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a follower says who leads", func() bool {
+		_, err := all[1].CreatePool(t.Context(), &pb.CreatePoolRequest{Name: "silver"})
+		if err == nil {
+			t.Fatal("a follower has created a pool")
+		}
+		return status.Code(err) == codes.Unavailable && reason(err) == reasonNotLeading && strings.Contains(err.Error(), "m1:9800 does")
+	})
+	all[0].stop()
+	<-all[0].stopped
+	leader := leads(t, all[1:]...)
+	if got := fmt.Sprint(pools(t, leader)); !strings.Contains(got, "gold") || strings.Contains(got, "silver") {
+		t.Errorf("the new leader has the pools %v", got)
+	}
+	if _, err := leader.CreatePool(t.Context(), &pb.CreatePoolRequest{Name: "bronze"}); err != nil {
+		t.Error(err)
+	}
+}
+
+// A leader that is cut off answers nothing, neither changes nor reads: another one may lead.
+// When it is back, it follows.
+func TestALeaderThatIsCutOffAnswersNothing(t *testing.T) {
+	ps, all := three(t)
+	if _, err := all[0].CreatePool(t.Context(), &pb.CreatePoolRequest{Name: "gold"}); err != nil {
+		t.Fatal(err)
+	}
+	ps.mu.Lock()
+	all[0].cut = true
+	ps.mu.Unlock()
+	begin := time.Now()
+	answers := make(chan error, 2)
+	go func() {
+		_, err := all[0].CreatePool(t.Context(), &pb.CreatePoolRequest{Name: "silver"})
+		answers <- err
+	}()
+	go func() {
+		_, err := all[0].ListPools(t.Context(), &pb.ListPoolsRequest{})
+		answers <- err
+	}()
+	leader := leads(t, all[1:]...)
+	t.Logf("another one leads after %v", time.Since(begin))
+	if _, err := leader.CreatePool(t.Context(), &pb.CreatePoolRequest{Name: "bronze"}); err != nil {
+		t.Error(err)
+	}
+	for range 2 {
+		if err := <-answers; err == nil || reason(err) != reasonOutcomeUnknown && reason(err) != reasonNotLeading {
+			t.Errorf("the one that is cut off answers %v", err)
+		}
+	}
+	ps.mu.Lock()
+	all[0].cut = false
+	ps.mu.Unlock()
+	eventually(t, "it follows", func() bool {
+		_, err := all[0].ListPools(t.Context(), &pb.ListPoolsRequest{})
+		return reason(err) == reasonNotLeading && strings.Contains(err.Error(), " does")
+	})
+	got := fmt.Sprint(pools(t, leader))
+	if !strings.Contains(got, "gold") || !strings.Contains(got, "bronze") {
+		t.Errorf("the new leader has the pools %v", got)
+	}
+}
+
+func loadedID(t *testing.T, p *replica) (id block.ClusterID) {
+	t.Helper()
+	s, err := p.snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.ClusterID()
+}
