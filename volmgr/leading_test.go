@@ -155,6 +155,21 @@ func pools(t *testing.T, p *replica) (names []string) {
 	return names
 }
 
+// A store that a quorum keeps is not opened without it: it would part from the others'.
+func TestAStoreOfAQuorumIsNotOpenedWithout(t *testing.T) {
+	dir := initialized(t)
+	m, err := New(Config{Dir: dir, Quorum: &Quorum{Address: "m1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(Config{Dir: dir}); err == nil || !strings.Contains(err.Error(), "belongs to a quorum") {
+		t.Errorf("New without a quorum = %v, want that the store belongs to one", err)
+	}
+}
+
 // Another manager leads when the first one stops, and has all that was answered. Who does not
 // lead says who does.
 func TestAnotherManagerLeads(t *testing.T) {

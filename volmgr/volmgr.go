@@ -41,6 +41,7 @@ import (
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
 	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/replicated"
 	"weft.dev/weft/volmgr/store"
 )
 
@@ -142,6 +143,9 @@ func New(cfg Config) (*Manager, error) {
 			return nil, err
 		}
 		return newManager(cfg, s, nil), nil // the state is loaded when it leads
+	}
+	if replicated.Exists(cfg.Dir) {
+		return nil, fmt.Errorf("store %s: it belongs to a quorum, and would part from it without", cfg.Dir)
 	}
 	s, err := store.Open(cfg.Dir, cfg.Log)
 	if err != nil {
