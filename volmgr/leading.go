@@ -138,6 +138,9 @@ func (s *shared) Leader() string {
 
 // awaitLead waits until this manager leads. Callers are told meanwhile who does.
 func (m *Manager) awaitLead(ctx context.Context) (over <-chan struct{}, err error) {
+	if m.cfg.Quorum == nil { // nobody else could lead, so no caller is told so
+		return m.records.Lead(ctx)
+	}
 	leads := make(chan struct{})
 	go func() {
 		defer close(leads)
