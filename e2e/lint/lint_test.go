@@ -65,7 +65,8 @@ var arrows = map[string][]string{
 	"e2e":               {"e2e", "proto"},
 
 	"volmgr/quorum/wal/waltest": {"volmgr/quorum/wal"},
-	"volmgr/quorum/member":      {"volmgr/quorum", "volmgr/quorum/wal"},
+	"volmgr/quorum/member":      {"volmgr/quorum", "volmgr/quorum/wal", "proto/block"},
+	"volmgr/quorum/transport":   {"volmgr/quorum", "volmgr/quorum/member", "proto/block", "proto/pb"},
 
 	// The user-space data path: one interface, block.Device, from the drive's
 	// file on the target to the device node on the client.

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -259,6 +260,9 @@ func (s *Store) receive(m message) error {
 	return s.step(quorum.Receive{Message: m.Message})
 }
 
+// Cluster returns the cluster that the member belongs to.
+func (s *Store) Cluster() block.ClusterID { return s.member.Cluster() }
+
 // Status returns what the member knows of the quorum.
 func (s *Store) Status() Status { return *s.status.Load() }
 
@@ -330,8 +334,17 @@ func (s *Store) Remove(ctx context.Context, id quorum.ID) error {
 }
 
 // Receive passes a message of another member on. Content comes with a snapshot; it is read
-// before Receive returns.
+// before Receive returns, and before the loop sees it, so that a slow sender does not hold the
+// loop.
 func (s *Store) Receive(ctx context.Context, m quorum.Message, content io.Reader) error {
+	if content != nil {
+		spool, err := s.spool(content)
+		if err != nil {
+			return err
+		}
+		defer spool.Close()
+		content = spool
+	}
 	received := message{m, content, make(chan error, 1)}
 	select {
 	case s.received <- received:
@@ -349,6 +362,30 @@ func (s *Store) Receive(ctx context.Context, m quorum.Message, content io.Reader
 	case <-s.ended:
 		return ErrStopped
 	}
+}
+
+// spool returns a file that holds content and has no name.
+func (s *Store) spool(content io.Reader) (*os.File, error) {
+	file, err := os.CreateTemp(store.QuorumDir(s.cfg.Dir), "arriving-")
+	if err != nil {
+		return nil, err
+	}
+	err = os.Remove(file.Name())
+	if err == nil {
+		_, err = io.Copy(file, content)
+	}
+	if err == nil {
+		_, err = file.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
+}
+
+// Unreachable says that messages to a member were lost, but no snapshot.
+func (s *Store) Unreachable(ctx context.Context, id quorum.ID) error {
+	return s.report(ctx, quorum.Unreachable{ID: id})
 }
 
 // Lost says that messages to a member were lost; a snapshot may have been among them.

@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"io"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/quorum"
 	"weft.dev/weft/volmgr/quorum/wal"
 )
@@ -147,6 +148,9 @@ func (m *Member) open(state wal.State) (err error) {
 
 // Node returns the member's view of the quorum, to be read only.
 func (m *Member) Node() *quorum.Node { return m.node }
+
+// Cluster returns the cluster that the member's log belongs to.
+func (m *Member) Cluster() block.ClusterID { return m.log.Owner().Cluster }
 
 // Stage keeps the content of a snapshot for the message that it belongs to, which has to be
 // stepped through next.
