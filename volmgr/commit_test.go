@@ -206,7 +206,7 @@ func volumeOver(t *testing.T, u *unsure) (unknown int) {
 			switch {
 			case err == nil:
 				return true
-			case reason(err) == reasonOutcomeUnknown && status.Code(err) == codes.Unavailable:
+			case reason(err) == pb.ReasonOutcomeUnknown && status.Code(err) == codes.Unavailable:
 				unknown++
 			case status.Code(err) != codes.FailedPrecondition && status.Code(err) != codes.NotFound && status.Code(err) != codes.ResourceExhausted:
 				t.Fatalf("until %s: %v", what, err)

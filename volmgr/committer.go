@@ -26,6 +26,8 @@ type committer interface {
 	Confirm() error
 	// Leader is the address of the manager that leads; empty if that is not known.
 	Leader() string
+	// Changed returns a channel that is closed when another manager leads; nil means never.
+	Changed() <-chan struct{}
 	// Load returns all records that are durable, in key order.
 	Load() ([]cluster.Record, error)
 	// Commit makes records durable, all or none. After ErrOutcomeUnknown they may be durable
@@ -39,9 +41,6 @@ type committer interface {
 // ErrOutcomeUnknown is the error for an input whose commit failed, so that it may or may not
 // have taken effect. Callers repeat it: every input can be repeated.
 var ErrOutcomeUnknown = errors.New("it is not known whether this was recorded")
-
-// reasonOutcomeUnknown is how gRPC carries ErrOutcomeUnknown.
-const reasonOutcomeUnknown = "OUTCOME_UNKNOWN"
 
 // errStateLoaded ends the streams of agents: the state knows nothing of their reports.
 var errStateLoaded = status.Error(codes.Unavailable, "the volume manager has reloaded its state: report again in full")

@@ -52,7 +52,7 @@ func toStatus(err error) error {
 	case errors.As(err, &e):
 		return refusal(e)
 	case errors.Is(err, ErrOutcomeUnknown):
-		return detailed(codes.Unavailable, &cluster.Error{Reason: reasonOutcomeUnknown, Text: err.Error(), Hint: "repeat the command"})
+		return detailed(codes.Unavailable, &cluster.Error{Reason: pb.ReasonOutcomeUnknown, Text: err.Error(), Hint: "repeat the command"})
 	case errors.As(err, &led):
 		return detailed(codes.Unavailable, led.refusal())
 	case errors.Is(err, ErrStopped):

@@ -6,30 +6,35 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
 	"weft.dev/weft/volmgr/quorum"
 	"weft.dev/weft/volmgr/quorum/member"
+	"weft.dev/weft/volmgr/quorum/transport"
 	"weft.dev/weft/volmgr/replicated"
 	"weft.dev/weft/volmgr/store"
 )
 
 // Quorum says how a manager keeps its records together with others.
 type Quorum struct {
-	Address string                // where callers reach this manager
-	Send    func(member.Outgoing) // to other managers; nil means that there are none
+	Address string // where callers and other managers reach this one
+	// Dial opens a connection to another manager. With it, the managers' messages go over gRPC.
+	Dial func(address string) (*grpc.ClientConn, error)
+	// Send is used instead, in tests: it sends a message to another manager, or loses it.
+	Send func(member.Outgoing)
 }
 
 // ErrNotLeading is the error of calls to a manager that is not the one that decides. Nothing
 // was recorded.
 var ErrNotLeading = errors.New("this volume manager does not lead")
-
-// reasonNotLeading is how gRPC carries ErrNotLeading, with the leader's address as metadata.
-const reasonNotLeading = "NOT_LEADING"
 
 // notLeading says who leads.
 type notLeading struct{ leader string }
@@ -41,10 +46,18 @@ func (e notLeading) Error() string {
 	return fmt.Sprintf("%v; %s does", ErrNotLeading, e.leader)
 }
 
+// hint says what an operator can do.
+func (e notLeading) hint() string {
+	if e.leader == "" {
+		return "are most of the managers up, and do they reach one another? `weft volmgr list` says what this one knows"
+	}
+	return "ask the leader, or list all managers in --manager"
+}
+
 func (notLeading) Is(target error) bool { return target == ErrNotLeading }
 
 func (e notLeading) refusal() *cluster.Error {
-	return &cluster.Error{Reason: reasonNotLeading, Text: e.Error(), Hint: "ask the leader", Metadata: map[string]string{"leader": e.leader}}
+	return &cluster.Error{Reason: pb.ReasonNotLeader, Text: e.Error(), Hint: e.hint(), Metadata: map[string]string{pb.LeaderKey: e.leader}}
 }
 
 // errDeposed ends the streams of agents and the time in which this manager decides.
@@ -68,10 +81,14 @@ func (alone) Confirm() error { return nil }
 // Leader is part of committer.
 func (alone) Leader() string { return "" }
 
+// Changed is part of committer.
+func (alone) Changed() <-chan struct{} { return nil }
+
 // shared is a store that a quorum keeps.
 type shared struct {
 	*replicated.Store
-	term uint64 // in which this manager leads
+	transport *transport.Transport // nil if messages go another way
+	term      uint64               // in which this manager leads
 }
 
 // openShared opens the store in cfg.Dir. One that has been without a quorum becomes that of a
@@ -84,11 +101,37 @@ func openShared(cfg Config) (*shared, error) {
 			return nil, err
 		}
 	}
+	var carrier *transport.Transport
+	if cfg.Quorum.Dial != nil {
+		carrier = transport.New(transport.Config{Address: cfg.Quorum.Address, Dial: cfg.Quorum.Dial, Log: cfg.Log})
+		c.Send = carrier.Send
+	}
 	s, err := replicated.Open(c)
 	if err != nil {
 		return nil, err
 	}
-	return &shared{Store: s}, nil
+	return &shared{Store: s, transport: carrier}, nil
+}
+
+// Run is part of committer. Messages are carried until the store's own Run has returned, since
+// it hands leadership over.
+func (s *shared) Run(ctx context.Context) error {
+	if s.transport == nil {
+		return s.Store.Run(ctx)
+	}
+	carrying, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var group errgroup.Group
+	group.Go(func() error {
+		return s.transport.Run(carrying, transport.Self{Cluster: s.Cluster(), ID: s.Status().ID, To: s.Store,
+			Members: func() quorum.Members { return s.Status().Applied.Members },
+			Leads:   func() bool { return s.Status().Role == quorum.Leader },
+		})
+	})
+	group.Go(func() error {
+		defer stop()
+		return s.Store.Run(ctx)
+	})
+	return group.Wait()
 }
 
 // identity returns the cluster and the term of a store.
@@ -129,11 +172,24 @@ func unknown(err error) error {
 	return err
 }
 
-// Leader is part of committer.
+// Leader is part of committer. It is not known while this manager is about to lead.
 func (s *shared) Leader() string {
 	now := s.Status()
-	leader, _ := now.Applied.Members.Find(now.Leader)
-	return leader.Address
+	if now.Leader == now.ID {
+		return ""
+	}
+	return s.addressOf(now, now.Leader)
+}
+
+// addressOf returns where a manager answers: as it says itself, else as the members have it.
+func (s *shared) addressOf(now replicated.Status, id quorum.ID) string {
+	if s.transport != nil {
+		if peer := s.transport.Peers()[id]; peer.Address != "" {
+			return peer.Address
+		}
+	}
+	m, _ := now.Applied.Members.Find(id)
+	return m.Address
 }
 
 // awaitLead waits until this manager leads. Callers are told meanwhile who does.
@@ -146,15 +202,47 @@ func (m *Manager) awaitLead(ctx context.Context) (over <-chan struct{}, err erro
 		defer close(leads)
 		over, err = m.records.Lead(ctx)
 	}()
+	patience := time.NewTimer(electionPatience)
+	defer patience.Stop()
+	impatient := false
 	for {
+		changed, leader := m.records.Changed(), m.records.Leader()
+		asks, urgent := m.asks, m.urgent
+		if leader == "" && !impatient {
+			asks, urgent = nil, nil
+		}
 		select {
 		case <-leads:
 			return over, err
-		case a := <-m.asks:
-			a.reply <- answer{err: notLeading{m.records.Leader()}}
-		case a := <-m.urgent:
-			a.reply <- answer{err: notLeading{m.records.Leader()}}
+		case <-changed:
+			patience.Reset(electionPatience)
+			impatient = false
+		case <-patience.C:
+			impatient = true
+		case a := <-asks:
+			a.reply <- answer{err: notLeading{leader}}
+		case a := <-urgent:
+			a.reply <- answer{err: notLeading{leader}}
+		case pong := <-m.pings:
+			close(pong)
 		}
+	}
+}
+
+// electionPatience is how long calls wait while no leader is known. An election takes less than
+// two seconds; without a majority there is none.
+const electionPatience = 3 * time.Second
+
+// Alive returns nil if the manager's loop answers, whether it leads or not.
+func (m *Manager) Alive(ctx context.Context) error {
+	pong := make(chan struct{})
+	select {
+	case m.pings <- pong:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-m.ended:
+		return ErrStopped
 	}
 }
 

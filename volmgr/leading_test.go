@@ -182,7 +182,7 @@ func TestAnotherManagerLeads(t *testing.T) {
 		if err == nil {
 			t.Fatal("a follower has created a pool")
 		}
-		return status.Code(err) == codes.Unavailable && reason(err) == reasonNotLeading && strings.Contains(err.Error(), "m1:9800 does")
+		return status.Code(err) == codes.Unavailable && reason(err) == pb.ReasonNotLeader && strings.Contains(err.Error(), "m1:9800 does")
 	})
 	all[0].stop()
 	<-all[0].stopped
@@ -221,7 +221,7 @@ func TestALeaderThatIsCutOffAnswersNothing(t *testing.T) {
 		t.Error(err)
 	}
 	for range 2 {
-		if err := <-answers; err == nil || reason(err) != reasonOutcomeUnknown && reason(err) != reasonNotLeading {
+		if err := <-answers; err == nil || reason(err) != pb.ReasonOutcomeUnknown && reason(err) != pb.ReasonNotLeader {
 			t.Errorf("the one that is cut off answers %v", err)
 		}
 	}
@@ -230,7 +230,7 @@ func TestALeaderThatIsCutOffAnswersNothing(t *testing.T) {
 	ps.mu.Unlock()
 	eventually(t, "it follows", func() bool {
 		_, err := all[0].ListPools(t.Context(), &pb.ListPoolsRequest{})
-		return reason(err) == reasonNotLeading && strings.Contains(err.Error(), " does")
+		return reason(err) == pb.ReasonNotLeader && strings.Contains(err.Error(), " does")
 	})
 	got := fmt.Sprint(pools(t, leader))
 	if !strings.Contains(got, "gold") || !strings.Contains(got, "bronze") {

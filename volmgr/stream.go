@@ -297,6 +297,9 @@ const chunk = 64 << 10
 
 // Backup streams a consistent copy of the store.
 func (m *Manager) Backup(_ *pb.BackupRequest, stream grpc.ServerStreamingServer[pb.BackupChunk]) error {
+	if err := m.look(stream.Context(), func() {}); err != nil { // another manager may know more
+		return toStatus(err)
+	}
 	return toStatus(m.records.Backup(chunks{stream}))
 }
 

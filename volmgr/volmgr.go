@@ -15,11 +15,11 @@
 // published: see committer.go. With a store of its own, Run ends with the error and the
 // process must be restarted.
 //
-// In a quorum (Config.Quorum, which no command sets yet) several managers keep the records, and
-// the loop runs only at the one that leads. A leader that is deposed forgets the state, and
+// In a quorum (Config.Quorum) one or several managers keep the records, and the loop runs only
+// at the one that leads. A leader that is deposed forgets the state, and
 // loads it when it leads again. What it answers without having recorded anything, it answers
 // after a majority has confirmed that it still leads. Others answer ErrNotLeading, with the
-// leader's address.
+// leader's address; while no leader is known, calls wait for the election.
 //
 // Lists, status and wanted states are made from snapshots of the state, beside the loop.
 package volmgr
@@ -88,8 +88,10 @@ type Manager struct {
 	state   *cluster.State // owned by Run
 	fork    *cluster.State // of state, for readers; nil if it has been stepped since. Owned by Run
 	asks    chan ask
-	urgent  chan ask      // records of lost legs
-	ended   chan struct{} // closed when Run returns
+	urgent  chan ask           // records of lost legs
+	pings   chan chan struct{} // closed by the loop
+	quorum  *shared            // the records' keeper; nil without a quorum
+	ended   chan struct{}      // closed when Run returns
 	metrics metrics
 	watches watches
 
@@ -142,7 +144,9 @@ func New(cfg Config) (*Manager, error) {
 		if err != nil {
 			return nil, err
 		}
-		return newManager(cfg, s, nil), nil // the state is loaded when it leads
+		m := newManager(cfg, s, nil) // the state is loaded when it leads
+		m.quorum = s
+		return m, nil
 	}
 	if replicated.Exists(cfg.Dir) {
 		return nil, fmt.Errorf("store %s: it belongs to a quorum, and would part from it without", cfg.Dir)
@@ -190,13 +194,17 @@ func newManager(cfg Config, records committer, state *cluster.State) *Manager {
 		state.SetPolicy(cfg.policy())
 	}
 	return &Manager{
-		cfg: cfg, records: records, state: state, asks: make(chan ask), urgent: make(chan ask), ended: make(chan struct{}), metrics: newMetrics(),
+		cfg: cfg, records: records, state: state, asks: make(chan ask), urgent: make(chan ask), pings: make(chan chan struct{}), ended: make(chan struct{}), metrics: newMetrics(),
 		targets: map[block.NodeName]*session{}, initiators: map[block.NodeName]*session{}, watchers: map[chan struct{}]bool{}, watches: watches{patience: watchPatience},
 	}
 }
 
-// Register adds the Manager and Agents services to a server.
+// Register adds the Manager and Agents services to a server, and the one by which managers
+// agree.
 func (m *Manager) Register(r grpc.ServiceRegistrar) {
+	if m.quorum != nil && m.quorum.transport != nil {
+		m.quorum.transport.Register(r)
+	}
 	r.RegisterService(bounded(pb.Manager_ServiceDesc), m)
 	r.RegisterService(bounded(pb.Agents_ServiceDesc), m)
 }
@@ -222,7 +230,11 @@ func (m *Manager) Run(ctx context.Context) error {
 	group.Go(func() error {
 		defer stop()
 		for {
-			if err := m.lead(ctx); !errors.Is(err, errDeposed) || ctx.Err() != nil {
+			err := m.lead(ctx)
+			if errors.Is(err, replicated.ErrStopped) {
+				return nil // the records' Run says why
+			}
+			if !errors.Is(err, errDeposed) || ctx.Err() != nil {
 				return err
 			}
 			m.depose()
@@ -247,27 +259,42 @@ func (m *Manager) lead(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer m.startTending(ctx)()
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
 	for {
-		select { // before all else: what is decided after that is in vain
-		case <-over:
-			return errDeposed
-		default:
-		}
-		var first ask
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-over:
-			return errDeposed
-		case <-tick.C:
-			first = ask{input: cluster.Tick{}, reply: make(chan answer, 1)}
-		case first = <-m.urgent:
-		case first = <-m.asks:
+		first, err := m.next(ctx, over, tick.C)
+		if err != nil || first.reply == nil {
+			return err
 		}
 		if err := m.work(first); err != nil {
 			return err
+		}
+	}
+}
+
+// next waits for a request, or for the time of a tick. It returns errDeposed if this manager does
+// not lead any more, and an empty request if ctx ends.
+func (m *Manager) next(ctx context.Context, over <-chan struct{}, tick <-chan time.Time) (first ask, err error) {
+	for {
+		select { // before all else: what is decided after that is in vain
+		case <-over:
+			return first, errDeposed
+		default:
+		}
+		select {
+		case <-ctx.Done():
+			return first, nil
+		case pong := <-m.pings:
+			close(pong)
+		case <-over:
+			return first, errDeposed
+		case <-tick:
+			return ask{input: cluster.Tick{}, reply: make(chan answer, 1)}, nil
+		case first = <-m.urgent:
+			return first, nil
+		case first = <-m.asks:
+			return first, nil
 		}
 	}
 }

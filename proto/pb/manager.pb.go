@@ -22,6 +22,7 @@ import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -71,6 +72,446 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 }
 
 // Status is a summary of the cluster that fits on one screen.
+type ListManagersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListManagersRequest) Reset() {
+	*x = ListManagersRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListManagersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListManagersRequest) ProtoMessage() {}
+
+func (x *ListManagersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListManagersRequest.ProtoReflect.Descriptor instead.
+func (*ListManagersRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{1}
+}
+
+type ListManagersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Managers      []*ManagerMember       `protobuf:"bytes,1,rep,name=managers,proto3" json:"managers,omitempty"`
+	Term          uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"` // of the newest election
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListManagersResponse) Reset() {
+	*x = ListManagersResponse{}
+	mi := &file_weft_v1_manager_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListManagersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListManagersResponse) ProtoMessage() {}
+
+func (x *ListManagersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListManagersResponse.ProtoReflect.Descriptor instead.
+func (*ListManagersResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ListManagersResponse) GetManagers() []*ManagerMember {
+	if x != nil {
+		return x.Managers
+	}
+	return nil
+}
+
+func (x *ListManagersResponse) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+// ManagerMember is one of the managers that agree on the records. What a manager that does not
+// lead does not know of the others is absent.
+type ManagerMember struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Id       string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Address  string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"` // where it answers
+	Voter    bool                   `protobuf:"varint,3,opt,name=voter,proto3" json:"voter,omitempty"`    // otherwise it only follows
+	Leader   bool                   `protobuf:"varint,4,opt,name=leader,proto3" json:"leader,omitempty"`
+	Recorded uint64                 `protobuf:"varint,5,opt,name=recorded,proto3" json:"recorded,omitempty"` // the newest entry of the log that is durable there
+	// When it was heard last. Absent for the manager that answers, and for one that it has
+	// never heard of.
+	Heard         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=heard,proto3" json:"heard,omitempty"`
+	Problem       string                 `protobuf:"bytes,7,opt,name=problem,proto3" json:"problem,omitempty"` // why it is not reached; empty if it is
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ManagerMember) Reset() {
+	*x = ManagerMember{}
+	mi := &file_weft_v1_manager_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ManagerMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ManagerMember) ProtoMessage() {}
+
+func (x *ManagerMember) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ManagerMember.ProtoReflect.Descriptor instead.
+func (*ManagerMember) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ManagerMember) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ManagerMember) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ManagerMember) GetVoter() bool {
+	if x != nil {
+		return x.Voter
+	}
+	return false
+}
+
+func (x *ManagerMember) GetLeader() bool {
+	if x != nil {
+		return x.Leader
+	}
+	return false
+}
+
+func (x *ManagerMember) GetRecorded() uint64 {
+	if x != nil {
+		return x.Recorded
+	}
+	return 0
+}
+
+func (x *ManagerMember) GetHeard() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Heard
+	}
+	return nil
+}
+
+func (x *ManagerMember) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+type AddManagerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddManagerRequest) Reset() {
+	*x = AddManagerRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddManagerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddManagerRequest) ProtoMessage() {}
+
+func (x *AddManagerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddManagerRequest.ProtoReflect.Descriptor instead.
+func (*AddManagerRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *AddManagerRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *AddManagerRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+type AddManagerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddManagerResponse) Reset() {
+	*x = AddManagerResponse{}
+	mi := &file_weft_v1_manager_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddManagerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddManagerResponse) ProtoMessage() {}
+
+func (x *AddManagerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddManagerResponse.ProtoReflect.Descriptor instead.
+func (*AddManagerResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{5}
+}
+
+type RemoveManagerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Manager       string                 `protobuf:"bytes,1,opt,name=manager,proto3" json:"manager,omitempty"` // its id, the beginning of it, or its address
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveManagerRequest) Reset() {
+	*x = RemoveManagerRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveManagerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveManagerRequest) ProtoMessage() {}
+
+func (x *RemoveManagerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveManagerRequest.ProtoReflect.Descriptor instead.
+func (*RemoveManagerRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *RemoveManagerRequest) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
+type RemoveManagerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Removed       *ManagerMember         `protobuf:"bytes,1,opt,name=removed,proto3" json:"removed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveManagerResponse) Reset() {
+	*x = RemoveManagerResponse{}
+	mi := &file_weft_v1_manager_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveManagerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveManagerResponse) ProtoMessage() {}
+
+func (x *RemoveManagerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveManagerResponse.ProtoReflect.Descriptor instead.
+func (*RemoveManagerResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *RemoveManagerResponse) GetRemoved() *ManagerMember {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
+type TransferLeadershipRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Manager       string                 `protobuf:"bytes,1,opt,name=manager,proto3" json:"manager,omitempty"` // as in RemoveManagerRequest; empty means the one that has most of the log
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferLeadershipRequest) Reset() {
+	*x = TransferLeadershipRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferLeadershipRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferLeadershipRequest) ProtoMessage() {}
+
+func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferLeadershipRequest.ProtoReflect.Descriptor instead.
+func (*TransferLeadershipRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *TransferLeadershipRequest) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
+type TransferLeadershipResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferLeadershipResponse) Reset() {
+	*x = TransferLeadershipResponse{}
+	mi := &file_weft_v1_manager_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferLeadershipResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferLeadershipResponse) ProtoMessage() {}
+
+func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferLeadershipResponse.ProtoReflect.Descriptor instead.
+func (*TransferLeadershipResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{9}
+}
+
 type Status struct {
 	state              protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId          string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -92,7 +533,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_weft_v1_manager_proto_msgTypes[1]
+	mi := &file_weft_v1_manager_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -104,7 +545,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[1]
+	mi := &file_weft_v1_manager_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -117,7 +558,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{1}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Status) GetClusterId() string {
@@ -221,7 +662,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[2]
+	mi := &file_weft_v1_manager_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -233,7 +674,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[2]
+	mi := &file_weft_v1_manager_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -246,7 +687,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{2}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListNodesRequest) GetPageSize() uint32 {
@@ -273,7 +714,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[3]
+	mi := &file_weft_v1_manager_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -285,7 +726,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[3]
+	mi := &file_weft_v1_manager_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -298,7 +739,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{3}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -325,7 +766,7 @@ type SetNodeLabelsRequest struct {
 
 func (x *SetNodeLabelsRequest) Reset() {
 	*x = SetNodeLabelsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[4]
+	mi := &file_weft_v1_manager_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -337,7 +778,7 @@ func (x *SetNodeLabelsRequest) String() string {
 func (*SetNodeLabelsRequest) ProtoMessage() {}
 
 func (x *SetNodeLabelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[4]
+	mi := &file_weft_v1_manager_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -350,7 +791,7 @@ func (x *SetNodeLabelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeLabelsRequest.ProtoReflect.Descriptor instead.
 func (*SetNodeLabelsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{4}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SetNodeLabelsRequest) GetNode() string {
@@ -376,7 +817,7 @@ type ConfirmNodeDeadRequest struct {
 
 func (x *ConfirmNodeDeadRequest) Reset() {
 	*x = ConfirmNodeDeadRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[5]
+	mi := &file_weft_v1_manager_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -388,7 +829,7 @@ func (x *ConfirmNodeDeadRequest) String() string {
 func (*ConfirmNodeDeadRequest) ProtoMessage() {}
 
 func (x *ConfirmNodeDeadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[5]
+	mi := &file_weft_v1_manager_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -401,7 +842,7 @@ func (x *ConfirmNodeDeadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmNodeDeadRequest.ProtoReflect.Descriptor instead.
 func (*ConfirmNodeDeadRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{5}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ConfirmNodeDeadRequest) GetNode() string {
@@ -420,7 +861,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[6]
+	mi := &file_weft_v1_manager_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -432,7 +873,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[6]
+	mi := &file_weft_v1_manager_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -445,7 +886,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{6}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RemoveNodeRequest) GetNode() string {
@@ -463,7 +904,7 @@ type RemoveNodeResponse struct {
 
 func (x *RemoveNodeResponse) Reset() {
 	*x = RemoveNodeResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[7]
+	mi := &file_weft_v1_manager_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -475,7 +916,7 @@ func (x *RemoveNodeResponse) String() string {
 func (*RemoveNodeResponse) ProtoMessage() {}
 
 func (x *RemoveNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[7]
+	mi := &file_weft_v1_manager_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -488,7 +929,7 @@ func (x *RemoveNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveNodeResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{7}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{16}
 }
 
 type ListDevicesRequest struct {
@@ -502,7 +943,7 @@ type ListDevicesRequest struct {
 
 func (x *ListDevicesRequest) Reset() {
 	*x = ListDevicesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[8]
+	mi := &file_weft_v1_manager_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -514,7 +955,7 @@ func (x *ListDevicesRequest) String() string {
 func (*ListDevicesRequest) ProtoMessage() {}
 
 func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[8]
+	mi := &file_weft_v1_manager_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -527,7 +968,7 @@ func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDevicesRequest.ProtoReflect.Descriptor instead.
 func (*ListDevicesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{8}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListDevicesRequest) GetNode() string {
@@ -561,7 +1002,7 @@ type ListDevicesResponse struct {
 
 func (x *ListDevicesResponse) Reset() {
 	*x = ListDevicesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[9]
+	mi := &file_weft_v1_manager_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -573,7 +1014,7 @@ func (x *ListDevicesResponse) String() string {
 func (*ListDevicesResponse) ProtoMessage() {}
 
 func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[9]
+	mi := &file_weft_v1_manager_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -586,7 +1027,7 @@ func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDevicesResponse.ProtoReflect.Descriptor instead.
 func (*ListDevicesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{9}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListDevicesResponse) GetDevices() []*Device {
@@ -614,7 +1055,7 @@ type ListDrivesRequest struct {
 
 func (x *ListDrivesRequest) Reset() {
 	*x = ListDrivesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[10]
+	mi := &file_weft_v1_manager_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -626,7 +1067,7 @@ func (x *ListDrivesRequest) String() string {
 func (*ListDrivesRequest) ProtoMessage() {}
 
 func (x *ListDrivesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[10]
+	mi := &file_weft_v1_manager_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -639,7 +1080,7 @@ func (x *ListDrivesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDrivesRequest.ProtoReflect.Descriptor instead.
 func (*ListDrivesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{10}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListDrivesRequest) GetNode() string {
@@ -673,7 +1114,7 @@ type ListDrivesResponse struct {
 
 func (x *ListDrivesResponse) Reset() {
 	*x = ListDrivesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[11]
+	mi := &file_weft_v1_manager_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -685,7 +1126,7 @@ func (x *ListDrivesResponse) String() string {
 func (*ListDrivesResponse) ProtoMessage() {}
 
 func (x *ListDrivesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[11]
+	mi := &file_weft_v1_manager_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -698,7 +1139,7 @@ func (x *ListDrivesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDrivesResponse.ProtoReflect.Descriptor instead.
 func (*ListDrivesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{11}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListDrivesResponse) GetDrives() []*Drive {
@@ -728,7 +1169,7 @@ type AddDriveRequest struct {
 
 func (x *AddDriveRequest) Reset() {
 	*x = AddDriveRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[12]
+	mi := &file_weft_v1_manager_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -740,7 +1181,7 @@ func (x *AddDriveRequest) String() string {
 func (*AddDriveRequest) ProtoMessage() {}
 
 func (x *AddDriveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[12]
+	mi := &file_weft_v1_manager_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -753,7 +1194,7 @@ func (x *AddDriveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddDriveRequest.ProtoReflect.Descriptor instead.
 func (*AddDriveRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{12}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AddDriveRequest) GetNode() string {
@@ -794,7 +1235,7 @@ type SetDriveLabelsRequest struct {
 
 func (x *SetDriveLabelsRequest) Reset() {
 	*x = SetDriveLabelsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[13]
+	mi := &file_weft_v1_manager_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -806,7 +1247,7 @@ func (x *SetDriveLabelsRequest) String() string {
 func (*SetDriveLabelsRequest) ProtoMessage() {}
 
 func (x *SetDriveLabelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[13]
+	mi := &file_weft_v1_manager_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -819,7 +1260,7 @@ func (x *SetDriveLabelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDriveLabelsRequest.ProtoReflect.Descriptor instead.
 func (*SetDriveLabelsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{13}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SetDriveLabelsRequest) GetDriveId() string {
@@ -845,7 +1286,7 @@ type EvictDriveRequest struct {
 
 func (x *EvictDriveRequest) Reset() {
 	*x = EvictDriveRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[14]
+	mi := &file_weft_v1_manager_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -857,7 +1298,7 @@ func (x *EvictDriveRequest) String() string {
 func (*EvictDriveRequest) ProtoMessage() {}
 
 func (x *EvictDriveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[14]
+	mi := &file_weft_v1_manager_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -870,7 +1311,7 @@ func (x *EvictDriveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictDriveRequest.ProtoReflect.Descriptor instead.
 func (*EvictDriveRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{14}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *EvictDriveRequest) GetDriveId() string {
@@ -888,7 +1329,7 @@ type EvictDriveResponse struct {
 
 func (x *EvictDriveResponse) Reset() {
 	*x = EvictDriveResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[15]
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -900,7 +1341,7 @@ func (x *EvictDriveResponse) String() string {
 func (*EvictDriveResponse) ProtoMessage() {}
 
 func (x *EvictDriveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[15]
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -913,7 +1354,7 @@ func (x *EvictDriveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictDriveResponse.ProtoReflect.Descriptor instead.
 func (*EvictDriveResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
 }
 
 type DrainDriveRequest struct {
@@ -926,7 +1367,7 @@ type DrainDriveRequest struct {
 
 func (x *DrainDriveRequest) Reset() {
 	*x = DrainDriveRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[16]
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -938,7 +1379,7 @@ func (x *DrainDriveRequest) String() string {
 func (*DrainDriveRequest) ProtoMessage() {}
 
 func (x *DrainDriveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[16]
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -951,7 +1392,7 @@ func (x *DrainDriveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainDriveRequest.ProtoReflect.Descriptor instead.
 func (*DrainDriveRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DrainDriveRequest) GetDriveId() string {
@@ -978,7 +1419,7 @@ type CordonNodeRequest struct {
 
 func (x *CordonNodeRequest) Reset() {
 	*x = CordonNodeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[17]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -990,7 +1431,7 @@ func (x *CordonNodeRequest) String() string {
 func (*CordonNodeRequest) ProtoMessage() {}
 
 func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[17]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1003,7 +1444,7 @@ func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNodeRequest.ProtoReflect.Descriptor instead.
 func (*CordonNodeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CordonNodeRequest) GetNode() string {
@@ -1029,7 +1470,7 @@ type UncordonNodeRequest struct {
 
 func (x *UncordonNodeRequest) Reset() {
 	*x = UncordonNodeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[18]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1041,7 +1482,7 @@ func (x *UncordonNodeRequest) String() string {
 func (*UncordonNodeRequest) ProtoMessage() {}
 
 func (x *UncordonNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[18]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1054,7 +1495,7 @@ func (x *UncordonNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonNodeRequest.ProtoReflect.Descriptor instead.
 func (*UncordonNodeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *UncordonNodeRequest) GetNode() string {
@@ -1075,7 +1516,7 @@ type MaintainNodeRequest struct {
 
 func (x *MaintainNodeRequest) Reset() {
 	*x = MaintainNodeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[19]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1087,7 +1528,7 @@ func (x *MaintainNodeRequest) String() string {
 func (*MaintainNodeRequest) ProtoMessage() {}
 
 func (x *MaintainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[19]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1100,7 +1541,7 @@ func (x *MaintainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MaintainNodeRequest.ProtoReflect.Descriptor instead.
 func (*MaintainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MaintainNodeRequest) GetNode() string {
@@ -1136,7 +1577,7 @@ type RebalancePoolRequest struct {
 
 func (x *RebalancePoolRequest) Reset() {
 	*x = RebalancePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[20]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1148,7 +1589,7 @@ func (x *RebalancePoolRequest) String() string {
 func (*RebalancePoolRequest) ProtoMessage() {}
 
 func (x *RebalancePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[20]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1161,7 +1602,7 @@ func (x *RebalancePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalancePoolRequest.ProtoReflect.Descriptor instead.
 func (*RebalancePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RebalancePoolRequest) GetPool() string {
@@ -1202,7 +1643,7 @@ type RebalancePoolResponse struct {
 
 func (x *RebalancePoolResponse) Reset() {
 	*x = RebalancePoolResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1214,7 +1655,7 @@ func (x *RebalancePoolResponse) String() string {
 func (*RebalancePoolResponse) ProtoMessage() {}
 
 func (x *RebalancePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1227,7 +1668,7 @@ func (x *RebalancePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalancePoolResponse.ProtoReflect.Descriptor instead.
 func (*RebalancePoolResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RebalancePoolResponse) GetPool() *Pool {
@@ -1261,7 +1702,7 @@ type PlannedMove struct {
 
 func (x *PlannedMove) Reset() {
 	*x = PlannedMove{}
-	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1273,7 +1714,7 @@ func (x *PlannedMove) String() string {
 func (*PlannedMove) ProtoMessage() {}
 
 func (x *PlannedMove) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1286,7 +1727,7 @@ func (x *PlannedMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedMove.ProtoReflect.Descriptor instead.
 func (*PlannedMove) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PlannedMove) GetVolume() string {
@@ -1357,7 +1798,7 @@ type MoveLegRequest struct {
 
 func (x *MoveLegRequest) Reset() {
 	*x = MoveLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1369,7 +1810,7 @@ func (x *MoveLegRequest) String() string {
 func (*MoveLegRequest) ProtoMessage() {}
 
 func (x *MoveLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1382,7 +1823,7 @@ func (x *MoveLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveLegRequest.ProtoReflect.Descriptor instead.
 func (*MoveLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *MoveLegRequest) GetVolume() string {
@@ -1425,7 +1866,7 @@ type WhatIfRequest struct {
 
 func (x *WhatIfRequest) Reset() {
 	*x = WhatIfRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1437,7 +1878,7 @@ func (x *WhatIfRequest) String() string {
 func (*WhatIfRequest) ProtoMessage() {}
 
 func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1450,7 +1891,7 @@ func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfRequest.ProtoReflect.Descriptor instead.
 func (*WhatIfRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WhatIfRequest) GetNodes() []string {
@@ -1497,7 +1938,7 @@ type WhatIfResponse struct {
 
 func (x *WhatIfResponse) Reset() {
 	*x = WhatIfResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1509,7 +1950,7 @@ func (x *WhatIfResponse) String() string {
 func (*WhatIfResponse) ProtoMessage() {}
 
 func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1522,7 +1963,7 @@ func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfResponse.ProtoReflect.Descriptor instead.
 func (*WhatIfResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WhatIfResponse) GetNodes() []string {
@@ -1634,7 +2075,7 @@ type VolumeLoss struct {
 
 func (x *VolumeLoss) Reset() {
 	*x = VolumeLoss{}
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1646,7 +2087,7 @@ func (x *VolumeLoss) String() string {
 func (*VolumeLoss) ProtoMessage() {}
 
 func (x *VolumeLoss) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1659,7 +2100,7 @@ func (x *VolumeLoss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeLoss.ProtoReflect.Descriptor instead.
 func (*VolumeLoss) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *VolumeLoss) GetVolumeId() string {
@@ -1743,7 +2184,7 @@ type LegLoss struct {
 
 func (x *LegLoss) Reset() {
 	*x = LegLoss{}
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1755,7 +2196,7 @@ func (x *LegLoss) String() string {
 func (*LegLoss) ProtoMessage() {}
 
 func (x *LegLoss) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1768,7 +2209,7 @@ func (x *LegLoss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLoss.ProtoReflect.Descriptor instead.
 func (*LegLoss) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *LegLoss) GetColumn() uint32 {
@@ -1844,7 +2285,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1856,7 +2297,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1869,7 +2310,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CreatePoolRequest) GetName() string {
@@ -1896,7 +2337,7 @@ type ListPoolsRequest struct {
 
 func (x *ListPoolsRequest) Reset() {
 	*x = ListPoolsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1908,7 +2349,7 @@ func (x *ListPoolsRequest) String() string {
 func (*ListPoolsRequest) ProtoMessage() {}
 
 func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1921,7 +2362,7 @@ func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsRequest.ProtoReflect.Descriptor instead.
 func (*ListPoolsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListPoolsRequest) GetPageSize() uint32 {
@@ -1948,7 +2389,7 @@ type ListPoolsResponse struct {
 
 func (x *ListPoolsResponse) Reset() {
 	*x = ListPoolsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1960,7 +2401,7 @@ func (x *ListPoolsResponse) String() string {
 func (*ListPoolsResponse) ProtoMessage() {}
 
 func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1973,7 +2414,7 @@ func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsResponse.ProtoReflect.Descriptor instead.
 func (*ListPoolsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListPoolsResponse) GetPools() []*Pool {
@@ -1999,7 +2440,7 @@ type DeletePoolRequest struct {
 
 func (x *DeletePoolRequest) Reset() {
 	*x = DeletePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2011,7 +2452,7 @@ func (x *DeletePoolRequest) String() string {
 func (*DeletePoolRequest) ProtoMessage() {}
 
 func (x *DeletePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2024,7 +2465,7 @@ func (x *DeletePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoolRequest.ProtoReflect.Descriptor instead.
 func (*DeletePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeletePoolRequest) GetName() string {
@@ -2042,7 +2483,7 @@ type DeletePoolResponse struct {
 
 func (x *DeletePoolResponse) Reset() {
 	*x = DeletePoolResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2054,7 +2495,7 @@ func (x *DeletePoolResponse) String() string {
 func (*DeletePoolResponse) ProtoMessage() {}
 
 func (x *DeletePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2067,7 +2508,7 @@ func (x *DeletePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoolResponse.ProtoReflect.Descriptor instead.
 func (*DeletePoolResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
 }
 
 type CreateVolumeRequest struct {
@@ -2092,7 +2533,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2104,7 +2545,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2117,7 +2558,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -2214,7 +2655,7 @@ type Segment struct {
 
 func (x *Segment) Reset() {
 	*x = Segment{}
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2226,7 +2667,7 @@ func (x *Segment) String() string {
 func (*Segment) ProtoMessage() {}
 
 func (x *Segment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2239,7 +2680,7 @@ func (x *Segment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Segment.ProtoReflect.Descriptor instead.
 func (*Segment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Segment) GetLabels() map[string]string {
@@ -2259,7 +2700,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2271,7 +2712,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2284,7 +2725,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ExpandVolumeRequest) GetVolume() string {
@@ -2319,7 +2760,7 @@ type ScrubVolumeRequest struct {
 
 func (x *ScrubVolumeRequest) Reset() {
 	*x = ScrubVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2331,7 +2772,7 @@ func (x *ScrubVolumeRequest) String() string {
 func (*ScrubVolumeRequest) ProtoMessage() {}
 
 func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2344,7 +2785,7 @@ func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ScrubVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ScrubVolumeRequest) GetVolume() string {
@@ -2421,7 +2862,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2433,7 +2874,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2446,7 +2887,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *UpdateVolumeRequest) GetVolume() string {
@@ -2518,7 +2959,7 @@ type GetCapacityRequest struct {
 
 func (x *GetCapacityRequest) Reset() {
 	*x = GetCapacityRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2530,7 +2971,7 @@ func (x *GetCapacityRequest) String() string {
 func (*GetCapacityRequest) ProtoMessage() {}
 
 func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2543,7 +2984,7 @@ func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCapacityRequest.ProtoReflect.Descriptor instead.
 func (*GetCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GetCapacityRequest) GetCopies() uint32 {
@@ -2592,7 +3033,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_weft_v1_manager_proto_msgTypes[39]
+	mi := &file_weft_v1_manager_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2604,7 +3045,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[39]
+	mi := &file_weft_v1_manager_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2617,7 +3058,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Capacity) GetAvailableBytes() uint64 {
@@ -2650,7 +3091,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[40]
+	mi := &file_weft_v1_manager_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2662,7 +3103,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[40]
+	mi := &file_weft_v1_manager_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2675,7 +3116,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GetVolumeRequest) GetVolume() string {
@@ -2695,7 +3136,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2707,7 +3148,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2720,7 +3161,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListVolumesRequest) GetPageSize() uint32 {
@@ -2747,7 +3188,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2759,7 +3200,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2772,7 +3213,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -2798,7 +3239,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2810,7 +3251,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2823,7 +3264,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DeleteVolumeRequest) GetVolume() string {
@@ -2841,7 +3282,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2853,7 +3294,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2866,7 +3307,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{53}
 }
 
 type ExplainVolumeRequest struct {
@@ -2878,7 +3319,7 @@ type ExplainVolumeRequest struct {
 
 func (x *ExplainVolumeRequest) Reset() {
 	*x = ExplainVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	mi := &file_weft_v1_manager_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2890,7 +3331,7 @@ func (x *ExplainVolumeRequest) String() string {
 func (*ExplainVolumeRequest) ProtoMessage() {}
 
 func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	mi := &file_weft_v1_manager_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2903,7 +3344,7 @@ func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ExplainVolumeRequest) GetVolume() string {
@@ -2926,7 +3367,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_weft_v1_manager_proto_msgTypes[46]
+	mi := &file_weft_v1_manager_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2938,7 +3379,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[46]
+	mi := &file_weft_v1_manager_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2951,7 +3392,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Explanation) GetObject() string {
@@ -3000,7 +3441,7 @@ type PromoteStaleLegRequest struct {
 
 func (x *PromoteStaleLegRequest) Reset() {
 	*x = PromoteStaleLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[47]
+	mi := &file_weft_v1_manager_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3012,7 +3453,7 @@ func (x *PromoteStaleLegRequest) String() string {
 func (*PromoteStaleLegRequest) ProtoMessage() {}
 
 func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[47]
+	mi := &file_weft_v1_manager_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3025,7 +3466,7 @@ func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteStaleLegRequest.ProtoReflect.Descriptor instead.
 func (*PromoteStaleLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{47}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PromoteStaleLegRequest) GetVolume() string {
@@ -3064,7 +3505,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[48]
+	mi := &file_weft_v1_manager_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3076,7 +3517,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[48]
+	mi := &file_weft_v1_manager_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3089,7 +3530,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{48}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *AttachRequest) GetVolume() string {
@@ -3134,7 +3575,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[49]
+	mi := &file_weft_v1_manager_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3146,7 +3587,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[49]
+	mi := &file_weft_v1_manager_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3159,7 +3600,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{49}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DetachRequest) GetVolume() string {
@@ -3198,7 +3639,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[50]
+	mi := &file_weft_v1_manager_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3210,7 +3651,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[50]
+	mi := &file_weft_v1_manager_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3223,7 +3664,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{50}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{59}
 }
 
 type ListAttachmentsRequest struct {
@@ -3237,7 +3678,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[51]
+	mi := &file_weft_v1_manager_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3249,7 +3690,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[51]
+	mi := &file_weft_v1_manager_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3262,7 +3703,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{51}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListAttachmentsRequest) GetNode() string {
@@ -3296,7 +3737,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[52]
+	mi := &file_weft_v1_manager_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3308,7 +3749,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[52]
+	mi := &file_weft_v1_manager_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3321,7 +3762,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{52}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
@@ -3351,7 +3792,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[53]
+	mi := &file_weft_v1_manager_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3363,7 +3804,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[53]
+	mi := &file_weft_v1_manager_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3376,7 +3817,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{53}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListEventsRequest) GetObject() string {
@@ -3424,7 +3865,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[54]
+	mi := &file_weft_v1_manager_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3436,7 +3877,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[54]
+	mi := &file_weft_v1_manager_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3449,7 +3890,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{54}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -3476,7 +3917,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[55]
+	mi := &file_weft_v1_manager_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3488,7 +3929,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[55]
+	mi := &file_weft_v1_manager_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3501,7 +3942,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{55}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *WatchEventsRequest) GetObject() string {
@@ -3526,7 +3967,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[56]
+	mi := &file_weft_v1_manager_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3538,7 +3979,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[56]
+	mi := &file_weft_v1_manager_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3551,7 +3992,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{56}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{65}
 }
 
 type BackupChunk struct {
@@ -3563,7 +4004,7 @@ type BackupChunk struct {
 
 func (x *BackupChunk) Reset() {
 	*x = BackupChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[57]
+	mi := &file_weft_v1_manager_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3575,7 +4016,7 @@ func (x *BackupChunk) String() string {
 func (*BackupChunk) ProtoMessage() {}
 
 func (x *BackupChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[57]
+	mi := &file_weft_v1_manager_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3588,7 +4029,7 @@ func (x *BackupChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupChunk.ProtoReflect.Descriptor instead.
 func (*BackupChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{57}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *BackupChunk) GetData() []byte {
@@ -3602,8 +4043,31 @@ var File_weft_v1_manager_proto protoreflect.FileDescriptor
 
 const file_weft_v1_manager_proto_rawDesc = "" +
 	"\n" +
-	"\x15weft/v1/manager.proto\x12\aweft.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13weft/v1/types.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xbc\x03\n" +
+	"\x15weft/v1/manager.proto\x12\aweft.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13weft/v1/types.proto\"\x12\n" +
+	"\x10GetStatusRequest\"\x15\n" +
+	"\x13ListManagersRequest\"^\n" +
+	"\x14ListManagersResponse\x122\n" +
+	"\bmanagers\x18\x01 \x03(\v2\x16.weft.v1.ManagerMemberR\bmanagers\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\"\xcf\x01\n" +
+	"\rManagerMember\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
+	"\x05voter\x18\x03 \x01(\bR\x05voter\x12\x16\n" +
+	"\x06leader\x18\x04 \x01(\bR\x06leader\x12\x1a\n" +
+	"\brecorded\x18\x05 \x01(\x04R\brecorded\x120\n" +
+	"\x05heard\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05heard\x12\x18\n" +
+	"\aproblem\x18\a \x01(\tR\aproblem\"=\n" +
+	"\x11AddManagerRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x14\n" +
+	"\x12AddManagerResponse\"0\n" +
+	"\x14RemoveManagerRequest\x12\x18\n" +
+	"\amanager\x18\x01 \x01(\tR\amanager\"I\n" +
+	"\x15RemoveManagerResponse\x120\n" +
+	"\aremoved\x18\x01 \x01(\v2\x16.weft.v1.ManagerMemberR\aremoved\"5\n" +
+	"\x19TransferLeadershipRequest\x12\x18\n" +
+	"\amanager\x18\x01 \x01(\tR\amanager\"\x1c\n" +
+	"\x1aTransferLeadershipResponse\"\xbc\x03\n" +
 	"\x06Status\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -3889,9 +4353,14 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\tafter_seq\x18\x02 \x01(\x04R\bafterSeq\"\x0f\n" +
 	"\rBackupRequest\"!\n" +
 	"\vBackupChunk\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xab\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\xee\x14\n" +
 	"\aManager\x127\n" +
-	"\tGetStatus\x12\x19.weft.v1.GetStatusRequest\x1a\x0f.weft.v1.Status\x12B\n" +
+	"\tGetStatus\x12\x19.weft.v1.GetStatusRequest\x1a\x0f.weft.v1.Status\x12K\n" +
+	"\fListManagers\x12\x1c.weft.v1.ListManagersRequest\x1a\x1d.weft.v1.ListManagersResponse\x12E\n" +
+	"\n" +
+	"AddManager\x12\x1a.weft.v1.AddManagerRequest\x1a\x1b.weft.v1.AddManagerResponse\x12N\n" +
+	"\rRemoveManager\x12\x1d.weft.v1.RemoveManagerRequest\x1a\x1e.weft.v1.RemoveManagerResponse\x12]\n" +
+	"\x12TransferLeadership\x12\".weft.v1.TransferLeadershipRequest\x1a#.weft.v1.TransferLeadershipResponse\x12B\n" +
 	"\tListNodes\x12\x19.weft.v1.ListNodesRequest\x1a\x1a.weft.v1.ListNodesResponse\x12=\n" +
 	"\rSetNodeLabels\x12\x1d.weft.v1.SetNodeLabelsRequest\x1a\r.weft.v1.Node\x12A\n" +
 	"\x0fConfirmNodeDead\x12\x1f.weft.v1.ConfirmNodeDeadRequest\x1a\r.weft.v1.Node\x12E\n" +
@@ -3948,194 +4417,215 @@ func file_weft_v1_manager_proto_rawDescGZIP() []byte {
 	return file_weft_v1_manager_proto_rawDescData
 }
 
-var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
 var file_weft_v1_manager_proto_goTypes = []any{
-	(*GetStatusRequest)(nil),        // 0: weft.v1.GetStatusRequest
-	(*Status)(nil),                  // 1: weft.v1.Status
-	(*ListNodesRequest)(nil),        // 2: weft.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),       // 3: weft.v1.ListNodesResponse
-	(*SetNodeLabelsRequest)(nil),    // 4: weft.v1.SetNodeLabelsRequest
-	(*ConfirmNodeDeadRequest)(nil),  // 5: weft.v1.ConfirmNodeDeadRequest
-	(*RemoveNodeRequest)(nil),       // 6: weft.v1.RemoveNodeRequest
-	(*RemoveNodeResponse)(nil),      // 7: weft.v1.RemoveNodeResponse
-	(*ListDevicesRequest)(nil),      // 8: weft.v1.ListDevicesRequest
-	(*ListDevicesResponse)(nil),     // 9: weft.v1.ListDevicesResponse
-	(*ListDrivesRequest)(nil),       // 10: weft.v1.ListDrivesRequest
-	(*ListDrivesResponse)(nil),      // 11: weft.v1.ListDrivesResponse
-	(*AddDriveRequest)(nil),         // 12: weft.v1.AddDriveRequest
-	(*SetDriveLabelsRequest)(nil),   // 13: weft.v1.SetDriveLabelsRequest
-	(*EvictDriveRequest)(nil),       // 14: weft.v1.EvictDriveRequest
-	(*EvictDriveResponse)(nil),      // 15: weft.v1.EvictDriveResponse
-	(*DrainDriveRequest)(nil),       // 16: weft.v1.DrainDriveRequest
-	(*CordonNodeRequest)(nil),       // 17: weft.v1.CordonNodeRequest
-	(*UncordonNodeRequest)(nil),     // 18: weft.v1.UncordonNodeRequest
-	(*MaintainNodeRequest)(nil),     // 19: weft.v1.MaintainNodeRequest
-	(*RebalancePoolRequest)(nil),    // 20: weft.v1.RebalancePoolRequest
-	(*RebalancePoolResponse)(nil),   // 21: weft.v1.RebalancePoolResponse
-	(*PlannedMove)(nil),             // 22: weft.v1.PlannedMove
-	(*MoveLegRequest)(nil),          // 23: weft.v1.MoveLegRequest
-	(*WhatIfRequest)(nil),           // 24: weft.v1.WhatIfRequest
-	(*WhatIfResponse)(nil),          // 25: weft.v1.WhatIfResponse
-	(*VolumeLoss)(nil),              // 26: weft.v1.VolumeLoss
-	(*LegLoss)(nil),                 // 27: weft.v1.LegLoss
-	(*CreatePoolRequest)(nil),       // 28: weft.v1.CreatePoolRequest
-	(*ListPoolsRequest)(nil),        // 29: weft.v1.ListPoolsRequest
-	(*ListPoolsResponse)(nil),       // 30: weft.v1.ListPoolsResponse
-	(*DeletePoolRequest)(nil),       // 31: weft.v1.DeletePoolRequest
-	(*DeletePoolResponse)(nil),      // 32: weft.v1.DeletePoolResponse
-	(*CreateVolumeRequest)(nil),     // 33: weft.v1.CreateVolumeRequest
-	(*Segment)(nil),                 // 34: weft.v1.Segment
-	(*ExpandVolumeRequest)(nil),     // 35: weft.v1.ExpandVolumeRequest
-	(*ScrubVolumeRequest)(nil),      // 36: weft.v1.ScrubVolumeRequest
-	(*UpdateVolumeRequest)(nil),     // 37: weft.v1.UpdateVolumeRequest
-	(*GetCapacityRequest)(nil),      // 38: weft.v1.GetCapacityRequest
-	(*Capacity)(nil),                // 39: weft.v1.Capacity
-	(*GetVolumeRequest)(nil),        // 40: weft.v1.GetVolumeRequest
-	(*ListVolumesRequest)(nil),      // 41: weft.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 42: weft.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),     // 43: weft.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),    // 44: weft.v1.DeleteVolumeResponse
-	(*ExplainVolumeRequest)(nil),    // 45: weft.v1.ExplainVolumeRequest
-	(*Explanation)(nil),             // 46: weft.v1.Explanation
-	(*PromoteStaleLegRequest)(nil),  // 47: weft.v1.PromoteStaleLegRequest
-	(*AttachRequest)(nil),           // 48: weft.v1.AttachRequest
-	(*DetachRequest)(nil),           // 49: weft.v1.DetachRequest
-	(*DetachResponse)(nil),          // 50: weft.v1.DetachResponse
-	(*ListAttachmentsRequest)(nil),  // 51: weft.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil), // 52: weft.v1.ListAttachmentsResponse
-	(*ListEventsRequest)(nil),       // 53: weft.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),      // 54: weft.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),      // 55: weft.v1.WatchEventsRequest
-	(*BackupRequest)(nil),           // 56: weft.v1.BackupRequest
-	(*BackupChunk)(nil),             // 57: weft.v1.BackupChunk
-	nil,                             // 58: weft.v1.SetNodeLabelsRequest.LabelsEntry
-	nil,                             // 59: weft.v1.AddDriveRequest.LabelsEntry
-	nil,                             // 60: weft.v1.SetDriveLabelsRequest.LabelsEntry
-	nil,                             // 61: weft.v1.WhatIfRequest.LabelsEntry
-	nil,                             // 62: weft.v1.CreatePoolRequest.SelectorEntry
-	nil,                             // 63: weft.v1.CreateVolumeRequest.LabelsEntry
-	nil,                             // 64: weft.v1.Segment.LabelsEntry
-	nil,                             // 65: weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	(*Node)(nil),                    // 66: weft.v1.Node
-	(*Device)(nil),                  // 67: weft.v1.Device
-	(*Drive)(nil),                   // 68: weft.v1.Drive
-	(*Pool)(nil),                    // 69: weft.v1.Pool
-	(*durationpb.Duration)(nil),     // 70: google.protobuf.Duration
-	(*Attachment)(nil),              // 71: weft.v1.Attachment
-	(Health)(0),                     // 72: weft.v1.Health
-	(LegState)(0),                   // 73: weft.v1.LegState
-	(*Place)(nil),                   // 74: weft.v1.Place
-	(*Volume)(nil),                  // 75: weft.v1.Volume
-	(AttachMode)(0),                 // 76: weft.v1.AttachMode
-	(*Event)(nil),                   // 77: weft.v1.Event
+	(*GetStatusRequest)(nil),           // 0: weft.v1.GetStatusRequest
+	(*ListManagersRequest)(nil),        // 1: weft.v1.ListManagersRequest
+	(*ListManagersResponse)(nil),       // 2: weft.v1.ListManagersResponse
+	(*ManagerMember)(nil),              // 3: weft.v1.ManagerMember
+	(*AddManagerRequest)(nil),          // 4: weft.v1.AddManagerRequest
+	(*AddManagerResponse)(nil),         // 5: weft.v1.AddManagerResponse
+	(*RemoveManagerRequest)(nil),       // 6: weft.v1.RemoveManagerRequest
+	(*RemoveManagerResponse)(nil),      // 7: weft.v1.RemoveManagerResponse
+	(*TransferLeadershipRequest)(nil),  // 8: weft.v1.TransferLeadershipRequest
+	(*TransferLeadershipResponse)(nil), // 9: weft.v1.TransferLeadershipResponse
+	(*Status)(nil),                     // 10: weft.v1.Status
+	(*ListNodesRequest)(nil),           // 11: weft.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),          // 12: weft.v1.ListNodesResponse
+	(*SetNodeLabelsRequest)(nil),       // 13: weft.v1.SetNodeLabelsRequest
+	(*ConfirmNodeDeadRequest)(nil),     // 14: weft.v1.ConfirmNodeDeadRequest
+	(*RemoveNodeRequest)(nil),          // 15: weft.v1.RemoveNodeRequest
+	(*RemoveNodeResponse)(nil),         // 16: weft.v1.RemoveNodeResponse
+	(*ListDevicesRequest)(nil),         // 17: weft.v1.ListDevicesRequest
+	(*ListDevicesResponse)(nil),        // 18: weft.v1.ListDevicesResponse
+	(*ListDrivesRequest)(nil),          // 19: weft.v1.ListDrivesRequest
+	(*ListDrivesResponse)(nil),         // 20: weft.v1.ListDrivesResponse
+	(*AddDriveRequest)(nil),            // 21: weft.v1.AddDriveRequest
+	(*SetDriveLabelsRequest)(nil),      // 22: weft.v1.SetDriveLabelsRequest
+	(*EvictDriveRequest)(nil),          // 23: weft.v1.EvictDriveRequest
+	(*EvictDriveResponse)(nil),         // 24: weft.v1.EvictDriveResponse
+	(*DrainDriveRequest)(nil),          // 25: weft.v1.DrainDriveRequest
+	(*CordonNodeRequest)(nil),          // 26: weft.v1.CordonNodeRequest
+	(*UncordonNodeRequest)(nil),        // 27: weft.v1.UncordonNodeRequest
+	(*MaintainNodeRequest)(nil),        // 28: weft.v1.MaintainNodeRequest
+	(*RebalancePoolRequest)(nil),       // 29: weft.v1.RebalancePoolRequest
+	(*RebalancePoolResponse)(nil),      // 30: weft.v1.RebalancePoolResponse
+	(*PlannedMove)(nil),                // 31: weft.v1.PlannedMove
+	(*MoveLegRequest)(nil),             // 32: weft.v1.MoveLegRequest
+	(*WhatIfRequest)(nil),              // 33: weft.v1.WhatIfRequest
+	(*WhatIfResponse)(nil),             // 34: weft.v1.WhatIfResponse
+	(*VolumeLoss)(nil),                 // 35: weft.v1.VolumeLoss
+	(*LegLoss)(nil),                    // 36: weft.v1.LegLoss
+	(*CreatePoolRequest)(nil),          // 37: weft.v1.CreatePoolRequest
+	(*ListPoolsRequest)(nil),           // 38: weft.v1.ListPoolsRequest
+	(*ListPoolsResponse)(nil),          // 39: weft.v1.ListPoolsResponse
+	(*DeletePoolRequest)(nil),          // 40: weft.v1.DeletePoolRequest
+	(*DeletePoolResponse)(nil),         // 41: weft.v1.DeletePoolResponse
+	(*CreateVolumeRequest)(nil),        // 42: weft.v1.CreateVolumeRequest
+	(*Segment)(nil),                    // 43: weft.v1.Segment
+	(*ExpandVolumeRequest)(nil),        // 44: weft.v1.ExpandVolumeRequest
+	(*ScrubVolumeRequest)(nil),         // 45: weft.v1.ScrubVolumeRequest
+	(*UpdateVolumeRequest)(nil),        // 46: weft.v1.UpdateVolumeRequest
+	(*GetCapacityRequest)(nil),         // 47: weft.v1.GetCapacityRequest
+	(*Capacity)(nil),                   // 48: weft.v1.Capacity
+	(*GetVolumeRequest)(nil),           // 49: weft.v1.GetVolumeRequest
+	(*ListVolumesRequest)(nil),         // 50: weft.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),        // 51: weft.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),        // 52: weft.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 53: weft.v1.DeleteVolumeResponse
+	(*ExplainVolumeRequest)(nil),       // 54: weft.v1.ExplainVolumeRequest
+	(*Explanation)(nil),                // 55: weft.v1.Explanation
+	(*PromoteStaleLegRequest)(nil),     // 56: weft.v1.PromoteStaleLegRequest
+	(*AttachRequest)(nil),              // 57: weft.v1.AttachRequest
+	(*DetachRequest)(nil),              // 58: weft.v1.DetachRequest
+	(*DetachResponse)(nil),             // 59: weft.v1.DetachResponse
+	(*ListAttachmentsRequest)(nil),     // 60: weft.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil),    // 61: weft.v1.ListAttachmentsResponse
+	(*ListEventsRequest)(nil),          // 62: weft.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),         // 63: weft.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),         // 64: weft.v1.WatchEventsRequest
+	(*BackupRequest)(nil),              // 65: weft.v1.BackupRequest
+	(*BackupChunk)(nil),                // 66: weft.v1.BackupChunk
+	nil,                                // 67: weft.v1.SetNodeLabelsRequest.LabelsEntry
+	nil,                                // 68: weft.v1.AddDriveRequest.LabelsEntry
+	nil,                                // 69: weft.v1.SetDriveLabelsRequest.LabelsEntry
+	nil,                                // 70: weft.v1.WhatIfRequest.LabelsEntry
+	nil,                                // 71: weft.v1.CreatePoolRequest.SelectorEntry
+	nil,                                // 72: weft.v1.CreateVolumeRequest.LabelsEntry
+	nil,                                // 73: weft.v1.Segment.LabelsEntry
+	nil,                                // 74: weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	(*timestamppb.Timestamp)(nil),      // 75: google.protobuf.Timestamp
+	(*Node)(nil),                       // 76: weft.v1.Node
+	(*Device)(nil),                     // 77: weft.v1.Device
+	(*Drive)(nil),                      // 78: weft.v1.Drive
+	(*Pool)(nil),                       // 79: weft.v1.Pool
+	(*durationpb.Duration)(nil),        // 80: google.protobuf.Duration
+	(*Attachment)(nil),                 // 81: weft.v1.Attachment
+	(Health)(0),                        // 82: weft.v1.Health
+	(LegState)(0),                      // 83: weft.v1.LegState
+	(*Place)(nil),                      // 84: weft.v1.Place
+	(*Volume)(nil),                     // 85: weft.v1.Volume
+	(AttachMode)(0),                    // 86: weft.v1.AttachMode
+	(*Event)(nil),                      // 87: weft.v1.Event
 }
 var file_weft_v1_manager_proto_depIdxs = []int32{
-	66, // 0: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
-	58, // 1: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
-	67, // 2: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
-	68, // 3: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
-	59, // 4: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
-	60, // 5: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
-	69, // 6: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
-	22, // 7: weft.v1.RebalancePoolResponse.moves:type_name -> weft.v1.PlannedMove
-	61, // 8: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
-	70, // 9: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
-	26, // 10: weft.v1.WhatIfResponse.volumes:type_name -> weft.v1.VolumeLoss
-	71, // 11: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
-	72, // 12: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
-	72, // 13: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
-	27, // 14: weft.v1.VolumeLoss.legs:type_name -> weft.v1.LegLoss
-	73, // 15: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
-	62, // 16: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
-	69, // 17: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
-	63, // 18: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
-	34, // 19: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
-	34, // 20: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
-	64, // 21: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
-	74, // 22: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
-	65, // 23: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	34, // 24: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
-	75, // 25: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
-	76, // 26: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
-	71, // 27: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
-	77, // 28: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
-	0,  // 29: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
-	2,  // 30: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
-	4,  // 31: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
-	5,  // 32: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
-	6,  // 33: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
-	8,  // 34: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
-	10, // 35: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
-	12, // 36: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
-	13, // 37: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
-	14, // 38: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
-	16, // 39: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
-	17, // 40: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
-	18, // 41: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
-	19, // 42: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
-	23, // 43: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
-	24, // 44: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
-	28, // 45: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
-	29, // 46: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
-	31, // 47: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
-	20, // 48: weft.v1.Manager.RebalancePool:input_type -> weft.v1.RebalancePoolRequest
-	33, // 49: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
-	40, // 50: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
-	41, // 51: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
-	43, // 52: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
-	35, // 53: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
-	36, // 54: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
-	37, // 55: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
-	38, // 56: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
-	45, // 57: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
-	47, // 58: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
-	48, // 59: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
-	49, // 60: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
-	51, // 61: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
-	53, // 62: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
-	55, // 63: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
-	56, // 64: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
-	1,  // 65: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
-	3,  // 66: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
-	66, // 67: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
-	66, // 68: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
-	7,  // 69: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
-	9,  // 70: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
-	11, // 71: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
-	68, // 72: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
-	68, // 73: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
-	15, // 74: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
-	68, // 75: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
-	66, // 76: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
-	66, // 77: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
-	66, // 78: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
-	75, // 79: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
-	25, // 80: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
-	69, // 81: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
-	30, // 82: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
-	32, // 83: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
-	21, // 84: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
-	75, // 85: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
-	75, // 86: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
-	42, // 87: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
-	44, // 88: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
-	75, // 89: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
-	75, // 90: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
-	75, // 91: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
-	39, // 92: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
-	46, // 93: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
-	75, // 94: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
-	71, // 95: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
-	50, // 96: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
-	52, // 97: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
-	54, // 98: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
-	77, // 99: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
-	57, // 100: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
-	65, // [65:101] is the sub-list for method output_type
-	29, // [29:65] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	3,  // 0: weft.v1.ListManagersResponse.managers:type_name -> weft.v1.ManagerMember
+	75, // 1: weft.v1.ManagerMember.heard:type_name -> google.protobuf.Timestamp
+	3,  // 2: weft.v1.RemoveManagerResponse.removed:type_name -> weft.v1.ManagerMember
+	76, // 3: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
+	67, // 4: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
+	77, // 5: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
+	78, // 6: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
+	68, // 7: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
+	69, // 8: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
+	79, // 9: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
+	31, // 10: weft.v1.RebalancePoolResponse.moves:type_name -> weft.v1.PlannedMove
+	70, // 11: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
+	80, // 12: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
+	35, // 13: weft.v1.WhatIfResponse.volumes:type_name -> weft.v1.VolumeLoss
+	81, // 14: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
+	82, // 15: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
+	82, // 16: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
+	36, // 17: weft.v1.VolumeLoss.legs:type_name -> weft.v1.LegLoss
+	83, // 18: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
+	71, // 19: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
+	79, // 20: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
+	72, // 21: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
+	43, // 22: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
+	43, // 23: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
+	73, // 24: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
+	84, // 25: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
+	74, // 26: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	43, // 27: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
+	85, // 28: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
+	86, // 29: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
+	81, // 30: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
+	87, // 31: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
+	0,  // 32: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
+	1,  // 33: weft.v1.Manager.ListManagers:input_type -> weft.v1.ListManagersRequest
+	4,  // 34: weft.v1.Manager.AddManager:input_type -> weft.v1.AddManagerRequest
+	6,  // 35: weft.v1.Manager.RemoveManager:input_type -> weft.v1.RemoveManagerRequest
+	8,  // 36: weft.v1.Manager.TransferLeadership:input_type -> weft.v1.TransferLeadershipRequest
+	11, // 37: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
+	13, // 38: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
+	14, // 39: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
+	15, // 40: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
+	17, // 41: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
+	19, // 42: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
+	21, // 43: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
+	22, // 44: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
+	23, // 45: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
+	25, // 46: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
+	26, // 47: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
+	27, // 48: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
+	28, // 49: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
+	32, // 50: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
+	33, // 51: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
+	37, // 52: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
+	38, // 53: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
+	40, // 54: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
+	29, // 55: weft.v1.Manager.RebalancePool:input_type -> weft.v1.RebalancePoolRequest
+	42, // 56: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
+	49, // 57: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
+	50, // 58: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
+	52, // 59: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
+	44, // 60: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
+	45, // 61: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
+	46, // 62: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
+	47, // 63: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
+	54, // 64: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
+	56, // 65: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
+	57, // 66: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
+	58, // 67: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
+	60, // 68: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
+	62, // 69: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
+	64, // 70: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
+	65, // 71: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
+	10, // 72: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
+	2,  // 73: weft.v1.Manager.ListManagers:output_type -> weft.v1.ListManagersResponse
+	5,  // 74: weft.v1.Manager.AddManager:output_type -> weft.v1.AddManagerResponse
+	7,  // 75: weft.v1.Manager.RemoveManager:output_type -> weft.v1.RemoveManagerResponse
+	9,  // 76: weft.v1.Manager.TransferLeadership:output_type -> weft.v1.TransferLeadershipResponse
+	12, // 77: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
+	76, // 78: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
+	76, // 79: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
+	16, // 80: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
+	18, // 81: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
+	20, // 82: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
+	78, // 83: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
+	78, // 84: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
+	24, // 85: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
+	78, // 86: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
+	76, // 87: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
+	76, // 88: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
+	76, // 89: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
+	85, // 90: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
+	34, // 91: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
+	79, // 92: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
+	39, // 93: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
+	41, // 94: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
+	30, // 95: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
+	85, // 96: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
+	85, // 97: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
+	51, // 98: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
+	53, // 99: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
+	85, // 100: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
+	85, // 101: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
+	85, // 102: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
+	48, // 103: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
+	55, // 104: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
+	85, // 105: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
+	81, // 106: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
+	59, // 107: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
+	61, // 108: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
+	63, // 109: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
+	87, // 110: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
+	66, // 111: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
+	72, // [72:112] is the sub-list for method output_type
+	32, // [32:72] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_manager_proto_init() }
@@ -4144,14 +4634,14 @@ func file_weft_v1_manager_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_manager_proto_msgTypes[37].OneofWrappers = []any{}
+	file_weft_v1_manager_proto_msgTypes[46].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_manager_proto_rawDesc), len(file_weft_v1_manager_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   66,
+			NumMessages:   75,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

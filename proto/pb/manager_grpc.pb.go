@@ -31,42 +31,46 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Manager_GetStatus_FullMethodName       = "/weft.v1.Manager/GetStatus"
-	Manager_ListNodes_FullMethodName       = "/weft.v1.Manager/ListNodes"
-	Manager_SetNodeLabels_FullMethodName   = "/weft.v1.Manager/SetNodeLabels"
-	Manager_ConfirmNodeDead_FullMethodName = "/weft.v1.Manager/ConfirmNodeDead"
-	Manager_RemoveNode_FullMethodName      = "/weft.v1.Manager/RemoveNode"
-	Manager_ListDevices_FullMethodName     = "/weft.v1.Manager/ListDevices"
-	Manager_ListDrives_FullMethodName      = "/weft.v1.Manager/ListDrives"
-	Manager_AddDrive_FullMethodName        = "/weft.v1.Manager/AddDrive"
-	Manager_SetDriveLabels_FullMethodName  = "/weft.v1.Manager/SetDriveLabels"
-	Manager_EvictDrive_FullMethodName      = "/weft.v1.Manager/EvictDrive"
-	Manager_DrainDrive_FullMethodName      = "/weft.v1.Manager/DrainDrive"
-	Manager_CordonNode_FullMethodName      = "/weft.v1.Manager/CordonNode"
-	Manager_UncordonNode_FullMethodName    = "/weft.v1.Manager/UncordonNode"
-	Manager_MaintainNode_FullMethodName    = "/weft.v1.Manager/MaintainNode"
-	Manager_MoveLeg_FullMethodName         = "/weft.v1.Manager/MoveLeg"
-	Manager_WhatIf_FullMethodName          = "/weft.v1.Manager/WhatIf"
-	Manager_CreatePool_FullMethodName      = "/weft.v1.Manager/CreatePool"
-	Manager_ListPools_FullMethodName       = "/weft.v1.Manager/ListPools"
-	Manager_DeletePool_FullMethodName      = "/weft.v1.Manager/DeletePool"
-	Manager_RebalancePool_FullMethodName   = "/weft.v1.Manager/RebalancePool"
-	Manager_CreateVolume_FullMethodName    = "/weft.v1.Manager/CreateVolume"
-	Manager_GetVolume_FullMethodName       = "/weft.v1.Manager/GetVolume"
-	Manager_ListVolumes_FullMethodName     = "/weft.v1.Manager/ListVolumes"
-	Manager_DeleteVolume_FullMethodName    = "/weft.v1.Manager/DeleteVolume"
-	Manager_ExpandVolume_FullMethodName    = "/weft.v1.Manager/ExpandVolume"
-	Manager_ScrubVolume_FullMethodName     = "/weft.v1.Manager/ScrubVolume"
-	Manager_UpdateVolume_FullMethodName    = "/weft.v1.Manager/UpdateVolume"
-	Manager_GetCapacity_FullMethodName     = "/weft.v1.Manager/GetCapacity"
-	Manager_ExplainVolume_FullMethodName   = "/weft.v1.Manager/ExplainVolume"
-	Manager_PromoteStaleLeg_FullMethodName = "/weft.v1.Manager/PromoteStaleLeg"
-	Manager_Attach_FullMethodName          = "/weft.v1.Manager/Attach"
-	Manager_Detach_FullMethodName          = "/weft.v1.Manager/Detach"
-	Manager_ListAttachments_FullMethodName = "/weft.v1.Manager/ListAttachments"
-	Manager_ListEvents_FullMethodName      = "/weft.v1.Manager/ListEvents"
-	Manager_WatchEvents_FullMethodName     = "/weft.v1.Manager/WatchEvents"
-	Manager_Backup_FullMethodName          = "/weft.v1.Manager/Backup"
+	Manager_GetStatus_FullMethodName          = "/weft.v1.Manager/GetStatus"
+	Manager_ListManagers_FullMethodName       = "/weft.v1.Manager/ListManagers"
+	Manager_AddManager_FullMethodName         = "/weft.v1.Manager/AddManager"
+	Manager_RemoveManager_FullMethodName      = "/weft.v1.Manager/RemoveManager"
+	Manager_TransferLeadership_FullMethodName = "/weft.v1.Manager/TransferLeadership"
+	Manager_ListNodes_FullMethodName          = "/weft.v1.Manager/ListNodes"
+	Manager_SetNodeLabels_FullMethodName      = "/weft.v1.Manager/SetNodeLabels"
+	Manager_ConfirmNodeDead_FullMethodName    = "/weft.v1.Manager/ConfirmNodeDead"
+	Manager_RemoveNode_FullMethodName         = "/weft.v1.Manager/RemoveNode"
+	Manager_ListDevices_FullMethodName        = "/weft.v1.Manager/ListDevices"
+	Manager_ListDrives_FullMethodName         = "/weft.v1.Manager/ListDrives"
+	Manager_AddDrive_FullMethodName           = "/weft.v1.Manager/AddDrive"
+	Manager_SetDriveLabels_FullMethodName     = "/weft.v1.Manager/SetDriveLabels"
+	Manager_EvictDrive_FullMethodName         = "/weft.v1.Manager/EvictDrive"
+	Manager_DrainDrive_FullMethodName         = "/weft.v1.Manager/DrainDrive"
+	Manager_CordonNode_FullMethodName         = "/weft.v1.Manager/CordonNode"
+	Manager_UncordonNode_FullMethodName       = "/weft.v1.Manager/UncordonNode"
+	Manager_MaintainNode_FullMethodName       = "/weft.v1.Manager/MaintainNode"
+	Manager_MoveLeg_FullMethodName            = "/weft.v1.Manager/MoveLeg"
+	Manager_WhatIf_FullMethodName             = "/weft.v1.Manager/WhatIf"
+	Manager_CreatePool_FullMethodName         = "/weft.v1.Manager/CreatePool"
+	Manager_ListPools_FullMethodName          = "/weft.v1.Manager/ListPools"
+	Manager_DeletePool_FullMethodName         = "/weft.v1.Manager/DeletePool"
+	Manager_RebalancePool_FullMethodName      = "/weft.v1.Manager/RebalancePool"
+	Manager_CreateVolume_FullMethodName       = "/weft.v1.Manager/CreateVolume"
+	Manager_GetVolume_FullMethodName          = "/weft.v1.Manager/GetVolume"
+	Manager_ListVolumes_FullMethodName        = "/weft.v1.Manager/ListVolumes"
+	Manager_DeleteVolume_FullMethodName       = "/weft.v1.Manager/DeleteVolume"
+	Manager_ExpandVolume_FullMethodName       = "/weft.v1.Manager/ExpandVolume"
+	Manager_ScrubVolume_FullMethodName        = "/weft.v1.Manager/ScrubVolume"
+	Manager_UpdateVolume_FullMethodName       = "/weft.v1.Manager/UpdateVolume"
+	Manager_GetCapacity_FullMethodName        = "/weft.v1.Manager/GetCapacity"
+	Manager_ExplainVolume_FullMethodName      = "/weft.v1.Manager/ExplainVolume"
+	Manager_PromoteStaleLeg_FullMethodName    = "/weft.v1.Manager/PromoteStaleLeg"
+	Manager_Attach_FullMethodName             = "/weft.v1.Manager/Attach"
+	Manager_Detach_FullMethodName             = "/weft.v1.Manager/Detach"
+	Manager_ListAttachments_FullMethodName    = "/weft.v1.Manager/ListAttachments"
+	Manager_ListEvents_FullMethodName         = "/weft.v1.Manager/ListEvents"
+	Manager_WatchEvents_FullMethodName        = "/weft.v1.Manager/WatchEvents"
+	Manager_Backup_FullMethodName             = "/weft.v1.Manager/Backup"
 )
 
 // ManagerClient is the client API for Manager service.
@@ -74,6 +78,16 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type ManagerClient interface {
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*Status, error)
+	// ListManagers returns the managers. Without a leader, any of them answers what it knows.
+	ListManagers(ctx context.Context, in *ListManagersRequest, opts ...grpc.CallOption) (*ListManagersResponse, error)
+	// AddManager adds a manager, which follows at once, and votes when it has caught up and the
+	// number of voters becomes odd by that.
+	AddManager(ctx context.Context, in *AddManagerRequest, opts ...grpc.CallOption) (*AddManagerResponse, error)
+	// RemoveManager removes a manager for good. It is refused if the others that answer would be
+	// no majority then.
+	RemoveManager(ctx context.Context, in *RemoveManagerRequest, opts ...grpc.CallOption) (*RemoveManagerResponse, error)
+	// TransferLeadership makes another manager lead, and returns when this one does not any more.
+	TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error)
 	ListNodes(ctx context.Context, in *ListNodesRequest, opts ...grpc.CallOption) (*ListNodesResponse, error)
 	// SetNodeLabels replaces the labels set by an operator; those from the agent stay.
 	SetNodeLabels(ctx context.Context, in *SetNodeLabelsRequest, opts ...grpc.CallOption) (*Node, error)
@@ -152,6 +166,46 @@ func (c *managerClient) GetStatus(ctx context.Context, in *GetStatusRequest, opt
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Status)
 	err := c.cc.Invoke(ctx, Manager_GetStatus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) ListManagers(ctx context.Context, in *ListManagersRequest, opts ...grpc.CallOption) (*ListManagersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListManagersResponse)
+	err := c.cc.Invoke(ctx, Manager_ListManagers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) AddManager(ctx context.Context, in *AddManagerRequest, opts ...grpc.CallOption) (*AddManagerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AddManagerResponse)
+	err := c.cc.Invoke(ctx, Manager_AddManager_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) RemoveManager(ctx context.Context, in *RemoveManagerRequest, opts ...grpc.CallOption) (*RemoveManagerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveManagerResponse)
+	err := c.cc.Invoke(ctx, Manager_RemoveManager_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TransferLeadershipResponse)
+	err := c.cc.Invoke(ctx, Manager_TransferLeadership_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -531,6 +585,16 @@ type Manager_BackupClient = grpc.ServerStreamingClient[BackupChunk]
 // for forward compatibility.
 type ManagerServer interface {
 	GetStatus(context.Context, *GetStatusRequest) (*Status, error)
+	// ListManagers returns the managers. Without a leader, any of them answers what it knows.
+	ListManagers(context.Context, *ListManagersRequest) (*ListManagersResponse, error)
+	// AddManager adds a manager, which follows at once, and votes when it has caught up and the
+	// number of voters becomes odd by that.
+	AddManager(context.Context, *AddManagerRequest) (*AddManagerResponse, error)
+	// RemoveManager removes a manager for good. It is refused if the others that answer would be
+	// no majority then.
+	RemoveManager(context.Context, *RemoveManagerRequest) (*RemoveManagerResponse, error)
+	// TransferLeadership makes another manager lead, and returns when this one does not any more.
+	TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error)
 	ListNodes(context.Context, *ListNodesRequest) (*ListNodesResponse, error)
 	// SetNodeLabels replaces the labels set by an operator; those from the agent stay.
 	SetNodeLabels(context.Context, *SetNodeLabelsRequest) (*Node, error)
@@ -607,6 +671,18 @@ type UnimplementedManagerServer struct{}
 
 func (UnimplementedManagerServer) GetStatus(context.Context, *GetStatusRequest) (*Status, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
+}
+func (UnimplementedManagerServer) ListManagers(context.Context, *ListManagersRequest) (*ListManagersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListManagers not implemented")
+}
+func (UnimplementedManagerServer) AddManager(context.Context, *AddManagerRequest) (*AddManagerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AddManager not implemented")
+}
+func (UnimplementedManagerServer) RemoveManager(context.Context, *RemoveManagerRequest) (*RemoveManagerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveManager not implemented")
+}
+func (UnimplementedManagerServer) TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TransferLeadership not implemented")
 }
 func (UnimplementedManagerServer) ListNodes(context.Context, *ListNodesRequest) (*ListNodesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListNodes not implemented")
@@ -748,6 +824,78 @@ func _Manager_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(i
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ManagerServer).GetStatus(ctx, req.(*GetStatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_ListManagers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListManagersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).ListManagers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_ListManagers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).ListManagers(ctx, req.(*ListManagersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_AddManager_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AddManagerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).AddManager(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_AddManager_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).AddManager(ctx, req.(*AddManagerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_RemoveManager_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveManagerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).RemoveManager(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_RemoveManager_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).RemoveManager(ctx, req.(*RemoveManagerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_TransferLeadership_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TransferLeadershipRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).TransferLeadership(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_TransferLeadership_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).TransferLeadership(ctx, req.(*TransferLeadershipRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1378,6 +1526,22 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetStatus",
 			Handler:    _Manager_GetStatus_Handler,
+		},
+		{
+			MethodName: "ListManagers",
+			Handler:    _Manager_ListManagers_Handler,
+		},
+		{
+			MethodName: "AddManager",
+			Handler:    _Manager_AddManager_Handler,
+		},
+		{
+			MethodName: "RemoveManager",
+			Handler:    _Manager_RemoveManager_Handler,
+		},
+		{
+			MethodName: "TransferLeadership",
+			Handler:    _Manager_TransferLeadership_Handler,
 		},
 		{
 			MethodName: "ListNodes",

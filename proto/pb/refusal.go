@@ -22,6 +22,16 @@ const (
 	LeaderKey       = "leader"
 )
 
+// ReasonOutcomeUnknown is the reason of an answer, with code UNAVAILABLE, to a call of which it
+// is not known whether it was recorded. The caller repeats it.
+const ReasonOutcomeUnknown = "OUTCOME_UNKNOWN"
+
+// OutcomeUnknown reports whether err is that answer.
+func OutcomeUnknown(err error) bool {
+	_, unknown := refusedFor(err, ReasonOutcomeUnknown, "")
+	return unknown
+}
+
 // ReasonNoPool is the reason of a NOT_FOUND answer to a request that names an unknown pool.
 const ReasonNoPool = "NO_SUCH_POOL"
 

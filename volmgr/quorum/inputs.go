@@ -165,6 +165,24 @@ func (r Remove) step(n *Node) error {
 	return n.proposeChange(r.Ticket, raftpb.ConfChangeRemoveNode, m)
 }
 
+func (m Move) step(n *Node) error {
+	have, ok := n.applied.Members.Find(m.ID)
+	if !ok || have.Address == m.Address {
+		var err error // a repeated request is done
+		if !ok {
+			err = fmt.Errorf("%w: there is no member %v", ErrRefused, m.ID)
+		}
+		n.answer(m.Ticket, err)
+		return nil
+	}
+	kind := raftpb.ConfChangeAddLearnerNode // neither changes what Raft knows of the member
+	if have.Voter {
+		kind = raftpb.ConfChangeAddNode
+	}
+	have.Address = m.Address
+	return n.proposeChange(m.Ticket, kind, have)
+}
+
 func (n *Node) proposeChange(t Ticket, kind raftpb.ConfChangeType, m Member) error {
 	change := &raftpb.ConfChangeV2{
 		Changes: []*raftpb.ConfChangeSingle{{Type: kind.Enum(), NodeId: new(uint64(m.ID))}},

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
@@ -17,6 +18,15 @@ import (
 type ID uint64
 
 func (id ID) String() string { return fmt.Sprintf("%016x", uint64(id)) }
+
+// ParseID is the inverse of ID.String.
+func ParseID(s string) (ID, error) {
+	id, err := strconv.ParseUint(s, 16, 64)
+	if err != nil || ID(id).String() != s || id == 0 {
+		return 0, fmt.Errorf("member %q: must be 16 hexadecimal digits", s)
+	}
+	return ID(id), nil
+}
 
 // Member is one of those that keep the log.
 type Member struct {

@@ -95,6 +95,17 @@ func newStorage(n *Node, s wal.State) (*storage, error) {
 // Snapshot is part of raft.Storage: a snapshot for another member is of what is applied.
 func (s *storage) Snapshot() (*raftpb.Snapshot, error) { return snapshotAt(s.node.applied), nil }
 
+// Decided returns the proposals in a log, committed or not.
+func Decided(s wal.State) (all []Entry) {
+	for _, e := range s.Entries {
+		one := &raftpb.Entry{Type: raftpb.EntryType(e.Kind).Enum(), Data: e.Data}
+		if _, data := untag(one); !changesMembers(one) && len(data) > 0 {
+			all = append(all, Entry{e.Index, data})
+		}
+	}
+	return all
+}
+
 func entriesOf(entries []*raftpb.Entry) []wal.Entry {
 	all := make([]wal.Entry, len(entries))
 	for i, e := range entries {

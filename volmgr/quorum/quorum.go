@@ -117,6 +117,12 @@ type (
 		Ticket Ticket
 		ID     ID
 	}
+	// Move gives a member another address.
+	Move struct {
+		Ticket  Ticket
+		ID      ID
+		Address string
+	}
 	// Transfer hands leadership to a member; 0 means the voter that has most of the log. It is
 	// not answered: see Output.Role.
 	Transfer struct{ To ID }
@@ -383,6 +389,26 @@ func (n *Node) settle() {
 func (n *Node) asked(read Ticket) bool {
 	_, ok := n.reads[read]
 	return ok
+}
+
+// Progress is how far a member has followed the leader.
+type Progress struct {
+	Acknowledged uint64 // the last entry that is durable at the member, as far as the leader knows
+	Near         bool   // it has answered of late, and lacks so little that it may vote
+}
+
+// Progress returns the members' progress; nil unless this member leads.
+func (n *Node) Progress() map[ID]Progress {
+	if !n.leading {
+		return nil
+	}
+	all := map[ID]Progress{}
+	last, _ := n.storage.LastIndex()
+	for _, m := range n.applied.Members {
+		behind, heard := n.behind(m.ID)
+		all[m.ID] = Progress{last - behind, m.ID == n.id || heard && behind <= nearEnough}
+	}
+	return all
 }
 
 // log returns what the member's log holds.

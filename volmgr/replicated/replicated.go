@@ -15,6 +15,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -64,6 +65,7 @@ type Store struct {
 	requests chan request
 	received chan message
 	reports  chan []quorum.Input // that nobody waits for
+	looks    chan func()         // at the member, by the loop
 	ended    chan struct{}       // closed when Run returns
 	status   atomic.Pointer[Status]
 
@@ -111,7 +113,7 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, replica: replica, requests: make(chan request), received: make(chan message), reports: make(chan []quorum.Input), ended: make(chan struct{}), waiting: map[quorum.Ticket]chan error{}}
+	s := &Store{cfg: cfg, replica: replica, requests: make(chan request), received: make(chan message), reports: make(chan []quorum.Input), looks: make(chan func()), ended: make(chan struct{}), waiting: map[quorum.Ticket]chan error{}}
 	if err := s.open(); err != nil {
 		return nil, errors.Join(err, replica.Close())
 	}
@@ -153,6 +155,25 @@ func Join(dir string, cluster block.ClusterID) (quorum.ID, error) {
 	return quorum.ID(id), member.Join(wal.InDirectory(store.QuorumDir(dir)), wal.Owner{Cluster: cluster, Member: id})
 }
 
+// ErrTaken is returned by Joined if the store in a directory is in use.
+var ErrTaken = errors.New("there is the store of another manager")
+
+// Joined returns the member that Join has made in dir. It refuses one that has records.
+func Joined(dir string, cluster block.ClusterID) (quorum.ID, error) {
+	log, state, err := wal.Open(wal.InDirectory(store.QuorumDir(dir)))
+	if err != nil {
+		return 0, err
+	}
+	owner := log.Owner()
+	if err := log.Close(); err != nil {
+		return 0, err
+	}
+	if owner.Cluster != cluster || state.Base.Index > 0 || len(state.Entries) > 0 {
+		return 0, fmt.Errorf("%s: %w, member %v of cluster %v", dir, ErrTaken, quorum.ID(owner.Member), owner.Cluster)
+	}
+	return quorum.ID(owner.Member), nil
+}
+
 func newID() uint64 {
 	var random [8]byte
 	rand.Read(random[:])
@@ -185,19 +206,26 @@ func (s *Store) Run(ctx context.Context) error {
 			err = s.step(inputs...)
 		case m := <-s.received:
 			err = s.receive(m)
+		case look := <-s.looks:
+			look()
 		}
 		if err != nil {
 			return err
 		}
-		status := s.Status()
-		members := status.Applied.Members
-		if _, there := members.Find(status.ID); len(members) > 0 && !there {
-			return ErrRemoved
-		}
-		if done == nil && (status.Role != quorum.Leader || len(members.Voters()) == 1) {
-			return nil
+		if ends, err := s.ends(done == nil); ends {
+			return err
 		}
 	}
+}
+
+// ends reports whether the member has nothing more to do.
+func (s *Store) ends(stopping bool) (bool, error) {
+	status := s.Status()
+	members := status.Applied.Members
+	if _, there := members.Find(status.ID); len(members) > 0 && !there {
+		return true, ErrRemoved
+	}
+	return stopping && (status.Role != quorum.Leader || len(members.Voters()) == 1), nil
 }
 
 // taken returns the inputs of a request and of the others that wait.
@@ -332,6 +360,53 @@ func (s *Store) Promote(ctx context.Context, id quorum.ID) error {
 func (s *Store) Remove(ctx context.Context, id quorum.ID) error {
 	return s.do(ctx, func(t quorum.Ticket) quorum.Input { return quorum.Remove{Ticket: t, ID: id} })
 }
+
+// Move gives a manager another address.
+func (s *Store) Move(ctx context.Context, id quorum.ID, address string) error {
+	return s.do(ctx, func(t quorum.Ticket) quorum.Input { return quorum.Move{Ticket: t, ID: id, Address: address} })
+}
+
+// Progress returns how far the managers have followed this one; nil unless it leads.
+func (s *Store) Progress(ctx context.Context) (map[quorum.ID]quorum.Progress, error) {
+	progress := make(chan map[quorum.ID]quorum.Progress, 1)
+	select {
+	case s.looks <- func() { progress <- s.member.Node().Progress() }:
+		return <-progress, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-s.ended:
+		return nil, ErrStopped
+	}
+}
+
+// transferWithin is how long a manager may take to become leader. Raft itself gives up sooner.
+const transferWithin = 2 * time.Second
+
+// Transfer hands leadership to a manager, 0 meaning the one that has most of the log, and
+// waits until this one does not lead any more. It returns quorum.ErrBusy if the other one did
+// not take over, and quorum.ErrNotLeading if this one does not lead.
+func (s *Store) Transfer(ctx context.Context, to quorum.ID) error {
+	now := s.status.Load()
+	if now.Role != quorum.Leader {
+		return quorum.ErrNotLeading
+	}
+	if err := s.report(ctx, quorum.Transfer{To: to}); err != nil {
+		return err
+	}
+	select {
+	case <-now.over:
+		return nil
+	case <-time.After(transferWithin):
+		return fmt.Errorf("%w: no other manager took over within %v", quorum.ErrBusy, transferWithin)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-s.ended:
+		return ErrStopped
+	}
+}
+
+// Changed returns a channel that is closed when another manager leads, or another term begins.
+func (s *Store) Changed() <-chan struct{} { return s.status.Load().changed }
 
 // Receive passes a message of another member on. Content comes with a snapshot; it is read
 // before Receive returns, and before the loop sees it, so that a slow sender does not hold the

@@ -41,6 +41,11 @@ const window = 1 << 20
 // streamsMost is how many calls of one connection are served at once; others wait.
 const streamsMost = 1000
 
+// DialOne opens a connection to one volume manager, whether it leads or not; see Dial.
+func DialOne(address string, files TLSFiles) (*grpc.ClientConn, error) {
+	return dial(address, files, nil)
+}
+
 // dial opens a connection to one volume manager; see Dial.
 func dial(address string, files TLSFiles, options []grpc.DialOption) (*grpc.ClientConn, error) {
 	if path, socket := strings.CutPrefix(address, Unix); socket && !filepath.IsAbs(path) {

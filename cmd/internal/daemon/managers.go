@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -18,10 +19,12 @@ import (
 
 // Managers is a connection to one of several volume managers: the leader, as far as known. If a
 // call gets no answer, or is answered with the leader's address, it is repeated at another manager;
-// every call can be repeated. If a stream ends that way, the next stream goes to another manager.
+// every call can be repeated. While managers answer and none of them leads, that goes on for some
+// seconds. If a stream ends that way, the next stream goes to another manager.
 // With one manager it is a plain connection. Its methods may be called concurrently.
 type Managers struct {
-	open func(address string) (*grpc.ClientConn, error)
+	open     func(address string) (*grpc.ClientConn, error)
+	patience time.Duration // with an election
 
 	mu      sync.Mutex
 	conns   []*grpc.ClientConn // in the order of the list, followed by leaders that were not in it
@@ -31,7 +34,7 @@ type Managers struct {
 // Dial opens connections to volume managers; addresses is separated by commas. Connections are made
 // in the background and retried for ever, with a back-off of 0.2 to 2 s.
 func Dial(addresses string, files TLSFiles, options ...grpc.DialOption) (*Managers, error) {
-	m := &Managers{open: func(address string) (*grpc.ClientConn, error) { return dial(address, files, options) }}
+	m := &Managers{patience: electionPatience, open: func(address string) (*grpc.ClientConn, error) { return dial(address, files, options) }}
 	for address := range strings.SplitSeq(addresses, ",") {
 		conn, err := m.open(strings.TrimSpace(address))
 		if err != nil {
@@ -95,7 +98,7 @@ func (m *Managers) elsewhere(from *grpc.ClientConn, err error) bool {
 	s := status.Convert(err)
 	silent := s.Code() == codes.DeadlineExceeded || s.Code() == codes.Unavailable && len(s.Details()) == 0
 	_, foreign := pb.OtherCluster(err)
-	if err == nil || !notLeader && !silent && !foreign {
+	if err == nil || !notLeader && !silent && !foreign && !pb.OutcomeUnknown(err) {
 		return false
 	}
 	m.leave(from, leader)
@@ -104,14 +107,37 @@ func (m *Managers) elsewhere(from *grpc.ClientConn, err error) bool {
 
 // Invoke implements [grpc.ClientConnInterface].
 func (m *Managers) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
+	until := time.Now().Add(m.patience)
+	electing := false
 	for tried := 1; ; tried++ {
 		conn := m.now()
 		err := conn.Invoke(ctx, method, args, reply, options...)
-		if !m.elsewhere(conn, err) || ctx.Err() != nil || tried > m.count() {
+		if !m.elsewhere(conn, err) || ctx.Err() != nil {
 			return err
+		}
+		_, notLeader := pb.NotLeader(err)
+		electing = electing || notLeader
+		if tried <= m.count() {
+			continue
+		}
+		if !electing || time.Now().After(until) {
+			return err
+		}
+		tried = 0
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(electionPause):
 		}
 	}
 }
+
+// electionPatience is how long a call is repeated while managers answer and none of them leads:
+// they notice within two seconds that a leader is gone, and name it until then.
+const (
+	electionPatience = 5 * time.Second
+	electionPause    = 100 * time.Millisecond
+)
 
 func (m *Managers) count() int {
 	m.mu.Lock()

@@ -175,13 +175,29 @@ func TestARefusalIsNotAskedElsewhere(t *testing.T) {
 	}
 }
 
-// If no manager leads, a call ends: its caller decides whether to wait.
+// A manager names a leader that has just died, until it leads itself.
+func TestACallWaitsForTheElection(t *testing.T) {
+	a, _ := startManager(t, "a")
+	gone, stop := startManager(t, "gone")
+	stop()
+	a.set(follow(gone.address))
+	elected := time.AfterFunc(300*time.Millisecond, func() { a.set(nil) })
+	defer elected.Stop()
+	got, err := pb.NewManagerClient(dialAll(t, gone.address, a.address)).GetStatus(t.Context(), &pb.GetStatusRequest{})
+	if err != nil || got.GetVersion() != "a" {
+		t.Errorf("GetStatus = %v, %v; want the answer of a", got, err)
+	}
+}
+
+// If no manager leads, a call ends: its caller decides whether to wait longer.
 func TestACallEndsWhereNobodyLeads(t *testing.T) {
 	a, _ := startManager(t, "a")
 	b, _ := startManager(t, "b")
 	a.set(follow(b.address))
 	b.set(follow(a.address))
-	_, err := pb.NewManagerClient(dialAll(t, a.address, b.address)).GetStatus(t.Context(), &pb.GetStatusRequest{})
+	managers := dialAll(t, a.address, b.address)
+	managers.patience = 0
+	_, err := pb.NewManagerClient(managers).GetStatus(t.Context(), &pb.GetStatusRequest{})
 	if _, notLeader := pb.NotLeader(err); !notLeader || a.asked()+b.asked() > 4 {
 		t.Errorf("GetStatus = %v after asking %d and %d times", err, a.asked(), b.asked())
 	}

@@ -5,18 +5,21 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
+	"strconv"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
-	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr"
 )
 
@@ -27,12 +30,16 @@ type Config struct {
 	Version        string // of this program
 	TLS            daemon.TLSFiles
 	ReplaceAfter   time.Duration // see volmgr.Config
+	Address        string        // where others reach this manager; empty means the listener's
 }
 
 // Serve runs a manager on a listener until ctx ends. It also runs the parts that more returns, if
 // more is not nil: they rely on the manager and stop before it.
 func (c Config) Serve(ctx context.Context, listener net.Listener, log *slog.Logger, more func() ([]daemon.Part, error)) (err error) {
-	m, err := volmgr.New(volmgr.Config{Dir: c.DataDir, Version: c.Version, Log: log, ReplaceAfter: c.ReplaceAfter})
+	m, err := volmgr.New(volmgr.Config{Dir: c.DataDir, Version: c.Version, Log: log, ReplaceAfter: c.ReplaceAfter, Quorum: &volmgr.Quorum{
+		Address: cmp.Or(c.Address, addressOf(listener)),
+		Dial:    func(address string) (*grpc.ClientConn, error) { return daemon.DialOne(address, c.TLS) },
+	}})
 	if err != nil {
 		return fmt.Errorf("open the store in %s: %w", c.DataDir, err)
 	}
@@ -61,11 +68,7 @@ func (c Config) parts(m *volmgr.Manager, listener net.Listener, log *slog.Logger
 		return nil, cli.UsageError{Err: err}
 	}
 	m.Register(server)
-	alive := func(ctx context.Context) error {
-		_, err := m.GetStatus(ctx, &pb.GetStatusRequest{})
-		return err
-	}
-	metrics.Alive = alive
+	metrics.Alive = m.Alive
 	parts := []daemon.Part{{Name: "manager", Run: m.Run}}
 	measured, err := daemon.ServeMetrics(c.Options, log, metrics, m)
 	if err != nil {
@@ -73,10 +76,36 @@ func (c Config) parts(m *volmgr.Manager, listener net.Listener, log *slog.Logger
 	}
 	parts = append(parts, measured...)
 	parts = append(parts, daemon.Serve(log, listener, server))
-	if watchdog, ok := daemon.Watchdog(log, alive); ok {
+	if watchdog, ok := daemon.Watchdog(log, m.Alive); ok {
 		parts = append(parts, watchdog)
 	}
-	return parts, nil
+	return append(parts, handOver(m, log)), nil
+}
+
+// handOver is a part that makes another manager lead when this one is told to stop, while its
+// server still answers the others.
+func handOver(m *volmgr.Manager, log *slog.Logger) daemon.Part {
+	return daemon.Part{Name: "leadership", Run: func(ctx context.Context) error {
+		<-ctx.Done()
+		if err := m.HandOver(context.WithoutCancel(ctx)); err != nil {
+			log.Warn("hand leadership over", "err", err)
+		}
+		return nil
+	}}
+}
+
+// addressOf returns the address of a listener as others dial it. A listener on all addresses of
+// the machine is reached by the machine's name.
+func addressOf(listener net.Listener) string {
+	switch at := listener.Addr().(type) {
+	case *net.UnixAddr:
+		return daemon.Unix + at.Name
+	case *net.TCPAddr:
+		if name, err := os.Hostname(); at.IP.IsUnspecified() && err == nil {
+			return net.JoinHostPort(name, strconv.Itoa(at.Port))
+		}
+	}
+	return listener.Addr().String()
 }
 
 // Collect answers the agents until a rebuild is done, and returns its summary. It takes at most

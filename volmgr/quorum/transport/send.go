@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -124,16 +125,24 @@ func (t *Transport) rest(ctx context.Context, l *link, pause time.Duration) bool
 func (t *Transport) problem(self *Self, id quorum.ID, err error) {
 	text := ""
 	if err != nil && !errors.Is(err, errIdle) {
-		text = status.Convert(err).Message()
+		text = cause(err)
 	}
 	was := t.change(id, func(p *Peer) { p.Problem = text })
 	switch {
-	case text == was.Problem:
-	case text == "":
+	case text == "" && was.Problem != "":
 		t.cfg.Log.Info("manager answers again", "member", id)
-	default:
+	case text != was.Problem && (was.Problem == "" || status.Code(err) == codes.FailedPrecondition):
 		t.cfg.Log.Warn("manager does not answer", "member", id, "address", t.address(self, id), "err", text)
 	}
+}
+
+// cause strips what gRPC and Go put before the cause of a failed connection.
+func cause(err error) string {
+	text := status.Convert(err).Message()
+	if status.Code(err) == codes.Unavailable && strings.Contains(text, "desc = ") {
+		text = strings.TrimSuffix(text[strings.LastIndex(text, ": ")+2:], `"`)
+	}
+	return text
 }
 
 // stream sends messages to a peer until that fails. It reports whether the peer took them.

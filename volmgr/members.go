@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volmgr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/quorum"
+	"weft.dev/weft/volmgr/replicated"
+	"weft.dev/weft/volmgr/store"
+)
+
+// This file keeps the members of the quorum as they should be, while this manager leads.
+
+// tendEvery is how often the leader looks after the members.
+const tendEvery = 500 * time.Millisecond
+
+// startTending looks after the members until the returned function is called.
+func (m *Manager) startTending(ctx context.Context) (stop func()) {
+	if m.quorum == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var tending sync.WaitGroup
+	tending.Go(func() { m.tend(ctx) })
+	return func() {
+		cancel()
+		tending.Wait()
+	}
+}
+
+func (m *Manager) tend(ctx context.Context) {
+	tick := time.NewTicker(tendEvery)
+	defer tick.Stop()
+	for {
+		if err := m.quorum.tendOnce(ctx, m.cfg.Quorum.Address); err != nil && ctx.Err() == nil && !errors.Is(err, quorum.ErrBusy) {
+			m.cfg.Log.Warn("change of the managers", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// tendOnce records where managers answer, and gives managers that have caught up a vote.
+func (s *shared) tendOnce(ctx context.Context, address string) error {
+	now := s.Status()
+	for _, one := range now.Applied.Members {
+		is := s.addressOf(now, one.ID)
+		if one.ID == now.ID {
+			is = address
+		}
+		if is != one.Address && is != "" {
+			if err := s.Move(ctx, one.ID, is); err != nil {
+				return err
+			}
+		}
+	}
+	if len(now.Applied.Members.Voters()) == len(now.Applied.Members) {
+		return nil
+	}
+	progress, err := s.Progress(ctx)
+	for _, id := range promotable(now.Applied.Members, progress) {
+		if err == nil {
+			err = s.Promote(ctx, id)
+		}
+	}
+	return err
+}
+
+// promotable returns the learners that get their vote now. An even number of voters survives no
+// more losses than one voter less, and needs more of them to agree; so a single learner waits
+// for a second one if the number of voters is odd.
+func promotable(members quorum.Members, progress map[quorum.ID]quorum.Progress) (ids []quorum.ID) {
+	for _, one := range members {
+		if !one.Voter && progress[one.ID].Near {
+			ids = append(ids, one.ID)
+		}
+	}
+	even := len(members.Voters())%2 == 0
+	switch {
+	case even:
+		return ids[:min(1, len(ids))]
+	case len(ids) >= 2:
+		return ids[:2]
+	}
+	return nil
+}
+
+// HandOver makes another manager lead, if this one does and there is another one that votes.
+// Call it before the process ends, while it still answers the others.
+func (m *Manager) HandOver(ctx context.Context) error {
+	if m.quorum == nil || len(m.quorum.Status().Applied.Members.Voters()) < 2 {
+		return nil
+	}
+	err := m.quorum.Transfer(ctx, 0)
+	if errors.Is(err, quorum.ErrNotLeading) {
+		return nil
+	}
+	return err
+}
+
+// ListManagers returns the managers.
+func (m *Manager) ListManagers(ctx context.Context, _ *pb.ListManagersRequest) (*pb.ListManagersResponse, error) {
+	if m.quorum == nil {
+		return nil, toStatus(errNoQuorum)
+	}
+	now, err := m.quorum.leaderOrNone(ctx)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	progress, err := m.quorum.Progress(ctx)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	list := &pb.ListManagersResponse{Term: now.Term}
+	for _, one := range now.Applied.Members {
+		list.Managers = append(list.Managers, m.quorum.describe(now, one, progress[one.ID]))
+	}
+	return list, nil
+}
+
+var errNoQuorum = &cluster.Error{Kind: cluster.FailedPrecondition, Text: "this volume manager keeps its store alone"}
+
+// leaderOrNone returns the status of the leader, or of any manager if no leader is found.
+func (s *shared) leaderOrNone(ctx context.Context) (replicated.Status, error) {
+	patience := time.After(electionPatience)
+	for {
+		changed, now := s.Changed(), s.Status()
+		if now.Leader == now.ID {
+			return now, nil
+		}
+		if leader := s.Leader(); leader != "" {
+			return now, notLeading{leader}
+		}
+		select {
+		case <-changed:
+		case <-patience:
+			return now, nil
+		case <-ctx.Done():
+			return now, context.Cause(ctx)
+		}
+	}
+}
+
+func (s *shared) describe(now replicated.Status, one quorum.Member, progress quorum.Progress) *pb.ManagerMember {
+	d := &pb.ManagerMember{
+		Id: one.ID.String(), Address: s.addressOf(now, one.ID), Voter: one.Voter, Leader: one.ID == now.Leader, Recorded: progress.Acknowledged,
+	}
+	if one.ID == now.ID {
+		d.Recorded = now.Applied.Index
+		return d
+	}
+	if s.transport == nil {
+		return d
+	}
+	peer := s.transport.Peers()[one.ID]
+	if d.Problem = peer.Problem; !peer.Heard.IsZero() {
+		d.Heard = timestamppb.New(peer.Heard)
+	}
+	return d
+}
+
+// changePatience is how long a change of the managers is tried again while another one is under
+// way.
+const changePatience = 5 * time.Second
+
+// changed carries out a change of the managers, and repeats it while the quorum is busy.
+func (m *Manager) changed(ctx context.Context, change func(context.Context, replicated.Status) error) error {
+	if m.quorum == nil {
+		return toStatus(errNoQuorum)
+	}
+	ctx, cancel := context.WithTimeout(ctx, changePatience)
+	defer cancel()
+	for {
+		now, err := m.quorum.leaderOrNone(ctx)
+		if err == nil {
+			err = change(ctx, now)
+		}
+		if !errors.Is(err, quorum.ErrBusy) {
+			return toStatus(m.quorum.refusalOf(err))
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return toStatus(m.quorum.refusalOf(err))
+		}
+	}
+}
+
+// refusalOf converts an error of the quorum.
+func (s *shared) refusalOf(err error) error {
+	var e *cluster.Error
+	switch {
+	case errors.As(err, &e):
+		return err
+	case errors.Is(err, quorum.ErrRefused), errors.Is(err, quorum.ErrBusy):
+		return &cluster.Error{Kind: cluster.FailedPrecondition, Text: err.Error()}
+	case errors.Is(err, quorum.ErrNotLeading):
+		return notLeading{s.Leader()}
+	case errors.Is(err, quorum.ErrUnknown):
+		return ErrOutcomeUnknown
+	}
+	return err
+}
+
+// AddManager adds a manager.
+func (m *Manager) AddManager(ctx context.Context, r *pb.AddManagerRequest) (*pb.AddManagerResponse, error) {
+	id, err := quorum.ParseID(r.GetId())
+	if err != nil {
+		return nil, toStatus(&cluster.Error{Kind: cluster.InvalidArgument, Field: "id", Text: err.Error()})
+	}
+	if r.GetAddress() == "" {
+		return nil, toStatus(&cluster.Error{Kind: cluster.InvalidArgument, Field: "address", Text: "address: missing"})
+	}
+	return &pb.AddManagerResponse{}, m.changed(ctx, func(ctx context.Context, now replicated.Status) error {
+		for _, one := range now.Applied.Members {
+			if one.ID == id {
+				return m.quorum.Move(ctx, id, r.GetAddress())
+			}
+			if one.Address == r.GetAddress() {
+				return &cluster.Error{Kind: cluster.FailedPrecondition, Text: fmt.Sprintf("address %s: manager %v is there already", one.Address, one.ID),
+					Hint: fmt.Sprintf("if its disk was lost: `weft volmgr remove %v`, and then join again", one.ID)}
+			}
+		}
+		return m.quorum.AddLearner(ctx, quorum.Member{ID: id, Address: r.GetAddress()})
+	})
+}
+
+// memberNamed returns the manager that an operator means: by its id, the beginning of it, or its
+// address.
+func memberNamed(members quorum.Members, name string) (found quorum.Member, err error) {
+	count := 0
+	for _, one := range members {
+		if one.Address == name || name != "" && strings.HasPrefix(one.ID.String(), name) {
+			found, count = one, count+1
+		}
+	}
+	switch count {
+	case 0:
+		return found, &cluster.Error{Kind: cluster.NotFound, Object: "manager " + name, Text: fmt.Sprintf("manager %q: there is none with this id or address", name), Hint: "`weft volmgr list` lists them"}
+	case 1:
+		return found, nil
+	}
+	return found, &cluster.Error{Kind: cluster.InvalidArgument, Field: "manager", Text: fmt.Sprintf("manager %q: %d managers have ids that begin so", name, count)}
+}
+
+// RemoveManager removes a manager.
+func (m *Manager) RemoveManager(ctx context.Context, r *pb.RemoveManagerRequest) (*pb.RemoveManagerResponse, error) {
+	removed := &pb.RemoveManagerResponse{}
+	return removed, m.changed(ctx, func(ctx context.Context, now replicated.Status) error {
+		one, err := memberNamed(now.Applied.Members, r.GetManager())
+		if err != nil {
+			return err
+		}
+		progress, err := m.quorum.following(ctx)
+		if err == nil {
+			err = staysAble(now.Applied.Members, one, progress)
+		}
+		if err != nil {
+			return err
+		}
+		removed.Removed = m.quorum.describe(now, one, progress[one.ID])
+		return m.quorum.Remove(ctx, one.ID)
+	})
+}
+
+// following is Progress, in which a manager that does not answer is not near. Raft notices that
+// more than a second later.
+func (s *shared) following(ctx context.Context) (map[quorum.ID]quorum.Progress, error) {
+	progress, err := s.Progress(ctx)
+	if s.transport == nil || progress == nil {
+		return progress, err
+	}
+	for id, peer := range s.transport.Peers() {
+		if p := progress[id]; peer.Problem != "" || time.Since(peer.Heard) > heardWithin {
+			p.Near = false
+			progress[id] = p
+		}
+	}
+	return progress, err
+}
+
+// heardWithin is how long a manager that follows is silent at most: heartbeats are answered.
+const heardWithin = time.Second
+
+// staysAble refuses to remove a voter if those that are left and follow are no majority.
+func staysAble(members quorum.Members, removed quorum.Member, progress map[quorum.ID]quorum.Progress) error {
+	left, follow := 0, 0
+	for _, id := range members.Voters() {
+		if id == removed.ID {
+			continue
+		}
+		if left++; progress[id].Near {
+			follow++
+		}
+	}
+	if !removed.Voter || follow > left/2 {
+		return nil
+	}
+	return &cluster.Error{Kind: cluster.FailedPrecondition, Object: "manager " + removed.ID.String(),
+		Text: fmt.Sprintf("manager %v: without it, %d of %d managers that vote would follow, which is no majority", removed.ID, follow, left),
+		Hint: "start the others, or remove one that is lost first"}
+}
+
+// TransferLeadership makes another manager lead.
+func (m *Manager) TransferLeadership(ctx context.Context, r *pb.TransferLeadershipRequest) (*pb.TransferLeadershipResponse, error) {
+	return &pb.TransferLeadershipResponse{}, m.changed(ctx, func(ctx context.Context, now replicated.Status) error {
+		var to quorum.Member
+		if r.GetManager() != "" {
+			var err error
+			if to, err = memberNamed(now.Applied.Members, r.GetManager()); err != nil {
+				return err
+			}
+			if to.ID == now.ID {
+				return nil
+			}
+			if !to.Voter {
+				return &cluster.Error{Kind: cluster.FailedPrecondition, Object: "manager " + to.ID.String(), Text: fmt.Sprintf("manager %v: it does not vote yet", to.ID)}
+			}
+		}
+		if len(now.Applied.Members.Voters()) < 2 {
+			return &cluster.Error{Kind: cluster.FailedPrecondition, Text: "there is no other manager that votes"}
+		}
+		return m.quorum.Transfer(ctx, to.ID)
+	})
+}
+
+// Join makes the directory of a manager that another one adds to a cluster. It returns the new
+// member. A directory that Join has made, and whose manager has not run, is used again.
+func Join(cfg Config, id block.ClusterID) (quorum.ID, error) {
+	cfg = cfg.withDefaults()
+	if err := store.Find(cfg.Dir); errors.Is(err, store.ErrNoStore) {
+		if err := store.Create(cfg.Dir, nil, cfg.Log); err != nil {
+			return 0, err
+		}
+	} else if err != nil {
+		return 0, err
+	}
+	if replicated.Exists(cfg.Dir) {
+		return replicated.Joined(cfg.Dir, id)
+	}
+	return replicated.Join(cfg.Dir, id)
+}
+
+// Recover creates a store in cfg.Dir, which must be empty, from that of a manager whose quorum
+// has lost its majority. The manager must be stopped. Records may be missing that were
+// committed, so what [cluster.Restored] says of a backup is so for them too.
+func Recover(cfg Config, from string) (replicated.Survivor, error) {
+	cfg = cfg.withDefaults()
+	if !replicated.Exists(from) {
+		return replicated.Survivor{}, fmt.Errorf("%s: no store of a quorum", from)
+	}
+	if err := store.CheckEmpty(cfg.Dir); err != nil {
+		return replicated.Survivor{}, err
+	}
+	s, err := replicated.Salvage(from, cfg.Log)
+	if err != nil {
+		return s, err
+	}
+	records, err := cluster.Restored(cfg.Now(), s.Records)
+	if err != nil {
+		return s, fmt.Errorf("recover: %w", err)
+	}
+	return s, store.Create(cfg.Dir, records, cfg.Log)
+}
