@@ -234,8 +234,11 @@ func (m *Manager) Run(ctx context.Context) error {
 			if errors.Is(err, replicated.ErrStopped) {
 				return nil // the records' Run says why
 			}
-			if !errors.Is(err, errDeposed) || ctx.Err() != nil {
+			if !errors.Is(err, errDeposed) {
 				return err
+			}
+			if ctx.Err() != nil {
+				return nil
 			}
 			m.depose()
 		}

@@ -25,7 +25,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			// No process listens at port 1.
 			env.Setenv("WEFT_MANAGER", "127.0.0.1:1")
-			return errors.Join(freePort(env, "PORT"), freePort(env, "METRICS"))
+			return errors.Join(freePort(env, "PORT"), freePort(env, "METRICS"), freePort(env, "THIRD"))
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"cluster": startCluster, "eventually": eventually, "exits": exits, "keep": keep, "scrape": scrape,

@@ -5,9 +5,11 @@ package main
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -24,6 +26,7 @@ const defaultDataDir = "/var/lib/weft/volmgr"
 type volmgrOptions struct {
 	daemon.Options
 	dataDir, listen string
+	advertised      string
 	awaitStore      bool
 	tls             daemon.TLSFiles
 	replaceAfter    time.Duration
@@ -37,6 +40,9 @@ func newVolmgr(g *cli.Globals) *cobra.Command {
 		Long: `Run the volume manager. It holds the cluster's state, which all agents and
 commands use. Only one manager may run on a data directory. Attached volumes keep
 serving while it is stopped; only changes wait.
+
+Three or five managers keep the state together ("weft volmgr join"): the one that
+leads answers, and when it is lost, another one leads within seconds.
 
 With --tls-ca, --tls-cert and --tls-key it answers only clients with a
 certificate of that authority. Without them, everyone who reaches it may do
@@ -62,7 +68,9 @@ what to do and ends; with --await-store it waits for a store instead.`,
 	cmd.Flags().BoolVar(&o.awaitStore, "await-store", false, "if there is no store, wait for one instead of ending")
 	cmd.Flags().DurationVar(&o.replaceAfter, "replace-after", cluster.DefaultReplaceAfter, "make a leg again elsewhere after it was away for this `duration`; 0 means never")
 	o.addListen(cmd, "`address` to answer on")
-	cmd.AddCommand(newVolmgrInit(g), newVolmgrBackup(g), newVolmgrRestore(g), newVolmgrRebuild(g))
+	o.addAdvertised(cmd)
+	cmd.AddCommand(newVolmgrInit(g), newVolmgrJoin(g), newVolmgrList(g), newVolmgrRemove(g), newVolmgrTransfer(g),
+		newVolmgrBackup(g), newVolmgrRestore(g), newVolmgrRebuild(g), newVolmgrRecover(g))
 	return cmd
 }
 
@@ -84,6 +92,29 @@ func runVolmgr(ctx context.Context, o volmgrOptions, stderr io.Writer) error {
 
 func (o *volmgrOptions) addListen(cmd *cobra.Command, usage string) {
 	cmd.Flags().StringVar(&o.listen, "listen", "", usage+" (default "+cli.DefaultManager+", with TLS :4480)")
+}
+
+func (o *volmgrOptions) addAdvertised(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&o.advertised, "address", "", "`address` at which agents, commands and other managers reach it (default that of --listen, or this machine's name)")
+}
+
+// reachedAt is where others reach the manager, which need not run yet.
+func (o *volmgrOptions) reachedAt() (string, error) {
+	if o.advertised != "" {
+		return o.advertised, nil
+	}
+	host, port, err := net.SplitHostPort(o.address())
+	if err != nil {
+		return "", cli.UsageError{Err: fmt.Errorf("--listen %s: %w", o.address(), err)}
+	}
+	if ip := net.ParseIP(host); host != "" && (ip == nil || !ip.IsUnspecified()) {
+		return o.address(), nil
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return "", cli.UsageError{Err: err, Hint: "give --address"}
+	}
+	return net.JoinHostPort(name, port), nil
 }
 
 // address is where the manager listens.
@@ -110,7 +141,7 @@ func (o *volmgrOptions) open(log *slog.Logger) (net.Listener, error) {
 
 // serve runs a manager on a listener until ctx ends.
 func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *slog.Logger) error {
-	c := manager.Config{Options: o.Options, DataDir: o.dataDir, TLS: o.tls, Version: version(), ReplaceAfter: o.replaceAfter}
+	c := manager.Config{Options: o.Options, DataDir: o.dataDir, TLS: o.tls, Version: version(), ReplaceAfter: o.replaceAfter, Address: o.advertised}
 	if o.replaceAfter == 0 {
 		c.ReplaceAfter = -1
 	}

@@ -79,6 +79,10 @@ func (t *Transport) sendMessages(ctx context.Context, l *link) error {
 		if taken {
 			pause = pauseFirst
 		}
+		if gone(self.Members(), l.id) {
+			t.drop(l)
+			return nil
+		}
 		t.problem(self, l.id, err)
 		if self.To.Unreachable(ctx, l.id) != nil || !t.rest(ctx, l, pause) {
 			return nil
@@ -101,6 +105,23 @@ func (t *Transport) retire(l *link) bool {
 	delete(t.links, l.id)
 	l.close()
 	return true
+}
+
+// gone reports whether a member was removed. Who has just joined knows of no members at all.
+func gone(members quorum.Members, id quorum.ID) bool {
+	_, there := members.Find(id)
+	return len(members) > 0 && !there
+}
+
+// drop removes a link, and what is known of its peer.
+func (t *Transport) drop(l *link) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.links[l.id] == l {
+		delete(t.links, l.id)
+		delete(t.known, l.id)
+		l.close()
+	}
 }
 
 // rest waits, and then drops what has come meanwhile: Raft repeats what still matters.
@@ -140,7 +161,7 @@ func (t *Transport) problem(self *Self, id quorum.ID, err error) {
 func cause(err error) string {
 	text := status.Convert(err).Message()
 	if status.Code(err) == codes.Unavailable && strings.Contains(text, "desc = ") {
-		text = strings.TrimSuffix(text[strings.LastIndex(text, ": ")+2:], `"`)
+		text = strings.Trim(text[strings.LastIndex(text, ": ")+2:], `"`)
 	}
 	return text
 }

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/volmgr"
+	"weft.dev/weft/volmgr/replicated"
+)
+
+func newVolmgrJoin(g *cli.Globals) *cobra.Command {
+	var o volmgrOptions
+	cmd := &cobra.Command{
+		Use:   "join",
+		Short: "Add a manager to a cluster: its store, in an empty directory",
+		Long: `Prepare a directory for a further volume manager, and add it to the cluster whose
+managers --manager names. Prints the new manager's id. Then start the manager on
+the directory: it copies the cluster's state, follows, and votes when it has
+caught up.
+
+Managers agree by majority, so three survive the loss of one, and five of two. A
+manager that would make the number of voters even waits for a second one.
+
+A manager whose disk was lost cannot come back as the same one: remove it with
+"weft volmgr remove", and join with an empty directory.`,
+		Example: "  weft volmgr join --manager m1:4480 --listen m2:4480 --data-dir /var/lib/weft/volmgr",
+		Args:    cli.Takes(),
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		o.tls = g.TLS
+		return g.Call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *cli.Output) error {
+			return runVolmgrJoin(ctx, api, o, out)
+		})(cmd, args)
+	}
+	cmd.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "`directory` for the new store")
+	o.addListen(cmd, "`address` that the new manager will answer on")
+	o.addAdvertised(cmd)
+	return cmd
+}
+
+func runVolmgrJoin(ctx context.Context, api pb.ManagerClient, o volmgrOptions, out *cli.Output) error {
+	status, err := api.GetStatus(ctx, &pb.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	cluster, err := block.ParseClusterID(status.GetClusterId())
+	if err != nil {
+		return err
+	}
+	address, err := o.reachedAt()
+	if err != nil {
+		return err
+	}
+	id, err := volmgr.Join(volmgr.Config{Dir: o.dataDir, Version: version()}, cluster)
+	if errors.Is(err, replicated.ErrTaken) {
+		return cli.RefusedError{Err: fmt.Errorf("join: %w", err), Hints: []string{"move its content away first, or give another --data-dir"}}
+	}
+	if err != nil {
+		return storeError(o.dataDir, fmt.Errorf("join with %s: %w", o.dataDir, err))
+	}
+	if _, err := api.AddManager(ctx, &pb.AddManagerRequest{Id: id.String(), Address: address}); err != nil {
+		return err
+	}
+	fmt.Fprintln(out.Stdout, id)
+	out.Say("manager %v at %s is added; to run it: `weft volmgr --data-dir %s --listen %s`", id, address, o.dataDir, o.address())
+	return nil
+}
+
+func newVolmgrList(g *cli.Globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "list",
+		Short: "List the volume managers of the cluster",
+		Long: `List the volume managers that agree on the cluster's state: what each of them is,
+the newest record that is on its disk, and when it was heard last. If no manager
+leads, the one that answers lists what it knows.`,
+		Example: "  weft volmgr list",
+		Args:    cli.Takes(),
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *cli.Output) error {
+			return runVolmgrList(ctx, api, out)
+		}),
+	}
+}
+
+func runVolmgrList(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
+	list, err := api.ListManagers(ctx, &pb.ListManagersRequest{})
+	if err != nil {
+		return err
+	}
+	return out.Print(list, func(w io.Writer) {
+		var rows [][]string
+		led := false
+		for _, m := range list.GetManagers() {
+			led = led || m.GetLeader()
+			rows = append(rows, []string{m.GetId(), m.GetAddress(), roleOf(m), strconv.FormatUint(m.GetRecorded(), 10), heardOf(out, m), m.GetProblem()})
+		}
+		cli.Table(w, "ID ADDRESS ROLE RECORDED HEARD PROBLEM", rows...)
+		if !led {
+			out.Warn("no manager leads: nothing can be changed until most of those that vote reach one another")
+		}
+	})
+}
+
+func roleOf(m *pb.ManagerMember) string {
+	switch {
+	case m.GetLeader():
+		return "leader"
+	case m.GetVoter():
+		return "follower"
+	}
+	return "learner"
+}
+
+// heardOf says how long ago a manager was heard.
+func heardOf(out *cli.Output, m *pb.ManagerMember) string {
+	if m.GetHeard() == nil {
+		return ""
+	}
+	return out.Age(m.GetHeard()) + " ago"
+}
+
+func newVolmgrRemove(g *cli.Globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "remove MANAGER",
+		Short: "Remove a volume manager from the cluster for good",
+		Long: `Remove a volume manager, named by its id, the beginning of its id, or its
+address. Its process ends. It can join again with an empty directory.
+
+This is refused if the managers that are left and follow would be no majority. If
+the majority is lost, see "weft volmgr recover".`,
+		Example: "  weft volmgr remove m2:4480",
+		Args:    cli.Takes("MANAGER"),
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
+			answer, err := api.RemoveManager(ctx, &pb.RemoveManagerRequest{Manager: args[0]})
+			if err != nil {
+				return cli.ArgumentError{Name: "MANAGER", Err: err}
+			}
+			out.Say("manager %s at %s is removed", answer.GetRemoved().GetId(), answer.GetRemoved().GetAddress())
+			return out.Print(answer.GetRemoved(), nil)
+		}),
+	}
+}
+
+func newVolmgrTransfer(g *cli.Globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "transfer [MANAGER]",
+		Short: "Make another volume manager lead",
+		Long: `Make a volume manager lead, named by its id, the beginning of its id, or its
+address; without a name, the one that follows best. Agents and commands go to the
+new leader by themselves. A leader that is told to stop does this too.`,
+		Example: "  weft volmgr transfer m2:4480",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			return cli.Takes("MANAGER")(cmd, args)
+		},
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
+			request := &pb.TransferLeadershipRequest{}
+			if len(args) > 0 {
+				request.Manager = args[0]
+			}
+			if _, err := api.TransferLeadership(ctx, request); err != nil {
+				return cli.ArgumentError{Name: "MANAGER", Err: err}
+			}
+			list, err := api.ListManagers(ctx, &pb.ListManagersRequest{})
+			if err != nil {
+				return err
+			}
+			for _, m := range list.GetManagers() {
+				if m.GetLeader() {
+					out.Say("manager %s at %s leads", m.GetId(), m.GetAddress())
+				}
+			}
+			return nil
+		}),
+	}
+}
