@@ -208,8 +208,8 @@ func newVolmgrRecover(g *cli.Globals) *cobra.Command {
 		Use:   "recover DIRECTORY",
 		Short: "Begin again with one manager when most of them are lost for good",
 		Long: `Make a new store from that of one stopped manager, DIRECTORY, when so many
-managers are lost for good that the others are no majority. The new store is for a
-single manager; others join again with empty directories. DIRECTORY stays.
+managers are lost for good that the others are no majority. The new store is for
+a single manager; others join again with empty directories. DIRECTORY stays.
 
 The manager may lack the newest records, so this is like restoring a backup: each
 volume comes up detached and waits for the labels on its drives and, if it was in
