@@ -154,7 +154,13 @@ func always[T any](get func(*cluster.State) T) func(*cluster.State) (T, error) {
 
 // GetStatus summarizes the cluster.
 func (m *Manager) GetStatus(ctx context.Context, _ *pb.GetStatusRequest) (*pb.Status, error) {
-	return read(ctx, m, always((*cluster.State).Status), func(s cluster.Status) *pb.Status { return pbStatus(s, m.cfg.Version) })
+	return read(ctx, m, always((*cluster.State).Status), func(s cluster.Status) *pb.Status {
+		status := pbStatus(s, m.cfg.Version)
+		if m.quorum != nil {
+			status.Wrong = append(m.quorum.wrong(), status.Wrong...)
+		}
+		return status
+	})
 }
 
 // ListNodes lists the nodes.

@@ -132,6 +132,38 @@ func (m *Manager) ListManagers(ctx context.Context, _ *pb.ListManagersRequest) (
 	return list, nil
 }
 
+// silentAfter is how long a manager is not heard when a leader says so.
+const silentAfter = 2 * time.Second
+
+// silent reports whether a leader misses a manager, and why if it knows.
+func (s *shared) silent(now replicated.Status, id quorum.ID) (problem string, silent bool) {
+	if id == now.ID || s.transport == nil {
+		return "", false
+	}
+	peer := s.transport.Peers()[id]
+	return peer.Problem, peer.Problem != "" || !peer.Heard.IsZero() && time.Since(peer.Heard) > silentAfter
+}
+
+// wrong says what is wrong with the managers, as their leader sees it, one sentence each.
+func (s *shared) wrong() (sentences []string) {
+	now := s.Status()
+	for _, one := range now.Applied.Members {
+		problem, silent := s.silent(now, one.ID)
+		if !silent {
+			continue
+		}
+		sentence := fmt.Sprintf("manager %v at %s does not answer", one.ID, s.addressOf(now, one.ID))
+		if problem != "" {
+			sentence += ": " + problem
+		}
+		sentences = append(sentences, sentence)
+	}
+	if len(now.Applied.Members.Voters()) == 2 {
+		sentences = append(sentences, "two managers vote: the loss of either stops all changes; let a third one join with `weft volmgr join`")
+	}
+	return sentences
+}
+
 var errNoQuorum = &cluster.Error{Kind: cluster.FailedPrecondition, Text: "this volume manager keeps its store alone"}
 
 // leaderOrNone returns the status of the leader, or of any manager if no leader is found.

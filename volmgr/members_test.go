@@ -209,6 +209,9 @@ func TestTheManagersOfAClusterChange(t *testing.T) {
 		list, err := all[1].ListManagers(t.Context(), &pb.ListManagersRequest{})
 		return err == nil && slices.ContainsFunc(list.GetManagers(), func(one *pb.ManagerMember) bool { return one.GetProblem() != "" })
 	})
+	if status, err := all[1].GetStatus(t.Context(), &pb.GetStatusRequest{}); err != nil || !strings.Contains(fmt.Sprint(status.GetWrong()), " does not answer: ") {
+		t.Errorf("the status says %v, %v; want that a manager does not answer", status.GetWrong(), err)
+	}
 	if _, err := all[1].RemoveManager(t.Context(), &pb.RemoveManagerRequest{Manager: all[2].quorum.Status().ID.String()}); err == nil {
 		t.Error("a manager is removed whose loss leaves no majority")
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/quorum"
 )
 
 // metrics are the loop's own measurements.
@@ -40,6 +41,8 @@ var (
 	allocatedDesc   = desc("allocated_bytes", "Capacity that legs take.")
 	attachmentsDesc = desc("attachments", "Attachments by state.", "state")
 	streamsDesc     = desc("volmgr_streams", "Open streams of agents.", "agent")
+	leadsDesc       = desc("volmgr_leads", "1 if this manager leads, else 0.")
+	managersDesc    = desc("volmgr_managers", "Managers by what they do; from the one that leads.", "state")
 	termDesc        = desc("volmgr_term", "Number of the manager's term: each start begins one.")
 	generationDesc  = desc("volmgr_generation", "Number of the newest commit.")
 )
@@ -51,6 +54,7 @@ func (m *Manager) Describe(out chan<- *prometheus.Desc) { prometheus.DescribeByC
 func (m *Manager) Collect(out chan<- prometheus.Metric) {
 	out <- m.metrics.step
 	out <- m.metrics.commit
+	m.collectManagers(out)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	var state *cluster.State
@@ -95,5 +99,36 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 			}
 			gauge(d, float64(n), labels[0])
 		}
+	}
+}
+
+// collectManagers says whether this manager leads, and what the others do if so.
+func (m *Manager) collectManagers(out chan<- prometheus.Metric) {
+	if m.quorum == nil {
+		return
+	}
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	now := m.quorum.Status()
+	if now.Role != quorum.Leader {
+		gauge(leadsDesc, 0)
+		return
+	}
+	gauge(leadsDesc, 1)
+	count := map[string]float64{"voting": 0, "learning": 0, "silent": 0}
+	for _, one := range now.Applied.Members {
+		_, silent := m.quorum.silent(now, one.ID)
+		switch {
+		case silent:
+			count["silent"]++
+		case one.Voter:
+			count["voting"]++
+		default:
+			count["learning"]++
+		}
+	}
+	for state, n := range count {
+		gauge(managersDesc, n, state)
 	}
 }

@@ -44,6 +44,9 @@ func runVolmgrBackup(ctx context.Context, api pb.ManagerClient, path string, out
 	// Only the owner may read a store.
 	err := durable.Fill(path, 0o600, func(w io.Writer) (err error) {
 		n, err = receiveBackup(ctx, api, w)
+		if _, notLeader := pb.NotLeader(err); notLeader && n == 0 { // the connection is to the leader now
+			n, err = receiveBackup(ctx, api, w)
+		}
 		return err
 	})
 	if err != nil {

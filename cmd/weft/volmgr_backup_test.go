@@ -12,7 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/pb"
@@ -22,8 +25,9 @@ import (
 type tape struct {
 	pb.ManagerClient
 	grpc.ServerStreamingClient[pb.BackupChunk]
-	chunks []string
-	end    error
+	chunks    []string
+	end       error
+	elsewhere error // of the first call
 }
 
 func (b *tape) Backup(context.Context, *pb.BackupRequest, ...grpc.CallOption) (grpc.ServerStreamingClient[pb.BackupChunk], error) {
@@ -31,6 +35,10 @@ func (b *tape) Backup(context.Context, *pb.BackupRequest, ...grpc.CallOption) (g
 }
 
 func (b *tape) Recv() (*pb.BackupChunk, error) {
+	if err := b.elsewhere; err != nil {
+		b.elsewhere = nil
+		return nil, err
+	}
 	if len(b.chunks) == 0 {
 		return nil, b.end
 	}
@@ -60,6 +68,14 @@ func TestABackupIsThereWhenItIsComplete(t *testing.T) {
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("backup has mode %v, %v; want 0600", info.Mode(), err)
 	}
+	asked, err := status.New(codes.Unavailable, "elsewhere").WithDetails(&errdetails.ErrorInfo{Reason: pb.ReasonNotLeader})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := runVolmgrBackup(t.Context(), &tape{chunks: []string{"one", "two"}, end: io.EOF, elsewhere: asked.Err()}, path, out); err != nil {
+		t.Errorf("backup, with the first call to a manager that does not lead = %v", err)
+	}
+	check()
 	cut := errors.New("cut")
 	if err := runVolmgrBackup(t.Context(), &tape{chunks: []string{"three"}, end: cut}, path, out); !errors.Is(err, cut) {
 		t.Errorf("backup of a cut stream = %v, want %v", err, cut)
