@@ -357,7 +357,7 @@ func dial(address string) (*grpc.ClientConn, error) {
 // message is a heartbeat's answer, as a member sends it: type 9, to, from.
 func message(t *testing.T, from, to quorum.ID) quorum.Message {
 	t.Helper()
-	text := []byte{1<<3 | 0, 9}
+	text := []byte{1 << 3, 9}
 	for field, id := range []quorum.ID{to, from} {
 		text = append(text, byte(field+2)<<3)
 		for v := uint64(id); ; v >>= 7 {
