@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/durable"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
 	"weft.dev/weft/volmgr/quorum"
@@ -371,20 +374,40 @@ func (m *Manager) TransferLeadership(ctx context.Context, r *pb.TransferLeadersh
 }
 
 // Join makes the directory of a manager that another one adds to a cluster. It returns the new
-// member. A directory that Join has made, and whose manager has not run, is used again.
+// member. A directory that Join has made, and whose manager has not run, is used again. The
+// directory appears with store and log, or not at all: a store alone would be opened as that of a
+// cluster of its own.
 func Join(cfg Config, id block.ClusterID) (quorum.ID, error) {
 	cfg = cfg.withDefaults()
-	if err := store.Find(cfg.Dir); errors.Is(err, store.ErrNoStore) {
-		if err := store.Create(cfg.Dir, nil, cfg.Log); err != nil {
-			return 0, err
-		}
-	} else if err != nil {
-		return 0, err
-	}
-	if replicated.Exists(cfg.Dir) {
+	if err := store.Find(cfg.Dir); err == nil {
 		return replicated.Joined(cfg.Dir, id)
 	}
-	return replicated.Join(cfg.Dir, id)
+	if err := store.CheckEmpty(cfg.Dir); err != nil {
+		return 0, err
+	}
+	dir := filepath.Clean(cfg.Dir)
+	temporary := dir + ".joining"
+	if err := os.RemoveAll(temporary); err != nil { // left by a crash
+		return 0, err
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(temporary)
+	if err := store.Create(temporary, nil, cfg.Log); err != nil {
+		return 0, err
+	}
+	member, err := replicated.Join(temporary, id)
+	if err != nil {
+		return 0, err
+	}
+	if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return 0, err
+	}
+	if err := os.Rename(temporary, dir); err != nil {
+		return 0, err
+	}
+	return member, durable.SyncDir(filepath.Dir(dir))
 }
 
 // Recover creates a store in cfg.Dir, which must be empty, from that of a manager whose quorum

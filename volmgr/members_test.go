@@ -189,6 +189,9 @@ func TestTheManagersOfAClusterChange(t *testing.T) {
 		}
 		return err == nil && votes == 3
 	})
+	if _, err := Join(Config{Dir: filepath.Dir(dirs[1])}, id); !errors.Is(err, ErrNotEmpty) {
+		t.Errorf("Join in a directory with something else = %v, want %v", err, ErrNotEmpty)
+	}
 	if _, err := Join(Config{Dir: dirs[1]}, id); !errors.Is(err, replicated.ErrTaken) {
 		t.Errorf("Join with the store of a manager = %v, want %v", err, replicated.ErrTaken)
 	}

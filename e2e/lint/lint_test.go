@@ -50,7 +50,7 @@ var arrows = map[string][]string{
 	"volmgr/replicated": {"volmgr/cluster", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/wal", "volmgr/store", "proto/block"},
 	"volmgr/quorum":     {"volmgr/quorum/wal"}, // its plain values
 	"volmgr/quorum/wal": {"proto/block", "proto/durable"},
-	"volmgr":            {"volmgr/cluster", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/transport", "volmgr/replicated", "volmgr/store", "proto/block", "proto/parts", "proto/pb"},
+	"volmgr":            {"volmgr/cluster", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/transport", "volmgr/replicated", "volmgr/store", "proto/block", "proto/durable", "proto/parts", "proto/pb"},
 	"target/drive":      {"proto/block", "proto/nvmetcp", "proto/pb"},
 	"target/backend":    {"proto/block"},
 	"target/nvmet":      {"target/nvmet/memfs", "proto/block"}, // memfs: in nvmettest

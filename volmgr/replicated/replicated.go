@@ -161,6 +161,9 @@ var ErrTaken = errors.New("there is the store of another manager")
 // Joined returns the member that Join has made in dir. It refuses one that has records.
 func Joined(dir string, cluster block.ClusterID) (quorum.ID, error) {
 	log, state, err := wal.Open(wal.InDirectory(store.QuorumDir(dir)))
+	if errors.Is(err, wal.ErrNoLog) {
+		return 0, fmt.Errorf("%s: %w", dir, ErrTaken)
+	}
 	if err != nil {
 		return 0, err
 	}
