@@ -102,17 +102,27 @@ func promotable(members quorum.Members, progress map[quorum.ID]quorum.Progress) 
 	return nil
 }
 
-// HandOver makes another manager lead, if this one does and there is another one that votes.
-// Call it before the process ends, while it still answers the others.
+// HandOver makes another manager lead, if this one does and another one that votes follows. Call
+// it before the process ends, while it still answers the others.
 func (m *Manager) HandOver(ctx context.Context) error {
-	if m.quorum == nil || len(m.quorum.Status().Applied.Members.Voters()) < 2 {
+	if m.quorum == nil {
 		return nil
 	}
-	err := m.quorum.Transfer(ctx, 0)
-	if errors.Is(err, quorum.ErrNotLeading) {
+	progress, err := m.quorum.following(ctx)
+	if err != nil {
+		return err
+	}
+	now := m.quorum.Status()
+	for _, id := range now.Applied.Members.Voters() {
+		if id == now.ID || !progress[id].Near {
+			continue
+		}
+		if err := m.quorum.Transfer(ctx, 0); !errors.Is(err, quorum.ErrNotLeading) {
+			return err
+		}
 		return nil
 	}
-	return err
+	return nil
 }
 
 // ListManagers returns the managers.

@@ -218,7 +218,17 @@ func TestTheManagersOfAClusterChange(t *testing.T) {
 	if _, err := all[1].RemoveManager(t.Context(), &pb.RemoveManagerRequest{Manager: all[2].quorum.Status().ID.String()}); err == nil {
 		t.Error("a manager is removed whose loss leaves no majority")
 	}
+	if err := all[1].HandOver(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the third one leads", func() bool { return all[2].quorum.Status().Role == quorum.Leader })
+	if err := all[1].HandOver(t.Context()); err != nil {
+		t.Errorf("HandOver of one that does not lead = %v", err)
+	}
 	stops[1]() // and the majority is lost
+	if err := all[2].HandOver(t.Context()); err != nil && !errors.Is(err, quorum.ErrBusy) {
+		t.Errorf("HandOver while nobody else is there = %v", err)
+	}
 	eventually(t, "the last one has all", func() bool {
 		return all[2].quorum.Status().Applied.Index > 0
 	})
