@@ -30,6 +30,8 @@ type Quorum struct {
 	Dial func(address string) (*grpc.ClientConn, error)
 	// Send is used instead, in tests: it sends a message to another manager, or loses it.
 	Send func(member.Outgoing)
+	// Medium is for tests.
+	Medium replicated.Medium
 }
 
 // ErrNotLeading is the error of calls to a manager that is not the one that decides. Nothing
@@ -94,7 +96,7 @@ type shared struct {
 // openShared opens the store in cfg.Dir. One that has been without a quorum becomes that of a
 // quorum of one.
 func openShared(cfg Config) (*shared, error) {
-	c := replicated.Config{Dir: cfg.Dir, Log: cfg.Log, Address: cfg.Quorum.Address, Send: cfg.Quorum.Send}
+	c := replicated.Config{Dir: cfg.Dir, Log: cfg.Log, Address: cfg.Quorum.Address, Send: cfg.Quorum.Send, Medium: cfg.Quorum.Medium}
 	if !replicated.Exists(cfg.Dir) {
 		var err error
 		if c.Cluster, c.Term, err = identity(cfg); err != nil {
@@ -145,6 +147,14 @@ func identity(cfg Config) (id block.ClusterID, term uint64, err error) {
 		return id, 0, fmt.Errorf("store %s: %w", cfg.Dir, err)
 	}
 	return state.ClusterID(), state.Term(), nil
+}
+
+// Member is this manager's part of the quorum; nil if it has none.
+func (m *Manager) Member() *replicated.Store {
+	if m.quorum == nil {
+		return nil
+	}
+	return m.quorum.Store
 }
 
 // Lead is part of committer.

@@ -55,6 +55,28 @@ type Config struct {
 	// Send sends a message to another member, or loses it; nil means that there are none. It
 	// must not wait.
 	Send func(member.Outgoing)
+	// Medium is for tests; its zero value is the directory.
+	Medium Medium
+}
+
+// Medium stands between a member and its log, its store and its messages, so that a test can make
+// them slow, cut their power, take back what was not synced, and stop the member.
+type Medium struct {
+	Log       func(wal.Directory) wal.Directory // nil: as it is
+	Store     func(member.Store) member.Store   // nil: as it is
+	Send      func(member.Outgoing) bool        // whether to send a message; nil: all are sent
+	CompactAt int64                             // see member.Config
+}
+
+// over returns the log and the store that the member uses.
+func (m Medium) over(log wal.Directory, store member.Store) (wal.Directory, member.Store) {
+	if m.Log != nil {
+		log = m.Log(log)
+	}
+	if m.Store != nil {
+		store = m.Store(store)
+	}
+	return log, store
 }
 
 // Store is a manager's records, which a quorum keeps. Run it.
@@ -128,15 +150,25 @@ func lose(o member.Outgoing) {
 }
 
 func (s *Store) open() (err error) {
-	dir := wal.InDirectory(store.QuorumDir(s.cfg.Dir))
+	dir, state := s.cfg.Medium.over(wal.InDirectory(store.QuorumDir(s.cfg.Dir)), s.replica)
 	if errors.Is(wal.Find(dir), wal.ErrNoLog) {
 		owner := wal.Owner{Cluster: s.cfg.Cluster, Member: newID()}
-		if err := member.Found(dir, s.replica, owner, s.cfg.Address, s.cfg.Term); err != nil {
+		if err := member.Found(dir, state, owner, s.cfg.Address, s.cfg.Term); err != nil {
 			return err
 		}
 		s.cfg.Log.Info("new quorum of one manager", "member", quorum.ID(owner.Member), "dir", s.cfg.Dir)
 	}
-	if s.member, err = member.Open(member.Config{Log: dir, Store: s.replica, Send: s.cfg.Send}); err != nil {
+	send := s.cfg.Send
+	if s.cfg.Medium.Send != nil {
+		send = func(o member.Outgoing) {
+			if !s.cfg.Medium.Send(o) {
+				lose(o)
+				return
+			}
+			s.cfg.Send(o)
+		}
+	}
+	if s.member, err = member.Open(member.Config{Log: dir, Store: state, Send: send, CompactAt: s.cfg.Medium.CompactAt}); err != nil {
 		return err
 	}
 	s.publish()
