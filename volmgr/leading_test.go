@@ -238,6 +238,32 @@ func TestALeaderThatIsCutOffAnswersNothing(t *testing.T) {
 	}
 }
 
+// deposed is a committer that is told to stop, and leads no more, as soon as it leads.
+type deposed struct {
+	committer
+	stop func()
+}
+
+func (d deposed) Lead(context.Context) (<-chan struct{}, error) {
+	d.stop()
+	over := make(chan struct{})
+	close(over)
+	return over, nil
+}
+
+// A manager that is told to stop while another one takes over has stopped as it should.
+func TestAManagerThatStopsWhileItIsDeposedHasNotFailed(t *testing.T) {
+	m, err := New(Config{Dir: initialized(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	m.records = deposed{m.records, stop}
+	if err := errors.Join(m.Run(ctx), m.Close()); err != nil {
+		t.Errorf("Run = %v", err)
+	}
+}
+
 func loadedID(t *testing.T, p *replica) (id block.ClusterID) {
 	t.Helper()
 	s, err := p.snapshot(t.Context())

@@ -241,6 +241,9 @@ func (m *Manager) Run(ctx context.Context) error {
 				return nil
 			}
 			m.depose()
+			if ctx.Err() != nil {
+				return nil
+			}
 		}
 	})
 	return group.Wait()
