@@ -18,9 +18,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/protobuf/proto"
 
 	"weft.dev/weft/initiator"
@@ -34,21 +31,26 @@ import (
 
 // cluster is a manager, targets, clients, and the network and disks between them.
 type cluster struct {
-	t       tester
-	dir     string
-	log     *slog.Logger
-	network *network
-	manager *managing // nil while it is down
-	store   string    // its directory
-	targets []*targetHost
-	clients []*clientHost
-	user    *user
-	layout  block.Layout // of the volume
-	size    block.Size   // the size that it should have
-	rails   []string     // of each target; empty: one without a name
-	pass    func(time.Duration)
-	random  *mathrand.Rand // chooses the behavior of the daemons' surroundings
-	clock   atomic.Int64   // the error of the manager's wall clock
+	t         tester
+	dir       string
+	log       *slog.Logger
+	network   *network
+	managers  []*managerHost
+	members   int    // how many managers there are; 0: 1
+	quorum    bool   // they share their records; more than one always do
+	stores    string // the directory of their stores
+	addresses string // of all managers
+	id        block.ClusterID
+	targets   []*targetHost
+	clients   []*clientHost
+	user      *user
+	clerk     *clerk       // nil: nobody calls the API all the time
+	layout    block.Layout // of the volume
+	size      block.Size   // the size that it should have
+	rails     []string     // of each target; empty: one without a name
+	pass      func(time.Duration)
+	random    *mathrand.Rand // chooses the behavior of the daemons' surroundings
+	clock     atomic.Int64   // the error of the manager's wall clock
 
 	operator     pb.ManagerClient
 	hangUp       func() error
@@ -158,7 +160,7 @@ const driveSize = 3 * 256 * block.MiB
 func newCluster(t tester, targets, clients int, lie func(*cluster)) *cluster {
 	t.Helper()
 	c := &cluster{t: t, dir: scratch(t), log: logger(t), network: newNetwork(), size: volumeSize, began: time.Now()}
-	c.pass, c.store, c.random = time.Sleep, filepath.Join(c.dir, "m1"), mathrand.New(mathrand.NewPCG(3, 4))
+	c.pass, c.stores, c.random = time.Sleep, c.dir, mathrand.New(mathrand.NewPCG(3, 4))
 	c.user = newUser(c)
 	c.users = c.user
 	for i := range targets {
@@ -169,6 +171,8 @@ func newCluster(t tester, targets, clients int, lie func(*cluster)) *cluster {
 		c.clients = append(c.clients, &clientHost{host: host{cluster: c, name: name}, dir: filepath.Join(c.dir, name)})
 	}
 	lie(c)
+	c.quorum = c.quorum || c.members > 1
+	c.newManagers()
 	conn := c.dialManager(c.network.boot("operator"))
 	c.operator, c.hangUp = pb.NewManagerClient(conn), conn.Close
 	c.initStore()
@@ -229,6 +233,7 @@ func (c *cluster) count(what string) {
 // close ends everything.
 func (c *cluster) close() {
 	c.user.stop()
+	c.clerk.close()
 	for _, h := range c.clients {
 		h.kill()
 	}
@@ -309,31 +314,6 @@ func (h *host) buried() {
 	}
 }
 
-// dialManager connects to the manager as the programs do (package daemon).
-func (c *cluster) dialManager(at *machine, options ...grpc.DialOption) *grpc.ClientConn {
-	c.t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+managerAddress, append(options,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-			conn, err := at.dial(ctx, "m1", address)
-			if err != nil {
-				return nil, err
-			}
-			conn.keepalive = true
-			return conn, nil
-		}),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: userTimeout, PermitWithoutStream: true}),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
-			MinConnectTimeout: 3 * time.Second,
-		}),
-	)...)
-	if err != nil {
-		c.t.Fatalf("%v", err)
-	}
-	return conn
-}
-
 // ---- targets ----
 
 // targetHost is a machine with a drive.
@@ -406,7 +386,7 @@ func (h *targetHost) agent(at *machine) func(context.Context) error {
 	conn := c.dialManager(at, grpc.WithStreamInterceptor(h.tellOfCache))
 	agent, err := target.New(target.Config{
 		Node: block.NodeName(h.name), Portals: h.portals(),
-		Manager: pb.NewAgentsClient(conn), Version: "fault", Log: c.log.With("node", h.name), Root: h.root,
+		Manager: pb.NewAgentsClient(conn), Next: conn.Next, Version: "fault", Log: c.log.With("node", h.name), Root: h.root,
 		Datapath: target.User, Files: []string{"/drive"}, FilesOnly: true, Newest: filepath.Join(h.root, "newest"),
 		Goodbye: func(context.Context) bool { return h.leaving.Load() },
 		Listen: func(p block.Portal) (net.Listener, error) {
@@ -514,7 +494,7 @@ func (h *clientHost) agent(at *machine) func(context.Context) error {
 	}
 	conn := c.dialManager(at, options...)
 	agent, err := initiator.New(initiator.Config{
-		Node: block.NodeName(h.name), Version: "fault", Kernel: "6.1", Manager: pb.NewAgentsClient(conn),
+		Node: block.NodeName(h.name), Version: "fault", Kernel: "6.1", Manager: pb.NewAgentsClient(conn), Next: conn.Next,
 		StateDir: h.dir, Datapath: initiator.User, IOQueues: 2, Log: c.log.With("node", h.name),
 		Export: func(_ context.Context, volume block.Device, name block.VolumeName) (userspace.Exported, error) {
 			return c.users.found(at, volume, name), nil

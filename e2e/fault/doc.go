@@ -6,13 +6,18 @@
 //
 //	writer ── engine, host ══ network ══ controller, leg, backend ── drive
 //	             │     initiator agent        │     target agent
-//	             └──────── network ───────────┴──── volume manager ── power ── store
+//	             └──────── network ───────────┴──── volume managers ── power ── log, store
 //
 // Everything that belongs to Weft is real: manager and store, gRPC, agents, NVMe/TCP, labels,
 // legs. The tests replace only what lies between and below them. The network is in memory, and
 // cuts, delays and delivers late. Drives fail, are slow, hold a write back for any time, and
-// may have a cache that is lost with the power. The manager can lose power in the middle of a
-// commit. Time is that of testing/synctest.
+// may have a cache that is lost with the power. Time is that of testing/synctest.
+//
+// One manager keeps the records, or three do together; see -managers. A manager can lose power in
+// the middle of a commit, and of any write to its log or its store; what was not synced is then
+// lost, wholly or in part. Managers are cut off from each other, also in one direction, lose
+// messages, freeze and go on, hand leadership over, are removed, lose their disks, and come back as
+// new members. A clerk calls their API all the time, and knows what was acknowledged.
 //
 // Some faults come on their own, at any time. Others are plots: a few faults in the order that
 // a guard is meant for, such as a host that is fenced while a drive still holds back its
@@ -21,7 +26,7 @@
 //
 //	go test ./e2e/fault -seed 7 -only "force move,slow medium"
 //
-//	go test ./e2e/fault -faults 5000 -seed 7
+//	go test ./e2e/fault -faults 5000 -first 7 -managers 3
 //
 // The user's operations overlap; raid/engine/history decides what each unit may hold. If
 // everything loses power, data that a flush or FUA had made durable must still be there.

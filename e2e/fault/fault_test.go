@@ -11,13 +11,13 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/cryptotest"
 	"testing/synctest"
 	"time"
 
@@ -30,6 +30,7 @@ var (
 	faults  = flag.Int("faults", 480, "how many faults, over all clusters")
 	seed    = flag.Uint64("seed", 0, "of one run, to see it again; 0: some runs from -first on")
 	first   = flag.Uint64("first", 1, "seed of the first run")
+	members = flag.Int("managers", 0, "how many managers there are, 1 or 3; 0: that depends on the seed")
 	only    = flag.String("only", "", "these faults alone, separated by commas")
 	logFile = flag.String("log", "", "file for what the daemons log")
 )
@@ -40,6 +41,7 @@ const faultsPerRun = 60
 // TestNothingIsLost puts clusters through faults while a user works.
 func TestNothingIsLost(t *testing.T) {
 	if *seed != 0 {
+		cryptotest.SetGlobalRandom(t, *seed) // elections, too, are as they were
 		live(t, *seed, *faults)
 		return
 	}
@@ -90,9 +92,10 @@ func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 			c.rails = []string{"a", "b"}
 		}
 		if w.disk {
-			c.store = filepath.Join(t.TempDir(), "m1")
+			c.stores = t.TempDir()
 		}
 		c.user.flushes = w.flushes
+		c.members, c.quorum = w.managers, w.quorum
 		lie(c)
 	})
 	defer c.close()
@@ -114,6 +117,7 @@ func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 		h.platter.set(func() { h.platter.instant = false })
 	}
 	c.user.work(seed, 6)
+	c.clerk = c.newClerk(seed)
 	f := &chaos{cluster: c, world: w, random: random}
 	c.pass = f.wait
 	defer func() { c.pass = time.Sleep }()
@@ -134,6 +138,20 @@ type world struct {
 	disk    bool   // the manager's store is on a disk
 	dark    bool   // targets lose power once the volume has been created
 	rails   bool   // targets are reached on two rails
+
+	managers int
+	quorum   bool // a single manager keeps its records as several do
+}
+
+// managersOf is how many managers the clusters of a seed have.
+func managersOf(seed uint64) int {
+	switch {
+	case *members != 0:
+		return *members
+	case seed%4 == 0:
+		return 1
+	}
+	return 3
 }
 
 func newWorld(seed uint64) world {
@@ -142,6 +160,7 @@ func newWorld(seed uint64) world {
 		layout: layouts[seed%uint64(len(layouts))], caches: "volatile",
 		flushes: []int{20, 20, 200}[random.IntN(3)], disk: random.IntN(4) == 0,
 		dark: random.IntN(2) == 0, rails: rand.New(rand.NewPCG(seed, 3)).IntN(3) == 0,
+		managers: managersOf(seed), quorum: rand.New(rand.NewPCG(seed, 4)).IntN(2) == 0,
 	}
 	switch n := random.IntN(4); {
 	case n == 0 || w.layout.Copies == 1: // with one copy, a lost cache is lost data
@@ -158,7 +177,8 @@ func (w world) volatile(target int) bool {
 }
 
 func (w world) String() string {
-	return fmt.Sprintf("%v, caches: %s, one flush in %d operations, store on a disk: %v, two rails: %v", w.layout, w.caches, w.flushes, w.disk, w.rails)
+	return fmt.Sprintf("%v, caches: %s, one flush in %d operations, store on a disk: %v, two rails: %v, managers: %d, a quorum even of one: %v",
+		w.layout, w.caches, w.flushes, w.disk, w.rails, w.managers, w.quorum)
 }
 
 // tell prints what happened, if a life failed.
@@ -166,7 +186,10 @@ func (c *cluster) tell(seed uint64) {
 	c.user.mu.Lock()
 	wrong, counts := c.user.wrong, fmt.Sprint(c.user.counts)
 	c.user.mu.Unlock()
-	c.t.Logf("seed %d: %v in %v of virtual time", seed, counts, time.Since(c.began).Round(time.Second))
+	if c.clerk != nil {
+		counts += fmt.Sprint("; API ", c.clerk.counts)
+	}
+	c.t.Logf("seed %d: %s in %v of virtual time", seed, counts, time.Since(c.began).Round(time.Second))
 	if wrong > 0 {
 		c.t.Errorf("%d things went wrong", wrong)
 	}
@@ -221,6 +244,8 @@ func (r *chaos) round(n int) {
 	}
 	r.heal()
 	c.healthy()
+	c.agreed()
+	c.clerk.progress()
 	if !c.user.pause(patience) {
 		c.t.Fatalf("the user waits for answers since %v\n%s", patience, c.explain())
 	}
@@ -317,7 +342,7 @@ type kind struct {
 
 // kinds lists all the faults of a cluster with one user.
 func (r *chaos) kinds() []kind {
-	return []kind{
+	all := []kind{
 		{"kill target", 5, r.killTarget},
 		{"lose power", 4, r.losePower},
 		{"kill manager", 3, r.killManager},
@@ -350,6 +375,7 @@ func (r *chaos) kinds() []kind {
 		{"expand", 4, r.expand},
 		{"scrub", 3, r.scrub},
 	}
+	return append(all, r.managerKinds()...)
 }
 
 // fault injects one of these faults, and returns its description.
@@ -500,60 +526,6 @@ func (r *chaos) blackout() string {
 	return "the power of all targets and clients is lost"
 }
 
-// killManager ends the manager's process, or cuts its power, at any time or in its next
-// commit.
-func (r *chaos) killManager() string {
-	c := r.cluster
-	if c.manager == nil {
-		return ""
-	}
-	what := "the manager is killed"
-	switch r.random.IntN(4) {
-	case 0:
-		c.killManager()
-	case 1:
-		c.cutManager()
-		what = "the manager loses its power"
-	default:
-		what = r.armTrap()
-	}
-	r.later(8*time.Second, managerStarted, r.startManager)
-	return what
-}
-
-// armTrap makes the manager lose power in its next commit.
-func (r *chaos) armTrap() string {
-	t := trapBefore
-	if r.random.IntN(3) == 0 {
-		t = trapAfter
-	}
-	r.cluster.manager.set(func() { r.cluster.manager.trap = t })
-	return map[trap]string{
-		trapBefore: "the manager is to lose its power before its next commit",
-		trapAfter:  "the manager is to lose its power after its next commit",
-	}[t]
-}
-
-const managerStarted = "the manager is started"
-
-// startManager restarts the manager, also one that has not run into its trap.
-func (r *chaos) startManager() {
-	r.cluster.cutManager()
-	r.cluster.startManager()
-}
-
-// slowStore makes commits slow.
-func (r *chaos) slowStore() string {
-	m := r.cluster.manager
-	if m == nil || m.isOff() {
-		return ""
-	}
-	d := time.Duration(r.random.Int64N(int64(time.Second)))
-	m.set(func() { m.takes = d })
-	r.later(10*time.Second, "commits are fast", func() { m.set(func() { m.takes = 0 }) })
-	return fmt.Sprintf("commits take up to %v", d.Round(time.Millisecond))
-}
-
 func (r *chaos) killClient() string {
 	h := r.client()
 	if h.process == nil {
@@ -579,7 +551,7 @@ func (r *chaos) restartClient() string {
 
 // places lists the ends that a link can have.
 func (r *chaos) places() []string {
-	all := []string{"m1"}
+	all := r.cluster.managerNames()
 	for _, h := range r.cluster.targets {
 		all = append(all, h.name)
 	}
@@ -860,7 +832,12 @@ func (r *chaos) forceMoveAnd(then func()) string {
 			with[h.name] = true
 		}
 	}
-	others := []string{"m1", to.name}
+	for _, h := range c.managers[1:] {
+		if way > 2 && r.random.IntN(4) == 0 {
+			with[h.name] = true
+		}
+	}
+	others := append(c.managerNames(), to.name)
 	for _, h := range c.targets {
 		others = append(others, h.name)
 	}
@@ -890,19 +867,24 @@ func (r *chaos) forceMoveAnd(then func()) string {
 // only the first copy is there.
 func (r *chaos) loseRecord() string {
 	c, client, hosts := r.cluster, r.client(), r.column()
-	if c.manager == nil || client.process == nil || len(hosts) < 2 || hosts[0].process == nil {
+	if c.leader() == nil || client.process == nil || len(hosts) < 2 || hosts[0].process == nil {
 		return ""
 	}
 	a, others := hosts[0], hosts[1:]
 	c.network.part(client.name, a.name, true)
 	c.did("%s and %s do not reach each other", client.name, a.name)
 	r.wait(1800 * time.Millisecond)
-	if c.manager == nil {
-		return "and the manager is gone"
+	leader := c.leader()
+	if leader == nil {
+		return "and no manager leads"
 	}
-	c.did("%s", r.armTrap())
+	c.did("%s", r.armTrap(leader))
 	r.wait(time.Second + time.Duration(r.random.Int64N(int64(time.Second))))
-	c.cutManager()
+	if len(c.managers) > 1 && r.random.IntN(2) == 0 {
+		leader.cut()
+	} else {
+		c.cutManager()
+	}
 	if client.process != nil {
 		client.kill()
 		c.did("%s is killed", client.name)
@@ -914,7 +896,11 @@ func (r *chaos) loseRecord() string {
 			r.later(25*time.Second, b.name+" is started", b.start)
 		}
 	}
-	r.later(time.Second, managerStarted, r.startManager)
+	for _, h := range c.managers {
+		if h.running == nil {
+			r.later(time.Second, h.started(), func() { r.startManager(h) })
+		}
+	}
 	r.later(time.Second, client.name+" reaches "+a.name, func() { c.network.part(client.name, a.name, false) })
 	return fmt.Sprintf("%v are killed", others)
 }
@@ -951,7 +937,7 @@ func (r *chaos) loseRebuilt() string {
 // none of it, and some of it as it dies.
 func (r *chaos) cutLabel() string {
 	c, h := r.cluster, r.holder()
-	if h.process == nil || c.manager == nil {
+	if h.process == nil || c.leader() == nil {
 		return ""
 	}
 	h.kill()
@@ -982,13 +968,12 @@ func (r *chaos) cutLabel() string {
 
 // freeze stops a process for a while; it then continues as if nothing had happened.
 func (r *chaos) freeze() string {
-	c := r.cluster
-	name, p := "m1", (*process)(nil)
+	var name string
+	var p *process
 	switch r.random.IntN(3) {
 	case 0:
-		if c.manager != nil {
-			p = c.manager.process
-		}
+		h := r.manager()
+		name, p = h.name, h.process
 	case 1:
 		h := r.client()
 		name, p = h.name, h.process
@@ -1097,9 +1082,10 @@ func (r *chaos) flipCache() string {
 // there at that time.
 func (r *chaos) loseStore() string {
 	c := r.cluster
+	c.clerk.hold()
 	c.loseStore()
-	c.did("the manager's store is lost")
-	r.undo = slices.DeleteFunc(r.undo, func(u repair) bool { return u.what == managerStarted })
+	c.did("the managers' stores are lost")
+	r.undo = slices.DeleteFunc(r.undo, func(u repair) bool { return strings.HasPrefix(u.what, managerPrefix) })
 	r.heal()
 	c.did("rebuilt: %s", c.rebuildStore())
 	return r.startAnew()
@@ -1116,8 +1102,9 @@ func (r *chaos) restoreStore() string {
 		})
 		return "the manager's store is backed up"
 	}
+	c.clerk.hold()
 	c.loseStore()
-	if err := volmgr.Restore(c.managerConfig(), bytes.NewReader(r.backup)); err != nil {
+	if err := volmgr.Restore(c.managers[0].config(), bytes.NewReader(r.backup)); err != nil {
 		c.t.Fatalf("%v", err)
 	}
 	return "the backup is restored; " + r.startAnew()
@@ -1129,6 +1116,7 @@ func (r *chaos) startAnew() string {
 	c, h := r.cluster, r.client()
 	c.user.taken(r.random.Uint64())
 	c.startManager()
+	c.clerk.begin()
 	c.user.moveTo(h.name)
 	patient := time.Now().Add(20 * time.Second)
 	c.eventually("attach to "+h.name, func(ctx context.Context) error {

@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -19,15 +21,26 @@ import (
 
 	"weft.dev/weft/volmgr"
 	kept "weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/quorum"
+	"weft.dev/weft/volmgr/replicated"
 )
 
-const managerAddress = "m1:4480"
+// managerHost is a machine with a manager.
+type managerHost struct {
+	host
+	store   string // its directory
+	running *managing
+	member  quorum.ID // what it is in the quorum; 0: there is no quorum, or it is no member yet
 
-// managing is one run of the manager, with control over its commits.
+	replaced bool // it is about to become a new member
+}
+
+// managing is one run of the manager, with control over its commits and, in a quorum, its disk.
 type managing struct {
-	*process
-
-	committing sync.Mutex // held while the store commits
+	host    *managerHost
+	at      *machine
+	manager *volmgr.Manager
+	medium  *medium // nil: there is no quorum
 
 	mu    sync.Mutex
 	takes time.Duration // the most that a commit takes
@@ -45,57 +58,114 @@ const (
 	trapAfter       // or after, but before anybody has been told
 )
 
-func (c *cluster) managerConfig() volmgr.Config {
-	return volmgr.Config{Dir: c.store, Version: "fault", Log: c.log.With("node", "m1")}
+// newManagers makes the machines of managers, the first of which gets the store of a new cluster.
+func (c *cluster) newManagers() {
+	for i := range max(1, c.members) {
+		name := fmt.Sprintf("m%d", i+1)
+		c.managers = append(c.managers, &managerHost{host: host{cluster: c, name: name}, store: filepath.Join(c.stores, name)})
+	}
+	c.addresses = ""
+	for _, h := range c.managers {
+		c.addresses += "," + h.address()
+	}
+	c.addresses = c.addresses[1:]
 }
 
-// initStore creates a new cluster in the manager's store directory.
+func (h *managerHost) address() string { return h.name + ":4480" }
+
+func (h *managerHost) config() volmgr.Config {
+	return volmgr.Config{Dir: h.store, Version: "fault", Log: h.cluster.log.With("node", h.name)}
+}
+
+// initStore creates a new cluster in the first manager's store directory.
 func (c *cluster) initStore() {
 	c.t.Helper()
-	if _, err := volmgr.Init(c.managerConfig()); err != nil {
+	id, err := volmgr.Init(c.managers[0].config())
+	if err != nil {
 		c.t.Fatalf("%v", err)
 	}
+	c.id = id
 }
 
+// startManager starts all managers. Those without a store join the others.
 func (c *cluster) startManager() {
 	c.t.Helper()
-	m := &managing{off: make(chan struct{})}
-	at := c.network.boot("m1")
-	config := c.managerConfig()
+	for _, h := range c.managers {
+		if h.running == nil && (h == c.managers[0] || volmgr.FindStore(h.store) == nil) {
+			h.start()
+		}
+	}
+	for _, h := range c.managers {
+		if h.running == nil {
+			c.join(h)
+		}
+	}
+	c.agreed()
+}
+
+func (h *managerHost) start() {
+	c := h.cluster
+	c.t.Helper()
+	h.buried()
+	m := &managing{host: h, off: make(chan struct{}), at: c.network.boot(h.name)}
+	config := h.config()
 	config.Now = func() time.Time {
-		at.awake()
+		m.at.awake()
 		return stepped(time.Now(), time.Duration(c.clock.Load()))
 	}
 	config.Commit = func(records []kept.Record, commit func([]kept.Record) error) error {
 		return c.commit(m, records, commit)
 	}
-	manager, err := volmgr.New(config)
+	if c.quorum {
+		config.Quorum = h.quorum(m)
+	}
+	var err error
+	if m.manager, err = volmgr.New(config); err != nil {
+		c.t.Fatalf("%s: %v", h.name, err)
+	}
+	if c.quorum {
+		h.member = m.manager.Member().Status().ID
+	}
+	h.running, h.process = m, run(m.at, m.serve(c.listenManager(m.at, h.address())))
+}
+
+func (c *cluster) listenManager(at *machine, address string) net.Listener {
+	c.t.Helper()
+	listener, err := at.listen(address)
 	if err != nil {
 		c.t.Fatalf("%v", err)
 	}
-	listener, err := at.listen(managerAddress)
-	if err != nil {
-		c.t.Fatalf("%v", err)
-	}
+	return listener
+}
+
+// serve returns what the process of the manager does.
+func (m *managing) serve(listener net.Listener) func(context.Context) {
 	server := grpc.NewServer(
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Second, Timeout: userTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)
-	manager.Register(server)
-	c.manager = m
-	m.process = run(at, func(ctx context.Context) {
+	m.manager.Register(server)
+	return func(ctx context.Context) {
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(listener) }()
-		err := manager.Run(ctx)
+		err := m.manager.Run(ctx)
 		server.Stop()
 		<-served
-		if errors.Is(err, errNoPower) {
+		if m.medium.dead() || errors.Is(err, errNoPower) || errors.Is(err, replicated.ErrRemoved) {
 			err = nil
 		}
-		if err = errors.Join(err, manager.Close()); err != nil {
-			c.t.Errorf("manager: %v", err)
+		left := m.host.store + ".left"
+		if m.isOff() {
+			err = errors.Join(err, m.afterPowerLoss(left))
 		}
-	})
+		err = errors.Join(err, m.manager.Close())
+		if m.isOff() {
+			err = errors.Join(err, os.RemoveAll(m.host.store), os.Rename(left, m.host.store))
+		}
+		if err != nil {
+			m.host.cluster.t.Errorf("manager %s: %v", m.host.name, err)
+		}
+	}
 }
 
 // stepped is a time as read after the clock was set: the difference between two of them must
@@ -124,7 +194,7 @@ func (c *cluster) commit(m *managing, records []kept.Record, commit func([]kept.
 		m.powerOff()
 		return errNoPower
 	case trapAfter:
-		err := m.store(records, commit)
+		err := commit(records)
 		m.powerOff()
 		return errors.Join(err, errNoPower)
 	}
@@ -140,17 +210,11 @@ func (c *cluster) commit(m *managing, records []kept.Record, commit func([]kept.
 			}
 		}
 	}
-	err := m.store(records, commit)
+	err := commit(records)
 	if m.isOff() {
 		err = errors.Join(err, errNoPower)
 	}
 	return err
-}
-
-func (m *managing) store(records []kept.Record, commit func([]kept.Record) error) error {
-	m.committing.Lock()
-	defer m.committing.Unlock()
-	return commit(records)
 }
 
 func (m *managing) isOff() bool {
@@ -166,6 +230,7 @@ func (m *managing) powerOff() {
 	if !m.lost {
 		m.lost = true
 		close(m.off)
+		m.medium.die(errNoPower)
 		m.at.powerOff()
 	}
 }
@@ -177,40 +242,64 @@ func (m *managing) set(f func()) {
 	f()
 }
 
-// killManager ends the manager's process: a commit that is under way completes.
-func (c *cluster) killManager() {
-	if c.manager == nil {
+// kill ends the manager's process: a commit that is under way completes, or what has reached the
+// log of a quorum stays there.
+func (h *managerHost) kill() {
+	if h.running == nil {
 		return
 	}
-	c.manager.at.kill()
-	c.manager.end() // it has locked its store
-	c.manager = nil
+	h.running.medium.die(errKilled)
+	h.host.kill()
+	h.running = nil
 }
 
-// cutManager cuts the power of the manager's machine, and leaves of its store only what was on
-// the disk.
-func (c *cluster) cutManager() {
-	c.t.Helper()
-	if c.manager == nil {
+// leave stops the manager in order: it hands leadership over while it is still there.
+func (h *managerHost) leave() {
+	h.process.at.thaw()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	if err := h.running.manager.HandOver(ctx); err != nil {
+		h.cluster.did("%s hands over: %v", h.name, err)
+	}
+	h.host.leave()
+	h.running = nil
+}
+
+// cut cuts the power of the manager's machine, and leaves of its store only what was on the disk.
+func (h *managerHost) cut() {
+	if h.running == nil {
 		return
 	}
-	c.manager.powerOff()
-	left := c.store + ".left"
-	c.manager.committing.Lock()
-	err := afterPowerLoss(c.store, left)
-	c.manager.committing.Unlock()
-	c.manager.end()
-	if err = errors.Join(err, os.RemoveAll(c.store), os.Rename(left, c.store)); err != nil {
-		c.t.Fatalf("%v", err)
+	h.running.powerOff()
+	h.process.stop()
+	h.old, h.process, h.running = h.process, nil, nil
+}
+
+// killManager ends the processes of all managers.
+func (c *cluster) killManager() { c.endManagers((*managerHost).kill) }
+
+// cutManager cuts the power of all managers.
+func (c *cluster) cutManager() { c.endManagers((*managerHost).cut) }
+
+func (c *cluster) endManagers(end func(*managerHost)) {
+	for _, h := range c.managers {
+		end(h)
 	}
-	c.manager = nil
+	for _, h := range c.managers {
+		h.buried() // it has locked its store
+	}
 }
 
 // afterPowerLoss copies a store as a loss of power would leave it. Its logs are written once
 // from start to end; they lose the pages that the kernel has not written to the disk. Without
 // a disk, as on tmpfs, all pages are there. Of other files a page may have been written twice,
-// and it is unknown which version the disk has.
-func afterPowerLoss(from, to string) error {
+// and it is unknown which version the disk has. In a quorum nothing of its logs is synced but
+// what the medium says.
+func (m *managing) afterPowerLoss(to string) error {
+	from, lose := m.host.store, unwritten
+	if m.medium != nil {
+		lose = m.medium.unsynced
+	}
 	for {
 		before, err := inventory(from)
 		if err != nil {
@@ -221,7 +310,7 @@ func afterPowerLoss(from, to string) error {
 		}
 		var failed error
 		for name := range before {
-			if err := leave(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
+			if err := leave(filepath.Join(from, name), filepath.Join(to, name), lose); err != nil {
 				failed = fmt.Errorf("copy %s: %w", name, err)
 				break
 			}
@@ -229,7 +318,7 @@ func afterPowerLoss(from, to string) error {
 		// The store may clean up at any time, also while a file is read: the copy must show a single
 		// moment.
 		if after, err := inventory(from); err != nil || maps.Equal(before, after) {
-			return errors.Join(failed, err)
+			return errors.Join(failed, err, m.medium.leave(to))
 		}
 	}
 }
@@ -243,7 +332,7 @@ func inventory(dir string) (map[string]time.Time, error) {
 	all := map[string]time.Time{}
 	for _, e := range entries {
 		info, err := e.Info()
-		if errors.Is(err, os.ErrNotExist) || e.Name() == "LOCK" {
+		if errors.Is(err, os.ErrNotExist) || e.Name() == "LOCK" || e.IsDir() {
 			continue
 		}
 		if err != nil {
@@ -254,7 +343,8 @@ func inventory(dir string) (map[string]time.Time, error) {
 	return all, nil
 }
 
-func leave(from, to string) error {
+// leave copies a file. Of a page that is not durable it writes what lose leaves.
+func leave(from, to string, lose func(file *os.File, at int64, page []byte) bool) error {
 	in, err := os.Open(from)
 	if errors.Is(err, os.ErrNotExist) { // the store has removed it meanwhile
 		return nil
@@ -275,18 +365,33 @@ func leave(from, to string) error {
 	if err := out.Truncate(info.Size()); err != nil {
 		return err
 	}
-	p := &platter{file: in}
+	return eachPage(in, func(at int64, page []byte) error {
+		if filepath.Ext(from) == ".mem" && lose(in, at, page) {
+			return nil
+		}
+		_, err := out.WriteAt(page, at)
+		return err
+	})
+}
+
+// eachPage reads the pages of a file that are no holes.
+func eachPage(file *os.File, do func(at int64, page []byte) error) error {
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	p := &platter{file: file}
 	page := make([]byte, os.Getpagesize())
 	for _, s := range p.data(0, info.Size()) {
 		for at := s[0]; at < s[0]+s[1]; at += int64(len(page)) {
-			n, err := in.ReadAt(page, at)
+			n, err := file.ReadAt(page, at)
+			if n == 0 && errors.Is(err, io.EOF) { // Badger has cut it off meanwhile, to remove it
+				return nil
+			}
 			if n == 0 {
 				return err
 			}
-			if filepath.Ext(from) == ".mem" && unwritten(in, at, int64(n)) {
-				continue
-			}
-			if _, err := out.WriteAt(page[:n], at); err != nil {
+			if err := do(at, page[:n]); err != nil {
 				return err
 			}
 		}
@@ -294,10 +399,10 @@ func leave(from, to string) error {
 	return nil
 }
 
-// unwritten reports whether a range of a file is in the page cache but not on the disk.
-// Kernels before 6.5 cannot tell.
-func unwritten(file *os.File, off, n int64) bool {
-	span := [2]uint64{uint64(off), uint64(n)}
+// unwritten reports whether a page of a file is in the page cache but not on the disk. Kernels
+// before 6.5 cannot tell.
+func unwritten(file *os.File, off int64, page []byte) bool {
+	span := [2]uint64{uint64(off), uint64(len(page))}
 	var stat struct{ cached, dirty, writeback, evicted, recently uint64 }
 	_, _, errno := unix.Syscall6(unix.SYS_CACHESTAT, file.Fd(), uintptr(unsafe.Pointer(&span)), uintptr(unsafe.Pointer(&stat)), 0, 0, 0)
 	return errno == 0 && stat.dirty+stat.writeback > 0

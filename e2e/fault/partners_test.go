@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/cryptotest"
 	"testing/synctest"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 // alone.
 func TestNothingIsLostToThoseWhoShare(t *testing.T) {
 	if *seed != 0 {
+		cryptotest.SetGlobalRandom(t, *seed)
 		liveShared(t, *seed, *faults)
 		return
 	}
@@ -39,7 +41,7 @@ func liveShared(t *testing.T, seed uint64, faults int) {
 		var p *partners
 		c := newCluster(t, 4, 3, func(c *cluster) {
 			c.random = rand.New(rand.NewPCG(seed, 21))
-			p = newPartners(c)
+			p, c.members = newPartners(c), managersOf(seed)
 			for i, h := range c.targets {
 				h.platter.volatile, h.platter.random = !writers, rand.New(rand.NewPCG(seed, uint64(30+i)))
 			}
@@ -57,6 +59,7 @@ func liveShared(t *testing.T, seed uint64, faults int) {
 			c.did("all clients read")
 			c.createVolume(block.Layout{Stripes: 1 + int(seed/2%2), Copies: 2})
 		}
+		c.clerk = c.newClerk(seed)
 		p.work(seed)
 		for r.faults < faults {
 			r.partnersRound(p, writers, min(12, faults-r.faults))
@@ -93,6 +96,7 @@ func (r *chaos) partnersRound(p *partners, writers bool, n int) {
 	if writers { // writers' drives have no caches
 		kinds = append(kinds, kind{"lose power", 3, r.losePower})
 	}
+	kinds = append(kinds, r.managerKinds()...)
 	for range n {
 		r.cluster.did("%s", r.fault(kinds))
 		r.faults++
@@ -106,6 +110,8 @@ func (r *chaos) partnersRound(p *partners, writers bool, n int) {
 		}
 	}
 	r.heal()
+	r.cluster.agreed()
+	r.cluster.clerk.progress()
 	for _, h := range r.cluster.clients {
 		r.cluster.attachAs(h, mode)
 		p.progress(h.name)
@@ -137,7 +143,7 @@ func (r *chaos) putOut(p *partners, mode pb.AttachMode, force bool) string {
 	how := "leaves"
 	if force {
 		how = "is put out"
-		others := []string{"m1"}
+		others := c.managerNames()
 		for _, t := range c.targets {
 			if r.random.IntN(2) == 0 {
 				others = append(others, t.name)
@@ -150,8 +156,8 @@ func (r *chaos) putOut(p *partners, mode pb.AttachMode, force bool) string {
 		}
 		set(others, true)
 		c.did("%s does not reach %v", h.name, others)
-		r.later(8*time.Second, h.name+" reaches targets", func() { set(others[1:], false) })
-		r.later(15*time.Second, h.name+" reaches m1", func() { set(others[:1], false) })
+		r.later(8*time.Second, h.name+" reaches targets", func() { set(others[len(c.managers):], false) })
+		r.later(15*time.Second, h.name+" reaches managers", func() { set(others[:len(c.managers)], false) })
 		r.wait(time.Duration(r.random.Int64N(int64(time.Second))))
 	}
 	p.end(h.name)

@@ -19,12 +19,15 @@ import (
 	"weft.dev/weft/volmgr"
 )
 
-// loseStore removes the manager and its store.
+// loseStore removes all managers and their stores.
 func (c *cluster) loseStore() {
 	c.t.Helper()
 	c.killManager()
-	if err := os.RemoveAll(c.store); err != nil {
-		c.t.Fatalf("%v", err)
+	for _, h := range c.managers {
+		h.replaced = false
+		if err := os.RemoveAll(h.store); err != nil {
+			c.t.Fatalf("%v", err)
+		}
 	}
 }
 
@@ -37,14 +40,11 @@ func (c *cluster) rebuildStore() string {
 	for _, h := range c.targets {
 		targets = append(targets, block.NodeName(h.name))
 	}
-	rebuild, err := volmgr.NewRebuild(volmgr.Config{Dir: c.store, Log: c.log}, targets, nil)
+	rebuild, err := volmgr.NewRebuild(volmgr.Config{Dir: c.managers[0].store, Log: c.log}, targets, nil)
 	if err != nil {
 		c.t.Fatalf("%v", err)
 	}
-	listener, err := at.listen(managerAddress)
-	if err != nil {
-		c.t.Fatalf("%v", err)
-	}
+	listener := c.listenManager(at, c.managers[0].address())
 	server := grpc.NewServer()
 	rebuild.Register(server)
 	served := make(chan error, 1)

@@ -19,7 +19,7 @@ import (
 func (c *cluster) replaceManager() {
 	c.t.Helper()
 	c.killManager()
-	dir := c.managerConfig().Dir
+	dir := c.managers[0].store
 	if err := os.Rename(dir, dir+".swap"); err != nil {
 		c.t.Fatalf("%v", err)
 	}
