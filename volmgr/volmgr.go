@@ -318,8 +318,11 @@ func (m *Manager) beginTerm(ctx context.Context, over <-chan struct{}) error {
 		if err := m.work(begin); err != nil {
 			return err
 		}
-		if err := (<-begin.reply).err; !errors.Is(err, ErrOutcomeUnknown) || ctx.Err() != nil {
+		switch err := (<-begin.reply).err; {
+		case !errors.Is(err, ErrOutcomeUnknown):
 			return err
+		case ctx.Err() != nil: // it is being stopped, and decides nothing any more
+			return errDeposed
 		}
 	}
 }
