@@ -19,6 +19,7 @@ type member struct {
 	Link    *Link     // nil if the manager has it recorded stale
 	Source  bool      // it is in sync; else it is being rebuilt
 	Lost    Loss      // why it should leave
+	Answers bool      // it answers now
 	Waiting bool      // I/O may be waiting on its paths
 	Gone    bool      // it leaves now
 	Stays   string    // why it stays although it is lost
@@ -91,14 +92,16 @@ func released(members []*member) map[Path]bool {
 // hold blocks the members that turn out to be unable to leave, and reports whether there are
 // any.
 func hold(members []*member, blocked map[block.LegID]bool) (more bool) {
-	stays := map[int]bool{}
+	stays, answers := map[int]bool{}, map[int]bool{}
 	needed := map[Path]*member{} // by path: the staying member that has no other
 	cut := released(members)
 	for _, m := range members {
 		if m.Gone {
 			continue
 		}
-		stays[m.Column] = stays[m.Column] || m.Source && m.Link != nil && !m.Lost.any()
+		if m.good() {
+			stays[m.Column], answers[m.Column] = true, answers[m.Column] || m.Answers
+		}
 		for _, path := range m.Paths {
 			if m.on(cut) {
 				needed[path] = m
@@ -112,6 +115,10 @@ func hold(members []*member, blocked map[block.LegID]bool) (more bool) {
 		switch other := m.carries(needed); {
 		case !stays[m.Column]:
 			m.Stays = "no other copy can replace it"
+		case m.Link != nil && !answers[m.Column]:
+			// The other copy may have lost its power, and with it writes that only its drive's
+			// cache held. Until it answers, its I/O waits in any case.
+			m.Stays = "no other copy answers"
 		case m.Waiting && other != nil:
 			m.Stays = fmt.Sprintf("its connection carries leg %s of column %d, which must stay", other.Leg, other.Column)
 		default:
@@ -121,6 +128,9 @@ func hold(members []*member, blocked map[block.LegID]bool) (more bool) {
 	}
 	return more
 }
+
+// good reports whether m has every acknowledged write, and is not lost.
+func (m *member) good() bool { return m.Source && m.Link != nil && !m.Lost.any() }
 
 // carries returns the staying member that would lose its last path with those of m; nil if
 // none.

@@ -17,12 +17,14 @@ func id(column, copy int) block.LegID {
 // on returns a healthy member on a node; the node's name identifies it in a test's outcome.
 func on(column, copy int, node string) *member {
 	l := &Link{Leg: id(column, copy), Column: column, Copy: copy}
-	return &member{Place: Place{column, copy}, Leg: l.Leg, Paths: []Path{{Subsystem: block.NQN(node)}}, Link: l, Source: true}
+	return &member{Place: Place{column, copy}, Leg: l.Leg, Paths: []Path{{Subsystem: block.NQN(node)}}, Link: l, Source: true, Answers: true}
 }
 
-func silent(m *member) *member { m.Lost, m.Waiting = lost(NoAnswer, "silent"), true; return m }
-func broken(m *member) *member { m.Lost = lost(IOError, "error"); return m }
-func copied(m *member) *member { m.Source = false; return m }
+func silent(m *member) *member   { m.Lost, m.Waiting = lost(NoAnswer, "silent"), true; return m }
+func broken(m *member) *member   { m.Lost = lost(IOError, "error"); return m }
+func quiet(m *member) *member    { m.Answers = false; return m }
+func unlinked(m *member) *member { m.Link = nil; return m }
+func copied(m *member) *member   { m.Source = false; return m }
 
 func TestWhatLeaves(t *testing.T) {
 	const alone = "no other copy can replace it"
@@ -35,6 +37,8 @@ func TestWhatLeaves(t *testing.T) {
 		{"nobody, if none is lost", []*member{on(0, 0, "a"), on(0, 1, "b")}, []bool{false, false}, []string{"", ""}},
 		{"a silent copy, if the other one is good", []*member{on(0, 0, "a"), silent(on(0, 1, "b"))}, []bool{false, true}, []string{"", ""}},
 		{"not the last copy of a column", []*member{silent(on(0, 0, "a"))}, []bool{false}, []string{alone}},
+		{"not while the other copy does not answer, though it is not lost yet", []*member{quiet(on(0, 0, "a")), silent(on(0, 1, "b"))}, []bool{false, false}, []string{"", "no other copy answers"}},
+		{"at any time what is recorded stale", []*member{quiet(on(0, 0, "a")), unlinked(silent(on(0, 1, "b")))}, []bool{false, true}, []string{"", ""}},
 		{"neither of two silent copies", []*member{silent(on(0, 0, "a")), silent(on(0, 1, "b"))}, []bool{false, false}, []string{alone, alone}},
 		{"not a copy whose twin is only being rebuilt", []*member{silent(on(0, 0, "a")), copied(on(0, 1, "b"))}, []bool{false, false}, []string{alone, ""}},
 		{"a rebuilding copy, at any time", []*member{on(0, 0, "a"), silent(copied(on(0, 1, "b")))}, []bool{false, true}, []string{"", ""}},

@@ -54,6 +54,7 @@ func (p *planner) member(at Place) (member, bool) {
 func (p *planner) judge(m *member, c CopySeen) {
 	l := p.s.Legs[m.Leg]
 	silence := p.silence(m.Leg)
+	m.Answers = p.answering(m.Leg)
 	m.since = p.s.Now
 	if silence > 0 {
 		m.since = l.silent()
