@@ -35,6 +35,9 @@ type Config struct {
 	// KeepAliveEvery is the interval of keep alives, half of KATO at most and by default. A
 	// shorter one lets Answered notice a silent controller sooner.
 	KeepAliveEvery time.Duration
+	// AskEvery is the interval of keep alives while IOs are outstanding, KeepAliveEvery at most
+	// and by default: Unanswered then knows sooner that nobody will answer them.
+	AskEvery time.Duration
 	// CommandTimeout is the time after which an unanswered command drops the connection. 0
 	// means never; keep alives then show whether the controller is alive.
 	CommandTimeout time.Duration
@@ -56,7 +59,7 @@ type Config struct {
 	AuthGroups []dhchap.Group
 
 	Log *slog.Logger // nil: no log
-	// OnState is called for every change of State, and OnNamespaces when Namespaces may
+	// OnState is called for every change of State and every attempt that failed, and OnNamespaces when Namespaces may
 	// have changed. They are called one at a time and must not block.
 	OnState      func(State)
 	OnNamespaces func()
@@ -90,6 +93,8 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.KATO, 5*time.Second)
 	setDefault(&c.KeepAliveEvery, c.KATO/2)
 	c.KeepAliveEvery = min(c.KeepAliveEvery, c.KATO/2)
+	setDefault(&c.AskEvery, c.KeepAliveEvery)
+	c.AskEvery = min(c.AskEvery, c.KeepAliveEvery)
 	setDefault(&c.ConnectTimeout, 5*time.Second)
 	setDefault(&c.ReconnectMin, 50*time.Millisecond)
 	setDefault(&c.ReconnectMax, 5*time.Second)
@@ -144,7 +149,8 @@ func (p Phase) String() string {
 type State struct {
 	Phase   Phase
 	Since   time.Time
-	Portal  string // the portal it is, or was last, connected to
-	Session uint64 // the number of the connection, which only grows
-	Err     error  // why the last connection was lost, or the last attempt failed
+	Portal  string    // the portal it is, or was last, connected to
+	Session uint64    // the number of the connection, which only grows
+	Err     error     // why the last connection was lost, or the last attempt failed
+	Failed  time.Time // while it is not connected: when the last attempt failed; zero: none has
 }

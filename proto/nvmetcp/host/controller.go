@@ -25,7 +25,7 @@ type Controller struct {
 	outstanding  atomic.Int64 // IOs that were submitted and have not completed
 	closing      atomic.Bool
 	replaces     atomic.Bool // see Replaces
-	heard        atomic.Bool // see Answered
+	hearing      hearing
 	drained      chan struct{}
 	transactions atomic.Uint32 // of authentication
 
@@ -90,6 +90,7 @@ func (c *Controller) tryAll(ctx context.Context, portals []string) (*session, er
 		c.mu.Lock()
 		number := c.state.Session + 1
 		c.mu.Unlock()
+		c.hearing.ask()
 		s, err := c.open(ctx, portals[i%len(portals)], number)
 		if err == nil && !c.cfg.discovery {
 			err = c.admit(ctx, s)
@@ -107,8 +108,9 @@ func (c *Controller) tryAll(ctx context.Context, portals []string) (*session, er
 		}
 		last = err
 		c.mu.Lock()
-		c.state.Err = err
+		c.state.Err, c.state.Failed = err, time.Now()
 		c.mu.Unlock()
+		c.tellState()
 		if (i+1)%len(portals) != 0 {
 			continue
 		}
@@ -356,7 +358,11 @@ func (c *Controller) Session() uint64 {
 }
 
 // Answered reports whether anything has been received since the last call, on any queue.
-func (c *Controller) Answered() bool { return c.heard.Swap(false) }
+func (c *Controller) Answered() bool { return c.hearing.told.Swap(false) }
+
+// Unanswered is when the controller was asked something that nothing at all has come back since:
+// a keep alive, or an attempt to connect. It is zero if all is answered.
+func (c *Controller) Unanswered() time.Time { return c.hearing.unanswered() }
 
 // Rescan reads the controller's namespaces again, as after an event. It does not wait;
 // OnNamespaces reports the result.

@@ -5,8 +5,10 @@ package host
 import (
 	"bytes"
 	"context"
+	"errors"
 	"net"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -128,5 +130,83 @@ func TestASilentControllerHasNotAnswered(t *testing.T) {
 	within(50 * time.Millisecond) // what was on its way
 	if within(50 * time.Millisecond) {
 		t.Error("a silent controller has answered")
+	}
+}
+
+// While an IO waits, keep alives go out more often, and show since when nothing has come back. The
+// data of an IO that hangs in the controller says nothing about the controller.
+func TestUnansweredKeepAlivesSaySinceWhenAControllerIsSilent(t *testing.T) {
+	p := newPeer(t, 1<<20)
+	var silent atomic.Bool
+	var asked atomic.Int32
+	p.admin = func(_ *link, cmd *nvmetcp.Command, _ []byte) bool {
+		if cmd.Opcode() == nvmetcp.AdminKeepAlive {
+			asked.Add(1)
+		}
+		return silent.Load()
+	}
+	p.hang(func(*link, *nvmetcp.Command, []byte) bool { return true })
+	cfg := p.config()
+	cfg.KATO, cfg.KeepAliveEvery, cfg.AskEvery = 2*time.Hour, time.Hour, 40*time.Millisecond
+	c := connect(t, cfg)
+	time.Sleep(50 * time.Millisecond)
+	if n := asked.Load(); n > 0 {
+		t.Errorf("%d keep alives while no IO was outstanding", n)
+	}
+	startRead(space(t, c, uuidA), make([]byte, 4096), 0)
+	for end := time.Now().Add(patience); asked.Load() < 2; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d keep alives in %v while an IO waits", asked.Load(), patience)
+		}
+	}
+	for end := time.Now().Add(patience); !c.Unanswered().IsZero(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("a controller that answers keep alives is silent, as its device hangs")
+		}
+	}
+	before := time.Now()
+	silent.Store(true)
+	time.Sleep(500 * time.Millisecond) // what was on its way has come
+	since, n := c.Unanswered(), asked.Load()
+	if since.Before(before.Add(-patience)) || since.After(before.Add(400*time.Millisecond)) {
+		t.Errorf("silent since %v after it fell silent", since.Sub(before))
+	}
+	for end := time.Now().Add(patience); asked.Load() == n && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	}
+	if later := c.Unanswered(); !later.Equal(since) {
+		t.Errorf("with another keep alive it is silent since %v later", later.Sub(since))
+	}
+}
+
+// A portal that refuses is told apart from one that is silent, and each refusal is told.
+func TestRefusedAttemptsToConnectAreTold(t *testing.T) {
+	p := newPeer(t, 1<<20)
+	cfg := p.config()
+	cfg.ReconnectMin, cfg.ReconnectMax = time.Millisecond, time.Millisecond
+	told, refused := teller()
+	cfg.OnState = func(State) { told() }
+	var down atomic.Bool
+	cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if down.Load() {
+			return nil, &net.OpError{Op: "dial", Net: network, Err: syscall.ECONNREFUSED}
+		}
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}
+	c := connect(t, cfg)
+	if s := c.State(); !s.Failed.IsZero() {
+		t.Errorf("connected, and an attempt failed at %v", s.Failed)
+	}
+	down.Store(true)
+	p.cutAll()
+	var last time.Time
+	for range 3 {
+		await(t, refused, "another refusal", func() bool { return c.State().Failed.After(last) })
+		last = c.State().Failed
+	}
+	if err := c.State().Err; !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("refused with %v", err)
+	}
+	if c.Unanswered().IsZero() {
+		t.Error("a controller that refuses connections has answered")
 	}
 }

@@ -28,7 +28,7 @@ type queue struct {
 	capsule int             // bytes of in-capsule data
 	lost    func(error)     // tells the session that the queue has ended
 	dead    <-chan struct{} // the session has ended
-	heard   *atomic.Bool    // see Controller.Answered
+	hearing *hearing        // of the controller
 
 	wake  chan struct{} // the writer has something to do
 	quit  chan struct{}
@@ -79,7 +79,7 @@ const (
 )
 
 func newQueue(id uint16, conn net.Conn, depth int, s *session) *queue {
-	q := &queue{id: id, conn: conn, lost: s.fail, dead: s.dead, heard: &s.c.heard, wake: make(chan struct{}, 1), quit: make(chan struct{})}
+	q := &queue{id: id, conn: conn, lost: s.fail, dead: s.dead, hearing: &s.c.hearing, wake: make(chan struct{}, 1), quit: make(chan struct{})}
 	q.sock = socket.New(conn)
 	q.sock.Expecting = q.expecting
 	q.quiet.L = &q.mu
@@ -263,8 +263,8 @@ func (q *queue) Read(p []byte) (int, error) { return q.ReadBoth(p, nil) }
 func (q *queue) ReadBoth(p, more []byte) (int, error) {
 	q.flush(true)
 	n, err := q.sock.ReadBoth(p, more)
-	if n > 0 && !q.heard.Load() {
-		q.heard.Store(true)
+	if n > 0 {
+		q.hearing.hear()
 	}
 	q.pace.End(q.sock.Idled())
 	q.mu.Lock()

@@ -35,24 +35,33 @@ func (c *Controller) serve(s *session) {
 // keepAlive sends Keep Alive at half of its timeout, or more often if Config says so. If those
 // of a whole timeout are unanswered when the next one is due, the session ends.
 func (s *session) keepAlive(ctx context.Context) {
-	most := uint32(s.c.cfg.KATO / s.c.cfg.KeepAliveEvery)
-	ticker := time.NewTicker(s.c.cfg.KeepAliveEvery)
+	cfg := &s.c.cfg
+	ticker := time.NewTicker(cfg.AskEvery)
 	defer ticker.Stop()
 	var sent, answered atomic.Uint32
+	var idle, late time.Duration // since one was sent, and since one was sent that is not answered
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
-		if sent.Load()-answered.Load() >= most {
-			s.fail(fmt.Errorf("%w within %v", errKeepAlive, s.c.cfg.KATO))
+		if late += cfg.AskEvery; sent.Load() == answered.Load() {
+			late = 0
+		}
+		if late >= cfg.KATO {
+			s.fail(fmt.Errorf("%w within %v", errKeepAlive, cfg.KATO))
 			return
 		}
+		if idle += cfg.AskEvery; idle < cfg.KeepAliveEvery && s.c.outstanding.Load() == 0 {
+			continue
+		}
+		idle = 0
 		var cmd nvmetcp.Command
 		cmd.SetOpcode(nvmetcp.AdminKeepAlive)
 		cmd.SetSGL(nvmetcp.Transport(0))
 		sent.Add(1)
+		s.c.hearing.ask()
 		s.admin.submit(&request{cmd: cmd, done: func(_ *request, err error) {
 			if err == nil {
 				answered.Store(sent.Load())
