@@ -31,6 +31,9 @@ const (
 	User   Datapath = "user"   // this process: volumes end with it; package userspace
 )
 
+// leastPatience is the shortest patience with a target: no path could move before.
+const leastPatience = 300 * time.Millisecond
+
 // railLabel is the label of a node with the network rail that it prefers.
 const railLabel = "rail"
 
@@ -51,12 +54,14 @@ type Config struct {
 	DevDir   string // holds device nodes, and weft/<volume>; /dev
 	SysDir   string // /sys
 
-	Window    time.Duration // how long a leg may be silent before it is lost; 2 s
-	Lease     time.Duration // how long a lost leg may stay unrecorded before reads stop too; 8 s
-	Probe     time.Duration // interval of probe reads; 500 ms
-	KeepAlive time.Duration // keep_alive_tmo of connections; 2 s
-	IOTimeout time.Duration // io_timeout of paths; 5 s
-	IOQueues  int           // per connection; min(4, CPUs)
+	Window         time.Duration // how long a leg may be silent before it is lost; 2 s
+	Lease          time.Duration // how long a lost leg may stay unrecorded before reads stop too; 8 s
+	TargetPatience time.Duration // User: how long a target may answer nothing at all before its legs are lost; see package userspace
+	FailOver       time.Duration // User: how long a path may be silent before it moves to another portal; see package userspace
+	Probe          time.Duration // interval of probe reads; 500 ms
+	KeepAlive      time.Duration // keep_alive_tmo of connections; 2 s
+	IOTimeout      time.Duration // io_timeout of paths; 5 s
+	IOQueues       int           // per connection; min(4, CPUs)
 
 	// Clock is the lease clock; nil means time.Now plus the time that the machine was
 	// suspended.
@@ -107,6 +112,8 @@ func (c Config) check() error {
 		return fmt.Errorf("data path %q: must be %s or %s", c.Datapath, Kernel, User)
 	case c.Lease < c.Window:
 		return fmt.Errorf("lease %v: shorter than the window of %v", c.Lease, c.Window)
+	case c.TargetPatience != 0 && (c.TargetPatience < leastPatience || c.TargetPatience > c.Window):
+		return fmt.Errorf("target patience %v: must be %v to %v", c.TargetPatience, leastPatience, c.Window)
 	}
 	return nil
 }

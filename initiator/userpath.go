@@ -38,7 +38,7 @@ func openUserPath(a *Agent) (*userPath, error) {
 	}
 	path := userspace.New(userspace.Config{
 		Node: c.Node, Manager: c.Manager, Host: a.host, Export: export, Dial: c.Dial, Rail: c.Labels[railLabel],
-		Window: c.Window, Lease: c.Lease, Probe: c.Probe, KeepAlive: c.KeepAlive, IOQueues: c.IOQueues, Clock: c.Clock,
+		Window: c.Window, Lease: c.Lease, TargetPatience: c.TargetPatience, FailOver: c.FailOver, Probe: c.Probe, KeepAlive: c.KeepAlive, IOQueues: c.IOQueues, Clock: c.Clock,
 		Evidence: a.evidence, Changed: a.changed, Meter: meter{a}, Log: c.Log,
 	})
 	return &userPath{Path: path, lock: lock}, nil

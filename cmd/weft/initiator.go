@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -13,6 +14,7 @@ import (
 	"weft.dev/weft/cmd/internal/kmod"
 	"weft.dev/weft/initiator"
 	"weft.dev/weft/initiator/blockdev"
+	"weft.dev/weft/initiator/userspace"
 )
 
 // defaultStateDir is where an initiator agent keeps state that must outlive a boot.
@@ -22,6 +24,7 @@ type initiatorOptions struct {
 	agentOptions
 	stateDir, runDir string
 	datapath, device string
+	patience         time.Duration
 }
 
 func newInitiator(g *cli.Globals) *cobra.Command {
@@ -56,6 +59,7 @@ choice and the reason.`,
 	cmd.Flags().StringVar(&o.runDir, "run-dir", "/run/weft/initiator", "`directory` on a tmpfs, for state that must not outlive a boot")
 	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "data `path`: kernel, user (this process) or auto")
 	cmd.Flags().StringVar(&o.device, "block-device", string(blockdev.Auto), "`kind` of block devices in user space: ublk, nbd, fuse, or auto for the best available")
+	cmd.Flags().DurationVar(&o.patience, "target-patience", userspace.TargetPatience, "`time` after which a target that answers nothing at all loses its legs, in user space; 300ms to 2s")
 	cmd.AddCommand(newInitiatorLeave(g))
 	return cmd
 }
@@ -91,7 +95,7 @@ func runInitiator(ctx context.Context, o initiatorOptions, g *cli.Globals) error
 		return initiator.New(initiator.Config{
 			Node: b.node, Labels: b.labels, Version: version(), Kernel: release, BootID: bootID,
 			Manager: b.manager, Next: b.next, StateDir: o.stateDir, RunDir: o.runDir, Log: b.log,
-			Datapath: initiator.Datapath(datapath), BlockDevice: kind,
+			Datapath: initiator.Datapath(datapath), BlockDevice: kind, TargetPatience: o.patience,
 		})
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 )
@@ -24,6 +25,7 @@ type dialOptions struct {
 	ioQueues  int
 	keepAlive time.Duration // its timeout
 	every     time.Duration // its interval
+	ask       time.Duration // its interval while I/O waits
 	changed   func()        // called when Live or Namespace may have a new answer; must not block
 	log       *slog.Logger
 }
@@ -48,6 +50,14 @@ type connection interface {
 	// Answered reports whether anything has come back since the last call.
 	Answered() bool
 
+	// Unanswered is when the target was asked something that nothing has come back since, also
+	// while it is not connected; zero if there is nothing. Drives that hang do not matter.
+	Unanswered() time.Time
+
+	// Refused is when the portal refused the last attempt to connect; zero if it did not, or if
+	// it is connected.
+	Refused() time.Time
+
 	// Replaces reports whether its target drains the host's older controller before it answers
 	// the next one.
 	Replaces() bool
@@ -68,24 +78,75 @@ type reach struct {
 	connection connection // nil while connecting
 	cancel     context.CancelFunc
 
-	heard    time.Time // when anything last came back, or it was moved
-	looks    int       // since then
-	live     bool      // at the last look
-	answered bool      // it has been live since it was connected or moved
-	closing  bool      // it is being disconnected
-	greeted  bool      // while it is not live: something has come back since it was live or moved
+	silence time.Duration // for how long nothing has come back, while the host looked
+	mute    time.Time     // that long ago; zero: something has come back
+	silent  time.Time     // the same, or since it was moved, if that is later
+	moved   time.Time
+	looked  time.Time // the last look
+	looks   int       // since it has been silent
+	asked   int       // since it has been mute
+	watched bool      // it is looked at again after watchEvery
+
+	live     bool // at the last look
+	answered bool // it has been live since it was connected or moved
+	closing  bool // it is being disconnected
+	greeted  bool // while it is not live: something has come back since it was live or moved
 }
 
-// look notes whether anything has come back.
+// look notes whether anything has come back. Of the time between two looks, only as much counts as
+// usually passes: a host that did not run for longer may not have taken the answer yet.
 func (r *reach) look(now time.Time, live bool) {
-	r.looks++
+	usual := keeper.LookInterval
+	if r.watched {
+		usual = 2 * watchEvery
+	}
+	last := r.looked
+	r.looked = now
 	lost := r.live && !live
 	r.live, r.answered = live, r.answered || live
-	heard := r.connection.Answered()
-	if heard {
-		r.heard, r.looks = now, 0
+	heard, since := r.connection.Answered(), r.connection.Unanswered()
+	if since.IsZero() && !live { // its target has begun to answer, and does not go on
+		if since = r.mute; heard || since.IsZero() {
+			since = now
+		}
+	}
+	if heard || since.IsZero() {
+		r.looks, r.asked, r.silence = 0, 0, 0
+	}
+	r.mute, r.silent = time.Time{}, time.Time{}
+	if !since.IsZero() {
+		r.looks, r.asked = r.looks+1, r.asked+1
+		r.silence += min(now.Sub(later(since, last)), usual)
+		r.mute = now.Add(-r.silence)
+		r.silent = later(r.mute, r.moved)
 	}
 	r.greeted = !live && !lost && (heard || r.greeted) // what came before the loss does not count
+}
+
+// watch looks at a connection again soon if nothing comes back on it, until all is decided.
+func (k *Keeper) watch(r *reach) {
+	r.watched = r.silence > 0 && r.silence < 2*k.cfg.Window
+	switch {
+	case !r.watched:
+	case k.again == nil:
+		k.again = time.AfterFunc(watchEvery, k.Poke)
+	default:
+		k.again.Reset(watchEvery)
+	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 // connect begins to make a connection.
@@ -95,7 +156,7 @@ func (k *Keeper) connect(ctx context.Context, o volume.Connect) error {
 	}
 	options := dialOptions{
 		portal: address(o.Portal), subsystem: o.Subsystem, host: k.cfg.Host(), ioQueues: k.cfg.IOQueues,
-		keepAlive: k.cfg.KeepAlive, every: k.cfg.Window / 8, changed: k.Poke, log: k.log,
+		keepAlive: k.cfg.KeepAlive, every: keepAliveEvery, ask: askEvery, changed: k.Poke, log: k.log,
 	}
 	limit := connectTimeout
 	if o.Others {
@@ -122,7 +183,7 @@ func (k *Keeper) connected(n volume.Path, r *reach, c connection, err error) {
 		return
 	}
 	if err == nil {
-		r.connection, r.heard = c, time.Now()
+		r.connection = c
 		delete(k.tries, n)
 		k.log.Info("connected", "nqn", n.Subsystem, "portal", n.Portal.String())
 		return
@@ -158,7 +219,7 @@ func (k *Keeper) move(o volume.Move) {
 	to := volume.Path{Subsystem: o.Subsystem, Portal: o.To}
 	delete(k.tries, to)
 	k.conns[to] = r
-	r.heard, r.looks, r.live, r.answered, r.greeted = now, 0, false, false, false
+	r.moved, r.looks, r.live, r.answered, r.greeted = now, 0, false, false, false
 	r.connection.Move(address(o.To))
 }
 
@@ -174,10 +235,29 @@ func (k *Keeper) try(ctx context.Context, path volume.Path) error {
 		err := k.path.reachable(ctx, address(path.Portal))
 		k.Tell(func() {
 			delete(k.trying, path)
+			if refuses(err) {
+				k.refused(path, time.Now())
+				return
+			}
 			k.tried[path] = volume.Tried{At: time.Now(), OK: err == nil}
 		})
 	}()
 	return nil
+}
+
+// accepted forgets that the portals of a target have refused: it is there again.
+func (k *Keeper) accepted(n block.NQN) {
+	for path, t := range k.tried {
+		if path.Subsystem == n && !t.Refused.Last.IsZero() {
+			t.Refused = volume.Refusals{}
+			k.tried[path] = t
+		}
+	}
+}
+
+// refused notes that a portal refused to connect.
+func (k *Keeper) refused(path volume.Path, at time.Time) {
+	k.tried[path] = volume.Tried{At: at, Refused: k.tried[path].Refused.Again(at)}
 }
 
 // cut ends a connection at once.

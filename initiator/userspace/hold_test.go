@@ -37,7 +37,7 @@ func TestAHoldIsPendingWhileAWriteIsUnderWay(t *testing.T) {
 		done := w.write(1<<16, 7)
 		synctest.Wait()
 		w.want(func(x *volume.Wanted) { x.Holds = []volume.Hold{{ID: "s1", Limit: time.Minute}} })
-		time.Sleep(time.Second)
+		time.Sleep(500 * time.Millisecond)
 		if r := w.report(); len(r.Holds) != 1 || r.Holds[0].State != pb.HoldState_HOLD_STATE_PENDING {
 			t.Errorf("with a write under way: holds %v, want one that is pending", r.Holds)
 		}

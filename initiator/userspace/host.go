@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"syscall"
 	"time"
 
 	"weft.dev/weft/initiator/keeper"
@@ -39,7 +40,7 @@ func reachable(way Dial) func(ctx context.Context, portal string) error {
 func connect(ctx context.Context, way Dial, o dialOptions) (connection, error) {
 	c, err := host.Connect(ctx, host.Config{
 		Portals: []string{o.portal}, Subsystem: o.subsystem, Host: o.host,
-		IOQueues: o.ioQueues, KATO: o.keepAlive, KeepAliveEvery: o.every, ReconnectMax: reconnectMax, Dial: way, Log: o.log,
+		IOQueues: o.ioQueues, KATO: o.keepAlive, KeepAliveEvery: o.every, AskEvery: o.ask, ReconnectMax: reconnectMax, Dial: way, Log: o.log,
 		OnState: func(host.State) { o.changed() }, OnNamespaces: o.changed,
 	})
 	if err != nil {
@@ -60,6 +61,17 @@ func (c *hostConnection) Live() (bool, error) {
 	}
 	return false, s.Err
 }
+
+func (c *hostConnection) Refused() time.Time {
+	if s := c.State(); s.Phase != host.Live && refuses(s.Err) {
+		return s.Failed
+	}
+	return time.Time{}
+}
+
+// refuses reports whether an attempt to connect was answered with a reset: the machine answers, and
+// nobody listens there.
+func refuses(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
 func (c *hostConnection) Move(portal string) { c.Controller.Move(portal) }
 

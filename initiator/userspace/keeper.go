@@ -20,6 +20,15 @@ const (
 	tryTimeout     = time.Second
 	exportTimeout  = 30 * time.Second
 	stuckIO        = 10 * time.Second
+
+	// refusedFor is for how long all portals of a target refuse connections before its legs are
+	// lost. A process that is started again at once is back sooner; one that is not costs a
+	// rebuild of what was written meanwhile, and its writers would have waited for it.
+	refusedFor = 300 * time.Millisecond
+
+	keepAliveEvery = 250 * time.Millisecond
+	askEvery       = 100 * time.Millisecond // while I/O waits
+	watchEvery     = 50 * time.Millisecond  // a path that does not answer is looked at
 )
 
 // capabilities are those of the engine and of this process's connections.
@@ -43,6 +52,7 @@ type Keeper struct {
 	tries   map[volume.Path]keeper.Attempts
 	trying  map[volume.Path]bool
 	tried   map[volume.Path]volume.Tried
+	again   *time.Timer // see watch
 }
 
 func newKeeper(p *Path, v block.VolumeID) *Keeper {
@@ -68,7 +78,7 @@ func (p *Path) capabilities() volume.Capabilities {
 
 func (p *Path) limits() volume.Limits {
 	return volume.Limits{
-		Window: p.cfg.Window, Lease: p.cfg.Lease, FailOver: p.cfg.Window / 4, Quiesce: volume.Quiesce,
+		Window: p.cfg.Window, Lease: p.cfg.Lease, Mute: p.cfg.TargetPatience, Refused: refusedFor, FailOver: p.cfg.FailOver, Quiesce: volume.Quiesce,
 		Stuck: stuckIO, Connect: volume.ConnectPatience, Retry: volume.RetryLast,
 	}
 }

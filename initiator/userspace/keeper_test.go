@@ -110,7 +110,7 @@ func TestAWriteThatALegLacksIsHeldUntilItsLossIsDurable(t *testing.T) {
 	})
 }
 
-func TestASilentLegStallsAWriteForTheWindowAndLittleMore(t *testing.T) {
+func TestASilentTargetStallsAWriteForLessThanASecond(t *testing.T) {
 	served(t, 2, 2, func(w *world) {
 		began := time.Now()
 		w.fallSilent("t1")
@@ -118,10 +118,120 @@ func TestASilentLegStallsAWriteForTheWindowAndLittleMore(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Fatalf("write = %v", err)
 		}
+		if took := time.Since(began); took < 700*time.Millisecond || took >= time.Second {
+			t.Errorf("the write took %v, want the patience of 0.7 s, and less than a second", took)
+		}
+		w.expect("both legs of the target leave", "record-stale c0.1 c1.1", "cut t1")
+	})
+}
+
+// A drive may be busy for longer than a target is silent: its legs keep the patience of 2 s.
+func TestALegWhoseTargetAnswersStallsAWriteForTheWindow(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		began := time.Now()
+		w.mu.Lock()
+		w.gone[w.wanted.At(0, 1).UUID] = true // I/O to the leg is not answered
+		w.mu.Unlock()
+		if err := <-w.write(4096, 1); err != nil {
+			t.Fatalf("write = %v", err)
+		}
 		if took := time.Since(began); took < 2*time.Second || took > 3*time.Second {
 			t.Errorf("the write took %v, want the window of 2 s, and less than 3 s", took)
 		}
-		w.expect("both legs of the target leave", "record-stale c0.1 c1.1", "cut t1")
+	})
+}
+
+// kill ends the process of a target: its connections close, and its portals refuse others.
+func (w *world) kill(node string, killed bool) {
+	w.mu.Lock()
+	w.nodes[node].killed = killed
+	w.mu.Unlock()
+	w.keeper.Poke()
+	if !killed {
+		w.answer(node)
+	}
+}
+
+func TestAKilledTargetIsLeftSoonerThanASilentOne(t *testing.T) {
+	for _, rails := range []int{1, 2} {
+		from(t, 1, 2, func(w *world) {
+			for i := range w.wanted.Links {
+				w.wanted.Links[i].Portals = portalsOf(w.wanted.Links[i].Node, []string{"", "-b"}[:rails]...)
+			}
+		}, func(w *world) {
+			w.until(serving)
+			w.took()
+			began := time.Now()
+			w.kill("t1", true)
+			if err := <-w.write(0, 1); err != nil {
+				t.Fatalf("write = %v", err)
+			}
+			if took := time.Since(began); took < refusedFor || took > refusedFor+200*time.Millisecond {
+				t.Errorf("%d rails: the write took %v, want %v and little more", rails, took, refusedFor)
+			}
+			did := w.took()
+			if record := slices.Index(did, "record-stale c0.1"); record < 0 || slices.Index(did, "cut t1") < record {
+				t.Errorf("%d rails: it did %q, want the leg recorded stale before it is cut", rails, did)
+			}
+		})
+	}
+}
+
+// A target whose process is started again at once loses nothing, however often.
+func TestATargetThatIsBackAtOnceIsNotLeft(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		for range 5 {
+			w.kill("t1", true)
+			done := w.write(0, 1)
+			time.Sleep(refusedFor - 50*time.Millisecond)
+			w.kill("t1", false)
+			if err := <-done; err != nil {
+				t.Errorf("write = %v", err)
+			}
+			time.Sleep(time.Second)
+		}
+		w.expect("five restarts")
+	})
+}
+
+// If all targets fall silent at once, the host's network is more likely to blame than each of them:
+// no copy is left before its window.
+func TestNoCopyIsLeftEarlyIfAllTargetsAreSilent(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		for range 3 {
+			w.fallSilent("t1")
+			time.Sleep(100 * time.Millisecond)
+			w.fallSilent("t0")
+			done := w.write(0, 1)
+			time.Sleep(1500 * time.Millisecond)
+			w.answer("t0")
+			w.answer("t1")
+			if err := <-done; err != nil {
+				t.Errorf("write = %v", err)
+			}
+			time.Sleep(time.Second)
+		}
+		w.expect("three outages of all targets")
+	})
+}
+
+// The last copy is waited for, however its target is missing.
+func TestTheLastCopyOfAColumnStaysAlthoughItsTargetRefuses(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.kill("t1", true)
+		time.Sleep(time.Second)
+		w.expect("one is lost", "record-stale c0.1", "cut t1")
+		w.kill("t0", true)
+		done := w.write(0, 1)
+		time.Sleep(6 * time.Second)
+		w.expect("nothing can be dropped")
+		if !pending(done) {
+			t.Fatal("a write was acknowledged without a copy")
+		}
+		w.kill("t0", false)
+		if err := <-done; err != nil {
+			t.Errorf("write = %v after the last copy came back", err)
+		}
 	})
 }
 
@@ -130,7 +240,7 @@ func TestShortSilenceIsForgotten(t *testing.T) {
 		for range 5 {
 			w.fallSilent("t1")
 			done := w.write(0, 1)
-			time.Sleep(1800 * time.Millisecond)
+			time.Sleep(600 * time.Millisecond)
 			w.answer("t1")
 			if err := <-done; err != nil {
 				t.Errorf("write = %v", err)
@@ -406,7 +516,7 @@ func TestAfterTheLeaseItGoesOnWhenAllLegsAnswer(t *testing.T) {
 	served(t, 1, 2, func(w *world) {
 		w.deafen()
 		w.fallSilent("t1")
-		time.Sleep(10 * time.Second)
+		time.Sleep(10700 * time.Millisecond) // between two requests for a record
 		w.answer("t1")
 		w.until(serving)
 		if err := <-w.write(0, 1); err != nil {

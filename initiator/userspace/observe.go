@@ -84,8 +84,19 @@ func (k *Keeper) observePaths(s *volume.Seen) {
 		seen := volume.PathSeen{Path: path, State: volume.PathConnecting, Attempts: k.tries[path].Failed, Error: k.tries[path].Error}
 		if r.connection != nil {
 			live, err := r.connection.Live()
+			was := r.silence
 			r.look(s.Now, live)
-			seen.Heard, seen.Looks, seen.Answered, seen.Greeted = r.heard, r.looks, r.answered, r.greeted
+			if r.silence < was {
+				k.log.Debug("path was silent", "path", path.String(), "silent", was)
+			}
+			k.watch(r)
+			switch at := r.connection.Refused(); {
+			case live:
+				k.accepted(path.Subsystem)
+			case at.After(k.tried[path].At):
+				k.refused(path, at)
+			}
+			seen.Silent, seen.Looks, seen.Answered, seen.Greeted = r.silent, r.looks, r.answered, r.greeted
 			seen.Replaces = r.connection.Replaces()
 			seen.State = volume.PathSilent
 			if live {
@@ -202,12 +213,24 @@ func (k *Keeper) observeLeg(s *volume.Seen, w *volume.Wanted, l *volume.Link) vo
 	k.pulses[l.Leg] = p
 	way := volume.WaySeen{Path: path, Silent: p.Look(s.Now, there, k.cfg.Probe)}
 	way.Looks, way.Answers, way.Heard = p.Looks, p.Answers, p.Heard
+	k.listen(&way, r)
 	seen.Live, seen.Ways = fit && p.Met, []volume.WaySeen{way}
 	if there && p.Due(s.Now, k.cfg.Probe) {
 		p.Probe(s.Now, s.Clock)
 		k.probe(p, d)
 	}
 	return seen
+}
+
+// listen adds to a way whether its whole target is silent. Before half of a probe's interval has
+// passed, that says nothing of the leg.
+func (k *Keeper) listen(way *volume.WaySeen, r *reach) {
+	if r == nil || r.asked < 3 || r.greeted {
+		return
+	}
+	if way.Mute = r.mute; r.silence > k.cfg.Probe/2 {
+		way.Silent, way.Looks = earlier(way.Silent, r.mute), r.asked
+	}
 }
 
 // connectionTo returns the connection to a subsystem, nil if there is none.

@@ -18,17 +18,23 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
+// TargetPatience is how long a target may answer nothing at all before its legs are lost, by default:
+// longer than busy processors have made one silent (docs/performance.md), and less than a second.
+const TargetPatience = 700 * time.Millisecond
+
 // Config configures a Path. Node, Manager and Host have no default.
 type Config struct {
 	Node    block.NodeName
 	Manager pb.AgentsClient
 	Host    func() block.Host // this machine's identity
 
-	Window    time.Duration // how long a leg may be silent before it is lost; 2 s
-	Lease     time.Duration // how long a lost leg may stay unrecorded before all I/O stops; 8 s
-	Probe     time.Duration // interval of probe reads; 500 ms
-	KeepAlive time.Duration // keep-alive timeout of connections; 2 s
-	IOQueues  int           // per connection; 1
+	Window         time.Duration // how long a leg may be silent before it is lost; 2 s
+	Lease          time.Duration // how long a lost leg may stay unrecorded before all I/O stops; 8 s
+	TargetPatience time.Duration // how long a whole target may be silent before its legs are lost; at most Window
+	FailOver       time.Duration // how long a path may be silent before it moves to another portal; 250 ms
+	Probe          time.Duration // interval of probe reads; 500 ms
+	KeepAlive      time.Duration // keep-alive timeout of connections; 2 s
+	IOQueues       int           // per connection; 1
 
 	Clock func() time.Time // the lease clock; time.Now
 
@@ -135,6 +141,8 @@ func (p *Path) over(v block.VolumeID, e block.Epoch) *volume.Over {
 func New(cfg Config) *Path {
 	cfg.Window = cmp.Or(cfg.Window, 2*time.Second)
 	cfg.Lease = cmp.Or(cfg.Lease, 8*time.Second)
+	cfg.TargetPatience = min(cmp.Or(cfg.TargetPatience, TargetPatience), cfg.Window)
+	cfg.FailOver = cmp.Or(cfg.FailOver, 250*time.Millisecond)
 	cfg.Probe = cmp.Or(cfg.Probe, 500*time.Millisecond)
 	cfg.KeepAlive = cmp.Or(cfg.KeepAlive, 2*time.Second)
 	cfg.IOQueues = cmp.Or(cfg.IOQueues, 1)

@@ -5,11 +5,11 @@ package userspace
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -64,11 +64,12 @@ type fakeNode struct {
 	rails  map[string]bool // addresses that are silent while the target is not
 	keeps  bool            // it keeps a host's older controllers, as Linux does
 	down   bool            // it also refuses connections
+	killed bool            // nobody is there: its connections are closed, and it refuses others
 	conns  []*fakeConn
 }
 
 // mute reports whether the target does not answer at an address.
-func (n *fakeNode) mute(address string) bool { return n.silent || n.rails[address] }
+func (n *fakeNode) mute(address string) bool { return n.silent || n.killed || n.rails[address] }
 
 // nodeAt is the target at an address: "t0", or "t0-b" for another portal of it.
 func nodeAt(address string) string {
@@ -253,8 +254,9 @@ type fakeConn struct {
 	node  string
 	at    string // the address of the portal
 	cut   bool
-	again uint64   // how often it was connected anew
-	kept  []keptIO // I/O it does not answer
+	mute  time.Time // since when it has been found mute
+	again uint64    // how often it was connected anew
+	kept  []keptIO  // I/O it does not answer
 }
 
 // keptIO is I/O sent to one identity of a leg.
@@ -269,9 +271,9 @@ func (w *world) dial(ctx context.Context, o dialOptions) (connection, error) {
 	w.mu.Lock()
 	n := w.nodes[name]
 	switch {
-	case n.down:
+	case n.down || n.killed:
 		w.mu.Unlock()
-		return nil, errors.New("connection refused")
+		return nil, syscall.ECONNREFUSED
 	case n.mute(at):
 		w.mu.Unlock()
 		<-ctx.Done()
@@ -288,11 +290,11 @@ func (w *world) reachable(ctx context.Context, portal string) error {
 	at, _, _ := strings.Cut(portal, ":")
 	w.mu.Lock()
 	n := w.nodes[nodeAt(at)]
-	down, mute := n.down, n.mute(at)
+	down, mute := n.down || n.killed, n.mute(at)
 	w.mu.Unlock()
 	switch {
 	case down:
-		return errors.New("connection refused")
+		return syscall.ECONNREFUSED
 	case mute:
 		<-ctx.Done()
 		return ctx.Err()
@@ -303,7 +305,7 @@ func (w *world) reachable(ctx context.Context, portal string) error {
 func (c *fakeConn) Live() (bool, error) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	return !c.cut, nil // a silent target still counts as connected
+	return !c.cut && !c.w.nodes[c.node].killed, nil // a silent target still counts as connected
 }
 
 func (c *fakeConn) Session() uint64 {
@@ -316,6 +318,27 @@ func (c *fakeConn) Answered() bool {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	return !c.w.nodes[c.node].mute(c.at)
+}
+
+func (c *fakeConn) Unanswered() time.Time {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	switch {
+	case !c.w.nodes[c.node].mute(c.at):
+		c.mute = time.Time{}
+	case c.mute.IsZero():
+		c.mute = time.Now()
+	}
+	return c.mute
+}
+
+func (c *fakeConn) Refused() time.Time {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	if c.w.nodes[c.node].killed {
+		return time.Now()
+	}
+	return time.Time{}
 }
 
 func (c *fakeConn) Replaces() bool {

@@ -75,12 +75,31 @@ func (p *planner) failOver(cut []Path) {
 		if l == nil || p.paths(l) > 1 || path.State != PathLive && path.State != PathSilent || slices.Contains(cut, path.Path) {
 			continue
 		}
-		silent := p.s.Now.Sub(path.Heard)
-		if path.Looks < 3 || silent <= p.patience(path) { // a host that was frozen cannot tell
+		silent := p.s.Now.Sub(path.Silent)
+		if path.Silent.IsZero() || path.Looks < 3 || silent <= p.patience(path) { // a host that was frozen cannot tell
 			continue
 		}
 		if to := p.portals(l); len(to) > 0 {
 			p.do(Move{PathSeen: path, To: to[0], Silent: silent})
+		}
+	}
+}
+
+// tryRefused tries the other portals of a target that refuses connections at one, as often as it is
+// tried there. If all refuse, nobody listens, and its legs are lost sooner than by silence.
+func (p *planner) tryRefused() {
+	if !p.c.Moves {
+		return
+	}
+	for _, path := range p.s.Paths {
+		l, refused := p.linkOf(path.Subsystem), p.s.Tried[path.Path].Refused
+		if l == nil || path.State != PathSilent || refused.Last.IsZero() || p.s.Now.Sub(refused.Last) > refusalsLast {
+			continue
+		}
+		for _, portal := range p.inTurn(l) {
+			if to := (Path{l.NQN, portal}); to != path.Path && p.s.Tried[to].At.Before(refused.Last) {
+				p.do(Try{to})
+			}
 		}
 	}
 }
@@ -97,7 +116,7 @@ func (p *planner) goBack() {
 	}
 	for _, path := range p.s.Paths {
 		l := p.linkOf(path.Subsystem)
-		if l == nil || p.paths(l) > 1 || path.State != PathLive || !path.Answered || path.Looks > 0 || !path.Replaces {
+		if l == nil || p.paths(l) > 1 || path.State != PathLive || !path.Answered || !path.Silent.IsZero() || !path.Replaces {
 			continue
 		}
 		to, ok := p.home(l)

@@ -23,7 +23,7 @@ func mover() *planner {
 	return &planner{
 		c: Capabilities{Moves: true}, l: failOverLimits, m: m, w: &Wanted{Links: []Link{l}},
 		s: &Seen{Now: now, Paths: []PathSeen{{
-			Path: Path{"nqn.a", portal(0)}, State: PathLive, Heard: now.Add(-time.Second), Looks: 3, Answered: true, Replaces: true,
+			Path: Path{"nqn.a", portal(0)}, State: PathLive, Silent: now.Add(-time.Second), Looks: 3, Answered: true, Replaces: true,
 		}}},
 	}
 }
@@ -45,15 +45,15 @@ func TestASilentPathMovesToTheNextPortal(t *testing.T) {
 		{"silent", func(*planner, *PathSeen) {}, []string{to(1)}},
 		{"that waits for its older controller's commands", func(_ *planner, path *PathSeen) { path.State, path.Greeted = PathSilent, true }, nil},
 		{"that waits for them for long", func(p *planner, path *PathSeen) {
-			path.State, path.Greeted, path.Heard = PathSilent, true, p.s.Now.Add(-3*time.Second)
+			path.State, path.Greeted, path.Silent = PathSilent, true, p.s.Now.Add(-3*time.Second)
 		}, []string{to(1)}},
 		{"disconnected", func(_ *planner, path *PathSeen) { path.State = PathSilent }, []string{to(1)}},
-		{"for a moment only", func(p *planner, path *PathSeen) { path.Heard = p.s.Now.Add(-500 * time.Millisecond) }, nil},
+		{"for a moment only", func(p *planner, path *PathSeen) { path.Silent = p.s.Now.Add(-500 * time.Millisecond) }, nil},
 		{"seen twice, by a host that was frozen", func(_ *planner, path *PathSeen) { path.Looks = 2 }, nil},
 		{"not made yet", func(_ *planner, path *PathSeen) { path.State = PathConnecting }, nil},
 		{"of a target that keeps old controllers", func(_ *planner, path *PathSeen) { path.Replaces = false }, nil},
 		{"of a target that must have ended the old one", func(p *planner, path *PathSeen) {
-			path.Replaces, path.Heard = false, p.s.Now.Add(-Quiesce-time.Second)
+			path.Replaces, path.Silent = false, p.s.Now.Add(-Quiesce-time.Second)
 		}, []string{to(1)}},
 		{"beside another path of the leg", func(p *planner, _ *PathSeen) { p.c.Multipath, p.w.Links[0].Paths = true, 2 }, nil},
 		{"without another portal", func(p *planner, _ *PathSeen) { p.w.Links[0].Portals = p.w.Links[0].Portals[:1] }, nil},
@@ -118,7 +118,7 @@ func back() (p *planner, home Path) {
 	p = mover()
 	l := &p.w.Links[0]
 	path := &p.s.Paths[0]
-	path.Heard, path.Looks = p.s.Now, 0
+	path.Silent, path.Looks = time.Time{}, 0
 	p.s.Legs = map[block.LegID]LegSeen{l.Leg: {Live: true}}
 	home = Path{l.NQN, p.inTurn(l)[0]}
 	if path.Portal == home.Portal {
@@ -145,7 +145,7 @@ func TestAPathGoesBackToItsPortal(t *testing.T) {
 			p.w.Links[0].Portals = []block.Portal{home.Portal, p.s.Paths[0].Portal}
 		}, nil},
 		{"at home", func(p *planner, home Path) { p.s.Paths[0].Portal = home.Portal }, nil},
-		{"while the path is silent", func(p *planner, _ Path) { p.s.Paths[0].Looks = 1 }, nil},
+		{"while the path is silent", func(p *planner, _ Path) { p.s.Paths[0].Silent = p.s.Now }, nil},
 		{"before the path has answered", func(p *planner, _ Path) { p.s.Paths[0].Answered = false }, nil},
 		{"while a drive behind it hangs", func(p *planner, _ Path) { p.s.Legs = nil }, nil},
 		{"of a target that keeps old controllers", func(p *planner, _ Path) { p.s.Paths[0].Replaces = false }, nil},
@@ -213,5 +213,177 @@ func TestTheOperatorIsToldOfSuspectPortals(t *testing.T) {
 	want := []string{"portal tcp://192.0.2.2:4420 of t0 is suspect: it has fallen silent 2 times, and is used again from 2001-09-09T01:47:00Z on, earlier only if no other answers"}
 	if !slices.Equal(p.v.Suspects, want) {
 		t.Errorf("suspects %q, want %q", p.v.Suspects, want)
+	}
+}
+
+// lossOf is why a planner counts the leg of its only copy as lost; nothing if it does not.
+func (p *planner) lossOf() Loss {
+	l := &p.w.Links[0]
+	m := member{Leg: l.Leg, Link: l, Paths: []Path{p.s.Paths[0].Path}}
+	p.judge(&m, CopySeen{State: InSync, Leg: l.Leg})
+	if m.Lost.any() && !m.Waiting {
+		return Loss{Text: "I/O is not expected to wait for it"}
+	}
+	return m.Lost
+}
+
+// refused is a planner whose leg's three portals have all refused connections for 300 ms, the last
+// time a moment ago.
+func refused() *planner {
+	p := mover()
+	p.l.Refused = 300 * time.Millisecond
+	p.s.Paths[0].State = PathSilent
+	p.s.Legs = map[block.LegID]LegSeen{legID(0, 0): {Ways: []WaySeen{{Path: p.s.Paths[0].Path, Silent: p.s.Now.Add(-350 * time.Millisecond)}}}}
+	p.s.Tried = map[Path]Tried{}
+	for _, portal := range p.w.Links[0].Portals {
+		p.s.Tried[Path{"nqn.a", portal}] = p.refusedFor(300 * time.Millisecond)
+	}
+	return p
+}
+
+// refusedFor is a portal that has refused for so long.
+func (p *planner) refusedFor(d time.Duration) Tried {
+	last := p.s.Now.Add(-50 * time.Millisecond)
+	return Tried{At: last, Refused: Refusals{First: last.Add(-d), Last: last}}
+}
+
+func TestALegIsLostSoonerIfAllPortalsOfItsTargetRefuse(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(p *planner, second Path)
+		lost   bool
+	}{
+		{"all refuse", func(*planner, Path) {}, true},
+		{"one has refused only now: the target may be starting", func(p *planner, second Path) { p.s.Tried[second] = p.refusedFor(200 * time.Millisecond) }, false},
+		{"one has refused once", func(p *planner, second Path) { p.s.Tried[second] = p.refusedFor(0) }, false},
+		{"one is silent", func(p *planner, second Path) { p.s.Tried[second] = Tried{At: p.s.Now} }, false},
+		{"one accepts", func(p *planner, second Path) { p.s.Tried[second] = Tried{At: p.s.Now, OK: true} }, false},
+		{"one was not tried", func(p *planner, second Path) { delete(p.s.Tried, second) }, false},
+		{"one is not tried any more", func(p *planner, _ Path) { p.s.Now = p.s.Now.Add(2 * time.Second) }, false},
+		{"one is connected", func(p *planner, _ Path) { p.s.Paths[0].State = PathLive }, false},
+		{"no portal is listed", func(p *planner, _ Path) { p.w.Links[0].Portals = nil }, false},
+		{"a data path that cannot tell", func(p *planner, _ Path) { p.l.Refused = 0 }, false},
+	} {
+		p := refused()
+		c.change(p, Path{"nqn.a", p.w.Links[0].Portals[1]})
+		if why := p.lossOf(); why.any() != c.lost {
+			t.Errorf("%s: lost %v (%s), want %v", c.name, why.any(), why, c.lost)
+		}
+	}
+}
+
+// Refusals count together while attempts follow one another.
+func TestRefusalsFollowOneAnother(t *testing.T) {
+	at := time.Unix(1e9, 0)
+	var r Refusals
+	for range 3 {
+		r = r.Again(at)
+		at = at.Add(refusalsLast)
+	}
+	if d := r.Last.Sub(r.First); d != 2*refusalsLast {
+		t.Errorf("three refusals last for %v, want %v", d, 2*refusalsLast)
+	}
+	if r = r.Again(at.Add(1)); r.First != r.Last {
+		t.Errorf("refusals with a pause between them last for %v, want 0", r.Last.Sub(r.First))
+	}
+}
+
+// While a portal refuses, the others are tried as often: only all of them together tell.
+func TestTheOtherPortalsOfATargetThatRefusesAreTried(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(p *planner, first, second Path)
+		want   int
+	}{
+		{"all tried before the last refusal", func(p *planner, first, _ Path) {
+			p.s.Tried[first] = Tried{At: p.s.Now, Refused: Refusals{p.s.Now, p.s.Now}}
+		}, 2},
+		{"one tried since", func(p *planner, first, second Path) {
+			p.s.Tried[first] = Tried{At: p.s.Now, Refused: Refusals{p.s.Now, p.s.Now}}
+			p.s.Tried[second] = Tried{At: p.s.Now, OK: true}
+		}, 1},
+		{"all tried since", func(*planner, Path, Path) {}, 0},
+		{"the portal in use is silent", func(p *planner, first, _ Path) { p.s.Tried = nil }, 0},
+		{"connected", func(p *planner, first, _ Path) { p.s.Paths[0].State, p.s.Tried[first] = PathLive, Tried{At: p.s.Now} }, 0},
+		{"no longer asked", func(p *planner, _, _ Path) { p.s.Now = p.s.Now.Add(2 * time.Second) }, 0},
+	} {
+		p := refused()
+		c.change(p, p.s.Paths[0].Path, Path{"nqn.a", p.w.Links[0].Portals[1]})
+		p.tryRefused()
+		if len(p.orders) != c.want {
+			t.Errorf("%s: %q, want %d tries", c.name, p.moves(), c.want)
+		}
+	}
+}
+
+func TestALegIsLostSoonerIfItsWholeTargetIsSilent(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	way := func(mute time.Duration) WaySeen {
+		return WaySeen{Path: Path{"nqn.a", portal(0)}, Silent: now.Add(-mute), Mute: now.Add(-mute), Looks: 3}
+	}
+	quiet := WaySeen{Path: Path{"nqn.a", portal(0)}, Silent: now.Add(-1900 * time.Millisecond), Looks: 9}
+	for _, c := range []struct {
+		name string
+		ways []WaySeen
+		lost bool
+	}{
+		{"its target answers nothing", []WaySeen{way(1100 * time.Millisecond)}, true},
+		{"its target has answered nothing for a moment", []WaySeen{way(time.Second)}, false},
+		{"its target answers, its drive does not", []WaySeen{quiet}, false},
+		{"another way to it is silent for a moment", []WaySeen{way(1100 * time.Millisecond), way(time.Second)}, false},
+		{"nothing is known", nil, false},
+	} {
+		p := mover()
+		p.l.Mute = time.Second
+		p.s.Now, p.s.Legs = now, map[block.LegID]LegSeen{legID(0, 0): {Ways: c.ways}}
+		if why := p.lossOf(); why.any() != c.lost {
+			t.Errorf("%s: lost %v (%s), want %v", c.name, why.any(), why, c.lost)
+		}
+		if p.l.Mute = 0; p.lossOf().any() {
+			t.Errorf("%s: lost on a data path that cannot tell", c.name)
+		}
+	}
+}
+
+// Two copies of a column, of targets that have been silent for longer than the patience with a
+// target: the copies leave early only while another one answers.
+func TestALegIsLostSoonerOnlyIfAnotherCopyAnswers(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	way := func(mute time.Duration) []WaySeen {
+		w := WaySeen{Answers: true, Heard: now}
+		if mute > 0 {
+			w = WaySeen{Silent: now.Add(-mute), Mute: now.Add(-mute), Looks: 9, Heard: now}
+		}
+		return []WaySeen{w}
+	}
+	for _, c := range []struct {
+		name          string
+		first, second time.Duration
+		seen          CopyState // of the second
+		lost          bool
+	}{
+		{"the other answers", time.Second, 0, InSync, true},
+		{"the other has just fallen silent", time.Second, 100 * time.Millisecond, InSync, false},
+		{"the other is silent as well", time.Second, time.Second, InSync, false},
+		{"the other is being rebuilt", time.Second, 0, Rebuilding, false},
+		{"the other is silent as well, for long", 3 * time.Second, 3 * time.Second, InSync, true},
+	} {
+		w := newWorld(ways["copies"], 1, 2)
+		w.until(t, Serving)
+		s := w.look()
+		s.Now = now
+		for copy, mute := range []time.Duration{c.first, c.second} {
+			l := s.Legs[legID(0, copy)]
+			l.Ways = way(mute)
+			s.Legs[legID(0, copy)] = l
+		}
+		s.Columns[0].Copies[1].State = c.seen
+		w.slots[Place{0, 1}].inSync = c.seen == InSync
+		w.link()
+		p := &planner{w: w.wanted, m: w.memory, s: s, c: w.caps, l: Limits{Window: 2 * time.Second, Lease: 8 * time.Second, Mute: 700 * time.Millisecond}}
+		p.findMembers()
+		if why := p.members[0].Lost; why.any() != c.lost {
+			t.Errorf("%s: lost %v (%s), want %v", c.name, why.any(), why, c.lost)
+		}
 	}
 }

@@ -20,6 +20,7 @@ type member struct {
 	Source  bool      // it is in sync; else it is being rebuilt
 	Lost    Loss      // why it should leave
 	Answers bool      // it answers now
+	Early   bool      // it is lost by its target's state alone, before its window has passed
 	Waiting bool      // I/O may be waiting on its paths
 	Gone    bool      // it leaves now
 	Stays   string    // why it stays although it is lost

@@ -22,6 +22,7 @@ func (p *planner) findMembers() {
 				p.members = append(p.members, m)
 			}
 		}
+		p.keepAlone(k)
 		p.keepOne(k)
 	}
 }
@@ -51,6 +52,8 @@ func (p *planner) member(at Place) (member, bool) {
 }
 
 // judge decides whether a member is lost, why, and whether I/O may be waiting on its paths.
+//
+// Branches: one for each reason.
 func (p *planner) judge(m *member, c CopySeen) {
 	l := p.s.Legs[m.Leg]
 	silence := p.silence(m.Leg)
@@ -67,6 +70,8 @@ func (p *planner) judge(m *member, c CopySeen) {
 		m.Lost = lost(RebuildFailed, "its rebuild failed: %s", c.Error)
 	case l.lost(p.s.Now, p.l.Window):
 		m.Lost = lost(NoAnswer, "no answer for more than %v", p.l.Window)
+	case p.absent(m).any():
+		m.Lost, m.Early, m.Waiting = p.absent(m), true, true
 	case c.Error != "" && !p.w.ReadOnly: // a read was served by another copy
 		m.Lost = lost(IOError, "%s", c.Error)
 	case c.Moved != "":
@@ -77,11 +82,49 @@ func (p *planner) judge(m *member, c CopySeen) {
 	}
 }
 
+// absent is why a member is lost although its window has not passed: nobody is there at its target.
+func (p *planner) absent(m *member) Loss {
+	switch {
+	case p.s.Legs[m.Leg].mute(p.s.Now, p.l.Mute):
+		return lost(NoAnswer, "its target has answered nothing for more than %v", p.l.Mute)
+	case p.refused(m.Link):
+		return lost(NoAnswer, "its target refuses connections, at each of its portals")
+	}
+	return Loss{}
+}
+
+// refused reports whether every portal of a leg's target has refused connections, again and again,
+// for as long as a restart of the target may take. That is no silence: nobody is there.
+func (p *planner) refused(l *Link) bool {
+	portals := p.inTurn(l)
+	return p.l.Refused > 0 && len(portals) > 0 && !slices.ContainsFunc(portals, func(portal block.Portal) bool {
+		path := Path{l.NQN, portal}
+		r := p.s.Tried[path].Refused
+		return p.seen(path).State == PathLive || r.Last.Sub(r.First) < p.l.Refused || p.s.Now.Sub(r.Last) > refusalsLast
+	})
+}
+
 // silence is how long a leg has not answered.
 func (p *planner) silence(leg block.LegID) time.Duration { return p.s.Legs[leg].Silence(p.s.Now) }
 
 // answering reports whether a leg answers now.
 func (p *planner) answering(leg block.LegID) bool { return p.silence(leg) == 0 && p.s.Legs[leg].Live }
+
+// keepAlone gives the legs of targets that are silent or refuse their full window unless another
+// copy in sync answers now: without one no I/O goes on earlier, and if several targets fail at once
+// it is more likely this host's network, for a moment.
+func (p *planner) keepAlone(column int) {
+	if slices.ContainsFunc(p.members, func(m member) bool {
+		return m.Column == column && m.Source && m.Link != nil && !m.Lost.any() && p.answering(m.Leg) && !p.s.Legs[m.Leg].mute(p.s.Now, 1)
+	}) {
+		return
+	}
+	for i := range p.members {
+		if m := &p.members[i]; m.Column == column && m.Early {
+			m.Lost, m.Early = Loss{}, false
+		}
+	}
+}
 
 // keepOne lets one leg stay despite its errors when every source of its column is lost: the
 // first that answers. The I/O that failed is sent to it again. (The log of what the others miss

@@ -88,6 +88,7 @@ func (p *planner) serve() {
 	p.cleanUp()
 	p.endSurplus()
 	p.goBack()
+	p.tryRefused()
 	p.noteSuspects()
 	p.scrub()
 	p.v.Done, p.v.Total = p.s.Done, p.s.Total

@@ -58,7 +58,7 @@ type PathSeen struct {
 	Lingers, FailsFast bool
 
 	// Only where [Capabilities] has Moves, and for a connection that was made:
-	Heard    time.Time // when anything last came back on it, or it was moved here
+	Silent   time.Time // since when nothing has come back on it, or since it was moved here then; zero: something has
 	Looks    int       // how often the host has looked since then
 	Answered bool      // it has been live since it was connected or moved here
 	Greeted  bool      // while it is silent: something has come back since it was live, or was moved here
@@ -69,8 +69,25 @@ type PathSeen struct {
 
 // Tried is the outcome of trying whether a portal can be reached.
 type Tried struct {
-	At time.Time // of the outcome
-	OK bool
+	At      time.Time // of the outcome
+	OK      bool
+	Refused Refusals // zero if it did not refuse
+}
+
+// Refusals are refused attempts to connect to a portal, without any other outcome between them:
+// its machine answers, and nobody listens there.
+type Refusals struct{ First, Last time.Time }
+
+// refusalsLast is how long a refusal counts while no other attempt is made.
+const refusalsLast = time.Second
+
+// Again adds a refusal.
+func (r Refusals) Again(at time.Time) Refusals {
+	if at.Sub(r.Last) > refusalsLast {
+		r.First = at
+	}
+	r.Last = at
+	return r
 }
 
 // made reports whether there is a connection to end.
@@ -91,6 +108,9 @@ type WaySeen struct {
 	Answers bool      // the last probe was answered
 	Heard   time.Time // when the last answered probe was sent, on the lease clock
 	Peer    bool      // something else behind the same portal has answered since it fell silent
+	// Mute: since when its target has answered nothing at all, at any portal, though it was asked;
+	// zero if it has, or if the host has not looked several times meanwhile.
+	Mute time.Time
 }
 
 // LegSeen is a leg as its host sees it.
@@ -130,6 +150,14 @@ func (l LegSeen) Silence(now time.Time) time.Duration {
 func (l LegSeen) lost(now time.Time, window time.Duration) bool {
 	return len(l.Ways) > 0 && !slices.ContainsFunc(l.Ways, func(w WaySeen) bool {
 		return w.Silent.IsZero() || now.Sub(w.Silent) <= window || w.Looks < 3
+	})
+}
+
+// mute reports whether the leg's target has answered nothing for longer than patience, on any
+// path. That says more than a silent leg: a target answers keep alives while its drives are busy.
+func (l LegSeen) mute(now time.Time, patience time.Duration) bool {
+	return patience > 0 && len(l.Ways) > 0 && !slices.ContainsFunc(l.Ways, func(w WaySeen) bool {
+		return w.Mute.IsZero() || now.Sub(w.Mute) <= patience
 	})
 }
 
@@ -372,6 +400,10 @@ const (
 type Limits struct {
 	Window time.Duration // silence after which a leg is lost
 	Lease  time.Duration // silence after which reads stop
+	// Mute: silence of a whole target after which its legs are lost; 0: the data path cannot tell
+	// it from that of a leg. Refused: for how long all portals of a target refuse connections
+	// before its legs are lost; 0: it cannot tell that.
+	Mute, Refused time.Duration
 	// Silence after which a path moves to another portal: FailOver where the target replaces the
 	// old controller; Quiesce where only time shows that it is gone.
 	FailOver, Quiesce time.Duration
