@@ -28,12 +28,13 @@ import (
 )
 
 var (
-	part     = flag.String("part", "all", "which part to run: user, failover, vm or all")
+	part     = flag.String("part", "all", "which part to run: user, failover, patience, vm or all; all leaves out patience")
 	rounds   = flag.Int("rounds", 0, "runs of each workload on each device, or of each failure; 0: five in the part user, ten in the part failover, three in the part vm")
-	seconds  = flag.Float64("seconds", 0, "seconds per run; 0: half a second in the part user, three in the part vm")
+	seconds  = flag.Float64("seconds", 0, "seconds per run; 0: half a second in the part user, three in the part vm, an hour in the part patience")
 	weft     = flag.String("weft", "bin/weft", "failover: the `program` to measure")
 	deaths   = flag.Int("deaths", 3, "vm: how many times to kill a target")
-	dir      = flag.String("dir", "", "user: directory for the files of the file-backed half")
+	workers  = flag.Int("workers", 8, "patience: workers of each of the five hosts")
+	dir      = flag.String("dir", "", "user: directory for the files of the file-backed half; patience: for the drives")
 	section  = flag.String("section", "", "user: run only sections whose titles contain this: in memory, block devices, on files")
 	only     = flag.String("only", "", "user, failover: run only workloads or failures whose names contain this")
 	results  = flag.String("results", "", "user: file for the results")
@@ -51,9 +52,13 @@ func main() {
 		}
 		return
 	}
+	if len(os.Args) > 2 && os.Args[1] == failover.Role {
+		fmt.Fprintf(os.Stderr, "bench: %v\n", failover.Process(os.Args[2:]))
+		os.Exit(1)
+	}
 	flag.Parse()
-	if !slices.Contains([]string{"user", "failover", "vm", "all"}, *part) {
-		fmt.Fprintf(os.Stderr, "bench: no part %q: user, failover, vm or all\n", *part)
+	if !slices.Contains([]string{"user", "failover", "patience", "vm", "all"}, *part) {
+		fmt.Fprintf(os.Stderr, "bench: no part %q: user, failover, patience, vm or all\n", *part)
 		os.Exit(2)
 	}
 	if *peers {
@@ -88,6 +93,13 @@ func parts() (code int) {
 	defer stop()
 	if *part == "failover" || *part == "all" {
 		if err := failover.Measure(ctx, failover.Options{Weft: *weft, Rounds: cmp.Or(*rounds, 10), Only: *only, Out: os.Stdout}); err != nil {
+			fmt.Fprintf(os.Stderr, "bench: %v\n", err)
+			return 1
+		}
+	}
+	if *part == "patience" {
+		err := failover.Patience(ctx, failover.LoadOptions{Weft: *weft, Seconds: int(cmp.Or(*seconds, 3600)), Workers: *workers, Dir: *dir, Out: os.Stdout})
+		if err != nil {
 			fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 			return 1
 		}

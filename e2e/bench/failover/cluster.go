@@ -23,18 +23,21 @@ import (
 )
 
 const (
-	volume    = "db1"
-	copies    = 2
-	driveSize = 2 << 30
+	volume     = "db1"
+	copies     = 2
+	volumeSize = 1 << 30
+	driveSize  = 8 << 30
 	// patience is how long any step may take.
 	patience = time.Minute
 )
 
 // cluster is a manager, two targets, and a client that writes.
 type cluster struct {
+	parent  string // of dir; empty: the system's
 	dir     string
 	daemons []*daemon // in the order of their start
 	targets []*daemon
+	address string // of the manager
 	conn    *grpc.ClientConn
 	manager pb.ManagerClient
 	client  *client
@@ -47,34 +50,42 @@ func newCluster(ctx context.Context, weft string, rails int) (c *cluster, retErr
 			retErr = errors.Join(retErr, c.close())
 		}
 	}()
+	if err := c.begin(ctx, weft, rails); err != nil {
+		return c, err
+	}
 	var err error
-	if c.dir, err = os.MkdirTemp("", "weft-failover-"); err != nil {
-		return c, err
-	}
-	address, err := operator.FreeAddress()
-	if err != nil {
-		return c, err
-	}
-	store := filepath.Join(c.dir, "store")
-	if out, err := program(weft, "volmgr", "init", "--data-dir", store).CombinedOutput(); err != nil {
-		return c, fmt.Errorf("weft volmgr init: %w: %s", err, out)
-	}
-	if _, err := c.run("manager", program(weft, "volmgr", "--data-dir", store, "--listen", address)); err != nil {
-		return c, err
-	}
-	if c.conn, err = grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
-		return c, err
-	}
-	c.manager = pages.Client(c.conn)
-	for i := range copies {
-		if err := c.addTarget(ctx, weft, address, fmt.Sprintf("t%d", i+1), rails); err != nil {
-			return c, err
-		}
-	}
 	if c.client, err = newClient(c.dir, c.conn); err != nil {
 		return c, err
 	}
-	return c, c.attach(ctx)
+	return c, c.attach(ctx, volume, clientName)
+}
+
+// begin starts the manager and the targets.
+func (c *cluster) begin(ctx context.Context, weft string, rails int) error {
+	var err error
+	if c.dir, err = os.MkdirTemp(c.parent, "weft-failover-"); err != nil {
+		return err
+	}
+	if c.address, err = operator.FreeAddress(); err != nil {
+		return err
+	}
+	store := filepath.Join(c.dir, "store")
+	if out, err := program(weft, "volmgr", "init", "--data-dir", store).CombinedOutput(); err != nil {
+		return fmt.Errorf("weft volmgr init: %w: %s", err, out)
+	}
+	if _, err := c.run("manager", program(weft, "volmgr", "--data-dir", store, "--listen", c.address)); err != nil {
+		return err
+	}
+	if c.conn, err = grpc.NewClient(c.address, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		return err
+	}
+	c.manager = pages.Client(c.conn)
+	for i := range copies {
+		if err := c.addTarget(ctx, weft, c.address, fmt.Sprintf("t%d", i+1), rails); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // program is a weft command in this environment without its settings.
@@ -115,10 +126,10 @@ func (c *cluster) addTarget(ctx context.Context, weft, manager, name string, rai
 	})
 }
 
-// attach creates the volume, attaches it, and begins to write.
-func (c *cluster) attach(ctx context.Context) error {
+// attach creates a volume, attaches it, and waits until it is in use.
+func (c *cluster) attach(ctx context.Context, volume, node string) error {
 	err := c.eventually(ctx, "the volume", func(ctx context.Context) error {
-		v, err := c.manager.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: volume, SizeBytes: 1 << 30, Copies: copies, Stripes: 1})
+		v, err := c.manager.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: volume, SizeBytes: volumeSize, Copies: copies, Stripes: 1})
 		if err == nil && v.GetState() != pb.VolumeState_VOLUME_STATE_READY {
 			err = fmt.Errorf("it is %v", v.GetState())
 		}
@@ -128,16 +139,16 @@ func (c *cluster) attach(ctx context.Context) error {
 		return err
 	}
 	if err := c.eventually(ctx, "the attachment", func(ctx context.Context) error {
-		_, err := c.manager.Attach(ctx, &pb.AttachRequest{Volume: volume, Node: clientName})
+		_, err := c.manager.Attach(ctx, &pb.AttachRequest{Volume: volume, Node: node})
 		return err
 	}); err != nil {
 		return err
 	}
-	return c.healthy(ctx)
+	return c.healthy(ctx, volume)
 }
 
-// healthy waits until the volume is written, and both copies are in sync.
-func (c *cluster) healthy(ctx context.Context) error {
+// healthy waits until a volume is written, and both copies are in sync.
+func (c *cluster) healthy(ctx context.Context, volume string) error {
 	return c.eventually(ctx, "a healthy volume", func(ctx context.Context) error {
 		v, err := c.manager.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume})
 		switch {
@@ -145,7 +156,7 @@ func (c *cluster) healthy(ctx context.Context) error {
 			return err
 		case v.GetHealth() != pb.Health_HEALTH_HEALTHY:
 			return fmt.Errorf("it is %v", v.GetHealth())
-		case !c.client.writer.writes():
+		case c.client != nil && !c.client.writer.writes():
 			return errors.New("nobody writes")
 		}
 		return nil

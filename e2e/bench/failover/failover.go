@@ -119,7 +119,7 @@ func (c *cluster) round(ctx context.Context, f failure, victim *daemon) (stall, 
 	if err := f.mend(c, victim); err != nil {
 		return stall{}, err
 	}
-	if err := c.healthy(ctx); err != nil {
+	if err := c.healthy(ctx, volume); err != nil {
 		return stall{}, err
 	}
 	time.Sleep(settled)
