@@ -59,7 +59,7 @@ choice and the reason.`,
 	cmd.Flags().StringVar(&o.runDir, "run-dir", "/run/weft/initiator", "`directory` on a tmpfs, for state that must not outlive a boot")
 	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "data `path`: kernel, user (this process) or auto")
 	cmd.Flags().StringVar(&o.device, "block-device", string(blockdev.Auto), "`kind` of block devices in user space: ublk, nbd, fuse, or auto for the best available")
-	cmd.Flags().DurationVar(&o.patience, "target-patience", userspace.TargetPatience, "`time` after which a target that answers nothing at all loses its legs, in user space; 300ms to 2s")
+	cmd.Flags().DurationVar(&o.patience, "target-patience", userspace.TargetPatience, "`time` after which a target that answers nothing and accepts no connections loses its legs, in user space; 300ms to 2s")
 	cmd.AddCommand(newInitiatorLeave(g))
 	return cmd
 }

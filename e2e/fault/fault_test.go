@@ -680,7 +680,7 @@ func (r *chaos) resend() string {
 	return fmt.Sprintf("the connections of %s and %s are reset", client.name, h.name)
 }
 
-// cutBriefly cuts a link, too briefly for anything to be declared lost.
+// cutBriefly cuts a link, too briefly for a drive that hangs to be declared lost.
 func (r *chaos) cutBriefly(a, b string) {
 	n := r.cluster.network
 	n.part(a, b, true)
@@ -873,7 +873,7 @@ func (r *chaos) loseRecord() string {
 	a, others := hosts[0], hosts[1:]
 	c.network.part(client.name, a.name, true)
 	c.did("%s and %s do not reach each other", client.name, a.name)
-	r.wait(1800 * time.Millisecond)
+	r.wait(600 * time.Millisecond) // the copy is given up a little later
 	leader := c.leader()
 	if leader == nil {
 		return "and no manager leads"

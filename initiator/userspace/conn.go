@@ -225,10 +225,10 @@ func (k *Keeper) move(o volume.Move) {
 
 // try begins to find out whether a portal can be reached.
 func (k *Keeper) try(ctx context.Context, path volume.Path) error {
-	if k.trying[path] {
+	if _, under := k.trying[path]; under {
 		return volume.ErrLater
 	}
-	k.trying[path] = true
+	k.trying[path] = time.Now()
 	go func() {
 		ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 		defer cancel()

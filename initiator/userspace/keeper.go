@@ -50,7 +50,7 @@ type Keeper struct {
 	devices map[block.LegID]device
 	pulses  map[block.LegID]*keeper.Pulse
 	tries   map[volume.Path]keeper.Attempts
-	trying  map[volume.Path]bool
+	trying  map[volume.Path]time.Time
 	tried   map[volume.Path]volume.Tried
 	again   *time.Timer // see watch
 }
@@ -60,7 +60,7 @@ func newKeeper(p *Path, v block.VolumeID) *Keeper {
 		volume: v, path: p, cfg: p.cfg,
 		memory: newMemory(volume.Memory{}, time.Time{}),
 		conns:  map[volume.Path]*reach{}, devices: map[block.LegID]device{}, pulses: map[block.LegID]*keeper.Pulse{},
-		tries: map[volume.Path]keeper.Attempts{}, trying: map[volume.Path]bool{}, tried: map[volume.Path]volume.Tried{},
+		tries: map[volume.Path]keeper.Attempts{}, trying: map[volume.Path]time.Time{}, tried: map[volume.Path]volume.Tried{},
 	}
 	k.Keeper = keeper.New(keeper.Config{
 		Node: p.cfg.Node, Manager: p.cfg.Manager, Capabilities: p.capabilities(), Limits: p.limits(),

@@ -141,6 +141,23 @@ func TestALegWhoseTargetAnswersStallsAWriteForTheWindow(t *testing.T) {
 	})
 }
 
+// A target whose machine accepts connections is there, however little of the processors it gets.
+func TestASilentTargetThatAcceptsConnectionsStallsAWriteForTheWindow(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		began := time.Now()
+		w.mu.Lock()
+		w.nodes["t1"].slow = true
+		w.mu.Unlock()
+		w.fallSilent("t1")
+		if err := <-w.write(0, 1); err != nil {
+			t.Fatalf("write = %v", err)
+		}
+		if took := time.Since(began); took < 2*time.Second || took > 3*time.Second {
+			t.Errorf("the write took %v, want the window of 2 s, and less than 3 s", took)
+		}
+	})
+}
+
 // kill ends the process of a target: its connections close, and its portals refuse others.
 func (w *world) kill(node string, killed bool) {
 	w.mu.Lock()

@@ -108,7 +108,7 @@ func (k *Keeper) observePaths(s *volume.Seen) {
 		}
 		s.Paths = append(s.Paths, seen)
 	}
-	s.Tried = maps.Clone(k.tried)
+	s.Tried, s.Trying = maps.Clone(k.tried), maps.Clone(k.trying)
 	slices.SortFunc(s.Paths, func(a, b volume.PathSeen) int { return a.Path.Compare(b.Path) })
 }
 

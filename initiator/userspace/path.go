@@ -18,8 +18,8 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// TargetPatience is how long a target may answer nothing at all before its legs are lost, by default:
-// longer than busy processors have made one silent (docs/performance.md), and less than a second.
+// TargetPatience is how long a target may answer nothing and accept no connection before its legs are
+// lost, by default.
 const TargetPatience = 700 * time.Millisecond
 
 // Config configures a Path. Node, Manager and Host have no default.

@@ -64,6 +64,7 @@ type fakeNode struct {
 	rails  map[string]bool // addresses that are silent while the target is not
 	keeps  bool            // it keeps a host's older controllers, as Linux does
 	down   bool            // it also refuses connections
+	slow   bool            // it accepts connections, although it is silent
 	killed bool            // nobody is there: its connections are closed, and it refuses others
 	conns  []*fakeConn
 }
@@ -290,7 +291,7 @@ func (w *world) reachable(ctx context.Context, portal string) error {
 	at, _, _ := strings.Cut(portal, ":")
 	w.mu.Lock()
 	n := w.nodes[nodeAt(at)]
-	down, mute := n.down || n.killed, n.mute(at)
+	down, mute := n.down || n.killed, n.mute(at) && !n.slow
 	w.mu.Unlock()
 	switch {
 	case down:

@@ -85,6 +85,41 @@ func (p *planner) failOver(cut []Path) {
 	}
 }
 
+// A machine accepts connections without its processes, so a portal that accepts one belongs to a
+// target that is merely slow, and one that does not for so long belongs to one that is gone.
+const (
+	tryAfter   = 100 * time.Millisecond // of silence
+	acceptsFor = 150 * time.Millisecond
+)
+
+// trySilent tries all portals of a target that is silent on the path in use, once in each silence.
+func (p *planner) trySilent() {
+	if !p.c.Moves {
+		return
+	}
+	for _, path := range p.s.Paths {
+		l := p.linkOf(path.Subsystem)
+		if l == nil || path.Silent.IsZero() || p.s.Now.Sub(path.Silent) < tryAfter {
+			continue
+		}
+		for _, portal := range p.inTurn(l) {
+			to := Path{l.NQN, portal}
+			if _, under := p.s.Trying[to]; !under && p.s.Tried[to].At.Before(path.Silent) {
+				p.do(Try{to})
+			}
+		}
+	}
+}
+
+// dead reports whether a portal has accepted no connection since a time, though it was tried.
+func (p *planner) dead(path Path, since time.Time) bool {
+	if tried := p.s.Tried[path]; !tried.At.Before(since) {
+		return !tried.OK
+	}
+	began, under := p.s.Trying[path]
+	return under && p.s.Now.Sub(began) >= acceptsFor
+}
+
 // tryRefused tries the other portals of a target that refuses connections at one, as often as it is
 // tried there. If all refuse, nobody listens, and its legs are lost sooner than by silence.
 func (p *planner) tryRefused() {
@@ -180,6 +215,8 @@ func (p *planner) patience(path PathSeen) time.Duration {
 		return p.l.Quiesce
 	case path.greeted():
 		return p.l.Window
+	case !p.dead(path.Path, path.Silent):
+		return 2 * p.l.FailOver
 	}
 	return p.l.FailOver
 }

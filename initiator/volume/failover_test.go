@@ -24,7 +24,7 @@ func mover() *planner {
 		c: Capabilities{Moves: true}, l: failOverLimits, m: m, w: &Wanted{Links: []Link{l}},
 		s: &Seen{Now: now, Paths: []PathSeen{{
 			Path: Path{"nqn.a", portal(0)}, State: PathLive, Silent: now.Add(-time.Second), Looks: 3, Answered: true, Replaces: true,
-		}}},
+		}}, Trying: map[Path]time.Time{{"nqn.a", portal(0)}: now.Add(-acceptsFor)}},
 	}
 }
 
@@ -49,6 +49,18 @@ func TestASilentPathMovesToTheNextPortal(t *testing.T) {
 		}, []string{to(1)}},
 		{"disconnected", func(_ *planner, path *PathSeen) { path.State = PathSilent }, []string{to(1)}},
 		{"for a moment only", func(p *planner, path *PathSeen) { path.Silent = p.s.Now.Add(-500 * time.Millisecond) }, nil},
+		{"at a portal that accepts connections", func(p *planner, path *PathSeen) {
+			path.Silent, p.s.Tried = p.s.Now.Add(-900*time.Millisecond), map[Path]Tried{path.Path: {At: p.s.Now, OK: true}}
+		}, nil},
+		{"for long, at a portal that accepts connections", func(p *planner, path *PathSeen) {
+			path.Silent, p.s.Tried = p.s.Now.Add(-1100*time.Millisecond), map[Path]Tried{path.Path: {At: p.s.Now, OK: true}}
+		}, []string{to(1)}},
+		{"at a portal that accepted connections before", func(p *planner, path *PathSeen) {
+			path.Silent, p.s.Tried = p.s.Now.Add(-900*time.Millisecond), map[Path]Tried{path.Path: {At: p.s.Now.Add(-time.Second), OK: true}}
+		}, []string{to(1)}},
+		{"at a portal that is tried only now", func(p *planner, path *PathSeen) {
+			path.Silent, p.s.Trying[path.Path] = p.s.Now.Add(-900*time.Millisecond), p.s.Now
+		}, nil},
 		{"seen twice, by a host that was frozen", func(_ *planner, path *PathSeen) { path.Looks = 2 }, nil},
 		{"not made yet", func(_ *planner, path *PathSeen) { path.State = PathConnecting }, nil},
 		{"of a target that keeps old controllers", func(_ *planner, path *PathSeen) { path.Replaces = false }, nil},
@@ -336,8 +348,15 @@ func TestALegIsLostSoonerIfItsWholeTargetIsSilent(t *testing.T) {
 		p := mover()
 		p.l.Mute = time.Second
 		p.s.Now, p.s.Legs = now, map[block.LegID]LegSeen{legID(0, 0): {Ways: c.ways}}
+		for _, portal := range p.w.Links[0].Portals {
+			p.s.Trying[Path{"nqn.a", portal}] = now.Add(-acceptsFor)
+		}
 		if why := p.lossOf(); why.any() != c.lost {
 			t.Errorf("%s: lost %v (%s), want %v", c.name, why.any(), why, c.lost)
+		}
+		accepts := Path{"nqn.a", p.w.Links[0].Portals[2]}
+		if p.s.Tried = map[Path]Tried{accepts: {At: now, OK: true}}; p.lossOf().any() {
+			t.Errorf("%s, and one of its portals accepts connections: lost", c.name)
 		}
 		if p.l.Mute = 0; p.lossOf().any() {
 			t.Errorf("%s: lost on a data path that cannot tell", c.name)
@@ -380,6 +399,10 @@ func TestALegIsLostSoonerOnlyIfAnotherCopyAnswers(t *testing.T) {
 		s.Columns[0].Copies[1].State = c.seen
 		w.slots[Place{0, 1}].inSync = c.seen == InSync
 		w.link()
+		s.Trying = map[Path]time.Time{}
+		for node := range 2 {
+			s.Trying[Path{w.subsystem(node), portal(node)}] = now.Add(-acceptsFor)
+		}
 		p := &planner{w: w.wanted, m: w.memory, s: s, c: w.caps, l: Limits{Window: 2 * time.Second, Lease: 8 * time.Second, Mute: 700 * time.Millisecond}}
 		p.findMembers()
 		if why := p.members[0].Lost; why.any() != c.lost {

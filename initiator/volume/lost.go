@@ -71,7 +71,7 @@ func (p *planner) judge(m *member, c CopySeen) {
 	case l.lost(p.s.Now, p.l.Window):
 		m.Lost = lost(NoAnswer, "no answer for more than %v", p.l.Window)
 	case p.absent(m).any():
-		m.Lost, m.Early, m.Waiting = p.absent(m), true, true
+		m.Lost, m.Early = p.absent(m), true
 	case c.Error != "" && !p.w.ReadOnly: // a read was served by another copy
 		m.Lost = lost(IOError, "%s", c.Error)
 	case c.Moved != "":
@@ -85,12 +85,23 @@ func (p *planner) judge(m *member, c CopySeen) {
 // absent is why a member is lost although its window has not passed: nobody is there at its target.
 func (p *planner) absent(m *member) Loss {
 	switch {
-	case p.s.Legs[m.Leg].mute(p.s.Now, p.l.Mute):
+	case p.s.Legs[m.Leg].mute(p.s.Now, p.l.Mute) && p.unreachable(m):
 		return lost(NoAnswer, "its target has answered nothing for more than %v", p.l.Mute)
 	case p.refused(m.Link):
 		return lost(NoAnswer, "its target refuses connections, at each of its portals")
 	}
 	return Loss{}
+}
+
+// unreachable reports whether no portal of a silent target accepts connections, which its kernel
+// would do however busy its processes are.
+func (p *planner) unreachable(m *member) bool {
+	for _, w := range p.s.Legs[m.Leg].Ways {
+		if slices.ContainsFunc(p.inTurn(m.Link), func(portal block.Portal) bool { return !p.dead(Path{m.Link.NQN, portal}, w.Mute) }) {
+			return false
+		}
+	}
+	return true
 }
 
 // refused reports whether every portal of a leg's target has refused connections, again and again,

@@ -88,6 +88,7 @@ func (p *planner) serve() {
 	p.cleanUp()
 	p.endSurplus()
 	p.goBack()
+	p.trySilent()
 	p.tryRefused()
 	p.noteSuspects()
 	p.scrub()

@@ -285,6 +285,7 @@ type Seen struct {
 	Legs        map[block.LegID]LegSeen // the wanted legs and those in use
 	Paths       []PathSeen              // all paths of this volume, whatever the epoch
 	Tried       map[Path]Tried          // portals that were tried beside the path in use
+	Trying      map[Path]time.Time      // when the tries that are under way began
 	Columns     []ColumnSeen
 	Device      DeviceSeen
 	ReadOnly    bool       // the volume that is here is read-only

@@ -205,7 +205,7 @@ func (w *writer) failed() error {
 type wire struct {
 	mu    sync.Mutex
 	cond  *sync.Cond
-	dead  string // the portal that is cut; empty: none
+	dead  []string // the portals that are cut
 	conns []*conn
 }
 
@@ -222,7 +222,7 @@ func (w *wire) dial(ctx context.Context, network, address string) (net.Conn, err
 	var d net.Dialer
 	for {
 		w.mu.Lock()
-		cut := w.dead == address
+		cut := slices.Contains(w.dead, address)
 		w.mu.Unlock()
 		if !cut {
 			break
@@ -251,17 +251,24 @@ func (w *wire) cut(portals []string) error {
 	w.conns = slices.DeleteFunc(w.conns, func(c *conn) bool { return c.closed })
 	for _, c := range slices.Backward(w.conns) {
 		if slices.Contains(portals, c.portal) {
-			w.dead = c.portal
+			w.dead = []string{c.portal}
 			return nil
 		}
 	}
 	return errors.New("no path is in use")
 }
 
+// cutAll silences these portals.
+func (w *wire) cutAll(portals []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.dead = portals
+}
+
 func (w *wire) mend() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.dead = ""
+	w.dead = nil
 	w.cond.Broadcast()
 }
 
@@ -269,7 +276,7 @@ func (w *wire) mend() {
 func (c *conn) silent() {
 	c.wire.mu.Lock()
 	defer c.wire.mu.Unlock()
-	for c.wire.dead == c.portal && !c.closed {
+	for slices.Contains(c.wire.dead, c.portal) && !c.closed {
 		c.wire.cond.Wait()
 	}
 }
@@ -285,7 +292,7 @@ func (c *conn) Read(b []byte) (int, error) {
 // written after that.
 func (c *conn) Write(b []byte) (int, error) {
 	c.wire.mu.Lock()
-	if c.wire.dead == c.portal {
+	if slices.Contains(c.wire.dead, c.portal) {
 		c.queued = append(c.queued, b...)
 		c.wire.mu.Unlock()
 		return len(b), nil

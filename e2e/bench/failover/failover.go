@@ -42,7 +42,8 @@ type failure struct {
 
 var failures = []failure{
 	{"target killed: its connections close", 1, (*cluster).kill, (*cluster).start},
-	{"target frozen: silence, as after a power cut", 1, (*cluster).freeze, (*cluster).thaw},
+	{"target silent, as after a power cut", 1, (*cluster).powerOff, (*cluster).mendPath},
+	{"target's process frozen", 1, (*cluster).freeze, (*cluster).thaw},
 	{"target stopped in order", 1, (*cluster).stop, (*cluster).start},
 	{"path silent, and a second rail", 2, (*cluster).cutPath, (*cluster).mendPath},
 }
@@ -132,10 +133,10 @@ func (c *cluster) round(ctx context.Context, f failure, victim *daemon) (stall, 
 // kill ends a target as a crash of its process does: the kernel closes its connections.
 func (c *cluster) kill(t *daemon) error { return t.end(syscall.SIGKILL) }
 
-// freeze makes a target fall silent.
+// freeze stops a target's process; its machine still accepts connections.
 func (c *cluster) freeze(t *daemon) error { return t.process.Process.Signal(syscall.SIGSTOP) }
 
-// thaw brings a silent target back as after a power cut: by a new process.
+// thaw replaces a frozen target by a new process.
 func (c *cluster) thaw(t *daemon) error {
 	if err := t.end(syscall.SIGKILL); err != nil {
 		return err
@@ -147,6 +148,9 @@ func (c *cluster) thaw(t *daemon) error {
 func (c *cluster) stop(t *daemon) error { return t.end(syscall.SIGTERM) }
 
 func (c *cluster) start(t *daemon) error { return t.start() }
+
+// powerOff cuts all paths to a target: nothing comes back from it, and nobody learns why.
+func (c *cluster) powerOff(t *daemon) error { c.client.wire.cutAll(t.portals); return nil }
 
 func (c *cluster) cutPath(t *daemon) error { return c.client.cut(t.portals) }
 
