@@ -205,7 +205,7 @@ func TestATargetThatIsBackAtOnceIsNotLeft(t *testing.T) {
 			if err := <-done; err != nil {
 				t.Errorf("write = %v", err)
 			}
-			time.Sleep(time.Second)
+			time.Sleep(500 * time.Millisecond) // refusals count for longer than that
 		}
 		w.expect("five restarts")
 	})
