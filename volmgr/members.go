@@ -222,7 +222,9 @@ func (s *shared) describe(now replicated.Status, one quorum.Member, progress quo
 // way.
 const changePatience = 5 * time.Second
 
-// changed carries out a change of the managers, and repeats it while the quorum is busy.
+// changed carries out a change of the managers, and repeats it while the quorum is busy. What change
+// gets is what this manager knows as leader, with all changes that were answered before: a refusal
+// is as good as a commit.
 func (m *Manager) changed(ctx context.Context, change func(context.Context, replicated.Status) error) error {
 	if m.quorum == nil {
 		return toStatus(errNoQuorum)
@@ -230,7 +232,7 @@ func (m *Manager) changed(ctx context.Context, change func(context.Context, repl
 	ctx, cancel := context.WithTimeout(ctx, changePatience)
 	defer cancel()
 	for {
-		now, err := m.quorum.leaderOrNone(ctx)
+		now, err := m.quorum.confirmed(ctx)
 		if err == nil {
 			err = change(ctx, now)
 		}
@@ -243,6 +245,18 @@ func (m *Manager) changed(ctx context.Context, change func(context.Context, repl
 			return toStatus(m.quorum.refusalOf(err))
 		}
 	}
+}
+
+// confirmed returns the status of this manager once a majority has confirmed that it leads.
+func (s *shared) confirmed(ctx context.Context) (replicated.Status, error) {
+	now, err := s.leaderOrNone(ctx)
+	switch {
+	case err != nil:
+		return now, err
+	case now.Leader != now.ID:
+		return now, notLeading{}
+	}
+	return s.Status(), s.Store.Confirm(ctx, now.Term)
 }
 
 // refusalOf converts an error of the quorum.
@@ -314,12 +328,24 @@ func (m *Manager) RemoveManager(ctx context.Context, r *pb.RemoveManagerRequest)
 		if err == nil {
 			err = staysAble(now.Applied.Members, one, progress)
 		}
+		if err == nil && one.ID == now.ID && len(now.Applied.Members) > 1 {
+			err = m.quorum.stepAside(ctx)
+		}
 		if err != nil {
 			return err
 		}
 		removed.Removed = m.quorum.describe(now, one, progress[one.ID])
 		return m.quorum.Remove(ctx, one.ID)
 	})
+}
+
+// stepAside makes another manager lead, which then removes this one: see quorum.Remove. It returns
+// quorum.ErrBusy until the caller can be told which one that is.
+func (s *shared) stepAside(ctx context.Context) error {
+	if err := s.Transfer(ctx, 0); err != nil {
+		return err
+	}
+	return quorum.ErrBusy
 }
 
 // following is Progress, in which a manager that does not answer is not near. Raft notices that

@@ -14,8 +14,11 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
 	"weft.dev/weft/volmgr/quorum"
@@ -132,7 +135,7 @@ func running(t *testing.T, m *Manager, afterwards func()) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var group sync.WaitGroup
 	group.Go(func() {
-		if err := m.Run(ctx); err != nil {
+		if err := m.Run(ctx); err != nil && !errors.Is(err, replicated.ErrRemoved) {
 			t.Error(err)
 		}
 	})
@@ -146,6 +149,86 @@ func running(t *testing.T, m *Manager, afterwards func()) (stop func()) {
 	})
 	t.Cleanup(stop)
 	return stop
+}
+
+// startJoined runs a manager, and others that join it, and waits until all of them vote.
+func startJoined(t *testing.T, others int) (all []*Manager) {
+	t.Helper()
+	first, _, _ := startServed(t, initialized(t))
+	all = append(all, first)
+	id := loadedID(t, &replica{Manager: first})
+	for range others {
+		dir := filepath.Join(t.TempDir(), "volmgr")
+		member, err := Join(Config{Dir: dir}, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, address, _ := startServed(t, dir)
+		if _, err := first.AddManager(t.Context(), &pb.AddManagerRequest{Id: member.String(), Address: address}); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, m)
+	}
+	eventually(t, "all vote and follow", func() bool {
+		list, err := first.ListManagers(t.Context(), &pb.ListManagersRequest{})
+		votes := 0
+		for _, one := range list.GetManagers() {
+			if one.GetVoter() && one.GetRecorded() > 0 && one.GetProblem() == "" {
+				votes++
+			}
+		}
+		return err == nil && votes == len(all)
+	})
+	return all
+}
+
+// askAll asks managers in turn until one of them carries a request out.
+func askAll(t *testing.T, all []*Manager, ask func(*Manager) error) {
+	t.Helper()
+	eventually(t, "a manager does it", func() bool {
+		return slices.ContainsFunc(all, func(m *Manager) bool { return ask(m) == nil })
+	})
+}
+
+// The manager that leads is removed, again and again, until one is left, which goes on: a manager
+// makes another one lead before it goes. Of two, the one that is left would otherwise wait for the
+// vote of the one that is gone.
+func TestTheManagerThatLeadsIsRemoved(t *testing.T) {
+	all := startJoined(t, 2)
+	for len(all) > 1 {
+		i := -1
+		eventually(t, "one leads", func() bool {
+			i = slices.IndexFunc(all, func(m *Manager) bool { return m.quorum.Status().Role == quorum.Leader })
+			return i >= 0
+		})
+		id := all[i].quorum.Status().ID
+		askAll(t, all, func(m *Manager) error {
+			_, err := m.RemoveManager(t.Context(), &pb.RemoveManagerRequest{Manager: id.String()})
+			if status.Code(err) == codes.NotFound { // an attempt whose outcome was not known has removed it
+				return nil
+			}
+			return err
+		})
+		all = slices.Delete(all, i, i+1)
+		askAll(t, all, func(m *Manager) error {
+			_, err := m.CreatePool(t.Context(), &pb.CreatePoolRequest{Name: fmt.Sprint("without-", id)})
+			return err
+		})
+	}
+}
+
+// A manager that does not know who leads says nothing of who takes part: it may know an old list, or
+// none.
+func TestAManagerThatDoesNotLeadDoesNotSayWhoIsMissing(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "volmgr")
+	if _, err := Join(Config{Dir: dir}, block.ClusterID{UUID: newUUID()}); err != nil {
+		t.Fatal(err)
+	}
+	m, _, _ := startServed(t, dir)
+	_, err := m.RemoveManager(t.Context(), &pb.RemoveManagerRequest{Manager: "m9:1"})
+	if _, notLeader := pb.NotLeader(err); !notLeader {
+		t.Errorf("RemoveManager = %v, want that it does not lead", err)
+	}
 }
 
 // A manager joins, follows and votes; it is listed, leads when it is told to, and is removed. When

@@ -162,6 +162,10 @@ func (r Remove) step(n *Node) error {
 		n.answer(r.Ticket, fmt.Errorf("%w: member %v is the last one that votes", ErrRefused, r.ID))
 		return nil
 	}
+	if r.ID == n.id && n.leading {
+		n.answer(r.Ticket, fmt.Errorf("%w: member %v leads: another one has to lead before it is removed", ErrRefused, r.ID))
+		return nil
+	}
 	return n.proposeChange(r.Ticket, raftpb.ConfChangeRemoveNode, m)
 }
 

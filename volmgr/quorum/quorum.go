@@ -112,7 +112,9 @@ type (
 		Ticket Ticket
 		ID     ID
 	}
-	// Remove removes a member for good.
+	// Remove removes a member for good. A leader does not remove itself: it would be gone as soon
+	// as that is committed, and the others might not know that it is. Of two voters, the one that is
+	// left would wait for ever for the vote of the one that is gone.
 	Remove struct {
 		Ticket Ticket
 		ID     ID

@@ -151,6 +151,16 @@ func TestChangesOfTheMembers(t *testing.T) {
 	}
 }
 
+// A leader does not remove itself: the others might never know that it is committed.
+func TestALeaderDoesNotRemoveItself(t *testing.T) {
+	w := still(t, 2)
+	l := w.leader()
+	answers, err := l.member.Step(quorum.Remove{Ticket: 1000, ID: l.id})
+	if err != nil || len(answers) != 1 || !errors.Is(answers[0].Err, quorum.ErrRefused) {
+		t.Errorf("Remove = %v, %v; want %v", answers, err, quorum.ErrRefused)
+	}
+}
+
 // A member that has applied a change of the members knows it after a restart, before it hears
 // of anybody: otherwise it might wait for the vote of one that is gone.
 func TestARestartedMemberKnowsTheMembers(t *testing.T) {
