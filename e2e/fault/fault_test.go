@@ -291,6 +291,11 @@ func (r *chaos) later(longest time.Duration, what string, do func()) {
 	r.undo = append(r.undo, repair{time.Now().Add(d), what, do})
 }
 
+// due reports whether a repair is scheduled.
+func (r *chaos) due(what string) bool {
+	return slices.ContainsFunc(r.undo, func(u repair) bool { return u.what == what })
+}
+
 // heal ends all faults, in random order.
 func (r *chaos) heal() {
 	for len(r.undo) > 0 { // ending one may start another
@@ -879,6 +884,9 @@ func (r *chaos) loseRecord() string {
 		return "and no manager leads"
 	}
 	c.did("%s", r.armTrap(leader))
+	// Its start is certain, whatever happens meanwhile: another manager may be about to be replaced,
+	// and that waits for a majority.
+	r.undo = append(r.undo, repair{time.Now().Add(3 * time.Second), leader.started(), func() { r.startManager(leader) }})
 	r.wait(time.Second + time.Duration(r.random.Int64N(int64(time.Second))))
 	if len(c.managers) > 1 && r.random.IntN(2) == 0 {
 		leader.cut()
@@ -897,7 +905,7 @@ func (r *chaos) loseRecord() string {
 		}
 	}
 	for _, h := range c.managers {
-		if h.running == nil {
+		if h.running == nil && !r.due(h.started()) {
 			r.later(time.Second, h.started(), func() { r.startManager(h) })
 		}
 	}

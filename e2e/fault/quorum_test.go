@@ -11,6 +11,7 @@ import (
 
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr"
+	"weft.dev/weft/volmgr/quorum"
 )
 
 // This file holds the faults of managers.
@@ -221,16 +222,30 @@ func (r *chaos) replaceManager() string {
 		}
 		what = h.name + " loses its disk"
 	}
-	again := managerPrefix + h.name + " is made a new member"
-	r.later(5*time.Second, again, func() {
-		c.remove(h.name, id)
-		h.kill()
-		h.buried()
-		c.join(h)
-		h.replaced = false
-		c.did("%s is a new member", h.name)
-	})
+	r.later(5*time.Second, h.made(), func() { r.readmit(h, id, time.Now().Add(patience)) })
 	return what
+}
+
+func (h *managerHost) made() string { return managerPrefix + h.name + " is made a new member" }
+
+// readmit removes a member, and adds its machine as a new one. The removal may have to wait for the
+// repair of another manager. So it is tried again by a later repair, and not here, where that other
+// repair may be waiting for this one to return.
+func (r *chaos) readmit(h *managerHost, id quorum.ID, until time.Time) {
+	c := r.cluster
+	if err := c.tryRemove(id); err != nil {
+		if time.Now().After(until) {
+			c.t.Fatalf("%s is removed: not within %v: %v%s", h.name, patience, err, c.explainManagers())
+		}
+		time.Sleep(200 * time.Millisecond)
+		r.undo = append(r.undo, repair{time.Now(), h.made(), func() { r.readmit(h, id, until) }})
+		return
+	}
+	h.kill()
+	h.buried()
+	c.join(h)
+	h.replaced = false
+	c.did("%s is a new member", h.name)
 }
 
 // loseManagers cuts the power of all managers.
