@@ -410,8 +410,8 @@ func (m *Manager) TransferLeadership(ctx context.Context, r *pb.TransferLeadersh
 }
 
 // Join makes the directory of a manager that another one adds to a cluster. It returns the new
-// member. A directory that Join has made, and whose manager has not run, is used again. The
-// directory appears with store and log, or not at all: a store alone would be opened as that of a
+// member. A directory that Join has made, and whose manager has no records yet, is used again; of one
+// that has, Join returns the member with [replicated.ErrTaken]. The directory appears with store and log, or not at all: a store alone would be opened as that of a
 // cluster of its own.
 func Join(cfg Config, id block.ClusterID) (quorum.ID, error) {
 	cfg = cfg.withDefaults()

@@ -310,16 +310,27 @@ func TestTheLossOfTheLeaderUnderIO(t *testing.T) {
 	t.Logf("the leader and a target are killed: the longest write took %v", c.noErrors("the leader and a target are killed"))
 }
 
-// lostDisk brings a manager back whose disk was lost.
+// lostDisk brings a manager back whose disk was lost. Each command may be repeated.
 func (c *three) lostDisk(i int) {
 	c.t.Helper()
 	if err := os.RemoveAll(c.store(i)); err != nil {
 		c.t.Fatal(err)
 	}
-	c.must("volmgr", "remove", c.addresses[i])
-	c.must("volmgr", "join", "--data-dir", c.store(i), "--listen", c.addresses[i])
+	for _, want := range []string{" is removed", " is no member: nothing to remove"} {
+		if out := c.must("volmgr", "remove", c.addresses[i]); !strings.Contains(out, want) {
+			c.t.Errorf("weft volmgr remove says %q, want %q", out, want)
+		}
+	}
+	join := func(want string) {
+		if out := c.must("volmgr", "join", "--data-dir", c.store(i), "--listen", c.addresses[i]); !strings.Contains(out, want) {
+			c.t.Errorf("weft volmgr join says %q, want %q", out, want)
+		}
+	}
+	join(" is added")
+	join(" is added")
 	c.manager(i)
 	c.eventually("three vote again", func() error { return c.voters(3) })
+	join(" is a member already")
 }
 
 // inUse is a volume in use.

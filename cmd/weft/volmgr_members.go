@@ -8,13 +8,17 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr"
+	"weft.dev/weft/volmgr/quorum"
 	"weft.dev/weft/volmgr/replicated"
 )
 
@@ -32,7 +36,9 @@ Managers agree by majority, so three survive the loss of one, and five of two. A
 manager that would make the number of voters even waits for a second one.
 
 A manager whose disk was lost cannot come back as the same one: remove it with
-"weft volmgr remove", and join with an empty directory.`,
+"weft volmgr remove", and join with an empty directory.
+
+The command may be repeated with the same directory, also while its manager runs.`,
 		Example: "  weft volmgr join --manager m1:4480 --listen m2:4480 --data-dir /var/lib/weft/volmgr",
 		Args:    cli.Takes(),
 	}
@@ -49,11 +55,11 @@ A manager whose disk was lost cannot come back as the same one: remove it with
 }
 
 func runVolmgrJoin(ctx context.Context, api pb.ManagerClient, o volmgrOptions, out *cli.Output) error {
-	status, err := api.GetStatus(ctx, &pb.GetStatusRequest{})
+	now, err := api.GetStatus(ctx, &pb.GetStatusRequest{})
 	if err != nil {
 		return err
 	}
-	cluster, err := block.ParseClusterID(status.GetClusterId())
+	cluster, err := block.ParseClusterID(now.GetClusterId())
 	if err != nil {
 		return err
 	}
@@ -63,7 +69,7 @@ func runVolmgrJoin(ctx context.Context, api pb.ManagerClient, o volmgrOptions, o
 	}
 	id, err := volmgr.Join(volmgr.Config{Dir: o.dataDir, Version: version()}, cluster)
 	if errors.Is(err, replicated.ErrTaken) {
-		return cli.RefusedError{Err: fmt.Errorf("join: %w", err), Hints: []string{"move its content away first, or give another --data-dir"}}
+		return joinedBefore(ctx, api, id, fmt.Errorf("join: %w", err), out)
 	}
 	if err != nil {
 		return storeError(o.dataDir, fmt.Errorf("join with %s: %w", o.dataDir, err))
@@ -74,6 +80,27 @@ func runVolmgrJoin(ctx context.Context, api pb.ManagerClient, o volmgrOptions, o
 	fmt.Fprintln(out.Stdout, id)
 	out.Say("manager %v at %s is added; to run it: `weft volmgr --data-dir %s --listen %s`", id, address, o.dataDir, o.address())
 	return nil
+}
+
+// joinedBefore says so if a directory is that of a member, which may be running: then a join is
+// repeated. If it is not, taken is the error.
+func joinedBefore(ctx context.Context, api pb.ManagerClient, id quorum.ID, taken error, out *cli.Output) error {
+	hint := "move its content away first, or give another --data-dir"
+	if id == 0 {
+		return cli.RefusedError{Err: taken, Hints: []string{hint}}
+	}
+	list, err := api.ListManagers(ctx, &pb.ListManagersRequest{})
+	if err != nil {
+		return err
+	}
+	for _, m := range list.GetManagers() {
+		if m.GetId() == id.String() {
+			fmt.Fprintln(out.Stdout, id)
+			out.Say("manager %v at %s is a member already", id, m.GetAddress())
+			return nil
+		}
+	}
+	return cli.RefusedError{Err: taken, Hints: []string{"it was removed from the cluster: " + hint}}
 }
 
 func newVolmgrList(g *cli.Globals) *cobra.Command {
@@ -133,21 +160,54 @@ func newVolmgrRemove(g *cli.Globals) *cobra.Command {
 		Use:   "remove MANAGER",
 		Short: "Remove a volume manager from the cluster for good",
 		Long: `Remove a volume manager, named by its id, the beginning of its id, or its
-address. Its process ends. It can join again with an empty directory.
+address. Its process ends. It can join again with an empty directory. The command
+may be repeated.
 
 This is refused if the managers that are left and follow would be no majority. If
 the majority is lost, see "weft volmgr recover".`,
 		Example: "  weft volmgr remove m2:4480",
 		Args:    cli.Takes("MANAGER"),
 		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
-			answer, err := api.RemoveManager(ctx, &pb.RemoveManagerRequest{Manager: args[0]})
-			if err != nil {
-				return cli.ArgumentError{Name: "MANAGER", Err: err}
-			}
-			out.Say("manager %s at %s is removed", answer.GetRemoved().GetId(), answer.GetRemoved().GetAddress())
-			return out.Print(answer.GetRemoved(), nil)
+			return runVolmgrRemove(ctx, api, args[0], out)
 		}),
 	}
+}
+
+// runVolmgrRemove removes the manager that is meant at first, also if that has to be repeated: its
+// address may soon be that of a new one. One that is not there any more was removed by an attempt
+// whose outcome was not known.
+func runVolmgrRemove(ctx context.Context, api pb.ManagerClient, name string, out *cli.Output) error {
+	list, err := api.ListManagers(ctx, &pb.ListManagersRequest{})
+	if err != nil {
+		return err
+	}
+	meant := managersNamed(list.GetManagers(), name)
+	if len(meant) == 1 {
+		name = meant[0].GetId()
+	}
+	answer, err := api.RemoveManager(ctx, &pb.RemoveManagerRequest{Manager: name})
+	removed := answer.GetRemoved()
+	switch {
+	case status.Code(err) == codes.NotFound && len(meant) == 1:
+		removed = meant[0]
+	case status.Code(err) == codes.NotFound:
+		out.Say("manager %s is no member: nothing to remove", name)
+		return nil
+	case err != nil:
+		return cli.ArgumentError{Name: "MANAGER", Err: err}
+	}
+	out.Say("manager %s at %s is removed", removed.GetId(), removed.GetAddress())
+	return out.Print(removed, nil)
+}
+
+// managersNamed returns the managers that an operator may mean: by id, the beginning of it, or address.
+func managersNamed(all []*pb.ManagerMember, name string) (meant []*pb.ManagerMember) {
+	for _, m := range all {
+		if m.GetAddress() == name || name != "" && strings.HasPrefix(m.GetId(), name) {
+			meant = append(meant, m)
+		}
+	}
+	return meant
 }
 
 func newVolmgrTransfer(g *cli.Globals) *cobra.Command {

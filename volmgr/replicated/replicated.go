@@ -190,23 +190,25 @@ func Join(dir string, cluster block.ClusterID) (quorum.ID, error) {
 // ErrTaken is returned by Joined if the store in a directory is in use.
 var ErrTaken = errors.New("there is the store of another manager")
 
-// Joined returns the member that Join has made in dir. It refuses one that has records.
+// Joined returns the member that Join has made in dir. It refuses one that has records, and still
+// returns it if it is of this cluster. Its manager may be running.
 func Joined(dir string, cluster block.ClusterID) (quorum.ID, error) {
-	log, state, err := wal.Open(wal.InDirectory(store.QuorumDir(dir)))
-	if errors.Is(err, wal.ErrNoLog) {
+	owner, state, err := wal.Look(wal.InDirectory(store.QuorumDir(dir)))
+	switch {
+	case errors.Is(err, wal.ErrNoLog):
 		return 0, fmt.Errorf("%s: %w", dir, ErrTaken)
-	}
-	if err != nil {
+	case err != nil:
 		return 0, err
 	}
-	owner := log.Owner()
-	if err := log.Close(); err != nil {
-		return 0, err
+	id := quorum.ID(owner.Member)
+	taken := fmt.Errorf("%s: %w, member %v of cluster %v", dir, ErrTaken, id, owner.Cluster)
+	switch {
+	case owner.Cluster != cluster:
+		return 0, taken
+	case state.Base.Index > 0 || len(state.Entries) > 0:
+		return id, taken
 	}
-	if owner.Cluster != cluster || state.Base.Index > 0 || len(state.Entries) > 0 {
-		return 0, fmt.Errorf("%s: %w, member %v of cluster %v", dir, ErrTaken, quorum.ID(owner.Member), owner.Cluster)
-	}
-	return quorum.ID(owner.Member), nil
+	return id, nil
 }
 
 func newID() uint64 {

@@ -172,25 +172,43 @@ func Create(dir Directory, owner Owner, s State) (*Log, error) {
 // Open opens the log in dir and returns what it holds. It returns ErrNoLog if there is none,
 // and ErrDamaged if the log has lost what was durable.
 func Open(dir Directory) (*Log, State, error) {
-	number, err := newest(dir)
+	read, number, length, err := load(dir)
 	if err != nil {
 		return nil, State{}, fmt.Errorf("open log: %w", err)
+	}
+	l := &Log{dir: dir, owner: read.owner, number: number, seed: read.seed, sequence: read.sequence, size: read.end}
+	l.keepBounds(read.state)
+	name := nameOf(number, whole)
+	if err := l.reopen(name, length > read.end); err != nil {
+		return nil, State{}, fmt.Errorf("open log: %s: %w", name, err)
+	}
+	return l, read.state, nil
+}
+
+// Look returns whose log is in dir and what it holds, and changes nothing: a process that runs may
+// have it open.
+func Look(dir Directory) (Owner, State, error) {
+	read, _, _, err := load(dir)
+	if err != nil {
+		return Owner{}, State{}, fmt.Errorf("look at log: %w", err)
+	}
+	return read.owner, read.state, nil
+}
+
+// load reads the newest file in dir, and returns its number and length.
+func load(dir Directory) (read contents, number uint64, length int64, err error) {
+	if number, err = newest(dir); err != nil {
+		return read, 0, 0, err
 	}
 	name := nameOf(number, whole)
 	data, err := dir.Read(name)
 	if err != nil {
-		return nil, State{}, fmt.Errorf("open log: %w", err)
+		return read, 0, 0, err
 	}
-	read, err := parse(data, number)
-	if err != nil {
-		return nil, State{}, fmt.Errorf("open log: %s: %w", name, err)
+	if read, err = parse(data, number); err != nil {
+		return read, 0, 0, fmt.Errorf("%s: %w", name, err)
 	}
-	l := &Log{dir: dir, owner: read.owner, number: number, seed: read.seed, sequence: read.sequence, size: read.end}
-	l.keepBounds(read.state)
-	if err := l.reopen(name, int64(len(data)) > read.end); err != nil {
-		return nil, State{}, fmt.Errorf("open log: %s: %w", name, err)
-	}
-	return l, read.state, nil
+	return read, number, int64(len(data)), nil
 }
 
 // reopen opens the file for appending, cuts a torn end off, and removes other files.

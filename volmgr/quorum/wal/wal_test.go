@@ -3,9 +3,12 @@
 package wal_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -376,5 +379,36 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	}
 	if names, _ := disk.List(); !slices.Equal(names, []string{f.name, "note.txt"}) {
 		t.Errorf("the directory holds %q", names)
+	}
+}
+
+// Whoever looks at a log changes nothing: a write that is under way looks like a torn one.
+func TestToLookAtALogLeavesItAsItIs(t *testing.T) {
+	dir := wal.InDirectory(t.TempDir())
+	l := created(t, dir, wal.State{})
+	hard := wal.HardState{Term: 1, Vote: 7, Commit: 1}
+	save(t, l, &hard, entry(1, 1, "one"))
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	names, err := dir.List()
+	if err != nil || len(names) != 1 {
+		t.Fatalf("the log's files are %v, %v", names, err)
+	}
+	path := filepath.Join(string(dir), names[0])
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = append(text, "torn"...)
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	whose, holds, err := wal.Look(dir)
+	if err != nil || whose != owner || len(holds.Entries) != 1 {
+		t.Errorf("Look = %v, %v, %v; want %v and one entry", whose, holds, err, owner)
+	}
+	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, text) {
+		t.Errorf("the file has %d bytes, %v; want the %d that it had", len(now), err, len(text))
 	}
 }
