@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/cmd/internal/kmod"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -91,7 +92,7 @@ func runAgent(ctx context.Context, o agentOptions, stderr io.Writer, need []kmod
 	return daemon.Run(ctx, base.log, parts...)
 }
 
-func (o *agentOptions) prepare(stderr io.Writer) (agentBase, *daemon.Managers, error) {
+func (o *agentOptions) prepare(stderr io.Writer) (agentBase, *managers.Conn, error) {
 	log, err := o.Logger(stderr)
 	if err != nil {
 		return agentBase{}, nil, cli.UsageError{Err: err}

@@ -25,6 +25,7 @@ import (
 	"weft.dev/weft/initiator"
 	"weft.dev/weft/initiator/userspace"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -37,7 +38,7 @@ type three struct {
 	managers  map[string]*exec.Cmd // by address
 	targets   map[string]*exec.Cmd // by node
 	api       pb.ManagerClient
-	agents    *daemon.Managers
+	agents    *managers.Conn
 	writer    *timedWriter
 }
 

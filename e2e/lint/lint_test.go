@@ -33,6 +33,7 @@ var arrows = map[string][]string{
 	"proto/durable":     {},
 	"proto/parts":       {"proto/pb"},
 	"proto/pages":       {"proto/pb"},
+	"proto/managers":    {"proto/pb"},
 	"raid":              {"proto/block"},
 	"raid/dm":           {"proto/block"},
 	"raid/dm/mirror":    {"raid", "raid/dm", "proto/block"}, // raid/dm: its plain values
@@ -92,7 +93,7 @@ var arrows = map[string][]string{
 	"e2e/bench/failover":        {"e2e/operator", "initiator", "initiator/userspace", "proto/block", "proto/pages", "proto/pb"},
 	"e2e/explore":               {"volmgr/cluster", "volmgr/evidence", "initiator/volume", "proto/block"},
 	"e2e/crash":                 {"e2e/operator", "volmgr", "target", "initiator", "initiator/userspace", "proto/block", "proto/pages", "proto/pb"},
-	"e2e/fault":                 {"volmgr", "volmgr/cluster", "volmgr/store", "volmgr/replicated", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/wal", "volmgr/quorum/wal/waltest", "target", "target/backend", "target/userspace", "initiator", "initiator/userspace", "initiator/blockdev", "raid/engine", "proto/nvmetcp", "proto/nvmetcp/host", "proto/nvmetcp/controller", "proto/block", "proto/pb", "e2e/workload"},
+	"e2e/fault":                 {"volmgr", "volmgr/cluster", "volmgr/store", "volmgr/replicated", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/wal", "volmgr/quorum/wal/waltest", "target", "target/backend", "target/userspace", "initiator", "initiator/userspace", "initiator/blockdev", "raid/engine", "proto/nvmetcp", "proto/nvmetcp/host", "proto/nvmetcp/controller", "proto/block", "proto/managers", "proto/pb", "e2e/workload"},
 }
 
 // without lists, for parts of the tree, what none of their imports may lead to.

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 
+	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/parts"
 )
 
@@ -40,6 +41,12 @@ const window = 1 << 20
 
 // streamsMost is how many calls of one connection are served at once; others wait.
 const streamsMost = 1000
+
+// Dial opens connections to volume managers; addresses is separated by commas. Connections are made
+// in the background and retried for ever, with a back-off of 0.2 to 2 s.
+func Dial(addresses string, files TLSFiles, options ...grpc.DialOption) (*managers.Conn, error) {
+	return managers.Connect(addresses, func(address string) (*grpc.ClientConn, error) { return dial(address, files, options) })
+}
 
 // DialOne opens a connection to one volume manager, whether it leads or not; see Dial.
 func DialOne(address string, files TLSFiles) (*grpc.ClientConn, error) {

@@ -26,6 +26,7 @@ import (
 	"weft.dev/weft/cmd/internal/manager"
 	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
 )
@@ -98,7 +99,7 @@ type cluster struct {
 	log     *slog.Logger
 	out     *cli.Output
 	manager string // its address
-	conn    *daemon.Managers
+	conn    *managers.Conn
 	targets *targetSet
 	devices string // the way to reach volumes
 	started time.Time

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package managers
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/proto/pb"
@@ -84,9 +85,11 @@ func follow(leader string) error {
 	return s.Err()
 }
 
-func dialAll(t *testing.T, addresses ...string) *Managers {
+func dialAll(t *testing.T, addresses ...string) *Conn {
 	t.Helper()
-	m, err := Dial(strings.Join(addresses, ","), TLSFiles{})
+	m, err := Connect(strings.Join(addresses, ","), func(address string) (*grpc.ClientConn, error) {
+		return grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +99,7 @@ func dialAll(t *testing.T, addresses ...string) *Managers {
 
 // asks returns the manager that answers a call and, after at most a few streams that end, the one
 // that serves a stream.
-func asks(t *testing.T, m *Managers) (call, stream string) {
+func asks(t *testing.T, m *Conn) (call, stream string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -107,7 +110,7 @@ func asks(t *testing.T, m *Managers) (call, stream string) {
 	return s.GetVersion(), streams(t, ctx, m)
 }
 
-func streams(t *testing.T, ctx context.Context, m *Managers) string {
+func streams(t *testing.T, ctx context.Context, m *Conn) string {
 	t.Helper()
 	var err error
 	for range 4 {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+// Package managers finds the volume manager that leads, for agents and commands.
+package managers
 
 import (
 	"context"
@@ -17,70 +18,76 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// Managers is a connection to one of several volume managers: the leader, as far as known. If a
+// Conn is a connection to one of several volume managers: the leader, as far as known. If a
 // call gets no answer, or is answered with the leader's address, it is repeated at another manager;
 // every call can be repeated. While managers answer and none of them leads, that goes on for some
 // seconds. If a stream ends that way, the next stream goes to another manager.
 // With one manager it is a plain connection. Its methods may be called concurrently.
-type Managers struct {
+type Conn struct {
 	open     func(address string) (*grpc.ClientConn, error)
 	patience time.Duration // with an election
 
 	mu      sync.Mutex
-	conns   []*grpc.ClientConn // in the order of the list, followed by leaders that were not in it
+	all     []manager // in the order of the list, followed by leaders that were not in it
 	current int
 }
 
-// Dial opens connections to volume managers; addresses is separated by commas. Connections are made
-// in the background and retried for ever, with a back-off of 0.2 to 2 s.
-func Dial(addresses string, files TLSFiles, options ...grpc.DialOption) (*Managers, error) {
-	m := &Managers{patience: electionPatience, open: func(address string) (*grpc.ClientConn, error) { return dial(address, files, options) }}
+type manager struct {
+	address string
+	*grpc.ClientConn
+}
+
+// Connect connects to volume managers; addresses is separated by commas. Open opens a connection to
+// one of them, and does not wait for it.
+func Connect(addresses string, open func(address string) (*grpc.ClientConn, error)) (*Conn, error) {
+	m := &Conn{patience: electionPatience, open: open}
 	for address := range strings.SplitSeq(addresses, ",") {
-		conn, err := m.open(strings.TrimSpace(address))
+		address = strings.TrimSpace(address)
+		conn, err := m.open(address)
 		if err != nil {
 			return nil, errors.Join(err, m.Close())
 		}
-		m.conns = append(m.conns, conn)
+		m.all = append(m.all, manager{address, conn})
 	}
 	return m, nil
 }
 
 // Close closes the connections.
-func (m *Managers) Close() error {
+func (m *Conn) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var all error
-	for _, c := range m.conns {
-		all = errors.Join(all, c.Close())
+	for _, one := range m.all {
+		all = errors.Join(all, one.Close())
 	}
 	return all
 }
 
-func (m *Managers) now() *grpc.ClientConn {
+func (m *Conn) now() *grpc.ClientConn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.conns[m.current]
+	return m.all[m.current].ClientConn
 }
 
 // Next switches to another manager. A caller uses it when the present manager must not be obeyed.
-func (m *Managers) Next() { m.leave(m.now(), "") }
+func (m *Conn) Next() { m.leave(m.now(), "") }
 
 // leave switches away from a manager, unless that has happened already: to the leader if it is
 // known, else to the next one.
-func (m *Managers) leave(from *grpc.ClientConn, leader string) {
+func (m *Conn) leave(from *grpc.ClientConn, leader string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.conns[m.current] != from {
+	if m.all[m.current].ClientConn != from {
 		return
 	}
-	m.current = (m.current + 1) % len(m.conns)
+	m.current = (m.current + 1) % len(m.all)
 	if leader == "" {
 		return
 	}
-	at := slices.IndexFunc(m.conns, func(c *grpc.ClientConn) bool { return c.Target() == leader })
-	if at < 0 && len(m.conns) < managersMost {
+	at := slices.IndexFunc(m.all, func(one manager) bool { return one.address == leader })
+	if at < 0 && len(m.all) < managersMost {
 		if conn, err := m.open(leader); err == nil {
-			at, m.conns = len(m.conns), append(m.conns, conn)
+			at, m.all = len(m.all), append(m.all, manager{leader, conn})
 		}
 	}
 	if at >= 0 {
@@ -93,7 +100,7 @@ const managersMost = 16
 
 // elsewhere switches to another manager if err shows that this one is of no use, and reports
 // whether it did.
-func (m *Managers) elsewhere(from *grpc.ClientConn, err error) bool {
+func (m *Conn) elsewhere(from *grpc.ClientConn, err error) bool {
 	leader, notLeader := pb.NotLeader(err)
 	s := status.Convert(err)
 	silent := s.Code() == codes.DeadlineExceeded || s.Code() == codes.Unavailable && len(s.Details()) == 0
@@ -106,7 +113,7 @@ func (m *Managers) elsewhere(from *grpc.ClientConn, err error) bool {
 }
 
 // Invoke implements [grpc.ClientConnInterface].
-func (m *Managers) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
+func (m *Conn) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
 	until := time.Now().Add(m.patience)
 	electing := false
 	for tried := 1; ; tried++ {
@@ -139,33 +146,33 @@ const (
 	electionPause    = 100 * time.Millisecond
 )
 
-func (m *Managers) count() int {
+func (m *Conn) count() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.conns)
+	return len(m.all)
 }
 
 // NewStream implements [grpc.ClientConnInterface].
-func (m *Managers) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error) {
+func (m *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error) {
 	conn := m.now()
-	stream, err := conn.NewStream(ctx, desc, method, options...)
+	opened, err := conn.NewStream(ctx, desc, method, options...)
 	if err != nil {
 		m.elsewhere(conn, err)
 		return nil, err
 	}
-	return &managersStream{stream, ctx, m, conn}, nil
+	return &stream{opened, ctx, m, conn}, nil
 }
 
-// managersStream watches how a stream ends.
-type managersStream struct {
+// stream watches how a stream ends.
+type stream struct {
 	grpc.ClientStream
 	ctx      context.Context //nolint:containedctx // the caller's; the stream's own ends with it
-	managers *Managers
+	managers *Conn
 	conn     *grpc.ClientConn
 }
 
 // RecvMsg implements [grpc.ClientStream].
-func (s *managersStream) RecvMsg(message any) error {
+func (s *stream) RecvMsg(message any) error {
 	err := s.ClientStream.RecvMsg(message)
 	if err != nil && s.ctx.Err() == nil {
 		s.managers.elsewhere(s.conn, err)
