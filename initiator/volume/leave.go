@@ -64,6 +64,9 @@ func leave(members []*member) {
 // path must be cut to release I/O.
 func spread(members []*member, blocked map[block.LegID]bool) {
 	for _, m := range members {
+		if m.Lost.Reason == SharedPath { // by a member that turned out to stay
+			m.Lost = Loss{}
+		}
 		m.Gone = m.Lost.any() && !blocked[m.Leg]
 	}
 	cut := released(members)

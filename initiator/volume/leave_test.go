@@ -115,3 +115,21 @@ func TestOneLegIsSparedWhereAllSourcesAreLost(t *testing.T) {
 		}
 	}
 }
+
+// A healthy leg leaves with one that shares its only path, and only with it.
+func TestALegStaysIfTheLegThatSharesItsPathStays(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		members []*member
+	}{
+		{"as the last copy", []*member{silent(on(0, 0, "a")), on(1, 0, "a"), on(1, 1, "c")}},
+		{"while no other copy answers", []*member{silent(on(0, 0, "a")), on(1, 0, "a"), on(1, 1, "c"), quiet(on(0, 1, "b"))}},
+	} {
+		leave(c.members)
+		for _, m := range c.members {
+			if m.Gone || m.Column == 1 && m.Lost.any() {
+				t.Errorf("%s: leg %v leaves: %v", c.name, m.Place, m.Lost)
+			}
+		}
+	}
+}
