@@ -166,6 +166,9 @@ func (t *tx) settleColumn(id block.VolumeID, column int, ask map[block.LegID]str
 	v := t.peek(id)
 	wanted, legs := v.Layout.Group().Members, v.column(column)
 	switch {
+	case len(legs) > wanted && slices.ContainsFunc(legs, func(l *Leg) bool { return ask[l.ID] != "" }):
+		// Once that leg is left out, it may be the one that is given up. A host that is asked to
+		// leave out all copies leaves out none.
 	case len(legs) > wanted:
 		switch l, why := t.superfluous(v, column); {
 		case l == nil:
