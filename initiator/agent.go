@@ -280,6 +280,7 @@ func (a *Agent) session(ctx context.Context) error {
 				received <- err
 				return
 			}
+			a.linked.Store(true)
 			select {
 			case a.wanted <- w:
 			case <-ctx.Done():
@@ -288,7 +289,7 @@ func (a *Agent) session(ctx context.Context) error {
 			}
 		}
 	}()
-	defer func() { cancel(); <-received }()
+	defer func() { cancel(); <-received; a.linked.Store(false) }()
 	ticker := time.NewTicker(reportInterval)
 	defer ticker.Stop()
 	for {

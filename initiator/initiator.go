@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -129,6 +130,7 @@ type Agent struct {
 	newest *authority.Note
 	wanted chan *pb.InitiatorWanted
 	news   chan struct{}
+	linked atomic.Bool // the manager has answered on the present stream
 
 	mu       sync.Mutex
 	identity block.Host

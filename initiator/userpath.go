@@ -37,7 +37,7 @@ func openUserPath(a *Agent) (*userPath, error) {
 		export = userspace.Devices(o)
 	}
 	path := userspace.New(userspace.Config{
-		Node: c.Node, Manager: c.Manager, Host: a.host, Export: export, Dial: c.Dial, Rail: c.Labels[railLabel],
+		Node: c.Node, Manager: c.Manager, Linked: a.linked.Load, Host: a.host, Export: export, Dial: c.Dial, Rail: c.Labels[railLabel],
 		Window: c.Window, Lease: c.Lease, TargetPatience: c.TargetPatience, FailOver: c.FailOver, Probe: c.Probe, KeepAlive: c.KeepAlive, IOQueues: c.IOQueues, Clock: c.Clock,
 		Evidence: a.evidence, Changed: a.changed, Meter: meter{a}, Log: c.Log,
 	})

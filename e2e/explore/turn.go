@@ -185,7 +185,7 @@ func linkAt(w *volume.Wanted, i int) *volume.Link {
 // seen returns the observation that the planner decides on.
 func (t *actor) seen() *volume.Seen {
 	h, w := t.host, t.host.kept()
-	s := &volume.Seen{Now: noon, Clock: noon, Legs: map[block.LegID]volume.LegSeen{}, Noted: h.Note}
+	s := &volume.Seen{Now: noon, Clock: noon, Legs: map[block.LegID]volume.LegSeen{}, Noted: h.Note, Linked: t.in.linked}
 	if h.Refused {
 		s.RecordError = "refused"
 	}

@@ -59,6 +59,7 @@ const leavePatience = 4 * time.Second
 type Config struct {
 	Node         block.NodeName
 	Manager      pb.AgentsClient
+	Linked       func() bool // whether the manager has answered on the agent's stream; nil: always
 	Limits       volume.Limits
 	Capabilities volume.Capabilities
 	Evidence     *evidence.Book // notes which legs are in sync; nil: no notes
@@ -165,6 +166,7 @@ func (k *Keeper) turn(ctx context.Context) (again bool) {
 		return false
 	}
 	s.RecordError, s.Noted, s.NoteError = k.Refusal(), k.noted, k.noteError
+	s.Linked = k.cfg.Linked == nil || k.cfg.Linked()
 	m := k.path.Memory()
 	if !last.Known || last.Problem != "" {
 		kept := k.path.Kept()

@@ -63,7 +63,7 @@ func newKeeper(p *Path, v block.VolumeID) *Keeper {
 		tries: map[volume.Path]keeper.Attempts{}, trying: map[volume.Path]time.Time{}, tried: map[volume.Path]volume.Tried{},
 	}
 	k.Keeper = keeper.New(keeper.Config{
-		Node: p.cfg.Node, Manager: p.cfg.Manager, Capabilities: p.capabilities(), Limits: p.limits(),
+		Node: p.cfg.Node, Manager: p.cfg.Manager, Linked: p.cfg.Linked, Capabilities: p.capabilities(), Limits: p.limits(),
 		Evidence: p.cfg.Evidence, Meter: p.cfg.Meter, Changed: p.cfg.Changed, Log: p.cfg.Log,
 	}, v, k)
 	k.log = k.Log

@@ -26,6 +26,7 @@ const TargetPatience = 700 * time.Millisecond
 type Config struct {
 	Node    block.NodeName
 	Manager pb.AgentsClient
+	Linked  func() bool       // whether the manager has answered on the agent's stream; nil: always
 	Host    func() block.Host // this machine's identity
 
 	Window         time.Duration // how long a leg may be silent before it is lost; 2 s

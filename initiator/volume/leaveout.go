@@ -19,14 +19,14 @@ import (
 // Times of an attempt to leave out legs.
 const (
 	leaveOutWithin = time.Second      // until the flush, for which I/O is held, has succeeded
-	leaveOutAgain  = 10 * time.Second // from one attempt to the next
+	leaveOutAgain  = 10 * time.Second // from one that failed to the next
 )
 
 // LeavingOut is how far a volume has come in leaving out legs.
 type LeavingOut struct {
 	Began   time.Time // when I/O was held for it; zero: it is not
 	Flushed bool      // since then, copies that stay were flushed
-	Ended   time.Time // the last attempt
+	Failed  time.Time // the last attempt that did
 }
 
 // Did notes that an order was carried out.
@@ -35,8 +35,10 @@ func (m *Memory) Did(o Order, now time.Time) {
 	case FlushLegs:
 		m.LeavingOut.Flushed = true
 	case ResumeIO:
-		if !m.LeavingOut.Began.IsZero() {
-			m.LeavingOut = LeavingOut{Ended: now}
+		failed := !m.LeavingOut.Began.IsZero() && !m.LeavingOut.Flushed
+		m.LeavingOut.Began, m.LeavingOut.Flushed = time.Time{}, false
+		if failed {
+			m.LeavingOut.Failed = now
 		}
 	}
 }
@@ -48,10 +50,13 @@ func (p *planner) holdToLeaveOut() bool {
 	at := &p.m.LeavingOut
 	lost := slices.ContainsFunc(p.members, func(m member) bool { return m.Lost.any() })
 	switch {
-	case lost || !p.s.Holdable || !slices.ContainsFunc(p.members, p.asked):
+	case p.guards || lost || !p.s.Holdable || !slices.ContainsFunc(p.members, p.asked):
 		return false
 	case at.Flushed:
-	case at.Began.IsZero() && !at.Ended.IsZero() && p.s.Now.Sub(at.Ended) < leaveOutAgain:
+	case !p.s.Linked:
+		p.v.Note("leave out legs: the volume manager, which has to record them, does not answer")
+		return false
+	case at.Began.IsZero() && !at.Failed.IsZero() && p.s.Now.Sub(at.Failed) < leaveOutAgain:
 		return false
 	case at.Began.IsZero() || !p.s.Held && !p.s.Holding:
 		p.do(HoldIO{LeaveOut: true})
@@ -89,7 +94,8 @@ func (p *planner) leaveOut() (flush []At) {
 func (p *planner) asked(m member) bool { return p.asks(m) && len(p.stay(m.Column)) > 0 }
 
 func (p *planner) asks(m member) bool {
-	return m.Link != nil && m.Link.LeaveOut != "" && m.Source && !p.w.ReadOnly && !p.w.Detach
+	detaches := p.w.Detach && !p.s.Device.Open // else it waits for its users, maybe for long
+	return m.Link != nil && m.Link.LeaveOut != "" && m.Source && !p.w.ReadOnly && !detaches
 }
 
 // stay lists the copies of a column that stay and answer.

@@ -697,3 +697,75 @@ func TestPortalsAreTriedInTurn(t *testing.T) {
 		}
 	}
 }
+
+func TestNoIOIsHeldToLeaveOutALegWhileTheManagerIsAway(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.ask(1)
+		w.away = true
+		w.pass(2 * time.Second)
+		w.begin(0)
+		w.pass(2 * time.Second)
+		if !w.wrote[0].done {
+			t.Errorf("all legs answer, and a write waits: held %v, waiting %q", w.held, w.verdict.Waiting)
+		}
+		if want := "leave out legs: the volume manager, which has to record them, does not answer"; !slices.Contains(w.verdict.Notes, want) {
+			t.Errorf("notes %q, want %q", w.verdict.Notes, want)
+		}
+		w.away = false
+		w.pass(2 * time.Second)
+		if w.slots[Place{0, 1}].inSync {
+			t.Error("the leg is not left out when the manager is back")
+		}
+	})
+}
+
+func TestNoIOIsHeldToLeaveOutALegWhileTheWantedStateIsNotKnown(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.ask(1)
+		s := w.look()
+		orders, _ := Guard(w.wanted, w.memory, s, Limits{Window: 2 * time.Second, Lease: 8 * time.Second, Stuck: time.Minute, Connect: ConnectPatience, Retry: RetryLast}, w.caps)
+		if len(orders) > 0 {
+			t.Errorf("while the wanted state is not known: %v", orders)
+		}
+	})
+}
+
+// A rolling restart: the next target stops 4 s after the leg of the first was left out, which is in sync again.
+func TestTheNextTargetOfARollingRestartIsLeftOutInTime(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.ask(1)
+		w.pass(time.Second)
+		if w.slots[Place{0, 1}].inSync {
+			t.Fatal("the first leg is not left out")
+		}
+		w.ask(2) // its target is back
+		w.comeBack()
+		w.pass(4 * time.Second)
+		if !w.slots[Place{0, 1}].inSync {
+			t.Fatal("the first leg is not in sync again")
+		}
+		w.ask(0)
+		did := w.pass(3 * time.Second) // as long as a target waits that stops
+		if w.slots[Place{0, 0}].inSync {
+			t.Errorf("3 s after it was asked for, the leg is not left out; done %q, notes %q, waiting %q", did, w.verdict.Notes, w.verdict.Waiting)
+		}
+	})
+}
+
+// `weft detach` waits for a mount to end, for hours perhaps; the volume is in use meanwhile.
+func TestALegIsLeftOutOfAVolumeWhoseDetachWaitsForItsUsers(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.open = true
+		w.wanted.Detach = true
+		w.pass(5 * time.Second)
+		w.ask(1)
+		did := w.pass(time.Minute)
+		if w.slots[Place{0, 1}].inSync {
+			t.Errorf("the leg is not left out within a minute; done %q, notes %q, waiting %q", did, w.verdict.Notes, w.verdict.Waiting)
+		}
+	})
+}

@@ -302,8 +302,10 @@ type Seen struct {
 	Scrub       *ScrubSeen // nil: none has begun
 	RebuildRate block.Size // as in Wanted
 
-	// What the keeper adds: the manager's last error when it was asked for a record, the legs
-	// noted in sync on this host's disk, and why that note still names too many.
+	// What the keeper adds: whether the manager answers now, as far as this host knows, its last
+	// error when it was asked for a record, the legs noted in sync on this host's disk, and why
+	// that note still names too many.
+	Linked      bool
 	RecordError string
 	Noted       Note
 	NoteError   string

@@ -156,7 +156,7 @@ func (w *world) comeBack() {
 func (w *world) look() *Seen {
 	s := &Seen{
 		Now: w.now, Clock: w.now, Legs: map[block.LegID]LegSeen{}, ReadOnly: w.wanted.ReadOnly, Noted: w.noted,
-		Held: w.held, Quiet: w.quiet, Holdable: w.built(), Flushed: w.flushed, Copying: w.caps.Tables || w.equalizing,
+		Linked: !w.away, Held: w.held, Quiet: w.quiet, Holdable: w.built(), Flushed: w.flushed, Copying: w.caps.Tables || w.equalizing,
 		Device: DeviceSeen{Exists: w.device, Named: w.named, Failed: w.broke, Size: w.deviceSize, Refusal: w.refusal, Open: w.open && (w.caps.KnowsUsers || w.refusal != "")},
 	}
 	if w.built() {
