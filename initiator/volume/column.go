@@ -24,21 +24,21 @@ func (p *planner) column(k int) (want Column, ok bool) {
 		Size: p.columnSize(k), Copies: make([]Copy, p.w.Layout.Slots()), First: p.first(k),
 		Equalize: p.w.Equalize && !p.s.Device.Exists && !(c.Equalizing && c.Left == 0),
 	}
-	sources := 0
+	var sources block.MemberSet
 	for copy := range want.Copies {
 		want.Copies[copy] = p.wantCopy(Place{k, copy})
 		if want.Copies[copy].State == InSync {
-			sources++
+			sources = sources.With(copy)
 		}
 	}
 	if p.c.Tables {
 		p.followOne(k, &want)
 	}
-	complete := p.complete(k)
-	if complete && sources == 0 {
+	complete, readable := p.complete(k), p.group().Readable(sources)
+	if complete && !readable {
 		p.v.Wait("a leg of column %d that is in sync", k)
 	}
-	return want, complete && sources > 0
+	return want, complete && readable
 }
 
 // first is the copy of a column that this host prefers to read from. The readers of a shared

@@ -32,29 +32,33 @@ func (m *member) on(paths map[Path]bool) bool {
 	return len(m.Paths) > 0 && !slices.ContainsFunc(m.Paths, func(p Path) bool { return !paths[p] })
 }
 
-// spared picks the member that stays when every source of a column is lost: the first source
-// that answers. It returns its index, or -1 if a source is not lost or none answers.
-func spared(members []*member, column int, answers func(block.LegID) bool) int {
-	first := -1
+// spared picks a lost member that stays because its column cannot be read from the sources that
+// are not lost: the first source that answers. It returns its index, or -1 if they suffice or none
+// answers.
+func spared(group block.Group, members []*member, column int, answers func(block.LegID) bool) int {
+	first, good := -1, block.MemberSet(0)
 	for i, m := range members {
 		switch {
 		case m.Column != column || !m.Source:
 		case !m.Lost.any():
-			return -1
+			good = good.With(m.Copy)
 		case first < 0 && m.Link != nil && answers(m.Leg):
 			first = i
 		}
 	}
+	if group.Readable(good) {
+		return -1
+	}
 	return first
 }
 
-// leave sets Gone on the largest set of lost members that can leave. Each column keeps a
-// source, and a member whose last path is cut for another leaves with it.
-func leave(members []*member) {
+// leave sets Gone on the largest set of lost members that can leave. Each column keeps enough
+// sources to be read, and a member whose last path is cut for another leaves with it.
+func leave(group block.Group, members []*member) {
 	blocked := map[block.LegID]bool{}
 	for range len(members) + 1 {
 		spread(members, blocked)
-		if !hold(members, blocked) {
+		if !hold(group, members, blocked) {
 			return
 		}
 	}
@@ -95,16 +99,12 @@ func released(members []*member) map[Path]bool {
 
 // hold blocks the members that turn out to be unable to leave, and reports whether there are
 // any.
-func hold(members []*member, blocked map[block.LegID]bool) (more bool) {
-	stays, answers := map[int]bool{}, map[int]bool{}
+func hold(group block.Group, members []*member, blocked map[block.LegID]bool) (more bool) {
 	needed := map[Path]*member{} // by path: the staying member that has no other
 	cut := released(members)
 	for _, m := range members {
 		if m.Gone {
 			continue
-		}
-		if m.good() {
-			stays[m.Column], answers[m.Column] = true, answers[m.Column] || m.Answers
 		}
 		for _, path := range m.Paths {
 			if m.on(cut) {
@@ -116,10 +116,11 @@ func hold(members []*member, blocked map[block.LegID]bool) (more bool) {
 		if !m.Gone || blocked[m.Leg] {
 			continue
 		}
+		stay, answer := staying(members, m.Column)
 		switch other := m.carries(needed); {
-		case !stays[m.Column]:
+		case !group.Readable(stay):
 			m.Stays = "no other copy can replace it"
-		case m.Link != nil && !answers[m.Column]:
+		case m.Link != nil && !group.Readable(answer):
 			// The other copy may have lost its power, and with it writes that only its drive's
 			// cache held. Until it answers, its I/O waits in any case.
 			m.Stays = "no other copy answers"
@@ -131,6 +132,20 @@ func hold(members []*member, blocked map[block.LegID]bool) (more bool) {
 		blocked[m.Leg], more = true, true
 	}
 	return more
+}
+
+// staying are the good members of a column that do not leave, and those of them that answer.
+func staying(members []*member, column int) (stay, answer block.MemberSet) {
+	for _, m := range members {
+		if m.Column != column || m.Gone || !m.good() {
+			continue
+		}
+		stay = stay.With(m.Copy)
+		if m.Answers {
+			answer = answer.With(m.Copy)
+		}
+	}
+	return stay, answer
 }
 
 // good reports whether m has every acknowledged write, and is not lost.

@@ -20,6 +20,9 @@ func on(column, copy int, node string) *member {
 	return &member{Place: Place{column, copy}, Leg: l.Leg, Paths: []Path{{Subsystem: block.NQN(node)}}, Link: l, Source: true, Answers: true}
 }
 
+// mirror is a group of up to three copies.
+var mirror = block.Group{Kind: block.Mirror, Members: 3, Needs: 1}
+
 func silent(m *member) *member   { m.Lost, m.Waiting = lost(NoAnswer, "silent"), true; return m }
 func broken(m *member) *member   { m.Lost = lost(IOError, "error"); return m }
 func quiet(m *member) *member    { m.Answers = false; return m }
@@ -51,7 +54,7 @@ func TestWhatLeaves(t *testing.T) {
 			[]string{"", "its connection carries leg " + id(1, 0).String() + " of column 1, which must stay", alone}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			leave(c.members)
+			leave(mirror, c.members)
 			var gone []bool
 			var stays []string
 			for _, m := range c.members {
@@ -110,7 +113,7 @@ func TestOneLegIsSparedWhereAllSourcesAreLost(t *testing.T) {
 		{"a copy that is rebuilt is no source", []*member{broken(on(0, 0, "a")), copied(on(0, 1, "b"))}, all, 0},
 		{"another column's does not help", []*member{on(1, 0, "a"), broken(on(0, 0, "a"))}, all, 1},
 	} {
-		if got := spared(c.members, 0, c.answers); got != c.want {
+		if got := spared(mirror, c.members, 0, c.answers); got != c.want {
 			t.Errorf("%s: member %d is spared, want %d", c.name, got, c.want)
 		}
 	}
@@ -125,11 +128,41 @@ func TestALegStaysIfTheLegThatSharesItsPathStays(t *testing.T) {
 		{"as the last copy", []*member{silent(on(0, 0, "a")), on(1, 0, "a"), on(1, 1, "c")}},
 		{"while no other copy answers", []*member{silent(on(0, 0, "a")), on(1, 0, "a"), on(1, 1, "c"), quiet(on(0, 1, "b"))}},
 	} {
-		leave(c.members)
+		leave(mirror, c.members)
 		for _, m := range c.members {
 			if m.Gone || m.Column == 1 && m.Lost.any() {
 				t.Errorf("%s: leg %v leaves: %v", c.name, m.Place, m.Lost)
 			}
 		}
+	}
+}
+
+// The rules ask the group what it survives: any two of these three members hold all data.
+func TestMembersOfACodeLeaveWhileTheOthersSuffice(t *testing.T) {
+	code := block.Group{Kind: block.Code, Members: 3, Needs: 2}
+	for _, c := range []struct {
+		name    string
+		members []*member
+		gone    []bool
+	}{
+		{"one is lost", []*member{on(0, 0, "a"), silent(on(0, 1, "b")), on(0, 2, "c")}, []bool{false, true, false}},
+		{"two are lost", []*member{on(0, 0, "a"), silent(on(0, 1, "b")), silent(on(0, 2, "c"))}, []bool{false, false, false}},
+		{"one is lost, and one of the others does not answer", []*member{quiet(on(0, 0, "a")), silent(on(0, 1, "b")), on(0, 2, "c")}, []bool{false, false, false}},
+	} {
+		leave(code, c.members)
+		for i, m := range c.members {
+			if m.Gone != c.gone[i] {
+				t.Errorf("%s: member %d leaves: %v, want %v (%s)", c.name, i, m.Gone, c.gone[i], m.Stays)
+			}
+		}
+	}
+	all := func(block.LegID) bool { return true }
+	members := []*member{on(0, 0, "a"), broken(on(0, 1, "b")), broken(on(0, 2, "c"))}
+	if got := spared(code, members, 0, all); got != 1 {
+		t.Errorf("with one member that is not lost, member %d is spared, want 1", got)
+	}
+	members[1].Lost = Loss{}
+	if got := spared(code, members, 0, all); got != -1 {
+		t.Errorf("with two members that are not lost, member %d is spared, want none", got)
 	}
 }

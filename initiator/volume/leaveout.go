@@ -5,6 +5,8 @@ package volume
 import (
 	"slices"
 	"time"
+
+	"weft.dev/weft/proto/block"
 )
 
 // A volume leaves out a healthy leg when the manager asks for that, before its target stops for
@@ -89,9 +91,15 @@ func (p *planner) leaveOut() (flush []At) {
 	return flush
 }
 
-// asked reports whether a member is to be left out and can be: another copy of its column stays
-// and answers.
-func (p *planner) asked(m member) bool { return p.asks(m) && len(p.stay(m.Column)) > 0 }
+// asked reports whether a member is to be left out and can be: its column can be read from the
+// copies that stay and answer.
+func (p *planner) asked(m member) bool {
+	var stay block.MemberSet
+	for _, at := range p.stay(m.Column) {
+		stay = stay.With(at.Copy)
+	}
+	return p.asks(m) && p.group().Readable(stay)
+}
 
 func (p *planner) asks(m member) bool {
 	detaches := p.w.Detach && !p.s.Device.Open // else it waits for its users, maybe for long

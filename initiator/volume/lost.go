@@ -23,7 +23,7 @@ func (p *planner) findMembers() {
 			}
 		}
 		p.keepAlone(k)
-		p.keepOne(k)
+		p.keepEnough(k)
 	}
 }
 
@@ -121,13 +121,17 @@ func (p *planner) silence(leg block.LegID) time.Duration { return p.s.Legs[leg].
 // answering reports whether a leg answers now.
 func (p *planner) answering(leg block.LegID) bool { return p.silence(leg) == 0 && p.s.Legs[leg].Live }
 
-// keepAlone gives the legs of targets that are silent or refuse their full window unless another
-// copy in sync answers now: without one no I/O goes on earlier, and if several targets fail at once
-// it is more likely this host's network, for a moment.
+// keepAlone gives the legs of targets that are silent or refuse their full window unless the
+// column can be read from others that answer now: else no I/O goes on earlier, and if several
+// targets fail at once it is more likely this host's network, for a moment.
 func (p *planner) keepAlone(column int) {
-	if slices.ContainsFunc(p.members, func(m member) bool {
-		return m.Column == column && m.Source && m.Link != nil && !m.Lost.any() && p.answering(m.Leg) && !p.s.Legs[m.Leg].mute(p.s.Now, 1)
-	}) {
+	var good block.MemberSet
+	for _, m := range p.members {
+		if m.Column == column && m.good() && p.answering(m.Leg) && !p.s.Legs[m.Leg].mute(p.s.Now, 1) {
+			good = good.With(m.Copy)
+		}
+	}
+	if p.group().Readable(good) {
 		return
 	}
 	for i := range p.members {
@@ -137,21 +141,25 @@ func (p *planner) keepAlone(column int) {
 	}
 }
 
-// keepOne lets one leg stay despite its errors when every source of its column is lost: the
-// first that answers. The I/O that failed is sent to it again. (The log of what the others miss
-// is incomplete from then on.)
-func (p *planner) keepOne(column int) {
-	i := spared(p.copies(), column, p.answering)
-	if i < 0 {
-		return
+// keepEnough lets legs stay despite their errors when their column cannot be read without them:
+// the first that answer. The I/O that failed is sent to them again. (The log of what the others
+// miss is incomplete from then on.)
+func (p *planner) keepEnough(column int) {
+	for i := 0; i >= 0; {
+		if i = spared(p.group(), p.copies(), column, p.answering); i < 0 {
+			return
+		}
+		m, say := &p.members[i], p.v.Note
+		if p.s.Waits {
+			say = p.v.Wait
+		}
+		say("leg %s of column %d on %s: %s, and no other copy can replace it", m.Leg, column, nodeOf(*m), m.Lost)
+		m.Lost = Loss{}
 	}
-	m, say := &p.members[i], p.v.Note
-	if p.s.Waits {
-		say = p.v.Wait
-	}
-	say("leg %s of column %d on %s: %s, and no other copy can replace it", m.Leg, column, nodeOf(*m), m.Lost)
-	m.Lost = Loss{}
 }
+
+// group is the redundancy group of each column.
+func (p *planner) group() block.Group { return p.w.Layout.Group() }
 
 func (p *planner) copies() []*member {
 	all := make([]*member, len(p.members))
@@ -166,7 +174,7 @@ func (p *planner) copies() []*member {
 // is back.
 func (p *planner) dropLost() {
 	flush := p.leaveOut()
-	leave(p.copies())
+	leave(p.group(), p.copies())
 	var record []Change
 	var drop []At
 	var cut []Path

@@ -580,7 +580,7 @@ func TestACutPathTakesOnlyThoseThatHaveNoOther(t *testing.T) {
 	lost, other, alone := silent(on(0, 1, "b")), on(1, 1, "b"), on(2, 1, "b")
 	lost.Paths, other.Paths, alone.Paths = []Path{a}, []Path{a, b}, []Path{a}
 	members := []*member{on(0, 0, "a"), lost, on(1, 0, "a"), other, on(2, 0, "a"), alone}
-	leave(members)
+	leave(mirror, members)
 	if !lost.Gone || other.Gone || !alone.Gone {
 		t.Errorf("lost leaves %v, who has another path %v, who has not %v; want true, false, true", lost.Gone, other.Gone, alone.Gone)
 	}
