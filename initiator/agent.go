@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	mathrand "math/rand/v2"
 	"slices"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/authority"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
 )
@@ -231,17 +233,14 @@ func (a *Agent) pokeAll() {
 
 // talk keeps a stream to the manager, reconnecting forever.
 func (a *Agent) talk(ctx context.Context) error {
-	const shortest, longest = 200 * time.Millisecond, 2 * time.Second
-	pause := shortest
+	var pauses managers.Pauses
 	for {
 		began := time.Now()
 		err := a.session(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if time.Since(began) > longest {
-			pause = shortest
-		}
+		pause := pauses.After(began, time.Now(), mathrand.Float64())
 		if errors.Is(err, authority.ErrReplaced) {
 			a.refuse(a.newest.Newest().Cluster.String(), err.Error())
 			if a.cfg.Next != nil {
@@ -255,7 +254,6 @@ func (a *Agent) talk(ctx context.Context) error {
 			return nil
 		case <-time.After(pause):
 		}
-		pause = min(2*pause, longest)
 	}
 }
 

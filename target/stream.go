@@ -7,19 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"weft.dev/weft/proto/authority"
+	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
-)
-
-// The wait between two streams doubles from the first to the second of these.
-const (
-	redialFirst = 200 * time.Millisecond
-	redialMost  = 2 * time.Second
 )
 
 type stream = *parts.Stream[*pb.TargetReport, *pb.TargetWanted]
@@ -27,16 +23,14 @@ type stream = *parts.Stream[*pb.TargetReport, *pb.TargetWanted]
 // converse keeps a stream to the manager open, for ever. While there is none, the last wanted state
 // stays valid.
 func (a *Agent) converse(ctx context.Context) error {
-	wait := redialFirst
+	var pauses managers.Pauses
 	for {
 		start := time.Now()
 		err := a.talk(ctx)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if time.Since(start) > redialMost {
-			wait = redialFirst
-		}
+		wait := pauses.After(start, time.Now(), rand.Float64())
 		if other, refused := pb.OtherCluster(err); refused {
 			a.obeyed(other, err.Error())
 		} else if errors.Is(err, authority.ErrReplaced) {
@@ -47,7 +41,6 @@ func (a *Agent) converse(ctx context.Context) error {
 		if !sleep(ctx, wait) {
 			return context.Cause(ctx)
 		}
-		wait = min(2*wait, redialMost)
 	}
 }
 

@@ -56,9 +56,9 @@ var arrows = map[string][]string{
 	"target/backend":    {"proto/block"},
 	"target/nvmet":      {"target/nvmet/memfs", "proto/block"}, // memfs: in nvmettest
 	"proto/uevent":      {},
-	"target":            {"target/drive", "target/nvmet", "target/userspace", "proto/uevent", "raid/dm", "proto/agentlock", "proto/authority", "proto/block", "proto/parts", "proto/pb"},
+	"target":            {"target/drive", "target/nvmet", "target/userspace", "proto/uevent", "raid/dm", "proto/agentlock", "proto/authority", "proto/block", "proto/managers", "proto/parts", "proto/pb"},
 	"initiator/fabrics": {"proto/block", "proto/durable", "proto/uevent"},
-	"initiator":         {"initiator/keeper", "initiator/volume", "initiator/fabrics", "initiator/userspace", "initiator/blockdev", "initiator/evidence", "raid/dm", "raid/dm/mirror", "proto/agentlock", "proto/authority", "proto/block", "proto/durable", "proto/parts", "proto/pb"},
+	"initiator":         {"initiator/keeper", "initiator/volume", "initiator/fabrics", "initiator/userspace", "initiator/blockdev", "initiator/evidence", "raid/dm", "raid/dm/mirror", "proto/agentlock", "proto/authority", "proto/block", "proto/durable", "proto/managers", "proto/parts", "proto/pb"},
 	"csi":               {"csi/mount", "proto/block", "proto/pb"},
 	"csi/mount":         {"proto/block"},
 	"deploy":            {}, // what makes manifests and the image: of the tree, not in it
