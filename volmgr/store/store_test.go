@@ -264,3 +264,22 @@ func TestLargeCommitCutShortIsThereOnceMarkedAndNotBefore(t *testing.T) {
 		}
 	}
 }
+
+// A store whose lock is released within a moment is opened, also as that of a member: a process that
+// ends may hold the lock a little longer.
+func TestAStoreThatIsAboutToBeReleasedIsOpened(t *testing.T) {
+	for what, open := range map[string]func(dir string) (interface{ Close() error }, error){
+		"store":   func(dir string) (interface{ Close() error }, error) { return Open(dir, quiet) },
+		"replica": func(dir string) (interface{ Close() error }, error) { return OpenReplica(dir, quiet) },
+	} {
+		s, dir := create(t, record("a", "1"))
+		released := time.AfterFunc(200*time.Millisecond, func() { s.Close() })
+		defer released.Stop()
+		again, err := open(dir)
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+			continue
+		}
+		again.Close()
+	}
+}
