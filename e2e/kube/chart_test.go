@@ -29,7 +29,7 @@ const (
 )
 
 // TestChartRunsWeft runs everything that the chart installs, as pods of the image; the lab
-// runs no Weft process itself. It changes the manifests in three places: the manager is
+// runs no Weft process itself. It changes the manifests in four places: there is one manager, which is
 // reached by address, the machine's /lib/modules is not mounted, and a file serves as
 // drive.
 func TestChartRunsWeft(t *testing.T) {
@@ -176,10 +176,13 @@ func chartFile(t *testing.T, name string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	manifest := strings.NewReplacer(
-		"weft-volmgr."+namespace+".svc:4480", managerService+":4480",
+	manifest := regexp.MustCompile(`(--manager=)weft-volmgr\S*`).ReplaceAllString(string(text), "${1}"+managerService+":4480")
+	if name == "volmgr" { // one for the lab's two nodes
+		manifest = strings.Replace(manifest, "replicas: 3\n", "replicas: 1\n", 1)
+	}
+	manifest = strings.NewReplacer(
 		"path: /lib/modules", "path: /var/lib/modules",
-	).Replace(string(text))
+	).Replace(manifest)
 	if name == "target" {
 		manifest = strings.Replace(manifest, "- --datapath=auto\n", "- --datapath=auto\n            - --drive-file=/dev/weft/drive\n", 1)
 	}

@@ -59,7 +59,21 @@ annotations:
 {{- if not (or .Values.volmgr.enabled .Values.managerAddress) }}
 {{- fail "volmgr.enabled is false and managerAddress is empty: agents and driver would have no manager" }}
 {{- end }}
-{{- .Values.managerAddress | default (printf "weft-volmgr.%s.svc:%v" .Release.Namespace .Values.volmgr.port) -}}
+{{- .Values.managerAddress | default (include "weft.managers" .) -}}
+{{- end }}
+
+{{- /* how many managers the chart runs: a directory of one node is for one of them */ -}}
+{{- define "weft.managerCount" -}}
+{{- if eq .Values.volmgr.storage.type "hostPath" }}1{{ else }}{{ .Values.volmgr.replicas }}{{ end -}}
+{{- end }}
+
+{{- /* the addresses of the chart's managers; each has a Service, whose address stays when its pod moves */ -}}
+{{- define "weft.managers" -}}
+{{- $n := int (include "weft.managerCount" .) }}
+{{- range $i := until $n }}
+{{- if $i }},{{ end }}
+{{- if eq $n 1 }}weft-volmgr{{ else }}weft-volmgr-{{ $i }}{{ end }}.{{ $.Release.Namespace }}.svc:{{ $.Values.volmgr.port }}
+{{- end }}
 {{- end }}
 
 {{- /* flags of every daemon: (list $ METRICS-PORT) */ -}}
