@@ -4,34 +4,111 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
 	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/gpu"
 	"weft.dev/weft/cmd/internal/kmod"
 	"weft.dev/weft/initiator/blockdev"
 )
 
 func newDoctor(g *cli.Globals) *cobra.Command {
-	return &cobra.Command{
-		Use:   "doctor",
+	var o gpuOptions
+	cmd := &cobra.Command{
+		Use:   "doctor [PATH]",
 		Short: "Report what this machine supports and how to enable the rest",
 		Long: `Inspect this machine without changing anything and without the manager: which
 data paths a target and an initiator can use here, which one "auto" selects and
 why, how to enable the others, whether other programs on the machine could
 touch data inside legs and volumes, and what RDMA devices lack. Run it as the
-user that runs the agents.`,
-		Example: "  weft doctor\n  weft doctor -o json",
-		Args:    cli.Takes(),
-		RunE: func(*cobra.Command, []string) error {
+user that runs the agents.
+
+With --gpu, report whether GPUs and storage exchange data directly or through a
+copy in host memory: the PCIe path, NUMA node and link of each GPU, network card
+and NVMe drive, which are near to each other, what driver and kernel can do, and
+a verdict for each GPU and path: "direct", "bounce" (through host memory) or
+"not known", with the reasons and the next step. Paths are the Weft volumes
+attached here and the local drives or, if PATH is given, that volume, mount
+point, file or device. Run it as root, or access control of PCIe switches stays
+unknown. Nothing is read or written but files of the kernel.`,
+		Example: `  weft doctor
+  weft doctor -o json
+  weft doctor --gpu
+  weft doctor --gpu /mnt/data
+  weft doctor --gpu --record report.txtar`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if o.gpu && len(args) == 1 {
+				return nil
+			}
+			return cli.Takes()(cmd, args)
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			if o.gpu {
+				return runDoctorGPU(o, strings.Join(args, ""), g.Out())
+			}
+			if o.record != "" || o.from != "" {
+				return cli.UsageError{Err: errors.New("--record and --from are for --gpu"), Hint: "add --gpu"}
+			}
 			return runDoctor(doctor{euid: os.Geteuid(), devices: blockdev.Probe()}, g.Out())
 		},
 	}
+	cmd.Flags().BoolVar(&o.gpu, "gpu", false, "report on GPUs and what is near to them")
+	cmd.Flags().StringVar(&o.record, "record", "", "also write the files that --gpu reads to this `file`, to send with a question; look through it first")
+	cmd.Flags().StringVar(&o.from, "from", "", "report on the machine that such a `file` is from")
+	return cmd
+}
+
+type gpuOptions struct {
+	gpu          bool
+	record, from string
+}
+
+// runDoctorGPU reports on the GPUs of this machine, or of a recorded one.
+func runDoctorGPU(o gpuOptions, at string, out *cli.Output) error {
+	if at != "" && !strings.Contains(at, "/") {
+		at = "/dev/weft/" + at
+	}
+	root := os.DirFS("/")
+	if o.from != "" {
+		archive, err := os.ReadFile(o.from)
+		if err != nil {
+			return err
+		}
+		if root, err = gpu.Tree(archive); err != nil {
+			return fmt.Errorf("%s: %w", o.from, err)
+		}
+	} else if at != "" {
+		var err error
+		if at, err = filepath.Abs(at); err != nil {
+			return err
+		}
+		if file, err := filepath.EvalSymlinks(at); err == nil && !strings.HasPrefix(at, "/dev/") {
+			at = file
+		}
+	}
+	m, err := gpu.Read(root, at)
+	if err != nil {
+		return err
+	}
+	if o.record != "" {
+		archive, err := gpu.Record(root, at)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(o.record, archive, 0o644); err != nil {
+			return err
+		}
+	}
+	report := gpu.Of(m)
+	return printReport(report, report.Print, out)
 }
 
 // doctor examines a machine.
@@ -72,11 +149,16 @@ type choice struct {
 
 func runDoctor(d doctor, out *cli.Output) error {
 	found := d.look()
+	return printReport(found, found.print, out)
+}
+
+// printReport writes a report for people, or for programs.
+func printReport(report any, table func(io.Writer), out *cli.Output) error {
 	if out.Format == cli.FormatTable {
-		found.print(out.Stdout)
+		table(out.Stdout)
 		return nil
 	}
-	b, err := json.MarshalIndent(found, "", "  ")
+	b, err := json.MarshalIndent(report, "", "  ")
 	if err == nil && out.Format == cli.FormatYAML {
 		b, err = yaml.JSONToYAML(b)
 	}

@@ -110,3 +110,27 @@ func TestDoctorSeesThatTheAgentCanLoadWhatIsMissing(t *testing.T) {
 		t.Errorf("one that is not root: %+v, want that it cannot, and what to do", got)
 	}
 }
+
+// A machine that somebody recorded is reported on as the machine itself was.
+func TestDoctorReportsOnARecordedGPUMachine(t *testing.T) {
+	from := filepath.Join("..", "internal", "gpu", "testdata", "weft.txtar")
+	again := filepath.Join(t.TempDir(), "again.txtar")
+	var first, second bytes.Buffer
+	for _, c := range []struct {
+		options gpuOptions
+		to      *bytes.Buffer
+	}{{gpuOptions{gpu: true, from: from, record: again}, &first}, {gpuOptions{gpu: true, from: again}, &second}} {
+		if err := runDoctorGPU(c.options, "db1", &cli.Output{Format: cli.FormatJSON, Stdout: c.to, Now: time.Now}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if first.String() != second.String() {
+		t.Errorf("from a recording of a recording: %s, want %s", second.String(), first.String())
+	}
+	if !strings.Contains(first.String(), `"verdict": "bounce"`) {
+		t.Errorf("a Weft volume on device-mapper: %s, want a bounce", first.String())
+	}
+	if err := runDoctorGPU(gpuOptions{gpu: true, from: from}, "nosuch", &cli.Output{}); err == nil || !strings.Contains(err.Error(), "/dev/weft/nosuch") {
+		t.Errorf("a volume that is not attached: %v, want an error that names it", err)
+	}
+}
