@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -127,6 +128,9 @@ func (o *volmgrOptions) address() string {
 
 // open listens on the address, and warns if that lets everyone in.
 func (o *volmgrOptions) open(log *slog.Logger) (net.Listener, error) {
+	if path, socket := strings.CutPrefix(o.address(), daemon.Unix); socket {
+		return daemon.ListenUnix(path)
+	}
 	listener, err := openAddress("listen", o.address())
 	if err != nil {
 		return nil, err

@@ -35,6 +35,7 @@ type options struct {
 	dir       string
 	manager   string // address to listen on; empty: a socket in the directory
 	targets   int
+	managers  int
 	driveSize string
 	device    string // the kind of device that shows volumes
 	logLevel  string
@@ -64,7 +65,8 @@ Without them it says so, and attach gives NVMe/TCP namespaces at the loopback
 address instead. Only a host that knows the URL can connect to them.`,
 		Example: `  weft dev
   weft dev --dir /tmp/weft --targets 5 --drive-size 20GiB
-  weft dev stop-target t2`,
+  weft dev stop-target t2
+  weft dev --managers 3`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -78,6 +80,7 @@ address instead. Only a host that knows the URL can connect to them.`,
 	}
 	cmd.PersistentFlags().StringVar(&o.dir, "dir", "", "`directory` of drives and state (default: weft/dev in the user's state directory)")
 	cmd.Flags().IntVar(&o.targets, "targets", 0, "`number` of targets (default: 3, or as many as exist)")
+	cmd.Flags().IntVar(&o.managers, "managers", 0, "`number` of volume managers: 1, 3 or 5 (default: 1, or as many as exist)")
 	cmd.Flags().StringVar(&o.driveSize, "drive-size", "4GiB", "`size` of new drives")
 	cmd.Flags().StringVar(&o.device, "block-device", string(blockdev.Auto), "kind of block devices: `ublk`, nbd, fuse, auto for the best available, or none")
 	cmd.Flags().StringVar(&o.logLevel, "log-level", "info", "lowest `level` that is written to the log in the directory")
@@ -86,7 +89,7 @@ address instead. Only a host that knows the URL can connect to them.`,
 			"Stop a target of the running weft dev as a crash would: its connections end and\nnothing answers. Its drive keeps its data."),
 		newTargetVerb(&o, "start", "Start a stopped target of weft dev",
 			"Start a stopped target of the running weft dev again. Its legs receive the\nwrites that they missed."),
-		newStop(&o), newRebuild(&o, g),
+		newStopManager(&o, g), newStartManager(&o), newStop(&o), newRebuild(&o, g),
 	)
 	return cmd
 }
@@ -98,8 +101,9 @@ type cluster struct {
 	node    block.NodeName // the initiator's name
 	log     *slog.Logger
 	out     *cli.Output
-	manager string // its address
+	manager string // its address, or the addresses of several
 	conn    *managers.Conn
+	several *managerSet // nil: one manager, in this process
 	targets *targetSet
 	devices string // the way to reach volumes
 	started time.Time
@@ -112,6 +116,21 @@ func run(ctx context.Context, o options, g *cli.Globals) error {
 	return withCluster(o, g, func(d *cluster) error { return d.run(ctx) })
 }
 
+// check checks what needs no directory, and returns the size of drives.
+func (o options) check() (size block.Size, err error) {
+	if o.targets < 0 || o.targets > mostTargets {
+		return 0, cli.UsageError{Err: fmt.Errorf("--targets %d: must be 1 to %d", o.targets, mostTargets)}
+	}
+	if o.managers < 0 || o.managers > mostManagers || o.managers > 0 && o.managers%2 == 0 {
+		return 0, cli.UsageError{Err: fmt.Errorf("--managers %d: must be 1, 3 or 5", o.managers), Hint: "an even number survives no more losses than one less"}
+	}
+	size, err = block.ParseSize(o.driveSize)
+	if err != nil {
+		return 0, cli.UsageError{Err: fmt.Errorf("--drive-size: %w", err)}
+	}
+	return size, nil
+}
+
 // withCluster opens and locks the directory, calls do, and releases the directory.
 func withCluster(o options, g *cli.Globals, do func(*cluster) error) (retErr error) {
 	started := time.Now()
@@ -119,19 +138,16 @@ func withCluster(o options, g *cli.Globals, do func(*cluster) error) (retErr err
 	if err != nil {
 		return err
 	}
-	if o.targets < 0 || o.targets > mostTargets {
-		return cli.UsageError{Err: fmt.Errorf("--targets %d: must be 1 to %d", o.targets, mostTargets)}
-	}
-	size, err := block.ParseSize(o.driveSize)
+	size, err := o.check()
 	if err != nil {
-		return cli.UsageError{Err: fmt.Errorf("--drive-size: %w", err)}
+		return err
 	}
 	dir, err := openDirectory(path, g.Version)
 	if err != nil {
 		return err
 	}
 	defer func() { retErr = errors.Join(retErr, dir.close()) }()
-	if err := dir.grow(cmp.Or(o.targets, max(3, len(dir.state.Targets))), size); err != nil {
+	if err := dir.growFor(o, size); err != nil {
 		return err
 	}
 	file, err := dir.openLog()
@@ -150,7 +166,25 @@ func withCluster(o options, g *cli.Globals, do func(*cluster) error) (retErr err
 	if free, err := freeSpace(path); err == nil && free < spaceReserve {
 		return fmt.Errorf("%s: %v is free there: `weft dev` needs %v at least", path, free, spaceReserve)
 	}
-	return do(&cluster{options: o, dir: dir, node: block.NodeName(name), log: log, out: g.Out(), started: started})
+	d := &cluster{options: o, dir: dir, node: block.NodeName(name), log: log, out: g.Out(), started: started}
+	if dir.managers() > 1 {
+		d.several = &managerSet{dir: dir, log: log, level: o.logLevel, file: file, tell: d.tell, running: map[string]*runningManager{}}
+	}
+	return do(d)
+}
+
+// growFor makes the targets and managers that are asked for.
+func (d *directory) growFor(o options, size block.Size) error {
+	if err := d.grow(cmp.Or(o.targets, max(3, len(d.state.Targets))), size); err != nil {
+		return err
+	}
+	if err := d.growManagers(o.managers); err != nil {
+		return err
+	}
+	if o.manager != "" && d.managers() > 1 {
+		return cli.UsageError{Err: fmt.Errorf("--manager %s: several managers answer on sockets in the directory only", o.manager)}
+	}
+	return nil
 }
 
 // run starts the cluster, and stops it in the reverse order when ctx ends or a command asks for it.
@@ -162,7 +196,7 @@ func (d *cluster) run(ctx context.Context) error {
 	if err := d.dir.needStore(ctx); err != nil {
 		return err
 	}
-	listener, done, err := d.open()
+	listener, done, err := d.open(d.several == nil)
 	if err != nil {
 		return err
 	}
@@ -170,37 +204,52 @@ func (d *cluster) run(ctx context.Context) error {
 	for _, point := range d.dir.deadMounts() { // before the initiator removes the devices
 		d.tell("the file system at %s lost its device when an earlier run was killed: unmount it, and mount its volume again", point)
 	}
-	c := manager.Config{DataDir: d.dir.in("volmgr"), Version: d.dir.version}
-	return c.Serve(ctx, listener, d.log, func() ([]daemon.Part, error) {
-		control, err := serveControl(d.dir, d.targets, stop)
-		if err != nil {
-			return nil, err
-		}
-		initiator, err := d.initiator()
-		if err != nil {
-			return nil, err
-		}
-		return []daemon.Part{{Name: "targets", Run: d.targets.Run}, initiator, control, {Name: "session", Run: d.session}}, nil
-	})
+	others := func() ([]daemon.Part, error) { return d.others(stop) }
+	if d.several == nil {
+		c := manager.Config{DataDir: d.dir.store(0), Version: d.dir.version}
+		return c.Serve(ctx, listener, d.log, others)
+	}
+	parts, err := others()
+	if err != nil {
+		return err
+	}
+	return daemon.Run(ctx, d.log, append([]daemon.Part{{Name: "managers", Run: d.several.Run}}, parts...)...)
 }
 
-// open makes what the manager and the targets need.
-func (d *cluster) open() (listener net.Listener, done func(), err error) {
-	if listener, err = d.listen(); err != nil {
-		return nil, nil, err
+// others returns the parts that rely on the managers.
+func (d *cluster) others(stop func()) ([]daemon.Part, error) {
+	control, err := serveControl(d.dir, d.targets, d.several, pages.Client(d.conn), stop)
+	if err != nil {
+		return nil, err
+	}
+	initiator, err := d.initiator()
+	if err != nil {
+		return nil, err
+	}
+	return []daemon.Part{{Name: "targets", Run: d.targets.Run}, initiator, control, {Name: "session", Run: d.session}}, nil
+}
+
+// open makes what the targets need, and the listener of a manager in this process.
+func (d *cluster) open(here bool) (listener net.Listener, done func(), err error) {
+	d.manager = cmp.Or(d.options.manager, managerAddresses(d.dir.path, d.dir.managers()))
+	closeListener := func() error { return nil }
+	if here {
+		if listener, err = d.listen(); err != nil {
+			return nil, nil, err
+		}
+		closeListener = listener.Close
 	}
 	if d.conn, err = daemon.Dial(d.manager, daemon.TLSFiles{}); err != nil {
-		return nil, nil, errors.Join(err, listener.Close())
+		return nil, nil, errors.Join(err, closeListener())
 	}
 	d.targets = newTargetSet(d.dir, pb.NewAgentsClient(d.conn), d.log, &spaceGuard{dir: d.dir.path, tell: d.tell})
-	return listener, func() { d.conn.Close(); listener.Close() }, nil
+	return listener, func() { d.conn.Close(); _ = closeListener() }, nil // the server has closed it
 }
 
 // listen opens the manager's socket, or the address that was asked for.
 func (d *cluster) listen() (net.Listener, error) {
-	d.manager = cmp.Or(d.options.manager, daemon.Unix+managerSocket(d.dir.path))
-	if path, socket := strings.CutPrefix(d.manager, daemon.Unix); socket {
-		return listenIn(path)
+	if d.options.manager == "" {
+		return listenIn(managerSocket(d.dir.path, 0))
 	}
 	listener, err := net.Listen("tcp", d.manager)
 	if err != nil {
@@ -211,17 +260,24 @@ func (d *cluster) listen() (net.Listener, error) {
 	return listener, nil
 }
 
-// managerSocket is the socket of a directory's manager.
-func managerSocket(dir string) string { return filepath.Join(dir, "manager") }
+// managerSocket is the socket of one of a directory's managers.
+func managerSocket(dir string, i int) string { return filepath.Join(dir, numbered("manager", i)) }
 
-// LocalManager is the address of the manager of this user's weft dev, if one runs in the default
-// directory.
-func LocalManager() (address string, ok bool) {
+// LocalManager returns the addresses of the managers of this user's weft dev, if one runs in the
+// default directory.
+func LocalManager() (addresses string, ok bool) {
 	dir := defaultPath()
-	if dir == "" || !answers(managerSocket(dir)) {
+	if dir == "" {
 		return "", false
 	}
-	return daemon.Unix + managerSocket(dir), true
+	n := 0
+	for i := range mostManagers {
+		if _, err := os.Stat(managerSocket(dir, i)); err != nil {
+			break
+		}
+		n, ok = i+1, ok || answers(managerSocket(dir, i))
+	}
+	return managerAddresses(dir, n), ok
 }
 
 // listenIn opens a socket in a directory of dev, which only its user can enter.
@@ -253,6 +309,11 @@ func (d *cluster) session(ctx context.Context) error {
 	quiet := &cli.Output{Stdout: io.Discard, Stderr: io.Discard, Now: time.Now}
 	slow := time.AfterFunc(startPatience, func() { d.tell("still starting; see %s", d.dir.in("log")) })
 	defer slow.Stop()
+	if d.several != nil {
+		if err := d.several.join(ctx, api, quiet); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
 	if err := d.dir.addDrives(ctx, api, quiet); err != nil && ctx.Err() == nil {
 		return err
 	}
@@ -284,14 +345,31 @@ func (d *cluster) greet(ctx context.Context, api pb.ManagerClient) {
 		}
 	}
 	d.tell("a cluster in %s, %s, ready after %v", d.dir.path, state, time.Since(d.started).Round(10*time.Millisecond))
-	d.tell("manager    %s", d.manager)
+	for i, address := range strings.Split(d.manager, ",") {
+		name := ""
+		if d.several != nil {
+			name = managerName(i)
+		}
+		d.tell("manager %-2s %s", name, address)
+	}
 	for _, t := range d.dir.state.Targets {
 		d.tell("target %-3s drive %s", t.Name, d.dir.in(t.Drive))
 	}
 	d.tell("initiator  %s: %s", d.node, d.devices)
 	d.tell("log        %s", d.dir.in("log"))
-	if d.manager != daemon.Unix+managerSocket(defaultPath()) {
+	if d.manager != managerAddresses(defaultPath(), d.dir.managers()) {
 		d.tell("for other weft commands: export WEFT_MANAGER=%s", d.manager)
 	}
+	if d.several != nil {
+		d.tell("to lose the manager that leads: weft dev stop-manager%[1]s; to have it back: weft dev start-manager NAME%[1]s", d.flag())
+	}
 	d.tell("try: weft volume create db1 --size 1GiB --stripes 2 --copies 2 --wait, weft attach db1; Ctrl-C ends")
+}
+
+// flag is what commands of this directory need.
+func (d *cluster) flag() string {
+	if d.dir.path == defaultPath() {
+		return ""
+	}
+	return " --dir " + d.dir.path
 }

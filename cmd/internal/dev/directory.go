@@ -22,17 +22,21 @@ import (
 	"weft.dev/weft/volmgr"
 )
 
-// savedVersion is the version of the content of a directory of "weft dev".
-const savedVersion = 1
+// savedVersion is the newest version of the content of a directory of "weft dev". Version 1 knows one
+// manager.
+const (
+	savedVersion = 2
+	savedOne     = 1
+)
 
 // directory is a directory of "weft dev", locked:
 //
 //	lock           held while it runs; the process's id
 //	dev.json       saved
-//	manager        the socket that other weft commands talk to
+//	manager        the socket that other weft commands talk to; manager2, manager3 of further managers
 //	control        the socket that "weft dev stop-target" talks to
 //	log, log.old   of this run and the last one
-//	volmgr/        the manager's store
+//	volmgr/        the manager's store; volmgr2/, volmgr3/ of further managers
 //	initiator/     the host's NVMe identity
 //	t1/drive1      a drive: a sparse file
 //	t1/nvme        the socket that the initiator reaches the target at
@@ -47,8 +51,9 @@ type directory struct {
 
 // saved is the state that one run leaves to the next, beside the manager's store.
 type saved struct {
-	Version int           `json:"version"`
-	Targets []savedTarget `json:"targets"`
+	Version  int           `json:"version"`
+	Targets  []savedTarget `json:"targets"`
+	Managers int           `json:"managers,omitempty"` // 0: 1
 }
 
 // savedTarget is a target of dev, with one drive.
@@ -129,7 +134,7 @@ func (d *directory) begin() error {
 			return fmt.Errorf("%s is not a directory of `weft dev` and not empty (it holds %s): use another --dir", d.path, e.Name())
 		}
 	}
-	d.fresh, d.state.Version = true, savedVersion
+	d.fresh, d.state.Version = true, savedOne
 	return d.save()
 }
 
@@ -204,14 +209,28 @@ func (d *directory) grow(n int, size block.Size) error {
 	return d.save()
 }
 
-// needStore creates a store if there is none. If drives already carry a label, their store was
+// growManagers makes n managers of those that there are; 0 means as many as there are.
+func (d *directory) growManagers(n int) error {
+	have := d.managers()
+	switch {
+	case n == 0 || n == have:
+		return nil
+	case n < have:
+		return fmt.Errorf("%s has %d managers: --managers can only be raised", d.path, have)
+	}
+	d.state.Version, d.state.Managers = savedVersion, n
+	return d.save()
+}
+
+// needStore creates a store if no manager has one. If drives already carry a label, their store was
 // lost, and a new store would know nothing of their content: then it refuses.
 func (d *directory) needStore(ctx context.Context) error {
-	store := d.in("volmgr")
-	err := volmgr.FindStore(store)
-	if !errors.Is(err, volmgr.ErrNoStore) {
-		return err
+	for i := range d.managers() {
+		if err := volmgr.FindStore(d.store(i)); !errors.Is(err, volmgr.ErrNoStore) {
+			return err
+		}
 	}
+	store := d.store(0)
 	labelled, err := d.labelled(ctx)
 	if err != nil {
 		return err

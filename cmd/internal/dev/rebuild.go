@@ -4,6 +4,7 @@ package dev
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -37,15 +38,20 @@ const rebuildPatience = time.Minute
 
 // rebuild runs everything except the manager, and takes the manager's place.
 func (d *cluster) rebuild(ctx context.Context) error {
+	for i := range d.dir.managers() {
+		if volmgr.FindStore(d.dir.store(i)) == nil && i > 0 {
+			return cli.RefusedError{Err: fmt.Errorf("manager %s still has the store, in %s", managerName(i), d.dir.store(i)), Hints: []string{"start `weft dev`: while most managers have the store, the others get it from them"}}
+		}
+	}
 	var nodes []block.NodeName
 	for _, t := range d.dir.state.Targets {
 		nodes = append(nodes, t.Name)
 	}
-	rebuild, err := volmgr.NewRebuild(volmgr.Config{Dir: d.dir.in("volmgr"), Version: d.dir.version, Log: d.log}, nodes, []block.NodeName{d.node})
+	rebuild, err := volmgr.NewRebuild(volmgr.Config{Dir: d.dir.store(0), Version: d.dir.version, Log: d.log}, nodes, []block.NodeName{d.node})
 	if err != nil {
 		return err
 	}
-	listener, done, err := d.open()
+	listener, done, err := d.open(true)
 	if err != nil {
 		return err
 	}
