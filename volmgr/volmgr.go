@@ -16,10 +16,10 @@
 // process must be restarted.
 //
 // In a quorum (Config.Quorum) one or several managers keep the records, and the loop runs only
-// at the one that leads. A leader that is deposed forgets the state, and
-// loads it when it leads again. What it answers without having recorded anything, it answers
-// after a majority has confirmed that it still leads. Others answer ErrNotLeading, with the
-// leader's address; while no leader is known, calls wait for the election.
+// at the one that leads. A leader that is deposed forgets the state, and loads it when it leads
+// again. What it answers without having recorded anything, it answers after a majority has
+// confirmed that it still leads. Others answer ErrNotLeading, with the leader's address; while no
+// leader is known, calls wait for the election.
 //
 // Lists, status and wanted states are made from snapshots of the state, beside the loop.
 package volmgr
@@ -241,9 +241,6 @@ func (m *Manager) Run(ctx context.Context) error {
 				return nil
 			}
 			m.depose()
-			if ctx.Err() != nil {
-				return nil
-			}
 		}
 	})
 	return group.Wait()

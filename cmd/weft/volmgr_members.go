@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/cmd/internal/cli"
-	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr"
 	"weft.dev/weft/volmgr/quorum"
@@ -55,11 +54,7 @@ The command may be repeated with the same directory, also while its manager runs
 }
 
 func runVolmgrJoin(ctx context.Context, api pb.ManagerClient, o volmgrOptions, out *cli.Output) error {
-	now, err := api.GetStatus(ctx, &pb.GetStatusRequest{})
-	if err != nil {
-		return err
-	}
-	cluster, err := block.ParseClusterID(now.GetClusterId())
+	cluster, err := cli.ClusterID(ctx, api)
 	if err != nil {
 		return err
 	}

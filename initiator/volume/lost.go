@@ -56,7 +56,7 @@ func (p *planner) member(at Place) (member, bool) {
 // Branches: one for each reason.
 func (p *planner) judge(m *member, c CopySeen) {
 	l := p.s.Legs[m.Leg]
-	silence := p.silence(m.Leg)
+	silence, absent := p.silence(m.Leg), p.absent(m)
 	m.Answers = p.answering(m.Leg)
 	m.since = p.s.Now
 	if silence > 0 {
@@ -70,8 +70,8 @@ func (p *planner) judge(m *member, c CopySeen) {
 		m.Lost = lost(RebuildFailed, "its rebuild failed: %s", c.Error)
 	case l.lost(p.s.Now, p.l.Window):
 		m.Lost = lost(NoAnswer, "no answer for more than %v", p.l.Window)
-	case p.absent(m).any():
-		m.Lost, m.Early = p.absent(m), true
+	case absent.any():
+		m.Lost, m.Early = absent, true
 	case c.Error != "" && !p.w.ReadOnly: // a read was served by another copy
 		m.Lost = lost(IOError, "%s", c.Error)
 	case c.Moved != "":
@@ -85,6 +85,7 @@ func (p *planner) judge(m *member, c CopySeen) {
 // absent is why a member is lost although its window has not passed: nobody is there at its target.
 func (p *planner) absent(m *member) Loss {
 	switch {
+	case m.Link == nil: // it leaves in any case
 	case p.s.Legs[m.Leg].mute(p.s.Now, p.l.Mute) && p.unreachable(m):
 		return lost(NoAnswer, "its target has answered nothing for more than %v", p.l.Mute)
 	case p.refused(m.Link):
@@ -145,8 +146,9 @@ func (p *planner) keepAlone(column int) {
 // the first that answer. The I/O that failed is sent to them again. (The log of what the others
 // miss is incomplete from then on.)
 func (p *planner) keepEnough(column int) {
-	for i := 0; i >= 0; {
-		if i = spared(p.group(), p.copies(), column, p.answering); i < 0 {
+	for {
+		i := spared(p.group(), p.copies(), column, p.answering)
+		if i < 0 {
 			return
 		}
 		m, say := &p.members[i], p.v.Note

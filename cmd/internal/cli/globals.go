@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
 )
@@ -191,6 +192,15 @@ func Takes(what ...string) cobra.PositionalArgs {
 		}
 		return nil
 	}
+}
+
+// ClusterID asks the volume manager for the id of its cluster.
+func ClusterID(ctx context.Context, api pb.ManagerClient) (id block.ClusterID, err error) {
+	now, err := api.GetStatus(ctx, &pb.GetStatusRequest{})
+	if err != nil {
+		return id, err
+	}
+	return block.ParseClusterID(now.GetClusterId())
 }
 
 // NodeOrThis returns the given node, or this machine under the name that its agents use.

@@ -20,7 +20,6 @@ import (
 
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
-	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr"
 	"weft.dev/weft/volmgr/quorum"
@@ -296,7 +295,7 @@ func (s *managerSet) joinOne(ctx context.Context, api pb.ManagerClient, i int, m
 			return err
 		}
 	}
-	cluster, err := clusterOf(ctx, api)
+	cluster, err := cli.ClusterID(ctx, api)
 	if err != nil {
 		return err
 	}
@@ -311,12 +310,4 @@ func (s *managerSet) joinOne(ctx context.Context, api pb.ManagerClient, i int, m
 	}
 	_, err = api.AddManager(ctx, &pb.AddManagerRequest{Id: id.String(), Address: address})
 	return err
-}
-
-func clusterOf(ctx context.Context, api pb.ManagerClient) (id block.ClusterID, err error) {
-	now, err := api.GetStatus(ctx, &pb.GetStatusRequest{})
-	if err != nil {
-		return id, err
-	}
-	return block.ParseClusterID(now.GetClusterId())
 }
