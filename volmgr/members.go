@@ -410,9 +410,9 @@ func (m *Manager) TransferLeadership(ctx context.Context, r *pb.TransferLeadersh
 }
 
 // Join makes the directory of a manager that another one adds to a cluster. It returns the new
-// member. A directory that Join has made, and whose manager has no records yet, is used again; of one
-// that has, Join returns the member with [replicated.ErrTaken]. The directory appears with store and log, or not at all: a store alone would be opened as that of a
-// cluster of its own.
+// member. A directory that Join has made, and whose manager has no records yet, is used again; of
+// one that has records, Join returns the member with [replicated.ErrTaken]. The directory appears
+// with store and log, or not at all: a store alone would be opened as that of a cluster of its own.
 func Join(cfg Config, id block.ClusterID) (quorum.ID, error) {
 	cfg = cfg.withDefaults()
 	if err := store.Find(cfg.Dir); err == nil {

@@ -40,7 +40,7 @@ func (q *quorumOf) ListManagers(context.Context, *pb.ListManagersRequest, ...grp
 	return &pb.ListManagersResponse{Managers: slices.Clone(q.members)}, nil
 }
 
-// answer is what the caller hears of a change.
+// answer is the error that the caller of a change gets.
 func (q *quorumOf) answer() error {
 	if q.lost--; q.lost >= 0 {
 		return errNotKnown

@@ -366,7 +366,7 @@ func (d *cluster) greet(ctx context.Context, api pb.ManagerClient) {
 	d.tell("try: weft volume create db1 --size 1GiB --stripes 2 --copies 2 --wait, weft attach db1; Ctrl-C ends")
 }
 
-// flag is what commands of this directory need.
+// flag returns the option with which other commands of dev find this directory.
 func (d *cluster) flag() string {
 	if d.dir.path == defaultPath() {
 		return ""

@@ -28,7 +28,7 @@ import (
 	"slices"
 )
 
-// Machine is what matters to GPU storage on a machine.
+// Machine describes the parts of a machine that GPU storage depends on.
 type Machine struct {
 	Kernel   Kernel   `json:"kernel"`
 	Driver   Driver   `json:"nvidia_driver"`
@@ -56,7 +56,7 @@ func answer(yes bool) Answer {
 	return No
 }
 
-// Kernel is what the kernel says of itself and its processor.
+// Kernel describes the running kernel and its processor.
 type Kernel struct {
 	Release   string `json:"release"`        // /proc/sys/kernel/osrelease
 	CPU       string `json:"cpu"`            // vendor_id of /proc/cpuinfo; empty if it is not x86
@@ -110,7 +110,7 @@ type Link struct {
 	Width int     `json:"width"`
 }
 
-// Gbits is what a link carries, in Gbit/s.
+// Gbits returns the bandwidth of a link, in Gbit/s.
 func (l Link) Gbits() float64 {
 	if l.GTs > 5 {
 		return l.GTs * float64(l.Width) * 128 / 130
@@ -158,7 +158,7 @@ type Drive struct {
 	Model string `json:"model"`
 }
 
-// Path is what lies between a file or a block device and the hardware.
+// Path describes the layers between a file or a block device and the hardware.
 type Path struct {
 	Name string `json:"name"` // as it was asked for, or the name of a drive
 	Top  Layer  `json:"layers"`

@@ -299,7 +299,7 @@ func TestThisMachineCanBeRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	Of(m).Print(&bytes.Buffer{})
-	// Links and speeds may change between two readings; what is there does not.
+	// Links and speeds may change between two readings; the devices do not.
 	if got := read(t, again, ""); len(got.GPUs) != len(m.GPUs) || len(got.NICs) != len(m.NICs) || len(got.Drives) != len(m.Drives) || got.Kernel.Release != m.Kernel.Release {
 		t.Errorf("this machine has %d GPUs, %d NICs and %d drives, and its recording %d, %d and %d", len(m.GPUs), len(m.NICs), len(m.Drives), len(got.GPUs), len(got.NICs), len(got.Drives))
 	}

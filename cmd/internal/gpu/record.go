@@ -23,7 +23,7 @@ type reader struct {
 	kept map[string]*file
 }
 
-// file is what was read of a file: all of it, or lines by their number.
+// file holds the recorded part of a file: all of it, or lines by their number.
 type file struct {
 	text  string
 	lines map[int]string

@@ -59,8 +59,8 @@ type Config struct {
 	AuthGroups []dhchap.Group
 
 	Log *slog.Logger // nil: no log
-	// OnState is called for every change of State and every attempt that failed, and OnNamespaces when Namespaces may
-	// have changed. They are called one at a time and must not block.
+	// OnState is called for every change of State and every attempt that failed, and OnNamespaces
+	// when Namespaces may have changed. They are called one at a time and must not block.
 	OnState      func(State)
 	OnNamespaces func()
 
