@@ -169,17 +169,23 @@ func startJoined(t *testing.T, others int) (all []*Manager) {
 		}
 		all = append(all, m)
 	}
+	allVote(t, first, len(all))
+	return all
+}
+
+// allVote waits until the manager that leads lists so many managers that vote and follow.
+func allVote(t *testing.T, leader *Manager, count int) {
+	t.Helper()
 	eventually(t, "all vote and follow", func() bool {
-		list, err := first.ListManagers(t.Context(), &pb.ListManagersRequest{})
+		list, err := leader.ListManagers(t.Context(), &pb.ListManagersRequest{})
 		votes := 0
 		for _, one := range list.GetManagers() {
 			if one.GetVoter() && one.GetRecorded() > 0 && one.GetProblem() == "" {
 				votes++
 			}
 		}
-		return err == nil && votes == len(all)
+		return err == nil && votes == count
 	})
-	return all
 }
 
 // askAll asks managers in turn until one of them carries a request out.
@@ -262,16 +268,7 @@ func TestTheManagersOfAClusterChange(t *testing.T) {
 		}
 		all, dirs, stops = append(all, m), append(dirs, dir), append(stops, stop)
 	}
-	eventually(t, "all vote and follow", func() bool {
-		list, err := first.ListManagers(t.Context(), &pb.ListManagersRequest{})
-		votes := 0
-		for _, one := range list.GetManagers() {
-			if one.GetVoter() && one.GetRecorded() > 0 && one.GetProblem() == "" {
-				votes++
-			}
-		}
-		return err == nil && votes == 3
-	})
+	allVote(t, first, 3)
 	if _, err := Join(Config{Dir: filepath.Dir(dirs[1])}, id); !errors.Is(err, ErrNotEmpty) {
 		t.Errorf("Join in a directory with something else = %v, want %v", err, ErrNotEmpty)
 	}
