@@ -19,7 +19,7 @@ type kernelSuite struct {
 }
 
 // TestKernel runs the packages that speak to the kernel on the kernel of
-// WEFT_KERNEL, one machine each. To run one of them, or some tests of it:
+// WEFT_KERNEL, one machine each, several at a time. To run one of them, or some tests of it:
 //
 //	WEFT_RUN=TestFence go test -count=1 -v -run 'TestKernel$/target/nvmet' ./e2e
 func TestKernel(t *testing.T) {
@@ -63,6 +63,7 @@ func TestKernel(t *testing.T) {
 	}
 	for _, s := range suites {
 		t.Run(strings.TrimPrefix(s.suite.Package, "./"), func(t *testing.T) {
+			t.Parallel() // each machine has one processor
 			if !hasTests(s.suite.Package) {
 				t.Fatalf("%s has no tests", s.suite.Package)
 			}

@@ -85,11 +85,8 @@ func enterNode(id identity) error {
 	if err := unix.Mount(filepath.Join(id.Dir, "var"), "/var", "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mount /var: %w", err)
 	}
-	if err := os.MkdirAll("/dev/weft", 0o755); err != nil {
+	if err := ownDevWeft(); err != nil {
 		return err
-	}
-	if err := unix.Mount("tmpfs", "/dev/weft", "tmpfs", 0, "mode=755"); err != nil {
-		return fmt.Errorf("mount /dev/weft: %w", err)
 	}
 	// Mounts must propagate between the kubelet, the driver and the pods.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {

@@ -224,5 +224,20 @@ func enterLab() error {
 	if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=755"); err != nil {
 		return fmt.Errorf("mount /run: %w", err)
 	}
+	if err := ownDevWeft(); err != nil {
+		return err
+	}
 	return labNetwork()
+}
+
+// ownDevWeft makes a /dev/weft that this mount namespace has alone: agents there do not meet
+// those of other labs.
+func ownDevWeft() error {
+	if err := os.MkdirAll("/dev/weft", 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", "/dev/weft", "tmpfs", 0, "mode=755"); err != nil {
+		return fmt.Errorf("mount /dev/weft: %w", err)
+	}
+	return nil
 }

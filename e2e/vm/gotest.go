@@ -66,7 +66,7 @@ func orDefault(d, otherwise time.Duration) time.Duration {
 
 // runSuite returns the output of the test program. The error means that the program failed.
 func (m *Machine) runSuite(ctx context.Context, s Suite) ([]byte, error) {
-	root, err := moduleRoot(ctx)
+	root, err := ModuleRoot(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -112,7 +112,7 @@ func BuildImage(ctx context.Context, version string) (Image, error) {
 
 // buildPrograms builds the guest's init and our own programs, and returns their paths.
 func buildPrograms(ctx context.Context, dir string) (map[string]string, error) {
-	root, err := moduleRoot(ctx)
+	root, err := ModuleRoot(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +129,8 @@ func buildPrograms(ctx context.Context, dir string) (map[string]string, error) {
 	return bin, nil
 }
 
-func moduleRoot(ctx context.Context) (string, error) {
+// ModuleRoot returns the directory of the module in which the program runs.
+func ModuleRoot(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
 	if err != nil {
 		return "", fmt.Errorf("find the module: %w", err)
