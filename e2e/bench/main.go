@@ -11,6 +11,9 @@
 // The part "user" runs on the machine itself, over the user-space data path; see package
 // datapath. So does the part "failover", which measures how long I/O stalls there when a target
 // or a path fails; see package failover.
+//
+// The part "columns" measures what mirroring costs on several processors, without a network; see
+// package columns.
 package main
 
 import (
@@ -22,18 +25,21 @@ import (
 	"os/signal"
 	"slices"
 
+	"weft.dev/weft/e2e/bench/columns"
 	"weft.dev/weft/e2e/bench/datapath"
 	"weft.dev/weft/e2e/bench/failover"
 	"weft.dev/weft/e2e/testbed"
+	"weft.dev/weft/e2e/vm"
 )
 
 var (
-	part     = flag.String("part", "all", "which part to run: user, failover, patience, vm or all; all leaves out patience")
-	rounds   = flag.Int("rounds", 0, "runs of each workload on each device, or of each failure; 0: five in the part user, ten in the part failover, three in the part vm")
-	seconds  = flag.Float64("seconds", 0, "seconds per run; 0: half a second in the part user, three in the part vm, an hour in the part patience")
+	part     = flag.String("part", "all", "which part to run: user, failover, patience, vm, columns or all; all leaves out patience")
+	rounds   = flag.Int("rounds", 0, "runs of each workload on each device, or of each failure; 0: five in the part user, ten in the part failover, three in the others")
+	seconds  = flag.Float64("seconds", 0, "seconds per run; 0: half a second in the part user, three in the part vm, one in the part columns, an hour in the part patience")
 	weft     = flag.String("weft", "bin/weft", "failover: the `program` to measure")
 	deaths   = flag.Int("deaths", 3, "vm: how many times to kill a target")
 	workers  = flag.Int("workers", 8, "patience: workers of each of the five hosts")
+	cpus     = flag.Int("cpus", 4, "columns: processors of the machine")
 	dir      = flag.String("dir", "", "user: directory for the files of the file-backed half; patience: for the drives")
 	section  = flag.String("section", "", "user: run only sections whose titles contain this: in memory, block devices, on files")
 	only     = flag.String("only", "", "user, failover: run only workloads or failures whose names contain this")
@@ -56,9 +62,16 @@ func main() {
 		fmt.Fprintf(os.Stderr, "bench: %v\n", failover.Process(os.Args[2:]))
 		os.Exit(1)
 	}
+	if len(os.Args) > 2 && os.Args[1] == columns.Role {
+		if err := columns.Process(os.Args[2:]); err != nil {
+			fmt.Fprintf(os.Stderr, "bench: %v\n", err)
+			os.Exit(1)
+		}
+		return
+	}
 	flag.Parse()
-	if !slices.Contains([]string{"user", "failover", "patience", "vm", "all"}, *part) {
-		fmt.Fprintf(os.Stderr, "bench: no part %q: user, failover, patience, vm or all\n", *part)
+	if !slices.Contains([]string{"user", "failover", "patience", "vm", "columns", "all"}, *part) {
+		fmt.Fprintf(os.Stderr, "bench: no part %q: user, failover, patience, vm, columns or all\n", *part)
 		os.Exit(2)
 	}
 	if *peers {
@@ -114,6 +127,10 @@ func parts() (code int) {
 	if *part == "vm" || *part == "all" {
 		*rounds, *seconds = cmp.Or(*rounds, 3), cmp.Or(*seconds, 3)
 		code = testbed.Main("bench", *verbose, measure)
+	}
+	if *part == "columns" || *part == "all" {
+		o := columns.Options{CPUs: *cpus, Rounds: cmp.Or(*rounds, 3), Seconds: cmp.Or(*seconds, 1), Out: os.Stdout}
+		code = max(code, testbed.Main("bench", *verbose, func(t vm.TB) { columns.Measure(t, o) }))
 	}
 	return code
 }

@@ -89,6 +89,7 @@ var arrows = map[string][]string{
 	"initiator/userspace":       {"initiator/keeper", "initiator/volume", "initiator/blockdev", "initiator/evidence", "raid/checkpoint", "raid/engine", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
 	"e2e/kube":                  {"e2e/kube/parts", "e2e/operator", "initiator/blockdev", "proto/pages", "proto/pb"},
 	"e2e/kube/parts":            {},
+	"e2e/bench/columns":         {"e2e/vm", "raid/dm", "raid/engine", "initiator/blockdev", "proto/block"},
 	"e2e/bench/datapath":        {"target/backend", "raid/engine", "initiator/blockdev", "proto/nvmetcp", "proto/block"},
 	"e2e/bench/failover":        {"e2e/operator", "initiator", "initiator/userspace", "proto/block", "proto/pages", "proto/pb"},
 	"e2e/explore":               {"volmgr/cluster", "volmgr/evidence", "initiator/volume", "proto/block"},
