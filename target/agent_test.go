@@ -543,6 +543,39 @@ func TestADriveThatFailsAWriteIsReported(t *testing.T) {
 			return strings.Contains(r.GetDrives()[0].GetError(), "input/output error")
 		})
 		w.until("the other one works", exportsReady(1))
+
+		m.mu.Lock()
+		m.fail = nil
+		m.mu.Unlock()
+		w.until("the drive works again, and has its leg", func(r *pb.TargetReport) bool {
+			return r.GetDrives()[0].GetError() == "" && legReport(r, 1) != nil
+		})
+	})
+}
+
+// A drive that only reads is not usable.
+func TestADriveThatFailsStaysSoWhileItCannotBeWritten(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.run()
+		w.manager.set(want().drive(1).TargetWanted)
+		w.until("drive in", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 1 })
+		m, err := w.medium("/dev/d1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.mu.Lock()
+		m.fail = unix.EIO
+		m.mu.Unlock()
+		w.manager.set(want().drive(1).leg(1, 1, 1, 0).TargetWanted)
+		failed := func(r *pb.TargetReport) bool {
+			return strings.Contains(r.GetDrives()[0].GetError(), "input/output error")
+		}
+		w.until("the drive has an error", failed)
+		w.manager.set(want().drive(1).TargetWanted) // nothing is written to it any more
+		time.Sleep(3 * scanEvery)
+		if r := w.until("a report", func(*pb.TargetReport) bool { return true }); !failed(r) {
+			t.Errorf("a drive that fails writes is reported as %v", r.GetDrives()[0])
+		}
 	})
 }
 

@@ -19,6 +19,7 @@ import (
 type disk interface {
 	Label() *drive.Label
 	Update(func(*drive.Label) error) error
+	Rewrite() error
 	ZeroLeg(ctx context.Context, id block.LegID, progress func(done block.Size)) error
 	Erase() error
 	Close() error
@@ -82,8 +83,8 @@ func (t tools) do(ctx context.Context, o order) error {
 	return fmt.Errorf("unknown order %T", o)
 }
 
-// update writes a label. A drive whose label cannot be written is unusable until somebody has seen
-// to it.
+// update writes a label. A drive whose label cannot be written is unusable until it can; see
+// openDrives.tryBroken.
 func (t tools) update(id block.DriveID, change func(*drive.Label) error) error {
 	d, release, err := t.drives.take(id)
 	if err != nil {

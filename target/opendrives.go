@@ -70,7 +70,59 @@ func (o *openDrives) refresh(ctx context.Context) error {
 	}
 	o.mark(devices)
 	o.done()
+	for _, end := range o.tryBroken() {
+		select {
+		case <-end:
+		case <-ctx.Done():
+		}
+	}
 	return errors.Join(errs...)
+}
+
+// tryBroken writes the labels of drives that have failed again: a drive whose label can be written
+// is usable. The returned channels are closed when that has ended, one drive each, since each may
+// hang.
+func (o *openDrives) tryBroken() (ends []<-chan struct{}) {
+	for id, path := range o.broken() {
+		if !o.begin(path) {
+			continue
+		}
+		end := make(chan struct{})
+		ends = append(ends, end)
+		go func() {
+			defer close(end)
+			defer o.end(path)
+			o.tryAgain(id)
+		}()
+	}
+	return ends
+}
+
+// broken lists the drives that are there and have failed, with their devices.
+func (o *openDrives) broken() map[block.DriveID]string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	found := map[block.DriveID]string{}
+	for id, d := range o.drives {
+		if d.broken != "" && d.gone == "" && d.uses == 0 {
+			found[id] = d.device
+		}
+	}
+	return found
+}
+
+// tryAgain writes a broken drive's label again.
+func (o *openDrives) tryAgain(id block.DriveID) {
+	d, release, err := o.take(id)
+	if err != nil {
+		return
+	}
+	defer release()
+	if err := d.Rewrite(); err != nil {
+		return // it is known to be broken
+	}
+	o.judge(id, nil)
+	o.log.Info("drive works again", "drive", id)
 }
 
 // mark notes what a scan found, and which drives it did not find.
@@ -174,8 +226,7 @@ func (o *openDrives) keeps(id block.DriveID, path string, number block.DeviceNum
 	return old.uses > 0 || old.gone == "" && old.number == number && old.sequence == sequence && old.device == path
 }
 
-// put replaces the open drive of that identity. A drive whose writes failed stays broken, unless it
-// has been away.
+// put replaces the open drive of that identity.
 func (o *openDrives) put(id block.DriveID, fresh *openDrive) {
 	o.mu.Lock()
 	old, closed := o.drives[id], o.closed

@@ -439,6 +439,13 @@ func (d gatedDisk) Update(change func(*drive.Label) error) error {
 	return d.Drive.Update(change)
 }
 
+func (d gatedDisk) Rewrite() error {
+	if err := d.gate.pass(); err != nil {
+		return err
+	}
+	return d.Drive.Rewrite()
+}
+
 func (d gatedDisk) Erase() error {
 	if err := d.gate.pass(); err != nil {
 		return err

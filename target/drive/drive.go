@@ -177,6 +177,17 @@ func (d *Drive) writeLocked(last, next *Label) error {
 	return nil
 }
 
+// Rewrite writes the label again as it is: a drive that can do so can be read and written.
+func (d *Drive) Rewrite() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.complete = false
+	if err := d.updateLocked(func(*Label) error { return nil }); err != nil {
+		return fmt.Errorf("write the label of drive %v again: %w", d.ID(), err)
+	}
+	return nil
+}
+
 // PutLeg is Update with [Label.PutLeg].
 func (d *Drive) PutLeg(record *pb.LegLabel) error {
 	return d.Update(func(l *Label) error { return l.PutLeg(record) })
