@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/protoadapt"
 
+	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
@@ -452,6 +453,9 @@ func (m *Manager) ListEvents(ctx context.Context, r *pb.ListEventsRequest) (*pb.
 
 // RecordStale removes legs from the in-sync sets; that is durable when it answers.
 func (m *Manager) RecordStale(ctx context.Context, r *pb.RecordStaleRequest) (*pb.RecordStaleResponse, error) {
+	if err := access.Speaks(ctx, access.Initiator, block.NodeName(r.Node)); err != nil {
+		return nil, err
+	}
 	volume, err := field("volume_id", r.VolumeId, block.ParseVolumeID)
 	if err != nil {
 		return nil, err
@@ -490,6 +494,9 @@ func staleLegs(r *pb.RecordStaleRequest) (legs []block.LegID, why map[block.LegI
 
 // RecordInSync returns rebuilt legs to the in-sync sets; that is durable when it answers.
 func (m *Manager) RecordInSync(ctx context.Context, r *pb.RecordInSyncRequest) (*pb.RecordInSyncResponse, error) {
+	if err := access.Speaks(ctx, access.Initiator, block.NodeName(r.Node)); err != nil {
+		return nil, err
+	}
 	volume, err := field("volume_id", r.VolumeId, block.ParseVolumeID)
 	if err != nil {
 		return nil, err

@@ -149,6 +149,9 @@ func identity(cfg Config) (id block.ClusterID, term uint64, err error) {
 	return state.ClusterID(), state.Term(), nil
 }
 
+// ClusterID returns the cluster of the store.
+func (m *Manager) ClusterID() block.ClusterID { return m.cluster }
+
 // Member is this manager's part of the quorum; nil if it has none.
 func (m *Manager) Member() *replicated.Store {
 	if m.quorum == nil {

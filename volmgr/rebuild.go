@@ -16,6 +16,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
@@ -88,7 +89,8 @@ func (b *Rebuild) Register(r grpc.ServiceRegistrar) { pb.RegisterAgentsServer(r,
 
 // Target takes the reports of a target agent.
 func (b *Rebuild) Target(stream grpc.BidiStreamingServer[pb.TargetReport, pb.TargetWanted]) error {
-	return hear(parts.Wanting(stream), targetReport, func(r cluster.TargetReport) {
+	speaks := func(r cluster.TargetReport) error { return access.Speaks(stream.Context(), access.Target, r.Node) }
+	return hear(parts.Wanting(stream), targetReport, speaks, func(r cluster.TargetReport) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		if _, known := b.reports[r.Node]; !known {
@@ -101,7 +103,10 @@ func (b *Rebuild) Target(stream grpc.BidiStreamingServer[pb.TargetReport, pb.Tar
 
 // Initiator takes the reports of an initiator agent.
 func (b *Rebuild) Initiator(stream grpc.BidiStreamingServer[pb.InitiatorReport, pb.InitiatorWanted]) error {
-	return hear(parts.Wanting(stream), initiatorReport, func(r cluster.InitiatorReport) {
+	speaks := func(r cluster.InitiatorReport) error {
+		return access.Speaks(stream.Context(), access.Initiator, r.Node)
+	}
+	return hear(parts.Wanting(stream), initiatorReport, speaks, func(r cluster.InitiatorReport) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		if _, known := b.words[r.Node]; !known {
@@ -112,8 +117,8 @@ func (b *Rebuild) Initiator(stream grpc.BidiStreamingServer[pb.InitiatorReport, 
 	})
 }
 
-// hear keeps every report of a stream until it ends.
-func hear[Message, Wanted parts.State, Report any](agent *parts.Stream[Wanted, Message], parse func(Message) (Report, error), keep func(Report)) error {
+// hear keeps every report of a stream until it ends. speaks refuses reports for other nodes.
+func hear[Message, Wanted parts.State, Report any](agent *parts.Stream[Wanted, Message], parse func(Message) (Report, error), speaks func(Report) error, keep func(Report)) error {
 	for {
 		m, err := agent.Recv()
 		if errors.Is(err, io.EOF) {
@@ -128,6 +133,9 @@ func hear[Message, Wanted parts.State, Report any](agent *parts.Stream[Wanted, M
 		report, err := parse(m)
 		if err != nil {
 			return toStatus(err)
+		}
+		if err := speaks(report); err != nil {
+			return err
 		}
 		keep(report)
 	}

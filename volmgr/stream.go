@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
@@ -36,6 +37,7 @@ var errSuperseded = status.Error(codes.Aborted, "a newer stream of the same node
 
 // kind holds what differs between target and initiator agents.
 type kind[Report, Wanted parts.State] struct {
+	role     access.Role // of the agent's certificate
 	sessions func(*Manager) map[block.NodeName]*session
 	node     func(Report) string
 	boot     func(Report) string
@@ -51,6 +53,7 @@ type kind[Report, Wanted parts.State] struct {
 }
 
 var targetKind = kind[*pb.TargetReport, *pb.TargetWanted]{
+	role:     access.Target,
 	sessions: func(m *Manager) map[block.NodeName]*session { return m.targets },
 	node:     (*pb.TargetReport).GetNode,
 	boot:     (*pb.TargetReport).GetBootId,
@@ -80,6 +83,7 @@ var targetKind = kind[*pb.TargetReport, *pb.TargetWanted]{
 }
 
 var initiatorKind = kind[*pb.InitiatorReport, *pb.InitiatorWanted]{
+	role:     access.Initiator,
 	sessions: func(m *Manager) map[block.NodeName]*session { return m.initiators },
 	node:     (*pb.InitiatorReport).GetNode,
 	boot:     (*pb.InitiatorReport).GetBootId,
@@ -125,6 +129,9 @@ func serve[Report, Wanted parts.State](ctx context.Context, m *Manager, stream *
 	node, err := block.ParseNodeName(k.node(first))
 	if err != nil {
 		return toStatus(&cluster.Error{Kind: cluster.InvalidArgument, Field: "node", Text: err.Error()})
+	}
+	if err := access.Speaks(ctx, k.role, node); err != nil {
+		return err
 	}
 	s := &session{news: make(chan struct{}, 1), cancel: cancel}
 	var refused error

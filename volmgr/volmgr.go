@@ -84,6 +84,7 @@ type Manager struct {
 	pb.UnimplementedAgentsServer
 
 	cfg     Config
+	cluster block.ClusterID
 	records committer
 	state   *cluster.State // owned by Run
 	fork    *cluster.State // of state, for readers; nil if it has been stepped since. Owned by Run
@@ -145,7 +146,7 @@ func New(cfg Config) (*Manager, error) {
 			return nil, err
 		}
 		m := newManager(cfg, s, nil) // the state is loaded when it leads
-		m.quorum = s
+		m.quorum, m.cluster = s, s.Cluster()
 		return m, nil
 	}
 	if replicated.Exists(cfg.Dir) {
@@ -159,7 +160,9 @@ func New(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("store %s: %w", cfg.Dir, err), s.Close())
 	}
-	return newManager(cfg, alone{s}, state), nil
+	m := newManager(cfg, alone{s}, state)
+	m.cluster = state.ClusterID()
+	return m, nil
 }
 
 // Init begins a new cluster: it creates the store in cfg.Dir, which must be empty or not

@@ -21,6 +21,7 @@ import (
 
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -73,7 +74,7 @@ func TestEndsThatDoNotAgreeOnTLS(t *testing.T) {
 		{"none of its own", one, daemon.TLSFiles{CA: one.CA}, "rejects this certificate"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			server, err := daemon.NewServer(c.server, daemon.NewMetrics())
+			server, err := daemon.NewServer(c.server, daemon.NewMetrics(), access.Guard{})
 			if err != nil {
 				t.Fatal(err)
 			}

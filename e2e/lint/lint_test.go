@@ -28,6 +28,7 @@ const module = "weft.dev/weft"
 var arrows = map[string][]string{
 	"proto/block":       {},
 	"proto/pb":          {},
+	"proto/access":      {"proto/block", "proto/pb"},
 	"proto/agentlock":   {},
 	"proto/authority":   {"proto/block", "proto/durable"},
 	"proto/durable":     {},
@@ -51,7 +52,7 @@ var arrows = map[string][]string{
 	"volmgr/replicated": {"volmgr/cluster", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/wal", "volmgr/store", "proto/block"},
 	"volmgr/quorum":     {"volmgr/quorum/wal"}, // its plain values
 	"volmgr/quorum/wal": {"proto/block", "proto/durable"},
-	"volmgr":            {"volmgr/cluster", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/transport", "volmgr/replicated", "volmgr/store", "proto/block", "proto/durable", "proto/parts", "proto/pb"},
+	"volmgr":            {"volmgr/cluster", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/transport", "volmgr/replicated", "volmgr/store", "proto/access", "proto/block", "proto/durable", "proto/parts", "proto/pb"},
 	"target/drive":      {"proto/block", "proto/nvmetcp", "proto/pb"},
 	"target/backend":    {"proto/block"},
 	"target/nvmet":      {"target/nvmet/memfs", "proto/block"}, // memfs: in nvmettest

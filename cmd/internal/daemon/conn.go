@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 
+	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/parts"
 )
@@ -88,8 +89,9 @@ func dial(address string, files TLSFiles, options []grpc.DialOption) (*grpc.Clie
 	return conn, nil
 }
 
-// NewServer makes a gRPC server with the health service; m counts its calls.
-func NewServer(files TLSFiles, m *Metrics) (*grpc.Server, error) {
+// NewServer makes a gRPC server with the health service; m counts its calls, and guard refuses those
+// that their caller may not make.
+func NewServer(files TLSFiles, m *Metrics, guard access.Guard) (*grpc.Server, error) {
 	creds, err := files.transport(TLSFiles.server)
 	if err != nil {
 		return nil, err
@@ -102,8 +104,8 @@ func NewServer(files TLSFiles, m *Metrics) (*grpc.Server, error) {
 		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(window),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingEvery, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: clientPingEvery / 2, PermitWithoutStream: true}),
-		grpc.UnaryInterceptor(m.unary),
-		grpc.StreamInterceptor(m.stream),
+		grpc.ChainUnaryInterceptor(m.unary, guard.Unary),
+		grpc.ChainStreamInterceptor(m.stream, guard.Stream),
 	)
 	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
 	return server, nil

@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/access"
 )
 
 var discard = slog.New(slog.DiscardHandler)
@@ -171,7 +173,7 @@ func TestLoggerRefusesUnknownFlags(t *testing.T) {
 // serve runs a server on a free port of this machine until the test ends.
 func serve(t *testing.T, files TLSFiles, m *Metrics) (address string) {
 	t.Helper()
-	server, err := NewServer(files, m)
+	server, err := NewServer(files, m, access.Guard{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +235,7 @@ func TestServerAnswersAndCounts(t *testing.T) {
 }
 
 func TestServerStopsInSpiteOfAnEndlessStream(t *testing.T) {
-	server, err := NewServer(TLSFiles{}, NewMetrics())
+	server, err := NewServer(TLSFiles{}, NewMetrics(), access.Guard{})
 	if err != nil {
 		t.Fatal(err)
 	}

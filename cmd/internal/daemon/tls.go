@@ -13,6 +13,8 @@ import (
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"weft.dev/weft/proto/access"
 )
 
 // TLSFiles names the PEM files of one end of a connection. All empty means no TLS. Only the names
@@ -82,12 +84,37 @@ func (f TLSFiles) roots() (*x509.CertPool, error) {
 // mistake in them shows at the start.
 func (f TLSFiles) transport(load func(TLSFiles) (*tls.Config, error)) (credentials.TransportCredentials, error) {
 	if f.off() {
-		return insecure.NewCredentials(), nil
+		return plain{insecure.NewCredentials()}, nil
 	}
 	if _, err := load(f); err != nil {
 		return nil, err
 	}
 	return reloading{f}, nil
+}
+
+// plain is a connection without TLS. A server knows of its peer only whether it came over a socket.
+type plain struct {
+	credentials.TransportCredentials // gRPC's own
+}
+
+// ServerHandshake implements [credentials.TransportCredentials].
+func (plain) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	if onSocket(conn) {
+		return conn, local, nil
+	}
+	return conn, authInfo(access.Identity{Kind: access.Anonymous}, credentials.NoSecurity), nil
+}
+
+// Clone implements [credentials.TransportCredentials].
+func (p plain) Clone() credentials.TransportCredentials { return p }
+
+// local is a peer on a socket, whose file says who may open it.
+var local = authInfo(access.Identity{Kind: access.Local}, credentials.PrivacyAndIntegrity)
+
+func onSocket(conn net.Conn) bool { return conn.LocalAddr().Network() == "unix" }
+
+func authInfo(who access.Identity, level credentials.SecurityLevel) access.AuthInfo {
+	return access.AuthInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: level}, Identity: who}
 }
 
 // reloading reads the files for every handshake, so that certificates can be renewed while the
@@ -103,11 +130,19 @@ func (r reloading) ClientHandshake(ctx context.Context, authority string, conn n
 }
 
 func (r reloading) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	if onSocket(conn) {
+		return conn, local, nil
+	}
 	config, err := r.files.server()
 	if err != nil {
 		return nil, nil, err
 	}
-	return credentials.NewTLS(config).ServerHandshake(conn)
+	secure, info, err := credentials.NewTLS(config).ServerHandshake(conn)
+	if err != nil {
+		return nil, nil, err
+	}
+	state := info.(credentials.TLSInfo).State
+	return secure, authInfo(access.OfCertificate(state.PeerCertificates[0]), credentials.PrivacyAndIntegrity), nil
 }
 
 func (r reloading) Info() credentials.ProtocolInfo {

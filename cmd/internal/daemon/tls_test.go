@@ -11,10 +11,13 @@ import (
 	"encoding/pem"
 	"math/big"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"weft.dev/weft/proto/access"
 )
 
 // authority signs certificates for 127.0.0.1.
@@ -45,14 +48,14 @@ func newAuthority(t *testing.T) authority {
 }
 
 // issue writes a certificate, its key and a's own certificate to dir.
-func (a authority) issue(t *testing.T, dir, name string) TLSFiles {
+func (a authority) issue(t *testing.T, dir, name string, uris ...*url.URL) TLSFiles {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour),
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour), URIs: uris,
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &key.PublicKey, a.key)
@@ -115,7 +118,7 @@ func TestMissingFilesAreRefusedAtTheStart(t *testing.T) {
 	dir := t.TempDir()
 	files := newAuthority(t).issue(t, dir, "manager")
 	files.Key = filepath.Join(dir, "absent")
-	if _, err := NewServer(files, NewMetrics()); err == nil {
+	if _, err := NewServer(files, NewMetrics(), access.Guard{}); err == nil {
 		t.Error("NewServer without its key succeeded")
 	}
 	if _, err := Dial("127.0.0.1:1", files); err == nil {

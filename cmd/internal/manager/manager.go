@@ -20,6 +20,7 @@ import (
 
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/proto/access"
 	"weft.dev/weft/volmgr"
 )
 
@@ -63,7 +64,7 @@ func (c Config) Serve(ctx context.Context, listener net.Listener, log *slog.Logg
 // parts returns the loop and everything that uses it, which stops before the loop.
 func (c Config) parts(m *volmgr.Manager, listener net.Listener, log *slog.Logger) ([]daemon.Part, error) {
 	metrics := daemon.NewMetrics()
-	server, err := daemon.NewServer(c.TLS, metrics)
+	server, err := daemon.NewServer(c.TLS, metrics, access.Guard{Cluster: m.ClusterID()})
 	if err != nil {
 		return nil, cli.UsageError{Err: err}
 	}
@@ -111,7 +112,7 @@ func addressOf(listener net.Listener) string {
 // Collect answers the agents until a rebuild is done, and returns its summary. It takes at most
 // timeout.
 func Collect(ctx context.Context, rebuild *volmgr.Rebuild, listener net.Listener, log *slog.Logger, tls daemon.TLSFiles, timeout time.Duration) (text string, err error) {
-	server, err := daemon.NewServer(tls, daemon.NewMetrics())
+	server, err := daemon.NewServer(tls, daemon.NewMetrics(), access.Guard{})
 	if err != nil {
 		return "", cli.UsageError{Err: err}
 	}

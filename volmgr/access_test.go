@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volmgr
+
+import (
+	"context"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	"weft.dev/weft/proto/access"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+// shown are a server's credentials: every peer is who they say.
+type shown struct {
+	credentials.TransportCredentials
+	who access.Identity
+}
+
+func (s shown) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return conn, access.AuthInfo{Identity: s.who}, nil
+}
+
+func (s shown) Clone() credentials.TransportCredentials { return s }
+
+// as connects to what register adds, as who. The server has the guard that a manager's has.
+func as(t *testing.T, register func(grpc.ServiceRegistrar), who access.Identity) *grpc.ClientConn {
+	t.Helper()
+	listener := bufconn.Listen(1 << 20)
+	guard := access.Guard{Cluster: who.Cluster}
+	server := grpc.NewServer(grpc.Creds(shown{insecure.NewCredentials(), who}), grpc.UnaryInterceptor(guard.Unary), grpc.StreamInterceptor(guard.Stream))
+	register(server)
+	var group sync.WaitGroup
+	group.Go(func() { _ = server.Serve(listener) })
+	conn, err := grpc.NewClient("passthrough:///bufconn", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		conn.Close()
+		server.Stop()
+		group.Wait()
+	})
+	return conn
+}
+
+// registered is the service of a rig's manager.
+func (r *rig) registered(t *testing.T) (register func(grpc.ServiceRegistrar)) {
+	t.Helper()
+	r.adjust = func(m *Manager) { register = m.Register }
+	r.restart()
+	return register
+}
+
+// refusedSoon reports how a stream ends.
+func refusedSoon[Report, Wanted any](t *testing.T, stream grpc.BidiStreamingClient[Report, Wanted], err error, report *Report) codes.Code {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(report); err != nil {
+		t.Fatal(err)
+	}
+	_, err = stream.Recv()
+	return status.Code(err)
+}
+
+// What a stranger did who had learned the public boot id of an agent: he reported in its name,
+// with other drives, and confirmed its fences. A certificate of another node, or of the other
+// agent of the same node, does not let him.
+func TestAnAgentReportsOnlyForItsOwnNode(t *testing.T) {
+	r := newRig(t)
+	register := r.registered(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for _, c := range []struct {
+		who              access.Identity
+		target, initiate codes.Code
+	}{
+		{access.Identity{Kind: access.Node, Name: "t1", Role: access.Target}, codes.OK, codes.PermissionDenied},
+		{access.Identity{Kind: access.Node, Name: "t2", Role: access.Target}, codes.PermissionDenied, codes.PermissionDenied},
+		{access.Identity{Kind: access.Node, Name: "t1", Role: access.Initiator}, codes.PermissionDenied, codes.OK},
+		{access.Identity{Kind: access.Node, Name: "t2", Role: access.Initiator}, codes.PermissionDenied, codes.PermissionDenied},
+		{access.Identity{Kind: access.Node, Name: "t1", Role: access.CSI}, codes.PermissionDenied, codes.PermissionDenied},
+		{access.Identity{Kind: access.Person, Name: "t1", Role: access.Admin}, codes.PermissionDenied, codes.PermissionDenied},
+		{access.Identity{}, codes.Unauthenticated, codes.Unauthenticated},
+	} {
+		agents := pb.NewAgentsClient(as(t, register, c.who))
+		target, err := agents.Target(ctx)
+		if got := refusedSoon(t, target, err, &pb.TargetReport{Node: "t1", BootId: "boot-1"}); got != c.target {
+			t.Errorf("%v reports as target t1: %v, want %v", c.who, got, c.target)
+		}
+		initiator, err := agents.Initiator(ctx)
+		if got := refusedSoon(t, initiator, err, &pb.InitiatorReport{Node: "t1", BootId: "boot-1", Host: &pb.Host{Nqn: "nqn.2014-08.org.nvmexpress:uuid:" + uuid(1), Id: uuid(1)}}); got != c.initiate {
+			t.Errorf("%v reports as initiator t1: %v, want %v", c.who, got, c.initiate)
+		}
+	}
+}
+
+// A host that has a certificate cannot record anything for a volume that another host has: not in
+// its own name, and not in that of the other.
+func TestAHostRecordsOnlyForItsOwnAttachment(t *testing.T) {
+	r := newRig(t)
+	register := r.registered(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r.withAgents(ctx, "t1", "t2")
+	r.attachNew(ctx, "db1")
+	v := r.volume("db1")
+	for _, c := range []struct {
+		who  access.Identity
+		node string
+		want codes.Code
+	}{
+		{access.Identity{Kind: access.Node, Name: "h2", Role: access.Initiator}, "h2", codes.FailedPrecondition}, // it is not attached there
+		{access.Identity{Kind: access.Node, Name: "h2", Role: access.Initiator}, "c1", codes.PermissionDenied},
+		{access.Identity{Kind: access.Node, Name: "c1", Role: access.Target}, "c1", codes.PermissionDenied},
+		{access.Identity{Kind: access.Person, Name: "c1", Role: access.Admin}, "c1", codes.PermissionDenied},
+		{access.Identity{}, "c1", codes.Unauthenticated},
+		{access.Identity{Kind: access.Node, Name: "c1", Role: access.Initiator}, "c1", codes.OK}, // last: it changes the volume
+	} {
+		agents := pb.NewAgentsClient(as(t, register, c.who))
+		_, err := agents.RecordStale(ctx, &pb.RecordStaleRequest{Node: c.node, VolumeId: v.Id, Epoch: v.Epoch, LegIds: []string{v.Legs[0].Id}})
+		if got := status.Code(err); got != c.want {
+			t.Errorf("%v records a lost leg for %s: %v, want %v", c.who, c.node, err, c.want)
+		}
+		if c.want == codes.OK {
+			break
+		}
+		_, err = agents.RecordInSync(ctx, &pb.RecordInSyncRequest{Node: c.node, VolumeId: v.Id, Epoch: v.Epoch, Legs: []*pb.RebuiltLeg{{LegId: v.Legs[0].Id}}})
+		if got := status.Code(err); got != c.want {
+			t.Errorf("%v records a rebuilt leg for %s: %v, want %v", c.who, c.node, err, c.want)
+		}
+	}
+}
+
+// A rebuild from the drives trusts what agents report, so a report has to be their own.
+func TestARebuildHearsOnlyAgentsThemselves(t *testing.T) {
+	rebuild, err := NewRebuild(Config{Dir: t.TempDir()}, []block.NodeName{"t1"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	agents := pb.NewAgentsClient(as(t, rebuild.Register, access.Identity{Kind: access.Node, Name: "t2", Role: access.Target}))
+	stream, err := agents.Target(t.Context())
+	if got := refusedSoon(t, stream, err, &pb.TargetReport{Node: "t1", BootId: "boot-1"}); got != codes.PermissionDenied {
+		t.Errorf("target t2 reports as t1 to a rebuild: %v", got)
+	}
+	if missing := rebuild.missing(); len(missing) != 1 {
+		t.Errorf("the rebuild waits for %v, want target t1", missing)
+	}
+}
