@@ -33,6 +33,7 @@ var arrows = map[string][]string{
 	"proto/authority":   {"proto/block", "proto/durable"},
 	"proto/durable":     {},
 	"proto/parts":       {"proto/pb"},
+	"proto/pki":         {"proto/access", "proto/block", "proto/durable"},
 	"proto/pages":       {"proto/pb"},
 	"proto/managers":    {"proto/pb"},
 	"raid":              {"proto/block"},
