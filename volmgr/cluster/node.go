@@ -496,6 +496,7 @@ func (Tick) apply(t *tx) (view, error) {
 	t.settleMaintenance()
 	t.settleSchedules()
 	t.settleRebalances()
+	t.settleTrust()
 	t.forgetForeignAgents()
 	return nil, nil
 }

@@ -43,6 +43,9 @@ func Restored(now time.Time, records []Record) ([]Record, error) {
 	for _, id := range sortedIDs(s.volumes.Keys()) {
 		t.restored(t.volume(id))
 	}
+	for id := range s.tokens { // they may have been used since
+		t.tokens.drop(id)
+	}
 	t.event(event.Trouble, event.StoreRestored, "cluster", fmt.Sprintf("from a backup: %d volumes are detached; each is served again once the labels of its legs have been read", s.volumes.Len()))
 	t.commit()
 	return s.Records(), nil

@@ -1,5 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package cluster holds the state and the decisions of the volume manager: which nodes,
+// drives, pools and volumes there are, which hosts may write each volume, and which copies
+// are good. It decides and does nothing else:
+//
+//	API request, agent report, tick ──► State.Step(now, input)
+//	                                        │
+//	        error: refused, nothing changed ┤
+//	                                        ▼
+//	        Outcome: records to commit durably, then nodes to wake,
+//	                 events to publish, and the answer for the caller
+//
+// There is no I/O, no clock and no randomness here: times and seeds come with
+// the inputs, so the same inputs always give the same states. The caller uses a
+// State from one goroutine, commits [Outcome].Records in one transaction, and
+// answers only after that. If the commit fails, the State is ahead of the store and
+// must be thrown away: [Load] the records again.
+//
+// The durable part of a State is in the records. The reported part is known only from
+// the agents: which of them are online, what they admit, what their inventories hold,
+// when a fence began. No record holds any of it, and after Load it is empty until the
+// agents report.
+//
+// A volume is S columns of C legs. A leg that is [LegInSync] holds every acknowledged
+// write. Every transition in this package keeps that true, and keeps at least one such
+// leg in every column. Where the rules are:
+//
+//	attach.go  grants, fences, leases, detaching      sync.go   legs going stale and coming back
+//	shared.go  volumes attached to several hosts      whatif.go what a loss would lead to
+//	volume.go  creating and deleting                  drive.go  adding and evicting drives
+//	expand.go  volumes that grow in use               wanted.go what the agents are told
+//	explain.go why a volume is in its state           rebuild.go a lost store rebuilt from drive labels
+//	admit.go   which agents may report                term.go   managers that follow one another
+//	replace.go legs that are made again elsewhere     upkeep.go draining, maintenance, moves, copies
+//	trust.go   tokens and authorities
+//
+// What needs no State is in packages of its own, which work on values alone: evidence (which
+// copies labels and hosts' notes prove good), placement (which drives take a volume's legs),
+// image (where on a drive), event (the history), backoff (pauses between rebuilds), trust (tokens
+// and authorities) and labelset (bounds of labels).
 package cluster
 
 import (
@@ -20,6 +59,7 @@ import (
 	"weft.dev/weft/volmgr/cow"
 	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/image"
+	"weft.dev/weft/volmgr/trust"
 )
 
 // Times that decisions depend on.
@@ -32,7 +72,8 @@ const (
 )
 
 // Record is one key of the store. Nil Value means delete. The first letter of
-// the key says what it holds: v volume, n node, d drive, p pool, e event, m meta.
+// the key says what it holds: v volume, n node, d drive, p pool, e event, t token, a authority,
+// m meta.
 type Record struct {
 	Key   string
 	Value []byte
@@ -109,6 +150,9 @@ type durable struct {
 	pools   map[string]*Pool
 	volumes cow.Map[block.VolumeID, *Volume]
 	events  event.Log
+
+	tokens      map[string]*trust.Token     // by id
+	authorities map[string]*trust.Authority // by hash
 }
 
 // derived follows from durable. It is an index, so that a step need not search.
@@ -179,6 +223,9 @@ func empty() *State {
 			nodes:  map[block.NodeName]*Node{},
 			drives: map[block.DriveID]*Drive{},
 			pools:  map[string]*Pool{},
+
+			tokens:      map[string]*trust.Token{},
+			authorities: map[string]*trust.Authority{},
 		},
 		derived: derived{
 			drivesOn:  map[block.NodeName]map[block.DriveID]bool{},
@@ -255,43 +302,29 @@ func (s *State) load(r Record, events *[]event.Event) error {
 		s.index(nil, v)
 		return nil
 	case "n":
-		n, err := decode[Node](r.Value)
-		if err != nil {
-			return err
-		}
-		s.nodes[n.Name] = n
-		return nil
+		return loadInto(r, func(n *Node) { s.nodes[n.Name] = n })
 	case "d":
-		d, err := decode[Drive](r.Value)
-		if err != nil {
-			return err
-		}
-		s.drives[d.ID] = d
-		s.indexDrive(nil, d)
-		return nil
+		return loadInto(r, func(d *Drive) { s.drives[d.ID] = d; s.indexDrive(nil, d) })
 	case "p":
-		p, err := decode[Pool](r.Value)
-		if err != nil {
-			return err
-		}
-		s.pools[p.Name] = p
-		return nil
+		return loadInto(r, func(p *Pool) { s.pools[p.Name] = p })
+	case "t":
+		return loadInto(r, func(x *trust.Token) { s.tokens[x.ID] = x })
+	case "a":
+		return loadInto(r, func(x *trust.Authority) { s.authorities[x.Hash] = x })
 	case "e":
-		e, err := decode[event.Event](r.Value)
-		if err != nil {
-			return err
-		}
-		*events = append(*events, *e)
-		return nil
+		return loadInto(r, func(e *event.Event) { *events = append(*events, *e) })
 	case "m":
-		m, err := decode[meta](r.Value)
-		if err != nil {
-			return err
-		}
-		s.meta = *m
-		return nil
+		return loadInto(r, func(m *meta) { s.meta = *m })
 	}
 	return fmt.Errorf("unknown kind %q", kind)
+}
+
+func loadInto[T any](r Record, keep func(*T)) error {
+	x, err := decode[T](r.Value)
+	if err == nil {
+		keep(x)
+	}
+	return err
 }
 
 // decode refuses unknown fields: this version would drop them when it writes the record.
@@ -322,6 +355,12 @@ func (d *durable) records() []Record {
 	for _, p := range d.pools {
 		all = append(all, encode(poolKey(p.Name), p))
 	}
+	for _, x := range d.tokens {
+		all = append(all, encode(tokenKey(x.ID), x))
+	}
+	for _, x := range d.authorities {
+		all = append(all, encode(authorityKey(x.Hash), x))
+	}
 	for _, e := range d.events.All() {
 		all = append(all, encode(eventKey(e.Seq), e))
 	}
@@ -336,6 +375,8 @@ func volumeKey(id block.VolumeID) string { return "v/" + id.String() }
 func nodeKey(name block.NodeName) string { return "n/" + string(name) }
 func driveKey(id block.DriveID) string   { return "d/" + id.String() }
 func poolKey(name string) string         { return "p/" + name }
+func tokenKey(id string) string          { return "t/" + id }
+func authorityKey(hash string) string    { return "a/" + hash }
 func eventKey(seq uint64) string         { return fmt.Sprintf("e/%020d", seq) }
 func encode(key string, value any) Record {
 	b, err := json.Marshal(value)
@@ -358,7 +399,7 @@ func (s *State) Generation() uint64 { return s.meta.Generation }
 func (s *State) Fork() *State {
 	s.sortedDrives()
 	if s.still == nil {
-		s.still = &still{maps.Clone(s.nodes), maps.Clone(s.drives), maps.Clone(s.pools), maps.Clone(s.drivesOn)}
+		s.still = &still{maps.Clone(s.nodes), maps.Clone(s.drives), maps.Clone(s.pools), maps.Clone(s.drivesOn), maps.Clone(s.tokens), maps.Clone(s.authorities)}
 		for node, drives := range s.drivesOn {
 			s.still.drivesOn[node] = maps.Clone(drives)
 		}
@@ -366,6 +407,7 @@ func (s *State) Fork() *State {
 	f := *s
 	s.by = new(cow.Writer)
 	f.by, f.nodes, f.drives, f.pools, f.drivesOn = nil, s.still.nodes, s.still.drives, s.still.pools, s.still.drivesOn
+	f.tokens, f.authorities = s.still.tokens, s.still.authorities
 	f.reported = s.reported.visible()
 	// Only steps use these, and they change in place.
 	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.served, f.unserved, f.fields, f.still, f.crowded = nil, nil, nil, nil, nil, nil, nil, nil, nil, nil
@@ -379,6 +421,7 @@ func (s *State) Copy() *State {
 	s.by, c.by = new(cow.Writer), new(cow.Writer)
 	c.fields, c.still, c.driveIDs = nil, nil, nil
 	c.nodes, c.drives, c.pools = maps.Clone(s.nodes), maps.Clone(s.drives), maps.Clone(s.pools)
+	c.tokens, c.authorities = maps.Clone(s.tokens), maps.Clone(s.authorities)
 	c.events = event.NewLog(slices.Clone(s.events.All()), s.events.First(), s.events.Next())
 	c.drivesOn, c.onDrive = cloneEach(s.drivesOn), cloneEach(s.onDrive)
 	c.extents = maps.Clone(s.extents)
@@ -413,13 +456,16 @@ func cloneEach[A, B comparable, C any](m map[A]map[B]C) map[A]map[B]C {
 	return m
 }
 
-// still holds copies of the maps that change only with the records of nodes, drives and
-// pools, so that forks can share them.
+// still holds copies of the maps that change only with the records of nodes, drives, pools,
+// tokens and authorities, so that forks can share them.
 type still struct {
 	nodes    map[block.NodeName]*Node
 	drives   map[block.DriveID]*Drive
 	pools    map[string]*Pool
 	drivesOn map[block.NodeName]map[block.DriveID]bool
+
+	tokens      map[string]*trust.Token
+	authorities map[string]*trust.Authority
 }
 
 // Step applies one input at the time now. An error means that the input was refused and

@@ -12,6 +12,7 @@ import (
 	"weft.dev/weft/volmgr/cow"
 	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/image"
+	"weft.dev/weft/volmgr/trust"
 )
 
 // tx is one step under way. It holds clones of the objects that it changes: commit swaps
@@ -30,11 +31,14 @@ type tx struct {
 	nodes   overlay[block.NodeName, Node]
 	drives  overlay[block.DriveID, Drive]
 	pools   overlay[string, Pool]
+	tokens  overlay[string, trust.Token]
 	events  []event.Event
 	unsure  map[block.VolumeID]bool            // to settle before the commit
 	retold  map[block.VolumeID]bool            // whose hosts are asked for something else
 	carved  map[block.DriveID][][]image.Extent // that this step has given to legs
 	changed map[block.NodeName]bool            // nodes whose targets may serve more or less than before
+
+	authorities overlay[string, trust.Authority]
 }
 
 // view makes the answer to the caller from the state after the step.
@@ -47,10 +51,13 @@ func newTx(s *State, now time.Time) *tx {
 		nodes:   over(s.nodes, shallow[Node]),
 		drives:  over(s.drives, shallow[Drive]),
 		pools:   over(s.pools, shallow[Pool]),
+		tokens:  over(s.tokens, shallow[trust.Token]),
 		unsure:  map[block.VolumeID]bool{},
 		retold:  map[block.VolumeID]bool{},
 		carved:  map[block.DriveID][][]image.Extent{},
 		changed: map[block.NodeName]bool{},
+
+		authorities: over(s.authorities, shallow[trust.Authority]),
 	}
 }
 
@@ -235,6 +242,7 @@ func (t *tx) commit() Outcome {
 	if len(t.drives.upper)+len(t.nodes.upper)+len(t.pools.upper) > 0 {
 		s.fields, s.still = nil, nil
 	}
+	records = append(records, t.commitTrust()...)
 	t.noteServed()
 	t.wakeAsked(wake)
 	t.wakeStopping(wake)

@@ -69,6 +69,12 @@ const (
 	LegRetired       = "leg.retired" // made again elsewhere
 	LegFreed         = "leg.freed"   // a retired leg is erased
 	LegPromoted      = "leg.promoted"
+	TokenCreated     = "token.created"
+	TokenUsed        = "token.used" // somebody has joined with it
+	TokenDeleted     = "token.deleted"
+	AuthorityAdded   = "authority.added" // a rotation has begun
+	AuthoritySigns   = "authority.signs"
+	AuthorityGone    = "authority.gone" // a rotation has ended
 	StoreRebuilt     = "store.rebuilt"
 	StoreRestored    = "store.restored"
 	VolumeChecked    = "volume.checked" // restored from a backup, and now compared with the labels
