@@ -10,5 +10,5 @@ go build -o "$bin/" google.golang.org/protobuf/cmd/protoc-gen-go google.golang.o
 PATH="$bin:$PATH" protoc -I . \
 	--go_out=pb --go_opt=module=weft.dev/weft/proto/pb \
 	--go-grpc_out=pb --go-grpc_opt=module=weft.dev/weft/proto/pb \
-	weft/v1/types.proto weft/v1/manager.proto weft/v1/agent.proto weft/v1/quorum.proto
+	weft/v1/types.proto weft/v1/manager.proto weft/v1/agent.proto weft/v1/quorum.proto weft/v1/identity.proto
 sed -i '/^\/\/ .*protoc  *v[0-9]/d' pb/*.pb.go

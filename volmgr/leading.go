@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -99,7 +100,7 @@ func openShared(cfg Config) (*shared, error) {
 	c := replicated.Config{Dir: cfg.Dir, Log: cfg.Log, Address: cfg.Quorum.Address, Send: cfg.Quorum.Send, Medium: cfg.Quorum.Medium}
 	if !replicated.Exists(cfg.Dir) {
 		var err error
-		if c.Cluster, c.Term, err = identity(cfg); err != nil {
+		if c.Cluster, c.Term, err = identityOf(cfg); err != nil {
 			return nil, err
 		}
 	}
@@ -136,8 +137,20 @@ func (s *shared) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// identity returns the cluster and the term of a store.
-func identity(cfg Config) (id block.ClusterID, term uint64, err error) {
+// KeysOf is the directory of keys beside a store.
+func KeysOf(dir string) string { return filepath.Clean(dir) + ".keys" }
+
+// SocketOf is the socket beside a store, on which its manager answers users of its machine.
+func SocketOf(dir string) string { return filepath.Clean(dir) + ".socket" }
+
+// ClusterOf returns the cluster of a store that no process has open.
+func ClusterOf(dir string) (id block.ClusterID, err error) {
+	id, _, err = identityOf(Config{Dir: dir}.withDefaults())
+	return id, err
+}
+
+// identityOf returns the cluster and the term of a store.
+func identityOf(cfg Config) (id block.ClusterID, term uint64, err error) {
 	s, err := store.Open(cfg.Dir, cfg.Log)
 	if err != nil {
 		return id, 0, err

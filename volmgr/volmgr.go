@@ -39,6 +39,7 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/proto/pki"
 	"weft.dev/weft/volmgr/cluster"
 	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/replicated"
@@ -58,6 +59,9 @@ type Config struct {
 	// Quorum keeps the records together with other managers; nil means in this one's store
 	// alone.
 	Quorum *Quorum
+
+	// Keys are the cluster's own authorities; nil: it has none, and gives no certificates.
+	Keys *pki.Keyring
 
 	// Commit is called in place of the store's, which it gets as commit, so that a test can
 	// delay commits or make them fail; nil means that nothing is in between.
@@ -202,14 +206,15 @@ func newManager(cfg Config, records committer, state *cluster.State) *Manager {
 	}
 }
 
-// Register adds the Manager and Agents services to a server, and the one by which managers
-// agree.
+// Register adds the services of a manager to a server, and those by which managers agree.
 func (m *Manager) Register(r grpc.ServiceRegistrar) {
 	if m.quorum != nil && m.quorum.transport != nil {
 		m.quorum.transport.Register(r)
 	}
 	r.RegisterService(bounded(pb.Manager_ServiceDesc), m)
 	r.RegisterService(bounded(pb.Agents_ServiceDesc), m)
+	r.RegisterService(bounded(pb.Identities_ServiceDesc), identities{m: m})
+	r.RegisterService(bounded(pb.Keys_ServiceDesc), identities{m: m})
 }
 
 // Close closes the store. Call it after Run has returned.
@@ -230,6 +235,9 @@ func (m *Manager) Run(ctx context.Context) error {
 	defer stop()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return m.records.Run(afterwards) }) // the loop's last commit needs it
+	if m.cfg.Keys != nil {
+		group.Go(func() error { m.keepKeys(ctx); return nil })
+	}
 	group.Go(func() error {
 		defer stop()
 		for {

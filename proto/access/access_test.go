@@ -58,7 +58,7 @@ func TestEveryMethodIsInTheTable(t *testing.T) {
 	for _, m := range all {
 		if r, known := table[m]; !known {
 			t.Errorf("%s has no roles: add it to table.go", m)
-		} else if len(r.needs()) == 0 {
+		} else if len(r.needs()) == 0 && !r.open {
 			t.Errorf("%s: nobody may call it", m)
 		}
 	}
@@ -87,6 +87,8 @@ func everyone() (all []Identity) {
 var expected = map[string]string{
 	"Agents/Target": "target", "Agents/Initiator": "initiator", "Agents/RecordStale": "initiator", "Agents/RecordInSync": "initiator",
 	"Quorum/Messages": "manager", "Quorum/Snapshot": "manager",
+	"Identities/Join": "everybody", "Identities/Renew": "viewer operator admin target initiator csi manager", "Identities/CreateToken": "admin", "Identities/ListTokens": "admin",
+	"Identities/DeleteToken": "admin", "Identities/ListAuthorities": "viewer operator admin", "Identities/RotateAuthority": "admin", "Keys/GetKeys": "manager",
 	"Manager/GetStatus": "viewer operator admin target initiator csi manager", "Manager/ListManagers": "viewer operator admin manager",
 	"Manager/ListNodes": "viewer operator admin csi", "Manager/ListDevices": "viewer operator admin", "Manager/ListDrives": "viewer operator admin",
 	"Manager/ListPools": "viewer operator admin csi", "Manager/GetVolume": "viewer operator admin csi", "Manager/ListVolumes": "viewer operator admin csi",
@@ -118,7 +120,7 @@ func TestEveryMethodRefusesEveryWrongIdentity(t *testing.T) {
 			continue
 		}
 		for _, who := range everyone() {
-			right := who.Kind == Anonymous || who.Kind == Local || who.Kind == Outside ||
+			right := roles == "everybody" || who.Kind == Anonymous || who.Kind == Local || who.Kind == Outside ||
 				who.Check() == nil && slices.Contains(strings.Fields(roles), string(who.Role))
 			var heard []Identity
 			g := Guard{Refused: func(_ context.Context, who Identity, _ string) { heard = append(heard, who) }}

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package volmgr
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"weft.dev/weft/proto/access"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/proto/pki"
+	"weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/trust"
+)
+
+// identities gives certificates to members. The records say who may have one and which authority
+// signs; the keyring of this manager has the keys.
+type identities struct {
+	pb.UnimplementedIdentitiesServer
+	pb.UnimplementedKeysServer
+	m *Manager
+}
+
+var errNoKeys = &cluster.Error{Kind: cluster.FailedPrecondition, Text: "this manager has no authority of its own",
+	Hint: "it runs with --tls-ca or --insecure-plain-tcp: start it without, see `weft ca init --help`"}
+
+// keys returns the keyring, or why there is none.
+func (s identities) keys() (*pki.Keyring, error) {
+	if s.m.cfg.Keys == nil {
+		return nil, errNoKeys
+	}
+	return s.m.cfg.Keys, nil
+}
+
+// Join gives a certificate to the holder of a token.
+func (s identities) Join(ctx context.Context, r *pb.JoinRequest) (*pb.Credentials, error) {
+	keys, err := s.keys()
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	request, err := field("certificate_request", string(r.CertificateRequest), func(der string) (pki.Request, error) { return pki.ParseRequest([]byte(der)) })
+	if err != nil {
+		return nil, err
+	}
+	result, err := s.m.step(ctx, cluster.UseToken{ID: r.TokenId, Hash: pki.HashProof(r.Proof), Key: request.Key, Until: s.m.cfg.Now().Add(pki.Life)})
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return s.sign(ctx, keys, s.identity(result.(trust.Subject)), request)
+}
+
+// Renew gives another certificate to a member.
+func (s identities) Renew(ctx context.Context, r *pb.RenewRequest) (*pb.Credentials, error) {
+	keys, err := s.keys()
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	who, _ := access.From(ctx)
+	if err := who.Check(); err != nil {
+		return nil, toStatus(&cluster.Error{Kind: cluster.FailedPrecondition, Text: fmt.Sprintf("renew a certificate: the caller, %v, has none", who)})
+	}
+	request, err := field("certificate_request", string(r.CertificateRequest), func(der string) (pki.Request, error) { return pki.ParseRequest([]byte(der)) })
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.m.step(ctx, cluster.RenewCertificate{Until: s.m.cfg.Now().Add(pki.Life)}); err != nil {
+		return nil, toStatus(err)
+	}
+	return s.sign(ctx, keys, who, request)
+}
+
+// identity is the identity of a subject in this cluster.
+func (s identities) identity(of trust.Subject) access.Identity {
+	kind := access.Node
+	if of.Person {
+		kind = access.Person
+	}
+	return access.Identity{Kind: kind, Cluster: s.m.cluster, Name: of.Name, Role: access.Role(of.Role)}
+}
+
+// sign signs a certificate whose end has been recorded.
+func (s identities) sign(ctx context.Context, keys *pki.Keyring, who access.Identity, request pki.Request) (*pb.Credentials, error) {
+	all, err := s.authorities(ctx)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	cert, err := keys.Issue(all[0].Hash, who, request)
+	if errors.Is(err, pki.ErrNoAuthority) {
+		return nil, toStatus(&cluster.Error{Kind: cluster.FailedPrecondition, Text: err.Error(), Hint: "repeat it; if that does not help, see the log of the other managers"})
+	}
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	s.m.cfg.Log.Info("certificate issued", "to", who.String(), "until", cert.NotAfter, "key", request.Key[:16])
+	return &pb.Credentials{Certificate: cert.Raw, Authorities: list(all, func(a trust.Authority) []byte { return a.Cert })}, nil
+}
+
+// authorities returns the recorded authorities, of which there is at least one.
+func (s identities) authorities(ctx context.Context) ([]trust.Authority, error) {
+	state, err := s.m.snapshot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := state.Authorities()
+	if len(all) == 0 {
+		return nil, errNoKeys
+	}
+	return all, nil
+}
+
+// CreateToken makes a token.
+func (s identities) CreateToken(ctx context.Context, r *pb.CreateTokenRequest) (*pb.CreateTokenResponse, error) {
+	if _, err := s.keys(); err != nil {
+		return nil, toStatus(err)
+	}
+	subject := trust.Subject{Person: r.GetSubject().GetPerson(), Name: r.GetSubject().GetName(), Role: r.GetSubject().GetRole()}
+	if err := s.identity(subject).Check(); err != nil {
+		return nil, toStatus(&cluster.Error{Kind: cluster.InvalidArgument, Field: "subject", Text: err.Error()})
+	}
+	all, err := s.authorities(ctx)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	token := pki.NewToken(all[0].Hash)
+	life := time.Duration(min(r.Seconds, math.MaxInt64/uint64(time.Second))) * time.Second
+	return call(ctx, s.m, cluster.CreateToken{ID: token.ID, Hash: pki.HashProof(token.Proof()), Subject: subject, Life: life}, func(t trust.Token) *pb.CreateTokenResponse {
+		return &pb.CreateTokenResponse{Token: token.Text(), Created: pbToken(t)}
+	})
+}
+
+func pbToken(t trust.Token) *pb.Token {
+	return &pb.Token{Id: t.ID, Subject: &pb.Subject{Person: t.Subject.Person, Name: t.Subject.Name, Role: t.Subject.Role},
+		Created: pbTime(t.Created), Expires: pbTime(t.Expires), Used: pbTime(t.Used)}
+}
+
+// ListTokens lists the tokens that have not expired.
+func (s identities) ListTokens(ctx context.Context, _ *pb.ListTokensRequest) (*pb.ListTokensResponse, error) {
+	return read(ctx, s.m, always((*cluster.State).Tokens), func(all []trust.Token) *pb.ListTokensResponse {
+		return &pb.ListTokensResponse{Tokens: list(all, pbToken)}
+	})
+}
+
+// DeleteToken makes a token useless.
+func (s identities) DeleteToken(ctx context.Context, r *pb.DeleteTokenRequest) (*pb.DeleteTokenResponse, error) {
+	return do[pb.DeleteTokenResponse](ctx, s.m, cluster.DeleteToken{ID: r.Id})
+}
+
+// ListAuthorities lists the authorities.
+func (s identities) ListAuthorities(ctx context.Context, _ *pb.ListAuthoritiesRequest) (*pb.ListAuthoritiesResponse, error) {
+	return read(ctx, s.m, always((*cluster.State).Authorities), pbAuthorities)
+}
+
+func pbAuthorities(all []trust.Authority) *pb.ListAuthoritiesResponse {
+	return &pb.ListAuthoritiesResponse{Authorities: list(all, func(a trust.Authority) *pb.Authority {
+		out := &pb.Authority{Hash: a.Hash, Certificate: a.Cert, Added: pbTime(a.Added), Signs: a.Signs}
+		if a.Old {
+			out.Goes = pbTime(a.Next)
+		} else {
+			out.Begins = pbTime(a.Next)
+		}
+		return out
+	})}
+}
+
+// RotateAuthority begins a rotation.
+func (s identities) RotateAuthority(ctx context.Context, _ *pb.RotateAuthorityRequest) (*pb.ListAuthoritiesResponse, error) {
+	keys, err := s.keys()
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	all, err := s.authorities(ctx)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	if len(all) > 1 { // before a key is made; the input checks it too
+		return nil, toStatus(&cluster.Error{Kind: cluster.FailedPrecondition, Text: trust.ErrRotating.Error(), Hint: "`weft ca list` says when it ends"})
+	}
+	next, err := keys.Add(s.m.cluster)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return call(ctx, s.m, cluster.AddAuthority{Hash: next.Hash(), Cert: next.Cert.Raw}, pbAuthorities)
+}
+
+// GetKeys gives the authorities' keys to another manager. The guard lets only managers in; over
+// plain TCP, where nobody is asked, no keys are given.
+func (s identities) GetKeys(ctx context.Context, _ *pb.GetKeysRequest) (*pb.GetKeysResponse, error) {
+	keys, err := s.keys()
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	if who, ok := access.From(ctx); ok && (who.Kind != access.Node || who.Role != access.Manager) {
+		return nil, toStatus(&cluster.Error{Kind: cluster.FailedPrecondition, Text: fmt.Sprintf("%v is no manager of this cluster", who)})
+	}
+	all, err := s.authorities(ctx)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	text, err := keys.Export()
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return &pb.GetKeysResponse{Keys: text, Authorities: list(all, func(a trust.Authority) []byte { return a.Cert })}, nil
+}
+
+// keysEvery is how often a manager compares its keys with the records.
+const keysEvery = 5 * time.Second
+
+// keepKeys keeps the keyring in line with the records, until ctx ends.
+func (m *Manager) keepKeys(ctx context.Context) {
+	tick := time.NewTicker(keysEvery)
+	defer tick.Stop()
+	said := ""
+	for {
+		switch err := m.keepKeysOnce(ctx); {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			said = ""
+		case err.Error() != said:
+			said = err.Error()
+			m.cfg.Log.Warn("keys of the authority", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// keepKeysOnce takes what the records say of authorities: from the own state if this manager leads,
+// else from the manager that does, with the keys.
+func (m *Manager) keepKeysOnce(ctx context.Context) error {
+	keys := m.cfg.Keys
+	ctx, cancel := context.WithTimeout(ctx, keysEvery)
+	defer cancel()
+	state, err := m.snapshot(ctx)
+	if err == nil {
+		return m.keepOwn(ctx, keys, state.Authorities())
+	}
+	var led notLeading
+	if !errors.As(err, &led) || led.leader == "" || m.cfg.Quorum == nil || m.cfg.Quorum.Dial == nil {
+		return nil // there is no leader; it is asked again soon
+	}
+	conn, err := m.cfg.Quorum.Dial(led.leader)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	got, err := pb.NewKeysClient(conn).GetKeys(ctx, &pb.GetKeysRequest{})
+	if err != nil {
+		return fmt.Errorf("ask %s for the authority's keys: %w", led.leader, err)
+	}
+	if err := keys.Import(got.Keys); err != nil {
+		return err
+	}
+	return keepTrusted(keys, got.Authorities)
+}
+
+// keepOwn is for the manager that leads: it records its authority if there is none in the records.
+func (m *Manager) keepOwn(ctx context.Context, keys *pki.Keyring, all []trust.Authority) error {
+	if len(all) == 0 {
+		have := keys.Authorities()
+		if len(have) == 0 {
+			return pki.ErrNoAuthority
+		}
+		result, err := m.step(ctx, cluster.AddAuthority{Hash: pki.Hash(have[0]), Cert: have[0].Raw, First: true})
+		if err != nil {
+			return err
+		}
+		all = result.([]trust.Authority)
+	}
+	return keepTrusted(keys, list(all, func(a trust.Authority) []byte { return a.Cert }))
+}
+
+func keepTrusted(keys *pki.Keyring, ders [][]byte) error {
+	var certs []*x509.Certificate
+	for _, der := range ders {
+		cert, err := x509.ParseCertificate(der)
+		if err != nil {
+			return err
+		}
+		certs = append(certs, cert)
+	}
+	if len(certs) == 0 {
+		return pki.ErrNoAuthority
+	}
+	return keys.Keep(certs)
+}
