@@ -642,7 +642,7 @@ func TestScenarioStoreRebuiltFromDrives(t *testing.T) {
 	for _, m := range b.Targets {
 		nodes += " --node " + m.Name()
 	}
-	t.Log(shell(t, b.Manager, "weft volmgr rebuild-from-drives --data-dir /var/lib/weft/volmgr --listen :4480 --timeout 1m"+nodes))
+	t.Log(shell(t, b.Manager, "weft volmgr rebuild-from-drives --insecure-plain-tcp --data-dir /var/lib/weft/volmgr --listen :4480 --timeout 1m"+nodes))
 	restart(t, b.Daemon(b.Manager))
 
 	b.Eventually(time.Minute, "db1 is attached from the rebuilt store", func(ctx context.Context) error {

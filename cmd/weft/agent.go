@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -17,9 +18,12 @@ import (
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/cmd/internal/kmod"
+	"weft.dev/weft/cmd/internal/member"
+	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/proto/pki"
 )
 
 // agentOptions are the flags that both agents have.
@@ -31,6 +35,10 @@ type agentOptions struct {
 
 	labelsFile string
 	tls        daemon.TLSFiles
+	plain      bool
+	join       string // file with a token
+	stateDir   string
+	role       access.Role
 }
 
 func (o *agentOptions) addFlags(cmd *cobra.Command) {
@@ -38,6 +46,27 @@ func (o *agentOptions) addFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&o.node, "node", "", "`name` of this node (default: this host's name)")
 	cmd.Flags().StringArrayVar(&o.labels, "label", nil, "`key=value`, a failure domain of this node such as rack=r1; may be repeated")
 	cmd.Flags().StringVar(&o.labelsFile, "labels-file", "", "`file` with more labels, one per line")
+	addJoin(cmd, &o.join)
+}
+
+func addJoin(cmd *cobra.Command, file *string) {
+	cmd.Flags().StringVar(file, "join", os.Getenv("WEFT_JOIN"), "`file` with a token, to join the cluster at the first start [WEFT_JOIN]")
+}
+
+// enter makes an agent a member of its cluster, and returns the part that keeps it one. Neither is
+// needed for a socket, with TLS files, or over plain TCP.
+func enter(ctx context.Context, e member.Entry, tls daemon.TLSFiles, plain bool) (daemon.TLSFiles, []daemon.Part, error) {
+	if plain || !tls.Off() || strings.HasPrefix(e.Managers, daemon.Unix) {
+		return tls, nil, nil
+	}
+	files, err := e.Enter(ctx)
+	if errors.Is(err, member.ErrNoIdentity) {
+		return files, nil, cli.RefusedError{Err: err, Hints: []string{
+			fmt.Sprintf("an admin prints a token with `weft token create --node %s --role %s`: store it in a file, and give that with --join", e.Node, e.Role),
+			"a manager that was started with --insecure-plain-tcp needs that flag here, too",
+		}}
+	}
+	return files, []daemon.Part{member.Renewing(e.Log, e.Managers, files)}, err
 }
 
 // allLabels returns the labels from the flags and from the file.
@@ -71,7 +100,7 @@ type agent interface {
 // runAgent loads the kernel modules that an agent needs, makes the agent, and runs it until ctx
 // ends.
 func runAgent(ctx context.Context, o agentOptions, stderr io.Writer, need []kmod.Module, build func(agentBase) (agent, error)) error {
-	base, conn, err := o.prepare(stderr)
+	base, conn, keep, err := o.prepare(ctx, stderr)
 	if err != nil {
 		return err
 	}
@@ -87,31 +116,37 @@ func runAgent(ctx context.Context, o agentOptions, stderr io.Writer, need []kmod
 	if err != nil {
 		return err
 	}
+	parts = append(parts, keep...)
 	parts = append(parts, daemon.Part{Name: "agent", Run: a.Run})
 	base.log.Info("starting", "node", base.node, "manager", o.manager, "version", version())
 	return daemon.Run(ctx, base.log, parts...)
 }
 
-func (o *agentOptions) prepare(stderr io.Writer) (agentBase, *managers.Conn, error) {
+// prepare connects an agent to the managers. keep are parts that keep it connected.
+func (o *agentOptions) prepare(ctx context.Context, stderr io.Writer) (base agentBase, conn *managers.Conn, keep []daemon.Part, err error) {
 	log, err := o.Logger(stderr)
 	if err != nil {
-		return agentBase{}, nil, cli.UsageError{Err: err}
+		return base, nil, nil, cli.UsageError{Err: err}
 	}
 	name, err := cli.NodeOrThis(o.node)
 	if err != nil {
-		return agentBase{}, nil, err
+		return base, nil, nil, err
 	}
 	node, err := block.ParseNodeName(name)
 	if err != nil {
-		return agentBase{}, nil, cli.UsageError{Err: err, Hint: "give --node"}
+		return base, nil, nil, cli.UsageError{Err: err, Hint: "give --node"}
 	}
 	labels, err := o.allLabels()
 	if err != nil {
-		return agentBase{}, nil, err
+		return base, nil, nil, err
 	}
-	conn, err := daemon.Dial(o.manager, o.tls)
+	e := member.Entry{Managers: o.manager, Path: pki.IdentityIn(o.stateDir), TokenFile: o.join, Role: o.role, Node: name, Log: log}
+	files, keep, err := enter(ctx, e, o.tls, o.plain)
 	if err != nil {
-		return agentBase{}, nil, cli.UsageError{Err: err}
+		return base, nil, nil, err
 	}
-	return agentBase{log: log, node: node, labels: maps.Clone(labels), manager: pb.NewAgentsClient(conn), next: conn.Next}, conn, nil
+	if conn, err = daemon.Dial(o.manager, files); err != nil {
+		return base, nil, nil, cli.UsageError{Err: err}
+	}
+	return agentBase{log: log, node: node, labels: maps.Clone(labels), manager: pb.NewAgentsClient(conn), next: conn.Next}, conn, keep, nil
 }

@@ -38,7 +38,7 @@ func startCluster(ts *testscript.TestScript, neg bool, nodes []string) {
 		stop()
 		group.Wait()
 	})
-	o := volmgrOptions{dataDir: filepath.Join(ts.Getenv("WORK"), "cluster")}
+	o := volmgrOptions{plain: true, dataDir: filepath.Join(ts.Getenv("WORK"), "cluster")}
 	_, err = volmgr.Init(volmgr.Config{Dir: o.dataDir})
 	ts.Check(err)
 	group.Go(func() {

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,15 +17,22 @@ import (
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/cmd/internal/kubeapi"
+	"weft.dev/weft/cmd/internal/member"
 	"weft.dev/weft/csi"
+	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/pages"
+	"weft.dev/weft/proto/pki"
 )
 
 type csiOptions struct {
 	daemon.Options
 	manager       string
 	tls           daemon.TLSFiles
+	plain         bool
+	join          string
+	stateDir      string
 	endpoint      string
 	mode, node    string
 	kubeletDir    string
@@ -50,12 +58,14 @@ state: both can be stopped at any time, and mounted volumes keep serving.`,
 			"  weft csi --mode node --node gpu1 --kubelet-socket /var/lib/kubelet/plugins/" + csi.DriverName + "/csi.sock",
 		Args: cli.Takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.manager, o.tls = g.Manager, g.TLS
+			o.manager, o.tls, o.plain = g.Manager, g.TLS, g.Plain
 			return runCSI(cmd.Context(), o, g)
 		},
 	}
 	o.AddFlags(cmd)
+	addJoin(cmd, &o.join)
 	f := cmd.Flags()
+	f.StringVar(&o.stateDir, "state-dir", "/var/lib/weft/csi", "`directory` that keeps this driver's key and certificate")
 	f.StringVar(&o.endpoint, "endpoint", cmp.Or(os.Getenv("CSI_ENDPOINT"), "unix:///csi/csi.sock"), "unix `socket` to answer on [CSI_ENDPOINT]")
 	f.StringVar(&o.mode, "mode", string(csi.ModeAll), "`services` to run: controller, node or all")
 	f.StringVar(&o.node, "node", "", "`name` of this node, the same as for \"weft initiator\" (default: this host's name)")
@@ -78,9 +88,9 @@ func runCSI(ctx context.Context, o csiOptions, g *cli.Globals) (err error) {
 	if err != nil {
 		return err
 	}
-	conn, err := daemon.Dial(o.manager, o.tls)
+	conn, keep, err := o.connect(ctx, log)
 	if err != nil {
-		return cli.UsageError{Err: err}
+		return err
 	}
 	defer conn.Close()
 	cfg.Manager, cfg.Log = pages.Client(conn), log
@@ -99,6 +109,7 @@ func runCSI(ctx context.Context, o csiOptions, g *cli.Globals) (err error) {
 	if err != nil {
 		return err
 	}
+	parts = append(parts, keep...)
 	parts = append(parts, daemon.Part{Name: "csi", Run: func(ctx context.Context) error {
 		return daemon.Serve(log, listener, driver.Server(ctx)).Run(ctx)
 	}})
@@ -127,6 +138,23 @@ func runCSI(ctx context.Context, o csiOptions, g *cli.Globals) (err error) {
 	}
 	log.Info("starting", "mode", cfg.Mode, "node", cfg.Node, "manager", o.manager, "version", version())
 	return daemon.Run(ctx, log, parts...)
+}
+
+// connect connects the driver to the managers. keep are parts that keep it connected.
+func (o *csiOptions) connect(ctx context.Context, log *slog.Logger) (conn *managers.Conn, keep []daemon.Part, err error) {
+	name, err := cli.NodeOrThis(o.node)
+	if err != nil {
+		return nil, nil, err
+	}
+	e := member.Entry{Managers: o.manager, Path: pki.IdentityIn(o.stateDir), TokenFile: o.join, Role: access.CSI, Node: name, Log: log}
+	files, keep, err := enter(ctx, e, o.tls, o.plain)
+	if err != nil {
+		return nil, nil, err
+	}
+	if conn, err = daemon.Dial(o.manager, files); err != nil {
+		return nil, nil, cli.UsageError{Err: err}
+	}
+	return conn, keep, nil
 }
 
 // config returns the driver's configuration from the flags, and its socket.

@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/initiator"
 	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/initiator/userspace"
+	"weft.dev/weft/proto/access"
 )
 
 // defaultStateDir is where an initiator agent keeps state that must outlive a boot.
@@ -22,7 +23,7 @@ const defaultStateDir = "/var/lib/weft/initiator"
 
 type initiatorOptions struct {
 	agentOptions
-	stateDir, runDir string
+	runDir           string
 	datapath, device string
 	patience         time.Duration
 }
@@ -47,15 +48,15 @@ program uses them.
 
 With --datapath auto, the agent uses the kernel where possible, and logs its
 choice and the reason.`,
-		Example: "  weft initiator --manager m1:4480 --label rack=r1",
+		Example: "  weft initiator --manager m1:4480 --join gpu1.token --label rack=r1",
 		Args:    cli.Takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.manager, o.tls = g.Manager, g.TLS
+			o.manager, o.tls, o.plain, o.role = g.Manager, g.TLS, g.Plain, access.Initiator
 			return runInitiator(cmd.Context(), o, g)
 		},
 	}
 	o.addFlags(cmd)
-	cmd.Flags().StringVar(&o.stateDir, "state-dir", defaultStateDir, "`directory` that keeps this host's NVMe identity and its cluster")
+	cmd.Flags().StringVar(&o.stateDir, "state-dir", defaultStateDir, "`directory` that keeps this host's NVMe identity, its cluster, and its key and certificate")
 	cmd.Flags().StringVar(&o.runDir, "run-dir", "/run/weft/initiator", "`directory` on a tmpfs, for state that must not outlive a boot")
 	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "data `path`: kernel, user (this process) or auto")
 	cmd.Flags().StringVar(&o.device, "block-device", string(blockdev.Auto), "`kind` of block devices in user space: ublk, nbd, fuse, or auto for the best available")

@@ -12,16 +12,34 @@ package main
 
 import (
 	"context"
+	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/cmd/internal/dev"
+	"weft.dev/weft/volmgr"
 )
 
 func main() {
 	os.Exit(run(os.Args[1:]))
+}
+
+// managerHere finds a manager that this user may use without having logged in: that of weft dev, or
+// the one on this machine, whose socket root can open.
+func managerHere() (address string, ok bool) {
+	if address, ok := dev.LocalManager(); ok {
+		return address, ok
+	}
+	for _, store := range []string{filepath.Join(defaultDataDir, "store"), defaultDataDir} { // as the units have it, and as commands do
+		if conn, err := net.Dial("unix", volmgr.SocketOf(store)); err == nil {
+			return daemon.Unix + volmgr.SocketOf(store), conn.Close() == nil
+		}
+	}
+	return "", false
 }
 
 func run(args []string) int {
@@ -36,7 +54,7 @@ func run(args []string) int {
 		stop(cli.ErrInterrupted)
 	}()
 
-	g := &cli.Globals{Stdout: os.Stdout, Stderr: os.Stderr, Version: version(), Local: dev.LocalManager}
+	g := &cli.Globals{Stdout: os.Stdout, Stderr: os.Stderr, Version: version(), Local: managerHere}
 	root := newRoot(g)
 	root.SetArgs(args)
 	root.SetOut(os.Stdout)

@@ -124,7 +124,7 @@ func kill(cmd *exec.Cmd) {
 }
 
 func (c *three) environment() []string {
-	return append(operator.Environment(), "WEFT_MANAGER="+strings.Join(c.addresses, ","))
+	return append(operator.Environment(), "WEFT_MANAGER="+strings.Join(c.addresses, ","), operator.PlainTCP)
 }
 
 func (c *three) manager(i int) {

@@ -12,6 +12,7 @@ import (
 
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/dev"
+	"weft.dev/weft/cmd/internal/login"
 )
 
 func newRoot(g *cli.Globals) *cobra.Command {
@@ -45,6 +46,7 @@ Most commands talk to the volume manager. The daemons are "weft volmgr",
 		newVolmgr(g), newTarget(g), newInitiator(g), newCSI(g), dev.New(g),
 		newDoctor(g), newKubernetes(g), newVersion(g), newCompletion(), newExitCodes(),
 	)
+	root.AddCommand(login.Commands(g, defaultDataDir)...)
 	return root
 }
 

@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"os"
 	"os/exec"
 	"regexp"
 	"strconv"
@@ -25,10 +26,11 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			// No process listens at port 1.
 			env.Setenv("WEFT_MANAGER", "127.0.0.1:1")
+			env.Setenv("WEFT_INSECURE_PLAIN_TCP", "1") // closed.txt is about the rest
 			return errors.Join(freePort(env, "PORT"), freePort(env, "METRICS"), freePort(env, "THIRD"))
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"cluster": startCluster, "eventually": eventually, "exits": exits, "keep": keep, "scrape": scrape,
+			"cluster": startCluster, "eventually": eventually, "exits": exits, "keep": keep, "scrape": scrape, "awaits": awaits,
 			"unpack": unpackKept, "includes": includes, "label-version": labelVersion,
 		},
 	})
@@ -66,6 +68,20 @@ func eventually(ts *testscript.TestScript, neg bool, args []string) {
 		}
 		if time.Now().After(deadline) {
 			ts.Fatalf("stdout did not come to match %q (%v)", args[0], err)
+		}
+	}
+}
+
+// awaits waits for a file: "awaits FILE".
+func awaits(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: awaits FILE")
+	}
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		if _, err := os.Stat(ts.MkAbs(args[0])); err == nil {
+			return
+		} else if time.Now().After(deadline) {
+			ts.Fatalf("%v", err)
 		}
 	}
 }

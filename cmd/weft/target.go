@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/cmd/internal/kmod"
+	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/target"
 )
@@ -51,17 +52,18 @@ With --datapath auto, the agent uses the kernel where possible, and logs its
 choice and the reason. Both paths serve the same drives, one at a time. If an
 agent in user space finds exports in the kernel, it serves those there until the
 manager withdraws them.`,
-		Example: `  weft target --manager m1:4480 --portal tcp://192.0.2.11 --label rack=r1
+		Example: `  weft target --manager m1:4480 --join t1.token --portal tcp://192.0.2.11 --label rack=r1
   weft target --node t1 --portal tcp://192.0.2.11:4420 --portal tcp://[2001:db8::11]
   weft target --portal tcp://192.0.2.11#a --portal rdma://198.51.100.11#roce
   weft target --portal tcp://192.0.2.11 --datapath user --drive-file /srv/weft/drive1`,
 		Args: cli.Takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.manager, o.tls = g.Manager, g.TLS
+			o.manager, o.tls, o.plain, o.role = g.Manager, g.TLS, g.Plain, access.Target
 			return runTarget(cmd.Context(), o, g)
 		},
 	}
 	o.addFlags(cmd)
+	cmd.Flags().StringVar(&o.stateDir, "state-dir", "/var/lib/weft/target", "`directory` that keeps this agent's key and certificate")
 	cmd.Flags().StringArrayVar(&o.portals, "portal", nil, "`address` at which clients reach this node, tcp://ADDRESS[:4420][#RAIL] or rdma://…, or its network, tcp://198.51.100.0/24; may be repeated")
 	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "data `path`: kernel, user (this process) or auto")
 	cmd.Flags().StringArrayVar(&o.files, "drive-file", nil, "`file` that can be added as a drive, with --datapath user; may be repeated")

@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -18,6 +19,8 @@ import (
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/cmd/internal/manager"
+	"weft.dev/weft/proto/pki"
+	"weft.dev/weft/volmgr"
 	"weft.dev/weft/volmgr/cluster"
 )
 
@@ -30,6 +33,7 @@ type volmgrOptions struct {
 	advertised      string
 	awaitStore      bool
 	tls             daemon.TLSFiles
+	plain           bool
 	replaceAfter    time.Duration
 }
 
@@ -45,10 +49,12 @@ serving while it is stopped; only changes wait.
 Three or five managers keep the state together ("weft volmgr join"): the one that
 leads answers, and when it is lost, another one leads within seconds.
 
-With --tls-ca, --tls-cert and --tls-key it answers only clients with a
-certificate of that authority. Without them, everyone who reaches it may do
-everything; it then answers on the loopback address, unless --listen names
-another one.
+It answers only members of its cluster: nodes and people who have joined with a
+token ("weft token create"), and on a socket beside the data directory root and
+its own user. With --tls-ca, --tls-cert and --tls-key it answers clients with a
+certificate of that authority instead. With --insecure-plain-tcp everyone who
+reaches it may do everything; it then answers on the loopback address, unless
+--listen names another one.
 
 It never creates a cluster by itself. If the data directory has no store, it says
 what to do and ends; with --await-store it waits for a store instead.`,
@@ -60,7 +66,7 @@ what to do and ends; with --await-store it waits for a store instead.`,
 			if len(args) > 0 {
 				return cli.NeedsVerb(cmd, args)
 			}
-			o.tls = g.TLS
+			o.tls, o.plain = g.TLS, g.Plain
 			return runVolmgr(cmd.Context(), o, g.Stderr)
 		},
 	}
@@ -92,7 +98,7 @@ func runVolmgr(ctx context.Context, o volmgrOptions, stderr io.Writer) error {
 }
 
 func (o *volmgrOptions) addListen(cmd *cobra.Command, usage string) {
-	cmd.Flags().StringVar(&o.listen, "listen", "", usage+" (default "+cli.DefaultManager+", with TLS :4480)")
+	cmd.Flags().StringVar(&o.listen, "listen", "", usage+" (default :4480, with --insecure-plain-tcp "+cli.DefaultManager+")")
 }
 
 func (o *volmgrOptions) addAdvertised(cmd *cobra.Command) {
@@ -120,7 +126,7 @@ func (o *volmgrOptions) reachedAt() (string, error) {
 
 // address is where the manager listens.
 func (o *volmgrOptions) address() string {
-	if o.listen == "" && o.tls != (daemon.TLSFiles{}) {
+	if o.listen == "" && (!o.plain || !o.tls.Off()) {
 		return ":4480"
 	}
 	return cmp.Or(o.listen, cli.DefaultManager)
@@ -136,16 +142,48 @@ func (o *volmgrOptions) open(log *slog.Logger) (net.Listener, error) {
 		return nil, err
 	}
 	at, ok := listener.Addr().(*net.TCPAddr)
-	if ok && !at.IP.IsLoopback() && o.tls == (daemon.TLSFiles{}) {
-		log.Warn("without TLS, everyone who reaches this address may do everything with the cluster",
-			"address", at.String(), "do", "set --tls-ca, --tls-cert and --tls-key, or --listen to an address in a network that only Weft's nodes reach")
+	if ok && !at.IP.IsLoopback() && o.plain && o.tls.Off() {
+		log.Warn("plain TCP: everyone who reaches this address may do everything with the cluster",
+			"address", at.String(), "do", "start the manager without --insecure-plain-tcp, or set --listen to an address in a network that only Weft's nodes reach")
 	}
 	return listener, nil
 }
 
+// onSocket reports whether the manager listens on a socket only, whose file says who may open it.
+func (o *volmgrOptions) onSocket() bool { return strings.HasPrefix(o.address(), daemon.Unix) }
+
+// keys opens the keys of the cluster's own authority, which the manager then uses for TLS. There
+// are none if TLS files are given, or plain TCP, or on a socket.
+func (o *volmgrOptions) keys() (*pki.Keyring, error) {
+	if o.plain || !o.tls.Off() || o.onSocket() {
+		return nil, nil
+	}
+	keys, err := pki.OpenKeyring(volmgr.KeysOf(o.dataDir), time.Now)
+	if errors.Is(err, pki.ErrNoKeys) {
+		return nil, cli.RefusedError{Err: err, Hints: []string{
+			fmt.Sprintf("for a store of an older version, or a rebuilt one: `weft ca init --data-dir %s`, on one manager", o.dataDir),
+			"for a further manager: `weft volmgr join` with a token",
+			"to let everyone who reaches the manager do everything: --insecure-plain-tcp",
+		}}
+	}
+	if err != nil {
+		return nil, err
+	}
+	o.tls.Identity = keys.Identity()
+	return keys, nil
+}
+
 // serve runs a manager on a listener until ctx ends.
 func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *slog.Logger) error {
-	c := manager.Config{Options: o.Options, DataDir: o.dataDir, TLS: o.tls, Version: version(), ReplaceAfter: o.replaceAfter, Address: o.advertised}
+	keys, err := o.keys()
+	if err != nil {
+		return err
+	}
+	c := manager.Config{Options: o.Options, DataDir: o.dataDir, TLS: o.tls, Version: version(), ReplaceAfter: o.replaceAfter, Address: o.advertised,
+		Keys: keys}
+	if !o.onSocket() {
+		c.Socket = volmgr.SocketOf(o.dataDir)
+	}
 	if o.replaceAfter == 0 {
 		c.ReplaceAfter = -1
 	}

@@ -146,7 +146,7 @@ them away: first unmount the volumes that the output lists as in use.`,
 		Example: "  weft volmgr rebuild-from-drives --data-dir /var/lib/weft/volmgr --node t1 --node t2 --host c1 --timeout 5m",
 		Args:    cli.Takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.tls = g.TLS
+			o.tls, o.plain = g.TLS, g.Plain
 			log, err := o.Logger(g.Stderr)
 			if err != nil {
 				return cli.UsageError{Err: err}
@@ -179,6 +179,9 @@ func runVolmgrRebuild(ctx context.Context, o volmgrRebuildOptions, log *slog.Log
 	rebuild, err := volmgr.NewRebuild(volmgr.Config{Dir: o.dataDir, Version: version(), Log: log}, targets, hosts)
 	if err != nil {
 		return storeError(o.dataDir, err)
+	}
+	if _, err := o.keys(); err != nil {
+		return err
 	}
 	listener, err := o.open(log)
 	if err != nil {
@@ -230,12 +233,20 @@ Stop all other managers first, and do not start them on their directories again.
 	return cmd
 }
 
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
 func runVolmgrRecover(from, dataDir string, out *cli.Output) error {
 	survivor, err := volmgr.Recover(volmgr.Config{Dir: dataDir, Version: version()}, from)
 	if err != nil {
 		return storeError(dataDir, fmt.Errorf("recover %s into %s: %w", from, dataDir, err))
 	}
 	out.Say("recovered manager %v of cluster %v, with %d records, into %s; to run it: `weft volmgr --data-dir %s`", survivor.ID, survivor.Cluster, len(survivor.Records), dataDir, dataDir)
+	if keys := volmgr.KeysOf(from); exists(keys) && !exists(volmgr.KeysOf(dataDir)) {
+		out.Say("its keys are in %s: move them to %s first", keys, volmgr.KeysOf(dataDir))
+	}
 	for _, m := range survivor.Members {
 		if m.ID != survivor.ID {
 			out.Say("manager %v at %s must not run on its directory again", m.ID, m.Address)

@@ -15,29 +15,34 @@ import (
 
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/cmd/internal/login"
 	"weft.dev/weft/volmgr"
 )
 
 func newVolmgrInit(g *cli.Globals) *cobra.Command {
-	var dataDir string
+	var dataDir, node string
 	cmd := &cobra.Command{
 		Use:   "init",
 		Short: "Create a new cluster: its store, in an empty directory",
 		Long: `Create a new cluster: an empty store in a directory that is empty or does not
-exist yet. Prints the cluster's id. Then start a manager on the directory.
+exist yet, and beside it, in DIRECTORY.keys, the authority that signs the
+certificates of its members. Prints the cluster's id. Then start a manager on the
+directory, and let nodes and people join with "weft token create". Keep a copy of
+DIRECTORY.keys in a safe place: no backup has it.
 
 Do not use this to replace a lost store: agents and drives belong to their
 cluster and obey no other. "weft volmgr rebuild-from-drives" rebuilds a lost
 store, "weft volmgr restore" restores a backup.`,
 		Example: "  weft volmgr init --data-dir /var/lib/weft/volmgr",
 		Args:    cli.Takes(),
-		RunE:    func(*cobra.Command, []string) error { return runVolmgrInit(dataDir, g.Out()) },
+		RunE:    func(*cobra.Command, []string) error { return runVolmgrInit(dataDir, node, g.Out()) },
 	}
 	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "`directory` for the new store")
+	cmd.Flags().StringVar(&node, "node", "", "`name` of this manager (default: this host's name)")
 	return cmd
 }
 
-func runVolmgrInit(dataDir string, out *cli.Output) error {
+func runVolmgrInit(dataDir, node string, out *cli.Output) error {
 	if volmgr.FindStore(dataDir) == nil {
 		return cli.RefusedError{
 			Err:   fmt.Errorf("create a cluster in %s: there is a store already", dataDir),
@@ -47,6 +52,9 @@ func runVolmgrInit(dataDir string, out *cli.Output) error {
 	id, err := volmgr.Init(volmgr.Config{Dir: dataDir, Version: version()})
 	if err != nil {
 		return storeError(dataDir, fmt.Errorf("create a cluster in %s: %w", dataDir, err))
+	}
+	if err := login.MakeKeys(dataDir, id, node); err != nil {
+		return fmt.Errorf("make the keys of the new cluster (`weft ca init` tries again): %w", err)
 	}
 	fmt.Fprintln(out.Stdout, id)
 	out.Say("a new cluster is in %s; to run its manager: `weft volmgr --data-dir %s`", dataDir, dataDir)

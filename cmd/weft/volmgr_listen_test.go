@@ -17,24 +17,27 @@ import (
 	"weft.dev/weft/volmgr"
 )
 
-// Without TLS a manager serves only its own machine, unless a flag says otherwise.
+// Over plain TCP a manager serves only its own machine, unless a flag says otherwise.
 func TestWhereAManagerAnswers(t *testing.T) {
 	tls := daemon.TLSFiles{CA: "ca", Cert: "cert", Key: "key"}
 	for _, c := range []struct {
 		listen string
+		plain  bool
 		tls    daemon.TLSFiles
 		want   string
 		warned bool
 	}{
-		{want: "127.0.0.1:4480"},
+		{want: ":4480"},
+		{plain: true, want: "127.0.0.1:4480"},
 		{tls: tls, want: ":4480"},
-		{listen: "127.0.0.1:0", want: "127.0.0.1:0"},
+		{listen: "127.0.0.1:0", plain: true, want: "127.0.0.1:0"},
+		{listen: "0.0.0.0:0", want: "0.0.0.0:0"},
 		{listen: "127.0.0.1:0", tls: tls, want: "127.0.0.1:0"},
-		{listen: "0.0.0.0:0", want: "0.0.0.0:0", warned: true},
-		{listen: ":0", want: ":0", warned: true},
+		{listen: "0.0.0.0:0", plain: true, want: "0.0.0.0:0", warned: true},
+		{listen: ":0", plain: true, want: ":0", warned: true},
 		{listen: "0.0.0.0:0", tls: tls, want: "0.0.0.0:0"},
 	} {
-		o := volmgrOptions{listen: c.listen, tls: c.tls}
+		o := volmgrOptions{listen: c.listen, plain: c.plain, tls: c.tls}
 		if got := o.address(); got != c.want {
 			t.Errorf("--listen %q, TLS %v: it answers at %s, want %s", c.listen, c.tls, got, c.want)
 		}
@@ -61,7 +64,7 @@ func TestAManagerWaitsForTheAddressOfTheRebuild(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer rebuild.Close()
-	o := volmgrOptions{dataDir: filepath.Join(t.TempDir(), "store"), listen: rebuild.Addr().String()}
+	o := volmgrOptions{plain: true, dataDir: filepath.Join(t.TempDir(), "store"), listen: rebuild.Addr().String()}
 	if _, err := volmgr.Init(volmgr.Config{Dir: o.dataDir}); err != nil {
 		t.Fatal(err)
 	}

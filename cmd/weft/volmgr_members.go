@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"os"
 	"strconv"
 	"strings"
 
@@ -15,7 +17,10 @@ import (
 	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/member"
+	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/proto/pki"
 	"weft.dev/weft/volmgr"
 	"weft.dev/weft/volmgr/quorum"
 	"weft.dev/weft/volmgr/replicated"
@@ -23,12 +28,14 @@ import (
 
 func newVolmgrJoin(g *cli.Globals) *cobra.Command {
 	var o volmgrOptions
+	var node, tokenFile string
 	cmd := &cobra.Command{
 		Use:   "join",
 		Short: "Add a manager to a cluster: its store, in an empty directory",
 		Long: `Prepare a directory for a further volume manager, and add it to the cluster whose
-managers --manager names. Prints the new manager's id. Then start the manager on
-the directory: it copies the cluster's state, follows, and votes when it has
+managers --manager names, with a token from "weft token create --role manager".
+Prints the new manager's id. Then start the manager on the directory: it copies
+the cluster's state and the authority's keys, follows, and votes when it has
 caught up.
 
 Managers agree by majority, so three survive the loss of one, and five of two. A
@@ -38,19 +45,45 @@ A manager whose disk was lost cannot come back as the same one: remove it with
 "weft volmgr remove", and join with an empty directory.
 
 The command may be repeated with the same directory, also while its manager runs.`,
-		Example: "  weft volmgr join --manager m1:4480 --listen m2:4480 --data-dir /var/lib/weft/volmgr",
+		Example: "  weft volmgr join --manager m1:4480 --join m2.token --listen m2:4480 --data-dir /var/lib/weft/volmgr",
 		Args:    cli.Takes(),
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		o.tls = g.TLS
+		o.tls, o.plain = g.TLS, g.Plain
+		if err := o.enter(cmd.Context(), g, node, tokenFile); err != nil {
+			return err
+		}
 		return g.Call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *cli.Output) error {
 			return runVolmgrJoin(ctx, api, o, out)
 		})(cmd, args)
 	}
 	cmd.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "`directory` for the new store")
+	cmd.Flags().StringVar(&tokenFile, "join", os.Getenv("WEFT_JOIN"), "`file` with the token [WEFT_JOIN]")
+	cmd.Flags().StringVar(&node, "node", "", "`name` of this manager, as in the token (default: this host's name)")
 	o.addListen(cmd, "`address` that the new manager will answer on")
 	o.addAdvertised(cmd)
 	return cmd
+}
+
+// enter makes the new manager a member, whose credential the calls to the others then show.
+func (o *volmgrOptions) enter(ctx context.Context, g *cli.Globals, node, tokenFile string) error {
+	if o.plain || !o.tls.Off() {
+		return nil
+	}
+	name, err := cli.NodeOrThis(node)
+	if err != nil {
+		return err
+	}
+	e := member.Entry{Managers: g.Manager, Path: pki.IdentityIn(volmgr.KeysOf(o.dataDir)), TokenFile: tokenFile,
+		Role: access.Manager, Node: name, Log: slog.New(slog.DiscardHandler)}
+	ctx, cancel := context.WithTimeout(ctx, cli.CallTimeout)
+	defer cancel()
+	files, err := e.Enter(ctx)
+	if errors.Is(err, member.ErrNoIdentity) {
+		return cli.UsageError{Err: errors.New("--join: missing"), Hint: "`weft token create --node " + name + " --role manager` prints a token"}
+	}
+	g.TLS = files
+	return err
 }
 
 func runVolmgrJoin(ctx context.Context, api pb.ManagerClient, o volmgrOptions, out *cli.Output) error {

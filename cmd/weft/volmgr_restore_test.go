@@ -87,7 +87,7 @@ func TestALostStoreIsRebuiltFromTheDrives(t *testing.T) {
 	defer cancel()
 
 	listener := listen(t)
-	o := volmgrOptions{dataDir: filepath.Join(t.TempDir(), "first")}
+	o := volmgrOptions{plain: true, dataDir: filepath.Join(t.TempDir(), "first")}
 	if _, err := volmgr.Init(volmgr.Config{Dir: o.dataDir}); err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestALostStoreIsRebuiltFromTheDrives(t *testing.T) {
 
 	listener = listen(t)
 	r := volmgrRebuildOptions{nodes: []string{"t1", "t2"}, timeout: 20 * time.Second}
-	r.dataDir, r.listen = filepath.Join(t.TempDir(), "second"), listener.Addr().String()
+	r.plain, r.dataDir, r.listen = true, filepath.Join(t.TempDir(), "second"), listener.Addr().String()
 	listener.Close()
 	stopTargets = reporting(t, r.listen, targets)
 	if err := runVolmgrRebuild(ctx, r, quiet, out); err != nil {

@@ -32,7 +32,7 @@ func podOn(t *testing.T, b *testbed.Bed, m *vm.Machine, controller spec.Controll
 	t.Helper()
 	const socket = "/run/csi.sock"
 	for name, argv := range map[string][]string{
-		"csi": {"weft", "csi", "--mode", "node", "--node", m.Name(), "--manager", b.ManagerAddr(),
+		"csi": {"weft", "csi", "--mode", "node", "--node", m.Name(), "--manager", b.ManagerAddr(), "--insecure-plain-tcp",
 			"--endpoint", "unix://" + socket, "--kubelet-dir", "/var/lib/kubelet", "--registration", "off"},
 		"relay": {"workload", "relay", fmt.Sprintf(":%d", driverPort), socket},
 	} {

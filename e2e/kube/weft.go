@@ -46,7 +46,7 @@ func (l *Lab) startWeft() error {
 		o.Target = l.place.Weft
 	}
 	l.Weft = &Weft{lab: l}
-	l.env = append(l.env, "WEFT_MANAGER="+manager)
+	l.env = append(l.env, "WEFT_MANAGER="+manager, operator.PlainTCP)
 	if err := l.Weft.initManager(); err != nil {
 		return err
 	}

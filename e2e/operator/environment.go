@@ -30,6 +30,10 @@ func FreeAddress() (string, error) {
 	}
 }
 
+// PlainTCP is the setting that lets Weft's programs speak plain TCP. The test clusters do: their
+// networks are in virtual machines, or are the loopback interface.
+const PlainTCP = "WEFT_INSECURE_PLAIN_TCP=1"
+
 // Environment returns this process's environment without Weft's settings.
 func Environment() []string {
 	return slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "WEFT_") })

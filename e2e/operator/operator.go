@@ -43,7 +43,7 @@ func (o Operator) Try(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, o.Program, args...)
-	cmd.Env = append(os.Environ(), "WEFT_MANAGER="+o.Manager)
+	cmd.Env = append(os.Environ(), "WEFT_MANAGER="+o.Manager, PlainTCP)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()

@@ -251,12 +251,12 @@ func (b *Bed) daemonArgs(m *vm.Machine) (argv []string) {
 	manager := b.ManagerAddr()
 	switch m.Name()[0] {
 	case 'm':
-		return []string{"volmgr", "--data-dir", managerStore, "--listen", fmt.Sprintf(":%d", managerPort)}
+		return []string{"volmgr", "--data-dir", managerStore, "--listen", fmt.Sprintf(":%d", managerPort), "--insecure-plain-tcp"}
 	case 't':
-		argv = []string{"target", "--node", m.Name(), "--manager", manager, "--label", "rack=r" + m.Name()[1:]}
+		argv = []string{"target", "--node", m.Name(), "--manager", manager, "--insecure-plain-tcp", "--label", "rack=r" + m.Name()[1:]}
 		argv = append(append(argv, b.portals(m)...), b.targetFlags...)
 	default:
-		argv = []string{"initiator", "--node", m.Name(), "--manager", manager, "--state-dir", "/var/lib/weft/initiator", "--run-dir", "/run/weft/initiator"}
+		argv = []string{"initiator", "--node", m.Name(), "--manager", manager, "--insecure-plain-tcp", "--state-dir", "/var/lib/weft/initiator", "--run-dir", "/run/weft/initiator"}
 	}
 	if m.Name()[0] == 'c' && b.RoCE != nil {
 		argv = append(argv, "--label", "rail=roce")

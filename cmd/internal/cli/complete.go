@@ -9,14 +9,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
 )
 
 // complete asks the manager for names, for at most one second, since a shell waits for them.
 func (g *Globals) complete(cmd *cobra.Command, prefix string, ask func(context.Context, pb.ManagerClient) ([]string, error)) ([]string, cobra.ShellCompDirective) {
-	conn, err := daemon.Dial(g.askedManager(cmd), g.TLS)
+	conn, err := g.dial(cmd)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

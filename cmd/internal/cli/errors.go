@@ -42,7 +42,7 @@ const ExitCodesText = `Exit codes of weft:
     2  wrong usage: the command line or a value in it
     3  not found
     4  already exists with other parameters
-    5  refused in the present state
+    5  refused: in the present state, or to this user
     6  no space
     7  the volume manager cannot be reached
     8  timed out waiting; the request stands
@@ -78,7 +78,7 @@ func ExitCode(err error) int {
 		return ExitNotFound
 	case codes.AlreadyExists:
 		return ExitExists
-	case codes.FailedPrecondition:
+	case codes.FailedPrecondition, codes.PermissionDenied, codes.Unauthenticated:
 		return ExitRefused
 	case codes.ResourceExhausted:
 		return ExitNoSpace

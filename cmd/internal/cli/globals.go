@@ -20,7 +20,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/cmd/internal/member"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
 )
@@ -29,6 +31,8 @@ import (
 type Globals struct {
 	Manager string
 	TLS     daemon.TLSFiles
+	Plain   bool   // plain TCP is allowed
+	Context string // of member.Contexts; empty: the current one
 	Timeout time.Duration
 	Format  Format
 
@@ -47,6 +51,8 @@ func (g *Globals) AddFlags(root *cobra.Command) {
 	f.StringVar(&g.TLS.CA, "tls-ca", os.Getenv("WEFT_TLS_CA"), "`file` of the certificate authorities to trust; enables TLS [WEFT_TLS_CA]")
 	f.StringVar(&g.TLS.Cert, "tls-cert", os.Getenv("WEFT_TLS_CERT"), "`file` of this program's certificate [WEFT_TLS_CERT]")
 	f.StringVar(&g.TLS.Key, "tls-key", os.Getenv("WEFT_TLS_KEY"), "`file` of this program's private key [WEFT_TLS_KEY]")
+	f.BoolVar(&g.Plain, "insecure-plain-tcp", os.Getenv("WEFT_INSECURE_PLAIN_TCP") != "", "speak plain TCP: whoever reaches the manager may do everything [WEFT_INSECURE_PLAIN_TCP]")
+	f.StringVar(&g.Context, "context", os.Getenv("WEFT_CONTEXT"), "`name` of the cluster to talk to, of \"weft context list\" [WEFT_CONTEXT]")
 	f.DurationVar(&g.Timeout, "timeout", 0, "give up after this long; with 0, each call has 10s and waiting has no limit")
 	f.VarP(&g.Format, "output", "o", "`table`, json or yaml")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
@@ -58,6 +64,20 @@ const CallTimeout = 10 * time.Second
 
 // Call turns a function that talks to the manager into a RunE.
 func (g *Globals) Call(run func(ctx context.Context, api pb.ManagerClient, args []string, out *Output) error) func(*cobra.Command, []string) error {
+	return g.connected(func(ctx context.Context, conn *managers.Conn, args []string) error {
+		return run(ctx, pages.Client(conn), args, g.Out())
+	})
+}
+
+// CallIdentities is Call for what is about tokens and certificates.
+func (g *Globals) CallIdentities(run func(ctx context.Context, api pb.IdentitiesClient, args []string, out *Output) error) func(*cobra.Command, []string) error {
+	return g.connected(func(ctx context.Context, conn *managers.Conn, args []string) error {
+		return run(ctx, pb.NewIdentitiesClient(conn), args, g.Out())
+	})
+}
+
+// connected turns a function that uses a connection to the managers into a RunE.
+func (g *Globals) connected(run func(ctx context.Context, conn *managers.Conn, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		ctx := cmd.Context()
 		if g.Timeout < 0 {
@@ -68,22 +88,80 @@ func (g *Globals) Call(run func(ctx context.Context, api pb.ManagerClient, args 
 			ctx, cancel = context.WithTimeout(ctx, g.Timeout)
 			defer cancel()
 		}
-		conn, err := daemon.Dial(g.askedManager(cmd), g.TLS, grpc.WithUnaryInterceptor(LimitCall))
+		conn, err := g.dial(cmd, grpc.WithUnaryInterceptor(LimitCall))
 		if err != nil {
-			return UsageError{Err: err}
+			return err
 		}
 		defer conn.Close()
-		return run(ctx, pages.Client(conn), args, g.Out())
+		return run(ctx, conn, args)
 	}
 }
 
-// askedManager is the manager that an operator's command calls: the given one, else the weft dev
-// that this user runs, else the default address.
-func (g *Globals) askedManager(cmd *cobra.Command) string {
-	if os.Getenv("WEFT_MANAGER") != "" || cmd.Flags().Changed("manager") {
-		return g.Manager
+// dial connects to the managers that an operator's command calls.
+func (g *Globals) dial(cmd *cobra.Command, options ...grpc.DialOption) (*managers.Conn, error) {
+	addresses, files, err := g.asked(cmd)
+	if err != nil {
+		return nil, UsageError{Err: err}
 	}
-	if g.Local != nil {
+	if err := g.Closed(addresses, files); err != nil {
+		return nil, err
+	}
+	if ctx := cmd.Context(); files.Identity != "" && ctx != nil {
+		member.Refresh(ctx, addresses, files)
+	}
+	conn, err := daemon.Dial(addresses, files, options...)
+	if err != nil {
+		return nil, UsageError{Err: err}
+	}
+	return conn, nil
+}
+
+// Closed refuses plain TCP that was not asked for. A socket of this machine needs nothing: its file
+// says who may open it.
+func (g *Globals) Closed(managers string, files daemon.TLSFiles) error {
+	if g.Plain || !files.Off() {
+		return nil
+	}
+	for address := range strings.SplitSeq(managers, ",") {
+		if !strings.HasPrefix(strings.TrimSpace(address), daemon.Unix) {
+			return RefusedError{Err: fmt.Errorf("manager %s: you are not logged in to its cluster", strings.TrimSpace(address)), Hints: []string{
+				"log in with a token from an admin: `weft login --manager " + managers + " --token-file FILE`",
+				"on the manager's machine, as root: `weft token create --person NAME --role ROLE` prints one",
+				"a manager that was started with --insecure-plain-tcp needs that flag here, too",
+			}}
+		}
+	}
+	return nil
+}
+
+// asked returns the managers that an operator's command calls, and the credential for them. They
+// are those that are given, else those of the context in use, else of the weft dev that this user
+// runs or of the manager on this machine, else the default address. A manager that is given without
+// TLS files is shown the credential of the context in use.
+func (g *Globals) asked(cmd *cobra.Command) (managers string, files daemon.TLSFiles, err error) {
+	given := os.Getenv("WEFT_MANAGER") != "" || cmd.Flags().Changed("manager")
+	if !g.TLS.Off() || g.Plain || given && strings.HasPrefix(g.Manager, daemon.Unix) {
+		return g.orLocal(given), g.TLS, nil
+	}
+	contexts, err := member.ReadContexts()
+	if err != nil {
+		return "", files, err
+	}
+	context, files, ok, err := contexts.Find(g.Context)
+	switch {
+	case err != nil:
+		return "", files, err
+	case ok && given:
+		return g.Manager, files, nil
+	case ok:
+		return context.Managers, files, nil
+	}
+	return g.orLocal(given), g.TLS, nil
+}
+
+// orLocal is the manager that was given, else one on this machine.
+func (g *Globals) orLocal(given bool) string {
+	if !given && g.Local != nil {
 		if address, ok := g.Local(); ok {
 			return address
 		}

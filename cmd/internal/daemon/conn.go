@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,9 +45,18 @@ const window = 1 << 20
 const streamsMost = 1000
 
 // Dial opens connections to volume managers; addresses is separated by commas. Connections are made
-// in the background and retried for ever, with a back-off of 0.2 to 2 s.
+// in the background and retried for ever, with a back-off of 0.2 to 2 s. Who gives only sockets of
+// this machine, and nothing to show to others, is led to no manager elsewhere.
 func Dial(addresses string, files TLSFiles, options ...grpc.DialOption) (*managers.Conn, error) {
-	return managers.Connect(addresses, func(address string) (*grpc.ClientConn, error) { return dial(address, files, options) })
+	here := files.Off() && !slices.ContainsFunc(strings.Split(addresses, ","), func(address string) bool {
+		return !strings.HasPrefix(strings.TrimSpace(address), Unix)
+	})
+	return managers.Connect(addresses, func(address string) (*grpc.ClientConn, error) {
+		if here && !strings.HasPrefix(address, Unix) {
+			return nil, fmt.Errorf("manager address %q: only sockets of this machine were given", address)
+		}
+		return dial(address, files, options)
+	})
 }
 
 // DialOne opens a connection to one volume manager, whether it leads or not; see Dial.
@@ -60,6 +70,9 @@ func dial(address string, files TLSFiles, options []grpc.DialOption) (*grpc.Clie
 		return nil, fmt.Errorf("manager address %q: must be %s and an absolute path", address, Unix)
 	} else if _, _, err := net.SplitHostPort(address); err != nil && !socket {
 		return nil, fmt.Errorf("manager address %q: must be host:port, or %s/path of a socket", address, Unix)
+	}
+	if strings.HasPrefix(address, Unix) { // its file says who may open it
+		files = TLSFiles{}
 	}
 	creds, err := files.transport(TLSFiles.client)
 	if err != nil {

@@ -10,26 +10,51 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"weft.dev/weft/proto/access"
+	"weft.dev/weft/proto/pki"
 )
 
-// TLSFiles names the PEM files of one end of a connection. All empty means no TLS. Only the names
-// appear in arguments and logs, never the content.
+// TLSFiles names the PEM files of one end of a connection: a credential of the cluster's own
+// authority, or three files of an operator's. All empty means no TLS. Only the names appear in
+// arguments and logs, never the content.
 type TLSFiles struct {
 	CA   string // the authorities that may have signed the other end's certificate
 	Cert string
 	Key  string
+
+	Identity string           // a credential of proto/pki; the others are empty then
+	Joining  *pki.Token       // of a client that has no credential yet
+	Now      func() time.Time // for certificates; nil means time.Now
 }
 
-func (f TLSFiles) off() bool { return f == TLSFiles{} }
+// Off reports whether there is no TLS.
+func (f TLSFiles) Off() bool { return f.CA+f.Cert+f.Key+f.Identity == "" && f.Joining == nil }
+
+func (f TLSFiles) now() func() time.Time {
+	if f.Now == nil {
+		return time.Now
+	}
+	return f.Now
+}
 
 // client is the configuration of the dialing end. It needs a certificate only if the server asks
 // for one, as the manager does.
 func (f TLSFiles) client() (*tls.Config, error) {
+	if f.Joining != nil {
+		return f.Joining.Client(f.now()), nil
+	}
+	if f.Identity != "" {
+		c, err := f.credential()
+		if err != nil {
+			return nil, err
+		}
+		return c.Client(f.now()), nil
+	}
 	roots, err := f.roots()
 	if err != nil {
 		return nil, err
@@ -49,6 +74,13 @@ func (f TLSFiles) client() (*tls.Config, error) {
 // server is the configuration of the listening end: the other end must show a certificate signed by
 // CA.
 func (f TLSFiles) server() (*tls.Config, error) {
+	if f.Identity != "" {
+		c, err := f.credential()
+		if err != nil {
+			return nil, err
+		}
+		return c.Server(f.now()), nil
+	}
 	roots, err := f.roots()
 	if err != nil {
 		return nil, err
@@ -63,6 +95,28 @@ func (f TLSFiles) server() (*tls.Config, error) {
 		ClientAuth:   tls.RequireAndVerifyClientCert,
 		MinVersion:   tls.VersionTLS13,
 	}, nil
+}
+
+// credential reads the file of a member that has joined.
+func (f TLSFiles) credential() (*pki.Credential, error) {
+	c, err := pki.ReadCredential(f.Identity)
+	switch {
+	case err != nil:
+		return nil, err
+	case c.Cert == nil:
+		return nil, fmt.Errorf("%s: it has no certificate yet: join first", f.Identity)
+	case c.Expired(f.now()()):
+		return nil, fmt.Errorf("%s: the certificate of %v ended on %s: join again, with a new token", f.Identity, c.Identity(), c.Cert.NotAfter.Format(time.DateTime))
+	}
+	return c, nil
+}
+
+// peer is who is at the other end of a server's connection.
+func (f TLSFiles) peer(state tls.ConnectionState) access.Identity {
+	if f.Identity != "" {
+		return pki.Peer(state)
+	}
+	return access.OfCertificate(state.PeerCertificates[0])
 }
 
 func (f TLSFiles) roots() (*x509.CertPool, error) {
@@ -83,7 +137,7 @@ func (f TLSFiles) roots() (*x509.CertPool, error) {
 // transport returns the credentials for a dialer or a listener. It reads the files once, so that a
 // mistake in them shows at the start.
 func (f TLSFiles) transport(load func(TLSFiles) (*tls.Config, error)) (credentials.TransportCredentials, error) {
-	if f.off() {
+	if f.Off() {
 		return plain{insecure.NewCredentials()}, nil
 	}
 	if _, err := load(f); err != nil {
@@ -142,7 +196,7 @@ func (r reloading) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInf
 		return nil, nil, err
 	}
 	state := info.(credentials.TLSInfo).State
-	return secure, authInfo(access.OfCertificate(state.PeerCertificates[0]), credentials.PrivacyAndIntegrity), nil
+	return secure, authInfo(r.files.peer(state), credentials.PrivacyAndIntegrity), nil
 }
 
 func (r reloading) Info() credentials.ProtocolInfo {

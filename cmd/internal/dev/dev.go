@@ -34,6 +34,7 @@ import (
 type options struct {
 	dir       string
 	manager   string // address to listen on; empty: a socket in the directory
+	plain     bool   // it may be one of TCP
 	targets   int
 	managers  int
 	driveSize string
@@ -57,8 +58,9 @@ the WEFT_MANAGER to set. To see what a failure does, stop a target while a
 program writes to a volume.
 
 Nobody else can reach it: manager and targets answer on sockets in the
-directory, which only its user can open. With --manager ADDRESS the manager
-answers at that address instead, for everyone who can reach it.
+directory, which only its user can open. With --manager ADDRESS and
+--insecure-plain-tcp the manager answers at that address instead, for everyone
+who can reach it.
 
 Block devices need root, and ublk, nbd, or FUSE with loop devices in the kernel.
 Without them it says so, and attach gives NVMe/TCP namespaces at the loopback
@@ -75,6 +77,7 @@ address instead. Only a host that knows the URL can connect to them.`,
 			if cmd.Flags().Changed("manager") {
 				o.manager = g.Manager
 			}
+			o.plain = g.Plain
 			return run(cmd.Context(), o, g)
 		},
 	}
@@ -250,6 +253,9 @@ func (d *cluster) open(here bool) (listener net.Listener, done func(), err error
 func (d *cluster) listen() (net.Listener, error) {
 	if d.options.manager == "" {
 		return listenIn(managerSocket(d.dir.path, 0))
+	}
+	if !d.options.plain {
+		return nil, cli.UsageError{Err: fmt.Errorf("--manager %s: everyone who reaches it could do everything with this cluster", d.manager), Hint: "leave it out to use a socket, or add --insecure-plain-tcp"}
 	}
 	listener, err := net.Listen("tcp", d.manager)
 	if err != nil {

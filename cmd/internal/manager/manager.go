@@ -21,6 +21,7 @@ import (
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/proto/access"
+	"weft.dev/weft/proto/pki"
 	"weft.dev/weft/volmgr"
 )
 
@@ -32,12 +33,14 @@ type Config struct {
 	TLS            daemon.TLSFiles
 	ReplaceAfter   time.Duration // see volmgr.Config
 	Address        string        // where others reach this manager; empty means the listener's
+	Keys           *pki.Keyring  // the cluster's own authorities; TLS then names its credential
+	Socket         string        // where users of this machine reach this manager, too; empty: nowhere
 }
 
 // Serve runs a manager on a listener until ctx ends. It also runs the parts that more returns, if
 // more is not nil: they rely on the manager and stop before it.
 func (c Config) Serve(ctx context.Context, listener net.Listener, log *slog.Logger, more func() ([]daemon.Part, error)) (err error) {
-	m, err := volmgr.New(volmgr.Config{Dir: c.DataDir, Version: c.Version, Log: log, ReplaceAfter: c.ReplaceAfter, Quorum: &volmgr.Quorum{
+	m, err := volmgr.New(volmgr.Config{Dir: c.DataDir, Version: c.Version, Log: log, ReplaceAfter: c.ReplaceAfter, Keys: c.Keys, Quorum: &volmgr.Quorum{
 		Address: cmp.Or(c.Address, addressOf(listener)),
 		Dial:    func(address string) (*grpc.ClientConn, error) { return daemon.DialOne(address, c.TLS) },
 	}})
@@ -77,10 +80,37 @@ func (c Config) parts(m *volmgr.Manager, listener net.Listener, log *slog.Logger
 	}
 	parts = append(parts, measured...)
 	parts = append(parts, daemon.Serve(log, listener, server))
+	if socket, err := c.listenHere(); err != nil {
+		log.Warn("no socket for users of this machine", "path", c.Socket, "err", err)
+	} else if socket != nil {
+		parts = append(parts, daemon.Serve(log, socket, server))
+	}
 	if watchdog, ok := daemon.Watchdog(log, m.Alive); ok {
 		parts = append(parts, watchdog)
 	}
 	return append(parts, handOver(m, log)), nil
+}
+
+// socketMost is how long a socket's path may be.
+const socketMost = 107
+
+// listenHere opens the socket for users of this machine. Its file says who that is: the manager's
+// own user, and root.
+func (c Config) listenHere() (net.Listener, error) {
+	if c.Socket == "" {
+		return nil, nil
+	}
+	if len(c.Socket) > socketMost {
+		return nil, fmt.Errorf("the path is longer than %d bytes", socketMost)
+	}
+	listener, err := daemon.ListenUnix(c.Socket)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(c.Socket, 0o600); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
 }
 
 // handOver is a part that makes another manager lead when this one is told to stop, while its

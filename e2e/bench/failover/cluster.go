@@ -91,7 +91,7 @@ func (c *cluster) begin(ctx context.Context, weft string, rails int) error {
 // program is a weft command in this environment without its settings.
 func program(weft string, args ...string) *exec.Cmd {
 	cmd := exec.Command(weft, args...)
-	cmd.Env = operator.Environment()
+	cmd.Env = append(operator.Environment(), operator.PlainTCP)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	return cmd
 }

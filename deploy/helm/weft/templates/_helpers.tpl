@@ -86,6 +86,8 @@ annotations:
 - --tls-ca=/etc/weft/tls/ca.crt
 - --tls-cert=/etc/weft/tls/tls.crt
 - --tls-key=/etc/weft/tls/tls.key
+{{- else }}
+- --insecure-plain-tcp
 {{- end }}
 {{- end }}
 
