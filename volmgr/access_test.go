@@ -4,21 +4,28 @@ package volmgr
 
 import (
 	"context"
+	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
 	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/volmgr/audit"
+	"weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/event"
 )
 
 // shown are a server's credentials: every peer is who they say.
@@ -33,11 +40,15 @@ func (s shown) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, e
 
 func (s shown) Clone() credentials.TransportCredentials { return s }
 
-// as connects to what register adds, as who. The server has the guard that a manager's has.
-func as(t *testing.T, register func(grpc.ServiceRegistrar), who access.Identity) *grpc.ClientConn {
+// as connects to what register adds, as who. The server has the guard that a manager's has, which
+// tells the managers given of refused calls.
+func as(t *testing.T, register func(grpc.ServiceRegistrar), who access.Identity, tell ...*Manager) *grpc.ClientConn {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
 	guard := access.Guard{Cluster: who.Cluster}
+	for _, m := range tell {
+		guard.Refused = m.Refused
+	}
 	server := grpc.NewServer(grpc.Creds(shown{insecure.NewCredentials(), who}), grpc.UnaryInterceptor(guard.Unary), grpc.StreamInterceptor(guard.Stream))
 	register(server)
 	var group sync.WaitGroup
@@ -58,7 +69,7 @@ func as(t *testing.T, register func(grpc.ServiceRegistrar), who access.Identity)
 // registered is the service of a rig's manager.
 func (r *rig) registered(t *testing.T) (register func(grpc.ServiceRegistrar)) {
 	t.Helper()
-	r.adjust = func(m *Manager) { register = m.Register }
+	r.adjust = func(m *Manager) { register, r.manager = m.Register, m }
 	r.restart()
 	return register
 }
@@ -158,5 +169,99 @@ func TestARebuildHearsOnlyAgentsThemselves(t *testing.T) {
 	}
 	if missing := rebuild.missing(); len(missing) != 1 {
 		t.Errorf("the rebuild waits for %v, want target t1", missing)
+	}
+}
+
+// Who asked for a change is recorded with it, and stays a chain across a restart. Reads, refusals
+// and changes that change nothing leave no entry.
+func TestWhoAskedIsRecordedWithTheEffect(t *testing.T) {
+	r := newRig(t)
+	register := r.registered(t)
+	ada := access.Identity{Kind: access.Person, Name: "ada", Role: access.Admin}
+	conn := as(t, register, ada)
+	admin, audits := pb.NewManagerClient(conn), pb.NewIdentitiesClient(conn)
+	ctx := metadata.AppendToOutgoingContext(t.Context(), pb.RequestKey, "r-1")
+	for range 2 { // the second one changes nothing
+		if _, err := admin.CreatePool(ctx, &pb.CreatePoolRequest{Name: "gold"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := admin.ListPools(ctx, &pb.ListPoolsRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := admin.RemoveNode(ctx, &pb.RemoveNodeRequest{Node: "t1"}); err != nil { // there is none
+		t.Error(err)
+	}
+	if _, err := pb.NewManagerClient(as(t, register, access.Identity{Kind: access.Person, Name: "vic", Role: access.Viewer})).CreatePool(ctx, &pb.CreatePoolRequest{Name: "silver"}); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a viewer creates a pool: %v", err)
+	}
+	if _, err := admin.DeletePool(ctx, &pb.DeletePoolRequest{Name: "gold"}); err != nil {
+		t.Fatal(err)
+	}
+	list, err := audits.ListAudit(ctx, &pb.ListAuditRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range list.Entries {
+		got = append(got, fmt.Sprint(e.Seq, " ", e.Who, " ", e.Call, " ", e.Request, " ", e.RequestId))
+		events, err := admin.ListEvents(ctx, &pb.ListEventsRequest{AfterSeq: e.FirstEvent - 1, Limit: 1, Object: "pool gold"})
+		if err != nil || len(events.Events) != 1 {
+			t.Errorf("entry %d names events %d to %d: %v, %v", e.Seq, e.FirstEvent, e.LastEvent, events, err)
+		}
+	}
+	want := []string{`1 person ada (admin) CreatePool {"name":"gold"} r-1`, `2 person ada (admin) DeletePool {"name":"gold"} r-1`}
+	if !slices.Equal(got, want) {
+		t.Errorf("the audit has %q, want %q", got, want)
+	}
+	r.restart()
+	state, err := r.manager.snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, head := state.Audit(0, false, 10)
+	if err := audit.Verify(entries, head, list.Entries[0].Hash); err != nil || len(entries) != 2 {
+		t.Errorf("after a restart there are %d entries: %v", len(entries), err)
+	}
+}
+
+// Refused attempts are events, but few: nobody can fill the history with them. All of them count.
+func TestRefusedAttemptsAreFewEvents(t *testing.T) {
+	r := newRig(t)
+	register := r.registered(t)
+	vic := pb.NewManagerClient(as(t, register, access.Identity{Kind: access.Person, Name: "vic", Role: access.Viewer}, r.manager))
+	for range 200 {
+		if _, err := vic.DeletePool(t.Context(), &pb.DeletePoolRequest{Name: "gold"}); status.Code(err) != codes.PermissionDenied {
+			t.Fatal(err)
+		}
+	}
+	var events []*pb.Event
+	eventually(t, "there is an event", func() bool {
+		list, err := r.ListEvents(t.Context(), &pb.ListEventsRequest{Object: "person vic (viewer)"})
+		events = list.GetEvents()
+		return err == nil && len(events) > 0
+	})
+	if len(events) != 1 || events[0].Kind != event.AccessRefused || events[0].Attributes["call"] != "DeletePool" {
+		t.Errorf("the events are %v, want one", events)
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(r.manager.metrics.refused)
+	if all, err := registry.Gather(); err != nil || len(all) != 1 || all[0].GetMetric()[0].GetCounter().GetValue() != 200 {
+		t.Errorf("the attempts are counted as %v, %v, want 200", all, err)
+	}
+	var some refusals
+	told, now := 0, time.Now()
+	for i := range 10_000 {
+		for range 3 {
+			if _, tell := some.note(cluster.Refused{From: fmt.Sprint(i)}, now); tell {
+				told++
+			}
+		}
+	}
+	if told != refusedMost || len(some.waiting) > 4*refusedMost {
+		t.Errorf("%d callers caused %d events, and %d are remembered", 10_000, told, len(some.waiting))
+	}
+	if times, tell := some.note(cluster.Refused{From: "0"}, now.Add(refusedEvery)); !tell || times != 3 {
+		t.Errorf("a minute later the first caller is told of with %d attempts, %v", times, tell)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/proto/pki"
+	"weft.dev/weft/volmgr/audit"
 	"weft.dev/weft/volmgr/cluster"
 	"weft.dev/weft/volmgr/trust"
 )
@@ -164,6 +165,28 @@ func pbAuthorities(all []trust.Authority) *pb.ListAuthoritiesResponse {
 		}
 		return out
 	})}
+}
+
+// auditMost is how many entries are in an answer.
+const auditMost = 1000
+
+// ListAudit lists who asked for what.
+func (s identities) ListAudit(ctx context.Context, r *pb.ListAuditRequest) (*pb.ListAuditResponse, error) {
+	limit := int(min(r.Limit, auditMost))
+	if limit == 0 {
+		limit = auditMost
+	}
+	return read(ctx, s.m, func(state *cluster.State) (*pb.ListAuditResponse, error) {
+		entries, head := state.Audit(r.AfterSeq, r.Newest, limit)
+		return &pb.ListAuditResponse{Entries: list(entries, pbAuditEntry), FirstSeq: head.First, Head: head.Hash}, nil
+	}, func(answer *pb.ListAuditResponse) *pb.ListAuditResponse { return answer })
+}
+
+func pbAuditEntry(e audit.Entry) *pb.AuditEntry {
+	return &pb.AuditEntry{
+		Seq: e.Seq, Time: pbTime(e.Time), Who: e.Who, From: e.From, Call: e.Call, Request: e.Request, RequestId: e.ID,
+		FirstEvent: e.FirstEvent, LastEvent: e.LastEvent, Prev: e.Prev, Hash: e.Hash,
+	}
 }
 
 // RotateAuthority begins a rotation.

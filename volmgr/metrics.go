@@ -15,6 +15,7 @@ import (
 // metrics are the loop's own measurements.
 type metrics struct {
 	step, commit prometheus.Histogram
+	refused      *prometheus.CounterVec
 }
 
 func newMetrics() metrics {
@@ -26,6 +27,9 @@ func newMetrics() metrics {
 	return metrics{
 		step:   histogram("step_seconds", "Time to decide a batch of inputs."),
 		commit: histogram("commit_seconds", "Time to make a batch of records durable."),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "weft_volmgr_refused_calls_total", Help: "Calls that were refused because of who made them.",
+		}, []string{"method"}),
 	}
 }
 
@@ -54,6 +58,7 @@ func (m *Manager) Describe(out chan<- *prometheus.Desc) { prometheus.DescribeByC
 func (m *Manager) Collect(out chan<- prometheus.Metric) {
 	out <- m.metrics.step
 	out <- m.metrics.commit
+	m.metrics.refused.Collect(out)
 	m.collectManagers(out)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

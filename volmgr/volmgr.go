@@ -40,6 +40,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/proto/pki"
+	"weft.dev/weft/volmgr/audit"
 	"weft.dev/weft/volmgr/cluster"
 	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/replicated"
@@ -100,6 +101,9 @@ type Manager struct {
 	metrics metrics
 	watches watches
 
+	refusals refusals
+	refused  chan cluster.Refused
+
 	// Owned by Run.
 	sessions   uint64
 	targets    map[block.NodeName]*session
@@ -112,6 +116,7 @@ type Manager struct {
 type ask struct {
 	input   cluster.Input
 	request string // the caller's request id, for the log
+	asked   *audit.Asked
 	look    func()
 	reply   chan answer // buffered
 }
@@ -202,6 +207,7 @@ func newManager(cfg Config, records committer, state *cluster.State) *Manager {
 	}
 	return &Manager{
 		cfg: cfg, records: records, state: state, asks: make(chan ask), urgent: make(chan ask), pings: make(chan chan struct{}), ended: make(chan struct{}), metrics: newMetrics(),
+		refused: make(chan cluster.Refused, refusedMost),
 		targets: map[block.NodeName]*session{}, initiators: map[block.NodeName]*session{}, watchers: map[chan struct{}]bool{}, watches: watches{patience: watchPatience},
 	}
 }
@@ -211,9 +217,9 @@ func (m *Manager) Register(r grpc.ServiceRegistrar) {
 	if m.quorum != nil && m.quorum.transport != nil {
 		m.quorum.transport.Register(r)
 	}
-	r.RegisterService(bounded(pb.Manager_ServiceDesc), m)
+	r.RegisterService(audited(bounded(pb.Manager_ServiceDesc)), m)
 	r.RegisterService(bounded(pb.Agents_ServiceDesc), m)
-	r.RegisterService(bounded(pb.Identities_ServiceDesc), identities{m: m})
+	r.RegisterService(audited(bounded(pb.Identities_ServiceDesc)), identities{m: m})
 	r.RegisterService(bounded(pb.Keys_ServiceDesc), identities{m: m})
 }
 
@@ -235,6 +241,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	defer stop()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return m.records.Run(afterwards) }) // the loop's last commit needs it
+	group.Go(func() error { m.tellRefused(ctx); return nil })
 	if m.cfg.Keys != nil {
 		group.Go(func() error { m.keepKeys(ctx); return nil })
 	}
@@ -351,7 +358,7 @@ func (m *Manager) stepThrough(b *batch, a ask) {
 	if a.input != nil {
 		m.fork = nil
 		var err error
-		out, err = m.state.Step(m.cfg.Now(), a.input)
+		out, err = m.state.StepFor(m.cfg.Now(), a.input, a.asked)
 		got = answer{out.Result, err}
 	}
 	b.asks, b.outcomes, b.answers = append(b.asks, a), append(b.outcomes, out), append(b.answers, got)
@@ -425,6 +432,9 @@ func (m *Manager) spread(b *batch) {
 	events := false
 	for i, out := range b.outcomes {
 		m.logEvents(out.Events, b.asks[i].request)
+		if a := out.Asked; a != nil {
+			m.logFor(b.asks[i].request).Info("audit", "who", a.Who, "from", a.From, "call", a.Call, "seq", a.Seq, "hash", a.Hash)
+		}
 		events = events || len(out.Events) > 0
 		for node, changed := range out.Changed {
 			m.wake(node, changed)
@@ -437,12 +447,17 @@ func (m *Manager) spread(b *batch) {
 	}
 }
 
-// logEvents logs the events of an input, with the caller's request id if there is one.
-func (m *Manager) logEvents(events []event.Event, request string) {
-	log := m.cfg.Log
-	if request != "" {
-		log = log.With("request", request)
+// logFor is the log with the caller's request id, if there is one.
+func (m *Manager) logFor(request string) *slog.Logger {
+	if request == "" {
+		return m.cfg.Log
 	}
+	return m.cfg.Log.With("request", request)
+}
+
+// logEvents logs the events of an input.
+func (m *Manager) logEvents(events []event.Event, request string) {
+	log := m.logFor(request)
 	for _, e := range events {
 		level := slog.LevelInfo
 		if e.Severity != event.Info {
@@ -462,7 +477,7 @@ func poke(c chan struct{}) {
 
 // step passes an input to the loop and returns its result once it is durable.
 func (m *Manager) step(ctx context.Context, in cluster.Input) (any, error) {
-	return m.ask(ctx, ask{input: in, request: requestOf(ctx)})
+	return m.ask(ctx, ask{input: in, request: requestOf(ctx), asked: askedIn(ctx)})
 }
 
 // requestOf returns the request id that a caller put into the metadata; empty if none.

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/login"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -26,6 +27,7 @@ type eventListOptions struct {
 	object string
 	limit  uint32
 	follow bool
+	audit  bool
 }
 
 func newEventList(g *cli.Globals) *cobra.Command {
@@ -34,16 +36,34 @@ func newEventList(g *cli.Globals) *cobra.Command {
 		Use:   "list",
 		Short: "List events, oldest first",
 		Long: `List events, oldest first. With --follow, new events are printed as they occur,
-until interrupted; with -o json as one object per line.`,
+until interrupted; with -o json as one object per line.
+
+With --audit, list who asked for what that changed something, and from where: the
+numbers in the column EVENTS are those of the events that followed at once. "weft
+audit verify" checks that nobody has changed that.`,
 		Example: `  weft event list --object "volume db1"
+  weft event list --audit
   weft event list --follow -o json`,
 		Args: cli.Takes(),
-		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *cli.Output) error {
-			return runEventList(ctx, api, o, out)
-		}),
+	}
+	events := g.Call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *cli.Output) error {
+		return runEventList(ctx, api, o, out)
+	})
+	audit := g.CallIdentities(func(ctx context.Context, api pb.IdentitiesClient, _ []string, out *cli.Output) error {
+		return login.RunAuditList(ctx, api, o.limit, out)
+	})
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case !o.audit:
+			return events(cmd, args)
+		case o.follow || o.object != "":
+			return cli.UsageError{Err: errors.New("--audit: cannot be combined with --follow or --object")}
+		}
+		return audit(cmd, args)
 	}
 	cmd.Flags().StringVar(&o.object, "object", "", "only events of this `object`, such as \"volume db1\" or \"node t1\"")
 	cmd.Flags().Uint32Var(&o.limit, "limit", 100, "`number` of events: the newest ones")
+	cmd.Flags().BoolVar(&o.audit, "audit", false, "list who asked for what")
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "keep printing new events")
 	return cmd
 }

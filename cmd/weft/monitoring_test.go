@@ -24,10 +24,11 @@ func TestTheMonitoringPageNamesWhatThereIs(t *testing.T) {
 	}{
 		{"metric", "../../volmgr/*.go", "weft_", regexp.MustCompile(`\bdesc\("([a-z_]+)"`), nil, 8},
 		{"metric", "../../volmgr/*.go", "weft_volmgr_", regexp.MustCompile(`\bhistogram\("([a-z_]+)"`), nil, 2},
+		{"metric", "../../volmgr/*.go", "", regexp.MustCompile(`Name: "(weft_[a-z_]+[a-z])"`), nil, 1},
 		{"metric", "../../initiator/*.go", "weft_initiator_", regexp.MustCompile(`\bmetric\("([a-z_]+)"`), nil, 6},
 		{"metric", "../../target/*.go", "weft_target_", regexp.MustCompile(`\bmetric\("([a-z_]+)"`), nil, 11},
 		{"metric", "../internal/daemon/*.go", "", regexp.MustCompile(`Name: "(weft_[a-z_]+)"`), nil, 2},
-		{"event", "../../volmgr/event/*.go", "", regexp.MustCompile(`\b\w+\s*= "([a-z]+\.[a-z-]+)"`), regexp.MustCompile("`((?:node|target|initiator|agent|drive|pool|volume|leg|store|token|authority)\\.[a-z-]+)`"), 45},
+		{"event", "../../volmgr/event/*.go", "", regexp.MustCompile(`\b\w+\s*= "([a-z]+\.[a-z-]+)"`), regexp.MustCompile("`((?:node|target|initiator|agent|drive|pool|volume|leg|store|token|authority|access)\\.[a-z-]+)`"), 45},
 		{"reason", "../../volmgr/cluster/*.go", "", regexp.MustCompile(`\bReason\w+\s*= "([A-Z_]+)"`), regexp.MustCompile("(?m)`([A-Z]+(?:_[A-Z]+)+)`"), 25},
 	} {
 		names := declaredIn(t, list.files, list.declared)

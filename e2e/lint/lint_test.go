@@ -43,18 +43,19 @@ var arrows = map[string][]string{
 	"volmgr/evidence":   {"volmgr/image", "proto/block"},
 	"volmgr/placement":  {"volmgr/image", "proto/block"},
 	"volmgr/rebalance":  {"proto/block"},
+	"volmgr/audit":      {},
 	"volmgr/backoff":    {"volmgr/cow", "proto/block"},
 	"volmgr/cow":        {},
 	"volmgr/trust":      {},
 	"volmgr/event":      {},
 	"volmgr/health":     {},
 	"volmgr/labelset":   {},
-	"volmgr/cluster":    {"volmgr/backoff", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "volmgr/rebalance", "volmgr/trust", "proto/block"},
+	"volmgr/cluster":    {"volmgr/audit", "volmgr/backoff", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "volmgr/rebalance", "volmgr/trust", "proto/block"},
 	"volmgr/store":      {"volmgr/cluster", "volmgr/quorum", "proto/block", "proto/durable"},
 	"volmgr/replicated": {"volmgr/cluster", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/wal", "volmgr/store", "proto/block"},
 	"volmgr/quorum":     {"volmgr/quorum/wal"}, // its plain values
 	"volmgr/quorum/wal": {"proto/block", "proto/durable"},
-	"volmgr":            {"volmgr/cluster", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/transport", "volmgr/replicated", "volmgr/store", "volmgr/trust", "proto/access", "proto/block", "proto/durable", "proto/parts", "proto/pb", "proto/pki"},
+	"volmgr":            {"volmgr/audit", "volmgr/cluster", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/transport", "volmgr/replicated", "volmgr/store", "volmgr/trust", "proto/access", "proto/block", "proto/durable", "proto/parts", "proto/pb", "proto/pki"},
 	"target/drive":      {"proto/block", "proto/nvmetcp", "proto/pb"},
 	"target/backend":    {"proto/block"},
 	"target/nvmet":      {"target/nvmet/memfs", "proto/block"}, // memfs: in nvmettest
@@ -118,7 +119,7 @@ var bans = map[string][]string{
 }
 
 // pure packages decide and do nothing: no I/O, no clock, no logger, no randomness.
-var pure = []string{"raid", "raid/dm/mirror", "volmgr/backoff", "volmgr/cluster", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "volmgr/quorum", "volmgr/rebalance", "volmgr/trust", "proto/block", "proto/nvmetcp/reservation", "initiator/volume"}
+var pure = []string{"raid", "raid/dm/mirror", "volmgr/audit", "volmgr/backoff", "volmgr/cluster", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "volmgr/quorum", "volmgr/rebalance", "volmgr/trust", "proto/block", "proto/nvmetcp/reservation", "initiator/volume"}
 
 var impure = []string{"os", "net", "context", "log", "log/slog", "syscall", "math/rand", "math/rand/v2", "crypto/rand", "io/fs", "os/exec"}
 

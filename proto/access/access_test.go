@@ -88,7 +88,7 @@ var expected = map[string]string{
 	"Agents/Target": "target", "Agents/Initiator": "initiator", "Agents/RecordStale": "initiator", "Agents/RecordInSync": "initiator",
 	"Quorum/Messages": "manager", "Quorum/Snapshot": "manager",
 	"Identities/Join": "everybody", "Identities/Renew": "viewer operator admin target initiator csi manager", "Identities/CreateToken": "admin", "Identities/ListTokens": "admin",
-	"Identities/DeleteToken": "admin", "Identities/ListAuthorities": "viewer operator admin", "Identities/RotateAuthority": "admin", "Keys/GetKeys": "manager",
+	"Identities/DeleteToken": "admin", "Identities/ListAuthorities": "viewer operator admin", "Identities/RotateAuthority": "admin", "Identities/ListAudit": "admin", "Keys/GetKeys": "manager",
 	"Manager/GetStatus": "viewer operator admin target initiator csi manager", "Manager/ListManagers": "viewer operator admin manager",
 	"Manager/ListNodes": "viewer operator admin csi", "Manager/ListDevices": "viewer operator admin", "Manager/ListDrives": "viewer operator admin",
 	"Manager/ListPools": "viewer operator admin csi", "Manager/GetVolume": "viewer operator admin csi", "Manager/ListVolumes": "viewer operator admin csi",

@@ -44,6 +44,7 @@ var table = map[string]rule{
 	pb.Identities_DeleteToken_FullMethodName:     people(Admin),
 	pb.Identities_ListAuthorities_FullMethodName: people(Viewer),
 	pb.Identities_RotateAuthority_FullMethodName: people(Admin),
+	pb.Identities_ListAudit_FullMethodName:       people(Admin),
 	pb.Keys_GetKeys_FullMethodName:               nodes(Manager),
 
 	// What reads.

@@ -781,6 +781,252 @@ func (*RotateAuthorityRequest) Descriptor() ([]byte, []int) {
 	return file_weft_v1_identity_proto_rawDescGZIP(), []int{14}
 }
 
+type ListAuditRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	AfterSeq      uint64                 `protobuf:"varint,1,opt,name=after_seq,json=afterSeq,proto3" json:"after_seq,omitempty"`
+	Limit         uint32                 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`   // 1000 at most; 0: 1000
+	Newest        bool                   `protobuf:"varint,3,opt,name=newest,proto3" json:"newest,omitempty"` // the newest ones, whatever after_seq says
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAuditRequest) Reset() {
+	*x = ListAuditRequest{}
+	mi := &file_weft_v1_identity_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAuditRequest) ProtoMessage() {}
+
+func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_identity_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
+func (*ListAuditRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ListAuditRequest) GetAfterSeq() uint64 {
+	if x != nil {
+		return x.AfterSeq
+	}
+	return 0
+}
+
+func (x *ListAuditRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListAuditRequest) GetNewest() bool {
+	if x != nil {
+		return x.Newest
+	}
+	return false
+}
+
+type ListAuditResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entries       []*AuditEntry          `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	FirstSeq      uint64                 `protobuf:"varint,2,opt,name=first_seq,json=firstSeq,proto3" json:"first_seq,omitempty"` // of the oldest entry that is kept; 0: nothing was ever asked
+	Head          string                 `protobuf:"bytes,3,opt,name=head,proto3" json:"head,omitempty"`                          // hash of the newest entry
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAuditResponse) Reset() {
+	*x = ListAuditResponse{}
+	mi := &file_weft_v1_identity_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAuditResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAuditResponse) ProtoMessage() {}
+
+func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_identity_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
+func (*ListAuditResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ListAuditResponse) GetEntries() []*AuditEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *ListAuditResponse) GetFirstSeq() uint64 {
+	if x != nil {
+		return x.FirstSeq
+	}
+	return 0
+}
+
+func (x *ListAuditResponse) GetHead() string {
+	if x != nil {
+		return x.Head
+	}
+	return ""
+}
+
+// AuditEntry is recorded in the same commit as its effect. Its hash is the SHA-256 of its JSON form
+// without the hash, which contains that of the entry before.
+type AuditEntry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
+	Who           string                 `protobuf:"bytes,3,opt,name=who,proto3" json:"who,omitempty"`
+	From          string                 `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"`
+	Call          string                 `protobuf:"bytes,5,opt,name=call,proto3" json:"call,omitempty"`
+	Request       string                 `protobuf:"bytes,6,opt,name=request,proto3" json:"request,omitempty"`
+	RequestId     string                 `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	FirstEvent    uint64                 `protobuf:"varint,8,opt,name=first_event,json=firstEvent,proto3" json:"first_event,omitempty"` // the events of its effect; 0: none
+	LastEvent     uint64                 `protobuf:"varint,9,opt,name=last_event,json=lastEvent,proto3" json:"last_event,omitempty"`
+	Prev          string                 `protobuf:"bytes,10,opt,name=prev,proto3" json:"prev,omitempty"`
+	Hash          string                 `protobuf:"bytes,11,opt,name=hash,proto3" json:"hash,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditEntry) Reset() {
+	*x = AuditEntry{}
+	mi := &file_weft_v1_identity_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditEntry) ProtoMessage() {}
+
+func (x *AuditEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_identity_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
+func (*AuditEntry) Descriptor() ([]byte, []int) {
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *AuditEntry) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *AuditEntry) GetWho() string {
+	if x != nil {
+		return x.Who
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetCall() string {
+	if x != nil {
+		return x.Call
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetFirstEvent() uint64 {
+	if x != nil {
+		return x.FirstEvent
+	}
+	return 0
+}
+
+func (x *AuditEntry) GetLastEvent() uint64 {
+	if x != nil {
+		return x.LastEvent
+	}
+	return 0
+}
+
+func (x *AuditEntry) GetPrev() string {
+	if x != nil {
+		return x.Prev
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetHash() string {
+	if x != nil {
+		return x.Hash
+	}
+	return ""
+}
+
 type GetKeysRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -789,7 +1035,7 @@ type GetKeysRequest struct {
 
 func (x *GetKeysRequest) Reset() {
 	*x = GetKeysRequest{}
-	mi := &file_weft_v1_identity_proto_msgTypes[15]
+	mi := &file_weft_v1_identity_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -801,7 +1047,7 @@ func (x *GetKeysRequest) String() string {
 func (*GetKeysRequest) ProtoMessage() {}
 
 func (x *GetKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[15]
+	mi := &file_weft_v1_identity_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -814,7 +1060,7 @@ func (x *GetKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetKeysRequest.ProtoReflect.Descriptor instead.
 func (*GetKeysRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{18}
 }
 
 type GetKeysResponse struct {
@@ -827,7 +1073,7 @@ type GetKeysResponse struct {
 
 func (x *GetKeysResponse) Reset() {
 	*x = GetKeysResponse{}
-	mi := &file_weft_v1_identity_proto_msgTypes[16]
+	mi := &file_weft_v1_identity_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -839,7 +1085,7 @@ func (x *GetKeysResponse) String() string {
 func (*GetKeysResponse) ProtoMessage() {}
 
 func (x *GetKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[16]
+	mi := &file_weft_v1_identity_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -852,7 +1098,7 @@ func (x *GetKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetKeysResponse.ProtoReflect.Descriptor instead.
 func (*GetKeysResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetKeysResponse) GetKeys() []byte {
@@ -915,11 +1161,36 @@ const file_weft_v1_identity_proto_rawDesc = "" +
 	"\x16ListAuthoritiesRequest\"O\n" +
 	"\x17ListAuthoritiesResponse\x124\n" +
 	"\vauthorities\x18\x01 \x03(\v2\x12.weft.v1.AuthorityR\vauthorities\"\x18\n" +
-	"\x16RotateAuthorityRequest\"\x10\n" +
+	"\x16RotateAuthorityRequest\"]\n" +
+	"\x10ListAuditRequest\x12\x1b\n" +
+	"\tafter_seq\x18\x01 \x01(\x04R\bafterSeq\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x16\n" +
+	"\x06newest\x18\x03 \x01(\bR\x06newest\"s\n" +
+	"\x11ListAuditResponse\x12-\n" +
+	"\aentries\x18\x01 \x03(\v2\x13.weft.v1.AuditEntryR\aentries\x12\x1b\n" +
+	"\tfirst_seq\x18\x02 \x01(\x04R\bfirstSeq\x12\x12\n" +
+	"\x04head\x18\x03 \x01(\tR\x04head\"\xa9\x02\n" +
+	"\n" +
+	"AuditEntry\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
+	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x10\n" +
+	"\x03who\x18\x03 \x01(\tR\x03who\x12\x12\n" +
+	"\x04from\x18\x04 \x01(\tR\x04from\x12\x12\n" +
+	"\x04call\x18\x05 \x01(\tR\x04call\x12\x18\n" +
+	"\arequest\x18\x06 \x01(\tR\arequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\a \x01(\tR\trequestId\x12\x1f\n" +
+	"\vfirst_event\x18\b \x01(\x04R\n" +
+	"firstEvent\x12\x1d\n" +
+	"\n" +
+	"last_event\x18\t \x01(\x04R\tlastEvent\x12\x12\n" +
+	"\x04prev\x18\n" +
+	" \x01(\tR\x04prev\x12\x12\n" +
+	"\x04hash\x18\v \x01(\tR\x04hash\"\x10\n" +
 	"\x0eGetKeysRequest\"G\n" +
 	"\x0fGetKeysResponse\x12\x12\n" +
 	"\x04keys\x18\x01 \x01(\fR\x04keys\x12 \n" +
-	"\vauthorities\x18\x02 \x03(\fR\vauthorities2\xfd\x03\n" +
+	"\vauthorities\x18\x02 \x03(\fR\vauthorities2\xc1\x04\n" +
 	"\n" +
 	"Identities\x122\n" +
 	"\x04Join\x12\x14.weft.v1.JoinRequest\x1a\x14.weft.v1.Credentials\x124\n" +
@@ -929,7 +1200,8 @@ const file_weft_v1_identity_proto_rawDesc = "" +
 	"ListTokens\x12\x1a.weft.v1.ListTokensRequest\x1a\x1b.weft.v1.ListTokensResponse\x12H\n" +
 	"\vDeleteToken\x12\x1b.weft.v1.DeleteTokenRequest\x1a\x1c.weft.v1.DeleteTokenResponse\x12T\n" +
 	"\x0fListAuthorities\x12\x1f.weft.v1.ListAuthoritiesRequest\x1a .weft.v1.ListAuthoritiesResponse\x12T\n" +
-	"\x0fRotateAuthority\x12\x1f.weft.v1.RotateAuthorityRequest\x1a .weft.v1.ListAuthoritiesResponse2D\n" +
+	"\x0fRotateAuthority\x12\x1f.weft.v1.RotateAuthorityRequest\x1a .weft.v1.ListAuthoritiesResponse\x12B\n" +
+	"\tListAudit\x12\x19.weft.v1.ListAuditRequest\x1a\x1a.weft.v1.ListAuditResponse2D\n" +
 	"\x04Keys\x12<\n" +
 	"\aGetKeys\x12\x17.weft.v1.GetKeysRequest\x1a\x18.weft.v1.GetKeysResponseB\x1bZ\x19weft.dev/weft/proto/pb;pbb\x06proto3"
 
@@ -945,7 +1217,7 @@ func file_weft_v1_identity_proto_rawDescGZIP() []byte {
 	return file_weft_v1_identity_proto_rawDescData
 }
 
-var file_weft_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_weft_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_weft_v1_identity_proto_goTypes = []any{
 	(*JoinRequest)(nil),             // 0: weft.v1.JoinRequest
 	(*RenewRequest)(nil),            // 1: weft.v1.RenewRequest
@@ -962,43 +1234,50 @@ var file_weft_v1_identity_proto_goTypes = []any{
 	(*ListAuthoritiesRequest)(nil),  // 12: weft.v1.ListAuthoritiesRequest
 	(*ListAuthoritiesResponse)(nil), // 13: weft.v1.ListAuthoritiesResponse
 	(*RotateAuthorityRequest)(nil),  // 14: weft.v1.RotateAuthorityRequest
-	(*GetKeysRequest)(nil),          // 15: weft.v1.GetKeysRequest
-	(*GetKeysResponse)(nil),         // 16: weft.v1.GetKeysResponse
-	(*timestamppb.Timestamp)(nil),   // 17: google.protobuf.Timestamp
+	(*ListAuditRequest)(nil),        // 15: weft.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),       // 16: weft.v1.ListAuditResponse
+	(*AuditEntry)(nil),              // 17: weft.v1.AuditEntry
+	(*GetKeysRequest)(nil),          // 18: weft.v1.GetKeysRequest
+	(*GetKeysResponse)(nil),         // 19: weft.v1.GetKeysResponse
+	(*timestamppb.Timestamp)(nil),   // 20: google.protobuf.Timestamp
 }
 var file_weft_v1_identity_proto_depIdxs = []int32{
 	3,  // 0: weft.v1.CreateTokenRequest.subject:type_name -> weft.v1.Subject
 	6,  // 1: weft.v1.CreateTokenResponse.created:type_name -> weft.v1.Token
 	3,  // 2: weft.v1.Token.subject:type_name -> weft.v1.Subject
-	17, // 3: weft.v1.Token.created:type_name -> google.protobuf.Timestamp
-	17, // 4: weft.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	17, // 5: weft.v1.Token.used:type_name -> google.protobuf.Timestamp
+	20, // 3: weft.v1.Token.created:type_name -> google.protobuf.Timestamp
+	20, // 4: weft.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	20, // 5: weft.v1.Token.used:type_name -> google.protobuf.Timestamp
 	6,  // 6: weft.v1.ListTokensResponse.tokens:type_name -> weft.v1.Token
-	17, // 7: weft.v1.Authority.added:type_name -> google.protobuf.Timestamp
-	17, // 8: weft.v1.Authority.begins:type_name -> google.protobuf.Timestamp
-	17, // 9: weft.v1.Authority.goes:type_name -> google.protobuf.Timestamp
+	20, // 7: weft.v1.Authority.added:type_name -> google.protobuf.Timestamp
+	20, // 8: weft.v1.Authority.begins:type_name -> google.protobuf.Timestamp
+	20, // 9: weft.v1.Authority.goes:type_name -> google.protobuf.Timestamp
 	11, // 10: weft.v1.ListAuthoritiesResponse.authorities:type_name -> weft.v1.Authority
-	0,  // 11: weft.v1.Identities.Join:input_type -> weft.v1.JoinRequest
-	1,  // 12: weft.v1.Identities.Renew:input_type -> weft.v1.RenewRequest
-	4,  // 13: weft.v1.Identities.CreateToken:input_type -> weft.v1.CreateTokenRequest
-	7,  // 14: weft.v1.Identities.ListTokens:input_type -> weft.v1.ListTokensRequest
-	9,  // 15: weft.v1.Identities.DeleteToken:input_type -> weft.v1.DeleteTokenRequest
-	12, // 16: weft.v1.Identities.ListAuthorities:input_type -> weft.v1.ListAuthoritiesRequest
-	14, // 17: weft.v1.Identities.RotateAuthority:input_type -> weft.v1.RotateAuthorityRequest
-	15, // 18: weft.v1.Keys.GetKeys:input_type -> weft.v1.GetKeysRequest
-	2,  // 19: weft.v1.Identities.Join:output_type -> weft.v1.Credentials
-	2,  // 20: weft.v1.Identities.Renew:output_type -> weft.v1.Credentials
-	5,  // 21: weft.v1.Identities.CreateToken:output_type -> weft.v1.CreateTokenResponse
-	8,  // 22: weft.v1.Identities.ListTokens:output_type -> weft.v1.ListTokensResponse
-	10, // 23: weft.v1.Identities.DeleteToken:output_type -> weft.v1.DeleteTokenResponse
-	13, // 24: weft.v1.Identities.ListAuthorities:output_type -> weft.v1.ListAuthoritiesResponse
-	13, // 25: weft.v1.Identities.RotateAuthority:output_type -> weft.v1.ListAuthoritiesResponse
-	16, // 26: weft.v1.Keys.GetKeys:output_type -> weft.v1.GetKeysResponse
-	19, // [19:27] is the sub-list for method output_type
-	11, // [11:19] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	17, // 11: weft.v1.ListAuditResponse.entries:type_name -> weft.v1.AuditEntry
+	20, // 12: weft.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	0,  // 13: weft.v1.Identities.Join:input_type -> weft.v1.JoinRequest
+	1,  // 14: weft.v1.Identities.Renew:input_type -> weft.v1.RenewRequest
+	4,  // 15: weft.v1.Identities.CreateToken:input_type -> weft.v1.CreateTokenRequest
+	7,  // 16: weft.v1.Identities.ListTokens:input_type -> weft.v1.ListTokensRequest
+	9,  // 17: weft.v1.Identities.DeleteToken:input_type -> weft.v1.DeleteTokenRequest
+	12, // 18: weft.v1.Identities.ListAuthorities:input_type -> weft.v1.ListAuthoritiesRequest
+	14, // 19: weft.v1.Identities.RotateAuthority:input_type -> weft.v1.RotateAuthorityRequest
+	15, // 20: weft.v1.Identities.ListAudit:input_type -> weft.v1.ListAuditRequest
+	18, // 21: weft.v1.Keys.GetKeys:input_type -> weft.v1.GetKeysRequest
+	2,  // 22: weft.v1.Identities.Join:output_type -> weft.v1.Credentials
+	2,  // 23: weft.v1.Identities.Renew:output_type -> weft.v1.Credentials
+	5,  // 24: weft.v1.Identities.CreateToken:output_type -> weft.v1.CreateTokenResponse
+	8,  // 25: weft.v1.Identities.ListTokens:output_type -> weft.v1.ListTokensResponse
+	10, // 26: weft.v1.Identities.DeleteToken:output_type -> weft.v1.DeleteTokenResponse
+	13, // 27: weft.v1.Identities.ListAuthorities:output_type -> weft.v1.ListAuthoritiesResponse
+	13, // 28: weft.v1.Identities.RotateAuthority:output_type -> weft.v1.ListAuthoritiesResponse
+	16, // 29: weft.v1.Identities.ListAudit:output_type -> weft.v1.ListAuditResponse
+	19, // 30: weft.v1.Keys.GetKeys:output_type -> weft.v1.GetKeysResponse
+	22, // [22:31] is the sub-list for method output_type
+	13, // [13:22] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_identity_proto_init() }
@@ -1012,7 +1291,7 @@ func file_weft_v1_identity_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_identity_proto_rawDesc), len(file_weft_v1_identity_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -29,6 +29,7 @@ const (
 	Identities_DeleteToken_FullMethodName     = "/weft.v1.Identities/DeleteToken"
 	Identities_ListAuthorities_FullMethodName = "/weft.v1.Identities/ListAuthorities"
 	Identities_RotateAuthority_FullMethodName = "/weft.v1.Identities/RotateAuthority"
+	Identities_ListAudit_FullMethodName       = "/weft.v1.Identities/ListAudit"
 )
 
 // IdentitiesClient is the client API for Identities service.
@@ -53,6 +54,8 @@ type IdentitiesClient interface {
 	// RotateAuthority makes a new authority, which takes the place of the present one when every
 	// member has heard of it. It returns when the decision is durable.
 	RotateAuthority(ctx context.Context, in *RotateAuthorityRequest, opts ...grpc.CallOption) (*ListAuthoritiesResponse, error)
+	// ListAudit returns who asked for what changed something, oldest first.
+	ListAudit(ctx context.Context, in *ListAuditRequest, opts ...grpc.CallOption) (*ListAuditResponse, error)
 }
 
 type identitiesClient struct {
@@ -133,6 +136,16 @@ func (c *identitiesClient) RotateAuthority(ctx context.Context, in *RotateAuthor
 	return out, nil
 }
 
+func (c *identitiesClient) ListAudit(ctx context.Context, in *ListAuditRequest, opts ...grpc.CallOption) (*ListAuditResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAuditResponse)
+	err := c.cc.Invoke(ctx, Identities_ListAudit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // IdentitiesServer is the server API for Identities service.
 // All implementations must embed UnimplementedIdentitiesServer
 // for forward compatibility.
@@ -155,6 +168,8 @@ type IdentitiesServer interface {
 	// RotateAuthority makes a new authority, which takes the place of the present one when every
 	// member has heard of it. It returns when the decision is durable.
 	RotateAuthority(context.Context, *RotateAuthorityRequest) (*ListAuthoritiesResponse, error)
+	// ListAudit returns who asked for what changed something, oldest first.
+	ListAudit(context.Context, *ListAuditRequest) (*ListAuditResponse, error)
 	mustEmbedUnimplementedIdentitiesServer()
 }
 
@@ -185,6 +200,9 @@ func (UnimplementedIdentitiesServer) ListAuthorities(context.Context, *ListAutho
 }
 func (UnimplementedIdentitiesServer) RotateAuthority(context.Context, *RotateAuthorityRequest) (*ListAuthoritiesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RotateAuthority not implemented")
+}
+func (UnimplementedIdentitiesServer) ListAudit(context.Context, *ListAuditRequest) (*ListAuditResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAudit not implemented")
 }
 func (UnimplementedIdentitiesServer) mustEmbedUnimplementedIdentitiesServer() {}
 func (UnimplementedIdentitiesServer) testEmbeddedByValue()                    {}
@@ -333,6 +351,24 @@ func _Identities_RotateAuthority_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Identities_ListAudit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAuditRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentitiesServer).ListAudit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Identities_ListAudit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentitiesServer).ListAudit(ctx, req.(*ListAuditRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Identities_ServiceDesc is the grpc.ServiceDesc for Identities service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -367,6 +403,10 @@ var Identities_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RotateAuthority",
 			Handler:    _Identities_RotateAuthority_Handler,
+		},
+		{
+			MethodName: "ListAudit",
+			Handler:    _Identities_ListAudit_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

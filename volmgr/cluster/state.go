@@ -55,6 +55,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/audit"
 	"weft.dev/weft/volmgr/backoff"
 	"weft.dev/weft/volmgr/cow"
 	"weft.dev/weft/volmgr/event"
@@ -73,7 +74,7 @@ const (
 
 // Record is one key of the store. Nil Value means delete. The first letter of
 // the key says what it holds: v volume, n node, d drive, p pool, e event, t token, a authority,
-// m meta.
+// u audit, m meta.
 type Record struct {
 	Key   string
 	Value []byte
@@ -93,7 +94,8 @@ type Outcome struct {
 	// changed; nil if anything of it may have.
 	Changed map[block.NodeName]map[block.VolumeID]bool
 	Events  []event.Event
-	Result  any // as the input's type says
+	Asked   *audit.Entry // who asked for this; nil: nobody, or it has no effect
+	Result  any          // as the input's type says
 }
 
 // Seed is 32 random bytes that come with an input. Ids and choices are drawn from it, so
@@ -117,6 +119,7 @@ type meta struct {
 	Generation uint64          `json:"generation"` // grows with every step that commits something
 	FirstEvent uint64          `json:"first_event"`
 	NextEvent  uint64          `json:"next_event"`
+	Audit      audit.Head      `json:"audit,omitzero"`
 }
 
 // State is everything that volmgr knows. Objects in the maps are never changed
@@ -150,6 +153,7 @@ type durable struct {
 	pools   map[string]*Pool
 	volumes cow.Map[block.VolumeID, *Volume]
 	events  event.Log
+	audit   audit.Log
 
 	tokens      map[string]*trust.Token     // by id
 	authorities map[string]*trust.Authority // by hash
@@ -256,6 +260,7 @@ func New(id block.ClusterID) (*State, []Record) {
 	s := empty()
 	s.meta = meta{Schema: schema, ClusterID: id, Generation: 1, FirstEvent: 1, NextEvent: 1}
 	s.events = event.NewLog(nil, 1, 1)
+	s.audit = audit.NewLog(nil, audit.Head{})
 	s.pools[DefaultPool] = &Pool{Name: DefaultPool}
 	return s, s.Records()
 }
@@ -264,8 +269,9 @@ func New(id block.ClusterID) (*State, []Record) {
 func Load(records []Record) (*State, error) {
 	s := empty()
 	var events []event.Event
+	var entries []audit.Entry
 	for _, r := range records {
-		if err := s.load(r, &events); err != nil {
+		if err := s.load(r, &events, &entries); err != nil {
 			return nil, fmt.Errorf("load record %q: %w", r.Key, err)
 		}
 	}
@@ -278,13 +284,14 @@ func Load(records []Record) (*State, error) {
 		}
 	}
 	s.events = event.NewLog(events, s.meta.FirstEvent, s.meta.NextEvent)
+	s.audit = audit.NewLog(entries, s.meta.Audit)
 	if _, ok := s.pools[DefaultPool]; !ok {
 		s.pools[DefaultPool] = &Pool{Name: DefaultPool}
 	}
 	return s, nil
 }
 
-func (s *State) load(r Record, events *[]event.Event) error {
+func (s *State) load(r Record, events *[]event.Event, entries *[]audit.Entry) error {
 	kind, _, ok := strings.Cut(r.Key, "/")
 	if !ok {
 		return fmt.Errorf("no kind in the key")
@@ -313,6 +320,8 @@ func (s *State) load(r Record, events *[]event.Event) error {
 		return loadInto(r, func(x *trust.Authority) { s.authorities[x.Hash] = x })
 	case "e":
 		return loadInto(r, func(e *event.Event) { *events = append(*events, *e) })
+	case "u":
+		return loadInto(r, func(e *audit.Entry) { *entries = append(*entries, *e) })
 	case "m":
 		return loadInto(r, func(m *meta) { s.meta = *m })
 	}
@@ -364,6 +373,9 @@ func (d *durable) records() []Record {
 	for _, e := range d.events.All() {
 		all = append(all, encode(eventKey(e.Seq), e))
 	}
+	for _, e := range d.audit.All() {
+		all = append(all, encode(auditKey(e.Seq), e))
+	}
 	all = append(all, encode(metaKey, d.meta))
 	slices.SortFunc(all, func(a, b Record) int { return cmp.Compare(a.Key, b.Key) })
 	return all
@@ -378,6 +390,7 @@ func poolKey(name string) string         { return "p/" + name }
 func tokenKey(id string) string          { return "t/" + id }
 func authorityKey(hash string) string    { return "a/" + hash }
 func eventKey(seq uint64) string         { return fmt.Sprintf("e/%020d", seq) }
+func auditKey(seq uint64) string         { return fmt.Sprintf("u/%020d", seq) }
 func encode(key string, value any) Record {
 	b, err := json.Marshal(value)
 	if err != nil {
@@ -423,6 +436,7 @@ func (s *State) Copy() *State {
 	c.nodes, c.drives, c.pools = maps.Clone(s.nodes), maps.Clone(s.drives), maps.Clone(s.pools)
 	c.tokens, c.authorities = maps.Clone(s.tokens), maps.Clone(s.authorities)
 	c.events = event.NewLog(slices.Clone(s.events.All()), s.events.First(), s.events.Next())
+	c.audit = audit.NewLog(slices.Clone(s.audit.All()), s.audit.Head())
 	c.drivesOn, c.onDrive = cloneEach(s.drivesOn), cloneEach(s.onDrive)
 	c.extents = maps.Clone(s.extents)
 	for drive, extents := range c.extents {
@@ -471,11 +485,16 @@ type still struct {
 // Step applies one input at the time now. An error means that the input was refused and
 // that nothing has changed; it is always an *Error. Keep the monotonic reading in now:
 // leases must not end because the clock was set.
-func (s *State) Step(now time.Time, in Input) (Outcome, error) {
+func (s *State) Step(now time.Time, in Input) (Outcome, error) { return s.StepFor(now, in, nil) }
+
+// StepFor is Step for an input that somebody has asked for. If it has an effect, who asked is in its
+// records.
+func (s *State) StepFor(now time.Time, in Input, asked *audit.Asked) (Outcome, error) {
 	if s.by == nil {
 		panic("cluster: a fork is stepped")
 	}
 	t := newTx(s, now)
+	t.asked = asked
 	result, err := in.apply(t)
 	if err != nil {
 		return Outcome{}, err

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"weft.dev/weft/volmgr/audit"
 	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/trust"
 )
@@ -180,6 +181,30 @@ func (s *State) Authorities() []trust.Authority {
 		all[0], all[i] = all[i], all[0]
 	}
 	return all
+}
+
+// Refused is an attempt to call what the caller may not. Result: nil.
+type Refused struct {
+	Who, From, Call string
+	Times           int // since the last one that was told of
+}
+
+func (in Refused) apply(t *tx) (view, error) {
+	times := ""
+	if in.Times > 1 {
+		times = fmt.Sprintf(", %d times", in.Times)
+	}
+	t.event(event.Warning, event.AccessRefused, in.Who, fmt.Sprintf("refused: %s%s", in.Call, times), "from", in.From, "call", in.Call)
+	return nil, nil
+}
+
+// Audit returns at most limit entries after a number, oldest first, and the end of the chain; or
+// the newest ones.
+func (s *State) Audit(after uint64, newest bool, limit int) ([]audit.Entry, audit.Head) {
+	if newest {
+		return s.audit.Newest(limit), s.audit.Head()
+	}
+	return s.audit.After(after, limit), s.audit.Head()
 }
 
 // Tokens returns the tokens that have not expired, by id.

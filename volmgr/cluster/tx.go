@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/audit"
 	"weft.dev/weft/volmgr/cow"
 	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/image"
@@ -39,6 +40,7 @@ type tx struct {
 	changed map[block.NodeName]bool            // nodes whose targets may serve more or less than before
 
 	authorities overlay[string, trust.Authority]
+	asked       *audit.Asked // nil: nobody has
 }
 
 // view makes the answer to the caller from the state after the step.
@@ -247,11 +249,17 @@ func (t *tx) commit() Outcome {
 	t.wakeAsked(wake)
 	t.wakeStopping(wake)
 	records = append(records, t.commitEvents()...)
+	var asked *audit.Entry
+	if t.asked != nil && len(records) > 0 {
+		var more []Record
+		asked, more = t.commitAudit()
+		records = append(records, more...)
+	}
 	if len(records) > 0 || t.raised {
 		s.meta.Generation, s.meta.Term, s.meta.Replaces = t.gen, t.term, t.replaces
 		records = append(records, encode(metaKey, s.meta))
 	}
-	return Outcome{Records: records, Wake: slices.Sorted(maps.Keys(wake)), Changed: wake, Events: t.events}
+	return Outcome{Records: records, Wake: slices.Sorted(maps.Keys(wake)), Changed: wake, Events: t.events, Asked: asked}
 }
 
 // event adds an event to the step. attributes alternate keys and values; empty values are
@@ -291,6 +299,21 @@ func (t *tx) commitEvents() []Record {
 	}
 	s.meta.FirstEvent, s.meta.NextEvent = s.events.First(), s.events.Next()
 	return records
+}
+
+// commitAudit adds who asked for the step, and drops the oldest entry.
+func (t *tx) commitAudit() (*audit.Entry, []Record) {
+	e := audit.Entry{Time: t.now.UTC(), Asked: *t.asked}
+	if n := len(t.events); n > 0 {
+		e.FirstEvent, e.LastEvent = t.events[0].Seq, t.events[n-1].Seq
+	}
+	e, dropped := t.s.audit.Append(e)
+	records := []Record{encode(auditKey(e.Seq), e)}
+	for _, seq := range dropped {
+		records = append(records, Record{Key: auditKey(seq)})
+	}
+	t.s.meta.Audit = t.s.audit.Head()
+	return &e, records
 }
 
 // noteServed writes an event when a volume becomes unavailable, and another with the

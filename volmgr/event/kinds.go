@@ -69,6 +69,7 @@ const (
 	LegRetired       = "leg.retired" // made again elsewhere
 	LegFreed         = "leg.freed"   // a retired leg is erased
 	LegPromoted      = "leg.promoted"
+	AccessRefused    = "access.refused"
 	TokenCreated     = "token.created"
 	TokenUsed        = "token.used" // somebody has joined with it
 	TokenDeleted     = "token.deleted"

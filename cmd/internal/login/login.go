@@ -21,13 +21,15 @@ import (
 	"weft.dev/weft/volmgr"
 )
 
-// Commands are "weft token", "weft ca", "weft login" and "weft context".
+// Commands are "weft token", "weft ca", "weft login", "weft context" and
+// "weft audit".
 func Commands(g *cli.Globals, defaultDataDir string) []*cobra.Command {
 	return []*cobra.Command{
 		cli.Group("token", "Let nodes and people join the cluster", newTokenCreate(g), newTokenList(g), newTokenDelete(g)),
 		cli.Group("ca", "The authority that signs the cluster's certificates", newCAList(g), newCARotate(g), newCAInit(g, defaultDataDir)),
 		newLogin(g),
 		cli.Group("context", "The clusters that you are logged in to", newContextList(g), newContextUse(g), newContextDelete(g)),
+		cli.Group("audit", "Who asked for what", newAuditVerify(g)),
 	}
 }
 

@@ -67,7 +67,7 @@ func (c Config) Serve(ctx context.Context, listener net.Listener, log *slog.Logg
 // parts returns the loop and everything that uses it, which stops before the loop.
 func (c Config) parts(m *volmgr.Manager, listener net.Listener, log *slog.Logger) ([]daemon.Part, error) {
 	metrics := daemon.NewMetrics()
-	server, err := daemon.NewServer(c.TLS, metrics, access.Guard{Cluster: m.ClusterID()})
+	server, err := daemon.NewServer(c.TLS, metrics, access.Guard{Cluster: m.ClusterID(), Refused: m.Refused})
 	if err != nil {
 		return nil, cli.UsageError{Err: err}
 	}
