@@ -42,7 +42,10 @@ const Unix = "unix:"
 const window = 1 << 20
 
 // streamsMost is how many calls of one connection are served at once; others wait.
-const streamsMost = 1000
+const streamsMost = 256
+
+// headersMost bounds the headers of a call, in bytes.
+const headersMost = 64 << 10
 
 // Dial opens connections to volume managers; addresses is separated by commas. Connections are made
 // in the background and retried for ever, with a back-off of 0.2 to 2 s. Who gives only sockets of
@@ -105,12 +108,20 @@ func dial(address string, files TLSFiles, options []grpc.DialOption) (*grpc.Clie
 // NewServer makes a gRPC server with the health service; m counts its calls, and guard refuses those
 // that their caller may not make.
 func NewServer(files TLSFiles, m *Metrics, guard access.Guard) (*grpc.Server, error) {
+	return newServer(files, m, guard, defaultBudgets)
+}
+
+func newServer(files TLSFiles, m *Metrics, guard access.Guard, most budgets) (*grpc.Server, error) {
 	creds, err := files.transport(TLSFiles.server)
 	if err != nil {
 		return nil, err
 	}
+	usage := newUsage(most)
 	server := grpc.NewServer(
-		grpc.Creds(creds),
+		grpc.Creds(bounded{creds, usage}),
+		grpc.ConnectionTimeout(most.handshake),
+		grpc.InTapHandle(usage.call),
+		grpc.MaxHeaderListSize(headersMost),
 		grpc.MaxRecvMsgSize(parts.MaxMessage),
 		grpc.MaxSendMsgSize(parts.MaxMessage),
 		grpc.MaxConcurrentStreams(streamsMost),

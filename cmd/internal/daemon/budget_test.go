@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"weft.dev/weft/proto/access"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/proto/pki"
+)
+
+// tight are budgets that a test can use up.
+var tight = budgets{
+	handshakes: 6, handshakesOf: 3, handshake: 5 * time.Second, conns: 100, connsOf: 50,
+	strangers: 4, strangersOf: 2, stranger: 500 * time.Millisecond, calls: 8, callsOf: 1, memberCalls: 3,
+}
+
+// closedServer is a server of a closed cluster with tight budgets. It implements only the health
+// service.
+func closedServer(t *testing.T) (address string, member TLSFiles) {
+	t.Helper()
+	cluster := block.ClusterID{UUID: block.UUID{1}}
+	keys, err := pki.CreateKeyring(filepath.Join(t.TempDir(), "keys"), cluster, "m1", time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := TLSFiles{Identity: keys.Identity()}
+	server, err := newServer(files, NewMetrics(), access.Guard{Cluster: cluster}, tight)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pb.RegisterIdentitiesServer(server, pb.UnimplementedIdentitiesServer{})
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- Serve(discard, listener, server).Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return listener.Addr().String(), files
+}
+
+// from dials from an address of this machine.
+func from(t *testing.T, host, to string) net.Conn {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(host)}}
+	conn, err := d.Dial("tcp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// closedWithin reports whether the server closes a connection.
+func closedWithin(conn net.Conn, d time.Duration) bool {
+	conn.SetReadDeadline(time.Now().Add(d))
+	_, err := io.Copy(io.Discard, conn)
+	return !errors.Is(err, context.DeadlineExceeded) && !isTimeout(err)
+}
+
+func isTimeout(err error) bool {
+	e, ok := errors.AsType[net.Error](err)
+	return ok && e.Timeout()
+}
+
+// Peers that connect and say nothing use up their own address's budget, and nobody else's.
+func TestSilentPeersKeepNobodyOut(t *testing.T) {
+	address, member := closedServer(t)
+	var silent []net.Conn
+	for range 10 {
+		silent = append(silent, from(t, "127.0.0.2", address))
+	}
+	closed := 0
+	for _, conn := range silent {
+		if closedWithin(conn, 100*time.Millisecond) {
+			closed++
+		}
+	}
+	if closed != len(silent)-tight.handshakesOf {
+		t.Errorf("%d of %d silent connections were closed, want all but %d", closed, len(silent), tight.handshakesOf)
+	}
+	if err := checkHealth(t, address, member); err != nil {
+		t.Errorf("a member at another address: %v", err)
+	}
+	for _, conn := range silent {
+		if !closedWithin(conn, tight.handshake+2*time.Second) {
+			t.Error("a silent connection is not closed in time")
+		}
+	}
+}
+
+// Peers without a certificate are few, and go soon.
+func TestStrangersAreFewAndGoSoon(t *testing.T) {
+	address, member := closedServer(t)
+	var open []*tls.Conn
+	for range 5 {
+		conn := tls.Client(from(t, "127.0.0.2", address), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+		conn.SetDeadline(time.Now().Add(5 * time.Second))
+		if conn.Handshake() != nil {
+			continue
+		}
+		// A client in TLS 1.3 is done before the server is.
+		if _, err := conn.Read(make([]byte, 1)); err == nil {
+			open = append(open, conn)
+		}
+	}
+	if len(open) != tight.strangersOf {
+		t.Errorf("%d strangers of one address are connected, want %d", len(open), tight.strangersOf)
+	}
+	if err := checkHealth(t, address, member); err != nil {
+		t.Errorf("a member: %v", err)
+	}
+	for _, conn := range open {
+		if !closedWithin(conn, tight.stranger+2*time.Second) {
+			t.Error("a stranger stays")
+		}
+	}
+}
+
+// A stranger's calls are bounded, and so are those of a member, whatever number of connections they
+// come over.
+func TestCallsOfAPeerAreBounded(t *testing.T) {
+	address, member := closedServer(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	watch := func() error {
+		conn, err := Dial(address, member)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		stream, err := grpc_health_v1.NewHealthClient(conn).Watch(ctx, &grpc_health_v1.HealthCheckRequest{})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		return err
+	}
+	for i := range tight.memberCalls + 2 {
+		err := watch()
+		if i < tight.memberCalls && err != nil {
+			t.Fatalf("watch %d of a member: %v", i+1, err)
+		}
+		if i >= tight.memberCalls && status.Code(err) != codes.ResourceExhausted {
+			t.Errorf("watch %d of a member: %v, want it to be refused", i+1, err)
+		}
+	}
+}
+
+// A request of a stranger that is too long is refused by its length.
+func TestLongMessagesAreRefused(t *testing.T) {
+	address, member := closedServer(t)
+	conn, err := Dial(address, member)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_, err = pb.NewIdentitiesClient(conn).Join(t.Context(), &pb.JoinRequest{Proof: make([]byte, 5<<20)}, grpc.MaxCallSendMsgSize(8<<20))
+	if status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("a message of 5 MiB: %v", err)
+	}
+}
