@@ -166,6 +166,9 @@ func (o *volmgrOptions) keys() (*pki.Keyring, error) {
 			"to let everyone who reaches the manager do everything: --insecure-plain-tcp",
 		}}
 	}
+	if err == nil {
+		err = keys.Refresh()
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -214,6 +214,16 @@ func (k *Keyring) Keep(trusted []*x509.Certificate) error {
 	return k.identify(own.Identity(), order)
 }
 
+// Refresh renews the manager's own credential, if that is due and a key of its authority is here. A
+// manager that was off for long begins with it: nobody would accept its old one.
+func (k *Keyring) Refresh() error {
+	own, err := ReadCredential(k.Identity())
+	if err != nil || own.Cert == nil {
+		return err
+	}
+	return k.Keep(own.Authorities)
+}
+
 // Trusts reports whether these are the authorities that c trusts, in any order.
 func (c *Credential) Trusts(authorities []*x509.Certificate) bool {
 	sorted := func(certs []*x509.Certificate) []*x509.Certificate {

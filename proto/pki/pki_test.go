@@ -371,6 +371,27 @@ func TestTwoAuthoritiesAreTrusted(t *testing.T) {
 	}
 }
 
+// A manager that was off for longer than its certificate is good goes on with its keys.
+func TestAManagerThatWasOffForLong(t *testing.T) {
+	c := newClock()
+	k := keyring(t, c)
+	c.pass(5 * Life)
+	again, err := OpenKeyring(k.dir, c.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if was := own(t, again); !was.Expired(c.now()) {
+		t.Fatalf("after %v the certificate is good until %v", 5*Life, was.Cert.NotAfter)
+	}
+	if err := again.Refresh(); err != nil {
+		t.Fatal(err)
+	}
+	agent := joined(t, again, node("t1", access.Target))
+	if _, err := handshake(own(t, again).Server(c.now), agent.Client(c.now)); err != nil {
+		t.Errorf("after it was refreshed: %v", err)
+	}
+}
+
 // A manager that has joined signs nothing until it has the key from another one.
 func TestAManagerReceivesTheKey(t *testing.T) {
 	c := newClock()
