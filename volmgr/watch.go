@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
 	"weft.dev/weft/volmgr/event"
@@ -22,7 +23,7 @@ import (
 // flight, some 250 KiB with its stream.
 const (
 	watchesMost      = 256 // at once
-	watchesMostOfOne = 32  // of one connection
+	watchesMostOfOne = 32  // of one member, or of one connection of who is none
 	watchBatch       = 64  // events that are taken from the history at a time
 )
 
@@ -38,7 +39,7 @@ type watches struct {
 
 	mu  sync.Mutex
 	all int
-	of  map[string]int // by the address of the client
+	of  map[string]int // by client
 }
 
 // open counts one more watch. The caller calls closeIt when the watch has ended.
@@ -47,7 +48,7 @@ func (w *watches) open(client string) (closeIt func(), err error) {
 	defer w.mu.Unlock()
 	switch {
 	case w.of[client] >= watchesMostOfOne:
-		return nil, tooManyWatches("of this connection", watchesMostOfOne)
+		return nil, tooManyWatches("of this client", watchesMostOfOne)
 	case w.all >= watchesMost:
 		return nil, tooManyWatches("of this volume manager", watchesMost)
 	}
@@ -72,16 +73,23 @@ func tooManyWatches(of string, most int) error {
 		Hint: "end one or share one: a watch without an object receives all events"}
 }
 
+// watcher is the client that a watch counts for: a member of the cluster, or else a connection.
+func watcher(ctx context.Context) string {
+	if who, _ := access.From(ctx); who.Kind == access.Node || who.Kind == access.Person {
+		return who.String()
+	}
+	if p, ok := peer.FromContext(ctx); ok {
+		return p.Addr.String()
+	}
+	return ""
+}
+
 // WatchEvents sends the events after a sequence number, and then new ones as they happen.
 func (m *Manager) WatchEvents(r *pb.WatchEventsRequest, stream grpc.ServerStreamingServer[pb.Event]) error {
 	if err := checkRequest(r); err != nil {
 		return toStatus(err)
 	}
-	client := ""
-	if p, ok := peer.FromContext(stream.Context()); ok {
-		client = p.Addr.String()
-	}
-	closeIt, err := m.watches.open(client)
+	closeIt, err := m.watches.open(watcher(stream.Context()))
 	if err != nil {
 		return toStatus(err)
 	}
