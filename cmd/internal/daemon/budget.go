@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
@@ -85,7 +86,8 @@ func hostOf(at net.Addr) string {
 // bounded are the credentials of a server that keeps to its budgets.
 type bounded struct {
 	credentials.TransportCredentials
-	usage *usage
+	usage   *usage
+	refused prometheus.Counter
 }
 
 // ServerHandshake implements [credentials.TransportCredentials].
@@ -100,6 +102,7 @@ func (b bounded) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 	}
 	conn, info, err := b.shake(raw, host)
 	if err != nil {
+		b.refused.Inc()
 		give()
 		return nil, nil, err
 	}
@@ -151,8 +154,7 @@ func (c *heldConn) Close() error {
 	return c.Conn.Close()
 }
 
-// call refuses calls beyond the budget before their requests are read, and calls of strangers who
-// do not join.
+// call refuses calls beyond the budget, before their requests are read.
 func (u *usage) call(ctx context.Context, info *tap.Info) (context.Context, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.Addr == nil || hostOf(p.Addr) == "" {

@@ -31,7 +31,7 @@ var tight = budgets{
 
 // closedServer is a server of a closed cluster with tight budgets. It implements only the health
 // service.
-func closedServer(t *testing.T) (address string, member TLSFiles) {
+func closedServer(t *testing.T) (address string, member TLSFiles, m *Metrics) {
 	t.Helper()
 	cluster := block.ClusterID{UUID: block.UUID{1}}
 	keys, err := pki.CreateKeyring(filepath.Join(t.TempDir(), "keys"), cluster, "m1", time.Now)
@@ -39,7 +39,8 @@ func closedServer(t *testing.T) (address string, member TLSFiles) {
 		t.Fatal(err)
 	}
 	files := TLSFiles{Identity: keys.Identity()}
-	server, err := newServer(files, NewMetrics(), access.Guard{Cluster: cluster}, tight)
+	m = NewMetrics()
+	server, err := newServer(files, m, access.Guard{Cluster: cluster}, tight)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +58,7 @@ func closedServer(t *testing.T) (address string, member TLSFiles) {
 			t.Error(err)
 		}
 	})
-	return listener.Addr().String(), files
+	return listener.Addr().String(), files, m
 }
 
 // from dials from an address of this machine.
@@ -86,7 +87,7 @@ func isTimeout(err error) bool {
 
 // Peers that connect and say nothing use up their own address's budget, and nobody else's.
 func TestSilentPeersKeepNobodyOut(t *testing.T) {
-	address, member := closedServer(t)
+	address, member, m := closedServer(t)
 	var silent []net.Conn
 	for range 10 {
 		silent = append(silent, from(t, "127.0.0.2", address))
@@ -108,11 +109,26 @@ func TestSilentPeersKeepNobodyOut(t *testing.T) {
 			t.Error("a silent connection is not closed in time")
 		}
 	}
+	counted := 0.0
+	for deadline := time.Now().Add(5 * time.Second); counted != float64(len(silent)) && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		all, err := m.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, family := range all {
+			if family.GetName() == "weft_grpc_handshakes_refused_total" {
+				counted = family.GetMetric()[0].GetCounter().GetValue()
+			}
+		}
+	}
+	if counted != float64(len(silent)) {
+		t.Errorf("%v refused handshakes are counted, want %d", counted, len(silent))
+	}
 }
 
 // Peers without a certificate are few, and go soon.
 func TestStrangersAreFewAndGoSoon(t *testing.T) {
-	address, member := closedServer(t)
+	address, member, _ := closedServer(t)
 	var open []*tls.Conn
 	for range 5 {
 		conn := tls.Client(from(t, "127.0.0.2", address), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
@@ -141,7 +157,7 @@ func TestStrangersAreFewAndGoSoon(t *testing.T) {
 // A stranger's calls are bounded, and so are those of a member, whatever number of connections they
 // come over.
 func TestCallsOfAPeerAreBounded(t *testing.T) {
-	address, member := closedServer(t)
+	address, member, _ := closedServer(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	watch := func() error {
@@ -169,7 +185,7 @@ func TestCallsOfAPeerAreBounded(t *testing.T) {
 
 // A request of a stranger that is too long is refused by its length.
 func TestLongMessagesAreRefused(t *testing.T) {
-	address, member := closedServer(t)
+	address, member, _ := closedServer(t)
 	conn, err := Dial(address, member)
 	if err != nil {
 		t.Fatal(err)

@@ -118,7 +118,7 @@ func newServer(files TLSFiles, m *Metrics, guard access.Guard, most budgets) (*g
 	}
 	usage := newUsage(most)
 	server := grpc.NewServer(
-		grpc.Creds(bounded{creds, usage}),
+		grpc.Creds(bounded{creds, usage, m.handshakes}),
 		grpc.ConnectionTimeout(most.handshake),
 		grpc.InTapHandle(usage.call),
 		grpc.MaxHeaderListSize(headersMost),

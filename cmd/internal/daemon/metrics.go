@@ -24,8 +24,9 @@ type Metrics struct {
 	*prometheus.Registry
 	Alive func(context.Context) error // nil: a daemon counts as alive while it serves /healthz
 
-	calls   *prometheus.CounterVec
-	seconds *prometheus.HistogramVec
+	calls      *prometheus.CounterVec
+	seconds    *prometheus.HistogramVec
+	handshakes prometheus.Counter
 }
 
 // NewMetrics makes a registry.
@@ -39,8 +40,11 @@ func NewMetrics() *Metrics {
 			Name: "weft_grpc_call_seconds", Help: "Duration of calls, without streams.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 8),
 		}, []string{"method"}),
+		handshakes: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "weft_grpc_handshakes_refused_total", Help: "Connections that ended in the handshake: no TLS, a certificate that is not good, too slow, or too many.",
+		}),
 	}
-	m.MustRegister(m.calls, m.seconds, collectors.NewGoCollector(),
+	m.MustRegister(m.calls, m.seconds, m.handshakes, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
