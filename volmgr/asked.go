@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"weft.dev/weft/proto/access"
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/audit"
 	"weft.dev/weft/volmgr/cluster"
 	"weft.dev/weft/volmgr/labelset"
@@ -165,6 +166,22 @@ func (m *Manager) Refused(ctx context.Context, who access.Identity, method strin
 	case m.refused <- of:
 	default: // the log has it
 	}
+}
+
+// speaks is access.Speaks, and notes what is refused.
+func (m *Manager) speaks(ctx context.Context, role access.Role, node block.NodeName) error {
+	err := access.Speaks(ctx, role, node)
+	if err != nil {
+		m.refuse(ctx)
+	}
+	return err
+}
+
+// refuse notes that the call of a context was refused after the guard has let it through.
+func (m *Manager) refuse(ctx context.Context) {
+	who, _ := access.From(ctx)
+	method, _ := grpc.Method(ctx)
+	m.Refused(ctx, who, method)
 }
 
 // tellRefused records refused attempts until ctx ends. A manager that does not lead only logs them.

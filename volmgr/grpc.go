@@ -453,7 +453,7 @@ func (m *Manager) ListEvents(ctx context.Context, r *pb.ListEventsRequest) (*pb.
 
 // RecordStale removes legs from the in-sync sets; that is durable when it answers.
 func (m *Manager) RecordStale(ctx context.Context, r *pb.RecordStaleRequest) (*pb.RecordStaleResponse, error) {
-	if err := access.Speaks(ctx, access.Initiator, block.NodeName(r.Node)); err != nil {
+	if err := m.speaks(ctx, access.Initiator, block.NodeName(r.Node)); err != nil {
 		return nil, err
 	}
 	volume, err := field("volume_id", r.VolumeId, block.ParseVolumeID)
@@ -494,7 +494,7 @@ func staleLegs(r *pb.RecordStaleRequest) (legs []block.LegID, why map[block.LegI
 
 // RecordInSync returns rebuilt legs to the in-sync sets; that is durable when it answers.
 func (m *Manager) RecordInSync(ctx context.Context, r *pb.RecordInSyncRequest) (*pb.RecordInSyncResponse, error) {
-	if err := access.Speaks(ctx, access.Initiator, block.NodeName(r.Node)); err != nil {
+	if err := m.speaks(ctx, access.Initiator, block.NodeName(r.Node)); err != nil {
 		return nil, err
 	}
 	volume, err := field("volume_id", r.VolumeId, block.ParseVolumeID)

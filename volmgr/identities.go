@@ -48,6 +48,9 @@ func (s identities) Join(ctx context.Context, r *pb.JoinRequest) (*pb.Credential
 		return nil, err
 	}
 	result, err := s.m.step(ctx, cluster.UseToken{ID: r.TokenId, Hash: pki.HashProof(r.Proof), Key: request.Key, Until: s.m.cfg.Now().Add(pki.Life)})
+	if bad, ok := errors.AsType[*cluster.Error](err); ok && bad.Reason == cluster.ReasonToken {
+		s.m.refuse(ctx)
+	}
 	if err != nil {
 		return nil, toStatus(err)
 	}

@@ -106,7 +106,7 @@ func (s *secured) start() {
 		s.t.Fatal(err)
 	}
 	s.at = listener.Addr().String()
-	guard := access.Guard{Cluster: s.m.ClusterID()}
+	guard := access.Guard{Cluster: s.m.ClusterID(), Refused: s.m.Refused}
 	server := grpc.NewServer(grpc.Creds(ofKeyring{insecure.NewCredentials(), s}), grpc.UnaryInterceptor(guard.Unary), grpc.StreamInterceptor(guard.Stream))
 	s.m.Register(server)
 	var group sync.WaitGroup

@@ -130,7 +130,7 @@ func serve[Report, Wanted parts.State](ctx context.Context, m *Manager, stream *
 	if err != nil {
 		return toStatus(&cluster.Error{Kind: cluster.InvalidArgument, Field: "node", Text: err.Error()})
 	}
-	if err := access.Speaks(ctx, k.role, node); err != nil {
+	if err := m.speaks(ctx, k.role, node); err != nil {
 		return err
 	}
 	s := &session{news: make(chan struct{}, 1), cancel: cancel}
