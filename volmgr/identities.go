@@ -222,6 +222,9 @@ func (s identities) GetKeys(ctx context.Context, _ *pb.GetKeysRequest) (*pb.GetK
 	if who, ok := access.From(ctx); ok && (who.Kind != access.Node || who.Role != access.Manager) {
 		return nil, toStatus(&cluster.Error{Kind: cluster.FailedPrecondition, Text: fmt.Sprintf("%v is no manager of this cluster", who)})
 	}
+	if name := managerName(ctx); s.m.quorum != nil && !s.m.quorum.hasNamed(name) {
+		return nil, toStatus(&cluster.Error{Kind: cluster.FailedPrecondition, Text: fmt.Sprintf("manager %s is no member: it was removed, or has not joined", name)})
+	}
 	all, err := s.authorities(ctx)
 	if err != nil {
 		return nil, toStatus(err)

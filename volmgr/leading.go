@@ -16,6 +16,7 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/proto/pki"
 	"weft.dev/weft/volmgr/cluster"
 	"weft.dev/weft/volmgr/quorum"
 	"weft.dev/weft/volmgr/quorum/member"
@@ -92,6 +93,7 @@ type shared struct {
 	*replicated.Store
 	transport *transport.Transport // nil if messages go another way
 	term      uint64               // in which this manager leads
+	name      string               // of this manager, in its certificate; empty if it has none
 }
 
 // openShared opens the store in cfg.Dir. One that has been without a quorum becomes that of a
@@ -106,14 +108,22 @@ func openShared(cfg Config) (*shared, error) {
 	}
 	var carrier *transport.Transport
 	if cfg.Quorum.Dial != nil {
-		carrier = transport.New(transport.Config{Address: cfg.Quorum.Address, Dial: cfg.Quorum.Dial, Log: cfg.Log})
+		carrier = transport.New(transport.Config{Address: cfg.Quorum.Address, Dial: cfg.Quorum.Dial, Name: managerName, Log: cfg.Log})
 		c.Send = carrier.Send
 	}
 	s, err := replicated.Open(c)
 	if err != nil {
 		return nil, err
 	}
-	return &shared{Store: s, transport: carrier}, nil
+	own := &shared{Store: s, transport: carrier}
+	if cfg.Keys != nil {
+		credential, err := pki.ReadCredential(cfg.Keys.Identity())
+		if err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+		own.name = credential.Identity().Name
+	}
+	return own, nil
 }
 
 // Run is part of committer. Messages are carried until the store's own Run has returned, since

@@ -3,17 +3,20 @@
 package volmgr
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/durable"
 	"weft.dev/weft/proto/pb"
@@ -57,16 +60,17 @@ func (m *Manager) tend(ctx context.Context) {
 	}
 }
 
-// tendOnce records where managers answer, and gives managers that have caught up a vote.
+// tendOnce records where managers answer and what they are called, and gives managers that have
+// caught up a vote.
 func (s *shared) tendOnce(ctx context.Context, address string) error {
 	now := s.Status()
 	for _, one := range now.Applied.Members {
-		is := s.addressOf(now, one.ID)
+		is, name := s.addressOf(now, one.ID), cmp.Or(one.Name, s.nameOf(one.ID))
 		if one.ID == now.ID {
-			is = address
+			is, name = address, cmp.Or(s.name, one.Name)
 		}
-		if is != one.Address && is != "" {
-			if err := s.Move(ctx, one.ID, is); err != nil {
+		if is = cmp.Or(is, one.Address); is != one.Address || name != one.Name {
+			if err := s.Move(ctx, one.ID, is, name); err != nil {
 				return err
 			}
 		}
@@ -275,7 +279,30 @@ func (s *shared) refusalOf(err error) error {
 	return err
 }
 
-// AddManager adds a manager.
+// managerName is the name that the certificate of a manager proves; empty if the caller is none, or
+// nobody is asked for a certificate.
+func managerName(ctx context.Context) string {
+	if who, ok := access.From(ctx); ok && who.Kind == access.Node && who.Role == access.Manager {
+		return who.Name
+	}
+	return ""
+}
+
+// nameOf is the name that another manager has proved; empty if it has not.
+func (s *shared) nameOf(id quorum.ID) string {
+	if s.transport == nil {
+		return ""
+	}
+	return s.transport.Peers()[id].Name
+}
+
+// hasNamed reports whether a manager of that name is a member, as far as this one knows.
+func (s *shared) hasNamed(name string) bool {
+	return slices.ContainsFunc(s.Status().Applied.Members, func(one quorum.Member) bool { return one.Name == name || one.Name == "" })
+}
+
+// AddManager adds a manager. One that adds itself is known by the name in its certificate from then
+// on.
 func (m *Manager) AddManager(ctx context.Context, r *pb.AddManagerRequest) (*pb.AddManagerResponse, error) {
 	id, err := quorum.ParseID(r.GetId())
 	if err != nil {
@@ -284,17 +311,21 @@ func (m *Manager) AddManager(ctx context.Context, r *pb.AddManagerRequest) (*pb.
 	if r.GetAddress() == "" {
 		return nil, toStatus(&cluster.Error{Kind: cluster.InvalidArgument, Field: "address", Text: "address: missing"})
 	}
+	name := managerName(ctx)
 	return &pb.AddManagerResponse{}, m.changed(ctx, func(ctx context.Context, now replicated.Status) error {
 		for _, one := range now.Applied.Members {
 			if one.ID == id {
-				return m.quorum.Move(ctx, id, r.GetAddress())
+				if name != "" && one.Name != "" && name != one.Name {
+					return &cluster.Error{Kind: cluster.FailedPrecondition, Text: fmt.Sprintf("manager %v is %s, and its address is not for %s to say", id, one.Name, name)}
+				}
+				return m.quorum.Move(ctx, id, r.GetAddress(), cmp.Or(one.Name, name))
 			}
 			if one.Address == r.GetAddress() {
 				return &cluster.Error{Kind: cluster.FailedPrecondition, Text: fmt.Sprintf("address %s: manager %v is there already", one.Address, one.ID),
 					Hint: fmt.Sprintf("if its disk was lost: `weft volmgr remove %v`, and then join again", one.ID)}
 			}
 		}
-		return m.quorum.AddLearner(ctx, quorum.Member{ID: id, Address: r.GetAddress()})
+		return m.quorum.AddLearner(ctx, quorum.Member{ID: id, Address: r.GetAddress(), Name: name})
 	})
 }
 

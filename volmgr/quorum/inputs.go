@@ -171,7 +171,7 @@ func (r Remove) step(n *Node) error {
 
 func (m Move) step(n *Node) error {
 	have, ok := n.applied.Members.Find(m.ID)
-	if !ok || have.Address == m.Address {
+	if !ok || have.Address == m.Address && have.Name == m.Name {
 		var err error // a repeated request is done
 		if !ok {
 			err = fmt.Errorf("%w: there is no member %v", ErrRefused, m.ID)
@@ -183,7 +183,7 @@ func (m Move) step(n *Node) error {
 	if have.Voter {
 		kind = raftpb.ConfChangeAddNode
 	}
-	have.Address = m.Address
+	have.Address, have.Name = m.Address, m.Name
 	return n.proposeChange(m.Ticket, kind, have)
 }
 

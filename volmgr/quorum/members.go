@@ -32,7 +32,8 @@ func ParseID(s string) (ID, error) {
 type Member struct {
 	ID      ID
 	Address string
-	Voter   bool // otherwise it learns
+	Name    string `json:",omitempty"` // that its certificate has to have; empty: any
+	Voter   bool   // otherwise it learns
 }
 
 // Members are the members of a quorum, sorted by ID.

@@ -119,11 +119,12 @@ type (
 		Ticket Ticket
 		ID     ID
 	}
-	// Move gives a member another address.
+	// Move gives a member another address, and another name.
 	Move struct {
 		Ticket  Ticket
 		ID      ID
 		Address string
+		Name    string
 	}
 	// Transfer hands leadership to a member; 0 means the voter that has most of the log. It is
 	// not answered: see Output.Role.

@@ -14,7 +14,7 @@ import (
 // alone returns a node that is the only voter, and all that it saves.
 func alone(t *testing.T) (*Node, *wal.State) {
 	t.Helper()
-	s := &wal.State{Hard: wal.HardState{Term: 3, Commit: 1}, Base: Position{1, 3, Members{{1, "m1", true}}}.Base()}
+	s := &wal.State{Hard: wal.HardState{Term: 3, Commit: 1}, Base: Position{1, 3, Members{{ID: 1, Address: "m1", Voter: true}}}.Base()}
 	n, err := New(1, *s)
 	if err != nil {
 		t.Fatal(err)

@@ -398,9 +398,11 @@ func (s *Store) Remove(ctx context.Context, id quorum.ID) error {
 	return s.do(ctx, func(t quorum.Ticket) quorum.Input { return quorum.Remove{Ticket: t, ID: id} })
 }
 
-// Move gives a manager another address.
-func (s *Store) Move(ctx context.Context, id quorum.ID, address string) error {
-	return s.do(ctx, func(t quorum.Ticket) quorum.Input { return quorum.Move{Ticket: t, ID: id, Address: address} })
+// Move gives a manager another address, and another name.
+func (s *Store) Move(ctx context.Context, id quorum.ID, address, name string) error {
+	return s.do(ctx, func(t quorum.Ticket) quorum.Input {
+		return quorum.Move{Ticket: t, ID: id, Address: address, Name: name}
+	})
 }
 
 // Progress returns how far the managers have followed this one; nil unless it leads.

@@ -38,16 +38,18 @@ func (t *Transport) greet(stream receiving) (self *Self, from quorum.ID, err err
 	}
 	hello := first.GetHello()
 	from = quorum.ID(hello.GetFrom())
-	if err := self.check(hello); err != nil {
+	name := t.cfg.Name(stream.Context())
+	if err := self.check(hello, name); err != nil {
 		t.cfg.Log.Warn("another manager is refused", "member", from, "address", hello.GetAddress(), "err", status.Convert(err).Message())
 		return nil, 0, err
 	}
-	t.change(from, func(p *Peer) { p.Address = hello.GetAddress() })
+	t.change(from, func(p *Peer) { p.Address, p.Name = hello.GetAddress(), name })
 	return self, from, stream.SendHeader(metadata.Pairs(acceptedKey, "1"))
 }
 
-// check refuses a stream that is not for this member.
-func (s *Self) check(hello *pb.QuorumHello) error {
+// check refuses a stream that is not for this member, or whose sender has proved another name than
+// that of the member it says it is. A member that has just joined knows of no names.
+func (s *Self) check(hello *pb.QuorumHello, name string) error {
 	from := quorum.ID(hello.GetFrom())
 	if got := hello.GetClusterId(); got != s.Cluster.String() {
 		return status.Errorf(codes.FailedPrecondition, "this manager is of cluster %v, and not of %s", s.Cluster, got)
@@ -58,7 +60,11 @@ func (s *Self) check(hello *pb.QuorumHello) error {
 	if from == 0 || from == s.ID {
 		return status.Errorf(codes.FailedPrecondition, "member %v cannot be another manager", from)
 	}
-	if _, member := s.Members().Find(from); s.Leads() && !member {
+	known, member := s.Members().Find(from)
+	if name != "" && known.Name != "" && name != known.Name {
+		return status.Errorf(codes.FailedPrecondition, "member %v is manager %s, and the certificate is that of manager %s", from, known.Name, name)
+	}
+	if s.Leads() && !member {
 		return status.Errorf(codes.FailedPrecondition, "member %v was removed from the quorum: it can join again with an empty directory", from)
 	}
 	return nil

@@ -12,7 +12,8 @@
 // A stream begins with the cluster and with both members. Whoever receives one for another
 // member, or from another cluster, refuses it: addresses are given to other machines, and
 // directories are moved. A member says in each stream where it answers, so it may come back at
-// another address.
+// another address. If its connection proves a name, the stream is refused unless that is the
+// name which the members have for it.
 package transport
 
 import (
@@ -47,6 +48,9 @@ type Config struct {
 	Address string // where other managers reach this one
 	// Dial opens a connection to a manager; it does not wait for it.
 	Dial func(address string) (*grpc.ClientConn, error)
+	// Name returns the name that the manager at the other end of a stream has proved; empty if
+	// it was asked for no proof. Nil means that none ever is.
+	Name func(context.Context) string
 	Log  *slog.Logger
 }
 
@@ -77,6 +81,7 @@ type Receiver interface {
 // Peer is what is known of another member.
 type Peer struct {
 	Address string    // where it says that it answers; empty if it has not said so
+	Name    string    // that it has proved; empty if it has not
 	Heard   time.Time // when it sent something last; zero if it has not
 	Problem string    // why messages to it are lost; empty if they are not
 }
@@ -98,6 +103,9 @@ type Transport struct {
 func New(cfg Config) *Transport {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Name == nil {
+		cfg.Name = func(context.Context) string { return "" }
 	}
 	return &Transport{cfg: cfg, known: map[quorum.ID]Peer{}, links: map[quorum.ID]*link{}}
 }

@@ -18,6 +18,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/cluster"
@@ -306,6 +307,74 @@ func TestStrangersAreRefused(t *testing.T) {
 		}
 	}
 	m.commit("still")
+}
+
+// named are a manager's connections to others: they prove a name, as certificates do.
+func named(name string) func(address string) (*grpc.ClientConn, error) {
+	return func(address string) (*grpc.ClientConn, error) {
+		return grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, stream grpc.Streamer, options ...grpc.CallOption) (grpc.ClientStream, error) {
+				return stream(metadata.AppendToOutgoingContext(ctx, "name", name), desc, conn, method, options...)
+			}))
+	}
+}
+
+// nameIn is the name that a manager's connection proves.
+func nameIn(ctx context.Context) string {
+	md, _ := metadata.FromIncomingContext(ctx)
+	return strings.Join(md.Get("name"), "")
+}
+
+// A manager cannot take another one's place: what it proves must be the name that the members have
+// for whom it says it is.
+func TestAManagerIsTheMemberItSays(t *testing.T) {
+	runs := func(of *transport.Transport, self transport.Self) (stop func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		ran := make(chan error, 1)
+		go func() { ran <- of.Run(ctx, self) }()
+		return func() { cancel(); <-ran }
+	}
+	members := quorum.Members{{ID: 1, Name: "m1"}, {ID: 2, Name: "m2"}, {ID: 3, Name: "m3"}, {ID: 4}}
+	for _, c := range []struct {
+		name    string
+		as      quorum.ID
+		refused string
+	}{
+		{"m2", 2, ""},
+		{"m3", 2, "member 0000000000000002 is manager m2, and the certificate is that of manager m3"},
+		{"m2", 3, "member 0000000000000003 is manager m3, and the certificate is that of manager m2"},
+		{"m9", 3, "is manager m3"},
+		{"m9", 4, ""}, // its name is not known yet
+		{"", 2, ""},   // nobody was asked
+	} {
+		m := transport.New(transport.Config{Address: "m1:1", Dial: dial, Name: nameIn})
+		l := listen(t)
+		server := grpc.NewServer()
+		m.Register(server)
+		go server.Serve(l)
+		end := runs(m, transport.Self{Cluster: ours, ID: 1, To: nobody{}, Leads: func() bool { return true }, Members: func() quorum.Members { return members }})
+		peer := transport.New(transport.Config{Address: "m:1", Dial: named(c.name)})
+		stop := runs(peer, transport.Self{Cluster: ours, ID: c.as, To: nobody{}, Leads: func() bool { return false },
+			Members: func() quorum.Members { return quorum.Members{{ID: 1, Address: l.Addr().String()}} }})
+		soon(t, fmt.Sprintf("%q as member %v is answered", c.name, c.as), func() error {
+			peer.Send(member.Outgoing{Message: message(t, c.as, 1)})
+			was := m.Peers()[c.as]
+			heard := was.Address == "m:1"
+			problem := peer.Peers()[1].Problem
+			switch {
+			case c.refused != "" && heard:
+				t.Fatalf("%q counts as member %v", c.name, c.as)
+			case c.refused == "" && strings.Contains(problem, "certificate"):
+				t.Fatalf("%q is refused as member %v: %s", c.name, c.as, problem)
+			case c.refused != "" && strings.Contains(problem, c.refused), c.refused == "" && heard && was.Name == c.name:
+				return nil
+			}
+			return fmt.Errorf("told %q, heard %v", problem, heard)
+		})
+		stop()
+		end()
+		server.Stop()
+	}
 }
 
 // A peer that takes connections and nothing else does not hold the sender.
