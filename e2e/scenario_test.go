@@ -327,7 +327,7 @@ func TestScenarioPartitionedClientIsFenced(t *testing.T) {
 // Scenario 5: I/O continues without volmgr. If a target is lost meanwhile, writes wait
 // until volmgr is back.
 func TestScenarioManagerKilled(t *testing.T) {
-	b := testbed.Start(t, testbed.Options{})
+	b := testbed.Start(t, testbed.Options{Closed: true})
 	c1 := b.Clients[0]
 	b.Create("db1", "256MiB", 1, 2)
 	device := b.Attach("db1", c1)
@@ -377,7 +377,7 @@ func restart(t *testing.T, d *vm.Daemon) {
 
 // Scenario 6: agents are killed and machines reboot, during I/O.
 func TestScenarioAgentsKilledAndMachinesReboot(t *testing.T) {
-	b := testbed.Start(t, testbed.Options{})
+	b := testbed.Start(t, testbed.Options{Closed: true})
 	c1 := b.Clients[0]
 	b.Create("db1", "512MiB", 2, 2)
 	device := b.Attach("db1", c1)

@@ -6,6 +6,7 @@ package operator
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 type Operator struct {
 	Program string // path of weft on this machine
 	Manager string // address of the volume manager
+	Config  string // directory in which the operator is logged in; empty: plain TCP
 }
 
 // CommandError means that a weft command exited with a code other than 0.
@@ -43,7 +45,7 @@ func (o Operator) Try(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, o.Program, args...)
-	cmd.Env = append(os.Environ(), "WEFT_MANAGER="+o.Manager, PlainTCP)
+	cmd.Env = append(os.Environ(), "WEFT_MANAGER="+o.Manager, cmp.Or(o.config(), PlainTCP))
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
@@ -52,6 +54,14 @@ func (o Operator) Try(ctx context.Context, args ...string) (string, error) {
 		err = &CommandError{args, exit.ExitCode(), stderr.String()}
 	}
 	return stdout.String(), err
+}
+
+// config is the setting that names the directory of the operator's login.
+func (o Operator) config() string {
+	if o.Config == "" {
+		return ""
+	}
+	return "XDG_CONFIG_HOME=" + o.Config
 }
 
 // State is the output that an operator would look at first when something is wrong.

@@ -53,6 +53,9 @@ type Options struct {
 	// each target a portal on it, of rail "roce". Clients prefer that rail. The portal of the first
 	// network is of rail "tcp".
 	RoCE bool
+	// Closed makes a cluster as an operator does: its members join with tokens, and nobody else is
+	// answered. Otherwise everybody speaks plain TCP.
+	Closed bool
 }
 
 // Bed is a running cluster.
@@ -70,6 +73,8 @@ type Bed struct {
 	targetFlags []string
 	daemons     map[*vm.Machine]*vm.Daemon
 	datapaths   map[*vm.Machine]string // set by Datapath
+	closed      bool
+	config      string // where the operator of a closed cluster is logged in
 }
 
 // Draw defines the machines of a cluster without booting them.
@@ -86,7 +91,7 @@ func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 	if o.Drives == 0 {
 		o.Drives = 1
 	}
-	b := &Bed{T: t, Cluster: vm.NewCluster(t, options...), caches: o.Caches, targetFlags: o.TargetFlags, daemons: map[*vm.Machine]*vm.Daemon{}, datapaths: map[*vm.Machine]string{}}
+	b := &Bed{T: t, Cluster: vm.NewCluster(t, options...), caches: o.Caches, targetFlags: o.TargetFlags, closed: o.Closed, daemons: map[*vm.Machine]*vm.Daemon{}, datapaths: map[*vm.Machine]string{}}
 	b.Manager = b.Cluster.Machine("m1", vm.StateDisk(), vm.Forward(managerPort), vm.Memory(320))
 	var onRoCE []vm.MachineOption
 	if o.RoCE {
@@ -186,7 +191,11 @@ func (b *Bed) protectDrives(m *vm.Machine) {
 }
 
 func (b *Bed) dial() {
-	conn, err := grpc.NewClient("passthrough:///"+b.Manager.Forwarded(managerPort), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	creds := insecure.NewCredentials()
+	if b.closed {
+		creds = b.logIn()
+	}
+	conn, err := grpc.NewClient("passthrough:///"+b.Manager.Forwarded(managerPort), grpc.WithTransportCredentials(creds))
 	if err != nil {
 		b.T.Fatalf("dial volmgr: %v", err)
 	}
@@ -235,7 +244,7 @@ func (b *Bed) waitOnline(m *vm.Machine, want bool) {
 
 // StartDaemon starts a machine's daemon; after a boot it starts it again.
 func (b *Bed) StartDaemon(m *vm.Machine) *vm.Daemon {
-	argv := b.daemonArgs(m)
+	argv := append(b.daemonArgs(m), b.admit(m)...)
 	d, err := m.Start(b.T.Context(), argv[0], append([]string{"weft"}, argv...)...)
 	if err != nil {
 		b.T.Fatalf("start %s on %s: %v", argv[0], m.Name(), err)
@@ -251,12 +260,12 @@ func (b *Bed) daemonArgs(m *vm.Machine) (argv []string) {
 	manager := b.ManagerAddr()
 	switch m.Name()[0] {
 	case 'm':
-		return []string{"volmgr", "--data-dir", managerStore, "--listen", fmt.Sprintf(":%d", managerPort), "--insecure-plain-tcp"}
+		return []string{"volmgr", "--data-dir", managerStore, "--listen", fmt.Sprintf(":%d", managerPort)}
 	case 't':
-		argv = []string{"target", "--node", m.Name(), "--manager", manager, "--insecure-plain-tcp", "--label", "rack=r" + m.Name()[1:]}
+		argv = []string{"target", "--node", m.Name(), "--manager", manager, "--label", "rack=r" + m.Name()[1:]}
 		argv = append(append(argv, b.portals(m)...), b.targetFlags...)
 	default:
-		argv = []string{"initiator", "--node", m.Name(), "--manager", manager, "--insecure-plain-tcp", "--state-dir", "/var/lib/weft/initiator", "--run-dir", "/run/weft/initiator"}
+		argv = []string{"initiator", "--node", m.Name(), "--manager", manager, "--state-dir", "/var/lib/weft/initiator", "--run-dir", "/run/weft/initiator"}
 	}
 	if m.Name()[0] == 'c' && b.RoCE != nil {
 		argv = append(argv, "--label", "rail=roce")
@@ -298,7 +307,7 @@ func (b *Bed) AddDrivesOf(t *vm.Machine) {
 }
 
 func (b *Bed) operator() operator.Operator {
-	return operator.Operator{Program: b.weft, Manager: b.Manager.Forwarded(managerPort)}
+	return operator.Operator{Program: b.weft, Manager: b.Manager.Forwarded(managerPort), Config: b.config}
 }
 
 // Try runs a weft command and returns its standard output. If the command fails, the error
