@@ -61,6 +61,8 @@ type leg struct {
 	// total is the number of regions that the rebuild had to copy when it began.
 	total uint64
 	out   atomic.Int64 // IOs that its devices have not answered
+
+	withheld bool // no write that it takes part in is acknowledged
 }
 
 // tolling says which errors of a leg have been reported to the owner.
@@ -320,7 +322,7 @@ func (p *extentIO) settle(e *effects) {
 	case has > 0 && failed == 0 && paused == 0:
 		p.finish(nil, e)
 	case paused > 0 && failed == 0 && !c.aborted:
-		// Resume sends it on.
+		// Resume sends it on, or Withhold.
 	default:
 		p.hold(e)
 	}
@@ -338,7 +340,7 @@ func (p *extentIO) tally() (has, failed, paused int, out bool) {
 			return 0, 0, 0, true
 		case current && s.state == partFailed:
 			failed++
-		case current && s.state == partPaused:
+		case current && (s.state == partPaused || l.withheld):
 			paused++
 		case l.state != InSync:
 		case s.state == partDone || p.kind == kindFlush:

@@ -96,6 +96,7 @@ type LegStatus struct {
 	// all of its own: cut its device.
 	Outstanding int
 	Oldest      time.Duration
+	Withheld    bool // see Volume.Withhold
 	// Unflushed: the leg may have acknowledged writes that it loses with its cache; see
 	// Volume.Renew.
 	Unflushed bool

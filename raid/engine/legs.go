@@ -257,7 +257,7 @@ func (c *column) drop(copy int, e *effects) {
 		l.rebuild.stopped.Store(true)
 		l.rebuild = nil
 	}
-	l.state, l.dev = Dropped, nil
+	l.state, l.dev, l.withheld = Dropped, nil, false
 	l.inc++
 	for _, p := range c.snapshot() {
 		s := &p.legs[copy]
@@ -274,6 +274,30 @@ func (c *column) drop(copy int, e *effects) {
 			p.job.dropped(p, e)
 		}
 	}
+}
+
+// Withhold keeps writes and flushes in which a leg takes part from being acknowledged, until the leg
+// is dropped or Withhold is called with false. The owner does this before it flushes the other
+// legs and records this one as stale: what is acknowledged without it is then on their media.
+func (v *Volume) Withhold(column, copy int, yes bool) error {
+	v.change.Lock()
+	defer v.change.Unlock()
+	c, l, err := v.leg(column, copy)
+	if err != nil {
+		return fmt.Errorf("withhold what a leg takes part in: %w", err)
+	}
+	var e effects
+	c.lock()
+	if l.withheld = yes && l.member(); !l.withheld {
+		for _, p := range c.snapshot() {
+			if p.kind == kindWrite || p.kind == kindFlush {
+				p.settle(&e)
+			}
+		}
+	}
+	c.unlock()
+	e.run()
+	return nil
 }
 
 // snapshot returns the column's extent IOs, for a caller that changes the list.

@@ -52,7 +52,7 @@ func (c *column) status(s *Status, held *int64) []LegStatus {
 	}
 	for copy := range legs {
 		l, leg := &c.legs[copy], &legs[copy]
-		leg.State, leg.Err, leg.Outstanding = l.state, l.err, int(l.out.Load())
+		leg.State, leg.Err, leg.Outstanding, leg.Withheld = l.state, l.err, int(l.out.Load()), l.withheld
 		leg.Unflushed = l.unflushed()
 		leg.Regions = c.v.plan.regions(int64(s.Size))
 		if l.missed != nil && l.state < CaughtUp {

@@ -79,3 +79,30 @@ func TestAnErrorIsForgottenThoughTheVolumeWasSuspendedMeanwhile(t *testing.T) {
 		t.Errorf("it is %v", s.State)
 	}
 }
+
+// The owner is about to record a leg as stale: what the leg answers meanwhile acknowledges nothing.
+func TestNothingIsAcknowledgedInWhichAWithheldLegTakesPart(t *testing.T) {
+	for _, op := range []*block.IO{write(0, fill(4096, 1)), {Op: block.OpFlush}} {
+		for _, dropped := range []bool{true, false} {
+			v, legs, _ := mirrorOf(t, 2)
+			done := start(v, op)
+			if err := v.Withhold(0, 1, true); err != nil {
+				t.Fatal(err)
+			}
+			answerAll(legs)
+			if !open(done) || !v.Status().Legs[0][1].Withheld {
+				t.Errorf("%v is acknowledged with a leg that is withheld", op.Op)
+			}
+			if dropped {
+				if err := v.Drop(0, 1); err != nil {
+					t.Fatal(err)
+				}
+			} else if err := v.Withhold(0, 1, false); err != nil {
+				t.Fatal(err)
+			}
+			if err := wait(t, done); err != nil || v.Status().Legs[0][1].Withheld {
+				t.Errorf("%v = %v once the leg has left (%v) or is readmitted", op.Op, err, dropped)
+			}
+		}
+	}
+}
