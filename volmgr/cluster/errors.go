@@ -28,6 +28,7 @@ const (
 	ReasonEpochSuperseded  = "EPOCH_SUPERSEDED"
 	ReasonNotAttached      = "NOT_ATTACHED"
 	ReasonLastLeg          = "LAST_LEG"
+	ReasonNotAsked         = "NOT_ASKED"
 	ReasonRevisionMoved    = "REVISION_MOVED"
 	ReasonNotFenced        = "NOT_FENCED"
 	ReasonAttached         = "ATTACHED"

@@ -20,6 +20,8 @@ import (
 //   - the last in-sync leg of a column is never removed;
 //   - any other leg may be recorded stale when its host asks: the legs that stay in sync have
 //     every acknowledged write, since none was acknowledged without them;
+//   - a healthy leg only while its host is asked to leave it out: the host flushes the others for that
+//     request, and goes on with the leg once it has ended;
 //   - the manager does not give up a healthy leg that a host uses: what the others
 //     acknowledged may be in their drives' caches, which only the host can flush (upkeep.go);
 //   - a leg that may have lost cached writes counts for nothing until it is judged
@@ -89,6 +91,9 @@ func (in RecordStale) apply(t *tx) (view, error) {
 			lost[id] = true
 		}
 	}
+	if err := in.unasked(t.s, v, lost); err != nil {
+		return nil, err
+	}
 	if c := v.unreadable(left); c >= 0 {
 		return nil, refused(ReasonLastLeg, v.object(), "column %d would be left without %s", c, needed(v.Layout.Group())).
 			hint("its writes wait until a leg answers again").with("column", fmt.Sprint(c))
@@ -108,6 +113,17 @@ func (in RecordStale) apply(t *tx) (view, error) {
 		}
 	}
 	return recorded(t, seq), nil
+}
+
+// unasked refuses to record a healthy leg as left out that its host is not asked to leave out, or no
+// longer: it flushed the others for an earlier request, and may have gone on with the leg since.
+func (in RecordStale) unasked(s *State, v *Volume, lost map[block.LegID]bool) error {
+	for _, id := range in.Legs {
+		if lost[id] && in.Reasons[id].Word == leftOutReason && s.asked[v.ID][id] == "" {
+			return refused(ReasonNotAsked, v.object(), "%s is not asked to leave out %v, or no longer", in.Node, v.leg(id))
+		}
+	}
+	return nil
 }
 
 // Recorded says when, and as which event, a change of the in-sync sets became durable.

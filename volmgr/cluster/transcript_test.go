@@ -625,7 +625,7 @@ func (s *script) stale(a args) string {
 	return out
 }
 
-// leaves-out c1 db1 0.1 ...: the host does as it is asked.
+// leaves-out c1 db1 0.1 ... [late]: the host does as it is asked; late: as it was asked once.
 func (s *script) leavesOut(a args) string {
 	v, err := s.state.Volume(a.word(1))
 	if err != nil {
@@ -633,7 +633,15 @@ func (s *script) leavesOut(a args) string {
 	}
 	in := RecordStale{Node: a.node(0), Volume: v.ID, Epoch: v.Epoch, Reasons: map[block.LegID]StaleReason{}}
 	for _, name := range a.words[2:] {
+		if name == "late" {
+			continue
+		}
 		leg := s.legArg(a.word(1), name).ID
+		if a.has("late") {
+			in.Legs = append(in.Legs, leg)
+			in.Reasons[leg] = StaleReason{Word: leftOutReason, Text: "its target was about to stop"}
+			continue
+		}
 		for _, attachment := range s.state.WantedInitiator(in.Node).Attachments {
 			for _, l := range attachment.Legs {
 				if l.Leg == leg && l.LeaveOut != "" {
