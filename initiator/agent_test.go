@@ -99,7 +99,7 @@ func TestSilentLegIsRecordedThenReleasedThenDropped(t *testing.T) {
 		w.expect("within the window nothing is done")
 		time.Sleep(2 * time.Second)
 		w.expect("loss",
-			"record-stale c0.1 c1.1",
+			"flush t0", "record-stale c0.1 c1.1",
 			"destroy-sockets t1", "disconnect t1",
 			"create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1",
 			"create c1-lost1: error", "reload c1: mirror keep_log t0 c1-lost1")
@@ -130,7 +130,7 @@ func TestWriteErrorDropsALegWithoutCuttingItsConnection(t *testing.T) {
 		w.mu.Unlock()
 		time.Sleep(time.Second)
 		w.expect("error of a drive",
-			"record-stale c0.1",
+			"flush t0", "record-stale c0.1",
 			"create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1",
 			"disconnect t1") // nothing needs it any more
 		w.until(serving)
@@ -154,7 +154,7 @@ func TestNothingIsReleasedWhileTheManagerIsAway(t *testing.T) {
 		w.mu.Unlock()
 		time.Sleep(4 * time.Second)
 		w.expect("manager back",
-			"record-stale c0.1", "destroy-sockets t1", "disconnect t1",
+			"flush t0", "record-stale c0.1", "destroy-sockets t1", "disconnect t1",
 			"create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1",
 			"resume top")
 		w.until(serving)
@@ -175,7 +175,7 @@ func TestStallSaysWhatItWaitsFor(t *testing.T) {
 		w.answer("t0")
 		time.Sleep(4 * time.Second)
 		w.expect("one answers: the other is lost",
-			"record-stale c0.1", "destroy-sockets t1", "disconnect t1",
+			"flush t0", "record-stale c0.1", "destroy-sockets t1", "disconnect t1",
 			"create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1")
 		w.answer("t1")
 	})
@@ -263,7 +263,7 @@ func TestThirdCopyIsRebuiltBehindAMirrorOfTheOthers(t *testing.T) {
 	in(t, 1, 3, func(w *world) {
 		w.fallSilent("t2")
 		time.Sleep(4 * time.Second)
-		w.expect("loss", "record-stale c0.2", "destroy-sockets t2", "disconnect t2",
+		w.expect("loss", "flush t0", "flush t1", "record-stale c0.2", "destroy-sockets t2", "disconnect t2",
 			"create c0-in: mirror t0 t1", "create c0-lost2: error", "reload c0: mirror keep_log c0-in c0-lost2")
 		w.write(0, 1)
 		w.answer("t2")
@@ -288,7 +288,7 @@ func TestRebuiltLegStandsInAsSoonAsItIsRecorded(t *testing.T) {
 		h := w.took()
 		want := []string{
 			"flush t1", "record-in-sync c0.1@1 copied 256KiB",
-			"record-stale c0.0", "destroy-sockets t0", "disconnect t0",
+			"flush t1", "record-stale c0.0", "destroy-sockets t0", "disconnect t0",
 			"reload c0: linear", "remove c0-back1",
 			"create c0-lost0: error", "reload c0: mirror keep_log t1 c0-lost0",
 		}
@@ -324,7 +324,7 @@ func TestAMirrorBelowReleasesItsWritesWhileTheColumnAboveWaitsForThem(t *testing
 		w.expect("the switch of the column waits in the kernel", "flush t2", "record-in-sync c0.2@1 copied 256KiB")
 		w.failDrive(0, 0)
 		time.Sleep(4 * time.Second)
-		w.expect("the mirror below drops the leg", "record-stale c0.0", "reload c0-in: linear", "disconnect t0")
+		w.expect("the mirror below drops the leg", "flush t1", "flush t2", "record-stale c0.0", "reload c0-in: linear", "disconnect t0")
 		w.mu.Lock()
 		delete(w.hang, "c0")
 		w.mu.Unlock()
@@ -524,11 +524,11 @@ func TestSuspendedDeviceStaysSoOverARestartUntilTheLegAnswers(t *testing.T) {
 		w.mu.Unlock()
 		w.fallSilent("t1")
 		time.Sleep(12 * time.Second)
-		w.expect("lease over", "suspend top")
+		w.expect("lease over", "flush t0", "suspend top", "flush t0")
 		stop()
 		w.start()
 		time.Sleep(3 * time.Second)
-		w.expect("the new agent has not heard of the leg either")
+		w.expect("the new agent has not heard of the leg either", "flush t0")
 		w.answer("t1")
 		time.Sleep(2 * time.Second)
 		w.expect("the leg answers", "resume top")
@@ -587,7 +587,7 @@ func TestTheCopyThatIsRebuiltReplacesALastOneThatTakesNoWrites(t *testing.T) {
 		}
 		w.finishResync()
 		time.Sleep(4 * time.Second)
-		w.expect("all is copied", "flush t1", "record-in-sync c0.1@1 copied 512KiB", "record-stale c0.0",
+		w.expect("all is copied", "flush t1", "record-in-sync c0.1@1 copied 512KiB", "flush t1", "record-stale c0.0",
 			"reload c0: linear", "remove c0-back1", "create c0-lost0: error", "reload c0: mirror keep_log t1 c0-lost0", "disconnect t0")
 	})
 }
@@ -612,10 +612,10 @@ func TestColumnThatDoesNotSuspendHoldsUpNoOther(t *testing.T) {
 		w.mu.Unlock()
 		w.failDrive(0, 1)
 		time.Sleep(time.Second)
-		w.expect("the switch of the first column waits in the kernel", "record-stale c0.1", "create c0-lost1: error")
+		w.expect("the switch of the first column waits in the kernel", "flush t0", "record-stale c0.1", "create c0-lost1: error")
 		w.failDrive(1, 1)
 		time.Sleep(time.Second)
-		w.expect("the second goes on", "record-stale c1.1",
+		w.expect("the second goes on", "flush t0", "record-stale c1.1",
 			"create c1-lost1: error", "reload c1: mirror keep_log t0 c1-lost1")
 		time.Sleep(10 * time.Second)
 		w.expect("nothing is tried twice")
@@ -643,7 +643,7 @@ func TestLeaseEndsInTimeWhileTheManagerDoesNotAnswer(t *testing.T) {
 				time.Sleep(late)
 				w.fallSilent("t1")
 				time.Sleep(8*time.Second + 900*time.Millisecond) // a probe interval and a look
-				w.expect("lease over", "suspend top")
+				w.expect("lease over", "flush t0", "suspend top")
 			})
 		})
 	}
@@ -694,13 +694,13 @@ func TestAnRDMAConnectionThatIsGoneIsLetGo(t *testing.T) {
 		w.mu.Unlock()
 		w.fallSilent("t1")
 		time.Sleep(3 * time.Second)
-		w.expect("before it is recorded", "fail-fast t1 true")
+		w.expect("before it is recorded", "fail-fast t1 true", "flush t0")
 		w.notice("t1")
 		time.Sleep(2 * time.Second)
 		w.expect("not recorded yet")
 		w.hears(true)
 		time.Sleep(2 * time.Second)
-		w.expect("recorded", "record-stale c0.1", "create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1")
+		w.expect("recorded", "flush t0", "record-stale c0.1", "create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1")
 		close(hang)
 		time.Sleep(time.Second)
 		w.expect("a minute later", "disconnect t1")
@@ -714,10 +714,10 @@ func TestAnRDMAConnectionGoesBeforeTheKernelTriesAgain(t *testing.T) {
 		w.fallSilent("t1")
 		w.notice("t1")
 		time.Sleep(3 * time.Second)
-		w.expect("before it is recorded", "fail-fast t1 true", "disconnect t1")
+		w.expect("before it is recorded", "fail-fast t1 true", "flush t0", "disconnect t1")
 		w.hears(true)
 		time.Sleep(2 * time.Second)
-		w.expect("recorded", "record-stale c0.1", "create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1")
+		w.expect("recorded", "flush t0", "record-stale c0.1", "create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1")
 	}, pb.Transport_TRANSPORT_RDMA)
 }
 
@@ -726,7 +726,7 @@ func TestAnRDMAConnectionFailsFastOnlyWhileAnotherLegServes(t *testing.T) {
 	overRDMA(t, func(w *world) {
 		w.fallSilent("t1")
 		time.Sleep(3 * time.Second)
-		w.expect("lost", "fail-fast t1 true")
+		w.expect("lost", "fail-fast t1 true", "flush t0")
 		w.answer("t1")
 		time.Sleep(2 * time.Second)
 		w.expect("back", "fail-fast t1 false")
@@ -793,7 +793,7 @@ func TestQueueThatDoesNotFreezeHoldsUpNoOtherLeg(t *testing.T) {
 		time.Sleep(time.Second)
 		w.fallSilent("t2")
 		time.Sleep(4 * time.Second)
-		w.expect("loss of another leg", "record-stale c0.2", "destroy-sockets t2", "disconnect t2",
+		w.expect("loss of another leg", "flush t0", "record-stale c0.2", "destroy-sockets t2", "disconnect t2",
 			"create c0-in: mirror t0 t1", "create c0-lost2: error", "reload c0: mirror keep_log c0-in c0-lost2")
 		w.answer("t2")
 		close(thaw)
@@ -828,7 +828,7 @@ func TestAgentThatEndsLeavesNoTableHalfSwitched(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 		time.AfterFunc(100*time.Millisecond, func() { close(hang) })
 		w.stop()
-		w.expect("at the end", "record-stale c0.1", "create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1")
+		w.expect("at the end", "flush t0", "record-stale c0.1", "create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1")
 	})
 }
 
@@ -855,7 +855,7 @@ func TestAHostNotesWhichLegsAreInSync(t *testing.T) {
 		}
 		w.fallSilent("t1")
 		time.Sleep(7 * time.Second)
-		w.expect("nothing goes on before the note", "record-stale c0.1")
+		w.expect("nothing goes on before the note", "flush t0", "record-stale c0.1")
 		if a := w.attachment(); !strings.Contains(a.WaitingFor, "this host's disk") {
 			t.Errorf("waiting for %q, want the disk", a.WaitingFor)
 		}

@@ -41,6 +41,8 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 		return k.column(ctx, w, s, o)
 	case volume.FlushLegs:
 		return k.flushLegs(ctx, s, o)
+	case volume.Readmit:
+		return nil // nothing is withheld
 	case volume.GrowDevice:
 		return k.growTop(ctx, w, s)
 	case volume.CloseDevice:

@@ -276,7 +276,7 @@ func TestADeviceThatIsStoppedDoesNotGoOnBecauseItGrows(t *testing.T) {
 		w.took()
 		w.wantLarger()
 		time.Sleep(5 * time.Second)
-		w.expect("the lease is over: nothing moves")
+		w.expect("the lease is over: nothing moves", "flush t0")
 		if w.topSize() != w.size {
 			t.Errorf("a device that was stopped has grown to %v", w.topSize())
 		}

@@ -32,7 +32,7 @@ func TestARestartOfTheAgentMakesNoLeaseLonger(t *testing.T) {
 		w.fence("t1")
 		time.Sleep(6 * time.Second)
 		w.stop()
-		w.expect("6 s after the fence")
+		w.expect("6 s after the fence", "flush t0")
 		w.start()
 		time.Sleep(time.Second)
 		w.expect("a new agent, which has heard nothing", "suspend top")

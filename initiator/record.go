@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
+	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/dm/mirror"
 )
 
 // recordInSync tells the manager that legs have caught up; until it answers they count as
@@ -39,19 +42,40 @@ func (k *kernelKeeper) flushLeg(ctx context.Context, s *seen, leg block.LegID) e
 
 // flushLegs makes the drives of some legs write out their caches.
 func (k *kernelKeeper) flushLegs(ctx context.Context, s *seen, o volume.FlushLegs) error {
+	var heads []fabrics.Head
 	for _, l := range o.Legs {
-		if !s.columns[l.Column].has(s.legs[l.Leg].device) {
+		if c := s.columns[l.Column]; c.Kind != mirror.ShapeNothing && !c.has(s.legs[l.Leg].device) {
 			return fmt.Errorf("leg %s: its column uses another device", l.Leg)
 		}
-		if err := k.flushLeg(ctx, s, l.Leg); err != nil {
-			return fmt.Errorf("leg %s: %w", l.Leg, err)
+		heads = append(heads, s.legs[l.Leg].head())
+	}
+	if k.Busy(o.String()) {
+		return volume.ErrLater
+	}
+	m := &k.memory.Memory
+	return k.await(ctx, o.String(), keeper.Patience, func() error {
+		for _, h := range heads {
+			if err := k.flushHead(h); err != nil {
+				return err
+			}
 		}
-		// The kernel sends no flush to a drive without a cache. A read shows that it is there.
-		h := s.legs[l.Leg].head()
-		probe := func() error { return k.kernel.host.Probe(h) }
-		if err := k.await(ctx, "read "+h.Name, keeper.Patience, probe, func(err error) error { return err }); err != nil {
-			return fmt.Errorf("leg %s: %w", l.Leg, err)
+		return nil
+	}, func(err error) error {
+		if err == nil {
+			m.Flushed(o, time.Now())
 		}
+		return err
+	})
+}
+
+// flushHead flushes a leg. The kernel sends no flush to a drive without a cache, so a read shows that
+// the leg is there.
+func (k *kernelKeeper) flushHead(h fabrics.Head) error {
+	if err := k.kernel.host.Flush(h); err != nil {
+		return fmt.Errorf("flush %s: %w", h.Name, err)
+	}
+	if err := k.kernel.host.Probe(h); err != nil {
+		return fmt.Errorf("read %s: %w", h.Name, err)
 	}
 	return nil
 }

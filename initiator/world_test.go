@@ -482,7 +482,8 @@ func (w *world) Probe(h fabrics.Head) error {
 	return nil
 }
 
-// Flush is recorded in the history under the leg's node; like a probe it can take long.
+// Flush is recorded in the history under the leg's node, once if it is repeated; like a probe it can
+// take long.
 func (w *world) Flush(h fabrics.Head) error {
 	if err := w.Probe(h); err != nil {
 		return err
@@ -490,7 +491,9 @@ func (w *world) Flush(h fabrics.Head) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if i := slices.IndexFunc(w.heads, func(f fakeHead) bool { return f.Name == h.Name }); i >= 0 {
-		w.did("flush %s", w.heads[i].node)
+		if flush := "flush " + w.heads[i].node; len(w.history) == 0 || w.history[len(w.history)-1] != flush {
+			w.did("%s", flush)
+		}
 	}
 	return nil
 }

@@ -43,6 +43,8 @@ type memory struct {
 	Age         int8 // since the first look at this epoch, in ticks
 	Stale       map[int]uint64
 	InSync      map[int]uint64
+	Asked       map[int]uint64          // the manager may have recorded them stale
+	Secured     map[int]block.MemberSet // the copies that were flushed before these are given up
 }
 
 // pulse is how a leg answers under its present identity. Ages are in ticks.
@@ -69,6 +71,7 @@ type slot struct {
 	Tracked  bool // all that it misses is known
 	Full     bool // its rebuild copies everything
 	Whole    uint64
+	Withheld bool // no write is acknowledged in which it takes part
 }
 
 func (s *slot) inUse() bool { return s.State.InUse() }
@@ -105,7 +108,7 @@ func newHost(index, boot int) host {
 }
 
 func newMemory(m volume.Memory) memory {
-	return memory{Epoch: m.Epoch, Grant: m.Grant, Clean: m.Clean, Gone: m.Gone, Over: m.Over, Stale: map[int]uint64{}, InSync: map[int]uint64{}}
+	return memory{Epoch: m.Epoch, Grant: m.Grant, Clean: m.Clean, Gone: m.Gone, Over: m.Over, Stale: map[int]uint64{}, InSync: map[int]uint64{}, Asked: map[int]uint64{}, Secured: map[int]block.MemberSet{}}
 }
 
 func (h *host) boot() string { return fmt.Sprintf("c%d-boot-%d", h.Index+1, h.Boot) }
@@ -168,30 +171,38 @@ func wantedOf(a *cluster.WantedAttachment) *volume.Wanted {
 	return w
 }
 
-// answered returns the host after the manager has answered its call.
+// answered returns the host after the manager has answered its call. It has done what it was asked,
+// or refused.
 func (h host) answered(c request, ok bool) host {
-	if h.Refused, h.Pauses = !ok, !ok; !ok {
-		return h
-	}
 	m := h.Memory
-	m.Stale, m.InSync = maps.Clone(m.Stale), maps.Clone(m.InSync)
+	m.Stale, m.InSync, m.Asked = maps.Clone(m.Stale), maps.Clone(m.InSync), maps.Clone(m.Asked)
 	switch in := c.input.(type) {
 	case cluster.RecordStale:
 		for i, revision := range c.legs {
-			if in.Epoch == m.Epoch {
+			if in.Epoch != m.Epoch {
+				continue
+			}
+			delete(m.Asked, i)
+			if ok {
 				m.Stale[i] = revision
 				delete(m.InSync, i)
 			}
 		}
 	case cluster.RecordInSync:
 		for i, revision := range c.legs {
-			if in.Epoch == m.Epoch {
+			if ok && in.Epoch == m.Epoch {
 				m.InSync[i] = revision
 				delete(m.Stale, i)
 			}
 		}
 	}
-	h.Memory = m
+	h.Memory, h.Refused, h.Pauses = m, !ok, !ok
+	return h
+}
+
+// unanswered returns the host after the answer to a call was lost.
+func (h host) unanswered() host {
+	h.Refused, h.Pauses = true, true
 	return h
 }
 

@@ -95,6 +95,7 @@ const (
 	hostHears     // arg: a wanted state
 	hostAnswered  // arg: a call
 	hostRefused
+	hostUnanswered
 	hostRestarts
 	hostPasses // arg: the legs that answer
 	hostReport
@@ -182,6 +183,10 @@ func (r *rig) answer(h, call int32, ok bool) int32 {
 		kind = hostAnswered
 	}
 	return r.step(kind, h, call, func() int32 { return r.host(r.hosts.at(h).answered(r.calls.at(call), ok)) })
+}
+
+func (r *rig) unanswered(h int32) int32 {
+	return r.step(hostUnanswered, h, 0, func() int32 { return r.host(r.hosts.at(h).unanswered()) })
 }
 
 func (r *rig) restartHost(h int32) int32 {

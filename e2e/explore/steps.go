@@ -407,9 +407,9 @@ func (r *rig) forgetStream(w world, h int) world {
 	w.hostLinked &^= 1 << h
 	w.hostDue &^= 1 << h
 	w.toHost[h], w.fromHost[h], w.hostSaid[h] = 0, 0, 0
-	if c := w.call[h] + w.reply[h]; c != 0 {
+	if w.call[h]+w.reply[h] != 0 {
 		w.call[h], w.reply[h], w.granted[h] = 0, 0, false
-		w.host[h] = r.answer(w.host[h], c, false)
+		w.host[h] = r.unanswered(w.host[h])
 	}
 	return w
 }

@@ -37,7 +37,8 @@ type effects struct {
 	added     uint8 // they take part from now on
 	full      uint8 // of these, those that may miss more than is known
 	renewed   uint8 // they go on under a new identity
-	flushed   uint8 // their caches are on their drives
+	flushed   uint8 // their caches are on their drives, by a flush of the volume
+	synced    uint8 // likewise, by a flush of them alone
 	exposed   bool  // there is a device from now on
 	gone      bool  // the volume has been taken apart
 	call      int32 // a request to the manager
@@ -54,7 +55,7 @@ var limits = volume.Limits{
 	Stuck: 10 * time.Second, Connect: volume.ConnectPatience, Retry: volume.RetryLast,
 }
 
-var capabilities = volume.Capabilities{KnowsFlushed: true, Transports: []block.Transport{block.TCP}}
+var capabilities = volume.Capabilities{KnowsFlushed: true, Withholds: true, Transports: []block.Transport{block.TCP}}
 
 // noon is the time in each turn: only ages matter.
 var noon = time.Unix(1_000_000, 0)
@@ -131,6 +132,12 @@ func (h *host) memory(r *rig) volume.Memory {
 	}
 	for i, revision := range h.Memory.InSync {
 		m.Records.NoteInSync(r.legs[i], revision)
+	}
+	for i, revision := range h.Memory.Asked {
+		m.Records.NoteAsked(r.legs[i], revision)
+	}
+	for i, copies := range h.Memory.Secured {
+		m.Secured[r.legs[i]] = volume.Secured{Copies: copies, At: noon}
 	}
 	return m
 }
@@ -263,7 +270,7 @@ func (t *actor) seeCopy(i int) volume.CopySeen {
 	bit := uint8(1) << i
 	c := volume.CopySeen{
 		State: x.State, Leg: t.legs[i], Node: string(targetName(i)), Subsystem: x.NQN, Tracked: x.Tracked, Whole: x.Whole,
-		Busy: t.in.busy&bit != 0, Unflushed: t.in.unflushed&bit != 0,
+		Busy: t.in.busy&bit != 0, Unflushed: t.in.unflushed&bit != 0, Withheld: x.Withheld,
 	}
 	if l := linkAt(t.host.kept(), i); l != nil {
 		c.Superseded, c.Reborn = l.Revision != x.Revision, l.Reborn > x.Revision
@@ -300,7 +307,14 @@ func (t *actor) do(s *volume.Seen, o volume.Order) error {
 		for _, l := range o.Legs {
 			in.Legs = append(in.Legs, l.Leg)
 		}
-		return t.request(in, o.Legs)
+		return t.requestStale(in, o.Legs)
+	case volume.FlushLegs:
+		return t.flushLegs(o)
+	case volume.Readmit:
+		t.stack().Slots[o.Copy].Withheld = false
+		h.Memory.Asked, h.Memory.Secured = maps.Clone(h.Memory.Asked), maps.Clone(h.Memory.Secured)
+		delete(h.Memory.Asked, o.Copy)
+		delete(h.Memory.Secured, o.Copy)
 	case volume.RecordInSync:
 		in := cluster.RecordInSync{Node: hostName(h.Index), Volume: t.volume, Epoch: h.Memory.Epoch}
 		for _, l := range o.Legs {
@@ -321,8 +335,11 @@ func (t *actor) do(s *volume.Seen, o volume.Order) error {
 	case volume.Renew:
 		return t.renew(o)
 	case volume.Drop:
+		h.Memory.Secured = maps.Clone(h.Memory.Secured)
 		for _, l := range o.Legs {
-			t.stack().Slots[l.Copy].State = volume.Failed
+			x := &t.stack().Slots[l.Copy]
+			x.State, x.Withheld = volume.Failed, false
+			delete(h.Memory.Secured, l.Copy)
 			t.dropped |= 1 << l.Copy
 		}
 		return errEnough
@@ -375,9 +392,54 @@ func (t *actor) disconnect(nqn block.NQN) {
 	}
 }
 
-// request sends a call to the manager, one at a time. The orders that rely on it wait.
+// mayAsk reports whether a call can be sent to the manager: one at a time.
+func (t *actor) mayAsk() bool {
+	return t.in.linked && !t.in.asking && t.call == 0 && !t.host.Pauses
+}
+
+func (t *actor) requestStale(in cluster.RecordStale, legs []volume.Change) error {
+	if t.mayAsk() {
+		t.host.Memory.Asked = maps.Clone(t.host.Memory.Asked)
+		for _, l := range legs {
+			t.host.Memory.Asked[t.copyOf(l.Leg)] = l.Revision
+		}
+	}
+	return t.request(in, legs)
+}
+
+// flushLegs flushes legs before others are recorded stale.
+func (t *actor) flushLegs(o volume.FlushLegs) error {
+	if !t.mayAsk() {
+		return errFailed
+	}
+	secured := maps.Clone(t.host.Memory.Secured)
+	for _, l := range o.Without {
+		t.stack().Slots[l.Copy].Withheld = true
+		delete(secured, l.Copy)
+	}
+	t.host.Memory.Secured = secured
+	for _, l := range o.Legs {
+		link := t.host.Wanted.At(0, l.Copy)
+		nqn, id := link.NQN, link.UUID
+		if st := t.host.Stack; st != nil {
+			nqn, id = st.Slots[l.Copy].NQN, st.Slots[l.Copy].UUID
+		}
+		if !t.answers(l.Copy, nqn, id) {
+			return errFailed
+		}
+	}
+	for _, l := range o.Legs {
+		t.synced |= 1 << l.Copy
+		for _, without := range o.Without {
+			secured[without.Copy] = secured[without.Copy].With(l.Copy)
+		}
+	}
+	return nil
+}
+
+// request sends a call to the manager. The orders that rely on it wait.
 func (t *actor) request(in cluster.Input, legs []volume.Change) error {
-	if !t.in.linked || t.in.asking || t.call != 0 || t.host.Pauses {
+	if !t.mayAsk() {
 		return errFailed
 	}
 	t.call = t.callNumber(in, legs)
@@ -422,7 +484,7 @@ func (t *actor) renew(o volume.Renew) error {
 	if !t.answers(o.Copy, x.NQN, x.UUID) {
 		return errFailed
 	}
-	x.State, x.Tracked, x.Full, x.Whole = was.State, was.Tracked, was.Full, was.Whole
+	x.State, x.Tracked, x.Full, x.Whole, x.Withheld = was.State, was.Tracked, was.Full, was.Whole, was.Withheld
 	t.stack().Slots[o.Copy] = x
 	t.renewed |= 1 << o.Copy
 	return nil

@@ -209,7 +209,7 @@ func (r *rig) settle(w *world, h int) {
 		if x.at[i] != out && !id.inUse() {
 			x.at[i] = out
 		}
-		all = all && (x.at[i] == out || x.at[i] == done)
+		all = all && (x.at[i] == out || x.at[i] == done && !id.Withheld)
 	}
 	if all && !st.Held {
 		if w.had[h] = max(w.had[h], x.number); r.holds(w) >= x.number { // else caches have lost it again
@@ -316,7 +316,7 @@ func (r *rig) effectOn(w *world, h, i int, t effects) {
 	if (t.added|t.renewed)&bit != 0 && x.number != 0 {
 		x.at[i] = sent
 	}
-	if t.flushed&bit != 0 {
+	if (t.flushed|t.synced)&bit != 0 {
 		w.medium[i] = w.content[i]
 	}
 }

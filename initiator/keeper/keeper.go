@@ -166,7 +166,7 @@ func (k *Keeper) turn(ctx context.Context) (again bool) {
 		return false
 	}
 	s.RecordError, s.Noted, s.NoteError = k.Refusal(), k.noted, k.noteError
-	s.Linked = k.cfg.Linked == nil || k.cfg.Linked()
+	s.Linked = k.linked()
 	m := k.path.Memory()
 	if !last.Known || last.Problem != "" {
 		kept := k.path.Kept()
@@ -186,6 +186,9 @@ func (k *Keeper) turn(ctx context.Context) (again bool) {
 	k.publish(w, s, v, last.Generation)
 	return did
 }
+
+// linked reports whether the manager answers now, as far as this host knows.
+func (k *Keeper) linked() bool { return k.cfg.Linked == nil || k.cfg.Linked() }
 
 // doAll carries out orders in sequence. If one fails, those that rely on it are skipped.
 func (k *Keeper) doAll(ctx context.Context, w *volume.Wanted, s *volume.Seen, orders []volume.Order) (did bool, failed []string) {
@@ -211,6 +214,10 @@ func (k *Keeper) do(ctx context.Context, w *volume.Wanted, o volume.Order) error
 	switch o := o.(type) {
 	case volume.RecordStale:
 		return k.ask(ctx, func() Request { return k.Stale(m.Epoch, m.Records, o.Legs) })
+	case volume.FlushLegs:
+		if !k.MayAsk() || !k.linked() { // for the record that comes after it
+			return volume.ErrLater
+		}
 	case volume.WriteNote:
 		return k.note(ctx, o.Note)
 	case volume.GiveUp:

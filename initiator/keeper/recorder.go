@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/initiator/volume"
@@ -58,6 +59,18 @@ type Request struct {
 	Done func(error) error
 }
 
+// unless calls refused if the manager has certainly not done what it was asked. After any other error
+// it may have, or may do it later.
+func (r Request) unless(refused func()) Request {
+	return Request{Send: r.Send, Done: func(err error) error {
+		switch status.Code(err) {
+		case codes.FailedPrecondition, codes.InvalidArgument, codes.NotFound:
+			refused()
+		}
+		return r.Done(err)
+	}}
+}
+
 // Due reports whether a request may be made now.
 func (r *Recorder) Due() bool { return !time.Now().Before(r.retry) }
 
@@ -80,6 +93,9 @@ func (r *Recorder) Stale(epoch block.Epoch, records volume.Records, legs []volum
 			r.meter.LegLost()
 		}
 	}
+	for _, l := range legs {
+		records.NoteAsked(l.Leg, l.Revision)
+	}
 	return r.request(func(ctx context.Context) error {
 		_, err := r.manager.RecordStale(ctx, request)
 		return err
@@ -90,6 +106,10 @@ func (r *Recorder) Stale(epoch block.Epoch, records volume.Records, legs []volum
 				loss.recorded = time.Now()
 				r.log.Info("leg recorded stale", "leg", l.Leg.String(), "record", loss.recorded.Sub(loss.detected))
 			}
+		}
+	}).unless(func() {
+		for _, l := range legs {
+			records.NoteRefused(l.Leg)
 		}
 	})
 }

@@ -72,6 +72,8 @@ func (k *Keeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) er
 		return k.flush(ctx)
 	case volume.FlushLegs:
 		return k.flushLegs(ctx, o)
+	case volume.Readmit:
+		return k.stack.volume.Withhold(o.Column, o.Copy, false)
 	case volume.Dismantle:
 		return k.dismantle(ctx, o.Clean)
 	case volume.Abort:

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/initiator/volume"
@@ -244,31 +246,76 @@ func (k *Keeper) closeDevice(ctx context.Context, force bool) error {
 	})
 }
 
-// flushLegs waits until no I/O is under way, and makes the drives of some legs write out their
-// caches. A drive without a cache is asked all the same: its answer shows that the leg is there.
+// flushLegs makes the drives of some legs write out their caches, all at once. A drive without a
+// cache is asked all the same: its answer shows that the leg is there.
 func (k *Keeper) flushLegs(ctx context.Context, o volume.FlushLegs) error {
-	v := k.stack.volume
+	if k.Busy(o.String()) { // that flush began before this withholding
+		return volume.ErrLater
+	}
+	m := &k.memory.Memory
+	m.WithholdFor(o)
+	for _, l := range o.Without {
+		if err := k.stack.volume.Withhold(l.Column, l.Copy, true); err != nil {
+			return err
+		}
+	}
+	flushes := make([]func() error, len(o.Legs))
+	for i, l := range o.Legs {
+		d, ok := k.legDevice(l)
+		if !ok {
+			return fmt.Errorf("leg %s: %w", l.Leg, block.ErrGone)
+		}
+		flushes[i] = func() error { return block.Flush(d.Device) }
+	}
+	st := k.stack
 	return k.await(ctx, o.String(), keeper.Patience, func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, keeper.Patience)
-		defer cancel()
-		for !quiet(v.Status()) {
-			select {
-			case <-time.After(time.Millisecond):
-			case <-ctx.Done():
-				return fmt.Errorf("wait for the I/O under way: %w", ctx.Err())
+		if st != nil && len(o.Without) == 0 {
+			if err := awaitQuiet(ctx, st.volume); err != nil {
+				return err
 			}
 		}
-		for _, l := range o.Legs {
-			d, ok := v.Device(l.Column, l.Copy).(device)
-			if !ok {
-				return fmt.Errorf("leg %s: %w", l.Leg, block.ErrGone)
-			}
-			if err := block.Flush(d.Device.(legDevice).Device); err != nil {
-				return fmt.Errorf("leg %s: %w", l.Leg, err)
-			}
+		return inParallel(flushes)
+	}, func(err error) error {
+		if err == nil {
+			m.Flushed(o, time.Now())
 		}
-		return nil
-	}, func(err error) error { return err })
+		return err
+	})
+}
+
+// legDevice is the device of a leg: of the volume, or before it is built the one that it would use.
+func (k *Keeper) legDevice(l volume.At) (d legDevice, ok bool) {
+	of := k.devices[l.Leg]
+	if k.stack != nil {
+		of, ok = k.stack.volume.Device(l.Column, l.Copy).(device)
+		if !ok {
+			return d, false
+		}
+	}
+	d, ok = of.Device.(legDevice)
+	return d, ok
+}
+
+// awaitQuiet waits until no I/O is under way.
+func awaitQuiet(ctx context.Context, v *engine.Volume) error {
+	ctx, cancel := context.WithTimeout(ctx, keeper.Patience)
+	defer cancel()
+	for !quiet(v.Status()) {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the I/O under way: %w", ctx.Err())
+		}
+	}
+	return nil
+}
+
+func inParallel(all []func() error) error {
+	var g errgroup.Group
+	for _, do := range all {
+		g.Go(do)
+	}
+	return g.Wait()
 }
 
 // quiet reports whether no I/O has been sent to a leg and not been answered.

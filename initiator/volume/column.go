@@ -154,18 +154,19 @@ func (p *planner) complete(k int) bool {
 			p.record(record)
 		}
 		return true
-	case live == 0 || patient:
+	case len(live) == 0 || patient:
 		return false
 	case p.w.ReadOnly: // the others join later
 		return true
 	}
+	p.do(FlushLegs{Legs: live}) // or they do not have what they were in sync for any more
 	p.record(record)
 	return false
 }
 
 // missing lists the legs of a column that are recorded in sync but neither take part in I/O
-// nor can; live counts the others that are ready to be added.
-func (p *planner) missing(k int) (record []Change, live int) {
+// nor can; live are the others, which are ready to be added.
+func (p *planner) missing(k int) (record []Change, live []At) {
 	c := p.s.Columns[k]
 	for copy := range p.w.Layout.Slots() {
 		at := Place{k, copy}
@@ -174,7 +175,7 @@ func (p *planner) missing(k int) (record []Change, live int) {
 			continue
 		}
 		if p.s.Legs[l.Leg].Live && (!c.Built || c.Sources == 1 && p.w.Layout.Copies == 1) {
-			live++
+			live = append(live, At{Place: at, Leg: l.Leg, Revision: l.Revision})
 			continue
 		}
 		why, since := lost(NotConnected, "cannot be connected"), p.m.Since

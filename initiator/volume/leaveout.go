@@ -33,9 +33,16 @@ type LeavingOut struct {
 
 // Did notes that an order was carried out.
 func (m *Memory) Did(o Order, now time.Time) {
-	switch o.(type) {
+	switch o := o.(type) {
 	case FlushLegs:
-		m.LeavingOut.Flushed = true
+		m.LeavingOut.Flushed = m.LeavingOut.Flushed || !m.LeavingOut.Began.IsZero() && len(o.Without) == 0
+	case Drop:
+		for _, l := range o.Legs {
+			delete(m.Secured, l.Leg)
+		}
+	case Readmit:
+		m.Records.NoteRefused(o.Leg)
+		delete(m.Secured, o.Leg)
 	case ResumeIO:
 		failed := !m.LeavingOut.Began.IsZero() && !m.LeavingOut.Flushed
 		m.LeavingOut.Began, m.LeavingOut.Flushed = time.Time{}, false

@@ -57,7 +57,7 @@ func (p *planner) member(at Place) (member, bool) {
 func (p *planner) judge(m *member, c CopySeen) {
 	l := p.s.Legs[m.Leg]
 	silence, absent := p.silence(m.Leg), p.absent(m)
-	m.Answers = p.answering(m.Leg)
+	m.Answers = p.answering(m.Leg) && !c.Reborn // what it has is known once it is renewed
 	m.since = p.s.Now
 	if silence > 0 {
 		m.since = l.silent()
@@ -79,6 +79,8 @@ func (p *planner) judge(m *member, c CopySeen) {
 	case c.Busy && c.Oldest > p.l.Stuck:
 		m.Lost, m.Waiting = lost(IOStuck, "an I/O has not been answered for %v", c.Oldest.Round(time.Second)), true
 		m.since = p.s.Now.Add(-c.Oldest)
+	case p.undecided(m, c):
+		m.Lost = lost(NoAnswer, "it did not answer, and the volume manager has not said whether that is recorded")
 	}
 }
 
@@ -175,8 +177,9 @@ func (p *planner) copies() []*member {
 // without them. A leg that its column cannot do without stays, and its I/O waits until the leg
 // is back.
 func (p *planner) dropLost() {
-	flush := p.leaveOut()
+	left := p.leaveOut()
 	leave(p.group(), p.copies())
+	p.readmit()
 	var record []Change
 	var drop []At
 	var cut []Path
@@ -201,9 +204,7 @@ func (p *planner) dropLost() {
 	}
 	p.failOver(cut)
 	p.failFast(cut)
-	if len(flush) > 0 {
-		p.do(FlushLegs{Legs: flush})
-	}
+	p.flushFirst(left)
 	if len(record) > 0 {
 		p.record(record)
 	}

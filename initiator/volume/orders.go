@@ -21,7 +21,7 @@ type Order interface{ String() string }
 // carried out. A note may name too few legs, never too many.
 func Alone(o Order, s *Seen) bool {
 	switch o := o.(type) {
-	case Connect, Move, Try, FailFast, RecordInSync, MakeLog, SetColumn, Add, Promote, Renew, Grow, GrowDevice, CloseDevice, StartScrub, StopScrub, ProceedScrub, SetScrubRate:
+	case Connect, Move, Try, FailFast, Readmit, RecordInSync, MakeLog, SetColumn, Add, Promote, Renew, Grow, GrowDevice, CloseDevice, StartScrub, StopScrub, ProceedScrub, SetScrubRate:
 		return true
 	case WriteNote:
 		return s.Noted.Within(o.Note)
@@ -111,9 +111,13 @@ type (
 	CloseDevice struct{ Clean, Force bool }
 	// Flush makes the drives write out their caches.
 	Flush struct{}
-	// FlushLegs, while I/O is held, waits until none is under way and makes the drives of some
-	// legs write out their caches. It fails if one of them is not what the volume uses any more.
-	FlushLegs struct{ Legs []At }
+	// FlushLegs makes the drives of some legs write out their caches, because others are about to be
+	// recorded stale. It fails if one of them is not what the volume uses any more. From now on no
+	// write is acknowledged in which one of Without takes part, where the data path can do that. If
+	// Without is empty, I/O is held, and the order first waits until none is under way.
+	FlushLegs struct{ Legs, Without []At }
+	// Readmit ends that for a leg that stays.
+	Readmit struct{ At }
 	// GiveUp ends this epoch for good.
 	GiveUp struct{ Over Over }
 	// Forget ends an epoch after everything of it is gone. Clean: every leg has every write.
@@ -186,6 +190,7 @@ func (o HideDevice) String() string   { return "hide-device" }
 func (o GrowDevice) String() string   { return "grow-device" }
 func (o Flush) String() string        { return "flush" }
 func (o FlushLegs) String() string    { return "flush" + legsOf(o.Legs) }
+func (o Readmit) String() string      { return "readmit " + o.At.String() }
 func (o GiveUp) String() string       { return "give-up: " + o.Over.Why }
 func (o Forget) String() string       { return "forget" + clean(o.Clean) }
 func (o MakeLog) String() string      { return fmt.Sprintf("make-log %d", o.Column) }

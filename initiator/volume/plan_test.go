@@ -438,6 +438,72 @@ func TestALegIsLeftOutOnceAnotherCopyIsFlushed(t *testing.T) {
 	})
 }
 
+// A lost leg is recorded stale only once another copy has everything that was acknowledged on its
+// medium: that one may have lost its power a moment ago.
+func TestALostLegIsRecordedOnceAnotherCopyIsFlushed(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.begin(0)
+		w.pass(time.Second)
+		w.hangs[0], w.silent[1] = true, true
+		did := w.pass(5 * time.Second)
+		if slices.ContainsFunc(did, func(s string) bool { return strings.HasPrefix(s, "record-stale") }) {
+			t.Errorf("the other copy does not answer a flush; done:\n%s", strings.Join(did, "\n"))
+		}
+		w.begin(0)
+		clear(w.hangs)
+		did = w.pass(time.Second)
+		if !before(did, "flush", "record-stale") || !w.wrote[1].done {
+			t.Errorf("the write is acknowledged: %v; done:\n%s", w.wrote[1].done, strings.Join(did, "\n"))
+		}
+	})
+}
+
+// A volume that is being built does without a leg once it has flushed the other one: what an earlier
+// host has written there may be in the cache of its drive.
+func TestAVolumeIsBuiltWithoutALegOnceTheOtherIsFlushed(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.hangs[0], w.silent[1] = true, true
+		did := w.pass(2 * ConnectPatience)
+		if slices.ContainsFunc(did, func(s string) bool { return strings.HasPrefix(s, "record-stale") }) {
+			t.Errorf("the other copy does not answer a flush; done:\n%s", strings.Join(did, "\n"))
+		}
+		clear(w.hangs)
+		w.until(t, Serving)
+	})
+}
+
+// The manager is asked to record a leg, and its answer is lost. The leg is back: until the manager has
+// said whether the record is made, no write is acknowledged that the others have in their caches only.
+func TestALegThatMayBeRecordedStaleAcknowledgesNothing(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		if !w.caps.Withholds {
+			t.Skip("this data path cannot withhold acknowledgements")
+		}
+		for _, records := range []bool{true, false} {
+			w.until(t, Serving)
+			w.unheard, w.silent[1] = true, true
+			w.pass(5 * time.Second)
+			clear(w.silent)
+			w.begin(0)
+			w.pass(2 * time.Second)
+			last := len(w.wrote) - 1
+			if w.wrote[last].done {
+				t.Fatal("the leg may be recorded stale, and a write is acknowledged that the other one may lose")
+			}
+			if w.unheard = false; !records {
+				w.memory.Records.NoteRefused(w.slots[Place{0, 1}].id)
+			}
+			w.pass(time.Second)
+			if l := w.slots[Place{0, 1}]; l.inSync == records || !w.wrote[last].done {
+				t.Errorf("the manager records it: %v; then it is in sync: %v, and the write acknowledged: %v", records, l.inSync, w.wrote[last].done)
+			}
+			w.comeBack()
+			w.pass(10 * time.Second)
+		}
+	})
+}
+
 // Where no copy that stays can be flushed, the leg stays, and I/O continues with both.
 func TestALegIsNotLeftOutWhileNoOtherCopyAnswers(t *testing.T) {
 	both(t, 1, 2, func(t *testing.T, w *world) {

@@ -12,17 +12,31 @@ import (
 type Records struct {
 	stale  map[block.LegID]uint64 // at this revision
 	inSync map[block.LegID]uint64
+	asked  map[block.LegID]uint64 // those that the manager may have recorded stale, and has not said so
 }
 
 // NewRecords returns the Records of an epoch with no answers yet.
 func NewRecords() Records {
-	return Records{stale: map[block.LegID]uint64{}, inSync: map[block.LegID]uint64{}}
+	return Records{stale: map[block.LegID]uint64{}, inSync: map[block.LegID]uint64{}, asked: map[block.LegID]uint64{}}
+}
+
+// NoteAsked notes that the manager is asked to record a leg's loss.
+func (r Records) NoteAsked(leg block.LegID, revision uint64) { r.asked[leg] = revision }
+
+// NoteRefused notes that the manager has not recorded a leg's loss, and will not.
+func (r Records) NoteRefused(leg block.LegID) { delete(r.asked, leg) }
+
+// MayBeStale reports whether the manager was asked to record l as stale and has not answered.
+func (r Records) MayBeStale(l *Link) bool {
+	revision, ok := r.asked[l.Leg]
+	return ok && l.Revision <= revision
 }
 
 // NoteStale notes that a leg's loss is recorded durably.
 func (r Records) NoteStale(leg block.LegID, revision uint64) {
 	r.stale[leg] = revision
 	delete(r.inSync, leg)
+	delete(r.asked, leg)
 }
 
 // NoteInSync notes that a leg's recovery is recorded durably.

@@ -205,6 +205,8 @@ type CopySeen struct {
 	// where this is not known.
 	Reborn, Unflushed bool
 
+	Withheld bool // no write is acknowledged in which it takes part
+
 	Error string // an I/O error; the state is not changed by it
 	Moved string // why the leg, though present, cannot be used as it is attached here
 
@@ -350,13 +352,14 @@ type Memory struct {
 
 	Suspects map[Path]Suspect `json:"-"` // portals that have fallen silent
 
-	LeavingOut LeavingOut `json:"-"`
+	LeavingOut LeavingOut              `json:"-"`
+	Secured    map[block.LegID]Secured `json:"-"` // by the leg that is given up
 }
 
 // Begin sets what is not kept across restarts, at the first look at an epoch.
 func (m *Memory) Begin(now time.Time) {
 	m.Since, m.Records = now, NewRecords()
-	m.Retried, m.Suspects = map[int]time.Time{}, map[Path]Suspect{}
+	m.Retried, m.Suspects, m.Secured = map[int]time.Time{}, map[Path]Suspect{}, map[block.LegID]Secured{}
 	if m.Holds == nil {
 		m.Holds = map[string]Began{}
 	}
@@ -432,6 +435,8 @@ type Capabilities struct {
 	// KnowsFlushed: the host can tell whether a leg that lost its cache lacks acknowledged
 	// writes.
 	KnowsFlushed bool
+	// Withholds: the data path can keep writes from being acknowledged in which a leg takes part.
+	Withholds bool
 	// Scrubs: the data path can compare the copies of a volume in use.
 	Scrubs bool
 	// Paces: the data path can keep rebuilds below a rate.

@@ -15,7 +15,7 @@ import (
 // The two kinds of data path, as far as the planner can tell them apart.
 var ways = map[string]Capabilities{
 	"tables": {Tables: true, Outlives: true, KnowsUsers: true, Multipath: true},
-	"copies": {KnowsFlushed: true, Transports: []block.Transport{block.TCP}},
+	"copies": {KnowsFlushed: true, Withholds: true, Transports: []block.Transport{block.TCP}},
 }
 
 var errDown = errors.New("does not answer")
@@ -29,6 +29,7 @@ type world struct {
 	wanted  *Wanted
 	memory  *Memory
 	away    bool          // the manager does not answer
+	unheard bool          // the manager's answers to records are lost, and what it is asked comes late
 	silent  map[int]bool  // nodes that do not answer
 	hangs   map[int]bool  // nodes whose drives do not answer a flush
 	leaves  map[int]bool  // nodes whose legs are to be left out
@@ -75,6 +76,7 @@ type leg struct {
 	revision uint64
 	using    uint64 // the revision under which it is in use
 	tracked  bool
+	withheld bool // no write is acknowledged in which it takes part
 	settling bool // copied to until the next turn
 }
 
@@ -195,6 +197,7 @@ func (w *world) look() *Seen {
 			}
 			seen.Leg, seen.Subsystem, seen.Node = l.id, w.subsystem(copy), fmt.Sprintf("t%d", copy)
 			seen.Tracked, seen.Superseded = l.tracked, l.using != l.revision
+			seen.Withheld = l.withheld
 			seen.Busy = seen.State != Absent && w.silent[copy] && w.paths[Path{w.subsystem(copy), portal(copy)}]
 			if w.silent[copy] && !w.paths[Path{w.subsystem(copy), portal(copy)}] && seen.inUse() {
 				seen.Error = "write error"
@@ -320,13 +323,23 @@ func (w *world) do(s *Seen, o Order) error {
 	case HoldIO:
 		w.memory.HoldBegan(o, w.now)
 		w.held, w.quiet = true, false
+	case Readmit:
+		w.slots[o.Place].withheld = false
 	case FlushLegs:
+		if w.away {
+			return ErrLater
+		}
+		w.memory.WithholdFor(o)
+		for _, at := range o.Without {
+			w.slots[at.Place].withheld = w.caps.Withholds
+		}
 		for _, at := range o.Legs {
 			if !w.reaches(at.Copy) || w.hangs[at.Copy] {
 				return errDown
 			}
 			w.slots[at.Place].durable = maps.Clone(w.slots[at.Place].holds)
 		}
+		w.memory.Flushed(o, w.now)
 	case ResumeIO:
 		w.held = false
 		for at, l := range w.slots {
@@ -433,10 +446,16 @@ func (w *world) record(o Order) error {
 		return errDown
 	}
 	if stale, ok := o.(RecordStale); ok {
+		if w.device {
+			w.checkDurable(stale.Legs)
+		}
 		for _, c := range stale.Legs {
-			if c.Why.Reason == LeftOut && w.device {
-				w.checkDurable(c.Column)
-			}
+			w.memory.Records.NoteAsked(c.Leg, c.Revision)
+		}
+		if w.unheard {
+			return errDown
+		}
+		for _, c := range stale.Legs {
 			w.memory.Records.NoteStale(c.Leg, c.Revision)
 			for _, l := range w.slots {
 				if l.id == c.Leg {
@@ -526,7 +545,7 @@ func (w *world) take(at Place, track bool) {
 	if n := w.noted; slices.Contains(slices.Collect(maps.Keys(n.Legs)), l.id) && w.layout.Copies > 1 && !w.wanted.ReadOnly {
 		w.broken("%v leaves, and this host's note still names it", at)
 	}
-	w.columns[at.Column].Copies[at.Copy].State, l.tracked = Absent, track
+	w.columns[at.Column].Copies[at.Copy].State, l.tracked, l.withheld = Absent, track, false
 }
 
 // begin starts a user's write to a column.
@@ -552,7 +571,7 @@ func (w *world) complete() {
 			if c.inUse() && w.reaches(copy) {
 				l.holds[o.number] = true
 			}
-			all = all && (!c.inUse() || l.holds[o.number])
+			all = all && (!c.inUse() || l.holds[o.number] && !l.withheld)
 		}
 		o.done = all
 	}
@@ -570,16 +589,37 @@ func (w *world) check() {
 	}
 }
 
-// checkDurable fails the test unless a leg that stays has every acknowledged write on its medium.
-func (w *world) checkDurable(column int) {
-	for copy := range w.layout.Copies {
-		l := w.slots[Place{column, copy}]
-		lacks := func(o write) bool { return o.column == column && o.done && !l.durable[o.number] }
-		if l.inSync && !w.leaves[copy] && !slices.ContainsFunc(w.wrote, lacks) {
-			return
+// checkDurable fails the test if legs in sync are recorded stale, and no other one of their column has
+// every acknowledged write on its medium.
+func (w *world) checkDurable(stale []Change) {
+	for _, c := range stale {
+		if !w.slots[w.placeOf(c.Leg)].inSync {
+			continue
+		}
+		lacks := func(l *leg) bool {
+			return slices.ContainsFunc(w.wrote, func(o write) bool { return o.column == c.Column && o.done && !l.durable[o.number] })
+		}
+		stays := func(l *leg) bool {
+			return l.inSync && !slices.ContainsFunc(stale, func(c Change) bool { return c.Leg == l.id })
+		}
+		enough := false
+		for copy := range w.layout.Copies {
+			l := w.slots[Place{c.Column, copy}]
+			enough = enough || stays(l) && !lacks(l)
+		}
+		if !enough {
+			w.broken("leg %s of column %d is recorded stale, and the others may lose acknowledged writes with their caches", c.Leg, c.Column)
 		}
 	}
-	w.broken("a leg of column %d is left out, and the others may lose acknowledged writes with their caches", column)
+}
+
+func (w *world) placeOf(id block.LegID) (at Place) {
+	for at, l := range w.slots {
+		if l.id == id {
+			return at
+		}
+	}
+	panic("no such leg: " + id.String())
 }
 
 func (w *world) broken(format string, args ...any) {
