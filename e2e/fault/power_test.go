@@ -99,6 +99,32 @@ func loseAllCaches(t *testing.T, layout block.Layout, flushed bool) {
 	c.toldOf(t, "volume.writes-lost", !flushed)
 }
 
+// The link to one copy is cut, and while the host gives that copy up, the target of the other one
+// loses its power, with writes in its drive's cache. Whenever that happens, the first copy is not
+// given up unless the other one has the writes on its medium.
+func TestACutAndAPowerCutLoseNothingThatWasAcknowledged(t *testing.T) {
+	for after := 600 * time.Millisecond; after <= 1400*time.Millisecond; after += 100 * time.Millisecond {
+		t.Run(after.String(), func(t *testing.T) {
+			t.Parallel()
+			mirrored(t, func(*cluster) {}, func(m *mirror) {
+				m.put("c1", 1, everyUnit...)
+				m.flush("c1")
+				m.put("c1", 2, everyUnit...)
+				m.network.delay("c1", "m1", 300*time.Millisecond) // the record is on its way for so long
+				m.network.part("c1", m.second.name, true)
+				time.Sleep(after)
+				m.first.powerOff(rand.New(rand.NewPCG(1, 1)))
+				time.Sleep(5 * time.Second)
+				m.network.heal()
+				m.first.start()
+				m.attachedAndHealthy()
+				m.holds("c1", 2, everyUnit...)
+				m.sameCopies()
+			})
+		})
+	}
+}
+
 // attachedAndHealthy waits until the client has the volume, and all of its copies.
 func (c *cluster) attachedAndHealthy() {
 	c.t.Helper()
