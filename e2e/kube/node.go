@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/e2e/operator"
 )
 
 // nodeVar passes a node's identity to its first process.
@@ -201,7 +203,7 @@ func (n *Node) command(ctx context.Context, argv ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "nsenter", append(enter, argv...)...)
 	cmd.Dir = "/"
 	path := append(n.lab.parts.Programs(), n.lab.parts.CNI(), "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-	cmd.Env = []string{"PATH=" + strings.Join(path, ":"), "HOME=/root"}
+	cmd.Env = []string{"PATH=" + strings.Join(path, ":"), "HOME=/root", operator.PlainTCP}
 	return cmd
 }
 
