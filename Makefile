@@ -14,7 +14,7 @@ export CGO_ENABLED = 0
 export GOFLAGS ?= -trimpath
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-compare bench-peers faults faults-quorum explore mutants demo demo-test demo-vm test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image manifests bench fuzz install clean
+.PHONY: help bench-compare bench-peers faults faults-quorum faults-vm explore mutants demo demo-test demo-vm test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image manifests bench fuzz install clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -99,6 +99,9 @@ faults: ## inject thousands of faults into the user-space path, with new seeds (
 
 faults-quorum: ## the same with three volume managers, which share their records (FAULTS=3000)
 	go test -count=1 -timeout 60m -run TestNothingIsLost ./e2e/fault -managers 3 -faults $${FAULTS:-3000} -first $$(date +%s)
+
+faults-vm: install ## inject faults into virtual machines with real kernels, on the kernel path; 25 faults take some 10 minutes (FAULTS=500 KERNEL=6.12)
+	go run ./e2e/fault/vm -faults $${FAULTS:-500}
 
 explore: ## visit everything that can happen in small clusters, larger ones than in the unit tests (CONFIG='{"Copies":2,"Hosts":1,"Writes":2,"Cuts":2,"Lates":1}' DEPTH=20 STATES=1000000)
 	go test -count=1 -v -timeout 3h -run Configurations ./e2e/explore $(if $(CONFIG),-config '$(CONFIG)',-larger) -depth $${DEPTH:-0} -states $${STATES:-3000000}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"weft.dev/weft/e2e/testbed"
+	"weft.dev/weft/e2e/vm"
+	"weft.dev/weft/proto/pb"
+)
+
+const (
+	volume    = "db1"
+	span      = 16 // MiB of the volume that are written
+	rate      = 150
+	atOnce    = 3 // faults
+	healsIn   = 4 * time.Minute
+	between   = 3 * time.Second // at most, between two faults of a round
+	atMost    = 8 * time.Second // that all of a round last together
+	goOnAfter = 30
+)
+
+// life is a cluster from its creation to its end.
+type life struct {
+	seed uint64
+	most int // faults
+
+	injected, written int
+
+	*testbed.Bed
+	rand   *rand.Rand
+	holder *vm.Machine // the client with the volume
+	device string
+	writer *testbed.Writer
+	next   uint64 // sequence number of a writer
+	acks   testbed.Acks
+}
+
+// live runs the life. It fails t if a promise is broken.
+func (l *life) live(t vm.TB) {
+	l.rand = rand.New(rand.NewPCG(l.seed, 0))
+	l.acks, l.next = testbed.Acks{}, 1
+	// A kernel that loses its legs or its drive says so.
+	l.Bed = testbed.Start(t, testbed.Options{Clients: 2}, vm.AllowKernel(`I/O error|hung_task|blocked for more than`))
+	l.Create(volume, "256MiB", 2, 2)
+	l.attach(l.Clients[0])
+	for l.injected < l.most {
+		l.round()
+	}
+	l.writer.Stop()
+	l.check()
+	l.Detach(volume)
+}
+
+func (l *life) say(format string, args ...any) {
+	fmt.Printf("  seed %d, %d: %s\n", l.seed, l.injected, fmt.Sprintf(format, args...))
+}
+
+// attach gives the volume to a client and begins to write.
+func (l *life) attach(client *vm.Machine) {
+	l.holder, l.device = client, l.Attach(volume, client)
+	l.write()
+}
+
+func (l *life) write() {
+	l.writer = l.Write(l.holder, l.device, span, rate, l.next)
+}
+
+// other is the client without the volume.
+func (l *life) other() *vm.Machine {
+	if l.holder == l.Clients[0] {
+		return l.Clients[1]
+	}
+	return l.Clients[0]
+}
+
+// round injects faults, ends them, and requires that everything heals.
+func (l *life) round() {
+	faults := l.choose(min(1+l.rand.IntN(atOnce), l.most-l.injected))
+	var names []string
+	for _, f := range faults {
+		names = append(names, f.name)
+	}
+	l.say("%s", strings.Join(names, " + "))
+	l.inject(faults)
+	moved := l.end(faults)
+	l.healthy(names)
+	switch {
+	case moved:
+	case l.rand.IntN(3) == 0:
+		l.settle()
+		l.check()
+		l.write()
+	default:
+		l.writer.AwaitProgress(goOnAfter, time.Minute)
+		l.writer.NoErrors()
+	}
+}
+
+// inject begins the faults, and lets them last.
+func (l *life) inject(faults []fault) {
+	for _, f := range faults {
+		l.must(f.begin(l.T.Context()), f.name)
+		l.injected++
+		l.pause(between)
+	}
+	l.pause(atMost)
+}
+
+// end ends the faults in any order. It reports whether that has moved the volume to the other
+// client.
+func (l *life) end(faults []fault) (moved bool) {
+	for _, i := range l.rand.Perm(len(faults)) {
+		l.must(faults[i].end(l.T.Context()), "end of "+faults[i].name)
+		moved = moved || faults[i].moves
+		l.pause(between)
+	}
+	if moved {
+		l.move()
+	}
+	return moved
+}
+
+func (l *life) pause(most time.Duration) { time.Sleep(time.Duration(l.rand.Int64N(int64(most)))) }
+
+func (l *life) must(err error, what string) {
+	if err != nil {
+		l.T.Fatalf("%s: %v\n%s", what, err, l.State())
+	}
+}
+
+// move takes the volume from a client that has died, by force, and checks it on the other one.
+func (l *life) move() {
+	l.writer.Abandon()
+	l.count()
+	l.Weft("detach", volume, "--force")
+	l.holder, l.device = l.other(), l.Attach(volume, l.other())
+	l.check()
+	l.write()
+}
+
+// settle ends the writer in order.
+func (l *life) settle() {
+	l.writer.Stop()
+	l.count()
+}
+
+// count takes what the writer was told.
+func (l *life) count() {
+	l.written += len(l.writer.Log())
+	l.next = l.writer.Next() + 1000 // those in flight may be on the volume
+	l.acks.Add(l.writer)
+}
+
+// check compares the volume with what was acknowledged.
+func (l *life) check() { l.Verify(l.holder, l.device, span, l.acks) }
+
+// healthy waits until the volume has all of its copies.
+func (l *life) healthy(after []string) {
+	deadline := time.Now().Add(healsIn)
+	for {
+		ctx, cancel := context.WithTimeout(l.T.Context(), 5*time.Second)
+		v, err := l.API.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume})
+		cancel()
+		if err == nil && v.Health == pb.Health_HEALTH_HEALTHY {
+			return
+		}
+		if time.Now().After(deadline) {
+			l.T.Fatalf("%v after %s the volume is not healthy: %v\n%s", healsIn, strings.Join(after, " + "), err, l.State())
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Vm injects random faults into clusters of virtual machines with real kernels, while a program
+// writes to a mirrored volume on the kernel's data path. It is the counterpart of the tests of
+// package fault, which do the same in user space and virtual time.
+//
+//	go run ./e2e/fault/vm -faults 500 -first 1     lives of some 25 faults, with seeds 1, 2, …
+//	go run ./e2e/fault/vm -faults 25 -first 7      one of them again
+//
+// Each life is a cluster of five machines and a second client. A round begins up to three faults,
+// one after another, and ends them in another order. Then everything must heal: the volume has all
+// its copies within four minutes, and the program, which has seen no error, goes on writing. Every
+// block of the volume is a register: each write of it has a number of its own, which is
+// acknowledged, or not known if the program's machine died. After a round, each block must hold its
+// last acknowledged number or a later one that was written, whole.
+//
+// The faults: power cuts of each machine, killed and stopped agents and managers, links that are
+// cut (both ways or one), slow or lossy, drives that fail, and clocks that jump. A power cut of the
+// client moves the volume to the other one by force.
+//
+// Now and then a drive that QEMU emulates stops for good. A life in which the kernel reports that is
+// not counted, and another one is lived in its place.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"weft.dev/weft/e2e/testbed"
+	"weft.dev/weft/e2e/vm"
+)
+
+const (
+	perLife = 25 // faults
+	spoilt  = 4  // lives in a row that may be lost to stopped drives
+)
+
+func main() {
+	faults := flag.Int("faults", 500, "how many faults to inject")
+	first := flag.Uint64("first", uint64(time.Now().Unix()), "the seed of the first life")
+	verbose := flag.Bool("v", false, "also print what the machines do")
+	flag.Parse()
+	if err := lives(*faults, *first, *verbose); err != nil {
+		fmt.Fprintln(os.Stderr, "faults:", err)
+		os.Exit(1)
+	}
+}
+
+// lives runs one life after another until enough faults were injected.
+func lives(faults int, seed uint64, verbose bool) error {
+	begun := time.Now()
+	dir, err := os.MkdirTemp("", "weft-faults-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	stopped := filepath.Join(dir, "stopped")
+	if err := os.Setenv("WEFT_VM_STOPPED", stopped); err != nil {
+		return err
+	}
+	sum, lost := 0, 0
+	for done := 0; done < faults; seed++ {
+		l := &life{seed: seed, most: min(perLife, faults-done)}
+		code := testbed.Main(fmt.Sprintf("faults-%d", seed), verbose, l.live)
+		switch _, err := os.Stat(stopped); {
+		case code == 0:
+			done += l.injected
+			sum, lost = sum+l.written, 0
+			fmt.Printf("seed %d: %d faults, %d writes acknowledged and found; %d faults in %v\n", seed, l.injected, l.written, done, time.Since(begun).Round(time.Second))
+		case err != nil || lost == spoilt:
+			return fmt.Errorf("seed %d, after %d faults of it: see above; again with -first %d -faults %d", seed, l.injected, seed, l.most)
+		default:
+			lost++
+			fmt.Printf("seed %d is not counted: a drive of QEMU had stopped\n", seed)
+			if err := os.Remove(stopped); err != nil {
+				return err
+			}
+		}
+	}
+	fmt.Printf("PASS: %d faults on Linux %s in %v: %d acknowledged writes, none lost, no error, nothing stuck\n", faults, vm.KernelVersion(), time.Since(begun).Round(time.Second), sum)
+	return nil
+}
