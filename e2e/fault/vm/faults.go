@@ -120,11 +120,12 @@ func (l *life) link(a, b *vm.Machine) fault {
 }
 
 // driveFails is a target's drive that fails reads and writes. (QEMU cannot repair one that fails
-// flushes.)
+// flushes.) It is the only fault of a target then: the application gets the error of a last copy that
+// rejects writes.
 func (l *life) driveFails(target *vm.Machine) fault {
 	d := target.Drive(fmt.Sprintf("T%sD1", target.Name()[1:]))
 	return fault{
-		name: "failing drive of " + target.Name(), machines: []*vm.Machine{target},
+		name: "failing drive of " + target.Name(), machines: l.Targets,
 		begin: func(ctx context.Context) error { return d.Fail(ctx, vm.DriveFault{Reads: true, Writes: true}) },
 		end:   func(ctx context.Context) error { return d.Fail(ctx, vm.DriveFault{}) },
 	}
