@@ -119,7 +119,8 @@ func encodeAuthorities(all []*Authority) (string, error) {
 	return encodePEM(keys, certs)
 }
 
-// Import takes the authorities that another manager has exported.
+// Import takes the authorities that another manager has exported. Those that only this manager has
+// stay until Keep drops them: one may be recorded whose key nobody else has received yet.
 func (k *Keyring) Import(text []byte) error {
 	all, err := decodeAuthorities(text)
 	if err != nil {
@@ -127,6 +128,11 @@ func (k *Keyring) Import(text []byte) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	for _, own := range k.keys {
+		if len(all) < authoritiesMost && !slices.ContainsFunc(all, func(a *Authority) bool { return a.Hash() == own.Hash() }) {
+			all = append(all, own)
+		}
+	}
 	return k.saveLocked(all)
 }
 
@@ -156,6 +162,9 @@ func (k *Keyring) Add(cluster block.ClusterID) (*Authority, error) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if len(k.keys) >= authoritiesMost { // a file with more could not be read again
+		return nil, fmt.Errorf("%d authorities are here already: some are dropped a day after they were made", len(k.keys))
+	}
 	return a, k.saveLocked(append(slices.Clone(k.keys), a))
 }
 

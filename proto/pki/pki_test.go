@@ -442,3 +442,45 @@ func TestAManagerReceivesTheKey(t *testing.T) {
 		t.Errorf("after %v its certificate is good until %v, before until %v", c.Time, is.Cert.NotAfter, was.Cert.NotAfter)
 	}
 }
+
+// The manager that leads makes a new authority, and another one leads before it has received the
+// key: the only copy of that must survive that its holder follows now.
+func TestTheOnlyCopyOfAKeyIsKept(t *testing.T) {
+	c := newClock()
+	rotated := keyring(t, c)
+	text, err := rotated.Export()
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, err := rotated.Add(own(t, rotated).Identity().Cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rotated.Import(text); err != nil { // from the one that leads now
+		t.Fatal(err)
+	}
+	c.pass(48 * time.Hour)
+	if err := rotated.Keep(append(own(t, rotated).Authorities, next.Cert)); err != nil {
+		t.Fatal(err)
+	}
+	again, err := OpenKeyring(rotated.dir, c.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if find(next.Hash(), again.Authorities()) == nil {
+		t.Error("the key of the authority that will sign is nowhere any more")
+	}
+}
+
+// Rotations that were begun and not recorded, as by requests at the same moment, leave a file that
+// can be read.
+func TestAuthoritiesOfAKeyringAreBounded(t *testing.T) {
+	c := newClock()
+	k := keyring(t, c)
+	for range 2 * authoritiesMost {
+		_, _ = k.Add(own(t, k).Identity().Cluster)
+	}
+	if _, err := OpenKeyring(k.dir, c.now); err != nil {
+		t.Errorf("the keys after many rotations at once: %v", err)
+	}
+}
