@@ -115,6 +115,9 @@ func (l *Log) Newest(limit int) []Entry {
 // Verify returns an error if entries are not a chain without a gap, oldest first, that ends at a
 // head. If a hash was noted earlier, one of the entries must have it; empty: none was.
 func Verify(entries []Entry, head Head, noted string) error {
+	if head.First > 1 && len(entries) < Max { // the oldest go only when there are more
+		return fmt.Errorf("the oldest entries are missing: %d are there, and %d are kept before any goes", len(entries), Max)
+	}
 	prev, found := "", noted == ""
 	for i, e := range entries {
 		before := Entry{Seq: head.First - 1, Hash: e.Prev} // the oldest one that is kept may follow any

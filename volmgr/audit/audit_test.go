@@ -55,6 +55,10 @@ func TestEveryChangeOfTheChainIsNoticed(t *testing.T) {
 			t.Errorf("%s: %v, want an error with %q", what, err, c.want)
 		}
 	}
+	cut := Head{First: 4, Next: head.Next, Hash: head.Hash} // who can write to a store moves the beginning, too
+	if err := Verify(good[3:], cut, noted); err == nil || !strings.Contains(err.Error(), "the oldest entries are missing") {
+		t.Errorf("the oldest are gone, and the head says so: %v", err)
+	}
 	other := NewLog(nil, Head{})
 	for _, e := range good {
 		e.Who = "person eve"
