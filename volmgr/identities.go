@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"weft.dev/weft/proto/access"
@@ -291,20 +292,43 @@ func (m *Manager) keepKeysOnce(ctx context.Context) error {
 	return keepTrusted(keys, got.Authorities)
 }
 
-// keepOwn is for the manager that leads: it records its authority if there is none in the records.
+// keepOwn is for the manager that leads: it records its authority if there is none in the records,
+// or if it has the key of none of them and a newer one: then "weft ca init" has made that, or the
+// records are of a backup from before a rotation. Managers sign for themselves, so it records that
+// they may have.
 func (m *Manager) keepOwn(ctx context.Context, keys *pki.Keyring, all []trust.Authority) error {
-	if len(all) == 0 {
-		have := keys.Authorities()
-		if len(have) == 0 {
-			return pki.ErrNoAuthority
-		}
-		result, err := m.step(ctx, cluster.AddAuthority{Hash: pki.Hash(have[0]), Cert: have[0].Raw, First: true})
+	have := keys.Authorities()
+	if len(all) == 0 && len(have) == 0 {
+		return pki.ErrNoAuthority
+	}
+	if newest := slices.MaxFunc(append(have, &x509.Certificate{}), made); len(all) == 0 || supersedes(newest, have, all) {
+		result, err := m.step(ctx, cluster.AddAuthority{Hash: pki.Hash(newest), Cert: newest.Raw, First: len(all) == 0, Alone: true})
 		if err != nil {
 			return err
 		}
 		all = result.([]trust.Authority)
 	}
+	if _, err := m.step(ctx, cluster.RenewCertificate{Until: m.cfg.Now().Add(pki.Life)}); err != nil {
+		return err
+	}
 	return keepTrusted(keys, list(all, func(a trust.Authority) []byte { return a.Cert }))
+}
+
+func made(a, b *x509.Certificate) int { return a.NotBefore.Compare(b.NotBefore) }
+
+// supersedes reports whether an authority of which the key is here takes the place of those in the
+// records: none of their keys is here, and it is newer than each.
+func supersedes(newest *x509.Certificate, have []*x509.Certificate, all []trust.Authority) bool {
+	for _, a := range all {
+		if slices.ContainsFunc(have, func(c *x509.Certificate) bool { return pki.Hash(c) == a.Hash }) {
+			return false
+		}
+		cert, err := x509.ParseCertificate(a.Cert)
+		if err != nil || made(newest, cert) <= 0 {
+			return false
+		}
+	}
+	return true
 }
 
 func keepTrusted(keys *pki.Keyring, ders [][]byte) error {

@@ -380,6 +380,84 @@ func TestARotationFromEndToEnd(t *testing.T) {
 	}
 }
 
+// A rotation in a cluster whose managers alone have had certificates for a week: what managers have
+// signed for themselves counts, or the old authority would go while they still show its certificates.
+func TestARotationWaitsForTheManagers(t *testing.T) {
+	s := newSecured(t)
+	manager := s.member(&pb.Subject{Name: "m2", Role: "manager"})
+	for range 20 {
+		s.pass(12 * time.Hour)
+		if !s.now().Before(manager.RenewAt()) { // as a manager does itself, with the key
+			manager = s.signedHere(manager.Identity())
+		}
+	}
+	if _, err := (identities{m: s.m}).RotateAuthority(t.Context(), &pb.RotateAuthorityRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		s.pass(time.Second)
+	}
+	if err := s.as(manager, reads); err != nil {
+		t.Errorf("the other manager, seconds after a rotation began: %v", err)
+	}
+}
+
+// signedHere is a credential that a manager makes with the authority's key, and tells nobody.
+func (s *secured) signedHere(who access.Identity) *pki.Credential {
+	s.t.Helper()
+	c, err := pki.NewCredential()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	der, err := c.Request()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	request, err := pki.ParseRequest(der)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	signs := s.keys.Authorities()[0]
+	cert, err := s.keys.Issue(pki.Hash(signs), who, request)
+	if err == nil {
+		c, err = c.Renewed(cert.Raw, [][]byte{signs.Raw})
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return c
+}
+
+// An authority whose key is lost everywhere, or was rotated after the backup that is restored, is
+// replaced by the one that "weft ca init" has made.
+func TestALostAuthorityIsReplaced(t *testing.T) {
+	s := newSecured(t)
+	old := s.member(targetT1)
+	s.pass(time.Minute)
+	s.stop()
+	if err := os.RemoveAll(KeysOf(s.dir)); err != nil {
+		t.Fatal(err)
+	}
+	id, err := ClusterOf(s.dir)
+	if err == nil {
+		s.keys, err = pki.CreateKeyring(KeysOf(s.dir), id, "m1", s.now)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.start()
+	if err := s.as(old, reads); err == nil {
+		t.Error("a certificate of the lost authority is let in")
+	}
+	if err := s.as(s.member(targetT1), reads); err != nil {
+		t.Errorf("a member that joins again: %v", err)
+	}
+	s.pass(48 * time.Hour)
+	if got := s.keys.Authorities(); len(got) != 1 {
+		t.Errorf("%d keys are kept, want the new one", len(got))
+	}
+}
+
 // No secret is in the store, in a backup, in an event or in the log.
 func TestSecretsAreInNoRecord(t *testing.T) {
 	s := newSecured(t)

@@ -97,6 +97,7 @@ type AddAuthority struct {
 	Hash  string
 	Cert  []byte
 	First bool // only if there is none
+	Alone bool // in place of all that there are: their keys are lost
 }
 
 func (in AddAuthority) apply(t *tx) (view, error) {
@@ -104,6 +105,9 @@ func (in AddAuthority) apply(t *tx) (view, error) {
 	answer := func(s *State) any { return s.Authorities() }
 	if in.First && len(all) > 0 {
 		return answer, nil
+	}
+	if in.Alone {
+		all = nil
 	}
 	next, err := trust.Add(all, in.Hash, in.Cert, t.now)
 	if errors.Is(err, trust.ErrRotating) {
