@@ -4,14 +4,17 @@ package volmgr
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
@@ -224,6 +227,30 @@ func TestWhoAskedIsRecordedWithTheEffect(t *testing.T) {
 	entries, head := state.Audit(0, false, 10)
 	if err := audit.Verify(entries, head, list.Entries[0].Hash); err != nil || len(entries) != 2 {
 		t.Errorf("after a restart there are %d entries: %v", len(entries), err)
+	}
+}
+
+// The caller's id of a request comes in a header, which may hold any bytes: it neither breaks the chain
+// when it is read again, nor the answers that list it, and it is short.
+func TestAnyRequestIDIsFitForTheAudit(t *testing.T) {
+	for _, id := range []string{"r-\xff\xfe", strings.Repeat("x", 60<<10), "r-1"} {
+		var got *audit.Asked
+		ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs(pb.RequestKey, id))
+		if _, err := asking(func(ctx context.Context, _ any) (any, error) { got = askedIn(ctx); return nil, nil }, "/weft.v1.Manager/CreatePool")(ctx, &pb.CreatePoolRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		if !utf8.ValidString(got.ID) || len(got.ID) > 256 {
+			t.Errorf("an id of %d bytes that begins %.4q is recorded with %d bytes, as %.8q", len(id), id, len(got.ID), got.ID)
+		}
+		l := audit.NewLog(nil, audit.Head{})
+		text, _ := json.Marshal(func() audit.Entry { e, _ := l.Append(audit.Entry{Asked: *got}); return e }())
+		var again audit.Entry
+		if err := json.Unmarshal(text, &again); err != nil {
+			t.Fatal(err)
+		}
+		if err := audit.Verify([]audit.Entry{again}, l.Head(), ""); err != nil {
+			t.Errorf("id %.4q, read again: %v", id, err)
+		}
 	}
 }
 

@@ -52,7 +52,7 @@ func audited(service *grpc.ServiceDesc) *grpc.ServiceDesc {
 func asking(handle grpc.UnaryHandler, method string) grpc.UnaryHandler {
 	return func(ctx context.Context, request any) (any, error) {
 		who, _ := access.From(ctx)
-		asked := &audit.Asked{Who: who.String(), From: from(ctx), Call: path.Base(method), Request: told(request.(proto.Message)), ID: requestOf(ctx)}
+		asked := &audit.Asked{Who: who.String(), From: from(ctx), Call: path.Base(method), Request: told(request.(proto.Message)), ID: labelset.Shorten(requestOf(ctx), requestIDMost)}
 		return handle(context.WithValue(ctx, askedKey{}, asked), request)
 	}
 }
@@ -68,6 +68,9 @@ func from(ctx context.Context) string {
 	}
 	return p.Addr.Network()
 }
+
+// requestIDMost bounds the caller's id of a request, in bytes.
+const requestIDMost = 128
 
 // requestMost bounds what is recorded of a request, in bytes.
 const requestMost = 512

@@ -31,6 +31,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -483,7 +484,7 @@ func (m *Manager) step(ctx context.Context, in cluster.Input) (any, error) {
 // requestOf returns the request id that a caller put into the metadata; empty if none.
 func requestOf(ctx context.Context) string {
 	if said := metadata.ValueFromIncomingContext(ctx, pb.RequestKey); len(said) > 0 {
-		return said[0]
+		return strings.ToValidUTF8(said[0], "?") // a header may hold any bytes
 	}
 	return ""
 }
