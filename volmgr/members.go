@@ -312,7 +312,8 @@ func (m *Manager) AddManager(ctx context.Context, r *pb.AddManagerRequest) (*pb.
 		return nil, toStatus(&cluster.Error{Kind: cluster.InvalidArgument, Field: "address", Text: "address: missing"})
 	}
 	name := managerName(ctx)
-	return &pb.AddManagerResponse{}, m.changed(ctx, func(ctx context.Context, now replicated.Status) error {
+	var added cluster.Input
+	err = m.changed(ctx, func(ctx context.Context, now replicated.Status) error {
 		for _, one := range now.Applied.Members {
 			if one.ID == id {
 				if name != "" && one.Name != "" && name != one.Name {
@@ -320,13 +321,31 @@ func (m *Manager) AddManager(ctx context.Context, r *pb.AddManagerRequest) (*pb.
 				}
 				return m.quorum.Move(ctx, id, r.GetAddress(), cmp.Or(one.Name, name))
 			}
+			if name != "" && one.Name == name {
+				return &cluster.Error{Kind: cluster.FailedPrecondition, Text: fmt.Sprintf("manager %v is %s already: a certificate is for one manager", one.ID, name),
+					Hint: fmt.Sprintf("if its disk was lost: `weft volmgr remove %v`, and then join again", one.ID)}
+			}
 			if one.Address == r.GetAddress() {
 				return &cluster.Error{Kind: cluster.FailedPrecondition, Text: fmt.Sprintf("address %s: manager %v is there already", one.Address, one.ID),
 					Hint: fmt.Sprintf("if its disk was lost: `weft volmgr remove %v`, and then join again", one.ID)}
 			}
 		}
+		added = cluster.ManagersChange{ID: id.String(), Address: r.GetAddress()}
 		return m.quorum.AddLearner(ctx, quorum.Member{ID: id, Address: r.GetAddress(), Name: name})
 	})
+	return &pb.AddManagerResponse{}, m.toldOf(ctx, added, err)
+}
+
+// toldOf records a change of the managers that was carried out, with who asked for it. change is nil
+// if there was none.
+func (m *Manager) toldOf(ctx context.Context, change cluster.Input, err error) error {
+	if err != nil || change == nil {
+		return err
+	}
+	if _, err := m.step(ctx, change); err != nil {
+		return toStatus(fmt.Errorf("the managers are changed, and that is not in the audit: %w", err))
+	}
+	return nil
 }
 
 // memberNamed returns the manager that an operator means: by its id, the beginning of it, or its
@@ -350,7 +369,8 @@ func memberNamed(members quorum.Members, name string) (found quorum.Member, err 
 // RemoveManager removes a manager.
 func (m *Manager) RemoveManager(ctx context.Context, r *pb.RemoveManagerRequest) (*pb.RemoveManagerResponse, error) {
 	removed := &pb.RemoveManagerResponse{}
-	return removed, m.changed(ctx, func(ctx context.Context, now replicated.Status) error {
+	var gone cluster.Input
+	err := m.changed(ctx, func(ctx context.Context, now replicated.Status) error {
 		one, err := memberNamed(now.Applied.Members, r.GetManager())
 		if err != nil {
 			return err
@@ -366,8 +386,10 @@ func (m *Manager) RemoveManager(ctx context.Context, r *pb.RemoveManagerRequest)
 			return err
 		}
 		removed.Removed = m.quorum.describe(now, one, progress[one.ID])
+		gone = cluster.ManagersChange{ID: one.ID.String(), Address: one.Address, Removed: true}
 		return m.quorum.Remove(ctx, one.ID)
 	})
+	return removed, m.toldOf(ctx, gone, err)
 }
 
 // stepAside makes another manager lead, which then removes this one: see quorum.Remove. It returns

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"weft.dev/weft/proto/access"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -149,6 +150,35 @@ func running(t *testing.T, m *Manager, afterwards func()) (stop func()) {
 	})
 	t.Cleanup(stop)
 	return stop
+}
+
+// Who adds and removes managers is in the audit like every other change. A certificate is for one
+// manager: with a stolen one nobody becomes the majority.
+func TestChangesOfManagersAreAudited(t *testing.T) {
+	first, _, _ := startServed(t, initialized(t))
+	register := func(r grpc.ServiceRegistrar) { first.Register(r) }
+	stolen := pb.NewManagerClient(as(t, register, access.Identity{Kind: access.Node, Name: "m2", Role: access.Manager}))
+	if _, err := stolen.AddManager(t.Context(), &pb.AddManagerRequest{Id: "0000000000000002", Address: "127.0.0.1:2"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stolen.AddManager(t.Context(), &pb.AddManagerRequest{Id: "0000000000000003", Address: "127.0.0.1:3"}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("the same certificate becomes a second manager: %v", err)
+	}
+	conn := as(t, register, access.Identity{Kind: access.Person, Name: "ada", Role: access.Admin})
+	if _, err := pb.NewManagerClient(conn).RemoveManager(t.Context(), &pb.RemoveManagerRequest{Manager: "0000000000000002"}); err != nil {
+		t.Fatal(err)
+	}
+	list, err := pb.NewIdentitiesClient(conn).ListAudit(t.Context(), &pb.ListAuditRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range list.Entries {
+		got = append(got, e.Who+" "+e.Call)
+	}
+	if want := []string{"node m2 (manager) AddManager", "person ada (admin) RemoveManager"}; !slices.Equal(got, want) {
+		t.Errorf("the audit has %q, want %q", got, want)
+	}
 }
 
 // startJoined runs a manager, and others that join it, and waits until all of them vote.

@@ -202,6 +202,21 @@ func (in Refused) apply(t *tx) (view, error) {
 	return nil, nil
 }
 
+// ManagersChange tells that a manager was added or removed, which the quorum has recorded. Result: nil.
+type ManagersChange struct {
+	ID, Address string
+	Removed     bool
+}
+
+func (in ManagersChange) apply(t *tx) (view, error) {
+	kind, text := event.ManagerAdded, "it follows, and votes when it has caught up"
+	if in.Removed {
+		kind, text = event.ManagerRemoved, "it is a member of the quorum no more"
+	}
+	t.event(event.Info, kind, "manager "+in.ID, text, "address", in.Address)
+	return nil, nil
+}
+
 // Audit returns at most limit entries after a number, oldest first, and the end of the chain; or
 // the newest ones.
 func (s *State) Audit(after uint64, newest bool, limit int) ([]audit.Entry, audit.Head) {

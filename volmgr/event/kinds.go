@@ -76,6 +76,8 @@ const (
 	AuthorityAdded   = "authority.added" // a rotation has begun
 	AuthoritySigns   = "authority.signs"
 	AuthorityGone    = "authority.gone" // a rotation has ended
+	ManagerAdded     = "manager.added"
+	ManagerRemoved   = "manager.removed"
 	StoreRebuilt     = "store.rebuilt"
 	StoreRestored    = "store.restored"
 	VolumeChecked    = "volume.checked" // restored from a backup, and now compared with the labels
