@@ -275,7 +275,7 @@ func (m *Manager) keepKeysOnce(ctx context.Context) error {
 	}
 	var led notLeading
 	if !errors.As(err, &led) || led.leader == "" || m.cfg.Quorum == nil || m.cfg.Quorum.Dial == nil {
-		return nil // there is no leader; it is asked again soon
+		return keys.Refresh() // there is no leader; it is asked again soon
 	}
 	conn, err := m.cfg.Quorum.Dial(led.leader)
 	if err != nil {
@@ -284,7 +284,8 @@ func (m *Manager) keepKeysOnce(ctx context.Context) error {
 	defer conn.Close()
 	got, err := pb.NewKeysClient(conn).GetKeys(ctx, &pb.GetKeysRequest{})
 	if err != nil {
-		return fmt.Errorf("ask %s for the authority's keys: %w", led.leader, err)
+		err = fmt.Errorf("ask %s for the authority's keys: %w", led.leader, err)
+		return errors.Join(err, keys.Refresh()) // if its own certificate has ended, nobody else can help
 	}
 	if err := keys.Import(got.Keys); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/pem"
+	"errors"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -25,6 +26,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/proto/access"
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/proto/pki"
 	"weft.dev/weft/volmgr/cluster"
@@ -426,6 +428,35 @@ func (s *secured) signedHere(who access.Identity) *pki.Credential {
 		s.t.Fatal(err)
 	}
 	return c
+}
+
+// A manager that has no leader for longer than its certificate is good renews that with its own key:
+// otherwise the others could not reach it when they come back.
+func TestAManagerWithoutALeaderKeepsItsCertificate(t *testing.T) {
+	day := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	now := func() time.Time { return day }
+	id := block.ClusterID{UUID: block.UUID{1}}
+	dir := filepath.Join(t.TempDir(), "store")
+	if _, err := Join(Config{Dir: dir}, id); err != nil {
+		t.Fatal(err)
+	}
+	keys, err := pki.CreateKeyring(KeysOf(dir), id, "m2", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := New(Config{Dir: dir, Now: now, Quorum: &Quorum{Address: "m2:1", Dial: func(string) (*grpc.ClientConn, error) { return nil, errors.New("nobody is there") }}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.cfg.Keys = keys
+	running(t, m, func() {})
+	day = day.Add(5 * pki.Life)
+	if err := m.keepKeysOnce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := pki.ReadCredential(keys.Identity()); err != nil || c.Expired(day) {
+		t.Errorf("after %v alone its certificate has ended: %v", 5*pki.Life, err)
+	}
 }
 
 // An authority whose key is lost everywhere, or was rotated after the backup that is restored, is
