@@ -56,7 +56,7 @@ func addJoin(cmd *cobra.Command, file *string) {
 // enter makes an agent a member of its cluster, and returns the part that keeps it one. Neither is
 // needed for a socket, with TLS files, or over plain TCP.
 func enter(ctx context.Context, e member.Entry, tls daemon.TLSFiles, plain bool) (daemon.TLSFiles, []daemon.Part, error) {
-	if plain || !tls.Off() || strings.HasPrefix(e.Managers, daemon.Unix) {
+	if plain || !tls.Off() || daemon.OnSockets(e.Managers) {
 		return tls, nil, nil
 	}
 	files, err := e.Enter(ctx)

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -51,11 +52,18 @@ func (g *Globals) AddFlags(root *cobra.Command) {
 	f.StringVar(&g.TLS.CA, "tls-ca", os.Getenv("WEFT_TLS_CA"), "`file` of the certificate authorities to trust; enables TLS [WEFT_TLS_CA]")
 	f.StringVar(&g.TLS.Cert, "tls-cert", os.Getenv("WEFT_TLS_CERT"), "`file` of this program's certificate [WEFT_TLS_CERT]")
 	f.StringVar(&g.TLS.Key, "tls-key", os.Getenv("WEFT_TLS_KEY"), "`file` of this program's private key [WEFT_TLS_KEY]")
-	f.BoolVar(&g.Plain, "insecure-plain-tcp", os.Getenv("WEFT_INSECURE_PLAIN_TCP") != "", "speak plain TCP: whoever reaches the manager may do everything [WEFT_INSECURE_PLAIN_TCP]")
+	f.BoolVar(&g.Plain, "insecure-plain-tcp", asksForPlain(os.Getenv("WEFT_INSECURE_PLAIN_TCP")), "speak plain TCP: whoever reaches the manager may do everything [WEFT_INSECURE_PLAIN_TCP]")
 	f.StringVar(&g.Context, "context", os.Getenv("WEFT_CONTEXT"), "`name` of the cluster to talk to, of \"weft context list\" [WEFT_CONTEXT]")
 	f.DurationVar(&g.Timeout, "timeout", 0, "give up after this long; with 0, each call has 10s and waiting has no limit")
 	f.VarP(&g.Format, "output", "o", "`table`, json or yaml")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// asksForPlain reports whether a variable's text asks for plain TCP: "0" and "false" do not, and what
+// is not clear does not either.
+func asksForPlain(text string) bool {
+	yes, err := strconv.ParseBool(text)
+	return err == nil && yes
 }
 
 // CallTimeout limits one call, so that a manager that does not answer is not mistaken for a busy

@@ -51,14 +51,19 @@ const headersMost = 64 << 10
 // in the background and retried for ever, with a back-off of 0.2 to 2 s. Who gives only sockets of
 // this machine, and nothing to show to others, is led to no manager elsewhere.
 func Dial(addresses string, files TLSFiles, options ...grpc.DialOption) (*managers.Conn, error) {
-	here := files.Off() && !slices.ContainsFunc(strings.Split(addresses, ","), func(address string) bool {
-		return !strings.HasPrefix(strings.TrimSpace(address), Unix)
-	})
+	here := files.Off() && OnSockets(addresses)
 	return managers.Connect(addresses, func(address string) (*grpc.ClientConn, error) {
 		if here && !strings.HasPrefix(address, Unix) {
 			return nil, fmt.Errorf("manager address %q: only sockets of this machine were given", address)
 		}
 		return dial(address, files, options)
+	})
+}
+
+// OnSockets reports whether all addresses of managers are sockets of this machine.
+func OnSockets(addresses string) bool {
+	return !slices.ContainsFunc(strings.Split(addresses, ","), func(address string) bool {
+		return !strings.HasPrefix(strings.TrimSpace(address), Unix)
 	})
 }
 
