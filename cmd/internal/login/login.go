@@ -174,7 +174,7 @@ one signs. When no certificate of the old one is left, the old one is trusted no
 more. Nothing has to be restarted, and no member has to join again, unless it is
 away for longer than its certificate is good.
 
-Rotate once a year, and when a manager's machine left your hands.`,
+Rotate once a year. Who has a copy of the old key is not shut out by that.`,
 		Example: "  weft ca rotate",
 		Args:    cli.Takes(),
 		RunE: g.CallIdentities(func(ctx context.Context, api pb.IdentitiesClient, _ []string, out *cli.Output) error {
