@@ -41,7 +41,7 @@ var defaultBudgets = budgets{
 	handshakes: 1024, handshakesOf: 128, handshake: 5 * time.Second,
 	conns: 16384, connsOf: 4096,
 	strangers: 64, strangersOf: 8, stranger: 15 * time.Second,
-	calls: 64, callsOf: 4, memberCalls: 4096,
+	calls: 64, callsOf: 4, memberCalls: 256,
 }
 
 // usage counts against budgets.
