@@ -72,16 +72,19 @@ func eventually(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// awaits waits for a file: "awaits FILE".
+// awaits waits for a file, or until it has a line that matches: "awaits FILE [PATTERN]".
 func awaits(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 1 {
-		ts.Fatalf("usage: awaits FILE")
+	if neg || len(args) < 1 || len(args) > 2 {
+		ts.Fatalf("usage: awaits FILE [PATTERN]")
 	}
+	pattern := regexp.MustCompile("(?m)" + strings.Join(args[1:], ""))
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		if _, err := os.Stat(ts.MkAbs(args[0])); err == nil {
+		text, err := os.ReadFile(ts.MkAbs(args[0]))
+		if err == nil && pattern.Match(text) {
 			return
-		} else if time.Now().After(deadline) {
-			ts.Fatalf("%v", err)
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("%s did not come to match %q (%v):\n%s", args[0], pattern, err, text)
 		}
 	}
 }
