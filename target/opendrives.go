@@ -60,40 +60,51 @@ func (o *openDrives) refresh(ctx context.Context) error {
 		return fmt.Errorf("scan devices: %w", err)
 	}
 	o.mark(devices) // first, so that a drive that has moved is opened at its new place
+	err = await(ctx, o.openAll(devices))
+	o.mark(devices)
+	o.done()
+	return errors.Join(err, await(ctx, o.tryBroken()))
+}
+
+// await waits for outcomes. When ctx ends, what is under way continues: a drive appears when it
+// answers.
+func await(ctx context.Context, ends []<-chan error) error {
 	var errs []error
-	for _, end := range o.openAll(devices) {
+	for _, end := range ends {
 		select {
 		case err := <-end:
 			errs = append(errs, err)
-		case <-ctx.Done(): // the open continues; the drive appears when it answers
-		}
-	}
-	o.mark(devices)
-	o.done()
-	for _, end := range o.tryBroken() {
-		select {
-		case <-end:
 		case <-ctx.Done():
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// tryBroken writes the labels of drives that have failed again: a drive whose label can be written
-// is usable. The returned channels are closed when that has ended, one drive each, since each may
-// hang.
-func (o *openDrives) tryBroken() (ends []<-chan struct{}) {
+// apart does something with a device in a goroutine of its own, since it may hang, unless an earlier
+// call still works with the device. The channel delivers the outcome; nil if nothing was started.
+func (o *openDrives) apart(path string, do func() error) <-chan error {
+	if !o.begin(path) {
+		return nil
+	}
+	end := make(chan error, 1)
+	go func() {
+		defer o.end(path)
+		end <- do()
+	}()
+	return end
+}
+
+// tryBroken writes the label of each drive that has failed once more: a drive whose label can be
+// written is usable.
+func (o *openDrives) tryBroken() (ends []<-chan error) {
 	for id, path := range o.broken() {
-		if !o.begin(path) {
-			continue
-		}
-		end := make(chan struct{})
-		ends = append(ends, end)
-		go func() {
-			defer close(end)
-			defer o.end(path)
+		end := o.apart(path, func() error {
 			o.tryAgain(id)
-		}()
+			return nil // a failure is known already
+		})
+		if end != nil {
+			ends = append(ends, end)
+		}
 	}
 	return ends
 }
@@ -119,7 +130,7 @@ func (o *openDrives) tryAgain(id block.DriveID) {
 	}
 	defer release()
 	if err := d.Rewrite(); err != nil {
-		return // it is known to be broken
+		return
 	}
 	o.judge(id, nil)
 	o.log.Info("drive works again", "drive", id)
@@ -146,17 +157,17 @@ func (o *openDrives) done() {
 // earlier call is still opening. The returned channels deliver the outcomes.
 func (o *openDrives) openAll(devices []*pb.Device) (ends []<-chan error) {
 	for _, d := range devices {
-		if d.GetDriveId() == "" || !o.begin(d.GetPath()) {
+		if d.GetDriveId() == "" {
 			continue
 		}
-		end := make(chan error, 1)
-		ends = append(ends, end)
-		go func() {
-			defer o.end(d.GetPath())
+		end := o.apart(d.GetPath(), func() error {
 			err := o.open(d, devices)
 			o.opened(d.GetPath(), err)
-			end <- err
-		}()
+			return err
+		})
+		if end != nil {
+			ends = append(ends, end)
+		}
 	}
 	return ends
 }
