@@ -44,7 +44,7 @@ func (s identities) Join(ctx context.Context, r *pb.JoinRequest) (*pb.Credential
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	request, err := field("certificate_request", string(r.CertificateRequest), func(der string) (pki.Request, error) { return pki.ParseRequest([]byte(der)) })
+	request, err := certificateRequest(r.CertificateRequest)
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +68,7 @@ func (s identities) Renew(ctx context.Context, r *pb.RenewRequest) (*pb.Credenti
 	if err := who.Check(); err != nil {
 		return nil, toStatus(&cluster.Error{Kind: cluster.FailedPrecondition, Text: fmt.Sprintf("renew a certificate: the caller, %v, has none", who)})
 	}
-	request, err := field("certificate_request", string(r.CertificateRequest), func(der string) (pki.Request, error) { return pki.ParseRequest([]byte(der)) })
+	request, err := certificateRequest(r.CertificateRequest)
 	if err != nil {
 		return nil, err
 	}
@@ -76,6 +76,10 @@ func (s identities) Renew(ctx context.Context, r *pb.RenewRequest) (*pb.Credenti
 		return nil, toStatus(err)
 	}
 	return s.sign(ctx, keys, who, request)
+}
+
+func certificateRequest(der []byte) (pki.Request, error) {
+	return field("certificate_request", string(der), func(der string) (pki.Request, error) { return pki.ParseRequest([]byte(der)) })
 }
 
 // identity is the identity of a subject in this cluster.

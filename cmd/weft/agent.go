@@ -69,6 +69,18 @@ func enter(ctx context.Context, e member.Entry, tls daemon.TLSFiles, plain bool)
 	return files, []daemon.Part{member.Renewing(e.Log, e.Managers, files)}, err
 }
 
+// connectMember is enter, and then connects the agent to the managers.
+func connectMember(ctx context.Context, e member.Entry, tls daemon.TLSFiles, plain bool) (conn *managers.Conn, keep []daemon.Part, err error) {
+	files, keep, err := enter(ctx, e, tls, plain)
+	if err != nil {
+		return nil, nil, err
+	}
+	if conn, err = daemon.Dial(e.Managers, files); err != nil {
+		return nil, nil, cli.UsageError{Err: err}
+	}
+	return conn, keep, nil
+}
+
 // allLabels returns the labels from the flags and from the file.
 func (o *agentOptions) allLabels() (map[string]string, error) {
 	pairs := slices.Clone(o.labels)
@@ -141,12 +153,8 @@ func (o *agentOptions) prepare(ctx context.Context, stderr io.Writer) (base agen
 		return base, nil, nil, err
 	}
 	e := member.Entry{Managers: o.manager, Path: pki.IdentityIn(o.stateDir), TokenFile: o.join, Role: o.role, Node: name, Log: log}
-	files, keep, err := enter(ctx, e, o.tls, o.plain)
-	if err != nil {
+	if conn, keep, err = connectMember(ctx, e, o.tls, o.plain); err != nil {
 		return base, nil, nil, err
-	}
-	if conn, err = daemon.Dial(o.manager, files); err != nil {
-		return base, nil, nil, cli.UsageError{Err: err}
 	}
 	return agentBase{log: log, node: node, labels: maps.Clone(labels), manager: pb.NewAgentsClient(conn), next: conn.Next}, conn, keep, nil
 }

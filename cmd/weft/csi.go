@@ -147,14 +147,7 @@ func (o *csiOptions) connect(ctx context.Context, log *slog.Logger) (conn *manag
 		return nil, nil, err
 	}
 	e := member.Entry{Managers: o.manager, Path: pki.IdentityIn(o.stateDir), TokenFile: o.join, Role: access.CSI, Node: name, Log: log}
-	files, keep, err := enter(ctx, e, o.tls, o.plain)
-	if err != nil {
-		return nil, nil, err
-	}
-	if conn, err = daemon.Dial(o.manager, files); err != nil {
-		return nil, nil, cli.UsageError{Err: err}
-	}
-	return conn, keep, nil
+	return connectMember(ctx, e, o.tls, o.plain)
 }
 
 // config returns the driver's configuration from the flags, and its socket.
