@@ -3,12 +3,11 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
+	"weft.dev/weft/e2e/bench/fio"
 	"weft.dev/weft/e2e/testbed"
 	"weft.dev/weft/e2e/vm"
 	"weft.dev/weft/proto/pb"
@@ -88,38 +87,23 @@ func compare(t vm.TB, client *vm.Machine, w workload, raw string, devices map[st
 			ratios[i] = append(ratios[i], reached[i+1]/reached[0])
 		}
 	}
-	fmt.Printf("%-32s %14.0f", w.name, median(raws))
+	fmt.Printf("%-32s %14.0f", w.name, fio.Median(raws))
 	for i := range layouts {
-		fmt.Printf("%14.2f", median(ratios[i]))
+		fmt.Printf("%14.2f", fio.Median(ratios[i]))
 	}
 	fmt.Println()
 }
 
-func median(values []float64) float64 {
-	slices.Sort(values)
-	return values[len(values)/2]
-}
-
 // iops runs fio on each device in turn, in one process, and returns the IOPS of each.
 func iops(t vm.TB, client *vm.Machine, w workload, devices []string) []float64 {
-	args := []string{"fio", "--rw=" + w.rw, "--bs=" + w.bs, fmt.Sprintf("--iodepth=%d", w.depth), "--ioengine=libaio", "--direct=1",
-		"--size=64m", "--time_based", fmt.Sprintf("--runtime=%v", *seconds), "--ramp_time=1", "--stonewall", "--output-format=json"}
+	args := []string{"--rw=" + w.rw, "--bs=" + w.bs, fmt.Sprintf("--iodepth=%d", w.depth),
+		"--size=64m", fmt.Sprintf("--runtime=%v", *seconds), "--ramp_time=1", "--stonewall"}
 	for i, device := range devices {
 		args = append(args, fmt.Sprintf("--name=job%d", i), "--filename="+device)
 	}
-	out, err := client.Run(t.Context(), args...)
-	if err != nil {
-		t.Fatalf("fio on %v: %v", devices, err)
-	}
-	var report struct {
-		Jobs []struct{ Read, Write struct{ IOPS float64 } }
-	}
-	if err := json.Unmarshal([]byte(out[strings.Index(out, "{"):]), &report); err != nil || len(report.Jobs) != len(devices) {
-		t.Fatalf("fio on %v printed: %v\n%s", devices, err, out)
-	}
-	var reached []float64
-	for _, job := range report.Jobs {
-		reached = append(reached, job.Read.IOPS+job.Write.IOPS)
+	reached := fio.Run(t, client, args...)
+	if len(reached) != len(devices) {
+		t.Fatalf("fio on %v reports %d jobs", devices, len(reached))
 	}
 	return reached
 }
@@ -147,7 +131,7 @@ func stalls(t vm.TB, b *testbed.Bed, client *vm.Machine) {
 		b.Up(victim)
 		b.WaitHealth("stall", pb.Health_HEALTH_HEALTHY, 3*time.Minute)
 	}
-	fmt.Printf("  median:  %5.2f s\n", median(all))
+	fmt.Printf("  median:  %5.2f s\n", fio.Median(all))
 }
 
 // breakdown finds the agent's log line with the duration of each part.

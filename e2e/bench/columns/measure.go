@@ -3,7 +3,6 @@
 package columns
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"weft.dev/weft/e2e/bench/fio"
 	"weft.dev/weft/e2e/vm"
 )
 
@@ -121,31 +121,20 @@ func compare(t vm.TB, m *vm.Machine, o Options, w workload, devices []device) {
 			ratios[i] = append(ratios[i], reached/raw)
 		}
 	}
-	fmt.Fprintf(o.Out, "%-32s %8d %10.0f", w.name, devices[0].columns, median(ratios[0]))
+	fmt.Fprintf(o.Out, "%-32s %8d %10.0f", w.name, devices[0].columns, fio.Median(ratios[0]))
 	for _, r := range ratios[1:] {
-		fmt.Fprintf(o.Out, " %8.2f", median(r))
+		fmt.Fprintf(o.Out, " %8.2f", fio.Median(r))
 	}
 	fmt.Fprintln(o.Out)
 }
 
-func median(values []float64) float64 {
-	slices.Sort(values)
-	return values[len(values)/2]
-}
-
-// iops is what fio reaches on a device.
+// iops returns the I/Os per second that fio reaches on a device.
 func iops(t vm.TB, m *vm.Machine, o Options, w workload, d device) float64 {
-	out, err := m.Run(t.Context(), "fio", "--name=job", "--filename="+d.path, "--rw="+w.rw, "--bs="+w.bs, fmt.Sprintf("--iodepth=%d", w.depth),
-		"--ioengine=libaio", "--direct=1", "--size=48m", "--offset_increment=1m", fmt.Sprintf("--numjobs=%d", o.CPUs), "--group_reporting",
-		"--time_based", fmt.Sprintf("--runtime=%v", o.Seconds), "--ramp_time=0.5", "--output-format=json")
-	if err != nil {
-		t.Fatalf("fio on %s: %v\n%s", d.path, err, out)
+	all := fio.Run(t, m, "--name=job", "--filename="+d.path, "--rw="+w.rw, "--bs="+w.bs, fmt.Sprintf("--iodepth=%d", w.depth),
+		"--size=48m", "--offset_increment=1m", fmt.Sprintf("--numjobs=%d", o.CPUs), "--group_reporting",
+		fmt.Sprintf("--runtime=%v", o.Seconds), "--ramp_time=0.5")
+	if len(all) != 1 {
+		t.Fatalf("fio on %s reports %d jobs, want one", d.path, len(all))
 	}
-	var report struct {
-		Jobs []struct{ Read, Write struct{ IOPS float64 } }
-	}
-	if err := json.Unmarshal([]byte(out[max(0, strings.Index(out, "{")):]), &report); err != nil || len(report.Jobs) != 1 {
-		t.Fatalf("fio on %s printed: %v\n%s", d.path, err, out)
-	}
-	return report.Jobs[0].Read.IOPS + report.Jobs[0].Write.IOPS
+	return all[0]
 }
