@@ -66,7 +66,7 @@ func listening(t *testing.T, pid int) (addresses []string) {
 	return addresses
 }
 
-// answered is what a port answers to some bytes, until it hangs up or is silent for a second.
+// answered returns the answer of a port to some bytes, until it hangs up or is silent for a second.
 func answered(t *testing.T, address, text string) []byte {
 	t.Helper()
 	conn, err := net.Dial("tcp", address)

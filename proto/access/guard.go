@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// AuthInfo is what a handshake has found out about a peer.
+// AuthInfo is the identity of a peer, as its handshake has shown it.
 type AuthInfo struct {
 	credentials.CommonAuthInfo
 	Identity Identity

@@ -116,7 +116,7 @@ func newTokenDelete(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:     "delete ID",
 		Short:   "Make a token useless",
-		Long:    "Make a token useless. Who has joined with it stays a member.",
+		Long:    "Make a token useless. A member that has joined with it stays one.",
 		Example: "  weft token delete 5f1c0de5a2b94c11",
 		Args:    cli.Takes("ID"),
 		RunE: g.CallIdentities(func(ctx context.Context, api pb.IdentitiesClient, args []string, out *cli.Output) error {
@@ -174,7 +174,7 @@ one signs. When no certificate of the old one is left, the old one is trusted no
 more. Nothing has to be restarted, and no member has to join again, unless it is
 away for longer than its certificate is good.
 
-Rotate once a year. Who has a copy of the old key is not shut out by that.`,
+Rotate once a year. A rotation does not shut out a holder of the old key.`,
 		Example: "  weft ca rotate",
 		Args:    cli.Takes(),
 		RunE: g.CallIdentities(func(ctx context.Context, api pb.IdentitiesClient, _ []string, out *cli.Output) error {

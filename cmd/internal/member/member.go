@@ -177,7 +177,7 @@ const (
 )
 
 // Renewing is a part that renews a credential in time, without a restart of anything: connections
-// read the file anew. It also renews one when told to, by now.
+// read the file anew.
 func Renewing(log *slog.Logger, managers string, files daemon.TLSFiles) daemon.Part {
 	return daemon.Part{Name: "identity", Run: func(ctx context.Context) error {
 		for {
